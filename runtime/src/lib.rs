@@ -34,6 +34,9 @@ pub use crate::core::params::matmul::GemmError;
 pub use crate::core::pinned::{PendingUpload, PinnedBuffer};
 pub use crate::core::shape::{MAX_DIMS, Shape};
 pub use crate::core::sharding::error::ShardedTensorError;
+pub use crate::core::sharding::redistribute::{
+    Redistribute, current_redistribution, redistribute, with_redistribution,
+};
 pub use crate::core::sharding::scope::with_mesh;
 pub use crate::core::sharding::shape::ShardedShape;
 pub use crate::core::signature::{Call, Signature};

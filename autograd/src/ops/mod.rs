@@ -15,6 +15,7 @@ mod indexing;
 mod matmul;
 mod moe;
 mod norm;
+mod redistribute;
 mod reduce;
 mod rope;
 mod shape;
@@ -34,6 +35,7 @@ pub use indexing::{concat, gather, index_select, scatter_add, split};
 pub use matmul::{linear, matmul};
 pub use moe::{permute_tokens, router_top_k, unpermute_tokens};
 pub use norm::{add_rms_norm, rms_norm};
+pub use redistribute::redistribute;
 pub use reduce::{max, mean, min, sum};
 pub use rope::{rms_norm_rope, rope};
 pub use shape::{

@@ -40,6 +40,7 @@ mod plan;
 mod rank;
 mod redistribute;
 mod reduce;
+mod shares;
 mod source_line;
 pub mod speed;
 mod ticket;
@@ -62,6 +63,7 @@ pub use plan::{
 };
 pub use rank::Rank;
 pub use redistribute::Redistributor;
+pub use shares::Connector;
 pub use source_line::SourceLine;
 pub use ticket::{Collective, Counters, Counts, Fingerprint, Peer, Reduction, Request, Ticket};
 pub use uniform::Uniform;

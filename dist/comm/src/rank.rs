@@ -8,6 +8,7 @@ use meshgrad_runtime::{Device, Error, Result};
 use crate::communicator::Communicator;
 use crate::host::World;
 use crate::local::LocalRank;
+use crate::shares::Connector;
 
 /// A rank of a world, whatever its transport: a main function that takes `&dyn Rank` runs as
 /// threads ([`Local::run`](crate::Local::run)) and as processes ([`World::from_env`]).
@@ -21,12 +22,17 @@ pub trait Rank: Sync {
     /// Its device.
     fn device(&self) -> &Device;
 
+    /// What connects its groups.
+    fn connector(&self) -> Arc<dyn Connector>;
+
     /// The communicator of a group, shared with other requests for an equal group. `name`
     /// identifies the requester in reports.
     ///
     /// # Errors
     /// [`CommError::NotMember`](crate::CommError::NotMember), and errors of the transport.
-    fn connect(&self, name: &str, group: &Group) -> Result<Arc<dyn Communicator>>;
+    fn connect(&self, name: &str, group: &Group) -> Result<Arc<dyn Communicator>> {
+        self.connector().connect(name, group)
+    }
 
     /// The communicator of all ranks.
     ///
@@ -51,8 +57,8 @@ impl Rank for LocalRank {
         self.device()
     }
 
-    fn connect(&self, name: &str, group: &Group) -> Result<Arc<dyn Communicator>> {
-        Ok(Arc::new(self.connect(name, group)?))
+    fn connector(&self) -> Arc<dyn Connector> {
+        self.shares().clone()
     }
 }
 
@@ -69,7 +75,7 @@ impl Rank for World {
         self.device()
     }
 
-    fn connect(&self, name: &str, group: &Group) -> Result<Arc<dyn Communicator>> {
-        self.connect(name, group)
+    fn connector(&self) -> Arc<dyn Connector> {
+        self.shares().clone()
     }
 }

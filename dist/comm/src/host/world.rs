@@ -1,14 +1,14 @@
 //! A rank's view of its world.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use meshgrad_dist::registry::{Handle, Registry, Share};
+use meshgrad_dist::registry::Registry;
 use meshgrad_mesh::Group;
-use meshgrad_runtime::{Device, Error, Result};
+use meshgrad_runtime::{Device, Result};
 
 use super::acceptor::Acceptor;
 use super::communicator::{HostConnector, HostExchange};
@@ -21,8 +21,9 @@ use super::progress::Progress;
 use super::shared::Shared;
 use super::tcp::{Addresses, Tcp};
 use crate::communicator::Communicator;
+#[cfg(doc)]
 use crate::error::CommError;
-use crate::local::LocalCommunicator;
+use crate::shares::{Connector, Shares};
 
 /// This process as a rank of a world of processes ([`Host::join`](crate::Host::join)).
 ///
@@ -37,9 +38,7 @@ pub struct World {
     device: Device,
     deadline: Duration,
     shared: Arc<Shared>,
-    registry: Registry<HostConnector>,
-    /// Keep the communicators that [`World::connect`] returned in the registry.
-    handles: Mutex<Vec<Handle<HostConnector>>>,
+    shares: Arc<Shares<HostConnector>>,
     exchanges: Arc<AtomicU64>,
     progress: Option<JoinHandle<()>>,
     coordinator: Option<Coordinator>,
@@ -102,14 +101,14 @@ impl World {
             grace,
             is_strict,
         };
+        let shares = Arc::new(Shares::new(rank, device.clone(), connector));
         Ok(World {
             rank,
             all,
             device,
             deadline,
             shared,
-            registry: Registry::new(rank, connector),
-            handles: Mutex::default(),
+            shares,
             exchanges: Arc::default(),
             progress: Some(progress),
             coordinator,
@@ -134,7 +133,7 @@ impl World {
 
     /// Its registry, which creates and shares its communicators.
     pub fn registry(&self) -> &Registry<HostConnector> {
-        &self.registry
+        self.shares.registry()
     }
 
     /// Exchanges bytes with all ranks, to [agree](meshgrad_dist::registry::Plan::agree) on a plan.
@@ -161,25 +160,11 @@ impl World {
     /// # Errors
     /// [`CommError::NotMember`]; a `RegistryError`, for invalid options.
     pub fn connect(&self, name: &str, group: &Group) -> Result<Arc<dyn Communicator>> {
-        match self.registry.share(name, group).map_err(Error::other)? {
-            Share::NotMember => Err(CommError::NotMember {
-                rank: self.rank,
-                group: group.clone(),
-            }
-            .into()),
-            Share::Singleton => Ok(Arc::new(LocalCommunicator::alone(self.rank, &self.device)?)),
-            Share::Member(handle) => {
-                let connected = handle.connect(Duration::ZERO).map_err(Error::other)?;
-                let communicator = connected.cloned();
-                let mut handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
-                handles.push(handle);
-                drop(handles);
-                match communicator {
-                    Some(communicator) => Ok(Arc::new(communicator)),
-                    None => unreachable!("a communicator between processes is always ready"),
-                }
-            }
-        }
+        self.shares.connect(name, group)
+    }
+
+    pub(crate) fn shares(&self) -> &Arc<Shares<HostConnector>> {
+        &self.shares
     }
 
     /// Leaves the world because of a failure: all ranks that wait fail with [`CommError::Died`] and

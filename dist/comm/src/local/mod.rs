@@ -42,15 +42,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use meshgrad_dist::registry::{Handle, Registry, Share};
+use meshgrad_dist::registry::Registry;
 use meshgrad_mesh::{Group, Hosts, LinkCosts};
-use meshgrad_runtime::{Device, Error, Result};
+use meshgrad_runtime::{Device, Result};
 
 pub use communicator::LocalCommunicator;
 pub use connect::LocalConnector;
 
 use crate::clock::Clock;
+#[cfg(doc)]
 use crate::error::CommError;
+use crate::shares::Shares;
 use links::Links;
 use rules::Rules;
 use world::World;
@@ -382,21 +384,19 @@ pub struct LocalRank {
     device: Device,
     world: Arc<World>,
     clock: Clock,
-    registry: Registry<LocalConnector>,
-    /// Keep the communicators that [`LocalRank::connect`] returned in the registry.
-    handles: Mutex<Vec<Handle<LocalConnector>>>,
+    shares: Arc<Shares<LocalConnector>>,
 }
 
 impl LocalRank {
     fn new(rank: usize, device: Device, world: Arc<World>) -> LocalRank {
         let connector = LocalConnector::new(rank, device.clone(), world.clone());
+        let shares = Arc::new(Shares::new(rank, device.clone(), connector));
         LocalRank {
             rank,
             device,
             clock: world.rules().clock.of_rank(rank),
             world,
-            registry: Registry::new(rank, connector),
-            handles: Mutex::default(),
+            shares,
         }
     }
 
@@ -423,7 +423,7 @@ impl LocalRank {
 
     /// Its registry, which creates and shares its communicators.
     pub fn registry(&self) -> &Registry<LocalConnector> {
-        &self.registry
+        self.shares.registry()
     }
 
     /// The communicator of all ranks.
@@ -441,22 +441,14 @@ impl LocalRank {
     /// # Errors
     /// [`CommError::NotMember`]; a `RegistryError`, for invalid options.
     pub fn connect(&self, name: &str, group: &Group) -> Result<LocalCommunicator> {
-        match self.registry.share(name, group).map_err(Error::other)? {
-            Share::NotMember => Err(CommError::NotMember {
-                rank: self.rank,
-                group: group.clone(),
-            }
-            .into()),
-            Share::Singleton => Ok(LocalCommunicator::alone(self.rank, &self.device)?),
-            Share::Member(handle) => {
-                let connected = handle.connect(Duration::ZERO).map_err(Error::other)?;
-                let communicator = connected.cloned();
-                let mut handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
-                handles.push(handle);
-                drop(handles);
-                communicator.ok_or_else(|| unreachable!("a local communicator is always ready"))
-            }
+        match self.shares.member(name, group)? {
+            Some(communicator) => Ok(communicator),
+            None => self.shares.alone(),
         }
+    }
+
+    pub(crate) fn shares(&self) -> &Arc<Shares<LocalConnector>> {
+        &self.shares
     }
 }
 

@@ -8,10 +8,10 @@ use super::boxes::{Region, assembled, elements, flattened, intersection, part, r
 use crate::collectives::Collectives;
 use crate::ticket::Reduction;
 
-impl Redistributor<'_> {
+impl Redistributor {
     /// The rank's part after `step`.
     pub(super) fn run(&self, step: &Step, x: &Tensor) -> Result<Tensor> {
-        let rank = self.rank.rank();
+        let rank = self.rank;
         let group = step.group(rank).ok_or_else(|| Error::Argument {
             op: "redistribute",
             problem: format!("rank {rank} is not in the mesh {}", step.from().mesh()),
@@ -43,11 +43,11 @@ impl Redistributor<'_> {
         let counts: Vec<usize> = parts.iter().map(|part| elements(part)).collect();
         let flat = ops::reshape(x, &[x.elements()])?;
         let all = self.communicator(group)?.all_gather_rows(&flat, &counts)?;
-        assembled(&all.wait()?, &parts, &region(step.to(), self.rank.rank()))
+        assembled(&all.wait()?, &parts, &region(step.to(), self.rank))
     }
 
     fn all_to_all(&self, step: &Step, group: &Group, x: &Tensor) -> Result<Tensor> {
-        let rank = self.rank.rank();
+        let rank = self.rank;
         let (before, after) = (region(step.from(), rank), region(step.to(), rank));
         let sent = regions(group, |to| intersection(&before, &region(step.to(), to)));
         let received = regions(group, |from| {
@@ -69,7 +69,7 @@ impl Redistributor<'_> {
         x: &Tensor,
         by: ReduceOp,
     ) -> Result<Tensor> {
-        let rank = self.rank.rank();
+        let rank = self.rank;
         let (before, after) = (region(step.from(), rank), region(step.to(), rank));
         let parts = regions(group, |rank| region(step.to(), rank));
         let counts: Vec<usize> = parts.iter().map(|part| elements(part)).collect();

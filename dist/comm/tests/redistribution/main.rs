@@ -4,12 +4,16 @@
 #[path = "../../../../opcheck/tests/sharding/parts.rs"]
 mod parts;
 
+mod gradients;
+
 use std::sync::Arc;
 
 use meshgrad_comm::conformance::{Fault, Faulty};
-use meshgrad_comm::{Communicator, Local, Rank, Redistributor};
+use meshgrad_comm::{Communicator, Connector, Local, Rank, Redistributor};
 use meshgrad_mesh::{Group, Mesh, Placement, Reduction, Sharding};
-use meshgrad_runtime::{Device, Result, Tensor, ops};
+use meshgrad_runtime::{
+    Device, Redistribute, Result, Tensor, ops, redistribute, with_redistribution,
+};
 
 use parts::{assemble, part};
 
@@ -71,7 +75,7 @@ fn redistributed(rank: &dyn Rank, pairs: &[[Sharding; 2]]) -> Result<Vec<Tensor>
     let redistributor = Redistributor::new(rank);
     let each = pairs.iter().map(|[from, to]| {
         let x = part(&whole(rank.device(), from.shape()), from, rank.rank());
-        redistributor.redistribute_to(&x, to)
+        redistributor.redistribute(&x, to)
     });
     each.collect()
 }
@@ -92,17 +96,18 @@ fn check(pairs: &[[Sharding; 2]], results: &[Vec<Tensor>]) {
     }
 }
 
+/// The ranks' results on one device, so that they can be compared.
+fn on_one_device(results: &[Vec<Tensor>]) -> Vec<Vec<Tensor>> {
+    let device = Device::cpu();
+    let moved = |x: &Tensor| ops::to_device(x, &device).unwrap();
+    let all = results.iter();
+    all.map(|parts| parts.iter().map(moved).collect()).collect()
+}
+
 fn check_mesh(mesh: &Mesh, shape: &[usize], step: usize) -> usize {
     let pairs = pairs(mesh, shape, step);
     let results = Local::run(mesh.ranks().len(), |rank| redistributed(rank, &pairs)).unwrap();
-    // One device for all parts.
-    let device = Device::cpu();
-    let moved = |x: &Tensor| ops::to_device(x, &device).unwrap();
-    let results: Vec<Vec<Tensor>> = results
-        .iter()
-        .map(|all| all.iter().map(moved).collect())
-        .collect();
-    check(&pairs, &results);
+    check(&pairs, &on_one_device(&results));
     pairs.len()
 }
 
@@ -135,13 +140,14 @@ fn axes_that_are_not_named_keep_their_placements() {
     let texts = Local::run(4, |rank| -> Result<_> {
         let from = Sharding::new(&mesh, [("tp", Placement::shard(0))], &[8, 2]).unwrap();
         let x = part(&whole(rank.device(), &[8, 2]), &from, rank.rank());
-        let redistributor = Redistributor::new(rank);
-        let x = redistributor.redistribute(&x, [("dp", Placement::shard(0))])?;
-        let both = x.sharding().unwrap().axes_of_dim(0).join(" ");
-        let x = redistributor.redistribute(&x, [("tp", Placement::Replicate)])?;
-        let unsharded = redistributor.redistribute(&x.local(), [("tp", Placement::shard(0))])?;
-        assert!(unsharded.sharding().is_none());
-        Ok(format!("{both}, then {}", x.sharding().unwrap()))
+        with_redistribution(Arc::new(Redistributor::new(rank)), || {
+            let x = redistribute(&x, [("dp", Placement::shard(0))])?;
+            let both = x.sharding().unwrap().axes_of_dim(0).join(" ");
+            let x = redistribute(&x, [("tp", Placement::Replicate)])?;
+            let unsharded = redistribute(&x.local(), [("tp", Placement::shard(0))])?;
+            assert!(unsharded.sharding().is_none());
+            Ok(format!("{both}, then {}", x.sharding().unwrap()))
+        })
     })
     .unwrap();
     assert_eq!(texts[0], "tp dp, then dp: shard(0), tp: replicate");
@@ -151,30 +157,25 @@ fn axes_that_are_not_named_keep_their_placements() {
 fn invalid_redistributions_are_errors() {
     let mesh = Mesh::new(&[2], &["tp"]).unwrap();
     Local::run(2, |rank| -> Result<_> {
-        let redistributor = Redistributor::new(rank);
+        let redistributor = Arc::new(Redistributor::new(rank));
         let sharding = Sharding::new(&mesh, [("tp", Placement::shard(0))], &[4]).unwrap();
         let x = part(&whole(rank.device(), &[4]), &sharding, rank.rank());
-        let message = |placements: &[(&str, Placement)]| {
-            redistributor
-                .redistribute(&x, placements)
-                .unwrap_err()
-                .to_string()
+        let message = |x: &Tensor, placements: &[(&str, Placement)]| {
+            let moved = with_redistribution(redistributor.clone(), || redistribute(x, placements));
+            moved.unwrap_err().to_string()
         };
-        assert!(message(&[("dp", Placement::Replicate)]).contains("`dp`"));
-        assert!(message(&[("tp", Placement::shard(1))]).contains("dim 1"));
-
+        assert!(message(&x, &[("dp", Placement::Replicate)]).contains("`dp`"));
+        assert!(message(&x, &[("tp", Placement::shard(1))]).contains("dim 1"));
         let other = part(&whole(rank.device(), &[4]), &sharding, 1 - rank.rank());
-        assert!(
-            redistributor
-                .redistribute(&other, [("tp", Placement::Replicate)])
-                .is_err()
-        );
+        message(&other, &[("tp", Placement::Replicate)]);
+
         let longer = Sharding::replicated(&mesh, &[5]).unwrap();
-        assert!(redistributor.redistribute_to(&x, &longer).is_err());
+        assert!(redistributor.redistribute(&x, &longer).is_err());
+        assert!(redistributor.redistribute(&x.local(), &sharding).is_err());
+        let outside = redistribute(&x, [("tp", Placement::Replicate)]).unwrap_err();
         assert!(
-            redistributor
-                .redistribute_to(&x.local(), &sharding)
-                .is_err()
+            outside.to_string().contains("with_redistribution"),
+            "{outside}"
         );
         Ok(())
     })
@@ -200,9 +201,23 @@ impl Rank for FaultyRank<'_> {
         self.rank.device()
     }
 
+    fn connector(&self) -> Arc<dyn Connector> {
+        Arc::new(FaultyConnector {
+            connector: self.rank.connector(),
+            fault: self.fault,
+        })
+    }
+}
+
+struct FaultyConnector {
+    connector: Arc<dyn Connector>,
+    fault: Fault,
+}
+
+impl Connector for FaultyConnector {
     fn connect(&self, name: &str, group: &Group) -> Result<Arc<dyn Communicator>> {
         let order = Group::new(self.fault.order(group.ranks())).unwrap();
-        let communicator = self.rank.connect(name, &order)?;
+        let communicator = self.connector.connect(name, &order)?;
         Ok(Arc::new(Faulty::new(
             self.fault,
             group.clone(),
@@ -231,13 +246,8 @@ fn planted_faults_are_found() {
         for pair in &pairs {
             let pair = std::slice::from_ref(pair);
             let results = Local::run(3, |rank| redistributed(&FaultyRank { rank, fault }, pair));
-            let device = Device::cpu();
             let Ok(results) = results else { continue };
-            let moved = |x: &Tensor| ops::to_device(x, &device).unwrap();
-            let results: Vec<Vec<Tensor>> = results
-                .iter()
-                .map(|all| all.iter().map(moved).collect())
-                .collect();
+            let results = on_one_device(&results);
             let checked = std::panic::catch_unwind(|| check(pair, &results));
             // A sum does not depend on the order of its terms.
             let is_sum = pair[0][0].partials().len() == 1 && pair[0][1].is_replicated();

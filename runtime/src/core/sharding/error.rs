@@ -91,6 +91,10 @@ pub enum ShardedTensorError {
         given: Vec<usize>,
     },
 
+    /// A redistribution outside of `with_redistribution`.
+    #[error("redistribute: no ranks to communicate with; call it inside of with_redistribution")]
+    NoRedistribution,
+
     /// A rank that is not in the mesh.
     #[error("rank {rank} is not in the mesh {mesh}")]
     NotInMesh {

@@ -2,12 +2,14 @@
 //! they do shapes and dtypes.
 //!
 //! Layers: [`tag`] (what a tensor carries) <- [`memo`] (results of earlier calls) <- [`gate`] (the
-//! check) <- [`views`] <- [`shape`]; [`scope`] and [`draw`] need only the tags.
+//! check) <- [`views`] <- [`shape`]; [`scope`], [`draw`] and
+//! [`redistribute`] need only the tags.
 
 mod draw;
 pub(crate) mod error;
 pub(crate) mod gate;
 pub(crate) mod memo;
+pub(crate) mod redistribute;
 pub(crate) mod scope;
 pub(crate) mod shape;
 pub(crate) mod tag;

@@ -1,0 +1,90 @@
+//! The communicators that a rank has requested.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use meshgrad_dist::registry::{Connect, Handle, Registry, Share};
+use meshgrad_mesh::Group;
+use meshgrad_runtime::{Device, Error, Result};
+
+use crate::communicator::Communicator;
+use crate::error::CommError;
+use crate::local::LocalCommunicator;
+
+/// Connects the groups of one rank. It can be kept and passed to other threads.
+pub trait Connector: Send + Sync {
+    /// The communicator of a group, shared with other requests for an equal group. `name`
+    /// identifies the requester in reports.
+    ///
+    /// # Errors
+    /// [`CommError::NotMember`], and errors of the transport.
+    fn connect(&self, name: &str, group: &Group) -> Result<Arc<dyn Communicator>>;
+}
+
+/// A rank's registry, and handles that keep its communicators.
+pub(crate) struct Shares<C: Connect> {
+    rank: usize,
+    device: Device,
+    registry: Registry<C>,
+    handles: Mutex<Vec<Handle<C>>>,
+}
+
+impl<C: Connect> Shares<C>
+where
+    C::Communicator: Clone,
+    C::Error: Send + Sync + 'static,
+{
+    pub(crate) fn new(rank: usize, device: Device, connector: C) -> Shares<C> {
+        Shares {
+            rank,
+            device,
+            registry: Registry::new(rank, connector),
+            handles: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn registry(&self) -> &Registry<C> {
+        &self.registry
+    }
+
+    /// The communicator of a group, which the transport creates without waiting; `None` if the rank
+    /// is the only member.
+    pub(crate) fn member(&self, name: &str, group: &Group) -> Result<Option<C::Communicator>> {
+        match self.registry.share(name, group).map_err(Error::other)? {
+            Share::NotMember => Err(CommError::NotMember {
+                rank: self.rank,
+                group: group.clone(),
+            }
+            .into()),
+            Share::Singleton => Ok(None),
+            Share::Member(handle) => {
+                let connected = handle.connect(Duration::ZERO).map_err(Error::other)?;
+                let communicator = connected.cloned();
+                let mut handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
+                handles.push(handle);
+                debug_assert!(communicator.is_some(), "it is ready at once");
+                Ok(communicator)
+            }
+        }
+    }
+
+    /// The communicator of a group of this rank only.
+    pub(crate) fn alone(&self) -> Result<LocalCommunicator> {
+        Ok(LocalCommunicator::alone(self.rank, &self.device)?)
+    }
+}
+
+impl<C: Connect> Connector for Shares<C>
+where
+    C: Send,
+    C::Connecting: Send,
+    C::Communicator: Communicator + Clone + 'static,
+    C::Error: Send + Sync + 'static,
+{
+    fn connect(&self, name: &str, group: &Group) -> Result<Arc<dyn Communicator>> {
+        Ok(match self.member(name, group)? {
+            Some(communicator) => Arc::new(communicator),
+            None => Arc::new(self.alone()?),
+        })
+    }
+}
