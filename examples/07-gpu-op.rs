@@ -206,12 +206,7 @@ fn check(gpu: &Device) -> opcheck::Result {
         .fold(0.0, f64::max);
     println!("on {gpu} the maximum error of y is {worst:.1e}");
 
-    let case = |x: Tensor| Case {
-        name: "unit_rows",
-        function: Box::new(op),
-        inputs: vec![x],
-        weights: &[],
-    };
+    let case = |x: Tensor| Case::new("unit_rows", vec![x], op);
     compare(&case(x), &case(exact), Closeness::Elements(1e-6))?;
     println!("the op and its gradient agree with the f64 results of the CPU");
     Ok(())

@@ -23,6 +23,21 @@ pub struct Case {
 }
 
 impl Case {
+    /// An op of float inputs only, none of which is a weight.
+    pub fn new(
+        name: &'static str,
+        inputs: Vec<Tensor>,
+        function: impl Fn(&[Var]) -> Result<Vec<Var>> + 'static,
+    ) -> Case {
+        Case {
+            name,
+            function: Box::new(move |inputs, _| function(inputs)),
+            inputs,
+            constants: Vec::new(),
+            weights: &[],
+        }
+    }
+
     /// The op at `inputs`.
     ///
     /// # Errors

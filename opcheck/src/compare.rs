@@ -355,7 +355,7 @@ mod tests {
 
     /// The op 3 x, with its value scaled by `value` and its gradient by `gradient`.
     fn scaled(value: f64, gradient: f64) -> Case {
-        let function = move |x: &[Var], _: &[Tensor]| {
+        let function = move |x: &[Var]| {
             let y = ops::affine(x[0].value(), 3.0 * value, 0.0)?;
             let saved = x[0].value().save();
             let tracked = y.tracked([&x[0]], move |dy, [dx]| {
@@ -365,13 +365,7 @@ mod tests {
             Ok(vec![tracked?])
         };
         let x = Tensor::from_slice(&Device::cpu(), &[3], &[1.0, -2.0, 0.5]).unwrap();
-        Case {
-            name: "scaled",
-            function: Box::new(function),
-            inputs: vec![x],
-            constants: Vec::new(),
-            weights: &[],
-        }
+        Case::new("scaled", vec![x], function)
     }
 
     /// Wrong outputs and gradients are detected and named, for either tolerance.

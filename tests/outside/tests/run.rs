@@ -155,12 +155,7 @@ fn the_kernels_agree_with_the_cpu() {
         (DType::BF16, Closeness::Elements(1e-2)),
     ] {
         let x = ops::to_device(&ops::cast(&exact, dtype).unwrap(), &gpu).unwrap();
-        let case = |x: Tensor| Case {
-            name: "squared_relu",
-            function: Box::new(op),
-            inputs: vec![x],
-            weights: &[],
-        };
+        let case = |x: Tensor| Case::new("squared_relu", vec![x], op);
         compare(&case(x), &case(exact.clone()), closeness).unwrap();
     }
 }
