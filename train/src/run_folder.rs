@@ -34,6 +34,9 @@ const LOCK: &str = "lock";
 /// The files that a run replaces, each by renaming a [`partial`] file.
 const REPLACED: [&str; 6] = [CONFIG, TOKENIZER, TOKENS, METRICS, TENSORBOARD, PLOT];
 
+/// The files that show what a run did.
+const RESULTS: [&str; 3] = [METRICS, TENSORBOARD, PLOT];
+
 /// Why a run folder cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -166,22 +169,27 @@ impl RunFolder {
         })
     }
 
-    /// Moves checkpoints after `step`, and copies of the metrics, to a new folder `set-aside-N`, so
-    /// that a run can resume from `step`. Returns the folder, if there was anything to move.
+    /// Moves checkpoints after `step`, and copies of the metrics and the plot, to a new folder
+    /// `set-aside-N`, so that a run can resume from `step`. For step 0, as
+    /// [`RunFolder::set_aside_run`]. Returns the folder, if there was anything to move.
     ///
     /// # Errors
     /// [`RunFolderError::Read`] or [`RunFolderError::Write`].
     pub fn set_aside_after(&self, step: u64) -> Result<Option<PathBuf>> {
+        if step == 0 {
+            return self.set_aside_run();
+        }
         let later = self.steps()?.into_iter().filter(|(at, _)| *at > step);
         let later: Vec<PathBuf> = later.map(|(_, path)| path).collect();
+        let copy = |from: &Path, to: &Path| fs::copy(from, to).map(drop);
         match later.is_empty() {
             true => Ok(None),
-            false => self.set_aside(later),
+            false => self.set_aside(later, copy).map(Some),
         }
     }
 
-    /// As [`RunFolder::set_aside_after`], but moves all checkpoints, and also metrics without a
-    /// checkpoint, so that another run can use the folder.
+    /// Moves all checkpoints, metrics and the plot to a new folder `set-aside-N`, so that another
+    /// run can use this folder. Returns the folder, if there was anything to move.
     ///
     /// # Errors
     /// As [`RunFolder::set_aside_after`].
@@ -190,31 +198,35 @@ impl RunFolder {
         let has_metrics = fs::metadata(self.metrics()).is_ok_and(|file| file.len() > 0);
         match all.is_empty() && !has_metrics {
             true => Ok(None),
-            false => self.set_aside(all),
+            false => self
+                .set_aside(all, |from, to| fs::rename(from, to))
+                .map(Some),
         }
     }
 
-    fn set_aside(&self, checkpoints: Vec<PathBuf>) -> Result<Option<PathBuf>> {
-        let write = |source| RunFolderError::Write {
-            path: self.path.clone(),
-            source,
+    /// Moves `checkpoints` to a new folder, and applies `transfer` to the other results.
+    fn set_aside(
+        &self,
+        checkpoints: Vec<PathBuf>,
+        transfer: impl Fn(&Path, &Path) -> io::Result<()>,
+    ) -> Result<PathBuf> {
+        let write = |path: &Path| {
+            let path = path.to_owned();
+            |source| RunFolderError::Write { path, source }
         };
-        let numbered = (1..).map(|number| self.path.join(format!("set-aside-{number}")));
-        let Some(aside) = numbered.into_iter().find(|path| !path.exists()) else {
-            return Ok(None);
-        };
-        fs::create_dir(&aside).map_err(write)?;
-        for name in [METRICS, TENSORBOARD] {
-            let file = self.path.join(name);
-            if file.exists() {
-                fs::copy(&file, aside.join(name)).map_err(write)?;
+        let aside = next_aside(&self.path);
+        fs::create_dir(&aside).map_err(write(&aside))?;
+        for name in RESULTS {
+            let (from, to) = (self.path.join(name), aside.join(name));
+            if from.exists() {
+                transfer(&from, &to).map_err(write(&to))?;
             }
         }
         for path in checkpoints {
-            let name = path.file_name().unwrap_or_default();
-            fs::rename(&path, aside.join(name)).map_err(write)?;
+            let to = aside.join(path.file_name().unwrap_or_default());
+            fs::rename(&path, &to).map_err(write(&to))?;
         }
-        Ok(Some(aside))
+        Ok(aside)
     }
 
     /// Folders named after a step, complete or not.
@@ -235,8 +247,20 @@ impl RunFolder {
     }
 }
 
+/// The first folder `set-aside-N` of `run` that does not exist.
+fn next_aside(run: &Path) -> PathBuf {
+    let mut number = 1;
+    loop {
+        let aside = run.join(format!("set-aside-{number}"));
+        if !aside.exists() {
+            return aside;
+        }
+        number += 1;
+    }
+}
+
 /// The file that is written and then renamed to `path`.
-fn partial(path: &Path) -> PathBuf {
+pub(crate) fn partial(path: &Path) -> PathBuf {
     let mut partial = path.as_os_str().to_owned();
     partial.push(".partial");
     partial.into()
@@ -309,13 +333,31 @@ mod tests {
         ] {
             assert!(aside.join(name).exists(), "{name}");
         }
-        let again = run.set_aside_run().unwrap().unwrap();
-        assert!(again.join("step-000050").exists() && run.metrics().exists());
-        // Metrics without a checkpoint.
-        let again = run.set_aside_run().unwrap().unwrap();
-        assert!(again.join("metrics.jsonl").exists());
+        // The run goes on, so its own metrics stay.
+        assert!(run.metrics().exists() && run.tensorboard().exists());
+    }
+
+    /// A new run has no file of the run before, which may have only metrics.
+    #[test]
+    fn a_run_is_set_aside_as_a_whole() {
+        let place = tempfile::tempdir().unwrap();
+        let run = RunFolder::open(place.path()).unwrap();
+        fs::create_dir(run.path().join("step-000050")).unwrap();
+        for results in [run.metrics(), run.tensorboard(), run.plot()] {
+            fs::write(results, "{}").unwrap();
+        }
+        let aside = run.set_aside_after(0).unwrap().unwrap();
+        for name in RESULTS.iter().chain(&["step-000050"]) {
+            assert!(aside.join(name).exists(), "{name}");
+            assert!(!run.path().join(name).exists(), "{name}");
+        }
+
         fs::write(run.metrics(), "").unwrap();
         assert_eq!(run.set_aside_run().unwrap(), None);
+        fs::write(run.metrics(), "{}").unwrap();
+        let aside = run.set_aside_run().unwrap().unwrap();
+        assert_eq!(aside, run.path().join("set-aside-2"));
+        assert!(aside.join(METRICS).exists() && !run.metrics().exists());
     }
 
     #[test]

@@ -203,7 +203,7 @@ pub enum Resume {
     /// At the newest intact checkpoint of the run folder; from scratch if there is no checkpoint.
     #[default]
     Auto,
-    /// From scratch. Checkpoints in the folder are moved to `set-aside-N`.
+    /// From scratch. Checkpoints and metrics in the folder are moved to `set-aside-N`.
     Never,
     /// At this checkpoint, or at the newest intact one of this run. If it belongs to another run
     /// than the run folder's, all of the run folder's checkpoints and metrics are moved to
@@ -226,4 +226,6 @@ pub struct Summary {
     pub val_loss: Option<f64>,
     /// The last validation loss, in bits per byte.
     pub val_bits_per_byte: Option<f64>,
+    /// Whether the training text has conversations.
+    pub has_conversations: bool,
 }

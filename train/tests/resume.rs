@@ -2,7 +2,8 @@
 
 mod bigram;
 
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use bigram::{Bigram, Fixture, Tables, files};
@@ -109,6 +110,75 @@ fn a_failed_start_from_scratch_moves_nothing() {
         .resume(Resume::Never)
         .train(|_, _| Err::<Bigram, _>(TrainError::NoBatch));
     assert!(result.is_err() && files(&run) == before);
+}
+
+/// A start that fails after it has moved checkpoints aside moves them back.
+#[test]
+fn a_failed_start_moves_everything_back() {
+    let fixture = Fixture::new();
+    fixture.train(Resume::Auto, &[]).unwrap();
+    let run = fixture.path("run");
+    let before = files(&run);
+    let starts = || [Resume::Never, Resume::From(run.join("step-000002"))];
+    for file in [
+        "config.toml",
+        "metrics.jsonl",
+        "events.out.tfevents.meshgrad",
+    ] {
+        // The file cannot be replaced.
+        let blocked = run.join(format!("{file}.partial"));
+        fs::create_dir(&blocked).unwrap();
+        for resume in starts() {
+            let error = fixture.train(resume, &[]).unwrap_err().to_string();
+            assert!(error.contains(&format!("{file}: ")), "{error}");
+            assert!(files(&run) == before, "{file}");
+        }
+        fs::remove_dir(blocked).unwrap();
+    }
+
+    let config = fixture.config(&[]);
+    for resume in starts() {
+        let session = Session::new(&config, &fixture.device).run_dir(&run);
+        let session = session
+            .resume(resume)
+            .subscribe("refuses", |event| match event {
+                Event::ConfigurationFinished { .. } => Err("not now".into()),
+                _ => Ok(()),
+            });
+        let trained = session.train(|data, _| Ok(Bigram::new(data.tokenizer.vocab_size(), 4)));
+        assert!(trained.is_err() && files(&run) == before);
+    }
+    assert!(!run.join("set-aside-1").exists());
+}
+
+/// A new run has no metrics of the one before, which are kept even if it has no checkpoint.
+#[test]
+fn a_new_run_keeps_the_metrics_of_the_old_one_apart() {
+    let fixture = Fixture::new();
+    let summary = fixture.train(Resume::Auto, &[]).unwrap();
+    let run = fixture.path("run");
+    let events = "events.out.tfevents.meshgrad";
+    let content = |folder: &Path| ["metrics.jsonl", events].map(|name| fs::read(folder.join(name)));
+    let first = content(&run).map(Result::unwrap);
+    // Without events of its own, the new run must not show those of the old one.
+    let sets = [
+        "log.tensorboard=false",
+        "train.steps=2",
+        "checkpoint.every=0",
+    ];
+    fixture.train(Resume::Never, &sets).unwrap();
+    let [metrics, written] = content(&run);
+    assert!(metrics.unwrap() != first[0] && written.is_err());
+    assert!(content(&run.join("set-aside-1")).map(Result::unwrap) == first);
+    assert!(!summary.checkpoint.exists());
+
+    for (number, resume) in [(2, Resume::Never), (3, Resume::Auto)] {
+        fs::remove_dir_all(run.join("step-000002")).unwrap();
+        let before = fs::read(run.join("metrics.jsonl")).unwrap();
+        fixture.train(resume, &sets).unwrap();
+        let aside = run.join(format!("set-aside-{number}"));
+        assert!(fs::read(aside.join("metrics.jsonl")).unwrap() == before);
+    }
 }
 
 /// A checkpoint is reported before the next save starts, which may remove it.

@@ -5,12 +5,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{fs, io};
 
-use super::{LOCK, REPLACED, Result, RunFolder, RunFolderError, partial};
+use super::{LOCK, REPLACED, RESULTS, Result, RunFolder, RunFolderError, next_aside, partial};
 
-/// Holds links to the files of the run folder while a start replaces them.
+/// Holds links to the files of the run folder while a start replaces them, and an empty folder with
+/// the name of the folder to which the start moves checkpoints.
 const BEFORE: &str = ".before-start";
 
-/// Restores the files of a run folder when it is dropped; removes the folder if it did not exist.
+/// Restores the files and checkpoints of a run folder when it is dropped; removes the folder if it
+/// did not exist.
 #[must_use]
 pub(crate) struct Rollback {
     run: PathBuf,
@@ -23,7 +25,7 @@ pub(crate) struct Rollback {
 
 impl Rollback {
     /// Links the files of `folder`, to restore them when dropped. Meanwhile they may be replaced by
-    /// renames, but not written in place.
+    /// renames, but not written in place, and may be set aside once.
     ///
     /// # Errors
     /// [`RunFolderError::Write`].
@@ -52,7 +54,7 @@ impl Drop for Rollback {
     fn drop(&mut self) {
         // The error of the start is reported. An error of cleaning up would hide it.
         if self.is_kept {
-            let _ = fs::remove_dir_all(self.run.join(BEFORE));
+            let _ = discard(&self.run);
             return;
         }
         let _ = restore(&self.run);
@@ -75,37 +77,83 @@ fn remove_new(run: &Path, created: &Path) {
 /// Links the files of `run` into a folder inside it, which appears when it is complete.
 fn link_files(run: &Path) -> io::Result<()> {
     let links = run.join(BEFORE);
-    let unfinished = links.with_extension("partial");
+    let unfinished = partial(&links);
     remove_if_exists(fs::remove_dir_all(&unfinished))?;
     fs::create_dir(&unfinished)?;
     for name in REPLACED {
-        let (from, to) = (run.join(name), unfinished.join(name));
-        if from.exists() {
-            // Some file systems have no links.
-            fs::hard_link(&from, &to).or_else(|_| fs::copy(&from, &to).map(drop))?;
+        let file = run.join(name);
+        if file.exists() {
+            link(&file, &unfinished.join(name))?;
         }
     }
+    let aside = next_aside(run);
+    fs::create_dir(unfinished.join(aside.file_name().unwrap_or_default()))?;
     fs::rename(unfinished, links)
 }
 
-/// Restores the files of `run` from the links that a failed or killed start left. Does nothing
-/// without links.
+/// Links `from` to `to`, or copies it, because some file systems have no links.
+fn link(from: &Path, to: &Path) -> io::Result<()> {
+    fs::hard_link(from, to).or_else(|_| fs::copy(from, to).map(drop))
+}
+
+/// Restores the files and checkpoints of `run` from what a failed or killed start left. Does
+/// nothing without links. Can be repeated if it was interrupted.
 fn restore(run: &Path) -> io::Result<()> {
     let links = run.join(BEFORE);
     if !links.exists() {
         return Ok(());
     }
-    for name in REPLACED {
-        remove_if_exists(fs::remove_file(partial(&run.join(name))))?;
+    for entry in fs::read_dir(&links)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            move_back(&run.join(entry.file_name()), run)?;
+        }
     }
     for name in REPLACED {
-        let (link, file) = (links.join(name), run.join(name));
-        match link.exists() {
-            true => fs::rename(link, file)?,
+        let (before, file) = (links.join(name), run.join(name));
+        // If it cannot be removed, it is still no file of the run.
+        let _ = fs::remove_file(partial(&file));
+        match before.exists() {
+            true => replace_by_link(&before, &file)?,
             false => remove_if_exists(fs::remove_file(file))?,
         }
     }
-    fs::remove_dir_all(links)
+    discard(run)
+}
+
+/// Replaces `file` by a link to `before`, which stays.
+fn replace_by_link(before: &Path, file: &Path) -> io::Result<()> {
+    let unfinished = partial(before);
+    remove_if_exists(fs::remove_file(&unfinished))?;
+    link(before, &unfinished)?;
+    fs::rename(&unfinished, file)?;
+    // A rename between two links to one file leaves both.
+    remove_if_exists(fs::remove_file(unfinished))
+}
+
+/// Moves the checkpoints in `aside` back to `run`, and removes `aside`.
+fn move_back(aside: &Path, run: &Path) -> io::Result<()> {
+    if !aside.exists() {
+        return Ok(());
+    }
+    // The links have these.
+    for name in RESULTS {
+        remove_if_exists(fs::remove_file(aside.join(name)))?;
+    }
+    for entry in fs::read_dir(aside)? {
+        let entry = entry?;
+        fs::rename(entry.path(), run.join(entry.file_name()))?;
+    }
+    fs::remove_dir(aside)
+}
+
+/// Removes the links of `run`. The rename comes first, because a start restores files even from a
+/// part of the links.
+fn discard(run: &Path) -> io::Result<()> {
+    let links = run.join(BEFORE);
+    let unfinished = partial(&links);
+    fs::rename(links, &unfinished)?;
+    fs::remove_dir_all(unfinished)
 }
 
 fn remove_if_exists(removed: io::Result<()>) -> io::Result<()> {
@@ -224,5 +272,67 @@ mod tests {
         let text = fs::read_to_string(folder.config()).unwrap();
         assert_eq!(text, "old");
         assert_eq!(names(place.path()), ["config.toml", "lock"]);
+    }
+
+    /// What a failed or killed start has set aside returns, and what was set aside before stays.
+    #[test]
+    fn what_a_start_set_aside_is_moved_back() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = RunFolder::open(place.path()).unwrap();
+        for name in [
+            "step-000002/trainer",
+            "step-000004",
+            "set-aside-1/step-000004",
+        ] {
+            fs::create_dir_all(place.path().join(name)).unwrap();
+        }
+        fs::write(folder.metrics(), "old").unwrap();
+        let before = names(place.path());
+        for (step, is_killed) in [(2, false), (0, false), (2, true), (0, true)] {
+            let rollback = Rollback::of(&folder).unwrap();
+            let aside = folder.set_aside_after(step).unwrap().unwrap();
+            assert_eq!(aside, place.path().join("set-aside-2"));
+            assert!(aside.join("step-000004").exists());
+            fs::write(folder.metrics().with_extension("new"), "new").unwrap();
+            fs::rename(folder.metrics().with_extension("new"), folder.metrics()).unwrap();
+            match is_killed {
+                true => std::mem::forget(rollback),
+                false => drop(rollback),
+            }
+            restore(place.path()).unwrap();
+            assert_eq!(names(place.path()), before, "{step} {is_killed}");
+            assert_eq!(fs::read_to_string(folder.metrics()).unwrap(), "old");
+        }
+        assert!(place.path().join("step-000002/trainer").exists());
+        assert!(place.path().join("set-aside-1/step-000004").exists());
+
+        let rollback = Rollback::of(&folder).unwrap();
+        folder.set_aside_after(2).unwrap();
+        rollback.keep();
+        assert_eq!(
+            names(&place.path().join("set-aside-2")),
+            ["metrics.jsonl", "step-000004"]
+        );
+    }
+
+    /// A start may be killed while it restores files, at any point.
+    #[test]
+    fn restoring_can_be_repeated() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = RunFolder::open(place.path()).unwrap();
+        folder.write(&folder.config(), "old").unwrap();
+        folder.write(&folder.tokenizer(), "old").unwrap();
+        std::mem::forget(Rollback::of(&folder).unwrap());
+        folder.write(&folder.tokenizer(), "new").unwrap();
+        let links = place.path().join(BEFORE);
+        replace_by_link(&links.join("config.toml"), &folder.config()).unwrap();
+        restore(place.path()).unwrap();
+        assert_eq!(
+            names(place.path()),
+            ["config.toml", "lock", "tokenizer.json"]
+        );
+        for file in [folder.config(), folder.tokenizer()] {
+            assert_eq!(fs::read_to_string(file).unwrap(), "old");
+        }
     }
 }

@@ -47,9 +47,10 @@ where
     I: FnOnce(&M, &Device, &mut Vec<String>) -> Result<()>,
 {
     let mut run = Run::new(session, parts)?;
+    run.configured()?;
     rollback.keep();
     run.print_header();
-    let result = run.configured().and_then(|()| run.train());
+    let result = run.train();
     run.reporter.finish();
     result
 }
@@ -121,13 +122,12 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
 
         // A file that cannot be read ends the run before anything is moved.
         metrics::read(&folder.metrics())?;
-        // From here on, the run replaces what an earlier one did after `first_step`, or all of what
-        // another run did.
-        let (kept_steps, moved) = match is_of_other_run {
-            true => (0, set_aside_run(&folder)?),
-            false => (first_step, set_aside(&folder, first_step)?),
+        // The steps in the folder that belong to this run. What follows them is set aside.
+        let kept_steps = match is_of_other_run {
+            true => 0,
+            false => first_step,
         };
-        notes.extend(moved);
+        notes.extend(set_aside(&folder, kept_steps)?);
         folder.write(&folder.config(), &config.to_toml()?)?;
         let steps = config.train.steps;
         let metrics = MetricsFile::open_after(&folder.metrics(), kept_steps)?;
@@ -415,6 +415,7 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
             plot: drawn,
             val_loss: validated.and_then(|record| record.val_loss),
             val_bits_per_byte: validated.and_then(|record| record.val_bits_per_byte),
+            has_conversations: self.data.tokens.training().is_masked(),
         })
     }
 }
@@ -424,17 +425,10 @@ fn set_aside(folder: &RunFolder, step: u64) -> Result<Option<String>> {
     let aside = folder.set_aside_after(step)?;
     let note = |aside: PathBuf| {
         let aside = aside.display();
-        format!("moved checkpoints after step {step} to {aside}")
-    };
-    Ok(aside.map(note))
-}
-
-/// Moves aside what another run did. Returns a message to report.
-fn set_aside_run(folder: &RunFolder) -> Result<Option<String>> {
-    let aside = folder.set_aside_run()?;
-    let note = |aside: PathBuf| {
-        let aside = aside.display();
-        format!("moved the checkpoints and metrics of another run to {aside}")
+        match step {
+            0 => format!("moved the checkpoints and metrics of an earlier run to {aside}"),
+            _ => format!("moved checkpoints after step {step} to {aside}"),
+        }
     };
     Ok(aside.map(note))
 }
