@@ -22,7 +22,7 @@ use crate::tokenizer::{Tokenizer, TokenizerError};
 type Result<T> = std::result::Result<T, TokenizerError>;
 
 /// Separates two messages in the plain format.
-const BETWEEN: &str = "\n\n";
+pub(crate) const BETWEEN: &str = "\n\n";
 
 /// The ids of a conversation.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]

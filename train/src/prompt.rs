@@ -57,6 +57,9 @@ impl Prompt {
 /// The number of ids that a prompt is taken from.
 const IDS: usize = 64;
 
+/// The maximum number of ids of a conversation before an answer.
+const QUESTION_IDS: usize = 512;
+
 /// The maximum number of characters of a prompt, which ends with a whole word.
 const CHARACTERS: usize = 40;
 
@@ -77,7 +80,7 @@ pub fn held_out(data: &Data, seed: u64, step: u64) -> Result<Prompt> {
     let start = (hash % starts as u64) as usize;
 
     let (tokenizer, separator) = (&data.tokenizer, data.tokenizer.separator());
-    if let Some(question) = question(tokens, start, separator) {
+    if let Some(question) = question(tokens, start, tokenizer)? {
         return Prompt::of_question(tokenizer, ids_of(tokens, question));
     }
     let ids = ids_of(tokens, start..start + IDS);
@@ -94,23 +97,39 @@ fn ids_of(tokens: Tokens<'_>, range: Range<usize>) -> Vec<u32> {
     range.filter_map(|at| tokens.get(at)).collect()
 }
 
-/// The ids before an answer, from the start of its conversation, but at most [`IDS`]; never empty.
-/// The answer is the first after `start`, or the first of all if none follows; `None` if there is
-/// none.
-fn question(tokens: Tokens<'_>, start: usize, separator: Option<u32>) -> Option<Range<usize>> {
+/// The ids before an answer, from the start of its conversation, but at most [`QUESTION_IDS`];
+/// never empty. The answer is the first after `start`, or the first of all if none follows; `None`
+/// if there is none.
+fn question(
+    tokens: Tokens<'_>,
+    start: usize,
+    tokenizer: &Tokenizer,
+) -> Result<Option<Range<usize>>> {
     if !tokens.is_masked() {
-        return None;
+        return Ok(None);
     }
+    let separator = tokenizer.separator();
     let is_separator = |at: usize| separator.is_some() && tokens.get(at) == separator;
     // A trained id after a separator belongs to a document that is not a conversation.
     let is_template = |at: usize| !tokens.is_trained(at) && !is_separator(at);
     let is_answer =
         |at: &usize| tokens.is_trained(*at) && at.checked_sub(1).is_some_and(is_template);
     let answer = (start..tokens.len()).find(is_answer);
-    let end = answer.or_else(|| (0..start).find(is_answer))?;
-    let earliest = end.saturating_sub(IDS);
-    let before = (earliest..end).rev().find(|at| is_separator(*at));
-    Some(before.map_or(earliest, |at| at + 1)..end)
+    let Some(end) = answer.or_else(|| (0..start).find(is_answer)) else {
+        return Ok(None);
+    };
+    // In the plain format, a separator also ends each answer. Another turn then follows it.
+    let between = tokenizer.encode(chat::BETWEEN)?;
+    let continues = |at: usize| {
+        tokens.is_trained(at)
+            && (1..).zip(&between).all(|(offset, id)| {
+                tokens.get(at + offset) == Some(*id) && !tokens.is_trained(at + offset)
+            })
+    };
+    let earliest = end.saturating_sub(QUESTION_IDS);
+    let mut before = (earliest..end).rev();
+    let before = before.find(|at| is_separator(*at) && !continues(*at));
+    Ok(Some(before.map_or(earliest, |at| at + 1)..end))
 }
 
 /// The first words of the first whole line of `text`. If `is_start`, the first line is whole,
@@ -201,6 +220,32 @@ mod tests {
             let same = Prompt::chat(&data.tokenizer, "Why?").unwrap();
             assert_eq!(prompt, same);
         }
+    }
+
+    /// A question has the earlier turns of its conversation, and nothing of other documents.
+    #[test]
+    fn prompts_of_conversations_have_the_earlier_turns() {
+        let turn =
+            |role: &str, content: &str| serde_json::json!({"role": role, "content": content});
+        let messages = [
+            turn("system", "Be brief."),
+            turn("user", "Which planet is the largest of all?"),
+            turn("assistant", "Jupiter."),
+            turn("user", "And the smallest?"),
+            turn("assistant", "Mercury."),
+        ];
+        let line = serde_json::json!({ "messages": messages }).to_string() + "\n";
+        let text = "{\"text\": \"\\n\\na text that starts with an empty line\"}\n";
+        let (_place, data) = data("a.jsonl", &(line + text).repeat(20));
+        let first = "system:\nBe brief.\n\nuser:\nWhich planet is the largest of all?\n\n\
+                     assistant:\n";
+        let second = format!("{first}Jupiter.\n\nuser:\nAnd the smallest?\n\nassistant:\n");
+        let mut found: Vec<String> = (0..40)
+            .map(|step| held_out(&data, 1, step).unwrap().text)
+            .collect();
+        found.sort();
+        found.dedup();
+        assert_eq!(found, [first, second.as_str()]);
     }
 
     /// Prompts are never empty, even if conversations and other documents are mixed.

@@ -8,6 +8,7 @@
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -38,7 +39,7 @@ pub struct EventFile {
     damage: Option<Damage>,
 }
 
-/// Bytes that are not a record, in front of a record; they were removed.
+/// Bytes that are not a record; they were removed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Damage {
     /// The file.
@@ -109,8 +110,8 @@ impl EventFile {
         })
     }
 
-    /// What was removed because it was damaged. An incomplete record at the end is not reported: an
-    /// interrupted write leaves one.
+    /// What was removed because it was damaged. An end that is no record is not reported if all
+    /// steps that the run has done are in front of it: an interrupted write leaves such an end.
     pub fn damage(&self) -> Option<&Damage> {
         self.damage.as_ref()
     }
@@ -244,6 +245,8 @@ struct Kept {
     records: usize,
     /// Whether the first record is the version of the file.
     has_version: bool,
+    /// The largest step.
+    last_step: u64,
     /// The offset of the first byte that belongs to no record, and the number of all such bytes.
     first_damage: Option<usize>,
     damaged_bytes: usize,
@@ -254,19 +257,27 @@ impl Kept {
         let mut kept = Kept::default();
         let mut at = 0;
         while let Some((start, data, size)) = next_record(bytes, at) {
-            if start > at {
-                kept.first_damage.get_or_insert(at);
-                kept.damaged_bytes += start - at;
-            }
+            kept.skip(at..start);
             at = start + size;
             let of = step_of(data);
             if of.is_none_or(|of| of <= step) {
                 kept.has_version |= kept.records == 0 && of.is_none();
                 kept.records += 1;
+                kept.last_step = kept.last_step.max(of.unwrap_or(0));
                 kept.bytes.extend(&bytes[start..at]);
             }
         }
+        if kept.last_step < step {
+            kept.skip(at..bytes.len());
+        }
         kept
+    }
+
+    fn skip(&mut self, damaged: Range<usize>) {
+        if !damaged.is_empty() {
+            self.first_damage.get_or_insert(damaged.start);
+            self.damaged_bytes += damaged.len();
+        }
     }
 }
 
@@ -471,6 +482,7 @@ mod tests {
     }
 
     /// A file that ends anywhere, or whose last record has a wrong bit, keeps the records before.
+    /// The end is reported if the run has done its step.
     #[test]
     fn damaged_records_are_removed() {
         let place = tempfile::tempdir().unwrap();
@@ -485,9 +497,15 @@ mod tests {
             let mut flipped = whole.clone();
             flipped[at] ^= 1;
             for damaged in [&whole[..at], &flipped] {
-                fs::write(&path, damaged).unwrap();
-                EventFile::open_after(&path, 9).unwrap();
-                assert_eq!(steps(&path), [None, Some(1)], "byte {at}");
+                for step in [1, 2] {
+                    fs::write(&path, damaged).unwrap();
+                    let file = EventFile::open_after(&path, step).unwrap();
+                    assert_eq!(steps(&path), [None, Some(1)], "byte {at}");
+                    let found = file.damage().map(|it| (it.offset, it.bytes, it.records));
+                    let bytes = damaged.len() - first;
+                    let expected = (step == 2 && bytes > 0).then_some((first, bytes, 2));
+                    assert_eq!(found, expected, "byte {at}");
+                }
             }
         }
     }

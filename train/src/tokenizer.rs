@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use rayon::prelude::*;
 use twox_hash::XxHash3_128;
 
+use crate::run_folder::replace;
 use boundaries::{next_chunk, next_word, training_sample};
 use library::Library;
 pub use stream::DecodeStream;
@@ -171,20 +172,16 @@ impl Tokenizer {
         }
     }
 
-    /// Writes [`Tokenizer::to_json`] to a file: to a temporary file, then renamed.
+    /// Writes [`Tokenizer::to_json`] to a file: to a temporary file, which is synced and renamed.
     ///
     /// # Errors
     /// [`TokenizerError::Write`].
     pub fn save(&self, path: &Path) -> Result<()> {
-        let error = |source: std::io::Error| TokenizerError::Write {
+        let written = replace(path, self.to_json()?.as_bytes());
+        written.map_err(|source| TokenizerError::Write {
             path: path.to_owned(),
             message: source.to_string(),
-        };
-
-        let json = self.to_json()?;
-        let aside = path.with_extension("json.partial");
-        std::fs::write(&aside, json).map_err(error)?;
-        std::fs::rename(&aside, path).map_err(error)
+        })
     }
 
     /// The size of the vocabulary; every id is below it.

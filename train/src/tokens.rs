@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
 
+use crate::run_folder::partial;
 pub use header::CacheKey;
 use header::{Extent, Header, total};
 
@@ -105,7 +106,7 @@ impl TokenCache {
             parts: parts.iter().map(Part::extent).collect(),
         };
 
-        let aside = path.with_extension("bin.partial");
+        let aside = partial(path);
         write_file(&aside, &header, &parts)
             .and_then(|()| std::fs::rename(&aside, path))
             .map_err(|source| TokensError::Write {

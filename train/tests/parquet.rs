@@ -41,6 +41,7 @@ fn parquet_has_the_documents_of_json_lines() {
         ("messages-zstd", "messages"),
         ("messages-snappy", "messages"),
         ("both-snappy", "both"),
+        ("both-unused-bytes", "both"),
     ];
     for (parquet, json) in cases {
         let expected = documents(&fixture(&format!("{json}.jsonl")));

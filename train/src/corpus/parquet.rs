@@ -16,8 +16,11 @@ use super::contents::Contents;
 use super::text::to_text;
 use super::{CorpusError, records};
 
-/// The names of the columns, and of the fields of a message, that are read.
-const READ: [&str; 4] = ["messages", "text", "role", "content"];
+const MESSAGES: &str = "messages";
+const TEXT: &str = "text";
+
+/// The fields of a message that are read.
+const OF_MESSAGE: [&str; 2] = ["role", "content"];
 
 /// Adds the documents of the file at `path`, whose rows are numbered from 1.
 pub(super) fn read(path: &Path, to: &mut Contents) -> Result<(), CorpusError> {
@@ -57,7 +60,7 @@ fn read_rows(path: &Path) -> Result<Contents, CorpusError> {
     {
         let number = index + 1;
         let in_row = |problem: String| bad(format!("row {number}: {problem}"));
-        let record = object(&row.map_err(invalid)?, &mut rows.replaced_bytes).map_err(in_row)?;
+        let record = record(&row.map_err(invalid)?, &mut rows.replaced_bytes).map_err(in_row)?;
         let document = records::document(format!("{name}:{number}"), &record).map_err(in_row)?;
         rows.documents.extend(document);
     }
@@ -67,7 +70,7 @@ fn read_rows(path: &Path) -> Result<Contents, CorpusError> {
 /// The columns with the documents, in the order of the file.
 fn columns(schema: &Type) -> Result<Vec<Arc<Type>>, String> {
     let all = schema.get_fields();
-    let is_document = |column: &&Arc<Type>| ["messages", "text"].contains(&column.name());
+    let is_document = |column: &&Arc<Type>| [MESSAGES, TEXT].contains(&column.name());
     let found: Vec<Arc<Type>> = all.iter().filter(is_document).cloned().collect();
     if found.is_empty() {
         let names: Vec<&str> = all.iter().map(|column| column.name()).collect();
@@ -77,11 +80,21 @@ fn columns(schema: &Type) -> Result<Vec<Arc<Type>>, String> {
     Ok(found)
 }
 
-/// Converts a row or group to an object with the fields of [`READ`]. The error names the field that
-/// is not text.
-fn object(row: &Row, replaced_bytes: &mut u64) -> Result<Value, String> {
+/// Converts the columns of a row that make up its document: `text` is not read beside `messages`.
+fn record(row: &Row, replaced_bytes: &mut u64) -> Result<Value, String> {
+    let is_conversation =
+        |(name, field): (&String, &Field)| name == MESSAGES && *field != Field::Null;
+    match row.get_column_iter().any(is_conversation) {
+        true => object(row, &[MESSAGES], replaced_bytes),
+        false => object(row, &[MESSAGES, TEXT], replaced_bytes),
+    }
+}
+
+/// Converts a row or group to an object with the fields `names`. The error names the field that is
+/// not text.
+fn object(row: &Row, names: &[&str], replaced_bytes: &mut u64) -> Result<Value, String> {
     // Other fields may be anything, such as the bytes of an image.
-    let is_read = |(name, _): &(&String, &Field)| READ.contains(&name.as_str());
+    let is_read = |(name, _): &(&String, &Field)| names.contains(&name.as_str());
     let field = |(name, field): (&String, &Field)| {
         let value = value(field, replaced_bytes);
         let value = value.map_err(|problem| format!("`{name}` is not text: {problem}"))?;
@@ -106,7 +119,7 @@ fn value(field: &Field, replaced_bytes: &mut u64) -> Result<Value, String> {
             let values = elements.map(|element| value(element, replaced_bytes));
             Value::Array(values.collect::<Result<_, String>>()?)
         }
-        Field::Group(row) => object(row, replaced_bytes)?,
+        Field::Group(row) => object(row, &OF_MESSAGE, replaced_bytes)?,
         _ => Value::Null,
     })
 }

@@ -69,6 +69,16 @@ def binary(name, values):
     pq.write_table(pa.table({"text": pa.array(values, pa.binary())}), HERE / f"{name}.parquet", compression="snappy")
 
 
+def unused_bytes(name):
+    """As BOTH; a text is no UTF-8 where a row has messages, and so is the field `text` of messages."""
+    other = bytes(range(128, 256))
+    rows, texts = zip(*BOTH)
+    messages = conversations(rows, text=(pa.binary(), other))
+    texts = [other if row is not None else text for row, text in BOTH]
+    table = pa.table({"text": pa.array(texts, pa.binary()), "messages": messages})
+    pq.write_table(table, HERE / f"{name}.parquet", compression="snappy")
+
+
 def plain(row):
     return None if row is None else [{"role": role, "content": text} for role, text in row]
 
@@ -89,6 +99,7 @@ pq.write_table(pa.table({"body": ["x"], "label": [1]}), HERE / "no-text.parquet"
 lines("text", [{"text": text} for text in TEXTS])
 lines("messages", [{"messages": plain(row)} for row in MESSAGES])
 both("both-snappy", compression="snappy")
+unused_bytes("both-unused-bytes")
 lines("both", [{"messages": plain(row), "text": text} for row, text in BOTH])
 binary("latin-1", ["in UTF-8: ä".encode(), LATIN_1])
 binary("no-text-in-bytes", [b"text", bytes(range(128, 256))])
