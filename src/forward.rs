@@ -9,16 +9,15 @@ use meshgrad::ckpt::{Dtype, FileWriter, TensorFile};
 use meshgrad::models::folder::{self, NamedTensor};
 use meshgrad::models::{Balancing, Compute, IGNORE_INDEX, Model, Qwen3, TokenBatch, hf};
 use meshgrad::runtime::{DType, Device, Tensor};
-use meshgrad::train::report::with_loading_bar;
 
 use crate::device::OnCpu;
 use crate::dtype::ComputeDType;
-use crate::model::Checks;
-use crate::runs;
+use crate::model::{self, Checks};
 
 #[derive(clap::Args)]
 pub(crate) struct ForwardArguments {
-    /// A folder with config.json and safetensors files.
+    /// A run, one of its checkpoints, or a Hugging Face folder. As in transformers, averages and
+    /// router biases of a run are not read.
     model: PathBuf,
     /// A file with `input_ids` [B, T] int64 and optionally `labels` [B, T] int64, aligned by
     /// position; -100 is ignored.
@@ -44,8 +43,20 @@ pub(crate) struct ForwardArguments {
 type Outputs = Vec<(String, Vec<usize>, Vec<f32>)>;
 
 pub(crate) fn forward(arguments: &ForwardArguments, device: &Device) -> anyhow::Result<()> {
-    runs::check_exists(&arguments.model, " or a Hugging Face folder")?;
-    let loaded = with_loading_bar(|progress| load(arguments, device, progress))?;
+    let loaded = model::read(
+        &arguments.model,
+        arguments.checks,
+        |folder, sealed, options| {
+            let mut loader = hf::Loader::new(folder).progress(options.progress);
+            if options.verify {
+                loader = loader.only_finite();
+            }
+            if let (true, Some(checkpoint)) = (options.verify, sealed) {
+                loader = loader.sealed_by(checkpoint);
+            }
+            Ok(loader.load(device)?)
+        },
+    )?;
     let input = TensorFile::open(&arguments.input)?;
     let ids = read_ids(&input, "input_ids", device)?
         .with_context(|| format!("{} has no `input_ids`", arguments.input.display()))?;
@@ -74,22 +85,6 @@ pub(crate) fn forward(arguments: &ForwardArguments, device: &Device) -> anyhow::
         None => {}
     }
     write(&arguments.output, &outputs)
-}
-
-fn load(
-    arguments: &ForwardArguments,
-    device: &Device,
-    progress: &(dyn Fn(u64, u64) + Sync),
-) -> anyhow::Result<hf::Loaded> {
-    let mut loader = hf::Loader::new(&arguments.model).progress(progress);
-    if !arguments.checks.verify() {
-        return Ok(loader.load(device)?);
-    }
-    let sealed = folder::sealed(&arguments.model)?;
-    if let Some(checkpoint) = &sealed {
-        loader = loader.sealed_by(checkpoint);
-    }
-    Ok(loader.only_finite().load(device)?)
 }
 
 /// The mean loss and, if requested, the gradient of every tensor.

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use meshgrad::ckpt::Committed;
 use meshgrad::models::Qwen3;
 use meshgrad::runtime::Device;
+use meshgrad::train;
 use meshgrad::train::checkpoint::{self, ReadOptions};
 use meshgrad::train::intact::Candidates;
 use meshgrad::train::qwen3;
@@ -18,12 +19,6 @@ pub(crate) struct Checks {
     /// NaN or infinite.
     #[arg(long)]
     no_verify: bool,
-}
-
-impl Checks {
-    pub(crate) fn verify(self) -> bool {
-        !self.no_verify
-    }
 }
 
 /// A model and the folder it was loaded from.
@@ -42,44 +37,48 @@ pub(crate) fn open(
     raw: bool,
     device: &Device,
 ) -> anyhow::Result<Opened> {
-    runs::check_exists(path, " or a Hugging Face folder")?;
-    let verify = checks.verify();
-    let load = |checkpoint: &Committed| {
-        with_loading_bar(|progress| {
-            let options = ReadOptions { verify, progress };
-            let model = qwen3::load_checkpoint(checkpoint, device, options)?;
-            let is_averaged = checkpoint::has_averages(checkpoint.path()) && !raw;
-            if is_averaged {
-                checkpoint::load_averages(checkpoint, &model, options)?;
-            }
-            Ok(Opened {
-                model,
-                folder: checkpoint.path().to_owned(),
-                is_averaged,
-            })
+    read(path, checks, |folder, sealed, options| {
+        let Some(checkpoint) = sealed else {
+            return Ok(Opened {
+                model: qwen3::load(folder, device, options)?,
+                folder: folder.to_owned(),
+                is_averaged: false,
+            });
+        };
+        let model = qwen3::load_checkpoint(checkpoint, device, options)?;
+        let is_averaged = checkpoint::has_averages(folder) && !raw;
+        if is_averaged {
+            checkpoint::load_averages(checkpoint, &model, options)?;
+        }
+        Ok(Opened {
+            model,
+            folder: folder.to_owned(),
+            is_averaged,
         })
-    };
-    let Some(mut candidates) = Candidates::find(path, verify)? else {
-        return load_folder(path, verify, device);
-    };
-    let found = candidates.read(load)?;
-    for problem in candidates.passed_over() {
-        eprintln!("passed over: {problem}");
-    }
-    Ok(match found {
-        Some((_, opened)) => opened,
-        None => load_folder(path, verify, device)?,
     })
 }
 
-/// Loads a folder without a manifest.
-fn load_folder(path: &Path, verify: bool, device: &Device) -> anyhow::Result<Opened> {
-    let load = |progress: &(dyn Fn(u64, u64) + Sync)| {
-        qwen3::load(path, device, ReadOptions { verify, progress })
+/// Calls `load` for the folder at `path`; if that is a run, for its newest intact checkpoint.
+/// `load` gets the folder as a checkpoint, too, if it has a manifest.
+pub(crate) fn read<T>(
+    path: &Path,
+    checks: Checks,
+    load: impl Fn(&Path, Option<&Committed>, ReadOptions<'_>) -> train::Result<T>,
+) -> anyhow::Result<T> {
+    runs::check_exists(path, " or a Hugging Face folder")?;
+    let verify = !checks.no_verify;
+    let load = |folder: &Path, sealed: Option<&Committed>| {
+        with_loading_bar(|progress| load(folder, sealed, ReadOptions { verify, progress }))
     };
-    Ok(Opened {
-        model: with_loading_bar(load)?,
-        folder: path.to_owned(),
-        is_averaged: false,
-    })
+    let Some(mut candidates) = Candidates::find(path, verify)? else {
+        return Ok(load(path, None)?);
+    };
+    let found = candidates.read(|checkpoint| load(checkpoint.path(), Some(checkpoint)))?;
+    for problem in candidates.skipped() {
+        eprintln!("skipped: {problem}");
+    }
+    match found {
+        Some((_, loaded)) => Ok(loaded),
+        None => Ok(load(path, None)?),
+    }
 }

@@ -9,10 +9,11 @@ use meshgrad::train::session::Summary;
 pub(crate) fn commands(summary: &Summary, run: &Path, config: &Config) -> String {
     // The configuration of a run belongs to its folder, so --run-dir is not needed.
     let resume = format!("meshgrad train {}", quoted(&run.join("config.toml")));
-    let mut lines = vec![format!(
-        "meshgrad sample {} --prompt 'fn main'",
-        quoted(run)
-    )];
+    let prompt = match summary.has_conversations {
+        true => "--chat --prompt 'Who are you?'",
+        false => "--prompt 'fn main'",
+    };
+    let mut lines = vec![format!("meshgrad sample {} {prompt}", quoted(run))];
     if summary.step < summary.steps {
         lines.push(format!("{resume}    # resumes with the remaining steps"));
     } else {

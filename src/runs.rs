@@ -1,32 +1,46 @@
 //! Checks that a path exists. The error lists the runs or checkpoints that the user may have meant.
 
-use std::fs;
-use std::path::Path;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use meshgrad::ckpt::{Listed, discover};
 
 /// The folder of runs, relative to the working directory.
 const RUNS: &str = "runs";
 
 /// Checks that `path` exists. The error asks for a run, a checkpoint or `other`, and lists the
-/// checkpoints of the run, or all runs.
+/// checkpoints of the run, the runs with a checkpoint of this name, or all runs.
 pub(crate) fn check_exists(path: &Path, other: &str) -> anyhow::Result<()> {
-    if path.exists() {
+    let exists = path.try_exists();
+    if exists.with_context(|| format!("cannot read {}", path.display()))? {
         return Ok(());
     }
-    let run = path.parent().unwrap_or(path);
-    let (path, checkpoints) = (path.display(), checkpoints(run));
+    let parent = match path.parent() {
+        Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
+        parent => parent.unwrap_or(path),
+    };
+    let (name, checkpoints) = (path.display(), checkpoints(parent));
     if !checkpoints.is_empty() {
-        let (run, checkpoints) = (run.display(), Listed(&checkpoints));
-        bail!("{path} does not exist; checkpoints of {run}: {checkpoints}");
+        let (run, checkpoints) = (parent.display(), Listed(&checkpoints));
+        bail!("{name} does not exist; checkpoints of {run}: {checkpoints}");
     }
-    let runs = runs(Path::new(RUNS));
+    let runs = match runs(Path::new(RUNS)) {
+        Ok(runs) => runs,
+        Err(error) => bail!("{name} does not exist; cannot list the runs in {RUNS}: {error}"),
+    };
+    let with_it = runs.iter().map(|run| run.join(path));
+    let with_it: Vec<PathBuf> = with_it.filter(|path| path.exists()).collect();
+    if !with_it.is_empty() {
+        let with_it = shown(&with_it);
+        bail!("{name} does not exist; name one of {}", Listed(&with_it));
+    }
     let known = match runs.is_empty() {
         true => format!("there are no runs with checkpoints in {RUNS}"),
-        false => format!("runs: {}", Listed(&runs)),
+        false => format!("runs: {}", Listed(&shown(&runs))),
     };
-    bail!("{path} does not exist; name a run, a checkpoint{other}; {known}")
+    bail!("{name} does not exist; name a run, a checkpoint{other}; {known}")
 }
 
 /// The names of the complete checkpoints in `run`.
@@ -37,14 +51,21 @@ fn checkpoints(run: &Path) -> Vec<String> {
     names.collect()
 }
 
-/// The folders in `folder` that have checkpoints.
-fn runs(folder: &Path) -> Vec<String> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let folders = entries.map(|entry| entry.path());
-    let mut runs: Vec<String> = folders
+/// The folders in `folder` that have checkpoints; none if it does not exist.
+fn runs(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(folder) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let folders = entries.flatten().map(|entry| entry.path());
+    let mut runs: Vec<PathBuf> = folders
         .filter(|folder| !checkpoints(folder).is_empty())
-        .map(|folder| folder.display().to_string())
         .collect();
     runs.sort();
-    runs
+    Ok(runs)
+}
+
+fn shown(paths: &[PathBuf]) -> Vec<String> {
+    let shown = paths.iter().map(|path| path.display().to_string());
+    shown.collect()
 }

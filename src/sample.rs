@@ -160,6 +160,7 @@ pub(crate) fn sample(arguments: &SampleArguments, device: &Device) -> anyhow::Re
         prompt,
         tokens: arguments.tokens,
         sampling,
+        ends: checkpoint::ends_of_text(&folder)?,
         stop: arguments.stop.clone(),
     };
     let dtype = DType::F32;

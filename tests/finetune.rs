@@ -196,7 +196,7 @@ fn a_fine_tuned_checkpoint_stands_on_its_own() {
 }
 
 /// A run stands for its newest intact checkpoint. The new run reports which checkpoint it takes,
-/// what it takes besides weights, and what was passed over.
+/// what it takes besides weights, and what was skipped.
 #[test]
 fn a_run_is_fine_tuned_from_its_newest_intact_checkpoint() {
     let place = place();
@@ -217,7 +217,7 @@ fn a_run_is_fine_tuned_from_its_newest_intact_checkpoint() {
     fs::write(&weights, &bytes).unwrap();
     let output = again("older");
     assert!(
-        output.contains("passed over: run/step-000020 is damaged"),
+        output.contains("skipped: run/step-000020 is damaged"),
         "{output}"
     );
     assert!(output.contains("weights of run/step-000010"), "{output}");

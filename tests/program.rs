@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 use std::sync::{Arc, Mutex};
 
 use meshgrad::autograd::Module;
-use meshgrad::ckpt::{Folder, discover};
+use meshgrad::ckpt::{Dtype, FileWriter, Folder, discover};
 use meshgrad::runtime::Device;
 use meshgrad::train::config::Config;
 use meshgrad::train::events::Event;
@@ -212,7 +212,7 @@ fn incomplete_checkpoints_are_never_used() {
 
     let output = dir.train("run", &[]);
     for expected in [
-        "passed over: run/step-000006",
+        "skipped: run/step-000006",
         "it has no manifest.json",
         "moved checkpoints after step 3 to run/set-aside-1",
         "resuming after step 3",
@@ -232,7 +232,7 @@ fn starting_from_scratch_sets_the_old_run_aside() {
     dir.train("run", &["--stop-after", "3"]);
     let output = dir.train("run", &["--resume", "never", "--stop-after", "2"]);
     assert!(
-        output.contains("moved checkpoints after step 0 to run/set-aside-1"),
+        output.contains("moved the checkpoints and metrics of an earlier run to run/set-aside-1"),
         "{output}"
     );
     assert!(
@@ -444,7 +444,7 @@ fn checkpoints_are_hugging_face_folders_that_can_be_sampled() {
     assert_eq!(sample("run"), sample("run/step-000008"));
 }
 
-/// `sample` and `forward` detect damage too. For a run, `sample` takes the previous checkpoint.
+/// `sample` and `forward` detect damage too. For a run, they take the previous checkpoint.
 #[test]
 fn damaged_weights_are_not_used() {
     let dir = TestDir::new();
@@ -463,8 +463,7 @@ fn damaged_weights_are_not_used() {
     let of_run = sample("run", &[]);
     assert_eq!(of_run.stdout, earlier);
     let note = String::from_utf8(of_run.stderr).unwrap();
-    let expected =
-        "passed over: run/step-000006 is damaged: model.safetensors is damaged: bytes 0..";
+    let expected = "skipped: run/step-000006 is damaged: model.safetensors is damaged: bytes 0..";
     assert!(note.starts_with(expected), "{note}");
     let damaged = "run/step-000006";
     let message = dir.fails(&["sample", damaged]);
@@ -488,6 +487,33 @@ fn damaged_weights_are_not_used() {
     );
     let message = dir.fails(&[&forward[..], &["--no-verify"]].concat());
     assert!(message.contains("in.safetensors"), "{message}");
+
+    // A run stands for its newest intact checkpoint.
+    let mut writer = FileWriter::new();
+    writer.add("input_ids", Dtype::I64, &[1, 3]).unwrap();
+    let ids: Vec<u8> = [1i64, 2, 3]
+        .iter()
+        .flat_map(|id| id.to_le_bytes())
+        .collect();
+    let input = dir.path("in.safetensors");
+    writer.save(&input, |_, sink| sink.append(&ids)).unwrap();
+    let logits = |folder: &str| {
+        let command = [
+            "forward",
+            folder,
+            "--input",
+            "in.safetensors",
+            "--output",
+            "out",
+        ];
+        let output = dir.meshgrad(&command);
+        let errors = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{errors}");
+        (errors, fs::read(dir.path("out")).unwrap())
+    };
+    let (note, of_run) = logits("run");
+    assert!(note.starts_with(expected), "{note}");
+    assert_eq!((String::new(), of_run), logits("run/step-000003"));
 }
 
 /// Trains in the folder `run`, with low-rank updates of a frozen model if `adapted`. Returns the

@@ -1,106 +1,60 @@
 //! `meshgrad sample`: prompts, options, stop strings, answers, and runs that do not exist.
 
+mod small_run;
+
 use std::fs;
 use std::io::Write;
-use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
+use std::process::{Output, Stdio};
 
 use meshgrad::train::tokenizer::Tokenizer;
 use serde_json::{Value, json};
+use small_run::{TestDir, error, text};
 
-/// A model of 16 features that trains in a moment.
 const CONFIG: &str = r#"
 train = { steps = 3, batch_size = 4, seq_len = 32 }
 data = { paths = ["text.txt"], tokenizer = "byte", val_fraction = 0.0 }
 sample = { every = 0, tokens = 4 }
 schedule = { kind = "constant", warmup_steps = 0 }
 optimizer = { learning_rate = 1e-2 }
-
-[model]
-model_type = "qwen3"
-hidden_size = 16
-intermediate_size = 32
-num_hidden_layers = 1
-num_attention_heads = 2
 "#;
 
 const ANSWER: &str = "It is a test.";
 
-struct TestDir(tempfile::TempDir);
-
-impl TestDir {
-    /// A folder with a configuration, a text and conversations.
-    fn new() -> TestDir {
-        let dir = TestDir(tempfile::tempdir().unwrap());
-        let text = "one two three four five six seven eight nine ten\n".repeat(40);
-        let message = |role: &str, content: &str| json!({ "role": role, "content": content });
-        let messages = [message("user", "What is it?"), message("assistant", ANSWER)];
-        let line = json!({ "messages": messages }).to_string() + "\n";
-        fs::write(dir.path("text.txt"), text).unwrap();
-        fs::write(dir.path("chat.jsonl"), line.repeat(40)).unwrap();
-        fs::write(dir.path("small.toml"), CONFIG).unwrap();
-        dir
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_meshgrad"));
-        command.args(arguments).current_dir(self.0.path());
-        command
-    }
-
-    /// The output of the program, which must succeed.
-    fn succeeds(&self, arguments: &[&str]) -> String {
-        text(self.command(arguments).output().unwrap())
-    }
-
-    /// The error of the program, which must fail.
-    fn fails(&self, arguments: &[&str]) -> String {
-        error(self.command(arguments).output().unwrap())
-    }
-
-    fn train(&self, arguments: &[&str]) -> String {
-        self.succeeds(&[&["train", "small.toml", "--run-dir"], arguments].concat())
-    }
-
-    /// The output of `sample` with `input` on a pipe.
-    fn sample_piped(&self, arguments: &[&str], input: &[u8]) -> Output {
-        let arguments = [&["sample", "runs/a", "--tokens", "9"], arguments].concat();
-        let mut child = self
-            .command(&arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        // A program that fails may have closed the pipe.
-        let _ = child.stdin.take().unwrap().write_all(input);
-        child.wait_with_output().unwrap()
-    }
+/// A folder with a configuration, a text and conversations.
+fn folder() -> TestDir {
+    let dir = TestDir::new(CONFIG);
+    let message = |role: &str, content: &str| json!({ "role": role, "content": content });
+    let messages = [message("user", "What is it?"), message("assistant", ANSWER)];
+    let line = json!({ "messages": messages }).to_string() + "\n";
+    fs::write(dir.path("chat.jsonl"), line.repeat(40)).unwrap();
+    dir
 }
 
-fn text(output: Output) -> String {
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{errors}");
-    String::from_utf8(output.stdout).unwrap()
+fn train(dir: &TestDir, arguments: &[&str]) -> String {
+    dir.succeeds(&[&["train", "small.toml", "--run-dir"], arguments].concat())
 }
 
-fn error(output: Output) -> String {
-    let error = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(1), "{error}");
-    assert!(error.starts_with("error: "), "{error}");
-    error
+/// The output of `sample` with `input` on a pipe.
+fn sample_piped(dir: &TestDir, arguments: &[&str], input: &[u8]) -> Output {
+    let arguments = [&["sample", "runs/a", "--tokens", "9"], arguments].concat();
+    let mut child = dir
+        .command(&arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // A program that fails may have closed the pipe.
+    let _ = child.stdin.take().unwrap().write_all(input);
+    child.wait_with_output().unwrap()
 }
 
 /// The text equals the text without stop strings, up to the first stop string. Each string here
 /// spans several tokens, because tokens are bytes.
 #[test]
 fn a_text_ends_before_a_stop_string() {
-    let dir = TestDir::new();
-    dir.train(&["runs/a"]);
+    let dir = folder();
+    train(&dir, &["runs/a"]);
     let sample = |more: &[&str]| {
         let command = ["sample", "runs/a", "--prompt", "one", "--tokens", "60"];
         let text = dir.succeeds(&[&command[..], more].concat());
@@ -135,8 +89,8 @@ fn a_text_ends_before_a_stop_string() {
 
 #[test]
 fn the_prompt_may_come_from_a_pipe() {
-    let dir = TestDir::new();
-    dir.train(&["runs/a"]);
+    let dir = folder();
+    train(&dir, &["runs/a"]);
     let expected = dir.succeeds(&[
         "sample",
         "runs/a",
@@ -147,17 +101,17 @@ fn the_prompt_may_come_from_a_pipe() {
     ]);
     let input = "two\n\u{e9}\n".as_bytes();
     let from_input = ["--prompt", "-"];
-    assert_eq!(text(dir.sample_piped(&from_input, input)), expected);
+    assert_eq!(text(sample_piped(&dir, &from_input, input)), expected);
     // A prompt leaves the pipe alone, and so does none.
-    let given = text(dir.sample_piped(&["--prompt", "two\n\u{e9}"], b"other"));
+    let given = text(sample_piped(&dir, &["--prompt", "two\n\u{e9}"], b"other"));
     assert_eq!(given, expected);
     let new = dir.succeeds(&["sample", "runs/a", "--tokens", "9"]);
-    assert_eq!(text(dir.sample_piped(&[], input)), new);
+    assert_eq!(text(sample_piped(&dir, &[], input)), new);
 
-    let empty = error(dir.sample_piped(&from_input, b""));
+    let empty = error(sample_piped(&dir, &from_input, b""));
     let expected = "error: the prompt from standard input is empty; pipe a text, or use --prompt";
     assert!(empty.starts_with(expected), "{empty}");
-    let invalid = error(dir.sample_piped(&from_input, b"abc\xff"));
+    let invalid = error(sample_piped(&dir, &from_input, b"abc\xff"));
     let expected = "the prompt from standard input is not UTF-8 at byte 3; convert it";
     assert!(invalid.contains(expected), "{invalid}");
 }
@@ -165,8 +119,8 @@ fn the_prompt_may_come_from_a_pipe() {
 /// Many texts are divided by `---`, and lists begin with a dash.
 #[test]
 fn a_prompt_and_a_stop_string_may_begin_with_a_dash() {
-    let dir = TestDir::new();
-    dir.train(&["runs/a"]);
+    let dir = folder();
+    train(&dir, &["runs/a"]);
     let sampled = dir.succeeds(&["sample", "runs/a", "--prompt", "- two", "--stop", "---"]);
     assert!(sampled.starts_with("- two"), "{sampled}");
     assert!(!sampled["- two".len()..].contains("---"), "{sampled}");
@@ -174,7 +128,7 @@ fn a_prompt_and_a_stop_string_may_begin_with_a_dash() {
 
 #[test]
 fn invalid_options_are_named_with_their_range() {
-    let dir = TestDir::new();
+    let dir = folder();
     let cases = [
         (["--top-p", "1.5"], "--top-p is 1.5; it must be from 0 to 1"),
         (
@@ -211,13 +165,13 @@ fn invalid_options_are_named_with_their_range() {
 /// A name that does not exist is an error that lists the runs with checkpoints.
 #[test]
 fn a_missing_run_lists_the_runs() {
-    let dir = TestDir::new();
+    let dir = folder();
     let none = "nope does not exist; name a run, a checkpoint or a Hugging Face folder; there are no \
                 runs with checkpoints in runs\n";
     assert_eq!(dir.fails(&["sample", "nope"]), format!("error: {none}"));
 
-    dir.train(&["runs/b", "--stop-after", "1"]);
-    dir.train(&["runs/a", "--stop-after", "1"]);
+    train(&dir, &["runs/b", "--stop-after", "1"]);
+    train(&dir, &["runs/a", "--stop-after", "1"]);
     fs::create_dir(dir.path("runs/empty")).unwrap();
     let commands: [&[&str]; 4] = [
         &["sample", "nope"],
@@ -237,13 +191,83 @@ fn a_missing_run_lists_the_runs() {
         let expected = "runs/a/step-000009 does not exist; checkpoints of runs/a: `step-000001`\n";
         assert_eq!(error, format!("error: {expected}"));
     }
+    // The name of a checkpoint, outside of runs and in one.
+    let expected = "error: step-000001 does not exist; name one of `runs/a/step-000001`, \
+                    `runs/b/step-000001`\n";
+    assert_eq!(dir.fails(&["sample", "step-000001"]), expected);
+    let mut in_run = dir.command(&["sample", "step-000009"]);
+    let error = error(in_run.current_dir(dir.path("runs/a")).output().unwrap());
+    let expected = "error: step-000009 does not exist; checkpoints of .: `step-000001`\n";
+    assert_eq!(error, expected);
+}
+
+/// A path that cannot be read may exist.
+#[test]
+fn a_path_that_cannot_be_read_is_not_missing() {
+    let dir = folder();
+    std::os::unix::fs::symlink("loop", dir.path("loop")).unwrap();
+    for (path, expected) in [
+        (
+            "loop",
+            "cannot read loop: Too many levels of symbolic links",
+        ),
+        ("text.txt/a", "cannot read text.txt/a: Not a directory"),
+    ] {
+        let error = dir.fails(&["sample", path]);
+        assert!(error.starts_with(&format!("error: {expected}")), "{error}");
+    }
+    fs::write(dir.path("runs"), "").unwrap();
+    let error = dir.fails(&["sample", "nope"]);
+    let expected = "error: nope does not exist; cannot list the runs in runs: Not a directory";
+    assert!(error.starts_with(expected), "{error}");
+}
+
+/// The text of a Hugging Face folder ends at the ids that the folder declares.
+#[test]
+fn a_text_ends_at_the_ids_of_its_folder() {
+    let dir = folder();
+    train(&dir, &["runs/a"]);
+    fs::create_dir(dir.path("hf")).unwrap();
+    let copied = |name: &str| dir.path("hf").join(name);
+    for name in ["config.json", "model.safetensors", "tokenizer.json"] {
+        fs::copy(dir.path("runs/a/step-000003").join(name), copied(name)).unwrap();
+    }
+    let sample = || {
+        let command = ["sample", "hf", "--prompt", "one", "--tokens", "60"];
+        dir.succeeds(&command).trim_end_matches('\n').to_owned()
+    };
+    let whole = sample();
+    let generated = whole.strip_prefix("one").unwrap();
+    let letters: Vec<char> = generated.chars().filter(char::is_ascii_graphic).collect();
+    let (first, last) = (letters[0], letters[letters.len() - 1]);
+    assert_ne!(first, last, "{whole:?}");
+    let until = |end: char| {
+        let before = generated.split(end).next().unwrap();
+        format!("one{}", before.trim_end_matches('\n'))
+    };
+    let text = fs::read_to_string(copied("config.json")).unwrap();
+    let mut config: Value = serde_json::from_str(&text).unwrap();
+    config["eos_token_id"] = u32::from(last).into();
+    fs::write(copied("config.json"), config.to_string()).unwrap();
+    assert_eq!(sample(), until(last));
+    let ends = json!({ "eos_token_id": [u32::from(first), 256] });
+    fs::write(copied("generation_config.json"), ends.to_string()).unwrap();
+    assert_eq!(sample(), until(first));
+    fs::write(
+        copied("generation_config.json"),
+        "{\"eos_token_id\": \"x\"}",
+    )
+    .unwrap();
+    let error = dir.fails(&["sample", "hf", "--prompt", "one"]);
+    let expected = "hf/generation_config.json: `eos_token_id` is \"x\", not an id or a list of ids";
+    assert!(error.contains(expected), "{error}");
 }
 
 /// A run on conversations answers with `--chat`, in both formats. Its exports end a text where the
 /// answers end.
 #[test]
 fn a_run_on_conversations_answers() {
-    let dir = TestDir::new();
+    let dir = folder();
     let byte = Tokenizer::byte().to_json().unwrap();
     let mut with_chat_ml: Value = serde_json::from_str(&byte).unwrap();
     let added = with_chat_ml["added_tokens"].as_array_mut().unwrap();
@@ -275,7 +299,9 @@ fn a_run_on_conversations_answers() {
             "--set",
             &tokenizer,
         ];
-        let output = dir.train(&[&[run], &sets[..]].concat());
+        let output = train(&dir, &[&[run], &sets[..]].concat());
+        let suggested = format!("  meshgrad sample {run} --chat --prompt 'Who are you?'\n");
+        assert!(output.contains(&suggested), "{output}");
         // The run's own samples are answers too, and end where the answers in the data end.
         let (_, sample) = output.split_once("sample after step 80\n").unwrap();
         let lines: Vec<&str> = sample.lines().map(str::trim).collect();

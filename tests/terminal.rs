@@ -1,14 +1,16 @@
 //! The output of the program on a terminal of 80 columns, and on a pipe that nothing reads.
 #![cfg(target_os = "linux")]
 
-use std::fs::{self, File};
+mod small_run;
+
+use std::fs::File;
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Output, Stdio};
 
 use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
+use small_run::TestDir;
 
 const CONFIG: &str = r#"
 data = { paths = ["text.txt"], tokenizer = "byte", val_fraction = 0.1 }
@@ -16,32 +18,10 @@ train = { steps = 25, batch_size = 2, seq_len = 16 }
 schedule = { warmup_steps = 1 }
 sample = { every = 0 }
 log = { val_every = 0, every = 10 }
-
-[model]
-model_type = "qwen3"
-hidden_size = 16
-intermediate_size = 32
-num_hidden_layers = 1
-num_attention_heads = 2
 "#;
 
-/// A folder with a configuration and its text.
-fn folder() -> tempfile::TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    let text = "one two three four five six seven eight nine ten\n".repeat(40);
-    fs::write(folder.path().join("text.txt"), text).unwrap();
-    fs::write(folder.path().join("small.toml"), CONFIG).unwrap();
-    folder
-}
-
-fn meshgrad(folder: &Path, arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_meshgrad"));
-    command.args(arguments).current_dir(folder);
-    command
-}
-
 /// What the program writes to a terminal with this many columns.
-fn on_terminal(columns: u16, folder: &Path, arguments: &[&str]) -> String {
+fn on_terminal(columns: u16, dir: &TestDir, arguments: &[&str]) -> String {
     let controller = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
     grantpt(&controller).unwrap();
     unlockpt(&controller).unwrap();
@@ -55,7 +35,8 @@ fn on_terminal(columns: u16, folder: &Path, arguments: &[&str]) -> String {
     };
     tcsetwinsize(&terminal, size).unwrap();
 
-    let mut child = meshgrad(folder, arguments)
+    let mut child = dir
+        .command(arguments)
         .env("TERM", "xterm")
         .stdout(terminal)
         .stderr(Stdio::inherit())
@@ -112,9 +93,9 @@ fn screen(output: &str) -> Vec<String> {
 
 #[test]
 fn lines_stay_above_the_bar() {
-    let folder = folder();
+    let dir = TestDir::new(CONFIG);
     let arguments = ["train", "small.toml", "--device", "cpu", "--run-dir", "run"];
-    let output = on_terminal(80, folder.path(), &arguments);
+    let output = on_terminal(80, &dir, &arguments);
 
     // What was drawn at the bottom: text and bar, in one row.
     let drawn: Vec<&str> = output.split(['\r', '\n', '\u{1b}']).collect();
@@ -141,17 +122,17 @@ fn lines_stay_above_the_bar() {
 }
 
 /// The output of the program when nothing reads its standard output.
-fn unread(folder: &Path, arguments: &[&str]) -> Output {
+fn unread(dir: &TestDir, arguments: &[&str]) -> Output {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
-    let mut command = meshgrad(folder, arguments);
+    let mut command = dir.command(arguments);
     command.stdout(writer).stderr(Stdio::piped());
     command.spawn().unwrap().wait_with_output().unwrap()
 }
 
 #[test]
 fn a_closed_pipe_ends_commands_quietly() {
-    let folder = folder();
+    let dir = TestDir::new(CONFIG);
     let sample = [
         "sample", "run", "--prompt", "one", "--tokens", "3", "--device", "cpu",
     ];
@@ -169,10 +150,10 @@ fn a_closed_pipe_ends_commands_quietly() {
         (&["--help"], 0),
     ];
     for (arguments, code) in cases {
-        let output = unread(folder.path(), arguments);
+        let output = unread(&dir, arguments);
         let errors = String::from_utf8_lossy(&output.stderr);
         assert!(!errors.contains("panicked"), "{arguments:?}: {errors}");
         assert_eq!(output.status.code(), Some(code), "{arguments:?}: {errors}");
     }
-    assert!(folder.path().join("run/step-000025/manifest.json").exists());
+    assert!(dir.path("run/step-000025/manifest.json").exists());
 }

@@ -38,6 +38,7 @@ use crate::tokenizer::Tokenizer;
 use crate::updater::Updater;
 use crate::{Result, TrainError};
 use end_of_text::Ends;
+pub use end_of_text::ends_of_text;
 pub use settings::{Change, check_config};
 
 const AVERAGES: &str = "trainer/ema";

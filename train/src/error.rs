@@ -131,18 +131,30 @@ pub enum TrainError {
         /// The path.
         at: PathBuf,
     },
-    /// All checkpoints of a run are damaged, or the one to resume from is.
-    #[error(
-        "no checkpoint of {} is intact:\n  {}\nrestore one from a copy, or train from scratch with \
-         --resume never; with checkpoint.verify = false (sample, eval, forward: --no-verify) damaged \
-         contents are read as they are",
-        at.display(), problems.join("\n  ")
-    )]
+    /// All checkpoints of a run are damaged, or the one that was named is.
+    #[error("no checkpoint of {} is intact:\n  {}\n{way_out}", at.display(), problems.join("\n  "))]
     NoneIntact {
         /// The run, or the checkpoint.
         at: PathBuf,
         /// Why each checkpoint cannot be used, the newest first.
         problems: Vec<String>,
+        /// What the user can do.
+        way_out: String,
+    },
+    /// A new run was configured from a checkpoint whose tensors are damaged, and the next older
+    /// checkpoint has other files.
+    #[error(
+        "{} is damaged (`meshgrad ckpt verify` shows where), and {} has another {file}; to start \
+         from that one, name it: --from {}",
+        damaged.display(), older.display(), older.display()
+    )]
+    OtherFiles {
+        /// The checkpoint with damaged tensors.
+        damaged: PathBuf,
+        /// The older checkpoint.
+        older: PathBuf,
+        /// The file that differs.
+        file: String,
     },
     /// A checkpoint that may be intact, but cannot be read.
     #[error(

@@ -19,14 +19,16 @@ pub struct Request {
     pub tokens: usize,
     /// How tokens are chosen.
     pub sampling: Sampling,
+    /// Ids that end the text, in addition to those of [`Tokenizer::ends_text`].
+    pub ends: Vec<u32>,
     /// Strings that end the text, in addition to [`Prompt::stop`]. They are not part of the text,
     /// and are not searched for in the prompt.
     pub stop: Vec<String>,
 }
 
 /// Generates a text, and passes it to `on_text` as soon as its characters are complete and cannot
-/// be part of a stop string. The text ends at the end of a document or of a ChatML message, or
-/// before a stop string.
+/// be part of a stop string. The text ends at the end of a document or of a ChatML message, at an
+/// id of [`Request::ends`], or before a stop string.
 ///
 /// # Errors
 /// [`TrainError::Sampling`] and [`TrainError::Stop`] for an invalid request;
@@ -44,6 +46,7 @@ pub fn generate(
         prompt,
         tokens,
         sampling,
+        ends,
         stop,
     } = request;
     sampling.check()?;
@@ -74,7 +77,7 @@ pub fn generate(
         let key = Key::new(sampling.seed).fold(position as u64);
         let uniform = ops::uniform(&host, &[], DType::F64, key, 0.0, 1.0)?.item::<f64>()?;
         let next = sampling.choose(&logits[..tokenizer.vocab_size()], &ids, uniform);
-        if tokenizer.ends_text(next) {
+        if tokenizer.ends_text(next) || ends.contains(&next) {
             break;
         }
         on_text(&stops.push(&text.push(next)?));
@@ -124,6 +127,7 @@ pub(crate) fn sample_from(
             seed,
             ..Sampling::default()
         },
+        ends: Vec::new(),
         stop: Vec::new(),
     };
     generate(model, tokenizer, &request, dtype, device, |piece| {

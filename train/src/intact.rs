@@ -1,5 +1,5 @@
 //! Chooses the newest intact checkpoint. Checkpoints that are damaged, or that the disk cannot
-//! read, are passed over, and the caller reports them. Other failures, such as missing permissions,
+//! read, are skipped, and the caller reports them. Other failures, such as missing permissions,
 //! are errors, because the checkpoint may be intact.
 //!
 //! Manifest and file sizes are checked before a checkpoint is read, its contents while it is read.
@@ -20,13 +20,15 @@ pub struct Candidates {
     at: PathBuf,
     /// By ascending step.
     left: Vec<std::result::Result<Committed, CheckpointError>>,
-    passed_over: Vec<String>,
+    skipped: Vec<String>,
     verify: bool,
+    /// Whether a run resumes; otherwise only a model is read.
+    resumes: bool,
 }
 
 impl Candidates {
-    /// The checkpoints in the folder `run`. Without `verify`, only manifests and file sizes are
-    /// checked.
+    /// The checkpoints in the folder `run`, to resume from. Without `verify`, only manifests and
+    /// file sizes are checked.
     ///
     /// # Errors
     /// When the folder cannot be read.
@@ -38,12 +40,14 @@ impl Candidates {
         Ok(Candidates {
             at: run.to_owned(),
             left,
-            passed_over: Vec::new(),
+            skipped: Vec::new(),
             verify,
+            resumes: true,
         })
     }
 
-    /// The checkpoint at `path`, or those of the run at `path`; `None` if there is neither.
+    /// The checkpoint at `path`, or those of the run at `path`, to read a model from; `None` if
+    /// there is neither.
     ///
     /// # Errors
     /// When a folder cannot be read.
@@ -51,10 +55,11 @@ impl Candidates {
         if !path.is_dir() {
             return Ok(None);
         }
-        let candidates = match path.join(MANIFEST).exists() {
+        let mut candidates = match path.join(MANIFEST).exists() {
             false => Candidates::of_run(path, verify)?,
             true => Candidates::only(path, verify),
         };
+        candidates.resumes = false;
         Ok((!candidates.left.is_empty()).then_some(candidates))
     }
 
@@ -63,19 +68,23 @@ impl Candidates {
         Candidates {
             at: path.to_owned(),
             left: vec![Committed::open(path)],
-            passed_over: Vec::new(),
+            skipped: Vec::new(),
             verify,
+            resumes: true,
         }
     }
 
-    /// As [`Candidates::find`].
+    /// As [`Candidates::find`], to resume from.
     ///
     /// # Errors
     /// As [`Candidates::find`]; [`TrainError::NoCheckpoint`]; [`TrainError::Checkpoint`] when there
     /// is nothing at `path`.
     pub fn at(path: &Path, verify: bool) -> Result<Candidates> {
         match Candidates::find(path, verify)? {
-            Some(candidates) => Ok(candidates),
+            Some(candidates) => Ok(Candidates {
+                resumes: true,
+                ..candidates
+            }),
             // This fails with an error that names the newest checkpoint beside `path`.
             None if !path.exists() => {
                 Committed::open(path)?;
@@ -91,7 +100,7 @@ impl Candidates {
     /// there were none from the start.
     ///
     /// # Errors
-    /// [`TrainError::NoneIntact`] when all have been passed over; [`TrainError::Unreadable`].
+    /// [`TrainError::NoneIntact`] when all have been skipped; [`TrainError::Unreadable`].
     pub fn choose(&mut self) -> Result<Option<Committed>> {
         while let Some(candidate) = self.left.pop() {
             let checked = candidate.map_err(folder::Error::from).and_then(|found| {
@@ -102,23 +111,23 @@ impl Candidates {
             });
             match checked {
                 Ok(found) => return Ok(Some(found)),
-                Err(error) if is_damage(&error) => self.passed_over.push(error.to_string()),
+                Err(error) if is_damage(&error) => self.skipped.push(error.to_string()),
                 Err(source) => return Err(TrainError::Unreadable { source }),
             }
         }
-        match self.passed_over.is_empty() {
+        match self.skipped.is_empty() {
             true => Ok(None),
             false => Err(self.none_intact()),
         }
     }
 
-    /// Passes over `checkpoint`, which was chosen but could not be read because of `error`. Returns
+    /// Skips `checkpoint`, which was chosen but could not be read because of `error`. Returns
     /// the next checkpoint.
     ///
     /// # Errors
     /// `error`, if the checkpoint is not damaged; [`TrainError::NoneIntact`];
     /// [`TrainError::Unreadable`].
-    pub fn pass_over(&mut self, checkpoint: &Committed, error: TrainError) -> Result<Committed> {
+    pub fn skip(&mut self, checkpoint: &Committed, error: TrainError) -> Result<Committed> {
         let problem = match error {
             error if is_disk_failure(&error) => error.to_string(),
             error if !self.verify => return Err(error),
@@ -126,7 +135,7 @@ impl Candidates {
             TrainError::Checkpoint(error) => damage(folder::or_damage(checkpoint, error.into()))?,
             error => return Err(error),
         };
-        self.passed_over.push(problem);
+        self.skipped.push(problem);
         let next = self.choose()?;
         next.ok_or_else(|| self.none_intact())
     }
@@ -146,20 +155,35 @@ impl Candidates {
         loop {
             match read(&chosen) {
                 Ok(value) => return Ok(Some((chosen, value))),
-                Err(error) => chosen = self.pass_over(&chosen, error)?,
+                Err(error) => chosen = self.skip(&chosen, error)?,
             }
         }
     }
 
-    /// Why newer checkpoints were passed over, the newest first.
-    pub fn passed_over(&self) -> &[String] {
-        &self.passed_over
+    /// Why newer checkpoints were skipped, the newest first.
+    pub fn skipped(&self) -> &[String] {
+        &self.skipped
     }
 
     fn none_intact(&self) -> TrainError {
+        let other = match self.resumes {
+            true => "train from scratch with --resume never",
+            false => "name another model",
+        };
+        let unverified = match (self.verify, self.resumes) {
+            (false, _) => "",
+            (true, true) => {
+                "; with checkpoint.verify = false damaged contents are read as they are"
+            }
+            (true, false) => {
+                "; with --no-verify (train: --set checkpoint.verify=false) damaged contents are \
+                 read as they are"
+            }
+        };
         TrainError::NoneIntact {
             at: self.at.clone(),
-            problems: self.passed_over.clone(),
+            problems: self.skipped.clone(),
+            way_out: format!("restore one from a copy, or {other}{unverified}"),
         }
     }
 }
@@ -237,22 +261,22 @@ mod tests {
         candidates
     }
 
-    /// The step of the chosen checkpoint, and why newer ones were passed over.
+    /// The step of the chosen checkpoint, and why newer ones were skipped.
     fn chosen(mut candidates: Candidates) -> Result<(Option<u64>, Vec<String>)> {
         let chosen = candidates.choose()?.and_then(|found| found.step());
-        Ok((chosen, candidates.passed_over))
+        Ok((chosen, candidates.skipped))
     }
 
-    /// A checkpoint that the disk cannot read is passed over and reported. Missing permissions are
+    /// A checkpoint that the disk cannot read is skipped and reported. Missing permissions are
     /// an error that names the file, unless a newer checkpoint can be read.
     #[test]
     fn disks_fail_but_permissions_are_no_damage() {
         let place = tempfile::tempdir().unwrap();
         let run = place.path();
         save(run, 2);
-        let (step, passed_over) = chosen(with(run, 4, EIO)).unwrap();
-        assert_eq!((step, passed_over.len()), (Some(2), 1));
-        assert!(passed_over[0].contains("step-000004/trainer/state.json"));
+        let (step, skipped) = chosen(with(run, 4, EIO)).unwrap();
+        assert_eq!((step, skipped.len()), (Some(2), 1));
+        assert!(skipped[0].contains("step-000004/trainer/state.json"));
 
         let error = chosen(with(run, 4, EACCES)).unwrap_err();
         let message = error.to_string();
@@ -265,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_checkpoint_of_a_newer_program_is_not_passed_over() {
+    fn a_checkpoint_of_a_newer_program_is_not_skipped() {
         let place = tempfile::tempdir().unwrap();
         let run = place.path();
         save(run, 2);
@@ -279,7 +303,7 @@ mod tests {
     }
 
     /// Failures in the middle of reading are treated alike, with and without comparing digests:
-    /// disk failures pass over the checkpoint, missing permissions are errors.
+    /// disk failures skip the checkpoint, missing permissions are errors.
     #[test]
     fn failures_while_reading_are_told_apart() {
         let place = tempfile::tempdir().unwrap();
@@ -296,7 +320,7 @@ mod tests {
                     EIO => assert_eq!(read.unwrap().unwrap().1, Some(2)),
                     _ => assert!(read.unwrap_err().to_string().contains("state.json")),
                 }
-                assert_eq!(candidates.passed_over().len(), usize::from(number == EIO));
+                assert_eq!(candidates.skipped().len(), usize::from(number == EIO));
             }
         }
     }

@@ -1,6 +1,8 @@
 //! Training runs of Qwen3, configured by `[model]` and `[balancing]`.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use meshgrad_autograd::Module;
 use meshgrad_ckpt::{Committed, Folder};
@@ -12,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
 use crate::checkpoint::ReadOptions;
-use crate::config::{Config, Meaning, ModelTables, Violation};
+use crate::config::{CheckpointConfig, Config, Meaning, ModelTables, Violation};
 use crate::intact::Candidates;
 use crate::report::with_loading_bar;
 use crate::session::{Session, Summary};
@@ -20,6 +22,9 @@ use crate::{Result, TrainError, checkpoint};
 
 /// The key of the folder whose weights a new run starts with.
 const FROM: &str = "from";
+
+const CONFIG: &str = "config.json";
+const TOKENIZER: &str = "tokenizer.json";
 
 /// The tables of a Qwen3. By default, it is a Qwen3-MoE of about 9 million parameters.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -179,7 +184,7 @@ impl ModelTables for Tables {
     fn defaults(given: &Table) -> Tables {
         let mut tables = Tables::default();
         if let Some(from) = from_of(given) {
-            tables.model = ModelTable::of_folder(from);
+            tables.model = ModelTable::of_folder(from, verify_of(given));
             return tables;
         }
         let model_type = |model: &Table| model.get("model_type").cloned();
@@ -191,19 +196,22 @@ impl ModelTables for Tables {
         tables
     }
 
-    /// With `model.from`, the default tokenizer is the `tokenizer.json` in that folder; run folders
-    /// have one too.
+    /// With `model.from`, the default tokenizer is the `tokenizer.json` of the same folder as the
+    /// weights.
     fn defaults_elsewhere(given: &Table) -> Vec<([&'static str; 2], Value)> {
         let tokenizer = |from: &str| {
-            let path = Path::new(from).join("tokenizer.json");
+            let of_run = Path::new(from).join(TOKENIZER);
+            let folder = model_folder(Path::new(from), verify_of(given)).ok();
+            let own = folder.map(|folder| folder.join(TOKENIZER));
+            let path = own.filter(|path| path.exists()).unwrap_or(of_run);
             let path = path.to_string_lossy().into_owned();
             (["data", "tokenizer"], Value::String(path))
         };
         from_of(given).map(tokenizer).into_iter().collect()
     }
 
-    fn violations(&self) -> Vec<Violation> {
-        if let Some(violation) = self.model.unreadable_from() {
+    fn violations(&self, config: &Config) -> Vec<Violation> {
+        if let Some(violation) = self.model.unreadable_from(config.checkpoint.verify) {
             return vec![violation];
         }
         let balancing = &self.balancing;
@@ -298,11 +306,18 @@ fn from_of(tables: &Table) -> Option<&str> {
     tables.get("model")?.as_table()?.get(FROM)?.as_str()
 }
 
+/// The value of `checkpoint.verify` in the tables of a configuration, or its default.
+fn verify_of(tables: &Table) -> bool {
+    let checkpoint = tables.get("checkpoint");
+    let verify = checkpoint.and_then(|table| table.get("verify")?.as_bool());
+    verify.unwrap_or(CheckpointConfig::default().verify)
+}
+
 impl ModelTable {
     /// `model.from` and the keys of the config.json in that folder. If the file cannot be read,
     /// only `model.from`.
-    fn of_folder(from: &str) -> ModelTable {
-        let config = config_of(Path::new(from)).ok();
+    fn of_folder(from: &str, verify: bool) -> ModelTable {
+        let config = config_of(Path::new(from), verify).ok();
         let keys = config.and_then(|config| Table::try_from(config).ok());
         let mut keys = keys.unwrap_or_default();
         keys.insert(FROM.to_owned(), from.into());
@@ -315,10 +330,10 @@ impl ModelTable {
     }
 
     /// The violation if the folder in `from` cannot be read, unless all keys are known without it.
-    fn unreadable_from(&self) -> Option<Violation> {
+    fn unreadable_from(&self, verify: bool) -> Option<Violation> {
         let error = match self.0.contains_key("vocab_size") {
             true => None,
-            false => config_of(self.origin()?).err(),
+            false => config_of(self.origin()?, verify).err(),
         };
         error.map(|error| Violation {
             key: format!("model.{FROM}"),
@@ -391,22 +406,23 @@ pub fn train(session: Session<'_>) -> Result<Summary> {
     )
 }
 
-/// The folder with the model of `from`: a Hugging Face folder, a checkpoint, or the newest intact
-/// checkpoint of a run.
-fn model_folder(from: &Path) -> Result<PathBuf> {
-    let chosen = match Candidates::find(from, true)? {
+/// The folder with the model of `from`: a Hugging Face folder, a checkpoint, or the newest
+/// checkpoint of a run that seems to be intact. Weights are not read; without `verify`, only
+/// manifests and file sizes are checked.
+fn model_folder(from: &Path, verify: bool) -> Result<PathBuf> {
+    let chosen = match Candidates::find(from, verify)? {
         Some(mut candidates) => candidates.choose()?,
         None => None,
     };
     Ok(chosen.map_or(from.to_owned(), |chosen| chosen.path().to_owned()))
 }
 
-fn config_of(from: &Path) -> Result<Qwen3Config> {
-    Ok(hf::read_config(&model_folder(from)?)?)
+fn config_of(from: &Path, verify: bool) -> Result<Qwen3Config> {
+    Ok(hf::read_config(&model_folder(from, verify)?)?)
 }
 
-/// Sets the values of `model` to those of `from`, found as in [`model_folder`]. Returns messages to
-/// report.
+/// Sets the values of `model` to those of `from`, found as in [`model_folder`]; if its weights are
+/// damaged, to those of an older checkpoint with the same files. Returns messages to report.
 fn fill(model: &Qwen3, from: &Path, device: &Device, verify: bool) -> Result<Vec<String>> {
     let fill = |folder: &Path, sealed: Option<&Committed>| {
         with_loading_bar(|progress| {
@@ -419,9 +435,13 @@ fn fill(model: &Qwen3, from: &Path, device: &Device, verify: bool) -> Result<Vec
         fill(from, None)?;
         return Ok(Vec::new());
     };
-    let filled = candidates.read(|checkpoint| fill(checkpoint.path(), Some(checkpoint)))?;
-    let passed_over = candidates.passed_over().iter();
-    let passed_over = passed_over.map(|problem| format!("passed over: {problem}"));
+    let configured = model_folder(from, verify)?;
+    let filled = candidates.read(|checkpoint| {
+        check_same_files(&configured, checkpoint.path())?;
+        fill(checkpoint.path(), Some(checkpoint))
+    })?;
+    let skipped = candidates.skipped().iter();
+    let skipped = skipped.map(|problem| format!("skipped: {problem}"));
     let started = filled.map(|(checkpoint, taken)| {
         let with = match taken.is_empty() {
             true => String::new(),
@@ -432,7 +452,42 @@ fn fill(model: &Qwen3, from: &Path, device: &Device, verify: bool) -> Result<Vec
             checkpoint.path().display()
         )
     });
-    Ok(passed_over.chain(started).collect())
+    Ok(skipped.chain(started).collect())
+}
+
+/// Checks that the checkpoint `older` has the configuration, the tokenizer and the other files for
+/// text generation of `configured`.
+///
+/// # Errors
+/// [`TrainError::OtherFiles`] with the first file that differs.
+fn check_same_files(configured: &Path, older: &Path) -> Result<()> {
+    if configured == older {
+        return Ok(());
+    }
+    let [ours, theirs] = [files(configured)?, files(older)?];
+    let mut names = ours.keys().chain(theirs.keys());
+    match names.find(|name| ours.get(*name) != theirs.get(*name)) {
+        None => Ok(()),
+        Some(file) => Err(TrainError::OtherFiles {
+            damaged: configured.to_owned(),
+            older: older.to_owned(),
+            file: file.clone(),
+        }),
+    }
+}
+
+/// The files of a folder that a new run takes besides tensors.
+fn files(folder: &Path) -> Result<BTreeMap<String, String>> {
+    let mut files: BTreeMap<_, _> = hf::companions(folder)?.into_iter().collect();
+    for name in [CONFIG, TOKENIZER] {
+        let path = folder.join(name);
+        match fs::read_to_string(&path) {
+            Ok(text) => drop(files.insert(name.to_owned(), text)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(source) => return Err(folder::Error::File { path, source }.into()),
+        }
+    }
+    Ok(files)
 }
 
 /// A checkpoint without its manifest is an error if it has more than weights.
@@ -553,7 +608,11 @@ pub fn model(config: &Config, vocab_size: usize, from: Option<&Committed>) -> Re
         bias_update_rate: balancing.bias_update_rate,
     });
     // A checkpoint has the files that its run started with.
-    let origin = || tables.model.origin().map(model_folder).transpose();
+    let verify = config.checkpoint.verify;
+    let origin = || {
+        let origin = tables.model.origin();
+        origin.map(|from| model_folder(from, verify)).transpose()
+    };
     let folder = match from {
         Some(checkpoint) => Some(checkpoint.path().to_owned()),
         None => origin()?,

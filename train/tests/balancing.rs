@@ -1,5 +1,7 @@
 //! Training runs with router biases that balance the load of the experts.
 
+mod small_moe;
+
 use std::path::{Path, PathBuf};
 
 use meshgrad_autograd::Module;
@@ -11,42 +13,15 @@ use meshgrad_train::metrics::{self, Record};
 use meshgrad_train::qwen3;
 use meshgrad_train::session::Session;
 
-const CONFIG: &str = r#"
-    [model]
-    model_type = "qwen3_moe"
-    hidden_size = 32
-    num_hidden_layers = 2
-    num_attention_heads = 4
-    num_experts = 4
-    num_experts_per_tok = 1
-    moe_intermediate_size = 32
-    initializer_range = 0.2
-    router_aux_loss_coef = 0.0
-
-    [data]
-    paths = ["TEXT"]
-    tokenizer = "byte"
-
-    [train]
-    steps = 6
-    batch_size = 4
-    micro_batch_size = 2
-    seq_len = 32
-
-    [checkpoint]
-    keep = 0
-
-    [sample]
-    tokens = 2
-"#;
-
 const BIASES: &str = "trainer/buffers/model.safetensors";
 
 fn config(overrides: &[&str]) -> Config {
-    let text = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/balancing.rs");
-    let text = CONFIG.replace("TEXT", text.to_str().unwrap());
-    let overrides: Vec<_> = overrides.iter().map(|text| text.parse().unwrap()).collect();
-    Config::parse::<qwen3::Tables>(&text, "the test", &overrides).unwrap()
+    let own = [
+        "model.router_aux_loss_coef=0.0",
+        "train.steps=6",
+        "checkpoint.every=0",
+    ];
+    small_moe::config(&[&own[..], overrides].concat())
 }
 
 /// Trains or resumes in `run`, and returns the last checkpoint.

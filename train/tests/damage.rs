@@ -1,4 +1,4 @@
-//! Damaged checkpoints are detected, named and passed over.
+//! Damaged checkpoints are detected, named and skipped.
 
 mod bigram;
 
@@ -47,7 +47,7 @@ impl Run {
         self.fixture.path("run/step-000004")
     }
 
-    /// Reads the newest intact checkpoint. Returns its step, and why others were passed over.
+    /// Reads the newest intact checkpoint. Returns its step, and why others were skipped.
     fn read(&self, verify: bool) -> Result<(u64, Vec<String>)> {
         let mut candidates = Candidates::of_run(&self.fixture.path("run"), verify)?;
         let options = ReadOptions {
@@ -59,7 +59,7 @@ impl Run {
             checkpoint::load_state(chosen, &self.model, &self.updater, options)
         })?;
         let (_, state) = read.unwrap();
-        Ok((state.step, candidates.passed_over().to_vec()))
+        Ok((state.step, candidates.skipped().to_vec()))
     }
 
     /// Every file of the last checkpoint.
@@ -142,13 +142,13 @@ fn a_flipped_bit_is_detected_anywhere() {
 
         let flip = |bytes: &mut Vec<u8>| bytes[offset as usize] ^= 1 << bit;
         let (seen, unverified) = with_damage(file, flip, || (run.read(true), run.read(false)));
-        let (step, passed_over) = seen.unwrap();
-        assert_eq!((step, passed_over.len()), (2, 1), "{name} {offset}");
-        assert!(passed_over[0].contains("step-000004"), "{passed_over:?}");
-        assert!(passed_over[0].contains(name), "{name}: {passed_over:?}");
+        let (step, skipped) = seen.unwrap();
+        assert_eq!((step, skipped.len()), (2, 1), "{name} {offset}");
+        assert!(skipped[0].contains("step-000004"), "{skipped:?}");
+        assert!(skipped[0].contains(name), "{name}: {skipped:?}");
         if is_in_tensor {
             in_tensors += 1;
-            assert!(passed_over[0].contains("`table`"), "{passed_over:?}");
+            assert!(skipped[0].contains("`table`"), "{skipped:?}");
             unseen += u32::from(unverified.unwrap() == (4, vec![]));
         }
     }
@@ -165,9 +165,9 @@ fn truncated_and_missing_files_are_detected() {
         let name = file.strip_prefix(run.last()).unwrap().to_str().unwrap();
         let check = |damage: &str| {
             for verify in [true, false] {
-                let (step, passed_over) = run.read(verify).unwrap();
-                assert_eq!((step, passed_over.len()), (2, 1), "{name} {damage}");
-                assert!(passed_over[0].contains(name), "{name}: {passed_over:?}");
+                let (step, skipped) = run.read(verify).unwrap();
+                assert_eq!((step, skipped.len()), (2, 1), "{name} {damage}");
+                assert!(skipped[0].contains(name), "{name}: {skipped:?}");
             }
         };
         let length = file.metadata().unwrap().len() as usize;

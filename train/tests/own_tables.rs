@@ -76,7 +76,7 @@ impl ModelTables for Tables {
         }
     }
 
-    fn violations(&self) -> Vec<Violation> {
+    fn violations(&self, _: &Config) -> Vec<Violation> {
         let too_loud = (self.noise.std > 1.0).then(|| Violation {
             key: "noise.std".to_owned(),
             problem: format!("{} is above 1", self.noise.std),

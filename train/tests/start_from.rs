@@ -1,11 +1,14 @@
 //! New runs that start with the weights of another run (`model.from`).
 
+mod small_moe;
+
 use std::collections::BTreeMap;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use meshgrad_autograd::Module;
-use meshgrad_ckpt::Committed;
+use meshgrad_ckpt::{Committed, Staging};
 use meshgrad_models::folder;
 use meshgrad_runtime::Device;
 use meshgrad_train::checkpoint::{self, ReadOptions};
@@ -13,48 +16,11 @@ use meshgrad_train::config::Config;
 use meshgrad_train::events::Event;
 use meshgrad_train::qwen3;
 use meshgrad_train::session::Session;
-
-const MODEL: &str = r#"
-    [model]
-    model_type = "qwen3_moe"
-    hidden_size = 32
-    num_hidden_layers = 2
-    num_attention_heads = 4
-    num_experts = 4
-    num_experts_per_tok = 1
-    moe_intermediate_size = 32
-    initializer_range = 0.2
-"#;
-
-const RUN: &str = r#"
-    [data]
-    paths = ["TEXT"]
-    tokenizer = "byte"
-
-    [train]
-    steps = 4
-    batch_size = 4
-    micro_batch_size = 2
-    seq_len = 32
-
-    [checkpoint]
-    every = 2
-    keep = 0
-
-    [sample]
-    every = 0
-"#;
-
-fn config(text: &str, overrides: &[&str]) -> Config {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/start_from.rs");
-    let text = text.replace("TEXT", file.to_str().unwrap());
-    let overrides: Vec<_> = overrides.iter().map(|text| text.parse().unwrap()).collect();
-    Config::parse::<qwen3::Tables>(&text, "the test", &overrides).unwrap()
-}
+use small_moe::{config, config_from};
 
 /// Trains a model in `run`, with low-rank updates if `adapted`.
 fn train(run: &Path, overrides: &[&str], adapted: bool) {
-    let config = config(&[MODEL, RUN].concat(), overrides);
+    let config = config(overrides);
     let device = Device::cpu();
     let session = Session::new(&config, &device).run_dir(run);
     let trained = session.train(|data, from| {
@@ -82,8 +48,7 @@ fn values(model: &dyn Module) -> Values {
 
 /// The values that a run starts with, from `from`.
 fn started(from: &Path, more: &[&str]) -> Values {
-    let from = format!("model.from={:?}", from.to_str().unwrap());
-    let config = config(RUN, &[&[from.as_str()], more].concat());
+    let config = config_from(from, more);
     let (device, place) = (Device::cpu(), tempfile::tempdir().unwrap());
     let seen = Arc::new(Mutex::new(Values::new()));
     let to = seen.clone();
@@ -115,9 +80,9 @@ fn stored(checkpoint: &Path) -> Values {
 }
 
 fn flip_last_bit(file: PathBuf) {
-    let mut bytes = std::fs::read(&file).unwrap();
+    let mut bytes = fs::read(&file).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
-    std::fs::write(file, bytes).unwrap();
+    fs::write(file, bytes).unwrap();
 }
 
 /// A run starts with the averages of a checkpoint, with its low-rank updates merged into the
@@ -157,6 +122,84 @@ fn a_run_starts_with_all_that_a_checkpoint_has() {
     }
 }
 
+/// Configuration, tokenizer and weights are those of one checkpoint. Without verification, damaged
+/// texts are not skipped.
+#[test]
+fn a_run_starts_from_one_checkpoint() {
+    let place = tempfile::tempdir().unwrap();
+    let run = place.path().join("run");
+    train(&run, &[], false);
+    let [older, newest] = [2, 4].map(|step| run.join(format!("step-00000{step}")));
+    let theta = |config: &Config| config.tables["model"]["rope_theta"].as_float();
+    let tokenizer = |config: &Config| String::from(config.data.tokenizer.clone());
+    let of = |checkpoint: &Path| checkpoint.join("tokenizer.json").display().to_string();
+    let configured = config_from(&run, &[]);
+    assert_eq!(theta(&configured), Some(10000.0));
+    assert_eq!(tokenizer(&configured), of(&newest));
+    assert_eq!(tokenizer(&config_from(&newest, &[])), of(&newest));
+
+    // Another value of the same length.
+    let file = newest.join("config.json");
+    let text = fs::read_to_string(&file).unwrap();
+    assert!(text.contains("\"rope_theta\": 10000.0"), "{text}");
+    fs::write(
+        &file,
+        text.replace("\"rope_theta\": 1", "\"rope_theta\": 2"),
+    )
+    .unwrap();
+    let configured = config_from(&run, &[]);
+    assert_eq!(
+        (theta(&configured), tokenizer(&configured)),
+        (Some(10000.0), of(&older))
+    );
+    assert_eq!(started(&run, &[]), stored(&older));
+
+    let unverified = "checkpoint.verify=false";
+    let configured = config_from(&run, &[unverified]);
+    assert_eq!(
+        (theta(&configured), tokenizer(&configured)),
+        (Some(20000.0), of(&newest))
+    );
+    fs::write(&file, &text).unwrap();
+    assert_eq!(started(&run, &[unverified]), stored(&newest));
+
+    // A checkpoint without a tokenizer, as other programs may write it.
+    let mut staging = Staging::new(&run, "step-000009").unwrap();
+    staging.write("config.json", text.as_bytes()).unwrap();
+    staging.commit().unwrap();
+    assert_eq!(tokenizer(&config_from(&run, &[])), of(&run));
+}
+
+/// If the weights of the newest checkpoint are damaged, older weights are taken only with the
+/// configuration that was read.
+#[test]
+fn weights_never_meet_the_configuration_of_another_model() {
+    let place = tempfile::tempdir().unwrap();
+    let [run, other] = ["run", "other"].map(|name| place.path().join(name));
+    train(&run, &[], false);
+    train(&other, &["model.rope_theta=5000.0"], false);
+    let [older, newest] = [2, 4].map(|step| run.join(format!("step-00000{step}")));
+    fs::remove_dir_all(&older).unwrap();
+    fs::rename(other.join("step-000002"), &older).unwrap();
+    assert_eq!(started(&run, &[]), stored(&newest));
+
+    flip_last_bit(newest.join("model.safetensors"));
+    let (config, device) = (config_from(&run, &[]), Device::cpu());
+    let session = Session::new(&config, &device).run_dir(place.path().join("new"));
+    let error = qwen3::train(session).unwrap_err().to_string();
+    let expected = format!(
+        "{} is damaged (`meshgrad ckpt verify` shows where), and {older} has another config.json; \
+         to start from that one, name it: --from {older}",
+        newest.display(),
+        older = older.display()
+    );
+    assert_eq!(error, expected);
+    assert!(!place.path().join("new").exists());
+
+    // The way out that the error names.
+    assert_eq!(started(&older, &[]), stored(&older));
+}
+
 /// Contents are compared with digests as they are read: a damaged checkpoint of a run is passed
 /// over; if `model.from` names it, it is an error.
 #[test]
@@ -170,18 +213,19 @@ fn damage_is_seen_before_a_run_starts() {
     let unverified = started(&run, &["checkpoint.verify=false"]);
     assert_ne!(unverified, older);
 
-    let from = format!("model.from={:?}", run.join("step-000004").to_str().unwrap());
-    let (config, device) = (config(RUN, &[&from]), Device::cpu());
+    let (config, device) = (config_from(&run.join("step-000004"), &[]), Device::cpu());
     let session = Session::new(&config, &device).run_dir(place.path().join("new"));
     let error = qwen3::train(session).unwrap_err().to_string();
-    assert!(
-        error.contains("trainer/ema/model.safetensors is damaged"),
-        "{error}"
-    );
+    for expected in [
+        "trainer/ema/model.safetensors is damaged",
+        "restore one from a copy, or name another model; with --no-verify (train: --set",
+    ] {
+        assert!(error.contains(expected), "{error}");
+    }
     assert!(!place.path().join("new").exists());
 
     // Without the manifest, the averages would be left out.
-    std::fs::remove_file(run.join("step-000004/manifest.json")).unwrap();
+    fs::remove_file(run.join("step-000004/manifest.json")).unwrap();
     let session = Session::new(&config, &device).run_dir(place.path().join("new"));
     let error = qwen3::train(session).unwrap_err().to_string();
     assert!(error.contains("it has no manifest.json"), "{error}");

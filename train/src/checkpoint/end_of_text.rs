@@ -1,8 +1,13 @@
 //! The tokens that end a text, in the files of a Hugging Face folder. Programs that generate text
 //! stop at them.
 
+use std::path::Path;
+use std::{fs, io};
+
+use meshgrad_models::folder::Error;
 use serde_json::{Map, Value};
 
+use crate::Result;
 use crate::tokenizer::Tokenizer;
 
 const CONFIG: &str = "config.json";
@@ -87,6 +92,44 @@ pub(super) fn declared(mut files: Vec<(String, String)>, ends: Ends) -> Vec<(Str
     files
 }
 
+/// The ids that end a text according to `folder`: the `eos_token_id` of generation_config.json or,
+/// without it, of config.json. It is an id, a list of ids, or missing.
+///
+/// # Errors
+/// [`TrainError::Folder`](crate::TrainError::Folder) when a file cannot be read, is not a JSON
+/// object, or has another value.
+pub fn ends_of_text(folder: &Path) -> Result<Vec<u32>> {
+    for name in [GENERATION, CONFIG] {
+        let path = folder.join(name);
+        let invalid = |problem: String| Error::File {
+            path: path.clone(),
+            source: io::Error::new(io::ErrorKind::InvalidData, problem),
+        };
+        let text = match fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(source) => return Err(Error::File { path, source }.into()),
+        };
+        let keys: Map<String, Value> =
+            serde_json::from_str(&text).map_err(|error| invalid(error.to_string()))?;
+        let ids = match keys.get(END) {
+            None | Some(Value::Null) => continue,
+            Some(Value::Array(ids)) => ids.clone(),
+            Some(id) => vec![id.clone()],
+        };
+        let id = |value: &Value| u32::try_from(value.as_u64()?).ok();
+        let ids: Option<Vec<u32>> = ids.iter().map(id).collect();
+        let problem = || {
+            invalid(format!(
+                "`{END}` is {}, not an id or a list of ids",
+                keys[END]
+            ))
+        };
+        return Ok(ids.ok_or_else(problem)?);
+    }
+    Ok(Vec::new())
+}
+
 fn keys(text: &str) -> Option<Map<String, Value>> {
     match serde_json::from_str(text).ok()? {
         Value::Object(keys) => Some(keys),
@@ -126,6 +169,34 @@ mod tests {
         files.extend(generation.map(|ids| file(GENERATION, &with(ids))));
         let of = |(_, text): (String, String)| keys(&text).unwrap().remove(END).unwrap();
         declared(files, CHAT).into_iter().map(of).collect()
+    }
+
+    #[test]
+    fn a_folder_declares_one_id_or_several() {
+        let place = tempfile::tempdir().unwrap();
+        let ends = |config: &str, generation: Option<&str>| {
+            let path = |name| place.path().join(name);
+            let write = |name, ids| fs::write(path(name), format!("{{\"eos_token_id\": {ids}}}"));
+            write(CONFIG, config).unwrap();
+            match generation {
+                Some(ids) => write(GENERATION, ids).unwrap(),
+                None => drop(fs::remove_file(path(GENERATION))),
+            }
+            ends_of_text(place.path()).map_err(|error| error.to_string())
+        };
+        assert!(ends_of_text(place.path()).unwrap().is_empty());
+        assert_eq!(ends("null", None), Ok(vec![]));
+        assert_eq!(ends("7", None), Ok(vec![7]));
+        assert_eq!(ends("7", Some("[8, 7]")), Ok(vec![8, 7]));
+        assert_eq!(ends("[7, 9]", Some("null")), Ok(vec![7, 9]));
+        for wrong in ["-1", "\"</s>\"", "[1, null]", "4294967296"] {
+            let error = ends("7", Some(wrong)).unwrap_err();
+            let wrong = wrong.replace(", ", ",");
+            let expected = format!("`eos_token_id` is {wrong}, not an id or a list of ids");
+            assert!(error.contains(&expected), "{error}");
+            assert!(error.contains("generation_config.json"), "{error}");
+        }
+        assert!(ends("]", None).unwrap_err().contains("config.json"));
     }
 
     #[test]

@@ -64,7 +64,7 @@ impl Config {
         }
         check_strict::<T>(&config.tables)?;
         config.tables = written(&tables)?;
-        Violations([tables.violations(), config.violations()].concat()).check()?;
+        Violations([tables.violations(&config), config.violations()].concat()).check()?;
         Ok(config)
     }
 
@@ -113,9 +113,7 @@ impl Schema {
         let settings = sources.settings(&defaults)?;
         let mut given = Table::new();
         for setting in &settings {
-            if !common.contains_key(&setting.key[0]) {
-                insert(&mut given, &setting.key, setting.value.clone());
-            }
+            insert(&mut given, &setting.key, setting.value.clone());
         }
         let own = written(&T::defaults(&given))?;
         check_names::<T>(&own, &common)?;

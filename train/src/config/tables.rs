@@ -60,7 +60,7 @@ pub type Meaning = (&'static str, &'static str);
 /// ```
 pub trait ModelTables: Default + Serialize + DeserializeOwned {
     /// The default tables. Override this if one value decides the defaults of others. `given` has
-    /// the values from the file and `--set` for these tables, not yet checked. A table that is left
+    /// the values of all tables from the file and `--set`, not yet checked. A table that is left
     /// out here has no default.
     fn defaults(given: &Table) -> Self {
         let _ = given;
@@ -74,8 +74,10 @@ pub trait ModelTables: Default + Serialize + DeserializeOwned {
         Vec::new()
     }
 
-    /// Every value that is out of range.
-    fn violations(&self) -> Vec<Violation> {
+    /// Every value that is out of range. `config` has the other tables, whose ranges may not have
+    /// been checked.
+    fn violations(&self, config: &Config) -> Vec<Violation> {
+        let _ = config;
         Vec::new()
     }
 
@@ -108,7 +110,7 @@ impl Config {
             ))
         };
         let tables = tables.map_err(unread)?;
-        Violations(tables.violations()).check()?;
+        Violations(tables.violations(self)).check()?;
         Ok(tables)
     }
 }

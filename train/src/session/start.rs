@@ -102,14 +102,14 @@ impl<'a> Start<'a> {
             });
             let error = match restored {
                 Ok(state) => {
-                    let passed_over = candidates.passed_over().iter();
-                    notes.extend(passed_over.map(|why| format!("passed over: {why}")));
+                    let skipped = candidates.skipped().iter();
+                    notes.extend(skipped.map(|why| format!("skipped: {why}")));
                     notes.extend(changes.iter().map(|change| format!("changed: {change}")));
                     return Ok(state.step);
                 }
                 Err(error) => error,
             };
-            chosen = candidates.pass_over(&chosen, error)?;
+            chosen = candidates.skip(&chosen, error)?;
             changes = checkpoint::check_config(&chosen, self.config)?;
             checkpoint::check_data(&chosen, data.digest, &data.tokenizer)?;
         }
