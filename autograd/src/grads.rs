@@ -29,10 +29,15 @@ struct Entry {
 impl Entry {
     /// The gradient; zeros, placed like the parameter, if nothing was added.
     fn total(&mut self) -> Result<Tensor> {
-        let total = self.sum.total()?;
-        match total.sharding() {
-            Some(_) => Ok(total.clone()),
-            None => self.param.sharded_shape().part(total),
+        if !self.sum.is_empty() {
+            return Ok(self.sum.total()?.clone());
+        }
+        let zeros = self.sum.total()?.clone();
+        // The next gradient that is added still determines the sharding.
+        self.sum.clear();
+        match zeros.sharding() {
+            Some(_) => Ok(zeros),
+            None => self.param.sharded_shape().part(&zeros),
         }
     }
 }
@@ -64,7 +69,7 @@ impl Grads {
     }
 
     /// Buffers for `params` as consecutive views of `flat`, in the order of `params`, for a reducer
-    /// or a fused optimizer. `flat` has no sharding; of a sharded parameter it has this rank's part.
+    /// or a fused optimizer. Of a sharded parameter, `flat` has this rank's part.
     ///
     /// # Errors
     /// [`TapeError::FlatBuffer`] when `flat` does not have the total size or the dtype of the
@@ -85,7 +90,7 @@ impl Grads {
             .into());
         }
 
-        let mut start = 0;
+        let (flat, mut start) = (flat.local(), 0);
         Grads::from_buffers(params, |param| {
             let shape = *param.sharded_shape().local();
             let part = start..start + shape.elements();

@@ -260,7 +260,11 @@ impl Param {
     /// [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
     pub fn materialize(&self, device: &Device, seed: u64) -> Result<()> {
         let Spec { dtype, init, .. } = *self.spec();
-        let value = self.sharded_shape().zeros(device, dtype, Kind::Parameter)?;
+        let shape = self.sharded_shape();
+        let value = match shape.sharding() {
+            Some(_) => shape.zeros(device, dtype, Kind::Parameter)?,
+            None => Tensor::zeros(device, &shape, dtype, Kind::Parameter)?,
+        };
         let key = Key::new(seed).fold_name(self.name());
         match init {
             Init::Zeros => {}

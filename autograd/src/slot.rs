@@ -152,7 +152,10 @@ impl Slot<'_> {
         match &self.edge.node {
             Node::Constant => Ok(()),
             Node::Param(param) => match state.grads.sum(param) {
-                Some(sum) => sum.viewed(param.shape(), &self.edge.shape, op),
+                Some(sum) => {
+                    sum.viewed(param.shape(), &self.edge.shape, op)?;
+                    self.check_sum(&param.sharded_shape(), sum)
+                }
                 None => Ok(()),
             },
             Node::Value(id) if self.dep() == Dep::Input && self.edge.dtype != dtype => {
@@ -167,6 +170,7 @@ impl Slot<'_> {
                 let slot = &mut state.slots[id.slot as usize];
                 let mut sum = self.buffer(slot.take(), dtype)?;
                 op(&mut sum)?;
+                self.check_sum(&self.edge.shape, &sum)?;
                 *slot = Some(sum.total()?.clone());
                 Ok(())
             }
@@ -209,6 +213,14 @@ impl Slot<'_> {
             Node::Constant => Dep::Nothing,
             Node::Param(_) => Dep::Weight,
             Node::Value(id) => self.pass.deps[id.slot as usize],
+        }
+    }
+
+    /// Checks a sum that an op has added to, of the gradients of a value with this shape.
+    fn check_sum(&self, shape: &ShardedShape, sum: &Accumulator) -> Result<()> {
+        match sum.is_empty() || shape.fits(sum.buffer()) {
+            true => Ok(()),
+            false => Err(gradient_shape(shape, self.edge.dtype, sum.buffer())),
         }
     }
 

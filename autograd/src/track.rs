@@ -210,15 +210,20 @@ pub fn tracked_list_linear<V: Operand>(
 }
 
 /// The gradient of a partial maximum would need the maximum of all ranks.
-fn check_no_partial_max(outputs: &[Tensor]) -> Result<()> {
+fn check_no_partial_max<'a>(
+    tracked: impl Iterator<Item = &'a Tensor>,
+    outputs: &'a [Tensor],
+) -> Result<()> {
+    let mut tracked = tracked.peekable();
+    if tracked.peek().is_none() || !is_recording() {
+        return Ok(());
+    }
     let is_max = |(_, reduction): &(&str, Reduction)| *reduction == Reduction::Max;
     let is_partial_max = |sharding: &Sharding| sharding.partials().iter().any(is_max);
-    match outputs
-        .iter()
-        .find(|y| y.sharding().is_some_and(is_partial_max))
-    {
-        Some(y) => Err(TapeError::PartialMax {
-            value: y.to_string(),
+    let mut all = tracked.chain(outputs);
+    match all.find(|x| x.sharding().is_some_and(is_partial_max)) {
+        Some(x) => Err(TapeError::PartialMax {
+            value: x.to_string(),
         }
         .into()),
         None => Ok(()),
@@ -234,11 +239,9 @@ fn record_operands<V: Operand>(
     let vars: Option<SmallVec<[&Var; 6]>> = inputs.iter().map(|input| input.as_var()).collect();
     match vars {
         Some(vars) => {
-            let first = record(outputs.len(), &vars, Dep::Nothing, Box::new(backward))?;
-            if first.is_some() {
-                check_no_partial_max(outputs)?;
-            }
-            Ok(first)
+            let tracked = vars.iter().filter(|var| var.is_tracked());
+            check_no_partial_max(tracked.map(|var| var.value()), outputs)?;
+            record(outputs.len(), &vars, Dep::Nothing, Box::new(backward))
         }
         None => Ok(None),
     }

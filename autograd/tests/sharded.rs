@@ -1,7 +1,9 @@
 //! The tape, parameters and gradient buffers of sharded tensors. `opcheck/tests/sharding` checks
 //! the gradients of all ops.
 
-use meshgrad_autograd::{Error, Grads, Init, Param, Result, Tape, TapeError, Var, checkpoint, ops};
+use meshgrad_autograd::{
+    Error, Grads, Init, Param, Result, Tape, TapeError, Track, Var, checkpoint, ops,
+};
 use meshgrad_mesh::{Mesh, Placement, Reduction, Sharding};
 use meshgrad_runtime::{DType, Device, Kind, Tensor, ops as runtime, with_mesh};
 
@@ -177,6 +179,52 @@ fn flat_buffers_and_unused_parameters() {
     let zeros = grads.get(&unused).unwrap();
     assert_eq!(zeros.sharding(), Some(&shard(0, &[5, 4])));
     assert_eq!(zeros.local().to_vec::<f32>().unwrap(), [0.0; 4]);
+}
+
+/// After `clear`, another sharding of the batch may lead to gradients that are not partial. Reading
+/// the gradient of a parameter that nothing used does not fix its sharding.
+#[test]
+fn cleared_gradients_have_no_sharding() {
+    let device = Device::cpu();
+    let mut spec = meshgrad_autograd::Spec::new([4], Init::Ones);
+    spec.optional = true;
+    let w = Param::with_spec("w", spec);
+    w.shard(&replicated(&[4]), 0).unwrap();
+    w.materialize(&device, 1).unwrap();
+    let mut grads = Grads::new(std::slice::from_ref(&w)).unwrap();
+    let mut step = |sharding: &Sharding| {
+        let zeros = grads.get(&w).unwrap();
+        assert_eq!(zeros.sharding(), Some(&replicated(&[4])));
+        let x = part(&device, sharding, 0);
+        let (y, tape) = Tape::record(|| ops::mul(&Var::constant(x.clone()), &w.var()?)).unwrap();
+        tape.backward(&[(&y, x)], &mut grads).unwrap();
+        let text = grads.get(&w).unwrap().sharding().unwrap().to_string();
+        grads.clear();
+        text
+    };
+    assert_eq!(step(&shard(0, &[7, 4])), "tp: partial(sum)");
+    assert_eq!(step(&replicated(&[7, 4])), "tp: replicate");
+}
+
+/// An op that accumulates a local gradient without stating its sharding is refused.
+#[test]
+fn accumulated_gradients_need_a_sharding() {
+    let device = Device::cpu();
+    let w = Param::new("w", [4], Init::Ones);
+    w.shard(&replicated(&[4]), 0).unwrap();
+    w.materialize(&device, 1).unwrap();
+    let mut grads = Grads::new(std::slice::from_ref(&w)).unwrap();
+    let (y, tape) = Tape::record(|| {
+        let w = w.var()?;
+        let y = w.value().clone();
+        y.tracked([&w], |dy, [dw]| {
+            dw.accumulate(|dw| runtime::add_into(&dy.local(), dw))
+        })
+    })
+    .unwrap();
+    let dy = part(&device, &replicated(&[4]), 0);
+    let error = tape_error(tape.backward(&[(&y, dy)], &mut grads));
+    assert!(matches!(error, TapeError::GradientShape { .. }), "{error}");
 }
 
 /// A checkpoint recomputes sharded values, and gives the same gradients.

@@ -35,7 +35,7 @@ pub fn linear_cross_entropy<V: Operand>(
     let (saved_x, saved_w, labels, lse) = (x.save(), w.save(), labels.save(), lse.save());
     let loss = loss.tracked([x, w], move |dloss, [dx, dw]| {
         let (x, w, labels, lse) = (saved_x.get()?, saved_w.get()?, labels.get()?, lse.get()?);
-        let dloss = ops::contiguous(&rows.broadcast(dloss)?)?;
+        let dloss = ops::contiguous(&rows.broadcast(dloss, &[])?)?;
         // The logits are recomputed, once for both gradients if both are needed.
         if dx.due() & dw.due() {
             let mut dx_of_both = None;

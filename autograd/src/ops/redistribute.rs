@@ -1,12 +1,12 @@
 //! Redistribution of sharded tensors.
 
 use meshgrad_mesh::{Placement, Sharding};
-use meshgrad_runtime::{self as runtime, ShardedTensorError, Tensor, current_redistribution};
+use meshgrad_runtime::{self as runtime, Tensor, current_redistribution};
 
 use crate::{Operand, Result, Track};
 
 /// `x` with these placements on the named axes of its mesh, and its own on all others; see
-/// [`meshgrad_runtime::redistribute`]. Without a sharding it is the identity. Saves nothing.
+/// [`meshgrad_runtime::redistribute`]. On a single rank it is the identity. Saves nothing.
 ///
 /// The gradient is redistributed back: on a named axis that shards `x` to the same shards, and on
 /// the other named axes to replicate. So `[("tp", Placement::Replicate)]` of a tensor that is
@@ -20,11 +20,11 @@ pub fn redistribute<V: Operand, S: AsRef<str>>(
     x: &V,
     placements: impl AsRef<[(S, Placement)]>,
 ) -> Result<V> {
+    let placements = placements.as_ref();
+    let y = runtime::redistribute(x.value(), placements)?;
     let Some(from) = x.value().sharding() else {
         return Ok(x.clone());
     };
-    let placements = placements.as_ref();
-    let y = runtime::redistribute(x.value(), placements)?;
     let redistribution = current_redistribution()?;
     let from = from.without_partials();
     let named: Vec<String> = placements
@@ -50,6 +50,5 @@ fn back(dy: &Tensor, from: &Sharding, named: &[String]) -> Result<Sharding> {
         }
     };
     let placements: Vec<_> = from.placements().into_iter().map(placement).collect();
-    let to = Sharding::new(from.mesh(), placements, from.shape());
-    Ok(to.map_err(ShardedTensorError::from)?)
+    Ok(Sharding::new(from.mesh(), placements, from.shape())?)
 }

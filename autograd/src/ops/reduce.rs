@@ -92,6 +92,6 @@ impl Expand {
         for dim in &self.dims {
             kept = kept.unsqueeze(*dim)?;
         }
-        self.full.broadcast(&kept)
+        self.full.broadcast(&kept, &self.dims)
     }
 }

@@ -63,7 +63,7 @@ pub use plan::{
 };
 pub use rank::Rank;
 pub use redistribute::Redistributor;
-pub use shares::Connector;
+pub use shares::GroupConnector;
 pub use source_line::SourceLine;
 pub use ticket::{Collective, Counters, Counts, Fingerprint, Peer, Reduction, Request, Ticket};
 pub use uniform::Uniform;

@@ -8,7 +8,7 @@ use meshgrad_runtime::{Device, Error, Result};
 use crate::communicator::Communicator;
 use crate::host::World;
 use crate::local::LocalRank;
-use crate::shares::Connector;
+use crate::shares::GroupConnector;
 
 /// A rank of a world, whatever its transport: a main function that takes `&dyn Rank` runs as
 /// threads ([`Local::run`](crate::Local::run)) and as processes ([`World::from_env`]).
@@ -23,7 +23,7 @@ pub trait Rank: Sync {
     fn device(&self) -> &Device;
 
     /// What connects its groups.
-    fn connector(&self) -> Arc<dyn Connector>;
+    fn connector(&self) -> Arc<dyn GroupConnector>;
 
     /// The communicator of a group, shared with other requests for an equal group. `name`
     /// identifies the requester in reports.
@@ -57,7 +57,7 @@ impl Rank for LocalRank {
         self.device()
     }
 
-    fn connector(&self) -> Arc<dyn Connector> {
+    fn connector(&self) -> Arc<dyn GroupConnector> {
         self.shares().clone()
     }
 }
@@ -75,7 +75,7 @@ impl Rank for World {
         self.device()
     }
 
-    fn connector(&self) -> Arc<dyn Connector> {
+    fn connector(&self) -> Arc<dyn GroupConnector> {
         self.shares().clone()
     }
 }

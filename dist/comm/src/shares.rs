@@ -12,7 +12,7 @@ use crate::error::CommError;
 use crate::local::LocalCommunicator;
 
 /// Connects the groups of one rank. It can be kept and passed to other threads.
-pub trait Connector: Send + Sync {
+pub trait GroupConnector: Send + Sync {
     /// The communicator of a group, shared with other requests for an equal group. `name`
     /// identifies the requester in reports.
     ///
@@ -62,8 +62,11 @@ where
                 let communicator = connected.cloned();
                 let mut handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
                 handles.push(handle);
-                debug_assert!(communicator.is_some(), "it is ready at once");
-                Ok(communicator)
+                let waits = || Error::Argument {
+                    op: "connect",
+                    problem: format!("the communicator of {group} waits for other members"),
+                };
+                communicator.map(Some).ok_or_else(waits)
             }
         }
     }
@@ -74,7 +77,7 @@ where
     }
 }
 
-impl<C: Connect> Connector for Shares<C>
+impl<C: Connect> GroupConnector for Shares<C>
 where
     C: Send,
     C::Connecting: Send,

@@ -325,6 +325,26 @@ fn gradients_on_two_axes() {
     );
 }
 
+/// A reduced dim of extent 1 can be sharded.
+#[test]
+fn gradients_of_reductions_over_one_element() {
+    let mesh = Mesh::new(&[3], &["tp"]).unwrap();
+    let case = |shape: &[usize]| {
+        let like = Tensor::from_slice(&Device::cpu(), &[0], &[0.0f64; 0]).unwrap();
+        let x = numbers(&like, shape, 1);
+        Case::new("mean", vec![x], |x| {
+            Ok(vec![meshgrad_autograd::ops::mean(&x[0], &[0])?])
+        })
+    };
+    let shard =
+        |shape: &[usize]| vec![Sharding::new(&mesh, [("tp", Placement::shard(0))], shape).unwrap()];
+    assert!(check_choice(&case(&[3, 2]), &shard(&[3, 2]), &mesh, "tp").is_some());
+    let sums = Case::new("sum", case(&[1, 4]).inputs, |x| {
+        Ok(vec![meshgrad_autograd::ops::sum(&x[0], &[0])?])
+    });
+    assert!(check_choice(&sums, &shard(&[1, 4]), &mesh, "tp").is_some());
+}
+
 /// The gradient of a norm's weight is partial over the axis of the batch and that of the sequence.
 #[test]
 fn the_weight_of_a_norm_is_partial_over_batch_and_sequence() {

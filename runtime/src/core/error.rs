@@ -297,6 +297,12 @@ impl Error {
     }
 }
 
+impl From<meshgrad_mesh::ShardingError> for Error {
+    fn from(error: meshgrad_mesh::ShardingError) -> Error {
+        ShardedTensorError::from(error).into()
+    }
+}
+
 impl From<ShardedTensorError> for Error {
     fn from(error: ShardedTensorError) -> Error {
         Error::Sharding(Box::new(error))

@@ -12,6 +12,8 @@ use crate::{
 pub struct Accumulator {
     buffer: Tensor,
     empty: bool,
+    /// Whether the buffer had its sharding before anything was added.
+    is_sharded: bool,
 }
 
 impl Accumulator {
@@ -24,6 +26,7 @@ impl Accumulator {
         Ok(Accumulator {
             buffer: buffer.finish(),
             empty: true,
+            is_sharded: false,
         })
     }
 
@@ -38,6 +41,7 @@ impl Accumulator {
             return Err(crate::Error::Immutable { op: "accumulator" });
         }
         Ok(Accumulator {
+            is_sharded: buffer.sharding().is_some(),
             buffer,
             empty: true,
         })
@@ -53,9 +57,12 @@ impl Accumulator {
         self.empty
     }
 
-    /// Makes the buffer empty.
+    /// Makes the buffer empty. It loses a sharding that it took from what was added.
     pub fn clear(&mut self) {
         self.empty = true;
+        if !self.is_sharded && self.buffer.sharding().is_some() {
+            self.buffer = self.buffer.local();
+        }
     }
 
     /// Marks the buffer as not empty. Ops call this after they have written it.
@@ -108,6 +115,7 @@ impl Accumulator {
         let mut viewed = Accumulator {
             buffer: view,
             empty: self.empty,
+            is_sharded: self.is_sharded,
         };
         op(&mut viewed)?;
         self.empty = viewed.empty;

@@ -23,7 +23,7 @@ use super::tcp::{Addresses, Tcp};
 use crate::communicator::Communicator;
 #[cfg(doc)]
 use crate::error::CommError;
-use crate::shares::{Connector, Shares};
+use crate::shares::{GroupConnector, Shares};
 
 /// This process as a rank of a world of processes ([`Host::join`](crate::Host::join)).
 ///

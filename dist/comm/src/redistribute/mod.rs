@@ -1,4 +1,4 @@
-//! Redistribution: the only operation that changes the sharding of a tensor. It runs the plan of
+//! Redistribution: the only operation on sharded tensors that communicates. It runs the plan of
 //! [`Redistribution`] with collectives.
 
 mod boxes;
@@ -7,12 +7,12 @@ mod steps;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use meshgrad_mesh::{Group, Hosts, LinkCosts, Redistribution, Sharding, ShardingError};
-use meshgrad_runtime::{Error, Redistribute, Result, ShardedTensorError, Tensor};
+use meshgrad_mesh::{Group, Hosts, LinkCosts, Redistribution, Sharding};
+use meshgrad_runtime::{Redistribute, Result, ShardedTensorError, Tensor};
 
 use crate::communicator::Communicator;
 use crate::rank::Rank;
-use crate::shares::Connector;
+use crate::shares::GroupConnector;
 
 /// Redistributes tensors of one rank, for
 /// [`with_redistribution`](meshgrad_runtime::with_redistribution). It keeps the plans and the
@@ -21,7 +21,7 @@ use crate::shares::Connector;
 /// All ranks of a mesh redistribute the same tensors in the same order.
 pub struct Redistributor {
     rank: usize,
-    connector: Arc<dyn Connector>,
+    connector: Arc<dyn GroupConnector>,
     hosts: Hosts,
     links: LinkCosts,
     plans: Mutex<HashMap<Key, Arc<Redistribution>>>,
@@ -63,8 +63,8 @@ impl Redistributor {
         if let Some(plan) = plans.get(&key) {
             return Ok(plan.clone());
         }
-        let plan = Redistribution::plan(from, to, bits, &self.hosts, &self.links);
-        let plan = Arc::new(plan.map_err(sharding_error)?);
+        let plan = Redistribution::plan(from, to, bits, &self.hosts, &self.links)?;
+        let plan = Arc::new(plan);
         if plans.len() >= MAX_PLANS {
             plans.clear();
         }
@@ -87,11 +87,8 @@ impl Redistributor {
 impl Redistribute for Redistributor {
     fn redistribute(&self, x: &Tensor, to: &Sharding) -> Result<Tensor> {
         let Some(from) = x.sharding() else {
-            let problem = format!("{x} has no sharding; state it with Tensor::with_sharding");
-            return Err(Error::Argument {
-                op: "redistribute",
-                problem,
-            });
+            let tensor = x.to_string();
+            return Err(ShardedTensorError::NoSharding { tensor }.into());
         };
         // Fails for a part of another rank.
         x.with_sharding(from, self.rank)?;
@@ -103,8 +100,4 @@ impl Redistribute for Redistributor {
         }
         local.with_sharding(to, self.rank)
     }
-}
-
-fn sharding_error(error: ShardingError) -> Error {
-    ShardedTensorError::from(error).into()
 }

@@ -6,7 +6,9 @@ use meshgrad_autograd::{Grads, Init, Param, Tape, Var, ops};
 use meshgrad_comm::conformance::Fault;
 use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_mesh::{Mesh, Placement, Reduction, Sharding};
-use meshgrad_runtime::{Device, Redistribute, Result, Tensor, ops as runtime, with_redistribution};
+use meshgrad_runtime::{
+    Device, Error, Redistribute, Result, TapeError, Tensor, ops as runtime, with_redistribution,
+};
 
 use crate::parts::{assemble, part};
 use crate::{FaultyRank, on_one_device, pairs, whole};
@@ -148,4 +150,28 @@ fn two_parallel_layers_have_the_gradients_of_one_rank() {
         });
         assert_eq!(all_near.unwrap_or(false), fault == Fault::None, "{fault:?}");
     }
+}
+
+/// The gradient of a maximum over ranks depends on which of them has it.
+#[test]
+fn a_partial_maximum_is_not_tracked() {
+    let mesh = Mesh::new(&[2], &["tp"]).unwrap();
+    let partial = [("tp", Placement::Partial(Reduction::Max))];
+    let partial = Sharding::new(&mesh, partial, &[4]).unwrap();
+    Local::run(2, |rank| -> Result<()> {
+        let x = whole(rank.device(), &[4]).with_sharding(&partial, rank.rank())?;
+        let redistributor = Arc::new(Redistributor::new(rank));
+        let recorded = |var: fn(Tensor) -> Var| {
+            let reduce = || ops::redistribute(&var(x.clone()), [("tp", Placement::Replicate)]);
+            with_redistribution(redistributor.clone(), || Tape::record(reduce))
+        };
+        recorded(Var::constant)?;
+        let error = recorded(Var::input).err().unwrap();
+        assert!(
+            matches!(error, Error::Tape(TapeError::PartialMax { .. })),
+            "{error}"
+        );
+        Ok(())
+    })
+    .unwrap();
 }

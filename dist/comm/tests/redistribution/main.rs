@@ -9,7 +9,7 @@ mod gradients;
 use std::sync::Arc;
 
 use meshgrad_comm::conformance::{Fault, Faulty};
-use meshgrad_comm::{Communicator, Connector, Local, Rank, Redistributor};
+use meshgrad_comm::{Communicator, GroupConnector, Local, Rank, Redistributor};
 use meshgrad_mesh::{Group, Mesh, Placement, Reduction, Sharding};
 use meshgrad_runtime::{
     Device, Redistribute, Result, Tensor, ops, redistribute, with_redistribution,
@@ -144,8 +144,8 @@ fn axes_that_are_not_named_keep_their_placements() {
             let x = redistribute(&x, [("dp", Placement::shard(0))])?;
             let both = x.sharding().unwrap().axes_of_dim(0).join(" ");
             let x = redistribute(&x, [("tp", Placement::Replicate)])?;
-            let unsharded = redistribute(&x.local(), [("tp", Placement::shard(0))])?;
-            assert!(unsharded.sharding().is_none());
+            let same = redistribute(&x, [("dp", Placement::shard(0))])?;
+            assert_eq!(same.storage_id(), x.storage_id());
             Ok(format!("{both}, then {}", x.sharding().unwrap()))
         })
     })
@@ -168,6 +168,9 @@ fn invalid_redistributions_are_errors() {
         assert!(message(&x, &[("tp", Placement::shard(1))]).contains("dim 1"));
         let other = part(&whole(rank.device(), &[4]), &sharding, 1 - rank.rank());
         message(&other, &[("tp", Placement::Replicate)]);
+        assert!(message(&x.local(), &[("tp", Placement::Replicate)]).contains("no sharding"));
+        let alone = redistribute(&x.local(), [("tp", Placement::Replicate)])?;
+        assert_eq!(alone.storage_id(), x.storage_id());
 
         let longer = Sharding::replicated(&mesh, &[5]).unwrap();
         assert!(redistributor.redistribute(&x, &longer).is_err());
@@ -201,7 +204,7 @@ impl Rank for FaultyRank<'_> {
         self.rank.device()
     }
 
-    fn connector(&self) -> Arc<dyn Connector> {
+    fn connector(&self) -> Arc<dyn GroupConnector> {
         Arc::new(FaultyConnector {
             connector: self.rank.connector(),
             fault: self.fault,
@@ -210,11 +213,11 @@ impl Rank for FaultyRank<'_> {
 }
 
 struct FaultyConnector {
-    connector: Arc<dyn Connector>,
+    connector: Arc<dyn GroupConnector>,
     fault: Fault,
 }
 
-impl Connector for FaultyConnector {
+impl GroupConnector for FaultyConnector {
     fn connect(&self, name: &str, group: &Group) -> Result<Arc<dyn Communicator>> {
         let order = Group::new(self.fault.order(group.ranks())).unwrap();
         let communicator = self.connector.connect(name, &order)?;

@@ -181,7 +181,7 @@ impl ShardingRule {
     }
 
     /// Broadcasts a tensor of shape `from` to the shape `to` of a second operand, and shards the
-    /// result like that operand.
+    /// result like that operand. The operand's dims `repeated` have extent 1 in `from`.
     ///
     /// # Errors
     /// As [`ShardingRule::broadcast`].
@@ -189,11 +189,12 @@ impl ShardingRule {
         op: &str,
         from: &[usize],
         to: &[usize],
+        repeated: &[usize],
     ) -> Result<ShardingRule, RuleError> {
         let added = added_dims(op, from, to)?;
-        let of_x = |dim: usize| match from[dim - added] == to[dim] {
-            true => format!("d{dim}"),
-            false => "1".to_owned(),
+        let of_x = |dim: usize| match repeated.contains(&dim) {
+            true => "1".to_owned(),
+            false => format!("d{dim}"),
         };
         let x: Vec<String> = (added..to.len()).map(of_x).collect();
         let y = written(0..to.len(), |_| false);

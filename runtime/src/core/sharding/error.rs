@@ -91,6 +91,16 @@ pub enum ShardedTensorError {
         given: Vec<usize>,
     },
 
+    /// A redistribution of a tensor without a sharding, among ranks.
+    #[error(
+        "redistribute: {tensor} has no sharding; state it with Tensor::with_sharding, or call \
+         redistribute outside of with_redistribution on a single rank"
+    )]
+    NoSharding {
+        /// The tensor's dtype and shape.
+        tensor: String,
+    },
+
     /// A redistribution outside of `with_redistribution`.
     #[error("redistribute: no ranks to communicate with; call it inside of with_redistribution")]
     NoRedistribution,

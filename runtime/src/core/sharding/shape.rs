@@ -4,7 +4,6 @@ use std::ops::Deref;
 
 use meshgrad_mesh::{Placement, Sharding};
 
-use super::error::ShardedTensorError;
 use super::tag::Tag;
 use super::views;
 use crate::{DType, Device, Kind, Result, Shape, Tensor};
@@ -80,29 +79,31 @@ impl ShardedShape {
         Ok(x.with_tag(Some(tag.clone())))
     }
 
-    /// `x` broadcast to this shape, with these shards: adds dims in front, and repeats dims of
-    /// extent 1. Copies nothing.
+    /// `x` broadcast to this shape, with these shards: adds dims in front, and repeats this shape's
+    /// dims `repeated`, which have extent 1 in `x`. Copies nothing.
     ///
     /// # Errors
     /// [`Error::Broadcast`](crate::Error::Broadcast); [`Error::Sharding`](crate::Error::Sharding)
     /// unless `x` is replicated where this shape shards a repeated dim, and has the same shards of
     /// the other dims.
-    pub fn broadcast(&self, x: &Tensor) -> Result<Tensor> {
+    pub fn broadcast(&self, x: &Tensor, repeated: &[usize]) -> Result<Tensor> {
         match (&self.tag, x.tag()) {
             (Some(own), Some(tag)) => {
-                let tag = views::broadcast_like(tag, own)?;
+                let tag = views::broadcast_like(tag, own, repeated)?;
                 Ok(x.local_broadcast_to(own.local())?.with_tag(Some(tag)))
             }
             _ => x.broadcast_to(&self.global),
         }
     }
 
-    /// Zeros of this shape; this rank's part of them.
+    /// Zeros of this shape; this rank's part of them. Without a sharding they have none, also inside
+    /// of [`with_mesh`](crate::with_mesh).
     ///
     /// # Errors
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
     pub fn zeros(&self, device: &Device, dtype: DType, kind: Kind) -> Result<Tensor> {
-        self.part(&Tensor::zeros(device, self.local(), dtype, kind)?)
+        let zeros = Tensor::zeros(device, self.local(), dtype, kind)?;
+        Ok(zeros.with_tag(self.tag.clone()))
     }
 }
 
@@ -116,8 +117,8 @@ impl Tensor {
     }
 
     /// Zeros of the global shape `shape` for an op that also takes this tensor: of its dtype, on its
-    /// device, with its shards of dims that `shape` has, and partial along the same axes. Zeros are
-    /// partial values of zero.
+    /// device, partial along the same axes (zeros are partial values of zero), and with its shards if
+    /// `shape` has as many dims.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory); [`Error::Sharding`](crate::Error::Sharding)
@@ -126,11 +127,12 @@ impl Tensor {
         let Some(tag) = self.tag() else {
             return Tensor::zeros(self.device(), shape, self.dtype(), Kind::Value);
         };
-        let has_dim = |at: &Placement| at.dim().is_none_or(|dim| dim < shape.len());
+        let has_dims = shape.len() == self.shape().len();
+        let is_kept = |at: &Placement| at.dim().is_none() || has_dims;
         let placements = tag.sharding().placements().into_iter();
-        let placements: Vec<_> = placements.filter(|(_, at)| has_dim(at)).collect();
-        let sharding = Sharding::new(tag.sharding().mesh(), placements, shape);
-        let tag = Tag::new(sharding.map_err(ShardedTensorError::from)?, tag.rank())?;
+        let placements: Vec<_> = placements.filter(|(_, at)| is_kept(at)).collect();
+        let sharding = Sharding::new(tag.sharding().mesh(), placements, shape)?;
+        let tag = Tag::new(sharding, tag.rank())?;
         let zeros = Tensor::zeros(self.device(), tag.local(), self.dtype(), Kind::Value)?;
         Ok(zeros.with_tag(Some(tag)))
     }

@@ -64,18 +64,20 @@ pub(crate) fn broadcast(x: &Tag, to: &[usize]) -> Result<Tag> {
     tag(&BROADCAST, x, to, rule)
 }
 
-/// The tag of a tensor broadcast to the global shape of `like` and sharded like it.
-pub(super) fn broadcast_like(x: &Tag, like: &Tag) -> Result<Tag> {
+/// The tag of a tensor broadcast to the global shape of `like` and sharded like it, in which dims
+/// `repeated` are repeated.
+pub(super) fn broadcast_like(x: &Tag, like: &Tag, repeated: &[usize]) -> Result<Tag> {
     let gate = Gate {
         op: BROADCAST_LIKE,
         id: std::ptr::from_ref(&BROADCAST_LIKE) as usize,
         operands: &[Some(x), Some(like)],
         name: &|at| ["x", "like"][at].to_owned(),
         last_is_open: false,
-        arguments: &[],
+        arguments: repeated,
     };
     let (from, to) = (x.sharding().shape(), like.sharding().shape());
-    let results = gate.results(|| ShardingRule::broadcast_like(BROADCAST_LIKE, from, to))?;
+    let rule = || ShardingRule::broadcast_like(BROADCAST_LIKE, from, to, repeated);
+    let results = gate.results(rule)?;
     results.map_or_else(
         || Ok(x.clone()),
         |results| results.of_shape(0, like.local()),
