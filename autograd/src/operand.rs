@@ -21,6 +21,11 @@ pub trait Operand: Save + Clone {
         self.value().shape()
     }
 
+    /// The shape of the global tensor; the value's shape without a sharding.
+    fn global_shape(&self) -> Shape {
+        self.value().global_shape()
+    }
+
     /// The value's dtype.
     fn dtype(&self) -> DType {
         self.value().dtype()

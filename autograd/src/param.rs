@@ -263,6 +263,7 @@ impl Param {
         let shape = self.sharded_shape();
         let value = match shape.sharding() {
             Some(_) => shape.zeros(device, dtype, Kind::Parameter)?,
+            // Inside of `with_mesh` these are replicated.
             None => Tensor::zeros(device, &shape, dtype, Kind::Parameter)?,
         };
         let key = Key::new(seed).fold_name(self.name());

@@ -119,7 +119,7 @@ pub fn clamp<V: Operand>(x: &V, low: f64, high: f64) -> Result<V> {
 /// As [`meshgrad_runtime::ops::add`].
 pub fn add<V: Operand>(a: &V, b: &V) -> Result<V> {
     let y = ops::add(a.value(), b.value())?;
-    let (a_shape, b_shape) = (a.value().global_shape(), b.value().global_shape());
+    let (a_shape, b_shape) = (a.global_shape(), b.global_shape());
     y.tracked_linear([a, b], move |dy, [da, db]| {
         add_summed(da, a_shape, || Ok(dy.clone()))?;
         add_summed(db, b_shape, || Ok(dy.clone()))
@@ -135,7 +135,7 @@ pub fn add<V: Operand>(a: &V, b: &V) -> Result<V> {
 /// As [`add`].
 pub fn sub<V: Operand>(a: &V, b: &V) -> Result<V> {
     let y = ops::sub(a.value(), b.value())?;
-    let (a_shape, b_shape) = (a.value().global_shape(), b.value().global_shape());
+    let (a_shape, b_shape) = (a.global_shape(), b.global_shape());
     y.tracked_linear([a, b], move |dy, [da, db]| {
         add_summed(da, a_shape, || Ok(dy.clone()))?;
         add_summed(db, b_shape, || ops::neg(dy))
@@ -151,7 +151,7 @@ pub fn sub<V: Operand>(a: &V, b: &V) -> Result<V> {
 /// As [`add`].
 pub fn mul<V: Operand>(a: &V, b: &V) -> Result<V> {
     let y = ops::mul(a.value(), b.value())?;
-    let (a_shape, b_shape) = (a.value().global_shape(), b.value().global_shape());
+    let (a_shape, b_shape) = (a.global_shape(), b.global_shape());
     let (saved_a, saved_b) = (a.save_for(b), b.save_for(a));
     y.tracked([a, b], move |dy, [da, db]| {
         if let Some(b) = &saved_b {
@@ -173,7 +173,7 @@ pub fn mul<V: Operand>(a: &V, b: &V) -> Result<V> {
 /// As [`add`].
 pub fn div<V: Operand>(a: &V, b: &V) -> Result<V> {
     let y = ops::div(a.value(), b.value())?;
-    let (a_shape, b_shape) = (a.value().global_shape(), b.value().global_shape());
+    let (a_shape, b_shape) = (a.global_shape(), b.global_shape());
     let (saved_y, saved_b) = (b.is_tracked().then(|| y.save()), b.save());
     y.tracked([a, b], move |dy, [da, db]| {
         add_summed(da, a_shape, || ops::div(dy, &saved_b.get()?))?;
@@ -211,7 +211,7 @@ pub fn minimum<V: Operand>(a: &V, b: &V) -> Result<V> {
 
 /// `sign` is 1 for the maximum, -1 for the minimum.
 fn extreme<V: Operand>(y: Tensor, a: &V, b: &V, sign: f64) -> Result<V> {
-    let (a_shape, b_shape) = (a.value().global_shape(), b.value().global_shape());
+    let (a_shape, b_shape) = (a.global_shape(), b.global_shape());
     let (saved_a, saved_b) = (a.save(), b.save());
     y.tracked([a, b], move |dy, [da, db]| {
         let (a, b) = (saved_a.get()?, saved_b.get()?);
@@ -234,11 +234,7 @@ fn extreme<V: Operand>(y: Tensor, a: &V, b: &V, sign: f64) -> Result<V> {
 /// As [`meshgrad_runtime::ops::where_`].
 pub fn where_<V: Operand>(condition: &Tensor, a: &V, b: &V) -> Result<V> {
     let y = ops::where_(condition, a.value(), b.value())?;
-    let (a_shape, b_shape, saved) = (
-        a.value().global_shape(),
-        b.value().global_shape(),
-        condition.save(),
-    );
+    let (a_shape, b_shape, saved) = (a.global_shape(), b.global_shape(), condition.save());
     y.tracked_linear([a, b], move |dy, [da, db]| {
         let zero = dy.zeros_beside(&[])?;
         let condition = saved.get()?;

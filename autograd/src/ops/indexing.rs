@@ -78,7 +78,7 @@ pub fn index_select<V: Operand>(x: &V, dim: isize, ids: &Tensor) -> Result<V> {
 /// As [`meshgrad_runtime::ops::gather`].
 pub fn gather<V: Operand>(x: &V, dim: isize, index: &Tensor) -> Result<V> {
     let y = ops::gather(x.value(), dim, index)?;
-    let (shape, saved_index) = (x.value().global_shape(), index.save());
+    let (shape, saved_index) = (x.global_shape(), index.save());
     y.tracked_linear([x], move |dy, [dx]| {
         dx.add(|| ops::scatter_add(&shape, dim, &saved_index.get()?, dy))
     })

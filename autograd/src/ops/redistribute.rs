@@ -39,15 +39,14 @@ pub fn redistribute<V: Operand, S: AsRef<str>>(
 /// The sharding to which the gradient `dy` of a result is redistributed. `from` is the operand's,
 /// with replicate for partial.
 fn back(dy: &Tensor, from: &Sharding, named: &[String]) -> Result<Sharding> {
-    let Some(given) = dy.sharding() else {
-        return Ok(from.clone());
-    };
-    let placement = |(axis, own): (&str, Placement)| {
-        let partial = given.partials().into_iter().find(|(name, _)| *name == axis);
-        match partial.filter(|_| !named.iter().any(|name| name == axis)) {
-            Some((_, reduction)) => (axis.to_owned(), Placement::Partial(reduction)),
-            None => (axis.to_owned(), own),
-        }
+    let partials = dy.sharding().map(Sharding::partials).unwrap_or_default();
+    let stays = |axis: &str| !named.iter().any(|name| name == axis);
+    let placement = |(axis, own)| {
+        let partial = partials
+            .iter()
+            .find(|(name, _)| *name == axis && stays(name));
+        let placement = partial.map_or(own, |(_, reduction)| Placement::Partial(*reduction));
+        (axis, placement)
     };
     let placements: Vec<_> = from.placements().into_iter().map(placement).collect();
     Ok(Sharding::new(from.mesh(), placements, from.shape())?)

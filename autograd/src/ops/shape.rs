@@ -30,7 +30,7 @@ pub fn cast<V: Operand>(x: &V, dtype: DType) -> Result<V> {
 /// # Errors
 /// As [`meshgrad_runtime::ops::reshape`].
 pub fn reshape<V: Operand>(x: &V, shape: &[usize]) -> Result<V> {
-    let from = x.value().global_shape();
+    let from = x.global_shape();
     let y = ops::reshape(x.value(), shape)?;
     if let Some(node @ Node::Param(_)) = x.as_var().map(Var::node) {
         // The gradient buffer has the same elements in the same order.
@@ -66,7 +66,7 @@ pub fn permute<V: Operand>(x: &V, order: &[usize]) -> Result<V> {
 /// # Errors
 /// As [`meshgrad_runtime::Tensor::broadcast_to`].
 pub fn broadcast_to<V: Operand>(x: &V, shape: &[usize]) -> Result<V> {
-    let from = x.value().global_shape();
+    let from = x.global_shape();
     let y = x.value().broadcast_to(shape)?;
     y.tracked_linear([x], move |dy, [dx]| dx.add(|| ops::sum_to(dy, &from)))
 }
@@ -76,7 +76,7 @@ pub fn broadcast_to<V: Operand>(x: &V, shape: &[usize]) -> Result<V> {
 /// # Errors
 /// As [`meshgrad_runtime::Tensor::slice`].
 pub fn slice<V: Operand>(x: &V, dim: isize, range: Range<usize>) -> Result<V> {
-    let from = x.value().global_shape();
+    let from = x.global_shape();
     let y = x.value().slice(dim, range.clone())?;
     let dim = x.value().dim("slice", dim)?;
     y.tracked_linear([x], move |dy, [dx]| {
@@ -106,7 +106,7 @@ pub fn split_last<V: Operand>(x: &V, c: usize) -> Result<V> {
             problem,
         });
     }
-    let shape = x.value().global_shape();
+    let shape = x.global_shape();
     let leading = &shape[..shape.len() - 1];
     reshape(x, &[leading, &[last / c, c]].concat())
 }
@@ -125,7 +125,7 @@ pub fn chunk<V: Operand>(x: &V, chunks: usize) -> Result<V> {
             problem,
         });
     }
-    let shape = x.value().global_shape();
+    let shape = x.global_shape();
     let leading = &shape[..shape.len() - 1];
     reshape(x, &[leading, &[chunks, last / chunks]].concat())
 }
@@ -136,7 +136,7 @@ pub fn chunk<V: Operand>(x: &V, chunks: usize) -> Result<V> {
 /// [`NoDim`](meshgrad_runtime::Error::NoDim) when there are fewer than two.
 pub fn merge_last<V: Operand>(x: &V) -> Result<V> {
     let at = x.value().dim("merge_last", -2)?;
-    let shape = x.value().global_shape();
+    let shape = x.global_shape();
     reshape(x, &[&shape[..at], &[shape[at] * shape[at + 1]]].concat())
 }
 
@@ -146,7 +146,7 @@ pub fn merge_last<V: Operand>(x: &V) -> Result<V> {
 /// [`NoDim`](meshgrad_runtime::Error::NoDim) when there are fewer than two.
 pub fn merge_first<V: Operand>(x: &V) -> Result<V> {
     let second = x.value().dim("merge_first", 1)?;
-    let shape = x.value().global_shape();
+    let shape = x.global_shape();
     reshape(x, &[&[shape[0] * shape[second]], &shape[2..]].concat())
 }
 
@@ -156,7 +156,7 @@ pub fn merge_first<V: Operand>(x: &V) -> Result<V> {
 /// [`NoDim`](meshgrad_runtime::Error::NoDim) when `x` has no dims.
 pub fn merge_leading<V: Operand>(x: &V) -> Result<V> {
     let last = x.value().dim("merge_leading", -1)?;
-    let shape = x.value().global_shape();
+    let shape = x.global_shape();
     let rows = shape[..last].iter().product();
     reshape(x, &[rows, shape[last]])
 }

@@ -35,7 +35,8 @@ pub enum MemoryError {
 /// Gathers a region of an expression, row-major and dense, from the tensors that `memory` returns
 /// by name.
 ///
-/// # Errors [`MemoryError`], including one for an `out` whose size differs from the region's.
+/// # Errors
+/// [`MemoryError`], including one for an `out` whose size differs from the region's.
 pub fn gather<'m>(
     graph: &Graph,
     expr: Expr,

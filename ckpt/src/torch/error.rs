@@ -59,7 +59,7 @@ pub enum TorchError {
         "its pickle uses {what} at byte {at}, which plain tensors do not need; save only the \
          state_dict: torch.save(model.state_dict(), ..)"
     )]
-    Needless {
+    UnsupportedPickle {
         /// The offset of the operation.
         at: usize,
         /// The operation.
@@ -204,7 +204,7 @@ impl TorchError {
             | TorchError::TooLarge { .. }
             | TorchError::BigEndian
             | TorchError::Global(_)
-            | TorchError::Needless { .. }
+            | TorchError::UnsupportedPickle { .. }
             | TorchError::TooManyValues(_)
             | TorchError::NotADict(_)
             | TorchError::Key(_)

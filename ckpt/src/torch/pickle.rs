@@ -194,7 +194,7 @@ impl Machine<'_> {
                 let version = self.number::<1>()?;
                 match version {
                     2..=5 => Ok(()),
-                    _ => Err(self.needless(format!("protocol {version}"))),
+                    _ => Err(self.unsupported(format!("protocol {version}"))),
                 }
             }
             FRAME => self.number::<8>().map(drop),
@@ -293,7 +293,7 @@ impl Machine<'_> {
                 self.make(Value::Persistent(id))
             }
             _ => match OTHERS.iter().find(|other| other.0 == op) {
-                Some((_, name)) => Err(self.needless(format!("the opcode {name}"))),
+                Some((_, name)) => Err(self.unsupported(format!("the opcode {name}"))),
                 None => Err(self.invalid("no opcode has this number")),
             },
         }
@@ -310,7 +310,9 @@ impl Machine<'_> {
         };
         match of {
             Global::OrderedDict if items.is_empty() => self.make(Value::Dict(Vec::new())),
-            Global::OrderedDict => Err(self.needless("an OrderedDict with arguments".to_owned())),
+            Global::OrderedDict => {
+                Err(self.unsupported("an OrderedDict with arguments".to_owned()))
+            }
             _ => self.make(Value::Object {
                 of,
                 arguments,
@@ -482,9 +484,9 @@ impl Machine<'_> {
         }
     }
 
-    fn needless(&self, what: String) -> TorchError {
+    fn unsupported(&self, what: String) -> TorchError {
         let at = self.op_at;
-        TorchError::Needless { at, what }
+        TorchError::UnsupportedPickle { at, what }
     }
 
     fn invalid(&self, problem: &'static str) -> TorchError {

@@ -389,7 +389,8 @@ pub trait Collectives: Communicator {
     /// peer if the transport can. Wait for them after the scope. All members must fuse the same
     /// collectives.
     ///
-    /// # Errors The error of `scope`; nothing is started then. See [`Collectives`].
+    /// # Errors
+    /// The error of `scope`; nothing is started then. See [`Collectives`].
     fn fuse<T>(&self, scope: impl FnOnce(&Fused<'_, Self>) -> Result<T>) -> Result<T> {
         fuse(self, scope)
     }

@@ -235,11 +235,18 @@ impl Sharding {
     /// The region of the global tensor that a rank holds, whole or partial; `None` if the rank is
     /// not in the mesh. An empty shard is the empty range at the end of its dim.
     pub fn region(&self, rank: usize) -> Option<Vec<Range<u64>>> {
+        let ranges = self.ranges(rank)?.into_iter();
+        Some(
+            ranges
+                .map(|range| range.start as u64..range.end as u64)
+                .collect(),
+        )
+    }
+
+    /// As [`Sharding::region`], as indices of a tensor in memory.
+    pub fn ranges(&self, rank: usize) -> Option<Vec<Range<usize>>> {
         let coordinate = self.mesh.coordinate(rank)?;
-        let range = |dim| {
-            let range = self.placements.range(dim, &coordinate, self.geometry());
-            range.start as u64..range.end as u64
-        };
+        let range = |dim| self.placements.range(dim, &coordinate, self.geometry());
         Some((0..self.shape.len()).map(range).collect())
     }
 

@@ -10,19 +10,12 @@ use meshgrad_runtime::{DType, Tensor, ops};
 /// which has the rest.
 pub(crate) fn part(x: &Tensor, sharding: &Sharding, rank: usize) -> Tensor {
     let mut local = x.clone();
-    for (dim, range) in ranges(sharding, rank).into_iter().enumerate() {
+    for (dim, range) in sharding.ranges(rank).unwrap().into_iter().enumerate() {
         local = local.slice(dim as isize, range).unwrap();
     }
     let local = ops::contiguous(&local).unwrap();
     let local = partial(&local, sharding, rank);
     local.with_sharding(sharding, rank).unwrap()
-}
-
-fn ranges(sharding: &Sharding, rank: usize) -> Vec<Range<usize>> {
-    let region = sharding.region(rank).unwrap().into_iter();
-    region
-        .map(|range| range.start as usize..range.end as usize)
-        .collect()
 }
 
 /// The coordinate of `rank` along each axis with partial values, and the number of ranks there.
@@ -68,7 +61,10 @@ pub(crate) fn assemble(parts: &[Tensor], what: &str) -> Tensor {
     let mut whole = vec![0.0; sharding.shape().iter().product()];
     for (rank, part) in parts.iter().enumerate() {
         assert_eq!(part.sharding(), Some(sharding), "{what}: rank {rank}");
-        let key = (ranges(sharding, rank), partial_coordinates(sharding, rank));
+        let key = (
+            sharding.ranges(rank).unwrap(),
+            partial_coordinates(sharding, rank),
+        );
         let local = part.local();
         if let Some(same) = shares.get(&key) {
             assert_near(

@@ -46,7 +46,8 @@ pub(super) static SIGNATURES: &[&Signature] = &[
 /// `x` [B, T, N, D], `w` \[D\], of one float dtype; `cos` and `sin` [B, T, H], or [T, H] for all
 /// sequences, f32; returns `y` as `x`, `inv_rms` [B, T, N] in the accumulator dtype.
 ///
-/// # Errors [`Error::Signature`](crate::Error::Signature), including when 2 H > D.
+/// # Errors
+/// [`Error::Signature`](crate::Error::Signature), including when 2 H > D.
 pub fn rms_norm_rope(
     x: &Tensor,
     w: &Tensor,

@@ -72,7 +72,8 @@ pub fn rope_tables(
 /// `x` [B, T, N, D], float; `cos` and `sin` [B, T, H], or [T, H] for all sequences, f32; returns
 /// `x`'s shape and dtype.
 ///
-/// # Errors [`Error::Signature`](crate::Error::Signature), including when 2 H > D.
+/// # Errors
+/// [`Error::Signature`](crate::Error::Signature), including when 2 H > D.
 pub fn rope(x: &Tensor, cos: &Tensor, sin: &Tensor, style: RopeStyle) -> Result<Tensor> {
     rotate(&ROPE, x, [cos, sin], style, Rotation::Forward)
 }

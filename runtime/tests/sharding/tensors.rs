@@ -23,13 +23,9 @@ fn whole(shape: &[usize]) -> Sharding {
 
 /// The part of `x` that `rank` holds.
 fn part(x: &Tensor, sharding: &Sharding, rank: usize) -> Tensor {
-    let region = sharding.region(rank).unwrap();
-    let part = region
-        .into_iter()
-        .enumerate()
-        .try_fold(x.clone(), |x, (dim, range)| {
-            x.slice(dim as isize, range.start as usize..range.end as usize)
-        });
+    let ranges = sharding.ranges(rank).unwrap().into_iter().enumerate();
+    let mut ranges = ranges.map(|(dim, range)| (dim as isize, range));
+    let part = ranges.try_fold(x.clone(), |x, (dim, range)| x.slice(dim, range));
     part.unwrap().with_sharding(sharding, rank).unwrap()
 }
 

@@ -43,7 +43,8 @@ impl Ema {
 
     /// Updates the averages with the current values. Does not wait for the device.
     ///
-    /// # Errors [`OptimError::Parts`], [`OptimError::Changed`] for parts that differ from those at
+    /// # Errors
+    /// [`OptimError::Parts`], [`OptimError::Changed`] for parts that differ from those at
     /// construction.
     pub fn update(&self, parts: &[Part]) -> Result<()> {
         let average = Average { decay: self.decay };

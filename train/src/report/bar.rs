@@ -1,4 +1,4 @@
-//! A progress bar on the last line of a terminal, redrawn at every step.
+//! A progress bar on the last line of a terminal, redrawn at most ten times per second.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 

@@ -50,7 +50,8 @@ impl World {
 
     /// [`World::from_env`] over a given transport.
     ///
-    /// # Errors [`EnvironmentError`], including one for a transport whose feature is off.
+    /// # Errors
+    /// [`EnvironmentError`], including one for a transport whose feature is off.
     pub fn from_env_over(transport: Transport) -> Result<World, EnvironmentError> {
         let environment = Environment::read()?;
         Ok(

@@ -10,10 +10,7 @@ pub(super) type Region = Vec<Range<usize>>;
 
 /// The region of `rank`, which is in the mesh.
 pub(super) fn region(sharding: &Sharding, rank: usize) -> Region {
-    let ranges = sharding.region(rank).unwrap_or_default().into_iter();
-    ranges
-        .map(|range| range.start as usize..range.end as usize)
-        .collect()
+    sharding.ranges(rank).unwrap_or_default()
 }
 
 /// The elements that are in both; empty in some dim if there are none.

@@ -18,7 +18,8 @@ impl RegionKey {
             return Err(Error::Argument { op, problem });
         }
         let mut region = Region::whole(tag.sharding().shape())?;
-        for (dim, range) in tag.ranges().into_iter().enumerate() {
+        let ranges = tag.sharding().ranges(tag.rank()).unwrap_or_default();
+        for (dim, range) in ranges.into_iter().enumerate() {
             region = region.slice(dim, range)?;
         }
         self.key().within(&region).global_indices(op, x.shape())

@@ -2,7 +2,6 @@
 //! allocation, so two tags are equal if their addresses are.
 
 use std::collections::HashMap;
-use std::ops::Range;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 
 use meshgrad_mesh::Sharding;
@@ -75,18 +74,6 @@ impl Tag {
     /// An id that differs from that of every other live tag.
     pub(super) fn id(&self) -> usize {
         Arc::as_ptr(&self.0) as usize
-    }
-
-    /// The range of each dim of the global tensor that the rank's part holds.
-    pub(crate) fn ranges(&self) -> Vec<Range<usize>> {
-        let ranges = self
-            .sharding()
-            .region(self.rank())
-            .unwrap_or_default()
-            .into_iter();
-        ranges
-            .map(|range| range.start as usize..range.end as usize)
-            .collect()
     }
 
     /// Checks that a tensor of `shape` can carry this tag.
