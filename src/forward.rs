@@ -16,8 +16,8 @@ use crate::model::{self, Checks};
 
 #[derive(clap::Args)]
 pub(crate) struct ForwardArguments {
-    /// A run, one of its checkpoints, or a Hugging Face folder. As in transformers, averages and
-    /// router biases of a run are not read.
+    /// A run, one of its checkpoints, or a Hugging Face folder. Weight averages and router biases
+    /// of a run are not read, as in transformers.
     model: PathBuf,
     /// A file with `input_ids` [B, T] int64 and optionally `labels` [B, T] int64, aligned by
     /// position; -100 is ignored.

@@ -1,17 +1,15 @@
 //! Activation checkpointing: save only the inputs of a block, and recompute the rest in the
 //! backward pass.
 
-use std::sync::{Mutex, PoisonError};
-
-use meshgrad_runtime::{DType, Tensor};
+use meshgrad_runtime::Tensor;
 
 #[cfg(doc)]
 use crate::Error;
-use crate::backward::Backward;
-use crate::slot::{Dep, Pass, Phase, Slots};
+use crate::nested::{NestedBackward, NestedTape};
+use crate::slot::{Dep, Slots};
 use crate::tape::{BackwardFn, is_recording, record_nested, without_recording};
-use crate::track::{in_dtypes, output};
-use crate::var::{Node, ValueId};
+use crate::track::output;
+use crate::var::Node;
 use crate::{Result, Saved, Tape, Var};
 
 /// Runs `block` on `inputs` and saves only `inputs`. The backward pass runs `block` again on a
@@ -38,13 +36,12 @@ pub fn checkpoint<const N: usize, T: Vars>(
     outputs.each_var(&mut |output| dtypes.push(output.dtype()));
 
     let count = dtypes.len();
-    let nested = Nested {
+    let recompute = Recompute {
         saved: inputs.map(Var::save),
-        dtypes,
         block,
-        recomputed: Mutex::new(None),
+        nested: NestedBackward::new(dtypes),
     };
-    let backward: BackwardFn = Box::new(move |dys, slots| nested.backward(dys, slots));
+    let backward: BackwardFn = Box::new(move |dys, slots| recompute.backward(dys, slots));
     let first = record_nested(count, &inputs, Dep::Nothing, uses, backward)?;
     let mut at = 0;
     outputs.each_var(&mut |var| {
@@ -95,112 +92,36 @@ impl<A: Vars, B: Vars> Vars for (A, B) {
 }
 
 /// The record of a checkpoint.
-struct Nested<F, const N: usize> {
+struct Recompute<F, const N: usize> {
     saved: [Saved; N],
-    /// The dtypes of the outputs.
-    dtypes: Vec<DType>,
     block: F,
-    /// The state between [`Phase::Inputs`] and [`Phase::Weights`].
-    recomputed: Mutex<Option<Recomputed>>,
+    nested: NestedBackward,
 }
 
-struct Recomputed {
-    backward: Backward,
-    /// Gradients of the inputs.
-    gradients: Vec<Option<Tensor>>,
-}
-
-impl<F, T, const N: usize> Nested<F, N>
+impl<F, T, const N: usize> Recompute<F, N>
 where
     F: Fn([Var; N]) -> Result<T>,
     T: Vars,
 {
     fn backward(&self, dys: &[Option<Tensor>], slots: Slots<'_>) -> Result<()> {
-        let pass = slots.pass;
-        let recomputed = self
-            .recomputed
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        let mut recomputed = match recomputed {
-            Some(mut recomputed) => {
-                pass.with_grads(|grads| recomputed.backward.run(Phase::Weights, grads, false))?;
-                recomputed
-            }
-            None => {
-                // In [`Phase::Weights`], this record depends only on weights, so [`Phase::Inputs`]
-                // skipped it: compute everything now.
-                let phase = match pass.phase() {
-                    Phase::Inputs => Phase::Inputs,
-                    Phase::Full | Phase::Weights => Phase::Full,
-                };
-                let Some(recomputed) = self.recompute(dys, phase, pass)? else {
-                    return Ok(());
-                };
-                recomputed
-            }
-        };
-
-        for (slot, gradient) in slots.iter().zip(&mut recomputed.gradients) {
-            // Gradients that are not needed in [`Phase::Inputs`] are kept for [`Phase::Weights`].
-            if let (true, Some(gradient)) = (slot.due(), gradient.take_if(|_| slot.due())) {
-                slot.add(|| Ok(gradient))?;
-            }
-        }
-        if pass.phase() == Phase::Inputs {
-            pass.defer_weights();
-            *self
-                .recomputed
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner) = Some(recomputed);
-        }
-        Ok(())
+        self.nested
+            .run(dys, slots, || self.recompute(), |_, gradient| Ok(gradient))
     }
 
-    /// Recomputes the block and runs `phase` of its backward. `None` if no output has a gradient.
-    fn recompute(
-        &self,
-        dys: &[Option<Tensor>],
-        phase: Phase,
-        pass: &Pass<'_>,
-    ) -> Result<Option<Recomputed>> {
+    fn recompute(&self) -> Result<NestedTape> {
         let values: Result<Vec<Tensor>> = self.saved.iter().map(Saved::get).collect();
         let values: [Tensor; N] = values?.try_into().unwrap_or_else(|_| unreachable!());
-        let ((inputs, outputs), tape) = Tape::record(|| {
+        let ((inputs, mut results), tape) = Tape::record(|| {
             let inputs = values.map(Var::input);
-            let mut outputs = Vec::new();
-            let mut results = (self.block)(inputs.clone())?;
-            results.each_var(&mut |output| outputs.push(output.clone()));
-            Ok((inputs, outputs))
+            let results = (self.block)(inputs.clone())?;
+            Ok((inputs, results))
         })?;
-
-        let tracked = |(output, dy): (&'_ Var, &Option<Tensor>)| match output.node() {
-            Node::Value(_) => dy.clone().map(|dy| (output.clone(), dy)),
-            _ => None,
-        };
-        let dys = in_dtypes(dys, &self.dtypes)?;
-        let roots: Vec<(Var, Tensor)> = outputs.iter().zip(&dys).filter_map(tracked).collect();
-        if roots.is_empty() {
-            return Ok(None);
-        }
-        let roots: Vec<(&Var, Tensor)> = roots.iter().map(|(var, dy)| (var, dy.clone())).collect();
-
-        let mut backward = Backward::new(tape, &roots)?;
-        pass.with_grads(|grads| backward.run(phase, grads, false))?;
-        let gradients = inputs
-            .iter()
-            .map(|input| id_of(input).and_then(|id| backward.take(id)));
-        let gradients = gradients.collect();
-        Ok(Some(Recomputed {
-            backward,
-            gradients,
-        }))
-    }
-}
-
-fn id_of(var: &Var) -> Option<ValueId> {
-    match var.node() {
-        Node::Value(id) => Some(*id),
-        _ => None,
+        let mut outputs = Vec::new();
+        results.each_var(&mut |output| outputs.push(output.clone()));
+        Ok(NestedTape {
+            tape,
+            inputs: inputs.into(),
+            outputs,
+        })
     }
 }

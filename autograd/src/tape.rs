@@ -89,6 +89,8 @@ impl Tape {
 pub(crate) struct Recorder {
     tape: Tape,
     keeps_records: bool,
+    /// Inside of [`local`](crate::local), parameters are operands.
+    refuses_parameters: bool,
 }
 
 thread_local! {
@@ -132,15 +134,35 @@ pub(crate) fn without_recording<T>(
     Ok((result?, uses))
 }
 
+/// As [`Tape::record`], for the body of a [`local`](crate::local). Without an outer recording, the
+/// tape has no records. The outer tape counts what the ops of `body` saved.
+pub(crate) fn record_local<T>(body: impl FnOnce() -> Result<T>) -> Result<(T, Tape)> {
+    let recorder = Recorder {
+        refuses_parameters: true,
+        ..Recorder::new(is_recording())
+    };
+    let (result, recorder) = with_recorder(recorder, body);
+    let mut tape = recorder.tape;
+    current(|outer| {
+        outer.tape.saved.append(&mut tape.saved);
+        Some(())
+    });
+    Ok((result?, tape))
+}
+
 /// Whether a tape records on this thread.
 pub(crate) fn is_recording() -> bool {
     current(|recorder| Some(recorder.keeps_records)).unwrap_or(false)
 }
 
 impl Recorder {
+    /// A recorder inside of the current one.
     fn new(keeps_records: bool) -> Recorder {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        Recorder::with_id(NEXT.fetch_add(1, Ordering::Relaxed), keeps_records)
+        Recorder {
+            refuses_parameters: current(|outer| Some(outer.refuses_parameters)).unwrap_or(false),
+            ..Recorder::with_id(NEXT.fetch_add(1, Ordering::Relaxed), keeps_records)
+        }
     }
 
     fn with_id(id: u64, keeps_records: bool) -> Recorder {
@@ -155,15 +177,16 @@ impl Recorder {
         Recorder {
             tape,
             keeps_records,
+            refuses_parameters: false,
         }
     }
 
-    /// Adds a value that no record produces: an input.
-    pub(crate) fn leaf(&mut self) -> Option<ValueId> {
-        if !self.keeps_records {
+    /// Adds a value that no record produces. `None` if no gradient flows to it.
+    pub(crate) fn leaf(&mut self, dep: Dep) -> Option<ValueId> {
+        if !self.keeps_records || dep == Dep::Nothing {
             return None;
         }
-        self.tape.deps.push(Dep::Input);
+        self.tape.deps.push(dep);
         Some(ValueId {
             tape: self.tape.id,
             slot: self.tape.deps.len() as u32 - 1,
@@ -186,6 +209,10 @@ impl Recorder {
     fn depends(&self, var: &Var) -> Result<Dep> {
         match var.node() {
             Node::Constant => Ok(Dep::Nothing),
+            Node::Param(param) if self.refuses_parameters => {
+                let name = param.name().to_owned();
+                Err(TapeError::Captured { name }.into())
+            }
             Node::Param(_) => Ok(Dep::Weight),
             Node::Value(id) if id.tape == self.tape.id => Ok(self.tape.deps[id.slot as usize]),
             Node::Value(id) => Err(other_tape(var, *id, Some(self))),
@@ -231,6 +258,15 @@ fn other_tape(var: &Var, id: ValueId, recorder: Option<&Recorder>) -> Error {
         current,
     }
     .into()
+}
+
+/// What `var` depends on; nothing if no tape records.
+///
+/// # Errors
+/// [`TapeError::OtherTape`]; [`TapeError::Captured`].
+pub(crate) fn dep_of(var: &Var) -> Result<Dep> {
+    let dep = current(|recorder| recorder.keeps_records.then(|| recorder.depends(var)));
+    dep.unwrap_or(Ok(Dep::Nothing))
 }
 
 /// Adds a record with `outputs` outputs, computed from `inputs`. Their [`Dep`] is the largest of

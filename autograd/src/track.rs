@@ -18,7 +18,12 @@ impl Var {
     /// [`Tape::backward_inputs`](crate::Tape::backward_inputs) returns. A constant when no tape
     /// records.
     pub fn input(value: Tensor) -> Var {
-        let id = current(|recorder| recorder.leaf());
+        Var::leaf(value, Dep::Input)
+    }
+
+    /// A value that no record produces, which depends on `dep`.
+    pub(crate) fn leaf(value: Tensor, dep: Dep) -> Var {
+        let id = current(|recorder| recorder.leaf(dep));
         let node = id.map_or(Node::Constant, Node::Value);
         Var::new(value, node)
     }
@@ -210,7 +215,7 @@ pub fn tracked_list_linear<V: Operand>(
 }
 
 /// The gradient of a partial maximum would need the maximum of all ranks.
-fn check_no_partial_max<'a>(
+pub(crate) fn check_no_partial_max<'a>(
     tracked: impl Iterator<Item = &'a Tensor>,
     outputs: &'a [Tensor],
 ) -> Result<()> {

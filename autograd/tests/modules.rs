@@ -1,4 +1,5 @@
-//! `#[derive(Module)]`: every parameter and buffer is visited, in order, once.
+//! `#[derive(Module)]` visits every field in order. `params()` and `buffers()` list each parameter
+//! and buffer once.
 
 use std::sync::Arc;
 

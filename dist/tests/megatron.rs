@@ -119,7 +119,8 @@ fn all_orders_match_megatron() {
     }
 }
 
-/// Megatron's enumeration. Sizes are fastest first; the ranks of a group differ in the masked ones.
+/// Megatron's enumeration. `sizes` is fastest first. Ranks of one group differ only in the masked
+/// dims.
 fn enumerated(sizes: &[usize], masked: &[bool]) -> Vec<Vec<usize>> {
     let strides: Vec<usize> = (0..sizes.len())
         .map(|at| sizes[..at].iter().product())

@@ -2,8 +2,7 @@
 
 /// Runs `f` compiled for the widest vectors of this machine.
 ///
-/// `f` must be a closure with `#[inline(always)]`; code that is not inlined is not vectorized. It
-/// should capture values or whole arrays.
+/// `f` must be a closure with `#[inline(always)]`; code that is not inlined is not vectorized.
 #[inline(always)]
 pub(crate) fn vectorized<R>(f: impl FnOnce() -> R) -> R {
     struct Body<F>(F);

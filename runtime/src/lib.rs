@@ -37,7 +37,7 @@ pub use crate::core::sharding::error::ShardedTensorError;
 pub use crate::core::sharding::redistribute::{
     Redistribute, current_redistribution, redistribute, with_redistribution,
 };
-pub use crate::core::sharding::scope::with_mesh;
+pub use crate::core::sharding::scope::{with_mesh, without_mesh};
 pub use crate::core::sharding::shape::ShardedShape;
 pub use crate::core::signature::{Call, Signature};
 pub use crate::core::storage::{Kind, ReadGuard, WriteGuard};

@@ -56,7 +56,7 @@ const KEYS: &[Meaning] = &[
     ),
     (
         "model.vocab_size",
-        "size of the vocabulary; left out, it is the tokenizer's",
+        "size of the vocabulary; unset: the tokenizer's",
     ),
     ("model.hidden_size", "width of the residual stream"),
     ("model.num_hidden_layers", "layers"),
@@ -67,33 +67,33 @@ const KEYS: &[Meaning] = &[
     ("model.num_attention_heads", "query heads"),
     (
         "model.num_key_value_heads",
-        "key-value heads, a divisor of the query heads; left out, as many as query heads",
+        "key-value heads, a divisor of the query heads; unset: as many as query heads",
     ),
     (
         "model.head_dim",
-        "features per head; left out, `hidden_size / num_attention_heads`",
+        "features per head; unset: `hidden_size / num_attention_heads`",
     ),
     (
         "model.attention_bias",
-        "biases in the projections of attention; left out, none",
+        "biases in the projections of attention; unset: none",
     ),
     ("model.attention_dropout", "only 0 is supported"),
     ("model.hidden_act", "activation of the gate; only `silu`"),
     (
         "model.rms_norm_eps",
-        "added to the mean square in every norm; left out, 1e-6",
+        "added to the mean square in every norm; unset: 1e-6",
     ),
     (
         "model.initializer_range",
-        "standard deviation of the initial weights; left out, 0.02",
+        "standard deviation of the initial weights; unset: 0.02",
     ),
     (
         "model.tie_word_embeddings",
-        "whether the output projection shares the embedding; left out, it does not",
+        "whether the output projection shares the embedding; unset: it does not",
     ),
     (
         "model.rope_theta",
-        "base of the rotary frequencies; left out, 10000",
+        "base of the rotary frequencies; unset: 10000",
     ),
     (
         "model.rope_scaling",
@@ -105,11 +105,11 @@ const KEYS: &[Meaning] = &[
     ),
     (
         "model.max_position_embeddings",
-        "context length that YaRN starts from; left out, 32768",
+        "context length that YaRN starts from; unset: 32768",
     ),
     (
         "model.use_sliding_window",
-        "whether sliding windows are used; left out, none are",
+        "whether sliding windows are used; unset: none are",
     ),
     (
         "model.sliding_window",
@@ -117,7 +117,7 @@ const KEYS: &[Meaning] = &[
     ),
     (
         "model.max_window_layers",
-        "`qwen3` without `layer_types`: the first sliding layer; left out, 28",
+        "`qwen3` without `layer_types`: the first sliding layer; unset: 28",
     ),
     (
         "model.layer_types",
@@ -128,19 +128,19 @@ const KEYS: &[Meaning] = &[
     ("model.moe_intermediate_size", "inner width of an expert"),
     (
         "model.norm_topk_prob",
-        "normalize the weights of a token's experts to sum to one; left out, they are not",
+        "normalize the weights of a token's experts to sum to one; unset: they are not",
     ),
     (
         "model.decoder_sparse_step",
-        "layer `i` may be sparse if `i + 1` is a multiple of this; left out, 1",
+        "layer `i` may be sparse if `i + 1` is a multiple of this; unset: 1",
     ),
     (
         "model.mlp_only_layers",
-        "layers that are always dense; left out, none",
+        "layers that are always dense; unset: none",
     ),
     (
         "model.router_aux_loss_coef",
-        "weight of the load-balancing loss; left out, 0.001",
+        "weight of the load-balancing loss; unset: 0.001",
     ),
     (
         "model.output_router_logits",

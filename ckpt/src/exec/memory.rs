@@ -14,9 +14,12 @@ pub enum MemoryError {
     /// The region cannot be traced.
     #[error(transparent)]
     Graph(#[from] GraphError),
-    /// A tensor that is not in memory, or that would have to be computed first.
+    /// A tensor that is not in memory.
     #[error("`{}` is not in memory", .0.escape_debug())]
     Absent(String),
+    /// An operation whose result would have to be computed first.
+    #[error("the result of `{}` is not in memory; compute it first", .0.escape_debug())]
+    NotComputed(String),
     /// A tensor's memory has a different size than the tensor.
     #[error("`{}` has {expected} bytes, but its memory has {found}", name.escape_debug())]
     Size {
@@ -68,7 +71,7 @@ fn put<'m>(
 ) -> Result<(), MemoryError> {
     let name = || graph.leaf_name(copy.from).to_owned();
     let (from, bytes) = match copy.from {
-        Leaf::Computed(_) => return Err(MemoryError::Absent(name())),
+        Leaf::Computed(_) => return Err(MemoryError::NotComputed(name())),
         Leaf::Fill(value) => {
             let step = |element, step: &ElementOp| step.apply(element);
             let value = copy.steps.iter().try_fold(value, step).unwrap_or(value);

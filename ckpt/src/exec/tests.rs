@@ -220,7 +220,8 @@ fn memory_of_the_wrong_size_is_rejected() {
     );
 }
 
-/// A plan is valid only for its folder in its planned state.
+/// A plan is valid only for the folder it was made for, and only while the folder's files are
+/// unchanged.
 #[test]
 fn sources_of_another_folder_are_rejected() {
     let (place, folder, plan) = large();

@@ -21,7 +21,7 @@ pub(crate) struct Probe {
     expected: Expected,
 }
 
-/// The tensors that are found, each of one letter, or the violated rule.
+/// The one-letter names of the tensors found, or the violated rule.
 pub(crate) type Expected = Result<&'static str, &'static str>;
 
 pub(crate) fn write_shard(path: &Path, names: &[&str]) {

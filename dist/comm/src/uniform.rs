@@ -14,9 +14,10 @@ use crate::ticket::Reduction;
 /// constant. Code that decides which collectives to start takes a `Uniform`, so that all ranks
 /// decide alike.
 ///
-/// It cannot be made from a value of one rank, and functions of it cannot capture one: they are
-/// `fn` pointers. They must not read what differs between processes either, such as the process id,
-/// a static variable, the environment, files, or the time. No type can prevent that.
+/// A `Uniform` cannot be created from a value of one rank. The functions passed to it are `fn`
+/// pointers, so they cannot capture such a value. They must not read what differs between processes
+/// either, such as the process id, a static variable, the environment, files, or the time. No type
+/// can prevent that.
 ///
 /// ```
 /// use meshgrad_comm::{Local, Reduction, Uniform};
@@ -97,8 +98,7 @@ impl<T> Uniform<T> {
 
     /// Both values.
     ///
-    /// # Errors
-    /// [`CommError::NotUniform`] if they are equal on the members of different groups.
+    /// # Errors [`CommError::NotUniform`] if the values belong to groups with different ranks.
     pub fn zip<U>(self, other: Uniform<U>) -> Result<Uniform<(T, U)>, CommError> {
         let group = match (self.group, other.group) {
             (Some(group), Some(other)) if group.ranks() != other.ranks() => {

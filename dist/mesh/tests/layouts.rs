@@ -223,3 +223,31 @@ fn layouts_without_a_common_radix_overlap() {
     assert_eq!(threes.relation(&fours), Relation::Overlapping);
     assert_eq!(fours.modes(), [Mode { size: 4, stride: 1 }]);
 }
+
+/// Indices that fit in the fastest mode, skip it, or continue in the next one.
+#[test]
+fn equally_spaced_indices_compose() {
+    let outer = layout(&[(4, 32), (8, 1)]);
+    for stride in [1usize, 2, 4, 8, 16] {
+        for size in (1..=32 / stride).filter(|size| size.is_power_of_two()) {
+            assert_composed(&outer, size, stride);
+        }
+    }
+    assert_composed(&layout(&[(2, 7), (5, 1)]), 3, 2);
+}
+
+fn assert_composed(outer: &RankLayout, size: usize, stride: usize) {
+    let composed = outer.compose(&layout(&[(size, stride)])).unwrap();
+    let ranks: Vec<usize> = outer.ranks().collect();
+    let expected: Vec<usize> = (0..size).map(|at| ranks[at * stride]).collect();
+    assert_eq!(composed.ranks().collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn layouts_are_written_as_sizes_and_strides() {
+    let text = |modes: &[(usize, usize)]| layout(modes).to_string();
+    assert_eq!(text(&[(1, 1)]), "1:0");
+    assert_eq!(text(&[(8, 1)]), "8:1");
+    assert_eq!(text(&[(2, 4), (2, 1)]), "(2, 2):(4, 1)");
+    assert_eq!(format!("{:?}", layout(&[(8, 1)])), "RankLayout(8:1)");
+}

@@ -126,7 +126,7 @@ pub(super) fn through(plan: &Plan, exchange: &mut impl Exchange) -> Result<()> {
         match all.get(plan.rank).map(Vec::as_slice) == Some(mine) {
             true => Ok(all),
             false => Err(failed(format!(
-                "the exchange returned {} messages, and its own is not at index {}",
+                "the exchange returned {} messages, and this rank's own message is not at index {}",
                 all.len(),
                 plan.rank
             ))),
@@ -172,7 +172,8 @@ struct GroupMessage {
     requesters: Vec<String>,
 }
 
-/// A group and its generation, in creation order.
+/// A group and its generation, ordered by size (largest first), ranks, the text of the group, and
+/// generation.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct GroupKey {
     size: Reverse<usize>,
@@ -234,8 +235,8 @@ const DROP_ALIKE: &str =
 /// The ranks that need each group, with their requesters.
 type Holders<'a> = BTreeMap<&'a GroupKey, BTreeMap<usize, &'a [String]>>;
 
-/// The first difference between plans: the mesh, or the first group in creation order that some of
-/// its members lack.
+/// The first difference between plans: the mesh, or the largest group that some of its members
+/// lack; ties are broken by ranks, then by text.
 fn difference(plans: Vec<PlanMessage>) -> RegistryError {
     let meshes: Vec<Fingerprint> = plans.iter().map(PlanMessage::fingerprint).collect();
     if let Err(error) = check_agreement(&meshes) {

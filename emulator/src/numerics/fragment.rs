@@ -75,7 +75,7 @@ pub(crate) struct MmaKind {
 }
 
 impl MmaKind {
-    /// The instruction with these types and this k; `None` if PTX has none.
+    /// The instruction with these types and this k; `None` if the emulator has none.
     pub(crate) fn new(
         a: Operand,
         b: Operand,

@@ -198,7 +198,8 @@ fn check_rows(device: &Device, problem: &Problem, [y, inv_rms, dx]: [u64; 3]) {
     }
 }
 
-/// dw is correct if it replaces the old value or is added to it, with the same bits in every order.
+/// dw is correct both when it overwrites the old value and when it is added to it, and its bits are
+/// the same in every schedule.
 #[test]
 fn grad_weight_matches_f64() {
     let mut first = None;

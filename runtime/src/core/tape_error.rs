@@ -17,8 +17,8 @@ pub enum TapeError {
 
     /// A value of one tape was used while another tape, or none, is recording.
     #[error(
-        "a value of shape {shape} belongs to tape {tape}, but {current}: inside `checkpoint` pass it \
-         as an input; after recording use `x.value()`"
+        "a value of shape {shape} belongs to tape {tape}, but {current}: inside `checkpoint` or \
+         `local` pass it as an input; after recording use `x.value()`"
     )]
     OtherTape {
         /// The value's shape.
@@ -27,6 +27,13 @@ pub enum TapeError {
         tape: u64,
         /// What is recording.
         current: String,
+    },
+
+    /// A parameter that the body of `local` captured.
+    #[error("the body of `local` uses parameter `{name}`; pass it as an operand")]
+    Captured {
+        /// The parameter.
+        name: String,
     },
 
     /// A tensor saved for backward was overwritten before backward.

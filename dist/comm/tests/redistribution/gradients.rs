@@ -11,7 +11,7 @@ use meshgrad_runtime::{
 };
 
 use crate::parts::{assemble, part};
-use crate::{FaultyRank, on_one_device, pairs, whole};
+use crate::{FaultyRank, near, on_one_device, pairs, whole};
 
 /// The gradient of a redistribution is the gradient of its result, with the operand's shards.
 #[test]
@@ -114,16 +114,6 @@ fn two_layers(rank: Option<(&dyn Rank, &Mesh)>) -> Result<[Tensor; 3]> {
     weights.run(&mut grads)?;
     let mut reduced = |w: &Param| ops::redistribute(&grads.get(w)?, [("dp", Placement::Replicate)]);
     Ok([dx.remove(0), reduced(w1)?, reduced(w2)?])
-}
-
-fn near(parts: &[Tensor], expected: &Tensor) -> bool {
-    let (actual, expected) = (
-        assemble(parts, "two layers"),
-        expected.to_vec::<f32>().unwrap(),
-    );
-    let actual = actual.to_vec::<f32>().unwrap();
-    let near = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-5 * (1.0 + b.abs());
-    actual.len() == expected.len() && actual.iter().zip(&expected).all(near)
 }
 
 /// A column-parallel and a row-parallel layer, data-parallel too, have the gradients of one rank.

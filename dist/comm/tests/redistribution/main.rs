@@ -4,6 +4,7 @@
 #[path = "../../../../opcheck/tests/sharding/parts.rs"]
 mod parts;
 
+mod bodies;
 mod gradients;
 
 use std::sync::Arc;
@@ -183,6 +184,14 @@ fn invalid_redistributions_are_errors() {
         Ok(())
     })
     .unwrap();
+}
+
+/// Whether the ranks' parts together are near `expected`.
+fn near(parts: &[Tensor], expected: &Tensor) -> bool {
+    let actual = assemble(parts, "the result").to_vec::<f32>().unwrap();
+    let expected = expected.to_vec::<f32>().unwrap();
+    let near = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-5 * (1.0 + b.abs());
+    actual.len() == expected.len() && actual.iter().zip(&expected).all(near)
 }
 
 /// A rank whose communicators have a fault.

@@ -51,7 +51,8 @@ impl Mark {
         Mark(self.0 & !(0xf << 1) | u64::from(bytes) << 1)
     }
 
-    /// The same access of a whole line: lanes from `first` on access `granules` granules each.
+    /// The same access to a whole line. Lane `first` and each lane after it access `granules`
+    /// granules.
     #[inline(always)]
     pub(super) fn of_line(self, first: u32, granules: usize) -> Mark {
         self.by_lane(first).of_bytes(granules as u32)

@@ -11,7 +11,7 @@ fn kind(a: Operand, b: Operand, accumulator: Accumulator, k: usize) -> MmaKind {
     MmaKind::new(a, b, accumulator, k).expect("an instruction of PTX")
 }
 
-/// All instructions that PTX has.
+/// Every `MmaKind` that the emulator supports.
 fn all_kinds() -> Vec<MmaKind> {
     let operands = [
         Operand::F16,
@@ -105,7 +105,7 @@ fn layouts_match_the_manual() {
     }
 }
 
-/// Every supported instruction of sm_80 exists, with the manual's register counts.
+/// The number of supported kinds, and the manual's register counts for seven of them.
 #[test]
 fn register_counts() {
     use {Accumulator as Acc, Operand as Op};

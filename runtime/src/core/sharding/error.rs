@@ -105,6 +105,36 @@ pub enum ShardedTensorError {
     #[error("redistribute: no ranks to communicate with; call it inside of with_redistribution")]
     NoRedistribution,
 
+    /// An operand of `local` with another sharding than the stated one.
+    #[error(
+        "local: an operand is {operand} on the mesh {mesh}, but {stated} is stated; redistribute it \
+         before, or state its own placements"
+    )]
+    LocalOperand {
+        /// The operand's dtype, shape and sharding.
+        operand: String,
+        /// The operand's mesh.
+        mesh: String,
+        /// The stated sharding and mesh.
+        stated: String,
+    },
+
+    /// A partial gradient of a result of `local`.
+    #[error(
+        "local: the gradient of result {result} ({sharding}) is partial: {gradient}; write \
+         redistribute(&result, [{remedy}]) after `local`, which reduces the gradient"
+    )]
+    LocalGradient {
+        /// The index of the result.
+        result: usize,
+        /// The result's sharding.
+        sharding: String,
+        /// The gradient's dtype, shape and sharding.
+        gradient: String,
+        /// The placements to redistribute to.
+        remedy: String,
+    },
+
     /// A rank that is not in the mesh.
     #[error("rank {rank} is not in the mesh {mesh}")]
     NotInMesh {

@@ -32,6 +32,12 @@ pub fn with_mesh<T, E: From<crate::Error>>(
     body()
 }
 
+/// Calls `body` outside of any [`with_mesh`]: tensors that it fills have no sharding.
+pub fn without_mesh<T>(body: impl FnOnce() -> T) -> T {
+    let _restore = Restore(CURRENT.take());
+    body()
+}
+
 /// Restores the previous mesh at the end of the scope, even after a panic.
 struct Restore(Option<(Mesh, usize)>);
 

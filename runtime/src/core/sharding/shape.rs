@@ -58,6 +58,11 @@ impl ShardedShape {
         self.tag.as_ref().map(Tag::sharding)
     }
 
+    /// The rank whose shards these are; `None` without a sharding.
+    pub fn rank(&self) -> Option<usize> {
+        self.tag.as_ref().map(Tag::rank)
+    }
+
     /// Whether `x` has this global shape and these shards. It may be partial.
     pub fn fits(&self, x: &Tensor) -> bool {
         match (&self.tag, x.tag()) {

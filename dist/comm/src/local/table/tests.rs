@@ -1,5 +1,5 @@
-//! Tests when operands are freed if their `Pending` was dropped. On a GPU, freeing waits for the
-//! GPU, so it must happen after other members were notified, and without any lock.
+//! Operands whose `Pending` was dropped are freed at the right time. On a GPU, freeing waits for
+//! the GPU, so it must happen after the other members were notified and without holding a lock.
 
 use std::panic::Location;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -40,9 +40,9 @@ fn nothing() -> Contribution {
     Contribution::observed(|| {})
 }
 
-/// Rank 0 starts a barrier and drops its `Pending`. Returns whether its operands were freed in
-/// time, once `end` has ended the barrier.
-fn freed_in_time(table: &Arc<Table>, end: impl FnOnce()) -> bool {
+/// Rank 0 starts a barrier and drops its `Pending`; then `end` ends the barrier. Returns whether
+/// the operands were freed only after the barrier was complete, and with no lock held.
+fn freed_after_completion(table: &Arc<Table>, end: impl FnOnce()) -> bool {
     let (freed, in_time) = (Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default());
     let completion = Arc::<Mutex<Option<Completion>>>::default();
     let dropped = {
@@ -66,7 +66,7 @@ fn freed_in_time(table: &Arc<Table>, end: impl FnOnce()) -> bool {
 #[test]
 fn operands_are_freed_after_success() {
     let table = table(2, Duration::MAX);
-    assert!(freed_in_time(&table, || {
+    assert!(freed_after_completion(&table, || {
         table.arrive(1, barrier(nothing())).unwrap();
     }));
 }
@@ -74,7 +74,7 @@ fn operands_are_freed_after_success() {
 #[test]
 fn operands_are_freed_after_a_mismatch() {
     let table = table(3, Duration::MAX);
-    assert!(freed_in_time(&table, || {
+    assert!(freed_after_completion(&table, || {
         let error = table.arrive(1, call(Collective::AllReduce, nothing()));
         assert!(matches!(error, Err(CommError::Mismatch { .. })));
     }));
@@ -83,7 +83,7 @@ fn operands_are_freed_after_a_mismatch() {
 #[test]
 fn operands_are_freed_after_a_verdict() {
     let table = table(3, Duration::ZERO);
-    assert!(freed_in_time(&table, || {
+    assert!(freed_after_completion(&table, || {
         let begun = table.arrive(1, barrier(nothing())).unwrap();
         table.wait(&begun, &Clock::real()).unwrap_err();
     }));
@@ -92,7 +92,7 @@ fn operands_are_freed_after_a_verdict() {
 #[test]
 fn operands_are_freed_after_a_rank_has_returned() {
     let table = table(2, Duration::MAX);
-    assert!(freed_in_time(&table, || {
+    assert!(freed_after_completion(&table, || {
         table.world.status.set_returned(1);
         table.fail_missing_returned();
     }));
@@ -101,7 +101,7 @@ fn operands_are_freed_after_a_rank_has_returned() {
 #[test]
 fn operands_are_freed_after_a_straggler() {
     let table = table(2, Duration::MAX);
-    assert!(freed_in_time(&table, || {
+    assert!(freed_after_completion(&table, || {
         let key = *table.lock().open.keys().next().unwrap();
         table.set_late(key);
         let late = table.arrive(1, barrier(nothing()));

@@ -1,0 +1,126 @@
+//! A tape inside of a record of another tape.
+
+use std::sync::{Mutex, PoisonError};
+
+use meshgrad_runtime::{DType, Tensor};
+
+use crate::backward::Backward;
+use crate::slot::{Pass, Phase, Slots};
+use crate::track::in_dtypes;
+use crate::var::{Node, ValueId};
+use crate::{Result, Tape, Var};
+
+/// A finished recording whose inputs and outputs are those of a record.
+pub(crate) struct NestedTape {
+    pub(crate) tape: Tape,
+    /// One per input of the record.
+    pub(crate) inputs: Vec<Var>,
+    /// One per output of the record.
+    pub(crate) outputs: Vec<Var>,
+}
+
+/// The backward pass of a record over its nested tape. A split backward runs it twice.
+pub(crate) struct NestedBackward {
+    /// The dtypes of the outputs.
+    dtypes: Vec<DType>,
+    /// The state between [`Phase::Inputs`] and [`Phase::Weights`].
+    started: Mutex<Option<Started>>,
+}
+
+struct Started {
+    /// `None` if no tracked output has a gradient.
+    backward: Option<Backward>,
+    inputs: Vec<Option<ValueId>>,
+}
+
+impl Started {
+    fn run(&mut self, phase: Phase, pass: &Pass<'_>) -> Result<()> {
+        let run =
+            |backward: &mut Backward| pass.with_grads(|grads| backward.run(phase, grads, false));
+        self.backward.as_mut().map_or(Ok(()), run)
+    }
+
+    fn take(&mut self, input: usize) -> Option<Tensor> {
+        let id = self.inputs[input]?;
+        self.backward.as_mut()?.take(id)
+    }
+}
+
+impl NestedBackward {
+    /// `dtypes` are those of the outputs.
+    pub(crate) fn new(dtypes: Vec<DType>) -> NestedBackward {
+        NestedBackward {
+            dtypes,
+            started: Mutex::new(None),
+        }
+    }
+
+    /// Computes the gradients of the inputs that are due. `tape` returns the nested tape; it is
+    /// called once. `finish` gets the position of each input and its gradient, if it has one.
+    pub(crate) fn run(
+        &self,
+        dys: &[Option<Tensor>],
+        slots: Slots<'_>,
+        tape: impl FnOnce() -> Result<NestedTape>,
+        finish: impl Fn(usize, Option<Tensor>) -> Result<Option<Tensor>>,
+    ) -> Result<()> {
+        let pass = slots.pass;
+        let mut started = match self.take() {
+            Some(mut started) => {
+                started.run(Phase::Weights, pass)?;
+                started
+            }
+            None => {
+                let mut started = self.start(tape()?, dys)?;
+                // In [`Phase::Weights`], this record depends only on weights, so [`Phase::Inputs`]
+                // skipped it: compute everything now.
+                let phase = match pass.phase() {
+                    Phase::Inputs => Phase::Inputs,
+                    Phase::Full | Phase::Weights => Phase::Full,
+                };
+                started.run(phase, pass)?;
+                started
+            }
+        };
+
+        for (at, slot) in slots.iter().enumerate() {
+            // Other gradients are computed, or kept, until [`Phase::Weights`].
+            if slot.due()
+                && let Some(gradient) = finish(at, started.take(at))?
+            {
+                slot.add(|| Ok(gradient))?;
+            }
+        }
+        if pass.phase() == Phase::Inputs {
+            pass.defer_weights();
+            *self.started.lock().unwrap_or_else(PoisonError::into_inner) = Some(started);
+        }
+        Ok(())
+    }
+
+    fn take(&self) -> Option<Started> {
+        let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
+        started.take()
+    }
+
+    fn start(&self, nested: NestedTape, dys: &[Option<Tensor>]) -> Result<Started> {
+        let dys = in_dtypes(dys, &self.dtypes)?;
+        let with_gradient =
+            |(output, dy): (_, Option<Tensor>)| id_of(output).and(dy).map(|dy| (output, dy));
+        let roots = nested.outputs.iter().zip(dys).filter_map(with_gradient);
+        let roots: Vec<(&Var, Tensor)> = roots.collect();
+        let backward = match roots.is_empty() {
+            true => None,
+            false => Some(Backward::new(nested.tape, &roots)?),
+        };
+        let inputs = nested.inputs.iter().map(id_of).collect();
+        Ok(Started { backward, inputs })
+    }
+}
+
+fn id_of(var: &Var) -> Option<ValueId> {
+    match var.node() {
+        Node::Value(id) => Some(*id),
+        _ => None,
+    }
+}
