@@ -7,6 +7,7 @@
 //! - [`Mesh`]: named axes over ranks; [`Group`]: the ranks that communicate with each other.
 //! - [`Sharding`]: a mesh, a placement per axis and a global shape; [`Redistribution`]: the
 //!   collectives that convert one sharding into another.
+//! - [`Transfer`]: the messages that bring tensors from one mesh to another.
 //! - [`ShardingRule`]: the shardings of an op's results, derived from its [`ParsedSignature`].
 //! - [`check_agreement`]: whether all ranks have the same mesh.
 
@@ -29,6 +30,7 @@ mod sharding_error;
 mod signature;
 mod size;
 mod text;
+mod transfer;
 
 pub use agreement::{Fingerprint, check_agreement};
 pub use error::{MAX_RANKS, MeshError, Result};
@@ -47,6 +49,7 @@ pub use sharding_error::ShardingError;
 pub use signature::{DimSpec, NamedDim, ParsedSignature, SignatureError, TensorSpec};
 pub use size::Size;
 pub use text::nearest_name;
+pub use transfer::{Transfer, TransferMessage, TransferPart, TransferTensor};
 
 /// Compiles and runs the examples of the guide.
 #[cfg(doctest)]

@@ -109,8 +109,8 @@ pub enum ShardingError {
 
     /// The meshes differ.
     #[error(
-        "cannot redistribute from mesh {from} to mesh {to}: state both shardings on one mesh, from \
-         which these can be derived by select, split and flatten"
+        "cannot redistribute from mesh {from} to mesh {to}: transfer it between the meshes, or state \
+         both shardings on one mesh, from which these can be derived by select, split and flatten"
     )]
     MeshMismatch {
         /// The axes and ranks of the source.
@@ -141,6 +141,31 @@ pub enum ShardingError {
         /// The reduction of the target.
         to: Reduction,
     },
+
+    /// A transfer between meshes from or to partial values.
+    #[error(
+        "cannot transfer {end} partial values ({sharding}): {}", whole(.end, .axis)
+    )]
+    TransferPartial {
+        /// `from` or `to`.
+        end: &'static str,
+        /// An axis with partial values.
+        axis: String,
+        /// The sharding.
+        sharding: String,
+    },
+
+    /// A transfer from or to a mesh with parallel instances.
+    #[error(
+        "cannot transfer from or to the {instances} parallel instances of {mesh}, whose values may \
+         differ: state the sharding on a mesh with all axes"
+    )]
+    TransferInstances {
+        /// The mesh.
+        mesh: String,
+        /// Its number of instances.
+        instances: usize,
+    },
 }
 
 fn sum(sizes: &[usize]) -> u128 {
@@ -165,4 +190,11 @@ fn inside(outer: &[String]) -> String {
 fn names(axes: &[String]) -> String {
     let quoted: Vec<String> = axes.iter().map(|axis| format!("`{axis}`")).collect();
     quoted.join(", ")
+}
+
+fn whole(end: &str, axis: &str) -> String {
+    match end {
+        "from" => format!("redistribute it to replicate or shard on axis `{axis}` first"),
+        _ => format!("transfer to replicate or shard on axis `{axis}`, and redistribute it there"),
+    }
 }

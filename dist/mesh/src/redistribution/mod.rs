@@ -53,8 +53,9 @@ impl Redistribution {
     ///
     /// A plan makes a replicated axis partial only if the target is partial on that axis.
     ///
-    /// If more than 4 axes change, the result is the axis-by-axis plan. A search that exceeds its
-    /// budget returns the best plan found.
+    /// If more than 4 axes change, the search does not try all plans: it tries the moves that lead
+    /// to the target directly, and then improves parts of the best plan in which up to 4 axes move.
+    /// A search that exceeds its budget returns the best plan found.
     ///
     /// # Errors
     /// [`ShardingError::MeshMismatch`], [`ShardingError::ShapeMismatch`],

@@ -26,6 +26,15 @@ pub(crate) struct Move {
     pub(crate) to: Placements,
 }
 
+/// Which moves a search tries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Scope {
+    All,
+    /// Those after which each axis that moved replicates or has its target placement. A reduction
+    /// may also scatter axes that replicate in the target, to gather them later.
+    Direct,
+}
+
 /// Generates the moves of a search.
 pub(crate) struct Moves<'a> {
     geometry: Geometry<'a>,
@@ -34,18 +43,33 @@ pub(crate) struct Moves<'a> {
     movable: Vec<usize>,
     /// The shards that these axes may create.
     options: Vec<AxisShard>,
+    /// An unsharded dim for intermediate steps of direct moves.
+    spare: Option<usize>,
+    scope: Scope,
 }
 
 impl<'a> Moves<'a> {
-    pub(crate) fn new(geometry: Geometry<'a>, from: &Placements, to: &'a Placements) -> Moves<'a> {
+    pub(crate) fn new(
+        geometry: Geometry<'a>,
+        from: &Placements,
+        to: &'a Placements,
+        scope: Scope,
+    ) -> Moves<'a> {
         let axes = 0..geometry.axis_sizes.len();
         let movable: Vec<usize> = axes.filter(|axis| !is_settled(*axis, from, to)).collect();
-        let options = options(geometry, from, to, &movable);
+        let dims = dims(from, to, &movable);
+        let spare = spare_dim(geometry, &movable, &dims);
+        let options = match scope {
+            Scope::All => options(from, to, &movable, dims.into_iter().chain(spare).collect()),
+            Scope::Direct => to.shards().to_vec(),
+        };
         Moves {
             geometry,
             target: to,
             movable,
             options,
+            spare,
+            scope,
         }
     }
 
@@ -74,7 +98,10 @@ impl<'a> Moves<'a> {
     fn local(&self, state: &Placements, moves: &mut Vec<Move>) {
         for shard in &self.options {
             let mut to = state.clone();
-            if state.is_replicated(shard.axis) && to.push(shard.clone(), self.geometry).is_ok() {
+            if state.is_replicated(shard.axis)
+                && to.push(shard.clone(), self.geometry).is_ok()
+                && (self.scope == Scope::All || self.is_at_target(&to, shard.axis))
+            {
                 moves.push(Move {
                     action: Action::Slice,
                     axes: SmallVec::from_slice(&[shard.axis]),
@@ -96,7 +123,7 @@ impl<'a> Moves<'a> {
         for chosen in subsets(&partial) {
             moves.push(all_reduce(state, &chosen, self.geometry));
             let reduced = without(state, &chosen);
-            for to in self.inside(&reduced, &chosen) {
+            for to in self.inside(&reduced, &chosen, self.spare) {
                 moves.push(Move {
                     action: Action::ReduceScatter(reduce_op(state, &chosen, self.geometry)),
                     axes: shard_order(&to, &chosen),
@@ -113,7 +140,7 @@ impl<'a> Moves<'a> {
             state.shard_on(axis) == to.shard_on(axis)
                 && state.outer_shards(axis) == to.outer_shards(axis)
         };
-        for to in self.inside(&without(state, inner), inner) {
+        for to in self.inside(&without(state, inner), inner, None) {
             if !inner.iter().any(|axis| stays(&to, *axis)) {
                 moves.push(Move {
                     action: Action::AllToAll,
@@ -153,8 +180,12 @@ impl<'a> Moves<'a> {
         choices
     }
 
-    /// All placements in which these axes shard dims inside the existing shards.
-    fn inside(&self, base: &Placements, axes: &[usize]) -> Vec<Placements> {
+    /// The placements in which these axes shard dims inside the existing shards. Direct moves give
+    /// `spare` to axes that shard nothing in the target.
+    fn inside(&self, base: &Placements, axes: &[usize], spare: Option<usize>) -> Vec<Placements> {
+        if self.scope == Scope::Direct {
+            return self.target_shards(base, axes, spare).into_iter().collect();
+        }
         let mut shards: Vec<Vec<AxisShard>> = vec![Vec::new()];
         for axis in axes {
             let options = self.options.iter().filter(|shard| shard.axis == *axis);
@@ -177,6 +208,37 @@ impl<'a> Moves<'a> {
     }
 }
 
+/// The moves of [`Scope::Direct`].
+impl Moves<'_> {
+    /// The placements in which these axes have their target shards.
+    fn target_shards(
+        &self,
+        base: &Placements,
+        axes: &[usize],
+        spare: Option<usize>,
+    ) -> Option<Placements> {
+        let mut to = base.clone();
+        let shards = self.target.shards().iter();
+        for shard in shards.filter(|shard| axes.contains(&shard.axis)) {
+            to.push(shard.clone(), self.geometry).ok()?;
+            if !self.is_at_target(&to, shard.axis) {
+                return None;
+            }
+        }
+        for axis in axes {
+            if self.target.shard_on(*axis).is_none() {
+                to.push(even(*axis, spare?), self.geometry).ok()?;
+            }
+        }
+        Some(to)
+    }
+
+    /// Whether an axis has its target shard, inside the target's outer shards.
+    fn is_at_target(&self, state: &Placements, axis: usize) -> bool {
+        state.outer_shards(axis) == self.target.outer_shards(axis)
+    }
+}
+
 /// The lists with one more shard, at each position within its dim. The list stays sorted by dim, so
 /// each result occurs once.
 fn inserted(shards: &[AxisShard], shard: &AxisShard) -> Vec<Vec<AxisShard>> {
@@ -195,34 +257,42 @@ fn is_settled(axis: usize, from: &Placements, to: &Placements) -> bool {
     from.placement(axis) == to.placement(axis) && from.outer_shards(axis) == to.outer_shards(axis)
 }
 
+/// The dims that these axes shard before or after.
+fn dims(from: &Placements, to: &Placements, movable: &[usize]) -> Vec<usize> {
+    let shards = from.shards().iter().chain(to.shards());
+    let moved = shards.filter(|shard| movable.contains(&shard.axis));
+    let mut dims: Vec<usize> = moved.map(|shard| shard.dim).collect();
+    dims.sort_unstable();
+    dims.dedup();
+    dims
+}
+
+/// The even shards of `dims`, in ascending order, and those of source and target.
 fn options(
-    geometry: Geometry,
     from: &Placements,
     to: &Placements,
     movable: &[usize],
+    mut dims: Vec<usize>,
 ) -> Vec<AxisShard> {
-    let shards = || from.shards().iter().chain(to.shards());
-    let shards = || shards().filter(|shard| movable.contains(&shard.axis));
-    let mut dims: Vec<usize> = shards().map(|shard| shard.dim).collect();
-    dims.extend(spare_dim(geometry, movable, &dims));
     dims.sort_unstable();
-    dims.dedup();
-
-    let even = |axis: usize, dim: usize| AxisShard {
-        dim,
-        axis,
-        division: Division::Even,
-    };
     let evens = movable
         .iter()
         .flat_map(|axis| dims.iter().map(move |dim| even(*axis, *dim)));
     let mut options: Vec<AxisShard> = evens.collect();
-    for shard in shards() {
-        if !options.contains(shard) {
+    for shard in from.shards().iter().chain(to.shards()) {
+        if movable.contains(&shard.axis) && !options.contains(shard) {
             options.push(shard.clone());
         }
     }
     options
+}
+
+fn even(axis: usize, dim: usize) -> AxisShard {
+    AxisShard {
+        dim,
+        axis,
+        division: Division::Even,
+    }
 }
 
 /// An unsharded dim for intermediate steps, such as a reduce_scatter followed by an all_gather.

@@ -358,10 +358,14 @@ fn equal_shardings_need_no_steps() {
     }
 }
 
-/// The most axes for which plans are searched, and one axis more.
+/// The most axes for which all moves are searched, and more.
 #[test]
 fn pairs_on_many_axes_are_correct() {
-    for names in [&["a", "b", "c", "d"][..], &["a", "b", "c", "d", "e"]] {
+    for names in [
+        &["a", "b", "c", "d"][..],
+        &["a", "b", "c", "d", "e"],
+        &["a", "b", "c", "d", "e", "f"],
+    ] {
         let mesh = Mesh::new(&vec![2; names.len()], names).unwrap();
         let sharding = |placement: Placement| {
             let along = names.iter().map(|axis| (*axis, placement.clone()));
@@ -375,6 +379,43 @@ fn pairs_on_many_axes_are_correct() {
         check(&sharding(partial(Reduction::Sum)), &backwards);
         check(&sharding(shard(1)), &sharding(partial(Reduction::Avg)));
     }
+}
+
+/// With six axes too, a change of order or of the dim is one all_to_all if bytes count most, and a
+/// sum is reduced within hosts first.
+#[test]
+fn six_axes_move_together() {
+    let names = ["a", "b", "c", "d", "e", "f"];
+    let mesh = Mesh::new(&[2; 6], &names).unwrap();
+    let on = |placement: Placement, names: &[&str]| {
+        let along = names.iter().map(|axis| (*axis, placement.clone()));
+        Sharding::new(&mesh, along.collect::<Vec<_>>(), &[1 << 12, 1 << 12]).unwrap()
+    };
+    let backwards = ["f", "e", "d", "c", "b", "a"];
+    for to in [on(shard(0), &backwards), on(shard(1), &names)] {
+        let from = on(shard(0), &names);
+        let plan = Redistribution::plan(&from, &to, 32, &Hosts::Uniform(2), &SLOW).unwrap();
+        assert_eq!(plan.steps().len(), 1, "{plan}");
+        assert_eq!(plan.steps()[0].action(), Action::AllToAll);
+    }
+
+    let sum = on(partial(Reduction::Sum), &names);
+    let whole = Sharding::replicated(&mesh, sum.shape()).unwrap();
+    let hosts = Hosts::Uniform(8);
+    let across = Redistribution::plan(&sum, &whole, 32, &hosts, &LinkCosts::default()).unwrap();
+    let ends = [across.steps().first(), across.steps().last()].map(|step| {
+        let step = step.unwrap();
+        (
+            step.action().to_string(),
+            step.axes().collect::<Vec<_>>().join(" "),
+        )
+    });
+    let expected = ["reduce_scatter(sum)", "all_gather"];
+    assert_eq!(
+        ends,
+        expected.map(|action| (action.to_owned(), "d e f".to_owned())),
+        "{across}"
+    );
 }
 
 #[test]
@@ -401,7 +442,7 @@ fn impossible_redistributions_are_errors() {
     assert_eq!(
         error(&sharding(shard(0)), &elsewhere),
         "cannot redistribute from mesh dp 2 x tp 2 of ranks [0, 1, 2, 3] to mesh tp 4 of ranks \
-         [0, 1, 2, 3]: state both shardings on one mesh, from which these can be derived by \
-         select, split and flatten"
+         [0, 1, 2, 3]: transfer it between the meshes, or state both shardings on one mesh, from \
+         which these can be derived by select, split and flatten"
     );
 }

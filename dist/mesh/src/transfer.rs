@@ -1,0 +1,199 @@
+//! Transfers between meshes: which parts of tensors each rank sends to which other ranks.
+//!
+//! The ranks of a training mesh hold weights in other shards than those of an inference mesh. Both
+//! meshes are over ranks of one world; a rank may be in one of them or in both.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::ops::Range;
+
+use crate::{Sharding, ShardingError};
+
+/// A tensor of a [`Transfer`].
+#[derive(Debug, Clone, Copy)]
+pub struct TransferTensor<'a> {
+    /// The sharding on the mesh that has it.
+    pub from: &'a Sharding,
+    /// The sharding on the mesh that gets it.
+    pub to: &'a Sharding,
+    /// The bits of an element.
+    pub element_bits: usize,
+}
+
+/// The messages that bring tensors from one mesh to another, at most one for each ordered pair of
+/// ranks. A plan is a value, and equal on all ranks.
+///
+/// Each rank receives the elements of its target regions that it does not have, once. If several
+/// ranks have them, the one sends them that sends the fewest bytes so far.
+///
+/// ```
+/// use meshgrad_mesh::{Mesh, Placement, Sharding, Transfer, TransferTensor};
+///
+/// let training = Mesh::new(&[2, 2], &["dp", "tp"])?;
+/// let inference = Mesh::from_ranks(&[3, 4, 5], &[3], &["tp"])?;
+/// let rows = [("tp", Placement::shard(0))];
+/// let from = Sharding::new(&training, &rows, &[12, 4])?; // rank 3 has rows 6..12 and needs 0..4
+/// let to = Sharding::new(&inference, &rows, &[12, 4])?;
+///
+/// let tensor = TransferTensor { from: &from, to: &to, element_bits: 32 };
+/// let plan = Transfer::plan(&[tensor])?;
+/// let messages: Vec<String> = plan.messages().iter().map(|one| one.to_string()).collect();
+/// assert_eq!(
+///     messages,
+///     ["0 to 3: 64 bytes", "1 to 4: 32 bytes", "2 to 4: 32 bytes", "3 to 5: 64 bytes"]
+/// );
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Transfer {
+    messages: Vec<TransferMessage>,
+}
+
+/// What one rank sends to another.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TransferMessage {
+    /// The rank that sends.
+    pub sender: usize,
+    /// The rank that receives.
+    pub receiver: usize,
+    /// The parts of tensors, in the order of the tensors.
+    pub parts: Vec<TransferPart>,
+    /// The size of all parts in bytes.
+    pub bytes: u64,
+}
+
+/// A part of a tensor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TransferPart {
+    /// The index of the tensor in the list that was planned.
+    pub tensor: usize,
+    /// The region of the global tensor. It is not empty.
+    pub region: Vec<Range<usize>>,
+}
+
+impl Transfer {
+    /// The plan for a list of tensors, whose messages are shared.
+    ///
+    /// # Errors
+    /// [`ShardingError::ShapeMismatch`]; [`ShardingError::TransferPartial`] if a source or a target
+    /// is partial; [`ShardingError::TransferInstances`] for a mesh with parallel instances.
+    pub fn plan(tensors: &[TransferTensor<'_>]) -> Result<Transfer, ShardingError> {
+        let mut sent: HashMap<usize, u64> = HashMap::new();
+        let mut messages: BTreeMap<(usize, usize), TransferMessage> = BTreeMap::new();
+        for (at, tensor) in tensors.iter().enumerate() {
+            check(tensor)?;
+            let sources = regions(tensor.from);
+            for receiver in tensor.to.mesh().ranks() {
+                let wanted = tensor.to.ranges(receiver).unwrap_or_default();
+                for (region, holders) in &sources {
+                    let region = intersection(region, &wanted);
+                    if is_empty(&region) || holders.contains(&receiver) {
+                        continue;
+                    }
+                    let load = |rank: &&usize| sent.get(*rank).copied().unwrap_or(0);
+                    let Some(sender) = holders.iter().min_by_key(load) else {
+                        continue;
+                    };
+                    let bytes = bytes(&region, tensor.element_bits);
+                    *sent.entry(*sender).or_default() += bytes;
+                    let message = messages.entry((*sender, receiver));
+                    let message = message.or_insert_with(|| TransferMessage {
+                        sender: *sender,
+                        receiver,
+                        parts: Vec::new(),
+                        bytes: 0,
+                    });
+                    message.bytes += bytes;
+                    message.parts.push(TransferPart { tensor: at, region });
+                }
+            }
+        }
+        Ok(Transfer {
+            messages: messages.into_values().collect(),
+        })
+    }
+
+    /// The messages, by sender and then by receiver.
+    pub fn messages(&self) -> &[TransferMessage] {
+        &self.messages
+    }
+
+    /// The bytes of all messages.
+    pub fn bytes(&self) -> u64 {
+        self.messages.iter().map(|message| message.bytes).sum()
+    }
+}
+
+/// `0 to 3: 64 bytes`.
+impl fmt::Display for TransferMessage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let TransferMessage {
+            sender,
+            receiver,
+            bytes,
+            ..
+        } = self;
+        write!(f, "{sender} to {receiver}: {bytes} bytes")
+    }
+}
+
+/// A region and the ranks that have it.
+type Held = (Vec<Range<usize>>, Vec<usize>);
+
+/// The distinct nonempty regions of a sharding, by their first rank. They do not overlap.
+fn regions(sharding: &Sharding) -> Vec<Held> {
+    let mut held: Vec<Held> = Vec::new();
+    let mut known: HashMap<Vec<Range<usize>>, usize> = HashMap::new();
+    for rank in sharding.mesh().ranks() {
+        let region = sharding.ranges(rank).unwrap_or_default();
+        if is_empty(&region) {
+            continue;
+        }
+        let at = *known.entry(region.clone()).or_insert(held.len());
+        match held.get_mut(at) {
+            Some((_, ranks)) => ranks.push(rank),
+            None => held.push((region, vec![rank])),
+        }
+    }
+    held
+}
+
+fn check(tensor: &TransferTensor<'_>) -> Result<(), ShardingError> {
+    let TransferTensor { from, to, .. } = tensor;
+    if from.shape() != to.shape() {
+        return Err(ShardingError::ShapeMismatch {
+            from: from.shape().to_vec(),
+            to: to.shape().to_vec(),
+        });
+    }
+    for (sharding, end) in [(from, "from"), (to, "to")] {
+        let instances = sharding.mesh().instances();
+        if instances > 1 {
+            let mesh = sharding.mesh().to_string();
+            return Err(ShardingError::TransferInstances { mesh, instances });
+        }
+        if let Some((axis, _)) = sharding.partials().first() {
+            return Err(ShardingError::TransferPartial {
+                end,
+                axis: (*axis).to_owned(),
+                sharding: sharding.to_string(),
+            });
+        }
+    }
+    Ok(())
+}
+
+fn intersection(a: &[Range<usize>], b: &[Range<usize>]) -> Vec<Range<usize>> {
+    let both = a.iter().zip(b);
+    both.map(|(a, b)| a.start.max(b.start)..a.end.min(b.end))
+        .collect()
+}
+
+fn is_empty(region: &[Range<usize>]) -> bool {
+    region.iter().any(Range::is_empty)
+}
+
+fn bytes(region: &[Range<usize>], element_bits: usize) -> u64 {
+    let elements: u64 = region.iter().map(|range| range.len() as u64).product();
+    (elements * element_bits as u64).div_ceil(8)
+}
