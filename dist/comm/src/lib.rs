@@ -62,7 +62,7 @@ pub use plan::{
     Checked, CommEvent, CommLog, LoggedCall, Plan, PlanCommunicator, PlanRank, check_logs,
 };
 pub use rank::Rank;
-pub use redistribute::Redistributor;
+pub use redistribute::{Redistributor, Transferred};
 pub use shares::GroupConnector;
 pub use source_line::SourceLine;
 pub use ticket::{Collective, Counters, Counts, Fingerprint, Peer, Reduction, Request, Ticket};

@@ -8,10 +8,12 @@ use meshgrad_runtime::{Device, Error, Result};
 use crate::communicator::Communicator;
 use crate::host::World;
 use crate::local::LocalRank;
+use crate::plan::PlanRank;
 use crate::shares::GroupConnector;
 
 /// A rank of a world, whatever its transport: a main function that takes `&dyn Rank` runs as
-/// threads ([`Local::run`](crate::Local::run)) and as processes ([`World::from_env`]).
+/// threads ([`Local::run`](crate::Local::run)) and as processes ([`World::from_env`]), and
+/// [`Plan::trace`](crate::Plan::trace) logs its collectives.
 pub trait Rank: Sync {
     /// Its number, from 0.
     fn rank(&self) -> usize;
@@ -24,6 +26,12 @@ pub trait Rank: Sync {
 
     /// What connects its groups.
     fn connector(&self) -> Arc<dyn GroupConnector>;
+
+    /// Whether only the thread that runs the rank may communicate, because the order of its calls
+    /// counts: in simulated time, and with [`Plan`](crate::Plan).
+    fn is_single_threaded(&self) -> bool {
+        false
+    }
 
     /// The communicator of a group, shared with other requests for an equal group. `name`
     /// identifies the requester in reports.
@@ -59,6 +67,32 @@ impl Rank for LocalRank {
 
     fn connector(&self) -> Arc<dyn GroupConnector> {
         self.shares().clone()
+    }
+
+    fn is_single_threaded(&self) -> bool {
+        self.clock().is_simulated()
+    }
+}
+
+impl Rank for PlanRank {
+    fn rank(&self) -> usize {
+        self.rank()
+    }
+
+    fn world_size(&self) -> usize {
+        self.world_size()
+    }
+
+    fn device(&self) -> &Device {
+        self.device()
+    }
+
+    fn connector(&self) -> Arc<dyn GroupConnector> {
+        Arc::new(self.clone())
+    }
+
+    fn is_single_threaded(&self) -> bool {
+        true
     }
 }
 

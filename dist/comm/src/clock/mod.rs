@@ -59,6 +59,10 @@ impl Clock {
         }
     }
 
+    pub(crate) fn is_simulated(&self) -> bool {
+        matches!(self.time, Time::Simulated(_))
+    }
+
     /// The time since the world started.
     pub fn now(&self) -> Duration {
         match &self.time {

@@ -23,6 +23,7 @@ pub use log::{CommEvent, CommLog, LoggedCall};
 
 use crate::communicator::{Communicator, Operands, Output};
 use crate::error::CommError;
+use crate::shares::GroupConnector;
 use crate::ticket::Request;
 
 /// A world whose ranks run one after another, or of which only some run.
@@ -199,6 +200,12 @@ impl Connect for PlanRank {
         connecting: &mut PlanCommunicator,
     ) -> Result<Progress<PlanCommunicator>, CommError> {
         Ok(Progress::Ready(connecting.clone()))
+    }
+}
+
+impl GroupConnector for PlanRank {
+    fn connect(&self, _name: &str, group: &Group) -> Result<Arc<dyn Communicator>> {
+        Ok(Arc::new(PlanRank::connect(self, group)?))
     }
 }
 

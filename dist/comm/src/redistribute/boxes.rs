@@ -27,7 +27,7 @@ pub(super) fn elements(region: &[Range<usize>]) -> usize {
     region.iter().map(Range::len).product()
 }
 
-fn extents(region: &[Range<usize>]) -> Vec<usize> {
+pub(super) fn extents(region: &[Range<usize>]) -> Vec<usize> {
     region.iter().map(Range::len).collect()
 }
 
@@ -77,7 +77,7 @@ pub(super) fn assembled(
 }
 
 /// The tensor of a grid of parts that fill all dims before `dim` together.
-fn joined(mut parts: Vec<(Region, Tensor)>, dim: usize) -> Result<Tensor> {
+pub(super) fn joined(mut parts: Vec<(Region, Tensor)>, dim: usize) -> Result<Tensor> {
     if parts.len() == 1 {
         return Ok(parts.remove(0).1);
     }

@@ -1,38 +1,48 @@
 //! Redistribution: the only operation on sharded tensors that communicates. It runs the plan of
-//! [`Redistribution`] with collectives.
+//! [`Redistribution`] with collectives, and transfers between meshes with messages.
+//!
+//! - `mod.rs`: what callers use, and what a rank keeps between calls.
+//! - `plans.rs`: the plans that it keeps.
+//! - `member.rs`: the rank and its communicators.
+//! - `steps.rs`: the steps of a plan on one rank.
+//! - `background.rs`: threads for plans of several collectives.
+//! - `transfer.rs`: transfers between meshes.
+//! - `boxes.rs`: parts of tensors.
 
+mod background;
 mod boxes;
+mod member;
+mod plans;
 mod steps;
+mod transfer;
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-use meshgrad_mesh::{Group, Hosts, LinkCosts, Redistribution, Sharding};
-use meshgrad_runtime::{Redistribute, Result, ShardedTensorError, Tensor};
+use meshgrad_mesh::{Action, Hosts, LinkCosts, Redistribution, Sharding, Step};
+use meshgrad_runtime::{Pending, Redistribute, Result, ShardedTensorError, Tensor};
 
-use crate::communicator::Communicator;
+pub use transfer::Transferred;
+
 use crate::rank::Rank;
-use crate::shares::GroupConnector;
+use background::Background;
+use member::Member;
+use plans::Plans;
+use steps::Runner;
 
 /// Redistributes tensors of one rank, for
 /// [`with_redistribution`](meshgrad_runtime::with_redistribution). It keeps the plans and the
 /// communicators that it has used.
 ///
-/// All ranks of a mesh redistribute the same tensors in the same order.
+/// All ranks of a mesh redistribute the same tensors in the same order. When it is dropped, it
+/// waits for the redistributions that it has [started](Redistribute::start).
 pub struct Redistributor {
-    rank: usize,
-    connector: Arc<dyn GroupConnector>,
     hosts: Hosts,
     links: LinkCosts,
-    plans: Mutex<HashMap<Key, Arc<Redistribution>>>,
-    communicators: Mutex<HashMap<Group, Arc<dyn Communicator>>>,
+    plans: Plans,
+    member: Arc<Member>,
+    /// `None` if only the rank's own thread may communicate.
+    background: Option<Background>,
 }
-
-/// Source, target and bits per element.
-type Key = (Sharding, Sharding, usize);
-
-/// Plans that are kept. When there are more, all are dropped.
-const MAX_PLANS: usize = 1024;
 
 impl Redistributor {
     /// For ranks that are all on one host, with the link costs of [`LinkCosts::default`].
@@ -43,13 +53,13 @@ impl Redistributor {
 
     /// With the hosts and link costs by which plans are chosen. They must be equal on all ranks.
     pub fn with_links(rank: &dyn Rank, hosts: Hosts, links: LinkCosts) -> Redistributor {
+        let member = Arc::new(Member::new(rank));
         Redistributor {
-            rank: rank.rank(),
-            connector: rank.connector(),
             hosts,
             links,
-            plans: Mutex::default(),
-            communicators: Mutex::default(),
+            plans: Plans::default(),
+            background: (!rank.is_single_threaded()).then(|| Background::new(member.clone())),
+            member,
         }
     }
 
@@ -58,46 +68,54 @@ impl Redistributor {
     /// # Errors
     /// As [`Redistribution::plan`].
     pub fn plan(&self, from: &Sharding, to: &Sharding, bits: usize) -> Result<Arc<Redistribution>> {
-        let key = (from.clone(), to.clone(), bits);
-        let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(plan) = plans.get(&key) {
-            return Ok(plan.clone());
-        }
-        let plan = Redistribution::plan(from, to, bits, &self.hosts, &self.links)?;
-        let plan = Arc::new(plan);
-        if plans.len() >= MAX_PLANS {
-            plans.clear();
-        }
-        plans.insert(key, plan.clone());
-        Ok(plan)
+        let make = || Redistribution::plan(from, to, bits, &self.hosts, &self.links);
+        Ok(self.plans.get(from, to, bits, make)?)
     }
 
-    fn communicator(&self, group: &Group) -> Result<Arc<dyn Communicator>> {
-        let kept = &self.communicators;
-        let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(communicator) = kept.get(group) {
-            return Ok(communicator.clone());
-        }
-        let communicator = self.connector.connect("redistribute", group)?;
-        kept.insert(group.clone(), communicator.clone());
-        Ok(communicator)
-    }
-}
-
-impl Redistribute for Redistributor {
-    fn redistribute(&self, x: &Tensor, to: &Sharding) -> Result<Tensor> {
+    /// The plan for `x`.
+    fn plan_of(&self, x: &Tensor, to: &Sharding) -> Result<Arc<Redistribution>> {
         let Some(from) = x.sharding() else {
             let tensor = x.to_string();
             return Err(ShardedTensorError::NoSharding { tensor }.into());
         };
         // Fails for a part of another rank.
-        x.with_sharding(from, self.rank)?;
-        let plan = self.plan(from, to, x.dtype().bits())?;
-        let mut local = x.local();
-        for step in plan.steps() {
-            // Inside of `with_mesh`, new zeros have a sharding.
-            local = self.run(step, &local)?.local();
+        x.with_sharding(from, self.member.rank)?;
+        self.plan(from, to, x.dtype().bits())
+    }
+
+    /// Runs the steps of plans on the main channel.
+    fn runner(&self) -> Runner {
+        Runner::new(self.member.clone(), None)
+    }
+}
+
+impl Redistribute for Redistributor {
+    fn redistribute(&self, x: &Tensor, to: &Sharding) -> Result<Tensor> {
+        let plan = self.plan_of(x, to)?;
+        self.runner().run(&plan, &x.local())
+    }
+
+    /// The first collective starts before this returns, or soon after if there are several: a
+    /// thread runs those, so that the next one starts when the one before completes. Up to four
+    /// such redistributions run concurrently. In simulated time and with [`Plan`](crate::Plan),
+    /// plans of several collectives complete before this returns.
+    ///
+    /// If the result is dropped, this rank still takes part.
+    fn start(&self, x: &Tensor, to: &Sharding) -> Result<Pending<Tensor>> {
+        let (plan, x) = (self.plan_of(x, to)?, x.local());
+        let communicates =
+            |step: &Step| !matches!(step.action(), Action::Slice | Action::MakePartial(_));
+        let first = plan.steps().iter().position(communicates);
+        let last = plan.steps().iter().rposition(communicates);
+        match (first, last, &self.background) {
+            (Some(first), Some(last), Some(background)) if first < last => {
+                background.start(plan, x)
+            }
+            (Some(first), Some(last), _) if first == last => self.runner().start(plan, x, first),
+            _ => {
+                let result = self.runner().run(&plan, &x)?;
+                Ok(Pending::by_host(move || Ok(result)))
+            }
         }
-        local.with_sharding(to, self.rank)
     }
 }

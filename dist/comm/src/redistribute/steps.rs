@@ -1,23 +1,72 @@
 //! The steps of a plan on one rank.
 
-use meshgrad_mesh::{Action, Group, ReduceOp, Reduction as Partial, Step};
-use meshgrad_runtime::{Error, Kind, Result, Tensor, ops};
+use std::sync::Arc;
 
-use super::Redistributor;
+use meshgrad_mesh::{Action, Channel, Group, Redistribution, ReduceOp, Reduction as Partial, Step};
+use meshgrad_runtime::{Error, Kind, Pending, Result, Tensor, ops};
+
 use super::boxes::{Region, assembled, elements, flattened, intersection, part, region};
+use super::member::Member;
 use crate::collectives::Collectives;
+use crate::communicator::Communicator;
 use crate::ticket::Reduction;
 
-impl Redistributor {
+/// Runs the steps of plans on a rank. Clones run them on the same channel.
+#[derive(Clone)]
+pub(super) struct Runner {
+    member: Arc<Member>,
+    /// `None` for the main channel.
+    channel: Option<Channel>,
+}
+
+impl Runner {
+    pub(super) fn new(member: Arc<Member>, channel: Option<Channel>) -> Runner {
+        Runner { member, channel }
+    }
+
+    /// The rank's part `x`, without sharding, after all steps.
+    pub(super) fn run(&self, plan: &Redistribution, x: &Tensor) -> Result<Tensor> {
+        let result = self.run_steps(plan.steps(), x.clone())?;
+        result.with_sharding(plan.to(), self.member.rank)
+    }
+
+    /// Starts step `at` of a plan, after running those before it. Waiting runs those after it.
+    pub(super) fn start(
+        self,
+        plan: Arc<Redistribution>,
+        x: Tensor,
+        at: usize,
+    ) -> Result<Pending<Tensor>> {
+        let x = self.run_steps(&plan.steps()[..at], x)?;
+        let pending = self.step(&plan.steps()[at], &x)?;
+        Ok(Pending::by_host(move || {
+            let x = pending.wait()?.local();
+            let result = self.run_steps(&plan.steps()[at + 1..], x)?;
+            result.with_sharding(plan.to(), self.member.rank)
+        }))
+    }
+
+    fn run_steps(&self, steps: &[Step], mut x: Tensor) -> Result<Tensor> {
+        for step in steps {
+            // Inside of `with_mesh`, new zeros have a sharding.
+            x = self.step(step, &x)?.wait()?.local();
+        }
+        Ok(x)
+    }
+
     /// The rank's part after `step`.
-    pub(super) fn run(&self, step: &Step, x: &Tensor) -> Result<Tensor> {
-        let rank = self.rank;
+    fn step(&self, step: &Step, x: &Tensor) -> Result<Pending<Tensor>> {
+        let rank = self.member.rank;
         let group = step.group(rank).ok_or_else(|| Error::Argument {
             op: "redistribute",
             problem: format!("rank {rank} is not in the mesh {}", step.from().mesh()),
         })?;
+        let group = match self.channel {
+            Some(channel) => group.with_channel(channel),
+            None => group,
+        };
         let (before, after) = (region(step.from(), rank), region(step.to(), rank));
-        match step.action() {
+        let local = match step.action() {
             Action::Slice => ops::contiguous(&part(x, &before, &after)?),
             Action::MakePartial(Partial::Sum) if step.dims().is_empty() => {
                 match group.index_of(rank) {
@@ -27,39 +76,41 @@ impl Redistributor {
             }
             Action::MakePartial(Partial::Sum) => padded(x, &before, &after),
             Action::MakePartial(_) => Ok(x.clone()),
-            Action::AllGather => self.all_gather(step, &group, x),
-            Action::AllToAll => self.all_to_all(step, &group, x),
-            Action::ReduceScatter(by) => self.reduce_scatter(step, &group, x, by),
-            Action::AllReduce(by) => self.all_reduce(&group, x, by),
+            Action::AllGather => return self.all_gather(step, &group, x),
+            Action::AllToAll => return self.all_to_all(step, &group, x),
+            Action::ReduceScatter(by) => return self.reduce_scatter(step, &group, x, by),
+            Action::AllReduce(by) => return self.all_reduce(&group, x, by),
             other => Err(Error::Argument {
                 op: "redistribute",
                 problem: format!("the step {other} is not known"),
             }),
-        }
+        };
+        local.map(|x| Pending::by_host(move || Ok(x)))
     }
 
-    fn all_gather(&self, step: &Step, group: &Group, x: &Tensor) -> Result<Tensor> {
+    fn all_gather(&self, step: &Step, group: &Group, x: &Tensor) -> Result<Pending<Tensor>> {
         let parts = regions(group, |rank| region(step.from(), rank));
-        let counts: Vec<usize> = parts.iter().map(|part| elements(part)).collect();
+        let after = region(step.to(), self.member.rank);
         let flat = ops::reshape(x, &[x.elements()])?;
-        let all = self.communicator(group)?.all_gather_rows(&flat, &counts)?;
-        assembled(&all.wait()?, &parts, &region(step.to(), self.rank))
+        let gathered = self
+            .communicator(group)?
+            .all_gather_rows(&flat, &counts(&parts))?;
+        Ok(then(gathered, move |all| assembled(&all, &parts, &after)))
     }
 
-    fn all_to_all(&self, step: &Step, group: &Group, x: &Tensor) -> Result<Tensor> {
-        let rank = self.rank;
+    fn all_to_all(&self, step: &Step, group: &Group, x: &Tensor) -> Result<Pending<Tensor>> {
+        let rank = self.member.rank;
         let (before, after) = (region(step.from(), rank), region(step.to(), rank));
         let sent = regions(group, |to| intersection(&before, &region(step.to(), to)));
         let received = regions(group, |from| {
             intersection(&region(step.from(), from), &after)
         });
-        let counts = |regions: &[Region]| -> Vec<usize> {
-            regions.iter().map(|region| elements(region)).collect()
-        };
         let flat = flattened(x, &before, &sent)?;
         let communicator = self.communicator(group)?;
         let exchanged = communicator.all_to_all_rows(&flat, &counts(&sent), &counts(&received))?;
-        assembled(&exchanged.wait()?, &received, &after)
+        Ok(then(exchanged, move |all| {
+            assembled(&all, &received, &after)
+        }))
     }
 
     fn reduce_scatter(
@@ -68,24 +119,41 @@ impl Redistributor {
         group: &Group,
         x: &Tensor,
         by: ReduceOp,
-    ) -> Result<Tensor> {
-        let rank = self.rank;
+    ) -> Result<Pending<Tensor>> {
+        let rank = self.member.rank;
         let (before, after) = (region(step.from(), rank), region(step.to(), rank));
         let parts = regions(group, |rank| region(step.to(), rank));
-        let counts: Vec<usize> = parts.iter().map(|part| elements(part)).collect();
         let (reduction, scale) = reduction(by, group);
         let flat = flattened(x, &before, &parts)?;
         let communicator = self.communicator(group)?;
-        let reduced = communicator.reduce_scatter_rows(&flat, &counts, reduction)?;
-        let own = assembled(&reduced.wait()?, std::slice::from_ref(&after), &after)?;
-        scaled(own, scale)
+        let reduced = communicator.reduce_scatter_rows(&flat, &counts(&parts), reduction)?;
+        Ok(then(reduced, move |own| {
+            let own = assembled(&own, std::slice::from_ref(&after), &after)?;
+            scaled(own, scale)
+        }))
     }
 
-    fn all_reduce(&self, group: &Group, x: &Tensor, by: ReduceOp) -> Result<Tensor> {
+    fn all_reduce(&self, group: &Group, x: &Tensor, by: ReduceOp) -> Result<Pending<Tensor>> {
         let (reduction, scale) = reduction(by, group);
-        let reduced = self.communicator(group)?.all_reduce(x, reduction)?.wait()?;
-        scaled(reduced, scale)
+        let reduced = self.communicator(group)?.all_reduce(x, reduction)?;
+        Ok(then(reduced, move |reduced| scaled(reduced, scale)))
     }
+
+    fn communicator(&self, group: &Group) -> Result<Arc<dyn Communicator>> {
+        self.member.communicator(group)
+    }
+}
+
+/// The result of `f` on the rank's thread, after the work.
+fn then(
+    pending: Pending<Tensor>,
+    f: impl FnOnce(Tensor) -> Result<Tensor> + Send + 'static,
+) -> Pending<Tensor> {
+    Pending::by_host(move || f(pending.wait()?))
+}
+
+fn counts(regions: &[Region]) -> Vec<usize> {
+    regions.iter().map(|region| elements(region)).collect()
 }
 
 fn regions(group: &Group, of: impl Fn(usize) -> Region) -> Vec<Region> {

@@ -6,6 +6,10 @@ mod parts;
 
 mod bodies;
 mod gradients;
+mod planned;
+mod recorder;
+mod started;
+mod transfers;
 
 use std::sync::Arc;
 

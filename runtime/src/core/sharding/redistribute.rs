@@ -6,7 +6,7 @@ use std::sync::Arc;
 use meshgrad_mesh::{Placement, Sharding, ShardingError};
 
 use super::error::ShardedTensorError;
-use crate::{Result, Tensor};
+use crate::{Pending, Result, Tensor};
 
 /// Changes the sharding of a rank's tensors. All ranks of the mesh make the same calls.
 pub trait Redistribute: Send + Sync {
@@ -16,6 +16,17 @@ pub trait Redistribute: Send + Sync {
     /// [`Error::Sharding`](crate::Error::Sharding) if `x` has no sharding, or none that can become
     /// `to`; errors of the communication.
     fn redistribute(&self, x: &Tensor, to: &Sharding) -> Result<Tensor>;
+
+    /// Starts [`Redistribute::redistribute`] and does not wait for other ranks. All ranks make the
+    /// same calls in the same order, and may wait for the results in any order. The default waits.
+    ///
+    /// # Errors
+    /// As [`Redistribute::redistribute`]; errors of the communication are those of
+    /// [`Pending::wait`].
+    fn start(&self, x: &Tensor, to: &Sharding) -> Result<Pending<Tensor>> {
+        let result = self.redistribute(x, to)?;
+        Ok(Pending::by_host(move || Ok(result)))
+    }
 }
 
 thread_local! {
@@ -60,17 +71,45 @@ pub fn redistribute<S: AsRef<str>>(
     x: &Tensor,
     placements: impl AsRef<[(S, Placement)]>,
 ) -> Result<Tensor> {
+    match target(x, placements.as_ref())? {
+        Some((current, to)) => current.redistribute(x, &to),
+        None => Ok(x.clone()),
+    }
+}
+
+/// [`redistribute`] that does not wait for other ranks: the communication runs while the rank does
+/// other work, until [`Pending::wait`]. Not tracked by a tape.
+///
+/// # Errors
+/// As [`redistribute`]; errors of the communication are those of [`Pending::wait`].
+pub fn start_redistribute<S: AsRef<str>>(
+    x: &Tensor,
+    placements: impl AsRef<[(S, Placement)]>,
+) -> Result<Pending<Tensor>> {
+    match target(x, placements.as_ref())? {
+        Some((current, to)) => current.start(x, &to),
+        None => {
+            let x = x.clone();
+            Ok(Pending::by_host(move || Ok(x)))
+        }
+    }
+}
+
+/// What `x` is redistributed with, and to; `None` on a single rank.
+fn target<S: AsRef<str>>(
+    x: &Tensor,
+    placements: &[(S, Placement)],
+) -> Result<Option<(Arc<dyn Redistribute>, Sharding)>> {
     let current = CURRENT.with_borrow(Clone::clone);
-    let (from, current) = match (x.sharding(), current) {
-        (Some(from), Some(current)) => (from, current),
-        (None, None) => return Ok(x.clone()),
-        (Some(_), None) => return Err(ShardedTensorError::NoRedistribution.into()),
+    match (x.sharding(), current) {
+        (Some(from), Some(current)) => Ok(Some((current, with_placements(from, placements)?))),
+        (None, None) => Ok(None),
+        (Some(_), None) => Err(ShardedTensorError::NoRedistribution.into()),
         (None, Some(_)) => {
             let tensor = x.to_string();
-            return Err(ShardedTensorError::NoSharding { tensor }.into());
+            Err(ShardedTensorError::NoSharding { tensor }.into())
         }
-    };
-    current.redistribute(x, &with_placements(from, placements.as_ref())?)
+    }
 }
 
 fn with_placements<S: AsRef<str>>(
