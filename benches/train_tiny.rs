@@ -3,17 +3,21 @@
 //!
 //! ```text
 //! cargo bench --bench train_tiny -- --torch venv/bin/python [--dtype bf16] [--json FILE]
+//! cargo bench --bench train_tiny -- --mesh
 //! ```
 //!
 //! 9,185,792 parameters, 8 sequences of 256 tokens per step. Without `--torch` it times meshgrad
-//! alone, from its own initial weights.
+//! alone, from its own initial weights. `--mesh` adds meshgrad with sharded tensors on a mesh of one
+//! rank, which costs the checks of shardings.
 
 use std::path::Path;
 
 use clap::{Parser, ValueEnum};
+use meshgrad::mesh::Mesh;
 use meshgrad::models::config::Qwen3Config;
 use meshgrad::models::{Compute, Model, TokenBatch, hf};
 use meshgrad::prelude::*;
+use meshgrad::runtime::with_mesh;
 use meshgrad::train::config::{Algorithm, OptimizerConfig};
 use meshgrad::train::optim::AdamWConfig;
 use meshgrad::train::updater::Updater;
@@ -48,6 +52,9 @@ struct Arguments {
     /// Steps per turn.
     #[arg(long, default_value_t = 4)]
     steps: usize,
+    /// Adds meshgrad with sharded tensors on a mesh of one rank.
+    #[arg(long)]
+    mesh: bool,
     /// Warm-up steps, not timed.
     #[arg(long, default_value_t = 3)]
     warmup: usize,
@@ -90,21 +97,37 @@ fn bench(arguments: &Arguments, device: &Device) -> anyhow::Result<()> {
     if let Some(python) = &arguments.peer.torch {
         peers = start_peers(arguments, python, &folder)?;
     }
-    let model = match peers.is_empty() {
-        true => Qwen3::materialized(&Qwen3Config::from_json(CONFIG)?, device, 0)?,
-        false => hf::load(&folder, device)?.model,
+    let load = || match peers.is_empty() {
+        true => Ok(Qwen3::materialized(
+            &Qwen3Config::from_json(CONFIG)?,
+            device,
+            0,
+        )?),
+        false => anyhow::Ok(hf::load(&folder, device)?.model),
     };
+    let dtype = arguments.dtype.dtype();
+    let mut own = vec![(
+        Contestant::new("meshgrad"),
+        Ours::new(load, device, dtype, None)?,
+    )];
+    if arguments.mesh {
+        let mesh = Mesh::new(&[1], &["dp"])?;
+        let ours = Ours::new(load, device, dtype, Some(mesh))?;
+        own.push((Contestant::new("meshgrad, mesh of one rank"), ours));
+    }
     let _ = std::fs::remove_dir_all(&folder);
 
-    let mut own = Contestant::new("meshgrad");
-    let mut trainer = Ours::new(model, device, arguments.dtype.dtype())?;
-    own.losses = (0..arguments.warmup)
-        .map(|_| Ok(trainer.step()?.0))
-        .collect::<anyhow::Result<_>>()?;
+    for (contestant, trainer) in &mut own {
+        for _ in 0..arguments.warmup {
+            contestant.losses.push(trainer.step()?.0);
+        }
+    }
     for _ in 0..arguments.rounds {
-        for _ in 0..arguments.steps {
-            let (loss, parts) = trainer.step()?;
-            own.take(loss, parts);
+        for (contestant, trainer) in &mut own {
+            for _ in 0..arguments.steps {
+                let (loss, parts) = trainer.step()?;
+                contestant.take(loss, parts);
+            }
         }
         for (peer, contestant) in &mut peers {
             let answer = peer.ask(&json!({"steps": arguments.steps}))?;
@@ -117,12 +140,12 @@ fn bench(arguments: &Arguments, device: &Device) -> anyhow::Result<()> {
             contestant.peak_resident = answer["peak_rss_bytes"].as_u64().unwrap_or(0);
         }
     }
-    own.peak_resident = peak_resident();
+    let mut contestants: Vec<Contestant> = own.into_iter().map(|(own, _)| own).collect();
+    contestants[0].peak_resident = peak_resident();
 
     let versions = peers
         .first()
         .map_or(Value::Null, |(peer, _)| peer.hello["versions"].clone());
-    let mut contestants = vec![own];
     contestants.extend(peers.into_iter().map(|(_, contestant)| contestant));
     print_table(arguments, &contestants);
     if let Some(difference) = first_difference(&contestants) {
@@ -289,17 +312,31 @@ struct Ours {
     dtype: DType,
     tokens: Stream,
     step: u64,
+    /// With sharded tensors, as its only rank.
+    mesh: Option<Mesh>,
 }
 
 impl Ours {
-    fn new(model: Qwen3, device: &Device, dtype: DType) -> anyhow::Result<Ours> {
+    fn new(
+        load: impl Fn() -> anyhow::Result<Qwen3>,
+        device: &Device,
+        dtype: DType,
+        mesh: Option<Mesh>,
+    ) -> anyhow::Result<Ours> {
         let constants = AdamWConfig {
             weight_decay: 0.1,
             beta2: 0.95,
             ..AdamWConfig::default()
         };
         let config = OptimizerConfig::new(Algorithm::AdamW(constants), 1e-3);
-        let (updater, grads) = Updater::new(&model, device, &config, 1)?;
+        let (model, (updater, grads)) = on(mesh.as_ref(), || {
+            let model = load()?;
+            for param in model.params() {
+                param.set(&param.value()?.as_replicated()?)?;
+            }
+            let updater = Updater::new(&model, device, &config, 1)?;
+            anyhow::Ok((model, updater))
+        })?;
         Ok(Ours {
             model,
             updater,
@@ -308,12 +345,19 @@ impl Ours {
             dtype,
             tokens: Stream::new(),
             step: 0,
+            mesh,
         })
     }
 
     /// Runs a step. Returns its mean loss, and the seconds of forward, backward and optimizer.
     fn step(&mut self) -> anyhow::Result<(f64, [f64; 3])> {
+        let mesh = self.mesh.clone();
+        on(mesh.as_ref(), || self.step_on_mesh())
+    }
+
+    fn step_on_mesh(&mut self) -> anyhow::Result<(f64, [f64; 3])> {
         let (ids, labels) = self.tokens.batch(&self.device)?;
+        let (ids, labels) = (ids.as_replicated()?, labels.as_replicated()?);
         self.step += 1;
         let compute = Compute {
             dtype: self.dtype,
@@ -336,6 +380,14 @@ impl Ours {
         norm?;
         let mean = f64::from(loss.sum.item::<f32>()? / loss.weight.item::<f32>()?);
         Ok((mean, [forward, backward, optimizer]))
+    }
+}
+
+/// Calls `body`, inside of `with_mesh` if there is a mesh.
+fn on<T>(mesh: Option<&Mesh>, body: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
+    match mesh {
+        Some(mesh) => with_mesh(mesh, 0, body),
+        None => body(),
     }
 }
 

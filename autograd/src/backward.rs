@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-use meshgrad_runtime::{Device, Kind, Shape, Tensor, ops};
+use meshgrad_runtime::{Device, Kind, Shape, Tensor, check_replicas, ops};
 
 use crate::slot::gradient_shape;
 use crate::slot::{Dep, Edge, Pass, Phase, Slots, State};
@@ -147,7 +147,8 @@ impl Tape {
     /// root; [`TapeError::Untouched`] when a parameter of `grads` got no gradient; errors of the
     /// ops.
     pub fn backward(self, roots: &[(&Var, Tensor)], grads: &mut Grads) -> Result<()> {
-        grads.begin(&self.uses);
+        grads.begin(&self.uses)?;
+        check_roots(roots)?;
         Backward::new(self, roots)?.run(Phase::Full, grads, true)?;
         grads.end()
     }
@@ -165,6 +166,7 @@ impl Tape {
     ) -> Result<(Vec<Tensor>, WeightBackward)> {
         let ids: Result<Vec<ValueId>> = inputs.iter().map(|input| self.id_of(input)).collect();
         let ids = ids?;
+        check_roots(roots)?;
         let uses = self.uses.clone();
         let mut backward = Backward::new(self, roots)?;
         backward.run(Phase::Inputs, &mut Grads::default(), true)?;
@@ -200,6 +202,14 @@ impl Tape {
     }
 }
 
+fn check_roots(roots: &[(&Var, Tensor)]) -> Result<()> {
+    for (root, gradient) in roots {
+        check_replicas(|| "a root of backward".to_owned(), root.value())?;
+        check_replicas(|| "the gradient of a root".to_owned(), gradient)?;
+    }
+    Ok(())
+}
+
 /// The deferred weight gradients of [`Tape::backward_inputs`]. They may be computed on another
 /// thread; dropping this discards them.
 #[must_use = "the parameters' gradients are computed by `run`"]
@@ -215,7 +225,7 @@ impl WeightBackward {
     /// # Errors
     /// As [`Tape::backward`].
     pub fn run(mut self, grads: &mut Grads) -> Result<()> {
-        grads.begin(&self.uses);
+        grads.begin(&self.uses)?;
         self.backward.run(Phase::Weights, grads, true)?;
         grads.end()
     }

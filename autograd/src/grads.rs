@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use meshgrad_runtime::{Accumulator, DType, Tensor};
+use meshgrad_runtime::{Accumulator, DType, Tensor, check_replicas};
 
 use crate::{Param, ParamId, Result, TapeError};
 
@@ -180,12 +180,18 @@ impl Grads {
     }
 
     /// Starts a backward pass in which the parameters are used `uses` times.
-    pub(crate) fn begin(&mut self, uses: &HashMap<ParamId, u32>) {
+    pub(crate) fn begin(&mut self, uses: &HashMap<ParamId, u32>) -> Result<()> {
+        for param in self.entries.iter().map(|entry| &entry.param) {
+            if let Ok(value) = param.value() {
+                check_replicas(|| format!("`{}`", param.name()), &value)?;
+            }
+        }
         let of = |entry: &Entry| uses.get(&entry.param.id()).copied().unwrap_or(0);
         self.ready = Readiness {
             left: self.entries.iter().map(of).collect(),
             reported: self.entries.len(),
         };
+        Ok(())
     }
 
     /// Counts `times` uses of a parameter as done.
@@ -211,6 +217,14 @@ impl Grads {
         let names: Vec<String> = untouched.map(|entry| entry.param.name().into()).collect();
         if !names.is_empty() {
             return Err(TapeError::Untouched { names }.into());
+        }
+        for entry in self
+            .entries
+            .iter_mut()
+            .filter(|entry| !entry.sum.is_empty())
+        {
+            let name = entry.param.name();
+            check_replicas(|| format!("the gradient of `{name}`"), entry.sum.total()?)?;
         }
         self.report(true)
     }

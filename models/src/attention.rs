@@ -142,11 +142,11 @@ impl Rotary {
         if let Some(cached) = &*cached
             && cached.device() == device
         {
-            return Ok(cached.clone());
+            return cached.as_replicated();
         }
         let shape = [self.frequencies.len()];
         let frequencies = Tensor::from_slice(device, &shape, &self.frequencies)?;
         *cached = Some(frequencies.clone());
-        Ok(frequencies)
+        frequencies.as_replicated()
     }
 }

@@ -35,7 +35,8 @@ pub use crate::core::pinned::{PendingUpload, PinnedBuffer};
 pub use crate::core::shape::{MAX_DIMS, Shape};
 pub use crate::core::sharding::error::ShardedTensorError;
 pub use crate::core::sharding::redistribute::{
-    Redistribute, current_redistribution, redistribute, start_redistribute, with_redistribution,
+    Redistribute, check_replicas, current_redistribution, redistribute, start_redistribute,
+    with_redistribution,
 };
 pub use crate::core::sharding::scope::{with_mesh, without_mesh};
 pub use crate::core::sharding::shape::ShardedShape;

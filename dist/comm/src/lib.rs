@@ -23,6 +23,7 @@
 //! f32 and rounded once. Integers wrap. A mean divides the sum by the number of ranks before
 //! rounding.
 
+mod by_dtype;
 mod call;
 mod clock;
 mod collectives;

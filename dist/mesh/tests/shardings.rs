@@ -320,3 +320,19 @@ fn errors_name_the_remedy() {
         ShardingError::RaggedSum { .. }
     ));
 }
+
+#[test]
+fn only_whole_tensors_on_every_rank_are_replicated() {
+    let mesh = mesh(&[2, 1]);
+    let is_replicated = |placements: &[(&str, Placement)]| {
+        Sharding::new(&mesh, placements, &[4, 2])
+            .unwrap()
+            .is_replicated()
+    };
+    assert!(is_replicated(&[]));
+    // An axis of one rank always replicates, so its reduction mixes with any other.
+    assert!(is_replicated(&[("b", shard(0))]));
+    assert!(!is_replicated(&[("a", shard(0))]));
+    assert!(!is_replicated(&[("a", SUM), ("b", MAX)]));
+    assert!(!is_replicated(&[("b", MAX), ("a", SUM)]));
+}

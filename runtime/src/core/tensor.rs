@@ -393,6 +393,19 @@ impl Tensor {
         Ok(self.with(self.layout, Some(tag)))
     }
 
+    /// This tensor as equal on all ranks of the enclosing [`with_mesh`](crate::with_mesh), such as a
+    /// table of constants that every rank computes; itself outside of any. Copies nothing. The
+    /// caller states it: the values are not checked.
+    ///
+    /// # Errors
+    /// [`Error::Sharding`] if the tensor has another sharding.
+    pub fn as_replicated(&self) -> Result<Tensor> {
+        match scope::replicated(self.shape())? {
+            Some(tag) => self.with_sharding(tag.sharding(), tag.rank()),
+            None => Ok(self.clone()),
+        }
+    }
+
     /// This rank's part as a tensor without sharding. Copies nothing.
     pub fn local(&self) -> Tensor {
         self.with(self.layout, None)

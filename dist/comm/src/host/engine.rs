@@ -9,9 +9,10 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use meshgrad_runtime::{DType, Element, Result};
+use meshgrad_runtime::{Element, Result};
 
 use super::bytes::{Bytes, Holders};
+use crate::by_dtype::by_dtype;
 use crate::contribution::{Buffer, Tensors};
 use crate::error::CommError;
 use crate::reduce::{CHUNK, Reduce, Reducer};
@@ -23,30 +24,6 @@ pub(super) type Part = Bytes;
 /// members is a reduce_scatter and an all_gather: each member then sends 2 (n - 1) / n of its
 /// tensor instead of n - 1 times the whole.
 const LARGE: usize = 16 << 10;
-
-macro_rules! by_dtype {
-    ($dtype:expr, $T:ident => $call:expr) => {{
-        match $dtype {
-            DType::F64 => with!(f64, $T => $call),
-            DType::F32 => with!(f32, $T => $call),
-            DType::BF16 => with!(half::bf16, $T => $call),
-            DType::F16 => with!(half::f16, $T => $call),
-            DType::I64 => with!(i64, $T => $call),
-            DType::I32 => with!(i32, $T => $call),
-            DType::U32 => with!(u32, $T => $call),
-            DType::U8 => with!(u8, $T => $call),
-            DType::Bool => with!(meshgrad_runtime::Bool, $T => $call),
-            dtype => Err(CommError::DType { dtype }.into()),
-        }
-    }};
-}
-
-macro_rules! with {
-    ($rust:ty, $T:ident => $call:expr) => {{
-        type $T = $rust;
-        $call
-    }};
-}
 
 /// The rounds of a collective of `size` members.
 pub(super) fn rounds(call: &Fingerprint, size: usize) -> Vec<Fingerprint> {

@@ -6,11 +6,12 @@
 use std::ops::Range;
 
 use meshgrad_mesh::Group;
-use meshgrad_runtime::{DType, Result};
+use meshgrad_runtime::Result;
 
 use super::part::{Move, Part, write};
 use super::work::{moves, reductions};
 use super::{gpus, shards};
+use crate::by_dtype::by_dtype;
 use crate::contribution::{Arrival, Buffer, Tensors};
 use crate::error::{CallSite, CommError};
 use crate::reduce::{CHUNK, Reduce, Reducer};
@@ -34,16 +35,7 @@ pub(super) fn execute(
     }
     match first.ticket.request.fingerprint.dtype {
         None => Ok(()),
-        Some(DType::F64) => run::<f64>(arrivals, threads),
-        Some(DType::F32) => run::<f32>(arrivals, threads),
-        Some(DType::BF16) => run::<half::bf16>(arrivals, threads),
-        Some(DType::F16) => run::<half::f16>(arrivals, threads),
-        Some(DType::I64) => run::<i64>(arrivals, threads),
-        Some(DType::I32) => run::<i32>(arrivals, threads),
-        Some(DType::U32) => run::<u32>(arrivals, threads),
-        Some(DType::U8) => run::<u8>(arrivals, threads),
-        Some(DType::Bool) => run::<meshgrad_runtime::Bool>(arrivals, threads),
-        Some(dtype) => Err(CommError::DType { dtype }.into()),
+        Some(dtype) => by_dtype!(dtype, T => run::<T>(arrivals, threads)),
     }
 }
 

@@ -7,12 +7,14 @@
 //! - `steps.rs`: the steps of a plan on one rank.
 //! - `background.rs`: threads for plans of several collectives.
 //! - `transfer.rs`: transfers between meshes.
+//! - `replicas.rs`: strict mode.
 //! - `boxes.rs`: parts of tensors.
 
 mod background;
 mod boxes;
 mod member;
 mod plans;
+mod replicas;
 mod steps;
 mod transfer;
 
@@ -42,6 +44,7 @@ pub struct Redistributor {
     member: Arc<Member>,
     /// `None` if only the rank's own thread may communicate.
     background: Option<Background>,
+    is_strict: bool,
 }
 
 impl Redistributor {
@@ -60,7 +63,17 @@ impl Redistributor {
             plans: Plans::default(),
             background: (!rank.is_single_threaded()).then(|| Background::new(member.clone())),
             member,
+            is_strict: false,
         }
+    }
+
+    /// Strict mode, to find forgotten communication: backward passes compare the roots, and the
+    /// parameters and gradients of `Grads`, between the ranks that should have the same values.
+    /// Each of these tensors costs a read, a hash and an all_gather of 8 bytes. All ranks must use
+    /// it, or none.
+    pub fn strict(mut self) -> Redistributor {
+        self.is_strict = true;
+        self
     }
 
     /// The plan from one sharding to another, for elements of `bits` bits.
@@ -116,6 +129,17 @@ impl Redistribute for Redistributor {
                 let result = self.runner().run(&plan, &x)?;
                 Ok(Pending::by_host(move || Ok(result)))
             }
+        }
+    }
+
+    fn is_strict(&self) -> bool {
+        self.is_strict
+    }
+
+    fn check_replicas(&self, name: &str, x: &Tensor) -> Result<()> {
+        match x.sharding() {
+            Some(sharding) => replicas::compare(&self.member, name, x, sharding),
+            None => Ok(()),
         }
     }
 }

@@ -80,7 +80,7 @@ fn with_partial(sharding: &Sharding, axis: Option<&str>) -> Sharding {
 
 /// The gradients of x, w1 and w2 of a two-layer network, on one rank of `mesh`: the batch is sharded
 /// over dp, w1 by rows and w2 by columns over tp.
-fn two_layers(rank: Option<(&dyn Rank, &Mesh)>) -> Result<[Tensor; 3]> {
+pub(crate) fn two_layers(rank: Option<(&dyn Rank, &Mesh)>) -> Result<[Tensor; 3]> {
     let device = rank.map_or_else(Device::cpu, |(rank, _)| rank.device().clone());
     let params = [("w1", [6, 4], 0), ("w2", [4, 6], 1)].map(|(name, shape, dim)| {
         let w = Param::new(name, shape, Init::Normal { std: 0.5 });

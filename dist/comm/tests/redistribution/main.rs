@@ -9,6 +9,7 @@ mod gradients;
 mod planned;
 mod recorder;
 mod started;
+mod strict;
 mod transfers;
 
 use std::sync::Arc;

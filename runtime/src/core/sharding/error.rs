@@ -135,6 +135,22 @@ pub enum ShardedTensorError {
         remedy: String,
     },
 
+    /// Different values on ranks that should have the same.
+    #[error(
+        "{name} is {tensor}, but ranks {ranks:?} have other values than rank {first}; before it, a \
+         redistribution is missing, or the ranks computed different values"
+    )]
+    Replicas {
+        /// The tensor's name or use.
+        name: String,
+        /// The tensor's dtype, shape and sharding.
+        tensor: String,
+        /// The first of the ranks that have the same part.
+        first: usize,
+        /// Those of them with other values.
+        ranks: Vec<usize>,
+    },
+
     /// A rank that is not in the mesh.
     #[error("rank {rank} is not in the mesh {mesh}")]
     NotInMesh {

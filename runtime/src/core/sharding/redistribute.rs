@@ -27,6 +27,21 @@ pub trait Redistribute: Send + Sync {
         let result = self.redistribute(x, to)?;
         Ok(Pending::by_host(move || Ok(result)))
     }
+
+    /// Whether [`check_replicas`] checks anything.
+    fn is_strict(&self) -> bool {
+        false
+    }
+
+    /// Checks that the ranks that have the same part of `x` have the same values. `name` identifies
+    /// the tensor in errors. The default checks nothing.
+    ///
+    /// # Errors
+    /// [`Error::Sharding`](crate::Error::Sharding) for other values; errors of the communication.
+    fn check_replicas(&self, name: &str, x: &Tensor) -> Result<()> {
+        let _ = (name, x);
+        Ok(())
+    }
 }
 
 thread_local! {
@@ -57,6 +72,20 @@ pub fn with_redistribution<T>(
 pub fn current_redistribution() -> Result<Arc<dyn Redistribute>> {
     let current = CURRENT.with_borrow(Clone::clone);
     current.ok_or_else(|| ShardedTensorError::NoRedistribution.into())
+}
+
+/// Checks, in the strict mode of the innermost [`with_redistribution`], that the ranks that have the
+/// same part of `x` have the same values. The tape calls it for roots, parameters and gradients. All
+/// ranks of the mesh make the same calls.
+///
+/// # Errors
+/// As [`Redistribute::check_replicas`].
+pub fn check_replicas(name: impl FnOnce() -> String, x: &Tensor) -> Result<()> {
+    let current = CURRENT.with_borrow(Clone::clone);
+    match current.filter(|current| x.sharding().is_some() && current.is_strict()) {
+        Some(current) => current.check_replicas(&name(), x),
+        None => Ok(()),
+    }
 }
 
 /// `x` with these placements on the named axes of its mesh, and its own on all others. New shards
