@@ -2,7 +2,7 @@
 //! `meshgrad check` run them.
 
 use meshgrad_autograd::{Result, Var, ops};
-use meshgrad_runtime::ops::{self as runtime, AttentionMask, RopeStyle};
+use meshgrad_runtime::ops::{self as runtime, AttentionMask, AttentionSequences, RopeStyle};
 use meshgrad_runtime::{DType, Device, Key, Tensor};
 
 /// An op as a function of its float inputs and its other operands.
@@ -289,7 +289,44 @@ fn products(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
         };
         ops::attention(q, k, v, &mask, 0.7)
     }));
+    cases.push(attention_with_lse(at)?);
+    let inputs = [
+        at.any(&[2, 3, 2, 2], 4)?,
+        at.any(&[2, 6, 1, 2], 5)?,
+        at.any(&[2, 6, 1, 2], 6)?,
+    ];
+    let list = |values: [i64; 2]| Tensor::from_slice(at.device, &[2], &values);
+    let lists = [list([3, 1])?, list([6, 4])?];
+    cases.push(case_with(
+        "attention, cached keys",
+        inputs,
+        lists,
+        |[q, k, v], [q_offset, k_len]| {
+            let mask = AttentionMask {
+                sequences: AttentionSequences::Cached {
+                    q_offset: q_offset.clone(),
+                    k_len: k_len.clone(),
+                },
+                ..AttentionMask::causal()
+            };
+            ops::attention(q, k, v, &mask, 0.7)
+        },
+    ));
     Ok(())
+}
+
+/// The loss depends on both results.
+fn attention_with_lse(at: &Inputs<'_>) -> Result<Case> {
+    let inputs = vec![
+        at.any(&[2, 3, 2, 3], 4)?,
+        at.any(&[2, 3, 2, 3], 5)?,
+        at.any(&[2, 3, 2, 3], 6)?,
+    ];
+    Ok(Case::new("attention with log-sum-exp", inputs, |x| {
+        let mask = AttentionMask::causal();
+        let (out, lse) = ops::attention_with_lse(&x[0], &x[1], &x[2], &mask, 0.7)?;
+        Ok(vec![out, lse])
+    }))
 }
 
 fn layers(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {

@@ -22,7 +22,7 @@ mod shape;
 mod softmax;
 mod swiglu;
 
-pub use attention::attention;
+pub use attention::{attention, attention_with_lse};
 pub use cross_entropy::linear_cross_entropy;
 pub use dropout::dropout;
 pub use elementwise::{

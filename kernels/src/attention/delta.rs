@@ -11,13 +11,14 @@ const THREADS: u32 = 128;
 /// Threads per row.
 const LANES: u32 = 8;
 
-/// `delta = sum_d out * dout` for each query and head. Both gradient kernels subtract it from dout
-/// v^T.
+/// `delta = sum_d out * dout - dlse` for each query and head, where dlse is the gradient of the
+/// log-sum-exp, if there is one. Both gradient kernels subtract it from dout v^T.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AttentionDelta {
     dtype: Dtype,
     /// Whether rows are whole, aligned vectors of 16 bytes.
     vectors: bool,
+    has_dlse: bool,
 }
 
 impl AttentionDelta {
@@ -27,7 +28,13 @@ impl AttentionDelta {
         AttentionDelta {
             dtype,
             vectors: whole && aligned,
+            has_dlse: false,
         }
+    }
+
+    /// The same kernel, which subtracts the gradient of the log-sum-exp if `has_dlse`.
+    pub fn with_dlse(self, has_dlse: bool) -> AttentionDelta {
+        AttentionDelta { has_dlse, ..self }
     }
 
     /// The launch; `None` if there are no queries.
@@ -43,6 +50,7 @@ impl Variant for AttentionDelta {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
         let [out, dout] = ["out", "dout"].map(|name| cta_tile::View::parameter(k, name));
         let delta = k.pointer("delta");
+        let dlse = self.has_dlse.then(|| k.pointer("dlse"));
         let rows = k.u64_param("rows");
         let [queries, heads, head_dim] = ["queries", "heads", "head_dim"].map(|x| k.u32_param(x));
 
@@ -80,14 +88,20 @@ impl Variant for AttentionDelta {
 
         let total = group_sum(k, *sum, LANES);
         let line = batch * heads + head;
-        let to = delta.element_wide::<f32>(line.mul_wide(queries) + query.wide());
-        to.store_if(exists & lane.equals(0), total);
+        let at = line.mul_wide(queries) + query.wide();
+        let writes = exists & lane.equals(0);
+        let total = match dlse {
+            Some(dlse) => total - dlse.element_wide::<f32>(at).load_if::<f32>(writes),
+            None => total,
+        };
+        delta.element_wide::<f32>(at).store_if(writes, total);
         k.finish()
     }
 
     fn entry(&self) -> String {
         let form = if self.vectors { "" } else { "_scalar" };
-        format!("attention_delta_{}{form}", self.dtype.name())
+        let dlse = if self.has_dlse { "_dlse" } else { "" };
+        format!("attention_delta_{}{form}{dlse}", self.dtype.name())
     }
 }
 
@@ -100,6 +114,8 @@ pub struct AttentionDeltaArguments {
     pub dout: View,
     /// [B, H, T] of f32, written.
     pub delta: u64,
+    /// [B, H, T] of f32, read; with [`AttentionDelta::with_dlse`].
+    pub dlse: Option<u64>,
     /// Extents of q, k and v.
     pub extents: Extents,
 }
@@ -112,6 +128,9 @@ impl AttentionDeltaArguments {
             view.push(&mut arguments);
         }
         arguments.push_pointer(self.delta);
+        if let Some(dlse) = self.dlse {
+            arguments.push_pointer(dlse);
+        }
         self.extents.push_rows(&mut arguments);
         arguments
     }
@@ -125,13 +144,17 @@ mod tests {
     #[test]
     fn arguments_fill_the_parameters() {
         let problem = problem(FORMS[0]);
-        let ptx = AttentionDelta::new(Dtype::Bf16, 64, true).ptx();
-        let arguments = AttentionDeltaArguments {
-            out: view(),
-            dout: view(),
-            delta: 0,
-            extents: problem.extents,
-        };
-        assert_eq!(arguments.arguments().bytes().len(), ptx.parameter_bytes());
+        for dlse in [None, Some(0)] {
+            let delta = AttentionDelta::new(Dtype::Bf16, 64, true).with_dlse(dlse.is_some());
+            let arguments = AttentionDeltaArguments {
+                out: view(),
+                dout: view(),
+                delta: 0,
+                dlse,
+                extents: problem.extents,
+            };
+            let bytes = arguments.arguments().bytes().len();
+            assert_eq!(bytes, delta.ptx().parameter_bytes());
+        }
     }
 }

@@ -298,6 +298,7 @@ impl<'a> Run<'a> {
             out,
             dout: self.dout.view,
             delta,
+            dlse: None,
             extents: problem.extents,
         };
         let launch = variant.launch(&problem.extents).unwrap();

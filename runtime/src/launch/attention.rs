@@ -232,7 +232,8 @@ pub(crate) fn attention(
     gpu.run(&plan, &arguments.arguments())
 }
 
-/// The operands of [`attention_grad`]. All come from [`rows`], except `lse`, which is contiguous.
+/// The operands of [`attention_grad`]. All come from [`rows`], except `lse` and `dlse`, which are
+/// contiguous.
 pub(crate) struct GradOperands<'a> {
     pub(crate) q: &'a Tensor,
     pub(crate) k: &'a Tensor,
@@ -240,6 +241,8 @@ pub(crate) struct GradOperands<'a> {
     pub(crate) out: &'a Tensor,
     pub(crate) lse: &'a Tensor,
     pub(crate) dout: &'a Tensor,
+    /// The gradient of `lse`, if it was used.
+    pub(crate) dlse: Option<&'a Tensor>,
 }
 
 /// The size of the workspace of [`attention_grad`], in f32 elements: one per query and head.
@@ -247,7 +250,7 @@ pub(crate) fn grad_workspace(shape: &Shape) -> usize {
     shape.batch * shape.heads * shape.queries
 }
 
-/// Launches three kernels. They write the row sums of dout * out to `workspace`, then dq, then dk
+/// Launches three kernels. They write the row sums of dout * out, less dlse, to `workspace`, then dq, then dk
 /// and dv.
 pub(crate) fn attention_grad(
     gpu: &Launcher<'_>,
@@ -263,6 +266,7 @@ pub(crate) fn attention_grad(
         out,
         lse,
         dout,
+        dlse,
     } = *operands;
     let problem = called.problem(gpu)?;
     let form = gpu.planned(form([q, k, v, dout]))?;
@@ -273,6 +277,7 @@ pub(crate) fn attention_grad(
     let aligned = [out, dout].iter().all(|x| lines_up(&Operand::of(x)));
     let dtype = gpu.planned(float(out.dtype()))?;
     let variant = AttentionDelta::new(dtype, called.shape.head_dim, aligned);
+    let variant = variant.with_dlse(dlse.is_some());
     let plan = Plan {
         launch: variant.launch(&problem.extents),
         variant,
@@ -281,6 +286,7 @@ pub(crate) fn attention_grad(
         out: read(gpu, out)?,
         dout: of_dout,
         delta,
+        dlse: dlse.map(|dlse| gpu.ptr(dlse)).transpose()?,
         extents: problem.extents,
     };
     gpu.run(&plan, &arguments.arguments())?;

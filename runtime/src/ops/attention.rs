@@ -4,29 +4,39 @@
 //! Legend: B batch, T queries, S keys, H query heads, G key-value heads (H is a multiple of G), D
 //! head dimension.
 
+mod sharded;
+
 use crate::core::params::attention::Shape;
 pub use crate::core::params::attention::{AttentionMask, AttentionSequences};
 use crate::cpu::attention::{self as kernel, Gradients, Mask, Offsets, Rows, Saved, Sequences};
 use crate::launch::attention as launch;
 use crate::ops::{contiguous, to_device};
-use crate::{DType, Element, Error, Result, Signature, Tensor, UninitTensor, for_float};
+use crate::{Call, DType, Element, Error, Result, Signature, Tensor, UninitTensor, for_float};
 
 static ATTENTION: Signature = Signature::new(
     "attention",
-    "q: F[b t! h d!], k: F[b s! g d!], v: F[b s! g d!] -> out: F[b t h d], lse: A[b h t]",
+    "q: F[b t h d!], k: F[b s! g d!], v: F[b s! g d!] -> out: F[b t h d], lse: A[b h t]",
     4,
 )
 .grouped("h", "g");
 static ATTENTION_GRAD: Signature = Signature::new(
     "attention_grad",
-    "q: F[b t! h d!], k: F[b s! g d!], v: F[b s! g d!], out: F[b t h d], lse: A[b h t], \
+    "q: F[b t h d!], k: F[b s! g d!], v: F[b s! g d!], out: F[b t h d], lse: A[b h t], \
      dout: F[b t h d] -> dq: F[b t h d], dk: F[b s g d], dv: F[b s g d]",
     10,
 )
 .grouped("h", "g")
 .linear_in(&["dout"]);
+static ATTENTION_LSE_GRAD: Signature = Signature::new(
+    "attention_lse_grad",
+    "q: F[b t h d!], k: F[b s! g d!], v: F[b s! g d!], out: F[b t h d], lse: A[b h t], \
+     dout: F[b t h d], dlse: A[b h t] -> dq: F[b t h d], dk: F[b s g d], dv: F[b s g d]",
+    10,
+)
+.grouped("h", "g")
+.linear_in(&["dout + dlse"]);
 
-pub(super) static SIGNATURES: &[&Signature] = &[&ATTENTION, &ATTENTION_GRAD];
+pub(super) static SIGNATURES: &[&Signature] = &[&ATTENTION, &ATTENTION_GRAD, &ATTENTION_LSE_GRAD];
 
 /// out = softmax(scale q k^T) v and lse = ln sum exp(scale q k^T), over the keys that each query
 /// attends to under `mask`.
@@ -39,8 +49,13 @@ pub(super) static SIGNATURES: &[&Signature] = &[&ATTENTION, &ATTENTION_GRAD];
 /// Flash attention (Dao et al. 2022). The bits of a query's result do not depend on the other
 /// queries.
 ///
+/// The queries of a sharded `q` can be a rank's part of the sequence, with `k` and `v` whole: their
+/// positions count from the start of the global tensor. The tensors of `mask` are then sharded like
+/// the batch, if they have a value per row, and replicated otherwise. Packed sequences need whole
+/// queries.
+///
 /// # Errors
-/// [`Error::Signature`]; [`Error::Argument`] when H is not a multiple of G; [`Error::Attention`]
+/// [`Error::Signature`]; [`Error::Sharding`] when the shardings of operands and mask do not fit; [`Error::Argument`] when H is not a multiple of G; [`Error::Attention`]
 /// when D is 0 or the mask does not fit the operands. Positions, lengths and offsets out of range
 /// are errors on a CPU. A GPU clamps them and reports them at the next synchronization.
 pub fn attention(
@@ -52,10 +67,11 @@ pub fn attention(
 ) -> Result<(Tensor, Tensor)> {
     let mut call = ATTENTION.call(&[q, k, v])?;
     let shape = shape_of(&ATTENTION, q, k, v)?;
-    let (q, k, v) = (dense_rows(q)?, dense_rows(k)?, dense_rows(v)?);
     let (mut out, mut lse) = (call.output(0)?, call.output(1)?);
 
-    let call = call.with_flops(4 * multiply_adds(&shape, mask));
+    let call = call.with_flops(4 * multiply_adds(&shape, mask, sharded::first_query(q)));
+    let mask = &*sharded::local_mask(q, shape.keys, mask)?;
+    let (q, k, v) = (dense_rows(q)?, dense_rows(k)?, dense_rows(v)?);
     if call.device().is_gpu() {
         let to_gpu = |list: &Tensor| contiguous(&to_device(list, call.device())?);
         let called = launch::Called::new(shape, mask, scale, to_gpu)?;
@@ -98,7 +114,8 @@ fn clear_if_packed(mask: &AttentionMask, results: &mut [&mut UninitTensor]) -> R
 ///
 /// # Shapes
 /// As [`attention`]; `dout` as `out`. Returns dq, dk, dv of the shapes of q, k, v; dk and dv are
-/// sums over the query heads that share a key-value head.
+/// sums over the query heads that share a key-value head. If the queries are sharded, dk and dv are
+/// partial sums.
 ///
 /// # Errors
 /// As [`attention`].
@@ -113,68 +130,146 @@ pub fn attention_grad(
     mask: &AttentionMask,
     scale: f64,
 ) -> Result<(Tensor, Tensor, Tensor)> {
-    let mut call = ATTENTION_GRAD.call(&[q, k, v, out, lse, dout])?;
-    let shape = shape_of(&ATTENTION_GRAD, q, k, v)?;
-    let (q, k, v) = (dense_rows(q)?, dense_rows(k)?, dense_rows(v)?);
-    let (out, dout, lse) = (dense_rows(out)?, dense_rows(dout)?, contiguous(lse)?);
-    let (mut dq, mut dk, mut dv) = (call.output(0)?, call.output(1)?, call.output(2)?);
-    let workspace = match call.device().is_gpu() {
-        true => launch::grad_workspace(&shape),
-        false => kernel::backward_workspace(&shape),
+    let call = ATTENTION_GRAD.call(&[q, k, v, out, lse, dout])?;
+    let gradient = Gradient {
+        attention: [q, k, v],
+        results: [out, lse],
+        dout,
+        dlse: None,
     };
-    let mut workspace = call.workspace(workspace, q.dtype().accumulator())?;
+    gradient.compute(&ATTENTION_GRAD, call, mask, scale)
+}
 
-    let call = call.with_flops(10 * multiply_adds(&shape, mask));
-    if call.device().is_gpu() {
-        let to_gpu = |list: &Tensor| contiguous(&to_device(list, call.device())?);
-        let called = launch::Called::new(shape, mask, scale, to_gpu)?;
-        let operands = launch::GradOperands {
-            q: &q,
-            k: &k,
-            v: &v,
-            out: &out,
-            lse: &lse,
-            dout: &dout,
+/// As [`attention_grad`], for a loss that depends on `lse` too.
+///
+/// # Shapes
+/// As [`attention_grad`]; `dlse` as `lse`.
+///
+/// # Errors
+/// As [`attention_grad`].
+#[allow(clippy::too_many_arguments)]
+pub fn attention_lse_grad(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    out: &Tensor,
+    lse: &Tensor,
+    dout: &Tensor,
+    dlse: &Tensor,
+    mask: &AttentionMask,
+    scale: f64,
+) -> Result<(Tensor, Tensor, Tensor)> {
+    let call = ATTENTION_LSE_GRAD.call(&[q, k, v, out, lse, dout, dlse])?;
+    let gradient = Gradient {
+        attention: [q, k, v],
+        results: [out, lse],
+        dout,
+        dlse: Some(dlse),
+    };
+    gradient.compute(&ATTENTION_LSE_GRAD, call, mask, scale)
+}
+
+/// The operands of the gradients.
+struct Gradient<'a> {
+    /// q, k and v.
+    attention: [&'a Tensor; 3],
+    /// out and lse.
+    results: [&'a Tensor; 2],
+    dout: &'a Tensor,
+    dlse: Option<&'a Tensor>,
+}
+
+impl Gradient<'_> {
+    fn compute(
+        &self,
+        signature: &'static Signature,
+        mut call: Call,
+        mask: &AttentionMask,
+        scale: f64,
+    ) -> Result<(Tensor, Tensor, Tensor)> {
+        let ([q, k, v], [out, lse]) = (self.attention, self.results);
+        let shape = shape_of(signature, q, k, v)?;
+        let flops = 10 * multiply_adds(&shape, mask, sharded::first_query(q));
+        let mask = &*sharded::local_mask(q, shape.keys, mask)?;
+        let (q, k, v) = (dense_rows(q)?, dense_rows(k)?, dense_rows(v)?);
+        let (out, dout, lse) = (dense_rows(out)?, dense_rows(self.dout)?, contiguous(lse)?);
+        let dlse = self.dlse.map(contiguous).transpose()?;
+        let (mut dq, mut dk, mut dv) = (call.output(0)?, call.output(1)?, call.output(2)?);
+        let workspace = match call.device().is_gpu() {
+            true => launch::grad_workspace(&shape),
+            false => kernel::backward_workspace(&shape),
         };
-        clear_if_packed(mask, &mut [&mut dq, &mut dk, &mut dv])?;
-        let gradients = [&dq, &dk, &dv];
-        call.launch(|gpu| launch::attention_grad(gpu, &called, &operands, &workspace, gradients))?;
-        return Ok((dq.finish(), dk.finish(), dv.finish()));
-    }
-    call.compute(|| {
-        if shape.kv_heads == 0 {
-            return Ok(());
+        let mut workspace = call.workspace(workspace, q.dtype().accumulator())?;
+
+        let call = call.with_flops(flops);
+        if call.device().is_gpu() {
+            let to_gpu = |list: &Tensor| contiguous(&to_device(list, call.device())?);
+            let called = launch::Called::new(shape, mask, scale, to_gpu)?;
+            let operands = launch::GradOperands {
+                q: &q,
+                k: &k,
+                v: &v,
+                out: &out,
+                lse: &lse,
+                dout: &dout,
+                dlse: dlse.as_ref(),
+            };
+            clear_if_packed(mask, &mut [&mut dq, &mut dk, &mut dv])?;
+            let gradients = [&dq, &dk, &dv];
+            call.launch(|gpu| {
+                launch::attention_grad(gpu, &called, &operands, &workspace, gradients)
+            })?;
+            return Ok((dq.finish(), dk.finish(), dv.finish()));
         }
-        let sequences = ReadSequences::new(ATTENTION_GRAD.name(), &mask.sequences, shape.keys)?;
-        for_float!(q.dtype(), T => {
-            let (q_read, k_read, v_read) = (q.read::<T>()?, k.read()?, v.read()?);
-            let (out_read, dout_read, lse_read) = (out.read()?, dout.read()?, lse.read()?);
-            let attention = kernel::Attention {
-                shape,
-                q: rows(&q, &q_read),
-                k: rows(&k, &k_read),
-                v: rows(&v, &v_read),
-                mask: sequences.mask(mask),
-                scale,
-            };
-            let start = lse.layout().offset();
-            let saved = Saved {
-                out: rows(&out, &out_read),
-                lse: &lse_read[start..start + lse.elements()],
-                dout: rows(&dout, &dout_read),
-                dlse: None,
-            };
-            let gradients = Gradients { dq: dq.slice::<T>()?, dk: dk.slice()?, dv: dv.slice()? };
-            Ok(attention.backward(&saved, gradients, workspace.slice()?)?)
-        })
-    })?;
-    Ok((dq.finish(), dk.finish(), dv.finish()))
+        call.compute(|| {
+            if shape.kv_heads == 0 {
+                return Ok(());
+            }
+            let sequences = ReadSequences::new(call.name(), &mask.sequences, shape.keys)?;
+            for_float!(q.dtype(), T => {
+                let (q_read, k_read, v_read) = (q.read::<T>()?, k.read()?, v.read()?);
+                let (out_read, dout_read, lse_read) = (out.read()?, dout.read()?, lse.read()?);
+                let dlse_read = match &dlse {
+                    Some(dlse) => Some(dlse.read()?),
+                    None => None,
+                };
+                let attention = kernel::Attention {
+                    shape,
+                    q: rows(&q, &q_read),
+                    k: rows(&k, &k_read),
+                    v: rows(&v, &v_read),
+                    mask: sequences.mask(mask),
+                    scale,
+                };
+                let dlse = dlse.as_ref().zip(dlse_read.as_ref());
+                let saved = Saved {
+                    out: rows(&out, &out_read),
+                    lse: elements(&lse, &lse_read),
+                    dout: rows(&dout, &dout_read),
+                    dlse: dlse.map(|(dlse, read)| elements(dlse, read)),
+                };
+                let gradients = Gradients {
+                    dq: dq.slice::<T>()?,
+                    dk: dk.slice()?,
+                    dv: dv.slice()?,
+                };
+                Ok(attention.backward(&saved, gradients, workspace.slice()?)?)
+            })
+        })?;
+        Ok((dq.finish(), dk.finish(), dv.finish()))
+    }
+}
+
+/// The elements of a contiguous tensor.
+fn elements<'a, T>(x: &Tensor, read: &'a [T]) -> &'a [T] {
+    let start = x.layout().offset();
+    &read[start..start + x.elements()]
 }
 
 /// The number of unmasked (query, key) pairs over all heads, times the head dimension.
-fn multiply_adds(shape: &Shape, mask: &AttentionMask) -> u64 {
+fn multiply_adds(shape: &Shape, mask: &AttentionMask, first_query: usize) -> u64 {
     let heads = (shape.batch * shape.heads * shape.head_dim) as u64;
-    heads * mask.pairs(shape.queries, shape.keys)
+    heads * mask.pairs(first_query, shape.queries, shape.keys)
 }
 
 /// Checks what a signature cannot express, on all devices alike, and returns the extents.

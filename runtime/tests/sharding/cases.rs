@@ -1,7 +1,7 @@
 //! The ops to test, with operands, by family.
 
 use meshgrad_mesh::{Reduction, ShardingRule};
-use meshgrad_runtime::ops::{AttentionMask, RopeStyle, Targets};
+use meshgrad_runtime::ops::{AttentionMask, AttentionSequences, RopeStyle, Targets};
 use meshgrad_runtime::{DType, Key, Region, RegionKey, Result, Tensor, ops};
 
 use crate::call::{
@@ -291,29 +291,87 @@ fn normed_ropes() -> Vec<Case> {
 
 /// Two query heads per key head, one query head per key head, and one key head for all.
 fn attentions() -> Vec<Case> {
-    let mut cases = Vec::new();
+    let mut cases = vec![cached_attention()];
     for (heads, shared) in [(4, 2), (3, 3), (4, 1)] {
         let (q, k, v) = (
             numbers(&[2, 5, heads, 2], 1),
             numbers(&[2, 5, shared, 2], 2),
             numbers(&[2, 5, shared, 2], 3),
         );
-        let mask = AttentionMask::causal;
-        let (out, lse) = ops::attention(&q, &k, &v, &mask(), 0.5).unwrap();
+        let (out, lse) = ops::attention(&q, &k, &v, &AttentionMask::causal(), 0.5).unwrap();
         let dout = numbers(&[2, 5, heads, 2], 4);
         let forward = vec![q.clone(), k.clone(), v.clone()];
-        cases.push(case("attention", forward, move |o| {
-            let (out, lse) = ops::attention(&o[0], &o[1], &o[2], &mask(), 0.5)?;
+        cases.push(local("attention", forward, move |local| {
+            let o = &local.operands;
+            let (out, lse) = ops::attention(&o[0], &o[1], &o[2], &causal(local)?, 0.5)?;
             Ok(vec![out, lse])
         }));
         let backward = vec![q, k, v, out, lse, dout];
-        cases.push(case("attention_grad", backward, move |o| {
+        cases.push(local("attention_grad", backward, move |local| {
+            let (o, mask) = (&local.operands, causal(local)?);
             let (dq, dk, dv) =
-                ops::attention_grad(&o[0], &o[1], &o[2], &o[3], &o[4], &o[5], &mask(), 0.5)?;
+                ops::attention_grad(&o[0], &o[1], &o[2], &o[3], &o[4], &o[5], &mask, 0.5)?;
             Ok(vec![dq, dk, dv])
         }));
     }
     cases
+}
+
+/// The causal mask of a rank's queries: without a sharding, it must state their position.
+fn causal(local: &Local) -> Result<AttentionMask> {
+    let (q, keys) = (&local.operands[0], local.operands[1].shape()[1]);
+    let first = local.starts[0][1];
+    let of = |value: usize| Tensor::from_slice(&CPU, &[1], &[value as i64]);
+    Ok(AttentionMask {
+        sequences: match q.sharding() {
+            Some(_) => AttentionSequences::Rows,
+            None => AttentionSequences::Cached {
+                q_offset: of(first)?,
+                k_len: of(keys)?,
+            },
+        },
+        ..AttentionMask::causal()
+    })
+}
+
+/// Queries at another position in each row of the batch.
+fn cached_attention() -> Case {
+    let rule = "q[b t h d!], k[b s! g d!], v[b s! g d!], q_offset[b], k_len[b] \
+                -> out[b t h d], lse[b h t]";
+    let rule = ShardingRule::new("attention", rule).unwrap();
+    let list = |values: [i64; 2]| Tensor::from_slice(&CPU, &[2], &values).unwrap();
+    let operands = vec![
+        numbers(&[2, 3, 4, 2], 1),
+        numbers(&[2, 6, 2, 2], 2),
+        numbers(&[2, 6, 2, 2], 3),
+        list([3, 1]),
+        list([6, 4]),
+    ];
+    let rule = rule.grouped("h", "g").unwrap();
+    given("attention", rule, operands, |local| {
+        let o = &local.operands;
+        let first = match o[0].sharding() {
+            Some(_) => 0,
+            None => local.starts[0][1] as i64,
+        };
+        let q_offset = match first {
+            0 => o[3].clone(),
+            _ => {
+                let offsets = o[3].to_vec::<i64>()?.into_iter().map(|at| at + first);
+                Tensor::from_slice(&CPU, o[3].shape(), &offsets.collect::<Vec<_>>())?
+            }
+        };
+        let mask = AttentionMask {
+            window: Some(3),
+            sequences: AttentionSequences::Cached {
+                q_offset,
+                k_len: o[4].clone(),
+            },
+            ..AttentionMask::causal()
+        };
+        let (out, lse) = ops::attention(&o[0], &o[1], &o[2], &mask, 0.5)?;
+        Ok(vec![out, lse])
+    })
 }
 
 fn losses() -> Vec<Case> {

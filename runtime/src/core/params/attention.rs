@@ -48,13 +48,15 @@ impl AttentionMask {
         }
     }
 
-    /// The number of (query, key) pairs per row, for counting FLOPs. Cached and packed sequences
-    /// count as if nothing but the window were masked, because their lengths are on the device.
-    pub(crate) fn pairs(&self, queries: usize, keys: usize) -> u64 {
+    /// The number of (query, key) pairs per row, for counting FLOPs. The queries start at position
+    /// `first`. Cached and packed sequences count as if nothing but the window were masked, because
+    /// their lengths are on the device.
+    pub(crate) fn pairs(&self, first: usize, queries: usize, keys: usize) -> u64 {
+        let end = first + queries;
         let whole = matches!(self.sequences, AttentionSequences::Rows) && self.causal;
         let window = self.window.unwrap_or(usize::MAX);
-        match whole && queries == keys {
-            true => (1..=queries).map(|seen| seen.min(window) as u64).sum(),
+        match whole && end <= keys {
+            true => (first + 1..=end).map(|seen| seen.min(window) as u64).sum(),
             false => (queries * keys.min(window)) as u64,
         }
     }
