@@ -59,11 +59,7 @@ impl Grads {
     pub fn new(params: &[Param]) -> Result<Grads> {
         let allocate = |param: &Param| {
             let device = param.value()?.device().clone();
-            Accumulator::new(
-                &device,
-                *param.sharded_shape().local(),
-                param.gradient_dtype(),
-            )
+            Accumulator::new(&device, param.sharded_shape(), param.gradient_dtype())
         };
         Grads::from_buffers(params, allocate)
     }
@@ -92,16 +88,16 @@ impl Grads {
 
         let (flat, mut start) = (flat.local(), 0);
         Grads::from_buffers(params, |param| {
-            let shape = *param.sharded_shape().local();
-            let part = start..start + shape.elements();
+            let shape = param.sharded_shape();
+            let part = start..start + shape.local().elements();
             start = part.end;
-            let view = flat.slice(0, part)?.view(&shape)?;
+            let view = flat.slice(0, part)?.view(shape.local())?;
             let view = view.ok_or_else(|| TapeError::FlatBuffer {
                 expected,
                 dtype: dtype.to_string(),
                 actual: flat.elements(),
             })?;
-            Accumulator::over(view)
+            Ok(Accumulator::over(view)?.with_shape(shape))
         })
     }
 

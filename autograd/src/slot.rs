@@ -195,7 +195,7 @@ impl Slot<'_> {
     }
 
     fn accumulator(&self, device: &Device, dtype: DType) -> Result<Accumulator> {
-        Accumulator::new(device, *self.edge.shape.local(), dtype)
+        Accumulator::new(device, self.edge.shape.clone(), dtype)
     }
 
     fn add_to_slot(&self, id: ValueId, gradient: Tensor) -> Result<()> {

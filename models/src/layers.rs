@@ -80,14 +80,15 @@ impl Linear {
         Ok(())
     }
 
-    /// Maps `x` [.., in] to [.., out], in `x`'s dtype.
+    /// Maps `x` [.., in] to [.., out], in `x`'s dtype. With columns of the weight sharded (row
+    /// parallel) the result is a partial sum, in which a replicated bias counts once.
     ///
     /// # Errors
     /// When the last dim of `x` has another size.
     pub fn forward(&self, x: &Var) -> Result<Var> {
         let mut y = ops::linear(x, &self.weight.var_as(x.dtype())?)?;
         if let Some(bias) = &self.bias {
-            y = (&y + &bias.var_as(x.dtype())?)?;
+            y = ops::add_bias(&y, &bias.var_as(x.dtype())?)?;
         }
         if let Some(lora) = &self.lora {
             y = (&y + &lora.forward(x)?)?;

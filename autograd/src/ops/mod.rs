@@ -10,6 +10,7 @@ mod cross_entropy;
 mod dropout;
 mod elementwise;
 mod embedding;
+mod global_norm;
 mod grouped_matmul;
 mod indexing;
 mod matmul;
@@ -30,12 +31,13 @@ pub use elementwise::{
     rsqrt, sigmoid, silu, sin, sqrt, square, sub, tanh, where_,
 };
 pub use embedding::embedding;
+pub use global_norm::global_norm;
 pub use grouped_matmul::grouped_matmul;
 pub use indexing::{concat, gather, index_select, scatter_add, split};
 pub use matmul::{linear, matmul};
 pub use moe::{permute_tokens, router_top_k, unpermute_tokens};
 pub use norm::{add_rms_norm, rms_norm};
-pub use redistribute::redistribute;
+pub use redistribute::{add_bias, redistribute};
 pub use reduce::{max, mean, min, sum};
 pub use rope::{rms_norm_rope, rope};
 pub use shape::{

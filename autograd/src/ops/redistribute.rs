@@ -3,6 +3,7 @@
 use meshgrad_mesh::{Placement, Sharding};
 use meshgrad_runtime::{self as runtime, Tensor, current_redistribution};
 
+use super::add;
 use crate::{Operand, Result, Track};
 
 /// `x` with these placements on the named axes of its mesh, and its own on all others; see
@@ -34,6 +35,32 @@ pub fn redistribute<V: Operand, S: AsRef<str>>(
     y.tracked_linear([x], move |dy, [dx]| {
         dx.add(|| redistribution.redistribute(dy, &back(dy, &from, &named)?))
     })
+}
+
+/// y + bias. Where `y` is a partial sum and `bias` is replicated, as after a row-parallel product,
+/// the bias counts once: it becomes a partial sum too, which sends nothing but needs an enclosing
+/// [`with_redistribution`](meshgrad_runtime::with_redistribution).
+///
+/// # Shapes
+/// `y` [.., O], `bias` \[O\]; returns `y`'s shape.
+///
+/// # Errors
+/// As [`meshgrad_runtime::ops::add`] and [`redistribute`].
+pub fn add_bias<V: Operand>(y: &V, bias: &V) -> Result<V> {
+    let is_replicated = |axis: &str| {
+        let placement = bias.value().sharding().map(|it| it.placement(axis));
+        placement == Some(Ok(Placement::Replicate))
+    };
+    let partials = y.value().sharding().map(Sharding::partials);
+    let partials = partials.unwrap_or_default().into_iter();
+    let partials = partials.filter(|(axis, _)| is_replicated(axis));
+    let partial: Vec<_> = partials
+        .map(|(axis, reduction)| (axis, Placement::Partial(reduction)))
+        .collect();
+    match partial.is_empty() {
+        true => add(y, bias),
+        false => add(y, &redistribute(bias, &partial)?),
+    }
 }
 
 /// The sharding to which the gradient `dy` of a result is redistributed. `from` is the operand's,

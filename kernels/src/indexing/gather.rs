@@ -122,6 +122,8 @@ mod tests {
                 space: &space,
                 indexed: IndexedDim {
                     extent: 3,
+                    first: 0,
+                    total: 3,
                     stride: 1,
                     faults: FaultSite::new(64, 1),
                 },

@@ -14,11 +14,15 @@ pub enum IndexDtype {
     U32,
 }
 
-/// The dim that indices select from.
+/// The dim that indices select from, or a shard of it. Indices of other shards select nothing.
 #[derive(Clone, Copy, Debug)]
 pub struct IndexedDim {
-    /// The extent of the dim.
+    /// The extent of the shard.
     pub extent: u64,
+    /// The index of the shard's first element.
+    pub first: u64,
+    /// The extent of the whole dim. Indices outside of it are out of range.
+    pub total: u64,
     /// The stride of the dim, in units.
     pub stride: i64,
     /// The fault site for out-of-range indices.
@@ -80,6 +84,8 @@ impl<'k> Id<'k> {
 #[derive(Clone, Copy)]
 pub(super) struct Choice<'k> {
     extent: U64<'k>,
+    first: U64<'k>,
+    total: U64<'k>,
     stride: S64<'k>,
     faults: Faults<'k>,
 }
@@ -90,32 +96,38 @@ impl<'k> Choice<'k> {
     pub(super) fn parameters(k: &'k Kernel) -> Choice<'k> {
         Choice {
             extent: k.u64_param("extent"),
+            first: k.u64_param("first"),
+            total: k.u64_param("total"),
             stride: k.i64_param("stride"),
             faults: Faults::parameters(k),
         }
     }
 
-    /// Units in the whole dim, if the dim is contiguous.
+    /// Units in the dim of this shard, if the dim is contiguous.
     #[track_caller]
     pub(super) fn whole(self) -> U64<'k> {
         self.extent * self.stride.unsigned()
     }
 
-    /// Whether the element `exists` and its index is in range; and the offset that the index
+    /// Whether the element `exists` and its index is in this shard; and the offset that the index
     /// selects. Reports an out-of-range index.
     #[track_caller]
     pub(super) fn choose(self, exists: Pred<'k>, index: Id<'k>) -> (Pred<'k>, S64<'k>) {
         let index = index.wide();
-        let inside = index.unsigned().lt(self.extent);
-        self.faults.report(exists & !inside, index);
-        (exists & inside, index * self.stride)
+        let is_in_range = index.unsigned().lt(self.total);
+        self.faults.report(exists & !is_in_range, index);
+        let own = index.unsigned() - self.first;
+        (exists & own.lt(self.extent), own.signed() * self.stride)
     }
 }
 
 impl IndexedDim {
     /// Adds the arguments that [`Choice::parameters`] declares.
     pub(super) fn push(self, arguments: &mut Arguments) {
-        arguments.push_u64(self.extent).push_i64(self.stride);
+        for extent in [self.extent, self.first, self.total] {
+            arguments.push_u64(extent);
+        }
+        arguments.push_i64(self.stride);
         self.faults.push(arguments);
     }
 }

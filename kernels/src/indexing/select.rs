@@ -157,6 +157,8 @@ mod tests {
                 inner: 5,
                 indexed: IndexedDim {
                     extent: 3,
+                    first: 0,
+                    total: 3,
                     stride: 5,
                     faults: FaultSite::new(64, 1),
                 },

@@ -40,6 +40,8 @@ fn indexed(device: &Device, extent: usize, stride: usize) -> (IndexedDim, u64) {
     let word = device.put(&[0; 8]);
     let indexed = IndexedDim {
         extent: extent as u64,
+        first: 0,
+        total: extent as u64,
         stride: stride as i64,
         faults: FaultSite::new(word, SITE),
     };

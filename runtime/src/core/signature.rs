@@ -125,23 +125,24 @@ impl Signature {
         arguments: &[usize],
         rule: impl FnOnce() -> Result<ShardingRule, RuleError>,
     ) -> Result<Call> {
-        let results = self.gate(operands, false, arguments, rule)?;
+        let results = self.gate(operands, None, arguments, rule)?;
         self.checked(operands, results)
     }
 
-    /// As [`Signature::call`], with `into` as the last operand. If `is_open`, `into` has no
-    /// sharding yet and takes that of its result.
+    /// As [`Signature::call`], with `into` as the last operand. If `open` is given, `into` has no
+    /// sharding yet and takes that of its result, which must have the shards that `open` holds.
     pub(crate) fn call_into(
         &'static self,
         operands: &[&Tensor],
         into: &Tensor,
-        is_open: bool,
+        open: Option<Option<&Tag>>,
     ) -> Result<Call> {
         let mut all = [into; MOST_OPERANDS];
         all[..operands.len()].copy_from_slice(operands);
         let all = &all[..=operands.len()];
         let rule = || Ok(self.sharding_rule().clone());
-        let results = self.gate(all, is_open, &[], rule)?;
+        let arguments: &[usize] = if open.is_some() { &[1] } else { &[] };
+        let results = self.gate(all, open, arguments, rule)?;
         self.checked(all, results)
     }
 
@@ -149,7 +150,7 @@ impl Signature {
     fn gate(
         &'static self,
         operands: &[&Tensor],
-        last_is_open: bool,
+        open: Option<Option<&Tag>>,
         arguments: &[usize],
         rule: impl FnOnce() -> Result<ShardingRule, RuleError>,
     ) -> Result<Option<Arc<Results>>> {
@@ -165,12 +166,15 @@ impl Signature {
         for (tag, operand) in tags.iter_mut().zip(operands) {
             *tag = operand.tag();
         }
+        if let Some(shards) = open {
+            tags[operands.len() - 1] = shards;
+        }
         let gate = Gate {
             op: self.name,
             id: std::ptr::from_ref(self) as usize,
             operands: &tags[..operands.len()],
             name: &|at| self.operand_names().nth(at).unwrap_or_default().to_owned(),
-            last_is_open,
+            last_is_open: open.is_some(),
             arguments,
         };
         gate.results(rule)

@@ -2,21 +2,24 @@
 
 use super::for_blocks;
 use super::rows::{Flat, Rows, copy_rows, rows_per_task};
+use crate::core::params::indexed::IndexRange;
 use crate::{Error, Float, Number, Result, Tensor};
 
-/// y[i] = table[ids[i]].
+/// y[i] = table[ids[i]]; zeros for an id in another shard of the table.
 pub(crate) fn embedding<T: Float>(
     op: &'static str,
     table: &Tensor,
     ids: &Tensor,
+    range: IndexRange,
     y: &mut [T],
 ) -> Result<()> {
     let [rows, features] = [table.shape()[0], table.shape()[1]];
     let (table, ids) = (Rows::<T>::new(table)?, Flat::<i64>::new(ids)?);
     let ids = &*ids;
-    check_indices(op, ids, rows)?;
-    copy_rows(y, features, |at, y| {
-        y.copy_from_slice(table.row(ids[at] as usize))
+    check_indices(op, ids, range.total)?;
+    copy_rows(y, features, |at, y| match range.position(ids[at], rows) {
+        Some(row) => y.copy_from_slice(table.row(row)),
+        None => y.fill(T::from_f64(0.0)),
     });
     Ok(())
 }
@@ -48,7 +51,8 @@ pub(crate) fn position_workspace(extent: usize, ids: usize) -> usize {
     extent + ids
 }
 
-/// Groups the positions of `ids` by id in 0..extent, by counting sort.
+/// Groups the positions of `ids` by their id in the table's shard of `extent` rows, by counting
+/// sort. Ids of other shards are left out.
 ///
 /// # Errors
 /// [`Error::IndexOutOfRange`], naming `op`.
@@ -56,15 +60,16 @@ pub(crate) fn group_positions<'a>(
     op: &'static str,
     ids: &Tensor,
     extent: usize,
+    range: IndexRange,
     workspace: &'a mut [i64],
 ) -> Result<Positions<'a>> {
     let ids = Flat::<i64>::new(ids)?;
-    check_indices(op, &ids, extent)?;
+    check_indices(op, &ids, range.total)?;
 
     let (ends, positions) = workspace.split_at_mut(extent);
     ends.fill(0);
-    for id in &*ids {
-        ends[*id as usize] += 1;
+    for row in ids.iter().filter_map(|id| range.position(*id, extent)) {
+        ends[row] += 1;
     }
 
     let mut start = 0;
@@ -72,7 +77,10 @@ pub(crate) fn group_positions<'a>(
         start += std::mem::replace(end, start);
     }
     for (position, id) in ids.iter().enumerate() {
-        let next = &mut ends[*id as usize];
+        let Some(row) = range.position(*id, extent) else {
+            continue;
+        };
+        let next = &mut ends[row];
         positions[*next as usize] = position as i64;
         *next += 1;
     }

@@ -3,13 +3,14 @@
 
 use meshgrad_kernels::elementwise::IterationSpace;
 use meshgrad_kernels::indexing::{
-    IndexKeys, IndexKeysArguments, IndexedDim, SegmentStarts, SegmentStartsArguments, SegmentSum,
+    IndexKeys, IndexKeysArguments, SegmentStarts, SegmentStartsArguments, SegmentSum,
     SegmentSumArguments,
 };
 use meshgrad_kernels::sort::{RadixPass, RadixPassArguments, passes_for, workspace_words};
 
 use super::elementwise::Target;
-use super::indexing::{around, format};
+use super::indexing::{around, format, indexed_dim};
+use crate::core::params::indexed::IndexRange;
 use crate::launch::{Launcher, Operand, Plan, PlanError, extent, float};
 use crate::{Call, DType, Layout, Result, Shape, Tensor};
 
@@ -23,6 +24,8 @@ pub(crate) struct Rows {
     pub(crate) numbers: Shape,
     /// The indexed dim.
     pub(crate) dim: usize,
+    /// The indices of the rows. Others are left out.
+    pub(crate) range: IndexRange,
     /// The number of independent sums, which are consecutive in memory.
     pub(crate) outer: usize,
     /// Elements per row.
@@ -58,11 +61,7 @@ pub(crate) fn sum_rows(
         keys: lists[0][0],
         positions: lists[0][1],
         space: &plan.space,
-        indexed: IndexedDim {
-            extent: choices as u64,
-            stride: numbers.strides()[rows.dim] as i64,
-            faults: gpu.fault_site(choices),
-        },
+        indexed: indexed_dim(gpu, choices, rows.range, numbers.strides()[rows.dim] as i64),
         rows: plan.rows,
     };
     gpu.run(&plan.keys, &arguments.arguments(&plan.keys.variant))?;

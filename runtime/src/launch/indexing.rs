@@ -6,20 +6,21 @@ use meshgrad_kernels::indexing::{
 };
 
 use super::copies::unit;
+use crate::core::params::indexed::IndexRange;
 use crate::launch::{Launcher, Operand, Plan, PlanError};
 use crate::{DType, Layout, Result, Tensor, UninitTensor};
 
-/// y\[o, j, ..\] = x\[o, ids\[j\], ..\] along dim `dim`, of contiguous tensors.
+/// y\[o, j, ..\] = x\[o, ids\[j\], ..\] along dim `dim`, of which x has the indices `range`, of
+/// contiguous tensors.
 pub(crate) fn select(
     gpu: &Launcher<'_>,
     x: &Tensor,
-    dim: usize,
+    (dim, range): (usize, IndexRange),
     ids: &Tensor,
     y: &UninitTensor,
 ) -> Result<()> {
     let operand = Operand::of(x);
     let plan = gpu.planned(selecting(&operand, dim, ids.dtype(), ids.elements()))?;
-    let extent = x.shape()[dim];
     let arguments = IndexSelectArguments {
         x: gpu.ptr(x)?,
         ids: gpu.ptr(ids)?,
@@ -27,11 +28,7 @@ pub(crate) fn select(
         outer: plan.outer,
         chosen: ids.elements() as u64,
         inner: plan.inner,
-        indexed: IndexedDim {
-            extent: extent as u64,
-            stride: plan.inner as i64,
-            faults: gpu.fault_site(extent),
-        },
+        indexed: indexed_dim(gpu, x.shape()[dim], range, plan.inner as i64),
     };
     gpu.run(&plan.kernel, &arguments.arguments(&plan.kernel.variant))
 }
@@ -46,19 +43,32 @@ pub(crate) fn gather(
 ) -> Result<()> {
     let operands = [x, index].map(Operand::of);
     let (kernel, space) = gpu.planned(gathering(&operands, dim))?;
-    let extent = x.shape()[dim];
+    let range = IndexRange::whole(x.shape()[dim]);
+    let stride = x.layout().strides()[dim] as i64;
     let arguments = GatherArguments {
         x: gpu.ptr(x)?,
         index: gpu.ptr(index)?,
         y: gpu.uninit_ptr(y)?,
         space: &space,
-        indexed: IndexedDim {
-            extent: extent as u64,
-            stride: x.layout().strides()[dim] as i64,
-            faults: gpu.fault_site(extent),
-        },
+        indexed: indexed_dim(gpu, x.shape()[dim], range, stride),
     };
     gpu.run(&kernel, &arguments.arguments(&kernel.variant))
+}
+
+/// The dim of which a tensor has `extent` indices, the given `range`.
+pub(super) fn indexed_dim(
+    gpu: &Launcher<'_>,
+    extent: usize,
+    range: IndexRange,
+    stride: i64,
+) -> IndexedDim {
+    IndexedDim {
+        extent: extent as u64,
+        first: range.first as u64,
+        total: range.total as u64,
+        stride,
+        faults: gpu.fault_site(range.total),
+    }
 }
 
 /// The plan of [`select`]: `outer` repetitions, with `inner` copy units per row.

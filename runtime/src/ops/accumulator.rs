@@ -1,5 +1,6 @@
 //! Accumulators: buffers that ops add their results to.
 
+use crate::core::params::indexed::IndexRange;
 use crate::{
     Call, DType, Device, Error, Kind, Result, Shape, ShardedShape, Signature, Tensor, ops,
 };
@@ -14,19 +15,29 @@ pub struct Accumulator {
     empty: bool,
     /// Whether the buffer had its sharding before anything was added.
     is_sharded: bool,
+    /// The shape of what is added, if it is known before.
+    shape: Option<ShardedShape>,
 }
 
 impl Accumulator {
-    /// Allocates an empty buffer.
+    /// Allocates an empty buffer for sums of this shape, of this rank's part. The sums may be
+    /// partial along axes that do not shard it.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
-    pub fn new(device: &Device, shape: Shape, dtype: DType) -> Result<Accumulator> {
-        let buffer = crate::UninitTensor::with_kind(device, shape, dtype, Kind::Gradient)?;
+    pub fn new(
+        device: &Device,
+        shape: impl Into<ShardedShape>,
+        dtype: DType,
+    ) -> Result<Accumulator> {
+        let shape = shape.into();
+        let local = *shape.local();
+        let buffer = crate::UninitTensor::with_kind(device, local, dtype, Kind::Gradient)?;
         Ok(Accumulator {
             buffer: buffer.finish(),
             empty: true,
             is_sharded: false,
+            shape: Some(shape),
         })
     }
 
@@ -44,7 +55,38 @@ impl Accumulator {
             is_sharded: buffer.sharding().is_some(),
             buffer,
             empty: true,
+            shape: None,
         })
+    }
+
+    /// The same accumulator, for sums of this shape. They may be partial along axes that do not
+    /// shard it.
+    #[must_use]
+    pub fn with_shape(self, shape: ShardedShape) -> Accumulator {
+        Accumulator {
+            shape: Some(shape),
+            ..self
+        }
+    }
+
+    /// An empty accumulator of another dtype for the same sums.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
+    pub(crate) fn temporary(&self, dtype: DType) -> Result<Accumulator> {
+        Accumulator::new(self.buffer.device(), self.shape(), dtype)
+    }
+
+    /// The indices of dim `dim` that this rank has.
+    pub(crate) fn indices(&self, dim: usize) -> IndexRange {
+        self.shape().indices(dim)
+    }
+
+    fn shape(&self) -> ShardedShape {
+        match (&self.shape, self.buffer.sharding()) {
+            (Some(shape), None) => shape.clone(),
+            _ => self.buffer.sharded_shape(),
+        }
     }
 
     /// The buffer. Its values are stale while [`Accumulator::is_empty`].
@@ -70,15 +112,16 @@ impl Accumulator {
         self.empty = false;
     }
 
-    /// Calls `signature`, whose last operand is this accumulator. An empty accumulator without
-    /// sharding takes the sharding of the first result written to it. Later results must have the
-    /// same sharding.
+    /// Calls `signature`, whose last operand is this accumulator. An empty accumulator takes the
+    /// partial values of the first result written to it, and its shards if it has none of its own.
+    /// Later results must have the same sharding.
     ///
     /// # Errors
     /// As [`Signature::call`].
     pub fn call(&self, signature: &'static Signature, operands: &[&Tensor]) -> Result<Call> {
         let is_open = self.empty && self.buffer.sharding().is_none();
-        signature.call_into(operands, &self.buffer, is_open)
+        let shards = self.shape.as_ref().and_then(ShardedShape::tag);
+        signature.call_into(operands, &self.buffer, is_open.then_some(shards))
     }
 
     /// As [`Accumulator::filled`], after `call` has written the buffer.
@@ -116,6 +159,7 @@ impl Accumulator {
             buffer: view,
             empty: self.empty,
             is_sharded: self.is_sharded,
+            shape: Some(shape.clone()),
         };
         op(&mut viewed)?;
         self.empty = viewed.empty;

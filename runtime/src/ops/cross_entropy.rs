@@ -13,6 +13,10 @@
 //!
 //! Legend: D features, V classes of this shard; rows are all leading dims.
 
+mod shards;
+
+pub use shards::linear_cross_entropy_shards;
+
 use super::embedding::index_list;
 use super::summed_in;
 pub use crate::core::params::cross_entropy::Targets;

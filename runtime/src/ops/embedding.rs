@@ -10,11 +10,10 @@ use crate::launch::indexing as launch;
 use crate::{Accumulator, DType, Result, Shape, Signature, Tensor, for_float, ops};
 
 static EMBEDDING: Signature =
-    Signature::new("embedding", "table: F[v! d], ids: I[..] -> y: F[.. d]", 0)
-        .linear_in(&["table"]);
+    Signature::new("embedding", "table: F[v d], ids: I[..] -> y: F[.. d]", 0).linear_in(&["table"]);
 static EMBEDDING_GRAD_INTO: Signature = Signature::new(
     "embedding_grad_into",
-    "dy: F[.. d], ids: I[..], dtable: A[v! d] -> dtable: A[v d]",
+    "dy: F[.. d], ids: I[..], dtable: A[v d] -> dtable: A[v d]",
     0,
 )
 .linear_in(&["dy"]);
@@ -26,21 +25,26 @@ pub(super) static SIGNATURES: &[&Signature] = &[&EMBEDDING, &EMBEDDING_GRAD_INTO
 /// # Shapes
 /// `table` [V, D], float; `ids` [..] of an index dtype; returns [.., D].
 ///
+/// If the rows of `table` are sharded, each rank looks up the ids in its range and has zeros for the
+/// others: the result is a partial sum.
+///
 /// # Errors
 /// [`Error::Signature`](crate::Error::Signature);
 /// [`Error::IndexOutOfRange`](crate::Error::IndexOutOfRange) for the first id outside of 0..V.
 pub fn embedding(table: &Tensor, ids: &Tensor) -> Result<Tensor> {
     let mut call = EMBEDDING.call(&[table, ids])?;
-    let table = dense_rows(table)?;
+    let (range, table) = (table.sharded_shape().indices(0), dense_rows(table)?);
     let mut y = call.output(0)?;
     if call.device().is_gpu() {
         let ids = ops::contiguous(ids)?;
-        call.launch(|gpu| launch::select(gpu, &table, 0, &ids, &y))?;
+        call.launch(|gpu| launch::select(gpu, &table, (0, range), &ids, &y))?;
         return Ok(y.finish());
     }
     let ids = index_list(ids)?;
     call.compute(|| {
-        for_float!(table.dtype(), T => kernels::embedding::<T>(call.name(), &table, &ids, y.slice()?))
+        for_float!(table.dtype(), T => {
+            kernels::embedding::<T>(call.name(), &table, &ids, range, y.slice()?)
+        })
     })?;
     Ok(y.finish())
 }
@@ -52,7 +56,8 @@ pub fn embedding(table: &Tensor, ids: &Tensor) -> Result<Tensor> {
 /// so the bits are the same in every run.
 ///
 /// # Shapes
-/// `dy` [.., D], `ids` [..] as given to [`embedding`], `dtable` [V, D] of any float dtype.
+/// `dy` [.., D], `ids` [..] as given to [`embedding`], `dtable` [V, D] of any float dtype. If the
+/// rows of `dtable` are sharded, each rank sums its own.
 ///
 /// # Errors
 /// As [`embedding`]; [`Error::Busy`](crate::Error::Busy) while `dtable` is in use.
@@ -64,10 +69,12 @@ pub fn embedding_grad_into(dy: &Tensor, ids: &Tensor, dtable: &mut Accumulator) 
         let range = dtable.buffer().contiguous_range(call.name())?;
 
         let [table_rows, features] = [call.extent("v"), call.extent("d")];
+        let indices = dtable.indices(0);
         if call.device().is_gpu() {
             let rows = Rows {
                 numbers: Shape::new(&[table_rows])?,
                 dim: 0,
+                range: indices,
                 outer: 1,
                 inner: features,
                 every: dtable.is_empty(),
@@ -85,7 +92,9 @@ pub fn embedding_grad_into(dy: &Tensor, ids: &Tensor, dtable: &mut Accumulator) 
             DType::I64,
         )?;
         call.compute(|| {
-            let order = kernels::group_positions(call.name(), &ids, table_rows, order.slice()?)?;
+            let workspace = order.slice()?;
+            let order =
+                kernels::group_positions(call.name(), &ids, table_rows, indices, workspace)?;
             for_float!(dy.dtype(), T => {
                 let mut to = dtable.buffer().write(call.name())?;
                 kernels::embedding_grad::<T>(&dy, &order, features, &mut to[range], dtable.is_empty())

@@ -5,6 +5,7 @@
 
 use meshgrad_mesh::ShardingRule;
 
+use crate::core::params::indexed::IndexRange;
 use crate::cpu::indexing::{self as kernels, IndexedDim, IndexedLayout};
 use crate::cpu::moe::check_indices;
 use crate::cpu::rows::Flat;
@@ -148,7 +149,8 @@ pub fn index_select(x: &Tensor, dim: isize, ids: &Tensor) -> Result<Tensor> {
     let x = contiguous(x)?;
     if call.device().is_gpu() {
         let ids = contiguous(ids)?;
-        call.launch(|gpu| launch::indexing::select(gpu, &x, dim, &ids, &y))?;
+        let range = IndexRange::whole(x.shape()[dim]);
+        call.launch(|gpu| launch::indexing::select(gpu, &x, (dim, range), &ids, &y))?;
         return Ok(y.finish());
     }
     let ids = as_i64(ids)?;
@@ -188,6 +190,7 @@ pub fn index_select_grad(dy: &Tensor, dim: isize, ids: &Tensor, extent: usize) -
         let rows = Rows {
             numbers: Shape::new(&[extent])?,
             dim: 0,
+            range: IndexRange::whole(extent),
             outer: shape[..dim].iter().product(),
             inner: shape[dim + 1..].iter().product(),
             every: true,
@@ -267,6 +270,7 @@ pub fn scatter_add(shape: &[usize], dim: isize, index: &Tensor, src: &Tensor) ->
         let rows = Rows {
             numbers: shape,
             dim,
+            range: IndexRange::whole(shape[dim]),
             outer: 1,
             inner: 1,
             every: true,

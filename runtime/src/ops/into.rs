@@ -32,8 +32,7 @@ pub(crate) fn summed_in(
     if into.buffer().dtype() == dtype {
         return add(into);
     }
-    let buffer = into.buffer();
-    let mut sum = Accumulator::new(buffer.device(), *buffer.shape(), dtype)?;
+    let mut sum = into.temporary(dtype)?;
     add(&mut sum)?;
     ops::add_into(sum.total()?, into)
 }

@@ -3,6 +3,10 @@
 //! Values that change from step to step are one-element f32 tensors, and nothing is read back, so a
 //! whole step can be captured as a graph. Constants of a run are plain numbers.
 
+mod squares;
+
+pub use squares::sum_of_squares;
+
 pub use crate::core::params::optimizer::{AdamW, AdamWOperands, StepScalars};
 use crate::cpu::optimizer::{self as kernels, Factors, Update};
 use crate::cpu::random::Words;
@@ -242,7 +246,8 @@ fn words(one: &AdamWOperands<'_>, step: u32) -> Result<Option<Words>> {
     words.transpose()
 }
 
-/// The L2 norm over all elements of all `tensors`.
+/// The L2 norm over all elements of all `tensors`, which are whole on each rank. For sharded
+/// tensors, see [`sum_of_squares`].
 ///
 /// The squares are summed in f64, in blocks of each tensor and in the same order for any number of
 /// threads. The norm is NaN or infinite if an element is.

@@ -48,6 +48,8 @@ pub(crate) struct Case {
     pub(crate) rule: ShardingRule,
     pub(crate) operands: Vec<Tensor>,
     pub(crate) run: Run,
+    /// Whether the op needs to know the shardings: it takes its rank's range from them.
+    pub(crate) needs_shardings: bool,
 }
 
 pub(crate) fn case(
@@ -83,6 +85,19 @@ pub(crate) fn given(
         rule,
         operands,
         run: Box::new(run),
+        needs_shardings: false,
+    }
+}
+
+/// An op that takes its rank's range from the shardings of its operands.
+pub(crate) fn ranged(
+    name: &'static str,
+    operands: Vec<Tensor>,
+    run: impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + 'static,
+) -> Case {
+    Case {
+        needs_shardings: true,
+        ..case(name, operands, run)
     }
 }
 

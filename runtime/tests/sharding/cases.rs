@@ -5,7 +5,8 @@ use meshgrad_runtime::ops::{AttentionMask, AttentionSequences, RopeStyle, Target
 use meshgrad_runtime::{DType, Key, Region, RegionKey, Result, Tensor, ops};
 
 use crate::call::{
-    CPU, Case, Local, added, case, changing, given, indices, local, numbers, positive, to_f32,
+    CPU, Case, Local, added, case, changing, given, indices, local, numbers, positive, ranged,
+    to_f32,
 };
 
 pub(crate) fn cases() -> Vec<Case> {
@@ -220,10 +221,10 @@ fn embeddings() -> Vec<Case> {
         numbers(&[3, 5, 4], 2),
     );
     vec![
-        case("embedding", vec![table.clone(), ids.clone()], |o| {
+        ranged("embedding", vec![table.clone(), ids.clone()], |o| {
             Ok(vec![ops::embedding(&o[0], &o[1])?])
         }),
-        case("embedding_grad_into", vec![dy, ids, table], |o| {
+        ranged("embedding_grad_into", vec![dy, ids, table], |o| {
             added(&o[2], |dtable| {
                 ops::embedding_grad_into(&o[0], &o[1], dtable)
             })

@@ -123,6 +123,9 @@ fn check_case(case: &Case, ranks: usize) -> Vec<String> {
         let references: Vec<&Sharding> = shardings.iter().collect();
         let of_results = case.rule.propagate(&references, &shapes).unwrap();
         for is_tagged in [false, true] {
+            if !is_tagged && case.needs_shardings {
+                continue;
+            }
             let of_rank = |rank: usize| {
                 let tags = Tags {
                     operands: &shardings,
@@ -301,10 +304,7 @@ fn errors_name_the_remedies() {
     let messages = [
         refused("softmax", &[(&[16, 512], s(1))]),
         refused("silu", &[(&[16, 512], part.clone())]),
-        refused(
-            "embedding",
-            &[(&[5120, 64], s(0)), (&[4, 128], whole.clone())],
-        ),
+        refused("embedding", &[(&[5120, 64], s(0)), (&[4, 128], s(0))]),
         refused("attention", &[(&qkv, s(3)), (&kv, s(3)), (&kv, s(3))]),
         refused("attention", &[(&qkv, s(2)), (&kv, s(2)), (&kv, s(2))]),
         refused(

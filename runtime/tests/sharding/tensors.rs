@@ -1,6 +1,7 @@
 //! Tensors that carry a sharding: the uses that are errors, and the shardings of results.
 
 use meshgrad_mesh::{Mesh, Placement, Reduction, Sharding};
+use meshgrad_runtime::ops::{AttentionMask, AttentionSequences};
 use meshgrad_runtime::{
     Accumulator, DType, Error, Key, Kind, Region, Result, Shape, ShardedShape, ShardedTensorError,
     Tensor, ops, with_mesh,
@@ -263,4 +264,76 @@ fn the_classes_of_a_vocabulary_shard_follow_from_its_sharding() {
     let dx = gradient(3).unwrap();
     assert_eq!(dx.sharding().unwrap().to_string(), "dp: partial(sum)");
     insta::assert_snapshot!(gradient(0).unwrap_err());
+}
+
+/// One element per row and shard of the vocabulary, also for empty shards.
+#[test]
+fn statistics_of_a_sharded_vocabulary_are_those_of_its_shards() {
+    let (x, w) = (numbers(&[4, 2], 1), numbers(&[4, 2], 2));
+    let labels = Tensor::from_slice(&CPU, &[4], &[0i64, 1, -100, 3]).unwrap();
+    for rank in 0..3 {
+        let (x, w) = (
+            part(&x, &whole(&[4, 2]), rank),
+            part(&w, &rows(&[4, 2]), rank),
+        );
+        let labels = part(&labels, &whole(&[4]), rank);
+        let shards = ops::linear_cross_entropy_shards(&x, &w, &labels, -100).unwrap();
+        let targets = ops::Targets {
+            labels: &labels.local(),
+            ignore_index: -100,
+            vocab_start: (2 * rank).min(4),
+            vocab_total: 4,
+        };
+        let own = ops::linear_cross_entropy(&x.local(), &w.local(), targets).unwrap();
+        for (shards, own) in [(shards.0, own.0), (shards.1, own.1), (shards.2, own.2)] {
+            assert_eq!(shards.global_shape().to_vec(), [4, 3]);
+            assert_eq!(shards.sharding().unwrap().to_string(), "dp: shard(1)");
+            assert_eq!(values(&shards), values(&own));
+        }
+    }
+}
+
+/// Values per row are sharded like the batch; packed queries are whole.
+#[test]
+fn the_tensors_of_an_attention_mask_fit_the_sharding_of_the_queries() {
+    let [batch, sequence] = [0, 1].map(|dim| {
+        let placement = [("dp", Placement::shard(dim))];
+        Sharding::new(&mesh(), placement, &[3, 6, 1, 2]).unwrap()
+    });
+    let x = numbers(&[3, 6, 1, 2], 1);
+    let keys = |sharding: &Sharding| part(&x, sharding, 1);
+    let list = |values: &[i64], sharding: &Sharding| {
+        let list = Tensor::from_slice(&CPU, &[values.len()], values).unwrap();
+        part(&list, sharding, 1)
+    };
+    let attend = |q: &Sharding, k: &Sharding, sequences: AttentionSequences| {
+        let (q, k) = (part(&x, q, 1), keys(k));
+        let mask = AttentionMask {
+            sequences,
+            ..AttentionMask::causal()
+        };
+        ops::attention(&q, &k, &k, &mask, 0.5)
+    };
+    let cached = |q_offset: Tensor| AttentionSequences::Cached {
+        k_len: q_offset.clone(),
+        q_offset,
+    };
+    let (all, of_three) = (whole(&[3, 6, 1, 2]), [0, 1, 2]);
+    let per_row = |sharding: &Sharding| cached(list(&of_three, sharding));
+    attend(&batch, &batch, per_row(&rows(&[3]))).unwrap();
+    attend(&sequence, &all, per_row(&whole(&[3]))).unwrap();
+    attend(&batch, &batch, cached(list(&[1], &whole(&[1])))).unwrap();
+    let offsets = list(&[0, 2, 6], &whole(&[3]));
+    let packed = AttentionSequences::Packed {
+        cu_seqlens_q: offsets.clone(),
+        cu_seqlens_k: offsets,
+    };
+    let refused = [
+        attend(&batch, &batch, per_row(&whole(&[3]))),
+        attend(&sequence, &all, per_row(&rows(&[3]))),
+        attend(&batch, &batch, cached(list(&[1], &whole(&[1])).local())),
+        attend(&sequence, &all, packed),
+    ];
+    let refused = refused.map(|result| sharding_error(result).to_string());
+    insta::assert_snapshot!(refused.join("\n"));
 }

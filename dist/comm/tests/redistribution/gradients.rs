@@ -78,14 +78,25 @@ fn with_partial(sharding: &Sharding, axis: Option<&str>) -> Sharding {
     Sharding::new(sharding.mesh(), &placements, sharding.shape()).unwrap()
 }
 
-/// The gradients of x, w1 and w2 of a two-layer network, on one rank of `mesh`: the batch is sharded
-/// over dp, w1 by rows and w2 by columns over tp.
-pub(crate) fn two_layers(rank: Option<(&dyn Rank, &Mesh)>) -> Result<[Tensor; 3]> {
+/// The gradients of x, and of the weights and biases of a two-layer network, on one rank of `mesh`:
+/// the batch is sharded over dp, w1 and its bias by rows and w2 by columns over tp; the bias of w2
+/// is replicated.
+pub(crate) fn two_layers(rank: Option<(&dyn Rank, &Mesh)>) -> Result<[Tensor; 5]> {
     let device = rank.map_or_else(Device::cpu, |(rank, _)| rank.device().clone());
-    let params = [("w1", [6, 4], 0), ("w2", [4, 6], 1)].map(|(name, shape, dim)| {
-        let w = Param::new(name, shape, Init::Normal { std: 0.5 });
+    let params: [(&str, &[usize], _); 4] = [
+        ("w1", &[6, 4], Placement::shard(0)),
+        ("b1", &[6], Placement::shard(0)),
+        ("w2", &[4, 6], Placement::shard(1)),
+        ("b2", &[4], Placement::Replicate),
+    ];
+    let params = params.map(|(name, shape, placement)| {
+        let init = Init::Normal { std: 0.5 };
+        let w = match *shape {
+            [outputs, inputs] => Param::new(name, [outputs, inputs], init),
+            _ => Param::new(name, [shape[0]], init),
+        };
         if let Some((rank, mesh)) = rank {
-            let sharding = Sharding::new(mesh, [("tp", Placement::shard(dim))], &shape).unwrap();
+            let sharding = Sharding::new(mesh, [("tp", placement)], shape).unwrap();
             w.shard(&sharding, rank.rank()).unwrap();
         }
         w.materialize(&device, 9).unwrap();
@@ -100,12 +111,14 @@ pub(crate) fn two_layers(rank: Option<(&dyn Rank, &Mesh)>) -> Result<[Tensor; 3]
         }
     };
 
-    let [w1, w2] = &params;
+    let [w1, b1, w2, b2] = &params;
     let ((x, y), tape) = Tape::record(|| {
         let x = Var::input(x);
         let whole = [("tp", Placement::Replicate)];
-        let inner = ops::silu(&ops::linear(&ops::redistribute(&x, &whole)?, &w1.var()?)?)?;
-        let y = ops::redistribute(&ops::linear(&inner, &w2.var()?)?, &whole)?;
+        let inner = ops::linear(&ops::redistribute(&x, &whole)?, &w1.var()?)?;
+        let inner = ops::silu(&ops::add_bias(&inner, &b1.var()?)?)?;
+        let y = ops::add_bias(&ops::linear(&inner, &w2.var()?)?, &b2.var()?)?;
+        let y = ops::redistribute(&y, &whole)?;
         Ok((x, y))
     })?;
     let dy = y.value().clone();
@@ -113,7 +126,8 @@ pub(crate) fn two_layers(rank: Option<(&dyn Rank, &Mesh)>) -> Result<[Tensor; 3]
     let (mut dx, weights) = tape.backward_inputs(&[(&y, dy)], &[&x])?;
     weights.run(&mut grads)?;
     let mut reduced = |w: &Param| ops::redistribute(&grads.get(w)?, [("dp", Placement::Replicate)]);
-    Ok([dx.remove(0), reduced(w1)?, reduced(w2)?])
+    let [dw1, db1, dw2, db2] = [reduced(w1)?, reduced(b1)?, reduced(w2)?, reduced(b2)?];
+    Ok([dx.remove(0), dw1, db1, dw2, db2])
 }
 
 /// A column-parallel and a row-parallel layer, data-parallel too, have the gradients of one rank.

@@ -6,11 +6,13 @@ mod parts;
 
 mod bodies;
 mod gradients;
+mod norm;
 mod planned;
 mod recorder;
 mod started;
 mod strict;
 mod transfers;
+mod vocabulary;
 
 use std::sync::Arc;
 

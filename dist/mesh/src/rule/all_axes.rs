@@ -46,8 +46,29 @@ impl ShardingRule {
         &self,
         operands: &[Option<&Sharding>],
     ) -> Result<Vec<DerivedSharding>, RuleError> {
+        self.derive_with(operands, None)
+    }
+
+    /// As [`ShardingRule::derive`], where the last operand is modified in place and its sharding, if
+    /// it has one, states only its shards: it takes the partial values of its result.
+    ///
+    /// # Errors
+    /// As [`ShardingRule::derive`].
+    pub fn derive_into(
+        &self,
+        operands: &[Option<&Sharding>],
+    ) -> Result<Vec<DerivedSharding>, RuleError> {
+        self.derive_with(operands, operands.len().checked_sub(1))
+    }
+
+    fn derive_with(
+        &self,
+        operands: &[Option<&Sharding>],
+        open: Option<usize>,
+    ) -> Result<Vec<DerivedSharding>, RuleError> {
         let shapes: Vec<_> = operands.iter().map(|it| it.map(Sharding::shape)).collect();
         let mut bound = Bound::new(self, &shapes)?;
+        bound.open = bound.open.or(open);
         let mesh = self.one_mesh(operands)?;
         self.check_orders(&bound, operands)?;
         let mut results = self.without_placements(&bound, mesh);

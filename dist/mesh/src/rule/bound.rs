@@ -36,8 +36,10 @@ pub(super) struct Bound<'a> {
     pub(super) results: Vec<Option<BoundDims>>,
     /// The dims that an outer axis sharded unevenly.
     pub(super) uneven: Vec<DimId>,
-    /// The operand without a sharding of its own, which takes that of its result.
+    /// The operand that takes the partial values of its result.
     pub(super) open: Option<usize>,
+    /// Whether the open operand has no shards of its own, and takes those of its result too.
+    pub(super) open_has_no_shards: bool,
 }
 
 /// A dim that an axis shards, and whether its shards are equal.
@@ -66,6 +68,7 @@ impl<'a> Bound<'a> {
             results: results.collect(),
             uneven: Vec::new(),
             open: shapes.iter().position(Option::is_none),
+            open_has_no_shards: shapes.contains(&None),
         })
     }
 

@@ -64,9 +64,13 @@ impl Axis<'_> {
         (0..self.given.len()).all(|at| self.fits(strategy, at))
     }
 
-    /// Whether an operand has the placement that a strategy needs, or has no sharding of its own.
+    /// Whether an operand has the placement that a strategy needs, or takes it from its result.
     pub(super) fn fits(&self, strategy: &Strategy, at: usize) -> bool {
-        if self.bound.open == Some(at) {
+        let becomes_partial = matches!(
+            (&self.given[at], &strategy.operands[at]),
+            (Placement::Replicate, Placement::Partial(_))
+        );
+        if self.bound.open == Some(at) && (self.bound.open_has_no_shards || becomes_partial) {
             return true;
         }
         match (&self.given[at], &strategy.operands[at]) {

@@ -14,3 +14,16 @@ pub struct Targets<'a> {
     /// The number of classes over all shards; the number of rows of `w` if it is not sharded.
     pub vocab_total: usize,
 }
+
+impl<'a> Targets<'a> {
+    /// Labels for the rows of `w` that this rank has, by the sharding of `w`.
+    pub fn new(labels: &'a Tensor, ignore_index: i64, w: &Tensor) -> Targets<'a> {
+        let classes = w.sharded_shape().indices(0);
+        Targets {
+            labels,
+            ignore_index,
+            vocab_start: classes.first,
+            vocab_total: classes.total,
+        }
+    }
+}

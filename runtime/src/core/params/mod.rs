@@ -3,6 +3,7 @@
 pub(crate) mod attention;
 pub(crate) mod attention_error;
 pub(crate) mod cross_entropy;
+pub(crate) mod indexed;
 pub(crate) mod matmul;
 pub(crate) mod optimizer;
 pub(crate) mod rope;

@@ -17,7 +17,8 @@ pub(crate) struct Gate<'a> {
     pub(crate) operands: &'a [Option<&'a Tag>],
     /// The name of an operand, for errors.
     pub(crate) name: &'a dyn Fn(usize) -> String,
-    /// Whether the last operand may have no sharding, and then takes that of its result.
+    /// Whether the last operand takes the partial values of its result, and its shards too if it
+    /// has no sharding.
     pub(crate) last_is_open: bool,
     /// The arguments, other than the operands' shardings, that the op's rule depends on.
     pub(crate) arguments: &'a [usize],
@@ -45,7 +46,7 @@ impl Gate<'_> {
         let results = key.results(|| {
             let rank = self.one_rank(first)?;
             let rule = rule().map_err(ShardedTensorError::from)?;
-            derive(&rule, self.operands, rank)
+            self.derive(&rule, rank)
         });
         results.map(Some)
     }
@@ -87,20 +88,28 @@ impl Gate<'_> {
             .into()),
         }
     }
-}
 
-fn derive(rule: &ShardingRule, operands: &[Option<&Tag>], rank: usize) -> Result<Results> {
-    let shardings: Vec<_> = operands.iter().map(|tag| tag.map(Tag::sharding)).collect();
-    let results = rule.derive(&shardings).map_err(ShardedTensorError::from)?;
-    let results = results.into_iter().map(|result| match result.shape() {
-        Some(shape) => {
-            let sharding = result.sharding(&shape).map_err(ShardedTensorError::from)?;
-            Ok(ResultTag::Known(Tag::new(sharding, rank)?))
-        }
-        None => Ok(ResultTag::Open(Box::new(result))),
-    });
-    Ok(Results {
-        rank,
-        results: results.collect::<Result<_>>()?,
-    })
+    fn derive(&self, rule: &ShardingRule, rank: usize) -> Result<Results> {
+        let shardings: Vec<_> = self
+            .operands
+            .iter()
+            .map(|tag| tag.map(Tag::sharding))
+            .collect();
+        let results = match self.last_is_open {
+            true => rule.derive_into(&shardings),
+            false => rule.derive(&shardings),
+        };
+        let results = results.map_err(ShardedTensorError::from)?;
+        let results = results.into_iter().map(|result| match result.shape() {
+            Some(shape) => {
+                let sharding = result.sharding(&shape).map_err(ShardedTensorError::from)?;
+                Ok(ResultTag::Known(Tag::new(sharding, rank)?))
+            }
+            None => Ok(ResultTag::Open(Box::new(result))),
+        });
+        Ok(Results {
+            rank,
+            results: results.collect::<Result<_>>()?,
+        })
+    }
 }

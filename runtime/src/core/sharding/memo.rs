@@ -44,7 +44,7 @@ impl Results {
     }
 
     /// The tag of result `at`. `shape` gives the extents that the operands do not determine.
-    pub(super) fn of_shape(&self, at: usize, shape: &[usize]) -> Result<Tag> {
+    pub(crate) fn of_shape(&self, at: usize, shape: &[usize]) -> Result<Tag> {
         match &self.results[at] {
             ResultTag::Known(tag) => Ok(tag.clone()),
             ResultTag::Open(derived) => {

@@ -6,6 +6,7 @@ use meshgrad_mesh::{Placement, Sharding};
 
 use super::tag::Tag;
 use super::views;
+use crate::core::params::indexed::IndexRange;
 use crate::{DType, Device, Kind, Result, Shape, Tensor};
 
 /// The global shape of a tensor and the shards that this rank has, without partial values: the
@@ -51,6 +52,19 @@ impl ShardedShape {
     /// The shape of this rank's part.
     pub fn local(&self) -> &Shape {
         self.tag.as_ref().map_or(&self.global, Tag::local)
+    }
+
+    pub(crate) fn tag(&self) -> Option<&Tag> {
+        self.tag.as_ref()
+    }
+
+    /// The indices of dim `dim` that this rank has.
+    pub(crate) fn indices(&self, dim: usize) -> IndexRange {
+        let ranges = self.tag().and_then(|tag| tag.sharding().ranges(tag.rank()));
+        IndexRange {
+            first: ranges.map_or(0, |ranges| ranges[dim].start),
+            total: self.global[dim],
+        }
     }
 
     /// The sharding, without partial values.

@@ -109,9 +109,9 @@ fn check_list(q: &Tensor, name: &str, x: &Tensor, list: List) -> Result<()> {
     };
     let is_single = x.shape().is_empty() || global(x) == 1;
     let signature = match list {
-        List::PerRow if is_single => format!("q[b t h d], {name}[*] -> y[b t h d]"),
-        List::PerRow => format!("q[b t h d], {name}[b] -> y[b t h d]"),
-        List::Offsets => format!("q[b! t! h d], {name}[*] -> y[b t h d]"),
+        List::PerRow if is_single => format!("q[b t h d!], {name}[*] -> y[b t h d]"),
+        List::PerRow => format!("q[b t h d!], {name}[b] -> y[b t h d]"),
+        List::Offsets => format!("q[b! t! h d!], {name}[*] -> y[b t h d]"),
     };
     let gate = Gate {
         op: ATTENTION_MASK,

@@ -1,0 +1,30 @@
+//! The norm of gradients.
+
+use meshgrad_mesh::Placement;
+use meshgrad_runtime::{Tensor, ops, redistribute};
+
+use crate::Result;
+
+/// The L2 norm over all elements of all `tensors`, which may have different shardings on one mesh.
+/// Each element counts once. If an axis shards a tensor, the sum of squares is reduced through the
+/// enclosing [`with_redistribution`](meshgrad_runtime::with_redistribution).
+///
+/// # Shapes
+/// Tensors of any shape, layout and float dtype; returns f32 \[\], replicated.
+///
+/// # Errors
+/// As [`meshgrad_runtime::ops::sum_of_squares`] and [`meshgrad_runtime::redistribute`]; partial
+/// gradients are errors: redistribute them first.
+pub fn global_norm(tensors: &[&Tensor]) -> Result<Tensor> {
+    if tensors.iter().all(|tensor| tensor.sharding().is_none()) {
+        return ops::global_norm(tensors);
+    }
+    let sum = ops::sum_of_squares(tensors)?;
+    let partials = sum.sharding().map(|sharding| sharding.partials());
+    let axes = partials.unwrap_or_default().into_iter();
+    let whole: Vec<_> = axes.map(|(axis, _)| (axis, Placement::Replicate)).collect();
+    match whole.is_empty() {
+        true => ops::sqrt(&sum),
+        false => ops::sqrt(&redistribute(&sum, &whole)?),
+    }
+}
