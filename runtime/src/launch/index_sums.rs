@@ -177,6 +177,7 @@ mod tests {
         Rows {
             numbers: Shape::new(&[numbers]).unwrap(),
             dim: 0,
+            range: IndexRange::whole(numbers),
             outer: 1,
             inner: 64,
             every: true,

@@ -4,6 +4,7 @@
 
 use std::sync::OnceLock;
 
+use meshgrad_mesh::Sharding;
 use meshgrad_runtime::{DType, Device, Tensor, ops};
 
 /// The CPU, and the GPU if there is one.
@@ -75,4 +76,12 @@ pub(crate) fn rounding(dtype: DType) -> f64 {
         DType::BF16 => 2f64.powi(-8),
         _ => 2f64.powi(-23),
     }
+}
+
+/// The part of `x` that `rank` holds.
+pub(crate) fn part(x: &Tensor, sharding: &Sharding, rank: usize) -> Tensor {
+    let ranges = sharding.ranges(rank).unwrap().into_iter().enumerate();
+    let mut ranges = ranges.map(|(dim, range)| (dim as isize, range));
+    let part = ranges.try_fold(x.clone(), |x, (dim, range)| x.slice(dim, range));
+    part.unwrap().with_sharding(sharding, rank).unwrap()
 }

@@ -15,6 +15,7 @@ pub(super) fn attention(device: &Device, dtype: DType) -> Result<()> {
         let both_ways = |q: &Tensor, k: &Tensor, mask: &AttentionMask| -> Result<()> {
             let (out, lse) = ops::attention(q, k, k, mask, 0.5)?;
             ops::attention_grad(q, k, k, &out, &lse, &out, mask, 0.5)?;
+            ops::attention_lse_grad(q, k, k, &out, &lse, &out, &lse, mask, 0.5)?;
             Ok(())
         };
 

@@ -1,6 +1,7 @@
 //! Attention on every device, compared with f64 on the CPU.
 
-use crate::devices::{assert_close, devices, exact, numbered, reference, rounding, values};
+use crate::devices::{assert_close, devices, exact, numbered, part, reference, rounding, values};
+use meshgrad_mesh::{Mesh, Placement, Sharding};
 use meshgrad_runtime::{
     AttentionError, DType, Device, Error, Tensor,
     ops::{self, AttentionMask, AttentionSequences},
@@ -158,10 +159,73 @@ fn check(case: &Case, dtype: DType) {
         &exact_mask,
         SCALE,
     );
-    let (dq, dk, dv) = gradients;
-    let (exact_dq, exact_dk, exact_dv) = exact_gradients.unwrap();
+    assert_gradients(gradients, exact_gradients.unwrap(), dtype);
+
+    let dlse = numbered(q.device(), lse.shape(), DType::F32, 0.5);
+    let gradients = ops::attention_lse_grad(q, k, v, &out, &lse, &dout, &dlse, mask, SCALE);
+    let exact_gradients = ops::attention_lse_grad(
+        &exact_q,
+        &exact_k,
+        &exact_v,
+        &exact_out,
+        &exact_lse,
+        &exact_dout,
+        &exact(&dlse),
+        &exact_mask,
+        SCALE,
+    );
+    assert_gradients(gradients.unwrap(), exact_gradients.unwrap(), dtype);
+}
+
+fn assert_gradients(
+    (dq, dk, dv): (Tensor, Tensor, Tensor),
+    (exact_dq, exact_dk, exact_dv): (Tensor, Tensor, Tensor),
+    dtype: DType,
+) {
     for (found, expected) in [(dq, exact_dq), (dk, exact_dk), (dv, exact_dv)] {
         assert_close(&found, &expected, tolerance(dtype), largest(&expected));
+    }
+}
+
+/// The queries of each rank have the results that they have in the whole sequence.
+#[test]
+fn queries_can_be_sharded_along_the_sequence() {
+    let mesh = Mesh::new(&[3], &["cp"]).unwrap();
+    for device in devices() {
+        let shape = [2, 7, 2, 8];
+        let [q, k] = [0.7, 1.3].map(|scale| numbered(&device, &shape, DType::F32, scale));
+        let rows = AttentionMask {
+            window: Some(4),
+            ..AttentionMask::causal()
+        };
+        let cached = AttentionMask {
+            sequences: AttentionSequences::Cached {
+                q_offset: list(&device, &[0, 2]),
+                k_len: list(&device, &[7, 5]),
+            },
+            ..rows.clone()
+        };
+        for mask in [rows, cached] {
+            let (out, _) = ops::attention(&q, &k, &k, &mask, 0.4).unwrap();
+            for rank in 0..3 {
+                let part = |x: &Tensor, placement: Placement| {
+                    let sharding = Sharding::new(&mesh, [("cp", placement)], x.shape()).unwrap();
+                    part(x, &sharding, rank)
+                };
+                let mut own = mask.clone();
+                if let AttentionSequences::Cached { q_offset, k_len } = &mut own.sequences {
+                    *q_offset = part(q_offset, Placement::Replicate);
+                    *k_len = part(k_len, Placement::Replicate);
+                }
+                let (own_q, own_k) = (
+                    part(&q, Placement::shard(1)),
+                    part(&k, Placement::Replicate),
+                );
+                let (found, _) = ops::attention(&own_q, &own_k, &own_k, &own, 0.4).unwrap();
+                let expected = part(&out, Placement::shard(1));
+                assert_close(&found.local(), &expected.local(), rounding(DType::F32), 1.0);
+            }
+        }
     }
 }
 

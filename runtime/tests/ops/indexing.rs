@@ -1,7 +1,10 @@
 //! Indexing ops on every device, compared with the CPU.
 
-use crate::devices::{devices, exact, gpu, numbered, reference, values};
-use meshgrad_runtime::{Accumulator, CudaError, DType, Device, Error, Shape, Tensor, ops};
+use crate::devices::{devices, exact, gpu, numbered, part, reference, values};
+use meshgrad_mesh::{Mesh, Placement, Sharding};
+use meshgrad_runtime::{
+    Accumulator, CudaError, DType, Device, Error, Shape, ShardedShape, Tensor, ops,
+};
 
 const IDS: [DType; 3] = [DType::I64, DType::I32, DType::U32];
 
@@ -92,6 +95,45 @@ fn elements_are_gathered() {
             let y = ops::gather(&transposed, 2, &index).unwrap();
             let expected = ops::gather(&exact(&transposed), 2, &on_cpu(&index)).unwrap();
             assert_eq!(values(&y), values(&expected), "transposed on {device}");
+        }
+    }
+}
+
+/// Each rank has the rows of its ids, and zeros for the ids of others. Each sums its own gradients.
+#[test]
+fn the_rows_of_a_table_can_be_sharded() {
+    let mesh = Mesh::new(&[3], &["tp"]).unwrap();
+    for device in devices() {
+        for (features, ids_dtype) in [(16, IDS[0]), (7, IDS[1]), (8, IDS[2])] {
+            let table = numbered(&device, &[19, features], DType::F32, 1.0);
+            let ids = ids(&device, &[4, 5], 19, ids_dtype);
+            let dy = numbered(&device, &[4, 5, features], DType::F32, 2.0);
+            let mut sum = accumulator(&device, &[19, features]);
+            ops::embedding_grad_into(&dy, &ids, &mut sum).unwrap();
+            let (y, dtable) = (ops::embedding(&table, &ids).unwrap(), sum.total().unwrap());
+
+            let (mut sum_of_y, mut rows) = (vec![0.0; y.elements()], Vec::new());
+            for rank in 0..3 {
+                let whole =
+                    |x: &Tensor| part(x, &Sharding::replicated(&mesh, x.shape()).unwrap(), rank);
+                let by_rows = [("tp", Placement::shard(0))];
+                let by_rows = Sharding::new(&mesh, by_rows, table.shape()).unwrap();
+                let own = ops::embedding(&part(&table, &by_rows, rank), &whole(&ids)).unwrap();
+                assert_eq!(own.sharding().unwrap().to_string(), "tp: partial(sum)");
+                let own = values(&own.local());
+                sum_of_y
+                    .iter_mut()
+                    .zip(own)
+                    .for_each(|(sum, own)| *sum += own);
+
+                let shape = ShardedShape::new(&by_rows, rank).unwrap();
+                let mut sum = Accumulator::new(&device, shape, DType::F32).unwrap();
+                ops::embedding_grad_into(&whole(&dy), &whole(&ids), &mut sum).unwrap();
+                assert_eq!(sum.buffer().sharding(), Some(&by_rows));
+                rows.extend(values(&sum.total().unwrap().local()));
+            }
+            assert_eq!(sum_of_y, values(&y), "{ids_dtype} on {device}");
+            assert_eq!(rows, values(dtable), "{ids_dtype} on {device}");
         }
     }
 }
