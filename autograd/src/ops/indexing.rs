@@ -63,9 +63,9 @@ pub fn split<V: Operand>(x: &V, sizes: &[usize], dim: isize) -> Result<Vec<V>> {
 /// As [`meshgrad_runtime::ops::index_select`].
 pub fn index_select<V: Operand>(x: &V, dim: isize, ids: &Tensor) -> Result<V> {
     let y = ops::index_select(x.value(), dim, ids)?;
-    let (extent, saved_ids) = (x.value().global_extent(dim)?, ids.save());
+    let (shape, saved_ids) = (x.value().sharded_shape(), ids.save());
     y.tracked_linear([x], move |dy, [dx]| {
-        dx.add(|| ops::index_select_grad(dy, dim, &saved_ids.get()?, extent))
+        dx.add(|| ops::index_select_grad_to(dy, dim, &saved_ids.get()?, &shape))
     })
 }
 
@@ -78,9 +78,9 @@ pub fn index_select<V: Operand>(x: &V, dim: isize, ids: &Tensor) -> Result<V> {
 /// As [`meshgrad_runtime::ops::gather`].
 pub fn gather<V: Operand>(x: &V, dim: isize, index: &Tensor) -> Result<V> {
     let y = ops::gather(x.value(), dim, index)?;
-    let (shape, saved_index) = (x.global_shape(), index.save());
+    let (shape, saved_index) = (x.value().sharded_shape(), index.save());
     y.tracked_linear([x], move |dy, [dx]| {
-        dx.add(|| ops::scatter_add(&shape, dim, &saved_index.get()?, dy))
+        dx.add(|| ops::scatter_add_to(&shape, dim, &saved_index.get()?, dy))
     })
 }
 

@@ -30,7 +30,7 @@ use crate::core::sharding::gate::Gate;
 use crate::core::sharding::memo::Results;
 use crate::core::sharding::tag::Tag;
 use crate::core::tensor::UninitTensor;
-use crate::{DType, Device, Error, Result, Shape, Tensor};
+use crate::{DType, Device, Error, Result, Shape, ShardedShape, Tensor};
 
 const MAX_NAMES: usize = 12;
 const MOST_OPERANDS: usize = 16;
@@ -126,6 +126,35 @@ impl Signature {
         rule: impl FnOnce() -> Result<ShardingRule, RuleError>,
     ) -> Result<Call> {
         let results = self.gate(operands, None, arguments, rule)?;
+        self.checked(operands, results)
+    }
+
+    /// As [`Signature::call_with`], for an op whose first result has the shape `to`. If that has a
+    /// sharding, the result has its shards.
+    ///
+    /// # Errors
+    /// As [`Signature::call`].
+    pub(crate) fn call_to(
+        &'static self,
+        operands: &[&Tensor],
+        to: &ShardedShape,
+        arguments: &[usize],
+        rule: impl FnOnce() -> Result<ShardingRule, RuleError>,
+    ) -> Result<Call> {
+        let Some(to) = to.tag() else {
+            return self.call_with(operands, arguments, rule);
+        };
+        let mut tags: Vec<_> = operands.iter().map(|x| x.tag()).collect();
+        tags.push(Some(to));
+        let gate = Gate {
+            op: self.name,
+            id: std::ptr::from_ref(self) as usize,
+            operands: &tags,
+            name: &|at| self.operand_names().nth(at).unwrap_or("to").to_owned(),
+            last_is_open: false,
+            arguments,
+        };
+        let results = gate.results(|| Ok(rule()?.with_target()))?;
         self.checked(operands, results)
     }
 

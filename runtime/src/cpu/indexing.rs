@@ -42,16 +42,22 @@ pub(crate) struct IndexedDim {
     pub(crate) inner: usize,
 }
 
-/// `out[o, j, ..] = x[o, ids[j], ..]`.
+/// `out[o, j, ..] = x[o, ids[j], ..]`, and zeros for a negative id.
 pub(crate) fn index_select<T: Element>(x: &[T], dim: IndexedDim, ids: &[i64], out: &mut [T]) {
     copy_rows(out, dim.inner, |at, to| {
         let (outer, j) = (at / ids.len(), at % ids.len());
-        let row = outer * dim.extent + ids[j] as usize;
-        to.copy_from_slice(&x[row * dim.inner..][..dim.inner]);
+        match usize::try_from(ids[j]) {
+            Ok(id) => {
+                let row = outer * dim.extent + id;
+                to.copy_from_slice(&x[row * dim.inner..][..dim.inner]);
+            }
+            Err(_) => to.fill(T::from_f64(0.0)),
+        }
     });
 }
 
-/// Sets `out` to zero, then adds `out[o, ids[j], ..] += dy[o, j, ..]` in the order of j.
+/// Sets `out` to zero, then adds `out[o, ids[j], ..] += dy[o, j, ..]` in the order of j, except for
+/// negative ids.
 ///
 /// Each task owns some rows of `out`, and scans all ids for these rows.
 pub(crate) fn index_add<T: Float>(dy: &[T], dim: IndexedDim, ids: &[i64], out: &mut [T::Wide]) {
@@ -112,7 +118,8 @@ impl IndexedLayout {
     }
 
     /// Calls `f(position, offset)` for positions `start..start + indices.len()` of the index
-    /// tensor, in order; `start` must be the first position of a row.
+    /// tensor, in order, except those of negative indices; `start` must be the first position of a
+    /// row.
     #[inline(always)]
     fn for_each(&self, start: usize, indices: &[i64], mut f: impl FnMut(usize, usize)) {
         let Some((&(_, step), outer)) = self.dims.split_last() else {
@@ -126,6 +133,9 @@ impl IndexedLayout {
                 row /= extent;
             }
             for (column, index) in indices.iter().enumerate() {
+                if *index < 0 {
+                    continue;
+                }
                 let offset = base + column as isize * step + *index as isize * self.indexed_stride;
                 f(start + at * run + column, offset as usize);
             }
@@ -133,12 +143,13 @@ impl IndexedLayout {
     }
 }
 
-/// `out[c] = x[c']`, where c' is c with `index[c]` as its coordinate in the indexed dim. `x` is a
-/// whole storage.
+/// `out[c] = x[c']`, where c' is c with `index[c]` as its coordinate in the indexed dim, and zero
+/// for a negative index. `x` is a whole storage.
 pub(crate) fn gather<T: Element>(x: &[T], around: &IndexedLayout, index: &[i64], out: &mut [T]) {
     let run = around.run();
     for_blocks(out, rows_per_task(run) * run, |start, part| {
         let index = &index[start..start + part.len()];
+        part.fill(T::from_f64(0.0));
         around.for_each(start, index, |position, offset| {
             part[position - start] = x[offset]
         });

@@ -177,7 +177,10 @@ mod tests {
         Rows {
             numbers: Shape::new(&[numbers]).unwrap(),
             dim: 0,
-            range: IndexRange::whole(numbers),
+            range: IndexRange {
+                first: 0,
+                total: numbers,
+            },
             outer: 1,
             inner: 64,
             every: true,

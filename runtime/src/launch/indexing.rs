@@ -33,17 +33,17 @@ pub(crate) fn select(
     gpu.run(&plan.kernel, &arguments.arguments(&plan.kernel.variant))
 }
 
-/// y\[c\] = x\[c'\], where c' is c with index\[c\] as its coordinate in dim `dim`.
+/// y\[c\] = x\[c'\], where c' is c with index\[c\] as its coordinate in dim `dim`, of which x has the
+/// indices `range`.
 pub(crate) fn gather(
     gpu: &Launcher<'_>,
     x: &Tensor,
-    dim: usize,
+    (dim, range): (usize, IndexRange),
     index: &Tensor,
     y: &UninitTensor,
 ) -> Result<()> {
     let operands = [x, index].map(Operand::of);
     let (kernel, space) = gpu.planned(gathering(&operands, dim))?;
-    let range = IndexRange::whole(x.shape()[dim]);
     let stride = x.layout().strides()[dim] as i64;
     let arguments = GatherArguments {
         x: gpu.ptr(x)?,

@@ -15,8 +15,8 @@ use crate::launch::elementwise::Target;
 use crate::launch::index_sums::Rows;
 use crate::ops::{cast, contiguous};
 use crate::{
-    Call, DType, Error, Float, ReadGuard, Result, Shape, Signature, Tensor, UninitTensor, for_any,
-    for_float,
+    Call, DType, Error, Float, ReadGuard, Result, Shape, ShardedShape, Signature, Tensor,
+    UninitTensor, for_any, for_float,
 };
 
 static CONCAT: Signature = Signature::new("concat", "first: T[*], other: T[*] -> y: T[*]", 0)
@@ -134,7 +134,8 @@ pub fn split(x: &Tensor, sizes: &[usize], dim: isize) -> Result<Vec<Tensor>> {
 ///
 /// # Shapes
 /// `x` any shape and dtype with at least one dim, `ids` \[M\] of an index dtype; returns `x`'s
-/// shape with M in `dim`.
+/// shape with M in `dim`. If dim `dim` of `x` is sharded, each rank selects the ids in its range and
+/// has zeros for the others: the result is a partial sum.
 ///
 /// # Errors
 /// [`Error::Signature`]; [`Error::NoDim`]; [`Error::IndexOutOfRange`].
@@ -143,19 +144,18 @@ pub fn index_select(x: &Tensor, dim: isize, ids: &Tensor) -> Result<Tensor> {
     let mut call = INDEX_SELECT.call_with(&[x, ids], &[dim], || {
         ShardingRule::index_select(INDEX_SELECT.name(), x.shape().len(), dim)
     })?;
-    let middle = indexed_dim(x.shape(), dim);
+    let (middle, range) = (indexed_dim(x.shape(), dim), x.sharded_shape().indices(dim));
     let mut y = call.output_of(with_extent(x.shape(), dim, ids.elements())?, x.dtype())?;
 
     let x = contiguous(x)?;
     if call.device().is_gpu() {
         let ids = contiguous(ids)?;
-        let range = IndexRange::whole(x.shape()[dim]);
         call.launch(|gpu| launch::indexing::select(gpu, &x, (dim, range), &ids, &y))?;
         return Ok(y.finish());
     }
     let ids = as_i64(ids)?;
     call.compute(|| {
-        let ids = checked(&call, &ids, middle.extent)?;
+        let ids = checked(&call, &ids, range, middle.extent)?;
         for_any!(x.dtype(), T => {
             kernels::index_select::<T>(&Flat::new(&x)?, middle, &ids, y.slice()?);
         });
@@ -173,10 +173,27 @@ pub fn index_select(x: &Tensor, dim: isize, ids: &Tensor) -> Result<Tensor> {
 /// # Errors
 /// [`Error::Signature`]; [`Error::NoDim`]; [`Error::IndexOutOfRange`].
 pub fn index_select_grad(dy: &Tensor, dim: isize, ids: &Tensor, extent: usize) -> Result<Tensor> {
+    let at = dy.dim(INDEX_SELECT_GRAD.name(), dim)?;
+    let to = with_extent(&dy.global_shape(), at, extent)?;
+    index_select_grad_to(dy, dim, ids, &to.into())
+}
+
+/// As [`index_select_grad`], to the shape `to` of the operand of [`index_select`], whose dim `dim` can
+/// be sharded: each rank sums its own slices.
+///
+/// # Errors
+/// As [`index_select_grad`].
+pub fn index_select_grad_to(
+    dy: &Tensor,
+    dim: isize,
+    ids: &Tensor,
+    to: &ShardedShape,
+) -> Result<Tensor> {
     let dim = dy.dim(INDEX_SELECT_GRAD.name(), dim)?;
-    let call = INDEX_SELECT_GRAD.call_with(&[dy, ids], &[dim], || {
+    let call = INDEX_SELECT_GRAD.call_to(&[dy, ids], to, &[dim], || {
         ShardingRule::index_select_grad(INDEX_SELECT_GRAD.name(), dy.shape().len(), dim)
     })?;
+    let (extent, range) = (to.local()[dim], to.indices(dim));
     if dy.shape()[dim] != ids.elements() {
         let problem = format!(
             "`dy` needs extent {} in dim {dim}, one per id",
@@ -190,7 +207,7 @@ pub fn index_select_grad(dy: &Tensor, dim: isize, ids: &Tensor, extent: usize) -
         let rows = Rows {
             numbers: Shape::new(&[extent])?,
             dim: 0,
-            range: IndexRange::whole(extent),
+            range,
             outer: shape[..dim].iter().product(),
             inner: shape[dim + 1..].iter().product(),
             every: true,
@@ -206,7 +223,7 @@ pub fn index_select_grad(dy: &Tensor, dim: isize, ids: &Tensor, extent: usize) -
 
     let (dy, ids) = (contiguous(dy)?, as_i64(ids)?);
     call.compute(|| {
-        let ids = checked(&call, &ids, extent)?;
+        let ids = checked(&call, &ids, range, extent)?;
         for_float!(dy.dtype(), T => {
             let dy = Flat::<T>::new(&dy)?;
             sum.fill::<T>(|sum| kernels::index_add::<T>(&dy, indexed_dim(&shape, dim), &ids, sum))
@@ -219,7 +236,8 @@ pub fn index_select_grad(dy: &Tensor, dim: isize, ids: &Tensor, extent: usize) -
 ///
 /// # Shapes
 /// `x` any dtype; `index` of an index dtype with the same number of dims and extents at most those
-/// of `x`, except in `dim`; returns `index`'s shape and `x`'s dtype.
+/// of `x`, except in `dim`; returns `index`'s shape and `x`'s dtype. If dim `dim` of `x` is sharded,
+/// each rank has zeros for the indices of others: the result is a partial sum.
 ///
 /// # Errors
 /// [`Error::Signature`]; [`Error::NoDim`]; [`Error::IndexOutOfRange`].
@@ -230,15 +248,16 @@ pub fn gather(x: &Tensor, dim: isize, index: &Tensor) -> Result<Tensor> {
     })?;
     check_fits(&GATHER, &[x, index], dim, x.shape())?;
     let mut y = call.output_of(*index.shape(), x.dtype())?;
+    let range = x.sharded_shape().indices(dim);
 
     if call.device().is_gpu() {
-        call.launch(|gpu| launch::indexing::gather(gpu, x, dim, index, &y))?;
+        call.launch(|gpu| launch::indexing::gather(gpu, x, (dim, range), index, &y))?;
         return Ok(y.finish());
     }
     let index = as_i64(index)?;
     call.compute(|| {
         let around = IndexedLayout::new(x.layout(), dim, index.shape());
-        let index = checked(&call, &index, x.shape()[dim])?;
+        let index = checked(&call, &index, range, x.shape()[dim])?;
         for_any!(x.dtype(), T => {
             let x: ReadGuard<'_, T> = x.read()?;
             kernels::gather::<T>(&x, &around, &index, y.slice()?);
@@ -259,18 +278,36 @@ pub fn gather(x: &Tensor, dim: isize, index: &Tensor) -> Result<Tensor> {
 /// # Errors
 /// [`Error::Signature`]; [`Error::NoDim`]; [`Error::IndexOutOfRange`].
 pub fn scatter_add(shape: &[usize], dim: isize, index: &Tensor, src: &Tensor) -> Result<Tensor> {
+    scatter_add_to(&Shape::new(shape)?.into(), dim, index, src)
+}
+
+/// As [`scatter_add`], to a shape of which dim `dim` can be sharded: each rank adds the elements with
+/// indices in its range.
+///
+/// # Errors
+/// As [`scatter_add`].
+pub fn scatter_add_to(
+    to: &ShardedShape,
+    dim: isize,
+    index: &Tensor,
+    src: &Tensor,
+) -> Result<Tensor> {
     let dim = src.dim(SCATTER_ADD.name(), dim)?;
-    let call = SCATTER_ADD.call_with(&[src, index], &[&[dim], shape].concat(), || {
-        ShardingRule::scatter_add(SCATTER_ADD.name(), shape, &index.global_shape(), dim)
+    let call = SCATTER_ADD.call_to(&[src, index], to, &[&[dim], &to[..]].concat(), || {
+        ShardingRule::scatter_add(SCATTER_ADD.name(), to, &index.global_shape(), dim)
     })?;
-    let shape = local_shape(shape, dim, src)?;
+    let shape = match to.sharding() {
+        Some(_) => *to.local(),
+        None => local_shape(to, dim, src)?,
+    };
+    let range = to.indices(dim);
     check_fits(&SCATTER_ADD, &[src, index], dim, &shape)?;
     let mut call = call.with_flops(src.elements() as u64);
     if call.device().is_gpu() {
         let rows = Rows {
             numbers: shape,
             dim,
-            range: IndexRange::whole(shape[dim]),
+            range,
             outer: 1,
             inner: 1,
             every: true,
@@ -292,7 +329,7 @@ pub fn scatter_add(shape: &[usize], dim: isize, index: &Tensor, src: &Tensor) ->
         } else {
             [shape[0], index.shape()[0]]
         };
-        let index = checked(&call, &index, shape[dim])?;
+        let index = checked(&call, &index, range, shape[dim])?;
         for_float!(src.dtype(), T => {
             let src = Flat::<T>::new(&src)?;
             sum.fill::<T>(|sum| kernels::scatter_add::<T>(&src, &around, &index, slabs, sum))
@@ -349,10 +386,12 @@ fn as_i64(ids: &Tensor) -> Result<Tensor> {
     contiguous(&cast(ids, DType::I64)?)
 }
 
-fn checked<'a>(call: &Call, ids: &'a Tensor, extent: usize) -> Result<Flat<'a, i64>> {
-    let ids = Flat::new(ids)?;
-    check_indices(call.name(), &ids, extent, false)?;
-    Ok(ids)
+/// The positions of `ids` among the `extent` indices of `range`; negative for those of other ranks.
+fn checked(call: &Call, ids: &Tensor, range: IndexRange, extent: usize) -> Result<Vec<i64>> {
+    let ids = Flat::<i64>::new(ids)?;
+    check_indices(call.name(), &ids, range.total, false)?;
+    let position = |id: &i64| range.position(*id, extent).map_or(-1, |at| at as i64);
+    Ok(ids.iter().map(position).collect())
 }
 
 /// A result and, if its dtype is not its accumulator dtype, a workspace to accumulate in.

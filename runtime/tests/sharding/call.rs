@@ -89,6 +89,19 @@ pub(crate) fn given(
     }
 }
 
+/// As [`given`], for an op that takes its rank's range from the shardings of its operands.
+pub(crate) fn given_ranged(
+    name: &'static str,
+    rule: ShardingRule,
+    operands: Vec<Tensor>,
+    run: impl Fn(&Local) -> Result<Vec<Tensor>> + 'static,
+) -> Case {
+    Case {
+        needs_shardings: true,
+        ..given(name, rule, operands, run)
+    }
+}
+
 /// An op that takes its rank's range from the shardings of its operands.
 pub(crate) fn ranged(
     name: &'static str,

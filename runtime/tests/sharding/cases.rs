@@ -5,8 +5,8 @@ use meshgrad_runtime::ops::{AttentionMask, AttentionSequences, RopeStyle, Target
 use meshgrad_runtime::{DType, Key, Region, RegionKey, Result, Tensor, ops};
 
 use crate::call::{
-    CPU, Case, Local, added, case, changing, given, indices, local, numbers, positive, ranged,
-    to_f32,
+    CPU, Case, Local, added, case, changing, given, given_ranged, indices, local, numbers,
+    positive, ranged, to_f32,
 };
 
 pub(crate) fn cases() -> Vec<Case> {
@@ -558,7 +558,7 @@ fn with_dims() -> Vec<Case> {
                 Ok(vec![ops::concat(&operands, 1)?])
             },
         ),
-        given(
+        given_ranged(
             "index_select",
             select,
             vec![x.clone(), indices(&[5], 3)],
@@ -625,7 +625,7 @@ fn views() -> Vec<Case> {
             let [rows, columns] = [x.global_shape()[0], x.global_shape()[2]];
             Ok(vec![x.broadcast_to(&[2, rows, 5, columns])?])
         }),
-        given("gather", gather, vec![x.clone(), index.clone()], |local| {
+        given_ranged("gather", gather, vec![x.clone(), index.clone()], |local| {
             Ok(vec![ops::gather(
                 &local.operands[0],
                 1,

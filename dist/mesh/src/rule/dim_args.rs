@@ -62,15 +62,14 @@ impl ShardingRule {
         rule.linear_in(&[&names.join(" + ")])
     }
 
-    /// Selects the indices `ids` of a tensor of `ndim` dims along `dim`, which must be whole. `ids`
-    /// can be sharded.
+    /// Selects the indices `ids` of a tensor of `ndim` dims along `dim`. `ids` can be sharded, or
+    /// else `dim`: then each rank selects the indices in its range, which gives a partial sum.
     ///
     /// # Errors
     /// As [`ShardingRule::reduction`].
     pub fn index_select(op: &str, ndim: usize, dim: usize) -> Result<ShardingRule, RuleError> {
         check_dims(op, ndim, &[dim])?;
-        let from = written(0..ndim, |at| at == dim);
-        let to = from.replace(&format!("d{dim}!"), "ids");
+        let (from, to) = (written(0..ndim, |_| false), selected(ndim, dim));
         ShardingRule::new(op, &format!("x[{from}], ids[ids] -> y[{to}]"))?.linear_in(&["x"])
     }
 
@@ -81,14 +80,26 @@ impl ShardingRule {
     /// As [`ShardingRule::reduction`].
     pub fn index_select_grad(op: &str, ndim: usize, dim: usize) -> Result<ShardingRule, RuleError> {
         check_dims(op, ndim, &[dim])?;
-        let to = written(0..ndim, |at| at == dim);
-        let from = to.replace(&format!("d{dim}!"), "ids");
+        let (from, to) = (selected(ndim, dim), written(0..ndim, |_| false));
         ShardingRule::new(op, &format!("dy[{from}], ids[ids] -> dx[{to}]"))?.linear_in(&["dy"])
+    }
+
+    /// The same rule with a last operand `to`, which has the result's dims and shards. Dims that no
+    /// other operand has can then be sharded.
+    #[must_use]
+    pub fn with_target(mut self) -> ShardingRule {
+        if let Some(result) = self.results.first() {
+            self.operands.push(super::Tensor {
+                name: "to".to_owned(),
+                dims: result.dims.clone(),
+            });
+        }
+        self
     }
 
     /// Gathers the elements of a tensor of shape `from` along `dim`, with an index of shape
     /// `index`. Dims with the same extent in both can be sharded together; `dim` can be sharded in
-    /// the index.
+    /// the index, or else in the tensor, which gives a partial sum.
     ///
     /// # Errors
     /// As [`ShardingRule::reduction`].
@@ -264,8 +275,9 @@ fn indexed(
         true => "ids".to_owned(),
         false => format!("part{at}!"),
     };
+    let whole = |at: usize| if at == dim { "" } else { "!" };
     let indexed: Vec<String> = (0..shape.len())
-        .map(|at| name(at, format!("d{at}!")))
+        .map(|at| name(at, format!("d{at}{}", whole(at))))
         .collect();
     let index: Vec<String> = (0..index.len())
         .map(|at| match at < shape.len() {
@@ -274,6 +286,15 @@ fn indexed(
         })
         .collect();
     Ok([indexed.join(" "), index.join(" ")])
+}
+
+/// The dims of a selection along `dim`: `d0 ids d2`.
+fn selected(ndim: usize, dim: usize) -> String {
+    let dims = (0..ndim).map(|at| match at == dim {
+        true => "ids".to_owned(),
+        false => format!("d{at}"),
+    });
+    dims.collect::<Vec<_>>().join(" ")
 }
 
 /// `None` on overflow.

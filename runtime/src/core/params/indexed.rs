@@ -10,14 +10,6 @@ pub(crate) struct IndexRange {
 }
 
 impl IndexRange {
-    /// The indices of a whole dim.
-    pub(crate) fn whole(extent: usize) -> IndexRange {
-        IndexRange {
-            first: 0,
-            total: extent,
-        }
-    }
-
     /// The position of global index `index` among those of a tensor of `extent`, if it has it.
     #[inline(always)]
     pub(crate) fn position(self, index: i64, extent: usize) -> Option<usize> {
