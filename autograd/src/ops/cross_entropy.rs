@@ -11,9 +11,9 @@ use crate::{Operand, Result, Save, Track};
 ///
 /// Both results are sums, which add up over microbatches. For a mean, divide once at the end.
 ///
-/// The rows of `w` can be sharded (a vocabulary-parallel loss). Each rank then computes statistics of
-/// its classes, and three tensors of one number per row are reduced over the axes that shard `w`,
-/// through the enclosing [`with_redistribution`](meshgrad_runtime::with_redistribution). The
+/// The rows of `w` can be sharded (a vocabulary-parallel loss). Each rank then computes statistics
+/// of its classes, and three tensors of one number per row are reduced over the axes that shard
+/// `w`, through the enclosing [`with_redistribution`](meshgrad_runtime::with_redistribution). The
 /// gradient of `x` is a partial sum over these axes, and that of `w` has its shards.
 ///
 /// # Shapes

@@ -201,6 +201,8 @@ fn indices(sides: &Sides) {
             inner,
             indexed: IndexedDim {
                 extent: last + 1,
+                first: 0,
+                total: last + 1,
                 stride: inner as i64,
                 faults: faults(device),
             },
@@ -221,6 +223,8 @@ fn indices(sides: &Sides) {
             space: &far,
             indexed: IndexedDim {
                 extent: last + 1,
+                first: 0,
+                total: last + 1,
                 stride: 1,
                 faults: faults(device),
             },

@@ -250,8 +250,8 @@ pub(crate) fn grad_workspace(shape: &Shape) -> usize {
     shape.batch * shape.heads * shape.queries
 }
 
-/// Launches three kernels. They write the row sums of dout * out, less dlse, to `workspace`, then dq, then dk
-/// and dv.
+/// Launches three kernels. They write the row sums of dout * out, less dlse, to `workspace`, then
+/// dq, then dk and dv.
 pub(crate) fn attention_grad(
     gpu: &Launcher<'_>,
     called: &Called,

@@ -33,8 +33,8 @@ pub(crate) fn select(
     gpu.run(&plan.kernel, &arguments.arguments(&plan.kernel.variant))
 }
 
-/// y\[c\] = x\[c'\], where c' is c with index\[c\] as its coordinate in dim `dim`, of which x has the
-/// indices `range`.
+/// y\[c\] = x\[c'\], where c' is c with index\[c\] as its coordinate in dim `dim`, of which x has
+/// the indices `range`.
 pub(crate) fn gather(
     gpu: &Launcher<'_>,
     x: &Tensor,

@@ -55,9 +55,10 @@ pub(super) static SIGNATURES: &[&Signature] = &[&ATTENTION, &ATTENTION_GRAD, &AT
 /// queries.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::Sharding`] when the shardings of operands and mask do not fit; [`Error::Argument`] when H is not a multiple of G; [`Error::Attention`]
-/// when D is 0 or the mask does not fit the operands. Positions, lengths and offsets out of range
-/// are errors on a CPU. A GPU clamps them and reports them at the next synchronization.
+/// [`Error::Signature`]; [`Error::Sharding`] when the shardings of operands and mask do not fit;
+/// [`Error::Argument`] when H is not a multiple of G; [`Error::Attention`] when D is 0 or the mask
+/// does not fit the operands. Positions, lengths and offsets out of range are errors on a CPU. A
+/// GPU clamps them and reports them at the next synchronization.
 pub fn attention(
     q: &Tensor,
     k: &Tensor,

@@ -25,8 +25,8 @@ pub(super) static SIGNATURES: &[&Signature] = &[&EMBEDDING, &EMBEDDING_GRAD_INTO
 /// # Shapes
 /// `table` [V, D], float; `ids` [..] of an index dtype; returns [.., D].
 ///
-/// If the rows of `table` are sharded, each rank looks up the ids in its range and has zeros for the
-/// others: the result is a partial sum.
+/// If the rows of `table` are sharded, each rank looks up the ids in its range and has zeros for
+/// the others: the result is a partial sum.
 ///
 /// # Errors
 /// [`Error::Signature`](crate::Error::Signature);

@@ -134,8 +134,8 @@ pub fn split(x: &Tensor, sizes: &[usize], dim: isize) -> Result<Vec<Tensor>> {
 ///
 /// # Shapes
 /// `x` any shape and dtype with at least one dim, `ids` \[M\] of an index dtype; returns `x`'s
-/// shape with M in `dim`. If dim `dim` of `x` is sharded, each rank selects the ids in its range and
-/// has zeros for the others: the result is a partial sum.
+/// shape with M in `dim`. If dim `dim` of `x` is sharded, each rank selects the ids in its range
+/// and has zeros for the others: the result is a partial sum.
 ///
 /// # Errors
 /// [`Error::Signature`]; [`Error::NoDim`]; [`Error::IndexOutOfRange`].
@@ -178,8 +178,8 @@ pub fn index_select_grad(dy: &Tensor, dim: isize, ids: &Tensor, extent: usize) -
     index_select_grad_to(dy, dim, ids, &to.into())
 }
 
-/// As [`index_select_grad`], to the shape `to` of the operand of [`index_select`], whose dim `dim` can
-/// be sharded: each rank sums its own slices.
+/// As [`index_select_grad`], to the shape `to` of the operand of [`index_select`], whose dim `dim`
+/// can be sharded: each rank sums its own slices.
 ///
 /// # Errors
 /// As [`index_select_grad`].
@@ -236,8 +236,8 @@ pub fn index_select_grad_to(
 ///
 /// # Shapes
 /// `x` any dtype; `index` of an index dtype with the same number of dims and extents at most those
-/// of `x`, except in `dim`; returns `index`'s shape and `x`'s dtype. If dim `dim` of `x` is sharded,
-/// each rank has zeros for the indices of others: the result is a partial sum.
+/// of `x`, except in `dim`; returns `index`'s shape and `x`'s dtype. If dim `dim` of `x` is
+/// sharded, each rank has zeros for the indices of others: the result is a partial sum.
 ///
 /// # Errors
 /// [`Error::Signature`]; [`Error::NoDim`]; [`Error::IndexOutOfRange`].
@@ -281,8 +281,8 @@ pub fn scatter_add(shape: &[usize], dim: isize, index: &Tensor, src: &Tensor) ->
     scatter_add_to(&Shape::new(shape)?.into(), dim, index, src)
 }
 
-/// As [`scatter_add`], to a shape of which dim `dim` can be sharded: each rank adds the elements with
-/// indices in its range.
+/// As [`scatter_add`], to a shape of which dim `dim` can be sharded: each rank adds the elements
+/// with indices in its range.
 ///
 /// # Errors
 /// As [`scatter_add`].

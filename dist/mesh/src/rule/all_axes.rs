@@ -49,8 +49,8 @@ impl ShardingRule {
         self.derive_with(operands, None)
     }
 
-    /// As [`ShardingRule::derive`], where the last operand is modified in place and its sharding, if
-    /// it has one, states only its shards: it takes the partial values of its result.
+    /// As [`ShardingRule::derive`], where the last operand is modified in place and its sharding,
+    /// if it has one, states only its shards: it takes the partial values of its result.
     ///
     /// # Errors
     /// As [`ShardingRule::derive`].

@@ -14,16 +14,16 @@ static SHARDS: &str = "linear_cross_entropy_shards";
 /// sum_exp, label_logit), of which the program computes
 ///
 /// ```text
-/// m    = max over shards of max                                (a partial maximum: redistribute it)
-/// lse  = m + ln(sum over shards of sum_exp e^(max - m))        (a partial sum: redistribute it)
-/// loss = lse - sum over shards of label_logit                  (a partial sum: redistribute it)
+/// m    = max over shards of max                          (a partial maximum: redistribute it)
+/// lse  = m + ln(sum over shards of sum_exp e^(max - m))  (a partial sum: redistribute it)
+/// loss = lse - sum over shards of label_logit            (a partial sum: redistribute it)
 /// ```
 ///
 /// The gradient ops take this lse. `meshgrad_autograd::ops::linear_cross_entropy` does all of it.
 ///
 /// # Shapes
-/// `x` [.., D], `w` [V, D] of one float dtype, `labels` [..] of an index dtype; returns three [.., N]
-/// in the accumulator dtype, for N shards; N = 1 without a sharding.
+/// `x` [.., D], `w` [V, D] of one float dtype, `labels` [..] of an index dtype; returns three [..,
+/// N] in the accumulator dtype, for N shards; N = 1 without a sharding.
 ///
 /// # Errors
 /// As [`linear_cross_entropy`]; [`Error::Sharding`](crate::Error::Sharding).
