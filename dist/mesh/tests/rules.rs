@@ -161,10 +161,31 @@ fn ops_with_dim_arguments_have_rules() {
     let by = |x, ids| infer(&select, [(&[4, 6, 5][..], x), (&[7], ids)]);
     assert_eq!(by(s(2), R).unwrap(), [s(2)]);
     assert_eq!(by(R, s(0)).unwrap(), [s(1)]);
-    assert!(by(s(1), R).is_err());
+    assert_eq!(by(s(1), R).unwrap(), [P]);
+    assert!(by(s(1), s(0)).is_err());
 
     let permute = ShardingRule::permute("permute", &[2, 0, 1]).unwrap();
     assert_eq!(infer(&permute, [(&[4, 6, 5][..], s(0))]).unwrap(), [s(1)]);
+}
+
+/// An empty buffer takes the partial values of what is added, but not its shards.
+#[test]
+fn an_open_operand_takes_the_partial_values_of_its_result() {
+    let rule = "dy[.. d], ids[..], into[v d] -> into[v d]";
+    let rule = ShardingRule::new("embedding_grad", rule).unwrap();
+    let mesh = Mesh::new(&[2], &["tp"]).unwrap();
+    let derived = |rows: Placement, into: Placement| {
+        let of = |shape: &[usize], at| Sharding::new(&mesh, [("tp", at)], shape).unwrap();
+        let (dy, ids) = (of(&[5, 4], rows.clone()), of(&[5], rows));
+        let into = of(&[6, 4], into);
+        let operands = [Some(&dy), Some(&ids), Some(&into)];
+        let results = rule.derive_into(&operands)?;
+        results[0].sharding(&[6, 4]).map(|into| into.to_string())
+    };
+    assert_eq!(derived(s(0), R).unwrap(), "tp: partial(sum)");
+    assert_eq!(derived(R, s(0)).unwrap(), "tp: shard(0)");
+    assert_eq!(derived(R, R).unwrap(), "tp: replicate");
+    assert!(derived(s(0), s(0)).is_err());
 }
 
 fn message<const N: usize>(rule: &ShardingRule, operands: [(&[usize], Placement); N]) -> String {
