@@ -1,9 +1,10 @@
 //! Planted faults: a check that accepts a wrong result is a defect.
 
 use meshgrad_mesh::Group;
-use meshgrad_runtime::{Device, Pending, Result, Tensor};
+use meshgrad_runtime::{Device, Element, Pending, Result, Tensor};
 
 use super::Check;
+use crate::by_dtype::by_dtype;
 use crate::communicator::{Communicator, Operands, Output};
 use crate::ticket::Request;
 
@@ -46,16 +47,39 @@ impl Fault {
         }
     }
 
-    fn alter(self, value: f32) -> f32 {
-        match self {
+    /// Alters what a member contributes.
+    fn alter<T: Element>(self, values: &mut [T]) {
+        let factor = match self {
             Fault::Dropped => 0.0,
-            Fault::Scaled => 2.0 * value,
-            Fault::None | Fault::Swapped => value,
+            Fault::Scaled => 2.0,
+            Fault::None | Fault::Swapped => return,
+        };
+        for value in values {
+            *value = T::from_f64(factor * value.to_f64());
+        }
+    }
+
+    fn alter_operands(self, operands: &mut Operands) -> Result<()> {
+        match (&operands.input, &operands.output) {
+            (Some(input), _) => {
+                let altered = by_dtype!(input.dtype(), T => {
+                    let mut values = input.to_vec::<T>()?;
+                    self.alter(&mut values);
+                    Tensor::from_slice(input.device(), input.shape(), &values)
+                });
+                operands.input = Some(altered?);
+                Ok(())
+            }
+            (None, Output::Into(tensor)) => by_dtype!(tensor.dtype(), T => {
+                self.alter(&mut tensor.write::<T>("alter")?);
+                Ok(())
+            }),
+            _ => Ok(()),
         }
     }
 }
 
-/// A communicator with a [`Fault`], for f32 tensors.
+/// A communicator with a [`Fault`].
 pub struct Faulty<C> {
     fault: Fault,
     group: Group,
@@ -94,20 +118,7 @@ impl<C: Communicator> Communicator for Faulty<C> {
 
     fn start(&self, call: Request, mut operands: Operands) -> Result<Pending<Option<Tensor>>> {
         if self.index() == VICTIM {
-            match (&operands.input, &operands.output) {
-                (Some(input), _) => {
-                    let values = input.to_vec::<f32>()?;
-                    let values: Vec<f32> = values.iter().map(|x| self.fault.alter(*x)).collect();
-                    let altered = Tensor::from_slice(self.device(), input.shape(), &values)?;
-                    operands.input = Some(altered);
-                }
-                (None, Output::Into(tensor)) => {
-                    let mut values = tensor.write::<f32>("alter")?;
-                    let altered = values.iter_mut();
-                    altered.for_each(|x| *x = self.fault.alter(*x));
-                }
-                _ => {}
-            }
+            self.fault.alter_operands(&mut operands)?;
         }
         self.inner.start(call, operands)
     }

@@ -63,7 +63,7 @@ fn gradients(
     each.collect()
 }
 
-fn named(sharding: &Sharding) -> Vec<(String, Placement)> {
+pub(crate) fn named(sharding: &Sharding) -> Vec<(String, Placement)> {
     let placements = sharding.placements().into_iter();
     placements.map(|(axis, at)| (axis.to_owned(), at)).collect()
 }

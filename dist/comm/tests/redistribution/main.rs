@@ -8,6 +8,7 @@ mod bodies;
 mod gradients;
 mod norm;
 mod planned;
+mod programs;
 mod recorder;
 mod started;
 mod strict;
