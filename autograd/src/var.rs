@@ -56,6 +56,11 @@ impl Var {
         self.value.shape()
     }
 
+    /// The shape of the global tensor; the value's shape without a sharding.
+    pub fn global_shape(&self) -> Shape {
+        self.value.global_shape()
+    }
+
     /// The value's dtype.
     pub fn dtype(&self) -> DType {
         self.value.dtype()

@@ -27,8 +27,8 @@ pub fn load_balancing_loss(layers: &[Routing]) -> Result<Option<Var>> {
     }
 
     let (tokens, experts) = (
-        first.probabilities_ne.shape()[0] as f64,
-        first.probabilities_ne.shape()[1] as f64,
+        first.probabilities_ne.global_shape()[0] as f64,
+        first.probabilities_ne.global_shape()[1] as f64,
     );
     let layers = layers.len() as f64;
     let shares = Var::constant(ops::affine(&counts, 1.0 / (layers * tokens), 0.0)?);
@@ -71,7 +71,7 @@ pub fn router_z_loss(layers: &[Routing]) -> Result<Option<Var>> {
 /// When `bias` and `counts` differ in shape, or `bias` is immutable.
 pub fn update_router_bias(bias: &Tensor, counts: &Tensor, rate: f64) -> Result<()> {
     // E (mean - c_e) is an integer, so clamping it to [-1, 1] gives its sign.
-    let experts = counts.extent(0)? as f64;
+    let experts = counts.global_extent(0)? as f64;
     let missing = ops::sub(
         &ops::sum(counts, &[0])?,
         &ops::affine(counts, experts, 0.0)?,

@@ -94,7 +94,7 @@ impl Moe {
         let y_nd = ops::unpermute_tokens(&y_cd, &weights_nk, &order)?;
 
         let counts = ops::expert_counts(&order.offsets)?;
-        let y = ops::reshape(&y_nd, x.shape())?;
+        let y = ops::reshape(&y_nd, &x.global_shape())?;
         Ok((
             y,
             Routing {
@@ -109,8 +109,8 @@ impl Moe {
     fn experts(&self, x_cd: &Var, offsets: &Tensor) -> Result<Var> {
         let gate_up = self.gate_up_proj.var_as(x_cd.dtype())?;
         let down = self.down_proj.var_as(x_cd.dtype())?;
-        let (held, features) = (gate_up.shape()[0], gate_up.shape()[2]);
-        let gate_up = ops::reshape(&gate_up, &[held, 2 * features, gate_up.shape()[3]])?;
+        let (held, features) = (gate_up.global_shape()[0], gate_up.global_shape()[2]);
+        let gate_up = ops::reshape(&gate_up, &[held, 2 * features, gate_up.global_shape()[3]])?;
 
         let inside_c2f = ops::grouped_matmul(x_cd, &gate_up, offsets)?;
         let inside_cf = ops::swiglu(&ops::chunk(&inside_c2f, 2)?)?;

@@ -217,12 +217,12 @@ impl Qwen3 {
         first: usize,
         sequences: AttentionSequences,
     ) -> Result<Positions> {
-        let t = ids_bt.extent(-1)?;
+        let t = ids_bt.global_extent(-1)?;
         let positions = ops::arange(ids_bt.device(), first + t, DType::I64)?;
         let positions = positions.slice(0, first..first + t)?.unsqueeze(0)?;
         let (cos, sin) = self.rotary.tables(&positions)?;
         // All rows of the batch share one table.
-        let shape = [ids_bt.shape()[0], t, cos.extent(-1)?];
+        let shape = [ids_bt.global_shape()[0], t, cos.global_extent(-1)?];
         let (cos, sin) = (cos.broadcast_to(&shape)?, sin.broadcast_to(&shape)?);
         Ok(Positions {
             cos,
@@ -343,7 +343,7 @@ impl Generate for Qwen3 {
     }
 
     fn next_logits(&self, ids_bt: &Tensor, cache: &mut Cache, dtype: DType) -> Result<Tensor> {
-        let tokens = ids_bt.extent(-1)?;
+        let tokens = ids_bt.global_extent(-1)?;
         let sequences = cache.begin(tokens)?;
         let at = self.positions(ids_bt, cache.len(), sequences)?;
         let compute = Compute {
@@ -355,7 +355,7 @@ impl Generate for Qwen3 {
 
         let last_bd = ops::reshape(
             &x_btd.value().slice(1, tokens - 1..tokens)?,
-            &[ids_bt.shape()[0], x_btd.shape()[2]],
+            &[ids_bt.global_shape()[0], x_btd.global_shape()[2]],
         )?;
         ops::linear(&last_bd, self.lm_head.var_as(dtype)?.value())
     }

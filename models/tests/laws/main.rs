@@ -4,6 +4,7 @@ mod balancing;
 mod bf16;
 mod decoding;
 mod lora;
+mod shapes;
 
 use meshgrad_autograd::{Grads, Module, Tape};
 use meshgrad_models::config::Qwen3Config;
