@@ -26,7 +26,7 @@ const MAX_EFFORT: u64 = 1 << 20;
 
 /// The regions examined by the search with direct moves, and with those of the refinement, if more
 /// than [`MAX_AXES`] axes move.
-const MANY_AXES_EFFORT: [u64; 2] = [1 << 17, 1 << 18];
+const MANY_AXES_EFFORT: [u64; 2] = [1 << 16, 1 << 17];
 
 pub(crate) fn plan(
     geometry: Geometry,
@@ -73,6 +73,9 @@ fn refine(
             continue;
         }
         let limit = cost_of(from, part, model);
+        if limit.ns == 0 {
+            continue;
+        }
         if let Some(better) = search(from, &to.to, &moves, limit, effort, model)
             && cost_of(from, &better, model) < limit
         {
