@@ -1,6 +1,6 @@
 //! The norm of gradients.
 
-use meshgrad_mesh::Placement;
+use meshgrad_mesh::{Placement, Sharding};
 use meshgrad_runtime::{Tensor, ops, redistribute};
 
 use crate::Result;
@@ -16,15 +16,13 @@ use crate::Result;
 /// As [`meshgrad_runtime::ops::sum_of_squares`] and [`meshgrad_runtime::redistribute`]; partial
 /// gradients are errors: redistribute them first.
 pub fn global_norm(tensors: &[&Tensor]) -> Result<Tensor> {
-    if tensors.iter().all(|tensor| tensor.sharding().is_none()) {
+    let is_whole = |x: &&Tensor| x.sharding().is_none_or(Sharding::is_replicated);
+    if tensors.iter().all(is_whole) {
         return ops::global_norm(tensors);
     }
     let sum = ops::sum_of_squares(tensors)?;
-    let partials = sum.sharding().map(|sharding| sharding.partials());
+    let partials = sum.sharding().map(Sharding::partials);
     let axes = partials.unwrap_or_default().into_iter();
     let whole: Vec<_> = axes.map(|(axis, _)| (axis, Placement::Replicate)).collect();
-    match whole.is_empty() {
-        true => ops::sqrt(&sum),
-        false => ops::sqrt(&redistribute(&sum, &whole)?),
-    }
+    ops::sqrt(&redistribute(&sum, &whole)?)
 }
