@@ -98,7 +98,8 @@ impl<T> Uniform<T> {
 
     /// Both values.
     ///
-    /// # Errors [`CommError::NotUniform`] if the values belong to groups with different ranks.
+    /// # Errors
+    /// [`CommError::NotUniform`] if the values belong to groups with different ranks.
     pub fn zip<U>(self, other: Uniform<U>) -> Result<Uniform<(T, U)>, CommError> {
         let group = match (self.group, other.group) {
             (Some(group), Some(other)) if group.ranks() != other.ranks() => {
