@@ -1,14 +1,15 @@
 //! Redistributions of several collectives that run while the rank does other work.
 //!
 //! Each worker is a thread with its own channel, so its collectives have an order that does not
-//! depend on what the rank or another worker does meanwhile. Redistributions are given to workers
-//! in turn, which all ranks do alike.
+//! depend on what the rank or another worker does meanwhile. The redistributions on a mesh are given
+//! to workers in turn, which all ranks of the mesh do alike, whatever other meshes they are in.
 
+use std::collections::HashMap;
 use std::sync::mpsc::{Sender, channel, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
-use meshgrad_mesh::{Channel, Redistribution};
+use meshgrad_mesh::{Channel, Mesh, Redistribution};
 use meshgrad_runtime::{Error, Pending, Result, Tensor};
 
 use super::member::Member;
@@ -24,7 +25,8 @@ pub(super) struct Background {
 
 #[derive(Default)]
 struct State {
-    started: usize,
+    /// How many were started on each mesh.
+    started: HashMap<Mesh, usize>,
     /// Created with their first jobs.
     workers: Vec<Worker>,
 }
@@ -47,17 +49,19 @@ impl Background {
     /// Runs all steps of a plan on a worker.
     pub(super) fn start(&self, plan: Arc<Redistribution>, x: Tensor) -> Result<Pending<Tensor>> {
         let (result, receiver) = sync_channel(1);
+        let mesh = plan.from().mesh().clone();
         let job: Job = Box::new(move |runner| {
             // The rank may have dropped its `Pending`.
             let _ = result.send(runner.run(&plan, &x));
         });
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let number = state.started % WORKERS;
+        let started = state.started.get(&mesh).copied().unwrap_or(0);
+        let number = started % WORKERS;
         if state.workers.len() <= number {
             let worker = Worker::new(self.member.clone(), number)?;
             state.workers.push(worker);
         }
-        state.started += 1;
+        state.started.insert(mesh, started + 1);
         let sent = state.workers[number].jobs.send(job);
         sent.map_err(|_| panicked(self.member.rank))?;
         let rank = self.member.rank;

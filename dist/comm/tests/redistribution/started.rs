@@ -69,6 +69,35 @@ fn started_redistributions_have_the_results_of_others() {
     check(&pairs, &on_one_device(&results.unwrap()));
 }
 
+/// Ranks that are in two meshes start more redistributions than ranks of one of them.
+#[test]
+fn started_redistributions_on_overlapping_meshes() {
+    let meshes = [[0, 1, 2, 3], [2, 3, 4, 5]];
+    let meshes = meshes.map(|ranks| Mesh::from_ranks(&ranks, &[2, 2], &["dp", "tp"]).unwrap());
+    let placements = [
+        ("dp", Placement::shard(0)),
+        ("tp", Placement::Partial(Reduction::Sum)),
+    ];
+    Local::run(6, |rank| -> Result<()> {
+        let redistributor = Redistributor::new(rank);
+        let mut started = Vec::new();
+        for at in [0, 1, 0, 0, 1, 1, 0] {
+            let mesh = &meshes[at];
+            if mesh.contains(rank.rank()) {
+                let from = Sharding::new(mesh, &placements, &[6, 4]).unwrap();
+                let to = Sharding::replicated(mesh, &[6, 4]).unwrap();
+                started.push(start(&redistributor, rank, &[from, to])?);
+            }
+        }
+        let expected = whole(rank.device(), &[6, 4]).to_vec::<f32>()?;
+        for pending in started {
+            assert_eq!(pending.wait()?.to_vec::<f32>()?, expected);
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
 /// Holds back the results of a rank's collectives until the rank has started two and allows it.
 #[derive(Default)]
 struct Gate {
