@@ -23,34 +23,41 @@ pub(crate) struct Backward {
 impl Backward {
     /// Starts from `roots`, each with its gradient.
     pub(crate) fn new(tape: Tape, roots: &[(&Var, Tensor)]) -> Result<Backward> {
-        let Some((_, first)) = roots.first() else {
-            return Err(TapeError::NotTracked {
-                shape: Shape::default().to_string(),
-            }
-            .into());
-        };
-
-        let device = first.device().clone();
-        let mut slots: Vec<Option<Tensor>> = vec![None; tape.deps.len()];
+        let mut ids = Vec::with_capacity(roots.len());
         for (root, gradient) in roots {
             let shape = root.value().sharded_shape();
             if !shape.fits(gradient) || root.dtype() != gradient.dtype() {
                 return Err(gradient_shape(&shape, root.dtype(), gradient));
             }
-            let id = tape.id_of(root)?;
+            ids.push((tape.id_of(root)?, gradient.clone()));
+        }
+        Backward::from_ids(tape, ids)?.ok_or_else(|| {
+            let shape = Shape::default().to_string();
+            TapeError::NotTracked { shape }.into()
+        })
+    }
+
+    /// Starts from values of the tape, each with a gradient of its shape. `None` without any.
+    pub(crate) fn from_ids(tape: Tape, roots: Vec<(ValueId, Tensor)>) -> Result<Option<Backward>> {
+        let Some((_, first)) = roots.first() else {
+            return Ok(None);
+        };
+        let device = first.device().clone();
+        let mut slots: Vec<Option<Tensor>> = vec![None; tape.deps.len()];
+        for (id, gradient) in roots {
             let slot = &mut slots[id.slot as usize];
             *slot = Some(match slot.take() {
-                None => gradient.clone(),
-                Some(other) => ops::add(&other, gradient)?,
+                None => gradient,
+                Some(other) => ops::add(&other, &gradient)?,
             });
         }
-        Ok(Backward {
+        Ok(Some(Backward {
             records: tape.records,
             edges: tape.edges,
             deps: tape.deps,
             slots,
             device,
-        })
+        }))
     }
 
     /// Runs `phase` from the last record to the first. An `outermost` pass counts the completed
@@ -185,7 +192,7 @@ impl Tape {
         Ok((gradients?, WeightBackward { backward, uses }))
     }
 
-    fn id_of(&self, var: &Var) -> Result<ValueId> {
+    pub(crate) fn id_of(&self, var: &Var) -> Result<ValueId> {
         match var.node() {
             Node::Value(id) if id.tape == self.id => Ok(*id),
             Node::Value(id) => Err(TapeError::OtherTape {

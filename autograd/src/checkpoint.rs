@@ -118,10 +118,6 @@ where
         })?;
         let mut outputs = Vec::new();
         results.each_var(&mut |output| outputs.push(output.clone()));
-        Ok(NestedTape {
-            tape,
-            inputs: inputs.into(),
-            outputs,
-        })
+        NestedTape::new(tape, &inputs, &outputs)
     }
 }

@@ -81,11 +81,7 @@ pub fn local<const N: usize, const M: usize>(
         dtypes: vars.iter().map(|var| var.dtype()).collect(),
         shardings,
         nested: NestedBackward::new(parts.iter().map(Var::dtype).collect()),
-        tape: Mutex::new(Some(NestedTape {
-            tape,
-            inputs: inputs.into(),
-            outputs: parts.to_vec(),
-        })),
+        tape: Mutex::new(Some(NestedTape::new(tape, &inputs, &parts)?)),
     };
     let backward: BackwardFn = Box::new(move |dys, slots| backward.run(dys, slots));
     let first = record(M, &vars, Dep::Nothing, backward)?;

@@ -11,12 +11,35 @@ use crate::var::{Node, ValueId};
 use crate::{Result, Tape, Var};
 
 /// A finished recording whose inputs and outputs are those of a record.
+///
+/// It has no values: those that no op saved are freed.
 pub(crate) struct NestedTape {
-    pub(crate) tape: Tape,
-    /// One per input of the record.
-    pub(crate) inputs: Vec<Var>,
-    /// One per output of the record.
-    pub(crate) outputs: Vec<Var>,
+    tape: Tape,
+    /// One per input of the record; `None` for constants.
+    inputs: Vec<Option<ValueId>>,
+    /// One per output of the record; `None` for constants and parameters.
+    outputs: Vec<Option<ValueId>>,
+}
+
+impl NestedTape {
+    /// # Errors
+    /// [`TapeError::OtherTape`](meshgrad_runtime::TapeError::OtherTape).
+    pub(crate) fn new(tape: Tape, inputs: &[Var], outputs: &[Var]) -> Result<NestedTape> {
+        let id_of = |var: &Var| match var.node() {
+            Node::Value(_) => tape.id_of(var).map(Some),
+            _ => Ok(None),
+        };
+        let (inputs, outputs): (Result<_>, Result<_>) = (
+            inputs.iter().map(id_of).collect(),
+            outputs.iter().map(id_of).collect(),
+        );
+        let (inputs, outputs) = (inputs?, outputs?);
+        Ok(NestedTape {
+            tape,
+            inputs,
+            outputs,
+        })
+    }
 }
 
 /// The backward pass of a record over its nested tape. A split backward runs it twice.
@@ -105,22 +128,11 @@ impl NestedBackward {
 
     fn start(&self, nested: NestedTape, dys: &[Option<Tensor>]) -> Result<Started> {
         let dys = in_dtypes(dys, &self.dtypes)?;
-        let with_gradient =
-            |(output, dy): (_, Option<Tensor>)| id_of(output).and(dy).map(|dy| (output, dy));
-        let roots = nested.outputs.iter().zip(dys).filter_map(with_gradient);
-        let roots: Vec<(&Var, Tensor)> = roots.collect();
-        let backward = match roots.is_empty() {
-            true => None,
-            false => Some(Backward::new(nested.tape, &roots)?),
-        };
-        let inputs = nested.inputs.iter().map(id_of).collect();
-        Ok(Started { backward, inputs })
-    }
-}
-
-fn id_of(var: &Var) -> Option<ValueId> {
-    match var.node() {
-        Node::Value(id) => Some(*id),
-        _ => None,
+        let roots = nested.outputs.iter().zip(dys);
+        let roots = roots.filter_map(|(id, dy)| id.zip(dy)).collect();
+        Ok(Started {
+            backward: Backward::from_ids(nested.tape, roots)?,
+            inputs: nested.inputs,
+        })
     }
 }

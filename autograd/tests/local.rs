@@ -113,6 +113,27 @@ fn the_tape_counts_what_the_body_saves() {
 }
 
 #[test]
+fn operands_that_no_op_saves_are_freed() {
+    let (device, one) = (device(), mesh());
+    let x = Var::input(numbers(&[64, 64]));
+    let (y, _tape) = Tape::record(|| {
+        let x = Var::input(x.value().clone());
+        let operand = LocalOperand::new::<&str>(&x, &one, []);
+        let result = LocalResult::new::<&str>(&one, [], &[64, 64]);
+        let [y] = local([operand], [result], |[x]| Ok([ops::affine(&x, 2.0, 0.0)?]))?;
+        ops::affine(&y, 2.0, 0.0)
+    })
+    .unwrap();
+    let live = device.memory_stats().live;
+    drop(x);
+    assert!(
+        device.memory_stats().live < live,
+        "the tape keeps the operand"
+    );
+    drop(y);
+}
+
+#[test]
 fn captured_parameters_and_values_are_errors() {
     let (one, w) = (mesh(), weight());
     let run = |body: &dyn Fn(&Var, Var) -> Result<Var>| {

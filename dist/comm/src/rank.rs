@@ -27,12 +27,6 @@ pub trait Rank: Sync {
     /// What connects its groups.
     fn connector(&self) -> Arc<dyn GroupConnector>;
 
-    /// Whether only the thread that runs the rank may communicate, because the order of its calls
-    /// counts: in simulated time, and with [`Plan`](crate::Plan).
-    fn is_single_threaded(&self) -> bool {
-        false
-    }
-
     /// The communicator of a group, shared with other requests for an equal group. `name`
     /// identifies the requester in reports.
     ///
@@ -68,10 +62,6 @@ impl Rank for LocalRank {
     fn connector(&self) -> Arc<dyn GroupConnector> {
         self.shares().clone()
     }
-
-    fn is_single_threaded(&self) -> bool {
-        self.clock().is_simulated()
-    }
 }
 
 impl Rank for PlanRank {
@@ -89,10 +79,6 @@ impl Rank for PlanRank {
 
     fn connector(&self) -> Arc<dyn GroupConnector> {
         Arc::new(self.clone())
-    }
-
-    fn is_single_threaded(&self) -> bool {
-        true
     }
 }
 

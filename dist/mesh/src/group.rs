@@ -178,8 +178,6 @@ pub enum Channel {
     Backward,
     /// Dispatch of tokens to experts and back.
     Dispatch,
-    /// Redistributions in the background, one channel for each of those that can run concurrently.
-    Redistribute(u16),
     /// User-defined.
     Own(u16),
 }
@@ -193,7 +191,6 @@ impl fmt::Display for Channel {
             Channel::Forward => f.write_str("forward"),
             Channel::Backward => f.write_str("backward"),
             Channel::Dispatch => f.write_str("dispatch"),
-            Channel::Redistribute(number) => write!(f, "redistribute {number}"),
             Channel::Own(number) => write!(f, "own {number}"),
         }
     }

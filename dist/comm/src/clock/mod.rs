@@ -59,10 +59,6 @@ impl Clock {
         }
     }
 
-    pub(crate) fn is_simulated(&self) -> bool {
-        matches!(self.time, Time::Simulated(_))
-    }
-
     /// The time since the world started.
     pub fn now(&self) -> Duration {
         match &self.time {

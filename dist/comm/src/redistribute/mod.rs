@@ -5,12 +5,10 @@
 //! - `plans.rs`: the plans that it keeps.
 //! - `member.rs`: the rank and its communicators.
 //! - `steps.rs`: the steps of a plan on one rank.
-//! - `background.rs`: threads for plans of several collectives.
 //! - `transfer.rs`: transfers between meshes.
 //! - `replicas.rs`: strict mode.
 //! - `boxes.rs`: parts of tensors.
 
-mod background;
 mod boxes;
 mod member;
 mod plans;
@@ -20,13 +18,12 @@ mod transfer;
 
 use std::sync::Arc;
 
-use meshgrad_mesh::{Action, Hosts, LinkCosts, Redistribution, Sharding, Step};
+use meshgrad_mesh::{Hosts, LinkCosts, Redistribution, Sharding};
 use meshgrad_runtime::{Pending, Redistribute, Result, ShardedTensorError, Tensor};
 
 pub use transfer::Transferred;
 
 use crate::rank::Rank;
-use background::Background;
 use member::Member;
 use plans::Plans;
 use steps::Runner;
@@ -35,15 +32,12 @@ use steps::Runner;
 /// [`with_redistribution`](meshgrad_runtime::with_redistribution). It keeps the plans and the
 /// communicators that it has used.
 ///
-/// All ranks of a mesh redistribute the same tensors in the same order. When it is dropped, it
-/// waits for the redistributions that it has [started](Redistribute::start).
+/// All ranks of a mesh redistribute the same tensors in the same order.
 pub struct Redistributor {
     hosts: Hosts,
     links: LinkCosts,
     plans: Plans,
     member: Arc<Member>,
-    /// `None` if only the rank's own thread may communicate.
-    background: Option<Background>,
     is_strict: bool,
 }
 
@@ -61,7 +55,6 @@ impl Redistributor {
             hosts,
             links,
             plans: Plans::default(),
-            background: (!rank.is_single_threaded()).then(|| Background::new(member.clone())),
             member,
             is_strict: false,
         }
@@ -96,9 +89,8 @@ impl Redistributor {
         self.plan(from, to, x.dtype().bits())
     }
 
-    /// Runs the steps of plans on the main channel.
     fn runner(&self) -> Runner {
-        Runner::new(self.member.clone(), None)
+        Runner::new(self.member.clone())
     }
 }
 
@@ -108,28 +100,10 @@ impl Redistribute for Redistributor {
         self.runner().run(&plan, &x.local())
     }
 
-    /// The first collective starts before this returns, or soon after if there are several: a
-    /// thread runs those, so that the next one starts when the one before completes. Up to four
-    /// such redistributions run concurrently. In simulated time and with [`Plan`](crate::Plan),
-    /// plans of several collectives complete before this returns.
-    ///
-    /// If the result is dropped, this rank still takes part.
+    /// Starts the first collective of the plan. [`Pending::wait`] runs the others, so all ranks wait
+    /// for their results in the same order, or drop them.
     fn start(&self, x: &Tensor, to: &Sharding) -> Result<Pending<Tensor>> {
-        let (plan, x) = (self.plan_of(x, to)?, x.local());
-        let communicates =
-            |step: &Step| !matches!(step.action(), Action::Slice | Action::MakePartial(_));
-        let first = plan.steps().iter().position(communicates);
-        let last = plan.steps().iter().rposition(communicates);
-        match (first, last, &self.background) {
-            (Some(first), Some(last), Some(background)) if first < last => {
-                background.start(plan, x)
-            }
-            (Some(first), Some(last), _) if first == last => self.runner().start(plan, x, first),
-            _ => {
-                let result = self.runner().run(&plan, &x)?;
-                Ok(Pending::by_host(move || Ok(result)))
-            }
-        }
+        self.runner().start(self.plan_of(x, to)?, x.local())
     }
 
     fn is_strict(&self) -> bool {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use meshgrad_mesh::{Action, Channel, Group, Redistribution, ReduceOp, Reduction as Partial, Step};
+use meshgrad_mesh::{Action, Group, Redistribution, ReduceOp, Reduction as Partial, Step};
 use meshgrad_runtime::{Error, Kind, Pending, Result, Tensor, ops};
 
 use super::boxes::{Region, assembled, elements, flattened, intersection, part, region};
@@ -11,17 +11,14 @@ use crate::collectives::Collectives;
 use crate::communicator::Communicator;
 use crate::ticket::Reduction;
 
-/// Runs the steps of plans on a rank. Clones run them on the same channel.
-#[derive(Clone)]
+/// Runs the steps of plans on a rank.
 pub(super) struct Runner {
     member: Arc<Member>,
-    /// `None` for the main channel.
-    channel: Option<Channel>,
 }
 
 impl Runner {
-    pub(super) fn new(member: Arc<Member>, channel: Option<Channel>) -> Runner {
-        Runner { member, channel }
+    pub(super) fn new(member: Arc<Member>) -> Runner {
+        Runner { member }
     }
 
     /// The rank's part `x`, without sharding, after all steps.
@@ -30,18 +27,20 @@ impl Runner {
         result.with_sharding(plan.to(), self.member.rank)
     }
 
-    /// Starts step `at` of a plan, after running those before it. Waiting runs those after it.
-    pub(super) fn start(
-        self,
-        plan: Arc<Redistribution>,
-        x: Tensor,
-        at: usize,
-    ) -> Result<Pending<Tensor>> {
-        let x = self.run_steps(&plan.steps()[..at], x)?;
-        let pending = self.step(&plan.steps()[at], &x)?;
+    /// Starts the first collective of a plan, after the steps before it. Waiting runs those after
+    /// it.
+    pub(super) fn start(self, plan: Arc<Redistribution>, x: Tensor) -> Result<Pending<Tensor>> {
+        let communicates =
+            |step: &Step| !matches!(step.action(), Action::Slice | Action::MakePartial(_));
+        let Some(first) = plan.steps().iter().position(communicates) else {
+            let result = self.run(&plan, &x)?;
+            return Ok(Pending::by_host(move || Ok(result)));
+        };
+        let x = self.run_steps(&plan.steps()[..first], x)?;
+        let pending = self.step(&plan.steps()[first], &x)?;
         Ok(Pending::by_host(move || {
             let x = pending.wait()?.local();
-            let result = self.run_steps(&plan.steps()[at + 1..], x)?;
+            let result = self.run_steps(&plan.steps()[first + 1..], x)?;
             result.with_sharding(plan.to(), self.member.rank)
         }))
     }
@@ -61,10 +60,6 @@ impl Runner {
             op: "redistribute",
             problem: format!("rank {rank} is not in the mesh {}", step.from().mesh()),
         })?;
-        let group = match self.channel {
-            Some(channel) => group.with_channel(channel),
-            None => group,
-        };
         let (before, after) = (region(step.from(), rank), region(step.to(), rank));
         let local = match step.action() {
             Action::Slice => ops::contiguous(&part(x, &before, &after)?),

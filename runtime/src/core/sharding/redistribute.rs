@@ -18,7 +18,8 @@ pub trait Redistribute: Send + Sync {
     fn redistribute(&self, x: &Tensor, to: &Sharding) -> Result<Tensor>;
 
     /// Starts [`Redistribute::redistribute`] and does not wait for other ranks. All ranks make the
-    /// same calls in the same order, and may wait for the results in any order. The default waits.
+    /// same calls in the same order, and wait for the results in the same order or drop them. The
+    /// default waits.
     ///
     /// # Errors
     /// As [`Redistribute::redistribute`]; errors of the communication are those of
