@@ -336,4 +336,15 @@ fn the_tensors_of_an_attention_mask_fit_the_sharding_of_the_queries() {
     ];
     let refused = refused.map(|result| sharding_error(result).to_string());
     insta::assert_snapshot!(refused.join("\n"));
+
+    // A matrix with as many values as this rank has rows is neither one value nor a value per row.
+    let batch = Sharding::new(&mesh(), [("dp", Placement::shard(0))], &[4, 6, 1, 2]).unwrap();
+    let x = part(&numbers(&[4, 6, 1, 2], 1), &batch, 1);
+    let matrix = Tensor::from_slice(&CPU, &[1, 2], &[0i64, 1]).unwrap();
+    let matrix = matrix.with_sharding(&whole(&[1, 2]), 1).unwrap();
+    let mask = AttentionMask {
+        sequences: cached(matrix),
+        ..AttentionMask::causal()
+    };
+    assert!(ops::attention(&x, &x, &x, &mask, 0.5).is_err());
 }

@@ -6,7 +6,6 @@ use meshgrad_mesh::ShardingRule;
 
 use super::{AttentionMask, AttentionSequences};
 use crate::core::sharding::gate::Gate;
-use crate::core::sharding::tag::Tag;
 use crate::{DType, Device, Result, Tensor, ops};
 
 static ATTENTION_MASK: &str = "attention";
@@ -103,11 +102,7 @@ fn check(q: &Tensor, sequences: &AttentionSequences) -> Result<()> {
 
 /// Checks one tensor of the mask by the rule of an op that has it and `q` as operands.
 fn check_list(q: &Tensor, name: &str, x: &Tensor, list: List) -> Result<()> {
-    let global = |x: &Tensor| {
-        x.tag()
-            .map_or(x.shape()[0], |tag: &Tag| tag.sharding().shape()[0])
-    };
-    let is_single = x.shape().is_empty() || global(x) == 1;
+    let is_single = x.global_shape().elements() == 1;
     let signature = match list {
         List::PerRow if is_single => format!("q[b t h d!], {name}[*] -> y[b t h d]"),
         List::PerRow => format!("q[b t h d!], {name}[b] -> y[b t h d]"),
