@@ -223,7 +223,7 @@ mod tests {
         );
         assert_eq!(
             make(mean.graph(), m, &nothing, 24),
-            "`mean` is not in memory"
+            "the result of `mean` is not in memory; compute it first"
         );
     }
 }
