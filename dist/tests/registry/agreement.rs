@@ -348,6 +348,6 @@ fn a_broken_exchange_is_an_error() {
     1 column 1
 
     rank 1 could not compare its plan with other ranks: the exchange returned 2
-    messages, and its own is not at index 1
+    messages, and this rank's own message is not at index 1
     ");
 }
