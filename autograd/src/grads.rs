@@ -214,22 +214,12 @@ impl Grads {
         if !names.is_empty() {
             return Err(TapeError::Untouched { names }.into());
         }
-        for entry in self
-            .entries
-            .iter_mut()
-            .filter(|entry| !entry.sum.is_empty())
-        {
-            let name = entry.param.name();
-            check_replicas(|| format!("the gradient of `{name}`"), entry.sum.total()?)?;
-        }
         self.report(true)
     }
 
-    /// Reports parameters with complete gradients, from the last of the list to the first.
+    /// Reports parameters with complete gradients, from the last of the list to the first. In
+    /// strict mode, the gradients are compared before.
     fn report(&mut self, all: bool) -> Result<()> {
-        let Some(callback) = &mut self.on_ready else {
-            return Ok(());
-        };
         while let Some(next) = self.ready.reported.checked_sub(1) {
             if !all && self.ready.left[next] > 0 {
                 break;
@@ -241,8 +231,14 @@ impl Grads {
                 self.ready.reported += 1;
                 break;
             }
-            let total = entry.total()?;
-            callback(&entry.param, &total)?;
+            if !entry.sum.is_empty() {
+                let name = || format!("the gradient of `{}`", entry.param.name());
+                check_replicas(name, entry.sum.total()?)?;
+            }
+            if let Some(callback) = &mut self.on_ready {
+                let total = entry.total()?;
+                callback(&entry.param, &total)?;
+            }
         }
         Ok(())
     }

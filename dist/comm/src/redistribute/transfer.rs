@@ -92,7 +92,7 @@ impl Redistributor {
             let group = Group::new(ranks).map_err(Error::other)?;
             let communicator = self.member.communicator(&group)?;
             for message in plan.messages() {
-                for parts in by_dtype(message, tensors) {
+                for parts in parts_by_dtype(message, tensors) {
                     if message.sender == rank {
                         let to = group.index_of(message.receiver).unwrap_or_default();
                         sends.push(communicator.send(&packed(&parts, tensors, rank)?, to)?);
@@ -130,7 +130,7 @@ impl Redistributor {
 type Parts = Vec<(usize, Region)>;
 
 /// The parts of a message, one list per dtype.
-fn by_dtype(message: &TransferMessage, tensors: &[Transferred<'_>]) -> Vec<Parts> {
+fn parts_by_dtype(message: &TransferMessage, tensors: &[Transferred<'_>]) -> Vec<Parts> {
     let of = |dtype: &DType| -> Parts {
         let parts = message.parts.iter();
         parts

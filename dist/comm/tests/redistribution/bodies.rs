@@ -13,7 +13,7 @@ use meshgrad_runtime::{
 };
 
 use crate::parts::part;
-use crate::{FaultyRank, near, on_one_device, whole};
+use crate::{faulty, near, on_one_device, whole};
 
 const TOKENS: usize = 13;
 const EXPERTS: usize = 7;
@@ -151,7 +151,7 @@ fn experts_of_another_mesh_have_the_gradients_of_one_rank() {
     let on_experts = Mesh::new(&[6], &["ep"]).unwrap();
     for fault in Fault::ALL.into_iter().chain([Fault::None]) {
         let results = Local::run(6, |rank| {
-            let rank = FaultyRank { rank, fault };
+            let rank = faulty(rank, fault);
             let redistributor: Arc<dyn Redistribute> = Arc::new(Redistributor::new(&rank));
             let ranks = Ranks::new(&rank, &tokens, &on_experts)?;
             with_redistribution(redistributor, || {

@@ -202,13 +202,13 @@ fn near(parts: &[Tensor], expected: &Tensor) -> bool {
     actual.len() == expected.len() && actual.iter().zip(&expected).all(near)
 }
 
-/// A rank whose communicators have a fault.
-struct FaultyRank<'a> {
+/// A rank whose groups are connected by another connector.
+struct Rewired<'a> {
     rank: &'a dyn Rank,
-    fault: Fault,
+    connector: Arc<dyn GroupConnector>,
 }
 
-impl Rank for FaultyRank<'_> {
+impl Rank for Rewired<'_> {
     fn rank(&self) -> usize {
         self.rank.rank()
     }
@@ -222,11 +222,17 @@ impl Rank for FaultyRank<'_> {
     }
 
     fn connector(&self) -> Arc<dyn GroupConnector> {
-        Arc::new(FaultyConnector {
-            connector: self.rank.connector(),
-            fault: self.fault,
-        })
+        self.connector.clone()
     }
+}
+
+/// `rank`, with a fault in its communicators.
+fn faulty(rank: &dyn Rank, fault: Fault) -> Rewired<'_> {
+    let connector = Arc::new(FaultyConnector {
+        connector: rank.connector(),
+        fault,
+    });
+    Rewired { rank, connector }
 }
 
 struct FaultyConnector {
@@ -265,7 +271,7 @@ fn planted_faults_are_found() {
     for fault in Fault::ALL {
         for pair in &pairs {
             let pair = std::slice::from_ref(pair);
-            let results = Local::run(3, |rank| redistributed(&FaultyRank { rank, fault }, pair));
+            let results = Local::run(3, |rank| redistributed(&faulty(rank, fault), pair));
             let Ok(results) = results else { continue };
             let results = on_one_device(&results);
             let checked = std::panic::catch_unwind(|| check(pair, &results));

@@ -8,7 +8,7 @@ use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_mesh::{Mesh, Placement, Reduction, Sharding};
 use meshgrad_runtime::{Device, Result, Tensor, with_redistribution};
 
-use crate::FaultyRank;
+use crate::faulty;
 use crate::parts::part;
 
 fn mesh() -> Mesh {
@@ -55,7 +55,7 @@ fn norm(gradients: &[Tensor], weight: &Tensor) -> Result<[Tensor; 2]> {
 /// What all ranks compute.
 fn on_ranks(shardings: &[Sharding], fault: Fault) -> Vec<[f32; 2]> {
     let all = Local::run(6, |rank| -> Result<[f32; 2]> {
-        let rank = FaultyRank { rank, fault };
+        let rank = faulty(rank, fault);
         let weight = Sharding::replicated(&mesh(), &[]).unwrap();
         let weight = Tensor::scalar(rank.device(), 2.0f32)?.with_sharding(&weight, rank.rank())?;
         with_redistribution(Arc::new(Redistributor::new(&rank)), || {

@@ -14,8 +14,8 @@ fn executed(
     pairs: &[[Sharding; 2]],
     deviation: Deviation,
 ) -> Result<Vec<Vec<Executed>>> {
-    let recorder = Recorder::new(rank, deviation);
-    let redistributor = Redistributor::new(&recorder);
+    let recorder = Recorder::default();
+    let redistributor = Redistributor::new(&recorder.on(rank, deviation));
     let each = pairs.iter().map(|[from, to]| {
         let x = part(&whole(rank.device(), from.shape()), from, rank.rank());
         redistributor.redistribute(&x, to)?;

@@ -12,7 +12,7 @@ use meshgrad_runtime::{
 
 use crate::gradients::named;
 use crate::parts::{assemble, part};
-use crate::{FaultyRank, on_one_device, whole};
+use crate::{faulty, on_one_device, whole};
 
 const ROWS: usize = 5;
 const COLUMNS: usize = 4;
@@ -180,7 +180,7 @@ fn is_near(parts: &[Tensor], expected: &Tensor) -> bool {
 fn agrees(seed: u64, mesh: &Mesh, fault: Fault) -> bool {
     let expected = run(seed, None).unwrap();
     let results = Local::run(mesh.ranks().len(), |rank| {
-        let rank = FaultyRank { rank, fault };
+        let rank = faulty(rank, fault);
         with_redistribution(Arc::new(Redistributor::new(&rank)), || {
             with_mesh(mesh, rank.rank(), || run(seed, Some((&rank, mesh))))
         })

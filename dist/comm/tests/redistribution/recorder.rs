@@ -1,4 +1,4 @@
-//! A rank whose collectives are recorded.
+//! Ranks whose collectives are recorded.
 
 use std::sync::{Arc, Mutex};
 
@@ -7,6 +7,8 @@ use meshgrad_comm::{
 };
 use meshgrad_mesh::Group;
 use meshgrad_runtime::{Device, Pending, Result, Tensor, UninitTensor};
+
+use crate::Rewired;
 
 /// A fault in what a rank executes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,47 +40,24 @@ pub(crate) fn logged(log: &CommLog) -> Vec<Executed> {
         .collect()
 }
 
-pub(crate) struct Recorder<'a> {
-    rank: &'a dyn Rank,
-    deviation: Deviation,
-    calls: Arc<Mutex<Vec<Executed>>>,
-}
+/// The calls of a rank.
+#[derive(Default)]
+pub(crate) struct Recorder(Arc<Mutex<Vec<Executed>>>);
 
-impl<'a> Recorder<'a> {
-    pub(crate) fn new(rank: &'a dyn Rank, deviation: Deviation) -> Recorder<'a> {
-        let calls = Arc::default();
-        Recorder {
-            rank,
+impl Recorder {
+    /// `rank`, with its calls recorded here.
+    pub(crate) fn on<'a>(&self, rank: &'a dyn Rank, deviation: Deviation) -> Rewired<'a> {
+        let connector = Arc::new(RecordingConnector {
+            connector: rank.connector(),
             deviation,
-            calls,
-        }
+            calls: self.0.clone(),
+        });
+        Rewired { rank, connector }
     }
 
     /// The calls since the last time.
     pub(crate) fn take(&self) -> Vec<Executed> {
-        std::mem::take(&mut self.calls.lock().unwrap())
-    }
-}
-
-impl Rank for Recorder<'_> {
-    fn rank(&self) -> usize {
-        self.rank.rank()
-    }
-
-    fn world_size(&self) -> usize {
-        self.rank.world_size()
-    }
-
-    fn device(&self) -> &Device {
-        self.rank.device()
-    }
-
-    fn connector(&self) -> Arc<dyn GroupConnector> {
-        Arc::new(RecordingConnector {
-            connector: self.rank.connector(),
-            deviation: self.deviation,
-            calls: self.calls.clone(),
-        })
+        std::mem::take(&mut self.0.lock().unwrap())
     }
 }
 

@@ -14,7 +14,7 @@ use meshgrad_runtime::{
 };
 
 use crate::parts::part;
-use crate::{check, on_one_device, pairs, whole};
+use crate::{Rewired, check, on_one_device, pairs, whole};
 
 fn mesh() -> Mesh {
     Mesh::new(&[2, 2], &["dp", "tp"]).unwrap()
@@ -134,27 +134,6 @@ struct Gated<T> {
     gate: Arc<Gate>,
 }
 
-impl Rank for Gated<&LocalRank> {
-    fn rank(&self) -> usize {
-        self.inner.rank()
-    }
-
-    fn world_size(&self) -> usize {
-        self.inner.world_size()
-    }
-
-    fn device(&self) -> &Device {
-        self.inner.device()
-    }
-
-    fn connector(&self) -> Arc<dyn GroupConnector> {
-        Arc::new(Gated {
-            inner: self.inner.connector(),
-            gate: self.gate.clone(),
-        })
-    }
-}
-
 impl GroupConnector for Gated<Arc<dyn GroupConnector>> {
     fn connect(&self, name: &str, group: &Group) -> Result<Arc<dyn Communicator>> {
         Ok(Arc::new(Gated {
@@ -209,10 +188,12 @@ fn started_redistributions_overlap() {
         let local = Local::new(4).threads(1).links(links, Hosts::Uniform(4));
         let results = local.launch(|rank| -> Result<Vec<Tensor>> {
             let gate = Arc::new(Gate::default());
-            let rank = Gated {
-                inner: rank,
+            let connector = Gated {
+                inner: rank.connector(),
                 gate: gate.clone(),
             };
+            let connector = Arc::new(connector);
+            let rank = Rewired { rank, connector };
             let redistributor = Redistributor::new(&rank);
             let one = start(&redistributor, &rank, &pairs[0])?;
             let other = start(&redistributor, &rank, &pairs[1])?;

@@ -1,6 +1,7 @@
 //! Strict mode finds ranks with other values.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use meshgrad_autograd::{Grads, Init, Param, Tape, Var, ops};
 use meshgrad_comm::{Local, Rank, Redistributor};
@@ -113,6 +114,41 @@ fn parameters_and_gradients_are_compared() {
             false => result.map(drop).unwrap(),
         }
     }
+}
+
+/// Before `Grads::on_ready` reports a gradient, whose buffer the callback may reduce.
+#[test]
+fn gradients_are_compared_before_they_are_reported() {
+    let mesh = Mesh::new(&[3], &["dp"]).unwrap();
+    let reported = Arc::new(AtomicUsize::new(0));
+    let result = Local::run(3, |rank| -> Result<()> {
+        let replicated = Sharding::replicated(&mesh, &[3])?;
+        let stated = |values: [f32; 3]| -> Result<Tensor> {
+            let x = Tensor::from_slice(rank.device(), &[3], &values)?;
+            x.with_sharding(&replicated, rank.rank())
+        };
+        let w = Param::new("w", [3], Init::Zeros);
+        w.set(&stated([0.0; 3])?)?;
+        let mut grads = Grads::new(std::slice::from_ref(&w))?;
+        let count = reported.clone();
+        grads.on_ready(move |_, _| {
+            count.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        });
+        let redistributor = Arc::new(Redistributor::new(rank).strict());
+        with_redistribution(redistributor, || {
+            // The product with zeros is equal on all ranks, but its gradient is not.
+            let factor = Var::constant(stated([1.0 + rank.rank() as f32; 3])?);
+            let (y, tape) = Tape::record(|| ops::mul(&w.var()?, &factor))?;
+            tape.backward(&[(&y, stated([1.0; 3])?)], &mut grads)
+        })
+    });
+    let error = result.unwrap_err().to_string();
+    assert!(
+        error.contains("the gradient of `w`") && error.contains("[1, 2]"),
+        "{error}"
+    );
+    assert_eq!(reported.load(Ordering::Relaxed), 0);
 }
 
 #[test]

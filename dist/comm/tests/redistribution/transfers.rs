@@ -10,7 +10,7 @@ use meshgrad_runtime::{DType, Device, Error, Kind, Result, Tensor, ops};
 
 use crate::parts::part;
 use crate::recorder::{Deviation, Executed, Recorder, logged};
-use crate::{FaultyRank, shardings, whole};
+use crate::{faulty, shardings, whole};
 
 const SHAPE: [usize; 2] = [7, 5];
 
@@ -84,8 +84,8 @@ fn every_pair_of_shardings_on_two_meshes() {
     let pairs = pairs();
     assert!(pairs.len() > 1500, "{}", pairs.len());
     let transfer = |rank: &dyn Rank| -> Result<Vec<(Option<Tensor>, Vec<Executed>)>> {
-        let recorder = Recorder::new(rank, Deviation::None);
-        let redistributor = Redistributor::new(&recorder);
+        let recorder = Recorder::default();
+        let redistributor = Redistributor::new(&recorder.on(rank, Deviation::None));
         let each = pairs.iter().map(|[from, to]| {
             let x = own_part(rank, from);
             let y = redistributor.transfer(x.as_ref(), DType::F32, from, to)?;
@@ -157,8 +157,8 @@ fn weights_of_a_model_are_transferred_together() {
     };
 
     let results = Local::run(6, |rank| -> Result<_> {
-        let recorder = Recorder::new(rank, Deviation::None);
-        let redistributor = Redistributor::new(&recorder);
+        let recorder = Recorder::default();
+        let redistributor = Redistributor::new(&recorder.on(rank, Deviation::None));
         let own = shardings.iter().enumerate().map(|(at, [from, _])| {
             let is_member = from.mesh().contains(rank.rank());
             is_member.then(|| {
@@ -240,7 +240,7 @@ fn planted_faults_are_found() {
             let [from, to] = &pair;
             let x = from.mesh().contains(rank.rank());
             let x = x.then(|| part(&whole(rank.device(), &[6, 3]), from, rank.rank()));
-            let redistributor = Redistributor::new(&FaultyRank { rank, fault });
+            let redistributor = Redistributor::new(&faulty(rank, fault));
             redistributor.transfer(x.as_ref(), DType::F32, from, to)
         });
         let correct = results.is_ok_and(|results| are_correct(&pair, &results));

@@ -9,7 +9,7 @@ use meshgrad_mesh::{Mesh, Placement, Sharding};
 use meshgrad_runtime::{Device, Result, Tensor, ops as runtime, with_redistribution};
 
 use crate::parts::{assemble, assert_near, part};
-use crate::{FaultyRank, on_one_device};
+use crate::{faulty, on_one_device};
 
 const TOKENS: usize = 7;
 const FEATURES: usize = 6;
@@ -79,7 +79,7 @@ fn train(rank: Option<(&dyn Rank, &Mesh)>, classes: usize) -> Result<[Tensor; 3]
 /// The results of all ranks of `mesh` equal those of one rank, with uneven and empty shards.
 fn check(mesh: &Mesh, classes: usize, fault: Fault) {
     let results = Local::run(mesh.ranks().len(), |rank| {
-        let rank = FaultyRank { rank, fault };
+        let rank = faulty(rank, fault);
         with_redistribution(Arc::new(Redistributor::new(&rank)), || {
             train(Some((&rank, mesh)), classes).map(Vec::from)
         })
