@@ -89,9 +89,12 @@ pub fn check_replicas(name: impl FnOnce() -> String, x: &Tensor) -> Result<()> {
     }
 }
 
-/// `x` with these placements on the named axes of its mesh, and its own on all others. New shards
-/// of a dim are inside existing ones, in the order of the list. The only op that communicates. Outside of
-/// [`with_redistribution`], as on a single rank, a tensor without a sharding is returned as it is.
+/// `x` with these placements on the named axes of its mesh, and its own on all others. The only op
+/// that communicates. Outside of [`with_redistribution`], as on a single rank, a tensor without a
+/// sharding is returned as it is.
+///
+/// An axis that starts to shard a dim becomes its innermost axis, in the order of the list. The
+/// result can share memory with `x`.
 ///
 /// # Errors
 /// [`Error::Sharding`](crate::Error::Sharding) for placements that are invalid or that the tensor
