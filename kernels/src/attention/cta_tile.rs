@@ -9,7 +9,7 @@ use super::problem::{Axis, CACHED, PACKED};
 use crate::assembler::{F32, GlobalAddress, Kernel, Pred, S32, S64, U32, U64};
 use crate::faults::Faults;
 
-/// Positions of queries are clamped to this.
+/// The positions of first queries that are in device memory are clamped to this.
 pub(super) const MAX_POSITIONS: u32 = 1 << 28;
 
 /// A [B, T, H, D] view, passed as parameters.
@@ -133,6 +133,8 @@ pub(super) struct Call<'k> {
     k: &'k Kernel,
     kind: U32<'k>,
     count: U32<'k>,
+    /// The index of the first query in its sequence, if it is not packed.
+    first_query: U32<'k>,
     of_queries: Integers<'k>,
     of_keys: Integers<'k>,
     pub(super) queries: U32<'k>,
@@ -155,6 +157,7 @@ impl<'k> Call<'k> {
             k,
             kind: k.u32_param("kind"),
             count: k.u32_param("count"),
+            first_query: k.u32_param("first_query"),
             of_queries: Integers::parameter(k, "of_queries"),
             of_keys: Integers::parameter(k, "of_keys"),
             queries: k.u32_param("queries"),
@@ -224,7 +227,7 @@ impl<'k> CtaTile<'k> {
         };
 
         let zero = || k.var(0u32);
-        let (batch, first, position) = (zero(), zero(), zero());
+        let (batch, first, position) = (zero(), zero(), k.var(call.first_query));
         let (query_begin, queries) = (zero(), k.var(call.queries));
         let (key_begin, keys, all_keys) = (zero(), k.var(call.keys), k.var(call.keys));
         let of_queries = reports.map(|reports| reports.of_queries);
@@ -264,7 +267,8 @@ impl<'k> CtaTile<'k> {
             first.set((tile % per_row) * ROWS_PER_CTA);
             k.if_(call.kind.equals(CACHED), || {
                 let most = k.constant(MAX_POSITIONS);
-                position.set(call.of_queries.checked(*batch, most, of_queries));
+                let offset = call.of_queries.checked(*batch, most, of_queries);
+                position.set(call.first_query + offset);
                 keys.set(call.of_keys.checked(*batch, call.keys, of_keys));
             });
         };

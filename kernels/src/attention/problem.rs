@@ -9,7 +9,8 @@ use super::cta_tile::MAX_POSITIONS;
 /// Mask bounds are clamped to this distance. It exceeds all distances, so it masks nothing.
 const FAR: u32 = 1 << 29;
 
-/// The most queries. With this, [`FAR`] and [`MAX_POSITIONS`], sums of positions fit in an i32.
+/// The most queries of a sequence. With this, [`FAR`] and [`MAX_POSITIONS`], sums of positions fit in
+/// an i32.
 const MAX_QUERIES: u32 = 1 << 28;
 
 /// The most keys.
@@ -45,6 +46,7 @@ pub struct Extents {
     heads: u32,
     kv_heads: u32,
     head_dim: u32,
+    first_query: u32,
 }
 
 impl Extents {
@@ -67,6 +69,7 @@ impl Extents {
             heads: within("heads", heads, u32::MAX)?,
             kv_heads: within("key heads", kv_heads, u32::MAX)?,
             head_dim: within("head dim", head_dim, 1 << 20)?,
+            first_query: 0,
         };
         // A packed sequence can end within a tile, so each takes up to one more.
         let rows = queries
@@ -79,6 +82,23 @@ impl Extents {
             .fold(rows, usize::saturating_mul);
         within("tiles", tiles, MAX_TILES)?;
         Ok(extents)
+    }
+
+    /// The same extents, for queries from index `first` on of a longer sequence. The kernels add
+    /// `first` to the positions of [`Sequences::Rows`] and [`Sequences::Cached`].
+    ///
+    /// # Errors
+    /// [`Error::Extent`] when the queries end after index 2^28.
+    pub fn with_first_query(self, first: usize) -> Result<Extents> {
+        let end = within(
+            "queries",
+            first.saturating_add(self.queries as usize),
+            MAX_QUERIES,
+        )?;
+        Ok(Extents {
+            first_query: end - self.queries,
+            ..self
+        })
     }
 
     /// D.
@@ -141,11 +161,11 @@ impl Integers {
 /// How queries and keys are arranged in sequences.
 #[derive(Clone, Copy, Debug)]
 pub enum Sequences {
-    /// Each row of the batch is one sequence; queries and keys start at position 0.
+    /// Each row of the batch is one sequence; the sequence's queries and keys start at position 0.
     Rows,
     /// Each row is one sequence with a key-value cache.
     Cached {
-        /// Position of the first query of each row.
+        /// Position of the first query of each row's sequence.
         q_offset: Integers,
         /// The number of valid keys of each row.
         k_len: Integers,
@@ -242,7 +262,10 @@ impl Problem {
         let window = self.window.and_then(|window| u32::try_from(window).ok());
         let ahead = if self.causal { 0 } else { FAR };
 
-        arguments.push_u32(kind).push_u32(count);
+        arguments
+            .push_u32(kind)
+            .push_u32(count)
+            .push_u32(extents.first_query);
         lists.iter().for_each(|list| list.push(arguments));
         for extent in [extents.queries, extents.keys, extents.heads, group] {
             arguments.push_u32(extent);

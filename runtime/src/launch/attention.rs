@@ -103,6 +103,7 @@ impl Called {
                 }
             }
         };
+        let extents = extents.and_then(|extents| extents.with_first_query(shape.first_query));
         Ok(Problem {
             extents: gpu.planned(extents.map_err(PlanError::from))?,
             causal: self.causal,

@@ -68,10 +68,10 @@ pub fn attention(
 ) -> Result<(Tensor, Tensor)> {
     let mut call = ATTENTION.call(&[q, k, v])?;
     let shape = shape_of(&ATTENTION, q, k, v)?;
+    let mask = &*sharded::local_mask(ATTENTION.name(), "out", q, mask)?;
     let (mut out, mut lse) = (call.output(0)?, call.output(1)?);
 
-    let call = call.with_flops(4 * multiply_adds(&shape, mask, sharded::first_query(q)));
-    let mask = &*sharded::local_mask(q, shape.keys, mask)?;
+    let call = call.with_flops(4 * multiply_adds(&shape, mask));
     let (q, k, v) = (dense_rows(q)?, dense_rows(k)?, dense_rows(v)?);
     if call.device().is_gpu() {
         let to_gpu = |list: &Tensor| contiguous(&to_device(list, call.device())?);
@@ -190,8 +190,7 @@ impl Gradient<'_> {
     ) -> Result<(Tensor, Tensor, Tensor)> {
         let ([q, k, v], [out, lse]) = (self.attention, self.results);
         let shape = shape_of(signature, q, k, v)?;
-        let flops = 10 * multiply_adds(&shape, mask, sharded::first_query(q));
-        let mask = &*sharded::local_mask(q, shape.keys, mask)?;
+        let mask = &*sharded::local_mask(signature.name(), "dq", q, mask)?;
         let (q, k, v) = (dense_rows(q)?, dense_rows(k)?, dense_rows(v)?);
         let (out, dout, lse) = (dense_rows(out)?, dense_rows(self.dout)?, contiguous(lse)?);
         let dlse = self.dlse.map(contiguous).transpose()?;
@@ -202,7 +201,7 @@ impl Gradient<'_> {
         };
         let mut workspace = call.workspace(workspace, q.dtype().accumulator())?;
 
-        let call = call.with_flops(flops);
+        let call = call.with_flops(10 * multiply_adds(&shape, mask));
         if call.device().is_gpu() {
             let to_gpu = |list: &Tensor| contiguous(&to_device(list, call.device())?);
             let called = launch::Called::new(shape, mask, scale, to_gpu)?;
@@ -268,9 +267,9 @@ fn elements<'a, T>(x: &Tensor, read: &'a [T]) -> &'a [T] {
 }
 
 /// The number of unmasked (query, key) pairs over all heads, times the head dimension.
-fn multiply_adds(shape: &Shape, mask: &AttentionMask, first_query: usize) -> u64 {
+fn multiply_adds(shape: &Shape, mask: &AttentionMask) -> u64 {
     let heads = (shape.batch * shape.heads * shape.head_dim) as u64;
-    heads * mask.pairs(first_query, shape.queries, shape.keys)
+    heads * mask.pairs(shape.first_query, shape.queries, shape.keys)
 }
 
 /// Checks what a signature cannot express, on all devices alike, and returns the extents.
@@ -300,6 +299,7 @@ fn shape_of(signature: &'static Signature, q: &Tensor, k: &Tensor, v: &Tensor) -
         heads,
         kv_heads,
         head_dim: of_q[3],
+        first_query: sharded::first_query(q),
     })
 }
 

@@ -337,6 +337,20 @@ fn the_tensors_of_an_attention_mask_fit_the_sharding_of_the_queries() {
     let refused = refused.map(|result| sharding_error(result).to_string());
     insta::assert_snapshot!(refused.join("\n"));
 
+    // The errors of the gradients name the gradient.
+    let dout = part(&x, &batch, 1);
+    let mask = AttentionMask {
+        sequences: per_row(&rows(&[3])),
+        ..AttentionMask::causal()
+    };
+    let (_, lse) = ops::attention(&dout, &dout, &dout, &mask, 0.5).unwrap();
+    let mask = AttentionMask {
+        sequences: per_row(&whole(&[3])),
+        ..mask
+    };
+    let refused = ops::attention_grad(&dout, &dout, &dout, &dout, &lse, &dout, &mask, 0.5);
+    insta::assert_snapshot!(sharding_error(refused));
+
     // A matrix with as many values as this rank has rows is neither one value nor a value per row.
     let batch = Sharding::new(&mesh(), [("dp", Placement::shard(0))], &[4, 6, 1, 2]).unwrap();
     let x = part(&numbers(&[4, 6, 1, 2], 1), &batch, 1);

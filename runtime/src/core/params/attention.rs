@@ -18,7 +18,8 @@ pub struct AttentionMask {
 /// tensors.
 #[derive(Clone, Debug, Default)]
 pub enum AttentionSequences {
-    /// Each row of the batch is one sequence; queries and keys start at position 0.
+    /// Each row of the batch is one sequence; queries and keys start at position 0. The positions of
+    /// sharded queries count from the start of the global tensor.
     #[default]
     Rows,
     /// Each row of the batch is one sequence whose keys are in a cache.
@@ -77,6 +78,8 @@ pub(crate) struct Shape {
     pub(crate) kv_heads: usize,
     /// D.
     pub(crate) head_dim: usize,
+    /// The index of the first query in the global tensor, if the operand is a part of it.
+    pub(crate) first_query: usize,
 }
 
 impl Shape {

@@ -34,10 +34,11 @@ impl Offsets<'_> {
 /// How queries and keys are divided into sequences.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Sequences<'a> {
-    /// Each batch row is one sequence: key j has position j, query i has position `q_offset` + i.
+    /// Each batch row is one sequence: key j has position j, query i has position `q_offset` +
+    /// [`Shape::first_query`] + i.
     /// Both slices hold one value per batch row, or a single value for all rows.
     Rows {
-        /// Position of the first query.
+        /// Position of the sequence's first query.
         q_offset: &'a [usize],
         /// The number of valid keys; the others are never read.
         k_len: &'a [usize],
@@ -152,9 +153,9 @@ impl Mask<'_> {
             Sequences::Packed { cu_seqlens_q, .. } => cu_seqlens_q.len() - 1,
         };
 
-        let (queries, mask) = (shape.queries, *self);
+        let (shape, mask) = (*shape, *self);
         (0..count).map(move |index| {
-            let (queries, keys, first_position) = mask.extents(batch, index, queries);
+            let (queries, keys, first_position) = mask.extents(batch, index, &shape);
             let (causal, window) = (mask.causal, mask.window);
             Segment {
                 batch,
@@ -171,13 +172,14 @@ impl Mask<'_> {
         &self,
         batch: usize,
         index: usize,
-        queries: usize,
+        shape: &Shape,
     ) -> (Range<usize>, Range<usize>, i64) {
         match self.sequences {
             Sequences::Rows { q_offset, k_len } => {
                 let of_row = |values: &[usize]| values[if values.len() == 1 { 0 } else { batch }];
-                let first = i64::try_from(of_row(q_offset)).unwrap_or(i64::MAX / 2);
-                (0..queries, 0..of_row(k_len), first.min(i64::MAX / 2))
+                let first = of_row(q_offset).saturating_add(shape.first_query);
+                let first = i64::try_from(first).unwrap_or(i64::MAX).min(i64::MAX / 2);
+                (0..shape.queries, 0..of_row(k_len), first)
             }
             Sequences::Packed {
                 cu_seqlens_q,

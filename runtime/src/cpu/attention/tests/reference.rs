@@ -36,6 +36,7 @@ impl Case {
             heads: 2 * group,
             kv_heads: 2,
             head_dim,
+            first_query: 0,
         };
         let sequences = Owned::Rows {
             q_offset: vec![0],
