@@ -24,7 +24,8 @@ pub(super) fn attention() -> Family {
         (Dtype::Bf16, false),
         (Dtype::F32, false),
     ] {
-        kernels.push(AttentionDelta::new(dtype, 64, aligned).ptx());
+        let delta = AttentionDelta::new(dtype, 64, aligned);
+        kernels.extend([false, true].map(|has_dlse| delta.with_dlse(has_dlse).ptx()));
     }
     kernels.into_iter().map(Ok).collect()
 }

@@ -12,7 +12,8 @@ const THREADS: u32 = 128;
 const LANES: u32 = 8;
 
 /// `delta = sum_d out * dout - dlse` for each query and head, where dlse is the gradient of the
-/// log-sum-exp, if there is one. Both gradient kernels subtract it from dout v^T.
+/// log-sum-exp, if there is one. For a query without keys, dlse is not used: it can be NaN. Both
+/// gradient kernels subtract delta from dout v^T.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AttentionDelta {
     dtype: Dtype,
@@ -50,7 +51,7 @@ impl Variant for AttentionDelta {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
         let [out, dout] = ["out", "dout"].map(|name| cta_tile::View::parameter(k, name));
         let delta = k.pointer("delta");
-        let dlse = self.has_dlse.then(|| k.pointer("dlse"));
+        let of_lse = self.has_dlse.then(|| ["lse", "dlse"].map(|x| k.pointer(x)));
         let rows = k.u64_param("rows");
         let [queries, heads, head_dim] = ["queries", "heads", "head_dim"].map(|x| k.u32_param(x));
 
@@ -90,8 +91,13 @@ impl Variant for AttentionDelta {
         let line = batch * heads + head;
         let at = line.mul_wide(queries) + query.wide();
         let writes = exists & lane.equals(0);
-        let total = match dlse {
-            Some(dlse) => total - dlse.element_wide::<f32>(at).load_if::<f32>(writes),
+        let total = match of_lse {
+            Some(of_lse) => {
+                let values = of_lse.map(|base| base.element_wide::<f32>(at).load_if::<f32>(writes));
+                let [lse, dlse] = values;
+                let has_no_keys = lse.equals(f32::NEG_INFINITY);
+                has_no_keys.select(0.0, total - dlse)
+            }
             None => total,
         };
         delta.element_wide::<f32>(at).store_if(writes, total);
@@ -114,8 +120,8 @@ pub struct AttentionDeltaArguments {
     pub dout: View,
     /// [B, H, T] of f32, written.
     pub delta: u64,
-    /// [B, H, T] of f32, read; with [`AttentionDelta::with_dlse`].
-    pub dlse: Option<u64>,
+    /// lse and its gradient, both [B, H, T] of f32, read; with [`AttentionDelta::with_dlse`].
+    pub lse_and_dlse: Option<[u64; 2]>,
     /// Extents of q, k and v.
     pub extents: Extents,
 }
@@ -128,8 +134,8 @@ impl AttentionDeltaArguments {
             view.push(&mut arguments);
         }
         arguments.push_pointer(self.delta);
-        if let Some(dlse) = self.dlse {
-            arguments.push_pointer(dlse);
+        for pointer in self.lse_and_dlse.into_iter().flatten() {
+            arguments.push_pointer(pointer);
         }
         self.extents.push_rows(&mut arguments);
         arguments
@@ -144,13 +150,14 @@ mod tests {
     #[test]
     fn arguments_fill_the_parameters() {
         let problem = problem(FORMS[0]);
-        for dlse in [None, Some(0)] {
-            let delta = AttentionDelta::new(Dtype::Bf16, 64, true).with_dlse(dlse.is_some());
+        for lse_and_dlse in [None, Some([0; 2])] {
+            let delta = AttentionDelta::new(Dtype::Bf16, 64, true);
+            let delta = delta.with_dlse(lse_and_dlse.is_some());
             let arguments = AttentionDeltaArguments {
                 out: view(),
                 dout: view(),
                 delta: 0,
-                dlse,
+                lse_and_dlse,
                 extents: problem.extents,
             };
             let bytes = arguments.arguments().bytes().len();

@@ -1,5 +1,7 @@
 //! Compares attention and its gradients with f64 results, under every mask.
 
+use std::ops::Range;
+
 use meshgrad_emulator::Counters;
 use meshgrad_kernels::Dtype;
 use meshgrad_kernels::attention::{
@@ -34,6 +36,10 @@ struct Case {
     causal: bool,
     window: Option<usize>,
     standing: Standing,
+    /// The operands hold the queries from this one on.
+    first_query: usize,
+    /// Whether the log-sum-exp has a gradient.
+    has_dlse: bool,
 }
 
 impl Case {
@@ -50,6 +56,24 @@ impl Case {
             causal: false,
             window: None,
             standing: Standing::Rows,
+            first_query: 0,
+            has_dlse: false,
+        }
+    }
+
+    fn with_dlse(self) -> Case {
+        Case {
+            has_dlse: true,
+            ..self
+        }
+    }
+
+    /// Only these of the queries.
+    fn part(self, queries: Range<usize>) -> Case {
+        Case {
+            first_query: queries.start,
+            queries: queries.len(),
+            ..self
         }
     }
 
@@ -85,13 +109,14 @@ impl Case {
     /// Whether a query of a batch row attends to a key.
     fn sees(&self, batch: usize, query: usize, key: usize) -> bool {
         let of = |list: &[i64]| list[if list.len() == 1 { 0 } else { batch }];
+        let of_sequence = (self.first_query + query) as i64;
         let (position, key) = match &self.standing {
-            Standing::Rows => (query as i64, key as i64),
+            Standing::Rows => (of_sequence, key as i64),
             Standing::Cached(offsets, lengths) => {
                 if key as i64 >= of(lengths) {
                     return false;
                 }
-                (of(offsets) + query as i64, key as i64)
+                (of(offsets) + of_sequence, key as i64)
             }
             Standing::Packed(of_q, of_k) => {
                 let sequence = |begins: &[i64], at: usize| {
@@ -116,6 +141,14 @@ impl Case {
             .is_some_and(|window| key <= position - window as i64);
         !late && !early
     }
+
+    /// The gradient of a query's log-sum-exp; NaN for a query without keys, where it is not used.
+    fn dlse(&self, [b, i, head]: [usize; 3]) -> f32 {
+        if !(0..self.keys).any(|key| self.sees(b, i, key)) {
+            return f32::NAN;
+        }
+        ((7 * b + 3 * head + self.first_query + i) as f32).sin()
+    }
 }
 
 /// A [B, T, H, D] operand with padding after each token.
@@ -127,6 +160,19 @@ struct Operand {
 }
 
 impl Operand {
+    fn keys(device: &Device, case: &Case, seed: u64) -> Operand {
+        Operand::new(device, case, [case.keys, case.kv_heads], seed)
+    }
+
+    /// The queries of `case`, in the memory of all queries up to them.
+    fn queries(device: &Device, case: &Case, seed: u64) -> Operand {
+        let first = case.first_query;
+        let mut all = Operand::new(device, case, [first + case.queries, case.heads], seed);
+        all.values.drain(..first * all.strides[1]);
+        all.view.address += first as u64 * all.view.strides[1];
+        all
+    }
+
     fn new(device: &Device, case: &Case, [tokens, heads]: [usize; 2], seed: u64) -> Operand {
         let dtype = case.dtype();
         let room = match case.form {
@@ -191,8 +237,6 @@ struct Expected {
 
 impl<'a> Run<'a> {
     fn new(device: &'a Device, case: &Case) -> Run<'a> {
-        let of_queries = [case.queries, case.heads];
-        let of_keys = [case.keys, case.kv_heads];
         let extents = Extents::new(
             [case.batch, case.queries, case.keys],
             [case.heads, case.kv_heads],
@@ -202,6 +246,7 @@ impl<'a> Run<'a> {
                 _ => 0,
             },
         );
+        let extents = extents.and_then(|extents| extents.with_first_query(case.first_query));
         let narrow = |list: &[i64]| Integers {
             address: {
                 let bytes = list.iter().flat_map(|x| (*x as i32).to_le_bytes());
@@ -232,10 +277,10 @@ impl<'a> Run<'a> {
         };
         Run {
             device,
-            q: Operand::new(device, case, of_queries, 1),
-            k: Operand::new(device, case, of_keys, 2),
-            v: Operand::new(device, case, of_keys, 3),
-            dout: Operand::new(device, case, of_queries, 4),
+            q: Operand::queries(device, case, 1),
+            k: Operand::keys(device, case, 2),
+            v: Operand::keys(device, case, 3),
+            dout: Operand::queries(device, case, 4),
             problem: Problem {
                 extents: extents.unwrap(),
                 causal: case.causal,
@@ -294,11 +339,12 @@ impl<'a> Run<'a> {
         let aligned = matches!(case.form, Form::TensorCores { .. });
         let delta = self.device.room(4 * case.batch * case.heads * case.queries);
         let variant = AttentionDelta::new(case.dtype(), case.head_dim, aligned);
+        let variant = variant.with_dlse(case.has_dlse);
         let arguments = AttentionDeltaArguments {
             out,
             dout: self.dout.view,
             delta,
-            dlse: None,
+            lse_and_dlse: case.has_dlse.then(|| [lse, self.dlse()]),
             extents: problem.extents,
         };
         let launch = variant.launch(&problem.extents).unwrap();
@@ -343,6 +389,17 @@ impl<'a> Run<'a> {
         (results.map(floats), counters)
     }
 
+    /// The address of the gradients of the log-sum-exp.
+    fn dlse(&self) -> u64 {
+        let (case, mut dlse) = (&self.case, Vec::new());
+        for b in 0..case.batch {
+            for head in 0..case.heads {
+                dlse.extend((0..case.queries).map(|i| case.dlse([b, i, head])));
+            }
+        }
+        self.device.put_floats(Dtype::F32, &dlse)
+    }
+
     fn reference(&self) -> Expected {
         let case = &self.case;
         let (h, g, t, d) = (case.heads, case.kv_heads, case.queries, case.head_dim);
@@ -383,11 +440,15 @@ impl<'a> Run<'a> {
             .zip(&slopes)
             .map(|(weight, slope)| weight * slope);
         let mean = weighted.sum::<f64>() / total;
+        let dlse = match case.has_dlse {
+            true => f64::from(case.dlse([b, i, head])),
+            false => 0.0,
+        };
 
         let own = ((b * t + i) * h + head) * d;
         for ((j, weight), slope) in seen.iter().zip(&weights).zip(&slopes) {
             let (weight, of_key) = (weight / total, ((b * case.keys + j) * g + kv) * d);
-            let slope = scale * weight * (slope - mean);
+            let slope = scale * weight * (slope - mean + dlse);
             for x in 0..d {
                 all.out[own + x] += weight * f64::from(v(*j)[x]);
                 all.dq[own + x] += slope * f64::from(k(*j)[x]);
@@ -453,17 +514,18 @@ const FORMS: [(Form, usize); 4] = [
 fn masks(form: Form, head_dim: usize) -> Vec<Case> {
     let case = |extents: [usize; 3]| Case::new(form, extents, head_dim);
     let packed = Standing::Packed(vec![0, 3, 3, 73, 80], vec![0, 5, 5, 75, 77]);
-    let cached = Standing::Cached(vec![60, 3], vec![66, 0]);
+    let cached_rows = || Standing::Cached(vec![60, 3], vec![66, 0]);
     vec![
         case([1, 70, 100]),
         case([1, 67, 67]).causal(),
         case([1, 3, 135]).causal().window(5),
         case([1, 80, 80]).causal().window(5),
         case([1, 3, 9]).window(0),
-        case([2, 6, 70]).causal().at(cached),
+        case([2, 6, 70]).causal().at(cached_rows()),
         case([1, 1, 70]).at(Standing::Cached(vec![9], vec![65])),
         case([1, 80, 77]).causal().at(packed),
         case([1, 4, 0]),
+        case([2, 6, 70]).causal().at(cached_rows()).with_dlse(),
     ]
 }
 
@@ -551,6 +613,65 @@ fn bits_of_a_query_do_not_depend_on_other_queries() {
     }
 }
 
+/// A part of the queries has the bits that it has among all of them. The gradients of keys and
+/// values are sums over the parts.
+#[test]
+fn parts_of_the_queries_equal_the_whole() {
+    let device = Device::plain();
+    for (form, head_dim) in FORMS {
+        let rows = Case::new(form, [1, 130, 135], head_dim)
+            .causal()
+            .with_dlse();
+        // The last queries have no keys.
+        let cached = Standing::Cached(vec![20], vec![30]);
+        for whole in [
+            rows.clone(),
+            rows.clone().window(9),
+            rows.window(9).at(cached),
+        ] {
+            check(&device, &whole);
+            let all = Results::of(&Run::new(&device, &whole));
+            let mut sums = [0, 1].map(|_| vec![0.0; all.of_keys[0].len()]);
+            for part in [0..37, 37..101, 101..130] {
+                let case = whole.clone().part(part.clone());
+                check(&device, &case);
+                let own = Results::of(&Run::new(&device, &case));
+                let row = whole.heads * head_dim;
+                let of_part = part.start * row..part.end * row;
+                for (own, all) in own.of_queries.iter().zip(&all.of_queries) {
+                    assert!(own == &all[of_part.clone()], "{case:?}");
+                }
+                for (sum, own) in sums.iter_mut().zip(&own.of_keys) {
+                    sum.iter_mut()
+                        .zip(own)
+                        .for_each(|(sum, own)| *sum += f64::from(*own));
+                }
+            }
+            let run = Run::new(&device, &whole);
+            for (sum, all) in sums.iter().zip(&all.of_keys) {
+                run.assert_close("sum over parts", all, sum, 2.0 * run.bound());
+            }
+        }
+    }
+}
+
+/// Results with a row per query, and those with a row per key.
+struct Results {
+    of_queries: [Vec<f32>; 2],
+    of_keys: [Vec<f32>; 2],
+}
+
+impl Results {
+    fn of(run: &Run<'_>) -> Results {
+        let forward = run.forward();
+        let ([dq, dk, dv], _) = run.backward(forward.on_device);
+        Results {
+            of_queries: [forward.out, dq],
+            of_keys: [dk, dv],
+        }
+    }
+}
+
 /// Checks that out-of-range positions, lengths and offsets are reported and clamped.
 fn check_faults(device: &Device, case: &Case) {
     let packed = |q: [i64; 2], k: [i64; 2]| Standing::Packed(q.to_vec(), k.to_vec());
@@ -579,7 +700,7 @@ pub(crate) fn exercise(device: &Device) -> Vec<u8> {
         let packed = Standing::Packed(vec![0, 3, 4], vec![0, 5, 8]);
         let cached = Standing::Cached(vec![60, 3], vec![66, 0]);
         bytes.extend(check(device, &case([1, 4, 70]).causal()));
-        bytes.extend(check(device, &case([2, 2, 66]).at(cached)));
+        bytes.extend(check(device, &case([2, 2, 66]).at(cached).with_dlse()));
         bytes.extend(check(device, &case([1, 4, 8]).at(packed)));
         check_faults(device, &case([1, 2, 6]));
     }

@@ -10,7 +10,8 @@
 //!   packed batch and a full forward pass give the same bits. This holds because blocks of keys
 //!   start at the first key of a sequence, and values of different queries are never combined.
 //!   Masked elements of k and v must be finite.
-//! - For a query that attends to no key, out is 0, lse is minus infinity, and all gradients are 0.
+//! - For a query that attends to no key, out is 0, lse is minus infinity, and all gradients are 0. The
+//!   gradient of its lse is not used.
 
 mod backward;
 mod forward;

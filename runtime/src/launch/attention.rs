@@ -287,7 +287,10 @@ pub(crate) fn attention_grad(
         out: read(gpu, out)?,
         dout: of_dout,
         delta,
-        dlse: dlse.map(|dlse| gpu.ptr(dlse)).transpose()?,
+        lse_and_dlse: match dlse {
+            Some(dlse) => Some([lse, gpu.ptr(dlse)?]),
+            None => None,
+        },
         extents: problem.extents,
     };
     gpu.run(&plan, &arguments.arguments())?;

@@ -141,7 +141,8 @@ pub fn attention_grad(
     gradient.compute(&ATTENTION_GRAD, call, mask, scale)
 }
 
-/// As [`attention_grad`], for a loss that depends on `lse` too.
+/// As [`attention_grad`], for a loss that depends on `lse` too. The values of `dlse` for queries
+/// without keys are not used; they can be NaN.
 ///
 /// # Shapes
 /// As [`attention_grad`]; `dlse` as `lse`.

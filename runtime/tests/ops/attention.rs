@@ -1,6 +1,8 @@
 //! Attention on every device, compared with f64 on the CPU.
 
-use crate::devices::{assert_close, devices, exact, numbered, part, reference, rounding, values};
+use crate::devices::{
+    assert_close, devices, exact, gpu, numbered, part, reference, rounding, values,
+};
 use meshgrad_mesh::{Mesh, Placement, Sharding};
 use meshgrad_runtime::{
     AttentionError, DType, Device, Error, Tensor,
@@ -206,7 +208,10 @@ fn queries_can_be_sharded_along_the_sequence() {
             ..rows.clone()
         };
         for mask in [rows, cached] {
-            let (out, _) = ops::attention(&q, &k, &k, &mask, 0.4).unwrap();
+            let (out, lse) = ops::attention(&q, &k, &k, &mask, 0.4).unwrap();
+            let dlse = numbered(&device, lse.shape(), DType::F32, 0.9);
+            let (dq, dk, dv) = whole_gradients(&q, &k, &mask, &dlse);
+            let mut sums = [(); 2].map(|()| ops::mul(&dk, &zero()).unwrap());
             for rank in 0..3 {
                 let part = |x: &Tensor, placement: Placement| {
                     let sharding = Sharding::new(&mesh, [("cp", placement)], x.shape()).unwrap();
@@ -221,9 +226,136 @@ fn queries_can_be_sharded_along_the_sequence() {
                     part(&q, Placement::shard(1)),
                     part(&k, Placement::Replicate),
                 );
-                let (found, _) = ops::attention(&own_q, &own_k, &own_k, &own, 0.4).unwrap();
+                let (found, of_found) = ops::attention(&own_q, &own_k, &own_k, &own, 0.4).unwrap();
                 let expected = part(&out, Placement::shard(1));
                 assert_close(&found.local(), &expected.local(), rounding(DType::F32), 1.0);
+
+                let dout = ops::cos(&own_q).unwrap();
+                let own_dlse = part(&dlse, Placement::shard(2));
+                let gradients = ops::attention_lse_grad(
+                    &own_q, &own_k, &own_k, &found, &of_found, &dout, &own_dlse, &own, 0.4,
+                );
+                let (own_dq, own_dk, own_dv) = gradients.unwrap();
+                let expected = part(&dq, Placement::shard(1));
+                assert_close(&own_dq.local(), &expected.local(), 2e-5, 1.0);
+                for (sum, own) in sums.iter_mut().zip([own_dk, own_dv]) {
+                    *sum = ops::add(sum, &exact(&own.local())).unwrap();
+                }
+            }
+            for (sum, expected) in sums.iter().zip([dk, dv]) {
+                assert_close(sum, &expected, 2e-5, 1.0);
+            }
+        }
+    }
+}
+
+fn zero() -> Tensor {
+    ops::full(reference(), &[], DType::F64, 0.0).unwrap()
+}
+
+/// The gradients of q, k and v = k for dout = cos(q), in f64 on the CPU.
+fn whole_gradients(
+    q: &Tensor,
+    k: &Tensor,
+    mask: &AttentionMask,
+    dlse: &Tensor,
+) -> (Tensor, Tensor, Tensor) {
+    let ([q, k, dlse], mask) = ([q, k, dlse].map(exact), on_the_cpu(mask));
+    let (out, lse) = ops::attention(&q, &k, &k, &mask, 0.4).unwrap();
+    let dout = ops::cos(&q).unwrap();
+    ops::attention_lse_grad(&q, &k, &k, &out, &lse, &dout, &dlse, &mask, 0.4).unwrap()
+}
+
+/// The part of `x` that rank 1 of two has. Dim `dim` is sharded unevenly.
+fn second_of_two(x: &Tensor, dim: usize) -> Tensor {
+    let mesh = Mesh::new(&[2], &["cp"]).unwrap();
+    let placement = Placement::shard(dim);
+    let sharding = Sharding::new(&mesh, [("cp", placement)], x.shape()).unwrap();
+    part(x, &sharding, 1)
+}
+
+fn replicated_of_two(x: &Tensor) -> Tensor {
+    let mesh = Mesh::new(&[2], &["cp"]).unwrap();
+    part(x, &Sharding::replicated(&mesh, x.shape()).unwrap(), 1)
+}
+
+/// A graph can contain neither a copy from the host nor positions that are computed there.
+#[test]
+fn attention_of_a_part_of_the_queries_can_be_captured() {
+    let Some(device) = gpu() else { return };
+    let q = second_of_two(&numbered(&device, &[2, 7, 2, 8], DType::F32, 0.7), 1);
+    let k = replicated_of_two(&numbered(&device, &[2, 7, 2, 8], DType::F32, 1.3));
+    let mask = AttentionMask::causal();
+    let work = || -> meshgrad_runtime::Result<[Tensor; 4]> {
+        let (out, lse) = ops::attention(&q, &k, &k, &mask, 0.4)?;
+        let (dq, dk, dv) = ops::attention_lse_grad(&q, &k, &k, &out, &lse, &out, &lse, &mask, 0.4)?;
+        Ok([out, dq, dk, dv])
+    };
+    let expected = work().unwrap();
+    let mut graph = device.capture(work).unwrap();
+    graph.launch().unwrap();
+    for (found, expected) in graph.results().iter().zip(&expected) {
+        assert_eq!(values(&found.local()), values(&expected.local()));
+    }
+}
+
+/// Also above 2^24, up to which f32 represents every integer.
+#[test]
+fn positions_are_exact_integers() {
+    for device in devices() {
+        let [q, k] = [0.7, 1.3].map(|x| numbered(&device, &[1, 7, 1, 8], DType::F32, x));
+        let mask = |list: &dyn Fn(&[i64]) -> Tensor| AttentionMask {
+            causal: true,
+            window: Some(1 << 24),
+            sequences: AttentionSequences::Cached {
+                q_offset: list(&[(1 << 24) - 3]),
+                k_len: list(&[7]),
+            },
+        };
+        let whole = mask(&|x| list(&device, x));
+        let (expected, _) = ops::attention(&q, &k, &k, &whole, 0.4).unwrap();
+        let own = mask(&|x| replicated_of_two(&list(&device, x)));
+        let (own_q, own_k) = (second_of_two(&q, 1), replicated_of_two(&k));
+        let (found, _) = ops::attention(&own_q, &own_k, &own_k, &own, 0.4).unwrap();
+        let expected = second_of_two(&expected, 1).local();
+        assert_eq!(values(&found.local()), values(&expected));
+    }
+}
+
+/// The lse of a query without keys is minus infinity, whatever the operands are. Where a caller
+/// subtracts two of them, its gradient is NaN.
+#[test]
+fn the_gradient_of_an_infinite_lse_is_not_used() {
+    for device in devices() {
+        for dtype in [DType::F32, DType::BF16] {
+            let [q, k] = [0.7, 1.3].map(|x| numbered(&device, &[2, 5, 2, 8], dtype, x));
+            // The last query of row 0 and all queries of row 1 have no keys.
+            let mask = AttentionMask {
+                causal: true,
+                window: Some(1),
+                sequences: AttentionSequences::Cached {
+                    q_offset: list(&device, &[1, 0]),
+                    k_len: list(&device, &[5, 0]),
+                },
+            };
+            let (out, lse) = ops::attention(&q, &k, &k, &mask, 0.4).unwrap();
+            let has_keys: Vec<bool> = values(&lse).iter().map(|lse| lse.is_finite()).collect();
+            assert!(has_keys.contains(&true) && has_keys.contains(&false));
+
+            let gradients = |without_keys: f32| {
+                let dlse = has_keys
+                    .iter()
+                    .map(|has| if *has { 0.5 } else { without_keys });
+                let dlse: Vec<f32> = dlse.collect();
+                let dlse = Tensor::from_slice(&device, lse.shape(), &dlse).unwrap();
+                let (dq, dk, dv) =
+                    ops::attention_lse_grad(&q, &k, &k, &out, &lse, &q, &dlse, &mask, 0.4).unwrap();
+                [dq, dk, dv].map(|x| values(&x))
+            };
+            let expected = gradients(0.0);
+            assert!(expected.iter().flatten().all(|x| x.is_finite()));
+            for without_keys in [f32::NAN, f32::NEG_INFINITY] {
+                assert_eq!(gradients(without_keys), expected);
             }
         }
     }

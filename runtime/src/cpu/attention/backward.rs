@@ -283,17 +283,18 @@ impl<E: Element> BackwardGroup<'_, E> {
         for (row, [b, t, h]) in (0..strip.rows).zip(self.group.row_indices(strip.first)) {
             let at = (b * heads + h) * queries + t;
 
+            // A row that attends to no key has no weights, so any finite numbers work; its dlse can be
+            // NaN.
+            let lse = self.saved.lse[at];
+            if lse == Real::NEG_INFINITY {
+                (per_row.lse[row], per_row.delta[row]) = (Real::ZERO, Real::ZERO);
+                continue;
+            }
+
             let (out, dout) = (&sums[row * width..][..width], &dout[row * width..][..width]);
             let dlse = self.saved.dlse.map_or(E::Real::ZERO, |dlse| dlse[at]);
             per_row.delta[row] = dot(simd, out, dout) - dlse;
-
-            // A row that attends to no key has no weights, so any finite lse works.
-            let lse = self.saved.lse[at];
-            per_row.lse[row] = if lse == Real::NEG_INFINITY {
-                Real::ZERO
-            } else {
-                lse
-            };
+            per_row.lse[row] = lse;
         }
         sums.fill(Real::ZERO);
     }
