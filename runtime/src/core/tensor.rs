@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use meshgrad_mesh::Sharding;
+use meshgrad_mesh::{Reduction, Sharding};
 
 use crate::core::sharding::error::ShardedTensorError;
 use crate::core::sharding::tag::Tag;
@@ -379,10 +379,24 @@ impl Tensor {
     ///
     /// # Errors
     /// [`Error::Sharding`] if the rank is not in the mesh, its part has another shape, or the tensor
-    /// has another sharding.
+    /// has another sharding; for partial sums of bool, and partial means of integers or bool.
     pub fn with_sharding(&self, sharding: &Sharding, rank: usize) -> Result<Tensor> {
         let tag = Tag::new(sharding.clone(), rank)?;
         tag.check("with_sharding", self.shape())?;
+        for (axis, reduction) in sharding.partials() {
+            let needed = match reduction {
+                Reduction::Sum if self.dtype() == DType::Bool => "an integer or float",
+                Reduction::Avg if !self.dtype().is_float() => "a float",
+                _ => continue,
+            };
+            return Err(ShardedTensorError::PartialDType {
+                dtype: self.dtype().to_string(),
+                axis: axis.to_owned(),
+                reduction: reduction.to_string(),
+                needed,
+            }
+            .into());
+        }
         if let Some(own) = self.tag().filter(|own| **own != tag) {
             return Err(ShardedTensorError::OtherSharding {
                 sharding: own.sharding().to_string(),

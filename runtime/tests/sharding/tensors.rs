@@ -97,6 +97,34 @@ fn replicated_tensors_are_read_like_any_other() {
     insta::assert_snapshot!(sharding_error(same.with_sharding(&partial, 2)));
 }
 
+/// What no reduction can compute is refused where it is stated.
+#[test]
+fn dtypes_that_cannot_be_reduced_are_not_partial() {
+    let partial = |reduction| {
+        let placement = [("dp", Placement::Partial(reduction))];
+        Sharding::new(&mesh(), placement, &[2]).unwrap()
+    };
+    let numbers = Tensor::from_slice(&CPU, &[2], &[1i64, 0]).unwrap();
+    let stated = |dtype, reduction| {
+        let x = ops::cast(&numbers, dtype).unwrap();
+        x.with_sharding(&partial(reduction), 1)
+    };
+    for (dtype, reduction) in [
+        (DType::Bool, Reduction::Max),
+        (DType::I64, Reduction::Sum),
+        (DType::BF16, Reduction::Avg),
+    ] {
+        stated(dtype, reduction).unwrap();
+    }
+    let refused = [
+        stated(DType::Bool, Reduction::Sum),
+        stated(DType::Bool, Reduction::Avg),
+        stated(DType::I64, Reduction::Avg),
+    ];
+    let refused = refused.map(|result| sharding_error(result).to_string());
+    insta::assert_snapshot!(refused.join("\n"));
+}
+
 #[test]
 fn global_norm_does_not_mix_sharded_and_unsharded_tensors() {
     let x = numbers(&[7, 2], 1)

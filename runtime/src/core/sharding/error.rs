@@ -77,6 +77,22 @@ pub enum ShardedTensorError {
         stated: String,
     },
 
+    /// Partial values of a dtype that they cannot be reduced in.
+    #[error(
+        "with_sharding: a tensor of dtype {dtype} cannot be partial({reduction}) on axis `{axis}`; cast \
+         it to {needed} before"
+    )]
+    PartialDType {
+        /// The dtype.
+        dtype: String,
+        /// The axis.
+        axis: String,
+        /// The reduction.
+        reduction: String,
+        /// The dtypes that support it.
+        needed: &'static str,
+    },
+
     /// A reshape of a sharded tensor to another number of elements.
     #[error(
         "reshape: {given:?} does not have as many elements as the global shape {global:?} ({sharding}); \
