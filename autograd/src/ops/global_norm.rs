@@ -1,7 +1,7 @@
 //! The norm of gradients.
 
 use meshgrad_mesh::{Placement, Sharding};
-use meshgrad_runtime::{Tensor, ops, redistribute};
+use meshgrad_runtime::{DType, Tensor, ops, redistribute};
 
 use crate::Result;
 
@@ -24,5 +24,5 @@ pub fn global_norm(tensors: &[&Tensor]) -> Result<Tensor> {
     let partials = sum.sharding().map(Sharding::partials);
     let axes = partials.unwrap_or_default().into_iter();
     let whole: Vec<_> = axes.map(|(axis, _)| (axis, Placement::Replicate)).collect();
-    ops::sqrt(&redistribute(&sum, &whole)?)
+    ops::cast(&ops::sqrt(&redistribute(&sum, &whole)?)?, DType::F32)
 }

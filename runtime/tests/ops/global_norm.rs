@@ -27,6 +27,22 @@ fn norms_of_many_tensors() {
     }
 }
 
+/// GPU kernels do not compute in f64.
+#[test]
+fn sums_of_squares_are_f64_on_a_cpu() {
+    for device in devices() {
+        let x = numbered(&device, &[300], DType::BF16, 1.0);
+        let squares: f64 = values(&x).iter().map(|x| x * x).sum();
+        let sum = ops::sum_of_squares(&[&x]).unwrap();
+        let dtype = match device.is_gpu() {
+            true => DType::F32,
+            false => DType::F64,
+        };
+        assert_eq!(sum.dtype(), dtype);
+        assert!((values(&sum)[0] / squares - 1.0).abs() < 3e-7);
+    }
+}
+
 /// Scaled gradients have the mean norm or the limit, whichever is smaller. If the mean norm is not
 /// finite, the scale is NaN.
 #[test]

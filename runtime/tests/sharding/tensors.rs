@@ -143,6 +143,29 @@ fn global_norm_does_not_mix_sharded_and_unsharded_tensors() {
     ] {
         sharding_error(ops::global_norm(&mixed));
     }
+
+    let elsewhere = Mesh::new(&[2], &["tp"]).unwrap();
+    let elsewhere = Sharding::replicated(&elsewhere, &[7, 2]).unwrap();
+    let elsewhere = numbers(&[7, 2], 1).with_sharding(&elsewhere, 0).unwrap();
+    let refused = [[&x, &other], [&other, &x], [&x, &rank_1], [&x, &elsewhere]];
+    let refused = refused.map(|mixed| sharding_error(ops::sum_of_squares(&mixed)).to_string());
+    insta::assert_snapshot!(refused.join("\n"));
+    ops::sum_of_squares(&[&rank_1, &rank_1]).unwrap();
+}
+
+/// Squares of numbers that f32 represents are beyond the range of f32.
+#[test]
+fn sums_of_squares_neither_underflow_nor_overflow() {
+    for scale in [1e-25f32, 1e25] {
+        let numbers = [3.0, 1.0, 4.0, 1.0].map(|x| x * scale);
+        let x = Tensor::from_slice(&CPU, &[4], &numbers).unwrap();
+        let x = part(&x, &rows(&[4]), 0);
+        let sum = ops::sum_of_squares(&[&x]).unwrap();
+        assert_eq!(sum.sharding().unwrap().to_string(), "dp: partial(sum)");
+        let sum = sum.local().item::<f64>().unwrap();
+        let expected = 10.0 * f64::from(scale).powi(2);
+        assert!((sum / expected - 1.0).abs() < 1e-6, "{sum} {expected}");
+    }
 }
 
 /// If only some experts are local, they differ from rank to rank, so the order has no sharding.

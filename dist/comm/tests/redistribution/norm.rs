@@ -32,10 +32,16 @@ fn shardings() -> Vec<Sharding> {
 }
 
 /// The gradients of `shardings`, or the parts of a rank.
-fn gradients(shardings: &[Sharding], device: &Device, rank: Option<usize>) -> Vec<Tensor> {
+fn gradients(
+    (shardings, scale): (&[Sharding], f32),
+    device: &Device,
+    rank: Option<usize>,
+) -> Vec<Tensor> {
     let gradient = |(at, sharding): (usize, &Sharding)| {
         let count: usize = sharding.shape().iter().product();
-        let values: Vec<f32> = (0..count).map(|i| ((i + 7 * at) as f32).sin()).collect();
+        let values: Vec<f32> = (0..count)
+            .map(|i| scale * ((i + 7 * at) as f32).sin())
+            .collect();
         let whole = Tensor::from_slice(device, sharding.shape(), &values).unwrap();
         match rank {
             Some(rank) => part(&whole, sharding, rank),
@@ -53,33 +59,31 @@ fn norm(gradients: &[Tensor], weight: &Tensor) -> Result<[Tensor; 2]> {
 }
 
 /// What all ranks compute.
-fn on_ranks(shardings: &[Sharding], fault: Fault) -> Vec<[f32; 2]> {
+fn on_ranks(of: (&[Sharding], f32), fault: Fault) -> Vec<[f32; 2]> {
     let all = Local::run(6, |rank| -> Result<[f32; 2]> {
         let rank = faulty(rank, fault);
         let weight = Sharding::replicated(&mesh(), &[]).unwrap();
         let weight = Tensor::scalar(rank.device(), 2.0f32)?.with_sharding(&weight, rank.rank())?;
         with_redistribution(Arc::new(Redistributor::new(&rank)), || {
-            let [norm, scale] = norm(
-                &gradients(shardings, rank.device(), Some(rank.rank())),
-                &weight,
-            )?;
+            let [norm, scale] = norm(&gradients(of, rank.device(), Some(rank.rank())), &weight)?;
             Ok([norm.item()?, scale.item()?])
         })
     });
     all.unwrap()
 }
 
-/// Each element counts once, however the gradients are sharded.
+/// Each element counts once, however the gradients are sharded and however small or large they are.
 #[test]
 fn the_norm_of_sharded_gradients_is_that_of_the_whole() {
     let all = shardings();
     let lists = [&all[..], &all[..1], &all[3..], &all[4..]];
-    for shardings in lists {
+    let cases = lists.map(|shardings| (shardings, 1.0)).into_iter();
+    for of in cases.chain([(&all[..], 1e-25), (&all[..], 1e25)]) {
         let device = Device::cpu();
         let weight = Tensor::scalar(&device, 2.0f32).unwrap();
-        let expected = norm(&gradients(shardings, &device, None), &weight).unwrap();
+        let expected = norm(&gradients(of, &device, None), &weight).unwrap();
         let expected = expected.map(|x| x.item::<f32>().unwrap());
-        for actual in on_ranks(shardings, Fault::None) {
+        for actual in on_ranks(of, Fault::None) {
             for (actual, expected) in actual.into_iter().zip(expected) {
                 assert!(
                     (actual - expected).abs() <= 1e-6 * expected,
@@ -88,9 +92,9 @@ fn the_norm_of_sharded_gradients_is_that_of_the_whole() {
             }
         }
     }
-    let sound = on_ranks(&all, Fault::None);
+    let sound = on_ranks((&all, 1.0), Fault::None);
     for fault in [Fault::Dropped, Fault::Scaled] {
-        assert_ne!(on_ranks(&all, fault), sound, "{fault:?}");
+        assert_ne!(on_ranks((&all, 1.0), fault), sound, "{fault:?}");
     }
 }
 
@@ -100,7 +104,7 @@ fn partial_gradients_have_no_norm() {
     let partial = Sharding::new(&mesh(), partial, &[4]).unwrap();
     let messages = Local::run(6, |rank| -> Result<String> {
         let x = &gradients(
-            std::slice::from_ref(&partial),
+            (std::slice::from_ref(&partial), 1.0),
             rank.device(),
             Some(rank.rank()),
         )[0];

@@ -19,41 +19,40 @@ static SUM_OF_SQUARES: &str = "sum_of_squares";
 /// `meshgrad_autograd::ops::global_norm` computes it.
 ///
 /// # Shapes
-/// Tensors of any shape, layout and float dtype; returns f32 \[\]. It is infinite for norms above
-/// 1.8e19.
+/// Tensors of any shape, layout and float dtype; returns f64 \[\] on a CPU. On a GPU, whose kernels
+/// do not compute in f64, it returns f32 \[\]: 0 if the norm of this rank's elements is below
+/// 2.6e-23, less precise below 1.1e-19, and infinite above 1.8e19.
 ///
 /// # Errors
 /// As [`global_norm`]; [`Error::Sharding`] for a partial tensor, or for tensors of which some have
 /// no sharding or one on another mesh.
 pub fn sum_of_squares(tensors: &[&Tensor]) -> Result<Tensor> {
-    let Some((first, others)) = tensors.split_first() else {
+    let Some(first) = tensors.first() else {
         let problem = "needs at least one tensor".into();
         return Err(Error::Argument {
             op: SUM_OF_SQUARES,
             problem,
         });
     };
-    for other in others {
-        check_mesh(first, other)?;
-    }
-    let Some(tag) = first.tag() else {
-        return ops::square(&global_norm(tensors)?);
-    };
-
     let mut axes: Vec<String> = Vec::new();
     for tensor in tensors {
-        let of_tensor = sharding_axes(tensor)?.into_iter();
-        axes.extend(
-            of_tensor
-                .filter(|axis| !axes.contains(axis))
-                .collect::<Vec<_>>(),
-        );
+        for axis in sharding_axes(first, tensor)? {
+            if !axes.contains(&axis) {
+                axes.push(axis);
+            }
+        }
     }
     let counted = tensors.iter().filter(|tensor| counts(tensor, &axes));
     let counted: Vec<Tensor> = counted.map(|tensor| tensor.local()).collect();
     let sum = match counted.is_empty() {
-        true => Tensor::zeros(first.device(), &[], DType::F32, Kind::Value)?.local(),
-        false => ops::square(&global_norm(&counted.iter().collect::<Vec<_>>())?)?,
+        true => Tensor::zeros(first.device(), &[], dtype(first), Kind::Value)?.local(),
+        false => {
+            let norm = global_norm(&counted.iter().collect::<Vec<_>>())?;
+            ops::square(&ops::cast(&norm, dtype(first))?)?
+        }
+    };
+    let Some(tag) = first.tag() else {
+        return Ok(sum);
     };
     let partial = Placement::Partial(Reduction::Sum);
     let placements: Vec<_> = axes.iter().map(|axis| (axis, partial.clone())).collect();
@@ -61,49 +60,41 @@ pub fn sum_of_squares(tensors: &[&Tensor]) -> Result<Tensor> {
     sum.with_sharding(&sharding.map_err(ShardedTensorError::from)?, tag.rank())
 }
 
-/// The axes that shard `x`.
+/// The dtype of the sum. f64 holds the square of any f32, but GPU ops do not take it.
+fn dtype(x: &Tensor) -> DType {
+    match x.device().is_gpu() {
+        true => DType::F32,
+        false => DType::F64,
+    }
+}
+
+/// The axes that shard `x`, which must be on the mesh of `first` and of the same rank.
 ///
 /// # Errors
-/// [`Error::Sharding`] for partial values, because the square of a sum is not a sum of squares.
-fn sharding_axes(x: &Tensor) -> Result<Vec<String>> {
+/// [`Error::Sharding`], also for partial values, because the square of a sum is not a sum of
+/// squares.
+fn sharding_axes(first: &Tensor, x: &Tensor) -> Result<Vec<String>> {
+    // An operand on the mesh of `first` that has no dims to shard.
+    let anchor = first.tag().map(|tag| {
+        let anchor = Sharding::replicated(tag.sharding().mesh(), &[]);
+        Tag::new(anchor.map_err(ShardedTensorError::from)?, tag.rank())
+    });
+    let anchor = anchor.transpose()?;
     let gate = Gate {
         op: SUM_OF_SQUARES,
         id: std::ptr::from_ref(&SUM_OF_SQUARES) as usize,
-        operands: &[x.tag()],
-        name: &|_| "x".to_owned(),
+        operands: &[anchor.as_ref(), x.tag()],
+        name: &|at| ["first", "x"][at].to_owned(),
         last_is_open: false,
-        arguments: &[1],
+        arguments: &[],
     };
-    let results = gate.results(|| ShardingRule::new(SUM_OF_SQUARES, "x[..] -> sum[]"))?;
-    let Some(results) = results else {
+    let rule = "first[], x[..] -> sum[]";
+    let Some(results) = gate.results(|| ShardingRule::new(SUM_OF_SQUARES, rule))? else {
         return Ok(Vec::new());
     };
     let sum = results.of_shape(0, &Shape::default())?;
     let partials = sum.sharding().partials().into_iter();
     Ok(partials.map(|(axis, _)| axis.to_owned()).collect())
-}
-
-/// Checks that `first` and `other` have shardings on one mesh, of one rank, or none.
-fn check_mesh(first: &Tensor, other: &Tensor) -> Result<()> {
-    let anchor = |x: &Tensor| -> Result<Option<Tag>> {
-        let Some(tag) = x.tag() else {
-            return Ok(None);
-        };
-        let anchor = Sharding::replicated(tag.sharding().mesh(), &[]);
-        Tag::new(anchor.map_err(ShardedTensorError::from)?, tag.rank()).map(Some)
-    };
-    let (first, other) = (anchor(first)?, anchor(other)?);
-    let gate = Gate {
-        op: SUM_OF_SQUARES,
-        id: std::ptr::from_ref(&SUM_OF_SQUARES) as usize,
-        operands: &[first.as_ref(), other.as_ref()],
-        name: &|at| ["first", "other"][at].to_owned(),
-        last_is_open: false,
-        arguments: &[2],
-    };
-    let rule = "first[], other[] -> sum[]";
-    gate.results(|| ShardingRule::new(SUM_OF_SQUARES, rule))?;
-    Ok(())
 }
 
 /// Whether this rank counts its part of `x`: it is the first rank along each of `axes` that
