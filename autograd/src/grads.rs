@@ -97,7 +97,7 @@ impl Grads {
                 dtype: dtype.to_string(),
                 actual: flat.elements(),
             })?;
-            Ok(Accumulator::over(view)?.with_shape(shape))
+            Accumulator::over(view)?.with_shape(shape)
         })
     }
 

@@ -5,7 +5,7 @@ use meshgrad_autograd::{
     Error, Grads, Init, Param, Result, Tape, TapeError, Track, Var, checkpoint, ops,
 };
 use meshgrad_mesh::{Mesh, Placement, Reduction, Sharding};
-use meshgrad_runtime::{DType, Device, Kind, Tensor, ops as runtime, with_mesh};
+use meshgrad_runtime::{Accumulator, DType, Device, Kind, Tensor, ops as runtime, with_mesh};
 
 const RANKS: usize = 3;
 
@@ -204,24 +204,34 @@ fn cleared_gradients_have_no_sharding() {
     assert_eq!(step(&replicated(&[7, 4])), "tp: replicate");
 }
 
-/// An op that accumulates a local gradient without stating its sharding is refused.
+/// An op that accumulates a local gradient without stating its sharding is refused: by the op that
+/// adds it, or by the tape if none does.
 #[test]
 fn accumulated_gradients_need_a_sharding() {
     let device = Device::cpu();
     let w = Param::new("w", [4], Init::Ones);
     w.shard(&replicated(&[4]), 0).unwrap();
     w.materialize(&device, 1).unwrap();
-    let mut grads = Grads::new(std::slice::from_ref(&w)).unwrap();
-    let (y, tape) = Tape::record(|| {
-        let w = w.var()?;
-        let y = w.value().clone();
-        y.tracked([&w], |dy, [dw]| {
-            dw.accumulate(|dw| runtime::add_into(&dy.local(), dw))
+    let backward = |add: fn(&Tensor, &mut Accumulator) -> Result<()>| {
+        let mut grads = Grads::new(std::slice::from_ref(&w)).unwrap();
+        let (y, tape) = Tape::record(|| {
+            let w = w.var()?;
+            let y = w.value().clone();
+            y.tracked([&w], move |dy, [dw]| dw.accumulate(|dw| add(dy, dw)))
         })
-    })
-    .unwrap();
-    let dy = part(&device, &replicated(&[4]), 0);
-    let error = tape_error(tape.backward(&[(&y, dy)], &mut grads));
+        .unwrap();
+        let dy = part(&device, &replicated(&[4]), 0);
+        tape.backward(&[(&y, dy)], &mut grads)
+    };
+    let error = backward(|dy, dw| runtime::add_into(&dy.local(), dw)).unwrap_err();
+    let expected = "`into` is sharded (tp: replicate), but `x` has no sharding";
+    assert!(error.to_string().contains(expected), "{error}");
+
+    let written = backward(|_, dw| {
+        dw.filled();
+        Ok(())
+    });
+    let error = tape_error(written);
     assert!(matches!(error, TapeError::GradientShape { .. }), "{error}");
 }
 

@@ -103,6 +103,17 @@ fn a_result_allocates_its_handle() {
     assert_eq!(gpu.allocator_stats().unwrap().segments_allocated, 1);
 }
 
+/// Indices of a whole dim are used as they are.
+#[test]
+fn indices_of_a_whole_dim_are_not_copied() {
+    let cpu = Device::cpu();
+    let x = numbered(&cpu, &[30, 7], DType::F32, 1.0);
+    let ids = Tensor::from_slice(&cpu, &[4], &[3i64, 0, 29, 3]).unwrap();
+    let embedding = steady(|| drop(ops::embedding(&x, &ids).unwrap()));
+    let select = steady(|| drop(ops::index_select(&x, 0, &ids).unwrap()));
+    assert_eq!(select, embedding);
+}
+
 /// Work on another stream makes no further allocation, although it records the tensors it uses.
 #[test]
 fn a_scope_allocates_nothing() {

@@ -183,7 +183,8 @@ impl Signature {
         arguments: &[usize],
         rule: impl FnOnce() -> Result<ShardingRule, RuleError>,
     ) -> Result<Option<Arc<Results>>> {
-        if operands.iter().all(|x| x.tag().is_none()) {
+        let shards = open.flatten();
+        if shards.is_none() && operands.iter().all(|x| x.tag().is_none()) {
             return Ok(None);
         }
         let mut tags = [None; MOST_OPERANDS];
@@ -195,7 +196,7 @@ impl Signature {
         for (tag, operand) in tags.iter_mut().zip(operands) {
             *tag = operand.tag();
         }
-        if let Some(shards) = open {
+        if open.is_some() {
             tags[operands.len() - 1] = shards;
         }
         let gate = Gate {

@@ -61,12 +61,34 @@ impl Accumulator {
 
     /// The same accumulator, for sums of this shape. They may be partial along axes that do not
     /// shard it.
-    #[must_use]
-    pub fn with_shape(self, shape: ShardedShape) -> Accumulator {
-        Accumulator {
+    ///
+    /// # Errors
+    /// [`Error::Argument`](crate::Error::Argument) when the buffer does not have the shape of this
+    /// rank's part, or has other shards.
+    pub fn with_shape(self, shape: ShardedShape) -> Result<Accumulator> {
+        let fits = match self.buffer.sharding() {
+            Some(_) => shape.fits(&self.buffer),
+            None => shape.local() == self.buffer.shape(),
+        };
+        if !fits {
+            let (buffer, own) = (&self.buffer, shape.local());
+            let of = match shape.sharding() {
+                Some(sharding) => format!("{} ({sharding})", &*shape),
+                None => shape.to_string(),
+            };
+            let problem = format!(
+                "{buffer} cannot be a buffer for sums of shape {of}, of which this rank's part has shape \
+                 {own}; pass a buffer of that shape, with this sharding or none"
+            );
+            return Err(Error::Argument {
+                op: "accumulator",
+                problem,
+            });
+        }
+        Ok(Accumulator {
             shape: Some(shape),
             ..self
-        }
+        })
     }
 
     /// An empty accumulator of another dtype for the same sums.

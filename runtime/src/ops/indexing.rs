@@ -3,6 +3,8 @@
 //! Sums over repeated indices accumulate in index order, in f32 (f64 for f64), and round once, so
 //! every run gives the same bits.
 
+use std::borrow::Cow;
+
 use meshgrad_mesh::ShardingRule;
 
 use crate::core::params::indexed::IndexRange;
@@ -155,6 +157,7 @@ pub fn index_select(x: &Tensor, dim: isize, ids: &Tensor) -> Result<Tensor> {
     }
     let ids = as_i64(ids)?;
     call.compute(|| {
+        let ids = Flat::new(&ids)?;
         let ids = checked(&call, &ids, range, middle.extent)?;
         for_any!(x.dtype(), T => {
             kernels::index_select::<T>(&Flat::new(&x)?, middle, &ids, y.slice()?);
@@ -182,7 +185,8 @@ pub fn index_select_grad(dy: &Tensor, dim: isize, ids: &Tensor, extent: usize) -
 /// can be sharded: each rank sums its own slices.
 ///
 /// # Errors
-/// As [`index_select_grad`].
+/// As [`index_select_grad`]; [`Error::Signature`] when `to` differs from `dy`'s global shape in
+/// another dim.
 pub fn index_select_grad_to(
     dy: &Tensor,
     dim: isize,
@@ -193,6 +197,15 @@ pub fn index_select_grad_to(
     let call = INDEX_SELECT_GRAD.call_to(&[dy, ids], to, &[dim], || {
         ShardingRule::index_select_grad(INDEX_SELECT_GRAD.name(), dy.shape().len(), dim)
     })?;
+    let whole = dy.global_shape();
+    if to.len() != whole.len() || **to != whole.with(dim, to[dim]) {
+        let problem = format!(
+            "`to` is {}, but `dy` has the global shape {whole}: only dim {dim} may differ; pass the \
+             shape of the operand of index_select",
+            &**to
+        );
+        return Err(INDEX_SELECT_GRAD.error(&[dy, ids], problem));
+    }
     let (extent, range) = (to.local()[dim], to.indices(dim));
     if dy.shape()[dim] != ids.elements() {
         let problem = format!(
@@ -223,6 +236,7 @@ pub fn index_select_grad_to(
 
     let (dy, ids) = (contiguous(dy)?, as_i64(ids)?);
     call.compute(|| {
+        let ids = Flat::new(&ids)?;
         let ids = checked(&call, &ids, range, extent)?;
         for_float!(dy.dtype(), T => {
             let dy = Flat::<T>::new(&dy)?;
@@ -257,6 +271,7 @@ pub fn gather(x: &Tensor, dim: isize, index: &Tensor) -> Result<Tensor> {
     let index = as_i64(index)?;
     call.compute(|| {
         let around = IndexedLayout::new(x.layout(), dim, index.shape());
+        let index = Flat::new(&index)?;
         let index = checked(&call, &index, range, x.shape()[dim])?;
         for_any!(x.dtype(), T => {
             let x: ReadGuard<'_, T> = x.read()?;
@@ -300,8 +315,8 @@ pub fn scatter_add_to(
         Some(_) => *to.local(),
         None => local_shape(to, dim, src)?,
     };
-    let range = to.indices(dim);
     check_fits(&SCATTER_ADD, &[src, index], dim, &shape)?;
+    let range = to.indices(dim);
     let mut call = call.with_flops(src.elements() as u64);
     if call.device().is_gpu() {
         let rows = Rows {
@@ -329,6 +344,7 @@ pub fn scatter_add_to(
         } else {
             [shape[0], index.shape()[0]]
         };
+        let index = Flat::new(&index)?;
         let index = checked(&call, &index, range, shape[dim])?;
         for_float!(src.dtype(), T => {
             let src = Flat::<T>::new(&src)?;
@@ -387,9 +403,16 @@ fn as_i64(ids: &Tensor) -> Result<Tensor> {
 }
 
 /// The positions of `ids` among the `extent` indices of `range`; negative for those of other ranks.
-fn checked(call: &Call, ids: &Tensor, range: IndexRange, extent: usize) -> Result<Vec<i64>> {
-    let ids = Flat::<i64>::new(ids)?;
-    check_indices(call.name(), &ids, range.total, false)?;
+fn checked<'a>(
+    call: &Call,
+    ids: &'a [i64],
+    range: IndexRange,
+    extent: usize,
+) -> Result<Cow<'a, [i64]>> {
+    check_indices(call.name(), ids, range.total, false)?;
+    if extent == range.total {
+        return Ok(Cow::Borrowed(ids));
+    }
     let position = |id: &i64| range.position(*id, extent).map_or(-1, |at| at as i64);
     Ok(ids.iter().map(position).collect())
 }

@@ -168,6 +168,44 @@ fn sums_of_squares_neither_underflow_nor_overflow() {
     }
 }
 
+/// A buffer without a sharding has the shape of the rank's part, and a shape without one is global.
+#[test]
+fn buffers_and_shapes_without_a_sharding_are_checked() {
+    let (dy, ids) = (numbers(&[5, 2], 1), [0i64, 6, 2, 3, 6]);
+    let ids = Tensor::from_slice(&CPU, &[5], &ids).unwrap();
+    let buffer = |shape: &[usize]| Tensor::zeros(&CPU, shape, DType::F64, Kind::Gradient).unwrap();
+    let with_shape = |buffer: Tensor| {
+        let shape = ShardedShape::new(&rows(&[7, 2]), 1).unwrap();
+        Accumulator::over(buffer).unwrap().with_shape(shape)
+    };
+    let mut refused = vec![
+        with_shape(buffer(&[7, 2])).unwrap_err(),
+        with_shape(buffer(&[3, 2]).with_sharding(&whole(&[3, 2]), 1).unwrap()).unwrap_err(),
+    ];
+    with_shape(buffer(&[3, 2]).with_sharding(&rows(&[7, 2]), 1).unwrap()).unwrap();
+
+    // `dtable` has the rows of rank 1, so `dy` and `ids` need a sharding too.
+    let mut dtable = with_shape(buffer(&[3, 2])).unwrap();
+    refused.push(ops::embedding_grad_into(&dy, &ids, &mut dtable).unwrap_err());
+    let [of_dy, of_ids] = [&dy, &ids].map(|x| part(x, &whole(x.shape()), 1));
+    ops::embedding_grad_into(&of_dy, &of_ids, &mut dtable).unwrap();
+    assert_eq!(dtable.buffer().sharding(), Some(&rows(&[7, 2])));
+
+    let shape = |extents: &[usize]| ShardedShape::from(Shape::new(extents).unwrap());
+    ops::index_select_grad_to(&dy, 0, &ids, &shape(&[7, 2])).unwrap();
+    for to in [shape(&[7, 3]), shape(&[7]), shape(&[7, 2, 1])] {
+        refused.push(ops::index_select_grad_to(&dy, 0, &ids, &to).unwrap_err());
+        refused.push(ops::index_select_grad_to(&of_dy, 0, &of_ids, &to).unwrap_err());
+    }
+    let other = ShardedShape::new(&rows(&[7, 3]), 1).unwrap();
+    refused.push(ops::index_select_grad_to(&of_dy, 0, &of_ids, &other).unwrap_err());
+    let index = ids.unsqueeze(1).unwrap();
+    let src = dy.slice(1, 0..1).unwrap();
+    refused.push(ops::scatter_add_to(&shape(&[7]), 1, &index, &src).unwrap_err());
+    let refused: Vec<String> = refused.iter().map(ToString::to_string).collect();
+    insta::assert_snapshot!(refused.join("\n"));
+}
+
 /// If only some experts are local, they differ from rank to rank, so the order has no sharding.
 #[test]
 fn the_order_of_some_experts_has_no_sharding() {
