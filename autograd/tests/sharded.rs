@@ -26,7 +26,14 @@ fn part(device: &Device, sharding: &Sharding, rank: usize) -> Tensor {
     let count = sharding.shape().iter().product::<usize>();
     let numbers: Vec<f32> = (0..count).map(|at| (at as f32 * 1.3).sin()).collect();
     let mut local = Tensor::from_slice(device, sharding.shape(), &numbers).unwrap();
-    for (dim, range) in sharding.ranges(rank).unwrap().into_iter().enumerate() {
+    for (dim, range) in sharding
+        .region(rank)
+        .unwrap()
+        .as_box()
+        .unwrap()
+        .into_iter()
+        .enumerate()
+    {
         local = local.slice(dim as isize, range).unwrap();
     }
     let local = runtime::contiguous(&local).unwrap();

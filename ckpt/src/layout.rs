@@ -278,7 +278,9 @@ impl Layout {
         let sharding = self.sharding(name, shape)?;
         let region = usize::try_from(rank)
             .ok()
-            .and_then(|rank| sharding.region(rank));
+            .and_then(|rank| sharding.region(rank)?.as_box());
+        let in_file = |range: Range<usize>| range.start as u64..range.end as u64;
+        let region = region.map(|region| region.into_iter().map(in_file).collect());
         region.ok_or_else(|| LayoutError::NoRank {
             rank,
             axes: self.to_string(),

@@ -11,7 +11,7 @@ use crate::{Operand, Result, Save, TapeError, Track, tracked_list_linear};
 pub fn concat<V: Operand>(parts: &[&V], dim: isize) -> Result<V> {
     let values: Vec<&Tensor> = parts.iter().map(|part| part.value()).collect();
     let y = ops::concat(&values, dim)?;
-    let sizes: Result<Vec<usize>> = values.iter().map(|x| x.extent(dim)).collect();
+    let sizes: Result<Vec<usize>> = values.iter().map(|x| x.global_extent(dim)).collect();
     let sizes = sizes?;
 
     let mut vars = tracked_list_linear(vec![y], parts, move |dys, slots| {

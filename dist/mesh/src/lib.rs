@@ -12,6 +12,7 @@
 //! - [`check_agreement`]: whether all ranks have the same mesh.
 
 mod agreement;
+mod division;
 mod error;
 mod group;
 mod hosts;
@@ -23,6 +24,7 @@ mod placement;
 mod placements;
 mod rank_map;
 mod redistribution;
+mod region;
 mod relation;
 mod rule;
 mod sharding;
@@ -33,6 +35,7 @@ mod text;
 mod transfer;
 
 pub use agreement::{Fingerprint, check_agreement};
+pub use division::Division;
 pub use error::{MAX_RANKS, MeshError, Result};
 pub use group::{Channel, Group};
 pub use hosts::Hosts;
@@ -40,8 +43,9 @@ pub use layout::{Mode, RankLayout};
 pub use mesh::{Axis, Mesh};
 pub use mesh_set::MeshSet;
 pub use options::{CtaPolicy, GroupOptions};
-pub use placement::{Division, Placement, Reduction};
+pub use placement::{Placement, Reduction};
 pub use redistribution::{Action, Link, LinkCosts, Redistribution, ReduceOp, Step, Traffic};
+pub use region::{IndexSet, Region};
 pub use relation::Relation;
 pub use rule::{Change, DerivedSharding, Incompatible, Problem, Remedy, RuleError, ShardingRule};
 pub use sharding::Sharding;

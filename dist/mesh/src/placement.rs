@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::Division;
+
 /// How a tensor is distributed along one mesh axis.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Placement {
@@ -26,6 +28,18 @@ impl Placement {
         Placement::Shard(dim, Division::Ragged(sizes.into()))
     }
 
+    /// Shards `dim` so that each rank has a range from the front and one from the back:
+    /// [`Division::HeadAndTail`], for sequences under a causal mask.
+    pub fn head_and_tail(dim: usize) -> Placement {
+        Placement::Shard(dim, Division::HeadAndTail)
+    }
+
+    /// Shards each block of `length` indices of `dim` evenly: of a fused weight [2 F, H], each half
+    /// if `length` is F; of merged dims [b t], each sequence if `length` is the extent of t.
+    pub fn in_blocks(dim: usize, length: usize) -> Placement {
+        Placement::Shard(dim, Division::in_blocks(length, Division::Even))
+    }
+
     /// The sharded dim; `None` if the placement is not a shard.
     pub fn dim(&self) -> Option<usize> {
         match self {
@@ -43,28 +57,6 @@ impl fmt::Display for Placement {
             Placement::Shard(dim, Division::Even) => write!(f, "shard({dim})"),
             Placement::Shard(dim, division) => write!(f, "shard({dim}: {division})"),
             Placement::Partial(reduction) => write!(f, "partial({reduction})"),
-        }
-    }
-}
-
-/// The sizes of the shards of a dim.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Division {
-    /// ceil(extent / ranks) each; the last ones are shorter or empty, as in `torch.chunk`.
-    Even,
-    /// These sizes, one per rank.
-    Ragged(Arc<[usize]>),
-}
-
-/// `even`, `3 + 5`.
-impl fmt::Display for Division {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Division::Even => f.write_str("even"),
-            Division::Ragged(sizes) => {
-                let sizes: Vec<String> = sizes.iter().map(usize::to_string).collect();
-                f.write_str(&sizes.join(" + "))
-            }
         }
     }
 }

@@ -1,15 +1,15 @@
 //! The placements of a tensor on all axes, in canonical form and without axis names.
 //!
 //! Equivalent placements have one canonical form. Shards are sorted by dim, the outermost first.
-//! Axes of one rank and axes that replicate are omitted. Ragged sizes equal to the even ones are
-//! stored as even.
+//! Axes of one rank and axes that replicate are omitted. Divisions that equal a simpler one are
+//! stored as that.
 
 use std::collections::BTreeSet;
-use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use crate::{Division, Placement, Reduction};
+use crate::division::DivisionError;
+use crate::{Division, IndexSet, Placement, Reduction};
 
 /// The shape of a tensor and the sizes of a mesh's axes.
 #[derive(Debug, Clone, Copy)]
@@ -97,9 +97,16 @@ impl Placements {
     }
 
     /// Adds a shard inside the existing shards of its dim.
-    pub(crate) fn push(&mut self, shard: AxisShard, geometry: Geometry) -> Result<(), RaggedError> {
+    pub(crate) fn push(
+        &mut self,
+        shard: AxisShard,
+        geometry: Geometry,
+    ) -> Result<(), DivisionError> {
         let ranks = geometry.axis_sizes[shard.axis];
-        let division = self.fitted(&shard.division, shard.dim, ranks, geometry)?;
+        let division = match &shard.division {
+            Division::Even => Division::Even,
+            division => division.fitted(&self.shard_extents(shard.dim, geometry), ranks)?,
+        };
         if ranks > 1 {
             let at = self.shards.partition_point(|other| other.dim <= shard.dim);
             self.shards.insert(at, AxisShard { division, ..shard });
@@ -138,78 +145,43 @@ impl Placements {
         partials.find(|(_, other)| !commutes(*other))
     }
 
-    fn fitted(
-        &self,
-        division: &Division,
-        dim: usize,
-        ranks: usize,
-        geometry: Geometry,
-    ) -> Result<Division, RaggedError> {
-        let Division::Ragged(sizes) = division else {
-            return Ok(Division::Even);
-        };
-        if sizes.len() != ranks {
-            return Err(RaggedError::Count);
-        }
-        let mut shards = self.shard_extents(dim, geometry).into_iter();
-        let (Some(extent), None) = (shards.next(), shards.next()) else {
-            return Err(RaggedError::UnequalShards);
-        };
-        let sum = sizes
-            .iter()
-            .try_fold(0usize, |sum, size| sum.checked_add(*size));
-        if sum != Some(extent) {
-            return Err(RaggedError::Sum);
-        }
-        let even =
-            |(at, size): (usize, &usize)| Division::Even.part(extent, ranks, at).len() == *size;
-        Ok(match sizes.iter().enumerate().all(even) {
-            true => Division::Even,
-            false => division.clone(),
-        })
-    }
-
     /// The distinct extents of the shards of a dim.
     pub(crate) fn shard_extents(&self, dim: usize, geometry: Geometry) -> BTreeSet<usize> {
         let mut extents = BTreeSet::from([geometry.shape[dim]]);
         for shard in self.shards_of(dim) {
             let ranks = geometry.axis_sizes[shard.axis];
-            let parts = |extent: usize| {
-                (0..ranks).map(move |at| shard.division.part(extent, ranks, at).len())
-            };
-            extents = extents.into_iter().flat_map(parts).collect();
+            let sizes = |extent: usize| shard.division.sizes(extent, ranks);
+            extents = extents.into_iter().flat_map(sizes).collect();
         }
         extents
     }
 
-    /// The range of a dim held by the rank at this mesh coordinate. An empty shard is the empty
+    /// The indices of a dim held by the rank at this mesh coordinate. An empty shard is the empty
     /// range at the end of the dim.
-    pub(crate) fn range(
-        &self,
-        dim: usize,
-        coordinate: &[usize],
-        geometry: Geometry,
-    ) -> Range<usize> {
+    pub(crate) fn indices(&self, dim: usize, coordinate: &[usize], geometry: Geometry) -> IndexSet {
         let extent = geometry.shape[dim];
-        let mut range = 0..extent;
+        let mut indices = IndexSet::from(0..extent);
         for shard in self.shards_of(dim) {
             let ranks = geometry.axis_sizes[shard.axis];
-            let part = shard
+            let positions = shard
                 .division
-                .part(range.len(), ranks, coordinate[shard.axis]);
-            range = range.start + part.start..range.start + part.end;
+                .part(indices.len(), ranks, coordinate[shard.axis]);
+            indices = indices.select(&positions, extent);
         }
-        match range.is_empty() {
-            true => extent..extent,
-            false => range,
-        }
+        indices
     }
 
     /// The extent of the largest shard of a dim.
     pub(crate) fn largest(&self, dim: usize, geometry: Geometry) -> usize {
-        let largest = |extent: usize, shard: &AxisShard| match &shard.division {
-            Division::Even => extent.div_ceil(geometry.axis_sizes[shard.axis]),
-            Division::Ragged(sizes) => sizes.iter().copied().max().unwrap_or(0),
+        let largest = |extent: usize, shard: &AxisShard| {
+            let ranks = geometry.axis_sizes[shard.axis];
+            match &shard.division {
+                Division::Even => extent.div_ceil(ranks),
+                division => {
+                    let sizes = division.sizes(extent, ranks).into_iter();
+                    sizes.max().unwrap_or(0)
+                }
+            }
         };
         self.shards_of(dim)
             .iter()
@@ -220,32 +192,5 @@ impl Placements {
     pub(crate) fn largest_len(&self, geometry: Geometry) -> u64 {
         let dims = 0..geometry.shape.len();
         dims.map(|dim| self.largest(dim, geometry) as u64).product()
-    }
-}
-
-/// Why a ragged division is invalid.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum RaggedError {
-    /// The number of sizes differs from the axis size.
-    Count,
-    /// The sizes do not add up to the extent.
-    Sum,
-    /// The shards to divide have different extents.
-    UnequalShards,
-}
-
-impl Division {
-    /// The part of `0..extent` that the rank at `index` of `ranks` holds.
-    pub(crate) fn part(&self, extent: usize, ranks: usize, index: usize) -> Range<usize> {
-        match self {
-            Division::Even => {
-                let chunk = extent.div_ceil(ranks);
-                (chunk * index).min(extent)..(chunk * (index + 1)).min(extent)
-            }
-            Division::Ragged(sizes) => {
-                let start: usize = sizes[..index].iter().sum();
-                start..start + sizes[index]
-            }
-        }
     }
 }

@@ -6,19 +6,19 @@
 //! different dims does not matter, and shardings that differ only there are equal.
 
 use std::fmt;
-use std::ops::Range;
 use std::sync::Arc;
 
-use crate::placements::{AxisShard, Geometry, Placements, RaggedError};
-use crate::{Axis, Division, Mesh, Placement, Reduction, ShardingError};
+use crate::division::DivisionError;
+use crate::placements::{AxisShard, Geometry, Placements};
+use crate::{Axis, Division, Mesh, Placement, Reduction, Region, ShardingError};
 
 /// The most elements of a tensor, so that its size in bits does not overflow.
 const MAX_ELEMENTS: usize = 1 << 56;
 
 /// How a tensor is distributed over a mesh.
 ///
-/// Shardings are stored in canonical form: an axis of one rank is always replicated, and ragged
-/// sizes equal to the even ones are even. Equal shardings have the same regions on all ranks.
+/// Shardings are stored in canonical form: an axis of one rank is always replicated, and a division
+/// that equals a simpler one is that one. Equal shardings have the same regions on all ranks.
 ///
 /// ```
 /// use meshgrad_mesh::{Mesh, Placement, Sharding};
@@ -27,7 +27,7 @@ const MAX_ELEMENTS: usize = 1 << 56;
 /// let rows = Placement::shard(0);
 /// let weight = Sharding::new(&mesh, [("tp", rows.clone()), ("dp", rows)], &[10, 4])?;
 /// assert_eq!(weight.to_string(), "tp: shard(0), dp: shard(0)");
-/// assert_eq!(weight.region(1), Some(vec![5..8, 0..4]));
+/// assert_eq!(weight.region(1).unwrap().as_box(), Some(vec![5..8, 0..4]));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -46,8 +46,8 @@ impl Sharding {
     /// # Errors
     /// [`ShardingError::Mesh`] for an unknown axis, [`ShardingError::DuplicatePlacement`],
     /// [`ShardingError::NoSuchDim`], [`ShardingError::RaggedCount`], [`ShardingError::RaggedSum`],
-    /// [`ShardingError::RaggedUnequal`], [`ShardingError::MixedReductions`],
-    /// [`ShardingError::TooManyElements`].
+    /// [`ShardingError::RaggedUnequal`], [`ShardingError::BlockLength`],
+    /// [`ShardingError::MixedReductions`], [`ShardingError::TooManyElements`].
     pub fn new<S: AsRef<str>>(
         mesh: &Mesh,
         placements: impl AsRef<[(S, Placement)]>,
@@ -141,16 +141,13 @@ impl Sharding {
         pushed.map_err(|error| self.error(shard, error))
     }
 
-    fn error(&self, shard: AxisShard, error: RaggedError) -> ShardingError {
+    fn error(&self, shard: AxisShard, error: DivisionError) -> ShardingError {
         let AxisShard {
             dim,
             axis,
             division,
         } = shard;
-        let sizes = match division {
-            Division::Even => Vec::new(),
-            Division::Ragged(sizes) => sizes.to_vec(),
-        };
+        let sizes = division.ragged().to_vec();
         let outer = self.placements.shards_of(dim).iter();
         let outer = outer
             .map(|shard| self.axis_name(shard.axis).to_owned())
@@ -158,21 +155,31 @@ impl Sharding {
         let extents = self.placements.shard_extents(dim, self.geometry());
         let ranks = self.axis_sizes[axis];
         let axis = self.axis_name(axis).to_owned();
-        match error {
-            RaggedError::Count => ShardingError::RaggedCount {
+        match (error, division) {
+            (DivisionError::Count, _) => ShardingError::RaggedCount {
                 axis,
                 ranks,
                 dim,
                 sizes,
             },
-            RaggedError::Sum => ShardingError::RaggedSum {
+            (DivisionError::Sum, division) => ShardingError::RaggedSum {
                 axis,
                 dim,
                 sizes,
-                extent: extents.into_iter().sum(),
+                extent: match division {
+                    Division::InBlocks { length, .. } => length,
+                    _ => extents.into_iter().sum(),
+                },
                 outer,
             },
-            RaggedError::UnequalShards => ShardingError::RaggedUnequal {
+            (DivisionError::BlockLength, division) => ShardingError::BlockLength {
+                axis,
+                dim,
+                division,
+                outer,
+                extents: extents.into_iter().collect(),
+            },
+            (DivisionError::UnequalShards, _) => ShardingError::RaggedUnequal {
                 axis,
                 dim,
                 sizes,
@@ -214,6 +221,13 @@ impl Sharding {
         shards.map(|shard| self.axis_name(shard.axis)).collect()
     }
 
+    /// Whether the divisions of a dim give every rank one range of it.
+    pub fn has_ranges(&self, dim: usize) -> bool {
+        let divisions = self.placements.shards_of(dim).iter();
+        let mut divisions = divisions.map(|shard| &shard.division);
+        divisions.all(Division::is_one_range)
+    }
+
     /// The axes with partial values, and their reductions.
     pub fn partials(&self) -> Vec<(&str, Reduction)> {
         let partials = self.placements.partials().iter();
@@ -234,31 +248,15 @@ impl Sharding {
 
     /// The region of the global tensor that a rank holds, whole or partial; `None` if the rank is
     /// not in the mesh. An empty shard is the empty range at the end of its dim.
-    pub fn region(&self, rank: usize) -> Option<Vec<Range<u64>>> {
-        let ranges = self.ranges(rank)?.into_iter();
-        Some(
-            ranges
-                .map(|range| range.start as u64..range.end as u64)
-                .collect(),
-        )
-    }
-
-    /// As [`Sharding::region`], as indices of a tensor in memory.
-    pub fn ranges(&self, rank: usize) -> Option<Vec<Range<usize>>> {
+    pub fn region(&self, rank: usize) -> Option<Region> {
         let coordinate = self.mesh.coordinate(rank)?;
-        let range = |dim| self.placements.range(dim, &coordinate, self.geometry());
-        Some((0..self.shape.len()).map(range).collect())
+        let indices = |dim| self.placements.indices(dim, &coordinate, self.geometry());
+        Some(Region::new((0..self.shape.len()).map(indices)))
     }
 
     /// The shape of a rank's local tensor; `None` if the rank is not in the mesh.
     pub fn local_shape(&self, rank: usize) -> Option<Vec<usize>> {
-        let coordinate = self.mesh.coordinate(rank)?;
-        let extent = |dim| {
-            self.placements
-                .range(dim, &coordinate, self.geometry())
-                .len()
-        };
-        Some((0..self.shape.len()).map(extent).collect())
+        Some(self.region(rank)?.extents())
     }
 
     /// The largest local extents: the shape that padding to equal shards requires.

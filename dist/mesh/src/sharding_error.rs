@@ -1,6 +1,6 @@
 //! Errors of shardings and redistributions.
 
-use crate::{MeshError, Placement, Reduction};
+use crate::{Division, MeshError, Placement, Reduction};
 
 /// An error of a sharding or a redistribution.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -81,6 +81,24 @@ pub enum ShardingError {
         /// The outer axes that shard the dim.
         outer: Vec<String>,
         /// The extents of their shards.
+        extents: Vec<usize>,
+    },
+
+    /// The blocks of a division do not fit its dim.
+    #[error(
+        "axis `{axis}` shards dim {dim} {division}{}, but the extent is {}: the length of a block must \
+         be at least 1 and divide it", inside(.outer), either(.extents)
+    )]
+    BlockLength {
+        /// The axis.
+        axis: String,
+        /// The dim.
+        dim: usize,
+        /// The division.
+        division: Division,
+        /// The outer axes that shard the dim.
+        outer: Vec<String>,
+        /// The extents of the shards to divide.
         extents: Vec<usize>,
     },
 
@@ -185,6 +203,11 @@ fn inside(outer: &[String]) -> String {
         [] => String::new(),
         _ => format!(" inside the shards of {}", names(outer)),
     }
+}
+
+fn either(extents: &[usize]) -> String {
+    let extents: Vec<String> = extents.iter().map(usize::to_string).collect();
+    extents.join(" or ")
 }
 
 fn names(axes: &[String]) -> String {

@@ -5,9 +5,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::ops::Range;
 
-use crate::{Sharding, ShardingError};
+use crate::{Region, Sharding, ShardingError};
 
 /// A tensor of a [`Transfer`].
 #[derive(Debug, Clone, Copy)]
@@ -68,7 +67,7 @@ pub struct TransferPart {
     /// The index of the tensor in the list that was planned.
     pub tensor: usize,
     /// The region of the global tensor. It is not empty.
-    pub region: Vec<Range<usize>>,
+    pub region: Region,
 }
 
 impl Transfer {
@@ -84,10 +83,12 @@ impl Transfer {
             check(tensor)?;
             let sources = regions(tensor.from);
             for receiver in tensor.to.mesh().ranks() {
-                let wanted = tensor.to.ranges(receiver).unwrap_or_default();
+                let Some(wanted) = tensor.to.region(receiver) else {
+                    continue;
+                };
                 for (region, holders) in &sources {
-                    let region = intersection(region, &wanted);
-                    if is_empty(&region) || holders.contains(&receiver) {
+                    let region = region.intersection(&wanted);
+                    if region.is_empty() || holders.contains(&receiver) {
                         continue;
                     }
                     let load = |rank: &&usize| sent.get(*rank).copied().unwrap_or(0);
@@ -138,17 +139,17 @@ impl fmt::Display for TransferMessage {
 }
 
 /// A region and the ranks that have it.
-type Held = (Vec<Range<usize>>, Vec<usize>);
+type Held = (Region, Vec<usize>);
 
 /// The distinct nonempty regions of a sharding, by their first rank. They do not overlap.
 fn regions(sharding: &Sharding) -> Vec<Held> {
     let mut held: Vec<Held> = Vec::new();
-    let mut known: HashMap<Vec<Range<usize>>, usize> = HashMap::new();
+    let mut known: HashMap<Region, usize> = HashMap::new();
     for rank in sharding.mesh().ranks() {
-        let region = sharding.ranges(rank).unwrap_or_default();
-        if is_empty(&region) {
+        let region = sharding.region(rank);
+        let Some(region) = region.filter(|region| !region.is_empty()) else {
             continue;
-        }
+        };
         let at = *known.entry(region.clone()).or_insert(held.len());
         match held.get_mut(at) {
             Some((_, ranks)) => ranks.push(rank),
@@ -183,17 +184,6 @@ fn check(tensor: &TransferTensor<'_>) -> Result<(), ShardingError> {
     Ok(())
 }
 
-fn intersection(a: &[Range<usize>], b: &[Range<usize>]) -> Vec<Range<usize>> {
-    let both = a.iter().zip(b);
-    both.map(|(a, b)| a.start.max(b.start)..a.end.min(b.end))
-        .collect()
-}
-
-fn is_empty(region: &[Range<usize>]) -> bool {
-    region.iter().any(Range::is_empty)
-}
-
-fn bytes(region: &[Range<usize>], element_bits: usize) -> u64 {
-    let elements: u64 = region.iter().map(|range| range.len() as u64).product();
-    (elements * element_bits as u64).div_ceil(8)
+fn bytes(region: &Region, element_bits: usize) -> u64 {
+    (region.elements() as u64 * element_bits as u64).div_ceil(8)
 }

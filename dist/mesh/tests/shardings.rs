@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use meshgrad_mesh::{Mesh, Placement, Reduction, Sharding, ShardingError};
+use meshgrad_mesh::{Division, Mesh, Placement, Reduction, Region, Sharding, ShardingError};
 
 const SUM: Placement = Placement::Partial(Reduction::Sum);
 const MAX: Placement = Placement::Partial(Reduction::Max);
@@ -69,16 +69,20 @@ fn regions_match_torch() {
 
 fn starts(sharding: &Sharding, rank: usize) -> Vec<usize> {
     let region = sharding.region(rank).unwrap();
-    region.iter().map(|range| range.start as usize).collect()
+    let dims = region.dims().iter();
+    dims.map(|indices| indices.ranges()[0].start).collect()
 }
+
+/// The number of placements in [`orders`].
+const KINDS: usize = 7;
 
 /// Shardings of every kind on meshes of one to three axes, in all explicit orders.
 fn all_shardings() -> Vec<Sharding> {
     let mut shardings = Vec::new();
     for sizes in [&[4][..], &[2, 3], &[3, 2], &[1, 4], &[2, 2, 2]] {
         let mesh = mesh(sizes);
-        for shape in [[1, 3], [5, 7], [8, 0], [7, 1]] {
-            for choice in 0..4usize.pow(sizes.len() as u32) {
+        for shape in [[1, 3], [5, 7], [8, 0], [7, 1], [11, 6]] {
+            for choice in 0..KINDS.pow(sizes.len() as u32) {
                 shardings.extend(orders(&mesh, choice, &shape));
             }
         }
@@ -87,9 +91,20 @@ fn all_shardings() -> Vec<Sharding> {
 }
 
 fn orders(mesh: &Mesh, choice: usize, shape: &[usize]) -> Vec<Sharding> {
-    let kinds = [Placement::Replicate, shard(0), shard(1), SUM];
+    let kinds: [Placement; KINDS] = [
+        Placement::Replicate,
+        shard(0),
+        shard(1),
+        SUM,
+        Placement::head_and_tail(0),
+        Placement::in_blocks(1, 3),
+        Placement::Shard(1, Division::in_blocks(3, Division::HeadAndTail)),
+    ];
     let placements: Vec<(&str, Placement)> = (0..mesh.shape().len())
-        .map(|at| (NAMES[at], kinds[choice >> (2 * at) & 3].clone()))
+        .map(|at| {
+            let kind = choice / KINDS.pow(at as u32) % KINDS;
+            (NAMES[at], kinds[kind].clone())
+        })
         .collect();
     let rotated = (0..placements.len()).map(|by| {
         let mut rotated = placements.clone();
@@ -98,8 +113,9 @@ fn orders(mesh: &Mesh, choice: usize, shape: &[usize]) -> Vec<Sharding> {
     });
     let mut all: Vec<_> = rotated.collect();
     all.push(placements.into_iter().rev().collect());
+    // Blocks may not fit the extent, or the shards of an outer axis.
     all.into_iter()
-        .map(|placements| Sharding::new(mesh, placements, shape).unwrap())
+        .filter_map(|placements| Sharding::new(mesh, placements, shape).ok())
         .collect()
 }
 
@@ -111,7 +127,7 @@ fn regions_tile_the_tensor() {
         for group in sharding.mesh().groups(&axes).unwrap() {
             let mut owners = vec![0; sharding.shape().iter().product()];
             for rank in group.ranks() {
-                for at in elements(&sharding.region(*rank).unwrap(), sharding.shape()) {
+                for at in elements(&sharding.region(*rank).unwrap(), sharding.shape()[1]) {
                     owners[at] += 1;
                 }
             }
@@ -123,14 +139,13 @@ fn regions_tile_the_tensor() {
     }
 }
 
-fn elements(region: &[Range<u64>], shape: &[usize]) -> Vec<usize> {
-    let (rows, columns) = (region[0].clone(), region[1].clone());
-    let row = |row: u64| {
-        columns
-            .clone()
-            .map(move |column| row as usize * shape[1] + column as usize)
-    };
-    rows.flat_map(row).collect()
+fn elements(region: &Region, columns: usize) -> Vec<usize> {
+    let elements = region.boxes().into_iter().flat_map(|ranges| {
+        let inner = ranges[1].clone();
+        let row = move |row: usize| inner.clone().map(move |column| row * columns + column);
+        ranges[0].clone().flat_map(row)
+    });
+    elements.collect()
 }
 
 #[test]
@@ -139,16 +154,17 @@ fn local_shapes_match_the_regions() {
         let mut largest = vec![0; 2];
         for rank in sharding.mesh().ranks() {
             let region = sharding.region(rank).unwrap();
-            let extents: Vec<usize> = region
-                .iter()
-                .map(|range| (range.end - range.start) as usize)
-                .collect();
+            let extents = region.extents();
             assert_eq!(sharding.local_shape(rank).unwrap(), extents, "{sharding:?}");
-            for (dim, range) in region.iter().enumerate() {
-                let end = sharding.shape()[dim] as u64;
+            assert_eq!(
+                region.elements(),
+                elements(&region, sharding.shape()[1]).len()
+            );
+            for (dim, indices) in region.dims().iter().enumerate() {
+                let end = sharding.shape()[dim];
                 assert!(
-                    !range.is_empty() || *range == (end..end),
-                    "{sharding:?}: {range:?}"
+                    !indices.is_empty() || indices.as_range() == Some(end..end),
+                    "{sharding:?}: {indices}"
                 );
                 largest[dim] = extents[dim].max(largest[dim]);
             }
@@ -221,6 +237,27 @@ fn equivalent_placements_have_one_canonical_form() {
         sharding(&[("tp", Placement::ragged(1, [3, 2, 2]))]),
         sharding(&[("tp", shard(1))])
     );
+    let in_blocks = |length, sizes: [usize; 3]| {
+        let division = Division::Ragged(sizes.into());
+        Placement::Shard(0, Division::in_blocks(length, division))
+    };
+    assert_eq!(
+        sharding(&[("tp", Placement::in_blocks(0, 6))]),
+        sharding(&[("tp", shard(0))])
+    );
+    assert_eq!(
+        sharding(&[("tp", in_blocks(2, [0, 2, 0]))]),
+        sharding(&[("tp", Placement::ragged(0, [0, 6, 0]))])
+    );
+    let nested = Division::in_blocks(6, Division::in_blocks(3, Division::Even));
+    assert_eq!(
+        sharding(&[("tp", Placement::Shard(0, nested))]).to_string(),
+        "dp: replicate, cp: replicate, tp: shard(0: even in blocks of 3)"
+    );
+    assert_eq!(
+        sharding(&[("tp", Placement::head_and_tail(0))]).to_string(),
+        "dp: replicate, cp: replicate, tp: shard(0: head and tail)"
+    );
     assert_eq!(
         sharding(&[("dp", SUM), ("tp", AVG)]).partials(),
         [("dp", Reduction::Sum), ("tp", Reduction::Avg)]
@@ -236,9 +273,9 @@ fn equivalent_placements_have_one_canonical_form() {
 fn ragged_sizes_apply_in_order() {
     let mesh = mesh(&[2, 3]);
     let ragged = Placement::ragged(0, [0, 1, 3]);
-    let rows = |sharding: &Sharding| -> Vec<Range<u64>> {
+    let rows = |sharding: &Sharding| -> Vec<Range<usize>> {
         (0..6)
-            .map(|rank| sharding.region(rank).unwrap()[0].clone())
+            .map(|rank| sharding.region(rank).unwrap().dims()[0].as_range().unwrap())
             .collect()
     };
     let inner = Sharding::new(&mesh, [("a", shard(0)), ("b", ragged.clone())], &[8]).unwrap();
@@ -248,13 +285,51 @@ fn ragged_sizes_apply_in_order() {
     assert_eq!(rows(&outer), [4..4, 0..1, 1..3, 4..4, 4..4, 3..4]);
 }
 
+/// Blocks and both ends give several ranges, also inside the shards of other axes.
+#[test]
+fn blocks_and_both_ends_are_several_ranges() {
+    let mesh = mesh(&[2, 3]);
+    let rows = |placements: [(&str, Placement); 2], extent: usize| -> Vec<String> {
+        let sharding = Sharding::new(&mesh, placements, &[extent]).unwrap();
+        let rows = (0..6).map(|rank| sharding.region(rank).unwrap().dims()[0].to_string());
+        rows.collect()
+    };
+    let whole = ("a", Placement::Replicate);
+    let halves = rows([whole.clone(), ("b", Placement::in_blocks(0, 5))], 10);
+    assert_eq!(halves[..3], ["0..2 + 5..7", "2..4 + 7..9", "4..5 + 9..10"]);
+    let ends = rows([whole, ("b", Placement::head_and_tail(0))], 11);
+    assert_eq!(ends[..3], ["0..2 + 10..11", "2..4 + 8..10", "4..8"]);
+
+    let batch = [("a", shard(0)), ("b", Placement::in_blocks(0, 6))];
+    let inner = [
+        "0..2 + 6..8",
+        "2..4 + 8..10",
+        "4..6 + 10..12",
+        "12..14",
+        "14..16",
+        "16..18",
+    ];
+    let uneven = rows(
+        [
+            ("a", Placement::ragged(0, [12, 6])),
+            ("b", Placement::in_blocks(0, 6)),
+        ],
+        18,
+    );
+    assert_eq!(uneven, inner);
+    assert_eq!(rows(batch, 24)[3], "12..14 + 18..20");
+    let fsdp = [("b", Placement::in_blocks(0, 6)), ("a", shard(0))];
+    assert_eq!(rows(fsdp, 12)[3..], ["6..8", "8..10", "10..12"]);
+}
+
 /// Regions depend on mesh coordinates, not on rank numbers.
 #[test]
 fn regions_follow_mesh_coordinates() {
     let listed = Mesh::from_ranks(&[5, 3], &[2], &["tp"]).unwrap();
     let sharding = Sharding::new(&listed, [("tp", shard(0))], &[4, 1]).unwrap();
-    assert_eq!(sharding.region(5).as_deref(), Some(&[0..2, 0..1][..]));
-    assert_eq!(sharding.region(3).as_deref(), Some(&[2..4, 0..1][..]));
+    let ranges = |rank| sharding.region(rank).unwrap().as_box();
+    assert_eq!(ranges(5), Some(vec![0..2, 0..1]));
+    assert_eq!(ranges(3), Some(vec![2..4, 0..1]));
     assert_eq!(sharding.region(0), None);
 
     let rows = mesh(&[2, 2]).select(["b"]).unwrap();
@@ -305,6 +380,15 @@ fn errors_name_the_remedy() {
         "axis `tp` shards dim 0 into sizes [2, 1, 1] inside the shards of `dp`, which have different \
          extents [3, 4]: place `tp` before `dp`, or shard evenly"
     );
+    for length in [0, 4] {
+        assert_eq!(
+            message(&[("dp", shard(1)), ("tp", Placement::in_blocks(1, length))]),
+            format!(
+                "axis `tp` shards dim 1 even in blocks of {length} inside the shards of `dp`, but the \
+                 extent is 3: the length of a block must be at least 1 and divide it"
+            )
+        );
+    }
     assert_eq!(
         message(&[("dp", SUM), ("tp", MAX)]),
         "axis `dp` is partial(sum) and axis `tp` is partial(max), which do not commute: reduce one \

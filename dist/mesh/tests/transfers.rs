@@ -1,10 +1,10 @@
 //! Transfers between meshes, executed on simulated ranks.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 
 use meshgrad_mesh::{
-    Mesh, Placement, Reduction, Sharding, ShardingError, Transfer, TransferMessage, TransferTensor,
+    Mesh, Placement, Reduction, Region, Sharding, ShardingError, Transfer, TransferMessage,
+    TransferTensor,
 };
 
 const SHAPE: [usize; 2] = [7, 5];
@@ -20,6 +20,7 @@ fn shardings(mesh: &Mesh) -> Vec<Sharding> {
             Placement::shard(0),
             Placement::shard(1),
             Placement::ragged(0, sizes),
+            Placement::head_and_tail(0),
         ];
         let longer = |list: &Vec<(String, Placement)>| -> Vec<_> {
             let positions = 0..=list.len();
@@ -63,17 +64,20 @@ fn all() -> Vec<Sharding> {
         .collect()
 }
 
-fn elements(region: &[Range<usize>]) -> Vec<usize> {
-    let (rows, columns) = (region[0].clone(), region[1].clone());
-    rows.flat_map(|row| columns.clone().map(move |column| row * SHAPE[1] + column))
-        .collect()
+fn elements(region: &Region) -> Vec<usize> {
+    let elements = region.boxes().into_iter().flat_map(|ranges| {
+        let columns = ranges[1].clone();
+        let row = move |row: usize| columns.clone().map(move |column| row * SHAPE[1] + column);
+        ranges[0].clone().flat_map(row)
+    });
+    elements.collect()
 }
 
 /// How often each rank has each element after the messages.
 fn held(sharding: &Sharding) -> BTreeMap<usize, Vec<usize>> {
     let of_rank = |rank| {
         let mut times = vec![0; SHAPE[0] * SHAPE[1]];
-        let region = sharding.ranges(rank).unwrap();
+        let region = sharding.region(rank).unwrap();
         elements(&region).into_iter().for_each(|at| times[at] += 1);
         (rank, times)
     };
@@ -188,7 +192,7 @@ fn replicas_share_the_load() {
             .flat_map(|one| ranks.iter().map(move |other| (*one, *other)))
         {
             // A rank does not send to itself, so a replica that needs nothing may have sent more.
-            if from.ranges(one) == from.ranges(other) {
+            if from.region(one) == from.region(other) {
                 assert!(sent(one) <= sent(other) + largest, "{from:?} to {to:?}");
             }
         }

@@ -6,7 +6,7 @@
 mod parts;
 
 use meshgrad_autograd::{Grads, Param, Spec, Tape, Var};
-use meshgrad_mesh::{Mesh, Placement, Reduction, Sharding};
+use meshgrad_mesh::{Division, Mesh, Placement, Reduction, Sharding};
 use meshgrad_opcheck::cases::{self, Case};
 use meshgrad_runtime::{DType, Device, Error, Result, Tensor, ops, with_mesh};
 
@@ -32,12 +32,23 @@ enum Seeds {
     Partial(&'static str),
 }
 
-/// All combinations of placements of the operands along `axis`, on top of `outer`.
+/// All combinations of placements of the operands along `axis`.
 fn choices(case: &Case, mesh: &Mesh, axis: &str) -> Vec<Choice> {
+    choices_of(case, mesh, axis, |_| Division::Even)
+}
+
+/// As [`choices`], where shards divide a dim as `division` of its extent.
+fn choices_of(
+    case: &Case,
+    mesh: &Mesh,
+    axis: &str,
+    division: impl Fn(usize) -> Division,
+) -> Vec<Choice> {
     let mut choices = vec![Vec::new()];
     for (at, x) in operands(case).enumerate() {
         let mut placements = vec![Placement::Replicate];
-        placements.extend((0..x.shape().len()).map(Placement::shard));
+        let shards = x.shape().iter().enumerate();
+        placements.extend(shards.map(|(dim, extent)| Placement::Shard(dim, division(*extent))));
         if at < case.inputs.len() {
             placements.push(Placement::Partial(Reduction::Sum));
         }
@@ -278,6 +289,46 @@ fn sharded_gradients_are_those_of_the_whole() {
                 }
             }
         }
+    }
+    insta::assert_snapshot!(table.join("\n"));
+}
+
+/// Shards of several ranges: head and tail, and in two or three blocks. The snapshot counts the
+/// choices that each op and its gradient accept.
+#[test]
+fn gradients_of_shards_with_several_ranges() {
+    let in_blocks = |extent: usize| {
+        let blocks = [2, 3]
+            .into_iter()
+            .find(|blocks| extent.is_multiple_of(*blocks));
+        match blocks.filter(|blocks| *blocks < extent) {
+            Some(blocks) => Division::in_blocks(extent / blocks, Division::Even),
+            None => Division::Even,
+        }
+    };
+    let divisions: [&dyn Fn(usize) -> Division; 2] = [&|_| Division::HeadAndTail, &in_blocks];
+    let several = |sharding: &Sharding| {
+        let mut dims = 0..sharding.shape().len();
+        dims.any(|dim| !sharding.has_ranges(dim))
+    };
+    let mut table = Vec::new();
+    for case in all_cases(DType::F64) {
+        let mut accepted = [0; 2];
+        for (accepted, division) in accepted.iter_mut().zip(divisions) {
+            for ranks in [2, 3] {
+                let mesh = Mesh::new(&[ranks], &["tp"]).unwrap();
+                let choices = choices_of(&case, &mesh, "tp", division).into_iter();
+                for choice in choices.filter(|choice| choice.iter().any(several)) {
+                    let gradients = check_choice(&case, &choice, &mesh, "tp");
+                    *accepted += usize::from(gradients.is_some());
+                }
+            }
+        }
+        let [ends, blocks] = accepted;
+        table.push(format!(
+            "{}: {ends} head and tail, {blocks} in blocks",
+            case.name
+        ));
     }
     insta::assert_snapshot!(table.join("\n"));
 }

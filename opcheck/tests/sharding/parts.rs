@@ -1,17 +1,18 @@
 //! Parts of global tensors, and their assembly.
 
 use std::collections::HashMap;
-use std::ops::Range;
 
-use meshgrad_mesh::{Placement, Reduction, Sharding};
+use meshgrad_mesh::{IndexSet, Placement, Reduction, Region, Sharding};
 use meshgrad_runtime::{DType, Tensor, ops};
 
 /// The part of `rank` of `x`. Partial values are small integers, except those of the first rank,
 /// which has the rest.
 pub(crate) fn part(x: &Tensor, sharding: &Sharding, rank: usize) -> Tensor {
     let mut local = x.clone();
-    for (dim, range) in sharding.ranges(rank).unwrap().into_iter().enumerate() {
-        local = local.slice(dim as isize, range).unwrap();
+    for (dim, own) in sharding.region(rank).unwrap().dims().iter().enumerate() {
+        let ids: Vec<i64> = indices(own).map(|index| index as i64).collect();
+        let ids = Tensor::from_slice(x.device(), &[ids.len()], &ids).unwrap();
+        local = ops::index_select(&local, dim as isize, &ids).unwrap();
     }
     let local = ops::contiguous(&local).unwrap();
     let local = partial(&local, sharding, rank);
@@ -62,7 +63,7 @@ pub(crate) fn assemble(parts: &[Tensor], what: &str) -> Tensor {
     for (rank, part) in parts.iter().enumerate() {
         assert_eq!(part.sharding(), Some(sharding), "{what}: rank {rank}");
         let key = (
-            sharding.ranges(rank).unwrap(),
+            sharding.region(rank).unwrap(),
             partial_coordinates(sharding, rank),
         );
         let local = part.local();
@@ -87,12 +88,22 @@ pub(crate) fn assemble(parts: &[Tensor], what: &str) -> Tensor {
     tensor(&parts[0], sharding.shape(), &whole)
 }
 
-fn add_region(whole: &mut [f64], shape: &[usize], region: &[Range<usize>], values: &[f64]) {
+/// All indices of a set, in ascending order.
+fn indices(set: &IndexSet) -> impl Iterator<Item = usize> {
+    set.ranges().iter().cloned().flatten()
+}
+
+fn add_region(whole: &mut [f64], shape: &[usize], region: &Region, values: &[f64]) {
+    let dims: Vec<Vec<usize>> = region
+        .dims()
+        .iter()
+        .map(|own| indices(own).collect())
+        .collect();
     for (at, value) in values.iter().enumerate() {
         let (mut left, mut offset, mut stride) = (at, 0, 1);
-        for (dim, range) in region.iter().enumerate().rev() {
-            offset += (range.start + left % range.len()) * stride;
-            left /= range.len();
+        for (dim, own) in dims.iter().enumerate().rev() {
+            offset += own[left % own.len()] * stride;
+            left /= own.len();
             stride *= shape[dim];
         }
         whole[offset] += value;

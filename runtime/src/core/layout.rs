@@ -244,6 +244,24 @@ impl Layout {
         Ok(view)
     }
 
+    /// The indices `range` of dim `dim`, and as many more `period` indices later, `count` times in
+    /// all. The dim becomes two: [count, range].
+    ///
+    /// # Errors
+    /// [`Error::NoDim`], [`Error::SliceRange`], [`Error::TooManyDims`].
+    pub(crate) fn repeated(
+        &self,
+        dim: usize,
+        range: Range<usize>,
+        (count, period): (usize, usize),
+    ) -> Result<Layout> {
+        let stride = self.slice(dim, range.clone())?.strides[dim];
+        let mut view = self.unsqueeze(dim)?.slice(dim + 1, range)?;
+        view.shape = view.shape.with(dim, count);
+        view.strides[dim] = stride * period as isize;
+        Ok(view)
+    }
+
     fn extent(&self, op: &'static str, dim: usize) -> Result<usize> {
         self.shape.get(dim).copied().ok_or(Error::NoDim {
             op,

@@ -444,6 +444,12 @@ impl Tensor {
         Ok(self.global_shape()[self.dim("global_extent", dim)?])
     }
 
+    /// Whether an axis shards dim `dim`.
+    pub(crate) fn is_sharded(&self, dim: usize) -> bool {
+        let tag = self.tag();
+        tag.is_some_and(|tag| !tag.sharding().axes_of_dim(dim).is_empty())
+    }
+
     pub(crate) fn tag(&self) -> Option<&Tag> {
         self.tag.as_ref()
     }

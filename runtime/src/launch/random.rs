@@ -20,8 +20,8 @@ pub(crate) fn random(
     let plan = plan(
         values.distribution(),
         global_indices,
-        x.map(Operand::of),
-        y.operand,
+        x.map(Operand::of).map(|x| with_dims_of(global_indices, x)),
+        with_dims_of(global_indices, y.operand),
     );
     let plan = gpu.planned(plan)?;
     let arguments = RandomArguments {
@@ -32,6 +32,16 @@ pub(crate) fn random(
         space: &plan.space,
     };
     gpu.run(&plan.kernel, &arguments.arguments(&plan.kernel.variant))
+}
+
+/// An operand with the dims of `indices`, of which two can be one dim of the operand.
+fn with_dims_of(indices: &Layout, operand: Operand) -> Operand {
+    let layout = operand.layout.reshape(indices.shape());
+    match layout {
+        Ok(Some(layout)) => Operand { layout, ..operand },
+        // The shapes agree, and dims can always be split.
+        _ => operand,
+    }
 }
 
 /// The plan of random values.

@@ -100,8 +100,11 @@ impl Accumulator {
     }
 
     /// The indices of dim `dim` that this rank has.
-    pub(crate) fn indices(&self, dim: usize) -> IndexRange {
-        self.shape().indices(dim)
+    ///
+    /// # Errors
+    /// [`ShardedTensorError::SeveralRanges`](crate::ShardedTensorError::SeveralRanges).
+    pub(crate) fn indices(&self, op: &'static str, dim: usize) -> Result<IndexRange> {
+        self.shape().indices(op, dim)
     }
 
     fn shape(&self) -> ShardedShape {

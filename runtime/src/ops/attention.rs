@@ -10,7 +10,7 @@ use crate::core::params::attention::Shape;
 pub use crate::core::params::attention::{AttentionMask, AttentionSequences};
 use crate::cpu::attention::{self as kernel, Gradients, Mask, Offsets, Rows, Saved, Sequences};
 use crate::launch::attention as launch;
-use crate::ops::{contiguous, to_device};
+use crate::ops::{add, concat, contiguous, to_device};
 use crate::{Call, DType, Element, Error, Result, Signature, Tensor, UninitTensor, for_float};
 
 static ATTENTION: Signature = Signature::new(
@@ -50,7 +50,8 @@ pub(super) static SIGNATURES: &[&Signature] = &[&ATTENTION, &ATTENTION_GRAD, &AT
 /// queries.
 ///
 /// The queries of a sharded `q` can be a rank's part of the sequence, with `k` and `v` whole: their
-/// positions count from the start of the global tensor. The tensors of `mask` are then sharded like
+/// positions count from the start of the global tensor. Several ranges of the sequence, as of
+/// head-and-tail shards, are computed one after the other. The tensors of `mask` are then sharded like
 /// the batch, if they have a value per row, and replicated otherwise. Packed sequences need whole
 /// queries.
 ///
@@ -66,9 +67,49 @@ pub fn attention(
     mask: &AttentionMask,
     scale: f64,
 ) -> Result<(Tensor, Tensor)> {
-    let mut call = ATTENTION.call(&[q, k, v])?;
-    let shape = shape_of(&ATTENTION, q, k, v)?;
+    let call = ATTENTION.call(&[q, k, v])?;
     let mask = &*sharded::local_mask(ATTENTION.name(), "out", q, mask)?;
+    let queries = sharded::queries(q);
+    if let [one] = &queries[..] {
+        return attend([q, k, v], one.first, call, mask, scale);
+    }
+
+    let [q, k, v] = [q, k, v].map(Tensor::local);
+    let (mut outs, mut lses) = (Vec::new(), Vec::new());
+    for part in queries {
+        let q = q.slice(1, part.own)?;
+        let call = ATTENTION.call(&[&q, &k, &v])?;
+        let (out, lse) = attend([&q, &k, &v], part.first, call, mask, scale)?;
+        outs.push(out);
+        lses.push(lse);
+    }
+    Ok((joined(&call, 0, &outs, 1)?, joined(&call, 1, &lses, 2)?))
+}
+
+/// Result `at` of a call, from the results for parts of the queries.
+fn joined(call: &Call, at: usize, parts: &[Tensor], dim: isize) -> Result<Tensor> {
+    let x = concat(&parts.iter().collect::<Vec<_>>(), dim)?;
+    let tag = call.result_tag(at, x.shape())?;
+    Ok(x.with_tag(tag))
+}
+
+/// Result `at` of a call, which is the sum of those for parts of the queries.
+fn summed(call: &Call, at: usize, parts: &[Tensor]) -> Result<Tensor> {
+    let mut rest = parts[1..].iter();
+    let x = rest.try_fold(parts[0].clone(), |sum, part| add(&sum, part))?;
+    let tag = call.result_tag(at, x.shape())?;
+    Ok(x.with_tag(tag))
+}
+
+/// The results for queries that follow each other, of which the first one has index `first`.
+fn attend(
+    [q, k, v]: [&Tensor; 3],
+    first: usize,
+    mut call: Call,
+    mask: &AttentionMask,
+    scale: f64,
+) -> Result<(Tensor, Tensor)> {
+    let shape = shape_of(ATTENTION.name(), [q, k, v], first)?;
     let (mut out, mut lse) = (call.output(0)?, call.output(1)?);
 
     let call = call.with_flops(4 * multiply_adds(&shape, mask));
@@ -116,7 +157,8 @@ fn clear_if_packed(mask: &AttentionMask, results: &mut [&mut UninitTensor]) -> R
 /// # Shapes
 /// As [`attention`]; `dout` as `out`. Returns dq, dk, dv of the shapes of q, k, v; dk and dv are
 /// sums over the query heads that share a key-value head. If the queries are sharded, dk and dv are
-/// partial sums.
+/// partial sums. For several ranges of queries on a rank, they are sums of one gradient per range,
+/// each rounded to the dtype.
 ///
 /// # Errors
 /// As [`attention`].
@@ -185,13 +227,57 @@ impl Gradient<'_> {
     fn compute(
         &self,
         signature: &'static Signature,
+        call: Call,
+        mask: &AttentionMask,
+        scale: f64,
+    ) -> Result<(Tensor, Tensor, Tensor)> {
+        let ([q, k, v], [out, lse]) = (self.attention, self.results);
+        let mask = &*sharded::local_mask(signature.name(), "dq", q, mask)?;
+        let queries = sharded::queries(q);
+        if let [one] = &queries[..] {
+            return self.of_queries(one.first, call, mask, scale);
+        }
+
+        let [q, k, v, out, lse] = [q, k, v, out, lse].map(Tensor::local);
+        let dout = self.dout.local();
+        let dlse = self.dlse.map(Tensor::local);
+        let (mut dqs, mut dks, mut dvs) = (Vec::new(), Vec::new(), Vec::new());
+        for part in queries {
+            let rows = |x: &Tensor| x.slice(1, part.own.clone());
+            let statistics = |x: &Tensor| x.slice(2, part.own.clone());
+            let (q, out, dout, lse) = (rows(&q)?, rows(&out)?, rows(&dout)?, statistics(&lse)?);
+            let dlse = dlse.as_ref().map(statistics).transpose()?;
+            let gradient = Gradient {
+                attention: [&q, &k, &v],
+                results: [&out, &lse],
+                dout: &dout,
+                dlse: dlse.as_ref(),
+            };
+            let operands = [&q, &k, &v, &out, &lse, &dout].into_iter();
+            let operands: Vec<&Tensor> = operands.chain(dlse.as_ref()).collect();
+            let call = signature.call(&operands)?;
+            let (dq, dk, dv) = gradient.of_queries(part.first, call, mask, scale)?;
+            dqs.push(dq);
+            dks.push(dk);
+            dvs.push(dv);
+        }
+        Ok((
+            joined(&call, 0, &dqs, 1)?,
+            summed(&call, 1, &dks)?,
+            summed(&call, 2, &dvs)?,
+        ))
+    }
+
+    /// The gradients for queries that follow each other, of which the first one has index `first`.
+    fn of_queries(
+        &self,
+        first: usize,
         mut call: Call,
         mask: &AttentionMask,
         scale: f64,
     ) -> Result<(Tensor, Tensor, Tensor)> {
         let ([q, k, v], [out, lse]) = (self.attention, self.results);
-        let shape = shape_of(signature, q, k, v)?;
-        let mask = &*sharded::local_mask(signature.name(), "dq", q, mask)?;
+        let shape = shape_of(call.name(), [q, k, v], first)?;
         let (q, k, v) = (dense_rows(q)?, dense_rows(k)?, dense_rows(v)?);
         let (out, dout, lse) = (dense_rows(out)?, dense_rows(self.dout)?, contiguous(lse)?);
         let dlse = self.dlse.map(contiguous).transpose()?;
@@ -274,7 +360,7 @@ fn multiply_adds(shape: &Shape, mask: &AttentionMask) -> u64 {
 }
 
 /// Checks what a signature cannot express, on all devices alike, and returns the extents.
-fn shape_of(signature: &'static Signature, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Shape> {
+fn shape_of(op: &'static str, [q, k, v]: [&Tensor; 3], first_query: usize) -> Result<Shape> {
     let (of_q, of_k) = (q.shape(), k.shape());
     let (heads, kv_heads) = (of_q[2], of_k[2]);
     // A rank may have no heads.
@@ -285,11 +371,7 @@ fn shape_of(signature: &'static Signature, q: &Tensor, k: &Tensor, v: &Tensor) -
     };
     if !shared {
         let problem = format!("{heads} query heads are not a multiple of {kv_heads} key heads");
-        let given = Error::Argument {
-            op: signature.name(),
-            problem,
-        };
-        return Err(given);
+        return Err(Error::Argument { op, problem });
     }
     debug_assert_eq!(of_k, v.shape());
 
@@ -300,7 +382,7 @@ fn shape_of(signature: &'static Signature, q: &Tensor, k: &Tensor, v: &Tensor) -
         heads,
         kv_heads,
         head_dim: of_q[3],
-        first_query: sharded::first_query(q),
+        first_query,
     })
 }
 

@@ -299,11 +299,11 @@ fn tiles_of(call: &Call) -> Tiles {
 
 /// Checks that the classes of `w` are in the vocabulary and, if `w` is sharded, fit its sharding.
 fn check_shard(call: &Call, w: &Tensor, targets: Targets<'_>) -> Result<()> {
-    let ranges = w.tag().and_then(|tag| tag.sharding().ranges(tag.rank()));
-    if let Some(ranges) = ranges {
-        let (start, total) = (ranges[0].start, w.global_shape()[0]);
+    if w.tag().is_some() {
+        let own = w.sharded_shape().indices(call.name(), 0)?;
+        let (start, total) = (own.first, own.total);
         // An empty shard has no first class.
-        let is_own = targets.vocab_start == start || ranges[0].is_empty();
+        let is_own = targets.vocab_start == start || w.shape()[0] == 0;
         if !is_own || targets.vocab_total != total {
             let problem = format!(
                 "vocab_start = {} and vocab_total = {}, but the sharding of `w` gives {start} and {total}",

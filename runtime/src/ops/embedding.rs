@@ -33,7 +33,8 @@ pub(super) static SIGNATURES: &[&Signature] = &[&EMBEDDING, &EMBEDDING_GRAD_INTO
 /// [`Error::IndexOutOfRange`](crate::Error::IndexOutOfRange) for the first id outside of 0..V.
 pub fn embedding(table: &Tensor, ids: &Tensor) -> Result<Tensor> {
     let mut call = EMBEDDING.call(&[table, ids])?;
-    let (range, table) = (table.sharded_shape().indices(0), dense_rows(table)?);
+    let range = table.sharded_shape().indices(call.name(), 0)?;
+    let table = dense_rows(table)?;
     let mut y = call.output(0)?;
     if call.device().is_gpu() {
         let ids = ops::contiguous(ids)?;
@@ -69,7 +70,7 @@ pub fn embedding_grad_into(dy: &Tensor, ids: &Tensor, dtable: &mut Accumulator) 
         let range = dtable.buffer().contiguous_range(call.name())?;
 
         let [table_rows, features] = [call.extent("v"), call.extent("d")];
-        let indices = dtable.indices(0);
+        let indices = dtable.indices(call.name(), 0)?;
         if call.device().is_gpu() {
             let rows = Rows {
                 numbers: Shape::new(&[table_rows])?,

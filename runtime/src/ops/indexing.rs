@@ -8,6 +8,7 @@ use std::borrow::Cow;
 use meshgrad_mesh::ShardingRule;
 
 use crate::core::params::indexed::IndexRange;
+use crate::core::sharding::views;
 use crate::cpu::indexing::{self as kernels, IndexedDim, IndexedLayout};
 use crate::cpu::moe::check_indices;
 use crate::cpu::rows::Flat;
@@ -15,7 +16,7 @@ use crate::launch;
 use crate::launch::Launcher;
 use crate::launch::elementwise::Target;
 use crate::launch::index_sums::Rows;
-use crate::ops::{cast, contiguous};
+use crate::ops::{cast, contiguous, reshape};
 use crate::{
     Call, DType, Error, Float, ReadGuard, Result, Shape, ShardedShape, Signature, Tensor,
     UninitTensor, for_any, for_float,
@@ -45,7 +46,8 @@ pub(super) static SIGNATURES: &[&Signature] = &[
 ///
 /// # Shapes
 /// `tensors` of one dtype and equal extents except in `dim`; returns the sum of their extents in
-/// `dim`.
+/// `dim`. If they have the same shards of `dim` and equal extents, the result has these shards in
+/// blocks, one block per tensor.
 ///
 /// # Errors
 /// [`Error::Argument`] for no tensors; [`Error::Signature`]; [`Error::NoDim`];
@@ -61,13 +63,31 @@ pub fn concat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
     let dim = first.dim(CONCAT.name(), dim)?;
     let mut extents = first.shape().to_vec();
     extents[dim] = 0;
+    let blocks = first.is_sharded(dim)
+        && tensors
+            .iter()
+            .all(|x| x.global_shape().get(dim) == first.global_shape().get(dim));
     let mut tag = None;
     for &other in tensors {
-        let call = CONCAT.call_with(&[first, other], &[dim], || {
-            ShardingRule::concat(CONCAT.name(), 2, first.shape().len(), dim)
-        })?;
+        let ndim = first.shape().len();
+        let call = CONCAT.call_with(
+            &[first, other],
+            &[dim, usize::from(blocks)],
+            || match blocks {
+                true => ShardingRule::stack(CONCAT.name(), 2, ndim, dim),
+                false => ShardingRule::concat(CONCAT.name(), 2, ndim, dim),
+            },
+        )?;
         extents[dim] += checked_extent(first, other, dim)?;
-        tag = call.result_tag(0, &Shape::new(&extents)?)?;
+        if !blocks {
+            tag = call.result_tag(0, &Shape::new(&extents)?)?;
+        }
+    }
+    if blocks {
+        tag = first
+            .tag()
+            .map(|tag| views::in_blocks(tag, dim, tensors.len()))
+            .transpose()?;
     }
 
     let shape = Shape::new(&extents)?;
@@ -108,8 +128,11 @@ fn checked_extent(first: &Tensor, other: &Tensor, dim: usize) -> Result<usize> {
 
 /// Splits `x` along dim `dim` into views of extents `sizes`. Copies nothing.
 ///
+/// A sharded dim can be split into equal parts if its shards are in blocks of their extent.
+///
 /// # Errors
-/// [`Error::NoDim`]; [`Error::Argument`] when `sizes` do not sum to the extent.
+/// [`Error::NoDim`]; [`Error::Argument`] when `sizes` do not sum to the extent;
+/// [`Error::Sharding`].
 pub fn split(x: &Tensor, sizes: &[usize], dim: isize) -> Result<Vec<Tensor>> {
     let at = x.dim("split", dim)?;
     let total = sizes
@@ -122,6 +145,16 @@ pub fn split(x: &Tensor, sizes: &[usize], dim: isize) -> Result<Vec<Tensor>> {
             op: "split",
             problem,
         });
+    }
+
+    if x.is_sharded(at) && sizes.iter().all(|size| *size == sizes[0]) {
+        let (before, after) = (&shape[..at], &shape[at + 1..]);
+        let blocks = reshape(x, &[before, &[sizes.len(), sizes[0]], after].concat())?;
+        let block = |index: usize| {
+            let block = blocks.slice(at as isize, index..index + 1)?;
+            reshape(&block, &[before, &[sizes[0]], after].concat())
+        };
+        return (0..sizes.len()).map(block).collect();
     }
 
     let mut start = 0;
@@ -146,7 +179,8 @@ pub fn index_select(x: &Tensor, dim: isize, ids: &Tensor) -> Result<Tensor> {
     let mut call = INDEX_SELECT.call_with(&[x, ids], &[dim], || {
         ShardingRule::index_select(INDEX_SELECT.name(), x.shape().len(), dim)
     })?;
-    let (middle, range) = (indexed_dim(x.shape(), dim), x.sharded_shape().indices(dim));
+    let middle = indexed_dim(x.shape(), dim);
+    let range = x.sharded_shape().indices(call.name(), dim)?;
     let mut y = call.output_of(with_extent(x.shape(), dim, ids.elements())?, x.dtype())?;
 
     let x = contiguous(x)?;
@@ -206,7 +240,7 @@ pub fn index_select_grad_to(
         );
         return Err(INDEX_SELECT_GRAD.error(&[dy, ids], problem));
     }
-    let (extent, range) = (to.local()[dim], to.indices(dim));
+    let (extent, range) = (to.local()[dim], to.indices(call.name(), dim)?);
     if dy.shape()[dim] != ids.elements() {
         let problem = format!(
             "`dy` needs extent {} in dim {dim}, one per id",
@@ -262,7 +296,7 @@ pub fn gather(x: &Tensor, dim: isize, index: &Tensor) -> Result<Tensor> {
     })?;
     check_fits(&GATHER, &[x, index], dim, x.shape())?;
     let mut y = call.output_of(*index.shape(), x.dtype())?;
-    let range = x.sharded_shape().indices(dim);
+    let range = x.sharded_shape().indices(call.name(), dim)?;
 
     if call.device().is_gpu() {
         call.launch(|gpu| launch::indexing::gather(gpu, x, (dim, range), index, &y))?;
@@ -316,7 +350,7 @@ pub fn scatter_add_to(
         None => local_shape(to, dim, src)?,
     };
     check_fits(&SCATTER_ADD, &[src, index], dim, &shape)?;
-    let range = to.indices(dim);
+    let range = to.indices(call.name(), dim)?;
     let mut call = call.with_flops(src.elements() as u64);
     if call.device().is_gpu() {
         let rows = Rows {

@@ -537,6 +537,7 @@ fn with_dims() -> Vec<Case> {
     };
     let argmax = ShardingRule::reduction("argmax", 3, &[1], None).unwrap();
     let concat = ShardingRule::concat("concat", 2, 3, 1).unwrap();
+    let merge = ShardingRule::reshape("reshape", &[4, 3, 6], &[72]).unwrap();
     let select = ShardingRule::index_select("index_select", 3, 1).unwrap();
     let select_grad = ShardingRule::index_select_grad("index_select_grad", 3, 1).unwrap();
     let permute = ShardingRule::permute("permute", &[2, 0, 1]).unwrap();
@@ -589,6 +590,11 @@ fn with_dims() -> Vec<Case> {
             }
             let (rows, columns) = (x.shape()[0] * x.shape()[1], x.shape()[2] / 3);
             Ok(vec![ops::reshape(x, &[rows, columns, 3])?])
+        }),
+        given("reshape", merge, vec![x.clone()], |local| {
+            let x = &local.operands[0];
+            let elements = x.global_shape().elements();
+            Ok(vec![ops::reshape(x, &[elements])?])
         }),
     ]
 }

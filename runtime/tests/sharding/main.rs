@@ -3,6 +3,7 @@
 
 mod call;
 mod cases;
+mod ranges;
 mod shards;
 mod tensors;
 
@@ -16,8 +17,8 @@ use cases::cases;
 use shards::{Part, assemble, assert_equal};
 
 /// All placements of an operand that are tested; if `ragged`, also more reductions and a ragged
-/// shard.
-fn placements(x: &Tensor, ranks: usize, ragged: bool) -> Vec<Placement> {
+/// shard; if `several`, also shards of several ranges of each dim.
+fn placements(x: &Tensor, ranks: usize, ragged: bool, several: bool) -> Vec<Placement> {
     let mut all = vec![Placement::Replicate];
     all.extend((0..x.shape().len()).map(Placement::shard));
     if x.dtype() == DType::F64 {
@@ -30,16 +31,29 @@ fn placements(x: &Tensor, ranks: usize, ragged: bool) -> Vec<Placement> {
         (sizes[0], sizes[1]) = (1, x.shape()[0] - 1);
         all.push(Placement::ragged(0, sizes));
     }
+    for (dim, extent) in x.shape().iter().enumerate().filter(|_| several) {
+        all.push(Placement::head_and_tail(dim));
+        if extent.is_multiple_of(2) && *extent > 2 {
+            all.push(Placement::in_blocks(dim, extent / 2));
+        }
+    }
     all
 }
 
-/// All combinations of placements of the operands. Ragged ones are included if there are few
-/// operands.
+/// Whether a rank can have several ranges of a dim.
+fn has_several_ranges(placement: &Placement) -> bool {
+    let several = |division: &Division| !matches!(division, Division::Even | Division::Ragged(_));
+    matches!(placement, Placement::Shard(_, division) if several(division))
+}
+
+/// All combinations of placements of the operands. Ragged ones, and those with several ranges, are
+/// included if there are few operands. Ops that look up indices need one range.
 fn choices(case: &Case, ranks: usize) -> Vec<Vec<Placement>> {
     let ragged = case.operands.len() <= 3;
+    let several = case.operands.len() <= 2 && !case.needs_shardings;
     let mut choices = vec![Vec::new()];
     for operand in &case.operands {
-        let placements = placements(operand, ranks, ragged);
+        let placements = placements(operand, ranks, ragged, several);
         let longer = |choice: Vec<Placement>| {
             let with = |next: &Placement| [&choice[..], std::slice::from_ref(next)].concat();
             placements.iter().map(with).collect::<Vec<_>>()
@@ -123,7 +137,8 @@ fn check_case(case: &Case, ranks: usize) -> Vec<String> {
         let references: Vec<&Sharding> = shardings.iter().collect();
         let of_results = case.rule.propagate(&references, &shapes).unwrap();
         for is_tagged in [false, true] {
-            if !is_tagged && case.needs_shardings {
+            let needs_tags = case.needs_shardings || placements.iter().any(has_several_ranges);
+            if !is_tagged && needs_tags {
                 continue;
             }
             let of_rank = |rank: usize| {
@@ -237,7 +252,10 @@ fn check_two(case: &Case, mesh: &Mesh, placements: [&[Placement]; 2], whole: &[T
         // Reductions that do not commute, and nested shards of unequal sizes.
         Err(RuleError::Sharding(_)) => return false,
         Err(RuleError::Incompatible(wrong))
-            if matches!(wrong.problem, Problem::UnequalShards { .. }) =>
+            if matches!(
+                wrong.problem,
+                Problem::UnequalShards { .. } | Problem::NoPlacement { .. }
+            ) =>
         {
             return false;
         }
@@ -246,9 +264,6 @@ fn check_two(case: &Case, mesh: &Mesh, placements: [&[Placement]; 2], whole: &[T
     for (result, shape) in results.iter().zip(shapes) {
         assert_eq!(result.shape(), shape);
     }
-    let along = |axis: &str| -> Vec<Placement> {
-        results.iter().map(|y| y.placement(axis).unwrap()).collect()
-    };
 
     let what = format!("{}: dp {} tp {}", case.name, text(dp), text(tp));
     let operands = case.operands.iter().zip(dp.iter().zip(tp));
@@ -258,28 +273,42 @@ fn check_two(case: &Case, mesh: &Mesh, placements: [&[Placement]; 2], whole: &[T
     });
     let parts: Vec<Vec<Vec<Part>>> = parts.collect();
     let owned: Vec<Sharding> = shardings.into_iter().cloned().collect();
-    let of_outer = |outer: usize| -> Vec<Tensor> {
-        let of_rank = |inner: usize| {
-            let parts = parts.iter().map(|parts| parts[outer][inner].clone());
-            let tags = Tags {
-                operands: &owned,
-                results: &results,
-                rank: outer * 3 + inner,
-                what: &what,
-            };
-            run(case, Local::new(parts.collect()), Some(&tags))
+    let of_rank = |rank: usize| {
+        let parts = parts.iter().map(|parts| parts[rank / 3][rank % 3].clone());
+        let tags = Tags {
+            operands: &owned,
+            results: &results,
+            rank,
+            what: &what,
         };
-        let computed: Vec<Vec<Tensor>> = (0..3).map(of_rank).collect();
-        let along_tp = along("tp");
-        let results = along_tp.iter().enumerate().map(|(at, placement)| {
-            let parts: Vec<Tensor> = computed.iter().map(|results| results[at].clone()).collect();
-            assemble(&parts, placement, &what)
-        });
-        results.collect()
+        run(case, Local::new(parts.collect()), Some(&tags))
     };
-    let computed: Vec<Vec<Tensor>> = (0..2).map(of_outer).collect();
-    check(&computed, &along("dp"), whole, &what);
+    let computed: Vec<Vec<Tensor>> = (0..6).map(of_rank).collect();
+    for (at, (result, whole)) in results.iter().zip(whole).enumerate() {
+        let parts: Vec<Tensor> = computed.iter().map(|of| of[at].clone()).collect();
+        assert_equal(&assemble_two(&parts, result, &what), whole, &what);
+    }
     true
+}
+
+/// Assembles a tensor on 2 x 3 ranks: along the inner axis of a dim first.
+fn assemble_two(parts: &[Tensor], sharding: &Sharding, what: &str) -> Tensor {
+    let [dp, tp] = ["dp", "tp"].map(|axis| sharding.placement(axis).unwrap());
+    let is_tp_outer = |dim| sharding.axes_of_dim(dim) == ["tp", "dp"];
+    let along = |of: &[usize], placement: &Placement| {
+        let parts: Vec<Tensor> = of.iter().map(|at| parts[*at].clone()).collect();
+        assemble(&parts, placement, what)
+    };
+    match (0..sharding.shape().len()).any(is_tp_outer) {
+        true => {
+            let columns = [[0, 3], [1, 4], [2, 5]].map(|ranks| along(&ranks, &dp));
+            assemble(&columns, &tp, what)
+        }
+        false => {
+            let rows = [[0, 1, 2], [3, 4, 5]].map(|ranks| along(&ranks, &tp));
+            assemble(&rows, &dp, what)
+        }
+    }
 }
 
 #[test]

@@ -29,32 +29,49 @@ impl Part {
             Placement::Replicate => vec![self.clone(); ranks],
             Placement::Partial(by) => partial(x, *by, ranks).into_iter().map(with).collect(),
             Placement::Shard(dim, division) => {
-                let sizes = sizes(division, x.shape()[*dim], ranks);
-                let tensors = ops::split(x, &sizes, *dim as isize).unwrap();
-                let mut parts: Vec<Part> = tensors.into_iter().map(with).collect();
-                for (rank, part) in parts.iter_mut().enumerate() {
-                    part.start[*dim] += sizes[..rank].iter().sum::<usize>();
-                }
-                parts
+                let part = |rank: usize| {
+                    let own = owned(division, x.shape()[*dim], ranks, rank);
+                    let mut part = with(selected(x, *dim, &own));
+                    part.start[*dim] += own.first().unwrap_or(&x.shape()[*dim]);
+                    part
+                };
+                (0..ranks).map(part).collect()
             }
         }
     }
 }
 
-fn sizes(division: &Division, extent: usize, ranks: usize) -> Vec<usize> {
+/// The indices of a dim that a rank has.
+fn owned(division: &Division, extent: usize, ranks: usize, rank: usize) -> Vec<usize> {
+    let indices = 0..extent;
+    indices
+        .filter(|index| owner(division, extent, ranks, *index) == rank)
+        .collect()
+}
+
+/// The rank that has an index of a dim.
+fn owner(division: &Division, extent: usize, ranks: usize, index: usize) -> usize {
     match division {
-        Division::Ragged(sizes) => sizes.to_vec(),
-        Division::Even => {
-            let size = extent.div_ceil(ranks);
-            let mut left = extent;
-            let mut take = || {
-                let taken = left.min(size);
-                left -= taken;
-                taken
-            };
-            (0..ranks).map(|_| take()).collect()
+        Division::Even => index / extent.div_ceil(ranks),
+        Division::Ragged(sizes) => {
+            let ends = sizes.iter().scan(0, |end, size| {
+                *end += size;
+                Some(*end)
+            });
+            ends.take_while(|end| *end <= index).count()
         }
+        Division::HeadAndTail => {
+            let from_front = index / extent.div_ceil(2 * ranks);
+            from_front.min(2 * ranks - 1 - from_front)
+        }
+        Division::InBlocks { length, division } => owner(division, *length, ranks, index % length),
     }
+}
+
+fn selected(x: &Tensor, dim: usize, indices: &[usize]) -> Tensor {
+    let ids: Vec<i64> = indices.iter().map(|index| *index as i64).collect();
+    let ids = Tensor::from_slice(x.device(), &[ids.len()], &ids).unwrap();
+    ops::index_select(x, dim as isize, &ids).unwrap()
 }
 
 /// Partial tensors that reduce to `x`. For sums and means, ranks other than 0 have small integers
@@ -100,9 +117,14 @@ pub(crate) fn assemble(parts: &[Tensor], placement: &Placement, what: &str) -> T
             }
             parts[0].clone()
         }
-        Placement::Shard(dim, _) => {
-            let parts: Vec<&Tensor> = parts.iter().collect();
-            ops::concat(&parts, *dim as isize).unwrap()
+        Placement::Shard(dim, division) => {
+            let joined = ops::concat(&parts.iter().collect::<Vec<_>>(), *dim as isize).unwrap();
+            let (extent, ranks) = (joined.shape()[*dim], parts.len());
+            let owned = (0..ranks).flat_map(|rank| owned(division, extent, ranks, rank));
+            let owned: Vec<usize> = owned.collect();
+            let mut positions: Vec<usize> = (0..extent).collect();
+            positions.sort_by_key(|position| owned[*position]);
+            selected(&joined, *dim, &positions)
         }
         Placement::Partial(Reduction::Max) => fold(ops::maximum),
         Placement::Partial(Reduction::Avg) => {

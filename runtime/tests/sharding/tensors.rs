@@ -24,7 +24,13 @@ fn whole(shape: &[usize]) -> Sharding {
 
 /// The part of `x` that `rank` holds.
 fn part(x: &Tensor, sharding: &Sharding, rank: usize) -> Tensor {
-    let ranges = sharding.ranges(rank).unwrap().into_iter().enumerate();
+    let ranges = sharding
+        .region(rank)
+        .unwrap()
+        .as_box()
+        .unwrap()
+        .into_iter()
+        .enumerate();
     let mut ranges = ranges.map(|(dim, range)| (dim as isize, range));
     let part = ranges.try_fold(x.clone(), |x, (dim, range)| x.slice(dim, range));
     part.unwrap().with_sharding(sharding, rank).unwrap()

@@ -7,11 +7,11 @@
 //! - `steps.rs`: the steps of a plan on one rank.
 //! - `transfer.rs`: transfers between meshes.
 //! - `replicas.rs`: strict mode.
-//! - `boxes.rs`: parts of tensors.
+//! - `regions.rs`: parts of tensors.
 
-mod boxes;
 mod member;
 mod plans;
+mod regions;
 mod replicas;
 mod steps;
 mod transfer;

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use meshgrad_mesh::{Action, Group, Redistribution, ReduceOp, Reduction as Partial, Step};
+use meshgrad_mesh::{Action, Group, Redistribution, ReduceOp, Reduction as Partial, Region, Step};
 use meshgrad_runtime::{Error, Kind, Pending, Result, Tensor, ops};
 
-use super::boxes::{Region, assembled, elements, flattened, intersection, part, region};
 use super::member::Member;
+use super::regions::{assembled, flattened, padded, part, region};
 use crate::collectives::Collectives;
 use crate::communicator::Communicator;
 use crate::ticket::Reduction;
@@ -56,11 +56,13 @@ impl Runner {
     /// The rank's part after `step`.
     fn step(&self, step: &Step, x: &Tensor) -> Result<Pending<Tensor>> {
         let rank = self.member.rank;
-        let group = step.group(rank).ok_or_else(|| Error::Argument {
-            op: "redistribute",
-            problem: format!("rank {rank} is not in the mesh {}", step.from().mesh()),
-        })?;
-        let (before, after) = (region(step.from(), rank), region(step.to(), rank));
+        let (before, after) = (region(step.from(), rank)?, region(step.to(), rank)?);
+        let Some(group) = step.group(rank) else {
+            return Err(Error::Argument {
+                op: "redistribute",
+                problem: format!("rank {rank} has no group in the step {step}"),
+            });
+        };
         let local = match step.action() {
             Action::Slice => ops::contiguous(&part(x, &before, &after)?),
             Action::MakePartial(Partial::Sum) if step.dims().is_empty() => {
@@ -84,8 +86,8 @@ impl Runner {
     }
 
     fn all_gather(&self, step: &Step, group: &Group, x: &Tensor) -> Result<Pending<Tensor>> {
-        let parts = regions(group, |rank| region(step.from(), rank));
-        let after = region(step.to(), self.member.rank);
+        let parts = regions(group, |rank| region(step.from(), rank))?;
+        let after = region(step.to(), self.member.rank)?;
         let flat = ops::reshape(x, &[x.elements()])?;
         let gathered = self
             .communicator(group)?
@@ -95,11 +97,11 @@ impl Runner {
 
     fn all_to_all(&self, step: &Step, group: &Group, x: &Tensor) -> Result<Pending<Tensor>> {
         let rank = self.member.rank;
-        let (before, after) = (region(step.from(), rank), region(step.to(), rank));
-        let sent = regions(group, |to| intersection(&before, &region(step.to(), to)));
+        let (before, after) = (region(step.from(), rank)?, region(step.to(), rank)?);
+        let sent = regions(group, |to| Ok(before.intersection(&region(step.to(), to)?)))?;
         let received = regions(group, |from| {
-            intersection(&region(step.from(), from), &after)
-        });
+            Ok(region(step.from(), from)?.intersection(&after))
+        })?;
         let flat = flattened(x, &before, &sent)?;
         let communicator = self.communicator(group)?;
         let exchanged = communicator.all_to_all_rows(&flat, &counts(&sent), &counts(&received))?;
@@ -116,8 +118,8 @@ impl Runner {
         by: ReduceOp,
     ) -> Result<Pending<Tensor>> {
         let rank = self.member.rank;
-        let (before, after) = (region(step.from(), rank), region(step.to(), rank));
-        let parts = regions(group, |rank| region(step.to(), rank));
+        let (before, after) = (region(step.from(), rank)?, region(step.to(), rank)?);
+        let parts = regions(group, |rank| region(step.to(), rank))?;
         let (reduction, scale) = reduction(by, group);
         let flat = flattened(x, &before, &parts)?;
         let communicator = self.communicator(group)?;
@@ -148,25 +150,11 @@ fn then(
 }
 
 fn counts(regions: &[Region]) -> Vec<usize> {
-    regions.iter().map(|region| elements(region)).collect()
+    regions.iter().map(Region::elements).collect()
 }
 
-fn regions(group: &Group, of: impl Fn(usize) -> Region) -> Vec<Region> {
+fn regions(group: &Group, of: impl Fn(usize) -> Result<Region>) -> Result<Vec<Region>> {
     group.ranks().iter().map(|rank| of(*rank)).collect()
-}
-
-/// `x`, of the region `inner`, with zeros in the rest of `outer`.
-fn padded(x: &Tensor, inner: &Region, outer: &Region) -> Result<Tensor> {
-    let mut padded = x.clone();
-    for (dim, (inner, outer)) in inner.iter().zip(outer).enumerate() {
-        if inner != outer {
-            // An empty range may be anywhere.
-            let start = inner.start.clamp(outer.start, outer.end) - outer.start;
-            let shape = padded.shape().with(dim, outer.len());
-            padded = ops::slice_grad(&padded, &shape, dim, start..start + inner.len())?;
-        }
-    }
-    Ok(padded)
 }
 
 /// The collective's reduction, and the factor of its result.

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use meshgrad_mesh::{Group, Sharding, Transfer, TransferMessage, TransferTensor};
+use meshgrad_mesh::{Group, Region, Sharding, Transfer, TransferMessage, TransferTensor};
 use meshgrad_runtime::{
     DType, Device, Error, Pending, Result, Shape, ShardedTensorError, Tensor, UninitTensor, ops,
 };
 
 use super::Redistributor;
-use super::boxes::{Region, elements, extents, intersection, joined, part, region};
+use super::regions::{joined, part, region};
 use crate::collectives::Collectives;
 
 const OP: &str = "transfer";
@@ -98,7 +98,7 @@ impl Redistributor {
                         sends.push(communicator.send(&packed(&parts, tensors, rank)?, to)?);
                     } else if message.receiver == rank {
                         let from = group.index_of(message.sender).unwrap_or_default();
-                        let count = parts.iter().map(|(_, region)| elements(region)).sum();
+                        let count = parts.iter().map(|(_, region)| region.elements()).sum();
                         let dtype = tensors[parts[0].0].dtype;
                         receipts.push((parts, communicator.recv(&[count], dtype, from)?));
                     }
@@ -111,8 +111,8 @@ impl Redistributor {
                 let message = message.wait()?;
                 let mut start = 0;
                 for (at, region) in parts {
-                    let end = start + elements(&region);
-                    let part = ops::reshape(&message.slice(0, start..end)?, &extents(&region))?;
+                    let end = start + region.elements();
+                    let part = ops::reshape(&message.slice(0, start..end)?, &region.extents())?;
                     results[at].parts.push((region, part));
                     start = end;
                 }
@@ -148,8 +148,8 @@ fn packed(parts: &Parts, tensors: &[Transferred<'_>], rank: usize) -> Result<Ten
         let tensor = &tensors[*at];
         let x = tensor.value.ok_or_else(|| tensor.misplaced(rank))?.local();
         ops::reshape(
-            &part(&x, &region(tensor.from, rank), inner)?,
-            &[elements(inner)],
+            &part(&x, &region(tensor.from, rank)?, inner)?,
+            &[inner.elements()],
         )
     };
     let flat = parts.iter().map(flat).collect::<Result<Vec<Tensor>>>()?;
@@ -203,14 +203,14 @@ impl Transferred<'_> {
 
     /// The result, with the part that this rank has.
     fn assembly(&self, rank: usize) -> Result<Assembly> {
-        let Some(whole) = self.to.ranges(rank) else {
+        let Some(whole) = self.to.region(rank) else {
             return Ok(Assembly::default());
         };
         let mut parts = Vec::new();
         if let Some(x) = self.value {
-            let own = region(self.from, rank);
-            let kept = intersection(&own, &whole);
-            if elements(&kept) > 0 {
+            let own = region(self.from, rank)?;
+            let kept = own.intersection(&whole);
+            if !kept.is_empty() {
                 // The result must not change when the caller updates `x`.
                 parts.push((kept.clone(), ops::copy(&part(&x.local(), &own, &kept)?)?));
             }
@@ -236,8 +236,8 @@ impl Assembly {
             return Ok(None);
         };
         let x = match self.parts.is_empty() {
-            true => UninitTensor::new(device, Shape::new(&extents(&whole))?, dtype)?.finish(),
-            false => joined(self.parts, 0)?,
+            true => UninitTensor::new(device, Shape::new(&whole.extents())?, dtype)?.finish(),
+            false => joined(self.parts)?,
         };
         x.local().with_sharding(&sharding, rank).map(Some)
     }

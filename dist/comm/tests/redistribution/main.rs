@@ -34,7 +34,7 @@ fn whole(device: &Device, shape: &[usize]) -> Tensor {
 }
 
 /// Every sharding of a tensor on a mesh, with both orders of two axes on one dim, ragged shards and
-/// partial sums.
+/// partial sums; on one axis, also shards of several ranges.
 fn shardings(mesh: &Mesh, shape: &[usize]) -> Vec<Sharding> {
     let mut lists: Vec<Vec<(String, Placement)>> = vec![Vec::new()];
     for axis in mesh.axes() {
@@ -43,6 +43,11 @@ fn shardings(mesh: &Mesh, shape: &[usize]) -> Vec<Sharding> {
         let mut sizes = vec![0; axis.size()];
         sizes[axis.size() - 1] = shape[0];
         placements.push(Placement::ragged(0, sizes));
+        let last = shape.len() - 1;
+        if mesh.axes().len() == 1 {
+            placements.push(Placement::head_and_tail(0));
+            placements.push(Placement::in_blocks(last, 2));
+        }
         let longer = |list: &Vec<(String, Placement)>| {
             let mut longer = Vec::new();
             for placement in &placements {
@@ -60,7 +65,7 @@ fn shardings(mesh: &Mesh, shape: &[usize]) -> Vec<Sharding> {
     }
     let mut shardings: Vec<Sharding> = Vec::new();
     for list in lists {
-        // Ragged shards cannot be nested.
+        // Ragged shards and blocks cannot always be nested.
         if let Ok(sharding) = Sharding::new(mesh, &list, shape)
             && !shardings.contains(&sharding)
         {
@@ -134,6 +139,42 @@ fn every_pair_of_shardings_on_one_axis() {
 fn every_pair_of_shardings_on_two_axes() {
     let mesh = Mesh::new(&[2, 3], &["dp", "tp"]).unwrap();
     assert!(check_mesh(&mesh, &[7, 5], 1) > 500);
+}
+
+/// Shards of several ranges inside and outside of others, to and from each other.
+#[test]
+fn pairs_of_shards_of_several_ranges_on_two_axes() {
+    let mesh = Mesh::new(&[2, 3], &["dp", "tp"]).unwrap();
+    let (ends, blocks, rows) = (
+        Placement::head_and_tail(0),
+        Placement::in_blocks(0, 5),
+        Placement::shard(0),
+    );
+    let (columns, whole) = (Placement::shard(1), Placement::Replicate);
+    let sum = Placement::Partial(Reduction::Sum);
+    let list = [
+        [("dp", &rows), ("tp", &ends)],
+        [("tp", &blocks), ("dp", &rows)],
+        [("tp", &blocks), ("dp", &ends)],
+        [("dp", &ends), ("tp", &ends)],
+        [("dp", &blocks), ("tp", &columns)],
+        [("dp", &sum), ("tp", &ends)],
+        [("dp", &blocks), ("tp", &sum)],
+        [("dp", &whole), ("tp", &rows)],
+        [("dp", &whole), ("tp", &whole)],
+    ];
+    let sharding = |placements: &[(&str, &Placement); 2]| {
+        let placements = placements.map(|(axis, placement)| (axis, placement.clone()));
+        Sharding::new(&mesh, placements, &[10, 3]).unwrap()
+    };
+    let all: Vec<Sharding> = list.iter().map(sharding).collect();
+    let pairs = all.iter().flat_map(|from| {
+        let pair = |to: &Sharding| [from.clone(), to.clone()];
+        all.iter().map(pair)
+    });
+    let pairs: Vec<[Sharding; 2]> = pairs.collect();
+    let results = Local::run(6, |rank| redistributed(rank, &pairs)).unwrap();
+    check(&pairs, &on_one_device(&results));
 }
 
 #[test]

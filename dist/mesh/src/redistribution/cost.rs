@@ -209,15 +209,11 @@ impl<'a> CostModel<'a> {
             self.effort += 1;
             let (mut before, mut after, mut kept) = (rest, rest, rest);
             for dim in &changed {
-                let old = from.range(*dim, &coordinate, self.geometry);
-                let new = to.range(*dim, &coordinate, self.geometry);
-                let both = old
-                    .end
-                    .min(new.end)
-                    .saturating_sub(old.start.max(new.start));
+                let old = from.indices(*dim, &coordinate, self.geometry);
+                let new = to.indices(*dim, &coordinate, self.geometry);
                 before *= old.len() as u64;
                 after *= new.len() as u64;
-                kept *= both as u64;
+                kept *= old.intersection(&new).len() as u64;
             }
             most.sent = most.sent.max(before - kept);
             most.received = most.received.max(after - kept);

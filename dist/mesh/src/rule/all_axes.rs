@@ -73,7 +73,7 @@ impl ShardingRule {
         self.check_orders(&bound, operands)?;
         let mut results = self.without_placements(&bound, mesh);
 
-        for axis in outermost_first(mesh, operands) {
+        for axis in self.outermost_first(mesh, operands) {
             let ranks = mesh.size(axis)?;
             let given = operands.iter().map(|sharding| match sharding {
                 Some(sharding) => sharding.placement(axis),
@@ -84,7 +84,7 @@ impl ShardingRule {
             for (result, placement) in results.iter_mut().zip(strategy.results) {
                 result.placements.push((axis.to_owned(), placement));
             }
-            if let Some(sharded) = strategy.sharded {
+            for sharded in strategy.sharded {
                 bound.shard(sharded, ranks);
             }
         }
@@ -200,6 +200,40 @@ impl ShardingRule {
             }),
         }
     }
+
+    /// The axes of a mesh. Of the axes that shard one dim, or dims that a reshape merges, the outer
+    /// ones come first.
+    fn outermost_first<'a>(&self, mesh: &'a Mesh, operands: &[Option<&Sharding>]) -> Vec<&'a str> {
+        let mut waiting: Vec<&str> = mesh.axes().iter().map(|axis| axis.name()).collect();
+        let mut ordered = Vec::with_capacity(waiting.len());
+        while !waiting.is_empty() {
+            let is_inner = |axis: &str| {
+                let mut outer = operands
+                    .iter()
+                    .flatten()
+                    .flat_map(|sharding| self.outer_axes(sharding, axis));
+                outer.any(|other| waiting.contains(&other))
+            };
+            // No axis qualifies if unrelated dims are sharded in opposite orders: take any.
+            let next = waiting.iter().position(|axis| !is_inner(axis)).unwrap_or(0);
+            ordered.push(waiting.remove(next));
+        }
+        ordered
+    }
+
+    /// The axes outside of the shards of `axis`.
+    fn outer_axes<'a>(&self, sharding: &'a Sharding, axis: &str) -> Vec<&'a str> {
+        let placement = sharding.placement(axis).ok();
+        let Some(dim) = placement.and_then(|placement| placement.dim()) else {
+            return Vec::new();
+        };
+        let merged = self.dims_merged_before(dim);
+        let merged = merged.flat_map(|dim| sharding.axes_of_dim(dim));
+        let own = sharding.axes_of_dim(dim).into_iter();
+        merged
+            .chain(own.take_while(|other| *other != axis))
+            .collect()
+    }
 }
 
 /// A dim of an operand.
@@ -213,27 +247,4 @@ impl<'a> OperandDim<'a> {
     fn axes(&self) -> Vec<&'a str> {
         self.sharding.axes_of_dim(self.dim)
     }
-}
-
-/// The axes of a mesh. Of the axes that shard one dim, the outer ones come first.
-fn outermost_first<'a>(mesh: &'a Mesh, operands: &[Option<&Sharding>]) -> Vec<&'a str> {
-    let mut waiting: Vec<&str> = mesh.axes().iter().map(|axis| axis.name()).collect();
-    let mut ordered = Vec::with_capacity(waiting.len());
-    while !waiting.is_empty() {
-        let is_inner = |axis: &str| {
-            operands.iter().flatten().any(|sharding| {
-                let dim = sharding
-                    .placement(axis)
-                    .ok()
-                    .and_then(|placement| placement.dim());
-                let axes = dim.map_or(Vec::new(), |dim| sharding.axes_of_dim(dim));
-                let outer = axes.iter().take_while(|other| **other != axis);
-                outer.into_iter().any(|other| waiting.contains(other))
-            })
-        };
-        // No axis qualifies if unrelated dims are sharded in opposite orders: take any.
-        let next = waiting.iter().position(|axis| !is_inner(axis)).unwrap_or(0);
-        ordered.push(waiting.remove(next));
-    }
-    ordered
 }

@@ -62,6 +62,28 @@ impl ShardingRule {
         rule.linear_in(&[&names.join(" + ")])
     }
 
+    /// Stacks `operands` tensors of `ndim` dims: a new dim before dim `dim` has one index per
+    /// operand.
+    ///
+    /// # Errors
+    /// As [`ShardingRule::reduction`].
+    pub fn stack(
+        op: &str,
+        operands: usize,
+        ndim: usize,
+        dim: usize,
+    ) -> Result<ShardingRule, RuleError> {
+        check_dims(op, ndim, &[dim])?;
+        let names: Vec<String> = (0..operands).map(|at| format!("x{at}")).collect();
+        let dims = written(0..ndim, |_| false);
+        let tensors: Vec<String> = names.iter().map(|name| format!("{name}[{dims}]")).collect();
+        let mut stacked: Vec<&str> = dims.split_whitespace().collect();
+        let count = operands.to_string();
+        stacked.insert(dim, &count);
+        let signature = format!("{} -> y[{}]", tensors.join(", "), stacked.join(" "));
+        ShardingRule::new(op, &signature)?.linear_in(&[&names.join(" + ")])
+    }
+
     /// Selects the indices `ids` of a tensor of `ndim` dims along `dim`. `ids` can be sharded, or
     /// else `dim`: then each rank selects the indices in its range, which gives a partial sum.
     ///
@@ -225,37 +247,6 @@ impl ShardingRule {
         );
         ShardingRule::new(op, &format!("x[{from}] -> y[{to}]"))?.linear_in(&["x"])
     }
-
-    /// Reshapes a tensor. When dims are merged or a dim is split, only the first dim on each side
-    /// can be sharded, and the shards of both must be in proportion.
-    ///
-    /// # Errors
-    /// [`RuleError::Argument`] when the numbers of elements differ or overflow.
-    pub fn reshape(op: &str, from: &[usize], to: &[usize]) -> Result<ShardingRule, RuleError> {
-        let fits = elements(from).is_some_and(|count| elements(to) == Some(count));
-        if !fits {
-            return Err(RuleError::Argument {
-                op: op.to_owned(),
-                problem: format!(
-                    "shapes {from:?} and {to:?} differ in their number of elements, or have too many"
-                ),
-            });
-        }
-        let (x, y) = (whole_dims("x", from.len()), whole_dims("y", to.len()));
-        let mut rule = ShardingRule::new(op, &format!("x[{x}] -> y[{y}]"))?.linear_in(&["x"])?;
-
-        let (of_from, of_to) = rule.names.split_at_mut(from.len());
-        for (name, extent) in of_to.iter_mut().zip(to) {
-            name.extent = Some(*extent);
-        }
-        for (first, becomes) in firsts(from, to) {
-            of_from[first].whole = false;
-            of_to[becomes].whole = false;
-            // Sharded together, in proportion.
-            of_to[becomes].groups = Some(first);
-        }
-        Ok(rule)
-    }
 }
 
 /// The dims of a tensor that is indexed along `dim`, and those of the index.
@@ -295,48 +286,6 @@ fn selected(ndim: usize, dim: usize) -> String {
         false => format!("d{at}"),
     });
     dims.collect::<Vec<_>>().join(" ")
-}
-
-/// `None` on overflow.
-fn elements(shape: &[usize]) -> Option<usize> {
-    let product = |product: usize, extent: &usize| product.checked_mul(*extent);
-    match shape.contains(&0) {
-        true => Some(0),
-        false => shape.iter().try_fold(1, product),
-    }
-}
-
-/// `x0! x1!`.
-fn whole_dims(tensor: &str, ndim: usize) -> String {
-    let dims = (0..ndim).map(|dim| format!("{tensor}{dim}!"));
-    dims.collect::<Vec<_>>().join(" ")
-}
-
-/// Divides both shapes into the shortest runs of dims with equal products, and returns the first
-/// dim of each pair of runs. Dims of extent 1 are ignored.
-fn firsts(from: &[usize], to: &[usize]) -> Vec<(usize, usize)> {
-    let mut pairs = Vec::new();
-    if from.contains(&0) {
-        return pairs;
-    }
-    let larger = |shape: &[usize], at: usize| (at..shape.len()).find(|dim| shape[*dim] != 1);
-    let (mut left, mut right) = (larger(from, 0), larger(to, 0));
-    while let (Some(first), Some(becomes)) = (left, right) {
-        pairs.push((first, becomes));
-        let (mut a, mut b) = (from[first], to[becomes]);
-        let (mut i, mut j) = (first + 1, becomes + 1);
-        while a != b {
-            if a < b {
-                a *= from[i];
-                i += 1;
-            } else {
-                b *= to[j];
-                j += 1;
-            }
-        }
-        (left, right) = (larger(from, i), larger(to, j));
-    }
-    pairs
 }
 
 fn written(dims: impl Iterator<Item = usize>, whole: impl Fn(usize) -> bool) -> String {

@@ -203,6 +203,13 @@ pub enum Problem {
         /// The dim whose shards must be in proportion; `None` if all shards must be equal.
         in_proportion_to: Option<String>,
     },
+    /// The operand of a reshape has a shard that no placement of the result describes.
+    NoPlacement {
+        /// The operand.
+        operand: String,
+        /// Its placement.
+        has: Placement,
+    },
     /// An operand is partial, and the op is not linear in it.
     NotLinear {
         /// The operand.
@@ -257,6 +264,12 @@ impl fmt::Display for Problem {
                     Some(other) => write!(f, "shards in proportion to those of `{other}`"),
                     None => f.write_str("equal shards"),
                 }
+            }
+            Problem::NoPlacement { operand, has } => {
+                write!(
+                    f,
+                    "`{operand}` is {has}, but no placement describes these shards of the result"
+                )
             }
             Problem::NotLinear { operand, has } => {
                 write!(f, "`{operand}` is {has}, but the op is not linear in it")

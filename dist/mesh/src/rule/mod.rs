@@ -26,13 +26,17 @@ mod dim_args;
 mod error;
 mod one_axis;
 mod remedy;
+mod reshape;
 mod strategy;
 
 pub use derived::DerivedSharding;
 pub use error::{Incompatible, Problem, RuleError};
 pub use remedy::{Change, Remedy};
 
+use std::collections::BTreeSet;
+
 use bound::Bound;
+use reshape::Run;
 
 use crate::{DimSpec, ParsedSignature, Placement, Reduction, TensorSpec};
 
@@ -64,6 +68,8 @@ pub struct ShardingRule {
     results: Vec<Tensor>,
     names: Vec<Name>,
     partial_inputs: Vec<PartialInputs>,
+    /// The merged and split dims of a reshape; empty for other ops.
+    runs: Vec<Run>,
 }
 
 /// An operand or result of the signature.
@@ -152,6 +158,7 @@ impl ShardingRule {
             results: signature.results.iter().map(Tensor::new).collect(),
             names: names.collect(),
             partial_inputs: Vec::new(),
+            runs: Vec::new(),
         }
     }
 
@@ -205,7 +212,8 @@ impl ShardingRule {
     ///
     /// # Errors
     /// [`RuleError::Incompatible`], with remedies; [`RuleError::TensorCount`],
-    /// [`RuleError::DimCount`], [`RuleError::Extents`] for operands that do not fit the signature.
+    /// [`RuleError::DimCount`], [`RuleError::Extents`] for operands that do not fit the signature;
+    /// [`RuleError::Argument`] for a division that does not fit its dim.
     pub fn propagate_axis(
         &self,
         axis: &str,
@@ -213,7 +221,16 @@ impl ShardingRule {
         operands: &[(&[usize], Placement)],
     ) -> Result<Vec<Placement>, RuleError> {
         let shapes: Vec<_> = operands.iter().map(|(shape, _)| Some(*shape)).collect();
-        let placements: Vec<Placement> = operands.iter().map(|(_, at)| at.clone()).collect();
+        let placements = operands.iter().zip(self.operands());
+        let placements = placements.map(|((shape, at), name)| {
+            fitted(at, shape, ranks).ok_or_else(|| RuleError::Argument {
+                op: self.op.clone(),
+                problem: format!(
+                    "`{name}` of shape {shape:?} is {at}, which does not fit over {ranks} ranks"
+                ),
+            })
+        });
+        let placements: Vec<Placement> = placements.collect::<Result<_, _>>()?;
         let bound = Bound::new(self, &shapes)?;
         Ok(one_axis::propagate(&bound, axis, ranks, &placements)?.results)
     }
@@ -244,5 +261,17 @@ impl ShardingRule {
     fn in_place(&self, at: usize) -> Option<usize> {
         let name = &self.operands[at].name;
         self.results.iter().position(|result| result.name == *name)
+    }
+}
+
+/// The canonical form of a placement of a tensor of `shape`. `None` if it does not fit.
+fn fitted(placement: &Placement, shape: &[usize], ranks: usize) -> Option<Placement> {
+    match placement {
+        Placement::Shard(dim, division) if *dim < shape.len() => {
+            let extents = BTreeSet::from([shape[*dim]]);
+            let division = division.fitted(&extents, ranks.max(1)).ok()?;
+            Some(Placement::Shard(*dim, division))
+        }
+        other => Some(other.clone()),
     }
 }

@@ -2,7 +2,7 @@
 //! why there is none.
 
 use super::bound::Bound;
-use super::strategy::{Strategies, Strategy, sizes};
+use super::strategy::{Strategies, Strategy};
 use super::{Incompatible, Problem, RuleError, remedy};
 use crate::Placement;
 
@@ -76,8 +76,7 @@ impl Axis<'_> {
         match (&self.given[at], &strategy.operands[at]) {
             (Placement::Shard(dim, division), Placement::Shard(needed, needed_division)) => {
                 let extent = self.bound.operands[at][*dim].extent;
-                let sizes = |division| sizes(division, extent, self.ranks);
-                dim == needed && sizes(division) == sizes(needed_division)
+                dim == needed && division.equals(needed_division, extent, self.ranks)
             }
             (given, needed) => given == needed,
         }
@@ -115,12 +114,14 @@ impl Axis<'_> {
         let name = self.bound.dim_name(at, dim).map(str::to_owned);
         let bound_dim = self.bound.operands[at][dim];
         let shardable = self.bound.results.iter().all(Option::is_some);
+        let is_reshape = !self.bound.rule.runs.is_empty();
         Some(match bound_dim.id.filter(|_| shardable) {
+            Some(_) if is_reshape => Problem::NoPlacement { operand, has },
             Some(id) => Problem::UnequalShards {
                 operand,
                 dim,
                 name,
-                sizes: sizes(division, bound_dim.extent, self.ranks),
+                sizes: division.sizes(bound_dim.extent, self.ranks),
                 in_proportion_to: self.bound.in_proportion_to(id).map(str::to_owned),
             },
             None => Problem::NotWhole {

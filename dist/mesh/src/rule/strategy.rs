@@ -1,16 +1,16 @@
 //! The strategies of an op along one axis: shard a dim, keep partial values, or replicate.
 
-use std::sync::Arc;
-
 use super::PartialInputs;
 use super::bound::{Bound, BoundDims, DimId, ShardedDim};
+use super::reshape::reshaped;
 use crate::{Division, Placement, Reduction};
 
 /// One way to compute without communication: the placements of all operands and results.
 pub(super) struct Strategy {
     pub(super) operands: Vec<Placement>,
     pub(super) results: Vec<Placement>,
-    pub(super) sharded: Option<ShardedDim>,
+    /// The dims that become smaller.
+    pub(super) sharded: Vec<ShardedDim>,
 }
 
 impl Strategy {
@@ -19,7 +19,7 @@ impl Strategy {
         Strategy {
             operands: vec![Placement::Replicate; bound.operands.len()],
             results: vec![Placement::Replicate; bound.results.len()],
-            sharded: None,
+            sharded: Vec::new(),
         }
     }
 }
@@ -48,19 +48,29 @@ impl Strategies<'_> {
         let operands = operands.map(|dims| shard.placement(dims, Placement::Replicate));
         let operands = operands.collect::<Option<_>>()?;
 
+        let equal = shard.is_equal();
+        let sharded = |id| ShardedDim { id, equal };
+        if !self.bound.rule.runs.is_empty() {
+            let (dim, _) = Bound::position(self.bound.operands.first()?, shard.id)?;
+            let result = reshaped(self.bound, dim, &shard.division, self.ranks)?;
+            let placement = Placement::Shard(result.dim, result.division);
+            let ids = [shard.id, result.id];
+            return Some(Strategy {
+                operands,
+                results: vec![placement],
+                sharded: ids.map(sharded).to_vec(),
+            });
+        }
+
         let reduction = self.bound.reduction(shard.id);
-        if reduction == Reduction::Avg && !shard.is_equal() {
+        if reduction == Reduction::Avg && !equal {
             return None;
         }
         let results = self.bound.results.iter();
         let results = results
             .map(|dims| shard.placement(dims.as_ref()?, Placement::Partial(reduction)))
             .collect::<Option<_>>()?;
-        let sharded = ShardedDim {
-            id: shard.id,
-            equal: shard.is_equal(),
-        };
-        Some(self.with_in_place(operands, results, Some(sharded)))
+        Some(self.with_in_place(operands, results, vec![sharded(shard.id)]))
     }
 
     /// The division of a dim by the first operand that shards it, else `Division::Even`.
@@ -100,7 +110,7 @@ impl Strategies<'_> {
             operands[*operand] = partial.clone();
         }
         results.fill(partial);
-        self.with_in_place(operands, results, None)
+        self.with_in_place(operands, results, Vec::new())
     }
 
     /// Gives operands that are modified in place the placement of their result.
@@ -108,7 +118,7 @@ impl Strategies<'_> {
         &self,
         mut operands: Vec<Placement>,
         results: Vec<Placement>,
-        sharded: Option<ShardedDim>,
+        sharded: Vec<ShardedDim>,
     ) -> Strategy {
         for (at, operand) in operands.iter_mut().enumerate() {
             if let Some(result) = self.bound.rule.in_place(at) {
@@ -147,45 +157,17 @@ impl DimShard {
         Some(Placement::Shard(dim, division))
     }
 
-    /// The same division, scaled to another extent.
+    /// The same division, in proportion, of another extent.
     fn scaled(&self, extent: usize) -> Option<Division> {
         if self.uneven {
             return None;
         }
-        let scaled = |size: usize| {
-            let product = size as u128 * extent as u128;
-            let exact = product.is_multiple_of(self.extent as u128);
-            exact.then(|| (product / (self.extent as u128).max(1)) as usize)
-        };
-        let scaled = self.sizes().into_iter().map(scaled);
-        let scaled: Vec<usize> = scaled.collect::<Option<_>>()?;
-        let is_even = matches!(self.division, Division::Even)
-            && sizes(&Division::Even, extent, self.ranks) == scaled;
-        Some(match is_even {
-            true => Division::Even,
-            false => Division::Ragged(Arc::from(scaled)),
-        })
-    }
-
-    fn sizes(&self) -> Vec<usize> {
-        sizes(&self.division, self.extent, self.ranks)
+        self.division
+            .scaled(self.extent, self.ranks, (extent, self.extent))
     }
 
     fn is_equal(&self) -> bool {
-        let sizes = self.sizes();
+        let sizes = self.division.sizes(self.extent, self.ranks);
         !self.uneven && sizes.iter().all(|size| *size == sizes[0])
-    }
-}
-
-/// The extent of each rank's shard.
-pub(super) fn sizes(division: &Division, extent: usize, ranks: usize) -> Vec<usize> {
-    match division {
-        Division::Ragged(sizes) => sizes.to_vec(),
-        Division::Even => {
-            let size = extent.div_ceil(ranks);
-            let end = |rank: usize| rank.saturating_mul(size).min(extent);
-            let sizes = (0..ranks).map(|rank| end(rank + 1) - end(rank));
-            sizes.collect()
-        }
     }
 }

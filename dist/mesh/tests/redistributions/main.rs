@@ -170,6 +170,19 @@ fn ragged_pairs_on_two_axes_are_correct() {
     check_all(&shardings);
 }
 
+/// Blocks and both ends, nested inside and outside of even shards, on one and two axes.
+#[test]
+fn pairs_of_shards_of_several_ranges_are_correct() {
+    let several = [Placement::in_blocks(0, 5), Placement::head_and_tail(0)];
+    for ranks in [2, 3, 4] {
+        check_all(&shardings(&mesh(&[ranks]), &[10, 3], &several));
+    }
+    let shardings = shardings(&mesh(&[2, 2]), &[10, 2], &several);
+    let has_blocks = |sharding: &&Sharding| sharding.to_string().contains("blocks");
+    assert!(shardings.iter().filter(has_blocks).count() > 10);
+    check_all(&shardings);
+}
+
 /// Tests every 37th pair.
 #[test]
 fn pairs_on_three_axes_are_correct() {

@@ -1,8 +1,6 @@
 //! Simulates ranks that hold parts of a tensor, with collectives written as their definitions.
 
-use std::ops::Range;
-
-use meshgrad_mesh::{Action, Redistribution, ReduceOp, Reduction, Sharding, Step};
+use meshgrad_mesh::{Action, Redistribution, ReduceOp, Reduction, Region, Sharding, Step};
 
 /// What one rank holds: an optional value per element of the global tensor, row-major.
 pub(crate) type Held = Vec<Option<i64>>;
@@ -164,11 +162,16 @@ pub(crate) fn inside(sharding: &Sharding, rank: usize) -> Vec<bool> {
         .collect()
 }
 
-fn is_inside(region: &[Range<u64>], shape: &[usize], at: usize) -> bool {
+fn is_inside(region: &Region, shape: &[usize], at: usize) -> bool {
     let mut rest = at;
-    region.iter().zip(shape).rev().all(|(range, extent)| {
-        let index = rest % extent;
-        rest /= extent;
-        range.contains(&(index as u64))
-    })
+    region
+        .dims()
+        .iter()
+        .zip(shape)
+        .rev()
+        .all(|(indices, extent)| {
+            let index = rest % extent;
+            rest /= extent;
+            indices.ranges().iter().any(|range| range.contains(&index))
+        })
 }

@@ -16,14 +16,16 @@ pub struct Targets<'a> {
 }
 
 impl<'a> Targets<'a> {
-    /// Labels for the rows of `w` that this rank has, by the sharding of `w`.
+    /// Labels for the rows of `w` that this rank has, by the sharding of `w`. Ops with these labels
+    /// report a `w` of which this rank has several ranges of rows.
     pub fn new(labels: &'a Tensor, ignore_index: i64, w: &Tensor) -> Targets<'a> {
-        let classes = w.sharded_shape().indices(0);
+        let classes = w.sharded_shape();
+        let own = classes.indices("cross_entropy", 0);
         Targets {
             labels,
             ignore_index,
-            vocab_start: classes.first,
-            vocab_total: classes.total,
+            vocab_start: own.map_or(0, |own| own.first),
+            vocab_total: classes[0],
         }
     }
 }

@@ -93,6 +93,34 @@ pub enum ShardedTensorError {
         needed: &'static str,
     },
 
+    /// Random values for ranges of indices that are not equally long, or not equally far apart.
+    #[error(
+        "{op}: this rank has ranges of different lengths of dim {dim} ({sharding}), for which random \
+         values are not implemented; choose an extent that all ranges divide, or redistribute before"
+    )]
+    UnequalRanges {
+        /// The op.
+        op: &'static str,
+        /// The dim.
+        dim: usize,
+        /// The sharding.
+        sharding: String,
+    },
+
+    /// An op that needs one range of indices of a dim.
+    #[error(
+        "{op}: this rank has several ranges of dim {dim} ({sharding}), but the op needs one; \
+         redistribute the tensor to shard({dim}) before"
+    )]
+    SeveralRanges {
+        /// The op.
+        op: &'static str,
+        /// The dim.
+        dim: usize,
+        /// The sharding.
+        sharding: String,
+    },
+
     /// A reshape of a sharded tensor to another number of elements.
     #[error(
         "reshape: {given:?} does not have as many elements as the global shape {global:?} ({sharding}); \

@@ -4,6 +4,7 @@ use std::ops::Deref;
 
 use meshgrad_mesh::{Placement, Sharding};
 
+use super::error::ShardedTensorError;
 use super::tag::Tag;
 use super::views;
 use crate::core::params::indexed::IndexRange;
@@ -59,12 +60,20 @@ impl ShardedShape {
     }
 
     /// The indices of dim `dim` that this rank has.
-    pub(crate) fn indices(&self, dim: usize) -> IndexRange {
-        let ranges = self.tag().and_then(|tag| tag.sharding().ranges(tag.rank()));
-        IndexRange {
-            first: ranges.map_or(0, |ranges| ranges[dim].start),
-            total: self.global[dim],
+    ///
+    /// # Errors
+    /// [`ShardedTensorError::SeveralRanges`], on all ranks alike.
+    pub(crate) fn indices(&self, op: &'static str, dim: usize) -> Result<IndexRange> {
+        let total = self.global[dim];
+        let Some(tag) = self.tag() else {
+            return Ok(IndexRange { first: 0, total });
+        };
+        if !tag.sharding().has_ranges(dim) {
+            let sharding = tag.sharding().to_string();
+            return Err(ShardedTensorError::SeveralRanges { op, dim, sharding }.into());
         }
+        let first = tag.region().dims()[dim].ranges()[0].start;
+        Ok(IndexRange { first, total })
     }
 
     /// The sharding, without partial values.

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 
-use meshgrad_mesh::Sharding;
+use meshgrad_mesh::{Region, Sharding};
 
 use super::error::ShardedTensorError;
 use crate::{Result, Shape};
@@ -17,6 +17,7 @@ pub(crate) struct Tag(Arc<Inner>);
 struct Inner {
     sharding: Sharding,
     rank: usize,
+    region: Region,
     local: Shape,
     /// The tag with the same shards and without partial values, if this one has partial values.
     shards: Option<Tag>,
@@ -36,7 +37,7 @@ impl Tag {
         if let Some(known) = tags().known(&key) {
             return Ok(known);
         }
-        let Some(local) = key.0.local_shape(rank) else {
+        let Some(region) = key.0.region(rank) else {
             let mesh = key.0.mesh().to_string();
             return Err(ShardedTensorError::NotInMesh { rank, mesh }.into());
         };
@@ -47,7 +48,8 @@ impl Tag {
         let tag = Arc::new(Inner {
             sharding: key.0.clone(),
             rank,
-            local: Shape::new(&local)?,
+            local: Shape::new(&region.extents())?,
+            region,
             shards,
         });
         Ok(tags().insert(key, tag))
@@ -64,6 +66,11 @@ impl Tag {
 
     pub(crate) fn rank(&self) -> usize {
         self.0.rank
+    }
+
+    /// The elements of the rank's part.
+    pub(crate) fn region(&self) -> &Region {
+        &self.0.region
     }
 
     /// The shape of the rank's part.

@@ -84,6 +84,16 @@ pub(super) fn broadcast_like(x: &Tag, like: &Tag, repeated: &[usize]) -> Result<
     )
 }
 
+/// The tag of `count` tensors like `x` concatenated along dim `dim`: shards of the dim are in
+/// blocks.
+pub(crate) fn in_blocks(x: &Tag, dim: usize, count: usize) -> Result<Tag> {
+    let shape = x.sharding().shape();
+    let (before, after) = (&shape[..dim], &shape[dim + 1..]);
+    let stacked = [before, &[count], &shape[dim..]].concat();
+    let merged = [before, &[count * shape[dim]], after].concat();
+    reshaped(&broadcast(&unsqueezed(x, dim)?, &stacked)?, &merged)
+}
+
 /// The tag of `table`, repeated for each index of the first dim of `x` and sharded like that dim.
 pub(crate) fn repeated_for(x: &Tag, table: &Tag) -> Result<Tag> {
     let (of_x, of_table) = (x.sharding(), table.sharding());

@@ -1,6 +1,7 @@
 //! Attention of a rank's part of the queries: the mask in terms of this part.
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 use meshgrad_mesh::ShardingRule;
 
@@ -19,10 +20,29 @@ enum List {
     Offsets,
 }
 
-/// The index of this rank's first query in the global tensor.
-pub(super) fn first_query(q: &Tensor) -> usize {
-    let ranges = q.tag().and_then(|tag| tag.sharding().ranges(tag.rank()));
-    ranges.map_or(0, |ranges| ranges[1].start)
+/// The queries of this rank that follow each other in the global tensor.
+pub(super) struct Queries {
+    /// The index of the first one in the global tensor.
+    pub(super) first: usize,
+    /// Their indices in this rank's part.
+    pub(super) own: Range<usize>,
+}
+
+/// The ranges of queries that this rank has, at least one.
+pub(super) fn queries(q: &Tensor) -> Vec<Queries> {
+    let Some(tag) = q.tag() else {
+        let own = 0..q.shape()[1];
+        return vec![Queries { first: 0, own }];
+    };
+    let mut end = 0;
+    let ranges = tag.region().dims()[1].ranges().iter().map(|range| {
+        end += range.len();
+        Queries {
+            first: range.start,
+            own: end - range.len()..end,
+        }
+    });
+    ranges.collect()
 }
 
 /// `mask` with tensors without shardings, for an op whose result `result` has the shape of `q`.
