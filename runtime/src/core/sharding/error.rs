@@ -107,12 +107,14 @@ pub enum ShardedTensorError {
         given: Vec<usize>,
     },
 
-    /// A redistribution of a tensor without a sharding, among ranks.
+    /// A tensor without a sharding, among ranks.
     #[error(
-        "redistribute: {tensor} has no sharding; state it with Tensor::with_sharding, or call \
-         redistribute outside of with_redistribution on a single rank"
+        "{op}: {tensor} has no sharding; state it with Tensor::with_sharding, or call {op} outside of \
+         with_redistribution on a single rank"
     )]
     NoSharding {
+        /// The function.
+        op: &'static str,
         /// The tensor's dtype and shape.
         tensor: String,
     },
