@@ -169,6 +169,22 @@ pub enum ShardedTensorError {
         ranks: Vec<usize>,
     },
 
+    /// Different tensors compared in strict mode.
+    #[error(
+        "rank {first} compares {first_tensor}, but rank {rank} compares {tensor}; in strict mode, all \
+         ranks must run the same backward passes with the same parameters in the same order"
+    )]
+    ReplicaTensors {
+        /// The first of the ranks.
+        first: usize,
+        /// What it compares.
+        first_tensor: String,
+        /// A rank that compares another tensor.
+        rank: usize,
+        /// What that rank compares.
+        tensor: String,
+    },
+
     /// A rank that is not in the mesh.
     #[error("rank {rank} is not in the mesh {mesh}")]
     NotInMesh {
