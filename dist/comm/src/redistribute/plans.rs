@@ -144,8 +144,8 @@ mod tests {
         let mut made = 0;
         let mut plan = |extents: &[usize]| {
             let all: Vec<_> = extents.iter().map(|it| shardings("tp", *it)).collect();
-            let key = |[from, to]| KeyRef { from, to, bits: 32 };
-            let keys = KeyRefs(all.iter().map(|it| key(it.each_ref())).collect());
+            let keys = all.iter().map(|[from, to]| KeyRef { from, to, bits: 32 });
+            let keys = KeyRefs(keys.collect());
             let plan = plans.get(&keys, || {
                 made += 1;
                 Ok(made)
