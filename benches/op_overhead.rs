@@ -8,13 +8,35 @@
 //! `plain` computes without recording, `record` computes and records, `backward` is the backward
 //! pass. `bookkeeping` is the cost of the tape alone: record and backward of an operation without
 //! kernels.
+//!
+//! `sharded` is what shardings add to `plain`, and `memo hit` what they add to the check of an
+//! operation's operands: both are differences within a turn. `plan hit` finds a known
+//! redistribution plan. For these, a turn takes the least of [`REPEATS`].
+
+use std::hint::black_box;
 
 use clap::Parser;
+use meshgrad::comm::{Local, Redistributor};
+use meshgrad::mesh::{Hosts, LinkCosts, Mesh, Placement, Sharding};
 use meshgrad::prelude::*;
+use meshgrad::runtime::Signature;
 use meshgrad_harness::{Options, PeerOptions, Spread, cell, finish, numbers, seconds};
 use serde_json::{Value, json};
 
-const WHAT: [&str; 4] = ["plain", "record", "backward", "bookkeeping"];
+const WHAT: [&str; 7] = [
+    "plain",
+    "record",
+    "backward",
+    "bookkeeping",
+    "sharded",
+    "memo hit",
+    "plan hit",
+];
+
+/// Repeats in a turn of what shardings add.
+const REPEATS: usize = 5;
+
+static CHECKED: Signature = Signature::new("checked", "x: F[~], y: F[~] -> z: F[~]", 1);
 
 /// Times the overhead of autograd per operation.
 #[derive(Parser)]
@@ -37,17 +59,31 @@ fn main() -> anyhow::Result<()> {
         (arguments.rounds, arguments.operations) = (1, 10);
     }
     let device = Device::cpu_with_threads(1)?;
-    bench(&arguments, &device)
+    let redistributor = Local::run(1, |rank| -> Result<_> {
+        let hosts = Hosts::Uniform(4);
+        Ok(Redistributor::with_links(rank, hosts, LinkCosts::default()))
+    });
+    let redistributor = redistributor?.remove(0);
+    bench(&arguments, &device, &redistributor)
 }
 
-fn bench(arguments: &Arguments, device: &Device) -> anyhow::Result<()> {
+fn bench(
+    arguments: &Arguments,
+    device: &Device,
+    redistributor: &Redistributor,
+) -> anyhow::Result<()> {
     let mut peer = arguments.peer.start("op_overhead.py", &[])?;
-    let (mut ours, mut theirs) = ([const { Vec::new() }; 4], [const { Vec::new() }; 3]);
+    let (mut ours, mut theirs) = ([const { Vec::new() }; 7], [const { Vec::new() }; 3]);
 
     // The first turns are warm-up.
     let warmup = if arguments.options.smoke { 0 } else { 3 };
     for round in 0..warmup + arguments.rounds {
-        let measured = turn(device, arguments.operations)?;
+        let mut measured = turn(device, arguments.operations)?.to_vec();
+        measured.extend(turn_of_shardings(
+            device,
+            redistributor,
+            arguments.operations,
+        )?);
         let answer = match &mut peer {
             Some(peer) => {
                 let answer = peer.ask(&json!({"operations": arguments.operations}))?;
@@ -87,7 +123,7 @@ fn bench(arguments: &Arguments, device: &Device) -> anyhow::Result<()> {
     finish(&arguments.options, report, versions)
 }
 
-/// Nanoseconds per operation of each of [`WHAT`].
+/// Nanoseconds per operation of the first four of [`WHAT`].
 fn turn(device: &Device, operations: usize) -> anyhow::Result<[f64; 4]> {
     let one = ops::full(device, &[1], DType::F32, 1.0)?;
     let factor = Var::constant(ops::full(device, &[1], DType::F32, 1.0001)?);
@@ -122,4 +158,42 @@ fn without_kernels(x: &Var) -> meshgrad::autograd::Result<Var> {
         kept.get()?;
         dx.add(|| Ok(dy.clone()))
     })
+}
+
+/// Nanoseconds per operation of the last three of [`WHAT`].
+fn turn_of_shardings(
+    device: &Device,
+    redistributor: &Redistributor,
+    operations: usize,
+) -> anyhow::Result<[f64; 3]> {
+    let mesh = Mesh::new(&[2, 2], &["dp", "tp"])?;
+    let from = Sharding::new(&mesh, [("tp", Placement::shard(0))], &[2])?;
+    let to = Sharding::replicated(&mesh, &[2])?;
+    let one = ops::full(device, &[1], DType::F32, 1.0)?;
+    let sharded = one.with_sharding(&from, 0)?;
+
+    // The least of some repeats, so that differences are not those of interruptions.
+    let least = |body: &dyn Fn() -> Result<()>| -> anyhow::Result<f64> {
+        let mut least = f64::INFINITY;
+        for _ in 0..REPEATS {
+            let (seconds, done) = seconds(body);
+            done?;
+            least = least.min(1e9 * seconds / operations as f64);
+        }
+        Ok(least)
+    };
+    let chain = |x: &Tensor| {
+        let products = || (0..operations).try_fold(x.clone(), |y, _| ops::mul(&y, x));
+        least(&|| products().map(drop))
+    };
+    let checks = |x: &Tensor| {
+        let check = |_| CHECKED.call(black_box(&[x, x])).map(drop);
+        least(&|| (0..operations).try_for_each(check))
+    };
+    let plan = |_| redistributor.plan(black_box(&from), &to, 32).map(drop);
+    Ok([
+        chain(&sharded)? - chain(&one)?,
+        checks(&sharded)? - checks(&one)?,
+        least(&|| (0..operations).try_for_each(plan))?,
+    ])
 }

@@ -53,6 +53,10 @@ pub use meshgrad_opcheck as opcheck;
 pub use meshgrad_runtime as runtime;
 pub use meshgrad_train as train;
 
+mod transfer;
+
+pub use transfer::{ShardedModule, transfer_module};
+
 /// The items that most programs use.
 pub mod prelude {
     pub use crate::autograd::{

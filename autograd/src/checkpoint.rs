@@ -1,10 +1,11 @@
 //! Activation checkpointing: save only the inputs of a block, and recompute the rest in the
 //! backward pass.
 
-use meshgrad_runtime::Tensor;
+use meshgrad_runtime::{RankScope, Tensor};
 
 #[cfg(doc)]
-use crate::Error;
+use meshgrad_runtime::{with_mesh, with_redistribution};
+
 use crate::nested::{NestedBackward, NestedTape};
 use crate::slot::{Dep, Slots};
 use crate::tape::{BackwardFn, is_recording, record_nested, without_recording};
@@ -13,7 +14,7 @@ use crate::var::Node;
 use crate::{Result, Saved, Tape, Var};
 
 /// Runs `block` on `inputs` and saves only `inputs`. The backward pass runs `block` again on a
-/// nested tape.
+/// nested tape, inside of the [`with_mesh`] and [`with_redistribution`] of the first time.
 ///
 /// `block` must compute the same both times; random ops do, because they take their key by value.
 /// Captured parameters get their gradients as usual. Capturing any other tracked value is an error:
@@ -39,6 +40,7 @@ pub fn checkpoint<const N: usize, T: Vars>(
     let recompute = Recompute {
         saved: inputs.map(Var::save),
         block,
+        scope: RankScope::current(),
         nested: NestedBackward::new(dtypes),
     };
     let backward: BackwardFn = Box::new(move |dys, slots| recompute.backward(dys, slots));
@@ -95,6 +97,7 @@ impl<A: Vars, B: Vars> Vars for (A, B) {
 struct Recompute<F, const N: usize> {
     saved: [Saved; N],
     block: F,
+    scope: RankScope,
     nested: NestedBackward,
 }
 
@@ -111,11 +114,12 @@ where
     fn recompute(&self) -> Result<NestedTape> {
         let values: Result<Vec<Tensor>> = self.saved.iter().map(Saved::get).collect();
         let values: [Tensor; N] = values?.try_into().unwrap_or_else(|_| unreachable!());
-        let ((inputs, mut results), tape) = Tape::record(|| {
+        let record = || {
             let inputs = values.map(Var::input);
             let results = (self.block)(inputs.clone())?;
             Ok((inputs, results))
-        })?;
+        };
+        let ((inputs, mut results), tape) = self.scope.run(|| Tape::record(record))?;
         let mut outputs = Vec::new();
         results.each_var(&mut |output| outputs.push(output.clone()));
         NestedTape::new(tape, &inputs, &outputs)

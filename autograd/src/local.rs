@@ -3,7 +3,9 @@
 use std::sync::{Mutex, PoisonError};
 
 use meshgrad_mesh::{Mesh, Placement, Reduction, Sharding};
-use meshgrad_runtime::{DType, Kind, ShardedShape, ShardedTensorError, Tensor, without_mesh};
+use meshgrad_runtime::{
+    DType, Kind, ShardedShape, ShardedTensorError, Tensor, current_redistribution, without_mesh,
+};
 
 #[cfg(doc)]
 use crate::TapeError;
@@ -30,9 +32,10 @@ use crate::{Result, Tape, Var};
 /// ```
 ///
 /// Each operand must have the stated placements on the stated mesh, and each part that `body`
-/// returns must have the shape that its stated sharding gives. The meshes may differ. If no operand
-/// has a sharding, as on a single rank, `body` gets the operands and nothing is stated, so that one
-/// source serves one rank and many.
+/// returns must have the shape that its stated sharding gives. The meshes may differ. Outside of
+/// [`with_redistribution`](meshgrad_runtime::with_redistribution), as on a single rank, operands
+/// may have no sharding: `body` gets them as they are and nothing is stated, so that one source
+/// serves one rank and many.
 ///
 /// **Gradients.** `body` gets the gradient of each result's part: that of a shard is the same
 /// shard; that of a replicated or partial result is replicated. The gradients that `body` computes
@@ -48,8 +51,8 @@ use crate::{Result, Tape, Var};
 /// like `body` itself, outside of `with_mesh`.
 ///
 /// # Errors
-/// [`ShardedTensorError::LocalOperand`], [`ShardedTensorError::Mixed`] and
-/// [`ShardedTensorError::Ranks`] for operands; [`ShardedTensorError::LocalShape`] or
+/// [`ShardedTensorError::LocalOperand`], [`ShardedTensorError::Mixed`],
+/// [`ShardedTensorError::NoSharding`] and [`ShardedTensorError::Ranks`] for operands; [`ShardedTensorError::LocalShape`] or
 /// [`ShardedTensorError::OtherSharding`] for a result; [`TapeError::Captured`],
 /// [`TapeError::OtherTape`], [`TapeError::PartialMax`]; errors of `body`. Backward:
 /// [`ShardedTensorError::LocalGradient`] for a result whose gradient is partial.
@@ -191,11 +194,17 @@ fn owned<S: AsRef<str>>(placements: &[(S, Placement)]) -> Vec<(String, Placement
     placements.iter().map(owned).collect()
 }
 
-/// The rank of all operands; `None` if none has a sharding.
+/// The rank of all operands; `None` if none has a sharding, as on a single rank.
 fn rank_of(operands: &[LocalOperand<'_>]) -> Result<Option<usize>> {
     let mut values = operands.iter().map(|operand| operand.var.value());
     let Some(first) = values.clone().find(|value| value.sharding().is_some()) else {
-        return Ok(None);
+        return match values.next().filter(|_| current_redistribution().is_ok()) {
+            Some(first) => {
+                let (op, tensor) = ("local", first.to_string());
+                Err(ShardedTensorError::NoSharding { op, tensor }.into())
+            }
+            None => Ok(None),
+        };
     };
     let rank = first.sharded_shape().rank();
     let Some(other) = values.find(|value| value.sharded_shape().rank() != rank) else {

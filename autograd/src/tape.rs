@@ -89,6 +89,8 @@ impl Tape {
 pub(crate) struct Recorder {
     tape: Tape,
     keeps_records: bool,
+    /// What runs without keeping records, for errors.
+    running: &'static str,
     /// Inside of [`local`](crate::local), parameters are operands.
     refuses_parameters: bool,
 }
@@ -138,6 +140,7 @@ pub(crate) fn without_recording<T>(
 /// tape has no records. The outer tape counts what the ops of `body` saved.
 pub(crate) fn record_local<T>(body: impl FnOnce() -> Result<T>) -> Result<(T, Tape)> {
     let recorder = Recorder {
+        running: "`local`",
         refuses_parameters: true,
         ..Recorder::new(is_recording())
     };
@@ -177,6 +180,7 @@ impl Recorder {
         Recorder {
             tape,
             keeps_records,
+            running: "a checkpoint",
             refuses_parameters: false,
         }
     }
@@ -249,7 +253,7 @@ fn other_tape(var: &Var, id: ValueId, recorder: Option<&Recorder>) -> Error {
         Some(recorder) if recorder.keeps_records => {
             format!("tape {} is recording", recorder.tape.id)
         }
-        Some(_) => "a checkpoint is running".into(),
+        Some(recorder) => format!("{} is running", recorder.running),
         None => "no tape is recording".into(),
     };
     TapeError::OtherTape {

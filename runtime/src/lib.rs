@@ -34,6 +34,7 @@ pub use crate::core::params::matmul::GemmError;
 pub use crate::core::pinned::{PendingUpload, PinnedBuffer};
 pub use crate::core::shape::{MAX_DIMS, Shape};
 pub use crate::core::sharding::error::ShardedTensorError;
+pub use crate::core::sharding::rank_scope::RankScope;
 pub use crate::core::sharding::redistribute::{
     Redistribute, check_replicas, current_redistribution, redistribute, start_redistribute,
     with_redistribution,

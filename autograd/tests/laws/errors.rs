@@ -1,6 +1,9 @@
 //! Mistakes that are errors.
 
-use meshgrad_autograd::{Error, Grads, Tape, TapeError, Track, Var, checkpoint, ops};
+use meshgrad_autograd::{
+    Error, Grads, LocalOperand, Tape, TapeError, Track, Var, checkpoint, local, ops,
+};
+use meshgrad_mesh::Mesh;
 use meshgrad_runtime::{DType, Device};
 
 use crate::{Net, numbers};
@@ -45,6 +48,13 @@ fn values_of_another_tape_are_errors() {
     };
     let in_checkpoint = current(Tape::record(in_checkpoint).map(drop));
     assert_eq!(in_checkpoint, "a checkpoint is running");
+    let in_local = || {
+        let mesh = Mesh::new(&[1], &["tp"]).unwrap();
+        let input = Var::constant(net.input(1));
+        let operand = LocalOperand::new::<&str>(&input, &mesh, []);
+        local([operand], [], |[_]| ops::square(&y).map(|_| [])).map(|[]| ())
+    };
+    assert_eq!(current(in_local()), "`local` is running");
     let (z, other) = Tape::record(|| net.forward(&Var::input(net.input(1)))).unwrap();
     let mut grads = Grads::new(&net.params()).unwrap();
     let stale = other.backward(&[(&y, net.input(2))], &mut grads);

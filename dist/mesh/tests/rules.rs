@@ -426,7 +426,7 @@ fn elements(sharding: &Sharding, rank: usize) -> Vec<usize> {
 /// The divisions of an extent: even, both ends, and both in blocks of each length.
 fn divisions(extent: usize) -> Vec<Division> {
     let mut divisions = vec![Division::Even, Division::HeadAndTail];
-    for length in (1..extent).filter(|length| extent % length == 0) {
+    for length in (1..extent).filter(|length| extent.is_multiple_of(*length)) {
         divisions.push(Division::in_blocks(length, Division::Even));
         divisions.push(Division::in_blocks(length, Division::HeadAndTail));
     }

@@ -18,28 +18,40 @@ mod transfer;
 
 use std::sync::Arc;
 
-use meshgrad_mesh::{Hosts, LinkCosts, Redistribution, Sharding};
-use meshgrad_runtime::{Pending, Redistribute, Result, ShardedTensorError, Tensor};
+use meshgrad_mesh::{Hosts, LinkCosts, Mesh, Redistribution, Sharding, Transfer};
+use meshgrad_runtime::{
+    Error, Pending, Redistribute, Result, ShardedTensorError, Tensor, with_mesh,
+    with_redistribution,
+};
 
 pub use transfer::Transferred;
 
 use crate::rank::Rank;
 use member::Member;
-use plans::Plans;
+use plans::{Key, KeyRef, Plans};
 use steps::Runner;
 
 /// Redistributes tensors of one rank, for
 /// [`with_redistribution`](meshgrad_runtime::with_redistribution). It keeps the plans and the
 /// communicators that it has used.
 ///
-/// All ranks of a mesh redistribute the same tensors in the same order.
+/// All ranks of a mesh redistribute the same tensors in the same order. Clones share plans and
+/// communicators.
+#[derive(Clone)]
 pub struct Redistributor {
     hosts: Hosts,
     links: LinkCosts,
-    plans: Plans,
+    plans: Arc<Plans<Key, Redistribution>>,
+    transfers: Arc<Plans<Vec<Key>, Transfer>>,
     member: Arc<Member>,
     is_strict: bool,
 }
+
+/// The redistribution plans that are kept.
+const MAX_PLANS: usize = 1024;
+
+/// The transfer plans that are kept. A plan can be one of all weights of a model.
+const MAX_TRANSFERS: usize = 32;
 
 impl Redistributor {
     /// For ranks that are all on one host, with the link costs of [`LinkCosts::default`].
@@ -54,7 +66,8 @@ impl Redistributor {
         Redistributor {
             hosts,
             links,
-            plans: Plans::default(),
+            plans: Arc::new(Plans::new(MAX_PLANS)),
+            transfers: Arc::new(Plans::new(MAX_TRANSFERS)),
             member,
             is_strict: false,
         }
@@ -62,11 +75,29 @@ impl Redistributor {
 
     /// Strict mode, to find forgotten communication: backward passes compare the roots, and the
     /// parameters and gradients of `Grads`, between the ranks that should have the same values.
-    /// Each of these tensors costs a read, a hash and an all_gather of 8 bytes. All ranks must use
-    /// it, or none.
+    /// Each of these tensors costs a read, a hash and an all_gather of 24 bytes. With
+    /// [`Plan`](crate::Plan), only the all_gathers are logged. All ranks must use it, or none.
     pub fn strict(mut self) -> Redistributor {
         self.is_strict = true;
         self
+    }
+
+    /// Calls `body` as this rank of `mesh`: inside of [`with_redistribution`] and [`with_mesh`].
+    ///
+    /// # Errors
+    /// As [`with_mesh`].
+    pub fn run_on<T, E: From<Error>>(
+        &self,
+        mesh: &Mesh,
+        body: impl FnOnce() -> Result<T, E>,
+    ) -> Result<T, E> {
+        let body = || with_mesh(mesh, self.rank(), body);
+        with_redistribution(Arc::new(self.clone()), body)
+    }
+
+    /// The rank whose tensors it redistributes.
+    pub fn rank(&self) -> usize {
+        self.member.rank
     }
 
     /// The plan from one sharding to another, for elements of `bits` bits.
@@ -75,14 +106,14 @@ impl Redistributor {
     /// As [`Redistribution::plan`].
     pub fn plan(&self, from: &Sharding, to: &Sharding, bits: usize) -> Result<Arc<Redistribution>> {
         let make = || Redistribution::plan(from, to, bits, &self.hosts, &self.links);
-        Ok(self.plans.get(from, to, bits, make)?)
+        Ok(self.plans.get(&KeyRef { from, to, bits }, make)?)
     }
 
     /// The plan for `x`.
     fn plan_of(&self, x: &Tensor, to: &Sharding) -> Result<Arc<Redistribution>> {
         let Some(from) = x.sharding() else {
-            let tensor = x.to_string();
-            return Err(ShardedTensorError::NoSharding { tensor }.into());
+            let (op, tensor) = ("redistribute", x.to_string());
+            return Err(ShardedTensorError::NoSharding { op, tensor }.into());
         };
         // Fails for a part of another rank.
         x.with_sharding(from, self.member.rank)?;

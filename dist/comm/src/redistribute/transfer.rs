@@ -8,6 +8,7 @@ use meshgrad_runtime::{
 };
 
 use super::Redistributor;
+use super::plans::{KeyRef, KeyRefs};
 use super::regions::{joined, part, region};
 use crate::collectives::Collectives;
 
@@ -77,8 +78,11 @@ impl Redistributor {
         for tensor in tensors {
             tensor.check(rank)?;
         }
-        let planned: Vec<TransferTensor<'_>> = tensors.iter().map(Transferred::planned).collect();
-        let plan = Transfer::plan(&planned)?;
+        let keys = KeyRefs(tensors.iter().map(Transferred::key).collect());
+        let plan = self.transfers.get(&keys, || {
+            let planned: Vec<_> = tensors.iter().map(Transferred::planned).collect();
+            Transfer::plan(&planned)
+        })?;
         let mut results: Vec<Assembly> = tensors
             .iter()
             .map(|tensor| tensor.assembly(rank))
@@ -157,6 +161,14 @@ fn packed(parts: &Parts, tensors: &[Transferred<'_>], rank: usize) -> Result<Ten
 }
 
 impl Transferred<'_> {
+    fn key(&self) -> KeyRef<'_> {
+        KeyRef {
+            from: self.from,
+            to: self.to,
+            bits: self.dtype.bits(),
+        }
+    }
+
     fn planned(&self) -> TransferTensor<'_> {
         TransferTensor {
             from: self.from,
@@ -177,8 +189,8 @@ impl Transferred<'_> {
             };
         };
         if x.sharding().is_none() {
-            let tensor = x.to_string();
-            return Err(ShardedTensorError::NoSharding { tensor }.into());
+            let (op, tensor) = (OP, x.to_string());
+            return Err(ShardedTensorError::NoSharding { op, tensor }.into());
         }
         x.with_sharding(self.from, rank)?;
         match x.dtype() == self.dtype {

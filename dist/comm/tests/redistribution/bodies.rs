@@ -175,3 +175,30 @@ fn experts_of_another_mesh_have_the_gradients_of_one_rank() {
         assert_eq!(all_near, fault == Fault::None, "{fault:?}");
     }
 }
+
+/// Among ranks, operands of which none has a sharding are not taken for those of a single rank.
+#[test]
+fn unsharded_operands_among_ranks_are_errors() {
+    let mesh = Mesh::new(&[2], &["tp"]).unwrap();
+    Local::run(2, |rank| -> Result<()> {
+        let x = Var::constant(whole(rank.device(), &[3]));
+        let doubled = || {
+            let operand = LocalOperand::new::<&str>(&x, &mesh, []);
+            let result = LocalResult::new::<&str>(&mesh, [], &[3]);
+            local([operand], [result], |[x]| Ok([ops::affine(&x, 2.0, 0.0)?]))
+        };
+        doubled()?;
+        let redistributor = Arc::new(Redistributor::new(rank));
+        let error = with_redistribution(redistributor, doubled)
+            .err()
+            .unwrap()
+            .to_string();
+        assert!(error.starts_with("local: f32[3] on "), "{error}");
+        assert!(
+            error.contains("with_sharding") && error.contains("single rank"),
+            "{error}"
+        );
+        Ok(())
+    })
+    .unwrap();
+}

@@ -5,6 +5,7 @@
 mod parts;
 
 mod bodies;
+mod checkpoints;
 mod gradients;
 mod norm;
 mod planned;
@@ -25,6 +26,7 @@ use meshgrad_runtime::{
 };
 
 use parts::{assemble, part};
+use recorder::{Deviation, Recorder};
 
 /// Distinct small integers, so that sums are exact in f32.
 fn whole(device: &Device, shape: &[usize]) -> Tensor {
@@ -201,6 +203,35 @@ fn axes_that_are_not_named_keep_their_placements() {
     })
     .unwrap();
     assert_eq!(texts[0], "tp dp, then dp: shard(0), tp: replicate");
+}
+
+/// The same source gives a rank its shard of what every rank has whole, without communication, and a
+/// single rank the whole.
+#[test]
+fn shards_of_replicated_tensors_send_nothing() {
+    let mesh = Mesh::new(&[3], &["tp"]).unwrap();
+    let shard = |device: &Device| -> Result<Tensor> {
+        let x = whole(device, &[4, 2]).as_replicated()?;
+        redistribute(&x, [("tp", Placement::shard(0))])
+    };
+    let parts = Local::run(3, |rank| -> Result<_> {
+        let recorder = Recorder::default();
+        let redistributor = Redistributor::new(&recorder.on(rank, Deviation::None));
+        let part = redistributor.run_on(&mesh, || shard(rank.device()))?;
+        assert_eq!(recorder.take(), []);
+        Ok(vec![part])
+    });
+    let parts: Vec<Tensor> = on_one_device(&parts.unwrap()).concat();
+    assert_eq!(parts[2].shape().to_vec(), [0, 2]);
+    let alone = shard(&Device::cpu()).unwrap();
+    let values = |x: &Tensor| x.to_vec::<f32>().unwrap();
+    assert_eq!(values(&assemble(&parts, "the shards")), values(&alone));
+
+    let outside = Mesh::from_ranks(&[1, 2], &[2], &["tp"]).unwrap();
+    let refused = Local::run(1, |rank| {
+        Redistributor::new(rank).run_on(&outside, || shard(rank.device()))
+    });
+    assert!(refused.unwrap_err().to_string().contains("not in the mesh"));
 }
 
 #[test]

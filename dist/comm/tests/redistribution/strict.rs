@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use meshgrad_autograd::{Grads, Init, Param, Tape, Var, ops};
-use meshgrad_comm::{Local, Rank, Redistributor};
+use meshgrad_comm::{Local, Plan, Rank, Redistributor, check_logs};
 use meshgrad_mesh::{Mesh, Placement, Sharding};
 use meshgrad_runtime::{
-    DType, Kind, Result, Tensor, ops as runtime, with_mesh, with_redistribution,
+    DType, Error, Kind, Result, Tensor, ops as runtime, with_mesh, with_redistribution,
 };
 
 use crate::gradients::two_layers;
+use crate::recorder::{Deviation, Recorder, logged};
 
 /// Where rank 4 has another value.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -159,4 +160,59 @@ fn a_correct_program_passes() {
         with_redistribution(redistributor, || two_layers(Some((rank, &mesh))).map(drop))
     })
     .unwrap();
+}
+
+/// Ranks whose `Grads` have other parameters compare different tensors, also if the values are
+/// equal.
+#[test]
+fn comparing_different_tensors_is_an_error() {
+    let mesh = Mesh::new(&[3], &["dp"]).unwrap();
+    let run = |other: &'static str| {
+        Local::run(3, |rank| -> Result<()> {
+            let name = if rank.rank() == 2 { other } else { "w" };
+            let w = Param::new(name, [3], Init::Ones);
+            w.shard(&Sharding::replicated(&mesh, &[3])?, rank.rank())?;
+            w.materialize(rank.device(), 0)?;
+            let redistributor = Arc::new(Redistributor::new(rank).strict());
+            with_redistribution(redistributor, || {
+                let (y, tape) = Tape::record(|| ops::affine(&w.var()?, 2.0, 0.0))?;
+                let dy = y.value().clone();
+                tape.backward(&[(&y, dy)], &mut Grads::new(std::slice::from_ref(&w))?)
+            })
+        })
+    };
+    run("w").unwrap();
+    let error = run("another").unwrap_err().to_string();
+    let expected =
+        "rank 0 compares `w`, f32[3] (dp: replicate), but rank 2 compares `another`, f32[3]";
+    assert!(error.contains(expected), "{error}");
+}
+
+/// A plan has no values, and logs what is executed.
+#[test]
+fn a_plan_logs_the_comparisons() {
+    let mesh = Mesh::new(&[2, 3], &["dp", "tp"]).unwrap();
+    let run = |rank: &dyn Rank, is_strict: bool| -> Result<()> {
+        let redistributor = Redistributor::new(rank);
+        let redistributor = match is_strict {
+            true => redistributor.strict(),
+            false => redistributor,
+        };
+        with_redistribution(Arc::new(redistributor), || {
+            with_mesh(&mesh, rank.rank(), || step(rank, &mesh, Other::Nothing))
+        })
+    };
+    let executed = Local::run(6, |rank| {
+        let recorder = Recorder::default();
+        run(&recorder.on(rank, Deviation::None), true)?;
+        Ok::<_, Error>(recorder.take())
+    });
+    let logs = |is_strict| {
+        let plan = Plan::new(6).unwrap();
+        let logs = plan.trace_all(|rank| run(rank, is_strict)).unwrap();
+        check_logs(&logs).unwrap();
+        logs.iter().map(logged).collect::<Vec<_>>()
+    };
+    assert_eq!(logs(true), executed.unwrap());
+    assert!(logs(true)[0].len() > logs(false)[0].len());
 }

@@ -135,12 +135,14 @@ pub enum ShardedTensorError {
         given: Vec<usize>,
     },
 
-    /// A redistribution of a tensor without a sharding, among ranks.
+    /// A tensor without a sharding, among ranks.
     #[error(
-        "redistribute: {tensor} has no sharding; state it with Tensor::with_sharding, or call \
-         redistribute outside of with_redistribution on a single rank"
+        "{op}: {tensor} has no sharding; state it with Tensor::with_sharding, or call {op} outside of \
+         with_redistribution on a single rank"
     )]
     NoSharding {
+        /// The function.
+        op: &'static str,
         /// The tensor's dtype and shape.
         tensor: String,
     },
@@ -193,6 +195,22 @@ pub enum ShardedTensorError {
         first: usize,
         /// Those of them with other values.
         ranks: Vec<usize>,
+    },
+
+    /// Different tensors compared in strict mode.
+    #[error(
+        "rank {first} compares {first_tensor}, but rank {rank} compares {tensor}; in strict mode, all \
+         ranks must run the same backward passes with the same parameters in the same order"
+    )]
+    ReplicaTensors {
+        /// The first of the ranks.
+        first: usize,
+        /// What it compares.
+        first_tensor: String,
+        /// A rank that compares another tensor.
+        rank: usize,
+        /// What that rank compares.
+        tensor: String,
     },
 
     /// A rank that is not in the mesh.

@@ -3,12 +3,13 @@
 //!
 //! Layers: [`tag`] (what a tensor carries) <- [`memo`] (results of earlier calls) <- [`gate`] (the
 //! check) <- [`views`] <- [`shape`]; [`scope`], [`draw`] and
-//! [`redistribute`] need only the tags.
+//! [`redistribute`] need only the tags; [`rank_scope`] combines two of them.
 
 mod draw;
 pub(crate) mod error;
 pub(crate) mod gate;
 pub(crate) mod memo;
+pub(crate) mod rank_scope;
 pub(crate) mod redistribute;
 pub(crate) mod scope;
 pub(crate) mod shape;

@@ -54,6 +54,14 @@ pub fn with_redistribution<T>(
     redistribution: Arc<dyn Redistribute>,
     body: impl FnOnce() -> T,
 ) -> T {
+    through(Some(redistribution), body)
+}
+
+/// Calls `body`, in which [`redistribute`] communicates through `redistribution`, if there is one.
+pub(super) fn through<T>(
+    redistribution: Option<Arc<dyn Redistribute>>,
+    body: impl FnOnce() -> T,
+) -> T {
     struct Restore(Option<Arc<dyn Redistribute>>);
 
     impl Drop for Restore {
@@ -62,8 +70,13 @@ pub fn with_redistribution<T>(
         }
     }
 
-    let _restore = Restore(CURRENT.replace(Some(redistribution)));
+    let _restore = Restore(CURRENT.replace(redistribution));
     body()
+}
+
+/// What the innermost scope of this thread communicates through.
+pub(super) fn current() -> Option<Arc<dyn Redistribute>> {
+    CURRENT.with_borrow(Clone::clone)
 }
 
 /// What the innermost [`with_redistribution`] of this thread communicates through.
@@ -71,8 +84,7 @@ pub fn with_redistribution<T>(
 /// # Errors
 /// [`Error::Sharding`](crate::Error::Sharding) outside of any.
 pub fn current_redistribution() -> Result<Arc<dyn Redistribute>> {
-    let current = CURRENT.with_borrow(Clone::clone);
-    current.ok_or_else(|| ShardedTensorError::NoRedistribution.into())
+    current().ok_or_else(|| ShardedTensorError::NoRedistribution.into())
 }
 
 /// Checks, in the strict mode of the innermost [`with_redistribution`], that the ranks that have the
@@ -82,8 +94,7 @@ pub fn current_redistribution() -> Result<Arc<dyn Redistribute>> {
 /// # Errors
 /// As [`Redistribute::check_replicas`].
 pub fn check_replicas(name: impl FnOnce() -> String, x: &Tensor) -> Result<()> {
-    let current = CURRENT.with_borrow(Clone::clone);
-    match current.filter(|current| x.sharding().is_some() && current.is_strict()) {
+    match current().filter(|current| x.sharding().is_some() && current.is_strict()) {
         Some(current) => current.check_replicas(&name(), x),
         None => Ok(()),
     }
@@ -133,14 +144,13 @@ fn target<S: AsRef<str>>(
     x: &Tensor,
     placements: &[(S, Placement)],
 ) -> Result<Option<(Arc<dyn Redistribute>, Sharding)>> {
-    let current = CURRENT.with_borrow(Clone::clone);
-    match (x.sharding(), current) {
+    match (x.sharding(), current()) {
         (Some(from), Some(current)) => Ok(Some((current, with_placements(from, placements)?))),
         (None, None) => Ok(None),
         (Some(_), None) => Err(ShardedTensorError::NoRedistribution.into()),
         (None, Some(_)) => {
-            let tensor = x.to_string();
-            Err(ShardedTensorError::NoSharding { tensor }.into())
+            let (op, tensor) = ("redistribute", x.to_string());
+            Err(ShardedTensorError::NoSharding { op, tensor }.into())
         }
     }
 }

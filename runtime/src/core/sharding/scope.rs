@@ -27,24 +27,32 @@ pub fn with_mesh<T, E: From<crate::Error>>(
         let mesh = mesh.to_string();
         return Err(crate::Error::from(ShardedTensorError::NotInMesh { rank, mesh }).into());
     }
-    let outer = CURRENT.replace(Some((mesh.clone(), rank)));
-    let _restore = Restore(outer);
-    body()
+    on(Some((mesh.clone(), rank)), body)
 }
 
 /// Calls `body` outside of any [`with_mesh`]: tensors that it fills have no sharding.
 pub fn without_mesh<T>(body: impl FnOnce() -> T) -> T {
-    let _restore = Restore(CURRENT.take());
-    body()
+    on(None, body)
 }
 
-/// Restores the previous mesh at the end of the scope, even after a panic.
-struct Restore(Option<(Mesh, usize)>);
+/// The mesh and rank of the innermost scope of this thread.
+pub(super) fn current() -> Option<(Mesh, usize)> {
+    CURRENT.with_borrow(Clone::clone)
+}
 
-impl Drop for Restore {
-    fn drop(&mut self) {
-        CURRENT.set(self.0.take());
+/// Calls `body` on a mesh as a rank, or on none.
+pub(super) fn on<T>(mesh: Option<(Mesh, usize)>, body: impl FnOnce() -> T) -> T {
+    /// Restores the previous mesh at the end of the scope, even after a panic.
+    struct Restore(Option<(Mesh, usize)>);
+
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            CURRENT.set(self.0.take());
+        }
     }
+
+    let _restore = Restore(CURRENT.replace(mesh));
+    body()
 }
 
 /// The tag of a tensor of `shape` that is equal on all ranks; `None` outside of [`with_mesh`].
