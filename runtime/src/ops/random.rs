@@ -4,7 +4,11 @@
 //! Dtypes differ by rounding only. A uniform f32 differs from the f64 value by less than 2^-24 of
 //! the interval's length, and a bf16 is the rounded f32.
 
+mod boxes;
+
 use meshgrad_kernels::random::DistributionParams;
+
+use boxes::by_boxes;
 
 use crate::cpu::random::{self as kernels, Variate, Words};
 use crate::for_float;
@@ -13,7 +17,7 @@ use crate::launch::elementwise::Target;
 use crate::launch::random as launch;
 use crate::{
     Call, DType, Device, Element, Error, Float, Key, Layout, RegionKey, Result, Shape, Signature,
-    Tensor, UninitTensor,
+    Tensor, UninitTensor, ops,
 };
 
 static UNIFORM_INTO: Signature = Signature::new("uniform_into", "into: F[..] -> into: F[..]", 2);
@@ -40,8 +44,14 @@ pub(super) static SIGNATURES: &[&Signature] =
 /// [`Error::Busy`].
 pub fn uniform_into(into: &Tensor, key: impl Into<RegionKey>, low: f64, high: f64) -> Result<()> {
     let interval = Interval::new(UNIFORM_INTO.name(), low, high)?;
-    let call = UNIFORM_INTO.call(&[into])?;
-    let indices = KeyedIndices::of(call.name(), key.into(), into)?;
+    let (call, key) = (UNIFORM_INTO.call(&[into])?, key.into());
+    let drawn = by_boxes(&key, into, |part, key| {
+        uniform(part.device(), part.shape(), part.dtype(), key, low, high)
+    })?;
+    if let Some(drawn) = drawn {
+        return ops::copy_into(&drawn, &into.local());
+    }
+    let indices = KeyedIndices::of(call.name(), key, into)?;
     let range = into.contiguous_range(call.name())?;
     if call.device().is_gpu() {
         return indices.fill_on_gpu(&call, interval.values(into.dtype())?, into);
@@ -92,8 +102,14 @@ pub fn uniform(
 /// [`Error::Immutable`]; [`Error::Busy`].
 pub fn normal_into(into: &Tensor, key: impl Into<RegionKey>, mean: f64, std: f64) -> Result<()> {
     let bell = Bell::new(NORMAL_INTO.name(), mean, std)?;
-    let call = NORMAL_INTO.call(&[into])?;
-    let indices = KeyedIndices::of(call.name(), key.into(), into)?;
+    let (call, key) = (NORMAL_INTO.call(&[into])?, key.into());
+    let drawn = by_boxes(&key, into, |part, key| {
+        normal(part.device(), part.shape(), part.dtype(), key, mean, std)
+    })?;
+    if let Some(drawn) = drawn {
+        return ops::copy_into(&drawn, &into.local());
+    }
+    let indices = KeyedIndices::of(call.name(), key, into)?;
     let range = into.contiguous_range(call.name())?;
     if call.device().is_gpu() {
         return indices.fill_on_gpu(&call, bell.values(), into);
@@ -182,6 +198,11 @@ fn drop_elements(
 ) -> Result<Tensor> {
     let threshold = threshold(signature.name(), probability)?;
     let mut call = signature.call(&[x])?;
+    let drop_part = |part: &Tensor, key| drop_elements(signature, part, key, probability);
+    if let Some(y) = by_boxes(&key, x, drop_part)? {
+        let tag = call.result_tag(0, y.shape())?;
+        return Ok(y.with_tag(tag));
+    }
     let indices = KeyedIndices::of(call.name(), key, x)?;
     if probability == 0.0 {
         return Ok(x.clone());

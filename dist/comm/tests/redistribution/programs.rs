@@ -32,10 +32,11 @@ impl Random {
     }
 
     fn placement(&mut self, dims: usize) -> Placement {
-        match self.below(dims + 2) {
+        match self.below(dims + 3) {
             0 => Placement::Replicate,
             1 => Placement::Partial(Reduction::Sum),
-            dim => Placement::shard(dim - 2),
+            2 => Placement::head_and_tail(0),
+            dim => Placement::shard(dim - 3),
         }
     }
 

@@ -1,8 +1,11 @@
 //! Random values of a sharded tensor.
 
+use std::ops::Range;
+
 use meshgrad_mesh::IndexSet;
 
 use super::error::ShardedTensorError;
+use super::tag::Tag;
 use crate::{Error, Layout, RegionKey, Result, Shape, Tensor};
 
 impl RegionKey {
@@ -11,8 +14,7 @@ impl RegionKey {
     ///
     /// # Errors
     /// As [`RegionKey::global_indices`]; [`Error::Argument`] for a sharded tensor and a key with a
-    /// region; [`ShardedTensorError::UnequalRanges`]; [`Error::TooManyDims`] when the rank has
-    /// several ranges of a dim, which count as two dims.
+    /// region; [`ShardedTensorError::UnequalRanges`].
     pub(crate) fn indices_of(&self, op: &'static str, x: &Tensor) -> Result<Layout> {
         let Some(tag) = x.tag() else {
             return self.global_indices(op, x.shape());
@@ -21,21 +23,40 @@ impl RegionKey {
             let problem = "the tensor's sharding gives the region; pass the key without one".into();
             return Err(Error::Argument { op, problem });
         }
-        let mut indices = Layout::contiguous(Shape::new(tag.sharding().shape())?, 0);
-        // A dim may become two dims, so the last one comes first.
-        for (dim, own) in tag.region().dims().iter().enumerate().rev() {
-            let first = own.ranges()[0].clone();
-            indices = match repetition(own) {
-                Some((1, _)) => indices.slice(dim, first)?,
-                Some(repetition) => indices.repeated(dim, first, repetition)?,
-                None => {
-                    let sharding = tag.sharding().to_string();
-                    return Err(ShardedTensorError::UnequalRanges { op, dim, sharding }.into());
-                }
-            };
-        }
-        Ok(indices)
+        layout(tag)?.ok_or_else(|| {
+            let sharding = tag.sharding().to_string();
+            ShardedTensorError::UnequalRanges { op, sharding }.into()
+        })
     }
+
+    /// Whether the key is of a whole tensor of which the rank's part `x` has global indices that no
+    /// layout describes.
+    pub(crate) fn needs_boxes(&self, x: &Tensor) -> Result<bool> {
+        match x.tag() {
+            Some(tag) if self.is_whole() => Ok(layout(tag)?.is_none()),
+            _ => Ok(false),
+        }
+    }
+}
+
+/// The global indices of the rank's part. `None` if its ranges of a dim are not equally long or not
+/// equally far apart, or if they need too many dims.
+fn layout(tag: &Tag) -> Result<Option<Layout>> {
+    let mut indices = Layout::contiguous(Shape::new(tag.sharding().shape())?, 0);
+    // A dim may become two dims, so the last one comes first.
+    for (dim, own) in tag.region().dims().iter().enumerate().rev() {
+        let first = own.ranges()[0].clone();
+        let next = match repetition(own) {
+            None => return Ok(None),
+            Some((1, _)) => indices.slice(dim, first),
+            Some(repetition) => indices.repeated(dim, first, repetition),
+        };
+        indices = match next {
+            Err(Error::TooManyDims { .. }) => return Ok(None),
+            next => next?,
+        };
+    }
+    Ok(Some(indices))
 }
 
 /// The number of ranges of equal length, and the distance between their starts.
@@ -45,7 +66,7 @@ fn repetition(indices: &IndexSet) -> Option<(usize, usize)> {
         return Some((1, 0));
     };
     let period = second.start - first.start;
-    let is_next = |pair: &[std::ops::Range<usize>]| {
+    let is_next = |pair: &[Range<usize>]| {
         pair[1].start - pair[0].start == period && pair[1].len() == first.len()
     };
     let is_equal = ranges.windows(2).all(is_next);

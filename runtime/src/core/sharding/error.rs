@@ -93,16 +93,14 @@ pub enum ShardedTensorError {
         needed: &'static str,
     },
 
-    /// Random values for ranges of indices that are not equally long, or not equally far apart.
+    /// Stochastic rounding of a parameter of which a rank has ranges of different lengths.
     #[error(
-        "{op}: this rank has ranges of different lengths of dim {dim} ({sharding}), for which random \
-         values are not implemented; choose an extent that all ranges divide, or redistribute before"
+        "{op}: this rank has several ranges of a dim that are not equally long or not equally far apart \
+         ({sharding}); stochastic rounding needs equal ones: choose an extent that the ranks divide"
     )]
     UnequalRanges {
         /// The op.
         op: &'static str,
-        /// The dim.
-        dim: usize,
         /// The sharding.
         sharding: String,
     },
