@@ -4,7 +4,7 @@ use crate::arrived::Arrived;
 use crate::done::Done;
 use crate::error::{Error, Result, Wait, deadlock};
 use crate::total_order::run_in_total_order;
-use crate::{Action, Compute, Message, Op, Placement};
+use crate::{Action, Compute, Message, Placement};
 
 pub(crate) fn check(
     placement: &Placement,
@@ -121,9 +121,13 @@ impl<'a> Check<'a> {
         once(rank, action, self.reduced[stage])?;
         self.reduced[stage] = true;
         for microbatch in 0..self.microbatches {
-            let by = |op| Compute::new(op, stage, microbatch);
-            let any_of = [by(Op::Backward), by(Op::BackwardWeight)];
-            self.done.check_done(rank, action, &any_of)?;
+            if let Some(op) = self.done.missing(stage, microbatch, true) {
+                return Err(Error::Early {
+                    rank,
+                    action,
+                    needs: Compute::new(op, stage, microbatch).into(),
+                });
+            }
         }
         Ok(())
     }

@@ -174,7 +174,8 @@ impl<'a> Done<'a> {
         Ok(())
     }
 
-    fn missing(&self, stage: usize, microbatch: usize, is_training: bool) -> Option<Op> {
+    /// What a stage did not run for a microbatch.
+    pub(crate) fn missing(&self, stage: usize, microbatch: usize, is_training: bool) -> Option<Op> {
         let has = |op| self.contains(Compute::new(op, stage, microbatch));
         if !has(Op::Forward) {
             return Some(Op::Forward);

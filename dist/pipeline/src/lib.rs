@@ -6,9 +6,13 @@
 //! - [`Named`]: the schedules of the literature; [`Schedule`]: the computations of every rank, also
 //!   from torch's CSV format.
 //! - [`Schedule::lower`] inserts communication: a [`Program`], which cannot deadlock.
+//! - [`Program::simulate`]: times, idle share and memory peaks for given [`Costs`];
+//!   [`Program::svg`] draws them.
+//! - [`Auto`]: the fastest schedule that a search finds for given costs and memory.
 
 mod action;
 mod arrived;
+mod auto;
 mod check;
 mod costs;
 mod csv;
@@ -22,9 +26,11 @@ mod placement;
 mod program;
 mod schedule;
 mod simulation;
+mod svg;
 mod total_order;
 
 pub use action::{Action, Compute, Message, MessageKind, Op};
+pub use auto::Auto;
 pub use costs::Costs;
 pub use error::{Error, MAX_PAIRS, Result, Wait};
 pub use lower::Lowering;
@@ -33,3 +39,8 @@ pub use placement::{Placement, Shape};
 pub use program::Program;
 pub use schedule::Schedule;
 pub use simulation::{Peak, Simulation, Span};
+
+/// Compiles and runs the examples of the guide.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/pipeline.md")]
+struct Guide;

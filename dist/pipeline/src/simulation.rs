@@ -66,7 +66,7 @@ impl Simulation {
 
     fn idle(&self, busy: f64) -> f64 {
         match self.makespan > 0.0 {
-            true => 1.0 - busy / self.makespan,
+            true => (1.0 - busy / self.makespan).max(0.0),
             false => 0.0,
         }
     }
