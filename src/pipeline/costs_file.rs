@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use meshgrad::pipeline::Costs;
 use serde::Deserialize;
 
@@ -39,12 +39,19 @@ pub(crate) fn read(path: &Path, stages: usize) -> anyhow::Result<Costs> {
     let is_json = path.extension().is_some_and(|it| it == "json");
     let file = match is_json {
         true => serde_json::from_str(&text).map_err(anyhow::Error::from),
-        false => toml::from_str(&text).map_err(anyhow::Error::from),
+        false => toml::from_str(&text).map_err(|error| on_one_line(&error, &text)),
     };
     let file: CostsFile = file.with_context(|| display_path(path))?;
     let costs = file.costs(stages);
     costs.check(stages).with_context(|| display_path(path))?;
     Ok(costs)
+}
+
+/// The line and the problem, without the excerpt of the file.
+fn on_one_line(error: &toml::de::Error, text: &str) -> anyhow::Error {
+    let before = error.span().and_then(|span| text.get(..span.start));
+    let line = before.unwrap_or_default().matches('\n').count() + 1;
+    anyhow!("line {line}: {}", error.message())
 }
 
 impl CostsFile {

@@ -92,7 +92,7 @@ pub(crate) fn pipeline(arguments: &PipelineArguments) -> ExitCode {
     let missing = arguments.missing_flags();
     if !missing.is_empty() {
         let flags = missing.join(", ");
-        eprintln!("error: {flags} missing: only a .csv file has these numbers itself");
+        eprintln!("error: missing {flags}; only a .csv schedule works without them");
         return ExitCode::from(2);
     }
     answer::print(answer(arguments), 1)

@@ -80,7 +80,7 @@ impl Compute {
     }
 
     fn message(self, kind: MessageKind, boundary: usize, stages: usize) -> Option<Message> {
-        (boundary + 1 < stages).then_some(Message {
+        (boundary < stages.saturating_sub(1)).then_some(Message {
             kind,
             boundary,
             microbatch: self.microbatch,
@@ -113,14 +113,14 @@ impl Message {
     pub fn from(self) -> usize {
         match self.kind {
             MessageKind::Activation => self.boundary,
-            MessageKind::Gradient => self.boundary + 1,
+            MessageKind::Gradient => self.boundary.saturating_add(1),
         }
     }
 
     /// The stage that needs it.
     pub fn to(self) -> usize {
         match self.kind {
-            MessageKind::Activation => self.boundary + 1,
+            MessageKind::Activation => self.boundary.saturating_add(1),
             MessageKind::Gradient => self.boundary,
         }
     }

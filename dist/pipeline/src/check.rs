@@ -11,7 +11,7 @@ pub(crate) fn check(
     microbatches: usize,
     ranks: &[Vec<Action>],
 ) -> Result<()> {
-    let mut check = Check::new(placement, microbatches);
+    let mut check = Check::new(placement, microbatches, ranks)?;
     for (rank, actions) in ranks.iter().enumerate() {
         check.rank(rank, actions)?;
     }
@@ -32,15 +32,19 @@ struct Check<'a> {
 }
 
 impl<'a> Check<'a> {
-    fn new(placement: &'a Placement, microbatches: usize) -> Check<'a> {
-        Check {
+    fn new(
+        placement: &'a Placement,
+        microbatches: usize,
+        ranks: &[Vec<Action>],
+    ) -> Result<Check<'a>> {
+        Ok(Check {
             placement,
             microbatches,
-            done: Done::new(placement, microbatches),
+            done: Done::new(placement, microbatches, ranks)?,
             sent: Arrived::new(placement, microbatches),
             received: Arrived::new(placement, microbatches),
             reduced: vec![false; placement.stages()],
-        }
+        })
     }
 
     fn rank(&mut self, rank: usize, actions: &[Action]) -> Result<()> {
@@ -100,7 +104,7 @@ impl<'a> Check<'a> {
         stage: usize,
     ) -> Result<()> {
         let (below, microbatch) = (message.boundary, message.microbatch);
-        if below + 1 >= self.placement.stages() {
+        if below >= self.placement.stages() - 1 {
             return Err(Error::OutOfRange {
                 rank,
                 action,

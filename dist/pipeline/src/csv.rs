@@ -64,7 +64,7 @@ fn placement_of(ranks: &[Vec<Action>], shape: Shape) -> Result<Placement> {
     let stages = rank_of.into_iter().enumerate();
     let ranks = stages.map(|(stage, rank)| rank.ok_or(Error::UnusedStage { stage }));
     let ranks: Result<Vec<usize>> = ranks.collect();
-    Ok(Placement::of_ranks(shape.ranks(), ranks?))
+    Placement::new(shape.ranks(), ranks?)
 }
 
 fn parse(text: &str) -> std::result::Result<Action, String> {

@@ -1,7 +1,7 @@
 //! The rules that hold within one rank: each computation once, on its rank, after what it needs.
 
 use crate::error::{Error, Result};
-use crate::{Action, Compute, Message, MessageKind, Op, Placement};
+use crate::{Action, Compute, Message, MessageKind, Op, Placement, Shape};
 
 /// The computations that ran so far.
 pub(crate) struct Done<'a> {
@@ -11,12 +11,23 @@ pub(crate) struct Done<'a> {
 }
 
 impl<'a> Done<'a> {
-    pub(crate) fn new(placement: &'a Placement, microbatches: usize) -> Done<'a> {
-        Done {
+    /// Checks the shape of the lists.
+    pub(crate) fn new(
+        placement: &'a Placement,
+        microbatches: usize,
+        lists: &[Vec<Action>],
+    ) -> Result<Done<'a>> {
+        let (ranks, lists) = (placement.ranks(), lists.len());
+        let shape = Shape::new(ranks, placement.stages(), microbatches)?;
+        if lists != ranks {
+            return Err(Error::Lists { lists, ranks });
+        }
+        let pairs = shape.stages() * shape.microbatches();
+        Ok(Done {
             placement,
             microbatches,
-            flags: vec![false; Op::ALL.len() * placement.stages() * microbatches],
-        }
+            flags: vec![false; Op::ALL.len() * pairs],
+        })
     }
 
     fn index(&self, compute: Compute) -> usize {
@@ -77,7 +88,7 @@ impl<'a> Done<'a> {
         }
         for compute in action.computes() {
             self.check_place(rank, action, compute.stage, compute.microbatch)?;
-            self.check_first(rank, action, compute)?;
+            self.check_once(rank, action, compute)?;
             self.check_order(rank, action, compute)?;
             self.check_local_input(rank, action, compute)?;
         }
@@ -88,8 +99,8 @@ impl<'a> Done<'a> {
         Ok(())
     }
 
-    /// A backward pass is either whole (B) or split (I, W).
-    fn check_first(&self, rank: usize, action: Action, compute: Compute) -> Result<()> {
+    /// Checks that the work was not done before. A backward pass is whole (B) or split (I, W).
+    fn check_once(&self, rank: usize, action: Action, compute: Compute) -> Result<()> {
         let same_work: &[Op] = match compute.op {
             Op::Forward => &[Op::Forward],
             Op::Backward => &[Op::Backward, Op::BackwardInput, Op::BackwardWeight],

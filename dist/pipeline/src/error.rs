@@ -8,6 +8,9 @@ use crate::{Action, Named};
 /// typing error does not exhaust the memory.
 pub const MAX_PAIRS: usize = 1 << 20;
 
+/// The most stages, of all ranks together.
+pub const MAX_STAGES: usize = 1 << 12;
+
 /// A result with an error of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -31,13 +34,36 @@ pub enum Error {
         ranks: usize,
     },
 
-    /// More pairs of a stage and a microbatch than [`MAX_PAIRS`].
-    #[error("{stages} stages x {microbatches} microbatches exceed the limit of {MAX_PAIRS}")]
+    /// More stages than [`MAX_STAGES`], or more pairs of a stage and a microbatch than [`MAX_PAIRS`].
+    #[error(
+        "{stages} stages x {microbatches} microbatches exceed the limit of {MAX_STAGES} stages and \
+         {MAX_PAIRS} pairs of a stage and a microbatch"
+    )]
     TooLarge {
         /// The number of stages.
         stages: usize,
         /// The number of microbatches.
         microbatches: usize,
+    },
+
+    /// A stage on a rank that does not exist.
+    #[error("stage {stage} is on rank {rank}, but the ranks are 0 to {}", .ranks.saturating_sub(1))]
+    NoSuchRank {
+        /// The stage.
+        stage: usize,
+        /// Its rank.
+        rank: usize,
+        /// The number of ranks.
+        ranks: usize,
+    },
+
+    /// Another number of lists than ranks.
+    #[error("{lists} lists of actions for {ranks} ranks: give each rank one")]
+    Lists {
+        /// The number of lists.
+        lists: usize,
+        /// The number of ranks.
+        ranks: usize,
     },
 
     /// A name that no schedule has.

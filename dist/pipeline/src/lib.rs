@@ -32,7 +32,7 @@ mod total_order;
 pub use action::{Action, Compute, Message, MessageKind, Op};
 pub use auto::Auto;
 pub use costs::Costs;
-pub use error::{Error, MAX_PAIRS, Result, Wait};
+pub use error::{Error, MAX_PAIRS, MAX_STAGES, Result, Wait};
 pub use lower::Lowering;
 pub use name::Named;
 pub use placement::{Placement, Shape};

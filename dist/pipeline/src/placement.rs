@@ -1,6 +1,6 @@
 //! Which rank has which stage.
 
-use crate::error::{Error, MAX_PAIRS, Result};
+use crate::error::{Error, MAX_PAIRS, MAX_STAGES, Result};
 
 /// The numbers of ranks, stages and microbatches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -15,7 +15,7 @@ impl Shape {
     ///
     /// # Errors
     /// [`Error::Zero`] when a number is 0, [`Error::FewStages`] when a rank would have no stage, and
-    /// [`Error::TooLarge`] above [`MAX_PAIRS`].
+    /// [`Error::TooLarge`] above [`MAX_STAGES`] or [`MAX_PAIRS`].
     pub fn new(ranks: usize, stages: usize, microbatches: usize) -> Result<Shape> {
         for (what, number) in [
             ("ranks", ranks),
@@ -29,10 +29,8 @@ impl Shape {
         if stages < ranks {
             return Err(Error::FewStages { stages, ranks });
         }
-        if stages
-            .checked_mul(microbatches)
-            .is_none_or(|it| it > MAX_PAIRS)
-        {
+        let pairs = stages.checked_mul(microbatches);
+        if stages > MAX_STAGES || pairs.is_none_or(|it| it > MAX_PAIRS) {
             return Err(Error::TooLarge {
                 stages,
                 microbatches,
@@ -87,8 +85,22 @@ impl Placement {
         Placement::of_ranks(shape.ranks, rank_of.collect())
     }
 
-    /// Any placement. Every entry of `rank_of` is below `ranks`.
-    pub(crate) fn of_ranks(ranks: usize, rank_of: Vec<usize>) -> Placement {
+    /// A placement of your own: the rank of every stage, below `ranks`.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchRank`] names the stage.
+    pub fn new(ranks: usize, rank_of: Vec<usize>) -> Result<Placement> {
+        match rank_of.iter().position(|&rank| rank >= ranks) {
+            Some(stage) => Err(Error::NoSuchRank {
+                stage,
+                rank: rank_of[stage],
+                ranks,
+            }),
+            None => Ok(Placement::of_ranks(ranks, rank_of)),
+        }
+    }
+
+    fn of_ranks(ranks: usize, rank_of: Vec<usize>) -> Placement {
         let mut stages_of = vec![Vec::new(); ranks];
         for (stage, &rank) in rank_of.iter().enumerate() {
             stages_of[rank].push(stage);

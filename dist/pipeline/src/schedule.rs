@@ -16,8 +16,7 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// A schedule of your own: one list of computations per rank. The number of microbatches is that
-    /// of `microbatches`.
+    /// A schedule of your own: one list of computations per rank.
     ///
     /// # Errors
     /// Names the rank and the action when an action is not a computation, is out of range, belongs
@@ -27,7 +26,7 @@ impl Schedule {
         microbatches: usize,
         ranks: Vec<Vec<Action>>,
     ) -> Result<Schedule> {
-        let mut done = Done::new(&placement, microbatches);
+        let mut done = Done::new(&placement, microbatches, &ranks)?;
         for (rank, actions) in ranks.iter().enumerate() {
             for &action in actions {
                 if action.computes().next().is_none() {

@@ -212,11 +212,15 @@ fn occupy(free: &mut f64, ready: f64, duration: f64) -> Span {
     Span { start, end: *free }
 }
 
-/// The peaks of one rank. They depend only on the order of its list.
+/// The peaks of one rank. They depend only on the order of its list. Inference keeps no activations.
 fn peak(list: &[Action], costs: &Costs) -> Peak {
     let (mut live, mut pending) = (0.0, 0.0);
     let mut peak = Peak::default();
-    for compute in list.iter().flat_map(|action| action.computes()) {
+    let computes = || list.iter().flat_map(|action| action.computes());
+    if computes().all(|it| it.op == Op::Forward) {
+        return peak;
+    }
+    for compute in computes() {
         let activation = costs.activation[compute.stage];
         match compute.op {
             Op::Forward => live += activation,

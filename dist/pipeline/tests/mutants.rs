@@ -2,7 +2,12 @@
 
 use std::collections::HashMap;
 
-use meshgrad_pipeline::{Action, Compute, Error, Lowering, Message, Named, Op, Program, Shape};
+use meshgrad_pipeline::{
+    Action, Compute, Error, Lowering, Message, MessageKind, Named, Op, Placement, Program,
+    Schedule, Shape,
+};
+use proptest::collection::vec;
+use proptest::prelude::*;
 
 /// Small programs of all kinds, with all kinds of communication.
 fn programs() -> Vec<Program> {
@@ -159,11 +164,85 @@ fn a_deadlock_names_the_ranks_and_actions_of_its_circle() {
     );
 }
 
+/// Values that are no schedule at all.
+#[test]
+fn lists_that_do_not_fit_the_placement_are_refused() {
+    let shape = Shape::new(2, 2, 2).unwrap();
+    let placement = Placement::looped(shape);
+    let error = |microbatches, ranks: usize| {
+        let lists = vec![Vec::new(); ranks];
+        let schedule = Schedule::new(placement.clone(), microbatches, lists.clone());
+        let program = Program::new(placement.clone(), microbatches, lists);
+        let (schedule, program) = (schedule.unwrap_err(), program.unwrap_err());
+        assert_eq!(schedule, program);
+        schedule.to_string()
+    };
+    assert_eq!(
+        error(2, 3),
+        "3 lists of actions for 2 ranks: give each rank one"
+    );
+    assert_eq!(
+        error(0, 2),
+        "the number of microbatches is 0: use at least 1"
+    );
+    assert_eq!(error(2, 2), "rank 0 never runs 0F0");
+    assert_eq!(
+        Placement::new(2, vec![0, 2]).unwrap_err().to_string(),
+        "stage 1 is on rank 2, but the ranks are 0 to 1"
+    );
+    assert_eq!(Placement::new(2, vec![0, 1]), Ok(placement.clone()));
+}
+
+fn any_action() -> impl Strategy<Value = Action> {
+    let number = || prop_oneof![4 => 0..3usize, 1 => Just(usize::MAX)];
+    let compute = || {
+        let parts = (0..4usize, number(), number());
+        parts.prop_map(|(op, stage, microbatch)| Compute::new(Op::ALL[op], stage, microbatch))
+    };
+    let message = || {
+        let kind = prop_oneof![Just(MessageKind::Activation), Just(MessageKind::Gradient)];
+        (kind, number(), number()).prop_map(|(kind, boundary, microbatch)| Message {
+            kind,
+            boundary,
+            microbatch,
+        })
+    };
+    prop_oneof![
+        compute().prop_map(Action::Compute),
+        (compute(), compute()).prop_map(|(one, other)| Action::Overlapped(one, other)),
+        message().prop_map(Action::Send),
+        message().prop_map(Action::Receive),
+        number().prop_map(Action::Gather),
+        number().prop_map(Action::Release),
+        number().prop_map(Action::Reduce),
+    ]
+}
+
+proptest! {
+    /// Any lists give a program or an error with a message.
+    #[test]
+    fn no_lists_panic(ranks in vec(vec(any_action(), 0..8), 2), replace in any_action(), at: u8) {
+        let placement = Placement::looped(Shape::new(2, 3, 2).unwrap());
+        if let Err(error) = Program::new(placement, 2, ranks) {
+            prop_assert!(!error.to_string().is_empty());
+        }
+
+        // A program with one other action passes many checks before it fails.
+        let program = &programs()[1];
+        let mut ranks = program.ranks().to_vec();
+        let at = usize::from(at) % ranks[1].len();
+        ranks[1][at] = replace;
+        if let Err(error) = check(program, ranks) {
+            prop_assert!(!error.to_string().is_empty());
+        }
+    }
+}
+
 /// What must precede an action on its rank: one of each list.
 fn needs(action: Action, program: &Program) -> Vec<Vec<Action>> {
     let placement = program.placement();
     let produced = |it: Message| match it.kind {
-        meshgrad_pipeline::MessageKind::Activation => computes(&[Op::Forward], it.from(), it),
+        MessageKind::Activation => computes(&[Op::Forward], it.from(), it),
         _ => computes(&[Op::Backward, Op::BackwardInput], it.from(), it),
     };
     let mut all = Vec::new();

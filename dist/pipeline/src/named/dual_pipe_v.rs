@@ -10,10 +10,11 @@ use crate::{Action, Compute, Op, Shape};
 pub(crate) fn dual_pipe_v(rank: usize, shape: Shape) -> Vec<Action> {
     let (ranks, microbatches) = (shape.ranks(), shape.microbatches());
     let hops = ranks - 1 - rank;
-    let mut list = List::new(rank, ranks);
+    let mut list = List::new(rank, shape);
 
-    (0..2 * hops).for_each(|_| list.forward(0));
-    (0..=rank).for_each(|_| [0, 1].into_iter().for_each(|leg| list.forward(leg)));
+    list.counted.repeat(2 * hops, &[(Op::Forward, 0)]);
+    list.counted
+        .repeat(rank + 1, &[(Op::Forward, 0), (Op::Forward, 1)]);
     for _ in 0..hops {
         list.input(1);
         list.weight();
@@ -47,7 +48,9 @@ pub(crate) fn dual_pipe_v(rank: usize, shape: Shape) -> Vec<Action> {
         list.weight();
         list.input(0);
     }
-    (0..=rank).for_each(|_| list.weight());
+    for _ in 0..=rank {
+        list.weight();
+    }
     list.counted.actions
 }
 
@@ -58,9 +61,9 @@ struct List {
 }
 
 impl List {
-    fn new(rank: usize, ranks: usize) -> List {
+    fn new(rank: usize, shape: Shape) -> List {
         List {
-            counted: Counted::new(rank, ranks),
+            counted: Counted::new(rank, shape),
             weights: VecDeque::new(),
         }
     }
