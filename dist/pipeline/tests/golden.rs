@@ -33,29 +33,28 @@ fn rows<A: ToString>(lists: &[Vec<A>]) -> Vec<String> {
     lists.iter().map(row).collect()
 }
 
-#[test]
-fn compute_orders_equal_those_of_torch_and_d9d() {
+/// Compares the written-out lists of both libraries with ours.
+fn compare(key: &str, ours: fn(&Schedule) -> Vec<String>) {
     for (library, table) in tables() {
-        let orders = table["orders"].as_array().unwrap();
-        assert!(orders.len() >= 20, "{library}");
-        for row in orders {
-            let ours = rows(schedule(row).ranks());
+        let shown = table[key].as_array().unwrap();
+        assert!(shown.len() >= 20, "{library}");
+        for row in shown {
+            let ours = ours(&schedule(row));
             assert_eq!(Value::from(ours), row["rows"], "{library}: {row}");
         }
     }
 }
 
 #[test]
+fn compute_orders_equal_those_of_torch_and_d9d() {
+    compare("orders", |schedule| rows(schedule.ranks()));
+}
+
+#[test]
 fn messages_equal_those_of_torch_and_d9d() {
-    for (library, table) in tables() {
-        let lowered = table["lowered"].as_array().unwrap();
-        assert!(lowered.len() >= 20, "{library}");
-        for row in lowered {
-            let program = schedule(row).lower(&Lowering::default()).unwrap();
-            let ours = rows(program.ranks());
-            assert_eq!(Value::from(ours), row["rows"], "{library}: {row}");
-        }
-    }
+    compare("lowered", |schedule| {
+        rows(schedule.lower(&Lowering::default()).unwrap().ranks())
+    });
 }
 
 /// Digests of all shapes with up to 8 ranks, 4 stages per rank and 32 microbatches. Shapes that the
