@@ -6,6 +6,7 @@
 //! - [`dist`]: parallel configurations, and the groups and communicators that they need.
 //! - [`comm`]: collectives on tensors between the ranks of a group, which are threads, or processes
 //!   over TCP or MPI.
+//! - [`pipeline`]: pipeline schedules, proven free of deadlocks, simulated and drawn. Pure values.
 //! - [`kernels`]: a PTX macro-assembler, for kernels of your own.
 //! - [`runtime`]: devices, memory, dtypes, tensors and the ops on them.
 //! - [`autograd`]: the tape, parameters, and differentiable ops.
@@ -50,6 +51,7 @@ pub use meshgrad_load as load;
 pub use meshgrad_mesh as mesh;
 pub use meshgrad_models as models;
 pub use meshgrad_opcheck as opcheck;
+pub use meshgrad_pipeline as pipeline;
 pub use meshgrad_runtime as runtime;
 pub use meshgrad_train as train;
 

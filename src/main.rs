@@ -16,6 +16,7 @@ mod launch;
 mod mesh;
 mod model;
 mod next;
+mod pipeline;
 mod runs;
 mod sample;
 mod table;
@@ -66,6 +67,8 @@ enum Command {
     Ckpt(ckpt::CkptArguments),
     /// Show a parallel configuration: axes, domains, and the groups of a rank.
     Mesh(mesh::MeshArguments),
+    /// Simulate a pipeline schedule: idle time and memory of every rank, a drawing.
+    Pipeline(pipeline::PipelineArguments),
     /// Check every collective on the ranks at hand, and measure latency and bandwidth.
     Comm(comm::CommArguments),
     /// Run a command as N processes, each of them a rank: `meshgrad launch -n 8 -- COMMAND`.
@@ -172,6 +175,7 @@ fn dispatch(command: &Command, device: &Device) -> anyhow::Result<ExitCode> {
         Command::Ckpt(arguments) => return Ok(ckpt::ckpt(arguments, device.properties().threads)),
         Command::Bench(arguments) => return bench::bench(arguments, device),
         Command::Mesh(arguments) => return Ok(mesh::mesh(arguments)),
+        Command::Pipeline(arguments) => return Ok(pipeline::pipeline(arguments)),
         Command::Comm(arguments) => comm::comm(arguments),
         Command::Launch(arguments) => return launch::launch(arguments),
         Command::Check(arguments) => check::check(&arguments.device.open(device)?),
