@@ -14,7 +14,7 @@ use crate::var::Node;
 use crate::{Result, Saved, Tape, Var};
 
 /// Runs `block` on `inputs` and saves only `inputs`. The backward pass runs `block` again on a
-/// nested tape, inside of the [`with_mesh`] and [`with_redistribution`] of the first time.
+/// nested tape, under the [`with_mesh`] and [`with_redistribution`] of the original call.
 ///
 /// `block` must compute the same both times; random ops do, because they take their key by value.
 /// Captured parameters get their gradients as usual. Capturing any other tracked value is an error:

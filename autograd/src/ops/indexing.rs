@@ -1,6 +1,6 @@
 //! Concatenation, splitting and indexing.
 
-use meshgrad_runtime::{Tensor, ops};
+use meshgrad_runtime::{ShardedShape, Tensor, ops};
 
 use crate::{Operand, Result, Save, TapeError, Track, tracked_list_linear};
 
@@ -11,18 +11,19 @@ use crate::{Operand, Result, Save, TapeError, Track, tracked_list_linear};
 pub fn concat<V: Operand>(parts: &[&V], dim: isize) -> Result<V> {
     let values: Vec<&Tensor> = parts.iter().map(|part| part.value()).collect();
     let y = ops::concat(&values, dim)?;
-    let sizes: Result<Vec<usize>> = values.iter().map(|x| x.global_extent(dim)).collect();
-    let sizes = sizes?;
+    let sizes: Result<Vec<usize>> = values.iter().map(|x| x.extent(dim)).collect();
+    let (sizes, shapes) = (sizes?, values.iter().map(|x| x.sharded_shape()));
+    let shapes: Vec<ShardedShape> = shapes.collect();
 
     let mut vars = tracked_list_linear(vec![y], parts, move |dys, slots| {
         let Some(dy) = &dys[0] else {
             return Ok(());
         };
-        let dparts = ops::split(dy, &sizes, dim)?;
-        slots
+        let dparts = ops::split(&dy.local(), &sizes, dim)?;
+        let dparts = slots.into_iter().zip(shapes.iter().zip(dparts));
+        dparts
             .into_iter()
-            .zip(dparts)
-            .try_for_each(|(slot, dpart)| slot.add(|| Ok(dpart)))
+            .try_for_each(|(slot, (shape, dpart))| slot.add(|| shape.part_like(&dpart, dy)))
     })?;
     Ok(vars.remove(0))
 }

@@ -30,13 +30,17 @@ pub fn cast<V: Operand>(x: &V, dtype: DType) -> Result<V> {
 /// # Errors
 /// As [`meshgrad_runtime::ops::reshape`].
 pub fn reshape<V: Operand>(x: &V, shape: &[usize]) -> Result<V> {
-    let from = x.global_shape();
+    let from = x.value().sharded_shape();
     let y = ops::reshape(x.value(), shape)?;
     if let Some(node @ Node::Param(_)) = x.as_var().map(Var::node) {
         // The gradient buffer has the same elements in the same order.
         return Ok(V::from_var(Var::new(y, node.clone())));
     }
-    y.tracked_linear([x], move |dy, [dx]| dx.add(|| ops::reshape(dy, &from)))
+    // The gradient has the shards of `y`, so its elements are those of `x`'s part. The reverse rule
+    // might give an equal layout another sharding.
+    y.tracked_linear([x], move |dy, [dx]| {
+        dx.add(|| from.part_like(&ops::reshape(&dy.local(), from.local())?, dy))
+    })
 }
 
 /// Exchanges dims `a` and `b`; negative dims count from the end. A view.

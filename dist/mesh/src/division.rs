@@ -28,6 +28,9 @@ pub enum Division {
     },
 }
 
+/// The most blocks of a dim: a rank stores a range for each.
+const MAX_BLOCKS: usize = 1 << 20;
+
 /// Why a division does not fit a dim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DivisionError {
@@ -37,7 +40,7 @@ pub(crate) enum DivisionError {
     Sum,
     /// The shards to divide have different extents.
     UnequalShards,
-    /// The length of a block is 0 or does not divide the extent.
+    /// The length of a block is 0, does not divide the extent, or gives too many blocks.
     BlockLength,
 }
 
@@ -96,8 +99,8 @@ impl Division {
         }
     }
 
-    /// The canonical form of this division of shards with these extents: [`Division::Even`] if it
-    /// gives the same parts, else [`Division::Ragged`] if it does.
+    /// The canonical form of this division of shards with these extents: the simplest division with
+    /// the same parts.
     pub(crate) fn fitted(
         &self,
         extents: &BTreeSet<usize>,
@@ -113,25 +116,28 @@ impl Division {
                 check_sizes(sizes, one_extent, ranks)?;
                 self.clone()
             }
-            Division::HeadAndTail => Division::HeadAndTail,
+            Division::HeadAndTail => {
+                let ragged = one_extent.and_then(|extent| self.in_rank_order(extent, ranks));
+                ragged.unwrap_or(Division::HeadAndTail)
+            }
             Division::InBlocks { length, division } => {
-                let divides = |extent: &usize| extent.checked_rem(*length) == Some(0);
-                if !extents.iter().all(divides) {
+                let fits = |extent: &usize| {
+                    let rest = extent.checked_rem(*length);
+                    rest == Some(0) && extent / length <= MAX_BLOCKS
+                };
+                if !extents.iter().all(fits) {
                     return Err(DivisionError::BlockLength);
                 }
                 let of_block = division.fitted(&BTreeSet::from([*length]), ranks)?;
-                match of_block {
-                    Division::InBlocks { .. } => of_block,
-                    _ => Division::in_blocks(*length, of_block),
-                }
+                in_canonical_blocks(*length, of_block, extents, ranks)
             }
         };
         let is_even = |extent: &usize| division.equals(&Division::Even, *extent, ranks);
-        if extents.iter().all(is_even) {
-            return Ok(Division::Even);
+        let is_blocks = matches!(division, Division::InBlocks { .. });
+        match !is_blocks && extents.iter().all(is_even) {
+            true => Ok(Division::Even),
+            false => Ok(division),
         }
-        let ragged = one_extent.and_then(|extent| division.in_rank_order(extent, ranks));
-        Ok(ragged.unwrap_or(division))
     }
 
     /// Divides each block of `length` indices by `division`.
@@ -205,6 +211,34 @@ impl Division {
                 Some(Division::in_blocks(scale(*length)?, of_block))
             }
         }
+    }
+}
+
+/// Blocks that `of_block` divides, of shards with these extents: a simpler division if each shard has
+/// at most one block, or if one rank has whole blocks.
+fn in_canonical_blocks(
+    length: usize,
+    of_block: Division,
+    extents: &BTreeSet<usize>,
+    ranks: usize,
+) -> Division {
+    let is_one_block = |extent: &usize| *extent == length || *extent == 0;
+    let is_even = of_block == Division::Even || extents.last() == Some(&0);
+    if is_even && extents.iter().all(is_one_block) {
+        return Division::Even;
+    }
+    if extents.iter().eq([&length]) {
+        return of_block;
+    }
+    if matches!(of_block, Division::InBlocks { .. }) {
+        return of_block;
+    }
+    let sizes = of_block.sizes(length, ranks);
+    match (extents.first(), sizes.contains(&length)) {
+        (Some(extent), true) if extents.len() == 1 => {
+            Division::Ragged(sizes.iter().map(|size| size / length * extent).collect())
+        }
+        _ => Division::in_blocks(length, of_block),
     }
 }
 

@@ -145,11 +145,6 @@ impl Region {
         }
     }
 
-    /// The region of one box.
-    pub fn of_box(ranges: &[Range<usize>]) -> Region {
-        Region::new(ranges.iter().cloned().map(IndexSet::from))
-    }
-
     /// The indices of each dim.
     pub fn dims(&self) -> &[IndexSet] {
         &self.dims

@@ -221,8 +221,8 @@ impl Sharding {
         shards.map(|shard| self.axis_name(shard.axis)).collect()
     }
 
-    /// Whether the divisions of a dim give every rank one range of it.
-    pub fn has_ranges(&self, dim: usize) -> bool {
+    /// Whether every rank has one range of a dim, as its divisions say.
+    pub fn has_one_range(&self, dim: usize) -> bool {
         let divisions = self.placements.shards_of(dim).iter();
         let mut divisions = divisions.map(|shard| &shard.division);
         divisions.all(Division::is_one_range)

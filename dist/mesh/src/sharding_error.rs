@@ -87,7 +87,7 @@ pub enum ShardingError {
     /// The blocks of a division do not fit its dim.
     #[error(
         "axis `{axis}` shards dim {dim} {division}{}, but the extent is {}: the length of a block must \
-         be at least 1 and divide it", inside(.outer), either(.extents)
+         be at least 1 and divide it into at most 2^20 blocks", inside(.outer), either(.extents)
     )]
     BlockLength {
         /// The axis.

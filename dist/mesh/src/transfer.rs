@@ -23,7 +23,7 @@ pub struct TransferTensor<'a> {
 /// ranks. A plan is a value, and equal on all ranks.
 ///
 /// Each rank receives the elements of its target regions that it does not have, once. If several
-/// ranks have them, the one sends them that sends the fewest bytes so far.
+/// ranks have them, the rank that has sent the fewest bytes so far sends them.
 ///
 /// ```
 /// use meshgrad_mesh::{Mesh, Placement, Sharding, Transfer, TransferTensor};

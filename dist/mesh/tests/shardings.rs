@@ -380,12 +380,15 @@ fn errors_name_the_remedy() {
         "axis `tp` shards dim 0 into sizes [2, 1, 1] inside the shards of `dp`, which have different \
          extents [3, 4]: place `tp` before `dp`, or shard evenly"
     );
+    let many = error(&[("tp", Placement::in_blocks(0, 1))], &[1 << 40]);
+    assert!(matches!(many, ShardingError::BlockLength { .. }), "{many}");
     for length in [0, 4] {
         assert_eq!(
             message(&[("dp", shard(1)), ("tp", Placement::in_blocks(1, length))]),
             format!(
                 "axis `tp` shards dim 1 even in blocks of {length} inside the shards of `dp`, but the \
-                 extent is 3: the length of a block must be at least 1 and divide it"
+                 extent is 3: the length of a block must be at least 1 and divide it into at most \
+                 2^20 blocks"
             )
         );
     }

@@ -340,6 +340,11 @@ fn cases_of_several_ranges() -> Vec<Case> {
                 0.7,
             )?])
         }),
+        Case::new("attention with log-sum-exp", inputs(&[q, q, q]), |x| {
+            let causal = AttentionMask::causal();
+            let (out, lse) = ops::attention_with_lse(&x[0], &x[1], &x[2], &causal, 0.7)?;
+            Ok(vec![out, lse])
+        }),
         Case::new("merge_leading", inputs(&[tokens]), |x| {
             Ok(vec![ops::merge_leading(&x[0])?])
         }),
@@ -367,7 +372,7 @@ fn gradients_of_shards_with_several_ranges() {
     let divisions: [&dyn Fn(usize) -> Division; 2] = [&|_| Division::HeadAndTail, &in_blocks];
     let several = |sharding: &Sharding| {
         let mut dims = 0..sharding.shape().len();
-        dims.any(|dim| !sharding.has_ranges(dim))
+        dims.any(|dim| !sharding.has_one_range(dim))
     };
     let mut table = Vec::new();
     for case in cases_of_several_ranges() {
@@ -384,6 +389,41 @@ fn gradients_of_shards_with_several_ranges() {
         }
     }
     insta::assert_snapshot!(table.join("\n"));
+}
+
+/// The gradient has the sharding of its value even if the reverse rule would give an equal layout
+/// another form: a batch smaller than its axis, one rank with everything, and another order of axes.
+#[test]
+fn gradients_of_reshapes_have_the_sharding_of_the_value() {
+    use meshgrad_autograd::ops;
+
+    let like = Tensor::from_slice(&Device::cpu(), &[0], &[0.0f64; 0]).unwrap();
+    let mesh = Mesh::new(&[4, 2], &["dp", "cp"]).unwrap();
+    let merge = Case::new("merge", vec![numbers(&like, &[3, 4, 2], 1)], |x| {
+        Ok(vec![ops::merge_leading(&x[0])?])
+    });
+    let batch = [("dp", Placement::shard(0)), ("cp", Placement::shard(1))];
+    let batch = Sharding::new(&mesh, batch, &[3, 4, 2]).unwrap();
+    assert!(check_choice(&merge, &vec![batch], &mesh, "dp").is_some());
+
+    let split = Case::new("split", vec![numbers(&like, &[8, 2], 1)], |x| {
+        Ok(vec![ops::reshape(&x[0], &[2, 4, 2])?])
+    });
+    let mesh = Mesh::new(&[2, 2], &["dp", "cp"]).unwrap();
+    let fused = [
+        ("cp", Placement::in_blocks(0, 4)),
+        ("dp", Placement::shard(0)),
+    ];
+    let fused = Sharding::new(&mesh, fused, &[8, 2]).unwrap();
+    assert!(check_choice(&split, &vec![fused], &mesh, "dp").is_some());
+
+    let rows = vec![numbers(&like, &[1, 4], 1), numbers(&like, &[1, 4], 2)];
+    let concat = Case::new("concat", rows, |x| {
+        Ok(vec![ops::concat(&[&x[0], &x[1]], 0)?])
+    });
+    let mesh = Mesh::new(&[2], &["tp"]).unwrap();
+    let row = Sharding::new(&mesh, [("tp", Placement::shard(0))], &[1, 4]).unwrap();
+    assert!(check_choice(&concat, &vec![row.clone(), row], &mesh, "tp").is_some());
 }
 
 #[test]

@@ -244,8 +244,8 @@ impl Layout {
         Ok(view)
     }
 
-    /// The indices `range` of dim `dim`, and as many more `period` indices later, `count` times in
-    /// all. The dim becomes two: [count, range].
+    /// `count` ranges of dim `dim`, each `period` indices after the last, of which `range` is the first.
+    /// The dim becomes two: [count, range].
     ///
     /// # Errors
     /// [`Error::NoDim`], [`Error::SliceRange`], [`Error::TooManyDims`].

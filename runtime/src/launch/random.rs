@@ -6,7 +6,7 @@ use meshgrad_kernels::random::{
 
 use super::elementwise::Target;
 use crate::launch::{Launcher, Operand, Plan, PlanError, float};
-use crate::{DType, Key, Layout, Result, Tensor};
+use crate::{DType, Error, Key, Layout, Result, Tensor};
 
 /// y\[i\] = f(word), or f(word, x\[i\]) for dropout, where word is the random word of `key` at the
 /// global index of element i. `global_indices` maps elements to global indices.
@@ -20,8 +20,9 @@ pub(crate) fn random(
     let plan = plan(
         values.distribution(),
         global_indices,
-        x.map(Operand::of).map(|x| with_dims_of(global_indices, x)),
-        with_dims_of(global_indices, y.operand),
+        x.map(|x| with_dims_of(global_indices, Operand::of(x)))
+            .transpose()?,
+        with_dims_of(global_indices, y.operand)?,
     );
     let plan = gpu.planned(plan)?;
     let arguments = RandomArguments {
@@ -34,14 +35,17 @@ pub(crate) fn random(
     gpu.run(&plan.kernel, &arguments.arguments(&plan.kernel.variant))
 }
 
-/// An operand with the dims of `indices`, of which two can be one dim of the operand.
-fn with_dims_of(indices: &Layout, operand: Operand) -> Operand {
-    let layout = operand.layout.reshape(indices.shape());
-    match layout {
-        Ok(Some(layout)) => Operand { layout, ..operand },
-        // The shapes agree, and dims can always be split.
-        _ => operand,
-    }
+/// `operand` viewed in the shape of `indices`, which may split one of its dims.
+///
+/// # Errors
+/// [`Error::Reshape`] when `operand` has no such view.
+fn with_dims_of(indices: &Layout, operand: Operand) -> Result<Operand> {
+    let view = operand.layout.reshape(indices.shape())?;
+    let layout = view.ok_or(Error::Reshape {
+        from: *operand.layout.shape(),
+        to: *indices.shape(),
+    })?;
+    Ok(Operand { layout, ..operand })
 }
 
 /// The plan of random values.

@@ -50,8 +50,8 @@ pub(super) static SIGNATURES: &[&Signature] = &[&ATTENTION, &ATTENTION_GRAD, &AT
 /// queries.
 ///
 /// The queries of a sharded `q` can be a rank's part of the sequence, with `k` and `v` whole: their
-/// positions count from the start of the global tensor. Several ranges of the sequence, as of
-/// head-and-tail shards, are computed one after the other. The tensors of `mask` are then sharded like
+/// positions count from the start of the global tensor. A rank with several ranges of the
+/// sequence, as of head-and-tail shards, runs the kernel once per range. The tensors of `mask` are then sharded like
 /// the batch, if they have a value per row, and replicated otherwise. Packed sequences need whole
 /// queries.
 ///

@@ -128,7 +128,7 @@ fn checked_extent(first: &Tensor, other: &Tensor, dim: usize) -> Result<usize> {
 
 /// Splits `x` along dim `dim` into views of extents `sizes`. Copies nothing.
 ///
-/// A sharded dim can be split into equal parts if its shards are in blocks of their extent.
+/// A sharded dim can be split into equal parts if it is sharded in blocks of one part.
 ///
 /// # Errors
 /// [`Error::NoDim`]; [`Error::Argument`] when `sizes` do not sum to the extent;
@@ -147,12 +147,15 @@ pub fn split(x: &Tensor, sizes: &[usize], dim: isize) -> Result<Vec<Tensor>> {
         });
     }
 
-    if x.is_sharded(at) && sizes.iter().all(|size| *size == sizes[0]) {
+    if let [size, ..] = sizes
+        && x.is_sharded(at)
+        && sizes.iter().all(|other| other == size)
+    {
         let (before, after) = (&shape[..at], &shape[at + 1..]);
-        let blocks = reshape(x, &[before, &[sizes.len(), sizes[0]], after].concat())?;
+        let blocks = reshape(x, &[before, &[sizes.len(), *size], after].concat())?;
         let block = |index: usize| {
             let block = blocks.slice(at as isize, index..index + 1)?;
-            reshape(&block, &[before, &[sizes[0]], after].concat())
+            reshape(&block, &[before, &[*size], after].concat())
         };
         return (0..sizes.len()).map(block).collect();
     }

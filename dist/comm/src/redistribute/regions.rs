@@ -63,34 +63,38 @@ pub(super) fn assembled(flat: &Tensor, regions: &[Region], whole: &Region) -> Re
 }
 
 /// The tensor of a grid of parts.
-pub(super) fn joined(mut parts: Vec<(Region, Tensor)>) -> Result<Tensor> {
+pub(super) fn joined(parts: Vec<(Region, Tensor)>) -> Result<Tensor> {
+    joined_along(parts, 0)
+}
+
+/// The tensor of a grid of parts that have the same indices of all dims before `dim`.
+fn joined_along(mut parts: Vec<(Region, Tensor)>, dim: usize) -> Result<Tensor> {
     if parts.len() == 1 {
         return Ok(parts.remove(0).1);
     }
-    let mut boxes = Vec::new();
-    for (region, x) in &parts {
-        for ranges in region.boxes() {
-            let inner = Region::of_box(&ranges);
-            boxes.push((ranges, part(x, region, &inner)?));
-        }
+    let start = |region: &Region| region.dims()[dim].ranges()[0].start;
+    parts.sort_by_key(|(region, _)| start(region));
+    let (mut rows, mut ranges) = (Vec::new(), Vec::new());
+    while !parts.is_empty() {
+        let first = parts[0].0.clone();
+        let end = parts.partition_point(|(region, _)| start(region) == start(&first));
+        let row = parts.drain(..end).collect();
+        rows.push(joined_along(row, dim + 1)?);
+        ranges.extend_from_slice(first.dims()[dim].ranges());
     }
-    joined_boxes(boxes, 0)
+    in_order(&concatenated(rows, dim)?, dim, &ranges)
 }
 
-/// The tensor of a grid of boxes that fill all dims before `dim` together.
-fn joined_boxes(mut boxes: Vec<(Vec<Range<usize>>, Tensor)>, dim: usize) -> Result<Tensor> {
-    if boxes.len() == 1 {
-        return Ok(boxes.remove(0).1);
+/// `x`, of which dim `dim` has the indices of `ranges`, with these indices in ascending order.
+fn in_order(x: &Tensor, dim: usize, ranges: &[Range<usize>]) -> Result<Tensor> {
+    if ranges.is_sorted_by_key(|range| range.start) {
+        return Ok(x.clone());
     }
-    boxes.sort_by_key(|(ranges, _)| ranges[dim].start);
-    let mut rows = Vec::new();
-    while !boxes.is_empty() {
-        let start = boxes[0].0[dim].start;
-        let end = boxes.partition_point(|(ranges, _)| ranges[dim].start == start);
-        let row = boxes.drain(..end).collect();
-        rows.push(joined_boxes(row, dim + 1)?);
-    }
-    concatenated(rows, dim)
+    let indices: Vec<usize> = ranges.iter().cloned().flatten().collect();
+    let mut positions: Vec<i64> = (0..indices.len() as i64).collect();
+    positions.sort_by_key(|position| indices[*position as usize]);
+    let positions = Tensor::from_slice(x.device(), &[positions.len()], &positions)?;
+    ops::index_select(x, dim as isize, &positions)
 }
 
 /// `x`, of the region `inner`, with zeros in the rest of `outer`.

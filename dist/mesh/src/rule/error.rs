@@ -268,7 +268,7 @@ impl fmt::Display for Problem {
             Problem::NoPlacement { operand, has } => {
                 write!(
                     f,
-                    "`{operand}` is {has}, but no placement describes these shards of the result"
+                    "`{operand}` is {has}, which no placement of the result can express"
                 )
             }
             Problem::NotLinear { operand, has } => {

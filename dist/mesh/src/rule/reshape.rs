@@ -1,9 +1,9 @@
 //! The rule of reshapes: merges and splits of dims keep every shard that a placement describes.
 //!
 //! The dims of both shapes fall into runs with equal numbers of elements: in [4, 6, 5] -> [24, 5],
-//! one run merges 4 and 6. A shard of a dim selects elements of its run: the same ones in each
-//! block of `length` elements. A dim of the result describes them if an index of it is a part of
-//! such a block, and if the blocks fill the dim.
+//! one run merges 4 and 6. A shard of a dim selects elements of its run: the same ones in each block
+//! of `length` elements. A dim of the result can hold the shard if its stride divides the block and
+//! the dim is a whole number of blocks.
 
 use std::ops::Range;
 

@@ -16,8 +16,8 @@ pub struct Targets<'a> {
 }
 
 impl<'a> Targets<'a> {
-    /// Labels for the rows of `w` that this rank has, by the sharding of `w`. Ops with these labels
-    /// report a `w` of which this rank has several ranges of rows.
+    /// Labels for the rows of `w` that this rank has, by the sharding of `w`. Ops fail if
+    /// the sharding of `w` gives ranks several ranges of rows.
     pub fn new(labels: &'a Tensor, ignore_index: i64, w: &Tensor) -> Targets<'a> {
         let classes = w.sharded_shape();
         let own = classes.indices("cross_entropy", 0);

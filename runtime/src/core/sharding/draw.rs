@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use meshgrad_mesh::IndexSet;
+use meshgrad_mesh::{IndexSet, Sharding};
 
 use super::error::ShardedTensorError;
 use super::tag::Tag;
@@ -29,8 +29,7 @@ impl RegionKey {
         })
     }
 
-    /// Whether the key is of a whole tensor of which the rank's part `x` has global indices that no
-    /// layout describes.
+    /// Whether no single strided layout gives the global indices of `x`, on this rank or another.
     pub(crate) fn needs_boxes(&self, x: &Tensor) -> Result<bool> {
         match x.tag() {
             Some(tag) if self.is_whole() => Ok(layout(tag)?.is_none()),
@@ -39,9 +38,12 @@ impl RegionKey {
     }
 }
 
-/// The global indices of the rank's part. `None` if its ranges of a dim are not equally long or not
-/// equally far apart, or if they need too many dims.
+/// The global indices of the rank's part. `None`, on all ranks alike, if the ranges of a dim on some
+/// rank are not equally long or not equally far apart, or if they need too many dims.
 fn layout(tag: &Tag) -> Result<Option<Layout>> {
+    if !tag.is_regular() {
+        return Ok(None);
+    }
     let mut indices = Layout::contiguous(Shape::new(tag.sharding().shape())?, 0);
     // A dim may become two dims, so the last one comes first.
     for (dim, own) in tag.region().dims().iter().enumerate().rev() {
@@ -57,6 +59,17 @@ fn layout(tag: &Tag) -> Result<Option<Layout>> {
         };
     }
     Ok(Some(indices))
+}
+
+/// Whether the ranges of each dim are equally long and equally far apart on every rank.
+pub(super) fn is_regular(sharding: &Sharding) -> bool {
+    let mut dims = 0..sharding.shape().len();
+    if dims.all(|dim| sharding.has_one_range(dim)) {
+        return true;
+    }
+    let ranks = sharding.mesh().ranks();
+    let mut regions = ranks.into_iter().filter_map(|rank| sharding.region(rank));
+    regions.all(|region| region.dims().iter().all(|own| repetition(own).is_some()))
 }
 
 /// The number of ranges of equal length, and the distance between their starts.

@@ -93,10 +93,10 @@ pub enum ShardedTensorError {
         needed: &'static str,
     },
 
-    /// Stochastic rounding of a parameter of which a rank has ranges of different lengths.
+    /// Stochastic rounding of a parameter of which some rank has unequal ranges.
     #[error(
-        "{op}: this rank has several ranges of a dim that are not equally long or not equally far apart \
-         ({sharding}); stochastic rounding needs equal ones: choose an extent that the ranks divide"
+        "{op}: some rank has several ranges of a dim that are not equally long or not equally far apart \
+         ({sharding}), which stochastic rounding does not support; choose an extent that the ranks divide"
     )]
     UnequalRanges {
         /// The op.
@@ -107,8 +107,8 @@ pub enum ShardedTensorError {
 
     /// An op that needs one range of indices of a dim.
     #[error(
-        "{op}: this rank has several ranges of dim {dim} ({sharding}), but the op needs one; \
-         redistribute the tensor to shard({dim}) before"
+        "{op}: ranks have several ranges of dim {dim} ({sharding}), but the op needs one per rank; \
+         redistribute the tensor to shard({dim}) first"
     )]
     SeveralRanges {
         /// The op.

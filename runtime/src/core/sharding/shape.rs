@@ -68,7 +68,7 @@ impl ShardedShape {
         let Some(tag) = self.tag() else {
             return Ok(IndexRange { first: 0, total });
         };
-        if !tag.sharding().has_ranges(dim) {
+        if !tag.sharding().has_one_range(dim) {
             let sharding = tag.sharding().to_string();
             return Err(ShardedTensorError::SeveralRanges { op, dim, sharding }.into());
         }
@@ -105,6 +105,30 @@ impl ShardedShape {
         };
         tag.check("part", x.shape())?;
         Ok(x.with_tag(Some(tag.clone())))
+    }
+
+    /// `x`, of the local shape, as this rank's part of a tensor with these shards, partial along the
+    /// same axes as `like`. Copies nothing.
+    ///
+    /// # Errors
+    /// [`Error::Sharding`](crate::Error::Sharding) for another local shape, or if `like` is partial
+    /// along an axis of the shards.
+    pub fn part_like(&self, x: &Tensor, like: &Tensor) -> Result<Tensor> {
+        let (Some(tag), Some(like)) = (&self.tag, like.tag()) else {
+            return self.part(x);
+        };
+        let own = tag.sharding();
+        let shards = own.placements().into_iter();
+        let shards = shards.filter(|(_, at)| *at != Placement::Replicate);
+        let partials = like.sharding().partials().into_iter();
+        let partials = partials.map(|(axis, by)| (axis, Placement::Partial(by)));
+        let placements: Vec<_> = shards.chain(partials).collect();
+        let tag = Tag::new(
+            Sharding::new(own.mesh(), placements, own.shape())?,
+            tag.rank(),
+        )?;
+        tag.check("part_like", x.shape())?;
+        Ok(x.with_tag(Some(tag)))
     }
 
     /// `x` broadcast to this shape, with these shards: adds dims in front, and repeats this shape's

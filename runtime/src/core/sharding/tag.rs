@@ -2,10 +2,11 @@
 //! allocation, so two tags are equal if their addresses are.
 
 use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use meshgrad_mesh::{Region, Sharding};
 
+use super::draw;
 use super::error::ShardedTensorError;
 use crate::{Result, Shape};
 
@@ -19,6 +20,8 @@ struct Inner {
     rank: usize,
     region: Region,
     local: Shape,
+    /// Computed when it is first needed.
+    is_regular: OnceLock<bool>,
     /// The tag with the same shards and without partial values, if this one has partial values.
     shards: Option<Tag>,
 }
@@ -50,6 +53,7 @@ impl Tag {
             rank,
             local: Shape::new(&region.extents())?,
             region,
+            is_regular: OnceLock::new(),
             shards,
         });
         Ok(tags().insert(key, tag))
@@ -71,6 +75,12 @@ impl Tag {
     /// The elements of the rank's part.
     pub(crate) fn region(&self) -> &Region {
         &self.0.region
+    }
+
+    /// Whether the ranges of each dim are equally long and equally far apart on every rank.
+    pub(super) fn is_regular(&self) -> bool {
+        let is_regular = || draw::is_regular(self.sharding());
+        *self.0.is_regular.get_or_init(is_regular)
     }
 
     /// The shape of the rank's part.

@@ -45,7 +45,10 @@ pub(crate) fn unsqueezed(x: &Tag, dim: usize) -> Result<Tag> {
 /// The tag of a tensor reshaped to the global shape `to`.
 pub(crate) fn reshaped(x: &Tag, to: &[usize]) -> Result<Tag> {
     let from = x.sharding().shape();
-    let elements = |shape: &[usize]| shape.iter().map(|extent| *extent as u128).product::<u128>();
+    let elements = |shape: &[usize]| {
+        let mut extents = shape.iter().map(|extent| *extent as u128);
+        extents.try_fold(1u128, u128::checked_mul)
+    };
     if elements(from) != elements(to) {
         return Err(ShardedTensorError::GlobalShape {
             sharding: x.sharding().to_string(),

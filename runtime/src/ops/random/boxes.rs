@@ -6,8 +6,8 @@ use meshgrad_mesh::IndexSet;
 
 use crate::{Key, Region, RegionKey, Result, Tensor, ops};
 
-/// The tensor of what `f` returns for each box of this rank's part of `x`, without a sharding. `None`
-/// if one layout describes the global indices of all of them.
+/// Calls `f` on each box of this rank's part of `x` and joins the results, without a sharding. `None`
+/// if one layout gives the global indices of the part.
 pub(super) fn by_boxes(
     key: &RegionKey,
     x: &Tensor,
