@@ -1,6 +1,7 @@
 //! Random values and dropout on every device have the bits of the CPU.
 
 use crate::devices::{devices, numbered, reference, values};
+use meshgrad_mesh::{Division, Mesh, Placement, Sharding};
 use meshgrad_runtime::{Bool, DType, Device, Key, Kind, Region, RegionKey, Tensor, ops};
 
 /// Shapes, and keys with the region of a larger tensor. The regions are whole tensors, rows that
@@ -68,6 +69,42 @@ fn parameters_are_filled_in_place() {
                     flat
                 };
                 assert_same_bits(&filled(&device), &filled(reference()));
+            }
+        }
+    }
+}
+
+/// Ranks with several ranges of a dim, equally long or not.
+#[test]
+fn shards_of_several_ranges_have_the_bits_of_the_cpu() {
+    let mesh = Mesh::new(&[2], &["cp"]).unwrap();
+    for division in [
+        Division::HeadAndTail,
+        Division::in_blocks(3, Division::Even),
+        Division::in_blocks(4, Division::HeadAndTail),
+    ] {
+        let placement = Placement::Shard(1, division);
+        let own = Sharding::new(&mesh, [("cp", placement)], &[5, 12, 7]).unwrap();
+        for (device, rank) in devices()
+            .iter()
+            .flat_map(|device| [(device, 0), (device, 1)])
+        {
+            let drawn = |device: &Device| {
+                let shape = own.local_shape(rank).unwrap();
+                let x = numbered(device, &[7, shape[1], 5], DType::F32, 2.0);
+                let x = x
+                    .transpose(0, 2)
+                    .unwrap()
+                    .with_sharding(&own, rank)
+                    .unwrap();
+                let dropped = ops::dropout(&x, Key::new(3), 0.5).unwrap();
+                let filled = Tensor::zeros(device, &shape, DType::F32, Kind::Parameter).unwrap();
+                let part = filled.with_sharding(&own, rank).unwrap();
+                ops::normal_into(&part, Key::new(4), 0.0, 1.0).unwrap();
+                [dropped.local(), filled]
+            };
+            for (actual, expected) in drawn(device).iter().zip(&drawn(reference())) {
+                assert_same_bits(actual, expected);
             }
         }
     }
