@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::Remedy;
+use super::remedy::first_as_code;
 use crate::{MeshError, Placement, ShardingError, SignatureError};
 
 /// An error of a sharding rule, or of the operands passed to it.
@@ -163,7 +164,7 @@ pub enum RuleError {
 
 /// Placements along one axis that an op has no strategy for, and the remedies.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{op} on axis `{axis}`: {problem}; {}", join(.remedies))]
+#[error("{op} on axis `{axis}`: {problem}; {}{}", join(.remedies), first_as_code(.remedies))]
 pub struct Incompatible {
     /// The op.
     pub op: String,

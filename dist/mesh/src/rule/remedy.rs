@@ -5,7 +5,7 @@ use std::fmt;
 use super::bound::BoundDims;
 use super::one_axis::Axis;
 use super::strategy::Strategy;
-use crate::Placement;
+use crate::{Division, Placement};
 
 /// How many remedies an error names.
 const MAX_REMEDIES: usize = 3;
@@ -54,6 +54,52 @@ impl Change {
             }
             (from, to) => format!("redistribute `{operand}` from {from} to {to}"),
         }
+    }
+}
+
+impl Change {
+    /// `redistribute(&x, [("tp", Placement::Replicate)]) (gradient: shard(1))`.
+    fn code(&self) -> String {
+        // The gradient gets the shards of the operand; along other axes it is reduced.
+        let gradient = match &self.from {
+            Placement::Shard(..) => &self.from,
+            Placement::Replicate | Placement::Partial(_) => &Placement::Replicate,
+        };
+        format!(
+            "redistribute(&{}, [(\"{}\", {})]) (gradient: {gradient})",
+            self.operand,
+            self.axis,
+            code(&self.to)
+        )
+    }
+}
+
+/// The Rust expression of a placement.
+fn code(placement: &Placement) -> String {
+    match placement {
+        Placement::Replicate => "Placement::Replicate".to_owned(),
+        Placement::Partial(reduction) => format!("Placement::Partial(Reduction::{reduction:?})"),
+        Placement::Shard(dim, Division::Even) => format!("Placement::shard({dim})"),
+        Placement::Shard(dim, Division::Ragged(sizes)) => {
+            format!("Placement::ragged({dim}, {sizes:?})")
+        }
+        Placement::Shard(dim, Division::HeadAndTail) => format!("Placement::head_and_tail({dim})"),
+        Placement::Shard(dim, Division::InBlocks { length, division }) => match &**division {
+            Division::Even => format!("Placement::in_blocks({dim}, {length})"),
+            _ => format!("Placement::Shard({dim}, ..)"),
+        },
+    }
+}
+
+/// The first remedy as code.
+pub(super) fn first_as_code(remedies: &[Remedy]) -> String {
+    let Some(first) = remedies.first() else {
+        return String::new();
+    };
+    let changes: Vec<String> = first.changes.iter().map(Change::code).collect();
+    match remedies.len() {
+        1 => format!("; in code: {}", changes.join(" and ")),
+        _ => format!("; the first in code: {}", changes.join(" and ")),
     }
 }
 

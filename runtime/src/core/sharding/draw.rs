@@ -1,10 +1,7 @@
 //! Random values of a sharded tensor.
 
-use std::ops::Range;
-
-use meshgrad_mesh::{IndexSet, Sharding};
-
 use super::error::ShardedTensorError;
+use super::ranges::repetition;
 use super::tag::Tag;
 use crate::{Error, Layout, RegionKey, Result, Shape, Tensor};
 
@@ -59,29 +56,4 @@ fn layout(tag: &Tag) -> Result<Option<Layout>> {
         };
     }
     Ok(Some(indices))
-}
-
-/// Whether the ranges of each dim are equally long and equally far apart on every rank.
-pub(super) fn is_regular(sharding: &Sharding) -> bool {
-    let mut dims = 0..sharding.shape().len();
-    if dims.all(|dim| sharding.has_one_range(dim)) {
-        return true;
-    }
-    let ranks = sharding.mesh().ranks();
-    let mut regions = ranks.into_iter().filter_map(|rank| sharding.region(rank));
-    regions.all(|region| region.dims().iter().all(|own| repetition(own).is_some()))
-}
-
-/// The number of ranges of equal length, and the distance between their starts.
-fn repetition(indices: &IndexSet) -> Option<(usize, usize)> {
-    let ranges = indices.ranges();
-    let [first, second, ..] = ranges else {
-        return Some((1, 0));
-    };
-    let period = second.start - first.start;
-    let is_next = |pair: &[Range<usize>]| {
-        pair[1].start - pair[0].start == period && pair[1].len() == first.len()
-    };
-    let is_equal = ranges.windows(2).all(is_next);
-    is_equal.then_some((ranges.len(), period))
 }

@@ -3,12 +3,13 @@
 //!
 //! Layers: [`tag`] (what a tensor carries) <- [`memo`] (results of earlier calls) <- [`gate`] (the
 //! check) <- [`views`] <- [`shape`]; [`scope`], [`draw`] and
-//! [`redistribute`] need only the tags; [`rank_scope`] combines two of them.
+//! [`redistribute`] need only the tags; [`ranges`] needs nothing; [`rank_scope`] combines two of them.
 
 mod draw;
 pub(crate) mod error;
 pub(crate) mod gate;
 pub(crate) mod memo;
+mod ranges;
 pub(crate) mod rank_scope;
 pub(crate) mod redistribute;
 pub(crate) mod scope;

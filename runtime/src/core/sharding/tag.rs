@@ -6,8 +6,8 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use meshgrad_mesh::{Region, Sharding};
 
-use super::draw;
 use super::error::ShardedTensorError;
+use super::ranges;
 use crate::{Result, Shape};
 
 /// The sharding of a tensor, and the rank whose part the tensor is.
@@ -79,7 +79,7 @@ impl Tag {
 
     /// Whether the ranges of each dim are equally long and equally far apart on every rank.
     pub(super) fn is_regular(&self) -> bool {
-        let is_regular = || draw::is_regular(self.sharding());
+        let is_regular = || ranges::is_regular(self.sharding());
         *self.0.is_regular.get_or_init(is_regular)
     }
 
