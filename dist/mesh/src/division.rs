@@ -190,7 +190,7 @@ impl Division {
         let scale = |size: usize| {
             let product = size as u128 * times as u128;
             let exact = product.is_multiple_of(per as u128);
-            exact.then(|| usize::try_from(product / per as u128).ok())?
+            exact.then(|| usize::try_from(product / (per as u128).max(1)).ok())?
         };
         match self {
             Division::Even | Division::Ragged(_) => {

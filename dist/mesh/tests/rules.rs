@@ -368,6 +368,10 @@ fn nested_shards_are_checked_exactly() {
     assert!(mean.propagate(&[&both(6)], &[&[]]).is_err());
     assert!(mean.propagate(&[&both(7)], &[&[]]).is_err());
 
+    // Shards of no groups at all.
+    let (q, k): (&[usize], &[usize]) = (&[1, 5, 8, 4], &[1, 5, 0, 4]);
+    assert!(infer(&attention(), [(q, R), (k, s(2)), (k, s(2))]).is_err());
+
     // dp divides the groups into 3 + 1; tp cannot halve the 3.
     let heads = |dim: usize, a: usize| Placement::ragged(dim, [3 * a, a]);
     let q = sharding(&[("dp", heads(2, 2)), ("tp", s(2))], &[1, 5, 8, 4]);
