@@ -192,6 +192,9 @@ impl Division {
             let exact = product.is_multiple_of(per as u128);
             exact.then(|| usize::try_from(product / (per as u128).max(1)).ok())?
         };
+        if scale(extent)? == 0 {
+            return Some(Division::Even);
+        }
         match self {
             Division::Even | Division::Ragged(_) => {
                 let sizes = self.sizes(extent, ranks).into_iter().map(scale);

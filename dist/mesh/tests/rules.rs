@@ -371,6 +371,8 @@ fn nested_shards_are_checked_exactly() {
     // Shards of no groups at all.
     let (q, k): (&[usize], &[usize]) = (&[1, 5, 8, 4], &[1, 5, 0, 4]);
     assert!(infer(&attention(), [(q, R), (k, s(2)), (k, s(2))]).is_err());
+    let blocks = Placement::in_blocks(2, 4);
+    assert!(infer(&attention(), [(q, blocks), (k, R), (k, R)]).is_err());
 
     // dp divides the groups into 3 + 1; tp cannot halve the 3.
     let heads = |dim: usize, a: usize| Placement::ragged(dim, [3 * a, a]);
