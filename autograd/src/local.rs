@@ -52,8 +52,8 @@ use crate::{Result, Tape, Var};
 ///
 /// # Errors
 /// [`ShardedTensorError::LocalOperand`], [`ShardedTensorError::Mixed`],
-/// [`ShardedTensorError::NoSharding`] and [`ShardedTensorError::Ranks`] for operands; [`ShardedTensorError::LocalShape`] or
-/// [`ShardedTensorError::OtherSharding`] for a result; [`TapeError::Captured`],
+/// [`ShardedTensorError::NoSharding`] and [`ShardedTensorError::Ranks`] for operands;
+/// [`ShardedTensorError::LocalShape`] or [`ShardedTensorError::OtherSharding`] for a result; [`TapeError::Captured`],
 /// [`TapeError::OtherTape`], [`TapeError::PartialMax`]; errors of `body`. Backward:
 /// [`ShardedTensorError::LocalGradient`] for a result whose gradient is partial.
 pub fn local<const N: usize, const M: usize>(

@@ -17,7 +17,7 @@ pub enum Division {
     /// One range per rank, of these sizes.
     Ragged(Arc<[usize]>),
     /// `2 ranks` ranges as in [`Division::Even`]: rank r has range r from the front and range r from
-    /// the back. Under a causal mask, all ranks then attend to about as many keys.
+    /// the back. This balances the attended keys of a causal mask over the ranks.
     HeadAndTail,
     /// Each block of `length` indices is divided by `division`.
     InBlocks {
