@@ -1,4 +1,4 @@
-//! Modules: containers of parameters and buffers, which name and visit them.
+//! Modules: containers of parameters, buffers and seams, which name and visit them.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 pub use meshgrad_derive::Module;
 use meshgrad_runtime::Device;
 
-use crate::{Buffer, Param, Result};
+use crate::{Buffer, Param, Result, Seam};
 
 /// A container of parameters and buffers: a model, a block, an adapter.
 ///
@@ -57,7 +57,7 @@ use crate::{Buffer, Param, Result};
 /// }
 /// ```
 pub trait Module {
-    /// Passes every parameter and buffer to `visitor`, in a fixed order. A tied parameter may be
+    /// Passes every parameter, buffer and seam to `visitor`, in a fixed order. A tied parameter may be
     /// passed more than once.
     fn visit(&self, visitor: &mut dyn Visitor);
 
@@ -96,6 +96,13 @@ pub trait Module {
         buffers
     }
 
+    /// Every seam, in the order of [`Module::visit`].
+    fn seams(&self) -> Vec<Seam> {
+        let mut seams = OnSeams(Vec::new());
+        self.visit(&mut seams);
+        seams.0
+    }
+
     /// Sets the initial value of every parameter and buffer on `device`. It depends only on `seed`,
     /// names and positions.
     ///
@@ -131,13 +138,22 @@ pub trait Module {
     }
 }
 
-/// Receives parameters and buffers from [`Module::visit`].
+/// Receives parameters, buffers and seams from [`Module::visit`]. By default it ignores them.
 pub trait Visitor {
     /// Called for each parameter.
-    fn param(&mut self, param: &Param);
+    fn param(&mut self, param: &Param) {
+        let _ = param;
+    }
 
     /// Called for each buffer.
-    fn buffer(&mut self, buffer: &Buffer);
+    fn buffer(&mut self, buffer: &Buffer) {
+        let _ = buffer;
+    }
+
+    /// Called for each seam.
+    fn seam(&mut self, seam: &Seam) {
+        let _ = seam;
+    }
 }
 
 struct OnParams<F>(F);
@@ -146,17 +162,21 @@ impl<F: FnMut(&Param)> Visitor for OnParams<F> {
     fn param(&mut self, param: &Param) {
         (self.0)(param);
     }
-
-    fn buffer(&mut self, _: &Buffer) {}
 }
 
 struct OnBuffers<F>(F);
 
 impl<F: FnMut(&Buffer)> Visitor for OnBuffers<F> {
-    fn param(&mut self, _: &Param) {}
-
     fn buffer(&mut self, buffer: &Buffer) {
         (self.0)(buffer);
+    }
+}
+
+struct OnSeams(Vec<Seam>);
+
+impl Visitor for OnSeams {
+    fn seam(&mut self, seam: &Seam) {
+        self.0.push(seam.clone());
     }
 }
 

@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use meshgrad_autograd::{Module, ModulePath, Result, Var, ops};
+use meshgrad_autograd::{Module, ModulePath, Result, Seam, Var, ops};
 use meshgrad_runtime::ops::{AttentionMask, AttentionSequences};
 use meshgrad_runtime::{Device, Tensor};
 
@@ -28,6 +28,8 @@ pub struct Positions {
 #[derive(Clone, Module)]
 #[module(crate = meshgrad_autograd)]
 pub struct Attention {
+    /// Before the projections to heads.
+    pub input: Seam,
     /// From d to h c features.
     pub q_proj: Linear,
     /// From d to g c features.
@@ -36,6 +38,8 @@ pub struct Attention {
     pub v_proj: Linear,
     /// From h c to d features.
     pub o_proj: Linear,
+    /// After `o_proj`.
+    pub output: Seam,
     /// Over the features of a query head.
     pub q_norm: RmsNorm,
     /// Over the features of a key head.
@@ -56,10 +60,12 @@ impl Attention {
             linear.bias(config.attention_bias).init(config.init())
         };
         Attention {
+            input: Seam::new(at.sub("input")),
             q_proj: linear("q_proj", d, h * c),
             k_proj: linear("k_proj", d, g * c),
             v_proj: linear("v_proj", d, g * c),
             o_proj: linear("o_proj", h * c, d),
+            output: Seam::new(at.sub("output")),
             q_norm: RmsNorm::new(at.sub("q_norm"), c, eps),
             k_norm: RmsNorm::new(at.sub("k_norm"), c, eps),
             head_dim: c,
@@ -73,9 +79,10 @@ impl Attention {
     /// # Errors
     /// When shapes do not match or the cache is full.
     pub fn forward(&self, x_btd: &Var, at: &Positions, cache: Option<&LayerCache>) -> Result<Var> {
-        let q_bthc = self.heads(&self.q_proj.forward(x_btd)?)?;
-        let k_btgc = self.heads(&self.k_proj.forward(x_btd)?)?;
-        let v_btgc = self.heads(&self.v_proj.forward(x_btd)?)?;
+        let x_btd = self.input.redistribute(x_btd)?;
+        let q_bthc = self.heads(&self.q_proj.forward(&x_btd)?)?;
+        let k_btgc = self.heads(&self.k_proj.forward(&x_btd)?)?;
+        let v_btgc = self.heads(&self.v_proj.forward(&x_btd)?)?;
 
         let q_bthc = self.q_norm.forward_rotated(&q_bthc, &at.cos, &at.sin)?;
         let k_btgc = self.k_norm.forward_rotated(&k_btgc, &at.cos, &at.sin)?;
@@ -91,7 +98,8 @@ impl Attention {
         };
         let scale = (self.head_dim as f64).sqrt().recip();
         let out_bthc = ops::attention(&q_bthc, &k_bsgc, &v_bsgc, &mask, scale)?;
-        self.o_proj.forward(&ops::merge_last(&out_bthc)?)
+        let out_btd = self.o_proj.forward(&ops::merge_last(&out_bthc)?)?;
+        self.output.redistribute(&out_btd)
     }
 
     /// Reshapes [b, t, heads * c] to [b, t, heads, c], for any number of heads.

@@ -11,7 +11,8 @@ use crate::moe::Routing;
 /// expert e per token and P_e its mean probability.
 ///
 /// It equals `top_k` when the load is balanced. Gradients flow through the probabilities only.
-/// Returns a scalar, f32; `None` without layers.
+/// Returns a scalar, f32; `None` without layers. With sharded tokens it is a partial sum, and the
+/// counts must be those of all tokens.
 ///
 /// # Errors
 /// When the layers have different numbers of experts.
@@ -20,10 +21,10 @@ pub fn load_balancing_loss(layers: &[Routing]) -> Result<Option<Var>> {
         return Ok(None);
     };
     let mut counts: Tensor = first.counts.clone();
-    let mut probabilities = ops::mean(&first.probabilities_ne, &[0])?;
+    let mut probabilities = ops::sum(&first.probabilities_ne, &[0])?;
     for layer in rest {
         counts = ops::add(&counts, &layer.counts)?;
-        probabilities = ops::add(&probabilities, &ops::mean(&layer.probabilities_ne, &[0])?)?;
+        probabilities = ops::add(&probabilities, &ops::sum(&layer.probabilities_ne, &[0])?)?;
     }
 
     let (tokens, experts) = (
@@ -33,11 +34,12 @@ pub fn load_balancing_loss(layers: &[Routing]) -> Result<Option<Var>> {
     let layers = layers.len() as f64;
     let shares = Var::constant(ops::affine(&counts, 1.0 / (layers * tokens), 0.0)?);
     let total = ops::sum(&ops::mul(&probabilities, &shares)?, &[0])?;
-    Ok(Some(ops::affine(&total, experts / layers, 0.0)?))
+    Ok(Some(ops::affine(&total, experts / (layers * tokens), 0.0)?))
 }
 
 /// The router z-loss (Zoph et al. 2022): the mean over tokens and layers of the squared log-sum-exp
 /// of the router logits. It keeps the logits small. Returns a scalar, f32; `None` without layers.
+/// With sharded tokens it is a partial sum.
 ///
 /// # Errors
 /// As [`load_balancing_loss`].
@@ -49,15 +51,18 @@ pub fn router_z_loss(layers: &[Routing]) -> Result<Option<Var>> {
         let first = ops::slice(logits, -1, 0..1)?;
         let log_probability = ops::slice(&ops::log_softmax(logits)?, -1, 0..1)?;
         let squared = ops::square(&ops::sub(&first, &log_probability)?)?;
-        let mean = ops::mean(&squared, &[0, 1])?;
+        let sum = ops::sum(&squared, &[0, 1])?;
         total = Some(match total {
-            Some(total) => ops::add(&total, &mean)?,
-            None => mean,
+            Some(total) => ops::add(&total, &sum)?,
+            None => sum,
         });
     }
-    total
-        .map(|total| ops::affine(&total, 1.0 / layers.len() as f64, 0.0))
-        .transpose()
+    let Some((total, first)) = total.zip(layers.first()) else {
+        return Ok(None);
+    };
+    let tokens = first.logits_ne.global_shape()[0];
+    let mean = ops::affine(&total, 1.0 / (tokens * layers.len()) as f64, 0.0)?;
+    Ok(Some(mean))
 }
 
 /// Raises the bias of experts with fewer tokens than the mean and lowers that of experts with more:

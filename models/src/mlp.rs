@@ -2,7 +2,7 @@
 //!
 //! Legend: d hidden size, f inner features.
 
-use meshgrad_autograd::{Module, ModulePath, Param, Result, Var, ops};
+use meshgrad_autograd::{Module, ModulePath, Param, Result, Seam, Var, ops};
 
 use crate::config::Qwen3Config;
 use crate::layers::Linear;
@@ -11,10 +11,14 @@ use crate::layers::Linear;
 #[derive(Clone, Module)]
 #[module(crate = meshgrad_autograd)]
 pub struct Mlp {
+    /// Before `gate_up_proj`.
+    pub input: Seam,
     /// [2, f, d]: gate, then up.
     pub gate_up_proj: Param,
     /// From f to d features.
     pub down_proj: Linear,
+    /// After `down_proj`.
+    pub output: Seam,
 }
 
 impl Mlp {
@@ -22,8 +26,10 @@ impl Mlp {
     pub fn new(at: &ModulePath, config: &Qwen3Config) -> Mlp {
         let (d, f, init) = (config.hidden_size, config.intermediate_size, config.init());
         Mlp {
+            input: Seam::new(at.sub("input")),
             gate_up_proj: Param::new(at.sub("gate_up_proj.weight"), [2, f, d], init),
             down_proj: Linear::new(at.sub("down_proj"), f, d).init(init),
+            output: Seam::new(at.sub("output")),
         }
     }
 
@@ -33,7 +39,8 @@ impl Mlp {
     /// When the last dim of `x` has another size.
     pub fn forward(&self, x: &Var) -> Result<Var> {
         let gate_up = ops::merge_first(&self.gate_up_proj.var_as(x.dtype())?)?;
-        let inside = ops::swiglu(&ops::chunk(&ops::linear(x, &gate_up)?, 2)?)?;
-        self.down_proj.forward(&inside)
+        let x = self.input.redistribute(x)?;
+        let inside = ops::swiglu(&ops::chunk(&ops::linear(&x, &gate_up)?, 2)?)?;
+        self.output.redistribute(&self.down_proj.forward(&inside)?)
     }
 }

@@ -1,10 +1,10 @@
 //! What training and text generation need of a model, and no more.
 
-use meshgrad_autograd::{Module, Param, Result, Var};
+use meshgrad_autograd::{Error, Module, Param, Result, Var};
 use meshgrad_ckpt::mapping::Mapping;
 use meshgrad_runtime::{DType, Device, Tensor};
 
-use crate::folder;
+use crate::{Parallelism, Plan, PlanError, PlanProblem, folder};
 
 /// A model that can be trained.
 pub trait Model: Module {
@@ -26,6 +26,20 @@ pub trait Model: Module {
     fn after_step(&self, statistics: &[Tensor]) -> Result<()> {
         let _ = statistics;
         Ok(())
+    }
+
+    /// The placements of its parameters and seams, for [`Plan::apply`]. By default it replicates
+    /// all parameters, for data parallelism only.
+    ///
+    /// # Errors
+    /// [`PlanError`] when the model does not support `parallelism`, or its sizes do not fit it.
+    fn plan(&self, parallelism: &Parallelism) -> Result<Plan> {
+        if parallelism.tensor_ranks() > 1 {
+            let model = self.title();
+            let no_plan = PlanProblem::NoPlan { model };
+            return Err(Error::other(PlanError::from(no_plan)));
+        }
+        Ok(Plan::new(&parallelism.mesh))
     }
 
     /// How parameters are stored: a mapping from them, on the left, to the tensors of a folder, on
@@ -104,6 +118,8 @@ pub struct TokenBatch {
     /// The token after each position, i64 [b, t]; [`IGNORE_INDEX`](crate::IGNORE_INDEX) at
     /// positions that do not count.
     pub labels: Tensor,
+    /// The position of each token in its sequence, i64 [b, t]; `None` for 0, 1, 2, ... in each row.
+    pub positions: Option<Tensor>,
 }
 
 impl TokenBatch {
@@ -112,6 +128,7 @@ impl TokenBatch {
         TokenBatch {
             ids: ids.clone(),
             labels: labels.clone(),
+            positions: None,
         }
     }
 }

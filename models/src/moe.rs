@@ -4,7 +4,11 @@
 //! Legend: n tokens, d hidden size, e experts, k experts per token, f inner features of an expert,
 //! c = n k rows of (token, expert) pairs sorted by expert.
 
-use meshgrad_autograd::{Buffer, Init, Module, ModulePath, Param, Result, Var, Vars, ops};
+use meshgrad_autograd::{
+    Buffer, Init, LocalOperand, LocalResult, Module, ModulePath, Param, Result, Seam, Var, Vars,
+    local, ops,
+};
+use meshgrad_mesh::{Placement, Reduction, Sharding};
 use meshgrad_runtime::{DType, Tensor};
 
 use crate::config::Qwen3Config;
@@ -15,10 +19,14 @@ use crate::config::Qwen3Config;
 pub struct Moe {
     /// [e, d] for all experts, held or not; computed in f32.
     pub gate: Param,
+    /// Before the experts: of their tokens and of the router's probabilities.
+    pub input: Seam,
     /// [held, 2, f, d]: gate, then up.
     pub gate_up_proj: Param,
     /// [held, d, f].
     pub down_proj: Param,
+    /// After the experts.
+    pub output: Seam,
     /// The router's index of the first held expert.
     pub first_expert: usize,
     /// k.
@@ -56,8 +64,10 @@ impl Moe {
         let (e, init) = (config.num_experts, config.init());
         Moe {
             gate: Param::new(at.sub("gate.weight"), [e, d], init),
+            input: Seam::new(at.sub("experts.input")),
             gate_up_proj: Param::new(at.sub("experts.gate_up_proj"), [e, 2, f, d], init),
             down_proj: Param::new(at.sub("experts.down_proj"), [e, d, f], init),
+            output: Seam::new(at.sub("experts.output")),
             first_expert: 0,
             top_k: config.num_experts_per_tok,
             normalize: config.norm_topk_prob,
@@ -83,37 +93,91 @@ impl Moe {
         let x_f32 = ops::cast(&x_nd, DType::F32)?;
         let logits_ne = ops::linear(&x_f32, &self.gate.var_as(DType::F32)?)?;
         let probabilities_ne = ops::softmax(&logits_ne)?;
+
+        let x_nd = self.input.redistribute(&x_nd)?;
+        let (y_nd, counts) = self.dispatch(&x_nd, &self.input.redistribute(&probabilities_ne)?)?;
+        let y = ops::reshape(&y_nd, &x.global_shape())?;
+        let routing = Routing {
+            logits_ne,
+            probabilities_ne,
+            counts,
+        };
+        Ok((self.output.redistribute(&y)?, routing))
+    }
+
+    /// Applies the experts to this rank's tokens. Each rank has all experts, or some inner features
+    /// of all; the result is then a partial sum. Also returns the number of tokens per expert.
+    fn dispatch(&self, x_nd: &Var, probabilities_ne: &Var) -> Result<(Var, Tensor)> {
+        let gate_up = self.gate_up_proj.var_as(x_nd.dtype())?;
+        let down = self.down_proj.var_as(x_nd.dtype())?;
+        let operands = [x_nd, probabilities_ne, &gate_up, &down];
+        let (Some(tokens), Some(experts)) = (x_nd.value().sharding(), gate_up.value().sharding())
+        else {
+            let [y_nd, counts] = self.apply_experts(operands.map(Var::clone))?;
+            return Ok((y_nd, counts.value().clone()));
+        };
+
+        let (mesh, rows, features) = (tokens.mesh(), Shards::of(tokens, 0), Shards::of(experts, 2));
+        let x_nd = LocalOperand::new(x_nd, mesh, &rows.0);
+        let probabilities_ne = LocalOperand::new(probabilities_ne, mesh, &rows.0);
+        let gate_up = LocalOperand::new(&gate_up, mesh, &features.0);
+        let down = LocalOperand::new(&down, mesh, &features.0);
+        let operands = [
+            features.partial_gradient(x_nd),
+            features.partial_gradient(probabilities_ne),
+            rows.partial_gradient(gate_up),
+            rows.partial_gradient(down),
+        ];
+        let (shape, experts) = (tokens.shape(), [self.down_proj.shape()[0]]);
+        let y_nd = LocalResult::new(mesh, [&rows.0[..], &features.partial()].concat(), shape);
+        let counts = LocalResult::new(mesh, rows.partial(), &experts);
+        let body = |operands| self.apply_experts(operands);
+        let [y_nd, counts] = local(operands, [y_nd, counts], body)?;
+        Ok((y_nd, counts.value().clone()))
+    }
+
+    /// As [`Moe::dispatch`], with the tokens and experts of one rank.
+    fn apply_experts(&self, [x_nd, probabilities_ne, gate_up, down]: [Var; 4]) -> Result<[Var; 2]> {
         let bias = self.router_bias.as_ref().map(Buffer::value).transpose()?;
+        let bias = bias.as_ref().map(Tensor::local);
         let (weights_nk, experts_nk) =
             ops::router_top_k(&probabilities_ne, self.top_k, self.normalize, bias.as_ref())?;
 
         let (held, all) = (self.down_proj.shape()[0], self.gate.shape()[0]);
         let order = ops::expert_order(&experts_nk, all, self.first_expert, held)?;
         let x_cd = ops::permute_tokens(&x_nd, &order)?;
-        let y_cd = self.experts(&x_cd, &order.offsets)?;
-        let y_nd = ops::unpermute_tokens(&y_cd, &weights_nk, &order)?;
 
+        let (features, inputs) = (gate_up.global_shape()[2], gate_up.global_shape()[3]);
+        let gate_up = ops::reshape(&gate_up, &[held, 2 * features, inputs])?;
+        let inside_c2f = ops::grouped_matmul(&x_cd, &gate_up, &order.offsets)?;
+        let inside_cf = ops::swiglu(&ops::chunk(&inside_c2f, 2)?)?;
+        let y_cd = ops::grouped_matmul(&inside_cf, &down, &order.offsets)?;
+
+        let y_nd = ops::unpermute_tokens(&y_cd, &weights_nk, &order)?;
         let counts = ops::expert_counts(&order.offsets)?;
-        let y = ops::reshape(&y_nd, &x.global_shape())?;
-        Ok((
-            y,
-            Routing {
-                logits_ne,
-                probabilities_ne,
-                counts,
-            },
-        ))
+        Ok([y_nd, Var::constant(counts)])
+    }
+}
+
+/// The axes that shard a dim, with their placements.
+struct Shards(Vec<(String, Placement)>);
+
+impl Shards {
+    fn of(sharding: &Sharding, dim: usize) -> Shards {
+        let placements = sharding.placements().into_iter();
+        let shards = placements.filter(|(_, placement)| placement.dim() == Some(dim));
+        Shards(shards.map(|(axis, at)| (axis.to_owned(), at)).collect())
     }
 
-    /// Applies each expert to its group of rows.
-    fn experts(&self, x_cd: &Var, offsets: &Tensor) -> Result<Var> {
-        let gate_up = self.gate_up_proj.var_as(x_cd.dtype())?;
-        let down = self.down_proj.var_as(x_cd.dtype())?;
-        let (held, features) = (gate_up.global_shape()[0], gate_up.global_shape()[2]);
-        let gate_up = ops::reshape(&gate_up, &[held, 2 * features, gate_up.global_shape()[3]])?;
+    /// A sum over the shards.
+    fn partial(&self) -> Vec<(String, Placement)> {
+        let sum = |(axis, _): &(String, _)| (axis.clone(), Placement::Partial(Reduction::Sum));
+        self.0.iter().map(sum).collect()
+    }
 
-        let inside_c2f = ops::grouped_matmul(x_cd, &gate_up, offsets)?;
-        let inside_cf = ops::swiglu(&ops::chunk(&inside_c2f, 2)?)?;
-        ops::grouped_matmul(&inside_cf, &down, offsets)
+    /// An operand whose gradient is such a sum.
+    fn partial_gradient<'a>(&self, operand: LocalOperand<'a>) -> LocalOperand<'a> {
+        let axes = self.0.iter();
+        axes.fold(operand, |operand, (axis, _)| operand.partial_gradient(axis))
     }
 }

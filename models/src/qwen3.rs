@@ -2,7 +2,11 @@
 //!
 //! Legend: b batch, t tokens per sequence, d hidden size, v vocabulary.
 
-use meshgrad_autograd::{Module, ModulePath, Param, Result, Var, checkpoint, ops};
+mod plan;
+
+use std::ops::Range;
+
+use meshgrad_autograd::{Module, ModulePath, Param, Result, Seam, Var, checkpoint, ops};
 use meshgrad_ckpt::mapping::Mapping;
 use meshgrad_runtime::ops::AttentionSequences;
 use meshgrad_runtime::{DType, Device, Error, Tensor};
@@ -11,29 +15,31 @@ use crate::attention::{Attention, Positions, Rotary};
 use crate::balance::{expert_metrics, load_balancing_loss, router_z_loss, update_router_bias};
 use crate::cache::{Cache, LayerCache};
 use crate::config::Qwen3Config;
+use crate::ends::{Embedding, Head, sharded_like};
 use crate::hf::{self, Experts, adapters};
 use crate::layers::{Linear, RmsNorm};
 use crate::mlp::Mlp;
 use crate::model::{Compute, Generate, Loss, Metrics, Model, TokenBatch};
 use crate::moe::{Moe, Routing};
 use crate::residual::Residual;
+use crate::{Parallelism, Plan};
 
 /// The label of positions that the loss ignores, as in PyTorch.
 pub const IGNORE_INDEX: i64 = -100;
 
-/// A Qwen3 model. Building one allocates nothing; materialize it, or load it with
+/// A Qwen3 model, or a part of one. Building one allocates nothing; materialize it, or load it with
 /// [`hf::load`](crate::hf::load).
 #[derive(Clone, Module)]
 #[module(crate = meshgrad_autograd)]
 pub struct Qwen3 {
-    /// [v, d].
-    pub embed_tokens: Param,
+    /// `None` in a part without the first layer.
+    pub embedding: Option<Embedding>,
     /// The layers, in order.
     pub layers: Vec<Layer>,
-    /// The norm after the last layer.
-    pub norm: RmsNorm,
-    /// [v, d]; the embedding if they are tied.
-    pub lm_head: Param,
+    /// `None` in a part without the last layer.
+    pub head: Option<Head>,
+    /// Where sums over the ranks' tokens are reduced: the losses, their weight, and the statistics.
+    pub sums: Seam,
     /// How the load of experts is balanced in training.
     #[module(skip)]
     pub balancing: Balancing,
@@ -70,6 +76,33 @@ pub enum FeedForward {
     Sparse(Moe),
 }
 
+/// What flows from one part of a model to the next.
+pub struct Stream {
+    /// The residual stream, [b, t, d].
+    pub x: Residual,
+    /// How the sparse layers so far routed their tokens.
+    pub routings: Vec<Routing>,
+}
+
+/// A part of a model that cannot do what is asked of it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PartError {
+    /// Layers that the model does not have.
+    #[error("layers {layers:?} are not a range of the model's {model} layers")]
+    Layers {
+        /// The layers.
+        layers: Range<usize>,
+        /// The number of layers of the model.
+        model: usize,
+    },
+    /// No embedding.
+    #[error("this part of the model has no embedding: only the first part can embed ids")]
+    NoEmbedding,
+    /// No head.
+    #[error("this part of the model has no head: only the last part has logits and a loss")]
+    NoHead,
+}
+
 /// How the load of experts is balanced. Zero disables a term; all are zero by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Balancing {
@@ -88,19 +121,45 @@ impl Qwen3 {
     /// When the configuration is invalid, with all problems.
     pub fn new(config: &Qwen3Config) -> Result<Qwen3> {
         config.validate()?;
+        Qwen3::part(config, 0..config.num_hidden_layers, true, true)
+    }
+
+    /// Some layers of the model of a configuration; with the embedding if it is the `first` part,
+    /// and with the head if it is the `last`. Parameters have the names of the whole model. Tied
+    /// weights are one parameter only in a part that has both ends.
+    ///
+    /// # Errors
+    /// When the configuration is invalid, with all problems, or has fewer layers.
+    pub fn part(
+        config: &Qwen3Config,
+        layers: Range<usize>,
+        first: bool,
+        last: bool,
+    ) -> Result<Qwen3> {
+        config.validate()?;
+        if layers.start > layers.end || layers.end > config.num_hidden_layers {
+            let model = config.num_hidden_layers;
+            return Err(Error::other(PartError::Layers { layers, model }));
+        }
         let (v, d) = (config.vocab_size, config.hidden_size);
         let at = ModulePath::from("model");
-        let embed_tokens = Param::new(at.sub("embed_tokens.weight"), [v, d], config.init());
-        let lm_head = match config.tie_word_embeddings {
-            true => embed_tokens.clone(),
-            false => Param::new("lm_head.weight", [v, d], config.init()),
-        };
-        let layers = 0..config.num_hidden_layers;
-        Ok(Qwen3 {
-            embed_tokens,
-            layers: layers.map(|layer| Layer::new(&at, config, layer)).collect(),
+        let table = Param::new(at.sub("embed_tokens.weight"), [v, d], config.init());
+        let head = || Head {
             norm: RmsNorm::new(at.sub("norm"), d, config.rms_norm_eps),
-            lm_head,
+            input: Seam::new("lm_head.input"),
+            weight: match config.tie_word_embeddings {
+                true => table.clone(),
+                false => Param::new("lm_head.weight", [v, d], config.init()),
+            },
+        };
+        Ok(Qwen3 {
+            head: last.then(head),
+            embedding: first.then(|| Embedding {
+                weight: table.clone(),
+                output: Seam::new(at.sub("embed_tokens.output")),
+            }),
+            layers: layers.map(|layer| Layer::new(&at, config, layer)).collect(),
+            sums: Seam::new("sums"),
             balancing: Balancing::default(),
             rotary: Rotary::new(config)?,
             config: config.clone(),
@@ -138,40 +197,95 @@ impl Qwen3 {
         }
     }
 
-    /// The residual stream after the last norm, [b, t, d], and the routing of each sparse layer.
+    /// The stream before the first layer, for `ids_bt` i64 [b, t].
     ///
-    /// `ids_bt` i64 [b, t], at positions `at`.
-    fn hidden(
+    /// # Errors
+    /// When an id is out of range; in a part without the embedding.
+    pub fn embed(&self, ids_bt: &Tensor, compute: Compute) -> Result<Stream> {
+        let embedding = self.embedding.as_ref().ok_or(PartError::NoEmbedding);
+        let x_btd = embedding
+            .map_err(Error::other)?
+            .forward(ids_bt, compute.dtype)?;
+        Ok(Stream {
+            x: Residual::new(x_btd),
+            routings: Vec::new(),
+        })
+    }
+
+    /// The stream after the layers, for tokens at the positions `at`.
+    ///
+    /// # Errors
+    /// When shapes do not match.
+    pub fn advance(&self, stream: Stream, at: &Positions, compute: Compute) -> Result<Stream> {
+        self.advance_with(stream, at, compute, None)
+    }
+
+    fn advance_with(
         &self,
-        ids_bt: &Tensor,
+        mut stream: Stream,
         at: &Positions,
         compute: Compute,
         cache: Option<&Cache>,
-    ) -> Result<(Var, Vec<Routing>)> {
-        let embedding = self.embed_tokens.var_as(compute.dtype)?;
-        let mut x_btd = Residual::new(ops::embedding(&embedding, ids_bt)?.as_activation()?);
-        let mut routings = Vec::new();
+    ) -> Result<Stream> {
         for (index, layer) in self.layers.iter().enumerate() {
             let cache = cache.and_then(|cache| cache.layer(index));
             let routing;
-            (x_btd, routing) = match compute.checkpointing {
-                true => layer.checkpointed(&x_btd.sum()?, at)?,
-                false => layer.forward(&x_btd, at, cache)?,
+            (stream.x, routing) = match compute.checkpointing {
+                true => layer.checkpointed(&stream.x.sum()?, at)?,
+                false => layer.forward(&stream.x, at, cache)?,
             };
-            routings.extend(routing);
+            stream.routings.extend(routing);
         }
-        Ok((self.norm.of(&x_btd)?, routings))
+        Ok(stream)
+    }
+
+    /// The loss of the stream after the last layer, for `labels_bt` i64 [b, t].
+    ///
+    /// # Errors
+    /// When a label is out of range; in a part without the head.
+    pub fn finish(&self, mut stream: Stream, labels_bt: &Tensor) -> Result<Loss> {
+        let (cross_entropy, weight) = self.head()?.cross_entropy(&stream.x, labels_bt)?;
+        let mut total = self.sums.redistribute(&cross_entropy)?;
+        let weight = self.sums.redistribute(&weight)?;
+        for routing in &mut stream.routings {
+            routing.counts = self.sums.redistribute(&routing.counts)?;
+        }
+
+        let sum = total.value().clone();
+        let terms: [(f64, LossOfRouting); 2] = [
+            (self.balancing.auxiliary, load_balancing_loss),
+            (self.balancing.z, router_z_loss),
+        ];
+        for (factor, loss) in terms.into_iter().filter(|(factor, _)| *factor > 0.0) {
+            if let Some(loss) = loss(&stream.routings)? {
+                let loss = self.sums.redistribute(&loss)?;
+                let weighted = ops::mul(&loss, &Var::constant(weight.clone()))?;
+                total = ops::add(&total, &ops::affine(&weighted, factor, 0.0)?)?;
+            }
+        }
+        let statistics = stream.routings.into_iter().map(|routing| routing.counts);
+        Ok(Loss {
+            total,
+            sum,
+            weight,
+            statistics: statistics.collect(),
+        })
+    }
+
+    fn head(&self) -> Result<&Head> {
+        let head = self.head.as_ref().ok_or(PartError::NoHead);
+        head.map_err(Error::other)
     }
 
     /// The logits of every next token, [b, t, v] in `compute.dtype`. For a loss use
     /// [`Qwen3::loss`], which never holds all of them.
     ///
     /// # Errors
-    /// When an id is out of range.
+    /// When an id is out of range; in a part.
     pub fn logits(&self, ids_bt: &Tensor, compute: Compute) -> Result<Var> {
         let at = self.positions(ids_bt, 0, AttentionSequences::Rows)?;
-        let (x_btd, _) = self.hidden(ids_bt, &at, compute, None)?;
-        ops::linear(&x_btd, &self.lm_head.var_as(compute.dtype)?)
+        let stream = self.advance(self.embed(ids_bt, compute)?, &at, compute)?;
+        self.head()?.project(&self.head()?.hidden(&stream.x)?)
     }
 
     /// The mixture-of-experts blocks, in the order of their layers.
@@ -210,6 +324,23 @@ impl Qwen3 {
         })
     }
 
+    /// The positions of a batch, as in [`TokenBatch::positions`].
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn positions_of(&self, batch: &TokenBatch) -> Result<Positions> {
+        let sequences = AttentionSequences::Rows;
+        let Some(positions_bt) = &batch.positions else {
+            return self.positions(&batch.ids, 0, sequences);
+        };
+        let (cos, sin) = self.rotary.tables(positions_bt)?;
+        Ok(Positions {
+            cos,
+            sin,
+            sequences,
+        })
+    }
+
     /// Positions for rows that start at position `first`.
     fn positions(
         &self,
@@ -223,10 +354,10 @@ impl Qwen3 {
         let (cos, sin) = self.rotary.tables(&positions)?;
         // All rows of the batch share one table.
         let shape = [ids_bt.global_shape()[0], t, cos.global_extent(-1)?];
-        let (cos, sin) = (cos.broadcast_to(&shape)?, sin.broadcast_to(&shape)?);
+        let of_rows = |table: Tensor| sharded_like(&table.broadcast_to(&shape)?, ids_bt);
         Ok(Positions {
-            cos,
-            sin,
+            cos: of_rows(cos)?,
+            sin: of_rows(sin)?,
             sequences,
         })
     }
@@ -248,30 +379,13 @@ impl Model for Qwen3 {
     /// Cross-entropy; `total` also has the losses of [`Qwen3::balancing`] times the weight. The
     /// statistics are the tokens per expert of each sparse layer, \[experts\] f32.
     fn loss(&self, batch: &TokenBatch, compute: Compute) -> Result<Loss> {
-        let at = self.positions(&batch.ids, 0, AttentionSequences::Rows)?;
-        let (x_btd, routings) = self.hidden(&batch.ids, &at, compute, None)?;
-        let head = self.lm_head.var_as(compute.dtype)?;
-        let (cross_entropy, weight) =
-            ops::linear_cross_entropy(&x_btd, &head, &batch.labels, IGNORE_INDEX)?;
+        let at = self.positions_of(batch)?;
+        let stream = self.advance(self.embed(&batch.ids, compute)?, &at, compute)?;
+        self.finish(stream, &batch.labels)
+    }
 
-        let sum = cross_entropy.value().clone();
-        let mut total = cross_entropy;
-        let terms: [(f64, LossOfRouting); 2] = [
-            (self.balancing.auxiliary, load_balancing_loss),
-            (self.balancing.z, router_z_loss),
-        ];
-        for (factor, loss) in terms.into_iter().filter(|(factor, _)| *factor > 0.0) {
-            if let Some(loss) = loss(&routings)? {
-                let weighted = ops::mul(&loss, &Var::constant(weight.clone()))?;
-                total = ops::add(&total, &ops::affine(&weighted, factor, 0.0)?)?;
-            }
-        }
-        Ok(Loss {
-            total,
-            sum,
-            weight,
-            statistics: routings.into_iter().map(|routing| routing.counts).collect(),
-        })
+    fn plan(&self, parallelism: &Parallelism) -> Result<Plan> {
+        plan::plan(self, parallelism).map_err(Error::other)
     }
 
     /// Updates the router biases.
@@ -350,14 +464,16 @@ impl Generate for Qwen3 {
             dtype,
             checkpointing: false,
         };
-        let (x_btd, _) = self.hidden(ids_bt, &at, compute, Some(cache))?;
+        let stream = self.embed(ids_bt, compute)?;
+        let stream = self.advance_with(stream, &at, compute, Some(cache))?;
+        let x_btd = self.head()?.hidden(&stream.x)?;
         cache.advance(tokens)?;
 
         let last_bd = ops::reshape(
-            &x_btd.value().slice(1, tokens - 1..tokens)?,
+            &ops::slice(&x_btd, 1, tokens - 1..tokens)?,
             &[ids_bt.global_shape()[0], x_btd.global_shape()[2]],
         )?;
-        ops::linear(&last_bd, self.lm_head.var_as(dtype)?.value())
+        Ok(self.head()?.project(&last_bd)?.into_value())
     }
 }
 

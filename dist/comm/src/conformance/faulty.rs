@@ -1,17 +1,21 @@
 //! Planted faults: a check that accepts a wrong result is a defect.
 
+use std::sync::Arc;
+
 use meshgrad_mesh::Group;
-use meshgrad_runtime::{Device, Element, Pending, Result, Tensor};
+use meshgrad_runtime::{Device, Element, Error, Pending, Result, Tensor};
 
 use super::Check;
 use crate::by_dtype::by_dtype;
 use crate::communicator::{Communicator, Operands, Output};
+use crate::rank::Rank;
+use crate::shares::GroupConnector;
 use crate::ticket::Request;
 
 /// The index of the member that a fault affects.
 const VICTIM: usize = 1;
 
-/// A fault in the data of a communicator of three ranks or more.
+/// A fault in the data of a communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// None.
@@ -28,10 +32,10 @@ impl Fault {
     /// Every fault.
     pub const ALL: [Fault; 3] = [Fault::Dropped, Fault::Scaled, Fault::Swapped];
 
-    /// The ranks, in the order in which the faulty communicator is connected.
+    /// The ranks, in the order in which the faulty communicator is connected. Two ranks keep theirs.
     pub fn order(self, ranks: &[usize]) -> Vec<usize> {
         let mut ranks = ranks.to_vec();
-        if self == Fault::Swapped {
+        if self == Fault::Swapped && ranks.len() > VICTIM + 1 {
             ranks.swap(VICTIM, VICTIM + 1);
         }
         ranks
@@ -121,5 +125,59 @@ impl<C: Communicator> Communicator for Faulty<C> {
             self.fault.alter_operands(&mut operands)?;
         }
         self.inner.start(call, operands)
+    }
+}
+
+/// A rank whose groups are connected by another connector.
+pub struct RewiredRank<'a> {
+    rank: &'a dyn Rank,
+    connector: Arc<dyn GroupConnector>,
+}
+
+impl<'a> RewiredRank<'a> {
+    /// `rank` with this connector.
+    pub fn new(rank: &'a dyn Rank, connector: Arc<dyn GroupConnector>) -> RewiredRank<'a> {
+        RewiredRank { rank, connector }
+    }
+
+    /// `rank` with a fault in each of its communicators.
+    pub fn faulty(rank: &'a dyn Rank, fault: Fault) -> RewiredRank<'a> {
+        let connector = rank.connector();
+        RewiredRank::new(rank, Arc::new(FaultyConnector { fault, connector }))
+    }
+}
+
+impl Rank for RewiredRank<'_> {
+    fn rank(&self) -> usize {
+        self.rank.rank()
+    }
+
+    fn world_size(&self) -> usize {
+        self.rank.world_size()
+    }
+
+    fn device(&self) -> &Device {
+        self.rank.device()
+    }
+
+    fn connector(&self) -> Arc<dyn GroupConnector> {
+        self.connector.clone()
+    }
+}
+
+struct FaultyConnector {
+    fault: Fault,
+    connector: Arc<dyn GroupConnector>,
+}
+
+impl GroupConnector for FaultyConnector {
+    fn connect(&self, name: &str, group: &Group) -> Result<Arc<dyn Communicator>> {
+        let order = Group::new(self.fault.order(group.ranks())).map_err(Error::other)?;
+        let communicator = self.connector.connect(name, &order)?;
+        Ok(Arc::new(Faulty::new(
+            self.fault,
+            group.clone(),
+            communicator,
+        )))
     }
 }

@@ -15,6 +15,7 @@
 //! ```
 //!
 //! [`Faulty`] plants faults below a communicator; every check must detect them.
+//! [`RewiredRank::faulty`] plants them below all communicators of a rank.
 
 mod checks;
 mod faulty;
@@ -25,7 +26,7 @@ use meshgrad_runtime::{Bool, DType};
 
 use crate::communicator::Communicator;
 use checks::Run;
-pub use faulty::{Fault, Faulty};
+pub use faulty::{Fault, Faulty, RewiredRank};
 use plain::Plain;
 
 /// A check of a kind of collective with elements of one dtype.

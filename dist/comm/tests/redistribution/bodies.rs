@@ -5,7 +5,7 @@ use std::sync::Arc;
 use meshgrad_autograd::{
     Grads, Init, LocalOperand, LocalResult, Param, Tape, Track, Var, local, ops,
 };
-use meshgrad_comm::conformance::Fault;
+use meshgrad_comm::conformance::{Fault, RewiredRank};
 use meshgrad_comm::{Collectives, Communicator, Local, Rank, Redistributor, Reduction};
 use meshgrad_mesh::{Mesh, Placement, Sharding};
 use meshgrad_runtime::{
@@ -13,7 +13,7 @@ use meshgrad_runtime::{
 };
 
 use crate::parts::part;
-use crate::{faulty, near, on_one_device, whole};
+use crate::{near, on_one_device, whole};
 
 const TOKENS: usize = 13;
 const EXPERTS: usize = 7;
@@ -151,7 +151,7 @@ fn experts_of_another_mesh_have_the_gradients_of_one_rank() {
     let on_experts = Mesh::new(&[6], &["ep"]).unwrap();
     for fault in Fault::ALL.into_iter().chain([Fault::None]) {
         let results = Local::run(6, |rank| {
-            let rank = faulty(rank, fault);
+            let rank = RewiredRank::faulty(rank, fault);
             let redistributor: Arc<dyn Redistribute> = Arc::new(Redistributor::new(&rank));
             let ranks = Ranks::new(&rank, &tokens, &on_experts)?;
             with_redistribution(redistributor, || {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use meshgrad_autograd::{Grads, Init, Param, Tape, Var, ops};
-use meshgrad_comm::conformance::Fault;
+use meshgrad_comm::conformance::{Fault, RewiredRank};
 use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_mesh::{Mesh, Placement, Reduction, Sharding};
 use meshgrad_runtime::{
@@ -11,7 +11,7 @@ use meshgrad_runtime::{
 };
 
 use crate::parts::{assemble, part};
-use crate::{faulty, near, on_one_device, pairs, whole};
+use crate::{near, on_one_device, pairs, whole};
 
 /// The gradient of a redistribution is the gradient of its result, with the operand's shards.
 #[test]
@@ -137,7 +137,7 @@ fn two_parallel_layers_have_the_gradients_of_one_rank() {
     let mesh = Mesh::new(&[2, 3], &["dp", "tp"]).unwrap();
     for fault in [Fault::None, Fault::Dropped, Fault::Scaled] {
         let results = Local::run(6, |rank| {
-            let rank = faulty(rank, fault);
+            let rank = RewiredRank::faulty(rank, fault);
             let redistributor: Arc<dyn Redistribute> = Arc::new(Redistributor::new(&rank));
             with_redistribution(redistributor, || {
                 two_layers(Some((&rank, &mesh))).map(Vec::from)

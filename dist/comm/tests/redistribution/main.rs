@@ -18,9 +18,9 @@ mod vocabulary;
 
 use std::sync::Arc;
 
-use meshgrad_comm::conformance::{Fault, Faulty};
-use meshgrad_comm::{Communicator, GroupConnector, Local, Rank, Redistributor};
-use meshgrad_mesh::{Group, Mesh, Placement, Reduction, Sharding};
+use meshgrad_comm::conformance::{Fault, RewiredRank};
+use meshgrad_comm::{Local, Redistributor};
+use meshgrad_mesh::{Mesh, Placement, Reduction, Sharding};
 use meshgrad_runtime::{
     Device, Redistribute, Result, Tensor, ops, redistribute, with_redistribution,
 };
@@ -274,56 +274,6 @@ fn near(parts: &[Tensor], expected: &Tensor) -> bool {
     actual.len() == expected.len() && actual.iter().zip(&expected).all(near)
 }
 
-/// A rank whose groups are connected by another connector.
-struct Rewired<'a> {
-    rank: &'a dyn Rank,
-    connector: Arc<dyn GroupConnector>,
-}
-
-impl Rank for Rewired<'_> {
-    fn rank(&self) -> usize {
-        self.rank.rank()
-    }
-
-    fn world_size(&self) -> usize {
-        self.rank.world_size()
-    }
-
-    fn device(&self) -> &Device {
-        self.rank.device()
-    }
-
-    fn connector(&self) -> Arc<dyn GroupConnector> {
-        self.connector.clone()
-    }
-}
-
-/// `rank`, with a fault in its communicators.
-fn faulty(rank: &dyn Rank, fault: Fault) -> Rewired<'_> {
-    let connector = Arc::new(FaultyConnector {
-        connector: rank.connector(),
-        fault,
-    });
-    Rewired { rank, connector }
-}
-
-struct FaultyConnector {
-    connector: Arc<dyn GroupConnector>,
-    fault: Fault,
-}
-
-impl GroupConnector for FaultyConnector {
-    fn connect(&self, name: &str, group: &Group) -> Result<Arc<dyn Communicator>> {
-        let order = Group::new(self.fault.order(group.ranks())).unwrap();
-        let communicator = self.connector.connect(name, &order)?;
-        Ok(Arc::new(Faulty::new(
-            self.fault,
-            group.clone(),
-            communicator,
-        )))
-    }
-}
-
 /// Each fault is found in a redistribution that communicates.
 #[test]
 fn planted_faults_are_found() {
@@ -343,7 +293,9 @@ fn planted_faults_are_found() {
     for fault in Fault::ALL {
         for pair in &pairs {
             let pair = std::slice::from_ref(pair);
-            let results = Local::run(3, |rank| redistributed(&faulty(rank, fault), pair));
+            let results = Local::run(3, |rank| {
+                redistributed(&RewiredRank::faulty(rank, fault), pair)
+            });
             let Ok(results) = results else { continue };
             let results = on_one_device(&results);
             let checked = std::panic::catch_unwind(|| check(pair, &results));

@@ -3,12 +3,11 @@
 use std::sync::Arc;
 
 use meshgrad_autograd::ops;
-use meshgrad_comm::conformance::Fault;
+use meshgrad_comm::conformance::{Fault, RewiredRank};
 use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_mesh::{Mesh, Placement, Reduction, Sharding};
 use meshgrad_runtime::{Device, Result, Tensor, with_redistribution};
 
-use crate::faulty;
 use crate::parts::part;
 
 fn mesh() -> Mesh {
@@ -61,7 +60,7 @@ fn norm(gradients: &[Tensor], weight: &Tensor) -> Result<[Tensor; 2]> {
 /// What all ranks compute.
 fn on_ranks(of: (&[Sharding], f32), fault: Fault) -> Vec<[f32; 2]> {
     let all = Local::run(6, |rank| -> Result<[f32; 2]> {
-        let rank = faulty(rank, fault);
+        let rank = RewiredRank::faulty(rank, fault);
         let weight = Sharding::replicated(&mesh(), &[]).unwrap();
         let weight = Tensor::scalar(rank.device(), 2.0f32)?.with_sharding(&weight, rank.rank())?;
         with_redistribution(Arc::new(Redistributor::new(&rank)), || {

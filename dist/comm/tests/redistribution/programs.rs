@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use meshgrad_autograd::{Result, Tape, Var, ops};
-use meshgrad_comm::conformance::Fault;
+use meshgrad_comm::conformance::{Fault, RewiredRank};
 use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_mesh::{Mesh, Placement, Reduction, Sharding};
 use meshgrad_runtime::{
@@ -12,7 +12,7 @@ use meshgrad_runtime::{
 
 use crate::gradients::named;
 use crate::parts::{assemble, part};
-use crate::{faulty, on_one_device, whole};
+use crate::{on_one_device, whole};
 
 const ROWS: usize = 5;
 const COLUMNS: usize = 4;
@@ -181,7 +181,7 @@ fn is_near(parts: &[Tensor], expected: &Tensor) -> bool {
 fn agrees(seed: u64, mesh: &Mesh, fault: Fault) -> bool {
     let expected = run(seed, None).unwrap();
     let results = Local::run(mesh.ranks().len(), |rank| {
-        let rank = faulty(rank, fault);
+        let rank = RewiredRank::faulty(rank, fault);
         with_redistribution(Arc::new(Redistributor::new(&rank)), || {
             with_mesh(mesh, rank.rank(), || run(seed, Some((&rank, mesh))))
         })

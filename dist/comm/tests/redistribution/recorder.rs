@@ -8,7 +8,7 @@ use meshgrad_comm::{
 use meshgrad_mesh::Group;
 use meshgrad_runtime::{Device, Pending, Result, Tensor, UninitTensor};
 
-use crate::Rewired;
+use meshgrad_comm::conformance::RewiredRank;
 
 /// A fault in what a rank executes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,13 +46,13 @@ pub(crate) struct Recorder(Arc<Mutex<Vec<Executed>>>);
 
 impl Recorder {
     /// `rank`, with its calls recorded here.
-    pub(crate) fn on<'a>(&self, rank: &'a dyn Rank, deviation: Deviation) -> Rewired<'a> {
+    pub(crate) fn on<'a>(&self, rank: &'a dyn Rank, deviation: Deviation) -> RewiredRank<'a> {
         let connector = Arc::new(RecordingConnector {
             connector: rank.connector(),
             deviation,
             calls: self.0.clone(),
         });
-        Rewired { rank, connector }
+        RewiredRank::new(rank, connector)
     }
 
     /// The calls since the last time.

@@ -15,7 +15,8 @@ use meshgrad_runtime::{
 };
 
 use crate::parts::part;
-use crate::{Rewired, check, on_one_device, pairs, whole};
+use crate::{check, on_one_device, pairs, whole};
+use meshgrad_comm::conformance::RewiredRank;
 
 fn mesh() -> Mesh {
     Mesh::new(&[2, 2], &["dp", "tp"]).unwrap()
@@ -194,7 +195,7 @@ fn started_redistributions_overlap() {
                 gate: gate.clone(),
             };
             let connector = Arc::new(connector);
-            let rank = Rewired { rank, connector };
+            let rank = RewiredRank::new(rank, connector);
             let redistributor = Redistributor::new(&rank);
             let one = start(&redistributor, &rank, &pairs[0])?;
             let other = start(&redistributor, &rank, &pairs[1])?;

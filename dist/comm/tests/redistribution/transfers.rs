@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use meshgrad_comm::conformance::Fault;
+use meshgrad_comm::conformance::{Fault, RewiredRank};
 use meshgrad_comm::{Local, Peer, Plan, Rank, Redistributor, Transferred, check_logs};
 use meshgrad_mesh::{Mesh, Placement, Reduction, Sharding, Transfer, TransferTensor};
 use meshgrad_runtime::{DType, Device, Error, Kind, Result, Tensor, ops};
 
 use crate::parts::part;
 use crate::recorder::{Deviation, Executed, Recorder, logged};
-use crate::{faulty, shardings, whole};
+use crate::{shardings, whole};
 
 const SHAPE: [usize; 2] = [7, 5];
 
@@ -240,7 +240,7 @@ fn planted_faults_are_found() {
             let [from, to] = &pair;
             let x = from.mesh().contains(rank.rank());
             let x = x.then(|| part(&whole(rank.device(), &[6, 3]), from, rank.rank()));
-            let redistributor = Redistributor::new(&faulty(rank, fault));
+            let redistributor = Redistributor::new(&RewiredRank::faulty(rank, fault));
             redistributor.transfer(x.as_ref(), DType::F32, from, to)
         });
         let correct = results.is_ok_and(|results| are_correct(&pair, &results));

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use meshgrad_autograd::{Grads, Init, Param, Tape, Var, ops};
-use meshgrad_comm::conformance::Fault;
+use meshgrad_comm::conformance::{Fault, RewiredRank};
 use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_mesh::{Mesh, Placement, Sharding};
 use meshgrad_runtime::{Device, Result, Tensor, ops as runtime, with_redistribution};
 
+use crate::on_one_device;
 use crate::parts::{assemble, assert_near, part};
-use crate::{faulty, on_one_device};
 
 const TOKENS: usize = 7;
 const FEATURES: usize = 6;
@@ -79,7 +79,7 @@ fn train(rank: Option<(&dyn Rank, &Mesh)>, classes: usize) -> Result<[Tensor; 3]
 /// The results of all ranks of `mesh` equal those of one rank, with uneven and empty shards.
 fn check(mesh: &Mesh, classes: usize, fault: Fault) {
     let results = Local::run(mesh.ranks().len(), |rank| {
-        let rank = faulty(rank, fault);
+        let rank = RewiredRank::faulty(rank, fault);
         with_redistribution(Arc::new(Redistributor::new(&rank)), || {
             train(Some((&rank, mesh)), classes).map(Vec::from)
         })

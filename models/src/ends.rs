@@ -1,0 +1,84 @@
+//! The ends of a language model: the embedding of tokens, and the head, which predicts the next one.
+//!
+//! Legend: b batch, t tokens per sequence, d hidden size, v vocabulary.
+
+use meshgrad_autograd::{Module, Param, Result, Seam, Var, ops};
+use meshgrad_runtime::{DType, Tensor};
+
+use crate::IGNORE_INDEX;
+use crate::layers::RmsNorm;
+use crate::residual::Residual;
+
+/// The embedding of tokens.
+#[derive(Clone, Module)]
+#[module(crate = meshgrad_autograd)]
+pub struct Embedding {
+    /// [v, d].
+    pub weight: Param,
+    /// After the lookup.
+    pub output: Seam,
+}
+
+/// The norm after the last layer, and the projection to the vocabulary.
+#[derive(Clone, Module)]
+#[module(crate = meshgrad_autograd)]
+pub struct Head {
+    /// The norm.
+    pub norm: RmsNorm,
+    /// Before the projection.
+    pub input: Seam,
+    /// [v, d]; the embedding's weight if they are tied.
+    pub weight: Param,
+}
+
+impl Embedding {
+    /// The embeddings of `ids_bt`, i64 [b, t], as an activation of `dtype`, [b, t, d].
+    ///
+    /// # Errors
+    /// When an id is out of range.
+    pub fn forward(&self, ids_bt: &Tensor, dtype: DType) -> Result<Var> {
+        let x_btd = ops::embedding(&self.weight.var_as(dtype)?, ids_bt)?.as_activation()?;
+        self.output.redistribute(&x_btd)
+    }
+}
+
+impl Head {
+    /// The normalized stream `x`, [b, t, d], which [`Head::project`] expects.
+    ///
+    /// # Errors
+    /// When shapes do not match.
+    pub fn hidden(&self, x: &Residual) -> Result<Var> {
+        self.input.redistribute(&self.norm.of(x)?)
+    }
+
+    /// The logits of `hidden` [.., d], [.., v].
+    ///
+    /// # Errors
+    /// When shapes do not match.
+    pub fn project(&self, hidden: &Var) -> Result<Var> {
+        ops::linear(hidden, &self.weight.var_as(hidden.dtype())?)
+    }
+
+    /// The cross-entropy of `labels_bt`, i64 [b, t], summed over the labels that are not
+    /// [`IGNORE_INDEX`], and their number. The logits are never all in memory.
+    ///
+    /// # Errors
+    /// When shapes do not match or a label is out of range.
+    pub fn cross_entropy(&self, x: &Residual, labels_bt: &Tensor) -> Result<(Var, Tensor)> {
+        let hidden = self.hidden(x)?;
+        let labels_bt = sharded_like(labels_bt, hidden.value())?;
+        let weight = self.weight.var_as(hidden.dtype())?;
+        ops::linear_cross_entropy(&hidden, &weight, &labels_bt, IGNORE_INDEX)
+    }
+}
+
+/// `x` [b, t, ..] with the shards that `other` [b, t, ..] has along b and t. Of a replicated `x`
+/// this is a slice, which sends nothing.
+pub(crate) fn sharded_like(x: &Tensor, other: &Tensor) -> Result<Tensor> {
+    let Some(sharding) = other.sharding() else {
+        return Ok(x.clone());
+    };
+    let mut placements = sharding.placements();
+    placements.retain(|(_, placement)| placement.dim().is_some_and(|dim| dim < 2));
+    ops::redistribute(x, placements)
+}

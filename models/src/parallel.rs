@@ -1,0 +1,126 @@
+//! Which axes of a mesh a model is parallel over, and how.
+
+use meshgrad_mesh::{Mesh, MeshError, Placement};
+
+/// How a model is distributed over a mesh. Axes that are not named are data parallel.
+///
+/// ```
+/// use meshgrad_mesh::Mesh;
+/// use meshgrad_models::Parallelism;
+///
+/// let mesh = Mesh::new(&[2, 4], &["dp", "tp"])?;
+/// let parallelism = Parallelism::new(&mesh).tensor(["tp"])?.sequence_parallel(true);
+/// # Ok::<(), meshgrad_mesh::MeshError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Parallelism {
+    /// The mesh of all tensors of the model.
+    pub mesh: Mesh,
+    /// The axes of tensor parallelism with their sizes, the outermost first.
+    pub tensor: Vec<(String, usize)>,
+    /// Whether activations between blocks are sharded along the sequence.
+    pub sequence_parallel: bool,
+    /// Whether the vocabulary is sharded, in the embedding and in the loss.
+    pub loss_parallel: bool,
+    /// Whether the inner features of each expert are sharded; otherwise experts are replicated.
+    pub shard_experts: bool,
+}
+
+/// Placements on several axes, the outermost first.
+pub(crate) type Placements = Vec<(String, Placement)>;
+
+impl Parallelism {
+    /// Data parallelism on all axes of `mesh`. Once tensor parallelism is added, the vocabulary is
+    /// sharded, and sequences and experts are not.
+    pub fn new(mesh: &Mesh) -> Parallelism {
+        Parallelism {
+            mesh: mesh.clone(),
+            tensor: Vec::new(),
+            sequence_parallel: false,
+            loss_parallel: true,
+            shard_experts: false,
+        }
+    }
+
+    /// Adds tensor parallelism over these axes, the outermost first. Several axes are for models
+    /// with fewer key-value heads than ranks: the outer axes shard these heads, the inner ones
+    /// replicate them.
+    ///
+    /// # Errors
+    /// [`MeshError::UnknownAxis`].
+    pub fn tensor<S: AsRef<str>>(
+        mut self,
+        axes: impl AsRef<[S]>,
+    ) -> Result<Parallelism, MeshError> {
+        let sized = |axis: &S| Ok((axis.as_ref().to_owned(), self.mesh.size(axis.as_ref())?));
+        self.tensor = axes.as_ref().iter().map(sized).collect::<Result<_, _>>()?;
+        Ok(self)
+    }
+
+    /// Sets whether activations between blocks are sharded along the sequence.
+    #[must_use]
+    pub fn sequence_parallel(mut self, shards_sequence: bool) -> Parallelism {
+        self.sequence_parallel = shards_sequence;
+        self
+    }
+
+    /// Sets whether the vocabulary is sharded.
+    #[must_use]
+    pub fn loss_parallel(mut self, shards_vocabulary: bool) -> Parallelism {
+        self.loss_parallel = shards_vocabulary;
+        self
+    }
+
+    /// Sets whether the inner features of each expert are sharded.
+    #[must_use]
+    pub fn shard_experts(mut self, shards_experts: bool) -> Parallelism {
+        self.shard_experts = shards_experts;
+        self
+    }
+
+    /// The number of ranks that share a layer.
+    pub fn tensor_ranks(&self) -> usize {
+        self.tensor.iter().map(|(_, ranks)| ranks).product()
+    }
+
+    /// Shards `dim` evenly over the axes of tensor parallelism.
+    pub fn shard(&self, dim: usize) -> Vec<(String, Placement)> {
+        self.on_tensor_axes(&Placement::shard(dim))
+    }
+
+    /// Replicates over the axes of tensor parallelism.
+    pub fn replicate(&self) -> Vec<(String, Placement)> {
+        self.on_tensor_axes(&Placement::Replicate)
+    }
+
+    fn on_tensor_axes(&self, placement: &Placement) -> Placements {
+        let axes = self.tensor.iter();
+        axes.map(|(axis, _)| (axis.clone(), placement.clone()))
+            .collect()
+    }
+}
+
+/// Shards `dim`, which has `units` units of `length` indices, over `axes` without dividing a unit.
+/// All axes but the last must divide the units evenly; `None` otherwise.
+pub(crate) fn in_units(
+    axes: &[(String, usize)],
+    dim: usize,
+    mut units: usize,
+    length: usize,
+) -> Option<Placements> {
+    let mut placements = Vec::new();
+    for (at, (axis, ranks)) in axes.iter().enumerate() {
+        let placement = match units % ranks {
+            0 => Placement::shard(dim),
+            _ if at + 1 < axes.len() => return None,
+            _ => {
+                let chunk = units.div_ceil(*ranks);
+                let size = |rank| chunk.min(units.saturating_sub(rank * chunk)) * length;
+                Placement::ragged(dim, (0..*ranks).map(size).collect::<Vec<_>>())
+            }
+        };
+        placements.push((axis.clone(), placement));
+        units /= ranks;
+    }
+    Some(placements)
+}

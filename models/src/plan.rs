@@ -1,0 +1,338 @@
+//! Plans: the placements of a model's parameters and seams on a mesh, as a table.
+
+use std::fmt;
+
+use glob::Pattern;
+use meshgrad_autograd::{Buffer, Error, Module, Param, Result, Seam};
+use meshgrad_mesh::{Mesh, Placement, Sharding, ShardingError};
+
+/// A table from names of parameters, buffers and seams to placements. Parameters that no row names
+/// are replicated; seams that no row names redistribute nothing.
+///
+/// ```
+/// use meshgrad_mesh::{Mesh, Placement};
+/// use meshgrad_models::Plan;
+///
+/// let mesh = Mesh::new(&[2], &["tp"])?;
+/// let plan = Plan::new(&mesh)
+///     .place("*.up.weight", [("tp", Placement::shard(0))])
+///     .place("*.down.weight", [("tp", Placement::shard(1))])
+///     .place("*.mlp.output", [("tp", Placement::Replicate)]);
+/// # let _ = plan;
+/// # Ok::<(), meshgrad_mesh::MeshError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Plan {
+    mesh: Mesh,
+    rows: Vec<Row>,
+}
+
+#[derive(Clone, Debug)]
+struct Row {
+    names: String,
+    placements: Vec<(String, Placement)>,
+}
+
+impl Plan {
+    /// A plan without rows.
+    pub fn new(mesh: &Mesh) -> Plan {
+        Plan {
+            mesh: mesh.clone(),
+            rows: Vec::new(),
+        }
+    }
+
+    /// Adds a row: everything whose name matches `names` gets these placements. `*` matches any
+    /// characters and `?` one. The order of axes that shard one dim counts, the outermost first.
+    #[must_use]
+    pub fn place<S: AsRef<str>>(
+        mut self,
+        names: &str,
+        placements: impl AsRef<[(S, Placement)]>,
+    ) -> Plan {
+        let placements = placements.as_ref().iter();
+        let placements = placements.map(|(axis, at)| (axis.as_ref().to_owned(), at.clone()));
+        self.rows.push(Row {
+            names: names.to_owned(),
+            placements: placements.collect(),
+        });
+        self
+    }
+
+    /// The plan without the rows that match nothing in `module`.
+    #[must_use]
+    pub fn of(mut self, module: &impl Module) -> Plan {
+        let named = Named::of(module);
+        self.rows.retain(|row| match Pattern::new(&row.names) {
+            Ok(pattern) => named.iter().any(|it| pattern.matches(it.name())),
+            Err(_) => true,
+        });
+        self
+    }
+
+    /// The mesh.
+    pub fn mesh(&self) -> &Mesh {
+        &self.mesh
+    }
+
+    /// Gives the parameters, buffers and seams of `module` the placements of the plan, as rank
+    /// `rank`. Do this before [`Module::materialize`] or loading, which then create this rank's
+    /// part only. Nothing is changed unless all of it fits.
+    ///
+    /// # Errors
+    /// [`PlanError`] with all problems; as [`Param::shard`].
+    pub fn apply(&self, module: &impl Module, rank: usize) -> Result<()> {
+        for (named, sharding) in self.shardings(module).map_err(Error::other)? {
+            match (named, sharding) {
+                (Named::Param(param), Some(sharding)) => param.shard(&sharding, rank)?,
+                (Named::Buffer(buffer), Some(sharding)) => buffer.shard(&sharding, rank)?,
+                (Named::Seam(seam), _) => seam.place(self.placements(seam.name()).unwrap_or(&[])),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Everything that has a name in `module`, with the sharding of parameters and buffers.
+    fn shardings(&self, module: &impl Module) -> Result<Vec<(Named, Option<Sharding>)>, PlanError> {
+        let named = Named::of(module);
+        let mut problems = self.unmatched(&named);
+        let mut shardings = Vec::new();
+        for one in named {
+            match self.sharding(&one) {
+                Ok(sharding) => shardings.push((one, sharding)),
+                Err(problem) => problems.push(problem),
+            }
+        }
+        match problems.is_empty() {
+            true => Ok(shardings),
+            false => Err(PlanError { problems }),
+        }
+    }
+
+    /// Rows that are invalid or match nothing.
+    fn unmatched(&self, named: &[Named]) -> Vec<PlanProblem> {
+        let problem = |row: &Row| match Pattern::new(&row.names) {
+            Err(error) => Some(PlanProblem::Pattern {
+                names: row.names.clone(),
+                problem: error.msg,
+            }),
+            Ok(pattern) if named.iter().any(|it| pattern.matches(it.name())) => None,
+            Ok(_) => Some(PlanProblem::Unmatched {
+                names: row.names.clone(),
+                nearest: nearest(&row.names, named),
+            }),
+        };
+        self.rows.iter().filter_map(problem).collect()
+    }
+
+    /// The sharding of a parameter or buffer; `None` for a seam, whose axes are checked.
+    fn sharding(&self, named: &Named) -> Result<Option<Sharding>, PlanProblem> {
+        let placements = self.placements(named.name())?;
+        let problem = |source| PlanProblem::Placements {
+            name: named.name().to_owned(),
+            shape: named.shape().map(<[usize]>::to_vec),
+            placements: text(placements),
+            source,
+        };
+        let Some(shape) = named.shape() else {
+            let axes = placements.iter();
+            let known = axes.map(|(axis, _)| self.mesh.axis(axis).map(drop));
+            let known: Result<(), _> = known.collect();
+            return known
+                .map(|()| None)
+                .map_err(|source| problem(source.into()));
+        };
+        let sharding = Sharding::new(&self.mesh, placements, shape).map_err(problem)?;
+        match sharding.partials().first() {
+            None => Ok(Some(sharding)),
+            Some((axis, _)) => Err(PlanProblem::Partial {
+                name: named.name().to_owned(),
+                axis: (*axis).to_owned(),
+            }),
+        }
+    }
+
+    /// The placements of the one row that matches `name`.
+    fn placements(&self, name: &str) -> Result<&[(String, Placement)], PlanProblem> {
+        let matches = |row: &&Row| Pattern::new(&row.names).is_ok_and(|names| names.matches(name));
+        let mut rows = self.rows.iter().filter(matches);
+        match (rows.next(), rows.next()) {
+            (None, _) => Ok(&[]),
+            (Some(row), None) => Ok(&row.placements),
+            (Some(first), Some(second)) => Err(PlanProblem::Ambiguous {
+                name: name.to_owned(),
+                rows: [first.names.clone(), second.names.clone()],
+            }),
+        }
+    }
+}
+
+/// A line for each row: the names, then the placements.
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let width = self
+            .rows
+            .iter()
+            .map(|row| row.names.len())
+            .max()
+            .unwrap_or(0);
+        for row in &self.rows {
+            writeln!(f, "{:width$}  {}", row.names, text(&row.placements))?;
+        }
+        Ok(())
+    }
+}
+
+/// What a row can name.
+enum Named {
+    Param(Param),
+    Buffer(Buffer),
+    Seam(Seam),
+}
+
+impl Named {
+    fn of(module: &impl Module) -> Vec<Named> {
+        let params = module.params().into_iter().map(Named::Param);
+        let buffers = module.buffers().into_iter().map(Named::Buffer);
+        let seams = module.seams().into_iter().map(Named::Seam);
+        params.chain(buffers).chain(seams).collect()
+    }
+
+    fn name(&self) -> &str {
+        match self {
+            Named::Param(param) => param.name(),
+            Named::Buffer(buffer) => buffer.name(),
+            Named::Seam(seam) => seam.name(),
+        }
+    }
+
+    /// `None` for a seam.
+    fn shape(&self) -> Option<&[usize]> {
+        match self {
+            Named::Param(param) => Some(param.shape()),
+            Named::Buffer(buffer) => Some(buffer.shape()),
+            Named::Seam(_) => None,
+        }
+    }
+}
+
+/// The name that is most like `pattern`.
+fn nearest(pattern: &str, named: &[Named]) -> Option<String> {
+    let likeness = |it: &&Named| (strsim::jaro_winkler(pattern, it.name()) * 1e6) as u64;
+    let nearest = named.iter().max_by_key(likeness)?;
+    Some(nearest.name().to_owned())
+}
+
+fn text(placements: &[(String, Placement)]) -> String {
+    let text = placements.iter().map(|(axis, at)| format!("{axis}: {at}"));
+    text.collect::<Vec<_>>().join(", ")
+}
+
+/// All problems of a plan.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("the plan does not fit the model:{}", lines(.problems))]
+pub struct PlanError {
+    /// The problems.
+    pub problems: Vec<PlanProblem>,
+}
+
+fn lines(problems: &[PlanProblem]) -> String {
+    let lines = problems.iter().map(|problem| format!("\n  {problem}"));
+    lines.collect()
+}
+
+impl From<PlanProblem> for PlanError {
+    fn from(problem: PlanProblem) -> PlanError {
+        let problems = vec![problem];
+        PlanError { problems }
+    }
+}
+
+/// A problem of a plan.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlanProblem {
+    /// A row's names are no pattern.
+    #[error("`{names}` is not a valid pattern: {problem}")]
+    Pattern {
+        /// The row's names.
+        names: String,
+        /// What is wrong.
+        problem: &'static str,
+    },
+
+    /// A row matches nothing.
+    #[error(
+        "`{names}` matches no parameter, buffer or seam{}",
+        .nearest.as_ref().map(|name| format!("; the most similar name is `{name}`")).unwrap_or_default()
+    )]
+    Unmatched {
+        /// The row's names.
+        names: String,
+        /// The name in the model that is most similar.
+        nearest: Option<String>,
+    },
+
+    /// Two rows match one name.
+    #[error("`{name}` matches two rows, `{}` and `{}`: keep one", .rows[0], .rows[1])]
+    Ambiguous {
+        /// The name.
+        name: String,
+        /// The rows.
+        rows: [String; 2],
+    },
+
+    /// Placements that the parameter's shape or the mesh does not allow.
+    #[error(
+        "`{name}`{} cannot be placed as {placements}: {source}",
+        .shape.as_ref().map(|shape| format!(" {shape:?}")).unwrap_or_default()
+    )]
+    Placements {
+        /// The parameter, buffer or seam.
+        name: String,
+        /// Its global shape; `None` for a seam.
+        shape: Option<Vec<usize>>,
+        /// The placements.
+        placements: String,
+        /// The reason.
+        source: ShardingError,
+    },
+
+    /// A parameter or buffer as partial values.
+    #[error("`{name}` is partial on axis `{axis}`: replicate or shard it")]
+    Partial {
+        /// The parameter or buffer.
+        name: String,
+        /// The axis.
+        axis: String,
+    },
+
+    /// A dim whose units cannot be shared by the ranks.
+    #[error(
+        "`{name}`: dim {dim} has {units} {unit}, which cannot be sharded over {axes} ({ranks} ranks); {remedy}"
+    )]
+    Units {
+        /// The parameter.
+        name: String,
+        /// The dim.
+        dim: usize,
+        /// The number of units.
+        units: usize,
+        /// What a unit is, in the plural.
+        unit: &'static str,
+        /// The axes.
+        axes: String,
+        /// Their number of ranks.
+        ranks: usize,
+        /// What to do.
+        remedy: String,
+    },
+
+    /// A model without a plan for tensor parallelism.
+    #[error("{model} has no plan for tensor parallelism: implement `Model::plan`")]
+    NoPlan {
+        /// The model.
+        model: String,
+    },
+}

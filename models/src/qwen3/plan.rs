@@ -1,0 +1,142 @@
+//! The plan of Qwen3: which parameter and which seam has which placements.
+
+use meshgrad_mesh::Placement;
+
+use super::Qwen3;
+use crate::parallel::{Placements, in_units};
+use crate::{Parallelism, Plan, PlanError, PlanProblem};
+
+/// Projections into heads and inner features are column parallel, those out of them row parallel
+/// (Shoeybi et al. 2019); between blocks, sequences are sharded if that is requested (Korthikanti et
+/// al. 2022); the vocabulary is sharded at both ends.
+///
+/// Norms, routers and, unless they are sharded, experts are replicated. So are the biases of
+/// row-parallel projections, which count once.
+pub(super) fn plan(model: &Qwen3, parallelism: &Parallelism) -> Result<Plan, PlanError> {
+    let axes = parallelism.mesh.axes().iter();
+    let every_axis = axes.map(|axis| (axis.name(), Placement::Replicate));
+    let sums = ("sums", every_axis.collect::<Vec<_>>());
+    let plan = Plan::new(&parallelism.mesh).place(sums.0, sums.1);
+    if parallelism.tensor_ranks() == 1 {
+        return Ok(plan);
+    }
+
+    let heads = Heads::new(model, parallelism)?;
+    let (shard, whole) = (|dim| parallelism.shard(dim), parallelism.replicate());
+    let between_blocks = match parallelism.sequence_parallel {
+        true => shard(1),
+        false => whole.clone(),
+    };
+    let (table, before_head) = match parallelism.loss_parallel {
+        true => (shard(0), whole.clone()),
+        false => (whole.clone(), between_blocks.clone()),
+    };
+    let mut rows = vec![
+        ("model.embed_tokens.weight", table.clone()),
+        ("model.embed_tokens.output", between_blocks.clone()),
+        ("*.self_attn.input", whole.clone()),
+        ("*.self_attn.q_proj.weight", heads.queries(0)),
+        ("*.self_attn.q_proj.bias", heads.queries(0)),
+        ("*.self_attn.q_proj.lora_B.weight", heads.queries(0)),
+        ("*.self_attn.[kv]_proj.weight", heads.keys()),
+        ("*.self_attn.[kv]_proj.bias", heads.keys()),
+        ("*.self_attn.[kv]_proj.lora_B.weight", heads.keys()),
+        ("*.self_attn.o_proj.weight", heads.queries(1)),
+        ("*.self_attn.o_proj.lora_A.weight", heads.queries(1)),
+        ("*.self_attn.output", between_blocks.clone()),
+        ("*.mlp.input", whole.clone()),
+        ("*.mlp.gate_up_proj.weight", shard(1)),
+        ("*.mlp.down_proj.weight", shard(1)),
+        ("*.mlp.down_proj.lora_A.weight", shard(1)),
+        ("*.mlp.output", between_blocks.clone()),
+        ("lm_head.input", before_head),
+        ("lm_head.weight", table),
+    ];
+    if parallelism.shard_experts {
+        rows.extend([
+            ("*.mlp.experts.input", whole),
+            ("*.mlp.experts.gate_up_proj", shard(2)),
+            ("*.mlp.experts.down_proj", shard(2)),
+            ("*.mlp.experts.output", between_blocks),
+        ]);
+    }
+    let add = |plan: Plan, (names, placements): (&str, Placements)| plan.place(names, placements);
+    Ok(rows.into_iter().fold(plan, add).of(model))
+}
+
+/// How query and key-value heads are sharded: in proportion, without dividing a head. Axes on which
+/// there is only one key-value head replicate it, and shard its query heads.
+struct Heads {
+    keys: Placements,
+    /// Of query heads as dim 0.
+    queries: Placements,
+}
+
+impl Heads {
+    fn new(model: &Qwen3, parallelism: &Parallelism) -> Result<Heads, PlanError> {
+        let (config, axes) = (&model.config, &parallelism.tensor[..]);
+        let (queries, keys) = (config.num_attention_heads, config.num_kv_heads());
+        let (group, length) = (queries / keys, config.head_dim());
+        let ranks = parallelism.tensor_ranks();
+
+        // The axes that shard key-value heads, and those that replicate them.
+        let split = match keys >= ranks {
+            true => Some(axes.len()),
+            false => (0..axes.len()).find(|at| product(&axes[..*at]) == keys),
+        };
+        let of_axes = |at: usize| {
+            let (outer, inner) = axes.split_at(at);
+            let mut of_queries = in_units(outer, 0, keys, group * length)?;
+            of_queries.extend(in_units(inner, 0, group, length)?);
+            Some(Heads {
+                keys: in_units(outer, 0, keys, length)?,
+                queries: of_queries,
+            })
+        };
+        split.and_then(of_axes).ok_or_else(|| {
+            let names: Vec<&str> = axes.iter().map(|(axis, _)| axis.as_str()).collect();
+            let axes = names.join(", ");
+            PlanError::from(PlanProblem::Units {
+                name: "model.layers.*.self_attn.k_proj.weight".into(),
+                dim: 0,
+                units: keys,
+                unit: "key-value heads",
+                remedy: remedy(keys, ranks, &axes),
+                axes,
+                ranks,
+            })
+        })
+    }
+
+    fn keys(&self) -> Placements {
+        self.keys.clone()
+    }
+
+    /// With query heads as dim `dim`.
+    fn queries(&self, dim: usize) -> Placements {
+        let mut placements = self.queries.clone();
+        for (_, placement) in &mut placements {
+            if let Placement::Shard(of_heads, _) = placement {
+                *of_heads = dim;
+            }
+        }
+        placements
+    }
+}
+
+fn product(axes: &[(String, usize)]) -> usize {
+    axes.iter().map(|(_, ranks)| ranks).product()
+}
+
+fn remedy(keys: usize, ranks: usize, axes: &str) -> String {
+    match ranks.is_multiple_of(keys) {
+        true => format!(
+            "split the axes into one of {keys} ranks, which shards the heads, and one of {}, which \
+             replicates them: mesh.split(\"{axes}\", [(\"kv\", {keys}.into()), (\"tp\", {}.into())]), \
+             then tensor([\"kv\", \"tp\"])",
+            ranks / keys,
+            ranks / keys
+        ),
+        false => format!("use at most {keys} ranks, or a multiple of {keys}"),
+    }
+}

@@ -1,0 +1,194 @@
+//! Models and meshes.
+
+use meshgrad_mesh::{Mesh, MeshError};
+use meshgrad_models::config::Qwen3Config;
+use meshgrad_models::{Balancing, Compute, Parallelism};
+use meshgrad_runtime::DType;
+
+/// A model on a mesh.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Case {
+    pub(crate) model: &'static str,
+    /// Names and sizes of the axes; all but `dp` are for tensor parallelism.
+    pub(crate) mesh: &'static [(&'static str, usize)],
+    pub(crate) sequence: bool,
+    pub(crate) loss: bool,
+    pub(crate) experts: bool,
+    pub(crate) checkpointing: bool,
+    pub(crate) bf16: bool,
+}
+
+impl Case {
+    const fn new(model: &'static str, mesh: &'static [(&'static str, usize)]) -> Case {
+        Case {
+            model,
+            mesh,
+            sequence: false,
+            loss: true,
+            experts: false,
+            checkpointing: false,
+            bf16: false,
+        }
+    }
+
+    const fn sequence(self) -> Case {
+        Case {
+            sequence: true,
+            ..self
+        }
+    }
+
+    const fn whole_vocabulary(self) -> Case {
+        Case {
+            loss: false,
+            ..self
+        }
+    }
+
+    const fn sharded_experts(self) -> Case {
+        Case {
+            experts: true,
+            ..self
+        }
+    }
+
+    const fn checkpointed(self) -> Case {
+        Case {
+            checkpointing: true,
+            ..self
+        }
+    }
+
+    const fn bf16(self) -> Case {
+        Case { bf16: true, ..self }
+    }
+
+    pub(crate) fn config(&self) -> Qwen3Config {
+        toml::from_str(self.model).unwrap()
+    }
+
+    pub(crate) fn mesh(&self) -> Mesh {
+        let (names, sizes): (Vec<&str>, Vec<usize>) = self.mesh.iter().copied().unzip();
+        Mesh::new(&sizes, &names).unwrap()
+    }
+
+    pub(crate) fn parallelism(&self, mesh: &Mesh) -> Result<Parallelism, MeshError> {
+        let axes = self.mesh.iter().map(|(name, _)| *name);
+        let tensor: Vec<&str> = axes.filter(|name| *name != "dp").collect();
+        Ok(Parallelism::new(mesh)
+            .tensor(tensor)?
+            .sequence_parallel(self.sequence)
+            .loss_parallel(self.loss)
+            .shard_experts(self.experts))
+    }
+
+    pub(crate) fn compute(&self) -> Compute {
+        Compute {
+            dtype: match self.bf16 {
+                true => DType::BF16,
+                false => DType::F32,
+            },
+            checkpointing: self.checkpointing,
+        }
+    }
+
+    pub(crate) fn balancing(&self) -> Balancing {
+        Balancing {
+            auxiliary: 0.1,
+            z: 0.01,
+            bias_update_rate: 0.001,
+        }
+    }
+
+    /// The largest difference of a gradient, in units of its norm.
+    pub(crate) fn tolerance(&self) -> f64 {
+        match self.bf16 {
+            true => 0.03,
+            false => 2e-5,
+        }
+    }
+}
+
+const TP2: &[(&str, usize)] = &[("tp", 2)];
+const TP3: &[(&str, usize)] = &[("tp", 3)];
+const TP4: &[(&str, usize)] = &[("tp", 4)];
+const KV_TP: &[(&str, usize)] = &[("kv", 2), ("tp", 2)];
+const DP2: &[(&str, usize)] = &[("dp", 2)];
+const DP_TP: &[(&str, usize)] = &[("dp", 2), ("tp", 2)];
+const TP_DP: &[(&str, usize)] = &[("tp", 3), ("dp", 2)];
+
+/// Three key-value heads and a vocabulary that three ranks share unevenly; biases.
+const DENSE: &str = r#"
+    model_type = "qwen3"
+    vocab_size = 97
+    hidden_size = 20
+    intermediate_size = 22
+    num_hidden_layers = 2
+    num_attention_heads = 6
+    num_key_value_heads = 3
+    head_dim = 8
+    attention_bias = true
+    initializer_range = 0.2
+"#;
+
+/// Two key-value heads; tied embeddings; a sliding window.
+const TIED: &str = r#"
+    model_type = "qwen3"
+    vocab_size = 61
+    hidden_size = 16
+    intermediate_size = 24
+    num_hidden_layers = 2
+    num_attention_heads = 8
+    num_key_value_heads = 2
+    head_dim = 4
+    tie_word_embeddings = true
+    use_sliding_window = true
+    sliding_window = 3
+    layer_types = ["sliding_attention", "full_attention"]
+    initializer_range = 0.2
+"#;
+
+/// Five experts, two per token; the second layer is dense.
+const EXPERTS: &str = r#"
+    model_type = "qwen3_moe"
+    vocab_size = 53
+    hidden_size = 16
+    intermediate_size = 20
+    num_hidden_layers = 3
+    num_attention_heads = 4
+    num_key_value_heads = 4
+    num_experts = 5
+    num_experts_per_tok = 2
+    moe_intermediate_size = 14
+    mlp_only_layers = [1]
+    norm_topk_prob = true
+    initializer_range = 0.2
+"#;
+
+pub(crate) const CASES: &[Case] = &[
+    Case::new(DENSE, DP2),
+    Case::new(DENSE, TP2),
+    Case::new(DENSE, TP3),
+    Case::new(DENSE, TP3).sequence(),
+    Case::new(DENSE, TP3).whole_vocabulary(),
+    Case::new(DENSE, TP3).sequence().whole_vocabulary(),
+    Case::new(DENSE, TP_DP).sequence().checkpointed(),
+    Case::new(DENSE, DP_TP).bf16(),
+    Case::new(DENSE, TP3).sequence().bf16(),
+    Case::new(TIED, TP2),
+    Case::new(TIED, DP_TP).sequence(),
+    Case::new(TIED, KV_TP),
+    Case::new(TIED, KV_TP).sequence().whole_vocabulary(),
+    Case::new(TIED, KV_TP).sequence().checkpointed(),
+    Case::new(EXPERTS, DP2),
+    Case::new(EXPERTS, TP4),
+    Case::new(EXPERTS, TP3).sequence(),
+    Case::new(EXPERTS, TP3).sharded_experts(),
+    Case::new(EXPERTS, TP3).sharded_experts().sequence(),
+    Case::new(EXPERTS, DP_TP).sequence().checkpointed(),
+    Case::new(EXPERTS, DP_TP)
+        .sequence()
+        .sharded_experts()
+        .whole_vocabulary(),
+    Case::new(EXPERTS, TP2).sequence().sharded_experts().bf16(),
+];
