@@ -13,6 +13,8 @@ use crate::residual::Residual;
 #[derive(Clone, Module)]
 #[module(crate = meshgrad_autograd)]
 pub struct Embedding {
+    /// Before the lookup: of the ids.
+    pub input: Seam,
     /// [v, d].
     pub weight: Param,
     /// After the lookup.
@@ -37,7 +39,8 @@ impl Embedding {
     /// # Errors
     /// When an id is out of range.
     pub fn forward(&self, ids_bt: &Tensor, dtype: DType) -> Result<Var> {
-        let x_btd = ops::embedding(&self.weight.var_as(dtype)?, ids_bt)?.as_activation()?;
+        let ids_bt = self.input.redistribute(ids_bt)?;
+        let x_btd = ops::embedding(&self.weight.var_as(dtype)?, &ids_bt)?.as_activation()?;
         self.output.redistribute(&x_btd)
     }
 }

@@ -59,6 +59,18 @@ impl Plan {
         self
     }
 
+    /// The plan without the rows of exactly these names, for example to place them otherwise.
+    #[must_use]
+    pub fn without(mut self, names: &str) -> Plan {
+        self.rows.retain(|row| row.names != names);
+        self
+    }
+
+    /// The names of the rows.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.rows.iter().map(|row| row.names.as_str())
+    }
+
     /// The plan without the rows that match nothing in `module`.
     #[must_use]
     pub fn of(mut self, module: &impl Module) -> Plan {

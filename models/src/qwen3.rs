@@ -155,6 +155,7 @@ impl Qwen3 {
         Ok(Qwen3 {
             head: last.then(head),
             embedding: first.then(|| Embedding {
+                input: Seam::new(at.sub("embed_tokens.input")),
                 weight: table.clone(),
                 output: Seam::new(at.sub("embed_tokens.output")),
             }),

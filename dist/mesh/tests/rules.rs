@@ -348,6 +348,23 @@ fn axes_are_independent() {
     insta::assert_snapshot!(error);
 }
 
+/// An outer axis shards the key heads to one; an inner axis then shards their query heads, and
+/// replicates the keys.
+#[test]
+fn one_key_head_is_replicated() {
+    let heads = |axes: &[&str], heads| {
+        let placements: Vec<_> = axes.iter().map(|axis| (*axis, s(2))).collect();
+        sharding(&placements, &[3, 5, heads, 4])
+    };
+    let attend = |key_heads, keys: &[&str]| {
+        let (q, k) = (heads(&["dp", "tp"], 8), heads(keys, key_heads));
+        attention().propagate(&[&q, &k, &k], &[&[3, 5, 2, 4], &[3, 2, 5]])
+    };
+    assert_eq!(attend(2, &["dp"]).unwrap()[0], heads(&["dp", "tp"], 8));
+    assert!(attend(4, &["dp"]).is_err());
+    assert!(attend(4, &["dp", "tp"]).is_ok());
+}
+
 #[test]
 fn axes_that_shard_one_dim_keep_their_order() {
     let (dp_tp, tp_dp) = ([("dp", s(0)), ("tp", s(0))], [("tp", s(0)), ("dp", s(0))]);

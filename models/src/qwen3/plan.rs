@@ -27,13 +27,7 @@ pub(super) fn plan(model: &Qwen3, parallelism: &Parallelism) -> Result<Plan, Pla
         true => shard(1),
         false => whole.clone(),
     };
-    let (table, before_head) = match parallelism.loss_parallel {
-        true => (shard(0), whole.clone()),
-        false => (whole.clone(), between_blocks.clone()),
-    };
     let mut rows = vec![
-        ("model.embed_tokens.weight", table.clone()),
-        ("model.embed_tokens.output", between_blocks.clone()),
         ("*.self_attn.input", whole.clone()),
         ("*.self_attn.q_proj.weight", heads.queries(0)),
         ("*.self_attn.q_proj.bias", heads.queries(0)),
@@ -49,9 +43,18 @@ pub(super) fn plan(model: &Qwen3, parallelism: &Parallelism) -> Result<Plan, Pla
         ("*.mlp.down_proj.weight", shard(1)),
         ("*.mlp.down_proj.lora_A.weight", shard(1)),
         ("*.mlp.output", between_blocks.clone()),
-        ("lm_head.input", before_head),
-        ("lm_head.weight", table),
     ];
+    rows.extend(match parallelism.loss_parallel {
+        true => [
+            ("model.embed_tokens.weight", shard(0)),
+            ("model.embed_tokens.output", between_blocks.clone()),
+            ("lm_head.input", whole.clone()),
+            ("lm_head.weight", shard(0)),
+        ]
+        .to_vec(),
+        // Each rank embeds and predicts its tokens.
+        false => vec![("model.embed_tokens.input", between_blocks.clone())],
+    });
     if parallelism.shard_experts {
         rows.extend([
             ("*.mlp.experts.input", whole),

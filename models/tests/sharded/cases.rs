@@ -1,12 +1,14 @@
 //! Models and meshes.
 
-use meshgrad_mesh::{Mesh, MeshError};
+use std::fmt;
+
+use meshgrad_mesh::Mesh;
 use meshgrad_models::config::Qwen3Config;
 use meshgrad_models::{Balancing, Compute, Parallelism};
 use meshgrad_runtime::DType;
 
 /// A model on a mesh.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(crate) struct Case {
     pub(crate) model: &'static str,
     /// Names and sizes of the axes; all but `dp` are for tensor parallelism.
@@ -72,14 +74,19 @@ impl Case {
         Mesh::new(&sizes, &names).unwrap()
     }
 
-    pub(crate) fn parallelism(&self, mesh: &Mesh) -> Result<Parallelism, MeshError> {
+    pub(crate) fn parallelism(&self, mesh: &Mesh) -> Parallelism {
         let axes = self.mesh.iter().map(|(name, _)| *name);
         let tensor: Vec<&str> = axes.filter(|name| *name != "dp").collect();
-        Ok(Parallelism::new(mesh)
-            .tensor(tensor)?
+        Parallelism::new(mesh)
+            .tensor(tensor)
+            .unwrap()
             .sequence_parallel(self.sequence)
             .loss_parallel(self.loss)
-            .shard_experts(self.experts))
+            .shard_experts(self.experts)
+    }
+
+    pub(crate) fn has_three_ranks(&self) -> bool {
+        self.mesh.iter().any(|(_, ranks)| *ranks >= 3)
     }
 
     pub(crate) fn compute(&self) -> Compute {
@@ -99,13 +106,27 @@ impl Case {
             bias_update_rate: 0.001,
         }
     }
+}
 
-    /// The largest difference of a gradient, in units of its norm.
-    pub(crate) fn tolerance(&self) -> f64 {
-        match self.bf16 {
-            true => 0.03,
-            false => 2e-5,
+/// The model's name, the mesh, and the options.
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = MODELS.iter().find(|(_, text)| *text == self.model);
+        write!(f, "{}", name.map_or("model", |(name, _)| name))?;
+        for (axis, ranks) in self.mesh {
+            write!(f, " {axis} {ranks}")?;
         }
+        let options = [
+            (self.sequence, "sequence"),
+            (!self.loss, "whole vocabulary"),
+            (self.experts, "sharded experts"),
+            (self.checkpointing, "checkpointing"),
+            (self.bf16, "bf16"),
+        ];
+        for (_, option) in options.into_iter().filter(|(is_set, _)| *is_set) {
+            write!(f, ", {option}")?;
+        }
+        Ok(())
     }
 }
 
@@ -165,6 +186,27 @@ const EXPERTS: &str = r#"
     initializer_range = 0.2
 "#;
 
+/// Every expert has every token, so that rounding does not change the routing.
+const ALL_EXPERTS: &str = r#"
+    model_type = "qwen3_moe"
+    vocab_size = 53
+    hidden_size = 16
+    num_hidden_layers = 2
+    num_attention_heads = 4
+    num_key_value_heads = 4
+    num_experts = 3
+    num_experts_per_tok = 3
+    moe_intermediate_size = 14
+    initializer_range = 0.2
+"#;
+
+const MODELS: [(&str, &str); 4] = [
+    ("dense", DENSE),
+    ("tied", TIED),
+    ("experts", EXPERTS),
+    ("all experts", ALL_EXPERTS),
+];
+
 pub(crate) const CASES: &[Case] = &[
     Case::new(DENSE, DP2),
     Case::new(DENSE, TP2),
@@ -190,5 +232,9 @@ pub(crate) const CASES: &[Case] = &[
         .sequence()
         .sharded_experts()
         .whole_vocabulary(),
-    Case::new(EXPERTS, TP2).sequence().sharded_experts().bf16(),
+    Case::new(ALL_EXPERTS, DP2).bf16(),
+    Case::new(ALL_EXPERTS, TP3)
+        .sequence()
+        .sharded_experts()
+        .bf16(),
 ];

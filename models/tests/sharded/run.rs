@@ -1,23 +1,23 @@
 //! One step of a model, on one rank and on the ranks of a mesh.
 
-use meshgrad_autograd::{Error, Grads, Module, Result, Tape};
+use meshgrad_autograd::{Buffer, Grads, Module, Result, Tape};
 use meshgrad_comm::conformance::{Fault, RewiredRank};
 use meshgrad_comm::{Local, Redistributor};
-use meshgrad_mesh::{Mesh, Placement};
-use meshgrad_models::{IGNORE_INDEX, Model, Plan, Qwen3, TokenBatch};
+use meshgrad_mesh::Placement;
+use meshgrad_models::{IGNORE_INDEX, Loss, Model, Plan, Qwen3, TokenBatch};
 use meshgrad_runtime::{DType, Device, Tensor, ops, redistribute};
 
 use crate::cases::Case;
 
 const ROWS: usize = 3;
 const TOKENS: usize = 7;
-const SEED: u64 = 7;
+pub(crate) const SEED: u64 = 7;
 
 /// What a step computes: every tensor under its name, whole.
 pub(crate) type Outcome = Vec<(String, Vec<f32>)>;
 
 /// Ids and labels, of which some are ignored.
-fn batch(case: &Case, device: &Device) -> Result<TokenBatch> {
+pub(crate) fn batch(case: &Case, device: &Device) -> Result<TokenBatch> {
     let vocabulary = case.config().vocab_size;
     let id = |at: usize, by: usize| ((at * by + at * at + 5) % vocabulary) as i64;
     let ids: Vec<i64> = (0..ROWS * TOKENS).map(|at| id(at, 11)).collect();
@@ -60,6 +60,11 @@ fn step(case: &Case, model: &Qwen3, device: &Device) -> Result<Outcome> {
     )?;
     model.after_step(&loss.statistics)?;
 
+    outcome_of(&loss, &grads, &model.buffers())
+}
+
+/// The losses, statistics, gradients and buffers of a step.
+pub(crate) fn outcome_of(loss: &Loss, grads: &Grads, buffers: &[Buffer]) -> Result<Outcome> {
     let mut outcome = vec![
         ("total".to_owned(), loss.total.value().to_vec()?),
         ("sum".to_owned(), loss.sum.to_vec()?),
@@ -71,7 +76,7 @@ fn step(case: &Case, model: &Qwen3, device: &Device) -> Result<Outcome> {
     for (param, gradient) in grads.all()? {
         outcome.push((param.name().to_owned(), whole(&gradient)?.to_vec()?));
     }
-    for buffer in model.buffers() {
+    for buffer in buffers {
         outcome.push((buffer.name().to_owned(), buffer.value()?.to_vec()?));
     }
     Ok(outcome)
@@ -83,26 +88,25 @@ fn model(case: &Case) -> Result<Qwen3> {
     Ok(model)
 }
 
-pub(crate) fn on_one_rank(case: &Case) -> Result<Outcome> {
+fn on_one_rank(case: &Case) -> Result<Outcome> {
     let device = Device::cpu();
     let model = model(case)?;
     model.materialize(&device, SEED)?;
     step(case, &model, &device)
 }
 
-/// The outcome of every rank, with the plan changed by `change`.
+/// The outcome of every rank of the case's mesh, with the plan changed by `change`.
 pub(crate) fn on_ranks(
     case: &Case,
-    mesh: &Mesh,
     fault: Fault,
     change: impl Fn(Plan) -> Plan + Sync,
 ) -> std::result::Result<Vec<Outcome>, String> {
+    let mesh = case.mesh();
     let outcomes = Local::run(mesh.len(), |rank| {
         let device = rank.device();
-        Redistributor::new(&RewiredRank::faulty(rank, fault)).run_on(mesh, || {
+        Redistributor::new(&RewiredRank::faulty(rank, fault)).run_on(&mesh, || {
             let model = model(case)?;
-            let parallelism = case.parallelism(mesh).map_err(Error::other)?;
-            change(model.plan(&parallelism)?).apply(&model, rank.rank())?;
+            change(model.plan(&case.parallelism(&mesh))?).apply(&model, rank.rank())?;
             model.materialize(device, SEED)?;
             step(case, &model, device)
         })
@@ -110,38 +114,62 @@ pub(crate) fn on_ranks(
     outcomes.map_err(|error| error.to_string())
 }
 
-/// Checks that each tensor of `actual` is near that of `expected`.
-pub(crate) fn compare(
-    actual: &Outcome,
-    expected: &Outcome,
-    tolerance: f64,
-) -> std::result::Result<(), String> {
-    let names = |outcome: &Outcome| {
-        outcome
-            .iter()
-            .map(|(name, _)| name.clone())
-            .collect::<Vec<_>>()
-    };
-    if names(actual) != names(expected) {
-        return Err(format!(
-            "{:?} instead of {:?}",
-            names(actual),
-            names(expected)
-        ));
+/// The outcome of one rank.
+pub(crate) struct Expected {
+    outcome: Outcome,
+    /// In bf16, the outcome in f32.
+    exact: Option<Outcome>,
+}
+
+impl Expected {
+    pub(crate) fn of(case: &Case) -> Result<Expected> {
+        let exact = Case {
+            bf16: false,
+            ..*case
+        };
+        let exact = case.bf16.then(|| on_one_rank(&exact)).transpose()?;
+        let outcome = on_one_rank(case)?;
+        Ok(Expected { outcome, exact })
     }
-    let mut problems = Vec::new();
-    for ((name, actual), (_, expected)) in actual.iter().zip(expected) {
-        let norm =
-            |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
-        let size = norm(&mut expected.iter().map(|x| f64::from(*x)));
-        let differences = actual.iter().zip(expected);
-        let difference = norm(&mut differences.map(|(a, b)| f64::from(*a) - f64::from(*b)));
-        if actual.len() != expected.len() || !(difference <= tolerance * size + 1e-6) {
-            problems.push(format!("{name}: differs by {difference:.1e} of {size:.1e}"));
+
+    /// Checks that each tensor of `actual` is near; in bf16, that it is about as near to the exact
+    /// outcome as that of one rank.
+    pub(crate) fn compare(&self, actual: &Outcome) -> std::result::Result<(), String> {
+        let names = |outcome: &Outcome| -> Vec<String> {
+            outcome.iter().map(|(name, _)| name.clone()).collect()
+        };
+        if names(actual) != names(&self.outcome) {
+            return Err(format!("other tensors: {:?}", names(actual)));
+        }
+        let mut problems = Vec::new();
+        for (at, (name, actual)) in actual.iter().enumerate() {
+            let one_rank = &self.outcome[at].1;
+            let exact = self.exact.as_ref().map_or(one_rank, |exact| &exact[at].1);
+            let (size, own) = (norm(exact), distance(one_rank, exact));
+            let allowed = match self.exact {
+                Some(_) => 3.0 * own + 0.01 * size,
+                None => 2e-5 * size + 1e-6,
+            };
+            let difference = distance(actual, exact);
+            if actual.len() != exact.len() || difference.is_nan() || difference > allowed {
+                problems.push(format!(
+                    "{name}: differs by {difference:.1e}, and one rank by {own:.1e}, of {size:.1e}"
+                ));
+            }
+        }
+        match problems.is_empty() {
+            true => Ok(()),
+            false => Err(problems.join("; ")),
         }
     }
-    match problems.is_empty() {
-        true => Ok(()),
-        false => Err(problems.join(", ")),
-    }
+}
+
+fn norm(values: &[f32]) -> f64 {
+    let squares = values.iter().map(|x| f64::from(*x).powi(2));
+    squares.sum::<f64>().sqrt()
+}
+
+fn distance(a: &[f32], b: &[f32]) -> f64 {
+    let differences = a.iter().zip(b).map(|(a, b)| a - b);
+    norm(&differences.collect::<Vec<_>>())
 }

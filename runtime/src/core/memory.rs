@@ -187,6 +187,7 @@ impl HostMemory {
 
         state.stats.live += class;
         state.stats.peak = state.stats.peak.max(state.stats.live);
+        state.stats.largest = state.stats.largest.max(class);
         Some(block)
     }
 
@@ -212,6 +213,7 @@ impl HostMemory {
     fn reset_peak(&self) {
         let mut state = self.lock();
         state.stats.peak = state.stats.live;
+        state.stats.largest = 0;
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -258,6 +260,7 @@ mod tests {
             MemoryStats {
                 live: 1024,
                 peak: 1024,
+                largest: 1024,
                 reserved: 1024
             }
         );

@@ -148,6 +148,7 @@ impl Allocator {
         node.state = State::Live;
         self.stats.live += node.bytes;
         self.stats.peak = self.stats.peak.max(self.stats.live);
+        self.stats.largest = self.stats.largest.max(bytes);
         Ok(Block {
             address: node.address,
             bytes: node.bytes,
@@ -254,6 +255,7 @@ impl Allocator {
 
     pub(crate) fn reset_peak(&mut self) {
         self.stats.peak = self.stats.live;
+        self.stats.largest = 0;
     }
 
     /// Allocates a segment of at least `bytes`, and returns its free block. If the driver is out of

@@ -47,6 +47,7 @@ pub(crate) struct Context {
 struct PinnedBytes {
     live: AtomicUsize,
     peak: AtomicUsize,
+    largest: AtomicUsize,
 }
 
 // SAFETY: a context is a handle that the driver allows any thread to use.
@@ -121,6 +122,7 @@ impl Context {
     pub(crate) fn count_pinned(&self, bytes: usize) {
         let live = self.pinned.live.fetch_add(bytes, Ordering::Relaxed) + bytes;
         self.pinned.peak.fetch_max(live, Ordering::Relaxed);
+        self.pinned.largest.fetch_max(bytes, Ordering::Relaxed);
     }
 
     /// Counts host memory that was unpinned.
@@ -134,6 +136,7 @@ impl Context {
         MemoryStats {
             live,
             peak: self.pinned.peak.load(Ordering::Relaxed),
+            largest: self.pinned.largest.load(Ordering::Relaxed),
             reserved: live,
         }
     }
@@ -142,6 +145,7 @@ impl Context {
     pub(crate) fn reset_pinned_peak(&self) {
         let live = self.pinned.live.load(Ordering::Relaxed);
         self.pinned.peak.store(live, Ordering::Relaxed);
+        self.pinned.largest.store(0, Ordering::Relaxed);
     }
 }
 

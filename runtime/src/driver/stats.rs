@@ -12,6 +12,8 @@ pub struct MemoryStats {
     pub live: usize,
     /// The largest `live` since the last [`Device::reset_peak`](crate::Device::reset_peak).
     pub peak: usize,
+    /// The largest allocation since then.
+    pub largest: usize,
     /// Allocated from the operating system or the GPU's driver: live and cached.
     pub reserved: usize,
 }
@@ -23,6 +25,8 @@ pub struct AllocatorStats {
     pub live: usize,
     /// The largest `live` since the peak was last reset.
     pub peak: usize,
+    /// The largest allocation since then.
+    pub largest: usize,
     /// Allocated from the driver: live and cached.
     pub reserved: usize,
     /// Cached memory that graphs keep, because every launch uses it again.
@@ -46,6 +50,7 @@ impl AllocatorStats {
         MemoryStats {
             live: self.live,
             peak: self.peak,
+            largest: self.largest,
             reserved: self.reserved,
         }
     }

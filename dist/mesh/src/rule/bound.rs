@@ -79,10 +79,18 @@ impl<'a> Bound<'a> {
             self.uneven.push(id);
             return;
         }
-        let results = self.results.iter_mut().flatten();
-        for dim in self.operands.iter_mut().chain(results).flatten() {
-            if dim.id == Some(id) {
-                dim.extent = dim.extent.div_ceil(ranks);
+        let rule = self.rule;
+        let operands = rule.operands.iter().zip(&mut self.operands);
+        let results = rule.results.iter().zip(&mut self.results);
+        let results = results.filter_map(|(result, dims)| Some((result, dims.as_mut()?)));
+        for (tensor, dims) in operands.chain(results) {
+            let count = dims.len();
+            for (at, dim) in dims.iter_mut().enumerate() {
+                if dim.id == Some(id) {
+                    dim.extent = dim.extent.div_ceil(ranks);
+                    let is_one_group = dim.extent == 1 && rule.is_groups(tensor, count - at);
+                    dim.id = dim.id.filter(|_| !is_one_group);
+                }
             }
         }
     }
@@ -129,6 +137,17 @@ impl<'a> Bound<'a> {
         match dims.len().checked_sub(from_the_back).map(|dim| dims[dim]) {
             Some(DimSpec::Named(name)) => Some(&rule.names[name].text),
             _ => None,
+        }
+    }
+}
+
+impl ShardingRule {
+    /// Whether another dim is a multiple of this dim of `tensor`, which is counted from the back.
+    fn is_groups(&self, tensor: &Tensor, from_the_back: usize) -> bool {
+        let at = tensor.dims.len().checked_sub(from_the_back);
+        match at.map(|at| tensor.dims[at]) {
+            Some(DimSpec::Named(name)) => self.names.iter().any(|many| many.groups == Some(name)),
+            _ => false,
         }
     }
 }

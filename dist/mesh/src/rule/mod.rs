@@ -182,7 +182,7 @@ impl ShardingRule {
 
     /// Declares dim `many` a multiple of dim `groups`: each index of `groups` owns a block of
     /// `many`, as key heads own blocks of query heads. Both are sharded together, or `many` alone
-    /// when the extent of `groups` is 1.
+    /// when the extent of `groups` is 1, or when outer axes have sharded it evenly to 1.
     ///
     /// # Errors
     /// [`RuleError::UnknownDim`].
