@@ -74,9 +74,9 @@ impl<'t> TokenBatches<'t> {
             }
         }
         let shape = [batch.rows, batch.seq_len];
-        Ok(TokenBatch {
-            ids: Tensor::from_slice(self.device, &shape, &batch.input_ids)?,
-            labels: Tensor::from_slice(self.device, &shape, &batch.labels)?,
-        })
+        Ok(TokenBatch::new(
+            &Tensor::from_slice(self.device, &shape, &batch.input_ids)?,
+            &Tensor::from_slice(self.device, &shape, &batch.labels)?,
+        ))
     }
 }

@@ -7,10 +7,10 @@ use meshgrad_models::config::Qwen3Config;
 use meshgrad_models::{Compute, Model, Parallelism, Qwen3, TokenBatch};
 use meshgrad_runtime::{DType, Device, Tensor, ops};
 
-const TOKENS: usize = 128;
+const TOKENS: usize = 96;
 const VOCABULARY: usize = 4096;
 const HIDDEN: usize = 32;
-const INNER: usize = 256;
+const INNER: usize = 1024;
 
 fn config() -> Qwen3Config {
     let text = format!(
@@ -59,7 +59,7 @@ fn no_rank_allocates_what_is_sharded() {
 
     let device = Device::cpu();
     let alone = largest(&device, &Qwen3::new(&config()).unwrap()).unwrap();
-    assert!(alone >= matrix && alone < logits, "{alone}");
+    assert!(alone >= smallest, "{alone}");
 
     let mesh = Mesh::new(&[4], &["tp"]).unwrap();
     let on_ranks = Local::run(4, |rank| {

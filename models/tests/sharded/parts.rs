@@ -11,7 +11,7 @@ use crate::run::{Expected, Outcome, SEED, batch, outcome_of};
 fn parts(case: &Case) -> Result<[Qwen3; 3]> {
     let config = case.config();
     let layers = config.num_hidden_layers;
-    let part = |layers, first, last| {
+    let part = |layers, first, last| -> Result<Qwen3> {
         let mut part = Qwen3::part(&config, layers, first, last)?;
         part.add_router_biases();
         Ok(part)
@@ -58,7 +58,7 @@ fn outcome(case: &Case) -> Result<Outcome> {
         counts = others;
     }
     let buffers = parts.iter().flat_map(Module::buffers).collect::<Vec<_>>();
-    let mut outcome = outcome_of(&loss, &grads, &buffers)?;
+    let mut outcome = outcome_of(&loss, &mut grads, &buffers)?;
 
     let table = "model.embed_tokens.weight";
     let tables: Vec<usize> = (0..outcome.len())

@@ -3,6 +3,7 @@
 use meshgrad_autograd::{Init, Module, ModulePath, Param, Seam};
 use meshgrad_mesh::{Mesh, Placement, Reduction};
 use meshgrad_models::{Model, Parallelism, Plan, Qwen3};
+use meshgrad_runtime::Device;
 
 use crate::cases::{CASES, Case};
 
@@ -32,14 +33,15 @@ fn a_plan_places_parameters_and_seams() {
         .place("*.output", [("tp", Placement::Replicate)]);
     let mlp = mlp();
     plan.apply(&mlp, 2).unwrap();
-    assert_eq!(mlp.up.sharded_shape().to_string(), "[2 of 8, 4]");
+    mlp.materialize(&Device::cpu(), 0).unwrap();
+    assert_eq!(mlp.up.value().unwrap().shape().to_vec(), [2, 4]);
+    assert_eq!(mlp.down.value().unwrap().shape().to_vec(), [4, 2]);
     assert_eq!(
         mlp.output.placements()[..],
         [("tp".to_owned(), Placement::Replicate)]
     );
-    // Another plan replaces all placements.
-    Plan::new(&mesh).apply(&mlp, 2).unwrap();
-    assert!(mlp.output.placements().is_empty());
+    let late = plan.apply(&mlp, 2).unwrap_err().to_string();
+    assert!(late.contains("before `materialize`"), "{late}");
 }
 
 #[test]

@@ -60,11 +60,11 @@ fn step(case: &Case, model: &Qwen3, device: &Device) -> Result<Outcome> {
     )?;
     model.after_step(&loss.statistics)?;
 
-    outcome_of(&loss, &grads, &model.buffers())
+    outcome_of(&loss, &mut grads, &model.buffers())
 }
 
 /// The losses, statistics, gradients and buffers of a step.
-pub(crate) fn outcome_of(loss: &Loss, grads: &Grads, buffers: &[Buffer]) -> Result<Outcome> {
+pub(crate) fn outcome_of(loss: &Loss, grads: &mut Grads, buffers: &[Buffer]) -> Result<Outcome> {
     let mut outcome = vec![
         ("total".to_owned(), loss.total.value().to_vec()?),
         ("sum".to_owned(), loss.sum.to_vec()?),

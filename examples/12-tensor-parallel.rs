@@ -1,0 +1,101 @@
+//! A small Qwen3-MoE, data parallel over dp, tensor and sequence parallel over tp, on four ranks of any launcher.
+//!
+//! ```text
+//! cargo run --example 12-tensor-parallel     # one rank, then four threads
+//! meshgrad launch -n 4 -- target/debug/examples/12-tensor-parallel
+//! mpirun -n 4 target/debug/examples/12-tensor-parallel
+//! ```
+
+use meshgrad::comm::launch::Environment;
+use meshgrad::comm::{Local, Rank, Redistributor, World};
+use meshgrad::mesh::{Mesh, Placement};
+use meshgrad::models::Parallelism;
+use meshgrad::models::config::Qwen3Config;
+use meshgrad::prelude::*;
+
+const CONFIG: &str = r#"{
+    "model_type": "qwen3_moe", "vocab_size": 260, "hidden_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": true
+}"#;
+
+const COMPUTE: Compute = Compute {
+    dtype: DType::F32,
+    checkpointing: false,
+};
+
+/// `x` with the placements of `like`; on one rank as it is.
+fn placed_like(x: &Tensor, like: &Tensor) -> Result<Tensor> {
+    match like.sharding() {
+        Some(sharding) => ops::redistribute(x, sharding.placements()),
+        None => Ok(x.clone()),
+    }
+}
+
+/// The rows of this rank's dp index; on one rank all rows.
+fn batch(device: &Device) -> Result<TokenBatch> {
+    let text = b"one source for one rank and for many; ";
+    let token = |at: usize| i64::from(text[at % text.len()]);
+    let rows = |shift: usize| {
+        let tokens: Vec<i64> = (0..4 * 48)
+            .map(|at| token(at + at / 48 * 7 + shift))
+            .collect();
+        let whole = Tensor::from_slice(device, &[4, 48], &tokens)?.as_replicated()?;
+        ops::redistribute(&whole, [("dp", Placement::shard(0))])
+    };
+    Ok(TokenBatch::new(&rows(0)?, &rows(1)?))
+}
+
+/// The mean loss of each step of gradient descent.
+fn train(model: &Qwen3, device: &Device) -> Result<Vec<f32>> {
+    model.materialize(device, 42)?;
+    let batch = batch(device)?;
+    let mut grads = Grads::new(&model.params())?;
+    let step = |_| {
+        let (loss, tape) = Tape::record(|| model.loss(&batch, COMPUTE))?;
+        tape.backward(
+            &[(&loss.total, ops::full(device, &[], DType::F32, 1.0)?)],
+            &mut grads,
+        )?;
+        let weight: f32 = loss.weight.item()?;
+        for (param, gradient) in grads.all()? {
+            let value = param.value()?;
+            let gradient = placed_like(&gradient, &value)?;
+            param.set(&ops::sub(
+                &value,
+                &ops::affine(&gradient, 0.5 / f64::from(weight), 0.0)?,
+            )?)?;
+        }
+        grads.clear();
+        Ok(loss.sum.item::<f32>()? / weight)
+    };
+    (0..5).map(step).collect()
+}
+
+/// [`train`] as a rank of a 2 x 2 mesh.
+fn train_on(rank: &dyn Rank) -> Result<Vec<f32>> {
+    let mesh = Mesh::new(&[2, 2], &["dp", "tp"]).map_err(Error::other)?;
+    let model = Qwen3::new(&Qwen3Config::from_json(CONFIG)?)?;
+    let parallelism = Parallelism::new(&mesh)
+        .tensor(["tp"])
+        .map_err(Error::other)?;
+    let plan = model.plan(&parallelism.sequence_parallel(true))?;
+    if rank.rank() == 0 {
+        println!("{plan}");
+    }
+    plan.apply(&model, rank.rank())?;
+    Redistributor::new(rank).run_on(&mesh, || train(&model, rank.device()))
+}
+
+fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
+    if Environment::read()?.is_some() {
+        let world = World::from_env()?;
+        println!("rank {}: losses {:.4?}", world.rank(), train_on(&world)?);
+        return Ok(());
+    }
+    let model = Qwen3::new(&Qwen3Config::from_json(CONFIG)?)?;
+    println!("one rank: losses {:.4?}", train(&model, &Device::cpu())?);
+    let losses = Local::run(4, |rank| train_on(rank))?;
+    println!("four ranks: losses {:.4?}", losses[0]);
+    Ok(())
+}
