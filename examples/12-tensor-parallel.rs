@@ -9,7 +9,6 @@
 use meshgrad::comm::launch::Environment;
 use meshgrad::comm::{Local, Rank, Redistributor, World};
 use meshgrad::mesh::{Mesh, Placement};
-use meshgrad::models::Parallelism;
 use meshgrad::models::config::Qwen3Config;
 use meshgrad::prelude::*;
 

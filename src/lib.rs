@@ -62,10 +62,12 @@ pub use transfer::{ShardedModule, transfer_module};
 /// The items that most programs use.
 pub mod prelude {
     pub use crate::autograd::{
-        Buffer, Grads, Init, Module, ModulePath, Param, Result, Save, Tape, Track, Var, checkpoint,
-        ops,
+        Buffer, Grads, Init, Module, ModulePath, Param, Result, Save, Seam, Tape, Track, Var,
+        checkpoint, ops,
     };
-    pub use crate::models::{Compute, Generate, IGNORE_INDEX, Loss, Model, Qwen3, TokenBatch};
+    pub use crate::models::{
+        Compute, Generate, IGNORE_INDEX, Loss, Model, Parallelism, Plan, Qwen3, TokenBatch,
+    };
     pub use crate::runtime::{DType, Device, Error, Kind, Tensor};
 }
 

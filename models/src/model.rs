@@ -31,6 +31,53 @@ pub trait Model: Module {
     /// The placements of its parameters and seams, for [`Plan::apply`]. By default it replicates
     /// all parameters, for data parallelism only.
     ///
+    /// ```
+    /// # use meshgrad_autograd::{Module, Result, Seam, Var};
+    /// # use meshgrad_mesh::Mesh;
+    /// # use meshgrad_models::layers::Linear;
+    /// # use meshgrad_models::{Compute, Loss, Model, Parallelism, Plan};
+    /// # use meshgrad_runtime::Device;
+    /// #[derive(Module)]
+    /// # #[module(crate = meshgrad_autograd)]
+    /// struct Mlp {
+    ///     input: Seam,
+    ///     up: Linear,
+    ///     down: Linear,
+    ///     output: Seam,
+    /// }
+    ///
+    /// impl Model for Mlp {
+    ///     type Batch = Var;
+    ///
+    ///     fn loss(&self, x: &Var, _: Compute) -> Result<Loss> {
+    ///         let inside = self.up.forward(&self.input.redistribute(x)?)?;
+    ///         let y = self.output.redistribute(&self.down.forward(&inside)?)?;
+    ///         // ...
+    /// #       Ok(Loss::new(y.clone(), y.value().clone()))
+    ///     }
+    ///
+    ///     fn plan(&self, parallelism: &Parallelism) -> Result<Plan> {
+    ///         Ok(Plan::new(&parallelism.mesh)
+    ///             .place("input", parallelism.replicate())
+    ///             .place("up.weight", parallelism.shard(0))
+    ///             .place("down.weight", parallelism.shard(1))
+    ///             .place("output", parallelism.replicate()))
+    ///     }
+    /// }
+    ///
+    /// let mlp = Mlp {
+    ///     input: Seam::new("input"),
+    ///     up: Linear::new("up", 4, 10),
+    ///     down: Linear::new("down", 10, 4),
+    ///     output: Seam::new("output"),
+    /// };
+    /// let parallelism = Parallelism::new(&Mesh::new(&[4], &["tp"])?).tensor(["tp"])?;
+    /// mlp.plan(&parallelism)?.apply(&mlp, 3)?;
+    /// mlp.materialize(&Device::cpu(), 0)?;
+    /// assert_eq!(mlp.up.weight.value()?.shape().to_vec(), [1, 4]); // 3 + 3 + 3 + 1 rows
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// [`PlanError`] when the model does not support `parallelism`, or its sizes do not fit it.
     fn plan(&self, parallelism: &Parallelism) -> Result<Plan> {

@@ -1,6 +1,7 @@
 //! Qwen3 on the ranks of a mesh has the loss and the gradients of one rank.
 
 mod cases;
+mod gpus;
 mod memory;
 mod parts;
 mod plans;

@@ -101,8 +101,18 @@ pub(crate) fn on_ranks(
     fault: Fault,
     change: impl Fn(Plan) -> Plan + Sync,
 ) -> std::result::Result<Vec<Outcome>, String> {
+    on_ranks_of(&Local::new(case.mesh().len()), case, fault, change)
+}
+
+/// As [`on_ranks`], on the ranks of `local`.
+pub(crate) fn on_ranks_of(
+    local: &Local,
+    case: &Case,
+    fault: Fault,
+    change: impl Fn(Plan) -> Plan + Sync,
+) -> std::result::Result<Vec<Outcome>, String> {
     let mesh = case.mesh();
-    let outcomes = Local::run(mesh.len(), |rank| {
+    let outcomes = local.launch(|rank| {
         let device = rank.device();
         Redistributor::new(&RewiredRank::faulty(rank, fault)).run_on(&mesh, || {
             let model = model(case)?;
