@@ -62,7 +62,7 @@ fn train(model: &Qwen3, device: &Device) -> Result<Vec<f32>> {
             let gradient = placed_like(&gradient, &value)?;
             param.set(&ops::sub(
                 &value,
-                &ops::affine(&gradient, 0.5 / f64::from(weight), 0.0)?,
+                &ops::affine(&gradient, 0.2 / f64::from(weight), 0.0)?,
             )?)?;
         }
         grads.clear();

@@ -192,6 +192,12 @@ impl Module for Buffer {
     }
 }
 
+impl Module for Seam {
+    fn visit(&self, visitor: &mut dyn Visitor) {
+        visitor.seam(self);
+    }
+}
+
 impl<M: Module + ?Sized> Module for &M {
     fn visit(&self, visitor: &mut dyn Visitor) {
         (**self).visit(visitor);

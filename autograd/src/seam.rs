@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use meshgrad_mesh::Placement;
 
-use crate::{Module, Operand, Result, Visitor, ops};
+use crate::{Operand, Result, ops};
 
 /// A named place of a model at which a value gets other placements. The model decides where it is,
 /// a plan which placements: none, as on a single rank, leave the value as it is.
@@ -59,12 +59,6 @@ impl Seam {
             true => Ok(x.clone()),
             false => ops::redistribute(x, placements),
         }
-    }
-}
-
-impl Module for Seam {
-    fn visit(&self, visitor: &mut dyn Visitor) {
-        visitor.seam(self);
     }
 }
 

@@ -5,8 +5,8 @@
 use meshgrad_autograd::{Module, Param, Result, Seam, Var, ops};
 use meshgrad_runtime::{DType, Tensor};
 
-use crate::IGNORE_INDEX;
 use crate::layers::RmsNorm;
+use crate::model::IGNORE_INDEX;
 use crate::residual::Residual;
 
 /// The embedding of tokens.

@@ -74,7 +74,8 @@ pub trait Model: Module {
     /// let parallelism = Parallelism::new(&Mesh::new(&[4], &["tp"])?).tensor(["tp"])?;
     /// mlp.plan(&parallelism)?.apply(&mlp, 3)?;
     /// mlp.materialize(&Device::cpu(), 0)?;
-    /// assert_eq!(mlp.up.weight.value()?.shape().to_vec(), [1, 4]); // 3 + 3 + 3 + 1 rows
+    /// let up = mlp.up.weight.value()?;
+    /// assert_eq!(up.sharding().unwrap().local_shape(3), Some(vec![1, 4])); // 3 + 3 + 3 + 1 rows
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
@@ -157,12 +158,15 @@ pub struct Compute {
     pub checkpointing: bool,
 }
 
+/// The label of positions that the loss ignores, as in PyTorch.
+pub const IGNORE_INDEX: i64 = -100;
+
 /// A batch of a language model.
 #[derive(Clone, Debug)]
 pub struct TokenBatch {
     /// Token ids, i64 [b, t].
     pub ids: Tensor,
-    /// The token after each position, i64 [b, t]; [`IGNORE_INDEX`](crate::IGNORE_INDEX) at
+    /// The token after each position, i64 [b, t]; [`IGNORE_INDEX`] at
     /// positions that do not count.
     pub labels: Tensor,
     /// The position of each token in its sequence, i64 [b, t]; `None` for 0, 1, 2, ... in each row.

@@ -118,6 +118,7 @@ impl Moe {
         };
 
         let (mesh, rows, features) = (tokens.mesh(), Shards::of(tokens, 0), Shards::of(experts, 2));
+        let (shape, held) = (x_nd.global_shape(), [self.down_proj.shape()[0]]);
         let x_nd = LocalOperand::new(x_nd, mesh, &rows.0);
         let probabilities_ne = LocalOperand::new(probabilities_ne, mesh, &rows.0);
         let gate_up = LocalOperand::new(&gate_up, mesh, &features.0);
@@ -128,9 +129,8 @@ impl Moe {
             rows.partial_gradient(gate_up),
             rows.partial_gradient(down),
         ];
-        let (shape, experts) = (tokens.shape(), [self.down_proj.shape()[0]]);
-        let y_nd = LocalResult::new(mesh, [&rows.0[..], &features.partial()].concat(), shape);
-        let counts = LocalResult::new(mesh, rows.partial(), &experts);
+        let y_nd = LocalResult::new(mesh, [&rows.0[..], &features.partial()].concat(), &shape);
+        let counts = LocalResult::new(mesh, rows.partial(), &held);
         let body = |operands| self.apply_experts(operands);
         let [y_nd, counts] = local(operands, [y_nd, counts], body)?;
         Ok((y_nd, counts.value().clone()))

@@ -73,7 +73,7 @@ impl Plan {
 
     /// The plan without the rows that match nothing in `module`.
     #[must_use]
-    pub fn of(mut self, module: &impl Module) -> Plan {
+    pub fn matching(mut self, module: &impl Module) -> Plan {
         let named = Named::of(module);
         self.rows.retain(|row| match Pattern::new(&row.names) {
             Ok(pattern) => named.iter().any(|it| pattern.matches(it.name())),

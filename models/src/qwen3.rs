@@ -6,26 +6,23 @@ mod plan;
 
 use std::ops::Range;
 
-use meshgrad_autograd::{Module, ModulePath, Param, Result, Seam, Var, checkpoint, ops};
+use meshgrad_autograd::{Module, ModulePath, Param, Result, Seam, Var, ops};
 use meshgrad_ckpt::mapping::Mapping;
 use meshgrad_runtime::ops::AttentionSequences;
 use meshgrad_runtime::{DType, Device, Error, Tensor};
 
-use crate::attention::{Attention, Positions, Rotary};
+use crate::attention::{Positions, Rotary};
 use crate::balance::{expert_metrics, load_balancing_loss, router_z_loss, update_router_bias};
-use crate::cache::{Cache, LayerCache};
+use crate::cache::Cache;
 use crate::config::Qwen3Config;
 use crate::ends::{Embedding, Head, sharded_like};
 use crate::hf::{self, Experts, adapters};
+use crate::layer::{FeedForward, Layer};
 use crate::layers::{Linear, RmsNorm};
-use crate::mlp::Mlp;
 use crate::model::{Compute, Generate, Loss, Metrics, Model, TokenBatch};
 use crate::moe::{Moe, Routing};
 use crate::residual::Residual;
 use crate::{Parallelism, Plan};
-
-/// The label of positions that the loss ignores, as in PyTorch.
-pub const IGNORE_INDEX: i64 = -100;
 
 /// A Qwen3 model, or a part of one. Building one allocates nothing; materialize it, or load it with
 /// [`hf::load`](crate::hf::load).
@@ -49,31 +46,6 @@ pub struct Qwen3 {
     config: Qwen3Config,
     #[module(skip)]
     companions: Vec<(String, String)>,
-}
-
-/// One layer: attention, then a feed-forward block, each with a norm before it and a residual
-/// connection.
-#[derive(Clone, Module)]
-#[module(crate = meshgrad_autograd)]
-pub struct Layer {
-    /// The norm before attention.
-    pub input_layernorm: RmsNorm,
-    /// Attention.
-    pub self_attn: Attention,
-    /// The norm before the feed-forward block.
-    pub post_attention_layernorm: RmsNorm,
-    /// The feed-forward block.
-    pub mlp: FeedForward,
-}
-
-/// The feed-forward block of a layer.
-#[derive(Clone, Module)]
-#[module(crate = meshgrad_autograd)]
-pub enum FeedForward {
-    /// An MLP.
-    Dense(Mlp),
-    /// A mixture of experts.
-    Sparse(Moe),
 }
 
 /// What flows from one part of a model to the next.
@@ -475,65 +447,5 @@ impl Generate for Qwen3 {
             &[ids_bt.global_shape()[0], x_btd.global_shape()[2]],
         )?;
         Ok(self.head()?.project(&last_bd)?.into_value())
-    }
-}
-
-impl Layer {
-    /// Layer `layer` of the model at the path `at`.
-    pub fn new(at: &ModulePath, config: &Qwen3Config, layer: usize) -> Layer {
-        let at = at.sub("layers").index(layer);
-        let norm = |name: &str| RmsNorm::new(at.sub(name), config.hidden_size, config.rms_norm_eps);
-        Layer {
-            input_layernorm: norm("input_layernorm"),
-            self_attn: Attention::new(&at.sub("self_attn"), config, layer),
-            post_attention_layernorm: norm("post_attention_layernorm"),
-            mlp: match config.is_moe_layer(layer) {
-                true => FeedForward::Sparse(Moe::new(&at.sub("mlp"), config)),
-                false => FeedForward::Dense(Mlp::new(&at.sub("mlp"), config)),
-            },
-        }
-    }
-
-    /// Adds attention, then the feed-forward block, to the residual stream `x`, [b, t, d]; returns
-    /// the routing of a sparse layer, too.
-    ///
-    /// # Errors
-    /// When shapes do not match or the cache is full.
-    pub fn forward(
-        &self,
-        x: &Residual,
-        at: &Positions,
-        cache: Option<&LayerCache>,
-    ) -> Result<(Residual, Option<Routing>)> {
-        let attention = &self.self_attn;
-        let x = (x + attention.forward(&self.input_layernorm.of(x)?, at, cache)?)?;
-        let (y, routing) = self.mlp.forward(&self.post_attention_layernorm.of(&x)?)?;
-        Ok(((&x + y)?, routing))
-    }
-
-    /// As [`Layer::forward`], saving only `x_btd` for backward.
-    fn checkpointed(&self, x_btd: &Var, at: &Positions) -> Result<(Residual, Option<Routing>)> {
-        let (layer, at) = (self.clone(), at.clone());
-        let (x_btd, routing) = checkpoint([x_btd], move |[x_btd]| {
-            let (x, routing) = layer.forward(&Residual::new(x_btd), &at, None)?;
-            Ok((x.sum()?, routing))
-        })?;
-        Ok((Residual::new(x_btd), routing))
-    }
-}
-
-impl FeedForward {
-    /// Maps `x` [.., d] to the same shape, and returns the routing of a mixture of experts.
-    ///
-    /// # Errors
-    /// When the last dim of `x` has another size.
-    pub fn forward(&self, x: &Var) -> Result<(Var, Option<Routing>)> {
-        match self {
-            FeedForward::Dense(mlp) => Ok((mlp.forward(x)?, None)),
-            FeedForward::Sparse(moe) => {
-                let (y, routing) = moe.forward(x)?;
-                Ok((y, Some(routing)))
-            }
-        }
     }
 }

@@ -15,8 +15,7 @@ use crate::{Parallelism, Plan, PlanError, PlanProblem};
 pub(super) fn plan(model: &Qwen3, parallelism: &Parallelism) -> Result<Plan, PlanError> {
     let axes = parallelism.mesh.axes().iter();
     let every_axis = axes.map(|axis| (axis.name(), Placement::Replicate));
-    let sums = ("sums", every_axis.collect::<Vec<_>>());
-    let plan = Plan::new(&parallelism.mesh).place(sums.0, sums.1);
+    let plan = Plan::new(&parallelism.mesh).place("sums", every_axis.collect::<Vec<_>>());
     if parallelism.tensor_ranks() == 1 {
         return Ok(plan);
     }
@@ -44,17 +43,16 @@ pub(super) fn plan(model: &Qwen3, parallelism: &Parallelism) -> Result<Plan, Pla
         ("*.mlp.down_proj.lora_A.weight", shard(1)),
         ("*.mlp.output", between_blocks.clone()),
     ];
-    rows.extend(match parallelism.loss_parallel {
-        true => [
+    match parallelism.loss_parallel {
+        true => rows.extend([
             ("model.embed_tokens.weight", shard(0)),
             ("model.embed_tokens.output", between_blocks.clone()),
             ("lm_head.input", whole.clone()),
             ("lm_head.weight", shard(0)),
-        ]
-        .to_vec(),
+        ]),
         // Each rank embeds and predicts its tokens.
-        false => vec![("model.embed_tokens.input", between_blocks.clone())],
-    });
+        false => rows.push(("model.embed_tokens.input", between_blocks.clone())),
+    }
     if parallelism.shard_experts {
         rows.extend([
             ("*.mlp.experts.input", whole),
@@ -64,7 +62,7 @@ pub(super) fn plan(model: &Qwen3, parallelism: &Parallelism) -> Result<Plan, Pla
         ]);
     }
     let add = |plan: Plan, (names, placements): (&str, Placements)| plan.place(names, placements);
-    Ok(rows.into_iter().fold(plan, add).of(model))
+    Ok(rows.into_iter().fold(plan, add).matching(model))
 }
 
 /// How query and key-value heads are sharded: in proportion, without dividing a head. Axes on which
@@ -97,15 +95,14 @@ impl Heads {
             })
         };
         split.and_then(of_axes).ok_or_else(|| {
-            let names: Vec<&str> = axes.iter().map(|(axis, _)| axis.as_str()).collect();
-            let axes = names.join(", ");
+            let names: Vec<String> = axes.iter().map(|(axis, _)| format!("`{axis}`")).collect();
             PlanError::from(PlanProblem::Units {
                 name: "model.layers.*.self_attn.k_proj.weight".into(),
                 dim: 0,
                 units: keys,
                 unit: "key-value heads",
-                remedy: remedy(keys, ranks, &axes),
-                axes,
+                remedy: remedy(keys, axes),
+                axes: names.join(" and "),
                 ranks,
             })
         })
@@ -131,15 +128,18 @@ fn product(axes: &[(String, usize)]) -> usize {
     axes.iter().map(|(_, ranks)| ranks).product()
 }
 
-fn remedy(keys: usize, ranks: usize, axes: &str) -> String {
-    match ranks.is_multiple_of(keys) {
-        true => format!(
-            "split the axes into one of {keys} ranks, which shards the heads, and one of {}, which \
-             replicates them: mesh.split(\"{axes}\", [(\"kv\", {keys}.into()), (\"tp\", {}.into())]), \
-             then tensor([\"kv\", \"tp\"])",
-            ranks / keys,
-            ranks / keys
+fn remedy(keys: usize, axes: &[(String, usize)]) -> String {
+    let ranks = product(axes);
+    let replicas = ranks / keys;
+    match axes {
+        [(axis, _)] if ranks.is_multiple_of(keys) => format!(
+            "split the axis, so that `kv` shards the heads and `tp` replicates them: \
+             mesh.split(\"{axis}\", &[(\"kv\", {keys}.into()), (\"tp\", {replicas}.into())]), then \
+             tensor([\"kv\", \"tp\"])"
         ),
-        false => format!("use at most {keys} ranks, or a multiple of {keys}"),
+        _ if ranks.is_multiple_of(keys) => {
+            format!("choose axes of which the outer ones have {keys} ranks together")
+        }
+        _ => format!("use at most {keys} ranks, or a multiple of {keys}"),
     }
 }

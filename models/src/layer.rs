@@ -1,0 +1,102 @@
+//! A layer of Qwen3.
+//!
+//! Legend: b batch, t tokens per sequence, d hidden size.
+
+use meshgrad_autograd::{Module, ModulePath, Result, Var, checkpoint};
+
+use crate::attention::{Attention, Positions};
+use crate::cache::LayerCache;
+use crate::config::Qwen3Config;
+use crate::layers::RmsNorm;
+use crate::mlp::Mlp;
+use crate::moe::{Moe, Routing};
+use crate::residual::Residual;
+
+/// One layer: attention, then a feed-forward block, each with a norm before it and a residual
+/// connection.
+#[derive(Clone, Module)]
+#[module(crate = meshgrad_autograd)]
+pub struct Layer {
+    /// The norm before attention.
+    pub input_layernorm: RmsNorm,
+    /// Attention.
+    pub self_attn: Attention,
+    /// The norm before the feed-forward block.
+    pub post_attention_layernorm: RmsNorm,
+    /// The feed-forward block.
+    pub mlp: FeedForward,
+}
+
+/// The feed-forward block of a layer.
+#[derive(Clone, Module)]
+#[module(crate = meshgrad_autograd)]
+pub enum FeedForward {
+    /// An MLP.
+    Dense(Mlp),
+    /// A mixture of experts.
+    Sparse(Moe),
+}
+
+impl Layer {
+    /// Layer `layer` of the model at the path `at`.
+    pub fn new(at: &ModulePath, config: &Qwen3Config, layer: usize) -> Layer {
+        let at = at.sub("layers").index(layer);
+        let norm = |name: &str| RmsNorm::new(at.sub(name), config.hidden_size, config.rms_norm_eps);
+        Layer {
+            input_layernorm: norm("input_layernorm"),
+            self_attn: Attention::new(&at.sub("self_attn"), config, layer),
+            post_attention_layernorm: norm("post_attention_layernorm"),
+            mlp: match config.is_moe_layer(layer) {
+                true => FeedForward::Sparse(Moe::new(&at.sub("mlp"), config)),
+                false => FeedForward::Dense(Mlp::new(&at.sub("mlp"), config)),
+            },
+        }
+    }
+
+    /// Adds attention, then the feed-forward block, to the residual stream `x`, [b, t, d]; returns
+    /// the routing of a sparse layer, too.
+    ///
+    /// # Errors
+    /// When shapes do not match or the cache is full.
+    pub fn forward(
+        &self,
+        x: &Residual,
+        at: &Positions,
+        cache: Option<&LayerCache>,
+    ) -> Result<(Residual, Option<Routing>)> {
+        let attention = &self.self_attn;
+        let x = (x + attention.forward(&self.input_layernorm.of(x)?, at, cache)?)?;
+        let (y, routing) = self.mlp.forward(&self.post_attention_layernorm.of(&x)?)?;
+        Ok(((&x + y)?, routing))
+    }
+
+    /// As [`Layer::forward`], saving only `x_btd` for backward.
+    pub(crate) fn checkpointed(
+        &self,
+        x_btd: &Var,
+        at: &Positions,
+    ) -> Result<(Residual, Option<Routing>)> {
+        let (layer, at) = (self.clone(), at.clone());
+        let (x_btd, routing) = checkpoint([x_btd], move |[x_btd]| {
+            let (x, routing) = layer.forward(&Residual::new(x_btd), &at, None)?;
+            Ok((x.sum()?, routing))
+        })?;
+        Ok((Residual::new(x_btd), routing))
+    }
+}
+
+impl FeedForward {
+    /// Maps `x` [.., d] to the same shape, and returns the routing of a mixture of experts.
+    ///
+    /// # Errors
+    /// When the last dim of `x` has another size.
+    pub fn forward(&self, x: &Var) -> Result<(Var, Option<Routing>)> {
+        match self {
+            FeedForward::Dense(mlp) => Ok((mlp.forward(x)?, None)),
+            FeedForward::Sparse(moe) => {
+                let (y, routing) = moe.forward(x)?;
+                Ok((y, Some(routing)))
+            }
+        }
+    }
+}
