@@ -19,7 +19,7 @@ mod vocabulary;
 use std::sync::Arc;
 
 use meshgrad_comm::conformance::{Fault, RewiredRank};
-use meshgrad_comm::{Local, Redistributor};
+use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_mesh::{Mesh, Placement, Reduction, Sharding};
 use meshgrad_runtime::{
     Device, Redistribute, Result, Tensor, ops, redistribute, with_redistribution,
