@@ -28,6 +28,7 @@
 mod agree;
 mod error;
 mod folder;
+mod gather_fn;
 mod owners;
 mod parts;
 mod plan;
@@ -39,6 +40,7 @@ mod verify;
 mod write;
 
 pub use error::RanksError;
+pub use gather_fn::GatherFn;
 pub use shard::Shard;
 pub use snapshot::{Saved, ShardedSnapshot};
 pub use threads::ThreadRanks;

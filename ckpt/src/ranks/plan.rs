@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::folder::OwnedFolder;
-use super::owners;
+use super::owners::{self, HeldTensors};
 use super::{RanksError, Shard};
 use crate::mapping::Mapping;
 use crate::{Digest, FolderWriter, PlannedFile, Result};
@@ -29,22 +29,29 @@ pub(super) struct Plan {
     pub(super) block_bytes: u64,
 }
 
+/// The tensors of each folder, with the rank that writes each region.
+///
+/// # Errors
+/// [`RanksError::Folders`]; as [`owners::collect`].
+pub(super) fn held(stated: &[Stated]) -> Result<Vec<HeldTensors>, RanksError> {
+    check_folders(stated)?;
+    let folders = stated.first().map_or(0, |rank| rank.folders.len());
+    let shards = |folder: usize| stated.iter().map(move |rank| &rank.folders[folder].1[..]);
+    let held = (0..folders).map(|folder| owners::collect(shards(folder)));
+    let mut held = held.collect::<Result<Vec<HeldTensors>, RanksError>>()?;
+    owners::choose(&mut held, stated.len());
+    Ok(held)
+}
+
 impl Plan {
     /// # Errors
-    /// As [`owners::collect`] and [`OwnedFolder::new`].
+    /// As [`OwnedFolder::new`].
     pub(super) fn new(
         forms: &[FolderForm<'_>],
-        stated: &[Stated],
+        held: &[HeldTensors],
         block_bytes: u64,
     ) -> Result<Plan> {
-        let mut held = Vec::with_capacity(forms.len());
-        for folder in 0..forms.len() {
-            let shards = stated.iter().map(|rank| &rank.folders[folder].1[..]);
-            held.push(owners::collect(shards)?);
-        }
-        owners::choose(&mut held, stated.len());
-
-        let folders = forms.iter().zip(&held).map(|(form, tensors)| {
+        let folders = forms.iter().zip(held).map(|(form, tensors)| {
             OwnedFolder::new(form.path, tensors, form.mapping, form.files.clone())
         });
         Ok(Plan {
@@ -74,10 +81,7 @@ impl Plan {
 }
 
 /// Checks that all ranks save the same folders.
-///
-/// # Errors
-/// [`RanksError::Folders`].
-pub(super) fn check_folders(stated: &[Stated]) -> Result<(), RanksError> {
+fn check_folders(stated: &[Stated]) -> Result<(), RanksError> {
     let paths = |rank: &Stated| -> Vec<String> {
         rank.folders.iter().map(|(path, _)| path.clone()).collect()
     };

@@ -8,8 +8,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::agree::agree;
+use super::folder::COORDINATOR;
+use super::owners::HeldTensors;
 use super::parts::{Part, by_block};
-use super::plan::{FolderForm, Plan, Stated, check_folders};
+use super::plan::{FolderForm, Plan, Stated, held};
 use super::verify::{all_blocks, contents, read_shared};
 use super::write::{Staged, write};
 use super::{Ranks, RanksError, Shard, ShardMemory};
@@ -169,8 +171,8 @@ impl<'m> ShardedSnapshot<'m> {
     ///
     /// # Errors
     /// [`RanksError`], the same on all ranks unless they cannot exchange messages. Nothing is
-    /// published then, with two exceptions: after a failed sync of the parent, or if a rank exits
-    /// while rank 0 publishes, the checkpoint may exist.
+    /// published then, except in the last step: after a failed sync of the parent, or if a rank exits
+    /// or cannot open the checkpoint while rank 0 publishes it, the checkpoint may exist.
     pub fn save<E: fmt::Display>(
         snapshot: Result<ShardedSnapshot<'m>, E>,
         ranks: &mut dyn Ranks,
@@ -182,8 +184,7 @@ impl<'m> ShardedSnapshot<'m> {
             step,
             cause: error.to_string(),
         })?;
-        check_folders(&stated)?;
-        snapshot.save_planned(&stated, ranks)
+        snapshot.save_held(&held(&stated)?, ranks)
     }
 
     fn stated(&self) -> Stated {
@@ -193,82 +194,96 @@ impl<'m> ShardedSnapshot<'m> {
         }
     }
 
-    fn save_planned(mut self, stated: &[Stated], ranks: &mut dyn Ranks) -> Result<Saved> {
-        let rank = ranks.rank();
-        let plan = self.plan(stated);
-        let created = plan.and_then(|(plan, digest)| {
-            let staging = match rank {
-                0 => Some(self.create(&plan)?),
-                _ => None,
-            };
+    fn save_held(mut self, held: &[HeldTensors], ranks: &mut dyn Ranks) -> Result<Saved> {
+        let Created {
+            plan,
+            folder,
+            staging,
+        } = self.create(held, ranks)?;
+        let vfs = Arc::clone(&self.vfs);
+        let staged = Staged {
+            vfs: &*vfs,
+            folder: &folder,
+            rank: ranks.rank(),
+        };
+        let written = self.write(&plan, &staged, ranks)?;
+
+        let parts = by_block(&written);
+        let blocks = all_blocks(&plan, &parts)?;
+        let read = read_shared(&blocks, &staged, written.len());
+        let read = agree(ranks, "verify the files", read)?;
+
+        let files = contents(&blocks, &by_block(&read));
+        Ok(Saved {
+            committed: self.publish(staging, files, ranks)?,
+            written_bytes: bytes_of(&written, staged.rank),
+            read_bytes: bytes_of(&read, staged.rank),
+        })
+    }
+
+    /// Plans the files; rank 0 creates them.
+    fn create(&mut self, held: &[HeldTensors], ranks: &mut dyn Ranks) -> Result<Created> {
+        let is_coordinator = ranks.rank() == COORDINATOR;
+        let created = self.plan(held).and_then(|(plan, digest)| {
+            let staging = is_coordinator.then(|| self.stage(&plan)).transpose()?;
             Ok((plan, digest, staging))
         });
-        let announced = created.as_ref().map(|(_, digest, staging)| Created {
+        let announced = created.as_ref().map(|(_, digest, staging)| Announced {
             digest: *digest,
             folder: staging.as_ref().and_then(folder_name),
         });
         let all = agree(ranks, "create the files", announced)?;
         let (plan, _, staging) = created?;
-        let folder = self.staged_folder(&all)?;
-
-        let vfs = Arc::clone(&self.vfs);
-        let staged = Staged {
-            vfs: &*vfs,
-            folder: &folder,
-            rank,
-        };
-        let folders = self.folders.iter_mut();
-        let mut memories: Vec<&mut dyn ShardMemory> = folders
-            .map(|it| &mut *it.memory as &mut dyn ShardMemory)
-            .collect();
-        let written =
-            check_staged(&*vfs, &folder).and_then(|()| write(&plan, &staged, &mut memories));
-        let written = agree(ranks, "write its shards", written)?;
-        let written_bytes = bytes_of(&written[rank]);
-
-        let parts = by_block(&written);
-        let blocks = all_blocks(&plan, &parts)?;
-        let read = agree(
-            ranks,
-            "verify the files",
-            read_shared(&blocks, &staged, written.len()),
-        )?;
-        let read_bytes = bytes_of(&read[rank]);
-
-        let published = match staging {
-            Some(staging) => publish(staging, contents(&blocks, &by_block(&read))).map(Some),
-            None => Ok(None),
-        };
-        agree(
-            ranks,
-            "publish the checkpoint",
-            published.as_ref().map(|_| ()),
-        )?;
-        let committed = match published? {
-            Some(committed) => committed,
-            None => Committed::open_in(vfs, self.path())?,
-        };
-        Ok(Saved {
-            committed,
-            written_bytes,
-            read_bytes,
+        Ok(Created {
+            plan,
+            folder: self.staged_folder(&all)?,
+            staging,
         })
     }
 
-    fn plan(&self, stated: &[Stated]) -> Result<(Plan, Digest)> {
+    fn write(
+        &mut self,
+        plan: &Plan,
+        staged: &Staged<'_>,
+        ranks: &mut dyn Ranks,
+    ) -> Result<Vec<Vec<Part>>> {
+        let memories = self.folders.iter_mut().map(|folder| &mut folder.memory);
+        let mut memories: Vec<&mut Box<dyn ShardMemory + 'm>> = memories.collect();
+        let written = check_staged(staged.vfs, staged.folder);
+        let written = written.and_then(|()| write(plan, staged, &mut memories));
+        agree(ranks, "write its shards", written)
+    }
+
+    /// Rank 0 publishes the checkpoint; all ranks open it.
+    fn publish(
+        &self,
+        staging: Option<Staging>,
+        files: Result<Vec<(String, Content)>, RanksError>,
+        ranks: &mut dyn Ranks,
+    ) -> Result<Committed> {
+        let published = staging.map(|staging| commit(staging, files)).transpose();
+        let done = published.as_ref().map(|_| ());
+        agree(ranks, "publish the checkpoint", done)?;
+        match published? {
+            Some(committed) => Ok(committed),
+            None => Committed::open_in(Arc::clone(&self.vfs), self.path()),
+        }
+    }
+
+    fn plan(&self, held: &[HeldTensors]) -> Result<(Plan, Digest)> {
         let forms = self.folders.iter().map(|folder| FolderForm {
             path: &folder.path,
             mapping: &folder.mapping,
             files: &self.writer,
         });
         let forms: Vec<FolderForm<'_>> = forms.collect();
-        let plan = Plan::new(&forms, stated, self.block_bytes)?;
+        let plan = Plan::new(&forms, held, self.block_bytes)?;
         let digest = plan.digest(&forms);
         Ok((plan, digest))
     }
 
     /// Stages the folder, allocates the files with tensors and writes all others.
-    fn create(&mut self, plan: &Plan) -> Result<Staging> {
+    fn stage(&mut self, plan: &Plan) -> Result<Staging> {
         let staging = Staging::new_in(Arc::clone(&self.vfs), &self.parent, &self.name)?;
         let mut staging = staging.block_bytes(self.block_bytes);
         for (key, value) in std::mem::take(&mut self.about) {
@@ -291,7 +306,7 @@ impl<'m> ShardedSnapshot<'m> {
     }
 
     /// The path of the staged folder on this rank.
-    fn staged_folder(&self, all: &[Created]) -> Result<PathBuf, RanksError> {
+    fn staged_folder(&self, all: &[Announced]) -> Result<PathBuf, RanksError> {
         let other = all.iter().position(|rank| rank.digest != all[0].digest);
         if let Some(rank) = other {
             return Err(RanksError::Layouts {
@@ -310,10 +325,19 @@ impl<'m> ShardedSnapshot<'m> {
     }
 }
 
+/// The files, once they exist.
+struct Created {
+    plan: Plan,
+    /// The staged folder.
+    folder: PathBuf,
+    /// On rank 0.
+    staging: Option<Staging>,
+}
+
 /// What a rank announces once the files exist.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Created {
+struct Announced {
     digest: Digest,
     /// The name of the staged folder, from rank 0.
     folder: Option<String>,
@@ -324,11 +348,12 @@ fn folder_name(staging: &Staging) -> Option<String> {
     Some(name.to_str()?.to_owned())
 }
 
-fn bytes_of(parts: &[Part]) -> u64 {
-    parts.iter().map(|part| part.bytes).sum()
+fn bytes_of(parts: &[Vec<Part>], rank: usize) -> u64 {
+    let parts = parts.get(rank).into_iter().flatten();
+    parts.map(|part| part.bytes).sum()
 }
 
-fn publish(
+fn commit(
     mut staging: Staging,
     files: Result<Vec<(String, Content)>, RanksError>,
 ) -> Result<Committed> {

@@ -75,29 +75,24 @@ impl WrittenBlock<'_> {
         if written == self.len() {
             return Ok(());
         }
-        let mut expected: BTreeMap<usize, u64> = BTreeMap::new();
-        for (bytes, owner) in self.folder.owners_of(self.planned, &self.range)? {
-            *expected.entry(owner).or_default() += bytes.end - bytes.start;
-        }
+        // Ranks that wrote something, and ranks that own something.
+        let mut bytes: BTreeMap<usize, [u64; 2]> = BTreeMap::new();
         for (rank, part) in self.parts {
-            expected.entry(*rank).or_default();
-            let _ = part;
+            bytes.entry(*rank).or_default()[0] += part.bytes;
         }
-        let written_by = |rank: usize| {
-            let parts = self.parts.iter().filter(|(of, _)| *of == rank);
-            parts.map(|(_, part)| part.bytes).sum::<u64>()
-        };
-        let differs = |(rank, bytes): &(&usize, &u64)| written_by(**rank) != **bytes;
-        let (rank, expected) = expected
-            .iter()
-            .find(differs)
-            .map_or((0, 0), |it| (*it.0, *it.1));
+        for (range, owner) in self.folder.owners_of(self.planned, &self.range)? {
+            bytes.entry(owner).or_default()[1] += range.end - range.start;
+        }
+        let wrong = bytes
+            .into_iter()
+            .find(|(_, [written, owned])| written != owned);
+        let (rank, [written, expected]) = wrong.unwrap_or_default(); // the sums differ
         Err(RanksError::Incomplete {
             file: self.path.to_owned(),
             range: self.range.clone(),
             rank,
             expected,
-            written: written_by(rank),
+            written,
             tensors: self.tensors(),
         })
     }

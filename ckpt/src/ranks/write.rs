@@ -26,13 +26,13 @@ pub(super) struct Staged<'a> {
 pub(super) fn write(
     plan: &Plan,
     staged: &Staged<'_>,
-    memories: &mut [&mut dyn ShardMemory],
+    memories: &mut [&mut Box<dyn ShardMemory + '_>],
 ) -> Result<Vec<Part>> {
     let mut hasher = PartHasher::new(plan.block_bytes);
     let mut number = 0;
     for (folder, memory) in plan.folders.iter().zip(memories) {
         let needed = folder.needed(staged.rank)?;
-        let mut shards = OpenShards::new(&needed, *memory);
+        let mut shards = OpenShards::new(&needed, &mut ***memory);
         for (path, planned) in folder.layout.files() {
             let is_mine = |tensor: &&TensorInfo| needed.contains_key(&*tensor.name);
             let tensors: Vec<&TensorInfo> = planned.tensors.iter().filter(is_mine).collect();
@@ -107,7 +107,7 @@ impl<'h> Output<'h> {
         folder: &OwnedFolder,
         tensor: &TensorInfo,
         rank: usize,
-        shards: &OpenShards<'_>,
+        shards: &OpenShards<'_, '_>,
     ) -> Result<()> {
         let element = tensor.dtype.bits() as u64 / 8;
         let mut bytes = Vec::new();
@@ -142,18 +142,18 @@ impl<'h> Output<'h> {
 }
 
 /// The shards that are open: from their first use to their last.
-struct OpenShards<'m> {
-    memory: &'m mut dyn ShardMemory,
+struct OpenShards<'m, 's> {
+    memory: &'m mut (dyn ShardMemory + 's),
     /// How often each shard is still used.
     uses: BTreeMap<String, usize>,
     open: BTreeSet<String>,
 }
 
-impl<'m> OpenShards<'m> {
+impl<'m, 's> OpenShards<'m, 's> {
     fn new(
         needed: &BTreeMap<&str, BTreeSet<&str>>,
-        memory: &'m mut dyn ShardMemory,
-    ) -> OpenShards<'m> {
+        memory: &'m mut (dyn ShardMemory + 's),
+    ) -> OpenShards<'m, 's> {
         let mut uses = BTreeMap::new();
         for name in needed.values().flatten() {
             *uses.entry((*name).to_owned()).or_default() += 1;

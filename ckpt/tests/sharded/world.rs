@@ -97,6 +97,10 @@ pub(crate) fn part(spec: &TensorSpec, bytes: &[u8], region: &Region) -> Vec<u8> 
     offsets.into_iter().flat_map(element).collect()
 }
 
+/// The number of choices of placements, and the one that shards rows.
+const CHOICES: usize = 7;
+const ROWS: usize = 1;
+
 /// A mesh, and the placements of each tensor that are valid for its shape.
 pub(crate) struct Layout {
     pub(crate) mesh: Mesh,
@@ -110,12 +114,19 @@ impl Layout {
         let mut all = Vec::new();
         for sizes in [&[1][..], &[2], &[3], &[4], &[2, 2]] {
             let names = &["a", "b"][..sizes.len()];
-            for choice in 0..7 {
+            for choice in 0..CHOICES {
                 let mesh = Mesh::new(sizes, names).unwrap();
                 all.push(Layout { mesh, choice });
             }
         }
         all
+    }
+
+    /// The rows of one tensor.
+    pub(crate) fn of_rows(ranks: usize, tensor: &str) -> Layout {
+        let mesh = Mesh::new(&[ranks], &["a"]).unwrap();
+        let choice = (ROWS + CHOICES - tensor.len() % CHOICES) % CHOICES;
+        Layout { mesh, choice }
     }
 
     pub(crate) fn ranks(&self) -> usize {
@@ -139,7 +150,7 @@ impl Layout {
             _ => vec![("b", placement)],
         };
         let last = shape.len().saturating_sub(1);
-        let choices = [
+        let choices: [_; CHOICES] = [
             vec![],
             [
                 vec![("a", Placement::shard(0))],
