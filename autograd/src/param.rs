@@ -328,6 +328,11 @@ impl Buffer {
         self.0.shape()
     }
 
+    /// As [`Param::sharded_shape`].
+    pub fn sharded_shape(&self) -> ShardedShape {
+        self.0.sharded_shape()
+    }
+
     /// Its dtype.
     pub fn dtype(&self) -> DType {
         self.0.spec().dtype

@@ -11,11 +11,12 @@ use crate::header_error::HeaderError;
 use crate::index_error::IndexError;
 use crate::integrity::IntegrityError;
 use crate::names::{Listed, NameError};
+use crate::ranks::RanksError;
 use crate::source::FileChange;
 use crate::write_report::WriteReportError;
 
 /// A `Result` whose error is this crate's [`Error`].
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error of a checkpoint operation. Messages name the file and the tensor, the conflicting
 /// values, and a remedy.
@@ -292,6 +293,10 @@ pub enum Error {
     /// Replicas cannot exchange chunks.
     #[error(transparent)]
     Exchange(ExchangeError),
+
+    /// Ranks could not save a checkpoint together.
+    #[error(transparent)]
+    Ranks(#[from] RanksError),
 
     /// Before sealing, the bytes read back had another digest than those written.
     #[error(

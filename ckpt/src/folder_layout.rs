@@ -194,7 +194,7 @@ impl FolderLayout {
         Ok(self.write_index(staging)?)
     }
 
-    fn write_index(&self, staging: &mut Staging) -> Result<()> {
+    pub(crate) fn write_index(&self, staging: &mut Staging) -> Result<()> {
         match &self.index {
             Some(index) => staging.write(&index.path, index.json.as_bytes()),
             None => Ok(()),

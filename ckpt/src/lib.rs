@@ -13,6 +13,7 @@
 //! - [`Staging`], [`newest`], [`keep_last`]: atomic checkpoints, which exist completely or not at
 //!   all whenever the process or the machine stops; [`Writer`] for ranks that write parts of a
 //!   checkpoint.
+//! - [`ranks`]: ranks that save one checkpoint together, each with its shards.
 //! - [`Saver`] and [`Snapshot`]: saving in the background of training.
 //! - [`vfs`]: the file system interface. The crate `meshgrad-ckpt-crash` implements it with
 //!   simulated power cuts and also kills real processes, to test the atomicity.
@@ -79,6 +80,7 @@ mod names;
 mod no_links;
 mod output_file;
 pub mod plan;
+pub mod ranks;
 mod region;
 mod saver;
 mod seal;

@@ -189,6 +189,17 @@ impl Staging {
         Ok(())
     }
 
+    /// States the content of a reserved file that other handles have written and synced.
+    ///
+    /// # Errors
+    /// [`Error::WrongLength`] when the file was reserved with another size.
+    pub(crate) fn complete(&mut self, path: &str, content: Content) -> Result<()> {
+        let reserved = self.reserved.remove(path).unwrap_or(0);
+        check_length(&self.folder.join(path), reserved, content.bytes)?;
+        self.written.insert(path.to_owned(), content);
+        Ok(())
+    }
+
     /// Creates a file of `bytes` bytes that this process and others ([`Writer::join`]) write in
     /// parts, in any order and at the same time. Returns this process's handle.
     ///

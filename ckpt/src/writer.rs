@@ -25,6 +25,24 @@ use crate::temp_name::TempKind;
 use crate::vfs::{FileKind, RealFs, Vfs, VfsFile};
 use crate::{Error, Result, SharedFile, WriteReport};
 
+/// Checks that a checkpoint is being staged in `folder`.
+///
+/// # Errors
+/// [`Error::NotStaged`].
+pub(crate) fn check_staged(vfs: &dyn Vfs, folder: &Path) -> Result<()> {
+    let has_staging_name = folder
+        .file_name()
+        .and_then(|name| TempKind::of(name.to_str()?))
+        .is_some_and(|kind| kind == TempKind::Staging);
+
+    match vfs.metadata(folder) {
+        Ok(metadata) if has_staging_name && metadata.kind == FileKind::Folder => Ok(()),
+        _ => Err(Error::NotStaged {
+            path: folder.to_owned(),
+        }),
+    }
+}
+
 /// A writer of parts of files.
 ///
 /// ```
@@ -70,19 +88,7 @@ impl Writer {
     /// As [`Writer::join`].
     pub fn join_in(vfs: Arc<dyn Vfs>, folder: impl AsRef<Path>, name: &str) -> Result<Writer> {
         let folder = folder.as_ref();
-        let has_staging_name = folder
-            .file_name()
-            .and_then(|name| TempKind::of(name.to_str()?))
-            .is_some_and(|kind| kind == TempKind::Staging);
-
-        match vfs.metadata(folder) {
-            Ok(metadata) if has_staging_name && metadata.kind == FileKind::Folder => {}
-            _ => {
-                return Err(Error::NotStaged {
-                    path: folder.to_owned(),
-                });
-            }
-        }
+        check_staged(&*vfs, folder)?;
         Ok(Writer::new(vfs, folder.to_owned(), name, MAX_BLOCK_BYTES))
     }
 

@@ -12,7 +12,6 @@
 //! for memory therefore waits only for the GPU to finish copies. Tensors that do not fit into one
 //! such plan are loaded in several passes.
 
-mod chunks;
 mod error;
 mod finite;
 mod memory;
@@ -38,6 +37,10 @@ pub use memory::stored_dtype;
 pub struct LoadOptions<'a> {
     /// The bound on pinned host memory for loading to a GPU, in bytes. Default 256 MiB.
     pub pinned: u64,
+    /// Ranges of a file that are at most this many bytes apart are read as one, with the gap. With 0,
+    /// only bytes that are kept are read, unless they are compared with digests. Default `None`: as
+    /// suits the file system ([`Options::for_folder`]).
+    pub max_gap: Option<u64>,
     /// Called after each read, from any thread, with the bytes read so far and the total.
     pub progress: &'a (dyn Fn(u64, u64) + Sync),
     /// The checkpoint that the folder belongs to: all bytes are compared with the digests of its
@@ -51,6 +54,7 @@ impl Default for LoadOptions<'_> {
     fn default() -> Self {
         LoadOptions {
             pinned: 256 << 20,
+            max_gap: None,
             progress: &|_, _| {},
             sealed_by: None,
             only_finite: false,
@@ -63,6 +67,7 @@ impl fmt::Debug for LoadOptions<'_> {
         let mut debug = f.debug_struct("LoadOptions");
         debug
             .field("pinned", &self.pinned)
+            .field("max_gap", &self.max_gap)
             .field("sealed_by", &self.sealed_by)
             .field("only_finite", &self.only_finite)
             .finish_non_exhaustive()
@@ -70,6 +75,15 @@ impl fmt::Debug for LoadOptions<'_> {
 }
 
 impl LoadOptions<'_> {
+    /// The options of a plan that loads from `folder`.
+    fn for_folder(&self, folder: &Folder) -> Options {
+        let default = Options::for_folder(folder);
+        Options {
+            gap: self.max_gap.unwrap_or(default.gap),
+            ..default
+        }
+    }
+
     fn sources(&self, folder: &Folder) -> Result<Sources> {
         Ok(match self.sealed_by {
             None => Sources::open(folder, BackendChoice::Auto)?,
@@ -145,7 +159,7 @@ fn load_to_host(
         graph,
         &Catalog::of(folder),
         &regions,
-        &Options::for_folder(folder),
+        &options.for_folder(folder),
     )?;
     let targets = requests
         .iter()

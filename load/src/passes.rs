@@ -9,11 +9,12 @@
 use std::ops::Range;
 
 use meshgrad_ckpt::Folder;
+use meshgrad_ckpt::exec::split;
 use meshgrad_ckpt::graph::Graph;
 use meshgrad_ckpt::plan::{Catalog, LoadPlan, LoadRequest, Options, Targets};
 use meshgrad_runtime::Tensor;
 
-use crate::chunks::split;
+use crate::LoadOptions;
 use crate::error::{Error, Result};
 
 /// The number of chunks that fit into the pinned memory: enough for each thread to fill one or two
@@ -54,13 +55,17 @@ pub(crate) struct Planner<'a> {
 }
 
 impl<'a> Planner<'a> {
-    pub(crate) fn new(folder: &'a Folder, graph: &'a Graph, bound: u64) -> Planner<'a> {
+    pub(crate) fn new(
+        folder: &'a Folder,
+        graph: &'a Graph,
+        options: &LoadOptions<'_>,
+    ) -> Planner<'a> {
         Planner {
             folder,
             graph,
-            base: Options::for_folder(folder),
-            bound,
-            max_open: bound / 2,
+            base: options.for_folder(folder),
+            bound: options.pinned,
+            max_open: options.pinned / 2,
         }
     }
 

@@ -22,7 +22,7 @@ pub(crate) fn load(
     check(device, graph, requests)?;
     // The copies must not overtake work of other streams on these tensors.
     device.synchronize()?;
-    let passes = Planner::new(folder, graph, options.pinned).plan(requests)?;
+    let passes = Planner::new(folder, graph, options).plan(requests)?;
     let sources = options.sources(folder)?;
     let bytes: u64 = passes.iter().map(|pass| pass.plan.read_bytes()).sum();
     let pool = PinnedPool::new(device, options.pinned);

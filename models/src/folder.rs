@@ -3,26 +3,32 @@
 //! A [`Mapping`] relates the module's tensors, on the left, to those of the folder, on the right.
 //! Reading and writing apply it in opposite directions; with [`by_name`] both have the same names.
 //! Tensors may be on any device that computes.
+//!
+//! Sharded tensors are read and written by their regions: a rank reads only its own, and all ranks
+//! write one folder, which equals that of a single rank ([`save_sharded`]).
 
 mod damage;
 mod error;
 mod memory;
+mod shards;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use meshgrad_autograd::{Buffer, Module, Param};
-use meshgrad_ckpt::exec::{check_ties, gather};
+use meshgrad_ckpt::exec::{Stats, check_ties, gather};
 use meshgrad_ckpt::mapping::{AllowedProblems, Bound, Mapping, TensorSpec};
 use meshgrad_ckpt::plan::{LoadRequest, PlanError};
 use meshgrad_ckpt::{Folder, FolderWriter, Snapshot};
 use meshgrad_load::LoadOptions;
-use meshgrad_runtime::{DType, Device, Kind, Shape, UninitTensor};
+use meshgrad_runtime::{DType, Device, Kind, ShardedShape, UninitTensor};
 
 pub use damage::{check_texts, or_damage, sealed};
 pub use error::{Error, Result};
 pub use memory::NamedTensor;
 use memory::{SourceBytes, specs};
+pub use shards::{add_shards, save_sharded};
+use shards::{expect_whole, region};
 
 /// The mapping that keeps all names: the tensors of a folder have the names in the module.
 ///
@@ -48,12 +54,13 @@ pub fn save(module: &impl Module, dir: &Path) -> Result<()> {
 }
 
 /// Loads the parameters and buffers of `module` to `device` from the folder `dir`, in which they
-/// have the same names. Float dtypes are converted.
+/// have the same names. Float dtypes are converted. Of a sharded parameter or buffer
+/// ([`Param::shard`]), only the region of this rank is read.
 ///
 /// # Errors
 /// [`Error::Tensors`] with all tensors that are missing, unexpected or of another shape;
 /// [`Error::Load`] when a file is damaged or memory runs out. The values are then unchanged.
-pub fn load(module: &impl Module, dir: &Path, device: &Device) -> Result<()> {
+pub fn load(module: &impl Module, dir: &Path, device: &Device) -> Result<Stats> {
     let (params, buffers) = (module.params(), module.buffers());
     let (folder, options) = (Folder::open(dir)?, LoadOptions::default());
     fill_all(&params, &buffers, device, &folder, &by_name()?, &options)
@@ -83,7 +90,7 @@ pub fn buffers(module: &impl Module) -> Result<Vec<NamedTensor>> {
 /// for its root).
 ///
 /// # Errors
-/// [`Error::Unwritable`], [`Error::Load`]; errors of reading the tensors.
+/// [`Error::Part`], [`Error::Partial`], [`Error::Unwritable`], [`Error::Load`]; errors of reading the tensors.
 pub fn add_tensors(
     tensors: &[NamedTensor],
     mapping: &Mapping,
@@ -109,6 +116,7 @@ pub fn add_tensors(
 /// # Errors
 /// As [`add_tensors`].
 pub fn stored(tensors: &[NamedTensor], mapping: &Mapping) -> Result<Vec<(TensorSpec, Vec<u8>)>> {
+    tensors.iter().try_for_each(expect_whole)?;
     let bound = bound_to_store(tensors, mapping)?;
 
     let requests = bound.requests();
@@ -160,14 +168,12 @@ pub fn stored_names(
 }
 
 fn bound_to_store(tensors: &[NamedTensor], mapping: &Mapping) -> Result<Bound> {
-    let reversed = mapping.reversed();
-    // A model need not have all tensors of a mapping. A rule of two names renames the tensor.
-    let allowed = AllowedProblems::none().and("unmatched")?.and("dropped")?;
-    let bound = reversed.bind(&specs(tensors)?, None, &allowed);
+    let bound = mapping.bind_to_store(&specs(tensors)?);
     bound.map_err(|report| Error::Unwritable { report })
 }
 
-/// Loads every parameter of `module` from `folder`. Float dtypes are converted.
+/// Loads every parameter of `module` from `folder`. Float dtypes are converted. Of a sharded
+/// parameter ([`Param::shard`]), only the region of this rank is read.
 ///
 /// # Errors
 /// As [`read`]. The parameters then keep their values.
@@ -177,7 +183,7 @@ pub fn fill(
     folder: &Folder,
     mapping: &Mapping,
     options: &LoadOptions<'_>,
-) -> Result<()> {
+) -> Result<Stats> {
     fill_all(&module.params(), &[], device, folder, mapping, options)
 }
 
@@ -189,20 +195,20 @@ fn fill_all(
     folder: &Folder,
     mapping: &Mapping,
     options: &LoadOptions<'_>,
-) -> Result<()> {
-    let unfilled = |name: &str, shape: &Shape, dtype: DType| {
-        let value = UninitTensor::with_kind(device, *shape, dtype, Kind::Parameter);
+) -> Result<Stats> {
+    let unfilled = |name: &str, shape: ShardedShape, dtype: DType| {
+        let value = UninitTensor::with_kind(device, *shape.local(), dtype, Kind::Parameter);
         let value = value.map_err(|source| meshgrad_load::Error::not_loaded(name, source))?;
-        Ok((name.to_owned(), value.finish()))
+        Ok((name.to_owned(), shape.part(&value.finish())?))
     };
     let of_params = params
         .iter()
-        .map(|param| unfilled(param.name(), param.shape(), param.spec().dtype));
+        .map(|param| unfilled(param.name(), param.sharded_shape(), param.spec().dtype));
     let of_buffers = buffers
         .iter()
-        .map(|buffer| unfilled(buffer.name(), buffer.shape(), buffer.dtype()));
+        .map(|buffer| unfilled(buffer.name(), buffer.sharded_shape(), buffer.dtype()));
     let tensors: Vec<NamedTensor> = of_params.chain(of_buffers).collect::<Result<_>>()?;
-    read(&tensors, folder, mapping, options)?;
+    let stats = read(&tensors, folder, mapping, options)?;
 
     let (of_params, of_buffers) = tensors.split_at(params.len());
     for (param, (_, value)) in params.iter().zip(of_params) {
@@ -211,13 +217,14 @@ fn fill_all(
     for (buffer, (_, value)) in buffers.iter().zip(of_buffers) {
         buffer.set(value)?;
     }
-    Ok(())
+    Ok(stats)
 }
 
-/// Reads `tensors`, of a mutable kind, from `folder` with [`meshgrad_load::load`].
+/// Reads `tensors`, of a mutable kind, from `folder` with [`meshgrad_load::load`]. Of a sharded
+/// tensor, only the region of this rank is read, directly into the tensor.
 ///
 /// # Errors
-/// [`Error::Tensors`] with all tensors that are missing, unexpected or of another shape;
+/// [`Error::Partial`]; [`Error::Tensors`] with all tensors that are missing, unexpected or of another shape;
 /// [`Error::Load`] when a file is damaged or memory runs out; with
 /// [`LoadOptions::only_finite`] also [`Error::NotFinite`]; with [`LoadOptions::sealed_by`] also
 /// [`Error::Damaged`], with all damage of that checkpoint. The contents are then unspecified.
@@ -226,7 +233,7 @@ pub fn read(
     folder: &Folder,
     mapping: &Mapping,
     options: &LoadOptions<'_>,
-) -> Result<()> {
+) -> Result<Stats> {
     let result = read_unchecked(tensors, folder, mapping, options);
     result.map_err(|error| match options.sealed_by {
         Some(checkpoint) => or_damage(checkpoint, error),
@@ -239,7 +246,7 @@ fn read_unchecked(
     folder: &Folder,
     mapping: &Mapping,
     options: &LoadOptions<'_>,
-) -> Result<()> {
+) -> Result<Stats> {
     let stored: Vec<TensorSpec> = folder.tensors().map(TensorSpec::from).collect();
     let expected = specs(tensors)?;
     let allowed = AllowedProblems::none().and("narrowed")?;
@@ -250,14 +257,25 @@ fn read_unchecked(
     })?;
     check_ties(&bound, folder)?;
 
+    let mut graph = bound.graph().clone();
     let mut requests = Vec::with_capacity(tensors.len());
-    for (name, tensor) in tensors {
+    for named in tensors {
+        let (name, tensor) = named;
         let expr = bound.expr(name).ok_or_else(|| PlanError::Missing {
             names: vec![name.clone()],
         })?;
-        requests.push((LoadRequest::all(name.as_str(), bound.graph(), expr), tensor));
+        let part = match region(named)? {
+            None => expr,
+            Some(region) => {
+                let part = graph.region(expr, &region);
+                part.map_err(|error| PlanError::Graph {
+                    target: name.clone(),
+                    error,
+                })?
+            }
+        };
+        requests.push((LoadRequest::all(name.as_str(), &graph, part), tensor));
     }
-    let loaded = meshgrad_load::load(folder, bound.graph(), &requests, options);
-    loaded.map_err(|error| damage::located(folder, error))?;
-    Ok(())
+    let loaded = meshgrad_load::load(folder, &graph, &requests, options);
+    loaded.map_err(|error| damage::located(folder, error))
 }

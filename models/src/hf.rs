@@ -14,6 +14,6 @@ mod save;
 
 pub use crate::folder::{Error, Result};
 pub use companions::companions;
-pub use loader::{Loaded, Loader, add_adapters, load, read_config};
+pub use loader::{Filled, Loaded, Loader, add_adapters, load, read_config};
 pub use map::{Experts, map};
-pub use save::add_model;
+pub use save::{add_model, add_shards};

@@ -62,7 +62,8 @@ pub fn gather<'m>(
     Ok(())
 }
 
-fn put<'m>(
+/// Copies the elements of one copy to `out`, from the tensors that `memory` returns by name.
+pub(crate) fn put<'m>(
     graph: &Graph,
     copy: &ElementCopy,
     dtype: Dtype,

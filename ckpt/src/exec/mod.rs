@@ -22,6 +22,7 @@
 //!   earlier ones. There is no deadlock if all targets that are open at once fit, which the plan
 //!   ensures.
 
+mod chunks;
 mod convert;
 mod exchange;
 mod memory;
@@ -39,7 +40,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
+pub use chunks::split;
 pub use exchange::{Exchange, ExchangeError};
+pub(crate) use memory::put;
 pub use memory::{MemoryError, gather, rows_per_batch};
 pub use replicas::Replica;
 pub use sink::{Sink, Slices};

@@ -33,6 +33,7 @@ mod expression;
 mod ids;
 mod import;
 mod op;
+mod regions;
 mod scalar;
 #[cfg(test)]
 mod tests;

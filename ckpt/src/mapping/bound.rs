@@ -7,7 +7,7 @@ use super::bind::{Binding, Dtypes, bind};
 use super::coverage::find_partly_used;
 use super::evaluate::Tensors;
 use super::named::Named;
-use super::report::{AllowedProblems, Problem, Report};
+use super::report::{AllowedProblems, Problem, ProblemKind, Report};
 use super::{Mapping, TensorSpec};
 use crate::Dtype;
 use crate::graph::{ElementOp, Expr, ExprSet, Graph, GraphError, Leaf, Loop, widens};
@@ -97,6 +97,17 @@ impl Mapping {
         }
         find_partly_used(&mut binding);
         Bound::new(Vec::new(), self, binding, allowed)
+    }
+
+    /// Binds the reversed map to the tensors of a model, to store all of them. The model need not
+    /// have all tensors of the map.
+    ///
+    /// # Errors
+    /// As [`Mapping::bind`].
+    pub fn bind_to_store(&self, tensors: &[TensorSpec]) -> Result<Bound, Report> {
+        // A rule of two names renames the tensor.
+        let allowed = AllowedProblems::of(&[ProblemKind::Unmatched, ProblemKind::Dropped]);
+        self.reversed().bind(tensors, None, &allowed)
     }
 }
 

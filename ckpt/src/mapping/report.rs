@@ -178,6 +178,12 @@ impl AllowedProblems {
         AllowedProblems::default()
     }
 
+    /// Allows these kinds of problems, for all names.
+    pub(super) fn of(kinds: &[ProblemKind]) -> AllowedProblems {
+        let all = |kind: &ProblemKind| (*kind, Template::whole("all"));
+        AllowedProblems(kinds.iter().map(all).collect())
+    }
+
     /// Also allows a kind of problem, for names that match a template, as in
     /// `unexpected:{r:path}.inv_freq`, or for all names, as in `narrowed`.
     ///

@@ -87,6 +87,27 @@ pub enum Error {
         value: f64,
     },
 
+    /// A tensor with partial values, which cannot be stored.
+    #[error("`{}` has partial values ({sharding}); redistribute it first", tensor.escape_debug())]
+    Partial {
+        /// The tensor.
+        tensor: String,
+        /// Its sharding.
+        sharding: String,
+    },
+
+    /// A rank's part of a tensor, saved without the other ranks.
+    #[error(
+        "this rank has only a part of `{}` ({sharding}); save it together with the other ranks \
+         (folder::save_sharded, folder::add_shards)", tensor.escape_debug()
+    )]
+    Part {
+        /// The tensor.
+        tensor: String,
+        /// Its sharding.
+        sharding: String,
+    },
+
     /// Tensors that cannot be written under the names and shapes of the mapping.
     #[error("tensors cannot be written as the mapping requires: {report}")]
     Unwritable {

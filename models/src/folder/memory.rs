@@ -6,6 +6,7 @@ use std::ops::Range;
 use half::bf16;
 use meshgrad_ckpt::Dtype;
 use meshgrad_ckpt::mapping::TensorSpec;
+use meshgrad_ckpt::ranks::{Cause, ShardMemory};
 use meshgrad_load::stored_dtype;
 use meshgrad_runtime::{Element, ReadGuard, Tensor};
 
@@ -14,12 +15,48 @@ use super::error::Result;
 /// A tensor with a name: the value of a parameter or buffer, a gradient, optimizer state.
 pub type NamedTensor = (String, Tensor);
 
+/// Names, dtypes and global shapes.
 pub(super) fn specs(tensors: &[NamedTensor]) -> Result<Vec<TensorSpec>> {
-    let spec = |(name, tensor): &NamedTensor| {
-        let shape: Vec<u64> = tensor.shape().iter().map(|extent| *extent as u64).collect();
-        Ok(TensorSpec::new(name, stored_dtype(tensor.dtype())?, &shape))
-    };
     tensors.iter().map(spec).collect()
+}
+
+pub(super) fn spec((name, tensor): &NamedTensor) -> Result<TensorSpec> {
+    let shape = tensor.global_shape();
+    let shape: Vec<u64> = shape.iter().map(|extent| *extent as u64).collect();
+    Ok(TensorSpec::new(name, stored_dtype(tensor.dtype())?, &shape))
+}
+
+/// The local tensors of a rank by name, open while they are needed.
+pub(super) struct LocalMemory<'t> {
+    tensors: &'t [NamedTensor],
+    open: BTreeMap<&'t str, Bytes<'t>>,
+}
+
+impl<'t> LocalMemory<'t> {
+    pub(super) fn new(tensors: &'t [NamedTensor]) -> LocalMemory<'t> {
+        LocalMemory {
+            tensors,
+            open: BTreeMap::new(),
+        }
+    }
+}
+
+impl ShardMemory for LocalMemory<'_> {
+    fn open(&mut self, name: &str) -> Result<(), Cause> {
+        let found = self.tensors.iter().find(|(it, _)| it == name);
+        if let Some((name, tensor)) = found {
+            self.open.insert(name, Bytes::of(tensor)?);
+        }
+        Ok(())
+    }
+
+    fn bytes(&self, name: &str) -> Option<&[u8]> {
+        self.open.get(name).map(Bytes::as_slice)
+    }
+
+    fn close(&mut self, name: &str) {
+        self.open.remove(name);
+    }
 }
 
 /// The source tensors of an export, open while they are needed. Contiguous tensors in host memory
@@ -78,10 +115,7 @@ impl<'t> SourceBytes<'t> {
     }
 
     pub(super) fn bytes(&self, name: &str) -> Option<&[u8]> {
-        match self.open.get(name)? {
-            Bytes::F32(elements) => Some(bytemuck::cast_slice(elements.slice())),
-            Bytes::BF16(elements) => Some(bytemuck::cast_slice(elements.slice())),
-        }
+        self.open.get(name).map(Bytes::as_slice)
     }
 }
 
@@ -92,12 +126,19 @@ impl<'t> Bytes<'t> {
             _ => Ok(Bytes::F32(Elements::of(tensor)?)),
         }
     }
+
+    fn as_slice(&self) -> &[u8] {
+        match self {
+            Bytes::F32(elements) => bytemuck::cast_slice(elements.slice()),
+            Bytes::BF16(elements) => bytemuck::cast_slice(elements.slice()),
+        }
+    }
 }
 
 impl<'t, T: Element> Elements<'t, T> {
     fn of(tensor: &'t Tensor) -> Result<Elements<'t, T>> {
         if tensor.device().is_gpu() || !tensor.is_contiguous() {
-            return Ok(Elements::Copied(tensor.to_vec()?));
+            return Ok(Elements::Copied(tensor.local().to_vec()?));
         }
         let start = tensor.layout().offset();
         Ok(Elements::Borrowed(

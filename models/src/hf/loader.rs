@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use meshgrad_ckpt::exec::Stats;
 use meshgrad_ckpt::{Committed, Folder};
 use meshgrad_load::LoadOptions;
 use meshgrad_runtime::Device;
@@ -50,6 +51,17 @@ pub struct Loaded {
     pub model: Qwen3,
     /// How the folder stores experts.
     pub experts: Experts,
+    /// Bytes that were read and written.
+    pub stats: Stats,
+}
+
+/// What [`Loader::fill`] found and read.
+#[derive(Clone, Copy, Debug)]
+pub struct Filled {
+    /// How the folder stores experts.
+    pub experts: Experts,
+    /// Bytes that were read and written.
+    pub stats: Stats,
 }
 
 /// Loads a folder with options.
@@ -95,6 +107,12 @@ impl<'a> Loader<'a> {
         self
     }
 
+    /// Reads ranges that are at most `bytes` apart as one ([`LoadOptions::max_gap`]).
+    pub fn max_gap(mut self, bytes: u64) -> Loader<'a> {
+        self.options.max_gap = Some(bytes);
+        self
+    }
+
     /// Compares the files with the manifest of `checkpoint`, which the folder belongs to.
     pub fn sealed_by(mut self, checkpoint: &'a Committed) -> Loader<'a> {
         self.options.sealed_by = Some(checkpoint);
@@ -127,22 +145,52 @@ impl<'a> Loader<'a> {
         let mut model = Qwen3::new(&read_config(self.dir)?)?;
         let folder = Folder::open(self.dir)?;
         add_adapters(&mut model, &folder)?;
-        let experts = self.fill_from(&folder, &model, device)?;
-        Ok(Loaded { model, experts })
+        let Filled { experts, stats } = self.fill_from(&folder, &model, device)?;
+        Ok(Loaded {
+            model,
+            experts,
+            stats,
+        })
     }
 
-    /// Loads every parameter of `model`. Float dtypes are converted.
+    /// Loads every parameter of `model`. Float dtypes are converted. Of a sharded parameter
+    /// ([`Param::shard`](meshgrad_autograd::Param::shard)), only the region of this rank is read.
+    ///
+    /// ```no_run
+    /// use std::path::Path;
+    ///
+    /// use meshgrad_autograd::Module;
+    /// use meshgrad_mesh::{Mesh, Placement, Sharding};
+    /// use meshgrad_models::Qwen3;
+    /// use meshgrad_models::hf::{Loader, read_config};
+    /// use meshgrad_runtime::Device;
+    ///
+    /// # fn load(rank: usize) -> Result<(), Box<dyn std::error::Error>> {
+    /// let dir = Path::new("Qwen3-30B-A3B");
+    /// let model = Qwen3::new(&read_config(dir)?)?;
+    /// let mesh = Mesh::new(&[8], &["ep"])?;
+    /// for param in model.params() {
+    ///     let placements = match param.name().contains(".experts.") {
+    ///         true => vec![("ep", Placement::shard(0))],
+    ///         false => vec![],
+    ///     };
+    ///     param.shard(&Sharding::new(&mesh, placements, param.shape())?, rank)?;
+    /// }
+    /// Loader::new(dir).fill(&model, &Device::cuda(rank)?)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// As [`hf::load`](super::load). After an error the parameters keep their values.
-    pub fn fill(&self, model: &Qwen3, device: &Device) -> Result<Experts> {
+    pub fn fill(&self, model: &Qwen3, device: &Device) -> Result<Filled> {
         self.fill_from(&Folder::open(self.dir)?, model, device)
     }
 
-    fn fill_from(&self, folder: &Folder, model: &Qwen3, device: &Device) -> Result<Experts> {
+    fn fill_from(&self, folder: &Folder, model: &Qwen3, device: &Device) -> Result<Filled> {
         let experts = Experts::of(folder.tensors().map(|tensor| tensor.name.as_str()));
         let map = map(experts, model.config().tie_word_embeddings)?;
-        folder::fill(model, device, folder, &map, &self.options)?;
-        Ok(experts)
+        let stats = folder::fill(model, device, folder, &map, &self.options)?;
+        Ok(Filled { experts, stats })
     }
 }

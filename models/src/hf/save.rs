@@ -1,9 +1,10 @@
 //! Writing a model as a Hugging Face folder.
 
 use meshgrad_ckpt::Snapshot;
+use meshgrad_ckpt::ranks::ShardedSnapshot;
 
 use super::map::{Experts, map};
-use crate::folder::{self, Result};
+use crate::folder::{self, NamedTensor, Result};
 use crate::{Model, Qwen3};
 
 /// Adds a copy of `model` to a snapshot, as a Hugging Face folder that transformers reads
@@ -20,11 +21,7 @@ pub fn add_model(
     snapshot: &mut Snapshot,
     folder: &str,
 ) -> Result<()> {
-    for (name, text) in model.files()? {
-        let path = match folder.is_empty() {
-            true => name,
-            false => format!("{folder}/{name}"),
-        };
+    for (path, text) in files(model, folder)? {
         snapshot.add(&path, text);
     }
     folder::add_tensors(
@@ -33,4 +30,32 @@ pub fn add_model(
         snapshot,
         folder,
     )
+}
+
+/// As [`add_model`], for a model of which each rank has shards. `params` are the values of its
+/// parameters ([`folder::params`]); the snapshot reads them when it is saved. The folder equals that
+/// of [`add_model`] for the whole model.
+///
+/// # Errors
+/// As [`folder::add_shards`].
+pub fn add_shards<'t>(
+    model: &Qwen3,
+    params: &'t [NamedTensor],
+    experts: Experts,
+    snapshot: &mut ShardedSnapshot<'t>,
+    folder: &str,
+) -> Result<()> {
+    for (path, text) in files(model, folder)? {
+        snapshot.add(&path, text);
+    }
+    folder::add_shards(params, map(experts, false)?, snapshot, folder)
+}
+
+/// The text files of a model, by path inside the checkpoint.
+fn files(model: &Qwen3, folder: &str) -> Result<Vec<(String, String)>> {
+    let below = |(name, text)| match folder.is_empty() {
+        true => (name, text),
+        false => (format!("{folder}/{name}"), text),
+    };
+    Ok(model.files()?.into_iter().map(below).collect())
 }

@@ -13,7 +13,7 @@ use meshgrad_autograd::Module;
 use meshgrad_ckpt::Dtype;
 use meshgrad_models::Qwen3;
 use meshgrad_models::folder::Error;
-use meshgrad_models::hf::{self, Experts, Loader};
+use meshgrad_models::hf::{self, Experts, Filled, Loader};
 use meshgrad_runtime::{Device, MemoryStats, with_stream};
 
 /// The machine's GPU with `MESHGRAD_TEST_GPU=cuda`, otherwise the emulator's, which cargo builds
@@ -203,7 +203,7 @@ fn assert_without_values(model: &Qwen3) {
     assert!(model.params().iter().all(|param| param.value().is_err()));
 }
 
-fn fill(dir: &Path, bound: u64, gpu: &Device) -> (Qwen3, Result<Experts, Error>) {
+fn fill(dir: &Path, bound: u64, gpu: &Device) -> (Qwen3, Result<Filled, Error>) {
     let model = Qwen3::new(&hf::read_config(dir).unwrap()).unwrap();
     let filled = Loader::new(dir).pinned(bound).fill(&model, gpu);
     (model, filled)

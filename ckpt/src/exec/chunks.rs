@@ -4,7 +4,7 @@ use std::ops::Range;
 
 /// Splits a region into consecutive row-major chunks of at most `most` elements, or of one element
 /// if `most` is 0. A chunk consists of whole rows of the outermost dim whose rows fit into a chunk.
-pub(crate) fn split(region: &[Range<u64>], most: u64) -> Vec<Vec<Range<u64>>> {
+pub fn split(region: &[Range<u64>], most: u64) -> Vec<Vec<Range<u64>>> {
     let extent = |range: &Range<u64>| range.end - range.start;
     if region.iter().any(Range::is_empty) {
         return Vec::new();
