@@ -9,6 +9,7 @@ use super::happens_before::SyncVar;
 use super::livelock::CycleDetector;
 use super::random::Random;
 use super::registers::Registers;
+use super::undefined::Origin;
 use super::warp::{State, Warp};
 use crate::memory::races::{LAST_STAMP, RaceShadow};
 use crate::memory::{Block, ByteSet};
@@ -24,6 +25,9 @@ const SLICE: u32 = 4096;
 pub(crate) struct CtaMemory {
     pub(crate) data: Block,
     pub(crate) initialized: ByteSet,
+    /// Where the undefined values that were stored came from, by word. An entry counts only while a
+    /// byte of the word is not initialized.
+    pub(super) origins: HashMap<u64, Origin>,
     pub(crate) bytes: usize,
 }
 
@@ -32,6 +36,7 @@ impl CtaMemory {
         Some(CtaMemory {
             data: Block::new(bytes)?,
             initialized: ByteSet::new(bytes),
+            origins: HashMap::new(),
             bytes,
         })
     }
@@ -39,6 +44,7 @@ impl CtaMemory {
     fn clear(&mut self) {
         self.data.clear();
         self.initialized.clear();
+        self.origins.clear();
     }
 }
 
@@ -179,7 +185,8 @@ impl<'g> Cta<'g> {
         let registers = &mut warp.registers;
         let used = registers.planes() == self.start.planes();
         match used && self.grid.options.sanitize {
-            // Undefined registers are never read and constants never written, so values can stay.
+            // No defined value depends on an undefined register, and constants are never written, so
+            // values can stay.
             true => {
                 registers.forget(&self.start);
                 for (slot, constant, wide) in &self.grid.kernel.constants {

@@ -2,6 +2,7 @@
 
 use crate::machine::lanes::{Compare, Compute, Operands};
 use crate::machine::registers::Slot;
+use crate::machine::shadow::Shadow;
 use crate::numerics::fragment::MmaKind;
 use crate::numerics::warp_matrix::{Fragment, Product};
 
@@ -22,6 +23,7 @@ pub(crate) enum Op {
     Compute {
         compute: Compute,
         operands: Operands,
+        shadow: Shadow,
         /// Floating-point operations per lane.
         flops: u8,
     },

@@ -6,6 +6,7 @@ mod deadlocks;
 mod findings;
 mod fragments;
 mod lanes;
+mod undefined;
 
 use meshgrad_emulator::launch::{Launch, LaunchError, launch};
 use meshgrad_emulator::memory::{AddressSpace, MemoryKind};

@@ -16,6 +16,7 @@ mod matrix;
 mod memory;
 mod moves;
 mod rounding;
+mod shadows;
 mod simd_video;
 mod warp;
 mod warp_matrix;
@@ -139,6 +140,7 @@ impl<'i> Decoding<'_, '_, 'i> {
         Ok(Op::Compute {
             compute,
             operands,
+            shadow: self.shadow(kinds),
             flops,
         })
     }
