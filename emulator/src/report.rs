@@ -34,8 +34,10 @@ pub enum FindingKind {
     InactiveLane,
     /// No thread can continue.
     Deadlock,
-    /// `trap`, or a failed assertion.
+    /// `trap`.
     Trap,
+    /// A failed assertion.
+    Assertion,
     /// A store to constant memory.
     WriteToConstant,
     /// An argument out of range, such as a barrier number.
@@ -60,6 +62,7 @@ impl FindingKind {
             FindingKind::InactiveLane => "inactive-lane",
             FindingKind::Deadlock => "deadlock",
             FindingKind::Trap => "trap",
+            FindingKind::Assertion => "assertion",
             FindingKind::WriteToConstant => "write-to-constant",
             FindingKind::InvalidArgument => "invalid-argument",
         }

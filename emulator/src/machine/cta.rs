@@ -1,12 +1,13 @@
 //! One CTA: its shared memory, its barriers, and the scheduling of its warps.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use super::barrier::CtaBarrier;
 use super::counters::Counts;
 use super::grid::Grid;
 use super::happens_before::SyncVar;
 use super::livelock::CycleDetector;
+use super::mbarrier::BarrierState;
 use super::random::Random;
 use super::registers::Registers;
 use super::undefined::Origin;
@@ -60,6 +61,8 @@ pub(crate) struct Cta<'g> {
     /// Bytes of local memory per thread, padded.
     pub(crate) local_stride: usize,
     pub(crate) barriers: Vec<CtaBarrier>,
+    /// Barriers in shared memory, by offset.
+    pub(super) mbarriers: BTreeMap<u64, BarrierState>,
     /// Synchronization state of shared memory, by address.
     pub(crate) sync_vars: HashMap<u64, SyncVar>,
     /// Per instruction; empty unless counting.
@@ -106,6 +109,7 @@ impl<'g> Cta<'g> {
             local: CtaMemory::new(local_stride * grid.threads().next_multiple_of(32) as usize)?,
             local_stride,
             barriers: (0..16).map(|_| CtaBarrier::default()).collect(),
+            mbarriers: BTreeMap::new(),
             sync_vars: HashMap::new(),
             counts,
             random: Random::new(0),
@@ -132,6 +136,7 @@ impl<'g> Cta<'g> {
         for barrier in self.barriers.iter_mut().filter(|it| it.is_used()) {
             *barrier = CtaBarrier::default();
         }
+        self.mbarriers.clear();
         self.sync_vars.clear();
         let options = self.grid.options;
         self.random = Random::new(options.schedule_seed.unwrap_or(0) ^ index << 20);
@@ -238,6 +243,8 @@ impl<'g> Cta<'g> {
             Special::LaneMask(mask) => lane_mask(mask, lane),
             Special::DynamicSharedBytes => grid.dynamic_shared,
             Special::TotalSharedBytes => grid.shared_bytes,
+            // The CUDA driver defines no meaning for them.
+            Special::Environment => 0,
         }
     }
 
@@ -324,7 +331,9 @@ impl<'g> Cta<'g> {
                         format!("waits for {}", self.barriers[id].describe(id))
                     }
                     State::WaitingForLanes => "waits for other lanes of the warp".to_owned(),
-                    State::Ready | State::Yielded => "is running".to_owned(),
+                    State::Ready | State::Yielded => self
+                        .awaited_mbarrier(warp, subwarp.mask)
+                        .unwrap_or_else(|| "is running".to_owned()),
                 };
                 lines += &format!(
                     "\n        warp {} lanes {:#010x} at ptx line {} ({}) {state}",

@@ -253,6 +253,8 @@ impl Cta<'_> {
                 ));
             }
             Op::Barrier(barrier) => return self.barrier(warp, subwarp, barrier, mask),
+            Op::System(call) => self.system_call(warp, *call, mask)?,
+            Op::Mbarrier(barrier) => return self.mbarrier(warp, barrier, mask),
             Op::WarpBarrier { members } => {
                 if self.member_groups(warp, *members, mask)?.is_none() {
                     return Ok(Flow::WaitForLanes);

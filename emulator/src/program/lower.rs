@@ -25,6 +25,8 @@ pub(crate) struct ModuleContext<'a> {
     pub(crate) syntax: &'a syntax::Module,
     /// Addresses of the module's variables in global and constant memory.
     pub(crate) globals: &'a HashMap<String, u64>,
+    /// The architecture of `.target`, such as 80.
+    pub(crate) target: u32,
     /// The results of approximate instructions.
     pub(crate) approximation: Approximation,
     /// The module's functions.

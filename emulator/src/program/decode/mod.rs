@@ -13,6 +13,7 @@ mod float;
 mod half;
 mod logic;
 mod matrix;
+mod mbarrier;
 mod memory;
 mod moves;
 mod rounding;
@@ -75,6 +76,7 @@ impl<'i> Decoding<'_, '_, 'i> {
             "shfl" | "vote" | "match" | "redux" | "activemask" => self.warp(),
             "bra" | "brx" | "exit" | "trap" | "nanosleep" | "brkpt" | "pmevent" => self.control(),
             "bar" | "barrier" | "membar" | "fence" => self.barrier(),
+            "mbarrier" => self.mbarrier(),
             "cp" => self.asynchronous(),
             "ldmatrix" | "movmatrix" | "mma" | "wmma" => self.matrix(),
             other => Err(format!("the instruction `{other}` is not supported")),
