@@ -29,6 +29,8 @@ pub(crate) struct BarrierState {
     transfers: i64,
     /// Completed phases.
     phase: u64,
+    /// The warp that initialized it, and that warp's clock then.
+    initialized: (usize, u32),
     /// Joined clocks of the arrivals of this phase, and of all completed phases.
     arriving: VectorClock,
     released: VectorClock,
@@ -43,12 +45,13 @@ struct Arrival {
 }
 
 impl BarrierState {
-    fn new(expected: u32) -> BarrierState {
+    fn new(expected: u32, initialized: (usize, u32)) -> BarrierState {
         BarrierState {
             expected,
             pending: expected,
             transfers: 0,
             phase: 0,
+            initialized,
             arriving: VectorClock::zero(),
             released: VectorClock::zero(),
         }
@@ -119,7 +122,7 @@ impl Cta<'_> {
         );
         let is_test = matches!(barrier.action, MbarrierAction::Test { .. });
         if !matches!(barrier.action, MbarrierAction::Init { .. }) {
-            self.require_initialized(&resolved)?;
+            self.require_initialized(warp, &resolved)?;
         }
         let info = AccessInfo {
             strong: !is_lifetime,
@@ -153,16 +156,31 @@ impl Cta<'_> {
         Ok(Flow::Next)
     }
 
-    fn require_initialized(&self, resolved: &ResolvedAddresses) -> Result<(), Box<Fault>> {
-        let is_unknown = |lane: &usize| !self.mbarriers.contains_key(&resolved.offsets[*lane]);
-        match lanes_of(resolved.lanes).find(is_unknown) {
-            None => Ok(()),
-            Some(lane) => Err(wrong(
-                lane,
-                resolved,
-                "is used without mbarrier.init, or after mbarrier.inval",
-            )),
+    /// Fails unless each lane's barrier is initialized, in the happens-before order.
+    fn require_initialized(
+        &self,
+        warp: &Warp,
+        resolved: &ResolvedAddresses,
+    ) -> Result<(), Box<Fault>> {
+        for lane in lanes_of(resolved.lanes) {
+            let Some(state) = self.mbarriers.get(&resolved.offsets[lane]) else {
+                let problem = "is used without mbarrier.init, or after mbarrier.inval";
+                return Err(wrong(lane, resolved, problem));
+            };
+            let (by, clock) = state.initialized;
+            let is_ordered = by == warp.index || warp.clock.seen.own_cta[by] >= clock;
+            if !is_ordered && self.grid.options.sanitize {
+                let problem = format!(
+                    "is used unordered with its initialization by warp {by}; add a barrier between \
+                     them"
+                );
+                return Err(Box::new(Fault {
+                    kind: FindingKind::SharedRace,
+                    ..*wrong(lane, resolved, &problem)
+                }));
+            }
         }
+        Ok(())
     }
 
     fn init(
@@ -173,7 +191,7 @@ impl Cta<'_> {
     ) -> Result<(), Box<Fault>> {
         let counts = self.counts(warp, Some(count), resolved, "count")?;
         for lane in lanes_of(resolved.lanes) {
-            let state = BarrierState::new(counts[lane]);
+            let state = BarrierState::new(counts[lane], (warp.index, warp.clock.now));
             if let Some(old) = self.mbarriers.insert(resolved.offsets[lane], state) {
                 let problem = format!(
                     "is initialized again without mbarrier.inval; it is in {}",
@@ -417,7 +435,7 @@ mod tests {
     #[test]
     fn a_phase_completes_with_its_last_arrival() {
         for expected in 1..5 {
-            let mut state = BarrierState::new(expected);
+            let mut state = BarrierState::new(expected, (0, 1));
             for arrived in 0..10 * expected {
                 assert_eq!(state.phase, u64::from(arrived / expected));
                 assert_eq!(
@@ -431,7 +449,7 @@ mod tests {
 
     #[test]
     fn dropped_arrivals_are_not_expected_again() {
-        let mut state = BarrierState::new(3);
+        let mut state = BarrierState::new(3, (0, 1));
         state.arrive(arrival(1, true));
         assert_eq!((state.phase, state.pending), (0, 2));
         state.arrive(arrival(2, false));
@@ -440,7 +458,7 @@ mod tests {
 
     #[test]
     fn a_phase_waits_for_its_bytes() {
-        let mut state = BarrierState::new(1);
+        let mut state = BarrierState::new(1, (0, 1));
         state.arrive(Arrival {
             bytes: 16,
             ..arrival(1, false)

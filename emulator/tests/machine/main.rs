@@ -6,6 +6,9 @@ mod deadlocks;
 mod findings;
 mod fragments;
 mod lanes;
+mod mbarriers;
+mod modules;
+mod system;
 mod undefined;
 
 use meshgrad_emulator::launch::{Launch, LaunchError, launch};
