@@ -20,6 +20,9 @@ pub enum AsyncCopies {
     },
 }
 
+/// A function that gets printed text.
+pub type Print = dyn Fn(&[u8]) + Send + Sync;
+
 /// Where the text goes that kernels print.
 #[derive(Clone, Default)]
 pub enum Output {
@@ -27,7 +30,7 @@ pub enum Output {
     #[default]
     Stdout,
     /// A function, which gets the text of one `printf` of one thread at a time.
-    Function(Arc<dyn Fn(&[u8]) + Send + Sync>),
+    Function(Arc<Print>),
 }
 
 impl Output {

@@ -41,6 +41,11 @@ pub(crate) fn lower(
     entry: &syntax::Function,
 ) -> Result<Kernel, PtxError> {
     let mut lowering = Lowering::new(module);
+    if let Some(directive) = &entry.cluster {
+        let message =
+            format!("the directive `{directive}` is not supported: there are no clusters");
+        return Err(lowering.error(entry.line, message));
+    }
     lowering.place_module(entry)?;
     lowering.declare_module();
     let parameters = lowering.declare_kernel_parameters(entry);

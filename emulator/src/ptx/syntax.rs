@@ -83,6 +83,8 @@ pub(crate) struct Function {
     pub(crate) required_threads: Option<[u32; 3]>,
     /// Maximum CTA extents, from `.maxntid`.
     pub(crate) max_threads: Option<[u32; 3]>,
+    /// A directive that requests clusters.
+    pub(crate) cluster: Option<String>,
     /// `None` for a declaration.
     pub(crate) body: Option<Vec<Statement>>,
     pub(crate) line: u32,

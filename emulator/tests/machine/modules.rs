@@ -42,7 +42,8 @@ fn load(text: &str) -> (AddressSpace, Result<Module, LoadError>) {
 #[test]
 fn a_kernel_that_is_not_supported_does_not_affect_the_others() {
     let refused = REFUSED.iter().map(|(name, body, _)| entry(name, body));
-    let text = HEADING.to_owned() + &refused.collect::<String>() + &entry("runs", "");
+    let clusters = entry("clusters", "").replace("()", "() .reqnctapercluster 2, 1, 1");
+    let text = HEADING.to_owned() + &refused.collect::<String>() + &entry("runs", "") + &clusters;
     let (_, module) = load(&text);
     let module = module.unwrap_or_else(|error| panic!("{error}"));
     assert!(module.kernel("runs").is_some() && module.refusal("runs").is_none());
@@ -54,6 +55,8 @@ fn a_kernel_that_is_not_supported_does_not_affect_the_others() {
             "{refusal}"
         );
     }
+    let refusal = module.refusal("clusters").expect("a reason").to_string();
+    assert!(refusal.contains("`.reqnctapercluster`"), "{refusal}");
     assert!(module.kernel("missing").is_none() && module.refusal("missing").is_none());
 }
 
