@@ -8,13 +8,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use crate::machine::counters::{Counters, Counts};
 use crate::machine::cta::{Cta, SliceEnd, dynamic_shared_start};
 use crate::machine::grid::Grid;
+use crate::machine::locate::locate;
 use crate::machine::random::Random;
 use crate::machine::warp::Warp;
-use crate::memory::races::Mark;
 use crate::memory::{AddressSpace, Block, ByteSet};
 use crate::options::Options;
 use crate::program::Kernel;
-use crate::report::{Fault, Finding, FindingKind, Site, Thread};
+use crate::report::{Fault, Finding, FindingKind};
 
 /// A kernel launch.
 #[derive(Clone, Copy)]
@@ -357,8 +357,6 @@ fn stall_fault(cta: &Cta<'_>, warps: &[Warp]) -> Box<Fault> {
 
 /// The finding of a fault, with its location and thread.
 fn failure(cta: &Cta<'_>, warps: &[Warp], warp: usize, fault: Fault) -> Failure {
-    let grid = cta.grid;
-    let id = grid.cta_id(cta.index);
     let pc = match fault.lane {
         None if fault.kind == FindingKind::Deadlock
             || fault.kind == FindingKind::DivergentBarrier =>
@@ -368,57 +366,8 @@ fn failure(cta: &Cta<'_>, warps: &[Warp], warp: usize, fault: Fault) -> Failure 
         }
         _ => cta.pc,
     };
-    let thread = thread(grid, id, warp, fault.lane, false);
-    let other = fault.earlier.map(|earlier| {
-        let site = earlier.pc.map(|pc| site(grid.kernel, pc));
-        (marked_thread(grid, earlier.mark), site, earlier.wrote)
-    });
     Failure {
         cta: cta.index,
-        finding: Box::new(Finding {
-            kind: fault.kind,
-            kernel: grid.kernel.name.clone(),
-            site: site(grid.kernel, pc),
-            thread,
-            message: fault.message,
-            other,
-        }),
-    }
-}
-
-fn thread(grid: &Grid<'_>, cta: [u32; 3], warp: usize, lane: Option<usize>, copy: bool) -> Thread {
-    let index = warp * 32 + lane.unwrap_or(0);
-    Thread {
-        cta,
-        thread: grid.thread_id(index as u64),
-        warp: warp as u32,
-        lane: lane.map(|lane| lane as u32),
-        copy,
-    }
-}
-
-fn marked_thread(grid: &Grid<'_>, mark: Mark) -> Thread {
-    let copy = mark.agent() >= 32;
-    let warp = usize::from(mark.agent() % 32);
-    let lane = Some(usize::from(mark.lane()));
-    thread(grid, grid.cta_id(u64::from(mark.cta())), warp, lane, copy)
-}
-
-fn site(kernel: &Kernel, pc: u32) -> Site {
-    let Some(instruction) = kernel.code.get(pc as usize) else {
-        return Site {
-            line: 0,
-            text: String::new(),
-            source: None,
-        };
-    };
-    let source = instruction.source.and_then(|(file, line)| {
-        let file = kernel.files.get(file as usize)?;
-        Some((file.clone(), line))
-    });
-    Site {
-        line: instruction.line,
-        text: kernel.line(instruction.line).to_owned(),
-        source,
+        finding: Box::new(locate(cta.grid, cta.index, warp, pc, fault)),
     }
 }

@@ -13,6 +13,6 @@ mod simd;
 
 pub use machine::counters::{Counters, Counts};
 pub use numerics::Approximation;
-pub use options::{AsyncCopies, Options, OptionsError};
+pub use options::{AsyncCopies, Options, OptionsError, Output, Print};
 pub use ptx::PtxError;
 pub use report::{Finding, FindingKind, Site, Thread};

@@ -1,6 +1,8 @@
 //! Options of execution: schedule, sanitizers and limits.
 
-use std::env;
+use std::io::Write;
+use std::sync::Arc;
+use std::{env, fmt, io};
 
 use crate::numerics::Approximation;
 
@@ -16,6 +18,52 @@ pub enum AsyncCopies {
         /// The same seed gives the same run.
         seed: u64,
     },
+}
+
+/// A function that gets printed text.
+pub type Print = dyn Fn(&[u8]) + Send + Sync;
+
+/// Where the text goes that kernels print.
+#[derive(Clone, Default)]
+pub enum Output {
+    /// The host's standard output.
+    #[default]
+    Stdout,
+    /// A function, which gets the text of one `printf` of one thread at a time.
+    Function(Arc<Print>),
+}
+
+impl Output {
+    pub(crate) fn write(&self, text: &[u8]) {
+        match self {
+            Output::Stdout => {
+                let mut out = io::stdout().lock();
+                // Ignored: stdout may be closed.
+                let _ = out.write_all(text).and_then(|()| out.flush());
+            }
+            Output::Function(write) => write(text),
+        }
+    }
+}
+
+impl fmt::Debug for Output {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Output::Stdout => "Stdout",
+            Output::Function(_) => "Function",
+        })
+    }
+}
+
+/// Two functions are equal if they are the same.
+impl PartialEq for Output {
+    fn eq(&self, other: &Output) -> bool {
+        match (self, other) {
+            (Output::Stdout, Output::Stdout) => true,
+            (Output::Function(a), Output::Function(b)) => Arc::ptr_eq(a, b),
+            _ => false,
+        }
+    }
 }
 
 /// How kernels are executed.
@@ -42,6 +90,8 @@ pub struct Options {
     /// Compute capability (major, minor) that modules are loaded for. The driver sets it to the
     /// capability of its device.
     pub capability: (u32, u32),
+    /// Where the text goes that kernels print.
+    pub output: Output,
 }
 
 impl Default for Options {
@@ -56,6 +106,7 @@ impl Default for Options {
             shared_base: 0x400,
             stall_limit: 4_000_000_000,
             capability: (9, 0),
+            output: Output::Stdout,
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::machine::undefined::Origin;
 use crate::memory::races::PriorAccess;
 
 /// The kinds of findings.
@@ -13,13 +14,13 @@ pub enum FindingKind {
     UseAfterFree,
     /// An address that is not a multiple of the access's size.
     Misaligned,
-    /// A read of a register that was never written.
+    /// A use of a value from a register that was never written.
     UninitializedRegister,
-    /// A read of global memory that was never written.
+    /// A use of a value from global memory that was never written.
     UninitializedGlobal,
-    /// A read of shared memory that was never written.
+    /// A use of a value from shared memory that was never written.
     UninitializedShared,
-    /// A read of local memory that was never written.
+    /// A use of a value from local memory that was never written.
     UninitializedLocal,
     /// Unordered accesses to the same bytes of shared memory, at least one of them a write.
     SharedRace,
@@ -33,8 +34,10 @@ pub enum FindingKind {
     InactiveLane,
     /// No thread can continue.
     Deadlock,
-    /// `trap`, or a failed assertion.
+    /// `trap`.
     Trap,
+    /// A failed assertion.
+    Assertion,
     /// A store to constant memory.
     WriteToConstant,
     /// An argument out of range, such as a barrier number.
@@ -59,6 +62,7 @@ impl FindingKind {
             FindingKind::InactiveLane => "inactive-lane",
             FindingKind::Deadlock => "deadlock",
             FindingKind::Trap => "trap",
+            FindingKind::Assertion => "assertion",
             FindingKind::WriteToConstant => "write-to-constant",
             FindingKind::InvalidArgument => "invalid-argument",
         }
@@ -79,6 +83,8 @@ pub(crate) struct Fault {
     pub(crate) message: String,
     /// The access that it conflicts with.
     pub(crate) earlier: Option<PriorAccess>,
+    /// Where the undefined value came from.
+    pub(crate) origin: Option<Origin>,
 }
 
 impl Fault {
@@ -88,6 +94,7 @@ impl Fault {
             lane: Some(lane),
             message: message.into(),
             earlier: None,
+            origin: None,
         })
     }
 
@@ -98,6 +105,7 @@ impl Fault {
             lane: None,
             message: message.into(),
             earlier: None,
+            origin: None,
         })
     }
 }

@@ -90,6 +90,7 @@ fn code_of(error: &LaunchError) -> Code {
         }
         FindingKind::Misaligned => Code::MisalignedAddress,
         FindingKind::Deadlock => Code::LaunchTimeout,
+        FindingKind::Assertion => Code::Assert,
         // A GPU would continue with wrong values, hang, or fail elsewhere.
         _ => Code::LaunchFailed,
     }

@@ -86,6 +86,10 @@ impl Driver {
         self.with(|state| {
             let loaded = state.modules.get(handle)?;
             state.check_context(loaded.context)?;
+            if let Some(reason) = loaded.module.refusal(name) {
+                let message = format!("kernel `{name}` cannot run on the emulator: {reason}");
+                return Err(Code::NotSupported.because(message));
+            }
             let Some(kernel) = loaded.module.kernel(name) else {
                 let message = format!("module {handle:?} has no kernel `{name}`");
                 return Err(Code::NotFound.because(message));

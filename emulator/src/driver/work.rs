@@ -185,8 +185,11 @@ impl Driver {
     }
 }
 
-/// The error for memory that was valid at submission but not when the operation ran.
+/// The error of an operation whose memory was valid when it was submitted.
 fn late(error: MemoryError) -> Error {
+    if let MemoryError::Undefined(finding) = error {
+        return Code::LaunchFailed.because(finding.to_string());
+    }
     Code::IllegalAddress.because(format!(
         "the memory of a stream operation was freed before it ran: {error}"
     ))

@@ -5,7 +5,9 @@ use super::check::AccessInfo;
 use super::cta::Cta;
 use super::happens_before::SyncVar;
 use super::lanes::each_lane;
+use super::memory_shadow::UndefinedBytes;
 use super::registers::{LANES, lanes_of};
+use super::undefined::low_bits;
 use super::warp::Warp;
 use crate::memory::Block;
 use crate::memory::races::PriorAccess;
@@ -40,12 +42,8 @@ impl Cta<'_> {
         };
         if access.store {
             self.progress();
-            for target in &access.registers {
-                if let Some(slot) = target.slot {
-                    self.require_defined(warp, slot, mask)?;
-                }
-            }
         }
+        let stored = self.stored_undefined(warp, access, mask);
         let mut rest = mask;
         while rest != 0 {
             let resolved = self.resolve(warp, access.space, &addresses, rest, info.bytes)?;
@@ -56,13 +54,45 @@ impl Cta<'_> {
             let strength = (access.strength, access.scope);
             self.order_access(warp, strength, info, &resolved, &addresses);
             let data = self.data(resolved.memory);
-            match access.store {
-                true => store(data, &resolved.offsets, resolved.lanes, access, warp),
-                false => load(data, &resolved.offsets, resolved.lanes, access, warp),
+            match (access.store, &stored) {
+                (true, None) => store(data, &resolved.offsets, resolved.lanes, access, warp),
+                (true, Some(undefined)) => {
+                    store(data, &resolved.offsets, resolved.lanes, access, warp);
+                    self.store_undefined(warp, &resolved, undefined, self.pc)?;
+                }
+                (false, _) => {
+                    let undefined = self.undefined_bytes(warp, &resolved, info.bytes, self.pc);
+                    load(data, &resolved.offsets, resolved.lanes, access, warp);
+                    if let Some(undefined) = undefined {
+                        load_undefined(&undefined, resolved.lanes, access, warp);
+                    }
+                }
             }
             rest &= !resolved.lanes;
         }
         Ok(())
+    }
+
+    /// The undefined bytes of the registers that a store writes.
+    fn stored_undefined(
+        &self,
+        warp: &Warp,
+        access: &Access,
+        mask: u32,
+    ) -> Option<Box<UndefinedBytes>> {
+        let slots = || access.registers.iter().filter_map(|target| target.slot);
+        let missing = slots().any(|slot| warp.registers.missing(&[slot], mask) != 0);
+        if !access.store || !missing || !self.grid.options.sanitize {
+            return None;
+        }
+        let mut undefined = Box::<UndefinedBytes>::default();
+        for (index, target) in access.registers.iter().enumerate() {
+            if let Some(slot) = target.slot {
+                let register = warp.registers.undefined(slot, target.bits);
+                undefined.add(&register, index * access.bytes, access.bytes);
+            }
+        }
+        Some(undefined)
     }
 
     /// The addresses of an operand.
@@ -160,6 +190,18 @@ fn load(data: &Block, offsets: &Addresses, lanes: u32, access: &Access, warp: &m
                 let value = each_lane(|lane| (value[lane] & keep) as u32);
                 warp.registers.set_narrow(slot, lanes, &value);
             }
+        }
+    }
+}
+
+/// Marks the undefined bits of the registers that a load wrote.
+#[inline(never)]
+fn load_undefined(undefined: &UndefinedBytes, lanes: u32, access: &Access, warp: &mut Warp) {
+    for (index, target) in access.registers.iter().enumerate() {
+        if let Some(slot) = target.slot {
+            let element = undefined.element(index * access.bytes, access.bytes, access.signed);
+            let register = element.with_bits(|bits| bits & low_bits(target.bits));
+            warp.registers.set_undefined(slot, lanes, &register);
         }
     }
 }

@@ -15,8 +15,8 @@ use crate::report::{Fault, FindingKind};
 pub(super) type Addresses = [u64; LANES];
 
 /// A memory that an access resolves to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum MemoryId {
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+pub(crate) enum MemoryId {
     Shared,
     Local,
     Param,
@@ -38,7 +38,6 @@ pub(super) struct Region<'r> {
     pub(super) initialized: Option<&'r ByteSet>,
     pub(super) races: Option<&'r RaceShadow>,
     pub(super) stamp: u32,
-    pub(super) uninitialized: FindingKind,
     pub(super) race: FindingKind,
 }
 
@@ -162,7 +161,6 @@ impl Cta<'_> {
             initialized: None,
             races: None,
             stamp: 0,
-            uninitialized: FindingKind::UninitializedLocal,
             race: FindingKind::SharedRace,
         };
         match memory {
@@ -170,7 +168,6 @@ impl Cta<'_> {
                 initialized: Some(&self.shared.initialized),
                 races: Some(&self.shared_races),
                 stamp: self.shared_stamp,
-                uninitialized: FindingKind::UninitializedShared,
                 ..own
             },
             MemoryId::Local => Region {
@@ -184,7 +181,6 @@ impl Cta<'_> {
                     initialized: Some(allocation.initialized()),
                     races: self.grid.options.sanitize.then(|| allocation.races()),
                     stamp: self.grid.stamp,
-                    uninitialized: FindingKind::UninitializedGlobal,
                     race: FindingKind::GlobalRace,
                     ..own
                 }

@@ -4,6 +4,7 @@
 use super::addresses::Addresses;
 use super::check::{ALWAYS, AccessInfo};
 use super::cta::Cta;
+use super::memory_shadow::UndefinedBytes;
 use super::registers::{LANES, lanes_of};
 use super::step::truth;
 use super::warp::Warp;
@@ -198,12 +199,16 @@ impl Cta<'_> {
         for batch in batches(copies) {
             let (reads, writes) = (batch.first.source_bytes, batch.first.bytes);
             let mut bytes = [[0u8; 16]; LANES];
+            let mut undefined = UndefinedBytes::default();
             let mut rest = if reads > 0 { batch.lanes } else { 0 };
             while rest != 0 {
                 let resolved = self.resolve(warp, Space::Global, &batch.from, rest, reads)?;
                 let data = self.data(resolved.memory);
                 for lane in lanes_of(resolved.lanes) {
                     data.read(resolved.offsets[lane] as usize, &mut bytes[lane][..reads]);
+                }
+                if let Some(read) = self.undefined_bytes(warp, &resolved, reads, batch.first.pc) {
+                    undefined.merge(&read);
                 }
                 rest &= !resolved.lanes;
             }
@@ -212,6 +217,7 @@ impl Cta<'_> {
                 let at = resolved.offsets[lane] as usize;
                 self.shared.data.write(at, &bytes[lane][..writes]);
             }
+            self.store_undefined(warp, &resolved, &undefined, batch.first.pc)?;
         }
         Ok(())
     }

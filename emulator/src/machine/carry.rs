@@ -3,28 +3,17 @@
 use super::cta::Cta;
 use super::lanes::narrowed;
 use super::registers::{LANES, Slot, lanes_of};
+use super::undefined::{Undefined, low_bits};
 use super::warp::Warp;
 use crate::numerics::integer;
 use crate::program::op::{Carry, CarryOperation};
-use crate::report::Fault;
 
 impl Cta<'_> {
-    pub(super) fn carry(
-        &self,
-        warp: &mut Warp,
-        carry: &Carry,
-        mask: u32,
-    ) -> Result<(), Box<Fault>> {
-        for slot in &carry.sources {
-            self.require_defined(warp, *slot, mask)?;
-        }
-        let incoming = match carry.reads {
-            Some(predicate) => {
-                self.require_predicate_defined(warp, predicate, mask)?;
-                warp.registers.predicate(predicate)
-            }
-            None => 0,
-        };
+    pub(super) fn carry(&self, warp: &mut Warp, carry: &Carry, mask: u32) {
+        let undefined = self.undefined_sum(warp, carry, mask);
+        let incoming = carry
+            .reads
+            .map_or(0, |predicate| warp.registers.predicate(predicate));
         let (mut value, mut outgoing) = ([0; LANES], 0);
         for lane in lanes_of(mask) {
             let source = |index: usize| lane_value(warp, carry.sources[index], carry.wide, lane);
@@ -43,7 +32,38 @@ impl Cta<'_> {
         if let Some(predicate) = carry.sets {
             warp.registers.set_predicate(predicate, mask, outgoing);
         }
-        Ok(())
+        if let Some(undefined) = undefined {
+            warp.registers.set_undefined(carry.to, mask, &undefined);
+            if let Some(predicate) = carry.sets {
+                let origin = |lane: usize| undefined.origins[lane];
+                warp.registers
+                    .forget_predicate(predicate, undefined.lanes(), origin);
+            }
+        }
+    }
+
+    /// All bits of the lanes in which a source or the carry in is undefined.
+    fn undefined_sum(&self, warp: &Warp, carry: &Carry, mask: u32) -> Option<Undefined> {
+        let registers = &warp.registers;
+        let sources = registers.missing(&carry.sources, mask);
+        let carries = carry
+            .reads
+            .map_or(0, |it| mask & !registers.predicate_defined(it));
+        if sources | carries == 0 || !self.grid.options.sanitize {
+            return None;
+        }
+        let bits = low_bits(if carry.wide { 64 } else { 32 });
+        let mut undefined = Undefined::default();
+        for lane in lanes_of(sources | carries) {
+            for slot in &carry.sources {
+                let (missing, origin) = registers.undefined_lane(*slot, lane);
+                undefined.add(lane, if missing == 0 { 0 } else { bits }, origin);
+            }
+            if let Some(predicate) = carry.reads.filter(|_| carries >> lane & 1 != 0) {
+                undefined.add(lane, bits, registers.predicate_origin(predicate, lane));
+            }
+        }
+        Some(undefined)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Checks of memory accesses: bounds, alignment, initialization and races.
+//! Checks of memory accesses: bounds, alignment and races.
 
 use super::addresses::{Addresses, MemoryId, Region, ResolvedAddresses};
 use super::cta::Cta;
@@ -48,8 +48,8 @@ pub(super) type Changes<'c> = &'c dyn Fn(&Block, usize, &PriorAccess) -> bool;
 pub(super) const ALWAYS: Changes<'_> = &|_, _, _| true;
 
 impl<'g> Cta<'g> {
-    /// Checks bounds, alignment, initialization and races of an access. A writer holds the returned
-    /// lock until it has stored its bytes.
+    /// Checks bounds, alignment and races of an access, and that an atomic reads defined bytes. A
+    /// writer holds the returned lock until it has stored its bytes, which count as defined.
     pub(super) fn check(
         &self,
         warp: &Warp,
@@ -63,8 +63,12 @@ impl<'g> Cta<'g> {
         }
         let region = self.region(resolved.memory);
         let sanitize = self.grid.options.sanitize;
-        if info.reads && sanitize {
-            self.check_initialized(warp, resolved, &region, info.bytes)?;
+        if info.reads
+            && info.writes
+            && let Some(undefined) = self.undefined_bytes(warp, resolved, info.bytes, info.pc)
+        {
+            let origin = |lane: usize| undefined.origins[lane];
+            return Err(self.undefined_use(undefined.lanes(), "an undefined value", origin));
         }
         if info.writes
             && let Some(initialized) = region.initialized
@@ -177,34 +181,6 @@ impl<'g> Cta<'g> {
         Err(Fault::new(FindingKind::WriteToConstant, lane, message))
     }
 
-    fn check_initialized(
-        &self,
-        warp: &Warp,
-        resolved: &ResolvedAddresses,
-        region: &Region<'_>,
-        bytes: usize,
-    ) -> Result<(), Box<Fault>> {
-        let Some(initialized) = region.initialized else {
-            return Ok(());
-        };
-        if for_ranges(resolved, bytes, |at, count| initialized.all(at, count)) {
-            return Ok(());
-        }
-        let first = lanes_of(resolved.lanes).find_map(|lane| {
-            let at = resolved.offsets[lane] as usize;
-            Some((lane, initialized.first_unset(at, bytes)?))
-        });
-        let Some((lane, unset)) = first else {
-            return Ok(());
-        };
-        let (start, unset) = (resolved.offsets[lane], unset as u64);
-        let place = self.place(resolved.memory, warp.index, lane, start);
-        let missing = unset - start;
-        let message =
-            format!("read of {bytes} bytes at {place}: byte {missing} of them was never written");
-        Err(Fault::new(region.uninitialized, lane, message))
-    }
-
     fn check_races(
         &self,
         warp: &Warp,
@@ -281,6 +257,7 @@ pub(super) fn race(
         lane: Some(lane),
         message,
         earlier: Some(earlier),
+        origin: None,
     })
 }
 
@@ -298,7 +275,7 @@ fn contiguous(offsets: &Addresses, lanes: u32, bytes: usize) -> bool {
 /// Calls `f` with the byte ranges that the lanes access, merged if contiguous, until it returns
 /// false.
 #[inline(always)]
-fn for_ranges(
+pub(super) fn for_ranges(
     resolved: &ResolvedAddresses,
     bytes: usize,
     mut f: impl FnMut(usize, usize) -> bool,

@@ -148,7 +148,9 @@ impl Cta<'_> {
             let Some(slot) = target.slot else {
                 return Ok(false);
             };
-            self.require_defined(warp, slot, ALL)?;
+            if warp.registers.defined(slot) != ALL && self.grid.options.sanitize {
+                return Ok(false);
+            }
             if WORDS == 1 {
                 pairs
                     .as_flattened_mut()

@@ -1,14 +1,16 @@
 //! One CTA: its shared memory, its barriers, and the scheduling of its warps.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use super::barrier::CtaBarrier;
 use super::counters::Counts;
 use super::grid::Grid;
 use super::happens_before::SyncVar;
 use super::livelock::CycleDetector;
+use super::mbarrier::BarrierState;
 use super::random::Random;
 use super::registers::Registers;
+use super::undefined::Origin;
 use super::warp::{State, Warp};
 use crate::memory::races::{LAST_STAMP, RaceShadow};
 use crate::memory::{Block, ByteSet};
@@ -24,6 +26,9 @@ const SLICE: u32 = 4096;
 pub(crate) struct CtaMemory {
     pub(crate) data: Block,
     pub(crate) initialized: ByteSet,
+    /// Where the undefined values that were stored came from, by word. An entry counts only while a
+    /// byte of the word is not initialized.
+    pub(super) origins: HashMap<u64, Origin>,
     pub(crate) bytes: usize,
 }
 
@@ -32,6 +37,7 @@ impl CtaMemory {
         Some(CtaMemory {
             data: Block::new(bytes)?,
             initialized: ByteSet::new(bytes),
+            origins: HashMap::new(),
             bytes,
         })
     }
@@ -39,6 +45,7 @@ impl CtaMemory {
     fn clear(&mut self) {
         self.data.clear();
         self.initialized.clear();
+        self.origins.clear();
     }
 }
 
@@ -54,6 +61,8 @@ pub(crate) struct Cta<'g> {
     /// Bytes of local memory per thread, padded.
     pub(crate) local_stride: usize,
     pub(crate) barriers: Vec<CtaBarrier>,
+    /// Barriers in shared memory, by offset.
+    pub(super) mbarriers: BTreeMap<u64, BarrierState>,
     /// Synchronization state of shared memory, by address.
     pub(crate) sync_vars: HashMap<u64, SyncVar>,
     /// Per instruction; empty unless counting.
@@ -100,6 +109,7 @@ impl<'g> Cta<'g> {
             local: CtaMemory::new(local_stride * grid.threads().next_multiple_of(32) as usize)?,
             local_stride,
             barriers: (0..16).map(|_| CtaBarrier::default()).collect(),
+            mbarriers: BTreeMap::new(),
             sync_vars: HashMap::new(),
             counts,
             random: Random::new(0),
@@ -126,6 +136,7 @@ impl<'g> Cta<'g> {
         for barrier in self.barriers.iter_mut().filter(|it| it.is_used()) {
             *barrier = CtaBarrier::default();
         }
+        self.mbarriers.clear();
         self.sync_vars.clear();
         let options = self.grid.options;
         self.random = Random::new(options.schedule_seed.unwrap_or(0) ^ index << 20);
@@ -179,7 +190,8 @@ impl<'g> Cta<'g> {
         let registers = &mut warp.registers;
         let used = registers.planes() == self.start.planes();
         match used && self.grid.options.sanitize {
-            // Undefined registers are never read and constants never written, so values can stay.
+            // No defined value depends on an undefined register, and constants are never written, so
+            // values can stay.
             true => {
                 registers.forget(&self.start);
                 for (slot, constant, wide) in &self.grid.kernel.constants {
@@ -231,6 +243,8 @@ impl<'g> Cta<'g> {
             Special::LaneMask(mask) => lane_mask(mask, lane),
             Special::DynamicSharedBytes => grid.dynamic_shared,
             Special::TotalSharedBytes => grid.shared_bytes,
+            // The CUDA driver defines no meaning for them.
+            Special::Environment => 0,
         }
     }
 
@@ -317,7 +331,9 @@ impl<'g> Cta<'g> {
                         format!("waits for {}", self.barriers[id].describe(id))
                     }
                     State::WaitingForLanes => "waits for other lanes of the warp".to_owned(),
-                    State::Ready | State::Yielded => "is running".to_owned(),
+                    State::Ready | State::Yielded => self
+                        .awaited_mbarrier(warp, subwarp.mask)
+                        .unwrap_or_else(|| "is running".to_owned()),
                 };
                 lines += &format!(
                     "\n        warp {} lanes {:#010x} at ptx line {} ({}) {state}",

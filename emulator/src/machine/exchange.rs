@@ -2,8 +2,9 @@
 
 use super::cta::Cta;
 use super::lanes::{each_bit, each_lane, widened};
-use super::registers::{LANES, Slot, lanes_of};
+use super::registers::{LANES, Registers, Slot, lanes_of};
 use super::step::{Flow, truth};
+use super::undefined::{Undefined, low_bits};
 use super::warp::Warp;
 use crate::program::op::{Shuffle, ShuffleMode, Vote, VoteKind};
 use crate::report::{Fault, FindingKind};
@@ -85,9 +86,13 @@ impl Cta<'_> {
         shuffle: &Shuffle,
         mask: u32,
     ) -> Result<(), Box<Fault>> {
-        for slot in [shuffle.from, shuffle.lane, shuffle.clamp] {
+        for slot in [shuffle.lane, shuffle.clamp] {
             self.require_defined(warp, slot, mask)?;
         }
+        let undefined = match warp.registers.missing(&[shuffle.from], mask) {
+            0 => None,
+            _ => Some(shuffled_undefined(&warp.registers, shuffle)),
+        };
         let (b, c) = (
             warp.registers.narrow(shuffle.lane),
             warp.registers.narrow(shuffle.clamp),
@@ -113,6 +118,9 @@ impl Cta<'_> {
             return Err(Fault::new(FindingKind::InactiveLane, lane, message));
         }
         warp.registers.set_narrow(shuffle.to, mask, &value);
+        if let Some(undefined) = undefined {
+            warp.registers.set_undefined(shuffle.to, mask, &undefined);
+        }
         if let Some(predicate) = shuffle.valid {
             warp.registers.set_predicate(predicate, mask, valid);
         }
@@ -195,15 +203,37 @@ impl Cta<'_> {
         let Some(groups) = self.member_groups(warp, members, mask)? else {
             return Ok(Flow::WaitForLanes);
         };
-        self.require_defined(warp, from, mask)?;
         let value = *warp.registers.narrow(from);
+        let missing = warp.registers.missing(&[from], mask);
+        let sources = warp.registers.undefined(from, 32);
         for group in groups {
             let total = lanes_of(group).map(|lane| value[lane]).reduce(combine);
             let total = total.unwrap_or_default();
             warp.registers.set_narrow(to, group, &[total; LANES]);
+            if missing & group != 0 {
+                let origin = sources.origins[(missing & group).trailing_zeros() as usize & 31];
+                let all = Undefined {
+                    bits: [low_bits(32); LANES],
+                    origins: [origin; LANES],
+                };
+                warp.registers.set_undefined(to, group, &all);
+            }
         }
         Ok(Flow::Next)
     }
+}
+
+/// The undefined bits that each lane receives.
+#[inline(never)]
+fn shuffled_undefined(registers: &Registers, shuffle: &Shuffle) -> Undefined {
+    let [b, c] = [shuffle.lane, shuffle.clamp].map(|slot| registers.narrow(slot));
+    let mut undefined = Undefined::default();
+    for lane in 0..LANES {
+        let (source, _) = source_lane(shuffle.mode, lane as u32, b[lane], c[lane]);
+        let (bits, origin) = registers.undefined_lane(shuffle.from, source as usize & 31);
+        undefined.add(lane, bits, origin);
+    }
+    undefined
 }
 
 /// PTX ISA 9.7.9.6: the lane that a lane reads from, and whether that is within its segment.

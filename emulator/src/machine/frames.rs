@@ -4,8 +4,10 @@
 //! and restores them when it returns, per lane. Its local variables are on a stack above the lane's
 //! other local memory.
 
+use super::addresses::{MemoryId, ResolvedAddresses};
 use super::cta::Cta;
 use super::lanes::{each_bit, each_lane, narrowed};
+use super::memory_shadow::UndefinedBytes;
 use super::registers::{LANES, SavedLane, Slot, lanes_of};
 use super::step::Flow;
 use super::warp::{Subwarp, Warp};
@@ -54,19 +56,14 @@ impl Cta<'_> {
     ) -> Result<(), Box<Fault>> {
         match passed {
             Passed::Register { to, from, wide } => warp.registers.copy(to, from, wide, mask),
-            Passed::Predicate { to, from } => {
-                let value = warp.registers.predicate(from);
-                warp.registers.set_predicate(to, mask, value);
-            }
+            Passed::Predicate { to, from } => warp.registers.copy_predicate(to, from, mask),
             Passed::Memory { to, from, bytes } => {
                 for lane in lanes_of(mask) {
                     let thread = (warp.index * LANES + lane) * self.local_stride;
                     let mut copied = vec![0; bytes as usize];
                     self.local.data.read(thread + from as usize, &mut copied);
                     self.local.data.write(thread + to as usize, &copied);
-                    self.local
-                        .initialized
-                        .set(thread + to as usize, bytes as usize);
+                    self.copy_local_shadow(thread + to as usize, thread + from as usize, bytes);
                 }
             }
             Passed::Store { to, from, bytes } => {
@@ -79,6 +76,13 @@ impl Cta<'_> {
                     let value = &value.to_le_bytes()[..bytes as usize];
                     self.local.data.write(at, value);
                     self.local.initialized.set(at, bytes as usize);
+                }
+                if warp.registers.missing(&[from], mask) != 0 {
+                    let mut undefined = UndefinedBytes::default();
+                    let register = warp.registers.undefined(from, 8 * bytes);
+                    undefined.add(&register, 0, bytes as usize);
+                    let resolved = self.own_local(warp, to, mask);
+                    self.store_undefined(warp, &resolved, &undefined, self.pc)?;
                 }
             }
             Passed::Load { to, from, bytes } => {
@@ -95,9 +99,43 @@ impl Cta<'_> {
                         warp.registers.set_narrow(to, mask, &value);
                     }
                 }
+                let (resolved, bytes) = (self.own_local(warp, from, mask), bytes as usize);
+                if let Some(undefined) = self.undefined_bytes(warp, &resolved, bytes, self.pc) {
+                    let register = undefined.element(0, bytes, false);
+                    warp.registers.set_undefined(to, mask, &register);
+                }
             }
         }
         Ok(())
+    }
+
+    /// The place of a byte of local memory in each thread.
+    fn own_local(&self, warp: &Warp, at: u32, mask: u32) -> ResolvedAddresses {
+        let memory = MemoryId::Local;
+        ResolvedAddresses {
+            memory,
+            lanes: mask,
+            offsets: each_lane(|lane| self.thread_start(memory, warp.index, lane) + u64::from(at)),
+        }
+    }
+
+    /// Copies which bytes of local memory are undefined.
+    fn copy_local_shadow(&mut self, to: usize, from: usize, bytes: u32) {
+        let local = &mut self.local;
+        for byte in 0..bytes as usize {
+            let defined = local.initialized.all(from + byte, 1);
+            match defined {
+                true => local.initialized.set(to + byte, 1),
+                false => {
+                    local.initialized.unset(to + byte, 1);
+                    let [to, from] = [to, from].map(|at| (at + byte) as u64 / 4);
+                    match local.origins.get(&from).copied() {
+                        Some(origin) => drop(local.origins.insert(to, origin)),
+                        None => drop(local.origins.remove(&to)),
+                    }
+                }
+            }
+        }
     }
 
     /// Enters a recursive function: saves what it overwrites.
@@ -152,8 +190,9 @@ impl Cta<'_> {
             let (at, _) = self.memory_of(warp, frame, lane);
             self.local.data.write(at, &saved.memory);
             for (offset, written) in saved.written.iter().enumerate() {
-                if *written {
-                    self.local.initialized.set(at + offset, 1);
+                match *written {
+                    true => self.local.initialized.set(at + offset, 1),
+                    false => self.local.initialized.unset(at + offset, 1),
                 }
             }
             let predicates = frame.predicates.clone();

@@ -3,9 +3,12 @@
 use super::addresses::MemoryId;
 use super::check::{ALWAYS, AccessInfo};
 use super::cta::Cta;
+use super::matrix_shadow;
 use super::registers::{LANES, Slot};
 use super::step::Flow;
+use super::undefined::Undefined;
 use super::warp::Warp;
+use crate::numerics::fragment::MmaKind;
 use crate::numerics::{matrix_move, tensor_core};
 use crate::program::op::{LoadMatrix, Multiply, Space};
 use crate::report::{Fault, FindingKind};
@@ -35,6 +38,7 @@ impl Cta<'_> {
         }
         self.count_access(&resolved, info);
         self.check(warp, &resolved, info, ALWAYS)?;
+        let undefined = self.undefined_bytes(warp, &resolved, info.bytes, self.pc);
         for (index, to) in load.to.iter().enumerate() {
             let rows: [[u32; 4]; 8] = std::array::from_fn(|row| {
                 let at = resolved.offsets[matrix_move::address_lane(index, row)] as usize;
@@ -45,6 +49,10 @@ impl Cta<'_> {
                 false => matrix_move::distribute(&rows),
             };
             warp.registers.set_narrow(*to, mask, &value);
+            if let Some(undefined) = &undefined {
+                let undefined = matrix_shadow::of_loaded(undefined, index, load.transposed);
+                warp.registers.set_undefined(*to, mask, &undefined);
+            }
         }
         Ok(Flow::Next)
     }
@@ -59,9 +67,13 @@ impl Cta<'_> {
         if let Some(flow) = self.require_full_warp(warp, mask)? {
             return Ok(flow);
         }
-        self.require_defined(warp, from, mask)?;
+        let undefined = match warp.registers.missing(&[from], mask) {
+            0 => Undefined::default(),
+            _ => matrix_shadow::of_transposed(&warp.registers.undefined(from, 32)),
+        };
         let value = matrix_move::transpose_plane(warp.registers.narrow(from));
         warp.registers.set_narrow(to, mask, &value);
+        warp.registers.set_undefined(to, mask, &undefined);
         Ok(Flow::Next)
     }
 
@@ -74,33 +86,41 @@ impl Cta<'_> {
         if let Some(flow) = self.require_full_warp(warp, mask)? {
             return Ok(flow);
         }
-        for slot in [&multiply.a, &multiply.b, &multiply.c]
-            .into_iter()
-            .flatten()
-        {
-            self.require_defined(warp, *slot, mask)?;
+        let sources = [&multiply.a, &multiply.b, &multiply.c];
+        let missing = sources.map(|slots| warp.registers.missing(slots, mask));
+        let undefined = match missing == [0; 3] {
+            true => Vec::new(),
+            false => {
+                matrix_shadow::of_product(&warp.registers, &matrix_shadow::of_multiply(multiply))
+            }
+        };
+        match multiply.kind {
+            Some(kind) => multiply_kind(warp, kind, multiply, mask),
+            None => multiply_f64(warp, multiply, mask),
         }
-        let Some(kind) = multiply.kind else {
-            multiply_f64(warp, multiply, mask);
-            return Ok(Flow::Next);
-        };
-        let planes = |slots: &[Slot]| -> Vec<[u32; LANES]> {
-            slots
-                .iter()
-                .map(|slot| *warp.registers.narrow(*slot))
-                .collect()
-        };
-        let (a, b, c) = (
-            planes(&multiply.a),
-            planes(&multiply.b),
-            planes(&multiply.c),
-        );
-        let mut d = vec![[0; LANES]; multiply.d.len()];
-        tensor_core::multiply(kind, &a, &b, &c, &mut d);
-        for (slot, value) in multiply.d.iter().zip(&d) {
-            warp.registers.set_narrow(*slot, mask, value);
+        for (slot, undefined) in multiply.d.iter().zip(&undefined) {
+            warp.registers.set_undefined(*slot, mask, undefined);
         }
         Ok(Flow::Next)
+    }
+}
+
+fn multiply_kind(warp: &mut Warp, kind: MmaKind, multiply: &Multiply, mask: u32) {
+    let planes = |slots: &[Slot]| -> Vec<[u32; LANES]> {
+        slots
+            .iter()
+            .map(|slot| *warp.registers.narrow(*slot))
+            .collect()
+    };
+    let (a, b, c) = (
+        planes(&multiply.a),
+        planes(&multiply.b),
+        planes(&multiply.c),
+    );
+    let mut d = vec![[0; LANES]; multiply.d.len()];
+    tensor_core::multiply(kind, &a, &b, &c, &mut d);
+    for (slot, value) in multiply.d.iter().zip(&d) {
+        warp.registers.set_narrow(*slot, mask, value);
     }
 }
 

@@ -1,7 +1,7 @@
 //! The execution of programs: grids, CTAs, warps of 32 lanes, their registers and their memory.
 
 mod access;
-mod addresses;
+pub(crate) mod addresses;
 pub(crate) mod asynchronous;
 mod atomic;
 mod barrier;
@@ -16,10 +16,20 @@ pub(crate) mod grid;
 pub(crate) mod happens_before;
 pub(crate) mod lanes;
 mod livelock;
+pub(crate) mod locate;
 mod matrix;
+mod matrix_shadow;
+pub(crate) mod mbarrier;
+mod memory_shadow;
+mod printf;
 pub(crate) mod random;
 pub(crate) mod registers;
+pub(crate) mod shadow;
 pub(crate) mod step;
+mod system;
+pub(crate) mod undefined;
+mod uses;
+mod values;
 pub(crate) mod warp;
 mod warp_matrix;
 pub(crate) mod windows;

@@ -1,10 +1,12 @@
 //! The registers of one warp: one plane of 32 lanes per register, two planes for a 64-bit register.
 //!
 //! An 8-bit or 16-bit register is in the low bits of its lanes; the other bits are zero. For each
-//! register, the written lanes are tracked, so that reads of undefined values are found.
+//! register, the fully defined lanes are tracked; [`super::undefined`] has the rest.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
+use super::undefined::{Origin, Undefined};
 use bytemuck::{Pod, Zeroable, cast_mut, cast_ref};
 
 /// Threads per warp.
@@ -29,11 +31,15 @@ pub(crate) type Slot = u32;
 #[derive(Clone, Debug, Default, Hash)]
 pub(crate) struct Registers {
     planes: Vec<Plane>,
-    /// Written lanes, by slot. A 64-bit register uses the entry of its first plane.
+    /// Fully defined lanes, by slot. A 64-bit register uses the entry of its first plane.
     defined: Vec<u32>,
+    /// The undefined bits of registers that were written with an undefined value.
+    pub(super) undefined: BTreeMap<Slot, Box<Undefined>>,
     /// One bit per lane.
     predicates: Vec<u32>,
-    predicates_defined: Vec<u32>,
+    pub(super) predicates_defined: Vec<u32>,
+    /// The origins of predicates that were written with an undefined value.
+    pub(super) predicate_origins: BTreeMap<Slot, [Origin; LANES]>,
 }
 
 impl Registers {
@@ -43,6 +49,7 @@ impl Registers {
             defined: vec![0; planes],
             predicates: vec![0; predicates],
             predicates_defined: vec![0; predicates],
+            ..Registers::default()
         }
     }
 
@@ -59,6 +66,8 @@ impl Registers {
         self.predicates.clone_from(&other.predicates);
         self.predicates_defined
             .clone_from(&other.predicates_defined);
+        self.undefined.clear();
+        self.predicate_origins.clear();
     }
 
     #[inline(always)]
@@ -140,8 +149,8 @@ impl Registers {
         self.defined[slot as usize]
     }
 
-    /// Sets in which lanes of `mask` a register is defined.
-    pub(crate) fn set_defined(&mut self, slot: Slot, mask: u32, defined: u32) {
+    /// Sets in which lanes of `mask` a register is fully defined.
+    pub(super) fn set_defined(&mut self, slot: Slot, mask: u32, defined: u32) {
         let known = &mut self.defined[slot as usize];
         *known = *known & !mask | defined & mask;
     }
@@ -163,9 +172,12 @@ impl Registers {
         self.predicates_defined[index as usize] |= mask;
     }
 
-    /// Copies a register and its defined bits in the lanes of `mask`.
+    /// Copies a register and its undefined bits in the lanes of `mask`.
     pub(crate) fn copy(&mut self, to: Slot, from: Slot, wide: bool, mask: u32) {
-        let defined = self.defined(from);
+        let undefined = match self.missing(&[from], mask) {
+            0 => None,
+            _ => Some(self.undefined(from, 64)),
+        };
         match wide {
             true => {
                 let value = *self.wide(from);
@@ -176,15 +188,25 @@ impl Registers {
                 self.set_narrow(to, mask, &value);
             }
         }
-        self.set_defined(to, mask, defined);
+        if let Some(undefined) = undefined {
+            self.set_undefined(to, mask, &undefined);
+        }
+    }
+
+    /// Copies a predicate, which may be undefined.
+    pub(crate) fn copy_predicate(&mut self, to: Slot, from: Slot, mask: u32) {
+        let undefined = mask & !self.predicate_defined(from);
+        self.set_predicate(to, mask, self.predicate(from));
+        let origins = self.predicate_origins.get(&from).copied();
+        self.forget_predicate(to, undefined, |lane| origins.unwrap_or_default()[lane]);
     }
 }
 
-/// Saved registers and predicates of one lane, each with its defined bit.
+/// Saved registers and predicates of one lane, with their undefined bits.
 #[derive(Clone, Debug)]
 pub(crate) struct SavedLane {
-    registers: Vec<(u64, bool)>,
-    predicates: Vec<(bool, bool)>,
+    registers: Vec<(u64, u64, Origin)>,
+    predicates: Vec<(bool, bool, Origin)>,
 }
 
 impl Registers {
@@ -201,11 +223,13 @@ impl Registers {
                 true => self.wide(slot)[lane],
                 false => u64::from(self.narrow(slot)[lane]),
             };
-            (value, bit(self.defined(slot)))
+            let (undefined, origin) = self.undefined_lane(slot, lane);
+            (value, undefined, origin)
         };
         let predicate = |slot| {
             let (value, defined) = (self.predicate(slot), self.predicate_defined(slot));
-            (bit(value), bit(defined))
+            let origin = self.predicate_origin(slot, lane);
+            (bit(value), bit(defined), origin)
         };
         SavedLane {
             registers: registers.iter().map(register).collect(),
@@ -222,14 +246,17 @@ impl Registers {
         saved: &SavedLane,
     ) {
         let (mask, lanes) = (1 << lane, |is_set: bool| u32::from(is_set) << lane);
-        for ((slot, wide), (value, defined)) in registers.iter().zip(&saved.registers) {
+        for ((slot, wide), (value, missing, origin)) in registers.iter().zip(&saved.registers) {
             self.set_lane(*slot, *wide, lane, *value);
-            self.set_defined(*slot, mask, lanes(*defined));
+            if *missing != 0 {
+                let mut undefined = Undefined::default();
+                undefined.add(lane, *missing, *origin);
+                self.set_undefined(*slot, mask, &undefined);
+            }
         }
-        for (slot, (value, defined)) in predicates.zip(&saved.predicates) {
+        for (slot, (value, defined, origin)) in predicates.zip(&saved.predicates) {
             self.set_predicate(slot, mask, lanes(*value));
-            let known = &mut self.predicates_defined[slot as usize];
-            *known = *known & !mask | lanes(*defined);
+            self.forget_predicate(slot, lanes(!*defined), |_| *origin);
         }
     }
 

@@ -2,12 +2,12 @@
 
 use super::cta::Cta;
 use super::frames::call;
-use super::lanes::{each_lane, narrowed, widened};
-use super::registers::{ALL, LANES, Registers, Slot, lanes_of};
+use super::registers::{ALL, LANES, Slot, lanes_of};
+use super::shadow;
+use super::values::{is_space, select};
 use super::warp::{State, Subwarp, Warp};
-use super::windows;
 use crate::options::AsyncCopies;
-use crate::program::op::{Combine, Instruction, Op, PredicateSource, Set, SetPredicate};
+use crate::program::op::{Instruction, Op, PredicateSource};
 use crate::report::{Fault, FindingKind};
 
 /// The next action of a subwarp after an instruction.
@@ -105,13 +105,17 @@ impl Cta<'_> {
             return Ok(false);
         }
         if let Op::Compute {
-            compute, operands, ..
+            compute,
+            operands,
+            shadow,
+            ..
         } = &instruction.op
         {
-            for source in &operands.sources[..operands.count as usize] {
-                self.require_defined(warp, *source, mask)?;
+            let sources = &operands.sources[..operands.count as usize];
+            match warp.registers.missing(sources, mask) != 0 && self.grid.options.sanitize {
+                true => shadow::compute(&mut warp.registers, compute, operands, shadow, mask),
+                false => (compute.run)(&mut warp.registers, operands, mask),
             }
-            (compute.run)(&mut warp.registers, operands, mask);
             warp.subwarps[subwarp].pc = pc + 1;
             return Ok(false);
         }
@@ -177,35 +181,6 @@ impl Cta<'_> {
         counts.flops += flops;
     }
 
-    /// Requires that a register is defined in all lanes of a mask.
-    #[inline(always)]
-    pub(super) fn require_defined(
-        &self,
-        warp: &Warp,
-        slot: Slot,
-        mask: u32,
-    ) -> Result<(), Box<Fault>> {
-        let missing = mask & !warp.registers.defined(slot);
-        if missing != 0 && self.grid.options.sanitize {
-            return Err(unwritten(missing, "a register"));
-        }
-        Ok(())
-    }
-
-    #[inline(always)]
-    pub(super) fn require_predicate_defined(
-        &self,
-        warp: &Warp,
-        predicate: Slot,
-        mask: u32,
-    ) -> Result<(), Box<Fault>> {
-        let missing = mask & !warp.registers.predicate_defined(predicate);
-        if missing != 0 && self.grid.options.sanitize {
-            return Err(unwritten(missing, "a predicate"));
-        }
-        Ok(())
-    }
-
     /// Executes everything except lane-wise arithmetic.
     fn step(
         &mut self,
@@ -216,12 +191,12 @@ impl Cta<'_> {
     ) -> Result<Flow, Box<Fault>> {
         match &instruction.op {
             Op::Compute { .. } | Op::Nothing => {}
-            Op::Carry(carry) => self.carry(warp, carry, mask)?,
+            Op::Carry(carry) => self.carry(warp, carry, mask),
             Op::Move { to, from, wide } => warp.registers.copy(*to, *from, *wide, mask),
-            Op::Split { to, from, bits } => self.split_value(warp, to, *from, *bits, mask)?,
-            Op::Join { to, from, bits } => self.join_value(warp, *to, from, *bits, mask)?,
-            Op::SetPredicate(set) => self.set_predicate(warp, set, mask)?,
-            Op::Set(set) => self.set(warp, set, mask)?,
+            Op::Split { to, from, bits } => self.split_value(warp, to, *from, *bits, mask),
+            Op::Join { to, from, bits } => self.join_value(warp, *to, from, *bits, mask),
+            Op::SetPredicate(set) => self.set_predicate(warp, set, mask),
+            Op::Set(set) => self.set(warp, set, mask),
             Op::Select {
                 to,
                 sources,
@@ -232,13 +207,9 @@ impl Cta<'_> {
                 select(&mut warp.registers, *to, *sources, *predicate, *wide, mask);
             }
             Op::IsSpace { to, from, space } => {
-                self.require_defined(warp, *from, mask)?;
-                let value = is_space(warp.registers.wide(*from), *space);
-                warp.registers.set_predicate(*to, mask, value);
+                is_space(&mut warp.registers, *to, *from, *space, mask)
             }
-            Op::Predicates { to, from, table } => {
-                self.predicates(warp, *to, *from, *table, mask)?
-            }
+            Op::Predicates { to, from, table } => self.predicates(warp, *to, *from, *table, mask),
             Op::Access(access) => self.access(warp, access, mask)?,
             Op::Atomic(atomic) => self.atomic(warp, atomic, mask)?,
             Op::Shuffle(shuffle) => return self.shuffle(warp, shuffle, mask),
@@ -282,6 +253,8 @@ impl Cta<'_> {
                 ));
             }
             Op::Barrier(barrier) => return self.barrier(warp, subwarp, barrier, mask),
+            Op::System(call) => self.system_call(warp, *call, mask)?,
+            Op::Mbarrier(barrier) => return self.mbarrier(warp, barrier, mask),
             Op::WarpBarrier { members } => {
                 if self.member_groups(warp, *members, mask)?.is_none() {
                     return Ok(Flow::WaitForLanes);
@@ -311,135 +284,6 @@ impl Cta<'_> {
             Op::Sleep => return Ok(Flow::Yield),
         }
         Ok(Flow::Next)
-    }
-
-    fn split_value(
-        &self,
-        warp: &mut Warp,
-        to: &[Option<Slot>],
-        from: Slot,
-        bits: u32,
-        mask: u32,
-    ) -> Result<(), Box<Fault>> {
-        self.require_defined(warp, from, mask)?;
-        let value: [u64; LANES] = match to.len() as u32 * bits {
-            64 => *warp.registers.wide(from),
-            _ => widened(warp.registers.narrow(from)),
-        };
-        let part = (1u64 << bits) - 1;
-        for (index, to) in to.iter().enumerate() {
-            if let Some(to) = to {
-                let value = each_lane(|lane| (value[lane] >> (index as u32 * bits) & part) as u32);
-                warp.registers.set_narrow(*to, mask, &value);
-            }
-        }
-        Ok(())
-    }
-
-    fn join_value(
-        &self,
-        warp: &mut Warp,
-        to: Slot,
-        from: &[Slot],
-        bits: u32,
-        mask: u32,
-    ) -> Result<(), Box<Fault>> {
-        let mut value = [0u64; LANES];
-        let part = (1u64 << bits) - 1;
-        for (index, from) in from.iter().enumerate() {
-            self.require_defined(warp, *from, mask)?;
-            let source = warp.registers.narrow(*from);
-            for lane in 0..LANES {
-                value[lane] |= (u64::from(source[lane]) & part) << (index as u32 * bits);
-            }
-        }
-        match from.len() as u32 * bits {
-            64 => warp.registers.set_wide(to, mask, &value),
-            _ => {
-                let value = narrowed(&value);
-                warp.registers.set_narrow(to, mask, &value);
-            }
-        }
-        Ok(())
-    }
-
-    #[inline(always)]
-    fn set_predicate(
-        &self,
-        warp: &mut Warp,
-        set: &SetPredicate,
-        mask: u32,
-    ) -> Result<(), Box<Fault>> {
-        self.require_defined(warp, set.sources[0], mask)?;
-        self.require_defined(warp, set.sources[1], mask)?;
-        self.require_combined_defined(warp, set.combine, mask)?;
-        let compared = (set.compare)(&warp.registers, set.sources);
-        let second = match set.second {
-            Some(compare) => compare(&warp.registers, set.sources),
-            None => !compared,
-        };
-        let value = combined(warp, compared, set.combine);
-        let second = combined(warp, second, set.combine);
-        if let Some(to) = set.to {
-            warp.registers.set_predicate(to, mask, value);
-        }
-        if let Some(to) = set.second_to {
-            warp.registers.set_predicate(to, mask, second);
-        }
-        Ok(())
-    }
-
-    fn set(&self, warp: &mut Warp, set: &Set, mask: u32) -> Result<(), Box<Fault>> {
-        self.require_defined(warp, set.sources[0], mask)?;
-        self.require_defined(warp, set.sources[1], mask)?;
-        self.require_combined_defined(warp, set.combine, mask)?;
-        let mut value = [0; LANES];
-        for (compare, truth) in &set.compares {
-            let compared = compare(&warp.registers, set.sources);
-            let lanes = combined(warp, compared, set.combine);
-            for (lane, value) in value.iter_mut().enumerate() {
-                *value |= (lanes >> lane & 1) * truth;
-            }
-        }
-        warp.registers.set_narrow(set.to, mask, &value);
-        Ok(())
-    }
-
-    /// Requires that the predicate of a combined comparison is defined.
-    #[inline(always)]
-    fn require_combined_defined(
-        &self,
-        warp: &Warp,
-        combine: Option<(Combine, PredicateSource)>,
-        mask: u32,
-    ) -> Result<(), Box<Fault>> {
-        match combine {
-            Some((
-                _,
-                PredicateSource {
-                    index: Some(index), ..
-                },
-            )) => self.require_predicate_defined(warp, index, mask),
-            _ => Ok(()),
-        }
-    }
-
-    fn predicates(
-        &self,
-        warp: &mut Warp,
-        to: Slot,
-        from: [PredicateSource; 2],
-        table: u8,
-        mask: u32,
-    ) -> Result<(), Box<Fault>> {
-        for index in from.iter().filter_map(|source| source.index) {
-            self.require_predicate_defined(warp, index, mask)?;
-        }
-        let (a, b) = (truth(warp, from[0]), truth(warp, from[1]));
-        let entry = |bit: u8, lanes: u32| if table >> bit & 1 != 0 { lanes } else { 0 };
-        let value = entry(0, !a & !b) | entry(1, a & !b) | entry(2, !a & b) | entry(3, a & b);
-        warp.registers.set_predicate(to, mask, value);
-        Ok(())
     }
 
     fn branch_indexed(
@@ -491,23 +335,6 @@ impl Cta<'_> {
     }
 }
 
-/// The lanes of a comparison, combined with a predicate.
-#[inline(always)]
-fn combined(warp: &Warp, lanes: u32, combine: Option<(Combine, PredicateSource)>) -> u32 {
-    match combine {
-        None => lanes,
-        Some((Combine::And, with)) => lanes & truth(warp, with),
-        Some((Combine::Or, with)) => lanes | truth(warp, with),
-        Some((Combine::Xor, with)) => lanes ^ truth(warp, with),
-    }
-}
-
-fn unwritten(missing: u32, what: &str) -> Box<Fault> {
-    let lane = missing.trailing_zeros() as usize;
-    let message = format!("read of {what} that was never written (lanes {missing:#010x})");
-    Fault::new(FindingKind::UninitializedRegister, lane, message)
-}
-
 fn branch(warp: &mut Warp, subwarp: usize, target: u32, mask: u32) -> Flow {
     if mask == warp.subwarps[subwarp].mask {
         return Flow::Jump(target);
@@ -515,57 +342,4 @@ fn branch(warp: &mut Warp, subwarp: usize, target: u32, mask: u32) -> Flow {
     warp.split(subwarp, mask, target);
     warp.subwarps[subwarp].pc += 1;
     Flow::Changed
-}
-
-#[inline(always)]
-fn select(
-    registers: &mut Registers,
-    to: Slot,
-    sources: [Slot; 2],
-    predicate: Slot,
-    wide: bool,
-    mask: u32,
-) {
-    let truth = registers.predicate(predicate);
-    let [a, b] = sources;
-    let defined = registers.defined(a) & truth | registers.defined(b) & !truth;
-    match wide {
-        true => {
-            let (x, y) = (registers.wide(a), registers.wide(b));
-            let value = each_lane(|lane| {
-                if truth >> lane & 1 != 0 {
-                    x[lane]
-                } else {
-                    y[lane]
-                }
-            });
-            registers.set_wide(to, mask, &value);
-        }
-        false => {
-            let (x, y) = (registers.narrow(a), registers.narrow(b));
-            let value = each_lane(|lane| {
-                if truth >> lane & 1 != 0 {
-                    x[lane]
-                } else {
-                    y[lane]
-                }
-            });
-            registers.set_narrow(to, mask, &value);
-        }
-    }
-    registers.set_defined(to, mask, defined);
-}
-
-fn is_space(addresses: &[u64; LANES], space: u8) -> u32 {
-    super::lanes::each_bit(|lane| {
-        let address = addresses[lane];
-        let shared = windows::is_in(address, windows::SHARED);
-        let local = windows::is_in(address, windows::LOCAL);
-        match space {
-            0 => !shared && !local,
-            1 => shared,
-            2 => local,
-            _ => false,
-        }
-    })
 }

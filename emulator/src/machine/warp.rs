@@ -6,6 +6,7 @@
 use super::asynchronous::Copies;
 use super::frames::Saved;
 use super::happens_before::WarpClock;
+use super::mbarrier::FailedTest;
 use super::registers::Registers;
 
 /// Lanes at the same instruction.
@@ -46,6 +47,8 @@ pub(crate) struct Warp {
     pub(crate) exited: u32,
     pub(crate) clock: WarpClock,
     pub(crate) copies: Copies,
+    /// The last test of an mbarrier, if it failed.
+    pub(crate) failed_test: Option<FailedTest>,
     /// The frames that recursive functions saved.
     pub(crate) saved: Saved,
 }
@@ -66,6 +69,7 @@ impl Warp {
             exited: 0,
             clock: WarpClock::new(index, cta),
             copies: Copies::default(),
+            failed_test: None,
             saved: Saved::default(),
         }
     }

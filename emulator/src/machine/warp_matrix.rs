@@ -3,8 +3,11 @@
 use super::addresses::Addresses;
 use super::check::{ALWAYS, AccessInfo};
 use super::cta::Cta;
+use super::matrix_shadow;
+use super::memory_shadow::UndefinedBytes;
 use super::registers::{LANES, Slot, lanes_of};
 use super::step::Flow;
+use super::undefined::Undefined;
 use super::warp::Warp;
 use crate::program::op::{MoveFragment, MultiplyFragments};
 use crate::report::Fault;
@@ -27,11 +30,13 @@ impl Cta<'_> {
         let bytes = fragment.element.bytes();
         for (register, slot) in moved.registers.iter().enumerate() {
             let mut words = match moved.store {
-                true => {
-                    self.require_defined(warp, *slot, mask)?;
-                    *warp.registers.narrow(*slot)
-                }
+                true => *warp.registers.narrow(*slot),
                 false => [0; LANES],
+            };
+            // Of the register: stored, or collected from the loaded elements.
+            let mut undefined = match moved.store && warp.registers.missing(&[*slot], mask) != 0 {
+                true => warp.registers.undefined(*slot, 32),
+                false => Undefined::default(),
             };
             for part in 0..fragment.element.per_register() {
                 let addresses: Addresses = std::array::from_fn(|lane| {
@@ -47,10 +52,17 @@ impl Cta<'_> {
                 match moved.store {
                     true => {
                         let elements = words.map(|word| word >> shift);
-                        self.store_elements(warp, moved, &addresses, &elements, mask)?;
+                        let undefined = undefined.with_bits(|bits| bits >> shift);
+                        let elements = (&elements, &undefined);
+                        self.store_elements(warp, moved, &addresses, elements, mask)?;
                     }
                     false => {
-                        let elements = self.load_elements(warp, moved, &addresses, mask)?;
+                        let (elements, missing) =
+                            self.load_elements(warp, moved, &addresses, mask)?;
+                        for lane in lanes_of(missing.lanes()) {
+                            let bits = missing.bits[lane] << shift;
+                            undefined.add(lane, bits, missing.origins[lane]);
+                        }
                         for (word, element) in words.iter_mut().zip(elements) {
                             *word |= element << shift;
                         }
@@ -59,6 +71,7 @@ impl Cta<'_> {
             }
             if !moved.store {
                 warp.registers.set_narrow(*slot, mask, &words);
+                warp.registers.set_undefined(*slot, mask, &undefined);
             }
         }
         Ok(Flow::Next)
@@ -70,10 +83,10 @@ impl Cta<'_> {
         moved: &MoveFragment,
         addresses: &Addresses,
         mask: u32,
-    ) -> Result<[u32; LANES], Box<Fault>> {
+    ) -> Result<([u32; LANES], Undefined), Box<Fault>> {
         let bytes = moved.fragment.element.bytes();
         let info = AccessInfo::new(bytes, true, false, self.pc);
-        let mut elements = [0; LANES];
+        let (mut elements, mut undefined) = ([0; LANES], UndefinedBytes::default());
         let mut rest = mask;
         while rest != 0 {
             let resolved = self.resolve(warp, moved.space, addresses, rest, bytes)?;
@@ -85,9 +98,12 @@ impl Cta<'_> {
                 data.read(resolved.offsets[lane] as usize, &mut element[..bytes]);
                 elements[lane] = u32::from_le_bytes(element);
             }
+            if let Some(read) = self.undefined_bytes(warp, &resolved, bytes, self.pc) {
+                undefined.merge(&read);
+            }
             rest &= !resolved.lanes;
         }
-        Ok(elements)
+        Ok((elements, undefined.element(0, bytes, false)))
     }
 
     fn store_elements(
@@ -95,7 +111,7 @@ impl Cta<'_> {
         warp: &Warp,
         moved: &MoveFragment,
         addresses: &Addresses,
-        elements: &[u32; LANES],
+        (elements, undefined): (&[u32; LANES], &Undefined),
         mask: u32,
     ) -> Result<(), Box<Fault>> {
         let bytes = moved.fragment.element.bytes();
@@ -115,6 +131,9 @@ impl Cta<'_> {
                 let element = elements[lane].to_le_bytes();
                 data.write(resolved.offsets[lane] as usize, &element[..bytes]);
             }
+            let mut missing = UndefinedBytes::default();
+            missing.add(undefined, 0, bytes);
+            self.store_undefined(warp, &resolved, &missing, self.pc)?;
             rest &= !resolved.lanes;
         }
         Ok(())
@@ -131,9 +150,13 @@ impl Cta<'_> {
             return Ok(flow);
         }
         let sources = [&multiply.a, &multiply.b, &multiply.c];
-        for slot in sources.into_iter().flatten() {
-            self.require_defined(warp, *slot, mask)?;
-        }
+        let missing = sources.map(|slots| warp.registers.missing(slots, mask));
+        let undefined = match missing == [0; 3] {
+            true => Vec::new(),
+            false => {
+                matrix_shadow::of_product(&warp.registers, &matrix_shadow::of_fragments(multiply))
+            }
+        };
         let planes = |slots: &Vec<Slot>| -> Vec<[u32; LANES]> {
             let planes = slots.iter().map(|slot| *warp.registers.narrow(*slot));
             planes.collect()
@@ -142,6 +165,9 @@ impl Cta<'_> {
         let d = multiply.product.multiply(&a, &b, &c);
         for (slot, value) in multiply.d.iter().zip(&d) {
             warp.registers.set_narrow(*slot, mask, value);
+        }
+        for (slot, undefined) in multiply.d.iter().zip(&undefined) {
+            warp.registers.set_undefined(*slot, mask, undefined);
         }
         Ok(Flow::Next)
     }

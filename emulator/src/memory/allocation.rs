@@ -1,12 +1,14 @@
 //! One allocation: its bytes and its shadow state.
 
 use std::fmt;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 
 use super::block::Block;
 use super::bytes::ByteSet;
+use super::poison::Poison;
 use super::races::RaceShadow;
+use crate::report::Finding;
 
 /// The kind of memory that an allocation is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +57,7 @@ pub(crate) struct Allocation {
     pub(crate) data: Block,
     freed: AtomicBool,
     initialized: ByteSet,
+    poison: OnceLock<Poison>,
     races: OnceLock<RaceShadow>,
 }
 
@@ -65,6 +68,7 @@ impl Allocation {
             data,
             freed: AtomicBool::new(false),
             initialized: ByteSet::new(info.bytes),
+            poison: OnceLock::new(),
             races: OnceLock::new(),
         }
     }
@@ -76,6 +80,7 @@ impl Allocation {
             data: nothing,
             freed: AtomicBool::new(true),
             initialized: ByteSet::new(0),
+            poison: OnceLock::new(),
             races: OnceLock::new(),
         }
     }
@@ -95,6 +100,44 @@ impl Allocation {
 
     pub(crate) fn initialized(&self) -> &ByteSet {
         &self.initialized
+    }
+
+    /// Marks the bytes of `mask` from `start` as undefined by a store.
+    pub(crate) fn store_undefined(&self, start: usize, mask: u32, store: impl FnOnce() -> Finding) {
+        let poison = self.poison.get_or_init(|| Poison::new(self.info.bytes));
+        let bytes = (0..32).filter(|byte| mask >> byte & 1 != 0);
+        let bytes: Vec<usize> = bytes.map(|byte| start + byte).collect();
+        poison.add(&bytes, || Arc::new(store()));
+        bytes.iter().for_each(|at| self.initialized.unset(*at, 1));
+    }
+
+    /// The first of `count` bytes from `offset` that holds an undefined value, and its store.
+    pub(crate) fn stored_undefined(
+        &self,
+        offset: u64,
+        count: usize,
+    ) -> Option<(usize, Arc<Finding>)> {
+        let (poison, offset) = (self.poison.get()?, offset as usize);
+        if self.initialized.all(offset, count) {
+            return None;
+        }
+        let mut unset = (offset..offset + count).filter(|at| !self.initialized.all(*at, 1));
+        unset.find_map(|at| Some((at, poison.at(at)?)))
+    }
+
+    /// Copies which of `count` bytes hold undefined values that a kernel stored.
+    pub(crate) fn copy_undefined(&self, from: usize, count: usize, target: &Allocation, to: usize) {
+        if let Some(poison) = target.poison.get() {
+            poison.remove(to, count);
+        }
+        if self.stored_undefined(from as u64, count).is_none() {
+            return;
+        }
+        for at in 0..count {
+            if let Some((_, store)) = self.stored_undefined((from + at) as u64, 1) {
+                target.store_undefined(to + at, 1, || Finding::clone(&store));
+            }
+        }
     }
 
     /// Clears the race detector's marks.

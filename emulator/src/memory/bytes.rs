@@ -37,6 +37,14 @@ impl ByteSet {
         });
     }
 
+    /// Removes `count` bytes from `offset`.
+    pub(crate) fn unset(&self, offset: usize, count: usize) {
+        for_words(offset, count, |index, bits| {
+            self.0[index].fetch_and(!bits, Relaxed);
+            true
+        });
+    }
+
     /// Whether the set contains all `count` bytes from `offset`.
     #[inline(always)]
     pub(crate) fn all(&self, offset: usize, count: usize) -> bool {
@@ -72,20 +80,12 @@ impl ByteSet {
         &self.0[offset / 32..offset / 32 + 4 * lines]
     }
 
-    /// The first of `count` bytes from `offset` that is not in the set.
-    pub(crate) fn first_unset(&self, offset: usize, count: usize) -> Option<usize> {
-        (offset..offset + count).find(|at| !self.all(*at, 1))
-    }
-
     /// Copies the membership of `count` bytes from offset `from` of `other` to offset `to`.
     pub(crate) fn copy(&self, to: usize, other: &ByteSet, from: usize, count: usize) {
-        let clear = |at: usize| {
-            self.0[at / 32].fetch_and(!(1 << (at % 32)), Relaxed);
-        };
         for index in 0..count {
             match other.all(from + index, 1) {
                 true => self.set(to + index, 1),
-                false => clear(to + index),
+                false => self.unset(to + index, 1),
             }
         }
     }
@@ -121,7 +121,8 @@ mod tests {
                     assert_eq!(bytes.all(at, 1), (offset..offset + count).contains(&at));
                 }
                 assert!(bytes.all(offset, count));
-                assert_eq!(bytes.first_unset(offset, count + 1), Some(offset + count));
+                bytes.unset(offset, count);
+                assert_eq!(bytes.count(), 0);
             }
         }
     }

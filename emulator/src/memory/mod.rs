@@ -7,6 +7,7 @@
 mod allocation;
 mod block;
 mod bytes;
+mod poison;
 pub(crate) mod races;
 
 use std::collections::VecDeque;
@@ -18,6 +19,8 @@ pub(crate) use allocation::Allocation;
 pub use allocation::{AllocationInfo, MemoryKind};
 pub(crate) use block::{ALIGNMENT, Block, HOST_ALIGNMENT};
 pub(crate) use bytes::ByteSet;
+
+use crate::report::Finding;
 
 /// Start of device memory: above typical host pointers.
 const FIRST_ADDRESS: u64 = 0x0000_1000_0000_0000;
@@ -40,6 +43,10 @@ pub enum MemoryError {
         /// The address.
         location: AddressDescription,
     },
+
+    /// The host reads a value that a kernel stored although it was undefined.
+    #[error("{0}")]
+    Undefined(Box<Finding>),
 
     /// The address to free is not the start of a live allocation.
     #[error("cannot free {0}: only the start of a live allocation can be freed")]
@@ -171,12 +178,14 @@ impl AddressSpace {
     /// Reads from the host.
     ///
     /// # Errors
-    /// [`MemoryError::Invalid`].
+    /// [`MemoryError::Invalid`]; [`MemoryError::Undefined`] if a kernel stored an undefined value in the
+    /// range. Memory that was never written can be read.
     pub fn read(&self, address: u64, into: &mut [u8]) -> Result<(), MemoryError> {
         if into.is_empty() {
             return Ok(());
         }
         let (allocation, offset) = self.range(address, into.len())?;
+        check_host_read(&allocation, offset, into.len())?;
         allocation.data.read(offset, into);
         Ok(())
     }
@@ -207,19 +216,24 @@ impl AddressSpace {
     ///
     /// # Errors
     ///
-    /// [`MemoryError::Invalid`].
+    /// [`MemoryError::Invalid`]; [`MemoryError::Undefined`] as for [`AddressSpace::read`], if the
+    /// destination is pinned host memory.
     pub fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<(), MemoryError> {
         if bytes == 0 {
             return Ok(());
         }
         let (source, from) = self.range(from, bytes)?;
         let (target, to) = self.range(to, bytes)?;
+        if target.info.kind == MemoryKind::Pinned {
+            check_host_read(&source, from, bytes)?;
+        }
         let mut copied = vec![0; bytes];
         source.data.read(from, &mut copied);
         target.data.write(to, &copied);
         target
             .initialized()
             .copy(to, source.initialized(), from, bytes);
+        source.copy_undefined(from, bytes, &target, to);
         Ok(())
     }
 
@@ -396,6 +410,20 @@ impl fmt::Display for AddressDescription {
     }
 }
 
+/// Fails if a kernel stored an undefined value in a range that the host reads.
+fn check_host_read(from: &Allocation, offset: usize, bytes: usize) -> Result<(), MemoryError> {
+    let Some((at, store)) = from.stored_undefined(offset as u64, bytes) else {
+        return Ok(());
+    };
+    let mut finding = Finding::clone(&store);
+    finding.message = format!(
+        "the host reads byte {at} of {}, where this instruction stored an undefined value; {}",
+        describe_allocation(from),
+        store.message
+    );
+    Err(MemoryError::Undefined(Box::new(finding)))
+}
+
 fn describe_allocation(allocation: &Allocation) -> String {
     let AllocationInfo {
         bytes,
@@ -480,7 +508,7 @@ mod tests {
         space.copy(to + 1, from + 8, 16).unwrap();
         let allocation = space.range(to, 1).unwrap().0;
         assert!(allocation.initialized().all(0, 9));
-        assert_eq!(allocation.initialized().first_unset(0, 64), Some(9));
+        assert!(allocation.initialized().all(0, 9) && !allocation.initialized().all(9, 1));
         assert!(allocation.initialized().all(17, 47));
     }
 

@@ -38,6 +38,15 @@ enum Shape {
 }
 
 impl Signature {
+    /// The signature of a function with these sizes of results and parameters, all in memory.
+    pub(super) fn of_memory(returns: &[u32], parameters: &[u32]) -> Signature {
+        let shape = |bytes: &u32| Shape::Memory { bytes: *bytes };
+        Signature {
+            returns: returns.iter().map(shape).collect(),
+            parameters: parameters.iter().map(shape).collect(),
+        }
+    }
+
     pub(crate) fn new(returns: &[Parameter], parameters: &[Parameter]) -> Signature {
         let shapes = |parameters: &[Parameter]| parameters.iter().map(Shape::of).collect();
         Signature {
@@ -158,6 +167,10 @@ impl<'a> Lowering<'a> {
                 return Err(format!("the indirect call of `{callee}` has no prototype"));
             }
             (None, _) => {
+                let is_own = self.module.functions.syntax(callee).is_some();
+                if !is_own && self.system_call(callee, results, arguments, instruction.line)? {
+                    return Ok(());
+                }
                 let syntax = self.syntax_of(callee)?;
                 let label = self.function(callee) as u32;
                 let signature = Signature::new(&syntax.returns, &syntax.parameters);
@@ -200,6 +213,25 @@ impl<'a> Lowering<'a> {
             self.push(line, Op::Pass(returned));
         }
         self.push(line, Op::Return(frame));
+    }
+
+    /// The copies of a call's arguments and results, and the offsets of the results and arguments in
+    /// local memory.
+    pub(super) fn passed_values(
+        &mut self,
+        signature: &Signature,
+        results: &[Operand],
+        arguments: &[Operand],
+    ) -> Result<(Vec<Passed>, Vec<Passed>, Vec<u32>)> {
+        let locations = self.call_locations(signature);
+        let passed = self.pass_values(arguments, &locations.parameters, true)?;
+        let returned = self.pass_values(results, &locations.returns, false)?;
+        let offset = |location: &ValueLocation| match location {
+            ValueLocation::Memory { offset, .. } => Some(*offset),
+            ValueLocation::Register { .. } | ValueLocation::Predicate(_) => None,
+        };
+        let all = locations.returns.iter().chain(&locations.parameters);
+        Ok((passed, returned, all.filter_map(offset).collect()))
     }
 
     /// The locations of a signature's values. The first call for a signature allocates them.
@@ -350,10 +382,7 @@ impl<'a> Lowering<'a> {
         self.module
             .functions
             .syntax(name)
-            .ok_or_else(|| match name {
-                "vprintf" => "printf is not supported; write to memory instead".to_owned(),
-                _ => format!("the function `{name}` is not defined in this module"),
-            })
+            .ok_or_else(|| format!("the function `{name}` is not defined in this module"))
     }
 
     /// The location of a parameter in the function's body.

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use super::opcode::Type;
 
 /// Names for common groups of alternatives.
-const CLASSES: [(&str, &str); 18] = [
+const CLASSES: [(&str, &str); 19] = [
     ("INT", "u16|s16|u32|s32|u64|s64"),
     ("INT8", "u8|s8|u16|s16|u32|s32|u64|s64"),
     ("BITS", "b16|b32|b64"),
@@ -41,6 +41,7 @@ const CLASSES: [(&str, &str); 18] = [
         "PRIORITY",
         "L2::evict_last|L2::evict_normal|L2::evict_first|L2::evict_unchanged",
     ),
+    ("OWN", "shared|shared::cta"),
     ("VECTOR", "v2|v4|v8"),
 ];
 
@@ -205,6 +206,12 @@ const SYNTAX: &[&str] = &[
     "barrier [cta] red and|or [aligned] pred",
     "membar cta|gl|sys",
     "fence [sc|acq_rel|acquire|release] SCOPE",
+    "mbarrier init|inval [OWN] b64",
+    "mbarrier arrive|arrive_drop [release|relaxed] [cta] [noComplete] [OWN] b64",
+    "mbarrier arrive|arrive_drop expect_tx [release|relaxed] [cta] [OWN] b64",
+    "mbarrier expect_tx|complete_tx [relaxed] [cta] [OWN] b64",
+    "mbarrier test_wait|try_wait [parity] [acquire|relaxed] [cta] [OWN] b64",
+    "mbarrier pending_count b64",
     // Control.
     "bra [uni]",
     "brx idx [uni]",

@@ -110,6 +110,8 @@ pub(crate) enum Special {
     LaneMask(LaneMask),
     DynamicSharedBytes,
     TotalSharedBytes,
+    /// `%envreg0` to `%envreg31`, which a driver may define.
+    Environment,
 }
 
 /// A set of lanes relative to the thread's own lane.
@@ -149,6 +151,7 @@ impl Special {
             ("%lanemask_ge", None) => Special::LaneMask(LaneMask::GreaterOrEqual),
             ("%dynamic_smem_size", None) => Special::DynamicSharedBytes,
             ("%total_smem_size", None) => Special::TotalSharedBytes,
+            (name, None) if is_environment(name) => Special::Environment,
             _ => return None,
         })
     }
@@ -156,4 +159,10 @@ impl Special {
     pub(crate) fn is_wide(self) -> bool {
         self == Special::GridId
     }
+}
+
+/// Whether a name is one of `%envreg0` to `%envreg31`.
+fn is_environment(name: &str) -> bool {
+    let number = name.strip_prefix("%envreg").and_then(|it| it.parse().ok());
+    number.is_some_and(|number: u32| number < 32 && name == format!("%envreg{number}"))
 }

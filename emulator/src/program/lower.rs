@@ -25,6 +25,8 @@ pub(crate) struct ModuleContext<'a> {
     pub(crate) syntax: &'a syntax::Module,
     /// Addresses of the module's variables in global and constant memory.
     pub(crate) globals: &'a HashMap<String, u64>,
+    /// The architecture of `.target`, such as 80.
+    pub(crate) target: u32,
     /// The results of approximate instructions.
     pub(crate) approximation: Approximation,
     /// The module's functions.
@@ -39,6 +41,11 @@ pub(crate) fn lower(
     entry: &syntax::Function,
 ) -> Result<Kernel, PtxError> {
     let mut lowering = Lowering::new(module);
+    if let Some(directive) = &entry.cluster {
+        let message =
+            format!("the directive `{directive}` is not supported: there are no clusters");
+        return Err(lowering.error(entry.line, message));
+    }
     lowering.place_module(entry)?;
     lowering.declare_module();
     let parameters = lowering.declare_kernel_parameters(entry);

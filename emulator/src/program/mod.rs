@@ -10,6 +10,7 @@ mod names;
 pub(crate) mod op;
 mod opcode;
 mod resolve;
+mod system;
 mod target;
 
 use std::collections::HashMap;
@@ -28,7 +29,7 @@ use crate::ptx::syntax::{self, Initial, Space, Variable};
 /// Why a module cannot be loaded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LoadError {
-    /// The text is invalid or unsupported: one message per kernel with an error.
+    /// The text is invalid, or every kernel has an error: one message per kernel.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
     Ptx(Vec<PtxError>),
 
@@ -47,12 +48,13 @@ pub enum LoadError {
 
 /// A loaded module.
 pub struct Module {
-    kernels: HashMap<String, Arc<Kernel>>,
+    kernels: HashMap<String, Result<Arc<Kernel>, PtxError>>,
     globals: HashMap<String, (u64, usize)>,
 }
 
 impl Module {
-    /// Parses and decodes `text`, and allocates and initializes its variables in `space`.
+    /// Parses and decodes `text`, and allocates and initializes its variables in `space`. A module
+    /// loads if at least one of its kernels can run, or if it has none.
     ///
     /// # Errors
     /// [`LoadError`].
@@ -76,20 +78,23 @@ impl Module {
             text: text.into(),
             syntax: &syntax,
             globals: &addresses,
+            target: target::architecture(&heading),
             approximation: options.approximation,
             functions: Functions::new(&syntax),
             shared: variables(&syntax, |space| space == Space::Shared).collect(),
         };
-        let (mut kernels, mut errors) = (HashMap::new(), Vec::new());
-        for entry in syntax.functions.iter().filter(|function| function.entry) {
-            match lower::lower(&names, entry) {
-                Ok(kernel) => drop(kernels.insert(kernel.name.clone(), Arc::new(kernel))),
-                Err(error) => errors.push(error),
-            }
-        }
-        if let Err(error) = initialize(&names, &globals, space) {
-            errors.push(error);
-        }
+        let entries = syntax.functions.iter().filter(|function| function.entry);
+        let lowered = entries.map(|entry| {
+            let kernel = lower::lower(&names, entry).map(Arc::new);
+            (entry.name.clone(), kernel)
+        });
+        let kernels: HashMap<_, _> = lowered.collect();
+        let mut errors: Vec<PtxError> = match kernels.values().any(Result::is_ok) {
+            true => Vec::new(),
+            false => kernels.values().filter_map(|it| it.clone().err()).collect(),
+        };
+        errors.sort_by_key(|error| error.line);
+        errors.extend(initialize(&names, &globals, space).err());
         let module = Module { kernels, globals };
         if errors.is_empty() {
             return Ok(module);
@@ -98,9 +103,14 @@ impl Module {
         Err(LoadError::Ptx(errors))
     }
 
-    /// The kernel with this name.
+    /// The kernel with this name, if it can run.
     pub fn kernel(&self, name: &str) -> Option<Arc<Kernel>> {
-        self.kernels.get(name).cloned()
+        self.kernels.get(name)?.as_ref().ok().cloned()
+    }
+
+    /// Why the kernel with this name cannot run.
+    pub fn refusal(&self, name: &str) -> Option<&PtxError> {
+        self.kernels.get(name)?.as_ref().err()
     }
 
     /// Address and size of a variable.

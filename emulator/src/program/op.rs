@@ -2,6 +2,7 @@
 
 use crate::machine::lanes::{Compare, Compute, Operands};
 use crate::machine::registers::Slot;
+use crate::machine::shadow::Shadow;
 use crate::numerics::fragment::MmaKind;
 use crate::numerics::warp_matrix::{Fragment, Product};
 
@@ -22,6 +23,7 @@ pub(crate) enum Op {
     Compute {
         compute: Compute,
         operands: Operands,
+        shadow: Shadow,
         /// Floating-point operations per lane.
         flops: u8,
     },
@@ -108,6 +110,8 @@ pub(crate) enum Op {
     Exit,
     Trap,
     Barrier(Barrier),
+    Mbarrier(Mbarrier),
+    System(SystemCall),
     /// `bar.warp.sync`.
     WarpBarrier {
         members: Slot,
@@ -363,6 +367,71 @@ pub(crate) enum BarrierAction {
     Count {
         to: Slot,
         from: PredicateSource,
+    },
+}
+
+/// `mbarrier`.
+pub(crate) struct Mbarrier {
+    pub(crate) action: MbarrierAction,
+    pub(crate) address: Address,
+    pub(crate) space: Space,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum MbarrierAction {
+    Init {
+        count: Slot,
+    },
+    Invalidate,
+    /// `expect_tx` and `complete_tx`.
+    Transfer {
+        bytes: Slot,
+        expected: bool,
+    },
+    Arrive {
+        /// The register for the state; `None` for the sink `_`.
+        to: Option<Slot>,
+        /// Arrivals; `None` for one.
+        count: Option<Slot>,
+        /// Bytes that the phase also waits for.
+        bytes: Option<Slot>,
+        /// Whether later phases expect these arrivals no more.
+        drops: bool,
+        /// Whether it may complete the phase.
+        completes: bool,
+        releases: bool,
+    },
+    Test {
+        to: Slot,
+        phase: Phase,
+        /// Whether other warps run first if the phase is incomplete.
+        suspends: bool,
+        acquires: bool,
+    },
+}
+
+/// The phase that a test is about: that of a state, or the latest one of a parity.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Phase {
+    State(Slot),
+    Parity(Slot),
+}
+
+/// A call of a driver function, with the offsets of its arguments and result in local memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum SystemCall {
+    /// `vprintf`.
+    Print {
+        format: u32,
+        values: u32,
+        result: u32,
+    },
+    /// `__assertfail`.
+    Fail {
+        message: u32,
+        file: u32,
+        line: u32,
+        function: u32,
     },
 }
 

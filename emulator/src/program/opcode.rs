@@ -81,7 +81,7 @@ impl Type {
 
 /// An opcode and its modifiers; each is taken once.
 pub(crate) struct Opcode<'a> {
-    text: &'a str,
+    pub(crate) text: &'a str,
     /// The part before the first dot.
     pub(crate) name: &'a str,
     rest: Vec<&'a str>,

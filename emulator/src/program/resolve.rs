@@ -81,6 +81,11 @@ impl Lowering<'_> {
         }
     }
 
+    /// The architecture that the module is written for, such as 80.
+    pub(crate) fn target(&self) -> u32 {
+        self.module.target
+    }
+
     /// The predicate that holds the carry flag.
     pub(crate) fn carry(&mut self) -> Slot {
         *self.carry.get_or_insert_with(|| self.names.new_predicate())

@@ -41,6 +41,12 @@ enum Compatibility {
     Exact,
 }
 
+/// The architecture of a heading, such as 80.
+pub(super) fn architecture(heading: &Heading) -> u32 {
+    let numbers = heading.targets.iter().filter_map(|it| parse(it));
+    numbers.map(|(number, _)| number).max().unwrap_or(0)
+}
+
 /// Checks that a device of compute capability `device` runs a module with this `heading`.
 pub(super) fn check(source: &str, heading: &Heading, device: (u32, u32)) -> Result<(), LoadError> {
     let (major, minor) = heading.version;

@@ -132,6 +132,7 @@ impl Parser<'_> {
             parameters,
             required_threads: None,
             max_threads: None,
+            cluster: None,
             body: None,
             line,
         };
@@ -154,6 +155,15 @@ impl Parser<'_> {
                     self.accept(';');
                 }
                 ".noreturn" => {}
+                ".reqnctapercluster" => {
+                    self.extents()?;
+                    function.cluster = Some(word);
+                }
+                ".maxclusterrank" => {
+                    self.integer()?;
+                    function.cluster = Some(word);
+                }
+                ".explicitcluster" | ".blocksareclusters" => function.cluster = Some(word),
                 other => return self.fail(format!("the directive `{other}` is not supported")),
             }
         }

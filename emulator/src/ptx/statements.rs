@@ -208,7 +208,13 @@ impl Parser<'_> {
             Token::Integer(value) => (Base::Absolute, value as i64),
             _ => return self.fail("an address must start with a name or a number".into()),
         };
+        let address = Operand::Address { base, offset };
+        if self.accept(',') {
+            let coordinates = self.nested(|parser| parser.list(']'))?;
+            let all = std::iter::once(address).chain(coordinates);
+            return Ok(Operand::Coordinates(all.collect()));
+        }
         self.expect(']')?;
-        Ok(Operand::Address { base, offset })
+        Ok(address)
     }
 }

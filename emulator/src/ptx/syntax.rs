@@ -83,6 +83,8 @@ pub(crate) struct Function {
     pub(crate) required_threads: Option<[u32; 3]>,
     /// Maximum CTA extents, from `.maxntid`.
     pub(crate) max_threads: Option<[u32; 3]>,
+    /// A directive that requests clusters.
+    pub(crate) cluster: Option<String>,
     /// `None` for a declaration.
     pub(crate) body: Option<Vec<Statement>>,
     pub(crate) line: u32,
@@ -151,6 +153,8 @@ pub(crate) enum Operand {
         base: Base,
         offset: i64,
     },
+    /// `[a, {x, y}]`: a texture or a tensor with coordinates.
+    Coordinates(Vec<Operand>),
     /// `a|b`.
     Pair(Box<Operand>, Box<Operand>),
     /// `(a, b)` of a call.
@@ -185,6 +189,7 @@ impl fmt::Display for Operand {
                 (Base::Name(name), 0) => write!(f, "[{name}]"),
                 (Base::Name(name), offset) => write!(f, "[{name}{offset:+}]"),
             },
+            Operand::Coordinates(parts) => write!(f, "[{}]", list(parts)),
             Operand::Pair(first, second) => write!(f, "{first}|{second}"),
             Operand::List(values) => write!(f, "({})", list(values)),
             Operand::Offset(name, offset) => write!(f, "{name}{offset:+}"),

@@ -71,6 +71,10 @@ impl Parser<'_> {
                 ".global" | ".shared" | ".const" | ".local" if points => {}
                 ".v2" => lanes = 2,
                 ".v4" => lanes = 4,
+                // Handles of textures, samplers and surfaces.
+                ".texref" | ".samplerref" | ".surfref" if kind.is_none() => {
+                    kind = Some(".b64".to_owned());
+                }
                 _ if bytes_of_type(&word).is_some() && kind.is_none() => kind = Some(word),
                 _ => return self.fail(format!("`{word}` is not a variable type")),
             }

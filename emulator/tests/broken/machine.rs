@@ -45,11 +45,11 @@ impl Machine {
     }
 
     /// The first `count` words.
-    pub(crate) fn read(&self, buffer: &Buffer, count: usize) -> Vec<u32> {
+    pub(crate) fn read(&self, buffer: &Buffer, count: usize) -> Result<Vec<u32>, String> {
         let mut words = vec![0u32; count];
         let bytes = bytemuck::cast_slice_mut(&mut words);
-        driver::read(buffer.address, bytes).expect("the buffer has these bytes");
-        words
+        driver::read(buffer.address, bytes)?;
+        Ok(words)
     }
 
     /// Runs a kernel to completion.

@@ -135,13 +135,18 @@ fn launch(machine: &Machine, text: &str, name: &CStr, header: &Header) -> Result
         &buffers,
     )?;
 
+    // The host reads everything, so that undefined values that a kernel stored are found.
     let mut words = Vec::new();
-    if let Some((name_of_result, values)) = &header.result {
-        let (buffer, _) = buffers
-            .iter()
-            .find(|(_, name)| name == name_of_result)
-            .expect("the header declares the buffer");
-        words = machine.read(buffer, values.len());
+    for ((buffer, name), described) in buffers.iter().zip(&header.buffers) {
+        if is_freed(name) {
+            continue;
+        }
+        let read = machine.read(buffer, described.bytes / 4)?;
+        if let Some((of_result, values)) = &header.result
+            && name == of_result
+        {
+            words = read[..values.len()].to_vec();
+        }
     }
     for (buffer, name) in &buffers {
         if !is_freed(name) && !is_kept(name) {

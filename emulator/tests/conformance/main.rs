@@ -14,6 +14,7 @@ mod conversions;
 mod data;
 #[path = "../driver/mod.rs"]
 mod driver;
+mod driver_functions;
 mod elementwise;
 mod gpu;
 mod halves;

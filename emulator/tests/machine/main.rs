@@ -6,6 +6,10 @@ mod deadlocks;
 mod findings;
 mod fragments;
 mod lanes;
+mod mbarriers;
+mod modules;
+mod system;
+mod undefined;
 
 use meshgrad_emulator::launch::{Launch, LaunchError, launch};
 use meshgrad_emulator::memory::{AddressSpace, MemoryKind};

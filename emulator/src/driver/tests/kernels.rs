@@ -156,9 +156,22 @@ fn invalid_launches_are_rejected() {
 #[test]
 fn invalid_ptx_is_reported_with_its_line() {
     let machine = Machine::new(StreamOrder::Ordered);
-    let wrong = STORE.replace("add.u64", "add.x64");
+    let wrong = STORE.replace("add.u64 %at,", "add.u64 %at;;");
     let error = machine.driver.load(&wrong).unwrap_err();
     assert_eq!(error.code, Code::InvalidPtx);
-    assert!(error.message.contains("add.x64"), "{error}");
+    assert!(error.message.contains("add.u64 %at;;"), "{error}");
     assert!(machine.driver.space.live().is_empty());
+}
+
+#[test]
+fn a_kernel_that_cannot_run_is_refused_when_it_is_looked_up() {
+    let machine = Machine::new(StreamOrder::Ordered);
+    let module = STORE.replace("add.u64 %at,", "add.x64 %at,");
+    let module = machine.driver.load(&module).unwrap();
+    machine.driver.function(module, "shared").unwrap();
+    let error = machine.driver.function(module, "store").unwrap_err();
+    assert_eq!(error.code, Code::NotSupported);
+    for part in ["kernel `store` cannot run", "add.x64 %at,"] {
+        assert!(error.message.contains(part), "{error}");
+    }
 }

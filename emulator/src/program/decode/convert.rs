@@ -6,6 +6,7 @@ use super::rounding::{
 };
 use super::{Decoding, Result};
 use crate::machine::lanes::{Compute, Operands, lanes};
+use crate::machine::shadow::{Rule, Shadow};
 use crate::numerics::convert::{self, Float8, Integer, Tf32Rounding};
 use crate::numerics::half_precision::{Bf16, F16, Half, relu_f32};
 use crate::numerics::rounding::{Rounding, flush, narrow};
@@ -199,6 +200,10 @@ impl Decoding<'_, '_, '_> {
             }
         };
         let conversion = conversion.with(bits == 16, SHORT);
+        let rule = match is_integer_type(to) && is_integer_type(from) {
+            true if !conversion.has(SATURATE) => Rule::Bits { data: 1 },
+            _ => Rule::Whole,
+        };
         let plain = is_integer_type(to) && !conversion.has(SATURATE) && bits != 16;
         let compute: Compute = match (source_bits == 64, bits == 64) {
             (false, true) if plain && from == Type::U32 => {
@@ -231,6 +236,7 @@ impl Decoding<'_, '_, '_> {
                 count: 1,
                 modifier: conversion.0,
             },
+            shadow: Shadow::new(rule, [bits, source_bits]),
             flops: 0,
         })
     }

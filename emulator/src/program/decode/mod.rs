@@ -13,9 +13,11 @@ mod float;
 mod half;
 mod logic;
 mod matrix;
+mod mbarrier;
 mod memory;
 mod moves;
 mod rounding;
+mod shadows;
 mod simd_video;
 mod warp;
 mod warp_matrix;
@@ -74,6 +76,7 @@ impl<'i> Decoding<'_, '_, 'i> {
             "shfl" | "vote" | "match" | "redux" | "activemask" => self.warp(),
             "bra" | "brx" | "exit" | "trap" | "nanosleep" | "brkpt" | "pmevent" => self.control(),
             "bar" | "barrier" | "membar" | "fence" => self.barrier(),
+            "mbarrier" => self.mbarrier(),
             "cp" => self.asynchronous(),
             "ldmatrix" | "movmatrix" | "mma" | "wmma" => self.matrix(),
             other => Err(format!("the instruction `{other}` is not supported")),
@@ -139,6 +142,7 @@ impl<'i> Decoding<'_, '_, 'i> {
         Ok(Op::Compute {
             compute,
             operands,
+            shadow: self.shadow(kinds),
             flops,
         })
     }

@@ -2,6 +2,7 @@
 
 use super::{Decoding, Result};
 use crate::machine::lanes::{Compute, Operands, lanes};
+use crate::machine::shadow::{Rule, Shadow};
 use crate::machine::windows;
 use crate::program::op::{Op, PredicateSource};
 use crate::program::opcode::Type;
@@ -162,6 +163,7 @@ impl Decoding<'_, '_, '_> {
                 count: 1,
                 ..Operands::default()
             },
+            shadow: Shadow::new(Rule::Upward, [64, 64]),
             flops: 0,
         })
     }

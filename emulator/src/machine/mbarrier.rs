@@ -1,0 +1,476 @@
+//! Barriers in shared memory (PTX ISA, "mbarrier"): arrivals, transfers and phases.
+//!
+//! A barrier lives in a table of its CTA. Its eight bytes of shared memory take part in the checks, so
+//! that an initialization that is not ordered before a use is a race.
+
+use std::collections::BTreeMap;
+
+use super::addresses::{MemoryId, ResolvedAddresses};
+use super::check::{ALWAYS, AccessInfo};
+use super::cta::Cta;
+use super::happens_before::VectorClock;
+use super::registers::{LANES, Slot, lanes_of};
+use super::step::Flow;
+use super::warp::Warp;
+use crate::program::op::{Mbarrier, MbarrierAction, Phase};
+use crate::report::{Fault, FindingKind};
+
+/// The largest count of arrivals, and of bytes in flight.
+const MAX_COUNT: u32 = (1 << 20) - 1;
+
+/// The state of a barrier.
+#[derive(Clone, Debug)]
+pub(crate) struct BarrierState {
+    /// Arrivals per phase.
+    expected: u32,
+    /// Arrivals that are missing in this phase.
+    pending: u32,
+    /// Bytes that are still to be transferred in this phase.
+    transfers: i64,
+    /// Completed phases.
+    phase: u64,
+    /// The warp that initialized it, and that warp's clock then.
+    initialized: (usize, u32),
+    /// Joined clocks of the arrivals of this phase, and of all completed phases.
+    arriving: VectorClock,
+    released: VectorClock,
+}
+
+/// An arrival of one lane.
+#[derive(Clone, Copy)]
+struct Arrival {
+    count: u32,
+    bytes: u32,
+    drops: bool,
+}
+
+impl BarrierState {
+    fn new(expected: u32, initialized: (usize, u32)) -> BarrierState {
+        BarrierState {
+            expected,
+            pending: expected,
+            transfers: 0,
+            phase: 0,
+            initialized,
+            arriving: VectorClock::zero(),
+            released: VectorClock::zero(),
+        }
+    }
+
+    /// The phase and the pending count, as an arrival returns them.
+    fn token(&self) -> u64 {
+        self.phase << 20 | u64::from(self.pending)
+    }
+
+    fn arrive(&mut self, arrival: Arrival) {
+        self.transfers += i64::from(arrival.bytes);
+        self.pending -= arrival.count;
+        if arrival.drops {
+            self.expected -= arrival.count;
+        }
+        self.complete_if_due();
+    }
+
+    fn complete_if_due(&mut self) {
+        if self.pending == 0 && self.transfers == 0 {
+            self.phase += 1;
+            self.pending = self.expected;
+            self.released.join(&self.arriving);
+        }
+    }
+
+    pub(crate) fn describe(&self) -> String {
+        let BarrierState {
+            expected,
+            pending,
+            transfers,
+            phase,
+            ..
+        } = self;
+        let bytes = match transfers {
+            0 => String::new(),
+            bytes => format!(" and {bytes} bytes"),
+        };
+        format!("phase {phase}: {pending} of {expected} arrivals{bytes} are missing")
+    }
+}
+
+/// A test that found its phase incomplete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct FailedTest {
+    pub(crate) lanes: u32,
+    /// The barrier's offset in shared memory.
+    pub(crate) at: u64,
+}
+
+impl Cta<'_> {
+    pub(super) fn mbarrier(
+        &mut self,
+        warp: &mut Warp,
+        barrier: &Mbarrier,
+        mask: u32,
+    ) -> Result<Flow, Box<Fault>> {
+        let addresses = self.addresses(warp, &barrier.address, mask)?;
+        let resolved = self.resolve(warp, barrier.space, &addresses, mask, 8)?;
+        if resolved.memory != MemoryId::Shared || resolved.lanes != mask {
+            let message = "an mbarrier must be in shared memory";
+            return Err(Fault::of_all(FindingKind::OutOfBounds, message));
+        }
+        let is_lifetime = matches!(
+            barrier.action,
+            MbarrierAction::Init { .. } | MbarrierAction::Invalidate
+        );
+        let is_test = matches!(barrier.action, MbarrierAction::Test { .. });
+        if !matches!(barrier.action, MbarrierAction::Init { .. }) {
+            self.require_initialized(warp, &resolved)?;
+        }
+        let info = AccessInfo {
+            strong: !is_lifetime,
+            ..AccessInfo::new(8, !is_lifetime, !is_test, self.pc)
+        };
+        self.count_access(&resolved, info);
+        self.check(warp, &resolved, info, ALWAYS)?;
+        if !is_test {
+            self.progress();
+        }
+        match barrier.action {
+            MbarrierAction::Init { count } => self.init(warp, count, &resolved)?,
+            MbarrierAction::Invalidate => self.invalidate(&resolved)?,
+            MbarrierAction::Transfer { bytes, expected } => {
+                self.transfer(warp, (bytes, expected), &resolved)?;
+            }
+            MbarrierAction::Arrive { .. } => self.arrive(warp, &barrier.action, &resolved)?,
+            MbarrierAction::Test {
+                to,
+                phase,
+                suspends,
+                acquires,
+            } => {
+                let complete = self.test(warp, phase, acquires, &resolved)?;
+                warp.registers.set_predicate(to, mask, complete);
+                if suspends && complete != mask {
+                    return Ok(Flow::Yield);
+                }
+            }
+        }
+        Ok(Flow::Next)
+    }
+
+    /// Fails unless each lane's barrier is initialized, in the happens-before order.
+    fn require_initialized(
+        &self,
+        warp: &Warp,
+        resolved: &ResolvedAddresses,
+    ) -> Result<(), Box<Fault>> {
+        for lane in lanes_of(resolved.lanes) {
+            let Some(state) = self.mbarriers.get(&resolved.offsets[lane]) else {
+                let problem = "is used without mbarrier.init, or after mbarrier.inval";
+                return Err(wrong(lane, resolved, problem));
+            };
+            let (by, clock) = state.initialized;
+            let is_ordered = by == warp.index || warp.clock.seen.own_cta[by] >= clock;
+            if !is_ordered && self.grid.options.sanitize {
+                let problem = format!(
+                    "is used unordered with its initialization by warp {by}; add a barrier between \
+                     them"
+                );
+                return Err(Box::new(Fault {
+                    kind: FindingKind::SharedRace,
+                    ..*wrong(lane, resolved, &problem)
+                }));
+            }
+        }
+        Ok(())
+    }
+
+    fn init(
+        &mut self,
+        warp: &Warp,
+        count: Slot,
+        resolved: &ResolvedAddresses,
+    ) -> Result<(), Box<Fault>> {
+        let counts = self.counts(warp, Some(count), resolved, "count")?;
+        for lane in lanes_of(resolved.lanes) {
+            let state = BarrierState::new(counts[lane], (warp.index, warp.clock.now));
+            if let Some(old) = self.mbarriers.insert(resolved.offsets[lane], state) {
+                let problem = format!(
+                    "is initialized again without mbarrier.inval; it is in {}",
+                    old.describe()
+                );
+                return Err(wrong(lane, resolved, &problem));
+            }
+        }
+        Ok(())
+    }
+
+    fn invalidate(&mut self, resolved: &ResolvedAddresses) -> Result<(), Box<Fault>> {
+        for lane in lanes_of(resolved.lanes) {
+            let at = resolved.offsets[lane];
+            if self.mbarriers.remove(&at).is_none() {
+                let problem = "is invalidated by several lanes";
+                return Err(wrong(lane, resolved, problem));
+            }
+            self.shared.initialized.unset(at as usize, 8);
+        }
+        Ok(())
+    }
+
+    fn transfer(
+        &mut self,
+        warp: &Warp,
+        (bytes, expected): (Slot, bool),
+        resolved: &ResolvedAddresses,
+    ) -> Result<(), Box<Fault>> {
+        self.require_defined(warp, bytes, resolved.lanes)?;
+        let bytes = *warp.registers.narrow(bytes);
+        for lane in lanes_of(resolved.lanes) {
+            let change = match expected {
+                true => i64::from(bytes[lane]),
+                false => -i64::from(bytes[lane]),
+            };
+            let state = self.mbarrier_at(lane, resolved)?;
+            state.transfers += change;
+            let transfers = state.transfers;
+            if transfers.unsigned_abs() > u64::from(MAX_COUNT) {
+                let problem =
+                    format!("has {transfers} bytes in flight; the maximum is {MAX_COUNT}");
+                return Err(wrong(lane, resolved, &problem));
+            }
+            state.complete_if_due();
+        }
+        Ok(())
+    }
+
+    fn arrive(
+        &mut self,
+        warp: &mut Warp,
+        action: &MbarrierAction,
+        resolved: &ResolvedAddresses,
+    ) -> Result<(), Box<Fault>> {
+        let MbarrierAction::Arrive {
+            to,
+            count,
+            bytes,
+            drops,
+            completes,
+            releases,
+        } = *action
+        else {
+            return Ok(());
+        };
+        let counts = self.counts(warp, count, resolved, "count")?;
+        self.check_arrivals(&counts, completes, resolved)?;
+        let bytes = match bytes {
+            None => [0; LANES],
+            Some(slot) => {
+                self.require_defined(warp, slot, resolved.lanes)?;
+                *warp.registers.narrow(slot)
+            }
+        };
+        let published = releases.then(|| warp.clock.release());
+        let mut tokens = [0; LANES];
+        for lane in lanes_of(resolved.lanes) {
+            let state = self.mbarrier_at(lane, resolved)?;
+            tokens[lane] = state.token();
+            if let Some(published) = &published {
+                state.arriving.join(published);
+            }
+            state.arrive(Arrival {
+                count: counts[lane],
+                bytes: bytes[lane],
+                drops,
+            });
+        }
+        if let Some(to) = to {
+            warp.registers.set_wide(to, resolved.lanes, &tokens);
+        }
+        Ok(())
+    }
+
+    /// Fails if the lanes arrive more often than the phase expects.
+    fn check_arrivals(
+        &mut self,
+        counts: &[u32; LANES],
+        completes: bool,
+        resolved: &ResolvedAddresses,
+    ) -> Result<(), Box<Fault>> {
+        let mut totals: BTreeMap<u64, u64> = BTreeMap::new();
+        for lane in lanes_of(resolved.lanes) {
+            let total = totals.entry(resolved.offsets[lane]).or_default();
+            *total += u64::from(counts[lane]);
+            let total = *total;
+            let state = self.mbarrier_at(lane, resolved)?;
+            let pending = u64::from(state.pending);
+            if total > pending {
+                let problem = format!(
+                    "gets {total} arrivals from one instruction, but in {}",
+                    state.describe()
+                );
+                return Err(wrong(lane, resolved, &problem));
+            }
+            if total == pending && !completes {
+                let problem = format!(
+                    "completes its phase by an arrival with .noComplete; it is in {}",
+                    state.describe()
+                );
+                return Err(wrong(lane, resolved, &problem));
+            }
+        }
+        Ok(())
+    }
+
+    /// The lanes whose phase is complete.
+    fn test(
+        &mut self,
+        warp: &mut Warp,
+        phase: Phase,
+        acquires: bool,
+        resolved: &ResolvedAddresses,
+    ) -> Result<u32, Box<Fault>> {
+        let slot = match phase {
+            Phase::State(slot) | Phase::Parity(slot) => slot,
+        };
+        self.require_defined(warp, slot, resolved.lanes)?;
+        let mut complete = 0;
+        for lane in lanes_of(resolved.lanes) {
+            let state = self.mbarrier_at(lane, resolved)?;
+            let is_complete = match phase {
+                Phase::State(slot) => {
+                    let tested = warp.registers.wide(slot)[lane] >> 20;
+                    if tested != state.phase && tested + 1 != state.phase {
+                        let problem = format!(
+                            "is tested for phase {tested}, but it is in {}; only the current and \
+                             the preceding phase can be tested",
+                            state.describe()
+                        );
+                        return Err(wrong(lane, resolved, &problem));
+                    }
+                    tested < state.phase
+                }
+                Phase::Parity(slot) => {
+                    let parity = warp.registers.narrow(slot)[lane];
+                    if parity > 1 {
+                        let problem = format!("is tested for the parity {parity}; it is 0 or 1");
+                        return Err(wrong(lane, resolved, &problem));
+                    }
+                    state.phase % 2 != u64::from(parity)
+                }
+            };
+            if is_complete && acquires {
+                warp.clock.seen.join(&state.released);
+            }
+            complete |= u32::from(is_complete) << lane;
+        }
+        let failed = resolved.lanes & !complete;
+        warp.failed_test = (failed != 0).then(|| FailedTest {
+            lanes: failed,
+            at: resolved.offsets[failed.trailing_zeros() as usize & 31],
+        });
+        Ok(complete)
+    }
+
+    /// A count per lane: a register, or one.
+    fn counts(
+        &self,
+        warp: &Warp,
+        slot: Option<Slot>,
+        resolved: &ResolvedAddresses,
+        what: &str,
+    ) -> Result<[u32; LANES], Box<Fault>> {
+        let Some(slot) = slot else {
+            return Ok([1; LANES]);
+        };
+        self.require_defined(warp, slot, resolved.lanes)?;
+        let counts = *warp.registers.narrow(slot);
+        let is_wrong = |lane: &usize| !(1..=MAX_COUNT).contains(&counts[*lane]);
+        match lanes_of(resolved.lanes).find(is_wrong) {
+            None => Ok(counts),
+            Some(lane) => {
+                let count = counts[lane];
+                let problem = format!("has a {what} of {count}; it must be 1 to {MAX_COUNT}");
+                Err(wrong(lane, resolved, &problem))
+            }
+        }
+    }
+
+    fn mbarrier_at(
+        &mut self,
+        lane: usize,
+        resolved: &ResolvedAddresses,
+    ) -> Result<&mut BarrierState, Box<Fault>> {
+        let found = self.mbarriers.get_mut(&resolved.offsets[lane]);
+        found.ok_or_else(|| wrong(lane, resolved, "is used without mbarrier.init"))
+    }
+
+    /// What the lanes of a subwarp that test a barrier in a loop wait for.
+    pub(super) fn awaited_mbarrier(&self, warp: &Warp, lanes: u32) -> Option<String> {
+        let failed = warp.failed_test.filter(|it| it.lanes & lanes != 0)?;
+        let state = self.mbarriers.get(&failed.at)?;
+        let FailedTest { at, .. } = failed;
+        Some(format!(
+            "waits for the mbarrier at byte {at} of shared memory, {}",
+            state.describe()
+        ))
+    }
+}
+
+fn wrong(lane: usize, resolved: &ResolvedAddresses, problem: &str) -> Box<Fault> {
+    let at = resolved.offsets[lane];
+    let message = format!("the mbarrier at byte {at} of shared memory {problem}");
+    Fault::new(FindingKind::InvalidArgument, lane, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn arrival(count: u32, drops: bool) -> Arrival {
+        Arrival {
+            count,
+            bytes: 0,
+            drops,
+        }
+    }
+
+    #[test]
+    fn a_phase_completes_with_its_last_arrival() {
+        for expected in 1..5 {
+            let mut state = BarrierState::new(expected, (0, 1));
+            for arrived in 0..10 * expected {
+                assert_eq!(state.phase, u64::from(arrived / expected));
+                assert_eq!(
+                    state.token() & 0xf_ffff,
+                    u64::from(expected - arrived % expected)
+                );
+                state.arrive(arrival(1, false));
+            }
+        }
+    }
+
+    #[test]
+    fn dropped_arrivals_are_not_expected_again() {
+        let mut state = BarrierState::new(3, (0, 1));
+        state.arrive(arrival(1, true));
+        assert_eq!((state.phase, state.pending), (0, 2));
+        state.arrive(arrival(2, false));
+        assert_eq!((state.phase, state.pending), (1, 2));
+    }
+
+    #[test]
+    fn a_phase_waits_for_its_bytes() {
+        let mut state = BarrierState::new(1, (0, 1));
+        state.arrive(Arrival {
+            bytes: 16,
+            ..arrival(1, false)
+        });
+        assert_eq!(state.phase, 0);
+        assert!(
+            state.describe().contains("16 bytes"),
+            "{}",
+            state.describe()
+        );
+        state.transfers -= 16;
+        state.complete_if_due();
+        assert_eq!(state.phase, 1);
+    }
+}
