@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use crate::machine::counters::{Counters, Counts};
 use crate::machine::cta::{Cta, SliceEnd, dynamic_shared_start};
+use crate::machine::fault::Fault;
 use crate::machine::grid::Grid;
 use crate::machine::locate::locate;
 use crate::machine::random::Random;
@@ -14,7 +15,7 @@ use crate::machine::warp::Warp;
 use crate::memory::{AddressSpace, Block, ByteSet};
 use crate::options::Options;
 use crate::program::Kernel;
-use crate::report::{Fault, Finding, FindingKind};
+use crate::report::{Finding, FindingKind};
 
 /// A kernel launch.
 #[derive(Clone, Copy)]

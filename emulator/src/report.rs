@@ -2,9 +2,6 @@
 
 use std::fmt;
 
-use crate::machine::undefined::Origin;
-use crate::memory::races::PriorAccess;
-
 /// The kinds of findings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FindingKind {
@@ -72,41 +69,6 @@ impl FindingKind {
 impl fmt::Display for FindingKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
-    }
-}
-
-/// A finding without its location.
-#[derive(Clone, Debug)]
-pub(crate) struct Fault {
-    pub(crate) kind: FindingKind,
-    pub(crate) lane: Option<usize>,
-    pub(crate) message: String,
-    /// The access that it conflicts with.
-    pub(crate) earlier: Option<PriorAccess>,
-    /// Where the undefined value came from.
-    pub(crate) origin: Option<Origin>,
-}
-
-impl Fault {
-    pub(crate) fn new(kind: FindingKind, lane: usize, message: impl Into<String>) -> Box<Fault> {
-        Box::new(Fault {
-            kind,
-            lane: Some(lane),
-            message: message.into(),
-            earlier: None,
-            origin: None,
-        })
-    }
-
-    /// A fault of a whole warp or CTA.
-    pub(crate) fn of_all(kind: FindingKind, message: impl Into<String>) -> Box<Fault> {
-        Box::new(Fault {
-            kind,
-            lane: None,
-            message: message.into(),
-            earlier: None,
-            origin: None,
-        })
     }
 }
 

@@ -1,18 +1,18 @@
 //! Loads and stores: address resolution, the checks, and the data movement.
 
-use super::addresses::{Addresses, MemoryId, ResolvedAddresses};
+use super::addresses::{Addresses, ResolvedAddresses};
 use super::check::AccessInfo;
 use super::cta::Cta;
+use super::fault::Fault;
 use super::happens_before::SyncVar;
 use super::lanes::each_lane;
-use super::memory_shadow::UndefinedBytes;
 use super::registers::{LANES, lanes_of};
-use super::undefined::low_bits;
+use super::undefined::{UndefinedBytes, low_bits};
 use super::warp::Warp;
+use super::windows::MemoryId;
 use crate::memory::Block;
 use crate::memory::races::PriorAccess;
 use crate::program::op::{Access, Address, Scope, Strength, Target};
-use crate::report::Fault;
 
 impl Cta<'_> {
     pub(super) fn access(

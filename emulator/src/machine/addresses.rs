@@ -2,27 +2,18 @@
 //! and at which offset.
 
 use super::cta::Cta;
+use super::fault::Fault;
 use super::lanes::{each_bit, each_lane};
 use super::registers::LANES;
 use super::warp::Warp;
-use super::windows;
+use super::windows::{self, MemoryId};
 use crate::memory::races::RaceShadow;
 use crate::memory::{Block, ByteSet};
 use crate::program::op::Space;
-use crate::report::{Fault, FindingKind};
+use crate::report::FindingKind;
 
 /// One address or offset per lane.
 pub(super) type Addresses = [u64; LANES];
-
-/// A memory that an access resolves to.
-#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
-pub(crate) enum MemoryId {
-    Shared,
-    Local,
-    Param,
-    /// The allocation with this index.
-    Global(usize),
-}
 
 /// The lanes of an access that resolve to one memory.
 pub(super) struct ResolvedAddresses {

@@ -4,13 +4,14 @@
 use super::addresses::Addresses;
 use super::check::{ALWAYS, AccessInfo};
 use super::cta::Cta;
-use super::memory_shadow::UndefinedBytes;
+use super::fault::Fault;
 use super::registers::{LANES, lanes_of};
 use super::step::truth;
+use super::undefined::UndefinedBytes;
 use super::warp::Warp;
 use crate::options::AsyncCopies;
 use crate::program::op::{CopyAsync, Space};
-use crate::report::{Fault, FindingKind};
+use crate::report::FindingKind;
 
 /// A copy by one lane from global to shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

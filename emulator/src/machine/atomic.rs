@@ -1,14 +1,15 @@
 //! Atomics: lanes execute one after the other, so each reads the result of the previous one.
 
-use super::addresses::{MemoryId, ResolvedAddresses};
+use super::addresses::ResolvedAddresses;
 use super::check::{ALWAYS, AccessInfo};
 use super::cta::Cta;
+use super::fault::Fault;
 use super::lanes::{narrowed, widened};
 use super::registers::{LANES, lanes_of};
 use super::warp::Warp;
+use super::windows::MemoryId;
 use crate::memory::Block;
 use crate::program::op::Atomic;
-use crate::report::Fault;
 use std::sync::atomic::Ordering::Relaxed;
 
 impl Cta<'_> {

@@ -1,12 +1,13 @@
 //! CTA barriers (PTX ISA 9.7.13.1).
 
 use super::cta::Cta;
+use super::fault::Fault;
 use super::happens_before::VectorClock;
 use super::registers::lanes_of;
 use super::step::Flow;
 use super::warp::{State, Warp};
 use crate::program::op::{Barrier, BarrierAction, PredicateSource, VoteKind};
-use crate::report::{Fault, FindingKind};
+use crate::report::FindingKind;
 
 /// One of the sixteen barriers of a CTA.
 #[derive(Clone, Debug)]

@@ -1,14 +1,16 @@
 //! Checks of memory accesses: bounds, alignment and races.
 
-use super::addresses::{Addresses, MemoryId, Region, ResolvedAddresses};
+use super::addresses::{Addresses, Region, ResolvedAddresses};
 use super::cta::Cta;
+use super::fault::Fault;
 use super::happens_before::{WarpClock, copies_of};
 use super::lanes::{each_bit, each_lane};
 use super::registers::{ALL, LANES, lanes_of};
 use super::warp::Warp;
+use super::windows::MemoryId;
 use crate::memory::races::{Accessor, LaneRanges, LineGuard, Mark, PriorAccess};
 use crate::memory::{Block, MemoryKind};
-use crate::report::{Fault, FindingKind};
+use crate::report::FindingKind;
 use crate::simd::vectorized;
 
 /// The properties of an access that the checks need.

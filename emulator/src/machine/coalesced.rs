@@ -4,17 +4,16 @@
 use std::num::Wrapping;
 use std::ops::{Add, BitOr, BitXor};
 
-use super::addresses::MemoryId;
 use super::check::{AccessInfo, mark_of, race};
 use super::cta::Cta;
+use super::fault::Fault;
 use super::lanes::each_lane;
 use super::registers::{ALL, LANES};
 use super::warp::Warp;
-use super::windows;
+use super::windows::{self, MemoryId};
 use crate::memory::MemoryKind;
 use crate::memory::races::LineRange;
 use crate::program::op::{Access, Address, Space};
-use crate::report::Fault;
 use crate::simd::vectorized;
 
 /// Bytes that a warp moves when each lane moves one word.

@@ -2,10 +2,11 @@
 
 use std::fmt::Write;
 
-use super::addresses::{MemoryId, ResolvedAddresses};
+use super::addresses::ResolvedAddresses;
 use super::check::AccessInfo;
 use super::cta::Cta;
 use super::registers::lanes_of;
+use super::windows::MemoryId;
 use crate::memory::ByteSet;
 use crate::program::Kernel;
 

@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::barrier::CtaBarrier;
+use super::barrier_state::BarrierState;
 use super::counters::Counts;
+use super::fault::Fault;
 use super::grid::Grid;
 use super::happens_before::SyncVar;
 use super::livelock::CycleDetector;
-use super::mbarrier::BarrierState;
 use super::random::Random;
 use super::registers::Registers;
 use super::undefined::Origin;
@@ -17,7 +18,7 @@ use crate::memory::{Block, ByteSet};
 use crate::options::AsyncCopies;
 use crate::program::Kernel;
 use crate::program::kernel::{Constant, LaneMask, Special};
-use crate::report::{Fault, FindingKind};
+use crate::report::FindingKind;
 
 /// Instructions per time slice of a warp, unless the schedule is random.
 const SLICE: u32 = 4096;

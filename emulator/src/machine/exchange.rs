@@ -1,13 +1,14 @@
 //! Data exchange between the lanes of a warp: shuffle, vote, match and redux.
 
 use super::cta::Cta;
+use super::fault::Fault;
 use super::lanes::{each_bit, each_lane, widened};
 use super::registers::{LANES, Registers, Slot, lanes_of};
 use super::step::{Flow, truth};
 use super::undefined::{Undefined, low_bits};
 use super::warp::Warp;
 use crate::program::op::{Shuffle, ShuffleMode, Vote, VoteKind};
-use crate::report::{Fault, FindingKind};
+use crate::report::FindingKind;
 use crate::simd::vectorized;
 
 impl Cta<'_> {

@@ -4,16 +4,18 @@
 //! and restores them when it returns, per lane. Its local variables are on a stack above the lane's
 //! other local memory.
 
-use super::addresses::{MemoryId, ResolvedAddresses};
+use super::addresses::ResolvedAddresses;
 use super::cta::Cta;
+use super::fault::Fault;
 use super::lanes::{each_bit, each_lane, narrowed};
-use super::memory_shadow::UndefinedBytes;
 use super::registers::{LANES, SavedLane, Slot, lanes_of};
 use super::step::Flow;
+use super::undefined::UndefinedBytes;
 use super::warp::{Subwarp, Warp};
+use super::windows::MemoryId;
 use crate::program::kernel::Frame;
 use crate::program::op::Passed;
-use crate::report::{Fault, FindingKind};
+use crate::report::FindingKind;
 
 /// Maximum depth of recursive calls.
 const MAX_DEPTH: usize = 1024;

@@ -1,10 +1,11 @@
 //! From faults to findings: the instruction and the threads that a report names.
 
+use super::fault::Fault;
 use super::grid::Grid;
 use super::undefined::Origin;
 use crate::memory::races::Mark;
 use crate::program::Kernel;
-use crate::report::{Fault, Finding, Site, Thread};
+use crate::report::{Finding, Site, Thread};
 
 /// The finding of a fault of a warp of a CTA at an instruction.
 pub(crate) fn locate(grid: &Grid<'_>, cta: u64, warp: usize, pc: u32, fault: Fault) -> Finding {

@@ -1,17 +1,18 @@
 //! Matrix instructions on registers: `ldmatrix`, `movmatrix`, `mma`.
 
-use super::addresses::MemoryId;
 use super::check::{ALWAYS, AccessInfo};
 use super::cta::Cta;
+use super::fault::Fault;
 use super::matrix_shadow;
 use super::registers::{LANES, Slot};
 use super::step::Flow;
 use super::undefined::Undefined;
 use super::warp::Warp;
+use super::windows::MemoryId;
 use crate::numerics::fragment::MmaKind;
 use crate::numerics::{matrix_move, tensor_core};
 use crate::program::op::{LoadMatrix, Multiply, Space};
-use crate::report::{Fault, FindingKind};
+use crate::report::FindingKind;
 
 impl Cta<'_> {
     pub(super) fn load_matrix(

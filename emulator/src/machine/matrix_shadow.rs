@@ -1,9 +1,8 @@
 //! How matrix instructions carry undefined bits: an element of a product is undefined if its row of A,
 //! its column of B or its element of C is.
 
-use super::memory_shadow::UndefinedBytes;
 use super::registers::{LANES, Registers, Slot, lanes_of};
-use super::undefined::{Origin, Undefined, low_bits};
+use super::undefined::{Origin, Undefined, UndefinedBytes, low_bits};
 use crate::numerics::fragment::{self, Accumulator, MmaKind};
 use crate::numerics::matrix_move::{self, Matrix};
 use crate::numerics::warp_matrix::Fragment;

@@ -5,103 +5,20 @@
 
 use std::collections::BTreeMap;
 
-use super::addresses::{MemoryId, ResolvedAddresses};
+use super::addresses::ResolvedAddresses;
+use super::barrier_state::{Arrival, BarrierState, FailedTest};
 use super::check::{ALWAYS, AccessInfo};
 use super::cta::Cta;
-use super::happens_before::VectorClock;
+use super::fault::Fault;
 use super::registers::{LANES, Slot, lanes_of};
 use super::step::Flow;
 use super::warp::Warp;
+use super::windows::MemoryId;
 use crate::program::op::{Mbarrier, MbarrierAction, Phase};
-use crate::report::{Fault, FindingKind};
+use crate::report::FindingKind;
 
 /// The largest count of arrivals, and of bytes in flight.
 const MAX_COUNT: u32 = (1 << 20) - 1;
-
-/// The state of a barrier.
-#[derive(Clone, Debug)]
-pub(crate) struct BarrierState {
-    /// Arrivals per phase.
-    expected: u32,
-    /// Arrivals that are missing in this phase.
-    pending: u32,
-    /// Bytes that are still to be transferred in this phase.
-    transfers: i64,
-    /// Completed phases.
-    phase: u64,
-    /// The warp that initialized it, and that warp's clock then.
-    initialized: (usize, u32),
-    /// Joined clocks of the arrivals of this phase, and of all completed phases.
-    arriving: VectorClock,
-    released: VectorClock,
-}
-
-/// An arrival of one lane.
-#[derive(Clone, Copy)]
-struct Arrival {
-    count: u32,
-    bytes: u32,
-    drops: bool,
-}
-
-impl BarrierState {
-    fn new(expected: u32, initialized: (usize, u32)) -> BarrierState {
-        BarrierState {
-            expected,
-            pending: expected,
-            transfers: 0,
-            phase: 0,
-            initialized,
-            arriving: VectorClock::zero(),
-            released: VectorClock::zero(),
-        }
-    }
-
-    /// The phase and the pending count, as an arrival returns them.
-    fn token(&self) -> u64 {
-        self.phase << 20 | u64::from(self.pending)
-    }
-
-    fn arrive(&mut self, arrival: Arrival) {
-        self.transfers += i64::from(arrival.bytes);
-        self.pending -= arrival.count;
-        if arrival.drops {
-            self.expected -= arrival.count;
-        }
-        self.complete_if_due();
-    }
-
-    fn complete_if_due(&mut self) {
-        if self.pending == 0 && self.transfers == 0 {
-            self.phase += 1;
-            self.pending = self.expected;
-            self.released.join(&self.arriving);
-        }
-    }
-
-    pub(crate) fn describe(&self) -> String {
-        let BarrierState {
-            expected,
-            pending,
-            transfers,
-            phase,
-            ..
-        } = self;
-        let bytes = match transfers {
-            0 => String::new(),
-            bytes => format!(" and {bytes} bytes"),
-        };
-        format!("phase {phase}: {pending} of {expected} arrivals{bytes} are missing")
-    }
-}
-
-/// A test that found its phase incomplete.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct FailedTest {
-    pub(crate) lanes: u32,
-    /// The barrier's offset in shared memory.
-    pub(crate) at: u64,
-}
 
 impl Cta<'_> {
     pub(super) fn mbarrier(
@@ -418,59 +335,4 @@ fn wrong(lane: usize, resolved: &ResolvedAddresses, problem: &str) -> Box<Fault>
     let at = resolved.offsets[lane];
     let message = format!("the mbarrier at byte {at} of shared memory {problem}");
     Fault::new(FindingKind::InvalidArgument, lane, message)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn arrival(count: u32, drops: bool) -> Arrival {
-        Arrival {
-            count,
-            bytes: 0,
-            drops,
-        }
-    }
-
-    #[test]
-    fn a_phase_completes_with_its_last_arrival() {
-        for expected in 1..5 {
-            let mut state = BarrierState::new(expected, (0, 1));
-            for arrived in 0..10 * expected {
-                assert_eq!(state.phase, u64::from(arrived / expected));
-                assert_eq!(
-                    state.token() & 0xf_ffff,
-                    u64::from(expected - arrived % expected)
-                );
-                state.arrive(arrival(1, false));
-            }
-        }
-    }
-
-    #[test]
-    fn dropped_arrivals_are_not_expected_again() {
-        let mut state = BarrierState::new(3, (0, 1));
-        state.arrive(arrival(1, true));
-        assert_eq!((state.phase, state.pending), (0, 2));
-        state.arrive(arrival(2, false));
-        assert_eq!((state.phase, state.pending), (1, 2));
-    }
-
-    #[test]
-    fn a_phase_waits_for_its_bytes() {
-        let mut state = BarrierState::new(1, (0, 1));
-        state.arrive(Arrival {
-            bytes: 16,
-            ..arrival(1, false)
-        });
-        assert_eq!(state.phase, 0);
-        assert!(
-            state.describe().contains("16 bytes"),
-            "{}",
-            state.describe()
-        );
-        state.transfers -= 16;
-        state.complete_if_due();
-        assert_eq!(state.phase, 1);
-    }
 }

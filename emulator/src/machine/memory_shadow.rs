@@ -1,63 +1,15 @@
 //! Undefined bytes of memory: loads read which bytes are undefined, stores write it.
 
-use super::addresses::{MemoryId, ResolvedAddresses};
+use super::addresses::ResolvedAddresses;
 use super::check::for_ranges;
 use super::cta::Cta;
+use super::fault::Fault;
 use super::locate::locate;
-use super::registers::{LANES, lanes_of};
-use super::undefined::{Load, Origin, Undefined};
+use super::registers::lanes_of;
+use super::undefined::{Load, Origin, UndefinedBytes};
 use super::warp::Warp;
+use super::windows::MemoryId;
 use crate::memory::MemoryKind;
-use crate::report::Fault;
-
-/// The undefined bytes that each lane reads or writes, one bit each, and their origin.
-#[derive(Clone, Default)]
-pub(super) struct UndefinedBytes {
-    pub(super) bytes: [u32; LANES],
-    pub(super) origins: [Origin; LANES],
-}
-
-impl UndefinedBytes {
-    /// The lanes with undefined bytes.
-    pub(super) fn lanes(&self) -> u32 {
-        super::lanes::each_bit(|lane| self.bytes[lane] != 0)
-    }
-
-    /// The undefined bits of an element of `bytes` bytes at byte `skip`, sign-extended if `signed`.
-    pub(super) fn element(&self, skip: usize, bytes: usize, signed: bool) -> Undefined {
-        let mut undefined = Undefined::default();
-        for lane in lanes_of(self.lanes()) {
-            let part = (0..bytes).filter(|byte| self.bytes[lane] >> (skip + byte) & 1 != 0);
-            let bits = part.fold(0, |bits, byte| bits | 0xff << (8 * byte));
-            let unused = 64 - 8 * bytes as u32;
-            let extended = match signed {
-                true => ((bits << unused) as i64 >> unused) as u64,
-                false => bits,
-            };
-            undefined.add(lane, extended, self.origins[lane]);
-        }
-        undefined
-    }
-
-    /// Adds the undefined bytes of other lanes.
-    pub(super) fn merge(&mut self, other: &UndefinedBytes) {
-        for lane in lanes_of(other.lanes()) {
-            (self.bytes[lane], self.origins[lane]) = (other.bytes[lane], other.origins[lane]);
-        }
-    }
-
-    /// Adds the undefined bits of an element of `bytes` bytes at byte `skip`.
-    pub(super) fn add(&mut self, undefined: &Undefined, skip: usize, bytes: usize) {
-        for lane in lanes_of(undefined.lanes()) {
-            let part = (0..bytes).filter(|byte| undefined.bits[lane] >> (8 * byte) & 0xff != 0);
-            let mask = part.fold(0, |mask, byte| mask | 1 << (skip + byte));
-            if mask != 0 && self.bytes[lane] == 0 {
-                self.origins[lane] = undefined.origins[lane];
-            }
-            self.bytes[lane] |= mask;
-        }
-    }
-}
 
 impl Cta<'_> {
     /// The undefined bytes that an access at instruction `pc` reads; `None` if there are none.

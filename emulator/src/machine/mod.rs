@@ -1,16 +1,19 @@
 //! The execution of programs: grids, CTAs, warps of 32 lanes, their registers and their memory.
 
 mod access;
-pub(crate) mod addresses;
+mod addresses;
 pub(crate) mod asynchronous;
 mod atomic;
 mod barrier;
+mod barrier_state;
 mod carry;
 mod check;
 mod coalesced;
 pub(crate) mod counters;
 pub(crate) mod cta;
+mod definedness;
 mod exchange;
+pub(crate) mod fault;
 mod frames;
 pub(crate) mod grid;
 pub(crate) mod happens_before;
@@ -19,11 +22,12 @@ mod livelock;
 pub(crate) mod locate;
 mod matrix;
 mod matrix_shadow;
-pub(crate) mod mbarrier;
+mod mbarrier;
 mod memory_shadow;
 mod printf;
 pub(crate) mod random;
 pub(crate) mod registers;
+mod select;
 pub(crate) mod shadow;
 pub(crate) mod step;
 mod system;

@@ -1,6 +1,6 @@
 //! The formats of `printf` (CUDA C++ Programming Guide, "Formatted Output").
 
-use crate::report::Fault;
+use super::fault::Fault;
 
 /// A value to format.
 pub(super) enum Value {

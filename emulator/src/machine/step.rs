@@ -1,14 +1,15 @@
 //! The execution of instructions.
 
 use super::cta::Cta;
+use super::fault::Fault;
 use super::frames::call;
 use super::registers::{ALL, LANES, Slot, lanes_of};
+use super::select::{is_space, select};
 use super::shadow;
-use super::values::{is_space, select};
 use super::warp::{State, Subwarp, Warp};
 use crate::options::AsyncCopies;
 use crate::program::op::{Instruction, Op, PredicateSource};
-use crate::report::{Fault, FindingKind};
+use crate::report::FindingKind;
 
 /// The next action of a subwarp after an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,11 +2,12 @@
 
 use super::check::{ALWAYS, AccessInfo};
 use super::cta::Cta;
+use super::fault::Fault;
 use super::printf::{self, Arguments};
 use super::registers::{LANES, lanes_of};
 use super::warp::Warp;
 use crate::program::op::{Space, SystemCall};
-use crate::report::{Fault, FindingKind};
+use crate::report::FindingKind;
 
 /// The longest string that is read from memory.
 const MAX_TEXT: u64 = 64 << 10;

@@ -5,9 +5,8 @@
 //! common case is one bit per register and lane: the lane is fully defined. What is recorded here
 //! applies only to lanes where that bit is clear.
 
-use super::addresses::MemoryId;
-use super::lanes::{each_bit, each_lane};
-use super::registers::{LANES, Registers, Slot, lanes_of};
+use super::windows::MemoryId;
+use crate::numerics::fragment::LANES;
 
 /// The source of an undefined value.
 #[derive(Clone, Copy, Debug, Default, Hash, PartialEq, Eq)]
@@ -53,81 +52,63 @@ impl Undefined {
 
     /// The lanes with undefined bits.
     pub(crate) fn lanes(&self) -> u32 {
-        each_bit(|lane| self.bits[lane] != 0)
+        lanes_where(|lane| self.bits[lane] != 0)
     }
 
     /// The same origins with other bits.
     pub(crate) fn with_bits(&self, bits: impl Fn(u64) -> u64) -> Undefined {
         Undefined {
-            bits: each_lane(|lane| bits(self.bits[lane])),
+            bits: self.bits.map(bits),
             origins: self.origins,
         }
     }
 }
 
-impl Registers {
-    /// The lanes of `mask` in which some register is not fully defined.
-    #[inline(always)]
-    pub(crate) fn missing(&self, slots: &[Slot], mask: u32) -> u32 {
-        let missing = |lanes, slot: &Slot| lanes | !self.defined(*slot);
-        mask & slots.iter().fold(0, missing)
+/// The undefined bytes that each lane reads or writes, one bit each, and their origin.
+#[derive(Clone, Default)]
+pub(crate) struct UndefinedBytes {
+    pub(crate) bytes: [u32; LANES],
+    pub(crate) origins: [Origin; LANES],
+}
+
+impl UndefinedBytes {
+    /// The lanes with undefined bytes.
+    pub(crate) fn lanes(&self) -> u32 {
+        lanes_where(|lane| self.bytes[lane] != 0)
     }
 
-    /// The undefined bits of a lane: all of them if the register was never written.
-    pub(crate) fn undefined_lane(&self, slot: Slot, lane: usize) -> (u64, Origin) {
-        if self.defined(slot) >> lane & 1 != 0 {
-            return (0, Origin::Register);
-        }
-        match self.undefined.get(&slot) {
-            Some(known) if known.bits[lane] != 0 => (known.bits[lane], known.origins[lane]),
-            _ => (u64::MAX, Origin::Register),
-        }
-    }
-
-    /// The undefined bits of a register of `bits` bits.
-    pub(crate) fn undefined(&self, slot: Slot, bits: u32) -> Undefined {
+    /// The undefined bits of an element of `bytes` bytes at byte `skip`, sign-extended if `signed`.
+    pub(crate) fn element(&self, skip: usize, bytes: usize, signed: bool) -> Undefined {
         let mut undefined = Undefined::default();
-        for lane in lanes_of(!self.defined(slot)) {
-            let (missing, origin) = self.undefined_lane(slot, lane);
-            undefined.add(lane, missing & low_bits(bits), origin);
+        for lane in (0..LANES).filter(|lane| self.bytes[*lane] != 0) {
+            let part = (0..bytes).filter(|byte| self.bytes[lane] >> (skip + byte) & 1 != 0);
+            let bits = part.fold(0, |bits, byte| bits | 0xff << (8 * byte));
+            let unused = 64 - 8 * bytes as u32;
+            let extended = match signed {
+                true => ((bits << unused) as i64 >> unused) as u64,
+                false => bits,
+            };
+            undefined.add(lane, extended, self.origins[lane]);
         }
         undefined
     }
 
-    /// Sets which bits are undefined in the lanes of `mask`.
-    #[inline(never)]
-    pub(crate) fn set_undefined(&mut self, slot: Slot, mask: u32, undefined: &Undefined) {
-        self.set_defined(slot, mask, !undefined.lanes());
-        if undefined.lanes() & mask == 0 {
-            return;
-        }
-        let known = self.undefined.entry(slot).or_default();
-        for lane in lanes_of(mask) {
-            known.bits[lane] = undefined.bits[lane];
-            known.origins[lane] = undefined.origins[lane];
+    /// Adds the undefined bytes of other lanes.
+    pub(crate) fn merge(&mut self, other: &UndefinedBytes) {
+        for lane in (0..LANES).filter(|lane| other.bytes[*lane] != 0) {
+            (self.bytes[lane], self.origins[lane]) = (other.bytes[lane], other.origins[lane]);
         }
     }
 
-    /// The origin of an undefined predicate.
-    pub(crate) fn predicate_origin(&self, index: Slot, lane: usize) -> Origin {
-        let origins = self.predicate_origins.get(&index);
-        origins.map_or(Origin::Register, |origins| origins[lane])
-    }
-
-    /// Marks a predicate as undefined in the lanes of `undefined`.
-    pub(crate) fn forget_predicate(
-        &mut self,
-        index: Slot,
-        undefined: u32,
-        origin: impl Fn(usize) -> Origin,
-    ) {
-        if undefined == 0 {
-            return;
-        }
-        self.predicates_defined[index as usize] &= !undefined;
-        let origins = self.predicate_origins.entry(index).or_default();
-        for lane in lanes_of(undefined) {
-            origins[lane] = origin(lane);
+    /// Adds the undefined bits of an element of `bytes` bytes at byte `skip`.
+    pub(crate) fn add(&mut self, undefined: &Undefined, skip: usize, bytes: usize) {
+        for lane in (0..LANES).filter(|lane| undefined.bits[*lane] != 0) {
+            let part = (0..bytes).filter(|byte| undefined.bits[lane] >> (8 * byte) & 0xff != 0);
+            let mask = part.fold(0, |mask, byte| mask | 1 << (skip + byte));
+            if mask != 0 && self.bytes[lane] == 0 {
+                self.origins[lane] = undefined.origins[lane];
+            }
+            self.bytes[lane] |= mask;
         }
     }
 }
@@ -137,42 +118,7 @@ pub(crate) fn low_bits(bits: u32) -> u64 {
     u64::MAX.checked_shr(64 - bits).unwrap_or(0)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::machine::registers::ALL;
-
-    #[test]
-    fn a_register_that_was_never_written_is_undefined_in_all_bits() {
-        let mut registers = Registers::new(1, 0);
-        registers.set_narrow(0, 0b01, &[7; LANES]);
-        assert_eq!(registers.undefined_lane(0, 0).0, 0);
-        assert_eq!(registers.undefined_lane(0, 1), (u64::MAX, Origin::Register));
-        assert_eq!(registers.undefined(0, 16).bits[1], 0xffff);
-        assert_eq!(registers.missing(&[0], 0b11), 0b10);
-    }
-
-    #[test]
-    fn undefined_bits_follow_a_copy_and_end_with_a_write() {
-        let mut registers = Registers::new(2, 0);
-        registers.set_narrow(0, ALL, &[0; LANES]);
-        let mut undefined = Undefined::default();
-        let load = Load {
-            memory: MemoryId::Shared,
-            offset: 8,
-            stored: false,
-            pc: 3,
-            warp: 0,
-            lane: 5,
-        };
-        undefined.add(5, 0xf0, Origin::Memory(load));
-        registers.set_undefined(0, ALL, &undefined);
-        registers.copy(1, 0, false, ALL);
-        assert_eq!(registers.undefined_lane(1, 5), (0xf0, Origin::Memory(load)));
-        assert_eq!(registers.defined(1), !(1 << 5));
-
-        registers.set_narrow(1, ALL, &[1; LANES]);
-        assert_eq!(registers.undefined_lane(1, 5).0, 0);
-        assert_eq!(registers.undefined_lane(0, 5).0, 0xf0);
-    }
+fn lanes_where(is: impl Fn(usize) -> bool) -> u32 {
+    let lanes = (0..LANES).filter(|lane| is(*lane));
+    lanes.fold(0, |all, lane| all | 1 << lane)
 }

@@ -1,12 +1,13 @@
 //! Uses of undefined values, which are errors: branches, addresses, predicates and other operands that
 //! decide what a thread does.
 
-use super::addresses::MemoryId;
 use super::cta::Cta;
+use super::fault::Fault;
 use super::registers::Slot;
 use super::undefined::{Load, Origin};
 use super::warp::Warp;
-use crate::report::{Fault, FindingKind};
+use super::windows::MemoryId;
+use crate::report::FindingKind;
 
 impl Cta<'_> {
     /// Requires that a register is fully defined in all lanes of a mask.

@@ -4,9 +4,9 @@
 //! so that subwarps reconverge where the code joins (thread frontiers, Diamos et al. 2011).
 
 use super::asynchronous::Copies;
+use super::barrier_state::FailedTest;
 use super::frames::Saved;
 use super::happens_before::WarpClock;
-use super::mbarrier::FailedTest;
 use super::registers::Registers;
 
 /// Lanes at the same instruction.

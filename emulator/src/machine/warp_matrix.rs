@@ -3,14 +3,13 @@
 use super::addresses::Addresses;
 use super::check::{ALWAYS, AccessInfo};
 use super::cta::Cta;
+use super::fault::Fault;
 use super::matrix_shadow;
-use super::memory_shadow::UndefinedBytes;
 use super::registers::{LANES, Slot, lanes_of};
 use super::step::Flow;
-use super::undefined::Undefined;
+use super::undefined::{Undefined, UndefinedBytes};
 use super::warp::Warp;
 use crate::program::op::{MoveFragment, MultiplyFragments};
-use crate::report::Fault;
 
 impl Cta<'_> {
     /// `wmma.load` and `wmma.store`: each lane accesses the elements that its registers hold.

@@ -1,4 +1,15 @@
-//! The generic address space: windows for shared and local memory; all other addresses are global.
+//! The memories, and the generic address space: windows for shared and local memory; all other addresses
+//! are global.
+
+/// A memory that an access resolves to.
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+pub(crate) enum MemoryId {
+    Shared,
+    Local,
+    Param,
+    /// The allocation with this index.
+    Global(usize),
+}
 
 /// Start of the shared window.
 pub(crate) const SHARED: u64 = 1 << 40;

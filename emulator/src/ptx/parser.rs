@@ -256,8 +256,8 @@ $DONE:
         let error = parse(".entry f()\n{\n  add.s32 a b;\n}").unwrap_err();
         assert_eq!(error.line, 3);
         assert!(error.message.contains("expected `,`"), "{error}");
-        let error = parse(".entry f() .maxclusterrank 4 { }").unwrap_err();
-        assert!(error.message.contains(".maxclusterrank"), "{error}");
+        let error = parse(".entry f() .maxwarps 4 { }").unwrap_err();
+        assert!(error.message.contains(".maxwarps"), "{error}");
         assert!(parse(".entry f() {").is_err());
     }
 }
