@@ -6,10 +6,10 @@ mod devices;
 use devices::gpu;
 use meshgrad_runtime::{CudaError, DType, Error, Kind, Shape, Tensor, UninitTensor, ops};
 
-/// An uninitialized tensor. The emulator aborts a kernel that reads it.
+/// Uninitialized indices. The emulator aborts a kernel that computes addresses from them.
 fn unwritten(gpu: &meshgrad_runtime::Device) -> Tensor {
     let shape = Shape::new(&[100]).unwrap();
-    UninitTensor::new(gpu, shape, DType::F32).unwrap().finish()
+    UninitTensor::new(gpu, shape, DType::I64).unwrap().finish()
 }
 
 #[test]
@@ -17,7 +17,10 @@ fn a_failed_allocation_reports_the_earlier_kernel_failure() {
     let Some(gpu) = gpu().filter(|gpu| gpu.to_string().starts_with("emulator")) else {
         return;
     };
-    let failed = ops::neg(&unwritten(&gpu)).err().unwrap();
+    let numbers = ops::arange(&gpu, 10, DType::F32).unwrap();
+    let failed = ops::index_select(&numbers, 0, &unwritten(&gpu))
+        .err()
+        .unwrap();
     assert!(
         matches!(failed, Error::Cuda(CudaError::Launch { .. })),
         "{failed}"

@@ -65,9 +65,10 @@ fn a_failed_copy_names_the_tensor() {
     let started = AtomicBool::new(false);
     let fail = |read: u64, all: u64| {
         if read > all / 2 && !started.swap(true, Ordering::Relaxed) {
-            // The emulator aborts a kernel that reads uninitialized memory.
-            let unwritten = UninitTensor::new(&gpu, Shape::new(&[100]).unwrap(), DType::F32);
-            let _ = ops::neg(&unwritten.unwrap().finish());
+            // The emulator aborts a kernel that computes addresses from uninitialized memory.
+            let indices = UninitTensor::new(&gpu, Shape::new(&[100]).unwrap(), DType::I64);
+            let numbers = ops::arange(&gpu, 10, DType::F32).unwrap();
+            let _ = ops::index_select(&numbers, 0, &indices.unwrap().finish());
         }
     };
     let model = Qwen3::new(&config(CONFIGS[1].1)).unwrap();
