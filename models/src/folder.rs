@@ -12,6 +12,7 @@ mod error;
 mod memory;
 mod shards;
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -19,6 +20,7 @@ use meshgrad_autograd::{Buffer, Module, Param};
 use meshgrad_ckpt::exec::{Stats, check_ties, gather};
 use meshgrad_ckpt::mapping::{AllowedProblems, Bound, Mapping, TensorSpec};
 use meshgrad_ckpt::plan::{LoadRequest, PlanError};
+use meshgrad_ckpt::ranks::{Ranks, Saved, ShardedSnapshot};
 use meshgrad_ckpt::{Folder, FolderWriter, Snapshot};
 use meshgrad_load::LoadOptions;
 use meshgrad_runtime::{DType, Device, Kind, ShardedShape, UninitTensor};
@@ -27,7 +29,7 @@ pub use damage::{check_texts, or_damage, sealed};
 pub use error::{Error, Result};
 pub use memory::NamedTensor;
 use memory::{SourceBytes, specs};
-pub use shards::{add_shards, save_sharded};
+pub use shards::add_shards;
 use shards::{expect_whole, region};
 
 /// The mapping that keeps all names: the tensors of a folder have the names in the module.
@@ -44,13 +46,42 @@ pub fn by_name() -> Result<Mapping> {
 /// # Errors
 /// When a value is missing, or the folder exists or cannot be written.
 pub fn save(module: &impl Module, dir: &Path) -> Result<()> {
-    let parent = dir.parent().unwrap_or(Path::new(""));
-    let name = dir.file_name().unwrap_or_default().to_string_lossy();
+    let (parent, name) = split(dir);
     let mut snapshot = Snapshot::new(parent, &name);
     let values = [params(module)?, buffers(module)?].concat();
     add_tensors(&values, &by_name()?, &mut snapshot, "")?;
     snapshot.save()?;
     Ok(())
+}
+
+/// Saves the parameters and buffers of `module`, of which each rank has shards, to the new folder
+/// `dir`. All ranks must call this; together they write the files that [`save`] writes
+/// for the whole module. A region that several ranks have is written by one of them. A rank
+/// holds no tensor of which it only has a part.
+///
+/// # Errors
+/// [`Error::Checkpoint`] with a [`RanksError`](meshgrad_ckpt::ranks::RanksError), on all ranks, when
+/// a rank fails, or no rank has some elements of a tensor. The folder then does not exist.
+pub fn save_sharded(module: &impl Module, dir: &Path, ranks: &mut dyn Ranks) -> Result<Saved> {
+    let values = params(module).and_then(|params| Ok([params, buffers(module)?].concat()));
+    let snapshot = match &values {
+        Ok(values) => of_shards(values, dir),
+        Err(error) => return Ok(ShardedSnapshot::save(Err(error), ranks)?),
+    };
+    Ok(ShardedSnapshot::save(snapshot, ranks)?)
+}
+
+fn of_shards<'t>(values: &'t [NamedTensor], dir: &Path) -> Result<ShardedSnapshot<'t>> {
+    let (parent, name) = split(dir);
+    let mut snapshot = ShardedSnapshot::new(parent, &name);
+    add_shards(values, by_name()?, &mut snapshot, "")?;
+    Ok(snapshot)
+}
+
+/// The parent and the name of a folder.
+fn split(dir: &Path) -> (&Path, Cow<'_, str>) {
+    let name = dir.file_name().unwrap_or_default().to_string_lossy();
+    (dir.parent().unwrap_or(Path::new("")), name)
 }
 
 /// Loads the parameters and buffers of `module` to `device` from the folder `dir`, in which they

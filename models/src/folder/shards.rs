@@ -1,40 +1,11 @@
-//! Sharded tensors: the region that a rank reads, and ranks that save together.
+//! Sharded tensors: the region of a rank.
 
-use std::path::Path;
-
-use meshgrad_autograd::Module;
 use meshgrad_ckpt::mapping::Mapping;
-use meshgrad_ckpt::ranks::{Ranks, Saved, Shard, ShardedSnapshot};
+use meshgrad_ckpt::ranks::{Shard, ShardedSnapshot};
 use meshgrad_mesh::Region;
 
 use super::error::{Error, Result};
 use super::memory::{LocalMemory, NamedTensor, spec};
-use super::{buffers, by_name, params};
-
-/// Saves the parameters and buffers of `module`, of which each rank has shards, to the new folder
-/// `dir`. All ranks must call this; together they write the files that [`save`](super::save) writes
-/// for the whole module. A region that several ranks have is written by one of them. A rank
-/// holds no tensor of which it only has a part.
-///
-/// # Errors
-/// [`Error::Checkpoint`] with a [`RanksError`](meshgrad_ckpt::ranks::RanksError), on all ranks, when
-/// a rank fails, or no rank has some elements of a tensor. The folder then does not exist.
-pub fn save_sharded(module: &impl Module, dir: &Path, ranks: &mut dyn Ranks) -> Result<Saved> {
-    let values = params(module).and_then(|params| Ok([params, buffers(module)?].concat()));
-    let snapshot = match &values {
-        Ok(values) => of_shards(values, dir),
-        Err(error) => return Ok(ShardedSnapshot::save(Err(error), ranks)?),
-    };
-    Ok(ShardedSnapshot::save(snapshot, ranks)?)
-}
-
-fn of_shards<'t>(values: &'t [NamedTensor], dir: &Path) -> Result<ShardedSnapshot<'t>> {
-    let parent = dir.parent().unwrap_or(Path::new(""));
-    let name = dir.file_name().unwrap_or_default().to_string_lossy();
-    let mut snapshot = ShardedSnapshot::new(parent, &name);
-    add_shards(values, by_name()?, &mut snapshot, "")?;
-    Ok(snapshot)
-}
 
 /// Adds this rank's shards of `tensors` to a snapshot, as the safetensors files of its folder
 /// `folder` (empty for its root). A tensor without a sharding is whole, and equal on all ranks that
