@@ -6,6 +6,7 @@ mod memory;
 mod parts;
 mod plans;
 mod run;
+mod torch;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

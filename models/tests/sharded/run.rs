@@ -38,7 +38,7 @@ pub(crate) fn batch(case: &Case, device: &Device) -> Result<TokenBatch> {
 }
 
 /// `x` on one rank; on a mesh, replicated.
-fn whole(x: &Tensor) -> Result<Tensor> {
+pub(crate) fn whole(x: &Tensor) -> Result<Tensor> {
     let Some(sharding) = x.sharding() else {
         return Ok(x.clone());
     };
@@ -174,12 +174,12 @@ impl Expected {
     }
 }
 
-fn norm(values: &[f32]) -> f64 {
+pub(crate) fn norm(values: &[f32]) -> f64 {
     let squares = values.iter().map(|x| f64::from(*x).powi(2));
     squares.sum::<f64>().sqrt()
 }
 
-fn distance(a: &[f32], b: &[f32]) -> f64 {
+pub(crate) fn distance(a: &[f32], b: &[f32]) -> f64 {
     let differences = a.iter().zip(b).map(|(a, b)| a - b);
     norm(&differences.collect::<Vec<_>>())
 }
