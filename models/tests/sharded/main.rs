@@ -2,6 +2,7 @@
 
 mod cases;
 mod gpus;
+mod megatron;
 mod memory;
 mod parts;
 mod plans;

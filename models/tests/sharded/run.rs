@@ -38,7 +38,7 @@ pub(crate) fn batch(case: &Case, device: &Device) -> Result<TokenBatch> {
 }
 
 /// `x` on one rank; on a mesh, replicated.
-fn whole(x: &Tensor) -> Result<Tensor> {
+pub(crate) fn whole(x: &Tensor) -> Result<Tensor> {
     let Some(sharding) = x.sharding() else {
         return Ok(x.clone());
     };
