@@ -143,11 +143,11 @@ impl Plan {
         let placements = self.placements(named.name())?;
         let problem = |source| PlanProblem::Placements {
             name: named.name().to_owned(),
-            shape: named.shape().map(<[usize]>::to_vec),
+            shape: named.extents().map(<[usize]>::to_vec),
             placements: text(placements),
             source,
         };
-        let Some(shape) = named.shape() else {
+        let Some(shape) = named.extents() else {
             let axes = placements.iter();
             let known = axes.map(|(axis, _)| self.mesh.axis(axis).map(drop));
             let known: Result<(), _> = known.collect();
@@ -219,8 +219,8 @@ impl Named {
         }
     }
 
-    /// `None` for a seam.
-    fn shape(&self) -> Option<&[usize]> {
+    /// The global shape; `None` for a seam.
+    fn extents(&self) -> Option<&[usize]> {
         match self {
             Named::Param(param) => Some(param.shape()),
             Named::Buffer(buffer) => Some(buffer.shape()),

@@ -23,9 +23,9 @@ pub(super) fn agree<T: Serialize + DeserializeOwned, E: std::fmt::Display>(
 
     let messages = ranks.all_gather(&message);
     let messages = messages.map_err(|cause| {
-        // The cause of its own failure is more useful than that the others noticed it.
+        // One may be the consequence of the other: rank 0 removes the folder when a rank exits.
         Error::Ranks(match &mine {
-            Err(cause) => failed(own, step, cause.clone()),
+            Err(own_cause) => failed(own, step, format!("{own_cause}; {cause}")),
             Ok(_) => RanksError::Transport {
                 step,
                 cause: cause.to_string(),

@@ -120,12 +120,12 @@ fn a_device_error_is_returned_to_all_members() {
             let device = rank.device();
             let waits = device.waits();
             let x = match rank.rank() {
-                // The reduction on the root reads what was never written.
-                2 => UninitTensor::new(device, Shape::new(&[5])?, DType::F32)?.finish(),
-                _ => full(rank, 5, 1.0)?,
+                // The reduction on the root compares what was never written.
+                2 => UninitTensor::new(device, Shape::new(&[5])?, DType::F64)?.finish(),
+                _ => ops::full(device, &[5], DType::F64, 1.0)?,
             };
-            let sum = rank.world()?.reduce(&x, Reduction::Sum, 1)?.wait();
-            let error = sum.map(drop).unwrap_err();
+            let largest = rank.world()?.reduce(&x, Reduction::Max, 1)?.wait();
+            let error = largest.map(drop).unwrap_err();
             assert!(
                 matches!(error, Error::Cuda(CudaError::Launch { .. })),
                 "{error}"
