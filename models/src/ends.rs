@@ -83,5 +83,8 @@ pub(crate) fn sharded_like(x: &Tensor, other: &Tensor) -> Result<Tensor> {
     };
     let mut placements = sharding.placements();
     placements.retain(|(_, placement)| placement.dim().is_some_and(|dim| dim < 2));
-    ops::redistribute(x, placements)
+    match placements.is_empty() {
+        true => Ok(x.clone()),
+        false => ops::redistribute(x, placements),
+    }
 }
