@@ -68,7 +68,7 @@ impl Comparison<'_> {
         let actual: Vec<f32> = whole(actual)?.to_vec()?;
         let (_, expected) = floats(self.file, &name);
         let (difference, size) = (distance(&actual, &expected), norm(&expected));
-        if actual.len() != expected.len() || !(difference <= TOLERANCE * size) {
+        if actual.len() != expected.len() || difference.is_nan() || difference > TOLERANCE * size {
             self.problems
                 .push(format!("{name} differs by {difference:.1e} of {size:.1e}"));
         }
@@ -178,7 +178,7 @@ impl Comparison<'_> {
 
 fn check(ranks: usize, sequence: bool, fault: Fault) -> std::result::Result<(), String> {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/megatron");
-    let file = TensorFile::open(&fixtures.join(format!("ranks-{ranks}.safetensors"))).unwrap();
+    let file = TensorFile::open(fixtures.join(format!("ranks-{ranks}.safetensors"))).unwrap();
     let mesh = Mesh::new(&[ranks], &["tp"]).unwrap();
     let problems = Local::run(ranks, |rank| {
         Redistributor::new(&RewiredRank::faulty(rank, fault)).run_on(&mesh, || {
