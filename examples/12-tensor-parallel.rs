@@ -75,7 +75,7 @@ fn train(model: &Qwen3, device: &Device) -> Result<Vec<f32>> {
 fn train_on(rank: &dyn Rank) -> Result<Vec<f32>> {
     let mesh = Mesh::new(&[2, 2], &["dp", "tp"]).map_err(Error::other)?;
     let model = Qwen3::new(&Qwen3Config::from_json(CONFIG)?)?;
-    let parallelism = Parallelism::new(&mesh)
+    let parallelism = ModelParallelism::new(&mesh)
         .tensor(["tp"])
         .map_err(Error::other)?;
     let plan = model.plan(&parallelism.sequence_parallel(true))?;
@@ -94,7 +94,9 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     }
     let model = Qwen3::new(&Qwen3Config::from_json(CONFIG)?)?;
     println!("one rank: losses {:.4?}", train(&model, &Device::cpu())?);
-    let losses = Local::run(4, |rank| train_on(rank))?;
-    println!("four ranks: losses {:.4?}", losses[0]);
+    println!(
+        "four ranks: losses {:.4?}",
+        Local::run(4, |rank| train_on(rank))?[0]
+    );
     Ok(())
 }

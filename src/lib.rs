@@ -66,7 +66,8 @@ pub mod prelude {
         checkpoint, ops,
     };
     pub use crate::models::{
-        Compute, Generate, IGNORE_INDEX, Loss, Model, Parallelism, Plan, Qwen3, TokenBatch,
+        Compute, Generate, IGNORE_INDEX, Loss, Model, ModelParallelism, ModelPlan, Qwen3,
+        TokenBatch,
     };
     pub use crate::runtime::{DType, Device, Error, Kind, Tensor};
 }

@@ -1,12 +1,11 @@
 //! The weights of a module move from the mesh of one parallel state to that of another.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use meshgrad::comm::conformance::{Fault, Faulty};
-use meshgrad::comm::{Communicator, GroupConnector, Local, Plan, Rank, Redistributor, check_logs};
+use meshgrad::comm::conformance::{Fault, RewiredRank};
+use meshgrad::comm::{Local, Plan, Rank, Redistributor, check_logs};
 use meshgrad::dist::parallel::{ParallelConfig, ParallelState, Parallelism, Settings, Source};
-use meshgrad::mesh::{Group, Mesh, Placement, Sharding};
+use meshgrad::mesh::{Mesh, Placement, Sharding};
 use meshgrad::prelude::*;
 use meshgrad::runtime::{Shape, ops as runtime};
 use meshgrad::{ShardedModule, transfer_module};
@@ -171,49 +170,12 @@ fn weights_move_between_parallel_states() {
     }
 }
 
-struct FaultyRank<'a> {
-    rank: &'a dyn Rank,
-    fault: Fault,
-}
-
-impl Rank for FaultyRank<'_> {
-    fn rank(&self) -> usize {
-        self.rank.rank()
-    }
-
-    fn world_size(&self) -> usize {
-        self.rank.world_size()
-    }
-
-    fn device(&self) -> &Device {
-        self.rank.device()
-    }
-
-    fn connector(&self) -> Arc<dyn GroupConnector> {
-        let (connector, fault) = (self.rank.connector(), self.fault);
-        Arc::new(FaultyConnector { connector, fault })
-    }
-}
-
-struct FaultyConnector {
-    connector: Arc<dyn GroupConnector>,
-    fault: Fault,
-}
-
-impl GroupConnector for FaultyConnector {
-    fn connect(&self, name: &str, group: &Group) -> Result<Arc<dyn Communicator>> {
-        let order = Group::new(self.fault.order(group.ranks())).unwrap();
-        let inner = self.connector.connect(name, &order)?;
-        Ok(Arc::new(Faulty::new(self.fault, group.clone(), inner)))
-    }
-}
-
 #[test]
 fn planted_faults_are_found() {
     let meshes = [&mesh(&[0, 1, 2, 3], 2), &mesh(&[4, 5], 2)];
     for fault in [Fault::None, Fault::Dropped, Fault::Scaled, Fault::Swapped] {
         let local = Local::new(6).threads(1).deadline(Duration::from_secs(20));
-        let results = local.launch(|rank| moved(&FaultyRank { rank, fault }, meshes));
+        let results = local.launch(|rank| moved(&RewiredRank::faulty(rank, fault), meshes));
         let correct = results.is_ok_and(|results| are_correct(&results, meshes[1]));
         assert_eq!(correct, fault == Fault::None, "{fault:?}");
     }

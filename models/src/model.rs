@@ -4,7 +4,7 @@ use meshgrad_autograd::{Error, Module, Param, Result, Var};
 use meshgrad_ckpt::mapping::Mapping;
 use meshgrad_runtime::{DType, Device, Tensor};
 
-use crate::{Parallelism, Plan, PlanError, PlanProblem, folder};
+use crate::{ModelParallelism, ModelPlan, PlanError, PlanProblem, folder};
 
 /// A model that can be trained.
 pub trait Model: Module {
@@ -28,14 +28,14 @@ pub trait Model: Module {
         Ok(())
     }
 
-    /// The placements of its parameters and seams, for [`Plan::apply`]. By default it replicates
+    /// The placements of its parameters and seams, for [`ModelPlan::apply`]. By default it replicates
     /// all parameters, for data parallelism only.
     ///
     /// ```
     /// # use meshgrad_autograd::{Module, Result, Seam, Var};
     /// # use meshgrad_mesh::Mesh;
     /// # use meshgrad_models::layers::Linear;
-    /// # use meshgrad_models::{Compute, Loss, Model, Parallelism, Plan};
+    /// # use meshgrad_models::{Compute, Loss, Model, ModelParallelism, ModelPlan};
     /// # use meshgrad_runtime::Device;
     /// #[derive(Module)]
     /// # #[module(crate = meshgrad_autograd)]
@@ -56,8 +56,8 @@ pub trait Model: Module {
     /// #       Ok(Loss::new(y.clone(), y.value().clone()))
     ///     }
     ///
-    ///     fn plan(&self, parallelism: &Parallelism) -> Result<Plan> {
-    ///         Ok(Plan::new(&parallelism.mesh)
+    ///     fn plan(&self, parallelism: &ModelParallelism) -> Result<ModelPlan> {
+    ///         Ok(ModelPlan::new(&parallelism.mesh)
     ///             .place("input", parallelism.replicate())
     ///             .place("up.weight", parallelism.shard(0))
     ///             .place("down.weight", parallelism.shard(1))
@@ -71,7 +71,7 @@ pub trait Model: Module {
     ///     down: Linear::new("down", 10, 4),
     ///     output: Seam::new("output"),
     /// };
-    /// let parallelism = Parallelism::new(&Mesh::new(&[4], &["tp"])?).tensor(["tp"])?;
+    /// let parallelism = ModelParallelism::new(&Mesh::new(&[4], &["tp"])?).tensor(["tp"])?;
     /// mlp.plan(&parallelism)?.apply(&mlp, 3)?;
     /// mlp.materialize(&Device::cpu(), 0)?;
     /// let up = mlp.up.weight.value()?;
@@ -81,13 +81,13 @@ pub trait Model: Module {
     ///
     /// # Errors
     /// [`PlanError`] when the model does not support `parallelism`, or its sizes do not fit it.
-    fn plan(&self, parallelism: &Parallelism) -> Result<Plan> {
+    fn plan(&self, parallelism: &ModelParallelism) -> Result<ModelPlan> {
         if parallelism.tensor_ranks() > 1 {
             let model = self.title();
             let no_plan = PlanProblem::NoPlan { model };
             return Err(Error::other(PlanError::from(no_plan)));
         }
-        Ok(Plan::new(&parallelism.mesh))
+        Ok(ModelPlan::new(&parallelism.mesh))
     }
 
     /// How parameters are stored: a mapping from them, on the left, to the tensors of a folder, on

@@ -6,14 +6,14 @@ use meshgrad_mesh::{Mesh, MeshError, Placement};
 ///
 /// ```
 /// use meshgrad_mesh::Mesh;
-/// use meshgrad_models::Parallelism;
+/// use meshgrad_models::ModelParallelism;
 ///
 /// let mesh = Mesh::new(&[2, 4], &["dp", "tp"])?;
-/// let parallelism = Parallelism::new(&mesh).tensor(["tp"])?.sequence_parallel(true);
+/// let parallelism = ModelParallelism::new(&mesh).tensor(["tp"])?.sequence_parallel(true);
 /// # Ok::<(), meshgrad_mesh::MeshError>(())
 /// ```
 #[derive(Clone, Debug)]
-pub struct Parallelism {
+pub struct ModelParallelism {
     /// The mesh of all tensors of the model.
     pub mesh: Mesh,
     /// The axes of tensor parallelism with their sizes, the outermost first.
@@ -29,11 +29,11 @@ pub struct Parallelism {
 /// Placements on several axes, the outermost first.
 pub(crate) type Placements = Vec<(String, Placement)>;
 
-impl Parallelism {
+impl ModelParallelism {
     /// Data parallelism on all axes of `mesh`. Once tensor parallelism is added, the vocabulary is
     /// sharded, and sequences and experts are not.
-    pub fn new(mesh: &Mesh) -> Parallelism {
-        Parallelism {
+    pub fn new(mesh: &Mesh) -> ModelParallelism {
+        ModelParallelism {
             mesh: mesh.clone(),
             tensor: Vec::new(),
             sequence_parallel: false,
@@ -51,7 +51,7 @@ impl Parallelism {
     pub fn tensor<S: AsRef<str>>(
         mut self,
         axes: impl AsRef<[S]>,
-    ) -> Result<Parallelism, MeshError> {
+    ) -> Result<ModelParallelism, MeshError> {
         let sized = |axis: &S| Ok((axis.as_ref().to_owned(), self.mesh.size(axis.as_ref())?));
         self.tensor = axes.as_ref().iter().map(sized).collect::<Result<_, _>>()?;
         Ok(self)
@@ -59,21 +59,21 @@ impl Parallelism {
 
     /// Sets whether activations between blocks are sharded along the sequence.
     #[must_use]
-    pub fn sequence_parallel(mut self, shards_sequence: bool) -> Parallelism {
+    pub fn sequence_parallel(mut self, shards_sequence: bool) -> ModelParallelism {
         self.sequence_parallel = shards_sequence;
         self
     }
 
     /// Sets whether the vocabulary is sharded.
     #[must_use]
-    pub fn loss_parallel(mut self, shards_vocabulary: bool) -> Parallelism {
+    pub fn loss_parallel(mut self, shards_vocabulary: bool) -> ModelParallelism {
         self.loss_parallel = shards_vocabulary;
         self
     }
 
     /// Sets whether the inner features of each expert are sharded.
     #[must_use]
-    pub fn shard_experts(mut self, shards_experts: bool) -> Parallelism {
+    pub fn shard_experts(mut self, shards_experts: bool) -> ModelParallelism {
         self.shard_experts = shards_experts;
         self
     }

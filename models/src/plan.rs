@@ -11,10 +11,10 @@ use meshgrad_mesh::{Mesh, Placement, Sharding, ShardingError};
 ///
 /// ```
 /// use meshgrad_mesh::{Mesh, Placement};
-/// use meshgrad_models::Plan;
+/// use meshgrad_models::ModelPlan;
 ///
 /// let mesh = Mesh::new(&[2], &["tp"])?;
-/// let plan = Plan::new(&mesh)
+/// let plan = ModelPlan::new(&mesh)
 ///     .place("*.up.weight", [("tp", Placement::shard(0))])
 ///     .place("*.down.weight", [("tp", Placement::shard(1))])
 ///     .place("*.mlp.output", [("tp", Placement::Replicate)]);
@@ -22,7 +22,7 @@ use meshgrad_mesh::{Mesh, Placement, Sharding, ShardingError};
 /// # Ok::<(), meshgrad_mesh::MeshError>(())
 /// ```
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct ModelPlan {
     mesh: Mesh,
     rows: Vec<Row>,
 }
@@ -33,10 +33,10 @@ struct Row {
     placements: Vec<(String, Placement)>,
 }
 
-impl Plan {
+impl ModelPlan {
     /// A plan without rows.
-    pub fn new(mesh: &Mesh) -> Plan {
-        Plan {
+    pub fn new(mesh: &Mesh) -> ModelPlan {
+        ModelPlan {
             mesh: mesh.clone(),
             rows: Vec::new(),
         }
@@ -49,7 +49,7 @@ impl Plan {
         mut self,
         names: &str,
         placements: impl AsRef<[(S, Placement)]>,
-    ) -> Plan {
+    ) -> ModelPlan {
         let placements = placements.as_ref().iter();
         let placements = placements.map(|(axis, at)| (axis.as_ref().to_owned(), at.clone()));
         self.rows.push(Row {
@@ -61,7 +61,7 @@ impl Plan {
 
     /// The plan without the rows of exactly these names, for example to place them otherwise.
     #[must_use]
-    pub fn without(mut self, names: &str) -> Plan {
+    pub fn without(mut self, names: &str) -> ModelPlan {
         self.rows.retain(|row| row.names != names);
         self
     }
@@ -73,7 +73,7 @@ impl Plan {
 
     /// The plan without the rows that match nothing in `module`.
     #[must_use]
-    pub fn matching(mut self, module: &impl Module) -> Plan {
+    pub fn matching(mut self, module: &impl Module) -> ModelPlan {
         let named = Named::of(module);
         self.rows.retain(|row| match Pattern::new(&row.names) {
             Ok(pattern) => named.iter().any(|it| pattern.matches(it.name())),
@@ -89,7 +89,7 @@ impl Plan {
 
     /// Gives the parameters, buffers and seams of `module` the placements of the plan, as rank
     /// `rank`. Do this before [`Module::materialize`] or loading, which then create this rank's
-    /// part only. Nothing is changed unless all of it fits.
+    /// part only. All names and placements are checked before anything changes.
     ///
     /// # Errors
     /// [`PlanError`] with all problems; as [`Param::shard`].
@@ -181,7 +181,7 @@ impl Plan {
 }
 
 /// A line for each row: the names, then the placements.
-impl fmt::Display for Plan {
+impl fmt::Display for ModelPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let width = self
             .rows

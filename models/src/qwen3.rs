@@ -22,7 +22,7 @@ use crate::layers::{Linear, RmsNorm};
 use crate::model::{Compute, Generate, Loss, Metrics, Model, TokenBatch};
 use crate::moe::{Moe, Routing};
 use crate::residual::Residual;
-use crate::{Parallelism, Plan};
+use crate::{ModelParallelism, ModelPlan};
 
 /// A Qwen3 model, or a part of one. Building one allocates nothing; materialize it, or load it with
 /// [`hf::load`](crate::hf::load).
@@ -357,7 +357,7 @@ impl Model for Qwen3 {
         self.finish(stream, &batch.labels)
     }
 
-    fn plan(&self, parallelism: &Parallelism) -> Result<Plan> {
+    fn plan(&self, parallelism: &ModelParallelism) -> Result<ModelPlan> {
         plan::plan(self, parallelism).map_err(Error::other)
     }
 

@@ -4,7 +4,7 @@ use meshgrad_mesh::Placement;
 
 use super::Qwen3;
 use crate::parallel::{Placements, in_units};
-use crate::{Parallelism, Plan, PlanError, PlanProblem};
+use crate::{ModelParallelism, ModelPlan, PlanError, PlanProblem};
 
 /// Projections into heads and inner features are column parallel, those out of them row parallel
 /// (Shoeybi et al. 2019); between blocks, sequences are sharded if that is requested (Korthikanti et
@@ -12,10 +12,10 @@ use crate::{Parallelism, Plan, PlanError, PlanProblem};
 ///
 /// Norms, routers and, unless they are sharded, experts are replicated. So are the biases of
 /// row-parallel projections, which count once.
-pub(super) fn plan(model: &Qwen3, parallelism: &Parallelism) -> Result<Plan, PlanError> {
+pub(super) fn plan(model: &Qwen3, parallelism: &ModelParallelism) -> Result<ModelPlan, PlanError> {
     let axes = parallelism.mesh.axes().iter();
     let every_axis = axes.map(|axis| (axis.name(), Placement::Replicate));
-    let plan = Plan::new(&parallelism.mesh).place("sums", every_axis.collect::<Vec<_>>());
+    let plan = ModelPlan::new(&parallelism.mesh).place("sums", every_axis.collect::<Vec<_>>());
     if parallelism.tensor_ranks() == 1 {
         return Ok(plan);
     }
@@ -61,7 +61,8 @@ pub(super) fn plan(model: &Qwen3, parallelism: &Parallelism) -> Result<Plan, Pla
             ("*.mlp.experts.output", between_blocks),
         ]);
     }
-    let add = |plan: Plan, (names, placements): (&str, Placements)| plan.place(names, placements);
+    let add =
+        |plan: ModelPlan, (names, placements): (&str, Placements)| plan.place(names, placements);
     Ok(rows.into_iter().fold(plan, add).matching(model))
 }
 
@@ -74,7 +75,7 @@ struct Heads {
 }
 
 impl Heads {
-    fn new(model: &Qwen3, parallelism: &Parallelism) -> Result<Heads, PlanError> {
+    fn new(model: &Qwen3, parallelism: &ModelParallelism) -> Result<Heads, PlanError> {
         let (config, axes) = (&model.config, &parallelism.tensor[..]);
         let (queries, keys) = (config.num_attention_heads, config.num_kv_heads());
         let (group, length) = (queries / keys, config.head_dim());

@@ -4,7 +4,7 @@ use std::fmt;
 
 use meshgrad_mesh::Mesh;
 use meshgrad_models::config::Qwen3Config;
-use meshgrad_models::{Balancing, Compute, Parallelism};
+use meshgrad_models::{Balancing, Compute, ModelParallelism};
 use meshgrad_runtime::DType;
 
 /// A model on a mesh.
@@ -74,10 +74,10 @@ impl Case {
         Mesh::new(&sizes, &names).unwrap()
     }
 
-    pub(crate) fn parallelism(&self, mesh: &Mesh) -> Parallelism {
+    pub(crate) fn parallelism(&self, mesh: &Mesh) -> ModelParallelism {
         let axes = self.mesh.iter().map(|(name, _)| *name);
         let tensor: Vec<&str> = axes.filter(|name| *name != "dp").collect();
-        Parallelism::new(mesh)
+        ModelParallelism::new(mesh)
             .tensor(tensor)
             .unwrap()
             .sequence_parallel(self.sequence)

@@ -13,13 +13,17 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use meshgrad_comm::conformance::Fault;
-use meshgrad_models::{Model, Plan, Qwen3};
+use meshgrad_models::{Model, ModelPlan, Qwen3};
 
 use cases::{CASES, Case};
 use run::{Expected, on_ranks};
 
 /// Compares a case on its mesh, with the plan changed by `change`, with one rank.
-fn check(case: &Case, fault: Fault, change: impl Fn(Plan) -> Plan + Sync) -> Result<(), String> {
+fn check(
+    case: &Case,
+    fault: Fault,
+    change: impl Fn(ModelPlan) -> ModelPlan + Sync,
+) -> Result<(), String> {
     let outcomes = on_ranks(case, fault, change)?;
     let expected = Expected::of(case).map_err(|error| format!("one rank: {error}"))?;
     outcomes
@@ -27,7 +31,7 @@ fn check(case: &Case, fault: Fault, change: impl Fn(Plan) -> Plan + Sync) -> Res
         .try_for_each(|outcome| expected.compare(outcome))
 }
 
-fn unchanged(plan: Plan) -> Plan {
+fn unchanged(plan: ModelPlan) -> ModelPlan {
     plan
 }
 

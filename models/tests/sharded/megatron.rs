@@ -8,7 +8,7 @@ use meshgrad_ckpt::TensorFile;
 use meshgrad_comm::conformance::{Fault, RewiredRank};
 use meshgrad_comm::{Local, Redistributor};
 use meshgrad_mesh::{Mesh, Placement};
-use meshgrad_models::Plan;
+use meshgrad_models::ModelPlan;
 use meshgrad_models::ends::Embedding;
 use meshgrad_models::layers::Linear;
 use meshgrad_runtime::{DType, Device, Tensor, redistribute};
@@ -83,7 +83,7 @@ impl Comparison<'_> {
         }
     }
 
-    fn linear(&mut self, layer: &str, plan: Plan, x: Placement, y: Placement) -> Result<()> {
+    fn linear(&mut self, layer: &str, plan: ModelPlan, x: Placement, y: Placement) -> Result<()> {
         let stored = |name: &str, at| {
             let name = format!("{layer}.{name}");
             placed(self.file, &name, at, self.device)
@@ -125,14 +125,14 @@ impl Comparison<'_> {
     }
 
     fn column(&mut self) -> Result<()> {
-        let plan = Plan::new(self.mesh)
+        let plan = ModelPlan::new(self.mesh)
             .place("input", [("tp", Placement::Replicate)])
             .place("linear.*", [("tp", Placement::shard(0))]);
         self.linear("column", plan, self.between_layers(), Placement::shard(2))
     }
 
     fn row(&mut self) -> Result<()> {
-        let plan = Plan::new(self.mesh)
+        let plan = ModelPlan::new(self.mesh)
             .place("linear.weight", [("tp", Placement::shard(1))])
             .place("output", [("tp", self.between_layers())]);
         self.linear("row", plan, Placement::shard(2), self.between_layers())

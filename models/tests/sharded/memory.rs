@@ -4,7 +4,7 @@ use meshgrad_autograd::{Grads, Module, Result, Tape};
 use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_mesh::Mesh;
 use meshgrad_models::config::Qwen3Config;
-use meshgrad_models::{Compute, Model, Parallelism, Qwen3, TokenBatch};
+use meshgrad_models::{Compute, Model, ModelParallelism, Qwen3, TokenBatch};
 use meshgrad_runtime::{DType, Device, Tensor, ops};
 
 const TOKENS: usize = 96;
@@ -65,7 +65,7 @@ fn no_rank_allocates_what_is_sharded() {
     let on_ranks = Local::run(4, |rank| {
         Redistributor::new(rank).run_on(&mesh, || {
             let model = Qwen3::new(&config())?;
-            let parallelism = Parallelism::new(&mesh).tensor(["tp"]).unwrap();
+            let parallelism = ModelParallelism::new(&mesh).tensor(["tp"]).unwrap();
             let plan = model.plan(&parallelism.sequence_parallel(true))?;
             plan.apply(&model, Rank::rank(rank))?;
             largest(rank.device(), &model)

@@ -2,7 +2,7 @@
 
 use meshgrad_autograd::{Init, Module, ModulePath, Param, Seam};
 use meshgrad_mesh::{Mesh, Placement, Reduction};
-use meshgrad_models::{Model, Parallelism, Plan, Qwen3};
+use meshgrad_models::{Model, ModelParallelism, ModelPlan, Qwen3};
 use meshgrad_runtime::Device;
 
 use crate::cases::{CASES, Case};
@@ -27,7 +27,7 @@ fn mlp() -> Mlp {
 #[test]
 fn a_plan_places_parameters_and_seams() {
     let mesh = Mesh::new(&[3], &["tp"]).unwrap();
-    let plan = Plan::new(&mesh)
+    let plan = ModelPlan::new(&mesh)
         .place("mlp.up", [("tp", Placement::shard(0))])
         .place("*.down", [("tp", Placement::shard(1))])
         .place("*.output", [("tp", Placement::Replicate)]);
@@ -47,13 +47,13 @@ fn a_plan_places_parameters_and_seams() {
 #[test]
 fn a_plan_that_does_not_fit_is_an_error_with_all_problems() {
     let mesh = Mesh::new(&[2], &["tp"]).unwrap();
-    let plan = Plan::new(&mesh)
+    let plan = ModelPlan::new(&mesh)
         .place("mlp.up", [("tp", Placement::shard(2))])
         .place("mlp.dwn", [("tp", Placement::shard(1))])
         .place("*.down", [("tp", Placement::Partial(Reduction::Sum))])
         .place("*.output", [("dp", Placement::Replicate)])
         .place("[", [("tp", Placement::Replicate)]);
-    let twice = Plan::new(&mesh)
+    let twice = ModelPlan::new(&mesh)
         .place("*", [("tp", Placement::shard(0))])
         .place("mlp.up", [("tp", Placement::shard(1))]);
     let mlp = mlp();
@@ -62,9 +62,9 @@ fn a_plan_that_does_not_fit_is_an_error_with_all_problems() {
     assert!(mlp.output.placements().is_empty());
 }
 
-fn plan_of(case: &Case, ranks: usize) -> Result<Plan, String> {
+fn plan_of(case: &Case, ranks: usize) -> Result<ModelPlan, String> {
     let mesh = Mesh::new(&[ranks], &["tp"]).unwrap();
-    let parallelism = Parallelism::new(&mesh).tensor(["tp"]).unwrap();
+    let parallelism = ModelParallelism::new(&mesh).tensor(["tp"]).unwrap();
     let plan = Qwen3::new(&case.config()).unwrap().plan(&parallelism);
     plan.map_err(|error| error.to_string())
 }

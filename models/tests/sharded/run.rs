@@ -4,7 +4,7 @@ use meshgrad_autograd::{Buffer, Grads, Module, Result, Tape};
 use meshgrad_comm::conformance::{Fault, RewiredRank};
 use meshgrad_comm::{Local, Redistributor};
 use meshgrad_mesh::Placement;
-use meshgrad_models::{IGNORE_INDEX, Loss, Model, Plan, Qwen3, TokenBatch};
+use meshgrad_models::{IGNORE_INDEX, Loss, Model, ModelPlan, Qwen3, TokenBatch};
 use meshgrad_runtime::{DType, Device, Tensor, ops, redistribute};
 
 use crate::cases::Case;
@@ -99,7 +99,7 @@ fn on_one_rank(case: &Case) -> Result<Outcome> {
 pub(crate) fn on_ranks(
     case: &Case,
     fault: Fault,
-    change: impl Fn(Plan) -> Plan + Sync,
+    change: impl Fn(ModelPlan) -> ModelPlan + Sync,
 ) -> std::result::Result<Vec<Outcome>, String> {
     on_ranks_of(&Local::new(case.mesh().len()), case, fault, change)
 }
@@ -109,7 +109,7 @@ pub(crate) fn on_ranks_of(
     local: &Local,
     case: &Case,
     fault: Fault,
-    change: impl Fn(Plan) -> Plan + Sync,
+    change: impl Fn(ModelPlan) -> ModelPlan + Sync,
 ) -> std::result::Result<Vec<Outcome>, String> {
     let mesh = case.mesh();
     let outcomes = local.launch(|rank| {

@@ -10,7 +10,7 @@ use meshgrad_comm::conformance::{Fault, RewiredRank};
 use meshgrad_comm::{Local, Redistributor};
 use meshgrad_mesh::{Mesh, Sharding};
 use meshgrad_models::config::Qwen3Config;
-use meshgrad_models::{Compute, Model, Parallelism, Qwen3, TokenBatch, hf};
+use meshgrad_models::{Compute, Model, ModelParallelism, Qwen3, TokenBatch, hf};
 use meshgrad_runtime::{DType, Device, Tensor, ops, redistribute};
 
 use crate::run::{distance, norm, outcome_of};
@@ -100,7 +100,7 @@ impl Fixture {
         fault: Fault,
     ) -> std::result::Result<Vec<BTreeMap<String, Vec<f32>>>, String> {
         let mesh = Mesh::new(&[self.ranks], &["tp"]).unwrap();
-        let parallelism = Parallelism::new(&mesh)
+        let parallelism = ModelParallelism::new(&mesh)
             .tensor(["tp"])
             .unwrap()
             .sequence_parallel(sequence)
