@@ -3,7 +3,6 @@
 //! ```text
 //! cargo run --example 12-tensor-parallel     # one rank, then four threads
 //! meshgrad launch -n 4 -- target/debug/examples/12-tensor-parallel
-//! mpirun -n 4 target/debug/examples/12-tensor-parallel
 //! ```
 
 use meshgrad::comm::launch::Environment;
@@ -94,9 +93,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     }
     let model = Qwen3::new(&Qwen3Config::from_json(CONFIG)?)?;
     println!("one rank: losses {:.4?}", train(&model, &Device::cpu())?);
-    println!(
-        "four ranks: losses {:.4?}",
-        Local::run(4, |rank| train_on(rank))?[0]
-    );
+    let losses = Local::run(4, |rank| train_on(rank))?;
+    println!("four ranks: losses {:.4?}", losses[0]);
     Ok(())
 }
