@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use meshgrad_runtime::{Accumulator, DType, Tensor, check_replicas};
 
+use crate::home::HomeGradients;
 use crate::{Param, ParamId, Result, TapeError};
 
 /// Called with each parameter once its gradient is complete in a backward pass.
@@ -13,33 +14,87 @@ type OnReady = Box<dyn FnMut(&Param, &Tensor) -> Result<()> + Send>;
 ///
 /// Gradients accumulate over backward passes until [`Grads::clear`]. Gradients of parameters that
 /// are not in the list are not computed.
+///
+/// The gradient of a parameter with a [`Home`](crate::Home) is reduced over ranks. It has the rows
+/// that this rank keeps, in the shape of [`Home::value`](crate::Home::value). The first
+/// [`Grads::get`] or [`Grads::all`] after the backward passes of a step then communicates: all ranks
+/// call it.
 #[derive(Default)]
 pub struct Grads {
     entries: Vec<Entry>,
     index: HashMap<ParamId, usize>,
+    units: Vec<Unit>,
+    /// Whether the next pass is the last before the gradients are read.
+    is_last_pass: bool,
+    stage: Stage,
+    /// The unit whose reduction started last.
+    in_flight: Option<usize>,
     on_ready: Option<OnReady>,
     ready: Readiness,
 }
 
+/// How far the gradients of units are.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Stage {
+    /// Passes add to them.
+    #[default]
+    Adding,
+    /// The last pass was announced, and has run.
+    Reducing,
+    /// They can be read.
+    Finished,
+}
+
 struct Entry {
     param: Param,
-    sum: Accumulator,
+    /// `None` for a parameter with a home to which the passes since the last reduction added
+    /// nothing.
+    sum: Option<Accumulator>,
+    /// Its unit, and its position there.
+    unit: Option<(usize, usize)>,
+    /// Whether a gradient was reduced.
+    is_reduced: bool,
+}
+
+/// Parameters whose gradients are reduced together.
+struct Unit {
+    gradients: Box<dyn HomeGradients>,
+    /// Its entries.
+    entries: Vec<usize>,
+    /// The number of entries that are not reported in this pass.
+    left: usize,
+    /// The reduced gradients, at [`Stage::Finished`].
+    parts: Vec<Tensor>,
 }
 
 impl Entry {
-    /// The gradient; zeros, placed like the parameter, if nothing was added.
+    fn has_gradient(&self) -> bool {
+        self.is_reduced || self.sum.as_ref().is_some_and(|sum| !sum.is_empty())
+    }
+
+    /// The gradient of a parameter without a home; zeros, placed like the parameter, if nothing was
+    /// added.
     fn total(&mut self) -> Result<Tensor> {
-        if !self.sum.is_empty() {
-            return Ok(self.sum.total()?.clone());
+        let shape = self.param.sharded_shape();
+        let Some(sum) = &mut self.sum else {
+            return Err(no_gradient(&self.param));
+        };
+        if !sum.is_empty() {
+            return Ok(sum.total()?.clone());
         }
-        let zeros = self.sum.total()?.clone();
+        let zeros = sum.total()?.clone();
         // The next gradient that is added still determines the sharding.
-        self.sum.clear();
+        sum.clear();
         match zeros.sharding() {
             Some(_) => Ok(zeros),
-            None => self.param.sharded_shape().part(&zeros),
+            None => shape.part(&zeros),
         }
     }
+}
+
+fn no_gradient(param: &Param) -> crate::Error {
+    let name = param.name().into();
+    TapeError::NoGradient { name }.into()
 }
 
 /// Progress of a backward pass, by parameter.
@@ -65,13 +120,17 @@ impl Grads {
     }
 
     /// Buffers for `params` as consecutive views of `flat`, in the order of `params`, for a reducer
-    /// or a fused optimizer. Of a sharded parameter, `flat` has this rank's part.
+    /// or a fused optimizer. Of a sharded parameter, `flat` has this rank's part; of one with a
+    /// [`Home`](crate::Home), nothing.
     ///
     /// # Errors
     /// [`TapeError::FlatBuffer`] when `flat` does not have the total size or the dtype of the
     /// gradients.
     pub fn over(params: &[Param], flat: &Tensor) -> Result<Grads> {
-        let elements = |param: &Param| param.sharded_shape().local().elements();
+        let elements = |param: &Param| match param.home() {
+            Some(_) => 0,
+            None => param.sharded_shape().local().elements(),
+        };
         let expected = params.iter().map(elements).sum();
         let dtype = params.first().map_or(DType::F32, Param::gradient_dtype);
         let same = params
@@ -110,14 +169,51 @@ impl Grads {
             if grads.index.contains_key(&param.id()) {
                 continue; // A tied parameter may be listed twice.
             }
-            let sum = buffer(param)?;
+            let sum = match param.home() {
+                Some(_) => None,
+                None => Some(buffer(param)?),
+            };
             grads.index.insert(param.id(), grads.entries.len());
             grads.entries.push(Entry {
                 param: param.clone(),
                 sum,
+                unit: None,
+                is_reduced: false,
             });
         }
+        grads.add_units()?;
         Ok(grads)
+    }
+
+    fn add_units(&mut self) -> Result<()> {
+        let mut units: Vec<(u64, Vec<usize>)> = Vec::new();
+        for (at, entry) in self.entries.iter().enumerate() {
+            let Some(home) = entry.param.home() else {
+                continue;
+            };
+            let id = home.unit().id();
+            match units.iter_mut().find(|(other, _)| *other == id) {
+                Some((_, entries)) => entries.push(at),
+                None => units.push((id, vec![at])),
+            }
+        }
+        for (_, entries) in units {
+            let params = entries.iter().map(|at| self.entries[*at].param.clone());
+            let params: Vec<Param> = params.collect();
+            let Some(home) = params.first().and_then(Param::home) else {
+                continue;
+            };
+            for (position, at) in entries.iter().enumerate() {
+                self.entries[*at].unit = Some((self.units.len(), position));
+            }
+            self.units.push(Unit {
+                gradients: home.unit().gradients(&params)?,
+                entries,
+                left: 0,
+                parts: Vec::new(),
+            });
+        }
+        Ok(())
     }
 
     /// The parameters, in the order of the list.
@@ -128,35 +224,96 @@ impl Grads {
     /// The gradient of `param`; zeros if nothing was added.
     ///
     /// # Errors
-    /// [`TapeError::NoGradient`] for a parameter that is not in the list.
+    /// [`TapeError::NoGradient`] for a parameter that is not in the list; errors of the
+    /// communication.
     pub fn get(&mut self, param: &Param) -> Result<Tensor> {
-        let at = self.index.get(&param.id());
-        let at = *at.ok_or_else(|| TapeError::NoGradient {
-            name: param.name().into(),
-        })?;
-        self.entries[at].total()
+        let at = *self
+            .index
+            .get(&param.id())
+            .ok_or_else(|| no_gradient(param))?;
+        self.finish()?;
+        self.total(at)
+    }
+
+    fn total(&mut self, at: usize) -> Result<Tensor> {
+        let entry = &mut self.entries[at];
+        match entry.unit {
+            Some((unit, position)) => Ok(self.units[unit].parts[position].clone()),
+            None => entry.total(),
+        }
     }
 
     /// Every parameter with its gradient, in the order of the list.
     ///
     /// # Errors
-    /// [`Busy`](meshgrad_runtime::Error::Busy).
+    /// [`Busy`](meshgrad_runtime::Error::Busy); errors of the communication.
     pub fn all(&mut self) -> Result<Vec<(Param, Tensor)>> {
-        let totals = self.entries.iter_mut();
-        totals
-            .map(|entry| Ok((entry.param.clone(), entry.total()?)))
+        self.finish()?;
+        let entries = 0..self.entries.len();
+        entries
+            .map(|at| Ok((self.entries[at].param.clone(), self.total(at)?)))
             .collect()
     }
 
     /// Clears all gradients. This costs nothing: the next gradient overwrites the buffer.
     pub fn clear(&mut self) {
         for entry in &mut self.entries {
-            entry.sum.clear();
+            entry.is_reduced = false;
+            match (&mut entry.sum, entry.unit) {
+                (Some(sum), None) => sum.clear(),
+                (sum, _) => *sum = None,
+            }
         }
+        for unit in &mut self.units {
+            unit.gradients.clear();
+            unit.parts.clear();
+        }
+        (self.stage, self.is_last_pass, self.in_flight) = (Stage::Adding, false, None);
     }
 
-    /// In later backward passes, calls `callback` with each parameter once its gradient is
-    /// complete. Parameters are always reported in the reverse order of the list passed to
+    /// Announces that the next backward pass is the last before the gradients are read, so that all
+    /// reductions over ranks can start in it. Without this, some start when they are read.
+    pub fn last_pass(&mut self) {
+        self.is_last_pass = true;
+    }
+
+    /// Completes the reductions over ranks.
+    fn finish(&mut self) -> Result<()> {
+        if self.units.is_empty() || self.stage == Stage::Finished {
+            return Ok(());
+        }
+        self.is_last_pass = true;
+        for unit in (0..self.units.len()).rev() {
+            let entries = &self.units[unit].entries;
+            if entries.iter().any(|at| self.entries[*at].sum.is_some()) {
+                self.reduce(unit)?;
+            }
+        }
+        for unit in self.units.iter_mut().rev() {
+            unit.parts = unit.gradients.finish()?;
+        }
+        self.stage = Stage::Finished;
+        Ok(())
+    }
+
+    /// Starts the reduction of a unit, and continues that of the unit before.
+    fn reduce(&mut self, unit: usize) -> Result<()> {
+        if let Some(before) = self.in_flight.replace(unit) {
+            self.units[before].gradients.advance()?;
+        }
+        let unit = &mut self.units[unit];
+        let mut whole = Vec::with_capacity(unit.entries.len());
+        for at in &unit.entries {
+            let entry = &mut self.entries[*at];
+            let sum = entry.sum.take().filter(|sum| !sum.is_empty());
+            entry.is_reduced |= sum.is_some();
+            whole.push(sum.map(|sum| sum.buffer().clone()));
+        }
+        unit.gradients.reduce(whole, self.is_last_pass)
+    }
+
+    /// In later backward passes, calls `callback` with each parameter that has no home, once its
+    /// gradient is complete. Parameters are always reported in the reverse order of the list passed to
     /// [`Grads::new`], so that all ranks use the same order.
     pub fn on_ready(
         &mut self,
@@ -169,14 +326,28 @@ impl Grads {
         self.index.contains_key(&param.id())
     }
 
-    /// The buffer of `param`, for an op to write.
-    pub(crate) fn sum(&mut self, param: &Param) -> Option<&mut Accumulator> {
-        let at = *self.index.get(&param.id())?;
-        Some(&mut self.entries[at].sum)
+    /// The buffer of `param`, for an op to write; `None` if it is not in the list.
+    pub(crate) fn sum(&mut self, param: &Param) -> Result<Option<&mut Accumulator>> {
+        let Some(at) = self.index.get(&param.id()) else {
+            return Ok(None);
+        };
+        let entry = &mut self.entries[*at];
+        if let (None, Some((unit, position))) = (&entry.sum, entry.unit) {
+            let buffer = self.units[unit].gradients.buffer(position)?;
+            let sum = Accumulator::over(buffer)?.with_shape(param.sharded_shape())?;
+            entry.sum = Some(sum);
+        }
+        Ok(entry.sum.as_mut())
     }
 
     /// Starts a backward pass in which the parameters are used `uses` times.
     pub(crate) fn begin(&mut self, uses: &HashMap<ParamId, u32>) -> Result<()> {
+        if self.stage != Stage::Adding {
+            return Err(TapeError::Reduced.into());
+        }
+        for unit in &mut self.units {
+            unit.left = unit.entries.len();
+        }
         for param in self.entries.iter().map(|entry| &entry.param) {
             if let Ok(value) = param.value() {
                 check_replicas(|| format!("`{}`", param.name()), &value)?;
@@ -192,7 +363,7 @@ impl Grads {
 
     /// Counts `times` uses of a parameter as done.
     pub(crate) fn used(&mut self, param: ParamId, times: u32) -> Result<()> {
-        if self.on_ready.is_none() {
+        if self.on_ready.is_none() && self.units.is_empty() {
             return Ok(());
         }
         if let Some(left) = self
@@ -208,38 +379,52 @@ impl Grads {
     /// Ends a backward pass: checks that every parameter that is not optional has a gradient, and
     /// reports the remaining parameters.
     pub(crate) fn end(&mut self) -> Result<()> {
-        let untouched = self.entries.iter().filter(|entry| entry.sum.is_empty());
+        let untouched = self.entries.iter().filter(|entry| !entry.has_gradient());
         let untouched = untouched.filter(|entry| !entry.param.spec().optional);
         let names: Vec<String> = untouched.map(|entry| entry.param.name().into()).collect();
         if !names.is_empty() {
             return Err(TapeError::Untouched { names }.into());
         }
-        self.report(true)
+        self.report(true)?;
+        if self.is_last_pass && !self.units.is_empty() {
+            self.stage = Stage::Reducing;
+        }
+        Ok(())
     }
 
     /// Reports parameters with complete gradients, from the last of the list to the first. In
     /// strict mode, the gradients are compared before.
     fn report(&mut self, all: bool) -> Result<()> {
         while let Some(next) = self.ready.reported.checked_sub(1) {
-            if !all && self.ready.left[next] > 0 {
+            let entry = &mut self.entries[next];
+            let sum = entry.sum.as_mut().filter(|sum| !sum.is_empty());
+            // A parameter that no op uses is reported at the end.
+            if !all && (self.ready.left[next] > 0 || sum.is_none()) {
                 break;
             }
             self.ready.reported = next;
-            let entry = &mut self.entries[next];
-            // A parameter that no op uses is reported at the end.
-            if !all && entry.sum.is_empty() {
-                self.ready.reported += 1;
-                break;
-            }
-            if !entry.sum.is_empty() {
+            if let Some(sum) = sum {
                 let name = || format!("the gradient of `{}`", entry.param.name());
-                check_replicas(name, entry.sum.total()?)?;
+                check_replicas(name, sum.total()?)?;
             }
-            if let Some(callback) = &mut self.on_ready {
+            if let Some((unit, _)) = entry.unit {
+                self.reported(unit)?;
+            } else if let Some(callback) = &mut self.on_ready {
                 let total = entry.total()?;
                 callback(&entry.param, &total)?;
             }
         }
         Ok(())
+    }
+
+    /// Counts a gradient of a unit as complete in this pass.
+    fn reported(&mut self, unit: usize) -> Result<()> {
+        let of = &mut self.units[unit];
+        of.left = of.left.saturating_sub(1);
+        let is_due = self.is_last_pass || of.gradients.reduces_each_pass();
+        match of.left == 0 && is_due {
+            true => self.reduce(unit),
+            false => Ok(()),
+        }
     }
 }

@@ -31,6 +31,7 @@ mod backward;
 mod checkpoint;
 mod gradcheck;
 mod grads;
+mod home;
 mod local;
 mod module;
 mod nested;
@@ -49,6 +50,9 @@ pub use backward::WeightBackward;
 pub use checkpoint::{Vars, checkpoint};
 pub use gradcheck::{Tolerance, gradcheck, weighted_roots};
 pub use grads::Grads;
+pub use home::{
+    GatheredStorage, Home, HomeGradients, HomeUnit, Regather, norm_over_ranks, row_count, row_elements,
+};
 pub use local::{LocalOperand, LocalResult, local};
 pub use meshgrad_runtime::{Error, Result, TapeError};
 pub use module::{Module, ModulePath, Visitor};

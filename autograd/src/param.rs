@@ -7,6 +7,7 @@ use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use meshgrad_mesh::Sharding;
 use meshgrad_runtime::{DType, Device, Key, Kind, Shape, ShardedShape, Tensor, ops};
 
+use crate::home::{Home, initialize, rows_of};
 use crate::{Result, TapeError};
 
 /// The initial value of a parameter.
@@ -76,6 +77,8 @@ struct State {
     value: Option<Tensor>,
     /// A copy in the compute dtype, and the version of the value it was made from.
     copy: Option<(u64, Tensor)>,
+    /// Where the rows are, if they are divided over ranks. There is no value then.
+    home: Option<Arc<dyn Home>>,
 }
 
 impl Param {
@@ -138,6 +141,8 @@ impl Param {
             "the shapes differ"
         } else if !sharding.partials().is_empty() {
             "a parameter has no partial values"
+        } else if self.home().is_some() {
+            "it has a home already; state the sharding before"
         } else if self.read().value.is_some() {
             "it has a value already; state the sharding before `materialize` or `set`"
         } else {
@@ -176,18 +181,46 @@ impl Param {
         self.0.frozen.load(Ordering::Relaxed)
     }
 
+    /// Divides its rows over ranks, as `home` says. A value that it has moves there.
+    ///
+    /// # Errors
+    /// [`TapeError::SecondHome`]; errors of the copy.
+    pub fn settle(&self, home: Arc<dyn Home>) -> Result<()> {
+        if self.home().is_some() {
+            let name = self.name().into();
+            return Err(TapeError::SecondHome { name }.into());
+        }
+        if let Some(value) = self.take() {
+            ops::copy_into(&rows_of(&value, home.rows())?, home.value())?;
+        }
+        self.write().home = Some(home);
+        Ok(())
+    }
+
+    /// Where its rows are; `None` if the value is whole.
+    pub fn home(&self) -> Option<Arc<dyn Home>> {
+        self.read().home.clone()
+    }
+
     /// Its value.
     ///
     /// # Errors
-    /// [`TapeError::NotMaterialized`].
+    /// [`TapeError::NotMaterialized`]; [`TapeError::Divided`] if it has a home.
     pub fn value(&self) -> Result<Tensor> {
-        let value = self.read().value.clone();
+        let state = self.read();
         let name = || self.name().into();
-        value.ok_or_else(|| TapeError::NotMaterialized { name: name() }.into())
+        match (&state.value, &state.home) {
+            (Some(value), _) => Ok(value.clone()),
+            (None, None) => Err(TapeError::NotMaterialized { name: name() }.into()),
+            (None, Some(_)) => Err(TapeError::Divided { name: name() }.into()),
+        }
     }
 
     /// The value in `dtype`. The copy is kept until the value changes.
     pub(crate) fn value_as(&self, dtype: DType) -> Result<Tensor> {
+        if let Some(home) = self.home() {
+            return home.gather(dtype);
+        }
         let value = self.value()?;
         if value.dtype() == dtype {
             return Ok(value);
@@ -209,7 +242,8 @@ impl Param {
     }
 
     /// Sets the value: to `value` itself if it is of kind [`Kind::Parameter`], otherwise to a copy
-    /// on its device. A parameter whose sharding was not stated takes that of the value.
+    /// on its device. A parameter whose sharding was not stated takes that of the value. If it has
+    /// a home, its rows are copied there.
     ///
     /// # Errors
     /// [`TapeError::ParamValue`] when shape, dtype or sharding differ.
@@ -231,6 +265,10 @@ impl Param {
             .into());
         }
 
+        if let Some(home) = self.home() {
+            ops::copy_into(&rows_of(value, home.rows())?, home.value())?;
+            return Ok(());
+        }
         let value = match value.kind() {
             Kind::Parameter => value.clone(),
             _ => {
@@ -243,11 +281,12 @@ impl Param {
             shape: own.or_else(|| given.sharding().is_some().then_some(given)),
             value: Some(value),
             copy: None,
+            home: None,
         };
         Ok(())
     }
 
-    /// Removes and returns its value. The parameter keeps its sharding.
+    /// Removes and returns its value; `None` if it has a home. The parameter keeps its sharding.
     pub fn take(&self) -> Option<Tensor> {
         let mut state = self.write();
         state.copy = None;
@@ -261,12 +300,15 @@ impl Param {
     pub fn materialize(&self, device: &Device, seed: u64) -> Result<()> {
         let Spec { dtype, init, .. } = *self.spec();
         let shape = self.sharded_shape();
+        let key = Key::new(seed).fold_name(self.name());
+        if let Some(home) = self.home() {
+            return initialize(init, key, &shape, &home.rows(), home.value());
+        }
         let value = match shape.sharding() {
             Some(_) => shape.zeros(device, dtype, Kind::Parameter)?,
             // Inside of `with_mesh` these are replicated.
             None => Tensor::zeros(device, &shape, dtype, Kind::Parameter)?,
         };
-        let key = Key::new(seed).fold_name(self.name());
         match init {
             Init::Zeros => {}
             Init::Ones => ops::fill_into(&value, 1.0)?,

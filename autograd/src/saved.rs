@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use meshgrad_runtime::{DType, Device, Kind, Tensor, ops};
 
+use crate::home::SavedGathered;
 use crate::tape::{SavedStorage, current, is_recording};
 use crate::{Error, Result, TapeError};
 
@@ -17,6 +18,8 @@ pub struct Saved {
 
 enum Kept {
     Whole(Counted),
+    /// In a storage that is gathered again.
+    Gathered(SavedGathered),
     Packed(Box<dyn Packed>),
     Failed(Error),
 }
@@ -29,6 +32,7 @@ impl Saved {
     pub fn get(&self) -> Result<Tensor> {
         let tensor = match &self.kept {
             Kept::Whole(counted) => &counted.tensor,
+            Kept::Gathered(gathered) => return gathered.get(),
             Kept::Packed(packed) => return packed.unpack(),
             Kept::Failed(error) => return Err(error.clone()),
         };
@@ -62,14 +66,19 @@ impl Save for Tensor {
     fn save(&self) -> Saved {
         // Tensors are not packed outside of a recording, such as in the first pass of a checkpoint.
         let packing = PACKING.with_borrow(|scopes| scopes.last().cloned());
-        let packed = match packing.filter(|_| is_recording()) {
-            Some(packing) => packing.pack(self),
-            None => Ok(None),
-        };
-        let kept = match packed {
-            Ok(Some(packed)) => Kept::Packed(packed),
-            Ok(None) => Kept::Whole(Counted::new(self.clone())),
-            Err(error) => Kept::Failed(error),
+        let kept = match SavedGathered::of(self) {
+            Some(gathered) => Kept::Gathered(gathered),
+            None => {
+                let packed = match packing.filter(|_| is_recording()) {
+                    Some(packing) => packing.pack(self),
+                    None => Ok(None),
+                };
+                match packed {
+                    Ok(Some(packed)) => Kept::Packed(packed),
+                    Ok(None) => Kept::Whole(Counted::new(self.clone())),
+                    Err(error) => Kept::Failed(error),
+                }
+            }
         };
         Saved {
             name: None,

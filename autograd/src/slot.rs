@@ -151,7 +151,7 @@ impl Slot<'_> {
         let mut state = self.pass.state.borrow_mut();
         match &self.edge.node {
             Node::Constant => Ok(()),
-            Node::Param(param) => match state.grads.sum(param) {
+            Node::Param(param) => match state.grads.sum(param)? {
                 Some(sum) => {
                     sum.viewed(param.shape(), &self.edge.shape, op)?;
                     self.check_sum(&param.sharded_shape(), sum)

@@ -78,12 +78,14 @@ impl Var {
 }
 
 impl Param {
-    /// The parameter as an operand of ops, in its own dtype. A constant if it is frozen.
+    /// The parameter as an operand of ops, in its own dtype. A constant if it is frozen. A parameter
+    /// with a [`Home`](crate::Home) is gathered from the ranks.
     ///
     /// # Errors
-    /// [`TapeError::NotMaterialized`](meshgrad_runtime::TapeError::NotMaterialized).
+    /// [`TapeError::NotMaterialized`](meshgrad_runtime::TapeError::NotMaterialized); errors of the
+    /// communication.
     pub fn var(&self) -> Result<Var> {
-        Ok(Var::new(self.value()?, self.node()))
+        Ok(Var::new(self.value_as(self.spec().dtype)?, self.node()))
     }
 
     /// As [`Param::var`], in `dtype`. The copy is kept until the value changes; its

@@ -46,7 +46,7 @@ pub use crate::core::storage::{Kind, ReadGuard, WriteGuard};
 pub use crate::core::stream::{Pending, Stream, with_stream};
 pub use crate::core::stream_work::{StreamEvent, StreamJoin, StreamWork};
 pub use crate::core::tape_error::TapeError;
-pub use crate::core::tensor::{Tensor, UninitTensor};
+pub use crate::core::tensor::{StorageView, Tensor, UninitTensor};
 pub use crate::driver::{
     AllocatorStats, CudaError, GpuProperties, Library, MemoryStats, OutOfMemoryReport,
 };

@@ -1,8 +1,8 @@
 //! The update of a model after backward: gradient norm, clipping, and a step of any optimizer.
 
-use meshgrad_autograd::{Grads, Module, Param};
+use meshgrad_autograd::{Grads, Module, Param, norm_over_ranks};
 use meshgrad_runtime::ops::{self, StepScalars};
-use meshgrad_runtime::{DType, Device, Kind, Tensor};
+use meshgrad_runtime::{DType, Device, Kind, Tensor, without_mesh};
 
 use crate::config::OptimizerConfig;
 use crate::optim::{Ema, OptimError, Optimizer, Part, State, parts};
@@ -10,13 +10,16 @@ use crate::{Result, configured};
 
 /// Updates a model's parameters: gradients are divided by the weight of the loss, clipped by their
 /// global norm, and passed to an [`Optimizer`].
+///
+/// If the parameters have homes, each rank updates the rows that it keeps, and all ranks make the
+/// same calls. Either all parameters have one, or none.
 pub struct Updater {
     params: Vec<Param>,
     optimizer: Box<dyn Optimizer>,
     ema: Option<Ema>,
     max_grad_norm: f64,
-    /// The gradients of all parameters in one buffer.
-    flat_gradient: Tensor,
+    /// The gradients of all parameters in one buffer; `None` if the parameters have homes.
+    flat_gradient: Option<Tensor>,
     /// The values that change from step to step are scalars on the device, f32.
     learning_rate: Tensor,
     step: Tensor,
@@ -54,22 +57,36 @@ impl Updater {
         make: impl FnOnce(&[Part]) -> Result<Box<dyn Optimizer>>,
     ) -> Result<(Updater, Grads)> {
         let params = model.trained();
-        let elements = params.iter().map(|param| param.shape().elements()).sum();
-        let flat_gradient = Tensor::zeros(device, &[elements], DType::F32, Kind::Gradient)?;
-        let grads = Grads::over(&params, &flat_gradient)?;
-        let scalar = || Tensor::zeros(device, &[], DType::F32, Kind::OptimizerState);
-        let optimizer = make(&parts(model)?)?;
-        check_state_names(optimizer.as_ref())?;
-        let updater = Updater {
-            params,
-            optimizer,
-            ema: None,
-            max_grad_norm,
-            flat_gradient,
-            learning_rate: scalar()?,
-            step: scalar()?,
+        let is_divided = params.iter().any(|param| param.home().is_some());
+        let make = || {
+            let scalar = || Tensor::zeros(device, &[], DType::F32, Kind::OptimizerState);
+            let optimizer = make(&parts(model)?)?;
+            check_state_names(optimizer.as_ref())?;
+            let (gradient, grads) = match is_divided {
+                true => (None, Grads::new(&params)?),
+                false => {
+                    let elements = params.iter().map(|param| param.shape().elements()).sum();
+                    let flat = Tensor::zeros(device, &[elements], DType::F32, Kind::Gradient)?;
+                    let grads = Grads::over(&params, &flat)?;
+                    (Some(flat), grads)
+                }
+            };
+            let updater = Updater {
+                params,
+                optimizer,
+                ema: None,
+                max_grad_norm,
+                flat_gradient: gradient,
+                learning_rate: scalar()?,
+                step: scalar()?,
+            };
+            Ok((updater, grads))
         };
-        Ok((updater, grads))
+        // The rows that ranks keep have no sharding.
+        match is_divided {
+            true => without_mesh(make),
+            false => make(),
+        }
     }
 
     /// Also averages the parameters after each step, with `decay` in [0, 1); 0 for no averages.
@@ -113,7 +130,7 @@ impl Updater {
     }
 
     fn parts(&self) -> Result<Vec<Part>> {
-        self.params.iter().map(Part::whole).collect()
+        self.params.iter().map(Part::of).collect()
     }
 
     /// Applies step `step` (from 1) at `learning_rate` and clears the gradients:
@@ -146,18 +163,33 @@ impl Updater {
     /// Updates the parameters with the numbers that [`Updater::begin`] wrote, and clears the
     /// gradients.
     ///
-    /// `grads` are sums over `weight` tokens (a scalar, f32). Returns the global norm of their mean
+    /// `grads` are sums over `weight` tokens (a scalar, f32; over all ranks, if the parameters have
+    /// homes). Returns the global norm of their mean
     /// before clipping, a scalar, f32. Does not wait for the device.
     ///
     /// # Errors
     /// When a parameter has no gradient buffer.
     pub fn apply(&mut self, grads: &mut Grads, weight: &Tensor) -> Result<Tensor> {
+        match self.flat_gradient.clone() {
+            Some(flat) => self.update(grads, weight, |_| Ok(ops::global_norm(&[&flat])?)),
+            None => without_mesh(|| {
+                self.update(grads, &weight.local(), |all| Ok(norm_over_ranks(all)?))
+            }),
+        }
+    }
+
+    fn update(
+        &mut self,
+        grads: &mut Grads,
+        weight: &Tensor,
+        norm: impl FnOnce(&[(Param, Tensor)]) -> Result<Tensor>,
+    ) -> Result<Tensor> {
         let gradients = grads.all()?;
+        let norm = norm(&gradients)?;
         let gradients: Vec<Tensor> = gradients
             .into_iter()
             .map(|(_, gradient)| gradient)
             .collect();
-        let norm = ops::global_norm(&[&self.flat_gradient])?;
         let (scale, norm) = ops::clip_scale(&norm, weight, self.max_grad_norm)?;
         let scalars = StepScalars {
             learning_rate: &self.learning_rate,

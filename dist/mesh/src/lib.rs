@@ -45,7 +45,7 @@ pub use mesh_set::MeshSet;
 pub use options::{CtaPolicy, GroupOptions};
 pub use placement::{Placement, Reduction};
 pub use redistribution::{Action, Link, LinkCosts, Redistribution, ReduceOp, Step, Traffic};
-pub use region::{IndexSet, Region};
+pub use region::{IndexSet, Region, RowBox};
 pub use relation::Relation;
 pub use rule::{Change, DerivedSharding, Incompatible, Problem, Remedy, RuleError, ShardingRule};
 pub use sharding::Sharding;

@@ -145,6 +145,11 @@ impl Region {
         }
     }
 
+    /// All of a tensor of this shape.
+    pub fn whole(shape: &[usize]) -> Region {
+        Region::new(shape.iter().map(|extent| (0..*extent).into()))
+    }
+
     /// The indices of each dim.
     pub fn dims(&self) -> &[IndexSet] {
         &self.dims
@@ -163,6 +168,53 @@ impl Region {
     /// Whether it has no element.
     pub fn is_empty(&self) -> bool {
         self.dims.iter().any(IndexSet::is_empty)
+    }
+
+    /// The boxes of some rows of a tensor that stores the region. A row has all indices of the last
+    /// dim and one of each other dim; rows count in row-major order. Rows that the region does not
+    /// have are in no box.
+    pub fn row_boxes(&self, rows: Range<usize>) -> Vec<RowBox> {
+        let extents = self.extents();
+        let outer = extents.len().saturating_sub(1);
+        let mut blocks = Vec::new();
+        collect_blocks(&extents[..outer], rows, 0, &mut Vec::new(), &mut blocks);
+        blocks
+            .into_iter()
+            .flat_map(|(rows, mut block)| {
+                block.extend(extents[outer..].iter().map(|last| 0..*last));
+                self.boxes_of_block(rows, &block)
+            })
+            .collect()
+    }
+
+    /// The boxes of a block of consecutive rows, given by the positions in each dim.
+    fn boxes_of_block(&self, rows: Range<usize>, block: &[Range<usize>]) -> Vec<RowBox> {
+        let shape: Vec<usize> = block.iter().map(Range::len).collect();
+        let of_dim = |(indices, positions): (&IndexSet, &Range<usize>)| {
+            let indices = indices.select(&positions.clone().into(), positions.end);
+            let local = indices.local().to_vec();
+            local.into_iter().zip(indices.ranges.to_vec()).collect()
+        };
+        let dims: Vec<Vec<_>> = self.dims.iter().zip(block).map(of_dim).collect();
+        let mut boxes = vec![RowBox {
+            rows,
+            shape,
+            within: Vec::new(),
+            global: Vec::new(),
+        }];
+        for ranges in &dims {
+            let longer = boxes.iter().flat_map(|outer| {
+                ranges.iter().map(|(within, global)| {
+                    let mut longer = outer.clone();
+                    longer.within.push(within.clone());
+                    longer.global.push(global.clone());
+                    longer
+                })
+            });
+            boxes = longer.collect();
+        }
+        boxes.retain(|it| !it.global.iter().any(Range::is_empty));
+        boxes
     }
 
     /// The range of each dim, if the region is one box. That of an empty dim is empty.
@@ -208,6 +260,59 @@ impl Region {
     pub fn intersection(&self, other: &Region) -> Region {
         let dims = self.dims.iter().zip(&other.dims);
         Region::new(dims.map(|(a, b)| a.intersection(b)))
+    }
+}
+
+/// A box of a global tensor, and where a tensor that stores some rows of a [`Region`] has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RowBox {
+    /// Consecutive rows of the stored tensor, to be viewed in the shape `shape`.
+    pub rows: Range<usize>,
+    /// The shape of these rows.
+    pub shape: Vec<usize>,
+    /// The box in these rows.
+    pub within: Vec<Range<usize>>,
+    /// The box in the global tensor.
+    pub global: Vec<Range<usize>>,
+}
+
+/// Splits `rows`, which count in row-major order over `extents`, into blocks: consecutive rows that
+/// have one index of some outer dims, a range of the next, and all indices of the others.
+fn collect_blocks(
+    extents: &[usize],
+    rows: Range<usize>,
+    first: usize,
+    outer: &mut Vec<Range<usize>>,
+    blocks: &mut Vec<(Range<usize>, Vec<Range<usize>>)>,
+) {
+    if rows.is_empty() {
+        return;
+    }
+    let Some((_, inner)) = extents.split_first() else {
+        blocks.push((first..first + 1, outer.clone()));
+        return;
+    };
+    let stride: usize = inner.iter().product();
+    let whole = rows.start.div_ceil(stride)..rows.end / stride;
+    let head = rows.start..rows.end.min(whole.start * stride);
+    let tail = rows.end.min(whole.end * stride).max(head.end)..rows.end;
+
+    let full = inner.iter().map(|extent| 0..*extent);
+    let full: Vec<Range<usize>> = outer.iter().cloned().chain([whole.clone()]).chain(full).collect();
+    for part in [head, whole.start * stride..whole.end * stride, tail] {
+        if part.is_empty() {
+            continue;
+        }
+        let index = part.start / stride;
+        let start = index * stride;
+        if part.len() >= stride {
+            blocks.push((first + part.start..first + part.end, full.clone()));
+            continue;
+        }
+        outer.push(index..index + 1);
+        let inside = part.start - start..part.end - start;
+        collect_blocks(inner, inside, first + start, outer, blocks);
+        outer.pop();
     }
 }
 

@@ -97,6 +97,30 @@ pub enum TapeError {
         name: String,
     },
 
+    /// The value of a parameter of which each rank keeps some rows.
+    #[error(
+        "no rank has the value of `{name}`, whose rows are divided over ranks: use `Param::var`, which \
+         gathers it on all of them, or `Param::home` for the rows of this rank"
+    )]
+    Divided {
+        /// The parameter.
+        name: String,
+    },
+
+    /// A parameter that gets a second home.
+    #[error("`{name}` has a home already: give homes to a model once")]
+    SecondHome {
+        /// The parameter.
+        name: String,
+    },
+
+    /// A backward pass after the gradients were reduced.
+    #[error(
+        "the gradients of these `Grads` are reduced: call `clear` before the next backward pass, and \
+         `last_pass` only for the last one of a step"
+    )]
+    Reduced,
+
     /// A sharding that a parameter cannot have.
     #[error("`{name}` of shape {shape} cannot be sharded as {sharding}: {problem}")]
     ParamSharding {

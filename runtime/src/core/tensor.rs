@@ -138,6 +138,14 @@ impl Tensor {
         self.storage.bytes()
     }
 
+    /// Its place in its storage, without the storage.
+    pub fn storage_view(&self) -> StorageView {
+        StorageView {
+            layout: self.layout,
+            tag: self.tag.clone(),
+        }
+    }
+
     /// A view of the indices `range` of dim `dim`. Copies nothing.
     ///
     /// # Errors
@@ -363,6 +371,31 @@ impl Tensor {
             dtype: self.dtype,
             tag,
         }
+    }
+}
+
+/// The place of a tensor in its storage, for a storage that is freed and computed again.
+#[derive(Clone)]
+pub struct StorageView {
+    layout: Layout,
+    tag: Option<Tag>,
+}
+
+impl StorageView {
+    /// The tensor at this place of `whole`, which is a whole storage with the same contents.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] when `whole` is too short or not a whole storage.
+    pub fn of(&self, whole: &Tensor) -> Result<Tensor> {
+        let end = self.layout.offset() + self.layout.span();
+        if !whole.is_contiguous() || whole.layout.offset() != 0 || whole.elements() < end {
+            let problem = format!("{whole} is not a storage of at least {end} elements");
+            return Err(Error::Argument {
+                op: "storage_view",
+                problem,
+            });
+        }
+        Ok(whole.with(self.layout, self.tag.clone()))
     }
 }
 

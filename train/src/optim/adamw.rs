@@ -1,7 +1,10 @@
 //! AdamW through the fused op, with f32 or bf16 state.
 
+use std::ops::Range;
+
 use meshgrad_runtime::ops::{self, AdamWOperands, AdamWTable, StepScalars};
-use meshgrad_runtime::{DType, Key, Kind, RegionKey, Tensor};
+use meshgrad_mesh::RowBox;
+use meshgrad_runtime::{DType, Key, Kind, Region, RegionKey, Tensor};
 
 use super::assign::scaled;
 use super::part::viewed;
@@ -27,8 +30,16 @@ pub struct AdamW {
 
 struct Slot {
     moments: Moments,
-    /// The random key of stochastic rounding.
-    key: Option<RegionKey>,
+    /// Of stochastic rounding; `None` if the parameter is rounded to nearest.
+    draws: Option<Vec<Draw>>,
+}
+
+/// The random key of some rows.
+struct Draw {
+    rows: Range<usize>,
+    /// The shape of the rows in which they are drawn.
+    shape: Vec<usize>,
+    key: RegionKey,
 }
 
 #[derive(Clone)]
@@ -63,7 +74,7 @@ impl AdamW {
                     exp_avg: zeros(part, dtype)?,
                     exp_avg_sq: zeros(part, dtype)?,
                 },
-                key: rounding_key(part, &config)?,
+                draws: draws(part, &config)?,
             })
         })?;
         let widened = match config.state_dtype {
@@ -93,9 +104,10 @@ impl AdamW {
                 ..scalars
             };
             let members = batch.members.iter();
-            let updates: Vec<Update<'_>> = members
-                .map(|at| Update::new(&due[*at], self.widened.as_ref()))
-                .collect::<Result<_>>()?;
+            let mut updates: Vec<Update<'_>> = Vec::with_capacity(members.len());
+            for at in members {
+                Update::new(&due[*at], self.widened.as_ref())?.add_to(&mut updates)?;
+            }
             let operands: Vec<AdamWOperands<'_>> = updates
                 .iter()
                 .map(|update| update.operands(&self.config))
@@ -152,16 +164,38 @@ fn state_dtype(part: &Part, state: DType) -> Result<DType, OptimError> {
     }
 }
 
-fn rounding_key(part: &Part, config: &AdamWConfig) -> Result<Option<RegionKey>> {
-    match (config.rounding, part.value().dtype()) {
-        (Rounding::Stochastic, DType::BF16) => {
-            // `rounding` keeps these numbers apart from initial values, whose key is the seed and
-            // the name alone.
-            let key = Key::new(config.seed).fold_name("rounding");
-            Ok(Some(key.fold_name(part.name()).within(&part.region()?)))
-        }
-        _ => Ok(None),
+/// The keys of stochastic rounding, if `part` is rounded so.
+///
+/// # Errors
+/// [`OptimError::ScatteredRows`].
+fn draws(part: &Part, config: &AdamWConfig) -> Result<Option<Vec<Draw>>> {
+    if config.rounding != Rounding::Stochastic || part.value().dtype() != DType::BF16 {
+        return Ok(None);
     }
+    // `rounding` keeps these numbers apart from initial values, whose key is the seed and the name
+    // alone.
+    let key = Key::new(config.seed).fold_name("rounding").fold_name(part.name());
+    let first = part.rows().start;
+    let draw = |it: &RowBox| {
+        let is_whole = it.within.iter().zip(&it.shape);
+        if !is_whole.clone().all(|(within, extent)| *within == (0..*extent)) {
+            return Err(OptimError::ScatteredRows {
+                optimizer: NAME,
+                name: part.name().to_owned(),
+            }
+            .into());
+        }
+        let mut region = Region::whole(part.global_shape())?;
+        for (dim, range) in it.global.iter().enumerate() {
+            region = region.slice(dim, range.clone())?;
+        }
+        Ok(Draw {
+            rows: it.rows.start - first..it.rows.end - first,
+            shape: it.shape.clone(),
+            key: key.within(&region),
+        })
+    };
+    part.boxes().iter().map(draw).collect::<Result<_>>().map(Some)
 }
 
 /// One batch per learning-rate factor; if `separate`, one per slot.
@@ -223,8 +257,10 @@ struct Update<'a> {
     slot: &'a super::slots::Slot<Slot>,
     param: Tensor,
     gradient: Tensor,
+    row_elements: usize,
     /// In the dtype of the op.
     moments: Moments,
+    draw: Option<&'a RegionKey>,
 }
 
 impl<'a> Update<'a> {
@@ -240,26 +276,37 @@ impl<'a> Update<'a> {
                 wide
             }
         };
-        let update = Update {
+        Ok(Update {
             slot,
             param: due.part.value().clone(),
             gradient: due.gradient.clone(),
+            row_elements: due.part.row_elements(),
             moments,
-        };
-        match slot.state.key {
-            None => Ok(update),
-            // The key's region has this shape.
-            Some(_) => update.viewed(&due.part.row_shape()),
-        }
+            draw: None,
+        })
     }
 
-    fn viewed(self, shape: &[usize]) -> Result<Update<'a>> {
-        Ok(Update {
-            slot: self.slot,
-            param: viewed(&self.param, shape)?,
-            gradient: viewed(&self.gradient, shape)?,
-            moments: self.moments.each(|moment| viewed(moment, shape))?,
-        })
+    /// Adds this update, or one for each draw, to `updates`.
+    fn add_to(self, updates: &mut Vec<Update<'a>>) -> Result<()> {
+        let Some(draws) = &self.slot.state.draws else {
+            updates.push(self);
+            return Ok(());
+        };
+        for draw in draws {
+            let of = |x: &Tensor| {
+                let rows = viewed(x, &[x.elements() / self.row_elements, self.row_elements])?;
+                viewed(&rows.slice(0, draw.rows.clone())?, &draw.shape)
+            };
+            updates.push(Update {
+                slot: self.slot,
+                param: of(&self.param)?,
+                gradient: of(&self.gradient)?,
+                row_elements: self.row_elements,
+                moments: self.moments.each(of)?,
+                draw: Some(&draw.key),
+            });
+        }
+        Ok(())
     }
 
     fn operands(&self, config: &AdamWConfig) -> AdamWOperands<'_> {
@@ -274,7 +321,7 @@ impl<'a> Update<'a> {
                 eps: config.eps,
                 weight_decay: self.slot.settings.weight_decay,
             },
-            rounding: self.slot.state.key.as_ref(),
+            rounding: self.draw,
         }
     }
 

@@ -33,6 +33,18 @@ pub enum OptimError {
         name: String,
     },
 
+    /// Rows whose elements are several boxes of the whole parameter, in another order.
+    #[error(
+        "{optimizer} cannot round `{name}` stochastically, because its sharding divides a dim into several \
+         ranges per rank; shard the dim in one range, or round to nearest"
+    )]
+    ScatteredRows {
+        /// The optimizer.
+        optimizer: &'static str,
+        /// The parameter.
+        name: String,
+    },
+
     /// A name pattern that cannot be parsed.
     #[error("pattern `{pattern}` is invalid: {message}; use `*` and `?`, as in `*.norm*`")]
     Pattern {

@@ -3,14 +3,15 @@
 use std::fmt;
 use std::ops::Range;
 
-use meshgrad_autograd::{Module, Param};
-use meshgrad_runtime::{DType, Region, Shape, Tensor, ops};
+use meshgrad_autograd::{Module, Param, row_count, row_elements};
+use meshgrad_mesh::RowBox;
+use meshgrad_runtime::{DType, Shape, ShardedShape, Tensor, ops};
 
 use super::OptimError;
 use crate::Result;
 
-/// A range of the rows of a parameter. Its rows are all dims but the last, merged; a parameter with
-/// fewer than two dims is one row.
+/// A range of the rows of a parameter, or of this rank's part of a sharded one. Its rows are all dims
+/// but the last, merged; a parameter with fewer than two dims is one row.
 #[derive(Clone, Debug)]
 pub struct Part {
     spec: PartSpec,
@@ -24,25 +25,36 @@ pub(super) struct PartSpec {
     dtype: DType,
     shape: Shape,
     global: Shape,
+    /// The shape of the part that `rows` counts the rows of: this rank's part of a sharded parameter.
+    local: Shape,
     rows: Range<usize>,
+    /// Where the rows are in the whole parameter.
+    boxes: Vec<RowBox>,
 }
 
-/// Every parameter of `module` that is not frozen as one part, in the module's order.
+/// [`Part::of`] every parameter of `module` that is not frozen, in the module's order.
 ///
 /// # Errors
 /// [`TapeError::NotMaterialized`](meshgrad_runtime::TapeError::NotMaterialized).
 pub fn parts(module: &impl Module) -> Result<Vec<Part>> {
-    module.trained().iter().map(Part::whole).collect()
+    module.trained().iter().map(Part::of).collect()
 }
 
 impl Part {
-    /// All rows of `param`.
+    /// The rows of `param` that this rank keeps: those of its [`Home`](meshgrad_autograd::Home), or
+    /// all.
     ///
     /// # Errors
     /// [`TapeError::NotMaterialized`](meshgrad_runtime::TapeError::NotMaterialized).
-    pub fn whole(param: &Param) -> Result<Part> {
-        let shape = *param.shape();
-        Part::new(param.name(), param.value()?, &shape, 0..row_count(&shape))
+    pub fn of(param: &Param) -> Result<Part> {
+        let (name, shape) = (param.name().to_owned(), param.sharded_shape());
+        match param.home() {
+            Some(home) => Part::with_shape(name, home.value().clone(), &shape, home.rows()),
+            None => {
+                let whole = *param.shape();
+                Part::new(name, param.value()?, &whole, 0..row_count(&whole))
+            }
+        }
     }
 
     /// The rows `rows` of parameter `name`, whose shape is `global`, with their value.
@@ -58,23 +70,32 @@ impl Part {
         global: &[usize],
         rows: Range<usize>,
     ) -> Result<Part> {
-        let (name, global) = (name.into(), Shape::new(global)?);
-        let count = row_count(&global);
+        Part::with_shape(name.into(), value, &Shape::new(global)?.into(), rows)
+    }
+
+    fn with_shape(
+        name: String,
+        value: Tensor,
+        shape: &ShardedShape,
+        rows: Range<usize>,
+    ) -> Result<Part> {
+        let (global, local) = (**shape, *shape.local());
+        let count = row_count(&local);
         if rows.start > rows.end || rows.end > count {
             return Err(OptimError::NoRows {
                 name,
                 rows,
                 count,
-                global,
+                global: local,
             }
             .into());
         }
-        let expected = rows.len() * last_extent(&global);
+        let expected = rows.len() * row_elements(&local);
         if value.elements() != expected || !value.is_contiguous() {
             return Err(OptimError::Rows {
                 name,
                 rows,
-                global,
+                global: local,
                 expected,
                 actual: *value.shape(),
             }
@@ -84,7 +105,9 @@ impl Part {
             name,
             dtype: value.dtype(),
             shape: *value.shape(),
+            boxes: shape.row_boxes(rows.clone()),
             global,
+            local,
             rows,
         };
         Ok(Part { spec, value })
@@ -105,7 +128,7 @@ impl Part {
         &self.spec.global
     }
 
-    /// The rows of the whole parameter that this part has.
+    /// The rows that this part has, of the whole parameter or of this rank's part of a sharded one.
     pub fn rows(&self) -> Range<usize> {
         self.spec.rows.clone()
     }
@@ -114,16 +137,14 @@ impl Part {
         &self.spec
     }
 
-    /// The shape of this part as a list of rows.
-    pub(super) fn row_shape(&self) -> [usize; 2] {
-        [self.spec.rows.len(), last_extent(&self.spec.global)]
+    /// Where the rows are in the whole parameter.
+    pub(super) fn boxes(&self) -> &[RowBox] {
+        &self.spec.boxes
     }
 
-    /// The elements of this part in the global parameter, as a tensor of [`Part::row_shape`].
-    pub(super) fn region(&self) -> Result<Region> {
-        let PartSpec { global, rows, .. } = &self.spec;
-        let whole = Region::whole(&[row_count(global), last_extent(global)])?;
-        Ok(whole.slice(0, rows.clone())?)
+    /// The elements of a row.
+    pub(super) fn row_elements(&self) -> usize {
+        row_elements(&self.spec.local)
     }
 
     /// The shape of this part as a list of matrices, for a parameter of at least two dims.
@@ -131,12 +152,13 @@ impl Part {
     /// # Errors
     /// [`OptimError::SplitMatrix`], naming `optimizer`.
     pub(super) fn matrices(&self, optimizer: &'static str) -> Result<[usize; 3], OptimError> {
-        let PartSpec { global, rows, .. } = &self.spec;
+        let PartSpec { global, local, rows, .. } = &self.spec;
         let [.., matrix, columns] = global[..] else {
-            return Ok([rows.len(), 1, last_extent(global)]);
+            return Ok([rows.len(), 1, self.row_elements()]);
         };
         let splits = |row: usize| row.checked_rem(matrix).is_some_and(|rest| rest != 0);
-        if splits(rows.start) || splits(rows.end) {
+        let is_sharded = !local.ends_with(&[matrix, columns]);
+        if is_sharded || splits(rows.start) || splits(rows.end) {
             return Err(OptimError::SplitMatrix {
                 optimizer,
                 name: self.spec.name.clone(),
@@ -155,13 +177,11 @@ impl fmt::Display for PartSpec {
             name,
             dtype,
             shape,
-            global,
+            local,
             rows: Range { start, end },
+            ..
         } = self;
-        write!(
-            f,
-            "`{name}` {dtype}{shape}, rows {start}..{end} of {global}"
-        )
+        write!(f, "`{name}` {dtype}{shape}, rows {start}..{end} of {local}")
     }
 }
 
@@ -169,13 +189,4 @@ impl fmt::Display for PartSpec {
 pub(super) fn viewed(x: &Tensor, shape: &[usize]) -> Result<Tensor> {
     // A contiguous tensor reshapes to any shape without a copy.
     Ok(ops::reshape(x, shape)?)
-}
-
-fn row_count(shape: &Shape) -> usize {
-    let rows = shape.split_last().map(|(_, rows)| rows);
-    rows.map_or(1, |rows| rows.iter().product())
-}
-
-fn last_extent(shape: &Shape) -> usize {
-    shape.last().copied().unwrap_or(1)
 }

@@ -1,8 +1,8 @@
 //! Global shapes with the shards of a rank.
 
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 
-use meshgrad_mesh::{Placement, Sharding};
+use meshgrad_mesh::{Placement, Region, RowBox, Sharding};
 
 use super::error::ShardedTensorError;
 use super::tag::Tag;
@@ -74,6 +74,15 @@ impl ShardedShape {
         }
         let first = tag.region().dims()[dim].ranges()[0].start;
         Ok(IndexRange { first, total })
+    }
+
+    /// Where some rows of this rank's part are in the global tensor; see
+    /// [`Region::row_boxes`](meshgrad_mesh::Region::row_boxes).
+    pub fn row_boxes(&self, rows: Range<usize>) -> Vec<RowBox> {
+        match &self.tag {
+            Some(tag) => tag.region().row_boxes(rows),
+            None => Region::whole(&self.global).row_boxes(rows),
+        }
     }
 
     /// The sharding, without partial values.

@@ -1,0 +1,357 @@
+//! The gradients of a unit: whole while a backward pass adds to them, then reduced to the rows that
+//! this rank keeps.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use meshgrad_autograd::{HomeGradients, Param};
+use meshgrad_comm::{Collectives, Communicator, GroupConnector, Reduction};
+use meshgrad_mesh::{self as mesh, Mesh};
+use meshgrad_runtime::{
+    Accumulator, DType, Error, Kind, Pending, Result, Shape, Tensor, UninitTensor, ops,
+    without_mesh,
+};
+
+use crate::error::HomeError;
+use crate::layout::Layout;
+use crate::unit::{Unit, viewed};
+
+/// The groups over which gradients are summed besides those of the rows.
+pub(crate) struct Groups {
+    pub(crate) mesh: Mesh,
+    pub(crate) rank: usize,
+    pub(crate) connector: Arc<dyn GroupConnector>,
+    pub(crate) connected: Mutex<HashMap<Vec<String>, Arc<dyn Communicator>>>,
+}
+
+impl Groups {
+    /// The ranks that differ along `axes`.
+    pub(crate) fn along(&self, axes: &[String]) -> Result<Arc<dyn Communicator>> {
+        let mut connected = self.connected.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(communicator) = connected.get(axes) {
+            return Ok(communicator.clone());
+        }
+        let group = self.mesh.group(axes, self.rank).map_err(Error::other)?;
+        let group = group.ok_or_else(|| Error::Argument {
+            op: "home",
+            problem: format!("rank {} is not in mesh {}", self.rank, self.mesh),
+        })?;
+        let communicator = self.connector.connect("home", &group)?;
+        connected.insert(axes.to_vec(), communicator.clone());
+        Ok(communicator)
+    }
+}
+
+/// The gradients of some parameters of a unit.
+pub(crate) struct Gradients {
+    unit: Arc<Unit>,
+    /// The buffer of each parameter, and its position there.
+    places: Vec<(usize, usize)>,
+    buffers: Vec<Buffer>,
+}
+
+impl Gradients {
+    pub(crate) fn new(unit: Arc<Unit>, params: &[Param]) -> Result<Gradients> {
+        let mut places = vec![(0, 0); params.len()];
+        let mut buffers = Vec::new();
+        for layout in &unit.layouts {
+            let position = |at: &usize| {
+                let id = layout.params[*at].id;
+                params.iter().position(|param| param.id() == id)
+            };
+            let kept: Vec<usize> = (0..layout.params.len())
+                .filter(|at| position(at).is_some())
+                .collect();
+            if kept.is_empty() {
+                continue;
+            }
+            for (new, at) in kept.iter().enumerate() {
+                if let Some(position) = position(at) {
+                    places[position] = (buffers.len(), new);
+                }
+            }
+            let layout = layout.subset(&kept, layout.dtype.accumulator());
+            buffers.push(Buffer::new(layout));
+        }
+        Ok(Gradients {
+            unit,
+            places,
+            buffers,
+        })
+    }
+}
+
+impl HomeGradients for Gradients {
+    fn buffer(&mut self, at: usize) -> Result<Tensor> {
+        let (buffer, at) = self.places[at];
+        let device = self.unit.shard.device();
+        let buffer = &mut self.buffers[buffer];
+        let whole = buffer.whole(|layout| uninit(device, layout.len(), layout.dtype))?;
+        let placed = &buffer.layout.params[at];
+        viewed(&whole.slice(0, placed.range())?, placed.shape.local())
+    }
+
+    fn reduces_each_pass(&self) -> bool {
+        self.unit.home.reduces_each_pass
+    }
+
+    fn reduce(&mut self, whole: Vec<Option<Tensor>>, is_last: bool) -> Result<()> {
+        for (position, gradient) in whole.iter().enumerate() {
+            let (buffer, at) = self.places[position];
+            match gradient {
+                Some(gradient) => {
+                    let placed = &self.buffers[buffer].layout.params[at];
+                    let others = other_partials(&self.unit, &placed.name, gradient)?;
+                    self.buffers[buffer].others[at] = others;
+                }
+                None => ops::fill_into(&self.buffer(position)?, 0.0)?,
+            }
+        }
+        self.unit.end_backward();
+        let unit = &self.unit;
+        self.buffers
+            .iter_mut()
+            .try_for_each(|buffer| buffer.reduce(unit, is_last))
+    }
+
+    fn advance(&mut self) -> Result<()> {
+        let unit = &self.unit;
+        self.buffers
+            .iter_mut()
+            .try_for_each(|buffer| buffer.advance(unit))
+    }
+
+    fn finish(&mut self) -> Result<Vec<Tensor>> {
+        for buffer in &mut self.buffers {
+            buffer.finish(&self.unit)?;
+        }
+        let parts = self.places.iter();
+        parts
+            .map(|(buffer, at)| self.buffers[*buffer].part(*at))
+            .collect()
+    }
+
+    fn clear(&mut self) {
+        let keeps_all = self.unit.shard.size() == 1;
+        for buffer in &mut self.buffers {
+            buffer.clear(keeps_all);
+        }
+    }
+}
+
+/// The axes besides those of the home along which a gradient is a partial sum.
+///
+/// # Errors
+/// [`HomeError::NotPartial`] if the ranks of the home do not have partial sums.
+fn other_partials(unit: &Unit, name: &str, gradient: &Tensor) -> Result<Vec<String>> {
+    let Some(sharding) = gradient.sharding() else {
+        return Ok(Vec::new());
+    };
+    let partials = sharding.partials();
+    let sums = |axis: &str| partials.contains(&(axis, mesh::Reduction::Sum));
+    let home = || unit.home.shard.iter().chain(&unit.home.replicate);
+    for axis in home() {
+        let size = sharding.mesh().size(axis).map_err(Error::other)?;
+        if size > 1 && !sums(axis) {
+            return Err(HomeError::NotPartial {
+                name: name.to_owned(),
+                sharding: sharding.to_string(),
+                axis: axis.clone(),
+            }
+            .into());
+        }
+    }
+    let others = partials.iter().map(|(axis, _)| *axis);
+    let others = others.filter(|axis| home().all(|own| own != axis));
+    Ok(others.map(str::to_owned).collect())
+}
+
+/// The gradients of one layout.
+struct Buffer {
+    layout: Layout,
+    /// All rows, while a pass adds to them.
+    whole: Option<Tensor>,
+    /// The rows that this rank keeps, over the passes.
+    sum: Option<Tensor>,
+    /// Whether `sum` has a gradient.
+    is_filled: bool,
+    scattered: Option<Scattered>,
+    /// The sum over the replicas.
+    replicas: Option<Pending<Tensor>>,
+    /// Whether the replicas were reduced, or that has started.
+    is_last: bool,
+    /// By parameter: other axes along which its gradient is a partial sum.
+    others: Vec<Vec<String>>,
+}
+
+/// A reduction over the ranks of the rows.
+enum Scattered {
+    /// Into `sum`.
+    Written(Pending<Tensor>),
+    /// To be added to `sum`.
+    New(Pending<Tensor>),
+}
+
+impl Buffer {
+    fn new(layout: Layout) -> Buffer {
+        Buffer {
+            others: vec![Vec::new(); layout.params.len()],
+            layout,
+            whole: None,
+            sum: None,
+            is_filled: false,
+            scattered: None,
+            replicas: None,
+            is_last: false,
+        }
+    }
+
+    fn whole(&mut self, allocate: impl FnOnce(&Layout) -> Result<Tensor>) -> Result<Tensor> {
+        let whole = match self.whole.take() {
+            Some(whole) => whole,
+            None => allocate(&self.layout)?,
+        };
+        self.whole = Some(whole.clone());
+        Ok(whole)
+    }
+
+    /// Starts to reduce `whole` to the rows of each rank.
+    fn reduce(&mut self, unit: &Unit, is_last: bool) -> Result<()> {
+        self.collect()?;
+        self.is_last = is_last;
+        let Some(whole) = self.whole.take() else {
+            return Ok(());
+        };
+        if unit.shard.size() == 1 {
+            return match (&self.sum, self.is_filled) {
+                (Some(sum), true) => add(&whole, sum),
+                _ => {
+                    (self.sum, self.is_filled) = (Some(whole), true);
+                    Ok(())
+                }
+            };
+        }
+        let dtype = unit.home.reduction.unwrap_or(self.layout.dtype);
+        let (whole, counts) = (ops::cast(&whole, dtype)?, self.layout.counts());
+        let sum = self.sum(unit)?;
+        self.scattered = Some(match !self.is_filled && dtype == self.layout.dtype {
+            true => Scattered::Written(unit.shard.reduce_scatter_rows_into(
+                &whole,
+                &counts,
+                Reduction::Sum,
+                &sum,
+            )?),
+            false => {
+                Scattered::New(unit.shard.reduce_scatter_rows(&whole, &counts, Reduction::Sum)?)
+            }
+        });
+        Ok(())
+    }
+
+    fn sum(&mut self, unit: &Unit) -> Result<Tensor> {
+        let sum = match self.sum.take() {
+            Some(sum) => sum,
+            None => uninit(unit.shard.device(), self.layout.own().len(), self.layout.dtype)?,
+        };
+        self.sum = Some(sum.clone());
+        Ok(sum)
+    }
+
+    /// Waits for the reduction over the ranks of the rows.
+    fn collect(&mut self) -> Result<()> {
+        match self.scattered.take() {
+            None => return Ok(()),
+            Some(Scattered::Written(pending)) => drop(pending.wait()?),
+            Some(Scattered::New(pending)) => {
+                let part = pending.wait()?;
+                match (&self.sum, self.is_filled) {
+                    (Some(sum), true) => add(&part, sum)?,
+                    (Some(sum), false) => ops::copy_into(&ops::cast(&part, sum.dtype())?, sum)?,
+                    (None, _) => (),
+                }
+            }
+        }
+        self.is_filled = true;
+        Ok(())
+    }
+
+    /// After the last pass, starts the reduction over the replicas.
+    fn advance(&mut self, unit: &Unit) -> Result<()> {
+        self.collect()?;
+        let axes = &unit.home.replicate;
+        let (true, false, Some(sum)) = (self.is_last, self.replicas.is_some(), &self.sum) else {
+            return Ok(());
+        };
+        let replicas = unit.groups.along(axes)?;
+        if replicas.size() > 1 && self.is_filled {
+            self.replicas = Some(replicas.all_reduce_in_place(sum, Reduction::Sum)?);
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self, unit: &Unit) -> Result<()> {
+        self.is_last = true;
+        self.advance(unit)?;
+        if let Some(replicas) = self.replicas.take() {
+            replicas.wait()?;
+        }
+        let sum = self.sum(unit)?;
+        if !self.is_filled {
+            self.is_filled = true;
+            return ops::fill_into(&sum, 0.0);
+        }
+        for (axes, at) in self.runs() {
+            let range = self.layout.own_part_of(at.start).start..self.layout.own_part_of(at.end - 1).end;
+            let part = sum.slice(0, range)?;
+            let group = unit.groups.along(&axes)?;
+            group.all_reduce_in_place(&part, Reduction::Sum)?.wait()?;
+        }
+        Ok(())
+    }
+
+    /// Neighbouring parameters with partial sums over the same other axes.
+    fn runs(&self) -> Vec<(Vec<String>, std::ops::Range<usize>)> {
+        let mut runs: Vec<(Vec<String>, std::ops::Range<usize>)> = Vec::new();
+        for (at, axes) in self.others.iter().enumerate() {
+            match runs.last_mut() {
+                Some((last, range)) if last == axes => range.end = at + 1,
+                _ => runs.push((axes.clone(), at..at + 1)),
+            }
+        }
+        runs.retain(|(axes, _)| !axes.is_empty());
+        runs
+    }
+
+    /// The gradient of parameter `at`: [rows, elements of a row].
+    fn part(&self, at: usize) -> Result<Tensor> {
+        let placed = &self.layout.params[at];
+        let rows = placed.rows(&self.layout.own()).len();
+        let sum = self.sum.as_ref().ok_or_else(|| Error::Argument {
+            op: "home",
+            problem: format!("the gradient of `{}` is not reduced", placed.name),
+        })?;
+        let part = sum.slice(0, self.layout.own_part_of(at))?;
+        viewed(&part, &[rows, placed.row_elements()])
+    }
+
+    fn clear(&mut self, keeps_all: bool) {
+        (self.scattered, self.replicas) = (None, None);
+        (self.is_filled, self.is_last) = (false, false);
+        if keeps_all {
+            // The next pass adds to the same memory.
+            self.whole = self.sum.take().or_else(|| self.whole.take());
+        }
+    }
+}
+
+fn uninit(device: &meshgrad_runtime::Device, elements: usize, dtype: DType) -> Result<Tensor> {
+    let shape = Shape::new(&[elements])?;
+    without_mesh(|| Ok(UninitTensor::with_kind(device, shape, dtype, Kind::Gradient)?.finish()))
+}
+
+/// sum = sum + x
+fn add(x: &Tensor, sum: &Tensor) -> Result<()> {
+    let mut sum = Accumulator::over(sum.clone())?;
+    sum.filled();
+    ops::add_into(&ops::cast(x, sum.buffer().dtype())?, &mut sum)
+}

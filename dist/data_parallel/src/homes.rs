@@ -1,0 +1,251 @@
+//! The units of a model, and their homes.
+
+use std::sync::{Arc, Mutex};
+
+use glob::{MatchOptions, Pattern};
+use meshgrad_autograd::{Module, Param};
+use meshgrad_comm::{Communicator, GroupConnector, Rank};
+use meshgrad_mesh::{Mesh, Sharding, nearest_name};
+use meshgrad_runtime::{DType, Error, Result};
+
+use crate::error::HomeError;
+use crate::gradients::Groups;
+use crate::home::Home;
+use crate::layout::Layout;
+use crate::order::Order;
+use crate::unit::Unit;
+
+/// The homes of a model's parameters on one rank.
+///
+/// All ranks of the mesh give the same homes to the same units, before the values are set or after.
+#[derive(Clone)]
+pub struct Homes {
+    rank: usize,
+    connector: Arc<dyn GroupConnector>,
+    mesh: Mesh,
+    units: Vec<(String, Home)>,
+    rest: Home,
+    prefetch: usize,
+}
+
+impl Homes {
+    /// Homes on `mesh`. Parameters that are in no other unit are one unit, with the home `rest`.
+    pub fn new(rank: &dyn Rank, mesh: &Mesh, rest: Home) -> Homes {
+        Homes {
+            rank: rank.rank(),
+            connector: rank.connector(),
+            mesh: mesh.clone(),
+            units: Vec::new(),
+            rest,
+            prefetch: 1,
+        }
+    }
+
+    /// Makes a unit of each module whose name matches `modules`, such as `model.layers.*`, where
+    /// `*` matches one component of the name. A parameter belongs to the innermost of the modules
+    /// that it is in; of two patterns that match one module, the later one counts.
+    #[must_use]
+    pub fn unit(mut self, modules: &str, home: Home) -> Homes {
+        self.units.push((modules.to_owned(), home));
+        self
+    }
+
+    /// The number of units that are gathered ahead of their use; 1 by default. Each holds the
+    /// memory of a gathered unit.
+    #[must_use]
+    pub fn prefetch(self, units: usize) -> Homes {
+        Homes {
+            prefetch: units,
+            ..self
+        }
+    }
+
+    /// Moves the parameters of `model` to their homes: those that have values, and the initial
+    /// values or loaded ones that are set later. Parameters without a sharding become replicated
+    /// over the mesh.
+    ///
+    /// # Errors
+    /// [`HomeError`], before anything moves;
+    /// [`SecondHome`](meshgrad_runtime::TapeError::SecondHome);
+    /// [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
+    pub fn settle(&self, model: &impl Module) -> Result<()> {
+        let order = Arc::new(Order::new(self.prefetch));
+        let mut params = model.params();
+        let mut seen = std::collections::HashSet::new();
+        params.retain(|param| seen.insert(param.id()));
+        for param in &params {
+            self.state_sharding(param)?;
+        }
+
+        let units = self.group(&params)?;
+        for (name, home, params) in &units {
+            self.check(name, home, params)?;
+        }
+        for (_, home, params) in units {
+            self.settle_unit(home, &params, &order)?;
+        }
+        Ok(())
+    }
+
+    /// Replicates a parameter over the mesh, unless it has a sharding.
+    fn state_sharding(&self, param: &Param) -> Result<()> {
+        if param.sharded_shape().sharding().is_some() || param.home().is_some() {
+            return Ok(());
+        }
+        let replicated = Sharding::replicated(&self.mesh, param.shape()).map_err(Error::other)?;
+        let value = param.take();
+        param.shard(&replicated, self.rank)?;
+        match value {
+            Some(value) => param.set(&value.with_sharding(&replicated, self.rank)?),
+            None => Ok(()),
+        }
+    }
+
+    /// The units with their parameters, in the order of their first ones.
+    fn group<'a>(&'a self, params: &[Param]) -> Result<Vec<(String, &'a Home, Vec<Param>)>> {
+        let patterns = self.units.iter().map(|(modules, home)| {
+            let pattern = Pattern::new(&modules.replace('.', "/"));
+            let pattern = pattern.map_err(|error| HomeError::Pattern {
+                pattern: modules.clone(),
+                problem: error.to_string(),
+            })?;
+            Ok((pattern, home))
+        });
+        let patterns: Vec<(Pattern, &Home)> = patterns.collect::<Result<_, HomeError>>()?;
+        let mut used = vec![false; patterns.len()];
+        let mut units: Vec<(String, &Home, Vec<Param>)> = Vec::new();
+        for param in params {
+            let found = modules_of(param.name()).find_map(|module| {
+                let path = module.replace('.', "/");
+                let matches = |(pattern, _): &(Pattern, &Home)| pattern.matches_with(&path, EACH);
+                let at = patterns.iter().rposition(matches)?;
+                Some((module, at))
+            });
+            let (name, home) = match found {
+                Some((module, at)) => {
+                    used[at] = true;
+                    (module, patterns[at].1)
+                }
+                None => ("", &self.rest),
+            };
+            match units.iter_mut().find(|(unit, ..)| unit == name) {
+                Some((.., members)) => members.push(param.clone()),
+                None => units.push((name.to_owned(), home, vec![param.clone()])),
+            }
+        }
+        match used.iter().position(|used| !used) {
+            None => Ok(units),
+            Some(unused) => {
+                let pattern = &self.units[unused].0;
+                let modules = params.iter().flat_map(|param| modules_of(param.name()));
+                Err(HomeError::NoModule {
+                    nearest: nearest_name(pattern, modules),
+                    pattern: pattern.clone(),
+                }
+                .into())
+            }
+        }
+    }
+
+    /// Checks a home against the parameters of its unit.
+    fn check(&self, unit: &str, home: &Home, params: &[Param]) -> Result<()> {
+        let axes: Vec<&String> = home.shard.iter().chain(&home.replicate).collect();
+        for (at, axis) in axes.iter().enumerate() {
+            self.mesh.axis(axis).map_err(Error::other)?;
+            if axes[..at].contains(axis) {
+                return Err(HomeError::AxisTwice {
+                    unit: unit.to_owned(),
+                    axis: (*axis).clone(),
+                }
+                .into());
+            }
+        }
+        for param in params {
+            let shape = param.sharded_shape();
+            let Some(sharding) = shape.sharding() else {
+                continue;
+            };
+            if *sharding.mesh() != self.mesh {
+                return Err(HomeError::OtherMesh {
+                    name: param.name().to_owned(),
+                    expected: self.mesh.to_string(),
+                    actual: sharding.mesh().to_string(),
+                }
+                .into());
+            }
+            let used = sharding_axes(sharding);
+            if let Some(axis) = axes.iter().find(|axis| used.contains(axis)) {
+                return Err(HomeError::AxisInUse {
+                    unit: unit.to_owned(),
+                    axis: (*axis).clone(),
+                    name: param.name().to_owned(),
+                    sharding: sharding.to_string(),
+                }
+                .into());
+            }
+        }
+        Ok(())
+    }
+
+    fn settle_unit(&self, home: &Home, params: &[Param], order: &Arc<Order>) -> Result<()> {
+        let groups = Groups {
+            mesh: self.mesh.clone(),
+            rank: self.rank,
+            connector: self.connector.clone(),
+            connected: Mutex::default(),
+        };
+        let shard = groups.along(&home.shard)?;
+
+        // The ranks that have equal shards of a parameter divide it equally, because they sum its
+        // gradients.
+        let mut classes: Vec<((Vec<String>, DType), Vec<&Param>)> = Vec::new();
+        for param in params {
+            let axes = param.sharded_shape().sharding().map(sharding_axes);
+            let class = (axes.unwrap_or_default(), param.spec().dtype);
+            match classes.iter_mut().find(|(other, _)| *other == class) {
+                Some((_, members)) => members.push(param),
+                None => classes.push((class, vec![param])),
+            }
+        }
+        let layout = |(_, params): &(_, Vec<&Param>)| {
+            Layout::new(params, home.whole_matrices, shard.size(), shard.index())
+        };
+        let layouts = classes.iter().map(layout).collect();
+        let unit = Unit::new(home.clone(), layouts, shard.clone(), groups, order)?;
+        for (layout, ((axes, _), params)) in classes.iter().enumerate() {
+            let divided: Vec<&String> = axes.iter().chain(&home.shard).collect();
+            let is_first_copy = self.is_first(&divided);
+            for (at, param) in params.iter().enumerate() {
+                param.settle(Arc::new(unit.home_of(layout, at, is_first_copy)?))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether this rank is the first along all axes but these.
+    fn is_first(&self, divided: &[&String]) -> bool {
+        let coordinate = self.mesh.coordinate(self.rank).unwrap_or_default();
+        let mut axes = self.mesh.axes().iter().zip(coordinate);
+        axes.all(|(axis, at)| at == 0 || divided.iter().any(|name| *name == axis.name()))
+    }
+}
+
+/// `*` matches one component.
+const EACH: MatchOptions = MatchOptions {
+    case_sensitive: true,
+    require_literal_separator: true,
+    require_literal_leading_dot: false,
+};
+
+/// The modules that a parameter is in, the innermost first, and its own name before them.
+fn modules_of(name: &str) -> impl Iterator<Item = &str> {
+    let ends = name.rmatch_indices('.').map(|(at, _)| at);
+    [name.len()].into_iter().chain(ends).map(|end| &name[..end])
+}
+
+/// The axes that shard a dim.
+fn sharding_axes(sharding: &Sharding) -> Vec<String> {
+    let placements = sharding.placements().into_iter();
+    let sharding = placements.filter(|(_, at)| at.dim().is_some());
+    sharding.map(|(axis, _)| axis.to_owned()).collect()
+}

@@ -1,0 +1,63 @@
+//! Data parallelism: where parameters live, and how their gradients are reduced.
+//!
+//! A [`Home`] says over which mesh axes the rows of parameters are divided, over which they are
+//! copied, and how long gathered values stay: [`Home::replicate`], [`Home::zero1`],
+//! [`Home::fsdp`], [`Home::hsdp`]. [`Homes`] gives one to each unit of a model, which is any module
+//! that a caller names, such as a layer. The parameters of a unit lie in one flat buffer, so that
+//! one collective gathers them and one reduces their gradients, and neither copies.
+//!
+//! The model's code stays as it is. [`Param::var`](meshgrad_autograd::Param::var) gathers a unit
+//! when an op uses the first of its parameters; an op saves "gather again" for backward; a backward
+//! pass reduces a unit's gradients when the last of them is complete.
+//!
+//! - `home.rs`: what a caller chooses.
+//! - `homes.rs`: the units of a model.
+//! - `layout.rs`: the rows of a unit in its flat buffer, and which rank keeps which.
+//! - `unit.rs`: the values of a unit, gathered or not.
+//! - `order.rs`: the order in which units are used, for prefetching.
+//! - `gradients.rs`: the gradients of a unit.
+//!
+//! ```
+//! use meshgrad_autograd::{Grads, Init, Module, Param, Tape, ops};
+//! use meshgrad_comm::{Local, Rank, Redistributor};
+//! use meshgrad_data_parallel::{Home, Homes};
+//! use meshgrad_mesh::{Mesh, Placement};
+//! use meshgrad_runtime::{DType, Tensor, redistribute};
+//!
+//! let mesh = Mesh::new(&[2], &["dp"])?;
+//! let losses = Local::new(2).launch(|rank| {
+//!     Redistributor::new(rank).run_on(&mesh, || {
+//!         let w = Param::new("w", [3, 4], Init::Ones);
+//!         Homes::new(rank, &mesh, Home::fsdp(["dp"])).settle(&w)?;
+//!         w.materialize(rank.device(), 0)?;
+//!         // Three rows: rank 0 keeps one or two of them.
+//!         assert!(w.home().unwrap().rows().len() < 3);
+//!
+//!         let x = Tensor::from_slice(rank.device(), &[2, 4], &[1.0f32; 8])?.as_replicated()?;
+//!         let x = redistribute(&x, [("dp", Placement::shard(0))])?;
+//!         let x = meshgrad_autograd::Var::constant(x);
+//!         let (loss, tape) = Tape::record(|| ops::sum(&ops::linear(&x, &w.var()?)?, &[0, 1]))?;
+//!         let mut grads = Grads::new(&[w.clone()])?;
+//!         let one = meshgrad_runtime::ops::full(rank.device(), &[], DType::F32, 1.0)?;
+//!         tape.backward(&[(&loss, one)], &mut grads)?;
+//!         // The gradient of this rank's rows: summed over all samples.
+//!         let gradient = grads.get(&w)?;
+//!         assert!(gradient.to_vec::<f32>()?.iter().all(|dw| *dw == 2.0));
+//!         Ok::<(), meshgrad_runtime::Error>(())
+//!     })
+//! });
+//! losses?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod error;
+mod gradients;
+mod home;
+mod homes;
+mod layout;
+mod order;
+mod unit;
+
+pub use error::HomeError;
+pub use home::{Home, Reshard};
+pub use homes::Homes;

@@ -1,0 +1,94 @@
+//! The order in which units are used, learnt while they are used.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use meshgrad_runtime::Result;
+
+use crate::unit::Unit;
+
+/// Which units follow each other. A model uses them in the same order in each step, so the unit that
+/// followed the last two units before is expected to follow them again. All ranks learn the same.
+pub(crate) struct Order {
+    /// The number of units to gather ahead.
+    prefetch: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    units: Vec<Weak<Unit>>,
+    before: Option<usize>,
+    current: Option<usize>,
+    /// By the unit before and the current one.
+    next: HashMap<(Option<usize>, usize), usize>,
+}
+
+/// A unit that is used within this number of changes stays gathered.
+const KEPT_AHEAD: usize = 2;
+
+impl Order {
+    pub(crate) fn new(prefetch: usize) -> Order {
+        Order {
+            prefetch,
+            state: Mutex::default(),
+        }
+    }
+
+    /// Adds a unit and returns its number.
+    pub(crate) fn add(&self, unit: Weak<Unit>) -> usize {
+        let mut state = self.state();
+        state.units.push(unit);
+        state.units.len() - 1
+    }
+
+    /// Notes that `unit` is used. If another was used before, frees the units that are not expected
+    /// soon, and starts to gather this one and those that are expected next.
+    pub(crate) fn enter(&self, unit: usize) -> Result<()> {
+        let (others, ahead) = {
+            let mut state = self.state();
+            if state.current == Some(unit) {
+                return Ok(());
+            }
+            state.advance(unit);
+            let ahead = state.expected(self.prefetch.max(KEPT_AHEAD));
+            let units = state.units.iter().enumerate();
+            let is_expected = |at: usize| at == unit || ahead.contains(&at);
+            let others = units.filter(|(at, _)| !is_expected(*at));
+            let others: Vec<_> = others.filter_map(|(_, unit)| unit.upgrade()).collect();
+            let first = [unit].into_iter().chain(ahead.into_iter().take(self.prefetch));
+            let first: Vec<Arc<Unit>> = first.filter_map(|at| state.units[at].upgrade()).collect();
+            (others, first)
+        };
+        others.iter().for_each(|unit| unit.leave());
+        ahead.iter().try_for_each(|unit| unit.start())
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn advance(&mut self, unit: usize) {
+        if let Some(current) = self.current {
+            self.next.insert((self.before, current), unit);
+        }
+        self.before = self.current;
+        self.current = Some(unit);
+    }
+
+    /// The next units, at most `count`.
+    fn expected(&self, count: usize) -> Vec<usize> {
+        let (mut before, mut current) = (self.before, self.current);
+        let mut expected = Vec::with_capacity(count);
+        while expected.len() < count
+            && let Some(at) = current
+            && let Some(next) = self.next.get(&(before, at))
+        {
+            expected.push(*next);
+            (before, current) = (current, Some(*next));
+        }
+        expected
+    }
+}

@@ -1,0 +1,337 @@
+//! The values of a unit: the rows that this rank keeps, and gathered ones.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use meshgrad_autograd::{self as autograd, GatheredStorage, HomeGradients, HomeUnit, Param, Regather};
+use meshgrad_comm::{Collectives, Communicator, Reduction};
+use meshgrad_runtime::{DType, Error, Kind, Pending, Result, Tensor, ops, without_mesh};
+
+use crate::gradients::{Gradients, Groups};
+use crate::home::{Home, Reshard};
+use crate::layout::Layout;
+use crate::order::Order;
+
+/// The parameters of a unit on one rank.
+pub(crate) struct Unit {
+    id: u64,
+    pub(crate) home: Home,
+    pub(crate) layouts: Vec<Layout>,
+    /// The elements that this rank keeps, by layout.
+    parts: Vec<Tensor>,
+    /// The ranks that the rows are divided over.
+    pub(crate) shard: Arc<dyn Communicator>,
+    pub(crate) groups: Groups,
+    order: Arc<Order>,
+    number: usize,
+    gathered: Mutex<Gathered>,
+    own: Weak<Unit>,
+}
+
+/// What is gathered.
+struct Gathered {
+    /// The dtype of `whole`; `None` before the first use.
+    dtype: Option<DType>,
+    whole: Whole,
+    /// Parameters in another dtype than `whole`, by layout, position and dtype.
+    single: HashMap<(usize, usize, DType), Single>,
+}
+
+enum Whole {
+    Freed,
+    Pending(u64, Vec<Pending<Tensor>>),
+    /// The version that it was gathered from, and the flat buffers by layout.
+    Here(u64, Vec<Storage>),
+}
+
+struct Single {
+    version: u64,
+    storage: Storage,
+}
+
+/// A gathered buffer.
+struct Storage {
+    tensor: Tensor,
+    /// `None` for a buffer that is not gathered but kept.
+    _saved_as_gathered: Option<(GatheredStorage, Arc<dyn Regather>)>,
+}
+
+impl Unit {
+    pub(crate) fn new(
+        home: Home,
+        layouts: Vec<Layout>,
+        shard: Arc<dyn Communicator>,
+        groups: Groups,
+        order: &Arc<Order>,
+    ) -> Result<Arc<Unit>> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let zeros = |layout: &Layout| {
+            let shape = [layout.own().len()];
+            without_mesh(|| Tensor::zeros(shard.device(), &shape, layout.dtype, Kind::Parameter))
+        };
+        let parts = layouts.iter().map(zeros).collect::<Result<Vec<Tensor>>>()?;
+        let gathered = Gathered {
+            dtype: home.compute,
+            whole: Whole::Freed,
+            single: HashMap::new(),
+        };
+        Ok(Arc::new_cyclic(|own| Unit {
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            home,
+            layouts,
+            parts,
+            shard,
+            groups,
+            number: order.add(own.clone()),
+            order: order.clone(),
+            gathered: Mutex::new(gathered),
+            own: own.clone(),
+        }))
+    }
+
+    /// The home of parameter `at` of a layout.
+    pub(crate) fn home_of(
+        self: &Arc<Unit>,
+        layout: usize,
+        at: usize,
+        is_first_copy: bool,
+    ) -> Result<ParamHome> {
+        let of = &self.layouts[layout];
+        let placed = &of.params[at];
+        let rows = placed.rows(&of.own());
+        let value = self.parts[layout].slice(0, of.own_part_of(at))?;
+        Ok(ParamHome {
+            value: viewed(&value, &[rows.len(), placed.row_elements()])?,
+            rows,
+            is_first_copy,
+            unit: self.clone(),
+            layout,
+            at,
+        })
+    }
+
+    /// Starts to gather the unit, unless it is gathered.
+    pub(crate) fn start(&self) -> Result<()> {
+        self.start_in(&mut self.gathered())
+    }
+
+    fn start_in(&self, gathered: &mut Gathered) -> Result<()> {
+        let (Some(dtype), version) = (gathered.dtype, self.version()) else {
+            return Ok(());
+        };
+        match &gathered.whole {
+            Whole::Pending(of, _) | Whole::Here(of, _) if *of == version => return Ok(()),
+            // Frees the old buffers first.
+            _ => gathered.whole = Whole::Freed,
+        }
+        let starts = self.layouts.iter().zip(&self.parts);
+        let pending = starts.map(|(layout, part)| {
+            let part = ops::cast(part, dtype)?;
+            self.all_gather(&part, &layout.counts())
+        });
+        gathered.whole = Whole::Pending(version, pending.collect::<Result<_>>()?);
+        Ok(())
+    }
+
+    #[track_caller]
+    fn all_gather(&self, part: &Tensor, counts: &[usize]) -> Result<Pending<Tensor>> {
+        match self.shard.size() {
+            1 => {
+                let part = part.clone();
+                Ok(Pending::by_host(move || Ok(part)))
+            }
+            _ => self.shard.all_gather_rows(part, counts),
+        }
+    }
+
+    /// The flat buffer of a layout, gathered.
+    fn flat(&self, layout: usize) -> Result<Tensor> {
+        self.order.enter(self.number)?;
+        let mut gathered = self.gathered();
+        self.start_in(&mut gathered)?;
+        if let Whole::Pending(version, pending) = &mut gathered.whole {
+            let (version, pending) = (*version, std::mem::take(pending));
+            gathered.whole = Whole::Freed;
+            let storages = pending.into_iter().enumerate();
+            let storages = storages.map(|(layout, pending)| {
+                let again = |unit| FlatAgain { unit, layout };
+                Ok(self.storage(pending.wait()?, again))
+            });
+            let storages: Vec<Storage> = storages.collect::<Result<_>>()?;
+            gathered.whole = Whole::Here(version, storages);
+        }
+        match &gathered.whole {
+            Whole::Here(_, storages) => Ok(storages[layout].tensor.clone()),
+            // Without a dtype, nothing is gathered.
+            _ => Err(gone()),
+        }
+    }
+
+    /// Parameter `at` of a layout in a dtype that the unit is not gathered in: flat.
+    fn single(&self, layout: usize, at: usize, dtype: DType) -> Result<Tensor> {
+        self.order.enter(self.number)?;
+        let (key, version) = ((layout, at, dtype), self.version());
+        let mut gathered = self.gathered();
+        if let Some(single) = gathered.single.get(&key).filter(|it| it.version == version) {
+            return Ok(single.storage.tensor.clone());
+        }
+        gathered.single.remove(&key);
+        let of = &self.layouts[layout];
+        let part = self.parts[layout].slice(0, of.own_part_of(at))?;
+        let part = ops::cast(&part, dtype)?;
+        let whole = self.all_gather(&part, &of.counts_of(at))?.wait()?;
+        let again = |unit| SingleAgain {
+            unit,
+            key,
+        };
+        let storage = self.storage(whole.clone(), again);
+        gathered.single.insert(key, Single { version, storage });
+        Ok(whole)
+    }
+
+    fn storage<R: Regather + 'static>(
+        &self,
+        tensor: Tensor,
+        again: impl FnOnce(Weak<Unit>) -> R,
+    ) -> Storage {
+        // A rank that keeps everything computes with its own values.
+        let is_kept = tensor.kind() != Kind::Value;
+        let registered = (!is_kept).then(|| {
+            let again: Arc<dyn Regather> = Arc::new(again(self.own.clone()));
+            (GatheredStorage::new(&tensor, &again), again)
+        });
+        Storage {
+            tensor,
+            _saved_as_gathered: registered,
+        }
+    }
+
+    /// Frees gathered values when another unit is used.
+    pub(crate) fn leave(&self) {
+        if self.home.reshard == Reshard::AfterForward {
+            self.free();
+        }
+    }
+
+    /// Frees gathered values when the gradients are complete.
+    pub(crate) fn end_backward(&self) {
+        if self.home.reshard != Reshard::AfterStep {
+            self.free();
+        }
+    }
+
+    fn free(&self) {
+        let mut gathered = self.gathered();
+        gathered.whole = Whole::Freed;
+        gathered.single.clear();
+    }
+
+    fn version(&self) -> u64 {
+        self.parts.iter().map(Tensor::version).sum()
+    }
+
+    fn gathered(&self) -> MutexGuard<'_, Gathered> {
+        self.gathered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl HomeUnit for Unit {
+    fn id(&self) -> u64 {
+        self.id
+    }
+
+    fn gradients(&self, params: &[Param]) -> Result<Box<dyn HomeGradients>> {
+        let unit = self.own.upgrade().ok_or_else(gone)?;
+        Ok(Box::new(Gradients::new(unit, params)?))
+    }
+
+    fn sum(&self, x: &Tensor) -> Result<Tensor> {
+        let all = self.groups.mesh.axes().iter();
+        let all: Vec<String> = all.map(|axis| axis.name().to_owned()).collect();
+        self.groups.along(&all)?.all_reduce(x, Reduction::Sum)?.wait()
+    }
+}
+
+/// The home of one parameter of a unit.
+pub(crate) struct ParamHome {
+    unit: Arc<Unit>,
+    layout: usize,
+    at: usize,
+    rows: Range<usize>,
+    is_first_copy: bool,
+    value: Tensor,
+}
+
+impl autograd::Home for ParamHome {
+    fn gather(&self, dtype: DType) -> Result<Tensor> {
+        let main = *self.unit.gathered().dtype.get_or_insert(dtype);
+        let placed = &self.unit.layouts[self.layout].params[self.at];
+        let flat = match main == dtype {
+            true => self.unit.flat(self.layout)?.slice(0, placed.range())?,
+            false => self.unit.single(self.layout, self.at, dtype)?,
+        };
+        placed.shape.part(&viewed(&flat, placed.shape.local())?)
+    }
+
+    fn rows(&self) -> Range<usize> {
+        self.rows.clone()
+    }
+
+    fn value(&self) -> &Tensor {
+        &self.value
+    }
+
+    fn is_first_copy(&self) -> bool {
+        self.is_first_copy
+    }
+
+    fn unit(&self) -> Arc<dyn HomeUnit> {
+        self.unit.clone()
+    }
+}
+
+struct FlatAgain {
+    unit: Weak<Unit>,
+    layout: usize,
+}
+
+impl Regather for FlatAgain {
+    fn gather(&self) -> Result<Tensor> {
+        self.unit.upgrade().ok_or_else(gone)?.flat(self.layout)
+    }
+
+    fn version(&self) -> u64 {
+        self.unit.upgrade().map_or(0, |unit| unit.version())
+    }
+}
+
+struct SingleAgain {
+    unit: Weak<Unit>,
+    key: (usize, usize, DType),
+}
+
+impl Regather for SingleAgain {
+    fn gather(&self) -> Result<Tensor> {
+        let (layout, at, dtype) = self.key;
+        let unit = self.unit.upgrade().ok_or_else(gone)?;
+        unit.single(layout, at, dtype)
+    }
+
+    fn version(&self) -> u64 {
+        self.unit.upgrade().map_or(0, |unit| unit.version())
+    }
+}
+
+fn gone() -> Error {
+    Error::Argument {
+        op: "home",
+        problem: "the parameters of this value do not exist any more".into(),
+    }
+}
+
+/// A contiguous tensor in another shape, without a copy.
+pub(crate) fn viewed(x: &Tensor, shape: &[usize]) -> Result<Tensor> {
+    ops::reshape(x, shape)
+}
