@@ -159,7 +159,7 @@ impl Layout {
     /// The elements of parameter `at` in this rank's part of the flat buffer.
     pub(crate) fn own_part_of(&self, at: usize) -> Range<usize> {
         let own = self.own();
-        let part = intersection(&self.params[at].range(), &own);
+        let part = intersection(&own, &self.params[at].range());
         part.start - own.start..part.end - own.start
     }
 }

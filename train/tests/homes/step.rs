@@ -1,0 +1,211 @@
+//! Five steps of a model, on one rank and on the ranks of a mesh.
+
+use std::collections::BTreeMap;
+
+use meshgrad_autograd::{Grads, Module, Param, Tape};
+use meshgrad_comm::conformance::{Fault, RewiredRank};
+use meshgrad_comm::{Local, Redistributor};
+use meshgrad_mesh::{Placement, RowBox};
+use meshgrad_models::{IGNORE_INDEX, Model, Qwen3, TokenBatch};
+use meshgrad_runtime::{DType, Device, Tensor, ops, redistribute};
+use meshgrad_train::updater::Updater;
+use meshgrad_train::optim::{AdamW, AdamWConfig, Groups};
+
+use crate::cases::Case;
+
+const TOKENS: usize = 7;
+const PASSES: usize = 2;
+const STEPS: usize = 5;
+const SEED: u64 = 7;
+
+/// Whole tensors by name: losses, norms, the gradients of the first step, and the weights after the
+/// last.
+pub(crate) type Outcome = BTreeMap<String, Vec<f32>>;
+
+type Result<T> = meshgrad_train::Result<T>;
+
+/// What one rank has of a tensor, and where that is in the whole one.
+pub(crate) struct Share {
+    name: String,
+    shape: Vec<usize>,
+    boxes: Vec<RowBox>,
+    first_row: usize,
+    row_elements: usize,
+    values: Vec<f32>,
+}
+
+/// Rows of different lengths, so that ranks have different numbers of labels.
+fn batch(case: &Case, step: usize, device: &Device) -> Result<TokenBatch> {
+    let vocabulary = case.config().vocab_size;
+    let axes: Vec<&str> = case.batch_axes().collect();
+    let shape = [case.rows(), TOKENS];
+    let id = |at: usize, by: usize| ((at * by + at * at + 5 + step) % vocabulary) as i64;
+    let count = shape[0] * shape[1];
+    let ids: Vec<i64> = (0..count).map(|at| id(at, 11)).collect();
+    let label = |at: usize| match at % TOKENS > 1 + at / TOKENS % 4 {
+        true => IGNORE_INDEX,
+        false => id(at, 17),
+    };
+    let labels: Vec<i64> = (0..count).map(label).collect();
+    let ids = Tensor::from_slice(device, &shape, &ids)?.as_replicated()?;
+    let labels = Tensor::from_slice(device, &shape, &labels)?.as_replicated()?;
+    let rows: Vec<_> = match ids.sharding() {
+        Some(_) => axes.iter().map(|axis| (*axis, Placement::shard(0))).collect(),
+        None => Vec::new(),
+    };
+    Ok(TokenBatch::new(
+        &redistribute(&ids, &rows)?,
+        &redistribute(&labels, &rows)?,
+    ))
+}
+
+/// This rank's rows `value` of `param`.
+fn share(name: String, param: &Param, value: &Tensor) -> Result<Share> {
+    let shape = param.sharded_shape();
+    let local = *shape.local();
+    let outer: usize = local[..local.len().saturating_sub(1)].iter().product();
+    let rows = param.home().map_or(0..outer, |home| home.rows());
+    Ok(Share {
+        name,
+        shape: shape.to_vec(),
+        first_row: rows.start,
+        boxes: shape.row_boxes(rows),
+        row_elements: local.last().copied().unwrap_or(1),
+        values: value.local().to_vec()?,
+    })
+}
+
+fn scalar(name: String, value: &Tensor) -> Result<Share> {
+    Ok(Share {
+        name,
+        shape: Vec::new(),
+        boxes: meshgrad_mesh::Region::whole(&[]).row_boxes(0..1),
+        first_row: 0,
+        row_elements: 1,
+        values: value.local().to_vec()?,
+    })
+}
+
+fn train(case: &Case, model: &Qwen3, device: &Device) -> Result<Vec<Share>> {
+    let model = model.clone().balanced(case.balancing());
+    // A large eps, so that tiny gradients do not become large updates.
+    let config = AdamWConfig {
+        eps: 1e-3,
+        ..AdamWConfig::default()
+    };
+    let (mut updater, mut grads): (Updater, Grads) =
+        Updater::with(&model, device, 1.0, |parts| {
+            Ok(Box::new(AdamW::new(parts, config.clone(), &Groups::default())?))
+        })?;
+    let mut shares = Vec::new();
+    for step in 0..STEPS {
+        let mut weight: Option<Tensor> = None;
+        for pass in 0..PASSES {
+            let batch = batch(case, step * PASSES + pass, device)?;
+            let (loss, tape) = Tape::record(|| model.loss(&batch, case.compute()))?;
+            if case.announced && pass + 1 == PASSES {
+                grads.last_pass();
+            }
+            let one = ops::full(device, &[], DType::F32, 1.0)?;
+            tape.backward(&[(&loss.total, one)], &mut grads)?;
+            model.after_step(&loss.statistics)?;
+            shares.push(scalar(format!("loss {step} {pass}"), loss.total.value())?);
+            weight = Some(match weight {
+                None => loss.weight,
+                Some(before) => ops::add(&before, &loss.weight)?,
+            });
+        }
+        if step == 0 {
+            for (param, gradient) in grads.all()? {
+                shares.push(share(format!("gradient of {}", param.name()), &param, &gradient)?);
+            }
+        }
+        let Some(weight) = weight else { continue };
+        let norm = updater.step(&mut grads, &weight, step as u64 + 1, 0.01)?;
+        shares.push(scalar(format!("norm {step}"), &norm)?);
+    }
+    for param in model.params() {
+        let value = match param.home() {
+            Some(home) => home.value().clone(),
+            None => param.value()?,
+        };
+        shares.push(share(param.name().to_owned(), &param, &value)?);
+    }
+    Ok(shares)
+}
+
+fn model(case: &Case) -> Result<Qwen3> {
+    let mut model = Qwen3::new(&case.config())?;
+    model.add_router_biases();
+    Ok(model)
+}
+
+pub(crate) fn on_one_rank(case: &Case) -> Outcome {
+    let device = Device::cpu();
+    let run = || {
+        let model = model(case)?;
+        model.materialize(&device, SEED)?;
+        train(case, &model, &device)
+    };
+    assembled(&[run().unwrap()]).unwrap()
+}
+
+/// The outcome of the case's mesh.
+pub(crate) fn on_ranks(case: &Case, fault: Fault) -> std::result::Result<Outcome, String> {
+    let mesh = case.mesh();
+    let shares = Local::new(mesh.len()).launch(|rank| {
+        let faulty = RewiredRank::faulty(rank, fault);
+        Redistributor::new(rank).run_on(&mesh, || {
+            let model = model(case)?;
+            model.plan(&case.parallelism(&mesh))?.apply(&model, rank.rank())?;
+            case.homes(&faulty, &mesh).settle(&model)?;
+            model.materialize(rank.device(), SEED)?;
+            train(case, &model, rank.device())
+        })
+    });
+    assembled(&shares.map_err(|error| error.to_string())?)
+}
+
+/// Puts together what the ranks have. Copies of an element must be equal.
+fn assembled(ranks: &[Vec<Share>]) -> std::result::Result<Outcome, String> {
+    let mut whole: BTreeMap<String, Vec<Option<f32>>> = BTreeMap::new();
+    for share in ranks.iter().flatten() {
+        let elements = share.shape.iter().product();
+        let whole = whole
+            .entry(share.name.clone())
+            .or_insert_with(|| vec![None; elements]);
+        let rows = share.boxes.iter().flat_map(|it| {
+            let start = (it.rows.start - share.first_row) * share.row_elements;
+            offsets(&it.global, &share.shape)
+                .zip(offsets(&it.within, &it.shape).map(move |at| start + at))
+        });
+        for (to, from) in rows {
+            let value = share.values[from];
+            match whole[to].replace(value) {
+                Some(other) if other.to_bits() != value.to_bits() => {
+                    return Err(format!("{}: {other} and {value} at {to}", share.name));
+                }
+                _ => (),
+            }
+        }
+    }
+    let mut outcome = Outcome::new();
+    for (name, values) in whole {
+        let values: Option<Vec<f32>> = values.into_iter().collect();
+        let missing = || format!("{name}: no rank has some elements");
+        outcome.insert(name.clone(), values.ok_or_else(missing)?);
+    }
+    Ok(outcome)
+}
+
+/// The offsets of the elements of a box in a contiguous tensor.
+fn offsets(of: &[std::ops::Range<usize>], shape: &[usize]) -> impl Iterator<Item = usize> {
+    let mut offsets = vec![0];
+    for (range, extent) in of.iter().zip(shape) {
+        let longer = offsets.iter();
+        offsets = longer
+            .flat_map(|outer| range.clone().map(move |at| outer * extent + at))
+            .collect();
+    }
+    offsets.into_iter()
+}
