@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, Weak};
 
 use meshgrad_runtime::{
-    DType, Error, Key, Region, Result, Shape, ShardedShape, StorageView, Tensor, TapeError, ops, without_mesh,
+    DType, Error, Key, Region, Result, Shape, ShardedShape, StorageView, TapeError, Tensor, ops,
+    without_mesh,
 };
 
 use crate::{Init, Param};

@@ -51,7 +51,8 @@ pub use checkpoint::{Vars, checkpoint};
 pub use gradcheck::{Tolerance, gradcheck, weighted_roots};
 pub use grads::Grads;
 pub use home::{
-    GatheredStorage, Home, HomeGradients, HomeUnit, Regather, norm_over_ranks, row_count, row_elements,
+    GatheredStorage, Home, HomeGradients, HomeUnit, Regather, norm_over_ranks, row_count,
+    row_elements,
 };
 pub use local::{LocalOperand, LocalResult, local};
 pub use meshgrad_runtime::{Error, Result, TapeError};

@@ -7,7 +7,9 @@ use meshgrad_runtime::Error;
 #[non_exhaustive]
 pub enum HomeError {
     /// A mesh axis that is named twice.
-    #[error("axis `{axis}` is named twice by the home of unit `{unit}`; name it in `shard` or in `replicate`")]
+    #[error(
+        "axis `{axis}` is named twice by the home of unit `{unit}`; name it in `shard` or in `replicate`"
+    )]
     AxisTwice {
         /// The unit.
         unit: String,

@@ -27,7 +27,10 @@ pub(crate) struct Groups {
 impl Groups {
     /// The ranks that differ along `axes`.
     pub(crate) fn along(&self, axes: &[String]) -> Result<Arc<dyn Communicator>> {
-        let mut connected = self.connected.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut connected = self
+            .connected
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         if let Some(communicator) = connected.get(axes) {
             return Ok(communicator.clone());
         }
@@ -185,11 +188,13 @@ struct Buffer {
 }
 
 /// A reduction over the ranks of the rows.
-enum Scattered {
-    /// Into `sum`.
-    Written(Pending<Tensor>),
-    /// To be added to `sum`.
-    New(Pending<Tensor>),
+struct Scattered {
+    part: Pending<Tensor>,
+    /// Whether it is written to `sum`, and not to be added to it.
+    is_written: bool,
+    /// What is reduced. It is freed at a point of the program, and not when other ranks are ready,
+    /// so that the peak of memory is the same in each run.
+    whole: Tensor,
 }
 
 impl Buffer {
@@ -234,16 +239,16 @@ impl Buffer {
         let dtype = unit.home.reduction.unwrap_or(self.layout.dtype);
         let (whole, counts) = (ops::cast(&whole, dtype)?, self.layout.counts());
         let sum = self.sum(unit)?;
-        self.scattered = Some(match !self.is_filled && dtype == self.layout.dtype {
-            true => Scattered::Written(unit.shard.reduce_scatter_rows_into(
-                &whole,
-                &counts,
-                Reduction::Sum,
-                &sum,
-            )?),
-            false => {
-                Scattered::New(unit.shard.reduce_scatter_rows(&whole, &counts, Reduction::Sum)?)
-            }
+        let is_written = !self.is_filled && dtype == self.layout.dtype;
+        let ranks = &unit.shard;
+        let part = match is_written {
+            true => ranks.reduce_scatter_rows_into(&whole, &counts, Reduction::Sum, &sum)?,
+            false => ranks.reduce_scatter_rows(&whole, &counts, Reduction::Sum)?,
+        };
+        self.scattered = Some(Scattered {
+            part,
+            is_written,
+            whole,
         });
         Ok(())
     }
@@ -251,7 +256,11 @@ impl Buffer {
     fn sum(&mut self, unit: &Unit) -> Result<Tensor> {
         let sum = match self.sum.take() {
             Some(sum) => sum,
-            None => uninit(unit.shard.device(), self.layout.own().len(), self.layout.dtype)?,
+            None => uninit(
+                unit.shard.device(),
+                self.layout.own().len(),
+                self.layout.dtype,
+            )?,
         };
         self.sum = Some(sum.clone());
         Ok(sum)
@@ -259,16 +268,15 @@ impl Buffer {
 
     /// Waits for the reduction over the ranks of the rows.
     fn collect(&mut self) -> Result<()> {
-        match self.scattered.take() {
-            None => return Ok(()),
-            Some(Scattered::Written(pending)) => drop(pending.wait()?),
-            Some(Scattered::New(pending)) => {
-                let part = pending.wait()?;
-                match (&self.sum, self.is_filled) {
-                    (Some(sum), true) => add(&part, sum)?,
-                    (Some(sum), false) => ops::copy_into(&ops::cast(&part, sum.dtype())?, sum)?,
-                    (None, _) => (),
-                }
+        let Some(scattered) = self.scattered.take() else {
+            return Ok(());
+        };
+        let part = scattered.part.wait()?;
+        drop(scattered.whole);
+        if let Some(sum) = self.sum.as_ref().filter(|_| !scattered.is_written) {
+            match self.is_filled {
+                true => add(&part, sum)?,
+                false => ops::copy_into(&ops::cast(&part, sum.dtype())?, sum)?,
             }
         }
         self.is_filled = true;
@@ -301,7 +309,8 @@ impl Buffer {
             return ops::fill_into(&sum, 0.0);
         }
         for (axes, at) in self.runs() {
-            let range = self.layout.own_part_of(at.start).start..self.layout.own_part_of(at.end - 1).end;
+            let range =
+                self.layout.own_part_of(at.start).start..self.layout.own_part_of(at.end - 1).end;
             let part = sum.slice(0, range)?;
             let group = unit.groups.along(&axes)?;
             group.all_reduce_in_place(&part, Reduction::Sum)?.wait()?;

@@ -51,12 +51,7 @@ impl Placed {
 impl Layout {
     /// Divides `params`, of one dtype, over `members` ranks at ends of rows, or of matrices, as
     /// evenly as they allow.
-    pub(crate) fn new(
-        of: &[&Param],
-        whole_matrices: bool,
-        members: usize,
-        index: usize,
-    ) -> Layout {
+    pub(crate) fn new(of: &[&Param], whole_matrices: bool, members: usize, index: usize) -> Layout {
         let placed = of.iter().map(|param| Placed {
             id: param.id(),
             name: param.name().to_owned(),
@@ -129,7 +124,9 @@ impl Layout {
             }
             before += len;
         }
-        self.params.last().map_or(0, |last| last.range().end.next_multiple_of(ALIGNMENT))
+        self.params
+            .last()
+            .map_or(0, |last| last.range().end.next_multiple_of(ALIGNMENT))
     }
 
     /// The number of elements of the flat buffer.
@@ -139,7 +136,10 @@ impl Layout {
 
     /// The elements of each member.
     pub(crate) fn counts(&self) -> Vec<usize> {
-        self.bounds.windows(2).map(|pair| pair[1] - pair[0]).collect()
+        self.bounds
+            .windows(2)
+            .map(|pair| pair[1] - pair[0])
+            .collect()
     }
 
     /// The elements that this rank keeps.

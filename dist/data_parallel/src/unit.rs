@@ -5,7 +5,9 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use meshgrad_autograd::{self as autograd, GatheredStorage, HomeGradients, HomeUnit, Param, Regather};
+use meshgrad_autograd::{
+    self as autograd, GatheredStorage, HomeGradients, HomeUnit, Param, Regather,
+};
 use meshgrad_comm::{Collectives, Communicator, Reduction};
 use meshgrad_runtime::{DType, Error, Kind, Pending, Result, Tensor, ops, without_mesh};
 
@@ -182,10 +184,7 @@ impl Unit {
         let part = self.parts[layout].slice(0, of.own_part_of(at))?;
         let part = ops::cast(&part, dtype)?;
         let whole = self.all_gather(&part, &of.counts_of(at))?.wait()?;
-        let again = |unit| SingleAgain {
-            unit,
-            key,
-        };
+        let again = |unit| SingleAgain { unit, key };
         let storage = self.storage(whole.clone(), again);
         gathered.single.insert(key, Single { version, storage });
         Ok(whole)
@@ -250,7 +249,10 @@ impl HomeUnit for Unit {
     fn sum(&self, x: &Tensor) -> Result<Tensor> {
         let all = self.groups.mesh.axes().iter();
         let all: Vec<String> = all.map(|axis| axis.name().to_owned()).collect();
-        self.groups.along(&all)?.all_reduce(x, Reduction::Sum)?.wait()
+        self.groups
+            .along(&all)?
+            .all_reduce(x, Reduction::Sum)?
+            .wait()
     }
 }
 

@@ -298,7 +298,12 @@ fn collect_blocks(
     let tail = rows.end.min(whole.end * stride).max(head.end)..rows.end;
 
     let full = inner.iter().map(|extent| 0..*extent);
-    let full: Vec<Range<usize>> = outer.iter().cloned().chain([whole.clone()]).chain(full).collect();
+    let full: Vec<Range<usize>> = outer
+        .iter()
+        .cloned()
+        .chain([whole.clone()])
+        .chain(full)
+        .collect();
     for part in [head, whole.start * stride..whole.end * stride, tail] {
         if part.is_empty() {
             continue;

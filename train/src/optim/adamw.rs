@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use meshgrad_runtime::ops::{self, AdamWOperands, AdamWTable, StepScalars};
 use meshgrad_mesh::RowBox;
+use meshgrad_runtime::ops::{self, AdamWOperands, AdamWTable, StepScalars};
 use meshgrad_runtime::{DType, Key, Kind, Region, RegionKey, Tensor};
 
 use super::assign::scaled;
@@ -174,11 +174,16 @@ fn draws(part: &Part, config: &AdamWConfig) -> Result<Option<Vec<Draw>>> {
     }
     // `rounding` keeps these numbers apart from initial values, whose key is the seed and the name
     // alone.
-    let key = Key::new(config.seed).fold_name("rounding").fold_name(part.name());
+    let key = Key::new(config.seed)
+        .fold_name("rounding")
+        .fold_name(part.name());
     let first = part.rows().start;
     let draw = |it: &RowBox| {
         let is_whole = it.within.iter().zip(&it.shape);
-        if !is_whole.clone().all(|(within, extent)| *within == (0..*extent)) {
+        if !is_whole
+            .clone()
+            .all(|(within, extent)| *within == (0..*extent))
+        {
             return Err(OptimError::ScatteredRows {
                 optimizer: NAME,
                 name: part.name().to_owned(),
@@ -195,7 +200,11 @@ fn draws(part: &Part, config: &AdamWConfig) -> Result<Option<Vec<Draw>>> {
             key: key.within(&region),
         })
     };
-    part.boxes().iter().map(draw).collect::<Result<_>>().map(Some)
+    part.boxes()
+        .iter()
+        .map(draw)
+        .collect::<Result<_>>()
+        .map(Some)
 }
 
 /// One batch per learning-rate factor; if `separate`, one per slot.

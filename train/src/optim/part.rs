@@ -152,7 +152,12 @@ impl Part {
     /// # Errors
     /// [`OptimError::SplitMatrix`], naming `optimizer`.
     pub(super) fn matrices(&self, optimizer: &'static str) -> Result<[usize; 3], OptimError> {
-        let PartSpec { global, local, rows, .. } = &self.spec;
+        let PartSpec {
+            global,
+            local,
+            rows,
+            ..
+        } = &self.spec;
         let [.., matrix, columns] = global[..] else {
             return Ok([rows.len(), 1, self.row_elements()]);
         };

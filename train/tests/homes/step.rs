@@ -8,8 +8,8 @@ use meshgrad_comm::{Local, Redistributor};
 use meshgrad_mesh::{Placement, RowBox};
 use meshgrad_models::{IGNORE_INDEX, Model, Qwen3, TokenBatch};
 use meshgrad_runtime::{DType, Device, Tensor, ops, redistribute};
-use meshgrad_train::updater::Updater;
 use meshgrad_train::optim::{AdamW, AdamWConfig, Groups};
+use meshgrad_train::updater::Updater;
 
 use crate::cases::Case;
 
@@ -50,7 +50,10 @@ fn batch(case: &Case, step: usize, device: &Device) -> Result<TokenBatch> {
     let ids = Tensor::from_slice(device, &shape, &ids)?.as_replicated()?;
     let labels = Tensor::from_slice(device, &shape, &labels)?.as_replicated()?;
     let rows: Vec<_> = match ids.sharding() {
-        Some(_) => axes.iter().map(|axis| (*axis, Placement::shard(0))).collect(),
+        Some(_) => axes
+            .iter()
+            .map(|axis| (*axis, Placement::shard(0)))
+            .collect(),
         None => Vec::new(),
     };
     Ok(TokenBatch::new(
@@ -93,10 +96,13 @@ fn train(case: &Case, model: &Qwen3, device: &Device) -> Result<Vec<Share>> {
         eps: 1e-3,
         ..AdamWConfig::default()
     };
-    let (mut updater, mut grads): (Updater, Grads) =
-        Updater::with(&model, device, 1.0, |parts| {
-            Ok(Box::new(AdamW::new(parts, config.clone(), &Groups::default())?))
-        })?;
+    let (mut updater, mut grads): (Updater, Grads) = Updater::with(&model, device, 1.0, |parts| {
+        Ok(Box::new(AdamW::new(
+            parts,
+            config.clone(),
+            &Groups::default(),
+        )?))
+    })?;
     let mut shares = Vec::new();
     for step in 0..STEPS {
         let mut weight: Option<Tensor> = None;
@@ -117,7 +123,11 @@ fn train(case: &Case, model: &Qwen3, device: &Device) -> Result<Vec<Share>> {
         }
         if step == 0 {
             for (param, gradient) in grads.all()? {
-                shares.push(share(format!("gradient of {}", param.name()), &param, &gradient)?);
+                shares.push(share(
+                    format!("gradient of {}", param.name()),
+                    &param,
+                    &gradient,
+                )?);
             }
         }
         let Some(weight) = weight else { continue };
@@ -157,7 +167,9 @@ pub(crate) fn on_ranks(case: &Case, fault: Fault) -> std::result::Result<Outcome
         let faulty = RewiredRank::faulty(rank, fault);
         Redistributor::new(rank).run_on(&mesh, || {
             let model = model(case)?;
-            model.plan(&case.parallelism(&mesh))?.apply(&model, rank.rank())?;
+            model
+                .plan(&case.parallelism(&mesh))?
+                .apply(&model, rank.rank())?;
             case.homes(&faulty, &mesh).settle(&model)?;
             model.materialize(rank.device(), SEED)?;
             train(case, &model, rank.device())

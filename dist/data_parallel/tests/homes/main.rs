@@ -1,0 +1,6 @@
+//! Homes of a chain of layers: what is gathered, kept and sent, and when.
+
+mod chain;
+mod errors;
+mod overlap;
+mod resources;
