@@ -1,6 +1,7 @@
 //! Seams: the places of a model at which values are redistributed.
 
 use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use meshgrad_mesh::Placement;
@@ -10,6 +11,9 @@ use crate::{Operand, Result, ops};
 /// A named place of a model at which a value gets other placements. The model decides where it is,
 /// a plan which placements: none, as on a single rank, leave the value as it is.
 ///
+/// A seam next to a matrix product can be combined with it ([`Seam::redistribute_linear`],
+/// [`Seam::linear_redistribute`]), so that communication overlaps with the product.
+///
 /// Like a [`Param`](crate::Param), it is a field of a module, and clones share the placements.
 #[derive(Clone)]
 pub struct Seam(Arc<Inner>);
@@ -17,6 +21,8 @@ pub struct Seam(Arc<Inner>);
 struct Inner {
     name: String,
     placements: RwLock<Placements>,
+    /// Of a redistribution beside a product.
+    chunks: AtomicUsize,
 }
 
 type Placements = Arc<[(String, Placement)]>;
@@ -27,6 +33,7 @@ impl Seam {
         Seam(Arc::new(Inner {
             name: name.into(),
             placements: RwLock::new(Arc::new([])),
+            chunks: AtomicUsize::new(1),
         }))
     }
 
@@ -49,16 +56,44 @@ impl Seam {
         Arc::clone(&current.unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// Sets the number of chunks in which a redistribution beside a product runs; 1 at first.
+    pub fn overlap(&self, chunks: usize) {
+        self.0.chunks.store(chunks, Ordering::Relaxed);
+    }
+
+    /// The number of chunks.
+    pub fn chunks(&self) -> usize {
+        self.0.chunks.load(Ordering::Relaxed)
+    }
+
     /// `x` with the seam's placements, by [`ops::redistribute`].
     ///
     /// # Errors
     /// As [`ops::redistribute`].
     pub fn redistribute<V: Operand>(&self, x: &V) -> Result<V> {
-        let placements = self.placements();
-        match placements.is_empty() {
-            true => Ok(x.clone()),
-            false => ops::redistribute(x, placements),
-        }
+        ops::redistribute(x, self.placements())
+    }
+
+    /// The products of [`Seam::redistribute`] of `x` with each of `ws`. With chunks, they overlap:
+    /// [`ops::redistribute_linear`].
+    ///
+    /// # Errors
+    /// As [`ops::redistribute_linear`].
+    pub fn redistribute_linear<V: Operand, const N: usize>(
+        &self,
+        x: &V,
+        ws: [&V; N],
+    ) -> Result<[V; N]> {
+        ops::redistribute_linear(x, self.placements(), ws, self.chunks())
+    }
+
+    /// [`Seam::redistribute`] of the product of `x` and `w`. With chunks, they overlap:
+    /// [`ops::linear_redistribute`].
+    ///
+    /// # Errors
+    /// As [`ops::linear_redistribute`].
+    pub fn linear_redistribute<V: Operand>(&self, x: &V, w: &V) -> Result<V> {
+        ops::linear_redistribute(x, w, self.placements(), self.chunks())
     }
 }
 

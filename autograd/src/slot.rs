@@ -114,6 +114,11 @@ impl Slot<'_> {
         }
     }
 
+    /// Whether this gradient is computed later, in the second phase of a split backward.
+    pub(crate) fn is_deferred(&self) -> bool {
+        self.pass.phase == Phase::Inputs && self.dep() == Dep::Weight
+    }
+
     /// Adds the result of `gradient`, which must have the input's shape. Calls `gradient` only if
     /// this pass needs it.
     ///

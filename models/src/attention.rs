@@ -79,10 +79,9 @@ impl Attention {
     /// # Errors
     /// When shapes do not match or the cache is full.
     pub fn forward(&self, x_btd: &Var, at: &Positions, cache: Option<&LayerCache>) -> Result<Var> {
-        let x_btd = self.input.redistribute(x_btd)?;
-        let q_bthc = self.heads(&self.q_proj.forward(&x_btd)?)?;
-        let k_btgc = self.heads(&self.k_proj.forward(&x_btd)?)?;
-        let v_btgc = self.heads(&self.v_proj.forward(&x_btd)?)?;
+        let projections = [&self.q_proj, &self.k_proj, &self.v_proj];
+        let [q, k, v] = Linear::forward_after(&self.input, x_btd, projections)?;
+        let (q_bthc, k_btgc, v_btgc) = (self.heads(&q)?, self.heads(&k)?, self.heads(&v)?);
 
         let q_bthc = self.q_norm.forward_rotated(&q_bthc, &at.cos, &at.sin)?;
         let k_btgc = self.k_norm.forward_rotated(&k_btgc, &at.cos, &at.sin)?;
@@ -98,8 +97,8 @@ impl Attention {
         };
         let scale = (self.head_dim as f64).sqrt().recip();
         let out_bthc = ops::attention(&q_bthc, &k_bsgc, &v_bsgc, &mask, scale)?;
-        let out_btd = self.o_proj.forward(&ops::merge_last(&out_bthc)?)?;
-        self.output.redistribute(&out_btd)
+        self.o_proj
+            .forward_before(&ops::merge_last(&out_bthc)?, &self.output)
     }
 
     /// Reshapes [b, t, heads * c] to [b, t, heads, c], for any number of heads.

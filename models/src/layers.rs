@@ -1,6 +1,6 @@
 //! The smallest blocks: a projection and a norm.
 
-use meshgrad_autograd::{Init, Module, ModulePath, Param, Result, Var, ops};
+use meshgrad_autograd::{Init, Module, ModulePath, Param, Result, Seam, Var, ops};
 use meshgrad_runtime::Tensor;
 use meshgrad_runtime::ops::RopeStyle;
 
@@ -86,15 +86,61 @@ impl Linear {
     /// # Errors
     /// When the last dim of `x` has another size.
     pub fn forward(&self, x: &Var) -> Result<Var> {
-        let mut y = ops::linear(x, &self.weight.var_as(x.dtype())?)?;
-        if let Some(bias) = &self.bias {
-            y = ops::add_bias(&y, &bias.var_as(x.dtype())?)?;
+        let y = self.with_bias(ops::linear(x, &self.weight.var_as(x.dtype())?)?)?;
+        match &self.lora {
+            Some(lora) => &y + &lora.forward(x)?,
+            None => Ok(y),
         }
-        if let Some(lora) = &self.lora {
-            y = (&y + &lora.forward(x)?)?;
-        }
-        Ok(y)
     }
+
+    /// Maps `x`, redistributed at `seam`, by several projections. With chunks, the communication
+    /// overlaps with the products, unless a projection has a [`Lora`].
+    ///
+    /// # Errors
+    /// As [`Linear::forward`] and [`Seam::redistribute`].
+    pub fn forward_after<const N: usize>(
+        seam: &Seam,
+        x: &Var,
+        linears: [&Linear; N],
+    ) -> Result<[Var; N]> {
+        if linears.iter().any(|linear| linear.lora.is_some()) {
+            let x = seam.redistribute(x)?;
+            return all(linears.map(|linear| linear.forward(&x)));
+        }
+        let weights = all(linears.map(|linear| linear.weight.var_as(x.dtype())))?;
+        let ys = seam.redistribute_linear(x, weights.each_ref())?;
+        let mut linears = linears.into_iter();
+        all(ys.map(|y| {
+            linears
+                .next()
+                .map_or(Ok(y.clone()), |linear| linear.with_bias(y))
+        }))
+    }
+
+    /// Maps `x` and redistributes the result at `seam`. With chunks, the communication overlaps
+    /// with the product, unless the projection has a bias or a [`Lora`].
+    ///
+    /// # Errors
+    /// As [`Linear::forward`] and [`Seam::redistribute`].
+    pub fn forward_before(&self, x: &Var, seam: &Seam) -> Result<Var> {
+        match (&self.bias, &self.lora) {
+            (None, None) => seam.linear_redistribute(x, &self.weight.var_as(x.dtype())?),
+            _ => seam.redistribute(&self.forward(x)?),
+        }
+    }
+
+    fn with_bias(&self, y: Var) -> Result<Var> {
+        match &self.bias {
+            Some(bias) => ops::add_bias(&y, &bias.var_as(y.dtype())?),
+            None => Ok(y),
+        }
+    }
+}
+
+fn all<T, const N: usize>(results: [Result<T>; N]) -> Result<[T; N]> {
+    let results: Vec<T> = results.into_iter().collect::<Result<_>>()?;
+    let results = results.try_into();
+    Ok(results.unwrap_or_else(|_| unreachable!("the number is the same")))
 }
 
 /// Root-mean-square normalization with a weight (Zhang & Sennrich 2019).

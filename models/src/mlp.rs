@@ -39,8 +39,8 @@ impl Mlp {
     /// When the last dim of `x` has another size.
     pub fn forward(&self, x: &Var) -> Result<Var> {
         let gate_up = ops::merge_first(&self.gate_up_proj.var_as(x.dtype())?)?;
-        let x = self.input.redistribute(x)?;
-        let inside = ops::swiglu(&ops::chunk(&ops::linear(&x, &gate_up)?, 2)?)?;
-        self.output.redistribute(&self.down_proj.forward(&inside)?)
+        let [gate_up] = self.input.redistribute_linear(x, [&gate_up])?;
+        let inside = ops::swiglu(&ops::chunk(&gate_up, 2)?)?;
+        self.down_proj.forward_before(&inside, &self.output)
     }
 }

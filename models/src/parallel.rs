@@ -24,6 +24,8 @@ pub struct ModelParallelism {
     pub loss_parallel: bool,
     /// Whether the inner features of each expert are sharded; otherwise experts are replicated.
     pub shard_experts: bool,
+    /// The chunks in which communication overlaps with matrix products; 1 for no overlap.
+    pub overlap_chunks: usize,
 }
 
 /// Placements on several axes, the outermost first.
@@ -39,6 +41,7 @@ impl ModelParallelism {
             sequence_parallel: false,
             loss_parallel: true,
             shard_experts: false,
+            overlap_chunks: 1,
         }
     }
 
@@ -75,6 +78,15 @@ impl ModelParallelism {
     #[must_use]
     pub fn shard_experts(mut self, shards_experts: bool) -> ModelParallelism {
         self.shard_experts = shards_experts;
+        self
+    }
+
+    /// Sets the chunks of rows in which a redistribution before or after a matrix product runs:
+    /// one chunk is communicated while another is multiplied. Results do not depend on it; 1 is no
+    /// overlap.
+    #[must_use]
+    pub fn overlap_chunks(mut self, chunks: usize) -> ModelParallelism {
+        self.overlap_chunks = chunks;
         self
     }
 

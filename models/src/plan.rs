@@ -25,6 +25,8 @@ use meshgrad_mesh::{Mesh, Placement, Sharding, ShardingError};
 pub struct ModelPlan {
     mesh: Mesh,
     rows: Vec<Row>,
+    /// Of all seams beside a matrix product.
+    chunks: usize,
 }
 
 #[derive(Clone, Debug)]
@@ -39,6 +41,7 @@ impl ModelPlan {
         ModelPlan {
             mesh: mesh.clone(),
             rows: Vec::new(),
+            chunks: 1,
         }
     }
 
@@ -56,6 +59,14 @@ impl ModelPlan {
             names: names.to_owned(),
             placements: placements.collect(),
         });
+        self
+    }
+
+    /// Sets the number of chunks of all seams beside a matrix product ([`Seam::overlap`]); 1 at
+    /// first.
+    #[must_use]
+    pub fn overlap(mut self, chunks: usize) -> ModelPlan {
+        self.chunks = chunks;
         self
     }
 
@@ -98,7 +109,10 @@ impl ModelPlan {
             match (named, sharding) {
                 (Named::Param(param), Some(sharding)) => param.shard(&sharding, rank)?,
                 (Named::Buffer(buffer), Some(sharding)) => buffer.shard(&sharding, rank)?,
-                (Named::Seam(seam), _) => seam.place(self.placements(seam.name()).unwrap_or(&[])),
+                (Named::Seam(seam), _) => {
+                    seam.place(self.placements(seam.name()).unwrap_or(&[]));
+                    seam.overlap(self.chunks);
+                }
                 _ => {}
             }
         }

@@ -37,7 +37,7 @@ pub use crate::core::sharding::error::ShardedTensorError;
 pub use crate::core::sharding::rank_scope::RankScope;
 pub use crate::core::sharding::redistribute::{
     Redistribute, check_replicas, current_redistribution, redistribute, start_redistribute,
-    with_redistribution,
+    with_placements, with_redistribution,
 };
 pub use crate::core::sharding::scope::{with_mesh, without_mesh};
 pub use crate::core::sharding::shape::ShardedShape;
@@ -54,6 +54,7 @@ pub use crate::launch::Launcher;
 pub use crate::launch::tree_reduce::TreeOp;
 pub use crate::ops::accumulator::Accumulator;
 pub use crate::ops::async_read::AsyncRead;
+pub use crate::ops::row_blocks::RowBlocks;
 
 #[cfg(test)]
 #[path = "../tests/launches/mod.rs"]

@@ -1,13 +1,14 @@
 //! Redistribution of sharded tensors.
 
 use meshgrad_mesh::{Placement, Sharding};
-use meshgrad_runtime::{self as runtime, Tensor, current_redistribution};
+use meshgrad_runtime::{self as runtime, current_redistribution};
 
 use super::add;
 use crate::{Operand, Result, Track};
 
 /// `x` with these placements on the named axes of its mesh, and its own on all others; see
-/// [`meshgrad_runtime::redistribute`]. On a single rank it is the identity. Saves nothing.
+/// [`meshgrad_runtime::redistribute`]. On a single rank, and without placements, it is the identity.
+/// Saves nothing.
 ///
 /// The gradient is redistributed back: on a named axis that shards `x` to the same shards, and on
 /// the other named axes to replicate. So `[("tp", Placement::Replicate)]` of a tensor that is
@@ -22,6 +23,9 @@ pub fn redistribute<V: Operand, S: AsRef<str>>(
     placements: impl AsRef<[(S, Placement)]>,
 ) -> Result<V> {
     let placements = placements.as_ref();
+    if placements.is_empty() {
+        return Ok(x.clone());
+    }
     let y = runtime::redistribute(x.value(), placements)?;
     let Some(from) = x.value().sharding() else {
         return Ok(x.clone());
@@ -33,7 +37,7 @@ pub fn redistribute<V: Operand, S: AsRef<str>>(
         .map(|(axis, _)| axis.as_ref().into())
         .collect();
     y.tracked_linear([x], move |dy, [dx]| {
-        dx.add(|| redistribution.redistribute(dy, &back(dy, &from, &named)?))
+        dx.add(|| redistribution.redistribute(dy, &back(dy.sharding(), &from, &named)?))
     })
 }
 
@@ -63,10 +67,10 @@ pub fn add_bias<V: Operand>(y: &V, bias: &V) -> Result<V> {
     }
 }
 
-/// The sharding to which the gradient `dy` of a result is redistributed. `from` is the operand's,
-/// with replicate for partial.
-fn back(dy: &Tensor, from: &Sharding, named: &[String]) -> Result<Sharding> {
-    let partials = dy.sharding().map(Sharding::partials).unwrap_or_default();
+/// The sharding to which the gradient of a result, with sharding `dy`, is redistributed. `from` is
+/// the operand's, with replicate for partial.
+pub(super) fn back(dy: Option<&Sharding>, from: &Sharding, named: &[String]) -> Result<Sharding> {
+    let partials = dy.map(Sharding::partials).unwrap_or_default();
     let stays = |axis: &str| !named.iter().any(|name| name == axis);
     let placement = |(axis, own)| {
         let partial = partials

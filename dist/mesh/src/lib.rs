@@ -7,11 +7,13 @@
 //! - [`Mesh`]: named axes over ranks; [`Group`]: the ranks that communicate with each other.
 //! - [`Sharding`]: a mesh, a placement per axis and a global shape; [`Redistribution`]: the
 //!   collectives that convert one sharding into another.
+//! - [`Chunks`]: parts of a tensor that are redistributed one after another.
 //! - [`Transfer`]: the messages that bring tensors from one mesh to another.
 //! - [`ShardingRule`]: the shardings of an op's results, derived from its [`ParsedSignature`].
 //! - [`check_agreement`]: whether all ranks have the same mesh.
 
 mod agreement;
+mod chunks;
 mod division;
 mod error;
 mod group;
@@ -35,6 +37,7 @@ mod text;
 mod transfer;
 
 pub use agreement::{Fingerprint, check_agreement};
+pub use chunks::Chunks;
 pub use division::Division;
 pub use error::{MAX_RANKS, MeshError, Result};
 pub use group::{Channel, Group};

@@ -171,6 +171,22 @@ impl Placements {
         indices
     }
 
+    /// The indices of a dim held by each rank along the axes that shard it.
+    pub(crate) fn parts(&self, dim: usize, geometry: Geometry) -> Vec<IndexSet> {
+        let extent = geometry.shape[dim];
+        let mut parts = vec![IndexSet::from(0..extent)];
+        for shard in self.shards_of(dim) {
+            let ranks = geometry.axis_sizes[shard.axis];
+            let part = |whole: &IndexSet, at| {
+                let positions = shard.division.part(whole.len(), ranks, at);
+                whole.select(&positions, extent)
+            };
+            let of = |whole: &IndexSet| (0..ranks).map(|at| part(whole, at)).collect::<Vec<_>>();
+            parts = parts.iter().flat_map(of).collect();
+        }
+        parts
+    }
+
     /// The extent of the largest shard of a dim.
     pub(crate) fn largest(&self, dim: usize, geometry: Geometry) -> usize {
         let largest = |extent: usize, shard: &AxisShard| {

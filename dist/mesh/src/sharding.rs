@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use crate::division::DivisionError;
 use crate::placements::{AxisShard, Geometry, Placements};
-use crate::{Axis, Division, Mesh, Placement, Reduction, Region, ShardingError};
+use crate::{Axis, Division, IndexSet, Mesh, Placement, Reduction, Region, ShardingError};
 
 /// The most elements of a tensor, so that its size in bits does not overflow.
 const MAX_ELEMENTS: usize = 1 << 56;
@@ -264,6 +264,11 @@ impl Sharding {
         let dims = 0..self.shape.len();
         dims.map(|dim| self.placements.largest(dim, self.geometry()))
             .collect()
+    }
+
+    /// The indices of a dim that some rank has, one set for each shard of it.
+    pub(crate) fn parts(&self, dim: usize) -> Vec<IndexSet> {
+        self.placements.parts(dim, self.geometry())
     }
 
     pub(crate) fn geometry(&self) -> Geometry<'_> {

@@ -15,7 +15,9 @@ use crate::{ModelParallelism, ModelPlan, PlanError, PlanProblem};
 pub(super) fn plan(model: &Qwen3, parallelism: &ModelParallelism) -> Result<ModelPlan, PlanError> {
     let axes = parallelism.mesh.axes().iter();
     let every_axis = axes.map(|axis| (axis.name(), Placement::Replicate));
-    let plan = ModelPlan::new(&parallelism.mesh).place("sums", every_axis.collect::<Vec<_>>());
+    let plan = ModelPlan::new(&parallelism.mesh)
+        .overlap(parallelism.overlap_chunks)
+        .place("sums", every_axis.collect::<Vec<_>>());
     if parallelism.tensor_ranks() == 1 {
         return Ok(plan);
     }

@@ -18,6 +18,8 @@ pub(crate) struct Case {
     pub(crate) experts: bool,
     pub(crate) checkpointing: bool,
     pub(crate) bf16: bool,
+    /// Of the batch.
+    pub(crate) rows: usize,
 }
 
 impl Case {
@@ -30,6 +32,7 @@ impl Case {
             experts: false,
             checkpointing: false,
             bf16: false,
+            rows: 3,
         }
     }
 
@@ -83,6 +86,16 @@ impl Case {
             .sequence_parallel(self.sequence)
             .loss_parallel(self.loss)
             .shard_experts(self.experts)
+    }
+
+    pub(crate) fn is_tensor_parallel(&self) -> bool {
+        self.mesh.iter().any(|(axis, _)| *axis != "dp")
+    }
+
+    /// The number of data-parallel ranks.
+    pub(crate) fn replicas(&self) -> usize {
+        let axes = self.mesh.iter().filter(|(axis, _)| *axis == "dp");
+        axes.map(|(_, ranks)| ranks).product()
     }
 
     pub(crate) fn has_three_ranks(&self) -> bool {

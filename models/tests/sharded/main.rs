@@ -4,6 +4,7 @@ mod cases;
 mod gpus;
 mod megatron;
 mod memory;
+mod overlap;
 mod parts;
 mod plans;
 mod run;

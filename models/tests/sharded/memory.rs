@@ -28,8 +28,8 @@ fn config() -> Qwen3Config {
     toml::from_str(&text).unwrap()
 }
 
-/// The largest allocation of a step and of what comes before it, in bytes.
-fn largest(device: &Device, model: &Qwen3) -> Result<usize> {
+/// The largest allocation, and the peak, of a step and of what comes before it, in bytes.
+fn largest_and_peak(device: &Device, model: &Qwen3) -> Result<[usize; 2]> {
     model.materialize(device, 1)?;
     let ids: Vec<i64> = (0..TOKENS)
         .map(|at| (at * 31 % VOCABULARY) as i64)
@@ -46,7 +46,24 @@ fn largest(device: &Device, model: &Qwen3) -> Result<usize> {
         &[(&loss.total, ops::full(device, &[], DType::F32, 1.0)?)],
         &mut grads,
     )?;
-    Ok(device.memory_stats().largest)
+    let stats = device.memory_stats();
+    Ok([stats.largest, stats.peak])
+}
+
+/// Of each of four ranks, with sequence parallelism.
+fn on_ranks(chunks: usize) -> Vec<[usize; 2]> {
+    let mesh = Mesh::new(&[4], &["tp"]).unwrap();
+    let of_ranks = Local::run(4, |rank| {
+        Redistributor::new(rank).run_on(&mesh, || {
+            let model = Qwen3::new(&config())?;
+            let parallelism = ModelParallelism::new(&mesh).tensor(["tp"]).unwrap();
+            let parallelism = parallelism.sequence_parallel(true).overlap_chunks(chunks);
+            let plan = model.plan(&parallelism)?;
+            plan.apply(&model, Rank::rank(rank))?;
+            largest_and_peak(rank.device(), &model)
+        })
+    });
+    of_ranks.unwrap()
 }
 
 #[test]
@@ -58,23 +75,28 @@ fn no_rank_allocates_what_is_sharded() {
     let smallest = logits.min(matrix).min(activation);
 
     let device = Device::cpu();
-    let alone = largest(&device, &Qwen3::new(&config()).unwrap()).unwrap();
+    let [alone, _] = largest_and_peak(&device, &Qwen3::new(&config()).unwrap()).unwrap();
     assert!(alone >= smallest, "{alone}");
 
-    let mesh = Mesh::new(&[4], &["tp"]).unwrap();
-    let on_ranks = Local::run(4, |rank| {
-        Redistributor::new(rank).run_on(&mesh, || {
-            let model = Qwen3::new(&config())?;
-            let parallelism = ModelParallelism::new(&mesh).tensor(["tp"]).unwrap();
-            let plan = model.plan(&parallelism.sequence_parallel(true))?;
-            plan.apply(&model, Rank::rank(rank))?;
-            largest(rank.device(), &model)
-        })
-    });
-    for (rank, largest) in on_ranks.unwrap().into_iter().enumerate() {
+    for (rank, [largest, _]) in on_ranks(1).into_iter().enumerate() {
         assert!(
             largest < smallest,
             "rank {rank}: {largest} of {smallest} bytes"
+        );
+    }
+}
+
+/// Two chunks are in memory in addition, each before and after its collective.
+#[test]
+fn overlap_adds_chunks_to_the_peak() {
+    const CHUNKS: usize = 4;
+
+    let chunk = 4 * TOKENS * HIDDEN / CHUNKS;
+    let ranks = on_ranks(1).into_iter().zip(on_ranks(CHUNKS));
+    for (rank, ([_, whole], [_, overlapped])) in ranks.enumerate() {
+        assert!(
+            overlapped <= whole + 4 * chunk,
+            "rank {rank}: {overlapped} bytes, {whole} without overlap"
         );
     }
 }

@@ -1,15 +1,18 @@
 //! One step of a model, on one rank and on the ranks of a mesh.
 
+use std::sync::Arc;
+
 use meshgrad_autograd::{Buffer, Grads, Module, Result, Tape};
 use meshgrad_comm::conformance::{Fault, RewiredRank};
-use meshgrad_comm::{Local, Redistributor};
+use meshgrad_comm::{Local, LocalRank, Redistributor};
 use meshgrad_mesh::Placement;
 use meshgrad_models::{IGNORE_INDEX, Loss, Model, ModelPlan, Qwen3, TokenBatch};
-use meshgrad_runtime::{DType, Device, Tensor, ops, redistribute};
+use meshgrad_runtime::{
+    DType, Device, Redistribute, Tensor, ops, redistribute, with_mesh, with_redistribution,
+};
 
 use crate::cases::Case;
 
-const ROWS: usize = 3;
 const TOKENS: usize = 7;
 pub(crate) const SEED: u64 = 7;
 
@@ -20,13 +23,13 @@ pub(crate) type Outcome = Vec<(String, Vec<f32>)>;
 pub(crate) fn batch(case: &Case, device: &Device) -> Result<TokenBatch> {
     let vocabulary = case.config().vocab_size;
     let id = |at: usize, by: usize| ((at * by + at * at + 5) % vocabulary) as i64;
-    let ids: Vec<i64> = (0..ROWS * TOKENS).map(|at| id(at, 11)).collect();
+    let ids: Vec<i64> = (0..case.rows * TOKENS).map(|at| id(at, 11)).collect();
     let label = |at: usize| match at % 5 {
         3 => IGNORE_INDEX,
         _ => id(at, 17),
     };
-    let labels: Vec<i64> = (0..ROWS * TOKENS).map(label).collect();
-    let shape = [ROWS, TOKENS];
+    let labels: Vec<i64> = (0..case.rows * TOKENS).map(label).collect();
+    let shape = [case.rows, TOKENS];
     let ids = Tensor::from_slice(device, &shape, &ids)?.as_replicated()?;
     let labels = Tensor::from_slice(device, &shape, &labels)?.as_replicated()?;
     let rows = [("dp", Placement::shard(0))];
@@ -111,15 +114,29 @@ pub(crate) fn on_ranks_of(
     fault: Fault,
     change: impl Fn(ModelPlan) -> ModelPlan + Sync,
 ) -> std::result::Result<Vec<Outcome>, String> {
+    let through = |rank: &LocalRank| -> Arc<dyn Redistribute> {
+        Arc::new(Redistributor::new(&RewiredRank::faulty(rank, fault)))
+    };
+    on_ranks_through(local, case, through, change)
+}
+
+/// As [`on_ranks`], where each rank redistributes by `through`.
+pub(crate) fn on_ranks_through(
+    local: &Local,
+    case: &Case,
+    through: impl Fn(&LocalRank) -> Arc<dyn Redistribute> + Sync,
+    change: impl Fn(ModelPlan) -> ModelPlan + Sync,
+) -> std::result::Result<Vec<Outcome>, String> {
     let mesh = case.mesh();
     let outcomes = local.launch(|rank| {
         let device = rank.device();
-        Redistributor::new(&RewiredRank::faulty(rank, fault)).run_on(&mesh, || {
+        let step = || {
             let model = model(case)?;
             change(model.plan(&case.parallelism(&mesh))?).apply(&model, rank.rank())?;
             model.materialize(device, SEED)?;
             step(case, &model, device)
-        })
+        };
+        with_redistribution(through(rank), || with_mesh(&mesh, rank.rank(), step))
     });
     outcomes.map_err(|error| error.to_string())
 }

@@ -1,14 +1,16 @@
 //! Matrix products. Operands may have any strides, so a transpose is a view.
 
+use meshgrad_mesh::Sharding;
+
 #[cfg(doc)]
 use crate::Error;
 use crate::cpu::gemm::{self, MatrixMut, MatrixRef, Update};
 use crate::launch::matmul::{Matrices, Product, product};
-use crate::{Accumulator, Call, Float, Layout, Result, Signature, Tensor, for_float};
+use crate::{Accumulator, Call, Float, Layout, Result, Signature, Tensor, UninitTensor, for_float};
 
-static LINEAR: Signature =
+pub(super) static LINEAR: Signature =
     Signature::new("linear", "x: F[.. i], w: F[o i] -> y: F[.. o]", 2).linear_in(&["x", "w"]);
-static LINEAR_GRAD_INPUT: Signature = Signature::new(
+pub(super) static LINEAR_GRAD_INPUT: Signature = Signature::new(
     "linear_grad_input",
     "dy: F[.. o], w: F[o i] -> dx: F[.. i]",
     2,
@@ -48,24 +50,8 @@ pub(super) static SIGNATURES: &[&Signature] = &[
 /// [`Error::Signature`].
 pub fn linear(x: &Tensor, w: &Tensor) -> Result<Tensor> {
     let mut call = LINEAR.call(&[x, w])?;
-    let x = as_rows(x)?;
     let mut y = call.output(0)?;
-    if call.device().is_gpu() {
-        let (x, w) = (
-            Matrices::new(&x)?,
-            Matrices::new(&w.local().transpose(0, 1)?)?,
-        );
-        call.launch(|gpu| product(gpu, &call, [&x, &w], &Product::uninit(gpu, &y)?))?;
-        return Ok(y.finish());
-    }
-    call.compute(|| {
-        for_float!(x.dtype(), T => {
-            let (x_read, w_read) = (x.read::<T>()?, w.read::<T>()?);
-            let (x, w) = (matrix(&x, &x_read)?, matrix(w, &w_read)?.transposed());
-            let y = MatrixMut::new(y.slice::<T>()?, [x.rows(), w.cols()])?;
-            Ok(gemm::gemm(x, w, y, Update::Replace)?)
-        })
-    })?;
+    rows_product(&call, [x, &w.local().transpose(0, 1)?], &mut y, 0)?;
     Ok(y.finish())
 }
 
@@ -78,22 +64,32 @@ pub fn linear(x: &Tensor, w: &Tensor) -> Result<Tensor> {
 /// [`Error::Signature`].
 pub fn linear_grad_input(dy: &Tensor, w: &Tensor) -> Result<Tensor> {
     let mut call = LINEAR_GRAD_INPUT.call(&[dy, w])?;
-    let dy = as_rows(dy)?;
     let mut dx = call.output(0)?;
+    rows_product(&call, [dy, &w.local()], &mut dx, 0)?;
+    Ok(dx.finish())
+}
+
+/// x w, for `x` [.., K] and `w` [K, N], in the rows of `y` [.., N] from `row` on.
+pub(super) fn rows_product(
+    call: &Call,
+    [x, w]: [&Tensor; 2],
+    y: &mut UninitTensor,
+    row: usize,
+) -> Result<()> {
+    let x = as_rows(x)?;
     if call.device().is_gpu() {
-        let (dy, w) = (Matrices::new(&dy)?, Matrices::new(w)?);
-        call.launch(|gpu| product(gpu, &call, [&dy, &w], &Product::uninit(gpu, &dx)?))?;
-        return Ok(dx.finish());
+        let (x, w) = (Matrices::new(&x)?, Matrices::new(w)?);
+        return call.launch(|gpu| product(gpu, call, [&x, &w], &Product::rows(gpu, y, row)?));
     }
     call.compute(|| {
-        for_float!(dy.dtype(), T => {
-            let (dy_read, w_read) = (dy.read::<T>()?, w.read::<T>()?);
-            let (dy, w) = (matrix(&dy, &dy_read)?, matrix(w, &w_read)?);
-            let dx = MatrixMut::new(dx.slice::<T>()?, [dy.rows(), w.cols()])?;
-            Ok(gemm::gemm(dy, w, dx, Update::Replace)?)
+        for_float!(x.dtype(), T => {
+            let (x_read, w_read) = (x.read::<T>()?, w.read::<T>()?);
+            let (x, w) = (matrix(&x, &x_read)?, matrix(w, &w_read)?);
+            let elements = row * w.cols()..(row + x.rows()) * w.cols();
+            let y = MatrixMut::new(&mut y.slice::<T>()?[elements], [x.rows(), w.cols()])?;
+            Ok(gemm::gemm(x, w, y, Update::Replace)?)
         })
-    })?;
-    Ok(dx.finish())
+    })
 }
 
 /// dw += dy^T x: the gradient of [`linear`] with respect to `w`.
@@ -121,6 +117,28 @@ pub fn linear_grad_weight_into(dy: &Tensor, x: &Tensor, into: &mut Accumulator) 
         })
     })?;
     into.filled_by(&call)
+}
+
+/// The sharding of [`linear`] of `x` and `w`; `None` if they have none.
+///
+/// # Errors
+/// As [`linear`].
+pub fn linear_sharding(x: &Tensor, w: &Tensor) -> Result<Option<Sharding>> {
+    let call = LINEAR.call(&[x, w])?;
+    let shape = x.shape().with(x.shape().len() - 1, w.shape()[0]);
+    let tag = call.result_tag(0, &shape)?;
+    Ok(tag.map(|tag| tag.sharding().clone()))
+}
+
+/// The sharding of [`linear_grad_input`] of `dy` and `w`; `None` if they have none.
+///
+/// # Errors
+/// As [`linear_grad_input`].
+pub fn linear_grad_input_sharding(dy: &Tensor, w: &Tensor) -> Result<Option<Sharding>> {
+    let call = LINEAR_GRAD_INPUT.call(&[dy, w])?;
+    let shape = dy.shape().with(dy.shape().len() - 1, w.shape()[1]);
+    let tag = call.result_tag(0, &shape)?;
+    Ok(tag.map(|tag| tag.sharding().clone()))
 }
 
 /// c = a b, for one matrix or a batch.

@@ -24,6 +24,7 @@ mod optimizer;
 mod random;
 mod reduce;
 mod rope;
+pub(crate) mod row_blocks;
 mod softmax;
 mod swiglu;
 mod unary;

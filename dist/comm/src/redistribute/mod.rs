@@ -18,7 +18,7 @@ mod transfer;
 
 use std::sync::Arc;
 
-use meshgrad_mesh::{Hosts, LinkCosts, Mesh, Redistribution, Sharding, Transfer};
+use meshgrad_mesh::{Chunks, Hosts, LinkCosts, Mesh, Redistribution, Sharding, Transfer};
 use meshgrad_runtime::{
     Error, Pending, Redistribute, Result, ShardedTensorError, Tensor, with_mesh,
     with_redistribution,
@@ -135,6 +135,19 @@ impl Redistribute for Redistributor {
     /// for their results in the same order, or drop them.
     fn start(&self, x: &Tensor, to: &Sharding) -> Result<Pending<Tensor>> {
         self.runner().start(self.plan_of(x, to)?, x.local())
+    }
+
+    /// Runs the plan of the whole tensor, so that it reduces in the same order.
+    fn start_chunk(
+        &self,
+        x: &Tensor,
+        [from, to]: [&Sharding; 2],
+        chunks: &Chunks,
+        chunk: usize,
+    ) -> Result<Pending<Tensor>> {
+        let plan = self.plan(from, to, x.dtype().bits())?;
+        let runner = self.runner().of_chunk(chunks, chunk);
+        runner.start(plan, x.clone())
     }
 
     fn is_strict(&self) -> bool {

@@ -1,12 +1,14 @@
-//! The steps of a plan on one rank.
+//! The steps of a plan on one rank, for a whole tensor or a chunk of it.
 
 use std::sync::Arc;
 
-use meshgrad_mesh::{Action, Group, Redistribution, ReduceOp, Reduction as Partial, Region, Step};
+use meshgrad_mesh::{
+    Action, Chunks, Group, Redistribution, ReduceOp, Reduction as Partial, Region, Sharding, Step,
+};
 use meshgrad_runtime::{Error, Kind, Pending, Result, Tensor, ops};
 
 use super::member::Member;
-use super::regions::{assembled, flattened, padded, part, region};
+use super::regions::{self, assembled, flattened, padded, part};
 use crate::collectives::Collectives;
 use crate::communicator::Communicator;
 use crate::ticket::Reduction;
@@ -14,17 +16,30 @@ use crate::ticket::Reduction;
 /// Runs the steps of plans on a rank.
 pub(super) struct Runner {
     member: Arc<Member>,
+    /// The only chunk that is redistributed.
+    chunk: Option<(Chunks, usize)>,
 }
 
 impl Runner {
     pub(super) fn new(member: Arc<Member>) -> Runner {
-        Runner { member }
+        Runner {
+            member,
+            chunk: None,
+        }
+    }
+
+    /// Redistributes one chunk of each tensor.
+    pub(super) fn of_chunk(self, chunks: &Chunks, chunk: usize) -> Runner {
+        Runner {
+            chunk: Some((chunks.clone(), chunk)),
+            ..self
+        }
     }
 
     /// The rank's part `x`, without sharding, after all steps.
     pub(super) fn run(&self, plan: &Redistribution, x: &Tensor) -> Result<Tensor> {
         let result = self.run_steps(plan.steps(), x.clone())?;
-        result.with_sharding(plan.to(), self.member.rank)
+        self.finished(plan, result)
     }
 
     /// Starts the first collective of a plan, after the steps before it. Waiting runs those after
@@ -41,8 +56,25 @@ impl Runner {
         Ok(Pending::by_host(move || {
             let x = pending.wait()?.local();
             let result = self.run_steps(&plan.steps()[first + 1..], x)?;
-            result.with_sharding(plan.to(), self.member.rank)
+            self.finished(&plan, result)
         }))
+    }
+
+    /// The result of a plan with its sharding; that of a chunk has none.
+    fn finished(&self, plan: &Redistribution, result: Tensor) -> Result<Tensor> {
+        match self.chunk {
+            None => result.with_sharding(plan.to(), self.member.rank),
+            Some(_) => Ok(result),
+        }
+    }
+
+    /// What `rank` has of the tensor, or of the chunk.
+    fn region(&self, sharding: &Sharding, rank: usize) -> Result<Region> {
+        let region = regions::region(sharding, rank)?;
+        Ok(match &self.chunk {
+            None => region,
+            Some((chunks, chunk)) => chunks.part(*chunk, &region),
+        })
     }
 
     fn run_steps(&self, steps: &[Step], mut x: Tensor) -> Result<Tensor> {
@@ -56,7 +88,10 @@ impl Runner {
     /// The rank's part after `step`.
     fn step(&self, step: &Step, x: &Tensor) -> Result<Pending<Tensor>> {
         let rank = self.member.rank;
-        let (before, after) = (region(step.from(), rank)?, region(step.to(), rank)?);
+        let (before, after) = (
+            self.region(step.from(), rank)?,
+            self.region(step.to(), rank)?,
+        );
         let Some(group) = step.group(rank) else {
             return Err(Error::Argument {
                 op: "redistribute",
@@ -86,8 +121,8 @@ impl Runner {
     }
 
     fn all_gather(&self, step: &Step, group: &Group, x: &Tensor) -> Result<Pending<Tensor>> {
-        let parts = regions(group, |rank| region(step.from(), rank))?;
-        let after = region(step.to(), self.member.rank)?;
+        let parts = members(group, |rank| self.region(step.from(), rank))?;
+        let after = self.region(step.to(), self.member.rank)?;
         let flat = ops::reshape(x, &[x.elements()])?;
         let gathered = self
             .communicator(group)?
@@ -97,10 +132,15 @@ impl Runner {
 
     fn all_to_all(&self, step: &Step, group: &Group, x: &Tensor) -> Result<Pending<Tensor>> {
         let rank = self.member.rank;
-        let (before, after) = (region(step.from(), rank)?, region(step.to(), rank)?);
-        let sent = regions(group, |to| Ok(before.intersection(&region(step.to(), to)?)))?;
-        let received = regions(group, |from| {
-            Ok(region(step.from(), from)?.intersection(&after))
+        let (before, after) = (
+            self.region(step.from(), rank)?,
+            self.region(step.to(), rank)?,
+        );
+        let sent = members(group, |to| {
+            Ok(before.intersection(&self.region(step.to(), to)?))
+        })?;
+        let received = members(group, |from| {
+            Ok(self.region(step.from(), from)?.intersection(&after))
         })?;
         let flat = flattened(x, &before, &sent)?;
         let communicator = self.communicator(group)?;
@@ -118,8 +158,11 @@ impl Runner {
         by: ReduceOp,
     ) -> Result<Pending<Tensor>> {
         let rank = self.member.rank;
-        let (before, after) = (region(step.from(), rank)?, region(step.to(), rank)?);
-        let parts = regions(group, |rank| region(step.to(), rank))?;
+        let (before, after) = (
+            self.region(step.from(), rank)?,
+            self.region(step.to(), rank)?,
+        );
+        let parts = members(group, |rank| self.region(step.to(), rank))?;
         let (reduction, scale) = reduction(by, group);
         let flat = flattened(x, &before, &parts)?;
         let communicator = self.communicator(group)?;
@@ -153,7 +196,8 @@ fn counts(regions: &[Region]) -> Vec<usize> {
     regions.iter().map(Region::elements).collect()
 }
 
-fn regions(group: &Group, of: impl Fn(usize) -> Result<Region>) -> Result<Vec<Region>> {
+/// The region of each member.
+fn members(group: &Group, of: impl Fn(usize) -> Result<Region>) -> Result<Vec<Region>> {
     group.ranks().iter().map(|rank| of(*rank)).collect()
 }
 

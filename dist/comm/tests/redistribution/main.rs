@@ -6,6 +6,7 @@ mod parts;
 
 mod bodies;
 mod checkpoints;
+mod chunks;
 mod gradients;
 mod norm;
 mod planned;

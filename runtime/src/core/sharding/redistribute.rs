@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use meshgrad_mesh::{Placement, Sharding, ShardingError};
+use meshgrad_mesh::{Chunks, Placement, Sharding, ShardingError};
 
 use super::error::ShardedTensorError;
 use crate::{Pending, Result, Tensor};
@@ -28,6 +28,20 @@ pub trait Redistribute: Send + Sync {
         let result = self.redistribute(x, to)?;
         Ok(Pending::by_host(move || Ok(result)))
     }
+
+    /// Starts the redistribution of one chunk of a tensor, as [`Redistribute::start`]. `x` is what
+    /// this rank has of the chunk, as a tensor without sharding, and so is the result. Reductions
+    /// add in the order in which [`Redistribute::redistribute`] adds for the whole tensor.
+    ///
+    /// # Errors
+    /// As [`Redistribute::start`].
+    fn start_chunk(
+        &self,
+        x: &Tensor,
+        redistribution: [&Sharding; 2],
+        chunks: &Chunks,
+        chunk: usize,
+    ) -> Result<Pending<Tensor>>;
 
     /// Whether [`check_replicas`] checks anything.
     fn is_strict(&self) -> bool {
@@ -155,7 +169,11 @@ fn target<S: AsRef<str>>(
     }
 }
 
-fn with_placements<S: AsRef<str>>(
+/// `from` with these placements on the named axes: what [`redistribute`] gives a tensor.
+///
+/// # Errors
+/// [`ShardingError`] for placements that are invalid.
+pub fn with_placements<S: AsRef<str>>(
     from: &Sharding,
     placements: &[(S, Placement)],
 ) -> Result<Sharding, ShardingError> {

@@ -239,12 +239,19 @@ impl Sums {
 impl Product {
     /// A whole uninitialized tensor.
     pub(crate) fn uninit(gpu: &Launcher<'_>, c: &UninitTensor) -> Result<Product> {
+        Product::rows(gpu, c, 0)
+    }
+
+    /// The rows of an uninitialized tensor [.., columns] from `row` on.
+    pub(crate) fn rows(gpu: &Launcher<'_>, c: &UninitTensor, row: usize) -> Result<Product> {
+        let columns = c.shape().last().copied().unwrap_or(1);
+        let offset = c.dtype().bytes(row * columns);
         Ok(Product {
-            address: gpu.uninit_ptr(c)?,
+            address: gpu.uninit_ptr(c)? + offset as u64,
             sums: Sums {
                 dtype: c.dtype(),
                 adds: false,
-                aligned: Operand::uninit(c).is_aligned(),
+                aligned: Operand::uninit(c).is_aligned() && offset.is_multiple_of(16),
                 leading: None,
             },
         })
