@@ -2,6 +2,7 @@
 
 mod cases;
 mod step;
+mod torch;
 
 use meshgrad_comm::conformance::Fault;
 
