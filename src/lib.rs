@@ -45,6 +45,7 @@
 pub use meshgrad_autograd as autograd;
 pub use meshgrad_ckpt as ckpt;
 pub use meshgrad_comm as comm;
+pub use meshgrad_data_parallel as data_parallel;
 pub use meshgrad_dist as dist;
 pub use meshgrad_kernels as kernels;
 pub use meshgrad_load as load;

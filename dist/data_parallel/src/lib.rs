@@ -61,3 +61,8 @@ mod unit;
 pub use error::HomeError;
 pub use home::{Home, Reshard};
 pub use homes::Homes;
+
+/// Compiles and runs the example of the guide.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/data-parallel.md")]
+struct Guide;
