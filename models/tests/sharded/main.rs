@@ -1,11 +1,13 @@
 //! Qwen3 on the ranks of a mesh has the loss and the gradients of one rank.
 
 mod cases;
+mod decoding;
 mod gpus;
 mod megatron;
 mod memory;
 mod parts;
 mod plans;
+mod recomputed;
 mod run;
 mod torch;
 
