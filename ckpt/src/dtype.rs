@@ -3,11 +3,14 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 /// An element type of the safetensors format (all 22 of version 0.8).
 ///
 /// The order is the format's order of alignment. Writers place tensors from the largest alignment
 /// to the smallest, so that each offset is a multiple of the tensor's element size.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
 #[non_exhaustive]
 pub enum Dtype {
     /// One byte, 0 or 1.
@@ -148,6 +151,20 @@ impl FromStr for Dtype {
             .find(|(_, name, _)| *name == text)
             .map(|(dtype, _, _)| *dtype)
             .ok_or_else(|| UnknownDtype(text.to_owned()))
+    }
+}
+
+impl From<Dtype> for String {
+    fn from(dtype: Dtype) -> String {
+        dtype.name().to_owned()
+    }
+}
+
+impl TryFrom<String> for Dtype {
+    type Error = UnknownDtype;
+
+    fn try_from(text: String) -> Result<Dtype, UnknownDtype> {
+        text.parse()
     }
 }
 

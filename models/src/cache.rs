@@ -1,10 +1,11 @@
 //! The key-value cache for decoding.
 
-use meshgrad_autograd::{Error, Result, Var};
-use meshgrad_runtime::ops::AttentionSequences;
-use meshgrad_runtime::{DType, Device, Kind, Tensor, ops};
+use std::sync::OnceLock;
 
-use crate::config::Qwen3Config;
+use meshgrad_autograd::{Error, Result, Var};
+use meshgrad_mesh::Sharding;
+use meshgrad_runtime::ops::AttentionSequences;
+use meshgrad_runtime::{Device, Kind, ShardedShape, Tensor, ops};
 
 /// Keys and values of every layer, with a fixed capacity.
 pub struct Cache {
@@ -14,12 +15,12 @@ pub struct Cache {
     device: Device,
 }
 
-/// Keys and values of one layer.
-#[derive(Clone)]
+/// Keys and values of one layer: those heads that this rank has.
 pub struct LayerCache {
-    /// [b, capacity, g, c].
-    keys: Tensor,
-    values: Tensor,
+    capacity: usize,
+    /// [b, capacity, g, c], allocated for the first keys.
+    keys: OnceLock<Tensor>,
+    values: OnceLock<Tensor>,
     /// The position of the next token, i64 [1].
     end: Tensor,
 }
@@ -37,30 +38,21 @@ pub struct CacheFull {
 }
 
 impl Cache {
-    /// An empty cache for `batch` sequences of up to `capacity` tokens.
+    /// An empty cache of `layers` layers, for sequences of up to `capacity` tokens. The first keys
+    /// and values decide its dtype, the number of sequences and, on a mesh, its shards.
     ///
     /// # Errors
     /// [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
-    pub fn new(
-        config: &Qwen3Config,
-        device: &Device,
-        dtype: DType,
-        batch: usize,
-        capacity: usize,
-    ) -> Result<Cache> {
-        let shape = [batch, capacity, config.num_kv_heads(), config.head_dim()];
-        let zeros = || Tensor::zeros(device, &shape, dtype, Kind::Cache);
-        let end = Tensor::zeros(device, &[1], DType::I64, Kind::Cache)?;
-        let layers = (0..config.num_hidden_layers).map(|_| {
-            Ok(LayerCache {
-                keys: zeros()?,
-                values: zeros()?,
-                end: end.clone(),
-            })
-        });
-        let layers: Result<Vec<LayerCache>> = layers.collect();
+    pub fn new(layers: usize, device: &Device, capacity: usize) -> Result<Cache> {
+        let end = position(device, 0)?;
+        let layer = |_| LayerCache {
+            capacity,
+            keys: OnceLock::new(),
+            values: OnceLock::new(),
+            end: end.clone(),
+        };
         Ok(Cache {
-            layers: layers?,
+            layers: (0..layers).map(layer).collect(),
             capacity,
             used: 0,
             device: device.clone(),
@@ -91,10 +83,9 @@ impl Cache {
                 given: tokens,
             }));
         }
-        let of = |value: usize| Tensor::from_slice(&self.device, &[1], &[value as i64]);
         Ok(AttentionSequences::Cached {
-            q_offset: of(used)?,
-            k_len: of(used + tokens)?,
+            q_offset: position(&self.device, used)?,
+            k_len: position(&self.device, used + tokens)?,
         })
     }
 
@@ -102,22 +93,52 @@ impl Cache {
     pub(crate) fn advance(&mut self, tokens: usize) -> Result<()> {
         self.used += tokens;
         if let Some(layer) = self.layers.first() {
-            let end = Tensor::from_slice(&self.device, &[1], &[self.used as i64])?;
-            ops::copy_into(&end, &layer.end)?;
+            ops::copy_into(&position(&self.device, self.used)?, &layer.end)?;
         }
         Ok(())
     }
+}
+
+/// A position in a sequence, i64 [1], that can be overwritten.
+fn position(device: &Device, at: usize) -> Result<Tensor> {
+    let position = Tensor::from_slice(device, &[1], &[at as i64])?.as_replicated()?;
+    let kept = Tensor::zeros(device, &[1], position.dtype(), Kind::Cache)?;
+    ops::copy_into(&position, &kept)?;
+    Ok(kept)
 }
 
 impl LayerCache {
     /// Appends keys and values [b, t, g, c] and returns the whole cache, as constants: no gradient
     /// flows through a cache.
     pub(crate) fn extend(&self, keys: &Var, values: &Var) -> Result<(Var, Var)> {
-        ops::copy_at_into(keys.value(), &self.keys, &self.end)?;
-        ops::copy_at_into(values.value(), &self.values, &self.end)?;
-        Ok((
-            Var::constant(self.keys.clone()),
-            Var::constant(self.values.clone()),
-        ))
+        let keys = self.append(keys.value(), &self.keys)?;
+        let values = self.append(values.value(), &self.values)?;
+        Ok((Var::constant(keys), Var::constant(values)))
+    }
+
+    fn append(&self, new: &Tensor, to: &OnceLock<Tensor>) -> Result<Tensor> {
+        let kept = match to.get() {
+            Some(kept) => kept,
+            None => {
+                let empty = self.empty(new)?;
+                to.get_or_init(|| empty)
+            }
+        };
+        ops::copy_at_into(new, kept, &self.end)?;
+        Ok(kept.clone())
+    }
+
+    /// Zeros for as many tokens as fit, with the other extents and the shards of `like`.
+    fn empty(&self, like: &Tensor) -> Result<Tensor> {
+        let shape = like.global_shape().with(1, self.capacity);
+        let shape = match (like.sharding(), like.sharded_shape().rank()) {
+            (Some(own), Some(rank)) => {
+                let sharding = Sharding::new(own.mesh(), own.placements(), &shape)?;
+                ShardedShape::new(&sharding, rank)?
+            }
+            _ => ShardedShape::from(shape),
+        };
+        let zeros = Tensor::zeros(like.device(), shape.local(), like.dtype(), Kind::Cache)?;
+        shape.part(&zeros.local())
     }
 }

@@ -17,18 +17,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use meshgrad_autograd::{Buffer, Module, Param};
-use meshgrad_ckpt::exec::{Stats, check_ties, gather};
+use meshgrad_ckpt::exec::{OpenTensors, Stats, check_ties, gather};
 use meshgrad_ckpt::mapping::{AllowedProblems, Bound, Mapping, TensorSpec};
 use meshgrad_ckpt::plan::{LoadRequest, PlanError};
 use meshgrad_ckpt::ranks::{Ranks, Saved, ShardedSnapshot};
 use meshgrad_ckpt::{Folder, FolderWriter, Snapshot};
 use meshgrad_load::LoadOptions;
-use meshgrad_runtime::{DType, Device, Kind, ShardedShape, UninitTensor};
+use meshgrad_runtime::{DType, Device, Kind, ShardedShape, Tensor, UninitTensor};
 
 pub use damage::{check_texts, or_damage, sealed};
 pub use error::{Error, Result};
 pub use memory::NamedTensor;
-use memory::{SourceBytes, specs};
+use memory::specs;
 pub use shards::add_shards;
 use shards::{expect_whole, region};
 
@@ -62,7 +62,7 @@ pub fn save(module: &impl Module, dir: &Path) -> Result<()> {
 /// # Errors
 /// [`Error::Checkpoint`] with a [`RanksError`](meshgrad_ckpt::ranks::RanksError), on all ranks, when
 /// a rank fails, or no rank has some elements of a tensor. The folder then does not exist.
-pub fn save_sharded(module: &impl Module, dir: &Path, ranks: &mut dyn Ranks) -> Result<Saved> {
+pub fn save_sharded(module: &impl Module, dir: &Path, ranks: &mut Ranks<'_>) -> Result<Saved> {
     let values = params(module).and_then(|params| Ok([params, buffers(module)?].concat()));
     let snapshot = match &values {
         Ok(values) => of_shards(values, dir),
@@ -150,12 +150,14 @@ pub fn stored(tensors: &[NamedTensor], mapping: &Mapping) -> Result<Vec<(TensorS
     tensors.iter().try_for_each(expect_whole)?;
     let bound = bound_to_store(tensors, mapping)?;
 
+    let by_name: BTreeMap<&str, &Tensor> = tensors.iter().map(|(name, it)| (&**name, it)).collect();
     let requests = bound.requests();
-    let sources: Vec<BTreeSet<&str>> = requests
-        .iter()
-        .map(|request| bound.graph().sources_of(request.expr))
-        .collect();
-    let mut sources_open = SourceBytes::new(tensors, &sources);
+    let sources_of = |request: &LoadRequest| {
+        let sources = bound.graph().sources_of(request.expr).into_iter();
+        sources.map(str::to_owned).collect()
+    };
+    let sources: Vec<BTreeSet<String>> = requests.iter().map(sources_of).collect();
+    let mut open = OpenTensors::new(&sources);
     let mut written = Vec::new();
     for (request, names) in requests.iter().zip(&sources) {
         let spec = TensorSpec::new(
@@ -165,16 +167,15 @@ pub fn stored(tensors: &[NamedTensor], mapping: &Mapping) -> Result<Vec<(TensorS
         );
         let elements: u64 = spec.shape.iter().product();
         let mut bytes = vec![0; elements as usize * spec.dtype.bits() / 8];
-        sources_open.open(names)?;
-        let memory = |name: &str| sources_open.bytes(name);
+        open.open(names, |name| memory::bytes(by_name[name]))?;
         gather(
             bound.graph(),
             request.expr,
             &request.region,
-            &memory,
+            &|name| open.bytes(name),
             &mut bytes,
         )?;
-        sources_open.close(names);
+        open.close(names);
         written.push((spec, bytes));
     }
     Ok(written)
@@ -286,7 +287,8 @@ fn read_unchecked(
         folder: folder.path().to_owned(),
         report,
     })?;
-    check_ties(&bound, folder)?;
+    let (rank, ranks) = shards::position(tensors);
+    check_ties(&bound, folder, rank, ranks)?;
 
     let mut graph = bound.graph().clone();
     let mut requests = Vec::with_capacity(tensors.len());

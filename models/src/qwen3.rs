@@ -9,7 +9,7 @@ use std::ops::Range;
 use meshgrad_autograd::{Module, ModulePath, Param, Result, Seam, Var, ops};
 use meshgrad_ckpt::mapping::Mapping;
 use meshgrad_runtime::ops::AttentionSequences;
-use meshgrad_runtime::{DType, Device, Error, Tensor};
+use meshgrad_runtime::{DType, Device, Error, Tensor, redistribute_like};
 
 use crate::attention::{Positions, Rotary};
 use crate::balance::{expert_metrics, load_balancing_loss, router_z_loss, update_router_bias};
@@ -425,8 +425,8 @@ impl Generate for Qwen3 {
         self.config.vocab_size
     }
 
-    fn cache(&self, device: &Device, dtype: DType, capacity: usize) -> Result<Cache> {
-        Cache::new(&self.config, device, dtype, 1, capacity)
+    fn cache(&self, device: &Device, _dtype: DType, capacity: usize) -> Result<Cache> {
+        Cache::new(self.layers.len(), device, capacity)
     }
 
     fn next_logits(&self, ids_bt: &Tensor, cache: &mut Cache, dtype: DType) -> Result<Tensor> {
@@ -446,6 +446,6 @@ impl Generate for Qwen3 {
             &ops::slice(&x_btd, 1, tokens - 1..tokens)?,
             &[ids_bt.global_shape()[0], x_btd.global_shape()[2]],
         )?;
-        Ok(self.head()?.project(&last_bd)?.into_value())
+        redistribute_like(self.head()?.project(&last_bd)?.value(), ids_bt)
     }
 }

@@ -36,8 +36,8 @@ pub use crate::core::shape::{MAX_DIMS, Shape};
 pub use crate::core::sharding::error::ShardedTensorError;
 pub use crate::core::sharding::rank_scope::RankScope;
 pub use crate::core::sharding::redistribute::{
-    Redistribute, check_replicas, current_redistribution, redistribute, start_redistribute,
-    with_placements, with_redistribution,
+    Redistribute, check_replicas, current_redistribution, full_tensor, redistribute,
+    redistribute_like, start_redistribute, with_placements, with_redistribution,
 };
 pub use crate::core::sharding::scope::{with_mesh, without_mesh};
 pub use crate::core::sharding::shape::ShardedShape;

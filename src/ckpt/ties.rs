@@ -16,7 +16,7 @@ use super::stream::{Limits, Stream, file_shape};
 /// Checks that the tied tensors of a map are equal.
 pub(super) fn check_ties(bound: &Bound, source: &Source, limits: &Limits) -> anyhow::Result<()> {
     if source.is_whole() {
-        return Ok(exec::check_ties(bound, source.stored())?);
+        return Ok(exec::check_ties(bound, source.stored(), 0, 1)?);
     }
     let specs = source.specs();
     let specs: BTreeMap<&str, &TensorSpec> = specs.iter().map(|it| (&*it.name, it)).collect();

@@ -63,6 +63,8 @@ pub use error::{MapError, MapErrorKind};
 pub use report::{AllowedProblems, InvalidAllowance, Problem, ProblemKind, Report};
 pub use template::{Kind, Template, TemplateError};
 
+use serde::{Deserialize, Serialize};
+
 use crate::{Dtype, TensorInfo};
 use term::Term;
 
@@ -83,7 +85,8 @@ struct Rule {
 }
 
 /// A tensor's name, dtype and shape.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct TensorSpec {
     /// Its name.
     pub name: String,

@@ -25,56 +25,27 @@
 //!
 //! This module knows tensors as bytes and ranks as [`Ranks`]; it does not import communicators.
 
-mod agree;
+mod blocks;
 mod error;
+mod exchange;
 mod folder;
-mod gather_fn;
 mod owners;
-mod parts;
 mod plan;
+mod regions;
 mod runs;
 mod shard;
 mod snapshot;
-mod threads;
-mod verify;
 mod write;
 
 pub use error::RanksError;
-pub use gather_fn::GatherFn;
+pub use exchange::Ranks;
 pub use shard::Shard;
 pub use snapshot::{Saved, ShardedSnapshot};
-pub use threads::ThreadRanks;
+
+use crate::exec::TensorBytes;
 
 /// A cause of a failure, from a transport or from the memory of a tensor.
 pub type Cause = Box<dyn std::error::Error + Send + Sync>;
 
-/// The ranks that save together, as seen by one of them.
-pub trait Ranks {
-    /// Its number, from 0.
-    fn rank(&self) -> usize;
-
-    /// The number of ranks.
-    fn world_size(&self) -> usize;
-
-    /// Sends `mine` to all ranks and returns the messages of ranks 0, 1, ... Ranks may arrive far
-    /// apart: while one waits, another may still write its share of the checkpoint.
-    ///
-    /// # Errors
-    /// When a rank has failed or exited. The error should name it.
-    fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Cause>;
-}
-
-/// The bytes of a rank's shards: dense, row-major, in host memory.
-pub trait ShardMemory {
-    /// Makes the bytes of a tensor's shard available. Called once per tensor, before its first use.
-    ///
-    /// # Errors
-    /// When they cannot be read.
-    fn open(&mut self, tensor: &str) -> Result<(), Cause>;
-
-    /// The bytes of an open shard.
-    fn bytes(&self, tensor: &str) -> Option<&[u8]>;
-
-    /// Called after the last use of a tensor.
-    fn close(&mut self, tensor: &str);
-}
+/// Reads the bytes of this rank's shard of a tensor.
+type ReadShard<'m> = Box<dyn Fn(&str) -> Result<TensorBytes<'m>, Cause> + 'm>;

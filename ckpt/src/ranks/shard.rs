@@ -5,18 +5,14 @@ use std::fmt;
 use meshgrad_mesh::Region;
 use serde::{Deserialize, Serialize};
 
-use crate::Dtype;
 use crate::mapping::TensorSpec;
 
 /// A tensor of a model, and the region of it that a rank holds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Shard {
-    pub(super) name: String,
-    #[serde(with = "dtype_by_name")]
-    pub(super) dtype: Dtype,
-    /// The global shape.
-    pub(super) shape: Vec<u64>,
+    /// With the global shape.
+    pub(super) tensor: TensorSpec,
     pub(super) region: Indices,
 }
 
@@ -28,12 +24,8 @@ impl Shard {
             let ranges = ranges.map(|range| [range.start as u64, range.end as u64]);
             ranges.collect()
         });
-        Shard {
-            name: tensor.name,
-            dtype: tensor.dtype,
-            shape: tensor.shape,
-            region: Indices(dims.collect()),
-        }
+        let region = Indices(dims.collect());
+        Shard { tensor, region }
     }
 
     /// A whole tensor.
@@ -42,12 +34,8 @@ impl Shard {
             0 => Vec::new(),
             _ => vec![[0, *extent]],
         });
-        Shard {
-            region: Indices(dims.collect()),
-            name: tensor.name,
-            dtype: tensor.dtype,
-            shape: tensor.shape,
-        }
+        let region = Indices(dims.collect());
+        Shard { tensor, region }
     }
 }
 
@@ -61,27 +49,20 @@ pub(super) struct Indices(pub(super) Vec<IndexRanges>);
 impl Indices {
     /// The extents of the tensor that stores the region.
     pub(super) fn extents(&self) -> Vec<u64> {
-        self.0.iter().map(|dim| len(dim)).collect()
+        let indices = |dim: &IndexRanges| dim.iter().map(|[start, end]| end - start).sum();
+        self.0.iter().map(indices).collect()
     }
 
     pub(super) fn elements(&self) -> u64 {
-        self.0.iter().map(|dim| len(dim)).product()
+        self.extents().into_iter().product()
     }
 
-    /// Whether its ranges are ascending and inside of a tensor of this shape.
     pub(super) fn is_inside(&self, shape: &[u64]) -> bool {
         let is_inside = |(dim, extent): (&IndexRanges, &u64)| {
-            let is_sorted = dim.windows(2).all(|pair| pair[0][1] <= pair[1][0]);
-            let ranges = dim.iter();
-            is_sorted && { ranges }.all(|[start, end]| start < end && end <= extent)
+            dim.last().is_none_or(|[_, end]| end <= extent) // they ascend
         };
         self.0.len() == shape.len() && self.0.iter().zip(shape).all(is_inside)
     }
-}
-
-/// The number of indices.
-pub(super) fn len(dim: &[[u64; 2]]) -> u64 {
-    dim.iter().map(|[start, end]| end - start).sum()
 }
 
 /// `[0..4, 0..2 + 6..8]`.
@@ -92,25 +73,5 @@ impl fmt::Display for Indices {
             ranges.collect::<Vec<String>>().join(" + ")
         });
         write!(f, "[{}]", dims.collect::<Vec<String>>().join(", "))
-    }
-}
-
-mod dtype_by_name {
-    use serde::{Deserialize, Deserializer, Serializer, de};
-
-    use crate::Dtype;
-
-    pub(super) fn serialize<S: Serializer>(
-        dtype: &Dtype,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(dtype.name())
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Dtype, D::Error> {
-        let name = String::deserialize(deserializer)?;
-        name.parse().map_err(de::Error::custom)
     }
 }

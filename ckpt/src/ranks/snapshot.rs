@@ -4,18 +4,16 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::agree::agree;
+use super::blocks::{Part, all_blocks, contents, read_shared};
 use super::folder::COORDINATOR;
-use super::owners::HeldTensors;
-use super::parts::{Part, by_block};
-use super::plan::{FolderForm, Plan, Stated, held};
-use super::verify::{all_blocks, contents, read_shared};
+use super::owners::{HeldTensors, collect};
+use super::plan::{ModelFolder, Plan};
 use super::write::{Staged, write};
-use super::{Ranks, RanksError, Shard, ShardMemory};
+use super::{Cause, Ranks, RanksError, ReadShard, Shard};
 use crate::blocks::Content;
+use crate::exec::TensorBytes;
 use crate::manifest::About;
 use crate::mapping::Mapping;
 use crate::vfs::{RealFs, Vfs};
@@ -26,38 +24,28 @@ use crate::{Committed, Digest, FolderWriter, MAX_BLOCK_BYTES, Result, Staging};
 ///
 /// ```
 /// use meshgrad_ckpt::mapping::{Mapping, TensorSpec};
-/// use meshgrad_ckpt::ranks::{Cause, Shard, ShardMemory, ShardedSnapshot, ThreadRanks};
+/// use meshgrad_ckpt::ranks::{Ranks, Shard, ShardedSnapshot};
 /// use meshgrad_ckpt::{Dtype, Error, Folder};
 /// use meshgrad_mesh::{Mesh, Placement, Sharding};
-///
-/// /// The bytes of a single shard.
-/// struct Bytes(Vec<u8>);
-///
-/// impl ShardMemory for Bytes {
-///     fn open(&mut self, _tensor: &str) -> Result<(), Cause> {
-///         Ok(())
-///     }
-///     fn bytes(&self, _tensor: &str) -> Option<&[u8]> {
-///         Some(&self.0)
-///     }
-///     fn close(&mut self, _tensor: &str) {}
-/// }
 ///
 /// // Ranks are usually processes, here threads. Each has one of two columns.
 /// let run = tempfile::tempdir()?;
 /// let mesh = Mesh::new(&[2], &["tp"])?;
 /// let sharding = Sharding::new(&mesh, [("tp", Placement::shard(1))], &[3, 2])?;
-/// let save = |number: u8, mut ranks: ThreadRanks| {
+/// let save = |mut ranks: Ranks<'_>| {
+///     let number = ranks.rank();
 ///     let tensor = TensorSpec::new("weight", Dtype::U8, &[3, 2]);
-///     let region = sharding.region(number.into()).expect("the rank is in the mesh");
+///     let region = sharding.region(number).expect("the rank is in the mesh");
 ///     let mut snapshot = ShardedSnapshot::new(run.path(), "saved");
 ///     let shards = vec![Shard::new(tensor, &region)];
-///     snapshot.add_model("", Mapping::identity(), shards, Bytes(vec![number; 3]));
+///     snapshot.add_model("", Mapping::identity(), shards, move |_name| {
+///         Ok(Box::new([number as u8; 3]))
+///     });
 ///     ShardedSnapshot::save(Ok::<_, Error>(snapshot), &mut ranks)
 /// };
 /// std::thread::scope(|scope| {
-///     let ranks = (0..).zip(ThreadRanks::all(2));
-///     let threads: Vec<_> = ranks.map(|(number, it)| scope.spawn(move || save(number, it))).collect();
+///     let ranks = Ranks::threads(2).into_iter();
+///     let threads: Vec<_> = ranks.map(|it| scope.spawn(move || save(it))).collect();
 ///     threads.into_iter().try_for_each(|it| it.join().expect("no panic").map(drop))
 /// })?;
 /// let folder = Folder::open(run.path().join("saved"))?;
@@ -73,13 +61,6 @@ pub struct ShardedSnapshot<'m> {
     writer: FolderWriter,
     files: Vec<(String, Vec<u8>)>,
     folders: Vec<ModelFolder<'m>>,
-}
-
-struct ModelFolder<'m> {
-    path: String,
-    mapping: Mapping,
-    shards: Vec<Shard>,
-    memory: Box<dyn ShardMemory + 'm>,
 }
 
 /// A saved checkpoint, and what this rank did for it.
@@ -150,19 +131,20 @@ impl<'m> ShardedSnapshot<'m> {
 
     /// Adds the files of a model in `folder` ("" for the checkpoint's own folder). `mapping` relates
     /// the tensors of the model, on the left, to the stored ones, on the right. `shards` are this
-    /// rank's regions of the model's tensors, and `memory` has their bytes.
+    /// rank's regions of the model's tensors, and `read` returns their bytes by name: once per tensor,
+    /// dropped after their last use.
     pub fn add_model(
         &mut self,
         folder: &str,
         mapping: Mapping,
         shards: Vec<Shard>,
-        memory: impl ShardMemory + 'm,
+        read: impl Fn(&str) -> Result<TensorBytes<'m>, Cause> + 'm,
     ) {
         self.folders.push(ModelFolder {
             path: folder.to_owned(),
             mapping,
             shards,
-            memory: Box::new(memory),
+            read: Box::new(read),
         });
     }
 
@@ -175,83 +157,76 @@ impl<'m> ShardedSnapshot<'m> {
     /// or cannot open the checkpoint while rank 0 publishes it, the checkpoint may exist.
     pub fn save<E: fmt::Display>(
         snapshot: Result<ShardedSnapshot<'m>, E>,
-        ranks: &mut dyn Ranks,
+        ranks: &mut Ranks<'_>,
     ) -> Result<Saved> {
         let step = "plan the checkpoint";
-        let stated = agree(ranks, step, snapshot.as_ref().map(ShardedSnapshot::stated))?;
+        let stated = snapshot.as_ref().map(ShardedSnapshot::shards);
+        let stated = ranks.agree(step, stated)?;
         let snapshot = snapshot.map_err(|error| RanksError::Failed {
             rank: ranks.rank(),
             step,
             cause: error.to_string(),
         })?;
-        snapshot.save_held(&held(&stated)?, ranks)
+        snapshot.save_held(&collect(&stated)?, ranks)
     }
 
-    fn stated(&self) -> Stated {
-        let stated = |folder: &ModelFolder<'_>| (folder.path.clone(), folder.shards.clone());
-        Stated {
-            folders: self.folders.iter().map(stated).collect(),
-        }
+    /// By folder.
+    fn shards(&self) -> Vec<Vec<Shard>> {
+        let folders = self.folders.iter();
+        folders.map(|folder| folder.shards.clone()).collect()
     }
 
-    fn save_held(mut self, held: &[HeldTensors], ranks: &mut dyn Ranks) -> Result<Saved> {
-        let Created {
-            plan,
-            folder,
-            staging,
-        } = self.create(held, ranks)?;
-        let vfs = Arc::clone(&self.vfs);
+    fn save_held(mut self, held: &HeldTensors, ranks: &mut Ranks<'_>) -> Result<Saved> {
+        let (plan, folder, staging) = self.create(held, ranks)?;
         let staged = Staged {
-            vfs: &*vfs,
+            vfs: &*self.vfs,
             folder: &folder,
             rank: ranks.rank(),
         };
-        let written = self.write(&plan, &staged, ranks)?;
-
-        let parts = by_block(&written);
-        let blocks = all_blocks(&plan, &parts)?;
-        let read = read_shared(&blocks, &staged, written.len());
-        let read = agree(ranks, "verify the files", read)?;
-
-        let files = contents(&blocks, &by_block(&read));
-        Ok(Saved {
-            committed: self.publish(staging, files, ranks)?,
-            written_bytes: bytes_of(&written, staged.rank),
-            read_bytes: bytes_of(&read, staged.rank),
-        })
-    }
-
-    /// Plans the files; rank 0 creates them.
-    fn create(&mut self, held: &[HeldTensors], ranks: &mut dyn Ranks) -> Result<Created> {
-        let is_coordinator = ranks.rank() == COORDINATOR;
-        let created = self.plan(held).and_then(|(plan, digest)| {
-            let staging = is_coordinator.then(|| self.stage(&plan)).transpose()?;
-            Ok((plan, digest, staging))
-        });
-        let announced = created.as_ref().map(|(_, digest, staging)| Announced {
-            digest: *digest,
-            folder: staging.as_ref().and_then(folder_name),
-        });
-        let all = agree(ranks, "create the files", announced)?;
-        let (plan, _, staging) = created?;
-        Ok(Created {
-            plan,
-            folder: self.staged_folder(&all)?,
-            staging,
-        })
-    }
-
-    fn write(
-        &mut self,
-        plan: &Plan,
-        staged: &Staged<'_>,
-        ranks: &mut dyn Ranks,
-    ) -> Result<Vec<Vec<Part>>> {
-        let memories = self.folders.iter_mut().map(|folder| &mut folder.memory);
-        let mut memories: Vec<&mut Box<dyn ShardMemory + 'm>> = memories.collect();
+        let shards: Vec<&ReadShard<'m>> = self.folders.iter().map(|it| &it.read).collect();
         let written = check_staged(staged.vfs, staged.folder);
-        let written = written.and_then(|()| write(plan, staged, &mut memories));
-        agree(ranks, "write its shards", written)
+        let written = written.and_then(|()| write(&plan, &staged, &shards));
+        let written = ranks.agree("write its shards", written)?;
+
+        let blocks = all_blocks(&plan, &written)?;
+        let read = read_shared(&blocks, &staged, ranks.world_size());
+        let read = ranks.agree("verify the files", read)?;
+
+        let bytes_of = |parts: &[Part]| parts.iter().map(|part| part.bytes).sum();
+        Ok(Saved {
+            written_bytes: bytes_of(&written[staged.rank]),
+            read_bytes: bytes_of(&read[staged.rank]),
+            committed: self.publish(staging, contents(&blocks, &read), ranks)?,
+        })
+    }
+
+    /// Plans the files; rank 0 creates them. Returns the plan, the staged folder and, on rank 0, its
+    /// owner.
+    fn create(
+        &mut self,
+        held: &HeldTensors,
+        ranks: &mut Ranks<'_>,
+    ) -> Result<(Plan, PathBuf, Option<Staging>)> {
+        let is_coordinator = ranks.rank() == COORDINATOR;
+        let plan = Plan::new(
+            &self.folders,
+            held,
+            &self.writer,
+            self.block_bytes,
+            ranks.rank(),
+        );
+        let created = plan.and_then(|plan| {
+            let staging = is_coordinator.then(|| self.stage(&plan)).transpose()?;
+            Ok((plan, staging))
+        });
+        let announced = created.as_ref().map(|(plan, staging)| {
+            let folder = staging.as_ref().and_then(|it| it.folder().file_name());
+            let name = folder.map(|name| name.to_string_lossy().into_owned());
+            (plan.digest, name)
+        });
+        let all = ranks.agree("create the files", announced)?;
+        let (plan, staging) = created?;
+        Ok((plan, self.staged_folder(&all)?, staging))
     }
 
     /// Rank 0 publishes the checkpoint; all ranks open it.
@@ -259,27 +234,21 @@ impl<'m> ShardedSnapshot<'m> {
         &self,
         staging: Option<Staging>,
         files: Result<Vec<(String, Content)>, RanksError>,
-        ranks: &mut dyn Ranks,
+        ranks: &mut Ranks<'_>,
     ) -> Result<Committed> {
-        let published = staging.map(|staging| commit(staging, files)).transpose();
+        let commit = |mut staging: Staging| {
+            for (path, content) in files? {
+                staging.complete(&path, content)?;
+            }
+            staging.commit()
+        };
+        let published = staging.map(commit).transpose();
         let done = published.as_ref().map(|_| ());
-        agree(ranks, "publish the checkpoint", done)?;
+        ranks.agree("publish the checkpoint", done)?;
         match published? {
             Some(committed) => Ok(committed),
             None => Committed::open_in(Arc::clone(&self.vfs), self.path()),
         }
-    }
-
-    fn plan(&self, held: &[HeldTensors]) -> Result<(Plan, Digest)> {
-        let forms = self.folders.iter().map(|folder| FolderForm {
-            path: &folder.path,
-            mapping: &folder.mapping,
-            files: &self.writer,
-        });
-        let forms: Vec<FolderForm<'_>> = forms.collect();
-        let plan = Plan::new(&forms, held, self.block_bytes)?;
-        let digest = plan.digest(&forms);
-        Ok((plan, digest))
     }
 
     /// Stages the folder, allocates the files with tensors and writes all others.
@@ -307,58 +276,13 @@ impl<'m> ShardedSnapshot<'m> {
 
     /// The path of the staged folder on this rank.
     fn staged_folder(&self, all: &[Announced]) -> Result<PathBuf, RanksError> {
-        let other = all.iter().position(|rank| rank.digest != all[0].digest);
-        if let Some(rank) = other {
-            return Err(RanksError::Layouts {
-                rank,
-                first: all[0].digest,
-                other: all[rank].digest,
-            });
+        if let Some(rank) = all.iter().position(|it| it.0 != all[0].0) {
+            return Err(RanksError::Layouts { rank });
         }
-        match &all[0].folder {
-            Some(name) => Ok(self.parent.join(name)),
-            None => Err(RanksError::Message {
-                rank: 0,
-                problem: "it names no folder".into(),
-            }),
-        }
+        Ok(self.parent.join(all[0].1.as_deref().unwrap_or_default()))
     }
 }
 
-/// The files, once they exist.
-struct Created {
-    plan: Plan,
-    /// The staged folder.
-    folder: PathBuf,
-    /// On rank 0.
-    staging: Option<Staging>,
-}
-
-/// What a rank announces once the files exist.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Announced {
-    digest: Digest,
-    /// The name of the staged folder, from rank 0.
-    folder: Option<String>,
-}
-
-fn folder_name(staging: &Staging) -> Option<String> {
-    let name = staging.folder().file_name()?;
-    Some(name.to_str()?.to_owned())
-}
-
-fn bytes_of(parts: &[Vec<Part>], rank: usize) -> u64 {
-    let parts = parts.get(rank).into_iter().flatten();
-    parts.map(|part| part.bytes).sum()
-}
-
-fn commit(
-    mut staging: Staging,
-    files: Result<Vec<(String, Content)>, RanksError>,
-) -> Result<Committed> {
-    for (path, content) in files? {
-        staging.complete(&path, content)?;
-    }
-    staging.commit()
-}
+/// What a rank announces once the files exist: the digest of its plan, and on rank 0 the name of the
+/// staged folder.
+type Announced = (Digest, Option<String>);

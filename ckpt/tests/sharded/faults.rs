@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::{Arc, Barrier};
 
 use meshgrad_ckpt::mapping::TensorSpec;
-use meshgrad_ckpt::ranks::{GatherFn, Ranks, RanksError, Saved, Shard, ThreadRanks};
+use meshgrad_ckpt::ranks::{Ranks, RanksError, Saved, Shard};
 use meshgrad_ckpt::vfs::RealFs;
 use meshgrad_ckpt::{Committed, Dtype, Error, Result};
 use meshgrad_ckpt_crash::{Fault, FaultFs, Op, Rule};
@@ -107,10 +107,10 @@ fn denied(op: Op) -> Rule {
 }
 
 /// A rank that exits before an exchange, after `left` others.
-fn dying(ranks: ThreadRanks, mut left: usize) -> Box<dyn Ranks> {
+fn dying(ranks: Ranks<'static>, mut left: usize) -> Ranks<'static> {
     let (rank, world_size) = (ranks.rank(), ranks.world_size());
     let mut ranks = Some(ranks);
-    Box::new(GatherFn::new(rank, world_size, move |mine| {
+    Ranks::new(rank, world_size, move |mine| {
         if left == 0 {
             ranks = None;
         }
@@ -119,7 +119,7 @@ fn dying(ranks: ThreadRanks, mut left: usize) -> Box<dyn Ranks> {
             Some(ranks) => ranks.all_gather(mine),
             None => Err("killed".into()),
         }
-    }))
+    })
 }
 
 /// If a rank exits, the others do not wait for it. The checkpoint exists completely or not at all;
@@ -134,7 +134,7 @@ fn the_exit_of_a_rank_is_reported() {
             let run = tempfile::tempdir().unwrap();
             let place = (run.path(), "saved");
             let ranks = |number, ranks| match number == killed {
-                false => Box::new(ranks) as Box<dyn Ranks>,
+                false => ranks,
                 true => dying(ranks, left),
             };
             let saved = on_ranks(
@@ -275,32 +275,30 @@ fn shards_that_do_not_fit_are_refused() {
     let cases: [(Change<'_>, &str); 6] = [
         (
             &Vec::new,
-            "no rank has [4..6, 0..4] of `w`, whose shape is [6, 4]; save with all ranks of the \
-             tensor's mesh",
+            "`w`: ranks [0, 1] have 16 of the 24 elements of [6, 4]; save with all ranks of its mesh",
         ),
         (
             &|| vec![shard(0, Dtype::F32, &[6, 4], 1)],
-            "no rank has [4..6, 0..4] of `w`, whose shape is [6, 4]; save with all ranks of the \
-             tensor's mesh",
+            "`w`: ranks [0, 1, 2] have 16 of the 24 elements of [6, 4]; save with all ranks of its mesh",
         ),
         (
             &|| vec![shard(1, Dtype::F32, &[6, 4], 0)],
-            "ranks 0 and 2 have overlapping parts of `w`, [0..2, 0..4] and [0..6, 0..2]; use one \
-             sharding of a tensor on all ranks",
+            "`w`: rank 0 has [0..2, 0..4] and rank 2 has [0..6, 0..2], which overlap; use one sharding \
+             on all ranks",
         ),
         (
             &|| vec![shard(0, Dtype::F32, &[9, 4], 2)],
-            "`w` is F32 [6, 4] on rank 0 but F32 [9, 4] on rank 2; all ranks must hold shards of one \
+            "`w`: it is F32 [6, 4] on rank 0 but F32 [9, 4] on rank 2; all ranks must hold shards of one \
              tensor",
         ),
         (
             &|| vec![shard(0, Dtype::BF16, &[6, 4], 2)],
-            "`w` is F32 [6, 4] on rank 0 but BF16 [6, 4] on rank 2; all ranks must hold shards of one \
+            "`w`: it is F32 [6, 4] on rank 0 but BF16 [6, 4] on rank 2; all ranks must hold shards of one \
              tensor",
         ),
         (
             &|| [fits(2), fits(2)].concat(),
-            "rank 2 has two shards of `w`; a rank has one",
+            "`w`: rank 2 has two shards; a rank has one",
         ),
     ];
     let model = Model::by_name();
@@ -343,7 +341,7 @@ fn mappings_that_do_not_fit_are_refused() {
     let saved = save_models(&[&model, &other], &layout(2), place);
     for text in texts(saved) {
         assert!(
-            text.starts_with("rank 1 lays out other files than rank 0 (digests "),
+            text.starts_with("rank 1 lays out other files than rank 0; use the same "),
             "{text}"
         );
     }

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread;
 
-use meshgrad_ckpt::exec::gather;
+use meshgrad_ckpt::exec::{TensorBytes, gather};
 use meshgrad_ckpt::mapping::{Mapping, TensorSpec};
-use meshgrad_ckpt::ranks::{Cause, Ranks, Saved, Shard, ShardMemory, ShardedSnapshot, ThreadRanks};
+use meshgrad_ckpt::ranks::{Cause, Ranks, Saved, Shard, ShardedSnapshot};
 use meshgrad_ckpt::vfs::{RealFs, Vfs};
 use meshgrad_ckpt::{Dtype, Error, FolderWriter, Result, Staging};
 use meshgrad_mesh::{Mesh, Placement, Region, Sharding};
@@ -197,29 +197,21 @@ pub(crate) struct Shards {
 #[derive(Clone, Default)]
 pub(crate) struct Memory {
     pub(crate) bytes: BTreeMap<String, Vec<u8>>,
-    pub(crate) open: BTreeMap<String, bool>,
     /// Whether nothing can be read.
     pub(crate) is_lost: bool,
 }
 
-impl ShardMemory for Memory {
-    fn open(&mut self, tensor: &str) -> Result<(), Cause> {
-        if self.is_lost {
-            return Err("the device is lost".into());
+impl Memory {
+    /// The function that reads them, each once.
+    fn reader<'m>(self) -> impl Fn(&str) -> Result<TensorBytes<'m>, Cause> {
+        let unread = Mutex::new(self.bytes);
+        move |name| match self.is_lost {
+            true => Err("the device is lost".into()),
+            false => {
+                let bytes = unread.lock().unwrap().remove(name);
+                Ok(Box::new(bytes.expect("each tensor is read once")))
+            }
         }
-        let before = self.open.insert(tensor.to_owned(), true);
-        assert_eq!(before, None, "`{tensor}` is opened once");
-        Ok(())
-    }
-
-    fn bytes(&self, tensor: &str) -> Option<&[u8]> {
-        assert_eq!(self.open.get(tensor), Some(&true), "`{tensor}` is open");
-        self.bytes.get(tensor).map(|bytes| &bytes[..])
-    }
-
-    fn close(&mut self, tensor: &str) {
-        let before = self.open.insert(tensor.to_owned(), false);
-        assert_eq!(before, Some(true), "`{tensor}` was open");
     }
 }
 
@@ -307,7 +299,7 @@ pub(crate) struct Rank<'a> {
     pub(crate) name: &'a str,
     pub(crate) sizes: Sizes,
     pub(crate) vfs: Arc<dyn Vfs>,
-    pub(crate) ranks: Box<dyn Ranks>,
+    pub(crate) ranks: Ranks<'static>,
     pub(crate) shards: Result<Shards, String>,
 }
 
@@ -320,10 +312,10 @@ impl Rank<'_> {
             let mut snapshot = snapshot.max_shard_bytes(sizes.file);
             snapshot.set_about("step", 7);
             snapshot.add("config.json", "{}");
-            snapshot.add_model("model", self.model.mapping(), shards, memory);
+            snapshot.add_model("model", self.model.mapping(), shards, memory.reader());
             snapshot
         });
-        ShardedSnapshot::save(snapshot, &mut *self.ranks)
+        ShardedSnapshot::save(snapshot, &mut self.ranks)
     }
 }
 
@@ -336,7 +328,7 @@ pub(crate) fn save_on(
     change: &(dyn Fn(usize, &mut Rank<'_>) + Sync),
 ) -> Vec<Result<Saved>> {
     let models: Vec<&Model> = vec![model; layout.ranks()];
-    let ranks = |_, ranks| Box::new(ranks) as Box<dyn Ranks>;
+    let ranks = |_, ranks| ranks;
     on_ranks(&models, layout, (parent, name), sizes, &ranks, change)
 }
 
@@ -346,12 +338,12 @@ pub(crate) fn save_models(
     layout: &Layout,
     place: (&Path, &str),
 ) -> Vec<Result<Saved>> {
-    let ranks = |_, ranks| Box::new(ranks) as Box<dyn Ranks>;
+    let ranks = |_, ranks| ranks;
     on_ranks(models, layout, place, SIZES[0], &ranks, &|_, _| {})
 }
 
 /// How a rank reaches the others.
-type MakeRanks<'c> = &'c (dyn Fn(usize, ThreadRanks) -> Box<dyn Ranks> + Sync);
+type MakeRanks<'c> = &'c (dyn Fn(usize, Ranks<'static>) -> Ranks<'static> + Sync);
 
 /// Saves each model on its rank.
 pub(crate) fn on_ranks(
@@ -362,7 +354,7 @@ pub(crate) fn on_ranks(
     make_ranks: MakeRanks<'_>,
     change: &(dyn Fn(usize, &mut Rank<'_>) + Sync),
 ) -> Vec<Result<Saved>> {
-    let save = |(number, ranks): (usize, ThreadRanks)| {
+    let save = |(number, ranks): (usize, Ranks<'static>)| {
         let model = models[number];
         let mut rank = Rank {
             model,
@@ -378,7 +370,7 @@ pub(crate) fn on_ranks(
     };
     let save = &save;
     thread::scope(|scope| {
-        let ranks = ThreadRanks::all(layout.ranks()).into_iter().enumerate();
+        let ranks = Ranks::threads(layout.ranks()).into_iter().enumerate();
         let threads: Vec<_> = ranks.map(|rank| scope.spawn(move || save(rank))).collect();
         threads.into_iter().map(|it| it.join().unwrap()).collect()
     })

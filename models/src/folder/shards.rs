@@ -1,11 +1,14 @@
 //! Sharded tensors: the region of a rank.
 
+use std::collections::BTreeMap;
+
 use meshgrad_ckpt::mapping::Mapping;
 use meshgrad_ckpt::ranks::{Shard, ShardedSnapshot};
 use meshgrad_mesh::Region;
+use meshgrad_runtime::Tensor;
 
 use super::error::{Error, Result};
-use super::memory::{LocalMemory, NamedTensor, spec};
+use super::memory::{NamedTensor, bytes, spec};
 
 /// Adds this rank's shards of `tensors` to a snapshot, as the safetensors files of its folder
 /// `folder` (empty for its root). A tensor without a sharding is whole, and equal on all ranks that
@@ -27,7 +30,10 @@ pub fn add_shards<'t>(
         })
     };
     let shards = tensors.iter().map(shard).collect::<Result<Vec<Shard>>>()?;
-    snapshot.add_model(folder, mapping, shards, LocalMemory::new(tensors));
+    let by_name: BTreeMap<&str, &Tensor> = tensors.iter().map(|(name, it)| (&**name, it)).collect();
+    snapshot.add_model(folder, mapping, shards, move |name| {
+        Ok(bytes(by_name[name])?)
+    });
     Ok(())
 }
 
@@ -63,4 +69,17 @@ pub(super) fn expect_whole(named: &NamedTensor) -> Result<()> {
         }),
         _ => Ok(()),
     }
+}
+
+/// The position of this rank among those that load the tensors together, and their number.
+pub(super) fn position(tensors: &[NamedTensor]) -> (usize, usize) {
+    let position = tensors.iter().find_map(|(_, tensor)| {
+        let mesh = tensor.sharding()?.mesh();
+        let rank = tensor.sharded_shape().rank()?;
+        Some((
+            mesh.ranks().into_iter().position(|it| it == rank)?,
+            mesh.len(),
+        ))
+    });
+    position.unwrap_or((0, 1))
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use meshgrad_autograd::Module;
 use meshgrad_ckpt::exec::Stats;
-use meshgrad_ckpt::ranks::{Ranks, Saved, ShardedSnapshot, ThreadRanks};
+use meshgrad_ckpt::ranks::{Ranks, Saved, ShardedSnapshot};
 use meshgrad_ckpt::{Folder, Snapshot};
 use meshgrad_load::LoadOptions;
 use meshgrad_mesh::{Mesh, Placement, Reduction, Sharding};
@@ -127,7 +127,7 @@ fn save_shards(
     model: &Qwen3,
     experts: Experts,
     (parent, name): (&Path, &str),
-    ranks: &mut ThreadRanks,
+    ranks: &mut Ranks<'_>,
 ) -> Saved {
     let params = folder::params(model).unwrap();
     let mut snapshot = ShardedSnapshot::new(parent, name);
@@ -329,8 +329,8 @@ fn all_ranks_report_a_rank_without_values() {
             .to_string()
     });
     for error in errors {
-        let expected = "no rank has [6..7] of `bias`, whose shape is [7]; save with all ranks of the \
-                        tensor's mesh";
+        let expected = "`bias`: ranks [0, 1] have 6 of the 7 elements of [7]; save with all ranks of its \
+                        mesh";
         assert_eq!(error, expected);
     }
     assert_eq!(std::fs::read_dir(run.path()).unwrap().count(), 1);

@@ -6,7 +6,7 @@ use std::thread;
 
 use meshgrad_autograd::{Buffer, Init, Module, Param};
 use meshgrad_ckpt::Snapshot;
-use meshgrad_ckpt::ranks::ThreadRanks;
+use meshgrad_ckpt::ranks::Ranks;
 use meshgrad_mesh::{Mesh, Placement, Region, Sharding};
 use meshgrad_models::Qwen3;
 use meshgrad_models::config::Qwen3Config;
@@ -181,9 +181,9 @@ impl Layout {
     }
 
     /// Runs a function on each rank, on its own thread.
-    pub(crate) fn run<T: Send>(&self, rank: &(dyn Fn(ThreadRanks) -> T + Sync)) -> Vec<T> {
+    pub(crate) fn run<T: Send>(&self, rank: &(dyn Fn(Ranks<'static>) -> T + Sync)) -> Vec<T> {
         thread::scope(|scope| {
-            let ranks = ThreadRanks::all(self.mesh.len()).into_iter();
+            let ranks = Ranks::threads(self.mesh.len()).into_iter();
             let threads: Vec<_> = ranks.map(|it| scope.spawn(move || rank(it))).collect();
             threads.into_iter().map(|it| it.join().unwrap()).collect()
         })

@@ -20,6 +20,8 @@ pub(crate) struct Case {
     pub(crate) bf16: bool,
     /// Of the batch.
     pub(crate) rows: usize,
+    /// Whether the projections have low-rank adapters.
+    pub(crate) lora: bool,
 }
 
 impl Case {
@@ -33,6 +35,7 @@ impl Case {
             checkpointing: false,
             bf16: false,
             rows: 3,
+            lora: false,
         }
     }
 
@@ -66,6 +69,10 @@ impl Case {
 
     const fn bf16(self) -> Case {
         Case { bf16: true, ..self }
+    }
+
+    const fn lora(self) -> Case {
+        Case { lora: true, ..self }
     }
 
     pub(crate) fn config(&self) -> Qwen3Config {
@@ -135,6 +142,7 @@ impl fmt::Display for Case {
             (self.experts, "sharded experts"),
             (self.checkpointing, "checkpointing"),
             (self.bf16, "bf16"),
+            (self.lora, "adapters"),
         ];
         for (_, option) in options.into_iter().filter(|(is_set, _)| *is_set) {
             write!(f, ", {option}")?;
@@ -146,6 +154,7 @@ impl fmt::Display for Case {
 const TP2: &[(&str, usize)] = &[("tp", 2)];
 const TP3: &[(&str, usize)] = &[("tp", 3)];
 const TP4: &[(&str, usize)] = &[("tp", 4)];
+const DP_TP4: &[(&str, usize)] = &[("dp", 2), ("tp", 4)];
 const KV_TP: &[(&str, usize)] = &[("kv", 2), ("tp", 2)];
 const DP2: &[(&str, usize)] = &[("dp", 2)];
 const DP_TP: &[(&str, usize)] = &[("dp", 2), ("tp", 2)];
@@ -162,6 +171,19 @@ const DENSE: &str = r#"
     num_key_value_heads = 3
     head_dim = 8
     attention_bias = true
+    initializer_range = 0.2
+"#;
+
+/// Five key-value heads: of four ranks, two have two heads, one has one, and the last has none.
+const FIVE_HEADS: &str = r#"
+    model_type = "qwen3"
+    vocab_size = 43
+    hidden_size = 12
+    intermediate_size = 18
+    num_hidden_layers = 2
+    num_attention_heads = 10
+    num_key_value_heads = 5
+    head_dim = 4
     initializer_range = 0.2
 "#;
 
@@ -213,8 +235,9 @@ const ALL_EXPERTS: &str = r#"
     initializer_range = 0.2
 "#;
 
-const MODELS: [(&str, &str); 4] = [
+const MODELS: [(&str, &str); 5] = [
     ("dense", DENSE),
+    ("five heads", FIVE_HEADS),
     ("tied", TIED),
     ("experts", EXPERTS),
     ("all experts", ALL_EXPERTS),
@@ -230,16 +253,23 @@ pub(crate) const CASES: &[Case] = &[
     Case::new(DENSE, TP_DP).sequence().checkpointed(),
     Case::new(DENSE, DP_TP).bf16(),
     Case::new(DENSE, TP3).sequence().bf16(),
+    Case::new(DENSE, TP3).lora(),
+    Case::new(DENSE, DP_TP).sequence().checkpointed().lora(),
+    Case::new(FIVE_HEADS, TP4),
+    Case::new(FIVE_HEADS, DP_TP4).sequence().checkpointed(),
     Case::new(TIED, TP2),
     Case::new(TIED, DP_TP).sequence(),
     Case::new(TIED, KV_TP),
     Case::new(TIED, KV_TP).sequence().whole_vocabulary(),
     Case::new(TIED, KV_TP).sequence().checkpointed(),
+    Case::new(TIED, KV_TP).sequence().lora(),
     Case::new(EXPERTS, DP2),
     Case::new(EXPERTS, TP4),
+    Case::new(EXPERTS, DP_TP4).sequence().lora(),
     Case::new(EXPERTS, TP3).sequence(),
     Case::new(EXPERTS, TP3).sharded_experts(),
     Case::new(EXPERTS, TP3).sharded_experts().sequence(),
+    Case::new(EXPERTS, TP4).sequence().sharded_experts(),
     Case::new(EXPERTS, DP_TP).sequence().checkpointed(),
     Case::new(EXPERTS, DP_TP)
         .sequence()

@@ -1,12 +1,14 @@
 //! Qwen3 on the ranks of a mesh has the loss and the gradients of one rank.
 
 mod cases;
+mod decoding;
 mod gpus;
 mod megatron;
 mod memory;
 mod overlap;
 mod parts;
 mod plans;
+mod recomputed;
 mod run;
 mod torch;
 

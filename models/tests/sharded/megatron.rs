@@ -11,9 +11,9 @@ use meshgrad_mesh::{Mesh, Placement};
 use meshgrad_models::ModelPlan;
 use meshgrad_models::ends::Embedding;
 use meshgrad_models::layers::Linear;
-use meshgrad_runtime::{DType, Device, Tensor, redistribute};
+use meshgrad_runtime::{DType, Device, Tensor, full_tensor, redistribute};
 
-use crate::run::{distance, norm, whole};
+use crate::run::{distance, norm};
 
 /// The largest difference from Megatron's, relative to the norm of Megatron's.
 const TOLERANCE: f64 = 1e-6;
@@ -65,7 +65,7 @@ impl Comparison<'_> {
             true => format!("sequence.{name}"),
             false => name.to_owned(),
         };
-        let actual: Vec<f32> = whole(actual)?.to_vec()?;
+        let actual: Vec<f32> = full_tensor(actual)?.to_vec()?;
         let (_, expected) = floats(self.file, &name);
         let (difference, size) = (distance(&actual, &expected), norm(&expected));
         if actual.len() != expected.len() || difference.is_nan() || difference > TOLERANCE * size {

@@ -1,11 +1,13 @@
 //! No rank allocates a whole logits, matrix or inner activation.
 
-use meshgrad_autograd::{Grads, Module, Result, Tape};
+use meshgrad_autograd::{Module, Result};
 use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_mesh::Mesh;
 use meshgrad_models::config::Qwen3Config;
 use meshgrad_models::{Compute, Model, ModelParallelism, Qwen3, TokenBatch};
-use meshgrad_runtime::{DType, Device, Tensor, ops};
+use meshgrad_runtime::{DType, Device, Tensor};
+
+use crate::run::gradients;
 
 const TOKENS: usize = 96;
 const VOCABULARY: usize = 4096;
@@ -40,12 +42,7 @@ fn largest_and_peak(device: &Device, model: &Qwen3) -> Result<[usize; 2]> {
         dtype: DType::F32,
         checkpointing: false,
     };
-    let mut grads = Grads::new(&model.params())?;
-    let (loss, tape) = Tape::record(|| model.loss(&batch, compute))?;
-    tape.backward(
-        &[(&loss.total, ops::full(device, &[], DType::F32, 1.0)?)],
-        &mut grads,
-    )?;
+    gradients(&model.params(), || model.loss(&batch, compute))?;
     let stats = device.memory_stats();
     Ok([stats.largest, stats.peak])
 }

@@ -1,11 +1,11 @@
 //! Parts of a model, one after the other, compute what the whole model does.
 
-use meshgrad_autograd::{Grads, Module, Result, Tape};
+use meshgrad_autograd::{Module, Result};
 use meshgrad_models::{Loss, Model, PartError, Qwen3};
-use meshgrad_runtime::{DType, Device, ops};
+use meshgrad_runtime::Device;
 
 use crate::cases::{CASES, Case};
-use crate::run::{Expected, Outcome, SEED, batch, outcome_of};
+use crate::run::{Expected, Outcome, SEED, batch, gradients, outcome_of};
 
 /// The loss of three parts: the first layer, no layer, and all others.
 fn parts(case: &Case) -> Result<[Qwen3; 3]> {
@@ -44,12 +44,7 @@ fn outcome(case: &Case) -> Result<Outcome> {
         part.materialize(&device, SEED)?;
     }
     let params = parts.iter().flat_map(Module::params).collect::<Vec<_>>();
-    let mut grads = Grads::new(&params)?;
-    let (loss, tape) = Tape::record(|| loss(&parts, case, &device))?;
-    tape.backward(
-        &[(&loss.total, ops::full(&device, &[], DType::F32, 1.0)?)],
-        &mut grads,
-    )?;
+    let (loss, mut grads) = gradients(&params, || loss(&parts, case, &device))?;
     let first = parts.iter().map(|part| part.sparse_blocks().count());
     let mut counts = loss.statistics.as_slice();
     for (part, sparse) in parts.iter().zip(first) {

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use meshgrad_autograd::{Buffer, Grads, Module, Result, Tape};
+use meshgrad_autograd::{Buffer, Grads, Init, Module, Param, Result, Tape};
 use meshgrad_comm::conformance::{Fault, RewiredRank};
-use meshgrad_comm::{Local, LocalRank, Redistributor};
+use meshgrad_comm::{Local, LocalRank, Rank, Redistributor};
 use meshgrad_mesh::Placement;
 use meshgrad_models::{IGNORE_INDEX, Loss, Model, ModelPlan, Qwen3, TokenBatch};
 use meshgrad_runtime::{
-    DType, Device, Redistribute, Tensor, ops, redistribute, with_mesh, with_redistribution,
+    DType, Device, Redistribute, Tensor, full_tensor, ops, redistribute, with_mesh,
+    with_redistribution,
 };
 
 use crate::cases::Case;
@@ -40,29 +41,23 @@ pub(crate) fn batch(case: &Case, device: &Device) -> Result<TokenBatch> {
     ))
 }
 
-/// `x` on one rank; on a mesh, replicated.
-pub(crate) fn whole(x: &Tensor) -> Result<Tensor> {
-    let Some(sharding) = x.sharding() else {
-        return Ok(x.clone());
-    };
-    let axes = sharding.mesh().axes().iter();
-    let axes: Vec<_> = axes
-        .map(|axis| (axis.name(), Placement::Replicate))
-        .collect();
-    redistribute(x, axes)
+/// The loss that `loss` computes, and the gradients of its total.
+pub(crate) fn gradients(
+    params: &[Param],
+    loss: impl FnOnce() -> Result<Loss>,
+) -> Result<(Loss, Grads)> {
+    let mut grads = Grads::new(params)?;
+    let (loss, tape) = Tape::record(loss)?;
+    let one = ops::full(loss.total.value().device(), &[], DType::F32, 1.0)?;
+    tape.backward(&[(&loss.total, one)], &mut grads)?;
+    Ok((loss, grads))
 }
 
 fn step(case: &Case, model: &Qwen3, device: &Device) -> Result<Outcome> {
     let model = model.clone().balanced(case.balancing());
     let batch = batch(case, device)?;
-    let mut grads = Grads::new(&model.params())?;
-    let (loss, tape) = Tape::record(|| model.loss(&batch, case.compute()))?;
-    tape.backward(
-        &[(&loss.total, ops::full(device, &[], DType::F32, 1.0)?)],
-        &mut grads,
-    )?;
+    let (loss, mut grads) = gradients(&model.params(), || model.loss(&batch, case.compute()))?;
     model.after_step(&loss.statistics)?;
-
     outcome_of(&loss, &mut grads, &model.buffers())
 }
 
@@ -77,7 +72,7 @@ pub(crate) fn outcome_of(loss: &Loss, grads: &mut Grads, buffers: &[Buffer]) -> 
         outcome.push((format!("counts {layer}"), counts.to_vec()?));
     }
     for (param, gradient) in grads.all()? {
-        outcome.push((param.name().to_owned(), whole(&gradient)?.to_vec()?));
+        outcome.push((param.name().to_owned(), full_tensor(&gradient)?.to_vec()?));
     }
     for buffer in buffers {
         outcome.push((buffer.name().to_owned(), buffer.value()?.to_vec()?));
@@ -85,9 +80,17 @@ pub(crate) fn outcome_of(loss: &Loss, grads: &mut Grads, buffers: &[Buffer]) -> 
     Ok(outcome)
 }
 
-fn model(case: &Case) -> Result<Qwen3> {
+/// With adapters that are not zero, if the case has them.
+pub(crate) fn model(case: &Case) -> Result<Qwen3> {
     let mut model = Qwen3::new(&case.config())?;
     model.add_router_biases();
+    for projection in model.projections_mut().filter(|_| case.lora) {
+        projection.add_lora(3, 6.0);
+        if let Some(lora) = &mut projection.lora {
+            let shape = [lora.b.shape()[0], lora.b.shape()[1]];
+            lora.b = Param::new(lora.b.name(), shape, Init::Normal { std: 0.3 });
+        }
+    }
     Ok(model)
 }
 
@@ -129,16 +132,26 @@ pub(crate) fn on_ranks_through(
 ) -> std::result::Result<Vec<Outcome>, String> {
     let mesh = case.mesh();
     let outcomes = local.launch(|rank| {
-        let device = rank.device();
         let step = || {
-            let model = model(case)?;
-            change(model.plan(&case.parallelism(&mesh))?).apply(&model, rank.rank())?;
-            model.materialize(device, SEED)?;
-            step(case, &model, device)
+            let model = sharded(case, rank, &change)?;
+            step(case, &model, rank.device())
         };
         with_redistribution(through(rank), || with_mesh(&mesh, rank.rank(), step))
     });
     outcomes.map_err(|error| error.to_string())
+}
+
+/// A rank's part of a model, with values.
+pub(crate) fn sharded(
+    case: &Case,
+    rank: &dyn Rank,
+    change: impl Fn(ModelPlan) -> ModelPlan,
+) -> Result<Qwen3> {
+    let model = model(case)?;
+    let plan = model.plan(&case.parallelism(&case.mesh()))?;
+    change(plan).apply(&model, rank.rank())?;
+    model.materialize(rank.device(), SEED)?;
+    Ok(model)
 }
 
 /// The outcome of one rank.

@@ -4,16 +4,16 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use meshgrad_autograd::{Grads, Module, Param, Result, Tape};
+use meshgrad_autograd::{Module, Param, Result};
 use meshgrad_ckpt::TensorFile;
 use meshgrad_comm::conformance::{Fault, RewiredRank};
 use meshgrad_comm::{Local, Redistributor};
 use meshgrad_mesh::{Mesh, Sharding};
 use meshgrad_models::config::Qwen3Config;
 use meshgrad_models::{Compute, Model, ModelParallelism, Qwen3, TokenBatch, hf};
-use meshgrad_runtime::{DType, Device, Tensor, ops, redistribute};
+use meshgrad_runtime::{DType, Device, Tensor, redistribute};
 
-use crate::run::{distance, norm, outcome_of};
+use crate::run::{distance, gradients, norm, outcome_of};
 
 /// The largest difference of the loss or a gradient from torch's, relative to the norm of torch's.
 const TOLERANCE: f64 = 1e-5;
@@ -125,13 +125,7 @@ impl Fixture {
             dtype: DType::F32,
             checkpointing: false,
         };
-        let mut grads = Grads::new(&model.params())?;
-        let (loss, tape) = Tape::record(|| model.loss(&batch, compute))?;
-        tape.backward(
-            &[(&loss.total, ops::full(device, &[], DType::F32, 1.0)?)],
-            &mut grads,
-        )?;
-
+        let (loss, mut grads) = gradients(&model.params(), || model.loss(&batch, compute))?;
         let whole: BTreeMap<String, Vec<f32>> =
             outcome_of(&loss, &mut grads, &[])?.into_iter().collect();
         let mut named = BTreeMap::from([("loss".to_owned(), whole["total"].clone())]);

@@ -152,7 +152,7 @@ pub fn copy_into(x: &Tensor, into: &Tensor) -> Result<()> {
 ///
 /// # Shapes
 /// `x` [B, T, ..], `into` [B, S, ..] of one dtype, equal in all dims but the second; `at` i64
-/// \[1\]. `into` contiguous and of a mutable kind.
+/// \[1\]. `into` contiguous and of a mutable kind. All dims but the second can be sharded.
 ///
 /// # Errors
 /// [`Error::Signature`]; [`Error::Immutable`]; [`Error::Argument`] when `into` is not contiguous;
@@ -162,7 +162,11 @@ pub fn copy_at_into(x: &Tensor, into: &Tensor, at: &Tensor) -> Result<()> {
     let same = x.shape().len() == into.shape().len()
         && x.shape().len() >= 2
         && x.shape().with(1, 0) == into.shape().with(1, 0);
-    let call = COPY_AT_INTO.call(&[x, into, at])?;
+    let call = COPY_AT_INTO.call_with(&[x, into, at], &[x.shape().len()], || {
+        let inner: String = (2..x.shape().len()).map(|dim| format!(" d{dim}")).collect();
+        let signature = format!("x[b t!{inner}], into[b s!{inner}], at[n!] -> into[b s!{inner}]");
+        ShardingRule::new(COPY_AT_INTO.name(), &signature)
+    })?;
     if !same {
         let problem = "`x` and `into` must be equal in all dims but the second".into();
         return Err(COPY_AT_INTO.error(&[x, into, at], problem));

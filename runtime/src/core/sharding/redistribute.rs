@@ -135,6 +135,27 @@ pub fn redistribute<S: AsRef<str>>(
     }
 }
 
+/// [`redistribute`] to the placements of `like`, such as a gradient to those of its parameter.
+///
+/// # Errors
+/// As [`redistribute`].
+pub fn redistribute_like(x: &Tensor, like: &Tensor) -> Result<Tensor> {
+    let placements = like.sharding().map(Sharding::placements);
+    redistribute(x, placements.unwrap_or_default())
+}
+
+/// The whole of `x`, on all ranks of its mesh.
+///
+/// # Errors
+/// As [`redistribute`].
+pub fn full_tensor(x: &Tensor) -> Result<Tensor> {
+    let axes = x
+        .sharding()
+        .map_or(&[][..], |sharding| sharding.mesh().axes());
+    let replicated = axes.iter().map(|axis| (axis.name(), Placement::Replicate));
+    redistribute(x, replicated.collect::<Vec<_>>())
+}
+
 /// [`redistribute`] that does not wait for other ranks: the communication runs while the rank does
 /// other work, until [`Pending::wait`]. Not tracked by a tape.
 ///

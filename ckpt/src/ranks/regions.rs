@@ -1,0 +1,103 @@
+//! The regions that ranks own, as sources of a graph.
+
+use std::collections::BTreeSet;
+
+use super::folder::COORDINATOR;
+use super::owners::{HeldTensor, positions};
+use super::shard::Indices;
+use crate::exec::MemoryError;
+use crate::graph::{ElementCopy, Expr, Graph, GraphError, Leaf};
+
+/// A graph whose sources are owned regions.
+#[derive(Default)]
+pub(super) struct Regions {
+    pub(super) graph: Graph,
+    /// The region of each source.
+    sources: Vec<OwnedRegion>,
+}
+
+/// A region of a tensor of the model.
+pub(super) struct OwnedRegion {
+    pub(super) tensor: String,
+    pub(super) owner: usize,
+}
+
+impl Regions {
+    pub(super) fn owner(&self, copy: &ElementCopy) -> usize {
+        self.source(copy).map_or(COORDINATOR, |region| region.owner)
+    }
+
+    /// The region that a copy reads; `None` for a constant.
+    pub(super) fn source(&self, copy: &ElementCopy) -> Option<&OwnedRegion> {
+        match copy.from {
+            Leaf::Source(source) => self.sources.get(source.index()),
+            Leaf::Fill(_) | Leaf::Computed(_) => None,
+        }
+    }
+
+    /// The tensors of the model that `rank` needs to write its part of the stored tensor `name`;
+    /// `None` if it has no part.
+    ///
+    /// # Errors
+    /// When the stored tensor does not consist of copies of whole bytes.
+    pub(super) fn needed(
+        &self,
+        name: &str,
+        expr: Expr,
+        rank: usize,
+    ) -> Result<Option<BTreeSet<String>>, MemoryError> {
+        if self.graph.dtype(expr).bits() < 8 {
+            return Err(MemoryError::PartOfAByte(name.to_owned()));
+        }
+        let mut copies = self.graph.copies_of_all(expr)?;
+        let is_computed = |copy: &&ElementCopy| matches!(copy.from, Leaf::Computed(_));
+        if let Some(copy) = copies.iter().find(is_computed) {
+            let computation = self.graph.leaf_name(copy.from);
+            return Err(MemoryError::NotComputed(computation.to_owned()));
+        }
+        copies.retain(|copy| self.owner(copy) == rank);
+        let sources = copies.iter().filter_map(|copy| self.source(copy));
+        let tensors = sources.map(|region| region.tensor.clone());
+        Ok((!copies.is_empty()).then(|| tensors.collect()))
+    }
+
+    /// A tensor of the model as an expression over its regions, which are new sources.
+    pub(super) fn join(&mut self, tensor: &HeldTensor) -> Result<Expr, GraphError> {
+        if tensor.regions.is_empty() {
+            return self.add(tensor, COORDINATOR, &tensor.spec.shape);
+        }
+        let mut joined = self.concat(tensor, &mut Indices(Vec::new()))?;
+        // Each set of indices is contiguous in it: restore the order of the tensor.
+        for (dim, sets) in tensor.sets.iter().enumerate() {
+            let ranges = positions(sets).into_iter().map(|[start, end]| start..end);
+            joined = self.graph.take(joined, dim, &ranges.collect::<Vec<_>>())?;
+        }
+        Ok(joined)
+    }
+
+    /// Concatenates the regions that have these index sets in the first dims, along the other dims.
+    fn concat(&mut self, tensor: &HeldTensor, chosen: &mut Indices) -> Result<Expr, GraphError> {
+        let dim = chosen.0.len();
+        let Some(sets) = tensor.sets.get(dim) else {
+            let owner = tensor.regions[chosen].owner;
+            return self.add(tensor, owner, &chosen.extents());
+        };
+        let mut parts = Vec::with_capacity(sets.len());
+        for set in sets {
+            chosen.0.push(set.clone());
+            parts.push(self.concat(tensor, chosen)?);
+            chosen.0.pop();
+        }
+        match parts[..] {
+            [only] => Ok(only),
+            _ => self.graph.concat(&parts, dim),
+        }
+    }
+
+    fn add(&mut self, of: &HeldTensor, owner: usize, shape: &[u64]) -> Result<Expr, GraphError> {
+        let tensor = of.spec.name.clone();
+        let name = format!("{tensor} (rank {owner})");
+        self.sources.push(OwnedRegion { tensor, owner });
+        self.graph.source(&name, of.spec.dtype, shape)
+    }
+}
