@@ -198,11 +198,11 @@ impl Grads {
             }
         }
         for (_, entries) in units {
-            let params = entries.iter().map(|at| self.entries[*at].param.clone());
-            let params: Vec<Param> = params.collect();
-            let Some(home) = params.first().and_then(Param::home) else {
+            let params = entries.iter().map(|at| &self.entries[*at].param);
+            let Some(home) = params.clone().find_map(Param::home) else {
                 continue;
             };
+            let params: Vec<ParamId> = params.map(Param::id).collect();
             for (position, at) in entries.iter().enumerate() {
                 self.entries[*at].unit = Some((self.units.len(), position));
             }

@@ -6,12 +6,9 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, Weak};
 
-use meshgrad_runtime::{
-    DType, Error, Key, Region, Result, Shape, ShardedShape, StorageView, TapeError, Tensor, ops,
-    without_mesh,
-};
+use meshgrad_runtime::{DType, Result, Shape, StorageView, TapeError, Tensor, ops};
 
-use crate::{Init, Param};
+use crate::spec::ParamId;
 
 /// The home of a parameter: this rank keeps some rows of its part of the parameter's sharding, and
 /// gathers all of them to compute. A row has one index of every dim but the last; a parameter with
@@ -49,7 +46,7 @@ pub trait HomeUnit: Send + Sync {
     ///
     /// # Errors
     /// [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
-    fn gradients(&self, params: &[Param]) -> Result<Box<dyn HomeGradients>>;
+    fn gradients(&self, params: &[ParamId]) -> Result<Box<dyn HomeGradients>>;
 
     /// The sum of the values of `x` on all ranks that share in the model's parameters.
     ///
@@ -108,51 +105,6 @@ pub fn row_elements(shape: &[usize]) -> usize {
     shape.last().copied().unwrap_or(1)
 }
 
-/// Writes initial values to `into`, [rows, elements of a row], the rows `rows` of this rank's part
-/// of a parameter of shape `shape`. They are those that the whole parameter has there.
-pub(crate) fn initialize(
-    init: Init,
-    key: Key,
-    shape: &ShardedShape,
-    rows: &Range<usize>,
-    into: &Tensor,
-) -> Result<()> {
-    let (dtype, device) = (into.dtype(), into.device());
-    let draw = |shape: &[usize], region: &Region| match init {
-        Init::Zeros => ops::full(device, shape, dtype, 0.0),
-        Init::Ones => ops::full(device, shape, dtype, 1.0),
-        Init::Normal { std } => ops::normal(device, shape, dtype, key.within(region), 0.0, std),
-        Init::Uniform { bound } => {
-            ops::uniform(device, shape, dtype, key.within(region), -bound, bound)
-        }
-    };
-    without_mesh(|| {
-        for part in shape.row_boxes(rows.clone()) {
-            let mut global = Region::whole(shape)?;
-            for (dim, range) in part.global.iter().enumerate() {
-                global = global.slice(dim, range.clone())?;
-            }
-            let extents: Vec<usize> = part.global.iter().map(Range::len).collect();
-            let own = part.rows.start - rows.start..part.rows.end - rows.start;
-            let mut target = viewed(&into.slice(0, own)?, &part.shape)?;
-            for (dim, range) in part.within.iter().enumerate() {
-                target = target.slice(dim as isize, range.clone())?;
-            }
-            ops::copy_into(&draw(&extents, &global)?, &target)?;
-        }
-        Ok(())
-    })
-}
-
-/// `x`, which is contiguous and without a sharding, in another shape, without a copy.
-pub(crate) fn viewed(x: &Tensor, shape: &[usize]) -> Result<Tensor> {
-    let view = x.view(shape)?;
-    view.ok_or_else(|| Error::Argument {
-        op: "home",
-        problem: format!("{x} is not contiguous"),
-    })
-}
-
 /// The rows `rows` of the part `x` of a parameter, as [rows, elements of a row], without a copy if
 /// `x` is contiguous.
 pub(crate) fn rows_of(x: &Tensor, rows: Range<usize>) -> Result<Tensor> {
@@ -160,40 +112,6 @@ pub(crate) fn rows_of(x: &Tensor, rows: Range<usize>) -> Result<Tensor> {
     let shape: Shape = *local.shape();
     let flat = ops::reshape(&local, &[row_count(&shape), row_elements(&shape)])?;
     flat.slice(0, rows)
-}
-
-/// The L2 norm of the gradients of parameters with homes, as [`Grads::all`](crate::Grads::all) returns
-/// them. Each element counts once. An f32 scalar without a sharding, equal on all ranks, which all
-/// call this.
-///
-/// # Errors
-/// [`TapeError::NotMaterialized`] for a parameter without a home; errors of the communication.
-pub fn norm_over_ranks(gradients: &[(Param, Tensor)]) -> Result<Tensor> {
-    let mut counted = Vec::with_capacity(gradients.len());
-    let mut unit = None;
-    for (param, gradient) in gradients {
-        let home = param.home().ok_or_else(|| TapeError::NotMaterialized {
-            name: param.name().into(),
-        })?;
-        if home.is_first_copy() {
-            counted.push(gradient.local());
-        }
-        unit.get_or_insert_with(|| home.unit());
-    }
-    let Some((unit, (_, first))) = unit.zip(gradients.first()) else {
-        return Err(Error::Argument {
-            op: "norm_over_ranks",
-            problem: "needs at least one gradient".into(),
-        });
-    };
-    without_mesh(|| {
-        if counted.is_empty() {
-            // Not of a first copy, so it counts as nothing.
-            counted.push(first.local().slice(0, 0..0)?);
-        }
-        let squares = ops::sum_of_squares(&counted.iter().collect::<Vec<_>>())?;
-        ops::cast(&ops::sqrt(&unit.sum(&squares)?)?, DType::F32)
-    })
 }
 
 /// A storage that holds gathered values. It can be freed, and gathered again with the same values.

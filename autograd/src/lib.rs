@@ -35,6 +35,7 @@ mod home;
 mod local;
 mod module;
 mod nested;
+mod norm;
 mod operand;
 mod operators;
 pub mod ops;
@@ -42,6 +43,7 @@ mod param;
 mod saved;
 mod seam;
 mod slot;
+mod spec;
 mod tape;
 mod track;
 mod var;
@@ -50,18 +52,17 @@ pub use backward::WeightBackward;
 pub use checkpoint::{Vars, checkpoint};
 pub use gradcheck::{Tolerance, gradcheck, weighted_roots};
 pub use grads::Grads;
-pub use home::{
-    GatheredStorage, Home, HomeGradients, HomeUnit, Regather, norm_over_ranks, row_count,
-    row_elements,
-};
+pub use home::{GatheredStorage, Home, HomeGradients, HomeUnit, Regather, row_count, row_elements};
 pub use local::{LocalOperand, LocalResult, local};
 pub use meshgrad_runtime::{Error, Result, TapeError};
 pub use module::{Module, ModulePath, Visitor};
+pub use norm::norm_over_ranks;
 pub use operand::Operand;
-pub use param::{Buffer, Init, Param, ParamId, Spec};
+pub use param::{Buffer, Param};
 pub use saved::{Packed, Packing, Save, Saved, ToBf16, ToDevice, packing};
 pub use seam::Seam;
 pub use slot::Slot;
+pub use spec::{Init, ParamId, Spec};
 pub use tape::Tape;
 pub use track::{Track, tracked_list_linear, tracked_many};
 pub use var::Var;

@@ -7,56 +7,9 @@ use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use meshgrad_mesh::Sharding;
 use meshgrad_runtime::{DType, Device, Key, Kind, Shape, ShardedShape, Tensor, ops};
 
-use crate::home::{Home, initialize, rows_of};
+use crate::home::{Home, rows_of};
+use crate::spec::{Init, ParamId, Spec, initialize};
 use crate::{Result, TapeError};
-
-/// The initial value of a parameter.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Init {
-    /// All zeros.
-    Zeros,
-    /// All ones.
-    Ones,
-    /// Normal with mean 0.
-    Normal {
-        /// The standard deviation.
-        std: f64,
-    },
-    /// Uniform in [-bound, bound).
-    Uniform {
-        /// The bound.
-        bound: f64,
-    },
-}
-
-/// The specification of a parameter.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Spec {
-    /// The shape.
-    pub shape: Shape,
-    /// The dtype of the value. Gradients are f32 (f64 for f64).
-    pub dtype: DType,
-    /// The initial value.
-    pub init: Init,
-    /// Whether the parameter may be unused in a step. Its gradient is then zero.
-    pub optional: bool,
-}
-
-impl Spec {
-    /// An f32 parameter that is not optional. More dims than a tensor can have do not compile.
-    pub fn new<const N: usize>(shape: [usize; N], init: Init) -> Spec {
-        Spec {
-            shape: Shape::of(shape),
-            dtype: DType::F32,
-            init,
-            optional: false,
-        }
-    }
-}
-
-/// Identifies a parameter in this process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ParamId(u64);
 
 /// A handle to a parameter. Clones share the parameter, so a block may be cloned into a closure.
 #[derive(Clone)]

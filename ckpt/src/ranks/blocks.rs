@@ -9,8 +9,7 @@ use twox_hash::XxHash3_64;
 
 use super::RanksError;
 use super::folder::OwnedFolder;
-use super::plan::Plan;
-use super::write::Staged;
+use super::plan::{Plan, Staged};
 use crate::blocks::{Block, Content};
 use crate::{Digest, Error, PlannedFile, Result, vfs};
 

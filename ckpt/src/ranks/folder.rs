@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use super::RanksError;
-use super::owners::HeldTensor;
+use super::owners::{COORDINATOR, HeldTensor};
 use super::regions::Regions;
 use super::runs::{self, Run};
 use crate::exec::split;
@@ -15,9 +15,6 @@ use crate::{FolderLayout, FolderWriter, PlannedFile, Result, TensorInfo};
 
 /// The most bytes of a tensor that are traced and copied at once.
 const CHUNK: u64 = 1 << 20;
-
-/// The rank that writes headers and constants.
-pub(super) const COORDINATOR: usize = 0;
 
 /// A folder with the owner of every byte.
 pub(super) struct OwnedFolder {

@@ -11,6 +11,9 @@ use super::RanksError;
 use super::shard::{IndexRanges, Indices, Shard};
 use crate::mapping::TensorSpec;
 
+/// The rank that writes headers and constants.
+pub(super) const COORDINATOR: usize = 0;
+
 /// A tensor of the model, and the ranks that hold its regions.
 #[derive(Debug, Clone)]
 pub(super) struct HeldTensor {

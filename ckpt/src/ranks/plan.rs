@@ -1,10 +1,20 @@
 //! What all ranks compute from the shards of all ranks: the files and the owner of every byte.
 
+use std::path::Path;
+
 use super::folder::OwnedFolder;
 use super::owners::{HeldTensor, HeldTensors};
 use super::{ReadShard, Shard};
 use crate::mapping::Mapping;
+use crate::vfs::Vfs;
 use crate::{Digest, FolderWriter, PlannedFile, Result};
+
+/// A rank, and the folder that all ranks write to.
+pub(super) struct Staged<'a> {
+    pub(super) vfs: &'a dyn Vfs,
+    pub(super) folder: &'a Path,
+    pub(super) rank: usize,
+}
 
 /// The tensors of a model on this rank, and how they are stored.
 pub(super) struct ModelFolder<'m> {

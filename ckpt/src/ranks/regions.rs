@@ -2,8 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::folder::COORDINATOR;
-use super::owners::{HeldTensor, positions};
+use super::owners::{COORDINATOR, HeldTensor, positions};
 use super::shard::Indices;
 use crate::exec::MemoryError;
 use crate::graph::{ElementCopy, Expr, Graph, GraphError, Leaf};

@@ -7,10 +7,9 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::blocks::{Part, all_blocks, contents, read_shared};
-use super::folder::COORDINATOR;
-use super::owners::{HeldTensors, collect};
-use super::plan::{ModelFolder, Plan};
-use super::write::{Staged, write};
+use super::owners::{COORDINATOR, HeldTensors, collect};
+use super::plan::{ModelFolder, Plan, Staged};
+use super::write::write;
 use super::{Cause, Ranks, RanksError, ReadShard, Shard};
 use crate::blocks::Content;
 use crate::exec::TensorBytes;

@@ -1,21 +1,15 @@
 //! Writing the bytes that a rank owns.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use super::blocks::{Part, PartHasher};
-use super::folder::{COORDINATOR, OwnedFolder};
-use super::plan::Plan;
+use super::folder::OwnedFolder;
+use super::owners::COORDINATOR;
+use super::plan::{Plan, Staged};
 use super::{RanksError, ReadShard};
 use crate::exec::{self, OpenTensors};
 use crate::vfs::{self, Vfs, VfsFile};
 use crate::{Error, Result, TensorInfo};
-
-/// A rank, and the folder that all ranks write to.
-pub(super) struct Staged<'a> {
-    pub(super) vfs: &'a dyn Vfs,
-    pub(super) folder: &'a Path,
-    pub(super) rank: usize,
-}
 
 /// Writes and syncs the bytes that the rank owns, and returns their digests. `shards` are those of
 /// each folder.

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use meshgrad_autograd::{HomeGradients, Param};
+use meshgrad_autograd::{HomeGradients, ParamId};
 use meshgrad_comm::{Collectives, Communicator, GroupConnector, Reduction};
 use meshgrad_mesh::{self as mesh, Mesh};
 use meshgrad_runtime::{
@@ -54,13 +54,13 @@ pub(crate) struct Gradients {
 }
 
 impl Gradients {
-    pub(crate) fn new(unit: Arc<Unit>, params: &[Param]) -> Result<Gradients> {
+    pub(crate) fn new(unit: Arc<Unit>, params: &[ParamId]) -> Result<Gradients> {
         let mut places = vec![(0, 0); params.len()];
         let mut buffers = Vec::new();
         for layout in &unit.layouts {
             let position = |at: &usize| {
                 let id = layout.params[*at].id;
-                params.iter().position(|param| param.id() == id)
+                params.iter().position(|param| *param == id)
             };
             let kept: Vec<usize> = (0..layout.params.len())
                 .filter(|at| position(at).is_some())

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use meshgrad_autograd::{
-    self as autograd, GatheredStorage, HomeGradients, HomeUnit, Param, Regather,
+    self as autograd, GatheredStorage, HomeGradients, HomeUnit, ParamId, Regather,
 };
 use meshgrad_comm::{Collectives, Communicator, Reduction};
 use meshgrad_runtime::{DType, Error, Kind, Pending, Result, Tensor, ops, without_mesh};
@@ -241,7 +241,7 @@ impl HomeUnit for Unit {
         self.id
     }
 
-    fn gradients(&self, params: &[Param]) -> Result<Box<dyn HomeGradients>> {
+    fn gradients(&self, params: &[ParamId]) -> Result<Box<dyn HomeGradients>> {
         let unit = self.own.upgrade().ok_or_else(gone)?;
         Ok(Box::new(Gradients::new(unit, params)?))
     }

@@ -28,11 +28,14 @@ const TOLERANCE: f32 = 1e-6;
 type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
 fn fixture() -> Tensors {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/hybrid-sharded.safetensors");
+    let path =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/hybrid-sharded.safetensors");
     let file = TensorFile::open(&path).unwrap();
     let tensors = file.tensors().iter().map(|info| {
         let bytes = file.read(&info.name).unwrap();
-        let values = bytes.chunks_exact(4).map(|x| f32::from_le_bytes(x.try_into().unwrap()));
+        let values = bytes
+            .chunks_exact(4)
+            .map(|x| f32::from_le_bytes(x.try_into().unwrap()));
         (info.name.clone(), (info.shape.clone(), values.collect()))
     });
     tensors.collect()
@@ -77,7 +80,9 @@ impl ToyModel {
     /// The sum of the squared errors.
     fn loss(&self, x: &Tensor, target: &Tensor) -> Result<Var> {
         let x = Var::constant(x.clone());
-        let y = self.net2.forward(&tracked::relu(&self.net1.forward(&x)?)?)?;
+        let y = self
+            .net2
+            .forward(&tracked::relu(&self.net1.forward(&x)?)?)?;
         let error = tracked::sub(&y, &Var::constant(target.clone()))?;
         Ok(tracked::sum(&tracked::square(&error)?, &[0, 1])?)
     }
@@ -89,7 +94,10 @@ fn sharded(device: &Device, (shape, values): &(Vec<usize>, Vec<f32>)) -> Result<
         unreachable!("a batch has three dims");
     };
     let whole = Tensor::from_slice(device, &[ranks * rows, columns], values)?.as_replicated()?;
-    let rows = [("dp_replicate", Placement::shard(0)), ("dp_shard", Placement::shard(0))];
+    let rows = [
+        ("dp_replicate", Placement::shard(0)),
+        ("dp_shard", Placement::shard(0)),
+    ];
     Ok(redistribute(&whole, rows)?)
 }
 
@@ -111,7 +119,11 @@ fn difference(rank: &dyn Rank, mesh: &Mesh, fixture: &Tensors) -> Result<f32> {
         ..AdamWConfig::default()
     };
     let adamw = |parts: &[_]| -> Result<Box<dyn meshgrad_train::optim::Optimizer>> {
-        Ok(Box::new(AdamW::new(parts, config.clone(), &Groups::default())?))
+        Ok(Box::new(AdamW::new(
+            parts,
+            config.clone(),
+            &Groups::default(),
+        )?))
     };
     let (mut updater, mut grads) = Updater::with(&model, device, 0.0, adamw)?;
     let mut largest: f32 = 0.0;
@@ -158,6 +170,9 @@ fn the_tutorials_program_has_torchs_weights() {
 fn faults_give_other_weights() {
     for fault in Fault::ALL {
         let found = on_ranks(fault);
-        assert!(found.is_err() || found.is_ok_and(|it| it > TOLERANCE), "{fault:?}");
+        assert!(
+            found.is_err() || found.is_ok_and(|it| it > TOLERANCE),
+            "{fault:?}"
+        );
     }
 }

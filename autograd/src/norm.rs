@@ -1,0 +1,39 @@
+//! The norm of gradients whose rows are divided over ranks.
+
+use meshgrad_runtime::{DType, Error, Result, TapeError, Tensor, ops, without_mesh};
+
+use crate::Param;
+
+/// The L2 norm of the gradients of parameters with homes, as [`Grads::all`](crate::Grads::all) returns
+/// them. Each element counts once. An f32 scalar without a sharding, equal on all ranks, which all
+/// call this.
+///
+/// # Errors
+/// [`TapeError::NotMaterialized`] for a parameter without a home; errors of the communication.
+pub fn norm_over_ranks(gradients: &[(Param, Tensor)]) -> Result<Tensor> {
+    let mut counted = Vec::with_capacity(gradients.len());
+    let mut unit = None;
+    for (param, gradient) in gradients {
+        let home = param.home().ok_or_else(|| TapeError::NotMaterialized {
+            name: param.name().into(),
+        })?;
+        if home.is_first_copy() {
+            counted.push(gradient.local());
+        }
+        unit.get_or_insert_with(|| home.unit());
+    }
+    let Some((unit, (_, first))) = unit.zip(gradients.first()) else {
+        return Err(Error::Argument {
+            op: "norm_over_ranks",
+            problem: "needs at least one gradient".into(),
+        });
+    };
+    without_mesh(|| {
+        if counted.is_empty() {
+            // Not of a first copy, so it counts as nothing.
+            counted.push(first.local().slice(0, 0..0)?);
+        }
+        let squares = ops::sum_of_squares(&counted.iter().collect::<Vec<_>>())?;
+        ops::cast(&ops::sqrt(&unit.sum(&squares)?)?, DType::F32)
+    })
+}
