@@ -10,6 +10,7 @@ use meshgrad::comm::{Local, Rank, Redistributor, World};
 use meshgrad::mesh::{Mesh, Placement};
 use meshgrad::models::config::Qwen3Config;
 use meshgrad::prelude::*;
+use meshgrad::runtime::redistribute_like;
 
 const CONFIG: &str = r#"{
     "model_type": "qwen3_moe", "vocab_size": 260, "hidden_size": 64, "num_hidden_layers": 2,
@@ -21,14 +22,6 @@ const COMPUTE: Compute = Compute {
     dtype: DType::F32,
     checkpointing: false,
 };
-
-/// `x` with the placements of `like`; on one rank as it is.
-fn placed_like(x: &Tensor, like: &Tensor) -> Result<Tensor> {
-    match like.sharding() {
-        Some(sharding) => ops::redistribute(x, sharding.placements()),
-        None => Ok(x.clone()),
-    }
-}
 
 /// The rows of this rank's dp index; on one rank all rows.
 fn batch(device: &Device) -> Result<TokenBatch> {
@@ -58,7 +51,7 @@ fn train(model: &Qwen3, device: &Device) -> Result<Vec<f32>> {
         let weight: f32 = loss.weight.item()?;
         for (param, gradient) in grads.all()? {
             let value = param.value()?;
-            let gradient = placed_like(&gradient, &value)?;
+            let gradient = redistribute_like(&gradient, &value)?;
             param.set(&ops::sub(
                 &value,
                 &ops::affine(&gradient, 0.2 / f64::from(weight), 0.0)?,

@@ -8,7 +8,7 @@ use super::owners::COORDINATOR;
 use super::plan::{Plan, Staged};
 use super::{RanksError, ReadShard};
 use crate::exec::{self, OpenTensors};
-use crate::vfs::{self, Vfs, VfsFile};
+use crate::vfs::{self, VfsFile};
 use crate::{Error, Result, TensorInfo};
 
 /// Writes and syncs the bytes that the rank owns, and returns their digests. `shards` are those of
