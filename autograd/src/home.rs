@@ -135,7 +135,7 @@ static GATHERED: RwLock<Option<HashMap<usize, Weak<dyn Regather>>>> = RwLock::ne
 static GATHERED_COUNT: AtomicUsize = AtomicUsize::new(0);
 
 impl GatheredStorage {
-    /// Registers a storage. The caller keeps `storage` as long as the result.
+    /// Registers a storage. The caller drops the result before `storage`.
     pub fn new(storage: &Tensor, regather: &Arc<dyn Regather>) -> GatheredStorage {
         let mut all = GATHERED.write().unwrap_or_else(PoisonError::into_inner);
         let all = all.get_or_insert_default();

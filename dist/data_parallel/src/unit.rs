@@ -55,9 +55,10 @@ struct Single {
 
 /// A gathered buffer.
 struct Storage {
-    tensor: Tensor,
-    /// `None` for a buffer that is not gathered but kept.
+    /// `None` for a buffer that is not gathered but kept. Dropped before `tensor`, because another
+    /// storage can then have its address.
     _saved_as_gathered: Option<(GatheredStorage, Arc<dyn Regather>)>,
+    tensor: Tensor,
 }
 
 impl Unit {

@@ -423,3 +423,68 @@ fn only_whole_tensors_on_every_rank_are_replicated() {
     assert!(!is_replicated(&[("a", SUM), ("b", MAX)]));
     assert!(!is_replicated(&[("b", MAX), ("a", SUM)]));
 }
+
+/// Some rows of a stored region are the boxes of `row_boxes`, in any order: together they have each
+/// element once, at its place.
+#[test]
+fn rows_of_a_region_are_boxes() {
+    let mesh = Mesh::new(&[2, 3], &["dp", "tp"]).unwrap();
+    let placements = [
+        ("tp", Placement::shard(0)),
+        ("tp", Placement::shard(1)),
+        ("tp", Placement::shard(2)),
+        ("tp", Placement::in_blocks(1, 2)),
+        ("dp", Placement::head_and_tail(2)),
+    ];
+    for shape in [[4, 5, 6], [2, 6, 8], [1, 7, 4]] {
+        for placement in &placements {
+            let Ok(sharding) = Sharding::new(&mesh, [placement.clone()], &shape) else {
+                continue;
+            };
+            for rank in 0..6 {
+                let region = sharding.region(rank).unwrap();
+                let elements = global_indices(&region, &shape);
+                let columns = region.extents()[2];
+                let rows: usize = region.extents()[..2].iter().product();
+                for (first, last) in (0..=rows).flat_map(|a| (a..=rows).map(move |b| (a, b))) {
+                    let mut found = vec![None; (last - first) * columns];
+                    for part in region.row_boxes(first..last) {
+                        let start = (part.rows.start - first) * columns;
+                        let own = offsets(&part.within, &part.shape);
+                        for (own, global) in own.into_iter().zip(offsets(&part.global, &shape)) {
+                            assert_eq!(found[start + own].replace(global), None);
+                        }
+                    }
+                    let found: Option<Vec<usize>> = found.into_iter().collect();
+                    let expected = &elements[first * columns..last * columns];
+                    assert_eq!(found.as_deref(), Some(expected));
+                }
+            }
+        }
+    }
+}
+
+/// The global index of each stored element.
+fn global_indices(region: &Region, shape: &[usize]) -> Vec<usize> {
+    let mut indices = vec![0];
+    for (set, extent) in region.dims().iter().zip(shape) {
+        let of_dim: Vec<usize> = set.ranges().iter().flat_map(Clone::clone).collect();
+        let longer = indices.iter();
+        indices = longer
+            .flat_map(|outer| of_dim.iter().map(move |at| outer * extent + at))
+            .collect();
+    }
+    indices
+}
+
+/// The offsets of the elements of a box in a contiguous tensor.
+fn offsets(of: &[Range<usize>], shape: &[usize]) -> Vec<usize> {
+    let mut offsets = vec![0];
+    for (range, extent) in of.iter().zip(shape) {
+        let longer = offsets.iter();
+        offsets = longer
+            .flat_map(|outer| range.clone().map(move |at| outer * extent + at))
+            .collect();
+    }
+    offsets
+}
