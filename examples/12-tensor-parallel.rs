@@ -3,6 +3,7 @@
 //! ```text
 //! cargo run --example 12-tensor-parallel     # one rank, then four threads
 //! meshgrad launch -n 4 -- target/debug/examples/12-tensor-parallel
+//! mpirun --oversubscribe -n 4 target/debug/examples/12-tensor-parallel    # built with --features mpi
 //! ```
 
 use meshgrad::comm::launch::Environment;
