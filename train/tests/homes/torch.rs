@@ -63,9 +63,9 @@ impl Linear {
         }
     }
 
-    fn forward(&self, x: &Var) -> Result<Var> {
+    fn forward(&self, x: &Var) -> meshgrad_runtime::Result<Var> {
         let y = tracked::linear(x, &self.weight.var()?)?;
-        Ok(tracked::add_bias(&y, &self.bias.var()?)?)
+        tracked::add_bias(&y, &self.bias.var()?)
     }
 }
 
@@ -78,13 +78,13 @@ impl ToyModel {
     }
 
     /// The sum of the squared errors.
-    fn loss(&self, x: &Tensor, target: &Tensor) -> Result<Var> {
+    fn loss(&self, x: &Tensor, target: &Tensor) -> meshgrad_runtime::Result<Var> {
         let x = Var::constant(x.clone());
         let y = self
             .net2
             .forward(&tracked::relu(&self.net1.forward(&x)?)?)?;
         let error = tracked::sub(&y, &Var::constant(target.clone()))?;
-        Ok(tracked::sum(&tracked::square(&error)?, &[0, 1])?)
+        tracked::sum(&tracked::square(&error)?, &[0, 1])
     }
 }
 
