@@ -196,26 +196,17 @@ impl Homes {
         };
         let shard = groups.along(&home.shard)?;
 
-        // The ranks that have equal shards of a parameter divide it equally, because they sum its
-        // gradients.
-        let mut classes: Vec<((Vec<String>, DType), Vec<&Param>)> = Vec::new();
-        for param in params {
-            let axes = param.sharded_shape().sharding().map(sharding_axes);
-            let class = (axes.unwrap_or_default(), param.spec().dtype);
-            match classes.iter_mut().find(|(other, _)| *other == class) {
-                Some((_, members)) => members.push(param),
-                None => classes.push((class, vec![param])),
-            }
-        }
-        let layout = |(_, params): &(_, Vec<&Param>)| {
-            Layout::new(params, home.whole_matrices, shard.size(), shard.index())
+        let classes = classes(params);
+        let layout = |class: &Class<'_>| {
+            let whole_matrices = home.whole_matrices;
+            Layout::new(&class.params, whole_matrices, shard.size(), shard.index())
         };
         let layouts = classes.iter().map(layout).collect();
         let unit = Unit::new(home.clone(), layouts, shard.clone(), groups, order)?;
-        for (layout, ((axes, _), params)) in classes.iter().enumerate() {
-            let divided: Vec<&String> = axes.iter().chain(&home.shard).collect();
+        for (layout, class) in classes.iter().enumerate() {
+            let divided: Vec<&String> = class.axes.iter().chain(&home.shard).collect();
             let is_first_copy = self.is_first(&divided);
-            for (at, param) in params.iter().enumerate() {
+            for (at, param) in class.params.iter().enumerate() {
                 param.settle(Arc::new(unit.home_of(layout, at, is_first_copy)?))?;
             }
         }
@@ -228,6 +219,32 @@ impl Homes {
         let mut axes = self.mesh.axes().iter().zip(coordinate);
         axes.all(|(axis, at)| at == 0 || divided.iter().any(|name| *name == axis.name()))
     }
+}
+
+/// Parameters of one dtype that the same axes shard. The ranks that have equal shards of a parameter
+/// sum its gradients, so they divide it equally; other parameters are divided on their own.
+struct Class<'a> {
+    axes: Vec<String>,
+    dtype: DType,
+    params: Vec<&'a Param>,
+}
+
+fn classes(params: &[Param]) -> Vec<Class<'_>> {
+    let mut classes: Vec<Class<'_>> = Vec::new();
+    for param in params {
+        let axes = param.sharded_shape().sharding().map(sharding_axes);
+        let (axes, dtype) = (axes.unwrap_or_default(), param.spec().dtype);
+        let same = |class: &&mut Class<'_>| class.axes == axes && class.dtype == dtype;
+        match classes.iter_mut().find(same) {
+            Some(class) => class.params.push(param),
+            None => classes.push(Class {
+                axes,
+                dtype,
+                params: vec![param],
+            }),
+        }
+    }
+    classes
 }
 
 /// `*` matches one component.

@@ -97,11 +97,7 @@ fn train(case: &Case, model: &Qwen3, device: &Device) -> Result<Vec<Share>> {
         ..AdamWConfig::default()
     };
     let (mut updater, mut grads): (Updater, Grads) = Updater::with(&model, device, 1.0, |parts| {
-        Ok(Box::new(AdamW::new(
-            parts,
-            config.clone(),
-            &Groups::default(),
-        )?))
+        Ok(Box::new(AdamW::new(parts, config, &Groups::default())?))
     })?;
     let mut shares = Vec::new();
     for step in 0..STEPS {

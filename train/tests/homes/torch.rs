@@ -119,11 +119,7 @@ fn difference(rank: &dyn Rank, mesh: &Mesh, fixture: &Tensors) -> Result<f32> {
         ..AdamWConfig::default()
     };
     let adamw = |parts: &[_]| -> Result<Box<dyn meshgrad_train::optim::Optimizer>> {
-        Ok(Box::new(AdamW::new(
-            parts,
-            config.clone(),
-            &Groups::default(),
-        )?))
+        Ok(Box::new(AdamW::new(parts, config, &Groups::default())?))
     };
     let (mut updater, mut grads) = Updater::with(&model, device, 0.0, adamw)?;
     let mut largest: f32 = 0.0;
