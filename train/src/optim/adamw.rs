@@ -104,14 +104,18 @@ impl AdamW {
                 ..scalars
             };
             let members = batch.members.iter();
-            let mut updates: Vec<Update<'_>> = Vec::with_capacity(members.len());
-            for at in members {
-                Update::new(&due[*at], self.widened.as_ref())?.add_to(&mut updates)?;
-            }
-            let operands: Vec<AdamWOperands<'_>> = updates
+            let updates: Vec<Update<'_>> = members
+                .map(|at| Update::new(&due[*at], self.widened.as_ref()))
+                .collect::<Result<_>>()?;
+            let mut drawn = Vec::with_capacity(updates.len());
+            updates.iter().try_for_each(|it| it.add_to(&mut drawn))?;
+            let operands: Vec<AdamWOperands<'_>> = drawn
                 .iter()
                 .map(|update| update.operands(&self.config))
                 .collect();
+            if operands.is_empty() {
+                continue;
+            }
             batch.table.step(&operands, scalars)?;
             updates.iter().try_for_each(Update::store)?;
         }
@@ -262,6 +266,7 @@ impl Moments {
 }
 
 /// The operands of one part.
+#[derive(Clone)]
 struct Update<'a> {
     slot: &'a super::slots::Slot<Slot>,
     param: Tensor,
@@ -296,9 +301,9 @@ impl<'a> Update<'a> {
     }
 
     /// Adds this update, or one for each draw, to `updates`.
-    fn add_to(self, updates: &mut Vec<Update<'a>>) -> Result<()> {
+    fn add_to(&self, updates: &mut Vec<Update<'a>>) -> Result<()> {
         let Some(draws) = &self.slot.state.draws else {
-            updates.push(self);
+            updates.push(self.clone());
             return Ok(());
         };
         for draw in draws {
