@@ -1,12 +1,10 @@
 //! Homes of parameters whose rows are divided over ranks. How ranks communicate is up to the
 //! implementation.
 
-use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, Weak};
+use std::sync::Arc;
 
-use meshgrad_runtime::{DType, Result, Shape, StorageView, TapeError, Tensor, ops};
+use meshgrad_runtime::{DType, Result, Shape, Tensor, ops};
 
 use crate::spec::ParamId;
 
@@ -42,7 +40,7 @@ pub trait HomeUnit: Send + Sync {
     /// A number that no other unit of this process has.
     fn id(&self) -> u64;
 
-    /// Gradients of some parameters of the unit, in their order.
+    /// Empty gradients of some parameters of the unit, for one [`Grads`](crate::Grads).
     ///
     /// # Errors
     /// [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
@@ -77,7 +75,8 @@ pub trait HomeGradients: Send {
     /// For a gradient that is not a partial sum over the ranks; errors of the communication.
     fn reduce(&mut self, whole: Vec<Option<Tensor>>, is_last: bool) -> Result<()>;
 
-    /// Continues a reduction whose first collective is complete, if there is one. Waits for it.
+    /// Waits for the first collective of the reduction that was started last, if there is one, and
+    /// starts the next.
     ///
     /// # Errors
     /// Errors of the communication.
@@ -112,83 +111,4 @@ pub(crate) fn rows_of(x: &Tensor, rows: Range<usize>) -> Result<Tensor> {
     let shape: Shape = *local.shape();
     let flat = ops::reshape(&local, &[row_count(&shape), row_elements(&shape)])?;
     flat.slice(0, rows)
-}
-
-/// A storage that holds gathered values. It can be freed, and gathered again with the same values.
-pub trait Regather: Send + Sync {
-    /// The storage. Gathers it if it was freed.
-    ///
-    /// # Errors
-    /// Errors of the communication.
-    fn gather(&self) -> Result<Tensor>;
-
-    /// The version of the values that it is gathered from.
-    fn version(&self) -> u64;
-}
-
-/// Makes tensors in the storage of `storage` be saved for backward as "gather again", while the
-/// result exists.
-#[must_use = "tensors are saved whole after this is dropped"]
-pub struct GatheredStorage(usize);
-
-static GATHERED: RwLock<Option<HashMap<usize, Weak<dyn Regather>>>> = RwLock::new(None);
-static GATHERED_COUNT: AtomicUsize = AtomicUsize::new(0);
-
-impl GatheredStorage {
-    /// Registers a storage. The caller drops the result before `storage`.
-    pub fn new(storage: &Tensor, regather: &Arc<dyn Regather>) -> GatheredStorage {
-        let mut all = GATHERED.write().unwrap_or_else(PoisonError::into_inner);
-        let all = all.get_or_insert_default();
-        all.insert(storage.storage_id(), Arc::downgrade(regather));
-        GATHERED_COUNT.store(all.len(), Ordering::Release);
-        GatheredStorage(storage.storage_id())
-    }
-}
-
-impl Drop for GatheredStorage {
-    fn drop(&mut self) {
-        let mut all = GATHERED.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(all) = all.as_mut() {
-            all.remove(&self.0);
-            GATHERED_COUNT.store(all.len(), Ordering::Release);
-        }
-    }
-}
-
-/// A saved tensor in a gathered storage.
-pub(crate) struct SavedGathered {
-    regather: Arc<dyn Regather>,
-    view: StorageView,
-    version: u64,
-    name: String,
-}
-
-impl SavedGathered {
-    /// `None` if `x` is in no gathered storage.
-    pub(crate) fn of(x: &Tensor) -> Option<SavedGathered> {
-        if GATHERED_COUNT.load(Ordering::Acquire) == 0 {
-            return None;
-        }
-        let all = GATHERED.read().unwrap_or_else(PoisonError::into_inner);
-        let regather = all.as_ref()?.get(&x.storage_id())?.upgrade()?;
-        Some(SavedGathered {
-            view: x.storage_view(),
-            version: regather.version(),
-            name: format!("{}{}", x.dtype(), x.shape()),
-            regather,
-        })
-    }
-
-    pub(crate) fn get(&self) -> Result<Tensor> {
-        let now = self.regather.version();
-        if now != self.version {
-            return Err(TapeError::Overwritten {
-                name: self.name.clone(),
-                saved: self.version,
-                now,
-            }
-            .into());
-        }
-        self.view.of(&self.regather.gather()?)
-    }
 }

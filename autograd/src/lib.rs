@@ -29,6 +29,7 @@
 
 mod backward;
 mod checkpoint;
+mod gathered;
 mod gradcheck;
 mod grads;
 mod home;
@@ -50,9 +51,10 @@ mod var;
 
 pub use backward::WeightBackward;
 pub use checkpoint::{Vars, checkpoint};
+pub use gathered::{GatheredStorage, Regather};
 pub use gradcheck::{Tolerance, gradcheck, weighted_roots};
 pub use grads::Grads;
-pub use home::{GatheredStorage, Home, HomeGradients, HomeUnit, Regather, row_count, row_elements};
+pub use home::{Home, HomeGradients, HomeUnit, row_count, row_elements};
 pub use local::{LocalOperand, LocalResult, local};
 pub use meshgrad_runtime::{Error, Result, TapeError};
 pub use module::{Module, ModulePath, Visitor};

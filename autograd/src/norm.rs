@@ -1,6 +1,6 @@
 //! The norm of gradients whose rows are divided over ranks.
 
-use meshgrad_runtime::{DType, Error, Result, TapeError, Tensor, ops, without_mesh};
+use meshgrad_runtime::{DType, Error, Result, Tensor, ops, without_mesh};
 
 use crate::Param;
 
@@ -9,14 +9,13 @@ use crate::Param;
 /// call this.
 ///
 /// # Errors
-/// [`TapeError::NotMaterialized`] for a parameter without a home; errors of the communication.
+/// [`Error::Argument`] for a parameter without a home, and for no gradients; errors of the
+/// communication.
 pub fn norm_over_ranks(gradients: &[(Param, Tensor)]) -> Result<Tensor> {
     let mut counted = Vec::with_capacity(gradients.len());
     let mut unit = None;
     for (param, gradient) in gradients {
-        let home = param.home().ok_or_else(|| TapeError::NotMaterialized {
-            name: param.name().into(),
-        })?;
+        let home = param.home().ok_or_else(|| no_home(param.name()))?;
         if home.is_first_copy() {
             counted.push(gradient.local());
         }
@@ -36,4 +35,11 @@ pub fn norm_over_ranks(gradients: &[(Param, Tensor)]) -> Result<Tensor> {
         let squares = ops::sum_of_squares(&counted.iter().collect::<Vec<_>>())?;
         ops::cast(&ops::sqrt(&unit.sum(&squares)?)?, DType::F32)
     })
+}
+
+fn no_home(name: &str) -> Error {
+    Error::Argument {
+        op: "norm_over_ranks",
+        problem: format!("`{name}` has no home; give homes to all trained parameters, or to none"),
+    }
 }

@@ -8,7 +8,7 @@ use meshgrad_mesh::Sharding;
 use meshgrad_runtime::{DType, Device, Key, Kind, Shape, ShardedShape, Tensor, ops};
 
 use crate::home::{Home, rows_of};
-use crate::spec::{Init, ParamId, Spec, initialize};
+use crate::spec::{Init, ParamId, Spec};
 use crate::{Result, TapeError};
 
 /// A handle to a parameter. Clones share the parameter, so a block may be cloned into a closure.
@@ -255,19 +255,14 @@ impl Param {
         let shape = self.sharded_shape();
         let key = Key::new(seed).fold_name(self.name());
         if let Some(home) = self.home() {
-            return initialize(init, key, &shape, &home.rows(), home.value());
+            return init.write_rows(key, &shape, &home.rows(), home.value());
         }
         let value = match shape.sharding() {
             Some(_) => shape.zeros(device, dtype, Kind::Parameter)?,
             // Inside of `with_mesh` these are replicated.
             None => Tensor::zeros(device, &shape, dtype, Kind::Parameter)?,
         };
-        match init {
-            Init::Zeros => {}
-            Init::Ones => ops::fill_into(&value, 1.0)?,
-            Init::Normal { std } => ops::normal_into(&value, key, 0.0, std)?,
-            Init::Uniform { bound } => ops::uniform_into(&value, key, -bound, bound)?,
-        }
+        init.write(key, &value)?;
         self.set(&value)
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use meshgrad_runtime::{DType, Device, Kind, Tensor, ops};
 
-use crate::home::SavedGathered;
+use crate::gathered::SavedGathered;
 use crate::tape::{SavedStorage, current, is_recording};
 use crate::{Error, Result, TapeError};
 
@@ -30,23 +30,32 @@ impl Saved {
     /// # Errors
     /// [`TapeError::Overwritten`] if it has been overwritten since; errors of unpacking.
     pub fn get(&self) -> Result<Tensor> {
-        let tensor = match &self.kept {
-            Kept::Whole(counted) => &counted.tensor,
-            Kept::Gathered(gathered) => return gathered.get(),
-            Kept::Packed(packed) => return packed.unpack(),
-            Kept::Failed(error) => return Err(error.clone()),
-        };
-
-        if tensor.version() != self.version {
-            let name = self.name.clone();
-            return Err(TapeError::Overwritten {
-                name: name.unwrap_or_else(|| format!("{}{}", tensor.dtype(), tensor.shape())),
-                saved: self.version,
-                now: tensor.version(),
+        match &self.kept {
+            Kept::Whole(Counted { tensor, .. }) => {
+                let name = || format!("{}{}", tensor.dtype(), tensor.shape());
+                self.check(tensor.version(), name)?;
+                Ok(tensor.clone())
             }
-            .into());
+            Kept::Gathered(gathered) => {
+                self.check(gathered.version(), || "a gathered parameter".into())?;
+                gathered.get()
+            }
+            Kept::Packed(packed) => packed.unpack(),
+            Kept::Failed(error) => Err(error.clone()),
         }
-        Ok(tensor.clone())
+    }
+
+    /// Checks that the version is still the saved one.
+    fn check(&self, now: u64, name: impl FnOnce() -> String) -> Result<()> {
+        if now == self.version {
+            return Ok(());
+        }
+        Err(TapeError::Overwritten {
+            name: self.name.clone().unwrap_or_else(name),
+            saved: self.version,
+            now,
+        }
+        .into())
     }
 
     pub(crate) fn named(mut self, name: &str) -> Saved {
@@ -64,26 +73,34 @@ pub trait Save {
 
 impl Save for Tensor {
     fn save(&self) -> Saved {
-        // Tensors are not packed outside of a recording, such as in the first pass of a checkpoint.
-        let packing = PACKING.with_borrow(|scopes| scopes.last().cloned());
-        let kept = match SavedGathered::of(self) {
-            Some(gathered) => Kept::Gathered(gathered),
-            None => {
-                let packed = match packing.filter(|_| is_recording()) {
-                    Some(packing) => packing.pack(self),
-                    None => Ok(None),
-                };
-                match packed {
-                    Ok(Some(packed)) => Kept::Packed(packed),
-                    Ok(None) => Kept::Whole(Counted::new(self.clone())),
-                    Err(error) => Kept::Failed(error),
-                }
-            }
+        let kept = Kept::of(self);
+        let version = match &kept {
+            Kept::Gathered(gathered) => gathered.version(),
+            _ => self.version(),
         };
         Saved {
             name: None,
-            version: self.version(),
+            version,
             kept,
+        }
+    }
+}
+
+impl Kept {
+    fn of(x: &Tensor) -> Kept {
+        if let Some(gathered) = SavedGathered::of(x) {
+            return Kept::Gathered(gathered);
+        }
+        // Tensors are not packed outside of a recording, such as in the first pass of a checkpoint.
+        let packing = PACKING.with_borrow(|scopes| scopes.last().cloned());
+        let packed = match packing.filter(|_| is_recording()) {
+            Some(packing) => packing.pack(x),
+            None => Ok(None),
+        };
+        match packed {
+            Ok(Some(packed)) => Kept::Packed(packed),
+            Ok(None) => Kept::Whole(Counted::new(x.clone())),
+            Err(error) => Kept::Failed(error),
         }
     }
 }

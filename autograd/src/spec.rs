@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use meshgrad_runtime::{
-    DType, Key, Region, Result, Shape, ShardedShape, Tensor, ops, without_mesh,
+    DType, Key, Kind, Region, RegionKey, Result, Shape, ShardedShape, Tensor, ops,
 };
 
 /// The initial value of a parameter.
@@ -54,39 +54,49 @@ impl Spec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ParamId(pub(crate) u64);
 
-/// Writes initial values to `into`, [rows, elements of a row], the rows `rows` of this rank's part
-/// of a parameter of shape `shape`. They are those that the whole parameter has there.
-pub(crate) fn initialize(
-    init: Init,
-    key: Key,
-    shape: &ShardedShape,
-    rows: &Range<usize>,
-    into: &Tensor,
-) -> Result<()> {
-    let (dtype, device) = (into.dtype(), into.device());
-    let draw = |shape: &[usize], region: &Region| match init {
-        Init::Zeros => ops::full(device, shape, dtype, 0.0),
-        Init::Ones => ops::full(device, shape, dtype, 1.0),
-        Init::Normal { std } => ops::normal(device, shape, dtype, key.within(region), 0.0, std),
-        Init::Uniform { bound } => {
-            ops::uniform(device, shape, dtype, key.within(region), -bound, bound)
+impl Init {
+    /// Writes initial values to `into`, with the random numbers of `key`.
+    pub(crate) fn write(self, key: impl Into<RegionKey>, into: &Tensor) -> Result<()> {
+        match self {
+            Init::Zeros => ops::fill_into(into, 0.0),
+            Init::Ones => ops::fill_into(into, 1.0),
+            Init::Normal { std } => ops::normal_into(into, key, 0.0, std),
+            Init::Uniform { bound } => ops::uniform_into(into, key, -bound, bound),
         }
-    };
-    without_mesh(|| {
+    }
+
+    /// Writes to `into`, [rows, elements of a row], the initial values of the rows `rows` of this
+    /// rank's part of a parameter of shape `shape`. They are those that the whole parameter has
+    /// there.
+    pub(crate) fn write_rows(
+        self,
+        key: Key,
+        shape: &ShardedShape,
+        rows: &Range<usize>,
+        into: &Tensor,
+    ) -> Result<()> {
         for part in shape.row_boxes(rows.clone()) {
             let mut global = Region::whole(shape)?;
             for (dim, range) in part.global.iter().enumerate() {
                 global = global.slice(dim, range.clone())?;
             }
-            let extents: Vec<usize> = part.global.iter().map(Range::len).collect();
             let own = part.rows.start - rows.start..part.rows.end - rows.start;
             // Contiguous, so it is a view.
             let mut target = ops::reshape(&into.slice(0, own)?, &part.shape)?;
             for (dim, range) in part.within.iter().enumerate() {
                 target = target.slice(dim as isize, range.clone())?;
             }
-            ops::copy_into(&draw(&extents, &global)?, &target)?;
+            let key = key.within(&global);
+            if target.is_contiguous() {
+                self.write(key, &target)?;
+                continue;
+            }
+            let shape = target.shape();
+            let values =
+                Tensor::zeros(into.device(), shape, into.dtype(), Kind::Parameter)?.local();
+            self.write(key, &values)?;
+            ops::copy_into(&values, &target)?;
         }
         Ok(())
-    })
+    }
 }

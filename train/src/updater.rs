@@ -163,12 +163,15 @@ impl Updater {
     /// Updates the parameters with the numbers that [`Updater::begin`] wrote, and clears the
     /// gradients.
     ///
-    /// `grads` are sums over `weight` tokens (a scalar, f32; over all ranks, if the parameters have
-    /// homes). Returns the global norm of their mean
+    /// `grads` are sums over `weight` tokens (a scalar, f32). Returns the global norm of their mean
     /// before clipping, a scalar, f32. Does not wait for the device.
     ///
+    /// If the parameters have homes, `weight` is that of all ranks, and this waits for the
+    /// reduction of the gradients.
+    ///
     /// # Errors
-    /// When a parameter has no gradient buffer.
+    /// When a parameter has no gradient buffer, or only some have homes; errors of the
+    /// communication.
     pub fn apply(&mut self, grads: &mut Grads, weight: &Tensor) -> Result<Tensor> {
         match self.flat_gradient.clone() {
             Some(flat) => self.update(grads, weight, |_| Ok(ops::global_norm(&[&flat])?)),

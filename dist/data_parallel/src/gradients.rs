@@ -1,49 +1,20 @@
 //! The gradients of a unit: whole while a backward pass adds to them, then reduced to the rows that
 //! this rank keeps.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::ops::Range;
+use std::sync::Arc;
 
 use meshgrad_autograd::{HomeGradients, ParamId};
-use meshgrad_comm::{Collectives, Communicator, GroupConnector, Reduction};
-use meshgrad_mesh::{self as mesh, Mesh};
+use meshgrad_comm::{Collectives, Communicator, Reduction};
+use meshgrad_mesh as mesh;
 use meshgrad_runtime::{
-    Accumulator, DType, Error, Kind, Pending, Result, Shape, Tensor, UninitTensor, ops,
+    Accumulator, DType, Device, Error, Kind, Pending, Result, Shape, Tensor, UninitTensor, ops,
     without_mesh,
 };
 
 use crate::error::HomeError;
 use crate::layout::Layout;
-use crate::unit::{Unit, viewed};
-
-/// The groups over which gradients are summed besides those of the rows.
-pub(crate) struct Groups {
-    pub(crate) mesh: Mesh,
-    pub(crate) rank: usize,
-    pub(crate) connector: Arc<dyn GroupConnector>,
-    pub(crate) connected: Mutex<HashMap<Vec<String>, Arc<dyn Communicator>>>,
-}
-
-impl Groups {
-    /// The ranks that differ along `axes`.
-    pub(crate) fn along(&self, axes: &[String]) -> Result<Arc<dyn Communicator>> {
-        let mut connected = self
-            .connected
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if let Some(communicator) = connected.get(axes) {
-            return Ok(communicator.clone());
-        }
-        let group = self.mesh.group(axes, self.rank).map_err(Error::other)?;
-        let group = group.ok_or_else(|| Error::Argument {
-            op: "home",
-            problem: format!("rank {} is not in mesh {}", self.rank, self.mesh),
-        })?;
-        let communicator = self.connector.connect("home", &group)?;
-        connected.insert(axes.to_vec(), communicator.clone());
-        Ok(communicator)
-    }
-}
+use crate::unit::Unit;
 
 /// The gradients of some parameters of a unit.
 pub(crate) struct Gradients {
@@ -89,9 +60,10 @@ impl HomeGradients for Gradients {
         let (buffer, at) = self.places[at];
         let device = self.unit.shard.device();
         let buffer = &mut self.buffers[buffer];
-        let whole = buffer.whole(|layout| uninit(device, layout.len(), layout.dtype))?;
+        let (elements, dtype) = (buffer.layout.len(), buffer.layout.dtype);
+        let whole = allocated(&mut buffer.whole, device, elements, dtype)?;
         let placed = &buffer.layout.params[at];
-        viewed(&whole.slice(0, placed.range())?, placed.shape.local())
+        ops::reshape(&whole.slice(0, placed.range())?, placed.shape.local())
     }
 
     fn reduces_each_pass(&self) -> bool {
@@ -181,7 +153,7 @@ struct Buffer {
     scattered: Option<Scattered>,
     /// The sum over the replicas.
     replicas: Option<Pending<Tensor>>,
-    /// Whether the replicas were reduced, or that has started.
+    /// Whether no pass follows, so that the replicas can be reduced.
     is_last: bool,
     /// By parameter: other axes along which its gradient is a partial sum.
     others: Vec<Vec<String>>,
@@ -209,15 +181,6 @@ impl Buffer {
             replicas: None,
             is_last: false,
         }
-    }
-
-    fn whole(&mut self, allocate: impl FnOnce(&Layout) -> Result<Tensor>) -> Result<Tensor> {
-        let whole = match self.whole.take() {
-            Some(whole) => whole,
-            None => allocate(&self.layout)?,
-        };
-        self.whole = Some(whole.clone());
-        Ok(whole)
     }
 
     /// Starts to reduce `whole` to the rows of each rank.
@@ -254,16 +217,8 @@ impl Buffer {
     }
 
     fn sum(&mut self, unit: &Unit) -> Result<Tensor> {
-        let sum = match self.sum.take() {
-            Some(sum) => sum,
-            None => uninit(
-                unit.shard.device(),
-                self.layout.own().len(),
-                self.layout.dtype,
-            )?,
-        };
-        self.sum = Some(sum.clone());
-        Ok(sum)
+        let (elements, dtype) = (self.layout.own().len(), self.layout.dtype);
+        allocated(&mut self.sum, unit.shard.device(), elements, dtype)
     }
 
     /// Waits for the reduction over the ranks of the rows.
@@ -309,9 +264,8 @@ impl Buffer {
             return ops::fill_into(&sum, 0.0);
         }
         for (axes, at) in self.runs() {
-            let range =
-                self.layout.own_part_of(at.start).start..self.layout.own_part_of(at.end - 1).end;
-            let part = sum.slice(0, range)?;
+            let [first, last] = [at.start, at.end - 1].map(|at| self.layout.own_part_of(at));
+            let part = sum.slice(0, first.start..last.end)?;
             let group = unit.groups.along(&axes)?;
             group.all_reduce_in_place(&part, Reduction::Sum)?.wait()?;
         }
@@ -319,8 +273,8 @@ impl Buffer {
     }
 
     /// Neighbouring parameters with partial sums over the same other axes.
-    fn runs(&self) -> Vec<(Vec<String>, std::ops::Range<usize>)> {
-        let mut runs: Vec<(Vec<String>, std::ops::Range<usize>)> = Vec::new();
+    fn runs(&self) -> Vec<(Vec<String>, Range<usize>)> {
+        let mut runs: Vec<(Vec<String>, Range<usize>)> = Vec::new();
         for (at, axes) in self.others.iter().enumerate() {
             match runs.last_mut() {
                 Some((last, range)) if last == axes => range.end = at + 1,
@@ -340,7 +294,7 @@ impl Buffer {
             problem: format!("the gradient of `{}` is not reduced", placed.name),
         })?;
         let part = sum.slice(0, self.layout.own_part_of(at))?;
-        viewed(&part, &[rows, placed.row_elements()])
+        ops::reshape(&part, &[rows, placed.row_elements()])
     }
 
     fn clear(&mut self, keeps_all: bool) {
@@ -353,9 +307,19 @@ impl Buffer {
     }
 }
 
-fn uninit(device: &meshgrad_runtime::Device, elements: usize, dtype: DType) -> Result<Tensor> {
-    let shape = Shape::new(&[elements])?;
-    without_mesh(|| Ok(UninitTensor::with_kind(device, shape, dtype, Kind::Gradient)?.finish()))
+/// The buffer; if there is none, a new one, whose values are undefined.
+fn allocated(
+    buffer: &mut Option<Tensor>,
+    device: &Device,
+    elements: usize,
+    dtype: DType,
+) -> Result<Tensor> {
+    if let Some(buffer) = buffer {
+        return Ok(buffer.clone());
+    }
+    let (shape, kind) = (Shape::new(&[elements])?, Kind::Gradient);
+    let new = without_mesh(|| UninitTensor::with_kind(device, shape, dtype, kind))?.finish();
+    Ok(buffer.insert(new).clone())
 }
 
 /// sum = sum + x

@@ -1,15 +1,16 @@
 //! The units of a model, and their homes.
 
-use std::sync::{Arc, Mutex};
+use std::collections::HashSet;
+use std::sync::Arc;
 
 use glob::{MatchOptions, Pattern};
 use meshgrad_autograd::{Module, Param};
-use meshgrad_comm::{Communicator, GroupConnector, Rank};
+use meshgrad_comm::{Communicator, Rank};
 use meshgrad_mesh::{Mesh, Sharding, nearest_name};
-use meshgrad_runtime::{DType, Error, Result};
+use meshgrad_runtime::{DType, Error, Result, TapeError};
 
 use crate::error::HomeError;
-use crate::gradients::Groups;
+use crate::groups::Groups;
 use crate::home::Home;
 use crate::layout::Layout;
 use crate::order::Order;
@@ -20,9 +21,7 @@ use crate::unit::Unit;
 /// All ranks of the mesh give the same homes to the same units, before the values are set or after.
 #[derive(Clone)]
 pub struct Homes {
-    rank: usize,
-    connector: Arc<dyn GroupConnector>,
-    mesh: Mesh,
+    groups: Groups,
     units: Vec<(String, Home)>,
     rest: Home,
     prefetch: usize,
@@ -32,9 +31,7 @@ impl Homes {
     /// Homes on `mesh`. Parameters that are in no other unit are one unit, with the home `rest`.
     pub fn new(rank: &dyn Rank, mesh: &Mesh, rest: Home) -> Homes {
         Homes {
-            rank: rank.rank(),
-            connector: rank.connector(),
-            mesh: mesh.clone(),
+            groups: Groups::new(rank, mesh),
             units: Vec::new(),
             rest,
             prefetch: 1,
@@ -65,21 +62,19 @@ impl Homes {
     /// over the mesh.
     ///
     /// # Errors
-    /// [`HomeError`], before anything moves;
-    /// [`SecondHome`](meshgrad_runtime::TapeError::SecondHome);
-    /// [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
+    /// [`HomeError`] and [`SecondHome`](meshgrad_runtime::TapeError::SecondHome), before anything
+    /// moves; [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
     pub fn settle(&self, model: &impl Module) -> Result<()> {
         let order = Arc::new(Order::new(self.prefetch));
         let mut params = model.params();
-        let mut seen = std::collections::HashSet::new();
+        let mut seen = HashSet::new();
         params.retain(|param| seen.insert(param.id()));
-        for param in &params {
-            self.state_sharding(param)?;
-        }
-
         let units = self.group(&params)?;
         for (name, home, params) in &units {
             self.check(name, home, params)?;
+        }
+        for param in &params {
+            self.state_sharding(param)?;
         }
         for (_, home, params) in units {
             self.settle_unit(home, &params, &order)?;
@@ -89,20 +84,20 @@ impl Homes {
 
     /// Replicates a parameter over the mesh, unless it has a sharding.
     fn state_sharding(&self, param: &Param) -> Result<()> {
-        if param.sharded_shape().sharding().is_some() || param.home().is_some() {
+        if param.sharded_shape().sharding().is_some() {
             return Ok(());
         }
-        let replicated = Sharding::replicated(&self.mesh, param.shape()).map_err(Error::other)?;
+        let replicated =
+            Sharding::replicated(&self.groups.mesh, param.shape()).map_err(Error::other)?;
         let value = param.take();
-        param.shard(&replicated, self.rank)?;
+        param.shard(&replicated, self.groups.rank)?;
         match value {
-            Some(value) => param.set(&value.with_sharding(&replicated, self.rank)?),
+            Some(value) => param.set(&value.with_sharding(&replicated, self.groups.rank)?),
             None => Ok(()),
         }
     }
 
-    /// The units with their parameters, in the order of their first ones.
-    fn group<'a>(&'a self, params: &[Param]) -> Result<Vec<(String, &'a Home, Vec<Param>)>> {
+    fn patterns(&self) -> Result<Vec<(Pattern, &Home)>, HomeError> {
         let patterns = self.units.iter().map(|(modules, home)| {
             let pattern = Pattern::new(&modules.replace('.', "/"));
             let pattern = pattern.map_err(|error| HomeError::Pattern {
@@ -111,7 +106,12 @@ impl Homes {
             })?;
             Ok((pattern, home))
         });
-        let patterns: Vec<(Pattern, &Home)> = patterns.collect::<Result<_, HomeError>>()?;
+        patterns.collect()
+    }
+
+    /// The units with their parameters, in the order of their first ones.
+    fn group<'a>(&'a self, params: &[Param]) -> Result<Vec<(String, &'a Home, Vec<Param>)>> {
+        let patterns = self.patterns()?;
         let mut used = vec![false; patterns.len()];
         let mut units: Vec<(String, &Home, Vec<Param>)> = Vec::new();
         for param in params {
@@ -151,7 +151,7 @@ impl Homes {
     fn check(&self, unit: &str, home: &Home, params: &[Param]) -> Result<()> {
         let axes: Vec<&String> = home.shard.iter().chain(&home.replicate).collect();
         for (at, axis) in axes.iter().enumerate() {
-            self.mesh.axis(axis).map_err(Error::other)?;
+            self.groups.mesh.axis(axis).map_err(Error::other)?;
             if axes[..at].contains(axis) {
                 return Err(HomeError::AxisTwice {
                     unit: unit.to_owned(),
@@ -161,14 +161,18 @@ impl Homes {
             }
         }
         for param in params {
+            if param.home().is_some() {
+                let name = param.name().to_owned();
+                return Err(TapeError::SecondHome { name }.into());
+            }
             let shape = param.sharded_shape();
             let Some(sharding) = shape.sharding() else {
                 continue;
             };
-            if *sharding.mesh() != self.mesh {
+            if *sharding.mesh() != self.groups.mesh {
                 return Err(HomeError::OtherMesh {
                     name: param.name().to_owned(),
-                    expected: self.mesh.to_string(),
+                    expected: self.groups.mesh.to_string(),
                     actual: sharding.mesh().to_string(),
                 }
                 .into());
@@ -188,12 +192,7 @@ impl Homes {
     }
 
     fn settle_unit(&self, home: &Home, params: &[Param], order: &Arc<Order>) -> Result<()> {
-        let groups = Groups {
-            mesh: self.mesh.clone(),
-            rank: self.rank,
-            connector: self.connector.clone(),
-            connected: Mutex::default(),
-        };
+        let groups = self.groups.clone();
         let shard = groups.along(&home.shard)?;
 
         let classes = classes(params);
@@ -205,19 +204,12 @@ impl Homes {
         let unit = Unit::new(home.clone(), layouts, shard.clone(), groups, order)?;
         for (layout, class) in classes.iter().enumerate() {
             let divided: Vec<&String> = class.axes.iter().chain(&home.shard).collect();
-            let is_first_copy = self.is_first(&divided);
+            let is_first_copy = self.groups.is_first_beside(&divided);
             for (at, param) in class.params.iter().enumerate() {
                 param.settle(Arc::new(unit.home_of(layout, at, is_first_copy)?))?;
             }
         }
         Ok(())
-    }
-
-    /// Whether this rank is the first along all axes but these.
-    fn is_first(&self, divided: &[&String]) -> bool {
-        let coordinate = self.mesh.coordinate(self.rank).unwrap_or_default();
-        let mut axes = self.mesh.axes().iter().zip(coordinate);
-        axes.all(|(axis, at)| at == 0 || divided.iter().any(|name| *name == axis.name()))
     }
 }
 

@@ -3,8 +3,8 @@
 //! A [`Home`] says over which mesh axes the rows of parameters are divided, over which they are
 //! copied, and how long gathered values stay: [`Home::replicate`], [`Home::zero1`],
 //! [`Home::fsdp`], [`Home::hsdp`]. [`Homes`] gives one to each unit of a model, which is any module
-//! that a caller names, such as a layer. The parameters of a unit lie in one flat buffer, so that
-//! one collective gathers them and one reduces their gradients, and neither copies.
+//! that a caller names, such as a layer. The parameters of a unit share one flat buffer, so one
+//! collective gathers them and one reduces their gradients, without copies.
 //!
 //! The model's code stays as it is. [`Param::var`](meshgrad_autograd::Param::var) gathers a unit
 //! when an op uses the first of its parameters; an op saves "gather again" for backward; a backward
@@ -16,6 +16,7 @@
 //! - `unit.rs`: the values of a unit, gathered or not.
 //! - `order.rs`: the order in which units are used, for prefetching.
 //! - `gradients.rs`: the gradients of a unit.
+//! - `groups.rs`: the ranks along mesh axes.
 //!
 //! ```
 //! use meshgrad_autograd::{Grads, Init, Module, Param, Tape, ops};
@@ -52,6 +53,7 @@
 
 mod error;
 mod gradients;
+mod groups;
 mod home;
 mod homes;
 mod layout;

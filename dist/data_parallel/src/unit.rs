@@ -11,7 +11,8 @@ use meshgrad_autograd::{
 use meshgrad_comm::{Collectives, Communicator, Reduction};
 use meshgrad_runtime::{DType, Error, Kind, Pending, Result, Tensor, ops, without_mesh};
 
-use crate::gradients::{Gradients, Groups};
+use crate::gradients::Gradients;
+use crate::groups::Groups;
 use crate::home::{Home, Reshard};
 use crate::layout::Layout;
 use crate::order::Order;
@@ -106,7 +107,7 @@ impl Unit {
         let rows = placed.rows(&of.own());
         let value = self.parts[layout].slice(0, of.own_part_of(at))?;
         Ok(ParamHome {
-            value: viewed(&value, &[rows.len(), placed.row_elements()])?,
+            value: ops::reshape(&value, &[rows.len(), placed.row_elements()])?,
             rows,
             is_first_copy,
             unit: self.clone(),
@@ -248,12 +249,7 @@ impl HomeUnit for Unit {
     }
 
     fn sum(&self, x: &Tensor) -> Result<Tensor> {
-        let all = self.groups.mesh.axes().iter();
-        let all: Vec<String> = all.map(|axis| axis.name().to_owned()).collect();
-        self.groups
-            .along(&all)?
-            .all_reduce(x, Reduction::Sum)?
-            .wait()
+        self.groups.all()?.all_reduce(x, Reduction::Sum)?.wait()
     }
 }
 
@@ -275,7 +271,9 @@ impl autograd::Home for ParamHome {
             true => self.unit.flat(self.layout)?.slice(0, placed.range())?,
             false => self.unit.single(self.layout, self.at, dtype)?,
         };
-        placed.shape.part(&viewed(&flat, placed.shape.local())?)
+        placed
+            .shape
+            .part(&ops::reshape(&flat, placed.shape.local())?)
     }
 
     fn rows(&self) -> Range<usize> {
@@ -330,11 +328,6 @@ impl Regather for SingleAgain {
 fn gone() -> Error {
     Error::Argument {
         op: "home",
-        problem: "the parameters of this value do not exist any more".into(),
+        problem: "the model was dropped; keep it until backward has run".into(),
     }
-}
-
-/// A contiguous tensor in another shape, without a copy.
-pub(crate) fn viewed(x: &Tensor, shape: &[usize]) -> Result<Tensor> {
-    ops::reshape(x, shape)
 }

@@ -153,9 +153,12 @@ pub(super) fn pairs<'a>(
     }
 }
 
-/// Zeros of the shape of `part`'s value.
+/// Zeros of the shape of `part`'s value, without a sharding if the value has none.
 pub(super) fn zeros(part: &Part, dtype: DType) -> Result<Tensor> {
     let value = part.value();
-    let kind = Kind::OptimizerState;
-    Ok(Tensor::zeros(value.device(), value.shape(), dtype, kind)?)
+    let zeros = Tensor::zeros(value.device(), value.shape(), dtype, Kind::OptimizerState)?;
+    Ok(match value.sharding() {
+        Some(_) => zeros,
+        None => zeros.local(),
+    })
 }

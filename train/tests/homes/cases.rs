@@ -81,7 +81,7 @@ impl Case {
 
     /// Whether ranks have different rows of parameters.
     pub(crate) fn divides(&self) -> bool {
-        self.name != "dense replicated" && self.name != "experts replicated"
+        (self.homes)()[0] != Home::replicate(["dp"])
     }
 
     pub(crate) fn config(&self) -> Qwen3Config {

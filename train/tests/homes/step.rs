@@ -99,6 +99,7 @@ fn train(case: &Case, model: &Qwen3, device: &Device) -> Result<Vec<Share>> {
     let (mut updater, mut grads): (Updater, Grads) = Updater::with(&model, device, 1.0, |parts| {
         Ok(Box::new(AdamW::new(parts, config, &Groups::default())?))
     })?;
+    updater = updater.averaging(0.9)?;
     let mut shares = Vec::new();
     for step in 0..STEPS {
         let mut weight: Option<Tensor> = None;
@@ -130,7 +131,12 @@ fn train(case: &Case, model: &Qwen3, device: &Device) -> Result<Vec<Share>> {
         let norm = updater.step(&mut grads, &weight, step as u64 + 1, 0.01)?;
         shares.push(scalar(format!("norm {step}"), &norm)?);
     }
+    let state = updater.state();
+    let averages = state.iter().filter(|state| state.name == "ema");
+    let averages: BTreeMap<_, _> = averages.flat_map(|state| state.tensors.clone()).collect();
     for param in model.params() {
+        let name = format!("average of {}", param.name());
+        shares.push(share(name, &param, &averages[param.name()])?);
         let value = match param.home() {
             Some(home) => home.value().clone(),
             None => param.value()?,
