@@ -64,11 +64,16 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let state = checkpoint::State {
         step,
         seed,
-        data_digest: format!("{:032x}", data.digest),
+        data_digest: format!("{:032x}", data.texts.digest),
     };
-    let (model, updater) = (&trainer.model, &trainer.updater);
-    let run = run.path();
-    let snapshot = checkpoint::snapshot(run, &config, model, updater, &data.tokenizer, &state)?;
+    let saved = checkpoint::Saved {
+        config: &config,
+        model: &trainer.model,
+        updater: &trainer.updater,
+        tokenizer: &data.tokenizer,
+        state: &state,
+    };
+    let snapshot = checkpoint::snapshot(run.path(), &saved)?;
     println!("saved {}", snapshot.save()?.path().display());
     Ok(())
 }

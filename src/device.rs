@@ -43,6 +43,28 @@ impl OnFastest {
     pub(crate) fn open(&self, cpu: &Device) -> Result<Device, Error> {
         self.device.open(cpu)
     }
+
+    /// Opens one GPU per rank: the first ones, or an emulated one that all share; `None` for CPUs.
+    pub(crate) fn of_ranks(
+        &self,
+        ranks: usize,
+        cpu: &Device,
+    ) -> Result<Option<Vec<Device>>, Error> {
+        let first = self.device.open(cpu)?;
+        if !first.is_gpu() {
+            return Ok(None);
+        }
+        let open = |rank: usize| match self.device {
+            DeviceName::Emulator(ordinal) => Device::emulator(ordinal),
+            _ => Device::cuda(rank),
+        };
+        (0..ranks).map(open).collect::<Result<_, _>>().map(Some)
+    }
+
+    /// Whether a CPU device may be used.
+    pub(crate) fn allows_cpu(&self) -> bool {
+        matches!(self.device, DeviceName::Auto | DeviceName::Cpu)
+    }
 }
 
 impl OnCpu {

@@ -123,7 +123,7 @@ fn loss(
         let mut grads = Grads::new(&params)?;
         let seed = ops::reciprocal(&loss.weight)?;
         tape.backward(&[(&loss.total, seed)], &mut grads)?;
-        let mut of = |param: &Param| Ok((param.name().to_owned(), grads.get(param)?));
+        let mut of = |param: &Param| Ok(NamedTensor::new(param.name(), grads.get(param)?));
         let gradients: Vec<NamedTensor> =
             params.iter().map(&mut of).collect::<anyhow::Result<_>>()?;
         let map = hf::map(loaded.experts, false)?;

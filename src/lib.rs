@@ -56,10 +56,9 @@ pub use meshgrad_pipeline as pipeline;
 pub use meshgrad_runtime as runtime;
 pub use meshgrad_train as train;
 
-mod checkpoint;
 mod transfer;
 
-pub use checkpoint::checkpoint_ranks;
+pub use meshgrad_train::ranks::checkpoint_ranks;
 pub use transfer::{ShardedModule, transfer_module};
 
 /// The items that most programs use.

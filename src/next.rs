@@ -5,10 +5,18 @@ use std::path::Path;
 use meshgrad::train::config::Config;
 use meshgrad::train::session::Summary;
 
-/// One command per line, to be copied into a shell.
-pub(crate) fn commands(summary: &Summary, run: &Path, config: &Config) -> String {
+/// One command per line, to be copied into a shell. `ranks` were threads of this process.
+pub(crate) fn commands(
+    summary: &Summary,
+    run: &Path,
+    config: &Config,
+    ranks: Option<usize>,
+) -> String {
     // The configuration of a run belongs to its folder, so --run-dir is not needed.
-    let resume = format!("meshgrad train {}", quoted(&run.join("config.toml")));
+    let mut resume = format!("meshgrad train {}", quoted(&run.join("config.toml")));
+    if let Some(ranks) = ranks {
+        resume += &format!(" --ranks {ranks}");
+    }
     let prompt = match summary.has_conversations {
         true => "--chat --prompt 'Who are you?'",
         false => "--prompt 'fn main'",

@@ -27,10 +27,10 @@ use meshgrad_runtime::{DType, Device, Kind, ShardedShape, Tensor, UninitTensor};
 
 pub use damage::{check_texts, or_damage, sealed};
 pub use error::{Error, Result};
-pub use memory::NamedTensor;
 use memory::specs;
-pub use shards::add_shards;
-use shards::{expect_whole, region};
+pub use memory::{NamedTensor, beside};
+use shards::expect_whole;
+pub use shards::{add_shard_copies, add_shards};
 
 /// The mapping that keeps all names: the tensors of a folder have the names in the module.
 ///
@@ -97,13 +97,12 @@ pub fn load(module: &impl Module, dir: &Path, device: &Device) -> Result<Stats> 
     fill_all(&params, &buffers, device, &folder, &by_name()?, &options)
 }
 
-/// The values of the parameters of a module.
+/// The values of the parameters of a module; of those with a home, the rows of this rank.
 ///
 /// # Errors
 /// When one has no value.
 pub fn params(module: &impl Module) -> Result<Vec<NamedTensor>> {
-    let named = |param: Param| Ok((param.name().to_owned(), param.value()?));
-    module.params().into_iter().map(named).collect()
+    module.params().iter().map(NamedTensor::of).collect()
 }
 
 /// The values of the buffers of a module.
@@ -113,7 +112,7 @@ pub fn params(module: &impl Module) -> Result<Vec<NamedTensor>> {
 pub fn buffers(module: &impl Module) -> Result<Vec<NamedTensor>> {
     let buffers = module.buffers().into_iter();
     buffers
-        .map(|buffer| Ok((buffer.name().to_owned(), buffer.value()?)))
+        .map(|buffer| Ok(NamedTensor::new(buffer.name(), buffer.value()?)))
         .collect()
 }
 
@@ -150,7 +149,8 @@ pub fn stored(tensors: &[NamedTensor], mapping: &Mapping) -> Result<Vec<(TensorS
     tensors.iter().try_for_each(expect_whole)?;
     let bound = bound_to_store(tensors, mapping)?;
 
-    let by_name: BTreeMap<&str, &Tensor> = tensors.iter().map(|(name, it)| (&**name, it)).collect();
+    let named = tensors.iter();
+    let by_name: BTreeMap<&str, &Tensor> = named.map(|it| (&*it.name, &it.tensor)).collect();
     let requests = bound.requests();
     let sources_of = |request: &LoadRequest| {
         let sources = bound.graph().sources_of(request.expr).into_iter();
@@ -205,10 +205,11 @@ fn bound_to_store(tensors: &[NamedTensor], mapping: &Mapping) -> Result<Bound> {
 }
 
 /// Loads every parameter of `module` from `folder`. Float dtypes are converted. Of a sharded
-/// parameter ([`Param::shard`]), only the region of this rank is read.
+/// parameter ([`Param::shard`]), only the region of this rank is read, and of a parameter with a home
+/// only the rows that this rank keeps.
 ///
 /// # Errors
-/// As [`read`]. The parameters then keep their values.
+/// As [`read`]. The parameters then keep their values, except those with a home.
 pub fn fill(
     module: &impl Module,
     device: &Device,
@@ -219,7 +220,8 @@ pub fn fill(
     fill_all(&module.params(), &[], device, folder, mapping, options)
 }
 
-/// Reads new values of `params` and `buffers`, and sets them once all are read.
+/// Reads new values of `params` and `buffers`, and sets them once all are read. Rows of homes are
+/// read to their place.
 fn fill_all(
     params: &[Param],
     buffers: &[Buffer],
@@ -231,11 +233,12 @@ fn fill_all(
     let unfilled = |name: &str, shape: ShardedShape, dtype: DType| {
         let value = UninitTensor::with_kind(device, *shape.local(), dtype, Kind::Parameter);
         let value = value.map_err(|source| meshgrad_load::Error::not_loaded(name, source))?;
-        Ok((name.to_owned(), shape.part(&value.finish())?))
+        Ok(NamedTensor::new(name, shape.part(&value.finish())?))
     };
-    let of_params = params
-        .iter()
-        .map(|param| unfilled(param.name(), param.sharded_shape(), param.spec().dtype));
+    let of_params = params.iter().map(|param| match param.home() {
+        Some(_) => NamedTensor::of(param),
+        None => unfilled(param.name(), param.sharded_shape(), param.spec().dtype),
+    });
     let of_buffers = buffers
         .iter()
         .map(|buffer| unfilled(buffer.name(), buffer.sharded_shape(), buffer.dtype()));
@@ -243,17 +246,20 @@ fn fill_all(
     let stats = read(&tensors, folder, mapping, options)?;
 
     let (of_params, of_buffers) = tensors.split_at(params.len());
-    for (param, (_, value)) in params.iter().zip(of_params) {
-        param.set(value)?;
+    for (param, named) in params.iter().zip(of_params) {
+        if param.home().is_none() {
+            param.set(&named.tensor)?;
+        }
     }
-    for (buffer, (_, value)) in buffers.iter().zip(of_buffers) {
-        buffer.set(value)?;
+    for (buffer, named) in buffers.iter().zip(of_buffers) {
+        buffer.set(&named.tensor)?;
     }
     Ok(stats)
 }
 
 /// Reads `tensors`, of a mutable kind, from `folder` with [`meshgrad_load::load`]. Of a sharded
-/// tensor, only the region of this rank is read, directly into the tensor.
+/// tensor, only the region of this rank is read, and of a home only its rows, directly into the
+/// tensor.
 ///
 /// # Errors
 /// [`Error::Partial`]; [`Error::Tensors`] with all tensors that are missing, unexpected or of another shape;
@@ -293,21 +299,14 @@ fn read_unchecked(
     let mut graph = bound.graph().clone();
     let mut requests = Vec::with_capacity(tensors.len());
     for named in tensors {
-        let (name, tensor) = named;
-        let expr = bound.expr(name).ok_or_else(|| PlanError::Missing {
-            names: vec![name.clone()],
+        let expr = bound.expr(&named.name).ok_or_else(|| PlanError::Missing {
+            names: vec![named.name.clone()],
         })?;
-        let part = match region(named)? {
-            None => expr,
-            Some(region) => {
-                let part = graph.region(expr, &region);
-                part.map_err(|error| PlanError::Graph {
-                    target: name.clone(),
-                    error,
-                })?
-            }
-        };
-        requests.push((LoadRequest::all(name.as_str(), &graph, part), tensor));
+        let part = shards::part(named, expr, &mut graph)?;
+        if named.tensor.elements() > 0 || graph.shape(expr).contains(&0) {
+            let request = LoadRequest::all(named.name.as_str(), &graph, part);
+            requests.push((request, &named.tensor));
+        }
     }
     let loaded = meshgrad_load::load(folder, &graph, &requests, options);
     loaded.map_err(|error| damage::located(folder, error))

@@ -90,6 +90,12 @@ pub trait Model: Module {
         Ok(ModelPlan::new(&parallelism.mesh))
     }
 
+    /// The modules whose parameters are gathered and reduced together on ranks, such as layers: patterns
+    /// of names, in which `*` matches one component. By default the whole model is one unit.
+    fn units(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// How parameters are stored: a mapping from them, on the left, to the tensors of a folder, on
     /// the right. By default both have the same names.
     ///

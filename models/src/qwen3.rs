@@ -361,6 +361,11 @@ impl Model for Qwen3 {
         plan::plan(self, parallelism).map_err(Error::other)
     }
 
+    /// The layers.
+    fn units(&self) -> Vec<String> {
+        vec!["model.layers.*".to_owned()]
+    }
+
     /// Updates the router biases.
     fn after_step(&self, expert_counts: &[Tensor]) -> Result<()> {
         if self.balancing.bias_update_rate > 0.0 {

@@ -4,6 +4,7 @@ use meshgrad_models::{IGNORE_INDEX, TokenBatch};
 use meshgrad_runtime::{Device, Tensor};
 
 use crate::Result;
+use crate::ranks::{BatchPart, RunRanks};
 use crate::sampler::{Batch, Order, Windows};
 use crate::tokens::Tokens;
 
@@ -13,6 +14,7 @@ pub struct TokenBatches<'t> {
     windows: Windows,
     tokens: Tokens<'t>,
     device: &'t Device,
+    ranks: Option<&'t RunRanks<'t>>,
 }
 
 impl<'t> TokenBatches<'t> {
@@ -22,7 +24,16 @@ impl<'t> TokenBatches<'t> {
             windows,
             tokens,
             device,
+            ranks: None,
         }
+    }
+
+    /// Batches of which each rank gathers its own sequences. `batch_size` and `micro_batch_size` are
+    /// those of all ranks, and the order of sequences does not depend on their number.
+    #[must_use]
+    pub fn on(self, ranks: &'t RunRanks<'t>) -> TokenBatches<'t> {
+        let ranks = Some(ranks);
+        TokenBatches { ranks, ..self }
     }
 
     /// The microbatches of step `step` (from 1): its `batch_size` sequences in groups of at most
@@ -58,25 +69,48 @@ impl<'t> TokenBatches<'t> {
         })
     }
 
+    /// A batch of some windows, or this rank's part of it.
     fn gather(&self, chosen: impl IntoIterator<Item = usize>) -> Result<TokenBatch> {
-        let chosen: Vec<usize> = chosen.into_iter().collect();
-        let mut batch = Batch::gather(self.windows, chosen.iter().copied(), |at| {
-            self.tokens.get(at)
-        })?;
-        if self.tokens.is_masked() {
-            let positions = chosen
-                .iter()
-                .flat_map(|window| self.windows.tokens(*window).skip(1));
-            for (label, position) in batch.labels.iter_mut().zip(positions) {
-                if !self.tokens.is_trained(position) {
-                    *label = IGNORE_INDEX;
+        let mut chosen: Vec<usize> = chosen.into_iter().collect();
+        let seq_len = self.windows.seq_len();
+        let counted = chosen.len();
+        let part = match self.ranks {
+            None => BatchPart::whole(counted),
+            Some(ranks) => {
+                // The last batch of a text may have too few sequences for all ranks.
+                if let Some(last) = chosen.last() {
+                    chosen.resize(ranks.padded(counted), *last);
                 }
+                ranks.part_of_batch(chosen.len(), seq_len)?
+            }
+        };
+        let own = &chosen[part.rows.clone()];
+        let mut batch =
+            Batch::gather(self.windows, own.iter().copied(), |at| self.tokens.get(at))?;
+        self.mask(&mut batch, own);
+        let is_counted = counted.saturating_sub(part.rows.start).min(own.len());
+        batch.labels[is_counted * seq_len..].fill(IGNORE_INDEX);
+
+        let shape = [batch.rows, batch.seq_len];
+        let tensor = |values: &[i64]| part.tensor(Tensor::from_slice(self.device, &shape, values)?);
+        Ok(TokenBatch::new(
+            &tensor(&batch.input_ids)?,
+            &tensor(&batch.labels)?,
+        ))
+    }
+
+    /// Removes the labels that the loss does not count.
+    fn mask(&self, batch: &mut Batch, windows: &[usize]) {
+        if !self.tokens.is_masked() {
+            return;
+        }
+        let positions = windows
+            .iter()
+            .flat_map(|window| self.windows.tokens(*window).skip(1));
+        for (label, position) in batch.labels.iter_mut().zip(positions) {
+            if !self.tokens.is_trained(position) {
+                *label = IGNORE_INDEX;
             }
         }
-        let shape = [batch.rows, batch.seq_len];
-        Ok(TokenBatch::new(
-            &Tensor::from_slice(self.device, &shape, &batch.input_ids)?,
-            &Tensor::from_slice(self.device, &shape, &batch.labels)?,
-        ))
     }
 }

@@ -23,6 +23,8 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use meshgrad_autograd::Module;
+use meshgrad_ckpt::mapping::Mapping;
+use meshgrad_ckpt::ranks::ShardedSnapshot;
 use meshgrad_ckpt::{Committed, Folder, Snapshot, step_name};
 use meshgrad_models::Model;
 use meshgrad_models::folder::{self, NamedTensor};
@@ -97,40 +99,87 @@ impl SavedOptimizer {
     }
 }
 
+/// What a checkpoint stores.
+pub struct Saved<'s, M> {
+    /// The configuration of the run.
+    pub config: &'s Config,
+    /// The model, with its values.
+    pub model: &'s M,
+    /// The optimizer, with its state.
+    pub updater: &'s Updater,
+    /// The tokenizer.
+    pub tokenizer: &'s Tokenizer,
+    /// The rest.
+    pub state: &'s State,
+}
+
+/// The text files and the tensors of a checkpoint.
+struct Contents {
+    texts: Vec<(String, String)>,
+    /// By folder, with their names there.
+    tensors: Vec<(String, Vec<NamedTensor>, Mapping)>,
+}
+
+impl<M: Model> Saved<'_, M> {
+    fn contents(&self, run: &Path) -> Result<Contents> {
+        let (model, at) = (self.model, run.join(step_name(self.state.step)));
+        let mut texts = end_of_text::declared(model.files()?, Ends::of(self.tokenizer));
+        let mut add = |name: &str, text: String| texts.push((name.to_owned(), text));
+        add(TOKENIZER, self.tokenizer.to_json()?);
+        add(STATE, json(self.state, &at)?);
+        add(OPTIMIZER, json(&SavedOptimizer::of(self.updater), &at)?);
+        add(CONFIG, self.config.to_toml()?);
+
+        let mut tensors = vec![(String::new(), folder::params(model)?, model.stored_as()?)];
+        for part in self.updater.state() {
+            let folder = folder_of(&part);
+            tensors.push((folder, folder::beside(model, part.tensors), model.stored_as()?));
+        }
+        let buffers = folder::buffers(model)?;
+        if !buffers.is_empty() {
+            tensors.push((BUFFERS.to_owned(), buffers, folder::by_name()?));
+        }
+        Ok(Contents { texts, tensors })
+    }
+}
+
 /// A copy of everything that a checkpoint stores. [`Snapshot::save`] writes it to `run`; with a
 /// [`Saver`](meshgrad_ckpt::Saver) training continues meanwhile.
 ///
 /// # Errors
 /// When a value cannot be read.
-pub fn snapshot(
-    run: &Path,
-    config: &Config,
-    model: &impl Model,
-    updater: &Updater,
-    tokenizer: &Tokenizer,
-    state: &State,
-) -> Result<Snapshot> {
-    let mut snapshot = Snapshot::new(run, &step_name(state.step));
-    for (name, text) in end_of_text::declared(model.files()?, Ends::of(tokenizer)) {
+pub fn snapshot<M: Model>(run: &Path, saved: &Saved<'_, M>) -> Result<Snapshot> {
+    let mut snapshot = Snapshot::new(run, &step_name(saved.state.step));
+    let Contents { texts, tensors } = saved.contents(run)?;
+    for (folder, tensors, mapping) in tensors {
+        folder::add_tensors(&tensors, &mapping, &mut snapshot, &folder)?;
+    }
+    for (name, text) in texts {
         snapshot.add(&name, text);
     }
-    let stored_as = model.stored_as()?;
-    folder::add_tensors(&folder::params(model)?, &stored_as, &mut snapshot, "")?;
-    snapshot.add(TOKENIZER, tokenizer.to_json()?);
+    snapshot.set_about("step", saved.state.step);
+    Ok(snapshot)
+}
 
-    for part in updater.state() {
-        folder::add_tensors(&part.tensors, &stored_as, &mut snapshot, &folder_of(&part))?;
+/// As [`snapshot`], a copy of what this rank has. All ranks write it together with
+/// [`ShardedSnapshot::save`], which also takes the error. The checkpoint is the one that a single
+/// rank writes.
+///
+/// # Errors
+/// As [`snapshot`].
+pub fn sharded_snapshot<M: Model>(
+    run: &Path,
+    saved: &Saved<'_, M>,
+) -> Result<ShardedSnapshot<'static>> {
+    let mut snapshot = ShardedSnapshot::new(run, &step_name(saved.state.step));
+    let Contents { texts, tensors } = saved.contents(run)?;
+    for (folder, tensors, mapping) in tensors {
+        folder::add_shard_copies(&tensors, mapping, &mut snapshot, &folder)?;
     }
-    let buffers = folder::buffers(model)?;
-    if !buffers.is_empty() {
-        folder::add_tensors(&buffers, &folder::by_name()?, &mut snapshot, BUFFERS)?;
+    for (name, text) in texts {
+        snapshot.add(&name, text);
     }
-
-    let at = run.join(step_name(state.step));
-    snapshot.add(STATE, json(state, &at)?);
-    snapshot.add(OPTIMIZER, json(&SavedOptimizer::of(updater), &at)?);
-    snapshot.add(CONFIG, config.to_toml()?);
-    snapshot.set_about("step", state.step);
+    snapshot.set_about("step", saved.state.step);
     Ok(snapshot)
 }
 
@@ -312,7 +361,8 @@ pub fn load_state(
             false => options.of_state(checkpoint),
         };
         let stored = Folder::open(checkpoint.path().join(name))?;
-        folder::read(&part.tensors, &stored, &stored_as, &options)?;
+        let tensors = folder::beside(model, part.tensors);
+        folder::read(&tensors, &stored, &stored_as, &options)?;
     }
     read_buffers(checkpoint, model, options)?;
     Ok(state)
@@ -358,7 +408,7 @@ pub fn load_averages(
     let averaged: HashSet<String> = names.flat_map(|(_, made_of)| made_of).collect();
     let averaged = params
         .into_iter()
-        .filter(|(name, _)| averaged.contains(name));
+        .filter(|named| averaged.contains(&named.name));
     let averaged: Vec<NamedTensor> = averaged.collect();
     let options = options.of_weights(checkpoint);
     folder::read(&averaged, &stored, &stored_as, &options)?;

@@ -13,6 +13,7 @@ mod dtype;
 mod error;
 pub mod keys;
 mod optimizer;
+mod parallel;
 mod read;
 mod schedule;
 mod setting;
@@ -30,6 +31,7 @@ pub use check::{Violation, Violations};
 pub use dtype::ComputeDType;
 pub use error::{ConfigError, Origin};
 pub use optimizer::{Algorithm, OptimizerConfig};
+pub use parallel::{Degree, HomeChoice, ParallelTable};
 pub use schedule::ScheduleConfig;
 pub use sources::Override;
 pub use tables::{Meaning, ModelTables, NoTables};
@@ -47,6 +49,8 @@ pub struct Config {
     pub data: DataConfig,
     /// Steps, batches, dtype, seed.
     pub train: TrainConfig,
+    /// How ranks share the work.
+    pub parallel: ParallelTable,
     /// The optimizer.
     pub optimizer: OptimizerConfig,
     /// The learning rate schedule.
@@ -155,7 +159,8 @@ pub struct TrainConfig {
     pub steps: u64,
     /// Sequences per step over all ranks.
     pub batch_size: usize,
-    /// Sequences per forward pass; gradients of `batch_size / micro_batch_size` passes are summed.
+    /// Sequences per forward pass over all ranks; gradients of `batch_size / micro_batch_size`
+    /// passes are summed.
     /// [`Config::parse`] sets it to `batch_size` if it is left out.
     pub micro_batch_size: usize,
     /// Tokens per sequence.

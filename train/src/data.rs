@@ -4,6 +4,7 @@
 use std::fs;
 use std::path::Path;
 
+use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 use twox_hash::XxHash3_128;
 
@@ -15,11 +16,22 @@ use crate::run_folder::RunFolder;
 use crate::sampler::{Order, SamplerError, Windows};
 use crate::split::{Span, Split};
 use crate::tokenizer::Tokenizer;
-use crate::tokens::{CacheKey, Part, TokenCache};
+use crate::tokens::{CacheKey, Part, TokenCache, TokensError};
 
 /// The data of a run.
 pub struct Data {
-    /// A short description of the text.
+    /// What is known of the texts.
+    pub texts: TextInfo,
+    /// The tokenizer.
+    pub tokenizer: Tokenizer,
+    /// All ids.
+    pub tokens: TokenCache,
+}
+
+/// What is known of the texts of a run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TextInfo {
+    /// A short description.
     pub title: String,
     /// Number of documents.
     pub documents: usize,
@@ -30,10 +42,6 @@ pub struct Data {
     pub replaced_bytes: u64,
     /// Files that were skipped because they have no text.
     pub empty_files: u64,
-    /// The tokenizer.
-    pub tokenizer: Tokenizer,
-    /// All ids.
-    pub tokens: TokenCache,
     /// The weight of each source.
     pub weights: Vec<f64>,
 }
@@ -76,15 +84,25 @@ impl Data {
             None => write_tokens(key, &tokenizer, &sources, &validation, folder)?,
         };
 
-        Ok(Self {
-            documents: texts.all().map(|corpus| corpus.documents.len()).sum(),
-            digest,
-            replaced_bytes: texts.all().map(|corpus| corpus.replaced_bytes).sum(),
-            empty_files: texts.all().map(|corpus| corpus.empty_files).sum(),
-            title: texts.title(),
+        Ok(Data {
+            texts: texts.info(),
             tokenizer,
             tokens,
-            weights: texts.sources.iter().map(|(_, weight)| *weight).collect(),
+        })
+    }
+
+    /// The data that another rank has prepared in `folder`.
+    ///
+    /// # Errors
+    /// When the files cannot be read, or are not there.
+    pub(crate) fn of_other_rank(texts: TextInfo, folder: &RunFolder) -> Result<Data> {
+        let path = folder.tokens();
+        let key = TokenCache::key(&path)?;
+        let tokens = key.map(|key| TokenCache::open(&path, key)).transpose()?;
+        Ok(Data {
+            texts,
+            tokenizer: Tokenizer::from_file(&folder.tokenizer())?,
+            tokens: tokens.flatten().ok_or(TokensError::NotShared { path })?,
         })
     }
 
@@ -100,9 +118,9 @@ impl Data {
         seed: u64,
     ) -> Result<Order, SamplerError> {
         let tokens = self.tokens.training();
-        let mut sources = Vec::with_capacity(self.weights.len());
-        for (source, (range, weight)) in self.tokens.sources().iter().zip(&self.weights).enumerate()
-        {
+        let weights = &self.texts.weights;
+        let mut sources = Vec::with_capacity(weights.len());
+        for (source, (range, weight)) in self.tokens.sources().iter().zip(weights).enumerate() {
             if windows.within(range).is_empty() {
                 return Err(SamplerError::ShortSource {
                     source_number: source + 1,
@@ -110,7 +128,7 @@ impl Data {
                     seq_len: windows.seq_len(),
                 });
             }
-            let text = || match self.weights.len() {
+            let text = || match weights.len() {
                 1 => "the training text".to_owned(),
                 _ => format!("source {} of data.sources", source + 1),
             };
@@ -194,6 +212,17 @@ impl Texts {
             held_out = pieces(&all, corpus);
         }
         (sources, held_out)
+    }
+
+    fn info(&self) -> TextInfo {
+        TextInfo {
+            title: self.title(),
+            documents: self.all().map(|corpus| corpus.documents.len()).sum(),
+            digest: self.digest(),
+            replaced_bytes: self.all().map(|corpus| corpus.replaced_bytes).sum(),
+            empty_files: self.all().map(|corpus| corpus.empty_files).sum(),
+            weights: self.sources.iter().map(|(_, weight)| *weight).collect(),
+        }
     }
 
     /// The digest of the only text, or of all texts and the weights.
@@ -342,7 +371,7 @@ mod tests {
 
         fs::write(&file, text(5)).unwrap();
         let other = Data::prepare(&config, &folder).unwrap();
-        assert_ne!(other.digest, larger.digest);
+        assert_ne!(other.texts.digest, larger.texts.digest);
         let ids = |data: &Data| data.tokens.training().iter().collect::<Vec<_>>();
         assert_ne!(ids(&other), ids(&larger));
     }
@@ -418,7 +447,7 @@ mod tests {
 
         let swapped = byte(vec![source(&long, 3.0), source(&short, 1.0)]);
         let other = Data::prepare(&swapped, &folder).unwrap();
-        assert_ne!(other.digest, data.digest, "weights decide the order");
+        assert_ne!(other.texts.digest, data.texts.digest, "weights decide the order");
         let long_windows = Windows::new("training", tokens.len(), 200).unwrap();
         let error = data.order(long_windows, 8, 1).unwrap_err().to_string();
         assert!(
@@ -447,15 +476,16 @@ mod tests {
         };
         assert_eq!(decoded(data.tokens.training()), text(3));
         assert_eq!(decoded(data.tokens.validation()), text(5));
-        assert!(data.title.contains("; held out "), "{}", data.title);
+        let title = &data.texts.title;
+        assert!(title.contains("; held out "), "{title}");
 
         let without = DataConfig {
             validation: Vec::new(),
             ..config
         };
         assert_ne!(
-            Data::prepare(&without, &folder).unwrap().digest,
-            data.digest
+            Data::prepare(&without, &folder).unwrap().texts.digest,
+            data.texts.digest
         );
     }
 

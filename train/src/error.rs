@@ -65,6 +65,17 @@ pub enum TrainError {
     /// A checkpoint cannot be written or read.
     #[error(transparent)]
     Checkpoint(#[from] meshgrad_ckpt::Error),
+    /// The degrees of `[parallel]` do not fit each other or the number of ranks.
+    #[error("[parallel]: {0}")]
+    Parallel(#[from] meshgrad_dist::parallel::Violations),
+    /// Another rank failed.
+    #[error("rank {rank}: {message}")]
+    OnRank {
+        /// The rank.
+        rank: usize,
+        /// Its error.
+        message: String,
+    },
     /// `[model]` is invalid.
     #[error("[model]: {message}")]
     ModelTable {

@@ -71,7 +71,7 @@ pub fn generate(
     for position in 0..*tokens {
         let new: Vec<i64> = ids[computed..].iter().map(|id| i64::from(*id)).collect();
         computed = ids.len();
-        let input = Tensor::from_slice(device, &[1, new.len()], &new)?;
+        let input = Tensor::from_slice(device, &[1, new.len()], &new)?.as_replicated()?;
         let logits = model.next_logits(&input, &mut cache, dtype)?;
         let logits = ops::cast(&logits, DType::F32)?.to_vec::<f32>()?;
         let key = Key::new(sampling.seed).fold(position as u64);

@@ -19,6 +19,7 @@
 //! - [`memory`]: the predicted memory of a run.
 //! - [`eval`]: the loss of a model on a text.
 //! - [`intact`]: the newest checkpoint that is not damaged.
+//! - [`ranks`]: the ranks of a run, and how its model and batches are divided.
 //! - [`session`]: all parts together, as `meshgrad train` runs them, for any language model.
 //! - [`qwen3`]: a session with the model of `[model]`.
 //! - [`run_folder`], [`metrics`], [`tensorboard`], [`plot`], [`report`]: files and output of a run;
@@ -44,6 +45,7 @@ pub mod optim;
 pub mod plot;
 pub mod prompt;
 pub mod qwen3;
+pub mod ranks;
 pub mod report;
 pub mod run_folder;
 pub mod sampler;

@@ -94,9 +94,11 @@ fn allocate(model: &impl Model, device: &Device) -> Result<()> {
     checkpoint::init_buffers(model, device, 0)
 }
 
-/// Allocates the parameters of a model on `device`. Their values are set later.
+/// Allocates the parameters of a model on `device`, except those that have a home. Their values are
+/// set later.
 pub(crate) fn allocate_params(model: &impl Model, device: &Device) -> Result<()> {
-    for param in model.params() {
+    let params = model.params().into_iter();
+    for param in params.filter(|param| param.home().is_none()) {
         let (shape, dtype) = (param.shape(), param.spec().dtype);
         param.set(&Tensor::zeros(device, shape, dtype, Kind::Parameter)?)?;
     }

@@ -50,7 +50,6 @@ mod ranges;
 mod sgd;
 mod slots;
 
-use meshgrad_models::folder::NamedTensor;
 use meshgrad_runtime::Tensor;
 use meshgrad_runtime::ops::StepScalars;
 
@@ -124,5 +123,5 @@ pub struct State {
     /// the same in all versions.
     pub name: &'static str,
     /// The tensors under the names of their parameters, in the order of the parts.
-    pub tensors: Vec<NamedTensor>,
+    pub tensors: Vec<(String, Tensor)>,
 }

@@ -173,6 +173,7 @@ pub struct Reporter {
     bar: Option<Bar>,
     color: bool,
     every: u64,
+    is_silent: bool,
 }
 
 impl Reporter {
@@ -187,6 +188,17 @@ impl Reporter {
             bar,
             color: is_terminal && !no_color,
             every: every.max(1),
+            is_silent: false,
+        }
+    }
+
+    /// Writes nothing: for ranks other than 0.
+    pub(crate) fn silent() -> Self {
+        Self {
+            bar: None,
+            color: false,
+            every: u64::MAX,
+            is_silent: true,
         }
     }
 
@@ -238,6 +250,9 @@ impl Reporter {
     }
 
     fn print(&self, text: &str) {
+        if self.is_silent {
+            return;
+        }
         let write = || {
             // A closed pipe (`| head`) must not stop a training run.
             let _ = writeln!(std::io::stdout(), "{text}");

@@ -82,13 +82,14 @@ pub enum RunFolderError {
 
 type Result<T> = std::result::Result<T, RunFolderError>;
 
-/// A run folder, locked until the value is dropped or the process ends.
+/// A run folder, locked by rank 0 until the value is dropped or the process ends.
 #[derive(Debug)]
 pub struct RunFolder {
     path: PathBuf,
     /// The outermost folder that was created, if the folder was missing.
     created: Option<PathBuf>,
-    lock: Arc<File>,
+    /// `None` on ranks other than 0.
+    lock: Option<Arc<File>>,
 }
 
 impl RunFolder {
@@ -113,12 +114,21 @@ impl RunFolder {
             Ok(()) => Ok(Self {
                 path: path.to_owned(),
                 created,
-                lock: Arc::new(lock),
+                lock: Some(Arc::new(lock)),
             }),
             Err(TryLockError::WouldBlock) => Err(RunFolderError::InUse {
                 path: path.to_owned(),
             }),
             Err(TryLockError::Error(source)) => Err(unwritable(source)),
+        }
+    }
+
+    /// The folder that another rank has opened, to read from.
+    pub(crate) fn of_other_rank(path: &Path) -> RunFolder {
+        RunFolder {
+            path: path.to_owned(),
+            created: None,
+            lock: None,
         }
     }
 

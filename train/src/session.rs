@@ -2,6 +2,7 @@
 //! of this crate, so another loop can be built from the same parts.
 
 mod header;
+mod opened;
 mod run;
 mod start;
 
@@ -9,17 +10,19 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 
 use meshgrad_ckpt::Committed;
+use meshgrad_comm::Rank;
 use meshgrad_models::{Generate, Model, TokenBatch};
 use meshgrad_runtime::Device;
+use serde::{Deserialize, Serialize};
 
 use crate::Result;
 use crate::config::{Config, ScheduleConfig};
 use crate::data::Data;
 use crate::events::{Event, Events, Outcome};
 use crate::optim::{Optimizer, Part};
-use crate::run_folder::{Rollback, RunFolder};
+use crate::ranks::RunRanks;
 use crate::schedule::Schedule;
-use crate::tokenizer::Tokenizer;
+use opened::Opened;
 
 /// A training run of any language model, with its options.
 ///
@@ -51,6 +54,7 @@ use crate::tokenizer::Tokenizer;
 pub struct Session<'a> {
     pub(crate) config: &'a Config,
     device: &'a Device,
+    rank: Option<&'a dyn Rank>,
     run_dir: PathBuf,
     resume: Resume,
     stop_after: Option<u64>,
@@ -68,6 +72,7 @@ impl<'a> Session<'a> {
         Session {
             config,
             device,
+            rank: None,
             run_dir: "runs/default".into(),
             resume: Resume::default(),
             stop_after: None,
@@ -76,6 +81,41 @@ impl<'a> Session<'a> {
             schedule: None,
             events: Events::default(),
         }
+    }
+
+    /// Trains on all ranks of the world of `rank`, as `config.parallel` says, with the device of
+    /// `rank`. All ranks make the same calls with the same configuration, and see the same run
+    /// folder, which rank 0 owns. Only rank 0 prints. Events occur on every rank, for its own
+    /// subscribers.
+    ///
+    /// ```
+    /// use meshgrad_comm::Local;
+    /// use meshgrad_train::config::Config;
+    /// use meshgrad_train::qwen3::{self, Tables};
+    /// use meshgrad_train::session::Session;
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let place = tempfile::tempdir()?;
+    /// # let text = place.path().join("text.txt");
+    /// # std::fs::write(&text, "the quick brown fox jumps over the lazy dog\n".repeat(50))?;
+    /// let settings = format!(
+    ///     "data = {{ paths = [{text:?}], tokenizer = 'byte' }}
+    ///      train = {{ steps = 2, batch_size = 4, seq_len = 16 }}
+    ///      parallel.dp_shard = 2"
+    /// );
+    /// let config = Config::parse::<Tables>(&settings, "example", &[])?;
+    /// let run = place.path().join("run");
+    /// let summaries = Local::run(2, |rank| {
+    ///     let session = Session::new(&config, rank.device()).on(rank).run_dir(&run);
+    ///     qwen3::train(session)
+    /// })?;
+    /// assert_eq!(summaries[0], summaries[1]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn on(mut self, rank: &'a dyn Rank) -> Self {
+        (self.rank, self.device) = (Some(rank), rank.device());
+        self
     }
 
     /// The run folder, which is created if it is missing.
@@ -96,7 +136,8 @@ impl<'a> Session<'a> {
         self
     }
 
-    /// Finishes the step, saves and stops once `stop` is set, from any thread or subscriber.
+    /// Finishes the step, saves and stops once `stop` is set, from any thread or subscriber. All
+    /// ranks stop together if it is set on one, up to one step later.
     pub fn stop_when(mut self, stop: &'a AtomicBool) -> Self {
         self.stop = Some(stop);
         self
@@ -178,22 +219,23 @@ impl<'a> Session<'a> {
         if self.schedule.is_none() {
             self.config.schedule.of_run(self.config.train.steps)?;
         }
-        let folder = RunFolder::open(&self.run_dir)?;
-        let rollback = Rollback::of(&folder)?;
-        let config = self.config;
-        let start = start::Start::choose(&self.resume, &folder, config)?;
-        let check = |text, tokenizer: &Tokenizer| start.check_data(text, tokenizer);
-        let data = Data::prepare_checked(&config.data, &folder, check)?;
-        self.events.report(Event::ConfigurationStarted { config })?;
-        let model = build(&data, start.checkpoint())?;
-        let parts = run::Parts {
-            folder,
-            data,
-            model,
-            init,
-            start,
+        let ranks = match self.rank {
+            None => RunRanks::alone(),
+            Some(rank) => RunRanks::new(rank, self.config)?,
         };
-        run::train(self, parts, rollback)
+        let opened = Opened::new(&self, &ranks)?;
+        let config = self.config;
+        ranks.on_mesh(|| {
+            self.events.report(Event::ConfigurationStarted { config })?;
+            let model = build(&opened.data, opened.start.checkpoint())?;
+            let parts = run::Parts {
+                opened,
+                model,
+                init,
+                ranks: ranks.clone(),
+            };
+            run::train(self, parts)
+        })
     }
 }
 
@@ -211,8 +253,8 @@ pub enum Resume {
     From(PathBuf),
 }
 
-/// The result of a run.
-#[derive(Debug, Clone, PartialEq)]
+/// The result of a run, the same on all ranks.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
     /// Steps done.
     pub step: u64,

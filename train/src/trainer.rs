@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use meshgrad_autograd::{Grads, Tape};
 use meshgrad_models::{Compute, Loss, Model};
-use meshgrad_runtime::{AsyncRead, DType, Device, Tensor, ops};
+use meshgrad_runtime::{AsyncRead, DType, Device, Tensor, full_tensor, ops};
 
 use crate::config::Config;
 use crate::events::{Event, Events};
@@ -217,13 +217,17 @@ impl<M: Model> Trainer<M> {
     ) -> Result<Vec<Tensor>> {
         self.events.report(Event::ForwardBackwardStarted { step })?;
         let mut sums: Vec<Tensor> = Vec::new();
-        for batch in microbatches {
-            let of_batch = self.accumulate(&batch?)?;
+        let mut microbatches = microbatches.into_iter().peekable();
+        while let Some(batch) = microbatches.next() {
+            let is_last = microbatches.peek().is_none();
+            let of_batch = self.accumulate(&batch?, is_last)?;
             sums = match sums.is_empty() {
                 true => of_batch,
                 false => added(&sums, &of_batch)?,
             };
         }
+        // A model may leave them as partial sums over ranks.
+        let sums: Vec<Tensor> = sums.iter().map(full_tensor).collect::<Result<_, _>>()?;
 
         if let ([_, weight, ..], false) = (&sums[..], self.events.is_empty()) {
             let gradients = &self.grads.all()?;
@@ -253,7 +257,7 @@ impl<M: Model> Trainer<M> {
 
     /// Accumulates the gradients of a microbatch. Returns the values to sum over microbatches: the
     /// loss, its weight, and the statistics.
-    fn accumulate(&mut self, batch: &M::Batch) -> Result<Vec<Tensor>> {
+    fn accumulate(&mut self, batch: &M::Batch, is_last: bool) -> Result<Vec<Tensor>> {
         let (loss, tape) = Tape::record(|| self.model.loss(batch, self.compute))?;
         let Loss {
             total,
@@ -262,6 +266,9 @@ impl<M: Model> Trainer<M> {
             statistics,
         } = loss;
         let one = ops::full(&self.device, total.shape(), total.dtype(), 1.0)?;
+        if is_last {
+            self.grads.last_pass();
+        }
         tape.backward(&[(&total, one)], &mut self.grads)?;
         Ok([sum, weight].into_iter().chain(statistics).collect())
     }
@@ -342,7 +349,8 @@ pub(crate) fn loss_and_weight<M: Model>(
     compute: Compute,
 ) -> Result<LossAndWeight> {
     let loss = model.loss(batch, compute)?;
-    Ok((loss.sum.read_async()?, loss.weight.read_async()?))
+    let [sum, weight] = [loss.sum, loss.weight].map(|it| full_tensor(&it));
+    Ok((sum?.read_async()?, weight?.read_async()?))
 }
 
 /// The mean loss of several batches.

@@ -42,7 +42,7 @@ type Values = BTreeMap<String, Vec<f32>>;
 fn values(model: &dyn Module) -> Values {
     let all = [folder::params(&model), folder::buffers(&model)].map(Result::unwrap);
     let all = all.concat().into_iter();
-    all.map(|(name, tensor)| (name, tensor.to_vec().unwrap()))
+    all.map(|named| (named.name, named.tensor.to_vec().unwrap()))
         .collect()
 }
 

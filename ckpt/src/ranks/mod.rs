@@ -48,4 +48,4 @@ use crate::exec::TensorBytes;
 pub type Cause = Box<dyn std::error::Error + Send + Sync>;
 
 /// Reads the bytes of this rank's shard of a tensor.
-type ReadShard<'m> = Box<dyn Fn(&str) -> Result<TensorBytes<'m>, Cause> + 'm>;
+type ReadShard<'m> = Box<dyn Fn(&str) -> Result<TensorBytes<'m>, Cause> + Send + 'm>;

@@ -2,7 +2,8 @@
 //! region.
 //!
 //! The index sets of each dim must be equal or disjoint. Then two different regions are disjoint,
-//! and the regions form a grid. All regions of one sharding satisfy this.
+//! and the regions form a grid. All regions of one sharding satisfy this. The ranges of rows of one
+//! region must also be equal or disjoint.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,9 +26,12 @@ pub(super) struct HeldTensor {
     pub(super) sets: Vec<Vec<IndexRanges>>,
 }
 
-/// A region that is not empty.
+/// The ranges of rows of a region, by their start and end; none of them empty.
+pub(super) type HeldRegion = BTreeMap<[u64; 2], HeldRows>;
+
+/// A range of rows.
 #[derive(Debug, Clone, Default)]
-pub(super) struct HeldRegion {
+pub(super) struct HeldRows {
     /// The ranks that hold it, in ascending order.
     holders: Vec<usize>,
     /// The rank that writes it.
@@ -60,6 +64,7 @@ pub(super) fn collect(ranks: &[Vec<Vec<Shard>>]) -> Result<HeldTensors, RanksErr
     }
     for tensor in tensors.values_mut() {
         tensor.sets = tensor.disjoint_sets()?;
+        tensor.check_rows()?;
         tensor.check_complete()?;
     }
     choose_owners(&mut tensors, ranks.len());
@@ -82,13 +87,46 @@ impl HeldTensor {
                 shard.region, spec.shape
             )));
         }
+        if !shard.has_its_rows() {
+            return Err(self.refused(format!(
+                "rank {rank} has rows {}..{} of {}, which has {} rows",
+                shard.rows[0],
+                shard.rows[1],
+                shard.region,
+                shard.region.rows()
+            )));
+        }
         if self.ranks.last() == Some(&rank) {
             return Err(self.refused(format!("rank {rank} has two shards; a rank has one")));
         }
         self.ranks.push(rank);
-        if shard.region.elements() > 0 {
+        if shard.elements() > 0 {
             let region = self.regions.entry(shard.region.clone()).or_default();
-            region.holders.push(rank);
+            region.entry(shard.rows).or_default().holders.push(rank);
+        }
+        Ok(())
+    }
+
+    /// The ranges of rows that ranks hold, each with the elements of a row.
+    fn held_rows(&self) -> impl Iterator<Item = ([u64; 2], u64)> {
+        self.regions.iter().flat_map(|(region, held)| {
+            let elements = region.row_elements();
+            held.keys().map(move |rows| (*rows, elements))
+        })
+    }
+
+    /// Checks that different ranges of rows of a region are disjoint.
+    fn check_rows(&self) -> Result<(), RanksError> {
+        for (region, held) in &self.regions {
+            for ((first, a), (next, b)) in held.iter().zip(held.iter().skip(1)) {
+                if first[1] > next[0] {
+                    return Err(self.refused(format!(
+                        "rank {} has rows {}..{} and rank {} has rows {}..{} of {region}, which \
+                         overlap; divide the rows in one way on all ranks",
+                        a.holders[0], first[0], first[1], b.holders[0], next[0], next[1]
+                    )));
+                }
+            }
         }
         Ok(())
     }
@@ -106,7 +144,8 @@ impl HeldTensor {
         dims.map(|dim| {
             let ranges = self.regions.iter().flat_map(|(region, held)| {
                 let ranges = region.0[dim].iter();
-                ranges.map(move |range| (*range, region, held.holders[0]))
+                let holder = held.values().next().map_or(COORDINATOR, |it| it.holders[0]);
+                ranges.map(move |range| (*range, region, holder))
             });
             let mut ranges: Vec<([u64; 2], &Indices, usize)> = ranges.collect();
             ranges.sort_unstable();
@@ -128,7 +167,9 @@ impl HeldTensor {
     /// Checks that some rank has each element. Different regions are disjoint.
     fn check_complete(&self) -> Result<(), RanksError> {
         let all: u64 = self.spec.shape.iter().product();
-        let held: u64 = self.regions.keys().map(Indices::elements).sum();
+        let held: u64 = { self.held_rows() }
+            .map(|([start, end], elements)| (end - start) * elements)
+            .sum();
         match held == all {
             true => Ok(()),
             false => Err(self.refused(format!(
@@ -145,10 +186,13 @@ impl HeldTensor {
 fn choose_owners(tensors: &mut HeldTensors, world_size: usize) {
     let regions = tensors.values_mut().flat_map(|tensor| {
         let bits = tensor.spec.dtype.bits() as u64;
-        let regions = tensor.regions.iter_mut();
-        regions.map(move |(region, held)| (region.elements() * bits, held))
+        tensor.regions.iter_mut().flat_map(move |(region, held)| {
+            let bits = region.row_elements() * bits;
+            let rows = held.iter_mut();
+            rows.map(move |([start, end], held)| ((end - start) * bits, held))
+        })
     });
-    let mut regions: Vec<(u64, &mut HeldRegion)> = regions.collect();
+    let mut regions: Vec<(u64, &mut HeldRows)> = regions.collect();
     regions.sort_by_key(|(bits, _)| Reverse(*bits));
 
     let mut load = vec![0; world_size];

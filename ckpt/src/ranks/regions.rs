@@ -78,8 +78,7 @@ impl Regions {
     fn concat(&mut self, tensor: &HeldTensor, chosen: &mut Indices) -> Result<Expr, GraphError> {
         let dim = chosen.0.len();
         let Some(sets) = tensor.sets.get(dim) else {
-            let owner = tensor.regions[chosen].owner;
-            return self.add(tensor, owner, &chosen.extents());
+            return self.region(tensor, chosen);
         };
         let mut parts = Vec::with_capacity(sets.len());
         for set in sets {
@@ -91,6 +90,25 @@ impl Regions {
             [only] => Ok(only),
             _ => self.graph.concat(&parts, dim),
         }
+    }
+
+    /// A region as the concatenation of its ranges of rows.
+    fn region(&mut self, tensor: &HeldTensor, region: &Indices) -> Result<Expr, GraphError> {
+        let (held, extents) = (&tensor.regions[region], region.extents());
+        if let [(_, rows)] = held.iter().collect::<Vec<_>>()[..] {
+            return self.add(tensor, rows.owner, &extents);
+        }
+        let mut parts = Vec::with_capacity(held.len());
+        for ([start, end], rows) in held {
+            let shape = [end - start, region.row_elements()];
+            parts.push(self.add(tensor, rows.owner, &shape)?);
+        }
+        let mut joined = self.graph.concat(&parts, 0)?;
+        let outer = extents.len() - 1; // a region with fewer than two dims is one row
+        for (dim, extent) in extents[..outer - 1].iter().enumerate() {
+            joined = self.graph.unflatten(joined, dim, *extent)?;
+        }
+        Ok(joined)
     }
 
     fn add(&mut self, of: &HeldTensor, owner: usize, shape: &[u64]) -> Result<Expr, GraphError> {

@@ -1,19 +1,22 @@
 //! A rank's statement of what it holds.
 
 use std::fmt;
+use std::ops::Range;
 
 use meshgrad_mesh::Region;
 use serde::{Deserialize, Serialize};
 
 use crate::mapping::TensorSpec;
 
-/// A tensor of a model, and the region of it that a rank holds.
+/// A tensor of a model, and the rows of a region of it that a rank holds.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Shard {
     /// With the global shape.
     pub(super) tensor: TensorSpec,
     pub(super) region: Indices,
+    /// Start and end. A row has one index of every dim of the region but the last.
+    pub(super) rows: [u64; 2],
 }
 
 impl Shard {
@@ -24,8 +27,7 @@ impl Shard {
             let ranges = ranges.map(|range| [range.start as u64, range.end as u64]);
             ranges.collect()
         });
-        let region = Indices(dims.collect());
-        Shard { tensor, region }
+        Shard::with_all_rows(tensor, Indices(dims.collect()))
     }
 
     /// A whole tensor.
@@ -35,7 +37,35 @@ impl Shard {
             _ => vec![[0, *extent]],
         });
         let region = Indices(dims.collect());
-        Shard { tensor, region }
+        Shard::with_all_rows(tensor, region)
+    }
+
+    fn with_all_rows(tensor: TensorSpec, region: Indices) -> Shard {
+        let rows = [0, region.rows()];
+        Shard {
+            tensor,
+            region,
+            rows,
+        }
+    }
+
+    /// These rows of the shard only. A row has one index of every dim of the region but the last,
+    /// and rows count in row-major order; a region with fewer than two dims is one row.
+    #[must_use]
+    pub fn of_rows(self, rows: Range<usize>) -> Shard {
+        let rows = [rows.start as u64, rows.end as u64];
+        Shard { rows, ..self }
+    }
+
+    /// The number of elements that the rank holds.
+    pub(super) fn elements(&self) -> u64 {
+        (self.rows[1] - self.rows[0]) * self.region.row_elements()
+    }
+
+    /// Whether the region has these rows.
+    pub(super) fn has_its_rows(&self) -> bool {
+        let [start, end] = self.rows;
+        start <= end && end <= self.region.rows()
     }
 }
 
@@ -53,8 +83,15 @@ impl Indices {
         self.0.iter().map(indices).collect()
     }
 
-    pub(super) fn elements(&self) -> u64 {
-        self.extents().into_iter().product()
+    /// The number of rows.
+    pub(super) fn rows(&self) -> u64 {
+        let extents = self.extents();
+        let outer = extents.split_last().map(|(_, outer)| outer);
+        outer.map_or(1, |outer| outer.iter().product())
+    }
+
+    pub(super) fn row_elements(&self) -> u64 {
+        self.extents().last().copied().unwrap_or(1)
     }
 
     pub(super) fn is_inside(&self, shape: &[u64]) -> bool {

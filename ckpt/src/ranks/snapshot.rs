@@ -137,7 +137,7 @@ impl<'m> ShardedSnapshot<'m> {
         folder: &str,
         mapping: Mapping,
         shards: Vec<Shard>,
-        read: impl Fn(&str) -> Result<TensorBytes<'m>, Cause> + 'm,
+        read: impl Fn(&str) -> Result<TensorBytes<'m>, Cause> + Send + 'm,
     ) {
         self.folders.push(ModelFolder {
             path: folder.to_owned(),

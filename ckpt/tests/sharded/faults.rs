@@ -19,7 +19,11 @@ use crate::world::{
 /// The same placement for tensors with names of the same length.
 fn layout(ranks: usize) -> Layout {
     let mesh = Mesh::new(&[ranks], &["a"]).unwrap();
-    Layout { mesh, choice: 1 }
+    Layout {
+        mesh,
+        choice: 1,
+        divides_rows: false,
+    }
 }
 
 fn rules(rank: &mut Rank<'_>, rules: Vec<Rule>) {
@@ -272,7 +276,7 @@ fn shards_that_do_not_fit_are_refused() {
     };
     let fits = |rank| vec![shard(0, Dtype::F32, &[6, 4], rank)];
     type Change<'c> = &'c (dyn Fn() -> Vec<Shard> + Sync);
-    let cases: [(Change<'_>, &str); 6] = [
+    let cases: [(Change<'_>, &str); 9] = [
         (
             &Vec::new,
             "`w`: ranks [0, 1] have 16 of the 24 elements of [6, 4]; save with all ranks of its mesh",
@@ -295,6 +299,19 @@ fn shards_that_do_not_fit_are_refused() {
             &|| vec![shard(0, Dtype::BF16, &[6, 4], 2)],
             "`w`: it is F32 [6, 4] on rank 0 but BF16 [6, 4] on rank 2; all ranks must hold shards of one \
              tensor",
+        ),
+        (
+            &|| vec![fits(2).remove(0).of_rows(0..1)],
+            "`w`: ranks [0, 1, 2] have 20 of the 24 elements of [6, 4]; save with all ranks of its mesh",
+        ),
+        (
+            &|| vec![fits(1).remove(0).of_rows(1..2)],
+            "`w`: rank 1 has rows 0..2 and rank 2 has rows 1..2 of [2..4, 0..4], which overlap; divide \
+             the rows in one way on all ranks",
+        ),
+        (
+            &|| vec![fits(2).remove(0).of_rows(1..3)],
+            "`w`: rank 2 has rows 1..3 of [4..6, 0..4], which has 2 rows",
         ),
         (
             &|| [fits(2), fits(2)].concat(),

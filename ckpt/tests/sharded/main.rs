@@ -24,11 +24,11 @@ fn any_mesh_writes_the_files_of_one_process() {
                 let name = format!("sharded-{number}");
                 let saved = save_on(&model, layout, (run.path(), &name), sizes, &|_, _| {});
                 let saved: Vec<Saved> = saved.into_iter().map(Result::unwrap).collect();
-                let (mesh, choice) = (&layout.mesh, layout.choice);
+                let (mesh, choice, rows) = (&layout.mesh, layout.choice, layout.divides_rows);
                 let found = files(&run.path().join(&name));
                 assert!(
                     found == expected,
-                    "{mesh}, choice {choice}, blocks of {}",
+                    "{mesh}, choice {choice}, divided rows {rows}, blocks of {}",
                     sizes.block
                 );
                 assert_eq!(saved.iter().map(|it| it.written_bytes).sum::<u64>(), data);
@@ -71,7 +71,11 @@ fn replicas_share_the_bytes() {
             let mesh = meshgrad_mesh::Mesh::new(&[ranks], &["a"]).unwrap();
             let names = model.tensors.iter().map(|(spec, _)| &spec.name);
             let run = tempfile::tempdir().unwrap();
-            let layout = Layout { mesh, choice: 0 };
+            let layout = Layout {
+                mesh,
+                choice: 0,
+                divides_rows: false,
+            };
             assert!(names.len() > ranks);
             let whole = |_: usize, rank: &mut world::Rank<'_>| {
                 rank.shards = Ok(world::whole(&model));

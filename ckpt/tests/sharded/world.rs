@@ -106,6 +106,8 @@ pub(crate) struct Layout {
     pub(crate) mesh: Mesh,
     /// Number of the choice among valid placements.
     pub(crate) choice: usize,
+    /// Whether ranks with equal regions divide the rows, unevenly.
+    pub(crate) divides_rows: bool,
 }
 
 impl Layout {
@@ -114,9 +116,13 @@ impl Layout {
         let mut all = Vec::new();
         for sizes in [&[1][..], &[2], &[3], &[4], &[2, 2]] {
             let names = &["a", "b"][..sizes.len()];
-            for choice in 0..CHOICES {
+            for (choice, divides_rows) in (0..CHOICES).flat_map(|it| [(it, false), (it, true)]) {
                 let mesh = Mesh::new(sizes, names).unwrap();
-                all.push(Layout { mesh, choice });
+                all.push(Layout {
+                    mesh,
+                    choice,
+                    divides_rows,
+                });
             }
         }
         all
@@ -126,7 +132,27 @@ impl Layout {
     pub(crate) fn of_rows(ranks: usize, tensor: &str) -> Layout {
         let mesh = Mesh::new(&[ranks], &["a"]).unwrap();
         let choice = (ROWS + CHOICES - tensor.len() % CHOICES) % CHOICES;
-        Layout { mesh, choice }
+        Layout {
+            mesh,
+            choice,
+            divides_rows: false,
+        }
+    }
+
+    /// The rows that a rank has of its region.
+    fn rows(&self, sharding: &Sharding, rank: usize) -> Range<usize> {
+        let region = sharding.region(rank).unwrap();
+        let extents = region.extents();
+        let outer = extents.split_last().map(|(_, outer)| outer);
+        let rows = outer.map_or(1, |outer| outer.iter().product());
+        if !self.divides_rows {
+            return 0..rows;
+        }
+        let equal = |other: &usize| sharding.region(*other).as_ref() == Some(&region);
+        let equal: Vec<usize> = (0..self.ranks()).filter(equal).collect();
+        let at = equal.iter().position(|it| *it == rank).unwrap();
+        let start = |at: usize| rows * at * at / (equal.len() * equal.len());
+        start(at)..start(at + 1)
     }
 
     pub(crate) fn ranks(&self) -> usize {
@@ -232,14 +258,14 @@ pub(crate) fn whole(model: &Model) -> Shards {
 pub(crate) fn shards_of(model: &Model, layout: &Layout, rank: usize) -> Shards {
     let (mut shards, mut memory) = (Vec::new(), Memory::default());
     for (spec, bytes) in &model.tensors {
-        let region = layout
-            .sharding(&spec.name, &spec.shape)
-            .region(rank)
-            .unwrap();
-        memory
-            .bytes
-            .insert(spec.name.clone(), part(spec, bytes, &region));
-        shards.push(Shard::new(spec.clone(), &region));
+        let sharding = layout.sharding(&spec.name, &spec.shape);
+        let region = sharding.region(rank).unwrap();
+        let rows = layout.rows(&sharding, rank);
+        let row_bytes = region.extents().last().unwrap_or(&1) * spec.dtype.bits() / 8;
+        let held = rows.start * row_bytes..rows.end * row_bytes;
+        let bytes = part(spec, bytes, &region)[held].to_vec();
+        memory.bytes.insert(spec.name.clone(), bytes);
+        shards.push(Shard::new(spec.clone(), &region).of_rows(rows));
     }
     Shards { shards, memory }
 }

@@ -1,28 +1,101 @@
-//! The bytes of the tensors that are written.
+//! The tensors of a folder in memory, and the bytes of those that are written.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use half::bf16;
+use meshgrad_autograd::{Module, Param};
 use meshgrad_ckpt::Dtype;
 use meshgrad_ckpt::exec::TensorBytes;
 use meshgrad_ckpt::mapping::TensorSpec;
 use meshgrad_load::stored_dtype;
-use meshgrad_runtime::{Element, ReadGuard, Tensor};
+use meshgrad_runtime::{Element, ReadGuard, ShardedShape, Tensor};
 
 use super::error::Result;
 
 /// A tensor with a name: the value of a parameter or buffer, a gradient, optimizer state.
-pub type NamedTensor = (String, Tensor);
+#[derive(Clone, Debug)]
+pub struct NamedTensor {
+    /// The name.
+    pub name: String,
+    /// The tensor, or this rank's part of it.
+    pub tensor: Tensor,
+    /// What the tensor has of a parameter whose rows are divided over ranks.
+    pub(super) rows: Option<HomeRows>,
+}
+
+/// The rows that this rank keeps of its part of a parameter ([`Home::rows`](meshgrad_autograd::Home)).
+#[derive(Clone, Debug)]
+pub(super) struct HomeRows {
+    pub(super) shape: ShardedShape,
+    pub(super) rows: Range<usize>,
+}
+
+impl HomeRows {
+    fn of(param: &Param) -> Option<HomeRows> {
+        Some(HomeRows {
+            shape: param.sharded_shape(),
+            rows: param.home()?.rows(),
+        })
+    }
+}
+
+impl NamedTensor {
+    /// A tensor under a name. If it has a sharding, it is this rank's part.
+    pub fn new(name: impl Into<String>, tensor: Tensor) -> NamedTensor {
+        NamedTensor {
+            name: name.into(),
+            tensor,
+            rows: None,
+        }
+    }
+
+    /// The value of a parameter; of one with a home, the rows of this rank.
+    ///
+    /// # Errors
+    /// [`TapeError::NotMaterialized`](meshgrad_runtime::TapeError::NotMaterialized).
+    pub fn of(param: &Param) -> Result<NamedTensor> {
+        let tensor = match param.home() {
+            Some(home) => home.value().clone(),
+            None => param.value()?,
+        };
+        Ok(NamedTensor {
+            rows: HomeRows::of(param),
+            ..NamedTensor::new(param.name(), tensor)
+        })
+    }
+
+    /// The shape of the whole tensor, and this rank's part of it before its rows are divided.
+    pub(super) fn sharded_shape(&self) -> ShardedShape {
+        match &self.rows {
+            Some(home) => home.shape.clone(),
+            None => self.tensor.sharded_shape(),
+        }
+    }
+}
+
+/// Tensors that belong to parameters of `module` with the same names, such as gradients or optimizer
+/// state. Of a parameter with a home, they have the rows of this rank.
+pub fn beside(module: &impl Module, tensors: Vec<(String, Tensor)>) -> Vec<NamedTensor> {
+    let params = module.params();
+    let params: BTreeMap<&str, &Param> = params.iter().map(|it| (it.name(), it)).collect();
+    let named = |(name, tensor): (String, Tensor)| NamedTensor {
+        rows: params.get(&*name).and_then(|param| HomeRows::of(param)),
+        ..NamedTensor::new(name, tensor)
+    };
+    tensors.into_iter().map(named).collect()
+}
 
 /// Names, dtypes and global shapes.
 pub(super) fn specs(tensors: &[NamedTensor]) -> Result<Vec<TensorSpec>> {
     tensors.iter().map(spec).collect()
 }
 
-pub(super) fn spec((name, tensor): &NamedTensor) -> Result<TensorSpec> {
-    let shape = tensor.global_shape();
+pub(super) fn spec(named: &NamedTensor) -> Result<TensorSpec> {
+    let shape = named.sharded_shape();
     let shape: Vec<u64> = shape.iter().map(|extent| *extent as u64).collect();
-    Ok(TensorSpec::new(name, stored_dtype(tensor.dtype())?, &shape))
+    let dtype = stored_dtype(named.tensor.dtype())?;
+    Ok(TensorSpec::new(&named.name, dtype, &shape))
 }
 
 /// The local elements of a tensor. Contiguous tensors in host memory are read in place; others are

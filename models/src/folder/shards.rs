@@ -1,14 +1,19 @@
-//! Sharded tensors: the region of a rank.
+//! Sharded tensors: the region of a rank, and the rows of it that it keeps.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
+use meshgrad_autograd::row_count;
+use meshgrad_ckpt::graph::{Expr, Graph, GraphError};
 use meshgrad_ckpt::mapping::Mapping;
+use meshgrad_ckpt::plan::PlanError;
 use meshgrad_ckpt::ranks::{Shard, ShardedSnapshot};
 use meshgrad_mesh::Region;
 use meshgrad_runtime::Tensor;
 
 use super::error::{Error, Result};
-use super::memory::{NamedTensor, bytes, spec};
+use super::memory::{HomeRows, NamedTensor, bytes, spec};
 
 /// Adds this rank's shards of `tensors` to a snapshot, as the safetensors files of its folder
 /// `folder` (empty for its root). A tensor without a sharding is whole, and equal on all ranks that
@@ -23,36 +28,106 @@ pub fn add_shards<'t>(
     snapshot: &mut ShardedSnapshot<'t>,
     folder: &str,
 ) -> Result<()> {
-    let shard = |named: &NamedTensor| {
-        Ok(match region(named)? {
-            Some(region) => Shard::new(spec(named)?, &region),
-            None => Shard::whole(spec(named)?),
-        })
-    };
-    let shards = tensors.iter().map(shard).collect::<Result<Vec<Shard>>>()?;
-    let by_name: BTreeMap<&str, &Tensor> = tensors.iter().map(|(name, it)| (&**name, it)).collect();
+    let shards = shards(tensors)?;
+    let by_name = by_name(tensors);
     snapshot.add_model(folder, mapping, shards, move |name| {
         Ok(bytes(by_name[name])?)
     });
     Ok(())
 }
 
-/// The region that this rank has; `None` without a sharding.
+/// As [`add_shards`], but with a copy of the tensors in host memory, so that the snapshot can be saved
+/// while they change.
+///
+/// # Errors
+/// As [`add_shards`].
+pub fn add_shard_copies(
+    tensors: &[NamedTensor],
+    mapping: Mapping,
+    snapshot: &mut ShardedSnapshot<'static>,
+    folder: &str,
+) -> Result<()> {
+    let shards = shards(tensors)?;
+    let copy = |named: &NamedTensor| {
+        let copied = bytes(&named.tensor)?.as_ref().as_ref().to_vec();
+        Ok((named.name.clone(), copied))
+    };
+    let copies = tensors.iter().map(copy).collect::<Result<BTreeMap<_, _>>>()?;
+    let copies = Mutex::new(copies);
+    snapshot.add_model(folder, mapping, shards, move |name| {
+        // Each is read once, and freed after its last use.
+        let mut copies = copies.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(Box::new(copies.remove(name).unwrap_or_default()))
+    });
+    Ok(())
+}
+
+fn shards(tensors: &[NamedTensor]) -> Result<Vec<Shard>> {
+    let shard = |named: &NamedTensor| {
+        let shard = match region(named)? {
+            Some(region) => Shard::new(spec(named)?, &region),
+            None => Shard::whole(spec(named)?),
+        };
+        Ok(match &named.rows {
+            Some(home) => shard.of_rows(home.rows.clone()),
+            None => shard,
+        })
+    };
+    tensors.iter().map(shard).collect()
+}
+
+fn by_name(tensors: &[NamedTensor]) -> BTreeMap<&str, &Tensor> {
+    let named = tensors.iter();
+    named.map(|it| (it.name.as_str(), &it.tensor)).collect()
+}
+
+/// The region that this rank has, with all rows of a home; `None` without a sharding.
 ///
 /// # Errors
 /// [`Error::Partial`].
-pub(super) fn region((name, tensor): &NamedTensor) -> Result<Option<Region>> {
-    let shape = tensor.sharded_shape();
-    let (Some(sharding), Some(rank)) = (tensor.sharding(), shape.rank()) else {
+pub(super) fn region(named: &NamedTensor) -> Result<Option<Region>> {
+    let shape = named.sharded_shape();
+    let (Some(sharding), Some(rank)) = (shape.sharding(), shape.rank()) else {
         return Ok(None);
     };
     if !sharding.partials().is_empty() {
         return Err(Error::Partial {
-            tensor: name.clone(),
+            tensor: named.name.clone(),
             sharding: sharding.to_string(),
         });
     }
     Ok(sharding.region(rank))
+}
+
+/// What a rank loads of the tensor `whole`: the shape and the elements of its tensor.
+pub(super) fn part(named: &NamedTensor, whole: Expr, graph: &mut Graph) -> Result<Expr> {
+    let add = |graph: &mut Graph, region: Option<Region>| {
+        let part = match region {
+            Some(region) => graph.region(whole, &region)?,
+            None => whole,
+        };
+        match &named.rows {
+            Some(home) => rows(part, &home.rows, graph),
+            None => Ok(part),
+        }
+    };
+    let region = region(named)?;
+    let part = add(graph, region).map_err(|error| PlanError::Graph {
+        target: named.name.clone(),
+        error,
+    })?;
+    Ok(part)
+}
+
+/// Some rows of `of`, as [rows, elements of a row].
+fn rows(mut of: Expr, rows: &Range<usize>, graph: &mut Graph) -> Result<Expr, GraphError> {
+    while graph.shape(of).len() < 2 {
+        of = graph.unsqueeze(of, 0)?;
+    }
+    while graph.shape(of).len() > 2 {
+        of = graph.flatten(of, 0)?;
+    }
+    graph.slice(of, 0, (rows.start as u64, rows.len() as u64, 1))
 }
 
 /// Checks that this rank has the whole tensor.
@@ -61,11 +136,17 @@ pub(super) fn region((name, tensor): &NamedTensor) -> Result<Option<Region>> {
 /// [`Error::Partial`], [`Error::Part`].
 pub(super) fn expect_whole(named: &NamedTensor) -> Result<()> {
     region(named)?;
-    let (name, tensor) = named;
-    match tensor.sharding() {
-        Some(sharding) if !sharding.is_replicated() => Err(Error::Part {
-            tensor: name.clone(),
+    let shape = named.sharded_shape();
+    let part = shape.sharding().filter(|it| !it.is_replicated());
+    let has_rows = |home: &HomeRows| home.rows.len() < row_count(home.shape.local());
+    match (part, &named.rows) {
+        (Some(sharding), _) => Err(Error::Part {
+            tensor: named.name.clone(),
             sharding: sharding.to_string(),
+        }),
+        (None, Some(home)) if has_rows(home) => Err(Error::Part {
+            tensor: named.name.clone(),
+            sharding: format!("rows {:?} of {}", home.rows, *home.shape.local()),
         }),
         _ => Ok(()),
     }
@@ -73,13 +154,11 @@ pub(super) fn expect_whole(named: &NamedTensor) -> Result<()> {
 
 /// The position of this rank among those that load the tensors together, and their number.
 pub(super) fn position(tensors: &[NamedTensor]) -> (usize, usize) {
-    let position = tensors.iter().find_map(|(_, tensor)| {
-        let mesh = tensor.sharding()?.mesh();
-        let rank = tensor.sharded_shape().rank()?;
-        Some((
-            mesh.ranks().into_iter().position(|it| it == rank)?,
-            mesh.len(),
-        ))
+    let position = tensors.iter().find_map(|named| {
+        let shape = named.sharded_shape();
+        let (mesh, rank) = (shape.sharding()?.mesh(), shape.rank()?);
+        let position = mesh.ranks().into_iter().position(|it| it == rank)?;
+        Some((position, mesh.len()))
     });
     position.unwrap_or((0, 1))
 }

@@ -11,7 +11,7 @@ use meshgrad_ckpt::ranks::{Ranks, Saved, ShardedSnapshot};
 use meshgrad_ckpt::{Folder, Snapshot};
 use meshgrad_load::LoadOptions;
 use meshgrad_mesh::{Mesh, Placement, Reduction, Sharding};
-use meshgrad_models::folder::{self, Error};
+use meshgrad_models::folder::{self, Error, NamedTensor};
 use meshgrad_models::hf::{self, Experts, Loader};
 use meshgrad_models::{Qwen3, config::Qwen3Config};
 use meshgrad_runtime::{DType, Device, Kind, Tensor};
@@ -265,7 +265,8 @@ fn partial_values_and_parts_are_refused() {
     let tensor = |placement: Placement, shape: &[usize]| {
         let sharding = Sharding::new(&mesh, [("tp", placement)], &[4, 2]).unwrap();
         let local = Tensor::zeros(&Device::cpu(), shape, DType::F32, Kind::Parameter).unwrap();
-        vec![("w".to_owned(), local.with_sharding(&sharding, 0).unwrap())]
+        let part = local.with_sharding(&sharding, 0).unwrap();
+        vec![NamedTensor::new("w", part)]
     };
     let partial = tensor(Placement::Partial(Reduction::Sum), &[4, 2]);
     let half = tensor(Placement::shard(0), &[2, 2]);
@@ -285,7 +286,7 @@ fn partial_values_and_parts_are_refused() {
         "{error}"
     );
 
-    let whole = vec![("w".to_owned(), partial[0].1.local())];
+    let whole = vec![NamedTensor::new("w", partial[0].tensor.local())];
     folder::add_tensors(&whole, &by_name(), &mut snapshot, "").unwrap();
     snapshot.save().unwrap();
     let stored = Folder::open(run.path().join("saved")).unwrap();

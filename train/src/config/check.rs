@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Algorithm, Config, DataConfig, ScheduleConfig, TokenizerChoice};
+use super::{Algorithm, Config, DataConfig, Degree, ScheduleConfig, TokenizerChoice};
 use crate::optim::Ranges;
 
 /// A key whose value is out of range.
@@ -35,6 +35,7 @@ impl Config {
 
         self.check_data(&mut found);
         self.check_train(&mut found);
+        self.check_parallel(&mut found);
         self.check_optimizer(&mut found);
 
         self.check_schedule(&mut found);
@@ -105,6 +106,21 @@ impl Config {
                 i64::MAX
             )
         });
+    }
+
+    fn check_parallel(&self, found: &mut Found) {
+        for (kind, degree) in self.parallel.unsupported() {
+            let degree = match degree {
+                Degree::Ranks(ranks) => ranks.to_string(),
+                Degree::Auto => "auto".to_owned(),
+            };
+            found.unless(false, &format!("parallel.{}", kind.name()), || {
+                format!(
+                    "{degree}; training does not support it yet, so it must be 1 (dp_replicate, dp_shard \
+                     and tp are supported)"
+                )
+            });
+        }
     }
 
     fn check_optimizer(&self, found: &mut Found) {

@@ -30,10 +30,11 @@ pub const KEYS: &[Meaning] = &[
         "several training texts in place of `data.paths`, each with `paths` and `weight`",
     ),
     ("train.steps", "optimizer steps"),
-    ("train.batch_size", "sequences per step"),
+    ("train.batch_size", "sequences per step, over all ranks"),
     (
         "train.micro_batch_size",
-        "sequences per forward pass; gradients are summed. Left out, it is `train.batch_size`",
+        "sequences per forward pass, over all ranks; gradients are summed. Left out, it is \
+         `train.batch_size`",
     ),
     ("train.seq_len", "tokens per sequence"),
     (
@@ -52,6 +53,63 @@ pub const KEYS: &[Meaning] = &[
     (
         "train.check_memory",
         "refuse a run that needs more memory than is free",
+    ),
+    (
+        "parallel.dp_replicate",
+        "replicas of the parameters, with different sequences",
+    ),
+    (
+        "parallel.dp_shard",
+        "shards of the parameters, with different sequences; `auto`: the ranks that the other degrees \
+         leave",
+    ),
+    ("parallel.tp", "shards of each matrix (tensor parallelism)"),
+    ("parallel.pp", "pipeline stages; only 1 is supported yet"),
+    (
+        "parallel.cp_shard",
+        "context parallelism; only 1 is supported yet",
+    ),
+    (
+        "parallel.cp_replicate",
+        "context parallelism; only 1 is supported yet",
+    ),
+    (
+        "parallel.sp",
+        "sequence parallelism by heads; only 1 is supported yet",
+    ),
+    ("parallel.ep", "expert parallelism; only 1 is supported yet"),
+    (
+        "parallel.etp",
+        "only 1 is supported yet; see `parallel.shard_experts`",
+    ),
+    (
+        "parallel.order",
+        "order of ranks, fastest first, such as `tp-dp`; empty for the default",
+    ),
+    (
+        "parallel.home",
+        "`fsdp` divides the parameters of `dp_shard`, their gradients and optimizer state; `zero1` only \
+         the state and the values it updates",
+    ),
+    (
+        "parallel.reshard_after_forward",
+        "free gathered parameters between forward and backward: less memory, more communication",
+    ),
+    (
+        "parallel.prefetch",
+        "layers that are gathered ahead of their use",
+    ),
+    (
+        "parallel.sequence_parallel",
+        "with `tp`, shard activations between blocks along the sequence",
+    ),
+    (
+        "parallel.loss_parallel",
+        "with `tp`, shard the vocabulary in the embedding and in the loss",
+    ),
+    (
+        "parallel.shard_experts",
+        "with `tp`, shard each expert; otherwise experts are replicated",
     ),
     (
         "optimizer.name",

@@ -1,5 +1,6 @@
 //! A value for a key, with its origin.
 
+use meshgrad_dist::parallel::Parallelism;
 use toml::{Table, Value};
 
 use super::error::{ConfigError, Origin};
@@ -12,16 +13,26 @@ pub(super) struct Setting {
 }
 
 impl Setting {
-    /// Checks that the value has the TOML type of `default`. An integer is also a float.
+    /// Checks that the value has the TOML type of `default`. An integer is also a float, and a degree
+    /// of parallelism is an integer or a string.
     pub(super) fn check_type(&self, default: &Value) -> Result<(), ConfigError> {
         let same = match (default, &self.value) {
             (Value::Float(_), Value::Integer(_)) => true,
+            (default, value) if self.is_degree() && is_number_or_text(default) => {
+                is_number_or_text(value)
+            }
             (default, value) => default.same_type(value),
         };
         match same {
             true => Ok(()),
             false => Err(self.wrong_type(&self.key, &self.value, default)),
         }
+    }
+
+    /// Whether it is a degree of `[parallel]`.
+    fn is_degree(&self) -> bool {
+        let names = Parallelism::ALL.map(Parallelism::name);
+        matches!(&self.key[..], [table, name] if table == "parallel" && names.contains(&&**name))
     }
 
     /// Checks that every parent of this key is a table in `defaults`, or is missing there.
@@ -47,6 +58,10 @@ impl Setting {
             origin: self.origin.clone(),
         }
     }
+}
+
+fn is_number_or_text(value: &Value) -> bool {
+    matches!(value, Value::Integer(_) | Value::String(_))
 }
 
 /// The value of the key path `key`.

@@ -10,7 +10,8 @@ use super::{CONFIG, LOCK, RunFolder};
 use crate::config::{Config, ConfigError, Override};
 
 /// Keys and tables that do not change what is trained, only the length, memory and output of a run.
-const OF_NO_RUN: [&str; 7] = [
+const OF_NO_RUN: [&str; 8] = [
+    "parallel",
     "train.steps",
     "train.micro_batch_size",
     "train.activation_checkpointing",

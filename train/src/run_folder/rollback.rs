@@ -20,7 +20,7 @@ pub(crate) struct Rollback {
     created: Option<PathBuf>,
     is_kept: bool,
     /// The folder stays locked until its files are restored.
-    _lock: Arc<File>,
+    _lock: Option<Arc<File>>,
 }
 
 impl Rollback {

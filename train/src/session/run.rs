@@ -5,11 +5,12 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use meshgrad_ckpt::ranks::ShardedSnapshot;
 use meshgrad_ckpt::{Committed, Saver, Task, WhenBusy, keep_last, step_name};
 use meshgrad_models::{Generate, Model, TokenBatch};
 use meshgrad_runtime::Device;
 
-use super::start::Start;
+use super::opened::Opened;
 use super::{Session, Summary};
 use crate::batches::TokenBatches;
 use crate::config::Config;
@@ -17,8 +18,9 @@ use crate::data::Data;
 use crate::events::Event;
 use crate::metrics::{self, MetricsFile, Record};
 use crate::prompt::Prompt;
+use crate::ranks::{AnyFlags, RunRanks, checkpoint_ranks};
 use crate::report::{self, Progress, Reporter};
-use crate::run_folder::{Rollback, RunFolder};
+use crate::run_folder::RunFolder;
 use crate::sampler::{Order, Windows};
 use crate::tensorboard::EventFile;
 use crate::trainer::{PendingStep, Trainer};
@@ -27,28 +29,29 @@ use crate::{Result, TrainError, checkpoint, generate, memory, prompt};
 
 /// What a run is made of.
 pub(super) struct Parts<'a, M, I> {
-    pub(super) folder: RunFolder,
-    pub(super) data: Data,
+    pub(super) opened: Opened<'a>,
     /// The model, whose values are not needed yet.
     pub(super) model: M,
     /// Sets the values of a new run's model; adds messages to report.
     pub(super) init: I,
-    pub(super) start: Start<'a>,
+    pub(super) ranks: RunRanks<'a>,
 }
 
-/// Trains a model until the run ends. `rollback` undoes what was written if the run cannot start.
-pub(super) fn train<M, I>(
-    session: Session<'_>,
-    parts: Parts<'_, M, I>,
-    rollback: Rollback,
-) -> Result<Summary>
+/// Trains a model until the run ends.
+pub(super) fn train<'a, M, I>(session: Session<'a>, mut parts: Parts<'a, M, I>) -> Result<Summary>
 where
     M: Model<Batch = TokenBatch> + Generate,
     I: FnOnce(&M, &Device, &mut Vec<String>) -> Result<()>,
 {
-    let mut run = Run::new(session, parts)?;
-    run.configured()?;
-    rollback.keep();
+    // Dropped if the run cannot start.
+    let rollback = parts.opened.rollback.take();
+    let ranks = parts.ranks.clone();
+    let mut run = ranks.agree(Run::new(session, parts))?;
+    let configured = run.configured();
+    ranks.agree(configured)?;
+    if let Some(rollback) = rollback {
+        rollback.keep();
+    }
     run.print_header();
     let result = run.train();
     run.reporter.finish();
@@ -62,11 +65,12 @@ pub(super) struct Run<'a, M> {
     pub(super) folder: RunFolder,
     pub(super) data: Data,
     pub(super) trainer: Trainer<M>,
+    pub(super) ranks: RunRanks<'a>,
     order: Order,
     windows: Windows,
     validation: Option<Windows>,
-    metrics: MetricsFile,
-    tensorboard: Option<EventFile>,
+    /// On rank 0.
+    records: Option<Records>,
     pub(super) reporter: Reporter,
     stop: Option<&'a AtomicBool>,
     /// Steps done before this run.
@@ -82,17 +86,22 @@ pub(super) struct Run<'a, M> {
 }
 
 impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
-    fn new<I>(session: Session<'a>, parts: Parts<'_, M, I>) -> Result<Run<'a, M>>
+    fn new<I>(session: Session<'a>, parts: Parts<'a, M, I>) -> Result<Run<'a, M>>
     where
         I: FnOnce(&M, &Device, &mut Vec<String>) -> Result<()>,
     {
         let Parts {
-            folder,
-            data,
+            opened,
             model,
             init,
-            start,
+            ranks,
         } = parts;
+        let Opened {
+            folder,
+            data,
+            start,
+            ..
+        } = opened;
         let Session { config, device, .. } = session;
         let (seq_len, rows) = (config.train.seq_len, config.train.batch_size);
         let windows = Windows::new("training", data.tokens.training().len(), seq_len)?;
@@ -101,10 +110,11 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
 
         let (stop, stop_after) = (session.stop, session.stop_after);
         let model = match session.optimizer {
-            None => memory::check(model, config, device)?,
+            None if ranks.count() == 1 => memory::check(model, config, device)?,
             // The state of a program's own optimizer is known only after its construction.
-            Some(_) => model,
+            _ => model,
         };
+        ranks.divide(&model)?;
         let mut notes = Vec::new();
         let is_of_other_run = start.is_of_other_run();
         let (trainer, first_step) = match start.checkpoint() {
@@ -115,32 +125,29 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
             Some(_) => {
                 memory::allocate_params(&model, device)?;
                 let trainer = trainer(session, model)?;
-                let step = start.restore(&data, &trainer, device, &mut notes)?;
+                let step = start.restore(&data, &trainer, &ranks, device, &mut notes)?;
                 (trainer, step)
             }
         };
 
-        // A file that cannot be read ends the run before anything is moved.
-        metrics::read(&folder.metrics())?;
         // The steps in the folder that belong to this run. What follows them is set aside.
         let kept_steps = match is_of_other_run {
             true => 0,
             false => first_step,
         };
-        notes.extend(set_aside(&folder, kept_steps)?);
-        folder.write(&folder.config(), &config.to_toml()?)?;
-        let steps = config.train.steps;
-        let metrics = MetricsFile::open_after(&folder.metrics(), kept_steps)?;
-        let tensorboard = match config.log.tensorboard {
-            true => Some(EventFile::open_after(&folder.tensorboard(), kept_steps)?),
+        let records = match ranks.is_first() {
+            true => Some(Records::open(&folder, config, kept_steps, &mut notes)?),
             false => None,
         };
-        let damage = tensorboard.as_ref().and_then(EventFile::damage);
-        notes.extend(damage.map(ToString::to_string));
+        let steps = config.train.steps;
+        let reporter = match ranks.is_first() {
+            true => Reporter::new(steps, config.log.every),
+            false => Reporter::silent(),
+        };
         Ok(Run {
-            metrics,
-            tensorboard,
-            reporter: Reporter::new(steps, config.log.every),
+            records,
+            reporter,
+            ranks,
             order,
             last: stop_after.unwrap_or(steps).min(steps),
             stop,
@@ -180,16 +187,14 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
         let mut step = self.first_step;
         while step < self.last {
             step += 1;
-            // A checkpoint that failed to save ends the run now.
-            let saved = self.saver.poll();
-            self.saved(saved)?;
+            let signals = self.signals()?;
             let enqueued = self.step(step)?;
             // Metrics are read one step late, so that a GPU always has work enqueued.
             if let Some(previous) = pending.replace(enqueued) {
                 self.finish_step(previous, started)?;
             }
 
-            let stopping = self.stop.is_some_and(|stop| stop.load(Ordering::Relaxed));
+            let stopping = self.stopping(signals)?;
             if stopping || step == self.last || self.is_pause(step) {
                 if let Some(last) = pending.take() {
                     self.finish_step(last, started)?;
@@ -206,9 +211,51 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
         self.summary(step)
     }
 
+    /// Reports a checkpoint that is complete, and starts to ask the other ranks whether to go on.
+    /// Their answer arrives during the step.
+    fn signals(&mut self) -> Result<Signals> {
+        let saved = self.saver.poll();
+        let failure = self.saved(saved).err();
+        match failure {
+            // A checkpoint that failed to save ends the run now.
+            Some(error) if self.ranks.count() == 1 => Err(error),
+            failure => Ok(Signals {
+                any: self.ranks.any([self.is_asked_to_stop(), failure.is_some()])?,
+                failure,
+            }),
+        }
+    }
+
+    fn is_asked_to_stop(&self) -> bool {
+        self.stop.is_some_and(|stop| stop.load(Ordering::Relaxed))
+    }
+
+    /// Whether all ranks stop after this step.
+    ///
+    /// # Errors
+    /// When a rank could not save a checkpoint.
+    fn stopping(&mut self, signals: Signals) -> Result<bool> {
+        if self.ranks.count() == 1 {
+            return Ok(self.is_asked_to_stop());
+        }
+        let Signals { any, failure } = signals;
+        let [stops, has_failed] = any.wait()?;
+        if has_failed {
+            let saved = match failure {
+                Some(error) => Err(error),
+                None => {
+                    let saved = self.saver.wait();
+                    self.saved(saved)
+                }
+            };
+            self.ranks.agree(saved)?;
+        }
+        Ok(stops)
+    }
+
     fn step(&mut self, step: u64) -> Result<PendingStep> {
         let tokens = self.data.tokens.training();
-        let batches = TokenBatches::new(self.windows, tokens, self.device);
+        let batches = TokenBatches::new(self.windows, tokens, self.device).on(&self.ranks);
         let (rows, at_a_time) = (
             self.config.train.batch_size,
             self.config.train.micro_batch_size,
@@ -248,9 +295,8 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
         if self.validates(step) {
             (record.val_loss, record.val_bits_per_byte) = self.validate(step)?;
         }
-        self.metrics.append(&record)?;
-        if let Some(tensorboard) = &mut self.tensorboard {
-            tensorboard.append(&record)?;
+        if let Some(records) = &mut self.records {
+            records.append(&record)?;
         }
         let measured = Event::Measured { record: &record };
         self.trainer.events.report(measured)?;
@@ -291,7 +337,7 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
             return Ok((None, None));
         };
         let tokens = self.data.tokens.validation();
-        let batches = TokenBatches::new(windows, tokens, self.device);
+        let batches = TokenBatches::new(windows, tokens, self.device).on(&self.ranks);
         // As many rows at a time as in training, so that a validation needs no more memory.
         let rows = self.config.train.micro_batch_size;
         let microbatches = self.config.train.batch_size / rows;
@@ -351,20 +397,31 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
         let state = checkpoint::State {
             step,
             seed: self.config.train.seed,
-            data_digest: format!("{:032x}", self.data.digest),
+            data_digest: format!("{:032x}", self.data.texts.digest),
         };
-        let tokenizer = &self.data.tokenizer;
-        let run = self.folder.path();
-        let (model, updater) = (&self.trainer.model, &self.trainer.updater);
-        let config = self.config;
-        let snapshot = checkpoint::snapshot(run, config, model, updater, tokenizer, &state)?;
-
-        let (run, keep) = (
-            run.to_owned(),
-            NonZeroUsize::new(self.config.checkpoint.keep),
-        );
-        let task = Task::new(snapshot.path(), move || {
-            let committed = snapshot.save()?;
+        let saved = checkpoint::Saved {
+            config: self.config,
+            model: &self.trainer.model,
+            updater: &self.trainer.updater,
+            tokenizer: &self.data.tokenizer,
+            state: &state,
+        };
+        let run = self.folder.path().to_owned();
+        let keep = NonZeroUsize::new(self.config.checkpoint.keep);
+        let keep = keep.filter(|_| self.ranks.is_first());
+        let write: Write = match self.ranks.world() {
+            None => {
+                let snapshot = checkpoint::snapshot(&run, &saved)?;
+                Box::new(move || snapshot.save())
+            }
+            Some(rank) => {
+                let mut ranks = checkpoint_ranks(rank)?;
+                let snapshot = checkpoint::sharded_snapshot(&run, &saved);
+                Box::new(move || Ok(ShardedSnapshot::save(snapshot, &mut ranks)?.committed))
+            }
+        };
+        let task = Task::new(run.join(step_name(step)), move || {
+            let committed = write()?;
             if let Some(keep) = keep {
                 keep_last(run, keep)?;
             }
@@ -399,6 +456,10 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
     }
 
     fn summary(&self, step: u64) -> Result<Summary> {
+        self.ranks.share(|| self.summary_of_first(step))
+    }
+
+    fn summary_of_first(&self, step: u64) -> Result<Summary> {
         let records = metrics::read(&self.folder.metrics())?;
         let drawn = match records.is_empty() {
             true => None,
@@ -417,6 +478,57 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
             val_bits_per_byte: validated.and_then(|record| record.val_bits_per_byte),
             has_conversations: self.data.tokens.training().is_masked(),
         })
+    }
+}
+
+/// Writes a checkpoint.
+type Write = Box<dyn FnOnce() -> meshgrad_ckpt::Result<Committed> + Send>;
+
+/// What ranks ask each other before a step.
+struct Signals {
+    /// Whether to stop, and whether a checkpoint could not be saved.
+    any: AnyFlags<2>,
+    /// Why this rank could not save.
+    failure: Option<TrainError>,
+}
+
+/// The files to which metrics are appended.
+struct Records {
+    metrics: MetricsFile,
+    tensorboard: Option<EventFile>,
+}
+
+impl Records {
+    /// Opens the files for a run that has done `step` steps, and sets aside what follows them.
+    fn open(
+        folder: &RunFolder,
+        config: &Config,
+        step: u64,
+        notes: &mut Vec<String>,
+    ) -> Result<Records> {
+        // A file that cannot be read ends the run before anything is moved.
+        metrics::read(&folder.metrics())?;
+        notes.extend(set_aside(folder, step)?);
+        folder.write(&folder.config(), &config.to_toml()?)?;
+        let metrics = MetricsFile::open_after(&folder.metrics(), step)?;
+        let tensorboard = match config.log.tensorboard {
+            true => Some(EventFile::open_after(&folder.tensorboard(), step)?),
+            false => None,
+        };
+        let damage = tensorboard.as_ref().and_then(EventFile::damage);
+        notes.extend(damage.map(ToString::to_string));
+        Ok(Records {
+            metrics,
+            tensorboard,
+        })
+    }
+
+    fn append(&mut self, record: &Record) -> Result<()> {
+        self.metrics.append(record)?;
+        if let Some(tensorboard) = &mut self.tensorboard {
+            tensorboard.append(record)?;
+        }
+        Ok(())
     }
 }
 

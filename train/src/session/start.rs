@@ -1,27 +1,30 @@
 //! Where a run starts: the checkpoint it resumes from, if any.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use meshgrad_ckpt::Committed;
 use meshgrad_models::Model;
 use meshgrad_runtime::Device;
 
 use super::Resume;
-use crate::Result;
 use crate::checkpoint::{self, Change, ReadOptions};
 use crate::config::Config;
 use crate::data::Data;
 use crate::intact::Candidates;
+use crate::ranks::RunRanks;
 use crate::report::with_loading_bar;
 use crate::run_folder::RunFolder;
 use crate::tokenizer::Tokenizer;
 use crate::trainer::Trainer;
+use crate::{Result, TrainError};
 
 /// The start of a run.
 pub(super) struct Start<'a> {
     config: &'a Config,
-    /// The newest checkpoint that seems to be intact, and the others.
-    resume: Option<(Committed, Candidates)>,
+    /// The newest checkpoint that seems to be intact.
+    resume: Option<Committed>,
+    /// The other checkpoints, on rank 0.
+    candidates: Option<Candidates>,
     /// The settings that differ from those in the checkpoint.
     changes: Vec<Change>,
     /// Whether the checkpoint is in the folder of another run.
@@ -36,17 +39,15 @@ impl<'a> Start<'a> {
         config: &'a Config,
     ) -> Result<Start<'a>> {
         let verify = config.checkpoint.verify;
-        let candidates = match resume {
+        let mut candidates = match resume {
             Resume::Auto => Some(Candidates::of_run(folder.path(), verify)?),
             Resume::Never => None,
             Resume::From(path) => Some(Candidates::at(path, verify)?),
         };
-        let chosen = match candidates {
-            None => None,
-            Some(mut candidates) => candidates.choose()?.map(|chosen| (chosen, candidates)),
-        };
+        let chosen = candidates.as_mut().map(Candidates::choose).transpose()?;
+        let chosen = chosen.flatten();
         let (changes, is_of_other_run) = match &chosen {
-            Some((checkpoint, _)) => (
+            Some(checkpoint) => (
                 checkpoint::check_config(checkpoint, config)?,
                 !is_in(checkpoint.path(), folder.path()),
             ),
@@ -55,8 +56,20 @@ impl<'a> Start<'a> {
         Ok(Start {
             config,
             resume: chosen,
+            candidates,
             changes,
             is_of_other_run,
+        })
+    }
+
+    /// The start that rank 0 has chosen.
+    pub(super) fn of_other_rank(checkpoint: Option<&Path>, config: &'a Config) -> Result<Start<'a>> {
+        Ok(Start {
+            config,
+            resume: checkpoint.map(Committed::open).transpose()?,
+            candidates: None,
+            changes: Vec::new(),
+            is_of_other_run: false,
         })
     }
 
@@ -68,7 +81,7 @@ impl<'a> Start<'a> {
 
     /// The checkpoint.
     pub(super) fn checkpoint(&self) -> Option<&Committed> {
-        self.resume.as_ref().map(|(checkpoint, _)| checkpoint)
+        self.resume.as_ref()
     }
 
     /// Checks that the digest of the text and the tokenizer are those of the checkpoint's run.
@@ -79,40 +92,69 @@ impl<'a> Start<'a> {
         }
     }
 
-    /// Restores the state of `trainer`, from an earlier checkpoint if this one is damaged. Returns
-    /// the number of steps done, and adds messages to `notes`.
+    /// Restores the state of `trainer`, from an earlier checkpoint if this one is damaged on any
+    /// rank. Returns the number of steps done, and adds messages to `notes`.
     pub(super) fn restore<M: Model>(
-        self,
+        mut self,
         data: &Data,
         trainer: &Trainer<M>,
+        ranks: &RunRanks<'_>,
         device: &Device,
         notes: &mut Vec<String>,
     ) -> Result<u64> {
-        let Some((mut chosen, mut candidates)) = self.resume else {
+        let Some(mut chosen) = self.resume.take() else {
             return Ok(0);
         };
-        let (verify, mut changes) = (self.config.checkpoint.verify, self.changes);
+        let verify = self.config.checkpoint.verify;
         let (model, updater) = (&trainer.model, &trainer.updater);
         loop {
             // A checkpoint need not have buffers.
             checkpoint::init_buffers(model, device, self.config.train.seed)?;
-            let restored = with_loading_bar(|progress| {
+            let read = |progress: &(dyn Fn(u64, u64) + Sync)| {
                 let options = ReadOptions { verify, progress };
                 checkpoint::restore(&chosen, model, updater, options)
-            });
-            let error = match restored {
+            };
+            let restored = match ranks.is_first() {
+                true => with_loading_bar(read),
+                false => read(&|_, _| {}),
+            };
+            match ranks.agree(restored) {
                 Ok(state) => {
-                    let skipped = candidates.skipped().iter();
-                    notes.extend(skipped.map(|why| format!("skipped: {why}")));
-                    notes.extend(changes.iter().map(|change| format!("changed: {change}")));
+                    self.explain(notes);
                     return Ok(state.step);
                 }
-                Err(error) => error,
-            };
-            chosen = candidates.skip(&chosen, error)?;
-            changes = checkpoint::check_config(&chosen, self.config)?;
-            checkpoint::check_data(&chosen, data.digest, &data.tokenizer)?;
+                Err(error) => {
+                    let path = ranks.share(|| self.skip(&chosen, error, data))?;
+                    chosen = ranks.agree(Ok(Committed::open(path)?))?;
+                }
+            }
         }
+    }
+
+    /// On rank 0, the path of the checkpoint to try after `chosen`, which failed with `error`.
+    fn skip(&mut self, chosen: &Committed, error: TrainError, data: &Data) -> Result<PathBuf> {
+        let error = match error {
+            // The type of another rank's error is not known here.
+            TrainError::OnRank { .. } => match chosen.verify() {
+                Err(damage) => damage.into(),
+                Ok(_) => error,
+            },
+            error => error,
+        };
+        let Some(candidates) = &mut self.candidates else {
+            return Err(error);
+        };
+        let next = candidates.skip(chosen, error)?;
+        self.changes = checkpoint::check_config(&next, self.config)?;
+        checkpoint::check_data(&next, data.texts.digest, &data.tokenizer)?;
+        Ok(next.path().to_owned())
+    }
+
+    /// Adds what happened to checkpoints, and which settings have changed.
+    fn explain(&self, notes: &mut Vec<String>) {
+        let skipped = self.candidates.iter().flat_map(Candidates::skipped);
+        notes.extend(skipped.map(|why| format!("skipped: {why}")));
+        notes.extend(self.changes.iter().map(|change| format!("changed: {change}")));
     }
 }
 

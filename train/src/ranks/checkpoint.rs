@@ -1,24 +1,27 @@
 //! Checkpoints of the ranks of a world.
 
-use std::time::Duration;
-
 use meshgrad_ckpt::ranks::Ranks;
 use meshgrad_comm::{Collectives, Rank};
-use meshgrad_mesh::{Group, GroupOptions};
-use meshgrad_runtime::{Error, Result};
+use meshgrad_mesh::Channel;
+use meshgrad_runtime::Result;
 
-/// How long a rank waits for the others to write their shards.
-const LIMIT: Duration = Duration::from_secs(3600);
+use super::all;
+
+/// The channel of checkpoints, which are written beside training.
+const CHECKPOINT: Channel = Channel::Own(1);
 
 /// The ranks of a world, to save a checkpoint together: threads, or processes over TCP or MPI. A step
 /// of a save may take an hour; a rank that exits is noticed at once.
 ///
 /// ```
-/// use meshgrad::comm::Local;
-/// use meshgrad::mesh::{Mesh, Placement, Sharding};
-/// use meshgrad::prelude::*;
+/// use meshgrad_autograd::{Init, Module, Param};
+/// use meshgrad_comm::Local;
+/// use meshgrad_mesh::{Mesh, Placement, Sharding};
+/// use meshgrad_models::folder;
+/// use meshgrad_runtime::Error;
+/// use meshgrad_train::ranks::checkpoint_ranks;
 ///
-/// # fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let run = tempfile::tempdir()?;
 /// let dir = run.path().join("saved");
 /// let mesh = Mesh::new(&[2], &["tp"])?;
@@ -27,11 +30,10 @@ const LIMIT: Duration = Duration::from_secs(3600);
 ///     let weight = Param::new("weight", [4, 3], Init::Ones);
 ///     weight.shard(&rows, rank.rank())?;
 ///     weight.materialize(rank.device(), 0)?;
-///     let mut ranks = meshgrad::checkpoint_ranks(rank)?;
-///     meshgrad::models::folder::save_sharded(&weight, &dir, &mut ranks)?;
+///     folder::save_sharded(&weight, &dir, &mut checkpoint_ranks(rank)?)?;
 ///     Ok::<_, Error>(())
 /// })?;
-/// let saved = meshgrad::ckpt::Folder::open(&dir)?;
+/// let saved = meshgrad_ckpt::Folder::open(&dir)?;
 /// assert_eq!(saved.read("weight")?.len(), 4 * 4 * 3);
 /// # Ok(())
 /// # }
@@ -40,11 +42,7 @@ const LIMIT: Duration = Duration::from_secs(3600);
 /// # Errors
 /// As [`Rank::connect`].
 pub fn checkpoint_ranks(rank: &dyn Rank) -> Result<Ranks<'static>> {
-    let all: Vec<usize> = (0..rank.world_size()).collect();
-    let mut options = GroupOptions::default();
-    options.timeout = Some(LIMIT);
-    let group = Group::new(all).map_err(Error::other)?;
-    let all = rank.connect("checkpoint", &group.with_options(options))?;
+    let all = rank.connect("checkpoint", &all(rank, CHECKPOINT)?)?;
     let gather = move |mine: &[u8]| Ok(all.all_gather_bytes(mine)?);
     Ok(Ranks::new(rank.rank(), rank.world_size(), gather))
 }

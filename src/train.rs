@@ -1,0 +1,240 @@
+//! `meshgrad train`: a training run on one rank, on threads of this process, or as one of the processes
+//! that a launcher started.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use anyhow::{Context, anyhow, ensure};
+use meshgrad::comm::launch::Environment;
+use meshgrad::comm::{Local, Rank, RunError, World};
+use meshgrad::runtime::Device;
+use meshgrad::train::TrainError;
+use meshgrad::train::config::{Config, Override, toml};
+use meshgrad::train::qwen3;
+use meshgrad::train::ranks::failed_elsewhere;
+use meshgrad::train::run_folder::RunFolder;
+use meshgrad::train::session::{Resume, Session, Summary};
+
+use crate::device::OnFastest;
+use crate::{next, runs};
+
+#[derive(clap::Args)]
+pub(crate) struct TrainArguments {
+    /// A TOML file; missing keys have their defaults.
+    config: Option<PathBuf>,
+    #[command(flatten)]
+    device: OnFastest,
+    /// Train on N ranks that are threads of this process; `parallel.dp_shard` and the other degrees
+    /// divide the work. Processes are started by `meshgrad launch -n N -- meshgrad train`, mpirun or
+    /// torchrun.
+    #[arg(long, value_name = "N")]
+    ranks: Option<usize>,
+    /// Start with the configuration, weights and tokenizer of a Hugging Face folder, a checkpoint or
+    /// a run: as `--set model.from=DIR`.
+    #[arg(long, value_name = "DIR")]
+    from: Option<String>,
+    /// Set a key, as in `--set train.steps=100`; may be repeated.
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    sets: Vec<Override>,
+    /// The run folder [default: runs/NAME, named after the configuration file and what --set
+    /// changes of the training].
+    #[arg(long, value_name = "DIR")]
+    run_dir: Option<PathBuf>,
+    /// Where to start: `auto` (the newest intact checkpoint of the run), `never` (from scratch), a
+    /// checkpoint, or a run.
+    #[arg(long, value_name = "auto|never|DIR", default_value = "auto")]
+    resume: String,
+    /// Save and stop after this step.
+    #[arg(long, value_name = "STEP")]
+    stop_after: Option<u64>,
+}
+
+impl TrainArguments {
+    /// `--from` and all of `--set`.
+    fn overrides(&self) -> anyhow::Result<Vec<Override>> {
+        let from = self.from.as_ref();
+        let from = from.map(|from| format!("model.from={}", toml::Value::from(from.as_str())));
+        let from = from.map(|set| set.parse()).transpose()?;
+        Ok(from.into_iter().chain(self.sets.iter().cloned()).collect())
+    }
+}
+
+/// What to train, and where.
+struct Run {
+    config: Config,
+    dir: PathBuf,
+    resume: Resume,
+    stop_after: Option<u64>,
+    stop: Arc<AtomicBool>,
+}
+
+impl Run {
+    fn new(arguments: &TrainArguments) -> anyhow::Result<Run> {
+        let (file, sets) = (arguments.config.as_deref(), arguments.overrides()?);
+        let config = Config::read::<qwen3::Tables>(file, &sets)?;
+        let dir = match &arguments.run_dir {
+            Some(dir) => dir.clone(),
+            None => RunFolder::default_path(file, &sets, &config)?,
+        };
+        let resume = match arguments.resume.as_str() {
+            "auto" => Resume::Auto,
+            "never" => Resume::Never,
+            folder => {
+                runs::check_exists(folder.as_ref(), ", `auto` or `never`")?;
+                Resume::From(folder.into())
+            }
+        };
+        Ok(Run {
+            config,
+            dir,
+            resume,
+            stop_after: arguments.stop_after,
+            stop: stop_on_signals()?,
+        })
+    }
+
+    /// The session of a rank; of the only one if there is none.
+    fn session<'a>(&'a self, device: &'a Device, rank: Option<&'a dyn Rank>) -> Session<'a> {
+        let session = Session::new(&self.config, device)
+            .run_dir(&self.dir)
+            .resume(self.resume.clone())
+            .stop_after(self.stop_after)
+            .stop_when(&self.stop);
+        match rank {
+            Some(rank) => session.on(rank),
+            None => session,
+        }
+    }
+}
+
+fn stop_on_signals() -> anyhow::Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        // A second signal ends the program immediately.
+        signal_hook::flag::register_conditional_shutdown(signal, 1, stop.clone())
+            .and_then(|_| signal_hook::flag::register(signal, stop.clone()))
+            .context("cannot install a handler for Ctrl-C")?;
+    }
+    Ok(stop)
+}
+
+pub(crate) fn train(arguments: &TrainArguments, cpu: &Device) -> anyhow::Result<ExitCode> {
+    let is_launched = Environment::read()?.is_some_and(|it| it.world_size() > 1);
+    let summary = match arguments.ranks {
+        None if is_launched => return train_as_process(arguments),
+        None | Some(1) => {
+            let run = Run::new(arguments)?;
+            let device = arguments.device.open(cpu)?;
+            let summary = qwen3::train(run.session(&device, None))?;
+            print_summary(&summary, &run, None);
+            return Ok(ExitCode::SUCCESS);
+        }
+        Some(ranks) => {
+            ensure!(
+                !is_launched,
+                "--ranks is for threads of one process, but a launcher has started this one; leave it \
+                 out"
+            );
+            let run = Run::new(arguments)?;
+            let summary = train_on_threads(&run, ranks, arguments, cpu)?;
+            (summary, run)
+        }
+    };
+    let (summary, run) = summary;
+    print_summary(&summary, &run, arguments.ranks);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Trains on ranks that are threads of this process.
+fn train_on_threads(
+    run: &Run,
+    ranks: usize,
+    arguments: &TrainArguments,
+    cpu: &Device,
+) -> anyhow::Result<Summary> {
+    let local = match arguments.device.of_ranks(ranks, cpu)? {
+        Some(devices) => Local::new(ranks).devices(devices),
+        None => Local::new(ranks).threads((cpu.properties().threads / ranks).max(1)),
+    };
+    let trained = local.launch(|rank| qwen3::train(run.session(rank.device(), Some(rank))));
+    let summaries = trained.map_err(cause_on_threads)?;
+    let first = summaries.into_iter().next();
+    first.context("a world of 0 ranks trains nothing; use --ranks 1 or more")
+}
+
+/// The cause of a failure: the error of the rank that failed first.
+fn cause_on_threads(error: RunError) -> anyhow::Error {
+    match error {
+        RunError::Rank { rank, source } => match source.downcast::<TrainError>() {
+            Ok(error) => match failed_elsewhere(&error) {
+                Some((rank, message)) => named(rank, &message),
+                None => named(rank, &error.to_string()),
+            },
+            Err(source) => anyhow!("rank {rank}: {source}"),
+        },
+        error => error.into(),
+    }
+}
+
+/// Rank 0 speaks for the run.
+fn named(rank: usize, message: &str) -> anyhow::Error {
+    match rank {
+        0 => anyhow!("{message}"),
+        _ => anyhow!("rank {rank}: {message}"),
+    }
+}
+
+/// Trains as the rank that the launcher's variables specify. If a rank fails, rank 0 reports it.
+fn train_as_process(arguments: &TrainArguments) -> anyhow::Result<ExitCode> {
+    ensure!(
+        arguments.device.allows_cpu(),
+        "ranks that are processes train on CPUs only; use --device cpu, or --ranks N for GPUs of this \
+         machine"
+    );
+    let world = World::from_env()?;
+    let is_first = world.rank() == 0;
+    let trained = Run::new(arguments).map(|run| {
+        let summary = qwen3::train(run.session(world.device(), Some(&world)));
+        (summary, run)
+    });
+    let error = match trained {
+        Ok((Ok(summary), run)) => {
+            if is_first {
+                print_summary(&summary, &run, None);
+            }
+            return Ok(ExitCode::SUCCESS);
+        }
+        Ok((Err(error), _)) => match failed_elsewhere(&error) {
+            Some((rank, message)) => named(rank, &message),
+            None => error.into(),
+        },
+        Err(error) => error,
+    };
+    world.fail(crate::message(&error));
+    match is_first {
+        true => Err(error),
+        false => Ok(ExitCode::FAILURE),
+    }
+}
+
+fn print_summary(summary: &Summary, run: &Run, ranks: Option<usize>) {
+    let mut lines = vec![String::new()];
+    if let (Some(loss), Some(bits)) = (summary.val_loss, summary.val_bits_per_byte) {
+        lines.push(format!(
+            "validation  {loss:.4} nats per token, {bits:.4} bits per byte"
+        ));
+    }
+    lines.push(format!("checkpoint  {}", summary.checkpoint.display()));
+    if let Some(plot) = &summary.plot {
+        lines.push(format!("plot        {}", plot.display()));
+    }
+    lines.push(format!(
+        "\nnext:\n{}",
+        next::commands(summary, &run.dir, &run.config, ranks)
+    ));
+    // A closed pipe must not fail a run that is complete.
+    let _ = write!(std::io::stdout(), "{}", lines.join("\n"));
+}

@@ -1,0 +1,181 @@
+//! `[parallel]`: how the ranks of a run share its work.
+
+use meshgrad_dist::parallel::{Parallelism, Settings, Source};
+use meshgrad_mesh::Size;
+use serde::{Deserialize, Serialize};
+
+/// `[parallel]`: how the ranks of a run share its work. Degrees have the names of `meshgrad mesh` and
+/// multiply to the number of ranks. Nothing here changes what is trained.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ParallelTable {
+    /// Pipeline stages; only 1 is supported.
+    pub pp: Degree,
+    /// Replicas of the parameters, with different sequences.
+    pub dp_replicate: Degree,
+    /// Shards of the parameters, with different sequences. `auto`: the ranks that the other degrees
+    /// leave.
+    pub dp_shard: Degree,
+    /// Context parallelism; only 1 is supported.
+    pub cp_shard: Degree,
+    /// Context parallelism; only 1 is supported.
+    pub cp_replicate: Degree,
+    /// Sequence parallelism by heads; only 1 is supported.
+    pub sp: Degree,
+    /// Tensor parallelism: shards of each matrix.
+    pub tp: Degree,
+    /// Expert parallelism; only 1 is supported.
+    pub ep: Degree,
+    /// Shards of each expert; only 1 is supported, see `shard_experts`.
+    pub etp: Degree,
+    /// The order of ranks, fastest first, such as `tp-dp`; empty for the default.
+    pub order: String,
+    /// How the parameters of `dp_shard` are divided.
+    pub home: HomeChoice,
+    /// Whether `fsdp` frees gathered parameters between forward and backward.
+    pub reshard_after_forward: bool,
+    /// Units that are gathered ahead of their use.
+    pub prefetch: usize,
+    /// Whether `tp` also shards activations between blocks, along the sequence.
+    pub sequence_parallel: bool,
+    /// Whether `tp` also shards the vocabulary, in the embedding and in the loss.
+    pub loss_parallel: bool,
+    /// Whether `tp` also shards the inner features of each expert. Otherwise experts are replicated.
+    pub shard_experts: bool,
+}
+
+/// A degree of parallelism.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "NumberOrText", into = "NumberOrText")]
+pub enum Degree {
+    /// This many ranks.
+    Ranks(usize),
+    /// The ranks that the other degrees leave.
+    Auto,
+}
+
+/// `parallel.home`: how the parameters of `dp_shard` are divided.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum HomeChoice {
+    /// Values, gradients and optimizer state.
+    Fsdp,
+    /// Optimizer state and the values it updates; gathered once per step.
+    Zero1,
+}
+
+impl Default for ParallelTable {
+    fn default() -> ParallelTable {
+        let one = Degree::Ranks(1);
+        ParallelTable {
+            pp: one,
+            dp_replicate: one,
+            dp_shard: Degree::Auto,
+            cp_shard: one,
+            cp_replicate: one,
+            sp: one,
+            tp: one,
+            ep: one,
+            etp: one,
+            order: String::new(),
+            home: HomeChoice::Fsdp,
+            reshard_after_forward: true,
+            prefetch: 1,
+            sequence_parallel: false,
+            loss_parallel: true,
+            shard_experts: false,
+        }
+    }
+}
+
+impl ParallelTable {
+    /// The degrees that training supports. The others must be 1.
+    const SUPPORTED: [Parallelism; 3] = [
+        Parallelism::DpReplicate,
+        Parallelism::DpShard,
+        Parallelism::Tp,
+    ];
+
+    /// All degrees.
+    fn degrees(&self) -> [(Parallelism, Degree); 9] {
+        Parallelism::ALL.map(|kind| {
+            let degree = match kind {
+                Parallelism::Pp => self.pp,
+                Parallelism::DpReplicate => self.dp_replicate,
+                Parallelism::DpShard => self.dp_shard,
+                Parallelism::CpShard => self.cp_shard,
+                Parallelism::CpReplicate => self.cp_replicate,
+                Parallelism::Sp => self.sp,
+                Parallelism::Tp => self.tp,
+                Parallelism::Ep => self.ep,
+                Parallelism::Etp => self.etp,
+            };
+            (kind, degree)
+        })
+    }
+
+    /// The degrees that training does not support, with their values.
+    pub(super) fn unsupported(&self) -> impl Iterator<Item = (Parallelism, Degree)> {
+        let degrees = self.degrees().into_iter();
+        degrees.filter(|(kind, degree)| {
+            *degree != Degree::Ranks(1) && !ParallelTable::SUPPORTED.contains(kind)
+        })
+    }
+
+    /// The settings of a world of `ranks` ranks, to be checked by
+    /// [`ParallelConfig`](meshgrad_dist::parallel::ParallelConfig).
+    pub fn settings(&self, ranks: usize) -> Settings {
+        let mut settings = Settings::new();
+        settings.world(ranks, Source::code("the number of ranks"));
+        for (kind, degree) in self.degrees() {
+            let source = Source::code(format!("parallel.{}", kind.name()));
+            let size = match degree {
+                Degree::Ranks(ranks) => Size::Ranks(ranks),
+                Degree::Auto => Size::Auto,
+            };
+            settings.set(kind, size, source);
+        }
+        if !self.order.is_empty() {
+            settings.order(self.order.clone(), Source::code("parallel.order"));
+        }
+        settings
+    }
+}
+
+/// How a degree is written.
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum NumberOrText {
+    Number(i64),
+    Text(String),
+}
+
+impl TryFrom<NumberOrText> for Degree {
+    type Error = String;
+
+    fn try_from(written: NumberOrText) -> Result<Degree, String> {
+        let ranks = match &written {
+            NumberOrText::Number(ranks) => usize::try_from(*ranks).ok(),
+            NumberOrText::Text(text) if text == "auto" => return Ok(Degree::Auto),
+            NumberOrText::Text(_) => None,
+        };
+        match (ranks.filter(|ranks| *ranks > 0), written) {
+            (Some(ranks), _) => Ok(Degree::Ranks(ranks)),
+            (None, NumberOrText::Number(number)) => {
+                Err(format!("{number} is not a number of ranks; use 1 or more"))
+            }
+            (None, NumberOrText::Text(text)) => Err(format!(
+                "`{text}` is not a degree; use a number of ranks or \"auto\""
+            )),
+        }
+    }
+}
+
+impl From<Degree> for NumberOrText {
+    fn from(degree: Degree) -> NumberOrText {
+        match degree {
+            Degree::Ranks(ranks) => NumberOrText::Number(ranks as i64),
+            Degree::Auto => NumberOrText::Text("auto".into()),
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! The ranks of a run, as one of them sees them: what they decide together, and how the model and the
+//! batches are divided ([`division`]).
+//!
+//! Each rank runs the same program. Whatever decides which collectives follow is agreed on: rank 0
+//! reads the run folder and tells the others ([`RunRanks::share`]), a failure on one rank ends all
+//! ([`RunRanks::agree`]), and so does a request to stop ([`RunRanks::any`]). A run without ranks makes
+//! the same calls, which then communicate nothing.
+
+mod checkpoint;
+mod division;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use meshgrad_comm::{Collectives, CommError, Communicator, Rank, Redistributor, Reduction};
+use meshgrad_dist::parallel::ParallelConfig;
+use meshgrad_mesh::{Channel, Group, GroupOptions};
+use meshgrad_models::Model;
+use meshgrad_runtime::{Error as RuntimeError, Pending, Tensor};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::config::Config;
+use crate::{Result, TrainError};
+pub use checkpoint::checkpoint_ranks;
+pub(crate) use division::BatchPart;
+use division::Division;
+
+/// How long ranks wait for one that prepares the data or writes a checkpoint. One that exits is
+/// noticed at once.
+const LIMIT: Duration = Duration::from_secs(3600);
+
+/// The ranks of a run.
+#[derive(Clone)]
+pub struct RunRanks<'r> {
+    /// `None` for a single rank, which communicates nothing.
+    member: Option<Member<'r>>,
+}
+
+#[derive(Clone)]
+struct Member<'r> {
+    rank: &'r dyn Rank,
+    control: Arc<dyn Communicator>,
+    division: Division,
+}
+
+impl<'r> RunRanks<'r> {
+    /// The only rank of a run.
+    pub fn alone() -> RunRanks<'r> {
+        RunRanks { member: None }
+    }
+
+    /// The ranks of the world of `rank`, with the degrees of `config.parallel`.
+    ///
+    /// # Errors
+    /// [`TrainError::Parallel`] when the degrees do not fit the number of ranks; when sequences
+    /// cannot be divided.
+    pub fn new(rank: &'r dyn Rank, config: &Config) -> Result<RunRanks<'r>> {
+        let settings = config.parallel.settings(rank.world_size());
+        let checked = ParallelConfig::new(&settings)?;
+        if rank.world_size() == 1 {
+            return Ok(RunRanks::alone());
+        }
+        let control = rank.connect("control", &all(rank, Channel::Main)?)?;
+        let division = Division::new(checked, config, rank.rank())?;
+        let member = Some(Member {
+            rank,
+            control,
+            division,
+        });
+        Ok(RunRanks { member })
+    }
+
+    /// The number of this rank.
+    pub fn rank(&self) -> usize {
+        self.member.as_ref().map_or(0, |it| it.rank.rank())
+    }
+
+    /// The number of ranks.
+    pub fn count(&self) -> usize {
+        self.member.as_ref().map_or(1, |it| it.rank.world_size())
+    }
+
+    /// Whether this is rank 0, which owns the run folder and reports.
+    pub fn is_first(&self) -> bool {
+        self.rank() == 0
+    }
+
+    /// Calls `body` as this rank of the mesh on which the model computes.
+    ///
+    /// # Errors
+    /// Those of `body`; as [`Redistributor::run_on`].
+    pub(crate) fn on_mesh<T>(&self, body: impl FnOnce() -> Result<T>) -> Result<T> {
+        match &self.member {
+            None => body(),
+            Some(member) => Redistributor::new(member.rank).run_on(member.division.mesh(), body),
+        }
+    }
+
+    /// The rank, for a checkpoint that all write.
+    pub(crate) fn world(&self) -> Option<&'r dyn Rank> {
+        self.member.as_ref().map(|it| it.rank)
+    }
+
+    /// Gives the parameters of `model`, which need no values yet, their shardings and homes.
+    ///
+    /// # Errors
+    /// When the model does not support the parallelism, or does not fit it.
+    pub(crate) fn divide(&self, model: &impl Model) -> Result<()> {
+        match &self.member {
+            None => Ok(()),
+            Some(member) => member.division.divide(model, member.rank),
+        }
+    }
+
+    /// This rank's part of a batch of `rows` sequences.
+    ///
+    /// # Errors
+    /// When the rows cannot be divided.
+    pub(crate) fn part_of_batch(&self, rows: usize, seq_len: usize) -> Result<BatchPart> {
+        match &self.member {
+            None => Ok(BatchPart::whole(rows)),
+            Some(member) => member.division.part_of_batch(rows, seq_len),
+        }
+    }
+
+    /// The number of sequences to pad a batch of `rows` to before it can be divided.
+    pub(crate) fn padded(&self, rows: usize) -> usize {
+        let member = self.member.as_ref();
+        member.map_or(rows, |it| it.division.padded(rows))
+    }
+
+    /// `result`, if no rank has failed. All ranks make this call.
+    ///
+    /// # Errors
+    /// The own error; that of the first rank that failed, as [`TrainError::OnRank`].
+    pub fn agree<T>(&self, result: Result<T>) -> Result<T> {
+        let Some(member) = &self.member else {
+            return result;
+        };
+        let message = result.as_ref().err().map(ToString::to_string);
+        let all = member.exchange(&message);
+        let value = result?; // before an error of the exchange, which may be its consequence
+        let all = all?;
+        let failed = all.into_iter().enumerate();
+        match failed.filter_map(|(rank, it)| Some((rank, it?))).next() {
+            Some((rank, message)) => Err(TrainError::OnRank { rank, message }),
+            None => Ok(value),
+        }
+    }
+
+    /// The result of `make` on rank 0, which is only called there. All ranks make this call.
+    ///
+    /// # Errors
+    /// Those of `make`, on the other ranks as [`TrainError::OnRank`].
+    pub fn share<T: Serialize + DeserializeOwned>(
+        &self,
+        make: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        let Some(member) = &self.member else {
+            return make();
+        };
+        let made = self.is_first().then(make);
+        let told = made.as_ref().map(|made| match made {
+            Ok(value) => serde_json::to_string(value).map_err(|error| error.to_string()),
+            Err(error) => Err(error.to_string()),
+        });
+        let told = member.exchange(&told)?.into_iter().next().flatten();
+        if let Some(made) = made {
+            return made;
+        }
+        let value = told.unwrap_or_else(|| Err("it sent nothing".to_owned()));
+        let value = value.and_then(|text| {
+            serde_json::from_str(&text).map_err(|error| format!("cannot read {text}: {error}"))
+        });
+        value.map_err(|message| TrainError::OnRank { rank: 0, message })
+    }
+
+    /// Starts to find out which of these flags are set on any rank. All ranks make this call.
+    ///
+    /// # Errors
+    /// When the ranks cannot communicate.
+    pub(crate) fn any<const N: usize>(&self, flags: [bool; N]) -> Result<AnyFlags<N>> {
+        let sent = match &self.member {
+            None => None,
+            Some(member) => {
+                let control = &member.control;
+                let values = flags.map(u8::from);
+                let values = Tensor::from_slice(control.device(), &[N], &values)?;
+                Some(control.all_reduce(&values.local(), Reduction::Max)?)
+            }
+        };
+        Ok(AnyFlags { own: flags, sent })
+    }
+}
+
+/// Flags on their way ([`RunRanks::any`]).
+pub(crate) struct AnyFlags<const N: usize> {
+    own: [bool; N],
+    sent: Option<Pending<Tensor>>,
+}
+
+impl<const N: usize> AnyFlags<N> {
+    /// Which flags are set on any rank.
+    pub(crate) fn wait(self) -> Result<[bool; N]> {
+        let Some(sent) = self.sent else {
+            return Ok(self.own);
+        };
+        let any = sent.wait()?.to_vec::<u8>()?;
+        let mut flags = self.own;
+        for (flag, any) in flags.iter_mut().zip(any) {
+            *flag |= any > 0;
+        }
+        Ok(flags)
+    }
+}
+
+impl Member<'_> {
+    /// The values of all ranks.
+    fn exchange<T: Serialize + DeserializeOwned>(&self, mine: &T) -> Result<Vec<T>> {
+        let invalid = |error: serde_json::Error| RuntimeError::other(error);
+        let mine = serde_json::to_vec(mine).map_err(invalid)?;
+        let all = self.control.all_gather_bytes(&mine)?;
+        let read = |bytes: &Vec<u8>| Ok(serde_json::from_slice(bytes).map_err(invalid)?);
+        all.iter().map(read).collect()
+    }
+}
+
+/// The group of all ranks on a channel, for messages that may take long.
+fn all(rank: &dyn Rank, channel: Channel) -> Result<Group, RuntimeError> {
+    let all: Vec<usize> = (0..rank.world_size()).collect();
+    let mut options = GroupOptions::default();
+    options.timeout = Some(LIMIT);
+    let group = Group::new(all).map_err(RuntimeError::other)?;
+    Ok(group.with_channel(channel).with_options(options))
+}
+
+impl fmt::Debug for RunRanks<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RunRanks(rank {} of {})", self.rank(), self.count())
+    }
+}
+
+/// The rank that failed and what it said, if `error` is only the consequence of that failure.
+pub fn failed_elsewhere(error: &TrainError) -> Option<(usize, String)> {
+    match error {
+        TrainError::OnRank { rank, message } => Some((*rank, message.clone())),
+        TrainError::Model(error) => match error.downcast_ref::<CommError>()? {
+            CommError::Died { rank, reason, .. } => Some((*rank, reason.clone())),
+            _ => None,
+        },
+        _ => None,
+    }
+}

@@ -1,0 +1,174 @@
+//! How a model and its batches are divided over ranks, as `[parallel]` says.
+
+use std::ops::Range;
+
+use meshgrad_comm::Rank;
+use meshgrad_data_parallel::{Home, Homes, Reshard};
+use meshgrad_dist::parallel::{ParallelConfig, ParallelState};
+use meshgrad_mesh::{Mesh, Placement, Sharding};
+use meshgrad_models::{Model, ModelParallelism};
+use meshgrad_runtime::{Error as RuntimeError, Tensor};
+
+use crate::config::{
+    Algorithm, Config, ConfigError, HomeChoice, ParallelTable, Violation, Violations,
+};
+use crate::{Result, TrainError};
+
+const REPLICATE: &str = "dp_replicate";
+const SHARD: &str = "dp_shard";
+const TENSOR: &str = "tp";
+
+/// The mesh of a run, and what its axes are for.
+#[derive(Clone)]
+pub(super) struct Division {
+    table: ParallelTable,
+    /// Axes of one rank are left out.
+    mesh: Mesh,
+    rank: usize,
+    /// Whether the optimizer updates whole matrices.
+    whole_matrices: bool,
+}
+
+/// This rank's part of a batch.
+pub(crate) struct BatchPart {
+    /// The sequences.
+    pub(crate) rows: Range<usize>,
+    /// The sharding of [rows, tokens], and this rank.
+    sharding: Option<(Sharding, usize)>,
+}
+
+impl BatchPart {
+    /// All rows.
+    pub(crate) fn whole(rows: usize) -> BatchPart {
+        BatchPart {
+            rows: 0..rows,
+            sharding: None,
+        }
+    }
+
+    /// States that `x`, [rows, tokens], has these rows of the batch.
+    pub(crate) fn tensor(&self, x: Tensor) -> Result<Tensor> {
+        match &self.sharding {
+            None => Ok(x),
+            Some((sharding, rank)) => Ok(x.local().with_sharding(sharding, *rank)?),
+        }
+    }
+}
+
+impl Division {
+    /// The division of several ranks.
+    pub(super) fn new(checked: ParallelConfig, config: &Config, rank: usize) -> Result<Division> {
+        let state = ParallelState::new(checked);
+        let all = state.mesh("regular").map_err(RuntimeError::other)?;
+        let axes = all.axes().iter().filter(|axis| axis.size() > 1);
+        let axes: Vec<&str> = axes.map(|axis| axis.name()).collect();
+        let division = Division {
+            table: config.parallel.clone(),
+            mesh: all.select(&axes).map_err(RuntimeError::other)?,
+            rank,
+            whole_matrices: matches!(config.optimizer.algorithm, Algorithm::Muon(_)),
+        };
+        division.check_batch(config.train.micro_batch_size)?;
+        Ok(division)
+    }
+
+    pub(super) fn mesh(&self) -> &Mesh {
+        &self.mesh
+    }
+
+    fn axis(&self, name: &'static str) -> Vec<&'static str> {
+        let has_axis = self.mesh.axis(name).is_ok();
+        has_axis.then_some(name).into_iter().collect()
+    }
+
+    fn batch_axes(&self) -> Vec<&'static str> {
+        [self.axis(REPLICATE), self.axis(SHARD)].concat()
+    }
+
+    /// The number of parts that a batch is divided into.
+    fn batch_parts(&self) -> usize {
+        let axes = self.batch_axes();
+        let sizes = axes.iter().map(|axis| self.mesh.size(axis).unwrap_or(1));
+        sizes.product()
+    }
+
+    /// The number of sequences to pad a batch of `rows` to, so that each rank gets one; over two axes,
+    /// equally many.
+    pub(super) fn padded(&self, rows: usize) -> usize {
+        let parts = self.batch_parts();
+        match rows < parts || self.batch_axes().len() > 1 {
+            true => rows.next_multiple_of(parts),
+            false => rows,
+        }
+    }
+
+    /// Checks that no sequences must be added to the batches of a step.
+    fn check_batch(&self, rows: usize) -> Result<()> {
+        let parts = self.batch_parts();
+        if self.padded(rows) == rows {
+            return Ok(());
+        }
+        let problem = format!(
+            "{rows} sequences cannot be divided among {parts} data-parallel ranks ({}); use {}",
+            self.batch_axes().join(" x "),
+            self.padded(rows)
+        );
+        let key = "train.micro_batch_size".to_owned();
+        let violations = Violations(vec![Violation { key, problem }]);
+        Err(TrainError::Config(ConfigError::Range(violations)))
+    }
+
+    pub(super) fn part_of_batch(&self, rows: usize, seq_len: usize) -> Result<BatchPart> {
+        let placements: Vec<_> = { self.batch_axes().into_iter() }
+            .map(|axis| (axis, Placement::shard(0)))
+            .collect();
+        let sharding = Sharding::new(&self.mesh, placements, &[rows, seq_len]);
+        let sharding = sharding.map_err(RuntimeError::other)?;
+        let region = sharding.region(self.rank);
+        let own = region.and_then(|region| region.dims()[0].as_range());
+        Ok(BatchPart {
+            rows: own.unwrap_or(0..0),
+            sharding: Some((sharding, self.rank)),
+        })
+    }
+
+    pub(super) fn divide(&self, model: &impl Model, rank: &dyn Rank) -> Result<()> {
+        let tensor = self.axis(TENSOR);
+        let parallelism = ModelParallelism::new(&self.mesh).tensor(&tensor);
+        let parallelism = parallelism
+            .map_err(RuntimeError::other)?
+            .sequence_parallel(self.table.sequence_parallel)
+            .loss_parallel(self.table.loss_parallel)
+            .shard_experts(self.table.shard_experts);
+        model.plan(&parallelism)?.apply(model, self.rank)?;
+
+        let home = self.home();
+        let mut homes =
+            Homes::new(rank, &self.mesh, home.clone()).prefetch(self.table.prefetch);
+        for unit in model.units() {
+            homes = homes.unit(&unit, home.clone());
+        }
+        Ok(homes.settle(model)?)
+    }
+
+    /// The home of all parameters.
+    fn home(&self) -> Home {
+        let (shard, replicate) = (self.axis(SHARD), self.axis(REPLICATE));
+        let home = match (shard.is_empty(), self.table.home) {
+            (true, _) => Home::replicate(replicate),
+            (false, HomeChoice::Zero1) => Home::hsdp(shard, replicate)
+                .reshard(Reshard::AfterStep)
+                .reduce_each_pass(false),
+            (false, HomeChoice::Fsdp) if self.table.reshard_after_forward => {
+                Home::hsdp(shard, replicate)
+            }
+            (false, HomeChoice::Fsdp) => {
+                Home::hsdp(shard, replicate).reshard(Reshard::AfterBackward)
+            }
+        };
+        match self.whole_matrices {
+            true => home.whole_matrices(),
+            false => home,
+        }
+    }
+}
