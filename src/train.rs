@@ -14,7 +14,7 @@ use meshgrad::runtime::Device;
 use meshgrad::train::TrainError;
 use meshgrad::train::config::{Config, Override, toml};
 use meshgrad::train::qwen3;
-use meshgrad::train::ranks::failed_elsewhere;
+use meshgrad::train::ranks::{check_ranks, failed_elsewhere};
 use meshgrad::train::run_folder::RunFolder;
 use meshgrad::train::session::{Resume, Session, Summary};
 
@@ -30,8 +30,8 @@ pub(crate) struct TrainArguments {
     /// Train on N ranks that are threads of this process; `parallel.dp_shard` and the other degrees
     /// divide the work. Processes are started by `meshgrad launch -n N -- meshgrad train`, mpirun or
     /// torchrun.
-    #[arg(long, value_name = "N")]
-    ranks: Option<usize>,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    ranks: Option<u16>,
     /// Start with the configuration, weights and tokenizer of a Hugging Face folder, a checkpoint or
     /// a run: as `--set model.from=DIR`.
     #[arg(long, value_name = "DIR")]
@@ -123,28 +123,26 @@ fn stop_on_signals() -> anyhow::Result<Arc<AtomicBool>> {
 
 pub(crate) fn train(arguments: &TrainArguments, cpu: &Device) -> anyhow::Result<ExitCode> {
     let is_launched = Environment::read()?.is_some_and(|it| it.world_size() > 1);
-    let summary = match arguments.ranks {
-        None if is_launched => return train_as_process(arguments),
-        None | Some(1) => {
-            let run = Run::new(arguments)?;
+    if is_launched {
+        ensure!(
+            arguments.ranks.is_none(),
+            "--ranks is for threads of one process, but a launcher has started this one; leave it out"
+        );
+        return train_as_process(arguments);
+    }
+    let run = Run::new(arguments)?;
+    let ranks = arguments.ranks.map(usize::from).filter(|ranks| *ranks > 1);
+    let summary = match ranks {
+        None => {
             let device = arguments.device.open(cpu)?;
-            let summary = qwen3::train(run.session(&device, None))?;
-            print_summary(&summary, &run, None);
-            return Ok(ExitCode::SUCCESS);
+            qwen3::train(run.session(&device, None))?
         }
         Some(ranks) => {
-            ensure!(
-                !is_launched,
-                "--ranks is for threads of one process, but a launcher has started this one; leave it \
-                 out"
-            );
-            let run = Run::new(arguments)?;
-            let summary = train_on_threads(&run, ranks, arguments, cpu)?;
-            (summary, run)
+            check_ranks(&run.config, ranks)?;
+            train_on_threads(&run, ranks, arguments, cpu)?
         }
     };
-    let (summary, run) = summary;
-    print_summary(&summary, &run, arguments.ranks);
+    print_summary(&summary, &run, ranks);
     Ok(ExitCode::SUCCESS)
 }
 
@@ -162,7 +160,7 @@ fn train_on_threads(
     let trained = local.launch(|rank| qwen3::train(run.session(rank.device(), Some(rank))));
     let summaries = trained.map_err(cause_on_threads)?;
     let first = summaries.into_iter().next();
-    first.context("a world of 0 ranks trains nothing; use --ranks 1 or more")
+    first.context("no rank has trained")
 }
 
 /// The cause of a failure: the error of the rank that failed first.
@@ -171,6 +169,7 @@ fn cause_on_threads(error: RunError) -> anyhow::Error {
         RunError::Rank { rank, source } => match source.downcast::<TrainError>() {
             Ok(error) => match failed_elsewhere(&error) {
                 Some((rank, message)) => named(rank, &message),
+                None if matches!(*error, TrainError::NotFinite { .. }) => (*error).into(),
                 None => named(rank, &error.to_string()),
             },
             Err(source) => anyhow!("rank {rank}: {source}"),

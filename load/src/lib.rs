@@ -29,7 +29,7 @@ use meshgrad_ckpt::{Committed, Folder};
 use meshgrad_runtime::{Device, Tensor};
 
 pub use error::{Error, Result};
-use memory::HostTensor;
+use memory::HostTensors;
 pub use memory::stored_dtype;
 
 /// Options of [`load`].
@@ -93,7 +93,8 @@ impl LoadOptions<'_> {
 }
 
 /// Reads regions of `graph`'s expressions from `folder` into tensors. Each tensor must have its
-/// region's dtype and shape, be contiguous, and be of a mutable kind. All must be on one device.
+/// region's dtype and shape, be contiguous, and be of a mutable kind. Tensors may share a storage, but
+/// not elements. All must be on one device.
 /// All reads and copies are complete when this returns. After an error the contents of the tensors
 /// are unspecified.
 ///
@@ -161,11 +162,10 @@ fn load_to_host(
         &regions,
         &options.for_folder(folder),
     )?;
-    let targets = requests
-        .iter()
-        .map(|(request, tensor)| HostTensor::new(&request.target, tensor));
-    let mut targets = targets.collect::<Result<Vec<HostTensor<'_>>>>()?;
-    let slices = Slices::new(targets.iter_mut().map(HostTensor::bytes));
+    let named = requests.iter();
+    let named = named.map(|(request, tensor)| (&*request.target, *tensor));
+    let mut targets = HostTensors::new(named)?;
+    let slices = Slices::new(targets.bytes()?);
     let sink = HostTargets {
         slices,
         requests,

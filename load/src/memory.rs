@@ -1,10 +1,12 @@
 //! Tensors in host memory as mutable bytes.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ops::Range;
 
 use half::bf16;
 use meshgrad_ckpt::Dtype;
-use meshgrad_runtime::{DType, Tensor, WriteGuard};
+use meshgrad_runtime::{DType, Error as RuntimeError, Tensor, WriteGuard};
 
 use crate::error::{Error, Result};
 
@@ -20,37 +22,97 @@ pub fn stored_dtype(dtype: DType) -> Result<Dtype> {
     }
 }
 
-/// A contiguous tensor on the CPU, borrowed for writing.
-pub(crate) enum HostTensor<'t> {
-    F32(WriteGuard<'t, f32>, Range<usize>),
-    BF16(WriteGuard<'t, bf16>, Range<usize>),
+/// Contiguous tensors on the CPU, borrowed for writing. Several may share a storage, such as the rows
+/// of the parameters of one home.
+pub(crate) struct HostTensors<'t> {
+    storages: Vec<HostStorage<'t>>,
+    places: Vec<Place<'t>>,
 }
 
-impl<'t> HostTensor<'t> {
-    pub(crate) fn new(name: &str, tensor: &'t Tensor) -> Result<HostTensor<'t>> {
-        let start = tensor.layout().offset();
-        let elements = start..start + tensor.elements();
-        let failed = |source| Error::not_loaded(name, source);
-        match stored_dtype(tensor.dtype())? {
-            Dtype::BF16 => Ok(HostTensor::BF16(
-                tensor.write("load").map_err(failed)?,
-                elements,
-            )),
-            _ => Ok(HostTensor::F32(
-                tensor.write("load").map_err(failed)?,
-                elements,
-            )),
+/// All elements of a storage.
+enum HostStorage<'t> {
+    F32(WriteGuard<'t, f32>),
+    BF16(WriteGuard<'t, bf16>),
+}
+
+/// Where a tensor is.
+struct Place<'t> {
+    name: &'t str,
+    /// The position of its storage in the list.
+    storage: usize,
+    bytes: Range<usize>,
+}
+
+impl<'t> HostTensors<'t> {
+    /// # Errors
+    /// [`Error::NotStored`]; [`Error::NotLoaded`] for a storage that is in use.
+    pub(crate) fn new(
+        tensors: impl IntoIterator<Item = (&'t str, &'t Tensor)>,
+    ) -> Result<HostTensors<'t>> {
+        let (mut storages, mut places, mut known) = (Vec::new(), Vec::new(), HashMap::new());
+        for (name, tensor) in tensors {
+            let storage = match known.entry(tensor.storage_id()) {
+                Entry::Occupied(storage) => *storage.get(),
+                Entry::Vacant(new) => {
+                    storages.push(HostStorage::new(name, tensor)?);
+                    *new.insert(storages.len() - 1)
+                }
+            };
+            let start = tensor.dtype().bytes(tensor.layout().offset());
+            let bytes = start..start + tensor.dtype().bytes(tensor.elements());
+            places.push(Place {
+                name,
+                storage,
+                bytes,
+            });
         }
+        Ok(HostTensors { storages, places })
     }
 
-    pub(crate) fn bytes(&mut self) -> &mut [u8] {
+    /// The bytes of each tensor.
+    ///
+    /// # Errors
+    /// [`Error::NotLoaded`] for tensors that overlap.
+    pub(crate) fn bytes(&mut self) -> Result<Vec<&mut [u8]>> {
+        let mut order: Vec<usize> = (0..self.places.len()).collect();
+        order.sort_by_key(|at| (self.places[*at].storage, self.places[*at].bytes.start));
+        let storages = self.storages.iter_mut().map(HostStorage::bytes);
+        let mut left: Vec<(usize, &mut [u8])> = storages.map(|bytes| (0, bytes)).collect();
+
+        let mut found: Vec<&mut [u8]> = Vec::new();
+        found.resize_with(self.places.len(), Default::default);
+        for at in order {
+            let Place {
+                name,
+                storage,
+                bytes,
+            } = &self.places[at];
+            let (start, rest) = &mut left[*storage];
+            let before = bytes.start.checked_sub(*start).ok_or_else(|| {
+                let problem = "shares elements with another tensor that is loaded".to_owned();
+                Error::not_loaded(name, RuntimeError::Argument { op: "load", problem })
+            })?;
+            let (own, after) = std::mem::take(rest)[before..].split_at_mut(bytes.len());
+            (*start, *rest) = (bytes.end, after);
+            found[at] = own;
+        }
+        Ok(found)
+    }
+}
+
+impl<'t> HostStorage<'t> {
+    fn new(name: &str, tensor: &'t Tensor) -> Result<HostStorage<'t>> {
+        let failed = |source| Error::not_loaded(name, source);
+        Ok(match stored_dtype(tensor.dtype())? {
+            Dtype::BF16 => HostStorage::BF16(tensor.write("load").map_err(failed)?),
+            _ => HostStorage::F32(tensor.write("load").map_err(failed)?),
+        })
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
         match self {
-            HostTensor::F32(write, elements) => {
-                bytemuck::cast_slice_mut(&mut write[elements.clone()])
-            }
-            HostTensor::BF16(write, elements) => {
-                bytemuck::cast_slice_mut(&mut write[elements.clone()])
-            }
+            HostStorage::F32(write) => bytemuck::cast_slice_mut(write),
+            HostStorage::BF16(write) => bytemuck::cast_slice_mut(write),
         }
     }
 }

@@ -109,14 +109,24 @@ impl ModelPlan {
             match (named, sharding) {
                 (Named::Param(param), Some(sharding)) => param.shard(&sharding, rank)?,
                 (Named::Buffer(buffer), Some(sharding)) => buffer.shard(&sharding, rank)?,
-                (Named::Seam(seam), _) => {
-                    seam.place(self.placements(seam.name()).unwrap_or(&[]));
-                    seam.overlap(self.chunks);
-                }
+                (Named::Seam(seam), _) => self.place_seam(&seam),
                 _ => {}
             }
         }
         Ok(())
+    }
+
+    /// Gives the seams of `module` the placements of the plan. Parameters and buffers keep theirs, so
+    /// a model can have other seams for a while, such as to decode.
+    pub fn apply_to_seams(&self, module: &impl Module) {
+        for seam in module.seams() {
+            self.place_seam(&seam);
+        }
+    }
+
+    fn place_seam(&self, seam: &Seam) {
+        seam.place(self.placements(seam.name()).unwrap_or(&[]));
+        seam.overlap(self.chunks);
     }
 
     /// Everything that has a name in `module`, with the sharding of parameters and buffers.

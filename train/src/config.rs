@@ -174,6 +174,21 @@ pub struct TrainConfig {
     pub activation_checkpointing: bool,
     /// Whether to refuse to start a run that needs more memory than is free.
     pub check_memory: bool,
+    /// The order in which sequences are summed.
+    pub reduction: Reduction,
+}
+
+/// `train.reduction`: the order in which the gradients and losses of sequences are summed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Reduction {
+    /// The fastest one. It depends on microbatches and ranks.
+    #[default]
+    Sum,
+    /// A fixed binary tree over the sequences of a step, each of which has a pass of its own on its
+    /// rank. The result has the same bits for any number of data-parallel ranks that is a power of
+    /// two, with auxiliary losses for equal numbers only.
+    Tree,
 }
 
 impl Default for TrainConfig {
@@ -187,6 +202,7 @@ impl Default for TrainConfig {
             seed: 1,
             activation_checkpointing: false,
             check_memory: true,
+            reduction: Reduction::Sum,
         }
     }
 }

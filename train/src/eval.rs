@@ -3,6 +3,7 @@
 use meshgrad_models::{Compute, IGNORE_INDEX, Model, TokenBatch};
 use meshgrad_runtime::{DType, Device, Tensor};
 
+use crate::config::Reduction;
 use crate::corpus::Document;
 use crate::encoded::{Encoded, Piece};
 use crate::tokenizer::Tokenizer;
@@ -72,7 +73,7 @@ pub fn eval<M: Model<Batch = TokenBatch>>(
         let batch = gather(&encoded, starts, seq_len, device)?;
         sums.push(loss_and_weight(model, &batch, compute)?);
     }
-    let nats_per_token = mean_of(sums)?;
+    let nats_per_token = mean_of(sums, Reduction::Sum)?;
     let text_bytes = encoded.trained_bytes();
     Ok(Evaluation {
         tokens,

@@ -58,6 +58,7 @@ pub mod tensorboard;
 pub mod tokenizer;
 pub mod tokens;
 pub mod trainer;
+mod tree;
 pub mod updater;
 
 pub use error::{Result, TrainError};

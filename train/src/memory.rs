@@ -4,7 +4,7 @@ use meshgrad_autograd::{Buffer, Param};
 use meshgrad_models::{Model, TokenBatch};
 use meshgrad_runtime::{Device, Kind, Properties, Tensor};
 
-use crate::config::Config;
+use crate::config::{Config, Reduction};
 use crate::trainer::Trainer;
 use crate::updater::Updater;
 use crate::{Result, TrainError, checkpoint};
@@ -57,11 +57,16 @@ where
     M: Model<Batch = TokenBatch>,
 {
     let saved = saved_bytes(trainer);
-    let rows = config.train.micro_batch_size;
+    let (rows, count) = match config.train.reduction {
+        // Later microbatches need as much as the second.
+        Reduction::Sum => {
+            let rows = config.train.micro_batch_size;
+            (rows, (config.train.batch_size / rows).min(2))
+        }
+        Reduction::Tree => (1, config.train.batch_size),
+    };
     let shape = [rows, config.train.seq_len];
     let zeros = vec![0i64; shape[0] * shape[1]];
-    // Later microbatches need as much as the second.
-    let count = (config.train.batch_size / rows).min(2);
     trainer.rehearse(count, || {
         let ids = Tensor::from_slice(meta, &shape, &zeros)?;
         let labels = Tensor::from_slice(meta, &shape, &zeros)?;

@@ -57,13 +57,10 @@ impl<'r> RunRanks<'r> {
     /// [`TrainError::Parallel`] when the degrees do not fit the number of ranks; when sequences
     /// cannot be divided.
     pub fn new(rank: &'r dyn Rank, config: &Config) -> Result<RunRanks<'r>> {
-        let settings = config.parallel.settings(rank.world_size());
-        let checked = ParallelConfig::new(&settings)?;
-        if rank.world_size() == 1 {
+        let Some(division) = divided(config, rank.world_size(), rank.rank())? else {
             return Ok(RunRanks::alone());
-        }
+        };
         let control = rank.connect("control", &all(rank, Channel::Main)?)?;
-        let division = Division::new(checked, config, rank.rank())?;
         let member = Some(Member {
             rank,
             control,
@@ -114,6 +111,21 @@ impl<'r> RunRanks<'r> {
         }
     }
 
+    /// Calls `body`, which generates text with `model`.
+    ///
+    /// # Errors
+    /// Those of `body`; as [`RunRanks::divide`].
+    pub(crate) fn decode<T>(
+        &self,
+        model: &impl Model,
+        body: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        match &self.member {
+            None => body(),
+            Some(member) => member.division.with_whole_sequences(model, body),
+        }
+    }
+
     /// This rank's part of a batch of `rows` sequences.
     ///
     /// # Errors
@@ -123,6 +135,12 @@ impl<'r> RunRanks<'r> {
             None => Ok(BatchPart::whole(rows)),
             Some(member) => member.division.part_of_batch(rows, seq_len),
         }
+    }
+
+    /// The number of parts that a batch is divided into.
+    pub fn batch_parts(&self) -> usize {
+        let member = self.member.as_ref();
+        member.map_or(1, |it| it.division.batch_parts())
     }
 
     /// The number of sequences to pad a batch of `rows` to before it can be divided.
@@ -225,6 +243,21 @@ impl Member<'_> {
         let read = |bytes: &Vec<u8>| Ok(serde_json::from_slice(bytes).map_err(invalid)?);
         all.iter().map(read).collect()
     }
+}
+
+/// Checks that `ranks` ranks can train as `config` says.
+///
+/// # Errors
+/// As [`RunRanks::new`].
+pub fn check_ranks(config: &Config, ranks: usize) -> Result<()> {
+    divided(config, ranks, 0).map(drop)
+}
+
+/// How `ranks` ranks divide the work, as `rank`; `None` for one rank.
+fn divided(config: &Config, ranks: usize, rank: usize) -> Result<Option<Division>> {
+    let checked = ParallelConfig::new(&config.parallel.settings(ranks))?;
+    let division = (ranks > 1).then(|| Division::new(checked, config, rank));
+    division.transpose()
 }
 
 /// The group of all ranks on a channel, for messages that may take long.

@@ -20,7 +20,7 @@ use crate::config::{Config, ScheduleConfig};
 use crate::data::Data;
 use crate::events::{Event, Events, Outcome};
 use crate::optim::{Optimizer, Part};
-use crate::ranks::RunRanks;
+use crate::ranks::{RunRanks, check_ranks};
 use crate::schedule::Schedule;
 use opened::Opened;
 
@@ -220,7 +220,10 @@ impl<'a> Session<'a> {
             self.config.schedule.of_run(self.config.train.steps)?;
         }
         let ranks = match self.rank {
-            None => RunRanks::alone(),
+            None => {
+                check_ranks(self.config, 1)?;
+                RunRanks::alone()
+            }
             Some(rank) => RunRanks::new(rank, self.config)?,
         };
         let opened = Opened::new(&self, &ranks)?;

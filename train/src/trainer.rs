@@ -2,14 +2,15 @@
 
 use std::time::Instant;
 
-use meshgrad_autograd::{Grads, Tape};
+use meshgrad_autograd::{Grads, Param, Tape};
 use meshgrad_models::{Compute, Loss, Model};
-use meshgrad_runtime::{AsyncRead, DType, Device, Tensor, full_tensor, ops};
+use meshgrad_runtime::{AsyncRead, DType, Device, Tensor, full_tensor, ops, without_mesh};
 
-use crate::config::Config;
+use crate::config::{Config, Reduction};
 use crate::events::{Event, Events};
 use crate::metrics::Record;
 use crate::schedule::Schedule;
+use crate::tree::{TreeSum, added, sum_of_values};
 use crate::updater::Updater;
 use crate::{Result, TrainError, configured};
 
@@ -25,7 +26,16 @@ pub struct Trainer<M> {
     schedule: Box<dyn Schedule>,
     learning_rate: f64,
     compute: Compute,
+    reduction: Reduction,
     device: Device,
+}
+
+/// What the passes of a step leave.
+struct Passes {
+    /// The sums of loss, weight and statistics; nothing without microbatches.
+    sums: Vec<Tensor>,
+    /// The gradients; `None` for those in [`Trainer::grads`].
+    gradients: Option<Vec<(Param, Tensor)>>,
 }
 
 /// A step that the host has enqueued. Its results are on their way to the host.
@@ -154,12 +164,16 @@ impl<M: Model> Trainer<M> {
                 dtype: configured::dtype(config.train.dtype),
                 checkpointing: config.train.activation_checkpointing,
             },
+            reduction: config.train.reduction,
             device: device.clone(),
         }
     }
 
     /// Enqueues step `step` (from 1): gradients of its microbatches, then the optimizer. The result
     /// depends on the model, the optimizer state, `step` and the batches only.
+    ///
+    /// With [`Reduction::Tree`], microbatches are summed in a tree. For the same bits on any number
+    /// of ranks, each has one sequence per data-parallel rank.
     ///
     /// # Errors
     /// [`TrainError::NoBatch`] without batches; an error of a batch or of a subscriber; when memory
@@ -184,12 +198,12 @@ impl<M: Model> Trainer<M> {
         let (started, before) = (Instant::now(), self.device.work().kernel_launches);
         self.events.report(Event::StepStarted { step })?;
 
-        let sums = self.forward_backward(step, microbatches)?;
+        let Passes { sums, gradients } = self.forward_backward(step, microbatches)?;
         let [loss, weight, statistics @ ..] = &sums[..] else {
             return Err(TrainError::NoBatch);
         };
         let learning_rate = self.learning_rate * self.schedule.factor(step);
-        let grad_norm = self.update(step, weight, learning_rate)?;
+        let grad_norm = self.update(step, gradients, weight, learning_rate)?;
         self.model.after_step(statistics)?;
 
         let model = &self.model;
@@ -208,14 +222,36 @@ impl<M: Model> Trainer<M> {
         })
     }
 
-    /// Accumulates the gradients of all microbatches. Returns the sums of loss, weight and
-    /// statistics; nothing without microbatches.
+    /// Computes the gradients of all microbatches.
     fn forward_backward(
         &mut self,
         step: u64,
         microbatches: impl IntoIterator<Item = Result<M::Batch>>,
-    ) -> Result<Vec<Tensor>> {
+    ) -> Result<Passes> {
         self.events.report(Event::ForwardBackwardStarted { step })?;
+        let passes = match self.reduction {
+            Reduction::Sum => self.accumulate_all(microbatches)?,
+            Reduction::Tree => self.add_in_tree(microbatches)?,
+        };
+        if let ([_, weight, ..], false) = (&passes.sums[..], self.events.is_empty()) {
+            let gradients = match &passes.gradients {
+                Some(gradients) => gradients.clone(),
+                None => self.grads.all()?,
+            };
+            self.events.report(Event::ForwardBackwardFinished {
+                step,
+                gradients: &gradients,
+                weight,
+            })?;
+        }
+        Ok(passes)
+    }
+
+    /// Accumulates the gradients of one microbatch after the other.
+    fn accumulate_all(
+        &mut self,
+        microbatches: impl IntoIterator<Item = Result<M::Batch>>,
+    ) -> Result<Passes> {
         let mut sums: Vec<Tensor> = Vec::new();
         let mut microbatches = microbatches.into_iter().peekable();
         while let Some(batch) = microbatches.next() {
@@ -226,28 +262,53 @@ impl<M: Model> Trainer<M> {
                 false => added(&sums, &of_batch)?,
             };
         }
-        // A model may leave them as partial sums over ranks.
-        let sums: Vec<Tensor> = sums.iter().map(full_tensor).collect::<Result<_, _>>()?;
+        Ok(Passes {
+            sums: replicated(&sums)?,
+            gradients: None,
+        })
+    }
 
-        if let ([_, weight, ..], false) = (&sums[..], self.events.is_empty()) {
-            let gradients = &self.grads.all()?;
-            self.events.report(Event::ForwardBackwardFinished {
-                step,
-                gradients,
-                weight,
-            })?;
+    /// Adds the gradients of the microbatches in a tree.
+    fn add_in_tree(
+        &mut self,
+        microbatches: impl IntoIterator<Item = Result<M::Batch>>,
+    ) -> Result<Passes> {
+        let (mut sums, mut gradients) = (TreeSum::default(), TreeSum::default());
+        let mut params = Vec::new();
+        for batch in microbatches {
+            let of_batch = self.accumulate(&batch?, true)?;
+            sums.add(&replicated(&of_batch)?)?;
+            let (of, values): (Vec<Param>, Vec<Tensor>) = self.grads.all()?.into_iter().unzip();
+            without_mesh(|| gradients.add(&values))?;
+            params = of;
+            self.grads.clear();
         }
-        Ok(sums)
+        let gradients = without_mesh(|| gradients.finish())?.unwrap_or_default();
+        Ok(Passes {
+            sums: sums.finish()?.unwrap_or_default(),
+            gradients: Some(params.into_iter().zip(gradients).collect()),
+        })
     }
 
     /// Runs the optimizer and clears the gradients. Returns their norm.
-    fn update(&mut self, step: u64, weight: &Tensor, learning_rate: f64) -> Result<Tensor> {
+    fn update(
+        &mut self,
+        step: u64,
+        gradients: Option<Vec<(Param, Tensor)>>,
+        weight: &Tensor,
+        learning_rate: f64,
+    ) -> Result<Tensor> {
         self.events.report(Event::OptimizerStarted {
             step,
             learning_rate,
         })?;
         let (updater, grads) = (&mut self.updater, &mut self.grads);
-        let grad_norm = updater.step(grads, weight, step, learning_rate)?;
+        let grad_norm = match gradients {
+            None => updater.step(grads, weight, step, learning_rate)?,
+            Some(gradients) => {
+                updater.step_in_tree_order(gradients, weight, step, learning_rate)?
+            }
+        };
         self.events.report(Event::OptimizerFinished {
             step,
             grad_norm: &grad_norm,
@@ -282,11 +343,11 @@ impl<M: Model> Trainer<M> {
         microbatch: impl Fn() -> Result<M::Batch>,
     ) -> Result<()> {
         for step in 1..=2 {
-            let sums = self.forward_backward(step, (0..count).map(|_| microbatch()))?;
-            let [_, weight, ..] = &sums[..] else {
+            let passes = self.forward_backward(step, (0..count).map(|_| microbatch()))?;
+            let [_, weight, ..] = &passes.sums[..] else {
                 return Err(TrainError::NoBatch);
             };
-            self.update(step, weight, 0.0)?;
+            self.update(step, passes.gradients, weight, 0.0)?;
         }
         let compute = self.without_checkpointing();
         let validate = || Ok(self.model.loss(&microbatch()?, compute)?);
@@ -315,7 +376,7 @@ impl<M: Model> Trainer<M> {
         let compute = self.without_checkpointing();
         let loss = self
             .updater
-            .averaged(|| mean_loss(&self.model, compute, batches))?;
+            .averaged(|| mean_loss(&self.model, compute, self.reduction, batches))?;
         self.events
             .report(Event::EvaluationFinished { step, loss })?;
         Ok(loss)
@@ -331,13 +392,14 @@ impl<M: Model> Trainer<M> {
 fn mean_loss<M: Model>(
     model: &M,
     compute: Compute,
+    reduction: Reduction,
     batches: impl IntoIterator<Item = Result<M::Batch>>,
 ) -> Result<f64> {
     let mut sums = Vec::new();
     for batch in batches {
         sums.push(loss_and_weight(model, &batch?, compute)?);
     }
-    mean_of(sums)
+    mean_of(sums, reduction)
 }
 
 /// The sum of the losses of a batch, and its weight.
@@ -349,27 +411,31 @@ pub(crate) fn loss_and_weight<M: Model>(
     compute: Compute,
 ) -> Result<LossAndWeight> {
     let loss = model.loss(batch, compute)?;
-    let [sum, weight] = [loss.sum, loss.weight].map(|it| full_tensor(&it));
-    Ok((sum?.read_async()?, weight?.read_async()?))
+    let sums = replicated(&[loss.sum, loss.weight])?;
+    Ok((sums[0].read_async()?, sums[1].read_async()?))
 }
 
 /// The mean loss of several batches.
-pub(crate) fn mean_of(sums: Vec<LossAndWeight>) -> Result<f64> {
-    let (mut loss, mut weight) = (0.0, 0.0);
-    for (of_loss, of_weight) in sums {
-        loss += scalar(of_loss)?;
-        weight += scalar(of_weight)?;
+pub(crate) fn mean_of(sums: Vec<LossAndWeight>, reduction: Reduction) -> Result<f64> {
+    let (mut losses, mut weights) = (Vec::new(), Vec::new());
+    for (loss, weight) in sums {
+        losses.extend(loss.wait()?);
+        weights.extend(weight.wait()?);
     }
+    let sum = |values: &[f32]| match reduction {
+        Reduction::Sum => values.iter().copied().map(f64::from).sum(),
+        Reduction::Tree => f64::from(sum_of_values(values)),
+    };
+    let (loss, weight) = (sum(&losses), sum(&weights));
     match weight > 0.0 {
         true => Ok(loss / weight),
         false => Err(TrainError::NothingToValidate),
     }
 }
 
-/// The elementwise sums of two lists of tensors.
-fn added(a: &[Tensor], b: &[Tensor]) -> Result<Vec<Tensor>> {
-    let pairs = a.iter().zip(b);
-    pairs.map(|(a, b)| Ok(ops::add(a, b)?)).collect()
+/// The sums over all ranks of what a model may leave as partial sums.
+fn replicated(sums: &[Tensor]) -> Result<Vec<Tensor>> {
+    Ok(sums.iter().map(full_tensor).collect::<Result<_, _>>()?)
 }
 
 #[cfg(test)]

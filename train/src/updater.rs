@@ -6,7 +6,7 @@ use meshgrad_runtime::{DType, Device, Kind, Tensor, without_mesh};
 
 use crate::config::OptimizerConfig;
 use crate::optim::{Ema, OptimError, Optimizer, Part, State, parts};
-use crate::{Result, configured};
+use crate::{Result, configured, tree};
 
 /// Updates a model's parameters: gradients are divided by the weight of the loss, clipped by their
 /// global norm, and passed to an [`Optimizer`].
@@ -173,27 +173,47 @@ impl Updater {
     /// When a parameter has no gradient buffer, or only some have homes; errors of the
     /// communication.
     pub fn apply(&mut self, grads: &mut Grads, weight: &Tensor) -> Result<Tensor> {
-        match self.flat_gradient.clone() {
-            Some(flat) => self.update(grads, weight, |_| Ok(ops::global_norm(&[&flat])?)),
+        let gradients = grads.all()?;
+        let norm = match self.flat_gradient.clone() {
+            Some(flat) => {
+                let norm = ops::global_norm(&[&flat])?;
+                self.update(gradients, weight, &norm)?
+            }
             None => without_mesh(|| {
-                self.update(grads, &weight.local(), |all| Ok(norm_over_ranks(all)?))
-            }),
-        }
+                let norm = norm_over_ranks(&gradients)?;
+                self.update(gradients, &weight.local(), &norm)
+            })?,
+        };
+        grads.clear();
+        Ok(norm)
     }
 
+    /// As [`Updater::step`] with `gradients` of the parameters in their order, in place of those in
+    /// [`Grads`], and their norm in the order of [`tree`].
+    pub(crate) fn step_in_tree_order(
+        &mut self,
+        gradients: Vec<(Param, Tensor)>,
+        weight: &Tensor,
+        step: u64,
+        learning_rate: f64,
+    ) -> Result<Tensor> {
+        self.begin(step, learning_rate)?;
+        let norm = tree::norm(&gradients)?;
+        without_mesh(|| self.update(gradients, &weight.local(), &norm))
+    }
+
+    /// Updates the parameters with gradients whose norm is `norm`. Returns that of their mean.
     fn update(
         &mut self,
-        grads: &mut Grads,
+        gradients: Vec<(Param, Tensor)>,
         weight: &Tensor,
-        norm: impl FnOnce(&[(Param, Tensor)]) -> Result<Tensor>,
+        norm: &Tensor,
     ) -> Result<Tensor> {
-        let gradients = grads.all()?;
-        let norm = norm(&gradients)?;
         let gradients: Vec<Tensor> = gradients
             .into_iter()
             .map(|(_, gradient)| gradient)
             .collect();
-        let (scale, norm) = ops::clip_scale(&norm, weight, self.max_grad_norm)?;
+        let (scale, norm) = ops::clip_scale(norm, weight, self.max_grad_norm)?;
         let scalars = StepScalars {
             learning_rate: &self.learning_rate,
             step: &self.step,
@@ -204,8 +224,6 @@ impl Updater {
         if let Some(ema) = &self.ema {
             ema.update(&parts)?;
         }
-        drop(gradients);
-        grads.clear();
         Ok(norm)
     }
 }

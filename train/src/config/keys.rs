@@ -55,6 +55,11 @@ pub const KEYS: &[Meaning] = &[
         "refuse a run that needs more memory than is free",
     ),
     (
+        "train.reduction",
+        "`sum`, or `tree`: the same bits for any number of data-parallel ranks that is a power of two \
+         (with auxiliary losses for equal numbers only); one sequence per pass and rank, so slower",
+    ),
+    (
         "parallel.dp_replicate",
         "replicas of the parameters, with different sequences",
     ),

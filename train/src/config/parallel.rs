@@ -154,19 +154,15 @@ impl TryFrom<NumberOrText> for Degree {
     type Error = String;
 
     fn try_from(written: NumberOrText) -> Result<Degree, String> {
-        let ranks = match &written {
-            NumberOrText::Number(ranks) => usize::try_from(*ranks).ok(),
+        let (text, ranks) = match written {
+            NumberOrText::Number(number) => (number.to_string(), usize::try_from(number).ok()),
             NumberOrText::Text(text) if text == "auto" => return Ok(Degree::Auto),
-            NumberOrText::Text(_) => None,
+            // A value of --set is text where the default is.
+            NumberOrText::Text(text) => (text.clone(), text.parse().ok()),
         };
-        match (ranks.filter(|ranks| *ranks > 0), written) {
-            (Some(ranks), _) => Ok(Degree::Ranks(ranks)),
-            (None, NumberOrText::Number(number)) => {
-                Err(format!("{number} is not a number of ranks; use 1 or more"))
-            }
-            (None, NumberOrText::Text(text)) => Err(format!(
-                "`{text}` is not a degree; use a number of ranks or \"auto\""
-            )),
+        match ranks.filter(|ranks| *ranks > 0) {
+            Some(ranks) => Ok(Degree::Ranks(ranks)),
+            None => Err(format!("`{text}` is not a degree; use 1 or more ranks, or \"auto\"")),
         }
     }
 }

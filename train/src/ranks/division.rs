@@ -6,11 +6,11 @@ use meshgrad_comm::Rank;
 use meshgrad_data_parallel::{Home, Homes, Reshard};
 use meshgrad_dist::parallel::{ParallelConfig, ParallelState};
 use meshgrad_mesh::{Mesh, Placement, Sharding};
-use meshgrad_models::{Model, ModelParallelism};
+use meshgrad_models::{Model, ModelParallelism, ModelPlan};
 use meshgrad_runtime::{Error as RuntimeError, Tensor};
 
 use crate::config::{
-    Algorithm, Config, ConfigError, HomeChoice, ParallelTable, Violation, Violations,
+    Algorithm, Config, ConfigError, HomeChoice, ParallelTable, Reduction, Violation, Violations,
 };
 use crate::{Result, TrainError};
 
@@ -69,6 +69,9 @@ impl Division {
             whole_matrices: matches!(config.optimizer.algorithm, Algorithm::Muon(_)),
         };
         division.check_batch(config.train.micro_batch_size)?;
+        if config.train.reduction == Reduction::Tree {
+            division.check_tree(config.train.batch_size)?;
+        }
         Ok(division)
     }
 
@@ -86,7 +89,7 @@ impl Division {
     }
 
     /// The number of parts that a batch is divided into.
-    fn batch_parts(&self) -> usize {
+    pub(super) fn batch_parts(&self) -> usize {
         let axes = self.batch_axes();
         let sizes = axes.iter().map(|axis| self.mesh.size(axis).unwrap_or(1));
         sizes.product()
@@ -113,9 +116,25 @@ impl Division {
             self.batch_axes().join(" x "),
             self.padded(rows)
         );
-        let key = "train.micro_batch_size".to_owned();
-        let violations = Violations(vec![Violation { key, problem }]);
-        Err(TrainError::Config(ConfigError::Range(violations)))
+        Err(violation("train.micro_batch_size", problem))
+    }
+
+    /// Checks that the sequences of a step can be summed in a tree.
+    fn check_tree(&self, batch_size: usize) -> Result<()> {
+        let (parts, tensor) = (self.batch_parts(), self.axis(TENSOR));
+        let problem = match () {
+            () if !tensor.is_empty() => "does not support parallel.tp".to_owned(),
+            () if !parts.is_power_of_two() => {
+                format!("needs a power of two of data-parallel ranks, not {parts}")
+            }
+            () if !batch_size.is_multiple_of(parts) => format!(
+                "needs a train.batch_size that is a multiple of the {parts} data-parallel ranks, not \
+                 {batch_size}"
+            ),
+            () => return Ok(()),
+        };
+        let problem = format!("\"tree\" {problem}; change it, or use \"sum\"");
+        Err(violation("train.reduction", problem))
     }
 
     pub(super) fn part_of_batch(&self, rows: usize, seq_len: usize) -> Result<BatchPart> {
@@ -132,15 +151,36 @@ impl Division {
         })
     }
 
-    pub(super) fn divide(&self, model: &impl Model, rank: &dyn Rank) -> Result<()> {
+    fn plan(&self, model: &impl Model, sequence_parallel: bool) -> Result<ModelPlan> {
         let tensor = self.axis(TENSOR);
         let parallelism = ModelParallelism::new(&self.mesh).tensor(&tensor);
         let parallelism = parallelism
             .map_err(RuntimeError::other)?
-            .sequence_parallel(self.table.sequence_parallel)
+            .sequence_parallel(sequence_parallel)
             .loss_parallel(self.table.loss_parallel)
             .shard_experts(self.table.shard_experts);
-        model.plan(&parallelism)?.apply(model, self.rank)?;
+        Ok(model.plan(&parallelism)?)
+    }
+
+    /// Calls `body` while sequences are whole: a model that decodes has one new token.
+    pub(super) fn with_whole_sequences<T>(
+        &self,
+        model: &impl Model,
+        body: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        if !self.table.sequence_parallel {
+            return body();
+        }
+        let (whole, sharded) = (self.plan(model, false)?, self.plan(model, true)?);
+        whole.apply_to_seams(model);
+        let result = body();
+        sharded.apply_to_seams(model);
+        result
+    }
+
+    pub(super) fn divide(&self, model: &impl Model, rank: &dyn Rank) -> Result<()> {
+        let plan = self.plan(model, self.table.sequence_parallel)?;
+        plan.apply(model, self.rank)?;
 
         let home = self.home();
         let mut homes =
@@ -171,4 +211,10 @@ impl Division {
             false => home,
         }
     }
+}
+
+fn violation(key: &str, problem: String) -> TrainError {
+    let key = key.to_owned();
+    let violations = Violations(vec![Violation { key, problem }]);
+    TrainError::Config(ConfigError::Range(violations))
 }

@@ -13,7 +13,7 @@ use meshgrad_runtime::Device;
 use super::opened::Opened;
 use super::{Session, Summary};
 use crate::batches::TokenBatches;
-use crate::config::Config;
+use crate::config::{Config, Reduction};
 use crate::data::Data;
 use crate::events::Event;
 use crate::metrics::{self, MetricsFile, Record};
@@ -256,12 +256,17 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
     fn step(&mut self, step: u64) -> Result<PendingStep> {
         let tokens = self.data.tokens.training();
         let batches = TokenBatches::new(self.windows, tokens, self.device).on(&self.ranks);
-        let (rows, at_a_time) = (
-            self.config.train.batch_size,
-            self.config.train.micro_batch_size,
-        );
+        let (rows, at_a_time) = (self.config.train.batch_size, self.rows_at_a_time());
         self.trainer
             .step(step, batches.of_step(&self.order, step, rows, at_a_time))
+    }
+
+    /// The sequences of a pass over all ranks.
+    fn rows_at_a_time(&self) -> usize {
+        match self.config.train.reduction {
+            Reduction::Sum => self.config.train.micro_batch_size,
+            Reduction::Tree => self.ranks.batch_parts(),
+        }
     }
 
     /// Whether a checkpoint, a sample or a validation follows `step`.
@@ -339,7 +344,7 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
         let tokens = self.data.tokens.validation();
         let batches = TokenBatches::new(windows, tokens, self.device).on(&self.ranks);
         // As many rows at a time as in training, so that a validation needs no more memory.
-        let rows = self.config.train.micro_batch_size;
+        let rows = self.rows_at_a_time();
         let microbatches = self.config.train.batch_size / rows;
         let count = self.config.log.val_batches.saturating_mul(microbatches);
         let loss = self.trainer.validate(step, batches.in_order(rows, count))?;
@@ -380,7 +385,8 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
         let (model, dtype, device) = (&self.trainer.model, self.trainer.dtype(), self.device);
         let sample =
             || generate::sample_from(model, tokenizer, prompt, config, seed, dtype, device);
-        let text = self.trainer.updater.averaged(sample)?;
+        let sample = || self.trainer.updater.averaged(sample);
+        let text = self.ranks.decode(&self.trainer.model, sample)?;
         self.reporter.sample(step, &text);
         let sampled = Event::Sampled { step, text: &text };
         self.trainer.events.report(sampled)

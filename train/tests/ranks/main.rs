@@ -2,6 +2,7 @@
 //! failures of all ranks together.
 
 mod failures;
+mod tree;
 mod world;
 
 use std::fs;
@@ -50,9 +51,13 @@ fn planted_faults_are_found() {
     place.train_alone("alone", &[]);
     for fault in [Fault::Dropped, Fault::Scaled, Fault::Swapped] {
         let run = format!("{fault:?}");
-        place.train_faulty(&run, &MESHES[1], fault);
-        let difference = place.differ("alone", &run);
-        assert!(difference > TOLERANCE, "{fault:?}: {difference}");
+        // Ranks of which each has other rows than the others expect may also fail.
+        if place.train_faulty(&run, &MESHES[1], fault) {
+            let difference = place.differ("alone", &run);
+            assert!(difference > TOLERANCE, "{fault:?}: {difference}");
+        } else {
+            assert_eq!(fault, Fault::Swapped);
+        }
     }
 }
 
@@ -147,7 +152,7 @@ fn save_again(
     let saved = Committed::open(from)?;
     let config = Config::read::<Tables>(Some(&from.join("trainer/config.toml")), &[])?;
     let tokenizer = Tokenizer::from_file(&from.join("tokenizer.json"))?;
-    let model = qwen3::model(&saved)?;
+    let model = qwen3::model(&config, tokenizer.vocab_size(), Some(&saved))?;
     Homes::new(rank, mesh, home.clone()).unit("model.layers.*", home).settle(&model)?;
     let (device, options) = (rank.device(), ReadOptions::default());
     checkpoint::load_params(&saved, &model, device, options)?;
