@@ -125,7 +125,7 @@ pub trait Module {
     /// As [`Module::materialize`].
     fn materialize_missing(&self, device: &Device, seed: u64) -> Result<()> {
         for param in self.params() {
-            if param.value().is_err() {
+            if !param.has_value() {
                 param.materialize(device, seed)?;
             }
         }

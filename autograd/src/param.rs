@@ -32,6 +32,8 @@ struct State {
     copy: Option<(u64, Tensor)>,
     /// Where the rows are, if they are divided over ranks. There is no value then.
     home: Option<Arc<dyn Home>>,
+    /// Whether the rows have values.
+    has_rows: bool,
 }
 
 impl Param {
@@ -143,11 +145,28 @@ impl Param {
             let name = self.name().into();
             return Err(TapeError::SecondHome { name }.into());
         }
-        if let Some(value) = self.take() {
-            ops::copy_into(&rows_of(&value, home.rows())?, home.value())?;
+        let value = self.take();
+        if let Some(value) = &value {
+            ops::copy_into(&rows_of(value, home.rows())?, home.value())?;
         }
-        self.write().home = Some(home);
+        let mut state = self.write();
+        (state.home, state.has_rows) = (Some(home), value.is_some());
         Ok(())
+    }
+
+    /// States that the rows of its home, [`Home::value`](crate::Home::value), have been written, as
+    /// by loading them.
+    pub fn rows_written(&self) {
+        self.write().has_rows = true;
+    }
+
+    /// Whether it has a value or, with a home, its rows have.
+    pub fn has_value(&self) -> bool {
+        let state = self.read();
+        match state.home {
+            Some(_) => state.has_rows,
+            None => state.value.is_some(),
+        }
     }
 
     /// Where its rows are; `None` if the value is whole.
@@ -220,6 +239,7 @@ impl Param {
 
         if let Some(home) = self.home() {
             ops::copy_into(&rows_of(value, home.rows())?, home.value())?;
+            self.rows_written();
             return Ok(());
         }
         let value = match value.kind() {
@@ -235,6 +255,7 @@ impl Param {
             value: Some(value),
             copy: None,
             home: None,
+            has_rows: false,
         };
         Ok(())
     }
@@ -255,7 +276,9 @@ impl Param {
         let shape = self.sharded_shape();
         let key = Key::new(seed).fold_name(self.name());
         if let Some(home) = self.home() {
-            return init.write_rows(key, &shape, &home.rows(), home.value());
+            init.write_rows(key, &shape, &home.rows(), home.value())?;
+            self.rows_written();
+            return Ok(());
         }
         let value = match shape.sharding() {
             Some(_) => shape.zeros(device, dtype, Kind::Parameter)?,

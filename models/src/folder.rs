@@ -247,8 +247,9 @@ fn fill_all(
 
     let (of_params, of_buffers) = tensors.split_at(params.len());
     for (param, named) in params.iter().zip(of_params) {
-        if param.home().is_none() {
-            param.set(&named.tensor)?;
+        match param.home() {
+            Some(_) => param.rows_written(),
+            None => param.set(&named.tensor)?,
         }
     }
     for (buffer, named) in buffers.iter().zip(of_buffers) {

@@ -136,7 +136,13 @@ fn ranks_save_the_files_of_one_rank() {
             };
             assert_eq!(names(&found), names(&expected));
             for ((file, found), (_, expected)) in found.iter().zip(&expected) {
-                assert!(found == expected, "{name} on {ranks} ranks: {}", file.display());
+                assert!(
+                    found == expected,
+                    "{name} on {ranks} ranks: {} is\n{}\nnot\n{}",
+                    file.display(),
+                    String::from_utf8_lossy(found),
+                    String::from_utf8_lossy(expected)
+                );
             }
         }
     }
