@@ -1,0 +1,152 @@
+//! When ops ran on a CPU device, for traces.
+
+use std::fmt;
+use std::mem;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// One op on a CPU device, in the time of the clock that [`Device::trace_ops`](crate::Device::trace_ops) was given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpSpan {
+    /// The op.
+    pub name: &'static str,
+    /// When its kernel started.
+    pub start: Duration,
+    /// When its kernel returned.
+    pub end: Duration,
+}
+
+/// Records the ops of a device until [`OpTrace::finish`] or until it is dropped.
+#[must_use = "dropping it ends the recording"]
+pub struct OpTrace(Option<Arc<OpRecorder>>);
+
+/// What a device keeps of its ops.
+#[derive(Default)]
+pub(crate) struct OpRecorder {
+    /// Whether there is a recording, so that ops outside of one take no lock.
+    is_recording: AtomicBool,
+    recording: Mutex<Option<Recording>>,
+}
+
+/// What reads the clock.
+type Now = dyn Fn() -> Duration + Send + Sync;
+
+struct Recording {
+    now: Arc<Now>,
+    ops: Vec<OpSpan>,
+}
+
+impl OpTrace {
+    /// Ends the recording. Returns the ops in the order in which they ended.
+    pub fn finish(mut self) -> Vec<OpSpan> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Vec<OpSpan> {
+        let Some(recorder) = self.0.take() else {
+            return Vec::new();
+        };
+        recorder.is_recording.store(false, Ordering::Release);
+        let recording = mem::take(&mut *recorder.lock());
+        recording.map_or_else(Vec::new, |recording| recording.ops)
+    }
+}
+
+impl Drop for OpTrace {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl fmt::Debug for OpTrace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OpTrace")
+    }
+}
+
+impl OpRecorder {
+    /// Starts a recording; `None` if there is one already.
+    pub(crate) fn start(self: &Arc<Self>, now: Arc<Now>) -> Option<OpTrace> {
+        let mut recording = self.lock();
+        if recording.is_some() {
+            return None;
+        }
+        *recording = Some(Recording {
+            now,
+            ops: Vec::new(),
+        });
+        self.is_recording.store(true, Ordering::Release);
+        Some(OpTrace(Some(self.clone())))
+    }
+
+    /// Runs the kernel of an op, and records it if there is a recording.
+    pub(crate) fn run<T>(&self, name: &'static str, kernel: impl FnOnce() -> T) -> T {
+        let Some(now) = self.clock() else {
+            return kernel();
+        };
+        let start = now();
+        let value = kernel();
+        let end = now();
+        if let Some(recording) = &mut *self.lock() {
+            recording.ops.push(OpSpan { name, start, end });
+        }
+        value
+    }
+
+    /// The clock of the recording, if there is one.
+    fn clock(&self) -> Option<Arc<Now>> {
+        if !self.is_recording.load(Ordering::Acquire) {
+            return None;
+        }
+        self.lock().as_ref().map(|recording| recording.now.clone())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Recording>> {
+        self.recording
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DType, Device, ops};
+
+    /// A device records what runs between the start and the end of a trace, and no other device
+    /// does.
+    #[test]
+    fn a_trace_has_the_ops_of_its_device() {
+        let (device, other) = (Device::cpu(), Device::cpu());
+        let of = |device: &Device| ops::full(device, &[2, 3], DType::F32, 1.0).unwrap();
+        let (x, y) = (of(&device), of(&other));
+        let ticks = Mutex::new(Duration::ZERO);
+        let now = move || {
+            let mut ticks = ticks.lock().unwrap();
+            *ticks += Duration::from_secs(1);
+            *ticks
+        };
+
+        ops::add(&x, &x).unwrap();
+        let trace = device.trace_ops(now).unwrap();
+        let error = device.trace_ops(|| Duration::ZERO).unwrap_err();
+        assert!(error.to_string().contains("already recorded"), "{error}");
+        ops::exp(&x).unwrap();
+        ops::add(&y, &y).unwrap();
+        ops::concat(&[&x, &x], 0).unwrap();
+        let seconds = Duration::from_secs;
+        let span = |name, start| OpSpan {
+            name,
+            start: seconds(start),
+            end: seconds(start + 1),
+        };
+        assert_eq!(trace.finish(), [span("exp", 1), span("concat", 3)]);
+
+        ops::exp(&x).unwrap();
+        let dropped = device.trace_ops(|| Duration::ZERO).unwrap();
+        drop(dropped);
+        let empty = device.trace_ops(|| Duration::ZERO).unwrap();
+        assert_eq!(empty.finish(), []);
+    }
+}
