@@ -255,9 +255,9 @@ impl Device {
         self.0.work.waits.load(Ordering::Relaxed)
     }
 
-    /// Records when each op with a CPU kernel runs on this device, on any thread. `now` is the clock.
-    /// Copies that are not ops, such as [`Tensor::from_slice`](crate::Tensor::from_slice), are not
-    /// recorded. GPUs and meta devices run no CPU kernels, so their traces are empty.
+    /// Records when the CPU kernel of each op runs on this device, on any thread. `now` is the
+    /// clock. Fills and copies that are not counted in [`Device::work`] are not recorded. GPUs and
+    /// meta devices run no CPU kernels, so their traces are empty.
     ///
     /// ```
     /// use std::time::Instant;

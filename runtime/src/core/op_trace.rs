@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// One op on a CPU device, in the time of the clock that [`Device::trace_ops`](crate::Device::trace_ops) was given.
+/// One op on a CPU device. Its times are those of the clock of
+/// [`Device::trace_ops`](crate::Device::trace_ops).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpSpan {
     /// The op.

@@ -1,6 +1,6 @@
-//! AdamW with stochastic rounding: bf16 parameters have, in any home and on any number of ranks, the
-//! bits that they have on one rank. Gradients are sums of small integers here, which are equal in any
-//! order, so this states that the random numbers depend on the element alone.
+//! AdamW with stochastic rounding: in any home and on any number of ranks, bf16 parameters have the
+//! bits that they have on one rank. Gradients are sums of small integers here, which are equal in
+//! any order. So the law is that the random numbers depend on the element alone.
 
 use meshgrad_autograd::{Init, Module, Param, Spec, Tape, Var, ops as tracked};
 use meshgrad_comm::conformance::{Fault, RewiredRank};

@@ -1,8 +1,8 @@
 //! The trace-event format of Chrome, which Perfetto (ui.perfetto.dev) and chrome://tracing read.
 //!
 //! Described in "Trace Event Format", Google, 2016:
-//! <https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU>. Used here:
-//! complete events (`X`) with times in microseconds, and metadata (`M`) with the names and the order
+//! <https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU>. Used here are
+//! complete events (`X`), with times in microseconds, and metadata (`M`): the names and the order
 //! of processes and threads.
 
 use std::time::Duration;
@@ -12,19 +12,19 @@ use serde_json::{Value, json};
 use super::{CollectiveSpan, RankTrace, Span};
 use crate::source_line::SourceLine;
 
-/// More than the events of one track that overlap each other.
+/// More than the events of one kind that overlap each other.
 const LANES: usize = 1_000_000;
 
 /// Traces of ranks as one JSON document in Chrome's trace-event format.
 ///
 /// Each rank is a process, whose number is the rank. It has the threads `ops`, `collectives` (from
-/// the call to the end of the wait) and `exposed waits`. Events that overlap are on further threads,
-/// such as `collectives 2`. A collective's arguments are its group, number, bytes and source line;
+/// the call to the end of the wait) and `exposed waits`. Events that overlap are on further
+/// threads, such as `collectives 2`. A collective's arguments are its group, number, bytes and source line;
 /// the number and the group are the same on all members.
 ///
-/// Times are those of each rank's [clock](crate::Rank::clock). The ranks of `Local` share one; with
-/// `Host` and `Mpi`, clocks start when their ranks have joined, so processes are aligned only
-/// roughly. There each rank writes its own file; the `traceEvents` of several files can be joined.
+/// Times are those of each rank's [clock](crate::Rank::clock). The ranks of `Local` share one. With
+/// `Host` and `Mpi`, a clock starts when its rank has joined, so processes are aligned only
+/// roughly. There each rank writes a file of its own; the `traceEvents` of several can be joined.
 pub fn chrome_trace(ranks: &[RankTrace]) -> String {
     let events: Vec<Value> = ranks.iter().flat_map(of_rank).collect();
     json!({ "traceEvents": events, "displayTimeUnit": "ms" }).to_string()

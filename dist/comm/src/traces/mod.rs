@@ -35,10 +35,11 @@ pub struct CommStats {
     /// larger. This is the size that [`LoggedCall::bytes`](crate::LoggedCall::bytes) has and that
     /// nccl-tests reports. It does not depend on the algorithm, so it is not what crosses a wire.
     pub bytes: u64,
-    /// The time that threads of this rank spent in [`Pending::wait`](meshgrad_runtime::Pending::wait)
-    /// of collectives, on the rank's [clock](crate::Rank::clock), summed over threads. No
-    /// computation of that thread hid it. A call that itself waits for other ranks, as in strict
-    /// mode, is not counted. On a GPU only the host's waiting is, not that of streams.
+    /// The time that threads of this rank spent waiting for collectives, on its
+    /// [clock](crate::Rank::clock), summed over threads: in
+    /// [`Pending::wait`](meshgrad_runtime::Pending::wait), with no computation of the thread to
+    /// hide it. A call that itself waits for other ranks, as in strict mode, is not counted. On a
+    /// GPU only the host's waiting is, not that of streams.
     pub exposed: Duration,
 }
 
@@ -76,7 +77,8 @@ impl Span {
 pub struct CollectiveSpan {
     /// The group of its communicator.
     pub group: Group,
-    /// Its number in the communicator, kind, counts and source line.
+    /// Its kind, counts and source line, and its number among the traced collectives of the group,
+    /// which is that in errors if all of them are traced.
     pub ticket: Ticket,
     /// The bytes of this rank's input or output, whichever is larger.
     pub bytes: u64,

@@ -12,7 +12,7 @@ use crate::clock::Clock;
 use crate::communicator::{Communicator, Operands};
 use crate::rank::Rank;
 use crate::shares::GroupConnector;
-use crate::ticket::{Counters, Request, Ticket};
+use crate::ticket::{Counters, Request};
 
 /// A rank that counts and records the collectives of the communicators that it connects.
 ///
@@ -56,8 +56,8 @@ impl<'a> TracedRank<'a> {
     /// A recording grows with each of them, so record some steps of a long run.
     ///
     /// # Errors
-    /// [`Error::Argument`](meshgrad_runtime::Error::Argument) while the rank already records, or its
-    /// device is [recorded](Device::trace_ops).
+    /// [`Error::Argument`](meshgrad_runtime::Error::Argument) while the rank already records, or
+    /// its device is [recorded](Device::trace_ops).
     pub fn record(&self) -> Result<Recording> {
         Recording::start(self.rank, &self.tracer)
     }
@@ -106,7 +106,7 @@ impl GroupConnector for TracedConnector {
 struct TracedCommunicator {
     inner: Arc<dyn Communicator>,
     tracer: Arc<Tracer>,
-    /// Give the same numbers as those of `inner`.
+    /// Number the calls as `inner` does.
     counters: Arc<Counters>,
 }
 
@@ -114,36 +114,28 @@ struct TracedCommunicator {
 struct Begun {
     request: Request,
     bytes: u64,
-}
-
-impl Begun {
-    fn new(request: &Request, operands: &Operands) -> Begun {
-        Begun {
-            request: request.clone(),
-            bytes: operands.bytes(),
-        }
-    }
+    at: Duration,
 }
 
 impl TracedCommunicator {
-    fn now(&self) -> Duration {
-        self.tracer.clock().now()
+    fn begin(&self, request: &Request, operands: &Operands) -> Begun {
+        Begun {
+            request: request.clone(),
+            bytes: operands.bytes(),
+            at: self.tracer.now(),
+        }
     }
 
     /// A call that has started takes a number, as in `inner`.
-    fn started(
-        &self,
-        begun: Begun,
-        start: Duration,
-        pending: Pending<Option<Tensor>>,
-    ) -> Pending<Option<Tensor>> {
-        let ticket: Ticket = self.counters.ticket(begun.request);
-        let end = self.now();
+    fn started(&self, begun: Begun, pending: Pending<Option<Tensor>>) -> Pending<Option<Tensor>> {
         let span = CollectiveSpan {
             group: self.inner.group().clone(),
-            ticket,
+            ticket: self.counters.ticket(begun.request),
             bytes: begun.bytes,
-            call: Span { start, end },
+            call: Span {
+                start: begun.at,
+                end: self.tracer.now(),
+            },
             wait: None,
         };
         self.tracer.started(span, pending)
@@ -168,22 +160,18 @@ impl Communicator for TracedCommunicator {
     }
 
     fn start(&self, request: Request, operands: Operands) -> Result<Pending<Option<Tensor>>> {
-        let begun = Begun::new(&request, &operands);
-        let start = self.now();
+        let begun = self.begin(&request, &operands);
         let pending = self.inner.start(request, operands)?;
-        Ok(self.started(begun, start, pending))
+        Ok(self.started(begun, pending))
     }
 
     fn start_fused(&self, calls: Vec<(Request, Operands)>) -> Result<Vec<Pending<Option<Tensor>>>> {
-        let begun = calls
-            .iter()
-            .map(|(request, operands)| Begun::new(request, operands));
-        let begun: Vec<Begun> = begun.collect();
-        let start = self.now();
+        let begin = |(request, operands): &(Request, Operands)| self.begin(request, operands);
+        let begun: Vec<Begun> = calls.iter().map(begin).collect();
         let pending = self.inner.start_fused(calls)?;
         let started = begun.into_iter().zip(pending);
         Ok(started
-            .map(|(begun, pending)| self.started(begun, start, pending))
+            .map(|(begun, pending)| self.started(begun, pending))
             .collect())
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use meshgrad_mesh::Group;
 use meshgrad_runtime::{Error, OpTrace, Pending, Result, Tensor};
@@ -34,8 +35,8 @@ impl Tracer {
         }
     }
 
-    pub(super) fn clock(&self) -> &Clock {
-        &self.clock
+    pub(super) fn now(&self) -> Duration {
+        self.clock.now()
     }
 
     pub(super) fn stats(&self) -> CommStats {
@@ -66,9 +67,9 @@ impl Tracer {
 
         let tracer = self.clone();
         Pending::by_host(move || {
-            let start = tracer.clock.now();
+            let start = tracer.now();
             let result = pending.wait();
-            let end = tracer.clock.now();
+            let end = tracer.now();
             tracer.waited(id, span, Span { start, end });
             result
         })

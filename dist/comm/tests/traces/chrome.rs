@@ -73,8 +73,9 @@ fn a_document_has_all_spans_of_all_ranks() {
             let count = |category| read.of_rank(rank, category).len();
             let waits = read.of_rank(rank, "exposed waits");
             let waited = trace.collectives.iter().filter(|span| span.wait.is_some());
-            assert_eq!(count("ops"), trace.ops.len(), "{transport}");
-            assert_eq!(count("ops") > 0, transport != "Plan", "{transport}");
+            // A meta device runs no kernels.
+            let ops = usize::from(transport != "Plan");
+            assert_eq!((count("ops"), trace.ops.len()), (ops, ops), "{transport}");
             assert_eq!(count("collectives"), trace.collectives.len(), "{transport}");
             assert_eq!(waits.len(), waited.count(), "{transport}");
             let exposed: f64 = waits.iter().map(|event| event.duration).sum();

@@ -1,4 +1,5 @@
-//! Exposed time in simulated time: the modelled time of a collective, less the computation beside it.
+//! Exposed time in simulated time: the modelled time of a collective, less the computation beside
+//! it.
 
 use std::time::Duration;
 

@@ -16,6 +16,7 @@ pub(crate) fn run(rank: &dyn Rank) -> Result<()> {
     let all: usize = ROWS.iter().sum();
 
     let sum = world.all_reduce(&x(4)?, Reduction::Sum)?;
+    ops::exp(&x(4)?)?;
     world.all_gather_rows(&x(ROWS[own])?, &ROWS)?.wait()?;
     world
         .reduce_scatter_rows(&x(all)?, &ROWS, Reduction::Sum)?
@@ -77,11 +78,11 @@ pub(crate) fn on_all_transports() -> Vec<(&'static str, Vec<Traced>)> {
     let plan = Plan::new(RANKS).unwrap();
     let planned = (0..RANKS).map(|rank| {
         let mut of_rank = None;
-        let main = |rank: &_| {
+        let log = plan.trace(rank, |rank| {
             of_rank = Some(traced(rank)?);
             Ok::<_, Error>(())
-        };
-        plan.trace(rank, main).unwrap();
+        });
+        log.unwrap();
         of_rank.unwrap()
     });
     vec![

@@ -138,7 +138,7 @@ fn a_rank_has_one_recording_at_a_time() {
         let error = rank.record().err().map(|error| error.to_string());
         assert!(error.unwrap().contains("already recorded"));
         drop(ops);
-        rank.record()?;
+        drop(rank.record()?);
         Ok::<_, Error>(())
     });
     checked.unwrap();
