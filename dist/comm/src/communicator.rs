@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use meshgrad_mesh::Group;
-use meshgrad_runtime::{Device, Pending, Result, Tensor, UninitTensor};
+use meshgrad_runtime::{DType, Device, Pending, Result, Tensor, UninitTensor};
 
 use crate::ticket::Request;
 
@@ -60,6 +60,20 @@ pub struct Operands {
     pub input: Option<Tensor>,
     /// What this rank gets.
     pub output: Output,
+}
+
+impl Operands {
+    /// The bytes of the input or of the output, whichever is larger.
+    pub(crate) fn bytes(&self) -> u64 {
+        let of = |dtype: DType, elements: usize| dtype.bytes(elements) as u64;
+        let output = match &self.output {
+            Output::None => 0,
+            Output::New(new) => of(new.dtype(), new.shape().elements()),
+            Output::Into(tensor) => of(tensor.dtype(), tensor.elements()),
+        };
+        let input = self.input.as_ref();
+        input.map_or(output, |x| of(x.dtype(), x.elements()).max(output))
+    }
 }
 
 /// The destination of a collective's result.

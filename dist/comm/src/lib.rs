@@ -10,6 +10,7 @@
 //! - [`Rank`] is what ranks of all transports have in common; [`launch`] starts processes and finds
 //!   out which rank a process is.
 //! - [`conformance`] has the checks that every transport must pass; [`speed`] measures it.
+//! - [`TracedRank`] counts and records what a rank communicates, and [`chrome_trace`] draws it.
 //! - [`Ticket`] identifies a collective on all members: its number, fingerprint and source line.
 //!
 //! A collective is started by every member, in the same order on each. It returns a
@@ -45,6 +46,7 @@ mod shares;
 mod source_line;
 pub mod speed;
 mod ticket;
+mod traces;
 mod uniform;
 mod verdict;
 
@@ -67,6 +69,7 @@ pub use redistribute::{Redistributor, Transferred};
 pub use shares::GroupConnector;
 pub use source_line::SourceLine;
 pub use ticket::{Collective, Counters, Counts, Fingerprint, Peer, Reduction, Request, Ticket};
+pub use traces::{CollectiveSpan, CommStats, RankTrace, Recording, Span, TracedRank, chrome_trace};
 pub use uniform::Uniform;
 
 /// Compiles and runs the examples of the guide.

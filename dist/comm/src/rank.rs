@@ -5,6 +5,7 @@ use std::sync::Arc;
 use meshgrad_mesh::Group;
 use meshgrad_runtime::{Device, Error, Result};
 
+use crate::clock::Clock;
 use crate::communicator::Communicator;
 use crate::host::World;
 use crate::local::LocalRank;
@@ -23,6 +24,10 @@ pub trait Rank: Sync {
 
     /// Its device.
     fn device(&self) -> &Device;
+
+    /// Its clock: [`Clock::real`], or the simulated one of a `Local` world. With `Plan`, it
+    /// advances only by [`Clock::sleep`].
+    fn clock(&self) -> &Clock;
 
     /// What connects its groups.
     fn connector(&self) -> Arc<dyn GroupConnector>;
@@ -59,6 +64,10 @@ impl Rank for LocalRank {
         self.device()
     }
 
+    fn clock(&self) -> &Clock {
+        self.clock()
+    }
+
     fn connector(&self) -> Arc<dyn GroupConnector> {
         self.shares().clone()
     }
@@ -77,6 +86,10 @@ impl Rank for PlanRank {
         self.device()
     }
 
+    fn clock(&self) -> &Clock {
+        self.clock()
+    }
+
     fn connector(&self) -> Arc<dyn GroupConnector> {
         Arc::new(self.clone())
     }
@@ -93,6 +106,10 @@ impl Rank for World {
 
     fn device(&self) -> &Device {
         self.device()
+    }
+
+    fn clock(&self) -> &Clock {
+        self.clock()
     }
 
     fn connector(&self) -> Arc<dyn GroupConnector> {

@@ -6,9 +6,11 @@
 use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use crate::core::available;
 use crate::core::memory::{AllocationError, Block, HostMemory, Memory};
+use crate::core::op_trace::{OpRecorder, OpTrace};
 use crate::driver::{self, Allocator, Gpu, MetaSegments, NoBlock, Pool};
 use crate::threads::with_threads;
 use crate::{AllocatorStats, CudaError, DType, Error, GpuProperties, Library, MemoryStats, Result};
@@ -53,6 +55,7 @@ struct Inner {
     memory: Memory,
     backend: Backend,
     work: Counters,
+    op_recorder: Arc<OpRecorder>,
     streams: AtomicU32,
     graphs: AtomicU32,
 }
@@ -155,6 +158,7 @@ impl Device {
             memory,
             backend,
             work: Counters::default(),
+            op_recorder: Arc::default(),
             streams: AtomicU32::new(1),
             graphs: AtomicU32::new(1),
         }))
@@ -249,6 +253,41 @@ impl Device {
     /// [`Work`], because a meta device counts the same work and never waits.
     pub fn waits(&self) -> u64 {
         self.0.work.waits.load(Ordering::Relaxed)
+    }
+
+    /// Records when the CPU kernel of each op runs on this device, on any thread. `now` is the
+    /// clock. Fills and copies that are not counted in [`Device::work`] are not recorded. GPUs and
+    /// meta devices run no CPU kernels, so their traces are empty.
+    ///
+    /// ```
+    /// use std::time::Instant;
+    ///
+    /// use meshgrad_runtime::{DType, Device, Result, ops};
+    ///
+    /// # fn main() -> Result<()> {
+    /// let (device, start) = (Device::cpu(), Instant::now());
+    /// let x = ops::full(&device, &[4], DType::F32, 1.0)?;
+    /// let trace = device.trace_ops(move || start.elapsed())?;
+    /// ops::add(&x, &x)?;
+    /// let spans = trace.finish();
+    /// assert_eq!((spans.len(), spans[0].name), (1, "add"));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Argument`] while another trace records this device.
+    pub fn trace_ops(&self, now: impl Fn() -> Duration + Send + Sync + 'static) -> Result<OpTrace> {
+        let trace = self.0.op_recorder.start(Arc::new(now));
+        trace.ok_or_else(|| Error::Argument {
+            op: "trace_ops",
+            problem: format!("{self} is already recorded; finish the first trace"),
+        })
+    }
+
+    /// Runs the CPU kernel of an op, and records it if there is a trace.
+    pub(crate) fn recorded<T>(&self, op: &'static str, kernel: impl FnOnce() -> T) -> T {
+        self.0.op_recorder.run(op, kernel)
     }
 
     /// The error for an `op` that has no kernel on this GPU.

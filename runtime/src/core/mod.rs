@@ -20,6 +20,7 @@ pub(crate) mod layout;
 pub(crate) mod lent;
 pub(crate) mod memory;
 pub(crate) mod number;
+pub(crate) mod op_trace;
 pub(crate) mod params;
 pub(crate) mod philox;
 pub(crate) mod pinned;

@@ -640,7 +640,9 @@ impl Call {
         }
         self.count();
         match self.device.computes() {
-            true => self.device.run(kernel),
+            true => self
+                .device
+                .run(|| self.device.recorded(self.name(), kernel)),
             false => Ok(()),
         }
     }

@@ -108,7 +108,10 @@ pub fn concat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
         return Ok(y.finish());
     }
     if device.computes() {
-        for_any!(first.dtype(), T => kernels::concat::<T>(tensors, &widths, y.slice()?))?;
+        device.recorded(
+            CONCAT.name(),
+            || for_any!(first.dtype(), T => kernels::concat::<T>(tensors, &widths, y.slice()?)),
+        )?;
     }
     Ok(y.finish())
 }

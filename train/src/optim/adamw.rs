@@ -30,7 +30,7 @@ pub struct AdamW {
 
 struct Slot {
     moments: Moments,
-    /// Of stochastic rounding; `None` if the parameter is rounded to nearest.
+    /// Of stochastic rounding; `None` if the parameter is rounded to nearest or has no rows here.
     draws: Option<Vec<Draw>>,
 }
 
@@ -168,12 +168,14 @@ fn state_dtype(part: &Part, state: DType) -> Result<DType, OptimError> {
     }
 }
 
-/// The keys of stochastic rounding, if `part` is rounded so.
+/// The keys of stochastic rounding, if `part` is rounded so. A part without rows is still updated,
+/// as one without draws: see [`Optimizer::step`].
 ///
 /// # Errors
 /// [`OptimError::ScatteredRows`].
 fn draws(part: &Part, config: &AdamWConfig) -> Result<Option<Vec<Draw>>> {
-    if config.rounding != Rounding::Stochastic || part.value().dtype() != DType::BF16 {
+    let is_rounded = part.value().dtype() == DType::BF16 && part.value().elements() > 0;
+    if config.rounding != Rounding::Stochastic || !is_rounded {
         return Ok(None);
     }
     // `rounding` keeps these numbers apart from initial values, whose key is the seed and the name

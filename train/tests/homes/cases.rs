@@ -24,6 +24,10 @@ pub(crate) struct Case {
     pub(crate) announced: bool,
     /// Whether all ranks have equally many rows.
     pub(crate) even: bool,
+    /// Whether Muon updates the matrices, not AdamW.
+    pub(crate) muon: bool,
+    /// By how many rows the batch is rotated, so that ranks have other rows.
+    pub(crate) rotated: usize,
 }
 
 impl Case {
@@ -43,6 +47,8 @@ impl Case {
             bf16: false,
             announced: true,
             even: false,
+            muon: false,
+            rotated: 0,
         }
     }
 
@@ -70,6 +76,14 @@ impl Case {
 
     const fn even(self) -> Case {
         Case { even: true, ..self }
+    }
+
+    const fn muon(self) -> Case {
+        Case { muon: true, ..self }
+    }
+
+    const fn rotated(self, rotated: usize) -> Case {
+        Case { rotated, ..self }
     }
 
     /// The rows of a batch.
@@ -262,6 +276,11 @@ pub(crate) const CASES: &[Case] = &[
     Case::new("dense fsdp, whole gradients", DENSE, DP3, accumulated).unannounced(),
     Case::new("dense mixed", DENSE, DP4, mixed).prefetch(2),
     Case::new("dense whole matrices", DENSE, DP3, whole_matrices),
+    Case::new("dense muon", DENSE, DP3, whole_matrices).muon(),
+    Case::new("experts muon", ALL_EXPERTS, DP4, whole_matrices).muon(),
+    Case::new("dense replicated, other rows", DENSE, DP3, replicate).rotated(2),
+    Case::new("experts fsdp, other rows", ALL_EXPERTS, DP3, fsdp).rotated(3),
+    Case::new("dense hsdp, other rows", DENSE, HYBRID, hsdp).rotated(1),
     Case::new("dense hsdp", DENSE, HYBRID, hsdp),
     Case::new("dense hsdp", DENSE, HYBRID6, hsdp).unannounced(),
     Case::new("dense fsdp over two axes", DENSE, HYBRID6, fsdp_over_all),

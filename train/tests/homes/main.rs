@@ -1,6 +1,7 @@
 //! A model whose parameters have homes trains as on one rank.
 
 mod cases;
+mod rounding;
 mod step;
 mod torch;
 

@@ -8,7 +8,7 @@ use meshgrad_comm::{Local, Redistributor};
 use meshgrad_mesh::{Placement, RowBox};
 use meshgrad_models::{IGNORE_INDEX, Model, Qwen3, TokenBatch};
 use meshgrad_runtime::{DType, Device, Tensor, ops, redistribute};
-use meshgrad_train::optim::{AdamW, AdamWConfig, Groups};
+use meshgrad_train::optim::{AdamW, AdamWConfig, Groups, Muon, MuonConfig, Optimizer, Part};
 use meshgrad_train::updater::Updater;
 
 use crate::cases::Case;
@@ -22,7 +22,7 @@ const SEED: u64 = 7;
 /// last.
 pub(crate) type Outcome = BTreeMap<String, Vec<f32>>;
 
-type Result<T> = meshgrad_train::Result<T>;
+pub(crate) type Result<T> = meshgrad_train::Result<T>;
 
 /// What one rank has of a tensor, and where that is in the whole one.
 pub(crate) struct Share {
@@ -37,33 +37,34 @@ pub(crate) struct Share {
 /// Rows of different lengths, so that ranks have different numbers of labels.
 fn batch(case: &Case, step: usize, device: &Device) -> Result<TokenBatch> {
     let vocabulary = case.config().vocab_size;
-    let axes: Vec<&str> = case.batch_axes().collect();
     let shape = [case.rows(), TOKENS];
     let id = |at: usize, by: usize| ((at * by + at * at + 5 + step) % vocabulary) as i64;
     let count = shape[0] * shape[1];
-    let ids: Vec<i64> = (0..count).map(|at| id(at, 11)).collect();
+    let rotated = |at: usize| (at + case.rotated * TOKENS) % count;
+    let ids: Vec<i64> = (0..count).map(|at| id(rotated(at), 11)).collect();
     let label = |at: usize| match at % TOKENS > 1 + at / TOKENS % 4 {
         true => IGNORE_INDEX,
         false => id(at, 17),
     };
-    let labels: Vec<i64> = (0..count).map(label).collect();
-    let ids = Tensor::from_slice(device, &shape, &ids)?.as_replicated()?;
-    let labels = Tensor::from_slice(device, &shape, &labels)?.as_replicated()?;
-    let rows: Vec<_> = match ids.sharding() {
-        Some(_) => axes
-            .iter()
-            .map(|axis| (*axis, Placement::shard(0)))
-            .collect(),
-        None => Vec::new(),
-    };
+    let labels: Vec<i64> = (0..count).map(|at| label(rotated(at))).collect();
+    let ids = Tensor::from_slice(device, &shape, &ids)?;
+    let labels = Tensor::from_slice(device, &shape, &labels)?;
     Ok(TokenBatch::new(
-        &redistribute(&ids, &rows)?,
-        &redistribute(&labels, &rows)?,
+        &own_rows(case, &ids)?,
+        &own_rows(case, &labels)?,
     ))
 }
 
+/// This rank's rows of a batch `x`; on one rank, all.
+pub(crate) fn own_rows(case: &Case, x: &Tensor) -> Result<Tensor> {
+    let x = x.as_replicated()?;
+    let axes = case.batch_axes().filter(|_| x.sharding().is_some());
+    let rows: Vec<_> = axes.map(|axis| (axis, Placement::shard(0))).collect();
+    Ok(redistribute(&x, &rows)?)
+}
+
 /// This rank's rows `value` of `param`.
-fn share(name: String, param: &Param, value: &Tensor) -> Result<Share> {
+pub(crate) fn share(name: String, param: &Param, value: &Tensor) -> Result<Share> {
     let shape = param.sharded_shape();
     let local = *shape.local();
     let outer: usize = local[..local.len().saturating_sub(1)].iter().product();
@@ -74,7 +75,7 @@ fn share(name: String, param: &Param, value: &Tensor) -> Result<Share> {
         first_row: rows.start,
         boxes: shape.row_boxes(rows),
         row_elements: local.last().copied().unwrap_or(1),
-        values: value.local().to_vec()?,
+        values: ops::cast(&value.local(), DType::F32)?.to_vec()?,
     })
 }
 
@@ -89,16 +90,28 @@ fn scalar(name: String, value: &Tensor) -> Result<Share> {
     })
 }
 
-fn train(case: &Case, model: &Qwen3, device: &Device) -> Result<Vec<Share>> {
-    let model = model.clone().balanced(case.balancing());
+fn optimizer(case: &Case, parts: &[Part]) -> Result<Box<dyn Optimizer>> {
     // A large eps, so that tiny gradients do not become large updates.
-    let config = AdamWConfig {
+    let adamw = AdamWConfig {
         eps: 1e-3,
         ..AdamWConfig::default()
     };
-    let (mut updater, mut grads): (Updater, Grads) = Updater::with(&model, device, 1.0, |parts| {
-        Ok(Box::new(AdamW::new(parts, config, &Groups::default())?))
-    })?;
+    let muon = MuonConfig {
+        product_dtype: DType::F32,
+        adamw,
+        ..MuonConfig::default()
+    };
+    let groups = Groups::default();
+    Ok(match case.muon {
+        true => Box::new(Muon::new(parts, muon, &groups)?),
+        false => Box::new(AdamW::new(parts, adamw, &groups)?),
+    })
+}
+
+fn train(case: &Case, model: &Qwen3, device: &Device) -> Result<Vec<Share>> {
+    let model = model.clone().balanced(case.balancing());
+    let make = |parts: &[Part]| optimizer(case, parts);
+    let (mut updater, mut grads): (Updater, Grads) = Updater::with(&model, device, 1.0, make)?;
     updater = updater.averaging(0.9)?;
     let mut shares = Vec::new();
     for step in 0..STEPS {
@@ -152,7 +165,12 @@ fn model(case: &Case) -> Result<Qwen3> {
     Ok(model)
 }
 
+/// The outcome of one rank, with the rows in their order.
 pub(crate) fn on_one_rank(case: &Case) -> Outcome {
+    let case = &Case {
+        rotated: 0,
+        ..*case
+    };
     let device = Device::cpu();
     let run = || {
         let model = model(case)?;
@@ -181,7 +199,7 @@ pub(crate) fn on_ranks(case: &Case, fault: Fault) -> std::result::Result<Outcome
 }
 
 /// Puts together what the ranks have. Copies of an element must be equal.
-fn assembled(ranks: &[Vec<Share>]) -> std::result::Result<Outcome, String> {
+pub(crate) fn assembled(ranks: &[Vec<Share>]) -> std::result::Result<Outcome, String> {
     let mut whole: BTreeMap<String, Vec<Option<f32>>> = BTreeMap::new();
     for share in ranks.iter().flatten() {
         let elements = share.shape.iter().product();

@@ -34,8 +34,8 @@ enum Time {
 }
 
 impl Clock {
-    /// The clock of rank 0 in real time, starting at zero now.
-    pub(crate) fn real() -> Clock {
+    /// A clock in real time, starting at zero now.
+    pub fn real() -> Clock {
         Clock {
             time: Time::Real(Arc::default()),
             rank: 0,
@@ -59,7 +59,7 @@ impl Clock {
         }
     }
 
-    /// The time since the world started.
+    /// The time since the clock started.
     pub fn now(&self) -> Duration {
         match &self.time {
             Time::Real(timer) => timer.now(),

@@ -7,6 +7,7 @@ use meshgrad_runtime::{Device, Element, Error, Pending, Result, Tensor};
 
 use super::Check;
 use crate::by_dtype::by_dtype;
+use crate::clock::Clock;
 use crate::communicator::{Communicator, Operands, Output};
 use crate::rank::Rank;
 use crate::shares::GroupConnector;
@@ -158,6 +159,10 @@ impl Rank for RewiredRank<'_> {
 
     fn device(&self) -> &Device {
         self.rank.device()
+    }
+
+    fn clock(&self) -> &Clock {
+        self.rank.clock()
     }
 
     fn connector(&self) -> Arc<dyn GroupConnector> {

@@ -20,6 +20,7 @@ use super::poll::Waker;
 use super::progress::Progress;
 use super::shared::Shared;
 use super::tcp::{Addresses, Tcp};
+use crate::clock::Clock;
 use crate::communicator::Communicator;
 #[cfg(doc)]
 use crate::error::CommError;
@@ -36,6 +37,7 @@ pub struct World {
     rank: usize,
     all: Group,
     device: Device,
+    clock: Clock,
     deadline: Duration,
     shared: Arc<Shared>,
     shares: Arc<Shares<HostConnector>>,
@@ -106,6 +108,7 @@ impl World {
             rank,
             all,
             device,
+            clock: Clock::real(),
             deadline,
             shared,
             shares,
@@ -129,6 +132,11 @@ impl World {
     /// Its CPU device.
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// Its clock, which starts when it has joined.
+    pub fn clock(&self) -> &Clock {
+        &self.clock
     }
 
     /// Its registry, which creates and shares its communicators.

@@ -21,6 +21,7 @@ use meshgrad_runtime::{Device, Error, Pending, Result, Tensor};
 pub use check::{Checked, check_logs};
 pub use log::{CommEvent, CommLog, LoggedCall};
 
+use crate::clock::Clock;
 use crate::communicator::{Communicator, Operands, Output};
 use crate::error::CommError;
 use crate::shares::GroupConnector;
@@ -91,6 +92,7 @@ impl Plan {
             rank,
             all: self.all.clone(),
             device: Device::meta(self.like.properties()),
+            clock: Clock::simulated(1, 0),
             log: Arc::new(Mutex::new(CommLog::new(rank))),
         };
         main(&rank)?;
@@ -119,6 +121,7 @@ pub struct PlanRank {
     rank: usize,
     all: Group,
     device: Device,
+    clock: Clock,
     log: Arc<Mutex<CommLog>>,
 }
 
@@ -136,6 +139,11 @@ impl PlanRank {
     /// Its meta device.
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// Its clock, which advances only by [`Clock::sleep`]: collectives take no time.
+    pub fn clock(&self) -> &Clock {
+        &self.clock
     }
 
     /// The communicator of all ranks.
@@ -253,7 +261,7 @@ impl Communicator for PlanCommunicator {
 
 impl PlanCommunicator {
     fn log(&self, request: Request, operands: Operands, fused: usize) -> Pending<Option<Tensor>> {
-        let input = operands.input.as_ref().map_or(0, bytes);
+        let bytes = operands.bytes();
         let result = match operands.output {
             Output::None => None,
             Output::New(tensor) => Some(tensor.finish()),
@@ -262,7 +270,7 @@ impl PlanCommunicator {
         let call = self.rank.lock().start(LoggedCall {
             group: self.logged,
             request,
-            bytes: input.max(result.as_ref().map_or(0, bytes)),
+            bytes,
             fused,
         });
 
@@ -272,8 +280,4 @@ impl PlanCommunicator {
             Ok(result)
         })
     }
-}
-
-fn bytes(x: &Tensor) -> u64 {
-    x.dtype().bytes(x.elements()) as u64
 }
