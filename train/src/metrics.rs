@@ -3,7 +3,8 @@
 //!
 //! JSON has no NaN and no infinities; they are written as the strings `"NaN"`, `"inf"` and
 //! `"-inf"`. The keys `expert_load`, `kernel_launches`, `val_loss` and `val_bits_per_byte` are
-//! present only if they were measured.
+//! present only if they were measured, `ranks`, `comm_bytes` and `comm_exposed_s` only on several
+//! ranks.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -79,6 +80,21 @@ pub struct Record {
     /// Kernels that the step launched; `None` on a CPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel_launches: Option<u64>,
+    /// The number of ranks, if there are several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ranks: Option<usize>,
+    /// The bytes that rank 0 communicated in this step ([`CommStats::bytes`]).
+    ///
+    /// [`CommStats::bytes`]: meshgrad_comm::CommStats::bytes
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub comm_bytes: Option<u64>,
+    /// The seconds that rank 0 waited in this step for communication that no computation hid.
+    #[serde(
+        with = "optional_number",
+        default,
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub comm_exposed_s: Option<f64>,
     /// Mean validation loss in nats per token, if measured.
     #[serde(
         with = "optional_number",

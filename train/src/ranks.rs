@@ -13,7 +13,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use meshgrad_comm::{Collectives, CommError, Communicator, Rank, Redistributor, Reduction};
+use meshgrad_ckpt::ranks::Ranks;
+use meshgrad_comm::{
+    Collectives, CommError, CommStats, Communicator, Rank, Redistributor, Reduction, TracedRank,
+};
 use meshgrad_dist::parallel::ParallelConfig;
 use meshgrad_mesh::{Channel, Group, GroupOptions};
 use meshgrad_models::Model;
@@ -40,7 +43,7 @@ pub struct RunRanks<'r> {
 
 #[derive(Clone)]
 struct Member<'r> {
-    rank: &'r dyn Rank,
+    rank: Arc<TracedRank<'r>>,
     control: Arc<dyn Communicator>,
     division: Division,
 }
@@ -60,7 +63,8 @@ impl<'r> RunRanks<'r> {
         let Some(division) = divided(config, rank.world_size(), rank.rank())? else {
             return Ok(RunRanks::alone());
         };
-        let control = rank.connect("control", &all(rank, Channel::Main)?)?;
+        let rank = Arc::new(TracedRank::new(rank));
+        let control = rank.connect("control", &all(&*rank, Channel::Main)?)?;
         let member = Some(Member {
             rank,
             control,
@@ -79,6 +83,12 @@ impl<'r> RunRanks<'r> {
         self.member.as_ref().map_or(1, |it| it.rank.world_size())
     }
 
+    /// The number of ranks and the mesh; `None` for a single rank.
+    pub(crate) fn title(&self) -> Option<String> {
+        let member = self.member.as_ref()?;
+        Some(format!("{}: {}", self.count(), member.division.title()))
+    }
+
     /// Whether this is rank 0, which owns the run folder and reports.
     pub fn is_first(&self) -> bool {
         self.rank() == 0
@@ -91,13 +101,25 @@ impl<'r> RunRanks<'r> {
     pub(crate) fn on_mesh<T>(&self, body: impl FnOnce() -> Result<T>) -> Result<T> {
         match &self.member {
             None => body(),
-            Some(member) => Redistributor::new(member.rank).run_on(member.division.mesh(), body),
+            Some(member) => {
+                Redistributor::new(&*member.rank).run_on(member.division.mesh(), body)
+            }
         }
     }
 
-    /// The rank, for a checkpoint that all write.
-    pub(crate) fn world(&self) -> Option<&'r dyn Rank> {
-        self.member.as_ref().map(|it| it.rank)
+    /// The ranks of a checkpoint that all write; `None` for a single rank.
+    ///
+    /// # Errors
+    /// As [`checkpoint_ranks`].
+    pub(crate) fn of_checkpoint(&self) -> Result<Option<Ranks<'static>>> {
+        let member = self.member.as_ref();
+        let ranks = member.map(|member| checkpoint_ranks(&*member.rank));
+        Ok(ranks.transpose()?)
+    }
+
+    /// What this rank has communicated so far; `None` for a single rank.
+    pub fn stats(&self) -> Option<CommStats> {
+        self.member.as_ref().map(|it| it.rank.stats())
     }
 
     /// Gives the parameters of `model`, which need no values yet, their shardings and homes.
@@ -107,7 +129,7 @@ impl<'r> RunRanks<'r> {
     pub(crate) fn divide(&self, model: &impl Model) -> Result<()> {
         match &self.member {
             None => Ok(()),
-            Some(member) => member.division.divide(model, member.rank),
+            Some(member) => member.division.divide(model, &*member.rank),
         }
     }
 

@@ -35,6 +35,8 @@ pub struct Header {
     pub hardware: String,
     /// Dtype of activations.
     pub dtype: String,
+    /// The ranks and their mesh, if there are several.
+    pub mesh: Option<String>,
     /// A short description of the model: type, layers, experts.
     pub model: String,
     /// All parameters.
@@ -87,7 +89,7 @@ impl Header {
             count => format!(", {} empty files skipped", format::thousands(count as f64)),
         };
 
-        vec![
+        let mut lines = vec![
             (
                 "device",
                 format!("{} {}  {}", self.device, self.hardware, self.dtype),
@@ -117,7 +119,11 @@ impl Header {
                 ),
             ),
             ("run", self.run.clone()),
-        ]
+        ];
+        if let Some(mesh) = &self.mesh {
+            lines.insert(1, ("ranks", mesh.clone()));
+        }
+        lines
     }
 }
 
@@ -155,10 +161,24 @@ pub fn line(record: &Record, progress: &Progress) -> String {
     parts.push(format!("lr {}", format::rate(record.lr)));
     parts.push(format!("|g| {:.2}", record.grad_norm));
     parts.push(format!("mem {}", format::bytes(progress.memory)));
+    parts.extend(communication(record));
     if !record.expert_shares.is_empty() {
         parts.push(format!("experts {}", format::shares(&record.expert_shares)));
     }
     parts.join("  ")
+}
+
+/// The rate per rank, the bytes that a rank communicates in a step, and the time that it waits for
+/// them: `4 ranks, 2,453 tok/s each  comm 37 MB, 12 ms exposed`.
+fn communication(record: &Record) -> Option<String> {
+    let ranks = record.ranks?;
+    let (bytes, exposed) = (record.comm_bytes?, record.comm_exposed_s?);
+    Some(format!(
+        "{ranks} ranks, {} tok/s each  comm {}, {:.0} ms exposed",
+        format::thousands(record.tokens_per_s / ranks as f64),
+        format::bytes(bytes),
+        1e3 * exposed
+    ))
 }
 
 /// The estimated time left when `done` of `total` steps took `elapsed`; `None` before the first.
@@ -336,6 +356,7 @@ mod tests {
             device: "cpu".to_owned(),
             hardware: "x2 avx512".to_owned(),
             dtype: "f32".to_owned(),
+            mesh: None,
             model: "qwen3_moe, 4 layers, 8 experts top-2".to_owned(),
             parameters: 9_190_000,
             active_parameters: 3_420_000,

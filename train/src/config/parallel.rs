@@ -64,6 +64,16 @@ pub enum HomeChoice {
     Zero1,
 }
 
+impl HomeChoice {
+    /// Its name in a configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            HomeChoice::Fsdp => "fsdp",
+            HomeChoice::Zero1 => "zero1",
+        }
+    }
+}
+
 impl Default for ParallelTable {
     fn default() -> ParallelTable {
         let one = Degree::Ranks(1);

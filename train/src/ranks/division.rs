@@ -79,6 +79,15 @@ impl Division {
         &self.mesh
     }
 
+    /// The axes with their sizes, and what is sharded over them.
+    pub(super) fn title(&self) -> String {
+        let axes = self.mesh.axes().iter().map(|axis| match axis.name() {
+            SHARD => format!("{} {SHARD} ({})", axis.size(), self.table.home.name()),
+            name => format!("{} {name}", axis.size()),
+        });
+        axes.collect::<Vec<_>>().join(" x ")
+    }
+
     fn axis(&self, name: &'static str) -> Vec<&'static str> {
         let has_axis = self.mesh.axis(name).is_ok();
         has_axis.then_some(name).into_iter().collect()

@@ -17,6 +17,7 @@ impl<M: Model> Run<'_, M> {
             device: self.device.to_string(),
             hardware: hardware(self.device.properties()),
             dtype: self.config.train.dtype.name().into(),
+            mesh: self.ranks.title(),
             model: model.title(),
             parameters: model.params().iter().map(elements).sum(),
             active_parameters: model.active_parameters(),

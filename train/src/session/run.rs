@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use meshgrad_ckpt::ranks::ShardedSnapshot;
 use meshgrad_ckpt::{Committed, Saver, Task, WhenBusy, keep_last, step_name};
+use meshgrad_comm::CommStats;
 use meshgrad_models::{Generate, Model, TokenBatch};
 use meshgrad_runtime::Device;
 
@@ -18,7 +19,7 @@ use crate::data::Data;
 use crate::events::Event;
 use crate::metrics::{self, MetricsFile, Record};
 use crate::prompt::Prompt;
-use crate::ranks::{AnyFlags, RunRanks, checkpoint_ranks};
+use crate::ranks::{AnyFlags, RunRanks};
 use crate::report::{self, Progress, Reporter};
 use crate::run_folder::RunFolder;
 use crate::sampler::{Order, Windows};
@@ -183,7 +184,7 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
         }
 
         let started = Instant::now();
-        let mut pending: Option<PendingStep> = None;
+        let mut pending: Option<Enqueued> = None;
         let mut step = self.first_step;
         while step < self.last {
             step += 1;
@@ -253,12 +254,19 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
         Ok(stops)
     }
 
-    fn step(&mut self, step: u64) -> Result<PendingStep> {
+    fn step(&mut self, step: u64) -> Result<Enqueued> {
         let tokens = self.data.tokens.training();
         let batches = TokenBatches::new(self.windows, tokens, self.device).on(&self.ranks);
         let (rows, at_a_time) = (self.config.train.batch_size, self.rows_at_a_time());
-        self.trainer
-            .step(step, batches.of_step(&self.order, step, rows, at_a_time))
+        let before = self.ranks.stats();
+        let microbatches = batches.of_step(&self.order, step, rows, at_a_time);
+        let pending = self.trainer.step(step, microbatches)?;
+        let after = self.ranks.stats();
+        let communication = after.zip(before).map(|(after, before)| after - before);
+        Ok(Enqueued {
+            pending,
+            communication,
+        })
     }
 
     /// The sequences of a pass over all ranks.
@@ -278,7 +286,11 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
     }
 
     /// Waits for a step, records and shows its metrics, and fails if they are not finite.
-    fn finish_step(&mut self, pending: PendingStep, training_started: Instant) -> Result<()> {
+    fn finish_step(&mut self, enqueued: Enqueued, training_started: Instant) -> Result<()> {
+        let Enqueued {
+            pending,
+            communication,
+        } = enqueued;
         let (started, enqueued) = (pending.started, pending.enqueued);
         let mut record = pending.wait(&self.trainer.model)?;
         let duration = self.step_duration(started, enqueued);
@@ -297,6 +309,11 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
 
         let tokens = (self.config.train.batch_size * self.config.train.seq_len) as f64;
         record.tokens_per_s = tokens / duration.as_secs_f64();
+        if let Some(of_step) = communication {
+            record.ranks = Some(self.ranks.count());
+            record.comm_bytes = Some(of_step.bytes);
+            record.comm_exposed_s = Some(of_step.exposed.as_secs_f64());
+        }
         if self.validates(step) {
             (record.val_loss, record.val_bits_per_byte) = self.validate(step)?;
         }
@@ -415,13 +432,12 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
         let run = self.folder.path().to_owned();
         let keep = NonZeroUsize::new(self.config.checkpoint.keep);
         let keep = keep.filter(|_| self.ranks.is_first());
-        let write: Write = match self.ranks.world() {
+        let write: Write = match self.ranks.of_checkpoint()? {
             None => {
                 let snapshot = checkpoint::snapshot(&run, &saved)?;
                 Box::new(move || snapshot.save())
             }
-            Some(rank) => {
-                let mut ranks = checkpoint_ranks(rank)?;
+            Some(mut ranks) => {
                 let snapshot = checkpoint::sharded_snapshot(&run, &saved);
                 Box::new(move || Ok(ShardedSnapshot::save(snapshot, &mut ranks)?.committed))
             }
@@ -485,6 +501,12 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
             has_conversations: self.data.tokens.training().is_masked(),
         })
     }
+}
+
+/// A step that the host has enqueued, and what it communicated; `None` for a single rank.
+struct Enqueued {
+    pending: PendingStep,
+    communication: Option<CommStats>,
 }
 
 /// Writes a checkpoint.

@@ -1,0 +1,259 @@
+//! `meshgrad train` on ranks: threads and processes train the same run, and killed ranks lose nothing
+//! that was saved.
+
+mod small_run;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use meshgrad::ckpt::Committed;
+use meshgrad::train::metrics::{self, Record};
+use small_run::{TestDir, text};
+
+const CONFIG: &str = r#"
+[data]
+paths = ["text.txt"]
+tokenizer = "byte"
+val_fraction = 0.1
+
+[train]
+steps = 6
+batch_size = 6
+seq_len = 16
+
+[checkpoint]
+every = 2
+keep = 0
+
+[sample]
+every = 6
+tokens = 4
+
+[log]
+every = 1
+"#;
+
+/// The variable with the number of repetitions of [`killed_ranks_lose_nothing_that_was_saved`].
+const KILLS: &str = "MESHGRAD_TEST_KILLS";
+
+fn launch(dir: &TestDir, ranks: &str, arguments: &[&str]) -> Command {
+    let program = env!("CARGO_BIN_EXE_meshgrad");
+    let own = ["launch", "-n", ranks, "--", program, "train", "small.toml"];
+    dir.command(&[&own, arguments].concat())
+}
+
+/// The metrics without times.
+fn losses(run: &Path) -> Vec<Record> {
+    let records = metrics::read(&run.join("metrics.jsonl")).unwrap().into_iter();
+    let untimed = records.map(|record| Record {
+        tokens_per_s: 0.0,
+        comm_exposed_s: None,
+        ..record
+    });
+    untimed.collect()
+}
+
+/// The files of a checkpoint, with their contents.
+fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => found.extend(files(&path)),
+            false => {
+                let bytes = fs::read(&path).unwrap();
+                found.insert(path, bytes);
+            }
+        }
+    }
+    found
+}
+
+/// Threads and processes print one header and one line per step, and write the same bits.
+#[test]
+fn threads_and_processes_train_the_same_run() {
+    let dir = TestDir::new(CONFIG);
+    let threads = ["train", "small.toml", "--ranks", "3", "--run-dir", "threads"];
+    let of_threads = dir.succeeds(&threads);
+    let of_processes = text(launch(&dir, "3", &["--run-dir", "processes"]).output().unwrap());
+    for output in [&of_threads, &of_processes] {
+        assert_eq!(output.matches("meshgrad 0.1.0").count(), 1, "{output}");
+        assert_eq!(output.matches("step 6/6").count(), 1, "{output}");
+        assert!(output.contains("ranks    3: 3 dp_shard (fsdp)"), "{output}");
+        assert!(output.contains("3 ranks, "), "{output}");
+    }
+
+    let [threads, processes] = ["threads", "processes"].map(|run| dir.path(run));
+    let records = losses(&threads);
+    assert_eq!(records.len(), 6);
+    assert!(records.iter().all(|it| it.ranks == Some(3) && it.comm_bytes > Some(1000)));
+    assert_eq!(records, losses(&processes));
+    let saved = |run: &Path| -> Vec<Vec<u8>> {
+        files(&run.join("step-000006")).into_values().collect()
+    };
+    assert!(saved(&threads).len() > 8 && saved(&threads) == saved(&processes));
+
+    // One rank continues what three have saved.
+    let alone = ["train", "small.toml", "--run-dir", "threads", "--set", "train.steps=8"];
+    assert!(dir.succeeds(&alone).contains("resuming after step 6"));
+}
+
+/// What cannot be trained is one error, and leaves no folder.
+#[test]
+fn bad_input_is_one_error() {
+    let dir = TestDir::new(CONFIG);
+    let cases: [(&[&str], &str); 5] = [
+        (
+            &["--set", "parallel.tp=2"],
+            "error: [parallel]: the degrees",
+        ),
+        (
+            &["--ranks", "2", "--set", "parallel.pp=2"],
+            "parallel.pp: 2; training does not support it yet, so it must be 1",
+        ),
+        (
+            &["--ranks", "2", "--set", "parallel.dp_shard=many"],
+            "error: `parallel.dp_shard`: `many` is not a degree; use 1 or more ranks, or \"auto\" (--set)",
+        ),
+        (
+            &["--ranks", "7"],
+            "train.micro_batch_size: 6 sequences cannot be divided among 7 data-parallel ranks \
+             (dp_shard); use 7",
+        ),
+        (
+            &["--ranks", "3", "--set", "parallel.tp=3"],
+            "3",
+        ),
+    ];
+    for (arguments, expected) in cases {
+        let all = [&["train", "small.toml", "--run-dir", "bad"], arguments].concat();
+        let failed = dir.fails(&all);
+        assert!(failed.contains(expected), "{failed}");
+        assert_eq!(failed.matches("error").count(), 1, "{failed}");
+        assert!(!dir.path("bad").exists());
+    }
+    let none = dir.command(&["train", "--ranks", "0"]).output().unwrap();
+    assert_eq!(none.status.code(), Some(2));
+}
+
+/// An error of all processes is printed once, by rank 0; the launcher adds which rank failed.
+#[test]
+fn processes_report_an_error_once() {
+    let dir = TestDir::new(CONFIG);
+    fs::write(dir.path("run"), "not a folder").unwrap();
+    let failed = launch(&dir, "3", &["--run-dir", "run"]).output().unwrap();
+    let errors = String::from_utf8(failed.stderr.clone()).unwrap();
+    assert_eq!(errors.matches("cannot write to the run folder").count(), 1, "{errors}");
+    assert_eq!(failed.status.code(), Some(1), "{errors}");
+
+    let nested = ["--ranks", "2", "--run-dir", "other"];
+    let refused = launch(&dir, "2", &nested).output().unwrap();
+    let errors = String::from_utf8(refused.stderr).unwrap();
+    assert!(errors.contains("--ranks is for threads of one process"), "{errors}");
+}
+
+/// SIGTERM, as Ctrl-C, stops all processes after the same step, with a checkpoint.
+#[test]
+fn a_signal_stops_all_processes_together() {
+    let dir = TestDir::new(CONFIG);
+    let long = ["--run-dir", "run", "--set", "train.steps=100000", "--set", "log.val_every=0"];
+    let launcher = start(&mut launch(&dir, "3", &long));
+    wait_for_steps(&dir.path("run"), 3);
+    signal(launcher.id(), "TERM");
+    let stopped = launcher.wait_with_output().unwrap();
+    let output = String::from_utf8_lossy(&stopped.stdout).into_owned();
+    assert!(output.contains("the same command resumes from there"), "{output}");
+    let run = dir.path("run");
+    let done = losses(&run).len();
+    assert!(run.join(format!("step-{done:06}")).exists());
+}
+
+/// If a rank is killed at any moment, the newest checkpoint is whole, and the run continues from it
+/// with the bits of a run that nothing interrupted.
+#[test]
+fn killed_ranks_lose_nothing_that_was_saved() {
+    let repetitions: u64 = std::env::var(KILLS).map_or(2, |count| count.parse().unwrap());
+    let dir = TestDir::new(CONFIG);
+    let sets = ["--set", "train.steps=60", "--set", "log.tensorboard=false", "--set", "sample.every=0"];
+    let in_run = |run: &'static str| [&["--run-dir", run], &sets[..]].concat();
+    text(launch(&dir, "3", &in_run("whole")).output().unwrap());
+
+    let (mut killed, mut resumed) = (0, 0);
+    let run = dir.path("run");
+    for repetition in 0..repetitions {
+        let launcher = start(&mut launch(&dir, "3", &in_run("run")));
+        let from = losses_or_none(&run).len();
+        wait_for_steps(&run, (from + 1 + repetition as usize % 7).min(59));
+        thread::sleep(Duration::from_micros(repetition * 7919 % 20_000));
+        let victims = children(launcher.id());
+        if let Some(victim) = victims.get(repetition as usize % 3) {
+            signal(*victim, "KILL");
+            killed += 1;
+        }
+        let ended = launcher.wait_with_output().unwrap();
+        if let Some(newest) = newest(&run) {
+            newest.verify().unwrap();
+        }
+        if ended.status.success() {
+            compare_and_remove(&dir);
+        } else {
+            resumed += 1;
+        }
+    }
+    text(launch(&dir, "3", &in_run("run")).output().unwrap());
+    compare_and_remove(&dir);
+    assert!(killed > 0 && resumed > 0, "{killed} killed, {resumed} resumed");
+    println!("{killed} ranks were killed, and {resumed} runs resumed from a whole checkpoint");
+}
+
+/// Compares the finished run with the uninterrupted one, and removes it.
+fn compare_and_remove(dir: &TestDir) {
+    let [run, whole] = ["run", "whole"].map(|run| dir.path(run));
+    let without_bytes = |run: &Path| -> Vec<(u64, f64, f64)> {
+        let records = losses(run).into_iter();
+        records.map(|it| (it.step, it.loss, it.grad_norm)).collect()
+    };
+    assert_eq!(without_bytes(&run), without_bytes(&whole));
+    fs::remove_dir_all(&run).unwrap();
+}
+
+fn newest(run: &Path) -> Option<Committed> {
+    meshgrad::ckpt::newest(run).ok()?.committed
+}
+
+fn losses_or_none(run: &Path) -> Vec<Record> {
+    match run.join("metrics.jsonl").exists() {
+        true => metrics::read(&run.join("metrics.jsonl")).unwrap(),
+        false => Vec::new(),
+    }
+}
+
+fn start(command: &mut Command) -> Child {
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// Waits until the run has recorded `steps` steps, or a minute.
+fn wait_for_steps(run: &Path, steps: usize) {
+    for _ in 0..6000 {
+        if losses_or_none(run).len() >= steps {
+            return;
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn signal(process: u32, name: &str) {
+    let id = process.to_string();
+    Command::new("kill").args([&format!("-{name}"), &id]).status().unwrap();
+}
+
+/// The processes that `parent` has started.
+fn children(parent: u32) -> Vec<u32> {
+    let listed = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"));
+    let listed = listed.unwrap_or_default();
+    listed.split_whitespace().map(|id| id.parse().unwrap()).collect()
+}
