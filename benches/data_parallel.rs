@@ -173,23 +173,13 @@ fn start_torch(
     folder: &Path,
 ) -> anyhow::Result<Contestant> {
     eprintln!("starting {name}");
-    let (folder, ranks) = (folder.display().to_string(), way.ranks().to_string());
-    let threads = (2 / way.ranks()).to_string();
+    let (ranks, threads) = (way.ranks(), 2 / way.ranks());
     let turns = &arguments.turns;
     let windows = (turns.rounds + 1) * turns.steps * SEQUENCES.iter().sum::<usize>();
-    let windows = windows.to_string();
-    let options = [
-        "--folder",
-        &folder,
-        "--way",
-        torch,
-        "--ranks",
-        &ranks,
-        "--threads",
-        &threads,
-        "--windows",
-        &windows,
-    ];
+    let options =
+        format!("--way {torch} --ranks {ranks} --threads {threads} --windows {windows} --folder");
+    let folder = folder.display().to_string();
+    let options: Vec<&str> = options.split(' ').chain([&folder[..]]).collect();
     let peer = Peer::start(python, "data_parallel.py", &options)?;
     Ok(Contestant::peer(name, peer))
 }
@@ -276,7 +266,9 @@ fn report(arguments: &Arguments, pairs: &[Pair], sequences: &[usize]) -> anyhow:
 
     let torch = pairs[0].torch.as_ref();
     let versions = torch.map_or(Value::Null, Contestant::versions);
-    println!("torch's side: {versions}");
+    if torch.is_some() {
+        println!("versions of torch's side: {versions}");
+    }
     let report = json!({
         "bench": "data_parallel",
         "rounds": arguments.turns.rounds,

@@ -75,6 +75,9 @@ struct Setting {
 fn main() -> anyhow::Result<()> {
     let mut arguments = Arguments::parse();
     arguments.turns = arguments.turns.or_smoke(&arguments.options);
+    if arguments.options.smoke {
+        arguments.chunks.truncate(1);
+    }
     let folder = std::env::temp_dir().join(format!("meshgrad-tensor-{}", std::process::id()));
     let mut contestants = torch(&arguments, &folder)?;
     let torch = contestants.len();
@@ -285,16 +288,13 @@ fn report(arguments: &Arguments, contestants: &[Contestant], torch: usize) -> an
             contestant.last_loss(),
         );
     }
+    let versions = contestants[0].versions();
     if torch > 0 {
         let lead = |at: usize| step(at).median / step(at + torch).median;
-        println!(
-            "\nlead over torch: {:.2} on one rank, {:.2} on two",
-            lead(0),
-            lead(1)
-        );
+        let (one, two) = (lead(0), lead(1));
+        println!("\nlead over torch: {one:.2} on one rank, {two:.2} on two");
+        println!("versions of torch's side: {versions}");
     }
-    let versions = contestants[0].versions();
-    println!("torch's side: {versions}");
     let each = contestants.iter().enumerate().map(|(at, contestant)| {
         let mut each = contestant.json(&[BATCH]);
         each["redistribution_ms"] = waited(at).json();

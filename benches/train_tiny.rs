@@ -22,7 +22,7 @@ use meshgrad::models::config::Qwen3Config;
 use meshgrad::models::hf;
 use meshgrad::prelude::*;
 use meshgrad::runtime::with_mesh;
-use meshgrad_harness::{Options, Peer, PeerOptions, Spread, finish, numbers, proc_bytes, seconds};
+use meshgrad_harness::{Options, Peer, PeerOptions, Spread, finish, numbers, proc_bytes};
 use serde_json::{Value, json};
 use tiny::{CONFIG, Stream, TOKENS};
 

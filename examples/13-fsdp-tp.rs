@@ -168,12 +168,8 @@ impl Model for Transformer {
 
     /// Column and then row parallel blocks; between them, activations are sharded by tokens.
     fn plan(&self, parallelism: &ModelParallelism) -> Result<ModelPlan> {
-        let (columns, rows, whole) = (
-            parallelism.shard(0),
-            parallelism.shard(1),
-            parallelism.replicate(),
-        );
-        let tokens = parallelism.shard(1);
+        let (columns, rows) = (parallelism.shard(0), parallelism.shard(1));
+        let (tokens, whole) = (parallelism.shard(1), parallelism.replicate());
         let axes = parallelism.mesh.axes().iter();
         let everywhere = axes.map(|axis| (axis.name(), Placement::Replicate));
         Ok(ModelPlan::new(&parallelism.mesh)
@@ -207,7 +203,14 @@ fn angles(device: &Device) -> Result<[Tensor; 2]> {
 /// Random tokens; a rank keeps the rows of its index on dp.
 fn batch(device: &Device, step: u64) -> Result<TokenBatch> {
     let shape = [ROWS, TOKENS + 1];
-    let random = ops::uniform(device, &shape, DType::F32, Key::new(step), 0.0, VOCABULARY as f64)?;
+    let random = ops::uniform(
+        device,
+        &shape,
+        DType::F32,
+        Key::new(step),
+        0.0,
+        VOCABULARY as f64,
+    )?;
     let tokens = ops::cast(&random, DType::I64)?;
     let rows = |first| {
         let tokens = tokens.slice(1, first..first + TOKENS)?;
