@@ -10,31 +10,23 @@
 //! alone, from its own initial weights. `--mesh` adds meshgrad with sharded tensors on a mesh of one
 //! rank, which costs the checks of shardings.
 
+mod learner;
+mod tiny;
+
 use std::path::Path;
 
 use clap::{Parser, ValueEnum};
+use learner::Learner;
 use meshgrad::mesh::Mesh;
 use meshgrad::models::config::Qwen3Config;
-use meshgrad::models::{Compute, Model, TokenBatch, hf};
+use meshgrad::models::hf;
 use meshgrad::prelude::*;
 use meshgrad::runtime::with_mesh;
-use meshgrad::train::config::{Algorithm, OptimizerConfig};
-use meshgrad::train::optim::AdamWConfig;
-use meshgrad::train::updater::Updater;
-use meshgrad_harness::{Options, Peer, PeerOptions, Spread, finish, numbers, proc_bytes, seconds};
+use meshgrad_harness::{Options, Peer, PeerOptions, Spread, finish, numbers, proc_bytes};
 use serde_json::{Value, json};
+use tiny::{CONFIG, Stream, TOKENS};
 
 const BATCH: usize = 8;
-const TOKENS: usize = 256;
-const VOCAB: u64 = 4096;
-const CONFIG: &str = r#"{
-    "model_type": "qwen3_moe", "hidden_size": 256, "num_hidden_layers": 4,
-    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32,
-    "intermediate_size": 256, "moe_intermediate_size": 256,
-    "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": true,
-    "vocab_size": 4096, "tie_word_embeddings": false, "rope_theta": 10000.0,
-    "max_position_embeddings": 256
-}"#;
 
 /// Trains tiny with meshgrad and torch.
 #[derive(Parser)]
@@ -303,15 +295,11 @@ fn print_table(arguments: &Arguments, contestants: &[Contestant]) {
     }
 }
 
-/// The meshgrad implementation: a training loop as a user would write it.
+/// The meshgrad implementation.
 struct Ours {
-    model: Qwen3,
-    updater: Updater,
-    grads: Grads,
+    learner: Learner,
     device: Device,
-    dtype: DType,
     tokens: Stream,
-    step: u64,
     /// With sharded tensors, as its only rank.
     mesh: Option<Mesh>,
 }
@@ -323,63 +311,27 @@ impl Ours {
         dtype: DType,
         mesh: Option<Mesh>,
     ) -> anyhow::Result<Ours> {
-        let constants = AdamWConfig {
-            weight_decay: 0.1,
-            beta2: 0.95,
-            ..AdamWConfig::default()
-        };
-        let config = OptimizerConfig::new(Algorithm::AdamW(constants), 1e-3);
-        let (model, (updater, grads)) = on(mesh.as_ref(), || {
+        let learner = on(mesh.as_ref(), || {
             let model = load()?;
             for param in model.params() {
                 param.set(&param.value()?.as_replicated()?)?;
             }
-            let updater = Updater::new(&model, device, &config, 1)?;
-            anyhow::Ok((model, updater))
+            Learner::new(model, device, dtype, &learner::adamw())
         })?;
         Ok(Ours {
-            model,
-            updater,
-            grads,
+            learner,
             device: device.clone(),
-            dtype,
             tokens: Stream::new(),
-            step: 0,
             mesh,
         })
     }
 
     /// Runs a step. Returns its mean loss, and the seconds of forward, backward and optimizer.
     fn step(&mut self) -> anyhow::Result<(f64, [f64; 3])> {
-        let mesh = self.mesh.clone();
-        on(mesh.as_ref(), || self.step_on_mesh())
-    }
-
-    fn step_on_mesh(&mut self) -> anyhow::Result<(f64, [f64; 3])> {
-        let (ids, labels) = self.tokens.batch(&self.device)?;
-        let (ids, labels) = (ids.as_replicated()?, labels.as_replicated()?);
-        self.step += 1;
-        let compute = Compute {
-            dtype: self.dtype,
-            checkpointing: false,
-        };
-        let (forward, recorded) = seconds(|| {
-            let batch = TokenBatch::new(&ids, &labels);
-            Tape::record(|| self.model.loss(&batch, compute))
-        });
-        let (loss, tape) = recorded?;
-
-        let one = ops::full(&self.device, loss.total.shape(), DType::F32, 1.0)?;
-        let (backward, done) = seconds(|| tape.backward(&[(&loss.total, one)], &mut self.grads));
-        done?;
-
-        let (optimizer, norm) = seconds(|| {
-            self.updater
-                .step(&mut self.grads, &loss.weight, self.step, 1e-3)
-        });
-        norm?;
-        let mean = f64::from(loss.sum.item::<f32>()? / loss.weight.item::<f32>()?);
-        Ok((mean, [forward, backward, optimizer]))
+        on(self.mesh.as_ref(), || {
+            let batch = self.tokens.batch(&self.device, BATCH)?;
+            self.learner.step(&batch)
+        })
     }
 }
 
@@ -388,48 +340,6 @@ fn on<T>(mesh: Option<&Mesh>, body: impl FnOnce() -> anyhow::Result<T>) -> anyho
     match mesh {
         Some(mesh) => with_mesh(mesh, 0, body),
         None => body(),
-    }
-}
-
-/// The same token stream as in benches/torch/tiny.py.
-struct Stream {
-    state: u64,
-    token: u64,
-    /// The first token of the next window: the last label of the previous one.
-    next: i64,
-}
-
-impl Stream {
-    fn new() -> Stream {
-        let mut stream = Stream {
-            state: 42,
-            token: 0,
-            next: 0,
-        };
-        stream.next = stream.draw();
-        stream
-    }
-
-    fn draw(&mut self) -> i64 {
-        let state = self.state.wrapping_mul(6364136223846793005);
-        self.state = state.wrapping_add(1442695040888963407);
-        let random = self.state >> 33;
-        self.token = match random % 8 < 6 {
-            true => (5 * self.token + 7 + (random >> 3) % 4) % VOCAB,
-            false => (random >> 3) % VOCAB,
-        };
-        self.token as i64
-    }
-
-    fn batch(&mut self, device: &Device) -> anyhow::Result<(Tensor, Tensor)> {
-        let (mut ids, mut labels) = (Vec::new(), Vec::new());
-        for _ in 0..BATCH * TOKENS {
-            ids.push(self.next);
-            self.next = self.draw();
-            labels.push(self.next);
-        }
-        let tensor = |values: &[i64]| Tensor::from_slice(device, &[BATCH, TOKENS], values);
-        Ok((tensor(&ids)?, tensor(&labels)?))
     }
 }
 

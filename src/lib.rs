@@ -74,6 +74,11 @@ pub mod prelude {
     pub use crate::runtime::{DType, Device, Error, Kind, Tensor};
 }
 
+/// Compiles and runs the example of the guide.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/from-torchrun.md")]
+struct FromTorchrun;
+
 /// Compiles the README's model as it stands there.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

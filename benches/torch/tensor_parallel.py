@@ -3,7 +3,7 @@
 
     tensor_parallel.py --folder FOLDER [--ranks 2] [--threads 1]
 
-A request {"steps": N} runs N steps of gradient descent; the answer has their losses and seconds. The first process to
+A request {"sequences": 4, "steps": N} runs N steps of AdamW without clipping; the answer has their losses and seconds. The first process to
 start writes the model to FOLDER if it is not there. The model is transformers' own; all communication is that of torch's
 parallel styles and loss_parallel. Each rank has --threads threads. benches/tensor_parallel.rs runs it.
 
@@ -11,14 +11,13 @@ Legend: B sequences, T tokens.
 """
 
 import argparse
-import os
-import socket
 import time
 from contextlib import nullcontext
 from pathlib import Path
 
+from ranks import launch, serve_turns
+
 B, T = 4, 256
-LEARNING_RATE = 0.1
 CONFIG = {
     "vocab_size": 4096,
     "hidden_size": 512,
@@ -38,27 +37,7 @@ def main():
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
-    options = parser.parse_args()
-    # torch reads these once, when it is imported.
-    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(options.threads)
-
-    import torch.multiprocessing as mp
-
-    if not (options.folder / "config.json").exists():
-        export(options.folder)
-    port = free_port()
-    others = [mp.get_context("spawn").Process(target=run, args=(rank, port, options)) for rank in range(1, options.ranks)]
-    for process in others:
-        process.start()
-    run(0, port, options)
-    for process in others:
-        process.join()
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+    launch(run, parser.parse_args())
 
 
 def export(folder: Path):
@@ -70,22 +49,24 @@ def export(folder: Path):
     Qwen3ForCausalLM(Qwen3Config(**CONFIG)).save_pretrained(folder)
 
 
-def run(rank: int, port: int, options):
+def run(rank: int, options):
     import torch
     import torch.distributed as dist
     import transformers
-    from serve import serve
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import loss_parallel, parallelize_module
 
-    torch.set_num_threads(options.threads)
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
+    if rank == 0 and not (options.folder / "config.json").exists():
+        export(options.folder)
+    if options.ranks > 1:
+        dist.barrier()
     model = transformers.Qwen3ForCausalLM.from_pretrained(options.folder, dtype=torch.float32).train()
     if options.ranks > 1:
-        dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=options.ranks)
         mesh = init_device_mesh("cpu", (options.ranks,), mesh_dim_names=("tp",))
         parallelize_module(model, mesh, plan(model))
+    optimizers = adamw(model)
     ids, labels = batch()
 
     def step():
@@ -93,33 +74,15 @@ def run(rank: int, port: int, options):
         with loss_parallel() if options.ranks > 1 else nullcontext():
             loss = loss_of(model, ids, labels)
             loss.backward()
-        descend(model)
-        return whole(loss.detach()).item() / (B * T), time.perf_counter() - started
+        update(model, optimizers)
+        return whole(loss.detach()).item(), time.perf_counter() - started
 
-    def steps(count: int) -> list:
+    def take(_sequences: int, steps: int) -> list:
         if options.ranks > 1:
             dist.barrier()
-        return [step() for _ in range(count)]
+        return [step() for _ in range(steps)]
 
-    def answer(request):
-        if options.ranks > 1:
-            dist.broadcast(torch.tensor([request["steps"]]), 0)
-        done = steps(request["steps"])
-        return {"loss": [loss for loss, _ in done], "seconds": [seconds for _, seconds in done]}
-
-    if rank == 0:
-        serve(answer)
-        if options.ranks > 1:
-            dist.broadcast(torch.tensor([0]), 0)
-    else:
-        count = torch.tensor([0])
-        while True:
-            dist.broadcast(count, 0)
-            if count.item() == 0:
-                break
-            steps(count.item())
-    if options.ranks > 1:
-        dist.destroy_process_group()
+    serve_turns(rank, options.ranks, take)
 
 
 def batch():
@@ -135,24 +98,27 @@ def loss_of(model, ids, labels):
 
     # Computed here, because transformers shifts labels and averages.
     logits = model(input_ids=ids, use_cache=False).logits
-    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
-def descend(model):
-    import torch
+def adamw(model) -> list:
+    """AdamW's fused kernel takes either sharded or plain parameters."""
+    import tiny
 
-    with torch.no_grad():
-        for parameter in model.parameters():
-            # A gradient may be replicated or partial where its parameter is sharded.
-            gradient = parameter.grad
-            if hasattr(gradient, "redistribute"):
-                gradient = gradient.redistribute(placements=parameter.placements)
-            local(parameter).add_(local(gradient), alpha=-LEARNING_RATE / (B * T))
-            parameter.grad = None
+    parameters = list(model.parameters())
+    sharded = [parameter for parameter in parameters if hasattr(parameter, "placements")]
+    plain = [parameter for parameter in parameters if not hasattr(parameter, "placements")]
+    return [tiny.adamw(group) for group in (sharded, plain) if group]
 
 
-def local(tensor):
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+def update(model, optimizers: list):
+    for parameter in model.parameters():
+        # A gradient may be partial where its parameter is replicated.
+        if hasattr(parameter, "placements"):
+            parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
 
 
 def whole(tensor):

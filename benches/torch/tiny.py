@@ -1,4 +1,4 @@
-"""The configuration `tiny`, its initial weights, and its training tokens, shared by all implementations.
+"""The configuration `tiny`, its initial weights, training tokens and optimizer, shared by all implementations.
 
 tiny is a Qwen3-MoE of 9,185,792 parameters. Initial weights are normal with standard deviation 0.02, norms are 1. They
 are exported as a Hugging Face folder for other programs.
@@ -39,6 +39,7 @@ CONFIG = {
 
 BATCH, TOKENS = 8, 256
 BETAS, EPS, WEIGHT_DECAY, MAX_GRAD_NORM = (0.9, 0.95), 1e-8, 0.1, 1.0
+LEARNING_RATE = 1e-3
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -162,11 +163,38 @@ def read_tokens(path: Path, width: str) -> np.ndarray:
 
 
 def batch(tokens: np.ndarray, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """input_ids and labels [B, T] of a step (from 0). Window w is tokens w T .. w T + T; its labels are shifted by one.
+    """input_ids and labels [B, T] of a step (from 0), which has windows k B .. k B + B - 1."""
+    return windows(tokens, step * BATCH, BATCH)
 
-    Step k uses windows k B .. k B + B - 1 and wraps around at the end of the stream.
+
+def windows(tokens: np.ndarray, first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """input_ids and labels [count, T]. Window w is tokens w T .. w T + T; its labels are shifted by one.
+
+    Windows wrap around at the end of the stream.
     """
-    windows = (len(tokens) - 1) // TOKENS
-    starts = [(step * BATCH + row) % windows * TOKENS for row in range(BATCH)]
+    available = (len(tokens) - 1) // TOKENS
+    starts = [window % available * TOKENS for window in range(first, first + count)]
     rows = np.stack([tokens[start : start + TOKENS + 1] for start in starts])
     return torch.from_numpy(rows[:, :-1].copy()), torch.from_numpy(rows[:, 1:].copy())
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Optimizer
+
+
+def adamw(parameters, learning_rate: float = LEARNING_RATE) -> torch.optim.AdamW:
+    """torch's fused AdamW, its fastest implementation. Weights of one dim, such as norms, do not decay."""
+    parameters = list(parameters)
+    groups = [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": WEIGHT_DECAY},
+        {"params": [p for p in parameters if p.ndim == 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=learning_rate, betas=BETAS, eps=EPS, fused=True)
+
+
+def update(model, optimizer) -> torch.Tensor:
+    """Clips the gradients, updates the weights and clears the gradients. Returns the norm before clipping."""
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM, foreach=True)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return norm

@@ -38,7 +38,7 @@ def main():
         return
 
     model = build(options, weights)
-    optimizer = adamw(model, options.learning_rate)
+    optimizer = tiny.adamw(model.parameters(), options.learning_rate)
     needed = (options.warmup + max(options.steps, 64)) * tiny.BATCH * tiny.TOKENS + 1
     if options.data:
         tokens = tiny.read_tokens(options.data, options.data_width)
@@ -125,15 +125,6 @@ def build_hf(weights):
     return Loss().train()
 
 
-def adamw(model, learning_rate):
-    parameters = list(model.parameters())
-    groups = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": tiny.WEIGHT_DECAY},
-        {"params": [p for p in parameters if p.ndim == 1], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=learning_rate, betas=tiny.BETAS, eps=tiny.EPS, fused=True)
-
-
 def train_step(model, optimizer, batch, dtype):
     started = time.perf_counter()
     with torch.autocast("cpu", torch.bfloat16) if dtype == "bf16" else nullcontext():
@@ -143,9 +134,7 @@ def train_step(model, optimizer, batch, dtype):
     loss.backward()
     after_backward = time.perf_counter()
 
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), tiny.MAX_GRAD_NORM, foreach=True)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+    norm = tiny.update(model, optimizer)
     finished = time.perf_counter()
 
     parts = (after_forward - started, after_backward - after_forward, finished - after_backward)

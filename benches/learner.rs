@@ -1,0 +1,73 @@
+//! A model in training, as in a loop that a user would write, and the optimizer of the benches.
+
+use meshgrad::models::{Compute, Model, TokenBatch};
+use meshgrad::prelude::*;
+use meshgrad::train::config::{Algorithm, OptimizerConfig};
+use meshgrad::train::optim::AdamWConfig;
+use meshgrad::train::updater::Updater;
+use meshgrad_harness::seconds;
+
+const LEARNING_RATE: f64 = 1e-3;
+
+/// AdamW with the constants of benches/torch/tiny.py.
+pub(crate) fn adamw() -> OptimizerConfig {
+    let constants = AdamWConfig {
+        weight_decay: 0.1,
+        beta2: 0.95,
+        ..AdamWConfig::default()
+    };
+    OptimizerConfig::new(Algorithm::AdamW(constants), LEARNING_RATE)
+}
+
+pub(crate) struct Learner {
+    model: Qwen3,
+    updater: Updater,
+    grads: Grads,
+    device: Device,
+    dtype: DType,
+    step: u64,
+}
+
+impl Learner {
+    /// Trains `model`, whose parameters have values, with activations of `dtype`.
+    pub(crate) fn new(
+        model: Qwen3,
+        device: &Device,
+        dtype: DType,
+        optimizer: &OptimizerConfig,
+    ) -> anyhow::Result<Learner> {
+        let (updater, grads) = Updater::new(&model, device, optimizer, 1)?;
+        Ok(Learner {
+            model,
+            updater,
+            grads,
+            device: device.clone(),
+            dtype,
+            step: 0,
+        })
+    }
+
+    /// Runs a step. Returns its mean loss, and the seconds of forward, backward and optimizer.
+    pub(crate) fn step(&mut self, batch: &TokenBatch) -> anyhow::Result<(f64, [f64; 3])> {
+        self.step += 1;
+        let compute = Compute {
+            dtype: self.dtype,
+            checkpointing: false,
+        };
+        let (forward, recorded) = seconds(|| Tape::record(|| self.model.loss(batch, compute)));
+        let (loss, tape) = recorded?;
+
+        let one = ops::full(&self.device, loss.total.shape(), DType::F32, 1.0)?;
+        self.grads.last_pass();
+        let (backward, done) = seconds(|| tape.backward(&[(&loss.total, one)], &mut self.grads));
+        done?;
+
+        let (optimizer, norm) = seconds(|| {
+            self.updater
+                .step(&mut self.grads, &loss.weight, self.step, LEARNING_RATE)
+        });
+        norm?;
+        let mean = f64::from(loss.sum.item::<f32>()? / loss.weight.item::<f32>()?);
+        Ok((mean, [forward, backward, optimizer]))
+    }
+}
