@@ -87,7 +87,8 @@ fn child() {
     let loaded = sharded(rank);
     let dir = Path::new(run).join("sharded");
     Loader::new(&dir).fill(&loaded, world.device()).unwrap();
-    for (name, value) in params.unwrap() {
+    for named in params.unwrap() {
+        let (name, value) = (named.name, named.tensor);
         let loaded = loaded
             .params()
             .into_iter()

@@ -4,7 +4,7 @@
 //! JSON has no NaN and no infinities; they are written as the strings `"NaN"`, `"inf"` and
 //! `"-inf"`. The keys `expert_load`, `kernel_launches`, `val_loss` and `val_bits_per_byte` are
 //! present only if they were measured, `ranks`, `comm_bytes` and `comm_exposed_s` only on several
-//! ranks.
+//! ranks, `save_stall_s` only in the step after a save.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -95,6 +95,14 @@ pub struct Record {
         skip_serializing_if = "Option::is_none"
     )]
     pub comm_exposed_s: Option<f64>,
+    /// After a save: the seconds for which it held up training, to copy the state and to wait for the
+    /// previous save.
+    #[serde(
+        with = "optional_number",
+        default,
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub save_stall_s: Option<f64>,
     /// Mean validation loss in nats per token, if measured.
     #[serde(
         with = "optional_number",

@@ -3,7 +3,9 @@
 
 mod header;
 mod opened;
+mod records;
 mod run;
+mod saving;
 mod start;
 
 use std::path::PathBuf;

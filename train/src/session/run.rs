@@ -1,29 +1,27 @@
 //! The loop of a run.
 
-use std::num::NonZeroUsize;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use meshgrad_ckpt::ranks::ShardedSnapshot;
-use meshgrad_ckpt::{Committed, Saver, Task, WhenBusy, keep_last, step_name};
+use meshgrad_ckpt::{Saver, WhenBusy, step_name};
 use meshgrad_comm::CommStats;
 use meshgrad_models::{Generate, Model, TokenBatch};
 use meshgrad_runtime::Device;
 
 use super::opened::Opened;
+use super::records::Records;
 use super::{Session, Summary};
 use crate::batches::TokenBatches;
 use crate::config::{Config, Reduction};
 use crate::data::Data;
 use crate::events::Event;
-use crate::metrics::{self, MetricsFile, Record};
+use crate::metrics::{self, Record};
 use crate::prompt::Prompt;
-use crate::ranks::{AnyFlags, RunRanks};
+use crate::ranks::RunRanks;
 use crate::report::{self, Progress, Reporter};
 use crate::run_folder::RunFolder;
 use crate::sampler::{Order, Windows};
-use crate::tensorboard::EventFile;
 use crate::trainer::{PendingStep, Trainer};
 use crate::updater::Updater;
 use crate::{Result, TrainError, checkpoint, generate, memory, prompt};
@@ -73,7 +71,7 @@ pub(super) struct Run<'a, M> {
     /// On rank 0.
     records: Option<Records>,
     pub(super) reporter: Reporter,
-    stop: Option<&'a AtomicBool>,
+    pub(super) stop: Option<&'a AtomicBool>,
     /// Steps done before this run.
     pub(super) first_step: u64,
     /// Messages to print: what happened to checkpoints, and which settings have changed.
@@ -83,7 +81,9 @@ pub(super) struct Run<'a, M> {
     /// When a step's metrics were last read.
     last_read: Option<Instant>,
     /// Writes checkpoints in the background.
-    saver: Saver,
+    pub(super) saver: Saver,
+    /// How long the last save held up training, until a record has it.
+    pub(super) save_stall: Option<Duration>,
 }
 
 impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
@@ -164,6 +164,7 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
             val_loss: None,
             last_read: None,
             saver: Saver::new(WhenBusy::Wait),
+            save_stall: None,
         })
     }
 
@@ -210,48 +211,6 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
             }
         }
         self.summary(step)
-    }
-
-    /// Reports a checkpoint that is complete, and starts to ask the other ranks whether to go on.
-    /// Their answer arrives during the step.
-    fn signals(&mut self) -> Result<Signals> {
-        let saved = self.saver.poll();
-        let failure = self.saved(saved).err();
-        match failure {
-            // A checkpoint that failed to save ends the run now.
-            Some(error) if self.ranks.count() == 1 => Err(error),
-            failure => Ok(Signals {
-                any: self.ranks.any([self.is_asked_to_stop(), failure.is_some()])?,
-                failure,
-            }),
-        }
-    }
-
-    fn is_asked_to_stop(&self) -> bool {
-        self.stop.is_some_and(|stop| stop.load(Ordering::Relaxed))
-    }
-
-    /// Whether all ranks stop after this step.
-    ///
-    /// # Errors
-    /// When a rank could not save a checkpoint.
-    fn stopping(&mut self, signals: Signals) -> Result<bool> {
-        if self.ranks.count() == 1 {
-            return Ok(self.is_asked_to_stop());
-        }
-        let Signals { any, failure } = signals;
-        let [stops, has_failed] = any.wait()?;
-        if has_failed {
-            let saved = match failure {
-                Some(error) => Err(error),
-                None => {
-                    let saved = self.saver.wait();
-                    self.saved(saved)
-                }
-            };
-            self.ranks.agree(saved)?;
-        }
-        Ok(stops)
     }
 
     fn step(&mut self, step: u64) -> Result<Enqueued> {
@@ -309,6 +268,7 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
 
         let tokens = (self.config.train.batch_size * self.config.train.seq_len) as f64;
         record.tokens_per_s = tokens / duration.as_secs_f64();
+        record.save_stall_s = self.save_stall.take().map(|it| it.as_secs_f64());
         if let Some(of_step) = communication {
             record.ranks = Some(self.ranks.count());
             record.comm_bytes = Some(of_step.bytes);
@@ -409,61 +369,6 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
         self.trainer.events.report(sampled)
     }
 
-    /// Copies the state and starts to write it in the background.
-    fn save(&mut self, step: u64) -> Result<()> {
-        // The next task may remove the previous checkpoint, so the previous one is reported first.
-        let previous = self.saver.wait();
-        self.saved(previous)?;
-        self.trainer
-            .events
-            .report(Event::CheckpointStarted { step })?;
-        let state = checkpoint::State {
-            step,
-            seed: self.config.train.seed,
-            data_digest: format!("{:032x}", self.data.texts.digest),
-        };
-        let saved = checkpoint::Saved {
-            config: self.config,
-            model: &self.trainer.model,
-            updater: &self.trainer.updater,
-            tokenizer: &self.data.tokenizer,
-            state: &state,
-        };
-        let run = self.folder.path().to_owned();
-        let keep = NonZeroUsize::new(self.config.checkpoint.keep);
-        let keep = keep.filter(|_| self.ranks.is_first());
-        let write: Write = match self.ranks.of_checkpoint()? {
-            None => {
-                let snapshot = checkpoint::snapshot(&run, &saved)?;
-                Box::new(move || snapshot.save())
-            }
-            Some(mut ranks) => {
-                let snapshot = checkpoint::sharded_snapshot(&run, &saved);
-                Box::new(move || Ok(ShardedSnapshot::save(snapshot, &mut ranks)?.committed))
-            }
-        };
-        let task = Task::new(run.join(step_name(step)), move || {
-            let committed = write()?;
-            if let Some(keep) = keep {
-                keep_last(run, keep)?;
-            }
-            Ok(committed)
-        });
-        // No save is running, so this one starts.
-        let _ = self.saver.submit(task);
-        Ok(())
-    }
-
-    /// Reports a checkpoint that is complete, or returns the error of one that failed.
-    fn saved(&mut self, result: Option<meshgrad_ckpt::Result<Committed>>) -> Result<()> {
-        match result.transpose()? {
-            Some(committed) => self.trainer.events.report(Event::CheckpointFinished {
-                path: committed.path(),
-            }),
-            None => Ok(()),
-        }
-    }
-
     /// Draws the curves of the run.
     #[cfg(feature = "plots")]
     fn plot(&self, step: u64, records: &[Record]) -> Result<Option<PathBuf>> {
@@ -507,70 +412,6 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
 struct Enqueued {
     pending: PendingStep,
     communication: Option<CommStats>,
-}
-
-/// Writes a checkpoint.
-type Write = Box<dyn FnOnce() -> meshgrad_ckpt::Result<Committed> + Send>;
-
-/// What ranks ask each other before a step.
-struct Signals {
-    /// Whether to stop, and whether a checkpoint could not be saved.
-    any: AnyFlags<2>,
-    /// Why this rank could not save.
-    failure: Option<TrainError>,
-}
-
-/// The files to which metrics are appended.
-struct Records {
-    metrics: MetricsFile,
-    tensorboard: Option<EventFile>,
-}
-
-impl Records {
-    /// Opens the files for a run that has done `step` steps, and sets aside what follows them.
-    fn open(
-        folder: &RunFolder,
-        config: &Config,
-        step: u64,
-        notes: &mut Vec<String>,
-    ) -> Result<Records> {
-        // A file that cannot be read ends the run before anything is moved.
-        metrics::read(&folder.metrics())?;
-        notes.extend(set_aside(folder, step)?);
-        folder.write(&folder.config(), &config.to_toml()?)?;
-        let metrics = MetricsFile::open_after(&folder.metrics(), step)?;
-        let tensorboard = match config.log.tensorboard {
-            true => Some(EventFile::open_after(&folder.tensorboard(), step)?),
-            false => None,
-        };
-        let damage = tensorboard.as_ref().and_then(EventFile::damage);
-        notes.extend(damage.map(ToString::to_string));
-        Ok(Records {
-            metrics,
-            tensorboard,
-        })
-    }
-
-    fn append(&mut self, record: &Record) -> Result<()> {
-        self.metrics.append(record)?;
-        if let Some(tensorboard) = &mut self.tensorboard {
-            tensorboard.append(record)?;
-        }
-        Ok(())
-    }
-}
-
-/// Moves aside what an earlier run did after `step`. Returns a message to report.
-fn set_aside(folder: &RunFolder, step: u64) -> Result<Option<String>> {
-    let aside = folder.set_aside_after(step)?;
-    let note = |aside: PathBuf| {
-        let aside = aside.display();
-        match step {
-            0 => format!("moved the checkpoints and metrics of an earlier run to {aside}"),
-            _ => format!("moved checkpoints after step {step} to {aside}"),
-        }
-    };
-    Ok(aside.map(note))
 }
 
 /// The trainer of a session. `model` has values.

@@ -1,0 +1,126 @@
+//! Checkpoints in the background, and what ranks ask each other before a step.
+
+use std::num::NonZeroUsize;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use meshgrad_ckpt::ranks::ShardedSnapshot;
+use meshgrad_ckpt::{Committed, Task, keep_last, step_name};
+use meshgrad_models::{Generate, Model, TokenBatch};
+
+use super::run::Run;
+use crate::events::Event;
+use crate::ranks::AnyFlags;
+use crate::{Result, TrainError, checkpoint};
+
+/// Writes a checkpoint.
+type Write = Box<dyn FnOnce() -> meshgrad_ckpt::Result<Committed> + Send>;
+
+/// What ranks ask each other before a step.
+pub(super) struct Signals {
+    /// Whether to stop, and whether a checkpoint could not be saved.
+    any: AnyFlags<2>,
+    /// Why this rank could not save.
+    failure: Option<TrainError>,
+}
+
+impl<M: Model<Batch = TokenBatch> + Generate> Run<'_, M> {
+    /// Reports a checkpoint that is complete, and starts to ask the other ranks whether to go on.
+    /// Their answer arrives during the step.
+    pub(super) fn signals(&mut self) -> Result<Signals> {
+        let saved = self.saver.poll();
+        let failure = self.saved(saved).err();
+        match failure {
+            // A checkpoint that failed to save ends the run now.
+            Some(error) if self.ranks.count() == 1 => Err(error),
+            failure => Ok(Signals {
+                any: self.ranks.any([self.is_asked_to_stop(), failure.is_some()])?,
+                failure,
+            }),
+        }
+    }
+
+    fn is_asked_to_stop(&self) -> bool {
+        self.stop.is_some_and(|stop| stop.load(Ordering::Relaxed))
+    }
+
+    /// Whether all ranks stop after this step.
+    ///
+    /// # Errors
+    /// When a rank could not save a checkpoint.
+    pub(super) fn stopping(&mut self, signals: Signals) -> Result<bool> {
+        if self.ranks.count() == 1 {
+            return Ok(self.is_asked_to_stop());
+        }
+        let Signals { any, failure } = signals;
+        let [stops, has_failed] = any.wait()?;
+        if has_failed {
+            let saved = match failure {
+                Some(error) => Err(error),
+                None => {
+                    let saved = self.saver.wait();
+                    self.saved(saved)
+                }
+            };
+            self.ranks.agree(saved)?;
+        }
+        Ok(stops)
+    }
+
+    /// Copies the state and starts to write it in the background.
+    pub(super) fn save(&mut self, step: u64) -> Result<()> {
+        let started = Instant::now();
+        // The next task may remove the previous checkpoint, so the previous one is reported first.
+        let previous = self.saver.wait();
+        self.saved(previous)?;
+        self.trainer
+            .events
+            .report(Event::CheckpointStarted { step })?;
+        let state = checkpoint::State {
+            step,
+            seed: self.config.train.seed,
+            data_digest: format!("{:032x}", self.data.texts.digest),
+        };
+        let saved = checkpoint::Saved {
+            config: self.config,
+            model: &self.trainer.model,
+            updater: &self.trainer.updater,
+            tokenizer: &self.data.tokenizer,
+            state: &state,
+        };
+        let run = self.folder.path().to_owned();
+        let keep = NonZeroUsize::new(self.config.checkpoint.keep);
+        let keep = keep.filter(|_| self.ranks.is_first());
+        let write: Write = match self.ranks.of_checkpoint()? {
+            None => {
+                let snapshot = checkpoint::snapshot(&run, &saved)?;
+                Box::new(move || snapshot.save())
+            }
+            Some(mut ranks) => {
+                let snapshot = checkpoint::sharded_snapshot(&run, &saved);
+                Box::new(move || Ok(ShardedSnapshot::save(snapshot, &mut ranks)?.committed))
+            }
+        };
+        let task = Task::new(run.join(step_name(step)), move || {
+            let committed = write()?;
+            if let Some(keep) = keep {
+                keep_last(run, keep)?;
+            }
+            Ok(committed)
+        });
+        // No save is running, so this one starts.
+        let _ = self.saver.submit(task);
+        self.save_stall = Some(started.elapsed());
+        Ok(())
+    }
+
+    /// Reports a checkpoint that is complete, or returns the error of one that failed.
+    pub(super) fn saved(&mut self, result: Option<meshgrad_ckpt::Result<Committed>>) -> Result<()> {
+        match result.transpose()? {
+            Some(committed) => self.trainer.events.report(Event::CheckpointFinished {
+                path: committed.path(),
+            }),
+            None => Ok(()),
+        }
+    }
+}
