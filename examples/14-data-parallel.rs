@@ -53,12 +53,19 @@ impl Model for Sine {
 }
 
 /// This rank's rows of a batch.
-fn batch(mesh: &Mesh, rank: &dyn Rank) -> std::result::Result<(Var, Var), Box<dyn std::error::Error + Send + Sync>> {
+fn batch(
+    mesh: &Mesh,
+    rank: &dyn Rank,
+) -> std::result::Result<(Var, Var), Box<dyn std::error::Error + Send + Sync>> {
     let rows = [("copies", Placement::shard(0)), ("dp", Placement::shard(0))];
     let sharding = Sharding::new(mesh, rows, &[ROWS, 1])?;
-    let own = sharding.region(rank.rank()).expect("the rank is in the mesh");
+    let own = sharding
+        .region(rank.rank())
+        .expect("the rank is in the mesh");
     let own = own.dims()[0].ranges().iter().cloned().flatten();
-    let x: Vec<f32> = own.map(|row| row as f32 / ROWS as f32 * 6.0 - 3.0).collect();
+    let x: Vec<f32> = own
+        .map(|row| row as f32 / ROWS as f32 * 6.0 - 3.0)
+        .collect();
     let y: Vec<f32> = x.iter().map(|x| x.sin()).collect();
     let tensor = |values: &[f32]| {
         let local = Tensor::from_slice(rank.device(), &[values.len(), 1], values)?;
@@ -72,7 +79,10 @@ fn train(rank: &dyn Rank) -> std::result::Result<(), Box<dyn std::error::Error +
     Redistributor::new(rank).run_on(&mesh, || {
         let (model, device) = (Sine::new(), rank.device());
         let home = || Home::hsdp(["dp"], ["copies"]);
-        Homes::new(rank, &mesh, home()).unit("up", home()).unit("down", home()).settle(&model)?;
+        Homes::new(rank, &mesh, home())
+            .unit("up", home())
+            .unit("down", home())
+            .settle(&model)?;
         model.materialize(device, 1)?;
 
         let mut config = Config::default();
@@ -80,13 +90,19 @@ fn train(rank: &dyn Rank) -> std::result::Result<(), Box<dyn std::error::Error +
         let mut trainer = Trainer::new(model, &config, device)?;
         let batch = batch(&mesh, rank)?;
         for step in 1..=STEPS {
-            let done = trainer.step(step, [Ok(batch.clone())])?.wait(&trainer.model)?;
+            let done = trainer
+                .step(step, [Ok(batch.clone())])?
+                .wait(&trainer.model)?;
             if rank.rank() == 0 && (step == 1 || step == STEPS) {
                 println!("step {step:>3}  loss {:.5}", done.loss);
             }
         }
 
-        let dir = PathBuf::from(std::env::args().nth(1).unwrap_or_else(|| "runs/sine".to_owned()));
+        let dir = PathBuf::from(
+            std::env::args()
+                .nth(1)
+                .unwrap_or_else(|| "runs/sine".to_owned()),
+        );
         let saved = folder::save_sharded(&trainer.model, &dir, &mut checkpoint_ranks(rank)?)?;
         println!("rank {} wrote {} bytes", rank.rank(), saved.written_bytes);
         Ok(())

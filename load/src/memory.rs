@@ -90,7 +90,13 @@ impl<'t> HostTensors<'t> {
             let (start, rest) = &mut left[*storage];
             let before = bytes.start.checked_sub(*start).ok_or_else(|| {
                 let problem = "shares elements with another tensor that is loaded".to_owned();
-                Error::not_loaded(name, RuntimeError::Argument { op: "load", problem })
+                Error::not_loaded(
+                    name,
+                    RuntimeError::Argument {
+                        op: "load",
+                        problem,
+                    },
+                )
             })?;
             let (own, after) = std::mem::take(rest)[before..].split_at_mut(bytes.len());
             (*start, *rest) = (bytes.end, after);

@@ -85,8 +85,7 @@ impl<'t> TokenBatches<'t> {
             }
         };
         let own = &chosen[part.rows.clone()];
-        let mut batch =
-            Batch::gather(self.windows, own.iter().copied(), |at| self.tokens.get(at))?;
+        let mut batch = Batch::gather(self.windows, own.iter().copied(), |at| self.tokens.get(at))?;
         self.mask(&mut batch, own);
         let is_counted = counted.saturating_sub(part.rows.start).min(own.len());
         batch.labels[is_counted * seq_len..].fill(IGNORE_INDEX);

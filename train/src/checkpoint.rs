@@ -133,7 +133,11 @@ impl<M: Model> Saved<'_, M> {
         let mut tensors = vec![(String::new(), folder::params(model)?, model.stored_as()?)];
         for part in self.updater.state() {
             let folder = folder_of(&part);
-            tensors.push((folder, folder::beside(model, part.tensors), model.stored_as()?));
+            tensors.push((
+                folder,
+                folder::beside(model, part.tensors),
+                model.stored_as()?,
+            ));
         }
         let buffers = folder::buffers(model)?;
         if !buffers.is_empty() {

@@ -447,7 +447,10 @@ mod tests {
 
         let swapped = byte(vec![source(&long, 3.0), source(&short, 1.0)]);
         let other = Data::prepare(&swapped, &folder).unwrap();
-        assert_ne!(other.texts.digest, data.texts.digest, "weights decide the order");
+        assert_ne!(
+            other.texts.digest, data.texts.digest,
+            "weights decide the order"
+        );
         let long_windows = Windows::new("training", tokens.len(), 200).unwrap();
         let error = data.order(long_windows, 8, 1).unwrap_err().to_string();
         assert!(

@@ -43,7 +43,9 @@ pub struct RunRanks<'r> {
 
 #[derive(Clone)]
 struct Member<'r> {
-    rank: Arc<TracedRank<'r>>,
+    rank: &'r dyn Rank,
+    /// The rank as training sees it. Messages and checkpoints are not counted.
+    traced: Arc<TracedRank<'r>>,
     control: Arc<dyn Communicator>,
     division: Division,
 }
@@ -63,11 +65,10 @@ impl<'r> RunRanks<'r> {
         let Some(division) = divided(config, rank.world_size(), rank.rank())? else {
             return Ok(RunRanks::alone());
         };
-        let rank = Arc::new(TracedRank::new(rank));
-        let control = rank.connect("control", &all(&*rank, Channel::Main)?)?;
         let member = Some(Member {
             rank,
-            control,
+            traced: Arc::new(TracedRank::new(rank)),
+            control: rank.connect("control", &all(rank, Channel::Main)?)?,
             division,
         });
         Ok(RunRanks { member })
@@ -102,7 +103,7 @@ impl<'r> RunRanks<'r> {
         match &self.member {
             None => body(),
             Some(member) => {
-                Redistributor::new(&*member.rank).run_on(member.division.mesh(), body)
+                Redistributor::new(&*member.traced).run_on(member.division.mesh(), body)
             }
         }
     }
@@ -113,13 +114,13 @@ impl<'r> RunRanks<'r> {
     /// As [`checkpoint_ranks`].
     pub(crate) fn of_checkpoint(&self) -> Result<Option<Ranks<'static>>> {
         let member = self.member.as_ref();
-        let ranks = member.map(|member| checkpoint_ranks(&*member.rank));
+        let ranks = member.map(|member| checkpoint_ranks(member.rank));
         Ok(ranks.transpose()?)
     }
 
-    /// What this rank has communicated so far; `None` for a single rank.
+    /// What this rank has communicated so far to train; `None` for a single rank.
     pub fn stats(&self) -> Option<CommStats> {
-        self.member.as_ref().map(|it| it.rank.stats())
+        self.member.as_ref().map(|it| it.traced.stats())
     }
 
     /// Gives the parameters of `model`, which need no values yet, their shardings and homes.
@@ -129,7 +130,7 @@ impl<'r> RunRanks<'r> {
     pub(crate) fn divide(&self, model: &impl Model) -> Result<()> {
         match &self.member {
             None => Ok(()),
-            Some(member) => member.division.divide(model, &*member.rank),
+            Some(member) => member.division.divide(model, &*member.traced),
         }
     }
 
@@ -174,19 +175,23 @@ impl<'r> RunRanks<'r> {
     /// `result`, if no rank has failed. All ranks make this call.
     ///
     /// # Errors
-    /// The own error; that of the first rank that failed, as [`TrainError::OnRank`].
+    /// That of the first rank that failed, on the others as [`TrainError::OnRank`].
     pub fn agree<T>(&self, result: Result<T>) -> Result<T> {
         let Some(member) = &self.member else {
             return result;
         };
         let message = result.as_ref().err().map(ToString::to_string);
-        let all = member.exchange(&message);
-        let value = result?; // before an error of the exchange, which may be its consequence
-        let all = all?;
+        let all = match member.exchange(&message) {
+            Ok(all) => all,
+            // The exchange may have failed as a consequence.
+            Err(error) => return result.and(Err(error)),
+        };
         let failed = all.into_iter().enumerate();
         match failed.filter_map(|(rank, it)| Some((rank, it?))).next() {
-            Some((rank, message)) => Err(TrainError::OnRank { rank, message }),
-            None => Ok(value),
+            Some((rank, message)) if rank != self.rank() => {
+                Err(TrainError::OnRank { rank, message })
+            }
+            _ => result,
         }
     }
 

@@ -76,7 +76,7 @@ fn content(checkpoint: &Path) -> Vec<(String, Vec<u8>)> {
 fn recorded(run: &Path) -> Vec<Record> {
     let mut records = metrics::read(&run.join("metrics.jsonl")).unwrap();
     for record in &mut records {
-        record.tokens_per_s = 0.0;
+        (record.tokens_per_s, record.save_stall_s) = (0.0, None);
     }
     records
 }

@@ -52,7 +52,10 @@ pub fn add_shard_copies(
         let copied = bytes(&named.tensor)?.as_ref().as_ref().to_vec();
         Ok((named.name.clone(), copied))
     };
-    let copies = tensors.iter().map(copy).collect::<Result<BTreeMap<_, _>>>()?;
+    let copies = tensors
+        .iter()
+        .map(copy)
+        .collect::<Result<BTreeMap<_, _>>>()?;
     let copies = Mutex::new(copies);
     snapshot.add_model(folder, mapping, shards, move |name| {
         // Each is read once, and freed after its last use.
@@ -86,17 +89,16 @@ fn by_name(tensors: &[NamedTensor]) -> BTreeMap<&str, &Tensor> {
 /// # Errors
 /// [`Error::Partial`].
 pub(super) fn region(named: &NamedTensor) -> Result<Option<Region>> {
-    let shape = named.sharded_shape();
-    let (Some(sharding), Some(rank)) = (shape.sharding(), shape.rank()) else {
-        return Ok(None);
-    };
-    if !sharding.partials().is_empty() {
+    let partial = named.tensor.sharding();
+    if let Some(sharding) = partial.filter(|it| !it.partials().is_empty()) {
         return Err(Error::Partial {
             tensor: named.name.clone(),
             sharding: sharding.to_string(),
         });
     }
-    Ok(sharding.region(rank))
+    let shape = named.sharded_shape();
+    let position = shape.sharding().zip(shape.rank());
+    Ok(position.and_then(|(sharding, rank)| sharding.region(rank)))
 }
 
 /// What a rank loads of the tensor `whole`: the shape and the elements of its tensor.

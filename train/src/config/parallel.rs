@@ -172,7 +172,9 @@ impl TryFrom<NumberOrText> for Degree {
         };
         match ranks.filter(|ranks| *ranks > 0) {
             Some(ranks) => Ok(Degree::Ranks(ranks)),
-            None => Err(format!("`{text}` is not a degree; use 1 or more ranks, or \"auto\"")),
+            None => Err(format!(
+                "`{text}` is not a degree; use 1 or more ranks, or \"auto\""
+            )),
         }
     }
 }

@@ -192,8 +192,7 @@ impl Division {
         plan.apply(model, self.rank)?;
 
         let home = self.home();
-        let mut homes =
-            Homes::new(rank, &self.mesh, home.clone()).prefetch(self.table.prefetch);
+        let mut homes = Homes::new(rank, &self.mesh, home.clone()).prefetch(self.table.prefetch);
         for unit in model.units() {
             homes = homes.unit(&unit, home.clone());
         }

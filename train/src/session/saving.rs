@@ -34,7 +34,9 @@ impl<M: Model<Batch = TokenBatch> + Generate> Run<'_, M> {
             // A checkpoint that failed to save ends the run now.
             Some(error) if self.ranks.count() == 1 => Err(error),
             failure => Ok(Signals {
-                any: self.ranks.any([self.is_asked_to_stop(), failure.is_some()])?,
+                any: self
+                    .ranks
+                    .any([self.is_asked_to_stop(), failure.is_some()])?,
                 failure,
             }),
         }

@@ -63,7 +63,10 @@ impl<'a> Start<'a> {
     }
 
     /// The start that rank 0 has chosen.
-    pub(super) fn of_other_rank(checkpoint: Option<&Path>, config: &'a Config) -> Result<Start<'a>> {
+    pub(super) fn of_other_rank(
+        checkpoint: Option<&Path>,
+        config: &'a Config,
+    ) -> Result<Start<'a>> {
         Ok(Start {
             config,
             resume: checkpoint.map(Committed::open).transpose()?,
@@ -154,7 +157,11 @@ impl<'a> Start<'a> {
     fn explain(&self, notes: &mut Vec<String>) {
         let skipped = self.candidates.iter().flat_map(Candidates::skipped);
         notes.extend(skipped.map(|why| format!("skipped: {why}")));
-        notes.extend(self.changes.iter().map(|change| format!("changed: {change}")));
+        notes.extend(
+            self.changes
+                .iter()
+                .map(|change| format!("changed: {change}")),
+        );
     }
 }
 

@@ -75,7 +75,9 @@ fn a_resumed_run_has_the_same_bits() {
 
         let losses = |run: &str| -> Vec<_> {
             let records = place.records(run).into_iter();
-            records.map(|it| (it.step, it.loss, it.grad_norm, it.val_loss)).collect()
+            records
+                .map(|it| (it.step, it.loss, it.grad_norm, it.val_loss))
+                .collect()
         };
         assert_eq!(losses(&whole), losses(&halves));
         let last = |run: &str| files(&place.path(run).join("step-000020"));
@@ -96,7 +98,11 @@ fn a_run_resumes_on_any_mesh() {
             copy(&place.path(name), &place.path(&run));
             assert_eq!(place.train(&run, on, &[]).step, STEPS);
             let difference = place.differ("alone", &run);
-            assert!(difference < TOLERANCE, "{name} to {:?}: {difference}", on.sets);
+            assert!(
+                difference < TOLERANCE,
+                "{name} to {:?}: {difference}",
+                on.sets
+            );
         }
     }
 }
@@ -126,8 +132,9 @@ fn ranks_save_the_files_of_one_rank() {
             fs::create_dir(&run).unwrap();
             let mesh = Mesh::new(&[ranks], &["dp"]).unwrap();
             let saved = Local::new(ranks).threads(1).launch(|rank| {
-                Redistributor::new(rank)
-                    .run_on(&mesh, || save_again(&summary.checkpoint, &run, home(), &mesh, rank))
+                Redistributor::new(rank).run_on(&mesh, || {
+                    save_again(&summary.checkpoint, &run, home(), &mesh, rank)
+                })
             });
             saved.unwrap();
             let found = files(&run.join("step-000003"));
@@ -159,7 +166,9 @@ fn save_again(
     let config = Config::read::<Tables>(Some(&from.join("trainer/config.toml")), &[])?;
     let tokenizer = Tokenizer::from_file(&from.join("tokenizer.json"))?;
     let model = qwen3::model(&config, tokenizer.vocab_size(), Some(&saved))?;
-    Homes::new(rank, mesh, home.clone()).unit("model.layers.*", home).settle(&model)?;
+    Homes::new(rank, mesh, home.clone())
+        .unit("model.layers.*", home)
+        .settle(&model)?;
     let (device, options) = (rank.device(), ReadOptions::default());
     checkpoint::load_params(&saved, &model, device, options)?;
     meshgrad_autograd::Module::materialize_missing(&model, device, 0)?;

@@ -100,7 +100,10 @@ pub(crate) const MESHES: [On; 7] = [
     },
     On {
         ranks: 4,
-        sets: &["parallel.dp_replicate=2", "parallel.reshard_after_forward=false"],
+        sets: &[
+            "parallel.dp_replicate=2",
+            "parallel.reshard_after_forward=false",
+        ],
     },
     On {
         ranks: 2,
@@ -108,11 +111,19 @@ pub(crate) const MESHES: [On; 7] = [
     },
     On {
         ranks: 4,
-        sets: &["parallel.tp=2", "parallel.sequence_parallel=true", "parallel.prefetch=2"],
+        sets: &[
+            "parallel.tp=2",
+            "parallel.sequence_parallel=true",
+            "parallel.prefetch=2",
+        ],
     },
     On {
         ranks: 8,
-        sets: &["train.micro_batch_size=8", "parallel.dp_replicate=2", "parallel.tp=2"],
+        sets: &[
+            "train.micro_batch_size=8",
+            "parallel.dp_replicate=2",
+            "parallel.tp=2",
+        ],
     },
 ];
 
@@ -167,7 +178,8 @@ impl Place {
 
     pub(crate) fn train(&self, name: &str, on: &On, more: &[&str]) -> Summary {
         let trained = self.train_with(name, (on, more), |_, session| session);
-        let summaries = trained.unwrap_or_else(|error| panic!("{} {:?}: {error}", on.ranks, on.sets));
+        let summaries =
+            trained.unwrap_or_else(|error| panic!("{} {:?}: {error}", on.ranks, on.sets));
         assert!(summaries.iter().all(|it| *it == summaries[0]));
         summaries.into_iter().next().unwrap()
     }
@@ -200,11 +212,18 @@ impl Place {
         let (a, b) = (self.records(a), self.records(b));
         assert_eq!(a.len(), b.len());
         let pairs = a.iter().zip(&b).flat_map(|(a, b)| {
-            assert_eq!((a.step, a.lr, a.val_loss.is_some()), (b.step, b.lr, b.val_loss.is_some()));
+            assert_eq!(
+                (a.step, a.lr, a.val_loss.is_some()),
+                (b.step, b.lr, b.val_loss.is_some())
+            );
             let val = a.val_loss.zip(b.val_loss);
-            [(a.loss, b.loss), (a.grad_norm, b.grad_norm)].into_iter().chain(val)
+            [(a.loss, b.loss), (a.grad_norm, b.grad_norm)]
+                .into_iter()
+                .chain(val)
         });
-        pairs.map(|(a, b)| (a - b).abs() / a.abs().max(b.abs())).fold(0.0, f64::max)
+        pairs
+            .map(|(a, b)| (a - b).abs() / a.abs().max(b.abs()))
+            .fold(0.0, f64::max)
     }
 }
 
