@@ -114,6 +114,19 @@ fn threads_and_processes_train_the_same_run() {
         |run: &Path| -> Vec<Vec<u8>> { files(&run.join("step-000006")).into_values().collect() };
     assert!(saved(&threads).len() > 8 && saved(&threads) == saved(&processes));
 
+    for rank in 0..3 {
+        let trace = fs::read_to_string(processes.join(format!("trace-rank-{rank}.json"))).unwrap();
+        let trace: serde_json::Value = serde_json::from_str(&trace).unwrap();
+        let events = trace["traceEvents"].as_array().unwrap();
+        let names = |name: &str| {
+            let named = events
+                .iter()
+                .filter(|it| it["name"].as_str().unwrap().contains(name));
+            named.count()
+        };
+        assert!(names("reduce_scatter") > 0 && names("all_gather") > 0 && names("matmul") > 0);
+    }
+
     // One rank continues what three have saved.
     let alone = [
         "train",

@@ -270,6 +270,8 @@ pub struct LogConfig {
     pub val_batches: usize,
     /// Whether metrics are also written for TensorBoard.
     pub tensorboard: bool,
+    /// The step of which each of several ranks writes a trace; 0 for none.
+    pub trace_step: u64,
 }
 
 impl Default for LogConfig {
@@ -279,6 +281,7 @@ impl Default for LogConfig {
             val_every: 50,
             val_batches: 8,
             tensorboard: true,
+            trace_step: 0,
         }
     }
 }

@@ -15,7 +15,8 @@ use std::time::Duration;
 
 use meshgrad_ckpt::ranks::Ranks;
 use meshgrad_comm::{
-    Collectives, CommError, CommStats, Communicator, Rank, Redistributor, Reduction, TracedRank,
+    Collectives, CommError, CommStats, Communicator, Rank, Recording, Redistributor, Reduction,
+    TracedRank,
 };
 use meshgrad_dist::parallel::ParallelConfig;
 use meshgrad_mesh::{Channel, Group, GroupOptions};
@@ -121,6 +122,15 @@ impl<'r> RunRanks<'r> {
     /// What this rank has communicated so far to train; `None` for a single rank.
     pub fn stats(&self) -> Option<CommStats> {
         self.member.as_ref().map(|it| it.traced.stats())
+    }
+
+    /// Starts to record what this rank computes and communicates; `None` for a single rank.
+    ///
+    /// # Errors
+    /// As [`TracedRank::record`].
+    pub(crate) fn record(&self) -> Result<Option<Recording>> {
+        let member = self.member.as_ref();
+        Ok(member.map(|it| it.traced.record()).transpose()?)
     }
 
     /// Gives the parameters of `model`, which need no values yet, their shardings and homes.

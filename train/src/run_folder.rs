@@ -9,6 +9,7 @@
 //!   events.out.tfevents.meshgrad
 //!                      the same for TensorBoard
 //!   loss.svg           the plot of the loss
+//!   trace-rank-N.json  the trace of a step, one per rank
 //!   step-000600/       a checkpoint
 //!   lock               held while a trainer runs
 //! ```
@@ -160,6 +161,11 @@ impl RunFolder {
     /// `events.out.tfevents.meshgrad`. TensorBoard recognizes files by the middle of this name.
     pub fn tensorboard(&self) -> PathBuf {
         self.path.join(TENSORBOARD)
+    }
+
+    /// `trace-rank-N.json` of rank N.
+    pub fn trace(&self, rank: usize) -> PathBuf {
+        self.path.join(format!("trace-rank-{rank}.json"))
     }
 
     /// `loss.svg`.

@@ -244,6 +244,11 @@ pub const KEYS: &[Meaning] = &[
         "batches per validation; 0 uses the whole held-out text",
     ),
     ("log.tensorboard", "write metrics for TensorBoard, too"),
+    (
+        "log.trace_step",
+        "step of which each of several ranks writes its ops, collectives and waits to \
+         `trace-rank-N.json`, for ui.perfetto.dev; 0 for none",
+    ),
 ];
 
 /// The width of comments.

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use meshgrad_ckpt::{Saver, WhenBusy, step_name};
-use meshgrad_comm::CommStats;
+use meshgrad_comm::{CommStats, chrome_trace};
 use meshgrad_models::{Generate, Model, TokenBatch};
 use meshgrad_runtime::Device;
 
@@ -218,8 +218,17 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
         let batches = TokenBatches::new(self.windows, tokens, self.device).on(&self.ranks);
         let (rows, at_a_time) = (self.config.train.batch_size, self.rows_at_a_time());
         let before = self.ranks.stats();
+        let recording = match step == self.config.log.trace_step {
+            true => self.ranks.record()?,
+            false => None,
+        };
         let microbatches = batches.of_step(&self.order, step, rows, at_a_time);
         let pending = self.trainer.step(step, microbatches)?;
+        if let Some(recording) = recording {
+            let path = self.folder.trace(self.ranks.rank());
+            self.folder
+                .write(&path, &chrome_trace(&[recording.finish()]))?;
+        }
         let after = self.ranks.stats();
         let communication = after.zip(before).map(|(after, before)| after - before);
         Ok(Enqueued {

@@ -44,6 +44,36 @@ fn any_mesh_has_the_losses_of_one_rank() {
     }
 }
 
+/// Other optimizers, averages, bf16 and checkpointing, and a run that starts with the weights of another.
+#[test]
+fn options_of_a_run_have_the_losses_of_one_rank() {
+    let place = Place::moe();
+    place.train_alone("first", &["train.steps=3"]);
+    let from = format!("model.from={:?}", place.path("first"));
+    let cases: [(&[&str], f64); 4] = [
+        (
+            &["optimizer.name=muon", "optimizer.product_dtype=f32"],
+            TOLERANCE,
+        ),
+        (
+            &[
+                "optimizer.ema_decay=0.9",
+                "train.activation_checkpointing=true",
+            ],
+            TOLERANCE,
+        ),
+        (&["train.dtype=bf16"], 3e-2),
+        (&[&from], TOLERANCE),
+    ];
+    for (number, (sets, tolerance)) in cases.iter().enumerate() {
+        let [alone, ranks] = ["alone", "ranks"].map(|name| format!("{name}-{number}"));
+        place.train_alone(&alone, sets);
+        place.train(&ranks, &MESHES[1], sets);
+        let difference = place.differ(&alone, &ranks);
+        assert!(difference < *tolerance, "{sets:?}: {difference}");
+    }
+}
+
 /// A fault in the communication of parameters or gradients changes the losses.
 #[test]
 fn planted_faults_are_found() {
