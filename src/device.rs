@@ -44,26 +44,31 @@ impl OnFastest {
         self.device.open(cpu)
     }
 
-    /// Opens one GPU per rank: the first ones, or an emulated one that all share; `None` for CPUs.
+    /// Opens one GPU per rank, from the named one on, or an emulated one that all share; `None` for
+    /// CPUs.
     pub(crate) fn of_ranks(
         &self,
         ranks: usize,
         cpu: &Device,
     ) -> Result<Option<Vec<Device>>, Error> {
-        let first = self.device.open(cpu)?;
-        if !first.is_gpu() {
-            return Ok(None);
-        }
         let open = |rank: usize| match self.device {
             DeviceName::Emulator(ordinal) => Device::emulator(ordinal),
-            _ => Device::cuda(rank),
+            DeviceName::Cuda(first) => Device::cuda(first + rank),
+            DeviceName::Auto | DeviceName::Cpu => Device::cuda(rank),
         };
-        (0..ranks).map(open).collect::<Result<_, _>>().map(Some)
+        match self.is_cpu(cpu)? {
+            true => Ok(None),
+            false => (0..ranks).map(open).collect::<Result<_, _>>().map(Some),
+        }
     }
 
-    /// Whether a CPU device may be used.
-    pub(crate) fn allows_cpu(&self) -> bool {
-        matches!(self.device, DeviceName::Auto | DeviceName::Cpu)
+    /// Whether it is the CPU: named, or `auto` without a GPU.
+    pub(crate) fn is_cpu(&self, cpu: &Device) -> Result<bool, Error> {
+        match self.device {
+            DeviceName::Cpu => Ok(true),
+            DeviceName::Auto => Ok(!self.device.open(cpu)?.is_gpu()),
+            DeviceName::Cuda(_) | DeviceName::Emulator(_) => Ok(false),
+        }
     }
 }
 

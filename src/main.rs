@@ -99,7 +99,7 @@ fn main() -> ExitCode {
     };
     let result = device
         .map_err(anyhow::Error::from)
-        .and_then(|device| device.run(|| dispatch(&arguments.command, &device)));
+        .and_then(|device| device.run(|| dispatch(&arguments, &device)));
     match result {
         Ok(code) => code,
         Err(error) => {
@@ -123,9 +123,10 @@ fn message(error: &anyhow::Error) -> String {
 }
 
 /// Runs a command. `device` is the CPU device.
-fn dispatch(command: &Command, device: &Device) -> anyhow::Result<ExitCode> {
-    match command {
-        Command::Train(arguments) => return train::train(arguments, device),
+fn dispatch(arguments: &Arguments, device: &Device) -> anyhow::Result<ExitCode> {
+    let has_threads = arguments.threads.is_some();
+    match &arguments.command {
+        Command::Train(arguments) => return train::train(arguments, device, has_threads),
         Command::Config(arguments) => config(arguments),
         Command::Sample(arguments) => sample::sample(arguments, &arguments.device.open(device)?),
         Command::Eval(arguments) => eval::eval(arguments, &arguments.device.open(device)?),

@@ -5,18 +5,28 @@ use std::path::Path;
 use meshgrad::train::config::Config;
 use meshgrad::train::session::Summary;
 
-/// One command per line, to be copied into a shell. `ranks` were threads of this process.
-pub(crate) fn commands(
-    summary: &Summary,
-    run: &Path,
-    config: &Config,
-    ranks: Option<usize>,
-) -> String {
+/// The ranks of a run.
+#[derive(Clone, Copy)]
+pub(crate) enum Train {
+    /// One.
+    Alone,
+    /// Threads of this process.
+    OnThreads(usize),
+    /// Processes.
+    OnProcesses(usize),
+}
+
+/// One command per line, to be copied into a shell. `train` is the command that started the run.
+pub(crate) fn commands(summary: &Summary, run: &Path, config: &Config, train: Train) -> String {
     // The configuration of a run belongs to its folder, so --run-dir is not needed.
-    let mut resume = format!("meshgrad train {}", quoted(&run.join("config.toml")));
-    if let Some(ranks) = ranks {
-        resume += &format!(" --ranks {ranks}");
-    }
+    let config_file = quoted(&run.join("config.toml"));
+    let resume = match train {
+        Train::Alone => format!("meshgrad train {config_file}"),
+        Train::OnThreads(ranks) => format!("meshgrad train {config_file} --ranks {ranks}"),
+        Train::OnProcesses(ranks) => {
+            format!("meshgrad launch -n {ranks} -- meshgrad train {config_file}")
+        }
+    };
     let prompt = match summary.has_conversations {
         true => "--chat --prompt 'Who are you?'",
         false => "--prompt 'fn main'",

@@ -14,12 +14,13 @@ use meshgrad::runtime::Device;
 use meshgrad::train::TrainError;
 use meshgrad::train::config::{Config, Override, toml};
 use meshgrad::train::qwen3;
-use meshgrad::train::ranks::{check_ranks, failed_elsewhere};
+use meshgrad::train::ranks::{check_ranks, failed_elsewhere, first_cause};
 use meshgrad::train::run_folder::RunFolder;
 use meshgrad::train::session::{Resume, Session, Summary};
 
 use crate::device::OnFastest;
-use crate::{next, runs};
+use crate::next::{self, Train};
+use crate::runs;
 
 #[derive(clap::Args)]
 pub(crate) struct TrainArguments {
@@ -96,7 +97,7 @@ impl Run {
         })
     }
 
-    /// The session of a rank; of the only one if there is none.
+    /// The session of `rank`, or of a run on one rank.
     fn session<'a>(&'a self, device: &'a Device, rank: Option<&'a dyn Rank>) -> Session<'a> {
         let session = Session::new(&self.config, device)
             .run_dir(&self.dir)
@@ -121,28 +122,33 @@ fn stop_on_signals() -> anyhow::Result<Arc<AtomicBool>> {
     Ok(stop)
 }
 
-pub(crate) fn train(arguments: &TrainArguments, cpu: &Device) -> anyhow::Result<ExitCode> {
-    let is_launched = Environment::read()?.is_some_and(|it| it.world_size() > 1);
-    if is_launched {
-        ensure!(
-            arguments.ranks.is_none(),
-            "--ranks is for threads of one process, but a launcher has started this one; leave it out"
-        );
-        return train_as_process(arguments);
+/// `has_threads`: whether the number of the CPU's threads is given.
+pub(crate) fn train(
+    arguments: &TrainArguments,
+    cpu: &Device,
+    has_threads: bool,
+) -> anyhow::Result<ExitCode> {
+    if let Some(environment) = Environment::read()?.filter(|it| it.world_size() > 1) {
+        let trained = train_as_process(arguments, cpu, has_threads);
+        // If a rank fails, rank 0 reports it.
+        return match trained {
+            Err(_) if environment.rank() > 0 => Ok(ExitCode::FAILURE),
+            trained => trained.map(|()| ExitCode::SUCCESS),
+        };
     }
     let run = Run::new(arguments)?;
-    let ranks = arguments.ranks.map(usize::from).filter(|ranks| *ranks > 1);
-    let summary = match ranks {
-        None => {
+    match arguments.ranks.map(usize::from) {
+        None | Some(1) => {
             let device = arguments.device.open(cpu)?;
-            qwen3::train(run.session(&device, None))?
+            let summary = qwen3::train(run.session(&device, None))?;
+            print_summary(&summary, &run, Train::Alone);
         }
         Some(ranks) => {
             check_ranks(&run.config, ranks)?;
-            train_on_threads(&run, ranks, arguments, cpu)?
+            let summary = train_on_threads(&run, ranks, arguments, cpu)?;
+            print_summary(&summary, &run, Train::OnThreads(ranks));
         }
-    };
-    print_summary(&summary, &run, ranks);
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -186,40 +192,60 @@ fn named(rank: usize, message: &str) -> anyhow::Error {
     }
 }
 
-/// Trains as the rank that the launcher's variables specify. If a rank fails, rank 0 reports it.
-fn train_as_process(arguments: &TrainArguments) -> anyhow::Result<ExitCode> {
+/// Trains as the rank that the launcher's variables specify.
+fn train_as_process(
+    arguments: &TrainArguments,
+    cpu: &Device,
+    has_threads: bool,
+) -> anyhow::Result<()> {
     ensure!(
-        arguments.device.allows_cpu(),
-        "ranks that are processes train on CPUs only; use --device cpu, or --ranks N for GPUs of this \
+        arguments.ranks.is_none(),
+        "--ranks is for threads of one process, but a launcher has started this one; leave it out"
+    );
+    ensure!(
+        !has_threads,
+        "--threads is for a single process; the ranks of a host share its cores evenly"
+    );
+    ensure!(
+        arguments.device.is_cpu(cpu)?,
+        "ranks that are processes compute on CPUs; use --device cpu, or --ranks N for the GPUs of this \
          machine"
     );
+    let run = Run::new(arguments);
     let world = World::from_env()?;
-    let is_first = world.rank() == 0;
-    let trained = Run::new(arguments).map(|run| {
+    let trained = run.map_err(|error| (world.rank(), error)).and_then(|run| {
         let summary = qwen3::train(run.session(world.device(), Some(&world)));
-        (summary, run)
+        let summary = summary.map_err(|error| cause_on_processes(error, &world))?;
+        Ok((summary, run))
     });
-    let error = match trained {
-        Ok((Ok(summary), run)) => {
-            if is_first {
-                print_summary(&summary, &run, None);
-            }
-            return Ok(ExitCode::SUCCESS);
+    match trained {
+        Ok((summary, run)) if world.rank() == 0 => {
+            print_summary(&summary, &run, Train::OnProcesses(world.world_size()));
+            Ok(())
         }
-        Ok((Err(error), _)) => match failed_elsewhere(&error) {
-            Some((rank, message)) => named(rank, &message),
-            None => error.into(),
-        },
-        Err(error) => error,
-    };
-    world.fail(crate::message(&error));
-    match is_first {
-        true => Err(error),
-        false => Ok(ExitCode::FAILURE),
+        Ok(_) => Ok(()),
+        Err((rank, error)) => {
+            world.fail(format!("rank {rank}: {}", crate::message(&error)));
+            Err(error)
+        }
     }
 }
 
-fn print_summary(summary: &Summary, run: &Run, ranks: Option<usize>) {
+/// The rank that failed first, and its error.
+fn cause_on_processes(error: TrainError, world: &World) -> (usize, anyhow::Error) {
+    let cause = failed_elsewhere(&error);
+    let world_failed = || {
+        world
+            .failure()
+            .map(|(rank, reason)| first_cause(rank, &reason))
+    };
+    match cause.or_else(world_failed) {
+        Some((rank, message)) => (rank, named(rank, &message)),
+        None => (world.rank(), error.into()),
+    }
+}
+
+fn print_summary(summary: &Summary, run: &Run, train: Train) {
     let mut lines = vec![String::new()];
     if let (Some(loss), Some(bits)) = (summary.val_loss, summary.val_bits_per_byte) {
         lines.push(format!(
@@ -232,7 +258,7 @@ fn print_summary(summary: &Summary, run: &Run, ranks: Option<usize>) {
     }
     lines.push(format!(
         "\nnext:\n{}",
-        next::commands(summary, &run.dir, &run.config, ranks)
+        next::commands(summary, &run.dir, &run.config, train)
     ));
     // A closed pipe must not fail a run that is complete.
     let _ = write!(std::io::stdout(), "{}", lines.join("\n"));

@@ -141,7 +141,7 @@ fn threads_and_processes_train_the_same_run() {
     assert!(dir.succeeds(&alone).contains("resuming after step 6"));
 }
 
-/// What cannot be trained is one error, and leaves no folder.
+/// A configuration that cannot be trained gives one error and leaves no folder.
 #[test]
 fn bad_input_is_one_error() {
     let dir = TestDir::new(CONFIG);
@@ -196,10 +196,10 @@ fn processes_report_an_error_once() {
     let nested = ["--ranks", "2", "--run-dir", "other"];
     let refused = launch(&dir, "2", &nested).output().unwrap();
     let errors = String::from_utf8(refused.stderr).unwrap();
-    assert!(
-        errors.contains("--ranks is for threads of one process"),
-        "{errors}"
-    );
+    let count = errors
+        .matches("--ranks is for threads of one process")
+        .count();
+    assert_eq!(count, 1, "{errors}");
 }
 
 /// SIGTERM, as Ctrl-C, stops all processes after the same step, with a checkpoint.

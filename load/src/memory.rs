@@ -26,7 +26,7 @@ pub fn stored_dtype(dtype: DType) -> Result<Dtype> {
 /// of the parameters of one home.
 pub(crate) struct HostTensors<'t> {
     storages: Vec<HostStorage<'t>>,
-    places: Vec<Place<'t>>,
+    ranges: Vec<ByteRange<'t>>,
 }
 
 /// All elements of a storage.
@@ -36,7 +36,7 @@ enum HostStorage<'t> {
 }
 
 /// Where a tensor is.
-struct Place<'t> {
+struct ByteRange<'t> {
     name: &'t str,
     /// The position of its storage in the list.
     storage: usize,
@@ -49,7 +49,7 @@ impl<'t> HostTensors<'t> {
     pub(crate) fn new(
         tensors: impl IntoIterator<Item = (&'t str, &'t Tensor)>,
     ) -> Result<HostTensors<'t>> {
-        let (mut storages, mut places, mut known) = (Vec::new(), Vec::new(), HashMap::new());
+        let (mut storages, mut ranges, mut known) = (Vec::new(), Vec::new(), HashMap::new());
         for (name, tensor) in tensors {
             let storage = match known.entry(tensor.storage_id()) {
                 Entry::Occupied(storage) => *storage.get(),
@@ -60,13 +60,13 @@ impl<'t> HostTensors<'t> {
             };
             let start = tensor.dtype().bytes(tensor.layout().offset());
             let bytes = start..start + tensor.dtype().bytes(tensor.elements());
-            places.push(Place {
+            ranges.push(ByteRange {
                 name,
                 storage,
                 bytes,
             });
         }
-        Ok(HostTensors { storages, places })
+        Ok(HostTensors { storages, ranges })
     }
 
     /// The bytes of each tensor.
@@ -74,19 +74,22 @@ impl<'t> HostTensors<'t> {
     /// # Errors
     /// [`Error::NotLoaded`] for tensors that overlap.
     pub(crate) fn bytes(&mut self) -> Result<Vec<&mut [u8]>> {
-        let mut order: Vec<usize> = (0..self.places.len()).collect();
-        order.sort_by_key(|at| (self.places[*at].storage, self.places[*at].bytes.start));
+        let mut order: Vec<usize> = (0..self.ranges.len()).collect();
+        order.sort_by_key(|at| {
+            let ByteRange { storage, bytes, .. } = &self.ranges[*at];
+            (*storage, bytes.start, bytes.end)
+        });
         let storages = self.storages.iter_mut().map(HostStorage::bytes);
         let mut left: Vec<(usize, &mut [u8])> = storages.map(|bytes| (0, bytes)).collect();
 
         let mut found: Vec<&mut [u8]> = Vec::new();
-        found.resize_with(self.places.len(), Default::default);
+        found.resize_with(self.ranges.len(), Default::default);
         for at in order {
-            let Place {
+            let ByteRange {
                 name,
                 storage,
                 bytes,
-            } = &self.places[at];
+            } = &self.ranges[at];
             let (start, rest) = &mut left[*storage];
             let before = bytes.start.checked_sub(*start).ok_or_else(|| {
                 let problem = "shares elements with another tensor that is loaded".to_owned();

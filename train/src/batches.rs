@@ -28,7 +28,7 @@ impl<'t> TokenBatches<'t> {
         }
     }
 
-    /// Batches of which each rank gathers its own sequences. `batch_size` and `micro_batch_size` are
+    /// Each rank gathers only its own sequences of a batch. `batch_size` and `micro_batch_size` are
     /// those of all ranks, and the order of sequences does not depend on their number.
     #[must_use]
     pub fn on(self, ranks: &'t RunRanks<'t>) -> TokenBatches<'t> {
@@ -87,8 +87,8 @@ impl<'t> TokenBatches<'t> {
         let own = &chosen[part.rows.clone()];
         let mut batch = Batch::gather(self.windows, own.iter().copied(), |at| self.tokens.get(at))?;
         self.mask(&mut batch, own);
-        let is_counted = counted.saturating_sub(part.rows.start).min(own.len());
-        batch.labels[is_counted * seq_len..].fill(IGNORE_INDEX);
+        let counted_rows = counted.saturating_sub(part.rows.start).min(own.len());
+        batch.labels[counted_rows * seq_len..].fill(IGNORE_INDEX);
 
         let shape = [batch.rows, batch.seq_len];
         let tensor = |values: &[i64]| part.tensor(Tensor::from_slice(self.device, &shape, values)?);

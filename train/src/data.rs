@@ -8,7 +8,6 @@ use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 use twox_hash::XxHash3_128;
 
-use crate::Result;
 use crate::config::{DataConfig, SourceConfig, TokenizerChoice};
 use crate::corpus::Corpus;
 use crate::encoded::{Encoded, Piece};
@@ -16,7 +15,8 @@ use crate::run_folder::RunFolder;
 use crate::sampler::{Order, SamplerError, Windows};
 use crate::split::{Span, Split};
 use crate::tokenizer::Tokenizer;
-use crate::tokens::{CacheKey, Part, TokenCache, TokensError};
+use crate::tokens::{CacheKey, Part, TokenCache};
+use crate::{Result, TrainError};
 
 /// The data of a run.
 pub struct Data {
@@ -95,14 +95,17 @@ impl Data {
     ///
     /// # Errors
     /// When the files cannot be read, or are not there.
-    pub(crate) fn of_other_rank(texts: TextInfo, folder: &RunFolder) -> Result<Data> {
+    pub(crate) fn of_other_rank(
+        texts: TextInfo,
+        key: CacheKey,
+        folder: &RunFolder,
+    ) -> Result<Data> {
         let path = folder.tokens();
-        let key = TokenCache::key(&path)?;
-        let tokens = key.map(|key| TokenCache::open(&path, key)).transpose()?;
+        let tokens = TokenCache::open(&path, key)?;
         Ok(Data {
             texts,
             tokenizer: Tokenizer::from_file(&folder.tokenizer())?,
-            tokens: tokens.flatten().ok_or(TokensError::NotShared { path })?,
+            tokens: tokens.ok_or(TrainError::NotShared { path })?,
         })
     }
 

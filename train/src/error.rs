@@ -68,6 +68,15 @@ pub enum TrainError {
     /// The degrees of `[parallel]` do not fit each other or the number of ranks.
     #[error("[parallel]: {0}")]
     Parallel(#[from] meshgrad_dist::parallel::Violations),
+    /// This rank does not see a file that rank 0 has.
+    #[error(
+        "{} is missing or not that of rank 0; use a run folder on a file system that all ranks share",
+        path.display()
+    )]
+    NotShared {
+        /// The file or folder.
+        path: PathBuf,
+    },
     /// Another rank failed.
     #[error("rank {rank}: {message}")]
     OnRank {

@@ -72,7 +72,8 @@ pub enum Event<'a> {
     ForwardBackwardFinished {
         /// The step.
         step: u64,
-        /// The gradients, summed over `weight`, neither divided nor clipped.
+        /// The gradients, summed over `weight`, neither divided nor clipped. On several ranks, of the
+        /// rows that this rank keeps ([`meshgrad_autograd::norm_over_ranks`] gives their norm).
         gradients: &'a [(Param, Tensor)],
         /// The scalar that the optimizer divides the gradients by.
         weight: &'a Tensor,

@@ -1,10 +1,10 @@
 //! The ranks of a run, as one of them sees them: what they decide together, and how the model and the
 //! batches are divided ([`division`]).
 //!
-//! Each rank runs the same program. Whatever decides which collectives follow is agreed on: rank 0
-//! reads the run folder and tells the others ([`RunRanks::share`]), a failure on one rank ends all
-//! ([`RunRanks::agree`]), and so does a request to stop ([`RunRanks::any`]). A run without ranks makes
-//! the same calls, which then communicate nothing.
+//! Each rank runs the same program. Ranks agree on every decision that affects which collectives
+//! follow. Rank 0 reads the run folder and broadcasts what it found ([`RunRanks::broadcast`]); an error
+//! on one rank ends all ([`RunRanks::agree`]); so does a request to stop ([`RunRanks::any`]). On a
+//! single rank the same calls communicate nothing.
 
 mod checkpoint;
 mod division;
@@ -31,8 +31,8 @@ pub use checkpoint::checkpoint_ranks;
 pub(crate) use division::BatchPart;
 use division::Division;
 
-/// How long ranks wait for one that prepares the data or writes a checkpoint. One that exits is
-/// noticed at once.
+/// How long ranks wait for one that prepares the data or writes a checkpoint. A rank that exits is
+/// detected immediately.
 const LIMIT: Duration = Duration::from_secs(3600);
 
 /// The ranks of a run.
@@ -209,25 +209,27 @@ impl<'r> RunRanks<'r> {
     ///
     /// # Errors
     /// Those of `make`, on the other ranks as [`TrainError::OnRank`].
-    pub fn share<T: Serialize + DeserializeOwned>(
+    pub fn broadcast<T: Serialize + DeserializeOwned>(
         &self,
         make: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
         let Some(member) = &self.member else {
             return make();
         };
-        let made = self.is_first().then(make);
-        let told = made.as_ref().map(|made| match made {
-            Ok(value) => serde_json::to_string(value).map_err(|error| error.to_string()),
+        let made = self.is_first().then(|| make().and_then(with_json));
+        let sent = made.as_ref().map(|made| match made {
+            Ok((_, json)) => Ok(json.clone()),
             Err(error) => Err(error.to_string()),
         });
-        let told = member.exchange(&told)?.into_iter().next().flatten();
+        let received = member.exchange(&sent);
         if let Some(made) = made {
-            return made;
+            let (value, _) = made?; // before an error of the exchange, which may be its consequence
+            return received.map(|_| value);
         }
-        let value = told.unwrap_or_else(|| Err("it sent nothing".to_owned()));
-        let value = value.and_then(|text| {
-            serde_json::from_str(&text).map_err(|error| format!("cannot read {text}: {error}"))
+        let first = received?.into_iter().next().flatten();
+        let value = first.unwrap_or_else(|| Err("it sent nothing".to_owned()));
+        let value = value.and_then(|json| {
+            serde_json::from_str(&json).map_err(|error| format!("cannot read {json}: {error}"))
         });
         value.map_err(|message| TrainError::OnRank { rank: 0, message })
     }
@@ -282,6 +284,11 @@ impl Member<'_> {
     }
 }
 
+fn with_json<T: Serialize>(value: T) -> Result<(T, String)> {
+    let json = serde_json::to_string(&value).map_err(RuntimeError::other)?;
+    Ok((value, json))
+}
+
 /// Checks that `ranks` ranks can train as `config` says.
 ///
 /// # Errors
@@ -312,14 +319,24 @@ impl fmt::Debug for RunRanks<'_> {
     }
 }
 
-/// The rank that failed and what it said, if `error` is only the consequence of that failure.
+/// The rank that failed and its message, if `error` is only the consequence of that failure.
 pub fn failed_elsewhere(error: &TrainError) -> Option<(usize, String)> {
     match error {
         TrainError::OnRank { rank, message } => Some((*rank, message.clone())),
         TrainError::Model(error) => match error.downcast_ref::<CommError>()? {
-            CommError::Died { rank, reason, .. } => Some((*rank, reason.clone())),
+            CommError::Died { rank, reason, .. } => Some(first_cause(*rank, reason)),
             _ => None,
         },
         _ => None,
     }
+}
+
+/// The rank that a reason names as in `rank 2: the disk is full`, or `rank`. A rank that fails as a
+/// consequence passes the cause on in this form.
+pub fn first_cause(rank: usize, reason: &str) -> (usize, String) {
+    let named = reason.strip_prefix("rank ").and_then(|rest| {
+        let (number, message) = rest.split_once(": ")?;
+        Some((number.parse().ok()?, message.to_owned()))
+    });
+    named.unwrap_or_else(|| (rank, reason.to_owned()))
 }

@@ -37,15 +37,6 @@ pub enum TokensError {
         /// The system's error.
         source: io::Error,
     },
-    /// This rank does not have the file that rank 0 wrote.
-    #[error(
-        "the token cache {} of rank 0 is not visible on this rank; use a run folder on a file system \
-         that all ranks share", path.display()
-    )]
-    NotShared {
-        /// The file.
-        path: PathBuf,
-    },
 }
 
 /// The ids of a part, and the size of its text.
@@ -164,6 +155,11 @@ impl TokenCache {
         Ok(header
             .filter(is_complete)
             .map(|header| Self { map, header }))
+    }
+
+    /// What it was made from.
+    pub(crate) fn own_key(&self) -> CacheKey {
+        self.header.key
     }
 
     /// The training text, all sources in order.

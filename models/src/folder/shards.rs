@@ -60,7 +60,10 @@ pub fn add_shard_copies(
     snapshot.add_model(folder, mapping, shards, move |name| {
         // Each is read once, and freed after its last use.
         let mut copies = copies.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(Box::new(copies.remove(name).unwrap_or_default()))
+        let copy = copies
+            .remove(name)
+            .ok_or("its copy has been written already")?;
+        Ok(Box::new(copy))
     });
     Ok(())
 }

@@ -56,8 +56,9 @@ pub const KEYS: &[Meaning] = &[
     ),
     (
         "train.reduction",
-        "`sum`, or `tree`: the same bits for any number of data-parallel ranks that is a power of two \
-         (with auxiliary losses for equal numbers only); one sequence per pass and rank, so slower",
+        "`sum`, or `tree`: the same bits for any number of data-parallel ranks that is a power of two. \
+         With auxiliary losses, only runs with equally many data-parallel ranks have the same bits. One \
+         sequence per pass and rank, so slower",
     ),
     (
         "parallel.dp_replicate",
@@ -99,6 +100,10 @@ pub const KEYS: &[Meaning] = &[
     (
         "parallel.reshard_after_forward",
         "free gathered parameters between forward and backward: less memory, more communication",
+    ),
+    (
+        "parallel.whole_matrices",
+        "divide between matrices, for an optimizer of your own that updates whole matrices",
     ),
     (
         "parallel.prefetch",

@@ -34,6 +34,9 @@ pub struct ParallelTable {
     pub home: HomeChoice,
     /// Whether `fsdp` frees gathered parameters between forward and backward.
     pub reshard_after_forward: bool,
+    /// Whether rows are divided between matrices, for an optimizer of your own that updates whole
+    /// matrices. For Muon they always are.
+    pub whole_matrices: bool,
     /// Units that are gathered ahead of their use.
     pub prefetch: usize,
     /// Whether `tp` also shards activations between blocks, along the sequence.
@@ -90,6 +93,7 @@ impl Default for ParallelTable {
             order: String::new(),
             home: HomeChoice::Fsdp,
             reshard_after_forward: true,
+            whole_matrices: false,
             prefetch: 1,
             sequence_parallel: false,
             loss_parallel: true,
@@ -167,7 +171,7 @@ impl TryFrom<NumberOrText> for Degree {
         let (text, ranks) = match written {
             NumberOrText::Number(number) => (number.to_string(), usize::try_from(number).ok()),
             NumberOrText::Text(text) if text == "auto" => return Ok(Degree::Auto),
-            // A value of --set is text where the default is.
+            // `--set` passes a value as text if the default is text.
             NumberOrText::Text(text) => (text.clone(), text.parse().ok()),
         };
         match ranks.filter(|ranks| *ranks > 0) {

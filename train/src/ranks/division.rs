@@ -62,12 +62,18 @@ impl Division {
         let all = state.mesh("regular").map_err(RuntimeError::other)?;
         let axes = all.axes().iter().filter(|axis| axis.size() > 1);
         let axes: Vec<&str> = axes.map(|axis| axis.name()).collect();
+        let is_muon = matches!(config.optimizer.algorithm, Algorithm::Muon(_));
         let division = Division {
             table: config.parallel.clone(),
             mesh: all.select(&axes).map_err(RuntimeError::other)?,
             rank,
-            whole_matrices: matches!(config.optimizer.algorithm, Algorithm::Muon(_)),
+            whole_matrices: config.parallel.whole_matrices || is_muon,
         };
+        if is_muon && !division.axis(TENSOR).is_empty() {
+            let problem = "muon updates whole matrices, which parallel.tp divides; use another \
+                           optimizer, or parallel.tp = 1";
+            return Err(violation("optimizer.name", problem.to_owned()));
+        }
         division.check_batch(config.train.micro_batch_size)?;
         if config.train.reduction == Reduction::Tree {
             division.check_tree(config.train.batch_size)?;
@@ -147,9 +153,18 @@ impl Division {
     }
 
     pub(super) fn part_of_batch(&self, rows: usize, seq_len: usize) -> Result<BatchPart> {
-        let placements: Vec<_> = { self.batch_axes().into_iter() }
-            .map(|axis| (axis, Placement::shard(0)))
-            .collect();
+        let parts = self.batch_parts();
+        let rows_of = |part: usize| rows / parts + usize::from(part < rows % parts);
+        let placements: Vec<_> = match self.batch_axes()[..] {
+            [axis] if !rows.is_multiple_of(parts) => {
+                let sizes: Vec<usize> = (0..parts).map(rows_of).collect();
+                vec![(axis, Placement::ragged(0, sizes))]
+            }
+            ref axes => axes
+                .iter()
+                .map(|axis| (*axis, Placement::shard(0)))
+                .collect(),
+        };
         let sharding = Sharding::new(&self.mesh, placements, &[rows, seq_len]);
         let sharding = sharding.map_err(RuntimeError::other)?;
         let region = sharding.region(self.rank);

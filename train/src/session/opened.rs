@@ -1,16 +1,20 @@
 //! What a run reads before its model is built: the run folder, the data, and where it starts.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 
+use meshgrad_ckpt::Committed;
 use serde::{Deserialize, Serialize};
+use twox_hash::XxHash3_128;
 
 use super::Session;
 use super::start::Start;
-use crate::Result;
 use crate::data::{Data, TextInfo};
 use crate::ranks::RunRanks;
-use crate::run_folder::{Rollback, RunFolder};
+use crate::run_folder::{Rollback, RunFolder, RunFolderError};
 use crate::tokenizer::Tokenizer;
+use crate::tokens::CacheKey;
+use crate::{Result, TrainError};
 
 /// An open run folder, its data, and the start of the run.
 pub(super) struct Opened<'a> {
@@ -21,26 +25,29 @@ pub(super) struct Opened<'a> {
     pub(super) rollback: Option<Rollback>,
 }
 
-/// What rank 0 tells the others.
+/// What rank 0 broadcasts.
 #[derive(Serialize, Deserialize)]
-struct Told {
+struct Broadcast {
     checkpoint: Option<PathBuf>,
+    /// The digest of its manifest.
+    manifest: Option<u128>,
     texts: TextInfo,
+    tokens: CacheKey,
 }
 
 impl<'a> Opened<'a> {
     /// Rank 0 locks the folder, prepares the data and chooses the checkpoint; the others follow.
     pub(super) fn new(session: &Session<'a>, ranks: &RunRanks<'_>) -> Result<Opened<'a>> {
         let mut first = None;
-        let told = ranks.share(|| {
+        let broadcast = ranks.broadcast(|| {
             let opened = Opened::of_first_rank(session)?;
-            let told = opened.told();
+            let broadcast = opened.to_broadcast()?;
             first = Some(opened);
-            Ok(told)
+            Ok(broadcast)
         })?;
         let opened = match first {
             Some(opened) => Ok(opened),
-            None => Opened::of_other_rank(session, told),
+            None => Opened::of_other_rank(session, broadcast),
         };
         ranks.agree(opened)
     }
@@ -60,22 +67,36 @@ impl<'a> Opened<'a> {
         })
     }
 
-    fn of_other_rank(session: &Session<'a>, told: Told) -> Result<Opened<'a>> {
+    fn of_other_rank(session: &Session<'a>, first: Broadcast) -> Result<Opened<'a>> {
         let folder = RunFolder::of_other_rank(&session.run_dir);
-        let checkpoint = told.checkpoint.as_deref();
+        let checkpoint = first.checkpoint.as_deref();
+        if let Some(path) = checkpoint
+            && manifest_digest(path).ok() != first.manifest
+        {
+            let path = path.to_owned();
+            return Err(TrainError::NotShared { path });
+        }
         Ok(Opened {
-            data: Data::of_other_rank(told.texts, &folder)?,
+            data: Data::of_other_rank(first.texts, first.tokens, &folder)?,
             start: Start::of_other_rank(checkpoint, session.config)?,
             folder,
             rollback: None,
         })
     }
 
-    fn told(&self) -> Told {
-        let checkpoint = self.start.checkpoint();
-        Told {
-            checkpoint: checkpoint.map(|it| Path::to_owned(it.path())),
+    fn to_broadcast(&self) -> Result<Broadcast> {
+        let checkpoint = self.start.checkpoint().map(Committed::path);
+        Ok(Broadcast {
+            checkpoint: checkpoint.map(Path::to_owned),
+            manifest: checkpoint.map(manifest_digest).transpose()?,
             texts: self.data.texts.clone(),
-        }
+            tokens: self.data.tokens.own_key(),
+        })
     }
+}
+
+fn manifest_digest(checkpoint: &Path) -> Result<u128> {
+    let path = checkpoint.join("manifest.json");
+    let text = fs::read(&path).map_err(|source| RunFolderError::Read { path, source })?;
+    Ok(XxHash3_128::oneshot(&text))
 }

@@ -45,9 +45,11 @@ where
     // Dropped if the run cannot start.
     let rollback = parts.opened.rollback.take();
     let ranks = parts.ranks.clone();
-    let mut run = ranks.agree(Run::new(session, parts))?;
-    let configured = run.configured();
-    ranks.agree(configured)?;
+    let configured = Run::new(session, parts).and_then(|mut run| {
+        run.configured()?;
+        Ok(run)
+    });
+    let mut run = ranks.agree(configured)?;
     if let Some(rollback) = rollback {
         rollback.keep();
     }
@@ -145,7 +147,14 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
             true => Reporter::new(steps, config.log.every),
             false => Reporter::silent(),
         };
+        let saver = Saver::new(WhenBusy::Wait);
+        let saver = match ranks.count() {
+            1 => saver,
+            // If a rank fails during a save, rank 0 reports that, and no rank its consequences.
+            _ => saver.report_to(|_| ()),
+        };
         Ok(Run {
+            saver,
             records,
             reporter,
             ranks,
@@ -163,7 +172,6 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
             notes,
             val_loss: None,
             last_read: None,
-            saver: Saver::new(WhenBusy::Wait),
             save_stall: None,
         })
     }
@@ -392,7 +400,7 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
     }
 
     fn summary(&self, step: u64) -> Result<Summary> {
-        self.ranks.share(|| self.summary_of_first(step))
+        self.ranks.broadcast(|| self.summary_of_first(step))
     }
 
     fn summary_of_first(&self, step: u64) -> Result<Summary> {

@@ -127,8 +127,8 @@ impl<'a> Start<'a> {
                     return Ok(state.step);
                 }
                 Err(error) => {
-                    let path = ranks.share(|| self.skip(&chosen, error, data))?;
-                    chosen = ranks.agree(Ok(Committed::open(path)?))?;
+                    let path = ranks.broadcast(|| self.skip(&chosen, error, data))?;
+                    chosen = ranks.agree(Committed::open(path).map_err(TrainError::from))?;
                 }
             }
         }

@@ -14,6 +14,8 @@
 //! | | ids of all parts |
 //! | | the mask: one bit per id, 1 if it is trained, lowest bit first. Without a mask all ids are |
 
+use serde::{Deserialize, Serialize};
+
 const MAGIC: [u8; 8] = *b"MGTOKENS";
 const VERSION: u32 = 2;
 /// Bytes of the header before the parts, and of a part.
@@ -21,7 +23,7 @@ pub(super) const HEADER_BYTES: usize = 56;
 pub(super) const PART_BYTES: usize = 32;
 
 /// What a token cache was made from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CacheKey {
     /// Digest of the text, its split and the kind of tokenizer.
     pub recipe: u128,

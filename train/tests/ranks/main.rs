@@ -120,7 +120,14 @@ fn a_resumed_run_has_the_same_bits() {
 fn a_run_resumes_on_any_mesh() {
     let place = Place::moe();
     place.train_alone("alone", &[]);
-    for (from, name) in [(&MESHES[1], "fsdp"), (&ONE, "one")] {
+    let sources = [
+        (&MESHES[1], "fsdp"),
+        (&MESHES[3], "hsdp"),
+        (&MESHES[5], "tp"),
+        (&MESHES[6], "all"),
+        (&ONE, "one"),
+    ];
+    for (from, name) in sources {
         let stopped = place.train_with(name, (from, &[]), |_, session| session.stop_after(10));
         assert_eq!(stopped.unwrap()[0].step, 10);
         for (number, on) in MESHES.iter().chain([&ONE]).enumerate() {

@@ -175,6 +175,11 @@ impl World {
         &self.shares
     }
 
+    /// The rank whose failure ended the world, and the reason, if this rank knows of one.
+    pub fn failure(&self) -> Option<(usize, String)> {
+        self.shared.death()
+    }
+
     /// Leaves the world because of a failure: all ranks that wait fail with [`CommError::Died`] and
     /// this reason. A panic does the same.
     pub fn fail(self, reason: impl Into<String>) {
