@@ -20,7 +20,7 @@ use meshgrad_train::qwen3::{self, Tables};
 use meshgrad_train::ranks::checkpoint_ranks;
 use meshgrad_train::tokenizer::Tokenizer;
 use meshgrad_train::updater::Updater;
-use world::{MESHES, ONE, On, Place, STEPS, files};
+use world::{Files, MESHES, ONE, On, Place, STEPS, files};
 
 /// The largest relative difference of a loss or norm from that of one rank, in f32.
 const TOLERANCE: f64 = 1e-3;
@@ -158,7 +158,7 @@ fn ranks_save_the_files_of_one_rank() {
     for place in [Place::moe(), Place::dense()] {
         let summary = place.train_alone("alone", &["optimizer.ema_decay=0.9", "train.steps=3"]);
         let expected = files(&summary.checkpoint);
-        let homes: [(&str, fn() -> Home); 4] = [
+        let homes: [Named; 4] = [
             ("replicate", || Home::replicate(["dp"])),
             ("zero1", || Home::zero1(["dp"])),
             ("fsdp", || Home::fsdp(["dp"])),
@@ -175,9 +175,8 @@ fn ranks_save_the_files_of_one_rank() {
             });
             saved.unwrap();
             let found = files(&run.join("step-000003"));
-            let names = |files: &[(std::path::PathBuf, Vec<u8>)]| -> Vec<_> {
-                files.iter().map(|(name, _)| name.clone()).collect()
-            };
+            let names =
+                |files: &Files| -> Vec<_> { files.iter().map(|(name, _)| name.clone()).collect() };
             assert_eq!(names(&found), names(&expected));
             for ((file, found), (_, expected)) in found.iter().zip(&expected) {
                 assert!(
@@ -191,6 +190,9 @@ fn ranks_save_the_files_of_one_rank() {
         }
     }
 }
+
+/// A home and its name.
+type Named = (&'static str, fn() -> Home);
 
 fn save_again(
     from: &Path,

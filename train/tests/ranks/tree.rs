@@ -1,10 +1,8 @@
 //! `train.reduction = "tree"`: the same bits on any mesh of data-parallel ranks.
 
-use std::path::PathBuf;
-
 use meshgrad_comm::conformance::Fault;
 
-use crate::world::{On, Place, files};
+use crate::world::{Files, On, Place, files};
 
 const TREE: &str = "train.reduction=tree";
 
@@ -30,7 +28,7 @@ const FOUR: [On; 3] = [
 ];
 
 /// The tensors of the last checkpoint, and all metrics.
-fn outcome(place: &Place, run: &str) -> (Vec<(PathBuf, Vec<u8>)>, Vec<[Option<f64>; 3]>) {
+fn outcome(place: &Place, run: &str) -> (Files, Vec<[Option<f64>; 3]>) {
     let mut saved = files(&place.path(run).join("step-000020"));
     saved.retain(|(name, _)| name.extension().is_some_and(|it| it == "safetensors"));
     assert!(saved.len() >= 3);

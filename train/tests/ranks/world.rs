@@ -255,8 +255,10 @@ impl GroupConnector for FaultyHomes {
     }
 }
 
+pub(crate) type Files = Vec<(PathBuf, Vec<u8>)>;
+
 /// The files of a folder, with their contents.
-pub(crate) fn files(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+pub(crate) fn files(folder: &Path) -> Files {
     let mut files = Vec::new();
     let mut left = vec![folder.to_owned()];
     while let Some(at) = left.pop() {
