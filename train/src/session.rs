@@ -4,6 +4,7 @@
 mod header;
 mod opened;
 mod records;
+mod resume;
 mod run;
 mod saving;
 mod start;
@@ -25,6 +26,7 @@ use crate::optim::{Optimizer, Part};
 use crate::ranks::{RunRanks, check_ranks};
 use crate::schedule::Schedule;
 use opened::Opened;
+pub use resume::Resume;
 
 /// A training run of any language model, with its options.
 ///
@@ -228,7 +230,7 @@ impl<'a> Session<'a> {
             }
             Some(rank) => RunRanks::new(rank, self.config)?,
         };
-        let opened = Opened::new(&self, &ranks)?;
+        let opened = Opened::new(self.config, &self.run_dir, &self.resume, &ranks)?;
         let config = self.config;
         ranks.on_mesh(|| {
             self.events.report(Event::ConfigurationStarted { config })?;
@@ -242,20 +244,6 @@ impl<'a> Session<'a> {
             run::train(self, parts)
         })
     }
-}
-
-/// Where a run starts.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub enum Resume {
-    /// At the newest intact checkpoint of the run folder; from scratch if there is no checkpoint.
-    #[default]
-    Auto,
-    /// From scratch. Checkpoints and metrics in the folder are moved to `set-aside-N`.
-    Never,
-    /// At this checkpoint, or at the newest intact one of this run. If it belongs to another run
-    /// than the run folder's, all of the run folder's checkpoints and metrics are moved to
-    /// `set-aside-N`.
-    From(PathBuf),
 }
 
 /// The result of a run, the same on all ranks.

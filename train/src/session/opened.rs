@@ -7,8 +7,9 @@ use meshgrad_ckpt::Committed;
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_128;
 
-use super::Session;
+use super::resume::Resume;
 use super::start::Start;
+use crate::config::Config;
 use crate::data::{Data, TextInfo};
 use crate::ranks::RunRanks;
 use crate::run_folder::{Rollback, RunFolder, RunFolderError};
@@ -37,26 +38,30 @@ struct Broadcast {
 
 impl<'a> Opened<'a> {
     /// Rank 0 locks the folder, prepares the data and chooses the checkpoint; the others follow.
-    pub(super) fn new(session: &Session<'a>, ranks: &RunRanks<'_>) -> Result<Opened<'a>> {
+    pub(super) fn new(
+        config: &'a Config,
+        run_dir: &Path,
+        resume: &Resume,
+        ranks: &RunRanks<'_>,
+    ) -> Result<Opened<'a>> {
         let mut first = None;
         let broadcast = ranks.broadcast(|| {
-            let opened = Opened::of_first_rank(session)?;
+            let opened = Opened::of_first_rank(config, run_dir, resume)?;
             let broadcast = opened.to_broadcast()?;
             first = Some(opened);
             Ok(broadcast)
         })?;
         let opened = match first {
             Some(opened) => Ok(opened),
-            None => Opened::of_other_rank(session, broadcast),
+            None => Opened::of_other_rank(config, run_dir, broadcast),
         };
         ranks.agree(opened)
     }
 
-    fn of_first_rank(session: &Session<'a>) -> Result<Opened<'a>> {
-        let config = session.config;
-        let folder = RunFolder::open(&session.run_dir)?;
+    fn of_first_rank(config: &'a Config, run_dir: &Path, resume: &Resume) -> Result<Opened<'a>> {
+        let folder = RunFolder::open(run_dir)?;
         let rollback = Some(Rollback::of(&folder)?);
-        let start = Start::choose(&session.resume, &folder, config)?;
+        let start = Start::choose(resume, &folder, config)?;
         let check = |text, tokenizer: &Tokenizer| start.check_data(text, tokenizer);
         let data = Data::prepare_checked(&config.data, &folder, check)?;
         Ok(Opened {
@@ -67,8 +72,8 @@ impl<'a> Opened<'a> {
         })
     }
 
-    fn of_other_rank(session: &Session<'a>, first: Broadcast) -> Result<Opened<'a>> {
-        let folder = RunFolder::of_other_rank(&session.run_dir);
+    fn of_other_rank(config: &'a Config, run_dir: &Path, first: Broadcast) -> Result<Opened<'a>> {
+        let folder = RunFolder::of_other_rank(run_dir);
         let checkpoint = first.checkpoint.as_deref();
         if let Some(path) = checkpoint
             && manifest_digest(path).ok() != first.manifest
@@ -78,7 +83,7 @@ impl<'a> Opened<'a> {
         }
         Ok(Opened {
             data: Data::of_other_rank(first.texts, first.tokens, &folder)?,
-            start: Start::of_other_rank(checkpoint, session.config)?,
+            start: Start::of_other_rank(checkpoint, config)?,
             folder,
             rollback: None,
         })

@@ -6,7 +6,7 @@ use meshgrad_ckpt::Committed;
 use meshgrad_models::Model;
 use meshgrad_runtime::Device;
 
-use super::Resume;
+use super::resume::Resume;
 use crate::checkpoint::{self, Change, ReadOptions};
 use crate::config::Config;
 use crate::data::Data;
