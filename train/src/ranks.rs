@@ -1,10 +1,10 @@
 //! The ranks of a run, as one of them sees them: what they decide together, and how the model and the
-//! batches are divided ([`division`]).
+//! batches are divided (`division.rs`).
 //!
 //! Each rank runs the same program. Ranks agree on every decision that affects which collectives
 //! follow. Rank 0 reads the run folder and broadcasts what it found ([`RunRanks::broadcast`]); an error
-//! on one rank ends all ([`RunRanks::agree`]); so does a request to stop ([`RunRanks::any`]). On a
-//! single rank the same calls communicate nothing.
+//! on one rank ends all ([`RunRanks::agree`]); so does a request to stop. On a single rank the same
+//! calls communicate nothing.
 
 mod checkpoint;
 mod division;
