@@ -1,5 +1,5 @@
-//! Data-parallel training of a model of your own, from the parts of `meshgrad train`: sharded over two ranks, with copies
-//! on two more. The same `main` runs as threads and as processes.
+//! Data-parallel training of a model of your own, from the parts of `meshgrad train`: sharded over two ranks, with
+//! copies on two more. The same `main` runs as threads and as processes.
 //!
 //! ```text
 //! cargo run --example 14-data-parallel             # four threads

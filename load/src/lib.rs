@@ -93,10 +93,9 @@ impl LoadOptions<'_> {
 }
 
 /// Reads regions of `graph`'s expressions from `folder` into tensors. Each tensor must have its
-/// region's dtype and shape, be contiguous, and be of a mutable kind. Tensors may share a storage, but
-/// not elements. All must be on one device.
-/// All reads and copies are complete when this returns. After an error the contents of the tensors
-/// are unspecified.
+/// region's dtype and shape, be contiguous, and be of a mutable kind. Tensors may share a storage,
+/// but not elements. All must be on one device. All reads and copies are complete when this returns.
+/// After an error the contents of the tensors are unspecified.
 ///
 /// ```
 /// use meshgrad_ckpt::graph::Graph;
