@@ -5,25 +5,30 @@ use std::path::Path;
 use meshgrad::train::config::Config;
 use meshgrad::train::session::Summary;
 
-/// The ranks of a run.
+/// How the ranks of a run were started.
 #[derive(Clone, Copy)]
-pub(crate) enum Train {
-    /// One.
-    Alone,
+pub(crate) enum StartedAs {
+    /// The only rank.
+    OneRank,
     /// Threads of this process.
-    OnThreads(usize),
+    Threads(usize),
     /// Processes.
-    OnProcesses(usize),
+    Processes(usize),
 }
 
-/// One command per line, to be copied into a shell. `train` is the command that started the run.
-pub(crate) fn commands(summary: &Summary, run: &Path, config: &Config, train: Train) -> String {
+/// One command per line, to be copied into a shell.
+pub(crate) fn commands(
+    summary: &Summary,
+    run: &Path,
+    config: &Config,
+    started_as: StartedAs,
+) -> String {
     // The configuration of a run belongs to its folder, so --run-dir is not needed.
     let config_file = quoted(&run.join("config.toml"));
-    let resume = match train {
-        Train::Alone => format!("meshgrad train {config_file}"),
-        Train::OnThreads(ranks) => format!("meshgrad train {config_file} --ranks {ranks}"),
-        Train::OnProcesses(ranks) => {
+    let resume = match started_as {
+        StartedAs::OneRank => format!("meshgrad train {config_file}"),
+        StartedAs::Threads(ranks) => format!("meshgrad train {config_file} --ranks {ranks}"),
+        StartedAs::Processes(ranks) => {
             format!("meshgrad launch -n {ranks} -- meshgrad train {config_file}")
         }
     };

@@ -19,7 +19,7 @@ use meshgrad::train::run_folder::RunFolder;
 use meshgrad::train::session::{Resume, Session, Summary};
 
 use crate::device::OnFastest;
-use crate::next::{self, Train};
+use crate::next::{self, StartedAs};
 use crate::runs;
 
 #[derive(clap::Args)]
@@ -141,12 +141,12 @@ pub(crate) fn train(
         None | Some(1) => {
             let device = arguments.device.open(cpu)?;
             let summary = qwen3::train(run.session(&device, None))?;
-            print_summary(&summary, &run, Train::Alone);
+            print_summary(&summary, &run, StartedAs::OneRank);
         }
         Some(ranks) => {
             check_ranks(&run.config, ranks)?;
             let summary = train_on_threads(&run, ranks, arguments, cpu)?;
-            print_summary(&summary, &run, Train::OnThreads(ranks));
+            print_summary(&summary, &run, StartedAs::Threads(ranks));
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -220,7 +220,7 @@ fn train_as_process(
     });
     match trained {
         Ok((summary, run)) if world.rank() == 0 => {
-            print_summary(&summary, &run, Train::OnProcesses(world.world_size()));
+            print_summary(&summary, &run, StartedAs::Processes(world.world_size()));
             Ok(())
         }
         Ok(_) => Ok(()),
@@ -245,7 +245,7 @@ fn cause_on_processes(error: TrainError, world: &World) -> (usize, anyhow::Error
     }
 }
 
-fn print_summary(summary: &Summary, run: &Run, train: Train) {
+fn print_summary(summary: &Summary, run: &Run, started_as: StartedAs) {
     let mut lines = vec![String::new()];
     if let (Some(loss), Some(bits)) = (summary.val_loss, summary.val_bits_per_byte) {
         lines.push(format!(
@@ -258,7 +258,7 @@ fn print_summary(summary: &Summary, run: &Run, train: Train) {
     }
     lines.push(format!(
         "\nnext:\n{}",
-        next::commands(summary, &run.dir, &run.config, train)
+        next::commands(summary, &run.dir, &run.config, started_as)
     ));
     // A closed pipe must not fail a run that is complete.
     let _ = write!(std::io::stdout(), "{}", lines.join("\n"));

@@ -52,19 +52,17 @@ struct Member<'r> {
 }
 
 impl<'r> RunRanks<'r> {
-    /// The only rank of a run.
-    pub fn alone() -> RunRanks<'r> {
-        RunRanks { member: None }
-    }
-
-    /// The ranks of the world of `rank`, with the degrees of `config.parallel`.
+    /// The ranks of the world of `rank`, with the degrees of `config.parallel`; a single rank for
+    /// `None`.
     ///
     /// # Errors
     /// [`TrainError::Parallel`] when the degrees do not fit the number of ranks; when sequences
     /// cannot be divided.
-    pub fn new(rank: &'r dyn Rank, config: &Config) -> Result<RunRanks<'r>> {
-        let Some(division) = divided(config, rank.world_size(), rank.rank())? else {
-            return Ok(RunRanks::alone());
+    pub fn new(rank: Option<&'r dyn Rank>, config: &Config) -> Result<RunRanks<'r>> {
+        let (ranks, number) = rank.map_or((1, 0), |rank| (rank.world_size(), rank.rank()));
+        let division = divided(config, ranks, number)?;
+        let Some((rank, division)) = rank.zip(division) else {
+            return Ok(RunRanks { member: None });
         };
         let member = Some(Member {
             rank,

@@ -23,7 +23,7 @@ use crate::config::{Config, ScheduleConfig};
 use crate::data::Data;
 use crate::events::{Event, Events, Outcome};
 use crate::optim::{Optimizer, Part};
-use crate::ranks::{RunRanks, check_ranks};
+use crate::ranks::RunRanks;
 use crate::schedule::Schedule;
 use opened::Opened;
 pub use resume::Resume;
@@ -223,13 +223,7 @@ impl<'a> Session<'a> {
         if self.schedule.is_none() {
             self.config.schedule.of_run(self.config.train.steps)?;
         }
-        let ranks = match self.rank {
-            None => {
-                check_ranks(self.config, 1)?;
-                RunRanks::alone()
-            }
-            Some(rank) => RunRanks::new(rank, self.config)?,
-        };
+        let ranks = RunRanks::new(self.rank, self.config)?;
         let opened = Opened::new(self.config, &self.run_dir, &self.resume, &ranks)?;
         let config = self.config;
         ranks.on_mesh(|| {
