@@ -14,7 +14,7 @@ use meshgrad::runtime::Device;
 use meshgrad::train::TrainError;
 use meshgrad::train::config::{Config, Override, toml};
 use meshgrad::train::qwen3;
-use meshgrad::train::ranks::{check_ranks, failed_elsewhere, first_cause};
+use meshgrad::train::ranks::{check_ranks, failed_elsewhere};
 use meshgrad::train::run_folder::RunFolder;
 use meshgrad::train::session::{Resume, Session, Summary};
 
@@ -213,10 +213,12 @@ fn train_as_process(
     );
     let run = Run::new(arguments);
     let world = World::from_env()?;
-    let trained = run.map_err(|error| (world.rank(), error)).and_then(|run| {
+    let own = |error: anyhow::Error| (world.rank(), crate::message(&error));
+    let trained = run.map_err(own).and_then(|run| {
         let summary = qwen3::train(run.session(world.device(), Some(&world)));
-        let summary = summary.map_err(|error| cause_on_processes(error, &world))?;
-        Ok((summary, run))
+        let cause = |error: &TrainError| failed_elsewhere(error).or_else(|| world.failure());
+        let of = |error: TrainError| cause(&error).unwrap_or_else(|| own(error.into()));
+        Ok((summary.map_err(of)?, run))
     });
     match trained {
         Ok((summary, run)) if world.rank() == 0 => {
@@ -224,24 +226,11 @@ fn train_as_process(
             Ok(())
         }
         Ok(_) => Ok(()),
-        Err((rank, error)) => {
-            world.fail(format!("rank {rank}: {}", crate::message(&error)));
+        Err((rank, message)) => {
+            let error = named(rank, &message);
+            world.fail_with(rank, message);
             Err(error)
         }
-    }
-}
-
-/// The rank that failed first, and its error.
-fn cause_on_processes(error: TrainError, world: &World) -> (usize, anyhow::Error) {
-    let cause = failed_elsewhere(&error);
-    let world_failed = || {
-        world
-            .failure()
-            .map(|(rank, reason)| first_cause(rank, &reason))
-    };
-    match cause.or_else(world_failed) {
-        Some((rank, message)) => (rank, named(rank, &message)),
-        None => (world.rank(), error.into()),
     }
 }
 

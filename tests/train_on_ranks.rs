@@ -137,8 +137,41 @@ fn threads_and_processes_train_the_same_run() {
         "threads",
         "--set",
         "train.steps=8",
+        "--set",
+        "log.trace_step=8",
     ];
     assert!(dir.succeeds(&alone).contains("resuming after step 6"));
+    let trace = fs::read_to_string(threads.join("trace-rank-0.json")).unwrap();
+    assert!(trace.contains("linear_grad_weight") && !trace.contains("all_gather"));
+}
+
+/// Emulated GPUs train the run of CPUs, up to rounding, and CPUs continue it.
+#[test]
+fn gpus_are_ranks() {
+    let dir = TestDir::new(CONFIG);
+    let train = |device: &str, run: &str, sets: &[&str]| {
+        let own = ["train", "small.toml", "--ranks", "2", "--run-dir", run];
+        let sets = sets.iter().flat_map(|set| ["--set", *set]);
+        dir.succeeds(&[&own[..], &["--device", device], &sets.collect::<Vec<_>>()].concat())
+    };
+    let tensor_parallel = ["parallel.tp=2", "train.steps=4"];
+    for (name, sets) in [("fsdp", &tensor_parallel[1..]), ("tp", &tensor_parallel)] {
+        let runs = [("cpu", "cpu"), ("emulator", "gpu")];
+        let [cpu, gpu] = runs.map(|(device, run)| {
+            let run = format!("{name}-{run}");
+            train(device, &run, sets);
+            losses(&dir.path(&run))
+        });
+        assert_eq!((cpu.len(), gpu.len()), (4, 4));
+        for (cpu, gpu) in cpu.iter().zip(&gpu) {
+            let near = |a: f64, b: f64| (a - b).abs() < 1e-3 * b;
+            assert!(near(gpu.loss, cpu.loss), "{} {}", gpu.loss, cpu.loss);
+            assert!(near(gpu.grad_norm, cpu.grad_norm));
+            assert_eq!(gpu.comm_bytes, cpu.comm_bytes);
+        }
+    }
+    let resumed = train("cpu", "fsdp-gpu", &["train.steps=6"]);
+    assert!(resumed.contains("resuming after step 4"), "{resumed}");
 }
 
 /// A configuration that cannot be trained gives one error and leaves no folder.
@@ -200,6 +233,36 @@ fn processes_report_an_error_once() {
         .matches("--ranks is for threads of one process")
         .count();
     assert_eq!(count, 1, "{errors}");
+}
+
+/// A rank that cannot write its part of a checkpoint, as on a full disk, ends all with its error. The
+/// checkpoint before stays, and the run resumes from it.
+#[test]
+fn a_rank_that_cannot_write_ends_all() {
+    let dir = TestDir::new(CONFIG);
+    text(launch(&dir, "3", &["--run-dir", "whole"]).output().unwrap());
+    let first = ["--run-dir", "run", "--stop-after", "2"];
+    text(launch(&dir, "3", &first).output().unwrap());
+
+    // No file of rank 1 may be longer than 20 blocks of 512 bytes.
+    let limited = "trap '' XFSZ; if [ $RANK = 1 ]; then ulimit -f 20; fi; exec \"$0\" \"$@\"";
+    let program = env!("CARGO_BIN_EXE_meshgrad");
+    let own = ["launch", "-n", "3", "--", "sh", "-c", limited, program];
+    let train = ["train", "small.toml", "--run-dir", "run"];
+    let failed = dir.command(&[&own[..], &train].concat()).output().unwrap();
+    let errors = String::from_utf8(failed.stderr).unwrap();
+    assert_eq!(failed.status.code(), Some(1), "{errors}");
+    let reason = errors.lines().filter(|it| it.contains("File too large"));
+    let reason: Vec<&str> = reason.collect();
+    assert!(
+        reason.len() == 1 && reason[0].starts_with("error: rank 1: "),
+        "{errors}"
+    );
+
+    let run = dir.path("run");
+    assert!(newest(&run).unwrap().path().ends_with("step-000002"));
+    text(launch(&dir, "3", &["--run-dir", "run"]).output().unwrap());
+    compare_and_remove(&dir);
 }
 
 /// SIGTERM, as Ctrl-C, stops all processes after the same step, with a checkpoint.

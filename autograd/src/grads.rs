@@ -271,6 +271,14 @@ impl Grads {
         (self.stage, self.is_last_pass, self.in_flight) = (Stage::Adding, false, None);
     }
 
+    /// The buffers, on any device. Between steps they hold nothing that is needed.
+    pub fn buffers(&self) -> Vec<Tensor> {
+        let own = self.entries.iter().filter_map(|entry| entry.sum.as_ref());
+        let own = own.map(|sum| sum.buffer().clone());
+        let of_units = self.units.iter().flat_map(|unit| unit.gradients.buffers());
+        own.chain(of_units).collect()
+    }
+
     /// Announces that the next backward pass is the last before the gradients are read, so that all
     /// reductions over ranks can start in it. Without this, some start when they are read.
     pub fn last_pass(&mut self) {

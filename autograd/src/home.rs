@@ -46,6 +46,9 @@ pub trait HomeUnit: Send + Sync {
     /// [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
     fn gradients(&self, params: &[ParamId]) -> Result<Box<dyn HomeGradients>>;
 
+    /// Frees gathered values.
+    fn free(&self);
+
     /// The sum of the values of `x` on all ranks that share in the model's parameters.
     ///
     /// # Errors
@@ -91,6 +94,9 @@ pub trait HomeGradients: Send {
 
     /// Forgets all gradients.
     fn clear(&mut self);
+
+    /// The buffers that are kept from one step to the next.
+    fn buffers(&self) -> Vec<Tensor>;
 }
 
 /// The number of rows of a tensor of this shape.

@@ -188,6 +188,26 @@ impl Param {
         }
     }
 
+    /// What this rank keeps of its value: the rows of its home, or all.
+    ///
+    /// # Errors
+    /// [`TapeError::NotMaterialized`].
+    pub fn kept(&self) -> Result<Tensor> {
+        match self.home() {
+            Some(home) => Ok(home.value().clone()),
+            None => self.value(),
+        }
+    }
+
+    /// Frees what was computed from its value: a copy in another dtype, or the gathered values of
+    /// its unit. The next use computes it again.
+    pub fn free_copies(&self) {
+        self.write().copy = None;
+        if let Some(home) = self.home() {
+            home.unit().free();
+        }
+    }
+
     /// The value in `dtype`. The copy is kept until the value changes.
     pub(crate) fn value_as(&self, dtype: DType) -> Result<Tensor> {
         if let Some(home) = self.home() {

@@ -117,15 +117,15 @@ impl Linear {
         }))
     }
 
-    /// Maps `x` and redistributes the result at `seam`. With chunks, the communication overlaps
-    /// with the product, unless the projection has a bias or a [`Lora`].
+    /// Maps `x` and redistributes the result at `seam`; a bias is added after that. With chunks, the
+    /// communication overlaps with the product, unless the projection has a [`Lora`].
     ///
     /// # Errors
     /// As [`Linear::forward`] and [`Seam::redistribute`].
     pub fn forward_before(&self, x: &Var, seam: &Seam) -> Result<Var> {
-        match (&self.bias, &self.lora) {
-            (None, None) => seam.linear_redistribute(x, &self.weight.var_as(x.dtype())?),
-            _ => seam.redistribute(&self.forward(x)?),
+        match &self.lora {
+            None => self.with_bias(seam.linear_redistribute(x, &self.weight.var_as(x.dtype())?)?),
+            Some(_) => seam.redistribute(&self.forward(x)?),
         }
     }
 

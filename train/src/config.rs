@@ -270,7 +270,7 @@ pub struct LogConfig {
     pub val_batches: usize,
     /// Whether metrics are also written for TensorBoard.
     pub tensorboard: bool,
-    /// The step of which each of several ranks writes a trace; 0 for none.
+    /// The step of which each rank writes a trace; 0 for none.
     pub trace_step: u64,
 }
 

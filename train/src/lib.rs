@@ -14,6 +14,7 @@
 //! - [`trainer`]: one step and one validation pass; [`updater`]: gradient norm, clipping and a step
 //!   of any optimizer; [`checkpoint`]: saving and resuming; [`generate`]: text generation.
 //! - [`events`]: what happens in a run, for subscribers.
+//! - [`sleep`]: what a training keeps between steps and can move to the host.
 //! - [`optim`]: AdamW, SGD, Lion, Muon, and averages of weights; [`configured`]: the optimizer that
 //!   a configuration describes.
 //! - [`memory`]: the predicted memory of a run.
@@ -52,6 +53,7 @@ pub mod sampler;
 pub mod sampling;
 pub mod schedule;
 pub mod session;
+pub mod sleep;
 pub mod split;
 pub mod stop;
 pub mod tensorboard;

@@ -21,7 +21,7 @@ use meshgrad_comm::{
 use meshgrad_dist::parallel::ParallelConfig;
 use meshgrad_mesh::{Channel, Group, GroupOptions};
 use meshgrad_models::Model;
-use meshgrad_runtime::{Error as RuntimeError, Pending, Tensor};
+use meshgrad_runtime::{Device, Error as RuntimeError, Pending, Tensor};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -122,13 +122,15 @@ impl<'r> RunRanks<'r> {
         self.member.as_ref().map(|it| it.traced.stats())
     }
 
-    /// Starts to record what this rank computes and communicates; `None` for a single rank.
+    /// Starts to record what this rank computes on `device` and communicates.
     ///
     /// # Errors
     /// As [`TracedRank::record`].
-    pub(crate) fn record(&self) -> Result<Option<Recording>> {
-        let member = self.member.as_ref();
-        Ok(member.map(|it| it.traced.record()).transpose()?)
+    pub(crate) fn record(&self, device: &Device) -> Result<Recording> {
+        Ok(match &self.member {
+            Some(member) => member.traced.record()?,
+            None => Recording::of_device(device)?,
+        })
     }
 
     /// Gives the parameters of `model`, which need no values yet, their shardings and homes.
@@ -322,19 +324,9 @@ pub fn failed_elsewhere(error: &TrainError) -> Option<(usize, String)> {
     match error {
         TrainError::OnRank { rank, message } => Some((*rank, message.clone())),
         TrainError::Model(error) => match error.downcast_ref::<CommError>()? {
-            CommError::Died { rank, reason, .. } => Some(first_cause(*rank, reason)),
+            CommError::Died { rank, reason, .. } => Some((*rank, reason.clone())),
             _ => None,
         },
         _ => None,
     }
-}
-
-/// The rank that a reason names as in `rank 2: the disk is full`, or `rank`. A rank that fails as a
-/// consequence passes the cause on in this form.
-pub fn first_cause(rank: usize, reason: &str) -> (usize, String) {
-    let named = reason.strip_prefix("rank ").and_then(|rest| {
-        let (number, message) = rest.split_once(": ")?;
-        Some((number.parse().ok()?, message.to_owned()))
-    });
-    named.unwrap_or_else(|| (rank, reason.to_owned()))
 }

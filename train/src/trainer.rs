@@ -10,6 +10,7 @@ use crate::config::{Config, Reduction};
 use crate::events::{Event, Events};
 use crate::metrics::Record;
 use crate::schedule::Schedule;
+use crate::sleep::{Kept, KeptTensors};
 use crate::tree::{TreeSum, added, sum_of_values};
 use crate::updater::Updater;
 use crate::{Result, TrainError, configured};
@@ -353,6 +354,49 @@ impl<M: Model> Trainer<M> {
         let validate = || Ok(self.model.loss(&microbatch()?, compute)?);
         self.updater.averaged(validate)?;
         Ok(())
+    }
+
+    /// Moves `kept` from a GPU to pinned host memory and returns the GPU's memory to the driver, so
+    /// that another program or model can use it, such as the generation of samples in reinforcement
+    /// learning. Nothing is lost: after [`Trainer::wake`], training continues with the same bits.
+    ///
+    /// Call it between steps, when the results of the last one have been read. Repeating a call, or
+    /// sleeping what already sleeps, does nothing. On a CPU, memory stays where it is, but cannot be
+    /// used. On several ranks, all make the call, and
+    /// [`RunRanks::agree`](crate::ranks::RunRanks::agree) makes the error of one rank that of all.
+    ///
+    /// ```
+    /// use meshgrad_train::sleep::Kept;
+    /// # use meshgrad_models::Model;
+    /// # fn pause<M: Model>(trainer: &mut meshgrad_train::trainer::Trainer<M>) -> meshgrad_train::Result<()> {
+    /// trainer.sleep(&[Kept::Gradients, Kept::Optimizer])?;
+    /// // The model can generate text here.
+    /// trainer.wake(&Kept::ALL)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`Tensor::sleep`], such as when the host has no memory left. What already sleeps
+    /// stays asleep.
+    pub fn sleep(&mut self, kept: &[Kept]) -> Result<()> {
+        self.kept().sleep(kept, &self.device)
+    }
+
+    /// Moves `kept` back to the device, the last first. A step or a use of what still sleeps fails.
+    ///
+    /// # Errors
+    /// Those of [`Tensor::wake`]: when the device has no memory, free some and call it again.
+    pub fn wake(&mut self, kept: &[Kept]) -> Result<()> {
+        self.kept().wake(kept)
+    }
+
+    fn kept(&self) -> KeptTensors<'_, M> {
+        KeptTensors {
+            model: &self.model,
+            updater: &self.updater,
+            grads: &self.grads,
+        }
     }
 
     fn without_checkpointing(&self) -> Compute {

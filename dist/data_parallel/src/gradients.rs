@@ -112,6 +112,12 @@ impl HomeGradients for Gradients {
             buffer.clear(keeps_all);
         }
     }
+
+    fn buffers(&self) -> Vec<Tensor> {
+        let buffers = self.buffers.iter();
+        let kept = buffers.flat_map(|buffer| [&buffer.whole, &buffer.sum]);
+        kept.flatten().cloned().collect()
+    }
 }
 
 /// The axes besides those of the home along which a gradient is a partial sum.

@@ -223,12 +223,6 @@ impl Unit {
         }
     }
 
-    fn free(&self) {
-        let mut gathered = self.gathered();
-        gathered.whole = Whole::Freed;
-        gathered.single.clear();
-    }
-
     fn version(&self) -> u64 {
         self.parts.iter().map(Tensor::version).sum()
     }
@@ -246,6 +240,12 @@ impl HomeUnit for Unit {
     fn gradients(&self, params: &[ParamId]) -> Result<Box<dyn HomeGradients>> {
         let unit = self.own.upgrade().ok_or_else(gone)?;
         Ok(Box::new(Gradients::new(unit, params)?))
+    }
+
+    fn free(&self) {
+        let mut gathered = self.gathered();
+        gathered.whole = Whole::Freed;
+        gathered.single.clear();
     }
 
     fn sum(&self, x: &Tensor) -> Result<Tensor> {

@@ -55,13 +55,9 @@ impl NamedTensor {
     /// # Errors
     /// [`TapeError::NotMaterialized`](meshgrad_runtime::TapeError::NotMaterialized).
     pub fn of(param: &Param) -> Result<NamedTensor> {
-        let tensor = match param.home() {
-            Some(home) => home.value().clone(),
-            None => param.value()?,
-        };
         Ok(NamedTensor {
             rows: HomeRows::of(param),
-            ..NamedTensor::new(param.name(), tensor)
+            ..NamedTensor::new(param.name(), param.kept()?)
         })
     }
 

@@ -253,6 +253,13 @@ pub enum Error {
         op: &'static str,
     },
 
+    /// A tensor that [sleeps](crate::Tensor::sleep).
+    #[error("{op}: the tensor sleeps, its values are in host memory; call `wake` first")]
+    Asleep {
+        /// The op.
+        op: &'static str,
+    },
+
     /// Invalid operands of a matrix product. Signatures report most of them first.
     #[error(transparent)]
     Gemm(#[from] GemmError),

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+#[cfg(doc)]
+use crate::Tensor;
 use crate::core::storage::Storage;
 use crate::core::stream::{self, ScopeGuard};
 use crate::core::stream_uses::Access;
@@ -24,7 +26,31 @@ struct Recorded {
     id: u32,
     raw: Option<RawGraph>,
     /// Storages that the work uses and did not create.
-    used: Vec<(Arc<Storage>, Access)>,
+    used: Vec<Used>,
+}
+
+struct Used {
+    storage: Arc<Storage>,
+    access: Access,
+    /// Where the captured work uses it.
+    address: u64,
+}
+
+impl Used {
+    fn check(&self) -> Result<()> {
+        let op = "launch";
+        if !self.storage.uses().allow(self.access, |_| false) {
+            return Err(Error::Busy { op });
+        }
+        match self.storage.raw_address(op)? == self.address {
+            true => Ok(()),
+            false => {
+                let problem = "a tensor that the graph uses has slept and is at another address \
+                               now; capture the graph again";
+                Err(refuse(op, problem.into()))
+            }
+        }
+    }
 }
 
 impl Device {
@@ -66,8 +92,17 @@ impl Device {
         let scope = ScopeGuard::new(self, pool, stream);
 
         let results = work();
-        recorded.used = scope.leave().map_err(Error::from)?.into_used();
+        let used = scope.leave().map_err(Error::from)?.into_used();
         let results = results?;
+        let used = used.into_iter().map(|(storage, access)| {
+            let address = storage.raw_address("capture")?;
+            Ok(Used {
+                storage,
+                access,
+                address,
+            })
+        });
+        recorded.used = used.collect::<Result<_>>()?;
         let raw = capture.map(Capture::end).transpose();
         recorded.raw = raw.map_err(Error::from)?;
         Ok(Graph { results, recorded })
@@ -82,9 +117,10 @@ impl<T> Graph<T> {
     /// Enqueues the captured work on the device's base stream.
     ///
     /// # Errors
-    /// [`Error::Argument`] inside a capture or [`with_stream`](crate::with_stream);
-    /// [`Error::Busy`] while a [`Pending`](crate::Pending) uses a mutable tensor that the graph
-    /// writes, or writes one that the graph reads; [`Error::Cuda`] when the driver fails.
+    /// [`Error::Argument`] inside a capture or [`with_stream`](crate::with_stream), and when a
+    /// tensor that the graph uses has [slept](Tensor::sleep) since; [`Error::Asleep`] while it
+    /// sleeps; [`Error::Busy`] while a [`Pending`](crate::Pending) uses a mutable tensor that the
+    /// graph writes, or writes one that the graph reads; [`Error::Cuda`] when the driver fails.
     pub fn launch(&mut self) -> Result<()> {
         let Recorded {
             device, raw, used, ..
@@ -94,11 +130,7 @@ impl<T> Graph<T> {
                 "a graph cannot be launched inside a capture or `with_stream`; launch it outside";
             return Err(refuse("launch", problem.into()));
         }
-        let free =
-            |(storage, access): &(Arc<Storage>, Access)| storage.uses().allow(*access, |_| false);
-        if !used.iter().all(free) {
-            return Err(Error::Busy { op: "launch" });
-        }
+        used.iter().try_for_each(Used::check)?;
         match (raw, device.gpu()) {
             (Some(raw), Some(gpu)) => Ok(raw.launch(gpu.base())?),
             _ => Ok(()),

@@ -8,7 +8,7 @@
 use std::alloc::Layout as Allocation;
 use std::collections::HashMap;
 use std::ptr::NonNull;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 
 use crate::driver::{self, Allocator, AllocatorStats, MemoryStats, NoBlock, Pool};
 
@@ -19,8 +19,9 @@ pub(crate) const ALIGNMENT: usize = 64;
 pub(crate) enum Block {
     /// Host memory.
     Host(HostBlock),
-    /// GPU memory; on a meta device that models a GPU, an address without memory.
-    Gpu(driver::Block),
+    /// GPU memory; on a meta device that models a GPU, an address without memory. `None` while its
+    /// tensor sleeps.
+    Gpu(RwLock<Option<driver::Block>>),
     /// No memory, on a meta device that models a CPU.
     None,
 }
@@ -48,7 +49,8 @@ impl Memory {
             },
             Memory::Gpu(memory) => {
                 let block = locked(memory).allocate(pool, bytes);
-                block.map(Block::Gpu).map_err(AllocationError::Gpu)
+                let block = block.map_err(AllocationError::Gpu)?;
+                Ok(Block::Gpu(RwLock::new(Some(block))))
             }
         }
     }
@@ -60,7 +62,9 @@ impl Memory {
             (Memory::Host(memory), Block::Host(block)) => memory.free(bytes, Some(block)),
             (Memory::Host(memory), _) => memory.free(bytes, None),
             (Memory::Gpu(memory), Block::Gpu(block)) => {
-                locked(memory).free(block, used_elsewhere);
+                if let Some(block) = block.into_inner().unwrap_or_else(PoisonError::into_inner) {
+                    locked(memory).free(block, used_elsewhere);
+                }
             }
             (Memory::Gpu(_), _) => {}
         }

@@ -29,6 +29,7 @@ pub(crate) mod shape;
 pub(crate) mod sharding;
 pub(crate) mod signature;
 pub(crate) mod simd_math;
+mod sleep;
 pub(crate) mod storage;
 pub(crate) mod stream;
 pub(crate) mod stream_uses;

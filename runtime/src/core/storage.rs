@@ -4,12 +4,12 @@
 //! [`Kind`]. Borrows are checked at run time, so that no thread reads while another one writes.
 
 use std::ops::{Deref, DerefMut};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::core::memory::Block;
 use crate::core::stream_uses::StreamUses;
-use crate::driver::Pool;
+use crate::driver::{self, Pinned, Pool};
 use crate::{DType, Device, Element, Error, Result};
 
 /// What a storage is used for, and so whether it may change.
@@ -32,6 +32,8 @@ pub(crate) struct Storage {
     pub(super) block: Block,
     bytes: usize,
     device: Device,
+    /// The pool that its memory belongs to.
+    pool: Pool,
     kind: Kind,
     version: AtomicU64,
     /// Whether a stream other than its pool's has used it.
@@ -40,9 +42,14 @@ pub(crate) struct Storage {
     kept_by: AtomicU64,
     /// Uses by enqueued work, for a mutable storage.
     uses: StreamUses,
-    /// Borrows by the host: the number of readers, or -1 for one writer.
+    /// Borrows by the host: the number of readers, -1 for one writer, or [`ASLEEP`].
     borrows: AtomicIsize,
+    /// What the GPU's memory contained, while it sleeps.
+    pub(super) on_host: Mutex<Option<Pinned>>,
 }
+
+/// The borrows of a storage that sleeps.
+const ASLEEP: isize = isize::MIN;
 
 impl Storage {
     /// Allocates `bytes` bytes; on a GPU from `pool`.
@@ -52,12 +59,14 @@ impl Storage {
             block,
             bytes,
             device: device.clone(),
+            pool,
             kind,
             version: AtomicU64::new(0),
             used_elsewhere: AtomicBool::new(false),
             kept_by: AtomicU64::new(0),
             uses: StreamUses::default(),
             borrows: AtomicIsize::new(0),
+            on_host: Mutex::new(None),
         })
     }
 
@@ -108,7 +117,7 @@ impl Storage {
         let borrowed = self
             .borrows
             .fetch_update(Ordering::Acquire, Ordering::Relaxed, free);
-        borrowed.map_err(|_| Error::Busy { op: "read" })?;
+        borrowed.map_err(|borrows| in_use(borrows, "read"))?;
         Ok(Release {
             borrows: &self.borrows,
         })
@@ -122,27 +131,63 @@ impl Storage {
         let borrowed = self
             .borrows
             .compare_exchange(0, -1, Ordering::Acquire, Ordering::Relaxed);
-        borrowed.map_err(|_| Error::Busy { op })?;
+        borrowed.map_err(|borrows| in_use(borrows, op))?;
         Ok(Release {
             borrows: &self.borrows,
         })
     }
 
-    /// Its address on a GPU (on a meta device, the address that it would have on a GPU), for the op
-    /// that creates this storage and has not shared it yet.
-    pub(crate) fn uninit_address(&self) -> Result<u64> {
-        match &self.block {
-            Block::Gpu(block) => Ok(block.address()),
-            Block::Host(_) | Block::None => Err(self.no_values()),
+    /// Makes it sleep: later borrows fail with [`Error::Asleep`]. Returns whether it was awake.
+    pub(super) fn begin_sleep(&self, op: &'static str) -> Result<bool> {
+        let free = self
+            .borrows
+            .compare_exchange(0, ASLEEP, Ordering::Acquire, Ordering::Relaxed);
+        match free {
+            Ok(_) => Ok(true),
+            Err(ASLEEP) => Ok(false),
+            Err(borrows) => Err(in_use(borrows, op)),
         }
     }
 
-    /// The pool that its memory belongs to.
-    pub(crate) fn pool(&self) -> Pool {
-        match &self.block {
-            Block::Gpu(block) => block.pool(),
-            Block::Host(_) | Block::None => Pool::default(),
+    pub(super) fn end_sleep(&self) {
+        self.borrows.store(0, Ordering::Release);
+    }
+
+    pub(super) fn is_asleep(&self) -> bool {
+        self.borrows.load(Ordering::Acquire) == ASLEEP
+    }
+
+    /// Calls `f` with the block of GPU memory, for `op`. It does not move meanwhile.
+    pub(super) fn with_gpu_block<T>(
+        &self,
+        op: &'static str,
+        f: impl FnOnce(&driver::Block) -> Result<T>,
+    ) -> Result<T> {
+        let Block::Gpu(block) = &self.block else {
+            return Err(self.no_values());
+        };
+        match &*block.read().unwrap_or_else(PoisonError::into_inner) {
+            Some(block) => f(block),
+            None => Err(Error::Asleep { op }),
         }
+    }
+
+    /// Its address on a GPU (on a meta device, the address that it would have on a GPU), for an `op`
+    /// that creates this storage or has recorded its use.
+    pub(crate) fn raw_address(&self, op: &'static str) -> Result<u64> {
+        self.with_gpu_block(op, |block| Ok(block.address()))
+    }
+
+    pub(crate) fn pool(&self) -> Pool {
+        self.pool
+    }
+
+    /// Whether a stream other than its pool's may still use its memory when it is freed.
+    ///
+    /// Blocks of the base stream need no flush: the base stream waits for a side stream before the
+    /// side stream's uses of these blocks end.
+    pub(super) fn is_used_elsewhere(&self) -> bool {
+        self.pool.stream != 0 && self.used_elsewhere.load(Ordering::Acquire)
     }
 
     /// Marks it as used by a stream other than its pool's.
@@ -207,12 +252,16 @@ impl Storage {
 impl Drop for Storage {
     fn drop(&mut self) {
         let block = std::mem::replace(&mut self.block, Block::None);
-        // Blocks of the base stream need no flush: the base stream waits for a side stream before
-        // the side stream's uses of these blocks end.
-        let elsewhere = self.used_elsewhere.load(Ordering::Acquire);
-        let used_elsewhere =
-            elsewhere && matches!(&block, Block::Gpu(block) if block.pool().stream != 0);
-        self.device.free(self.bytes, block, used_elsewhere);
+        self.device
+            .free(self.bytes, block, self.is_used_elsewhere());
+    }
+}
+
+/// The error of `op` for a storage with `borrows`.
+fn in_use(borrows: isize, op: &'static str) -> Error {
+    match borrows {
+        ASLEEP => Error::Asleep { op },
+        _ => Error::Busy { op },
     }
 }
 

@@ -629,7 +629,7 @@ impl UninitTensor {
 
     /// The address of its first element on a GPU, for the op that writes it.
     pub(crate) fn address(&self) -> Result<u64> {
-        self.storage.uninit_address()
+        self.storage.raw_address("address")
     }
 
     /// The finished tensor. A [`Kind::Value`] can no longer change.

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use crate::core::gpu_slice::{GpuSlice, GpuSliceMut};
-use crate::core::memory::Block;
 use crate::core::storage::{Kind, Storage};
 use crate::core::stream;
 use crate::core::stream_uses::Access;
@@ -31,28 +30,18 @@ impl GpuSliceMut<'_> {
         }
         let device = to.device();
         stream::keep(device, [to.storage(), from.storage()].into_iter(), op)?;
-        let (Some((gpu, to_part)), Some((peer, from_part))) = (to.gpu_part(), from.gpu_part())
-        else {
+        let (Some(gpu), Some(peer)) = (device.gpu(), from.device().gpu()) else {
             return Ok(()); // a meta device
         };
-        let (stream, from_part) = (stream::raw(device, gpu), (peer.context(), from_part));
-        let bytes = to.bytes();
-        Ok(driver::copy_from_peer(&stream, from_part, to_part, bytes)?)
-    }
-}
-
-impl GpuSlice<'_> {
-    fn gpu_part(&self) -> Option<(&Gpu, Part<'_>)> {
-        match (self.device().gpu(), &self.storage().block) {
-            (Some(gpu), Block::Gpu(block)) => Some((
-                gpu,
-                Part {
-                    block,
-                    offset: self.offset(),
-                },
-            )),
-            _ => None,
-        }
+        let (stream, bytes) = (stream::raw(device, gpu), to.bytes());
+        let [to_offset, from_offset] = [to.offset(), from.offset()];
+        from.storage().with_gpu_block(op, |from| {
+            to.storage().with_gpu_block(op, |to| {
+                let from = (peer.context(), Part::new(from, from_offset));
+                let to = Part::new(to, to_offset);
+                Ok(driver::copy_from_peer(&stream, from, to, bytes)?)
+            })
+        })
     }
 }
 
@@ -60,16 +49,15 @@ impl Storage {
     /// Fills `to` with the bytes of GPU memory that start at `offset`, after all earlier work of
     /// the current stream. Waits for the copy.
     pub(crate) fn download(self: &Arc<Storage>, offset: usize, to: &mut [u8]) -> Result<()> {
-        match (&self.block, self.device().gpu()) {
-            (Block::Gpu(block), Some(gpu)) => {
-                stream::forbid_in_capture("read")?;
-                stream::record_use(self, Access::Read, "read")?;
-                let stream = stream::raw(self.device(), gpu);
-                self.device().count_wait();
-                Ok(gpu.download(&stream, block, offset, to)?)
-            }
-            _ => Err(self.no_values()),
-        }
+        let gpu = self.gpu()?;
+        stream::forbid_in_capture("read")?;
+        stream::record_use(self, Access::Read, "read")?;
+        let stream = stream::raw(self.device(), gpu);
+        self.device().count_wait();
+        self.with_gpu_block(
+            "read",
+            |block| Ok(gpu.download(&stream, block, offset, to)?),
+        )
     }
 
     /// Enqueues a copy of `bytes` bytes of GPU memory, starting at `offset`, to pinned memory, on
@@ -79,30 +67,24 @@ impl Storage {
         offset: usize,
         bytes: usize,
     ) -> Result<PinnedCopy> {
-        match (&self.block, self.device().gpu()) {
-            (Block::Gpu(block), Some(gpu)) => {
-                stream::forbid_in_capture("read_async")?;
-                stream::record_use(self, Access::Read, "read_async")?;
-                let stream = stream::raw(self.device(), gpu);
-                Ok(gpu.download_async(&stream, Part { block, offset }, bytes)?)
-            }
-            _ => Err(self.no_values()),
-        }
+        let (gpu, op) = (self.gpu()?, "read_async");
+        stream::forbid_in_capture(op)?;
+        stream::record_use(self, Access::Read, op)?;
+        let stream = stream::raw(self.device(), gpu);
+        self.with_gpu_block(op, |block| {
+            Ok(gpu.download_async(&stream, Part::new(block, offset), bytes)?)
+        })
     }
 
     /// Overwrites the first bytes of GPU memory, for the `op` that creates this storage.
     pub(crate) fn upload(&mut self, op: &'static str, from: &[u8]) -> Result<()> {
-        match (&self.block, self.device().gpu()) {
-            (Block::Gpu(block), Some(gpu)) => {
-                stream::forbid_in_capture(op)?;
-                let stream = stream::raw(self.device(), gpu);
-                if gpu.upload(&stream, from, block)? {
-                    self.device().count_wait();
-                }
-                Ok(())
-            }
-            _ => Err(self.no_values()),
+        let gpu = self.gpu()?;
+        stream::forbid_in_capture(op)?;
+        let stream = stream::raw(self.device(), gpu);
+        if self.with_gpu_block(op, |block| Ok(gpu.upload(&stream, from, block)?))? {
+            self.device().count_wait();
         }
+        Ok(())
     }
 
     /// Enqueues a copy of the first `bytes` bytes of pinned memory to `offset`, on the current
@@ -117,21 +99,15 @@ impl Storage {
         if self.kind() == Kind::Value {
             return Err(Error::Immutable { op });
         }
-        match (&self.block, self.device().gpu()) {
-            (Block::Gpu(block), Some(gpu)) => {
-                stream::forbid_in_capture(op)?;
-                stream::record_use(self, Access::Write, op)?;
-                self.raise_version();
-                let stream = stream::raw(self.device(), gpu);
-                Ok(PinnedCopy::upload(
-                    &stream,
-                    from,
-                    bytes,
-                    Part { block, offset },
-                )?)
-            }
-            _ => Err(self.no_values()),
-        }
+        let gpu = self.gpu()?;
+        stream::forbid_in_capture(op)?;
+        stream::record_use(self, Access::Write, op)?;
+        let stream = stream::raw(self.device(), gpu);
+        self.with_gpu_block(op, |block| {
+            self.raise_version();
+            let to = Part::new(block, offset);
+            Ok(PinnedCopy::upload(&stream, from, bytes, to)?)
+        })
     }
 
     /// Enqueues a copy of `bytes` bytes from `from_offset` of `from` to `offset` of this storage,
@@ -142,35 +118,34 @@ impl Storage {
         (from, from_offset): (&Arc<Storage>, usize),
         bytes: usize,
     ) -> Result<()> {
-        match (&from.block, &self.block) {
-            (Block::Gpu(from_block), Block::Gpu(block)) => {
-                stream::record_use(from, Access::Read, "copy")?;
+        let op = "copy";
+        from.with_gpu_block(op, |from_block| {
+            self.with_gpu_block(op, |block| {
+                stream::record_use(from, Access::Read, op)?;
                 let Some(gpu) = self.device().gpu() else {
                     return Ok(());
                 };
                 let stream = stream::raw(self.device(), gpu);
-                let from = Part {
-                    block: from_block,
-                    offset: from_offset,
-                };
-                Ok(driver::copy(&stream, from, Part { block, offset }, bytes)?)
-            }
-            _ => Err(self.no_values()),
-        }
+                let (from, to) = (Part::new(from_block, from_offset), Part::new(block, offset));
+                Ok(driver::copy(&stream, from, to, bytes)?)
+            })
+        })
     }
 
     /// Sets all bytes to zero, for the op that creates this storage. Does nothing on a meta device.
     pub(crate) fn fill_zero(&mut self) -> Result<()> {
-        match (&self.block, self.device().gpu()) {
-            (Block::Gpu(block), Some(gpu)) => {
-                let stream = stream::raw(self.device(), gpu);
-                Ok(driver::fill_zero(&stream, block, self.bytes())?)
+        match self.device().gpu() {
+            Some(gpu) => {
+                let (stream, bytes) = (stream::raw(self.device(), gpu), self.bytes());
+                self.with_gpu_block("fill_zero", |block| {
+                    Ok(driver::fill_zero(&stream, block, bytes)?)
+                })
             }
-            _ if self.device().computes() => {
+            None if self.device().computes() => {
                 self.as_mut_slice::<u8>()?.fill(0);
                 Ok(())
             }
-            _ => Ok(()),
+            None => Ok(()),
         }
     }
 
@@ -179,7 +154,7 @@ impl Storage {
     /// done.
     pub(crate) fn address(self: &Arc<Storage>, op: &'static str) -> Result<u64> {
         stream::record_use(self, Access::Read, op)?;
-        self.uninit_address()
+        self.raw_address(op)
     }
 
     /// As [`Storage::address`], for an `op` that changes the storage. Counts as a new version.
@@ -196,6 +171,10 @@ impl Storage {
             return Err(Error::Immutable { op });
         }
         stream::record_use(self, Access::Write, op)?;
-        self.uninit_address()
+        self.raw_address(op)
+    }
+
+    fn gpu(&self) -> Result<&Gpu> {
+        self.device().gpu().ok_or_else(|| self.no_values())
     }
 }

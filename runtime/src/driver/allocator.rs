@@ -76,11 +76,6 @@ impl Block {
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
-
-    /// The pool that it was allocated from.
-    pub(crate) fn pool(&self) -> Pool {
-        self.pool
-    }
 }
 
 /// The allocator.

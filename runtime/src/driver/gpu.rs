@@ -123,6 +123,33 @@ impl Gpu {
         self.context.reset_pinned_peak();
     }
 
+    /// The first `bytes` bytes of `from` in pinned memory of their own, after all work of all
+    /// streams. Waits for the copy.
+    ///
+    /// # Errors
+    /// As [`Gpu::synchronize`]; [`CudaError::Pinned`].
+    pub(crate) fn move_to_host(&self, from: &Block, bytes: usize) -> Result<Pinned, CudaError> {
+        self.synchronize()?;
+        let (buffer, from) = (self.pin(bytes + faults::WORD)?, Part::new(from, 0));
+        PinnedCopy::download(self.base(), buffer, bytes, from, None)?.synchronize()
+    }
+
+    /// Copies the first `bytes` bytes of `from` to `to`, after all work of all streams. Waits for
+    /// the copy.
+    ///
+    /// # Errors
+    /// As [`Gpu::synchronize`].
+    pub(crate) fn move_from_host(
+        &self,
+        from: Pinned,
+        bytes: usize,
+        to: &Block,
+    ) -> Result<(), CudaError> {
+        self.synchronize()?;
+        let copy = PinnedCopy::upload(self.base(), from, bytes, Part::new(to, 0))?;
+        copy.synchronize().map(drop)
+    }
+
     /// Enqueues a copy of `bytes` bytes of `from` to pinned memory on `stream`.
     pub(crate) fn download_async(
         &self,

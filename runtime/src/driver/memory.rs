@@ -442,11 +442,15 @@ pub(crate) fn fill_zero(stream: &RawStream, block: &Block, bytes: usize) -> Resu
 /// The part of a block that starts at an offset.
 #[derive(Clone, Copy)]
 pub(crate) struct Part<'a> {
-    pub(crate) block: &'a Block,
-    pub(crate) offset: usize,
+    block: &'a Block,
+    offset: usize,
 }
 
-impl Part<'_> {
+impl<'a> Part<'a> {
+    pub(crate) fn new(block: &'a Block, offset: usize) -> Part<'a> {
+        Part { block, offset }
+    }
+
     /// Its address, checked for a copy of `bytes` bytes between it and `buffer`.
     fn checked(&self, buffer: &Pinned, bytes: usize) -> u64 {
         assert!(

@@ -21,6 +21,7 @@ mod random;
 mod reduce;
 mod rope;
 mod sharing;
+mod sleeping;
 mod softmax;
 mod swiglu;
 mod top_k;

@@ -109,6 +109,10 @@ impl Config {
     }
 
     fn check_parallel(&self, found: &mut Found) {
+        let chunks = self.parallel.overlap_chunks;
+        found.unless(chunks > 0, "parallel.overlap_chunks", || {
+            "0; must be at least 1, which is no overlap".to_owned()
+        });
         for (kind, degree) in self.parallel.unsupported() {
             let degree = match degree {
                 Degree::Ranks(ranks) => ranks.to_string(),

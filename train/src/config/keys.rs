@@ -122,6 +122,10 @@ pub const KEYS: &[Meaning] = &[
         "with `tp`, shard each expert; otherwise experts are replicated",
     ),
     (
+        "parallel.overlap_chunks",
+        "chunks in which the communication of `tp` runs beside matrix products; 1 is no overlap",
+    ),
+    (
         "optimizer.name",
         "`adamw`, `sgd`, `lion` or `muon`; it decides the keys of its table",
     ),
@@ -251,7 +255,7 @@ pub const KEYS: &[Meaning] = &[
     ("log.tensorboard", "write metrics for TensorBoard, too"),
     (
         "log.trace_step",
-        "step of which each of several ranks writes its ops, collectives and waits to \
+        "step of which each rank writes its ops, collectives and waits to \
          `trace-rank-N.json`, for ui.perfetto.dev; 0 for none",
     ),
 ];

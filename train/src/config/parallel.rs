@@ -45,6 +45,8 @@ pub struct ParallelTable {
     pub loss_parallel: bool,
     /// Whether `tp` also shards the inner features of each expert. Otherwise experts are replicated.
     pub shard_experts: bool,
+    /// Chunks in which the communication of `tp` runs beside matrix products; 1 is no overlap.
+    pub overlap_chunks: usize,
 }
 
 /// A degree of parallelism.
@@ -98,6 +100,7 @@ impl Default for ParallelTable {
             sequence_parallel: false,
             loss_parallel: true,
             shard_experts: false,
+            overlap_chunks: 1,
         }
     }
 }

@@ -182,7 +182,8 @@ impl Division {
             .map_err(RuntimeError::other)?
             .sequence_parallel(sequence_parallel)
             .loss_parallel(self.table.loss_parallel)
-            .shard_experts(self.table.shard_experts);
+            .shard_experts(self.table.shard_experts)
+            .overlap_chunks(self.table.overlap_chunks);
         Ok(model.plan(&parallelism)?)
     }
 

@@ -226,10 +226,9 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
         let batches = TokenBatches::new(self.windows, tokens, self.device).on(&self.ranks);
         let (rows, at_a_time) = (self.config.train.batch_size, self.rows_at_a_time());
         let before = self.ranks.stats();
-        let recording = match step == self.config.log.trace_step {
-            true => self.ranks.record()?,
-            false => None,
-        };
+        let is_traced = step == self.config.log.trace_step;
+        let recording = is_traced.then(|| self.ranks.record(self.device));
+        let recording = recording.transpose()?;
         let microbatches = batches.of_step(&self.order, step, rows, at_a_time);
         let pending = self.trainer.step(step, microbatches)?;
         if let Some(recording) = recording {

@@ -114,7 +114,9 @@ pub(crate) const MESHES: [On; 7] = [
         sets: &[
             "parallel.tp=2",
             "parallel.sequence_parallel=true",
-            "parallel.prefetch=2",
+            "parallel.prefetch=3",
+            "parallel.overlap_chunks=2",
+            "parallel.whole_matrices=true",
         ],
     },
     On {
@@ -123,6 +125,7 @@ pub(crate) const MESHES: [On; 7] = [
             "train.micro_batch_size=8",
             "parallel.dp_replicate=2",
             "parallel.tp=2",
+            "parallel.order='dp-tp'",
         ],
     },
 ];

@@ -240,8 +240,8 @@ impl State {
                 self.remove(rank);
                 for (other, client) in &mut self.clients {
                     let message = match &failure {
-                        Some(reason) => Message::Died {
-                            rank,
+                        Some((failed, reason)) => Message::Died {
+                            rank: *failed,
                             reason: reason.clone(),
                         },
                         None => Message::Left {

@@ -102,9 +102,7 @@ impl Progress {
             return;
         }
         self.has_said_farewell = true;
-        let own = |(rank, _): &(usize, String)| *rank == self.shared.rank;
-        let failure = self.shared.death().filter(own).map(|(_, reason)| reason);
-        let sent = self.shared.sent();
+        let (sent, failure) = (self.shared.sent(), self.shared.death());
         self.tell_coordinator(Message::Leave { sent, failure }.into());
         if let Some(control) = &mut self.control {
             let _ = control.write(); // as above

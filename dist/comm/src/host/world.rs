@@ -183,18 +183,20 @@ impl World {
     /// Leaves the world because of a failure: all ranks that wait fail with [`CommError::Died`] and
     /// this reason. A panic does the same.
     pub fn fail(self, reason: impl Into<String>) {
-        self.end(reason.into());
+        self.shared.died(self.rank, reason);
     }
 
-    fn end(&self, reason: String) {
-        self.shared.died(self.rank, reason);
+    /// As [`World::fail`], as a consequence of a failure of rank `rank`, which the errors name. That
+    /// rank may report its failure later than this one.
+    pub fn fail_with(self, rank: usize, reason: impl Into<String>) {
+        self.shared.died(rank, reason);
     }
 }
 
 impl Drop for World {
     fn drop(&mut self) {
         if thread::panicking() {
-            self.end("it panicked".to_owned());
+            self.shared.died(self.rank, "it panicked");
         }
         let has_failed = self.shared.has_failed();
         self.shared.leave();

@@ -59,7 +59,7 @@ impl<'a> TracedRank<'a> {
     /// [`Error::Argument`](meshgrad_runtime::Error::Argument) while the rank already records, or
     /// its device is [recorded](Device::trace_ops).
     pub fn record(&self) -> Result<Recording> {
-        Recording::start(self.rank, &self.tracer)
+        Recording::start(self.rank.rank(), self.rank.device(), &self.tracer)
     }
 }
 

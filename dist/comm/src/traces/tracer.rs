@@ -5,11 +5,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use meshgrad_mesh::Group;
-use meshgrad_runtime::{Error, OpTrace, Pending, Result, Tensor};
+use meshgrad_runtime::{Device, Error, OpTrace, Pending, Result, Tensor};
 
 use super::{CollectiveSpan, CommStats, RankTrace, Span};
 use crate::clock::Clock;
-use crate::rank::Rank;
 use crate::ticket::Counters;
 
 /// What the communicators of a rank report to.
@@ -100,22 +99,29 @@ pub struct Recording {
 }
 
 impl Recording {
-    pub(super) fn start(rank: &dyn Rank, tracer: &Arc<Tracer>) -> Result<Recording> {
+    /// Starts to record the ops of a program without ranks, if `device` is a CPU. The trace is that
+    /// of a rank 0 without collectives.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] while the device is [recorded](Device::trace_ops).
+    pub fn of_device(device: &Device) -> Result<Recording> {
+        let tracer = Tracer::new(Clock::real());
+        Recording::start(0, device, &Arc::new(tracer))
+    }
+
+    pub(super) fn start(rank: usize, device: &Device, tracer: &Arc<Tracer>) -> Result<Recording> {
         let clock = tracer.clock.clone();
         let mut state = tracer.lock();
         if state.spans.is_some() {
             return Err(Error::Argument {
                 op: "record",
-                problem: format!(
-                    "rank {} already records; finish the first recording",
-                    rank.rank()
-                ),
+                problem: format!("rank {rank} already records; finish the first recording"),
             });
         }
-        let ops = rank.device().trace_ops(move || clock.now())?;
+        let ops = device.trace_ops(move || clock.now())?;
         state.spans = Some(BTreeMap::new());
         Ok(Recording {
-            rank: rank.rank(),
+            rank,
             tracer: tracer.clone(),
             ops: Some(ops),
         })

@@ -194,6 +194,26 @@ fn a_failure_ends_all_ranks() {
     }
 }
 
+/// A rank that fails as a consequence may be the first to say so.
+#[test]
+fn a_consequence_names_the_rank_that_failed_first() {
+    let all = run(3, DEADLINE, |world| {
+        if world.rank() == 1 {
+            world.fail_with(2, "out of luck");
+            return None;
+        }
+        let comm = world.world().unwrap();
+        let waited = comm.barrier().and_then(|barrier| barrier.wait());
+        Some(comm_error(waited))
+    });
+    for error in all.into_iter().flatten() {
+        let CommError::Died { rank, reason, .. } = &error else {
+            panic!("{error}");
+        };
+        assert_eq!((*rank, reason.as_str()), (2, "out of luck"));
+    }
+}
+
 #[test]
 fn ranks_that_do_not_join_are_named() {
     let (listener, address) = worlds::listener();

@@ -1,0 +1,147 @@
+//! Sleeping tensors: their values move to host memory, and the GPU's memory becomes free for others.
+
+use std::sync::{MutexGuard, PoisonError, RwLock};
+
+use crate::core::memory::Block;
+use crate::core::storage::{Kind, Storage};
+use crate::core::stream;
+use crate::driver::{self, Pinned, Pool};
+use crate::{Error, Result, Tensor};
+
+impl Tensor {
+    /// Moves the values of this tensor's whole storage from the GPU to pinned host memory, and frees
+    /// its memory there. [`Device::empty_cache`](crate::Device::empty_cache) then returns the memory
+    /// to the driver. Until [`Tensor::wake`], every use of the storage fails, by this tensor and by
+    /// views of it. A storage that sleeps stays asleep.
+    ///
+    /// Values on a CPU stay where they are, but cannot be used either, so that a program behaves
+    /// the same on all devices. On a meta device, only the memory is counted.
+    ///
+    /// No other thread may use the tensor meanwhile.
+    ///
+    /// ```
+    /// use meshgrad_runtime::{DType, Device, Error, Kind, Tensor};
+    ///
+    /// # fn main() -> meshgrad_runtime::Result<()> {
+    /// let device = Device::cpu(); // or Device::cuda(0)?
+    /// let weight = Tensor::zeros(&device, &[4], DType::F32, Kind::Parameter)?;
+    /// weight.sleep()?;
+    /// assert!(matches!(weight.to_vec::<f32>(), Err(Error::Asleep { .. })));
+    /// weight.wake()?;
+    /// assert_eq!(weight.to_vec::<f32>()?, [0.0; 4]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Immutable`] for a [`Kind::Value`], which a program drops instead; [`Error::Busy`]
+    /// while the storage is in use; [`Error::Argument`] inside a capture or
+    /// [`with_stream`](crate::with_stream), and for the memory of a graph;
+    /// [`CudaError::Pinned`](crate::CudaError::Pinned) when the host has no memory left;
+    /// [`Error::Cuda`] with the failure of earlier work. The tensor is awake then.
+    pub fn sleep(&self) -> Result<()> {
+        self.storage().sleep(true)
+    }
+
+    /// As [`Tensor::sleep`], but forgets the values, for a buffer that the next use overwrites.
+    /// After [`Tensor::wake`] they are undefined.
+    ///
+    /// # Errors
+    /// As [`Tensor::sleep`].
+    pub fn sleep_without_values(&self) -> Result<()> {
+        self.storage().sleep(false)
+    }
+
+    /// Moves the values back to the GPU, at an address that may be another one. Does nothing if the
+    /// storage is awake.
+    ///
+    /// # Errors
+    /// [`CudaError::OutOfMemory`](crate::CudaError::OutOfMemory): the tensor still sleeps, and keeps
+    /// its values; [`Error::Argument`] inside a capture or [`with_stream`](crate::with_stream);
+    /// [`Error::Cuda`] when the driver fails; the values are lost then.
+    pub fn wake(&self) -> Result<()> {
+        self.storage().wake()
+    }
+
+    /// Whether its storage sleeps.
+    pub fn is_asleep(&self) -> bool {
+        self.storage().is_asleep()
+    }
+}
+
+impl Storage {
+    fn sleep(&self, keeps_values: bool) -> Result<()> {
+        let op = "sleep";
+        if self.kind() == Kind::Value {
+            return Err(Error::Immutable { op });
+        }
+        self.expect_base_stream(op)?;
+        if self.pool().graph != 0 {
+            let problem = "the memory belongs to a graph; drop the graph instead".to_owned();
+            return Err(Error::Argument { op, problem });
+        }
+        if !self.begin_sleep(op)? {
+            return Ok(());
+        }
+        let moved = self.leave_gpu(keeps_values);
+        if moved.is_err() {
+            self.end_sleep();
+        }
+        moved
+    }
+
+    fn leave_gpu(&self, keeps_values: bool) -> Result<()> {
+        let Block::Gpu(place) = &self.block else {
+            return Ok(());
+        };
+        let mut place = place.write().unwrap_or_else(PoisonError::into_inner);
+        if let (Some(gpu), Some(block), true) = (self.device().gpu(), &*place, keeps_values) {
+            self.device().count_wait();
+            *self.on_host() = Some(gpu.move_to_host(block, self.bytes())?);
+        }
+        let block = Block::Gpu(RwLock::new(place.take()));
+        let device = self.device();
+        device.free(self.bytes(), block, self.is_used_elsewhere());
+        Ok(())
+    }
+
+    fn wake(&self) -> Result<()> {
+        self.expect_base_stream("wake")?;
+        if !self.is_asleep() {
+            return Ok(());
+        }
+        if let Block::Gpu(place) = &self.block {
+            let mut place = place.write().unwrap_or_else(PoisonError::into_inner);
+            *place = self.return_to_gpu()?;
+        }
+        self.end_sleep();
+        Ok(())
+    }
+
+    /// A new block with the values.
+    fn return_to_gpu(&self) -> Result<Option<driver::Block>> {
+        let block = self.device().allocate(self.pool(), self.bytes())?;
+        let Block::Gpu(block) = block else {
+            return Ok(None); // a CPU
+        };
+        let block = block.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let on_host = self.on_host().take();
+        if let (Some(gpu), Some(values), Some(block)) = (self.device().gpu(), on_host, &block) {
+            self.device().count_wait();
+            gpu.move_from_host(values, self.bytes(), block)?;
+        }
+        Ok(block)
+    }
+
+    fn on_host(&self) -> MutexGuard<'_, Option<Pinned>> {
+        self.on_host.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn expect_base_stream(&self, op: &'static str) -> Result<()> {
+        if stream::pool(self.device()) == Pool::default() {
+            return Ok(());
+        }
+        let problem = "it is inside a capture or `with_stream`; call it outside".to_owned();
+        Err(Error::Argument { op, problem })
+    }
+}
