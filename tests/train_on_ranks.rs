@@ -167,7 +167,6 @@ fn gpus_are_ranks() {
             let near = |a: f64, b: f64| (a - b).abs() < 1e-3 * b;
             assert!(near(gpu.loss, cpu.loss), "{} {}", gpu.loss, cpu.loss);
             assert!(near(gpu.grad_norm, cpu.grad_norm));
-            assert_eq!(gpu.comm_bytes, cpu.comm_bytes);
         }
     }
     let resumed = train("cpu", "fsdp-gpu", &["train.steps=6"]);
@@ -255,7 +254,7 @@ fn a_rank_that_cannot_write_ends_all() {
     let reason = errors.lines().filter(|it| it.contains("File too large"));
     let reason: Vec<&str> = reason.collect();
     assert!(
-        reason.len() == 1 && reason[0].starts_with("error: rank 1: "),
+        reason.len() == 1 && reason[0].contains("error: rank 1: cannot write run/"),
         "{errors}"
     );
 

@@ -123,9 +123,8 @@ fn a_training_continues_with_the_same_bits() {
             trainer.sleep(nap)?;
             trainer.sleep(nap)?;
             if device.is_gpu() && nap == Kept::ALL {
-                let asleep = device.memory_stats();
-                assert!(asleep.live * 50 < awake, "{} of {awake}", asleep.live);
-                assert!(asleep.reserved < awake, "{} of {awake}", asleep.reserved);
+                let asleep = device.memory_stats().live;
+                assert!(asleep * 50 < awake, "{asleep} of {awake}");
             }
             let refused = step(trainer, &device, 9).unwrap_err();
             assert!(is_asleep(&refused), "{refused}");

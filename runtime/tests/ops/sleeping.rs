@@ -48,8 +48,11 @@ fn a_sleeping_tensor_has_no_memory_on_the_gpu() {
         let before = live();
         let x = Tensor::zeros(device, &[1 << 20], DType::F32, Kind::Parameter).unwrap();
         let awake = live();
+        let reserved = device.memory_stats().reserved;
         x.sleep().unwrap();
         assert_eq!(live(), before);
+        device.empty_cache();
+        assert!(device.memory_stats().reserved + (4 << 20) <= reserved);
         // Another tensor may use the memory.
         let other = Tensor::zeros(device, &[1 << 20], DType::F32, Kind::Parameter).unwrap();
         assert_eq!(live(), awake);
