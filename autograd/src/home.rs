@@ -27,6 +27,9 @@ pub trait Home: Send + Sync {
     /// [`Kind::Parameter`](meshgrad_runtime::Kind::Parameter).
     fn value(&self) -> &Tensor;
 
+    /// Forgets gathered values, because rows have new ones, here or on another rank.
+    fn rows_written(&self);
+
     /// Whether this rank is the first of those that keep the same rows. Over all ranks, the rows of
     /// the first copies are the parameter.
     fn is_first_copy(&self) -> bool;
@@ -74,6 +77,9 @@ pub trait HomeGradients: Send {
     /// # Errors
     /// For a gradient that is not a partial sum over the ranks; errors of the communication.
     fn reduce(&mut self, whole: Vec<Option<Tensor>>, is_last: bool) -> Result<()>;
+
+    /// Ends a backward pass: none of the unit's gradients follow in it.
+    fn end_pass(&mut self);
 
     /// Waits for the first collective of the reduction that was started last, if there is one, and
     /// starts the next.
