@@ -394,6 +394,9 @@ impl Grads {
             return Err(TapeError::Untouched { names }.into());
         }
         self.report(true)?;
+        for unit in &mut self.units {
+            unit.gradients.end_pass();
+        }
         if self.is_last_pass && !self.units.is_empty() {
             self.stage = Stage::Reducing;
         }

@@ -46,7 +46,7 @@ pub trait HomeUnit: Send + Sync {
     /// [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
     fn gradients(&self, params: &[ParamId]) -> Result<Box<dyn HomeGradients>>;
 
-    /// Frees gathered values.
+    /// Frees gathered values, because rows have new ones, here or on another rank, or to save memory.
     fn free(&self);
 
     /// The sum of the values of `x` on all ranks that share in the model's parameters.
@@ -77,6 +77,9 @@ pub trait HomeGradients: Send {
     /// # Errors
     /// For a gradient that is not a partial sum over the ranks; errors of the communication.
     fn reduce(&mut self, whole: Vec<Option<Tensor>>, is_last: bool) -> Result<()>;
+
+    /// Ends a backward pass: none of the unit's gradients follow in it.
+    fn end_pass(&mut self);
 
     /// Waits for the first collective of the reduction that was started last, if there is one, and
     /// starts the next.

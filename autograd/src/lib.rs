@@ -47,6 +47,7 @@ mod slot;
 mod spec;
 mod tape;
 mod track;
+mod values;
 mod var;
 
 pub use backward::WeightBackward;
@@ -67,6 +68,7 @@ pub use slot::Slot;
 pub use spec::{Init, ParamId, Spec};
 pub use tape::Tape;
 pub use track::{Track, tracked_list_linear, tracked_many};
+pub use values::Values;
 pub use var::Var;
 
 /// Compiles and runs the examples of the guide.

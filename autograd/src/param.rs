@@ -155,9 +155,14 @@ impl Param {
     }
 
     /// States that the rows of its home, [`Home::value`](crate::Home::value), have been written, as
-    /// by loading them.
+    /// by an optimizer or by loading them. All ranks call this, also those without rows, so that all
+    /// of them gather the new values. [`Param::set`] and [`Param::materialize`] call it.
     pub fn rows_written(&self) {
-        self.write().has_rows = true;
+        let mut state = self.write();
+        if let Some(home) = &state.home {
+            home.unit().free();
+            state.has_rows = true;
+        }
     }
 
     /// Whether it has a value or, with a home, its rows have.

@@ -1,10 +1,11 @@
-//! The optimizer that `[optimizer]` configures.
+//! What a configuration's values are for the libraries: the optimizer, and how a model computes.
 
 use meshgrad_autograd::Param;
+use meshgrad_models::Compute;
 use meshgrad_runtime::DType;
 
 use crate::Result;
-use crate::config::{Algorithm, ComputeDType, OptimizerConfig};
+use crate::config::{Algorithm, ComputeDType, OptimizerConfig, TrainConfig};
 use crate::optim::{
     AdamW, AdamWConfig, Groups, Lion, Matrices, Muon, MuonConfig, OptimError, Optimizer, Part, Sgd,
 };
@@ -50,6 +51,14 @@ fn check_rounding(algorithm: &Algorithm, params: &[Param]) -> Result<(), OptimEr
             constants.adamw.check_rounding(others)
         }
         Algorithm::Sgd(_) | Algorithm::Lion(_) => Ok(()),
+    }
+}
+
+/// How the passes of training compute.
+pub fn compute(config: &TrainConfig) -> Compute {
+    Compute {
+        dtype: dtype(config.dtype),
+        checkpointing: config.activation_checkpointing,
     }
 }
 

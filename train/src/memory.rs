@@ -1,6 +1,6 @@
 //! The memory of a run, predicted on a meta device before the run starts.
 
-use meshgrad_autograd::{Buffer, Param};
+use meshgrad_autograd::{Buffer, Param, Values};
 use meshgrad_models::{Model, TokenBatch};
 use meshgrad_runtime::{Device, Kind, Properties, Tensor};
 
@@ -108,35 +108,6 @@ pub(crate) fn allocate_params(model: &impl Model, device: &Device) -> Result<()>
         param.set(&Tensor::zeros(device, shape, dtype, Kind::Parameter)?)?;
     }
     Ok(())
-}
-
-/// The values of a model, set aside during a prediction.
-struct Values {
-    params: Vec<(Param, Option<Tensor>)>,
-    buffers: Vec<(Buffer, Option<Tensor>)>,
-}
-
-impl Values {
-    fn take(model: &impl Model) -> Values {
-        let params = model.params().into_iter();
-        let buffers = model.buffers().into_iter();
-        Values {
-            params: params.map(|it| (it.clone(), it.take())).collect(),
-            buffers: buffers.map(|it| (it.clone(), it.take())).collect(),
-        }
-    }
-
-    fn restore(self) {
-        // Setting cannot fail: each value came from the same parameter.
-        for (param, value) in self.params {
-            param.take();
-            let _ = value.map(|value| param.set(&value));
-        }
-        for (buffer, value) in self.buffers {
-            buffer.take();
-            let _ = value.map(|value| buffer.set(&value));
-        }
-    }
 }
 
 /// Returns `model` if training it as `config` says fits in the memory that is free. Models whose

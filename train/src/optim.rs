@@ -91,9 +91,6 @@ pub trait Optimizer: Send {
     /// by `scalars.scale`. If the scale is not finite, nothing changes. Does not wait for the
     /// device.
     ///
-    /// It writes every part, even one without rows: ranks gather the new values of a unit if the
-    /// [version](Tensor::version) of their own rows has changed, so it must change on all of them.
-    ///
     /// # Shapes
     /// Each gradient has the shape of its part's value and its accumulator dtype (f32; f64 for
     /// f64).

@@ -21,7 +21,7 @@ use meshgrad_comm::{
 };
 use meshgrad_dist::parallel::ParallelConfig;
 use meshgrad_mesh::{Channel, Group, GroupOptions};
-use meshgrad_models::Model;
+use meshgrad_models::{Model, TokenBatch};
 use meshgrad_runtime::{Device, Error as RuntimeError, Pending, Tensor};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -138,7 +138,7 @@ impl<'r> RunRanks<'r> {
     ///
     /// # Errors
     /// When the model does not support the parallelism, or does not fit it.
-    pub(crate) fn divide(&self, model: &impl Model) -> Result<()> {
+    pub(crate) fn divide(&self, model: &impl Model<Batch = TokenBatch>) -> Result<()> {
         match &self.member {
             None => Ok(()),
             Some(member) => member.division.divide(model, &*member.traced),

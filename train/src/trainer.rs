@@ -161,10 +161,7 @@ impl<M: Model> Trainer<M> {
             grads,
             schedule,
             learning_rate: config.optimizer.learning_rate,
-            compute: Compute {
-                dtype: configured::dtype(config.train.dtype),
-                checkpointing: config.train.activation_checkpointing,
-            },
+            compute: configured::compute(&config.train),
             reduction: config.train.reduction,
             device: device.clone(),
         }

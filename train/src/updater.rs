@@ -111,8 +111,10 @@ impl Updater {
         };
         let parts = self.parts()?;
         let originals = ema.apply(&parts)?;
+        self.written();
         let result = f();
         originals.restore(&parts)?;
+        self.written();
         result
     }
 
@@ -131,6 +133,11 @@ impl Updater {
 
     fn parts(&self) -> Result<Vec<Part>> {
         self.params.iter().map(Part::of).collect()
+    }
+
+    /// Makes the ranks of homes gather the new values.
+    fn written(&self) {
+        self.params.iter().for_each(Param::rows_written);
     }
 
     /// Applies step `step` (from 1) at `learning_rate` and clears the gradients:
@@ -221,6 +228,7 @@ impl Updater {
         };
         let parts = self.parts()?;
         self.optimizer.step(&parts, &gradients, scalars)?;
+        self.written();
         if let Some(ema) = &self.ema {
             ema.update(&parts)?;
         }

@@ -62,6 +62,16 @@ pub enum HomeError {
         problem: String,
     },
 
+    /// Rows that were written while they were gathered.
+    #[error(
+        "the unit of `{name}` is gathered, and its rows were written since; call `Param::rows_written` for \
+         parameters whose rows you write, on all ranks"
+    )]
+    Outdated {
+        /// The first parameter of the unit.
+        name: String,
+    },
+
     /// A gradient that is the same on ranks that were expected to have parts of it.
     #[error(
         "the gradient of `{name}` is {sharding}, but its home sums it over axis `{axis}`: shard the batch over \

@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use meshgrad_autograd::{HomeGradients, ParamId};
 use meshgrad_comm::{Collectives, Communicator, Reduction};
-use meshgrad_mesh as mesh;
 use meshgrad_runtime::{
     Accumulator, DType, Device, Error, Kind, Pending, Result, Shape, Tensor, UninitTensor, ops,
     without_mesh,
@@ -14,6 +13,7 @@ use meshgrad_runtime::{
 
 use crate::error::HomeError;
 use crate::layout::Layout;
+use crate::partials::sum_axes;
 use crate::unit::Unit;
 
 /// The gradients of some parameters of a unit.
@@ -89,6 +89,10 @@ impl HomeGradients for Gradients {
             .try_for_each(|buffer| buffer.reduce(unit, is_last))
     }
 
+    fn end_pass(&mut self) {
+        self.unit.end_pass();
+    }
+
     fn advance(&mut self) -> Result<()> {
         let unit = &self.unit;
         self.buffers
@@ -128,12 +132,10 @@ fn other_partials(unit: &Unit, name: &str, gradient: &Tensor) -> Result<Vec<Stri
     let Some(sharding) = gradient.sharding() else {
         return Ok(Vec::new());
     };
-    let partials = sharding.partials();
-    let sums = |axis: &str| partials.contains(&(axis, mesh::Reduction::Sum));
-    let home = || unit.home.shard.iter().chain(&unit.home.replicate);
-    for axis in home() {
+    let mut sums = sum_axes(sharding);
+    for axis in unit.home.axes() {
         let size = sharding.mesh().size(axis).map_err(Error::other)?;
-        if size > 1 && !sums(axis) {
+        if size > 1 && !sums.contains(axis) {
             return Err(HomeError::NotPartial {
                 name: name.to_owned(),
                 sharding: sharding.to_string(),
@@ -142,9 +144,8 @@ fn other_partials(unit: &Unit, name: &str, gradient: &Tensor) -> Result<Vec<Stri
             .into());
         }
     }
-    let others = partials.iter().map(|(axis, _)| *axis);
-    let others = others.filter(|axis| home().all(|own| own != axis));
-    Ok(others.map(str::to_owned).collect())
+    sums.retain(|axis| unit.home.axes().all(|own| own != axis));
+    Ok(sums)
 }
 
 /// The gradients of one layout.

@@ -5,13 +5,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use meshgrad_comm::{Communicator, GroupConnector, Rank};
 use meshgrad_mesh::Mesh;
-use meshgrad_runtime::{Error, Result};
+use meshgrad_runtime::{Device, Error, Result};
 
 /// The groups of this rank along axes of a mesh. Clones share communicators.
 #[derive(Clone)]
 pub(crate) struct Groups {
     pub(crate) mesh: Mesh,
     pub(crate) rank: usize,
+    pub(crate) world_size: usize,
+    pub(crate) device: Device,
     connector: Arc<dyn GroupConnector>,
     /// By the axes.
     connected: Arc<Mutex<Connected>>,
@@ -24,6 +26,8 @@ impl Groups {
         Groups {
             mesh: mesh.clone(),
             rank: rank.rank(),
+            world_size: rank.world_size(),
+            device: rank.device().clone(),
             connector: rank.connector(),
             connected: Arc::default(),
         }

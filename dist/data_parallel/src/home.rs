@@ -23,7 +23,7 @@ pub enum Reshard {
     /// Until the forward pass has left the unit. Backward gathers again. A rank holds about two
     /// units at a time.
     AfterForward,
-    /// Until the unit's gradients are complete.
+    /// Until the unit's gradients are complete; if it has none, until the backward pass ends.
     AfterBackward,
     /// Until the parameters change: one gather per step.
     AfterStep,
@@ -124,6 +124,13 @@ impl Home {
             whole_matrices: true,
             ..self
         }
+    }
+}
+
+impl Home {
+    /// The axes over which rows are divided, then those over which they are copied.
+    pub(crate) fn axes(&self) -> impl Iterator<Item = &String> {
+        self.shard.iter().chain(&self.replicate)
     }
 }
 

@@ -4,16 +4,17 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use glob::{MatchOptions, Pattern};
-use meshgrad_autograd::{Module, Param};
+use meshgrad_autograd::{Module, Param, Var};
 use meshgrad_comm::{Communicator, Rank};
 use meshgrad_mesh::{Mesh, Sharding, nearest_name};
-use meshgrad_runtime::{DType, Error, Result, TapeError};
+use meshgrad_runtime::{DType, Device, Error, Result, TapeError};
 
 use crate::error::HomeError;
 use crate::groups::Groups;
 use crate::home::Home;
 use crate::layout::Layout;
 use crate::order::Order;
+use crate::partials::Partials;
 use crate::unit::Unit;
 
 /// The homes of a model's parameters on one rank.
@@ -65,6 +66,32 @@ impl Homes {
     /// [`HomeError`] and [`SecondHome`](meshgrad_runtime::TapeError::SecondHome), before anything
     /// moves; [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
     pub fn settle(&self, model: &impl Module) -> Result<()> {
+        self.settle_in_order(model, || Ok(Partials::default()))
+    }
+
+    /// [`Homes::settle`] for a model that other axes of the mesh than those of the homes divide too,
+    /// as in tensor parallelism. Some gradients, such as those of norms under sequence parallelism,
+    /// are partial sums along these axes. Parameters for which they are the same axes lie side by side
+    /// in the buffer of a unit, so that one more collective sums them all.
+    ///
+    /// Which axes these are follows from `pass`, which computes a loss of the model, a scalar, on a
+    /// meta device. It is called at most once, before anything moves.
+    ///
+    /// # Errors
+    /// As [`Homes::settle`]; those of `pass` and of backward.
+    pub fn settle_for(
+        &self,
+        model: &impl Module,
+        pass: impl FnOnce(&Device) -> Result<Var>,
+    ) -> Result<()> {
+        self.settle_in_order(model, || Partials::of(&self.groups, model, pass))
+    }
+
+    fn settle_in_order(
+        &self,
+        model: &impl Module,
+        learn: impl FnOnce() -> Result<Partials>,
+    ) -> Result<()> {
         let order = Arc::new(Order::new(self.prefetch));
         let mut params = model.params();
         let mut seen = HashSet::new();
@@ -76,10 +103,22 @@ impl Homes {
         for param in &params {
             self.state_sharding(param)?;
         }
-        for (_, home, params) in units {
+        let partials = match units.iter().all(|(_, home, _)| self.has_all_axes(home)) {
+            true => Partials::default(),
+            false => learn()?,
+        };
+        for (_, home, mut params) in units {
+            let axes: Vec<&String> = home.axes().collect();
+            params.sort_by_cached_key(|param| partials.beside(&axes, param));
             self.settle_unit(home, &params, &order)?;
         }
         Ok(())
+    }
+
+    /// Whether a home is over all axes of the mesh.
+    fn has_all_axes(&self, home: &Home) -> bool {
+        let mut axes = self.groups.mesh.axes().iter().map(|axis| axis.name());
+        axes.all(|name| home.axes().any(|own| own == name))
     }
 
     /// Replicates a parameter over the mesh, unless it has a sharding.
@@ -149,7 +188,7 @@ impl Homes {
 
     /// Checks a home against the parameters of its unit.
     fn check(&self, unit: &str, home: &Home, params: &[Param]) -> Result<()> {
-        let axes: Vec<&String> = home.shard.iter().chain(&home.replicate).collect();
+        let axes: Vec<&String> = home.axes().collect();
         for (at, axis) in axes.iter().enumerate() {
             self.groups.mesh.axis(axis).map_err(Error::other)?;
             if axes[..at].contains(axis) {

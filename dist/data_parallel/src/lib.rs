@@ -14,6 +14,7 @@
 //! - `homes.rs`: the units of a model.
 //! - `layout.rs`: the rows of a unit in its flat buffer, and which rank keeps which.
 //! - `unit.rs`: the values of a unit, gathered or not.
+//! - `partials.rs`: along which axes gradients are partial sums, learnt from a pass without data.
 //! - `order.rs`: the order in which units are used, for prefetching.
 //! - `gradients.rs`: the gradients of a unit.
 //! - `groups.rs`: the ranks along mesh axes.
@@ -58,6 +59,7 @@ mod home;
 mod homes;
 mod layout;
 mod order;
+mod partials;
 mod unit;
 
 pub use error::HomeError;

@@ -7,8 +7,8 @@ use meshgrad_runtime::Result;
 
 use crate::unit::Unit;
 
-/// Which units follow each other. A model uses them in the same order in each step, so the unit that
-/// followed the last two units before is expected to follow them again. All ranks learn the same.
+/// Which units follow each other. A model uses them in the same order in each pass, so what followed
+/// the last two uses before is expected to follow them again. All ranks learn the same.
 pub(crate) struct Order {
     /// The number of units to gather ahead.
     prefetch: usize,
@@ -18,11 +18,14 @@ pub(crate) struct Order {
 #[derive(Default)]
 struct State {
     units: Vec<Weak<Unit>>,
-    before: Option<usize>,
-    current: Option<usize>,
-    /// By the unit before and the current one.
-    next: HashMap<(Option<usize>, usize), usize>,
+    before: Use,
+    current: Use,
+    /// By the use before and the current one.
+    next: HashMap<(Use, Use), Use>,
 }
+
+/// The unit that is used; `None` between two passes.
+type Use = Option<usize>;
 
 /// A unit that is used within this number of changes stays gathered.
 const KEPT_AHEAD: usize = 2;
@@ -45,12 +48,12 @@ impl Order {
     /// Notes that `unit` is used. If another was used before, frees the units that are not expected
     /// soon, and starts to gather this one and those that are expected next.
     pub(crate) fn enter(&self, unit: usize) -> Result<()> {
-        let (others, ahead) = {
+        let (others, first) = {
             let mut state = self.state();
             if state.current == Some(unit) {
                 return Ok(());
             }
-            state.advance(unit);
+            state.advance(Some(unit));
             let ahead = state.expected(self.prefetch.max(KEPT_AHEAD));
             let units = state.units.iter().enumerate();
             let is_expected = |at: usize| at == unit || ahead.contains(&at);
@@ -63,7 +66,21 @@ impl Order {
             (others, first)
         };
         others.iter().for_each(|unit| unit.leave());
-        ahead.iter().try_for_each(|unit| unit.start())
+        first.iter().try_for_each(|unit| unit.start())
+    }
+
+    /// Notes that a backward pass has ended, and frees units, also those without gradients. None is
+    /// gathered ahead of the next pass, because its rows may get new values before.
+    pub(crate) fn end_pass(&self) {
+        let units: Vec<Arc<Unit>> = {
+            let mut state = self.state();
+            if state.current.is_none() {
+                return;
+            }
+            state.advance(None);
+            state.units.iter().filter_map(Weak::upgrade).collect()
+        };
+        units.iter().for_each(|unit| unit.end_backward());
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -72,21 +89,17 @@ impl Order {
 }
 
 impl State {
-    fn advance(&mut self, unit: usize) {
-        if let Some(current) = self.current {
-            self.next.insert((self.before, current), unit);
-        }
-        self.before = self.current;
-        self.current = Some(unit);
+    fn advance(&mut self, to: Use) {
+        self.next.insert((self.before, self.current), to);
+        (self.before, self.current) = (self.current, to);
     }
 
-    /// The next units, at most `count`.
+    /// The next units of this pass, at most `count`.
     fn expected(&self, count: usize) -> Vec<usize> {
         let (mut before, mut current) = (self.before, self.current);
         let mut expected = Vec::with_capacity(count);
         while expected.len() < count
-            && let Some(at) = current
-            && let Some(next) = self.next.get(&(before, at))
+            && let Some(Some(next)) = self.next.get(&(before, current))
         {
             expected.push(*next);
             (before, current) = (current, Some(*next));

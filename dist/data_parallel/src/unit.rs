@@ -11,6 +11,7 @@ use meshgrad_autograd::{
 use meshgrad_comm::{Collectives, Communicator, Reduction};
 use meshgrad_runtime::{DType, Error, Kind, Pending, Result, Tensor, ops, without_mesh};
 
+use crate::error::HomeError;
 use crate::gradients::Gradients;
 use crate::groups::Groups;
 use crate::home::{Home, Reshard};
@@ -33,25 +34,39 @@ pub(crate) struct Unit {
     own: Weak<Unit>,
 }
 
-/// What is gathered.
+/// What is gathered. Whether a rank gathers depends only on calls that all ranks make, and not on
+/// its own rows, of which it may have none.
 struct Gathered {
     /// The dtype of `whole`; `None` before the first use.
     dtype: Option<DType>,
+    /// That of this rank's rows since the first use of them.
+    version: Option<u64>,
     whole: Whole,
     /// Parameters in another dtype than `whole`, by layout, position and dtype.
-    single: HashMap<(usize, usize, DType), Single>,
+    single: HashMap<(usize, usize, DType), Storage>,
 }
 
 enum Whole {
     Freed,
-    Pending(u64, Vec<Pending<Tensor>>),
-    /// The version that it was gathered from, and the flat buffers by layout.
-    Here(u64, Vec<Storage>),
+    Pending(Vec<Gather>),
+    /// The flat buffers by layout.
+    Here(Vec<Storage>),
 }
 
-struct Single {
-    version: u64,
-    storage: Storage,
+/// A gather of a layout that has started.
+struct Gather {
+    /// This rank's elements. They are freed at a point of the program, and not when other ranks are
+    /// ready, so that the peak of memory is the same in each run.
+    sent: Tensor,
+    whole: Pending<Tensor>,
+}
+
+impl Gather {
+    fn wait(self) -> Result<Tensor> {
+        let whole = self.whole.wait();
+        drop(self.sent);
+        whole
+    }
 }
 
 /// A gathered buffer.
@@ -78,6 +93,7 @@ impl Unit {
         let parts = layouts.iter().map(zeros).collect::<Result<Vec<Tensor>>>()?;
         let gathered = Gathered {
             dtype: home.compute,
+            version: None,
             whole: Whole::Freed,
             single: HashMap::new(),
         };
@@ -118,24 +134,20 @@ impl Unit {
 
     /// Starts to gather the unit, unless it is gathered.
     pub(crate) fn start(&self) -> Result<()> {
-        self.start_in(&mut self.gathered())
+        self.start_in(&mut *self.current()?)
     }
 
     fn start_in(&self, gathered: &mut Gathered) -> Result<()> {
-        let (Some(dtype), version) = (gathered.dtype, self.version()) else {
+        let (Some(dtype), Whole::Freed) = (gathered.dtype, &gathered.whole) else {
             return Ok(());
         };
-        match &gathered.whole {
-            Whole::Pending(of, _) | Whole::Here(of, _) if *of == version => return Ok(()),
-            // Frees the old buffers first.
-            _ => gathered.whole = Whole::Freed,
-        }
         let starts = self.layouts.iter().zip(&self.parts);
         let pending = starts.map(|(layout, part)| {
-            let part = ops::cast(part, dtype)?;
-            self.all_gather(&part, &layout.counts())
+            let sent = ops::cast(part, dtype)?;
+            let whole = self.all_gather(&sent, &layout.counts())?;
+            Ok(Gather { sent, whole })
         });
-        gathered.whole = Whole::Pending(version, pending.collect::<Result<_>>()?);
+        gathered.whole = Whole::Pending(pending.collect::<Result<_>>()?);
         Ok(())
     }
 
@@ -153,21 +165,21 @@ impl Unit {
     /// The flat buffer of a layout, gathered.
     fn flat(&self, layout: usize) -> Result<Tensor> {
         self.order.enter(self.number)?;
-        let mut gathered = self.gathered();
+        let mut gathered = self.current()?;
         self.start_in(&mut gathered)?;
-        if let Whole::Pending(version, pending) = &mut gathered.whole {
-            let (version, pending) = (*version, std::mem::take(pending));
+        if let Whole::Pending(pending) = &mut gathered.whole {
+            let pending = std::mem::take(pending);
             gathered.whole = Whole::Freed;
             let storages = pending.into_iter().enumerate();
-            let storages = storages.map(|(layout, pending)| {
+            let storages = storages.map(|(layout, gather)| {
                 let again = |unit| FlatAgain { unit, layout };
-                Ok(self.storage(pending.wait()?, again))
+                Ok(self.storage(gather.wait()?, again))
             });
             let storages: Vec<Storage> = storages.collect::<Result<_>>()?;
-            gathered.whole = Whole::Here(version, storages);
+            gathered.whole = Whole::Here(storages);
         }
         match &gathered.whole {
-            Whole::Here(_, storages) => Ok(storages[layout].tensor.clone()),
+            Whole::Here(storages) => Ok(storages[layout].tensor.clone()),
             // Without a dtype, nothing is gathered.
             _ => Err(gone()),
         }
@@ -176,19 +188,18 @@ impl Unit {
     /// Parameter `at` of a layout in a dtype that the unit is not gathered in: flat.
     fn single(&self, layout: usize, at: usize, dtype: DType) -> Result<Tensor> {
         self.order.enter(self.number)?;
-        let (key, version) = ((layout, at, dtype), self.version());
-        let mut gathered = self.gathered();
-        if let Some(single) = gathered.single.get(&key).filter(|it| it.version == version) {
-            return Ok(single.storage.tensor.clone());
+        let key = (layout, at, dtype);
+        let mut gathered = self.current()?;
+        if let Some(single) = gathered.single.get(&key) {
+            return Ok(single.tensor.clone());
         }
-        gathered.single.remove(&key);
         let of = &self.layouts[layout];
         let part = self.parts[layout].slice(0, of.own_part_of(at))?;
         let part = ops::cast(&part, dtype)?;
         let whole = self.all_gather(&part, &of.counts_of(at))?.wait()?;
         let again = |unit| SingleAgain { unit, key };
         let storage = self.storage(whole.clone(), again);
-        gathered.single.insert(key, Single { version, storage });
+        gathered.single.insert(key, storage);
         Ok(whole)
     }
 
@@ -223,6 +234,23 @@ impl Unit {
         }
     }
 
+    /// Ends a backward pass.
+    pub(crate) fn end_pass(&self) {
+        self.order.end_pass();
+    }
+
+    /// What is gathered, of the rows as they are now.
+    fn current(&self) -> Result<MutexGuard<'_, Gathered>> {
+        let (mut gathered, now) = (self.gathered(), self.version());
+        if *gathered.version.get_or_insert(now) == now {
+            return Ok(gathered);
+        }
+        let mut params = self.layouts.iter().flat_map(|layout| &layout.params);
+        let name = params.next().map(|first| first.name.clone());
+        let name = name.unwrap_or_default();
+        Err(HomeError::Outdated { name }.into())
+    }
+
     fn version(&self) -> u64 {
         self.parts.iter().map(Tensor::version).sum()
     }
@@ -244,6 +272,7 @@ impl HomeUnit for Unit {
 
     fn free(&self) {
         let mut gathered = self.gathered();
+        gathered.version = None;
         gathered.whole = Whole::Freed;
         gathered.single.clear();
     }

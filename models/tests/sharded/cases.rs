@@ -4,15 +4,16 @@ use std::fmt;
 
 use meshgrad_mesh::Mesh;
 use meshgrad_models::config::Qwen3Config;
-use meshgrad_models::{Balancing, Compute, ModelParallelism};
-use meshgrad_runtime::DType;
+use meshgrad_models::{Compute, ModelParallelism};
+
+use crate::small::{self, ALL_EXPERTS, Axes, DENSE, EXPERTS, TIED};
 
 /// A model on a mesh.
 #[derive(Clone, Copy)]
 pub(crate) struct Case {
     pub(crate) model: &'static str,
     /// Names and sizes of the axes; all but `dp` are for tensor parallelism.
-    pub(crate) mesh: &'static [(&'static str, usize)],
+    pub(crate) mesh: Axes,
     pub(crate) sequence: bool,
     pub(crate) loss: bool,
     pub(crate) experts: bool,
@@ -25,7 +26,7 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    const fn new(model: &'static str, mesh: &'static [(&'static str, usize)]) -> Case {
+    const fn new(model: &'static str, mesh: Axes) -> Case {
         Case {
             model,
             mesh,
@@ -76,12 +77,11 @@ impl Case {
     }
 
     pub(crate) fn config(&self) -> Qwen3Config {
-        toml::from_str(self.model).unwrap()
+        small::config(self.model)
     }
 
     pub(crate) fn mesh(&self) -> Mesh {
-        let (names, sizes): (Vec<&str>, Vec<usize>) = self.mesh.iter().copied().unzip();
-        Mesh::new(&sizes, &names).unwrap()
+        small::mesh(self.mesh)
     }
 
     pub(crate) fn parallelism(&self, mesh: &Mesh) -> ModelParallelism {
@@ -110,21 +110,7 @@ impl Case {
     }
 
     pub(crate) fn compute(&self) -> Compute {
-        Compute {
-            dtype: match self.bf16 {
-                true => DType::BF16,
-                false => DType::F32,
-            },
-            checkpointing: self.checkpointing,
-        }
-    }
-
-    pub(crate) fn balancing(&self) -> Balancing {
-        Balancing {
-            auxiliary: 0.1,
-            z: 0.01,
-            bias_update_rate: 0.001,
-        }
+        small::compute(self.bf16, self.checkpointing)
     }
 }
 
@@ -151,28 +137,14 @@ impl fmt::Display for Case {
     }
 }
 
-const TP2: &[(&str, usize)] = &[("tp", 2)];
-const TP3: &[(&str, usize)] = &[("tp", 3)];
-const TP4: &[(&str, usize)] = &[("tp", 4)];
-const DP_TP4: &[(&str, usize)] = &[("dp", 2), ("tp", 4)];
-const KV_TP: &[(&str, usize)] = &[("kv", 2), ("tp", 2)];
-const DP2: &[(&str, usize)] = &[("dp", 2)];
-const DP_TP: &[(&str, usize)] = &[("dp", 2), ("tp", 2)];
-const TP_DP: &[(&str, usize)] = &[("tp", 3), ("dp", 2)];
-
-/// Three key-value heads and a vocabulary that three ranks share unevenly; biases.
-const DENSE: &str = r#"
-    model_type = "qwen3"
-    vocab_size = 97
-    hidden_size = 20
-    intermediate_size = 22
-    num_hidden_layers = 2
-    num_attention_heads = 6
-    num_key_value_heads = 3
-    head_dim = 8
-    attention_bias = true
-    initializer_range = 0.2
-"#;
+const TP2: Axes = &[("tp", 2)];
+const TP3: Axes = &[("tp", 3)];
+const TP4: Axes = &[("tp", 4)];
+const DP_TP4: Axes = &[("dp", 2), ("tp", 4)];
+const KV_TP: Axes = &[("kv", 2), ("tp", 2)];
+const DP2: Axes = &[("dp", 2)];
+const DP_TP: Axes = &[("dp", 2), ("tp", 2)];
+const TP_DP: Axes = &[("tp", 3), ("dp", 2)];
 
 /// Five key-value heads: of four ranks, two have two heads, one has one, and the last has none.
 const FIVE_HEADS: &str = r#"
@@ -184,54 +156,6 @@ const FIVE_HEADS: &str = r#"
     num_attention_heads = 10
     num_key_value_heads = 5
     head_dim = 4
-    initializer_range = 0.2
-"#;
-
-/// Two key-value heads; tied embeddings; a sliding window.
-const TIED: &str = r#"
-    model_type = "qwen3"
-    vocab_size = 61
-    hidden_size = 16
-    intermediate_size = 24
-    num_hidden_layers = 2
-    num_attention_heads = 8
-    num_key_value_heads = 2
-    head_dim = 4
-    tie_word_embeddings = true
-    use_sliding_window = true
-    sliding_window = 3
-    layer_types = ["sliding_attention", "full_attention"]
-    initializer_range = 0.2
-"#;
-
-/// Five experts, two per token; the second layer is dense.
-const EXPERTS: &str = r#"
-    model_type = "qwen3_moe"
-    vocab_size = 53
-    hidden_size = 16
-    intermediate_size = 20
-    num_hidden_layers = 3
-    num_attention_heads = 4
-    num_key_value_heads = 4
-    num_experts = 5
-    num_experts_per_tok = 2
-    moe_intermediate_size = 14
-    mlp_only_layers = [1]
-    norm_topk_prob = true
-    initializer_range = 0.2
-"#;
-
-/// Every expert has every token, so that rounding does not change the routing.
-const ALL_EXPERTS: &str = r#"
-    model_type = "qwen3_moe"
-    vocab_size = 53
-    hidden_size = 16
-    num_hidden_layers = 2
-    num_attention_heads = 4
-    num_key_value_heads = 4
-    num_experts = 3
-    num_experts_per_tok = 3
-    moe_intermediate_size = 14
     initializer_range = 0.2
 "#;
 

@@ -8,7 +8,8 @@ use meshgrad_models::{Generate, Qwen3};
 use meshgrad_runtime::{DType, Device, Tensor, full_tensor, redistribute};
 
 use crate::cases::{CASES, Case};
-use crate::run::{SEED, distance, model, norm, sharded};
+use crate::run::{SEED, model, sharded};
+use crate::small::{distance, norm};
 use crate::unchanged;
 
 const ROWS: usize = 2;

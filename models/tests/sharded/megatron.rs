@@ -13,7 +13,7 @@ use meshgrad_models::ends::Embedding;
 use meshgrad_models::layers::Linear;
 use meshgrad_runtime::{DType, Device, Tensor, full_tensor, redistribute};
 
-use crate::run::{distance, norm};
+use crate::small::{distance, norm};
 
 /// The largest difference from Megatron's, relative to the norm of Megatron's.
 const TOLERANCE: f64 = 1e-6;

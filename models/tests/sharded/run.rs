@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use meshgrad_autograd::{Buffer, Grads, Init, Module, Param, Result, Tape};
+use meshgrad_autograd::{Buffer, Grads, Module, Param, Result, Tape};
 use meshgrad_comm::conformance::{Fault, RewiredRank};
 use meshgrad_comm::{Local, LocalRank, Rank, Redistributor};
 use meshgrad_mesh::Placement;
@@ -13,6 +13,7 @@ use meshgrad_runtime::{
 };
 
 use crate::cases::Case;
+use crate::small::{BALANCING, add_adapters, distance, norm};
 
 const TOKENS: usize = 7;
 pub(crate) const SEED: u64 = 7;
@@ -54,7 +55,7 @@ pub(crate) fn gradients(
 }
 
 fn step(case: &Case, model: &Qwen3, device: &Device) -> Result<Outcome> {
-    let model = model.clone().balanced(case.balancing());
+    let model = model.clone().balanced(BALANCING);
     let batch = batch(case, device)?;
     let (loss, mut grads) = gradients(&model.params(), || model.loss(&batch, case.compute()))?;
     model.after_step(&loss.statistics)?;
@@ -84,12 +85,8 @@ pub(crate) fn outcome_of(loss: &Loss, grads: &mut Grads, buffers: &[Buffer]) -> 
 pub(crate) fn model(case: &Case) -> Result<Qwen3> {
     let mut model = Qwen3::new(&case.config())?;
     model.add_router_biases();
-    for projection in model.projections_mut().filter(|_| case.lora) {
-        projection.add_lora(3, 6.0);
-        if let Some(lora) = &mut projection.lora {
-            let shape = [lora.b.shape()[0], lora.b.shape()[1]];
-            lora.b = Param::new(lora.b.name(), shape, Init::Normal { std: 0.3 });
-        }
+    if case.lora {
+        add_adapters(&mut model);
     }
     Ok(model)
 }
@@ -202,14 +199,4 @@ impl Expected {
             false => Err(problems.join("; ")),
         }
     }
-}
-
-pub(crate) fn norm(values: &[f32]) -> f64 {
-    let squares = values.iter().map(|x| f64::from(*x).powi(2));
-    squares.sum::<f64>().sqrt()
-}
-
-pub(crate) fn distance(a: &[f32], b: &[f32]) -> f64 {
-    let differences = a.iter().zip(b).map(|(a, b)| a - b);
-    norm(&differences.collect::<Vec<_>>())
 }

@@ -13,7 +13,8 @@ use meshgrad_models::config::Qwen3Config;
 use meshgrad_models::{Compute, Model, ModelParallelism, Qwen3, TokenBatch, hf};
 use meshgrad_runtime::{DType, Device, Tensor, redistribute};
 
-use crate::run::{distance, gradients, norm, outcome_of};
+use crate::run::{gradients, outcome_of};
+use crate::small::{distance, norm};
 
 /// The largest difference of the loss or a gradient from torch's, relative to the norm of torch's.
 const TOLERANCE: f64 = 1e-5;

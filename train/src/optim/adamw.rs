@@ -168,8 +168,7 @@ fn state_dtype(part: &Part, state: DType) -> Result<DType, OptimError> {
     }
 }
 
-/// The keys of stochastic rounding, if `part` is rounded so. A part without rows is still updated,
-/// as one without draws: see [`Optimizer::step`].
+/// The keys of stochastic rounding, if `part` is rounded so.
 ///
 /// # Errors
 /// [`OptimError::ScatteredRows`].

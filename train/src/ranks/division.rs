@@ -6,13 +6,14 @@ use meshgrad_comm::Rank;
 use meshgrad_data_parallel::{Home, Homes, Reshard};
 use meshgrad_dist::parallel::{ParallelConfig, ParallelState};
 use meshgrad_mesh::{Mesh, Placement, Sharding};
-use meshgrad_models::{Model, ModelParallelism, ModelPlan};
-use meshgrad_runtime::{Error as RuntimeError, Tensor};
+use meshgrad_models::{Model, ModelParallelism, ModelPlan, TokenBatch};
+use meshgrad_runtime::{DType, Device, Error as RuntimeError, Kind, Tensor};
 
 use crate::config::{
-    Algorithm, Config, ConfigError, HomeChoice, ParallelTable, Reduction, Violation, Violations,
+    Algorithm, Config, ConfigError, HomeChoice, ParallelTable, Reduction, TrainConfig, Violation,
+    Violations,
 };
-use crate::{Result, TrainError};
+use crate::{Result, TrainError, configured};
 
 const REPLICATE: &str = "dp_replicate";
 const SHARD: &str = "dp_shard";
@@ -22,6 +23,7 @@ const TENSOR: &str = "tp";
 #[derive(Clone)]
 pub(super) struct Division {
     table: ParallelTable,
+    train: TrainConfig,
     /// Axes of one rank are left out.
     mesh: Mesh,
     rank: usize,
@@ -65,6 +67,7 @@ impl Division {
         let is_muon = matches!(config.optimizer.algorithm, Algorithm::Muon(_));
         let division = Division {
             table: config.parallel.clone(),
+            train: config.train.clone(),
             mesh: all.select(&axes).map_err(RuntimeError::other)?,
             rank,
             whole_matrices: config.parallel.whole_matrices || is_muon,
@@ -203,7 +206,10 @@ impl Division {
         result
     }
 
-    pub(super) fn divide(&self, model: &impl Model, rank: &dyn Rank) -> Result<()> {
+    pub(super) fn divide<M>(&self, model: &M, rank: &dyn Rank) -> Result<()>
+    where
+        M: Model<Batch = TokenBatch>,
+    {
         let plan = self.plan(model, self.table.sequence_parallel)?;
         plan.apply(model, self.rank)?;
 
@@ -212,7 +218,23 @@ impl Division {
         for unit in model.units() {
             homes = homes.unit(&unit, home.clone());
         }
-        Ok(homes.settle(model)?)
+        let pass = |meta: &Device| {
+            let batch = self.batch_of_zeros(meta).map_err(RuntimeError::other)?;
+            let loss = model.loss(&batch, configured::compute(&self.train))?;
+            Ok(loss.total)
+        };
+        // A model that reads values does not run on a meta device.
+        let settled = homes.settle_for(model, pass);
+        Ok(settled.or_else(|_| homes.settle(model))?)
+    }
+
+    /// This rank's part of a batch.
+    fn batch_of_zeros(&self, device: &Device) -> Result<TokenBatch> {
+        let (rows, seq_len) = (self.train.micro_batch_size, self.train.seq_len);
+        let part = self.part_of_batch(rows, seq_len)?;
+        let shape = [part.rows.len(), seq_len];
+        let zeros = part.tensor(Tensor::zeros(device, &shape, DType::I64, Kind::Value)?)?;
+        Ok(TokenBatch::new(&zeros, &zeros))
     }
 
     /// The home of all parameters.

@@ -5,8 +5,10 @@ use std::fmt;
 use meshgrad_data_parallel::{Home, Homes, Reshard};
 use meshgrad_mesh::Mesh;
 use meshgrad_models::config::Qwen3Config;
-use meshgrad_models::{Balancing, Compute, ModelParallelism};
+use meshgrad_models::{Compute, ModelParallelism};
 use meshgrad_runtime::DType;
+
+use crate::small::{self, ALL_EXPERTS, Axes, DENSE, EXPERTS, TIED};
 
 /// A model on a mesh, with homes for its parameters. Axis `tp` is for tensor parallelism; all others
 /// shard the batch.
@@ -14,7 +16,7 @@ use meshgrad_runtime::DType;
 pub(crate) struct Case {
     pub(crate) name: &'static str,
     pub(crate) model: &'static str,
-    pub(crate) mesh: &'static [(&'static str, usize)],
+    pub(crate) mesh: Axes,
     /// The homes of the layers, and of the rest.
     pub(crate) homes: fn() -> [Home; 2],
     pub(crate) prefetch: usize,
@@ -24,17 +26,32 @@ pub(crate) struct Case {
     pub(crate) announced: bool,
     /// Whether all ranks have equally many rows.
     pub(crate) even: bool,
+    pub(crate) trained: Trained,
+    /// Whether sequences are sharded over `tp`.
+    pub(crate) sequence: bool,
+    /// Whether the axes along which gradients are partial sums are learnt before.
+    pub(crate) learns_classes: bool,
     /// Whether Muon updates the matrices, not AdamW.
     pub(crate) muon: bool,
     /// By how many rows the batch is rotated, so that ranks have other rows.
     pub(crate) rotated: usize,
 }
 
+/// The parameters that are not frozen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Trained {
+    All,
+    /// All but those of a layer.
+    Except(usize),
+    /// Low-rank adapters of the projections.
+    Adapters,
+}
+
 impl Case {
-    const fn new(
+    pub(crate) const fn new(
         name: &'static str,
         model: &'static str,
-        mesh: &'static [(&'static str, usize)],
+        mesh: Axes,
         homes: fn() -> [Home; 2],
     ) -> Case {
         Case {
@@ -47,12 +64,15 @@ impl Case {
             bf16: false,
             announced: true,
             even: false,
+            trained: Trained::All,
+            sequence: true,
+            learns_classes: true,
             muon: false,
             rotated: 0,
         }
     }
 
-    const fn checkpointed(self) -> Case {
+    pub(crate) const fn checkpointed(self) -> Case {
         Case {
             checkpointing: true,
             ..self
@@ -63,7 +83,7 @@ impl Case {
         Case { bf16: true, ..self }
     }
 
-    const fn prefetch(self, prefetch: usize) -> Case {
+    pub(crate) const fn prefetch(self, prefetch: usize) -> Case {
         Case { prefetch, ..self }
     }
 
@@ -74,8 +94,19 @@ impl Case {
         }
     }
 
-    const fn even(self) -> Case {
+    pub(crate) const fn even(self) -> Case {
         Case { even: true, ..self }
+    }
+
+    pub(crate) const fn trained(self, trained: Trained) -> Case {
+        Case { trained, ..self }
+    }
+
+    pub(crate) const fn whole_sequences(self) -> Case {
+        Case {
+            sequence: false,
+            ..self
+        }
     }
 
     const fn muon(self) -> Case {
@@ -99,12 +130,11 @@ impl Case {
     }
 
     pub(crate) fn config(&self) -> Qwen3Config {
-        toml::from_str(self.model).unwrap()
+        small::config(self.model)
     }
 
     pub(crate) fn mesh(&self) -> Mesh {
-        let (names, sizes): (Vec<&str>, Vec<usize>) = self.mesh.iter().copied().unzip();
-        Mesh::new(&sizes, &names).unwrap()
+        small::mesh(self.mesh)
     }
 
     pub(crate) fn batch_axes(&self) -> impl Iterator<Item = &'static str> {
@@ -118,7 +148,7 @@ impl Case {
         ModelParallelism::new(mesh)
             .tensor(tensor)
             .unwrap()
-            .sequence_parallel(true)
+            .sequence_parallel(self.sequence)
             .loss_parallel(true)
     }
 
@@ -130,21 +160,7 @@ impl Case {
     }
 
     pub(crate) fn compute(&self) -> Compute {
-        Compute {
-            dtype: match self.bf16 {
-                true => DType::BF16,
-                false => DType::F32,
-            },
-            checkpointing: self.checkpointing,
-        }
-    }
-
-    pub(crate) fn balancing(&self) -> Balancing {
-        Balancing {
-            auxiliary: 0.1,
-            z: 0.01,
-            bias_update_rate: 0.001,
-        }
+        small::compute(self.bf16, self.checkpointing)
     }
 }
 
@@ -158,81 +174,24 @@ impl fmt::Display for Case {
     }
 }
 
-const DENSE: &str = r#"
-    model_type = "qwen3"
-    vocab_size = 97
-    hidden_size = 20
-    intermediate_size = 22
-    num_hidden_layers = 3
-    num_attention_heads = 6
-    num_key_value_heads = 2
-    head_dim = 8
-    attention_bias = true
-    initializer_range = 0.2
-"#;
+pub(crate) const DP2: Axes = &[("dp", 2)];
+pub(crate) const DP3: Axes = &[("dp", 3)];
+const DP4: Axes = &[("dp", 4)];
+const HYBRID: Axes = &[("copies", 2), ("dp", 2)];
+const HYBRID6: Axes = &[("copies", 2), ("dp", 3)];
+pub(crate) const DP_TP: Axes = &[("dp", 2), ("tp", 2)];
+const DP3_TP: Axes = &[("dp", 3), ("tp", 2)];
+const HYBRID_TP: Axes = &[("copies", 2), ("dp", 2), ("tp", 2)];
 
-const TIED: &str = r#"
-    model_type = "qwen3"
-    vocab_size = 61
-    hidden_size = 16
-    intermediate_size = 23
-    num_hidden_layers = 2
-    num_attention_heads = 4
-    num_key_value_heads = 2
-    head_dim = 4
-    tie_word_embeddings = true
-    initializer_range = 0.2
-"#;
-
-/// Five experts, two per token; the second layer is dense.
-const EXPERTS: &str = r#"
-    model_type = "qwen3_moe"
-    vocab_size = 53
-    hidden_size = 16
-    intermediate_size = 20
-    num_hidden_layers = 3
-    num_attention_heads = 4
-    num_key_value_heads = 2
-    num_experts = 5
-    num_experts_per_tok = 2
-    moe_intermediate_size = 14
-    mlp_only_layers = [1]
-    norm_topk_prob = true
-    initializer_range = 0.2
-"#;
-
-/// Every expert has every token, so that rounding does not change the routing.
-const ALL_EXPERTS: &str = r#"
-    model_type = "qwen3_moe"
-    vocab_size = 53
-    hidden_size = 16
-    num_hidden_layers = 2
-    num_attention_heads = 4
-    num_key_value_heads = 4
-    num_experts = 3
-    num_experts_per_tok = 3
-    moe_intermediate_size = 14
-    initializer_range = 0.2
-"#;
-
-const DP2: &[(&str, usize)] = &[("dp", 2)];
-const DP3: &[(&str, usize)] = &[("dp", 3)];
-const DP4: &[(&str, usize)] = &[("dp", 4)];
-const HYBRID: &[(&str, usize)] = &[("copies", 2), ("dp", 2)];
-const HYBRID6: &[(&str, usize)] = &[("copies", 2), ("dp", 3)];
-const DP_TP: &[(&str, usize)] = &[("dp", 2), ("tp", 2)];
-const DP3_TP: &[(&str, usize)] = &[("dp", 3), ("tp", 2)];
-const HYBRID_TP: &[(&str, usize)] = &[("copies", 2), ("dp", 2), ("tp", 2)];
-
-fn replicate() -> [Home; 2] {
+pub(crate) fn replicate() -> [Home; 2] {
     [Home::replicate(["dp"]), Home::replicate(["dp"])]
 }
 
-fn zero1() -> [Home; 2] {
+pub(crate) fn zero1() -> [Home; 2] {
     [Home::zero1(["dp"]), Home::zero1(["dp"])]
 }
 
-fn fsdp() -> [Home; 2] {
+pub(crate) fn fsdp() -> [Home; 2] {
     [Home::fsdp(["dp"]), Home::fsdp(["dp"])]
 }
 
@@ -290,6 +249,23 @@ pub(crate) const CASES: &[Case] = &[
     Case::new("experts fsdp", EXPERTS, DP3, fsdp),
     Case::new("experts fsdp checkpointed", EXPERTS, DP3_TP, fsdp).checkpointed(),
     Case::new("experts hsdp", EXPERTS, HYBRID_TP, hsdp).even(),
+    Case::new("experts fsdp, whole sequences", EXPERTS, DP3_TP, fsdp).whole_sequences(),
+    Case::new(
+        "dense zero1, whole sequences, adapters",
+        DENSE,
+        DP3_TP,
+        zero1,
+    )
+    .trained(Trained::Adapters)
+    .whole_sequences(),
+    Case::new("dense fsdp, layer frozen", DENSE, DP3, fsdp).trained(Trained::Except(1)),
+    Case::new("experts zero1, layer frozen", EXPERTS, DP3, zero1).trained(Trained::Except(0)),
+    Case::new("dense fsdp, adapters", DENSE, DP3, fsdp).trained(Trained::Adapters),
+    Case::new("experts hsdp, adapters", EXPERTS, HYBRID6, hsdp)
+        .trained(Trained::Adapters)
+        .checkpointed()
+        .even(),
+    Case::new("tied fsdp, adapters", TIED, DP_TP, fsdp).trained(Trained::Adapters),
     Case::new("all experts bf16", ALL_EXPERTS, DP3, compute_bf16).bf16(),
     Case::new("dense bf16", DENSE, DP_TP, fsdp).bf16(),
 ];

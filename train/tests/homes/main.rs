@@ -1,13 +1,21 @@
 //! A model whose parameters have homes trains as on one rank.
 
 mod cases;
+mod classes;
+mod frozen;
+mod overlap;
+mod paced;
+mod resources;
 mod rounding;
+#[path = "../../../models/tests/small/mod.rs"]
+mod small;
 mod step;
 mod torch;
 
 use meshgrad_comm::conformance::Fault;
 
 use cases::{CASES, Case};
+use small::{distance, norm};
 use step::{Outcome, on_one_rank, on_ranks};
 
 /// Checks that each tensor is near that of one rank. In bf16, it is as near to f32 as that of one
@@ -41,16 +49,6 @@ fn compare(case: &Case, actual: &Outcome) -> Result<(), String> {
         true => Ok(()),
         false => Err(problems.join("; ")),
     }
-}
-
-fn norm(values: &[f32]) -> f64 {
-    let squares = values.iter().map(|x| f64::from(*x).powi(2));
-    squares.sum::<f64>().sqrt()
-}
-
-fn distance(a: &[f32], b: &[f32]) -> f64 {
-    let differences = a.iter().zip(b).map(|(a, b)| a - b);
-    norm(&differences.collect::<Vec<_>>())
 }
 
 #[test]

@@ -4,17 +4,18 @@ use std::collections::BTreeMap;
 
 use meshgrad_autograd::{Grads, Module, Param, Tape};
 use meshgrad_comm::conformance::{Fault, RewiredRank};
-use meshgrad_comm::{Local, Redistributor};
+use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_mesh::{Placement, RowBox};
 use meshgrad_models::{IGNORE_INDEX, Model, Qwen3, TokenBatch};
 use meshgrad_runtime::{DType, Device, Tensor, ops, redistribute};
 use meshgrad_train::optim::{AdamW, AdamWConfig, Groups, Muon, MuonConfig, Optimizer, Part};
 use meshgrad_train::updater::Updater;
 
-use crate::cases::Case;
+use crate::cases::{Case, Trained};
+use crate::small::{BALANCING, add_adapters};
 
-const TOKENS: usize = 7;
-const PASSES: usize = 2;
+pub(crate) const TOKENS: usize = 7;
+pub(crate) const PASSES: usize = 2;
 const STEPS: usize = 5;
 const SEED: u64 = 7;
 
@@ -35,7 +36,7 @@ pub(crate) struct Share {
 }
 
 /// Rows of different lengths, so that ranks have different numbers of labels.
-fn batch(case: &Case, step: usize, device: &Device) -> Result<TokenBatch> {
+fn batch(case: &Case, step: usize, device: &Device) -> meshgrad_runtime::Result<TokenBatch> {
     let vocabulary = case.config().vocab_size;
     let shape = [case.rows(), TOKENS];
     let id = |at: usize, by: usize| ((at * by + at * at + 5 + step) % vocabulary) as i64;
@@ -56,11 +57,11 @@ fn batch(case: &Case, step: usize, device: &Device) -> Result<TokenBatch> {
 }
 
 /// This rank's rows of a batch `x`; on one rank, all.
-pub(crate) fn own_rows(case: &Case, x: &Tensor) -> Result<Tensor> {
+pub(crate) fn own_rows(case: &Case, x: &Tensor) -> meshgrad_runtime::Result<Tensor> {
     let x = x.as_replicated()?;
     let axes = case.batch_axes().filter(|_| x.sharding().is_some());
     let rows: Vec<_> = axes.map(|axis| (axis, Placement::shard(0))).collect();
-    Ok(redistribute(&x, &rows)?)
+    redistribute(&x, &rows)
 }
 
 /// This rank's rows `value` of `param`.
@@ -108,39 +109,52 @@ fn optimizer(case: &Case, parts: &[Part]) -> Result<Box<dyn Optimizer>> {
     })
 }
 
-fn train(case: &Case, model: &Qwen3, device: &Device) -> Result<Vec<Share>> {
-    let model = model.clone().balanced(case.balancing());
+/// An updater with averages, and the gradients that it reads.
+pub(crate) fn updater(case: &Case, model: &Qwen3, device: &Device) -> Result<(Updater, Grads)> {
     let make = |parts: &[Part]| optimizer(case, parts);
-    let (mut updater, mut grads): (Updater, Grads) = Updater::with(&model, device, 1.0, make)?;
-    updater = updater.averaging(0.9)?;
+    let (updater, grads) = Updater::with(model, device, 1.0, make)?;
+    Ok((updater.averaging(0.9)?, grads))
+}
+
+/// Adds the gradients of the passes of a step. Returns the losses, and the weight of their sum.
+pub(crate) fn passes(
+    case: &Case,
+    model: &Qwen3,
+    grads: &mut Grads,
+    device: &Device,
+    step: usize,
+) -> Result<(Vec<Tensor>, Tensor)> {
+    let mut losses = Vec::new();
+    let mut weight = ops::full(device, &[], DType::F32, 0.0)?;
+    for pass in 0..PASSES {
+        let batch = batch(case, step * PASSES + pass, device)?;
+        let (loss, tape) = Tape::record(|| model.loss(&batch, case.compute()))?;
+        if case.announced && pass + 1 == PASSES {
+            grads.last_pass();
+        }
+        let one = ops::full(device, &[], DType::F32, 1.0)?;
+        tape.backward(&[(&loss.total, one)], grads)?;
+        model.after_step(&loss.statistics)?;
+        losses.push(loss.total.value().clone());
+        weight = ops::add(&weight, &loss.weight)?;
+    }
+    Ok((losses, weight))
+}
+
+fn train(case: &Case, model: &Qwen3, device: &Device) -> Result<Vec<Share>> {
+    let (mut updater, mut grads) = updater(case, model, device)?;
     let mut shares = Vec::new();
     for step in 0..STEPS {
-        let mut weight: Option<Tensor> = None;
-        for pass in 0..PASSES {
-            let batch = batch(case, step * PASSES + pass, device)?;
-            let (loss, tape) = Tape::record(|| model.loss(&batch, case.compute()))?;
-            if case.announced && pass + 1 == PASSES {
-                grads.last_pass();
-            }
-            let one = ops::full(device, &[], DType::F32, 1.0)?;
-            tape.backward(&[(&loss.total, one)], &mut grads)?;
-            model.after_step(&loss.statistics)?;
-            shares.push(scalar(format!("loss {step} {pass}"), loss.total.value())?);
-            weight = Some(match weight {
-                None => loss.weight,
-                Some(before) => ops::add(&before, &loss.weight)?,
-            });
+        let (losses, weight) = passes(case, model, &mut grads, device, step)?;
+        for (pass, loss) in losses.iter().enumerate() {
+            shares.push(scalar(format!("loss {step} {pass}"), loss)?);
         }
         if step == 0 {
             for (param, gradient) in grads.all()? {
-                shares.push(share(
-                    format!("gradient of {}", param.name()),
-                    &param,
-                    &gradient,
-                )?);
+                let name = format!("gradient of {}", param.name());
+                shares.push(share(name, &param, &gradient)?);
             }
         }
-        let Some(weight) = weight else { continue };
         let norm = updater.step(&mut grads, &weight, step as u64 + 1, 0.01)?;
         shares.push(scalar(format!("norm {step}"), &norm)?);
     }
@@ -148,20 +162,51 @@ fn train(case: &Case, model: &Qwen3, device: &Device) -> Result<Vec<Share>> {
     let averages = state.iter().filter(|state| state.name == "ema");
     let averages: BTreeMap<_, _> = averages.flat_map(|state| state.tensors.clone()).collect();
     for param in model.params() {
-        let name = format!("average of {}", param.name());
-        shares.push(share(name, &param, &averages[param.name()])?);
-        let value = match param.home() {
-            Some(home) => home.value().clone(),
-            None => param.value()?,
-        };
+        if let Some(average) = averages.get(param.name()) {
+            let name = format!("average of {}", param.name());
+            shares.push(share(name, &param, average)?);
+        }
+        let value = param.kept()?;
         shares.push(share(param.name().to_owned(), &param, &value)?);
     }
     Ok(shares)
 }
 
 fn model(case: &Case) -> Result<Qwen3> {
-    let mut model = Qwen3::new(&case.config())?;
+    let mut model = Qwen3::new(&case.config())?.balanced(BALANCING);
     model.add_router_biases();
+    match case.trained {
+        Trained::All => (),
+        Trained::Except(layer) => model.layers[layer].freeze(),
+        Trained::Adapters => {
+            model.freeze();
+            add_adapters(&mut model);
+        }
+    }
+    Ok(model)
+}
+
+/// The whole model, with values.
+pub(crate) fn alone(case: &Case, device: &Device) -> Result<Qwen3> {
+    let model = model(case)?;
+    model.materialize(device, SEED)?;
+    Ok(model)
+}
+
+/// A rank's part of the model, with its homes and values.
+pub(crate) fn settled(case: &Case, rank: &dyn Rank) -> Result<Qwen3> {
+    let (model, mesh) = (model(case)?, case.mesh());
+    let plan = model.plan(&case.parallelism(&mesh))?;
+    plan.apply(&model, rank.rank())?;
+    let homes = case.homes(rank, &mesh);
+    match case.learns_classes {
+        true => homes.settle_for(&model, |meta| {
+            let batch = batch(case, 0, meta)?;
+            Ok(model.loss(&batch, case.compute())?.total)
+        })?,
+        false => homes.settle(&model)?,
+    }
+    model.materialize(rank.device(), SEED)?;
     Ok(model)
 }
 
@@ -172,11 +217,7 @@ pub(crate) fn on_one_rank(case: &Case) -> Outcome {
         ..*case
     };
     let device = Device::cpu();
-    let run = || {
-        let model = model(case)?;
-        model.materialize(&device, SEED)?;
-        train(case, &model, &device)
-    };
+    let run = || train(case, &alone(case, &device)?, &device);
     assembled(&[run().unwrap()]).unwrap()
 }
 
@@ -186,12 +227,7 @@ pub(crate) fn on_ranks(case: &Case, fault: Fault) -> std::result::Result<Outcome
     let shares = Local::new(mesh.len()).launch(|rank| {
         let faulty = RewiredRank::faulty(rank, fault);
         Redistributor::new(rank).run_on(&mesh, || {
-            let model = model(case)?;
-            model
-                .plan(&case.parallelism(&mesh))?
-                .apply(&model, rank.rank())?;
-            case.homes(&faulty, &mesh).settle(&model)?;
-            model.materialize(rank.device(), SEED)?;
+            let model = settled(case, &faulty)?;
             train(case, &model, rank.device())
         })
     });

@@ -1,6 +1,6 @@
 //! A chain of square layers.
 
-use meshgrad_autograd::{Grads, Init, Module, Param, Tape, Track, Var, ops as tracked};
+use meshgrad_autograd::{Grads, Init, Module, Param, Tape, Var, ops as tracked};
 use meshgrad_mesh::Placement;
 use meshgrad_runtime::{DType, Device, Result, Tensor, ops, redistribute};
 
@@ -28,19 +28,11 @@ impl Chain {
         }
     }
 
-    /// The result of the last layer. Calls `work` in the forward and in the backward pass of each.
-    fn forward(&self, x: &Tensor, work: impl Fn() + Clone + Send + 'static) -> Result<Var> {
-        let mut x = Var::constant(x.clone());
-        for layer in &self.layers {
-            let y = tracked::linear(&x, &layer.weight.var()?)?;
-            work();
-            let work = work.clone();
-            x = y.value().clone().tracked([&y], move |dy, [dx]| {
-                work();
-                dx.add(|| Ok(dy.clone()))
-            })?;
-        }
-        Ok(x)
+    /// The result of the last layer.
+    fn forward(&self, x: &Tensor) -> Result<Var> {
+        let x = Var::constant(x.clone());
+        let mut layers = self.layers.iter();
+        layers.try_fold(x, |x, layer| tracked::linear(&x, &layer.weight.var()?))
     }
 
     /// A step on a batch whose rows `axis` shards; nothing is updated. Returns the bytes that the
@@ -50,12 +42,11 @@ impl Chain {
         device: &Device,
         (axis, rows): (&str, usize),
         grads: &mut Grads,
-        work: impl Fn() + Clone + Send + 'static,
     ) -> Result<usize> {
         let width = self.layers[0].weight.shape()[0];
         let x = ops::full(device, &[rows, width], DType::F32, 1.0)?;
         let x = redistribute(&x, [(axis, Placement::shard(0))])?;
-        let (y, tape) = Tape::record(|| self.forward(&x, work))?;
+        let (y, tape) = Tape::record(|| self.forward(&x))?;
         let saved = tape.saved_bytes();
         let dy = y.value().clone();
         grads.last_pass();

@@ -54,16 +54,24 @@ fn messages_name_the_unit_and_the_way_out() {
         Homes::new(rank, mesh, Home::fsdp(["dp"])).settle(&model)?;
         model.materialize(rank.device(), 0)?;
         let mut grads = Grads::new(&model.params())?;
-        model.step(rank.device(), ("dp", 4), &mut grads, || ())?;
+        model.step(rank.device(), ("dp", 4), &mut grads)?;
         grads.all()?;
-        model
-            .step(rank.device(), ("dp", 4), &mut grads, || ())
-            .map(drop)
+        model.step(rank.device(), ("dp", 4), &mut grads).map(drop)
     });
     let value = message(|rank, mesh| {
         let model = Chain::new(1, 4);
         Homes::new(rank, mesh, Home::fsdp(["dp"])).settle(&model)?;
         model.layers[0].weight.value().map(drop)
+    });
+    let written = message(|rank, mesh| {
+        let model = Chain::new(1, 4);
+        Homes::new(rank, mesh, Home::zero1(["dp"])).settle(&model)?;
+        model.materialize(rank.device(), 0)?;
+        model.layers[0].weight.var()?;
+        if let Some(home) = model.layers[0].weight.home() {
+            ops::fill_into(home.value(), 2.0)?;
+        }
+        model.layers[0].weight.var().map(drop)
     });
     let messages = [
         (
@@ -78,6 +86,7 @@ fn messages_name_the_unit_and_the_way_out() {
         ("not partial", not_partial),
         ("no clear", no_clear),
         ("value", value),
+        ("written", written),
     ];
     let text = messages.map(|(name, message)| format!("{name}: {message}"));
     insta::assert_snapshot!(text.join("\n\n"));

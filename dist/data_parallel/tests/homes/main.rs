@@ -2,5 +2,4 @@
 
 mod chain;
 mod errors;
-mod overlap;
 mod resources;

@@ -6,7 +6,7 @@ use meshgrad_autograd::{Grads, Module, Param};
 use meshgrad_comm::{Collective, Local, Plan, Rank, Redistributor};
 use meshgrad_data_parallel::{Home, Homes, Reshard};
 use meshgrad_mesh::Mesh;
-use meshgrad_runtime::{Device, Error, Result};
+use meshgrad_runtime::{Device, Error, Result, ops};
 
 use crate::chain::Chain;
 
@@ -35,9 +35,9 @@ fn on_rank(rank: &dyn Rank, home: &Home, frozen: Option<usize>) -> Result<Costs>
         model.materialize(rank.device(), 1)?;
         let mut grads = Grads::new(&model.trained())?;
         let device = rank.device();
-        model.step(device, ("dp", ROWS), &mut grads, || ())?;
+        model.step(device, ("dp", ROWS), &mut grads)?;
         let before = device.work().flops;
-        let saved = model.step(device, ("dp", ROWS), &mut grads, || ())?;
+        let saved = model.step(device, ("dp", ROWS), &mut grads)?;
         Ok(Costs {
             flops: device.work().flops - before,
             peak: device.memory_stats().peak,
@@ -130,8 +130,8 @@ fn a_frozen_layer_costs_no_gradient_and_no_reduction() {
 }
 
 /// Per step: a layer is gathered in forward and in backward, and its gradient is scattered once. Each
-/// moves the whole matrix. The last layer stays for backward, and nothing needs the input's gradient,
-/// so backward does not gather the first.
+/// moves the whole matrix. The last layer stays for backward, and so does the one before once its use
+/// is expected. Nothing needs the input's gradient, so backward does not gather the first.
 #[test]
 fn bytes_are_those_of_the_layers() {
     let (_, calls) = planned(&Home::fsdp(["dp"]), None, 0);
@@ -142,7 +142,7 @@ fn bytes_are_those_of_the_layers() {
     let gathers = calls
         .iter()
         .filter(|(kind, _)| *kind == Collective::AllGather);
-    assert_eq!(gathers.count(), 2 * (2 * LAYERS - 2));
+    assert_eq!(gathers.count(), (2 * LAYERS - 2) + (2 * LAYERS - 3));
 
     let (_, calls) = planned(&Home::zero1(["dp"]), None, 0);
     let gathers = calls
@@ -150,6 +150,29 @@ fn bytes_are_those_of_the_layers() {
         .filter(|(kind, _)| *kind == Collective::AllGather);
     // Nothing was updated, so the second step gathers nothing.
     assert_eq!(gathers.count(), LAYERS);
+}
+
+/// New values reach ranks that have no rows to write.
+#[test]
+fn ranks_without_rows_gather_new_values() {
+    let mesh = Mesh::new(&[RANKS], &["dp"]).unwrap();
+    for home in homes() {
+        let values = Local::run(RANKS, |rank| {
+            Redistributor::new(rank).run_on(&mesh, || {
+                let w = Param::new("w", [1, 4], meshgrad_autograd::Init::Ones);
+                Homes::new(rank, &mesh, home.clone()).settle(&w)?;
+                w.materialize(rank.device(), 0)?;
+                w.var()?;
+                let own = w.home().filter(|home| !home.rows().is_empty());
+                if let Some(own) = own {
+                    ops::fill_into(own.value(), 2.0)?;
+                }
+                w.rows_written();
+                w.var()?.value().to_vec::<f32>()
+            })
+        });
+        assert_eq!(values.unwrap(), [[2.0; 4]; RANKS], "{home:?}");
+    }
 }
 
 /// A parameter that is set while it has a home has the rows of the value.
