@@ -19,6 +19,8 @@ pub(crate) struct Case {
     pub(crate) mesh: Axes,
     /// The homes of the layers, and of the rest.
     pub(crate) homes: fn() -> [Home; 2],
+    /// The modules that are units.
+    pub(crate) units: &'static str,
     pub(crate) prefetch: usize,
     pub(crate) checkpointing: bool,
     pub(crate) bf16: bool,
@@ -59,6 +61,7 @@ impl Case {
             model,
             mesh,
             homes,
+            units: "model.layers.*",
             prefetch: 1,
             checkpointing: false,
             bf16: false,
@@ -155,7 +158,7 @@ impl Case {
     pub(crate) fn homes(&self, rank: &dyn meshgrad_comm::Rank, mesh: &Mesh) -> Homes {
         let [layers, rest] = (self.homes)();
         Homes::new(rank, mesh, rest)
-            .unit("model.layers.*", layers)
+            .unit(self.units, layers)
             .prefetch(self.prefetch)
     }
 

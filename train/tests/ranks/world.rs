@@ -114,7 +114,7 @@ pub(crate) const MESHES: [On; 7] = [
         sets: &[
             "parallel.tp=2",
             "parallel.sequence_parallel=true",
-            "parallel.prefetch=2",
+            "parallel.prefetch=3",
             "parallel.overlap_chunks=2",
             "parallel.whole_matrices=true",
         ],
