@@ -1,0 +1,372 @@
+//! `[model]` and `[balancing]`.
+
+use std::path::Path;
+
+use meshgrad_models::config::{ConfigError as ModelError, Problem, Qwen3Config};
+use serde::{Deserialize, Serialize};
+use toml::{Table, Value};
+
+use super::weights::{TOKENIZER, config_of, model_folder};
+use crate::config::{CheckpointConfig, Config, Meaning, ModelTables, Violation};
+
+/// The key of the folder whose weights a new run starts with.
+const FROM: &str = "from";
+
+/// The tables of a Qwen3. By default, it is a Qwen3-MoE of about 9 million parameters.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tables {
+    /// Sizes.
+    pub model: ModelTable,
+    /// Balancing of experts, in addition to `model.router_aux_loss_coef`.
+    pub balancing: BalancingConfig,
+}
+
+/// `[model]`: the keys of [`Qwen3Config`], which are those of Hugging Face's `config.json`, and
+/// `from`: a Hugging Face folder, a checkpoint or a run that a new run starts with. Values have the
+/// types of [`Qwen3Config`]. Keys may be missing.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "Table", into = "Table")]
+pub struct ModelTable(Table);
+
+/// The meanings of the keys.
+const KEYS: &[Meaning] = &[
+    (
+        "model.from",
+        "a Hugging Face folder, a checkpoint or a run that a new run starts with; its config.json \
+         has the defaults of the other keys",
+    ),
+    (
+        "model.model_type",
+        "`qwen3` or `qwen3_moe`; with `qwen3`, all other keys are unset by default",
+    ),
+    (
+        "model.vocab_size",
+        "size of the vocabulary; unset: the tokenizer's",
+    ),
+    ("model.hidden_size", "width of the residual stream"),
+    ("model.num_hidden_layers", "layers"),
+    (
+        "model.intermediate_size",
+        "inner width of the MLP of a dense layer; not needed if every layer has experts",
+    ),
+    ("model.num_attention_heads", "query heads"),
+    (
+        "model.num_key_value_heads",
+        "key-value heads, a divisor of the query heads; unset: as many as query heads",
+    ),
+    (
+        "model.head_dim",
+        "features per head; unset: `hidden_size / num_attention_heads`",
+    ),
+    (
+        "model.attention_bias",
+        "biases in the projections of attention; unset: none",
+    ),
+    ("model.attention_dropout", "only 0 is supported"),
+    ("model.hidden_act", "activation of the gate; only `silu`"),
+    (
+        "model.rms_norm_eps",
+        "added to the mean square in every norm; unset: 1e-6",
+    ),
+    (
+        "model.initializer_range",
+        "standard deviation of the initial weights; unset: 0.02",
+    ),
+    (
+        "model.tie_word_embeddings",
+        "whether the output projection shares the embedding; unset: it does not",
+    ),
+    (
+        "model.rope_theta",
+        "base of the rotary frequencies; unset: 10000",
+    ),
+    (
+        "model.rope_scaling",
+        "scaling of the rotary frequencies, such as `{ rope_type = \"yarn\", factor = 4.0 }`",
+    ),
+    (
+        "model.rope_parameters",
+        "base and scaling of the rotary frequencies, as transformers 5 writes them",
+    ),
+    (
+        "model.max_position_embeddings",
+        "context length that YaRN starts from; unset: 32768",
+    ),
+    (
+        "model.use_sliding_window",
+        "whether sliding windows are used; unset: none are",
+    ),
+    (
+        "model.sliding_window",
+        "length of the sliding window, with the token itself",
+    ),
+    (
+        "model.max_window_layers",
+        "`qwen3` without `layer_types`: the first sliding layer; unset: 28",
+    ),
+    (
+        "model.layer_types",
+        "`qwen3`: `full_attention` or `sliding_attention` for each layer",
+    ),
+    ("model.num_experts", "experts per sparse layer"),
+    ("model.num_experts_per_tok", "experts per token"),
+    ("model.moe_intermediate_size", "inner width of an expert"),
+    (
+        "model.norm_topk_prob",
+        "normalize the weights of a token's experts to sum to one; unset: they are not",
+    ),
+    (
+        "model.decoder_sparse_step",
+        "layer `i` may be sparse if `i + 1` is a multiple of this; unset: 1",
+    ),
+    (
+        "model.mlp_only_layers",
+        "layers that are always dense; unset: none",
+    ),
+    (
+        "model.router_aux_loss_coef",
+        "weight of the load-balancing loss; unset: 0.001",
+    ),
+    (
+        "model.output_router_logits",
+        "written to config.json for transformers; training ignores it",
+    ),
+    (
+        "model.bos_token_id",
+        "written to config.json; training ignores it",
+    ),
+    (
+        "model.eos_token_id",
+        "written to config.json; training ignores it",
+    ),
+    (
+        "model.pad_token_id",
+        "written to config.json; training ignores it",
+    ),
+    (
+        "balancing.bias_update_rate",
+        "change of a router bias per step, up for experts with few tokens, down for those with \
+         many; 0 disables it",
+    ),
+    ("balancing.z_loss_coef", "weight of the router z-loss"),
+];
+
+/// `[balancing]`: balancing of experts. The weight of the load-balancing loss is the model's
+/// `router_aux_loss_coef`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BalancingConfig {
+    /// The amount by which each step raises the router biases of experts with few tokens and lowers
+    /// the others (Wang et al. 2024, who use 0.001). 0 freezes existing biases and adds none.
+    pub bias_update_rate: f64,
+    /// Weight of the router z-loss (Zoph et al. 2022, who use 0.001); 0 disables it.
+    pub z_loss_coef: f64,
+}
+
+impl ModelTables for Tables {
+    /// With `model.from`, `[model]` starts with the config.json of that folder. A `model_type`
+    /// other than the default needs other keys, so `[model]` then starts empty.
+    fn defaults(given: &Table) -> Tables {
+        let mut tables = Tables::default();
+        if let Some(from) = from_of(given) {
+            tables.model = ModelTable::of_folder(from, verify_of(given));
+            return tables;
+        }
+        let model_type = |model: &Table| model.get("model_type").cloned();
+        let given = given.get("model").and_then(Value::as_table);
+        let given = given.and_then(model_type);
+        if given.is_some() && given != model_type(&tables.model.0) {
+            tables.model.0.clear();
+        }
+        tables
+    }
+
+    /// With `model.from`, the default tokenizer is the `tokenizer.json` of the same folder as the
+    /// weights.
+    fn defaults_elsewhere(given: &Table) -> Vec<([&'static str; 2], Value)> {
+        let tokenizer = |from: &str| {
+            let of_run = Path::new(from).join(TOKENIZER);
+            let folder = model_folder(Path::new(from), verify_of(given)).ok();
+            let own = folder.map(|folder| folder.join(TOKENIZER));
+            let path = own.filter(|path| path.exists()).unwrap_or(of_run);
+            let path = path.to_string_lossy().into_owned();
+            (["data", "tokenizer"], Value::String(path))
+        };
+        from_of(given).map(tokenizer).into_iter().collect()
+    }
+
+    fn violations(&self, config: &Config) -> Vec<Violation> {
+        if let Some(violation) = self.model.unreadable_from(config.checkpoint.verify) {
+            return vec![violation];
+        }
+        let balancing = &self.balancing;
+        let numbers = [
+            ("balancing.bias_update_rate", balancing.bias_update_rate),
+            ("balancing.z_loss_coef", balancing.z_loss_coef),
+        ];
+        let invalid = |value: f64| !(value.is_finite() && value >= 0.0);
+        let invalid = numbers.into_iter().filter(|(_, value)| invalid(*value));
+        let violation = |(key, value): (&str, f64)| Violation {
+            key: key.to_owned(),
+            problem: format!("{value} is not a finite number of at least 0"),
+        };
+        let missing = self.model.missing();
+        missing.into_iter().chain(invalid.map(violation)).collect()
+    }
+
+    fn keys() -> &'static [Meaning] {
+        KEYS
+    }
+}
+
+impl Default for ModelTable {
+    /// 4 layers of 256 features, 8 experts, 2 per token.
+    fn default() -> ModelTable {
+        ModelTable(toml::toml! {
+            model_type = "qwen3_moe"
+            hidden_size = 256
+            num_hidden_layers = 4
+            num_attention_heads = 8
+            num_key_value_heads = 4
+            head_dim = 32
+            num_experts = 8
+            num_experts_per_tok = 2
+            moe_intermediate_size = 256
+            norm_topk_prob = true
+            router_aux_loss_coef = 0.01
+            rope_theta = 10000.0
+            rms_norm_eps = 1e-6
+            tie_word_embeddings = false
+        })
+    }
+}
+
+impl ModelTable {
+    /// The keys that this model needs and that are left out.
+    fn missing(&self) -> Vec<Violation> {
+        let violation = |key: String| Violation {
+            key: format!("model.{key}"),
+            problem: format!("missing; a {} needs it", self.model_type()),
+        };
+        let mut complete = self.sizes();
+        complete.entry("vocab_size").or_insert(Value::Integer(1));
+        let mut missing = Vec::new();
+        let config: Qwen3Config = loop {
+            match complete.clone().try_into() {
+                Ok(config) => break config,
+                Err(error) => match missing_field(&error) {
+                    // Fill in any number, to find what else is missing.
+                    Some(key) if !complete.contains_key(key) => {
+                        complete.insert(key.to_owned(), Value::Integer(1));
+                        missing.push(key.to_owned());
+                    }
+                    _ => return Vec::new(), // Another error, which is reported elsewhere.
+                },
+            }
+        };
+        if let Err(ModelError::Invalid(problems)) = config.validate() {
+            let zero = problems.into_iter().filter_map(|problem| match problem {
+                Problem::Zero { key } if !complete.contains_key(key) => Some(key.to_owned()),
+                _ => None,
+            });
+            missing.extend(zero);
+        }
+        missing.into_iter().map(violation).collect()
+    }
+
+    fn model_type(&self) -> &str {
+        let model_type = self.0.get("model_type").and_then(Value::as_str);
+        model_type.unwrap_or("model")
+    }
+}
+
+/// The field that serde reports as missing.
+fn missing_field(error: &toml::de::Error) -> Option<&str> {
+    let rest = error.message().strip_prefix("missing field `")?;
+    rest.split('`').next()
+}
+
+/// The value of `model.from` in the tables of a configuration.
+fn from_of(tables: &Table) -> Option<&str> {
+    tables.get("model")?.as_table()?.get(FROM)?.as_str()
+}
+
+/// The value of `checkpoint.verify` in the tables of a configuration, or its default.
+fn verify_of(tables: &Table) -> bool {
+    let checkpoint = tables.get("checkpoint");
+    let verify = checkpoint.and_then(|table| table.get("verify")?.as_bool());
+    verify.unwrap_or(CheckpointConfig::default().verify)
+}
+
+impl ModelTable {
+    /// `model.from` and the keys of the config.json in that folder. If the file cannot be read,
+    /// only `model.from`.
+    fn of_folder(from: &str, verify: bool) -> ModelTable {
+        let config = config_of(Path::new(from), verify).ok();
+        let keys = config.and_then(|config| Table::try_from(config).ok());
+        let mut keys = keys.unwrap_or_default();
+        keys.insert(FROM.to_owned(), from.into());
+        ModelTable(keys)
+    }
+
+    /// The folder whose weights a new run starts with.
+    pub(super) fn origin(&self) -> Option<&Path> {
+        self.0.get(FROM)?.as_str().map(Path::new)
+    }
+
+    /// The violation if the folder in `from` cannot be read, unless all keys are known without it.
+    fn unreadable_from(&self, verify: bool) -> Option<Violation> {
+        let error = match self.0.contains_key("vocab_size") {
+            true => None,
+            false => config_of(self.origin()?, verify).err(),
+        };
+        error.map(|error| Violation {
+            key: format!("model.{FROM}"),
+            problem: error.to_string(),
+        })
+    }
+
+    /// The keys of [`Qwen3Config`].
+    pub(super) fn sizes(&self) -> Table {
+        let mut sizes = self.0.clone();
+        sizes.remove(FROM);
+        sizes
+    }
+}
+
+impl TryFrom<Table> for ModelTable {
+    type Error = String;
+
+    /// Keeps the keys of `written`, and converts the values to the types of [`Qwen3Config`].
+    fn try_from(mut written: Table) -> Result<ModelTable, String> {
+        let mut complete = toml::toml! {
+            model_type = "qwen3"
+            vocab_size = 1
+            hidden_size = 1
+            num_hidden_layers = 1
+            num_attention_heads = 1
+        };
+        let from = written.remove(FROM);
+        if from.as_ref().is_some_and(|from| !from.is_str()) {
+            return Err(format!("`{FROM}` is not the path of a folder"));
+        }
+        complete.extend(written.clone());
+        let config: Result<Qwen3Config, toml::de::Error> = complete.try_into();
+        let config = config.map_err(|error| error.message().to_owned())?;
+        let typed = Table::try_from(&config).map_err(|error| error.to_string())?;
+        for (key, value) in &mut written {
+            if let Some(typed) = typed.get(key) {
+                *value = typed.clone();
+            }
+        }
+        written.extend(from.map(|from| (FROM.to_owned(), from)));
+        Ok(ModelTable(written))
+    }
+}
+
+impl From<ModelTable> for Table {
+    fn from(model: ModelTable) -> Table {
+        model.0
+    }
+}

@@ -1,0 +1,210 @@
+//! Weights of a Hugging Face folder, a checkpoint or a run.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+use meshgrad_ckpt::{Committed, Folder};
+use meshgrad_models::config::Qwen3Config;
+use meshgrad_models::hf::{self, Loader};
+use meshgrad_models::{Qwen3, folder};
+use meshgrad_runtime::Device;
+
+use crate::checkpoint::ReadOptions;
+use crate::intact::Candidates;
+use crate::report::with_loading_bar;
+use crate::{Result, TrainError, checkpoint};
+
+const CONFIG: &str = "config.json";
+pub(super) const TOKENIZER: &str = "tokenizer.json";
+
+/// The folder with the model of `from`: a Hugging Face folder, a checkpoint, or the newest
+/// checkpoint of a run that seems to be intact. Weights are not read; without `verify`, only
+/// manifests and file sizes are checked.
+pub(super) fn model_folder(from: &Path, verify: bool) -> Result<PathBuf> {
+    let chosen = match Candidates::find(from, verify)? {
+        Some(mut candidates) => candidates.choose()?,
+        None => None,
+    };
+    Ok(chosen.map_or(from.to_owned(), |chosen| chosen.path().to_owned()))
+}
+
+pub(super) fn config_of(from: &Path, verify: bool) -> Result<Qwen3Config> {
+    Ok(hf::read_config(&model_folder(from, verify)?)?)
+}
+
+/// Sets the values of `model` to those of `from`, found as in [`model_folder`]; if its weights are
+/// damaged, to those of an older checkpoint with the same files. Returns messages to report.
+pub(super) fn fill(
+    model: &Qwen3,
+    from: &Path,
+    device: &Device,
+    verify: bool,
+) -> Result<Vec<String>> {
+    let fill = |folder: &Path, sealed: Option<&Committed>| {
+        with_loading_bar(|progress| {
+            let options = ReadOptions { verify, progress };
+            fill_from(model, folder, sealed, device, options)
+        })
+    };
+    let Some(mut candidates) = Candidates::find(from, verify)? else {
+        refuse_unsealed_state(from)?;
+        fill(from, None)?;
+        return Ok(Vec::new());
+    };
+    let configured = model_folder(from, verify)?;
+    let filled = candidates.read(|checkpoint| {
+        check_same_files(&configured, checkpoint.path())?;
+        fill(checkpoint.path(), Some(checkpoint))
+    })?;
+    let skipped = candidates.skipped().iter();
+    let skipped = skipped.map(|problem| format!("skipped: {problem}"));
+    let started = filled.map(|(checkpoint, taken)| {
+        let with = match taken.is_empty() {
+            true => String::new(),
+            false => format!(", with {}", taken.join(", ")),
+        };
+        format!(
+            "starting with the weights of {}{with}",
+            checkpoint.path().display()
+        )
+    });
+    Ok(skipped.chain(started).collect())
+}
+
+/// Checks that the checkpoint `older` has the configuration, the tokenizer and the other files for
+/// text generation of `configured`.
+///
+/// # Errors
+/// [`TrainError::OtherFiles`] with the first file that differs.
+fn check_same_files(configured: &Path, older: &Path) -> Result<()> {
+    if configured == older {
+        return Ok(());
+    }
+    let [ours, theirs] = [files(configured)?, files(older)?];
+    let mut names = ours.keys().chain(theirs.keys());
+    match names.find(|name| ours.get(*name) != theirs.get(*name)) {
+        None => Ok(()),
+        Some(file) => Err(TrainError::OtherFiles {
+            damaged: configured.to_owned(),
+            older: older.to_owned(),
+            file: file.clone(),
+        }),
+    }
+}
+
+/// The files of a folder that a new run takes besides tensors.
+fn files(folder: &Path) -> Result<BTreeMap<String, String>> {
+    let mut files: BTreeMap<_, _> = hf::companions(folder)?.into_iter().collect();
+    for name in [CONFIG, TOKENIZER] {
+        let path = folder.join(name);
+        match fs::read_to_string(&path) {
+            Ok(text) => drop(files.insert(name.to_owned(), text)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(source) => return Err(folder::Error::File { path, source }.into()),
+        }
+    }
+    Ok(files)
+}
+
+/// A checkpoint without its manifest is an error if it has more than weights.
+fn refuse_unsealed_state(folder: &Path) -> Result<()> {
+    if checkpoint::has_averages(folder) || checkpoint::has_buffers(folder) {
+        Committed::open(folder)?;
+    }
+    Ok(())
+}
+
+/// Sets the values of `model` to those in `folder`. `sealed` is the folder as a checkpoint, if it
+/// has a manifest. Returns what is taken besides weights.
+fn fill_from(
+    model: &Qwen3,
+    folder: &Path,
+    sealed: Option<&Committed>,
+    device: &Device,
+    options: ReadOptions<'_>,
+) -> Result<Vec<&'static str>> {
+    let mut taken = Vec::new();
+    // It shares the parameters of `model`, but has its own low-rank updates, which are merged
+    // below.
+    let mut adapted = model.clone();
+    hf::add_adapters(&mut adapted, &Folder::open(folder)?)?;
+    loader(folder, sealed, options).fill(&adapted, device)?;
+    if let Some(checkpoint) = sealed {
+        if checkpoint::has_averages(folder) {
+            checkpoint::load_averages(checkpoint, &adapted, options)?;
+            taken.push("the averages of the run");
+        }
+        if checkpoint::has_buffers(folder) {
+            checkpoint::init_buffers(model, device, 0)?;
+            checkpoint::read_buffers(checkpoint, model, options)?;
+            taken.push("its router biases");
+        }
+    }
+    for projection in adapted.projections_mut() {
+        if projection.lora.is_some() {
+            projection.merge_lora()?;
+            taken.push("its low-rank updates merged");
+        }
+    }
+    taken.dedup();
+    Ok(taken)
+}
+
+/// A loader of `folder`. If `sealed` is given, it compares contents with that checkpoint's
+/// manifest.
+fn loader<'a>(
+    folder: &'a Path,
+    sealed: Option<&'a Committed>,
+    options: ReadOptions<'a>,
+) -> Loader<'a> {
+    let loader = Loader::new(folder).progress(options.progress);
+    match (options.verify, sealed) {
+        (false, _) => loader,
+        (true, None) => loader.only_finite(),
+        (true, Some(checkpoint)) => loader.only_finite().sealed_by(checkpoint),
+    }
+}
+
+/// Loads the Qwen3 of a checkpoint or of a Hugging Face folder, with the low-rank updates and the
+/// router biases that it has. The weights are those that training continues from;
+/// [`checkpoint::load_averages`] replaces them. A folder with a manifest is compared with it.
+///
+/// # Errors
+/// As [`Loader::load`]; when the router biases cannot be read; when a checkpoint of a run has lost
+/// its manifest.
+pub fn load(folder: &Path, device: &Device, options: ReadOptions<'_>) -> Result<Qwen3> {
+    load_from(folder, folder::sealed(folder)?.as_ref(), device, options)
+}
+
+/// As [`load`], from a checkpoint that is open.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_checkpoint(
+    checkpoint: &Committed,
+    device: &Device,
+    options: ReadOptions<'_>,
+) -> Result<Qwen3> {
+    load_from(checkpoint.path(), Some(checkpoint), device, options)
+}
+
+fn load_from(
+    folder: &Path,
+    sealed: Option<&Committed>,
+    device: &Device,
+    options: ReadOptions<'_>,
+) -> Result<Qwen3> {
+    if sealed.is_none() {
+        refuse_unsealed_state(folder)?;
+    }
+    let mut model = loader(folder, sealed, options).load(device)?.model;
+    if checkpoint::has_buffers(folder) {
+        model.add_router_biases();
+    }
+    checkpoint::init_buffers(&model, device, 0)?;
+    if let Some(checkpoint) = sealed {
+        checkpoint::read_buffers(checkpoint, &model, options)?;
+    }
+    Ok(model)
+}
