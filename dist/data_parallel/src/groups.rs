@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use meshgrad_comm::{Communicator, GroupConnector, Rank};
 use meshgrad_mesh::{Group, Mesh};
-use meshgrad_runtime::{Device, Error, Result};
+use meshgrad_runtime::{Error, Result};
 
 use crate::error::HomeError;
 
@@ -17,7 +17,6 @@ pub(crate) struct Groups {
     stages: Option<Stages>,
     pub(crate) rank: usize,
     pub(crate) world_size: usize,
-    pub(crate) device: Device,
     connector: Arc<dyn GroupConnector>,
     /// By the axes.
     connected: Arc<Mutex<Connected>>,
@@ -40,7 +39,6 @@ impl Groups {
             stages: None,
             rank: rank.rank(),
             world_size: rank.world_size(),
-            device: rank.device().clone(),
             connector: rank.connector(),
             connected: Arc::default(),
         }
