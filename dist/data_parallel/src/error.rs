@@ -44,6 +44,13 @@ pub enum HomeError {
         actual: String,
     },
 
+    /// A module that several stages of a pipeline have, without stages.
+    #[error(
+        "a unit is tied between stages of a pipeline, but these homes have no stages; create them by \
+         `Homes::of_stage`"
+    )]
+    NoStages,
+
     /// A unit that no parameter belongs to.
     #[error("no parameter is in a module named `{pattern}`{}", hint(.nearest))]
     NoModule {

@@ -266,10 +266,18 @@ impl Buffer {
             replicas.wait()?;
         }
         let sum = self.sum(unit)?;
-        if !self.is_filled {
-            self.is_filled = true;
-            return ops::fill_into(&sum, 0.0);
+        match self.is_filled {
+            true => self.sum_other_partials(&sum, unit)?,
+            false => ops::fill_into(&sum, 0.0)?,
         }
+        self.is_filled = true;
+        if let Some(stages) = &unit.stages {
+            stages.all_reduce_in_place(&sum, Reduction::Sum)?.wait()?;
+        }
+        Ok(())
+    }
+
+    fn sum_other_partials(&self, sum: &Tensor, unit: &Unit) -> Result<()> {
         for (axes, at) in self.runs() {
             let [first, last] = [at.start, at.end - 1].map(|at| self.layout.own_part_of(at));
             let part = sum.slice(0, first.start..last.end)?;

@@ -4,19 +4,30 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use meshgrad_comm::{Communicator, GroupConnector, Rank};
-use meshgrad_mesh::Mesh;
-use meshgrad_runtime::{Device, Error, Result};
+use meshgrad_mesh::{Group, Mesh};
+use meshgrad_runtime::{Error, Result};
+
+use crate::error::HomeError;
 
 /// The groups of this rank along axes of a mesh. Clones share communicators.
 #[derive(Clone)]
 pub(crate) struct Groups {
     pub(crate) mesh: Mesh,
+    /// The stages of a pipeline, of which this rank's computes on `mesh`.
+    stages: Option<Stages>,
     pub(crate) rank: usize,
     pub(crate) world_size: usize,
-    pub(crate) device: Device,
     connector: Arc<dyn GroupConnector>,
     /// By the axes.
     connected: Arc<Mutex<Connected>>,
+}
+
+#[derive(Clone)]
+struct Stages {
+    /// The mesh of all stages.
+    mesh: Mesh,
+    axis: String,
+    own: usize,
 }
 
 type Connected = HashMap<Vec<String>, Arc<dyn Communicator>>;
@@ -25,12 +36,46 @@ impl Groups {
     pub(crate) fn new(rank: &dyn Rank, mesh: &Mesh) -> Groups {
         Groups {
             mesh: mesh.clone(),
+            stages: None,
             rank: rank.rank(),
             world_size: rank.world_size(),
-            device: rank.device().clone(),
             connector: rank.connector(),
             connected: Arc::default(),
         }
+    }
+
+    /// The groups of a stage: `mesh` without `axis`, along which the stages are.
+    pub(crate) fn of_stage(rank: &dyn Rank, mesh: &Mesh, axis: &str) -> Result<Groups> {
+        let own = mesh.local_rank(axis, rank.rank()).map_err(Error::other)?;
+        let own = own.ok_or_else(|| outside(rank.rank(), mesh))?;
+        let stage = mesh.at(axis, own).map_err(Error::other)?;
+        let stages = Stages {
+            mesh: mesh.clone(),
+            axis: axis.to_owned(),
+            own,
+        };
+        Ok(Groups {
+            stages: Some(stages),
+            ..Groups::new(rank, &stage)
+        })
+    }
+
+    /// The number of this rank's stage; 0 without stages.
+    pub(crate) fn stage(&self) -> usize {
+        self.stages.as_ref().map_or(0, |stages| stages.own)
+    }
+
+    /// The ranks of some stages with this rank's coordinates within the stage.
+    pub(crate) fn across(&self, stages: &[usize]) -> Result<Arc<dyn Communicator>> {
+        let along = self.stages.as_ref().ok_or(HomeError::NoStages)?;
+        let ranks = stages.iter().map(|stage| {
+            let rank = along.mesh.peer(self.rank, &along.axis, *stage);
+            rank.map_err(Error::other)?
+                .ok_or_else(|| outside(self.rank, &along.mesh))
+        });
+        let ranks: Vec<usize> = ranks.collect::<Result<_>>()?;
+        let group = Group::new(ranks).map_err(Error::other)?;
+        self.connector.connect("home", &group)
     }
 
     /// The ranks that differ along `axes`.
@@ -42,21 +87,23 @@ impl Groups {
         if let Some(communicator) = connected.get(axes) {
             return Ok(communicator.clone());
         }
-        let group = self.mesh.group(axes, self.rank).map_err(Error::other)?;
-        let group = group.ok_or_else(|| Error::Argument {
-            op: "home",
-            problem: format!("rank {} is not in mesh {}", self.rank, self.mesh),
-        })?;
-        let communicator = self.connector.connect("home", &group)?;
+        let communicator = self.connect(&self.mesh, axes)?;
         connected.insert(axes.to_vec(), communicator.clone());
         Ok(communicator)
     }
 
-    /// All ranks of the mesh.
+    /// All ranks of the mesh, and of all stages.
     pub(crate) fn all(&self) -> Result<Arc<dyn Communicator>> {
-        let axes = self.mesh.axes().iter();
+        let mesh = self.stages.as_ref().map_or(&self.mesh, |it| &it.mesh);
+        let axes = mesh.axes().iter();
         let axes: Vec<String> = axes.map(|axis| axis.name().to_owned()).collect();
-        self.along(&axes)
+        self.connect(mesh, &axes)
+    }
+
+    fn connect(&self, mesh: &Mesh, axes: &[String]) -> Result<Arc<dyn Communicator>> {
+        let group = mesh.group(axes, self.rank).map_err(Error::other)?;
+        let group = group.ok_or_else(|| outside(self.rank, mesh))?;
+        self.connector.connect("home", &group)
     }
 
     /// Whether this rank is the first along all axes but these.
@@ -64,5 +111,12 @@ impl Groups {
         let coordinate = self.mesh.coordinate(self.rank).unwrap_or_default();
         let mut own = self.mesh.axes().iter().zip(coordinate);
         own.all(|(axis, at)| at == 0 || axes.iter().any(|name| *name == axis.name()))
+    }
+}
+
+fn outside(rank: usize, mesh: &Mesh) -> Error {
+    Error::Argument {
+        op: "home",
+        problem: format!("rank {rank} is not in mesh {mesh}"),
     }
 }

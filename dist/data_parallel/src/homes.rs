@@ -23,18 +23,52 @@ use crate::unit::Unit;
 #[derive(Clone)]
 pub struct Homes {
     groups: Groups,
-    units: Vec<(String, Home)>,
-    rest: Home,
+    units: Vec<Modules>,
+    rest: Modules,
     prefetch: usize,
+}
+
+/// Modules that are units.
+#[derive(Clone)]
+struct Modules {
+    pattern: String,
+    home: Home,
+    /// The stages of a pipeline that have copies of them; none for those of one stage.
+    stages: Vec<usize>,
+}
+
+/// A unit before its parameters move.
+struct Unsettled<'a> {
+    name: String,
+    of: &'a Modules,
+    params: Vec<Param>,
 }
 
 impl Homes {
     /// Homes on `mesh`. Parameters that are in no other unit are one unit, with the home `rest`.
     pub fn new(rank: &dyn Rank, mesh: &Mesh, rest: Home) -> Homes {
+        Homes::with(Groups::new(rank, mesh), rest)
+    }
+
+    /// Homes on one stage of a pipeline. The stages are along `axis` of `mesh`; each computes on the
+    /// other axes ([`Mesh::at`]), and settles its own part of the model. Norms of gradients are those
+    /// of all stages.
+    ///
+    /// # Errors
+    /// When `mesh` has no such axis, or does not contain the rank.
+    pub fn of_stage(rank: &dyn Rank, mesh: &Mesh, axis: &str, rest: Home) -> Result<Homes> {
+        Ok(Homes::with(Groups::of_stage(rank, mesh, axis)?, rest))
+    }
+
+    fn with(groups: Groups, rest: Home) -> Homes {
         Homes {
-            groups: Groups::new(rank, mesh),
+            groups,
             units: Vec::new(),
-            rest,
+            rest: Modules {
+                pattern: String::new(),
+                home: rest,
+                stages: Vec::new(),
+            },
             prefetch: 1,
         }
     }
@@ -43,8 +77,22 @@ impl Homes {
     /// `*` matches one component of the name. A parameter belongs to the innermost of the modules
     /// that it is in; of two patterns that match one module, the later one counts.
     #[must_use]
-    pub fn unit(mut self, modules: &str, home: Home) -> Homes {
-        self.units.push((modules.to_owned(), home));
+    pub fn unit(self, modules: &str, home: Home) -> Homes {
+        self.tied(modules, home, &[])
+    }
+
+    /// As [`Homes::unit`], for a module that the stages `stages` of a pipeline have copies of, such as
+    /// a tied embedding table. The copies have the gradient of one: that of all stages. They start
+    /// with equal values, and each rank keeps the same rows as its peers on the other stages, so they
+    /// stay equal. They count once, as those of the first of these stages. Several tied modules have
+    /// the same order on all their stages.
+    #[must_use]
+    pub fn tied(mut self, modules: &str, home: Home, stages: &[usize]) -> Homes {
+        self.units.push(Modules {
+            pattern: modules.to_owned(),
+            home,
+            stages: stages.to_vec(),
+        });
         self
     }
 
@@ -97,20 +145,21 @@ impl Homes {
         let mut seen = HashSet::new();
         params.retain(|param| seen.insert(param.id()));
         let units = self.group(&params)?;
-        for (name, home, params) in &units {
-            self.check(name, home, params)?;
+        for unit in &units {
+            self.check(unit)?;
         }
         for param in &params {
             self.state_sharding(param)?;
         }
-        let partials = match units.iter().all(|(_, home, _)| self.has_all_axes(home)) {
+        let partials = match units.iter().all(|unit| self.has_all_axes(&unit.of.home)) {
             true => Partials::default(),
             false => learn()?,
         };
-        for (_, home, mut params) in units {
-            let axes: Vec<&String> = home.axes().collect();
-            params.sort_by_cached_key(|param| partials.beside(&axes, param));
-            self.settle_unit(home, &params, &order)?;
+        for mut unit in units {
+            let axes: Vec<&String> = unit.of.home.axes().collect();
+            unit.params
+                .sort_by_cached_key(|param| partials.beside(&axes, param));
+            self.settle_unit(&unit, &order)?;
         }
         Ok(())
     }
@@ -136,46 +185,54 @@ impl Homes {
         }
     }
 
-    fn patterns(&self) -> Result<Vec<(Pattern, &Home)>, HomeError> {
-        let patterns = self.units.iter().map(|(modules, home)| {
-            let pattern = Pattern::new(&modules.replace('.', "/"));
+    fn patterns(&self) -> Result<Vec<(Pattern, &Modules)>, HomeError> {
+        let patterns = self.units.iter().map(|modules| {
+            let pattern = Pattern::new(&modules.pattern.replace('.', "/"));
             let pattern = pattern.map_err(|error| HomeError::Pattern {
-                pattern: modules.clone(),
+                pattern: modules.pattern.clone(),
                 problem: error.to_string(),
             })?;
-            Ok((pattern, home))
+            Ok((pattern, modules))
         });
         patterns.collect()
     }
 
     /// The units with their parameters, in the order of their first ones.
-    fn group<'a>(&'a self, params: &[Param]) -> Result<Vec<(String, &'a Home, Vec<Param>)>> {
-        let patterns = self.patterns()?;
-        let mut used = vec![false; patterns.len()];
-        let mut units: Vec<(String, &Home, Vec<Param>)> = Vec::new();
+    fn group<'a>(&'a self, params: &[Param]) -> Result<Vec<Unsettled<'a>>> {
+        let (patterns, stage) = (self.patterns()?, self.groups.stage());
+        // Stages without a copy of a tied module have no parameters of that name.
+        let is_elsewhere = |stages: &[usize]| !stages.is_empty() && !stages.contains(&stage);
+        let used = patterns.iter().map(|(_, of)| is_elsewhere(&of.stages));
+        let mut used: Vec<bool> = used.collect();
+        let mut units: Vec<Unsettled<'_>> = Vec::new();
         for param in params {
             let found = modules_of(param.name()).find_map(|module| {
                 let path = module.replace('.', "/");
-                let matches = |(pattern, _): &(Pattern, &Home)| pattern.matches_with(&path, EACH);
+                let matches =
+                    |(pattern, _): &(Pattern, &Modules)| pattern.matches_with(&path, EACH);
                 let at = patterns.iter().rposition(matches)?;
                 Some((module, at))
             });
-            let (name, home) = match found {
+            let (name, of) = match found {
                 Some((module, at)) => {
                     used[at] = true;
                     (module, patterns[at].1)
                 }
                 None => ("", &self.rest),
             };
-            match units.iter_mut().find(|(unit, ..)| unit == name) {
-                Some((.., members)) => members.push(param.clone()),
-                None => units.push((name.to_owned(), home, vec![param.clone()])),
+            match units.iter_mut().find(|unit| unit.name == name) {
+                Some(unit) => unit.params.push(param.clone()),
+                None => units.push(Unsettled {
+                    name: name.to_owned(),
+                    of,
+                    params: vec![param.clone()],
+                }),
             }
         }
         match used.iter().position(|used| !used) {
             None => Ok(units),
             Some(unused) => {
-                let pattern = &self.units[unused].0;
+                let pattern = &self.units[unused].pattern;
                 let modules = params.iter().flat_map(|param| modules_of(param.name()));
                 Err(HomeError::NoModule {
                     nearest: nearest_name(pattern, modules),
@@ -187,17 +244,21 @@ impl Homes {
     }
 
     /// Checks a home against the parameters of its unit.
-    fn check(&self, unit: &str, home: &Home, params: &[Param]) -> Result<()> {
-        let axes: Vec<&String> = home.axes().collect();
+    fn check(&self, unit: &Unsettled<'_>) -> Result<()> {
+        let Unsettled { name, of, params } = unit;
+        let axes: Vec<&String> = of.home.axes().collect();
         for (at, axis) in axes.iter().enumerate() {
             self.groups.mesh.axis(axis).map_err(Error::other)?;
             if axes[..at].contains(axis) {
                 return Err(HomeError::AxisTwice {
-                    unit: unit.to_owned(),
+                    unit: name.clone(),
                     axis: (*axis).clone(),
                 }
                 .into());
             }
+        }
+        if !of.stages.is_empty() {
+            self.groups.across(&of.stages)?;
         }
         for param in params {
             if param.home().is_some() {
@@ -219,7 +280,7 @@ impl Homes {
             let used = sharding_axes(sharding);
             if let Some(axis) = axes.iter().find(|axis| used.contains(axis)) {
                 return Err(HomeError::AxisInUse {
-                    unit: unit.to_owned(),
+                    unit: name.clone(),
                     axis: (*axis).clone(),
                     name: param.name().to_owned(),
                     sharding: sharding.to_string(),
@@ -230,20 +291,23 @@ impl Homes {
         Ok(())
     }
 
-    fn settle_unit(&self, home: &Home, params: &[Param], order: &Arc<Order>) -> Result<()> {
-        let groups = self.groups.clone();
+    fn settle_unit(&self, unit: &Unsettled<'_>, order: &Arc<Order>) -> Result<()> {
+        let (groups, Modules { home, stages, .. }) = (self.groups.clone(), unit.of);
         let shard = groups.along(&home.shard)?;
+        let first_stage = stages.first().copied();
+        let is_counted = first_stage.is_none_or(|first| first == groups.stage());
+        let stages = first_stage.map(|_| groups.across(stages)).transpose()?;
 
-        let classes = classes(params);
+        let classes = classes(&unit.params);
         let layout = |class: &Class<'_>| {
             let whole_matrices = home.whole_matrices;
             Layout::new(&class.params, whole_matrices, shard.size(), shard.index())
         };
         let layouts = classes.iter().map(layout).collect();
-        let unit = Unit::new(home.clone(), layouts, shard.clone(), groups, order)?;
+        let unit = Unit::new(home.clone(), layouts, shard.clone(), stages, groups, order)?;
         for (layout, class) in classes.iter().enumerate() {
             let divided: Vec<&String> = class.axes.iter().chain(&home.shard).collect();
-            let is_first_copy = self.groups.is_first_beside(&divided);
+            let is_first_copy = is_counted && self.groups.is_first_beside(&divided);
             for (at, param) in class.params.iter().enumerate() {
                 param.settle(Arc::new(unit.home_of(layout, at, is_first_copy)?))?;
             }

@@ -6,6 +6,9 @@
 //! that a caller names, such as a layer. The parameters of a unit share one flat buffer, so one
 //! collective gathers them and one reduces their gradients, without copies.
 //!
+//! On a stage of a pipeline, [`Homes::of_stage`]; [`Homes::tied`] for a module that several stages
+//! have copies of.
+//!
 //! The model's code stays as it is. [`Param::var`](meshgrad_autograd::Param::var) gathers a unit
 //! when an op uses the first of its parameters; an op saves "gather again" for backward; a backward
 //! pass reduces a unit's gradients when the last of them is complete.

@@ -32,8 +32,8 @@ impl Partials {
         pass: impl FnOnce(&Device) -> Result<Var>,
     ) -> Result<Partials> {
         let mut partials = Partials::default();
-        let plan = Plan::new(groups.world_size)?.like(&groups.device);
-        plan.trace(groups.rank, |rank| {
+        // The device models a CPU, so that a model which fits only divided does not run out of memory.
+        Plan::new(groups.world_size)?.trace(groups.rank, |rank| {
             Redistributor::new(rank).run_on(&groups.mesh, || {
                 model.materialize(rank.device(), 0)?;
                 let mut grads = Grads::new(&model.trained())?;

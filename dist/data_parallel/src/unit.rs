@@ -27,6 +27,8 @@ pub(crate) struct Unit {
     parts: Vec<Tensor>,
     /// The ranks that the rows are divided over.
     pub(crate) shard: Arc<dyn Communicator>,
+    /// The ranks with the same rows on the stages of a pipeline that the unit is tied between.
+    pub(crate) stages: Option<Arc<dyn Communicator>>,
     pub(crate) groups: Groups,
     order: Arc<Order>,
     number: usize,
@@ -82,6 +84,7 @@ impl Unit {
         home: Home,
         layouts: Vec<Layout>,
         shard: Arc<dyn Communicator>,
+        stages: Option<Arc<dyn Communicator>>,
         groups: Groups,
         order: &Arc<Order>,
     ) -> Result<Arc<Unit>> {
@@ -103,6 +106,7 @@ impl Unit {
             layouts,
             parts,
             shard,
+            stages,
             groups,
             number: order.add(own.clone()),
             order: order.clone(),

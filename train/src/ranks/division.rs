@@ -223,9 +223,12 @@ impl Division {
             let loss = model.loss(&batch, configured::compute(&self.train))?;
             Ok(loss.total)
         };
-        // A model that reads values does not run on a meta device.
-        let settled = homes.settle_for(model, pass);
-        Ok(settled.or_else(|_| homes.settle(model))?)
+        let has_homes = || model.params().iter().any(|param| param.home().is_some());
+        match homes.settle_for(model, pass) {
+            // A model that reads values does not run on a meta device.
+            Err(_) if !has_homes() => Ok(homes.settle(model)?),
+            settled => Ok(settled?),
+        }
     }
 
     /// This rank's part of a batch.

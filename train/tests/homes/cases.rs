@@ -10,6 +10,9 @@ use meshgrad_runtime::DType;
 
 use crate::small::{self, ALL_EXPERTS, Axes, DENSE, EXPERTS, TIED};
 
+/// The homes of the layers, and of the rest.
+pub(crate) type MakeHomes = fn() -> [Home; 2];
+
 /// A model on a mesh, with homes for its parameters. Axis `tp` is for tensor parallelism; all others
 /// shard the batch.
 #[derive(Clone, Copy)]
@@ -17,8 +20,7 @@ pub(crate) struct Case {
     pub(crate) name: &'static str,
     pub(crate) model: &'static str,
     pub(crate) mesh: Axes,
-    /// The homes of the layers, and of the rest.
-    pub(crate) homes: fn() -> [Home; 2],
+    pub(crate) homes: MakeHomes,
     /// The modules that are units.
     pub(crate) units: &'static str,
     pub(crate) prefetch: usize,
@@ -54,7 +56,7 @@ impl Case {
         name: &'static str,
         model: &'static str,
         mesh: Axes,
-        homes: fn() -> [Home; 2],
+        homes: MakeHomes,
     ) -> Case {
         Case {
             name,

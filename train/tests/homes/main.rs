@@ -10,6 +10,7 @@ mod rounding;
 #[path = "../../../models/tests/small/mod.rs"]
 mod small;
 mod step;
+mod tied;
 mod torch;
 
 use meshgrad_comm::conformance::Fault;

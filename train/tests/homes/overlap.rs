@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use meshgrad_comm::conformance::RewiredRank;
 use meshgrad_comm::{Local, LocalRank, Rank, Redistributor};
+use meshgrad_data_parallel::Home;
 use meshgrad_mesh::{Hosts, Link, LinkCosts};
 
 use crate::cases::{Case, DP3, fsdp};
@@ -16,6 +17,19 @@ use crate::step::{Result, passes, settled, updater};
 const MODEL: &str = r#"
     model_type = "qwen3"
     vocab_size = 32
+    hidden_size = 32
+    intermediate_size = 96
+    num_hidden_layers = 24
+    num_attention_heads = 4
+    num_key_value_heads = 2
+    head_dim = 8
+    tie_word_embeddings = true
+"#;
+
+/// As [`MODEL`], with a table of the size of ten layers.
+const LARGE_TABLE: &str = r#"
+    model_type = "qwen3"
+    vocab_size = 4000
     hidden_size = 32
     intermediate_size = 96
     num_hidden_layers = 24
@@ -83,4 +97,21 @@ fn prefetching_hides_nine_tenths_of_the_communication() {
         println!("exposed per step: {with:?} with prefetching, {without:?} without");
         assert!(with * 10 <= without, "{with:?} and {without:?}");
     }
+}
+
+fn table_once_per_step() -> [Home; 2] {
+    [Home::fsdp(["dp"]), Home::zero1(["dp"])]
+}
+
+/// The table is used first and last, where nothing hides its communication. Gathering it once per
+/// step, and not for each use, exposes less.
+#[test]
+fn a_large_table_is_gathered_once_per_step() {
+    let [each_use, once] = [fsdp, table_once_per_step].map(|homes| {
+        let case = Case::new("large table", LARGE_TABLE, DP3, homes).even();
+        let (with, without) = (exposed_of(&case), exposed_of(&case.prefetch(0)));
+        println!("exposed per step: {with:?} with prefetching, {without:?} without");
+        with
+    });
+    assert!(once * 2 < each_use, "{once:?} and {each_use:?}");
 }

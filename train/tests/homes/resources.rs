@@ -6,7 +6,7 @@ use meshgrad_comm::{CommLog, Local, Plan, Rank, Redistributor, TracedRank};
 use meshgrad_data_parallel::{Home, Reshard};
 use meshgrad_runtime::Device;
 
-use crate::cases::{CASES, Case, DP2, DP3, fsdp, replicate, zero1};
+use crate::cases::{CASES, Case, DP2, DP3, MakeHomes, fsdp, replicate, zero1};
 use crate::small::{DENSE, EXPERTS};
 use crate::step::{Result, passes, settled, updater};
 
@@ -69,7 +69,7 @@ fn kept() -> [Home; 2] {
     fsdp().map(|home| home.reshard(Reshard::AfterBackward))
 }
 
-pub(crate) const HOMES: [(&str, fn() -> [Home; 2]); 4] = [
+pub(crate) const HOMES: [(&str, MakeHomes); 4] = [
     ("replicated", replicate),
     ("zero1", zero1),
     ("fsdp", fsdp),

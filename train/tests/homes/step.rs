@@ -80,7 +80,7 @@ pub(crate) fn share(name: String, param: &Param, value: &Tensor) -> Result<Share
     })
 }
 
-fn scalar(name: String, value: &Tensor) -> Result<Share> {
+pub(crate) fn scalar(name: String, value: &Tensor) -> Result<Share> {
     Ok(Share {
         name,
         shape: Vec::new(),

@@ -73,6 +73,7 @@ fn messages_name_the_unit_and_the_way_out() {
         }
         model.layers[0].weight.var().map(drop)
     });
+    let tied = |homes: Homes| homes.tied("layers.0", Home::fsdp(["dp"]), &[0, 1]);
     let messages = [
         (
             "axis twice",
@@ -81,6 +82,7 @@ fn messages_name_the_unit_and_the_way_out() {
         ("unknown axis", settled(|homes| homes, Home::fsdp(["pd"]))),
         ("no module", settled(unit("layer.*"), Home::fsdp(["dp"]))),
         ("pattern", settled(unit("layers.[0"), Home::fsdp(["dp"]))),
+        ("no stages", settled(tied, Home::fsdp(["dp"]))),
         ("axis in use", sharded),
         ("second home", twice),
         ("not partial", not_partial),

@@ -3,3 +3,4 @@
 mod chain;
 mod errors;
 mod resources;
+mod tied;
