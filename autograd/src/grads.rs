@@ -265,6 +265,7 @@ impl Grads {
             }
         }
         for unit in &mut self.units {
+            unit.gradients.end_pass(); // it may have failed
             unit.gradients.clear();
             unit.parts.clear();
         }

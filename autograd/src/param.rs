@@ -24,7 +24,7 @@ struct Inner {
 }
 
 #[derive(Default)]
-struct State {
+pub(crate) struct State {
     /// Set by [`Param::shard`] or by a sharded value.
     shape: Option<ShardedShape>,
     value: Option<Tensor>,
@@ -193,10 +193,11 @@ impl Param {
         }
     }
 
-    /// What this rank keeps of its value: the rows of its home, or all.
+    /// What this rank keeps of its value: the rows of its home, which may not have values yet
+    /// ([`Param::has_value`]), or all.
     ///
     /// # Errors
-    /// [`TapeError::NotMaterialized`].
+    /// [`TapeError::NotMaterialized`] without a home.
     pub fn kept(&self) -> Result<Tensor> {
         match self.home() {
             Some(home) => Ok(home.value().clone()),
@@ -314,6 +315,23 @@ impl Param {
         self.set(&value)
     }
 
+    /// Takes the value, or the home. The parameter keeps its sharding.
+    pub(crate) fn take_state(&self) -> State {
+        let mut state = self.write();
+        let shape = state.shape.clone();
+        std::mem::replace(
+            &mut *state,
+            State {
+                shape,
+                ..State::default()
+            },
+        )
+    }
+
+    pub(crate) fn set_state(&self, state: State) {
+        *self.write() = state;
+    }
+
     fn read(&self) -> RwLockReadGuard<'_, State> {
         // Every assignment replaces the whole state, so it is valid after a panic.
         self.0
@@ -415,6 +433,10 @@ impl Buffer {
 
     pub(crate) fn id(&self) -> ParamId {
         self.0.id()
+    }
+
+    pub(crate) fn as_param(&self) -> &Param {
+        &self.0
     }
 }
 

@@ -1,37 +1,25 @@
 //! The values of a module, set aside while it has others.
 
-use meshgrad_runtime::Tensor;
-
+use crate::param::State;
 use crate::{Buffer, Module, Param};
 
-/// The values of parameters and buffers, set aside for a run on a meta device.
+/// The values and homes of parameters and buffers, set aside for a run on a meta device.
 #[must_use = "without `restore`, the values are lost"]
-pub struct Values {
-    params: Vec<(Param, Option<Tensor>)>,
-    buffers: Vec<(Buffer, Option<Tensor>)>,
-}
+pub struct Values(Vec<(Param, State)>);
 
 impl Values {
-    /// Takes the values of `module`, except those of parameters with a [`Home`](crate::Home).
+    /// Takes the values of `module`, and the homes of its parameters. Shardings stay.
     pub fn take(module: &impl Module) -> Values {
-        let params = module.params().into_iter();
-        let buffers = module.buffers().into_iter();
-        Values {
-            params: params.map(|it| (it.clone(), it.take())).collect(),
-            buffers: buffers.map(|it| (it.clone(), it.take())).collect(),
-        }
+        let (params, buffers) = (module.params(), module.buffers());
+        let of_buffers = buffers.iter().map(Buffer::as_param);
+        let all = params.iter().chain(of_buffers);
+        Values(all.map(|it| (it.clone(), it.take_state())).collect())
     }
 
-    /// Puts them back in place of the current ones.
+    /// Puts them back in place of the current ones, with the shardings that they had.
     pub fn restore(self) {
-        // Setting cannot fail: each value came from the same parameter.
-        for (param, value) in self.params {
-            param.take();
-            let _ = value.map(|value| param.set(&value));
-        }
-        for (buffer, value) in self.buffers {
-            buffer.take();
-            let _ = value.map(|value| buffer.set(&value));
+        for (param, state) in self.0 {
+            param.set_state(state);
         }
     }
 }

@@ -260,7 +260,7 @@ fn fill_all(
 
 /// Reads `tensors`, of a mutable kind, from `folder` with [`meshgrad_load::load`]. Of a sharded
 /// tensor, only the region of this rank is read, and of a home only its rows, directly into the
-/// tensor.
+/// tensor; call [`Param::rows_written`] then.
 ///
 /// # Errors
 /// [`Error::Partial`]; [`Error::Tensors`] with all tensors that are missing, unexpected or of another shape;

@@ -22,7 +22,7 @@ mod settings;
 use std::collections::HashSet;
 use std::path::Path;
 
-use meshgrad_autograd::Module;
+use meshgrad_autograd::{Module, Param};
 use meshgrad_ckpt::mapping::Mapping;
 use meshgrad_ckpt::ranks::ShardedSnapshot;
 use meshgrad_ckpt::{Committed, Folder, Snapshot, step_name};
@@ -387,6 +387,7 @@ pub(crate) fn restore(
     let params = folder::params(model)?;
     let of_weights = options.of_weights(checkpoint);
     folder::read(&params, &stored, &model.stored_as()?, &of_weights)?;
+    model.params().iter().for_each(Param::rows_written);
     load_state(checkpoint, model, updater, options)
 }
 
@@ -416,6 +417,7 @@ pub fn load_averages(
     let averaged: Vec<NamedTensor> = averaged.collect();
     let options = options.of_weights(checkpoint);
     folder::read(&averaged, &stored, &stored_as, &options)?;
+    model.params().iter().for_each(Param::rows_written);
     Ok(())
 }
 

@@ -55,7 +55,7 @@ fn check_rounding(algorithm: &Algorithm, params: &[Param]) -> Result<(), OptimEr
 }
 
 /// How the passes of training compute.
-pub fn compute(config: &TrainConfig) -> Compute {
+pub(crate) fn compute(config: &TrainConfig) -> Compute {
     Compute {
         dtype: dtype(config.dtype),
         checkpointing: config.activation_checkpointing,

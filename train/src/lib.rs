@@ -15,8 +15,8 @@
 //!   of any optimizer; [`checkpoint`]: saving and resuming; [`generate`]: text generation.
 //! - [`events`]: what happens in a run, for subscribers.
 //! - [`sleep`]: what a training keeps between steps and can move to the host.
-//! - [`optim`]: AdamW, SGD, Lion, Muon, and averages of weights; [`configured`]: the optimizer that
-//!   a configuration describes.
+//! - [`optim`]: AdamW, SGD, Lion, Muon, and averages of weights; [`configured`]: a configuration's
+//!   optimizer and dtype.
 //! - [`memory`]: the predicted memory of a run.
 //! - [`eval`]: the loss of a model on a text.
 //! - [`intact`]: the newest checkpoint that is not damaged.

@@ -4,7 +4,9 @@ use std::time::Instant;
 
 use meshgrad_autograd::{Grads, Param, Tape};
 use meshgrad_models::{Compute, Loss, Model};
-use meshgrad_runtime::{AsyncRead, DType, Device, Tensor, full_tensor, ops, without_mesh};
+use meshgrad_runtime::{
+    AsyncRead, DType, Device, Error as RuntimeError, Tensor, full_tensor, ops, without_mesh,
+};
 
 use crate::config::{Config, Reduction};
 use crate::events::{Event, Events};
@@ -29,6 +31,8 @@ pub struct Trainer<M> {
     compute: Compute,
     reduction: Reduction,
     device: Device,
+    /// What may sleep.
+    asleep: Vec<Kept>,
 }
 
 /// What the passes of a step leave.
@@ -164,6 +168,7 @@ impl<M: Model> Trainer<M> {
             compute: configured::compute(&config.train),
             reduction: config.train.reduction,
             device: device.clone(),
+            asleep: Vec::new(),
         }
     }
 
@@ -193,6 +198,9 @@ impl<M: Model> Trainer<M> {
         step: u64,
         microbatches: impl IntoIterator<Item = Result<M::Batch>>,
     ) -> Result<PendingStep> {
+        if !self.asleep.is_empty() {
+            return Err(RuntimeError::Asleep { op: "step" }.into());
+        }
         let (started, before) = (Instant::now(), self.device.work().kernel_launches);
         self.events.report(Event::StepStarted { step })?;
 
@@ -377,15 +385,19 @@ impl<M: Model> Trainer<M> {
     /// Those of [`Tensor::sleep`], such as when the host has no memory left. What already sleeps
     /// stays asleep.
     pub fn sleep(&mut self, kept: &[Kept]) -> Result<()> {
+        self.asleep.extend(kept);
         self.kept().sleep(kept, &self.device)
     }
 
-    /// Moves `kept` back to the device, the last first. A step or a use of what still sleeps fails.
+    /// Moves `kept` back to the device, the last first. Until everything is awake, a step fails before
+    /// it changes anything.
     ///
     /// # Errors
     /// Those of [`Tensor::wake`]: when the device has no memory, free some and call it again.
     pub fn wake(&mut self, kept: &[Kept]) -> Result<()> {
-        self.kept().wake(kept)
+        self.kept().wake(kept)?;
+        self.asleep.retain(|asleep| !kept.contains(asleep));
+        Ok(())
     }
 
     fn kept(&self) -> KeptTensors<'_, M> {

@@ -4,7 +4,7 @@ use meshgrad_autograd::Module;
 use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_data_parallel::{Home, Homes, Reshard};
 use meshgrad_mesh::{Mesh, Placement};
-use meshgrad_models::{Qwen3, TokenBatch};
+use meshgrad_models::{Compute, Model, Qwen3, TokenBatch};
 use meshgrad_runtime::{DType, Device, Error, Tensor, ops, redistribute};
 use meshgrad_train::TrainError;
 use meshgrad_train::config::{Config, NoTables};
@@ -23,7 +23,7 @@ const MODEL: &str = r#"
     moe_intermediate_size = 24
 "#;
 
-const STEPS: u64 = 4;
+const STEPS: u64 = 6;
 const ROWS: usize = 7;
 const TOKENS: usize = 8;
 
@@ -107,8 +107,16 @@ fn gpu() -> Device {
     }
 }
 
+/// Uses memory that others may have used before.
+fn overwrite_free_memory(device: &Device) -> Result<(), TrainError> {
+    let sizes = [64, 256, 1024, 4096, 16384].repeat(40).into_iter();
+    let filled = sizes.map(|size| ops::full(device, &[size], DType::F32, 9.0));
+    filled.collect::<Result<Vec<_>, _>>()?;
+    Ok(())
+}
+
 fn is_asleep(error: &TrainError) -> bool {
-    error.to_string().contains("the tensor sleeps")
+    error.to_string().contains("the tensor is asleep")
 }
 
 /// Each part may sleep alone. What sleeps has no memory on a GPU.
@@ -116,7 +124,15 @@ fn is_asleep(error: &TrainError) -> bool {
 fn a_training_continues_with_the_same_bits() {
     for device in [Device::cpu(), gpu()] {
         let expected = train(model(), &device, |_| Ok(())).unwrap();
-        let mut naps = [&Kept::ALL[..], &[Kept::Optimizer], &[Kept::Model]].into_iter();
+        let rest = [Kept::Gradients, Kept::Optimizer];
+        let naps = [
+            &Kept::ALL[..],
+            &rest,
+            &rest[..1],
+            &rest[1..],
+            &[Kept::Model],
+        ];
+        let mut naps = naps.into_iter();
         let actual = train(model(), &device, |trainer| {
             let nap = naps.next().unwrap();
             let awake = device.memory_stats().live;
@@ -126,8 +142,21 @@ fn a_training_continues_with_the_same_bits() {
                 let asleep = device.memory_stats().live;
                 assert!(asleep * 50 < awake, "{asleep} of {awake}");
             }
+            overwrite_free_memory(&device)?;
             let refused = step(trainer, &device, 9).unwrap_err();
             assert!(is_asleep(&refused), "{refused}");
+            if nap == rest {
+                // The model computes, with its own weights.
+                let compute = Compute {
+                    dtype: DType::F32,
+                    checkpointing: false,
+                };
+                let loss = trainer.model.loss(&batch(&device, 3)?, compute)?;
+                assert!(loss.sum.to_vec::<f32>()?[0] > 0.0);
+                // A step needs everything awake.
+                trainer.wake(&rest[..1])?;
+                assert!(is_asleep(&step(trainer, &device, 9).unwrap_err()));
+            }
             trainer.wake(&Kept::ALL)
         });
         assert_eq!(actual.unwrap(), expected, "{device}");
@@ -141,9 +170,9 @@ fn a_lost_value_is_found() {
     let expected = train(model(), &device, |_| Ok(())).unwrap();
     let lost = train(model(), &device, |trainer| {
         let (_, moment) = trainer.updater.state()[0].tensors.remove(2);
-        ops::fill_into(&moment, 0.0)?;
         moment.sleep_without_values()?;
         trainer.sleep(&Kept::ALL)?;
+        overwrite_free_memory(&device)?;
         trainer.wake(&Kept::ALL)
     });
     assert_ne!(lost.unwrap(), expected);

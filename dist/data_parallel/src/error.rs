@@ -51,6 +51,20 @@ pub enum HomeError {
     )]
     NoStages,
 
+    /// A stage that the pipeline does not have.
+    #[error(
+        "the unit `{unit}` is tied to stage {stage}, but there are {count} stages, from 0; name stages \
+         of the pipeline"
+    )]
+    NoStage {
+        /// The unit.
+        unit: String,
+        /// The stage.
+        stage: usize,
+        /// The number of stages.
+        count: usize,
+    },
+
     /// A unit that no parameter belongs to.
     #[error("no parameter is in a module named `{pattern}`{}", hint(.nearest))]
     NoModule {

@@ -65,6 +65,24 @@ impl Groups {
         self.stages.as_ref().map_or(0, |stages| stages.own)
     }
 
+    /// Checks the stages that have copies of the unit `modules`.
+    pub(crate) fn check_stages(&self, modules: &str, stages: &[usize]) -> Result<()> {
+        let Some(last) = stages.iter().max() else {
+            return Ok(());
+        };
+        let along = self.stages.as_ref().ok_or(HomeError::NoStages)?;
+        let count = along.mesh.size(&along.axis).map_err(Error::other)?;
+        match *last < count {
+            true => Ok(()),
+            false => Err(HomeError::NoStage {
+                unit: modules.to_owned(),
+                stage: *last,
+                count,
+            }
+            .into()),
+        }
+    }
+
     /// The ranks of some stages with this rank's coordinates within the stage.
     pub(crate) fn across(&self, stages: &[usize]) -> Result<Arc<dyn Communicator>> {
         let along = self.stages.as_ref().ok_or(HomeError::NoStages)?;
@@ -80,16 +98,7 @@ impl Groups {
 
     /// The ranks that differ along `axes`.
     pub(crate) fn along(&self, axes: &[String]) -> Result<Arc<dyn Communicator>> {
-        let mut connected = self
-            .connected
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if let Some(communicator) = connected.get(axes) {
-            return Ok(communicator.clone());
-        }
-        let communicator = self.connect(&self.mesh, axes)?;
-        connected.insert(axes.to_vec(), communicator.clone());
-        Ok(communicator)
+        self.connect(&self.mesh, axes)
     }
 
     /// All ranks of the mesh, and of all stages.
@@ -100,10 +109,20 @@ impl Groups {
         self.connect(mesh, &axes)
     }
 
+    /// `mesh` is that of this stage or, with the axis of the stages in `axes`, of all.
     fn connect(&self, mesh: &Mesh, axes: &[String]) -> Result<Arc<dyn Communicator>> {
+        let mut connected = self
+            .connected
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(communicator) = connected.get(axes) {
+            return Ok(communicator.clone());
+        }
         let group = mesh.group(axes, self.rank).map_err(Error::other)?;
         let group = group.ok_or_else(|| outside(self.rank, mesh))?;
-        self.connector.connect("home", &group)
+        let communicator = self.connector.connect("home", &group)?;
+        connected.insert(axes.to_vec(), communicator.clone());
+        Ok(communicator)
     }
 
     /// Whether this rank is the first along all axes but these.

@@ -1,6 +1,5 @@
 //! The units of a model, and their homes.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use glob::{MatchOptions, Pattern};
@@ -88,10 +87,16 @@ impl Homes {
     /// the same order on all their stages.
     #[must_use]
     pub fn tied(mut self, modules: &str, home: Home, stages: &[usize]) -> Homes {
+        let mut distinct: Vec<usize> = Vec::new();
+        for stage in stages {
+            if !distinct.contains(stage) {
+                distinct.push(*stage);
+            }
+        }
         self.units.push(Modules {
             pattern: modules.to_owned(),
             home,
-            stages: stages.to_vec(),
+            stages: distinct,
         });
         self
     }
@@ -119,14 +124,15 @@ impl Homes {
 
     /// [`Homes::settle`] for a model that other axes of the mesh than those of the homes divide too,
     /// as in tensor parallelism. Some gradients, such as those of norms under sequence parallelism,
-    /// are partial sums along these axes. Parameters for which they are the same axes lie side by side
-    /// in the buffer of a unit, so that one more collective sums them all.
+    /// are partial sums along these axes. Parameters with the same partial axes are adjacent in the
+    /// buffer of a unit, so that one more collective sums them all.
     ///
     /// Which axes these are follows from `pass`, which computes a loss of the model, a scalar, on a
     /// meta device. It is called at most once, before anything moves.
     ///
     /// # Errors
-    /// As [`Homes::settle`]; those of `pass` and of backward.
+    /// As [`Homes::settle`]; those of `pass` and of backward. Parameters without a sharding are
+    /// replicated then.
     pub fn settle_for(
         &self,
         model: &impl Module,
@@ -141,9 +147,11 @@ impl Homes {
         learn: impl FnOnce() -> Result<Partials>,
     ) -> Result<()> {
         let order = Arc::new(Order::new(self.prefetch));
-        let mut params = model.params();
-        let mut seen = HashSet::new();
-        params.retain(|param| seen.insert(param.id()));
+        let params = model.params();
+        for modules in &self.units {
+            self.groups
+                .check_stages(&modules.pattern, &modules.stages)?;
+        }
         let units = self.group(&params)?;
         for unit in &units {
             self.check(unit)?;
@@ -156,9 +164,12 @@ impl Homes {
             false => learn()?,
         };
         for mut unit in units {
-            let axes: Vec<&String> = unit.of.home.axes().collect();
-            unit.params
-                .sort_by_cached_key(|param| partials.beside(&axes, param));
+            // On each stage, other gradients may be partial, but a tied unit has one order.
+            if unit.of.stages.is_empty() {
+                let axes: Vec<&String> = unit.of.home.axes().collect();
+                unit.params
+                    .sort_by_cached_key(|param| partials.beside(&axes, param));
+            }
             self.settle_unit(&unit, &order)?;
         }
         Ok(())
@@ -256,9 +267,6 @@ impl Homes {
                 }
                 .into());
             }
-        }
-        if !of.stages.is_empty() {
-            self.groups.across(&of.stages)?;
         }
         for param in params {
             if param.home().is_some() {

@@ -41,7 +41,7 @@ pub(crate) struct Unit {
 struct Gathered {
     /// The dtype of `whole`; `None` before the first use.
     dtype: Option<DType>,
-    /// That of this rank's rows since the first use of them.
+    /// The version of this rank's rows at their first use since the unit was freed.
     version: Option<u64>,
     whole: Whole,
     /// Parameters in another dtype than `whole`, by layout, position and dtype.

@@ -254,7 +254,7 @@ pub enum Error {
     },
 
     /// A tensor that [sleeps](crate::Tensor::sleep).
-    #[error("{op}: the tensor sleeps, its values are in host memory; call `wake` first")]
+    #[error("{op}: the tensor is asleep; call `wake` first")]
     Asleep {
         /// The op.
         op: &'static str,

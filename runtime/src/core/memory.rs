@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 
-use crate::driver::{self, Allocator, AllocatorStats, MemoryStats, NoBlock, Pool};
+use crate::driver::{self, Allocator, AllocatorStats, MemoryStats, NoBlock, Pinned, Pool};
 
 /// Alignment of every block in bytes: the size of a cache line and of the widest vector register.
 pub(crate) const ALIGNMENT: usize = 64;
@@ -19,11 +19,21 @@ pub(crate) const ALIGNMENT: usize = 64;
 pub(crate) enum Block {
     /// Host memory.
     Host(HostBlock),
-    /// GPU memory; on a meta device that models a GPU, an address without memory. `None` while its
-    /// tensor sleeps.
-    Gpu(RwLock<Option<driver::Block>>),
+    /// GPU memory; on a meta device that models a GPU, an address without memory.
+    Gpu(RwLock<Place>),
     /// No memory, on a meta device that models a CPU.
     None,
+}
+
+/// Where the values of a GPU storage are.
+pub(crate) enum Place {
+    Gpu(driver::Block),
+    /// In host memory, while it sleeps.
+    Host(Pinned),
+    /// It sleeps, and its values are not needed.
+    Forgotten,
+    /// The driver failed while the values returned to the GPU.
+    Lost,
 }
 
 /// Why an allocation failed.
@@ -50,7 +60,7 @@ impl Memory {
             Memory::Gpu(memory) => {
                 let block = locked(memory).allocate(pool, bytes);
                 let block = block.map_err(AllocationError::Gpu)?;
-                Ok(Block::Gpu(RwLock::new(Some(block))))
+                Ok(Block::Gpu(RwLock::new(Place::Gpu(block))))
             }
         }
     }
@@ -62,7 +72,8 @@ impl Memory {
             (Memory::Host(memory), Block::Host(block)) => memory.free(bytes, Some(block)),
             (Memory::Host(memory), _) => memory.free(bytes, None),
             (Memory::Gpu(memory), Block::Gpu(block)) => {
-                if let Some(block) = block.into_inner().unwrap_or_else(PoisonError::into_inner) {
+                let place = block.into_inner().unwrap_or_else(PoisonError::into_inner);
+                if let Place::Gpu(block) = place {
                     locked(memory).free(block, used_elsewhere);
                 }
             }

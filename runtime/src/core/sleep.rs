@@ -1,11 +1,12 @@
 //! Sleeping tensors: their values move to host memory, and the GPU's memory becomes free for others.
 
-use std::sync::{MutexGuard, PoisonError, RwLock};
+use std::sync::{PoisonError, RwLock};
 
-use crate::core::memory::Block;
+use crate::core::memory::{Block, Place};
 use crate::core::storage::{Kind, Storage};
 use crate::core::stream;
-use crate::driver::{self, Pinned, Pool};
+use crate::core::stream_uses::Access;
+use crate::driver::Pool;
 use crate::{Error, Result, Tensor};
 
 impl Tensor {
@@ -35,7 +36,8 @@ impl Tensor {
     ///
     /// # Errors
     /// [`Error::Immutable`] for a [`Kind::Value`], which a program drops instead; [`Error::Busy`]
-    /// while the storage is in use; [`Error::Argument`] inside a capture or
+    /// while the storage is in use, also by work of a [`Pending`](crate::Pending);
+    /// [`Error::Argument`] inside a capture or
     /// [`with_stream`](crate::with_stream), and for the memory of a graph;
     /// [`CudaError::Pinned`](crate::CudaError::Pinned) when the host has no memory left;
     /// [`Error::Cuda`] with the failure of earlier work. The tensor is awake then.
@@ -57,8 +59,9 @@ impl Tensor {
     ///
     /// # Errors
     /// [`CudaError::OutOfMemory`](crate::CudaError::OutOfMemory): the tensor still sleeps, and keeps
-    /// its values; [`Error::Argument`] inside a capture or [`with_stream`](crate::with_stream);
-    /// [`Error::Cuda`] when the driver fails; the values are lost then.
+    /// its values, as after [`Error::Cuda`] with the failure of earlier work; [`Error::Argument`] inside
+    /// a capture or [`with_stream`](crate::with_stream); [`Error::Cuda`] when the copy fails, after
+    /// which the values are lost and every call fails.
     pub fn wake(&self) -> Result<()> {
         self.storage().wake()
     }
@@ -80,14 +83,17 @@ impl Storage {
             let problem = "the memory belongs to a graph; drop the graph instead".to_owned();
             return Err(Error::Argument { op, problem });
         }
+        if !self.uses().allow(Access::Write, |_| false) {
+            return Err(Error::Busy { op });
+        }
         if !self.begin_sleep(op)? {
             return Ok(());
         }
-        let moved = self.leave_gpu(keeps_values);
-        if moved.is_err() {
+        let left = self.leave_gpu(keeps_values);
+        if left.is_err() {
             self.end_sleep();
         }
-        moved
+        left
     }
 
     fn leave_gpu(&self, keeps_values: bool) -> Result<()> {
@@ -95,13 +101,17 @@ impl Storage {
             return Ok(());
         };
         let mut place = place.write().unwrap_or_else(PoisonError::into_inner);
-        if let (Some(gpu), Some(block), true) = (self.device().gpu(), &*place, keeps_values) {
-            self.device().count_wait();
-            *self.on_host() = Some(gpu.move_to_host(block, self.bytes())?);
-        }
-        let block = Block::Gpu(RwLock::new(place.take()));
-        let device = self.device();
-        device.free(self.bytes(), block, self.is_used_elsewhere());
+        let Place::Gpu(block) = &*place else {
+            return Ok(());
+        };
+        let left = match self.device().gpu() {
+            Some(gpu) if keeps_values => {
+                self.device().count_wait();
+                Place::Host(gpu.move_to_host(block, self.bytes())?)
+            }
+            _ => Place::Forgotten,
+        };
+        self.free(std::mem::replace(&mut *place, left));
         Ok(())
     }
 
@@ -112,29 +122,47 @@ impl Storage {
         }
         if let Block::Gpu(place) = &self.block {
             let mut place = place.write().unwrap_or_else(PoisonError::into_inner);
-            *place = self.return_to_gpu()?;
+            self.return_to_gpu(&mut place)?;
         }
         self.end_sleep();
         Ok(())
     }
 
-    /// A new block with the values.
-    fn return_to_gpu(&self) -> Result<Option<driver::Block>> {
-        let block = self.device().allocate(self.pool(), self.bytes())?;
-        let Block::Gpu(block) = block else {
-            return Ok(None); // a CPU
-        };
-        let block = block.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let on_host = self.on_host().take();
-        if let (Some(gpu), Some(values), Some(block)) = (self.device().gpu(), on_host, &block) {
-            self.device().count_wait();
-            gpu.move_from_host(values, self.bytes(), block)?;
+    fn return_to_gpu(&self, place: &mut Place) -> Result<()> {
+        match place {
+            Place::Gpu(_) => return Ok(()),
+            Place::Lost => {
+                let problem = "the driver failed while its values returned to the GPU".to_owned();
+                return Err(Error::Argument {
+                    op: "wake",
+                    problem,
+                });
+            }
+            Place::Host(_) | Place::Forgotten => {}
         }
-        Ok(block)
+        // Other streams may still use the memory that is allocated. This also reports failures of
+        // earlier work before the values move.
+        self.device().synchronize()?;
+        let Block::Gpu(new) = self.device().allocate(self.pool(), self.bytes())? else {
+            return Ok(()); // a CPU
+        };
+        let new = new.into_inner().unwrap_or_else(PoisonError::into_inner);
+        if let Place::Host(values) = std::mem::replace(place, Place::Lost)
+            && let (Some(gpu), Place::Gpu(block)) = (self.device().gpu(), &new)
+        {
+            let copied = gpu.move_from_host(values, self.bytes(), block);
+            if copied.is_err() {
+                self.free(new);
+                return Ok(copied?);
+            }
+        }
+        *place = new;
+        Ok(())
     }
 
-    fn on_host(&self) -> MutexGuard<'_, Option<Pinned>> {
-        self.on_host.lock().unwrap_or_else(PoisonError::into_inner)
+    fn free(&self, place: Place) {
+        let (block, elsewhere) = (Block::Gpu(RwLock::new(place)), self.is_used_elsewhere());
+        self.device().free(self.bytes(), block, elsewhere);
     }
 
     fn expect_base_stream(&self, op: &'static str) -> Result<()> {

@@ -5,11 +5,11 @@
 
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 
-use crate::core::memory::Block;
+use crate::core::memory::{Block, Place};
 use crate::core::stream_uses::StreamUses;
-use crate::driver::{self, Pinned, Pool};
+use crate::driver::{self, Pool};
 use crate::{DType, Device, Element, Error, Result};
 
 /// What a storage is used for, and so whether it may change.
@@ -44,8 +44,6 @@ pub(crate) struct Storage {
     uses: StreamUses,
     /// Borrows by the host: the number of readers, -1 for one writer, or [`ASLEEP`].
     borrows: AtomicIsize,
-    /// What the GPU's memory contained, while it sleeps.
-    pub(super) on_host: Mutex<Option<Pinned>>,
 }
 
 /// The borrows of a storage that sleeps.
@@ -66,7 +64,6 @@ impl Storage {
             kept_by: AtomicU64::new(0),
             uses: StreamUses::default(),
             borrows: AtomicIsize::new(0),
-            on_host: Mutex::new(None),
         })
     }
 
@@ -167,8 +164,8 @@ impl Storage {
             return Err(self.no_values());
         };
         match &*block.read().unwrap_or_else(PoisonError::into_inner) {
-            Some(block) => f(block),
-            None => Err(Error::Asleep { op }),
+            Place::Gpu(block) => f(block),
+            Place::Host(_) | Place::Forgotten | Place::Lost => Err(Error::Asleep { op }),
         }
     }
 

@@ -134,18 +134,16 @@ impl Gpu {
         PinnedCopy::download(self.base(), buffer, bytes, from, None)?.synchronize()
     }
 
-    /// Copies the first `bytes` bytes of `from` to `to`, after all work of all streams. Waits for
-    /// the copy.
+    /// Copies the first `bytes` bytes of `from` to `to`, on the base stream. Waits for the copy.
     ///
     /// # Errors
-    /// As [`Gpu::synchronize`].
+    /// When the driver fails.
     pub(crate) fn move_from_host(
         &self,
         from: Pinned,
         bytes: usize,
         to: &Block,
     ) -> Result<(), CudaError> {
-        self.synchronize()?;
         let copy = PinnedCopy::upload(self.base(), from, bytes, Part::new(to, 0))?;
         copy.synchronize().map(drop)
     }

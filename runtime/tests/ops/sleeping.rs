@@ -31,6 +31,9 @@ fn values_survive_sleep() {
             assert_asleep(ops::fill_into(&rows, 1.0));
             assert_asleep(ops::copy(&x));
 
+            // Overwrites the memory that has become free.
+            let other = filled(&device, kind);
+            ops::fill_into(&other, 9.0).unwrap();
             rows.wake().unwrap();
             x.wake().unwrap();
             assert_eq!((values(&x), x.version()), (before, version));
@@ -82,6 +85,23 @@ fn only_free_tensors_that_may_change_sleep() {
     assert_asleep(x.lend_mut("test"));
 }
 
+/// A failure of other work is reported, and the values stay.
+#[test]
+fn a_failure_before_waking_loses_nothing() {
+    let Some(gpu) = gpu() else { return };
+    let x = filled(&gpu, Kind::Parameter);
+    let before = values(&x);
+    x.sleep().unwrap();
+    let table = ops::full(&gpu, &[4, 3], DType::F32, 1.0).unwrap();
+    let outside = Tensor::from_slice(&gpu, &[1], &[7i64]).unwrap();
+    let _ = ops::embedding(&outside, &table).unwrap();
+    let failed = x.wake();
+    let expected = matches!(failed, Err(Error::Cuda(CudaError::IndexOutOfRange { .. })));
+    assert!(expected && x.is_asleep(), "{failed:?}");
+    x.wake().unwrap();
+    assert_eq!(values(&x), before);
+}
+
 /// Work of another stream ends first.
 #[test]
 fn a_tensor_sleeps_on_the_base_stream() {
@@ -92,7 +112,10 @@ fn a_tensor_sleeps_on_the_base_stream() {
         assert!(matches!(x.sleep(), Err(Error::Argument { .. })));
         ops::exp(&x)
     });
-    refused.unwrap().wait().unwrap();
+    let pending = refused.unwrap();
+    assert!(matches!(x.sleep(), Err(Error::Busy { .. })));
+    assert!(matches!(x.sleep_without_values(), Err(Error::Busy { .. })));
+    pending.wait().unwrap();
     x.sleep().unwrap();
     let refused = with_stream(&stream, || {
         assert!(matches!(x.wake(), Err(Error::Argument { .. })));

@@ -223,10 +223,9 @@ impl Division {
             let loss = model.loss(&batch, configured::compute(&self.train))?;
             Ok(loss.total)
         };
-        let has_homes = || model.params().iter().any(|param| param.home().is_some());
         match homes.settle_for(model, pass) {
             // A model that reads values does not run on a meta device.
-            Err(_) if !has_homes() => Ok(homes.settle(model)?),
+            Err(RuntimeError::NoValues { .. }) => Ok(homes.settle(model)?),
             settled => Ok(settled?),
         }
     }

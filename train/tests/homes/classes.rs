@@ -18,8 +18,8 @@ fn reductions(case: &Case) -> usize {
     of_gradients.count() / STEPS
 }
 
-/// Without sequence parallelism, and without gradients of norms and biases, the parameters around the
-/// layers have none.
+/// The parameters around the layers have a partial gradient only with sequence parallelism, and if
+/// norms and biases are trained.
 #[test]
 fn a_unit_has_one_more_reduction() {
     let expected = [

@@ -12,7 +12,7 @@ use crate::step::{Result, passes, settled, updater};
 
 pub(crate) const STEPS: usize = 2;
 
-/// Of a rank, in two steps.
+/// The costs of a rank over two steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Costs {
     /// Of the model's passes.

@@ -187,9 +187,14 @@ impl World {
     }
 
     /// As [`World::fail`], as a consequence of a failure of rank `rank`, which the errors name. That
-    /// rank may report its failure later than this one.
+    /// rank may report its failure later than this one. A rank outside of the world stands for this
+    /// one.
     pub fn fail_with(self, rank: usize, reason: impl Into<String>) {
-        self.shared.died(rank, reason);
+        let failed = match rank < self.world_size() {
+            true => rank,
+            false => self.rank,
+        };
+        self.shared.died(failed, reason);
     }
 }
 
