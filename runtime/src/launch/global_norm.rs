@@ -24,12 +24,11 @@ pub(crate) fn sum_squares(
 ) -> Result<usize> {
     let plan = gpu.planned(squares(&Operand::of(x)))?;
     let elements = x.elements() as u64;
-    let arguments = SumSquaresArguments {
-        x: gpu.ptr(x)?,
-        partials: gpu.uninit_ptr(partials)? + DType::F64.bytes(first) as u64,
-        elements,
-    };
-    gpu.run(&plan, &arguments.arguments())?;
+    let to = gpu
+        .uninit_ptr(partials)?
+        .byte_add(DType::F64.bytes(first) as u64);
+    let arguments = SumSquaresArguments::new(gpu.ptr(x)?, to, elements);
+    gpu.run(&plan, &arguments)?;
     Ok(first + partial_count(elements) as usize)
 }
 
@@ -44,11 +43,11 @@ pub(crate) fn norm_of_partials(
         variant: GlobalNorm,
     };
     let arguments = GlobalNormArguments {
-        partials: gpu.uninit_ptr(partials)?,
+        partials: gpu.uninit_ptr(partials)?.written(),
         norm: gpu.uninit_ptr(norm)?,
         count: partials.shape().elements() as u64,
     };
-    gpu.run(&plan, &arguments.arguments())
+    gpu.run(&plan, &arguments)
 }
 
 /// Writes the factor that clips the gradients, and their mean norm. A `max_norm` that is not
@@ -72,7 +71,7 @@ pub(crate) fn clip_scale(
         launch: variant.launch(),
         variant,
     };
-    gpu.run(&plan, &arguments.arguments())
+    gpu.run(&plan, &arguments)
 }
 
 fn squares(x: &Operand) -> Result<Plan<SumSquares>, PlanError> {

@@ -31,7 +31,7 @@ pub(crate) fn rms_norm(
         features: plan.features,
         eps: eps as f32,
     };
-    gpu.run(&plan.kernel, &arguments.arguments())
+    gpu.run(&plan.kernel, &arguments)
 }
 
 /// dx = inv_rms (dy w - x inv_rms^2 mean(dy w x)), per row.
@@ -51,7 +51,7 @@ pub(crate) fn rms_norm_grad_input(
         rows: plan.rows,
         features: plan.features,
     };
-    gpu.run(&plan.kernel, &arguments.arguments())
+    gpu.run(&plan.kernel, &arguments)
 }
 
 /// dw += (or =, if `dw` is `empty`) the sum over rows of dy x inv_rms. The first kernel writes the
@@ -70,18 +70,19 @@ pub(crate) fn rms_norm_grad_weight(
         inv_rms: gpu.ptr(inv_rms)?,
         partials,
         rows: plan.rows,
+        rows_per_partial: rows_per_partial(plan.rows),
         features: plan.features,
     };
     let to = gpu.mut_ptr(dw)?;
-    gpu.run(&plan.partials, &arguments.arguments())?;
+    gpu.run(&plan.partials, &arguments)?;
 
     let arguments = SumPartialsArguments {
-        partials,
+        partials: partials.written(),
         to,
         rows: plan.lines,
         features: plan.features,
     };
-    gpu.run(&plan.sum, &arguments.arguments())
+    gpu.run(&plan.sum, &arguments)
 }
 
 /// h = x + b and y = h w inv_rms with inv_rms = 1 / sqrt(mean(h^2) + eps), per row.
@@ -104,7 +105,7 @@ pub(crate) fn add_rms_norm(
         features: plan.features,
         eps: eps as f32,
     };
-    gpu.run(&plan.kernel, &arguments.arguments())
+    gpu.run(&plan.kernel, &arguments)
 }
 
 /// dx = dh + inv_rms (dy w - h inv_rms^2 mean(dy w h)), per row.
@@ -125,7 +126,7 @@ pub(crate) fn add_rms_norm_grad_input(
         rows: plan.rows,
         features: plan.features,
     };
-    gpu.run(&plan.kernel, &arguments.arguments())
+    gpu.run(&plan.kernel, &arguments)
 }
 
 fn forward(x: &Operand, w: &Operand, rows: usize) -> Result<Rows<RmsNorm>, PlanError> {

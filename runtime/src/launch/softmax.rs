@@ -23,7 +23,7 @@ pub(crate) fn softmax(
         rows: plan.rows,
         features: plan.features,
     };
-    gpu.run(&plan.kernel, &arguments.arguments())
+    gpu.run(&plan.kernel, &arguments)
 }
 
 /// dx from the result y and dy, per row.
@@ -41,7 +41,7 @@ pub(crate) fn softmax_grad(
         rows: plan.rows,
         features: plan.features,
     };
-    gpu.run(&plan.kernel, &arguments.arguments())
+    gpu.run(&plan.kernel, &arguments)
 }
 
 fn forward(function: Function, x: &Operand) -> Result<Rows<Softmax>, PlanError> {

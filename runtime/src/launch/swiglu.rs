@@ -17,7 +17,7 @@ pub(crate) fn swiglu(gpu: &Launcher<'_>, gate_up: &Tensor, y: &UninitTensor) -> 
         rows: plan.rows,
         features: plan.features,
     };
-    gpu.run(&plan.kernel, &arguments.arguments())
+    gpu.run(&plan.kernel, &arguments)
 }
 
 /// The gradient with respect to gate and up.
@@ -35,7 +35,7 @@ pub(crate) fn swiglu_grad(
         rows: plan.rows,
         features: plan.features,
     };
-    gpu.run(&plan.kernel, &arguments.arguments())
+    gpu.run(&plan.kernel, &arguments)
 }
 
 /// The plan for a result `y` [.., F]. Only `gate_up` can be unaligned: results are new allocations.

@@ -4,7 +4,10 @@ pub(crate) use meshgrad_kernels::arg_reduce::Extreme;
 use meshgrad_kernels::arg_reduce::{
     ArgReduce, ArgReduceArguments, ArgReduceChunks, ArgReduceChunksArguments, chunks_per_row,
 };
-use meshgrad_kernels::top_k::{MergeRuns, MergeRunsArguments, Runs, SortTiles, SortTilesArguments};
+use meshgrad_kernels::top_k::{
+    MergeRuns, MergeRunsArguments, Runs, SortTiles, SortTilesArguments, SortedKeys,
+};
+use meshgrad_kernels::{In, Out};
 
 use crate::launch::{Operand, Plan, PlanError, extent, float};
 use crate::{Call, DType, Result, Tensor, UninitTensor};
@@ -25,18 +28,18 @@ pub(crate) fn first_best(
         let x = gpu.ptr(x)?;
         let to = gpu.uninit_ptr(indices)?;
         if plan.chunks == 1 {
-            return gpu.run(&plan.best, &plan.arguments(x, to).arguments());
+            return gpu.run(&plan.best, &plan.arguments(x, to));
         }
 
         let workspace = call.workspace(plan.rows as usize * plan.chunks as usize, DType::I64)?;
         let keys = gpu.uninit_ptr(&workspace)?;
-        gpu.run(&plan.best, &plan.arguments(x, keys).arguments())?;
+        gpu.run(&plan.best, &plan.arguments(x, keys))?;
         let arguments = ArgReduceChunksArguments {
-            keys,
+            keys: keys.written(),
             indices: to,
             chunks: plan.chunks,
         };
-        gpu.run(&plan.of_chunks, &arguments.arguments())
+        gpu.run(&plan.of_chunks, &arguments)
     })
 }
 
@@ -71,13 +74,8 @@ impl Extremes {
         })
     }
 
-    fn arguments(&self, x: u64, indices: u64) -> ArgReduceArguments {
-        ArgReduceArguments {
-            x,
-            indices,
-            rows: self.rows,
-            features: self.features,
-        }
+    fn arguments(&self, x: In, indices: Out) -> ArgReduceArguments {
+        ArgReduceArguments::new(x, indices, [self.rows, self.features])
     }
 }
 
@@ -91,41 +89,31 @@ pub(crate) fn top_k(
 ) -> Result<()> {
     call.launch(|gpu| {
         let plan = gpu.planned(Top::plan(&Operand::of(x), columns, k))?;
-        let [x, values, indices] = [
-            gpu.ptr(x)?,
-            gpu.uninit_ptr(values)?,
-            gpu.uninit_ptr(indices)?,
-        ];
         let room = |runs: Runs| call.workspace(plan.keys_of(runs), DType::I64);
-
         let mut held = room(plan.runs)?;
-        let arguments = SortTilesArguments {
-            x,
+        let mut to = SortedKeys {
             keys: gpu.uninit_ptr(&held)?,
-            values,
-            indices,
+            x: gpu.ptr(x)?,
+            values: gpu.uninit_ptr(values)?,
+            indices: gpu.uninit_ptr(indices)?,
             features: plan.features,
+        };
+        let arguments = SortTilesArguments {
+            to,
             kept: plan.runs.len,
             tiles: plan.runs.count,
         };
-        gpu.run(&plan.sort, &arguments.arguments())?;
+        gpu.run(&plan.sort, &arguments)?;
 
         let mut runs = plan.runs;
         while runs.count > 1 {
             let merged = runs.merged(plan.k);
-            let to = room(merged)?;
-            let arguments = MergeRunsArguments {
-                from: gpu.uninit_ptr(&held)?,
-                keys: gpu.uninit_ptr(&to)?,
-                x,
-                values,
-                indices,
-                features: plan.features,
-                runs,
-                kept: merged.len,
-            };
-            gpu.run(&plan.merge(runs), &arguments.arguments())?;
-            (held, runs) = (to, merged);
+            let merged_keys = room(merged)?;
+            let from = gpu.uninit_ptr(&held)?.written();
+            to.keys = gpu.uninit_ptr(&merged_keys)?;
+            let arguments = MergeRunsArguments::new(from, to, runs, merged.len);
+            gpu.run(&plan.merge(runs), &arguments)?;
+            (held, runs) = (merged_keys, merged);
         }
         Ok(())
     })

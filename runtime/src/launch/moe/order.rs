@@ -102,36 +102,38 @@ pub(crate) fn expert_order(
     let arguments = ExpertHistogramArguments {
         indices,
         counts,
-        blocks,
+        slots: blocks.slots(),
+        slots_per_block: blocks.each(),
         held,
         first_expert,
     };
-    gpu.run(&plan.histogram, &arguments.arguments())?;
+    gpu.run(&plan.histogram, &arguments)?;
     let arguments = ExpertStartsArguments {
         counts,
         totals,
-        blocks,
+        blocks: blocks.count(),
     };
-    gpu.run(&plan.starts, &arguments.arguments())?;
+    gpu.run(&plan.starts, &arguments)?;
     let arguments = ExpertOffsetsArguments {
-        totals,
+        totals: totals.written(),
         offsets,
         held,
     };
-    gpu.run(&plan.offsets, &arguments.arguments())?;
+    gpu.run(&plan.offsets, &arguments)?;
     let arguments = ExpertScatterArguments {
         indices,
-        starts: counts,
-        offsets,
+        starts: counts.written(),
+        offsets: offsets.written(),
         order: gpu.uninit_ptr(order)?,
         row_of_slot: gpu.uninit_ptr(row_of_slot)?,
-        blocks,
+        slots: blocks.slots(),
+        slots_per_block: blocks.each(),
         held,
         first_expert,
         experts: experts as u64,
         faults: gpu.fault_site(experts),
     };
-    gpu.run(&plan.scatter, &arguments.arguments())
+    gpu.run(&plan.scatter, &arguments)
 }
 
 /// The number of rows per expert.
@@ -156,7 +158,7 @@ pub(crate) fn expert_counts(
         counts: gpu.uninit_ptr(counts)?,
         held,
     };
-    gpu.run(&plan, &arguments.arguments())
+    gpu.run(&plan, &arguments)
 }
 
 #[cfg(test)]

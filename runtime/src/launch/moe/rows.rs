@@ -1,5 +1,6 @@
 //! Launches that permute rows into expert order and back.
 
+use meshgrad_kernels::In;
 use meshgrad_kernels::token_permute::{
     PermuteTokens, PermuteTokensArguments, UnpermuteGradWeights, UnpermuteGradWeightsArguments,
     UnpermuteTokens, UnpermuteTokensArguments,
@@ -24,16 +25,16 @@ pub(crate) fn permute_tokens(
     let last = offsets.elements().saturating_sub(1) as u64;
     let arguments = PermuteTokensArguments {
         x: gpu.ptr(x)?,
-        weights: weights.map_or(Ok(0), |weights| gpu.ptr(weights))?,
+        weights: weights.map_or(Ok(In(0)), |weights| gpu.ptr(weights))?,
         order: gpu.ptr(order)?,
-        end: gpu.ptr(offsets)? + 8 * last,
+        end: gpu.ptr(offsets)?.byte_add(8 * last),
         y: gpu.uninit_ptr(y)?,
         rows: plan.rows,
         top_k: plan.top_k,
         features: plan.features,
         faults: gpu.fault_site(plan.rows as usize),
     };
-    gpu.run(&plan.kernel, &arguments.arguments())
+    gpu.run(&plan.kernel, &arguments)
 }
 
 /// out\[n\] = the sum of weights\[s\] y\[row_of_slot\[s\]\] over the slots s of token n; without
@@ -49,7 +50,7 @@ pub(crate) fn unpermute_tokens(
     let plan = gpu.planned(unpermute(&Operand::of(y), &rows, weights.is_some()))?;
     let arguments = UnpermuteTokensArguments {
         y: gpu.ptr(y)?,
-        weights: weights.map_or(Ok(0), |weights| gpu.ptr(weights))?,
+        weights: weights.map_or(Ok(In(0)), |weights| gpu.ptr(weights))?,
         row_of_slot: gpu.ptr(row_of_slot)?,
         out: gpu.uninit_ptr(out)?,
         tokens: out.shape()[0] as u64,
@@ -58,7 +59,7 @@ pub(crate) fn unpermute_tokens(
         features: plan.features,
         faults: gpu.fault_site(plan.rows as usize),
     };
-    gpu.run(&plan.kernel, &arguments.arguments())
+    gpu.run(&plan.kernel, &arguments)
 }
 
 /// dweights\[s\] = the dot product of dout\[s / top_k\] and y\[row_of_slot\[s\]\].
@@ -80,7 +81,7 @@ pub(crate) fn unpermute_tokens_grad_weights(
         features: plan.features,
         faults: gpu.fault_site(plan.rows as usize),
     };
-    gpu.run(&plan.kernel, &arguments.arguments())
+    gpu.run(&plan.kernel, &arguments)
 }
 
 /// One kernel launch and the extents of its operands.
