@@ -217,10 +217,7 @@ pub(crate) fn attention(
 ) -> Result<()> {
     let problem = called.problem(gpu)?;
     let variant = Attention::new(gpu.planned(form([q, k, v]))?);
-    let plan = Plan {
-        launch: variant.launch(&problem),
-        variant,
-    };
+    let plan = Plan::new(variant.launch(&problem), variant);
     let [of_queries, of_keys] = problem.ranges();
     let arguments = AttentionArguments {
         faults: [gpu.fault_site(of_queries), gpu.fault_site(of_keys)],
@@ -280,10 +277,7 @@ pub(crate) fn attention_grad(
     let dtype = gpu.planned(float(out.dtype()))?;
     let variant = AttentionDelta::new(dtype, called.shape.head_dim, aligned);
     let variant = variant.with_dlse(dlse.is_some());
-    let plan = Plan {
-        launch: variant.launch(&problem.extents),
-        variant,
-    };
+    let plan = Plan::new(variant.launch(&problem.extents), variant);
     let lse_and_dlse = match dlse {
         Some(dlse) => Some([lse, gpu.ptr(dlse)?]),
         None => None,
@@ -294,10 +288,7 @@ pub(crate) fn attention_grad(
 
     let delta = delta.written();
     let variant = AttentionGradQueries::new(form);
-    let plan = Plan {
-        launch: variant.launch(&problem),
-        variant,
-    };
+    let plan = Plan::new(variant.launch(&problem), variant);
     let arguments = AttentionGradQueriesArguments {
         q,
         k,
@@ -311,10 +302,7 @@ pub(crate) fn attention_grad(
     gpu.run(&plan, &arguments)?;
 
     let variant = AttentionGradKeys::new(form);
-    let plan = Plan {
-        launch: variant.launch(&problem),
-        variant,
-    };
+    let plan = Plan::new(variant.launch(&problem), variant);
     let arguments = AttentionGradKeysArguments {
         q,
         k,

@@ -84,10 +84,7 @@ pub(crate) fn fill<T: Element>(gpu: &Launcher<'_>, value: T, y: &Target) -> Resu
     let variant = Fill::new(unit(T::DTYPE), y.operand.is_aligned());
     let bits = repeated(bytemuck::bytes_of(&value));
     let arguments = variant.arguments(y.address, elements, bits);
-    let kernel = Plan {
-        launch: variant.launch(elements),
-        variant,
-    };
+    let kernel = Plan::new(variant.launch(elements), variant);
     gpu.run(&kernel, &arguments)
 }
 
@@ -99,10 +96,7 @@ pub(crate) fn arange(gpu: &Launcher<'_>, y: &UninitTensor) -> Result<()> {
         y: gpu.uninit_ptr(y)?,
         elements,
     };
-    let kernel = Plan {
-        launch: variant.launch(elements),
-        variant,
-    };
+    let kernel = Plan::new(variant.launch(elements), variant);
     gpu.run(&kernel, &arguments)
 }
 
@@ -148,10 +142,7 @@ impl Positioned {
         let (unit, space) = unit(x.dtype).largest(&space, starts);
         let variant = Copy::new(unit, &space, true);
         Ok(Positioned {
-            kernel: Plan {
-                launch: variant.launch(space.elements()),
-                variant,
-            },
+            kernel: Plan::new(variant.launch(space.elements()), variant),
             space,
             stride,
         })

@@ -151,10 +151,7 @@ fn plan<const N: usize>(
     let (expression, constants) = symbol::trace(f)?;
     let variant = Elementwise::new(expression, &formats, result, space.layout(aligned))?;
     Ok(Elements {
-        kernel: Plan {
-            launch: variant.launch(space.elements()),
-            variant,
-        },
+        kernel: Plan::new(variant.launch(space.elements()), variant),
         space,
         constants,
     })

@@ -38,10 +38,7 @@ pub(crate) fn norm_of_partials(
     partials: &UninitTensor,
     norm: &UninitTensor,
 ) -> Result<()> {
-    let plan = Plan {
-        launch: GlobalNorm.launch(),
-        variant: GlobalNorm,
-    };
+    let plan = Plan::new(GlobalNorm.launch(), GlobalNorm);
     let arguments = GlobalNormArguments {
         partials: gpu.uninit_ptr(partials)?.written(),
         norm: gpu.uninit_ptr(norm)?,
@@ -67,20 +64,14 @@ pub(crate) fn clip_scale(
         mean_norm: gpu.uninit_ptr(mean_norm)?,
         max_norm,
     };
-    let plan = Plan {
-        launch: variant.launch(),
-        variant,
-    };
+    let plan = Plan::new(variant.launch(), variant);
     gpu.run(&plan, &arguments)
 }
 
 fn squares(x: &Operand) -> Result<Plan<SumSquares>, PlanError> {
     let elements = x.layout.shape().elements() as u64;
     let variant = SumSquares::new(float(x.dtype)?, elements, x.is_aligned());
-    Ok(Plan {
-        launch: variant.launch(elements),
-        variant,
-    })
+    Ok(Plan::new(variant.launch(elements), variant))
 }
 
 #[cfg(test)]

@@ -84,10 +84,7 @@ pub(crate) fn sum_rows(
         count: plan.count,
         rows: plan.rows,
     };
-    let kernel = Plan {
-        launch: SegmentStarts.launch(plan.rows),
-        variant: SegmentStarts,
-    };
+    let kernel = Plan::new(SegmentStarts.launch(plan.rows), SegmentStarts);
     gpu.run(&kernel, &arguments)?;
 
     let extents = Segments {
@@ -136,10 +133,7 @@ impl IndexSum {
             rows.every,
         );
         Ok(IndexSum {
-            keys: Plan {
-                launch: keys.launch(count as u64),
-                variant: keys,
-            },
+            keys: Plan::new(keys.launch(count as u64), keys),
             space,
             sum,
             outer: extent(FAMILY, "matrices", rows.outer, u32::MAX)?,

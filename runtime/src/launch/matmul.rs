@@ -178,10 +178,10 @@ fn kernel(
                 tile,
                 accumulate: c.adds,
             };
-            Ok(Gemm::F32(Plan {
-                launch: variant.launch(m, n, products),
+            Ok(Gemm::F32(Plan::new(
+                variant.launch(m, n, products),
                 variant,
-            }))
+            )))
         }
         DType::BF16 => {
             let variant = GemmBf16 {
@@ -191,10 +191,10 @@ fn kernel(
                 output: c.output(),
                 aligned: vectors_are_aligned(&[a, b], &c, extents),
             };
-            Ok(Gemm::Bf16(Plan {
-                launch: variant.launch(m, n, products),
+            Ok(Gemm::Bf16(Plan::new(
+                variant.launch(m, n, products),
                 variant,
-            }))
+            )))
         }
         other => Err(PlanError::DType(other)),
     }

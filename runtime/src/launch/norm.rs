@@ -133,10 +133,7 @@ fn forward(x: &Operand, w: &Operand, rows: usize) -> Result<Rows<RmsNorm>, PlanE
     let features = w.layout.shape().elements();
     let variant = RmsNorm::new(float(x.dtype)?, features, aligned(&[x, w]));
     Ok(Rows {
-        kernel: Plan {
-            launch: variant.launch(rows as u64),
-            variant,
-        },
+        kernel: Plan::new(variant.launch(rows as u64), variant),
         rows: rows as u64,
         features: extent(FAMILY, "features", features, MAX_EXTENT)?,
     })
@@ -146,10 +143,7 @@ fn grad_input([dy, x, w]: &[Operand; 3], rows: usize) -> Result<Rows<RmsNormGrad
     let features = w.layout.shape().elements();
     let variant = RmsNormGradInput::new(float(x.dtype)?, features, aligned(&[dy, x, w]));
     Ok(Rows {
-        kernel: Plan {
-            launch: variant.launch(rows as u64),
-            variant,
-        },
+        kernel: Plan::new(variant.launch(rows as u64), variant),
         rows: rows as u64,
         features: extent(FAMILY, "features", features, MAX_EXTENT)?,
     })
@@ -159,10 +153,7 @@ fn add_forward([x, b, w]: &[Operand; 3], rows: usize) -> Result<Rows<AddRmsNorm>
     let features = w.layout.shape().elements();
     let variant = AddRmsNorm::new(float(x.dtype)?, features, aligned(&[x, b, w]));
     Ok(Rows {
-        kernel: Plan {
-            launch: variant.launch(rows as u64),
-            variant,
-        },
+        kernel: Plan::new(variant.launch(rows as u64), variant),
         rows: rows as u64,
         features: extent(FAMILY, "features", features, MAX_EXTENT)?,
     })
@@ -175,10 +166,7 @@ fn add_grad_input(
     let features = w.layout.shape().elements();
     let variant = AddRmsNormGradInput::new(float(h.dtype)?, features, aligned(&[dh, dy, h, w]));
     Ok(Rows {
-        kernel: Plan {
-            launch: variant.launch(rows as u64),
-            variant,
-        },
+        kernel: Plan::new(variant.launch(rows as u64), variant),
         rows: rows as u64,
         features: extent(FAMILY, "features", features, MAX_EXTENT)?,
     })
@@ -208,14 +196,8 @@ impl GradWeight {
         let sum = SumPartials::new(!empty);
         let rows = rows as u64;
         Ok(GradWeight {
-            partials: Plan {
-                launch: partials.launch(rows, width),
-                variant: partials,
-            },
-            sum: Plan {
-                launch: sum.launch(width),
-                variant: sum,
-            },
+            partials: Plan::new(partials.launch(rows, width), partials),
+            sum: Plan::new(sum.launch(width), sum),
             rows,
             lines: rows.div_ceil(rows_per_partial(rows)),
             features: width,

@@ -95,14 +95,8 @@ impl GradWeight {
         let sum = SumPartials::new(!empty);
         let rows = u64::from(heads.rows);
         Ok(GradWeight {
-            partials: Plan {
-                launch: partials.launch(heads),
-                variant: partials,
-            },
-            sum: Plan {
-                launch: sum.launch(heads.features),
-                variant: sum,
-            },
+            partials: Plan::new(partials.launch(heads), partials),
+            sum: Plan::new(sum.launch(heads.features), sum),
             lines: rows.div_ceil(rows_per_partial(rows)),
             rotated,
         })

@@ -73,10 +73,7 @@ fn plan(
     let aligned = y.is_aligned() && x.as_ref().is_none_or(Operand::is_aligned);
     let variant = Random::new(distribution, dtype, space.form(aligned));
     Ok(RandomPlan {
-        kernel: Plan {
-            launch: variant.launch(y.layout.shape().elements() as u64),
-            variant,
-        },
+        kernel: Plan::new(variant.launch(y.layout.shape().elements() as u64), variant),
         space,
     })
 }

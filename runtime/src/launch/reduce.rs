@@ -132,10 +132,7 @@ impl Pass {
         }
         let (from, to): (Dtype, Dtype) = (float(x.dtype)?, float(to)?);
         let variant = Reduce::new(merge, from, to, self.extents, x.is_aligned());
-        Ok(Plan {
-            launch: variant.launch(self.extents),
-            variant,
-        })
+        Ok(Plan::new(variant.launch(self.extents), variant))
     }
 }
 

@@ -60,14 +60,8 @@ impl Extremes {
         let rows = x.layout.shape().elements() as u64 / features.max(1);
         let best = ArgReduce::new(extreme, float(x.dtype)?, rows, features, x.is_aligned());
         Ok(Extremes {
-            best: Plan {
-                launch: best.launch(rows, features),
-                variant: best,
-            },
-            of_chunks: Plan {
-                launch: ArgReduceChunks.launch(rows),
-                variant: ArgReduceChunks,
-            },
+            best: Plan::new(best.launch(rows, features), best),
+            of_chunks: Plan::new(ArgReduceChunks.launch(rows), ArgReduceChunks),
             rows,
             features,
             chunks: chunks_per_row(rows, features) as u32,
@@ -147,10 +141,7 @@ impl Top {
                 len: len as u32,
                 last: in_last_tile.min(len) as u32,
             },
-            sort: Plan {
-                launch: sort.launch(rows, wide),
-                variant: sort,
-            },
+            sort: Plan::new(sort.launch(rows, wide), sort),
             dtype,
             rows,
             features,
@@ -160,10 +151,7 @@ impl Top {
 
     fn merge(&self, runs: Runs) -> Plan<MergeRuns> {
         let variant = MergeRuns::new(runs, self.dtype);
-        Plan {
-            launch: variant.launch(self.rows, runs),
-            variant,
-        }
+        Plan::new(variant.launch(self.rows, runs), variant)
     }
 
     /// The number of keys in the runs of all rows. A single run has none: it is written as values

@@ -47,22 +47,10 @@ impl Sort {
             ExpertScatter::new(index, held),
         );
         Ok(Sort {
-            histogram: Plan {
-                launch: histogram.launch(blocks, held),
-                variant: histogram,
-            },
-            starts: Plan {
-                launch: ExpertStarts.launch(held),
-                variant: ExpertStarts,
-            },
-            offsets: Plan {
-                launch: ExpertOffsets.launch(),
-                variant: ExpertOffsets,
-            },
-            scatter: Plan {
-                launch: scatter.launch(blocks, held),
-                variant: scatter,
-            },
+            histogram: Plan::new(histogram.launch(blocks, held), histogram),
+            starts: Plan::new(ExpertStarts.launch(held), ExpertStarts),
+            offsets: Plan::new(ExpertOffsets.launch(), ExpertOffsets),
+            scatter: Plan::new(scatter.launch(blocks, held), scatter),
             blocks,
             first_expert,
             held,
@@ -149,10 +137,7 @@ pub(crate) fn expert_counts(
         i32::MAX as u32,
     );
     let held = gpu.planned(held)?;
-    let plan = Plan {
-        launch: ExpertCounts.launch(held),
-        variant: ExpertCounts,
-    };
+    let plan = Plan::new(ExpertCounts.launch(held), ExpertCounts);
     let arguments = ExpertCountsArguments {
         offsets: gpu.ptr(offsets)?,
         counts: gpu.uninit_ptr(counts)?,

@@ -64,19 +64,13 @@ fn choice(
     let aligned = aligned(&[rows]) && bias.is_none_or(Operand::is_aligned);
     let flags = [bias.is_some(), renormalize];
     let variant = RouterTopK::new(float(rows.dtype)?, experts(rows)?, aligned, flags);
-    Ok(Plan {
-        launch: variant.launch(tokens(rows)),
-        variant,
-    })
+    Ok(Plan::new(variant.launch(tokens(rows)), variant))
 }
 
 fn gradient(rows: &Operand, renormalize: bool) -> Result<Plan<RouterTopKGrad>, PlanError> {
     let aligned = aligned(&[rows]);
     let variant = RouterTopKGrad::new(float(rows.dtype)?, experts(rows)?, aligned, renormalize);
-    Ok(Plan {
-        launch: variant.launch(tokens(rows)),
-        variant,
-    })
+    Ok(Plan::new(variant.launch(tokens(rows)), variant))
 }
 
 fn tokens(rows: &Operand) -> u64 {

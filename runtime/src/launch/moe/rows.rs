@@ -109,10 +109,7 @@ fn permute(
     let rows = extent(FAMILY, "rows", rows, MAX_EXTENT)?;
     let variant = PermuteTokens::new(float(x.dtype)?, features, aligned(&[x]), weighted);
     Ok(Moved {
-        kernel: Plan {
-            launch: variant.launch(rows),
-            variant,
-        },
+        kernel: Plan::new(variant.launch(rows), variant),
         rows,
         top_k: extent(FAMILY, "slots of a token", top_k, MAX_EXTENT)?,
         features,
@@ -128,10 +125,7 @@ fn unpermute(
     let variant = UnpermuteTokens::new(float(y.dtype)?, features, aligned(&[y]), weighted);
     let [tokens, top_k] = [row_of_slot.layout.shape()[0], row_of_slot.layout.shape()[1]];
     Ok(Moved {
-        kernel: Plan {
-            launch: variant.launch(tokens as u64),
-            variant,
-        },
+        kernel: Plan::new(variant.launch(tokens as u64), variant),
         rows: extent(FAMILY, "rows", y.layout.shape()[0], MAX_EXTENT)?,
         top_k: extent(FAMILY, "slots of a token", top_k, MAX_EXTENT)?,
         features,
@@ -150,10 +144,7 @@ fn unpermute_grad_weights(
     )?;
     let variant = UnpermuteGradWeights::new(float(y.dtype)?, features, aligned(&[dout, y]));
     Ok(Moved {
-        kernel: Plan {
-            launch: variant.launch(slots),
-            variant,
-        },
+        kernel: Plan::new(variant.launch(slots), variant),
         rows: extent(FAMILY, "rows", y.layout.shape()[0], MAX_EXTENT)?,
         top_k: extent(
             FAMILY,
