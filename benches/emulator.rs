@@ -15,6 +15,7 @@ use meshgrad_emulator::launch::{Launch, launch};
 use meshgrad_emulator::memory::{AddressSpace, MemoryKind};
 use meshgrad_emulator::program::{Kernel, Module};
 use meshgrad_harness::{Options, Spread, finish, timed};
+use meshgrad_kernels::assembler::List;
 use meshgrad_kernels::elementwise::{
     Element, Elementwise, ElementwiseArguments, IterationSpace, Layout,
 };
@@ -23,7 +24,7 @@ use meshgrad_kernels::gemm::{
     GemmArguments, GemmBf16, GemmF32, Order, Output, SplitKArguments, Tile,
 };
 use meshgrad_kernels::rms_norm::{RmsNorm, RmsNormArguments};
-use meshgrad_kernels::{Arguments, Dtype, Launch as Extents, Variant};
+use meshgrad_kernels::{Dtype, In, Launch as Extents, Out, Variant};
 use serde_json::{Value, json};
 
 /// Times the emulator.
@@ -147,15 +148,15 @@ impl Workload {
         })
     }
 
-    fn of(
+    fn of<V: Variant>(
         name: &str,
-        variant: &impl Variant,
+        variant: &V,
         extents: Extents,
-        make: impl FnOnce(&mut dyn FnMut() -> anyhow::Result<u64>) -> anyhow::Result<Arguments>,
+        make: impl FnOnce(&mut dyn FnMut() -> anyhow::Result<u64>) -> anyhow::Result<V::Arguments>,
     ) -> anyhow::Result<Workload> {
         let code = (variant.ptx().text, variant.entry());
         Workload::new(name, (&code.0, &code.1), extents, |operand| {
-            Ok(make(operand)?.bytes().to_vec())
+            Ok(variant.pack(&make(operand)?).bytes().to_vec())
         })
     }
 
@@ -218,13 +219,12 @@ fn kernels(size: usize) -> anyhow::Result<Vec<Workload>> {
     let space = IterationSpace::new(&[count], &[1], &[&[1], &[1]])?;
     let launch = product.launch(count as u64).context("elements")?;
     let elementwise = Workload::of("elementwise x y, f32", &product, launch, |operand| {
-        let arguments = ElementwiseArguments {
-            operands: &[operand()?, operand()?],
-            result: operand()?,
-            space: &space,
-            scalars: &[],
-        };
-        Ok(arguments.arguments(&product))
+        Ok(ElementwiseArguments {
+            operands: List::new(&[In(operand()?), In(operand()?)]),
+            result: Out(operand()?),
+            scalars: List::new(&[]),
+            space,
+        })
     })?;
 
     let norm = RmsNorm::new(Dtype::F32, size, true);
@@ -233,25 +233,24 @@ fn kernels(size: usize) -> anyhow::Result<Vec<Workload>> {
         &norm,
         norm.launch(size as u64).context("rows")?,
         |operand| {
-            let arguments = RmsNormArguments {
-                x: operand()?,
-                w: operand()?,
-                y: operand()?,
-                inv_rms: operand()?,
+            Ok(RmsNormArguments {
+                x: In(operand()?),
+                w: In(operand()?),
+                y: Out(operand()?),
+                inv_rms: Out(operand()?),
                 rows: size as u64,
                 features: size as u32,
                 eps: 1e-6,
-            };
-            Ok(arguments.arguments())
+            })
         },
     )?;
 
     let (m, tile, order) = (size as u32, Tile::ALL[0], Order::RowMajor);
     let gemm = |operand: &mut dyn FnMut() -> anyhow::Result<u64>| {
         let arguments = GemmArguments {
-            a: operand()?,
-            b: operand()?,
-            c: operand()?,
+            a: In(operand()?),
+            b: In(operand()?),
+            c: Out(operand()?),
             m,
             n: m,
             k: m,
@@ -262,7 +261,7 @@ fn kernels(size: usize) -> anyhow::Result<Vec<Workload>> {
             batch_b: 0,
             batch_c: 0,
         };
-        Ok(SplitKArguments::whole(arguments, 1).arguments())
+        Ok(SplitKArguments::whole(arguments, 1))
     };
     let f32 = GemmF32 {
         a: order,

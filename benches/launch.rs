@@ -21,7 +21,8 @@ use cudarc::nvrtc::Ptx as CudarcPtx;
 use meshgrad::prelude::*;
 use meshgrad::runtime::{Result as ValueResult, Signature, ops};
 use meshgrad_harness::{Options, Spread, finish, interleave, timed};
-use meshgrad_kernels::assembler::{Arguments, Kernel, Launch, Ptx, Target, Variant};
+use meshgrad_kernels::assembler::{In, Kernel, Launch, Out, Ptx, Target, Variant};
+use meshgrad_kernels::params;
 use serde_json::{Value, json};
 
 /// Measures the host overhead of kernel launches.
@@ -37,20 +38,28 @@ struct Cli {
     launches: usize,
 }
 
+params! {
+    struct NothingArguments {
+        x: In,
+        y: Out,
+        n: u64,
+    }
+}
+
 /// An empty kernel with two pointers and a number as parameters.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Nothing;
 
 impl Variant for Nothing {
+    type Arguments = NothingArguments;
+
     fn entry(&self) -> String {
         "nothing".into()
     }
 
     fn ptx(&self) -> Ptx {
         let k = Kernel::new(self.entry(), Target::Sm80, 32);
-        k.pointer("x");
-        k.pointer("y");
-        k.u64_param("n");
+        self.parameters(&k);
         k.finish()
     }
 }
@@ -62,17 +71,17 @@ fn nothing(x: &Tensor) -> ValueResult<Tensor> {
     let mut call = NOTHING.call(&[x])?;
     let y = call.output(0)?;
     call.launch(|gpu| {
-        let mut arguments = Arguments::new();
-        arguments.push_pointer(gpu.ptr(x)?);
-        arguments.push_pointer(gpu.uninit_ptr(&y)?);
-        arguments.push_u64(call.rows() as u64);
+        let arguments = NothingArguments {
+            x: gpu.ptr(x)?,
+            y: gpu.uninit_ptr(&y)?,
+            n: call.rows() as u64,
+        };
         let launch = Launch {
             grid: [1, 1, 1],
             block: [32, 1, 1],
             dynamic_shared: 0,
         };
-        // SAFETY: the arguments match the parameters; the kernel accesses no memory.
-        unsafe { gpu.launch(&Nothing, Some(launch), &arguments) }
+        gpu.launch(&Nothing, Some(launch), &arguments)
     })?;
     Ok(y.finish())
 }

@@ -8,8 +8,9 @@ use meshgrad::autograd::{Result, Tolerance, gradcheck};
 use meshgrad::opcheck::{self, Case, Closeness, compare};
 use meshgrad::prelude::*;
 use meshgrad::runtime::{Error, Result as ValueResult, Signature};
-use meshgrad_kernels::assembler::{Arguments, Kernel, Ptx, Target, Variant};
+use meshgrad_kernels::assembler::{In, Kernel, Out, Ptx, Target, Variant};
 use meshgrad_kernels::dtype::Dtype;
+use meshgrad_kernels::params;
 use meshgrad_kernels::row::{Row, RowTile};
 
 /// y = x / |x| for each row x of a matrix, and |x|: one pass over memory.
@@ -18,25 +19,37 @@ struct UnitRows {
     tile: RowTile,
 }
 
+params! {
+    /// The parameters of [`UnitRows`], for the kernel and for its launch.
+    struct UnitRowsArguments {
+        x: In,
+        y: Out,
+        length: Out,
+        rows: u64,
+    }
+}
+
 impl Variant for UnitRows {
+    type Arguments = UnitRowsArguments;
+
     fn entry(&self) -> String {
         format!("unit_rows_{}", self.tile.name())
     }
 
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, self.tile.threads());
-        let (x, y, length) = (k.pointer("x"), k.pointer("y"), k.pointer("length"));
-        let row = Row::new(k, self.tile, k.u64_param("rows"));
+        let p = self.parameters(k);
+        let row = Row::new(k, self.tile, p.rows);
 
-        let x = row.load(x).widen();
+        let x = row.load(p.x).widen();
         let squares = k.var(0.0_f32);
         for x in &x {
             squares.add_product(*x, *x);
         }
         let of_row = row.sum(squares.get()).sqrt();
 
-        row.store(y, |i| x[i] / of_row);
-        row.store_scalar(length, of_row);
+        row.store(p.y, |i| x[i] / of_row);
+        row.store_scalar(p.length, of_row);
         k.finish()
     }
 }
@@ -47,19 +60,31 @@ struct UnitRowsGrad {
     tile: RowTile,
 }
 
+params! {
+    /// The parameters of [`UnitRowsGrad`].
+    struct UnitRowsGradArguments {
+        dy: In,
+        y: In,
+        length: In,
+        dx: Out,
+        rows: u64,
+    }
+}
+
 impl Variant for UnitRowsGrad {
+    type Arguments = UnitRowsGradArguments;
+
     fn entry(&self) -> String {
         format!("unit_rows_grad_{}", self.tile.name())
     }
 
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, self.tile.threads());
-        let (dy, y, length) = (k.pointer("dy"), k.pointer("y"), k.pointer("length"));
-        let dx = k.pointer("dx");
-        let row = Row::new(k, self.tile, k.u64_param("rows"));
+        let p = self.parameters(k);
+        let row = Row::new(k, self.tile, p.rows);
 
-        let (dy, y) = (row.load(dy), row.load(y)); // both in flight
-        let length = row.load_scalar(length);
+        let (dy, y) = (row.load(p.dy), row.load(p.y)); // both in flight
+        let length = row.load_scalar(p.length);
         let (dy, y) = (dy.widen(), y.widen());
         let products = k.var(0.0_f32);
         for (dy, y) in dy.iter().zip(&y) {
@@ -67,7 +92,7 @@ impl Variant for UnitRowsGrad {
         }
         let along = row.sum(products.get());
 
-        row.store(dx, |i| (dy[i] - y[i] * along) / length);
+        row.store(p.dx, |i| (dy[i] - y[i] * along) / length);
         k.finish()
     }
 }
@@ -93,15 +118,13 @@ fn unit_rows_of(x: &Tensor) -> ValueResult<(Tensor, Tensor)> {
     let (y, length) = (call.output(0)?, call.output(1)?);
     call.launch(|gpu| {
         let rows = call.rows() as u64;
-        let mut arguments = Arguments::new();
-        arguments.push_pointer(gpu.ptr(&x)?);
-        arguments
-            .push_pointer(gpu.uninit_ptr(&y)?)
-            .push_pointer(gpu.uninit_ptr(&length)?);
-        arguments.push_u64(rows);
-        // SAFETY: the arguments match the parameters; the kernel reads the rows of x and writes the
-        // same number of rows of y and of lengths.
-        unsafe { gpu.launch(&UnitRows { tile }, tile.launch(rows), &arguments) }
+        let arguments = UnitRowsArguments {
+            x: gpu.ptr(&x)?,
+            y: gpu.uninit_ptr(&y)?,
+            length: gpu.uninit_ptr(&length)?,
+            rows,
+        };
+        gpu.launch(&UnitRows { tile }, tile.launch(rows), &arguments)
     })?;
     Ok((y.finish(), length.finish()))
 }
@@ -124,17 +147,14 @@ fn unit_rows_grad(dy: &Tensor, y: &Tensor, length: &Tensor) -> ValueResult<Tenso
     let dx = call.output(0)?;
     call.launch(|gpu| {
         let rows = call.rows() as u64;
-        let mut arguments = Arguments::new();
-        arguments
-            .push_pointer(gpu.ptr(&dy)?)
-            .push_pointer(gpu.ptr(&y)?);
-        arguments
-            .push_pointer(gpu.ptr(&length)?)
-            .push_pointer(gpu.uninit_ptr(&dx)?);
-        arguments.push_u64(rows);
-        // SAFETY: the arguments match the parameters; the kernel reads the rows of dy and y and the
-        // lengths, and writes the same number of rows of dx.
-        unsafe { gpu.launch(&UnitRowsGrad { tile }, tile.launch(rows), &arguments) }
+        let arguments = UnitRowsGradArguments {
+            dy: gpu.ptr(&dy)?,
+            y: gpu.ptr(&y)?,
+            length: gpu.ptr(&length)?,
+            dx: gpu.uninit_ptr(&dx)?,
+            rows,
+        };
+        gpu.launch(&UnitRowsGrad { tile }, tile.launch(rows), &arguments)
     })?;
     Ok(dx.finish())
 }

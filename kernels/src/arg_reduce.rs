@@ -1,9 +1,10 @@
 //! argmax and argmin: the index of the first extreme element of each row.
 
 use crate::assembler::{
-    Arguments, F32, Kernel, Launch, Ptx, Target, Variable, Variant, block_reduce,
+    F32, In, Kernel, Launch, Out, Ptx, Target, Variable, Variant, block_reduce,
 };
 use crate::dtype::Dtype;
+use crate::params;
 use crate::row::{Chunked, IN_FLIGHT, PART_THREADS, Part, PartTile, chunk_of_rows};
 use crate::sort_key::{NONE, index_of, key};
 
@@ -76,16 +77,56 @@ impl ArgReduce {
     }
 }
 
+params! {
+    /// Arguments of [`ArgReduce`].
+    pub struct ArgReduceArguments => Call {
+        /// \[R, D\].
+        x: In,
+        /// \[R\] of i64, or \[R, P\] of u64 if P = [`chunks_per_row`] is greater than 1.
+        indices: Out,
+        /// R.
+        rows: u64,
+        /// D, at least 1 and less than 2^32.
+        features: u64,
+        /// Elements per chunk, [`chunk_of_rows`].
+        chunk: u64,
+        /// P.
+        chunks: u32,
+    }
+}
+
+impl ArgReduceArguments {
+    /// The arguments for R and D.
+    pub fn new(x: In, indices: Out, [rows, features]: [u64; 2]) -> ArgReduceArguments {
+        ArgReduceArguments {
+            x,
+            indices,
+            rows,
+            features,
+            chunk: chunk_of_rows(rows, features),
+            chunks: chunks_per_row(rows, features) as u32,
+        }
+    }
+}
+
 impl Variant for ArgReduce {
+    type Arguments = ArgReduceArguments;
+
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, PART_THREADS).reserve_load_registers();
-        let (x, indices) = (k.pointer("x"), k.pointer("indices"));
+        let Call {
+            x,
+            indices,
+            rows,
+            features,
+            chunk,
+            chunks,
+        } = self.parameters(k);
         let of = Chunked {
-            rows: k.u64_param("rows"),
-            features: k.u64_param("features"),
-            chunk: k.u64_param("chunk"),
+            rows,
+            features,
+            chunk,
         };
-        let chunks = k.u32_param("chunks");
 
         let part = Part::new(k, self.tile, x, of);
         let first = part.first.low();
@@ -118,31 +159,6 @@ impl Variant for ArgReduce {
     }
 }
 
-/// Arguments of [`ArgReduce`]; pointers are device addresses.
-#[derive(Clone, Copy, Debug)]
-pub struct ArgReduceArguments {
-    /// \[R, D\], read.
-    pub x: u64,
-    /// \[R\] of i64, or \[R, P\] of u64 if P = [`chunks_per_row`] is greater than 1; written.
-    pub indices: u64,
-    /// R.
-    pub rows: u64,
-    /// D, at least 1 and less than 2^32.
-    pub features: u64,
-}
-
-impl ArgReduceArguments {
-    /// The bytes of the kernel's parameters.
-    pub fn arguments(&self) -> Arguments {
-        let mut arguments = Arguments::new();
-        arguments.push_pointer(self.x).push_pointer(self.indices);
-        arguments.push_u64(self.rows).push_u64(self.features);
-        arguments.push_u64(chunk_of_rows(self.rows, self.features));
-        arguments.push_u32(chunks_per_row(self.rows, self.features) as u32);
-        arguments
-    }
-}
-
 /// `indices[r]` = the index of the element with the largest key in row r of `keys`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ArgReduceChunks;
@@ -154,11 +170,28 @@ impl ArgReduceChunks {
     }
 }
 
+params! {
+    /// Arguments of [`ArgReduceChunks`].
+    pub struct ArgReduceChunksArguments => ArgReduceChunksCall {
+        /// \[R, P\] of u64.
+        keys: In,
+        /// \[R\] of i64.
+        indices: Out,
+        /// P.
+        chunks: u32,
+    }
+}
+
 impl Variant for ArgReduceChunks {
+    type Arguments = ArgReduceChunksArguments;
+
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
-        let (keys, indices) = (k.pointer("keys"), k.pointer("indices"));
-        let chunks = k.u32_param("chunks");
+        let ArgReduceChunksCall {
+            keys,
+            indices,
+            chunks,
+        } = self.parameters(k);
 
         let line = keys.element_wide::<u64>(k.cta().mul_wide(chunks));
         let best = k.var(NONE);
@@ -173,52 +206,5 @@ impl Variant for ArgReduceChunks {
 
     fn entry(&self) -> String {
         "arg_reduce_chunks".to_owned()
-    }
-}
-
-/// Arguments of [`ArgReduceChunks`]; pointers are device addresses.
-#[derive(Clone, Copy, Debug)]
-pub struct ArgReduceChunksArguments {
-    /// \[R, P\] of u64, read.
-    pub keys: u64,
-    /// \[R\] of i64, written.
-    pub indices: u64,
-    /// P.
-    pub chunks: u32,
-}
-
-impl ArgReduceChunksArguments {
-    /// The bytes of the kernel's parameters.
-    pub fn arguments(&self) -> Arguments {
-        let mut arguments = Arguments::new();
-        arguments.push_pointer(self.keys).push_pointer(self.indices);
-        arguments.push_u32(self.chunks);
-        arguments
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn arguments_fill_the_parameter_space() {
-        let arguments = ArgReduceArguments {
-            x: 1,
-            indices: 2,
-            rows: 3,
-            features: 4,
-        };
-        let variant = ArgReduce::new(Extreme::Max, Dtype::F32, 3, 4, true);
-        let bytes = arguments.arguments();
-        assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
-
-        let arguments = ArgReduceChunksArguments {
-            keys: 1,
-            indices: 2,
-            chunks: 3,
-        };
-        let bytes = arguments.arguments();
-        assert_eq!(bytes.bytes().len(), ArgReduceChunks.ptx().parameter_bytes());
     }
 }

@@ -6,7 +6,8 @@
 //! without the index: it reads zeros and writes nothing. The word is raised by an atomic integer
 //! maximum, so its final value does not depend on the order of threads.
 
-use crate::assembler::{Arguments, GlobalAddress, Kernel, Pred, S64, U64};
+use crate::assembler::{Out, Pred, S64, U64};
+use crate::params;
 
 /// Bits of an index in the word; the site has the others.
 const INDEX_BITS: u32 = 40;
@@ -16,11 +17,15 @@ const INDEX_MASK: u64 = (1 << INDEX_BITS) - 1;
 /// Larger indices are clamped to this, smaller ones to its negative.
 const LAST_INDEX: i64 = (1 << (INDEX_BITS - 1)) - 1;
 
-/// The fault word and the site number for one op and one extent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FaultSite {
-    word: u64,
-    site: u32,
+params! {
+    /// The fault word and the site number for one op and one extent.
+    #[derive(PartialEq, Eq)]
+    pub struct FaultSite => Faults {
+        /// The device's fault word.
+        word: Out,
+        /// The number of the site, in the bits above the index.
+        site: u64,
+    }
 }
 
 impl FaultSite {
@@ -37,14 +42,10 @@ impl FaultSite {
             "site {site}: sites are 1 to {}",
             FaultSite::LAST
         );
-        FaultSite { word, site }
-    }
-
-    /// Adds the two arguments that [`Faults::parameters`] declares.
-    pub fn push(self, arguments: &mut Arguments) {
-        arguments
-            .push_pointer(self.word)
-            .push_u64(u64::from(self.site) << INDEX_BITS);
+        FaultSite {
+            word: Out(word),
+            site: u64::from(site) << INDEX_BITS,
+        }
     }
 }
 
@@ -69,32 +70,7 @@ impl Fault {
     }
 }
 
-/// The fault word and the site, in a kernel.
-#[derive(Clone, Copy, Debug)]
-pub struct Faults<'k> {
-    word: GlobalAddress<'k>,
-    site: U64<'k>,
-}
-
 impl<'k> Faults<'k> {
-    /// Declares the two parameters that [`FaultSite::push`] fills.
-    #[track_caller]
-    pub fn parameters(k: &'k Kernel) -> Faults<'k> {
-        Faults {
-            word: k.pointer("faults"),
-            site: k.u64_param("site"),
-        }
-    }
-
-    /// Like [`Faults::parameters`], for a kernel with several sites.
-    #[track_caller]
-    pub fn named(k: &'k Kernel, name: &str) -> Faults<'k> {
-        Faults {
-            word: k.pointer(&format!("faults_{name}")),
-            site: k.u64_param(&format!("site_{name}")),
-        }
-    }
-
     /// Reports `index` if it is `outside`. The caller must not use such an index.
     #[track_caller]
     pub fn report(self, outside: Pred<'k>, index: S64<'k>) {
@@ -115,7 +91,6 @@ impl<'k> Faults<'k> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::assembler::Target;
 
     #[test]
     fn words_hold_site_and_index() {
@@ -126,17 +101,5 @@ mod tests {
                 assert_eq!(Fault::from_word(word), Some(Fault { site, index }));
             }
         }
-    }
-
-    #[test]
-    fn arguments_fill_the_parameters() {
-        let k = &Kernel::new("faults", Target::Sm80, 32);
-        let faults = Faults::parameters(k);
-        faults.check(k.constant(3i64), k.constant(2u64));
-        let mut arguments = Arguments::new();
-        FaultSite::new(0x1000, 1).push(&mut arguments);
-        let ptx = k.finish();
-        assert_eq!(arguments.bytes().len(), ptx.parameter_bytes());
-        assert!(ptx.text.contains("red.global.max.u64"), "{}", ptx.text);
     }
 }

@@ -3,8 +3,8 @@
 //!
 //! [`assembler`] turns Rust functions into PTX. Each family of kernels has a struct that identifies
 //! one kernel (its [`Variant`]), functions that compute a [`Launch`] from extents, and a struct of
-//! named arguments that lays out the parameter bytes ([`Arguments`]). A loader needs only the text,
-//! the launch and the bytes.
+//! its parameters ([`params!`]). A loader needs only the text, the launch and the bytes of the
+//! arguments.
 
 pub mod adamw;
 pub mod arg_reduce;
@@ -41,7 +41,7 @@ pub mod token_permute;
 pub mod top_k;
 pub mod tree_reduce;
 
-pub use assembler::{Arguments, Launch, Parameter, ParameterKind, Ptx, Target, Variant};
+pub use assembler::{Arguments, In, Launch, Out, Parameter, ParameterKind, Ptx, Target, Variant};
 pub use dtype::Dtype;
 pub use error::{Error, Result};
 

@@ -4,7 +4,7 @@
 //! Element `i` of a tensor has word `i % 4` of block `i / 4`. All operations are on integers, so
 //! the CPU and every GPU return the same bits.
 
-use crate::assembler::{Arguments, Kernel, U32, U64};
+use crate::assembler::{U32, U64};
 
 /// Number of rounds.
 pub const ROUNDS: usize = 10;
@@ -42,12 +42,6 @@ pub fn philox<'k>(key: [U32<'k>; 2], counter: [U32<'k>; 4]) -> [U32<'k>; 4] {
 pub struct Key<'k>(pub [U32<'k>; 4]);
 
 impl<'k> Key<'k> {
-    /// Declares four parameters for a key.
-    #[track_caller]
-    pub fn parameters(k: &'k Kernel) -> Key<'k> {
-        Key(["key0", "key1", "key2", "key3"].map(|name| k.u32_param(name)))
-    }
-
     /// Derives the key number `value` from this one.
     #[track_caller]
     pub fn fold(self, value: U64<'k>) -> Key<'k> {
@@ -73,12 +67,5 @@ impl<'k> Key<'k> {
         let odd = (at & 1).differs(0);
         let late = (at & 2).differs(0);
         late.select(odd.select(fourth, third), odd.select(second, first))
-    }
-}
-
-/// Adds the arguments that [`Key::parameters`] declares.
-pub fn push_key(arguments: &mut Arguments, key: [u32; 4]) {
-    for word in key {
-        arguments.push_u32(word);
     }
 }

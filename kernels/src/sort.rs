@@ -7,9 +7,10 @@
 //! the number of keys.
 
 use crate::assembler::{
-    Arguments, GlobalAddress, Kernel, Launch, Pred, Ptx, SharedAddress, Target, U32, Variant,
+    GlobalAddress, In, Kernel, Launch, Out, Pred, Ptx, SharedAddress, Target, U32, Variant,
     block_exclusive_scan,
 };
+use crate::params;
 
 /// Bits per digit.
 const BITS: u32 = 8;
@@ -40,34 +41,6 @@ fn tiles(count: u32) -> u32 {
     count.div_ceil(TILE)
 }
 
-/// Arguments of one pass over keys and positions, the same for its three kernels.
-#[derive(Clone, Copy, Debug)]
-pub struct RadixPassArguments {
-    /// The addresses of the keys and of their positions.
-    pub from: [u64; 2],
-    /// The destinations of keys and positions, sorted by this pass's digit.
-    pub to: [u64; 2],
-    /// A workspace of [`workspace_words`] u32.
-    pub counts: u64,
-    /// Number of keys.
-    pub count: u32,
-    /// The number of the pass, from 0.
-    pub pass: u32,
-}
-
-impl RadixPassArguments {
-    /// The bytes of the parameters of each of the three kernels.
-    pub fn arguments(&self) -> Arguments {
-        let mut arguments = Arguments::new();
-        for address in self.from.into_iter().chain(self.to).chain([self.counts]) {
-            arguments.push_pointer(address);
-        }
-        arguments.push_u32(self.count).push_u32(tiles(self.count));
-        arguments.push_u32(self.pass * BITS);
-        arguments
-    }
-}
-
 /// The kernels of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RadixPass {
@@ -93,31 +66,9 @@ impl RadixPass {
     }
 }
 
-/// The parameters in a kernel.
-struct Call<'k> {
-    k: &'k Kernel,
-    from: [GlobalAddress<'k>; 2],
-    to: [GlobalAddress<'k>; 2],
-    /// \[digits, tiles\] counts, followed by \[digits\] totals.
-    counts: GlobalAddress<'k>,
-    count: U32<'k>,
-    tiles: U32<'k>,
-    shift: U32<'k>,
-}
-
 impl<'k> Call<'k> {
-    #[track_caller]
-    fn new(k: &'k Kernel) -> Call<'k> {
-        let pair = |names: [&str; 2]| names.map(|name| k.pointer(name));
-        Call {
-            k,
-            from: pair(["keys", "positions"]),
-            to: pair(["sorted_keys", "sorted_positions"]),
-            counts: k.pointer("counts"),
-            count: k.u32_param("count"),
-            tiles: k.u32_param("tiles"),
-            shift: k.u32_param("shift"),
-        }
+    fn k(&self) -> &'k Kernel {
+        self.count.kernel()
     }
 
     /// The count of a digit in a tile.
@@ -137,7 +88,7 @@ impl<'k> Call<'k> {
     /// The keys of this lane, by round.
     #[track_caller]
     fn keys(&self) -> Vec<Key<'k>> {
-        let k = self.k;
+        let k = self.k();
         let first = k.cta() * TILE + k.warp() * (TILE / WARPS) + k.lane();
         let load = |round: u32| {
             let index = first + round * 32;
@@ -161,7 +112,7 @@ impl<'k> Call<'k> {
     /// Allocates counters \[warps, digits\] in shared memory and sets them to 0.
     #[track_caller]
     fn zeros(&self) -> SharedAddress<'k> {
-        let k = self.k;
+        let k = self.k();
         let table = k.shared::<u32>(WARPS * DIGITS);
         let own = table.element::<u32>(k.thread());
         for warp in 0..WARPS {
@@ -175,7 +126,7 @@ impl<'k> Call<'k> {
     /// counters. All lanes must call it.
     #[track_caller]
     fn number(&self, table: SharedAddress<'k>, key: &Key<'k>) -> U32<'k> {
-        let k = self.k;
+        let k = self.k();
         // Keys past the end get an extra digit.
         let digit = key.exists.select(key.digit, DIGITS);
         let same = digit.match_any();
@@ -198,10 +149,51 @@ struct Key<'k> {
     digit: U32<'k>,
 }
 
+params! {
+    /// Arguments of one pass over keys and positions, the same for its three kernels.
+    pub struct RadixPassArguments => Call {
+        /// The addresses of the keys and of their positions.
+        from: [In; 2],
+        /// The destinations of keys and positions, sorted by this pass's digit.
+        to: [Out; 2],
+        /// A workspace of [`workspace_words`] u32: \[digits, tiles\] counts, followed by \[digits\]
+        /// totals.
+        counts: Out,
+        /// Number of keys.
+        count: u32,
+        /// Tiles of keys.
+        tiles: u32,
+        /// The first bit of the pass's digit.
+        shift: u32,
+    }
+}
+
+impl RadixPassArguments {
+    /// Pass `pass`, counted from 0, over `count` keys.
+    pub fn new(
+        from: [In; 2],
+        to: [Out; 2],
+        counts: Out,
+        count: u32,
+        pass: u32,
+    ) -> RadixPassArguments {
+        RadixPassArguments {
+            from,
+            to,
+            counts,
+            count,
+            tiles: tiles(count),
+            shift: pass * BITS,
+        }
+    }
+}
+
 impl Variant for RadixPass {
+    type Arguments = RadixPassArguments;
+
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
-        let call = Call::new(k);
+        let call = self.parameters(k);
         match self {
             RadixPass::Count => count(&call),
             RadixPass::Scan => scan(&call),
@@ -222,7 +214,7 @@ impl Variant for RadixPass {
 
 #[track_caller]
 fn count(call: &Call<'_>) {
-    let k = call.k;
+    let k = call.k();
     let keys = call.keys();
     let table = call.zeros();
     for key in &keys {
@@ -239,7 +231,7 @@ fn count(call: &Call<'_>) {
 /// Prefix sums over the tiles, with one CTA per digit.
 #[track_caller]
 fn scan(call: &Call<'_>) {
-    let k = call.k;
+    let k = call.k();
     let carried = k.var(0u32);
     k.for_range(0u32, call.tiles, THREADS, |first| {
         let tile = first + k.thread();
@@ -256,7 +248,7 @@ fn scan(call: &Call<'_>) {
 
 #[track_caller]
 fn place(call: &Call<'_>) {
-    let k = call.k;
+    let k = call.k();
     let keys = call.keys();
     let positions: Vec<_> = keys
         .iter()
@@ -294,22 +286,6 @@ fn place(call: &Call<'_>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn arguments_fill_the_parameter_space() {
-        let arguments = RadixPassArguments {
-            from: [256, 512],
-            to: [1024, 2048],
-            counts: 4096,
-            count: 77,
-            pass: 1,
-        };
-        for pass in RadixPass::ALL {
-            let bytes = arguments.arguments();
-            assert_eq!(bytes.bytes().len(), pass.ptx().parameter_bytes());
-            assert_eq!(pass.launch(0), None);
-        }
-    }
 
     #[test]
     fn there_is_one_pass_per_digit() {

@@ -16,10 +16,11 @@
 //! finds a vector's row. Otherwise a CTA loops over one row.
 
 use crate::assembler::{
-    Arguments, F32, GlobalAddress, Kernel, Launch, Pred, Ptx, Target, U32, U64, Variant,
+    F32, GlobalAddress, In, Kernel, Launch, Out, Pred, Ptx, Target, U32, U64, Variant,
 };
 use crate::dtype::{Dtype, Vector};
 use crate::elementary::sigmoid;
+use crate::params;
 
 /// Threads per CTA.
 const THREADS: u32 = 256;
@@ -85,12 +86,31 @@ impl SwiGlu {
     }
 }
 
+params! {
+    /// Arguments of [`SwiGlu`].
+    pub struct SwiGluArguments => Call {
+        /// \[R, 2, F\].
+        gate_up: In,
+        /// \[R, F\].
+        y: Out,
+        /// R.
+        rows: u64,
+        /// F.
+        features: u32,
+    }
+}
+
 impl Variant for SwiGlu {
+    type Arguments = SwiGluArguments;
+
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
-        let (gate_up, y) = (k.pointer("gate_up"), k.pointer("y"));
-        let rows = k.u64_param("rows");
-        let features = k.u32_param("features");
+        let Call {
+            gate_up,
+            y,
+            rows,
+            features,
+        } = self.parameters(k);
         let dtype = self.dtype;
 
         match self.form {
@@ -119,29 +139,6 @@ impl Variant for SwiGlu {
     }
 }
 
-/// Arguments of [`SwiGlu`]; pointers are device addresses.
-#[derive(Clone, Copy, Debug)]
-pub struct SwiGluArguments {
-    /// \[R, 2, F\], read.
-    pub gate_up: u64,
-    /// \[R, F\], written.
-    pub y: u64,
-    /// R.
-    pub rows: u64,
-    /// F.
-    pub features: u32,
-}
-
-impl SwiGluArguments {
-    /// The bytes of the kernel's parameters.
-    pub fn arguments(&self) -> Arguments {
-        let mut arguments = Arguments::new();
-        arguments.push_pointer(self.gate_up).push_pointer(self.y);
-        arguments.push_u64(self.rows).push_u32(self.features);
-        arguments
-    }
-}
-
 /// The gradient of [`SwiGlu`]: dgate and dup in one kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SwiGluGrad {
@@ -163,13 +160,34 @@ impl SwiGluGrad {
     }
 }
 
+params! {
+    /// Arguments of [`SwiGluGrad`].
+    pub struct SwiGluGradArguments => SwiGluGradCall {
+        /// \[R, 2, F\].
+        gate_up: In,
+        /// \[R, F\].
+        dy: In,
+        /// \[R, 2, F\].
+        dgate_up: Out,
+        /// R.
+        rows: u64,
+        /// F.
+        features: u32,
+    }
+}
+
 impl Variant for SwiGluGrad {
+    type Arguments = SwiGluGradArguments;
+
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
-        let (gate_up, dy) = (k.pointer("gate_up"), k.pointer("dy"));
-        let dgate_up = k.pointer("dgate_up");
-        let rows = k.u64_param("rows");
-        let features = k.u32_param("features");
+        let SwiGluGradCall {
+            gate_up,
+            dy,
+            dgate_up,
+            rows,
+            features,
+        } = self.parameters(k);
         let dtype = self.dtype;
 
         match self.form {
@@ -200,33 +218,6 @@ impl Variant for SwiGluGrad {
 
     fn entry(&self) -> String {
         format!("swiglu_grad_{}", self.form.name(self.dtype))
-    }
-}
-
-/// Arguments of [`SwiGluGrad`]; pointers are device addresses.
-#[derive(Clone, Copy, Debug)]
-pub struct SwiGluGradArguments {
-    /// \[R, 2, F\], read.
-    pub gate_up: u64,
-    /// \[R, F\], read.
-    pub dy: u64,
-    /// \[R, 2, F\], written.
-    pub dgate_up: u64,
-    /// R.
-    pub rows: u64,
-    /// F.
-    pub features: u32,
-}
-
-impl SwiGluGradArguments {
-    /// The bytes of the kernel's parameters.
-    pub fn arguments(&self) -> Arguments {
-        let mut arguments = Arguments::new();
-        for pointer in [self.gate_up, self.dy, self.dgate_up] {
-            arguments.push_pointer(pointer);
-        }
-        arguments.push_u64(self.rows).push_u32(self.features);
-        arguments
     }
 }
 
@@ -320,32 +311,6 @@ fn each_element<'k>(k: &'k Kernel, features: U32<'k>, body: impl Fn(Position<'k>
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn arguments_fill_the_parameter_space() {
-        for aligned in [true, false] {
-            let variant = SwiGlu::new(Dtype::Bf16, [3, 64], aligned);
-            let arguments = SwiGluArguments {
-                gate_up: 1,
-                y: 2,
-                rows: 3,
-                features: 64,
-            };
-            let bytes = arguments.arguments();
-            assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
-
-            let variant = SwiGluGrad::new(Dtype::Bf16, [3, 64], aligned);
-            let arguments = SwiGluGradArguments {
-                gate_up: 1,
-                dy: 2,
-                dgate_up: 3,
-                rows: 3,
-                features: 64,
-            };
-            let bytes = arguments.arguments();
-            assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
-        }
-    }
 
     /// The loop is used for rows that are unaligned or not whole vectors, and for more vectors than
     /// a u32 can count.

@@ -7,11 +7,12 @@
 //! payload of a NaN in a sum.
 
 use crate::assembler::{
-    Arguments, B16, Bf16, F32, F64, GlobalAddress, Kernel, Launch, Pred, Ptx, S32, S64, Target,
+    B16, Bf16, F32, F64, GlobalAddress, In, Kernel, Launch, List, Out, Pred, Ptx, S32, S64, Target,
     U32, Variant,
 };
 use crate::copies::Format;
 use crate::elementwise::THREADS;
+use crate::params;
 use crate::{Error, Result};
 
 /// The most sources of one kernel. Each is a parameter.
@@ -90,9 +91,11 @@ impl TreeReduce {
     }
 
     fn write<'k, E: Element<'k>>(&self, k: &'k Kernel) {
-        let names = (0..self.sources).map(|at| format!("x{at}"));
-        let sources: Vec<GlobalAddress<'k>> = names.map(|name| k.pointer(&name)).collect();
-        let (y, elements) = (k.pointer("y"), k.u64_param("elements"));
+        let Call {
+            sources,
+            y,
+            elements,
+        } = self.parameters(k);
 
         let first = k.cta().mul_wide(THREADS * self.per_thread());
         let load = |i: u32| {
@@ -343,7 +346,21 @@ impl<'k> Element<'k> for Byte<'k> {
     }
 }
 
+params! {
+    /// Arguments of [`TreeReduce`].
+    pub struct TreeReduceArguments => Call for variant: TreeReduce {
+        /// The first element of each source.
+        sources: List<In, MAX_SOURCES> = variant.sources as usize,
+        /// The first element of the result, which may be a source.
+        y: Out,
+        /// The number of elements of each source and of the result.
+        elements: u64,
+    }
+}
+
 impl Variant for TreeReduce {
+    type Arguments = TreeReduceArguments;
+
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS).reserve_load_registers();
         match self.format {
@@ -362,51 +379,5 @@ impl Variant for TreeReduce {
     fn entry(&self) -> String {
         let (op, format) = (self.op.name(), self.format.name());
         format!("tree_{op}_{format}_n{}", self.sources)
-    }
-}
-
-/// Arguments of [`TreeReduce`]; pointers are device addresses.
-#[derive(Clone, Copy, Debug)]
-pub struct TreeReduceArguments<'a> {
-    /// The first element of each source.
-    pub sources: &'a [u64],
-    /// The first element of the result, which may be a source.
-    pub y: u64,
-    /// The number of elements of each source and of the result.
-    pub elements: u64,
-}
-
-impl TreeReduceArguments<'_> {
-    /// The bytes of the parameters.
-    pub fn arguments(&self) -> Arguments {
-        let mut arguments = Arguments::new();
-        for source in self.sources {
-            arguments.push_pointer(*source);
-        }
-        arguments.push_pointer(self.y).push_u64(self.elements);
-        arguments
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn arguments_fill_the_parameter_space() {
-        for sources in [1, 5, MAX_SOURCES] {
-            let variant = TreeReduce::new(TreeOp::Mean, Format::Bf16, sources).unwrap();
-            let arguments = TreeReduceArguments {
-                sources: &vec![256; sources],
-                y: 512,
-                elements: 3,
-            };
-            let bytes = arguments.arguments();
-            assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
-            assert_eq!(variant.launch(0), None);
-        }
-        for none in [0, MAX_SOURCES + 1] {
-            assert!(TreeReduce::new(TreeOp::Max, Format::U8, none).is_err());
-        }
     }
 }

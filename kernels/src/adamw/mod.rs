@@ -14,7 +14,8 @@ mod table;
 
 pub use table::{AdamWConstants, AdamWEntry, GlobalIndices, Rounding, chunk_words};
 
-use crate::assembler::{Arguments, Kernel, Launch, Ptx, Target, Variant};
+use crate::assembler::{In, Kernel, Launch, Ptx, Target, Variant};
+use crate::params;
 
 /// Threads per CTA.
 const THREADS: u32 = 256;
@@ -81,10 +82,28 @@ impl Kind {
     }
 }
 
+params! {
+    /// Arguments of [`AdamW`].
+    pub struct AdamWArguments => Call {
+        /// The entries, laid out by [`AdamWEntry::words`].
+        table: In,
+        /// One word per CTA, laid out by [`chunk_words`].
+        chunks: In,
+        /// The learning rate, an f32.
+        learning_rate: In,
+        /// The step, an f32. If it is less than 1, nothing is updated.
+        step: In,
+        /// The factor for the gradients, an f32. If it is not finite, nothing is updated.
+        scale: In,
+    }
+}
+
 impl Variant for AdamW {
+    type Arguments = AdamWArguments;
+
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
-        step::write(k, *self);
+        step::write(k, *self, &self.parameters(k));
         k.finish()
     }
 
@@ -94,57 +113,5 @@ impl Variant for AdamW {
             .map(|kind| format!("_{}", kind.name()))
             .collect();
         format!("adamw{kinds}")
-    }
-}
-
-/// Arguments of [`AdamW`], which are device addresses.
-#[derive(Clone, Copy, Debug)]
-pub struct AdamWArguments {
-    /// The entries, laid out by [`AdamWEntry::words`].
-    pub table: u64,
-    /// One word per CTA, laid out by [`chunk_words`].
-    pub chunks: u64,
-    /// The learning rate, an f32.
-    pub learning_rate: u64,
-    /// The step, an f32. If it is less than 1, nothing is updated.
-    pub step: u64,
-    /// The factor for the gradients, an f32. If it is not finite, nothing is updated.
-    pub scale: u64,
-}
-
-impl AdamWArguments {
-    /// The bytes of the parameters.
-    pub fn arguments(&self) -> Arguments {
-        let mut arguments = Arguments::new();
-        arguments
-            .push_pointer(self.table)
-            .push_pointer(self.chunks)
-            .push_pointer(self.learning_rate)
-            .push_pointer(self.step)
-            .push_pointer(self.scale);
-        arguments
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn arguments_fill_the_parameter_space() {
-        let arguments = AdamWArguments {
-            table: 256,
-            chunks: 512,
-            learning_rate: 4,
-            step: 8,
-            scale: 12,
-        };
-        let variant = AdamW {
-            f32: true,
-            ..AdamW::default()
-        };
-        let parameters = variant.ptx().parameter_bytes();
-        assert_eq!(arguments.arguments().bytes().len(), parameters);
-        assert_eq!(variant.launch(0), None);
     }
 }

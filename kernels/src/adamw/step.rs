@@ -1,17 +1,20 @@
 //! The AdamW kernel. It has the operations of the CPU kernel in the same order, none of them fused.
 
 use super::table::{Entry, GlobalIndicesOnGpu};
-use super::{AdamW, CHUNK, GROUP, GROUPS, Kind, THREADS, TILE};
+use super::{AdamW, CHUNK, Call, GROUP, GROUPS, Kind, THREADS, TILE};
 use crate::assembler::{Bf16x2, F32, F64, GlobalAddress, Kernel, Pair, Pred, U32, U64};
 use crate::dtype::Dtype;
 use crate::philox::Key;
 
-pub(super) fn write(k: &Kernel, variant: AdamW) {
-    let (table, chunks) = (k.pointer("table"), k.pointer("chunks"));
-    let now = Now::parameters(k);
+pub(super) fn write<'k>(k: &'k Kernel, variant: AdamW, call: &Call<'k>) {
+    let now = Now {
+        learning_rate: call.learning_rate.load(),
+        step: call.step.load(),
+        scale: call.scale.load(),
+    };
 
-    let [index, chunk] = chunks.element::<u64>(k.cta()).load_vector();
-    let entry = Entry::new(table, index);
+    let [index, chunk] = call.chunks.element::<u64>(k.cta()).load_vector();
+    let entry = Entry::new(call.table, index);
     let factors = Factors::of_cta(k, entry, &now);
     let goes = now.scale.abs().lt(f32::INFINITY) & now.step.ge(1.0);
     k.if_(goes, || {
@@ -32,19 +35,6 @@ struct Now<'k> {
     learning_rate: F32<'k>,
     step: F32<'k>,
     scale: F32<'k>,
-}
-
-impl<'k> Now<'k> {
-    #[track_caller]
-    fn parameters(k: &'k Kernel) -> Now<'k> {
-        let [learning_rate, step, scale] =
-            ["learning_rate", "step", "scale"].map(|name| k.pointer(name));
-        Now {
-            learning_rate: learning_rate.load(),
-            step: step.load(),
-            scale: scale.load(),
-        }
-    }
 }
 
 /// The factors of an update.

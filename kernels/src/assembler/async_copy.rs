@@ -47,13 +47,13 @@ impl Kernel {
 #[cfg(test)]
 mod tests {
     use super::super::kernel::tests::body;
-    use super::super::{Kernel, Target};
+    use super::super::{ArgumentFor, In, Kernel, Target};
 
     /// 16-byte copies bypass L1; smaller ones cannot.
     #[test]
     fn copies_read_nothing_if_the_predicate_is_false() {
         let k = &Kernel::new("copies", Target::Sm80, 32);
-        let (from, to) = (k.pointer("x"), k.shared::<f32>(32));
+        let (from, to) = (In::declare(k, "x", &()), k.shared::<f32>(32));
         let inside = k.constant(true);
         to.offset(64).copy_async::<16>(from, inside);
         to.copy_async::<4>(from.offset(8), inside);

@@ -7,35 +7,7 @@ use std::panic::Location;
 
 use super::register::Class;
 use super::shared::SharedLayout;
-use super::{GlobalAddress, Operand, Parameter, ParameterKind, Ptx, Register, Scalar, U32};
-
-/// The virtual architecture that a kernel is written for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Target {
-    /// Compute capability 8.0 and everything newer.
-    Sm80,
-    /// Compute capability 9.0 with its architecture-specific instructions, and nothing newer.
-    Sm90a,
-}
-
-impl Target {
-    /// Its name in a `.target` directive.
-    pub fn name(self) -> &'static str {
-        match self {
-            Target::Sm80 => "sm_80",
-            Target::Sm90a => "sm_90a",
-        }
-    }
-
-    /// The lowest PTX version that has the instructions we use, since a driver rejects newer
-    /// versions than its own.
-    fn ptx_version(self) -> &'static str {
-        match self {
-            Target::Sm80 => "7.8",
-            Target::Sm90a => "8.3",
-        }
-    }
-}
+use super::{Operand, Parameter, Ptx, Register, Scalar, Target, U32};
 
 /// A kernel under construction.
 ///
@@ -210,55 +182,8 @@ impl Kernel {
         self.compute("mov.u32", &[&"%nctaid.x"])
     }
 
-    /// A parameter that points into global memory.
-    #[track_caller]
-    pub fn pointer(&self, name: &str) -> GlobalAddress<'_> {
-        let generic: Register<'_, u64> = self.parameter(name, ParameterKind::Pointer);
-        GlobalAddress::new(self.compute("cvta.to.global.u64", &[&generic]))
-    }
-
-    /// A 32-bit unsigned parameter.
-    #[track_caller]
-    pub fn u32_param(&self, name: &str) -> U32<'_> {
-        self.parameter(name, ParameterKind::U32)
-    }
-
-    /// A 32-bit signed parameter.
-    #[track_caller]
-    pub fn i32_param(&self, name: &str) -> Register<'_, i32> {
-        self.parameter(name, ParameterKind::I32)
-    }
-
-    /// A 64-bit unsigned parameter.
-    #[track_caller]
-    pub fn u64_param(&self, name: &str) -> Register<'_, u64> {
-        self.parameter(name, ParameterKind::U64)
-    }
-
-    /// A 64-bit signed parameter.
-    #[track_caller]
-    pub fn i64_param(&self, name: &str) -> Register<'_, i64> {
-        self.parameter(name, ParameterKind::I64)
-    }
-
-    /// An f32 parameter.
-    #[track_caller]
-    pub fn f32_param(&self, name: &str) -> Register<'_, f32> {
-        self.parameter(name, ParameterKind::F32)
-    }
-
-    #[track_caller]
-    fn parameter<T: Scalar>(&self, name: &str, kind: ParameterKind) -> Register<'_, T> {
-        let mut state = self.state.borrow_mut();
-        state.parameters.push(Parameter {
-            name: name.to_owned(),
-            kind,
-        });
-        drop(state);
-        self.compute(
-            &format!("ld.param.{}", kind.ptx_type()),
-            &[&format_args!("[{name}]")],
-        )
+    pub(super) fn add_parameter(&self, parameter: Parameter) {
+        self.state.borrow_mut().parameters.push(parameter);
     }
 
     pub(super) fn shared_layout<R>(&self, change: impl FnOnce(&mut SharedLayout) -> R) -> R {
@@ -346,6 +271,7 @@ fn push_line(text: &mut String, line: std::fmt::Arguments<'_>) {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use super::super::{ArgumentFor, In};
     use super::*;
 
     /// The instructions of a kernel without directives.
@@ -362,10 +288,10 @@ pub(super) mod tests {
     #[test]
     fn parameters_are_declared_in_order() {
         let k = &Kernel::new("parameters", Target::Sm90a, 64).ctas_per_sm(3);
-        k.pointer("x");
-        k.u32_param("n");
-        k.i64_param("stride");
-        k.f32_param("eps");
+        In::declare(k, "x", &());
+        u32::declare(k, "n", &());
+        i64::declare(k, "stride", &());
+        f32::declare(k, "eps", &());
         let ptx = k.finish();
 
         let head = ".version 8.3\n.target sm_90a\n.address_size 64\n";

@@ -1,9 +1,32 @@
 //! Everything needed to load and launch a kernel: its text, launch geometry and parameter bytes.
 
-use std::fmt::Debug;
-use std::hash::Hash;
+/// The virtual architecture that a kernel is written for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Target {
+    /// Compute capability 8.0 and everything newer.
+    Sm80,
+    /// Compute capability 9.0 with its architecture-specific instructions, and nothing newer.
+    Sm90a,
+}
 
-use super::Target;
+impl Target {
+    /// Its name in a `.target` directive.
+    pub fn name(self) -> &'static str {
+        match self {
+            Target::Sm80 => "sm_80",
+            Target::Sm90a => "sm_90a",
+        }
+    }
+
+    /// The lowest PTX version that has the instructions we use, since a driver rejects newer
+    /// versions than its own.
+    pub(super) fn ptx_version(self) -> &'static str {
+        match self {
+            Target::Sm80 => "7.8",
+            Target::Sm90a => "8.3",
+        }
+    }
+}
 
 /// A kernel ready to be loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,6 +78,8 @@ pub enum ParameterKind {
     I64,
     /// An f32.
     F32,
+    /// An f64.
+    F64,
 }
 
 impl ParameterKind {
@@ -62,7 +87,10 @@ impl ParameterKind {
     pub fn size(self) -> usize {
         match self {
             ParameterKind::U32 | ParameterKind::I32 | ParameterKind::F32 => 4,
-            ParameterKind::Pointer | ParameterKind::U64 | ParameterKind::I64 => 8,
+            ParameterKind::Pointer
+            | ParameterKind::U64
+            | ParameterKind::I64
+            | ParameterKind::F64 => 8,
         }
     }
 
@@ -78,17 +106,9 @@ impl ParameterKind {
             ParameterKind::I32 => "s32",
             ParameterKind::I64 => "s64",
             ParameterKind::F32 => "f32",
+            ParameterKind::F64 => "f64",
         }
     }
-}
-
-/// Identifies a kernel. Equal variants give equal text, so a variant is a cache key.
-pub trait Variant: Clone + Eq + Hash + Debug + Send + Sync + 'static {
-    /// Writes the kernel.
-    fn ptx(&self) -> Ptx;
-
-    /// The name of its entry point. It encodes every field of the variant.
-    fn entry(&self) -> String;
 }
 
 /// The launch geometry.
@@ -148,42 +168,12 @@ impl Arguments {
         }
     }
 
-    /// Adds an address in device memory.
-    pub fn push_pointer(&mut self, address: u64) -> &mut Arguments {
-        self.push(address.to_ne_bytes())
-    }
-
-    /// Adds an unsigned 32-bit value.
-    pub fn push_u32(&mut self, value: u32) -> &mut Arguments {
-        self.push(value.to_ne_bytes())
-    }
-
-    /// Adds a signed 32-bit value.
-    pub fn push_i32(&mut self, value: i32) -> &mut Arguments {
-        self.push(value.to_ne_bytes())
-    }
-
-    /// Adds an unsigned 64-bit value.
-    pub fn push_u64(&mut self, value: u64) -> &mut Arguments {
-        self.push(value.to_ne_bytes())
-    }
-
-    /// Adds a signed 64-bit value.
-    pub fn push_i64(&mut self, value: i64) -> &mut Arguments {
-        self.push(value.to_ne_bytes())
-    }
-
-    /// Adds an f32.
-    pub fn push_f32(&mut self, value: f32) -> &mut Arguments {
-        self.push(value.to_ne_bytes())
-    }
-
     /// The bytes so far, padding included.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
 
-    fn push<const N: usize>(&mut self, value: [u8; N]) -> &mut Arguments {
+    pub(super) fn push<const N: usize>(&mut self, value: [u8; N]) {
         let start = self.len.next_multiple_of(N);
         assert!(
             start + N <= Arguments::CAPACITY,
@@ -192,7 +182,6 @@ impl Arguments {
         );
         self.len = start + N;
         self.bytes[start..self.len].copy_from_slice(&value);
-        self
     }
 }
 
@@ -209,11 +198,10 @@ mod tests {
     #[test]
     fn arguments_are_aligned_to_their_size() {
         let mut arguments = Arguments::new();
-        arguments
-            .push_u32(7)
-            .push_pointer(0x1122)
-            .push_f32(1.0)
-            .push_i64(-1);
+        arguments.push(7u32.to_ne_bytes());
+        arguments.push(0x1122u64.to_ne_bytes());
+        arguments.push(1f32.to_ne_bytes());
+        arguments.push((-1i64).to_ne_bytes());
         let mut expected = [7u32.to_ne_bytes(), [0; 4]].concat();
         expected.extend(0x1122u64.to_ne_bytes());
         expected.extend(1f32.to_ne_bytes());
@@ -226,7 +214,7 @@ mod tests {
     fn arguments_may_fill_the_capacity() {
         let mut arguments = Arguments::new();
         for _ in 0..Arguments::CAPACITY / 8 {
-            arguments.push_u64(1);
+            arguments.push([1; 8]);
         }
         assert_eq!(arguments.bytes().len(), Arguments::CAPACITY);
     }
@@ -236,7 +224,7 @@ mod tests {
     fn arguments_beyond_the_capacity_panic() {
         let mut arguments = Arguments::new();
         for _ in 0..=Arguments::CAPACITY / 8 {
-            arguments.push_u64(1);
+            arguments.push([1; 8]);
         }
     }
 

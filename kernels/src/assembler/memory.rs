@@ -336,12 +336,12 @@ pub(super) fn written<T: Integer>(base: &Register<'_, T>, offset: i64) -> String
 #[cfg(test)]
 mod tests {
     use super::super::kernel::tests::body;
-    use super::super::{Kernel, Target};
+    use super::super::{ArgumentFor, In, Kernel, Target};
 
     #[test]
     fn offsets_are_part_of_the_address() {
         let k = &Kernel::new("offsets", Target::Sm80, 32);
-        let x = k.pointer("x").offset(16).offset(-4);
+        let x = In::declare(k, "x", &()).offset(16).offset(-4);
         let values = x.load_vector::<f32, 4>();
         x.offset(-12).store_vector::<f32, 2>([values[0], values[3]]);
         assert_eq!(
@@ -357,7 +357,7 @@ mod tests {
     #[test]
     fn conditional_loads_begin_with_zeros() {
         let k = &Kernel::new("conditional", Target::Sm80, 32);
-        let (x, inside) = (k.pointer("x"), k.constant(true));
+        let (x, inside) = (In::declare(k, "x", &()), k.constant(true));
         x.load_vector_if::<u32, 2>(inside);
         x.store_if(inside, k.constant(1u32));
         assert_eq!(

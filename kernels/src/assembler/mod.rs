@@ -5,10 +5,17 @@
 //! that holds the result:
 //!
 //! ```
-//! use meshgrad_kernels::assembler::{Kernel, Target};
+//! use meshgrad_kernels::assembler::{ArgumentFor, Kernel, Out, Target};
+//!
+//! meshgrad_kernels::params! {
+//!     struct ScaleArguments => Scale {
+//!         x: Out,
+//!         n: u32,
+//!     }
+//! }
 //!
 //! let k = &Kernel::new("scale", Target::Sm80, 128);
-//! let (x, n) = (k.pointer("x"), k.u32_param("n"));
+//! let Scale { x, n } = ScaleArguments::declare(k, "", &());
 //!
 //! let i = k.cta() * 128 + k.thread();
 //! k.if_(i.lt(n), || {
@@ -48,6 +55,7 @@ mod launch;
 mod memory;
 mod operators;
 mod pairs;
+mod params;
 mod register;
 mod shared;
 mod tensor_core;
@@ -58,10 +66,13 @@ pub use block::{
     sum_across_groups, swap_with_neighbor, warp_sum,
 };
 pub use control::Variable;
-pub use kernel::{Kernel, Target};
-pub use launch::{Arguments, Launch, Parameter, ParameterKind, Ptx, Variant};
+pub use kernel::Kernel;
+pub use launch::{Arguments, Launch, Parameter, ParameterKind, Ptx, Target};
 pub use memory::{AddressVariable, GlobalAddress, Stored};
 pub use operators::{Bits, Float, Integer, Number, Signed};
+#[doc(hidden)]
+pub use params::nested;
+pub use params::{Argument, ArgumentFor, In, List, Out, Registers, Variant};
 pub use register::{
     B16, Bf16, Bf16x2, F32, F64, Operand, Pair, Pred, Register, S32, S64, Scalar, U32, U64,
 };

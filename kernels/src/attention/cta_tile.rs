@@ -5,18 +5,42 @@
 //! comparison: d + ahead < ahead + window.
 
 use super::ROWS_PER_CTA;
-use super::problem::{Axis, CACHED, PACKED};
-use crate::assembler::{F32, GlobalAddress, Kernel, Pred, S32, S64, U32, U64};
+use super::problem::{self, Axis, CACHED, Call, IntegerList, PACKED};
+use crate::assembler::{
+    Argument, ArgumentFor, Arguments, GlobalAddress, Kernel, Pred, S32, S64, U32, U64,
+};
 use crate::faults::Faults;
 
 /// The positions of first queries that are in device memory are clamped to this.
 pub(super) const MAX_POSITIONS: u32 = 1 << 28;
 
-/// A [B, T, H, D] view, passed as parameters.
+/// A [B, T, H, D] view in registers.
 #[derive(Clone, Copy)]
-pub(super) struct View<'k> {
+pub struct View<'k> {
     base: GlobalAddress<'k>,
     strides: [U64<'k>; 3],
+}
+
+impl<P> Argument for problem::View<P> {
+    type InKernel<'k> = View<'k>;
+}
+
+impl<P> ArgumentFor<()> for problem::View<P>
+where
+    P: ArgumentFor<()> + for<'k> Argument<InKernel<'k> = GlobalAddress<'k>>,
+{
+    #[track_caller]
+    fn declare<'k>(k: &'k Kernel, name: &str, (): &()) -> View<'k> {
+        View {
+            base: P::declare(k, name, &()),
+            strides: <[u64; 3]>::declare(k, &format!("{name}_stride"), &()),
+        }
+    }
+
+    fn push(&self, (): &(), arguments: &mut Arguments) {
+        self.address.push(&(), arguments);
+        self.strides.push(&(), arguments);
+    }
 }
 
 /// Rows of one head of one sequence.
@@ -31,14 +55,6 @@ pub(super) struct Rows<'k> {
 }
 
 impl<'k> View<'k> {
-    #[track_caller]
-    pub(super) fn parameter(k: &'k Kernel, name: &str) -> View<'k> {
-        View {
-            base: k.pointer(name),
-            strides: ["b", "t", "h"].map(|axis| k.u64_param(&format!("{name}_{axis}"))),
-        }
-    }
-
     /// The address of one row.
     #[track_caller]
     pub(super) fn row(self, batch: U32<'k>, token: U32<'k>, head: U32<'k>) -> GlobalAddress<'k> {
@@ -58,29 +74,14 @@ impl<'k> View<'k> {
     }
 }
 
-/// A list of i32 or i64 in global memory.
-#[derive(Clone, Copy)]
-struct Integers<'k> {
-    base: GlobalAddress<'k>,
-    wide: U32<'k>,
-    step: U32<'k>,
-}
-
-impl<'k> Integers<'k> {
-    #[track_caller]
-    fn parameter(k: &'k Kernel, name: &str) -> Integers<'k> {
-        Integers {
-            base: k.pointer(name),
-            wide: k.u32_param(&format!("{name}_wide")),
-            step: k.u32_param(&format!("{name}_step")),
-        }
-    }
-
+impl<'k> IntegerList<'k> {
     /// The value at `index`.
     #[track_caller]
     fn value(self, index: U32<'k>) -> S64<'k> {
         let is_wide = self.wide.differs(0);
-        let from = self.base.element::<u32>((index * self.step) << self.wide);
+        let from = self
+            .address
+            .element::<u32>((index * self.step) << self.wide);
         let low = from.load::<u32>();
         let high = from.offset(4).load_if::<u32>(is_wide);
         let wide = (high.wide() << 32) | low.wide();
@@ -93,7 +94,7 @@ impl<'k> Integers<'k> {
         clamped(self.value(index), most)
     }
 
-    /// Like [`Integers::at`], but also reports a value that it clamps.
+    /// Like [`IntegerList::at`], but also reports a value that it clamps.
     #[track_caller]
     fn checked(self, index: U32<'k>, most: U32<'k>, faults: Option<Faults<'k>>) -> U32<'k> {
         let value = self.value(index);
@@ -108,69 +109,6 @@ impl<'k> Integers<'k> {
 #[track_caller]
 fn clamped<'k>(value: S64<'k>, most: U32<'k>) -> U32<'k> {
     value.max(0).min(most.wide().signed()).unsigned().low()
-}
-
-/// Fault sites for invalid positions, lengths and offsets.
-#[derive(Clone, Copy)]
-pub(super) struct Reports<'k> {
-    of_queries: Faults<'k>,
-    of_keys: Faults<'k>,
-}
-
-impl<'k> Reports<'k> {
-    #[track_caller]
-    pub(super) fn parameters(k: &'k Kernel) -> Reports<'k> {
-        Reports {
-            of_queries: Faults::named(k, "queries"),
-            of_keys: Faults::named(k, "keys"),
-        }
-    }
-}
-
-/// The parameters that all kernels share.
-#[derive(Clone, Copy)]
-pub(super) struct Call<'k> {
-    k: &'k Kernel,
-    kind: U32<'k>,
-    count: U32<'k>,
-    /// The index of the first query in its sequence, if it is not packed.
-    first_query: U32<'k>,
-    of_queries: Integers<'k>,
-    of_keys: Integers<'k>,
-    pub(super) queries: U32<'k>,
-    keys: U32<'k>,
-    pub(super) heads: U32<'k>,
-    /// Query heads per key-value head.
-    pub(super) group: U32<'k>,
-    pub(super) head_dim: U32<'k>,
-    tiles: U32<'k>,
-    ahead: S32<'k>,
-    window: S32<'k>,
-    pub(super) scale: F32<'k>,
-}
-
-impl<'k> Call<'k> {
-    /// Declares the parameters in the order in which the host pushes them.
-    #[track_caller]
-    pub(super) fn parameters(k: &'k Kernel) -> Call<'k> {
-        Call {
-            k,
-            kind: k.u32_param("kind"),
-            count: k.u32_param("count"),
-            first_query: k.u32_param("first_query"),
-            of_queries: Integers::parameter(k, "of_queries"),
-            of_keys: Integers::parameter(k, "of_keys"),
-            queries: k.u32_param("queries"),
-            keys: k.u32_param("keys"),
-            heads: k.u32_param("heads"),
-            group: k.u32_param("group"),
-            head_dim: k.u32_param("head_dim"),
-            tiles: k.u32_param("tiles"),
-            ahead: k.u32_param("ahead").signed(),
-            window: k.u32_param("window").signed(),
-            scale: k.f32_param("scale"),
-        }
-    }
 }
 
 /// The range of one sequence among the tokens.
@@ -202,7 +140,7 @@ pub(super) struct CtaTile<'k> {
 impl<'k> CtaTile<'k> {
     #[track_caller]
     pub(super) fn of_cta(call: Call<'k>, axis: Axis) -> CtaTile<'k> {
-        CtaTile::reporting(call, axis, None)
+        CtaTile::reporting(call, axis, [None; 2])
     }
 
     /// Like [`CtaTile::of_cta`], but reports invalid positions, lengths and offsets to `reports`.
@@ -211,9 +149,9 @@ impl<'k> CtaTile<'k> {
     pub(super) fn reporting(
         call: Call<'k>,
         axis: Axis,
-        reports: Option<Reports<'k>>,
+        reports: [Option<Faults<'k>>; 2],
     ) -> CtaTile<'k> {
-        let k = call.k;
+        let k = call.queries.kernel();
         let (length, heads) = match axis {
             Axis::Queries => (call.queries, call.heads),
             Axis::Keys => (call.keys, call.heads / call.group),
@@ -230,8 +168,7 @@ impl<'k> CtaTile<'k> {
         let (batch, first, position) = (zero(), zero(), k.var(call.first_query));
         let (query_begin, queries) = (zero(), k.var(call.queries));
         let (key_begin, keys, all_keys) = (zero(), k.var(call.keys), k.var(call.keys));
-        let of_queries = reports.map(|reports| reports.of_queries);
-        let of_keys = reports.map(|reports| reports.of_keys);
+        let [of_queries, of_keys] = reports;
         let packed = || {
             let of_axis = match axis {
                 Axis::Queries => call.of_queries,
@@ -241,7 +178,7 @@ impl<'k> CtaTile<'k> {
             let begin = of_axis.at(sequence, length) / ROWS_PER_CTA + sequence;
             first.set((tile - begin) * ROWS_PER_CTA);
 
-            let span = |list: Integers<'k>, most: U32<'k>, faults: Option<Faults<'k>>| {
+            let span = |list: IntegerList<'k>, most: U32<'k>, faults: Option<Faults<'k>>| {
                 let begin = list.checked(sequence, most, faults);
                 let end = list.checked(sequence + 1, most, faults);
                 if let Some(faults) = faults {
@@ -355,11 +292,11 @@ impl<'k> CtaTile<'k> {
 #[track_caller]
 fn sequence_of<'k>(
     call: Call<'k>,
-    begins: Integers<'k>,
+    begins: IntegerList<'k>,
     length: U32<'k>,
     tile: U32<'k>,
 ) -> U32<'k> {
-    let k = call.k;
+    let k = call.queries.kernel();
     let (low, high) = (k.var(0u32), k.var(call.count));
     k.while_(
         || (*high - *low).gt(1),

@@ -1,9 +1,10 @@
 //! The row sums that both gradient kernels subtract.
 
+use super::View;
 use super::problem::Extents;
-use super::{View, cta_tile};
-use crate::assembler::{Arguments, Kernel, Launch, Ptx, Target, Variant, group_sum};
+use crate::assembler::{In, Kernel, Launch, Out, Ptx, Target, Variant, group_sum};
 use crate::dtype::Dtype;
+use crate::params;
 
 /// Threads per CTA.
 const THREADS: u32 = 128;
@@ -46,14 +47,64 @@ impl AttentionDelta {
     }
 }
 
+params! {
+    /// Arguments of [`AttentionDelta`].
+    pub struct AttentionDeltaArguments => Call for variant: AttentionDelta {
+        /// [B, T, H, D].
+        out: View<In>,
+        /// [B, T, H, D].
+        dout: View<In>,
+        /// [B, H, T] of f32.
+        delta: Out,
+        /// lse and its gradient, both [B, H, T] of f32; with [`AttentionDelta::with_dlse`].
+        lse_and_dlse: Option<[In; 2]> = variant.has_dlse,
+        /// B T H.
+        rows: u64,
+        /// T.
+        queries: u32,
+        /// H.
+        heads: u32,
+        /// D.
+        head_dim: u32,
+    }
+}
+
+impl AttentionDeltaArguments {
+    /// The arguments for these extents.
+    pub fn new(
+        [out, dout]: [View<In>; 2],
+        delta: Out,
+        lse_and_dlse: Option<[In; 2]>,
+        extents: &Extents,
+    ) -> AttentionDeltaArguments {
+        AttentionDeltaArguments {
+            out,
+            dout,
+            delta,
+            lse_and_dlse,
+            rows: extents.rows(),
+            queries: extents.queries(),
+            heads: extents.heads(),
+            head_dim: extents.head_dim(),
+        }
+    }
+}
+
 impl Variant for AttentionDelta {
+    type Arguments = AttentionDeltaArguments;
+
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
-        let [out, dout] = ["out", "dout"].map(|name| cta_tile::View::parameter(k, name));
-        let delta = k.pointer("delta");
-        let of_lse = self.has_dlse.then(|| ["lse", "dlse"].map(|x| k.pointer(x)));
-        let rows = k.u64_param("rows");
-        let [queries, heads, head_dim] = ["queries", "heads", "head_dim"].map(|x| k.u32_param(x));
+        let Call {
+            out,
+            dout,
+            delta,
+            lse_and_dlse,
+            rows,
+            queries,
+            heads,
+            head_dim,
+        } = self.parameters(k);
 
         let lane = k.thread() & (LANES - 1);
         let row = k.cta().mul_wide(THREADS / LANES) + (k.thread() / LANES).wide();
@@ -91,7 +142,7 @@ impl Variant for AttentionDelta {
         let line = batch * heads + head;
         let at = line.mul_wide(queries) + query.wide();
         let writes = exists & lane.equals(0);
-        let total = match of_lse {
+        let total = match lse_and_dlse {
             Some(of_lse) => {
                 let values = of_lse.map(|base| base.element_wide::<f32>(at).load_if::<f32>(writes));
                 let [lse, dlse] = values;
@@ -108,60 +159,5 @@ impl Variant for AttentionDelta {
         let form = if self.vectors { "" } else { "_scalar" };
         let dlse = if self.has_dlse { "_dlse" } else { "" };
         format!("attention_delta_{}{form}{dlse}", self.dtype.name())
-    }
-}
-
-/// Arguments of [`AttentionDelta`].
-#[derive(Clone, Copy, Debug)]
-pub struct AttentionDeltaArguments {
-    /// [B, T, H, D], read.
-    pub out: View,
-    /// [B, T, H, D], read.
-    pub dout: View,
-    /// [B, H, T] of f32, written.
-    pub delta: u64,
-    /// lse and its gradient, both [B, H, T] of f32, read; with [`AttentionDelta::with_dlse`].
-    pub lse_and_dlse: Option<[u64; 2]>,
-    /// Extents of q, k and v.
-    pub extents: Extents,
-}
-
-impl AttentionDeltaArguments {
-    /// The bytes of the kernel's parameters.
-    pub fn arguments(&self) -> Arguments {
-        let mut arguments = Arguments::new();
-        for view in [self.out, self.dout] {
-            view.push(&mut arguments);
-        }
-        arguments.push_pointer(self.delta);
-        for pointer in self.lse_and_dlse.into_iter().flatten() {
-            arguments.push_pointer(pointer);
-        }
-        self.extents.push_rows(&mut arguments);
-        arguments
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::tests::{FORMS, problem, view};
-    use super::*;
-
-    #[test]
-    fn arguments_fill_the_parameters() {
-        let problem = problem(FORMS[0]);
-        for lse_and_dlse in [None, Some([0; 2])] {
-            let delta = AttentionDelta::new(Dtype::Bf16, 64, true);
-            let delta = delta.with_dlse(lse_and_dlse.is_some());
-            let arguments = AttentionDeltaArguments {
-                out: view(),
-                dout: view(),
-                delta: 0,
-                lse_and_dlse,
-                extents: problem.extents,
-            };
-            let bytes = arguments.arguments().bytes().len();
-            assert_eq!(bytes, delta.ptx().parameter_bytes());
-        }
     }
 }

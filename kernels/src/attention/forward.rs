@@ -1,9 +1,9 @@
 //! The forward kernel: the attention output and the log-sum-exp of each query.
 
-use super::problem::{Axis, Problem, View};
+use super::arguments::AttentionArguments;
+use super::problem::{Axis, Problem};
 use super::{Form, cuda_cores, tensor_core};
-use crate::assembler::{Arguments, Launch, Ptx, Variant};
-use crate::faults::FaultSite;
+use crate::assembler::{Launch, Ptx, Variant};
 
 /// `out = softmax(scale q k^T) v` and `lse = ln sum_k exp(scale q k^T)`, over the visible keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -32,6 +32,8 @@ impl Attention {
 }
 
 impl Variant for Attention {
+    type Arguments = AttentionArguments;
+
     fn ptx(&self) -> Ptx {
         match self.form {
             Form::TensorCores { head_dim } => tensor_core::forward(self.entry(), head_dim),
@@ -44,66 +46,19 @@ impl Variant for Attention {
     }
 }
 
-/// Arguments of [`Attention`].
-#[derive(Clone, Copy, Debug)]
-pub struct AttentionArguments {
-    /// [B, T, H, D], read.
-    pub q: View,
-    /// [B, S, G, D], read.
-    pub k: View,
-    /// [B, S, G, D], read.
-    pub v: View,
-    /// [B, T, H, D], written.
-    pub out: View,
-    /// [B, H, T] of f32, written.
-    pub lse: u64,
-    /// Fault sites for out-of-range values of [`Problem::sequences`], first for queries and then
-    /// for keys.
-    pub faults: [FaultSite; 2],
-    /// Extents, mask and scale.
-    pub problem: Problem,
-}
-
-impl AttentionArguments {
-    /// The bytes of the kernel's parameters.
-    pub fn arguments(&self) -> Arguments {
-        let mut arguments = Arguments::new();
-        for view in [self.q, self.k, self.v, self.out] {
-            view.push(&mut arguments);
-        }
-        arguments.push_pointer(self.lse);
-        for site in self.faults {
-            site.push(&mut arguments);
-        }
-        self.problem.push(Axis::Queries, &mut arguments);
-        arguments
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{FORMS, problem, view};
+    use super::super::tests::{FORMS, problem};
     use super::*;
 
-    /// Each launch requests the shared memory that its kernel declares, and passes all parameters.
+    /// Each launch requests the shared memory that its kernel declares.
     #[test]
     fn launches_fit_their_kernels() {
         for form in FORMS {
-            let (variant, problem, view) = (Attention::new(form), problem(form), view());
+            let (variant, problem) = (Attention::new(form), problem(form));
             let (ptx, launch) = (variant.ptx(), variant.launch(&problem).unwrap());
             assert_eq!(launch.dynamic_shared, ptx.dynamic_shared, "{}", ptx.entry);
             assert_eq!(launch.block, ptx.block);
-
-            let arguments = AttentionArguments {
-                q: view,
-                k: view,
-                v: view,
-                out: view,
-                lse: 0,
-                faults: [FaultSite::new(0, 1); 2],
-                problem,
-            };
-            assert_eq!(arguments.arguments().bytes().len(), ptx.parameter_bytes());
         }
     }
 }

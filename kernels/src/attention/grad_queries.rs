@@ -1,8 +1,9 @@
 //! The gradient of queries.
 
-use super::problem::{Axis, Problem, View};
+use super::arguments::AttentionGradQueriesArguments;
+use super::problem::{Axis, Problem};
 use super::{Form, cuda_cores, tensor_core};
-use crate::assembler::{Arguments, Launch, Ptx, Variant};
+use crate::assembler::{Launch, Ptx, Variant};
 
 /// `dq = scale dS k`, where `P = exp(scale q k^T - lse)` and `dS = P * (dout v^T - delta)`. The
 /// kernel recomputes the weights P.
@@ -34,6 +35,8 @@ impl AttentionGradQueries {
 }
 
 impl Variant for AttentionGradQueries {
+    type Arguments = AttentionGradQueriesArguments;
+
     fn ptx(&self) -> Ptx {
         match self.form {
             Form::TensorCores { head_dim } => tensor_core::grad_queries(self.entry(), head_dim),
@@ -46,66 +49,19 @@ impl Variant for AttentionGradQueries {
     }
 }
 
-/// Arguments of [`AttentionGradQueries`].
-#[derive(Clone, Copy, Debug)]
-pub struct AttentionGradQueriesArguments {
-    /// [B, T, H, D], read.
-    pub q: View,
-    /// [B, S, G, D], read.
-    pub k: View,
-    /// [B, S, G, D], read.
-    pub v: View,
-    /// [B, T, H, D], read.
-    pub dout: View,
-    /// [B, H, T] of f32, read.
-    pub lse: u64,
-    /// [B, H, T] of f32, read.
-    pub delta: u64,
-    /// [B, T, H, D], written.
-    pub dq: View,
-    /// Extents, mask and scale.
-    pub problem: Problem,
-}
-
-impl AttentionGradQueriesArguments {
-    /// The bytes of the kernel's parameters.
-    pub fn arguments(&self) -> Arguments {
-        let mut arguments = Arguments::new();
-        for view in [self.q, self.k, self.v, self.dout] {
-            view.push(&mut arguments);
-        }
-        arguments.push_pointer(self.lse).push_pointer(self.delta);
-        self.dq.push(&mut arguments);
-        self.problem.push(Axis::Queries, &mut arguments);
-        arguments
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{FORMS, problem, view};
+    use super::super::tests::{FORMS, problem};
     use super::*;
 
-    /// Each launch requests the shared memory that its kernel declares, and passes all parameters.
+    /// Each launch requests the shared memory that its kernel declares.
     #[test]
     fn launches_fit_their_kernels() {
         for form in FORMS {
-            let (variant, problem, view) = (AttentionGradQueries::new(form), problem(form), view());
+            let (variant, problem) = (AttentionGradQueries::new(form), problem(form));
             let (ptx, launch) = (variant.ptx(), variant.launch(&problem).unwrap());
             assert_eq!(launch.dynamic_shared, ptx.dynamic_shared, "{}", ptx.entry);
             assert_eq!(launch.block, ptx.block);
-
-            let arguments = AttentionGradQueriesArguments {
-                q: view,
-                k: view,
-                v: view,
-                dout: view,
-                lse: 0,
-                delta: 0,
-                dq: view,
-                problem,
-            };
-            assert_eq!(arguments.arguments().bytes().len(), ptx.parameter_bytes());
         }
     }
 }

@@ -13,6 +13,7 @@
 //! All other rows use CUDA cores, in f32 ([`Form::CudaCores`]). The mask is passed as arguments, so
 //! one kernel serves all masks, cached keys and packed sequences.
 
+mod arguments;
 mod cta_tile;
 mod cuda_cores;
 mod delta;
@@ -23,10 +24,13 @@ mod problem;
 mod softmax;
 mod tensor_core;
 
+pub use arguments::{
+    AttentionArguments, AttentionGradKeysArguments, AttentionGradQueriesArguments,
+};
 pub use delta::{AttentionDelta, AttentionDeltaArguments};
-pub use forward::{Attention, AttentionArguments};
-pub use grad_keys::{AttentionGradKeys, AttentionGradKeysArguments};
-pub use grad_queries::{AttentionGradQueries, AttentionGradQueriesArguments};
+pub use forward::Attention;
+pub use grad_keys::AttentionGradKeys;
+pub use grad_queries::AttentionGradQueries;
 pub use problem::{Extents, Integers, Problem, Sequences, View};
 
 use crate::dtype::Dtype;
@@ -107,13 +111,6 @@ mod tests {
             window: None,
             sequences: Sequences::Rows,
             scale: 1.0,
-        }
-    }
-
-    pub(super) fn view() -> View {
-        View {
-            address: 0,
-            strides: [0; 3],
         }
     }
 

@@ -1,7 +1,8 @@
 //! Host side of the attention kernels: extents, mask and launch.
 
-use crate::assembler::{Arguments, Launch};
+use crate::assembler::{Argument, ArgumentFor, Arguments, In, Kernel, Launch, Out};
 use crate::error::{Error, Result};
+use crate::params;
 
 use super::ROWS_PER_CTA;
 use super::cta_tile::MAX_POSITIONS;
@@ -19,20 +20,22 @@ const MAX_KEYS: u32 = 1 << 24;
 /// The most tiles, of 64 rows each.
 const MAX_TILES: u32 = 1 << 28;
 
-/// A [B, T, H, D] view whose last dim is contiguous.
+/// A [B, T, H, D] view whose last dim is contiguous, at an [`In`](crate::assembler::In) or
+/// [`Out`](crate::assembler::Out) address.
 #[derive(Clone, Copy, Debug)]
-pub struct View {
-    /// Address of the first element.
-    pub address: u64,
+pub struct View<P> {
+    /// The first element.
+    pub address: P,
     /// Strides of B, T and H in bytes.
     pub strides: [u64; 3],
 }
 
-impl View {
-    pub(super) fn push(&self, arguments: &mut Arguments) {
-        arguments.push_pointer(self.address);
-        for stride in self.strides {
-            arguments.push_u64(stride);
+impl View<Out> {
+    /// The same view, for a kernel that reads what an earlier one wrote.
+    pub fn written(self) -> View<In> {
+        View {
+            address: self.address.written(),
+            strides: self.strides,
         }
     }
 }
@@ -101,6 +104,14 @@ impl Extents {
         })
     }
 
+    pub(super) fn queries(&self) -> u32 {
+        self.queries
+    }
+
+    pub(super) fn heads(&self) -> u32 {
+        self.heads
+    }
+
     /// D.
     pub fn head_dim(&self) -> u32 {
         self.head_dim
@@ -109,15 +120,6 @@ impl Extents {
     /// [B, H, T] rows of queries.
     pub(super) fn rows(&self) -> u64 {
         u64::from(self.batch) * u64::from(self.heads) * u64::from(self.queries)
-    }
-
-    pub(super) fn push_rows(&self, arguments: &mut Arguments) {
-        let [queries, heads] = [self.queries, self.heads];
-        arguments
-            .push_u64(self.rows())
-            .push_u32(queries)
-            .push_u32(heads)
-            .push_u32(self.head_dim);
     }
 }
 
@@ -132,30 +134,24 @@ fn within(what: &'static str, value: usize, most: u32) -> Result<u32> {
     })
 }
 
-/// A list of i32 or i64 in device memory.
-#[derive(Clone, Copy, Debug)]
-pub struct Integers {
-    /// Address of the first integer.
-    pub address: u64,
-    /// Whether the integers are i64.
-    pub wide: bool,
-    /// Elements from one integer to the next: 1, or 0 if all batch rows share one value.
-    pub step: u32,
+params! {
+    /// A list of i32 or i64 in device memory.
+    pub struct Integers => IntegerList {
+        /// The first integer.
+        address: In,
+        /// Whether the integers are i64.
+        wide: bool,
+        /// Elements from one integer to the next: 1, or 0 if all batch rows share one value.
+        step: u32,
+    }
 }
 
 impl Integers {
     const NONE: Integers = Integers {
-        address: 0,
+        address: In(0),
         wide: false,
         step: 0,
     };
-
-    fn push(&self, arguments: &mut Arguments) {
-        arguments
-            .push_pointer(self.address)
-            .push_u32(self.wide.into())
-            .push_u32(self.step);
-    }
 }
 
 /// How queries and keys are arranged in sequences.
@@ -188,7 +184,7 @@ pub(super) const PACKED: u32 = 2;
 
 /// Whether a CTA owns a tile of queries or of keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Axis {
+pub enum Axis {
     /// Tiles of queries, for each query head.
     Queries,
     /// Tiles of keys, for each key-value head.
@@ -246,10 +242,11 @@ impl Problem {
         Launch::new([u32::try_from(ctas).unwrap_or(u32::MAX), 1, 1], threads)
     }
 
-    pub(super) fn push(&self, axis: Axis, arguments: &mut Arguments) {
+    /// The parameters of a kernel whose CTAs own tiles along `axis`.
+    fn parameters(&self, axis: Axis) -> Parameters {
         let extents = self.extents;
         let none = Integers::NONE;
-        let (kind, lists, count) = match self.sequences {
+        let (kind, [of_queries, of_keys], count) = match self.sequences {
             Sequences::Rows => (0, [none, none], 0),
             Sequences::Cached { q_offset, k_len } => (CACHED, [q_offset, k_len], 0),
             Sequences::Packed {
@@ -258,23 +255,62 @@ impl Problem {
                 count,
             } => (PACKED, [cu_seqlens_q, cu_seqlens_k], count),
         };
-        let group = extents.heads / extents.kv_heads.max(1);
         let window = self.window.and_then(|window| u32::try_from(window).ok());
-        let ahead = if self.causal { 0 } else { FAR };
 
-        arguments
-            .push_u32(kind)
-            .push_u32(count)
-            .push_u32(extents.first_query);
-        lists.iter().for_each(|list| list.push(arguments));
-        for extent in [extents.queries, extents.keys, extents.heads, group] {
-            arguments.push_u32(extent);
+        Parameters {
+            kind,
+            count,
+            first_query: extents.first_query,
+            of_queries,
+            of_keys,
+            queries: extents.queries,
+            keys: extents.keys,
+            heads: extents.heads,
+            group: extents.heads / extents.kv_heads.max(1),
+            head_dim: extents.head_dim,
+            tiles: u32::try_from(self.tiles(axis)).unwrap_or(u32::MAX),
+            ahead: if self.causal { 0 } else { FAR as i32 },
+            window: window.unwrap_or(FAR).min(FAR) as i32,
+            scale: self.scale,
         }
-        arguments
-            .push_u32(extents.head_dim)
-            .push_u32(u32::try_from(self.tiles(axis)).unwrap_or(u32::MAX))
-            .push_u32(ahead)
-            .push_u32(window.unwrap_or(FAR).min(FAR))
-            .push_f32(self.scale);
+    }
+}
+
+params! {
+    /// Extents, mask and scale of an attention op.
+    struct Parameters => Call {
+        /// 0, [`CACHED`] or [`PACKED`].
+        kind: u32,
+        /// The number of packed sequences.
+        count: u32,
+        /// The index of the first query in its sequence, if it is not packed.
+        first_query: u32,
+        of_queries: Integers,
+        of_keys: Integers,
+        queries: u32,
+        keys: u32,
+        heads: u32,
+        /// Query heads per key-value head.
+        group: u32,
+        head_dim: u32,
+        tiles: u32,
+        ahead: i32,
+        window: i32,
+        scale: f32,
+    }
+}
+
+impl Argument for Problem {
+    type InKernel<'k> = Call<'k>;
+}
+
+impl ArgumentFor<Axis> for Problem {
+    #[track_caller]
+    fn declare<'k>(k: &'k Kernel, name: &str, axis: &Axis) -> Call<'k> {
+        Parameters::declare(k, name, axis)
+    }
+
+    fn push(&self, axis: &Axis, arguments: &mut Arguments) {
+        self.parameters(*axis).push(axis, arguments);
     }
 }

@@ -1,32 +1,15 @@
 //! The integers 0, 1, 2, ...
 
 use super::{Raw, Unit};
-use crate::assembler::{Arguments, Kernel, Launch, Ptx, Target, Variant};
+use crate::assembler::{Kernel, Launch, Out, Ptx, Target, Variant};
 use crate::elementwise::THREADS;
+use crate::params;
 
 /// `y[i] = i` for 4-byte or 8-byte integers that are 16-byte aligned. Each thread stores one vector
 /// of 16 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Arange {
     wide: bool,
-}
-
-/// Arguments of [`Arange`].
-#[derive(Clone, Copy, Debug)]
-pub struct ArangeArguments {
-    /// The address of the first element.
-    pub y: u64,
-    /// The number of elements.
-    pub elements: u64,
-}
-
-impl ArangeArguments {
-    /// The bytes of the parameters.
-    pub fn arguments(&self) -> Arguments {
-        let mut arguments = Arguments::new();
-        arguments.push_pointer(self.y).push_u64(self.elements);
-        arguments
-    }
 }
 
 impl Arange {
@@ -53,10 +36,22 @@ impl Arange {
     }
 }
 
+params! {
+    /// Arguments of [`Arange`].
+    pub struct ArangeArguments => Call {
+        /// The address of the first element.
+        y: Out,
+        /// The number of elements.
+        elements: u64,
+    }
+}
+
 impl Variant for Arange {
+    type Arguments = ArangeArguments;
+
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
-        let (y, elements) = (k.pointer("y"), k.u64_param("elements"));
+        let Call { y, elements } = self.parameters(k);
 
         let vector = k.cta().mul_wide(THREADS) + k.thread().wide();
         let first = vector * u64::from(self.per_vector());
@@ -95,16 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arguments_fill_the_parameter_space() {
-        let arguments = ArangeArguments {
-            y: 256,
-            elements: 77,
-        };
-        for wide in [false, true] {
-            let bytes = arguments.arguments();
-            let ptx = Arange::new(wide).ptx();
-            assert_eq!(bytes.bytes().len(), ptx.parameter_bytes());
-        }
+    fn without_elements_nothing_is_launched() {
         assert_eq!(Arange::new(true).launch(0), None);
         assert_eq!(Arange::new(true).launch(513).unwrap().grid, [2, 1, 1]);
     }

@@ -1,11 +1,11 @@
 //! Casts between element types.
 
 use crate::assembler::{
-    Arguments, B16, F32, F64, GlobalAddress, Integer, Kernel, Launch, Pred, Ptx, S64, Target,
-    Variant,
+    B16, F32, F64, GlobalAddress, In, Integer, Kernel, Launch, Out, Pred, Ptx, S64, Target, Variant,
 };
-use crate::elementwise::strided::{self, Index, Strides};
+use crate::elementwise::strided::{self, Index, Space, SpaceForm, Strides};
 use crate::elementwise::{IterationSpace, THREADS};
+use crate::params;
 
 /// An element type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -195,27 +195,6 @@ pub struct Cast {
     wide: bool,
 }
 
-/// Arguments of [`Cast`].
-#[derive(Clone, Copy, Debug)]
-pub struct CastArguments<'a> {
-    /// The address of the first element of x.
-    pub x: u64,
-    /// The address of the first element of y.
-    pub y: u64,
-    /// Extents and strides of both.
-    pub space: &'a IterationSpace,
-}
-
-impl CastArguments<'_> {
-    /// The bytes of the parameters of `variant`.
-    pub fn arguments(&self, variant: &Cast) -> Arguments {
-        let mut arguments = Arguments::new();
-        arguments.push_pointer(self.x).push_pointer(self.y);
-        strided::push_space(&mut arguments, self.space, variant.wide);
-        arguments
-    }
-}
-
 impl Cast {
     /// The kernel for an iteration space over y and x.
     pub fn new(from: Format, to: Format, space: &IterationSpace) -> Cast {
@@ -232,10 +211,12 @@ impl Cast {
         strided::launch(elements)
     }
 
-    fn text<I: Index<O>, O: Integer>(&self) -> Ptx {
-        let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
-        let (x, y) = (k.pointer("x"), k.pointer("y"));
-        let space = Strides::<I, O>::parameters(k, self.dims.into(), 2);
+    fn write<'k, I: Index<O>, O: Integer>(
+        &self,
+        k: &'k Kernel,
+        [x, y]: [GlobalAddress<'k>; 2],
+        space: &Strides<'k, I, O>,
+    ) {
         let load = |index| {
             let exists = I::is_below(index, space.elements);
             let coordinates = space.coordinates(index);
@@ -248,42 +229,37 @@ impl Cast {
         for (exists, to, value) in loaded {
             self.to.store_if(exists, to, value);
         }
-        k.finish()
+    }
+}
+
+params! {
+    /// Arguments of [`Cast`].
+    pub struct CastArguments => Call for variant: Cast {
+        /// The address of the first element of x.
+        x: In,
+        /// The address of the first element of y.
+        y: Out,
+        /// Extents and strides of both.
+        space: IterationSpace = SpaceForm { dims: variant.dims, wide: variant.wide, tensors: 2 },
     }
 }
 
 impl Variant for Cast {
+    type Arguments = CastArguments;
+
     fn ptx(&self) -> Ptx {
-        match self.wide {
-            false => self.text::<u32, i32>(),
-            true => self.text::<u64, i64>(),
+        let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
+        let Call { x, y, space } = self.parameters(k);
+        match space {
+            Space::Narrow(space) => self.write(k, [x, y], &space),
+            Space::Wide(space) => self.write(k, [x, y], &space),
         }
+        k.finish()
     }
 
     fn entry(&self) -> String {
         let (from, to, dims) = (self.from.name(), self.to.name(), self.dims);
         let wide = if self.wide { "_wide" } else { "" };
         format!("cast_{from}_to_{to}_strided{dims}{wide}")
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn arguments_fill_the_parameter_space() {
-        for stride in [1, 1 << 40] {
-            let space = IterationSpace::new(&[3, 4], &[4, 1], &[&[1, stride]]).unwrap();
-            let variant = Cast::new(Format::I64, Format::U8, &space);
-            let (x, y) = (256, 512);
-            let bytes = CastArguments {
-                x,
-                y,
-                space: &space,
-            }
-            .arguments(&variant);
-            assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
-        }
     }
 }

@@ -1,8 +1,9 @@
 //! Filling a tensor with one value.
 
 use super::{Raw, Unit};
-use crate::assembler::{Arguments, Kernel, Launch, Pred, Ptx, Target, U64, Variant};
+use crate::assembler::{Kernel, Launch, Out, Pred, Ptx, Target, U64, Variant};
 use crate::elementwise::THREADS;
+use crate::params;
 
 /// Stores per thread.
 const PER_THREAD: u32 = 4;
@@ -13,28 +14,6 @@ const PER_THREAD: u32 = 4;
 pub struct Fill {
     element: Unit,
     aligned: bool,
-}
-
-/// Arguments of [`Fill`].
-#[derive(Clone, Copy, Debug)]
-pub struct FillArguments {
-    /// The address of the first element.
-    pub y: u64,
-    /// The number of elements.
-    pub elements: u64,
-    /// The bits of the value, repeated to fill 64 bits.
-    pub bits: u64,
-}
-
-impl FillArguments {
-    /// The bytes of the parameters.
-    pub fn arguments(&self, variant: &Fill) -> Arguments {
-        let mut arguments = Arguments::new();
-        arguments.push_pointer(self.y);
-        let [units, rest] = variant.parts(self.elements);
-        arguments.push_u64(units).push_u64(rest).push_u64(self.bits);
-        arguments
-    }
 }
 
 impl Fill {
@@ -50,6 +29,17 @@ impl Fill {
             .div_ceil(u64::from(THREADS * PER_THREAD))
             .max(rest.min(1));
         Launch::new([u32::try_from(ctas).unwrap_or(u32::MAX), 1, 1], THREADS)
+    }
+
+    /// The arguments for `elements` elements at `y`. `bits` is the value, repeated to fill 64 bits.
+    pub fn arguments(&self, y: Out, elements: u64, bits: u64) -> FillArguments {
+        let [units, rest] = self.parts(elements);
+        FillArguments {
+            y,
+            units,
+            rest,
+            bits,
+        }
     }
 
     /// The number of units that are stored, and of elements after them.
@@ -84,15 +74,31 @@ impl Fill {
     }
 }
 
+params! {
+    /// Arguments of [`Fill`].
+    pub struct FillArguments => Call {
+        /// The address of the first element.
+        y: Out,
+        /// The number of 16-byte vectors, or of elements that are not in one.
+        units: u64,
+        /// The number of elements after them.
+        rest: u64,
+        /// The bits of the value, repeated to fill 64 bits.
+        bits: u64,
+    }
+}
+
 impl Variant for Fill {
+    type Arguments = FillArguments;
+
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
-        let y = k.pointer("y");
-        let (units, rest, bits) = (
-            k.u64_param("units"),
-            k.u64_param("rest"),
-            k.u64_param("bits"),
-        );
+        let Call {
+            y,
+            units,
+            rest,
+            bits,
+        } = self.parameters(k);
 
         let (unit, size) = (self.unit(), u64::from(self.unit().bytes()));
         let first = k.cta().mul_wide(THREADS * PER_THREAD);
@@ -120,17 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arguments_fill_the_parameter_space() {
-        for aligned in [true, false] {
-            let variant = Fill::new(Unit::B2, aligned);
-            let arguments = FillArguments {
-                y: 256,
-                elements: 77,
-                bits: 1,
-            };
-            let bytes = arguments.arguments(&variant);
-            assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
-        }
+    fn without_elements_nothing_is_launched() {
         assert_eq!(Fill::new(Unit::B2, true).launch(0), None);
         assert_eq!(Fill::new(Unit::B2, true).launch(3).unwrap().grid, [1, 1, 1]);
     }

@@ -2,11 +2,12 @@
 
 use super::{Raw, Unit};
 use crate::assembler::{
-    Arguments, GlobalAddress, Integer, Kernel, Launch, Pred, Ptx, Target, Variant,
+    GlobalAddress, In, Integer, Kernel, Launch, Out, Pred, Ptx, Registers, Target, Variant,
 };
-use crate::elementwise::strided::{self, Index, Strides};
+use crate::elementwise::strided::{self, Index, Space, SpaceForm, Strides};
 use crate::elementwise::{IterationSpace, THREADS};
-use crate::faults::{FaultSite, Faults};
+use crate::faults::FaultSite;
+use crate::params;
 
 /// `y[c] = x[c]` for every coordinate c, with any strides. If there is a position (an i64 in device
 /// memory), y begins `position * stride` bytes further on. An out-of-range position writes nothing.
@@ -18,44 +19,17 @@ pub struct Copy {
     positioned: bool,
 }
 
-/// The position of y, which the kernel reads from device memory.
-#[derive(Clone, Copy, Debug)]
-pub struct At {
-    /// The address of an i64.
-    pub position: u64,
-    /// Bytes from one position to the next; a multiple of the unit.
-    pub stride: u64,
-    /// Number of positions.
-    pub extent: u64,
-    /// The fault site for out-of-range positions.
-    pub faults: FaultSite,
-}
-
-/// Arguments of [`struct@Copy`].
-#[derive(Clone, Copy, Debug)]
-pub struct CopyArguments<'a> {
-    /// The address of the first element of x.
-    pub x: u64,
-    /// The address of the first element of y.
-    pub y: u64,
-    /// Extents and strides of both, in units.
-    pub space: &'a IterationSpace,
-    /// The position of y, for a copy with one.
-    pub at: Option<At>,
-}
-
-impl CopyArguments<'_> {
-    /// The bytes of the parameters of `variant`.
-    pub fn arguments(&self, variant: &Copy) -> Arguments {
-        let mut arguments = Arguments::new();
-        arguments.push_pointer(self.x).push_pointer(self.y);
-        strided::push_space(&mut arguments, self.space, variant.wide);
-        if let Some(at) = self.at {
-            arguments.push_pointer(at.position);
-            arguments.push_u64(at.stride).push_u64(at.extent);
-            at.faults.push(&mut arguments);
-        }
-        arguments
+params! {
+    /// The position of y, which the kernel reads from device memory.
+    pub struct At {
+        /// An i64.
+        position: In,
+        /// Bytes from one position to the next; a multiple of the unit.
+        stride: u64,
+        /// Number of positions.
+        extent: u64,
+        /// The fault site for out-of-range positions.
+        faults: FaultSite,
     }
 }
 
@@ -75,13 +49,16 @@ impl Copy {
         strided::launch(units)
     }
 
-    fn text<I: Index<O>, O: Integer>(&self) -> Ptx {
-        let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
-        let (x, y) = (k.pointer("x"), k.pointer("y"));
-        let space = Strides::<I, O>::parameters(k, self.dims.into(), 2);
-        let (y, inside) = match self.positioned {
-            true => positioned(k, y),
-            false => (y, k.constant(true)),
+    fn write<'k, I: Index<O>, O: Integer>(
+        &self,
+        k: &'k Kernel,
+        [x, y]: [GlobalAddress<'k>; 2],
+        at: Option<Registers<'k, At>>,
+        space: &Strides<'k, I, O>,
+    ) {
+        let (y, inside) = match at {
+            Some(at) => positioned(k, y, at),
+            None => (y, k.constant(true)),
         };
 
         let size = self.unit.bytes();
@@ -98,30 +75,49 @@ impl Copy {
         for (exists, to, raw) in loaded {
             self.unit.store_if(exists, to, raw);
         }
-        k.finish()
     }
 }
 
 /// The start of y, and whether the position is in range. One thread reports an out-of-range
 /// position.
 #[track_caller]
-fn positioned<'k>(k: &'k Kernel, y: GlobalAddress<'k>) -> (GlobalAddress<'k>, Pred<'k>) {
-    let position = k.pointer("position");
-    let (stride, extent) = (k.u64_param("stride"), k.u64_param("positions"));
-    let faults = Faults::parameters(k);
-    let position = position.load::<i64>();
-    let inside = position.unsigned().lt(extent);
+fn positioned<'k>(
+    k: &'k Kernel,
+    y: GlobalAddress<'k>,
+    at: Registers<'k, At>,
+) -> (GlobalAddress<'k>, Pred<'k>) {
+    let position = at.position.load::<i64>();
+    let inside = position.unsigned().lt(at.extent);
     let first = k.cta().equals(0) & k.thread().equals(0);
-    faults.report(first & !inside, position);
-    (y.byte_add(position.unsigned() * stride), inside)
+    at.faults.report(first & !inside, position);
+    (y.byte_add(position.unsigned() * at.stride), inside)
+}
+
+params! {
+    /// Arguments of [`struct@Copy`].
+    pub struct CopyArguments => Call for variant: Copy {
+        /// The address of the first element of x.
+        x: In,
+        /// The address of the first element of y.
+        y: Out,
+        /// Extents and strides of both, in units.
+        space: IterationSpace = SpaceForm { dims: variant.dims, wide: variant.wide, tensors: 2 },
+        /// The position of y, for a copy with one.
+        at: Option<At> = variant.positioned,
+    }
 }
 
 impl Variant for Copy {
+    type Arguments = CopyArguments;
+
     fn ptx(&self) -> Ptx {
-        match self.wide {
-            false => self.text::<u32, i32>(),
-            true => self.text::<u64, i64>(),
+        let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
+        let Call { x, y, space, at } = self.parameters(k);
+        match space {
+            Space::Narrow(space) => self.write(k, [x, y], at, &space),
+            Space::Wide(space) => self.write(k, [x, y], at, &space),
         }
+        k.finish()
     }
 
     fn entry(&self) -> String {
@@ -129,37 +125,5 @@ impl Variant for Copy {
         let wide = if self.wide { "_wide" } else { "" };
         let (unit, dims) = (self.unit.bytes(), self.dims);
         format!("copy{positioned}_b{unit}_strided{dims}{wide}")
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn arguments_fill_the_parameter_space() {
-        let narrow = IterationSpace::new(&[3, 4], &[9, 1], &[&[1, 3]]).unwrap();
-        let wide = IterationSpace::new(&[3, 4], &[9, 1], &[&[1, 1 << 40]]).unwrap();
-        for space in [narrow, wide] {
-            for at in [None, Some(())] {
-                let variant = Copy::new(Unit::B4, &space, at.is_some());
-                let at = at.map(|()| At {
-                    position: 64,
-                    stride: 4,
-                    extent: 1,
-                    faults: FaultSite::new(128, 1),
-                });
-                let (x, y) = (256, 512);
-                let arguments = CopyArguments {
-                    x,
-                    y,
-                    space: &space,
-                    at,
-                };
-                let bytes = arguments.arguments(&variant);
-                let declared = variant.ptx().parameter_bytes();
-                assert_eq!(bytes.bytes().len(), declared, "{variant:?}");
-            }
-        }
     }
 }

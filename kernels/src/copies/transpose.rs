@@ -2,9 +2,11 @@
 
 use super::{Raw, Unit};
 use crate::assembler::{
-    Arguments, GlobalAddress, Kernel, Launch, Ptx, S64, SharedAddress, Target, U32, U64, Variant,
+    GlobalAddress, In, Kernel, Launch, List, Out, Ptx, S64, SharedAddress, Target, U32, U64,
+    Variant,
 };
 use crate::elementwise::{IterationSpace, THREADS};
+use crate::params;
 
 /// Maximum number of other dims.
 const MAX_OUTER: usize = IterationSpace::MAX_DIMS - 2;
@@ -19,17 +21,6 @@ pub struct Transpose {
     outer: u8,
 }
 
-/// Arguments of [`Transpose`].
-#[derive(Clone, Copy, Debug)]
-pub struct TransposeArguments {
-    /// The address of the first element of x.
-    pub x: u64,
-    /// The address of the first element of y.
-    pub y: u64,
-    /// Extents and strides of the two swapped dims and the outer ones.
-    pub transposed: TransposeSpace,
-}
-
 /// An iteration space divided into the two swapped dims and the outer dims.
 #[derive(Clone, Copy, Debug)]
 pub struct TransposeSpace {
@@ -37,44 +28,13 @@ pub struct TransposeSpace {
     columns: u64,
     /// From one column to the next in x, and from one row to the next in y, in elements.
     steps: [i64; 2],
-    outer: usize,
-    extents: [u64; MAX_OUTER],
-    /// Strides of x and of y.
-    strides: [[i64; 2]; MAX_OUTER],
+    outer: List<OuterDim, MAX_OUTER>,
 }
 
 impl TransposeSpace {
     /// The number of tiles along rows and columns; a tile has `edge` by `edge` elements.
     fn tiles(&self, edge: u32) -> [u64; 2] {
         [self.rows, self.columns].map(|extent| extent.div_ceil(u64::from(edge)))
-    }
-}
-
-impl TransposeArguments {
-    /// The bytes of the parameters of `variant`.
-    pub fn arguments(&self, variant: &Transpose) -> Arguments {
-        let TransposeSpace {
-            rows,
-            columns,
-            steps,
-            outer,
-            extents,
-            strides,
-        } = self.transposed;
-        let mut arguments = Arguments::new();
-        arguments.push_pointer(self.x).push_pointer(self.y);
-        arguments.push_u64(rows).push_u64(columns);
-        for tiles in self.transposed.tiles(variant.edge()) {
-            arguments.push_u64(tiles);
-        }
-        for step in steps {
-            arguments.push_i64(step);
-        }
-        for (extent, strides) in extents.iter().zip(strides).take(outer) {
-            arguments.push_u64(*extent);
-            arguments.push_i64(strides[0]).push_i64(strides[1]);
-        }
-        arguments
     }
 }
 
@@ -93,26 +53,47 @@ impl Transpose {
             return None;
         }
 
-        let mut transposed = TransposeSpace {
+        let outer = (0..column).filter(|dim| *dim != row);
+        let outer = outer.map(|dim| OuterDim {
+            extent: extents[dim],
+            x_stride: x[dim],
+            y_stride: y[dim],
+        });
+        let transposed = TransposeSpace {
             rows: extents[row],
             columns: extents[column],
             steps: [x[column], y[row]],
-            outer: dims - 2,
-            extents: [1; MAX_OUTER],
-            strides: [[0; 2]; MAX_OUTER],
+            outer: outer.collect(),
         };
-        for (to, dim) in (0..column).filter(|dim| *dim != row).enumerate() {
-            transposed.extents[to] = extents[dim];
-            transposed.strides[to] = [x[dim], y[dim]];
-        }
-        let outer = transposed.outer as u8;
+        let outer = (dims - 2) as u8;
         Some((Transpose { unit, outer }, transposed))
+    }
+
+    /// The arguments for the elements at `x` and `y`.
+    pub fn arguments(&self, x: In, y: Out, transposed: &TransposeSpace) -> TransposeArguments {
+        let [row_tiles, column_tiles] = transposed.tiles(self.edge());
+        let [x_step, y_step] = transposed.steps;
+        TransposeArguments {
+            x,
+            y,
+            rows: transposed.rows,
+            columns: transposed.columns,
+            row_tiles,
+            column_tiles,
+            x_step,
+            y_step,
+            outer: transposed.outer,
+        }
     }
 
     /// The launch; `None` if there are no elements, or more tiles than a grid can have CTAs.
     pub fn launch(&self, transposed: &TransposeSpace) -> Option<Launch> {
         let [rows, columns] = transposed.tiles(self.edge());
-        let outer = transposed.extents.iter().product::<u64>();
+        let outer = transposed
+            .outer
+            .iter()
+            .map(|dim| dim.extent)
+            .product::<u64>();
         let ctas = outer.checked_mul(rows)?.checked_mul(columns)?;
         let ctas = i32::try_from(ctas).ok()?;
         Launch::new([ctas.unsigned_abs(), 1, 1], THREADS)
@@ -133,20 +114,65 @@ impl Transpose {
     }
 }
 
+params! {
+    /// A dim that is not swapped.
+    pub struct OuterDim => OuterCall {
+        /// Its extent.
+        extent: u64,
+        /// Its stride in x, in elements.
+        x_stride: i64,
+        /// Its stride in y, in elements.
+        y_stride: i64,
+    }
+}
+
+params! {
+    /// Arguments of [`Transpose`].
+    pub struct TransposeArguments => Call for variant: Transpose {
+        /// The address of the first element of x.
+        x: In,
+        /// The address of the first element of y.
+        y: Out,
+        /// The extent of the dim that is contiguous in x.
+        rows: u64,
+        /// The extent of the dim that is contiguous in y.
+        columns: u64,
+        /// The number of tiles along the rows.
+        row_tiles: u64,
+        /// The number of tiles along the columns.
+        column_tiles: u64,
+        /// From one column to the next in x, in elements.
+        x_step: i64,
+        /// From one row to the next in y, in elements.
+        y_step: i64,
+        /// The other dims.
+        outer: List<OuterDim, MAX_OUTER> = usize::from(variant.outer),
+    }
+}
+
 impl Variant for Transpose {
+    type Arguments = TransposeArguments;
+
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
         let (edge, size) = (self.edge(), self.unit.bytes());
-        let (x, y) = (k.pointer("x"), k.pointer("y"));
-        let (rows, columns) = (k.u64_param("rows"), k.u64_param("columns"));
-        let (row_tiles, column_tiles) = (k.u64_param("row_tiles"), k.u64_param("column_tiles"));
-        let (x_step, y_step) = (k.i64_param("x_step"), k.i64_param("y_step"));
+        let Call {
+            x,
+            y,
+            rows,
+            columns,
+            row_tiles,
+            column_tiles,
+            x_step,
+            y_step,
+            outer,
+        } = self.parameters(k);
 
         let cta = k.cta().wide();
         let column = cta % column_tiles * u64::from(edge);
         let rest = cta / column_tiles;
         let row = rest % row_tiles * u64::from(edge);
-        let [x, y] = self.outer_part(k, rest / row_tiles, [x, y]);
+        let [x, y] = self.outer_part(&outer, rest / row_tiles, [x, y]);
 
         // One padding element per column puts the elements of a row into different banks too.
         let tile = k.shared::<u32>(edge * (edge + 1) * self.slot() / 4);
@@ -186,22 +212,15 @@ impl Transpose {
     #[track_caller]
     fn outer_part<'k>(
         &self,
-        k: &'k Kernel,
+        dims: &[OuterCall<'k>],
         number: U64<'k>,
         starts: [GlobalAddress<'k>; 2],
     ) -> [GlobalAddress<'k>; 2] {
-        let dims: Vec<(U64<'k>, [S64<'k>; 2])> = (0..self.outer)
-            .map(|dim| {
-                let extent = k.u64_param(&format!("extent{dim}"));
-                let stride = |tensor: &str| k.i64_param(&format!("{tensor}_stride{dim}"));
-                (extent, [stride("x"), stride("y")])
-            })
-            .collect();
         let (mut rest, mut starts) = (number, starts);
-        for (extent, strides) in dims.into_iter().rev() {
-            let coordinate = (rest % extent).signed();
-            rest = rest / extent;
-            for (start, stride) in starts.iter_mut().zip(strides) {
+        for dim in dims.iter().rev() {
+            let coordinate = (rest % dim.extent).signed();
+            rest = rest / dim.extent;
+            for (start, stride) in starts.iter_mut().zip([dim.x_stride, dim.y_stride]) {
                 *start = at(*start, coordinate * stride, self.unit.bytes());
             }
         }
@@ -251,18 +270,6 @@ mod tests {
             .map(|dim| extents[dim + 1..].iter().product::<usize>() as isize)
             .collect();
         IterationSpace::new(extents, &y, &[x]).unwrap()
-    }
-
-    #[test]
-    fn arguments_fill_the_parameter_space() {
-        let space = space(&[3, 10, 5, 20], &[5000, 1, 300, 10]);
-        for unit in [Unit::B1, Unit::B2, Unit::B4, Unit::B8] {
-            let (variant, transposed) = Transpose::new(unit, &space).unwrap();
-            let (x, y) = (256, 512);
-            let bytes = TransposeArguments { x, y, transposed }.arguments(&variant);
-            assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
-            assert_eq!(variant.launch(&transposed).unwrap().grid, [15, 1, 1]);
-        }
     }
 
     #[test]

@@ -1,14 +1,15 @@
 //! The kernel for the gradient of the logits.
 
-use super::labels::{InTile, Vocabulary};
+use super::labels::InTile;
 use super::row::{Row, VECTORS};
 use super::{Classes, Label, Lanes};
 use crate::assembler::{
-    Arguments, F32, GlobalAddress, Kernel, Launch, Pair, Ptx, Target, U32, Variant,
+    F32, GlobalAddress, In, Kernel, Launch, Out, Pair, Ptx, Target, U32, Variant,
     swap_with_neighbor,
 };
 use crate::dtype::Dtype;
 use crate::elementary::exp;
+use crate::params;
 
 /// `dlogit = dloss * (e^(logit - lse) - [class is the label])` for each logit of a tile, rounded
 /// once; 0 in ignored rows.
@@ -32,14 +33,46 @@ impl CrossEntropyGradient {
     }
 }
 
+params! {
+    /// Arguments of [`CrossEntropyGradient`].
+    pub struct CrossEntropyGradientArguments => Call {
+        /// \[rows, classes\] of f32, with rows `leading` elements apart. 16-byte aligned.
+        logits: In,
+        /// \[rows\].
+        labels: In,
+        /// \[rows\] of f32.
+        lse: In,
+        /// \[rows\] of f32.
+        dloss: In,
+        /// \[rows, classes\], with rows `leading` elements apart. 16-byte aligned.
+        dlogits: Out,
+        /// Elements from one row to the next, in both matrices; a multiple of 8.
+        leading: u64,
+        /// The classes of the tile and the vocabulary.
+        vocabulary: Classes,
+        /// Rows per tile.
+        rows: u32,
+        /// Classes per tile, at most the capacity of `lanes`.
+        classes: u32,
+    }
+}
+
 impl Variant for CrossEntropyGradient {
+    type Arguments = CrossEntropyGradientArguments;
+
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, self.lanes.threads());
-        let names = ["logits", "labels", "lse", "dloss", "dlogits"];
-        let [logits, labels, lse, dloss, dlogits] = names.map(|name| k.pointer(name));
-        let leading = k.u64_param("leading");
-        let vocabulary = Vocabulary::parameters(k);
-        let [rows, classes] = ["rows", "classes"].map(|name| k.u32_param(name));
+        let Call {
+            logits,
+            labels,
+            lse,
+            dloss,
+            dlogits,
+            leading,
+            vocabulary,
+            rows,
+            classes,
+        } = self.parameters(k);
 
         let row = Row::new(k, self.lanes, rows, classes);
         let loaded = row.load(row.of(logits, leading, 4));
@@ -138,78 +171,5 @@ fn store_bf16<'k>(lanes: Lanes, row: &Row<'k>, to: GlobalAddress<'k>, dlogits: &
         let exists = (odd & exist[1]) | (!odd & exist[0]);
         let to = own.offset(16 * i64::from(count) * at);
         to.store_vector_if(exists, eight);
-    }
-}
-
-/// Arguments of [`CrossEntropyGradient`]; pointers are device addresses.
-#[derive(Clone, Copy, Debug)]
-pub struct CrossEntropyGradientArguments {
-    /// \[rows, classes\] of f32, with rows `leading` elements apart, read. 16-byte aligned.
-    pub logits: u64,
-    /// \[rows\], read.
-    pub labels: u64,
-    /// \[rows\] of f32, read.
-    pub lse: u64,
-    /// \[rows\] of f32, read.
-    pub dloss: u64,
-    /// \[rows, classes\], with rows `leading` elements apart, written. 16-byte aligned.
-    pub dlogits: u64,
-    /// Elements from one row to the next, in both matrices; a multiple of 8.
-    pub leading: u64,
-    /// The classes of the tile and the vocabulary.
-    pub vocabulary: Classes,
-    /// Rows per tile.
-    pub rows: u32,
-    /// Classes per tile, at most the capacity of `lanes`.
-    pub classes: u32,
-}
-
-impl CrossEntropyGradientArguments {
-    /// The bytes of the kernel's parameters.
-    pub fn arguments(&self) -> Arguments {
-        let mut arguments = Arguments::new();
-        let read = [self.logits, self.labels, self.lse, self.dloss];
-        for pointer in read.into_iter().chain([self.dlogits]) {
-            arguments.push_pointer(pointer);
-        }
-        arguments.push_u64(self.leading);
-        self.vocabulary.push(&mut arguments);
-        arguments.push_u32(self.rows).push_u32(self.classes);
-        arguments
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::faults::FaultSite;
-
-    #[test]
-    fn arguments_fill_the_parameter_space() {
-        let arguments = CrossEntropyGradientArguments {
-            logits: 1,
-            labels: 2,
-            lse: 3,
-            dloss: 4,
-            dlogits: 5,
-            leading: 6,
-            vocabulary: Classes {
-                first: 7,
-                total: 8,
-                ignore_index: 9,
-                faults: FaultSite::new(10, 11),
-            },
-            rows: 12,
-            classes: 13,
-        };
-        for dtype in Dtype::ALL {
-            let variant = CrossEntropyGradient {
-                dtype,
-                lanes: Lanes::Warp,
-                label: Label::I64,
-            };
-            let bytes = arguments.arguments();
-            assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
-        }
     }
 }

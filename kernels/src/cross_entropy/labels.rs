@@ -1,7 +1,8 @@
 //! The label of a row.
 
-use crate::assembler::{Arguments, GlobalAddress, Kernel, Pred, S64, U32, U64};
-use crate::faults::{FaultSite, Faults};
+use crate::assembler::{GlobalAddress, Pred, S64, U32, U64};
+use crate::faults::FaultSite;
+use crate::params;
 
 /// The dtype of labels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -52,49 +53,21 @@ impl Label {
     }
 }
 
-/// The classes of a tile and the vocabulary, as arguments of a kernel.
-#[derive(Clone, Copy, Debug)]
-pub struct Classes {
-    /// The class of the tile's first column.
-    pub first: i64,
-    /// The number of classes of the whole vocabulary.
-    pub total: u64,
-    /// The label of ignored rows.
-    pub ignore_index: i64,
-    /// The fault site for labels that are outside the vocabulary and not ignored.
-    pub faults: FaultSite,
-}
-
-impl Classes {
-    /// Adds the arguments that [`Vocabulary::parameters`] declares.
-    pub(super) fn push(&self, arguments: &mut Arguments) {
-        arguments
-            .push_i64(self.first)
-            .push_u64(self.total)
-            .push_i64(self.ignore_index);
-        self.faults.push(arguments);
+params! {
+    /// The classes of a tile and the vocabulary.
+    pub struct Classes => Vocabulary {
+        /// The class of the tile's first column.
+        first: i64,
+        /// The number of classes of the whole vocabulary.
+        total: u64,
+        /// The label of ignored rows.
+        ignore_index: i64,
+        /// The fault site for labels that are outside the vocabulary and not ignored.
+        faults: FaultSite,
     }
-}
-
-/// The classes of a tile and the vocabulary, as parameters of a kernel.
-pub(super) struct Vocabulary<'k> {
-    first: S64<'k>,
-    total: U64<'k>,
-    ignore_index: S64<'k>,
-    faults: Faults<'k>,
 }
 
 impl<'k> Vocabulary<'k> {
-    #[track_caller]
-    pub(super) fn parameters(k: &'k Kernel) -> Vocabulary<'k> {
-        Vocabulary {
-            first: k.i64_param("first_class"),
-            total: k.u64_param("vocabulary"),
-            ignore_index: k.i64_param("ignore_index"),
-            faults: Faults::parameters(k),
-        }
-    }
-
     /// The position of a label among the `classes` classes of a tile.
     #[track_caller]
     pub(super) fn position(&self, label: S64<'k>, classes: U32<'k>) -> InTile<'k> {

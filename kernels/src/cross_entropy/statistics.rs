@@ -1,10 +1,10 @@
 //! The kernel for the statistics max, sum_exp and label_logit of each row.
 
-use super::labels::Vocabulary;
 use super::row::Row;
 use super::{Classes, Label, Lanes};
-use crate::assembler::{Arguments, F32, Kernel, Launch, Ptx, Target, Variant};
+use crate::assembler::{F32, In, Kernel, Launch, Out, Ptx, Target, Variant};
 use crate::elementary::exp;
+use crate::params;
 
 /// For each row of a tile: the maximum of the logits, the sum of e^(logit - maximum), and the logit
 /// of the label, merged with those of earlier tiles.
@@ -25,15 +25,46 @@ impl CrossEntropyStatistics {
     }
 }
 
+params! {
+    /// Arguments of [`CrossEntropyStatistics`].
+    pub struct CrossEntropyStatisticsArguments => Call {
+        /// \[rows, classes\] of f32, with rows `leading` elements apart. 16-byte aligned.
+        logits: In,
+        /// \[rows\].
+        labels: In,
+        /// \[rows\] of f32; also read unless first.
+        max: Out,
+        /// \[rows\] of f32; also read unless first.
+        sum_exp: Out,
+        /// \[rows\] of f32.
+        label_logit: Out,
+        /// Elements from one row of logits to the next; a multiple of 4.
+        leading: u64,
+        /// The classes of the tile and the vocabulary.
+        vocabulary: Classes,
+        /// Rows per tile.
+        rows: u32,
+        /// Classes per tile, at most the capacity of `lanes`.
+        classes: u32,
+    }
+}
+
 impl Variant for CrossEntropyStatistics {
+    type Arguments = CrossEntropyStatisticsArguments;
+
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, self.lanes.threads());
-        let [logits, labels] = ["logits", "labels"].map(|name| k.pointer(name));
-        let names = ["max", "sum_exp", "label_logit"];
-        let [max, sum_exp, label_logit] = names.map(|name| k.pointer(name));
-        let leading = k.u64_param("leading");
-        let vocabulary = Vocabulary::parameters(k);
-        let [rows, classes] = ["rows", "classes"].map(|name| k.u32_param(name));
+        let Call {
+            logits,
+            labels,
+            max,
+            sum_exp,
+            label_logit,
+            leading,
+            vocabulary,
+            rows,
+            classes,
+        } = self.parameters(k);
 
         let row = Row::new(k, self.lanes, rows, classes);
         let start = row.of(logits, leading, 4);
@@ -78,77 +109,4 @@ fn merged<'k>(a: [F32<'k>; 2], b: [F32<'k>; 2]) -> [F32<'k>; 2] {
         sum.equals(0.0).select(0.0, scaled)
     });
     [max, a + b]
-}
-
-/// Arguments of [`CrossEntropyStatistics`]; pointers are device addresses.
-#[derive(Clone, Copy, Debug)]
-pub struct CrossEntropyStatisticsArguments {
-    /// \[rows, classes\] of f32, with rows `leading` elements apart, read. 16-byte aligned.
-    pub logits: u64,
-    /// \[rows\], read.
-    pub labels: u64,
-    /// \[rows\] of f32, written; also read unless first.
-    pub max: u64,
-    /// \[rows\] of f32, written; also read unless first.
-    pub sum_exp: u64,
-    /// \[rows\] of f32, written.
-    pub label_logit: u64,
-    /// Elements from one row of logits to the next; a multiple of 4.
-    pub leading: u64,
-    /// The classes of the tile and the vocabulary.
-    pub vocabulary: Classes,
-    /// Rows per tile.
-    pub rows: u32,
-    /// Classes per tile, at most the capacity of `lanes`.
-    pub classes: u32,
-}
-
-impl CrossEntropyStatisticsArguments {
-    /// The bytes of the kernel's parameters.
-    pub fn arguments(&self) -> Arguments {
-        let mut arguments = Arguments::new();
-        let out = [self.max, self.sum_exp, self.label_logit];
-        for pointer in [self.logits, self.labels].into_iter().chain(out) {
-            arguments.push_pointer(pointer);
-        }
-        arguments.push_u64(self.leading);
-        self.vocabulary.push(&mut arguments);
-        arguments.push_u32(self.rows).push_u32(self.classes);
-        arguments
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::faults::FaultSite;
-
-    #[test]
-    fn arguments_fill_the_parameter_space() {
-        let arguments = CrossEntropyStatisticsArguments {
-            logits: 1,
-            labels: 2,
-            max: 3,
-            sum_exp: 4,
-            label_logit: 5,
-            leading: 6,
-            vocabulary: Classes {
-                first: 7,
-                total: 8,
-                ignore_index: 9,
-                faults: FaultSite::new(10, 11),
-            },
-            rows: 12,
-            classes: 13,
-        };
-        for lanes in Lanes::ALL {
-            let variant = CrossEntropyStatistics {
-                lanes,
-                label: Label::I64,
-                first: true,
-            };
-            let bytes = arguments.arguments();
-            assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
-        }
-    }
 }

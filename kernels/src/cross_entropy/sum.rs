@@ -1,8 +1,9 @@
 //! The kernel that sums the loss over all rows.
 
 use super::Label;
-use crate::assembler::{Arguments, F64, Kernel, Launch, Ptx, SharedAddress, Target, Variant};
+use crate::assembler::{F64, In, Kernel, Launch, Out, Ptx, SharedAddress, Target, Variant};
 use crate::dtype::Dtype;
+use crate::params;
 
 /// Threads per CTA.
 const THREADS: u32 = 512;
@@ -31,13 +32,40 @@ impl CrossEntropySum {
     }
 }
 
+params! {
+    /// Arguments of [`CrossEntropySum`].
+    pub struct CrossEntropySumArguments => Call {
+        /// \[rows\].
+        lse: In,
+        /// \[rows\].
+        label_logit: In,
+        /// \[rows\].
+        labels: In,
+        /// One value.
+        loss: Out,
+        /// One value.
+        count: Out,
+        /// The label of ignored rows.
+        ignore_index: i64,
+        /// Number of rows.
+        rows: u64,
+    }
+}
+
 impl Variant for CrossEntropySum {
+    type Arguments = CrossEntropySumArguments;
+
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
-        let [lse, label_logit] = ["lse", "label_logit"].map(|name| k.pointer(name));
-        let [labels, loss, count] = ["labels", "loss", "count"].map(|name| k.pointer(name));
-        let ignore_index = k.i64_param("ignore_index");
-        let rows = k.u64_param("rows");
+        let Call {
+            lse,
+            label_logit,
+            labels,
+            loss,
+            count,
+            ignore_index,
+            rows,
+        } = self.parameters(k);
 
         let (sum, counted) = (k.var(0.0_f64), k.var(0.0_f64));
         let step = u64::from(THREADS * ROWS_IN_FLIGHT);
@@ -92,60 +120,4 @@ fn total<'k>(k: &'k Kernel, shared: [SharedAddress<'k>; 2], values: [F64<'k>; 2]
     }
     // The first thread wrote these itself.
     own.map(|own| own.load())
-}
-
-/// Arguments of [`CrossEntropySum`]; pointers are device addresses.
-#[derive(Clone, Copy, Debug)]
-pub struct CrossEntropySumArguments {
-    /// \[rows\], read.
-    pub lse: u64,
-    /// \[rows\], read.
-    pub label_logit: u64,
-    /// \[rows\], read.
-    pub labels: u64,
-    /// One value, written.
-    pub loss: u64,
-    /// One value, written.
-    pub count: u64,
-    /// The label of ignored rows.
-    pub ignore_index: i64,
-    /// Number of rows.
-    pub rows: u64,
-}
-
-impl CrossEntropySumArguments {
-    /// The bytes of the kernel's parameters.
-    pub fn arguments(&self) -> Arguments {
-        let mut arguments = Arguments::new();
-        let read = [self.lse, self.label_logit, self.labels];
-        for pointer in read.into_iter().chain([self.loss, self.count]) {
-            arguments.push_pointer(pointer);
-        }
-        arguments.push_i64(self.ignore_index).push_u64(self.rows);
-        arguments
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn arguments_fill_the_parameter_space() {
-        let arguments = CrossEntropySumArguments {
-            lse: 1,
-            label_logit: 2,
-            labels: 3,
-            loss: 4,
-            count: 5,
-            ignore_index: 6,
-            rows: 7,
-        };
-        let variant = CrossEntropySum {
-            dtype: Dtype::F32,
-            label: Label::I32,
-        };
-        let bytes = arguments.arguments();
-        assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
-    }
 }

@@ -3,7 +3,7 @@
 use super::element::Loaded;
 use super::evaluate::evaluate;
 use super::{Element, Elementwise, Parameters, THREADS};
-use crate::assembler::{F32, GlobalAddress, Kernel, Ptx, U32, U64};
+use crate::assembler::{F32, GlobalAddress, Kernel, U32, U64};
 use crate::dtype::Dtype;
 use crate::expression::{Expression, Node, Unary};
 
@@ -49,20 +49,20 @@ fn instructions(expression: &Expression) -> usize {
     count
 }
 
-pub(super) fn ptx(variant: &Elementwise) -> Ptx {
-    let k = &variant.kernel();
-    let parameters = variant.parameters(k);
-    let elements = k.u64_param("elements");
-
+pub(super) fn write<'k>(
+    k: &'k Kernel,
+    variant: &Elementwise,
+    parameters: &Parameters<'k>,
+    elements: U64<'k>,
+) {
     let tile = tile(variant);
     let first = k.cta().mul_wide(tile);
     let remaining = elements - first;
     k.if_else(
         remaining.ge(u64::from(tile)),
-        || whole_tile(k, variant, &parameters, first),
-        || last_tile(k, variant, &parameters, first, remaining.low()),
+        || whole_tile(k, variant, parameters, first),
+        || last_tile(k, variant, parameters, first, remaining.low()),
     );
-    k.finish()
 }
 
 fn whole_tile<'k>(
@@ -78,11 +78,10 @@ fn whole_tile<'k>(
         i64::from(elements * format.size())
     };
 
-    let operands: Vec<(Element, GlobalAddress<'k>)> = parameters
-        .operands
-        .iter()
-        .map(|(format, start)| (*format, start.byte_add(element * u64::from(format.size()))))
-        .collect();
+    let at = |(format, start): (Element, GlobalAddress<'k>)| {
+        (format, start.byte_add(element * u64::from(format.size())))
+    };
+    let operands: Vec<_> = variant.formatted(&parameters.operands).map(at).collect();
     let load = |vector: u32| -> Vec<Loaded<'k>> {
         let operands = operands.iter();
         operands
@@ -119,9 +118,8 @@ fn last_tile<'k>(
 ) {
     k.for_range(k.thread(), remaining, THREADS, |i| {
         let element = first + i.wide();
-        let operands: Vec<F32<'k>> = parameters
-            .operands
-            .iter()
+        let operands: Vec<F32<'k>> = variant
+            .formatted(&parameters.operands)
             .map(|(format, start)| format.load(start.byte_add(element * u64::from(format.size()))))
             .collect();
         let value = evaluate(k, &variant.expression, &operands, &parameters.scalars);

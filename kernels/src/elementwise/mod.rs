@@ -26,11 +26,12 @@ pub(crate) mod strided;
 pub use element::Element;
 pub use space::IterationSpace;
 
-pub(crate) use strided::push_space;
+use strided::{Space, SpaceForm};
 
-use crate::assembler::{Arguments, F32, GlobalAddress, Kernel, Launch, Ptx, Target, Variant};
+use crate::assembler::{GlobalAddress, In, Kernel, Launch, List, Out, Ptx, Target, Variant};
 use crate::error::{Error, Result};
 use crate::expression::{Expression, Node};
+use crate::params;
 
 /// Threads per CTA.
 pub(crate) const THREADS: u32 = 256;
@@ -57,6 +58,21 @@ pub enum Layout {
         /// Whether indices and offsets need 64 bits.
         wide: bool,
     },
+}
+
+impl Layout {
+    /// The form of the parameters of an iteration space of `tensors` tensors.
+    pub(crate) fn form(self, tensors: usize) -> SpaceForm {
+        let (dims, wide) = match self {
+            Layout::Contiguous => (0, false),
+            Layout::Strided { dims, wide } => (dims, wide),
+        };
+        SpaceForm {
+            dims,
+            wide,
+            tensors,
+        }
+    }
 }
 
 impl Elementwise {
@@ -130,48 +146,34 @@ impl Elementwise {
     }
 }
 
-/// Arguments of [`Elementwise`].
-#[derive(Clone, Copy, Debug)]
-pub struct ElementwiseArguments<'a> {
-    /// The address of each operand's first element.
-    pub operands: &'a [u64],
-    /// The address of the result's first element.
-    pub result: u64,
-    /// Extents and strides.
-    pub space: &'a IterationSpace,
-    /// The scalars of the expression.
-    pub scalars: &'a [f32],
-}
-
-impl ElementwiseArguments<'_> {
-    /// The bytes of the parameters of `variant`.
-    pub fn arguments(&self, variant: &Elementwise) -> Arguments {
-        let mut arguments = Arguments::new();
-        for operand in self.operands.iter().take(variant.operands().count()) {
-            arguments.push_pointer(*operand);
-        }
-        arguments.push_pointer(self.result);
-        for scalar in self.scalars.iter().take(variant.scalars.into()) {
-            arguments.push_f32(*scalar);
-        }
-
-        match variant.layout {
-            Layout::Contiguous => {
-                arguments.push_u64(self.space.elements());
-            }
-            Layout::Strided { wide, .. } => strided::push_space(&mut arguments, self.space, wide),
-        }
-        arguments
+params! {
+    /// Arguments of [`Elementwise`].
+    pub struct ElementwiseArguments => Parameters for variant: Elementwise {
+        /// The first element of each operand.
+        operands: List<In, { Elementwise::MAX_OPERANDS }> = variant.operands().count(),
+        /// The first element of the result.
+        result: Out,
+        /// The scalars of the expression.
+        scalars: List<f32, { Elementwise::MAX_SCALARS }> = usize::from(variant.scalars),
+        /// Extents and strides.
+        space: IterationSpace = variant.layout.form(1 + variant.operands().count()),
     }
 }
 
 impl Variant for Elementwise {
+    type Arguments = ElementwiseArguments;
+
     fn ptx(&self) -> Ptx {
-        match self.layout {
-            Layout::Contiguous => contiguous::ptx(self),
-            Layout::Strided { dims, wide: false } => strided::ptx::<u32, i32>(self, dims.into()),
-            Layout::Strided { dims, wide: true } => strided::ptx::<u64, i64>(self, dims.into()),
+        let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
+        let parameters = self.parameters(k);
+        match (&parameters.space, self.layout) {
+            (Space::Narrow(space), Layout::Contiguous) => {
+                contiguous::write(k, self, &parameters, space.elements);
+            }
+            (Space::Narrow(space), _) => strided::write(k, self, &parameters, space),
+            (Space::Wide(space), _) => strided::write(k, self, &parameters, space),
         }
+        k.finish()
     }
 
     fn entry(&self) -> String {
@@ -186,30 +188,13 @@ impl Variant for Elementwise {
     }
 }
 
-/// The first parameters of both forms.
-struct Parameters<'k> {
-    operands: Vec<(Element, GlobalAddress<'k>)>,
-    result: GlobalAddress<'k>,
-    scalars: Vec<F32<'k>>,
-}
-
 impl Elementwise {
-    fn kernel(&self) -> Kernel {
-        Kernel::new(self.entry(), Target::Sm80, THREADS)
-    }
-
-    #[track_caller]
-    fn parameters<'k>(&self, k: &'k Kernel) -> Parameters<'k> {
-        let operands = self.operands().enumerate();
-        Parameters {
-            operands: operands
-                .map(|(i, x)| (x, k.pointer(&format!("x{i}"))))
-                .collect(),
-            result: k.pointer("y"),
-            scalars: (0..self.scalars)
-                .map(|i| k.f32_param(&format!("s{i}")))
-                .collect(),
-        }
+    /// The operands with their formats.
+    fn formatted<'k>(
+        &self,
+        operands: &[GlobalAddress<'k>],
+    ) -> impl Iterator<Item = (Element, GlobalAddress<'k>)> {
+        self.operands().zip(operands.iter().copied())
     }
 }
 
@@ -265,46 +250,10 @@ mod tests {
     use crate::Dtype;
 
     const F32: Element = Element::Float(Dtype::F32);
-    const BF16: Element = Element::Float(Dtype::Bf16);
 
     fn sum_of(operands: u8) -> Expression {
         let more = (1..operands).map(Expression::operand);
         more.fold(Expression::operand(0), |sum, x| sum + x)
-    }
-
-    /// The arguments have the size of the declared parameters, even for the largest kernels.
-    #[test]
-    fn arguments_fill_the_parameter_space() {
-        let strides = [1; IterationSpace::MAX_DIMS];
-        let scalars = (0..8).map(Expression::scalar).reduce(|a, b| a * b).unwrap();
-        for operands in 0..=Elementwise::MAX_OPERANDS {
-            let formats = vec![BF16; operands];
-            let expression = sum_of(operands.max(1) as u8) + &scalars;
-            let expression = if operands == 0 {
-                scalars.clone()
-            } else {
-                expression
-            };
-            let space =
-                IterationSpace::new(&[7; 6], &strides, &vec![&strides[..]; operands]).unwrap();
-            let strided = |wide| Layout::Strided { dims: 6, wide };
-            for layout in [Layout::Contiguous, strided(false), strided(true)] {
-                let expression = expression.clone();
-                let variant = Elementwise::new(expression, &formats, F32, layout).unwrap();
-                let arguments = ElementwiseArguments {
-                    operands: &vec![256; operands],
-                    result: 512,
-                    space: &space,
-                    scalars: &[1.0; 8],
-                };
-                let bytes = arguments.arguments(&variant);
-                assert_eq!(
-                    bytes.bytes().len(),
-                    variant.ptx().parameter_bytes(),
-                    "{variant:?}"
-                );
-            }
-        }
     }
 
     #[test]

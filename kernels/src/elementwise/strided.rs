@@ -3,7 +3,8 @@
 use super::evaluate::evaluate;
 use super::{Elementwise, IterationSpace, Parameters, THREADS};
 use crate::assembler::{
-    Arguments, F32, GlobalAddress, Integer, Kernel, Launch, Pred, Ptx, Register, S32, S64, U32, U64,
+    Argument, ArgumentFor, Arguments, F32, GlobalAddress, Integer, Kernel, Launch, ParameterKind,
+    Pred, Register, S32, S64, U32, U64,
 };
 
 /// Elements per thread, whose loads are in flight together. They are [`THREADS`] apart.
@@ -12,33 +13,71 @@ pub(crate) const PER_THREAD: u32 = 4;
 /// Elements per CTA.
 pub(crate) const TILE: u32 = THREADS * PER_THREAD;
 
-/// Pushes the extents, outermost first, and the strides of the result and each operand.
-pub(crate) fn push_space(arguments: &mut Arguments, space: &IterationSpace, wide: bool) {
-    arguments.push_u64(space.elements());
-    for extent in space.extents() {
-        match wide {
-            true => arguments.push_u64(*extent),
-            false => arguments.push_u32(*extent as u32),
-        };
+/// The form of an iteration space's parameters.
+#[derive(Clone, Copy)]
+pub struct SpaceForm {
+    /// Number of dims.
+    pub dims: u8,
+    /// Whether indices and offsets need 64 bits.
+    pub wide: bool,
+    /// Number of tensors.
+    pub tensors: usize,
+}
+
+/// An iteration space in registers.
+#[derive(Clone)]
+pub enum Space<'k> {
+    /// With 32-bit indices and offsets.
+    Narrow(Strides<'k, u32, i32>),
+    /// With 64-bit indices and offsets.
+    Wide(Strides<'k, u64, i64>),
+}
+
+impl Argument for IterationSpace {
+    type InKernel<'k> = Space<'k>;
+}
+
+/// The number of elements, the extents, outermost first, and the strides of the result and each
+/// operand. Without dims, only the number of elements.
+impl ArgumentFor<SpaceForm> for IterationSpace {
+    #[track_caller]
+    fn declare<'k>(k: &'k Kernel, _: &str, form: &SpaceForm) -> Space<'k> {
+        match form.wide {
+            false => Space::Narrow(Strides::declare(k, form)),
+            true => Space::Wide(Strides::declare(k, form)),
+        }
     }
-    for stride in space.strides().flatten() {
-        match wide {
-            true => arguments.push_i64(*stride),
-            false => arguments.push_i32(*stride as i32),
-        };
+
+    fn push(&self, form: &SpaceForm, arguments: &mut Arguments) {
+        self.elements().push(&(), arguments);
+        if form.dims == 0 {
+            return;
+        }
+        for extent in self.extents() {
+            match form.wide {
+                true => extent.push(&(), arguments),
+                false => (*extent as u32).push(&(), arguments),
+            }
+        }
+        for stride in self.strides().flatten() {
+            match form.wide {
+                true => stride.push(&(), arguments),
+                false => (*stride as i32).push(&(), arguments),
+            }
+        }
     }
 }
 
 /// An unsigned index with the signed offset type `O` of the same width: 32 or 64 bits.
-pub(crate) trait Index<O: Integer>: Integer {
-    /// Declares a parameter for an extent.
-    fn extent<'k>(k: &'k Kernel, name: &str) -> Register<'k, Self>;
-    /// Declares a parameter for a stride.
-    fn stride<'k>(k: &'k Kernel, name: &str) -> Register<'k, O>;
+pub trait Index<O: Integer>: Integer {
+    /// The types of an extent and a stride.
+    const KINDS: [ParameterKind; 2];
     /// The index of element `in_tile` of this CTA.
     fn of_element<'k>(k: &'k Kernel, in_tile: U32<'k>) -> Register<'k, Self>;
     /// Whether the index is less than a 64-bit count.
     fn is_below<'k>(index: Register<'k, Self>, count: U64<'k>) -> Pred<'k>;
+    /// A number that fits.
+    fn narrowed(number: U64<'_>) -> Register<'_, Self>;
     /// The same bits, signed.
     fn signed(index: Register<'_, Self>) -> Register<'_, O>;
     /// Converts an offset in elements to bytes.
@@ -46,13 +85,7 @@ pub(crate) trait Index<O: Integer>: Integer {
 }
 
 impl Index<i32> for u32 {
-    fn extent<'k>(k: &'k Kernel, name: &str) -> U32<'k> {
-        k.u32_param(name)
-    }
-
-    fn stride<'k>(k: &'k Kernel, name: &str) -> S32<'k> {
-        k.i32_param(name)
-    }
+    const KINDS: [ParameterKind; 2] = [ParameterKind::U32, ParameterKind::I32];
 
     fn of_element<'k>(k: &'k Kernel, in_tile: U32<'k>) -> U32<'k> {
         k.cta().mad(TILE, in_tile)
@@ -60,6 +93,10 @@ impl Index<i32> for u32 {
 
     fn is_below<'k>(index: U32<'k>, count: U64<'k>) -> Pred<'k> {
         index.lt(count.low())
+    }
+
+    fn narrowed(number: U64<'_>) -> U32<'_> {
+        number.low()
     }
 
     fn signed(index: U32<'_>) -> S32<'_> {
@@ -72,13 +109,7 @@ impl Index<i32> for u32 {
 }
 
 impl Index<i64> for u64 {
-    fn extent<'k>(k: &'k Kernel, name: &str) -> U64<'k> {
-        k.u64_param(name)
-    }
-
-    fn stride<'k>(k: &'k Kernel, name: &str) -> S64<'k> {
-        k.i64_param(name)
-    }
+    const KINDS: [ParameterKind; 2] = [ParameterKind::U64, ParameterKind::I64];
 
     fn of_element<'k>(k: &'k Kernel, in_tile: U32<'k>) -> U64<'k> {
         k.cta().mul_wide(TILE) + in_tile.wide()
@@ -86,6 +117,10 @@ impl Index<i64> for u64 {
 
     fn is_below<'k>(index: U64<'k>, count: U64<'k>) -> Pred<'k> {
         index.lt(count)
+    }
+
+    fn narrowed(number: U64<'_>) -> U64<'_> {
+        number
     }
 
     fn signed(index: U64<'_>) -> S64<'_> {
@@ -111,8 +146,9 @@ pub(crate) fn launch(elements: u64) -> Option<Launch> {
     Launch::new([ctas.unwrap_or(u32::MAX), 1, 1], THREADS)
 }
 
-/// An iteration space in registers.
-pub(crate) struct Strides<'k, I, O> {
+/// Extents and strides in registers.
+#[derive(Clone)]
+pub struct Strides<'k, I, O> {
     pub(crate) elements: U64<'k>,
     extents: Vec<Register<'k, I>>,
     /// Strides of the result, then of each operand.
@@ -120,19 +156,23 @@ pub(crate) struct Strides<'k, I, O> {
 }
 
 impl<'k, I: Index<O>, O: Integer> Strides<'k, I, O> {
-    /// Declares the parameters for `dims` extents and the strides of `tensors` tensors.
-    pub(crate) fn parameters(k: &'k Kernel, dims: usize, tensors: usize) -> Self {
-        let elements = k.u64_param("elements");
-        let extents = (0..dims).map(|dim| I::extent(k, &format!("extent{dim}")));
-        let extents = extents.collect();
-        let of_tensor = |tensor: usize| {
-            let stride = |dim| I::stride(k, &format!("stride{tensor}_{dim}"));
-            (0..dims).map(stride).collect()
-        };
+    #[track_caller]
+    fn declare(k: &'k Kernel, form: &SpaceForm) -> Self {
+        let [of_extent, of_stride] = I::KINDS;
+        let elements = k.parameter("elements", ParameterKind::U64);
+        let (mut extents, mut strides) = (Vec::new(), vec![Vec::new(); form.tensors]);
+        for dim in 0..form.dims {
+            extents.push(k.parameter(&format!("extent{dim}"), of_extent));
+        }
+        for (tensor, strides) in strides.iter_mut().enumerate() {
+            for dim in 0..form.dims {
+                strides.push(k.parameter(&format!("stride{tensor}_{dim}"), of_stride));
+            }
+        }
         Strides {
             elements,
             extents,
-            strides: (0..tensors).map(of_tensor).collect(),
+            strides,
         }
     }
 
@@ -182,15 +222,15 @@ impl<'k, I: Index<O>, O: Integer> Strides<'k, I, O> {
     }
 }
 
-pub(super) fn ptx<I: Index<O>, O: Integer>(variant: &Elementwise, dims: usize) -> Ptx {
-    let k = &variant.kernel();
-    let parameters = variant.parameters(k);
-    let tensors = 1 + parameters.operands.len();
-    let space = Strides::<I, O>::parameters(k, dims, tensors);
-
+pub(super) fn write<'k, I: Index<O>, O: Integer>(
+    k: &'k Kernel,
+    variant: &Elementwise,
+    parameters: &Parameters<'k>,
+    space: &Strides<'k, I, O>,
+) {
     let indices = indices(k).into_iter();
     let loaded: Vec<LoadedElement<'_>> = indices
-        .map(|index| load(variant, &parameters, &space, index))
+        .map(|index| load(variant, parameters, space, index))
         .collect();
     for element in loaded {
         let value = evaluate(
@@ -203,7 +243,6 @@ pub(super) fn ptx<I: Index<O>, O: Integer>(variant: &Elementwise, dims: usize) -
             .result
             .store_if(element.exists, element.result, value);
     }
-    k.finish()
 }
 
 /// One of a thread's elements, with its operands loaded.
@@ -221,16 +260,12 @@ fn load<'k, I: Index<O>, O: Integer>(
 ) -> LoadedElement<'k> {
     let exists = I::is_below(index, space.elements);
     let coordinates = space.coordinates(index);
-    let operand = |(i, (format, start)): (usize, &(super::Element, GlobalAddress<'k>))| {
-        let address = space.address(1 + i, *start, format.size(), &coordinates);
+    let operand = |(i, (format, start)): (usize, (super::Element, GlobalAddress<'k>))| {
+        let address = space.address(1 + i, start, format.size(), &coordinates);
         format.load_if(exists, address)
     };
-    let operands = parameters
-        .operands
-        .iter()
-        .enumerate()
-        .map(operand)
-        .collect();
+    let operands = variant.formatted(&parameters.operands).enumerate();
+    let operands = operands.map(operand).collect();
     let size = variant.result.size();
     let result = space.address(0, parameters.result, size, &coordinates);
     LoadedElement {

@@ -84,7 +84,7 @@ impl Blocks {
     }
 
     /// Slots per block; the last block may have fewer.
-    fn each(self) -> u32 {
+    pub fn each(self) -> u32 {
         self.tiles.saturating_mul(TILE)
     }
 

@@ -1,9 +1,8 @@
 //! Prefix sums of counts, and the conversion of offsets to counts.
 
-use super::{Blocks, THREADS};
-use crate::assembler::{
-    Arguments, Kernel, Launch, Ptx, S64, Target, Variant, block_exclusive_scan,
-};
+use super::THREADS;
+use crate::assembler::{In, Kernel, Launch, Out, Ptx, S64, Target, Variant, block_exclusive_scan};
+use crate::params;
 
 /// `starts[g, b] = sum of counts[g, ..b]`, in place, and `totals[g] = sum of counts[g, ..]`. One
 /// CTA per expert.
@@ -17,11 +16,28 @@ impl ExpertStarts {
     }
 }
 
+params! {
+    /// Arguments of [`ExpertStarts`].
+    pub struct ExpertStartsArguments => Call {
+        /// \[G, B\] of u32: read as counts, written as starts.
+        counts: Out,
+        /// \[G\] of u32.
+        totals: Out,
+        /// B, from [`Blocks::count`](super::Blocks::count).
+        blocks: u32,
+    }
+}
+
 impl Variant for ExpertStarts {
+    type Arguments = ExpertStartsArguments;
+
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
-        let (counts, totals) = (k.pointer("counts"), k.pointer("totals"));
-        let blocks = k.u32_param("blocks");
+        let Call {
+            counts,
+            totals,
+            blocks,
+        } = self.parameters(k);
 
         let (expert, block) = (k.cta(), k.thread());
         let cell = expert.mul_wide(blocks) + block.wide();
@@ -38,29 +54,6 @@ impl Variant for ExpertStarts {
     }
 }
 
-/// Arguments of [`ExpertStarts`]; pointers are device addresses.
-#[derive(Clone, Copy, Debug)]
-pub struct ExpertStartsArguments {
-    /// \[G, B\] of u32: read as counts, written as starts.
-    pub counts: u64,
-    /// \[G\] of u32, written.
-    pub totals: u64,
-    /// The division of slots into blocks.
-    pub blocks: Blocks,
-}
-
-impl ExpertStartsArguments {
-    /// The bytes of the kernel's parameters.
-    pub fn arguments(&self) -> Arguments {
-        let mut arguments = Arguments::new();
-        arguments
-            .push_pointer(self.counts)
-            .push_pointer(self.totals)
-            .push_u32(self.blocks.count());
-        arguments
-    }
-}
-
 /// `offsets[g] = sum of totals[..g]` for g = 0 to G. One CTA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ExpertOffsets;
@@ -72,11 +65,28 @@ impl ExpertOffsets {
     }
 }
 
+params! {
+    /// Arguments of [`ExpertOffsets`].
+    pub struct ExpertOffsetsArguments => ExpertOffsetsCall {
+        /// \[G\] of u32.
+        totals: In,
+        /// \[G + 1\] of i64.
+        offsets: Out,
+        /// G.
+        held: u32,
+    }
+}
+
 impl Variant for ExpertOffsets {
+    type Arguments = ExpertOffsetsArguments;
+
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
-        let (totals, offsets) = (k.pointer("totals"), k.pointer("offsets"));
-        let held = k.u32_param("held");
+        let ExpertOffsetsCall {
+            totals,
+            offsets,
+            held,
+        } = self.parameters(k);
 
         // The sums fit in 32 bits, since there are fewer than 2^31 slots. Offsets are i64, as the
         // ops that use them expect.
@@ -101,29 +111,6 @@ impl Variant for ExpertOffsets {
     }
 }
 
-/// Arguments of [`ExpertOffsets`]; pointers are device addresses.
-#[derive(Clone, Copy, Debug)]
-pub struct ExpertOffsetsArguments {
-    /// \[G\] of u32, read.
-    pub totals: u64,
-    /// \[G + 1\] of i64, written.
-    pub offsets: u64,
-    /// G.
-    pub held: u32,
-}
-
-impl ExpertOffsetsArguments {
-    /// The bytes of the kernel's parameters.
-    pub fn arguments(&self) -> Arguments {
-        let mut arguments = Arguments::new();
-        arguments
-            .push_pointer(self.totals)
-            .push_pointer(self.offsets)
-            .push_u32(self.held);
-        arguments
-    }
-}
-
 /// `counts[g] = offsets[g + 1] - offsets[g]`, as f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ExpertCounts;
@@ -135,11 +122,28 @@ impl ExpertCounts {
     }
 }
 
+params! {
+    /// Arguments of [`ExpertCounts`].
+    pub struct ExpertCountsArguments => ExpertCountsCall {
+        /// \[G + 1\] of i64.
+        offsets: In,
+        /// \[G\] of f32.
+        counts: Out,
+        /// G.
+        held: u32,
+    }
+}
+
 impl Variant for ExpertCounts {
+    type Arguments = ExpertCountsArguments;
+
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
-        let (offsets, counts) = (k.pointer("offsets"), k.pointer("counts"));
-        let held = k.u32_param("held");
+        let ExpertCountsCall {
+            offsets,
+            counts,
+            held,
+        } = self.parameters(k);
 
         let expert = k.cta() * THREADS + k.thread();
         let (start, exists) = (offsets.element::<i64>(expert), expert.lt(held));
@@ -152,60 +156,5 @@ impl Variant for ExpertCounts {
 
     fn entry(&self) -> String {
         "expert_counts".to_owned()
-    }
-}
-
-/// Arguments of [`ExpertCounts`]; pointers are device addresses.
-#[derive(Clone, Copy, Debug)]
-pub struct ExpertCountsArguments {
-    /// \[G + 1\] of i64, read.
-    pub offsets: u64,
-    /// \[G\] of f32, written.
-    pub counts: u64,
-    /// G.
-    pub held: u32,
-}
-
-impl ExpertCountsArguments {
-    /// The bytes of the kernel's parameters.
-    pub fn arguments(&self) -> Arguments {
-        let mut arguments = Arguments::new();
-        arguments
-            .push_pointer(self.offsets)
-            .push_pointer(self.counts)
-            .push_u32(self.held);
-        arguments
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn arguments_fill_the_parameter_space() {
-        let starts = ExpertStartsArguments {
-            counts: 1,
-            totals: 2,
-            blocks: Blocks::new(3),
-        };
-        let offsets = ExpertOffsetsArguments {
-            totals: 1,
-            offsets: 2,
-            held: 3,
-        };
-        let counts = ExpertCountsArguments {
-            offsets: 1,
-            counts: 2,
-            held: 3,
-        };
-        let laid_out = [
-            (starts.arguments(), ExpertStarts.ptx()),
-            (offsets.arguments(), ExpertOffsets.ptx()),
-            (counts.arguments(), ExpertCounts.ptx()),
-        ];
-        for (arguments, ptx) in laid_out {
-            assert_eq!(arguments.bytes().len(), ptx.parameter_bytes());
-        }
     }
 }

@@ -3,9 +3,10 @@
 use super::index::groups;
 use super::{Blocks, IndexFormat, Parts, SLOTS_IN_FLIGHT, Share, THREADS, TILE, WARPS};
 use crate::assembler::{
-    Arguments, GlobalAddress, Kernel, Launch, Ptx, SharedAddress, Target, U32, Variant,
+    GlobalAddress, In, Kernel, Launch, Out, Ptx, SharedAddress, Target, U32, Variant,
 };
-use crate::faults::{FaultSite, Faults};
+use crate::faults::FaultSite;
+use crate::params;
 
 /// `row_of_slot[slot]`, and the inverse `order[row]`. Slots of one expert get consecutive rows, in
 /// slot order. `row_of_slot` is -1 for slots without a local expert, and `order` is -1 for rows
@@ -31,28 +32,52 @@ impl ExpertScatter {
     }
 }
 
+params! {
+    /// Arguments of [`ExpertScatter`].
+    pub struct ExpertScatterArguments => Call {
+        /// \[S\].
+        indices: In,
+        /// \[G, B\] of u32.
+        starts: In,
+        /// \[G + 1\] of i64.
+        offsets: In,
+        /// \[S\] of i32.
+        order: Out,
+        /// \[S\] of i32.
+        row_of_slot: Out,
+        /// S.
+        slots: u32,
+        /// Slots per block, from [`Blocks::each`].
+        slots_per_block: u32,
+        /// G.
+        held: u32,
+        /// The first local expert.
+        first_expert: u32,
+        /// The number of all experts.
+        experts: u64,
+        /// The fault site for indices outside of all experts.
+        faults: FaultSite,
+    }
+}
+
 impl Variant for ExpertScatter {
+    type Arguments = ExpertScatterArguments;
+
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
-        let (indices, starts) = (k.pointer("indices"), k.pointer("starts"));
-        let (offsets, order) = (k.pointer("offsets"), k.pointer("order"));
-        let row_of_slot = k.pointer("row_of_slot");
-        let extents = ["slots", "slots_per_block", "held"].map(|name| k.u32_param(name));
-        let first = k.u32_param("first_expert");
-        let experts_of_all = k.u64_param("experts");
-        let faults = Faults::parameters(k);
+        let call = self.parameters(k);
 
-        let share = Share::new(k, self.parts, extents);
+        let share = Share::new(k, self.parts, [call.slots, call.slots_per_block, call.held]);
         let rows = Rows::new(k, self.parts, &share);
-        rows.begin(starts, offsets);
+        rows.begin(call.starts, call.offsets);
 
-        let held = extents[2];
-        let used = offsets.element::<u64>(held).load::<u64>().low();
+        let (held, order, row_of_slot) = (call.held, call.order, call.row_of_slot);
+        let used = call.offsets.element::<u64>(held).load::<u64>().low();
         let (first_part, absent) = (k.cta_y().equals(0), k.constant(u32::MAX));
         k.for_range(share.first, share.end, TILE, |tile| {
             let slots = share.slots(tile);
-            let loaded = self.index.load(indices, &slots);
-            let groups = groups(&loaded, first, &slots);
+            let loaded = self.index.load(call.indices, &slots);
+            let groups = groups(&loaded, call.first_expert, &slots);
             let experts: Vec<_> = groups.iter().map(|it| share.of_part(*it)).collect();
             let dealt = rows.deal(&experts);
 
@@ -63,8 +88,8 @@ impl Variant for ExpertScatter {
                 order.element::<u32>(dealt[i]).store_if(here, slot);
 
                 let said_here = first_part & exists;
-                let wild = loaded[i].unsigned().ge(experts_of_all);
-                faults.report(said_here & wild, loaded[i]);
+                let wild = loaded[i].unsigned().ge(call.experts);
+                call.faults.report(said_here & wild, loaded[i]);
                 of_slot.store_if(said_here & groups[i].ge(held), absent);
                 let unused = said_here & slot.ge(used);
                 order.element::<u32>(slot).store_if(unused, absent);
@@ -177,78 +202,5 @@ impl<'a, 'k> Rows<'a, 'k> {
             row + count
         });
         next.store(after);
-    }
-}
-
-/// Arguments of [`ExpertScatter`]; pointers are device addresses.
-#[derive(Clone, Copy, Debug)]
-pub struct ExpertScatterArguments {
-    /// \[S\], read.
-    pub indices: u64,
-    /// \[G, B\] of u32, read.
-    pub starts: u64,
-    /// \[G + 1\] of i64, read.
-    pub offsets: u64,
-    /// \[S\] of i32, written.
-    pub order: u64,
-    /// \[S\] of i32, written.
-    pub row_of_slot: u64,
-    /// The division of slots into blocks.
-    pub blocks: Blocks,
-    /// G.
-    pub held: u32,
-    /// The first local expert.
-    pub first_expert: u32,
-    /// The number of all experts.
-    pub experts: u64,
-    /// The fault site for indices outside of all experts.
-    pub faults: FaultSite,
-}
-
-impl ExpertScatterArguments {
-    /// The bytes of the kernel's parameters.
-    pub fn arguments(&self) -> Arguments {
-        let mut arguments = Arguments::new();
-        for pointer in [
-            self.indices,
-            self.starts,
-            self.offsets,
-            self.order,
-            self.row_of_slot,
-        ] {
-            arguments.push_pointer(pointer);
-        }
-        arguments
-            .push_u32(self.blocks.slots())
-            .push_u32(self.blocks.each())
-            .push_u32(self.held)
-            .push_u32(self.first_expert)
-            .push_u64(self.experts);
-        self.faults.push(&mut arguments);
-        arguments
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn arguments_fill_the_parameter_space() {
-        let arguments = ExpertScatterArguments {
-            indices: 1,
-            starts: 2,
-            offsets: 3,
-            order: 4,
-            row_of_slot: 5,
-            blocks: Blocks::new(6),
-            held: 7,
-            first_expert: 8,
-            experts: 9,
-            faults: FaultSite::new(10, 11),
-        };
-        let variant = ExpertScatter::new(IndexFormat::I32, 300);
-        let bytes = arguments.arguments();
-        assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
     }
 }

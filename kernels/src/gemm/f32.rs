@@ -23,7 +23,7 @@
 //! - **Edges**: elements outside A or B are read as 0 and do not change the result. M, N and K are
 //!   less than 2^31.
 
-use super::split_k::Part;
+use super::split_k::{Part, SplitKArguments};
 use super::tiles::CtaTile;
 use super::{Call, Matrix, Order, Tile};
 use crate::assembler::{
@@ -115,11 +115,14 @@ impl GemmF32 {
 }
 
 impl Variant for GemmF32 {
+    type Arguments = SplitKArguments;
+
     fn ptx(&self) -> Ptx {
         let k = &self.kernel(self.entry());
-        let call = Call::parameters(k);
+        let parameters = self.parameters(k);
+        let call = Call::new(parameters.product);
         let cta = CtaTile::of_cta(k, &call, self.tile);
-        let part = Part::parameters(k, &call, cta.batch);
+        let part = Part::new(&parameters, cta.batch);
         let c = call.c;
         let call = part.of(call, [self.a, self.b], 4);
         let c = || c.of_batch(cta.batch, 4);

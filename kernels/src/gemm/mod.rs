@@ -23,7 +23,8 @@ pub use split_k::{SplitK, SplitKArguments};
 pub use split_k_reduce::{SplitKReduce, SplitKReduceArguments};
 pub use tiles::{GROUP, Tile};
 
-use crate::assembler::{Arguments, GlobalAddress, Kernel, U32, U64};
+use crate::assembler::{GlobalAddress, In, Out, U32, U64};
+use crate::params;
 
 /// Storage order of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -47,53 +48,34 @@ impl Order {
     }
 }
 
-/// Arguments of a GEMM kernel. Pointers are device addresses; leading dimensions and strides are in
-/// elements.
-#[derive(Clone, Copy, Debug)]
-pub struct GemmArguments {
-    /// A, read.
-    pub a: u64,
-    /// B, read.
-    pub b: u64,
-    /// C, written; also read by a kernel that accumulates.
-    pub c: u64,
-    /// Rows of A and C.
-    pub m: u32,
-    /// Columns of B and C.
-    pub n: u32,
-    /// Columns of A and rows of B.
-    pub k: u32,
-    /// From a row of A to the next (from a column to the next if A is column-major).
-    pub lda: u64,
-    /// From a row of B to the next (from a column to the next if B is column-major).
-    pub ldb: u64,
-    /// From a row of C to the next.
-    pub ldc: u64,
-    /// From one A of the batch to the next.
-    pub batch_a: u64,
-    /// From one B of the batch to the next.
-    pub batch_b: u64,
-    /// From one C of the batch to the next.
-    pub batch_c: u64,
-}
-
-impl GemmArguments {
-    /// The bytes of the kernel's parameters.
-    pub fn arguments(&self) -> Arguments {
-        let mut arguments = Arguments::new();
-        for matrix in [self.a, self.b, self.c] {
-            arguments.push_pointer(matrix);
-        }
-        for extent in [self.m, self.n, self.k] {
-            arguments.push_u32(extent);
-        }
-        for leading in [self.lda, self.ldb, self.ldc] {
-            arguments.push_u64(leading);
-        }
-        for stride in [self.batch_a, self.batch_b, self.batch_c] {
-            arguments.push_u64(stride);
-        }
-        arguments
+params! {
+    /// Arguments of a GEMM kernel. Pointers are device addresses; leading dimensions and strides are in
+    /// elements.
+    pub struct GemmArguments => Parameters {
+        /// A.
+        a: In,
+        /// B.
+        b: In,
+        /// C; also read by a kernel that accumulates.
+        c: Out,
+        /// Rows of A and C.
+        m: u32,
+        /// Columns of B and C.
+        n: u32,
+        /// Columns of A and rows of B.
+        k: u32,
+        /// From a row of A to the next (from a column to the next if A is column-major).
+        lda: u64,
+        /// From a row of B to the next (from a column to the next if B is column-major).
+        ldb: u64,
+        /// From a row of C to the next.
+        ldc: u64,
+        /// From one A of the batch to the next.
+        batch_a: u64,
+        /// From one B of the batch to the next.
+        batch_b: u64,
+        /// From one C of the batch to the next.
+        batch_c: u64,
     }
 }
 
@@ -141,54 +123,19 @@ struct Call<'k> {
 }
 
 impl<'k> Call<'k> {
-    #[track_caller]
-    fn parameters(kernel: &'k Kernel) -> Call<'k> {
-        let starts = ["a", "b", "c"].map(|name| kernel.pointer(name));
-        let [m, n, k] = ["m", "n", "k"].map(|name| kernel.u32_param(name));
-        let leading = ["lda", "ldb", "ldc"].map(|name| kernel.u64_param(name));
-        let batch = ["batch_a", "batch_b", "batch_c"].map(|name| kernel.u64_param(name));
-        let [a, b, c] = [0, 1, 2].map(|i| Matrix {
-            start: starts[i],
-            leading: leading[i],
-            batch: batch[i],
-        });
-        Call { a, b, c, m, n, k }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::Variant;
-
-    #[test]
-    fn arguments_fill_the_parameter_space() {
-        let arguments = GemmArguments {
-            a: 1,
-            b: 2,
-            c: 3,
-            m: 4,
-            n: 5,
-            k: 6,
-            lda: 7,
-            ldb: 8,
-            ldc: 9,
-            batch_a: 10,
-            batch_b: 11,
-            batch_c: 12,
+    fn new(product: Parameters<'k>) -> Call<'k> {
+        let matrix = |start, leading, batch| Matrix {
+            start,
+            leading,
+            batch,
         };
-        let variant = GemmF32 {
-            a: Order::RowMajor,
-            b: Order::RowMajor,
-            tile: Tile::Small,
-            accumulate: false,
-        };
-        let arguments = SplitKArguments {
-            product: arguments,
-            products: 13,
-            depth: 14,
-        };
-        let bytes = arguments.arguments();
-        assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
+        Call {
+            a: matrix(product.a, product.lda, product.batch_a),
+            b: matrix(product.b, product.ldb, product.batch_b),
+            c: matrix(product.c, product.ldc, product.batch_c),
+            m: product.m,
+            n: product.n,
+            k: product.k,
+        }
     }
 }

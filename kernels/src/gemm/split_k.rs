@@ -1,7 +1,8 @@
 //! Split-K: the sum over k is split into parts, for products that have few tiles.
 
 use super::{Call, GemmArguments, Matrix, Order, Tile};
-use crate::assembler::{Arguments, Kernel, U32};
+use crate::assembler::U32;
+use crate::params;
 
 /// Minimum k per part. Below it, prologue and epilogue dominate.
 const MIN_DEPTH: u32 = 256;
@@ -48,16 +49,17 @@ impl SplitK {
     }
 }
 
-/// Arguments of a GEMM kernel whose sum over k may be split.
-#[derive(Clone, Copy, Debug)]
-pub struct SplitKArguments {
-    /// The product. If it is split, C is the workspace \[parts, batch, m, n\], and `batch_c` is the
-    /// stride between products.
-    pub product: GemmArguments,
-    /// The number of products in the batch.
-    pub products: u32,
-    /// The extent of k per part: all of k, or a multiple of 32.
-    pub depth: u32,
+params! {
+    /// Arguments of a GEMM kernel whose sum over k may be split.
+    pub struct SplitKArguments => Parameters {
+        /// The product. If it is split, C is the workspace \[parts, batch, m, n\], and `batch_c` is the
+        /// stride between products.
+        product: GemmArguments,
+        /// The number of products in the batch.
+        products: u32,
+        /// The extent of k per part: all of k, or a multiple of 32.
+        depth: u32,
+    }
 }
 
 impl SplitKArguments {
@@ -68,13 +70,6 @@ impl SplitKArguments {
             products,
             depth: product.k,
         }
-    }
-
-    /// The bytes of the kernel's parameters.
-    pub fn arguments(&self) -> Arguments {
-        let mut arguments = self.product.arguments();
-        arguments.push_u32(self.products).push_u32(self.depth);
-        arguments
     }
 }
 
@@ -89,18 +84,20 @@ pub(super) struct Part<'k> {
 }
 
 impl<'k> Part<'k> {
-    /// Declares the parameters, which follow those of the product. `index` is
-    /// `part * products + product`.
+    /// The part with number `index / products`, of the product with number `index % products`.
     #[track_caller]
-    pub(super) fn parameters(kernel: &'k Kernel, call: &Call<'k>, index: U32<'k>) -> Part<'k> {
-        let products = kernel.u32_param("products");
-        let depth = kernel.u32_param("depth");
+    pub(super) fn new(parameters: &Parameters<'k>, index: U32<'k>) -> Part<'k> {
+        let Parameters {
+            product,
+            products,
+            depth,
+        } = *parameters;
         let part = index / products;
         let first = part * depth;
         Part {
             product: index - part * products,
             first,
-            depth: (call.k - first).min(depth),
+            depth: (product.k - first).min(depth),
         }
     }
 

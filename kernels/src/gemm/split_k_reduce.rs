@@ -1,7 +1,8 @@
 //! The reduction of split-K parts.
 
 use super::Output;
-use crate::assembler::{Arguments, F32, GlobalAddress, Kernel, Launch, Pred, Ptx, Target, Variant};
+use crate::assembler::{F32, GlobalAddress, In, Kernel, Launch, Out, Pred, Ptx, Target, Variant};
+use crate::params;
 
 /// Threads per CTA.
 const THREADS: u32 = 256;
@@ -33,12 +34,31 @@ impl SplitKReduce {
     }
 }
 
+params! {
+    /// Arguments of [`SplitKReduce`].
+    pub struct SplitKReduceArguments => Call {
+        /// \[parts, elements\] of f32.
+        parts: In,
+        /// \[elements\]; also read if the sum is added to it.
+        c: Out,
+        /// Elements of C.
+        elements: u64,
+        /// Number of parts.
+        count: u32,
+    }
+}
+
 impl Variant for SplitKReduce {
+    type Arguments = SplitKReduceArguments;
+
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
-        let (parts, c) = (k.pointer("parts"), k.pointer("c"));
-        let elements = k.u64_param("elements");
-        let count = k.u32_param("count");
+        let Call {
+            parts,
+            c,
+            elements,
+            count,
+        } = self.parameters(k);
 
         let first = k.cta().mul_wide(THREADS * self.width());
         let first = first + (k.thread() * self.width()).wide();
@@ -111,51 +131,5 @@ fn load<'k>(vectors: bool, from: GlobalAddress<'k>, exists: Pred<'k>) -> Vec<F32
     match vectors {
         true => from.load_vector_if::<f32, 4>(exists).to_vec(),
         false => vec![from.load_if(exists)],
-    }
-}
-
-/// Arguments of [`SplitKReduce`]; pointers are device addresses.
-#[derive(Clone, Copy, Debug)]
-pub struct SplitKReduceArguments {
-    /// \[parts, elements\] of f32, read.
-    pub parts: u64,
-    /// \[elements\], written; also read if the sum is added to it.
-    pub c: u64,
-    /// Elements of C.
-    pub elements: u64,
-    /// Number of parts.
-    pub count: u32,
-}
-
-impl SplitKReduceArguments {
-    /// The bytes of the kernel's parameters.
-    pub fn arguments(&self) -> Arguments {
-        let mut arguments = Arguments::new();
-        arguments.push_pointer(self.parts).push_pointer(self.c);
-        arguments.push_u64(self.elements).push_u32(self.count);
-        arguments
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn arguments_fill_the_parameter_space() {
-        let arguments = SplitKReduceArguments {
-            parts: 1,
-            c: 2,
-            elements: 3,
-            count: 4,
-        };
-        for vectors in [true, false] {
-            let variant = SplitKReduce {
-                output: Output::AddF32,
-                vectors,
-            };
-            let bytes = arguments.arguments();
-            assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
-        }
     }
 }

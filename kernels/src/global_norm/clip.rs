@@ -1,6 +1,7 @@
 //! The scale factor of gradients.
 
-use crate::assembler::{Arguments, Kernel, Launch, Ptx, Target, Variant};
+use crate::assembler::{In, Kernel, Launch, Out, Ptx, Target, Variant};
+use crate::params;
 
 /// Threads per CTA; only the first stores.
 const THREADS: u32 = 32;
@@ -24,12 +25,34 @@ impl ClipScale {
     }
 }
 
+params! {
+    /// Arguments of [`ClipScale`].
+    pub struct ClipScaleArguments => Call {
+        /// One f32.
+        norm: In,
+        /// One f32.
+        weight: In,
+        /// One f32.
+        scale: Out,
+        /// One f32.
+        mean_norm: Out,
+        /// The largest mean norm that is not clipped; ignored by kernels that do not clip.
+        max_norm: f64,
+    }
+}
+
 impl Variant for ClipScale {
+    type Arguments = ClipScaleArguments;
+
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
-        let (norm, weight) = (k.pointer("norm"), k.pointer("weight"));
-        let (scale, mean_norm) = (k.pointer("scale"), k.pointer("mean_norm"));
-        let max_norm = k.u64_param("max_norm").to_f64_bits();
+        let Call {
+            norm,
+            weight,
+            scale,
+            mean_norm,
+            max_norm,
+        } = self.parameters(k);
 
         let weight = weight.load::<f32>().to_f64();
         let mean = norm.load::<f32>().to_f64() / weight;
@@ -54,56 +77,6 @@ impl Variant for ClipScale {
         match self.clips {
             true => "clip_scale".to_owned(),
             false => "clip_scale_to_mean".to_owned(),
-        }
-    }
-}
-
-/// Arguments of [`ClipScale`]; pointers are device addresses.
-#[derive(Clone, Copy, Debug)]
-pub struct ClipScaleArguments {
-    /// One f32, read.
-    pub norm: u64,
-    /// One f32, read.
-    pub weight: u64,
-    /// One f32, written.
-    pub scale: u64,
-    /// One f32, written.
-    pub mean_norm: u64,
-    /// The largest mean norm that is not clipped; ignored by kernels that do not clip.
-    pub max_norm: f64,
-}
-
-impl ClipScaleArguments {
-    /// The bytes of the kernel's parameters.
-    pub fn arguments(&self) -> Arguments {
-        let mut arguments = Arguments::new();
-        for pointer in [self.norm, self.weight, self.scale, self.mean_norm] {
-            arguments.push_pointer(pointer);
-        }
-        arguments.push_u64(self.max_norm.to_bits());
-        arguments
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn arguments_fill_the_parameter_space() {
-        let arguments = ClipScaleArguments {
-            norm: 1,
-            weight: 2,
-            scale: 3,
-            mean_norm: 4,
-            max_norm: 5.0,
-        };
-        for clips in [true, false] {
-            let bytes = arguments.arguments();
-            assert_eq!(
-                bytes.bytes().len(),
-                ClipScale::new(clips).ptx().parameter_bytes()
-            );
         }
     }
 }

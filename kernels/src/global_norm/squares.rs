@@ -1,9 +1,10 @@
 //! Sums of squares per tensor, and the square root of their total.
 
 use crate::assembler::{
-    Arguments, F64, Kernel, Launch, Ptx, Target, Variable, Variant, block_reduce,
+    F64, In, Kernel, Launch, Out, Ptx, Target, Variable, Variant, block_reduce,
 };
 use crate::dtype::Dtype;
+use crate::params;
 use crate::row::{Chunked, IN_FLIGHT, PART_THREADS, Part, PartTile, chunk_of_rows};
 
 /// Threads of the CTA that adds partial sums.
@@ -34,14 +35,47 @@ impl SumSquares {
     }
 }
 
+params! {
+    /// Arguments of [`SumSquares`].
+    pub struct SumSquaresArguments => Call {
+        /// \[N\].
+        x: In,
+        /// [`partial_count`] f64.
+        partials: Out,
+        /// N.
+        elements: u64,
+        /// Elements per chunk, [`chunk_of_rows`].
+        chunk: u64,
+    }
+}
+
+impl SumSquaresArguments {
+    /// The arguments for `elements` elements.
+    pub fn new(x: In, partials: Out, elements: u64) -> SumSquaresArguments {
+        SumSquaresArguments {
+            x,
+            partials,
+            elements,
+            chunk: chunk_of_rows(1, elements),
+        }
+    }
+}
+
 impl Variant for SumSquares {
+    type Arguments = SumSquaresArguments;
+
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, PART_THREADS).reserve_load_registers();
-        let (x, partials) = (k.pointer("x"), k.pointer("partials"));
+        let Call {
+            x,
+            partials,
+            elements,
+            chunk,
+        } = self.parameters(k);
         let of = Chunked {
             rows: k.constant(1u64),
-            features: k.u64_param("elements"),
-            chunk: k.u64_param("chunk"),
+            features: elements,
+            chunk,
         };
 
         let part = Part::new(k, self.tile, x, of);
@@ -65,28 +99,6 @@ impl Variant for SumSquares {
     }
 }
 
-/// Arguments of [`SumSquares`]; pointers are device addresses.
-#[derive(Clone, Copy, Debug)]
-pub struct SumSquaresArguments {
-    /// \[N\], read.
-    pub x: u64,
-    /// [`partial_count`] f64, written.
-    pub partials: u64,
-    /// N.
-    pub elements: u64,
-}
-
-impl SumSquaresArguments {
-    /// The bytes of the kernel's parameters.
-    pub fn arguments(&self) -> Arguments {
-        let mut arguments = Arguments::new();
-        arguments.push_pointer(self.x).push_pointer(self.partials);
-        let chunk = chunk_of_rows(1, self.elements);
-        arguments.push_u64(self.elements).push_u64(chunk);
-        arguments
-    }
-}
-
 /// norm = sqrt(the sum of all partial sums), as an f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GlobalNorm;
@@ -98,11 +110,28 @@ impl GlobalNorm {
     }
 }
 
+params! {
+    /// Arguments of [`GlobalNorm`].
+    pub struct GlobalNormArguments => GlobalNormCall {
+        /// \[P\] of f64.
+        partials: In,
+        /// One f32.
+        norm: Out,
+        /// P.
+        count: u64,
+    }
+}
+
 impl Variant for GlobalNorm {
+    type Arguments = GlobalNormArguments;
+
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, ADDING_THREADS);
-        let (partials, norm) = (k.pointer("partials"), k.pointer("norm"));
-        let count = k.u64_param("count");
+        let GlobalNormCall {
+            partials,
+            norm,
+            count,
+        } = self.parameters(k);
 
         let sum = k.var(0.0_f64);
         let step = u64::from(ADDING_THREADS * IN_FLIGHT);
@@ -125,52 +154,9 @@ impl Variant for GlobalNorm {
     }
 }
 
-/// Arguments of [`GlobalNorm`]; pointers are device addresses.
-#[derive(Clone, Copy, Debug)]
-pub struct GlobalNormArguments {
-    /// \[P\] of f64, read.
-    pub partials: u64,
-    /// One f32, written.
-    pub norm: u64,
-    /// P.
-    pub count: u64,
-}
-
-impl GlobalNormArguments {
-    /// The bytes of the kernel's parameters.
-    pub fn arguments(&self) -> Arguments {
-        let mut arguments = Arguments::new();
-        arguments
-            .push_pointer(self.partials)
-            .push_pointer(self.norm);
-        arguments.push_u64(self.count);
-        arguments
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn arguments_fill_the_parameter_space() {
-        let arguments = SumSquaresArguments {
-            x: 1,
-            partials: 2,
-            elements: 3,
-        };
-        let bytes = arguments.arguments();
-        let ptx = SumSquares::new(Dtype::F32, 3, true).ptx();
-        assert_eq!(bytes.bytes().len(), ptx.parameter_bytes());
-
-        let arguments = GlobalNormArguments {
-            partials: 1,
-            norm: 2,
-            count: 3,
-        };
-        let bytes = arguments.arguments();
-        assert_eq!(bytes.bytes().len(), GlobalNorm.ptx().parameter_bytes());
-    }
 
     #[test]
     fn empty_tensors_have_no_partial_sums() {

@@ -1,7 +1,8 @@
 //! Index dtypes, and the dim that indices select from.
 
-use crate::assembler::{Arguments, GlobalAddress, Kernel, Pred, S32, S64, U32, U64};
-use crate::faults::{FaultSite, Faults};
+use crate::assembler::{GlobalAddress, Pred, S32, S64, U32, U64};
+use crate::faults::FaultSite;
+use crate::params;
 
 /// The dtype of indices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -14,19 +15,20 @@ pub enum IndexDtype {
     U32,
 }
 
-/// The dim that indices select from, or a shard of it. Indices of other shards select nothing.
-#[derive(Clone, Copy, Debug)]
-pub struct IndexedDim {
-    /// The extent of the shard.
-    pub extent: u64,
-    /// The index of the shard's first element.
-    pub first: u64,
-    /// The extent of the whole dim. Indices outside of it are out of range.
-    pub total: u64,
-    /// The stride of the dim, in units.
-    pub stride: i64,
-    /// The fault site for out-of-range indices.
-    pub faults: FaultSite,
+params! {
+    /// The dim that indices select from, or a shard of it. Indices of other shards select nothing.
+    pub struct IndexedDim => Choice {
+        /// The extent of the shard.
+        extent: u64,
+        /// The index of the shard's first element.
+        first: u64,
+        /// The extent of the whole dim. Indices outside of it are out of range.
+        total: u64,
+        /// The stride of the dim, in units.
+        stride: i64,
+        /// The fault site for out-of-range indices.
+        faults: FaultSite,
+    }
 }
 
 impl IndexDtype {
@@ -80,29 +82,7 @@ impl<'k> Id<'k> {
     }
 }
 
-/// [`IndexedDim`] in registers.
-#[derive(Clone, Copy)]
-pub(super) struct Choice<'k> {
-    extent: U64<'k>,
-    first: U64<'k>,
-    total: U64<'k>,
-    stride: S64<'k>,
-    faults: Faults<'k>,
-}
-
 impl<'k> Choice<'k> {
-    /// Declares the parameters that [`IndexedDim::push`] fills.
-    #[track_caller]
-    pub(super) fn parameters(k: &'k Kernel) -> Choice<'k> {
-        Choice {
-            extent: k.u64_param("extent"),
-            first: k.u64_param("first"),
-            total: k.u64_param("total"),
-            stride: k.i64_param("stride"),
-            faults: Faults::parameters(k),
-        }
-    }
-
     /// Units in the dim of this shard, if the dim is contiguous.
     #[track_caller]
     pub(super) fn whole(self) -> U64<'k> {
@@ -118,16 +98,5 @@ impl<'k> Choice<'k> {
         self.faults.report(exists & !is_in_range, index);
         let own = index.unsigned() - self.first;
         (exists & own.lt(self.extent), own.signed() * self.stride)
-    }
-}
-
-impl IndexedDim {
-    /// Adds the arguments that [`Choice::parameters`] declares.
-    pub(super) fn push(self, arguments: &mut Arguments) {
-        for extent in [self.extent, self.first, self.total] {
-            arguments.push_u64(extent);
-        }
-        arguments.push_i64(self.stride);
-        self.faults.push(arguments);
     }
 }

@@ -13,4 +13,4 @@ pub use gather::{Gather, GatherArguments};
 pub use ids::{IndexDtype, IndexedDim};
 pub use keys::{IndexKeys, IndexKeysArguments};
 pub use select::{IndexSelect, IndexSelectArguments};
-pub use sums::{SegmentStarts, SegmentStartsArguments, SegmentSum, SegmentSumArguments};
+pub use sums::{SegmentStarts, SegmentStartsArguments, SegmentSum, SegmentSumArguments, Segments};

@@ -1,11 +1,11 @@
 //! Index select: rows selected by a list of indices.
 
-use super::ids::Choice;
 use super::{IndexDtype, IndexedDim};
-use crate::assembler::{Arguments, Integer, Kernel, Launch, Ptx, Register, Target, U64, Variant};
+use crate::assembler::{In, Integer, Kernel, Launch, Out, Ptx, Register, Target, U64, Variant};
 use crate::copies::Unit;
 use crate::elementwise::THREADS;
 use crate::elementwise::strided::{self, Index};
+use crate::params;
 
 /// y\[o, j, ..\] = x\[o, ids\[j\], ..\] for dense tensors, in units of up to 16 bytes. With a
 /// single o, it selects rows of a table.
@@ -14,51 +14,6 @@ pub struct IndexSelect {
     unit: Unit,
     ids: IndexDtype,
     wide: bool,
-}
-
-/// Arguments of [`IndexSelect`].
-#[derive(Clone, Copy, Debug)]
-pub struct IndexSelectArguments {
-    /// The address of the first element of x.
-    pub x: u64,
-    /// The address of the first index; indices are contiguous.
-    pub ids: u64,
-    /// The address of the first element of y.
-    pub y: u64,
-    /// Product of the extents before the indexed dim.
-    pub outer: u64,
-    /// Number of indices.
-    pub chosen: u64,
-    /// Units per row, which is also the stride of the indexed dim.
-    pub inner: u64,
-    /// The indexed dim, and the fault site for out-of-range indices.
-    pub indexed: IndexedDim,
-}
-
-impl IndexSelectArguments {
-    /// Number of units of y.
-    pub fn units(&self) -> u64 {
-        [self.chosen, self.inner]
-            .iter()
-            .fold(self.outer, |units, extent| units.saturating_mul(*extent))
-    }
-
-    /// The bytes of the parameters of `variant`.
-    pub fn arguments(&self, variant: &IndexSelect) -> Arguments {
-        let mut arguments = Arguments::new();
-        for address in [self.x, self.ids, self.y] {
-            arguments.push_pointer(address);
-        }
-        arguments.push_u64(self.units());
-        for extent in [self.chosen, self.inner] {
-            match variant.wide {
-                true => arguments.push_u64(extent),
-                false => arguments.push_u32(extent as u32),
-            };
-        }
-        self.indexed.push(&mut arguments);
-        arguments
-    }
 }
 
 impl IndexSelect {
@@ -78,42 +33,50 @@ impl IndexSelect {
         (IndexSelect { unit, ids, wide }, unit)
     }
 
+    /// The units of y: the product of the extents before the indexed dim, the number of indices,
+    /// and the units per row.
+    pub fn units(extents: [u64; 3]) -> u64 {
+        extents.into_iter().fold(1, u64::saturating_mul)
+    }
+
     /// The launch over units; `None` if there are no units.
     pub fn launch(&self, units: u64) -> Option<Launch> {
         strided::launch(units)
     }
 
-    fn text<I: Index<O>, O: Integer>(&self) -> Ptx {
-        let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
-        let (x, ids, y) = (k.pointer("x"), k.pointer("ids"), k.pointer("y"));
-        let units = k.u64_param("units");
-        let (chosen, inner) = (I::extent(k, "chosen"), I::extent(k, "inner"));
-        let choice = Choice::parameters(k);
-        let table = choice.whole();
+    fn write<'k, I: Index<O>, O: Integer>(&self, k: &'k Kernel, call: &Call<'k>) {
+        let [chosen, inner] = [call.chosen, call.inner].map(I::narrowed);
+        let table = call.indexed.whole();
 
         let size = u64::from(self.unit.bytes());
         let mut chosen_rows = Vec::new();
         for index in strided::indices::<I, O>(k) {
-            let exists = I::is_below(index, units);
+            let exists = I::is_below(index, call.units);
             let row = index / inner;
             let column = index - row * inner;
             let outer = row / chosen;
             let at = wide::<I, O>(row - outer * chosen) * u64::from(self.ids.size());
-            let id = self.ids.load_if(exists, ids.byte_add(at));
-            let start = x.byte_add((wide::<I, O>(outer) * table + wide::<I, O>(column)) * size);
-            chosen_rows.push((exists, id, start, y.byte_add(wide::<I, O>(index) * size)));
+            let id = self.ids.load_if(exists, call.ids.byte_add(at));
+            let start = call
+                .x
+                .byte_add((wide::<I, O>(outer) * table + wide::<I, O>(column)) * size);
+            chosen_rows.push((
+                exists,
+                id,
+                start,
+                call.y.byte_add(wide::<I, O>(index) * size),
+            ));
         }
 
         let mut loaded = Vec::with_capacity(chosen_rows.len());
         for (exists, id, start, to) in chosen_rows {
-            let (inside, offset) = choice.choose(exists, id);
+            let (inside, offset) = call.indexed.choose(exists, id);
             let from = start.byte_add(offset.unsigned() * size);
             loaded.push((exists, to, self.unit.load_if(inside, from)));
         }
         for (exists, to, raw) in loaded {
             self.unit.store_if(exists, to, raw);
         }
-        k.finish()
     }
 }
 
@@ -123,48 +86,42 @@ fn wide<I: Index<O>, O: Integer>(index: Register<'_, I>) -> U64<'_> {
     I::bytes(I::signed(index), 1)
 }
 
+params! {
+    /// Arguments of [`IndexSelect`].
+    pub struct IndexSelectArguments => Call {
+        /// The address of the first element of x.
+        x: In,
+        /// The address of the first index; indices are contiguous.
+        ids: In,
+        /// The address of the first element of y.
+        y: Out,
+        /// Units of y, from [`IndexSelect::units`].
+        units: u64,
+        /// Number of indices.
+        chosen: u64,
+        /// Units per row, which is also the stride of the indexed dim.
+        inner: u64,
+        /// The indexed dim, and the fault site for out-of-range indices.
+        indexed: IndexedDim,
+    }
+}
+
 impl Variant for IndexSelect {
+    type Arguments = IndexSelectArguments;
+
     fn ptx(&self) -> Ptx {
+        let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
+        let call = self.parameters(k);
         match self.wide {
-            false => self.text::<u32, i32>(),
-            true => self.text::<u64, i64>(),
+            false => self.write::<u32, i32>(k, &call),
+            true => self.write::<u64, i64>(k, &call),
         }
+        k.finish()
     }
 
     fn entry(&self) -> String {
         let (unit, ids) = (self.unit.bytes(), self.ids.name());
         let wide = if self.wide { "_wide" } else { "" };
         format!("index_select_b{unit}_{ids}{wide}")
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::faults::FaultSite;
-
-    #[test]
-    fn arguments_fill_the_parameter_space() {
-        for elements in [100, 1 << 40] {
-            let (variant, unit) = IndexSelect::new(Unit::B2, IndexDtype::U32, 40, 0, elements);
-            assert_eq!(unit, Unit::B8);
-            let arguments = IndexSelectArguments {
-                x: 256,
-                ids: 512,
-                y: 1024,
-                outer: 1,
-                chosen: 5,
-                inner: 5,
-                indexed: IndexedDim {
-                    extent: 3,
-                    first: 0,
-                    total: 3,
-                    stride: 5,
-                    faults: FaultSite::new(64, 1),
-                },
-            };
-            let bytes = arguments.arguments(&variant);
-            assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
-        }
     }
 }

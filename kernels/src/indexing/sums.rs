@@ -1,9 +1,10 @@
 //! Segment sums: sums of the rows that have the same key, in the order of their positions.
 
 use crate::assembler::{
-    Arguments, F32, GlobalAddress, Kernel, Launch, Pred, Ptx, Target, U32, U64, Variant,
+    F32, GlobalAddress, In, Kernel, Launch, Out, Pred, Ptx, Target, U32, U64, Variant,
 };
 use crate::dtype::{Dtype, Loaded};
+use crate::params;
 
 const THREADS: u32 = 128;
 
@@ -14,29 +15,6 @@ const TOGETHER: u32 = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SegmentStarts;
 
-/// Arguments of [`SegmentStarts`].
-#[derive(Clone, Copy, Debug)]
-pub struct SegmentStartsArguments {
-    /// The address of the sorted keys.
-    pub keys: u64,
-    /// Destination of the starts, `rows + 1` values.
-    pub starts: u64,
-    /// Number of keys.
-    pub count: u32,
-    /// Number of rows.
-    pub rows: u32,
-}
-
-impl SegmentStartsArguments {
-    /// The bytes of the parameters.
-    pub fn arguments(&self) -> Arguments {
-        let mut arguments = Arguments::new();
-        arguments.push_pointer(self.keys).push_pointer(self.starts);
-        arguments.push_u32(self.count).push_u32(self.rows);
-        arguments
-    }
-}
-
 impl SegmentStarts {
     /// The launch for `rows` rows.
     pub fn launch(self, rows: u32) -> Option<Launch> {
@@ -44,11 +22,31 @@ impl SegmentStarts {
     }
 }
 
+params! {
+    /// Arguments of [`SegmentStarts`].
+    pub struct SegmentStartsArguments => Call {
+        /// The address of the sorted keys.
+        keys: In,
+        /// Destination of the starts, `rows + 1` values.
+        starts: Out,
+        /// Number of keys.
+        count: u32,
+        /// Number of rows.
+        rows: u32,
+    }
+}
+
 impl Variant for SegmentStarts {
+    type Arguments = SegmentStartsArguments;
+
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
-        let (keys, starts) = (k.pointer("keys"), k.pointer("starts"));
-        let (count, rows) = (k.u32_param("count"), k.u32_param("rows"));
+        let Call {
+            keys,
+            starts,
+            count,
+            rows,
+        } = self.parameters(k);
         let row = k.cta().mad(THREADS, k.thread());
         k.if_(row.le(rows), || {
             let (low, high) = (k.var(0u32), k.var(count));
@@ -71,6 +69,19 @@ impl Variant for SegmentStarts {
     }
 }
 
+/// The extents of a [`SegmentSum`].
+#[derive(Clone, Copy, Debug)]
+pub struct Segments {
+    /// Extent of o; 1 unless all rows are written.
+    pub outer: u32,
+    /// Number of positions.
+    pub count: u32,
+    /// Number of rows.
+    pub rows: u32,
+    /// Elements per row.
+    pub inner: u32,
+}
+
 /// sum\[o, v, ..\] = the sum of x\[o, p, ..\] over the positions p with key v, in their sorted
 /// order. Computed in f32 and rounded once.
 ///
@@ -85,42 +96,6 @@ pub struct SegmentSum {
     /// Threads per row, a power of two.
     across: u32,
     write_all_rows: bool,
-}
-
-/// Arguments of [`SegmentSum`].
-#[derive(Clone, Copy, Debug)]
-pub struct SegmentSumArguments {
-    /// The address of the first element of x.
-    pub x: u64,
-    /// The addresses of the sorted keys and of their positions.
-    pub sorted: [u64; 2],
-    /// The address of the starts, from [`SegmentStarts`].
-    pub starts: u64,
-    /// The address of the first sum.
-    pub sum: u64,
-    /// Extent of o; 1 unless all rows are written.
-    pub outer: u32,
-    /// Number of positions.
-    pub count: u32,
-    /// Number of rows.
-    pub rows: u32,
-    /// Elements per row.
-    pub inner: u32,
-}
-
-impl SegmentSumArguments {
-    /// The bytes of the parameters of `variant`.
-    pub fn arguments(&self, variant: &SegmentSum) -> Arguments {
-        let mut arguments = Arguments::new();
-        arguments.push_pointer(self.x);
-        for address in self.sorted.into_iter().chain([self.starts, self.sum]) {
-            arguments.push_pointer(address);
-        }
-        arguments.push_u32(variant.items(self)).push_u32(self.count);
-        arguments.push_u32(self.rows).push_u32(self.inner);
-        arguments.push_u32(variant.tiles(self.inner));
-        arguments
-    }
 }
 
 impl SegmentSum {
@@ -149,18 +124,41 @@ impl SegmentSum {
         }
     }
 
+    /// The arguments for these extents. `sorted`: the keys and their positions.
+    pub fn arguments(
+        &self,
+        x: In,
+        [keys, positions]: [In; 2],
+        starts: In,
+        sum: Out,
+        extents: &Segments,
+    ) -> SegmentSumArguments {
+        SegmentSumArguments {
+            x,
+            keys,
+            positions,
+            starts,
+            sum,
+            items: self.items(extents),
+            count: extents.count,
+            rows: extents.rows,
+            inner: extents.inner,
+            tiles: self.tiles(extents.inner),
+        }
+    }
+
     /// The launch; `None` if nothing is written.
-    pub fn launch(&self, call: &SegmentSumArguments) -> Option<Launch> {
-        let items = self.items(call).div_ceil(THREADS / self.across);
-        let ctas = items.saturating_mul(self.tiles(call.inner));
+    pub fn launch(&self, extents: &Segments) -> Option<Launch> {
+        let items = self.items(extents).div_ceil(THREADS / self.across);
+        let ctas = items.saturating_mul(self.tiles(extents.inner));
         Launch::new([ctas, 1, 1], THREADS)
     }
 
     /// Rows to process: all, or the maximum number of rows that can have a position.
-    fn items(&self, call: &SegmentSumArguments) -> u32 {
+    fn items(&self, extents: &Segments) -> u32 {
         match self.write_all_rows {
-            true => call.outer.saturating_mul(call.rows),
-            false => call.count,
+            true => extents.outer.saturating_mul(extents.rows),
+            false => extents.count,
         }
     }
 
@@ -182,14 +180,49 @@ struct Item<'k> {
     row: U64<'k>,
 }
 
+params! {
+    /// Arguments of [`SegmentSum`].
+    pub struct SegmentSumArguments => SegmentSumCall {
+        /// The address of the first element of x.
+        x: In,
+        /// The sorted keys.
+        keys: In,
+        /// Their positions.
+        positions: In,
+        /// The address of the starts, from [`SegmentStarts`].
+        starts: In,
+        /// The address of the first sum.
+        sum: Out,
+        /// Rows to process.
+        items: u32,
+        /// Number of positions.
+        count: u32,
+        /// Number of rows.
+        rows: u32,
+        /// Elements per row.
+        inner: u32,
+        /// CTAs per row.
+        tiles: u32,
+    }
+}
+
 impl Variant for SegmentSum {
+    type Arguments = SegmentSumArguments;
+
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS).reserve_load_registers();
-        let (x, keys, positions) = (k.pointer("x"), k.pointer("keys"), k.pointer("positions"));
-        let (starts, sum) = (k.pointer("starts"), k.pointer("sum"));
-        let (items, count) = (k.u32_param("items"), k.u32_param("count"));
-        let (rows, inner) = (k.u32_param("rows"), k.u32_param("inner"));
-        let tiles = k.u32_param("tiles");
+        let SegmentSumCall {
+            x,
+            keys,
+            positions,
+            starts,
+            sum,
+            items,
+            count,
+            rows,
+            inner,
+            tiles,
+        } = self.parameters(k);
 
         let (tile, number) = (k.cta() % tiles, k.cta() / tiles);
         let item = number.mad(THREADS / self.across, k.thread() / self.across);
@@ -322,41 +355,5 @@ fn store<'k>(dtype: Dtype, to: GlobalAddress<'k>, values: &[F32<'k>]) {
     }
     for (i, values) in (0..).zip(values.chunks_exact(dtype.per_vector() as usize)) {
         dtype.round(|j| values[j]).store(to.offset(16 * i));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn arguments_fill_the_parameter_space() {
-        let arguments = SegmentSumArguments {
-            x: 256,
-            sorted: [512, 1024],
-            starts: 2048,
-            sum: 4096,
-            outer: 1,
-            count: 9,
-            rows: 5,
-            inner: 64,
-        };
-        for write_all_rows in [true, false] {
-            for inner in [64, 7] {
-                let variant = SegmentSum::new(Dtype::Bf16, Dtype::F32, inner, true, write_all_rows);
-                let bytes = arguments.arguments(&variant);
-                assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
-            }
-        }
-        let starts = SegmentStartsArguments {
-            keys: 256,
-            starts: 512,
-            count: 3,
-            rows: 4,
-        };
-        assert_eq!(
-            starts.arguments().bytes().len(),
-            SegmentStarts.ptx().parameter_bytes()
-        );
     }
 }

@@ -2,14 +2,15 @@
 //! [`SumPartials`](crate::rms_norm::SumPartials) then adds.
 
 use crate::assembler::{
-    Arguments, F32, GlobalAddress, Kernel, Launch, Ptx, Target, U32, Variable, Variant,
+    F32, GlobalAddress, In, Kernel, Launch, Out, Ptx, Target, U32, Variable, Variant,
     sum_across_groups,
 };
 use crate::dtype::Dtype;
+use crate::params;
 use crate::rms_norm::rows_per_partial;
 use crate::rope::{
-    Direction, Form, Head, HeadCoordinates, HeadStrides, HeadTile, Heads, Shape, Strides, Style,
-    TableStrides, element,
+    Direction, Form, Head, HeadCoordinates, HeadStrides, HeadTile, Heads, Style, TableStrides,
+    element,
 };
 
 /// Threads per CTA.
@@ -54,23 +55,42 @@ impl NormRopeGradWeight {
     }
 }
 
+params! {
+    /// Arguments of [`NormRopeGradWeight`].
+    pub struct NormRopeGradWeightArguments => Call {
+        /// \[B, T, N, D\].
+        dy: In,
+        /// \[B, T, N, D\].
+        x: In,
+        /// \[B, T, N\] of f32, dense.
+        inv_rms: In,
+        /// \[B, T, H\] of f32.
+        cos: In,
+        /// \[B, T, H\] of f32.
+        sin: In,
+        /// \[P, D\] of f32; P = R.div_ceil(rows_per_partial(R)) with R = B T N.
+        partials: Out,
+        /// The extents.
+        heads: Heads,
+        /// Rows per partial sum, from [`rows_per_partial`].
+        rows_per_partial: u32,
+        /// Strides of dy.
+        of_dy: HeadStrides,
+        /// Strides of x.
+        of_x: HeadStrides,
+        /// Strides of cos.
+        of_cos: TableStrides,
+        /// Strides of sin.
+        of_sin: TableStrides,
+    }
+}
+
 impl Variant for NormRopeGradWeight {
+    type Arguments = NormRopeGradWeightArguments;
+
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
-        let call = Call {
-            dy: k.pointer("dy"),
-            x: k.pointer("x"),
-            inv_rms: k.pointer("inv_rms"),
-            cos: k.pointer("cos"),
-            sin: k.pointer("sin"),
-            partials: k.pointer("partials"),
-            shape: Shape::parameters(k),
-            rows_per_partial: k.u32_param("rows_per_partial"),
-            of_dy: Strides::of_heads(k, "dy"),
-            of_x: Strides::of_heads(k, "x"),
-            of_cos: Strides::of_table(k, "cos"),
-            of_sin: Strides::of_table(k, "sin"),
-        };
+        let call = self.parameters(k);
         match self.form {
             Form::Tile(tile) => in_registers(k, tile, &call),
             Form::Loop(dtype, style) => by_features(k, dtype, style, &call),
@@ -83,78 +103,19 @@ impl Variant for NormRopeGradWeight {
     }
 }
 
-/// Arguments of [`NormRopeGradWeight`]; pointers are device addresses.
-#[derive(Clone, Copy, Debug)]
-pub struct NormRopeGradWeightArguments {
-    /// \[B, T, N, D\], read.
-    pub dy: u64,
-    /// \[B, T, N, D\], read.
-    pub x: u64,
-    /// \[B, T, N\] of f32, dense, read.
-    pub inv_rms: u64,
-    /// \[B, T, H\] of f32, read.
-    pub cos: u64,
-    /// \[B, T, H\] of f32, read.
-    pub sin: u64,
-    /// \[P, D\] of f32, written; P = R.div_ceil(rows_per_partial(R)) with R = B T N.
-    pub partials: u64,
-    /// The extents.
-    pub heads: Heads,
-    /// Strides of dy and x.
-    pub of_heads: [HeadStrides; 2],
-    /// Strides of cos and sin.
-    pub of_tables: [TableStrides; 2],
-}
-
-impl NormRopeGradWeightArguments {
-    /// The bytes of the kernel's parameters.
-    pub fn arguments(&self) -> Arguments {
-        let mut arguments = Arguments::new();
-        let read = [self.dy, self.x, self.inv_rms, self.cos, self.sin];
-        for pointer in read.into_iter().chain([self.partials]) {
-            arguments.push_pointer(pointer);
-        }
-        self.heads.push(&mut arguments);
-        arguments.push_u32(rows_per_partial(self.heads.rows.into()) as u32);
-        for heads in &self.of_heads {
-            heads.push(&mut arguments);
-        }
-        for table in &self.of_tables {
-            table.push(&mut arguments);
-        }
-        arguments
-    }
-}
-
-/// The parameters in registers.
-struct Call<'k> {
-    dy: GlobalAddress<'k>,
-    x: GlobalAddress<'k>,
-    inv_rms: GlobalAddress<'k>,
-    cos: GlobalAddress<'k>,
-    sin: GlobalAddress<'k>,
-    partials: GlobalAddress<'k>,
-    shape: Shape<'k>,
-    rows_per_partial: U32<'k>,
-    of_dy: Strides<'k>,
-    of_x: Strides<'k>,
-    of_cos: Strides<'k>,
-    of_sin: Strides<'k>,
-}
-
 impl<'k> Call<'k> {
     /// The first head of this CTA's block, and the end of the block.
     #[track_caller]
     fn block(&self, k: &'k Kernel) -> [U32<'k>; 2] {
         let start = k.cta_y() * self.rows_per_partial;
-        let end = (start + self.rows_per_partial).min(self.shape.rows);
+        let end = (start + self.rows_per_partial).min(self.heads.rows);
         [start, end]
     }
 
     /// The address of the partial sum of a feature.
     #[track_caller]
     fn partial(&self, k: &'k Kernel, feature: U32<'k>) -> GlobalAddress<'k> {
-        let line = k.cta_y().mul_wide(self.shape.features);
+        let line = k.cta_y().mul_wide(self.heads.features);
         self.partials.element_wide::<f32>(line + feature.wide())
     }
 
@@ -190,7 +151,7 @@ fn in_registers<'k>(k: &'k Kernel, tile: HeadTile, call: &Call<'k>) {
     k.for_range(start + group, end, step, |first| {
         let heads = (0..in_flight).map(|i| {
             let index = first + i * groups;
-            let head = Head::new(k, tile, &call.shape, [index, lane], index.lt(end));
+            let head = Head::new(k, tile, &call.heads, [index, lane], index.lt(end));
             call.products(tile, &head)
         });
         for products in heads.collect::<Vec<_>>() {
@@ -243,7 +204,7 @@ fn padded_at(feature: U32<'_>) -> U32<'_> {
 
 /// Each thread owns one feature and loops over the heads of the CTA's block.
 fn by_features<'k>(k: &'k Kernel, dtype: Dtype, style: Style, call: &Call<'k>) {
-    let shape = &call.shape;
+    let shape = &call.heads;
     let feature = k.cta().mad(THREADS, k.thread());
     let turns = feature.lt(shape.pairs << 1);
     let [pair, other, second] = match style {
@@ -268,7 +229,7 @@ fn by_features<'k>(k: &'k Kernel, dtype: Dtype, style: Style, call: &Call<'k>) {
             let other = dtype.load_if(turns, element(dtype, dy, other));
             let [cos, sin] =
                 [(call.cos, call.of_cos), (call.sin, call.of_sin)].map(|(table, strides)| {
-                    let table = coordinates.strided(Dtype::F32, table, &strides);
+                    let table = coordinates.in_table(table, &strides);
                     element(Dtype::F32, table, pair).load_if::<f32>(turns)
                 });
             // Inverse rotation: (a, b) -> (a cos + b sin, b cos - a sin).
@@ -292,35 +253,6 @@ mod tests {
         features: 64,
         pairs: 32,
     };
-
-    #[test]
-    fn arguments_fill_the_parameter_space() {
-        let dense = HeadStrides {
-            batch: 384,
-            position: 128,
-            head: 64,
-        };
-        let table = TableStrides {
-            batch: 0,
-            position: 32,
-        };
-        let arguments = NormRopeGradWeightArguments {
-            dy: 1,
-            x: 2,
-            inv_rms: 3,
-            cos: 4,
-            sin: 5,
-            partials: 6,
-            heads: HEADS,
-            of_heads: [dense; 2],
-            of_tables: [table; 2],
-        };
-        for aligned in [true, false] {
-            let variant = NormRopeGradWeight::new(Dtype::F32, Style::Half, &HEADS, aligned);
-            let bytes = arguments.arguments();
-            assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
-        }
-    }
 
     #[test]
     fn sums_of_the_longest_heads_fit_in_static_memory() {

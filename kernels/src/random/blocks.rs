@@ -3,6 +3,7 @@
 use super::{Distribution, Parameters, Random, THREADS};
 use crate::assembler::{F32, Kernel, U32, U64};
 use crate::elementwise::Element;
+use crate::philox::Key;
 
 /// Elements per CTA. The vectors of one thread are [`THREADS`] vectors apart.
 pub(super) fn tile(variant: &Random) -> u32 {
@@ -25,17 +26,20 @@ fn vectors(variant: &Random) -> u32 {
     }
 }
 
-pub(super) fn write(k: &Kernel, variant: &Random) {
-    let parameters = variant.parameters(k);
-    let (place, elements) = (k.u64_param("first"), k.u64_param("elements"));
-
+pub(super) fn write<'k>(
+    k: &'k Kernel,
+    variant: &Random,
+    parameters: &Parameters<'k>,
+    elements: U64<'k>,
+) {
+    let place = parameters.space.first;
     let tile = tile(variant);
     let first = k.cta().mul_wide(tile);
     let remaining = elements - first;
     k.if_else(
         remaining.ge(u64::from(tile)),
-        || whole_tile(k, variant, &parameters, first, place),
-        || last_tile(k, &parameters, first, place, remaining.low()),
+        || whole_tile(k, variant, parameters, first, place),
+        || last_tile(k, variant.format, parameters, first, place, remaining.low()),
     );
 }
 
@@ -46,7 +50,8 @@ fn whole_tile<'k>(
     first: U64<'k>,
     place: U64<'k>,
 ) {
-    let (format, per_vector) = (parameters.format, per_vector(variant));
+    let (format, per_vector) = (variant.format, per_vector(variant));
+    let key = Key(parameters.key);
     let element = first + (k.thread() * per_vector).wide();
     let bytes = element * u64::from(format.size());
     let apart = |vector: u32| i64::from(vector * THREADS * per_vector * format.size());
@@ -61,12 +66,12 @@ fn whole_tile<'k>(
     for (vector, loaded) in (0..).zip(loaded) {
         let blocks_before = u64::from(vector * THREADS * per_vector / 4);
         let words: Vec<U32<'k>> = (0..u64::from(per_vector / 4))
-            .flat_map(|i| parameters.key.block(block + (blocks_before + i)))
+            .flat_map(|i| key.block(block + (blocks_before + i)))
             .collect();
         let x = loaded.map(|vector| vector.widen());
         let value = |(i, word): (usize, &U32<'k>)| {
             let x = x.as_ref().map(|x| x[i]);
-            parameters.rule.value(format, *word, x)
+            parameters.values.value(format, *word, x)
         };
         let values: Vec<F32<'k>> = words.iter().enumerate().map(value).collect();
         format.store_vector(result.offset(apart(vector)), &values);
@@ -76,18 +81,19 @@ fn whole_tile<'k>(
 /// Processes the elements of a partial tile one by one.
 fn last_tile<'k>(
     k: &'k Kernel,
+    format: Element,
     parameters: &Parameters<'k>,
     first: U64<'k>,
     place: U64<'k>,
     remaining: U32<'k>,
 ) {
-    let format = parameters.format;
+    let key = Key(parameters.key);
     k.for_range(k.thread(), remaining, THREADS, |i| {
         let element = first + i.wide();
         let bytes = element * u64::from(format.size());
         let x = parameters.operand.map(|x| format.load(x.byte_add(bytes)));
-        let word = parameters.key.word(place + element);
-        let value = parameters.rule.value(format, word, x);
+        let word = key.word(place + element);
+        let value = parameters.values.value(format, word, x);
         format.store(parameters.result.byte_add(bytes), value);
     });
 }

@@ -13,10 +13,13 @@ pub mod quantile;
 mod strided;
 
 use crate::Dtype;
-use crate::assembler::{Arguments, F32, GlobalAddress, Kernel, Launch, Ptx, Target, U32, Variant};
+use crate::assembler::{
+    Argument, ArgumentFor, Arguments, F32, In, Kernel, Launch, Out, Ptx, Target, U32, Variant,
+};
+use crate::elementwise::strided::Space;
 use crate::elementwise::{Element, IterationSpace, Layout};
 use crate::error::Result;
-use crate::philox::{Key, push_key};
+use crate::params;
 
 /// Threads per CTA.
 const THREADS: u32 = 256;
@@ -77,30 +80,16 @@ impl DistributionParams {
             DistributionParams::Mask { .. } => Distribution::Mask,
         }
     }
-
-    fn push(&self, arguments: &mut Arguments) {
-        match *self {
-            DistributionParams::Uniform { low, length, last } => {
-                arguments.push_f32(low).push_f32(length).push_f32(last);
-            }
-            DistributionParams::Normal { mean, std } => {
-                arguments.push_f32(mean).push_f32(std);
-            }
-            DistributionParams::Dropout { threshold, scale } => {
-                arguments.push_u32(threshold).push_f32(scale);
-            }
-            DistributionParams::Mask { threshold } => {
-                arguments.push_u32(threshold);
-            }
-        }
-    }
 }
 
-/// The layout of the result, its global indices and an optional operand.
-#[derive(Clone, Copy, Debug)]
-pub struct RandomSpace {
-    space: IterationSpace,
-    first: u64,
+params! {
+    /// The layout of the result, its global indices and an optional operand.
+    pub struct RandomSpace for variant: Random {
+        /// The global index of the first element.
+        first: u64,
+        /// Extents, and strides of the result, the global indices and the operand.
+        space: IterationSpace = variant.layout.form(2 + usize::from(variant.has_operand())),
+    }
 }
 
 impl RandomSpace {
@@ -170,26 +159,39 @@ impl Random {
         self.layout
     }
 
-    fn parameters<'k>(&self, k: &'k Kernel) -> Parameters<'k> {
-        let operand = (self.distribution == Distribution::Dropout).then(|| k.pointer("x"));
-        let (result, key) = (k.pointer("y"), Key::parameters(k));
-        Parameters {
-            format: self.format,
-            operand,
-            result,
-            key,
-            rule: Rule::parameters(k, self.distribution),
-        }
+    fn has_operand(&self) -> bool {
+        self.distribution == Distribution::Dropout
+    }
+}
+
+params! {
+    /// Arguments of [`Random`].
+    pub struct RandomArguments => Parameters for variant: Random {
+        /// The address of the operand's first element, which only dropout reads.
+        operand: Option<In> = variant.has_operand(),
+        /// The address of the result's first element.
+        result: Out,
+        /// The four words of the key.
+        key: [u32; 4],
+        /// The distribution with its parameters.
+        values: DistributionParams = variant.distribution,
+        /// The layout and global indices of the elements.
+        space: RandomSpace = *variant,
     }
 }
 
 impl Variant for Random {
+    type Arguments = RandomArguments;
+
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
-        match self.layout {
-            Layout::Contiguous => blocks::write(k, self),
-            Layout::Strided { dims, wide: false } => strided::write::<u32, i32>(k, self, dims),
-            Layout::Strided { dims, wide: true } => strided::write::<u64, i64>(k, self, dims),
+        let parameters = self.parameters(k);
+        match (&parameters.space.space, self.layout) {
+            (Space::Narrow(space), Layout::Contiguous) => {
+                blocks::write(k, self, &parameters, space.elements);
+            }
+            (Space::Narrow(space), _) => strided::write(k, self, &parameters, space),
+            (Space::Wide(space), _) => strided::write(k, self, &parameters, space),
         }
         k.finish()
     }
@@ -210,55 +212,10 @@ impl Variant for Random {
     }
 }
 
-/// Arguments of [`Random`].
-#[derive(Clone, Copy, Debug)]
-pub struct RandomArguments<'a> {
-    /// The address of the operand's first element, which only dropout reads.
-    pub operand: u64,
-    /// The address of the result's first element.
-    pub result: u64,
-    /// The four words of the key.
-    pub key: [u32; 4],
-    /// The distribution with its parameters.
-    pub values: DistributionParams,
-    /// The layout and global indices of the elements.
-    pub space: &'a RandomSpace,
-}
-
-impl RandomArguments<'_> {
-    /// The bytes of the parameters of `variant`.
-    pub fn arguments(&self, variant: &Random) -> Arguments {
-        let mut arguments = Arguments::new();
-        if variant.distribution == Distribution::Dropout {
-            arguments.push_pointer(self.operand);
-        }
-        arguments.push_pointer(self.result);
-        push_key(&mut arguments, self.key);
-        self.values.push(&mut arguments);
-        arguments.push_u64(self.space.first);
-        match variant.layout {
-            Layout::Contiguous => {
-                arguments.push_u64(self.space.space.elements());
-            }
-            Layout::Strided { wide, .. } => {
-                crate::elementwise::push_space(&mut arguments, &self.space.space, wide);
-            }
-        }
-        arguments
-    }
-}
-
-/// The first parameters of both forms.
-struct Parameters<'k> {
-    format: Element,
-    operand: Option<GlobalAddress<'k>>,
-    result: GlobalAddress<'k>,
-    key: Key<'k>,
-    rule: Rule<'k>,
-}
-
 /// [`DistributionParams`] in registers.
-enum Rule<'k> {
+#[derive(Clone, Copy)]
+#[allow(missing_docs)]
+pub enum Rule<'k> {
     Uniform {
         low: F32<'k>,
         length: F32<'k>,
@@ -277,28 +234,49 @@ enum Rule<'k> {
     },
 }
 
-impl<'k> Rule<'k> {
-    fn parameters(k: &'k Kernel, distribution: Distribution) -> Rule<'k> {
+impl Argument for DistributionParams {
+    type InKernel<'k> = Rule<'k>;
+}
+
+impl ArgumentFor<Distribution> for DistributionParams {
+    #[track_caller]
+    fn declare<'k>(k: &'k Kernel, _: &str, distribution: &Distribution) -> Rule<'k> {
         match distribution {
             Distribution::Uniform => Rule::Uniform {
-                low: k.f32_param("low"),
-                length: k.f32_param("length"),
-                last: k.f32_param("last"),
+                low: f32::declare(k, "low", &()),
+                length: f32::declare(k, "length", &()),
+                last: f32::declare(k, "last", &()),
             },
             Distribution::Normal => Rule::Normal {
-                mean: k.f32_param("mean"),
-                std: k.f32_param("std"),
+                mean: f32::declare(k, "mean", &()),
+                std: f32::declare(k, "std", &()),
             },
             Distribution::Dropout => Rule::Dropout {
-                threshold: k.u32_param("threshold"),
-                scale: k.f32_param("scale"),
+                threshold: u32::declare(k, "threshold", &()),
+                scale: f32::declare(k, "scale", &()),
             },
             Distribution::Mask => Rule::Mask {
-                threshold: k.u32_param("threshold"),
+                threshold: u32::declare(k, "threshold", &()),
             },
         }
     }
 
+    fn push(&self, _: &Distribution, arguments: &mut Arguments) {
+        match *self {
+            DistributionParams::Uniform { low, length, last } => {
+                [low, length, last].push(&(), arguments);
+            }
+            DistributionParams::Normal { mean, std } => [mean, std].push(&(), arguments),
+            DistributionParams::Dropout { threshold, scale } => {
+                threshold.push(&(), arguments);
+                scale.push(&(), arguments);
+            }
+            DistributionParams::Mask { threshold } => threshold.push(&(), arguments),
+        }
+    }
+}
+
+impl<'k> Rule<'k> {
     /// The value of an element from its random word and its operand, if it has one. Only uniform
     /// values are rounded to `format`, because `last` limits the rounded value.
     #[track_caller]
@@ -323,49 +301,6 @@ impl<'k> Rule<'k> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn arguments_fill_the_parameter_space() {
-        let strides = [1; IterationSpace::MAX_DIMS];
-        let space = RandomSpace::new(&[7; 6], &strides, (4, &strides), Some(&strides)).unwrap();
-        let fill = RandomSpace::new(&[7; 6], &strides, (4, &strides), None).unwrap();
-        let (threshold, scale) = (7, 2.0);
-        let of = [
-            (DistributionParams::Mask { threshold }, &fill),
-            (DistributionParams::Dropout { threshold, scale }, &space),
-            (
-                DistributionParams::Normal {
-                    mean: 0.0,
-                    std: 1.0,
-                },
-                &fill,
-            ),
-            (
-                DistributionParams::Uniform {
-                    low: 0.0,
-                    length: 1.0,
-                    last: 1.0,
-                },
-                &fill,
-            ),
-        ];
-        let strided = |wide| Layout::Strided { dims: 6, wide };
-        for (values, space) in of {
-            for layout in [Layout::Contiguous, strided(false), strided(true)] {
-                let variant = Random::new(values.distribution(), Dtype::Bf16, layout);
-                let arguments = RandomArguments {
-                    operand: 256,
-                    result: 512,
-                    key: [1, 2, 3, 4],
-                    values,
-                    space,
-                };
-                let bytes = arguments.arguments(&variant);
-                let parameters = variant.ptx().parameter_bytes();
-                assert_eq!(bytes.bytes().len(), parameters, "{variant:?}");
-            }
-        }
-    }
 
     /// Only indices that start at a multiple of 4 use the form for blocks.
     #[test]

@@ -6,8 +6,7 @@ use crate::columns::{ColumnTile, Columns};
 use crate::dtype::{Dtype, Loaded};
 use crate::reduce_op::ReduceOp;
 
-pub(super) fn write(k: &Kernel, variant: &Reduce, tile: ColumnTile) {
-    let call = Call::new(k);
+pub(super) fn write<'k>(k: &'k Kernel, variant: &Reduce, tile: ColumnTile, call: &Call<'k>) {
     let inner = call.inner.low();
     let columns = Columns::new(k, tile, call.outer.low() * inner);
     let outer = columns.first / inner;

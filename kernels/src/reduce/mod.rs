@@ -15,11 +15,10 @@
 mod columns;
 mod rows;
 
-use crate::assembler::{
-    Arguments, F32, GlobalAddress, Kernel, Launch, Ptx, Target, U32, U64, Variant,
-};
+use crate::assembler::{In, Kernel, Launch, Out, Ptx, Target, U64, Variant};
 use crate::columns::{ColumnTile, THREADS};
 use crate::dtype::Dtype;
+use crate::params;
 use crate::reduce_op::ReduceOp;
 use crate::row::{ENOUGH_CTAS, MAX_CHUNK, PartTile, chunk_of_rows};
 
@@ -130,32 +129,7 @@ impl Reduce {
     }
 }
 
-/// The parameters in registers.
-struct Call<'k> {
-    x: GlobalAddress<'k>,
-    y: GlobalAddress<'k>,
-    outer: U64<'k>,
-    reduced: U64<'k>,
-    inner: U64<'k>,
-    chunk: U64<'k>,
-    chunks: U32<'k>,
-    scale: F32<'k>,
-}
-
 impl<'k> Call<'k> {
-    fn new(k: &'k Kernel) -> Call<'k> {
-        Call {
-            x: k.pointer("x"),
-            y: k.pointer("y"),
-            outer: k.u64_param("outer"),
-            reduced: k.u64_param("reduced"),
-            inner: k.u64_param("inner"),
-            chunk: k.u64_param("chunk"),
-            chunks: k.u32_param("chunks"),
-            scale: k.f32_param("scale"),
-        }
-    }
-
     /// Start of this CTA's chunk of the reduced extent.
     #[track_caller]
     fn first(&self, k: &'k Kernel) -> U64<'k> {
@@ -163,44 +137,52 @@ impl<'k> Call<'k> {
     }
 }
 
-/// Arguments of [`Reduce`]; pointers are device addresses.
-#[derive(Clone, Copy, Debug)]
-pub struct ReduceArguments {
-    /// \[O, R, I\], read.
-    pub x: u64,
-    /// \[O, P, I\], written, with P = [`Extents::chunks`].
-    pub y: u64,
-    /// O, R and I.
-    pub extents: Extents,
-    /// Factor of the results, applied before rounding.
-    pub scale: f32,
+params! {
+    /// Arguments of [`Reduce`].
+    pub struct ReduceArguments => Call {
+        /// \[O, R, I\].
+        x: In,
+        /// \[O, P, I\], with P = [`Extents::chunks`].
+        y: Out,
+        /// O.
+        outer: u64,
+        /// R.
+        reduced: u64,
+        /// I.
+        inner: u64,
+        /// The part of R that is merged into one result, [`Extents::chunk`].
+        chunk: u64,
+        /// P.
+        chunks: u32,
+        /// Factor of the results, applied before rounding.
+        scale: f32,
+    }
 }
 
 impl ReduceArguments {
-    /// The bytes of the kernel's parameters.
-    pub fn arguments(&self) -> Arguments {
-        let Extents {
-            outer,
-            reduced,
-            inner,
-        } = self.extents;
-        let mut arguments = Arguments::new();
-        arguments.push_pointer(self.x).push_pointer(self.y);
-        for extent in [outer, reduced, inner, self.extents.chunk()] {
-            arguments.push_u64(extent);
+    /// The arguments for these extents.
+    pub fn new(x: In, y: Out, extents: Extents, scale: f32) -> ReduceArguments {
+        ReduceArguments {
+            x,
+            y,
+            outer: extents.outer,
+            reduced: extents.reduced,
+            inner: extents.inner,
+            chunk: extents.chunk(),
+            chunks: extents.chunks() as u32,
+            scale,
         }
-        let chunks = self.extents.chunks() as u32;
-        arguments.push_u32(chunks).push_f32(self.scale);
-        arguments
     }
 }
 
 impl Variant for Reduce {
+    type Arguments = ReduceArguments;
+
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS).reserve_load_registers();
         match self.form {
-            Form::Rows(tile) => rows::write(k, self, tile),
-            Form::Columns(tile) => columns::write(k, self, tile),
+            Form::Rows(tile) => rows::write(k, self, tile, &self.parameters(k)),
+            Form::Columns(tile) => columns::write(k, self, tile, &self.parameters(k)),
         }
         k.finish()
     }
@@ -225,21 +207,6 @@ mod tests {
             outer,
             reduced,
             inner,
-        }
-    }
-
-    #[test]
-    fn arguments_fill_the_parameter_space() {
-        for extents in [extents(2, 64, 1), extents(2, 3, 8)] {
-            let variant = Reduce::new(ReduceOp::Max, Dtype::Bf16, Dtype::F32, extents, true);
-            let arguments = ReduceArguments {
-                x: 1,
-                y: 2,
-                extents,
-                scale: 1.0,
-            };
-            let bytes = arguments.arguments();
-            assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
         }
     }
 

@@ -5,8 +5,7 @@ use crate::assembler::{Kernel, Variable};
 use crate::reduce_op::ReduceOp;
 use crate::row::{Chunked, IN_FLIGHT, Part, PartTile};
 
-pub(super) fn write(k: &Kernel, variant: &Reduce, tile: PartTile) {
-    let call = Call::new(k);
+pub(super) fn write<'k>(k: &'k Kernel, variant: &Reduce, tile: PartTile, call: &Call<'k>) {
     let of = Chunked {
         rows: call.outer,
         features: call.reduced,

@@ -1,10 +1,9 @@
 //! The gradient with respect to x: computes dx.
 
 use super::mean;
-use crate::assembler::{
-    Arguments, F32, GlobalAddress, Kernel, Launch, Ptx, Target, U32, U64, Variant,
-};
+use crate::assembler::{F32, In, Kernel, Launch, Out, Ptx, Target, Variant};
 use crate::dtype::Dtype;
+use crate::params;
 use crate::row::{Form, LongRow, LoopTile, Row, RowTile};
 
 /// dx = inv_rms (dy w - x inv_rms^2 mean(dy w x)), row by row.
@@ -28,18 +27,32 @@ impl RmsNormGradInput {
     }
 }
 
+params! {
+    /// Arguments of [`RmsNormGradInput`].
+    pub struct RmsNormGradInputArguments => Call {
+        /// \[R, D\].
+        dy: In,
+        /// \[R, D\].
+        x: In,
+        /// \[D\].
+        w: In,
+        /// \[R\] of f32.
+        inv_rms: In,
+        /// \[R, D\].
+        dx: Out,
+        /// R.
+        rows: u64,
+        /// D.
+        features: u32,
+    }
+}
+
 impl Variant for RmsNormGradInput {
+    type Arguments = RmsNormGradInputArguments;
+
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, self.form.threads());
-        let call = Call {
-            dy: k.pointer("dy"),
-            x: k.pointer("x"),
-            w: k.pointer("w"),
-            inv_rms: k.pointer("inv_rms"),
-            dx: k.pointer("dx"),
-            rows: k.u64_param("rows"),
-            features: k.u32_param("features"),
-        };
+        let call = self.parameters(k);
         match self.form {
             Form::Tile(tile) => in_registers(k, tile, &call),
             Form::Loop(tile) => in_a_loop(k, tile, &call),
@@ -50,48 +63,6 @@ impl Variant for RmsNormGradInput {
     fn entry(&self) -> String {
         format!("rms_norm_grad_input_{}", self.form.name())
     }
-}
-
-/// Arguments of [`RmsNormGradInput`]; pointers are device addresses.
-#[derive(Clone, Copy, Debug)]
-pub struct RmsNormGradInputArguments {
-    /// \[R, D\], read.
-    pub dy: u64,
-    /// \[R, D\], read.
-    pub x: u64,
-    /// \[D\], read.
-    pub w: u64,
-    /// \[R\] of f32, read.
-    pub inv_rms: u64,
-    /// \[R, D\], written.
-    pub dx: u64,
-    /// R.
-    pub rows: u64,
-    /// D.
-    pub features: u32,
-}
-
-impl RmsNormGradInputArguments {
-    /// The bytes of the kernel's parameters.
-    pub fn arguments(&self) -> Arguments {
-        let mut arguments = Arguments::new();
-        for pointer in [self.dy, self.x, self.w, self.inv_rms, self.dx] {
-            arguments.push_pointer(pointer);
-        }
-        arguments.push_u64(self.rows).push_u32(self.features);
-        arguments
-    }
-}
-
-/// The parameters in registers.
-struct Call<'k> {
-    dy: GlobalAddress<'k>,
-    x: GlobalAddress<'k>,
-    w: GlobalAddress<'k>,
-    inv_rms: GlobalAddress<'k>,
-    dx: GlobalAddress<'k>,
-    rows: U64<'k>,
-    features: U32<'k>,
 }
 
 /// dx of one element, where `along_x` is inv_rms^3 mean(dy w x).
@@ -135,27 +106,4 @@ fn in_a_loop<'k>(k: &'k Kernel, tile: LoopTile, call: &Call<'k>) {
         let [dy, x, w] = [dy, x, call.w].map(|row| at.load(row));
         at.store(dx, |i| slope([dy[i], x[i], w[i]], inv_rms, along_x));
     });
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn arguments_fill_the_parameter_space() {
-        let arguments = RmsNormGradInputArguments {
-            dy: 1,
-            x: 2,
-            w: 3,
-            inv_rms: 4,
-            dx: 5,
-            rows: 6,
-            features: 7,
-        };
-        for features in [64, 65] {
-            let variant = RmsNormGradInput::new(Dtype::Bf16, features, true);
-            let bytes = arguments.arguments();
-            assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
-        }
-    }
 }

@@ -1,10 +1,11 @@
 //! The gradient with respect to w: partial sums over blocks of rows, then their sum.
 
 use crate::assembler::{
-    Arguments, F32, GlobalAddress, Kernel, Launch, Pred, Ptx, Target, U32, U64, Variant,
+    F32, GlobalAddress, In, Kernel, Launch, Out, Pred, Ptx, Target, U64, Variant,
 };
 use crate::columns::{ColumnTile, Columns, THREADS};
 use crate::dtype::{Dtype, Loaded};
+use crate::params;
 use crate::reduce_op::ReduceOp;
 use crate::row::element;
 
@@ -73,18 +74,32 @@ impl RmsNormGradWeight {
     }
 }
 
+params! {
+    /// Arguments of [`RmsNormGradWeight`].
+    pub struct RmsNormGradWeightArguments => Call {
+        /// \[R, D\].
+        dy: In,
+        /// \[R, D\].
+        x: In,
+        /// \[R\] of f32.
+        inv_rms: In,
+        /// \[P, D\] of f32; P = R.div_ceil(rows_per_partial(R)).
+        partials: Out,
+        /// R.
+        rows: u64,
+        /// Rows per partial sum, from [`rows_per_partial`].
+        rows_per_partial: u64,
+        /// D.
+        features: u32,
+    }
+}
+
 impl Variant for RmsNormGradWeight {
+    type Arguments = RmsNormGradWeightArguments;
+
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS).reserve_load_registers();
-        let call = Call {
-            dy: k.pointer("dy"),
-            x: k.pointer("x"),
-            inv_rms: k.pointer("inv_rms"),
-            partials: k.pointer("partials"),
-            rows: k.u64_param("rows"),
-            rows_per_partial: k.u64_param("rows_per_partial"),
-            features: k.u32_param("features"),
-        };
+        let call = self.parameters(k);
 
         let partial = k.cta_y();
         let start = partial.wide() * call.rows_per_partial;
@@ -106,17 +121,6 @@ impl Variant for RmsNormGradWeight {
         let dtype = self.dtype.name();
         format!("rms_norm_grad_weight_{dtype}_w{width}_t{across}")
     }
-}
-
-/// The parameters in registers.
-struct Call<'k> {
-    dy: GlobalAddress<'k>,
-    x: GlobalAddress<'k>,
-    inv_rms: GlobalAddress<'k>,
-    partials: GlobalAddress<'k>,
-    rows: U64<'k>,
-    rows_per_partial: U64<'k>,
-    features: U32<'k>,
 }
 
 /// The elements of a row that a thread has loaded.
@@ -145,39 +149,6 @@ fn store_sums<'k>(to: GlobalAddress<'k>, condition: Pred<'k>, sums: &[F32<'k>]) 
     }
 }
 
-/// Arguments of [`RmsNormGradWeight`]; pointers are device addresses.
-#[derive(Clone, Copy, Debug)]
-pub struct RmsNormGradWeightArguments {
-    /// \[R, D\], read.
-    pub dy: u64,
-    /// \[R, D\], read.
-    pub x: u64,
-    /// \[R\] of f32, read.
-    pub inv_rms: u64,
-    /// \[P, D\] of f32, written; P = R.div_ceil(rows_per_partial(R)).
-    pub partials: u64,
-    /// R.
-    pub rows: u64,
-    /// D.
-    pub features: u32,
-}
-
-impl RmsNormGradWeightArguments {
-    /// The bytes of the kernel's parameters.
-    pub fn arguments(&self) -> Arguments {
-        let mut arguments = Arguments::new();
-        for pointer in [self.dy, self.x, self.inv_rms, self.partials] {
-            arguments.push_pointer(pointer);
-        }
-        let rows_per_partial = rows_per_partial(self.rows);
-        arguments
-            .push_u64(self.rows)
-            .push_u64(rows_per_partial)
-            .push_u32(self.features);
-        arguments
-    }
-}
-
 /// to_d = sum over p of partial_pd, in order; or to_d = to_d + that sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SumPartials {
@@ -203,11 +174,31 @@ impl SumPartials {
     }
 }
 
+params! {
+    /// Arguments of [`SumPartials`].
+    pub struct SumPartialsArguments => SumPartialsCall {
+        /// \[P, D\] of f32.
+        partials: In,
+        /// \[D\] of f32.
+        to: Out,
+        /// P.
+        rows: u64,
+        /// D.
+        features: u32,
+    }
+}
+
 impl Variant for SumPartials {
+    type Arguments = SumPartialsArguments;
+
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS).reserve_load_registers();
-        let (partials, to) = (k.pointer("partials"), k.pointer("to"));
-        let (rows, features) = (k.u64_param("rows"), k.u32_param("features"));
+        let SumPartialsCall {
+            partials,
+            to,
+            rows,
+            features,
+        } = self.parameters(k);
 
         let columns = Columns::new(k, Self::TILE, features);
         let sums = columns.fold(
@@ -237,59 +228,9 @@ impl Variant for SumPartials {
     }
 }
 
-/// Arguments of [`SumPartials`]; pointers are device addresses.
-#[derive(Clone, Copy, Debug)]
-pub struct SumPartialsArguments {
-    /// \[P, D\] of f32, read.
-    pub partials: u64,
-    /// \[D\] of f32, written.
-    pub to: u64,
-    /// P.
-    pub rows: u64,
-    /// D.
-    pub features: u32,
-}
-
-impl SumPartialsArguments {
-    /// The bytes of the kernel's parameters.
-    pub fn arguments(&self) -> Arguments {
-        let mut arguments = Arguments::new();
-        arguments.push_pointer(self.partials).push_pointer(self.to);
-        arguments.push_u64(self.rows).push_u32(self.features);
-        arguments
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn arguments_fill_the_parameter_space() {
-        let arguments = RmsNormGradWeightArguments {
-            dy: 1,
-            x: 2,
-            inv_rms: 3,
-            partials: 4,
-            rows: 5,
-            features: 6,
-        };
-        let variant = RmsNormGradWeight::new(Dtype::F32, 64, true);
-        let bytes = arguments.arguments();
-        assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
-
-        let arguments = SumPartialsArguments {
-            partials: 1,
-            to: 2,
-            rows: 3,
-            features: 4,
-        };
-        let bytes = arguments.arguments();
-        assert_eq!(
-            bytes.bytes().len(),
-            SumPartials::new(true).ptx().parameter_bytes()
-        );
-    }
 
     /// At most 128 partial sums, which bounds the grid's second dimension and the workspace.
     #[test]

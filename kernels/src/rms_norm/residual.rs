@@ -10,10 +10,9 @@
 //! backward. Fused, each direction moves 4 R D.
 
 use super::mean;
-use crate::assembler::{
-    Arguments, F32, GlobalAddress, Kernel, Launch, Ptx, Target, U32, U64, Variant,
-};
+use crate::assembler::{F32, In, Kernel, Launch, Out, Ptx, Target, Variant};
 use crate::dtype::Dtype;
+use crate::params;
 use crate::row::{Form, LongRow, LoopTile, Row, RowTile};
 
 /// h = x + b and y = h w / sqrt(mean(h^2) + eps), row by row; and 1 / sqrt(..), one f32 per row.
@@ -37,21 +36,37 @@ impl AddRmsNorm {
     }
 }
 
+params! {
+    /// Arguments of [`AddRmsNorm`].
+    pub struct AddRmsNormArguments => Call {
+        /// \[R, D\].
+        x: In,
+        /// \[R, D\].
+        b: In,
+        /// \[D\].
+        w: In,
+        /// \[R, D\].
+        h: Out,
+        /// \[R, D\].
+        y: Out,
+        /// \[R\] of f32.
+        inv_rms: Out,
+        /// R.
+        rows: u64,
+        /// D.
+        features: u32,
+        /// Added to the mean square before the square root.
+        eps: f32,
+    }
+}
+
 impl Variant for AddRmsNorm {
+    type Arguments = AddRmsNormArguments;
+
     fn ptx(&self) -> Ptx {
         let k =
             &Kernel::new(self.entry(), Target::Sm80, self.form.threads()).reserve_load_registers();
-        let call = Call {
-            x: k.pointer("x"),
-            b: k.pointer("b"),
-            w: k.pointer("w"),
-            h: k.pointer("h"),
-            y: k.pointer("y"),
-            inv_rms: k.pointer("inv_rms"),
-            rows: k.u64_param("rows"),
-            features: k.u32_param("features"),
-            eps: k.f32_param("eps"),
-        };
+        let call = self.parameters(k);
         match self.form {
             Form::Tile(tile) => in_registers(k, tile, &call),
             Form::Loop(tile) => in_a_loop(k, tile, &call),
@@ -62,57 +77,6 @@ impl Variant for AddRmsNorm {
     fn entry(&self) -> String {
         format!("add_rms_norm_{}", self.form.name())
     }
-}
-
-/// Arguments of [`AddRmsNorm`]; pointers are device addresses.
-#[derive(Clone, Copy, Debug)]
-pub struct AddRmsNormArguments {
-    /// \[R, D\], read.
-    pub x: u64,
-    /// \[R, D\], read.
-    pub b: u64,
-    /// \[D\], read.
-    pub w: u64,
-    /// \[R, D\], written.
-    pub h: u64,
-    /// \[R, D\], written.
-    pub y: u64,
-    /// \[R\] of f32, written.
-    pub inv_rms: u64,
-    /// R.
-    pub rows: u64,
-    /// D.
-    pub features: u32,
-    /// Added to the mean square before the square root.
-    pub eps: f32,
-}
-
-impl AddRmsNormArguments {
-    /// The bytes of the kernel's parameters.
-    pub fn arguments(&self) -> Arguments {
-        let mut arguments = Arguments::new();
-        for pointer in [self.x, self.b, self.w, self.h, self.y, self.inv_rms] {
-            arguments.push_pointer(pointer);
-        }
-        arguments
-            .push_u64(self.rows)
-            .push_u32(self.features)
-            .push_f32(self.eps);
-        arguments
-    }
-}
-
-/// The parameters in registers.
-struct Call<'k> {
-    x: GlobalAddress<'k>,
-    b: GlobalAddress<'k>,
-    w: GlobalAddress<'k>,
-    h: GlobalAddress<'k>,
-    y: GlobalAddress<'k>,
-    inv_rms: GlobalAddress<'k>,
-    rows: U64<'k>,
-    features: U32<'k>,
-    eps: F32<'k>,
 }
 
 /// Normalizes the rounded sum h, which the backward pass reads.
@@ -183,19 +147,34 @@ impl AddRmsNormGradInput {
     }
 }
 
+params! {
+    /// Arguments of [`AddRmsNormGradInput`].
+    pub struct AddRmsNormGradInputArguments => GradCall {
+        /// \[R, D\].
+        dh: In,
+        /// \[R, D\].
+        dy: In,
+        /// \[R, D\].
+        h: In,
+        /// \[D\].
+        w: In,
+        /// \[R\] of f32.
+        inv_rms: In,
+        /// \[R, D\].
+        dx: Out,
+        /// R.
+        rows: u64,
+        /// D.
+        features: u32,
+    }
+}
+
 impl Variant for AddRmsNormGradInput {
+    type Arguments = AddRmsNormGradInputArguments;
+
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, self.form.threads());
-        let call = GradCall {
-            dh: k.pointer("dh"),
-            dy: k.pointer("dy"),
-            h: k.pointer("h"),
-            w: k.pointer("w"),
-            inv_rms: k.pointer("inv_rms"),
-            dx: k.pointer("dx"),
-            rows: k.u64_param("rows"),
-            features: k.u32_param("features"),
-        };
+        let call = self.parameters(k);
         match self.form {
             Form::Tile(tile) => grad_in_registers(k, tile, &call),
             Form::Loop(tile) => grad_in_a_loop(k, tile, &call),
@@ -206,51 +185,6 @@ impl Variant for AddRmsNormGradInput {
     fn entry(&self) -> String {
         format!("add_rms_norm_grad_input_{}", self.form.name())
     }
-}
-
-/// Arguments of [`AddRmsNormGradInput`]; pointers are device addresses.
-#[derive(Clone, Copy, Debug)]
-pub struct AddRmsNormGradInputArguments {
-    /// \[R, D\], read.
-    pub dh: u64,
-    /// \[R, D\], read.
-    pub dy: u64,
-    /// \[R, D\], read.
-    pub h: u64,
-    /// \[D\], read.
-    pub w: u64,
-    /// \[R\] of f32, read.
-    pub inv_rms: u64,
-    /// \[R, D\], written.
-    pub dx: u64,
-    /// R.
-    pub rows: u64,
-    /// D.
-    pub features: u32,
-}
-
-impl AddRmsNormGradInputArguments {
-    /// The bytes of the kernel's parameters.
-    pub fn arguments(&self) -> Arguments {
-        let mut arguments = Arguments::new();
-        for pointer in [self.dh, self.dy, self.h, self.w, self.inv_rms, self.dx] {
-            arguments.push_pointer(pointer);
-        }
-        arguments.push_u64(self.rows).push_u32(self.features);
-        arguments
-    }
-}
-
-/// The parameters in registers.
-struct GradCall<'k> {
-    dh: GlobalAddress<'k>,
-    dy: GlobalAddress<'k>,
-    h: GlobalAddress<'k>,
-    w: GlobalAddress<'k>,
-    inv_rms: GlobalAddress<'k>,
-    dx: GlobalAddress<'k>,
-    rows: U64<'k>,
-    features: U32<'k>,
 }
 
 /// dx of one element, where `along_h` is inv_rms^3 mean(dy w h).
@@ -300,43 +234,4 @@ fn grad_in_a_loop<'k>(k: &'k Kernel, tile: LoopTile, call: &GradCall<'k>) {
         let [dh, dy, h, w] = [dh, dy, h, call.w].map(|row| at.load(row));
         at.store(dx, |i| slope([dh[i], dy[i], h[i], w[i]], inv_rms, along_h));
     });
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn arguments_fill_the_parameter_space() {
-        for features in [64, 65] {
-            let arguments = AddRmsNormArguments {
-                x: 1,
-                b: 2,
-                w: 3,
-                h: 4,
-                y: 5,
-                inv_rms: 6,
-                rows: 7,
-                features: 8,
-                eps: 9.0,
-            };
-            let variant = AddRmsNorm::new(Dtype::Bf16, features, true);
-            let bytes = arguments.arguments();
-            assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
-
-            let arguments = AddRmsNormGradInputArguments {
-                dh: 1,
-                dy: 2,
-                h: 3,
-                w: 4,
-                inv_rms: 5,
-                dx: 6,
-                rows: 7,
-                features: 8,
-            };
-            let variant = AddRmsNormGradInput::new(Dtype::Bf16, features, true);
-            let bytes = arguments.arguments();
-            assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
-        }
-    }
 }

@@ -2,8 +2,9 @@
 
 use super::HeadTile;
 use super::loops::LOOP_THREADS;
-use crate::assembler::{Arguments, Kernel, Launch, U32};
+use crate::assembler::Launch;
 use crate::dtype::Dtype;
+use crate::params;
 
 /// Which features of a head form a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -27,74 +28,42 @@ impl Style {
     }
 }
 
-/// The extents of heads \[B, T, N, D\], of which 2 H features are rotated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Heads {
-    /// B T N, at most [`Heads::MAX_ROWS`].
-    pub rows: u32,
-    /// T.
-    pub positions: u32,
-    /// N.
-    pub heads: u32,
-    /// D.
-    pub features: u32,
-    /// H.
-    pub pairs: u32,
+params! {
+    /// The extents of heads \[B, T, N, D\], of which 2 H features are rotated.
+    #[derive(PartialEq, Eq)]
+    pub struct Heads => Shape {
+        /// B T N, at most [`Heads::MAX_ROWS`].
+        rows: u32,
+        /// T.
+        positions: u32,
+        /// N.
+        heads: u32,
+        /// D.
+        features: u32,
+        /// H.
+        pairs: u32,
+    }
 }
 
 impl Heads {
     /// Maximum number of rows.
     pub const MAX_ROWS: u32 = 1 << 31;
+}
 
-    pub(crate) fn push(&self, arguments: &mut Arguments) {
-        for extent in [self.rows, self.positions, self.heads, self.features] {
-            arguments.push_u32(extent);
-        }
-        arguments.push_u32(self.pairs);
+params! {
+    /// Strides of heads in elements; features are contiguous.
+    #[derive(PartialEq, Eq)]
+    pub struct HeadStrides => Strides {
+        /// From one sequence to the next.
+        batch: i64,
+        /// From one position to the next.
+        position: i64,
+        /// From one head to the next.
+        head: i64,
     }
-}
-
-/// [`Heads`] in registers.
-#[derive(Clone, Copy)]
-pub(crate) struct Shape<'k> {
-    pub(crate) rows: U32<'k>,
-    pub(crate) positions: U32<'k>,
-    pub(crate) heads: U32<'k>,
-    pub(crate) features: U32<'k>,
-    pub(crate) pairs: U32<'k>,
-}
-
-impl<'k> Shape<'k> {
-    #[track_caller]
-    pub(crate) fn parameters(k: &'k Kernel) -> Shape<'k> {
-        Shape {
-            rows: k.u32_param("rows"),
-            positions: k.u32_param("positions"),
-            heads: k.u32_param("heads"),
-            features: k.u32_param("features"),
-            pairs: k.u32_param("pairs"),
-        }
-    }
-}
-
-/// Strides of heads in elements; features are contiguous.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HeadStrides {
-    /// From one sequence to the next.
-    pub batch: i64,
-    /// From one position to the next.
-    pub position: i64,
-    /// From one head to the next.
-    pub head: i64,
 }
 
 impl HeadStrides {
-    pub(crate) fn push(&self, arguments: &mut Arguments) {
-        for stride in [self.batch, self.position, self.head] {
-            arguments.push_i64(stride);
-        }
-    }
-
     /// Whether all heads are 16-byte aligned if the tensor is.
     pub fn keep_alignment(&self, dtype: Dtype) -> bool {
         let per_vector = i64::from(dtype.per_vector());
@@ -103,21 +72,19 @@ impl HeadStrides {
     }
 }
 
-/// Strides of a table \[B, T, H\] in elements, 0 for a broadcast dim; the angles of a position are
-/// contiguous.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TableStrides {
-    /// From one sequence to the next.
-    pub batch: i64,
-    /// From one position to the next.
-    pub position: i64,
+params! {
+    /// Strides of a table \[B, T, H\] in elements, 0 for a broadcast dim; the angles of a position
+    /// are contiguous.
+    #[derive(PartialEq, Eq)]
+    pub struct TableStrides => StridesOfTable {
+        /// From one sequence to the next.
+        batch: i64,
+        /// From one position to the next.
+        position: i64,
+    }
 }
 
 impl TableStrides {
-    pub(crate) fn push(&self, arguments: &mut Arguments) {
-        arguments.push_i64(self.batch).push_i64(self.position);
-    }
-
     /// Whether all rows are 16-byte aligned if the table is.
     pub fn keep_alignment(&self) -> bool {
         [self.batch, self.position]

@@ -5,8 +5,9 @@
 //! in one chunk, so both styles use the same accesses, and consecutive lanes access consecutive
 //! vectors. Features that are not rotated follow, vector by vector.
 
-use super::{Direction, Heads, Shape, Style};
-use crate::assembler::{F32, GlobalAddress, Kernel, Pred, S64, U32, U64, group_sum};
+use super::form::{Shape, Strides, StridesOfTable};
+use super::{Direction, Heads, Style};
+use crate::assembler::{F32, GlobalAddress, Kernel, Pred, S64, U32, group_sum};
 use crate::dtype::{Dtype, Vector};
 
 /// Maximum number of chunks per lane.
@@ -145,37 +146,6 @@ impl HeadTile {
     }
 }
 
-/// Strides in registers.
-#[derive(Clone, Copy)]
-pub(crate) struct Strides<'k> {
-    batch: S64<'k>,
-    position: S64<'k>,
-    /// `None` for a table.
-    head: Option<S64<'k>>,
-}
-
-impl<'k> Strides<'k> {
-    /// Declares the parameters of [`HeadStrides`](super::HeadStrides).
-    #[track_caller]
-    pub(crate) fn of_heads(k: &'k Kernel, tensor: &str) -> Strides<'k> {
-        Strides {
-            batch: k.i64_param(&format!("{tensor}_batch")),
-            position: k.i64_param(&format!("{tensor}_position")),
-            head: Some(k.i64_param(&format!("{tensor}_head"))),
-        }
-    }
-
-    /// Declares the parameters of [`TableStrides`](super::TableStrides).
-    #[track_caller]
-    pub(crate) fn of_table(k: &'k Kernel, tensor: &str) -> Strides<'k> {
-        Strides {
-            batch: k.i64_param(&format!("{tensor}_batch")),
-            position: k.i64_param(&format!("{tensor}_position")),
-            head: None,
-        }
-    }
-}
-
 /// The coordinates of a head.
 #[derive(Clone, Copy)]
 pub(crate) struct HeadCoordinates<'k> {
@@ -202,16 +172,7 @@ impl<'k> HeadCoordinates<'k> {
         }
     }
 
-    /// The offset of the head, or of its table row, in elements.
-    #[track_caller]
-    fn element(&self, strides: &Strides<'k>) -> U64<'k> {
-        let row = self.position * strides.position;
-        let row = self.batch.mad(strides.batch, row);
-        let element = strides.head.map_or(row, |head| self.head.mad(head, row));
-        element.unsigned()
-    }
-
-    /// The address of the head in a strided tensor, or of its row in a table.
+    /// The address of the head in a strided tensor.
     #[track_caller]
     pub(crate) fn strided(
         &self,
@@ -219,7 +180,25 @@ impl<'k> HeadCoordinates<'k> {
         tensor: GlobalAddress<'k>,
         strides: &Strides<'k>,
     ) -> GlobalAddress<'k> {
-        tensor.byte_add(self.element(strides) * u64::from(dtype.size()))
+        let row = self.of_position(strides.batch, strides.position);
+        let element = self.head.mad(strides.head, row).unsigned();
+        tensor.byte_add(element * u64::from(dtype.size()))
+    }
+
+    /// The address of the head's row in a table of f32.
+    #[track_caller]
+    pub(crate) fn in_table(
+        &self,
+        table: GlobalAddress<'k>,
+        strides: &StridesOfTable<'k>,
+    ) -> GlobalAddress<'k> {
+        let element = self.of_position(strides.batch, strides.position).unsigned();
+        table.byte_add(element * 4u64)
+    }
+
+    #[track_caller]
+    fn of_position(&self, batch: S64<'k>, position: S64<'k>) -> S64<'k> {
+        self.batch.mad(batch, self.position * position)
     }
 
     /// The address of the head in a dense tensor.
@@ -320,7 +299,10 @@ impl<'k> Head<'k> {
 
     /// Loads the angles of this head's position from both tables.
     #[track_caller]
-    pub(crate) fn angles(&self, tables: [(GlobalAddress<'k>, Strides<'k>); 2]) -> Angles<'k> {
+    pub(crate) fn angles(
+        &self,
+        tables: [(GlobalAddress<'k>, StridesOfTable<'k>); 2],
+    ) -> Angles<'k> {
         let [cos, sin] = tables.map(|(table, strides)| self.table(table, &strides));
         Angles(
             cos.into_iter()
@@ -372,8 +354,8 @@ impl<'k> Head<'k> {
 
     /// Loads the elements of a table for this thread's pairs, chunk by chunk.
     #[track_caller]
-    fn table(&self, table: GlobalAddress<'k>, strides: &Strides<'k>) -> Vec<F32<'k>> {
-        let start = self.coordinates.strided(Dtype::F32, table, strides);
+    fn table(&self, table: GlobalAddress<'k>, strides: &StridesOfTable<'k>) -> Vec<F32<'k>> {
+        let start = self.coordinates.in_table(table, strides);
         let chunks = 2 * self.tile.chunks() as usize;
         let vectors = self.tile.vectors().into_iter().zip(&self.exist);
         // A vector of features has one angle per feature in the half style, and one per two

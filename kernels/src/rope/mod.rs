@@ -26,5 +26,5 @@ pub use rotate::{Direction, Rope, RopeArguments};
 pub use tables::{PositionFormat, RopeTables, RopeTablesArguments};
 
 pub(crate) use form::Shape;
-pub(crate) use head::{Head, HeadCoordinates, HeadTile, Strides};
+pub(crate) use head::{Head, HeadCoordinates, HeadTile};
 pub(crate) use loops::{HeadLoop, element};

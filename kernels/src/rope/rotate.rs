@@ -1,11 +1,9 @@
 //! The rotation of heads (y), and its inverse (dx).
 
-use super::{
-    Form, Head, HeadLoop, HeadStrides, HeadTile, Heads, Shape, Strides, Style, TableStrides,
-    element,
-};
-use crate::assembler::{Arguments, F32, GlobalAddress, Kernel, Launch, Ptx, Target, Variant};
+use super::{Form, Head, HeadLoop, HeadStrides, HeadTile, Heads, Style, TableStrides, element};
+use crate::assembler::{F32, In, Kernel, Launch, Out, Ptx, Target, Variant};
 use crate::dtype::Dtype;
+use crate::params;
 
 /// The direction of the rotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -59,20 +57,35 @@ impl Rope {
     }
 }
 
+params! {
+    /// Arguments of [`Rope`].
+    pub struct RopeArguments => Call {
+        /// \[B, T, N, D\].
+        x: In,
+        /// \[B, T, H\] of f32.
+        cos: In,
+        /// \[B, T, H\] of f32.
+        sin: In,
+        /// \[B, T, N, D\], dense.
+        y: Out,
+        /// The extents.
+        heads: Heads,
+        /// Strides of x.
+        of_x: HeadStrides,
+        /// Strides of cos.
+        of_cos: TableStrides,
+        /// Strides of sin.
+        of_sin: TableStrides,
+    }
+}
+
 impl Variant for Rope {
+    type Arguments = RopeArguments;
+
     fn ptx(&self) -> Ptx {
         let k =
             &Kernel::new(self.entry(), Target::Sm80, self.form.threads()).reserve_load_registers();
-        let call = Call {
-            x: k.pointer("x"),
-            cos: k.pointer("cos"),
-            sin: k.pointer("sin"),
-            y: k.pointer("y"),
-            shape: Shape::parameters(k),
-            of_x: Strides::of_heads(k, "x"),
-            of_cos: Strides::of_table(k, "cos"),
-            of_sin: Strides::of_table(k, "sin"),
-        };
+        let call = self.parameters(k);
         match self.form {
             Form::Tile(tile) => in_registers(k, tile, self.direction, &call),
             Form::Loop(dtype, style) => in_a_loop(k, dtype, style, self.direction, &call),
@@ -88,67 +101,19 @@ impl Variant for Rope {
     }
 }
 
-/// Arguments of [`Rope`]; pointers are device addresses.
-#[derive(Clone, Copy, Debug)]
-pub struct RopeArguments {
-    /// \[B, T, N, D\], read.
-    pub x: u64,
-    /// \[B, T, H\] of f32, read.
-    pub cos: u64,
-    /// \[B, T, H\] of f32, read.
-    pub sin: u64,
-    /// \[B, T, N, D\], dense, written.
-    pub y: u64,
-    /// The extents.
-    pub heads: Heads,
-    /// Strides of x.
-    pub of_x: HeadStrides,
-    /// Strides of cos.
-    pub of_cos: TableStrides,
-    /// Strides of sin.
-    pub of_sin: TableStrides,
-}
-
-impl RopeArguments {
-    /// The bytes of the kernel's parameters.
-    pub fn arguments(&self) -> Arguments {
-        let mut arguments = Arguments::new();
-        for pointer in [self.x, self.cos, self.sin, self.y] {
-            arguments.push_pointer(pointer);
-        }
-        self.heads.push(&mut arguments);
-        self.of_x.push(&mut arguments);
-        self.of_cos.push(&mut arguments);
-        self.of_sin.push(&mut arguments);
-        arguments
-    }
-}
-
-/// The parameters in registers.
-struct Call<'k> {
-    x: GlobalAddress<'k>,
-    cos: GlobalAddress<'k>,
-    sin: GlobalAddress<'k>,
-    y: GlobalAddress<'k>,
-    shape: Shape<'k>,
-    of_x: Strides<'k>,
-    of_cos: Strides<'k>,
-    of_sin: Strides<'k>,
-}
-
 fn in_registers<'k>(k: &'k Kernel, tile: HeadTile, direction: Direction, call: &Call<'k>) {
-    let head = Head::of_thread(k, tile, &call.shape);
+    let head = Head::of_thread(k, tile, &call.heads);
     let x = head.load(call.x, &call.of_x);
     let angles = head.angles([(call.cos, call.of_cos), (call.sin, call.of_sin)]);
     head.store(call.y, &tile.rotated(direction, &x.widen(), &angles));
 }
 
 fn in_a_loop<'k>(k: &'k Kernel, dtype: Dtype, style: Style, direction: Direction, call: &Call<'k>) {
-    let head = HeadLoop::new(k, style, &call.shape);
+    let head = HeadLoop::new(k, style, &call.heads);
     let x = head.coordinates.strided(dtype, call.x, &call.of_x);
-    let y = head.coordinates.dense(dtype, call.y, call.shape.features);
-    let cos = head.coordinates.strided(Dtype::F32, call.cos, &call.of_cos);
-    let sin = head.coordinates.strided(Dtype::F32, call.sin, &call.of_sin);
+    let y = head.coordinates.dense(dtype, call.y, call.heads.features);
+    let cos = head.coordinates.in_table(call.cos, &call.of_cos);
+    let sin = head.coordinates.in_table(call.sin, &call.of_sin);
 
     head.each_pair(|features, pair| {
         let angle = [cos, sin].map(|table| element(Dtype::F32, table, pair).load());
@@ -166,47 +131,6 @@ fn in_a_loop<'k>(k: &'k Kernel, dtype: Dtype, style: Style, direction: Direction
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn arguments_fill_the_parameter_space() {
-        let heads = Heads {
-            rows: 6,
-            positions: 3,
-            heads: 2,
-            features: 64,
-            pairs: 32,
-        };
-        let dense = HeadStrides {
-            batch: 384,
-            position: 128,
-            head: 64,
-        };
-        let table = TableStrides {
-            batch: 0,
-            position: 32,
-        };
-        let arguments = RopeArguments {
-            x: 1,
-            cos: 2,
-            sin: 3,
-            y: 4,
-            heads,
-            of_x: dense,
-            of_cos: table,
-            of_sin: table,
-        };
-        for aligned in [true, false] {
-            let variant = Rope::new(
-                Dtype::Bf16,
-                Style::Half,
-                Direction::Inverse,
-                &heads,
-                aligned,
-            );
-            let bytes = arguments.arguments();
-            assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
-        }
-    }
 
     #[test]
     fn without_features_nothing_is_launched() {

@@ -7,8 +7,9 @@
 //! other two parts correct the rest.
 
 use crate::assembler::{
-    Arguments, F64, GlobalAddress, Kernel, Launch, Ptx, S32, S64, Target, U32, Variant,
+    F64, GlobalAddress, In, Kernel, Launch, Out, Ptx, S32, S64, Target, U32, Variant,
 };
+use crate::params;
 
 /// Threads per CTA, one pair each.
 const THREADS: u32 = 256;
@@ -113,13 +114,40 @@ impl RopeTables {
     }
 }
 
+params! {
+    /// Arguments of [`RopeTables`].
+    pub struct RopeTablesArguments => Call {
+        /// \[R\] of the kernel's format.
+        positions: In,
+        /// \[H\] of f32.
+        inv_freq: In,
+        /// \[R, H\] of f32.
+        cos: Out,
+        /// \[R, H\] of f32.
+        sin: Out,
+        /// R H.
+        elements: u32,
+        /// H.
+        pairs: u32,
+        /// Factor of cosines and sines.
+        factor: f64,
+    }
+}
+
 impl Variant for RopeTables {
+    type Arguments = RopeTablesArguments;
+
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
-        let (positions, inv_freq) = (k.pointer("positions"), k.pointer("inv_freq"));
-        let (cos, sin) = (k.pointer("cos"), k.pointer("sin"));
-        let (elements, pairs) = (k.u32_param("elements"), k.u32_param("pairs"));
-        let factor = k.u64_param("factor").to_f64_bits();
+        let Call {
+            positions,
+            inv_freq,
+            cos,
+            sin,
+            elements,
+            pairs,
+            factor,
+        } = self.parameters(k);
 
         let element = k.cta().mad(THREADS, k.thread());
         k.if_(element.lt(elements), || {
@@ -142,38 +170,6 @@ impl Variant for RopeTables {
 
     fn entry(&self) -> String {
         format!("rope_tables_{}", self.positions.name())
-    }
-}
-
-/// Arguments of [`RopeTables`]; pointers are device addresses.
-#[derive(Clone, Copy, Debug)]
-pub struct RopeTablesArguments {
-    /// \[R\] of the kernel's format, read.
-    pub positions: u64,
-    /// \[H\] of f32, read.
-    pub inv_freq: u64,
-    /// \[R, H\] of f32, written.
-    pub cos: u64,
-    /// \[R, H\] of f32, written.
-    pub sin: u64,
-    /// R H.
-    pub elements: u32,
-    /// H.
-    pub pairs: u32,
-    /// Factor of cosines and sines.
-    pub factor: f64,
-}
-
-impl RopeTablesArguments {
-    /// The bytes of the kernel's parameters.
-    pub fn arguments(&self) -> Arguments {
-        let mut arguments = Arguments::new();
-        for pointer in [self.positions, self.inv_freq, self.cos, self.sin] {
-            arguments.push_pointer(pointer);
-        }
-        arguments.push_u32(self.elements).push_u32(self.pairs);
-        arguments.push_u64(self.factor.to_bits());
-        arguments
     }
 }
 
@@ -212,27 +208,4 @@ fn polynomial<'k>(x: F64<'k>, coefficients: &[f64]) -> F64<'k> {
     let zero = x.kernel().constant(0.0_f64);
     let highest_first = coefficients.iter().rev();
     highest_first.fold(zero, |sum, c| sum.fma(x, *c))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn arguments_fill_the_parameter_space() {
-        let arguments = RopeTablesArguments {
-            positions: 1,
-            inv_freq: 2,
-            cos: 3,
-            sin: 4,
-            elements: 5,
-            pairs: 6,
-            factor: 7.0,
-        };
-        for format in PositionFormat::ALL {
-            let variant = RopeTables::new(format);
-            let bytes = arguments.arguments();
-            assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
-        }
-    }
 }

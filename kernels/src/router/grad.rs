@@ -2,11 +2,12 @@
 
 use super::renormalized_name;
 use crate::assembler::{
-    Arguments, F32, GlobalAddress, Launch, Pred, Ptx, U32, U64, Variable, Variant,
+    F32, GlobalAddress, In, Launch, Out, Pred, Ptx, U32, U64, Variable, Variant,
 };
 use crate::dtype::Dtype;
-use crate::faults::{FaultSite, Faults};
+use crate::faults::FaultSite;
 use crate::lane_group::{Group, Tile};
+use crate::params;
 
 /// dp_ne = (dw_nj - mean_n) / s_n if e is choice j of token n, otherwise 0. s_n is the sum of the
 /// token's chosen probabilities p_nj, and mean_n = sum_j(dw_nj p_nj) / s_n. Without
@@ -32,15 +33,43 @@ impl RouterTopKGrad {
     }
 }
 
+params! {
+    /// Arguments of [`RouterTopKGrad`].
+    pub struct RouterTopKGradArguments => Call {
+        /// \[N, E\], read if weights are renormalized.
+        probabilities: In,
+        /// \[N, K\] of i32.
+        indices: In,
+        /// \[N, K\].
+        dweights: In,
+        /// \[N, E\].
+        dprobabilities: Out,
+        /// N.
+        tokens: u64,
+        /// E.
+        experts: u32,
+        /// K.
+        top_k: u32,
+        /// The fault site for out-of-range indices.
+        faults: FaultSite,
+    }
+}
+
 impl Variant for RouterTopKGrad {
+    type Arguments = RouterTopKGradArguments;
+
     fn ptx(&self) -> Ptx {
         let k = &self.tile.kernel(self.entry());
-        let (probabilities, indices) = (k.pointer("probabilities"), k.pointer("indices"));
-        let (dweights, dprobabilities) = (k.pointer("dweights"), k.pointer("dprobabilities"));
-        let tokens = k.u64_param("tokens");
-        let (experts, top_k) = (k.u32_param("experts"), k.u32_param("top_k"));
-        let faults = Faults::parameters(k);
-
+        let Call {
+            probabilities,
+            indices,
+            dweights,
+            dprobabilities,
+            tokens,
+            experts,
+            top_k,
+            faults,
+        } = self.parameters(k);
         let group = &Group::new(k, self.tile, tokens, experts);
         let slots = Slots {
             group,
@@ -121,67 +150,5 @@ impl<'k> Slots<'_, 'k> {
         let dtype = self.group.tile.dtype;
         let slot = (self.first + j.wide()) * u64::from(dtype.size());
         dtype.load_if(self.group.exists, self.dweights.byte_add(slot))
-    }
-}
-
-/// Arguments of [`RouterTopKGrad`]; pointers are device addresses.
-#[derive(Clone, Copy, Debug)]
-pub struct RouterTopKGradArguments {
-    /// \[N, E\], read if weights are renormalized.
-    pub probabilities: u64,
-    /// \[N, K\] of i32, read.
-    pub indices: u64,
-    /// \[N, K\], read.
-    pub dweights: u64,
-    /// \[N, E\], written.
-    pub dprobabilities: u64,
-    /// N.
-    pub tokens: u64,
-    /// E.
-    pub experts: u32,
-    /// K.
-    pub top_k: u32,
-    /// The fault site for out-of-range indices.
-    pub faults: FaultSite,
-}
-
-impl RouterTopKGradArguments {
-    /// The bytes of the kernel's parameters.
-    pub fn arguments(&self) -> Arguments {
-        let mut arguments = Arguments::new();
-        let read = [self.probabilities, self.indices, self.dweights];
-        for pointer in read.into_iter().chain([self.dprobabilities]) {
-            arguments.push_pointer(pointer);
-        }
-        arguments
-            .push_u64(self.tokens)
-            .push_u32(self.experts)
-            .push_u32(self.top_k);
-        self.faults.push(&mut arguments);
-        arguments
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn arguments_fill_the_parameter_space() {
-        let arguments = RouterTopKGradArguments {
-            probabilities: 1,
-            indices: 2,
-            dweights: 3,
-            dprobabilities: 4,
-            tokens: 5,
-            experts: 6,
-            top_k: 7,
-            faults: FaultSite::new(8, 9),
-        };
-        for renormalize in [false, true] {
-            let variant = RouterTopKGrad::new(Dtype::Bf16, 64, true, renormalize);
-            let bytes = arguments.arguments();
-            assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
-        }
     }
 }

@@ -3,10 +3,11 @@
 use super::renormalized_name;
 use super::scores::{Access, ArgReduce, Candidate, Scores};
 use crate::assembler::{
-    Arguments, F32, GlobalAddress, Kernel, Launch, Pred, Ptx, U32, U64, Variable, Variant,
+    F32, GlobalAddress, In, Kernel, Launch, Out, Pred, Ptx, U32, U64, Variable, Variant,
 };
 use crate::dtype::Dtype;
 use crate::lane_group::{Group, Tile};
+use crate::params;
 
 /// Maximum experts per lane whose keys stay in registers.
 const EXPERTS_OF_LANE: u32 = 16;
@@ -53,13 +54,40 @@ impl RouterTopK {
     }
 }
 
+params! {
+    /// Arguments of [`RouterTopK`].
+    pub struct RouterTopKArguments => Call {
+        /// \[N, E\].
+        probabilities: In,
+        /// \[E\] of f32, read if the kernel is biased.
+        bias: In,
+        /// \[N, K\].
+        weights: Out,
+        /// \[N, K\] of i32.
+        indices: Out,
+        /// N.
+        tokens: u64,
+        /// E.
+        experts: u32,
+        /// K, at most E.
+        top_k: u32,
+    }
+}
+
 impl Variant for RouterTopK {
+    type Arguments = RouterTopKArguments;
+
     fn ptx(&self) -> Ptx {
         let k = &self.tile.kernel(self.entry());
-        let (probabilities, bias) = (k.pointer("probabilities"), k.pointer("bias"));
-        let (weights, indices) = (k.pointer("weights"), k.pointer("indices"));
-        let tokens = k.u64_param("tokens");
-        let (experts, top_k) = (k.u32_param("experts"), k.u32_param("top_k"));
+        let Call {
+            probabilities,
+            bias,
+            weights,
+            indices,
+            tokens,
+            experts,
+            top_k,
+        } = self.parameters(k);
 
         let group = &Group::new(k, self.tile, tokens, experts);
         let scores = &Scores {
@@ -233,61 +261,9 @@ impl<'k> Choice<'_, 'k> {
     }
 }
 
-/// Arguments of [`RouterTopK`]; pointers are device addresses.
-#[derive(Clone, Copy, Debug)]
-pub struct RouterTopKArguments {
-    /// \[N, E\], read.
-    pub probabilities: u64,
-    /// \[E\] of f32, read if the kernel is biased.
-    pub bias: u64,
-    /// \[N, K\], written.
-    pub weights: u64,
-    /// \[N, K\] of i32, written.
-    pub indices: u64,
-    /// N.
-    pub tokens: u64,
-    /// E.
-    pub experts: u32,
-    /// K, at most E.
-    pub top_k: u32,
-}
-
-impl RouterTopKArguments {
-    /// The bytes of the kernel's parameters.
-    pub fn arguments(&self) -> Arguments {
-        let mut arguments = Arguments::new();
-        for pointer in [self.probabilities, self.bias, self.weights, self.indices] {
-            arguments.push_pointer(pointer);
-        }
-        arguments
-            .push_u64(self.tokens)
-            .push_u32(self.experts)
-            .push_u32(self.top_k);
-        arguments
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn arguments_fill_the_parameter_space() {
-        let arguments = RouterTopKArguments {
-            probabilities: 1,
-            bias: 2,
-            weights: 3,
-            indices: 4,
-            tokens: 5,
-            experts: 6,
-            top_k: 7,
-        };
-        for experts in [8, 1000] {
-            let variant = RouterTopK::new(Dtype::F32, experts, true, [true, true]);
-            let bytes = arguments.arguments();
-            assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
-        }
-    }
 
     /// No lane has more than [`EXPERTS_OF_LANE`] experts, and together the lanes have all.
     #[test]

@@ -2,11 +2,11 @@
 
 use super::Function;
 use crate::assembler::{
-    Arguments, F32, GlobalAddress, Kernel, Launch, Ptx, Target, U32, U64, Variant, block_reduce,
-    block_sum,
+    F32, In, Kernel, Launch, Out, Ptx, Target, Variant, block_reduce, block_sum,
 };
 use crate::dtype::Dtype;
 use crate::elementary::{exp, ln};
+use crate::params;
 use crate::row::{Form, LongRow, LoopTile, Row, RowTile};
 
 /// Softmax of each row, or its logarithm.
@@ -32,16 +32,27 @@ impl Softmax {
     }
 }
 
+params! {
+    /// Arguments of [`Softmax`].
+    pub struct SoftmaxArguments => Call {
+        /// \[R, D\].
+        x: In,
+        /// \[R, D\].
+        y: Out,
+        /// R.
+        rows: u64,
+        /// D.
+        features: u32,
+    }
+}
+
 impl Variant for Softmax {
+    type Arguments = SoftmaxArguments;
+
     fn ptx(&self) -> Ptx {
         let k =
             &Kernel::new(self.entry(), Target::Sm80, self.form.threads()).reserve_load_registers();
-        let call = Call {
-            x: k.pointer("x"),
-            y: k.pointer("y"),
-            rows: k.u64_param("rows"),
-            features: k.u32_param("features"),
-        };
+        let call = self.parameters(k);
         match self.form {
             Form::Tile(tile) => in_registers(k, self.function, tile, &call),
             Form::Loop(tile) => in_a_loop(k, self.function, tile, &call),
@@ -52,37 +63,6 @@ impl Variant for Softmax {
     fn entry(&self) -> String {
         format!("{}_{}", self.function.name(), self.form.name())
     }
-}
-
-/// Arguments of [`Softmax`]; pointers are device addresses.
-#[derive(Clone, Copy, Debug)]
-pub struct SoftmaxArguments {
-    /// \[R, D\], read.
-    pub x: u64,
-    /// \[R, D\], written.
-    pub y: u64,
-    /// R.
-    pub rows: u64,
-    /// D.
-    pub features: u32,
-}
-
-impl SoftmaxArguments {
-    /// The bytes of the kernel's parameters.
-    pub fn arguments(&self) -> Arguments {
-        let mut arguments = Arguments::new();
-        arguments.push_pointer(self.x).push_pointer(self.y);
-        arguments.push_u64(self.rows).push_u32(self.features);
-        arguments
-    }
-}
-
-/// The parameters in registers.
-struct Call<'k> {
-    x: GlobalAddress<'k>,
-    y: GlobalAddress<'k>,
-    rows: U64<'k>,
-    features: U32<'k>,
 }
 
 /// x and its exponentials, which are computed once, stay in registers.
@@ -160,24 +140,4 @@ fn largest<'k>(values: &[F32<'k>]) -> F32<'k> {
 #[track_caller]
 fn finite(max: F32<'_>) -> F32<'_> {
     max.equals(f32::NEG_INFINITY).select(0.0, max)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn arguments_fill_the_parameter_space() {
-        let arguments = SoftmaxArguments {
-            x: 1,
-            y: 2,
-            rows: 3,
-            features: 4,
-        };
-        for features in [64, 65] {
-            let variant = Softmax::new(Function::Softmax, Dtype::F32, features, true);
-            let bytes = arguments.arguments();
-            assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
-        }
-    }
 }

@@ -1,11 +1,10 @@
 //! The gradient: computes dx from the result y.
 
 use super::Function;
-use crate::assembler::{
-    Arguments, F32, GlobalAddress, Kernel, Launch, Ptx, Target, U32, U64, Variant, block_sum,
-};
+use crate::assembler::{F32, In, Kernel, Launch, Out, Ptx, Target, Variant, block_sum};
 use crate::dtype::Dtype;
 use crate::elementary::exp;
+use crate::params;
 use crate::row::{Form, LongRow, LoopTile, Row, RowTile};
 
 /// The gradient of softmax, or of its logarithm, from its result y.
@@ -31,16 +30,28 @@ impl SoftmaxGrad {
     }
 }
 
+params! {
+    /// Arguments of [`SoftmaxGrad`].
+    pub struct SoftmaxGradArguments => Call {
+        /// \[R, D\], the result of softmax or of its logarithm.
+        y: In,
+        /// \[R, D\].
+        dy: In,
+        /// \[R, D\].
+        dx: Out,
+        /// R.
+        rows: u64,
+        /// D.
+        features: u32,
+    }
+}
+
 impl Variant for SoftmaxGrad {
+    type Arguments = SoftmaxGradArguments;
+
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, self.form.threads());
-        let call = Call {
-            y: k.pointer("y"),
-            dy: k.pointer("dy"),
-            dx: k.pointer("dx"),
-            rows: k.u64_param("rows"),
-            features: k.u32_param("features"),
-        };
+        let call = self.parameters(k);
         match self.form {
             Form::Tile(tile) => in_registers(k, self.function, tile, &call),
             Form::Loop(tile) => in_a_loop(k, self.function, tile, &call),
@@ -51,42 +62,6 @@ impl Variant for SoftmaxGrad {
     fn entry(&self) -> String {
         format!("{}_grad_{}", self.function.name(), self.form.name())
     }
-}
-
-/// Arguments of [`SoftmaxGrad`]; pointers are device addresses.
-#[derive(Clone, Copy, Debug)]
-pub struct SoftmaxGradArguments {
-    /// \[R, D\], the result of softmax or of its logarithm, read.
-    pub y: u64,
-    /// \[R, D\], read.
-    pub dy: u64,
-    /// \[R, D\], written.
-    pub dx: u64,
-    /// R.
-    pub rows: u64,
-    /// D.
-    pub features: u32,
-}
-
-impl SoftmaxGradArguments {
-    /// The bytes of the kernel's parameters.
-    pub fn arguments(&self) -> Arguments {
-        let mut arguments = Arguments::new();
-        for pointer in [self.y, self.dy, self.dx] {
-            arguments.push_pointer(pointer);
-        }
-        arguments.push_u64(self.rows).push_u32(self.features);
-        arguments
-    }
-}
-
-/// The parameters in registers.
-struct Call<'k> {
-    y: GlobalAddress<'k>,
-    dy: GlobalAddress<'k>,
-    dx: GlobalAddress<'k>,
-    rows: U64<'k>,
-    features: U32<'k>,
 }
 
 impl Function {
@@ -137,25 +112,4 @@ fn in_a_loop<'k>(k: &'k Kernel, function: Function, tile: LoopTile, call: &Call<
         let (y, dy) = (at.load(y), at.load(dy));
         at.store(dx, |i| function.slope(y[i], dy[i], sum));
     });
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn arguments_fill_the_parameter_space() {
-        let arguments = SoftmaxGradArguments {
-            y: 1,
-            dy: 2,
-            dx: 3,
-            rows: 4,
-            features: 5,
-        };
-        for features in [64, 65] {
-            let variant = SoftmaxGrad::new(Function::LogSoftmax, Dtype::Bf16, features, true);
-            let bytes = arguments.arguments();
-            assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
-        }
-    }
 }

@@ -1,9 +1,10 @@
 //! The gradient of unpermute with respect to its weights.
 
 use super::{ABSENT, Group, IN_FLIGHT, Tile};
-use crate::assembler::{Arguments, Launch, Ptx, Variable, Variant, group_sum};
+use crate::assembler::{In, Launch, Out, Ptx, Variable, Variant, group_sum};
 use crate::dtype::Dtype;
-use crate::faults::{FaultSite, Faults};
+use crate::faults::FaultSite;
+use crate::params;
 
 /// dw_nj = sum_h dout_nh y_rh, where r is the row of slot j of token n; 0 if the slot has no row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -26,15 +27,46 @@ impl UnpermuteGradWeights {
     }
 }
 
+params! {
+    /// Arguments of [`UnpermuteGradWeights`].
+    pub struct UnpermuteGradWeightsArguments => Call {
+        /// \[N, H\].
+        dout: In,
+        /// \[C, H\].
+        y: In,
+        /// \[N, K\] of i32.
+        row_of_slot: In,
+        /// \[N, K\] of f32.
+        dweights: Out,
+        /// N K.
+        slots: u32,
+        /// C.
+        rows: u32,
+        /// K.
+        top_k: u32,
+        /// H.
+        features: u32,
+        /// The fault site for out-of-range rows.
+        faults: FaultSite,
+    }
+}
+
 impl Variant for UnpermuteGradWeights {
+    type Arguments = UnpermuteGradWeightsArguments;
+
     fn ptx(&self) -> Ptx {
         let k = &self.tile.kernel(self.entry());
-        let (dout, y) = (k.pointer("dout"), k.pointer("y"));
-        let (row_of_slot, dweights) = (k.pointer("row_of_slot"), k.pointer("dweights"));
-        let [slots, rows, top_k, features] =
-            ["slots", "rows", "top_k", "features"].map(|name| k.u32_param(name));
-
-        let faults = Faults::parameters(k);
+        let Call {
+            dout,
+            y,
+            row_of_slot,
+            dweights,
+            slots,
+            rows,
+            top_k,
+            features,
+            faults,
+        } = self.parameters(k);
         let group = Group::new(k, self.tile, slots.wide(), features);
         let row_of_slot = row_of_slot.element_wide::<u32>(group.row);
         let row = row_of_slot.load_if::<u32>(group.exists);
@@ -68,66 +100,5 @@ impl Variant for UnpermuteGradWeights {
 
     fn entry(&self) -> String {
         format!("unpermute_grad_weights_{}", self.tile.name())
-    }
-}
-
-/// Arguments of [`UnpermuteGradWeights`]; pointers are device addresses.
-#[derive(Clone, Copy, Debug)]
-pub struct UnpermuteGradWeightsArguments {
-    /// \[N, H\], read.
-    pub dout: u64,
-    /// \[C, H\], read.
-    pub y: u64,
-    /// \[N, K\] of i32, read.
-    pub row_of_slot: u64,
-    /// \[N, K\] of f32, written.
-    pub dweights: u64,
-    /// N K.
-    pub slots: u32,
-    /// C.
-    pub rows: u32,
-    /// K.
-    pub top_k: u32,
-    /// H.
-    pub features: u32,
-    /// The fault site for out-of-range rows.
-    pub faults: FaultSite,
-}
-
-impl UnpermuteGradWeightsArguments {
-    /// The bytes of the kernel's parameters.
-    pub fn arguments(&self) -> Arguments {
-        let mut arguments = Arguments::new();
-        for pointer in [self.dout, self.y, self.row_of_slot, self.dweights] {
-            arguments.push_pointer(pointer);
-        }
-        for extent in [self.slots, self.rows, self.top_k, self.features] {
-            arguments.push_u32(extent);
-        }
-        self.faults.push(&mut arguments);
-        arguments
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn arguments_fill_the_parameter_space() {
-        let arguments = UnpermuteGradWeightsArguments {
-            dout: 1,
-            y: 2,
-            row_of_slot: 3,
-            dweights: 4,
-            slots: 5,
-            rows: 6,
-            top_k: 7,
-            features: 8,
-            faults: FaultSite::new(9, 10),
-        };
-        let variant = UnpermuteGradWeights::new(Dtype::Bf16, 96, true);
-        let bytes = arguments.arguments();
-        assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
     }
 }

@@ -1,9 +1,10 @@
 //! Permute: copies token rows into expert order.
 
 use super::{Group, IN_FLIGHT, Tile, weighted_name};
-use crate::assembler::{Arguments, F32, GlobalAddress, Launch, Pred, Ptx, U32, Variant};
+use crate::assembler::{F32, GlobalAddress, In, Launch, Out, Pred, Ptx, U32, Variant};
 use crate::dtype::Dtype;
-use crate::faults::{FaultSite, Faults};
+use crate::faults::FaultSite;
+use crate::params;
 
 /// Row r of y is the row of x for the token that has slot order_r, times the slot's weight if
 /// weighted. Rows past the last offset are zero.
@@ -29,15 +30,46 @@ impl PermuteTokens {
     }
 }
 
+params! {
+    /// Arguments of [`PermuteTokens`].
+    pub struct PermuteTokensArguments => Call {
+        /// \[N, H\].
+        x: In,
+        /// \[N, K\] of f32, read if the kernel is weighted.
+        weights: In,
+        /// \[C\] of i32.
+        order: In,
+        /// The last offset, which is the number of used rows: one i64.
+        end: In,
+        /// \[C, H\].
+        y: Out,
+        /// C.
+        rows: u32,
+        /// K.
+        top_k: u32,
+        /// H.
+        features: u32,
+        /// The fault site for out-of-range slots.
+        faults: FaultSite,
+    }
+}
+
 impl Variant for PermuteTokens {
+    type Arguments = PermuteTokensArguments;
+
     fn ptx(&self) -> Ptx {
         let k = &self.tile.kernel(self.entry());
-        let (x, weights) = (k.pointer("x"), k.pointer("weights"));
-        let (order, end) = (k.pointer("order"), k.pointer("end"));
-        let y = k.pointer("y");
-        let [rows, top_k, features] = ["rows", "top_k", "features"].map(|name| k.u32_param(name));
-
-        let faults = Faults::parameters(k);
+        let Call {
+            x,
+            weights,
+            order,
+            end,
+            y,
+            rows,
+            top_k,
+            features,
+            faults,
+        } = self.parameters(k);
         let group = Group::new(k, self.tile, rows.wide(), features);
         let leads = group.exists & group.lane.equals(0);
         let end = end.load::<i64>();
@@ -92,67 +124,4 @@ fn move_row<'k>(
             }
         }
     });
-}
-
-/// Arguments of [`PermuteTokens`]; pointers are device addresses.
-#[derive(Clone, Copy, Debug)]
-pub struct PermuteTokensArguments {
-    /// \[N, H\], read.
-    pub x: u64,
-    /// \[N, K\] of f32, read if the kernel is weighted.
-    pub weights: u64,
-    /// \[C\] of i32, read.
-    pub order: u64,
-    /// The last offset, which is the number of used rows: one i64, read.
-    pub end: u64,
-    /// \[C, H\], written.
-    pub y: u64,
-    /// C.
-    pub rows: u32,
-    /// K.
-    pub top_k: u32,
-    /// H.
-    pub features: u32,
-    /// The fault site for out-of-range slots.
-    pub faults: FaultSite,
-}
-
-impl PermuteTokensArguments {
-    /// The bytes of the kernel's parameters.
-    pub fn arguments(&self) -> Arguments {
-        let mut arguments = Arguments::new();
-        for pointer in [self.x, self.weights, self.order, self.end, self.y] {
-            arguments.push_pointer(pointer);
-        }
-        for extent in [self.rows, self.top_k, self.features] {
-            arguments.push_u32(extent);
-        }
-        self.faults.push(&mut arguments);
-        arguments
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn arguments_fill_the_parameter_space() {
-        let arguments = PermuteTokensArguments {
-            x: 1,
-            weights: 2,
-            order: 3,
-            end: 4,
-            y: 5,
-            rows: 6,
-            top_k: 7,
-            features: 8,
-            faults: FaultSite::new(9, 10),
-        };
-        for weighted in [false, true] {
-            let variant = PermuteTokens::new(Dtype::Bf16, 64, true, weighted);
-            let bytes = arguments.arguments();
-            assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
-        }
-    }
 }

@@ -2,10 +2,11 @@
 
 use super::{ABSENT, Group, IN_FLIGHT, Loaded, Tile, weighted_name};
 use crate::assembler::{
-    Arguments, F32, GlobalAddress, Launch, Pred, Ptx, U32, U64, Variable, Variant,
+    F32, GlobalAddress, In, Launch, Out, Pred, Ptx, U32, U64, Variable, Variant,
 };
 use crate::dtype::Dtype;
 use crate::faults::{FaultSite, Faults};
+use crate::params;
 
 /// Row n of out is the sum of the rows of token n's slots, in slot order, times their weights if
 /// weighted. Slots without a row count as zero.
@@ -31,15 +32,46 @@ impl UnpermuteTokens {
     }
 }
 
+params! {
+    /// Arguments of [`UnpermuteTokens`].
+    pub struct UnpermuteTokensArguments => Call {
+        /// \[C, H\].
+        y: In,
+        /// \[N, K\] of f32, read if the kernel is weighted.
+        weights: In,
+        /// \[N, K\] of i32.
+        row_of_slot: In,
+        /// \[N, H\].
+        out: Out,
+        /// N.
+        tokens: u64,
+        /// C.
+        rows: u32,
+        /// K.
+        top_k: u32,
+        /// H.
+        features: u32,
+        /// The fault site for out-of-range rows.
+        faults: FaultSite,
+    }
+}
+
 impl Variant for UnpermuteTokens {
+    type Arguments = UnpermuteTokensArguments;
+
     fn ptx(&self) -> Ptx {
         let k = &self.tile.kernel(self.entry());
-        let (y, weights) = (k.pointer("y"), k.pointer("weights"));
-        let (row_of_slot, out) = (k.pointer("row_of_slot"), k.pointer("out"));
-        let tokens = k.u64_param("tokens");
-        let [rows, top_k, features] = ["rows", "top_k", "features"].map(|name| k.u32_param(name));
-
-        let faults = Faults::parameters(k);
+        let Call {
+            y,
+            weights,
+            row_of_slot,
+            out,
+            tokens,
+            rows,
+            top_k,
+            features,
+            faults,
+        } = self.parameters(k);
         let group = Group::new(k, self.tile, tokens, features);
         let slots = Slots {
             group: &group,
@@ -143,68 +175,4 @@ struct SlotRow<'k> {
     slot: U64<'k>,
     row: U32<'k>,
     exists: Pred<'k>,
-}
-
-/// Arguments of [`UnpermuteTokens`]; pointers are device addresses.
-#[derive(Clone, Copy, Debug)]
-pub struct UnpermuteTokensArguments {
-    /// \[C, H\], read.
-    pub y: u64,
-    /// \[N, K\] of f32, read if the kernel is weighted.
-    pub weights: u64,
-    /// \[N, K\] of i32, read.
-    pub row_of_slot: u64,
-    /// \[N, H\], written.
-    pub out: u64,
-    /// N.
-    pub tokens: u64,
-    /// C.
-    pub rows: u32,
-    /// K.
-    pub top_k: u32,
-    /// H.
-    pub features: u32,
-    /// The fault site for out-of-range rows.
-    pub faults: FaultSite,
-}
-
-impl UnpermuteTokensArguments {
-    /// The bytes of the kernel's parameters.
-    pub fn arguments(&self) -> Arguments {
-        let mut arguments = Arguments::new();
-        for pointer in [self.y, self.weights, self.row_of_slot, self.out] {
-            arguments.push_pointer(pointer);
-        }
-        arguments.push_u64(self.tokens);
-        for extent in [self.rows, self.top_k, self.features] {
-            arguments.push_u32(extent);
-        }
-        self.faults.push(&mut arguments);
-        arguments
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn arguments_fill_the_parameter_space() {
-        let arguments = UnpermuteTokensArguments {
-            y: 1,
-            weights: 2,
-            row_of_slot: 3,
-            out: 4,
-            tokens: 5,
-            rows: 6,
-            top_k: 7,
-            features: 8,
-            faults: FaultSite::new(9, 10),
-        };
-        for weighted in [false, true] {
-            let variant = UnpermuteTokens::new(Dtype::F32, 7, true, weighted);
-            let bytes = arguments.arguments();
-            assert_eq!(bytes.bytes().len(), variant.ptx().parameter_bytes());
-        }
-    }
 }

@@ -1,8 +1,9 @@
 //! Merging of sorted runs.
 
-use super::{Ranked, Sorted};
-use crate::assembler::{Arguments, GlobalAddress, Kernel, Launch, Ptx, Target, U32, U64, Variant};
+use super::{Ranked, SortedKeys};
+use crate::assembler::{GlobalAddress, In, Kernel, Launch, Ptx, Target, U32, U64, Variant};
 use crate::dtype::Dtype;
+use crate::params;
 
 /// Runs that are merged into one.
 const AT_ONCE: u32 = 8;
@@ -66,21 +67,61 @@ impl MergeRuns {
     }
 }
 
+params! {
+    /// Arguments of [`MergeRuns`].
+    pub struct MergeRunsArguments => Call {
+        /// The elements, and the destinations of keys or values.
+        to: SortedKeys,
+        /// \[R, count, len\] of u64.
+        from: In,
+        /// Number of runs.
+        count: u32,
+        /// Keys per run.
+        len: u32,
+        /// Keys of the last run.
+        last: u32,
+        /// Keys that each merged run keeps.
+        kept: u32,
+        /// CTAs per row.
+        parts: u32,
+        /// The first step of a binary search: the largest power of two in a run.
+        step: u32,
+    }
+}
+
+impl MergeRunsArguments {
+    /// The arguments that merge `runs` and keep the first `kept` keys of each merged run.
+    pub fn new(from: In, to: SortedKeys, runs: Runs, kept: u32) -> MergeRunsArguments {
+        let Runs { count, len, last } = runs;
+        let keys = u64::from(count) * u64::from(len);
+        MergeRunsArguments {
+            to,
+            from,
+            count,
+            len,
+            last,
+            kept,
+            parts: keys.div_ceil(THREADS.into()) as u32,
+            step: 1 << len.max(1).ilog2(),
+        }
+    }
+}
+
 impl Variant for MergeRuns {
+    type Arguments = MergeRunsArguments;
+
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
-        let to = Sorted::parameters(k, self.elements);
-        let from = k.pointer("from");
-        let (count, len, last) = (
-            k.u32_param("count"),
-            k.u32_param("len"),
-            k.u32_param("last"),
-        );
-        let (kept, parts, step) = (
-            k.u32_param("kept"),
-            k.u32_param("parts"),
-            k.u32_param("step"),
-        );
+        let Call {
+            to,
+            from,
+            count,
+            len,
+            last,
+            kept,
+            parts,
+            step,
+        } = self.parameters(k);
 
         let row = k.cta() / parts;
         let at = (k.cta() - row * parts).mad(THREADS, k.thread());
@@ -106,7 +147,7 @@ impl Variant for MergeRuns {
             key: own,
             to: index,
         };
-        to.store(row.wide(), &[ranked]);
+        to.store(self.elements, row.wide(), &[ranked]);
         k.finish()
     }
 
@@ -154,48 +195,6 @@ fn keys_before<'k>(
         .fold(*before[0], |sum, before| sum + **before)
 }
 
-/// Arguments of [`MergeRuns`]; pointers are device addresses.
-#[derive(Clone, Copy, Debug)]
-pub struct MergeRunsArguments {
-    /// \[R, count, len\] of u64, read.
-    pub from: u64,
-    /// Destination of keys, \[R, merged runs, kept\] of u64, if several runs are left.
-    pub keys: u64,
-    /// \[R, D\], read.
-    pub x: u64,
-    /// Destination of values, \[R, kept\], if one run is left.
-    pub values: u64,
-    /// Destination of indices, \[R, kept\] of i64, if one run is left.
-    pub indices: u64,
-    /// D.
-    pub features: u32,
-    /// The runs.
-    pub runs: Runs,
-    /// Keys that each merged run keeps.
-    pub kept: u32,
-}
-
-impl MergeRunsArguments {
-    /// The bytes of the kernel's parameters.
-    pub fn arguments(&self) -> Arguments {
-        let Runs { count, len, last } = self.runs;
-        let keys = u64::from(count) * u64::from(len);
-        let parts = keys.div_ceil(THREADS.into()) as u32;
-        // The first step of a binary search: the largest power of two in a run.
-        let step = 1 << len.max(1).ilog2();
-
-        let mut arguments = Arguments::new();
-        for pointer in [self.keys, self.x, self.values, self.indices] {
-            arguments.push_pointer(pointer);
-        }
-        arguments.push_u32(self.features).push_pointer(self.from);
-        for value in [count, len, last, self.kept, parts, step] {
-            arguments.push_u32(value);
-        }
-        arguments
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -205,25 +204,6 @@ mod tests {
         len: 50,
         last: 20,
     };
-
-    #[test]
-    fn arguments_fill_the_parameter_space() {
-        let arguments = MergeRunsArguments {
-            from: 1,
-            keys: 2,
-            x: 3,
-            values: 4,
-            indices: 5,
-            features: 6,
-            runs: RUNS,
-            kept: 50,
-        };
-        for runs in [RUNS, RUNS.merged(50).merged(50)] {
-            let bytes = arguments.arguments();
-            let ptx = MergeRuns::new(runs, Dtype::F32).ptx();
-            assert_eq!(bytes.bytes().len(), ptx.parameter_bytes());
-        }
-    }
 
     /// Each merge leaves an eighth of the runs, and the last one leaves the k keys.
     #[test]

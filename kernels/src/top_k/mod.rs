@@ -11,46 +11,33 @@ mod sort;
 pub use merge::{MergeRuns, MergeRunsArguments, Runs};
 pub use sort::{SortTiles, SortTilesArguments};
 
-use crate::assembler::{GlobalAddress, Kernel, Pred, U32, U64};
+use crate::assembler::{In, Out, Pred, U64};
 use crate::dtype::{Dtype, Loaded};
+use crate::params;
 use crate::sort_key::index_of;
 
-/// The destination of the largest elements of rows.
-#[derive(Clone, Copy)]
-struct Sorted<'k> {
-    /// The dtype of x, if elements and indices are written instead of keys.
-    elements: Option<Dtype>,
-    /// \[R, runs, kept\].
-    keys: GlobalAddress<'k>,
-    /// \[R, D\].
-    x: GlobalAddress<'k>,
-    /// \[R, kept\].
-    values: GlobalAddress<'k>,
-    /// \[R, kept\].
-    indices: GlobalAddress<'k>,
-    /// D.
-    features: U32<'k>,
+params! {
+    /// Where sorted keys are stored, or the elements and indices that they identify.
+    pub struct SortedKeys => Sorted {
+        /// \[R, runs, kept\] of u64, if several runs are left.
+        keys: Out,
+        /// \[R, D\].
+        x: In,
+        /// \[R, kept\], if one run is left.
+        values: Out,
+        /// \[R, kept\] of i64, if one run is left.
+        indices: Out,
+        /// D.
+        features: u32,
+    }
 }
 
 impl<'k> Sorted<'k> {
-    /// Declares the parameters.
-    #[track_caller]
-    fn parameters(k: &'k Kernel, elements: Option<Dtype>) -> Sorted<'k> {
-        Sorted {
-            elements,
-            keys: k.pointer("keys"),
-            x: k.pointer("x"),
-            values: k.pointer("values"),
-            indices: k.pointer("indices"),
-            features: k.u32_param("features"),
-        }
-    }
-
     /// Stores keys, or the elements of row `row` that they identify, with their indices. All
     /// elements are loaded before the first store.
     #[track_caller]
-    fn store(&self, row: U64<'k>, keys: &[Ranked<'k>]) {
-        let Some(dtype) = self.elements else {
+    fn store(&self, elements: Option<Dtype>, row: U64<'k>, keys: &[Ranked<'k>]) {
+        let Some(dtype) = elements else {
             for it in keys {
                 let to = self.keys.element_wide::<u64>(it.to);
                 to.store_if(it.exists, it.key);

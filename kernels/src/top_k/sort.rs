@@ -1,11 +1,11 @@
 //! Sorting of tiles of rows.
 
-use super::{Ranked, Sorted};
+use super::{Ranked, SortedKeys};
 use crate::assembler::{
-    Arguments, GlobalAddress, Kernel, Launch, Pred, Ptx, SharedAddress, Shuffle, Target, U32, U64,
-    Variant,
+    GlobalAddress, Kernel, Launch, Pred, Ptx, SharedAddress, Shuffle, Target, U32, U64, Variant,
 };
 use crate::dtype::{Dtype, Loaded};
+use crate::params;
 use crate::sort_key::key;
 
 /// Keys per thread.
@@ -94,11 +94,25 @@ impl SortTiles {
     }
 }
 
+params! {
+    /// Arguments of [`SortTiles`].
+    pub struct SortTilesArguments => Call {
+        /// The elements, and the destinations of keys or values. For rows of one tile, values are
+        /// stored instead of keys. D is at most [`SortTiles::MAX_FEATURES`].
+        to: SortedKeys,
+        /// Keys that each tile keeps, at most [`SortTiles::tile`].
+        kept: u32,
+        /// Tiles per row, from [`SortTiles::tiles`].
+        tiles: u32,
+    }
+}
+
 impl Variant for SortTiles {
+    type Arguments = SortTilesArguments;
+
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, self.threads);
-        let to = Sorted::parameters(k, self.last.then_some(self.dtype));
-        let (kept, tiles) = (k.u32_param("kept"), k.u32_param("tiles"));
+        let Call { to, kept, tiles } = self.parameters(k);
 
         let (row, tile) = (k.cta().wide(), k.cta_y());
         let start = row * to.features.wide() * u64::from(self.dtype.size());
@@ -116,7 +130,11 @@ impl Variant for SortTiles {
                 to: line + at.wide(),
             }
         });
-        to.store(row, &ranked.collect::<Vec<_>>());
+        to.store(
+            self.last.then_some(self.dtype),
+            row,
+            &ranked.collect::<Vec<_>>(),
+        );
         k.finish()
     }
 
@@ -129,39 +147,6 @@ impl Variant for SortTiles {
         } = *self;
         let to = if last { "elements" } else { "keys" };
         format!("sort_tiles_{}_w{width}_t{threads}_to_{to}", dtype.name())
-    }
-}
-
-/// Arguments of [`SortTiles`]; pointers are device addresses.
-#[derive(Clone, Copy, Debug)]
-pub struct SortTilesArguments {
-    /// \[R, D\], read.
-    pub x: u64,
-    /// Destination of keys, \[R, tiles, kept\] of u64, for rows of several tiles.
-    pub keys: u64,
-    /// Destination of values, \[R, kept\], for rows of one tile.
-    pub values: u64,
-    /// Destination of indices, \[R, kept\] of i64, for rows of one tile.
-    pub indices: u64,
-    /// D, at most [`SortTiles::MAX_FEATURES`].
-    pub features: u32,
-    /// Keys that each tile keeps, at most [`SortTiles::tile`].
-    pub kept: u32,
-    /// Tiles per row, from [`SortTiles::tiles`].
-    pub tiles: u32,
-}
-
-impl SortTilesArguments {
-    /// The bytes of the kernel's parameters.
-    pub fn arguments(&self) -> Arguments {
-        let mut arguments = Arguments::new();
-        for pointer in [self.keys, self.x, self.values, self.indices] {
-            arguments.push_pointer(pointer);
-        }
-        for value in [self.features, self.kept, self.tiles] {
-            arguments.push_u32(value);
-        }
-        arguments
     }
 }
 
@@ -272,24 +257,6 @@ impl<'k> Sorter<'k> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn arguments_fill_the_parameter_space() {
-        let arguments = SortTilesArguments {
-            x: 1,
-            keys: 2,
-            values: 3,
-            indices: 4,
-            features: 5,
-            kept: 6,
-            tiles: 7,
-        };
-        for features in [5, 5000] {
-            let bytes = arguments.arguments();
-            let ptx = SortTiles::new(Dtype::F32, features, true).ptx();
-            assert_eq!(bytes.bytes().len(), ptx.parameter_bytes());
-        }
-    }
 
     /// Short rows use few threads; long rows are split into tiles.
     #[test]

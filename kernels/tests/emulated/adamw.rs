@@ -2,10 +2,10 @@
 
 use half::bf16;
 use meshgrad_emulator::Counters;
-use meshgrad_kernels::Dtype;
 use meshgrad_kernels::adamw::{
     AdamWArguments, AdamWConstants, AdamWEntry, CHUNK, GlobalIndices, Rounding, chunk_words,
 };
+use meshgrad_kernels::{Dtype, In};
 
 use crate::device::{Device, encoded, values};
 use crate::philox::{KEY, fold, word};
@@ -138,15 +138,15 @@ fn run(device: &Device, parameters: &[Parameter], step: f32, scale: f32) -> Coun
     let count = chunks.len() as u32;
     let scalar = |x: f32| device.put(&x.to_le_bytes());
     let arguments = AdamWArguments {
-        table: words(entries.iter().flat_map(AdamWEntry::words).collect()),
-        chunks: words(chunks),
-        learning_rate: scalar(LEARNING_RATE),
-        step: scalar(step),
-        scale: scalar(scale),
+        table: In(words(entries.iter().flat_map(AdamWEntry::words).collect())),
+        chunks: In(words(chunks)),
+        learning_rate: In(scalar(LEARNING_RATE)),
+        step: In(scalar(step)),
+        scale: In(scalar(scale)),
     };
     let variant = AdamWEntry::variant(&entries);
     let launch = variant.launch(count).unwrap();
-    device.run(&variant, launch, &arguments.arguments())
+    device.run(&variant, launch, &arguments)
 }
 
 #[track_caller]

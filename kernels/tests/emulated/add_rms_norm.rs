@@ -2,11 +2,11 @@
 
 use meshgrad_emulator::Counters;
 use meshgrad_kernel_catalogue as catalogue;
-use meshgrad_kernels::Dtype;
 use meshgrad_kernels::rms_norm::{
     AddRmsNorm, AddRmsNormArguments, AddRmsNormGradInput, AddRmsNormGradInputArguments,
 };
 use meshgrad_kernels::row::RowTile;
+use meshgrad_kernels::{Dtype, In, Out};
 
 use crate::device::{Device, decoded, encoded, values};
 use crate::traffic::{assert_moved, assert_whole_sectors};
@@ -80,18 +80,18 @@ impl Problem {
 
         let variant = AddRmsNorm::new(self.dtype, self.features, true);
         let arguments = AddRmsNormArguments {
-            x,
-            b,
-            w: self.w_on_device,
-            h,
-            y,
-            inv_rms,
+            x: In(x),
+            b: In(b),
+            w: In(self.w_on_device),
+            h: Out(h),
+            y: Out(y),
+            inv_rms: Out(inv_rms),
             rows,
             features,
             eps: EPS,
         };
         let launch = variant.launch(rows).unwrap();
-        let counters = device.run(&variant, launch, &arguments.arguments());
+        let counters = device.run(&variant, launch, &arguments);
         // x, b and w are read for every row. A loop also reads the h that it has written.
         let again = if self.tile().is_some() { 3 } else { 4 };
         let size = self.dtype.size() as usize;
@@ -102,17 +102,17 @@ impl Problem {
 
         let variant = AddRmsNormGradInput::new(self.dtype, self.features, true);
         let arguments = AddRmsNormGradInputArguments {
-            dh,
-            dy,
-            h,
-            w: self.w_on_device,
-            inv_rms,
-            dx,
+            dh: In(dh),
+            dy: In(dy),
+            h: In(h),
+            w: In(self.w_on_device),
+            inv_rms: In(inv_rms),
+            dx: Out(dx),
             rows,
             features,
         };
         let launch = variant.launch(rows).unwrap();
-        let counters = device.run(&variant, launch, &arguments.arguments());
+        let counters = device.run(&variant, launch, &arguments);
         // dh, dy, h and w are read for every row; a loop reads all but dh twice. inv_rms is read by
         // all threads that have elements of the row.
         let (matrices, threads) = match self.tile() {

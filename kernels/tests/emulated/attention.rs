@@ -3,13 +3,13 @@
 use std::ops::Range;
 
 use meshgrad_emulator::Counters;
-use meshgrad_kernels::Dtype;
 use meshgrad_kernels::attention::{
     Attention, AttentionArguments, AttentionDelta, AttentionDeltaArguments, AttentionGradKeys,
     AttentionGradKeysArguments, AttentionGradQueries, AttentionGradQueriesArguments, Extents, Form,
     Integers, Problem, Sequences, View,
 };
 use meshgrad_kernels::faults::{Fault, FaultSite};
+use meshgrad_kernels::{Dtype, In, Out};
 
 use crate::device::{Device, encoded, values};
 
@@ -154,7 +154,7 @@ impl Case {
 /// A [B, T, H, D] operand with padding after each token.
 struct Operand {
     values: Vec<f32>,
-    view: View,
+    view: View<In>,
     strides: [usize; 3],
     head_dim: usize,
 }
@@ -169,7 +169,7 @@ impl Operand {
         let first = case.first_query;
         let mut all = Operand::new(device, case, [first + case.queries, case.heads], seed);
         all.values.drain(..first * all.strides[1]);
-        all.view.address += first as u64 * all.view.strides[1];
+        all.view.address.0 += first as u64 * all.view.strides[1];
         all
     }
 
@@ -184,7 +184,7 @@ impl Operand {
         let values = values(dtype, case.batch * tokens * token, seed);
         Operand {
             view: View {
-                address: device.put_floats(dtype, &values),
+                address: In(device.put_floats(dtype, &values)),
                 strides: strides.map(|stride| stride as u64 * u64::from(dtype.size())),
             },
             values,
@@ -222,7 +222,7 @@ struct Run<'a> {
 struct Forward {
     out: Vec<f32>,
     lse: Vec<f32>,
-    on_device: (View, u64),
+    on_device: (View<Out>, Out),
     counters: Counters,
 }
 
@@ -250,7 +250,7 @@ impl<'a> Run<'a> {
         let narrow = |list: &[i64]| Integers {
             address: {
                 let bytes = list.iter().flat_map(|x| (*x as i32).to_le_bytes());
-                device.put(&bytes.collect::<Vec<_>>())
+                In(device.put(&bytes.collect::<Vec<_>>()))
             },
             wide: false,
             step: u32::from(list.len() > 1),
@@ -258,7 +258,7 @@ impl<'a> Run<'a> {
         let wide = |list: &[i64]| Integers {
             address: {
                 let bytes = list.iter().flat_map(|x| x.to_le_bytes());
-                device.put(&bytes.collect::<Vec<_>>())
+                In(device.put(&bytes.collect::<Vec<_>>()))
             },
             wide: true,
             step: u32::from(list.len() > 1),
@@ -300,11 +300,11 @@ impl<'a> Run<'a> {
     }
 
     /// Allocates a dense [B, T, H, D] result; also returns its number of elements.
-    fn result(&self, tokens: usize, heads: usize) -> (View, usize) {
+    fn result(&self, tokens: usize, heads: usize) -> (View<Out>, usize) {
         let (case, size) = (&self.case, u64::from(self.case.dtype().size()));
         let count = case.batch * tokens * heads * case.head_dim;
         let strides = [tokens * heads, heads, 1].map(|rows| (rows * case.head_dim) as u64 * size);
-        let address = self.device.room(count * size as usize);
+        let address = Out(self.device.room(count * size as usize));
         (View { address, strides }, count)
     }
 
@@ -312,7 +312,7 @@ impl<'a> Run<'a> {
         let case = &self.case;
         let (out, count) = self.result(case.queries, case.heads);
         let rows = case.batch * case.heads * case.queries;
-        let lse = self.device.room(4 * rows);
+        let lse = Out(self.device.room(4 * rows));
         let variant = Attention::new(case.form);
         let arguments = AttentionArguments {
             q: self.q.view,
@@ -324,31 +324,31 @@ impl<'a> Run<'a> {
             problem: self.problem,
         };
         let launch = variant.launch(&self.problem).unwrap();
-        let counters = self.device.run(&variant, launch, &arguments.arguments());
+        let counters = self.device.run(&variant, launch, &arguments);
         Forward {
-            out: self.device.floats(case.dtype(), out.address, count),
-            lse: self.device.floats(Dtype::F32, lse, rows),
+            out: self.device.floats(case.dtype(), out.address.0, count),
+            lse: self.device.floats(Dtype::F32, lse.0, rows),
             on_device: (out, lse),
             counters,
         }
     }
 
     /// dq, dk and dv, from the results of the forward pass.
-    fn backward(&self, (out, lse): (View, u64)) -> ([Vec<f32>; 3], Vec<Counters>) {
+    fn backward(&self, (out, lse): (View<Out>, Out)) -> ([Vec<f32>; 3], Vec<Counters>) {
         let (case, problem) = (&self.case, self.problem);
         let aligned = matches!(case.form, Form::TensorCores { .. });
-        let delta = self.device.room(4 * case.batch * case.heads * case.queries);
+        let delta = Out(self.device.room(4 * case.batch * case.heads * case.queries));
         let variant = AttentionDelta::new(case.dtype(), case.head_dim, aligned);
         let variant = variant.with_dlse(case.has_dlse);
-        let arguments = AttentionDeltaArguments {
-            out,
-            dout: self.dout.view,
+        let lse_and_dlse = case.has_dlse.then(|| [lse.written(), In(self.dlse())]);
+        let arguments = AttentionDeltaArguments::new(
+            [out.written(), self.dout.view],
             delta,
-            lse_and_dlse: case.has_dlse.then(|| [lse, self.dlse()]),
-            extents: problem.extents,
-        };
+            lse_and_dlse,
+            &problem.extents,
+        );
         let launch = variant.launch(&problem.extents).unwrap();
-        self.device.run(&variant, launch, &arguments.arguments());
+        self.device.run(&variant, launch, &arguments);
 
         let (dq, of_queries) = self.result(case.queries, case.heads);
         let [q, k, v, dout] = [&self.q, &self.k, &self.v, &self.dout].map(|x| x.view);
@@ -358,13 +358,13 @@ impl<'a> Run<'a> {
             k,
             v,
             dout,
-            lse,
-            delta,
+            lse: lse.written(),
+            delta: delta.written(),
             dq,
             problem,
         };
         let launch = variant.launch(&problem).unwrap();
-        let queries = self.device.run(&variant, launch, &arguments.arguments());
+        let queries = self.device.run(&variant, launch, &arguments);
 
         let [(dk, of_keys), (dv, _)] = [(); 2].map(|()| self.result(case.keys, case.kv_heads));
         let variant = AttentionGradKeys::new(case.form);
@@ -373,19 +373,20 @@ impl<'a> Run<'a> {
             k,
             v,
             dout,
-            lse,
-            delta,
+            lse: lse.written(),
+            delta: delta.written(),
             dk,
             dv,
             problem,
         };
         let mut counters = vec![queries];
         if let Some(launch) = variant.launch(&problem) {
-            counters.push(self.device.run(&variant, launch, &arguments.arguments()));
+            counters.push(self.device.run(&variant, launch, &arguments));
         }
         let results = [(dq, of_queries), (dk, of_keys), (dv, of_keys)];
-        let floats =
-            |(view, count): (View, usize)| self.device.floats(case.dtype(), view.address, count);
+        let floats = |(view, count): (View<Out>, usize)| {
+            self.device.floats(case.dtype(), view.address.0, count)
+        };
         (results.map(floats), counters)
     }
 

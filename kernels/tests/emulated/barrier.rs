@@ -1,8 +1,9 @@
 //! Named barriers: one warp passes values to another through a shared buffer that is reused. The
 //! emulator reports a race if either warp continues too early.
 
-use meshgrad_kernels::assembler::{Kernel, Target};
-use meshgrad_kernels::{Arguments, Dtype, Launch, Ptx, Variant};
+use meshgrad_kernels::assembler::{In, Kernel, Out, Target};
+use meshgrad_kernels::params;
+use meshgrad_kernels::{Dtype, Launch, Ptx, Variant};
 
 use crate::device::{Device, values};
 
@@ -12,11 +13,20 @@ const ROUNDS: i64 = 3;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct HandOver;
 
+params! {
+    struct HandOverArguments {
+        x: In,
+        y: Out,
+    }
+}
+
 impl Variant for HandOver {
+    type Arguments = HandOverArguments;
+
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, 64);
-        let (x, y, lane) = (k.pointer("x"), k.pointer("y"), k.lane());
-        let (x, y) = (x.element::<f32>(lane), y.element::<f32>(lane));
+        let (p, lane) = (self.parameters(k), k.lane());
+        let (x, y) = (p.x.element::<f32>(lane), p.y.element::<f32>(lane));
         let buffer = k.shared::<f32>(32).element::<f32>(lane);
         let (full, empty) = (k.new_barrier(64), k.new_barrier(64));
 
@@ -55,8 +65,10 @@ fn a_warp_passes_a_buffer_to_another() {
         let x = values(Dtype::F32, 32 * ROUNDS as usize, 1);
         let from = device.put_floats(Dtype::F32, &x);
         let to = device.room(4 * x.len());
-        let mut arguments = Arguments::new();
-        arguments.push_pointer(from).push_pointer(to);
+        let arguments = HandOverArguments {
+            x: In(from),
+            y: Out(to),
+        };
         let launch = Launch::new([1, 1, 1], 64).unwrap();
         device.run(&HandOver, launch, &arguments);
         let doubled: Vec<f32> = x.iter().map(|x| 2.0 * x).collect();

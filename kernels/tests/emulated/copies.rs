@@ -3,11 +3,12 @@
 use meshgrad_emulator::Counters;
 use meshgrad_kernel_catalogue::CASTS;
 use meshgrad_kernels::copies::{
-    Arange, ArangeArguments, At, Cast, CastArguments, Copy, CopyArguments, Fill, FillArguments,
-    Format, Transpose, TransposeArguments, Unit,
+    Arange, ArangeArguments, At, Cast, CastArguments, Copy, CopyArguments, Fill, Format, Transpose,
+    Unit,
 };
 use meshgrad_kernels::elementwise::IterationSpace;
 use meshgrad_kernels::faults::{Fault, FaultSite};
+use meshgrad_kernels::{In, Out};
 
 use crate::device::Device;
 use crate::traffic::{assert_once, assert_whole_sectors};
@@ -49,13 +50,9 @@ fn copied(
     let space = IterationSpace::new(extents, &dense(extents), &[strides]).unwrap();
     let counters = if tiles {
         let (variant, transposed) = Transpose::new(unit, &space).unwrap();
-        let arguments = TransposeArguments {
-            x: at_x,
-            y: at_y,
-            transposed,
-        };
+        let arguments = variant.arguments(In(at_x), Out(at_y), &transposed);
         let launch = variant.launch(&transposed).unwrap();
-        device.run(&variant, launch, &arguments.arguments(&variant))
+        device.run(&variant, launch, &arguments)
     } else {
         let (unit, space) = unit.largest(&space, 0);
         copy(device, unit, &space, [at_x, at_y], None)
@@ -78,9 +75,14 @@ fn copy(
     at: Option<At>,
 ) -> Counters {
     let variant = Copy::new(unit, space, at.is_some());
-    let arguments = CopyArguments { x, y, space, at };
+    let arguments = CopyArguments {
+        x: In(x),
+        y: Out(y),
+        space: *space,
+        at,
+    };
     let launch = variant.launch(space.elements()).unwrap();
-    device.run(&variant, launch, &arguments.arguments(&variant))
+    device.run(&variant, launch, &arguments)
 }
 
 /// Asserts that every element is read and written once, in whole sectors, without bank conflicts.
@@ -157,7 +159,7 @@ fn positioned(device: &Device, position: i64, fault: Option<i64>) -> Vec<u8> {
     let (at_x, at_y) = (device.put(&x), device.put(&before));
     let word = device.put(&[0; 8]);
     let at = At {
-        position: device.put(&position.to_le_bytes()),
+        position: In(device.put(&position.to_le_bytes())),
         stride: 40,
         extent: 4,
         faults: FaultSite::new(word, 5),
@@ -203,13 +205,9 @@ fn fill(device: &Device, unit: Unit, count: usize, aligned: bool) -> Vec<u8> {
     let skipped = if aligned { 0 } else { size };
     let y = device.put(&vec![0xee; skipped + count * size + 8]);
     let variant = Fill::new(unit, aligned);
-    let arguments = FillArguments {
-        y: y + skipped as u64,
-        elements: count as u64,
-        bits,
-    };
+    let arguments = variant.arguments(Out(y + skipped as u64), count as u64, bits);
     let launch = variant.launch(count as u64).unwrap();
-    let counters = device.run(&variant, launch, &arguments.arguments(&variant));
+    let counters = device.run(&variant, launch, &arguments);
     assert_eq!(counters.total.bytes_written, (count * size) as u64);
 
     let found = device.bytes(y, skipped + count * size + 8);
@@ -236,11 +234,11 @@ fn arange(device: &Device, wide: bool, count: usize) -> Vec<u8> {
     let y = device.put(&vec![0xee; (count + 4) * size]);
     let variant = Arange::new(wide);
     let arguments = ArangeArguments {
-        y,
+        y: Out(y),
         elements: count as u64,
     };
     let launch = variant.launch(count as u64).unwrap();
-    let counters = device.run(&variant, launch, &arguments.arguments());
+    let counters = device.run(&variant, launch, &arguments);
     assert_eq!(counters.total.bytes_written, (count * size) as u64);
 
     let found = device.bytes(y, (count + 4) * size);
@@ -359,12 +357,12 @@ fn cast(device: &Device, from: Format, to: Format) -> Vec<u8> {
     let space = IterationSpace::new(&[2, count], &[count as isize, 1], &[&[1, 2]]).unwrap();
     let variant = Cast::new(from, to, &space);
     let arguments = CastArguments {
-        x: at_x,
-        y: at_y,
-        space: &space,
+        x: In(at_x),
+        y: Out(at_y),
+        space,
     };
     let launch = variant.launch(space.elements()).unwrap();
-    let counters = device.run(&variant, launch, &arguments.arguments(&variant));
+    let counters = device.run(&variant, launch, &arguments);
     let moved = [counters.total.bytes_read, counters.total.bytes_written];
     assert_eq!(
         moved,
@@ -389,13 +387,13 @@ fn wide(device: &Device) -> Vec<u8> {
     let variant = Copy::new(Unit::B4, &far, false);
     let (x, y) = (device.put(&bytes(2000)), device.room(1400));
     let arguments = CopyArguments {
-        x,
-        y,
-        space: &near,
+        x: In(x),
+        y: Out(y),
+        space: near,
         at: None,
     };
     let launch = variant.launch(near.elements()).unwrap();
-    device.run(&variant, launch, &arguments.arguments(&variant));
+    device.run(&variant, launch, &arguments);
     let (x, y) = (bytes(2000), device.bytes(y, 1400));
     for (x, y) in x.chunks(400).zip(y.chunks(280)) {
         assert_eq!(x[..280], *y);

@@ -1,12 +1,12 @@
 //! Compares statistics of tiles of logits, their gradients, and the sum of losses with f64 results.
 
 use meshgrad_emulator::Counters;
-use meshgrad_kernels::Dtype;
 use meshgrad_kernels::cross_entropy::{
     Classes, CrossEntropyGradient, CrossEntropyGradientArguments, CrossEntropyStatistics,
     CrossEntropyStatisticsArguments, CrossEntropySum, CrossEntropySumArguments, Label, Lanes,
 };
 use meshgrad_kernels::faults::{Fault, FaultSite};
+use meshgrad_kernels::{Dtype, In, Out};
 
 use crate::device::{Device, decoded, encoded, values};
 use crate::traffic::{assert_moved, assert_once, assert_whole_sectors};
@@ -151,18 +151,18 @@ fn statistics(device: &Device, label: Label, tile: &Tile, out: [u64; 3], first: 
         first,
     };
     let arguments = CrossEntropyStatisticsArguments {
-        logits,
-        labels,
-        max,
-        sum_exp,
-        label_logit,
+        logits: In(logits),
+        labels: In(labels),
+        max: Out(max),
+        sum_exp: Out(sum_exp),
+        label_logit: Out(label_logit),
         leading: tile.leading as u64,
         vocabulary: tile.vocabulary(),
         rows: tile.rows as u32,
         classes: tile.classes as u32,
     };
     let launch = variant.launch(tile.rows as u32).unwrap();
-    let counters = device.run(&variant, launch, &arguments.arguments());
+    let counters = device.run(&variant, launch, &arguments);
     tile.assert_told(device);
 
     // Each logit is read once, that of the label twice.
@@ -227,18 +227,18 @@ fn gradient(device: &Device, dtype: Dtype, label: Label, extents: [usize; 2]) ->
         label,
     };
     let arguments = CrossEntropyGradientArguments {
-        logits,
-        labels,
-        lse: device.put_floats(Dtype::F32, &lse),
-        dloss: device.put_floats(Dtype::F32, &dloss),
-        dlogits,
+        logits: In(logits),
+        labels: In(labels),
+        lse: In(device.put_floats(Dtype::F32, &lse)),
+        dloss: In(device.put_floats(Dtype::F32, &dloss)),
+        dlogits: Out(dlogits),
         leading: leading as u64,
         vocabulary: tile.vocabulary(),
         rows: rows as u32,
         classes: classes as u32,
     };
     let launch = variant.launch(rows as u32).unwrap();
-    let counters = device.run(&variant, launch, &arguments.arguments());
+    let counters = device.run(&variant, launch, &arguments);
     tile.assert_told(device);
 
     // Every thread of a row reads the row's label, lse and dloss.
@@ -314,16 +314,16 @@ fn sum(device: &Device, dtype: Dtype, label: Label, rows: usize) -> Vec<u8> {
     let [loss, count] = [(); 2].map(|()| device.room(4));
     let variant = CrossEntropySum { dtype, label };
     let arguments = CrossEntropySumArguments {
-        lse: device.put_floats(dtype, &lse),
-        label_logit: device.put_floats(dtype, &label_logit),
-        labels: put_labels(device, label, &labels),
-        loss,
-        count,
+        lse: In(device.put_floats(dtype, &lse)),
+        label_logit: In(device.put_floats(dtype, &label_logit)),
+        labels: In(put_labels(device, label, &labels)),
+        loss: Out(loss),
+        count: Out(count),
         ignore_index: IGNORE,
         rows: rows as u64,
     };
     let launch = variant.launch().unwrap();
-    let counters = device.run(&variant, launch, &arguments.arguments());
+    let counters = device.run(&variant, launch, &arguments);
     let read = rows * (2 * dtype.size() + label.size()) as usize;
     assert_once(&counters, [read, 2 * dtype.size() as usize]);
     assert_whole_sectors(&counters);

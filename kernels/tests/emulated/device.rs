@@ -10,7 +10,7 @@ use meshgrad_emulator::memory::{AddressSpace, MemoryKind};
 use meshgrad_emulator::program::{Kernel, Module};
 use meshgrad_emulator::{AsyncCopies, Counters, Options};
 use meshgrad_kernels::faults::Fault;
-use meshgrad_kernels::{Arguments, Dtype, Launch, Variant};
+use meshgrad_kernels::{Dtype, Launch, Variant};
 
 /// An empty device with one execution order.
 pub(crate) struct Device {
@@ -138,19 +138,19 @@ impl Device {
     }
 
     /// Runs a kernel to its end.
-    pub(crate) fn run(
+    pub(crate) fn run<V: Variant>(
         &self,
-        variant: &impl Variant,
+        variant: &V,
         extents: Launch,
-        arguments: &Arguments,
+        arguments: &V::Arguments,
     ) -> Counters {
-        let kernel = self.kernel(variant);
+        let (kernel, packed) = (self.kernel(variant), variant.pack(arguments));
         let call = meshgrad_emulator::launch::Launch {
             kernel: &kernel,
             grid: extents.grid,
             block: extents.block,
             dynamic_shared: extents.dynamic_shared,
-            parameters: arguments.bytes(),
+            parameters: packed.bytes(),
             multiprocessors: 4,
         };
         let counters =

@@ -1,11 +1,12 @@
 //! Compares each function of expressions with f64 results, and each layout with the host.
 
 use meshgrad_kernel_catalogue as catalogue;
-use meshgrad_kernels::Dtype;
+use meshgrad_kernels::assembler::List;
 use meshgrad_kernels::elementwise::{
     Element, Elementwise, ElementwiseArguments, IterationSpace, Layout,
 };
 use meshgrad_kernels::expression::{Expression, Node, Unary};
+use meshgrad_kernels::{Dtype, In, Out};
 
 use crate::device::{Device, encoded, values};
 
@@ -96,14 +97,14 @@ fn computed(expression: Expression, x: &[f32]) -> Vec<f32> {
     let to = device.room(4 * x.len());
     let space = IterationSpace::new(&[x.len()], &[1], &[&[1]]).unwrap();
     let arguments = ElementwiseArguments {
-        operands: &[from],
-        result: to,
-        space: &space,
-        scalars: &[],
+        operands: List::new(&[In(from)]),
+        result: Out(to),
+        space,
+        scalars: List::new(&[]),
     };
     let variant = Elementwise::new(expression, &[F32], F32, Layout::Contiguous).unwrap();
     let launch = variant.launch(x.len() as u64).unwrap();
-    let counters = device.run(&variant, launch, &arguments.arguments(&variant));
+    let counters = device.run(&variant, launch, &arguments);
     assert_eq!(
         counters.unique_bytes_read, counters.total.bytes_read,
         "{variant:?}"
@@ -209,13 +210,13 @@ fn every_layout_gives_the_same_bits() {
                         let variant = variant.unwrap();
                         let to = device.room(count * of_y.size() as usize);
                         let arguments = ElementwiseArguments {
-                            operands: &[a.address, b.address],
-                            result: to,
-                            space: &space,
-                            scalars: &[0.25],
+                            operands: List::new(&[In(a.address), In(b.address)]),
+                            result: Out(to),
+                            space,
+                            scalars: List::new(&[0.25]),
                         };
                         let launch = variant.launch(count as u64).unwrap();
-                        let counters = device.run(&variant, launch, &arguments.arguments(&variant));
+                        let counters = device.run(&variant, launch, &arguments);
                         let moved = [counters.total.bytes_read, counters.total.bytes_written];
                         let least = [of_a.size() + of_b.size(), of_y.size()];
                         assert_eq!(moved, least.map(|size| u64::from(size) * count as u64));
@@ -275,28 +276,28 @@ fn run(device: &Device, variant: &Elementwise) -> Vec<u8> {
         }
     };
 
-    let operands: Vec<u64> = (1..)
+    let operands: Vec<In> = (1..)
         .zip(&formats)
         .map(|(seed, format)| match format {
             Element::Float(dtype) => {
                 let mut values = values(*dtype, 2 * count, seed);
                 let large = values.iter_mut().step_by(7);
                 large.for_each(|value| *value *= 1e6);
-                device.put_floats(*dtype, &values)
+                In(device.put_floats(*dtype, &values))
             }
-            Element::Bool => operand(device, *format, 2 * count, seed).address,
+            Element::Bool => In(operand(device, *format, 2 * count, seed).address),
         })
         .collect();
     let space = IterationSpace::new(&shape, &dense, &vec![&of_operand[..]; formats.len()]).unwrap();
     let bytes = count * variant.result().size() as usize;
     let result = device.room(bytes);
     let arguments = ElementwiseArguments {
-        operands: &operands,
-        result,
-        space: &space,
-        scalars: &[0.25, -3.0],
+        operands: List::new(&operands),
+        result: Out(result),
+        space,
+        scalars: List::new(&[0.25, -3.0]),
     };
     let launch = variant.launch(count as u64).unwrap();
-    device.run(variant, launch, &arguments.arguments(variant));
+    device.run(variant, launch, &arguments);
     device.bytes(result, bytes)
 }

@@ -7,6 +7,7 @@ use meshgrad_kernels::expert_order::{
     ExpertOffsets, ExpertOffsetsArguments, ExpertScatter, ExpertScatterArguments, ExpertStarts,
     ExpertStartsArguments, IndexFormat,
 };
+use meshgrad_kernels::{In, Out};
 
 use meshgrad_kernels::faults::{Fault, FaultSite};
 
@@ -106,13 +107,14 @@ impl Problem {
         let variant = ExpertHistogram::new(self.index, self.held);
         let launch = variant.launch(blocks, self.held).unwrap();
         let arguments = ExpertHistogramArguments {
-            indices,
-            counts,
-            blocks,
+            indices: In(indices),
+            counts: Out(counts),
+            slots: blocks.slots(),
+            slots_per_block: blocks.each(),
             held: self.held,
             first_expert: self.first,
         };
-        let counters = device.run(&variant, launch, &arguments.arguments());
+        let counters = device.run(&variant, launch, &arguments);
         let of_indices = slots as u64 * u64::from(self.index.size());
         let parts = u64::from(launch.grid[1]);
         let all = [(parts * of_indices) as usize, 4 * cells];
@@ -121,38 +123,39 @@ impl Problem {
 
         if let Some(launch) = ExpertStarts.launch(self.held) {
             let arguments = ExpertStartsArguments {
-                counts,
-                totals,
-                blocks,
+                counts: Out(counts),
+                totals: Out(totals),
+                blocks: blocks.count(),
             };
-            let counters = device.run(&ExpertStarts, launch, &arguments.arguments());
+            let counters = device.run(&ExpertStarts, launch, &arguments);
             assert_once(&counters, [4 * cells, 4 * (cells + held)]);
         }
 
         let arguments = ExpertOffsetsArguments {
-            totals,
-            offsets,
+            totals: In(totals),
+            offsets: Out(offsets),
             held: self.held,
         };
         let launch = ExpertOffsets.launch().unwrap();
-        let counters = device.run(&ExpertOffsets, launch, &arguments.arguments());
+        let counters = device.run(&ExpertOffsets, launch, &arguments);
         assert_once(&counters, [4 * held, 8 * (held + 1)]);
 
         let variant = ExpertScatter::new(self.index, self.held);
         let launch = variant.launch(blocks, self.held).unwrap();
         let arguments = ExpertScatterArguments {
-            indices,
-            starts: counts,
-            offsets,
-            order,
-            row_of_slot,
-            blocks,
+            indices: In(indices),
+            starts: In(counts),
+            offsets: In(offsets),
+            order: Out(order),
+            row_of_slot: Out(row_of_slot),
+            slots: blocks.slots(),
+            slots_per_block: blocks.each(),
             held: self.held,
             first_expert: self.first,
             experts: self.experts.into(),
             faults: FaultSite::new(word, 5),
         };
-        let counters = device.run(&variant, launch, &arguments.arguments());
+        let counters = device.run(&variant, launch, &arguments);
         let fault = device.fault(word);
         if fault.is_none() {
             // Each CTA reads the first rows of its experts; each thread reads the end of the last.
@@ -192,14 +195,14 @@ impl Problem {
     fn counts(&self, device: &Device, offsets: u64) -> Vec<f32> {
         let counts = device.room(4 * self.held as usize);
         let arguments = ExpertCountsArguments {
-            offsets,
-            counts,
+            offsets: In(offsets),
+            counts: Out(counts),
             held: self.held,
         };
         let Some(launch) = ExpertCounts.launch(self.held) else {
             return Vec::new();
         };
-        let counters = device.run(&ExpertCounts, launch, &arguments.arguments());
+        let counters = device.run(&ExpertCounts, launch, &arguments);
         // Each count is the difference of two offsets; adjacent counts share one.
         let (held, written) = (self.held as usize, 4 * self.held as usize);
         assert_moved(&counters, [16 * held, written], [8 * (held + 1), written]);

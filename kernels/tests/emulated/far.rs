@@ -1,12 +1,11 @@
 //! Tensors of more than 2^31 elements, of which only the first and the last row are allocated.
 //! Kernels must address both, and give the same bits as for adjacent rows.
 
+use meshgrad_kernels::assembler::List;
 use meshgrad_kernels::attention::{
     Attention, AttentionArguments, Extents, Form, Problem, Sequences, View,
 };
-use meshgrad_kernels::copies::{
-    Cast, CastArguments, Copy, CopyArguments, Format, Transpose, TransposeArguments, Unit,
-};
+use meshgrad_kernels::copies::{Cast, CastArguments, Copy, CopyArguments, Format, Transpose, Unit};
 use meshgrad_kernels::cross_entropy::{
     Classes, CrossEntropyGradient, CrossEntropyGradientArguments, Label, Lanes,
 };
@@ -18,7 +17,7 @@ use meshgrad_kernels::gemm::{
 };
 use meshgrad_kernels::indexing::{
     Gather, GatherArguments, IndexDtype, IndexSelect, IndexSelectArguments, IndexedDim, SegmentSum,
-    SegmentSumArguments,
+    Segments,
 };
 use meshgrad_kernels::rope::{
     Direction, HeadStrides, Heads, Rope, RopeArguments, Style, TableStrides,
@@ -26,7 +25,7 @@ use meshgrad_kernels::rope::{
 use meshgrad_kernels::token_permute::{
     PermuteTokens, PermuteTokensArguments, UnpermuteTokens, UnpermuteTokensArguments,
 };
-use meshgrad_kernels::{Arguments, Dtype, Launch, Variant};
+use meshgrad_kernels::{Dtype, In, Launch, Out, Variant};
 
 use crate::device::{Device, encoded, values};
 
@@ -100,7 +99,7 @@ impl Sides {
         assert!(results[0] != arrays, "the kernel wrote nothing");
     }
 
-    fn run(&self, variant: &impl Variant, launch: Option<Launch>, arguments: &Arguments) {
+    fn run<V: Variant>(&self, variant: &V, launch: Option<Launch>, arguments: &V::Arguments) {
         self.device.run(variant, launch.unwrap(), arguments);
     }
 }
@@ -137,7 +136,12 @@ fn strides(sides: &Sides) {
             let space = &IterationSpace::new(&[2, 24], &of_y, &[&of_x]).unwrap();
             let variant = Copy::new(unit, space, false);
             let (x, y, at) = (x.address, y.address, None);
-            let arguments = CopyArguments { x, y, space, at }.arguments(&variant);
+            let arguments = CopyArguments {
+                x: In(x),
+                y: Out(y),
+                space: *space,
+                at,
+            };
             sides.run(&variant, variant.launch(48), &arguments);
         });
     }
@@ -148,7 +152,7 @@ fn strides(sides: &Sides) {
         let space = IterationSpace::new(&[2, 40, 36], &of_y, &[&of_x]).unwrap();
         let (variant, transposed) = Transpose::new(Unit::B4, &space).unwrap();
         let (x, y) = (x.address, y.address);
-        let arguments = TransposeArguments { x, y, transposed }.arguments(&variant);
+        let arguments = variant.arguments(In(x), Out(y), &transposed);
         sides.run(&variant, variant.launch(&transposed), &arguments);
     });
 
@@ -161,7 +165,11 @@ fn strides(sides: &Sides) {
         let space = &space(x, y);
         let variant = Cast::new(Format::F32, Format::Bf16, space);
         let (x, y) = (x.address, y.address);
-        let arguments = CastArguments { x, y, space }.arguments(&variant);
+        let arguments = CastArguments {
+            x: In(x),
+            y: Out(y),
+            space: *space,
+        };
         sides.run(&variant, variant.launch(60), &arguments);
     });
     sides.assert_same(arrays(), |_, [x, y]| {
@@ -170,12 +178,12 @@ fn strides(sides: &Sides) {
         let expression = -Expression::operand(0);
         let variant = Elementwise::new(expression, &[from], to, space.layout(true)).unwrap();
         let arguments = ElementwiseArguments {
-            operands: &[x.address],
-            result: y.address,
-            space,
-            scalars: &[],
+            operands: List::new(&[In(x.address)]),
+            result: Out(y.address),
+            space: *space,
+            scalars: List::new(&[]),
         };
-        sides.run(&variant, variant.launch(60), &arguments.arguments(&variant));
+        sides.run(&variant, variant.launch(60), &arguments);
     });
 }
 
@@ -193,10 +201,10 @@ fn indices(sides: &Sides) {
             IndexSelect::new(Unit::B4, IndexDtype::I64, line as u64, 0, (last + 1) << 7);
         let inner = line as u64 / u64::from(unit.bytes());
         let arguments = IndexSelectArguments {
-            x: x.address,
-            ids: ids(device, last),
-            y: device.room(4 * line),
-            outer: 1,
+            x: In(x.address),
+            ids: In(ids(device, last)),
+            y: Out(device.room(4 * line)),
+            units: IndexSelect::units([1, 4, inner]),
             chosen: 4,
             inner,
             indexed: IndexedDim {
@@ -207,9 +215,9 @@ fn indices(sides: &Sides) {
                 faults: faults(device),
             },
         };
-        let launch = variant.launch(arguments.units());
-        sides.run(&variant, launch, &arguments.arguments(&variant));
-        let chosen = device.bytes(arguments.y, 4 * line);
+        let launch = variant.launch(arguments.units);
+        sides.run(&variant, launch, &arguments);
+        let chosen = device.bytes(arguments.y.0, 4 * line);
         device.write(y.address, &chosen[..2 * line]);
     });
     sides.assert_same(arrays(), |device, [x, y]| {
@@ -217,10 +225,10 @@ fn indices(sides: &Sides) {
         let far = IterationSpace::new(&[4], &[1], &[&[1], &[0]]).unwrap();
         let variant = Gather::new(Unit::B4, IndexDtype::I64, &far);
         let arguments = GatherArguments {
-            x: x.address,
-            index: ids(device, last),
-            y: y.address,
-            space: &far,
+            x: In(x.address),
+            index: In(ids(device, last)),
+            y: Out(y.address),
+            space: far,
             indexed: IndexedDim {
                 extent: last + 1,
                 first: 0,
@@ -229,23 +237,25 @@ fn indices(sides: &Sides) {
                 faults: faults(device),
             },
         };
-        sides.run(&variant, variant.launch(4), &arguments.arguments(&variant));
+        sides.run(&variant, variant.launch(4), &arguments);
     });
     sides.assert_same(arrays(), |device, [x, y]| {
         let variant = SegmentSum::new(Dtype::F32, Dtype::F32, line as u32 / 4, true, true);
         let positions = [0, x.stride(line) as u32].map(u32::to_le_bytes).concat();
-        let arguments = SegmentSumArguments {
-            x: x.address,
-            sorted: [device.put(&[0; 8]), device.put(&positions)],
-            starts: device.put(&[0, 2].map(u32::to_le_bytes).concat()),
-            sum: y.address,
+        let segments = Segments {
             outer: 1,
             count: x.stride(line) as u32 + 1,
             rows: 1,
             inner: line as u32 / 4,
         };
-        let launch = variant.launch(&arguments);
-        sides.run(&variant, launch, &arguments.arguments(&variant));
+        let arguments = variant.arguments(
+            In(x.address),
+            [In(device.put(&[0; 8])), In(device.put(&positions))],
+            In(device.put(&[0, 2].map(u32::to_le_bytes).concat())),
+            Out(y.address),
+            &segments,
+        );
+        sides.run(&variant, variant.launch(&segments), &arguments);
     });
 }
 
@@ -261,34 +271,34 @@ fn tokens(sides: &Sides) {
         // The launch covers only four of the rows, which are one CTA.
         let to = device.room(4 * line);
         let arguments = PermuteTokensArguments {
-            x: x.address,
-            weights: 0,
-            order: device.put(&order),
-            end: device.put(&4u64.to_le_bytes()),
-            y: to,
+            x: In(x.address),
+            weights: In(0),
+            order: In(device.put(&order)),
+            end: In(device.put(&4u64.to_le_bytes())),
+            y: Out(to),
             rows: last as u32 + 1,
             top_k: 1,
             features: features as u32,
             faults: FaultSite::new(device.put(&[0; 8]), 1),
         };
-        sides.run(&variant, variant.launch(4), &arguments.arguments());
+        sides.run(&variant, variant.launch(4), &arguments);
         device.write(y.address, &device.bytes(to, line));
     });
     sides.assert_same(new(), |device, [y, out]| {
         let variant = UnpermuteTokens::new(Dtype::Bf16, features as u32, true, false);
         let to = device.room(2 * line);
         let arguments = UnpermuteTokensArguments {
-            y: y.address,
-            weights: 0,
-            row_of_slot: device.put(&[y.stride(line) as u32, 0].map(u32::to_le_bytes).concat()),
-            out: to,
+            y: In(y.address),
+            weights: In(0),
+            row_of_slot: In(device.put(&[y.stride(line) as u32, 0].map(u32::to_le_bytes).concat())),
+            out: Out(to),
             tokens: 2,
             rows: y.stride(line) as u32 + 1,
             top_k: 1,
             features: features as u32,
             faults: FaultSite::new(device.put(&[0; 8]), 1),
         };
-        sides.run(&variant, variant.launch(2), &arguments.arguments());
+        sides.run(&variant, variant.launch(2), &arguments);
         device.write(out.address, &device.bytes(to, line));
     });
 }
@@ -313,9 +323,9 @@ fn products(sides: &Sides) {
                 .concat(),
             );
             let product = GemmArguments {
-                a: a.address,
-                b,
-                c: c.address,
+                a: In(a.address),
+                b: In(b),
+                c: Out(c.address),
                 m: 2,
                 n: n as u32,
                 k: k as u32,
@@ -326,7 +336,7 @@ fn products(sides: &Sides) {
                 batch_b: 0,
                 batch_c: 0,
             };
-            let arguments = SplitKArguments::whole(product, 1).arguments();
+            let arguments = SplitKArguments::whole(product, 1);
             let (a, b) = (Order::RowMajor, Order::RowMajor);
             let tile = Tile::Small;
             match dtype {
@@ -366,7 +376,7 @@ fn batches(sides: &Sides) {
         let arrays = [of(1), of(2), of(3), zeros(2 * line * dtype.size() as usize)];
         sides.assert_same(arrays, |device, arrays| {
             let [q, k, v, out] = arrays.map(|it| View {
-                address: it.address,
+                address: Out(it.address),
                 strides: [it.apart, of_head, of_head],
             });
             let problem = Problem {
@@ -379,15 +389,15 @@ fn batches(sides: &Sides) {
             let variant = Attention::new(Form::new(dtype, head_dim, true));
             let word = device.put(&[0; 8]);
             let arguments = AttentionArguments {
-                q,
-                k,
-                v,
+                q: q.written(),
+                k: k.written(),
+                v: v.written(),
                 out,
-                lse: device.room(4 * 2 * count),
+                lse: Out(device.room(4 * 2 * count)),
                 faults: [1, 2].map(|site| FaultSite::new(word, site)),
                 problem,
             };
-            sides.run(&variant, variant.launch(&problem), &arguments.arguments());
+            sides.run(&variant, variant.launch(&problem), &arguments);
         });
     }
 
@@ -413,16 +423,16 @@ fn batches(sides: &Sides) {
         let variant = Rope::new(Dtype::F32, Style::Half, Direction::Forward, &heads, true);
         let to = device.room(4 * 2 * 64);
         let arguments = RopeArguments {
-            x: x.address,
-            cos,
-            sin,
-            y: to,
+            x: In(x.address),
+            cos: In(cos),
+            sin: In(sin),
+            y: Out(to),
             heads,
             of_x,
             of_cos: tables,
             of_sin: tables,
         };
-        sides.run(&variant, variant.launch(&heads), &arguments.arguments());
+        sides.run(&variant, variant.launch(&heads), &arguments);
         device.write(y.address, &device.bytes(to, y.bytes));
         device.write(
             y.address + y.apart,
@@ -439,11 +449,11 @@ fn batches(sides: &Sides) {
         };
         let word = device.put(&[0; 8]);
         let arguments = CrossEntropyGradientArguments {
-            logits: logits.address,
-            labels: device.put(&[3u64, 40].map(u64::to_le_bytes).concat()),
-            lse: device.put_floats(Dtype::F32, &[4.0, 4.5]),
-            dloss: device.put_floats(Dtype::F32, &[1.0, 0.5]),
-            dlogits: logits.address,
+            logits: In(logits.address),
+            labels: In(device.put(&[3u64, 40].map(u64::to_le_bytes).concat())),
+            lse: In(device.put_floats(Dtype::F32, &[4.0, 4.5])),
+            dloss: In(device.put_floats(Dtype::F32, &[1.0, 0.5])),
+            dlogits: Out(logits.address),
             leading: logits.stride(4),
             vocabulary: Classes {
                 first: 0,
@@ -454,6 +464,6 @@ fn batches(sides: &Sides) {
             rows: 2,
             classes: 64,
         };
-        sides.run(&variant, variant.launch(2), &arguments.arguments());
+        sides.run(&variant, variant.launch(2), &arguments);
     });
 }

@@ -5,7 +5,7 @@ use meshgrad_kernels::gemm::{
     GemmArguments, GemmBf16, GemmF32, Order, Output, SplitKArguments, SplitKReduce,
     SplitKReduceArguments, Tile,
 };
-use meshgrad_kernels::{Dtype, Launch, Variant};
+use meshgrad_kernels::{Dtype, In, Launch, Out, Variant};
 
 use crate::device::{Device, encoded, values};
 
@@ -119,7 +119,7 @@ impl Matrices {
 /// Runs a product and compares every element of C and the padding between its rows. Returns C.
 fn check(
     device: &Device,
-    variant: &impl Variant,
+    variant: &impl Variant<Arguments = SplitKArguments>,
     launch: Launch,
     (tile, formats, problem): (Tile, Formats, Problem),
 ) -> (Vec<f32>, Counters) {
@@ -130,9 +130,9 @@ fn check(
     let b = Matrices::new(device, of_b, [batch, k, n], (formats.aligned, 2));
     let c = Matrices::new(device, of_c, [batch, m, n], (formats.aligned, 3));
     let arguments = GemmArguments {
-        a: a.address,
-        b: b.address,
-        c: c.address,
+        a: In(a.address),
+        b: In(b.address),
+        c: Out(c.address),
         m: m as u32,
         n: n as u32,
         k: k as u32,
@@ -144,7 +144,7 @@ fn check(
         batch_c: c.stride() as u64,
     };
     let arguments = SplitKArguments::whole(arguments, batch as u32);
-    let counters = device.run(variant, launch, &arguments.arguments());
+    let counters = device.run(variant, launch, &arguments);
     assert_traffic(&counters, tile, formats, problem);
     let result = device.floats(formats.result, c.address, c.values.len());
 
@@ -337,9 +337,9 @@ fn parts(
     let workspace = device.room(4 * count * batch * m * n);
     let arguments = SplitKArguments {
         product: GemmArguments {
-            a: of_a.address,
-            b: of_b.address,
-            c: workspace,
+            a: In(of_a.address),
+            b: In(of_b.address),
+            c: Out(workspace),
             m: m as u32,
             n: n as u32,
             k: k as u32,
@@ -354,7 +354,6 @@ fn parts(
         depth,
     };
     let (m32, n32, products) = (m as u32, n as u32, (batch * count) as u32);
-    let arguments = arguments.arguments();
     let counters = match operands {
         Dtype::F32 => {
             let variant = GemmF32 {
@@ -406,13 +405,13 @@ fn sum_of_parts(
     let adds = variant.output == Output::AddF32;
     let c = device.put_floats(dtype, &before);
     let arguments = SplitKReduceArguments {
-        parts: workspace,
-        c,
+        parts: In(workspace),
+        c: Out(c),
         elements: elements as u64,
         count: count as u32,
     };
     let launch = variant.launch(elements as u64).unwrap();
-    let counters = device.run(&variant, launch, &arguments.arguments());
+    let counters = device.run(&variant, launch, &arguments);
 
     // Every part is read once, and C if the sum is added to it.
     let of_c = elements * dtype.size() as usize;

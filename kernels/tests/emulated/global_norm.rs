@@ -1,11 +1,11 @@
 //! Compares the norm of gradients and the clip factor with f64 results.
 
 use meshgrad_kernel_catalogue as catalogue;
-use meshgrad_kernels::Dtype;
 use meshgrad_kernels::global_norm::{
     ClipScale, ClipScaleArguments, GlobalNorm, GlobalNormArguments, SumSquares,
     SumSquaresArguments, partial_count,
 };
+use meshgrad_kernels::{Dtype, In, Out};
 
 use crate::device::{Device, encoded, values};
 use crate::traffic::{assert_once, assert_whole_sectors};
@@ -20,14 +20,14 @@ fn norm(device: &Device, tensors: &[(Dtype, Vec<f32>)], aligned: bool) -> f32 {
         let elements = x.len() as u64;
         let padding = if aligned { 0 } else { dtype.size() };
         let bytes = [vec![0; padding as usize], encoded(*dtype, x)].concat();
-        let arguments = SumSquaresArguments {
-            x: device.put(&bytes) + u64::from(padding),
-            partials: partials + 8 * first,
+        let arguments = SumSquaresArguments::new(
+            In(device.put(&bytes) + u64::from(padding)),
+            Out(partials + 8 * first),
             elements,
-        };
+        );
         let variant = SumSquares::new(*dtype, elements, aligned);
         if let Some(launch) = variant.launch(elements) {
-            let counters = device.run(&variant, launch, &arguments.arguments());
+            let counters = device.run(&variant, launch, &arguments);
             let bytes = x.len() * dtype.size() as usize;
             assert_once(&counters, [bytes, 8 * partial_count(elements) as usize]);
             if aligned && bytes.is_multiple_of(32) {
@@ -38,14 +38,14 @@ fn norm(device: &Device, tensors: &[(Dtype, Vec<f32>)], aligned: bool) -> f32 {
     }
 
     let arguments = GlobalNormArguments {
-        partials,
-        norm: device.room(4),
+        partials: In(partials),
+        norm: Out(device.room(4)),
         count,
     };
     let launch = GlobalNorm.launch().unwrap();
-    let counters = device.run(&GlobalNorm, launch, &arguments.arguments());
+    let counters = device.run(&GlobalNorm, launch, &arguments);
     assert_once(&counters, [8 * count as usize, 4]);
-    device.floats(Dtype::F32, arguments.norm, 1)[0]
+    device.floats(Dtype::F32, arguments.norm.0, 1)[0]
 }
 
 fn tensors(extents: &[(Dtype, u64)]) -> Vec<(Dtype, Vec<f32>)> {
@@ -82,15 +82,15 @@ fn norms_of_many_tensors() {
 
 fn clip(device: &Device, norm: f32, weight: f32, max_norm: f64) -> [f32; 2] {
     let arguments = ClipScaleArguments {
-        norm: device.put_floats(Dtype::F32, &[norm]),
-        weight: device.put_floats(Dtype::F32, &[weight]),
-        scale: device.room(4),
-        mean_norm: device.room(4),
+        norm: In(device.put_floats(Dtype::F32, &[norm])),
+        weight: In(device.put_floats(Dtype::F32, &[weight])),
+        scale: Out(device.room(4)),
+        mean_norm: Out(device.room(4)),
         max_norm,
     };
     let variant = ClipScale::new(max_norm > 0.0);
-    device.run(&variant, variant.launch().unwrap(), &arguments.arguments());
-    [arguments.scale, arguments.mean_norm].map(|at| device.floats(Dtype::F32, at, 1)[0])
+    device.run(&variant, variant.launch().unwrap(), &arguments);
+    [arguments.scale, arguments.mean_norm].map(|at| device.floats(Dtype::F32, at.0, 1)[0])
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::ops::Range;
 use meshgrad_emulator::{Counters, Counts};
 use meshgrad_kernels::faults::{Fault, FaultSite};
 use meshgrad_kernels::gemm::{GemmArguments, GroupedArguments, GroupedK, GroupedM, Order, Tile};
-use meshgrad_kernels::{Dtype, Launch, Variant};
+use meshgrad_kernels::{Dtype, In, Launch, Out, Variant};
 
 use crate::device::{Device, values};
 
@@ -176,7 +176,7 @@ impl Sum {
 /// Runs a kernel on these matrices, and asserts that there are no bank conflicts.
 fn launch(
     device: &Device,
-    (variant, launch): (&impl Variant, Option<Launch>),
+    (variant, launch): (&impl Variant<Arguments = GroupedArguments>, Option<Launch>),
     problem: Problem<'_>,
     product: GemmArguments,
 ) -> Option<Counters> {
@@ -186,12 +186,12 @@ fn launch(
     let word = device.put(&[0; 8]);
     let arguments = GroupedArguments {
         product,
-        offsets: device.put(&offsets),
+        offsets: In(device.put(&offsets)),
         offsets_stride: 2,
         groups: problem.groups() as u32,
         faults: FaultSite::new(word, 7),
     };
-    let counters = device.run(variant, launch?, &arguments.arguments());
+    let counters = device.run(variant, launch?, &arguments);
     let reported = u64::from_le_bytes(device.bytes(word, 8).try_into().unwrap());
     let reported = Fault::from_word(reported);
     assert_eq!(
@@ -223,9 +223,9 @@ fn by_rows(
     let c = Lines::new(device, format, rows, n);
     let variant = GroupedM::new(format.0, order, tile, format.1);
     let product = GemmArguments {
-        a: a.address,
-        b: b.address,
-        c: c.address,
+        a: In(a.address),
+        b: In(b.address),
+        c: Out(c.address),
         m: rows as u32,
         n: n as u32,
         k: inner as u32,
@@ -277,9 +277,9 @@ fn by_sums(
     let c = Lines::new(device, (Dtype::F32, format.1), problem.groups() * m, n);
     let variant = GroupedK::new(format.0, tile, adds, format.1);
     let product = GemmArguments {
-        a: a.address,
-        b: b.address,
-        c: c.address,
+        a: In(a.address),
+        b: In(b.address),
+        c: Out(c.address),
         m: m as u32,
         n: n as u32,
         k: rows as u32,

@@ -3,16 +3,15 @@
 use std::collections::BTreeSet;
 
 use meshgrad_emulator::Counters;
-use meshgrad_kernels::Dtype;
 use meshgrad_kernels::copies::Unit;
 use meshgrad_kernels::elementwise::IterationSpace;
 use meshgrad_kernels::faults::{Fault, FaultSite};
 use meshgrad_kernels::indexing::{
     Gather, GatherArguments, IndexDtype, IndexKeys, IndexKeysArguments, IndexSelect,
-    IndexSelectArguments, IndexedDim, SegmentStarts, SegmentStartsArguments, SegmentSum,
-    SegmentSumArguments,
+    IndexSelectArguments, IndexedDim, SegmentStarts, SegmentStartsArguments, SegmentSum, Segments,
 };
 use meshgrad_kernels::sort::{RadixPass, RadixPassArguments, passes_for, workspace_words};
+use meshgrad_kernels::{Dtype, In, Out};
 
 use crate::device::{Device, encoded, values};
 use crate::traffic::{
@@ -72,16 +71,16 @@ fn select(
     let (units, count) = (inner / unit.bytes() as usize, outer * ids.len() * inner);
     let (indexed, word) = indexed(device, extent, units);
     let arguments = IndexSelectArguments {
-        x: device.put(&x),
-        ids: put_ids(device, format, ids),
-        y: device.room(count),
-        outer: outer as u64,
+        x: In(device.put(&x)),
+        ids: In(put_ids(device, format, ids)),
+        y: Out(device.room(count)),
+        units: IndexSelect::units([outer, ids.len(), units].map(|extent| extent as u64)),
         chosen: ids.len() as u64,
         inner: units as u64,
         indexed,
     };
-    let launch = variant.launch(arguments.units()).unwrap();
-    let counters = device.run(&variant, launch, &arguments.arguments(&variant));
+    let launch = variant.launch(arguments.units).unwrap();
+    let counters = device.run(&variant, launch, &arguments);
     if ids.iter().all(|id| (0..extent as i64).contains(id)) {
         let of_ids = outer * ids.len() * units * format.size() as usize;
         let rows: BTreeSet<i64> = ids.iter().copied().collect();
@@ -92,7 +91,7 @@ fn select(
         }
     }
 
-    let y = device.bytes(arguments.y, count);
+    let y = device.bytes(arguments.y.0, count);
     for (at, row) in y.chunks(inner).enumerate() {
         let (o, id) = (at / ids.len(), ids[at % ids.len()]);
         match usize::try_from(id).ok().filter(|id| *id < extent) {
@@ -129,14 +128,14 @@ fn gather(device: &Device, unit: Unit, format: IndexDtype, wide: bool, ids: &[i6
     let space = |far| IterationSpace::new(&[3, 5], &[5, 1], &[&[1, 3], &[far, 0]]).unwrap();
     let variant = Gather::new(unit, format, &space(if wide { 1 << 40 } else { 7 }));
     let arguments = GatherArguments {
-        x: device.put(&x),
-        index: put_ids(device, format, ids),
-        y: device.room(15 * size),
-        space: &space(7),
+        x: In(device.put(&x)),
+        index: In(put_ids(device, format, ids)),
+        y: Out(device.room(15 * size)),
+        space: space(7),
         indexed,
     };
     let launch = variant.launch(15).unwrap();
-    let counters = device.run(&variant, launch, &arguments.arguments(&variant));
+    let counters = device.run(&variant, launch, &arguments);
     let chosen = ids.iter().filter(|id| (0..7).contains(*id)).count();
     let fault_bytes = 8 * (ids.len() - chosen); // the fault word is read and written
     let read = 15 * format.size() as usize + chosen * size + fault_bytes;
@@ -144,7 +143,7 @@ fn gather(device: &Device, unit: Unit, format: IndexDtype, wide: bool, ids: &[i6
     let expected = [read, 15 * size + fault_bytes].map(|bytes| bytes as u64);
     assert_eq!(moved, expected, "each element is moved once");
 
-    let y = device.bytes(arguments.y, 15 * size);
+    let y = device.bytes(arguments.y.0, 15 * size);
     for (at, y) in y.chunks(size).enumerate() {
         let (row, column) = (at / 5, at % 5);
         let id = ids[column * 3 + row];
@@ -213,15 +212,15 @@ fn sort(device: &Device, format: IndexDtype, wide: bool, ids: Vec<i64>, rows: us
     let (near, far) = (space(1), space(1 << 40));
     let variant = IndexKeys::new(format, if wide { &far } else { &near });
     let arguments = IndexKeysArguments {
-        index: put_ids(device, format, &ids),
-        keys: lists[0][0],
-        positions: lists[0][1],
-        space: &near,
+        index: In(put_ids(device, format, &ids)),
+        keys: Out(lists[0][0]),
+        positions: Out(lists[0][1]),
+        space: near,
         indexed,
         rows: rows as u32,
     };
     let launch = variant.launch(ids.len() as u64).unwrap();
-    let counters = device.run(&variant, launch, &arguments.arguments(&variant));
+    let counters = device.run(&variant, launch, &arguments);
     assert_told(device, word, &ids, rows);
     let outside = ids
         .iter()
@@ -239,29 +238,29 @@ fn sort(device: &Device, format: IndexDtype, wide: bool, ids: Vec<i64>, rows: us
     let counted = device.room(4 * workspace_words(count) as usize);
     let passes = passes_for(rows as u32);
     for pass in 0..passes {
-        let arguments = RadixPassArguments {
-            from: lists[pass as usize % 2],
-            to: lists[(pass as usize + 1) % 2],
-            counts: counted,
+        let arguments = RadixPassArguments::new(
+            lists[pass as usize % 2].map(In),
+            lists[(pass as usize + 1) % 2].map(Out),
+            Out(counted),
             count,
             pass,
-        };
+        );
         for variant in RadixPass::ALL {
             let launch = variant.launch(count).unwrap();
-            let counters = device.run(&variant, launch, &arguments.arguments());
+            let counters = device.run(&variant, launch, &arguments);
             assert_pass(&counters, variant, &ids);
         }
     }
     let lists = lists[passes as usize % 2];
     let starts = device.room(4 * (rows + 1));
     let arguments = SegmentStartsArguments {
-        keys: lists[0],
-        starts,
+        keys: In(lists[0]),
+        starts: Out(starts),
         count,
         rows: rows as u32,
     };
     let launch = SegmentStarts.launch(rows as u32).unwrap();
-    let counters = device.run(&SegmentStarts, launch, &arguments.arguments());
+    let counters = device.run(&SegmentStarts, launch, &arguments);
     // Each row is a binary search, which reads from caches.
     assert!(counters.unique_bytes_read <= 4 * ids.len() as u64);
     assert_eq!(counters.total.bytes_written, 4 * (rows as u64 + 1));
@@ -326,18 +325,21 @@ impl Sorted {
         let x = values(from, outer * count * inner, 5);
         let before = values(to, outer * rows * inner, 6);
         let variant = SegmentSum::new(from, to, inner as u32, true, write_all_rows);
-        let arguments = SegmentSumArguments {
-            x: device.put_floats(from, &x),
-            sorted: self.lists,
-            starts: self.starts,
-            sum: device.put_floats(to, &before),
+        let segments = Segments {
             outer: outer as u32,
             count: count as u32,
             rows: rows as u32,
             inner: inner as u32,
         };
-        let launch = variant.launch(&arguments).unwrap();
-        device.run(&variant, launch, &arguments.arguments(&variant));
+        let arguments = variant.arguments(
+            In(device.put_floats(from, &x)),
+            self.lists.map(In),
+            In(self.starts),
+            Out(device.put_floats(to, &before)),
+            &segments,
+        );
+        let launch = variant.launch(&segments).unwrap();
+        device.run(&variant, launch, &arguments);
 
         let mut expected = before;
         for o in 0..outer {
@@ -353,7 +355,7 @@ impl Sorted {
                 }
             }
         }
-        let found = device.bytes(arguments.sum, outer * rows * inner * to.size() as usize);
+        let found = device.bytes(arguments.sum.0, outer * rows * inner * to.size() as usize);
         assert_eq!(found, encoded(to, &expected), "{variant:?}");
         found
     }
@@ -396,18 +398,21 @@ fn sums_move_the_minimum() {
     let sorted = sort(&device, IndexDtype::I32, false, ids, 8);
     let variant = SegmentSum::new(Dtype::F32, Dtype::F32, 512, true, true);
     let x = values(Dtype::F32, 40 * 512, 1);
-    let arguments = SegmentSumArguments {
-        x: device.put_floats(Dtype::F32, &x),
-        sorted: sorted.lists,
-        starts: sorted.starts,
-        sum: device.room(4 * 8 * 512),
+    let segments = Segments {
         outer: 1,
         count: 40,
         rows: 8,
         inner: 512,
     };
-    let launch = variant.launch(&arguments).unwrap();
-    let counters = device.run(&variant, launch, &arguments.arguments(&variant));
+    let arguments = variant.arguments(
+        In(device.put_floats(Dtype::F32, &x)),
+        sorted.lists.map(In),
+        In(sorted.starts),
+        Out(device.room(4 * 8 * 512)),
+        &segments,
+    );
+    let launch = variant.launch(&segments).unwrap();
+    let counters = device.run(&variant, launch, &arguments);
     let of_lists = 4 * (40 + 9);
     assert_eq!(counters.unique_bytes_read, 4 * 40 * 512 + of_lists);
     assert_eq!(counters.total.bytes_written, 4 * 8 * 512);

@@ -8,7 +8,7 @@ use meshgrad_kernels::norm_rope::{
 };
 use meshgrad_kernels::rms_norm::{SumPartials, SumPartialsArguments, rows_per_partial};
 use meshgrad_kernels::rope::{Direction, Heads, Style};
-use meshgrad_kernels::{Dtype, Variant};
+use meshgrad_kernels::{Dtype, In, Out, Variant};
 
 use crate::device::{Device, decoded, values};
 use crate::rope::{Strided, Tables, moves_whole_sectors, rotated, rounding};
@@ -53,20 +53,21 @@ impl Problem {
         let (bytes, rows) = (self.bytes(), self.heads.rows as usize);
         let (y, inv_rms) = (device.room(bytes), device.room(4 * rows));
         let arguments = NormRopeArguments {
-            x: self.x.address,
-            w: self.w_on_device,
-            cos: self.tables.on_device[0],
-            sin: self.tables.on_device[1],
-            y,
-            inv_rms,
+            x: In(self.x.address),
+            w: In(self.w_on_device),
+            cos: In(self.tables.on_device[0]),
+            sin: In(self.tables.on_device[1]),
+            y: Out(y),
+            inv_rms: Out(inv_rms),
             heads: self.heads,
             eps: EPS,
             of_x: self.x.strides,
-            of_tables: [self.tables.strides; 2],
+            of_cos: self.tables.strides,
+            of_sin: self.tables.strides,
         };
         let variant = NormRope::new(self.dtype, self.style, &self.heads, aligned);
         let launch = variant.launch(&self.heads).unwrap();
-        let counters = device.run(&variant, launch, &arguments.arguments());
+        let counters = device.run(&variant, launch, &arguments);
         self.assert_traffic(&counters, 1, bytes + 4 * rows);
         let inv_rms_values = device.floats(Dtype::F32, inv_rms, rows);
         (device.bytes(y, bytes), inv_rms_values, inv_rms)
@@ -76,20 +77,22 @@ impl Problem {
         let bytes = self.bytes();
         let dx = device.room(bytes);
         let arguments = NormRopeGradInputArguments {
-            dy: self.dy.address,
-            x: self.x.address,
-            w: self.w_on_device,
-            inv_rms,
-            cos: self.tables.on_device[0],
-            sin: self.tables.on_device[1],
-            dx,
+            dy: In(self.dy.address),
+            x: In(self.x.address),
+            w: In(self.w_on_device),
+            inv_rms: In(inv_rms),
+            cos: In(self.tables.on_device[0]),
+            sin: In(self.tables.on_device[1]),
+            dx: Out(dx),
             heads: self.heads,
-            of_heads: [self.dy.strides, self.x.strides],
-            of_tables: [self.tables.strides; 2],
+            of_dy: self.dy.strides,
+            of_x: self.x.strides,
+            of_cos: self.tables.strides,
+            of_sin: self.tables.strides,
         };
         let variant = NormRopeGradInput::new(self.dtype, self.style, &self.heads, aligned);
         let launch = variant.launch(&self.heads).unwrap();
-        let counters = device.run(&variant, launch, &arguments.arguments());
+        let counters = device.run(&variant, launch, &arguments);
         self.assert_traffic(&counters, 2, bytes);
         device.bytes(dx, bytes)
     }
@@ -100,19 +103,22 @@ impl Problem {
         let bytes = 4 * lines as usize * features as usize;
         let (partials, dw) = (device.room(bytes), device.room(4 * features as usize));
         let arguments = NormRopeGradWeightArguments {
-            dy: self.dy.address,
-            x: self.x.address,
-            inv_rms,
-            cos: self.tables.on_device[0],
-            sin: self.tables.on_device[1],
-            partials,
+            dy: In(self.dy.address),
+            x: In(self.x.address),
+            inv_rms: In(inv_rms),
+            cos: In(self.tables.on_device[0]),
+            sin: In(self.tables.on_device[1]),
+            partials: Out(partials),
             heads: self.heads,
-            of_heads: [self.dy.strides, self.x.strides],
-            of_tables: [self.tables.strides; 2],
+            rows_per_partial: rows_per_partial(rows) as u32,
+            of_dy: self.dy.strides,
+            of_x: self.x.strides,
+            of_cos: self.tables.strides,
+            of_sin: self.tables.strides,
         };
         let variant = NormRopeGradWeight::new(self.dtype, self.style, &self.heads, aligned);
         let launch = variant.launch(&self.heads).unwrap();
-        let counters = device.run(&variant, launch, &arguments.arguments());
+        let counters = device.run(&variant, launch, &arguments);
         if !variant.entry().ends_with("loop") {
             let unique = counters.unique_bytes_read as usize;
             let tables = 8 * self.tables.cos.len();
@@ -130,13 +136,13 @@ impl Problem {
 
         let sum = SumPartials::new(false);
         let arguments = SumPartialsArguments {
-            partials,
-            to: dw,
+            partials: In(partials),
+            to: Out(dw),
             rows: lines,
             features,
         };
         let launch = sum.launch(features).unwrap();
-        device.run(&sum, launch, &arguments.arguments());
+        device.run(&sum, launch, &arguments);
         device.floats(Dtype::F32, dw, features as usize)
     }
 

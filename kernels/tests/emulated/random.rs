@@ -6,7 +6,7 @@ use meshgrad_kernels::elementwise::Layout;
 use meshgrad_kernels::random::{
     Distribution, DistributionParams, Random, RandomArguments, RandomSpace, quantile,
 };
-use meshgrad_kernels::{Dtype, Variant};
+use meshgrad_kernels::{Dtype, In, Out, Variant};
 
 use crate::device::{Device, decoded, encoded, values};
 use crate::philox::{KEY, word};
@@ -135,14 +135,14 @@ fn check(
     let size = if mask { 1 } else { dtype.size() as usize };
     let result = device.room(elements.len() * size);
     let arguments = RandomArguments {
-        operand: device.put_floats(dtype, &x),
-        result,
+        operand: dropout.then(|| In(device.put_floats(dtype, &x))),
+        result: Out(result),
         key: KEY,
         values: values_of,
-        space: &space,
+        space,
     };
     let launch = variant.launch(elements.len() as u64).unwrap();
-    let counters = device.run(&variant, launch, &arguments.arguments(&variant));
+    let counters = device.run(&variant, launch, &arguments);
 
     let values = elements.iter().map(|(at, place)| {
         let word = word(KEY, *place);

@@ -2,9 +2,9 @@
 
 use meshgrad_emulator::Counters;
 use meshgrad_kernel_catalogue as catalogue;
-use meshgrad_kernels::Dtype;
 use meshgrad_kernels::reduce::{Extents, Reduce, ReduceArguments};
 use meshgrad_kernels::reduce_op::ReduceOp;
+use meshgrad_kernels::{Dtype, In, Out};
 
 use crate::device::{Device, encoded, values};
 use crate::traffic::{assert_once, assert_whole_sectors_of};
@@ -42,20 +42,20 @@ impl Pass {
         let padding = if self.aligned { 0 } else { 1 };
         let size = self.from.size() as usize;
         let bytes = [vec![0; padding * size], encoded(self.from, x)].concat();
-        let arguments = ReduceArguments {
-            x: device.put(&bytes) + (padding * size) as u64,
-            y: device.room(results * self.to.size() as usize),
-            extents: self.extents,
-            scale: 1.0,
-        };
+        let arguments = ReduceArguments::new(
+            In(device.put(&bytes) + (padding * size) as u64),
+            Out(device.room(results * self.to.size() as usize)),
+            self.extents,
+            1.0,
+        );
         let variant = Reduce::new(self.op, self.from, self.to, self.extents, self.aligned);
         if let Some(launch) = variant.launch(self.extents) {
-            let counters = device.run(&variant, launch, &arguments.arguments());
+            let counters = device.run(&variant, launch, &arguments);
             let moved = [x.len() * size, results * self.to.size() as usize];
             assert_once(&counters, moved);
             self.assert_sectors(&counters);
         }
-        device.floats(self.to, arguments.y, results)
+        device.floats(self.to, arguments.y.0, results)
     }
 
     /// Asserts that rows of whole sectors are read in whole sectors. Stores are not checked: the

@@ -7,7 +7,7 @@ use meshgrad_kernels::rms_norm::{
     RmsNormGradWeightArguments, SumPartials, SumPartialsArguments, rows_per_partial,
 };
 use meshgrad_kernels::row::RowTile;
-use meshgrad_kernels::{Dtype, Variant};
+use meshgrad_kernels::{Dtype, In, Out, Variant};
 
 use crate::device::{Device, encoded, values};
 use crate::traffic::{assert_moved, assert_once, assert_whole_sectors, assert_whole_sectors_of};
@@ -103,16 +103,16 @@ impl Problem {
         let [x, w, _] = self.on_device;
         let variant = RmsNorm::new(self.dtype, self.features, true);
         let arguments = RmsNormArguments {
-            x,
-            w,
-            y,
-            inv_rms,
+            x: In(x),
+            w: In(w),
+            y: Out(y),
+            inv_rms: Out(inv_rms),
             rows: self.rows as u64,
             features: self.features as u32,
             eps: EPS,
         };
         let launch = variant.launch(self.rows as u64).unwrap();
-        let counters = device.run(&variant, launch, &arguments.arguments());
+        let counters = device.run(&variant, launch, &arguments);
 
         // x is read once or twice, and w once per row.
         let of_x = match RowTile::new(self.dtype, self.features) {
@@ -147,16 +147,16 @@ fn grad_input(device: &Device, problem: &Problem, inv_rms: u64) -> u64 {
     let dx = device.room(problem.x.len() * problem.dtype.size() as usize);
     let variant = RmsNormGradInput::new(problem.dtype, problem.features, true);
     let arguments = RmsNormGradInputArguments {
-        dy,
-        x,
-        w,
-        inv_rms,
-        dx,
+        dy: In(dy),
+        x: In(x),
+        w: In(w),
+        inv_rms: In(inv_rms),
+        dx: Out(dx),
         rows: problem.rows as u64,
         features: problem.features as u32,
     };
     let launch = variant.launch(problem.rows as u64).unwrap();
-    let counters = device.run(&variant, launch, &arguments.arguments());
+    let counters = device.run(&variant, launch, &arguments);
 
     // inv_rms is read by every thread that has elements of a row in registers, or that loops.
     let (count, size) = (problem.x.len(), problem.dtype.size() as usize);
@@ -225,15 +225,16 @@ fn grad_weight(device: &Device, problem: &Problem) -> Vec<f32> {
 
     let variant = RmsNormGradWeight::new(problem.dtype, problem.features, true);
     let arguments = RmsNormGradWeightArguments {
-        dy,
-        x,
-        inv_rms,
-        partials,
+        dy: In(dy),
+        x: In(x),
+        inv_rms: In(inv_rms),
+        partials: Out(partials),
         rows,
+        rows_per_partial: rows_per_partial(rows),
         features,
     };
     let launch = variant.launch(rows, features).unwrap();
-    let counters = device.run(&variant, launch, &arguments.arguments());
+    let counters = device.run(&variant, launch, &arguments);
 
     // Each thread of a row reads the row's inv_rms.
     let (of_matrix, size) = (problem.x.len(), problem.dtype.size() as usize);
@@ -257,13 +258,13 @@ fn grad_weight(device: &Device, problem: &Problem) -> Vec<f32> {
     let sum = |accumulate: bool, count: u64| {
         let variant = SumPartials::new(accumulate);
         let arguments = SumPartialsArguments {
-            partials,
-            to: dw,
+            partials: In(partials),
+            to: Out(dw),
             rows: count,
             features,
         };
         let launch = variant.launch(features).unwrap();
-        let counters = device.run(&variant, launch, &arguments.arguments());
+        let counters = device.run(&variant, launch, &arguments);
         let of_dw = 4 * problem.features;
         let read = count as usize * of_dw + if accumulate { of_dw } else { 0 };
         assert_once(&counters, [read, of_dw]);

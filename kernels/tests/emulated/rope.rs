@@ -6,7 +6,7 @@ use meshgrad_kernels::rope::{
     Direction, HeadStrides, Heads, PositionFormat, Rope, RopeArguments, RopeTables,
     RopeTablesArguments, Style, TableStrides,
 };
-use meshgrad_kernels::{Dtype, Variant};
+use meshgrad_kernels::{Dtype, In, Out, Variant};
 
 use crate::device::{Device, encoded, values};
 use crate::traffic::{assert_moved, assert_whole_sectors, assert_whole_sectors_of};
@@ -168,17 +168,17 @@ impl Problem {
         let y = device.room(bytes);
         let variant = Rope::new(self.dtype, self.style, direction, &self.heads, aligned);
         let arguments = RopeArguments {
-            x: self.x.address,
-            cos: self.tables.on_device[0],
-            sin: self.tables.on_device[1],
-            y,
+            x: In(self.x.address),
+            cos: In(self.tables.on_device[0]),
+            sin: In(self.tables.on_device[1]),
+            y: Out(y),
             heads: self.heads,
             of_x: self.x.strides,
             of_cos: self.tables.strides,
             of_sin: self.tables.strides,
         };
         let launch = variant.launch(&self.heads).unwrap();
-        let counters = device.run(&variant, launch, &arguments.arguments());
+        let counters = device.run(&variant, launch, &arguments);
         self.assert_traffic(&counters, !variant.entry().ends_with("loop"));
         device.bytes(y, bytes)
     }
@@ -276,17 +276,17 @@ fn tables(
     let elements = positions.len() * pairs;
     let (cos, sin) = (device.room(4 * elements), device.room(4 * elements));
     let arguments = RopeTablesArguments {
-        positions: device.put(&bytes),
-        inv_freq: device.put_floats(Dtype::F32, &inv_freq),
-        cos,
-        sin,
+        positions: In(device.put(&bytes)),
+        inv_freq: In(device.put_floats(Dtype::F32, &inv_freq)),
+        cos: Out(cos),
+        sin: Out(sin),
         elements: elements as u32,
         pairs: pairs as u32,
         factor,
     };
     let variant = RopeTables::new(format);
     let launch = variant.launch(elements as u32).unwrap();
-    let counters = device.run(&variant, launch, &arguments.arguments());
+    let counters = device.run(&variant, launch, &arguments);
     // Each angle reads its position and its frequency, mostly from caches.
     let (written, of_angle) = (8 * elements, bytes.len() / positions.len() + 4);
     let different = bytes.len() + 4 * pairs;

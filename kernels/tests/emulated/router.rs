@@ -1,11 +1,11 @@
 //! The chosen experts and the gradient equal those of a stable sort on the host, bit for bit.
 
 use meshgrad_kernel_catalogue::ROUTED_EXPERTS;
-use meshgrad_kernels::Dtype;
 use meshgrad_kernels::faults::{Fault, FaultSite};
 use meshgrad_kernels::router::{
     RouterTopK, RouterTopKArguments, RouterTopKGrad, RouterTopKGradArguments,
 };
+use meshgrad_kernels::{Dtype, In, Out};
 
 use crate::device::{Device, decoded, encoded, values};
 use crate::token_permute::lanes_of;
@@ -116,16 +116,16 @@ impl Problem {
         );
         let variant = RouterTopK::new(self.dtype, experts as u32, true, flags);
         let arguments = RouterTopKArguments {
-            probabilities: self.on_device[0],
-            bias: self.on_device[1],
-            weights,
-            indices,
+            probabilities: In(self.on_device[0]),
+            bias: In(self.on_device[1]),
+            weights: Out(weights),
+            indices: Out(indices),
             tokens: tokens as u64,
             experts: experts as u32,
             top_k: top_k as u32,
         };
         let launch = variant.launch(tokens as u64).unwrap();
-        let counters = device.run(&variant, launch, &arguments.arguments());
+        let counters = device.run(&variant, launch, &arguments);
 
         // Renormalization reads the indices that the kernel has just written.
         let [biased, renormalize] = flags;
@@ -169,17 +169,17 @@ impl Problem {
         let dprobabilities = device.room(self.probabilities.len() * self.dtype.size() as usize);
         let variant = RouterTopKGrad::new(self.dtype, experts as u32, true, renormalize);
         let arguments = RouterTopKGradArguments {
-            probabilities: self.on_device[0],
-            indices: device.put(&bytes),
-            dweights: device.put_floats(self.dtype, &self.dweights()),
-            dprobabilities,
+            probabilities: In(self.on_device[0]),
+            indices: In(device.put(&bytes)),
+            dweights: In(device.put_floats(self.dtype, &self.dweights())),
+            dprobabilities: Out(dprobabilities),
             tokens: tokens as u64,
             experts: experts as u32,
             top_k: top_k as u32,
             faults: FaultSite::new(word, 3),
         };
         let launch = variant.launch(tokens as u64).unwrap();
-        let counters = device.run(&variant, launch, &arguments.arguments());
+        let counters = device.run(&variant, launch, &arguments);
         let all = device.floats(self.dtype, dprobabilities, self.probabilities.len());
         let fault = device.fault(word);
         let written = self.probabilities.len() * self.dtype.size() as usize;

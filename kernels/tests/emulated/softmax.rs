@@ -2,11 +2,11 @@
 
 use meshgrad_emulator::Counters;
 use meshgrad_kernel_catalogue as catalogue;
-use meshgrad_kernels::Dtype;
 use meshgrad_kernels::row::RowTile;
 use meshgrad_kernels::softmax::{
     Function, Softmax, SoftmaxArguments, SoftmaxGrad, SoftmaxGradArguments,
 };
+use meshgrad_kernels::{Dtype, In, Out};
 
 use crate::device::{Device, encoded, values};
 use crate::traffic::{assert_moved, assert_whole_sectors};
@@ -79,40 +79,40 @@ impl<'a> Problem<'a> {
     fn forward(&self) -> u64 {
         let variant = Softmax::new(self.function, self.dtype, self.features, true);
         let arguments = SoftmaxArguments {
-            x: self.device.put_floats(self.dtype, &self.x),
-            y: self.device.room(self.bytes()),
+            x: In(self.device.put_floats(self.dtype, &self.x)),
+            y: Out(self.device.room(self.bytes())),
             rows: self.rows as u64,
             features: self.features as u32,
         };
         let Some(launch) = variant.launch(self.rows as u64) else {
-            return arguments.y; // nothing to do
+            return arguments.y.0; // nothing to do
         };
-        let counters = self.device.run(&variant, launch, &arguments.arguments());
+        let counters = self.device.run(&variant, launch, &arguments);
         let read = if self.in_registers() { 1 } else { 2 };
         self.assert_traffic(&counters, [read, 1, 1]);
-        arguments.y
+        arguments.y.0
     }
 
     fn gradient(&self, y: u64) -> u64 {
         let variant = SoftmaxGrad::new(self.function, self.dtype, self.features, true);
         let arguments = SoftmaxGradArguments {
-            y,
-            dy: self.device.put_floats(self.dtype, &self.dy),
-            dx: self.device.room(self.bytes()),
+            y: In(y),
+            dy: In(self.device.put_floats(self.dtype, &self.dy)),
+            dx: Out(self.device.room(self.bytes())),
             rows: self.rows as u64,
             features: self.features as u32,
         };
         let Some(launch) = variant.launch(self.rows as u64) else {
-            return arguments.dx;
+            return arguments.dx.0;
         };
-        let counters = self.device.run(&variant, launch, &arguments.arguments());
+        let counters = self.device.run(&variant, launch, &arguments);
         let read = match (self.in_registers(), self.function) {
             (true, _) => 2,
             (false, Function::LogSoftmax) => 3,
             (false, Function::Softmax) => 4,
         };
         self.assert_traffic(&counters, [read, 2, 1]);
-        arguments.dx
+        arguments.dx.0
     }
 
     fn floats(&self, from: u64) -> Vec<f32> {

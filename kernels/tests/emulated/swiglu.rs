@@ -1,8 +1,8 @@
 //! Compares the gated linear unit and its gradient with f64 results.
 
 use meshgrad_emulator::Counters;
-use meshgrad_kernels::Dtype;
 use meshgrad_kernels::swiglu::{SwiGlu, SwiGluArguments, SwiGluGrad, SwiGluGradArguments};
+use meshgrad_kernels::{Dtype, In, Out};
 
 use crate::device::{Device, decoded, values};
 use crate::traffic::{assert_once, assert_whole_sectors};
@@ -55,13 +55,13 @@ impl Problem {
         let y = device.room(bytes);
         let variant = SwiGlu::new(self.dtype, self.extents(), aligned);
         let arguments = SwiGluArguments {
-            gate_up: self.on_device[0],
-            y,
+            gate_up: In(self.on_device[0]),
+            y: Out(y),
             rows: self.rows as u64,
             features: self.features as u32,
         };
         let launch = variant.launch(self.extents()).unwrap();
-        let counters = device.run(&variant, launch, &arguments.arguments());
+        let counters = device.run(&variant, launch, &arguments);
         self.assert_traffic(&counters, [2 * bytes, bytes], aligned);
         device.bytes(y, bytes)
     }
@@ -72,14 +72,14 @@ impl Problem {
         let dgate_up = device.room(2 * bytes);
         let variant = SwiGluGrad::new(self.dtype, self.extents(), aligned);
         let arguments = SwiGluGradArguments {
-            gate_up: self.on_device[0],
-            dy: self.on_device[1],
-            dgate_up,
+            gate_up: In(self.on_device[0]),
+            dy: In(self.on_device[1]),
+            dgate_up: Out(dgate_up),
             rows: self.rows as u64,
             features: self.features as u32,
         };
         let launch = variant.launch(self.extents()).unwrap();
-        let counters = device.run(&variant, launch, &arguments.arguments());
+        let counters = device.run(&variant, launch, &arguments);
         self.assert_traffic(&counters, [3 * bytes, 2 * bytes], aligned);
         device.bytes(dgate_up, 2 * bytes)
     }
@@ -153,14 +153,14 @@ fn large_gates_do_not_give_nan() {
     let gate_up: Vec<f32> = gates.into_iter().chain([2.0; 8]).collect();
     let y = device.room(features * size);
     let arguments = SwiGluArguments {
-        gate_up: device.put_floats(Dtype::F32, &gate_up),
-        y,
+        gate_up: In(device.put_floats(Dtype::F32, &gate_up)),
+        y: Out(y),
         rows: 1,
         features: features as u32,
     };
     let variant = SwiGlu::new(Dtype::F32, [1, 8], true);
     let launch = variant.launch([1, 8]).unwrap();
-    device.run(&variant, launch, &arguments.arguments());
+    device.run(&variant, launch, &arguments);
     let y = device.floats(Dtype::F32, y, features);
     for (gate, y) in gates.into_iter().zip(y) {
         let expected = if gate > 0.0 { 2.0 * gate } else { 0.0 };

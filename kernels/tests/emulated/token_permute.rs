@@ -2,12 +2,12 @@
 
 use meshgrad_emulator::Counters;
 use meshgrad_kernel_catalogue::TOKEN_FEATURES;
-use meshgrad_kernels::Dtype;
 use meshgrad_kernels::faults::{Fault, FaultSite};
 use meshgrad_kernels::token_permute::{
     PermuteTokens, PermuteTokensArguments, UnpermuteGradWeights, UnpermuteGradWeightsArguments,
     UnpermuteTokens, UnpermuteTokensArguments,
 };
+use meshgrad_kernels::{Dtype, In, Out};
 
 use crate::device::{Device, encoded, values};
 use crate::traffic::{assert_moved, assert_whole_sectors_of};
@@ -120,18 +120,18 @@ impl Problem {
         let y = device.room(self.bytes(self.slots()) as usize);
         let variant = PermuteTokens::new(self.dtype, self.features as u32, true, weighted);
         let arguments = PermuteTokensArguments {
-            x: self.on_device.x,
-            weights: self.on_device.weights,
-            order: self.on_device.order,
-            end: self.on_device.end,
-            y,
+            x: In(self.on_device.x),
+            weights: In(self.on_device.weights),
+            order: In(self.on_device.order),
+            end: In(self.on_device.end),
+            y: Out(y),
             rows,
             top_k: self.top_k as u32,
             features: self.features as u32,
             faults: FaultSite::new(self.on_device.word, 2),
         };
         let launch = variant.launch(rows).unwrap();
-        let counters = device.run(&variant, launch, &arguments.arguments());
+        let counters = device.run(&variant, launch, &arguments);
         // All threads read the end. Each lane of a used row reads the row's slot and weight.
         let of_row = if weighted { 8 } else { 4 };
         let (used, lanes) = (self.used as u64, lanes_of(&counters));
@@ -146,10 +146,10 @@ impl Problem {
         let out = device.room(self.bytes(self.tokens) as usize);
         let variant = UnpermuteTokens::new(self.dtype, self.features as u32, true, weighted);
         let arguments = UnpermuteTokensArguments {
-            y: self.on_device.y,
-            weights: self.on_device.weights,
-            row_of_slot: self.on_device.row_of_slot,
-            out,
+            y: In(self.on_device.y),
+            weights: In(self.on_device.weights),
+            row_of_slot: In(self.on_device.row_of_slot),
+            out: Out(out),
             tokens: self.tokens as u64,
             rows: self.slots() as u32,
             top_k: self.top_k as u32,
@@ -157,7 +157,7 @@ impl Problem {
             faults: FaultSite::new(self.on_device.word, 2),
         };
         let launch = variant.launch(self.tokens as u64).unwrap();
-        let counters = device.run(&variant, launch, &arguments.arguments());
+        let counters = device.run(&variant, launch, &arguments);
         // Each access to a row reads the row's index and weight.
         let weights = if weighted { 4 * self.used as u64 } else { 0 };
         let small = 4 * self.slots() as u64 + weights;
@@ -177,10 +177,10 @@ impl Problem {
         let dweights = device.room(4 * self.slots());
         let variant = UnpermuteGradWeights::new(self.dtype, self.features as u32, true);
         let arguments = UnpermuteGradWeightsArguments {
-            dout: self.on_device.x,
-            y: self.on_device.y,
-            row_of_slot: self.on_device.row_of_slot,
-            dweights,
+            dout: In(self.on_device.x),
+            y: In(self.on_device.y),
+            row_of_slot: In(self.on_device.row_of_slot),
+            dweights: Out(dweights),
             slots,
             rows: slots,
             top_k: self.top_k as u32,
@@ -188,7 +188,7 @@ impl Problem {
             faults: FaultSite::new(self.on_device.word, 2),
         };
         let launch = variant.launch(slots).unwrap();
-        let counters = device.run(&variant, launch, &arguments.arguments());
+        let counters = device.run(&variant, launch, &arguments);
         // Each lane of a slot reads the index of the slot's row.
         let rows = self.bytes(self.tokens_in_use()) + self.bytes(self.used);
         let written = 4 * u64::from(slots);
@@ -335,17 +335,17 @@ fn out_of_range_slots_and_rows_are_absent() {
         let y = device.room(4 * 48);
         let variant = PermuteTokens::new(Dtype::F32, 8, true, false);
         let arguments = PermuteTokensArguments {
-            x: problem.on_device.x,
-            weights: problem.on_device.weights,
-            order: problem.on_device.order,
-            end: problem.on_device.end,
-            y,
+            x: In(problem.on_device.x),
+            weights: In(problem.on_device.weights),
+            order: In(problem.on_device.order),
+            end: In(problem.on_device.end),
+            y: Out(y),
             rows: 6,
             top_k: 2,
             features: 8,
             faults: FaultSite::new(word, 2),
         };
-        device.run(&variant, variant.launch(6).unwrap(), &arguments.arguments());
+        device.run(&variant, variant.launch(6).unwrap(), &arguments);
         let index = if end == -1 { -1 } else { -2 };
         assert_eq!(device.fault(word), Some(Fault { site: 2, index }));
         let rows = device.floats(Dtype::F32, y, 48);
@@ -362,17 +362,17 @@ fn out_of_range_slots_and_rows_are_absent() {
     let variant = UnpermuteGradWeights::new(Dtype::F32, 8, true);
     let dweights = device.room(4 * 6);
     let arguments = UnpermuteGradWeightsArguments {
-        dout: problem.on_device.x,
-        y: problem.on_device.y,
-        row_of_slot: problem.on_device.row_of_slot,
-        dweights,
+        dout: In(problem.on_device.x),
+        y: In(problem.on_device.y),
+        row_of_slot: In(problem.on_device.row_of_slot),
+        dweights: Out(dweights),
         slots: 6,
         rows: 6,
         top_k: 2,
         features: 8,
         faults: FaultSite::new(word, 2),
     };
-    device.run(&variant, variant.launch(6).unwrap(), &arguments.arguments());
+    device.run(&variant, variant.launch(6).unwrap(), &arguments);
     assert_eq!(device.fault(word), Some(Fault { site: 2, index: -2 }));
     let found = device.floats(Dtype::F32, dweights, 6);
     assert!(found[..4].iter().all(|value| *value == 0.0) && found[5] != 0.0);

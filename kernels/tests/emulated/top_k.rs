@@ -1,12 +1,14 @@
 //! Compares argmax, argmin and top-k with a stable sort on the host.
 
 use meshgrad_kernel_catalogue as catalogue;
-use meshgrad_kernels::Dtype;
 use meshgrad_kernels::arg_reduce::{
     ArgReduce, ArgReduceArguments, ArgReduceChunks, ArgReduceChunksArguments, Extreme,
     chunks_per_row,
 };
-use meshgrad_kernels::top_k::{MergeRuns, MergeRunsArguments, Runs, SortTiles, SortTilesArguments};
+use meshgrad_kernels::top_k::{
+    MergeRuns, MergeRunsArguments, Runs, SortTiles, SortTilesArguments, SortedKeys,
+};
+use meshgrad_kernels::{Dtype, In, Out};
 
 use crate::device::{Device, encoded, values};
 use crate::traffic::{
@@ -56,16 +58,15 @@ fn best(device: &Device, extreme: Extreme, dtype: Dtype, x: &[f32], extents: [u6
     let indices = device.room(8 * rows as usize);
     let keys = device.room(8 * (rows * chunks) as usize);
     let variant = ArgReduce::new(extreme, dtype, rows, features, true);
-    let arguments = ArgReduceArguments {
-        x: device.put_floats(dtype, x),
-        indices: if chunks > 1 { keys } else { indices },
-        rows,
-        features,
-    };
+    let arguments = ArgReduceArguments::new(
+        In(device.put_floats(dtype, x)),
+        Out(if chunks > 1 { keys } else { indices }),
+        extents,
+    );
     let Some(launch) = variant.launch(rows, features) else {
         return indices;
     };
-    let counters = device.run(&variant, launch, &arguments.arguments());
+    let counters = device.run(&variant, launch, &arguments);
     let of_row = features as usize * dtype.size() as usize;
     let of_keys = 8 * (rows * chunks) as usize;
     assert_once(&counters, [rows as usize * of_row, of_keys]);
@@ -75,12 +76,12 @@ fn best(device: &Device, extreme: Extreme, dtype: Dtype, x: &[f32], extents: [u6
 
     if chunks > 1 {
         let arguments = ArgReduceChunksArguments {
-            keys,
-            indices,
+            keys: In(keys),
+            indices: Out(indices),
             chunks: chunks as u32,
         };
         let launch = ArgReduceChunks.launch(rows).unwrap();
-        let counters = device.run(&ArgReduceChunks, launch, &arguments.arguments());
+        let counters = device.run(&ArgReduceChunks, launch, &arguments);
         assert_once(&counters, [of_keys, 8 * rows as usize]);
     }
     indices
@@ -111,24 +112,26 @@ fn argmax_and_argmin_match_a_stable_sort() {
 /// The addresses of the values and indices of the `k` largest elements of each row.
 fn top(device: &Device, dtype: Dtype, x: &[f32], features: u64, k: u64) -> [u64; 2] {
     let rows = x.len() as u64 / features;
-    let x = device.put_floats(dtype, x);
+    let x = In(device.put_floats(dtype, x));
     let values = device.room((rows * k) as usize * dtype.size() as usize);
     let indices = device.room((rows * k) as usize * 8);
 
     let sort = SortTiles::new(dtype, features, true);
     let (tiles, len) = (sort.tiles(features), sort.tile().min(k));
-    let mut keys = device.room((rows * tiles * len * 8) as usize);
-    let arguments = SortTilesArguments {
+    let mut to = SortedKeys {
+        keys: Out(device.room((rows * tiles * len * 8) as usize)),
         x,
-        keys,
-        values,
-        indices,
+        values: Out(values),
+        indices: Out(indices),
         features: features as u32,
+    };
+    let arguments = SortTilesArguments {
+        to,
         kept: len as u32,
         tiles: tiles as u32,
     };
     let launch = sort.launch(rows, features).unwrap();
-    let counters = device.run(&sort, launch, &arguments.arguments());
+    let counters = device.run(&sort, launch, &arguments);
     // Several tiles write keys. One tile reads the chosen elements again and writes them and their
     // indices.
     let (size, chosen) = (u64::from(dtype.size()), rows * k);
@@ -153,19 +156,11 @@ fn top(device: &Device, dtype: Dtype, x: &[f32], features: u64, k: u64) -> [u64;
     while runs.count > 1 {
         let merge = MergeRuns::new(runs, dtype);
         let merged = runs.merged(k as u32);
-        let to = device.room((rows * u64::from(merged.count * merged.len) * 8) as usize);
-        let arguments = MergeRunsArguments {
-            from: keys,
-            keys: to,
-            x,
-            values,
-            indices,
-            features: features as u32,
-            runs,
-            kept: merged.len,
-        };
+        let from = to.keys.written();
+        to.keys = Out(device.room((rows * u64::from(merged.count * merged.len) * 8) as usize));
+        let arguments = MergeRunsArguments::new(from, to, runs, merged.len);
         let launch = merge.launch(rows, runs).unwrap();
-        let counters = device.run(&merge, launch, &arguments.arguments());
+        let counters = device.run(&merge, launch, &arguments);
         // Binary searches in the other runs read from caches. Nothing is written twice.
         let of_keys = 8 * rows * u64::from(runs.count) * u64::from(runs.len);
         let of_chosen = if merged.count == 1 { chosen * size } else { 0 };
@@ -173,7 +168,7 @@ fn top(device: &Device, dtype: Dtype, x: &[f32], features: u64, k: u64) -> [u64;
         let written = [counters.total.bytes_written, counters.unique_bytes_written];
         assert_eq!(written[0], written[1]);
         assert_no_conflicts(&counters);
-        (keys, runs) = (to, merged);
+        runs = merged;
     }
     [values, indices]
 }

@@ -2,8 +2,10 @@
 
 use half::{bf16, f16};
 use meshgrad_kernel_catalogue as catalogue;
+use meshgrad_kernels::assembler::List;
 use meshgrad_kernels::copies::Format;
 use meshgrad_kernels::tree_reduce::{TreeOp, TreeReduce, TreeReduceArguments};
+use meshgrad_kernels::{In, Out};
 
 use crate::device::Device;
 
@@ -135,19 +137,19 @@ fn expected(op: TreeOp, format: Format, sources: &[Vec<u8>]) -> Vec<u8> {
 }
 
 fn run(device: &Device, variant: TreeReduce, sources: &[Vec<u8>], in_place: bool) -> Vec<u8> {
-    let addresses: Vec<u64> = sources.iter().map(|bytes| device.put(bytes)).collect();
+    let addresses: Vec<In> = sources.iter().map(|bytes| In(device.put(bytes))).collect();
     let bytes = sources[0].len();
     let arguments = TreeReduceArguments {
-        sources: &addresses,
+        sources: List::new(&addresses),
         y: match in_place {
-            true => addresses[0],
-            false => device.room(bytes),
+            true => Out(addresses[0].0),
+            false => Out(device.room(bytes)),
         },
         elements: ELEMENTS as u64,
     };
     let launch = variant.launch(ELEMENTS as u64).unwrap();
-    device.run(&variant, launch, &arguments.arguments());
-    device.bytes(arguments.y, bytes)
+    device.run(&variant, launch, &arguments);
+    device.bytes(arguments.y.0, bytes)
 }
 
 #[test]

@@ -61,10 +61,14 @@ const NARROW: &[(&str, &[&str], &str)] = &[
     ),
     (
         "",
-        &["weights", "end", "fault_word"],
+        &["weights", "end", "faults_word"],
         "one per row, or a single value",
     ),
-    ("", &["values"], "scattered by index"),
+    (
+        "",
+        &["to_keys", "to_values", "to_indices"],
+        "scattered by index",
+    ),
     ("reduce", &["y"], "one per row, or four columns"),
     ("sum_squares", &["partials"], "one per CTA"),
     (
@@ -75,7 +79,7 @@ const NARROW: &[(&str, &[&str], &str)] = &[
     ("gemm_split_k_reduce_bf16", &["c"], "four rounded sums"),
     ("rope", &["cos", "sin"], "one angle per two features"),
     ("norm_rope", &["cos", "sin"], "one angle per two features"),
-    ("sort_tiles", &["x"], "sorted elements reloaded by index"),
+    ("sort_tiles", &["to_x"], "sorted elements reloaded by index"),
     ("fill_", &["y"], "the rest is stored in the same block"),
     (
         "router_top_k",

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use meshgrad_kernels::faults::FaultSite;
-use meshgrad_kernels::{Arguments, Launch, Variant};
+use meshgrad_kernels::{Launch, Variant};
 
 use super::MemoryStats;
 use super::allocator::{Allocator, Block};
@@ -102,7 +102,7 @@ impl Gpu {
         &self,
         variant: &V,
         launch: &Launch,
-        arguments: &Arguments,
+        arguments: &V::Arguments,
         stream: &RawStream,
     ) -> Result<(), CudaError> {
         self.modules.launch(variant, launch, arguments, stream)

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use cudarc::driver::sys::{
     self, CUfunction, CUfunction_attribute, CUjit_option, CUmodule, CUresult,
 };
-use meshgrad_kernels::{Arguments, Launch, Ptx, Variant};
+use meshgrad_kernels::{Launch, Ptx, Variant};
 
 use super::context::relaxed;
 use super::library::{self, call};
@@ -67,16 +67,15 @@ impl Modules {
 
     /// Launches the kernel of `variant` on `stream`.
     ///
-    /// The arguments must match the kernel's parameters, and their addresses must be those of
-    /// blocks that the ops have checked.
+    /// The addresses among the arguments must be those of blocks that the ops have checked.
     pub(crate) fn launch<V: Variant>(
         &self,
         variant: &V,
         launch: &Launch,
-        arguments: &Arguments,
+        arguments: &V::Arguments,
         stream: &RawStream,
     ) -> Result<(), CudaError> {
-        let function = self.function(variant)?;
+        let (function, packed) = (self.function(variant)?, variant.pack(arguments));
         let failed = |reason| CudaError::Launch {
             device: self.context.to_string(),
             entry: variant.entry(),
@@ -85,11 +84,11 @@ impl Modules {
             shared: launch.dynamic_shared,
             reason,
         };
-        let (bytes, mut len) = (arguments.bytes(), arguments.bytes().len());
+        let (bytes, mut len) = (packed.bytes(), packed.bytes().len());
         if len != function.parameter_bytes {
             return Err(failed(format!(
-                "the kernel's parameters take {} bytes, but the arguments have {len}; push one argument \
-                 per parameter, in order",
+                "the kernel's parameters take {} bytes, but the arguments have {len}; declare only those \
+                 of `Variant::parameters`",
                 function.parameter_bytes
             )));
         }
@@ -243,6 +242,8 @@ mod tests {
     struct Written(&'static str);
 
     impl Variant for Written {
+        type Arguments = ();
+
         fn ptx(&self) -> Ptx {
             let header = ".version 7.8\n.target sm_80\n.address_size 64\n";
             Ptx {
@@ -272,7 +273,29 @@ mod tests {
             block: [threads, 1, 1],
             dynamic_shared: 0,
         };
-        Some(gpu.launch(&Written(body), &launch, &Arguments::new(), gpu.base()))
+        Some(gpu.launch(&Written(body), &launch, &(), gpu.base()))
+    }
+
+    meshgrad_kernels::params! {
+        struct Number {
+            value: u32,
+        }
+    }
+
+    /// A kernel without the parameter that its arguments have.
+    #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+    struct Forgetful;
+
+    impl Variant for Forgetful {
+        type Arguments = Number;
+
+        fn ptx(&self) -> Ptx {
+            Written("ret;").ptx()
+        }
+
+        fn entry(&self) -> String {
+            "written".into()
+        }
     }
 
     /// Mismatched arguments are rejected, because the kernel would misread them.
@@ -284,9 +307,7 @@ mod tests {
         let device = Device::emulator(0).unwrap();
         let Some(gpu) = device.gpu() else { return };
         let launch = Launch::new([1, 1, 1], 32).unwrap();
-        let mut arguments = Arguments::new();
-        arguments.push_u32(7);
-        let refused = gpu.launch(&Written("ret;"), &launch, &arguments, gpu.base());
+        let refused = gpu.launch(&Forgetful, &launch, &Number { value: 7 }, gpu.base());
         let message = refused.unwrap_err().to_string();
         let expected = "parameters take 0 bytes, but the arguments have 4";
         assert!(message.contains(expected), "{message}");

@@ -5,6 +5,7 @@ use meshgrad_kernels::attention::{
     AttentionGradKeysArguments, AttentionGradQueries, AttentionGradQueriesArguments, Extents, Form,
     Integers, Problem, Sequences, View,
 };
+use meshgrad_kernels::{In, Out};
 
 use super::copies::contiguous_copy;
 use crate::core::params::attention::{AttentionMask, AttentionSequences, Shape};
@@ -191,7 +192,7 @@ fn form<const N: usize>(operands: [&Tensor; N]) -> Result<Form, PlanError> {
     Ok(if fits { form } else { Form::CudaCores(dtype) })
 }
 
-fn view(address: u64, x: &Operand) -> View {
+fn view<P>(address: P, x: &Operand) -> View<P> {
     let bytes = |dim: usize| x.dtype.bytes(x.layout.strides()[dim] as usize) as u64;
     View {
         address,
@@ -199,11 +200,11 @@ fn view(address: u64, x: &Operand) -> View {
     }
 }
 
-fn read(gpu: &Launcher<'_>, x: &Tensor) -> Result<View> {
+fn read(gpu: &Launcher<'_>, x: &Tensor) -> Result<View<In>> {
     Ok(view(gpu.ptr(x)?, &Operand::of(x)))
 }
 
-fn make(gpu: &Launcher<'_>, y: &UninitTensor) -> Result<View> {
+fn make(gpu: &Launcher<'_>, y: &UninitTensor) -> Result<View<Out>> {
     Ok(view(gpu.uninit_ptr(y)?, &Operand::uninit(y)))
 }
 
@@ -216,10 +217,7 @@ pub(crate) fn attention(
 ) -> Result<()> {
     let problem = called.problem(gpu)?;
     let variant = Attention::new(gpu.planned(form([q, k, v]))?);
-    let plan = Plan {
-        launch: variant.launch(&problem),
-        variant,
-    };
+    let plan = Plan::new(variant.launch(&problem), variant);
     let [of_queries, of_keys] = problem.ranges();
     let arguments = AttentionArguments {
         faults: [gpu.fault_site(of_queries), gpu.fault_site(of_keys)],
@@ -230,7 +228,7 @@ pub(crate) fn attention(
         lse: gpu.uninit_ptr(lse)?,
         problem,
     };
-    gpu.run(&plan, &arguments.arguments())
+    gpu.run(&plan, &arguments)
 }
 
 /// The operands of [`attention_grad`]. All come from [`rows`], except `lse` and `dlse`, which are
@@ -271,7 +269,7 @@ pub(crate) fn attention_grad(
     } = *operands;
     let problem = called.problem(gpu)?;
     let form = gpu.planned(form([q, k, v, dout]))?;
-    let [lse, delta] = [gpu.ptr(lse)?, gpu.uninit_ptr(workspace)?];
+    let (lse, delta) = (gpu.ptr(lse)?, gpu.uninit_ptr(workspace)?);
     let [of_q, of_k, of_v, of_dout] = [q, k, v, dout].map(|x| read(gpu, x));
     let (q, k, v, of_dout) = (of_q?, of_k?, of_v?, of_dout?);
 
@@ -279,27 +277,18 @@ pub(crate) fn attention_grad(
     let dtype = gpu.planned(float(out.dtype()))?;
     let variant = AttentionDelta::new(dtype, called.shape.head_dim, aligned);
     let variant = variant.with_dlse(dlse.is_some());
-    let plan = Plan {
-        launch: variant.launch(&problem.extents),
-        variant,
+    let plan = Plan::new(variant.launch(&problem.extents), variant);
+    let lse_and_dlse = match dlse {
+        Some(dlse) => Some([lse, gpu.ptr(dlse)?]),
+        None => None,
     };
-    let arguments = AttentionDeltaArguments {
-        out: read(gpu, out)?,
-        dout: of_dout,
-        delta,
-        lse_and_dlse: match dlse {
-            Some(dlse) => Some([lse, gpu.ptr(dlse)?]),
-            None => None,
-        },
-        extents: problem.extents,
-    };
-    gpu.run(&plan, &arguments.arguments())?;
+    let outs = [read(gpu, out)?, of_dout];
+    let arguments = AttentionDeltaArguments::new(outs, delta, lse_and_dlse, &problem.extents);
+    gpu.run(&plan, &arguments)?;
 
+    let delta = delta.written();
     let variant = AttentionGradQueries::new(form);
-    let plan = Plan {
-        launch: variant.launch(&problem),
-        variant,
-    };
+    let plan = Plan::new(variant.launch(&problem), variant);
     let arguments = AttentionGradQueriesArguments {
         q,
         k,
@@ -310,13 +299,10 @@ pub(crate) fn attention_grad(
         dq: make(gpu, dq)?,
         problem,
     };
-    gpu.run(&plan, &arguments.arguments())?;
+    gpu.run(&plan, &arguments)?;
 
     let variant = AttentionGradKeys::new(form);
-    let plan = Plan {
-        launch: variant.launch(&problem),
-        variant,
-    };
+    let plan = Plan::new(variant.launch(&problem), variant);
     let arguments = AttentionGradKeysArguments {
         q,
         k,
@@ -328,7 +314,7 @@ pub(crate) fn attention_grad(
         dv: make(gpu, dv)?,
         problem,
     };
-    gpu.run(&plan, &arguments.arguments())
+    gpu.run(&plan, &arguments)
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! Launches of copies between layouts, casts and fills.
 
 use meshgrad_kernels::copies::{
-    Arange, ArangeArguments, At, Cast, CastArguments, Copy, CopyArguments, Fill, FillArguments,
-    Format, Transpose, TransposeArguments, TransposeSpace, Unit,
+    Arange, ArangeArguments, At, Cast, CastArguments, Copy, CopyArguments, Fill, Format, Transpose,
+    TransposeSpace, Unit,
 };
 use meshgrad_kernels::elementwise::IterationSpace;
 
@@ -26,26 +26,22 @@ pub(crate) fn contiguous_copy(x: &Tensor) -> Result<Tensor> {
 
 /// y\[c\] = x\[c\], where x and y have the same dtype.
 pub(crate) fn copy(gpu: &Launcher<'_>, x: &Tensor, y: &Target) -> Result<()> {
-    let [from, to] = [gpu.ptr(x)?, y.address];
+    let (from, to) = (gpu.ptr(x)?, y.address);
     let (x, y) = (Operand::of(x), &y.operand);
     let space = gpu.planned(space(&x, y))?;
     if let Some((kernel, transposed)) = transposing(&x, &space) {
-        let arguments = TransposeArguments {
-            x: from,
-            y: to,
-            transposed,
-        };
-        return gpu.run(&kernel, &arguments.arguments(&kernel.variant));
+        let arguments = kernel.variant.arguments(from, to, &transposed);
+        return gpu.run(&kernel, &arguments);
     }
 
     let (kernel, space) = copying(&x, y, &space);
     let arguments = CopyArguments {
         x: from,
         y: to,
-        space: &space,
+        space,
         at: None,
     };
-    gpu.run(&kernel, &arguments.arguments(&kernel.variant))
+    gpu.run(&kernel, &arguments)
 }
 
 /// into\[b, at + t, ..\] = x\[b, t, ..\] with the position `at` in GPU memory. A position out of
@@ -59,7 +55,7 @@ pub(crate) fn copy_at(gpu: &Launcher<'_>, x: &Tensor, into: &Tensor, at: &Tensor
     let arguments = CopyArguments {
         x: from,
         y: to,
-        space: &plan.space,
+        space: plan.space,
         at: Some(At {
             position,
             stride: plan.stride,
@@ -67,7 +63,7 @@ pub(crate) fn copy_at(gpu: &Launcher<'_>, x: &Tensor, into: &Tensor, at: &Tensor
             faults: gpu.fault_site(extent),
         }),
     };
-    gpu.run(&plan.kernel, &arguments.arguments(&plan.kernel.variant))
+    gpu.run(&plan.kernel, &arguments)
 }
 
 /// y\[c\] = x\[c\] in y's dtype.
@@ -77,25 +73,19 @@ pub(crate) fn cast(gpu: &Launcher<'_>, x: &Tensor, y: &Target) -> Result<()> {
     let arguments = CastArguments {
         x: gpu.ptr(x)?,
         y: y.address,
-        space: &space,
+        space,
     };
-    gpu.run(&kernel, &arguments.arguments(&kernel.variant))
+    gpu.run(&kernel, &arguments)
 }
 
 /// y\[c\] = value.
 pub(crate) fn fill<T: Element>(gpu: &Launcher<'_>, value: T, y: &Target) -> Result<()> {
     let elements = y.operand.layout.shape().elements() as u64;
     let variant = Fill::new(unit(T::DTYPE), y.operand.is_aligned());
-    let arguments = FillArguments {
-        y: y.address,
-        elements,
-        bits: repeated(bytemuck::bytes_of(&value)),
-    };
-    let kernel = Plan {
-        launch: variant.launch(elements),
-        variant,
-    };
-    gpu.run(&kernel, &arguments.arguments(&kernel.variant))
+    let bits = repeated(bytemuck::bytes_of(&value));
+    let arguments = variant.arguments(y.address, elements, bits);
+    let kernel = Plan::new(variant.launch(elements), variant);
+    gpu.run(&kernel, &arguments)
 }
 
 /// y\[i\] = i, of an index dtype.
@@ -106,11 +96,8 @@ pub(crate) fn arange(gpu: &Launcher<'_>, y: &UninitTensor) -> Result<()> {
         y: gpu.uninit_ptr(y)?,
         elements,
     };
-    let kernel = Plan {
-        launch: variant.launch(elements),
-        variant,
-    };
-    gpu.run(&kernel, &arguments.arguments())
+    let kernel = Plan::new(variant.launch(elements), variant);
+    gpu.run(&kernel, &arguments)
 }
 
 /// The bits of 1, 2, 4 or 8 bytes, repeated to 8 bytes.
@@ -155,10 +142,7 @@ impl Positioned {
         let (unit, space) = unit(x.dtype).largest(&space, starts);
         let variant = Copy::new(unit, &space, true);
         Ok(Positioned {
-            kernel: Plan {
-                launch: variant.launch(space.elements()),
-                variant,
-            },
+            kernel: Plan::new(variant.launch(space.elements()), variant),
             space,
             stride,
         })

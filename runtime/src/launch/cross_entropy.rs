@@ -16,6 +16,7 @@ use meshgrad_kernels::cross_entropy::{
     MAX_CLASSES,
 };
 use meshgrad_kernels::{Dtype, Error as KernelError};
+use meshgrad_kernels::{In, Out};
 
 use super::elementwise::{Target, cast_from};
 use super::matmul::{Lines, Product, multiply};
@@ -68,7 +69,7 @@ impl Tiles {
     }
 
     /// The tile at `address`.
-    fn lines(&self, address: u64, dtype: DType) -> Lines {
+    fn lines(&self, address: Out, dtype: DType) -> Lines<Out> {
         Lines {
             address,
             dtype,
@@ -89,7 +90,7 @@ fn ranges(extent: usize, step: usize) -> impl Iterator<Item = Range<usize>> {
 /// The labels as kernel parameters.
 struct Labels {
     format: Label,
-    address: u64,
+    address: In,
     /// The classes of the first tile, and the vocabulary.
     vocabulary: Classes,
 }
@@ -117,8 +118,9 @@ impl Labels {
     }
 
     /// The address of the label of row `row`.
-    fn from(&self, row: usize) -> u64 {
-        self.address + row as u64 * u64::from(self.format.size())
+    fn from(&self, row: usize) -> In {
+        self.address
+            .byte_add(row as u64 * u64::from(self.format.size()))
     }
 }
 
@@ -131,18 +133,13 @@ fn format(dtype: DType) -> Result<Label, PlanError> {
     }
 }
 
-/// The address of row `row` in a vector of f32.
-fn f32_of(vector: u64, row: usize) -> u64 {
-    vector + 4 * row as u64
-}
-
 /// Writes the logits of a tile: x\[rows\] w\[classes\]^T.
 fn logits(
     gpu: &Launcher<'_>,
     call: &Call,
-    [x, w]: [Lines; 2],
+    [x, w]: [Lines<In>; 2],
     [rows, classes]: [&Range<usize>; 2],
-    tile: Lines,
+    tile: Lines<Out>,
 ) -> Result<()> {
     let to = Product::lines(&tile, 0, false);
     multiply(gpu, call, [x.part(rows), w.part(classes).transposed()], &to)
@@ -196,13 +193,13 @@ pub(crate) fn statistics(
 fn fold(
     gpu: &Launcher<'_>,
     labels: &Labels,
-    tile: Lines,
+    tile: Lines<Out>,
     [rows, classes]: [&Range<usize>; 2],
-    out: [u64; 3],
+    out: [Out; 3],
 ) -> Result<()> {
-    let [max, sum_exp, label_logit] = out.map(|it| f32_of(it, rows.start));
+    let [max, sum_exp, label_logit] = out.map(|it| it.byte_add(4 * rows.start as u64));
     let arguments = CrossEntropyStatisticsArguments {
-        logits: tile.address,
+        logits: tile.address.written(),
         labels: labels.from(rows.start),
         max,
         sum_exp,
@@ -218,7 +215,7 @@ fn fold(
         first: classes.start == 0,
     };
     let launch = variant.launch(arguments.rows);
-    gpu.run(&Plan { variant, launch }, &arguments.arguments())
+    gpu.run(&Plan { variant, launch }, &arguments)
 }
 
 /// The operands of the gradients.
@@ -271,7 +268,7 @@ impl Gradients<'_> {
                 logits(gpu, call, operands, part, tile)?;
                 differentiate(gpu, format, &labels, of_rows, part, [tile, dtile])?;
 
-                let dlogits = dtile.corner(rows.len(), classes.len());
+                let dlogits = dtile.written(rows.len(), classes.len());
                 if let Some(dx) = &dx {
                     let to = Product::lines(&dx.sums, dx.first(&rows), classes.start > 0);
                     multiply(gpu, call, [dlogits, w.part(&classes)], &to)?;
@@ -296,13 +293,13 @@ fn differentiate(
     gpu: &Launcher<'_>,
     dtype: Dtype,
     labels: &Labels,
-    of_rows: [u64; 2],
+    of_rows: [In; 2],
     [rows, classes]: [&Range<usize>; 2],
-    [tile, dtile]: [Lines; 2],
+    [tile, dtile]: [Lines<Out>; 2],
 ) -> Result<()> {
-    let [lse, dloss] = of_rows.map(|it| f32_of(it, rows.start));
+    let [lse, dloss] = of_rows.map(|it| it.byte_add(4 * rows.start as u64));
     let arguments = CrossEntropyGradientArguments {
-        logits: tile.address,
+        logits: tile.address.written(),
         labels: labels.from(rows.start),
         lse,
         dloss,
@@ -318,13 +315,13 @@ fn differentiate(
         label: labels.format,
     };
     let launch = variant.launch(arguments.rows);
-    gpu.run(&Plan { variant, launch }, &arguments.arguments())
+    gpu.run(&Plan { variant, launch }, &arguments)
 }
 
 /// Where dx is accumulated over tiles: in place, or in f32 and then rounded once.
 struct InputGradient {
-    dx: Lines,
-    sums: Lines,
+    dx: Lines<Out>,
+    sums: Lines<Out>,
     /// The memory of `sums`; `None` if dx is accumulated in place.
     workspace: Option<UninitTensor>,
 }
@@ -381,9 +378,10 @@ impl InputGradient {
             dtype,
             layout: Layout::contiguous(elements, offset),
         };
-        let address = self.dx.address + self.dx.dtype.bytes(first) as u64;
+        let address = self.dx.address.byte_add(self.dx.dtype.bytes(first) as u64);
         let to = Target::at(operand(self.dx.dtype, first), address);
-        cast_from(gpu, operand(DType::F32, 0), self.sums.address, &to)
+        let sums = self.sums.address.written();
+        cast_from(gpu, operand(DType::F32, 0), sums, &to)
     }
 }
 
@@ -408,7 +406,7 @@ pub(crate) fn sum(
         rows: lse.elements() as u64,
     };
     let launch = variant.launch();
-    gpu.run(&Plan { variant, launch }, &arguments.arguments())
+    gpu.run(&Plan { variant, launch }, &arguments)
 }
 
 #[cfg(test)]

@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
+use meshgrad_kernels::assembler::List;
 use meshgrad_kernels::elementwise::{Element, Elementwise, ElementwiseArguments, IterationSpace};
+use meshgrad_kernels::{In, Out};
 
 use super::symbol::{self, Constants};
 use crate::Function;
@@ -13,7 +15,7 @@ use crate::{DType, Number, Result, Tensor, UninitTensor};
 pub(crate) struct Target {
     pub(super) operand: Operand,
     /// The address of the first element.
-    pub(super) address: u64,
+    pub(super) address: Out,
 }
 
 impl Target {
@@ -39,7 +41,9 @@ impl Target {
                 layout,
                 ..whole.operand
             },
-            address: whole.address + y.dtype().bytes(layout.offset()) as u64,
+            address: whole
+                .address
+                .byte_add(y.dtype().bytes(layout.offset()) as u64),
         })
     }
 
@@ -52,7 +56,7 @@ impl Target {
     }
 
     /// An output with the dtype and layout of `operand` at `address`.
-    pub(crate) fn at(operand: Operand, address: u64) -> Target {
+    pub(crate) fn at(operand: Operand, address: Out) -> Target {
         Target { operand, address }
     }
 }
@@ -71,7 +75,7 @@ pub(crate) fn cast(gpu: &Launcher<'_>, x: &Tensor, y: &Target) -> Result<()> {
 }
 
 /// y\[i\] = x\[i\] in y's dtype, from elements at `from` with the layout of `x`.
-pub(crate) fn cast_from(gpu: &Launcher<'_>, x: Operand, from: u64, y: &Target) -> Result<()> {
+pub(crate) fn cast_from(gpu: &Launcher<'_>, x: Operand, from: In, y: &Target) -> Result<()> {
     let plan = gpu.planned(plan(&Same, [x], y.operand))?;
     launch(gpu, &plan, &[from], y)
 }
@@ -104,7 +108,7 @@ pub(crate) fn accumulate(gpu: &Launcher<'_>, x: &Tensor, to: &Target, empty: boo
     }
     let plan = gpu.planned(plan(&Sum, [to.operand, Operand::of(x)], to.operand))?;
     // Updating in place is safe: the thread that writes an element is the only one that reads it.
-    launch(gpu, &plan, &[to.address, gpu.ptr(x)?], to)
+    launch(gpu, &plan, &[to.address.written(), gpu.ptr(x)?], to)
 }
 
 /// y\[i\] = f(inputs\[..\]\[i\]), inputs read in row-major order.
@@ -115,7 +119,7 @@ pub(crate) fn map<const N: usize>(
     y: &Target,
 ) -> Result<()> {
     let plan = gpu.planned(plan(f, inputs.map(Operand::of), y.operand))?;
-    let mut addresses = [0; N];
+    let mut addresses = [In(0); N];
     for (address, input) in addresses.iter_mut().zip(inputs) {
         *address = gpu.ptr(input)?;
     }
@@ -147,23 +151,20 @@ fn plan<const N: usize>(
     let (expression, constants) = symbol::trace(f)?;
     let variant = Elementwise::new(expression, &formats, result, space.layout(aligned))?;
     Ok(Elements {
-        kernel: Plan {
-            launch: variant.launch(space.elements()),
-            variant,
-        },
+        kernel: Plan::new(variant.launch(space.elements()), variant),
         space,
         constants,
     })
 }
 
-fn launch(gpu: &Launcher<'_>, plan: &Elements, operands: &[u64], y: &Target) -> Result<()> {
+fn launch(gpu: &Launcher<'_>, plan: &Elements, operands: &[In], y: &Target) -> Result<()> {
     let arguments = ElementwiseArguments {
-        operands,
+        operands: List::new(operands),
         result: y.address,
-        space: &plan.space,
-        scalars: &plan.constants,
+        scalars: List::new(&plan.constants),
+        space: plan.space,
     };
-    gpu.run(&plan.kernel, &arguments.arguments(&plan.kernel.variant))
+    gpu.run(&plan.kernel, &arguments)
 }
 
 /// The kernels' element type of `dtype`.

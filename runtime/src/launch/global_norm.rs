@@ -24,12 +24,11 @@ pub(crate) fn sum_squares(
 ) -> Result<usize> {
     let plan = gpu.planned(squares(&Operand::of(x)))?;
     let elements = x.elements() as u64;
-    let arguments = SumSquaresArguments {
-        x: gpu.ptr(x)?,
-        partials: gpu.uninit_ptr(partials)? + DType::F64.bytes(first) as u64,
-        elements,
-    };
-    gpu.run(&plan, &arguments.arguments())?;
+    let to = gpu
+        .uninit_ptr(partials)?
+        .byte_add(DType::F64.bytes(first) as u64);
+    let arguments = SumSquaresArguments::new(gpu.ptr(x)?, to, elements);
+    gpu.run(&plan, &arguments)?;
     Ok(first + partial_count(elements) as usize)
 }
 
@@ -39,16 +38,13 @@ pub(crate) fn norm_of_partials(
     partials: &UninitTensor,
     norm: &UninitTensor,
 ) -> Result<()> {
-    let plan = Plan {
-        launch: GlobalNorm.launch(),
-        variant: GlobalNorm,
-    };
+    let plan = Plan::new(GlobalNorm.launch(), GlobalNorm);
     let arguments = GlobalNormArguments {
-        partials: gpu.uninit_ptr(partials)?,
+        partials: gpu.uninit_ptr(partials)?.written(),
         norm: gpu.uninit_ptr(norm)?,
         count: partials.shape().elements() as u64,
     };
-    gpu.run(&plan, &arguments.arguments())
+    gpu.run(&plan, &arguments)
 }
 
 /// Writes the factor that clips the gradients, and their mean norm. A `max_norm` that is not
@@ -68,20 +64,14 @@ pub(crate) fn clip_scale(
         mean_norm: gpu.uninit_ptr(mean_norm)?,
         max_norm,
     };
-    let plan = Plan {
-        launch: variant.launch(),
-        variant,
-    };
-    gpu.run(&plan, &arguments.arguments())
+    let plan = Plan::new(variant.launch(), variant);
+    gpu.run(&plan, &arguments)
 }
 
 fn squares(x: &Operand) -> Result<Plan<SumSquares>, PlanError> {
     let elements = x.layout.shape().elements() as u64;
     let variant = SumSquares::new(float(x.dtype)?, elements, x.is_aligned());
-    Ok(Plan {
-        launch: variant.launch(elements),
-        variant,
-    })
+    Ok(Plan::new(variant.launch(elements), variant))
 }
 
 #[cfg(test)]

@@ -31,7 +31,7 @@ pub(crate) fn rows_by_group(
         ..arguments(gpu, [a, b], c, extents)?
     };
     let arguments = grouped(gpu, product, offsets, extents.batch, extents.m)?;
-    gpu.run(&kernel, &arguments.arguments())
+    gpu.run(&kernel, &arguments)
 }
 
 /// c_g += a_rows^T b_rows (or =, if c is empty) over the rows of each group g, with row-major `a`
@@ -51,7 +51,7 @@ pub(crate) fn sum_by_group(
         ..arguments(gpu, [a, b], c, extents)?
     };
     let arguments = grouped(gpu, product, offsets, extents.batch, extents.k)?;
-    gpu.run(&kernel, &arguments.arguments())
+    gpu.run(&kernel, &arguments)
 }
 
 /// The arguments of both kernels, except for the batch strides.

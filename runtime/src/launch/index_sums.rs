@@ -1,10 +1,10 @@
 //! Launches of sums of rows by index. The positions are sorted by index, and one thread per element
 //! of the result adds the rows of its index in order of position. So every run gives the same bits.
 
+use meshgrad_kernels::Out;
 use meshgrad_kernels::elementwise::IterationSpace;
 use meshgrad_kernels::indexing::{
-    IndexKeys, IndexKeysArguments, SegmentStarts, SegmentStartsArguments, SegmentSum,
-    SegmentSumArguments,
+    IndexKeys, IndexKeysArguments, SegmentStarts, SegmentStartsArguments, SegmentSum, Segments,
 };
 use meshgrad_kernels::sort::{RadixPass, RadixPassArguments, passes_for, workspace_words};
 
@@ -48,7 +48,7 @@ pub(crate) fn sum_rows(
     let plan = gpu.planned(IndexSum::plan(&operands, rows, &to.operand))?;
     let workspace = call.workspace(plan.workspace(), DType::U32)?;
     let start = gpu.uninit_ptr(&workspace)?;
-    let place = |elements: u64| start + 4 * elements;
+    let place = |elements: u64| start.byte_add(4 * elements);
     let count = u64::from(plan.count);
     let lists = [0, 2].map(|list| [place(list * count), place((list + 1) * count)]);
     let counts_at = place(4 * count);
@@ -60,56 +60,46 @@ pub(crate) fn sum_rows(
         index: gpu.ptr(index)?,
         keys: lists[0][0],
         positions: lists[0][1],
-        space: &plan.space,
+        space: plan.space,
         indexed: indexed_dim(gpu, choices, rows.range, numbers.strides()[rows.dim] as i64),
         rows: plan.rows,
     };
-    gpu.run(&plan.keys, &arguments.arguments(&plan.keys.variant))?;
+    gpu.run(&plan.keys, &arguments)?;
 
     let passes = passes_for(plan.rows);
     for pass in 0..passes {
         let [from, to] = [pass % 2, (pass + 1) % 2].map(|list| lists[list as usize]);
-        let arguments = RadixPassArguments {
-            from,
-            to,
-            counts: counts_at,
-            count: plan.count,
-            pass,
-        };
+        let from = from.map(Out::written);
+        let arguments = RadixPassArguments::new(from, to, counts_at, plan.count, pass);
         for variant in RadixPass::ALL {
             let launch = variant.launch(plan.count);
-            gpu.run(&Plan { variant, launch }, &arguments.arguments())?;
+            gpu.run(&Plan { variant, launch }, &arguments)?;
         }
     }
 
-    let sorted = lists[passes as usize % 2];
+    let sorted = lists[passes as usize % 2].map(Out::written);
     let arguments = SegmentStartsArguments {
         keys: sorted[0],
         starts,
         count: plan.count,
         rows: plan.rows,
     };
-    let kernel = Plan {
-        launch: SegmentStarts.launch(plan.rows),
-        variant: SegmentStarts,
-    };
-    gpu.run(&kernel, &arguments.arguments())?;
+    let kernel = Plan::new(SegmentStarts.launch(plan.rows), SegmentStarts);
+    gpu.run(&kernel, &arguments)?;
 
-    let arguments = SegmentSumArguments {
-        x: gpu.ptr(x)?,
-        sorted,
-        starts,
-        sum: to.address,
+    let extents = Segments {
         outer: plan.outer,
         count: plan.count,
         rows: plan.rows,
         inner: plan.inner,
     };
+    let (x, starts) = (gpu.ptr(x)?, starts.written());
+    let arguments = plan.sum.arguments(x, sorted, starts, to.address, &extents);
     let kernel = Plan {
-        launch: plan.sum.launch(&arguments),
+        launch: plan.sum.launch(&extents),
         variant: plan.sum,
     };
-    gpu.run(&kernel, &arguments.arguments(&plan.sum))
+    gpu.run(&kernel, &arguments)
 }
 
 /// The plan of a sum of rows.
@@ -143,10 +133,7 @@ impl IndexSum {
             rows.every,
         );
         Ok(IndexSum {
-            keys: Plan {
-                launch: keys.launch(count as u64),
-                variant: keys,
-            },
+            keys: Plan::new(keys.launch(count as u64), keys),
             space,
             sum,
             outer: extent(FAMILY, "matrices", rows.outer, u32::MAX)?,

@@ -25,12 +25,12 @@ pub(crate) fn select(
         x: gpu.ptr(x)?,
         ids: gpu.ptr(ids)?,
         y: gpu.uninit_ptr(y)?,
-        outer: plan.outer,
+        units: plan.units,
         chosen: ids.elements() as u64,
         inner: plan.inner,
         indexed: indexed_dim(gpu, x.shape()[dim], range, plan.inner as i64),
     };
-    gpu.run(&plan.kernel, &arguments.arguments(&plan.kernel.variant))
+    gpu.run(&plan.kernel, &arguments)
 }
 
 /// y\[c\] = x\[c'\], where c' is c with index\[c\] as its coordinate in dim `dim`, of which x has
@@ -49,10 +49,10 @@ pub(crate) fn gather(
         x: gpu.ptr(x)?,
         index: gpu.ptr(index)?,
         y: gpu.uninit_ptr(y)?,
-        space: &space,
+        space,
         indexed: indexed_dim(gpu, x.shape()[dim], range, stride),
     };
-    gpu.run(&kernel, &arguments.arguments(&kernel.variant))
+    gpu.run(&kernel, &arguments)
 }
 
 /// The dim of which a tensor has `extent` indices, the given `range`.
@@ -71,11 +71,11 @@ pub(super) fn indexed_dim(
     }
 }
 
-/// The plan of [`select`]: `outer` repetitions, with `inner` copy units per row.
+/// The plan of [`select`]: `units` copy units, `inner` per row.
 #[derive(Debug)]
 struct Rows {
     kernel: Plan<IndexSelect>,
-    outer: u64,
+    units: u64,
     inner: u64,
 }
 
@@ -88,10 +88,11 @@ fn selecting(x: &Operand, dim: usize, ids: DType, chosen: usize) -> Result<Rows,
     let bytes = x.dtype.bytes(inner) as u64;
     let (variant, unit) = IndexSelect::new(unit(x.dtype), format(ids)?, bytes, start, most as u64);
     let inner = bytes / u64::from(unit.bytes());
-    let launch = variant.launch(outer as u64 * chosen as u64 * inner);
+    let units = IndexSelect::units([outer as u64, chosen as u64, inner]);
+    let launch = variant.launch(units);
     Ok(Rows {
         kernel: Plan { variant, launch },
-        outer: outer as u64,
+        units,
         inner,
     })
 }

@@ -5,7 +5,7 @@ mod many;
 use std::cell::RefCell;
 
 use meshgrad_kernels::faults::FaultSite;
-use meshgrad_kernels::{Arguments, Launch, Variant};
+use meshgrad_kernels::{In, Launch, Out, Variant};
 
 use super::plan::{Plan, PlanError};
 use crate::core::stream;
@@ -79,9 +79,9 @@ impl<'a> Launcher<'a> {
     /// # Errors
     /// [`Error::Busy`] when this op or work on another stream writes the storage of `x`;
     /// [`Error::Argument`] for more than 16 mutable tensors.
-    pub fn ptr(&self, x: &Tensor) -> Result<u64> {
+    pub fn ptr(&self, x: &Tensor) -> Result<In> {
         self.uses(x, Access::Read)?;
-        x.address(self.op)
+        Ok(In(x.address(self.op)?))
     }
 
     /// The address of the first element of `into`, for a kernel that changes it. Increments the
@@ -90,17 +90,17 @@ impl<'a> Launcher<'a> {
     /// # Errors
     /// [`Error::Immutable`] for a [`Kind::Value`]; [`Error::Busy`] when this op or work on another
     /// stream already uses the storage; [`Error::Argument`] as for [`Launcher::ptr`].
-    pub fn mut_ptr(&self, into: &Tensor) -> Result<u64> {
+    pub fn mut_ptr(&self, into: &Tensor) -> Result<Out> {
         self.uses(into, Access::Write)?;
-        into.address_to_write(self.op)
+        Ok(Out(into.address_to_write(self.op)?))
     }
 
     /// The address of the first element of `y`, for the kernels that write it.
     ///
     /// # Errors
     /// Never fails on a GPU.
-    pub fn uninit_ptr(&self, y: &UninitTensor) -> Result<u64> {
-        y.address()
+    pub fn uninit_ptr(&self, y: &UninitTensor) -> Result<Out> {
+        Ok(Out(y.address()?))
     }
 
     /// The site where a kernel of this op reports an index outside of 0..extent
@@ -135,28 +135,27 @@ impl<'a> Launcher<'a> {
     /// Launches the kernel of `variant` on the current stream, and loads it at first use. If
     /// `launch` is `None`, nothing is launched.
     ///
-    /// # Safety
-    /// The arguments must match the kernel's parameters. With them the kernel must only access
-    /// elements of tensors whose addresses [`Launcher::ptr`], [`Launcher::mut_ptr`] and
-    /// [`Launcher::uninit_ptr`] returned in this call: a kernel can address all of the GPU's
-    /// memory, and pinned host memory. (The emulator stops a kernel that accesses unallocated
-    /// memory.)
+    /// The arguments have the type that the kernel declares, with addresses from
+    /// [`Launcher::ptr`], [`Launcher::mut_ptr`] and [`Launcher::uninit_ptr`]. What the kernel
+    /// accesses from there is not checked, as in any GPU code: a kernel that is wrong can change
+    /// all of the GPU's memory, and pinned host memory. Run it on the emulator first, which stops a
+    /// kernel that accesses unallocated memory.
     ///
     /// # Errors
     /// [`Error::Cuda`]: [`CudaError::Compile`](crate::CudaError::Compile) with the compiler's log,
     /// [`CudaError::Launch`](crate::CudaError::Launch).
-    pub unsafe fn launch<V: Variant>(
+    pub fn launch<V: Variant>(
         &self,
         variant: &V,
         launch: Option<Launch>,
-        arguments: &Arguments,
+        arguments: &V::Arguments,
     ) -> Result<()> {
         let variant = variant.clone();
         self.run(&Plan { variant, launch }, arguments)
     }
 
     /// Launches the plan's kernel on the current stream.
-    pub(crate) fn run<V: Variant>(&self, plan: &Plan<V>, arguments: &Arguments) -> Result<()> {
+    pub(crate) fn run<V: Variant>(&self, plan: &Plan<V>, arguments: &V::Arguments) -> Result<()> {
         let Some(launch) = &plan.launch else {
             return Ok(());
         };

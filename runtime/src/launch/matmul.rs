@@ -5,6 +5,7 @@ mod operands;
 pub(crate) use operands::{Lines, Matrices, Part, Product};
 pub(super) use operands::{MatrixLayout, Sums};
 
+use meshgrad_kernels::Out;
 use meshgrad_kernels::gemm::{
     GemmArguments, GemmBf16, GemmF32, SplitK, SplitKArguments, SplitKReduce, SplitKReduceArguments,
     Tile,
@@ -46,12 +47,12 @@ pub(crate) fn multiply(
     let workspace = gpu.uninit_ptr(&workspace)?;
     multiply_into(gpu, &plan, [a, b], workspace, None)?;
     let arguments = SplitKReduceArguments {
-        parts: workspace,
+        parts: workspace.written(),
         c: c.address,
         elements,
         count: parts,
     };
-    gpu.run(sum, &arguments.arguments())
+    gpu.run(sum, &arguments)
 }
 
 /// Launches the product, or its split-k parts, with output address `c`.
@@ -59,7 +60,7 @@ fn multiply_into(
     gpu: &Launcher<'_>,
     plan: &Gemms,
     [a, b]: [Part; 2],
-    c: u64,
+    c: Out,
     leading: Option<usize>,
 ) -> Result<()> {
     let Extents { batch, m, n, k } = plan.extents;
@@ -83,8 +84,8 @@ fn multiply_into(
         depth: plan.split.depth,
     };
     match &plan.kernel {
-        Gemm::F32(kernel) => gpu.run(kernel, &arguments.arguments()),
-        Gemm::Bf16(kernel) => gpu.run(kernel, &arguments.arguments()),
+        Gemm::F32(kernel) => gpu.run(kernel, &arguments),
+        Gemm::Bf16(kernel) => gpu.run(kernel, &arguments),
     }
 }
 
@@ -177,10 +178,10 @@ fn kernel(
                 tile,
                 accumulate: c.adds,
             };
-            Ok(Gemm::F32(Plan {
-                launch: variant.launch(m, n, products),
+            Ok(Gemm::F32(Plan::new(
+                variant.launch(m, n, products),
                 variant,
-            }))
+            )))
         }
         DType::BF16 => {
             let variant = GemmBf16 {
@@ -190,10 +191,10 @@ fn kernel(
                 output: c.output(),
                 aligned: vectors_are_aligned(&[a, b], &c, extents),
             };
-            Ok(Gemm::Bf16(Plan {
-                launch: variant.launch(m, n, products),
+            Ok(Gemm::Bf16(Plan::new(
+                variant.launch(m, n, products),
                 variant,
-            }))
+            )))
         }
         other => Err(PlanError::DType(other)),
     }

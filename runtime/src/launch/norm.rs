@@ -31,7 +31,7 @@ pub(crate) fn rms_norm(
         features: plan.features,
         eps: eps as f32,
     };
-    gpu.run(&plan.kernel, &arguments.arguments())
+    gpu.run(&plan.kernel, &arguments)
 }
 
 /// dx = inv_rms (dy w - x inv_rms^2 mean(dy w x)), per row.
@@ -51,7 +51,7 @@ pub(crate) fn rms_norm_grad_input(
         rows: plan.rows,
         features: plan.features,
     };
-    gpu.run(&plan.kernel, &arguments.arguments())
+    gpu.run(&plan.kernel, &arguments)
 }
 
 /// dw += (or =, if `dw` is `empty`) the sum over rows of dy x inv_rms. The first kernel writes the
@@ -70,18 +70,19 @@ pub(crate) fn rms_norm_grad_weight(
         inv_rms: gpu.ptr(inv_rms)?,
         partials,
         rows: plan.rows,
+        rows_per_partial: rows_per_partial(plan.rows),
         features: plan.features,
     };
     let to = gpu.mut_ptr(dw)?;
-    gpu.run(&plan.partials, &arguments.arguments())?;
+    gpu.run(&plan.partials, &arguments)?;
 
     let arguments = SumPartialsArguments {
-        partials,
+        partials: partials.written(),
         to,
         rows: plan.lines,
         features: plan.features,
     };
-    gpu.run(&plan.sum, &arguments.arguments())
+    gpu.run(&plan.sum, &arguments)
 }
 
 /// h = x + b and y = h w inv_rms with inv_rms = 1 / sqrt(mean(h^2) + eps), per row.
@@ -104,7 +105,7 @@ pub(crate) fn add_rms_norm(
         features: plan.features,
         eps: eps as f32,
     };
-    gpu.run(&plan.kernel, &arguments.arguments())
+    gpu.run(&plan.kernel, &arguments)
 }
 
 /// dx = dh + inv_rms (dy w - h inv_rms^2 mean(dy w h)), per row.
@@ -125,17 +126,14 @@ pub(crate) fn add_rms_norm_grad_input(
         rows: plan.rows,
         features: plan.features,
     };
-    gpu.run(&plan.kernel, &arguments.arguments())
+    gpu.run(&plan.kernel, &arguments)
 }
 
 fn forward(x: &Operand, w: &Operand, rows: usize) -> Result<Rows<RmsNorm>, PlanError> {
     let features = w.layout.shape().elements();
     let variant = RmsNorm::new(float(x.dtype)?, features, aligned(&[x, w]));
     Ok(Rows {
-        kernel: Plan {
-            launch: variant.launch(rows as u64),
-            variant,
-        },
+        kernel: Plan::new(variant.launch(rows as u64), variant),
         rows: rows as u64,
         features: extent(FAMILY, "features", features, MAX_EXTENT)?,
     })
@@ -145,10 +143,7 @@ fn grad_input([dy, x, w]: &[Operand; 3], rows: usize) -> Result<Rows<RmsNormGrad
     let features = w.layout.shape().elements();
     let variant = RmsNormGradInput::new(float(x.dtype)?, features, aligned(&[dy, x, w]));
     Ok(Rows {
-        kernel: Plan {
-            launch: variant.launch(rows as u64),
-            variant,
-        },
+        kernel: Plan::new(variant.launch(rows as u64), variant),
         rows: rows as u64,
         features: extent(FAMILY, "features", features, MAX_EXTENT)?,
     })
@@ -158,10 +153,7 @@ fn add_forward([x, b, w]: &[Operand; 3], rows: usize) -> Result<Rows<AddRmsNorm>
     let features = w.layout.shape().elements();
     let variant = AddRmsNorm::new(float(x.dtype)?, features, aligned(&[x, b, w]));
     Ok(Rows {
-        kernel: Plan {
-            launch: variant.launch(rows as u64),
-            variant,
-        },
+        kernel: Plan::new(variant.launch(rows as u64), variant),
         rows: rows as u64,
         features: extent(FAMILY, "features", features, MAX_EXTENT)?,
     })
@@ -174,10 +166,7 @@ fn add_grad_input(
     let features = w.layout.shape().elements();
     let variant = AddRmsNormGradInput::new(float(h.dtype)?, features, aligned(&[dh, dy, h, w]));
     Ok(Rows {
-        kernel: Plan {
-            launch: variant.launch(rows as u64),
-            variant,
-        },
+        kernel: Plan::new(variant.launch(rows as u64), variant),
         rows: rows as u64,
         features: extent(FAMILY, "features", features, MAX_EXTENT)?,
     })
@@ -207,14 +196,8 @@ impl GradWeight {
         let sum = SumPartials::new(!empty);
         let rows = rows as u64;
         Ok(GradWeight {
-            partials: Plan {
-                launch: partials.launch(rows, width),
-                variant: partials,
-            },
-            sum: Plan {
-                launch: sum.launch(width),
-                variant: sum,
-            },
+            partials: Plan::new(partials.launch(rows, width), partials),
+            sum: Plan::new(sum.launch(width), sum),
             rows,
             lines: rows.div_ceil(rows_per_partial(rows)),
             features: width,

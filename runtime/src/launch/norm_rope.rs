@@ -34,10 +34,11 @@ pub(crate) fn norm_rope(
         heads: rotated.heads,
         eps: eps as f32,
         of_x: rotated.of_x,
-        of_tables: rotated.of_tables,
+        of_cos: rotated.of_tables[0],
+        of_sin: rotated.of_tables[1],
     };
     let launch = variant.launch(&rotated.heads);
-    gpu.run(&Plan { variant, launch }, &arguments.arguments())
+    gpu.run(&Plan { variant, launch }, &arguments)
 }
 
 /// dx = inv_rms (dz w - x inv_rms^2 mean(dz w x)) with dz = dy rotated back, per head.
@@ -61,11 +62,13 @@ pub(crate) fn norm_rope_grad_input(
         sin: gpu.ptr(angles.sin)?,
         dx: gpu.uninit_ptr(dx)?,
         heads: rotated.heads,
-        of_heads: [head_strides(&Operand::of(dy)), rotated.of_x],
-        of_tables: rotated.of_tables,
+        of_dy: head_strides(&Operand::of(dy)),
+        of_x: rotated.of_x,
+        of_cos: rotated.of_tables[0],
+        of_sin: rotated.of_tables[1],
     };
     let launch = variant.launch(&rotated.heads);
-    gpu.run(&Plan { variant, launch }, &arguments.arguments())
+    gpu.run(&Plan { variant, launch }, &arguments)
 }
 
 /// The plan of the gradient of the weight.
@@ -92,14 +95,8 @@ impl GradWeight {
         let sum = SumPartials::new(!empty);
         let rows = u64::from(heads.rows);
         Ok(GradWeight {
-            partials: Plan {
-                launch: partials.launch(heads),
-                variant: partials,
-            },
-            sum: Plan {
-                launch: sum.launch(heads.features),
-                variant: sum,
-            },
+            partials: Plan::new(partials.launch(heads), partials),
+            sum: Plan::new(sum.launch(heads.features), sum),
             lines: rows.div_ceil(rows_per_partial(rows)),
             rotated,
         })
@@ -133,19 +130,22 @@ pub(crate) fn norm_rope_grad_weight(
         sin: gpu.ptr(angles.sin)?,
         partials,
         heads: rotated.heads,
-        of_heads: [head_strides(&Operand::of(dy)), rotated.of_x],
-        of_tables: rotated.of_tables,
+        rows_per_partial: rows_per_partial(rotated.heads.rows.into()) as u32,
+        of_dy: head_strides(&Operand::of(dy)),
+        of_x: rotated.of_x,
+        of_cos: rotated.of_tables[0],
+        of_sin: rotated.of_tables[1],
     };
     let to = gpu.mut_ptr(dw)?;
-    gpu.run(&plan.partials, &arguments.arguments())?;
+    gpu.run(&plan.partials, &arguments)?;
 
     let arguments = SumPartialsArguments {
-        partials,
+        partials: partials.written(),
         to,
         rows: plan.lines,
         features: rotated.heads.features,
     };
-    gpu.run(&plan.sum, &arguments.arguments())
+    gpu.run(&plan.sum, &arguments)
 }
 
 fn rotated(x: &Tensor, angles: &Angles<'_>) -> Result<RotatedHeads, PlanError> {

@@ -41,7 +41,7 @@ pub(crate) fn adamw(
             Some(draw) => Some((draw.key(), draw.indices_of(gpu.op(), one.param)?)),
             None => None,
         };
-        let addresses = [*param, *gradient, *exp_avg, *exp_avg_sq];
+        let addresses = [param.0, gradient.0, exp_avg.0, exp_avg_sq.0];
         entries.push(gpu.planned(entry(one, rounding, addresses))?);
     }
 
@@ -53,12 +53,12 @@ pub(crate) fn adamw(
     let start = gpu.ptr(uploaded)?;
     let arguments = AdamWArguments {
         table: start,
-        chunks: start + 8 * table.words.len() as u64,
+        chunks: start.byte_add(8 * table.words.len() as u64),
         learning_rate: *learning_rate,
         step: *step,
         scale: *scale,
     };
-    gpu.run(&plan, &arguments.arguments())
+    gpu.run(&plan, &arguments)
 }
 
 impl Table {

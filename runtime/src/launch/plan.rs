@@ -17,6 +17,12 @@ pub(crate) struct Plan<V> {
     pub(crate) launch: Option<Launch>,
 }
 
+impl<V> Plan<V> {
+    pub(crate) fn new(launch: Option<Launch>, variant: V) -> Plan<V> {
+        Plan { variant, launch }
+    }
+}
+
 /// One kernel launch over the rows of a matrix.
 #[derive(Debug)]
 pub(crate) struct Rows<V> {

@@ -26,13 +26,13 @@ pub(crate) fn random(
     );
     let plan = gpu.planned(plan)?;
     let arguments = RandomArguments {
-        operand: x.map_or(Ok(0), |x| gpu.ptr(x))?,
+        operand: x.map(|x| gpu.ptr(x)).transpose()?,
         result: y.address,
         key: key.words(),
         values,
-        space: &plan.space,
+        space: plan.space,
     };
-    gpu.run(&plan.kernel, &arguments.arguments(&plan.kernel.variant))
+    gpu.run(&plan.kernel, &arguments)
 }
 
 /// `operand` viewed in the shape of `indices`, which may split one of its dims.
@@ -73,10 +73,7 @@ fn plan(
     let aligned = y.is_aligned() && x.as_ref().is_none_or(Operand::is_aligned);
     let variant = Random::new(distribution, dtype, space.form(aligned));
     Ok(RandomPlan {
-        kernel: Plan {
-            launch: variant.launch(y.layout.shape().elements() as u64),
-            variant,
-        },
+        kernel: Plan::new(variant.launch(y.layout.shape().elements() as u64), variant),
         space,
     })
 }

@@ -44,14 +44,9 @@ pub(crate) fn reduce(
             let to = workspace.as_ref().unwrap_or(y);
             let scale = if step.last { how.scale } else { 1.0 };
             let plan = gpu.planned(step.plan(how.merge, &from.1, to.dtype()))?;
-            let arguments = ReduceArguments {
-                x: from.0,
-                y: gpu.uninit_ptr(to)?,
-                extents: step.extents,
-                scale,
-            };
-            gpu.run(&plan, &arguments.arguments())?;
-            from = (arguments.y, Operand::uninit(to));
+            let arguments = ReduceArguments::new(from.0, gpu.uninit_ptr(to)?, step.extents, scale);
+            gpu.run(&plan, &arguments)?;
+            from = (arguments.y.written(), Operand::uninit(to));
             held = workspace.or(held);
         }
         Ok(())
@@ -137,10 +132,7 @@ impl Pass {
         }
         let (from, to): (Dtype, Dtype) = (float(x.dtype)?, float(to)?);
         let variant = Reduce::new(merge, from, to, self.extents, x.is_aligned());
-        Ok(Plan {
-            launch: variant.launch(self.extents),
-            variant,
-        })
+        Ok(Plan::new(variant.launch(self.extents), variant))
     }
 }
 

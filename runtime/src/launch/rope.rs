@@ -34,7 +34,7 @@ pub(crate) fn tables(
         pairs,
         factor,
     };
-    gpu.run(&plan, &arguments.arguments())
+    gpu.run(&plan, &arguments)
 }
 
 /// Rotates the pairs of every head of `x` [b, t, n, d] by tables [b, t, h].
@@ -66,7 +66,7 @@ pub(crate) fn rope(
         of_sin: rotated.of_tables[1],
     };
     let launch = variant.launch(heads);
-    gpu.run(&Plan { variant, launch }, &arguments.arguments())
+    gpu.run(&Plan { variant, launch }, &arguments)
 }
 
 /// The kernels' format of a style.

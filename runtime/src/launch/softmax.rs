@@ -23,7 +23,7 @@ pub(crate) fn softmax(
         rows: plan.rows,
         features: plan.features,
     };
-    gpu.run(&plan.kernel, &arguments.arguments())
+    gpu.run(&plan.kernel, &arguments)
 }
 
 /// dx from the result y and dy, per row.
@@ -41,17 +41,14 @@ pub(crate) fn softmax_grad(
         rows: plan.rows,
         features: plan.features,
     };
-    gpu.run(&plan.kernel, &arguments.arguments())
+    gpu.run(&plan.kernel, &arguments)
 }
 
 fn forward(function: Function, x: &Operand) -> Result<Rows<Softmax>, PlanError> {
     let (rows, features) = rows_of(x)?;
     let variant = Softmax::new(function, float(x.dtype)?, features as usize, aligned(&[x]));
     Ok(Rows {
-        kernel: Plan {
-            launch: variant.launch(rows),
-            variant,
-        },
+        kernel: Plan::new(variant.launch(rows), variant),
         rows,
         features,
     })
@@ -62,10 +59,7 @@ fn gradient(function: Function, [y, dy]: &[Operand; 2]) -> Result<Rows<SoftmaxGr
     let aligned = aligned(&[y, dy]);
     let variant = SoftmaxGrad::new(function, float(y.dtype)?, features as usize, aligned);
     Ok(Rows {
-        kernel: Plan {
-            launch: variant.launch(rows),
-            variant,
-        },
+        kernel: Plan::new(variant.launch(rows), variant),
         rows,
         features,
     })

@@ -17,7 +17,7 @@ pub(crate) fn swiglu(gpu: &Launcher<'_>, gate_up: &Tensor, y: &UninitTensor) -> 
         rows: plan.rows,
         features: plan.features,
     };
-    gpu.run(&plan.kernel, &arguments.arguments())
+    gpu.run(&plan.kernel, &arguments)
 }
 
 /// The gradient with respect to gate and up.
@@ -35,7 +35,7 @@ pub(crate) fn swiglu_grad(
         rows: plan.rows,
         features: plan.features,
     };
-    gpu.run(&plan.kernel, &arguments.arguments())
+    gpu.run(&plan.kernel, &arguments)
 }
 
 /// The plan for a result `y` [.., F]. Only `gate_up` can be unaligned: results are new allocations.
@@ -43,10 +43,7 @@ fn forward(gate_up: &Operand, y: &Operand) -> Result<Rows<SwiGlu>, PlanError> {
     let (extents, features) = extents(y)?;
     let variant = SwiGlu::new(float(y.dtype)?, extents, aligned(&[gate_up]));
     Ok(Rows {
-        kernel: Plan {
-            launch: variant.launch(extents),
-            variant,
-        },
+        kernel: Plan::new(variant.launch(extents), variant),
         rows: extents[0],
         features,
     })
@@ -56,10 +53,7 @@ fn backward(gate_up: &Operand, dy: &Operand) -> Result<Rows<SwiGluGrad>, PlanErr
     let (extents, features) = extents(dy)?;
     let variant = SwiGluGrad::new(float(dy.dtype)?, extents, aligned(&[gate_up, dy]));
     Ok(Rows {
-        kernel: Plan {
-            launch: variant.launch(extents),
-            variant,
-        },
+        kernel: Plan::new(variant.launch(extents), variant),
         rows: extents[0],
         features,
     })

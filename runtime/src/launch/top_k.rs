@@ -4,7 +4,10 @@ pub(crate) use meshgrad_kernels::arg_reduce::Extreme;
 use meshgrad_kernels::arg_reduce::{
     ArgReduce, ArgReduceArguments, ArgReduceChunks, ArgReduceChunksArguments, chunks_per_row,
 };
-use meshgrad_kernels::top_k::{MergeRuns, MergeRunsArguments, Runs, SortTiles, SortTilesArguments};
+use meshgrad_kernels::top_k::{
+    MergeRuns, MergeRunsArguments, Runs, SortTiles, SortTilesArguments, SortedKeys,
+};
+use meshgrad_kernels::{In, Out};
 
 use crate::launch::{Operand, Plan, PlanError, extent, float};
 use crate::{Call, DType, Result, Tensor, UninitTensor};
@@ -25,18 +28,18 @@ pub(crate) fn first_best(
         let x = gpu.ptr(x)?;
         let to = gpu.uninit_ptr(indices)?;
         if plan.chunks == 1 {
-            return gpu.run(&plan.best, &plan.arguments(x, to).arguments());
+            return gpu.run(&plan.best, &plan.arguments(x, to));
         }
 
         let workspace = call.workspace(plan.rows as usize * plan.chunks as usize, DType::I64)?;
         let keys = gpu.uninit_ptr(&workspace)?;
-        gpu.run(&plan.best, &plan.arguments(x, keys).arguments())?;
+        gpu.run(&plan.best, &plan.arguments(x, keys))?;
         let arguments = ArgReduceChunksArguments {
-            keys,
+            keys: keys.written(),
             indices: to,
             chunks: plan.chunks,
         };
-        gpu.run(&plan.of_chunks, &arguments.arguments())
+        gpu.run(&plan.of_chunks, &arguments)
     })
 }
 
@@ -57,27 +60,16 @@ impl Extremes {
         let rows = x.layout.shape().elements() as u64 / features.max(1);
         let best = ArgReduce::new(extreme, float(x.dtype)?, rows, features, x.is_aligned());
         Ok(Extremes {
-            best: Plan {
-                launch: best.launch(rows, features),
-                variant: best,
-            },
-            of_chunks: Plan {
-                launch: ArgReduceChunks.launch(rows),
-                variant: ArgReduceChunks,
-            },
+            best: Plan::new(best.launch(rows, features), best),
+            of_chunks: Plan::new(ArgReduceChunks.launch(rows), ArgReduceChunks),
             rows,
             features,
             chunks: chunks_per_row(rows, features) as u32,
         })
     }
 
-    fn arguments(&self, x: u64, indices: u64) -> ArgReduceArguments {
-        ArgReduceArguments {
-            x,
-            indices,
-            rows: self.rows,
-            features: self.features,
-        }
+    fn arguments(&self, x: In, indices: Out) -> ArgReduceArguments {
+        ArgReduceArguments::new(x, indices, [self.rows, self.features])
     }
 }
 
@@ -91,41 +83,31 @@ pub(crate) fn top_k(
 ) -> Result<()> {
     call.launch(|gpu| {
         let plan = gpu.planned(Top::plan(&Operand::of(x), columns, k))?;
-        let [x, values, indices] = [
-            gpu.ptr(x)?,
-            gpu.uninit_ptr(values)?,
-            gpu.uninit_ptr(indices)?,
-        ];
         let room = |runs: Runs| call.workspace(plan.keys_of(runs), DType::I64);
-
         let mut held = room(plan.runs)?;
-        let arguments = SortTilesArguments {
-            x,
+        let mut to = SortedKeys {
             keys: gpu.uninit_ptr(&held)?,
-            values,
-            indices,
+            x: gpu.ptr(x)?,
+            values: gpu.uninit_ptr(values)?,
+            indices: gpu.uninit_ptr(indices)?,
             features: plan.features,
+        };
+        let arguments = SortTilesArguments {
+            to,
             kept: plan.runs.len,
             tiles: plan.runs.count,
         };
-        gpu.run(&plan.sort, &arguments.arguments())?;
+        gpu.run(&plan.sort, &arguments)?;
 
         let mut runs = plan.runs;
         while runs.count > 1 {
             let merged = runs.merged(plan.k);
-            let to = room(merged)?;
-            let arguments = MergeRunsArguments {
-                from: gpu.uninit_ptr(&held)?,
-                keys: gpu.uninit_ptr(&to)?,
-                x,
-                values,
-                indices,
-                features: plan.features,
-                runs,
-                kept: merged.len,
-            };
-            gpu.run(&plan.merge(runs), &arguments.arguments())?;
-            (held, runs) = (to, merged);
+            let merged_keys = room(merged)?;
+            let from = gpu.uninit_ptr(&held)?.written();
+            to.keys = gpu.uninit_ptr(&merged_keys)?;
+            let arguments = MergeRunsArguments::new(from, to, runs, merged.len);
+            gpu.run(&plan.merge(runs), &arguments)?;
+            (held, runs) = (merged_keys, merged);
         }
         Ok(())
     })
@@ -159,10 +141,7 @@ impl Top {
                 len: len as u32,
                 last: in_last_tile.min(len) as u32,
             },
-            sort: Plan {
-                launch: sort.launch(rows, wide),
-                variant: sort,
-            },
+            sort: Plan::new(sort.launch(rows, wide), sort),
             dtype,
             rows,
             features,
@@ -172,10 +151,7 @@ impl Top {
 
     fn merge(&self, runs: Runs) -> Plan<MergeRuns> {
         let variant = MergeRuns::new(runs, self.dtype);
-        Plan {
-            launch: variant.launch(self.rows, runs),
-            variant,
-        }
+        Plan::new(variant.launch(self.rows, runs), variant)
     }
 
     /// The number of keys in the runs of all rows. A single run has none: it is written as values

@@ -1,6 +1,7 @@
 //! Launches of reductions over equal slices, such as those of the ranks of a group.
 
 use meshgrad_kernels::tree_reduce::{TreeReduce, TreeReduceArguments};
+use meshgrad_kernels::{In, Out};
 
 use super::copies::format;
 use crate::core::gpu_slice::{GpuSlice, GpuSliceMut};
@@ -35,15 +36,15 @@ impl GpuSliceMut<'_> {
         let gpu = Launcher::new(op, to.device());
         let kernel = TreeReduce::new(tree, format(to.dtype()), sources.len());
         let variant = gpu.planned(kernel.map_err(Into::into))?;
-        let addresses = sources.iter().map(GpuSlice::address);
+        let addresses = sources.iter().map(|it| it.address().map(In));
         let elements = to.elements() as u64;
         let arguments = TreeReduceArguments {
-            sources: &addresses.collect::<Result<Vec<u64>>>()?,
-            y: to.address()?,
+            sources: addresses.collect::<Result<_>>()?,
+            y: Out(to.address()?),
             elements,
         };
         let launch = variant.launch(elements);
-        gpu.run(&Plan { variant, launch }, &arguments.arguments())
+        gpu.run(&Plan { variant, launch }, &arguments)
     }
 }
 

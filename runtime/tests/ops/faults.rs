@@ -3,33 +3,44 @@
 
 use crate::devices::gpu;
 use meshgrad_kernels::assembler::Kernel;
-use meshgrad_kernels::faults::Faults;
-use meshgrad_kernels::{Arguments, Launch, Ptx, Target, Variant};
+use meshgrad_kernels::faults::FaultSite;
+use meshgrad_kernels::{In, Launch, Out, Ptx, Target, Variant, params};
 use meshgrad_runtime::{
     CudaError, DType, Device, Error, Kind, Result, Signature, Tensor, with_stream,
 };
+
+params! {
+    struct PickArguments {
+        x: In,
+        ids: In,
+        y: Out,
+        extent: u64,
+        count: u32,
+        faults: FaultSite,
+    }
+}
 
 /// y\[i\] = x\[ids\[i\]\], one thread per element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Pick;
 
 impl Variant for Pick {
+    type Arguments = PickArguments;
+
     fn entry(&self) -> String {
         "pick".into()
     }
 
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, 32);
-        let (x, ids, y) = (k.pointer("x"), k.pointer("ids"), k.pointer("y"));
-        let (extent, count) = (k.u64_param("extent"), k.u32_param("count"));
-        let faults = Faults::parameters(k);
+        let p = self.parameters(k);
 
         let i = k.cta().mad(32, k.thread());
-        k.if_(i.lt(count), || {
-            let id = ids.element::<i64>(i).load::<i64>();
-            let inside = faults.check(id, extent);
-            let from = x.element_wide::<f32>(id.unsigned());
-            y.element::<f32>(i).store(from.load_if::<f32>(inside));
+        k.if_(i.lt(p.count), || {
+            let id = p.ids.element::<i64>(i).load::<i64>();
+            let inside = p.faults.check(id, p.extent);
+            let from = p.x.element_wide::<f32>(id.unsigned());
+            p.y.element::<f32>(i).store(from.load_if::<f32>(inside));
         });
         k.finish()
     }
@@ -41,17 +52,17 @@ fn pick(x: &Tensor, ids: &Tensor) -> Result<Tensor> {
     let mut call = PICK.call(&[x, ids])?;
     let y = call.output(0)?;
     call.launch(|gpu| {
-        let mut arguments = Arguments::new();
-        for address in [gpu.ptr(x)?, gpu.ptr(ids)?, gpu.uninit_ptr(&y)?] {
-            arguments.push_pointer(address);
-        }
         let count = ids.elements() as u32;
-        arguments.push_u64(x.elements() as u64).push_u32(count);
-        gpu.fault_site(x.elements()).push(&mut arguments);
+        let arguments = PickArguments {
+            x: gpu.ptr(x)?,
+            ids: gpu.ptr(ids)?,
+            y: gpu.uninit_ptr(&y)?,
+            extent: x.elements() as u64,
+            count,
+            faults: gpu.fault_site(x.elements()),
+        };
         let launch = Launch::new([count.div_ceil(32), 1, 1], 32);
-        // SAFETY: the arguments match the kernel's parameters; it reads `ids` and `x` within their
-        // extents, and writes `y`.
-        unsafe { gpu.launch(&Pick, launch, &arguments) }
+        gpu.launch(&Pick, launch, &arguments)
     })?;
     Ok(y.finish())
 }

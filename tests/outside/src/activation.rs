@@ -1,10 +1,11 @@
 //! y = max(x, 0)^2 (So et al. 2021): an op with kernels of its own.
 
-use meshgrad::kernels::assembler::{Arguments, Kernel, Ptx, Target, Variant};
+use meshgrad::kernels::assembler::{In, Kernel, Out, Ptx, Target, Variant};
 use meshgrad::kernels::dtype::Dtype;
+use meshgrad::kernels::params;
 use meshgrad::kernels::row::{Row, RowTile};
 use meshgrad::prelude::*;
-use meshgrad::runtime::{Call, Signature};
+use meshgrad::runtime::Signature;
 
 static FORWARD: Signature = Signature::new("squared_relu", "x: F[.. d!] -> y: F[.. d]", 2);
 static BACKWARD: Signature = Signature::new(
@@ -22,22 +23,51 @@ pub fn squared_relu(x: &Var) -> Result<Var> {
 
 /// y = max(x, 0)^2.
 fn forward(x: &Tensor) -> Result<Tensor> {
-    let call = FORWARD.call(&[x])?;
-    match call.device().is_gpu() {
-        false => ops::square(&ops::clamp(x, 0.0, f64::INFINITY)?),
-        true => launch(call, &[x], |tile| SquaredRelu { tile }),
+    let mut call = FORWARD.call(&[x])?;
+    if !call.device().is_gpu() {
+        return ops::square(&ops::clamp(x, 0.0, f64::INFINITY)?);
     }
+    let (x, tile) = (aligned(x)?, tile(x)?);
+    let y = call.output(0)?;
+    call.launch(|gpu| {
+        let rows = call.rows() as u64;
+        let arguments = SquaredReluArguments {
+            x: gpu.ptr(&x)?,
+            y: gpu.uninit_ptr(&y)?,
+            rows,
+        };
+        gpu.launch(&SquaredRelu { tile }, tile.launch(rows), &arguments)
+    })?;
+    Ok(y.finish())
 }
 
 /// dx = 2 max(x, 0) dy.
 fn backward(x: &Tensor, dy: &Tensor) -> Result<Tensor> {
-    let call = BACKWARD.call(&[x, dy])?;
-    match call.device().is_gpu() {
-        false => {
-            let positive = ops::clamp(x, 0.0, f64::INFINITY)?;
-            ops::affine(&ops::mul(&positive, dy)?, 2.0, 0.0)
-        }
-        true => launch(call, &[x, dy], |tile| SquaredReluGrad { tile }),
+    let mut call = BACKWARD.call(&[x, dy])?;
+    if !call.device().is_gpu() {
+        let positive = ops::clamp(x, 0.0, f64::INFINITY)?;
+        return ops::affine(&ops::mul(&positive, dy)?, 2.0, 0.0);
+    }
+    let (x, dy, tile) = (aligned(x)?, aligned(dy)?, tile(x)?);
+    let dx = call.output(0)?;
+    call.launch(|gpu| {
+        let rows = call.rows() as u64;
+        let arguments = SquaredReluGradArguments {
+            x: gpu.ptr(&x)?,
+            dy: gpu.ptr(&dy)?,
+            dx: gpu.uninit_ptr(&dx)?,
+            rows,
+        };
+        gpu.launch(&SquaredReluGrad { tile }, tile.launch(rows), &arguments)
+    })?;
+    Ok(dx.finish())
+}
+
+params! {
+    struct SquaredReluArguments {
+        x: In,
+        y: Out,
+        rows: u64,
     }
 }
 
@@ -47,21 +77,32 @@ struct SquaredRelu {
 }
 
 impl Variant for SquaredRelu {
+    type Arguments = SquaredReluArguments;
+
     fn entry(&self) -> String {
         format!("squared_relu_{}", self.tile.name())
     }
 
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, self.tile.threads());
-        let (x, y) = (k.pointer("x"), k.pointer("y"));
-        let row = Row::new(k, self.tile, k.u64_param("rows"));
+        let p = self.parameters(k);
+        let row = Row::new(k, self.tile, p.rows);
 
-        let x = row.load(x).widen();
-        row.store(y, |i| {
+        let x = row.load(p.x).widen();
+        row.store(p.y, |i| {
             let positive = x[i].max(0.0_f32);
             positive * positive
         });
         k.finish()
+    }
+}
+
+params! {
+    struct SquaredReluGradArguments {
+        x: In,
+        dy: In,
+        dx: Out,
+        rows: u64,
     }
 }
 
@@ -71,44 +112,22 @@ struct SquaredReluGrad {
 }
 
 impl Variant for SquaredReluGrad {
+    type Arguments = SquaredReluGradArguments;
+
     fn entry(&self) -> String {
         format!("squared_relu_grad_{}", self.tile.name())
     }
 
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, self.tile.threads());
-        let (x, dy, dx) = (k.pointer("x"), k.pointer("dy"), k.pointer("dx"));
-        let row = Row::new(k, self.tile, k.u64_param("rows"));
+        let p = self.parameters(k);
+        let row = Row::new(k, self.tile, p.rows);
 
-        let (x, dy) = (row.load(x), row.load(dy)); // both in flight
+        let (x, dy) = (row.load(p.x), row.load(p.dy)); // both in flight
         let (x, dy) = (x.widen(), dy.widen());
-        row.store(dx, |i| x[i].max(0.0_f32) * dy[i] * 2.0_f32);
+        row.store(p.dx, |i| x[i].max(0.0_f32) * dy[i] * 2.0_f32);
         k.finish()
     }
-}
-
-/// Launches a kernel that reads `inputs` row by row and writes one output of their shape.
-fn launch<V: Variant>(
-    mut call: Call,
-    inputs: &[&Tensor],
-    variant: impl Fn(RowTile) -> V,
-) -> Result<Tensor> {
-    let inputs: Vec<Tensor> = inputs.iter().map(|x| aligned(x)).collect::<Result<_>>()?;
-    let tile = tile(&inputs[0])?;
-    let y = call.output(0)?;
-    call.launch(|gpu| {
-        let rows = call.rows() as u64;
-        let mut arguments = Arguments::new();
-        for x in &inputs {
-            arguments.push_pointer(gpu.ptr(x)?);
-        }
-        arguments.push_pointer(gpu.uninit_ptr(&y)?);
-        arguments.push_u64(rows);
-        // SAFETY: the arguments match the parameters; the kernel reads the rows of the inputs and
-        // writes the same number of rows of y.
-        unsafe { gpu.launch(&variant(tile), tile.launch(rows), &arguments) }
-    })?;
-    Ok(y.finish())
 }
 
 /// `x` if it is contiguous and 16-byte aligned, otherwise a copy that is.

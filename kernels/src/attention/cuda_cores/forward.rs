@@ -1,21 +1,28 @@
 //! The forward kernel on CUDA cores.
 
 use super::super::ROWS_PER_CTA;
-use super::super::cta_tile::{Call, CtaTile, Reports, View};
+use super::super::arguments::{AttentionArguments, Forward};
+use super::super::cta_tile::CtaTile;
 use super::super::problem::Axis;
 use super::super::softmax::Softmax;
 use super::product::Products;
 use super::{COLUMNS, THREADS};
-use crate::assembler::{Kernel, Ptx, Target};
+use crate::assembler::{ArgumentFor, Kernel, Ptx, Target};
 use crate::dtype::Dtype;
 
 /// Computes `out` and `lse`.
 pub(in super::super) fn forward(entry: String, dtype: Dtype) -> Ptx {
     let k = &Kernel::new(entry, Target::Sm80, THREADS).ctas_per_sm(2);
-    let [q, keys, v, out] = ["q", "k", "v", "out"].map(|name| View::parameter(k, name));
-    let (lse, reports) = (k.pointer("lse"), Reports::parameters(k));
-    let call = Call::parameters(k);
-    let cta = CtaTile::reporting(call, Axis::Queries, Some(reports));
+    let Forward {
+        q,
+        k: keys,
+        v,
+        out,
+        lse,
+        faults,
+        problem: call,
+    } = AttentionArguments::declare(k, "", &());
+    let cta = CtaTile::reporting(call, Axis::Queries, faults.map(Some));
     let products = Products::new(k, dtype, call.head_dim);
 
     k.if_(cta.first.lt(cta.queries.length), || {

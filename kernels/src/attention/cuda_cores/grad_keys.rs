@@ -1,20 +1,28 @@
 //! The gradients of keys and values on CUDA cores.
 
 use super::super::ROWS_PER_CTA;
-use super::super::cta_tile::{Call, CtaTile, View};
+use super::super::arguments::{AttentionGradKeysArguments, GradKeys};
+use super::super::cta_tile::CtaTile;
 use super::super::problem::Axis;
 use super::product::Products;
 use super::{COLUMNS, THREADS};
-use crate::assembler::{Kernel, Ptx, Target};
+use crate::assembler::{ArgumentFor, Kernel, Ptx, Target};
 use crate::dtype::Dtype;
 
 /// Computes `dk` and `dv`.
 pub(in super::super) fn grad_keys(entry: String, dtype: Dtype) -> Ptx {
     let k = &Kernel::new(entry, Target::Sm80, THREADS).ctas_per_sm(2);
-    let [q, keys, v, dout] = ["q", "k", "v", "dout"].map(|name| View::parameter(k, name));
-    let (lse, delta) = (k.pointer("lse"), k.pointer("delta"));
-    let [dk, dv] = ["dk", "dv"].map(|name| View::parameter(k, name));
-    let call = Call::parameters(k);
+    let GradKeys {
+        q,
+        k: keys,
+        v,
+        dout,
+        lse,
+        delta,
+        dk,
+        dv,
+        problem: call,
+    } = AttentionGradKeysArguments::declare(k, "", &());
     let cta = CtaTile::of_cta(call, Axis::Keys);
     let products = Products::new(k, dtype, call.head_dim);
 

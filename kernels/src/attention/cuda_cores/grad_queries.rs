@@ -1,20 +1,27 @@
 //! The gradient of queries on CUDA cores.
 
 use super::super::ROWS_PER_CTA;
-use super::super::cta_tile::{Call, CtaTile, View};
+use super::super::arguments::{AttentionGradQueriesArguments, GradQueries};
+use super::super::cta_tile::CtaTile;
 use super::super::problem::Axis;
 use super::product::Products;
 use super::{COLUMNS, THREADS};
-use crate::assembler::{Kernel, Ptx, Target};
+use crate::assembler::{ArgumentFor, Kernel, Ptx, Target};
 use crate::dtype::Dtype;
 
 /// Computes `dq`.
 pub(in super::super) fn grad_queries(entry: String, dtype: Dtype) -> Ptx {
     let k = &Kernel::new(entry, Target::Sm80, THREADS).ctas_per_sm(2);
-    let [q, keys, v, dout] = ["q", "k", "v", "dout"].map(|name| View::parameter(k, name));
-    let (lse, delta) = (k.pointer("lse"), k.pointer("delta"));
-    let dq = View::parameter(k, "dq");
-    let call = Call::parameters(k);
+    let GradQueries {
+        q,
+        k: keys,
+        v,
+        dout,
+        lse,
+        delta,
+        dq,
+        problem: call,
+    } = AttentionGradQueriesArguments::declare(k, "", &());
     let cta = CtaTile::of_cta(call, Axis::Queries);
     let products = Products::new(k, dtype, call.head_dim);
 

@@ -1,13 +1,14 @@
 //! The forward kernel on tensor cores.
 
 use super::super::ROWS_PER_CTA;
-use super::super::cta_tile::{Call, CtaTile, Reports, View};
+use super::super::arguments::{AttentionArguments, Forward};
+use super::super::cta_tile::{CtaTile, View};
 use super::super::problem::Axis;
 use super::super::softmax::Softmax;
 use super::product::{Sums, a_fragments, add_weighted, scores, zeros};
 use super::tile::{AFragment, Tile};
 use super::{ScoreTile, Shape, THREADS, mask_scores};
-use crate::assembler::{F32, Kernel, Ptx, Target};
+use crate::assembler::{ArgumentFor, F32, Kernel, Ptx, Target};
 
 /// The largest head dim for which a warp keeps its queries in registers.
 const MAX_IN_REGISTERS: u32 = 128;
@@ -15,10 +16,16 @@ const MAX_IN_REGISTERS: u32 = 128;
 /// Computes `out` and `lse`.
 pub(in super::super) fn forward(entry: String, head_dim: u32) -> Ptx {
     let k = &Kernel::new(entry, Target::Sm80, THREADS);
-    let [q, keys, v, out] = ["q", "k", "v", "out"].map(|name| View::parameter(k, name));
-    let (lse, reports) = (k.pointer("lse"), Reports::parameters(k));
-    let call = Call::parameters(k);
-    let cta = CtaTile::reporting(call, Axis::Queries, Some(reports));
+    let Forward {
+        q,
+        k: keys,
+        v,
+        out,
+        lse,
+        faults,
+        problem: call,
+    } = AttentionArguments::declare(k, "", &());
+    let cta = CtaTile::reporting(call, Axis::Queries, faults.map(Some));
 
     let shape = Shape::forward(head_dim);
     let stationary = Tile::new(k, shape.lines, ROWS_PER_CTA, 1);

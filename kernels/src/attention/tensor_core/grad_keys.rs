@@ -1,20 +1,28 @@
 //! The gradients of keys and values on tensor cores.
 
 use super::super::ROWS_PER_CTA;
-use super::super::cta_tile::{Call, CtaTile, View};
+use super::super::arguments::{AttentionGradKeysArguments, GradKeys};
+use super::super::cta_tile::CtaTile;
 use super::super::problem::Axis;
 use super::product::{a_fragments, add_weighted, scores, zeros};
 use super::tile::Tile;
 use super::{ScoreTile, Shape, THREADS, mask_scores};
-use crate::assembler::{F32, Kernel, Ptx, SharedAddress, Target};
+use crate::assembler::{ArgumentFor, F32, Kernel, Ptx, SharedAddress, Target};
 
 /// Computes `dk` and `dv`.
 pub(in super::super) fn grad_keys(entry: String, head_dim: u32) -> Ptx {
     let k = &Kernel::new(entry, Target::Sm80, THREADS).ctas_per_sm(2);
-    let [q, keys, v, dout] = ["q", "k", "v", "dout"].map(|name| View::parameter(k, name));
-    let (lse, delta) = (k.pointer("lse"), k.pointer("delta"));
-    let [dk, dv] = ["dk", "dv"].map(|name| View::parameter(k, name));
-    let call = Call::parameters(k);
+    let GradKeys {
+        q,
+        k: keys,
+        v,
+        dout,
+        lse,
+        delta,
+        dk,
+        dv,
+        problem: call,
+    } = AttentionGradKeysArguments::declare(k, "", &());
     let cta = CtaTile::of_cta(call, Axis::Keys);
 
     let shape = Shape::backward(head_dim);

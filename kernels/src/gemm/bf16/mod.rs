@@ -38,7 +38,7 @@ mod sums;
 
 use self::slice::{Slice, Strip};
 use self::sums::Sums;
-use super::split_k::Part;
+use super::split_k::{Part, SplitKArguments};
 use super::tiles::CtaTile;
 use super::{Call, Matrix, Order, Tile};
 use crate::assembler::{Bf16, Kernel, Launch, Ptx, STATIC_LIMIT, Target, U32, Variable, Variant};
@@ -222,11 +222,14 @@ impl GemmBf16 {
 }
 
 impl Variant for GemmBf16 {
+    type Arguments = SplitKArguments;
+
     fn ptx(&self) -> Ptx {
         let k = &self.kernel(self.entry());
-        let call = Call::parameters(k);
+        let parameters = self.parameters(k);
+        let call = Call::new(parameters.product);
         let cta = CtaTile::of_cta(k, &call, self.tile);
-        let part = Part::parameters(k, &call, cta.batch);
+        let part = Part::new(&parameters, cta.batch);
         let c = call.c;
         let call = part.of(call, [self.a, self.b], 2);
         let c = || c.of_batch(cta.batch, self.output.size());

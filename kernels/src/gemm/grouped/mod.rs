@@ -32,12 +32,13 @@
 
 mod offsets;
 
+pub use self::offsets::GroupedArguments;
+
 use self::offsets::Offsets;
 use super::tiles::CtaTile;
-use super::{Call, GemmArguments, GemmBf16, GemmF32, Matrix, Order, Output, Tile};
+use super::{Call, GemmBf16, GemmF32, Matrix, Order, Output, Tile};
 use crate::Dtype;
-use crate::assembler::{Arguments, Kernel, Launch, Ptx, U32, Variant};
-use crate::faults::FaultSite;
+use crate::assembler::{Kernel, Launch, Ptx, U32, Variant};
 
 /// C_rows = A_rows B_g for the rows of each group g. A is row-major, and C has A's dtype. Rows of C
 /// past the last offset become zero.
@@ -52,40 +53,6 @@ pub struct GroupedM {
 pub struct GroupedK {
     product: Product,
     adds: bool,
-}
-
-/// Arguments of a grouped product.
-#[derive(Clone, Copy, Debug)]
-pub struct GroupedArguments {
-    /// The matrices:
-    ///
-    /// - For [`GroupedM`], m is R, which includes rows that no group owns. Each group has a B,
-    ///   `batch_b` apart.
-    /// - For [`GroupedK`], k is R, and `lda` is the distance between two of the R rows of A. Each
-    ///   group has a C, `batch_c` apart.
-    ///
-    /// The other batch strides are not used.
-    pub product: GemmArguments,
-    /// The start of each group and the end of the last: i64, `groups + 1` values.
-    pub offsets: u64,
-    /// Stride of the offsets, in elements.
-    pub offsets_stride: i64,
-    /// Number of groups.
-    pub groups: u32,
-    /// The fault site for invalid offsets.
-    pub faults: FaultSite,
-}
-
-impl GroupedArguments {
-    /// The bytes of the kernel's parameters.
-    pub fn arguments(&self) -> Arguments {
-        let mut arguments = self.product.arguments();
-        arguments.push_pointer(self.offsets);
-        arguments.push_u64(self.offsets_stride as u64);
-        arguments.push_u32(self.groups);
-        self.faults.push(&mut arguments);
-        arguments
-    }
 }
 
 impl GroupedM {
@@ -131,11 +98,14 @@ impl GroupedM {
 }
 
 impl Variant for GroupedM {
+    type Arguments = GroupedArguments;
+
     fn ptx(&self) -> Ptx {
         let (tile, [size, size_of_c]) = (self.product.tile(), self.product.sizes());
         let k = &self.product.kernel(self.entry());
-        let call = Call::parameters(k);
-        let offsets = Offsets::parameters(k, call.m);
+        let parameters = self.parameters(k);
+        let call = Call::new(parameters.product);
+        let offsets = Offsets::new(&parameters, call.m);
 
         let padded = offsets.padded_rows(tile);
         let cta = CtaTile::of_cta(k, &Call { m: padded, ..call }, tile);
@@ -193,11 +163,14 @@ impl GroupedK {
 }
 
 impl Variant for GroupedK {
+    type Arguments = GroupedArguments;
+
     fn ptx(&self) -> Ptx {
         let [size, size_of_c] = self.product.sizes();
         let k = &self.product.kernel(self.entry());
-        let call = Call::parameters(k);
-        let offsets = Offsets::parameters(k, call.k);
+        let parameters = self.parameters(k);
+        let call = Call::new(parameters.product);
+        let offsets = Offsets::new(&parameters, call.k);
 
         let cta = CtaTile::of_cta(k, &call, self.product.tile());
         let (start, rows) = offsets.rows_of(cta.batch);
@@ -285,38 +258,6 @@ impl Product {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn arguments_fill_the_parameter_space() {
-        let product = GemmArguments {
-            a: 1,
-            b: 2,
-            c: 3,
-            m: 4,
-            n: 5,
-            k: 6,
-            lda: 7,
-            ldb: 8,
-            ldc: 9,
-            batch_a: 0,
-            batch_b: 10,
-            batch_c: 11,
-        };
-        let arguments = GroupedArguments {
-            product,
-            offsets: 12,
-            offsets_stride: 1,
-            groups: 13,
-            faults: FaultSite::new(14, 15),
-        };
-        let bytes = arguments.arguments().bytes().len();
-        for dtype in Dtype::ALL {
-            let rows = GroupedM::new(dtype, Order::RowMajor, Tile::Small, true);
-            assert_eq!(bytes, rows.ptx().parameter_bytes());
-            let sums = GroupedK::new(dtype, Tile::Small, true, true);
-            assert_eq!(bytes, sums.ptx().parameter_bytes());
-        }
-    }
 
     /// The grid has room for a partial tile at the end of every group.
     #[test]

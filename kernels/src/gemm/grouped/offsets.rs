@@ -1,8 +1,32 @@
 //! Group offsets, read by the kernel.
 
-use crate::assembler::{GlobalAddress, Kernel, Pred, S64, U32, U64};
-use crate::faults::Faults;
-use crate::gemm::Tile;
+use crate::assembler::{GlobalAddress, In, Kernel, Pred, S64, U32, U64};
+use crate::faults::{FaultSite, Faults};
+use crate::gemm::{GemmArguments, Tile};
+use crate::params;
+
+params! {
+    /// Arguments of a grouped product.
+    pub struct GroupedArguments => Parameters {
+        /// The matrices:
+        ///
+        /// - For [`GroupedM`](super::GroupedM), m is R, which includes rows that no group owns. Each group has a B,
+        ///   `batch_b` apart.
+        /// - For [`GroupedK`](super::GroupedK), k is R, and `lda` is the distance between two of the R rows of A. Each
+        ///   group has a C, `batch_c` apart.
+        ///
+        /// The other batch strides are not used.
+        product: GemmArguments,
+        /// The start of each group and the end of the last: i64, `groups + 1` values.
+        offsets: In,
+        /// Stride of the offsets, in elements.
+        offsets_stride: i64,
+        /// Number of groups.
+        groups: u32,
+        /// The fault site for invalid offsets.
+        faults: FaultSite,
+    }
+}
 
 /// The offsets and their valid range.
 pub(super) struct Offsets<'k> {
@@ -32,16 +56,15 @@ pub(super) struct Found<'k> {
 }
 
 impl<'k> Offsets<'k> {
-    /// Declares the parameters, which follow those of the product.
     #[track_caller]
-    pub(super) fn parameters(k: &'k Kernel, rows: U32<'k>) -> Offsets<'k> {
+    pub(super) fn new(parameters: &Parameters<'k>, rows: U32<'k>) -> Offsets<'k> {
         Offsets {
-            k,
-            start: k.pointer("offsets"),
-            stride: k.u64_param("offsets_stride") * 8,
-            groups: k.u32_param("groups"),
+            k: rows.kernel(),
+            start: parameters.offsets,
+            stride: parameters.offsets_stride.unsigned() * 8,
+            groups: parameters.groups,
             rows,
-            faults: Faults::parameters(k),
+            faults: parameters.faults,
         }
     }
 

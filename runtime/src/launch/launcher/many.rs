@@ -3,6 +3,8 @@
 
 use std::collections::HashSet;
 
+use meshgrad_kernels::{In, Out};
+
 use super::Launcher;
 use crate::{Error, Kind, Result, Tensor};
 
@@ -18,7 +20,7 @@ impl Launcher<'_> {
         &self,
         changed: &[&Tensor],
         read: &[&Tensor],
-    ) -> Result<(Vec<u64>, Vec<u64>)> {
+    ) -> Result<(Vec<Out>, Vec<In>)> {
         self.expect_disjoint(changed)?;
         let storages: HashSet<usize> = changed.iter().map(|x| x.storage_id()).collect();
         let may_change = |x: &&&Tensor| x.kind() != Kind::Value;
@@ -30,10 +32,10 @@ impl Launcher<'_> {
             return Err(Error::Busy { op: self.op });
         }
 
-        let claimed = changed.iter().map(|x| x.address_to_claim(self.op));
-        let claimed = claimed.collect::<Result<Vec<u64>>>()?;
-        let read = read.iter().map(|x| x.address(self.op));
-        let read = read.collect::<Result<Vec<u64>>>()?;
+        let claimed = changed.iter().map(|x| x.address_to_claim(self.op).map(Out));
+        let claimed = claimed.collect::<Result<Vec<Out>>>()?;
+        let read = read.iter().map(|x| x.address(self.op).map(In));
+        let read = read.collect::<Result<Vec<In>>>()?;
         let mut unraised = storages;
         for x in changed {
             if unraised.remove(&x.storage_id()) {

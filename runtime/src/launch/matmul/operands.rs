@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use meshgrad_kernels::gemm::{Order, Output};
+use meshgrad_kernels::{In, Out};
 
 use crate::launch::copies::contiguous_copy;
 use crate::launch::{Launcher, Operand};
@@ -50,8 +51,8 @@ impl Matrices {
 
 /// A row-major matrix in memory. Its rows, or some of them, are an operand or a result.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Lines {
-    pub(crate) address: u64,
+pub(crate) struct Lines<P> {
+    pub(crate) address: P,
     pub(crate) dtype: DType,
     pub(crate) columns: usize,
     /// Elements between rows.
@@ -60,34 +61,18 @@ pub(crate) struct Lines {
     pub(crate) aligned: bool,
 }
 
-impl Lines {
+impl Lines<In> {
     /// A contiguous input, viewed as \[rows, last dim\].
-    pub(crate) fn of(gpu: &Launcher<'_>, x: &Tensor) -> Result<Lines> {
+    pub(crate) fn of(gpu: &Launcher<'_>, x: &Tensor) -> Result<Lines<In>> {
         Lines::at(gpu.ptr(x)?, x)
-    }
-
-    /// A contiguous tensor that the op changes, viewed as \[rows, last dim\].
-    pub(crate) fn changed(gpu: &Launcher<'_>, into: &Tensor) -> Result<Lines> {
-        Lines::at(gpu.mut_ptr(into)?, into)
-    }
-
-    fn at(address: u64, x: &Tensor) -> Result<Lines> {
-        let columns = x.extent(-1)?;
-        Ok(Lines {
-            address,
-            dtype: x.dtype(),
-            columns,
-            leading: columns,
-            aligned: Operand::of(x).is_aligned(),
-        })
     }
 
     /// The operand that consists of these rows.
     pub(crate) fn part(&self, rows: &Range<usize>) -> Part {
-        let (address, aligned) = self.row(rows.start);
+        let (bytes, aligned) = self.bytes_to(rows.start);
         let leading = if rows.len() > 1 { self.leading } else { 0 };
         Part {
-            address,
+            address: self.address.byte_add(bytes),
             layout: MatrixLayout {
                 dtype: self.dtype,
                 rows: rows.len(),
@@ -100,24 +85,51 @@ impl Lines {
             },
         }
     }
+}
 
-    /// The operand that consists of the first `rows` rows and `columns` columns.
-    pub(crate) fn corner(&self, rows: usize, columns: usize) -> Part {
-        Lines { columns, ..*self }.part(&(0..rows))
+impl Lines<Out> {
+    /// A contiguous tensor that the op changes, viewed as \[rows, last dim\].
+    pub(crate) fn changed(gpu: &Launcher<'_>, into: &Tensor) -> Result<Lines<Out>> {
+        Lines::at(gpu.mut_ptr(into)?, into)
     }
 
-    /// The address of a row, and whether it is 16-byte aligned.
-    fn row(&self, row: usize) -> (u64, bool) {
+    /// The first `rows` rows and `columns` columns, as an operand of a later kernel.
+    pub(crate) fn written(&self, rows: usize, columns: usize) -> Part {
+        let written = Lines {
+            address: self.address.written(),
+            dtype: self.dtype,
+            columns,
+            leading: self.leading,
+            aligned: self.aligned,
+        };
+        written.part(&(0..rows))
+    }
+}
+
+impl<P> Lines<P> {
+    fn at(address: P, x: &Tensor) -> Result<Lines<P>> {
+        let columns = x.extent(-1)?;
+        Ok(Lines {
+            address,
+            dtype: x.dtype(),
+            columns,
+            leading: columns,
+            aligned: Operand::of(x).is_aligned(),
+        })
+    }
+
+    /// The distance to a row in bytes, and whether the row is 16-byte aligned.
+    fn bytes_to(&self, row: usize) -> (u64, bool) {
         let bytes = self.dtype.bytes(row * self.leading);
         let aligned = self.aligned && bytes.is_multiple_of(16);
-        (self.address + bytes as u64, aligned)
+        (bytes as u64, aligned)
     }
 }
 
 /// An operand of a product: its address and layout.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Part {
-    pub(super) address: u64,
+    pub(super) address: In,
     pub(super) layout: MatrixLayout,
 }
 
@@ -204,7 +216,7 @@ fn batch_stride(extents: &[usize], strides: &[isize]) -> Option<isize> {
 
 /// The output of a product.
 pub(crate) struct Product {
-    pub(in crate::launch) address: u64,
+    pub(in crate::launch) address: Out,
     pub(in crate::launch) sums: Sums,
 }
 
@@ -247,7 +259,7 @@ impl Product {
         let columns = c.shape().last().copied().unwrap_or(1);
         let offset = c.dtype().bytes(row * columns);
         Ok(Product {
-            address: gpu.uninit_ptr(c)? + offset as u64,
+            address: gpu.uninit_ptr(c)?.byte_add(offset as u64),
             sums: Sums {
                 dtype: c.dtype(),
                 adds: false,
@@ -271,10 +283,10 @@ impl Product {
     }
 
     /// The product is written to the rows of `into` from `row` on, or added to them if `adds`.
-    pub(crate) fn lines(into: &Lines, row: usize, adds: bool) -> Product {
-        let (address, aligned) = into.row(row);
+    pub(crate) fn lines(into: &Lines<Out>, row: usize, adds: bool) -> Product {
+        let (bytes, aligned) = into.bytes_to(row);
         Product {
-            address,
+            address: into.address.byte_add(bytes),
             sums: Sums {
                 dtype: into.dtype,
                 adds,
@@ -321,19 +333,23 @@ mod tests {
 
     #[test]
     fn the_alignment_of_a_part_depends_on_its_own_address() {
-        let whole = Lines {
-            address: 4096,
-            dtype: DType::BF16,
-            columns: 20,
-            leading: 20,
-            aligned: true,
-        };
-        let [aligned, unaligned] = [2..5, 1..5].map(|rows| whole.part(&rows));
-        assert_eq!((aligned.address, unaligned.address), (4096 + 80, 4096 + 40));
+        fn whole<P>(address: P) -> Lines<P> {
+            Lines {
+                address,
+                dtype: DType::BF16,
+                columns: 20,
+                leading: 20,
+                aligned: true,
+            }
+        }
+
+        let [aligned, unaligned] = [2..5, 1..5].map(|rows| whole(In(4096)).part(&rows));
+        assert_eq!(aligned.address, In(4096 + 80));
+        assert_eq!(unaligned.address, In(4096 + 40));
         assert!(aligned.layout.aligned && !unaligned.layout.aligned);
         let transposed = aligned.transposed();
         assert_eq!((transposed.layout.rows, transposed.layout.columns), (20, 3));
         assert_eq!(transposed.layout.order, Order::ColumnMajor);
-        assert_eq!(whole.corner(1, 4).layout.leading, 0);
+        assert_eq!(whole(Out(4096)).written(1, 4).layout.leading, 0);
     }
 }

@@ -47,22 +47,10 @@ impl Sort {
             ExpertScatter::new(index, held),
         );
         Ok(Sort {
-            histogram: Plan {
-                launch: histogram.launch(blocks, held),
-                variant: histogram,
-            },
-            starts: Plan {
-                launch: ExpertStarts.launch(held),
-                variant: ExpertStarts,
-            },
-            offsets: Plan {
-                launch: ExpertOffsets.launch(),
-                variant: ExpertOffsets,
-            },
-            scatter: Plan {
-                launch: scatter.launch(blocks, held),
-                variant: scatter,
-            },
+            histogram: Plan::new(histogram.launch(blocks, held), histogram),
+            starts: Plan::new(ExpertStarts.launch(held), ExpertStarts),
+            offsets: Plan::new(ExpertOffsets.launch(), ExpertOffsets),
+            scatter: Plan::new(scatter.launch(blocks, held), scatter),
             blocks,
             first_expert,
             held,
@@ -102,36 +90,38 @@ pub(crate) fn expert_order(
     let arguments = ExpertHistogramArguments {
         indices,
         counts,
-        blocks,
+        slots: blocks.slots(),
+        slots_per_block: blocks.each(),
         held,
         first_expert,
     };
-    gpu.run(&plan.histogram, &arguments.arguments())?;
+    gpu.run(&plan.histogram, &arguments)?;
     let arguments = ExpertStartsArguments {
         counts,
         totals,
-        blocks,
+        blocks: blocks.count(),
     };
-    gpu.run(&plan.starts, &arguments.arguments())?;
+    gpu.run(&plan.starts, &arguments)?;
     let arguments = ExpertOffsetsArguments {
-        totals,
+        totals: totals.written(),
         offsets,
         held,
     };
-    gpu.run(&plan.offsets, &arguments.arguments())?;
+    gpu.run(&plan.offsets, &arguments)?;
     let arguments = ExpertScatterArguments {
         indices,
-        starts: counts,
-        offsets,
+        starts: counts.written(),
+        offsets: offsets.written(),
         order: gpu.uninit_ptr(order)?,
         row_of_slot: gpu.uninit_ptr(row_of_slot)?,
-        blocks,
+        slots: blocks.slots(),
+        slots_per_block: blocks.each(),
         held,
         first_expert,
         experts: experts as u64,
         faults: gpu.fault_site(experts),
     };
-    gpu.run(&plan.scatter, &arguments.arguments())
+    gpu.run(&plan.scatter, &arguments)
 }
 
 /// The number of rows per expert.
@@ -147,16 +137,13 @@ pub(crate) fn expert_counts(
         i32::MAX as u32,
     );
     let held = gpu.planned(held)?;
-    let plan = Plan {
-        launch: ExpertCounts.launch(held),
-        variant: ExpertCounts,
-    };
+    let plan = Plan::new(ExpertCounts.launch(held), ExpertCounts);
     let arguments = ExpertCountsArguments {
         offsets: gpu.ptr(offsets)?,
         counts: gpu.uninit_ptr(counts)?,
         held,
     };
-    gpu.run(&plan, &arguments.arguments())
+    gpu.run(&plan, &arguments)
 }
 
 #[cfg(test)]

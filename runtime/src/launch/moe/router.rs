@@ -1,5 +1,6 @@
 //! Launches of the router: the choice of experts, and its gradient.
 
+use meshgrad_kernels::In;
 use meshgrad_kernels::router::{
     RouterTopK, RouterTopKArguments, RouterTopKGrad, RouterTopKGradArguments,
 };
@@ -22,14 +23,14 @@ pub(crate) fn router_top_k(
     let [tokens, experts] = [probabilities.shape()[0], probabilities.shape()[1]];
     let arguments = RouterTopKArguments {
         probabilities: gpu.ptr(probabilities)?,
-        bias: bias.map_or(Ok(0), |bias| gpu.ptr(bias))?,
+        bias: bias.map_or(Ok(In(0)), |bias| gpu.ptr(bias))?,
         weights: gpu.uninit_ptr(weights)?,
         indices: gpu.uninit_ptr(indices)?,
         tokens: tokens as u64,
         experts: experts as u32, // the plan checked that they fit
         top_k: gpu.planned(top_k)?,
     };
-    gpu.run(&plan, &arguments.arguments())
+    gpu.run(&plan, &arguments)
 }
 
 /// The gradient with respect to the probabilities, from that of the weights.
@@ -52,7 +53,7 @@ pub(crate) fn router_top_k_grad(
         top_k: gpu.planned(top_k)?,
         faults: gpu.fault_site(experts),
     };
-    gpu.run(&plan, &arguments.arguments())
+    gpu.run(&plan, &arguments)
 }
 
 fn choice(
@@ -63,19 +64,13 @@ fn choice(
     let aligned = aligned(&[rows]) && bias.is_none_or(Operand::is_aligned);
     let flags = [bias.is_some(), renormalize];
     let variant = RouterTopK::new(float(rows.dtype)?, experts(rows)?, aligned, flags);
-    Ok(Plan {
-        launch: variant.launch(tokens(rows)),
-        variant,
-    })
+    Ok(Plan::new(variant.launch(tokens(rows)), variant))
 }
 
 fn gradient(rows: &Operand, renormalize: bool) -> Result<Plan<RouterTopKGrad>, PlanError> {
     let aligned = aligned(&[rows]);
     let variant = RouterTopKGrad::new(float(rows.dtype)?, experts(rows)?, aligned, renormalize);
-    Ok(Plan {
-        launch: variant.launch(tokens(rows)),
-        variant,
-    })
+    Ok(Plan::new(variant.launch(tokens(rows)), variant))
 }
 
 fn tokens(rows: &Operand) -> u64 {

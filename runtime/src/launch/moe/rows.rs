@@ -1,5 +1,6 @@
 //! Launches that permute rows into expert order and back.
 
+use meshgrad_kernels::In;
 use meshgrad_kernels::token_permute::{
     PermuteTokens, PermuteTokensArguments, UnpermuteGradWeights, UnpermuteGradWeightsArguments,
     UnpermuteTokens, UnpermuteTokensArguments,
@@ -24,16 +25,16 @@ pub(crate) fn permute_tokens(
     let last = offsets.elements().saturating_sub(1) as u64;
     let arguments = PermuteTokensArguments {
         x: gpu.ptr(x)?,
-        weights: weights.map_or(Ok(0), |weights| gpu.ptr(weights))?,
+        weights: weights.map_or(Ok(In(0)), |weights| gpu.ptr(weights))?,
         order: gpu.ptr(order)?,
-        end: gpu.ptr(offsets)? + 8 * last,
+        end: gpu.ptr(offsets)?.byte_add(8 * last),
         y: gpu.uninit_ptr(y)?,
         rows: plan.rows,
         top_k: plan.top_k,
         features: plan.features,
         faults: gpu.fault_site(plan.rows as usize),
     };
-    gpu.run(&plan.kernel, &arguments.arguments())
+    gpu.run(&plan.kernel, &arguments)
 }
 
 /// out\[n\] = the sum of weights\[s\] y\[row_of_slot\[s\]\] over the slots s of token n; without
@@ -49,7 +50,7 @@ pub(crate) fn unpermute_tokens(
     let plan = gpu.planned(unpermute(&Operand::of(y), &rows, weights.is_some()))?;
     let arguments = UnpermuteTokensArguments {
         y: gpu.ptr(y)?,
-        weights: weights.map_or(Ok(0), |weights| gpu.ptr(weights))?,
+        weights: weights.map_or(Ok(In(0)), |weights| gpu.ptr(weights))?,
         row_of_slot: gpu.ptr(row_of_slot)?,
         out: gpu.uninit_ptr(out)?,
         tokens: out.shape()[0] as u64,
@@ -58,7 +59,7 @@ pub(crate) fn unpermute_tokens(
         features: plan.features,
         faults: gpu.fault_site(plan.rows as usize),
     };
-    gpu.run(&plan.kernel, &arguments.arguments())
+    gpu.run(&plan.kernel, &arguments)
 }
 
 /// dweights\[s\] = the dot product of dout\[s / top_k\] and y\[row_of_slot\[s\]\].
@@ -80,7 +81,7 @@ pub(crate) fn unpermute_tokens_grad_weights(
         features: plan.features,
         faults: gpu.fault_site(plan.rows as usize),
     };
-    gpu.run(&plan.kernel, &arguments.arguments())
+    gpu.run(&plan.kernel, &arguments)
 }
 
 /// One kernel launch and the extents of its operands.
@@ -108,10 +109,7 @@ fn permute(
     let rows = extent(FAMILY, "rows", rows, MAX_EXTENT)?;
     let variant = PermuteTokens::new(float(x.dtype)?, features, aligned(&[x]), weighted);
     Ok(Moved {
-        kernel: Plan {
-            launch: variant.launch(rows),
-            variant,
-        },
+        kernel: Plan::new(variant.launch(rows), variant),
         rows,
         top_k: extent(FAMILY, "slots of a token", top_k, MAX_EXTENT)?,
         features,
@@ -127,10 +125,7 @@ fn unpermute(
     let variant = UnpermuteTokens::new(float(y.dtype)?, features, aligned(&[y]), weighted);
     let [tokens, top_k] = [row_of_slot.layout.shape()[0], row_of_slot.layout.shape()[1]];
     Ok(Moved {
-        kernel: Plan {
-            launch: variant.launch(tokens as u64),
-            variant,
-        },
+        kernel: Plan::new(variant.launch(tokens as u64), variant),
         rows: extent(FAMILY, "rows", y.layout.shape()[0], MAX_EXTENT)?,
         top_k: extent(FAMILY, "slots of a token", top_k, MAX_EXTENT)?,
         features,
@@ -149,10 +144,7 @@ fn unpermute_grad_weights(
     )?;
     let variant = UnpermuteGradWeights::new(float(y.dtype)?, features, aligned(&[dout, y]));
     Ok(Moved {
-        kernel: Plan {
-            launch: variant.launch(slots),
-            variant,
-        },
+        kernel: Plan::new(variant.launch(slots), variant),
         rows: extent(FAMILY, "rows", y.layout.shape()[0], MAX_EXTENT)?,
         top_k: extent(
             FAMILY,
