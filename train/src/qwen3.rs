@@ -1,6 +1,6 @@
 //! Training runs of Qwen3, configured by `[model]` and `[balancing]`.
 
-mod tables;
+pub mod tables;
 mod weights;
 
 use meshgrad_autograd::Module;

@@ -82,7 +82,7 @@ fn a_configuration_needs_the_tables() {
     let session = Session::new(&config, &device).run_dir(place.path().join("run"));
     let error = qwen3::train(session).unwrap_err().to_string();
     let expected = "missing field `model`; read the configuration with \
-                    `Config::read::<meshgrad_train::qwen3::Tables>`";
+                    `Config::read::<meshgrad_train::qwen3::tables::Tables>`";
     assert!(error.contains(expected), "{error}");
     assert!(!place.path().join("run").exists());
 }

@@ -94,7 +94,7 @@ fn a_failure_before_waking_loses_nothing() {
     x.sleep().unwrap();
     let table = ops::full(&gpu, &[4, 3], DType::F32, 1.0).unwrap();
     let outside = Tensor::from_slice(&gpu, &[1], &[7i64]).unwrap();
-    let _ = ops::embedding(&outside, &table).unwrap();
+    let _ = ops::embedding(&table, &outside).unwrap();
     let failed = x.wake();
     let expected = matches!(failed, Err(Error::Cuda(CudaError::IndexOutOfRange { .. })));
     assert!(expected && x.is_asleep(), "{failed:?}");
