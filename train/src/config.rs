@@ -191,6 +191,16 @@ pub enum Reduction {
     Tree,
 }
 
+impl TrainConfig {
+    /// The sequences of a pass, over all ranks. `parts` is the number of data-parallel ranks.
+    pub(crate) fn rows_of_pass(&self, parts: usize) -> usize {
+        match self.reduction {
+            Reduction::Sum => self.micro_batch_size,
+            Reduction::Tree => parts,
+        }
+    }
+}
+
 impl Default for TrainConfig {
     fn default() -> Self {
         Self {

@@ -57,13 +57,12 @@ where
     M: Model<Batch = TokenBatch>,
 {
     let saved = saved_bytes(trainer);
-    let (rows, count) = match config.train.reduction {
-        // Later microbatches need as much as the second.
-        Reduction::Sum => {
-            let rows = config.train.micro_batch_size;
-            (rows, (config.train.batch_size / rows).min(2))
-        }
-        Reduction::Tree => (1, config.train.batch_size),
+    let rows = config.train.rows_of_pass(1);
+    let passes = config.train.batch_size / rows;
+    let count = match config.train.reduction {
+        // Later passes need as much as the second.
+        Reduction::Sum => passes.min(2),
+        Reduction::Tree => passes,
     };
     let shape = [rows, config.train.seq_len];
     let zeros = vec![0i64; shape[0] * shape[1]];

@@ -33,6 +33,10 @@ pub(crate) struct KeptTensors<'a, M> {
 impl<M: Module> KeptTensors<'_, M> {
     /// Moves `kept` to the host, and returns the memory that becomes free to the driver.
     pub(crate) fn sleep(&self, kept: &[Kept], device: &Device) -> Result<()> {
+        if kept.contains(&Kept::Model) {
+            let params = self.model.params();
+            params.iter().for_each(|param| param.free_copies());
+        }
         for kept in kept {
             for tensor in self.of(*kept)? {
                 match kept {
@@ -62,7 +66,6 @@ impl<M: Module> KeptTensors<'_, M> {
             }
             Kept::Model => {
                 let params = self.model.params();
-                params.iter().for_each(|param| param.free_copies());
                 let params = params.iter().map(|param| param.kept());
                 let buffers = self.model.buffers();
                 let buffers = buffers.iter().map(|buffer| buffer.value());

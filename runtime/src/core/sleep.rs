@@ -37,9 +37,8 @@ impl Tensor {
     /// # Errors
     /// [`Error::Immutable`] for a [`Kind::Value`], which a program drops instead; [`Error::Busy`]
     /// while the storage is in use, also by work of a [`Pending`](crate::Pending);
-    /// [`Error::Argument`] inside a capture or
-    /// [`with_stream`](crate::with_stream), and for the memory of a graph;
-    /// [`CudaError::Pinned`](crate::CudaError::Pinned) when the host has no memory left;
+    /// [`Error::Argument`] inside a capture or [`with_stream`](crate::with_stream), and for the memory
+    /// of a graph; [`CudaError::Pinned`](crate::CudaError::Pinned) when the host has no memory left;
     /// [`Error::Cuda`] with the failure of earlier work. The tensor is awake then.
     pub fn sleep(&self) -> Result<()> {
         self.storage().sleep(true)
@@ -54,14 +53,14 @@ impl Tensor {
         self.storage().sleep(false)
     }
 
-    /// Moves the values back to the GPU, at an address that may be another one. Does nothing if the
-    /// storage is awake.
+    /// Moves the values back to the GPU, possibly to another address. Does nothing if the storage is
+    /// awake.
     ///
     /// # Errors
-    /// [`CudaError::OutOfMemory`](crate::CudaError::OutOfMemory): the tensor still sleeps, and keeps
-    /// its values, as after [`Error::Cuda`] with the failure of earlier work; [`Error::Argument`] inside
-    /// a capture or [`with_stream`](crate::with_stream); [`Error::Cuda`] when the copy fails, after
-    /// which the values are lost and every call fails.
+    /// [`CudaError::OutOfMemory`](crate::CudaError::OutOfMemory), or [`Error::Cuda`] with the failure of
+    /// earlier work: the tensor stays asleep with its values. [`Error::Cuda`] when the copy itself
+    /// fails: the values are lost, and every later call fails. [`Error::Argument`] inside a capture or
+    /// [`with_stream`](crate::with_stream).
     pub fn wake(&self) -> Result<()> {
         self.storage().wake()
     }

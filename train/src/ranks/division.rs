@@ -232,7 +232,10 @@ impl Division {
 
     /// This rank's part of a batch.
     fn batch_of_zeros(&self, device: &Device) -> Result<TokenBatch> {
-        let (rows, seq_len) = (self.train.micro_batch_size, self.train.seq_len);
+        let (rows, seq_len) = (
+            self.train.rows_of_pass(self.batch_parts()),
+            self.train.seq_len,
+        );
         let part = self.part_of_batch(rows, seq_len)?;
         let shape = [part.rows.len(), seq_len];
         let zeros = part.tensor(Tensor::zeros(device, &shape, DType::I64, Kind::Value)?)?;

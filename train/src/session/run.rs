@@ -13,7 +13,7 @@ use super::opened::Opened;
 use super::records::Records;
 use super::{Session, Summary};
 use crate::batches::TokenBatches;
-use crate::config::{Config, Reduction};
+use crate::config::Config;
 use crate::data::Data;
 use crate::events::Event;
 use crate::metrics::{self, Record};
@@ -224,7 +224,7 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
     fn step(&mut self, step: u64) -> Result<Enqueued> {
         let tokens = self.data.tokens.training();
         let batches = TokenBatches::new(self.windows, tokens, self.device).on(&self.ranks);
-        let (rows, at_a_time) = (self.config.train.batch_size, self.rows_at_a_time());
+        let (rows, at_a_time) = (self.config.train.batch_size, self.rows_of_pass());
         let before = self.ranks.stats();
         let is_traced = step == self.config.log.trace_step;
         let recording = is_traced.then(|| self.ranks.record(self.device));
@@ -245,11 +245,9 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
     }
 
     /// The sequences of a pass over all ranks.
-    fn rows_at_a_time(&self) -> usize {
-        match self.config.train.reduction {
-            Reduction::Sum => self.config.train.micro_batch_size,
-            Reduction::Tree => self.ranks.batch_parts(),
-        }
+    fn rows_of_pass(&self) -> usize {
+        let parts = self.ranks.batch_parts();
+        self.config.train.rows_of_pass(parts)
     }
 
     /// Whether a checkpoint, a sample or a validation follows `step`.
@@ -337,7 +335,7 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
         let tokens = self.data.tokens.validation();
         let batches = TokenBatches::new(windows, tokens, self.device).on(&self.ranks);
         // As many rows at a time as in training, so that a validation needs no more memory.
-        let rows = self.rows_at_a_time();
+        let rows = self.rows_of_pass();
         let microbatches = self.config.train.batch_size / rows;
         let count = self.config.log.val_batches.saturating_mul(microbatches);
         let loss = self.trainer.validate(step, batches.in_order(rows, count))?;

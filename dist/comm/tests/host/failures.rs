@@ -170,36 +170,11 @@ fn a_rank_may_leave_before_its_message_is_received() {
     assert_eq!(all, [Ok(count as f64), Ok(0.0)]);
 }
 
-#[test]
-fn a_failure_ends_all_ranks() {
-    for failing in [0, 2] {
-        let all = run(3, DEADLINE, |world| {
-            if world.rank() == failing {
-                world.fail("out of luck");
-                return None;
-            }
-            let comm = world.world().unwrap();
-            let waited = comm.barrier().and_then(|barrier| barrier.wait());
-            Some(comm_error(waited))
-        });
-        for error in all.into_iter().flatten() {
-            let CommError::Died { rank, reason, .. } = &error else {
-                panic!("{error}");
-            };
-            assert_eq!((*rank, reason.as_str()), (failing, "out of luck"));
-            let message = error.to_string();
-            assert!(message.contains("called barrier() at"), "{message}");
-            assert!(message.contains("failures.rs:"), "{message}");
-        }
-    }
-}
-
-/// A rank that fails as a consequence may be the first to say so.
-#[test]
-fn a_consequence_names_the_rank_that_failed_first() {
+/// Ends a world of 3 ranks by `fail` on rank `failing`. Checks that all others name `named`.
+fn check_failure(failing: usize, named: usize, fail: impl Fn(World) + Sync) {
     let all = run(3, DEADLINE, |world| {
-        if world.rank() == 1 {
-            world.fail_with(2, "out of luck");
+        if world.rank() == failing {
+            fail(world);
             return None;
         }
         let comm = world.world().unwrap();
@@ -210,8 +185,24 @@ fn a_consequence_names_the_rank_that_failed_first() {
         let CommError::Died { rank, reason, .. } = &error else {
             panic!("{error}");
         };
-        assert_eq!((*rank, reason.as_str()), (2, "out of luck"));
+        assert_eq!((*rank, reason.as_str()), (named, "out of luck"));
+        let message = error.to_string();
+        assert!(message.contains("called barrier() at"), "{message}");
+        assert!(message.contains("failures.rs:"), "{message}");
     }
+}
+
+#[test]
+fn a_failure_ends_all_ranks() {
+    for failing in [0, 2] {
+        check_failure(failing, failing, |world| world.fail("out of luck"));
+    }
+}
+
+/// A rank that fails as a consequence may be the first to say so.
+#[test]
+fn a_consequence_names_the_rank_that_failed_first() {
+    check_failure(1, 2, |world| world.fail_with(2, "out of luck"));
 }
 
 #[test]
