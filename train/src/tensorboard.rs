@@ -139,32 +139,27 @@ fn now() -> f64 {
     elapsed.map_or(0.0, |elapsed| elapsed.as_secs_f64())
 }
 
-/// The scalars of a step, by tag.
+/// The scalars of a step, by tag: every number of its line in `metrics.jsonl`.
 fn scalars(metrics: &Record) -> Vec<(String, f64)> {
-    let always = [
-        ("train/loss", metrics.loss),
-        ("train/lr", metrics.lr),
-        ("train/grad_norm", metrics.grad_norm),
-        ("train/tokens_per_s", metrics.tokens_per_s),
-    ];
-    let measured = [
-        ("train/expert_load", metrics.expert_load),
-        (
-            "train/kernel_launches",
-            metrics.kernel_launches.map(|count| count as f64),
-        ),
-        ("validation/loss", metrics.val_loss),
-        ("validation/bits_per_byte", metrics.val_bits_per_byte),
-    ];
-    let measured = measured
-        .into_iter()
-        .filter_map(|(tag, value)| Some((tag, value?)));
-    let all = always.into_iter().chain(measured);
-    let extra = metrics.extra.iter();
-    let extra = extra.filter_map(|(name, value)| Some((format!("train/{name}"), value.as_f64()?)));
-    all.map(|(tag, value)| (tag.to_owned(), value))
-        .chain(extra)
+    let fields = serde_json::to_value(metrics).unwrap_or_default();
+    let fields = fields.as_object().into_iter().flatten();
+    let fields = fields.filter(|(name, _)| *name != "step");
+    fields
+        .filter_map(|(name, value)| Some((tag(name), number(value)?)))
         .collect()
+}
+
+fn tag(field: &str) -> String {
+    match field.strip_prefix("val_") {
+        Some(name) => format!("validation/{name}"),
+        None => format!("train/{field}"),
+    }
+}
+
+/// A number, or the name of one that is not finite.
+fn number(value: &serde_json::Value) -> Option<f64> {
+    let named = || value.as_str()?.parse().ok();
+    value.as_f64().or_else(named)
 }
 
 /// A `Summary`.
@@ -395,6 +390,27 @@ mod tests {
             val_loss: (step == 2).then_some(3.0),
             ..Record::default()
         }
+    }
+
+    #[test]
+    fn every_number_of_a_record_is_a_scalar() {
+        let mut record = metrics(2);
+        record.loss = f64::INFINITY;
+        record.save_stall_s = Some(0.5);
+        record.extra.insert("own".to_owned(), 7.into());
+        let expected = [
+            ("train/loss", f64::INFINITY),
+            ("train/lr", 0.0),
+            ("train/grad_norm", 0.0),
+            ("train/tokens_per_s", 0.0),
+            ("train/save_stall_s", 0.5),
+            ("validation/loss", 3.0),
+            ("train/own", 7.0),
+        ];
+        assert_eq!(
+            scalars(&record),
+            expected.map(|(tag, value)| (tag.to_owned(), value))
+        );
     }
 
     fn steps(path: &Path) -> Vec<Option<u64>> {
