@@ -129,21 +129,6 @@ impl<'k> Vector<'k> {
         }
     }
 
-    /// The elementwise sum of two vectors of one dtype, rounded to it.
-    ///
-    /// # Panics
-    /// If their dtypes differ.
-    #[track_caller]
-    pub fn plus(&self, other: &Vector<'k>) -> Vector<'k> {
-        let (a, b) = (self.widen(), other.widen());
-        assert_eq!(a.len(), b.len(), "sum of vectors with different dtypes");
-        let dtype = match self {
-            Vector::F32(_) => Dtype::F32,
-            Vector::Bf16(_) => Dtype::Bf16,
-        };
-        dtype.round(|i| a[i] + b[i])
-    }
-
     /// Stores the 16 bytes. The address must be a multiple of 16.
     #[track_caller]
     pub fn store(&self, to: GlobalAddress<'k>) {
@@ -163,7 +148,7 @@ impl<'k> Vector<'k> {
     }
 }
 
-/// One loaded element or vector, in its format in memory.
+/// One element or vector, in its format in memory.
 pub(crate) enum Loaded<'k> {
     Vector(Vector<'k>),
     F32(F32<'k>),
@@ -187,6 +172,30 @@ impl<'k> Loaded<'k> {
         }
     }
 
+    /// [`Loaded::new`] without a condition.
+    #[track_caller]
+    pub(crate) fn always(dtype: Dtype, width: u32, from: GlobalAddress<'k>) -> Loaded<'k> {
+        match (width, dtype) {
+            (1, Dtype::F32) => Loaded::F32(from.load()),
+            (1, Dtype::Bf16) => Loaded::Bf16(from.load()),
+            _ => Loaded::Vector(dtype.load_vector(from)),
+        }
+    }
+
+    /// Rounds one value (if `width` is 1) or [`Dtype::per_vector`] values.
+    #[track_caller]
+    pub(crate) fn rounded(
+        dtype: Dtype,
+        width: u32,
+        value: impl Fn(usize) -> F32<'k>,
+    ) -> Loaded<'k> {
+        match (width, dtype) {
+            (1, Dtype::F32) => Loaded::F32(value(0)),
+            (1, Dtype::Bf16) => Loaded::Bf16(value(0).to_bf16()),
+            _ => Loaded::Vector(dtype.round(value)),
+        }
+    }
+
     /// The elements as f32, exactly.
     #[track_caller]
     pub(crate) fn widen(&self) -> Vec<F32<'k>> {
@@ -204,6 +213,16 @@ impl<'k> Loaded<'k> {
             Loaded::Vector(vector) => vector.store_if(condition, to),
             Loaded::F32(value) => to.store_if(condition, *value),
             Loaded::Bf16(value) => to.store_if(condition, *value),
+        }
+    }
+
+    /// Stores the same bits.
+    #[track_caller]
+    pub(crate) fn store(&self, to: GlobalAddress<'k>) {
+        match self {
+            Loaded::Vector(vector) => vector.store(to),
+            Loaded::F32(value) => to.store(*value),
+            Loaded::Bf16(value) => to.store(*value),
         }
     }
 }

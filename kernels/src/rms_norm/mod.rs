@@ -32,10 +32,17 @@ pub use residual::{
     AddRmsNorm, AddRmsNormArguments, AddRmsNormGradInput, AddRmsNormGradInputArguments,
 };
 
-use crate::assembler::{F32, Kernel, U32, Variable, block_sum};
+use crate::assembler::{F32, Variable};
+use crate::row::Row;
 
-/// The mean over all features, given each thread's partial sum; 0 if there are no features.
+/// 1 / sqrt(mean(x^2) + eps), from the sum of a thread's squares.
 #[track_caller]
-fn mean<'k>(k: &'k Kernel, sum: Variable<'k, f32>, features: U32<'k>) -> F32<'k> {
-    block_sum(k, sum.get()) / features.max(1).to_f32()
+pub(crate) fn inv_rms<'k>(row: &Row<'k>, squares: Variable<'k, f32>, eps: F32<'k>) -> F32<'k> {
+    (row.mean(squares.get()) + eps).sqrt().reciprocal()
+}
+
+/// inv_rms^3 mean(dy w x), from a thread's part of the sum: dx has this times -x.
+#[track_caller]
+pub(crate) fn along_x<'k>(row: &Row<'k>, dot: Variable<'k, f32>, inv_rms: F32<'k>) -> F32<'k> {
+    row.mean(dot.get()) * inv_rms * inv_rms * inv_rms
 }

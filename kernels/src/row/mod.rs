@@ -1,208 +1,270 @@
-//! Rows of a matrix in registers, for kernels that normalize, scale or compare whole rows.
+//! Rows of a matrix, for kernels that normalize, scale or compare whole rows.
 //!
 //! Such a kernel is bound by memory. It should read every element once, in 16-byte accesses, and
-//! issue all loads of a row before waiting for the first. The row then stays in registers until it
-//! is written. A few lanes of a warp share a short row, so that no lane is idle and sums need no
-//! shared memory; a whole CTA shares a long one.
+//! issue all loads of a row before waiting for the first. If a row fits, it stays in registers from
+//! its load to its last use. A few lanes of a warp share a short row, so that no lane is idle and
+//! sums need no shared memory; a whole CTA shares a long one. A row that is too long, or not of
+//! whole aligned vectors, is read again in each pass by a CTA that loops over it.
+//!
+//! A kernel is written once for both ([`Form`]). [`Row::load`] loads a row that stays in registers,
+//! and only notes the address of a row that loops read. [`Row::each`] and [`Row::store`] are passes:
+//! straight code, or a loop.
 
 mod form;
 mod part;
+mod tile;
+mod values;
 
-pub(crate) use form::{Form, LongRow, LoopTile, element};
+pub use form::{Form, LoopTile};
 pub use part::chunk_of_rows;
 pub(crate) use part::{Chunked, ENOUGH_CTAS, IN_FLIGHT, MAX_CHUNK, PART_THREADS, Part, PartTile};
+pub use tile::RowTile;
+pub use values::Values;
+pub(crate) use values::{Access, Step, element};
 
-use crate::assembler::{
-    F32, GlobalAddress, Kernel, Launch, Pred, U64, block_reduce, block_sum, group_reduce, group_sum,
-};
-use crate::dtype::{Dtype, Vector};
-
-/// Threads per CTA for short rows.
-const SHORT_ROW_THREADS: u32 = 128;
-
-/// Maximum number of accesses per thread to one row; more would not fit in registers.
-const MAX_VECTORS: u32 = 4;
-
-/// Maximum number of threads per row.
-const MAX_LANES: u32 = 512;
-
-/// How rows are distributed over threads. Known when the kernel is generated, so all loops unroll.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct RowTile {
-    dtype: Dtype,
-    features: u32,
-    lanes: u32,
-}
-
-impl RowTile {
-    /// The tile for rows of `features` elements. `None` if rows are not whole 16-byte vectors or do
-    /// not fit in registers; such rows need a kernel that loops.
-    pub fn new(dtype: Dtype, features: usize) -> Option<RowTile> {
-        let features = u32::try_from(features).ok()?;
-        let vectors = features / dtype.per_vector();
-        let whole = features > 0 && features.is_multiple_of(dtype.per_vector());
-        if !whole || vectors > MAX_LANES * MAX_VECTORS {
-            return None;
-        }
-
-        // Two accesses per thread on average; up to four before a row needs more than one warp.
-        let wanted = match vectors <= 32 * MAX_VECTORS {
-            true => vectors.next_power_of_two().min(32),
-            false => vectors.div_ceil(2).next_power_of_two().min(MAX_LANES),
-        };
-        Some(RowTile {
-            dtype,
-            features,
-            lanes: wanted,
-        })
-    }
-
-    /// Elements per row.
-    pub fn features(self) -> u32 {
-        self.features
-    }
-
-    /// Threads per CTA.
-    pub fn threads(self) -> u32 {
-        self.lanes.max(SHORT_ROW_THREADS)
-    }
-
-    /// Rows per CTA.
-    pub fn rows(self) -> u32 {
-        self.threads() / self.lanes
-    }
-
-    /// The launch over rows; `None` if there are no rows.
-    pub fn launch(self, rows: u64) -> Option<Launch> {
-        let ctas = rows.div_ceil(self.rows().into());
-        Launch::new(
-            [u32::try_from(ctas).unwrap_or(u32::MAX), 1, 1],
-            self.threads(),
-        )
-    }
-
-    /// The part of a kernel's name for this tile: `bf16_d1024_t32`.
-    pub fn name(self) -> String {
-        format!("{}_d{}_t{}", self.dtype.name(), self.features, self.lanes)
-    }
-
-    /// Accesses per thread to a row.
-    pub(crate) fn vectors(self) -> u32 {
-        (self.features / self.dtype.per_vector()).div_ceil(self.lanes)
-    }
-}
+use crate::assembler::{F32, GlobalAddress, Kernel, Pred, U32, U64, block_reduce, group_reduce};
+use crate::dtype::Dtype;
+use form::LOOP_THREADS;
 
 /// The row that a thread works on.
-#[derive(Clone)]
 pub struct Row<'k> {
     k: &'k Kernel,
-    tile: RowTile,
-    index: U64<'k>,
-    /// Index in the row of the thread's first element.
-    first: U64<'k>,
-    /// For each of the thread's vectors: whether it is within an existing row.
-    exists: Vec<Pred<'k>>,
-    leads: Pred<'k>,
+    dtype: Dtype,
+    pub(crate) index: U64<'k>,
+    /// Whether the row exists, and the thread has elements of it.
+    pub(crate) exists: Pred<'k>,
+    /// Whether this thread is the first of an existing row.
+    pub(crate) leads: Pred<'k>,
+    /// Threads that share the row; more than a warp are the whole CTA.
+    pub(crate) lanes: u32,
+    pub(crate) place: Place<'k>,
 }
 
-/// The elements of a row that a thread has loaded, as stored in memory.
-pub struct LoadedRow<'k>(Vec<Vector<'k>>);
-
-impl<'k> LoadedRow<'k> {
-    /// The elements as f32; 0 where the row or the vector does not exist.
-    #[track_caller]
-    pub fn widen(&self) -> Vec<F32<'k>> {
-        self.0.iter().flat_map(Vector::widen).collect()
-    }
-
-    /// The sum of two rows, rounded to their dtype.
-    #[track_caller]
-    pub fn plus(&self, other: &LoadedRow<'k>) -> LoadedRow<'k> {
-        let vectors = self.0.iter().zip(&other.0);
-        LoadedRow(vectors.map(|(a, b)| a.plus(b)).collect())
-    }
+/// Where a row is while the kernel works on it.
+pub(crate) enum Place<'k> {
+    /// In registers.
+    Registers {
+        features: u32,
+        /// The index in the row of the thread's first element.
+        first: U64<'k>,
+        /// All elements of the thread.
+        all: Step<'k>,
+    },
+    /// In memory.
+    Loop {
+        features: U32<'k>,
+        /// The index in a matrix of the row's first element.
+        begin: U64<'k>,
+        pass: Box<Pass<'k>>,
+    },
 }
+
+/// Emits the loops of a pass, which call the argument with each step.
+pub(crate) type Pass<'k> = dyn Fn(&dyn Fn(&Step<'k>)) + 'k;
 
 impl<'k> Row<'k> {
-    /// The row of this thread in a kernel of [`RowTile::threads`] threads.
+    /// The row of this thread in a kernel of [`Form::threads`] threads, for a matrix of `rows` rows
+    /// of `features` elements.
     #[track_caller]
-    pub fn new(k: &'k Kernel, tile: RowTile, rows: U64<'k>) -> Row<'k> {
+    pub fn new(k: &'k Kernel, form: Form, rows: U64<'k>, features: U32<'k>) -> Row<'k> {
+        match form {
+            Form::Tile(tile) => Row::in_registers(k, tile, rows),
+            Form::Loop(tile) => Row::in_a_loop(k, tile, features),
+        }
+    }
+
+    #[track_caller]
+    fn in_registers(k: &'k Kernel, tile: RowTile, rows: U64<'k>) -> Row<'k> {
         let (thread, per_vector) = (k.thread(), tile.dtype.per_vector());
         let in_cta = thread >> tile.lanes.trailing_zeros();
         let lane = thread & (tile.lanes - 1);
         let index = k.cta().mul_wide(tile.rows()) + in_cta.wide();
+        let first = (lane * per_vector).wide();
 
         let in_matrix = index.lt(rows);
-        let exists = (0..tile.vectors()).map(|vector| {
+        // Consecutive threads own consecutive vectors, so accesses are coalesced.
+        let exist = (0..tile.vectors()).map(|vector| {
             let last = tile.features - vector * tile.lanes * per_vector;
             match last >= tile.lanes * per_vector {
                 true => in_matrix,
                 false => in_matrix & (lane * per_vector).lt(last),
             }
         });
+        let exist: Vec<Pred<'k>> = exist.collect();
+        let step = i64::from(tile.lanes) * 16;
+        let accesses = (0..).zip(&exist);
+        let accesses = accesses.map(|(i, exists)| Access::Vector(i * step, *exists));
         Row {
             k,
-            tile,
+            dtype: tile.dtype,
             index,
-            first: (lane * per_vector).wide(),
-            exists: exists.collect(),
+            exists: exist[0],
             leads: in_matrix & lane.equals(0),
+            lanes: tile.lanes,
+            place: Place::Registers {
+                features: tile.features,
+                first,
+                all: Step {
+                    dtype: tile.dtype,
+                    accesses: accesses.collect(),
+                },
+            },
+        }
+    }
+
+    /// The row of this CTA.
+    #[track_caller]
+    fn in_a_loop(k: &'k Kernel, LoopTile { dtype, width }: LoopTile, features: U32<'k>) -> Row<'k> {
+        let first = match width {
+            1 => k.thread(),
+            width => k.thread() * width,
+        };
+        let pass = move |body: &dyn Fn(&Step<'k>)| {
+            k.for_range(first, features, LOOP_THREADS * width, |at| {
+                body(&Step {
+                    dtype,
+                    accesses: vec![Access::At(at, width)],
+                });
+            });
+        };
+        Row {
+            k,
+            dtype,
+            index: k.cta().wide(),
+            exists: k.constant(true),
+            leads: k.thread().equals(0),
+            lanes: LOOP_THREADS,
+            place: Place::Loop {
+                features,
+                begin: k.cta().mul_wide(features),
+                pass: Box::new(pass),
+            },
         }
     }
 
     /// Loads this row of a matrix.
     #[track_caller]
-    pub fn load(&self, matrix: GlobalAddress<'k>) -> LoadedRow<'k> {
-        self.load_from(self.of_matrix(matrix))
+    pub fn load(&self, matrix: GlobalAddress<'k>) -> Values<'k> {
+        self.load_or_later(self.of_matrix(matrix), None)
+    }
+
+    /// Loads this row of a matrix; elements outside the row, which a thread may have, are `other`
+    /// instead of 0.
+    #[track_caller]
+    pub fn load_or(&self, matrix: GlobalAddress<'k>, other: f32) -> Values<'k> {
+        self.load_or_later(self.of_matrix(matrix), Some(other))
     }
 
     /// Loads the elements of a \[D\] vector in the columns of this thread.
     #[track_caller]
-    pub fn load_vector(&self, vector: GlobalAddress<'k>) -> LoadedRow<'k> {
-        self.load_from(vector.byte_add(self.first * u64::from(self.tile.dtype.size())))
+    pub fn load_vector(&self, vector: GlobalAddress<'k>) -> Values<'k> {
+        self.load_from(vector)
+    }
+
+    /// Loads the row that begins at `start`.
+    #[track_caller]
+    pub(crate) fn load_from(&self, start: GlobalAddress<'k>) -> Values<'k> {
+        self.load_or_later(self.own(start, self.dtype.size()), None)
     }
 
     /// Loads this row's element of an f32 vector with one element per row.
     #[track_caller]
     pub fn load_scalar(&self, vector: GlobalAddress<'k>) -> F32<'k> {
-        let address = vector.element_wide::<f32>(self.index);
-        address.load_if(self.exists[0])
-    }
-
-    /// Rounds and stores this row of a matrix; `value(i)` belongs to element `i` of
-    /// [`LoadedRow::widen`].
-    #[track_caller]
-    pub fn store(&self, matrix: GlobalAddress<'k>, value: impl Fn(usize) -> F32<'k>) {
-        let (start, dtype) = (self.of_matrix(matrix), self.tile.dtype);
-        for (vector, exists) in self.exists.iter().enumerate() {
-            let first = vector * dtype.per_vector() as usize;
-            let values = dtype.round(|i| value(first + i));
-            values.store_if(*exists, start.offset(self.bytes_to(vector)));
-        }
-    }
-
-    /// Stores a row without conversion.
-    #[track_caller]
-    pub fn store_loaded(&self, matrix: GlobalAddress<'k>, row: &LoadedRow<'k>) {
-        let start = self.of_matrix(matrix);
-        for (vector, (exists, values)) in self.exists.iter().zip(&row.0).enumerate() {
-            values.store_if(*exists, start.offset(self.bytes_to(vector)));
-        }
+        vector.element_wide::<f32>(self.index).load_if(self.exists)
     }
 
     /// Stores this row's element of an f32 vector with one element per row.
     #[track_caller]
     pub fn store_scalar(&self, vector: GlobalAddress<'k>, value: F32<'k>) {
-        let address = vector.element_wide::<f32>(self.index);
-        address.store_if(self.leads, value);
+        let to = vector.element_wide::<f32>(self.index);
+        to.store_if(self.leads, value);
+    }
+
+    /// Calls `body` with the operands of each element.
+    #[track_caller]
+    pub fn each<const N: usize>(&self, operands: [&Values<'k>; N], body: impl Fn([F32<'k>; N])) {
+        self.each_step(operands, |operands| {
+            for i in 0..operands[0].len() {
+                body(operands.each_ref().map(|operand| operand[i]));
+            }
+        });
+    }
+
+    /// Calls `body` with the operands of all elements of a step.
+    #[track_caller]
+    pub(crate) fn each_step<const N: usize>(
+        &self,
+        operands: [&Values<'k>; N],
+        body: impl Fn([Vec<F32<'k>>; N]),
+    ) {
+        self.pass(&|step| body(operands.map(|operand| operand.of(step))));
+    }
+
+    /// `f` of the operands of each element.
+    pub fn map<const N: usize>(
+        &self,
+        operands: [&Values<'k>; N],
+        f: impl Fn([F32<'k>; N]) -> F32<'k> + 'k,
+    ) -> Values<'k> {
+        let operands = operands.map(Values::clone);
+        self.values(move |step| {
+            let operands = operands.each_ref().map(|operand| operand.of(step));
+            let element = |i| f(operands.each_ref().map(|operand: &Vec<_>| operand[i]));
+            (0..operands[0].len()).map(element).collect()
+        })
+    }
+
+    /// Stores `f` of the operands of each element, rounded, to this row of a matrix.
+    #[track_caller]
+    pub fn store<const N: usize>(
+        &self,
+        matrix: GlobalAddress<'k>,
+        operands: [&Values<'k>; N],
+        f: impl Fn([F32<'k>; N]) -> F32<'k>,
+    ) {
+        let to = self.of_matrix(matrix);
+        self.pass(&|step| {
+            let operands = operands.map(|operand| operand.of(step));
+            step.store(to, |i| f(operands.each_ref().map(|operand| operand[i])));
+        });
+    }
+
+    /// Like [`Row::store`]. Calls `then` with each element as stored, and returns the row as
+    /// stored.
+    #[track_caller]
+    pub fn store_and<const N: usize>(
+        &self,
+        matrix: GlobalAddress<'k>,
+        operands: [&Values<'k>; N],
+        f: impl Fn([F32<'k>; N]) -> F32<'k>,
+        then: impl Fn(F32<'k>),
+    ) -> Values<'k> {
+        let to = self.of_matrix(matrix);
+        let stored = self.values(move |step| step.widen(&step.load(to), None));
+        self.pass(&|step| {
+            let operands = operands.map(|operand| operand.of(step));
+            let rounded = step.store(to, |i| f(operands.each_ref().map(|operand| operand[i])));
+            let rounded = step.widen(&rounded, None);
+            rounded.iter().for_each(|value| then(*value));
+            stored.keep(rounded);
+        });
+        stored
     }
 
     /// The sum over the threads of this row, in all of them. All threads of the CTA must call it.
     #[track_caller]
     pub fn sum(&self, value: F32<'k>) -> F32<'k> {
-        match self.tile.lanes {
-            lanes @ ..=32 => group_sum(self.k, value, lanes),
-            _ => block_sum(self.k, value),
+        self.reduce(value, |a, b| a + b)
+    }
+
+    /// The sum over the threads of this row divided by its elements; 0 if it has none. All threads
+    /// of the CTA must call it.
+    #[track_caller]
+    pub fn mean(&self, value: F32<'k>) -> F32<'k> {
+        let sum = self.sum(value);
+        match self.place {
+            Place::Registers { features, .. } => sum / features as f32,
+            Place::Loop { features, .. } => sum / features.max(1).to_f32(),
         }
     }
 
@@ -210,81 +272,70 @@ impl<'k> Row<'k> {
     /// threads of the CTA must call it.
     #[track_caller]
     pub fn max(&self, value: F32<'k>) -> F32<'k> {
-        match self.tile.lanes {
-            lanes @ ..=32 => group_reduce(self.k, value, lanes, F32::max),
-            _ => block_reduce(self.k, value, F32::max),
+        self.reduce(value, F32::max)
+    }
+
+    #[track_caller]
+    fn reduce(&self, value: F32<'k>, merge: impl Fn(F32<'k>, F32<'k>) -> F32<'k>) -> F32<'k> {
+        match self.lanes {
+            lanes @ ..=32 => group_reduce(self.k, value, lanes, merge),
+            _ => block_reduce(self.k, value, merge),
         }
     }
 
-    /// The values of [`LoadedRow::widen`], and `other` where the row or the vector does not exist.
-    #[track_caller]
-    pub fn widen_or(&self, row: &LoadedRow<'k>, other: f32) -> Vec<F32<'k>> {
-        let vectors = row.0.iter().zip(&self.exists);
-        let widened = vectors.flat_map(|(vector, exists)| {
-            let values = vector.widen().into_iter();
-            values.map(|value| exists.select(value, other))
-        });
-        widened.collect()
+    /// The thread's values of a row in registers; `None` if the row is read in loops.
+    pub fn kept(&self, values: &Values<'k>) -> Option<Vec<F32<'k>>> {
+        match &self.place {
+            Place::Registers { all, .. } => Some(values.of(all)),
+            Place::Loop { .. } => None,
+        }
     }
 
-    #[track_caller]
-    fn load_from(&self, start: GlobalAddress<'k>) -> LoadedRow<'k> {
-        let vectors = self.exists.iter().enumerate();
-        let load = |(vector, exists): (usize, &Pred<'k>)| {
-            let from = start.offset(self.bytes_to(vector));
-            self.tile.dtype.load_vector_if(*exists, from)
-        };
-        LoadedRow(vectors.map(load).collect())
+    /// Values that are computed from others, once or in each pass.
+    pub(crate) fn values(&self, compute: impl Fn(&Step<'k>) -> Vec<F32<'k>> + 'k) -> Values<'k> {
+        Values::new(matches!(self.place, Place::Registers { .. }), compute)
     }
 
+    /// Calls `body` with each step of a pass over the row.
+    fn pass(&self, body: &dyn Fn(&Step<'k>)) {
+        match &self.place {
+            Place::Registers { all, .. } => body(all),
+            Place::Loop { pass, .. } => pass(body),
+        }
+    }
+
+    /// Issues the loads of a row in registers, whose elements are widened at their first use; loops
+    /// load in each pass. `start` is an address as for [`Step::load`].
+    #[track_caller]
+    fn load_or_later(&self, start: GlobalAddress<'k>, other: Option<f32>) -> Values<'k> {
+        match &self.place {
+            Place::Registers { all, .. } => {
+                let loaded = all.load(start);
+                self.values(move |all| all.widen(&loaded, other))
+            }
+            Place::Loop { .. } => self.values(move |step| step.widen(&step.load(start), None)),
+        }
+    }
+
+    /// The address of this row of a matrix, as for [`Step::load`].
     #[track_caller]
     fn of_matrix(&self, matrix: GlobalAddress<'k>) -> GlobalAddress<'k> {
-        let element = self.index * u64::from(self.tile.features) + self.first;
-        matrix.byte_add(element * u64::from(self.tile.dtype.size()))
+        let element = match self.place {
+            Place::Registers {
+                features, first, ..
+            } => self.index * u64::from(features) + first,
+            Place::Loop { begin, .. } => begin,
+        };
+        matrix.byte_add(element * u64::from(self.dtype.size()))
     }
 
-    /// Consecutive threads own consecutive vectors, so accesses are coalesced.
-    fn bytes_to(&self, vector: usize) -> i64 {
-        vector as i64 * i64::from(self.tile.lanes) * 16
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Every element of a row belongs to exactly one thread, and no thread has more vectors than
-    /// fit. A row that needs more than one warp has its own CTA, over which [`Row::sum`] sums.
-    #[test]
-    fn tiles_cover_their_rows() {
-        for dtype in Dtype::ALL {
-            for features in 1..20_000 {
-                let Some(tile) = RowTile::new(dtype, features) else {
-                    let whole = features % dtype.per_vector() as usize == 0;
-                    assert!(!whole || features > 2048 * dtype.per_vector() as usize);
-                    continue;
-                };
-                let reach = tile.lanes * tile.vectors() * dtype.per_vector();
-                assert!(
-                    reach >= tile.features && tile.vectors() <= MAX_VECTORS,
-                    "{tile:?}"
-                );
-                assert!(
-                    reach - tile.features < tile.lanes * dtype.per_vector(),
-                    "{tile:?}"
-                );
-                assert!(tile.lanes.is_power_of_two() && tile.rows() * tile.lanes == tile.threads());
-                assert!(tile.lanes <= 32 || tile.rows() == 1, "{tile:?}");
-            }
+    /// The address of this thread's first element of the row at `start` with elements of `size`
+    /// bytes; `start` itself if loops read the row.
+    #[track_caller]
+    pub(crate) fn own(&self, start: GlobalAddress<'k>, size: u32) -> GlobalAddress<'k> {
+        match self.place {
+            Place::Registers { first, .. } => start.byte_add(first * u64::from(size)),
+            Place::Loop { .. } => start,
         }
-    }
-
-    #[test]
-    fn short_rows_share_a_cta() {
-        let rows = |features| RowTile::new(Dtype::Bf16, features).unwrap().rows();
-        assert_eq!((rows(128), rows(1024), rows(4096)), (8, 4, 1));
-        let tile = RowTile::new(Dtype::Bf16, 128).unwrap();
-        assert_eq!(tile.launch(9).unwrap().grid, [2, 1, 1]);
-        assert_eq!(tile.launch(0), None);
     }
 }

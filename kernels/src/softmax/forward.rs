@@ -1,13 +1,11 @@
 //! The forward pass: computes y.
 
 use super::Function;
-use crate::assembler::{
-    F32, In, Kernel, Launch, Out, Ptx, Target, Variant, block_reduce, block_sum,
-};
+use crate::assembler::{F32, In, Kernel, Launch, Out, Ptx, Target, Variant};
 use crate::dtype::Dtype;
 use crate::elementary::{exp, ln};
 use crate::params;
-use crate::row::{Form, LongRow, LoopTile, Row, RowTile};
+use crate::row::{Form, Row, Values};
 
 /// Softmax of each row, or its logarithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -53,9 +51,29 @@ impl Variant for Softmax {
         let k =
             &Kernel::new(self.entry(), Target::Sm80, self.form.threads()).reserve_load_registers();
         let call = self.parameters(k);
-        match self.form {
-            Form::Tile(tile) => in_registers(k, self.function, tile, &call),
-            Form::Loop(tile) => in_a_loop(k, self.function, tile, &call),
+        let row = Row::new(k, self.form, call.rows, call.features);
+        let x = row.load_or(call.x, f32::NEG_INFINITY);
+        let (max, sum) = match row.kept(&x) {
+            Some(x) => (row.max(largest(&x)), None),
+            None => in_one_pass(k, &row, &x),
+        };
+
+        let shifted = row.map([&x], move |[x]| x - max);
+        let powers = row.map([&shifted], |[x]| exp(x));
+        let sum = sum.unwrap_or_else(|| {
+            let sum = k.var(0.0_f32);
+            row.each([&powers], |[power]| sum.add(power));
+            row.sum(sum.get())
+        });
+        match self.function {
+            Function::Softmax => {
+                let scale = sum.reciprocal();
+                row.store(call.y, [&powers], |[power]| power * scale);
+            }
+            Function::LogSoftmax => {
+                let ln_sum = ln(sum);
+                row.store(call.y, [&shifted], |[x]| x - ln_sum);
+            }
         }
         k.finish()
     }
@@ -65,41 +83,13 @@ impl Variant for Softmax {
     }
 }
 
-/// x and its exponentials, which are computed once, stay in registers.
-fn in_registers<'k>(k: &'k Kernel, function: Function, tile: RowTile, call: &Call<'k>) {
-    let row = Row::new(k, tile, call.rows);
-    let x = row.load(call.x);
-    let x = row.widen_or(&x, f32::NEG_INFINITY);
-    let max = row.max(largest(&x));
-
-    let shifted: Vec<F32<'k>> = x.iter().map(|x| *x - max).collect();
-    let powers: Vec<F32<'k>> = shifted.iter().map(|x| exp(*x)).collect();
-    let sum = k.var(0.0_f32);
-    for power in &powers {
-        sum.add(*power);
-    }
-    let sum = row.sum(sum.get());
-    match function {
-        Function::Softmax => {
-            let scale = sum.reciprocal();
-            row.store(call.y, |i| powers[i] * scale);
-        }
-        Function::LogSoftmax => {
-            let ln_sum = ln(sum);
-            row.store(call.y, |i| shifted[i] - ln_sum);
-        }
-    }
-}
-
-/// The second pass reads x from the caches.
-fn in_a_loop<'k>(k: &'k Kernel, function: Function, tile: LoopTile, call: &Call<'k>) {
-    let row = LongRow::new(k, tile, call.features);
-    let (x, y) = (row.of_matrix(call.x), row.of_matrix(call.y));
-
+/// The maximum of a row that is read in loops, and the sum of e^(x - maximum): one pass less than
+/// the maximum before the sum.
+#[track_caller]
+fn in_one_pass<'k>(k: &'k Kernel, row: &Row<'k>, x: &Values<'k>) -> (F32<'k>, Option<F32<'k>>) {
     // The largest element so far, and the sum of e^(x - largest).
     let (max, sum) = (k.var(f32::NEG_INFINITY), k.var(0.0_f32));
-    row.for_each(|at| {
-        let x = at.load(x);
+    row.each_step([x], |[x]| {
         let now = max.max(largest(&x));
         let shift = finite(now);
         sum.set(*sum * exp(*max - shift));
@@ -108,25 +98,9 @@ fn in_a_loop<'k>(k: &'k Kernel, function: Function, tile: LoopTile, call: &Call<
         }
         max.set(now);
     });
-    let of_row = block_reduce(k, max.get(), F32::max);
-    let sum = block_sum(k, *sum * exp(*max - finite(of_row)));
-
-    match function {
-        Function::Softmax => {
-            let scale = sum.reciprocal();
-            row.for_each(|at| {
-                let x = at.load(x);
-                at.store(y, |i| exp(x[i] - of_row) * scale);
-            });
-        }
-        Function::LogSoftmax => {
-            let ln_sum = ln(sum);
-            row.for_each(|at| {
-                let x = at.load(x);
-                at.store(y, |i| x[i] - of_row - ln_sum);
-            });
-        }
-    }
+    let of_row = row.max(max.get());
+    let sum = row.sum(*sum * exp(*max - finite(of_row)));
+    (of_row, Some(sum))
 }
 
 /// The largest value, or NaN if any value is NaN.

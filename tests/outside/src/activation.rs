@@ -3,7 +3,7 @@
 use meshgrad::kernels::assembler::{In, Kernel, Out, Ptx, Target, Variant};
 use meshgrad::kernels::dtype::Dtype;
 use meshgrad::kernels::params;
-use meshgrad::kernels::row::{Row, RowTile};
+use meshgrad::kernels::row::{Form, Row};
 use meshgrad::prelude::*;
 use meshgrad::runtime::Signature;
 
@@ -27,7 +27,8 @@ fn forward(x: &Tensor) -> Result<Tensor> {
     if !call.device().is_gpu() {
         return ops::square(&ops::clamp(x, 0.0, f64::INFINITY)?);
     }
-    let (x, tile) = (aligned(x)?, tile(x)?);
+    let x = ops::contiguous(x)?;
+    let form = form(&[&x])?;
     let y = call.output(0)?;
     call.launch(|gpu| {
         let rows = call.rows() as u64;
@@ -35,8 +36,9 @@ fn forward(x: &Tensor) -> Result<Tensor> {
             x: gpu.ptr(&x)?,
             y: gpu.uninit_ptr(&y)?,
             rows,
+            features: x.extent(-1)? as u32,
         };
-        gpu.launch(&SquaredRelu { tile }, tile.launch(rows), &arguments)
+        gpu.launch(&SquaredRelu { form }, form.launch(rows), &arguments)
     })?;
     Ok(y.finish())
 }
@@ -48,7 +50,8 @@ fn backward(x: &Tensor, dy: &Tensor) -> Result<Tensor> {
         let positive = ops::clamp(x, 0.0, f64::INFINITY)?;
         return ops::affine(&ops::mul(&positive, dy)?, 2.0, 0.0);
     }
-    let (x, dy, tile) = (aligned(x)?, aligned(dy)?, tile(x)?);
+    let (x, dy) = (ops::contiguous(x)?, ops::contiguous(dy)?);
+    let form = form(&[&x, &dy])?;
     let dx = call.output(0)?;
     call.launch(|gpu| {
         let rows = call.rows() as u64;
@@ -57,8 +60,9 @@ fn backward(x: &Tensor, dy: &Tensor) -> Result<Tensor> {
             dy: gpu.ptr(&dy)?,
             dx: gpu.uninit_ptr(&dx)?,
             rows,
+            features: x.extent(-1)? as u32,
         };
-        gpu.launch(&SquaredReluGrad { tile }, tile.launch(rows), &arguments)
+        gpu.launch(&SquaredReluGrad { form }, form.launch(rows), &arguments)
     })?;
     Ok(dx.finish())
 }
@@ -68,29 +72,30 @@ params! {
         x: In,
         y: Out,
         rows: u64,
+        features: u32,
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct SquaredRelu {
-    tile: RowTile,
+    form: Form,
 }
 
 impl Variant for SquaredRelu {
     type Arguments = SquaredReluArguments;
 
     fn entry(&self) -> String {
-        format!("squared_relu_{}", self.tile.name())
+        format!("squared_relu_{}", self.form.name())
     }
 
     fn ptx(&self) -> Ptx {
-        let k = &Kernel::new(self.entry(), Target::Sm80, self.tile.threads());
+        let k = &Kernel::new(self.entry(), Target::Sm80, self.form.threads());
         let p = self.parameters(k);
-        let row = Row::new(k, self.tile, p.rows);
+        let row = Row::new(k, self.form, p.rows, p.features);
 
-        let x = row.load(p.x).widen();
-        row.store(p.y, |i| {
-            let positive = x[i].max(0.0_f32);
+        let x = row.load(p.x);
+        row.store(p.y, [&x], |[x]| {
+            let positive = x.max(0.0_f32);
             positive * positive
         });
         k.finish()
@@ -103,50 +108,40 @@ params! {
         dy: In,
         dx: Out,
         rows: u64,
+        features: u32,
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct SquaredReluGrad {
-    tile: RowTile,
+    form: Form,
 }
 
 impl Variant for SquaredReluGrad {
     type Arguments = SquaredReluGradArguments;
 
     fn entry(&self) -> String {
-        format!("squared_relu_grad_{}", self.tile.name())
+        format!("squared_relu_grad_{}", self.form.name())
     }
 
     fn ptx(&self) -> Ptx {
-        let k = &Kernel::new(self.entry(), Target::Sm80, self.tile.threads());
+        let k = &Kernel::new(self.entry(), Target::Sm80, self.form.threads());
         let p = self.parameters(k);
-        let row = Row::new(k, self.tile, p.rows);
+        let row = Row::new(k, self.form, p.rows, p.features);
 
         let (x, dy) = (row.load(p.x), row.load(p.dy)); // both in flight
-        let (x, dy) = (x.widen(), dy.widen());
-        row.store(p.dx, |i| x[i].max(0.0_f32) * dy[i] * 2.0_f32);
+        row.store(p.dx, [&x, &dy], |[x, dy]| x.max(0.0_f32) * dy * 2.0_f32);
         k.finish()
     }
 }
 
-/// `x` if it is contiguous and 16-byte aligned, otherwise a copy that is.
-fn aligned(x: &Tensor) -> Result<Tensor> {
-    let begins_at = x.dtype().bytes(x.layout().offset());
-    match x.is_contiguous() && begins_at.is_multiple_of(16) {
-        true => Ok(x.clone()),
-        false => ops::copy(x),
-    }
-}
-
-/// How the kernels distribute the rows of `x` over threads.
-fn tile(x: &Tensor) -> Result<RowTile> {
-    let dtype = match x.dtype() {
+/// How the kernels process the rows of contiguous matrices.
+fn form(matrices: &[&Tensor]) -> Result<Form> {
+    let dtype = match matrices[0].dtype() {
         DType::BF16 => Dtype::Bf16,
         _ => Dtype::F32, // the signature refuses f64 on a GPU
     };
-    RowTile::new(dtype, x.extent(-1)?).ok_or_else(|| Error::Argument {
-        op: "squared_relu",
-        problem: format!("the rows of {x} are not whole 16-byte vectors; pad them"),
-    })
+    let begins_at = |x: &Tensor| x.dtype().bytes(x.layout().offset());
+    let aligned = matrices.iter().all(|it| begins_at(it).is_multiple_of(16));
+    Ok(Form::new(dtype, matrices[0].extent(-1)?, aligned))
 }
