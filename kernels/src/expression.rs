@@ -107,6 +107,8 @@ functions! {
     Tanh tanh ();
     /// 1 / (1 + e^-x); see [`sigmoid`](crate::elementary::sigmoid).
     Sigmoid sigmoid ();
+    /// The error function; see [`erf`](crate::elementary::erf).
+    Erf erf ();
 }
 
 functions! {
@@ -186,6 +188,17 @@ impl Expression {
             count += argument.operations(limit - count);
         }
         count.min(limit)
+    }
+
+    /// The number of scalars: one more than the largest index of one.
+    pub(crate) fn scalars(&self) -> usize {
+        let mut count = 0;
+        self.visit(&mut |node| {
+            if let Node::Scalar(index) = node {
+                count = count.max(usize::from(*index) + 1);
+            }
+        });
+        count
     }
 
     /// Calls `f` for each operation, once per use.

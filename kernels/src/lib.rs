@@ -8,11 +8,14 @@
 
 pub mod adamw;
 pub mod arg_reduce;
+pub mod argsort;
 pub mod assembler;
 pub mod attention;
+pub mod column_sums;
 mod columns;
 pub mod copies;
 pub mod cross_entropy;
+pub mod cumsum;
 pub mod dtype;
 pub mod elementary;
 pub mod elementwise;
@@ -33,6 +36,7 @@ pub mod rms_norm;
 pub mod rope;
 pub mod router;
 pub mod row;
+pub mod row_map;
 pub mod softmax;
 pub mod sort;
 mod sort_key;

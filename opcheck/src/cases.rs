@@ -2,7 +2,9 @@
 //! `meshgrad check` run them.
 
 use meshgrad_autograd::{Result, Var, ops};
-use meshgrad_runtime::ops::{self as runtime, AttentionMask, AttentionSequences, RopeStyle};
+use meshgrad_runtime::ops::{
+    self as runtime, AttentionMask, AttentionSequences, Domain, RopeStyle,
+};
 use meshgrad_runtime::{DType, Device, Key, Tensor};
 
 /// An op as a function of its float inputs and its other operands.
@@ -120,6 +122,8 @@ fn at(inputs: &Inputs<'_>) -> Result<Vec<Case>> {
     layers(inputs, &mut cases)?;
     experts(inputs, &mut cases)?;
     indexing(inputs, &mut cases)?;
+    ordering(inputs, &mut cases)?;
+    scored_attention(inputs, &mut cases)?;
     Ok(cases)
 }
 
@@ -152,31 +156,14 @@ fn case_with<const N: usize, const C: usize>(
 }
 
 fn elementwise(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
-    type Unary = fn(&Var) -> Result<Var>;
-    let anywhere: [(&str, Unary); 9] = [
-        ("neg", ops::neg),
-        ("abs", ops::abs),
-        ("square", ops::square),
-        ("exp", ops::exp),
-        ("sin", ops::sin),
-        ("cos", ops::cos),
-        ("tanh", ops::tanh),
-        ("silu", ops::silu),
-        ("relu", ops::relu),
-    ];
-    let positive: [(&str, Unary); 5] = [
-        ("sqrt", ops::sqrt),
-        ("rsqrt", ops::rsqrt),
-        ("reciprocal", ops::reciprocal),
-        ("ln", ops::ln),
-        ("sigmoid", ops::sigmoid),
-    ];
-    for (name, op) in anywhere {
-        cases.push(case(name, [at.any(&[3, 5], 0)?], move |[x]| op(x)));
+    for (listed, op) in runtime::UNARY.iter().zip(ops::unary()) {
+        let x = match listed.domain {
+            Domain::Real => at.any(&[3, 5], 0)?,
+            Domain::Positive => at.positive(&[3, 5], 0)?,
+        };
+        cases.push(case(listed.name, [x], move |[x]| op(x)));
     }
-    for (name, op) in positive {
-        cases.push(case(name, [at.positive(&[3, 5], 0)?], move |[x]| op(x)));
-    }
+    cases.push(case("neg", [at.any(&[3, 5], 0)?], |[x]| ops::neg(x)));
 
     type Binary = fn(&Var, &Var) -> Result<Var>;
     let binary: [(&str, &str, Binary); 6] = [
@@ -236,6 +223,9 @@ fn reductions(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
             op(x, &[0, -1])
         }));
     }
+    cases.push(case("logsumexp", [at.any(&[3, 4, 2], 0)?], |[x]| {
+        ops::logsumexp(x, &[0, -1])
+    }));
     cases.push(case("sum of a transpose", [at.any(&[3, 4], 1)?], |[x]| {
         ops::sum(&ops::transpose(x, 0, 1)?, &[0])
     }));
@@ -412,6 +402,12 @@ fn layers(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
         .with_weights(&[0]),
     );
     let labels = Tensor::from_slice(at.device, &[2, 3], &[3i64, -100, 0, 6, 6, -100])?;
+    cases.push(case_with(
+        "cross_entropy",
+        [at.any(&[2, 3, 7], 9)?],
+        [labels.clone()],
+        |[logits], [labels]| Ok(ops::cross_entropy(logits, labels, -100)?.0),
+    ));
     let inputs = [at.any(&[2, 3, 4], 7)?, at.any(&[7, 4], 8)?];
     cases.push(
         case_with(
@@ -476,6 +472,59 @@ fn indexing(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
     cases.push(case_with("scatter_add", x, [again], |[x], [index]| {
         ops::scatter_add(&[2, 4], 1, index, x)
     }));
+    Ok(())
+}
+
+fn ordering(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
+    for (name, dim) in [("cumsum", -1), ("cumsum of the first dim", 0)] {
+        let x = [at.any(&[3, 2, 5], 0)?];
+        cases.push(case(name, x, move |[x]| ops::cumsum(x, dim)));
+    }
+    for (name, descending) in [("sort", false), ("sort, descending", true)] {
+        let x = [at.any(&[3, 2, 5], 0)?];
+        cases.push(case(name, x, move |[x]| Ok(ops::sort(x, 0, descending)?.0)));
+    }
+    cases.push(case("tril", [at.any(&[2, 3, 4], 1)?], |[x]| {
+        ops::tril(x, 1)
+    }));
+    cases.push(case("triu", [at.any(&[2, 3, 4], 1)?], |[x]| {
+        ops::triu(x, -1)
+    }));
+    Ok(())
+}
+
+/// Two heads share a key head.
+fn scored_attention(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
+    let operands = || -> Result<[Tensor; 4]> {
+        Ok([
+            at.any(&[2, 3, 4, 2], 4)?,
+            at.any(&[2, 5, 2, 2], 5)?,
+            at.any(&[2, 5, 2, 2], 6)?,
+            at.any(&[4, 3, 5], 7)?,
+        ])
+    };
+    cases.push(case("attention, bias", operands()?, |[q, k, v, bias]| {
+        let mask = AttentionMask::default();
+        ops::attention_with_scores([q, k, v], Some(bias), None, &mask, 0.7)
+    }));
+    let [q, k, v, bias] = operands()?;
+    let lists = [[1i64, 2], [4, 5]].map(|list| Tensor::from_slice(at.device, &[2], &list));
+    let [q_offset, k_len] = lists;
+    cases.push(case_with(
+        "attention, soft cap, bias, cached keys",
+        [q, k, v, bias],
+        [q_offset?, k_len?],
+        |[q, k, v, bias], [q_offset, k_len]| {
+            let mask = AttentionMask {
+                sequences: AttentionSequences::Cached {
+                    q_offset: q_offset.clone(),
+                    k_len: k_len.clone(),
+                },
+                ..AttentionMask::causal()
+            };
+            ops::attention_with_scores([q, k, v], Some(bias), Some(0.8), &mask, 0.7)
+        },
+    ));
     Ok(())
 }
 

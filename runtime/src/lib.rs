@@ -28,7 +28,7 @@ pub use crate::core::graph::Graph;
 pub use crate::core::key::{Key, Region, RegionKey};
 pub use crate::core::layout::Layout;
 pub use crate::core::lent::{Lent, LentInPlace, LentMut};
-pub use crate::core::number::{Function, Number};
+pub use crate::core::number::{Function, Number, RowFunction};
 pub use crate::core::op_trace::{OpSpan, OpTrace};
 pub use crate::core::params::attention_error::AttentionError;
 pub use crate::core::params::matmul::GemmError;

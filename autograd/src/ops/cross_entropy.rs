@@ -1,8 +1,9 @@
-//! Fused linear layer and cross-entropy. The logits of a whole batch are never in memory.
+//! Cross-entropy: of logits, and fused with the linear layer that computes them, so that the logits of
+//! a whole batch are never in memory.
 
 use meshgrad_mesh::Placement;
 use meshgrad_runtime::ops::{self, Targets};
-use meshgrad_runtime::{Tensor, redistribute};
+use meshgrad_runtime::{DType, Tensor, redistribute};
 
 use crate::{Operand, Result, Save, Track};
 
@@ -78,6 +79,58 @@ pub fn linear_cross_entropy<V: Operand>(
         })
     })?;
     Ok((loss, count))
+}
+
+/// The cross-entropy of `labels` under softmax(logits), summed over the rows whose label is not
+/// `ignore_index`, and the number of such rows. Saves the logits and one number per row.
+///
+/// [`linear_cross_entropy`] needs far less memory if a linear layer computes the logits.
+///
+/// # Shapes
+/// `logits` [.., V] float, V at most 2^24 and not sharded, `labels` [..] of an index dtype; returns
+/// two scalars in the accumulator dtype. The loss is tracked, the count is not.
+///
+/// # Errors
+/// [`IndexOutOfRange`](meshgrad_runtime::Error::IndexOutOfRange) for a label that is neither a class
+/// nor ignored; as [`meshgrad_runtime::ops::gather`].
+pub fn cross_entropy<V: Operand>(
+    logits: &V,
+    labels: &Tensor,
+    ignore_index: i64,
+) -> Result<(V, Tensor)> {
+    let dtype = logits.dtype().accumulator();
+    let wide = ops::cast(logits.value(), dtype)?;
+    let lse = super::logsumexp(&wide, &[-1])?;
+    let (is_counted, labels_inside) = counted(labels, ignore_index, dtype)?;
+    let index = labels_inside.unsqueeze(labels.shape().len())?;
+    let label_logit = ops::sum(&ops::gather(&wide, -1, &index)?, &[-1])?;
+    let (loss, count) = ops::cross_entropy_sum(&lse, &label_logit, labels, ignore_index)?;
+
+    let (shape, rows) = (logits.value().sharded_shape(), lse.sharded_shape());
+    let (saved, lse, index) = (logits.save(), lse.save(), index.save());
+    let is_counted = is_counted.save();
+    let last = logits.shape().len() - 1;
+    let loss = loss.tracked([logits], move |dloss, [dlogits]| {
+        dlogits.add(|| {
+            let (logits, index) = (saved.get()?, index.get()?);
+            let of_row = ops::mul(&is_counted.get()?, &rows.broadcast(dloss, &[])?)?;
+            let of_row = of_row.unsqueeze(last)?;
+            let below = ops::sub(&ops::cast(&logits, dtype)?, &lse.get()?.unsqueeze(last)?)?;
+            let of_softmax = ops::mul(&ops::exp(&below)?, &of_row)?;
+            let of_label = ops::scatter_add_to(&shape, -1, &index, &of_row)?;
+            ops::cast(&ops::sub(&of_softmax, &of_label)?, logits.dtype())
+        })
+    })?;
+    Ok((loss, count))
+}
+
+/// 1 for each label that is not ignored, else 0; and the labels, with 0 for those that are ignored.
+fn counted(labels: &Tensor, ignore_index: i64, dtype: DType) -> Result<(Tensor, Tensor)> {
+    let number = ops::cast(labels, dtype)?;
+    let ignored = ops::affine(&number.zeros_beside(&[])?, 1.0, ignore_index as f64)?;
+    let is_counted = ops::cast(&ops::ne(&number, &ignored)?, dtype)?;
+    let inside = ops::cast(&ops::mul(&number, &is_counted)?, DType::I64)?;
+    Ok((is_counted, inside))
 }
 
 /// The log-sum-exp of the logits x w^T of each row, and the logit of its label.

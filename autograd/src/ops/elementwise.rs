@@ -1,79 +1,8 @@
-//! Elementwise functions of one and two operands.
+//! Elementwise functions of two operands, and of one with constants.
 
 use meshgrad_runtime::{Shape, Tensor, ops};
 
 use crate::{Operand, Result, Save, Slot, Track};
-
-/// Defines a differentiable op for each unary function. Its derivative uses the operand or the
-/// result.
-macro_rules! unary_ops {
-    ($($(#[$doc:meta])* $name:ident, $grad:ident of $saved:ident;)+) => {
-        $(
-            $(#[$doc])*
-            ///
-            /// # Shapes
-            /// `x` any shape, f64, f32 or bf16; returns the same.
-            ///
-            /// # Errors
-            /// As [`meshgrad_runtime::ops`].
-            pub fn $name<V: Operand>(x: &V) -> Result<V> {
-                let y = ops::$name(x.value())?;
-                unary_ops!(@record $saved, $grad, x, y)
-            }
-        )+
-    };
-
-    (@record x, $grad:ident, $x:ident, $y:ident) => {{
-        let saved = $x.save();
-        $y.tracked([$x], move |dy, [dx]| dx.add(|| ops::$grad(&saved.get()?, dy)))
-    }};
-
-    (@record y, $grad:ident, $x:ident, $y:ident) => {{
-        let saved = $y.save();
-        $y.tracked([$x], move |dy, [dx]| dx.add(|| ops::$grad(&saved.get()?, dy)))
-    }};
-}
-
-unary_ops! {
-    /// |x|; its derivative at 0 is 0.
-    abs, abs_grad of x;
-
-    /// x^2.
-    square, square_grad of x;
-
-    /// The square root.
-    sqrt, sqrt_grad of y;
-
-    /// 1 / sqrt(x).
-    rsqrt, rsqrt_grad of y;
-
-    /// 1 / x.
-    reciprocal, reciprocal_grad of y;
-
-    /// e^x.
-    exp, exp_grad of y;
-
-    /// The natural logarithm.
-    ln, ln_grad of x;
-
-    /// The sine of an angle in radians.
-    sin, sin_grad of x;
-
-    /// The cosine of an angle in radians.
-    cos, cos_grad of x;
-
-    /// The hyperbolic tangent.
-    tanh, tanh_grad of y;
-
-    /// 1 / (1 + e^-x).
-    sigmoid, sigmoid_grad of y;
-
-    /// x * sigmoid(x) (Ramachandran et al. 2017).
-    silu, silu_grad of x;
-
-    /// max(x, 0); its derivative at 0 is 0.
-    relu, relu_grad of x;
-}
 
 /// -x.
 ///

@@ -6,6 +6,7 @@
 //! a gradient, and those that compute gradients.
 
 mod attention;
+mod attention_scores;
 mod cross_entropy;
 mod dropout;
 mod elementwise;
@@ -17,6 +18,7 @@ mod indexing;
 mod matmul;
 mod moe;
 mod norm;
+mod order;
 mod overlap;
 mod redistribute;
 mod reduce;
@@ -24,14 +26,16 @@ mod rope;
 mod shape;
 mod softmax;
 mod swiglu;
+mod triangle;
+mod unary;
+
+use unary::export;
 
 pub use attention::{attention, attention_with_lse};
-pub use cross_entropy::linear_cross_entropy;
+pub use attention_scores::attention_with_scores;
+pub use cross_entropy::{cross_entropy, linear_cross_entropy};
 pub use dropout::dropout;
-pub use elementwise::{
-    abs, add, affine, clamp, cos, div, exp, ln, maximum, minimum, mul, neg, reciprocal, relu,
-    rsqrt, sigmoid, silu, sin, sqrt, square, sub, tanh, where_,
-};
+pub use elementwise::{add, affine, clamp, div, maximum, minimum, mul, neg, sub, where_};
 pub use embedding::embedding;
 pub use global_norm::global_norm;
 pub use grouped_matmul::grouped_matmul;
@@ -39,9 +43,10 @@ pub use indexing::{concat, gather, index_select, scatter_add, split};
 pub use matmul::{linear, matmul};
 pub use moe::{permute_tokens, router_top_k, unpermute_tokens};
 pub use norm::{add_rms_norm, rms_norm};
+pub use order::{cumsum, sort};
 pub use overlap::{linear_redistribute, redistribute_linear};
 pub use redistribute::{add_bias, redistribute};
-pub use reduce::{max, mean, min, sum};
+pub use reduce::{logsumexp, max, mean, min, sum};
 pub use rope::{rms_norm_rope, rope};
 pub use shape::{
     broadcast_to, cast, chunk, contiguous, merge_first, merge_last, merge_leading, permute,
@@ -49,6 +54,8 @@ pub use shape::{
 };
 pub use softmax::{log_softmax, softmax};
 pub use swiglu::swiglu;
+pub use triangle::{tril, triu};
+meshgrad_runtime::unary_ops!(export);
 
 #[doc(no_inline)]
 pub use meshgrad_runtime::ops::*;

@@ -1,4 +1,4 @@
-//! Root-mean-square normalization (Zhang & Sennrich 2019).
+//! Root-mean-square normalization (Zhang & Sennrich 2019) and layer normalization (Ba et al. 2016).
 
 use meshgrad_runtime::{Tensor, ops};
 

@@ -68,6 +68,42 @@ pub fn min<V: Operand>(x: &V, dims: &[isize]) -> Result<V> {
     super::neg(&max(&super::neg(x)?, dims)?)
 }
 
+/// ln sum e^x over `dims`, which are removed; computed in f32 (f64 for f64) and rounded once. Minus
+/// infinity if all elements are.
+///
+/// # Shapes
+/// As [`sum`].
+///
+/// # Errors
+/// As [`sum`].
+pub fn logsumexp<V: Operand>(x: &V, dims: &[isize]) -> Result<V> {
+    let expand = Expand::new(x.value(), dims)?;
+    let dtype = x.dtype().accumulator();
+    let y = logsumexp_of(&ops::cast(x.value(), dtype)?, &expand, dims)?;
+    let (saved_x, saved_y) = (x.save(), y.save());
+    ops::cast(&y, x.dtype())?.tracked([x], move |dy, [dx]| {
+        dx.add(|| {
+            let x = saved_x.get()?;
+            let below = ops::sub(&ops::cast(&x, dtype)?, &expand.expand(&saved_y.get()?)?)?;
+            let dy = expand.expand(&ops::cast(dy, dtype)?)?;
+            ops::cast(&ops::mul(&ops::exp(&below)?, &dy)?, x.dtype())
+        })
+    })
+}
+
+fn logsumexp_of(x: &Tensor, expand: &Expand, dims: &[isize]) -> Result<Tensor> {
+    let max = ops::max(x, dims)?;
+    // Infinities stay as they are: the difference from an infinite maximum would be NaN.
+    let is_finite = ops::lt(&ops::abs(&max)?, &infinity_beside(&max)?)?;
+    let shift = ops::where_(&is_finite, &max, &max.zeros_beside(&[])?)?;
+    let terms = ops::exp(&ops::sub(x, &expand.expand(&shift)?)?)?;
+    ops::add(&ops::ln(&ops::sum(&terms, dims)?)?, &shift)
+}
+
+fn infinity_beside(x: &Tensor) -> Result<Tensor> {
+    ops::reciprocal(&x.zeros_beside(&[])?)
+}
+
 /// Broadcasts the result of a reduction to the original shape.
 struct Expand {
     /// The original shape.

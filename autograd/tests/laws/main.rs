@@ -1,5 +1,6 @@
 //! Laws of the backward pass, for any ops.
 
+mod attention;
 mod errors;
 mod gradients;
 mod parameters;

@@ -6,9 +6,12 @@
 
 mod adamw;
 mod add_rms_norm;
+mod argsort;
 mod attention;
+mod column_sums;
 mod copies;
 mod cross_entropy;
+mod cumsum;
 mod elementwise;
 mod expert_order;
 mod gemm;
@@ -21,12 +24,14 @@ mod reduce;
 mod rms_norm;
 mod rope;
 mod router;
+mod row_map;
 mod softmax;
 mod swiglu;
 mod token_permute;
 mod top_k;
 mod tree_reduce;
 
+pub use column_sums::weight_gradient;
 pub use copies::CASTS;
 pub use elementwise::elementwise_variants;
 pub use expert_order::HELD_EXPERTS;
@@ -34,6 +39,7 @@ pub use global_norm::SQUARED;
 pub use reduce::REDUCTIONS;
 pub use rope::{HEADS, heads};
 pub use router::ROUTED_EXPERTS;
+pub use row_map::{scaled_center, standardize};
 pub use softmax::SOFTMAX_ROWS;
 pub use token_permute::TOKEN_FEATURES;
 pub use top_k::{ARG_REDUCED, SORTED};
@@ -79,6 +85,10 @@ const FAMILIES: &[NamedFamily] = &[
     ("top_k", top_k::top_k),
     ("global_norm", global_norm::global_norm),
     ("tree_reduce", tree_reduce::tree_reduce),
+    ("row_map", row_map::row_map),
+    ("column_sums", column_sums::column_sums),
+    ("cumsum", cumsum::cumsum),
+    ("argsort", argsort::argsort),
 ];
 
 type NamedFamily = (&'static str, fn() -> Family);

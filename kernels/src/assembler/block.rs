@@ -201,6 +201,35 @@ pub fn block_exclusive_scan<'k>(k: &'k Kernel, value: U32<'k>) -> [U32<'k>; 2] {
     [before, total]
 }
 
+/// The sum over the threads before this one, and the sum over all threads. Every run gives the same
+/// bits.
+///
+/// All threads must call it, and the CTA must consist of whole warps. In a loop, separate
+/// iterations by a [`Kernel::barrier`].
+#[track_caller]
+pub fn block_prefix_sum<'k>(k: &'k Kernel, value: F32<'k>) -> [F32<'k>; 2] {
+    let (lane, warps) = (k.lane(), k.threads() / 32);
+    let sums = k.shared::<f32>(warps);
+    let up = |value: F32<'k>, distance: u32| -> F32<'k> {
+        let lower = k.compute("shfl.sync.up.b32", &[&value, &distance, &0, &-1]);
+        lane.ge(distance).select(lower, 0.0)
+    };
+    let to_lane = [1, 2, 4, 8, 16].into_iter();
+    let to_lane = to_lane.fold(value, |sum, distance| sum + up(sum, distance));
+    k.if_(lane.equals(31), || {
+        sums.element::<f32>(k.warp()).store(to_lane);
+    });
+    k.barrier();
+
+    let (mut before, mut total) = (k.constant(0.0), k.constant(0.0));
+    for warp in 0..warps {
+        let of_warp = sums.offset(4 * warp).load::<f32>();
+        before = before + k.warp().gt(warp).select(of_warp, 0.0);
+        total = total + of_warp;
+    }
+    [before + up(to_lane, 1), total]
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::{Kernel, Target};

@@ -62,8 +62,8 @@ mod tensor_core;
 
 pub use barrier::Barrier;
 pub use block::{
-    Shuffle, block_exclusive_scan, block_reduce, block_sum, group_max, group_reduce, group_sum,
-    sum_across_groups, swap_with_neighbor, warp_sum,
+    Shuffle, block_exclusive_scan, block_prefix_sum, block_reduce, block_sum, group_max,
+    group_reduce, group_sum, sum_across_groups, swap_with_neighbor, warp_sum,
 };
 pub use control::Variable;
 pub use kernel::Kernel;

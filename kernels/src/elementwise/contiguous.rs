@@ -39,10 +39,8 @@ fn instructions(expression: &Expression) -> usize {
     let mut count = 0;
     expression.visit(&mut |node| {
         count += match node {
-            Node::Unary(
-                Unary::Exp | Unary::Ln | Unary::Sin | Unary::Cos | Unary::Tanh | Unary::Sigmoid,
-                _,
-            ) => 24,
+            Node::Unary(Unary::Neg | Unary::Abs | Unary::Sqrt, _) => 1,
+            Node::Unary(..) => 24,
             _ => 1,
         }
     });

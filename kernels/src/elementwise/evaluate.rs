@@ -1,12 +1,12 @@
 //! Evaluation of an expression in registers.
 
 use crate::assembler::{F32, Kernel, Pred};
-use crate::elementary::{cos, exp, ln, sigmoid, sin, tanh};
+use crate::elementary::{cos, erf, exp, ln, sigmoid, sin, tanh};
 use crate::expression::{Binary, Comparison, Expression, Node, Unary};
 
 /// Emits the instructions of `expression` for one element. Common subexpressions are computed once.
 #[track_caller]
-pub(super) fn evaluate<'k>(
+pub(crate) fn evaluate<'k>(
     k: &'k Kernel,
     expression: &Expression,
     operands: &[F32<'k>],
@@ -81,6 +81,7 @@ fn unary<'k>(function: Unary, x: F32<'k>) -> F32<'k> {
         Unary::Cos => cos(x),
         Unary::Tanh => tanh(x),
         Unary::Sigmoid => sigmoid(x),
+        Unary::Erf => erf(x),
     }
 }
 

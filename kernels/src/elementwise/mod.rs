@@ -26,6 +26,7 @@ pub(crate) mod strided;
 pub use element::Element;
 pub use space::IterationSpace;
 
+pub(crate) use evaluate::evaluate;
 use strided::{Space, SpaceForm};
 
 use crate::assembler::{GlobalAddress, In, Kernel, Launch, List, Out, Ptx, Target, Variant};

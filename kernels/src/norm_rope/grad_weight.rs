@@ -1,13 +1,13 @@
 //! The gradient with respect to w: partial sums over blocks of heads, which
-//! [`SumPartials`](crate::rms_norm::SumPartials) then adds.
+//! [`SumPartials`](crate::column_sums::SumPartials) then adds.
 
 use crate::assembler::{
     F32, GlobalAddress, In, Kernel, Launch, Out, Ptx, Target, U32, Variable, Variant,
     sum_across_groups,
 };
+use crate::column_sums::rows_per_partial;
 use crate::dtype::Dtype;
 use crate::params;
-use crate::rms_norm::rows_per_partial;
 use crate::rope::{
     Direction, Form, Head, HeadCoordinates, HeadStrides, HeadTile, Heads, Style, TableStrides,
     element,

@@ -13,21 +13,14 @@
 //! a row stays in registers in between if it fits ([`crate::row`]). A kernel then moves the
 //! minimum: 2 R D elements forward, 3 R D for dx. All other rows are read again, in a loop.
 //!
-//! dw is a sum over all rows. With atomics its bits would depend on the order in which CTAs finish,
-//! so it takes two kernels: each CTA sums a block of rows into its own row of a workspace, and a
-//! second kernel adds these rows in order. The bits depend on R and D alone.
+//! dw is a sum over all rows ([`crate::column_sums`]).
 
 mod forward;
 mod grad_input;
-mod grad_weight;
 mod residual;
 
 pub use forward::{RmsNorm, RmsNormArguments};
 pub use grad_input::{RmsNormGradInput, RmsNormGradInputArguments};
-pub use grad_weight::{
-    RmsNormGradWeight, RmsNormGradWeightArguments, SumPartials, SumPartialsArguments,
-    rows_per_partial,
-};
 pub use residual::{
     AddRmsNorm, AddRmsNormArguments, AddRmsNormGradInput, AddRmsNormGradInputArguments,
 };

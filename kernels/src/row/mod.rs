@@ -251,6 +251,44 @@ impl<'k> Row<'k> {
         stored
     }
 
+    /// The sum of `f` of the operands over all elements of this row, in all its threads. All threads
+    /// of the CTA must call it.
+    #[track_caller]
+    pub fn sum_of(&self, operands: &[Values<'k>], f: impl Fn(&[F32<'k>]) -> F32<'k>) -> F32<'k> {
+        let sum = self.k.var(0.0_f32);
+        self.pass(&|step| {
+            let operands: Vec<_> = operands.iter().map(|operand| operand.of(step)).collect();
+            for (i, exists) in step.existing().into_iter().enumerate() {
+                let at: Vec<_> = operands.iter().map(|operand| operand[i]).collect();
+                let value = f(&at);
+                let value = exists.map_or(value, |exists| exists.select(value, 0.0));
+                sum.set(sum.get() + value);
+            }
+        });
+        self.sum(sum.get())
+    }
+
+    /// As [`Row::store`], for any number of operands.
+    #[track_caller]
+    pub fn store_of(
+        &self,
+        matrix: GlobalAddress<'k>,
+        operands: &[Values<'k>],
+        f: impl Fn(&[F32<'k>]) -> F32<'k>,
+    ) {
+        let to = self.of_matrix(matrix);
+        self.pass(&|step| {
+            let operands: Vec<_> = operands.iter().map(|operand| operand.of(step)).collect();
+            let at = |i| {
+                operands
+                    .iter()
+                    .map(|operand| operand[i])
+                    .collect::<Vec<_>>()
+            };
+            step.store(to, |i| f(&at(i)));
+        });
+    }
+
     /// The sum over the threads of this row, in all of them. All threads of the CTA must call it.
     #[track_caller]
     pub fn sum(&self, value: F32<'k>) -> F32<'k> {

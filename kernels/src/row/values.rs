@@ -83,6 +83,16 @@ impl<'k> Step<'k> {
         accesses.map(load).collect()
     }
 
+    /// For each element: whether it exists, if it may not.
+    pub(super) fn existing(&self) -> Vec<Option<Pred<'k>>> {
+        let accesses = self.accesses.iter();
+        let of = |access: &Access<'k>| match *access {
+            Access::Vector(_, exists) => vec![Some(exists); self.dtype.per_vector() as usize],
+            Access::At(_, width) => vec![None; width as usize],
+        };
+        accesses.flat_map(of).collect()
+    }
+
     /// Loaded elements as f32. Elements outside the row are 0, or `other` if there is one.
     #[track_caller]
     pub(super) fn widen(&self, loaded: &[Loaded<'k>], other: Option<f32>) -> Vec<F32<'k>> {

@@ -60,6 +60,10 @@ exercises! {
     top_k: crate::top_k::exercise,
     global_norm: crate::global_norm::exercise,
     tree_reduce: crate::tree_reduce::exercise,
+    row_map: crate::row_map::exercise,
+    column_sums: crate::column_sums::exercise,
+    cumsum: crate::cumsum::exercise,
+    argsort: crate::argsort::exercise,
 }
 
 /// Runs a family in every order, and asserts that every instruction is executed.

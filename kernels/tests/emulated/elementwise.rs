@@ -25,6 +25,7 @@ fn reference(function: Unary, x: f64) -> (f64, f64) {
         Unary::Cos => (x.cos(), 1.6),
         Unary::Tanh => (x.tanh(), 1.5),
         Unary::Sigmoid => (1.0 / (1.0 + (-x).exp()), 2.5),
+        Unary::Erf => (libm::erf(x), 1.2),
     }
 }
 

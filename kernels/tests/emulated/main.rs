@@ -7,11 +7,14 @@
 
 mod adamw;
 mod add_rms_norm;
+mod argsort;
 mod attention;
 mod barrier;
+mod column_sums;
 mod copies;
 mod coverage;
 mod cross_entropy;
+mod cumsum;
 mod device;
 mod elementwise;
 mod expert_order;
@@ -27,6 +30,7 @@ mod reduce;
 mod rms_norm;
 mod rope;
 mod router;
+mod row_map;
 mod softmax;
 mod swiglu;
 mod token_permute;

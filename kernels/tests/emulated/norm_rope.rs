@@ -2,11 +2,11 @@
 
 use meshgrad_emulator::Counters;
 use meshgrad_kernel_catalogue as catalogue;
+use meshgrad_kernels::column_sums::{SumPartials, SumPartialsArguments, rows_per_partial};
 use meshgrad_kernels::norm_rope::{
     NormRope, NormRopeArguments, NormRopeGradInput, NormRopeGradInputArguments, NormRopeGradWeight,
     NormRopeGradWeightArguments,
 };
-use meshgrad_kernels::rms_norm::{SumPartials, SumPartialsArguments, rows_per_partial};
 use meshgrad_kernels::rope::{Direction, Heads, Style};
 use meshgrad_kernels::{Dtype, In, Out, Variant};
 

@@ -3,14 +3,13 @@
 use meshgrad_emulator::Counters;
 use meshgrad_kernel_catalogue as catalogue;
 use meshgrad_kernels::rms_norm::{
-    RmsNorm, RmsNormArguments, RmsNormGradInput, RmsNormGradInputArguments, RmsNormGradWeight,
-    RmsNormGradWeightArguments, SumPartials, SumPartialsArguments, rows_per_partial,
+    RmsNorm, RmsNormArguments, RmsNormGradInput, RmsNormGradInputArguments,
 };
 use meshgrad_kernels::row::RowTile;
-use meshgrad_kernels::{Dtype, In, Out, Variant};
+use meshgrad_kernels::{Dtype, In, Out};
 
-use crate::device::{Device, encoded, values};
-use crate::traffic::{assert_moved, assert_once, assert_whole_sectors, assert_whole_sectors_of};
+use crate::device::{Device, values};
+use crate::traffic::{assert_moved, assert_whole_sectors};
 
 const EPS: f32 = 1e-5;
 
@@ -198,96 +197,7 @@ fn check_rows(device: &Device, problem: &Problem, [y, inv_rms, dx]: [u64; 3]) {
     }
 }
 
-/// dw is correct both when it overwrites the old value and when it is added to it, and its bits are
-/// the same in every schedule.
-#[test]
-fn grad_weight_matches_f64() {
-    let mut first = None;
-    for device in Device::all() {
-        let mut bits = Vec::new();
-        for dtype in Dtype::ALL {
-            for extents in EXTENTS.into_iter().filter(|[_, features]| *features > 0) {
-                let problem = Problem::new(&device, dtype, extents);
-                bits.extend(grad_weight(&device, &problem));
-            }
-        }
-        let first = first.get_or_insert_with(|| bits.clone());
-        assert!(*first == bits);
-    }
-}
-
-fn grad_weight(device: &Device, problem: &Problem) -> Vec<f32> {
-    let [x, _, dy] = problem.on_device;
-    let [_, inv_rms] = problem.forward(device);
-    let (rows, features) = (problem.rows as u64, problem.features as u32);
-    let count = rows.div_ceil(rows_per_partial(rows));
-    let partials = device.room(4 * count as usize * problem.features);
-
-    let variant = RmsNormGradWeight::new(problem.dtype, problem.features, true);
-    let arguments = RmsNormGradWeightArguments {
-        dy: In(dy),
-        x: In(x),
-        inv_rms: In(inv_rms),
-        partials: Out(partials),
-        rows,
-        rows_per_partial: rows_per_partial(rows),
-        features,
-    };
-    let launch = variant.launch(rows, features).unwrap();
-    let counters = device.run(&variant, launch, &arguments);
-
-    // Each thread of a row reads the row's inv_rms.
-    let (of_matrix, size) = (problem.x.len(), problem.dtype.size() as usize);
-    let vectors = match variant.entry().contains("_w1_") {
-        true => problem.features,
-        false => problem.features / problem.dtype.per_vector() as usize,
-    };
-    let written = 4 * count as usize * problem.features;
-    assert_moved(
-        &counters,
-        [2 * of_matrix * size + 4 * problem.rows * vectors, written],
-        [2 * of_matrix * size + 4 * problem.rows, written],
-    );
-    // A thread stores its eight sums in two accesses of half a sector, so only loads are checked.
-    if vectors < problem.features && (problem.features * size).is_multiple_of(32) {
-        assert_whole_sectors_of(&counters, "ld.global");
-    }
-
-    let before = values(Dtype::F32, problem.features, 9);
-    let dw = device.put_floats(Dtype::F32, &before);
-    let sum = |accumulate: bool, count: u64| {
-        let variant = SumPartials::new(accumulate);
-        let arguments = SumPartialsArguments {
-            partials: In(partials),
-            to: Out(dw),
-            rows: count,
-            features,
-        };
-        let launch = variant.launch(features).unwrap();
-        let counters = device.run(&variant, launch, &arguments);
-        let of_dw = 4 * problem.features;
-        let read = count as usize * of_dw + if accumulate { of_dw } else { 0 };
-        assert_once(&counters, [read, of_dw]);
-        device.floats(Dtype::F32, dw, problem.features)
-    };
-    let (added, alone, none) = (sum(true, count), sum(false, count), sum(false, 0));
-
-    for column in 0..problem.features {
-        let products = (0..problem.rows).map(|row| {
-            let [x, _, dy] = problem.at(row, column);
-            dy * x * problem.inv_rms(row)
-        });
-        let expected: f64 = products.sum();
-        let bound = 1e-6 * (1.0 + problem.rows as f64);
-        let error = |found: f32, expected: f64| (f64::from(found) - expected).abs();
-        assert!(error(alone[column], expected) < bound);
-        assert!(error(added[column], expected + f64::from(before[column])) < bound);
-        assert_eq!(none[column], 0.0);
-    }
-    alone
-}
-
-/// Runs every kernel of the catalogue, on a few rows or on several blocks of rows.
+/// Runs every kernel of the catalogue, on a few rows.
 pub(crate) fn exercise(device: &Device) -> Vec<u8> {
     let mut bits = Vec::new();
     for dtype in Dtype::ALL {
@@ -298,11 +208,6 @@ pub(crate) fn exercise(device: &Device) -> Vec<u8> {
             let bytes = problem.x.len() * dtype.size() as usize;
             bits.extend(device.bytes(y, bytes));
             bits.extend(device.bytes(dx, bytes));
-        }
-        for features in catalogue::COLUMN_FEATURES {
-            let problem = Problem::new(device, dtype, [70, features]);
-            let dw = grad_weight(device, &problem);
-            bits.extend(encoded(Dtype::F32, &dw));
         }
     }
     bits

@@ -29,16 +29,21 @@ const ROWS: &[&str] = &[
     "top_k",
     "global_norm",
     "tree_reduce",
+    "row_map",
+    "column_sums",
+    "argsort",
 ];
 
 /// The other families. Matrix products and attention load tiles into shared memory, several ahead.
-/// The counting sort by expert only has indices, which it counts in shared memory.
+/// The counting sort by expert only has indices, which it counts in shared memory. Cumulative sums are
+/// bound by their scans.
 const TILES: &[&str] = &[
     "gemm_f32",
     "gemm_bf16",
     "grouped",
     "expert_order",
     "attention",
+    "cumsum",
 ];
 
 /// Parameters that vectorized kernels access in fewer than 16 bytes: prefix of the kernel names,
@@ -54,6 +59,12 @@ const NARROW: &[(&str, &[&str], &str)] = &[
         &["labels", "label_logit", "indices", "dweights"],
         "one per row or choice",
     ),
+    (
+        "row_map",
+        &["given0", "numbers0", "numbers1"],
+        "one per row",
+    ),
+    ("column_sums", &["numbers0", "numbers1"], "one per row"),
     (
         "",
         &["ids", "order", "row_of_slot", "starts", "keys", "positions"],

@@ -15,7 +15,7 @@ const SHOWN: &[&str] = &[
     "elementwise_plus_x0_x1_f32_f32_to_f32_strided1",
     "rms_norm_f32_d128_t32",
     "rms_norm_grad_input_bf16_d128_t16",
-    "rms_norm_grad_weight_bf16_w8_t16",
+    "column_sums_bf16_w8_t16_m2_n1_of_times_x0_times_x1_x2",
     "sum_partials",
     "gemm_f32_nt_64x64x8",
     "gemm_bf16_nt_64x64x32_bf16",

@@ -40,6 +40,9 @@ pub trait Number:
     /// The hyperbolic tangent.
     fn tanh(self) -> Self;
 
+    /// The error function: 2 / sqrt(pi) times the integral of e^-t^2 from 0 to x.
+    fn erf(self) -> Self;
+
     /// 1 / (1 + e^-x).
     #[inline(always)]
     fn sigmoid(self) -> Self {
@@ -58,17 +61,50 @@ pub trait Number:
 /// [`ops::map`](crate::ops::map).
 ///
 /// For a GPU the function is traced once with symbolic numbers. So it must not branch on its values
-/// (use [`Number::if_lt`]), and is limited to 24 operations and 4 constants.
+/// (use [`Number::if_lt`]), and is limited to 24 operations and 8 constants.
 pub trait Function<const N: usize>: Sync {
     /// The value at `x`. Must be `#[inline(always)]`: otherwise it is compiled without vector
     /// instructions.
     fn value<W: Number>(&self, x: [W; N]) -> W;
 }
 
+/// A function of the rows of matrices, such as a normalization, generic over the types that kernels
+/// compute in: see [`ops::map_rows`](crate::ops::map_rows).
+///
+/// An element has `N` operands, and a row has `S` numbers: the first [`RowFunction::GIVEN`] are
+/// operands, and the others are computed in order, each from a sum over the row. With given numbers
+/// only, the value is all there is to define. Like a [`Function`], it is compiled for the CPU and
+/// traced for a GPU.
+pub trait RowFunction<const N: usize, const S: usize>: Sync {
+    /// How many of the row's numbers are operands.
+    const GIVEN: usize = 0;
+
+    /// What an element adds to the sum for number `at`. The numbers before `at` are in `s`. Must be
+    /// `#[inline(always)]`, as all functions of this trait.
+    #[inline(always)]
+    fn summand<W: Number>(&self, _at: usize, _x: [W; N], _s: [W; S]) -> W {
+        W::ZERO
+    }
+
+    /// Number `at` of a row, `s[at]` being the sum over the row.
+    #[inline(always)]
+    fn number<W: Number>(&self, at: usize, s: [W; S]) -> W {
+        s[at]
+    }
+
+    /// The result at an element.
+    fn value<W: Number>(&self, x: [W; N], s: [W; S]) -> W;
+}
+
 macro_rules! numbers {
-    // Only gradient checks use f64, so the standard library's functions are fast enough.
+    // Only gradient checks use f64, so functions without vector instructions are fast enough.
     (@elementary f64) => {
         numbers!(@std f64: exp, ln);
+
+        #[inline(always)]
+        fn erf(self) -> f64 {
+            libm::erf(self)
+        }
     };
 
     (@elementary f32) => {
@@ -85,6 +121,11 @@ macro_rules! numbers {
         #[inline(always)]
         fn sigmoid(self) -> f32 {
             simd_math::sigmoid(self)
+        }
+
+        #[inline(always)]
+        fn erf(self) -> f32 {
+            simd_math::erf(self)
         }
     };
 

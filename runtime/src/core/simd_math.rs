@@ -9,7 +9,9 @@
 //! They do not depend on the position in the vector, on the length of the slice, or on the number
 //! of threads.
 
-use meshgrad_kernels::elementary::{EXP_TAIL, LN_2_HIGH, LN_2_LOW, LN_TAIL, ROUND};
+use meshgrad_kernels::elementary::{
+    ERF_EXPONENT, ERF_SATURATED, ERF_SMALL, ERF_TAIL, EXP_TAIL, LN_2_HIGH, LN_2_LOW, LN_TAIL, ROUND,
+};
 use pulp::{Scalar, Simd};
 
 /// The smallest x whose e^x is a normal number: ln 2^-126, rounded towards 0.
@@ -33,6 +35,12 @@ pub(crate) fn sigmoid(x: f32) -> f32 {
 #[inline(always)]
 pub(crate) fn ln(x: f32) -> f32 {
     ln_f32s(Scalar, x)
+}
+
+/// The error function. Error at most 1.4 ulp over all of f32.
+#[inline(always)]
+pub(crate) fn erf(x: f32) -> f32 {
+    erf_f32s(Scalar, x)
 }
 
 /// [`exp`] of each lane.
@@ -76,6 +84,28 @@ pub(crate) fn sigmoid_f32s<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     let e = exp_f32s(simd, simd.neg_f32s(x));
 
     simd.div_f32s(one, simd.add_f32s(one, e))
+}
+
+/// [`erf`] of each lane.
+#[inline(always)]
+fn erf_f32s<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
+    let (one, saturated) = (simd.splat_f32s(1.0), simd.splat_f32s(ERF_SATURATED));
+    let magnitude = simd.abs_f32s(x);
+    let tail = polynomial(simd, simd.mul_f32s(x, x), ERF_TAIL);
+    let small = simd.mul_add_e_f32s(tail, x, x);
+
+    // The comparison is false for NaN, so NaN propagates.
+    let is_saturated = simd.less_than_f32s(saturated, magnitude);
+    let bounded = simd.select_f32s(is_saturated, saturated, magnitude);
+    let exponent = polynomial(simd, bounded, ERF_EXPONENT);
+    let (mantissa, power) = exp_parts(simd, simd.neg_f32s(exponent));
+    let rest = simd.mul_f32s(mantissa, power_of_two(simd, power));
+    let large = simd.sub_f32s(one, rest);
+    let is_negative = simd.less_than_f32s(x, simd.splat_f32s(0.0));
+    let large = simd.select_f32s(is_negative, simd.neg_f32s(large), large);
+
+    let is_small = simd.less_than_f32s(magnitude, simd.splat_f32s(ERF_SMALL));
+    simd.select_f32s(is_small, small, large)
 }
 
 /// [`ln`] of each lane.
@@ -286,6 +316,7 @@ mod tests {
     );
     function!(Sigmoid, sigmoid_f32s, |x| 1.0 / (1.0 + (-x).exp()));
     function!(Ln, ln_f32s, f64::ln);
+    function!(Erf, erf_f32s, libm::erf);
 
     #[test]
     fn exp_error_is_at_most_1_1_ulp() {
@@ -296,6 +327,11 @@ mod tests {
     #[test]
     fn ln_error_is_at_most_1_5_ulp() {
         assert!(worst(Ln, step(), |_| true) <= 1.5);
+    }
+
+    #[test]
+    fn erf_error_is_at_most_1_4_ulp() {
+        assert!(worst(Erf, step(), |_| true) <= 1.4);
     }
 
     #[test]
@@ -318,6 +354,11 @@ mod tests {
         assert_eq!(sigmoid(f32::NEG_INFINITY), 0.0);
         assert_eq!(sigmoid(f32::INFINITY), 1.0);
         assert_eq!(sigmoid(0.0), 0.5);
+
+        assert_eq!(erf(f32::INFINITY), 1.0);
+        assert_eq!(erf(f32::NEG_INFINITY), -1.0);
+        assert_eq!(erf(-0.0).to_bits(), (-0.0f32).to_bits());
+        assert!(erf(f32::NAN).is_nan());
 
         assert_eq!(ln(1.0), 0.0);
         assert_eq!(ln(0.0), f32::NEG_INFINITY);

@@ -17,6 +17,7 @@ macro_rules! vectorized {
 
 pub(crate) mod arg_reduce;
 pub(crate) mod attention;
+pub(crate) mod column_sums;
 pub(crate) mod cross_entropy;
 pub(crate) mod elementwise;
 pub(crate) mod embedding;
@@ -31,6 +32,7 @@ pub(crate) mod quantile;
 pub(crate) mod random;
 pub(crate) mod reduce;
 pub(crate) mod rope;
+pub(crate) mod row_function;
 pub(crate) mod rows;
 pub(crate) mod softmax;
 pub(crate) mod strided;

@@ -1,7 +1,7 @@
 //! Kernels of RMS norm.
 
 use super::rows::{Flat, Rows, for_rows, rows_per_task, sum};
-use super::{BLOCK, blocks, for_blocks, for_parts};
+use super::{blocks, for_parts};
 use crate::{Element, Float, Number, Result, Tensor};
 
 /// y = x w inv_rms with inv_rms = 1 / sqrt(mean(x^2) + eps), per row.
@@ -124,67 +124,4 @@ pub(crate) fn add_rms_norm_grad_input<T: Float>(
         }
     });
     Ok(())
-}
-
-/// Rows per partial sum of [`rms_norm_grad_weight`]: at least 64, to bound the memory of the
-/// partial sums.
-pub(crate) fn rows_per_partial(columns: usize) -> usize {
-    rows_per_task(columns).max(64)
-}
-
-/// dw = sum over rows of dy x inv_rms; overwrites `dw` if `empty`, else adds to it.
-///
-/// `partial` holds one sum for every [`rows_per_partial`] rows; these sums are added in order.
-pub(crate) fn rms_norm_grad_weight<T: Float>(
-    [dy, x, inv_rms]: [&Tensor; 3],
-    partial: &mut [T::Wide],
-    dw: &mut [T::Wide],
-    empty: bool,
-) -> Result<()> {
-    let columns = dw.len();
-    let (dy, x) = (Rows::<T>::new(dy)?, Rows::<T>::new(x)?);
-    let inv_rms = Flat::<T::Wide>::new(inv_rms)?;
-    let inv_rms = &*inv_rms;
-    if columns == 0 {
-        return Ok(());
-    }
-
-    let rows = rows_per_partial(columns);
-    for_blocks(partial, columns, |start, sums| {
-        let first = start / columns * rows;
-        let last = inv_rms.len().min(first + rows);
-        vectorized!(T::Wide, || {
-            sums.fill(T::Wide::ZERO);
-            for (row, inv_rms) in (first..last).zip(&inv_rms[first..last]) {
-                add_products(dy.row(row), x.row(row), *inv_rms, sums);
-            }
-        });
-    });
-
-    add_partials::<T>(partial, dw, empty);
-    Ok(())
-}
-
-/// Adds the rows of `partial` in order; overwrites `dw` if `empty`, else adds to it.
-pub(super) fn add_partials<T: Float>(partial: &[T::Wide], dw: &mut [T::Wide], empty: bool) {
-    let columns = dw.len();
-    for_blocks(dw, BLOCK, |start, dw| {
-        vectorized!(T::Wide, || {
-            if empty {
-                dw.fill(T::Wide::ZERO);
-            }
-            for sums in partial.chunks_exact(columns) {
-                for (dw, sum) in dw.iter_mut().zip(&sums[start..]) {
-                    *dw += *sum;
-                }
-            }
-        });
-    });
-}
-
-#[inline(always)]
-fn add_products<T: Float>(dy: &[T], x: &[T], inv_rms: T::Wide, sums: &mut [T::Wide]) {
-    for ((sum, dy), x) in sums.iter_mut().zip(dy).zip(x) {
-        *sum += dy.wide() * (x.wide() * inv_rms);
-    }
 }

@@ -1,6 +1,6 @@
 //! Kernels of RMS norm fused with rotary position embedding.
 
-use super::norm::{add_partials, rows_per_partial};
+use super::column_sums::{add_partials, rows_per_partial};
 use super::rope::rotate_head;
 use super::rows::{Flat, Rows, rows_per_task, sum};
 use super::{blocks, for_blocks, for_parts};

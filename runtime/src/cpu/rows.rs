@@ -35,6 +35,11 @@ impl<'a, T: Element> Rows<'a, T> {
         })
     }
 
+    /// Elements per row.
+    pub(crate) fn columns(&self) -> usize {
+        self.columns
+    }
+
     /// Row `row` in row-major order.
     #[inline(always)]
     pub(crate) fn row(&self, row: usize) -> &[T] {

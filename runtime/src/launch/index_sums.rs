@@ -6,10 +6,10 @@ use meshgrad_kernels::elementwise::IterationSpace;
 use meshgrad_kernels::indexing::{
     IndexKeys, IndexKeysArguments, SegmentStarts, SegmentStartsArguments, SegmentSum, Segments,
 };
-use meshgrad_kernels::sort::{RadixPass, RadixPassArguments, passes_for, workspace_words};
 
 use super::elementwise::Target;
 use super::indexing::{around, format, indexed_dim};
+use super::sort::Sorter;
 use crate::core::params::indexed::IndexRange;
 use crate::launch::{Launcher, Operand, Plan, PlanError, extent, float};
 use crate::{Call, DType, Layout, Result, Shape, Tensor};
@@ -48,36 +48,24 @@ pub(crate) fn sum_rows(
     let plan = gpu.planned(IndexSum::plan(&operands, rows, &to.operand))?;
     let workspace = call.workspace(plan.workspace(), DType::U32)?;
     let start = gpu.uninit_ptr(&workspace)?;
-    let place = |elements: u64| start.byte_add(4 * elements);
-    let count = u64::from(plan.count);
-    let lists = [0, 2].map(|list| [place(list * count), place((list + 1) * count)]);
-    let counts_at = place(4 * count);
-    let starts = place(4 * count + workspace_words(plan.count));
+    let mut sorter = Sorter::new(gpu, start, plan.count);
+    let starts = start.byte_add(4 * Sorter::workspace(plan.count) as u64);
+    let [keys, positions] = sorter.lists();
 
     let choices = rows.numbers[rows.dim];
     let numbers = Layout::contiguous(rows.numbers, 0);
     let arguments = IndexKeysArguments {
         index: gpu.ptr(index)?,
-        keys: lists[0][0],
-        positions: lists[0][1],
+        keys,
+        positions,
         space: plan.space,
         indexed: indexed_dim(gpu, choices, rows.range, numbers.strides()[rows.dim] as i64),
         rows: plan.rows,
     };
     gpu.run(&plan.keys, &arguments)?;
 
-    let passes = passes_for(plan.rows);
-    for pass in 0..passes {
-        let [from, to] = [pass % 2, (pass + 1) % 2].map(|list| lists[list as usize]);
-        let from = from.map(Out::written);
-        let arguments = RadixPassArguments::new(from, to, counts_at, plan.count, pass);
-        for variant in RadixPass::ALL {
-            let launch = variant.launch(plan.count);
-            gpu.run(&Plan { variant, launch }, &arguments)?;
-        }
-    }
-
-    let sorted = lists[passes as usize % 2].map(Out::written);
+    sorter.sort(plan.rows)?;
+    let sorted = sorter.lists().map(Out::written);
     let arguments = SegmentStartsArguments {
         keys: sorted[0],
         starts,
@@ -147,7 +135,7 @@ impl IndexSum {
     /// offsets of the rows in the sorted list.
     fn workspace(&self) -> usize {
         let starts = u64::from(self.rows) + 1;
-        (4 * u64::from(self.count) + workspace_words(self.count) + starts) as usize
+        Sorter::workspace(self.count) + starts as usize
     }
 }
 

@@ -2,8 +2,10 @@
 //! kernels, the number of CTAs, and the arguments.
 
 pub(crate) mod attention;
+pub(crate) mod column_sums;
 pub(crate) mod copies;
 pub(crate) mod cross_entropy;
+pub(crate) mod cumsum;
 pub(crate) mod elementwise;
 pub(crate) mod global_norm;
 pub(crate) mod grouped_matmul;
@@ -21,7 +23,9 @@ pub(crate) mod random;
 pub(crate) mod recorded;
 pub(crate) mod reduce;
 pub(crate) mod rope;
+pub(crate) mod row_function;
 pub(crate) mod softmax;
+pub(crate) mod sort;
 pub(crate) mod swiglu;
 pub(crate) mod symbol;
 pub(crate) mod top_k;

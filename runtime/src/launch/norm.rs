@@ -2,12 +2,11 @@
 
 use meshgrad_kernels::rms_norm::{
     AddRmsNorm, AddRmsNormArguments, AddRmsNormGradInput, AddRmsNormGradInputArguments, RmsNorm,
-    RmsNormArguments, RmsNormGradInput, RmsNormGradInputArguments, RmsNormGradWeight,
-    RmsNormGradWeightArguments, SumPartials, SumPartialsArguments, rows_per_partial,
+    RmsNormArguments, RmsNormGradInput, RmsNormGradInputArguments,
 };
 
 use crate::launch::{Launcher, MAX_EXTENT, Operand, Plan, PlanError, Rows, aligned, extent, float};
-use crate::{DType, Result, Tensor, UninitTensor};
+use crate::{Result, Tensor, UninitTensor};
 
 /// The family's name in errors of kernels.
 const FAMILY: &str = "rms_norm";
@@ -52,37 +51,6 @@ pub(crate) fn rms_norm_grad_input(
         features: plan.features,
     };
     gpu.run(&plan.kernel, &arguments)
-}
-
-/// dw += (or =, if `dw` is `empty`) the sum over rows of dy x inv_rms. The first kernel writes the
-/// sums of blocks of rows to `workspace`, the second adds them in order.
-pub(crate) fn rms_norm_grad_weight(
-    gpu: &Launcher<'_>,
-    plan: &GradWeight,
-    [dy, x, inv_rms]: [&Tensor; 3],
-    workspace: &UninitTensor,
-    dw: &Tensor,
-) -> Result<()> {
-    let partials = gpu.uninit_ptr(workspace)?;
-    let arguments = RmsNormGradWeightArguments {
-        dy: gpu.ptr(dy)?,
-        x: gpu.ptr(x)?,
-        inv_rms: gpu.ptr(inv_rms)?,
-        partials,
-        rows: plan.rows,
-        rows_per_partial: rows_per_partial(plan.rows),
-        features: plan.features,
-    };
-    let to = gpu.mut_ptr(dw)?;
-    gpu.run(&plan.partials, &arguments)?;
-
-    let arguments = SumPartialsArguments {
-        partials: partials.written(),
-        to,
-        rows: plan.lines,
-        features: plan.features,
-    };
-    gpu.run(&plan.sum, &arguments)
 }
 
 /// h = x + b and y = h w inv_rms with inv_rms = 1 / sqrt(mean(h^2) + eps), per row.
@@ -172,48 +140,10 @@ fn add_grad_input(
     })
 }
 
-/// The plan of the gradient of the weight.
-#[derive(Debug)]
-pub(crate) struct GradWeight {
-    partials: Plan<RmsNormGradWeight>,
-    sum: Plan<SumPartials>,
-    rows: u64,
-    /// Partial sums per feature.
-    lines: u64,
-    features: u32,
-}
-
-impl GradWeight {
-    /// The gradient from `dy` and `x` with `rows` rows. It overwrites `dw` if `dw` is `empty`.
-    pub(crate) fn plan(
-        [dy, x]: [Operand; 2],
-        rows: usize,
-        features: usize,
-        empty: bool,
-    ) -> Result<GradWeight, PlanError> {
-        let width = extent(FAMILY, "features", features, MAX_EXTENT)?;
-        let partials = RmsNormGradWeight::new(float(x.dtype)?, features, aligned(&[&dy, &x]));
-        let sum = SumPartials::new(!empty);
-        let rows = rows as u64;
-        Ok(GradWeight {
-            partials: Plan::new(partials.launch(rows, width), partials),
-            sum: Plan::new(sum.launch(width), sum),
-            rows,
-            lines: rows.div_ceil(rows_per_partial(rows)),
-            features: width,
-        })
-    }
-
-    /// The elements and dtype of its workspace.
-    pub(crate) fn workspace(&self) -> (usize, DType) {
-        (self.lines as usize * self.features as usize, DType::F32)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Layout, Shape};
+    use crate::{DType, Layout, Shape};
 
     fn operand(dtype: DType, shape: &[usize], offset: usize) -> Operand {
         let layout = Layout::contiguous(Shape::new(shape).unwrap(), offset);
@@ -236,21 +166,5 @@ mod tests {
             variant(1),
             RmsNorm::new(meshgrad_kernels::Dtype::F32, 64, false)
         );
-    }
-
-    #[test]
-    fn the_workspace_has_one_row_per_block_of_rows() {
-        let x = operand(DType::BF16, &[1000, 96], 0);
-        let plan = GradWeight::plan([x, x], 1000, 96, true).unwrap();
-        assert_eq!(plan.workspace(), (1000usize.div_ceil(64) * 96, DType::F32));
-        assert_eq!(plan.sum.variant, SumPartials::new(false));
-
-        let none = operand(DType::BF16, &[0, 96], 0);
-        let plan = GradWeight::plan([none, none], 0, 96, true).unwrap();
-        assert_eq!((plan.workspace().0, plan.partials.launch), (0, None));
-        assert!(plan.sum.launch.is_some(), "an empty sum is written");
-
-        let refused = GradWeight::plan([x, operand(DType::F64, &[2, 3], 0)], 2, 3, true);
-        assert_eq!(refused.err(), Some(PlanError::DType(DType::F64)));
     }
 }

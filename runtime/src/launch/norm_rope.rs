@@ -1,11 +1,11 @@
 //! Launches of RMS norm fused with rotary position embedding, per head. Heads and tables may be
 //! views, as in [`rope`](super::rope).
 
+use meshgrad_kernels::column_sums::{SumPartials, SumPartialsArguments, rows_per_partial};
 use meshgrad_kernels::norm_rope::{
     NormRope, NormRopeArguments, NormRopeGradInput, NormRopeGradInputArguments, NormRopeGradWeight,
     NormRopeGradWeightArguments,
 };
-use meshgrad_kernels::rms_norm::{SumPartials, SumPartialsArguments, rows_per_partial};
 
 use super::rope::{RotatedHeads, format, head_strides, is_aligned};
 use crate::core::params::rope::Angles;

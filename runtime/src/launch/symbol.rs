@@ -18,7 +18,7 @@ use crate::{Function, Number};
 /// The maximum number of operations of a function.
 const MAX_STEPS: usize = 24;
 /// The maximum number of constants of a function, not counting 0 and 1.
-const MAX_CONSTANTS: usize = 4;
+const MAX_CONSTANTS: usize = 8;
 
 /// The constants of a function, which are scalar arguments of its expression.
 pub(crate) type Constants = [f32; MAX_CONSTANTS];
@@ -149,13 +149,45 @@ thread_local! {
 pub(crate) fn trace<const N: usize>(
     f: &impl Function<N>,
 ) -> Result<(Expression, Constants), Error> {
-    RECORDER.with_borrow_mut(|recorder| {
-        (recorder.steps.len, recorder.constants_len) = (0, 0);
-        recorder.refused = None;
-    });
-    let operands = std::array::from_fn(|at| Symbol(Value::Operand(at as u8)));
-    let Symbol(result) = f.value(operands);
+    let mut tracer = Tracer::new();
+    let expression = tracer.expression(|| f.value(operands(0)))?;
+    Ok((expression, tracer.constants()))
+}
 
+/// The operands of an expression from `first` on.
+pub(crate) fn operands<const N: usize>(first: usize) -> [Symbol; N] {
+    std::array::from_fn(|at| Symbol(Value::Operand((first + at) as u8)))
+}
+
+/// Traces functions that share the scalar arguments of one kernel. One tracer is in use at a time.
+pub(crate) struct Tracer(());
+
+impl Tracer {
+    pub(crate) fn new() -> Tracer {
+        RECORDER.with_borrow_mut(|recorder| recorder.constants_len = 0);
+        Tracer(())
+    }
+
+    /// The expression that `f` computes from [`operands`].
+    ///
+    /// # Errors
+    /// As for [`trace`].
+    pub(crate) fn expression(&mut self, f: impl FnOnce() -> Symbol) -> Result<Expression, Error> {
+        RECORDER.with_borrow_mut(|recorder| {
+            recorder.steps.len = 0;
+            recorder.refused = None;
+        });
+        let Symbol(result) = f();
+        recorded(result)
+    }
+
+    /// The values of the scalar arguments.
+    pub(crate) fn constants(&self) -> Constants {
+        RECORDER.with_borrow(|recorder| recorder.constants)
+    }
+}
+
+fn recorded(result: Value) -> Result<Expression, Error> {
     RECORDER.with_borrow_mut(|recorder| {
         if let Some(refused) = recorder.refused.take() {
             return Err(refused);
@@ -169,7 +201,7 @@ pub(crate) fn trace<const N: usize>(
                 .or_insert_with_key(Steps::expression)
                 .clone(),
         });
-        Ok((expression, recorder.constants))
+        Ok(expression)
     })
 }
 
@@ -247,7 +279,8 @@ impl Number for Symbol {
     }
 
     functions!(
-        sqrt Sqrt, abs Abs, exp Exp, ln Ln, sin Sin, cos Cos, tanh Tanh, sigmoid Sigmoid
+        sqrt Sqrt, abs Abs, exp Exp, ln Ln, sin Sin, cos Cos, tanh Tanh, sigmoid Sigmoid,
+        erf Erf
     );
     choices!(if_lt Lt, if_le Le, if_eq Eq);
 }
@@ -290,6 +323,7 @@ mod tests {
             Unary::Cos => Number::cos(x),
             Unary::Tanh => Number::tanh(x),
             Unary::Sigmoid => Number::sigmoid(x),
+            Unary::Erf => Number::erf(x),
         }
     }
 
@@ -301,7 +335,7 @@ mod tests {
             let bent =
                 scaled.tanh() + (-a).exp().sqrt() + b.abs().sigmoid() + (b * b + W::ONE).ln();
             let inside = b.if_eq(a, W::ZERO, a.if_le(W::ONE, bent, b.cos()));
-            a.if_lt(b, bent * a.sin(), inside)
+            a.if_lt(b, bent * a.sin() + a.erf(), inside)
         }
     }
 
@@ -358,7 +392,7 @@ mod tests {
         );
         assert_eq!(
             message(Long(1, MAX_CONSTANTS + 1)),
-            "elementwise: 5 constants, but the limit is 4; split the call"
+            "elementwise: 9 constants, but the limit is 8; split the call"
         );
         assert!(trace(&Mixed).is_ok());
     }

@@ -10,6 +10,7 @@ mod attention;
 mod binary;
 mod copy;
 mod cross_entropy;
+mod cumsum;
 mod elementwise;
 mod embedding;
 mod grouped_matmul;
@@ -25,7 +26,9 @@ mod random;
 mod reduce;
 mod rope;
 pub(crate) mod row_blocks;
+mod row_function;
 mod softmax;
+mod sort;
 mod swiglu;
 mod unary;
 
@@ -34,6 +37,7 @@ pub use attention::*;
 pub use binary::*;
 pub use copy::*;
 pub use cross_entropy::*;
+pub use cumsum::*;
 pub use elementwise::map;
 pub use embedding::*;
 pub use grouped_matmul::*;
@@ -46,7 +50,9 @@ pub use optimizer::*;
 pub use random::*;
 pub use reduce::*;
 pub use rope::*;
+pub use row_function::{map_rows, sum_rows_into};
 pub use softmax::*;
+pub use sort::*;
 pub use swiglu::*;
 pub use unary::*;
 
@@ -63,6 +69,7 @@ pub fn signatures() -> impl Iterator<Item = &'static Signature> {
         arg_reduce::SIGNATURES,
         copy::SIGNATURES,
         cross_entropy::SIGNATURES,
+        cumsum::SIGNATURES,
         embedding::SIGNATURES,
         matmul::SIGNATURES,
         norm::SIGNATURES,
@@ -75,6 +82,7 @@ pub fn signatures() -> impl Iterator<Item = &'static Signature> {
         reduce::SIGNATURES,
         rope::SIGNATURES,
         softmax::SIGNATURES,
+        sort::SIGNATURES,
         swiglu::SIGNATURES,
     ];
     families.concat().into_iter()

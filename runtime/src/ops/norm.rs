@@ -2,11 +2,11 @@
 //!
 //! Legend: D features; rows are all leading dims.
 
-use super::{dense_rows, summed_in};
+use super::dense_rows;
+use super::row_function::sum_rows_into;
 use crate::cpu::norm as kernels;
-use crate::launch::Operand;
 use crate::launch::norm as launch;
-use crate::{Accumulator, Result, Signature, Tensor, for_float, ops};
+use crate::{Accumulator, Number, Result, RowFunction, Signature, Tensor, for_float, ops};
 
 static RMS_NORM: Signature = Signature::new(
     "rms_norm",
@@ -102,9 +102,6 @@ pub fn rms_norm_grad_input(
 
 /// dw += sum over rows of dy x inv_rms: the gradient of [`rms_norm`] with respect to `w`.
 ///
-/// Blocks of rows are summed separately and then added in order. The blocks depend only on the
-/// shape, so the bits are the same in every run.
-///
 /// # Shapes
 /// `dy` and `x` [.., D], `inv_rms` [..] as [`rms_norm`] returned it, `dw` \[D\] of any float dtype.
 ///
@@ -117,35 +114,16 @@ pub fn rms_norm_grad_weight_into(
     inv_rms: &Tensor,
     dw: &mut Accumulator,
 ) -> Result<()> {
-    summed_in(inv_rms.dtype(), dw, |dw| {
-        let call = dw.call(&RMS_NORM_GRAD_WEIGHT_INTO, &[dy, x, inv_rms])?;
-        let (dy, x, inv_rms) = (dense_rows(dy)?, dense_rows(x)?, ops::contiguous(inv_rms)?);
-        let range = dw.buffer().contiguous_range(call.name())?;
+    struct Product;
 
-        let (columns, empty) = (call.extent("d"), dw.is_empty());
-        if call.device().is_gpu() {
-            call.launch(|gpu| {
-                let operands = [&dy, &x].map(Operand::of);
-                let plan = launch::GradWeight::plan(operands, call.rows(), columns, empty);
-                let plan = gpu.planned(plan)?;
-                let (elements, dtype) = plan.workspace();
-                let partials = call.workspace(elements, dtype)?;
-                let operands = [&dy, &x, &inv_rms];
-                launch::rms_norm_grad_weight(gpu, &plan, operands, &partials, dw.buffer())
-            })?;
-        } else {
-            let partials = call.rows().div_ceil(kernels::rows_per_partial(columns));
-            let mut partials = call.workspace(partials * columns, inv_rms.dtype())?;
-            call.compute(|| {
-                for_float!(x.dtype(), T => {
-                    let mut to = dw.buffer().write(call.name())?;
-                    let (partials, to) = (partials.slice()?, &mut to[range]);
-                    kernels::rms_norm_grad_weight::<T>([&dy, &x, &inv_rms], partials, to, empty)
-                })
-            })?;
+    impl RowFunction<2, 1> for Product {
+        #[inline(always)]
+        fn value<W: Number>(&self, [dy, x]: [W; 2], [inv_rms]: [W; 1]) -> W {
+            dy * (x * inv_rms)
         }
-        dw.filled_by(&call)
-    })
+    }
+
+    sum_rows_into(&RMS_NORM_GRAD_WEIGHT_INTO, &Product, [dy, x], [inv_rms], dw)
 }
 
 /// A residual addition and a norm in one pass: sum = x + added, with y and inv_rms as [`rms_norm`]

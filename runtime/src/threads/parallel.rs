@@ -77,6 +77,20 @@ impl<'a, T: Send> Split for Blocks<'a, T> {
     }
 }
 
+/// Task i gets part i of each element.
+impl<S: Split> Split for Vec<S> {
+    type Part = Vec<S::Part>;
+
+    fn count(&self) -> usize {
+        self.iter().map(Split::count).min().unwrap_or(usize::MAX)
+    }
+
+    unsafe fn part(&self, at: usize) -> Vec<S::Part> {
+        // SAFETY: the caller requests no part twice.
+        self.iter().map(|split| unsafe { split.part(at) }).collect()
+    }
+}
+
 /// Implements [`Split`] for a tuple: task i gets part i of each element.
 macro_rules! split_together {
     ($($C:ident $at:tt),+) => {

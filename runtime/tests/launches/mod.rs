@@ -15,6 +15,7 @@ mod moe;
 mod norms;
 mod operands;
 mod optimizer;
+mod order;
 mod positions;
 mod ptxas;
 mod random;
@@ -53,6 +54,7 @@ const LAUNCHES: &[(&str, Launches)] = &[
     ("reductions", reductions::reductions),
     ("attention", attention::attention),
     ("top_k", top_k::top_k),
+    ("order", order::order),
     ("gradients", norms::gradients),
     ("tree_reduce", tree_reduce::tree_reduce),
 ];

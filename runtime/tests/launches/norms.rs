@@ -1,4 +1,4 @@
-//! RMS norms, and the global norm of gradients.
+//! RMS and layer norms, and the global norm of gradients.
 
 use super::{gradient, tensor};
 use crate::{DType, Device, Result, Tensor, ops};

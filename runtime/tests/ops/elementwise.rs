@@ -1,6 +1,7 @@
 //! Elementwise ops on every device, compared with f64 on the CPU.
 
 use crate::devices::{assert_close, devices, exact, numbered, reference, rounding, values};
+use meshgrad_runtime::ops::Domain;
 use meshgrad_runtime::{
     Accumulator, DType, Error, Function, Kind, Number, Result, Signature, Tensor, ops,
 };
@@ -21,38 +22,21 @@ fn assert_rounded(actual: &Tensor, expected: &Tensor, dtype: DType) {
     }
 }
 
-/// The domain in which a function is tested.
-enum Domain {
-    All,
-    Positive,
-}
-
 #[test]
 fn unary_functions_equal_f64() {
-    let functions: [(&str, Unary, Domain); 15] = [
-        ("neg", ops::neg, Domain::All),
-        ("abs", ops::abs, Domain::All),
-        ("square", ops::square, Domain::All),
-        ("sqrt", ops::sqrt, Domain::Positive),
-        ("rsqrt", ops::rsqrt, Domain::Positive),
-        ("reciprocal", ops::reciprocal, Domain::Positive),
-        ("exp", ops::exp, Domain::All),
-        ("ln", ops::ln, Domain::Positive),
-        ("sin", ops::sin, Domain::All),
-        ("cos", ops::cos, Domain::All),
-        ("tanh", ops::tanh, Domain::All),
-        ("sigmoid", ops::sigmoid, Domain::All),
-        ("silu", ops::silu, Domain::All),
-        ("relu", ops::relu, Domain::All),
-        ("clamp", |x| ops::clamp(x, -0.5, 1.5), Domain::All),
+    let listed = ops::UNARY.iter().map(|op| (op.name, op.value, op.domain));
+    let others: [(&str, Unary, Domain); 2] = [
+        ("neg", ops::neg, Domain::Real),
+        ("clamp", |x| ops::clamp(x, -0.5, 1.5), Domain::Real),
     ];
+    let functions: Vec<_> = listed.chain(others).collect();
     for device in devices() {
         for (dtype, shape) in FLOATS.into_iter().flat_map(|d| SHAPES.map(|s| (d, s))) {
             let all = numbered(&device, shape, dtype, 3.0);
             let positive = ops::affine(&ops::abs(&all).unwrap(), 1.0, 0.5).unwrap();
             for (name, function, domain) in &functions {
                 let x = match domain {
-                    Domain::All => &all,
+                    Domain::Real => &all,
                     Domain::Positive => &positive,
                 };
                 eprintln!("{name} of {x}");
@@ -69,7 +53,14 @@ fn unary_functions_equal_f64() {
 fn binary_functions_equal_f64() {
     // Offsets that are added to the operands, to keep them away from zero.
     let (anywhere, first, second) = ([0.0, 0.0], [7.0, 0.0], [0.0, 7.0]);
-    let functions: [(&str, Binary, [f64; 2]); 22] = [
+    let gradients = ops::UNARY.iter().map(|op| {
+        let offsets = match op.domain {
+            Domain::Real => anywhere,
+            Domain::Positive => first,
+        };
+        (op.grad_name, op.grad, offsets)
+    });
+    let others: [(&str, Binary, [f64; 2]); 8] = [
         ("add", ops::add, anywhere),
         ("sub", ops::sub, anywhere),
         ("mul", ops::mul, anywhere),
@@ -77,34 +68,21 @@ fn binary_functions_equal_f64() {
         ("maximum", ops::maximum, anywhere),
         ("minimum", ops::minimum, anywhere),
         ("maximum_grad", ops::maximum_grad, anywhere),
-        ("neg_grad", ops::neg_grad, anywhere),
-        ("abs_grad", ops::abs_grad, anywhere),
-        ("square_grad", ops::square_grad, anywhere),
-        ("sqrt_grad", ops::sqrt_grad, first),
-        ("rsqrt_grad", ops::rsqrt_grad, anywhere),
-        ("reciprocal_grad", ops::reciprocal_grad, anywhere),
-        ("exp_grad", ops::exp_grad, anywhere),
-        ("ln_grad", ops::ln_grad, first),
-        ("sin_grad", ops::sin_grad, anywhere),
-        ("cos_grad", ops::cos_grad, anywhere),
-        ("tanh_grad", ops::tanh_grad, anywhere),
-        ("sigmoid_grad", ops::sigmoid_grad, anywhere),
-        ("silu_grad", ops::silu_grad, anywhere),
-        ("relu_grad", ops::relu_grad, anywhere),
         (
             "clamp_grad",
             |x, dy| ops::clamp_grad(x, dy, -0.5, 1.5),
             anywhere,
         ),
     ];
+    let functions: Vec<_> = gradients.chain(others).collect();
     for device in devices() {
         for (dtype, shape) in FLOATS.into_iter().flat_map(|d| SHAPES.map(|s| (d, s))) {
             let a = numbered(&device, shape, dtype, 3.0);
             let b = ops::cos(&a).unwrap();
-            for (name, function, [to_a, to_b]) in functions {
+            for (name, function, [to_a, to_b]) in &functions {
                 eprintln!("{name} of {a:?}");
-                let a = ops::affine(&a, 1.0, to_a).unwrap();
-                let b = ops::affine(&b, 1.0, to_b).unwrap();
+                let a = ops::affine(&a, 1.0, *to_a).unwrap();
+                let b = ops::affine(&b, 1.0, *to_b).unwrap();
                 let y = function(&a, &b).unwrap();
                 let expected = function(&exact(&a), &exact(&b)).unwrap();
                 assert_rounded(&y, &expected, dtype);

@@ -17,6 +17,7 @@ mod moe;
 mod norm;
 mod norm_rope;
 mod optimizer;
+mod order;
 mod random;
 mod reduce;
 mod rope;

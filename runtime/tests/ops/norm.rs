@@ -1,4 +1,4 @@
-//! RMS norm and its gradients on every device, compared with f64 on the CPU.
+//! RMS norm, layer norm and their gradients on every device, compared with f64 on the CPU.
 
 use crate::devices::{assert_close, devices, exact, numbered, reference, rounding};
 use meshgrad_runtime::{Accumulator, DType, Tensor, ops};

@@ -68,12 +68,22 @@ fn elementwise() -> Vec<Case> {
         }
         Ok(Key::new(7).within(&region))
     };
-    vec![
+    let unary = ops::UNARY.iter().flat_map(|op| {
+        let operand = match op.domain {
+            ops::Domain::Real => x.clone(),
+            ops::Domain::Positive => positive(&[5, 4], 1),
+        };
+        [
+            case(op.name, vec![operand.clone()], |o| {
+                Ok(vec![(op.value)(&o[0])?])
+            }),
+            case(op.grad_name, vec![operand, dy.clone()], |o| {
+                Ok(vec![(op.grad)(&o[0], &o[1])?])
+            }),
+        ]
+    });
+    let others = vec![
         case("neg", vec![x.clone()], |o| Ok(vec![ops::neg(&o[0])?])),
-        case("exp", vec![x.clone()], |o| Ok(vec![ops::exp(&o[0])?])),
-        case("silu_grad", vec![x.clone(), dy.clone()], |o| {
-            Ok(vec![ops::silu_grad(&o[0], &o[1])?])
-        }),
         case("clamp_grad", vec![x.clone(), dy.clone()], |o| {
             Ok(vec![ops::clamp_grad(&o[0], &o[1], -2.0, 2.0)?])
         }),
@@ -96,17 +106,18 @@ fn elementwise() -> Vec<Case> {
             ops::copy_into(&o[0], &into)?;
             Ok(vec![into])
         }),
-        local("dropout", vec![x], move |local| {
+        local("dropout", vec![x.clone()], move |local| {
             Ok(vec![ops::dropout(&local.operands[0], draw(local)?, 0.5)?])
         }),
-        local("dropout_grad", vec![dy], move |local| {
+        local("dropout_grad", vec![dy.clone()], move |local| {
             Ok(vec![ops::dropout_grad(
                 &local.operands[0],
                 draw(local)?,
                 0.5,
             )?])
         }),
-    ]
+    ];
+    unary.chain(others).collect()
 }
 
 /// An op of one operand that is linear only for some arguments.
@@ -189,6 +200,15 @@ fn rows() -> Vec<Case> {
                 Ok(vec![dx])
             },
         ),
+        case("cumsum", vec![x.clone()], |o| {
+            Ok(vec![ops::cumsum(&o[0], -1)?])
+        }),
+        case("reverse_cumsum", vec![x.clone()], |o| {
+            Ok(vec![ops::reverse_cumsum(&o[0], -1)?])
+        }),
+        case("argsort", vec![x.clone()], |o| {
+            Ok(vec![ops::argsort(&o[0], -1, false)?])
+        }),
         case("softmax", vec![x.clone()], |o| {
             Ok(vec![ops::softmax(&o[0])?])
         }),

@@ -1,13 +1,20 @@
-//! The gradient with respect to w: partial sums over blocks of rows, then their sum.
+//! Sums over the rows of a function of elements: gradients of weights that all rows share.
+//!
+//! With atomics the bits of a sum would depend on the order in which CTAs finish, so it takes two
+//! kernels: each CTA sums a block of rows into its own row of a workspace, and a second kernel adds
+//! these rows in order. The bits depend on the numbers of rows and columns alone.
 
 use crate::assembler::{
-    F32, GlobalAddress, In, Kernel, Launch, Out, Pred, Ptx, Target, U64, Variant,
+    F32, GlobalAddress, In, Kernel, Launch, List, Out, Pred, Ptx, Target, U64, Variant,
 };
 use crate::columns::{ColumnTile, Columns, THREADS};
 use crate::dtype::{Dtype, Loaded};
+use crate::elementwise::evaluate;
+use crate::expression::Expression;
 use crate::params;
 use crate::reduce_op::ReduceOp;
 use crate::row::element;
+use crate::row_map::RowMap;
 
 /// Maximum number of partial sums, so that the second kernel is short.
 const MAX_PARTIALS: u64 = 128;
@@ -24,25 +31,36 @@ pub fn rows_per_partial(rows: u64) -> u64 {
     rows.div_ceil(MAX_PARTIALS).max(MIN_ROWS)
 }
 
-/// partial_pd = sum over the rows r of block p of dy_rd x_rd inv_rms_r.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct RmsNormGradWeight {
+/// partial_pd = sum over the rows r of block p of value(matrices_rd, numbers_r).
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ColumnSums {
     dtype: Dtype,
     tile: ColumnTile,
+    matrices: usize,
+    numbers: usize,
+    value: Expression,
 }
 
-impl RmsNormGradWeight {
-    /// The kernel for rows of `features` elements. `aligned`: whether dy, x and the partial sums
-    /// begin at multiples of 16 bytes.
-    pub fn new(dtype: Dtype, features: usize, aligned: bool) -> RmsNormGradWeight {
+impl ColumnSums {
+    /// The kernel for rows of a dtype and a number of features; `aligned`: whether all matrices
+    /// begin at multiples of 16 bytes. The operands of `value` are the elements of that many
+    /// `matrices`, then that many `numbers` of the row.
+    pub fn new(
+        (dtype, features, aligned): (Dtype, usize, bool),
+        [matrices, numbers]: [usize; 2],
+        value: Expression,
+    ) -> ColumnSums {
         let vector = dtype.per_vector();
         let vectorized = aligned && features.is_multiple_of(vector as usize);
         let width = if vectorized { vector } else { 1 };
         let needed = features.div_ceil(width as usize).min(MAX_ACROSS as usize) as u32;
         let across = needed.next_power_of_two();
-        RmsNormGradWeight {
+        ColumnSums {
             dtype,
             tile: ColumnTile { across, width },
+            matrices,
+            numbers,
+            value,
         }
     }
 
@@ -63,28 +81,46 @@ impl RmsNormGradWeight {
         exists: Pred<'k>,
     ) -> Row<'k> {
         let index = row * call.features.wide() + columns.first.wide();
-        let at = |matrix: GlobalAddress<'k>| matrix.byte_add(index * u64::from(self.dtype.size()));
-        let inv_rms = call.inv_rms.element_wide::<f32>(row).load_if(exists);
-        let load = |matrix| Loaded::new(self.dtype, self.tile.width, exists, at(matrix));
-        Row {
-            inv_rms,
-            dy: load(call.dy),
-            x: load(call.x),
-        }
+        let number = |of: &GlobalAddress<'k>| of.element_wide::<f32>(row).load_if(exists);
+        let numbers = call.numbers.iter().map(number).collect();
+        let load = |matrix: &GlobalAddress<'k>| {
+            let from = matrix.byte_add(index * u64::from(self.dtype.size()));
+            Loaded::new(self.dtype, self.tile.width, exists, from)
+        };
+        let matrices = call.matrices.iter().map(load).collect();
+        Row { matrices, numbers }
+    }
+
+    /// The value of each column of a row, 0 where the predicate is false.
+    #[track_caller]
+    fn values<'k>(
+        &self,
+        call: &Call<'k>,
+        Row { matrices, numbers }: &Row<'k>,
+        exists: Pred<'k>,
+    ) -> Vec<F32<'k>> {
+        let elements: Vec<_> = matrices.iter().map(Loaded::widen).collect();
+        let value = |column: usize| {
+            let operands = elements.iter().map(|of_matrix| of_matrix[column]);
+            let operands: Vec<_> = operands.chain(numbers.iter().copied()).collect();
+            let value = evaluate(exists.kernel(), &self.value, &operands, &call.scalars);
+            exists.select(value, 0.0)
+        };
+        (0..self.tile.width as usize).map(value).collect()
     }
 }
 
 params! {
-    /// Arguments of [`RmsNormGradWeight`].
-    pub struct RmsNormGradWeightArguments => Call {
-        /// \[R, D\].
-        dy: In,
-        /// \[R, D\].
-        x: In,
-        /// \[R\] of f32.
-        inv_rms: In,
+    /// Arguments of [`ColumnSums`].
+    pub struct ColumnSumsArguments => Call for variant: ColumnSums {
+        /// \[R, D\] each.
+        matrices: List<In, { RowMap::MAX_OPERANDS }> = variant.matrices,
+        /// \[R\] of f32 each.
+        numbers: List<In, { RowMap::MAX_NUMBERS }> = variant.numbers,
         /// \[P, D\] of f32; P = R.div_ceil(rows_per_partial(R)).
         partials: Out,
+        /// The scalars of the expression.
+        scalars: List<f32, { RowMap::MAX_SCALARS }> = variant.value.scalars(),
         /// R.
         rows: u64,
         /// Rows per partial sum, from [`rows_per_partial`].
@@ -94,8 +130,8 @@ params! {
     }
 }
 
-impl Variant for RmsNormGradWeight {
-    type Arguments = RmsNormGradWeightArguments;
+impl Variant for ColumnSums {
+    type Arguments = ColumnSumsArguments;
 
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS).reserve_load_registers();
@@ -106,7 +142,9 @@ impl Variant for RmsNormGradWeight {
         let end = (start + call.rows_per_partial).min(call.rows);
         let columns = Columns::new(k, self.tile, call.features);
         let load = |row, exists| self.load(&call, &columns, row, exists);
-        let sums = columns.fold([start, end], ReduceOp::Add, load, |row, _| row.products());
+        let sums = columns.fold([start, end], ReduceOp::Add, load, |row, exists| {
+            self.values(&call, &row, exists)
+        });
 
         let to = call
             .partials
@@ -118,24 +156,16 @@ impl Variant for RmsNormGradWeight {
 
     fn entry(&self) -> String {
         let ColumnTile { across, width } = self.tile;
-        let dtype = self.dtype.name();
-        format!("rms_norm_grad_weight_{dtype}_w{width}_t{across}")
+        let (dtype, value) = (self.dtype.name(), &self.value);
+        let (matrices, numbers) = (self.matrices, self.numbers);
+        format!("column_sums_{dtype}_w{width}_t{across}_m{matrices}_n{numbers}_of_{value}")
     }
 }
 
-/// The elements of a row that a thread has loaded.
+/// The elements of a row that a thread has loaded, and the numbers of the row.
 struct Row<'k> {
-    inv_rms: F32<'k>,
-    dy: Loaded<'k>,
-    x: Loaded<'k>,
-}
-
-impl<'k> Row<'k> {
-    #[track_caller]
-    fn products(&self) -> Vec<F32<'k>> {
-        let pairs = self.dy.widen().into_iter().zip(self.x.widen());
-        pairs.map(|(dy, x)| dy * (x * self.inv_rms)).collect()
-    }
+    matrices: Vec<Loaded<'k>>,
+    numbers: Vec<F32<'k>>,
 }
 
 /// Stores a single f32, or vectors of four.
@@ -235,7 +265,7 @@ mod tests {
     /// At most 128 partial sums, which bounds the grid's second dimension and the workspace.
     #[test]
     fn the_number_of_partial_sums_is_limited() {
-        let variant = RmsNormGradWeight::new(Dtype::Bf16, 4096, true);
+        let variant = ColumnSums::new((Dtype::Bf16, 4096, true), [1, 0], Expression::operand(0));
         for rows in [1, 63, 64, 65, 8191, 8192, 8193, 1 << 40] {
             let [across, partials, _] = variant.launch(rows, 4096).unwrap().grid;
             assert_eq!(across, 8);

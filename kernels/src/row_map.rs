@@ -1,0 +1,169 @@
+//! Kernels of functions of rows: numbers of each row, computed from sums over it, then a value for
+//! each element. Normalizations and their gradients are such functions.
+//!
+//! Numbers and values are [`Expression`]s, computed in f32. A row stays in registers from the first
+//! sum to the store if it fits ([`crate::row`]).
+
+use crate::assembler::{F32, In, Kernel, Launch, List, Out, Ptx, Target, Variant};
+use crate::dtype::Dtype;
+use crate::elementwise::evaluate;
+use crate::error::{Error, Result};
+use crate::expression::Expression;
+use crate::params;
+use crate::row::{Form, Row, Values};
+
+/// Number of a row, from a sum over its elements.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct RowNumber {
+    /// What an element adds to the sum. Its operands are those of the kernel, then the numbers of
+    /// the row, of which only those before this one may be read.
+    pub summand: Expression,
+    /// The number. Its operands are the numbers of the row, this one being the sum.
+    pub number: Expression,
+}
+
+/// y_rd = value(operands_rd, numbers_r).
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct RowMap {
+    form: Form,
+    /// Whether each operand is a matrix; the others are vectors that all rows share.
+    matrices: Vec<bool>,
+    given: usize,
+    numbers: Vec<RowNumber>,
+    value: Expression,
+    writes_numbers: bool,
+    scalars: usize,
+}
+
+impl RowMap {
+    /// Maximum number of operands.
+    pub const MAX_OPERANDS: usize = 6;
+    /// Maximum number of numbers of a row.
+    pub const MAX_NUMBERS: usize = 4;
+    /// Maximum number of scalars.
+    pub const MAX_SCALARS: usize = 8;
+
+    /// The kernel for rows of a dtype and a number of features; `aligned`: whether all operands
+    /// begin at multiples of 16 bytes. The first `given` numbers of a row are operands, `numbers`
+    /// are computed and, if `writes_numbers`, written. The operands of `value` are those of
+    /// [`RowNumber::summand`].
+    ///
+    /// # Errors
+    /// [`Error::TooMany`] for too many operands, numbers or scalars.
+    pub fn new(
+        (dtype, features, aligned): (Dtype, usize, bool),
+        matrices: impl Into<Vec<bool>>,
+        given: usize,
+        numbers: Vec<RowNumber>,
+        value: Expression,
+        writes_numbers: bool,
+    ) -> Result<RowMap> {
+        let matrices = matrices.into();
+        at_most("operands", matrices.len(), Self::MAX_OPERANDS)?;
+        at_most("numbers of a row", given + numbers.len(), Self::MAX_NUMBERS)?;
+        let expressions = numbers.iter().flat_map(|it| [&it.summand, &it.number]);
+        let scalars = expressions.chain([&value]).map(Expression::scalars);
+        let scalars = scalars.max().unwrap_or(0);
+        at_most("scalars", scalars, Self::MAX_SCALARS)?;
+        Ok(RowMap {
+            form: Form::new(dtype, features, aligned),
+            matrices,
+            given,
+            numbers,
+            value,
+            writes_numbers,
+            scalars,
+        })
+    }
+
+    /// The launch over rows; `None` if there are no rows.
+    pub fn launch(&self, rows: u64) -> Option<Launch> {
+        self.form.launch(rows)
+    }
+
+    fn written(&self) -> usize {
+        if self.writes_numbers {
+            self.numbers.len()
+        } else {
+            0
+        }
+    }
+}
+
+params! {
+    /// Arguments of [`RowMap`].
+    pub struct RowMapArguments => Call for variant: RowMap {
+        /// The operands: \[R, D\], or \[D\].
+        operands: List<In, { RowMap::MAX_OPERANDS }> = variant.matrices.len(),
+        /// The given numbers: \[R\] of f32 each.
+        given: List<In, { RowMap::MAX_NUMBERS }> = variant.given,
+        /// \[R, D\].
+        y: Out,
+        /// The computed numbers, if they are written: \[R\] of f32 each.
+        numbers: List<Out, { RowMap::MAX_NUMBERS }> = variant.written(),
+        /// The scalars of the expressions.
+        scalars: List<f32, { RowMap::MAX_SCALARS }> = variant.scalars,
+        /// R.
+        rows: u64,
+        /// D.
+        features: u32,
+    }
+}
+
+impl Variant for RowMap {
+    type Arguments = RowMapArguments;
+
+    fn ptx(&self) -> Ptx {
+        let k = &Kernel::new(self.entry(), Target::Sm80, self.form.threads());
+        let call = self.parameters(k);
+        let row = Row::new(k, self.form, call.rows, call.features);
+        let operands: Vec<Values<'_>> = (self.matrices.iter().zip(&call.operands))
+            .map(|(is_matrix, operand)| match is_matrix {
+                true => row.load(*operand),
+                false => row.load_vector(*operand),
+            })
+            .collect();
+        let given = call.given.iter().map(|given| row.load_scalar(*given));
+        let mut numbers: Vec<F32<'_>> = given.collect();
+
+        for RowNumber { summand, number } in &self.numbers {
+            numbers.push(row.sum_of(&operands, |x| {
+                evaluate(k, summand, &[x, &numbers].concat(), &call.scalars)
+            }));
+            let value = evaluate(k, number, &numbers, &call.scalars);
+            numbers.pop();
+            numbers.push(value);
+        }
+
+        row.store_of(call.y, &operands, |x| {
+            evaluate(k, &self.value, &[x, &numbers].concat(), &call.scalars)
+        });
+        for (to, number) in call.numbers.iter().zip(&numbers[self.given..]) {
+            row.store_scalar(*to, *number);
+        }
+        k.finish()
+    }
+
+    fn entry(&self) -> String {
+        let kind = |is_matrix: &bool| if *is_matrix { 'm' } else { 'v' };
+        let operands: String = self.matrices.iter().map(kind).collect();
+        let of = |it: &RowNumber| format!("_sum_{}_is_{}", it.summand, it.number);
+        let numbers: String = self.numbers.iter().map(of).collect();
+        let (form, given, value) = (self.form.name(), self.given, &self.value);
+        let written = if self.writes_numbers { "_written" } else { "" };
+        format!("row_map_{form}_{operands}_given{given}{numbers}{written}_to_{value}")
+    }
+}
+
+fn at_most(what: &'static str, count: usize, limit: usize) -> Result<()> {
+    let kernel = "row_map";
+    match count <= limit {
+        true => Ok(()),
+        false => Err(Error::TooMany {
+            kernel,
+            what,
+            count,
+            limit,
+        }),
+    }
+}

@@ -1,0 +1,212 @@
+//! Functions of rows, and sums over rows, on any device.
+
+use super::{dense_rows, summed_in};
+use crate::cpu::{column_sums, row_function as cpu};
+use crate::launch::{column_sums as sums, row_function as launch};
+use crate::{
+    Accumulator, Call, Error, Result, RowFunction, Signature, Tensor, UninitTensor, for_float, ops,
+};
+
+/// The value of `f` at each element of `y`, computed in f32 (f64 for f64) and rounded once. Use it
+/// to implement a fused op over rows.
+///
+/// On a GPU this is one kernel. If a row fits into registers, each operand is read once. The order
+/// of a sum depends only on the row's length.
+///
+/// ```
+/// use meshgrad_runtime::{Device, Number, Result, RowFunction, Signature, Tensor, ops};
+///
+/// static CENTER: Signature = Signature::new("center", "x: F[.. d!] -> y: F[.. d]", 2);
+///
+/// /// x - mean(x).
+/// struct Center {
+///     features: f64,
+/// }
+///
+/// impl RowFunction<1, 1> for Center {
+///     #[inline(always)]
+///     fn summand<W: Number>(&self, _: usize, [x]: [W; 1], _: [W; 1]) -> W {
+///         x
+///     }
+///
+///     #[inline(always)]
+///     fn number<W: Number>(&self, _: usize, [sum]: [W; 1]) -> W {
+///         sum / W::constant(self.features)
+///     }
+///
+///     #[inline(always)]
+///     fn value<W: Number>(&self, [x]: [W; 1], [mean]: [W; 1]) -> W {
+///         x - mean
+///     }
+/// }
+///
+/// fn center(x: &Tensor) -> Result<Tensor> {
+///     let mut call = CENTER.call(&[x])?;
+///     let mut y = call.output(0)?;
+///     let features = call.extent("d") as f64;
+///     ops::map_rows(&call, &Center { features }, [x], &[], &mut y, &mut [])?;
+///     Ok(y.finish())
+/// }
+///
+/// # fn main() -> Result<()> {
+/// let x = Tensor::from_slice(&Device::cpu(), &[1, 3], &[1.0f32, 2.0, 6.0])?;
+/// assert_eq!(center(&x)?.to_vec::<f32>()?, [-2.0, -1.0, 3.0]);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Shapes
+/// `y` [.., D], f64, f32 or bf16; `operands` of its dtype, each [.., D] like `y` or \[D\], which all
+/// rows share. `given` has [`RowFunction::GIVEN`] tensors [..], one number per row, in the
+/// accumulator dtype. `numbers` is empty, or has a tensor like those for each computed number.
+///
+/// # Errors
+/// [`Error::Argument`] for other shapes or dtypes, or another count of `given` or `numbers`;
+/// [`Error::KernelRefused`] on a GPU when `f` has too many operations or constants.
+pub fn map_rows<const N: usize, const S: usize, F: RowFunction<N, S>>(
+    call: &Call,
+    f: &F,
+    operands: [&Tensor; N],
+    given: &[&Tensor],
+    y: &mut UninitTensor,
+    numbers: &mut [UninitTensor],
+) -> Result<()> {
+    check::<N, S, F>(call, operands, given, y, numbers)?;
+    let given: Vec<_> = given
+        .iter()
+        .map(|it| ops::contiguous(it))
+        .collect::<Result<_>>()?;
+    let given: Vec<_> = given.iter().collect();
+    if call.device().is_gpu() {
+        let dense: Vec<_> = operands
+            .into_iter()
+            .map(ops::contiguous)
+            .collect::<Result<_>>()?;
+        let operands = std::array::from_fn(|at| &dense[at]);
+        return call.launch(|gpu| launch::map_rows(gpu, f, operands, &given, y, numbers));
+    }
+
+    let shape = *y.shape();
+    let rows = |x: &Tensor| dense_rows(&x.local_broadcast_to(&shape)?);
+    let dense: Vec<_> = operands.into_iter().map(rows).collect::<Result<_>>()?;
+    call.compute(|| {
+        for_float!(y.dtype(), T => {
+            let operands = std::array::from_fn(|at| &dense[at]);
+            let numbers: Vec<_> = numbers.iter_mut().map(UninitTensor::slice).collect::<Result<_>>()?;
+            cpu::map_rows::<T, N, S, F>(f, operands, &given, y.slice()?, numbers)
+        })
+    })
+}
+
+/// `to` += the sum over all rows of the value of `f`, of whose numbers all are given: the gradient of
+/// a weight that all rows share. Use it to implement the gradient of a fused op over rows.
+///
+/// Blocks of rows are summed separately in f32 (f64 for f64) and then added in order. The blocks
+/// depend only on the shape, so the bits are the same in every run.
+///
+/// # Shapes
+/// `matrices` [.., D], at least one, of one float dtype; `numbers` [..] in the accumulator dtype;
+/// `to` \[D\] of any float dtype. The operands of `signature` are the matrices, the numbers, and
+/// `to`, with shapes like these, where D is called `d`.
+///
+/// # Errors
+/// [`Error::Signature`]; [`Error::Busy`] while `to` is in use; [`Error::KernelRefused`] on a GPU when
+/// `f` has too many operations or constants.
+pub fn sum_rows_into<const N: usize, const S: usize, F: RowFunction<N, S>>(
+    signature: &'static Signature,
+    f: &F,
+    matrices: [&Tensor; N],
+    numbers: [&Tensor; S],
+    to: &mut Accumulator,
+) -> Result<()> {
+    let dtype = matrices
+        .first()
+        .map_or(to.buffer().dtype(), |it| it.dtype());
+    let wide = dtype.accumulator();
+    summed_in(wide, to, |to| {
+        let operands: Vec<&Tensor> = matrices.into_iter().chain(numbers).collect();
+        let call = to.call(signature, &operands)?;
+        let dense: Vec<_> = matrices
+            .into_iter()
+            .map(dense_rows)
+            .collect::<Result<_>>()?;
+        let numbers: Vec<_> = numbers
+            .into_iter()
+            .map(ops::contiguous)
+            .collect::<Result<_>>()?;
+        let matrices = std::array::from_fn(|at| &dense[at]);
+        let numbers = std::array::from_fn(|at| &numbers[at]);
+        let range = to.buffer().contiguous_range(call.name())?;
+        let empty = to.is_empty();
+        if call.device().is_gpu() {
+            let to = (to.buffer(), empty);
+            call.launch(|gpu| sums::sum_rows(gpu, &call, f, matrices, numbers, to))?;
+        } else {
+            let (rows, columns) = (call.rows(), call.extent("d"));
+            let partials = rows.div_ceil(column_sums::rows_per_partial(columns));
+            let mut partials = call.workspace(partials * columns, wide)?;
+            call.compute(|| {
+                for_float!(dtype, T => {
+                    let mut written = to.buffer().write(call.name())?;
+                    let (partials, to) = (partials.slice()?, (&mut written[range], empty));
+                    column_sums::sum_rows::<T, N, S, F>(f, matrices, numbers, rows, partials, to)
+                })
+            })?;
+        }
+        to.filled_by(&call)
+    })
+}
+
+fn check<const N: usize, const S: usize, F: RowFunction<N, S>>(
+    call: &Call,
+    operands: [&Tensor; N],
+    given: &[&Tensor],
+    y: &UninitTensor,
+    numbers: &[UninitTensor],
+) -> Result<()> {
+    let refuse = |problem: String| {
+        let op = call.name();
+        Err(Error::Argument { op, problem })
+    };
+    let Some((features, rows)) = y.shape().split_last() else {
+        return refuse("y is a scalar; map_rows needs rows [.., D]".to_owned());
+    };
+    let fits = |x: &&Tensor| {
+        let like_y = x.shape() == y.shape() || **x.shape() == [*features];
+        like_y && x.dtype() == y.dtype()
+    };
+    if let Some(other) = operands.into_iter().find(|x| !fits(x)) {
+        let (dtype, shape) = (y.dtype(), y.shape());
+        return refuse(format!(
+            "cannot map rows of {other:?} to {dtype}{shape}; cast it, and pass [.., D] like y or [D]"
+        ));
+    }
+
+    let wide = y.dtype().accumulator();
+    let one_per_row = |shape: &[usize], dtype| shape == rows && dtype == wide;
+    if let Some(other) = given.iter().find(|it| !one_per_row(it.shape(), it.dtype())) {
+        return refuse(format!(
+            "{other:?} is not one {wide} per row of {}",
+            y.shape()
+        ));
+    }
+    if numbers
+        .iter()
+        .any(|it| !one_per_row(it.shape(), it.dtype()))
+    {
+        return refuse(format!(
+            "a result is not one {wide} per row of {}",
+            y.shape()
+        ));
+    }
+    let computed = S - F::GIVEN;
+    if given.len() != F::GIVEN || ![0, computed].contains(&numbers.len()) {
+        return refuse(format!(
+            "{} numbers per row are given and {} written, but the function takes {} and computes {computed}",
+            given.len(),
+            numbers.len(),
+            F::GIVEN
+        ));
+    }
+    Ok(())
+}
