@@ -3,7 +3,7 @@
 //! `unary_ops!` is the only list of them. The tape, the checks and the tests take their functions
 //! from it: a new op is an entry here.
 
-use std::f64::consts::FRAC_2_SQRT_PI;
+use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 
 use super::elementwise::map;
 use crate::Function;
@@ -79,6 +79,14 @@ macro_rules! unary_ops {
             /// The error function: 2 / sqrt(pi) times the integral of e^-t^2 from 0 to x.
             erf: Real = |x| x.erf(), flops 8;
             erf_grad of x = |x, dy| dy * W::constant(FRAC_2_SQRT_PI) * (-x * x).exp();
+
+            /// x Phi(x), Phi being the cumulative normal distribution (Hendrycks and Gimpel 2016).
+            gelu: Real = |x| x * normal_cdf(x), flops 12;
+            gelu_grad of x = |x, dy| dy * (normal_cdf(x) + x * normal_density(x));
+
+            /// [`gelu`] with an approximation of Phi by a tanh, as GPT-2 computes it.
+            gelu_tanh: Real = |x| x * gelu_gate(x), flops 12;
+            gelu_tanh_grad of x = |x, dy| dy * gelu_tanh_slope(x);
 
             /// max(x, 0); its derivative at 0 is 0.
             relu: Real = |x| x.if_le(W::ZERO, W::ZERO, x), flops 1;
@@ -253,4 +261,33 @@ fn softplus_of<W: Number>(x: W) -> W {
     let w = W::ONE + u;
     let ln = w.if_eq(W::ONE, u, w.ln() * u / (w - W::ONE));
     x.if_le(W::ZERO, W::ZERO, x) + ln
+}
+
+/// The cumulative distribution of standard normal numbers.
+#[inline(always)]
+fn normal_cdf<W: Number>(x: W) -> W {
+    let half = W::constant(0.5);
+    half + half * (x * W::constant(FRAC_1_SQRT_2)).erf()
+}
+
+/// e^(-x^2 / 2) / sqrt(2 pi).
+#[inline(always)]
+fn normal_density<W: Number>(x: W) -> W {
+    W::constant(0.5 * FRAC_2_SQRT_PI * FRAC_1_SQRT_2) * (W::constant(-0.5) * x * x).exp()
+}
+
+/// (1 + tanh u) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3), which is the sigmoid of 2 u.
+#[inline(always)]
+fn gelu_gate<W: Number>(x: W) -> W {
+    let cubic = W::constant(0.044_715) * x * x * x;
+    (W::constant(2.0 * FRAC_2_SQRT_PI * FRAC_1_SQRT_2) * (x + cubic)).sigmoid()
+}
+
+/// d/dx x g(x) = g (1 + x (1 - g) 2 u'), g being the gate.
+#[inline(always)]
+fn gelu_tanh_slope<W: Number>(x: W) -> W {
+    let gate = gelu_gate(x);
+    let cubic = W::constant(3.0 * 0.044_715) * x * x;
+    let slope = W::constant(2.0 * FRAC_2_SQRT_PI * FRAC_1_SQRT_2) * (W::ONE + cubic);
+    gate * (W::ONE + x * (W::ONE - gate) * slope)
 }
