@@ -329,6 +329,17 @@ fn layers(at: &Inputs<'_>, cases: &mut Vec<Case>) -> Result<()> {
         })
         .with_weights(&[1]),
     );
+    let inputs = [
+        at.any(&[2, 3, 5], 0)?,
+        at.positive(&[5], 1)?,
+        at.any(&[5], 2)?,
+    ];
+    cases.push(
+        case("layer_norm", inputs, |[x, w, b]| {
+            ops::layer_norm(x, w, b, 1e-3)
+        })
+        .with_weights(&[1, 2]),
+    );
     let inputs = || -> Result<[Tensor; 3]> {
         let (x, added) = (at.any(&[2, 3, 5], 0)?, at.any(&[2, 3, 5], 2)?);
         Ok([x, added, at.positive(&[5], 1)?])

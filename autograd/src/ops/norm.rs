@@ -61,3 +61,28 @@ pub fn add_rms_norm<V: Operand>(x: &V, added: &V, w: &V, eps: f64) -> Result<(V,
     let [sum, y] = tracked_many([sum, y], [x, added, w], backward)?;
     Ok((sum, y))
 }
+
+/// y = (x - mean) / sqrt(variance + eps) * w + b over the last dim, the variance being divided by D,
+/// computed in f32 (f64 for f64). Saves x, w and two numbers per row.
+///
+/// # Shapes
+/// `x` [.., D], `w` and `b` \[D\], of one float dtype; returns `x`'s shape and dtype.
+///
+/// # Errors
+/// As [`meshgrad_runtime::ops::layer_norm`].
+pub fn layer_norm<V: Operand>(x: &V, w: &V, b: &V, eps: f64) -> Result<V> {
+    let (y, mean, inv_std) = ops::layer_norm(x.value(), w.value(), b.value(), eps)?;
+    let (saved_x, saved_w) = (x.save(), w.save());
+    let (mean, inv_std) = (mean.save(), inv_std.save());
+    y.tracked([x, w, b], move |dy, [dx, dw, db]| {
+        let (x, mean, inv_std) = (saved_x.get()?, mean.get()?, inv_std.get()?);
+        dx.add(|| ops::layer_norm_grad_input(dy, &x, &saved_w.get()?, &mean, &inv_std))?;
+        dw.accumulate(|dw| ops::layer_norm_grad_weight_into(dy, &x, &mean, &inv_std, dw))?;
+        db.add(|| ops::sum(dy, &leading(dy)))
+    })
+}
+
+/// All dims but the last.
+fn leading(x: &Tensor) -> Vec<isize> {
+    (0..x.shape().len() as isize - 1).collect()
+}

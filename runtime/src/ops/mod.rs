@@ -16,6 +16,7 @@ mod embedding;
 mod grouped_matmul;
 mod indexing;
 mod into;
+mod layer_norm;
 mod matmul;
 mod moe;
 mod norm;
@@ -42,6 +43,7 @@ pub use elementwise::map;
 pub use embedding::*;
 pub use grouped_matmul::*;
 pub use indexing::*;
+pub use layer_norm::*;
 pub use matmul::*;
 pub use moe::*;
 pub use norm::*;
@@ -76,6 +78,7 @@ pub fn signatures() -> impl Iterator<Item = &'static Signature> {
         norm_rope::SIGNATURES,
         grouped_matmul::SIGNATURES,
         indexing::SIGNATURES,
+        layer_norm::SIGNATURES,
         moe::SIGNATURES,
         optimizer::SIGNATURES,
         random::SIGNATURES,

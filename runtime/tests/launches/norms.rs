@@ -14,6 +14,10 @@ pub(super) fn norms(device: &Device, dtype: DType) -> Result<()> {
         let mut dw = gradient(device, &[features])?;
         ops::rms_norm_grad_weight_into(&y, &x, &inv_rms, &mut dw)?;
         ops::rms_norm_grad_weight_into(&y, &x, &inv_rms, &mut dw)?;
+
+        let (y, mean, inv_std) = ops::layer_norm(&x, &w, &w, 1e-6)?;
+        ops::layer_norm_grad_input(&y, &x, &w, &mean, &inv_std)?;
+        ops::layer_norm_grad_weight_into(&y, &x, &mean, &inv_std, &mut dw)?;
     }
     Ok(())
 }

@@ -98,3 +98,48 @@ fn check(x: &Tensor, dtype: DType) {
         assert_close(dw.total().unwrap(), exact_dw.total().unwrap(), 1e-4, 1.0);
     }
 }
+
+#[test]
+fn layer_norm_and_its_gradients() {
+    for device in devices() {
+        for dtype in [DType::F32, DType::BF16] {
+            for x in operands(&device, dtype) {
+                // A mean far from 0.
+                check_layer_norm(&ops::affine(&x, 1.0, 3.0).unwrap(), dtype);
+            }
+        }
+    }
+}
+
+fn check_layer_norm(x: &Tensor, dtype: DType) {
+    let w = numbered(x.device(), &[x.extent(-1).unwrap()], dtype, 1.5);
+    let b = ops::cos(&w).unwrap();
+    // One element has no variance.
+    let eps = 1e-2;
+    let (y, mean, inv_std) = ops::layer_norm(x, &w, &b, eps).unwrap();
+    let [exact_x, exact_w, exact_b] = [x, &w, &b].map(exact);
+    let (exact_y, exact_mean, exact_inv_std) =
+        ops::layer_norm(&exact_x, &exact_w, &exact_b, eps).unwrap();
+    assert_eq!((y.dtype(), mean.dtype()), (dtype, DType::F32));
+    assert_close(&y, &exact_y, 4.0 * rounding(dtype), 2.0);
+    assert_close(&mean, &exact_mean, 1e-6, 1.0);
+    assert_close(&inv_std, &exact_inv_std, 1e-5, 0.1);
+
+    let dy = ops::cos(x).unwrap();
+    let exact_dy = exact(&dy);
+    let dx = ops::layer_norm_grad_input(&dy, x, &w, &mean, &inv_std).unwrap();
+    let exact_dx =
+        ops::layer_norm_grad_input(&exact_dy, &exact_x, &exact_w, &exact_mean, &exact_inv_std);
+    assert_close(&dx, &exact_dx.unwrap(), 8.0 * rounding(dtype), 10.0);
+
+    let shape = *w.shape();
+    let mut dw = Accumulator::new(x.device(), shape, DType::F32).unwrap();
+    let mut exact_dw = Accumulator::new(reference(), shape, DType::F64).unwrap();
+    for _ in 0..2 {
+        ops::layer_norm_grad_weight_into(&dy, x, &mean, &inv_std, &mut dw).unwrap();
+        let (mean, inv_std) = (&exact_mean, &exact_inv_std);
+        ops::layer_norm_grad_weight_into(&exact_dy, &exact_x, mean, inv_std, &mut exact_dw)
+            .unwrap();
+        assert_close(dw.total().unwrap(), exact_dw.total().unwrap(), 1e-4, 10.0);
+    }
+}

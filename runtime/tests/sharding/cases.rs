@@ -163,6 +163,7 @@ fn rows() -> Vec<Case> {
         numbers(&[4], 3),
     );
     let (_, inv_rms) = ops::rms_norm(&x, &w, 1e-6).unwrap();
+    let (_, mean, inv_std) = ops::layer_norm(&x, &w, &w, 1e-6).unwrap();
     let (y, log_y) = (ops::softmax(&x).unwrap(), ops::log_softmax(&x).unwrap());
     let (gate_up, dgated) = (numbers(&[3, 2, 5], 4), numbers(&[3, 5], 5));
     vec![
@@ -198,6 +199,33 @@ fn rows() -> Vec<Case> {
             |o| {
                 let dx = ops::add_rms_norm_grad_input(&o[0], &o[1], &o[2], &o[3], &o[4])?;
                 Ok(vec![dx])
+            },
+        ),
+        case("layer_norm", vec![x.clone(), w.clone(), w.clone()], |o| {
+            let (y, mean, inv_std) = ops::layer_norm(&o[0], &o[1], &o[2], 1e-6)?;
+            Ok(vec![y, mean, inv_std])
+        }),
+        case(
+            "layer_norm_grad_input",
+            vec![
+                dy.clone(),
+                x.clone(),
+                w.clone(),
+                mean.clone(),
+                inv_std.clone(),
+            ],
+            |o| {
+                let dx = ops::layer_norm_grad_input(&o[0], &o[1], &o[2], &o[3], &o[4])?;
+                Ok(vec![dx])
+            },
+        ),
+        case(
+            "layer_norm_grad_weight_into",
+            vec![dy.clone(), x.clone(), mean, inv_std, w.clone()],
+            |o| {
+                added(&o[4], |dw| {
+                    ops::layer_norm_grad_weight_into(&o[0], &o[1], &o[2], &o[3], dw)
+                })
             },
         ),
         case("cumsum", vec![x.clone()], |o| {
