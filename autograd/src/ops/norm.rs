@@ -73,16 +73,11 @@ pub fn add_rms_norm<V: Operand>(x: &V, added: &V, w: &V, eps: f64) -> Result<(V,
 pub fn layer_norm<V: Operand>(x: &V, w: &V, b: &V, eps: f64) -> Result<V> {
     let (y, mean, inv_std) = ops::layer_norm(x.value(), w.value(), b.value(), eps)?;
     let (saved_x, saved_w) = (x.save(), w.save());
-    let (mean, inv_std) = (mean.save(), inv_std.save());
+    let (mean, inv_std, b_shape) = (mean.save(), inv_std.save(), b.global_shape());
     y.tracked([x, w, b], move |dy, [dx, dw, db]| {
         let (x, mean, inv_std) = (saved_x.get()?, mean.get()?, inv_std.get()?);
         dx.add(|| ops::layer_norm_grad_input(dy, &x, &saved_w.get()?, &mean, &inv_std))?;
         dw.accumulate(|dw| ops::layer_norm_grad_weight_into(dy, &x, &mean, &inv_std, dw))?;
-        db.add(|| ops::sum(dy, &leading(dy)))
+        db.add(|| ops::sum_to(dy, &b_shape))
     })
-}
-
-/// All dims but the last.
-fn leading(x: &Tensor) -> Vec<isize> {
-    (0..x.shape().len() as isize - 1).collect()
 }

@@ -59,8 +59,8 @@ impl RowFunction<3, 2> for Forward {
     }
 }
 
-/// Operands dy, x, w; mean and inv_std are given, then come mean(dy w) and inv_std^3 mean(dy w (x -
-/// mean)).
+/// Operands dy, x, w; mean and inv_std are given, then come mean(g) and mean(g z) with g = dy w and z
+/// = (x - mean) inv_std.
 struct GradInput {
     features: f64,
 }
@@ -69,26 +69,22 @@ impl RowFunction<3, 4> for GradInput {
     const GIVEN: usize = 2;
 
     #[inline(always)]
-    fn summand<W: Number>(&self, at: usize, [dy, x, w]: [W; 3], [mean, ..]: [W; 4]) -> W {
-        match at {
-            2 => dy * w,
-            _ => dy * w * (x - mean),
+    fn summand<W: Number>(&self, at: usize, [dy, x, w]: [W; 3], numbers: [W; 4]) -> W {
+        match (at, numbers) {
+            (2, _) => dy * w,
+            (_, [mean, inv_std, ..]) => dy * w * (x - mean) * inv_std,
         }
     }
 
     #[inline(always)]
     fn number<W: Number>(&self, at: usize, numbers: [W; 4]) -> W {
-        let (mean, inv_std) = (numbers[at] / W::constant(self.features), numbers[1]);
-        match at {
-            2 => mean,
-            _ => mean * inv_std * inv_std * inv_std,
-        }
+        numbers[at] / W::constant(self.features)
     }
 
     #[inline(always)]
     fn value<W: Number>(&self, [dy, x, w]: [W; 3], numbers: [W; 4]) -> W {
-        let [mean, inv_std, shift, along_x] = numbers;
-        (dy * w - shift) * inv_std - (x - mean) * along_x
+        let [mean, inv_std, of_g, of_gz] = numbers;
+        (dy * w - of_g - (x - mean) * inv_std * of_gz) * inv_std
     }
 }
 
