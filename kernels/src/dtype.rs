@@ -172,16 +172,6 @@ impl<'k> Loaded<'k> {
         }
     }
 
-    /// [`Loaded::new`] without a condition.
-    #[track_caller]
-    pub(crate) fn always(dtype: Dtype, width: u32, from: GlobalAddress<'k>) -> Loaded<'k> {
-        match (width, dtype) {
-            (1, Dtype::F32) => Loaded::F32(from.load()),
-            (1, Dtype::Bf16) => Loaded::Bf16(from.load()),
-            _ => Loaded::Vector(dtype.load_vector(from)),
-        }
-    }
-
     /// Rounds one value (if `width` is 1) or [`Dtype::per_vector`] values.
     #[track_caller]
     pub(crate) fn rounded(
@@ -213,16 +203,6 @@ impl<'k> Loaded<'k> {
             Loaded::Vector(vector) => vector.store_if(condition, to),
             Loaded::F32(value) => to.store_if(condition, *value),
             Loaded::Bf16(value) => to.store_if(condition, *value),
-        }
-    }
-
-    /// Stores the same bits.
-    #[track_caller]
-    pub(crate) fn store(&self, to: GlobalAddress<'k>) {
-        match self {
-            Loaded::Vector(vector) => vector.store(to),
-            Loaded::F32(value) => to.store(*value),
-            Loaded::Bf16(value) => to.store(*value),
         }
     }
 }

@@ -18,7 +18,7 @@
 use crate::assembler::{
     F32, GlobalAddress, In, Kernel, Launch, Out, Pred, Ptx, Target, U32, U64, Variant,
 };
-use crate::dtype::{Dtype, Vector};
+use crate::dtype::{Dtype, Loaded};
 use crate::elementary::sigmoid;
 use crate::params;
 
@@ -113,24 +113,13 @@ impl Variant for SwiGlu {
         } = self.parameters(k);
         let dtype = self.dtype;
 
-        match self.form {
-            Form::Vectors { per_thread } => {
-                let positions = vectors(k, dtype, per_thread, [rows, features.wide()]);
-                let loaded: Vec<[Vector<'_>; 2]> = positions
-                    .iter()
-                    .map(|(exists, position)| position.load_pair(dtype, *exists, gate_up))
-                    .collect();
-                for ((exists, position), pair) in positions.iter().zip(loaded) {
-                    let [gate, up] = pair.map(|half| half.widen());
-                    let value = dtype.round(|i| product(gate[i], up[i]));
-                    value.store_if(*exists, position.in_row(dtype, y));
-                }
+        each_access(k, dtype, self.form, [rows, features.wide()], |accesses| {
+            let pairs: Vec<_> = accesses.iter().map(|it| it.load_pair(gate_up)).collect();
+            for (access, [gate, up]) in accesses.iter().zip(pairs) {
+                let (gate, up) = (gate.widen(), up.widen());
+                access.store(access.in_row(y), |i| product(gate[i], up[i]));
             }
-            Form::Loop => each_element(k, features, |position| {
-                let [gate, up] = position.halves(dtype, gate_up).map(|half| dtype.load(half));
-                dtype.store(position.in_row(dtype, y), product(gate, up));
-            }),
-        }
+        });
         k.finish()
     }
 
@@ -190,29 +179,18 @@ impl Variant for SwiGluGrad {
         } = self.parameters(k);
         let dtype = self.dtype;
 
-        match self.form {
-            Form::Vectors { per_thread } => {
-                for (exists, position) in vectors(k, dtype, per_thread, [rows, features.wide()]) {
-                    let pair = position.load_pair(dtype, exists, gate_up);
-                    let dy = dtype.load_vector_if(exists, position.in_row(dtype, dy));
-                    let ([gate, up], dy) = (pair.map(|half| half.widen()), dy.widen());
-                    let slopes: Vec<[F32<'_>; 2]> = (0..dy.len())
-                        .map(|i| slopes(gate[i], up[i], dy[i]))
-                        .collect();
-                    for (half, to) in position.halves(dtype, dgate_up).into_iter().enumerate() {
-                        let values = dtype.round(|i| slopes[i][half]);
-                        values.store_if(exists, to);
-                    }
+        each_access(k, dtype, self.form, [rows, features.wide()], |accesses| {
+            for access in accesses {
+                let [gate, up] = access.load_pair(gate_up);
+                let dy = access.load(access.in_row(dy)).widen();
+                let (gate, up) = (gate.widen(), up.widen());
+                let slopes = (0..dy.len()).map(|i| slopes(gate[i], up[i], dy[i]));
+                let slopes: Vec<[F32<'_>; 2]> = slopes.collect();
+                for (half, to) in access.halves(dgate_up).into_iter().enumerate() {
+                    access.store(to, |i| slopes[i][half]);
                 }
             }
-            Form::Loop => each_element(k, features, |position| {
-                let [gate, up] = position.halves(dtype, gate_up).map(|half| dtype.load(half));
-                let slopes = slopes(gate, up, dtype.load(position.in_row(dtype, dy)));
-                for (to, slope) in position.halves(dtype, dgate_up).into_iter().zip(slopes) {
-                    dtype.store(to, slope);
-                }
-            }),
-        }
+        });
         k.finish()
     }
 
@@ -235,77 +213,91 @@ fn slopes<'k>(gate: F32<'k>, up: F32<'k>, dy: F32<'k>) -> [F32<'k>; 2] {
     [dy * up * slope, dy * (gate * s)]
 }
 
-/// A position in a row of \[R, F\], and in both halves of a row of \[R, 2, F\].
-struct Position<'k> {
+/// Consecutive elements in a row of \[R, F\], and in both halves of a row of \[R, 2, F\].
+struct Access<'k> {
+    dtype: Dtype,
+    /// The number of elements: a vector, or one.
+    width: u32,
+    exists: Pred<'k>,
     /// The index of the row's first element in \[R, F\].
     row: U64<'k>,
     column: U64<'k>,
     features: U64<'k>,
 }
 
-impl<'k> Position<'k> {
+impl<'k> Access<'k> {
     /// The address in a matrix \[R, F\].
     #[track_caller]
-    fn in_row(&self, dtype: Dtype, matrix: GlobalAddress<'k>) -> GlobalAddress<'k> {
-        matrix.byte_add((self.row + self.column) * u64::from(dtype.size()))
+    fn in_row(&self, matrix: GlobalAddress<'k>) -> GlobalAddress<'k> {
+        matrix.byte_add((self.row + self.column) * u64::from(self.dtype.size()))
     }
 
     /// The addresses in both halves of a tensor \[R, 2, F\].
     #[track_caller]
-    fn halves(&self, dtype: Dtype, pairs: GlobalAddress<'k>) -> [GlobalAddress<'k>; 2] {
-        let size = u64::from(dtype.size());
+    fn halves(&self, pairs: GlobalAddress<'k>) -> [GlobalAddress<'k>; 2] {
+        let size = u64::from(self.dtype.size());
         let first = pairs.byte_add((self.row * 2 + self.column) * size);
         [first, first.byte_add(self.features * size)]
     }
 
     #[track_caller]
-    fn load_pair(
-        &self,
-        dtype: Dtype,
-        exists: Pred<'k>,
-        pairs: GlobalAddress<'k>,
-    ) -> [Vector<'k>; 2] {
-        self.halves(dtype, pairs)
-            .map(|half| dtype.load_vector_if(exists, half))
+    fn load(&self, from: GlobalAddress<'k>) -> Loaded<'k> {
+        Loaded::new(self.dtype, self.width, self.exists, from)
+    }
+
+    #[track_caller]
+    fn load_pair(&self, pairs: GlobalAddress<'k>) -> [Loaded<'k>; 2] {
+        self.halves(pairs).map(|half| self.load(half))
+    }
+
+    /// Rounds and stores the elements.
+    #[track_caller]
+    fn store(&self, to: GlobalAddress<'k>, value: impl Fn(usize) -> F32<'k>) {
+        Loaded::rounded(self.dtype, self.width, value).store_if(self.exists, to);
     }
 }
 
-/// The vectors of a thread, and whether each exists.
+/// Calls `body` with the accesses of a thread that are in flight together: once, or in a loop over
+/// the CTA's row.
 #[track_caller]
-fn vectors<'k>(
+fn each_access<'k>(
     k: &'k Kernel,
     dtype: Dtype,
-    per_thread: u32,
+    form: Form,
     [rows, features]: [U64<'k>; 2],
-) -> Vec<(Pred<'k>, Position<'k>)> {
-    let a_row = features.low() >> dtype.per_vector().trailing_zeros();
-    let count = rows.low() * a_row;
-    let first = k.cta().mad(THREADS * per_thread, k.thread());
-    let position = |i: u32| {
-        let vector = first + i * THREADS;
-        let row = vector / a_row;
-        let column = (vector - row * a_row) << dtype.per_vector().trailing_zeros();
-        let position = Position {
-            row: row.wide() * features,
-            column: column.wide(),
-            features,
-        };
-        (vector.lt(count), position)
+    body: impl FnOnce(&[Access<'k>]),
+) {
+    let access = |width, exists, row, column: U32<'k>| Access {
+        dtype,
+        width,
+        exists,
+        row,
+        column: column.wide(),
+        features,
     };
-    (0..per_thread).map(position).collect()
-}
-
-/// Emits a loop over this thread's elements of the CTA's row.
-#[track_caller]
-fn each_element<'k>(k: &'k Kernel, features: U32<'k>, body: impl Fn(Position<'k>)) {
-    let row = k.cta().mul_wide(features);
-    k.for_range(k.thread(), features, THREADS, |column| {
-        body(Position {
-            row,
-            column: column.wide(),
-            features: features.wide(),
-        });
-    });
+    match form {
+        Form::Vectors { per_thread } => {
+            let bits = dtype.per_vector().trailing_zeros();
+            let a_row = features.low() >> bits;
+            let count = rows.low() * a_row;
+            let first = k.cta().mad(THREADS * per_thread, k.thread());
+            let accesses = (0..per_thread).map(|i| {
+                let vector = first + i * THREADS;
+                let row = vector / a_row;
+                let column = (vector - row * a_row) << bits;
+                let (exists, row) = (vector.lt(count), row.wide() * features);
+                access(dtype.per_vector(), exists, row, column)
+            });
+            body(&accesses.collect::<Vec<_>>());
+        }
+        Form::Loop => {
+            let (features, always) = (features.low(), k.constant(true));
+            let row = k.cta().mul_wide(features);
+            k.for_range(k.thread(), features, THREADS, |column| {
+                body(&[access(1, always, row, column)]);
+            });
+        }
+    }
 }
 
 #[cfg(test)]

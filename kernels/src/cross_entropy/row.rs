@@ -1,4 +1,5 @@
-//! A row of a tile of logits, in registers.
+//! A row of a tile of logits, in registers. Unlike those of [`crate::row`], its length is known only
+//! when the kernel runs, and it need not consist of whole vectors.
 
 use crate::assembler::{
     F32, GlobalAddress, Kernel, Launch, Pred, U32, U64, block_reduce, block_sum, group_reduce,

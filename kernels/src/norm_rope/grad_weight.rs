@@ -10,8 +10,8 @@ use crate::dtype::Dtype;
 use crate::params;
 use crate::rope::{
     Direction, Form, Head, HeadCoordinates, HeadStrides, HeadTile, Heads, Style, TableStrides,
-    element,
 };
+use crate::row::{Values, element};
 
 /// Threads per CTA.
 const THREADS: u32 = 256;
@@ -119,21 +119,17 @@ impl<'k> Call<'k> {
         self.partials.element_wide::<f32>(line + feature.wide())
     }
 
-    /// Issues the loads of a head. The returned closure computes `dz * x * inv_rms` for the
-    /// thread's features.
+    /// `dz * x * inv_rms` for each feature of a head.
     #[track_caller]
-    fn products(&self, tile: HeadTile, head: &Head<'k>) -> impl FnOnce() -> Vec<F32<'k>> + use<'k> {
+    fn products(&self, head: &Head<'k>) -> Values<'k> {
         let (dy, x) = (
             head.load(self.dy, &self.of_dy),
             head.load(self.x, &self.of_x),
         );
         let angles = head.angles([(self.cos, self.of_cos), (self.sin, self.of_sin)]);
-        let inv_rms = head.load_scalar(self.inv_rms);
-        move || {
-            let dz = tile.rotated(Direction::Inverse, &dy.widen(), &angles);
-            let pairs = dz.into_iter().zip(x.widen());
-            pairs.map(|(dz, x)| dz * (x * inv_rms)).collect()
-        }
+        let inv_rms = head.row.load_scalar(self.inv_rms);
+        let dz = head.rotated(Direction::Inverse, &dy, angles);
+        head.row.map([&dz, &x], move |[dz, x]| dz * (x * inv_rms))
     }
 }
 
@@ -152,10 +148,12 @@ fn in_registers<'k>(k: &'k Kernel, tile: HeadTile, call: &Call<'k>) {
         let heads = (0..in_flight).map(|i| {
             let index = first + i * groups;
             let head = Head::new(k, tile, &call.heads, [index, lane], index.lt(end));
-            call.products(tile, &head)
+            let products = call.products(&head);
+            (head, products)
         });
-        for products in heads.collect::<Vec<_>>() {
-            for (sum, product) in sums.iter().zip(products()) {
+        for (head, products) in heads.collect::<Vec<_>>() {
+            let products = head.row.kept(&products).expect("a head in registers");
+            for (sum, product) in sums.iter().zip(products) {
                 sum.add(product);
             }
         }
@@ -202,7 +200,8 @@ fn padded_at(feature: U32<'_>) -> U32<'_> {
     feature + (feature >> 5)
 }
 
-/// Each thread owns one feature and loops over the heads of the CTA's block.
+/// Each thread owns one feature and loops over the heads of the CTA's block. No thread has both
+/// features of a pair, so the rotation is written again, per feature.
 fn by_features<'k>(k: &'k Kernel, dtype: Dtype, style: Style, call: &Call<'k>) {
     let shape = &call.heads;
     let feature = k.cta().mad(THREADS, k.thread());

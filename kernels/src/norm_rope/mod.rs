@@ -25,11 +25,3 @@ mod grad_weight;
 pub use forward::{NormRope, NormRopeArguments};
 pub use grad_input::{NormRopeGradInput, NormRopeGradInputArguments};
 pub use grad_weight::{NormRopeGradWeight, NormRopeGradWeightArguments};
-
-use crate::assembler::{F32, Kernel, U32, Variable, warp_sum};
-
-/// The mean over a head, given each lane's partial sum; 0 if there are no features.
-#[track_caller]
-fn warp_mean<'k>(k: &'k Kernel, sum: Variable<'k, f32>, features: U32<'k>) -> F32<'k> {
-    warp_sum(k, sum.get()) / features.max(1).to_f32()
-}

@@ -1,7 +1,7 @@
 //! Extents and strides of heads, and the choice of a kernel for them.
 
 use super::HeadTile;
-use super::loops::LOOP_THREADS;
+use super::head::LOOP_THREADS;
 use crate::assembler::Launch;
 use crate::dtype::Dtype;
 use crate::params;

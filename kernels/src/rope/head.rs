@@ -1,150 +1,14 @@
-//! Heads in registers, for all kernels that rotate them.
-//!
-//! A few lanes of a warp share a head. A lane owns *chunks*: a vector of the first half of the
-//! rotated features, and the vector H features later. In either style both features of a pair are
-//! in one chunk, so both styles use the same accesses, and consecutive lanes access consecutive
-//! vectors. Features that are not rotated follow, vector by vector.
+//! Heads, for all kernels that rotate them. A head is a [`Row`]: in the registers of a few lanes
+//! ([`HeadTile`]), or read in loops by a warp.
 
-use super::form::{Shape, Strides, StridesOfTable};
-use super::{Direction, Heads, Style};
-use crate::assembler::{F32, GlobalAddress, Kernel, Pred, S64, U32, group_sum};
-use crate::dtype::{Dtype, Vector};
+use super::form::{Form, Shape, Strides, StridesOfTable};
+use super::{Direction, HeadTile, Style};
+use crate::assembler::{F32, GlobalAddress, Kernel, Pred, S64, U32};
+use crate::dtype::Dtype;
+use crate::row::{Access, First, Index, Place, Row, Step, Values, element};
 
-/// Maximum number of chunks per lane.
-const MAX_CHUNKS: u32 = 2;
-
-/// Maximum number of pass-through vectors per lane.
-const MAX_PASSED: u32 = 4;
-
-/// How heads are distributed over lanes. Known when the kernel is generated, so all loops unroll.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct HeadTile {
-    dtype: Dtype,
-    style: Style,
-    features: u32,
-    pairs: u32,
-    lanes: u32,
-}
-
-impl HeadTile {
-    /// Threads per CTA.
-    pub(crate) const THREADS: u32 = 128;
-
-    /// The tile for `heads`. `None` if a head or its halves are not whole 16-byte vectors, if no
-    /// features are rotated, or if a head does not fit in registers.
-    pub(crate) fn new(dtype: Dtype, style: Style, heads: &Heads) -> Option<HeadTile> {
-        let Heads {
-            features, pairs, ..
-        } = *heads;
-        let per_vector = dtype.per_vector();
-        let whole = features.is_multiple_of(per_vector) && pairs.is_multiple_of(per_vector);
-        if !whole || pairs == 0 {
-            return None;
-        }
-
-        let lanes = (pairs / per_vector).min(32).next_power_of_two();
-        let tile = HeadTile {
-            dtype,
-            style,
-            features,
-            pairs,
-            lanes,
-        };
-        let fits = tile.chunks() <= MAX_CHUNKS && tile.passed() <= MAX_PASSED;
-        fits.then_some(tile)
-    }
-
-    /// Elements per head.
-    pub(crate) fn features(self) -> u32 {
-        self.features
-    }
-
-    /// Elements per vector.
-    pub(crate) fn per_vector(self) -> u32 {
-        self.dtype.per_vector()
-    }
-
-    /// Elements per thread.
-    pub(crate) fn elements(self) -> u32 {
-        self.vectors().len() as u32 * self.per_vector()
-    }
-
-    /// Lanes per head.
-    pub(crate) fn lanes(self) -> u32 {
-        self.lanes
-    }
-
-    /// Heads per CTA of [`HeadTile::THREADS`].
-    pub(crate) fn rows(self) -> u32 {
-        Self::THREADS / self.lanes
-    }
-
-    /// The part of a kernel's name for this tile: `bf16_half_d128_h64`.
-    pub(crate) fn name(self) -> String {
-        let (dtype, style) = (self.dtype.name(), self.style.name());
-        format!("{dtype}_{style}_d{}_h{}", self.features, self.pairs)
-    }
-
-    /// Rotates the features of a thread, given in the order of [`LoadedHead::widen`].
-    #[track_caller]
-    pub(crate) fn rotated<'k>(
-        self,
-        direction: Direction,
-        values: &[F32<'k>],
-        angles: &Angles<'k>,
-    ) -> Vec<F32<'k>> {
-        let per_vector = self.dtype.per_vector() as usize;
-        let mut rotated = values.to_vec();
-        for (i, [cos, sin]) in angles.0.iter().enumerate() {
-            let (chunk, pair) = (i / per_vector * 2 * per_vector, i % per_vector);
-            let [a, b] = match self.style {
-                Style::Half => [chunk + pair, chunk + per_vector + pair],
-                Style::Interleaved => [chunk + 2 * pair, chunk + 2 * pair + 1],
-            };
-            [rotated[a], rotated[b]] = direction.rotate([values[a], values[b]], [*cos, *sin]);
-        }
-        rotated
-    }
-
-    /// The first element of each vector of a lane, and whether the vector is within the head.
-    #[track_caller]
-    pub(crate) fn columns<'k>(self, lane: U32<'k>, exists: Pred<'k>) -> Vec<(U32<'k>, Pred<'k>)> {
-        let column = lane * self.dtype.per_vector();
-        let exist = self.exist(column, exists);
-        let starts = self.vectors().into_iter().map(|first| column + first);
-        starts.zip(exist).collect()
-    }
-
-    /// For each vector of the lane that starts at `column`: whether it is within an existing head.
-    #[track_caller]
-    fn exist<'k>(self, column: U32<'k>, exists: Pred<'k>) -> Vec<Pred<'k>> {
-        let step = self.lanes * self.dtype.per_vector();
-        let in_line = |i: u32, line: u32| match line - i * step >= step {
-            true => exists,
-            false => exists & column.lt(line - i * step),
-        };
-        let chunks = (0..self.chunks()).flat_map(|i| [in_line(i, self.pairs); 2]);
-        let passed = (0..self.passed()).map(|i| in_line(i, self.features - 2 * self.pairs));
-        chunks.chain(passed).collect()
-    }
-
-    fn chunks(self) -> u32 {
-        (self.pairs / self.dtype.per_vector()).div_ceil(self.lanes)
-    }
-
-    fn passed(self) -> u32 {
-        let vectors = (self.features - 2 * self.pairs) / self.dtype.per_vector();
-        vectors.div_ceil(self.lanes)
-    }
-
-    /// The first element of each vector of lane 0, in register order.
-    fn vectors(self) -> Vec<u32> {
-        let step = self.lanes * self.dtype.per_vector();
-        let chunks = (0..self.chunks()).flat_map(|i| [i * step, self.pairs + i * step]);
-        let passed = (0..self.passed()).map(|i| 2 * self.pairs + i * step);
-        chunks.chain(passed).collect()
-    }
-}
+/// Threads per CTA that loops over heads: one head per warp.
+pub(super) const LOOP_THREADS: u32 = 128;
 
 /// The coordinates of a head.
 #[derive(Clone, Copy)]
@@ -201,17 +65,6 @@ impl<'k> HeadCoordinates<'k> {
         self.batch.mad(batch, self.position * position)
     }
 
-    /// The address of the head in a dense tensor.
-    #[track_caller]
-    pub(crate) fn dense(
-        &self,
-        dtype: Dtype,
-        tensor: GlobalAddress<'k>,
-        features: U32<'k>,
-    ) -> GlobalAddress<'k> {
-        tensor.byte_add(self.index.mul_wide(features) * u64::from(dtype.size()))
-    }
-
     /// The address of the head's element in a dense vector with one f32 per head.
     #[track_caller]
     pub(crate) fn scalar(&self, vector: GlobalAddress<'k>) -> GlobalAddress<'k> {
@@ -221,34 +74,38 @@ impl<'k> HeadCoordinates<'k> {
 
 /// A head, and the thread's part of it.
 pub(crate) struct Head<'k> {
-    k: &'k Kernel,
-    tile: HeadTile,
+    /// The head as a row of a dense tensor.
+    pub(crate) row: Row<'k>,
     coordinates: HeadCoordinates<'k>,
-    features: U32<'k>,
-    /// Index of the thread's first element in each half.
-    column: U32<'k>,
-    exists: Pred<'k>,
-    /// For each of the thread's vectors: whether it is within an existing head.
-    exist: Vec<Pred<'k>>,
-    leads: Pred<'k>,
+    /// If the head is in registers: its tile, and the first element of each of the thread's vectors
+    /// in lane 0, and whether the vector exists.
+    held: Option<(HeadTile, Vec<(u32, Pred<'k>)>)>,
 }
 
-/// Vectors of a head, as stored in memory.
-pub(crate) struct LoadedHead<'k>(Vec<Vector<'k>>);
-
-impl<'k> LoadedHead<'k> {
-    /// The elements as f32; 0 where the head or the vector does not exist.
-    #[track_caller]
-    pub(crate) fn widen(&self) -> Vec<F32<'k>> {
-        self.0.iter().flat_map(Vector::widen).collect()
-    }
+/// Cosines and sines for a head.
+pub(crate) enum Angles<'k> {
+    /// Of each pair of the thread.
+    Loaded(HeadTile, Vec<[F32<'k>; 2]>),
+    /// The rows of both tables, which loops read.
+    InTables([GlobalAddress<'k>; 2]),
 }
-
-/// Cosines and sines of a thread's pairs.
-pub(crate) struct Angles<'k>(Vec<[F32<'k>; 2]>);
 
 impl<'k> Head<'k> {
-    /// Head `index`, if it `exists`, in lane `lane` of the lanes that share it.
+    /// The head of this thread in a kernel of [`Form::threads`] threads.
+    #[track_caller]
+    pub(crate) fn of_thread(k: &'k Kernel, form: Form, shape: &Shape<'k>) -> Head<'k> {
+        match form {
+            Form::Tile(tile) => {
+                let (thread, bits) = (k.thread(), tile.lanes().trailing_zeros());
+                let index = k.cta().mad(tile.rows(), thread >> bits);
+                let lane = thread & (tile.lanes() - 1);
+                Head::new(k, tile, shape, [index, lane], index.lt(shape.rows))
+            }
+            Form::Loop(dtype, style) => Head::in_a_loop(k, dtype, style, shape),
+        }
+    }
+
+    /// Head `index` in registers, if it `exists`, in lane `lane` of the lanes that share it.
     #[track_caller]
     pub(crate) fn new(
         k: &'k Kernel,
@@ -257,44 +114,93 @@ impl<'k> Head<'k> {
         [index, lane]: [U32<'k>; 2],
         exists: Pred<'k>,
     ) -> Head<'k> {
-        let column = lane * tile.dtype.per_vector();
-        Head {
+        let (dtype, column) = (tile.dtype, lane * tile.per_vector());
+        let vectors = tile.vectors_at(column, exists);
+        let accesses = vectors.iter().map(|(first, exists)| Access {
+            first: First::Offset(*first),
+            width: tile.per_vector(),
+            exists: *exists,
+        });
+        let row = Row {
             k,
-            tile,
-            coordinates: HeadCoordinates::new(shape, index),
-            features: shape.features,
-            column,
+            dtype,
             exists,
-            exist: tile.exist(column, exists),
             leads: exists & lane.equals(0),
+            lanes: tile.lanes(),
+            place: Place::Registers {
+                index: Index::Narrow(index),
+                features: tile.features(),
+                first: Index::Narrow(column),
+                all: Step {
+                    dtype,
+                    accesses: accesses.collect(),
+                    pair: None,
+                },
+            },
+        };
+        Head {
+            row,
+            coordinates: HeadCoordinates::new(shape, index),
+            held: Some((tile, vectors)),
         }
     }
 
-    /// The head of this thread in a kernel of [`HeadTile::THREADS`] threads.
+    /// The head of this warp. A pass loops over its pairs, and then over the features that are not
+    /// rotated.
     #[track_caller]
-    pub(crate) fn of_thread(k: &'k Kernel, tile: HeadTile, shape: &Shape<'k>) -> Head<'k> {
-        let (thread, bits) = (k.thread(), tile.lanes.trailing_zeros());
-        let index = k.cta().mad(tile.rows(), thread >> bits);
-        let lane = thread & (tile.lanes - 1);
-        Head::new(k, tile, shape, [index, lane], index.lt(shape.rows))
+    fn in_a_loop(k: &'k Kernel, dtype: Dtype, style: Style, shape: &Shape<'k>) -> Head<'k> {
+        let index = k.cta().mad(LOOP_THREADS / 32, k.warp());
+        let (lane, exists) = (k.lane(), index.lt(shape.rows));
+        let half = shape.pairs;
+        let [pairs, features] = [half, shape.features].map(|count| exists.select(count, 0));
+        let pass = move |body: &dyn Fn(&Step<'k>)| {
+            let step = |features: &[U32<'k>], pair| {
+                let accesses = features.iter().map(|feature| Access {
+                    first: First::Index(*feature),
+                    width: 1,
+                    exists,
+                });
+                body(&Step {
+                    dtype,
+                    accesses: accesses.collect(),
+                    pair,
+                });
+            };
+            k.for_range(lane, pairs, 32, |pair| {
+                let elements = match style {
+                    Style::Half => [pair, pair + half],
+                    Style::Interleaved => [pair << 1, (pair << 1) + 1],
+                };
+                step(&elements, Some(pair));
+            });
+            k.for_range((half << 1) + lane, features, 32, |feature| {
+                step(&[feature], None)
+            });
+        };
+        let row = Row {
+            k,
+            dtype,
+            exists,
+            leads: exists & lane.equals(0),
+            lanes: 32,
+            place: Place::Loop {
+                index,
+                features: shape.features,
+                pass: Box::new(pass),
+            },
+        };
+        Head {
+            row,
+            coordinates: HeadCoordinates::new(shape, index),
+            held: None,
+        }
     }
 
     /// Loads this head from a strided tensor.
     #[track_caller]
-    pub(crate) fn load(&self, tensor: GlobalAddress<'k>, strides: &Strides<'k>) -> LoadedHead<'k> {
-        self.load_from(self.coordinates.strided(self.tile.dtype, tensor, strides))
-    }
-
-    /// Loads this thread's features from a \[D\] vector.
-    #[track_caller]
-    pub(crate) fn load_vector(&self, vector: GlobalAddress<'k>) -> LoadedHead<'k> {
-        self.load_from(vector)
-    }
-
-    /// Loads the element of this head from a dense vector with one f32 per head.
-    #[track_caller]
-    pub(crate) fn load_scalar(&self, vector: GlobalAddress<'k>) -> F32<'k> {
-        self.coordinates.scalar(vector).load_if(self.exists)
+    pub(crate) fn load(&self, tensor: GlobalAddress<'k>, strides: &Strides<'k>) -> Values<'k> {
+        let start = self.coordinates.strided(self.row.dtype, tensor, strides);
+        self.row.load_from(start)
     }
 
     /// Loads the angles of this head's position from both tables.
@@ -303,82 +209,46 @@ impl<'k> Head<'k> {
         &self,
         tables: [(GlobalAddress<'k>, StridesOfTable<'k>); 2],
     ) -> Angles<'k> {
-        let [cos, sin] = tables.map(|(table, strides)| self.table(table, &strides));
-        Angles(
-            cos.into_iter()
-                .zip(sin)
-                .map(|(cos, sin)| [cos, sin])
-                .collect(),
-        )
-    }
-
-    /// Rounds and stores this head of a dense tensor; `values` in the order of
-    /// [`LoadedHead::widen`].
-    #[track_caller]
-    pub(crate) fn store(&self, tensor: GlobalAddress<'k>, values: &[F32<'k>]) {
-        let dtype = self.tile.dtype;
-        let start = self.column_of(
-            self.coordinates.dense(dtype, tensor, self.features),
-            dtype.size(),
-        );
-        let vectors = self.tile.vectors().into_iter().zip(&self.exist);
-        let values = values.chunks_exact(dtype.per_vector() as usize);
-        for ((first, exists), values) in vectors.zip(values) {
-            let to = start.offset(i64::from(first * dtype.size()));
-            dtype.round(|i| values[i]).store_if(*exists, to);
-        }
-    }
-
-    /// Stores one f32 for this head in a dense vector.
-    #[track_caller]
-    pub(crate) fn store_scalar(&self, vector: GlobalAddress<'k>, value: F32<'k>) {
-        self.coordinates.scalar(vector).store_if(self.leads, value);
-    }
-
-    /// The sum over the lanes of this head, in all of them. All lanes of the warp must call it.
-    #[track_caller]
-    pub(crate) fn sum(&self, value: F32<'k>) -> F32<'k> {
-        group_sum(self.k, value, self.tile.lanes)
-    }
-
-    #[track_caller]
-    fn load_from(&self, start: GlobalAddress<'k>) -> LoadedHead<'k> {
-        let dtype = self.tile.dtype;
-        let start = self.column_of(start, dtype.size());
-        let vectors = self.tile.vectors().into_iter().zip(&self.exist);
-        let load = |(first, exists): (u32, &Pred<'k>)| {
-            dtype.load_vector_if(*exists, start.offset(i64::from(first * dtype.size())))
+        let tables = tables.map(|(table, strides)| self.coordinates.in_table(table, &strides));
+        let Some((tile, vectors)) = &self.held else {
+            return Angles::InTables(tables);
         };
-        LoadedHead(vectors.map(load).collect())
-    }
-
-    /// Loads the elements of a table for this thread's pairs, chunk by chunk.
-    #[track_caller]
-    fn table(&self, table: GlobalAddress<'k>, strides: &StridesOfTable<'k>) -> Vec<F32<'k>> {
-        let start = self.coordinates.in_table(table, strides);
-        let chunks = 2 * self.tile.chunks() as usize;
-        let vectors = self.tile.vectors().into_iter().zip(&self.exist);
-        // A vector of features has one angle per feature in the half style, and one per two
-        // features in the interleaved style.
-        let per_vector = self.tile.dtype.per_vector();
-        let load = |(first, exists): (u32, &Pred<'k>)| match self.tile.style {
-            Style::Half if first >= self.tile.pairs => Vec::new(),
-            Style::Half => {
-                let from = self.column_of(start, 4).offset(i64::from(4 * first));
-                load_angles(*exists, from, per_vector)
-            }
-            Style::Interleaved => {
-                let from = self.column_of(start, 2).offset(i64::from(2 * first));
-                load_angles(*exists, from, per_vector / 2)
-            }
+        // The angles of a vector of features.
+        let (size, count) = match tile.style {
+            Style::Half => (4, tile.per_vector()),
+            Style::Interleaved => (2, tile.per_vector() / 2),
         };
-        vectors.take(chunks).flat_map(load).collect()
+        let [cos, sin] = tables.map(|table| {
+            let start = self.row.own(table, size);
+            let load = |(first, exists): &(u32, Pred<'k>)| {
+                load_angles(*exists, start.offset(i64::from(size * first)), count)
+            };
+            let vectors = vectors.iter().filter(|(first, _)| tile.has_angles(*first));
+            vectors.flat_map(load).collect::<Vec<_>>()
+        });
+        let pairs = cos.into_iter().zip(sin).map(|(cos, sin)| [cos, sin]);
+        Angles::Loaded(*tile, pairs.collect())
     }
 
-    /// The address of the thread's first element in a row at `start` with elements of `size` bytes.
-    #[track_caller]
-    fn column_of(&self, start: GlobalAddress<'k>, size: u32) -> GlobalAddress<'k> {
-        start.byte_add(self.column.mul_wide(size))
+    /// The values after rotation by the angles; features that are not rotated are unchanged.
+    pub(crate) fn rotated(
+        &self,
+        direction: Direction,
+        values: &Values<'k>,
+        angles: Angles<'k>,
+    ) -> Values<'k> {
+        let values = values.clone();
+        self.row.values(move |step| {
+            let values = values.of(step);
+            match (&angles, step.pair) {
+                (Angles::Loaded(tile, angles), _) => tile.rotated(direction, &values, angles),
+                (Angles::InTables(tables), Some(pair)) => {
+                    let angle = tables.map(|table| element(Dtype::F32, table, pair).load());
+                    direction.rotate([values[0], values[1]], angle).to_vec()
+                }
+                (Angles::InTables(_), None) => values,
+            }
+        })
     }
 }
 
@@ -393,65 +263,5 @@ fn load_angles<'k>(exists: Pred<'k>, from: GlobalAddress<'k>, count: u32) -> Vec
                 .flat_map(|i| from.offset(16 * i).load_vector_if::<f32, 4>(exists))
                 .collect()
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn tile(dtype: Dtype, features: u32, pairs: u32) -> Option<HeadTile> {
-        let heads = Heads {
-            rows: 1,
-            positions: 1,
-            heads: 1,
-            features,
-            pairs,
-        };
-        HeadTile::new(dtype, Style::Half, &heads)
-    }
-
-    /// Every element of a head belongs to exactly one lane, and no lane has more vectors than fit.
-    #[test]
-    fn tiles_cover_their_heads() {
-        for dtype in Dtype::ALL {
-            for features in 1..600 {
-                for pairs in 0..=features / 2 {
-                    let Some(tile) = tile(dtype, features, pairs) else {
-                        continue;
-                    };
-                    let step = tile.lanes * dtype.per_vector();
-                    let reach = |count: u32, line: u32| {
-                        assert!(
-                            count * step >= line && count * step < line + step,
-                            "{tile:?}"
-                        );
-                    };
-                    reach(tile.chunks(), pairs);
-                    reach(tile.passed(), features - 2 * pairs);
-                    assert!(tile.lanes.is_power_of_two() && tile.lanes <= 32);
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn heads_that_do_not_fit_have_no_tile() {
-        assert!(tile(Dtype::Bf16, 128, 64).is_some());
-        assert!(tile(Dtype::Bf16, 128, 32).is_some());
-        assert!(
-            tile(Dtype::Bf16, 128, 60).is_none(),
-            "halves are not whole vectors"
-        );
-        assert!(
-            tile(Dtype::Bf16, 130, 64).is_none(),
-            "pass-through features are not whole vectors"
-        );
-        assert!(tile(Dtype::Bf16, 128, 0).is_none(), "nothing to rotate");
-        assert!(tile(Dtype::F32, 2048, 1024).is_none(), "too long");
-        assert!(
-            tile(Dtype::F32, 512, 4).is_none(),
-            "too many pass-through features"
-        );
     }
 }

@@ -17,14 +17,13 @@
 
 mod form;
 mod head;
-mod loops;
 mod rotate;
 mod tables;
+mod tile;
 
 pub use form::{Form, HeadStrides, Heads, Style, TableStrides};
 pub use rotate::{Direction, Rope, RopeArguments};
 pub use tables::{PositionFormat, RopeTables, RopeTablesArguments};
 
-pub(crate) use form::Shape;
-pub(crate) use head::{Head, HeadCoordinates, HeadTile};
-pub(crate) use loops::{HeadLoop, element};
+pub(crate) use head::{Head, HeadCoordinates};
+pub(crate) use tile::HeadTile;

@@ -1,6 +1,6 @@
 //! The rotation of heads (y), and its inverse (dx).
 
-use super::{Form, Head, HeadLoop, HeadStrides, HeadTile, Heads, Style, TableStrides, element};
+use super::{Form, Head, HeadStrides, Heads, Style, TableStrides};
 use crate::assembler::{F32, In, Kernel, Launch, Out, Ptx, Target, Variant};
 use crate::dtype::Dtype;
 use crate::params;
@@ -86,10 +86,11 @@ impl Variant for Rope {
         let k =
             &Kernel::new(self.entry(), Target::Sm80, self.form.threads()).reserve_load_registers();
         let call = self.parameters(k);
-        match self.form {
-            Form::Tile(tile) => in_registers(k, tile, self.direction, &call),
-            Form::Loop(dtype, style) => in_a_loop(k, dtype, style, self.direction, &call),
-        }
+        let head = Head::of_thread(k, self.form, &call.heads);
+        let x = head.load(call.x, &call.of_x);
+        let angles = head.angles([(call.cos, call.of_cos), (call.sin, call.of_sin)]);
+        let y = head.rotated(self.direction, &x, angles);
+        head.row.store(call.y, [&y], |[y]| y);
         k.finish()
     }
 
@@ -99,33 +100,6 @@ impl Variant for Rope {
             Direction::Inverse => format!("rope_inverse_{}", self.form.name()),
         }
     }
-}
-
-fn in_registers<'k>(k: &'k Kernel, tile: HeadTile, direction: Direction, call: &Call<'k>) {
-    let head = Head::of_thread(k, tile, &call.heads);
-    let x = head.load(call.x, &call.of_x);
-    let angles = head.angles([(call.cos, call.of_cos), (call.sin, call.of_sin)]);
-    head.store(call.y, &tile.rotated(direction, &x.widen(), &angles));
-}
-
-fn in_a_loop<'k>(k: &'k Kernel, dtype: Dtype, style: Style, direction: Direction, call: &Call<'k>) {
-    let head = HeadLoop::new(k, style, &call.heads);
-    let x = head.coordinates.strided(dtype, call.x, &call.of_x);
-    let y = head.coordinates.dense(dtype, call.y, call.heads.features);
-    let cos = head.coordinates.in_table(call.cos, &call.of_cos);
-    let sin = head.coordinates.in_table(call.sin, &call.of_sin);
-
-    head.each_pair(|features, pair| {
-        let angle = [cos, sin].map(|table| element(Dtype::F32, table, pair).load());
-        let values = features.map(|i| dtype.load(element(dtype, x, i)));
-        let rotated = direction.rotate(values, angle);
-        for (i, value) in features.into_iter().zip(rotated) {
-            dtype.store(element(dtype, y, i), value);
-        }
-    });
-    head.each_passed(|i| {
-        dtype.store(element(dtype, y, i), dtype.load(element(dtype, x, i)));
-    });
 }
 
 #[cfg(test)]

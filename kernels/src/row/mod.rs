@@ -20,7 +20,7 @@ pub use part::chunk_of_rows;
 pub(crate) use part::{Chunked, ENOUGH_CTAS, IN_FLIGHT, MAX_CHUNK, PART_THREADS, Part, PartTile};
 pub use tile::RowTile;
 pub use values::Values;
-pub(crate) use values::{Access, Step, element};
+pub(crate) use values::{Access, First, Step, element};
 
 use crate::assembler::{F32, GlobalAddress, Kernel, Pred, U32, U64, block_reduce, group_reduce};
 use crate::dtype::Dtype;
@@ -28,9 +28,8 @@ use form::LOOP_THREADS;
 
 /// The row that a thread works on.
 pub struct Row<'k> {
-    k: &'k Kernel,
-    dtype: Dtype,
-    pub(crate) index: U64<'k>,
+    pub(crate) k: &'k Kernel,
+    pub(crate) dtype: Dtype,
     /// Whether the row exists, and the thread has elements of it.
     pub(crate) exists: Pred<'k>,
     /// Whether this thread is the first of an existing row.
@@ -44,19 +43,37 @@ pub struct Row<'k> {
 pub(crate) enum Place<'k> {
     /// In registers.
     Registers {
+        index: Index<'k>,
         features: u32,
         /// The index in the row of the thread's first element.
-        first: U64<'k>,
+        first: Index<'k>,
         /// All elements of the thread.
         all: Step<'k>,
     },
     /// In memory.
     Loop {
+        index: U32<'k>,
         features: U32<'k>,
-        /// The index in a matrix of the row's first element.
-        begin: U64<'k>,
         pass: Box<Pass<'k>>,
     },
+}
+
+/// An index in registers of 32 or 64 bits.
+#[derive(Clone, Copy)]
+pub(crate) enum Index<'k> {
+    Narrow(U32<'k>),
+    Wide(U64<'k>),
+}
+
+impl<'k> Index<'k> {
+    /// The 64-bit product.
+    #[track_caller]
+    fn times(self, count: u32) -> U64<'k> {
+        match self {
+            Index::Narrow(index) => index.mul_wide(count),
+            Index::Wide(index) => index * u64::from(count),
+        }
+    }
 }
 
 /// Emits the loops of a pass, which call the argument with each step.
@@ -79,7 +96,7 @@ impl<'k> Row<'k> {
         let in_cta = thread >> tile.lanes.trailing_zeros();
         let lane = thread & (tile.lanes - 1);
         let index = k.cta().mul_wide(tile.rows()) + in_cta.wide();
-        let first = (lane * per_vector).wide();
+        let first = Index::Wide((lane * per_vector).wide());
 
         let in_matrix = index.lt(rows);
         // Consecutive threads own consecutive vectors, so accesses are coalesced.
@@ -91,22 +108,25 @@ impl<'k> Row<'k> {
             }
         });
         let exist: Vec<Pred<'k>> = exist.collect();
-        let step = i64::from(tile.lanes) * 16;
-        let accesses = (0..).zip(&exist);
-        let accesses = accesses.map(|(i, exists)| Access::Vector(i * step, *exists));
+        let accesses = (0..).zip(&exist).map(|(i, exists)| Access {
+            first: First::Offset(i * tile.lanes * per_vector),
+            width: per_vector,
+            exists: *exists,
+        });
         Row {
             k,
             dtype: tile.dtype,
-            index,
             exists: exist[0],
             leads: in_matrix & lane.equals(0),
             lanes: tile.lanes,
             place: Place::Registers {
+                index: Index::Wide(index),
                 features: tile.features,
                 first,
                 all: Step {
                     dtype: tile.dtype,
                     accesses: accesses.collect(),
+                    pair: None,
                 },
             },
         }
@@ -119,24 +139,30 @@ impl<'k> Row<'k> {
             1 => k.thread(),
             width => k.thread() * width,
         };
+        let exists = k.constant(true);
         let pass = move |body: &dyn Fn(&Step<'k>)| {
-            k.for_range(first, features, LOOP_THREADS * width, |at| {
+            k.for_range(first, features, LOOP_THREADS * width, |index| {
+                let first = First::Index(index);
                 body(&Step {
                     dtype,
-                    accesses: vec![Access::At(at, width)],
+                    accesses: vec![Access {
+                        first,
+                        width,
+                        exists,
+                    }],
+                    pair: None,
                 });
             });
         };
         Row {
             k,
             dtype,
-            index: k.cta().wide(),
-            exists: k.constant(true),
+            exists,
             leads: k.thread().equals(0),
             lanes: LOOP_THREADS,
             place: Place::Loop {
+                index: k.cta(),
                 features,
-                begin: k.cta().mul_wide(features),
                 pass: Box::new(pass),
             },
         }
@@ -170,14 +196,13 @@ impl<'k> Row<'k> {
     /// Loads this row's element of an f32 vector with one element per row.
     #[track_caller]
     pub fn load_scalar(&self, vector: GlobalAddress<'k>) -> F32<'k> {
-        vector.element_wide::<f32>(self.index).load_if(self.exists)
+        self.of_vector(vector).load_if(self.exists)
     }
 
     /// Stores this row's element of an f32 vector with one element per row.
     #[track_caller]
     pub fn store_scalar(&self, vector: GlobalAddress<'k>, value: F32<'k>) {
-        let to = vector.element_wide::<f32>(self.index);
-        to.store_if(self.leads, value);
+        self.of_vector(vector).store_if(self.leads, value);
     }
 
     /// Calls `body` with the operands of each element.
@@ -358,13 +383,34 @@ impl<'k> Row<'k> {
     /// The address of this row of a matrix, as for [`Step::load`].
     #[track_caller]
     fn of_matrix(&self, matrix: GlobalAddress<'k>) -> GlobalAddress<'k> {
-        let element = match self.place {
+        let size = u64::from(self.dtype.size());
+        match self.place {
             Place::Registers {
-                features, first, ..
-            } => self.index * u64::from(features) + first,
-            Place::Loop { begin, .. } => begin,
+                index: Index::Wide(index),
+                features,
+                first: Index::Wide(first),
+                ..
+            } => matrix.byte_add((index * u64::from(features) + first) * size),
+            Place::Registers {
+                index, features, ..
+            } => {
+                let start = matrix.byte_add(index.times(features) * size);
+                self.own(start, self.dtype.size())
+            }
+            Place::Loop {
+                index, features, ..
+            } => matrix.byte_add(index.mul_wide(features) * size),
+        }
+    }
+
+    /// The address of this row's element of an f32 vector.
+    #[track_caller]
+    fn of_vector(&self, vector: GlobalAddress<'k>) -> GlobalAddress<'k> {
+        let bytes = match self.place {
+            Place::Registers { index, .. } => index.times(4),
+            Place::Loop { index, .. } => index.mul_wide(4),
         };
-        matrix.byte_add(element * u64::from(self.dtype.size()))
+        vector.byte_add(bytes)
     }
 
     /// The address of this thread's first element of the row at `start` with elements of `size`
@@ -372,7 +418,7 @@ impl<'k> Row<'k> {
     #[track_caller]
     pub(crate) fn own(&self, start: GlobalAddress<'k>, size: u32) -> GlobalAddress<'k> {
         match self.place {
-            Place::Registers { first, .. } => start.byte_add(first * u64::from(size)),
+            Place::Registers { first, .. } => start.byte_add(first.times(size)),
             Place::Loop { .. } => start,
         }
     }

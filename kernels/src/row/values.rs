@@ -55,14 +55,24 @@ impl<'k> Values<'k> {
 pub(crate) struct Step<'k> {
     pub(crate) dtype: Dtype,
     pub(crate) accesses: Vec<Access<'k>>,
+    /// The index of the pair, if the elements are a pair that RoPE rotates.
+    pub(crate) pair: Option<U32<'k>>,
 }
 
 /// Consecutive elements of a row in one access.
-pub(crate) enum Access<'k> {
-    /// A vector, and whether it exists. It is this many bytes after the thread's first.
-    Vector(i64, Pred<'k>),
-    /// The index in the row of the first element, and the number of elements: 1, or a vector.
-    At(U32<'k>, u32),
+pub(crate) struct Access<'k> {
+    pub(crate) first: First<'k>,
+    /// The number of elements: a vector, or one.
+    pub(crate) width: u32,
+    pub(crate) exists: Pred<'k>,
+}
+
+/// Where an access begins.
+pub(crate) enum First<'k> {
+    /// This many elements after the first element of the thread.
+    Offset(u32),
+    /// At an index in the row.
+    Index(U32<'k>),
 }
 
 impl<'k> Step<'k> {
@@ -71,15 +81,8 @@ impl<'k> Step<'k> {
     #[track_caller]
     pub(super) fn load(&self, start: GlobalAddress<'k>) -> Vec<Loaded<'k>> {
         let accesses = self.accesses.iter();
-        let load = |access: &Access<'k>| match *access {
-            Access::Vector(bytes, exists) => {
-                Loaded::Vector(self.dtype.load_vector_if(exists, start.offset(bytes)))
-            }
-            Access::At(first, width) => {
-                let from = element(self.dtype, start, first);
-                Loaded::always(self.dtype, width, from)
-            }
-        };
+        let load =
+            |it: &Access<'k>| Loaded::new(self.dtype, it.width, it.exists, self.address(start, it));
         accesses.map(load).collect()
     }
 
@@ -96,17 +99,17 @@ impl<'k> Step<'k> {
     /// Loaded elements as f32. Elements outside the row are 0, or `other` if there is one.
     #[track_caller]
     pub(super) fn widen(&self, loaded: &[Loaded<'k>], other: Option<f32>) -> Vec<F32<'k>> {
-        let accesses = self.accesses.iter().zip(loaded);
         let widen = |(access, loaded): (&Access<'k>, &Loaded<'k>)| {
-            let values = loaded.widen().into_iter();
-            match (access, other) {
-                (Access::Vector(_, exists), Some(other)) => {
-                    values.map(|value| exists.select(value, other)).collect()
+            let values = loaded.widen();
+            match other {
+                None => values,
+                Some(other) => {
+                    let values = values.into_iter();
+                    values.map(|it| access.exists.select(it, other)).collect()
                 }
-                _ => values.collect::<Vec<_>>(),
             }
         };
-        accesses.flat_map(widen).collect()
+        self.accesses.iter().zip(loaded).flat_map(widen).collect()
     }
 
     /// Rounds and stores the elements of the row at `start`, as in [`Step::load`]; returns them as
@@ -118,20 +121,21 @@ impl<'k> Step<'k> {
         value: impl Fn(usize) -> F32<'k>,
     ) -> Vec<Loaded<'k>> {
         let mut first = 0;
-        let store = |access: &Access<'k>| {
-            let width = match access {
-                Access::Vector(..) => self.dtype.per_vector(),
-                Access::At(_, width) => *width,
-            };
-            let rounded = Loaded::rounded(self.dtype, width, |i| value(first + i));
-            first += width as usize;
-            match *access {
-                Access::Vector(bytes, exists) => rounded.store_if(exists, start.offset(bytes)),
-                Access::At(at, _) => rounded.store(element(self.dtype, start, at)),
-            }
+        let store = |it: &Access<'k>| {
+            let rounded = Loaded::rounded(self.dtype, it.width, |i| value(first + i));
+            rounded.store_if(it.exists, self.address(start, it));
+            first += it.width as usize;
             rounded
         };
         self.accesses.iter().map(store).collect()
+    }
+
+    #[track_caller]
+    fn address(&self, start: GlobalAddress<'k>, access: &Access<'k>) -> GlobalAddress<'k> {
+        match access.first {
+            First::Offset(elements) => start.offset(i64::from(elements * self.dtype.size())),
+            First::Index(index) => element(self.dtype, start, index),
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! The forward kernel on CUDA cores.
 
 use super::super::ROWS_PER_CTA;
-use super::super::arguments::{AttentionArguments, Forward};
+use super::super::arguments::AttentionArguments;
 use super::super::cta_tile::CtaTile;
 use super::super::problem::Axis;
 use super::super::softmax::Softmax;
@@ -13,22 +13,15 @@ use crate::dtype::Dtype;
 /// Computes `out` and `lse`.
 pub(in super::super) fn forward(entry: String, dtype: Dtype) -> Ptx {
     let k = &Kernel::new(entry, Target::Sm80, THREADS).ctas_per_sm(2);
-    let Forward {
-        q,
-        k: keys,
-        v,
-        out,
-        lse,
-        faults,
-        problem: call,
-    } = AttentionArguments::declare(k, "", &());
-    let cta = CtaTile::reporting(call, Axis::Queries, faults.map(Some));
+    let given = AttentionArguments::declare(k, "", &());
+    let call = given.problem;
+    let cta = CtaTile::reporting(call, Axis::Queries, given.faults.map(Some));
     let products = Products::new(k, dtype, call.head_dim);
 
     k.if_(cta.first.lt(cta.queries.length), || {
         let kv_head = cta.head / call.group;
-        let q = q.rows(cta.batch, cta.queries, cta.head);
-        let [keys, values] = [keys, v].map(|view| view.rows(cta.batch, cta.keys, kv_head));
+        let q = given.q.rows(cta.batch, cta.queries, cta.head);
+        let [keys, values] = [given.k, given.v].map(|view| view.rows(cta.batch, cta.keys, kv_head));
 
         let softmax = Softmax::new(k, 4, 16);
         let sums = products.zeros();
@@ -54,11 +47,11 @@ pub(in super::super) fn forward(entry: String, dtype: Dtype) -> Ptx {
         });
 
         let totals = [0, 1, 2, 3].map(|row| softmax.total(row));
-        let to = out.rows(cta.batch, cta.queries, cta.head);
+        let to = given.out.rows(cta.batch, cta.queries, cta.head);
         let corner = [cta.first, cta.block * COLUMNS];
         products.store(to, corner, |i, j| *sums[i][j] * totals[i].reciprocal);
 
-        let lines = cta.of_queries(lse, cta.head);
+        let lines = cta.of_queries(given.lse, cta.head);
         let leads = products.x.equals(0) & cta.block.equals(0);
         let row = cta.first + products.row();
         for (i, total) in (0..).zip(totals) {

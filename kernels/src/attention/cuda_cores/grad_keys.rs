@@ -1,7 +1,7 @@
 //! The gradients of keys and values on CUDA cores.
 
 use super::super::ROWS_PER_CTA;
-use super::super::arguments::{AttentionGradKeysArguments, GradKeys};
+use super::super::arguments::AttentionGradKeysArguments;
 use super::super::cta_tile::CtaTile;
 use super::super::problem::Axis;
 use super::product::Products;
@@ -12,22 +12,14 @@ use crate::dtype::Dtype;
 /// Computes `dk` and `dv`.
 pub(in super::super) fn grad_keys(entry: String, dtype: Dtype) -> Ptx {
     let k = &Kernel::new(entry, Target::Sm80, THREADS).ctas_per_sm(2);
-    let GradKeys {
-        q,
-        k: keys,
-        v,
-        dout,
-        lse,
-        delta,
-        dk,
-        dv,
-        problem: call,
-    } = AttentionGradKeysArguments::declare(k, "", &());
+    let given = AttentionGradKeysArguments::declare(k, "", &());
+    let call = given.problem;
     let cta = CtaTile::of_cta(call, Axis::Keys);
     let products = Products::new(k, dtype, call.head_dim);
 
     k.if_(cta.first.lt(cta.all_keys.length), || {
-        let [keys, values] = [keys, v].map(|view| view.rows(cta.batch, cta.keys, cta.head));
+        let [keys, values] =
+            [given.k, given.v].map(|view| view.rows(cta.batch, cta.keys, cta.head));
         let (key_sums, value_sums) = (products.zeros(), products.zeros());
         let factor = call.scale * std::f32::consts::LOG2_E;
         let column = cta.block * COLUMNS;
@@ -36,8 +28,9 @@ pub(in super::super) fn grad_keys(entry: String, dtype: Dtype) -> Ptx {
         k.for_range(first_head, first_head + call.group, 1, |head| {
             k.for_range(first, end, ROWS_PER_CTA, |query| {
                 // Addresses are recomputed for each tile to save registers.
-                let [q, dout] = [q, dout].map(|view| view.rows(cta.batch, cta.queries, head));
-                let lines = [lse, delta].map(|base| cta.of_queries(base, head));
+                let [q, dout] =
+                    [given.q, given.dout].map(|view| view.rows(cta.batch, cta.queries, head));
+                let lines = [given.lse, given.delta].map(|base| cta.of_queries(base, head));
                 let weights = products.scores((keys, cta.first), (q, query));
                 let slopes = products.scores((values, cta.first), (dout, query));
                 let [lse, delta] = lines.map(|line| {
@@ -72,7 +65,8 @@ pub(in super::super) fn grad_keys(entry: String, dtype: Dtype) -> Ptx {
         });
 
         let corner = [cta.first, column];
-        let [dk, dv] = [dk, dv].map(|view| view.rows(cta.batch, cta.all_keys, cta.head));
+        let [dk, dv] =
+            [given.dk, given.dv].map(|view| view.rows(cta.batch, cta.all_keys, cta.head));
         products.store(dk, corner, |i, j| *key_sums[i][j] * call.scale);
         products.store(dv, corner, |i, j| *value_sums[i][j]);
     });

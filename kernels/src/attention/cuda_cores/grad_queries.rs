@@ -1,7 +1,7 @@
 //! The gradient of queries on CUDA cores.
 
 use super::super::ROWS_PER_CTA;
-use super::super::arguments::{AttentionGradQueriesArguments, GradQueries};
+use super::super::arguments::AttentionGradQueriesArguments;
 use super::super::cta_tile::CtaTile;
 use super::super::problem::Axis;
 use super::product::Products;
@@ -12,24 +12,17 @@ use crate::dtype::Dtype;
 /// Computes `dq`.
 pub(in super::super) fn grad_queries(entry: String, dtype: Dtype) -> Ptx {
     let k = &Kernel::new(entry, Target::Sm80, THREADS).ctas_per_sm(2);
-    let GradQueries {
-        q,
-        k: keys,
-        v,
-        dout,
-        lse,
-        delta,
-        dq,
-        problem: call,
-    } = AttentionGradQueriesArguments::declare(k, "", &());
+    let given = AttentionGradQueriesArguments::declare(k, "", &());
+    let call = given.problem;
     let cta = CtaTile::of_cta(call, Axis::Queries);
     let products = Products::new(k, dtype, call.head_dim);
 
     k.if_(cta.first.lt(cta.queries.length), || {
         let kv_head = cta.head / call.group;
-        let [q, dout] = [q, dout].map(|view| view.rows(cta.batch, cta.queries, cta.head));
-        let [keys, values] = [keys, v].map(|view| view.rows(cta.batch, cta.keys, kv_head));
-        let lines = [lse, delta].map(|base| cta.of_queries(base, cta.head));
+        let [q, dout] =
+            [given.q, given.dout].map(|view| view.rows(cta.batch, cta.queries, cta.head));
+        let [keys, values] = [given.k, given.v].map(|view| view.rows(cta.batch, cta.keys, kv_head));
+        let lines = [given.lse, given.delta].map(|base| cta.of_queries(base, cta.head));
 
         let sums = products.zeros();
         let factor = call.scale * std::f32::consts::LOG2_E;
@@ -65,7 +58,7 @@ pub(in super::super) fn grad_queries(entry: String, dtype: Dtype) -> Ptx {
             products.add_weighted(&sums, (keys, key), cta.block * COLUMNS);
         });
 
-        let to = dq.rows(cta.batch, cta.queries, cta.head);
+        let to = given.dq.rows(cta.batch, cta.queries, cta.head);
         let corner = [cta.first, cta.block * COLUMNS];
         products.store(to, corner, |i, j| *sums[i][j] * call.scale);
     });

@@ -1,7 +1,7 @@
 //! The forward kernel on tensor cores.
 
 use super::super::ROWS_PER_CTA;
-use super::super::arguments::{AttentionArguments, Forward};
+use super::super::arguments::AttentionArguments;
 use super::super::cta_tile::{CtaTile, View};
 use super::super::problem::Axis;
 use super::super::softmax::Softmax;
@@ -16,32 +16,26 @@ const MAX_IN_REGISTERS: u32 = 128;
 /// Computes `out` and `lse`.
 pub(in super::super) fn forward(entry: String, head_dim: u32) -> Ptx {
     let k = &Kernel::new(entry, Target::Sm80, THREADS);
-    let Forward {
-        q,
-        k: keys,
-        v,
-        out,
-        lse,
-        faults,
-        problem: call,
-    } = AttentionArguments::declare(k, "", &());
-    let cta = CtaTile::reporting(call, Axis::Queries, faults.map(Some));
+    let given = AttentionArguments::declare(k, "", &());
+    let call = given.problem;
+    let cta = CtaTile::reporting(call, Axis::Queries, given.faults.map(Some));
 
     let shape = Shape::forward(head_dim);
     let stationary = Tile::new(k, shape.lines, ROWS_PER_CTA, 1);
     let streamed = [(); 2].map(|()| Tile::new(k, shape.lines, shape.streamed_rows, 2));
     k.if_(cta.first.lt(cta.queries.length), || {
         let kv_head = cta.head / call.group;
-        let rows = q.rows(cta.batch, cta.queries, cta.head);
+        let rows = given.q.rows(cta.batch, cta.queries, cta.head);
         let all = [cta.first, cta.queries.length];
         stationary.stream(rows, all).copy_next(k.constant(0));
         k.commit_copies();
 
         let [first, end] = cta.visible_keys(shape.streamed_rows);
-        let [of_keys, of_values] = [(keys, 0), (v, 1)].map(|(view, index): (View<'_>, usize)| {
-            let rows = view.rows(cta.batch, cta.keys, kv_head);
-            streamed[index].stream(rows, [first, end])
-        });
+        let [of_keys, of_values] =
+            [(given.k, 0), (given.v, 1)].map(|(view, index): (View<'_>, usize)| {
+                let rows = view.rows(cta.batch, cta.keys, kv_head);
+                streamed[index].stream(rows, [first, end])
+            });
         let buffer = k.var(0u32);
         let copy = || {
             of_keys.copy_next(*buffer);
@@ -107,14 +101,14 @@ pub(in super::super) fn forward(entry: String, head_dim: u32) -> Ptx {
         k.barrier();
 
         let totals = [0, 1].map(|half| softmax.total(half));
-        let to = out.rows(cta.batch, cta.queries, cta.head);
+        let to = given.out.rows(cta.batch, cta.queries, cta.head);
         stationary.store(to, cta.first, k.constant(0), head_dim, |tile, half| {
             let sums = &sums[tile];
             [2 * half, 2 * half + 1].map(|i| *sums[i] * totals[half].reciprocal)
         });
 
         let lane = k.lane();
-        let lines = cta.of_queries(lse, cta.head);
+        let lines = cta.of_queries(given.lse, cta.head);
         for (half, total) in (0..).zip(totals) {
             let row = row + (lane >> 2) + 8 * half;
             let stores = row.lt(cta.queries.length) & (lane & 3).equals(0);

@@ -1,7 +1,7 @@
 //! The gradients of keys and values on tensor cores.
 
 use super::super::ROWS_PER_CTA;
-use super::super::arguments::{AttentionGradKeysArguments, GradKeys};
+use super::super::arguments::AttentionGradKeysArguments;
 use super::super::cta_tile::CtaTile;
 use super::super::problem::Axis;
 use super::product::{a_fragments, add_weighted, scores, zeros};
@@ -12,17 +12,8 @@ use crate::assembler::{ArgumentFor, F32, Kernel, Ptx, SharedAddress, Target};
 /// Computes `dk` and `dv`.
 pub(in super::super) fn grad_keys(entry: String, head_dim: u32) -> Ptx {
     let k = &Kernel::new(entry, Target::Sm80, THREADS).ctas_per_sm(2);
-    let GradKeys {
-        q,
-        k: keys,
-        v,
-        dout,
-        lse,
-        delta,
-        dk,
-        dv,
-        problem: call,
-    } = AttentionGradKeysArguments::declare(k, "", &());
+    let given = AttentionGradKeysArguments::declare(k, "", &());
+    let call = given.problem;
     let cta = CtaTile::of_cta(call, Axis::Keys);
 
     let shape = Shape::backward(head_dim);
@@ -30,7 +21,7 @@ pub(in super::super) fn grad_keys(entry: String, head_dim: u32) -> Ptx {
     let streamed = [(); 2].map(|()| Tile::new(k, shape.lines, shape.streamed_rows, 2));
     let numbers = [(); 2].map(|()| k.shared::<f32>(2 * shape.streamed_rows));
     k.if_(cta.first.lt(cta.all_keys.length), || {
-        for (tile, view) in stationary.into_iter().zip([keys, v]) {
+        for (tile, view) in stationary.into_iter().zip([given.k, given.v]) {
             let rows = view.rows(cta.batch, cta.keys, cta.head);
             let all = [cta.first, cta.keys.length];
             tile.stream(rows, all).copy_next(k.constant(0));
@@ -53,11 +44,12 @@ pub(in super::super) fn grad_keys(entry: String, head_dim: u32) -> Ptx {
         k.for_range(first_head, first_head + call.group, 1, |head| {
             // No thread still reads the tiles of the previous head.
             k.barrier();
-            let streams = [(q, streamed[0]), (dout, streamed[1])].map(|(view, tile)| {
-                let rows = view.rows(cta.batch, cta.queries, head);
-                tile.stream(rows, [first, end])
-            });
-            let lines = [lse, delta].map(|base| cta.of_queries(base, head));
+            let streams =
+                [(given.q, streamed[0]), (given.dout, streamed[1])].map(|(view, tile)| {
+                    let rows = view.rows(cta.batch, cta.queries, head);
+                    tile.stream(rows, [first, end])
+                });
+            let lines = [given.lse, given.delta].map(|base| cta.of_queries(base, head));
             let (next, buffer) = (k.var(first), k.var(0u32));
             let copy = || {
                 streams.iter().for_each(|stream| {
@@ -123,8 +115,8 @@ pub(in super::super) fn grad_keys(entry: String, head_dim: u32) -> Ptx {
         k.barrier();
 
         let results = [
-            (dk, &key_sums, call.scale),
-            (dv, &value_sums, k.constant(1.0)),
+            (given.dk, &key_sums, call.scale),
+            (given.dv, &value_sums, k.constant(1.0)),
         ];
         for ((to, sums, factor), tile) in results.into_iter().zip(stationary) {
             let to = to.rows(cta.batch, cta.all_keys, cta.head);

@@ -1,7 +1,7 @@
 //! The gradient of queries on tensor cores.
 
 use super::super::ROWS_PER_CTA;
-use super::super::arguments::{AttentionGradQueriesArguments, GradQueries};
+use super::super::arguments::AttentionGradQueriesArguments;
 use super::super::cta_tile::CtaTile;
 use super::super::problem::Axis;
 use super::product::{a_fragments, add_weighted, scores, zeros};
@@ -12,30 +12,22 @@ use crate::assembler::{ArgumentFor, Kernel, Ptx, Target};
 /// Computes `dq`.
 pub(in super::super) fn grad_queries(entry: String, head_dim: u32) -> Ptx {
     let k = &Kernel::new(entry, Target::Sm80, THREADS).ctas_per_sm(2);
-    let GradQueries {
-        q,
-        k: keys,
-        v,
-        dout,
-        lse,
-        delta,
-        dq,
-        problem: call,
-    } = AttentionGradQueriesArguments::declare(k, "", &());
+    let given = AttentionGradQueriesArguments::declare(k, "", &());
+    let call = given.problem;
     let cta = CtaTile::of_cta(call, Axis::Queries);
 
     let shape = Shape::backward(head_dim);
     let stationary = [(); 2].map(|()| Tile::new(k, shape.lines, ROWS_PER_CTA, 1));
     let streamed = [(); 2].map(|()| Tile::new(k, shape.lines, shape.streamed_rows, 2));
     k.if_(cta.first.lt(cta.queries.length), || {
-        for (tile, view) in stationary.into_iter().zip([q, dout]) {
+        for (tile, view) in stationary.into_iter().zip([given.q, given.dout]) {
             let rows = view.rows(cta.batch, cta.queries, cta.head);
             let all = [cta.first, cta.queries.length];
             tile.stream(rows, all).copy_next(k.constant(0));
         }
         let [first, end] = cta.visible_keys(shape.streamed_rows);
         let kv_head = cta.head / call.group;
-        let streams = [(keys, streamed[0]), (v, streamed[1])].map(|(view, tile)| {
+        let streams = [(given.k, streamed[0]), (given.v, streamed[1])].map(|(view, tile)| {
             let rows = view.rows(cta.batch, cta.keys, kv_head);
             tile.stream(rows, [first, end])
         });
@@ -49,7 +41,7 @@ pub(in super::super) fn grad_queries(entry: String, head_dim: u32) -> Ptx {
         let warp_row = k.warp() * 16;
         let row = cta.first + warp_row;
         let own_row = row + (k.lane() >> 2);
-        let of_rows = [lse, delta].map(|base| {
+        let of_rows = [given.lse, given.delta].map(|base| {
             let line = cta.of_queries(base, cta.head);
             [0, 8].map(|down| {
                 let row = own_row + down;
@@ -101,7 +93,7 @@ pub(in super::super) fn grad_queries(entry: String, head_dim: u32) -> Ptx {
         k.wait_for_copies(0);
         k.barrier();
 
-        let to = dq.rows(cta.batch, cta.queries, cta.head);
+        let to = given.dq.rows(cta.batch, cta.queries, cta.head);
         stationary[0].store(to, cta.first, k.constant(0), head_dim, |tile, half| {
             let sums = &sums[tile];
             [2 * half, 2 * half + 1].map(|i| *sums[i] * call.scale)
