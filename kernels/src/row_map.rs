@@ -117,12 +117,13 @@ impl Variant for RowMap {
         let k = &Kernel::new(self.entry(), Target::Sm80, self.form.threads());
         let call = self.parameters(k);
         let row = Row::new(k, self.form, call.rows, call.features);
-        let operands: Vec<Values<'_>> = (self.matrices.iter().zip(&call.operands))
-            .map(|(is_matrix, operand)| match is_matrix {
-                true => row.load(*operand),
-                false => row.load_vector(*operand),
-            })
-            .collect();
+        let load = |(is_matrix, operand): (&bool, &_)| match is_matrix {
+            true => row.load(*operand),
+            false => row.load_vector(*operand),
+        };
+        let loaded = self.matrices.iter().zip(&call.operands).map(load);
+        let loaded: Vec<Values<'_>> = loaded.collect();
+        let operands: Vec<&Values<'_>> = loaded.iter().collect();
         let given = call.given.iter().map(|given| row.load_scalar(*given));
         let mut numbers: Vec<F32<'_>> = given.collect();
 

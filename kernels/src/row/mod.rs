@@ -247,11 +247,7 @@ impl<'k> Row<'k> {
         operands: [&Values<'k>; N],
         f: impl Fn([F32<'k>; N]) -> F32<'k>,
     ) {
-        let to = self.of_matrix(matrix);
-        self.pass(&|step| {
-            let operands = operands.map(|operand| operand.of(step));
-            step.store(to, |i| f(operands.each_ref().map(|operand| operand[i])));
-        });
+        self.store_of(matrix, &operands, |x| f(std::array::from_fn(|at| x[at])));
     }
 
     /// Like [`Row::store`]. Calls `then` with each element as stored, and returns the row as
@@ -279,15 +275,13 @@ impl<'k> Row<'k> {
     /// The sum of `f` of the operands over all elements of this row, in all its threads. All threads
     /// of the CTA must call it.
     #[track_caller]
-    pub fn sum_of(&self, operands: &[Values<'k>], f: impl Fn(&[F32<'k>]) -> F32<'k>) -> F32<'k> {
+    pub fn sum_of(&self, operands: &[&Values<'k>], f: impl Fn(&[F32<'k>]) -> F32<'k>) -> F32<'k> {
         let sum = self.k.var(0.0_f32);
         self.pass(&|step| {
             let operands: Vec<_> = operands.iter().map(|operand| operand.of(step)).collect();
             for (i, exists) in step.existing().into_iter().enumerate() {
                 let at: Vec<_> = operands.iter().map(|operand| operand[i]).collect();
-                let value = f(&at);
-                let value = exists.map_or(value, |exists| exists.select(value, 0.0));
-                sum.set(sum.get() + value);
+                sum.set(sum.get() + exists.select(f(&at), 0.0));
             }
         });
         self.sum(sum.get())
@@ -298,19 +292,17 @@ impl<'k> Row<'k> {
     pub fn store_of(
         &self,
         matrix: GlobalAddress<'k>,
-        operands: &[Values<'k>],
+        operands: &[&Values<'k>],
         f: impl Fn(&[F32<'k>]) -> F32<'k>,
     ) {
-        let to = self.of_matrix(matrix);
+        // Only loops need the address before the operands; earlier, it takes registers.
+        let looped = matches!(self.place, Place::Loop { .. });
+        let early = looped.then(|| self.of_matrix(matrix));
         self.pass(&|step| {
             let operands: Vec<_> = operands.iter().map(|operand| operand.of(step)).collect();
-            let at = |i| {
-                operands
-                    .iter()
-                    .map(|operand| operand[i])
-                    .collect::<Vec<_>>()
-            };
-            step.store(to, |i| f(&at(i)));
+            let to = early.unwrap_or_else(|| self.of_matrix(matrix));
+            let at = |i| operands.iter().map(move |operand| operand[i]);
+            step.store(to, |i| f(&at(i).collect::<Vec<_>>()));
         });
     }
 

@@ -86,14 +86,10 @@ impl<'k> Step<'k> {
         accesses.map(load).collect()
     }
 
-    /// For each element: whether it exists, if it may not.
-    pub(super) fn existing(&self) -> Vec<Option<Pred<'k>>> {
-        let accesses = self.accesses.iter();
-        let of = |access: &Access<'k>| match *access {
-            Access::Vector(_, exists) => vec![Some(exists); self.dtype.per_vector() as usize],
-            Access::At(_, width) => vec![None; width as usize],
-        };
-        accesses.flat_map(of).collect()
+    /// Whether each element exists.
+    pub(super) fn existing(&self) -> Vec<Pred<'k>> {
+        let of = |access: &Access<'k>| vec![access.exists; access.width as usize];
+        self.accesses.iter().flat_map(of).collect()
     }
 
     /// Loaded elements as f32. Elements outside the row are 0, or `other` if there is one.
