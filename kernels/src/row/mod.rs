@@ -247,9 +247,12 @@ impl<'k> Row<'k> {
         operands: [&Values<'k>; N],
         f: impl Fn([F32<'k>; N]) -> F32<'k>,
     ) {
-        let to = self.of_matrix(matrix);
+        // Only loops need the address before the operands; earlier, it takes registers.
+        let looped = matches!(self.place, Place::Loop { .. });
+        let early = looped.then(|| self.of_matrix(matrix));
         self.pass(&|step| {
             let operands = operands.map(|operand| operand.of(step));
+            let to = early.unwrap_or_else(|| self.of_matrix(matrix));
             step.store(to, |i| f(operands.each_ref().map(|operand| operand[i])));
         });
     }
