@@ -306,8 +306,7 @@ impl Float for bf16 {
         let bits = wide.to_bits();
         let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
         let quiet_nan = (bits >> 16) | 0x0040;
-        let is_nan = bits & 0x7fff_ffff > 0x7f80_0000;
-        bf16::from_bits(if is_nan { quiet_nan } else { rounded } as u16)
+        bf16::from_bits(if wide.is_nan() { quiet_nan } else { rounded } as u16)
     }
 
     #[inline(always)]

@@ -18,15 +18,16 @@ pub(crate) fn philox<const N: usize>(
 ) -> [[u32; N]; 4] {
     for _ in 0..ROUNDS {
         let [a, b, c, d] = &mut counters;
-        for (((a, b), c), d) in a.iter_mut().zip(b).zip(c).zip(d) {
-            let left = (*a & LOW) * u64::from(MULTIPLIERS[0]);
-            let right = (*c & LOW) * u64::from(MULTIPLIERS[1]);
+        // Indices, because the compiler does not inline all iterators into a body of this size.
+        for lane in 0..N {
+            let left = (a[lane] & LOW) * u64::from(MULTIPLIERS[0]);
+            let right = (c[lane] & LOW) * u64::from(MULTIPLIERS[1]);
 
             // The high halves are never read.
-            *a = (right >> 32) ^ *b ^ u64::from(key[0]);
-            *b = right;
-            *c = (left >> 32) ^ *d ^ u64::from(key[1]);
-            *d = left;
+            a[lane] = (right >> 32) ^ b[lane] ^ u64::from(key[0]);
+            b[lane] = right;
+            c[lane] = (left >> 32) ^ d[lane] ^ u64::from(key[1]);
+            d[lane] = left;
         }
         key = [
             key[0].wrapping_add(KEY_STEPS[0]),
@@ -35,9 +36,9 @@ pub(crate) fn philox<const N: usize>(
     }
 
     let mut words = [[0; N]; 4];
-    for (word, counters) in words.iter_mut().zip(&counters) {
-        for (word, counter) in word.iter_mut().zip(counters) {
-            *word = *counter as u32;
+    for word in 0..4 {
+        for lane in 0..N {
+            words[word][lane] = counters[word][lane] as u32;
         }
     }
     words

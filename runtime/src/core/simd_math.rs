@@ -4,10 +4,8 @@
 //! [`pulp::Simd`]. `exp(x)` is the same code on [`pulp::Scalar`], for plain loops; the compiler
 //! vectorizes it when the loop runs inside [`pulp::Arch::dispatch`].
 //!
-//! The vector form fuses multiply and add if the SIMD level has the instruction; the scalar form
-//! never does. So the bits of a result may differ between the two forms and between SIMD levels.
-//! They do not depend on the position in the vector, on the length of the slice, or on the number
-//! of threads.
+//! Both forms fuse multiply and add, so they compute the same bits at every SIMD level. A processor
+//! without the instruction (x86 before 2013) calls a slow function of the C library instead.
 
 use meshgrad_kernels::elementary::{
     ERF_EXPONENT, ERF_SATURATED, ERF_SMALL, ERF_TAIL, EXP_TAIL, LN_2_HIGH, LN_2_LOW, LN_TAIL, ROUND,
@@ -24,7 +22,7 @@ pub(crate) fn exp(x: f32) -> f32 {
     exp_f32s(Scalar, x)
 }
 
-/// 1 / (1 + e^-x). Error at most 3 ulp for x > -87; below -88.73 it is 0.
+/// 1 / (1 + e^-x). Error at most 3 ulp for x > -87; below -88.38 it is 0.
 #[inline(always)]
 pub(crate) fn sigmoid(x: f32) -> f32 {
     sigmoid_f32s(Scalar, x)
@@ -46,16 +44,11 @@ pub(crate) fn erf(x: f32) -> f32 {
 /// [`exp`] of each lane.
 #[inline(always)]
 pub(crate) fn exp_f32s<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
-    let (lowest, highest) = (simd.splat_f32s(-104.0), simd.splat_f32s(89.0));
-
-    // The comparisons are false for NaN, so NaN propagates.
-    let x = simd.select_f32s(simd.less_than_f32s(x, lowest), lowest, x);
-    let x = simd.select_f32s(simd.greater_than_f32s(x, highest), highest, x);
-    let (mantissa, exponent) = exp_parts(simd, x);
+    let (mantissa, exponent) = exp_parts(simd, clamp(simd, x, -104.0, 89.0));
 
     // 2^exponent can overflow or underflow where the result does not; 2^(exponent / 2) cannot.
     let round = simd.splat_f32s(ROUND);
-    let half = simd.mul_add_e_f32s(exponent, simd.splat_f32s(0.5), round);
+    let half = simd.mul_add_f32s(exponent, simd.splat_f32s(0.5), round);
     let half = simd.sub_f32s(half, round);
     let rest = simd.sub_f32s(exponent, half);
 
@@ -80,8 +73,12 @@ pub(crate) fn exp_flushed_f32s<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
 /// [`sigmoid`] of each lane.
 #[inline(always)]
 pub(crate) fn sigmoid_f32s<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
-    let one = simd.splat_f32s(1.0);
-    let e = exp_f32s(simd, simd.neg_f32s(x));
+    let (one, x) = (simd.splat_f32s(1.0), simd.neg_f32s(x));
+
+    // One factor 2^exponent is enough: adding 1 hides a small e^x, and a large one may be infinite.
+    let x = clamp(simd, x, -87.0, 89.0);
+    let (mantissa, exponent) = exp_parts(simd, x);
+    let e = simd.mul_f32s(mantissa, power_of_two(simd, exponent));
 
     simd.div_f32s(one, simd.add_f32s(one, e))
 }
@@ -126,10 +123,10 @@ pub(crate) fn ln_f32s<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
 
     // Small terms first: r^3 q(r) + exponent * low - r^2 / 2, then r, then exponent * high.
     let tail = simd.mul_f32s(simd.mul_f32s(r2, r), polynomial(simd, r, LN_TAIL));
-    let tail = simd.mul_add_e_f32s(exponent, simd.splat_f32s(LN_2_LOW), tail);
-    let tail = simd.mul_add_e_f32s(r2, simd.splat_f32s(-0.5), tail);
+    let tail = simd.mul_add_f32s(exponent, simd.splat_f32s(LN_2_LOW), tail);
+    let tail = simd.mul_add_f32s(r2, simd.splat_f32s(-0.5), tail);
     let y = simd.add_f32s(r, tail);
-    let y = simd.mul_add_e_f32s(exponent, simd.splat_f32s(LN_2_HIGH), y);
+    let y = simd.mul_add_f32s(exponent, simd.splat_f32s(LN_2_HIGH), y);
 
     let infinity = simd.splat_f32s(f32::INFINITY);
     let y = simd.select_f32s(simd.less_than_f32s(x, infinity), y, x);
@@ -141,22 +138,30 @@ pub(crate) fn ln_f32s<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     )
 }
 
+/// x between `lowest` and `highest`; NaN stays NaN, because comparisons with it are false.
+#[inline(always)]
+fn clamp<S: Simd>(simd: S, x: S::f32s, lowest: f32, highest: f32) -> S::f32s {
+    let (lowest, highest) = (simd.splat_f32s(lowest), simd.splat_f32s(highest));
+    let x = simd.select_f32s(simd.less_than_f32s(x, lowest), lowest, x);
+    simd.select_f32s(simd.greater_than_f32s(x, highest), highest, x)
+}
+
 /// e^x = mantissa * 2^exponent with the mantissa near [sqrt(1/2), sqrt(2)] and an integer exponent.
 #[inline(always)]
 fn exp_parts<S: Simd>(simd: S, x: S::f32s) -> (S::f32s, S::f32s) {
     let round = simd.splat_f32s(ROUND);
-    let exponent = simd.mul_add_e_f32s(x, simd.splat_f32s(std::f32::consts::LOG2_E), round);
+    let exponent = simd.mul_add_f32s(x, simd.splat_f32s(std::f32::consts::LOG2_E), round);
     let exponent = simd.sub_f32s(exponent, round);
 
-    let r = simd.mul_add_e_f32s(exponent, simd.splat_f32s(-LN_2_HIGH), x);
-    let r = simd.mul_add_e_f32s(exponent, simd.splat_f32s(-LN_2_LOW), r);
+    let r = simd.mul_add_f32s(exponent, simd.splat_f32s(-LN_2_HIGH), x);
+    let r = simd.mul_add_f32s(exponent, simd.splat_f32s(-LN_2_LOW), r);
 
     let tail = polynomial(simd, r, EXP_TAIL);
-    let mantissa = simd.mul_add_e_f32s(simd.mul_f32s(r, r), tail, r);
+    let mantissa = simd.mul_add_f32s(simd.mul_f32s(r, r), tail, r);
     (simd.add_f32s(mantissa, simd.splat_f32s(1.0)), exponent)
 }
 
-/// 2^exponent for an integer exponent in [-126, 127].
+/// 2^exponent for an integer exponent in [-126, 127]; infinity for 128.
 #[inline(always)]
 fn power_of_two<S: Simd>(simd: S, exponent: S::f32s) -> S::f32s {
     // The low bits of the sum are exponent + 127; the shift moves them to the exponent field of
@@ -191,7 +196,7 @@ fn ln_parts<S: Simd>(simd: S, x: S::f32s) -> (S::f32s, S::f32s) {
 fn polynomial<S: Simd, const N: usize>(simd: S, x: S::f32s, coefficients: [f32; N]) -> S::f32s {
     let mut sum = simd.splat_f32s(coefficients[N - 1]);
     for &c in coefficients[..N - 1].iter().rev() {
-        sum = simd.mul_add_e_f32s(sum, x, simd.splat_f32s(c));
+        sum = simd.mul_add_f32s(sum, x, simd.splat_f32s(c));
     }
     sum
 }

@@ -61,23 +61,33 @@ impl Dims {
         len: usize,
         mut f: impl FnMut(usize, isize, usize),
     ) {
-        let (&(inner, stride), outer) = match self.dims.split_last() {
-            Some(split) => split,
-            None => return,
-        };
-
         let mut at = start;
         let end = start + len;
         while at < end {
-            let (mut row, column) = (at / inner, at % inner);
-            let mut offset = self.offset as isize + column as isize * stride;
-            for &(extent, step) in outer.iter().rev() {
-                offset += (row % extent) as isize * step;
-                row /= extent;
-            }
-            let run = (inner - column).min(end - at);
-            f(offset as usize, stride, run);
+            let (offset, stride, rest) = self.run(at);
+            let run = rest.min(end - at);
+            f(offset, stride, run);
             at += run;
         }
+    }
+
+    /// The run along the last dim that starts at element `start`, which must exist: the offset of
+    /// that element, the stride, and the number of elements.
+    #[inline(always)]
+    pub(crate) fn run(&self, start: usize) -> (usize, isize, usize) {
+        let Some((&(inner, stride), outer)) = self.dims.split_last() else {
+            return (self.offset, 1, 0);
+        };
+        // A division takes as long as the arithmetic of several vectors.
+        let (mut row, column) = match outer.is_empty() {
+            true => (0, start),
+            false => (start / inner, start % inner),
+        };
+        let mut offset = self.offset as isize + column as isize * stride;
+        for &(extent, step) in outer.iter().rev() {
+            offset += (row % extent) as isize * step;
+            row /= extent;
+        }
+        (offset as usize, stride, inner - column)
     }
 }

@@ -1,15 +1,15 @@
-//! Elementwise kernels. Chunks of the inputs are widened into buffers on the stack; the results are
-//! computed there and rounded into the output.
+//! Elementwise kernels. Contiguous chunks of the inputs are read in place; others are copied into
+//! buffers on the stack first.
 //!
-//! Each function is compiled once per wide type. Reading, rounding and the outer loop are compiled
-//! once per element type and shared by all functions.
+//! Each function is compiled once per element type, with widening and rounding, so that chunks are
+//! read and written only once. The outer loop is shared by all functions.
 
 use super::strided::{CHUNK, Chunk, Source};
 use super::{BLOCK, for_blocks};
 use crate::{Bool, Element, Error, Float, Function, Number, Result, Tensor, UninitTensor, Wide};
 
 /// A [`Function`] applied to a chunk.
-type Body<'a, W, const N: usize> = &'a (dyn Fn(&[Chunk<W>; N], &mut [W]) + Sync);
+type Body<'a, T, U, const N: usize> = &'a (dyn Fn([&[T]; N], &mut [U]) + Sync);
 
 /// `y[i] = f(inputs[0][i], inputs[1][i], ..)`. The inputs have `y`'s dtype and any layout.
 pub(crate) fn map<const N: usize>(
@@ -39,47 +39,43 @@ pub(crate) fn predicate<const N: usize>(
     }
 }
 
-fn body<W: Wide, const N: usize>(f: &impl Function<N>) -> impl Fn(&[Chunk<W>; N], &mut [W]) + Sync {
+fn body<T: Float, U: FromResult<T::Wide>, const N: usize>(
+    f: &impl Function<N>,
+) -> impl Fn([&[T]; N], &mut [U]) + Sync {
     |inputs, out| {
-        vectorized!(W, || {
+        vectorized!(T::Wide, || {
             // Slices all inputs to one length. Otherwise the loop would check bounds for each
             // element, and its tail would not be vectorized.
             let count = out.len();
-            let inputs: [&[W]; N] = std::array::from_fn(
+            let inputs: [&[T]; N] = std::array::from_fn(
                 #[inline(always)]
                 |input| &inputs[input][..count],
             );
             for i in 0..count {
-                out[i] = f.value(std::array::from_fn(
+                out[i] = U::from_result(f.value(std::array::from_fn(
                     #[inline(always)]
-                    |input| inputs[input][i],
-                ));
+                    |input| inputs[input][i].wide(),
+                )));
             }
         });
     }
 }
 
-/// Calls `body` with each chunk of the inputs and stores the results.
-fn for_chunks<T: Float, U: FromResult<T::Wide>, const N: usize>(
+/// Calls `body` with each chunk of the inputs and of the output.
+fn for_chunks<T: Float, U: Element, const N: usize>(
     inputs: [&Tensor; N],
     out: &mut [U],
-    body: Body<'_, T::Wide, N>,
+    body: Body<'_, T, U, N>,
 ) -> Result<()> {
     let sources = sources::<T, N>(inputs)?;
     for_blocks(out, BLOCK, |start, part| {
-        let mut buffers = [Chunk::of(T::Wide::ZERO); N];
-        let mut results = Chunk::of(T::Wide::ZERO);
+        let mut buffers = [Chunk::of(T::zeroed()); N];
         for (at, out) in part.chunks_mut(CHUNK).enumerate() {
-            for (buffer, source) in buffers.iter_mut().zip(&sources) {
-                source.load_wide(start + at * CHUNK, &mut buffer[..out.len()]);
+            let mut inputs: [&[T]; N] = [&[]; N];
+            for ((input, buffer), source) in inputs.iter_mut().zip(&mut buffers).zip(&sources) {
+                *input = source.elements(start + at * CHUNK, &mut buffer[..out.len()]);
             }
-            let results = &mut results[..out.len()];
-            body(&buffers, results);
-            vectorized!(T::Wide, || {
-                for (out, result) in out.iter_mut().zip(results) {
-                    *out = U::from_result(*result);
-                }
-            });
+            body(inputs, out);
         }
     });
     Ok(())

@@ -50,36 +50,102 @@ pub(crate) fn norm_rope<T: Float>(
     y: &mut [T],
     inv_rms: &mut [T::Wide],
 ) -> Result<()> {
-    let (x, w, tables) = (Rows::<T>::new(x)?, Flat::<T>::new(w)?, Tables::new(angles)?);
-    let w = &*w;
-    let (eps, columns) = (T::Wide::from_f64(eps), w.len());
+    let eps = T::Wide::from_f64(eps);
+    let (columns, pairs) = (w.elements(), angles.cos.shape()[2]);
     if columns == 0 {
         inv_rms.fill(T::Wide::ONE / eps.sqrt());
         return Ok(());
     }
 
+    let (x, w, tables) = (Rows::<T>::new(x)?, Flat::<T>::new(w)?, Tables::new(angles)?);
+    let heads = Heads { x, w, tables, eps };
     let rows = rows_per_task(columns);
     let out = (blocks(y, rows * columns), blocks(inv_rms, rows));
     for_parts(out, |task, (y, inv_rms)| {
-        let mut normed = vec![T::Wide::ZERO; columns];
         vectorized!(T::Wide, || {
             let first = task * rows;
-            let end = first + inv_rms.len();
-            let mut out = y.chunks_exact_mut(columns).zip(inv_rms);
-            tables.heads(
-                first,
-                end,
-                #[inline(always)]
-                |row, angles| {
-                    if let Some((y, inv_rms)) = out.next() {
-                        *inv_rms = norm(x.row(row), w, eps, &mut normed);
-                        rotate_head(&normed, angles, tables.style, Rotation::Forward, y);
-                    }
-                },
-            );
+            match (columns, pairs) {
+                (32, 16) => heads.norm_rope_sized::<32, 16>(first, y, inv_rms),
+                (64, 32) => heads.norm_rope_sized::<64, 32>(first, y, inv_rms),
+                (128, 64) => heads.norm_rope_sized::<128, 64>(first, y, inv_rms),
+                _ => heads.norm_rope(first, y, inv_rms),
+            }
         });
     });
     Ok(())
+}
+
+/// The operands of [`norm_rope`].
+struct Heads<'a, T: Float> {
+    x: Rows<'a, T>,
+    w: Flat<'a, T>,
+    tables: Tables<'a>,
+    eps: T::Wide,
+}
+
+impl<T: Float> Heads<'_, T> {
+    /// Normalizes and rotates the heads from `first` on.
+    #[inline(always)]
+    fn norm_rope(&self, first: usize, y: &mut [T], inv_rms: &mut [T::Wide]) {
+        let columns = self.w.len();
+        let mut normed = vec![T::Wide::ZERO; columns];
+        let end = first + inv_rms.len();
+        let mut out = y.chunks_exact_mut(columns).zip(inv_rms);
+        self.tables.heads(
+            first,
+            end,
+            #[inline(always)]
+            |row, angles| {
+                if let Some((y, inv_rms)) = out.next() {
+                    *inv_rms = norm(self.x.row(row), &self.w, self.eps, &mut normed);
+                    self.rotate(&normed, angles, y);
+                }
+            },
+        );
+    }
+
+    /// As [`Heads::norm_rope`], for heads of `N` features, all of which are rotated in `PAIRS`
+    /// pairs.
+    ///
+    /// A loop over a small head takes most of its time to begin and end. With constant sizes and
+    /// local arrays, which cannot overlap, it becomes a few vector instructions.
+    #[inline(always)]
+    fn norm_rope_sized<const N: usize, const PAIRS: usize>(
+        &self,
+        first: usize,
+        y: &mut [T],
+        inv_rms: &mut [T::Wide],
+    ) {
+        let Some(w) = self.w.first_chunk::<N>().copied() else {
+            return;
+        };
+        let end = first + inv_rms.len();
+        let mut out = y.as_chunks_mut::<N>().0.iter_mut().zip(inv_rms);
+        self.tables.heads(
+            first,
+            end,
+            #[inline(always)]
+            |row, [cos, sin]| {
+                let x = self.x.row(row).first_chunk::<N>();
+                let angles = (cos.first_chunk::<PAIRS>(), sin.first_chunk::<PAIRS>());
+                let (Some((y, inv_rms)), Some(x), (Some(cos), Some(sin))) =
+                    (out.next(), x.copied(), angles)
+                else {
+                    return;
+                };
+                let (cos, sin) = (*cos, *sin);
+                let (mut normed, mut rotated) = ([T::Wide::ZERO; N], [T::zeroed(); N]);
+                *inv_rms = norm(&x, &w, self.eps, &mut normed);
+                self.rotate(&normed, [&cos, &sin], &mut rotated);
+                *y = rotated;
+            },
+        );
+    }
+
+    #[inline(always)]
+    fn rotate(&self, normed: &[T::Wide], angles: [&[f32]; 2], y: &mut [T]) {
+        rotate_head(normed, angles, self.tables.style, Rotation::Forward, y);
+    }
 }
 
 #[inline(always)]

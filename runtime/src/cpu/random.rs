@@ -89,22 +89,18 @@ impl Words {
         let [a, b, c, d] = self.key;
         // Block indices have 62 bits, so the top bit of the counter's second word is free.
         let part = (part as u64) << 31;
-        let block = |lane: usize| first + lane as u64;
-        let counters = [
-            std::array::from_fn(|lane| block(lane) & 0xffff_ffff),
-            std::array::from_fn(|lane| block(lane) >> 32 | part),
-            [c.into(); N],
-            [d.into(); N],
-        ];
+        let mut counters = [[0; N], [part; N], [c.into(); N], [d.into(); N]];
+        for lane in 0..N {
+            let block = first + lane as u64;
+            counters[0][lane] = block & 0xffff_ffff;
+            counters[1][lane] |= block >> 32;
+        }
 
         let words = philox::<N>([a, b], counters);
-        for (lane, block) in to.as_chunks_mut::<4>().0[..N].iter_mut().enumerate() {
-            *block = [
-                words[0][lane],
-                words[1][lane],
-                words[2][lane],
-                words[3][lane],
-            ];
+        for lane in 0..N {
+            for word in 0..4 {
+                to[4 * lane + word] = words[word][lane];
+            }
         }
         4 * N
     }

@@ -28,10 +28,17 @@ pub(crate) fn rows<T: Float, M: Fn(T::Wide, T::Wide) -> T::Wide + Sync>(
     let x = Source::<T>::new(x)?;
     let rows_per_task = (BLOCK / columns.max(1)).max(1);
     for_blocks(out, rows_per_task, |start, part| {
-        for (at, out) in part.iter_mut().enumerate() {
-            let row = fold_row(&x, (start + at) * columns, columns, fold);
-            *out = T::narrow(finish(row));
-        }
+        vectorized!(T::Wide, || {
+            let mut buffer = Chunk::of(T::zeroed());
+            for (at, out) in part.iter_mut().enumerate() {
+                let first = (start + at) * columns;
+                let row = match columns <= BLOCK {
+                    true => fold_block(&x, first, columns, fold, &mut buffer),
+                    false => fold_blocks(&x, first, columns, fold),
+                };
+                *out = T::narrow(finish(row));
+            }
+        });
     });
     Ok(())
 }
@@ -87,50 +94,48 @@ fn merge_each<W: Wide>(folded: &mut [W], values: &[W], fold: &Fold<W, impl Fn(W,
 }
 
 /// Folds the `len` elements that start at `start`, in blocks that run in parallel.
-fn fold_row<T: Float, M: Fn(T::Wide, T::Wide) -> T::Wide + Sync>(
+#[inline(never)]
+fn fold_blocks<T: Float, M: Fn(T::Wide, T::Wide) -> T::Wide + Sync>(
     x: &Source<'_, T>,
     start: usize,
     len: usize,
     fold: &Fold<T::Wide, M>,
 ) -> T::Wide {
-    let block = |at: usize| {
-        let first = at * BLOCK;
-        fold_block(x, start + first, BLOCK.min(len - first), fold)
-    };
-    if len <= BLOCK {
-        return if len == 0 { fold.start } else { block(0) };
-    }
-
     let mut folded = vec![fold.start; len.div_ceil(BLOCK)];
-    for_parts(blocks(&mut folded, 1), |at, folded| folded[0] = block(at));
+    for_parts(blocks(&mut folded, 1), |at, folded| {
+        let (first, mut buffer) = (at * BLOCK, Chunk::of(T::zeroed()));
+        let block = BLOCK.min(len - first);
+        folded[0] = vectorized!(T::Wide, || {
+            fold_block(x, start + first, block, fold, &mut buffer)
+        });
+    });
     folded.into_iter().fold(fold.start, &fold.merge)
 }
 
+/// Folds the `len` elements that start at `start`. Inlined, so that it is vectorized.
+#[inline(always)]
 fn fold_block<T: Float, M: Fn(T::Wide, T::Wide) -> T::Wide>(
     x: &Source<'_, T>,
     start: usize,
     len: usize,
     fold: &Fold<T::Wide, M>,
+    buffer: &mut Chunk<T>,
 ) -> T::Wide {
     let mut lanes = [fold.start; LANES];
-    let mut buffer = Chunk::of(fold.start);
     for first in (0..len).step_by(CHUNK) {
-        let part = &mut buffer[..CHUNK.min(len - first)];
-        x.load_wide(start + first, part);
-        vectorized!(T::Wide, || {
-            let (groups, rest) = part.as_chunks::<LANES>();
-            for group in groups {
-                // Writes a new array: updating lanes in place is not vectorized.
-                let mut merged = lanes;
-                for (merged, value) in merged.iter_mut().zip(group) {
-                    *merged = (fold.merge)(*merged, *value);
-                }
-                lanes = merged;
+        let part = x.elements(start + first, &mut buffer[..CHUNK.min(len - first)]);
+        let (groups, rest) = part.as_chunks::<LANES>();
+        for group in groups {
+            // Writes a new array: updating lanes in place is not vectorized.
+            let mut merged = lanes;
+            for (merged, value) in merged.iter_mut().zip(group) {
+                *merged = (fold.merge)(*merged, value.wide());
             }
-            for (lane, value) in lanes.iter_mut().zip(rest) {
-                *lane = (fold.merge)(*lane, *value);
-            }
-        });
+            lanes = merged;
+        }
+        for (lane, value) in lanes.iter_mut().zip(rest) {
+            *lane = (fold.merge)(*lane, value.wide());
+        }
     }
     merge_halves(&mut lanes, &fold.merge)
 }

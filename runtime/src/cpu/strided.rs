@@ -59,6 +59,31 @@ impl<'a, T: Element> Source<'a, T> {
         ColumnMajor::new(&self.elements, &self.dims)
     }
 
+    /// The elements from `start` on, as many as `buffer` has: a slice of the tensor if they are
+    /// contiguous, else a copy in `buffer`.
+    #[inline(always)]
+    pub(crate) fn elements<'s>(&'s self, start: usize, buffer: &'s mut [T]) -> &'s [T] {
+        if buffer.is_empty() {
+            return buffer;
+        }
+        let len = buffer.len();
+        let (offset, stride, run) = self.dims.run(start);
+        if stride == 1 && run >= len {
+            self.prefetch_after_next(offset, len);
+            return &self.elements[offset..offset + len];
+        }
+        self.copy(start, buffer);
+        buffer
+    }
+
+    /// Prefetches the chunk after the next of the `len` elements at `offset`; the next was
+    /// prefetched before.
+    #[inline(always)]
+    fn prefetch_after_next(&self, offset: usize, len: usize) {
+        let ahead = self.elements.get(offset + 2 * len..offset + 3 * len);
+        prefetch(ahead.unwrap_or_default());
+    }
+
     /// Copies the elements that start at `start` into `to`.
     pub(crate) fn copy(&self, start: usize, to: &mut [T]) {
         let mut filled = 0;
@@ -86,10 +111,7 @@ impl<'a, T: Element> Source<'a, T> {
                 filled += run;
                 match stride {
                     1 => {
-                        // Prefetches the chunk after the next; the next was prefetched before.
-                        let end = offset + run;
-                        let ahead = self.elements.get(end + run..end + 2 * run);
-                        prefetch(ahead.unwrap_or_default());
+                        self.prefetch_after_next(offset, run);
                         for (to, from) in to.iter_mut().zip(&self.elements[offset..offset + run]) {
                             *to = convert(*from);
                         }

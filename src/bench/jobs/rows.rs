@@ -2,7 +2,7 @@
 
 use meshgrad::prelude::*;
 use meshgrad::runtime::ops;
-use meshgrad::runtime::{Accumulator, Key, Result};
+use meshgrad::runtime::{Accumulator, Function, Key, Number, Result, Signature};
 use serde_json::json;
 
 use super::{Amount, Group, Job};
@@ -41,7 +41,7 @@ const ROW_JOBS: &[RowJob] = &[
         name: "silu_mul",
         bytes: |width| 3.0 * width,
         compiles: true,
-        run: |of| Ok(vec![ops::mul(&ops::silu(&of[X])?, &of[DY])?]),
+        run: |of| Ok(vec![silu_mul(&of[X], &of[DY])?]),
     },
     RowJob {
         name: "swiglu",
@@ -156,6 +156,25 @@ const ROW_JOBS: &[RowJob] = &[
         run: |of| Ok(vec![ops::sum(&of[X], &[0])?]),
     },
 ];
+
+static SILU_MUL: Signature = Signature::new("silu_mul", "x: F[..], y: F[..] -> z: F[..]", 5);
+
+/// silu(x) * y as one op, because torch.compile fuses both operations too.
+fn silu_mul(x: &Tensor, y: &Tensor) -> Result<Tensor> {
+    let mut call = SILU_MUL.call(&[x, y])?;
+    let mut z = call.output(0)?;
+    ops::map(&call, &SiluMul, [x, y], &mut z)?;
+    Ok(z.finish())
+}
+
+struct SiluMul;
+
+impl Function<2> for SiluMul {
+    #[inline(always)]
+    fn value<W: Number>(&self, [x, y]: [W; 2]) -> W {
+        x * x.sigmoid() * y
+    }
+}
 
 const EPSILON: f64 = 1e-6;
 
