@@ -29,8 +29,7 @@ pub fn attention_with_scores<V: Operand>(
     if g == 0 || h % g != 0 {
         return Err(refused(format!(
             "{h} query heads are not a multiple of {g} key heads"
-        ))
-        .into());
+        )));
     }
 
     // Query heads that share a key head are rows of one product.
@@ -40,7 +39,7 @@ pub fn attention_with_scores<V: Operand>(
     let mut scores = reshape(&scores, &[b, h, t, s])?;
     if let Some(cap) = soft_cap {
         if cap.is_nan() || cap <= 0.0 {
-            return Err(refused(format!("soft_cap = {cap} is not above 0")).into());
+            return Err(refused(format!("soft_cap = {cap} is not above 0")));
         }
         scores = affine(&tanh(&affine(&scores, 1.0 / cap, 0.0)?)?, cap, 0.0)?;
     }
@@ -112,7 +111,7 @@ impl Positions {
     fn new(device: &Device, mask: &AttentionMask, [t, s]: [usize; 2]) -> Result<Positions> {
         let index = |count: usize| -> Result<Tensor> {
             let index = ops::arange(device, count, DType::I64)?;
-            Ok(ops::cast(&index, DType::F32)?)
+            ops::cast(&index, DType::F32)
         };
         let (queries, keys) = (index(t)?.unsqueeze(1)?, index(s)?);
         match &mask.sequences {
@@ -123,7 +122,7 @@ impl Positions {
             }),
             AttentionSequences::Cached { q_offset, k_len } => {
                 let per_row = |x: &Tensor| -> Result<Tensor> {
-                    Ok(ops::cast(x, DType::F32)?.unsqueeze(1)?.unsqueeze(2)?)
+                    ops::cast(x, DType::F32)?.unsqueeze(1)?.unsqueeze(2)
                 };
                 Ok(Positions {
                     queries: ops::add(&queries, &per_row(q_offset)?)?,
@@ -186,7 +185,7 @@ impl Packed {
 fn extents<V: Operand>(name: &str, x: &V) -> Result<[usize; 4]> {
     let shape = x.global_shape();
     let extents = <[usize; 4]>::try_from(&*shape);
-    extents.map_err(|_| refused(format!("{name} has shape {shape} instead of four dims")).into())
+    extents.map_err(|_| refused(format!("{name} has shape {shape} instead of four dims")))
 }
 
 fn refused(problem: String) -> Error {

@@ -34,15 +34,12 @@ pub fn triu<V: Operand>(x: &V, diagonal: isize) -> Result<V> {
 fn triangle<V: Operand>(
     x: &V,
     diagonal: isize,
-    kept: impl Fn(&Tensor, &Tensor) -> Result<Tensor, meshgrad_runtime::Error>,
+    kept: impl Fn(&Tensor, &Tensor) -> Result<Tensor>,
 ) -> Result<V> {
     let device = x.value().device();
     let index = |dim: isize| -> Result<Tensor> {
         let count = x.value().global_extent(dim)?;
-        Ok(ops::cast(
-            &ops::arange(device, count, DType::I64)?,
-            DType::F32,
-        )?)
+        ops::cast(&ops::arange(device, count, DType::I64)?, DType::F32)
     };
     // On the diagonal, the column is the row + `diagonal`.
     let rows = ops::affine(&index(-2)?, 1.0, diagonal as f64)?.unsqueeze(1)?;

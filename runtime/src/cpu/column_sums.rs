@@ -44,7 +44,7 @@ pub(crate) fn sum_rows<T: Float, const N: usize, const S: usize, F: RowFunction<
                 );
                 let s = from_fn(
                     #[inline(always)]
-                    |s| numbers[s][row],
+                    |s| number(&numbers[s], row),
                 );
                 add_values(f, x, s, sums);
             }
@@ -52,6 +52,11 @@ pub(crate) fn sum_rows<T: Float, const N: usize, const S: usize, F: RowFunction<
     });
     add_partials::<T>(partial, sums, empty);
     Ok(())
+}
+
+#[inline(always)]
+fn number<W: Copy>(numbers: &[W], row: usize) -> W {
+    numbers[row]
 }
 
 #[inline(always)]

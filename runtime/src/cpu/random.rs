@@ -90,6 +90,10 @@ impl Words {
         // Block indices have 62 bits, so the top bit of the counter's second word is free.
         let part = (part as u64) << 31;
         let mut counters = [[0; N], [part; N], [c.into(); N], [d.into(); N]];
+        #[allow(
+            clippy::needless_range_loop,
+            reason = "the compiler does not inline all iterators into a body of this size"
+        )]
         for lane in 0..N {
             let block = first + lane as u64;
             counters[0][lane] = block & 0xffff_ffff;
