@@ -1,6 +1,6 @@
 //! Cumulative sums along rows.
 //!
-//! One CTA processes a row in blocks of [`TILE`] elements, and carries the sum from block to block.
+//! One CTA processes a row in blocks of `TILE` elements, and carries the sum from block to block.
 //! Sums are f32 in an order that depends only on the row's length, and each result is rounded once.
 
 use crate::assembler::{F32, In, Kernel, Launch, Out, Ptx, Target, Variant, block_prefix_sum};
