@@ -2,7 +2,7 @@
 
 use meshgrad_autograd::{Result, Tape, Var, ops};
 use meshgrad_runtime::ops::{AttentionMask, AttentionSequences};
-use meshgrad_runtime::{Device, Tensor};
+use meshgrad_runtime::{DType, Device, Tensor};
 
 use super::numbers;
 
@@ -45,14 +45,17 @@ fn run(
     [b, t, s]: [usize; 3],
     mask: &AttentionMask,
 ) -> Vec<Vec<f64>> {
+    let numbers = |shape: &[usize], salt: usize| {
+        ops::cast(&numbers(device, shape, salt), DType::F64).unwrap()
+    };
     let shapes = [[b, t, 6, 4], [b, s, 2, 4], [b, s, 2, 4]];
     let ((inputs, y), tape) = Tape::record(|| {
-        let inputs = [0, 1, 2].map(|at| Var::input(numbers(device, &shapes[at], at)));
+        let inputs = [0, 1, 2].map(|at| Var::input(numbers(&shapes[at], at)));
         let y = attention(inputs.each_ref(), mask)?;
         Ok((inputs, y))
     })
     .unwrap();
-    let dy = numbers(device, y.value().shape(), 9);
+    let dy = numbers(y.value().shape(), 9);
     let (gradients, _) = tape
         .backward_inputs(&[(&y, dy)], &inputs.each_ref())
         .unwrap();
