@@ -1,13 +1,12 @@
 //! Launches of sums over rows. Operands are contiguous.
 
-use meshgrad_kernels::In;
 use meshgrad_kernels::assembler::List;
 use meshgrad_kernels::column_sums::{
     ColumnSums, ColumnSumsArguments, SumPartials, SumPartialsArguments, rows_per_partial,
 };
 
 use super::symbol::{Constants, Tracer, operands as symbols};
-use crate::launch::{Launcher, MAX_EXTENT, Operand, Plan, PlanError, aligned, extent, float};
+use crate::launch::{Launcher, MAX_EXTENT, Operand, Plan, PlanError, extent, float};
 use crate::{Call, DType, Result, RowFunction, Tensor};
 
 /// to += (or =, if `to` is `empty`) the sum over all rows of the value of `f`. `call` allocates the
@@ -26,12 +25,9 @@ pub(crate) fn sum_rows<const N: usize, const S: usize, F: RowFunction<N, S>>(
     // The first kernel writes the sums of blocks of rows, the second adds them in order.
     let workspace = call.workspace(plan.lines as usize * features, DType::F32)?;
     let partials = gpu.uninit_ptr(&workspace)?;
-    let read = |tensors: &[&Tensor]| -> Result<Vec<In>> {
-        tensors.iter().map(|tensor| gpu.ptr(tensor)).collect()
-    };
     let arguments = ColumnSumsArguments {
-        matrices: List::new(&read(&matrices)?),
-        numbers: List::new(&read(&numbers)?),
+        matrices: matrices.iter().map(|x| gpu.ptr(x)).collect::<Result<_>>()?,
+        numbers: numbers.iter().map(|x| gpu.ptr(x)).collect::<Result<_>>()?,
         partials,
         scalars: List::new(&plan.constants),
         rows: rows as u64,
@@ -69,11 +65,11 @@ fn plan<const N: usize, const S: usize, F: RowFunction<N, S>>(
     empty: bool,
 ) -> Result<RowSums, PlanError> {
     let dtype = matrices.first().map_or(DType::F32, |it| it.dtype);
-    let all: Vec<&Operand> = matrices.iter().collect();
+    let aligned = matrices.iter().all(Operand::is_aligned);
     let mut tracer = Tracer::new();
     let value = tracer.expression(|| f.value(symbols(0), symbols(N)))?;
     let width = extent("column_sums", "features", features, MAX_EXTENT)?;
-    let partials = ColumnSums::new((float(dtype)?, features, aligned(&all)), [N, S], value);
+    let partials = ColumnSums::new((float(dtype)?, features, aligned), [N, S], value);
     let sum = SumPartials::new(!empty);
     let rows = rows as u64;
     Ok(RowSums {

@@ -2,33 +2,31 @@
 
 use meshgrad_kernels::assembler::List;
 use meshgrad_kernels::row_map::{RowMap, RowMapArguments, RowNumber};
-use meshgrad_kernels::{In, Out};
 
 use super::symbol::{Constants, Tracer, operands as symbols};
-use crate::launch::{Launcher, MAX_EXTENT, Operand, Plan, PlanError, aligned, extent, float};
+use crate::launch::{Launcher, MAX_EXTENT, Operand, Plan, PlanError, extent, float};
 use crate::{Result, RowFunction, Tensor, UninitTensor};
 
 /// `y` = the value of `f` at each element, and `numbers` = the computed numbers of each row, unless
 /// empty. All tensors are contiguous; an operand is \[.., D\] like `y`, or \[D\].
-pub(crate) fn map_rows<const N: usize, const S: usize, F: RowFunction<N, S>>(
+pub(crate) fn map_rows<const N: usize, const S: usize, const G: usize, F: RowFunction<N, S>>(
     gpu: &Launcher<'_>,
     f: &F,
     operands: [&Tensor; N],
-    given: &[&Tensor],
+    given: [&Tensor; G],
     y: &UninitTensor,
     numbers: &[UninitTensor],
 ) -> Result<()> {
     let (whole, formats) = (Operand::uninit(y), operands.map(Operand::of));
     let plan = gpu.planned(plan(f, &whole, &formats, !numbers.is_empty()))?;
-    let read = |tensors: &[&Tensor]| -> Result<Vec<In>> {
-        tensors.iter().map(|tensor| gpu.ptr(tensor)).collect()
-    };
-    let written = numbers.iter().map(|number| gpu.uninit_ptr(number));
     let arguments = RowMapArguments {
-        operands: List::new(&read(&operands)?),
-        given: List::new(&read(given)?),
+        operands: operands.iter().map(|x| gpu.ptr(x)).collect::<Result<_>>()?,
+        given: given.iter().map(|x| gpu.ptr(x)).collect::<Result<_>>()?,
         y: gpu.uninit_ptr(y)?,
-        numbers: List::new(&written.collect::<Result<Vec<Out>>>()?),
+        numbers: numbers
+            .iter()
+            .map(|y| gpu.uninit_ptr(y))
+            .collect::<Result<_>>()?,
         scalars: List::new(&plan.constants),
         rows: plan.rows,
         features: plan.features,
@@ -63,9 +61,12 @@ fn plan<const N: usize, const S: usize, F: RowFunction<N, S>>(
     let numbers = numbers.collect::<Result<_, PlanError>>()?;
     let value = tracer.expression(|| f.value(symbols(0), symbols(N)))?;
 
-    let all: Vec<&Operand> = operands.iter().collect();
     let variant = RowMap::new(
-        (float(y.dtype)?, *features, aligned(&all)),
+        (
+            float(y.dtype)?,
+            *features,
+            operands.iter().all(Operand::is_aligned),
+        ),
         operands
             .each_ref()
             .map(|it| it.layout.shape() == y.layout.shape()),

@@ -112,7 +112,7 @@ pub fn layer_norm(
         &call,
         &Forward { features, eps },
         [x, w, b],
-        &[],
+        [],
         &mut y,
         &mut numbers,
     )?;
@@ -143,7 +143,7 @@ pub fn layer_norm_grad_input(
         &call,
         &GradInput { features },
         [dy, x, w],
-        &[mean, inv_std],
+        [mean, inv_std],
         &mut dx,
         &mut [],
     )?;

@@ -44,7 +44,7 @@ use crate::{
 ///     let mut call = CENTER.call(&[x])?;
 ///     let mut y = call.output(0)?;
 ///     let features = call.extent("d") as f64;
-///     ops::map_rows(&call, &Center { features }, [x], &[], &mut y, &mut [])?;
+///     ops::map_rows(&call, &Center { features }, [x], [], &mut y, &mut [])?;
 ///     Ok(y.finish())
 /// }
 ///
@@ -63,35 +63,28 @@ use crate::{
 /// # Errors
 /// [`Error::Argument`] for other shapes or dtypes, or another count of `given` or `numbers`;
 /// [`Error::KernelRefused`] on a GPU when `f` has too many operations or constants.
-pub fn map_rows<const N: usize, const S: usize, F: RowFunction<N, S>>(
+pub fn map_rows<const N: usize, const S: usize, const G: usize, F: RowFunction<N, S>>(
     call: &Call,
     f: &F,
     operands: [&Tensor; N],
-    given: &[&Tensor],
+    given: [&Tensor; G],
     y: &mut UninitTensor,
     numbers: &mut [UninitTensor],
 ) -> Result<()> {
-    check::<N, S, F>(call, operands, given, y, numbers)?;
-    let given: Vec<_> = given
-        .iter()
-        .map(|it| ops::contiguous(it))
-        .collect::<Result<_>>()?;
-    let given: Vec<_> = given.iter().collect();
+    check::<N, S, F>(call, operands, &given, y, numbers)?;
+    let given = each(given, ops::contiguous)?;
+    let given = given.each_ref();
     if call.device().is_gpu() {
-        let dense: Vec<_> = operands
-            .into_iter()
-            .map(ops::contiguous)
-            .collect::<Result<_>>()?;
-        let operands = std::array::from_fn(|at| &dense[at]);
-        return call.launch(|gpu| launch::map_rows(gpu, f, operands, &given, y, numbers));
+        let operands = each(operands, ops::contiguous)?;
+        let operands = operands.each_ref();
+        return call.launch(|gpu| launch::map_rows(gpu, f, operands, given, y, numbers));
     }
 
     let shape = *y.shape();
-    let rows = |x: &Tensor| dense_rows(&x.local_broadcast_to(&shape)?);
-    let dense: Vec<_> = operands.into_iter().map(rows).collect::<Result<_>>()?;
+    let operands = each(operands, |x| dense_rows(&x.local_broadcast_to(&shape)?))?;
+    let operands = operands.each_ref();
     call.compute(|| {
         for_float!(y.dtype(), T => {
-            let operands = std::array::from_fn(|at| &dense[at]);
             let numbers: Vec<_> = numbers.iter_mut().map(UninitTensor::slice).collect::<Result<_>>()?;
             cpu::map_rows::<T, N, S, F>(f, operands, &given, y.slice()?, numbers)
         })
@@ -110,8 +103,9 @@ pub fn map_rows<const N: usize, const S: usize, F: RowFunction<N, S>>(
 /// `to`, with shapes like these, where D is called `d`.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::Busy`] while `to` is in use; [`Error::KernelRefused`] on a GPU when
-/// `f` has too many operations or constants.
+/// [`Error::Signature`]; [`Error::Busy`] while `to` is in use; [`Error::Argument`] without matrices or
+/// with more than 8 operands; [`Error::KernelRefused`] on a GPU when `f` has too many operations or
+/// constants.
 pub fn sum_rows_into<const N: usize, const S: usize, F: RowFunction<N, S>>(
     signature: &'static Signature,
     f: &F,
@@ -119,23 +113,23 @@ pub fn sum_rows_into<const N: usize, const S: usize, F: RowFunction<N, S>>(
     numbers: [&Tensor; S],
     to: &mut Accumulator,
 ) -> Result<()> {
-    let dtype = matrices
-        .first()
-        .map_or(to.buffer().dtype(), |it| it.dtype());
+    let Some(first) = matrices.first().filter(|_| N + S <= MAX_OPERANDS) else {
+        let problem = format!(
+            "{N} matrices and {S} numbers; sum_rows_into takes at least one matrix and at most \
+             {MAX_OPERANDS} operands"
+        );
+        let op = signature.name();
+        return Err(Error::Argument { op, problem });
+    };
+    let (dtype, mut operands) = (first.dtype(), [*first; MAX_OPERANDS]);
     let wide = dtype.accumulator();
     summed_in(wide, to, |to| {
-        let operands: Vec<&Tensor> = matrices.into_iter().chain(numbers).collect();
-        let call = to.call(signature, &operands)?;
-        let dense: Vec<_> = matrices
-            .into_iter()
-            .map(dense_rows)
-            .collect::<Result<_>>()?;
-        let numbers: Vec<_> = numbers
-            .into_iter()
-            .map(ops::contiguous)
-            .collect::<Result<_>>()?;
-        let matrices = std::array::from_fn(|at| &dense[at]);
-        let numbers = std::array::from_fn(|at| &numbers[at]);
+        for (place, operand) in operands.iter_mut().zip(matrices.iter().chain(&numbers)) {
+            *place = *operand;
+        }
+        let call = to.call(signature, &operands[..N + S])?;
+        let (matrices, numbers) = (each(matrices, dense_rows)?, each(numbers, ops::contiguous)?);
+        let (matrices, numbers) = (matrices.each_ref(), numbers.each_ref());
         let range = to.buffer().contiguous_range(call.name())?;
         let empty = to.is_empty();
         if call.device().is_gpu() {
@@ -155,6 +149,21 @@ pub fn sum_rows_into<const N: usize, const S: usize, F: RowFunction<N, S>>(
         }
         to.filled_by(&call)
     })
+}
+
+/// The most operands of [`sum_rows_into`].
+const MAX_OPERANDS: usize = 8;
+
+/// `f` of each tensor. It allocates no heap memory itself.
+fn each<const N: usize>(
+    tensors: [&Tensor; N],
+    f: impl Fn(&Tensor) -> Result<Tensor>,
+) -> Result<[Tensor; N]> {
+    let mut all = tensors.map(Tensor::clone);
+    for (place, tensor) in all.iter_mut().zip(tensors) {
+        *place = f(tensor)?;
+    }
+    Ok(all)
 }
 
 fn check<const N: usize, const S: usize, F: RowFunction<N, S>>(
