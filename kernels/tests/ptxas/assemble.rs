@@ -2,6 +2,7 @@
 //! memory must match a golden table.
 
 use std::fmt::Write;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -64,7 +65,11 @@ type Columns = [String; 6];
 
 /// The columns of the table: name, architecture, registers, shared memory, stack, spills.
 fn line_of_table(ptxas: &Path, ptx: &Ptx, arch: &str) -> Columns {
-    let source = env::temp_dir().join(format!("{}-{}-{arch}.ptx", std::process::id(), ptx.entry));
+    // The name of a kernel can be longer than that of a file.
+    let mut hasher = DefaultHasher::new();
+    ptx.entry.hash(&mut hasher);
+    let name = format!("{}-{:016x}-{arch}.ptx", std::process::id(), hasher.finish());
+    let source = env::temp_dir().join(name);
     fs::write(&source, &ptx.text).unwrap();
     let output = Command::new(ptxas)
         .args([
