@@ -10,7 +10,7 @@ use crate::assembler::{
 use crate::columns::{ColumnTile, Columns, THREADS};
 use crate::dtype::{Dtype, Loaded};
 use crate::elementwise::evaluate;
-use crate::expression::Expression;
+use crate::expression::{Expression, short_name};
 use crate::params;
 use crate::reduce_op::ReduceOp;
 use crate::row::element;
@@ -156,7 +156,7 @@ impl Variant for ColumnSums {
 
     fn entry(&self) -> String {
         let ColumnTile { across, width } = self.tile;
-        let (dtype, value) = (self.dtype.name(), &self.value);
+        let (dtype, value) = (self.dtype.name(), short_name(self.value.to_string()));
         let (matrices, numbers) = (self.matrices, self.numbers);
         format!("column_sums_{dtype}_w{width}_t{across}_m{matrices}_n{numbers}_of_{value}")
     }

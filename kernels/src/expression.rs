@@ -298,6 +298,22 @@ impl fmt::Display for Expression {
     }
 }
 
+/// The longest text of expressions in a kernel's name.
+const MAX_NAME: usize = 64;
+
+/// The text of expressions for a kernel's name: itself, or the FNV-1a digest (64 bits) of a long one.
+pub(crate) fn short_name(text: String) -> String {
+    if text.len() <= MAX_NAME {
+        return text;
+    }
+    let digest = text
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |digest, byte| {
+            (digest ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+    format!("{digest:016x}")
+}
+
 impl fmt::Debug for Expression {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -320,6 +336,15 @@ mod tests {
             build().to_string(),
             "select_plus_times_x0_c40000000_sigmoid_x0_c3f800000_s0"
         );
+    }
+
+    #[test]
+    fn long_names_are_digests() {
+        assert_eq!(short_name("x0".to_owned()), "x0");
+        let long = |end: &str| short_name("plus_".repeat(20) + end);
+        assert_eq!(long("x0").len(), 16);
+        assert_eq!(long("x0"), long("x0"));
+        assert_ne!(long("x0"), long("x1"));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use crate::assembler::{F32, In, Kernel, Launch, List, Out, Ptx, Target, Variant}
 use crate::dtype::Dtype;
 use crate::elementwise::evaluate;
 use crate::error::{Error, Result};
-use crate::expression::Expression;
+use crate::expression::{Expression, short_name};
 use crate::params;
 use crate::row::{Form, Row, Values};
 
@@ -148,11 +148,12 @@ impl Variant for RowMap {
     fn entry(&self) -> String {
         let kind = |is_matrix: &bool| if *is_matrix { 'm' } else { 'v' };
         let operands: String = self.matrices.iter().map(kind).collect();
-        let of = |it: &RowNumber| format!("_sum_{}_is_{}", it.summand, it.number);
+        let of = |it: &RowNumber| format!("sum_{}_is_{}_", it.summand, it.number);
         let numbers: String = self.numbers.iter().map(of).collect();
-        let (form, given, value) = (self.form.name(), self.given, &self.value);
+        let functions = short_name(format!("{numbers}to_{}", self.value));
+        let (form, given) = (self.form.name(), self.given);
         let written = if self.writes_numbers { "_written" } else { "" };
-        format!("row_map_{form}_{operands}_given{given}{numbers}{written}_to_{value}")
+        format!("row_map_{form}_{operands}_given{given}{written}_{functions}")
     }
 }
 

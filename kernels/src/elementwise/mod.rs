@@ -31,7 +31,7 @@ use strided::{Space, SpaceForm};
 
 use crate::assembler::{GlobalAddress, In, Kernel, Launch, List, Out, Ptx, Target, Variant};
 use crate::error::{Error, Result};
-use crate::expression::{Expression, Node};
+use crate::expression::{Expression, Node, short_name};
 use crate::params;
 
 /// Threads per CTA.
@@ -184,7 +184,8 @@ impl Variant for Elementwise {
             Layout::Strided { dims, wide: false } => format!("strided{dims}"),
             Layout::Strided { dims, wide: true } => format!("strided{dims}_wide"),
         };
-        let (expression, result) = (&self.expression, self.result.name());
+        let expression = short_name(self.expression.to_string());
+        let result = self.result.name();
         format!("elementwise_{expression}{operands}_to_{result}_{layout}")
     }
 }

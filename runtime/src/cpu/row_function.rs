@@ -27,8 +27,7 @@ pub(crate) fn map_rows<T: Float, const N: usize, const S: usize, F: RowFunction<
 
     let columns = operands.first().map_or(0, Rows::columns);
     if columns == 0 {
-        let numbers: Vec<_> = numbers.into_iter().enumerate().collect();
-        for (at, numbers) in numbers {
+        for (at, numbers) in numbers.into_iter().enumerate() {
             for (row, number) in numbers.iter_mut().enumerate() {
                 *number = row_numbers::<T, N, S, F>(f, [&[]; N], numbers_of(row))[F::GIVEN + at];
             }

@@ -1,7 +1,7 @@
 //! RMS norm, layer norm and their gradients on every device, compared with f64 on the CPU.
 
 use crate::devices::{assert_close, devices, exact, numbered, reference, rounding};
-use meshgrad_runtime::{Accumulator, DType, Tensor, ops};
+use meshgrad_runtime::{Accumulator, DType, Number, RowFunction, Signature, Tensor, ops};
 
 const EPS: f64 = 1e-6;
 
@@ -141,5 +141,55 @@ fn check_layer_norm(x: &Tensor, dtype: DType) {
         ops::layer_norm_grad_weight_into(&exact_dy, &exact_x, mean, inv_std, &mut exact_dw)
             .unwrap();
         assert_close(dw.total().unwrap(), exact_dw.total().unwrap(), 1e-4, 10.0);
+    }
+}
+
+/// x times a given number of the row.
+struct Scaled;
+
+impl RowFunction<1, 1> for Scaled {
+    const GIVEN: usize = 1;
+
+    #[inline(always)]
+    fn value<W: Number>(&self, [x]: [W; 1], [s]: [W; 1]) -> W {
+        x * s
+    }
+}
+
+static SCALED: Signature = Signature::new("scaled", "x: F[..] -> y: F[..]", 1);
+
+#[test]
+fn functions_of_rows_name_what_does_not_fit() {
+    for device in devices() {
+        let of = |shape: &[usize], dtype| numbered(&device, shape, dtype, 1.0);
+        let x = of(&[2, 3], DType::F32);
+        let run = |operand: &Tensor, given: &Tensor| {
+            let mut call = SCALED.call(&[&x]).unwrap();
+            let mut y = call.output(0).unwrap();
+            let done = ops::map_rows(&call, &Scaled, [operand], [given], &mut y, &mut []);
+            done.map(|()| y.finish()).map_err(|error| error.to_string())
+        };
+        let s = of(&[2], DType::F32);
+        let expected = ops::mul(&exact(&x), &exact(&s.unsqueeze(1).unwrap())).unwrap();
+        assert_close(&run(&x, &s).unwrap(), &expected, rounding(DType::F32), 0.0);
+        let row = run(&of(&[3], DType::F32), &s).unwrap();
+        assert_eq!(row.shape().to_vec(), [2, 3]);
+        for (operand, given, problem) in [
+            (of(&[2, 4], DType::F32), s.clone(), "cannot map rows of"),
+            (of(&[2, 3], DType::BF16), s.clone(), "cannot map rows of"),
+            (x.clone(), of(&[3], DType::F32), "is not one f32 per row"),
+            (x.clone(), of(&[2], DType::BF16), "is not one f32 per row"),
+        ] {
+            let error = run(&operand, &given).unwrap_err();
+            assert!(error.contains(problem), "{error}");
+        }
+
+        let call = SCALED.call(&[&x]).unwrap();
+        let mut y = SCALED.call(&[&x]).unwrap().output(0).unwrap();
+        let error = ops::map_rows(&call, &Scaled, [&x], [], &mut y, &mut []).unwrap_err();
+        assert!(
+            error.to_string().contains("0 numbers per row are given"),
+            "{error}"
+        );
     }
 }
