@@ -23,7 +23,7 @@ use meshgrad_kernels::expression::Expression;
 use meshgrad_kernels::gemm::{
     GemmArguments, GemmBf16, GemmF32, Order, Output, SplitKArguments, Tile,
 };
-use meshgrad_kernels::rms_norm::{RmsNorm, RmsNormArguments};
+use meshgrad_kernels::row_map::{RowMap, RowMapArguments, RowNumber};
 use meshgrad_kernels::{Dtype, In, Launch as Extents, Out, Variant};
 use serde_json::{Value, json};
 
@@ -210,6 +210,26 @@ fn loops(iterations: u32) -> anyhow::Result<Vec<Workload>> {
     LOOPS.iter().map(one).collect()
 }
 
+/// RMS norm as a function of rows; the scalars are the number of features and epsilon.
+fn rms_norm_kernel(features: usize) -> anyhow::Result<RowMap> {
+    let [x, w, inv_rms] = [0, 1, 2].map(Expression::operand);
+    let mean = Expression::operand(0) / Expression::scalar(0);
+    let number = RowNumber {
+        summand: &x * &x,
+        number: Expression::constant(1.0) / (mean + Expression::scalar(1)).sqrt(),
+    };
+    let value = &x * &inv_rms * &w;
+    let form = (Dtype::F32, features, true);
+    Ok(RowMap::new(
+        form,
+        [true, false],
+        0,
+        vec![number],
+        value,
+        true,
+    )?)
+}
+
 /// Four of our kernels, with operands of at most 1 MiB.
 fn kernels(size: usize) -> anyhow::Result<Vec<Workload>> {
     let count = size * size;
@@ -227,20 +247,20 @@ fn kernels(size: usize) -> anyhow::Result<Vec<Workload>> {
         })
     })?;
 
-    let norm = RmsNorm::new(Dtype::F32, size, true);
+    let norm = rms_norm_kernel(size)?;
     let rms_norm = Workload::of(
         "RMSNorm, f32",
         &norm,
         norm.launch(size as u64).context("rows")?,
         |operand| {
-            Ok(RmsNormArguments {
-                x: In(operand()?),
-                w: In(operand()?),
+            Ok(RowMapArguments {
+                operands: List::new(&[In(operand()?), In(operand()?)]),
+                given: List::new(&[]),
                 y: Out(operand()?),
-                inv_rms: Out(operand()?),
+                numbers: List::new(&[Out(operand()?)]),
+                scalars: List::new(&[size as f32, 1e-6]),
                 rows: size as u64,
                 features: size as u32,
-                eps: 1e-6,
             })
         },
     )?;

@@ -201,6 +201,27 @@ impl Expression {
         count
     }
 
+    /// Whether the expression reads the operand `index`.
+    pub(crate) fn reads(&self, index: usize) -> bool {
+        let mut reads = false;
+        self.visit(&mut |node| {
+            reads |= matches!(node, Node::Operand(at) if usize::from(*at) == index);
+        });
+        reads
+    }
+
+    /// Whether the result is 0 where the first `count` operands are 0, whatever the other values are.
+    /// Elements outside a row are such operands.
+    pub(crate) fn is_zero_without(&self, count: usize) -> bool {
+        match self.node() {
+            Node::Operand(index) => usize::from(*index) < count,
+            Node::Binary(Binary::Add | Binary::Sub | Binary::Mul, a, b) => {
+                a.is_zero_without(count) && b.is_zero_without(count)
+            }
+            _ => false,
+        }
+    }
+
     /// Calls `f` for each operation, once per use.
     pub(crate) fn visit(&self, f: &mut impl FnMut(&Node)) {
         f(self.node());

@@ -7,6 +7,7 @@
 //! arguments.
 
 pub mod adamw;
+pub mod add_rms_norm;
 pub mod arg_reduce;
 pub mod argsort;
 pub mod assembler;
@@ -32,7 +33,6 @@ pub mod philox;
 pub mod random;
 pub mod reduce;
 pub mod reduce_op;
-pub mod rms_norm;
 pub mod rope;
 pub mod router;
 pub mod row;

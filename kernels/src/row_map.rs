@@ -8,7 +8,7 @@ use crate::assembler::{F32, In, Kernel, Launch, List, Out, Ptx, Target, Variant}
 use crate::dtype::Dtype;
 use crate::elementwise::evaluate;
 use crate::error::{Error, Result};
-use crate::expression::{Expression, short_name};
+use crate::expression::{Binary, Expression, Node, short_name};
 use crate::params;
 use crate::row::{Form, Row, Values};
 
@@ -16,7 +16,8 @@ use crate::row::{Form, Row, Values};
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RowNumber {
     /// What an element adds to the sum. Its operands are those of the kernel, then the numbers of
-    /// the row, of which only those before this one may be read.
+    /// the row, of which only those before this one may be read. The sum of a product fuses multiply
+    /// and add.
     pub summand: Expression,
     /// The number. Its operands are the numbers of the row, this one being the sum.
     pub number: Expression,
@@ -114,30 +115,46 @@ impl Variant for RowMap {
     type Arguments = RowMapArguments;
 
     fn ptx(&self) -> Ptx {
-        let k = &Kernel::new(self.entry(), Target::Sm80, self.form.threads());
+        let mut k = Kernel::new(self.entry(), Target::Sm80, self.form.threads());
+        if self.matrices.len() <= 2 {
+            k = k.reserve_load_registers(); // long rows of more operands need more registers
+        }
+        let k = &k;
         let call = self.parameters(k);
         let row = Row::new(k, self.form, call.rows, call.features);
         let load = |(is_matrix, operand): (&bool, &_)| match is_matrix {
             true => row.load(*operand),
             false => row.load_vector(*operand),
         };
-        let loaded = self.matrices.iter().zip(&call.operands).map(load);
-        let loaded: Vec<Values<'_>> = loaded.collect();
-        let operands: Vec<&Values<'_>> = loaded.iter().collect();
+        let operands = self.matrices.iter().zip(&call.operands).map(load);
+        let operands: Vec<Values<'_>> = operands.collect();
         let given = call.given.iter().map(|given| row.load_scalar(*given));
         let mut numbers: Vec<F32<'_>> = given.collect();
 
         for RowNumber { summand, number } in &self.numbers {
-            numbers.push(row.sum_of(&operands, |x| {
-                evaluate(k, summand, &[x, &numbers].concat(), &call.scalars)
-            }));
+            let read = Read::of(summand, &operands);
+            let is_zero_outside = summand.is_zero_without(operands.len());
+            let sum = k.var(0.0_f32);
+            row.each_of(&read.operands, |x, exists| {
+                let arguments = read.arguments(x, &numbers);
+                let evaluate = |it| evaluate(k, it, &arguments, &call.scalars);
+                match summand.node() {
+                    Node::Binary(Binary::Mul, a, b) if is_zero_outside => {
+                        sum.add_product(evaluate(a), evaluate(b));
+                    }
+                    _ if is_zero_outside => sum.add(evaluate(summand)),
+                    _ => sum.add(exists.select(evaluate(summand), 0.0)),
+                }
+            });
+            numbers.push(row.sum(sum.get()));
             let value = evaluate(k, number, &numbers, &call.scalars);
             numbers.pop();
             numbers.push(value);
         }
 
-        row.store_of(call.y, &operands, |x| {
-            evaluate(k, &self.value, &[x, &numbers].concat(), &call.scalars)
+        let read = Read::of(&self.value, &operands);
+        row.store_of(call.y, &read.operands, |x| {
+            evaluate(k, &self.value, &read.arguments(x, &numbers), &call.scalars)
         });
         for (to, number) in call.numbers.iter().zip(&numbers[self.given..]) {
             row.store_scalar(*to, *number);
@@ -154,6 +171,34 @@ impl Variant for RowMap {
         let (form, given) = (self.form.name(), self.given);
         let written = if self.writes_numbers { "_written" } else { "" };
         format!("row_map_{form}_{operands}_given{given}{written}_{functions}")
+    }
+}
+
+/// The operands that an expression reads: a loop over a row loads no others.
+struct Read<'o, 'k> {
+    operands: Vec<&'o Values<'k>>,
+    /// For each operand of the kernel, its place in `operands`; 0 if it is not read.
+    places: Vec<usize>,
+}
+
+impl<'o, 'k> Read<'o, 'k> {
+    /// All operands, if the expression reads none.
+    fn of(expression: &Expression, all: &'o [Values<'k>]) -> Read<'o, 'k> {
+        let reads = |at: &usize| expression.reads(*at);
+        let any = (0..all.len()).any(|at| reads(&at));
+        let (mut operands, mut places) = (Vec::new(), Vec::new());
+        for (at, operand) in all.iter().enumerate() {
+            let is_read = reads(&at) || !any;
+            places.push(if is_read { operands.len() } else { 0 });
+            operands.extend(is_read.then_some(operand));
+        }
+        Read { operands, places }
+    }
+
+    /// The arguments of the expression at an element, from the elements of `operands`.
+    fn arguments(&self, x: &[F32<'k>], numbers: &[F32<'k>]) -> Vec<F32<'k>> {
+        let operands = self.places.iter().map(|place| x[*place]);
+        operands.chain(numbers.iter().copied()).collect()
     }
 }
 

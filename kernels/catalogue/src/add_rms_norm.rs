@@ -1,7 +1,7 @@
 //! The residual addition fused with the norm that follows it, and its gradient.
 
 use super::{Family, ROW_FEATURES};
-use meshgrad_kernels::rms_norm::{AddRmsNorm, AddRmsNormGradInput};
+use meshgrad_kernels::add_rms_norm::{AddRmsNorm, AddRmsNormGradInput};
 use meshgrad_kernels::{Dtype, Variant};
 
 pub(super) fn add_rms_norm() -> Family {

@@ -21,7 +21,6 @@ mod indexing;
 mod norm_rope;
 mod random;
 mod reduce;
-mod rms_norm;
 mod rope;
 mod router;
 mod row_map;
@@ -62,7 +61,6 @@ pub fn families() -> Vec<(&'static str, Vec<Ptx>)> {
 
 const FAMILIES: &[NamedFamily] = &[
     ("elementwise", elementwise::elementwise),
-    ("rms_norm", rms_norm::rms_norm),
     ("copies", copies::copies),
     ("indexing", indexing::indexing),
     ("gemm_f32", gemm::gemm_f32),

@@ -1,7 +1,7 @@
-//! Softmax, its logarithm, and their gradients.
+//! Softmax and its logarithm.
 
 use super::Family;
-use meshgrad_kernels::softmax::{Function, Softmax, SoftmaxGrad};
+use meshgrad_kernels::softmax::{Function, Softmax};
 use meshgrad_kernels::{Dtype, Variant};
 
 /// Dtypes and features of rows: a few lanes, a partly used warp, a partly used CTA; loops over
@@ -21,7 +21,6 @@ pub(super) fn softmax() -> Family {
     for function in Function::ALL {
         for (dtype, features) in SOFTMAX_ROWS {
             kernels.push(Softmax::new(function, dtype, features, true).ptx());
-            kernels.push(SoftmaxGrad::new(function, dtype, features, true).ptx());
         }
     }
     kernels.into_iter().map(Ok).collect()

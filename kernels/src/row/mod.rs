@@ -272,19 +272,16 @@ impl<'k> Row<'k> {
         stored
     }
 
-    /// The sum of `f` of the operands over all elements of this row, in all its threads. All threads
-    /// of the CTA must call it.
+    /// As [`Row::each`], for any number of operands. `body` also gets whether the element exists.
     #[track_caller]
-    pub fn sum_of(&self, operands: &[&Values<'k>], f: impl Fn(&[F32<'k>]) -> F32<'k>) -> F32<'k> {
-        let sum = self.k.var(0.0_f32);
+    pub fn each_of(&self, operands: &[&Values<'k>], body: impl Fn(&[F32<'k>], Pred<'k>)) {
         self.pass(&|step| {
             let operands: Vec<_> = operands.iter().map(|operand| operand.of(step)).collect();
             for (i, exists) in step.existing().into_iter().enumerate() {
                 let at: Vec<_> = operands.iter().map(|operand| operand[i]).collect();
-                sum.set(sum.get() + exists.select(f(&at), 0.0));
+                body(&at, exists);
             }
         });
-        self.sum(sum.get())
     }
 
     /// As [`Row::store`], for any number of operands.

@@ -2,7 +2,7 @@
 
 use meshgrad_emulator::Counters;
 use meshgrad_kernel_catalogue as catalogue;
-use meshgrad_kernels::rms_norm::{
+use meshgrad_kernels::add_rms_norm::{
     AddRmsNorm, AddRmsNormArguments, AddRmsNormGradInput, AddRmsNormGradInputArguments,
 };
 use meshgrad_kernels::row::RowTile;

@@ -37,7 +37,6 @@ macro_rules! exercises {
 
 exercises! {
     elementwise: crate::elementwise::exercise,
-    rms_norm: crate::rms_norm::exercise,
     copies: crate::copies::exercise,
     indexing: crate::indexing::exercise,
     gemm_f32: crate::gemm::exercise_f32,

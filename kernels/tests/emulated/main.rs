@@ -27,7 +27,6 @@ mod norm_rope;
 mod philox;
 mod random;
 mod reduce;
-mod rms_norm;
 mod rope;
 mod router;
 mod row_map;

@@ -1,11 +1,14 @@
 //! Compares functions of rows with f64 results.
 
+use meshgrad_emulator::Counters;
 use meshgrad_kernel_catalogue as catalogue;
 use meshgrad_kernels::assembler::List;
+use meshgrad_kernels::row::RowTile;
 use meshgrad_kernels::row_map::{RowMap, RowMapArguments};
 use meshgrad_kernels::{Dtype, In, Out};
 
 use crate::device::{Device, decoded, encoded, values};
+use crate::traffic::{assert_moved, assert_whole_sectors};
 
 /// Operands on the host, and the results of both functions.
 struct Problem<'a> {
@@ -55,7 +58,8 @@ impl<'a> Problem<'a> {
             features: self.features as u32,
         };
         if let Some(launch) = variant.launch(self.rows as u64) {
-            device.run(variant, launch, &arguments);
+            let counters = device.run(variant, launch, &arguments);
+            self.assert_traffic(&counters, operands, given, launch.block[0]);
         }
         let written = |number: Out| match given {
             [] => device.floats(Dtype::F32, number.0, self.rows),
@@ -63,6 +67,40 @@ impl<'a> Problem<'a> {
         };
         let y = device.floats(*dtype, y.0, self.x.len());
         [y, written(numbers[0]), written(numbers[1])]
+    }
+
+    /// A row in registers is read once. A loop reads each operand once for each expression that needs
+    /// it: of `standardize`, x three times and w once; of `scaled_center`, each operand once.
+    #[track_caller]
+    fn assert_traffic(
+        &self,
+        counters: &Counters,
+        operands: &[&[f32]],
+        given: &[&[f32]],
+        threads: u32,
+    ) {
+        let size = self.dtype.size() as usize;
+        let (count, vectors) = (self.x.len() * size, operands.len());
+        let tile = RowTile::new(self.dtype, self.features);
+        // A given number is read by every thread that has elements of the row, or that loops.
+        let (passes, readers) = match &tile {
+            Some(tile) => {
+                let lanes = (tile.threads() / tile.rows()) as usize;
+                let per_vector = self.dtype.per_vector() as usize;
+                (vectors, lanes.min(self.features / per_vector))
+            }
+            None if given.is_empty() => (4, 0),
+            None => (2, threads as usize),
+        };
+        let of_numbers = 4 * self.rows;
+        let written = count + if given.is_empty() { 2 * of_numbers } else { 0 };
+        let read = passes * count + given.len() * of_numbers * readers;
+        let different: usize = operands.iter().map(|it| it.len() * size).sum();
+        let different = different + given.len() * of_numbers;
+        assert_moved(counters, [read, written], [different, written]);
+        if tile.is_some() && (self.features * size).is_multiple_of(32) {
+            assert_whole_sectors(counters);
+        }
     }
 
     fn standardize(&self) -> [Vec<f32>; 3] {

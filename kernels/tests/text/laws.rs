@@ -11,7 +11,6 @@ use crate::instructions::{Instruction, blocks};
 /// Families whose kernels load each row once, from memory to registers.
 const ROWS: &[&str] = &[
     "elementwise",
-    "rms_norm",
     "copies",
     "indexing",
     "gemm_parts",
@@ -255,7 +254,7 @@ fn all_loads_are_in_flight() {
 
 /// Kernels that keep a row in registers.
 const IN_REGISTERS: &[&str] = &[
-    "rms_norm_",
+    "row_map_",
     "add_rms_norm_",
     "softmax_",
     "log_softmax_",

@@ -13,8 +13,8 @@ use meshgrad_kernel_catalogue::catalogue;
 const SHOWN: &[&str] = &[
     "elementwise_times_times_x0_sigmoid_x0_x1_bf16_bf16_to_bf16_contiguous",
     "elementwise_plus_x0_x1_f32_f32_to_f32_strided1",
-    "rms_norm_f32_d128_t32",
-    "rms_norm_grad_input_bf16_d128_t16",
+    "row_map_f32_d128_t32_mv_given0_written_8d5fe6001ff59b45",
+    "row_map_bf16_d128_t16_mm_given1_sum_x1_is_x1_to_times_x2_minus_x0_x3",
     "column_sums_bf16_w8_t16_m2_n1_of_times_x0_times_x1_x2",
     "sum_partials",
     "gemm_f32_nt_64x64x8",

@@ -1,8 +1,6 @@
 //! Sums over the rows of a function of elements.
 
-use std::array::from_fn;
-
-use super::rows::{Flat, Rows, rows_per_task};
+use super::rows::{Flat, Rows, column, part, rows_at, rows_per_task};
 use super::{BLOCK, for_blocks};
 use crate::{Float, Number, Result, RowFunction, Tensor};
 
@@ -38,25 +36,16 @@ pub(crate) fn sum_rows<T: Float, const N: usize, const S: usize, F: RowFunction<
         vectorized!(T::Wide, || {
             sums.fill(T::Wide::ZERO);
             for row in first..last {
-                let x: [&[T]; N] = from_fn(
-                    #[inline(always)]
-                    |n| matrices[n].row(row),
-                );
-                let s = from_fn(
-                    #[inline(always)]
-                    |s| number(&numbers[s], row),
-                );
-                add_values(f, x, s, sums);
+                let mut s = [T::Wide::ZERO; S];
+                for (s, numbers) in s.iter_mut().zip(&numbers) {
+                    *s = numbers[row];
+                }
+                add_values(f, rows_at(&matrices, row), s, sums);
             }
         });
     });
     add_partials::<T>(partial, sums, empty);
     Ok(())
-}
-
-#[inline(always)]
-fn number<W: Copy>(numbers: &[W], row: usize) -> W {
-    numbers[row]
 }
 
 #[inline(always)]
@@ -66,17 +55,9 @@ fn add_values<T: Float, const N: usize, const S: usize, F: RowFunction<N, S>>(
     s: [T::Wide; S],
     sums: &mut [T::Wide],
 ) {
-    let columns = sums.len();
-    let x: [&[T]; N] = from_fn(
-        #[inline(always)]
-        |n| &x[n][..columns],
-    );
-    for i in 0..columns {
-        let x = from_fn(
-            #[inline(always)]
-            |n| x[n][i].wide(),
-        );
-        sums[i] += f.value(x, s);
+    let x = part(x, 0, sums.len());
+    for (i, sum) in sums.iter_mut().enumerate() {
+        *sum += f.value(column(x, i), s);
     }
 }
 

@@ -4,6 +4,7 @@
 //! Each function is compiled once per element type, with widening and rounding, so that chunks are
 //! read and written only once. The outer loop is shared by all functions.
 
+use super::rows::{column, part};
 use super::strided::{CHUNK, Chunk, Source};
 use super::{BLOCK, for_blocks};
 use crate::{Bool, Element, Error, Float, Function, Number, Result, Tensor, UninitTensor, Wide};
@@ -46,16 +47,9 @@ fn body<T: Float, U: FromResult<T::Wide>, const N: usize>(
         vectorized!(T::Wide, || {
             // Slices all inputs to one length. Otherwise the loop would check bounds for each
             // element, and its tail would not be vectorized.
-            let count = out.len();
-            let inputs: [&[T]; N] = std::array::from_fn(
-                #[inline(always)]
-                |input| &inputs[input][..count],
-            );
-            for i in 0..count {
-                out[i] = U::from_result(f.value(std::array::from_fn(
-                    #[inline(always)]
-                    |input| inputs[input][i].wide(),
-                )));
+            let inputs = part(inputs, 0, out.len());
+            for (i, out) in out.iter_mut().enumerate() {
+                *out = U::from_result(f.value(column(inputs, i)));
             }
         });
     }

@@ -1,37 +1,8 @@
-//! Kernels of RMS norm.
+//! Kernels of the residual addition fused with an RMS norm.
 
 use super::rows::{Flat, Rows, for_rows, rows_per_task, sum};
 use super::{blocks, for_parts};
 use crate::{Element, Float, Number, Result, Tensor};
-
-/// y = x w inv_rms with inv_rms = 1 / sqrt(mean(x^2) + eps), per row.
-pub(crate) fn rms_norm<T: Float>(
-    x: &Tensor,
-    w: &Tensor,
-    eps: f64,
-    y: &mut [T],
-    inv_rms: &mut [T::Wide],
-) -> Result<()> {
-    let (x, w) = (Rows::<T>::new(x)?, Flat::<T>::new(w)?);
-    let w = &*w;
-    let (eps, columns) = (T::Wide::from_f64(eps), w.len());
-    if columns == 0 {
-        inv_rms.fill(T::Wide::ONE / eps.sqrt());
-        return Ok(());
-    }
-
-    let rows = rows_per_task(columns);
-    let out = (blocks(y, rows * columns), blocks(inv_rms, rows));
-    for_parts(out, |task, (y, inv_rms)| {
-        vectorized!(T::Wide, || {
-            let out = y.chunks_exact_mut(columns).zip(inv_rms);
-            for (at, (y, inv_rms)) in out.enumerate() {
-                *inv_rms = rms_norm_row(x.row(task * rows + at), w, eps, y);
-            }
-        });
-    });
-    Ok(())
-}
 
 #[inline(always)]
 fn rms_norm_row<T: Float>(x: &[T], w: &[T], eps: T::Wide, y: &mut [T]) -> T::Wide {
@@ -43,31 +14,7 @@ fn rms_norm_row<T: Float>(x: &[T], w: &[T], eps: T::Wide, y: &mut [T]) -> T::Wid
     inv_rms
 }
 
-/// dx = inv_rms (dy w - x inv_rms^2 mean(dy w x)), per row.
-pub(crate) fn rms_norm_grad_input<T: Float>(
-    dy: &Tensor,
-    x: &Tensor,
-    w: &Tensor,
-    inv_rms: &Tensor,
-    dx: &mut [T],
-) -> Result<()> {
-    let (dy, x) = (Rows::<T>::new(dy)?, Rows::<T>::new(x)?);
-    let (w, inv_rms) = (Flat::<T>::new(w)?, Flat::<T::Wide>::new(inv_rms)?);
-    let (w, inv_rms) = (&*w, &*inv_rms);
-    let inv_columns = T::Wide::ONE / T::Wide::from_f64(w.len() as f64);
-
-    for_rows!(dx, w.len(), |row, dx| {
-        let (dy, x, inv_rms) = (dy.row(row), x.row(row), inv_rms[row]);
-        let dot = sum([dy, w, x], |[dy, w, x]| dy * w * x);
-        let along_x = dot * inv_columns * inv_rms * inv_rms * inv_rms;
-        for (((dx, dy), x), w) in dx.iter_mut().zip(dy).zip(x).zip(w) {
-            *dx = T::narrow(dy.wide() * w.wide() * inv_rms - x.wide() * along_x);
-        }
-    });
-    Ok(())
-}
-
-/// h = x + b, and y and inv_rms as [`rms_norm`] of h, per row.
+/// h = x + b, and y and inv_rms as the RMS norm of h, per row.
 pub(crate) fn add_rms_norm<T: Float>(
     [x, b, w]: [&Tensor; 3],
     eps: f64,

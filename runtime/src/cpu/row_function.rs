@@ -2,7 +2,7 @@
 
 use std::array::from_fn;
 
-use super::rows::{Flat, Rows, rows_per_task, sum};
+use super::rows::{Flat, Rows, column, part, rows_at, rows_per_task, sum};
 use super::{blocks, for_parts};
 use crate::{Float, Number, Result, RowFunction, Tensor};
 
@@ -43,10 +43,7 @@ pub(crate) fn map_rows<T: Float, const N: usize, const S: usize, F: RowFunction<
             vectorized!(T::Wide, || {
                 for (at, y) in y.chunks_exact_mut(columns).enumerate() {
                     let row = task * rows + at;
-                    let x: [&[T]; N] = from_fn(
-                        #[inline(always)]
-                        |n| operands[n].row(row),
-                    );
+                    let x = rows_at(&operands, row);
                     let s = row_numbers(f, x, numbers_of(row));
                     write_values(f, x, s, y);
                     for (numbers, number) in numbers.iter_mut().zip(&s[F::GIVEN..]) {
@@ -85,16 +82,8 @@ fn write_values<T: Float, const N: usize, const S: usize, F: RowFunction<N, S>>(
     s: [T::Wide; S],
     y: &mut [T],
 ) {
-    let columns = y.len();
-    let x: [&[T]; N] = from_fn(
-        #[inline(always)]
-        |n| &x[n][..columns],
-    );
-    for i in 0..columns {
-        let x = from_fn(
-            #[inline(always)]
-            |n| x[n][i].wide(),
-        );
-        y[i] = T::narrow(f.value(x, s));
+    let x = part(x, 0, y.len());
+    for (i, y) in y.iter_mut().enumerate() {
+        *y = T::narrow(f.value(column(x, i), s));
     }
 }

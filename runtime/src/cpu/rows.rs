@@ -1,7 +1,6 @@
 //! Row kernels: reading tensors whose last dim is contiguous, loops over rows, and folds along a
 //! row.
 
-use std::array::from_fn;
 use std::ops::{Deref, Range};
 
 use super::{BLOCK, for_blocks};
@@ -189,38 +188,64 @@ fn fold<T: Float, const N: usize>(
     merge: impl Fn(T::Wide, T::Wide) -> T::Wide,
 ) -> T::Wide {
     let columns = rows[0].len();
-    let rest = columns - columns % LANES;
-    let rows: [&[T]; N] = from_fn(
-        #[inline(always)]
-        |n| &rows[n][..columns],
-    );
+    let whole = columns - columns % LANES;
 
     let mut lanes = [start; LANES];
-    for first in (0..rest).step_by(LANES) {
-        let groups: [&[T]; N] = from_fn(
-            #[inline(always)]
-            |n| &rows[n][first..first + LANES],
-        );
+    for first in (0..whole).step_by(LANES) {
+        let group = part(rows, first, LANES);
         // Writes a new array: updating lanes in place is not vectorized.
         let mut stepped = lanes;
         for (at, stepped) in stepped.iter_mut().enumerate() {
-            let values = from_fn(
-                #[inline(always)]
-                |n| groups[n][at].wide(),
-            );
-            *stepped = step(lanes[at], values);
+            *stepped = step(lanes[at], column(group, at));
         }
         lanes = stepped;
     }
-    for (at, lane) in lanes.iter_mut().enumerate().take(columns - rest) {
-        let values = from_fn(
-            #[inline(always)]
-            |n| rows[n][rest + at].wide(),
-        );
-        *lane = step(*lane, values);
+    let rest = part(rows, whole, columns - whole);
+    for (at, lane) in lanes.iter_mut().enumerate().take(columns - whole) {
+        *lane = step(*lane, column(rest, at));
     }
 
     merge_halves(&mut lanes, &merge)
+}
+
+/// `count` elements from `first` on of each of `rows`. Loops over parts of equal length check no
+/// bounds.
+#[inline(always)]
+pub(crate) fn part<T, const N: usize>(
+    mut rows: [&[T]; N],
+    first: usize,
+    count: usize,
+) -> [&[T]; N] {
+    for row in &mut rows {
+        *row = &row[first..][..count];
+    }
+    rows
+}
+
+/// Row `row` of each of `N` matrices.
+#[inline(always)]
+pub(crate) fn rows_at<'a, T: Element, const N: usize>(
+    matrices: &'a [Rows<'_, T>],
+    row: usize,
+) -> [&'a [T]; N] {
+    let mut rows: [&[T]; N] = [&[]; N];
+    for (to, matrix) in rows.iter_mut().zip(matrices) {
+        *to = matrix.row(row);
+    }
+    rows
+}
+
+/// Element `at` of each of `rows`, widened.
+///
+/// Without `array::from_fn` and `zip`: the compiler does not inline them when another crate
+/// instantiates this, and then does not vectorize the loop over columns.
+#[inline(always)]
+pub(crate) fn column<T: Float, const N: usize>(rows: [&[T]; N], at: usize) -> [T::Wide; N] {
+    let mut values = [T::Wide::ZERO; N];
+    for (n, row) in rows.iter().enumerate() {
+        values[n] = row[at].wide();
+    }
+    values
 }
 
 /// Merges the second half of the lanes into the first until one lane is left. The number of lanes

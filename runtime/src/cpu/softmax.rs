@@ -21,23 +21,6 @@ fn softmax_row<T: Float>(x: &[T], y: &mut [T], exps: &mut [T::Wide]) {
     }
 }
 
-pub(crate) fn softmax_grad<T: Float>(
-    y: &Tensor,
-    dy: &Tensor,
-    columns: usize,
-    dx: &mut [T],
-) -> Result<()> {
-    let (y, dy) = (Rows::<T>::new(y)?, Rows::<T>::new(dy)?);
-    for_rows!(dx, columns, |row, dx| {
-        let (y, dy) = (y.row(row), dy.row(row));
-        let dot = sum([y, dy], |[y, dy]| y * dy);
-        for ((dx, y), dy) in dx.iter_mut().zip(y).zip(dy) {
-            *dx = T::narrow(y.wide() * (dy.wide() - dot));
-        }
-    });
-    Ok(())
-}
-
 pub(crate) fn log_softmax<T: Float>(x: &Tensor, columns: usize, y: &mut [T]) -> Result<()> {
     let x = Rows::<T>::new(x)?;
     for_rows!(y, columns, |row, y| log_softmax_row(x.row(row), y));
@@ -51,21 +34,4 @@ fn log_softmax_row<T: Float>(x: &[T], y: &mut [T]) {
     for (y, x) in y.iter_mut().zip(x) {
         *y = T::narrow(x.wide() - max - ln_sum);
     }
-}
-
-pub(crate) fn log_softmax_grad<T: Float>(
-    y: &Tensor,
-    dy: &Tensor,
-    columns: usize,
-    dx: &mut [T],
-) -> Result<()> {
-    let (y, dy) = (Rows::<T>::new(y)?, Rows::<T>::new(dy)?);
-    for_rows!(dx, columns, |row, dx| {
-        let (y, dy) = (y.row(row), dy.row(row));
-        let total = sum([dy], |[dy]| dy);
-        for ((dx, y), dy) in dx.iter_mut().zip(y).zip(dy) {
-            *dx = T::narrow(dy.wide() - y.wide().exp() * total);
-        }
-    });
-    Ok(())
 }

@@ -1,57 +1,14 @@
-//! Launches of norms. Operands are contiguous.
+//! Launches of the residual addition fused with a norm. Operands are contiguous.
 
-use meshgrad_kernels::rms_norm::{
-    AddRmsNorm, AddRmsNormArguments, AddRmsNormGradInput, AddRmsNormGradInputArguments, RmsNorm,
-    RmsNormArguments, RmsNormGradInput, RmsNormGradInputArguments,
+use meshgrad_kernels::add_rms_norm::{
+    AddRmsNorm, AddRmsNormArguments, AddRmsNormGradInput, AddRmsNormGradInputArguments,
 };
 
 use crate::launch::{Launcher, MAX_EXTENT, Operand, Plan, PlanError, Rows, aligned, extent, float};
 use crate::{Result, Tensor, UninitTensor};
 
 /// The family's name in errors of kernels.
-const FAMILY: &str = "rms_norm";
-
-/// y = x w inv_rms with inv_rms = 1 / sqrt(mean(x^2) + eps), per row.
-pub(crate) fn rms_norm(
-    gpu: &Launcher<'_>,
-    [x, w]: [&Tensor; 2],
-    eps: f64,
-    y: &UninitTensor,
-    inv_rms: &UninitTensor,
-) -> Result<()> {
-    let rows = inv_rms.shape().elements();
-    let plan = gpu.planned(forward(&Operand::of(x), &Operand::of(w), rows))?;
-    let arguments = RmsNormArguments {
-        x: gpu.ptr(x)?,
-        w: gpu.ptr(w)?,
-        y: gpu.uninit_ptr(y)?,
-        inv_rms: gpu.uninit_ptr(inv_rms)?,
-        rows: plan.rows,
-        features: plan.features,
-        eps: eps as f32,
-    };
-    gpu.run(&plan.kernel, &arguments)
-}
-
-/// dx = inv_rms (dy w - x inv_rms^2 mean(dy w x)), per row.
-pub(crate) fn rms_norm_grad_input(
-    gpu: &Launcher<'_>,
-    [dy, x, w, inv_rms]: [&Tensor; 4],
-    dx: &UninitTensor,
-) -> Result<()> {
-    let operands = [dy, x, w].map(Operand::of);
-    let plan = gpu.planned(grad_input(&operands, inv_rms.elements()))?;
-    let arguments = RmsNormGradInputArguments {
-        dy: gpu.ptr(dy)?,
-        x: gpu.ptr(x)?,
-        w: gpu.ptr(w)?,
-        inv_rms: gpu.ptr(inv_rms)?,
-        dx: gpu.uninit_ptr(dx)?,
-        rows: plan.rows,
-        features: plan.features,
-    };
-    gpu.run(&plan.kernel, &arguments)
-}
+const FAMILY: &str = "add_rms_norm";
 
 /// h = x + b and y = h w inv_rms with inv_rms = 1 / sqrt(mean(h^2) + eps), per row.
 pub(crate) fn add_rms_norm(
@@ -97,26 +54,6 @@ pub(crate) fn add_rms_norm_grad_input(
     gpu.run(&plan.kernel, &arguments)
 }
 
-fn forward(x: &Operand, w: &Operand, rows: usize) -> Result<Rows<RmsNorm>, PlanError> {
-    let features = w.layout.shape().elements();
-    let variant = RmsNorm::new(float(x.dtype)?, features, aligned(&[x, w]));
-    Ok(Rows {
-        kernel: Plan::new(variant.launch(rows as u64), variant),
-        rows: rows as u64,
-        features: extent(FAMILY, "features", features, MAX_EXTENT)?,
-    })
-}
-
-fn grad_input([dy, x, w]: &[Operand; 3], rows: usize) -> Result<Rows<RmsNormGradInput>, PlanError> {
-    let features = w.layout.shape().elements();
-    let variant = RmsNormGradInput::new(float(x.dtype)?, features, aligned(&[dy, x, w]));
-    Ok(Rows {
-        kernel: Plan::new(variant.launch(rows as u64), variant),
-        rows: rows as u64,
-        features: extent(FAMILY, "features", features, MAX_EXTENT)?,
-    })
-}
-
 fn add_forward([x, b, w]: &[Operand; 3], rows: usize) -> Result<Rows<AddRmsNorm>, PlanError> {
     let features = w.layout.shape().elements();
     let variant = AddRmsNorm::new(float(x.dtype)?, features, aligned(&[x, b, w]));
@@ -152,19 +89,15 @@ mod tests {
 
     #[test]
     fn unaligned_rows_use_the_looping_kernel() {
-        let w = operand(DType::F32, &[64], 0);
+        let (b, w) = (
+            operand(DType::F32, &[6, 64], 0),
+            operand(DType::F32, &[64], 0),
+        );
         let variant = |offset| {
             let x = operand(DType::F32, &[6, 64], offset);
-            forward(&x, &w, 6).unwrap().kernel.variant
+            add_forward(&[x, b, w], 6).unwrap().kernel.variant
         };
-        assert_eq!(variant(0), variant(4));
-        assert_eq!(
-            variant(0),
-            RmsNorm::new(meshgrad_kernels::Dtype::F32, 64, true)
-        );
-        assert_eq!(
-            variant(1),
-            RmsNorm::new(meshgrad_kernels::Dtype::F32, 64, false)
-        );
+        let expected = |aligned| AddRmsNorm::new(meshgrad_kernels::Dtype::F32, 64, aligned);
+        assert_eq!([0, 4, 1].map(variant), [true, true, false].map(expected));
     }
 }

@@ -1,7 +1,7 @@
-//! Launches of softmax, log-softmax and their gradients. Operands are contiguous.
+//! Launches of softmax and log-softmax. Operands are contiguous.
 
 pub(crate) use meshgrad_kernels::softmax::Function;
-use meshgrad_kernels::softmax::{Softmax, SoftmaxArguments, SoftmaxGrad, SoftmaxGradArguments};
+use meshgrad_kernels::softmax::{Softmax, SoftmaxArguments};
 
 use crate::launch::{Launcher, MAX_EXTENT, Operand, Plan, PlanError, Rows, aligned, extent, float};
 use crate::{Result, Tensor, UninitTensor};
@@ -26,38 +26,9 @@ pub(crate) fn softmax(
     gpu.run(&plan.kernel, &arguments)
 }
 
-/// dx from the result y and dy, per row.
-pub(crate) fn softmax_grad(
-    gpu: &Launcher<'_>,
-    function: Function,
-    [y, dy]: [&Tensor; 2],
-    dx: &UninitTensor,
-) -> Result<()> {
-    let plan = gpu.planned(gradient(function, &[y, dy].map(Operand::of)))?;
-    let arguments = SoftmaxGradArguments {
-        y: gpu.ptr(y)?,
-        dy: gpu.ptr(dy)?,
-        dx: gpu.uninit_ptr(dx)?,
-        rows: plan.rows,
-        features: plan.features,
-    };
-    gpu.run(&plan.kernel, &arguments)
-}
-
 fn forward(function: Function, x: &Operand) -> Result<Rows<Softmax>, PlanError> {
     let (rows, features) = rows_of(x)?;
     let variant = Softmax::new(function, float(x.dtype)?, features as usize, aligned(&[x]));
-    Ok(Rows {
-        kernel: Plan::new(variant.launch(rows), variant),
-        rows,
-        features,
-    })
-}
-
-fn gradient(function: Function, [y, dy]: &[Operand; 2]) -> Result<Rows<SoftmaxGrad>, PlanError> {
-    let (rows, features) = rows_of(y)?;
-    let aligned = aligned(&[y, dy]);
-    let variant = SoftmaxGrad::new(function, float(y.dtype)?, features as usize, aligned);
     Ok(Rows {
         kernel: Plan::new(variant.launch(rows), variant),
         rows,
@@ -88,13 +59,11 @@ mod tests {
 
     #[test]
     fn unaligned_rows_use_the_looping_kernel() {
-        let aligned = operand(DType::F32, &[6, 64], 0);
         let variant = |offset| {
-            let y = operand(DType::F32, &[6, 64], offset);
-            let plan = gradient(Function::Softmax, &[aligned, y]).unwrap();
-            plan.kernel.variant
+            let x = operand(DType::F32, &[6, 64], offset);
+            forward(Function::Softmax, &x).unwrap().kernel.variant
         };
-        let expected = |aligned| SoftmaxGrad::new(Function::Softmax, Dtype::F32, 64, aligned);
+        let expected = |aligned| Softmax::new(Function::Softmax, Dtype::F32, 64, aligned);
         assert_eq!((variant(0), variant(1)), (expected(true), expected(false)));
     }
 

@@ -3,7 +3,7 @@
 //! Legend: D features; rows are all leading dims.
 
 use super::dense_rows;
-use super::row_function::sum_rows_into;
+use super::row_function::{map_rows, sum_rows_into};
 use crate::cpu::norm as kernels;
 use crate::launch::norm as launch;
 use crate::{Accumulator, Number, Result, RowFunction, Signature, Tensor, for_float, ops};
@@ -45,6 +45,53 @@ pub(super) static SIGNATURES: &[&Signature] = &[
     &ADD_RMS_NORM_GRAD_INPUT,
 ];
 
+/// Operands x and w; the number of a row is inv_rms.
+struct Forward {
+    features: f64,
+    eps: f64,
+}
+
+impl RowFunction<2, 1> for Forward {
+    #[inline(always)]
+    fn summand<W: Number>(&self, _: usize, [x, _]: [W; 2], _: [W; 1]) -> W {
+        x * x
+    }
+
+    #[inline(always)]
+    fn number<W: Number>(&self, _: usize, [squares]: [W; 1]) -> W {
+        W::ONE / (squares / W::constant(self.features) + W::constant(self.eps)).sqrt()
+    }
+
+    #[inline(always)]
+    fn value<W: Number>(&self, [x, w]: [W; 2], [inv_rms]: [W; 1]) -> W {
+        x * inv_rms * w
+    }
+}
+
+/// Operands dy, x and w; inv_rms is given, then comes the factor of -x: inv_rms^3 mean(dy w x).
+struct GradInput {
+    features: f64,
+}
+
+impl RowFunction<3, 2> for GradInput {
+    const GIVEN: usize = 1;
+
+    #[inline(always)]
+    fn summand<W: Number>(&self, _: usize, [dy, x, w]: [W; 3], _: [W; 2]) -> W {
+        dy * w * x
+    }
+
+    #[inline(always)]
+    fn number<W: Number>(&self, _: usize, [inv_rms, dot]: [W; 2]) -> W {
+        dot / W::constant(self.features) * inv_rms * inv_rms * inv_rms
+    }
+
+    #[inline(always)]
+    fn value<W: Number>(&self, [dy, x, w]: [W; 3], [inv_rms, along_x]: [W; 2]) -> W {
+        dy * w * inv_rms - x * along_x
+    }
+}
+
 /// y = x w inv_rms with inv_rms = 1 / sqrt(mean(x^2) + eps) per row; returns (y, inv_rms).
 ///
 /// Computed in f32 (f64 for f64) and rounded once. Hugging Face's `Qwen3RMSNorm` also rounds x
@@ -58,16 +105,12 @@ pub(super) static SIGNATURES: &[&Signature] = &[
 /// [`Error::Signature`](crate::Error::Signature).
 pub fn rms_norm(x: &Tensor, w: &Tensor, eps: f64) -> Result<(Tensor, Tensor)> {
     let mut call = RMS_NORM.call(&[x, w])?;
-    let (x, w) = (dense_rows(x)?, ops::contiguous(w)?);
-    let (mut y, mut inv_rms) = (call.output(0)?, call.output(1)?);
-    match call.device().is_gpu() {
-        true => call.launch(|gpu| launch::rms_norm(gpu, [&x, &w], eps, &y, &inv_rms)),
-        false => call.compute(|| {
-            for_float!(x.dtype(), T => {
-                kernels::rms_norm::<T>(&x, &w, eps, y.slice()?, inv_rms.slice()?)
-            })
-        }),
-    }?;
+    let mut y = call.output(0)?;
+    let mut numbers = [call.output(1)?];
+    let features = call.extent("d") as f64;
+    let forward = Forward { features, eps };
+    map_rows(&call, &forward, [x, w], [], &mut y, &mut numbers)?;
+    let [inv_rms] = numbers;
     Ok((y.finish(), inv_rms.finish()))
 }
 
@@ -86,17 +129,10 @@ pub fn rms_norm_grad_input(
     inv_rms: &Tensor,
 ) -> Result<Tensor> {
     let mut call = RMS_NORM_GRAD_INPUT.call(&[dy, x, w, inv_rms])?;
-    let (dy, x) = (dense_rows(dy)?, dense_rows(x)?);
-    let (w, inv_rms) = (ops::contiguous(w)?, ops::contiguous(inv_rms)?);
     let mut dx = call.output(0)?;
-    match call.device().is_gpu() {
-        true => call.launch(|gpu| launch::rms_norm_grad_input(gpu, [&dy, &x, &w, &inv_rms], &dx)),
-        false => call.compute(|| {
-            for_float!(x.dtype(), T => {
-                kernels::rms_norm_grad_input::<T>(&dy, &x, &w, &inv_rms, dx.slice()?)
-            })
-        }),
-    }?;
+    let features = call.extent("d") as f64;
+    let (f, operands) = (GradInput { features }, [dy, x, w]);
+    map_rows(&call, &f, operands, [inv_rms], &mut dx, &mut [])?;
     Ok(dx.finish())
 }
 

@@ -4,9 +4,40 @@
 //! number as the mask if a whole row may be masked.
 
 use super::dense_rows;
+use super::row_function::map_rows;
 use crate::cpu::softmax as kernels;
 use crate::launch::softmax::{self as launch, Function};
-use crate::{Result, Signature, Tensor, for_float};
+use crate::{Number, Result, RowFunction, Signature, Tensor, for_float};
+
+/// Operands y and dy; the number of a row is sum(y dy).
+struct SoftmaxGrad;
+
+impl RowFunction<2, 1> for SoftmaxGrad {
+    #[inline(always)]
+    fn summand<W: Number>(&self, _: usize, [y, dy]: [W; 2], _: [W; 1]) -> W {
+        y * dy
+    }
+
+    #[inline(always)]
+    fn value<W: Number>(&self, [y, dy]: [W; 2], [dot]: [W; 1]) -> W {
+        y * (dy - dot)
+    }
+}
+
+/// Operands y and dy; the number of a row is sum(dy).
+struct LogSoftmaxGrad;
+
+impl RowFunction<2, 1> for LogSoftmaxGrad {
+    #[inline(always)]
+    fn summand<W: Number>(&self, _: usize, [_, dy]: [W; 2], _: [W; 1]) -> W {
+        dy
+    }
+
+    #[inline(always)]
+    fn value<W: Number>(&self, [y, dy]: [W; 2], [total]: [W; 1]) -> W {
+        dy - y.exp() * total
+    }
+}
 
 /// Defines an op on whole rows and its gradient op.
 macro_rules! row_ops {
@@ -14,7 +45,7 @@ macro_rules! row_ops {
         $(#[$doc:meta])*
         $name:ident, $function:ident, flops $flops:literal;
         $(#[$grad_doc:meta])*
-        $grad:ident, flops $grad_flops:literal;
+        $grad:ident, $grad_function:ident, flops $grad_flops:literal;
     )+) => {
         $(
             $(#[$doc])*
@@ -47,19 +78,8 @@ macro_rules! row_ops {
             /// [`Error::Signature`](crate::Error::Signature).
             pub fn $grad(y: &Tensor, dy: &Tensor) -> Result<Tensor> {
                 let mut call = signature_of::$grad.call(&[y, dy])?;
-                let (y, dy) = (dense_rows(y)?, dense_rows(dy)?);
                 let mut dx = call.output(0)?;
-                let columns = call.extent("d");
-                match call.device().is_gpu() {
-                    true => call.launch(|gpu| {
-                        launch::softmax_grad(gpu, Function::$function, [&y, &dy], &dx)
-                    }),
-                    false => call.compute(|| {
-                        for_float!(y.dtype(), T => {
-                            kernels::$grad::<T>(&y, &dy, columns, dx.slice()?)
-                        })
-                    }),
-                }?;
+                map_rows(&call, &$grad_function, [y, dy], [], &mut dx, &mut [])?;
                 Ok(dx.finish())
             }
         )+
@@ -89,10 +109,10 @@ row_ops! {
     /// e^(x - m) / sum(e^(x - m)) with m = max(x), per row.
     softmax, Softmax, flops 5;
     /// The gradient of [`softmax`]: y (dy - sum(y dy)).
-    softmax_grad, flops 4;
+    softmax_grad, SoftmaxGrad, flops 4;
 
     /// x - m - ln(sum(e^(x - m))) with m = max(x), per row.
     log_softmax, LogSoftmax, flops 4;
     /// The gradient of [`log_softmax`]: dy - e^y sum(dy).
-    log_softmax_grad, flops 4;
+    log_softmax_grad, LogSoftmaxGrad, flops 4;
 }

@@ -39,7 +39,7 @@ impl<T: Copy, C: Copy> Problem<'_, T, C> {
     }
 }
 
-/// Bytes along k of a slab. A panel of B (48 columns) is read once per panel of A (8 or 32 rows).
+/// Bytes along k of a slab. A panel of B (16 to 64 columns) is read once per panel of A (6 to 32 rows).
 /// With this depth it stays in the L2 cache.
 const SLAB_BYTES: usize = 2048;
 

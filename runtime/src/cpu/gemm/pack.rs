@@ -172,7 +172,7 @@ pub(super) fn pack_panels_by_depth<T: Pod, U: Unit<T>>(
 ) {
     for unit in 0..lanes.cols().div_ceil(U::DEPTH) {
         prefetch_depths::<T, U>(&lanes, unit);
-        for lane in (0..lanes.rows()).step_by(BLOCK) {
+        for lane in (0..lanes.rows()).step_by(BLOCK / width * width) {
             let units = units_at_depth(&lanes, lane, unit);
             for (index, units) in units.chunks_exact(width).enumerate() {
                 let panel = lane / width + index;

@@ -1,9 +1,9 @@
 //! The micro-kernel on vector registers, for any instruction set with a vector multiply-add.
 //!
-//! For each unit along k, the kernel loads three vectors of B's panel. For each row of A it
+//! For each unit along k, the kernel loads a row of vectors of B's panel. For each row of A it
 //! broadcasts one unit and multiplies. The accumulators are 8 x 3 vectors on machines with 32
-//! registers, 4 x 3 with 16. Rows of A that are contiguous along k are read in place, without
-//! packing.
+//! registers, 6 x 2 with 16: with 4 x 3, some accumulators would be stored in every iteration.
+//! Rows of A that are contiguous along k are read in place, without packing.
 
 use std::marker::PhantomData;
 
@@ -60,12 +60,10 @@ pub(super) trait Arithmetic: Copy + Send + Sync {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct VectorKernel<A>(pub(super) A);
 
-/// Vectors per row of a tile.
-const TILE_VECTORS: usize = 3;
-
 impl<A: Arithmetic> VectorKernel<A> {
-    const ROWS: usize = if A::REGISTERS >= 32 { 8 } else { 4 };
-    const COLS: usize = TILE_VECTORS * A::LANES;
+    const HAS_32_REGISTERS: bool = A::REGISTERS >= 32;
+    const ROWS: usize = if Self::HAS_32_REGISTERS { 8 } else { 6 };
+    const COLS: usize = A::LANES * if Self::HAS_32_REGISTERS { 3 } else { 2 };
 }
 
 impl<A: Arithmetic> Kernel for VectorKernel<A> {
@@ -139,16 +137,17 @@ impl<A: Arithmetic> Kernel for VectorKernel<A> {
     ) {
         // Skips unused rows (of a short group, or a single token) down to half a tile or one row,
         // and unused columns in whole vectors.
-        if A::REGISTERS >= 32 {
+        if Self::HAS_32_REGISTERS {
             match live.rows {
-                5.. => multiply_rows::<A, 8, 8>(self.0, a, b, live, start, sums),
-                2.. => multiply_rows::<A, 4, 8>(self.0, a, b, live, start, sums),
-                _ => multiply_rows::<A, 1, 8>(self.0, a, b, live, start, sums),
+                5.. => multiply_rows::<A, 8, 8, 3>(self.0, a, b, live, start, sums),
+                2.. => multiply_rows::<A, 4, 8, 3>(self.0, a, b, live, start, sums),
+                _ => multiply_rows::<A, 1, 8, 3>(self.0, a, b, live, start, sums),
             }
         } else {
             match live.rows {
-                2.. => multiply_rows::<A, 4, 4>(self.0, a, b, live, start, sums),
-                _ => multiply_rows::<A, 1, 4>(self.0, a, b, live, start, sums),
+                4.. => multiply_rows::<A, 6, 6, 2>(self.0, a, b, live, start, sums),
+                2.. => multiply_rows::<A, 3, 6, 2>(self.0, a, b, live, start, sums),
+                _ => multiply_rows::<A, 1, 6, 2>(self.0, a, b, live, start, sums),
             }
         }
     }
@@ -164,10 +163,10 @@ impl<A: Arithmetic> Kernel for VectorKernel<A> {
     }
 }
 
-/// Computes the first `ROWS` of the `TILE_ROWS` rows of a tile. In place of missing rows it reads
-/// the last row of A, or zeros of the panel.
+/// Computes the first `ROWS` of the `TILE_ROWS` rows of a tile, which are `VECTORS` vectors wide. In
+/// place of missing rows it reads the last row of A, or zeros of the panel.
 #[inline(always)]
-fn multiply_rows<A: Arithmetic, const ROWS: usize, const TILE_ROWS: usize>(
+fn multiply_rows<A: Arithmetic, const ROWS: usize, const TILE_ROWS: usize, const VECTORS: usize>(
     math: A,
     a: Rows<'_, A::Packed>,
     b: &[A::Packed],
@@ -175,15 +174,15 @@ fn multiply_rows<A: Arithmetic, const ROWS: usize, const TILE_ROWS: usize>(
     start: Start,
     tile: &mut [A::Sum],
 ) {
-    let (b, _) = math.units(b).as_chunks::<TILE_VECTORS>();
-    let (tile, _) = math.sums(tile).as_chunks_mut::<TILE_VECTORS>();
+    let (b, _) = math.units(b).as_chunks::<VECTORS>();
+    let (tile, _) = math.sums(tile).as_chunks_mut::<VECTORS>();
     match a.order {
         Order::Rows { stride } => {
             let rows: [&[A::Packed]; ROWS] = std::array::from_fn(
                 #[inline(always)]
                 |i| &a.units[i.min(live.rows - 1) * stride..][..b.len()],
             );
-            multiply_columns::<A, ROWS>(
+            multiply_columns::<A, ROWS, VECTORS>(
                 math,
                 #[inline(always)]
                 |i, p| rows[i][p],
@@ -195,7 +194,7 @@ fn multiply_rows<A: Arithmetic, const ROWS: usize, const TILE_ROWS: usize>(
         }
         Order::Depth => {
             let depths = &a.units.as_chunks::<TILE_ROWS>().0[..b.len()];
-            multiply_columns::<A, ROWS>(
+            multiply_columns::<A, ROWS, VECTORS>(
                 math,
                 #[inline(always)]
                 |i, p| depths[p][i],
@@ -209,30 +208,30 @@ fn multiply_rows<A: Arithmetic, const ROWS: usize, const TILE_ROWS: usize>(
 }
 
 #[inline(always)]
-fn multiply_columns<A: Arithmetic, const ROWS: usize>(
+fn multiply_columns<A: Arithmetic, const ROWS: usize, const VECTORS: usize>(
     math: A,
     unit: impl Fn(usize, usize) -> A::Packed,
-    b: &[[A::Units; TILE_VECTORS]],
+    b: &[[A::Units; VECTORS]],
     live: Tile,
     start: Start,
-    tile: &mut [[A::Sums; TILE_VECTORS]],
+    tile: &mut [[A::Sums; VECTORS]],
 ) {
     match live.cols.div_ceil(A::LANES) {
-        3.. => multiply_vectors::<A, ROWS, 3>(math, unit, b, start, tile),
-        2 => multiply_vectors::<A, ROWS, 2>(math, unit, b, start, tile),
-        _ => multiply_vectors::<A, ROWS, 1>(math, unit, b, start, tile),
+        3.. => multiply_vectors::<A, ROWS, 3, VECTORS>(math, unit, b, start, tile),
+        2 => multiply_vectors::<A, ROWS, 2, VECTORS>(math, unit, b, start, tile),
+        _ => multiply_vectors::<A, ROWS, 1, VECTORS>(math, unit, b, start, tile),
     }
 }
 
 /// Computes `ROWS` rows by `COLS` vectors at the upper left of a tile. `unit(i, p)` is unit p of
 /// row i of A.
 #[inline(always)]
-fn multiply_vectors<A: Arithmetic, const ROWS: usize, const COLS: usize>(
+fn multiply_vectors<A: Arithmetic, const ROWS: usize, const COLS: usize, const VECTORS: usize>(
     math: A,
     unit: impl Fn(usize, usize) -> A::Packed,
-    b: &[[A::Units; TILE_VECTORS]],
+    b: &[[A::Units; VECTORS]],
     start: Start,
-    tile: &mut [[A::Sums; TILE_VECTORS]],
+    tile: &mut [[A::Sums; VECTORS]],
 ) {
     let tile = &mut tile[..ROWS];
     let mut sums = [[math.zero(); COLS]; ROWS];

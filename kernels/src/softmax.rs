@@ -1,11 +1,45 @@
-//! The forward pass: computes y.
+//! Softmax and its logarithm along rows. Their gradients are [functions of rows](crate::row_map).
+//!
+//! Legend: R rows, D features; m is the largest element of a row.
+//!
+//! ```text
+//! softmax    y_rd = e^(x_rd - m_r) / sum_d e^(x_rd - m_r)
+//! logarithm  y_rd = x_rd - m_r - ln(sum_d e^(x_rd - m_r))
+//! ```
+//!
+//! The computation is in f32 and rounded once. A row stays in registers between its sum and its
+//! result, so the kernel moves the minimum of 2 R D elements. A row that is too long, or not of whole
+//! aligned vectors, is read twice. Its maximum and sum are then computed in one pass, which rescales
+//! the sum whenever the maximum grows (Milakov & Gimelshein 2018).
+//!
+//! As on the CPU, a row gives NaN if all elements are minus infinity, or if any is NaN or infinity.
 
-use super::Function;
 use crate::assembler::{F32, In, Kernel, Launch, Out, Ptx, Target, Variant};
 use crate::dtype::Dtype;
 use crate::elementary::{exp, ln};
 use crate::params;
 use crate::row::{Form, Row, Values};
+
+/// Softmax or its logarithm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Function {
+    /// Softmax.
+    Softmax,
+    /// Its natural logarithm.
+    LogSoftmax,
+}
+
+impl Function {
+    /// Both variants.
+    pub const ALL: [Function; 2] = [Function::Softmax, Function::LogSoftmax];
+
+    fn name(self) -> &'static str {
+        match self {
+            Function::Softmax => "softmax",
+            Function::LogSoftmax => "log_softmax",
+        }
+    }
+}
 
 /// Softmax of each row, or its logarithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
