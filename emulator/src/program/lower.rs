@@ -3,12 +3,13 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::calls::{Calls, STACK_BYTES, Signature};
+use super::calls::{Calls, STACK_BYTES};
 use super::decode;
 use super::functions::{Functions, is_call};
 use super::kernel::{Constant, Kernel, KernelParameter};
 use super::names::{Names, Symbol};
 use super::op::{Instruction, Op, Space};
+use super::signature::Signature;
 use crate::machine::registers::Slot;
 use crate::numerics::Approximation;
 use crate::ptx::PtxError;
