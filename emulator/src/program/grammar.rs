@@ -189,6 +189,7 @@ const SYNTAX: &[&str] = &[
     "createpolicy cvt L2 b64",
     "cp async ca|cg shared|shared::cta global [L2::cache_hint] [PREFETCH]",
     "cp async commit_group|wait_group|wait_all",
+    "cp async mbarrier arrive [noinc] [OWN] b64",
     // Warp-level, CTA-level and synchronization instructions.
     "activemask b32",
     "shfl sync up|down|bfly|idx b32",
