@@ -11,7 +11,7 @@ use crate::numerics::Approximation;
 pub enum AsyncCopies {
     /// Immediately.
     Eager,
-    /// At the wait.
+    /// At the wait, or after a failed test of the mbarrier at which they arrive.
     Lazy,
     /// At a random time in between.
     Random {

@@ -1,8 +1,9 @@
-//! Asynchronous copies (`cp.async`). One instruction starts a copy and another waits for it. The
-//! data moves immediately, as late as allowed, or at a random time in between.
+//! Asynchronous copies (`cp.async`). One instruction starts a copy and another waits for it, or an
+//! mbarrier does. The data moves immediately, as late as allowed, or at a random time in between.
 
 use super::addresses::Addresses;
 use super::check::{ALWAYS, AccessInfo};
+use super::copies::Copy;
 use super::cta::Cta;
 use super::fault::Fault;
 use super::registers::{LANES, lanes_of};
@@ -12,68 +13,6 @@ use super::warp::Warp;
 use crate::options::AsyncCopies;
 use crate::program::op::{CopyAsync, Space};
 use crate::report::FindingKind;
-
-/// A copy by one lane from global to shared memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Copy {
-    pub(crate) lane: usize,
-    pub(crate) to: u64,
-    pub(crate) from: u64,
-    pub(crate) bytes: usize,
-    /// Bytes read from the source; the rest of the destination is zeroed.
-    pub(crate) source_bytes: usize,
-    /// Its commit group, counted from 1 per lane.
-    pub(crate) group: u32,
-    /// The instruction that started it.
-    pub(crate) pc: u32,
-}
-
-impl Copy {
-    /// The read or the write of the copy, for the checks.
-    fn access_info(&self, reads: bool) -> AccessInfo {
-        let bytes = if reads { self.source_bytes } else { self.bytes };
-        AccessInfo {
-            align: self.bytes,
-            copy: Some(self.group),
-            ..AccessInfo::new(bytes, reads, !reads, self.pc)
-        }
-    }
-}
-
-/// The asynchronous copies of a warp.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Copies {
-    /// Not performed yet, oldest first.
-    pub(crate) pending: Vec<Copy>,
-    /// Committed groups per lane.
-    committed: [u32; 32],
-}
-
-impl Copies {
-    /// The group that the lane's next copy belongs to.
-    pub(crate) fn open_group(&self, lane: usize) -> u32 {
-        self.committed[lane] + 1
-    }
-
-    pub(crate) fn commit(&mut self, lane: usize) {
-        self.committed[lane] += 1;
-    }
-
-    /// The last group that must be complete when at most `left` groups may be pending. `None` means
-    /// all copies, committed or not.
-    pub(crate) fn complete(&self, lane: usize, left: Option<u32>) -> u32 {
-        match left {
-            Some(left) => self.committed[lane].saturating_sub(left),
-            None => self.committed[lane] + 1,
-        }
-    }
-
-    /// Removes and returns the pending copies of each lane up to group `groups[lane]`.
-    pub(crate) fn take(&mut self, groups: &[u32; 32]) -> Vec<Copy> {
-        let due = |copy: &mut Copy| copy.group <= groups[copy.lane];
-        self.pending.extract_if(.., due).collect()
-    }
-}
 
 impl Cta<'_> {
     pub(super) fn start_copies(
@@ -119,7 +58,7 @@ impl Cta<'_> {
                 from: from[lane],
                 bytes: copy.bytes,
                 source_bytes,
-                group: warp.copies.open_group(lane),
+                epoch: warp.copies.open_epoch(lane),
                 pc: self.pc,
             });
         }
@@ -142,7 +81,7 @@ impl Cta<'_> {
             (true, Space::Global, &batch.from),
             (false, Space::Shared, &batch.to),
         ] {
-            let (info, mut rest) = (batch.first.access_info(reads), batch.lanes);
+            let (info, mut rest) = (access_info(&batch.first, reads), batch.lanes);
             while rest != 0 && info.bytes > 0 {
                 let resolved = self.resolve(warp, space, addresses, rest, info.bytes)?;
                 self.count_access(&resolved, info);
@@ -161,34 +100,32 @@ impl Cta<'_> {
     ) -> Result<(), Box<Fault>> {
         let done: [u32; LANES] = std::array::from_fn(|lane| match mask >> lane & 1 {
             0 => 0,
-            _ => warp.copies.complete(lane, left),
+            _ => warp.copies.wait(lane, left),
         });
         let due = warp.copies.take(&done);
         self.perform_copies(warp, &due)?;
         for lane in lanes_of(mask) {
-            if left.is_none() {
-                warp.copies.commit(lane);
-            }
             warp.clock.wait_for_copies(lane, done[lane]);
         }
         Ok(())
     }
 
-    /// Performs a random selection of pending copies, possibly none.
-    pub(super) fn maybe_perform_copy(&mut self, warp: &mut Warp) -> Result<(), Box<Fault>> {
-        if warp.copies.pending.is_empty() || self.copy_random.below(8) != 0 {
+    /// Performs a random selection of pending copies and arrivals, possibly none.
+    pub(super) fn maybe_perform_copies(&mut self, warp: &mut Warp) -> Result<(), Box<Fault>> {
+        if warp.copies.is_idle() || self.copy_random.below(8) != 0 {
             return Ok(());
         }
         let pending = warp.copies.pending.len() as u64;
-        for left in (1..=pending)
-            .rev()
-            .take(1 + self.copy_random.below(pending) as usize)
-        {
+        let count = match pending {
+            0 => 0,
+            _ => 1 + self.copy_random.below(pending),
+        };
+        for left in (1..=pending).rev().take(count as usize) {
             let at = self.copy_random.below(left) as usize;
             let copy = warp.copies.pending.swap_remove(at);
             self.perform_copies(warp, &[copy])?;
         }
-        Ok(())
+        self.maybe_arrive_for_copies(warp)
     }
 
     /// Copies from global to shared memory.
@@ -224,6 +161,16 @@ impl Cta<'_> {
     }
 }
 
+/// The read or the write of a copy, for the checks.
+fn access_info(copy: &Copy, reads: bool) -> AccessInfo {
+    let bytes = if reads { copy.source_bytes } else { copy.bytes };
+    AccessInfo {
+        align: copy.bytes,
+        copy: Some(copy.epoch),
+        ..AccessInfo::new(bytes, reads, !reads, copy.pc)
+    }
+}
+
 /// Similar copies of several lanes, at most one per lane.
 struct Batch {
     first: Copy,
@@ -238,7 +185,7 @@ fn batches(copies: &[Copy]) -> Vec<Batch> {
     for copy in copies {
         let lane = 1 << copy.lane;
         let alike = |batch: &Batch| {
-            let kind = |it: &Copy| (it.pc, it.group, it.bytes, it.source_bytes);
+            let kind = |it: &Copy| (it.pc, it.epoch, it.bytes, it.source_bytes);
             kind(&batch.first) == kind(copy) && batch.lanes & lane == 0
         };
         // To keep each lane's order, a copy joins only batches after the last one that has its
@@ -267,12 +214,6 @@ fn batches(copies: &[Copy]) -> Vec<Batch> {
 mod tests {
     use super::*;
 
-    fn of_lane(lane: usize, group: u32) -> [u32; LANES] {
-        let mut groups = [0; LANES];
-        groups[lane] = group;
-        groups
-    }
-
     #[test]
     fn batches_hold_each_lane_once_and_keep_its_order() {
         let copy = |lane, pc| Copy {
@@ -281,7 +222,7 @@ mod tests {
             from: u64::from(pc),
             bytes: 16,
             source_bytes: 16,
-            group: 1,
+            epoch: 1,
             pc,
         };
         let copies = [copy(0, 1), copy(1, 1), copy(0, 2), copy(1, 2), copy(0, 1)];
@@ -289,30 +230,5 @@ mod tests {
         let kinds: Vec<(u32, u32)> = batches.iter().map(|it| (it.first.pc, it.lanes)).collect();
         assert_eq!(kinds, [(1, 0b11), (2, 0b11), (1, 0b1)]);
         assert_eq!((batches[1].to[1], batches[1].from[1]), (16, 2));
-    }
-
-    #[test]
-    fn groups_complete_in_order() {
-        let mut copies = Copies::default();
-        for group in 1..=3 {
-            let copy = Copy {
-                lane: 4,
-                to: 0,
-                from: 0,
-                bytes: 16,
-                source_bytes: 16,
-                group: copies.open_group(4),
-                pc: 0,
-            };
-            assert_eq!(copy.group, group);
-            copies.pending.push(copy);
-            copies.commit(4);
-        }
-        assert_eq!(copies.complete(4, Some(1)), 2);
-        assert_eq!(copies.take(&of_lane(4, 2)).len(), 2);
-        assert_eq!(copies.take(&of_lane(5, 9)).len(), 0);
-        assert_eq!(copies.complete(4, Some(5)), 0);
-        let all = copies.complete(4, None);
-        assert_eq!(copies.take(&of_lane(4, all)).len(), 1);
     }
 }

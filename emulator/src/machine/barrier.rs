@@ -2,9 +2,9 @@
 
 use super::cta::Cta;
 use super::fault::Fault;
-use super::happens_before::VectorClock;
 use super::registers::lanes_of;
 use super::step::Flow;
+use super::vector_clock::VectorClock;
 use super::warp::{State, Warp};
 use crate::program::op::{Barrier, BarrierAction, PredicateSource, VoteKind};
 use crate::report::FindingKind;

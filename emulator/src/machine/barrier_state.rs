@@ -1,6 +1,6 @@
 //! The state of an mbarrier: arrivals, transfers and phases.
 
-use super::happens_before::VectorClock;
+use super::vector_clock::VectorClock;
 
 /// The state of a barrier.
 #[derive(Clone, Debug)]
@@ -26,6 +26,16 @@ pub(super) struct Arrival {
     pub(super) count: u32,
     pub(super) bytes: u32,
     pub(super) drops: bool,
+}
+
+impl Arrival {
+    pub(super) fn of_one() -> Arrival {
+        Arrival {
+            count: 1,
+            bytes: 0,
+            drops: false,
+        }
+    }
 }
 
 impl BarrierState {

@@ -3,9 +3,10 @@
 use super::addresses::{Addresses, Region, ResolvedAddresses};
 use super::cta::Cta;
 use super::fault::Fault;
-use super::happens_before::{WarpClock, copies_of};
+use super::happens_before::WarpClock;
 use super::lanes::{each_bit, each_lane};
 use super::registers::{ALL, LANES, lanes_of};
+use super::vector_clock::copies_of;
 use super::warp::Warp;
 use super::windows::MemoryId;
 use crate::memory::races::{Accessor, LaneRanges, LineGuard, Mark, PriorAccess};
@@ -24,7 +25,7 @@ pub(super) struct AccessInfo {
     /// Whether it is strong: atomic, volatile or relaxed.
     pub(super) strong: bool,
     pub(super) pc: u32,
-    /// The commit group, if an asynchronous copy performs the access.
+    /// The epoch, if an asynchronous copy or its arrival performs the access.
     pub(super) copy: Option<u32>,
 }
 
@@ -233,7 +234,7 @@ impl<'g> Cta<'g> {
 pub(super) fn mark_of(warp: &Warp, stamp: u32, info: AccessInfo) -> Mark {
     let (agent, clock) = match info.copy {
         None => (warp.index as u8, warp.clock.now),
-        Some(group) => (copies_of(warp.index), group),
+        Some(epoch) => (copies_of(warp.index), epoch),
     };
     Mark::new(stamp, warp.clock.cta, agent, 0, clock, info.strong)
 }

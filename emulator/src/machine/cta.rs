@@ -1,6 +1,6 @@
 //! One CTA: its shared memory, its barriers, and the scheduling of its warps.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::barrier::CtaBarrier;
 use super::barrier_state::BarrierState;
@@ -64,6 +64,8 @@ pub(crate) struct Cta<'g> {
     pub(crate) barriers: Vec<CtaBarrier>,
     /// Barriers in shared memory, by offset.
     pub(super) mbarriers: BTreeMap<u64, BarrierState>,
+    /// Barriers that were tested in this time slice and found incomplete, if copies may be pending.
+    pub(super) awaited: BTreeSet<u64>,
     /// Synchronization state of shared memory, by address.
     pub(crate) sync_vars: HashMap<u64, SyncVar>,
     /// Per instruction; empty unless counting.
@@ -111,6 +113,7 @@ impl<'g> Cta<'g> {
             local_stride,
             barriers: (0..16).map(|_| CtaBarrier::default()).collect(),
             mbarriers: BTreeMap::new(),
+            awaited: BTreeSet::new(),
             sync_vars: HashMap::new(),
             counts,
             random: Random::new(0),
@@ -266,6 +269,7 @@ impl<'g> Cta<'g> {
             ran |= self
                 .run(&mut warps[at], instructions)
                 .map_err(|fault| (at, fault))?;
+            self.complete_awaited_copies(warps)?;
             self.complete_barriers(warps);
         }
         if warps.iter().all(Warp::is_done) {

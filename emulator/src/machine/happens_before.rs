@@ -5,71 +5,10 @@
 //! warp of its CTA, and of other CTAs that it synchronized with. Warp barriers order the lanes of
 //! one warp.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-
-use super::registers::LANES;
+use super::registers::{LANES, lanes_of};
+use super::vector_clock::{VectorClock, copies_of};
 use crate::memory::races::{HappensBefore, Mark};
 use crate::program::op::Scope;
-
-/// Agents of a CTA: 32 warps, and the asynchronous copies of each warp.
-pub(crate) const AGENTS: usize = 64;
-
-/// The agent of a warp's asynchronous copies.
-pub(crate) fn copies_of(warp: usize) -> u8 {
-    (32 + warp) as u8
-}
-
-/// Clocks by agent.
-pub(crate) type Clocks = [u32; AGENTS];
-
-/// A vector clock.
-#[derive(Clone, Debug)]
-pub(crate) struct VectorClock {
-    pub(crate) own_cta: Clocks,
-    /// The clocks of other CTAs, by CTA index modulo 2^20. In an `Arc`, because they rarely change.
-    pub(crate) others: Arc<BTreeMap<u32, Clocks>>,
-}
-
-impl VectorClock {
-    pub(crate) fn zero() -> VectorClock {
-        VectorClock {
-            own_cta: [0; AGENTS],
-            others: Arc::default(),
-        }
-    }
-
-    /// Joins the clock of an agent of the same CTA.
-    pub(crate) fn join(&mut self, other: &VectorClock) {
-        join(&mut self.own_cta, &other.own_cta);
-        if !Arc::ptr_eq(&self.others, &other.others) && !other.others.is_empty() {
-            let others = Arc::make_mut(&mut self.others);
-            for (cta, clocks) in other.others.iter() {
-                join(others.entry(*cta).or_insert([0; AGENTS]), clocks);
-            }
-        }
-    }
-
-    /// Converts a clock of CTA `writer` to the view of CTA `reader`.
-    fn relative_to(&self, writer: u32, reader: u32) -> VectorClock {
-        if writer == reader {
-            return self.clone();
-        }
-        let mut others = BTreeMap::clone(&self.others);
-        let own_cta = others.remove(&reader).unwrap_or([0; AGENTS]);
-        others.insert(writer, self.own_cta);
-        VectorClock {
-            own_cta,
-            others: Arc::new(others),
-        }
-    }
-}
-
-fn join(clocks: &mut Clocks, other: &Clocks) {
-    for (mine, theirs) in clocks.iter_mut().zip(other) {
-        *mine = (*mine).max(*theirs);
-    }
-}
 
 /// The clocks of one warp.
 #[derive(Clone, Debug)]
@@ -79,7 +18,7 @@ pub(crate) struct WarpClock {
     /// The warp's own clock. Its earlier accesses have smaller values.
     pub(crate) now: u32,
     pub(crate) seen: VectorClock,
-    /// The last copy group that each lane has waited for.
+    /// The last epoch of copies that each lane has waited for.
     waited: [u32; LANES],
     /// `waited` at the last synchronization of the warp.
     synced: [u32; LANES],
@@ -113,8 +52,9 @@ impl WarpClock {
     /// Releases all accesses so far, and advances the clock.
     pub(crate) fn release(&mut self) -> VectorClock {
         let mut seen = self.seen.clone();
-        seen.own_cta[self.warp] = self.now;
-        seen.own_cta[copies_of(self.warp) as usize] = self.copies_seen_by_all();
+        let copies = usize::from(copies_of(self.warp));
+        seen.own_cta.set(self.warp, self.now);
+        seen.own_cta.set(copies, self.copies_seen_by_all());
         self.now += 1;
         self.synced = self.waited;
         seen
@@ -141,43 +81,42 @@ impl WarpClock {
         self.copying |= lanes;
     }
 
-    pub(crate) fn wait_for_copies(&mut self, lane: usize, groups: u32) {
-        self.waited[lane] = self.waited[lane].max(groups);
+    pub(crate) fn wait_for_copies(&mut self, lane: usize, epoch: u32) {
+        self.waited[lane] = self.waited[lane].max(epoch);
     }
 
-    /// The group that every copying lane has waited for.
+    /// The epoch that every copying lane has waited for, itself or at an mbarrier.
     fn copies_seen_by_all(&self) -> u32 {
-        let lanes = super::registers::lanes_of(self.copying);
-        lanes.map(|lane| self.waited[lane]).min().unwrap_or(0)
+        let arrived = |lane| self.seen.own_cta.arrived_copies(self.warp, lane);
+        let lanes = lanes_of(self.copying).map(|lane| self.waited[lane].max(arrived(lane)));
+        lanes.min().unwrap_or(0)
     }
 }
 
 impl HappensBefore for WarpClock {
     #[inline(always)]
     fn happened_before(&self, mark: Mark, me: Mark) -> bool {
-        let agent = mark.agent() as usize;
         if mark.cta() != self.cta {
-            let others = &self.seen.others;
-            return !others.is_empty()
-                && others
-                    .get(&mark.cta())
-                    .is_some_and(|clocks| mark.clock() <= clocks[agent]);
+            return self.seen.includes(mark, self.cta);
         }
+        let agent = usize::from(mark.agent());
         if agent == self.warp {
             // An asynchronous copy is ordered after the earlier accesses of its own thread.
             let own_copy = me.agent() != mark.agent() && mark.lane() == me.lane();
             return mark.clock() < self.now || own_copy;
         }
-        if agent == copies_of(self.warp) as usize {
+        if agent == usize::from(copies_of(self.warp)) {
             let lane = mark.lane();
             let known = if lane == me.lane() {
                 &self.waited
             } else {
                 &self.synced
             };
-            return mark.clock() <= known[lane as usize];
+            if mark.clock() <= known[usize::from(lane)] {
+                return true;
+            }
         }
-        mark.clock() <= self.seen.own_cta[agent]
+        self.seen.includes(mark, self.cta)
     }
 }
 

@@ -56,7 +56,8 @@ fn hash_state(warps: &[Warp]) -> u64 {
     let mut hasher = DefaultHasher::new();
     for warp in warps {
         warp.registers.hash(&mut hasher);
-        warp.copies.pending.len().hash(&mut hasher);
+        let copies = &warp.copies;
+        (copies.pending.len(), copies.arrivals.len()).hash(&mut hasher);
         for subwarp in &warp.subwarps {
             (subwarp.pc, subwarp.mask, &subwarp.calls).hash(&mut hasher);
             // Ready and Yielded differ only by the schedule.

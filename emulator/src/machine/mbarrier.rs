@@ -14,11 +14,12 @@ use super::registers::{LANES, Slot, lanes_of};
 use super::step::Flow;
 use super::warp::Warp;
 use super::windows::MemoryId;
-use crate::program::op::{Mbarrier, MbarrierAction, Phase};
+use crate::options::AsyncCopies;
+use crate::program::op::{Address, Mbarrier, MbarrierAction, Phase, Space};
 use crate::report::FindingKind;
 
 /// The largest count of arrivals, and of bytes in flight.
-const MAX_COUNT: u32 = (1 << 20) - 1;
+pub(super) const MAX_COUNT: u32 = (1 << 20) - 1;
 
 impl Cta<'_> {
     pub(super) fn mbarrier(
@@ -27,12 +28,7 @@ impl Cta<'_> {
         barrier: &Mbarrier,
         mask: u32,
     ) -> Result<Flow, Box<Fault>> {
-        let addresses = self.addresses(warp, &barrier.address, mask)?;
-        let resolved = self.resolve(warp, barrier.space, &addresses, mask, 8)?;
-        if resolved.memory != MemoryId::Shared || resolved.lanes != mask {
-            let message = "an mbarrier must be in shared memory";
-            return Err(Fault::of_all(FindingKind::OutOfBounds, message));
-        }
+        let resolved = self.mbarrier_addresses(warp, &barrier.address, barrier.space, mask)?;
         let is_lifetime = matches!(
             barrier.action,
             MbarrierAction::Init { .. } | MbarrierAction::Invalidate
@@ -73,8 +69,24 @@ impl Cta<'_> {
         Ok(Flow::Next)
     }
 
+    pub(super) fn mbarrier_addresses(
+        &mut self,
+        warp: &Warp,
+        address: &Address,
+        space: Space,
+        mask: u32,
+    ) -> Result<ResolvedAddresses, Box<Fault>> {
+        let addresses = self.addresses(warp, address, mask)?;
+        let resolved = self.resolve(warp, space, &addresses, mask, 8)?;
+        if resolved.memory != MemoryId::Shared || resolved.lanes != mask {
+            let message = "an mbarrier must be in shared memory";
+            return Err(Fault::of_all(FindingKind::OutOfBounds, message));
+        }
+        Ok(resolved)
+    }
+
     /// Fails unless each lane's barrier is initialized, in the happens-before order.
-    fn require_initialized(
+    pub(super) fn require_initialized(
         &self,
         warp: &Warp,
         resolved: &ResolvedAddresses,
@@ -82,10 +94,10 @@ impl Cta<'_> {
         for lane in lanes_of(resolved.lanes) {
             let Some(state) = self.mbarriers.get(&resolved.offsets[lane]) else {
                 let problem = "is used without mbarrier.init, or after mbarrier.inval";
-                return Err(wrong(lane, resolved, problem));
+                return Err(wrong(lane, resolved.offsets[lane], problem));
             };
             let (by, clock) = state.initialized;
-            let is_ordered = by == warp.index || warp.clock.seen.own_cta[by] >= clock;
+            let is_ordered = by == warp.index || warp.clock.seen.includes_warp(by, clock);
             if !is_ordered && self.grid.options.sanitize {
                 let problem = format!(
                     "is used unordered with its initialization by warp {by}; add a barrier between \
@@ -93,7 +105,7 @@ impl Cta<'_> {
                 );
                 return Err(Box::new(Fault {
                     kind: FindingKind::SharedRace,
-                    ..*wrong(lane, resolved, &problem)
+                    ..*wrong(lane, resolved.offsets[lane], &problem)
                 }));
             }
         }
@@ -114,7 +126,7 @@ impl Cta<'_> {
                     "is initialized again without mbarrier.inval; it is in {}",
                     old.describe()
                 );
-                return Err(wrong(lane, resolved, &problem));
+                return Err(wrong(lane, resolved.offsets[lane], &problem));
             }
         }
         Ok(())
@@ -125,7 +137,7 @@ impl Cta<'_> {
             let at = resolved.offsets[lane];
             if self.mbarriers.remove(&at).is_none() {
                 let problem = "is invalidated by several lanes";
-                return Err(wrong(lane, resolved, problem));
+                return Err(wrong(lane, resolved.offsets[lane], problem));
             }
             self.shared.initialized.unset(at as usize, 8);
         }
@@ -145,13 +157,13 @@ impl Cta<'_> {
                 true => i64::from(bytes[lane]),
                 false => -i64::from(bytes[lane]),
             };
-            let state = self.mbarrier_at(lane, resolved)?;
+            let state = self.mbarrier_at(lane, resolved.offsets[lane])?;
             state.transfers += change;
             let transfers = state.transfers;
             if transfers.unsigned_abs() > u64::from(MAX_COUNT) {
                 let problem =
                     format!("has {transfers} bytes in flight; the maximum is {MAX_COUNT}");
-                return Err(wrong(lane, resolved, &problem));
+                return Err(wrong(lane, resolved.offsets[lane], &problem));
             }
             state.complete_if_due();
         }
@@ -187,7 +199,7 @@ impl Cta<'_> {
         let published = releases.then(|| warp.clock.release());
         let mut tokens = [0; LANES];
         for lane in lanes_of(resolved.lanes) {
-            let state = self.mbarrier_at(lane, resolved)?;
+            let state = self.mbarrier_at(lane, resolved.offsets[lane])?;
             tokens[lane] = state.token();
             if let Some(published) = &published {
                 state.arriving.join(published);
@@ -216,21 +228,21 @@ impl Cta<'_> {
             let total = totals.entry(resolved.offsets[lane]).or_default();
             *total += u64::from(counts[lane]);
             let total = *total;
-            let state = self.mbarrier_at(lane, resolved)?;
+            let state = self.mbarrier_at(lane, resolved.offsets[lane])?;
             let pending = u64::from(state.pending);
             if total > pending {
                 let problem = format!(
                     "gets {total} arrivals from one instruction, but in {}",
                     state.describe()
                 );
-                return Err(wrong(lane, resolved, &problem));
+                return Err(wrong(lane, resolved.offsets[lane], &problem));
             }
             if total == pending && !completes {
                 let problem = format!(
                     "completes its phase by an arrival with .noComplete; it is in {}",
                     state.describe()
                 );
-                return Err(wrong(lane, resolved, &problem));
+                return Err(wrong(lane, resolved.offsets[lane], &problem));
             }
         }
         Ok(())
@@ -250,7 +262,7 @@ impl Cta<'_> {
         self.require_defined(warp, slot, resolved.lanes)?;
         let mut complete = 0;
         for lane in lanes_of(resolved.lanes) {
-            let state = self.mbarrier_at(lane, resolved)?;
+            let state = self.mbarrier_at(lane, resolved.offsets[lane])?;
             let is_complete = match phase {
                 Phase::State(slot) => {
                     let tested = warp.registers.wide(slot)[lane] >> 20;
@@ -260,7 +272,7 @@ impl Cta<'_> {
                              the preceding phase can be tested",
                             state.describe()
                         );
-                        return Err(wrong(lane, resolved, &problem));
+                        return Err(wrong(lane, resolved.offsets[lane], &problem));
                     }
                     tested < state.phase
                 }
@@ -268,7 +280,7 @@ impl Cta<'_> {
                     let parity = warp.registers.narrow(slot)[lane];
                     if parity > 1 {
                         let problem = format!("is tested for the parity {parity}; it is 0 or 1");
-                        return Err(wrong(lane, resolved, &problem));
+                        return Err(wrong(lane, resolved.offsets[lane], &problem));
                     }
                     state.phase % 2 != u64::from(parity)
                 }
@@ -279,6 +291,10 @@ impl Cta<'_> {
             complete |= u32::from(is_complete) << lane;
         }
         let failed = resolved.lanes & !complete;
+        if self.grid.kernel.copies && self.grid.options.async_copies != AsyncCopies::Eager {
+            self.awaited
+                .extend(lanes_of(failed).map(|lane| resolved.offsets[lane]));
+        }
         warp.failed_test = (failed != 0).then(|| FailedTest {
             lanes: failed,
             at: resolved.offsets[failed.trailing_zeros() as usize & 31],
@@ -305,18 +321,18 @@ impl Cta<'_> {
             Some(lane) => {
                 let count = counts[lane];
                 let problem = format!("has a {what} of {count}; it must be 1 to {MAX_COUNT}");
-                Err(wrong(lane, resolved, &problem))
+                Err(wrong(lane, resolved.offsets[lane], &problem))
             }
         }
     }
 
-    fn mbarrier_at(
+    pub(super) fn mbarrier_at(
         &mut self,
         lane: usize,
-        resolved: &ResolvedAddresses,
+        at: u64,
     ) -> Result<&mut BarrierState, Box<Fault>> {
-        let found = self.mbarriers.get_mut(&resolved.offsets[lane]);
-        found.ok_or_else(|| wrong(lane, resolved, "is used without mbarrier.init"))
+        let found = self.mbarriers.get_mut(&at);
+        found.ok_or_else(|| wrong(lane, at, "is used without mbarrier.init"))
     }
 
     /// What the lanes of a subwarp that test a barrier in a loop wait for.
@@ -331,8 +347,7 @@ impl Cta<'_> {
     }
 }
 
-fn wrong(lane: usize, resolved: &ResolvedAddresses, problem: &str) -> Box<Fault> {
-    let at = resolved.offsets[lane];
+pub(super) fn wrong(lane: usize, at: u64, problem: &str) -> Box<Fault> {
     let message = format!("the mbarrier at byte {at} of shared memory {problem}");
     Fault::new(FindingKind::InvalidArgument, lane, message)
 }

@@ -59,7 +59,7 @@ impl Cta<'_> {
                 ran = true;
                 let must_reselect = self.execute(warp, subwarp)?;
                 if random_copies {
-                    self.maybe_perform_copy(warp)?;
+                    self.maybe_perform_copies(warp)?;
                 }
                 if must_reselect || warp.subwarps[subwarp].pc >= reconvergence_pc {
                     break;
@@ -264,6 +264,7 @@ impl Cta<'_> {
             }
             Op::Fence(scope) => warp.clock.fence(*scope),
             Op::CopyAsync(copy) => self.start_copies(warp, copy, mask)?,
+            Op::ArriveForCopies(arrive) => self.request_copy_arrival(warp, arrive, mask)?,
             Op::CommitCopies => lanes_of(mask).for_each(|lane| warp.copies.commit(lane)),
             Op::WaitCopies(left) => self.wait_for_copies(warp, *left, mask)?,
             Op::LoadMatrix(load) => return self.load_matrix(warp, load, mask),
@@ -329,6 +330,7 @@ impl Cta<'_> {
         let ending = std::array::from_fn(|lane| if mask >> lane & 1 != 0 { u32::MAX } else { 0 });
         let due = warp.copies.take(&ending);
         self.perform_copies(warp, &due)?;
+        self.arrive_for_copies(warp, |arrival| mask >> arrival.lane & 1 == 1)?;
         let all = warp.subwarps[subwarp].mask;
         warp.subwarps[subwarp].pc += u32::from(mask != all);
         warp.exit(subwarp, mask);

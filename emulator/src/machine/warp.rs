@@ -3,8 +3,8 @@
 //! Lanes at the same instruction form a subwarp. The subwarp with the lowest position runs first,
 //! so that subwarps reconverge where the code joins (thread frontiers, Diamos et al. 2011).
 
-use super::asynchronous::Copies;
 use super::barrier_state::FailedTest;
+use super::copies::Copies;
 use super::frames::Saved;
 use super::happens_before::WarpClock;
 use super::registers::Registers;

@@ -7,11 +7,11 @@
 mod allocation;
 mod block;
 mod bytes;
+mod description;
 mod poison;
 pub(crate) mod races;
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -19,6 +19,8 @@ pub(crate) use allocation::Allocation;
 pub use allocation::{AllocationInfo, MemoryKind};
 pub(crate) use block::{ALIGNMENT, Block, HOST_ALIGNMENT};
 pub(crate) use bytes::ByteSet;
+pub use description::AddressDescription;
+use description::describe_allocation;
 
 use crate::report::Finding;
 
@@ -356,60 +358,6 @@ impl Allocations {
     }
 }
 
-/// The description of an address.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AddressDescription {
-    /// The address.
-    pub address: u64,
-    /// Whether it is in freed memory.
-    pub freed: bool,
-    text: String,
-}
-
-impl AddressDescription {
-    fn new(
-        address: u64,
-        below: Option<&Arc<Allocation>>,
-        above: Option<&Arc<Allocation>>,
-    ) -> AddressDescription {
-        let inside = below.filter(|it| address < it.end());
-        let text = match (inside, below, above) {
-            (Some(it), ..) => format!(
-                "byte {} of {}",
-                address - it.info.base,
-                describe_allocation(it)
-            ),
-            (None, Some(it), _) if address - it.end() < ALIGNMENT as u64 * 2 => {
-                format!(
-                    "{} bytes past the end of {}",
-                    address - it.end(),
-                    describe_allocation(it)
-                )
-            }
-            (None, _, Some(it)) if it.info.base - address <= ALIGNMENT as u64 => {
-                let before = it.info.base - address;
-                format!(
-                    "{before} bytes before the start of {}",
-                    describe_allocation(it)
-                )
-            }
-            _ if address < 4096 => "a null pointer".to_owned(),
-            _ => "not in any allocation".to_owned(),
-        };
-        AddressDescription {
-            address,
-            freed: inside.is_some_and(|it| it.is_freed()),
-            text,
-        }
-    }
-}
-
-impl fmt::Display for AddressDescription {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:#x}, {}", self.address, self.text)
-    }
-}
-
 /// Fails if a kernel stored an undefined value in a range that the host reads.
 fn check_host_read(from: &Allocation, offset: usize, bytes: usize) -> Result<(), MemoryError> {
     let Some((at, store)) = from.stored_undefined(offset as u64, bytes) else {
@@ -422,17 +370,6 @@ fn check_host_read(from: &Allocation, offset: usize, bytes: usize) -> Result<(),
         store.message
     );
     Err(MemoryError::Undefined(Box::new(finding)))
-}
-
-fn describe_allocation(allocation: &Allocation) -> String {
-    let AllocationInfo {
-        bytes,
-        kind,
-        number,
-        ..
-    } = allocation.info;
-    let freed = if allocation.is_freed() { ", freed" } else { "" };
-    format!("allocation #{number} ({bytes} bytes, {kind}{freed})")
 }
 
 #[cfg(test)]

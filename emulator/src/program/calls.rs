@@ -14,91 +14,19 @@ use std::collections::HashMap;
 use super::kernel::{Constant, Frame};
 use super::lower::{Lowering, Result, assign_offset};
 use super::names::Symbol;
-use super::op::{Op, Passed, Space};
+use super::op::{Op, Passed};
+use super::signature::{CallLocations, Signature, copied};
 use crate::machine::registers::Slot;
-use crate::ptx::syntax::{self, Operand, Parameter, Variable};
-use crate::ptx::{PtxError, bytes_of_type};
+use crate::ptx::PtxError;
+use crate::ptx::syntax::{self, Operand, Variable};
 
 /// Bytes per thread for local variables of recursive functions.
 pub(crate) const STACK_BYTES: u32 = 16 << 10;
 
-/// The types of a function's parameters and results.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Signature {
-    returns: Vec<Shape>,
-    parameters: Vec<Shape>,
-}
-
-/// The type of one parameter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Shape {
-    Register { wide: bool },
-    Predicate,
-    Memory { bytes: u32 },
-}
-
-impl Signature {
-    /// The signature of a function with these sizes of results and parameters, all in memory.
-    pub(super) fn of_memory(returns: &[u32], parameters: &[u32]) -> Signature {
-        let shape = |bytes: &u32| Shape::Memory { bytes: *bytes };
-        Signature {
-            returns: returns.iter().map(shape).collect(),
-            parameters: parameters.iter().map(shape).collect(),
-        }
-    }
-
-    pub(crate) fn new(returns: &[Parameter], parameters: &[Parameter]) -> Signature {
-        let shapes = |parameters: &[Parameter]| parameters.iter().map(Shape::of).collect();
-        Signature {
-            returns: shapes(returns),
-            parameters: shapes(parameters),
-        }
-    }
-}
-
-impl Shape {
-    fn of(parameter: &Parameter) -> Shape {
-        match parameter {
-            Parameter::Register { kind, .. } if kind == ".pred" => Shape::Predicate,
-            Parameter::Register { kind, .. } => Shape::Register {
-                wide: bytes_of_type(kind) == Some(8),
-            },
-            Parameter::Memory(variable) => Shape::Memory {
-                bytes: variable.bytes() as u32,
-            },
-        }
-    }
-}
-
-/// The location in which a value is passed.
-#[derive(Clone, Copy, Debug)]
-enum ValueLocation {
-    Register { slot: Slot, wide: bool },
-    Predicate(Slot),
-    Memory { offset: u32, bytes: u32 },
-}
-
-impl ValueLocation {
-    fn name(self) -> &'static str {
-        match self {
-            ValueLocation::Register { .. } => "a register",
-            ValueLocation::Predicate(_) => "a predicate",
-            ValueLocation::Memory { .. } => "memory",
-        }
-    }
-}
-
-/// The locations in which the values of a signature are passed.
-#[derive(Clone, Debug)]
-struct CallLocations {
-    returns: Vec<ValueLocation>,
-    parameters: Vec<ValueLocation>,
-}
-
 /// The calls of a kernel.
 #[derive(Default)]
 pub(crate) struct Calls {
-    handovers: HashMap<Signature, CallLocations>,
+    pub(super) handovers: HashMap<Signature, CallLocations>,
     /// The labels of called functions.
     labels: HashMap<String, usize>,
     pending: Vec<String>,
@@ -215,158 +143,6 @@ impl<'a> Lowering<'a> {
         self.push(line, Op::Return(frame));
     }
 
-    /// The copies of a call's arguments and results, and the offsets of the results and arguments in
-    /// local memory.
-    pub(super) fn passed_values(
-        &mut self,
-        signature: &Signature,
-        results: &[Operand],
-        arguments: &[Operand],
-    ) -> Result<(Vec<Passed>, Vec<Passed>, Vec<u32>)> {
-        let locations = self.call_locations(signature);
-        let passed = self.pass_values(arguments, &locations.parameters, true)?;
-        let returned = self.pass_values(results, &locations.returns, false)?;
-        let offset = |location: &ValueLocation| match location {
-            ValueLocation::Memory { offset, .. } => Some(*offset),
-            ValueLocation::Register { .. } | ValueLocation::Predicate(_) => None,
-        };
-        let all = locations.returns.iter().chain(&locations.parameters);
-        Ok((passed, returned, all.filter_map(offset).collect()))
-    }
-
-    /// The locations of a signature's values. The first call for a signature allocates them.
-    fn call_locations(&mut self, signature: &Signature) -> CallLocations {
-        if let Some(call_locations) = self.calls.handovers.get(signature) {
-            return call_locations.clone();
-        }
-        let mut locations = |shapes: &[Shape]| -> Vec<ValueLocation> {
-            shapes
-                .iter()
-                .map(|shape| self.shared_location(*shape))
-                .collect()
-        };
-        let call_locations = CallLocations {
-            returns: locations(&signature.returns),
-            parameters: locations(&signature.parameters),
-        };
-        let handovers = &mut self.calls.handovers;
-        handovers.insert(signature.clone(), call_locations.clone());
-        call_locations
-    }
-
-    fn shared_location(&mut self, shape: Shape) -> ValueLocation {
-        match shape {
-            Shape::Predicate => ValueLocation::Predicate(self.names.new_predicate()),
-            Shape::Register { wide } => ValueLocation::Register {
-                slot: self.names.new_register(wide),
-                wide,
-            },
-            Shape::Memory { bytes } => {
-                let offset = self.local_bytes;
-                self.local_bytes += bytes;
-                ValueLocation::Memory { offset, bytes }
-            }
-        }
-    }
-
-    fn pass_values(
-        &mut self,
-        operands: &[Operand],
-        locations: &[ValueLocation],
-        inward: bool,
-    ) -> Result<Vec<Passed>> {
-        if operands.len() != locations.len() {
-            let (given, taken) = (operands.len(), locations.len());
-            return Err(format!(
-                "the call lists {given} arguments or results where the function declares {taken}"
-            ));
-        }
-        let mut passed = Vec::new();
-        for (operand, location) in operands.iter().zip(locations) {
-            passed.push(self.pass(operand, *location, inward)?);
-        }
-        Ok(passed)
-    }
-
-    fn pass(&mut self, operand: &Operand, location: ValueLocation, inward: bool) -> Result<Passed> {
-        let ordered = |caller, callee| {
-            if inward {
-                (callee, caller)
-            } else {
-                (caller, callee)
-            }
-        };
-        if let Operand::Name(name) = operand
-            && let Some(Symbol::Variable {
-                space: Space::Local,
-                address: Constant::Bits(at),
-            }) = self.names.find(name)
-        {
-            let at = *at as u32;
-            return match location {
-                ValueLocation::Memory { offset, bytes } => {
-                    let (to, from) = ordered(at, offset);
-                    Ok(Passed::Memory { to, from, bytes })
-                }
-                ValueLocation::Register { slot, wide } => {
-                    let bytes = if wide { 8 } else { 4 };
-                    Ok(match inward {
-                        true => Passed::Load {
-                            to: slot,
-                            from: at,
-                            bytes,
-                        },
-                        false => Passed::Store {
-                            to: at,
-                            from: slot,
-                            bytes,
-                        },
-                    })
-                }
-                ValueLocation::Predicate(_) => Err(format!("`{name}` is not a predicate")),
-            };
-        }
-        match location {
-            ValueLocation::Predicate(index) => {
-                let (to, from) = ordered(self.predicate(operand)?, index);
-                Ok(Passed::Predicate { to, from })
-            }
-            ValueLocation::Register { slot, wide } => {
-                let (to, from) = ordered(self.argument(operand, wide)?, slot);
-                Ok(Passed::Register { to, from, wide })
-            }
-            ValueLocation::Memory { bytes, .. } if !matches!(bytes, 1 | 2 | 4 | 8) => Err(format!(
-                "`{operand}` cannot be passed as {bytes} bytes; pass a variable"
-            )),
-            ValueLocation::Memory { offset, bytes } => {
-                let slot = self.source_of_bits(operand, bytes * 8, false)?;
-                Ok(match inward {
-                    true => Passed::Store {
-                        to: offset,
-                        from: slot,
-                        bytes,
-                    },
-                    false => Passed::Load {
-                        to: slot,
-                        from: offset,
-                        bytes,
-                    },
-                })
-            }
-        }
-    }
-
-    /// The register of an argument or result.
-    fn argument(&mut self, operand: &Operand, wide: bool) -> Result<Slot> {
-        match self.register(operand) {
-            Ok((slot, bits)) if (bits == 64) == wide => Ok(slot),
-            Ok((_, bits)) => Err(format!(
-                "a register of {bits} bits is passed, but the function expects another size"
-            )),
-            Err(_) => self.source_of_bits(operand, if wide { 64 } else { 32 }, false),
-        }
-    }
-
     /// The label of a called function.
     fn function(&mut self, name: &str) -> usize {
         if let Some(label) = self.calls.labels.get(name) {
@@ -383,38 +159,6 @@ impl<'a> Lowering<'a> {
             .functions
             .syntax(name)
             .ok_or_else(|| format!("the function `{name}` is not defined in this module"))
-    }
-
-    /// The location of a parameter in the function's body.
-    fn location(&mut self, parameter: &Parameter) -> Result<ValueLocation> {
-        let name = match parameter {
-            Parameter::Register { name, kind } => {
-                self.names.declare_register(name, kind)?;
-                name
-            }
-            Parameter::Memory(variable) => {
-                self.declare_variable(variable)?;
-                &variable.name
-            }
-        };
-        match (self.names.find(name), parameter) {
-            (Some(Symbol::Register { slot, bits }), _) => Ok(ValueLocation::Register {
-                slot: *slot,
-                wide: *bits == 64,
-            }),
-            (Some(Symbol::Predicate(index)), _) => Ok(ValueLocation::Predicate(*index)),
-            (
-                Some(Symbol::Variable {
-                    address: Constant::Bits(offset),
-                    ..
-                }),
-                Parameter::Memory(variable),
-            ) => Ok(ValueLocation::Memory {
-                offset: *offset as u32,
-                bytes: variable.bytes() as u32,
-            }),
-            _ => Err(format!("`{name}` is not a parameter")),
-        }
     }
 
     /// Appends the code of every called function.
@@ -485,23 +229,5 @@ impl<'a> Lowering<'a> {
             self.calls.current.returned.push(returned);
         }
         Ok(taken)
-    }
-}
-
-/// A copy between locations of the same type.
-fn copied(to: ValueLocation, from: ValueLocation) -> Result<Passed> {
-    match (to, from) {
-        (
-            ValueLocation::Register { slot: to, wide },
-            ValueLocation::Register { slot: from, .. },
-        ) => Ok(Passed::Register { to, from, wide }),
-        (ValueLocation::Predicate(to), ValueLocation::Predicate(from)) => {
-            Ok(Passed::Predicate { to, from })
-        }
-        (
-            ValueLocation::Memory { offset: to, bytes },
-            ValueLocation::Memory { offset: from, .. },
-        ) => Ok(Passed::Memory { to, from, bytes }),
-        _ => Err(format!("{} cannot be passed as {}", from.name(), to.name())),
     }
 }

@@ -189,6 +189,7 @@ const SYNTAX: &[&str] = &[
     "createpolicy cvt L2 b64",
     "cp async ca|cg shared|shared::cta global [L2::cache_hint] [PREFETCH]",
     "cp async commit_group|wait_group|wait_all",
+    "cp async mbarrier arrive [noinc] [OWN] b64",
     // Warp-level, CTA-level and synchronization instructions.
     "activemask b32",
     "shfl sync up|down|bfly|idx b32",
@@ -262,6 +263,16 @@ fn part(text: &'static str) -> Part {
     }
 }
 
+/// The end of a message that refuses an instruction, modifier, register or directive: the reason,
+/// if it is about clusters.
+pub(super) fn reason(word: &str) -> &'static str {
+    let of_clusters = matches!(word, "mapa" | "getctarank" | "mbarrier_init");
+    match of_clusters || word.contains("cluster") {
+        true => ": clusters of CTAs are not emulated",
+        false => "",
+    }
+}
+
 /// Checks that an opcode with its modifiers and types is legal PTX.
 pub(super) fn check(opcode: &str) -> Result<(), String> {
     let mut words = opcode.split('.');
@@ -279,7 +290,8 @@ pub(super) fn check(opcode: &str) -> Result<(), String> {
         parts.any(|part| part.choices.contains(word))
     };
     if let Some(word) = words.iter().find(|word| !is_known(word)) {
-        return Err(format!("`.{word}` of `{opcode}` is not supported"));
+        let reason = reason(word);
+        return Err(format!("`.{word}` of `{opcode}` is not supported{reason}"));
     }
     let known: Vec<_> = lines.iter().map(|(line, _)| *line).collect();
     Err(format!(

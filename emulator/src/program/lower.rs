@@ -3,12 +3,14 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::calls::{Calls, STACK_BYTES, Signature};
+use super::calls::{Calls, STACK_BYTES};
 use super::decode;
 use super::functions::{Functions, is_call};
+use super::grammar;
 use super::kernel::{Constant, Kernel, KernelParameter};
 use super::names::{Names, Symbol};
 use super::op::{Instruction, Op, Space};
+use super::signature::Signature;
 use crate::machine::registers::Slot;
 use crate::numerics::Approximation;
 use crate::ptx::PtxError;
@@ -42,8 +44,8 @@ pub(crate) fn lower(
 ) -> Result<Kernel, PtxError> {
     let mut lowering = Lowering::new(module);
     if let Some(directive) = &entry.cluster {
-        let message =
-            format!("the directive `{directive}` is not supported: there are no clusters");
+        let reason = grammar::reason(directive);
+        let message = format!("the directive `{directive}` is not supported{reason}");
         return Err(lowering.error(entry.line, message));
     }
     lowering.place_module(entry)?;

@@ -9,7 +9,9 @@ mod lower;
 mod names;
 pub(crate) mod op;
 mod opcode;
+mod passing;
 mod resolve;
+mod signature;
 mod system;
 mod target;
 

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use super::calls::Signature;
 use super::kernel::{Constant, Special};
+use super::signature::Signature;
 use crate::machine::registers::Slot;
 use crate::program::op::Space;
 

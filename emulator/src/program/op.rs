@@ -118,6 +118,7 @@ pub(crate) enum Op {
     },
     Fence(Scope),
     CopyAsync(CopyAsync),
+    ArriveForCopies(ArriveForCopies),
     CommitCopies,
     /// Waits until at most this many groups are pending; `None` waits for all copies.
     WaitCopies(Option<u32>),
@@ -444,6 +445,14 @@ pub(crate) struct CopyAsync {
     pub(crate) source_bytes: Option<Slot>,
     /// In lanes where this is true, nothing is read and the destination is zeroed.
     pub(crate) ignore: Option<PredicateSource>,
+}
+
+/// `cp.async.mbarrier.arrive`.
+pub(crate) struct ArriveForCopies {
+    pub(crate) address: Address,
+    pub(crate) space: Space,
+    /// Whether the current phase expects one more arrival, this one.
+    pub(crate) increments: bool,
 }
 
 /// `ldmatrix`.

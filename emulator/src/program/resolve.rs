@@ -1,5 +1,6 @@
 //! Resolution of operands to registers, predicates, addresses and labels.
 
+use super::grammar;
 use super::kernel::{Constant, Special};
 use super::lower::{Lowering, Result};
 use super::names::Symbol;
@@ -58,7 +59,10 @@ impl Lowering<'_> {
                     Some(address) if wide && offset == 0 => {
                         Ok(self.names.constant(Constant::Bits(address), true))
                     }
-                    _ => Err(format!("`{name}` is not declared")),
+                    _ => {
+                        let reason = grammar::reason(name);
+                        Err(format!("`{name}` is not declared{reason}"))
+                    }
                 },
             },
         }

@@ -1,8 +1,8 @@
 //! Calls of the functions that the driver provides: `vprintf` and `__assertfail`.
 
-use super::calls::Signature;
 use super::lower::{Lowering, Result};
 use super::op::{Op, SystemCall};
+use super::signature::Signature;
 use crate::ptx::syntax::Operand;
 
 impl Lowering<'_> {

@@ -11,6 +11,7 @@
 mod atomics;
 mod control;
 mod conversions;
+mod copies;
 mod data;
 #[path = "../driver/mod.rs"]
 mod driver;

@@ -2,6 +2,7 @@
 
 mod calls;
 mod copies;
+mod copy_arrivals;
 mod deadlocks;
 mod findings;
 mod fragments;
@@ -25,6 +26,15 @@ pub(crate) fn kernel(body: &str) -> String {
          ld.param.u64 %rd0, [out];\nld.param.u64 %rd1, [in];\nmov.u32 %r0, %tid.x;\n\
          {body}\nret;\n}}\n"
     )
+}
+
+/// A kernel for sm_90 with an mbarrier at `[%r1]`.
+pub(crate) fn sm_90(body: &str) -> String {
+    let text = kernel(&format!(
+        ".shared .align 8 .b64 ready;\nmov.u32 %r1, ready;\n{body}"
+    ));
+    text.replace(".version 7.8", ".version 8.0")
+        .replace(".target sm_80", ".target sm_90")
 }
 
 pub(crate) struct Run {

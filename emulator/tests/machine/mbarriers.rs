@@ -4,15 +4,7 @@ use meshgrad_emulator::memory::AddressSpace;
 use meshgrad_emulator::program::Module;
 use meshgrad_emulator::{FindingKind, Options};
 
-use crate::{finding, kernel, run, schedules};
-
-fn sm_90(body: &str) -> String {
-    let text = kernel(&format!(
-        ".shared .align 8 .b64 ready;\nmov.u32 %r1, ready;\n{body}"
-    ));
-    text.replace(".version 7.8", ".version 8.0")
-        .replace(".target sm_80", ".target sm_90")
-}
+use crate::{finding, kernel, run, schedules, sm_90};
 
 /// One thread announces bytes and another completes them; all wait.
 #[test]

@@ -60,6 +60,50 @@ fn a_kernel_that_is_not_supported_does_not_affect_the_others() {
     assert!(module.kernel("missing").is_none() && module.refusal("missing").is_none());
 }
 
+/// Each kernel that needs a cluster of several CTAs is refused, and the reason names the feature.
+#[test]
+fn clusters_are_refused_by_name() {
+    const BODIES: [(&str, &str); 8] = [
+        ("mapa.shared::cluster.u32 %r1, %r2, 1;", "`mapa`"),
+        ("getctarank.shared::cluster.u32 %r1, %r2;", "`getctarank`"),
+        ("mov.u32 %r1, %cluster_ctarank;", "`%cluster_ctarank`"),
+        (
+            "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r1];",
+            "`.cluster` of `mbarrier.arrive",
+        ),
+        (
+            "mbarrier.arrive.expect_tx.relaxed.cluster.shared::cluster.b64 _, [%r1], 64;",
+            "`.cluster` of `mbarrier.arrive.expect_tx",
+        ),
+        (
+            "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p1, [%r1], 0;",
+            "`.cluster` of `mbarrier.try_wait",
+        ),
+        (
+            "barrier.cluster.arrive.aligned;",
+            "`.cluster` of `barrier.cluster.arrive",
+        ),
+        (
+            "fence.mbarrier_init.release.cluster;",
+            "`.mbarrier_init` of `fence",
+        ),
+    ];
+    let name = |index| format!("k{index}");
+    let mut text = HEADING.replace("sm_80", "sm_90") + &entry("runs", "");
+    for (index, (body, _)) in BODIES.iter().enumerate() {
+        let registers = ".reg .pred %p<2>;\n.reg .b32 %r<3>;\nmov.u32 %r2, 0;\n";
+        text += &entry(&name(index), &format!("{registers}{body}"));
+    }
+    let (_, module) = load(&text);
+    let module = module.unwrap_or_else(|error| panic!("{error}"));
+    assert!(module.kernel("runs").is_some());
+    for (index, (_, feature)) in BODIES.iter().enumerate() {
+        let refusal = module.refusal(&name(index)).expect("a reason").to_string();
+        let is_named = refusal.contains(feature) && refusal.contains("clusters of CTAs");
+        assert!(is_named, "{feature}: {refusal}");
+    }
+}
+
 #[test]
 fn a_module_without_a_kernel_that_runs_is_rejected_with_every_reason() {
     let refused = REFUSED.iter().map(|(name, body, _)| entry(name, body));

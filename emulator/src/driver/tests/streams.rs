@@ -56,6 +56,25 @@ fn a_synchronous_fill_of_pinned_memory_is_complete() {
     assert_eq!(bytes, BTreeSet::from([7]));
 }
 
+/// No driver call precedes the host's read, so only its value can show that it is too early.
+#[test]
+fn an_early_read_of_managed_memory_finds_old_bytes_with_some_seed() {
+    let read = |machine: &Machine, synchronizes: bool| {
+        let at = machine
+            .driver
+            .allocate(16, AllocationKind::Managed)
+            .unwrap();
+        let stream = machine.stream();
+        machine.fill(stream, at, 7).unwrap();
+        if synchronizes {
+            machine.driver.synchronize_stream(stream).unwrap();
+        }
+        machine.byte(at)
+    };
+    assert_eq!(outcomes(|it| read(it, false)), BTreeSet::from([0, 7]));
+    assert_eq!(outcomes(|it| read(it, true)), BTreeSet::from([7]));
+}
+
 #[test]
 fn the_legacy_stream_synchronizes_with_blocking_streams_only() {
     let through_legacy = |machine: &Machine, first: u64, last: u64| {

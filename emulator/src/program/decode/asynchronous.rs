@@ -1,7 +1,7 @@
 //! Asynchronous copies (PTX ISA 9.7.9.25).
 
 use super::{Decoding, Result};
-use crate::program::op::{CopyAsync, Op};
+use crate::program::op::{ArriveForCopies, CopyAsync, Op};
 use crate::program::opcode::Type;
 use crate::ptx::syntax::Operand;
 
@@ -25,7 +25,24 @@ impl Decoding<'_, '_, '_> {
             };
             return Ok(Op::WaitCopies(Some(*groups as u32)));
         }
+        if self.opcode.take("mbarrier") {
+            return self.arrive_for_copies();
+        }
         self.copy()
+    }
+
+    fn arrive_for_copies(&mut self) -> Result<Op> {
+        self.opcode.choose(&[("arrive", ())])?;
+        let increments = !self.opcode.take("noinc");
+        let space = self.own_shared_or_generic();
+        self.opcode.kind()?;
+        let [address] = self.exactly()?;
+        let (address, _) = self.lowering.address(address)?;
+        Ok(Op::ArriveForCopies(ArriveForCopies {
+            address,
+            space,
+            increments,
+        }))
     }
 
     fn copy(&mut self) -> Result<Op> {

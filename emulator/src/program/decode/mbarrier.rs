@@ -25,11 +25,7 @@ impl<'i> Decoding<'_, '_, 'i> {
             return self.compute_of(compute, &[Type::U32, Type::B64], 0, 0);
         }
         let name = self.opcode.choose(&ACTIONS)?;
-        let shared = [("shared", ()), ("shared::cta", ())];
-        let space = match self.opcode.take_any(&shared) {
-            Some(()) => Space::Shared,
-            None => Space::Generic,
-        };
+        let space = self.own_shared_or_generic();
         let relaxed = self.opcode.take("relaxed");
         self.opcode.take_any(&[("acquire", ()), ("release", ())]);
         self.opcode.take("cta");
@@ -49,6 +45,15 @@ impl<'i> Decoding<'_, '_, 'i> {
             address,
             space,
         }))
+    }
+
+    /// The space of an mbarrier's address.
+    pub(super) fn own_shared_or_generic(&mut self) -> Space {
+        let shared = [("shared", ()), ("shared::cta", ())];
+        match self.opcode.take_any(&shared) {
+            Some(()) => Space::Shared,
+            None => Space::Generic,
+        }
     }
 
     fn lifetime(&mut self, name: &str) -> Result<(&'i Operand, MbarrierAction)> {

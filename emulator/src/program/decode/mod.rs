@@ -79,7 +79,12 @@ impl<'i> Decoding<'_, '_, 'i> {
             "mbarrier" => self.mbarrier(),
             "cp" => self.asynchronous(),
             "ldmatrix" | "movmatrix" | "mma" | "wmma" => self.matrix(),
-            other => Err(format!("the instruction `{other}` is not supported")),
+            other => {
+                let reason = grammar::reason(other);
+                Err(format!(
+                    "the instruction `{other}` is not supported{reason}"
+                ))
+            }
         }
     }
 
