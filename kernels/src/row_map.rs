@@ -116,7 +116,8 @@ impl Variant for RowMap {
 
     fn ptx(&self) -> Ptx {
         let mut k = Kernel::new(self.entry(), Target::Sm80, self.form.threads());
-        if self.matrices.len() <= 2 {
+        let matrices = self.matrices.iter().filter(|is_matrix| **is_matrix);
+        if self.matrices.len() <= 2 && matrices.count() == 1 {
             k = k.reserve_load_registers(); // long rows of more operands need more registers
         }
         let k = &k;
