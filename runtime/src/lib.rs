@@ -16,6 +16,7 @@ mod core;
 mod cpu;
 mod driver;
 mod launch;
+pub mod op_cases;
 pub mod ops;
 mod threads;
 

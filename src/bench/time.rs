@@ -7,12 +7,13 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use meshgrad::prelude::*;
+use meshgrad::runtime::op_cases::{OpCase, Operands, Written};
 use meshgrad_harness::{Options, Peer, PeerOptions, Spread, cell, finish, numbers, timed};
 use serde_json::{Value, json};
 
-use super::jobs::{Amount, Group, Job, Source, copy, groups};
+use super::jobs::{Amount, Group, Inputs, Job, copy, groups};
 use super::peak;
 use super::shapes::{Section, Shapes};
 use super::torch::{start_torch, torch_name};
@@ -234,16 +235,20 @@ impl Comparison {
         // torch needs memory too.
         self.device.empty_cache();
         let sets = self.sets(group);
-        let operands: Vec<_> = (0..sets)
+        let dtype = group.jobs[0].dtype;
+        let sets: Vec<Vec<OpCase>> = (0..sets)
             .map(|set| {
-                let device = &self.device;
-                (group.operands)(&Source { device, set })
+                (group.family)(&Inputs {
+                    device: &self.device,
+                    dtype,
+                    set,
+                })
             })
             .collect::<Result<_, _>>()?;
         let timed = group
             .jobs
             .iter()
-            .map(|job| Ok((job, self.compare(job, &operands)?)));
+            .map(|job| Ok((job, self.compare(job, &calls(job, &sets)?)?)));
         timed.collect()
     }
 
@@ -255,19 +260,19 @@ impl Comparison {
         (2 * cache).div_ceil(group.bytes).clamp(1, most)
     }
 
-    fn compare(&mut self, job: &Job, operands: &[Vec<Tensor>]) -> anyhow::Result<Times> {
+    fn compare(&mut self, job: &Job, sets: &[Vec<Call<'_>>]) -> anyhow::Result<Times> {
         // Warm-up: loads kernels and fills the allocator's cache.
-        self.time_meshgrad(job, operands, 2 * operands.len())?;
-        let about = self.time_meshgrad(job, operands, operands.len().max(3))?;
-        let least = operands.len() as f64;
+        self.time_meshgrad(sets, 2 * sets.len())?;
+        let about = self.time_meshgrad(sets, sets.len().max(3))?;
+        let least = sets.len() as f64;
         let repeats = (self.seconds / about).clamp(least, 2000.0) as usize;
 
         let (mut meshgrad, mut torch, mut compiled) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..self.rounds {
-            meshgrad.push(self.time_meshgrad(job, operands, repeats)?);
-            torch.extend(self.time_torch(job, false, operands.len(), repeats));
+            meshgrad.push(self.time_meshgrad(sets, repeats)?);
+            torch.extend(self.time_torch(job, false, sets.len(), repeats));
             if job.compiles {
-                compiled.extend(self.time_torch(job, true, operands.len(), repeats));
+                compiled.extend(self.time_torch(job, true, sets.len(), repeats));
             }
         }
         Ok(Times {
@@ -278,19 +283,15 @@ impl Comparison {
     }
 
     /// Seconds per op, the mean of `repeats` consecutive ones.
-    fn time_meshgrad(
-        &self,
-        job: &Job,
-        operands: &[Vec<Tensor>],
-        repeats: usize,
-    ) -> anyhow::Result<f64> {
+    fn time_meshgrad(&self, sets: &[Vec<Call<'_>>], repeats: usize) -> anyhow::Result<f64> {
         // Results are kept until their set is reused, so that not all are written to one address.
-        let mut results = vec![Vec::new(); operands.len()];
+        let mut results = vec![Vec::new(); sets.len()];
         self.device.synchronize()?;
         let seconds = timed(|| -> meshgrad::runtime::Result<()> {
             for repeat in 0..repeats {
-                let at = repeat % operands.len();
-                results[at] = (job.run)(&operands[at])?;
+                let at = repeat % sets.len();
+                let run = |(case, operands): &Call<'_>| case.run(operands);
+                results[at] = sets[at].iter().map(run).collect::<Result<Vec<_>, _>>()?;
             }
             self.device.synchronize()
         })?;
@@ -325,6 +326,20 @@ impl Comparison {
         }
         Vec::new()
     }
+}
+
+/// A case to time, and its operands.
+type Call<'a> = (&'a OpCase, Operands);
+
+/// The cases of a job, for each set of operands.
+fn calls<'a>(job: &Job, sets: &'a [Vec<OpCase>]) -> anyhow::Result<Vec<Vec<Call<'a>>>> {
+    let call = |cases: &'a [OpCase], name: &&str| {
+        let case = cases.iter().find(|case| case.name == *name);
+        let case = case.with_context(|| format!("`{}` has no case `{name}`", job.name))?;
+        Ok((case, case.whole(Written::InPlace)))
+    };
+    let of_set = |cases: &'a Vec<OpCase>| job.cases.iter().map(|name| call(cases, name)).collect();
+    sets.iter().map(of_set).collect()
 }
 
 impl Amount {

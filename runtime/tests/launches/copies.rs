@@ -1,29 +1,25 @@
 //! Ops that fill, copy and cast.
 
-use super::elementwise::MORE_THAN_A_TILE;
-use super::tensor;
-use crate::{DType, Device, Kind, Result, Shape, Tensor, ops};
+use super::extents::MORE_THAN_A_TILE;
+use super::operands::{Operands, tensor};
+use super::run;
+use crate::op_cases::{concat, copies as copy_cases, views};
+use crate::{DType, Device, Result, ops};
 
-pub(super) fn copies(device: &Device, dtype: DType) -> Result<()> {
+pub(super) fn copies(source: &Operands<'_>) -> Result<()> {
     for index in [DType::I32, DType::I64] {
-        ops::arange(device, 5, index)?;
+        ops::arange(source.device, 5, index)?;
     }
-    for from in [dtype, DType::Bool] {
-        let x = tensor(device, &[MORE_THAN_A_TILE], from)?;
+    for from in [source.dtype, DType::Bool] {
+        let x = tensor(source.device, &[MORE_THAN_A_TILE], from)?;
         for to in [DType::F32, DType::BF16, DType::Bool] {
             ops::cast(&x, to)?;
         }
     }
-    let x = tensor(device, &[6, 64], dtype)?;
-    ops::copy(&x.transpose(0, 1)?)?;
-    let cache = Tensor::zeros(device, &[6, 64], dtype, Kind::Cache)?;
-    ops::copy_into(&x, &cache)?;
-    ops::fill_into(&cache, 2.0)?;
-    let at = Tensor::zeros(device, &[1], DType::I64, Kind::Cache)?;
-    ops::copy_at_into(&x.slice(1, 0..8)?, &cache, &at)?;
-    ops::slice_grad(&x, &Shape::new(&[6, 70])?, 1, 2..66)?;
-    ops::concat(&[&x, &x.slice(1, 0..3)?], 1)?;
-    every_dtype(device)
+    run(copy_cases(source, [6, 64])?)?;
+    run(views(source, [4, 3, 6])?)?;
+    run(concat(source, [&[6, 64], &[6, 3]], 1)?)?;
+    every_dtype(source.device)
 }
 
 /// Fills and copies every dtype, from transposed and sliced tensors, and casts it to every other.

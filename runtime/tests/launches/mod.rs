@@ -4,60 +4,64 @@
 //! This includes the kernels generated for elementwise ops, which the catalogue of the `kernels`
 //! crate cannot list.
 
-mod attention;
 mod copies;
-mod cross_entropy;
-mod elementwise;
-mod grouped;
-mod indexing;
-mod matmul;
-mod moe;
-mod norms;
+mod extents;
 mod operands;
-mod optimizer;
-mod order;
-mod positions;
 mod ptxas;
-mod random;
-mod reductions;
 mod schedules;
-mod softmax;
-mod swiglu;
-mod top_k;
 mod tree_reduce;
 
 use crate::launch::recorded::{Launched, record};
-use operands::{extremes, gradient, indices, tensor};
+use crate::op_cases::{OpCase, Written};
+use operands::Operands;
 
 use crate::{DType, Device, GpuProperties, Properties, Result};
 
-/// Launches all kernels of some ops, with operands of one dtype.
-type Launches = fn(&Device, DType) -> Result<()>;
+/// Launches all kernels of some ops.
+type Launches = fn(&Operands<'_>) -> Result<()>;
 
 /// The launches of each family of ops, by its name.
 const LAUNCHES: &[(&str, Launches)] = &[
-    ("elementwise", elementwise::elementwise),
+    ("elementwise", extents::elementwise),
     ("copies", copies::copies),
-    ("indexing", indexing::indexing),
-    ("norms", norms::norms),
-    ("matmul", matmul::matmul),
-    ("cross_entropy", cross_entropy::cross_entropy),
-    ("grouped", grouped::grouped),
-    ("swiglu", swiglu::swiglu),
-    ("expert_order", moe::expert_order),
-    ("token_permute", moe::token_permute),
-    ("positions", positions::positions),
-    ("random", random::random),
-    ("router", moe::router),
-    ("optimizer", optimizer::optimizer),
-    ("softmax", softmax::softmax),
-    ("reductions", reductions::reductions),
-    ("attention", attention::attention),
-    ("top_k", top_k::top_k),
-    ("order", order::order),
-    ("gradients", norms::gradients),
+    ("indexing", extents::indexing),
+    ("rows", extents::rows),
+    ("products", extents::products),
+    ("cross_entropy", extents::cross_entropy),
+    ("grouped_products", extents::grouped_products),
+    ("permutations", extents::permutations),
+    ("rotations", extents::rotations),
+    ("draws", extents::draws),
+    ("router", extents::router),
+    ("steps", extents::steps),
+    ("sums", extents::sums),
+    ("attentions", extents::attentions),
+    ("largest", extents::largest),
+    ("order", extents::order),
+    ("gradients", extents::gradients),
     ("tree_reduce", tree_reduce::tree_reduce),
 ];
+
+/// Launches the kernels of cases; of sums both those that write the first terms and those that add.
+fn run(cases: impl IntoIterator<Item = OpCase>) -> Result<()> {
+    for case in cases {
+        case.run(&case.whole(Written::InPlace))?;
+        if case.writes {
+            case.run(&case.whole(Written::Copies))?;
+        }
+    }
+    Ok(())
+}
+
+/// Runs launches with operands of one dtype.
+fn launch(launches: Launches, device: &Device, dtype: DType) -> Result<()> {
+    launches(&Operands {
+        device,
+        dtype,
+        index: DType::I64,
+        has_extremes: false,
+    })
+}
 
 /// The dtypes that ops compute in on a GPU.
 const DTYPES: [DType; 2] = [DType::F32, DType::BF16];
@@ -78,7 +82,7 @@ fn launched(launches: Launches) -> Launched {
     });
     record(|| {
         for dtype in DTYPES {
-            launches(&device, dtype).unwrap();
+            launch(launches, &device, dtype).unwrap();
         }
     })
 }

@@ -1,51 +1,82 @@
 //! Operands of the launches: pseudorandom values, the same in every run.
 
-use crate::{Accumulator, DType, Device, Element, Result, Shape, Tensor, for_any};
+use crate::op_cases::Source;
+use crate::{DType, Device, Element, Result, Tensor, for_any};
+
+/// Pseudorandom operands.
+#[derive(Clone, Copy)]
+pub(super) struct Operands<'a> {
+    pub(super) device: &'a Device,
+    pub(super) dtype: DType,
+    /// The dtype of indices.
+    pub(super) index: DType,
+    /// Whether some numbers are special: zero, subnormal, large, infinite or NaN.
+    pub(super) has_extremes: bool,
+}
+
+/// The special values.
+const RARE: [f64; 10] = [
+    0.0,
+    -0.0,
+    1e-40,
+    60.0,
+    -120.0,
+    1e5,
+    -3e9,
+    1e30,
+    f64::INFINITY,
+    f64::NAN,
+];
+
+impl Operands<'_> {
+    fn between(&self, [low, high]: [f64; 2], shape: &[usize]) -> Result<Tensor> {
+        let values = random(shape.iter().product()).enumerate();
+        let values = values.map(|(place, value)| match self.has_extremes && place % 7 == 0 {
+            true => RARE[place / 7 % RARE.len()],
+            false => low + (high - low) * value,
+        });
+        for_any!(self.dtype, T => of_values::<T>(self.device, shape, values))
+    }
+
+    pub(super) fn with_extremes(self) -> Self {
+        Operands {
+            has_extremes: true,
+            ..self
+        }
+    }
+
+    /// The same operands with indices of each dtype.
+    pub(super) fn by_index_dtype(self) -> [Self; 3] {
+        [DType::I64, DType::I32, DType::U32].map(|index| Operands { index, ..self })
+    }
+}
+
+impl Source for Operands<'_> {
+    fn device(&self) -> &Device {
+        self.device
+    }
+
+    /// Values between -2 and 2, and special ones.
+    fn numbers(&self, _: &str, shape: &[usize]) -> Result<Tensor> {
+        self.between([-2.0, 2.0], shape)
+    }
+
+    /// Values between 0 and 2, and special ones.
+    fn positive(&self, _: &str, shape: &[usize]) -> Result<Tensor> {
+        self.between([0.0, 2.0], shape)
+    }
+
+    /// Unsorted indices, some of them repeated.
+    fn indices(&self, _: &str, shape: &[usize], below: usize) -> Result<Tensor> {
+        let values = random(shape.iter().product()).map(|value| (value * below as f64).floor());
+        for_any!(self.index, T => of_values::<T>(self.device, shape, values))
+    }
+}
 
 /// Pseudorandom values between -2 and 2, converted to `dtype`.
 pub(super) fn tensor(device: &Device, shape: &[usize], dtype: DType) -> Result<Tensor> {
     let values = random(shape.iter().product()).map(|value| value * 4.0 - 2.0);
     for_any!(dtype, T => of_values::<T>(device, shape, values))
-}
-
-/// As [`tensor`], with special values in between: zeros, subnormal, large, infinite and NaN.
-pub(super) fn extremes(device: &Device, shape: &[usize], dtype: DType) -> Result<Tensor> {
-    let nan = f64::NAN;
-    let rare = [
-        0.0,
-        -0.0,
-        1e-40,
-        60.0,
-        -120.0,
-        1e5,
-        -3e9,
-        1e30,
-        f64::INFINITY,
-        nan,
-    ];
-    let values = random(shape.iter().product())
-        .enumerate()
-        .map(|(place, value)| match place % 7 {
-            0 => rare[place / 7 % rare.len()],
-            _ => value * 4.0 - 2.0,
-        });
-    for_any!(dtype, T => of_values::<T>(device, shape, values))
-}
-
-/// Unsorted indices below `extent`, some of them repeated.
-pub(super) fn indices(
-    device: &Device,
-    shape: &[usize],
-    dtype: DType,
-    extent: usize,
-) -> Result<Tensor> {
-    let values = random(shape.iter().product()).map(|value| (value * extent as f64).floor());
-    for_any!(dtype, T => of_values::<T>(device, shape, values))
-}
-
-/// An empty f32 accumulator.
-pub(super) fn gradient(device: &Device, shape: &[usize]) -> Result<Accumulator> {
-    Accumulator::new(device, Shape::new(shape)?, DType::F32)
 }
 
 fn of_values<T: Element>(

@@ -11,7 +11,7 @@ use std::{env, fs, io};
 use serde::{Deserialize, Serialize};
 
 use super::ptxas::assemble::in_parallel;
-use super::{DTYPES, LAUNCHES, launched};
+use super::{DTYPES, LAUNCHES, launch, launched};
 use crate::Device;
 
 /// The number of random schedules, in addition to the eager and the lazy one.
@@ -162,9 +162,9 @@ fn all_launches_in_one_schedule() {
     let mut all = Reached::new();
     for (family, launches) in LAUNCHES {
         for dtype in DTYPES {
-            let run = launches(&device, dtype).and_then(|()| device.synchronize());
+            let run = launch(*launches, &device, dtype).and_then(|()| device.synchronize());
             run.unwrap_or_else(|error| panic!("{family}, {dtype}: {error}"));
-            launches(&counted, dtype).unwrap();
+            launch(*launches, &counted, dtype).unwrap();
             assert_eq!(device.work(), counted.work(), "{family}, {dtype}");
             add(&mut all, take(&counters).unwrap());
         }

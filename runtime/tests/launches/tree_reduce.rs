@@ -1,10 +1,12 @@
 //! Reductions over slices of a GPU, and copies of slices.
 
+use super::operands::Operands;
 use crate::{DType, Device, GpuSlice, LentMut, Result, Shape, StreamWork, TreeOp, UninitTensor};
 
 /// Covers every dtype, and full and ragged trees.
-pub(super) fn tree_reduce(device: &Device, dtype: DType) -> Result<()> {
-    let dtypes: &[DType] = match dtype {
+pub(super) fn tree_reduce(source: &Operands<'_>) -> Result<()> {
+    let device = source.device;
+    let dtypes: &[DType] = match source.dtype {
         DType::F32 => &[
             DType::F32,
             DType::F64,
@@ -28,7 +30,7 @@ pub(super) fn tree_reduce(device: &Device, dtype: DType) -> Result<()> {
         }
     }
     for sources in [1, 2, 8] {
-        reduced(device, dtype, TreeOp::Sum, sources)?;
+        reduced(device, source.dtype, TreeOp::Sum, sources)?;
     }
     Ok(())
 }

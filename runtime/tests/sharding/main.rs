@@ -10,10 +10,11 @@ mod tensors;
 use meshgrad_mesh::{
     Division, Mesh, Placement, Problem, Reduction, RuleError, Sharding, ShardingRule,
 };
+use meshgrad_runtime::op_cases::{Operands, Written};
 use meshgrad_runtime::{DType, Error, Tensor, ops};
 
-use call::{Case, Local, RANK};
-use cases::cases;
+use call::{local, tagged};
+use cases::{Case, cases};
 use shards::{Part, assemble, assert_equal};
 
 /// All placements of an operand that are tested; if `ragged`, also more reductions and a ragged
@@ -49,10 +50,10 @@ fn has_several_ranges(placement: &Placement) -> bool {
 /// All combinations of placements of the operands. Ragged ones, and those with several ranges, are
 /// included if there are few operands. Ops that look up indices need one range.
 fn choices(case: &Case, ranks: usize) -> Vec<Vec<Placement>> {
-    let ragged = case.operands.len() <= 3;
-    let several = case.operands.len() <= 2 && !case.needs_shardings;
+    let ragged = case.of.operands.len() <= 3;
+    let several = case.of.operands.len() <= 2 && !case.needs_shardings;
     let mut choices = vec![Vec::new()];
-    for operand in &case.operands {
+    for operand in &case.of.operands {
         let placements = placements(operand, ranks, ragged, several);
         let longer = |choice: Vec<Placement>| {
             let with = |next: &Placement| [&choice[..], std::slice::from_ref(next)].concat();
@@ -65,7 +66,7 @@ fn choices(case: &Case, ranks: usize) -> Vec<Vec<Placement>> {
 
 /// The placements of the results, or `None` if the rule rejects those of the operands.
 fn inferred(case: &Case, ranks: usize, placements: &[Placement]) -> Option<Vec<Placement>> {
-    let shapes = case.operands.iter().map(|x| &x.shape()[..]);
+    let shapes = case.of.operands.iter().map(|x| &x.shape()[..]);
     let operands: Vec<_> = shapes.zip(placements.iter().cloned()).collect();
     case.rule.propagate_axis("tp", ranks, &operands).ok()
 }
@@ -85,15 +86,11 @@ fn check(parts: &[Vec<Tensor>], placements: &[Placement], whole: &[Tensor], what
 
 /// Runs a rank's part of a case on operands without shardings if `tags` is `None`. Otherwise the
 /// operands have shardings, and the results must have those that the rule gives.
-fn run(case: &Case, local: Local, tags: Option<&Tags<'_>>) -> Vec<Tensor> {
+fn run(case: &Case, local: Operands, tags: Option<&Tags<'_>>) -> Vec<Tensor> {
     let Some(tags) = tags else {
-        return (case.run)(&local).unwrap();
+        return case.of.run(&local).unwrap();
     };
-    RANK.set(Some(tags.rank));
-    let results = local
-        .tagged(tags.operands, tags.rank)
-        .and_then(|it| (case.run)(&it));
-    RANK.set(None);
+    let results = tagged(local, tags.operands, tags.rank).and_then(|it| case.of.run(&it));
     let results = results.unwrap_or_else(|error| panic!("{}: {error}", tags.what));
     for (result, expected) in results.iter().zip(tags.results) {
         assert_eq!(result.sharding(), Some(expected), "{}", tags.what);
@@ -113,27 +110,24 @@ struct Tags<'a> {
 /// them as text. The ops themselves must accept the same, and reject the others.
 fn check_case(case: &Case, ranks: usize) -> Vec<String> {
     let mesh = Mesh::new(&[ranks], &["tp"]).unwrap();
-    let whole = (case.run)(&Local::whole(&case.operands)).unwrap();
+    let whole = case.of.run(&case.of.whole(Written::Copies)).unwrap();
     let shapes: Vec<&[usize]> = whole.iter().map(|y| &y.shape()[..]).collect();
     let mut accepted = Vec::new();
     for placements in choices(case, ranks) {
-        let shardings = case.operands.iter().zip(&placements);
+        let shardings = case.of.operands.iter().zip(&placements);
         let shardings =
             shardings.map(|(x, at)| Sharding::new(&mesh, [("tp", at.clone())], x.shape()));
         let shardings: Vec<Sharding> = shardings.collect::<Result<_, _>>().unwrap();
-        let operands = case.operands.iter().zip(&placements);
+        let operands = case.of.operands.iter().zip(&placements);
         let parts = operands.map(|(x, at)| Part::whole(x).along(at, ranks));
         let parts: Vec<Vec<Part>> = parts.collect();
-        let local = |rank: usize| {
-            let parts = parts.iter().map(|parts| parts[rank].clone());
-            Local::new(parts.collect())
-        };
+        let local = |rank: usize| local(parts.iter().map(|parts| parts[rank].clone()));
         let Some(results) = inferred(case, ranks, &placements) else {
-            check_refused(case, local(0).tagged(&shardings, 0).unwrap(), &placements);
+            check_refused(case, &tagged(local(0), &shardings, 0).unwrap(), &placements);
             continue;
         };
         let does = format!("{} -> {}", text(&placements), text(&results));
-        let what = format!("{}: {does}", case.name);
+        let what = format!("{}: {does}", case.of.op);
         let references: Vec<&Sharding> = shardings.iter().collect();
         let of_results = case.rule.propagate(&references, &shapes).unwrap();
         for is_tagged in [false, true] {
@@ -161,14 +155,11 @@ fn check_case(case: &Case, ranks: usize) -> Vec<String> {
 }
 
 /// An op must refuse operands that its rule refuses.
-fn check_refused(case: &Case, local: Local, placements: &[Placement]) {
-    RANK.set(Some(0));
-    let results = (case.run)(&local);
-    RANK.set(None);
-    match results {
+fn check_refused(case: &Case, local: &Operands, placements: &[Placement]) {
+    match case.of.run(local) {
         Err(Error::Sharding(_)) => {}
-        Err(error) => panic!("{}: {} gave {error}", case.name, text(placements)),
-        Ok(_) => panic!("{}: accepts {}", case.name, text(placements)),
+        Err(error) => panic!("{}: {} gave {error}", case.of.op, text(placements)),
+        Ok(_) => panic!("{}: accepts {}", case.of.op, text(placements)),
     }
 }
 
@@ -177,10 +168,10 @@ fn check_refused(case: &Case, local: Local, placements: &[Placement]) {
 fn shards_compute_the_unsharded_result() {
     let mut table = Vec::new();
     for case in cases() {
-        let shapes = case.operands.iter().map(|x| x.shape().to_string());
+        let shapes = case.of.operands.iter().map(|x| x.shape().to_string());
         table.push(format!(
             "{} {}",
-            case.name,
+            case.of.op,
             shapes.collect::<Vec<_>>().join(", ")
         ));
         let accepted = check_case(&case, 2);
@@ -194,7 +185,7 @@ fn shards_compute_the_unsharded_result() {
 #[test]
 #[should_panic(expected = "softmax: shard(2) -> shard(2)")]
 fn a_wrong_rule_is_detected() {
-    let softmax = cases().into_iter().find(|case| case.name == "softmax");
+    let softmax = cases().into_iter().find(|case| case.of.op == "softmax");
     let rule = ShardingRule::new("softmax", "x[.. d] -> y[.. d]").unwrap();
     check_case(
         &Case {
@@ -212,7 +203,7 @@ fn axes_are_independent() {
     let mesh = Mesh::new(&[2, 3], &["dp", "tp"]).unwrap();
     let mut tried = 0;
     for case in cases() {
-        let whole = (case.run)(&Local::whole(&case.operands)).unwrap();
+        let whole = case.of.run(&case.of.whole(Written::Copies)).unwrap();
         let choices: Vec<Vec<Placement>> = choices(&case, 2)
             .into_iter()
             .filter(|choice| {
@@ -236,6 +227,7 @@ fn axes_are_independent() {
 fn check_two(case: &Case, mesh: &Mesh, placements: [&[Placement]; 2], whole: &[Tensor]) -> bool {
     let [dp, tp] = placements;
     let shardings = case
+        .of
         .operands
         .iter()
         .zip(dp.iter().zip(tp))
@@ -261,7 +253,7 @@ fn check_two(case: &Case, mesh: &Mesh, placements: [&[Placement]; 2], whole: &[T
         }
         // The outer axis has left one key head.
         Err(RuleError::Incompatible(wrong))
-            if case.name.starts_with("attention")
+            if case.of.op.starts_with("attention")
                 && matches!(wrong.problem, Problem::NotWhole { .. }) =>
         {
             return false;
@@ -272,8 +264,8 @@ fn check_two(case: &Case, mesh: &Mesh, placements: [&[Placement]; 2], whole: &[T
         assert_eq!(result.shape(), shape);
     }
 
-    let what = format!("{}: dp {} tp {}", case.name, text(dp), text(tp));
-    let operands = case.operands.iter().zip(dp.iter().zip(tp));
+    let what = format!("{}: dp {} tp {}", case.of.op, text(dp), text(tp));
+    let operands = case.of.operands.iter().zip(dp.iter().zip(tp));
     let parts = operands.map(|(x, (dp, tp))| {
         let outer = Part::whole(x).along(dp, 2);
         outer.iter().map(|part| part.along(tp, 3)).collect()
@@ -288,7 +280,7 @@ fn check_two(case: &Case, mesh: &Mesh, placements: [&[Placement]; 2], whole: &[T
             rank,
             what: &what,
         };
-        run(case, Local::new(parts.collect()), Some(&tags))
+        run(case, local(parts), Some(&tags))
     };
     let computed: Vec<Vec<Tensor>> = (0..6).map(of_rank).collect();
     for (at, (result, whole)) in results.iter().zip(whole).enumerate() {

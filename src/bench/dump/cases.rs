@@ -1,4 +1,4 @@
-//! The cases of a dump: every kernel on fixed inputs, including ragged sizes and special values.
+//! The results of a dump: the table of ops at fixed inputs, including ragged sizes and special values.
 //!
 //! A result is *exact* if its kernel uses only IEEE 754 operations in an order that depends on the
 //! shape: every GPU and the emulator must agree on each bit. The order and the intermediate
@@ -6,36 +6,67 @@
 //! instruction; for these the difference is measured.
 
 use meshgrad::prelude::*;
-use meshgrad::runtime::ops;
-use meshgrad::runtime::{Accumulator, Result, Shape};
+use meshgrad::runtime::op_cases::*;
+use meshgrad::runtime::ops::{self, AttentionMask, RopeStyle};
+use meshgrad::runtime::{Key, Result};
 
-use super::inputs::{Case, Cases, ELEMENTS, Inputs};
-use super::models;
+use super::inputs::{ELEMENTS, Inputs};
 
-type Unary = (&'static str, fn(&Tensor) -> Result<Tensor>);
-type Binary = (&'static str, fn(&Tensor, &Tensor) -> Result<Tensor>);
+/// A result, and whether it is exact.
+pub(crate) struct Case {
+    pub(crate) name: String,
+    pub(crate) exact: bool,
+    pub(crate) result: Tensor,
+}
 
-const UNARY: &[Unary] = &[
-    ("neg", ops::neg),
-    ("clamp", |x| ops::clamp(x, -0.5, 1.5)),
-    ("affine", |x| ops::affine(x, 1.7, -0.3)),
+/// Ops that are exact, besides those of [`ops::UNARY`].
+const EXACT: &[&str] = &[
+    "neg",
+    "affine",
+    "clamp",
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "maximum",
+    "minimum",
+    "eq",
+    "lt",
+    "ge",
+    "where_",
+    "add_into",
+    "cast",
+    "contiguous",
+    "rms_norm",
+    "rms_norm_grad_input",
+    "rms_norm_grad_weight_into",
+    "softmax",
+    "softmax_grad",
+    "log_softmax",
+    "sum",
+    "max",
+    "top_k",
+    "swiglu",
+    "swiglu_grad",
+    "embedding",
+    "embedding_grad_into",
+    "uniform_into",
+    "normal_into",
+    "normal",
+    "rope",
+    "rope_tables",
+    "router_top_k",
+    "permute_tokens",
+    "unpermute_tokens",
+    "global_norm",
 ];
 
-const BINARY: &[Binary] = &[
-    ("add", ops::add),
-    ("sub", ops::sub),
-    ("mul", ops::mul),
-    ("div", ops::div),
-    ("maximum", ops::maximum),
-    ("minimum", ops::minimum),
-    ("eq", ops::eq),
-    ("lt", ops::lt),
-    ("ge", ops::ge),
-    ("where_", |a, b| ops::where_(&ops::le(a, b)?, a, b)),
-    ("chain", |a, b| {
-        let gate = ops::silu(&ops::affine(a, 0.5, 1.0)?)?;
-        ops::sub(&ops::mul(&gate, b)?, &ops::square(a)?)
-    }),
+/// Ops that are exact in f32, a chain of fused multiply-adds. In bf16 they use tensor cores.
+const EXACT_IN_F32: &[&str] = &[
+    "matmul",
+    "matmul_into",
+    "grouped_matmul_nt",
+    "linear_cross_entropy",
 ];
 
 /// [rows, features]: whole vectors and warps, several warps, and rows that are not whole vectors.
@@ -51,119 +82,118 @@ const PRODUCTS: [[usize; 3]; 5] = [
     [144, 96, 1000],
 ];
 
-const FLOATS: [DType; 2] = [DType::F32, DType::BF16];
+/// Tokens, experts and experts per token, and features; not multiples of tiles.
+const ROUTING: [usize; 3] = [77, 6, 2];
+const WIDTH: usize = 72;
 
-/// All cases, computed on `device`.
+/// All results, computed on `device`.
 pub(crate) fn cases(device: &Device) -> Result<Vec<Case>> {
-    let inputs = Inputs::new(device);
-    let mut cases = Cases(Vec::new());
-    for dtype in FLOATS {
-        elementwise(&inputs, dtype, &mut cases)?;
+    let mut results = Vec::new();
+    for dtype in [DType::F32, DType::BF16] {
+        let inputs = Inputs::new(device, dtype);
+        for (note, cases) in families(&inputs)? {
+            for case in cases {
+                add(&mut results, &case, &format!("{} {dtype}{note}", case.name))?;
+            }
+        }
     }
-    strided(&inputs, &mut cases)?;
-    for (dtype, shape) in FLOATS.into_iter().flat_map(|d| NORMS.map(|s| (d, s))) {
-        norms(&inputs, dtype, shape, &mut cases)?;
+    strided(&Inputs::new(device, DType::F32), &mut results)?;
+    Ok(results)
+}
+
+/// The results of a case that are numbers or truth values.
+fn add(results: &mut Vec<Case>, case: &OpCase, name: &str) -> Result<()> {
+    let is_f32 = case.operands.iter().all(|x| x.dtype() != DType::BF16);
+    let exact = EXACT.contains(&case.op)
+        || (is_f32 && EXACT_IN_F32.contains(&case.op))
+        || (ops::UNARY.iter()).any(|op| [op.name, op.grad_name].contains(&case.op));
+    let computed = case.run(&case.whole(Written::Copies))?;
+    for (at, result) in computed.into_iter().enumerate() {
+        let is_listed = [DType::F32, DType::BF16, DType::Bool].contains(&result.dtype());
+        let name = match at {
+            0 => name.to_owned(),
+            _ => format!("{name}, result {at}"),
+        };
+        if is_listed {
+            results.push(Case {
+                name,
+                exact,
+                result,
+            });
+        }
     }
-    for (dtype, extents) in FLOATS.into_iter().flat_map(|d| PRODUCTS.map(|e| (d, e))) {
+    Ok(())
+}
+
+/// Families of cases, with notes on their extents.
+fn families(inputs: &Inputs<'_>) -> Result<Vec<(String, Vec<OpCase>)>> {
+    let (specials, many) = (inputs.with_specials(), [ELEMENTS]);
+    let mut all: Vec<(String, Vec<OpCase>)> = Vec::new();
+    let mut add = |note: &str, cases: Vec<OpCase>| all.push((note.to_owned(), cases));
+    add("", unary(&specials, &many)?);
+    add("", with_constants(&specials, &many)?);
+    add("", binary(&specials, &many, &many)?);
+    add("", copies(inputs, [37, 1000])?);
+    add("", random(inputs, &[ELEMENTS], &Key::new(11).into())?);
+    for [rows, features] in NORMS {
+        add(
+            &format!(" {rows}x{features}"),
+            norms(inputs, &[rows], features)?,
+        );
+    }
+    for [m, n, k] in PRODUCTS {
         for transposes in ["nn", "nt", "tn", "tt"] {
-            products(&inputs, dtype, extents, transposes, &mut cases)?;
+            let note = format!(" {transposes} {m}x{n}x{k}");
+            add(&note, matmul(inputs, &[], [m, n, k], transposes)?);
         }
     }
-    for dtype in FLOATS {
-        models::cases(&inputs, dtype, &mut cases)?;
+    add("", softmaxes(inputs, &[37, 1000])?);
+    for (note, dims) in [
+        (" of rows", &[1][..]),
+        (" of columns", &[0]),
+        (" of all", &[0, 1]),
+    ] {
+        add(note, reductions(inputs, &[37, 1000], dims)?);
     }
-    Ok(cases.0)
+    add("", vec![top_k(inputs, &[37, 1000], 9)?]);
+    add("", ordered(inputs, &[37, 1000])?);
+    add("", swiglu(inputs, 37, 500)?);
+    add("", embedding(inputs, [50, WIDTH], &[77])?);
+    add("", positions(inputs, [1, 19, 3, 64], 32, RopeStyle::Half)?);
+    add("", routing(inputs, ROUTING)?);
+    add("", permutation(inputs, ROUTING, WIDTH)?);
+    let offsets = expert_offsets(inputs, ROUTING)?;
+    add(
+        "",
+        grouped(inputs, &offsets, [ROUTING[0] * ROUTING[2], WIDTH, 40])?,
+    );
+    let window = AttentionMask {
+        window: Some(40),
+        ..AttentionMask::causal()
+    };
+    let extents = [4, 2].map(|heads| [2, 70, heads, 64]);
+    add("", attention(inputs, extents, &window, 0.125)?);
+    add("", losses(inputs, [77, WIDTH, 130])?);
+    add("", vec![adamw(inputs, 2, &[ELEMENTS], None)?]);
+    add("", gradient_norm(inputs, &[ELEMENTS, 130])?);
+    Ok(all)
 }
 
-fn elementwise(inputs: &Inputs, dtype: DType, cases: &mut Cases) -> Result<()> {
-    let [a, b] = inputs.with_specials(dtype)?;
-    for op in ops::UNARY {
-        cases.exact(format!("{} {dtype}", op.name), (op.value)(&a)?);
-        cases.exact(format!("{} {dtype}", op.grad_name), (op.grad)(&a, &b)?);
-    }
-    for (name, op) in UNARY {
-        cases.exact(format!("{name} {dtype}"), op(&a)?);
-    }
-    for (name, op) in BINARY {
-        cases.exact(format!("{name} {dtype}"), op(&a, &b)?);
-    }
-    for to in FLOATS.into_iter().filter(|to| *to != dtype) {
-        cases.exact(format!("cast {dtype} to {to}"), ops::cast(&a, to)?);
-    }
-
-    let into = inputs.normal("into", &[ELEMENTS], DType::F32)?;
-    let into = mutable_copy(&into)?;
-    let mut into = Accumulator::over(into)?;
-    into.filled();
-    ops::add_into(&a, &mut into)?;
-    cases.exact(format!("add_into {dtype}"), into.buffer().clone());
-    Ok(())
-}
-
-fn strided(inputs: &Inputs, cases: &mut Cases) -> Result<()> {
-    let x = inputs.normal("x", &[23, 5, 34], DType::F32)?;
+fn strided(inputs: &Inputs<'_>, results: &mut Vec<Case>) -> Result<()> {
+    let x = inputs.numbers("x", &[23, 5, 34])?;
     let permuted = x.permute(&[2, 0, 1])?;
-    cases.exact("copy of a permuted view".into(), ops::copy(&permuted)?);
-    let row = inputs.normal("row", &[5], DType::F32)?;
-    cases.exact("add of a broadcast row".into(), ops::add(&permuted, &row)?);
+    let row = inputs.numbers("row", &[5])?;
     let part = x.slice(2, 1..30)?.slice(0, 3..20)?;
-    cases.exact("exp of a slice".into(), ops::exp(&part)?);
-    Ok(())
-}
-
-fn norms(inputs: &Inputs, dtype: DType, shape: [usize; 2], cases: &mut Cases) -> Result<()> {
-    let [rows, features] = shape;
-    let x = inputs.normal("x", &shape, dtype)?;
-    let dy = inputs.normal("dy", &shape, dtype)?;
-    let w = inputs.normal("w", &[features], dtype)?;
-    let of = |what: &str| format!("{what} {dtype} {rows}x{features}");
-
-    let (y, inv_rms) = ops::rms_norm(&x, &w, 1e-6)?;
-    let dx = ops::rms_norm_grad_input(&dy, &x, &w, &inv_rms)?;
-    let mut dw = Accumulator::new(inputs.device, *w.shape(), DType::F32)?;
-    ops::rms_norm_grad_weight_into(&dy, &x, &inv_rms, &mut dw)?;
-
-    cases.exact(of("rms_norm"), y);
-    cases.exact(of("rms_norm's 1 / rms"), inv_rms);
-    cases.exact(of("rms_norm_grad_input"), dx);
-    cases.exact(of("rms_norm_grad_weight"), dw.buffer().clone());
-    Ok(())
-}
-
-fn products(
-    inputs: &Inputs,
-    dtype: DType,
-    [m, n, k]: [usize; 3],
-    transposes: &str,
-    cases: &mut Cases,
-) -> Result<()> {
-    let a = inputs.matrix("a", [m, k], transposes.starts_with('t'), dtype)?;
-    let b = inputs.matrix("b", [k, n], transposes.ends_with('t'), dtype)?;
-    let of = |what: &str| format!("{what} {dtype} {transposes} {m}x{n}x{k}");
-
-    let c = ops::matmul(&a, &b)?;
-    let mut sum = Accumulator::new(inputs.device, Shape::new(&[m, n])?, DType::F32)?;
-    ops::matmul_into(&a, &b, &mut sum)?;
-    ops::matmul_into(&a, &b, &mut sum)?;
-    let sum = sum.buffer().clone();
-
-    // f32 is a chain of fused multiply-adds along k; bf16 uses tensor cores.
-    match dtype {
-        DType::F32 => {
-            cases.exact(of("matmul"), c);
-            cases.exact(of("matmul_into"), sum);
-        }
-        _ => {
-            cases.measured(of("matmul"), c);
-            cases.measured(of("matmul_into"), sum);
-        }
+    for (name, result) in [
+        ("copy of a permuted view", ops::copy(&permuted)?),
+        ("add of a broadcast row", ops::add(&permuted, &row)?),
+        ("exp of a slice", ops::exp(&part)?),
+    ] {
+        results.push(Case {
+            name: name.into(),
+            exact: true,
+            result,
+        });
     }
     Ok(())
-}
-
-/// A mutable copy of `x`.
-fn mutable_copy(x: &Tensor) -> Result<Tensor> {
-    let copy = Tensor::zeros(x.device(), x.shape(), x.dtype(), Kind::Gradient)?;
-    ops::copy_into(x, &copy)?;
-    Ok(copy)
 }

@@ -1,35 +1,8 @@
-//! The inputs of a dump, and the list of its cases.
+//! The inputs of a dump: random values, and special ones.
 
 use meshgrad::prelude::*;
-use meshgrad::runtime::ops;
-use meshgrad::runtime::{Key, Result};
-
-/// A result, and whether it is exact.
-pub(crate) struct Case {
-    pub(crate) name: String,
-    pub(crate) exact: bool,
-    pub(crate) result: Tensor,
-}
-
-pub(crate) struct Cases(pub(crate) Vec<Case>);
-
-impl Cases {
-    pub(crate) fn exact(&mut self, name: String, result: Tensor) {
-        self.push(name, true, result);
-    }
-
-    pub(crate) fn measured(&mut self, name: String, result: Tensor) {
-        self.push(name, false, result);
-    }
-
-    fn push(&mut self, name: String, exact: bool, result: Tensor) {
-        self.0.push(Case {
-            name,
-            exact,
-            result,
-        });
-    }
-}
+use meshgrad::runtime::op_cases::Source;
+use meshgrad::runtime::{Key, Result, ops};
 
 /// Special values of functions and formats.
 const SPECIAL: [f32; 12] = [
@@ -51,56 +24,79 @@ const SPECIAL: [f32; 12] = [
 pub(crate) const ELEMENTS: usize = 4099;
 
 /// Random values that depend only on their name, generated on the CPU by Philox.
+#[derive(Clone)]
 pub(crate) struct Inputs<'d> {
-    pub(crate) device: &'d Device,
+    device: &'d Device,
     host: Device,
-    key: Key,
+    dtype: DType,
+    /// Whether two operands of one call start with all pairs of special values.
+    has_specials: bool,
 }
 
-impl Inputs<'_> {
-    pub(crate) fn new(device: &Device) -> Inputs<'_> {
+impl<'d> Inputs<'d> {
+    pub(crate) fn new(device: &'d Device, dtype: DType) -> Inputs<'d> {
         Inputs {
             device,
             host: Device::cpu(),
-            key: Key::new(3),
+            dtype,
+            has_specials: false,
         }
     }
 
-    pub(crate) fn normal(&self, name: &str, shape: &[usize], dtype: DType) -> Result<Tensor> {
-        let key = self.key.fold_name(name);
-        let x = ops::normal(&self.host, shape, dtype, key, 0.0, 1.0)?;
-        ops::to_device(&x, self.device)
-    }
-
-    /// \[rows, columns\], stored as its transpose if `transposed`.
-    pub(crate) fn matrix(
-        &self,
-        name: &str,
-        [rows, columns]: [usize; 2],
-        transposed: bool,
-        dtype: DType,
-    ) -> Result<Tensor> {
-        match transposed {
-            true => self.normal(name, &[columns, rows], dtype)?.transpose(0, 1),
-            false => self.normal(name, &[rows, columns], dtype),
+    pub(crate) fn with_specials(&self) -> Inputs<'d> {
+        Inputs {
+            has_specials: true,
+            ..self.clone()
         }
     }
 
-    /// Two operands that start with all pairs of special values.
-    pub(crate) fn with_specials(&self, dtype: DType) -> Result<[Tensor; 2]> {
-        let operand = |name: &str, special: fn(usize) -> f32| {
-            let key = self.key.fold_name(name);
-            let x = ops::normal(&self.host, &[ELEMENTS], DType::F32, key, 0.0, 3.0)?;
-            let mut x = x.to_vec::<f32>()?;
-            for (i, x) in x[..SPECIAL.len().pow(2)].iter_mut().enumerate() {
-                *x = special(i);
-            }
-            let x = Tensor::from_slice(&self.host, &[ELEMENTS], &x)?;
-            ops::to_device(&ops::cast(&x, dtype)?, self.device)
+    fn normal(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
+        let key = Key::new(3).fold_name(name);
+        ops::normal(&self.host, shape, DType::F32, key, 0.0, 1.0)
+    }
+
+    /// `x`, in which special values replace the first ones.
+    fn specials(&self, x: &Tensor, is_first: bool) -> Result<Tensor> {
+        let special = |i: usize| match is_first {
+            true => SPECIAL[i % SPECIAL.len()],
+            false => SPECIAL[i / SPECIAL.len()],
         };
-        Ok([
-            operand("a", |i| SPECIAL[i % SPECIAL.len()])?,
-            operand("b", |i| SPECIAL[i / SPECIAL.len()])?,
-        ])
+        let mut values = x.to_vec::<f32>()?;
+        for (i, value) in values.iter_mut().take(SPECIAL.len().pow(2)).enumerate() {
+            *value = special(i);
+        }
+        Tensor::from_slice(&self.host, x.shape(), &values)
+    }
+
+    fn on_device(&self, x: &Tensor) -> Result<Tensor> {
+        ops::to_device(&ops::cast(x, self.dtype)?, self.device)
+    }
+}
+
+impl Source for Inputs<'_> {
+    fn device(&self) -> &Device {
+        self.device
+    }
+
+    fn numbers(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
+        let x = self.normal(name, shape)?;
+        match self.has_specials {
+            true => self.on_device(&self.specials(&x, ["a", "x"].contains(&name))?),
+            false => self.on_device(&x),
+        }
+    }
+
+    /// Special values are of any sign.
+    fn positive(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
+        match self.has_specials {
+            true => self.numbers(name, shape),
+            false => self.on_device(&ops::abs(&self.normal(name, shape)?)?),
+        }
+    }
+
+    fn indices(&self, _: &str, shape: &[usize], below: usize) -> Result<Tensor> {
+        let count: usize = shape.iter().product();
+        let ids: Vec<i64> = (0..count).map(|at| (at * at % below) as i64).collect();
+        Tensor::from_slice(self.device, shape, &ids)
     }
 }

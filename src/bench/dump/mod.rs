@@ -3,7 +3,6 @@
 mod cases;
 mod compare;
 mod inputs;
-mod models;
 
 use std::path::{Path, PathBuf};
 use std::{fmt, fs};

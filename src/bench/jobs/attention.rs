@@ -1,7 +1,7 @@
 //! Attention, and the rotary embedding of queries and keys.
 
 use meshgrad::prelude::*;
-use meshgrad::runtime::ops;
+use meshgrad::runtime::op_cases;
 use meshgrad::runtime::ops::{AttentionMask, RopeStyle};
 use serde_json::json;
 
@@ -26,47 +26,35 @@ fn attention(shape: &shapes::Attention, dtype: DType) -> Group {
         head_dim,
         what,
     } = shape.clone();
-    let (queries, keys) = (
-        [batch, tokens, heads, head_dim],
-        [batch, tokens, kv_heads, head_dim],
-    );
-    let scale = 1.0 / (head_dim as f64).sqrt();
-    let mask = || AttentionMask {
-        causal: true,
-        ..AttentionMask::default()
-    };
-    // Two products forward and five backward, half of each with the causal mask.
-    let product = (batch * heads * tokens * tokens * head_dim) as f64;
     let extents = json!({
         "batch": batch, "tokens": tokens, "heads": heads, "kv_heads": kv_heads,
         "head_dim": head_dim,
     });
-    let (forward, backward) = (mask(), mask());
-    let amount = |products: f64| Amount::Flops(products * product);
-    let jobs = vec![
-        Job::new("attention", dtype, amount(2.0), &extents, move |of| {
-            let (out, lse) = ops::attention(&of[0], &of[1], &of[2], &forward, scale)?;
-            Ok(vec![out, lse])
-        }),
-        Job::new("attention_grad", dtype, amount(5.0), &extents, move |of| {
-            let [q, k, v, dout, out, lse] = [0, 1, 2, 3, 4, 5].map(|at| &of[at]);
-            let (dq, dk, dv) = ops::attention_grad(q, k, v, out, lse, dout, &backward, scale)?;
-            Ok(vec![dq, dk, dv])
-        }),
-    ];
-    let mask = mask();
+    // Two products forward and five backward, half of each with the causal mask.
+    let product = (batch * heads * tokens * tokens * head_dim) as f64;
+    let job = |name, cases, products: f64| {
+        Job::new(
+            name,
+            cases,
+            dtype,
+            Amount::Flops(products * product),
+            &extents,
+        )
+    };
+    let elements = batch * tokens * head_dim;
     Group {
-        title: format!("{queries:?}, {kv_heads} for keys, causal: {what}"),
-        jobs,
-        bytes: dtype
-            .bytes(3 * queries.iter().product::<usize>() + 2 * keys.iter().product::<usize>()),
-        operands: Box::new(move |source| {
-            let q = source.random("q", &queries, dtype)?;
-            let k = source.random("k", &keys, dtype)?;
-            let v = source.random("v", &keys, dtype)?;
-            let dout = source.random("dout", &queries, dtype)?;
-            let (out, lse) = ops::attention(&q, &k, &v, &mask, scale)?;
-            Ok(vec![q, k, v, dout, out, lse])
+        title: format!(
+            "[{batch}, {tokens}, {heads}, {head_dim}], {kv_heads} for keys, causal: {what}"
+        ),
+        jobs: vec![
+            job("attention", &["attention"], 2.0),
+            job("attention_grad", &["attention_grad"], 5.0),
+        ],
+        bytes: dtype.bytes(elements * (3 * heads + 2 * kv_heads)),
+        family: Box::new(move |source| {
+            let extents = [heads, kv_heads].map(|heads| [batch, tokens, heads, head_dim]);
+            let scale = 1.0 / (head_dim as f64).sqrt();
+            op_cases::attention(source, extents, &AttentionMask::causal(), scale)
         }),
     }
 }
@@ -81,35 +69,20 @@ fn positions(shape: &shapes::Attention, dtype: DType) -> Group {
         what,
         ..
     } = shape.clone();
-    let queries = [batch, tokens, heads, head_dim];
-    let elements: usize = queries.iter().product();
+    let elements = batch * tokens * heads * head_dim;
     let bytes = Amount::Bytes((2 * dtype.bytes(elements)) as f64);
     let extents = json!({"batch": batch, "tokens": tokens, "heads": heads, "head_dim": head_dim});
-    let jobs = vec![
-        Job::new("rope", dtype, bytes, &extents, |of| {
-            Ok(vec![ops::rope(&of[0], &of[1], &of[2], RopeStyle::Half)?])
-        })
-        .compiled(),
-        Job::new("rms_norm_rope", dtype, bytes, &extents, |of| {
-            let [x, cos, sin, w] = [0, 1, 2, 3].map(|at| &of[at]);
-            let (y, inv_rms) = ops::rms_norm_rope(x, w, cos, sin, RopeStyle::Half, 1e-6)?;
-            Ok(vec![y, inv_rms])
-        })
-        .compiled(),
-    ];
+    let job = |name, cases| Job::new(name, cases, dtype, bytes, &extents).compiled();
     Group {
-        title: format!("{queries:?}: {what}"),
-        jobs,
+        title: format!("[{batch}, {tokens}, {heads}, {head_dim}]: {what}"),
+        jobs: vec![
+            job("rope", &["rope"]),
+            job("rms_norm_rope", &["rms_norm_rope"]),
+        ],
         bytes: dtype.bytes(elements),
-        operands: Box::new(move |source| {
-            let x = source.random("x", &queries, dtype)?;
-            let w = source.random("w", &[head_dim], dtype)?;
-            let at = ops::arange(source.device, tokens, DType::I64)?.unsqueeze(0)?;
-            let frequencies = source.random("frequencies", &[head_dim / 2], DType::F32)?;
-            let (cos, sin) = ops::rope_tables(&at, &frequencies, 1.0)?;
-            let table = [batch, tokens, head_dim / 2];
-            let (cos, sin) = (cos.broadcast_to(&table)?, sin.broadcast_to(&table)?);
-            Ok(vec![x, cos, sin, w])
+        family: Box::new(move |source| {
+            let shape = [batch, tokens, heads, head_dim];
+            op_cases::positions(source, shape, head_dim / 2, RopeStyle::Half)
         }),
     }
 }

@@ -1,4 +1,4 @@
-//! Jobs: ops to time, on operands shared by a group of jobs, with the corresponding request to
+//! Jobs: cases of the table of ops to time, with the amount of work and the corresponding request to
 //! torch. One file per part of a model.
 
 mod attention;
@@ -9,8 +9,8 @@ mod rows;
 mod vocabulary;
 
 use meshgrad::prelude::*;
-use meshgrad::runtime::ops;
-use meshgrad::runtime::{Key, Result};
+use meshgrad::runtime::op_cases::{OpCase, Source};
+use meshgrad::runtime::{Key, Result, ops};
 use serde_json::{Value, json};
 
 use super::shapes::Shapes;
@@ -20,34 +20,35 @@ pub(crate) use rows::copy;
 /// An op to time.
 pub(crate) struct Job {
     pub(crate) name: &'static str,
+    /// The names of the cases that run.
+    pub(crate) cases: &'static [&'static str],
     pub(crate) dtype: DType,
     pub(crate) amount: Amount,
     /// The request to torch, if it supports the op.
     pub(crate) request: Option<Value>,
     /// Whether torch.compile is timed too. Set for ops in which it can fuse several kernels.
     pub(crate) compiles: bool,
-    pub(crate) run: Run,
 }
 
 impl Job {
     /// A job that torch supports too. `extents` are sent with the request.
     fn new(
         name: &'static str,
+        cases: &'static [&'static str],
         dtype: DType,
         amount: Amount,
         extents: &Value,
-        run: impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + 'static,
     ) -> Job {
         let mut request = extents.clone();
         request["what"] = json!(name);
         request["dtype"] = json!(dtype.name());
         Job {
             name,
+            cases,
             dtype,
             amount,
             request: Some(request),
             compiles: false,
-            run: Box::new(run),
         }
     }
 
@@ -68,9 +69,6 @@ impl Job {
     }
 }
 
-/// Runs the op on one set of operands.
-pub(crate) type Run = Box<dyn Fn(&[Tensor]) -> Result<Vec<Tensor>>>;
-
 /// The work that any implementation of a job must do.
 #[derive(Clone, Copy)]
 pub(crate) enum Amount {
@@ -79,52 +77,55 @@ pub(crate) enum Amount {
     Flops(f64),
 }
 
-/// Jobs with the same operands.
+/// Jobs of one family of cases.
 pub(crate) struct Group {
     pub(crate) title: String,
     pub(crate) jobs: Vec<Job>,
     /// Bytes per set of operands.
     pub(crate) bytes: usize,
-    pub(crate) operands: Operands,
+    pub(crate) family: Family,
 }
 
-/// Generates one set of operands.
-pub(crate) type Operands = Box<dyn Fn(&Source<'_>) -> Result<Vec<Tensor>>>;
+/// Creates the cases with one set of operands.
+pub(crate) type Family = Box<dyn Fn(&Inputs<'_>) -> Result<Vec<OpCase>>>;
 
 /// Generates operands. They are random because the speed of a chip depends on their values.
-pub(crate) struct Source<'d> {
+pub(crate) struct Inputs<'d> {
     pub(crate) device: &'d Device,
+    pub(crate) dtype: DType,
     /// The index of the set, which seeds its values.
     pub(crate) set: usize,
 }
 
-impl Source<'_> {
-    /// Values between -1 and 1.
-    fn random(&self, name: &str, shape: &[usize], dtype: DType) -> Result<Tensor> {
+impl Inputs<'_> {
+    fn uniform(&self, name: &str, shape: &[usize], low: f64) -> Result<Tensor> {
         let key = Key::new(self.set as u64).fold_name(name);
-        ops::uniform(self.device, shape, dtype, key, -1.0, 1.0)
+        ops::uniform(self.device, shape, self.dtype, key, low, 1.0)
+    }
+}
+
+impl Source for Inputs<'_> {
+    fn device(&self) -> &Device {
+        self.device
     }
 
-    /// Unordered ids, i64.
-    fn tokens(&self, count: usize, vocabulary: usize) -> Result<Tensor> {
-        let ids: Vec<i64> = (0..count)
-            .map(|at| ((at * 7919) % vocabulary) as i64)
-            .collect();
-        Tensor::from_slice(self.device, &[count], &ids)
+    fn numbers(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
+        self.uniform(name, shape, -1.0)
     }
 
-    /// [rows, columns], stored as its transpose if `transposed`.
-    fn matrix(
-        &self,
-        name: &str,
-        [rows, columns]: [usize; 2],
-        transposed: bool,
-        dtype: DType,
-    ) -> Result<Tensor> {
-        match transposed {
-            true => self.random(name, &[columns, rows], dtype)?.transpose(0, 1),
-            false => self.random(name, &[rows, columns], dtype),
-        }
+    fn positive(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
+        self.uniform(name, shape, 0.0)
+    }
+
+    fn indices(&self, _: &str, shape: &[usize], below: usize) -> Result<Tensor> {
+        let count: usize = shape.iter().product();
+        let ids: Vec<i64> = (0..count).map(|at| ((at * 7919) % below) as i64).collect();
+        Tensor::from_slice(self.device, shape, &ids)
+    }
+
+    /// Sums start empty, so these are not read and need no memory.
+    fn sums(&self, _: &str, shape: &[usize]) -> Result<Tensor> {
+        ops::full(self.device, &[], DType::F32, 0.0)?.broadcast_to(shape)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Matrix products, which are compute-bound.
 
 use meshgrad::prelude::*;
-use meshgrad::runtime::ops;
+use meshgrad::runtime::op_cases::matmul;
 use serde_json::json;
 
 use super::{Amount, Group, Job};
@@ -22,17 +22,10 @@ fn product(gemm: &Gemm, dtype: DType) -> Group {
     } = gemm.clone();
     let extents = json!({"m": m, "n": n, "k": k, "transposes": transposes});
     let flops = Amount::Flops(2.0 * (m * n * k) as f64);
-    let job = Job::new("matmul", dtype, flops, &extents, |of| {
-        Ok(vec![ops::matmul(&of[0], &of[1])?])
-    });
     Group {
         title: format!("{m}, {n}, {k} {transposes}: {what}"),
-        jobs: vec![job],
+        jobs: vec![Job::new("matmul", &["matmul"], dtype, flops, &extents)],
         bytes: dtype.bytes((m + n) * k),
-        operands: Box::new(move |source| {
-            let a = source.matrix("a", [m, k], transposes.starts_with('t'), dtype)?;
-            let b = source.matrix("b", [k, n], transposes.ends_with('t'), dtype)?;
-            Ok(vec![a, b])
-        }),
+        family: Box::new(move |source| matmul(source, &[], [m, n, k], &transposes)),
     }
 }

@@ -1,9 +1,7 @@
 //! Embedding and loss.
 
 use meshgrad::prelude::*;
-use meshgrad::runtime::Accumulator;
-use meshgrad::runtime::ops;
-use meshgrad::runtime::ops::Targets;
+use meshgrad::runtime::op_cases::{embedding, losses};
 use serde_json::json;
 
 use super::{Amount, Group, Job};
@@ -13,12 +11,12 @@ pub(super) fn groups(shapes: &Shapes) -> Vec<Group> {
     let mut groups = Vec::new();
     for dtype in shapes.floats() {
         let ends = shapes.vocabulary.iter();
-        groups.extend(ends.flat_map(|it| [table(it, dtype), loss(it, dtype)]));
+        groups.extend(ends.flat_map(|it| ends_of_model(it, dtype)));
     }
     groups
 }
 
-fn table(shape: &shapes::Vocabulary, dtype: DType) -> Group {
+fn ends_of_model(shape: &shapes::Vocabulary, dtype: DType) -> [Group; 2] {
     let shapes::Vocabulary {
         tokens,
         hidden,
@@ -26,101 +24,43 @@ fn table(shape: &shapes::Vocabulary, dtype: DType) -> Group {
         what,
     } = shape.clone();
     let extents = json!({"tokens": tokens, "hidden": hidden, "vocabulary": vocabulary});
+    let job = |name, cases, amount| Job::new(name, cases, dtype, amount, &extents);
+
     let rows = dtype.bytes(tokens * hidden) as f64;
     // The gradient of the whole table is f32 and written once, zeros included.
     let sums = 4.0 * (vocabulary * hidden) as f64;
-    let jobs = vec![
-        Job::new(
-            "embedding",
-            dtype,
-            Amount::Bytes(2.0 * rows),
-            &extents,
-            |of| Ok(vec![ops::embedding(&of[0], &of[1])?]),
-        ),
-        Job::new(
-            "embedding_grad",
-            dtype,
-            Amount::Bytes(rows + sums),
-            &extents,
-            |of| {
-                let [table, ids, dy] = [0, 1, 2].map(|at| &of[at]);
-                let mut dtable = Accumulator::new(table.device(), *table.shape(), DType::F32)?;
-                ops::embedding_grad_into(dy, ids, &mut dtable)?;
-                Ok(vec![dtable.buffer().clone()])
-            },
-        ),
-    ];
-    Group {
+    let table = Group {
         title: format!("{tokens} of {vocabulary} rows of {hidden}: {what}"),
-        jobs,
+        jobs: vec![
+            job("embedding", &["embedding"], Amount::Bytes(2.0 * rows)),
+            job(
+                "embedding_grad",
+                &["embedding_grad_into"],
+                Amount::Bytes(rows + sums),
+            ),
+        ],
         bytes: dtype.bytes((2 * tokens + vocabulary) * hidden),
-        operands: Box::new(move |source| {
-            let table = source.random("table", &[vocabulary, hidden], dtype)?;
-            let ids = source.tokens(tokens, vocabulary)?;
-            let dy = source.random("dy", &[tokens, hidden], dtype)?;
-            Ok(vec![table, ids, dy])
-        }),
-    }
-}
+        family: Box::new(move |source| embedding(source, [vocabulary, hidden], &[tokens])),
+    };
 
-fn loss(shape: &shapes::Vocabulary, dtype: DType) -> Group {
-    let shapes::Vocabulary {
-        tokens,
-        hidden,
-        vocabulary,
-        what,
-    } = shape.clone();
-    let extents = json!({"tokens": tokens, "hidden": hidden, "vocabulary": vocabulary});
     let product = 2.0 * (tokens * hidden * vocabulary) as f64;
-    let amount = |products: f64| Amount::Flops(products * product);
-    let jobs = vec![
-        Job::new("linear_cross_entropy", dtype, amount(1.0), &extents, |of| {
-            let targets = targets(&of[1], &of[2]);
-            let (max, sum, logit) = ops::linear_cross_entropy(&of[0], &of[1], targets)?;
-            Ok(vec![max, sum, logit])
-        }),
-        // Only the necessary products are counted; meshgrad also recomputes the logits.
-        Job::new(
-            "linear_cross_entropy_grads",
-            dtype,
-            amount(2.0),
-            &extents,
-            |of| {
-                let [x, w, lse, dloss] = [0, 1, 3, 4].map(|at| &of[at]);
-                let mut dw = Accumulator::new(x.device(), *w.shape(), DType::F32)?;
-                let dx = ops::linear_cross_entropy_grad_both_into(
-                    x,
-                    w,
-                    targets(w, &of[2]),
-                    lse,
-                    dloss,
-                    &mut dw,
-                )?;
-                Ok(vec![dx, dw.buffer().clone()])
-            },
-        ),
-    ];
-    Group {
+    let loss = Group {
         title: format!("{tokens} tokens, {hidden} to {vocabulary}: {what}"),
-        jobs,
+        jobs: vec![
+            job(
+                "linear_cross_entropy",
+                &["linear_cross_entropy"],
+                Amount::Flops(product),
+            ),
+            // Only the necessary products are counted; meshgrad also recomputes the logits.
+            job(
+                "linear_cross_entropy_grads",
+                &["linear_cross_entropy_grad_both_into"],
+                Amount::Flops(2.0 * product),
+            ),
+        ],
         bytes: dtype.bytes((tokens + vocabulary) * hidden),
-        operands: Box::new(move |source| {
-            let x = source.random("x", &[tokens, hidden], dtype)?;
-            let w = source.random("w", &[vocabulary, hidden], dtype)?;
-            let labels = source.tokens(tokens, vocabulary)?;
-            let (max, sum, _) = ops::linear_cross_entropy(&x, &w, targets(&w, &labels))?;
-            let lse = ops::add(&max, &ops::ln(&sum)?)?;
-            let dloss = ops::full(source.device, &[tokens], DType::F32, 1.0)?;
-            Ok(vec![x, w, labels, lse, dloss])
-        }),
-    }
-}
-
-fn targets<'a>(w: &Tensor, labels: &'a Tensor) -> Targets<'a> {
-    Targets {
-        labels,
-        ignore_index: -100,
-        vocab_start: 0,
-        vocab_total: w.shape()[0],
-    }
+        family: Box::new(move |source| losses(source, [tokens, hidden, vocabulary])),
+    };
+    [table, loss]
 }

@@ -1,0 +1,107 @@
+//! Attention and its gradients.
+
+use super::op_case::{OpCase, Operands, Results, Source};
+use crate::ops::{self, AttentionMask, AttentionSequences};
+use crate::{Result, Tensor};
+
+/// Attention of queries and keys [batch, tokens, heads, features], with scores scaled by `scale`.
+pub fn attention(
+    source: &dyn Source,
+    [of_queries, of_keys]: [[usize; 4]; 2],
+    mask: &AttentionMask,
+    scale: f64,
+) -> Result<Vec<OpCase>> {
+    let (q, dout) = (
+        source.numbers("q", &of_queries)?,
+        source.numbers("dout", &of_queries)?,
+    );
+    let (k, v) = (
+        source.numbers("k", &of_keys)?,
+        source.numbers("v", &of_keys)?,
+    );
+    let (out, lse) = ops::attention(&q, &k, &v, mask, scale)?;
+    let dlse = source.sums("dlse", lse.shape())?;
+    let attention = vec![q, k, v];
+    let grad = [&attention[..], &[out, lse, dout]].concat();
+    let lse_grad = [&grad[..], &[dlse]].concat();
+
+    let masks = [mask.clone(), mask.clone(), mask.clone()];
+    let [of_attention, of_grad, of_lse_grad] = masks;
+    Ok(vec![
+        OpCase::new("attention", attention, move |of| {
+            let [q, k, v] = of.first();
+            Ok(ops::attention(q, k, v, &local(&of_attention, of)?, scale)?.list())
+        }),
+        OpCase::new("attention_grad", grad, move |of| {
+            let ([q, k, v, out, lse, dout], mask) = (of.first(), local(&of_grad, of)?);
+            Ok(ops::attention_grad(q, k, v, out, lse, dout, &mask, scale)?.list())
+        }),
+        OpCase::new("attention_lse_grad", lse_grad, move |of| {
+            let ([q, k, v, out, lse, dout, dlse], mask) = (of.first(), local(&of_lse_grad, of)?);
+            Ok(ops::attention_lse_grad(q, k, v, out, lse, dout, dlse, &mask, scale)?.list())
+        }),
+    ])
+}
+
+/// The mask of some of the queries. Those without a sharding state their position.
+fn local(mask: &AttentionMask, of: &Operands) -> Result<AttentionMask> {
+    let [q, k] = of.first();
+    let is_whole = q.sharding().is_some() || q.shape()[1] == k.shape()[1];
+    let sequences = match &mask.sequences {
+        AttentionSequences::Rows if !is_whole => {
+            let list = |value| Tensor::from_slice(q.device(), &[1], &[value as i64]);
+            AttentionSequences::Cached {
+                q_offset: list(of.starts[0][1])?,
+                k_len: list(k.shape()[1])?,
+            }
+        }
+        other => other.clone(),
+    };
+    Ok(AttentionMask {
+        sequences,
+        ..mask.clone()
+    })
+}
+
+/// Causal attention of two rows over a window of 3 keys in a cache. The second row has two keys less.
+pub fn cached_attention(
+    source: &dyn Source,
+    [of_queries, of_keys]: [[usize; 4]; 2],
+) -> Result<OpCase> {
+    let keys = [of_keys[1], of_keys[1] - 2].map(|count| count as i64);
+    let first = keys.map(|count| count - of_queries[1] as i64);
+    let list = |values: [i64; 2]| Tensor::from_slice(source.device(), &[2], &values);
+    let operands = vec![
+        source.numbers("q", &of_queries)?,
+        source.numbers("k", &of_keys)?,
+        source.numbers("v", &of_keys)?,
+        list(first)?,
+        list(keys)?,
+    ];
+    let case = OpCase::new("attention", operands, |of| {
+        let [q, k, v, q_offset, k_len] = of.first();
+        let first = match q.sharding() {
+            Some(_) => 0,
+            None => of.starts[0][1],
+        };
+        let q_offset = match first {
+            0 => q_offset.clone(),
+            _ => {
+                let offsets = q_offset.to_vec::<i64>()?;
+                let offsets: Vec<i64> = offsets.iter().map(|at| at + first as i64).collect();
+                Tensor::from_slice(q.device(), q_offset.shape(), &offsets)?
+            }
+        };
+        let sequences = AttentionSequences::Cached {
+            q_offset,
+            k_len: k_len.clone(),
+        };
+        let mask = AttentionMask {
+            window: Some(3),
+            sequences,
+            ..AttentionMask::causal()
+        };
+        Ok(ops::attention(q, k, v, &mask, 0.5)?.list())
+    });
+    Ok(case.named("attention, cached keys"))
+}
