@@ -194,7 +194,7 @@ pub(super) fn adding<const N: usize, R: Results>(
     sum: &Tensor,
     call: impl Fn([&Tensor; N], &mut Accumulator) -> Result<R> + 'static,
 ) -> OpCase {
-    let operands = [&operands.map(Tensor::clone)[..], &[sum.clone()]].concat();
+    let operands = [&operands.map(Tensor::clone)[..], std::slice::from_ref(sum)].concat();
     let call = move |of: &Operands| {
         let mut sum = of.sum(N)?;
         let mut results = call(of.first(), &mut sum)?.list();
@@ -211,7 +211,11 @@ pub(super) fn changing<const N: usize>(
     changed: &Tensor,
     call: impl Fn([&Tensor; N], &Tensor) -> Result<()> + 'static,
 ) -> OpCase {
-    let operands = [&operands.map(Tensor::clone)[..], &[changed.clone()]].concat();
+    let operands = [
+        &operands.map(Tensor::clone)[..],
+        std::slice::from_ref(changed),
+    ]
+    .concat();
     let call = move |of: &Operands| {
         let changed = of.changed(N)?;
         call(of.first(), &changed)?;
