@@ -28,11 +28,12 @@ pub struct RowNumber {
 pub struct RowMap {
     form: Form,
     /// Whether each operand is a matrix; the others are vectors that all rows share.
-    matrices: Vec<bool>,
+    matrices: [Option<bool>; RowMap::MAX_OPERANDS],
     given: usize,
-    numbers: Vec<RowNumber>,
+    numbers: [Option<RowNumber>; RowMap::MAX_NUMBERS],
     value: Expression,
-    writes_numbers: bool,
+    /// How many numbers are written: none or all that are computed.
+    written: usize,
     scalars: usize,
 }
 
@@ -53,16 +54,16 @@ impl RowMap {
     /// [`Error::TooMany`] for too many operands, numbers or scalars.
     pub fn new(
         (dtype, features, aligned): (Dtype, usize, bool),
-        matrices: impl Into<Vec<bool>>,
+        matrices: impl IntoIterator<Item = bool>,
         given: usize,
-        numbers: Vec<RowNumber>,
+        numbers: impl IntoIterator<Item = RowNumber>,
         value: Expression,
         writes_numbers: bool,
     ) -> Result<RowMap> {
-        let matrices = matrices.into();
-        at_most("operands", matrices.len(), Self::MAX_OPERANDS)?;
-        at_most("numbers of a row", given + numbers.len(), Self::MAX_NUMBERS)?;
-        let expressions = numbers.iter().flat_map(|it| [&it.summand, &it.number]);
+        let (matrices, _) = array("operands", 0, matrices)?;
+        let (numbers, count) = array("numbers of a row", given, numbers)?;
+        let expressions = numbers.iter().flatten();
+        let expressions = expressions.flat_map(|it| [&it.summand, &it.number]);
         let scalars = expressions.chain([&value]).map(Expression::scalars);
         let scalars = scalars.max().unwrap_or(0);
         at_most("scalars", scalars, Self::MAX_SCALARS)?;
@@ -72,7 +73,7 @@ impl RowMap {
             given,
             numbers,
             value,
-            writes_numbers,
+            written: if writes_numbers { count } else { 0 },
             scalars,
         })
     }
@@ -82,12 +83,8 @@ impl RowMap {
         self.form.launch(rows)
     }
 
-    fn written(&self) -> usize {
-        if self.writes_numbers {
-            self.numbers.len()
-        } else {
-            0
-        }
+    fn matrices(&self) -> impl Iterator<Item = bool> {
+        self.matrices.iter().copied().flatten()
     }
 }
 
@@ -95,13 +92,13 @@ params! {
     /// Arguments of [`RowMap`].
     pub struct RowMapArguments => Call for variant: RowMap {
         /// The operands: \[R, D\], or \[D\].
-        operands: List<In, { RowMap::MAX_OPERANDS }> = variant.matrices.len(),
+        operands: List<In, { RowMap::MAX_OPERANDS }> = variant.matrices().count(),
         /// The given numbers: \[R\] of f32 each.
         given: List<In, { RowMap::MAX_NUMBERS }> = variant.given,
         /// \[R, D\].
         y: Out,
         /// The computed numbers, if they are written: \[R\] of f32 each.
-        numbers: List<Out, { RowMap::MAX_NUMBERS }> = variant.written(),
+        numbers: List<Out, { RowMap::MAX_NUMBERS }> = variant.written,
         /// The scalars of the expressions.
         scalars: List<f32, { RowMap::MAX_SCALARS }> = variant.scalars,
         /// R.
@@ -116,23 +113,23 @@ impl Variant for RowMap {
 
     fn ptx(&self) -> Ptx {
         let mut k = Kernel::new(self.entry(), Target::Sm80, self.form.threads());
-        let matrices = self.matrices.iter().filter(|is_matrix| **is_matrix);
-        if self.matrices.len() <= 2 && matrices.count() == 1 {
+        let matrices = self.matrices().filter(|is_matrix| *is_matrix).count();
+        if self.matrices().count() <= 2 && matrices == 1 {
             k = k.reserve_load_registers(); // long rows of more operands need more registers
         }
         let k = &k;
         let call = self.parameters(k);
         let row = Row::new(k, self.form, call.rows, call.features);
-        let load = |(is_matrix, operand): (&bool, &_)| match is_matrix {
+        let load = |(is_matrix, operand): (bool, &_)| match is_matrix {
             true => row.load(*operand),
             false => row.load_vector(*operand),
         };
-        let operands = self.matrices.iter().zip(&call.operands).map(load);
+        let operands = self.matrices().zip(&call.operands).map(load);
         let operands: Vec<Values<'_>> = operands.collect();
         let given = call.given.iter().map(|given| row.load_scalar(*given));
         let mut numbers: Vec<F32<'_>> = given.collect();
 
-        for RowNumber { summand, number } in &self.numbers {
+        for RowNumber { summand, number } in self.numbers.iter().flatten() {
             let read = Read::of(summand, &operands);
             let is_zero_outside = summand.is_zero_without(operands.len());
             let sum = k.var(0.0_f32);
@@ -164,13 +161,13 @@ impl Variant for RowMap {
     }
 
     fn entry(&self) -> String {
-        let kind = |is_matrix: &bool| if *is_matrix { 'm' } else { 'v' };
-        let operands: String = self.matrices.iter().map(kind).collect();
+        let kind = |is_matrix: bool| if is_matrix { 'm' } else { 'v' };
+        let operands: String = self.matrices().map(kind).collect();
         let of = |it: &RowNumber| format!("sum_{}_is_{}_", it.summand, it.number);
-        let numbers: String = self.numbers.iter().map(of).collect();
+        let numbers: String = self.numbers.iter().flatten().map(of).collect();
         let functions = short_name(format!("{numbers}to_{}", self.value));
         let (form, given) = (self.form.name(), self.given);
-        let written = if self.writes_numbers { "_written" } else { "" };
+        let written = if self.written > 0 { "_written" } else { "" };
         format!("row_map_{form}_{operands}_given{given}{written}_{functions}")
     }
 }
@@ -201,6 +198,24 @@ impl<'o, 'k> Read<'o, 'k> {
         let operands = self.places.iter().map(|place| x[*place]);
         operands.chain(numbers.iter().copied()).collect()
     }
+}
+
+/// `items` in an array, so that a launch allocates no memory, and their number. With `before`, they
+/// must fit into it.
+fn array<T, const N: usize>(
+    what: &'static str,
+    before: usize,
+    items: impl IntoIterator<Item = T>,
+) -> Result<([Option<T>; N], usize)> {
+    let (mut array, mut count) = ([const { None }; N], 0);
+    for item in items {
+        if let Some(place) = array.get_mut(count) {
+            *place = Some(item);
+        }
+        count += 1;
+    }
+    at_most(what, before + count, N)?;
+    Ok((array, count))
 }
 
 fn at_most(what: &'static str, count: usize, limit: usize) -> Result<()> {

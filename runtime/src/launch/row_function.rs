@@ -52,13 +52,13 @@ fn plan<const N: usize, const S: usize, F: RowFunction<N, S>>(
     let rows = rows.iter().product::<usize>() as u64;
 
     let mut tracer = Tracer::new();
-    let numbers = (F::GIVEN..S).map(|at| {
-        Ok(RowNumber {
+    let mut numbers = [const { None }; S];
+    for (at, number) in numbers.iter_mut().enumerate().skip(F::GIVEN) {
+        *number = Some(RowNumber {
             summand: tracer.expression(|| f.summand(at, symbols(0), symbols(N)))?,
             number: tracer.expression(|| f.number(at, symbols(0)))?,
-        })
-    });
-    let numbers = numbers.collect::<Result<_, PlanError>>()?;
+        });
+    }
     let value = tracer.expression(|| f.value(symbols(0), symbols(N)))?;
 
     let variant = RowMap::new(
@@ -71,7 +71,7 @@ fn plan<const N: usize, const S: usize, F: RowFunction<N, S>>(
             .each_ref()
             .map(|it| it.layout.shape() == y.layout.shape()),
         F::GIVEN,
-        numbers,
+        numbers.into_iter().flatten(),
         value,
         writes_numbers,
     )?;
