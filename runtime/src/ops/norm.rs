@@ -6,7 +6,7 @@ use super::dense_rows;
 use super::row_function::{map_rows, sum_rows_into};
 use crate::cpu::norm as kernels;
 use crate::launch::norm as launch;
-use crate::{Accumulator, Number, Result, RowFunction, Signature, Tensor, for_float, ops};
+use crate::{Accumulator, Call, Number, Result, RowFunction, Signature, Tensor, for_float, ops};
 
 static RMS_NORM: Signature = Signature::new(
     "rms_norm",
@@ -92,6 +92,11 @@ impl RowFunction<3, 2> for GradInput {
     }
 }
 
+/// What a mean divides by: 1 for rows without elements, whose mean is 0.
+fn features(call: &Call) -> f64 {
+    call.extent("d").max(1) as f64
+}
+
 /// y = x w inv_rms with inv_rms = 1 / sqrt(mean(x^2) + eps) per row; returns (y, inv_rms).
 ///
 /// Computed in f32 (f64 for f64) and rounded once. Hugging Face's `Qwen3RMSNorm` also rounds x
@@ -107,7 +112,7 @@ pub fn rms_norm(x: &Tensor, w: &Tensor, eps: f64) -> Result<(Tensor, Tensor)> {
     let mut call = RMS_NORM.call(&[x, w])?;
     let mut y = call.output(0)?;
     let mut numbers = [call.output(1)?];
-    let features = call.extent("d") as f64;
+    let features = features(&call);
     let forward = Forward { features, eps };
     map_rows(&call, &forward, [x, w], [], &mut y, &mut numbers)?;
     let [inv_rms] = numbers;
@@ -130,7 +135,7 @@ pub fn rms_norm_grad_input(
 ) -> Result<Tensor> {
     let mut call = RMS_NORM_GRAD_INPUT.call(&[dy, x, w, inv_rms])?;
     let mut dx = call.output(0)?;
-    let features = call.extent("d") as f64;
+    let features = features(&call);
     let (f, operands) = (GradInput { features }, [dy, x, w]);
     map_rows(&call, &f, operands, [inv_rms], &mut dx, &mut [])?;
     Ok(dx.finish())
