@@ -8,12 +8,12 @@
 //!
 //! Separate kernels for the addition and the norm would move 5 R D elements forward and 6 R D
 //! backward. Fused, each direction moves 4 R D. The norm alone is a [function of
-//! rows](crate::row_map); these kernels are not, because one writes two matrices and the other loads
-//! dh late.
+//! rows](crate::row_map). These kernels are not: one writes two matrices, the other loads dh late.
 
-use crate::assembler::{F32, In, Kernel, Launch, Out, Ptx, Target, Variable, Variant};
+use crate::assembler::{In, Kernel, Launch, Out, Ptx, Target, Variant};
 use crate::dtype::Dtype;
 use crate::params;
+use crate::rms_norm::{along_x, inv_rms};
 use crate::row::{Form, Row};
 
 /// h = x + b and y = h w / sqrt(mean(h^2) + eps), row by row; and 1 / sqrt(..), one f32 per row.
@@ -157,16 +157,4 @@ impl Variant for AddRmsNormGradInput {
     fn entry(&self) -> String {
         format!("add_rms_norm_grad_input_{}", self.form.name())
     }
-}
-
-/// 1 / sqrt(mean(x^2) + eps), from the sum of a thread's squares.
-#[track_caller]
-pub(crate) fn inv_rms<'k>(row: &Row<'k>, squares: Variable<'k, f32>, eps: F32<'k>) -> F32<'k> {
-    (row.mean(squares.get()) + eps).sqrt().reciprocal()
-}
-
-/// inv_rms^3 mean(dy w x), from a thread's part of the sum: dx has this times -x.
-#[track_caller]
-pub(crate) fn along_x<'k>(row: &Row<'k>, dot: Variable<'k, f32>, inv_rms: F32<'k>) -> F32<'k> {
-    row.mean(dot.get()) * inv_rms * inv_rms * inv_rms
 }

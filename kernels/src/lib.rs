@@ -33,6 +33,7 @@ pub mod philox;
 pub mod random;
 pub mod reduce;
 pub mod reduce_op;
+mod rms_norm;
 pub mod rope;
 pub mod router;
 pub mod row;

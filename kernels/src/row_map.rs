@@ -28,7 +28,7 @@ pub struct RowNumber {
 pub struct RowMap {
     form: Form,
     /// Whether each operand is a matrix; the others are vectors that all rows share.
-    matrices: [Option<bool>; RowMap::MAX_OPERANDS],
+    is_matrix: [Option<bool>; RowMap::MAX_OPERANDS],
     given: usize,
     numbers: [Option<RowNumber>; RowMap::MAX_NUMBERS],
     value: Expression,
@@ -54,13 +54,13 @@ impl RowMap {
     /// [`Error::TooMany`] for too many operands, numbers or scalars.
     pub fn new(
         (dtype, features, aligned): (Dtype, usize, bool),
-        matrices: impl IntoIterator<Item = bool>,
+        is_matrix: impl IntoIterator<Item = bool>,
         given: usize,
         numbers: impl IntoIterator<Item = RowNumber>,
         value: Expression,
         writes_numbers: bool,
     ) -> Result<RowMap> {
-        let (matrices, _) = array("operands", 0, matrices)?;
+        let (is_matrix, _) = array("operands", 0, is_matrix)?;
         let (numbers, count) = array("numbers of a row", given, numbers)?;
         let expressions = numbers.iter().flatten();
         let expressions = expressions.flat_map(|it| [&it.summand, &it.number]);
@@ -69,7 +69,7 @@ impl RowMap {
         at_most("scalars", scalars, Self::MAX_SCALARS)?;
         Ok(RowMap {
             form: Form::new(dtype, features, aligned),
-            matrices,
+            is_matrix,
             given,
             numbers,
             value,
@@ -83,8 +83,15 @@ impl RowMap {
         self.form.launch(rows)
     }
 
-    fn matrices(&self) -> impl Iterator<Item = bool> {
-        self.matrices.iter().copied().flatten()
+    /// For each operand, whether it is a matrix.
+    fn operands(&self) -> impl Iterator<Item = bool> {
+        self.is_matrix.iter().copied().flatten()
+    }
+
+    /// Whether a thread's part of the longest row fits into 64 registers.
+    fn fits_64_registers(&self) -> bool {
+        let matrices = self.operands().filter(|is_matrix| *is_matrix).count();
+        self.operands().count() <= 2 && matrices == 1
     }
 }
 
@@ -92,7 +99,7 @@ params! {
     /// Arguments of [`RowMap`].
     pub struct RowMapArguments => Call for variant: RowMap {
         /// The operands: \[R, D\], or \[D\].
-        operands: List<In, { RowMap::MAX_OPERANDS }> = variant.matrices().count(),
+        operands: List<In, { RowMap::MAX_OPERANDS }> = variant.operands().count(),
         /// The given numbers: \[R\] of f32 each.
         given: List<In, { RowMap::MAX_NUMBERS }> = variant.given,
         /// \[R, D\].
@@ -112,19 +119,18 @@ impl Variant for RowMap {
     type Arguments = RowMapArguments;
 
     fn ptx(&self) -> Ptx {
-        let mut k = Kernel::new(self.entry(), Target::Sm80, self.form.threads());
-        let matrices = self.matrices().filter(|is_matrix| *is_matrix).count();
-        if self.matrices().count() <= 2 && matrices == 1 {
-            k = k.reserve_load_registers(); // long rows of more operands need more registers
-        }
-        let k = &k;
+        let k = Kernel::new(self.entry(), Target::Sm80, self.form.threads());
+        let k = &match self.fits_64_registers() {
+            true => k.reserve_load_registers(),
+            false => k,
+        };
         let call = self.parameters(k);
         let row = Row::new(k, self.form, call.rows, call.features);
         let load = |(is_matrix, operand): (bool, &_)| match is_matrix {
             true => row.load(*operand),
             false => row.load_vector(*operand),
         };
-        let operands = self.matrices().zip(&call.operands).map(load);
+        let operands = self.operands().zip(&call.operands).map(load);
         let operands: Vec<Values<'_>> = operands.collect();
         let given = call.given.iter().map(|given| row.load_scalar(*given));
         let mut numbers: Vec<F32<'_>> = given.collect();
@@ -162,7 +168,7 @@ impl Variant for RowMap {
 
     fn entry(&self) -> String {
         let kind = |is_matrix: bool| if is_matrix { 'm' } else { 'v' };
-        let operands: String = self.matrices().map(kind).collect();
+        let operands: String = self.operands().map(kind).collect();
         let of = |it: &RowNumber| format!("sum_{}_is_{}_", it.summand, it.number);
         let numbers: String = self.numbers.iter().flatten().map(of).collect();
         let functions = short_name(format!("{numbers}to_{}", self.value));

@@ -5,7 +5,7 @@ mod compositions;
 mod inputs;
 mod table;
 
-use meshgrad_autograd::{Result, Var};
+use meshgrad_autograd::{Error, Result, Var};
 use meshgrad_runtime::op_cases::{OpCase, small};
 use meshgrad_runtime::{DType, Device, Tensor};
 
@@ -84,7 +84,7 @@ fn at(inputs: &Inputs<'_>) -> Result<Vec<Case>> {
         dtype: inputs.dtype,
         cases: Vec::new(),
     };
-    table::ops_of_the_table(&mut cases);
+    table::ops_of_the_table(&mut cases)?;
     compositions::compositions(inputs, &mut cases)?;
     Ok(cases.cases)
 }
@@ -105,11 +105,11 @@ impl Cases {
         &mut self,
         name: &'static str,
         function: impl Fn(&[Var; N], &[Tensor; C]) -> Result<R> + 'static,
-    ) -> &mut Case {
-        let of = self.table.iter().find(|case| case.name == name);
-        let of = of.unwrap_or_else(|| panic!("the table of ops has no case `{name}`"));
+    ) -> Result<&mut Case> {
+        let case = self.table.iter().find(|case| case.name == name);
+        let case = case.ok_or_else(|| invalid(name, "the table of ops has no such case".into()))?;
         let (mut inputs, mut constants) = (Vec::new(), Vec::new());
-        for operand in &of.operands {
+        for operand in &case.operands {
             match operand.dtype() == self.dtype && inputs.len() < N {
                 true => inputs.push(operand.clone()),
                 false => constants.push(operand.clone()),
@@ -125,7 +125,7 @@ impl Cases {
         inputs: [Tensor; N],
         constants: [Tensor; C],
         function: impl Fn(&[Var; N], &[Tensor; C]) -> Result<R> + 'static,
-    ) -> &mut Case {
+    ) -> Result<&mut Case> {
         self.push(name, inputs.into(), constants.into(), function)
     }
 
@@ -135,15 +135,12 @@ impl Cases {
         inputs: Vec<Tensor>,
         constants: Vec<Tensor>,
         function: impl Fn(&[Var; N], &[Tensor; C]) -> Result<R> + 'static,
-    ) -> &mut Case {
-        assert_eq!(
-            (inputs.len(), constants.len()),
-            (N, C),
-            "operands of {name}"
-        );
+    ) -> Result<&mut Case> {
+        array::<_, N>(name, "inputs", &inputs)?;
+        array::<_, C>(name, "constants", &constants)?;
         let function = move |vars: &[Var], constants: &[Tensor]| {
-            let vars: &[Var; N] = vars.try_into().unwrap_or_else(|_| unreachable!());
-            let constants: &[Tensor; C] = constants.try_into().unwrap_or_else(|_| unreachable!());
+            let vars = array(name, "inputs", vars)?;
+            let constants = array(name, "constants", constants)?;
             Ok(function(vars, constants)?.list())
         };
         self.cases.push(Case {
@@ -153,8 +150,22 @@ impl Cases {
             constants,
             weights: &[],
         });
-        self.cases.last_mut().unwrap_or_else(|| unreachable!())
+        Ok(self.cases.last_mut().unwrap_or_else(|| unreachable!()))
     }
+}
+
+/// All `N` elements.
+fn array<'a, T, const N: usize>(
+    name: &'static str,
+    what: &str,
+    elements: &'a [T],
+) -> Result<&'a [T; N]> {
+    let problem = || format!("{} {what}; the case takes {N}", elements.len());
+    elements.try_into().map_err(|_| invalid(name, problem()))
+}
+
+fn invalid(op: &'static str, problem: String) -> Error {
+    Error::Argument { op, problem }
 }
 
 /// What a function on variables returns.
@@ -176,9 +187,7 @@ impl Outputs for (Var, Var) {
 
 #[cfg(test)]
 mod tests {
-    use meshgrad_autograd::{
-        Error, Save, Tape, TapeError, Tolerance, Track, gradcheck, weighted_roots,
-    };
+    use meshgrad_autograd::{Save, Tape, TapeError, Tolerance, Track, gradcheck, weighted_roots};
 
     use std::collections::BTreeSet;
 

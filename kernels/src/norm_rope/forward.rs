@@ -1,9 +1,9 @@
 //! The forward pass: computes y and inv_rms.
 
-use crate::add_rms_norm::inv_rms;
 use crate::assembler::{In, Kernel, Launch, Out, Ptx, Target, Variant};
 use crate::dtype::Dtype;
 use crate::params;
+use crate::rms_norm::inv_rms;
 use crate::rope::{Direction, Form, Head, HeadStrides, Heads, Style, TableStrides};
 
 /// y = rotate(x w / sqrt(mean(x^2) + eps)) per head; and 1 / sqrt(..), one f32 per head.

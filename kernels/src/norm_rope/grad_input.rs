@@ -1,9 +1,9 @@
 //! The gradient with respect to x: computes dx.
 
-use crate::add_rms_norm::along_x;
 use crate::assembler::{In, Kernel, Launch, Out, Ptx, Target, Variant};
 use crate::dtype::Dtype;
 use crate::params;
+use crate::rms_norm::along_x;
 use crate::rope::{Direction, Form, Head, HeadStrides, Heads, Style, TableStrides};
 
 /// dx = inv_rms (dz w - x inv_rms^2 mean(dz w x)) with dz = inverse_rotate(dy), head by head.

@@ -7,17 +7,17 @@ use crate::{Result, Tensor};
 /// Attention of queries and keys [batch, tokens, heads, features], with scores scaled by `scale`.
 pub fn attention(
     source: &dyn Source,
-    [of_queries, of_keys]: [[usize; 4]; 2],
+    [q_shape, k_shape]: [[usize; 4]; 2],
     mask: &AttentionMask,
     scale: f64,
 ) -> Result<Vec<OpCase>> {
     let (q, dout) = (
-        source.numbers("q", &of_queries)?,
-        source.numbers("dout", &of_queries)?,
+        source.numbers("q", &q_shape)?,
+        source.numbers("dout", &q_shape)?,
     );
     let (k, v) = (
-        source.numbers("k", &of_keys)?,
-        source.numbers("v", &of_keys)?,
+        source.numbers("k", &k_shape)?,
+        source.numbers("v", &k_shape)?,
     );
     let (out, lse) = ops::attention(&q, &k, &v, mask, scale)?;
     let dlse = source.sums("dlse", lse.shape())?;
@@ -66,15 +66,15 @@ fn local(mask: &AttentionMask, of: &Operands) -> Result<AttentionMask> {
 /// Causal attention of two rows over a window of 3 keys in a cache. The second row has two keys less.
 pub fn cached_attention(
     source: &dyn Source,
-    [of_queries, of_keys]: [[usize; 4]; 2],
+    [q_shape, k_shape]: [[usize; 4]; 2],
 ) -> Result<OpCase> {
-    let keys = [of_keys[1], of_keys[1] - 2].map(|count| count as i64);
-    let first = keys.map(|count| count - of_queries[1] as i64);
+    let keys = [k_shape[1], k_shape[1] - 2].map(|count| count as i64);
+    let first = keys.map(|count| count - q_shape[1] as i64);
     let list = |values: [i64; 2]| Tensor::from_slice(source.device(), &[2], &values);
     let operands = vec![
-        source.numbers("q", &of_queries)?,
-        source.numbers("k", &of_keys)?,
-        source.numbers("v", &of_keys)?,
+        source.numbers("q", &q_shape)?,
+        source.numbers("k", &k_shape)?,
+        source.numbers("v", &k_shape)?,
         list(first)?,
         list(keys)?,
     ];

@@ -59,8 +59,12 @@ pub fn views(source: &dyn Source, shape: [usize; 3]) -> Result<Vec<OpCase>> {
 }
 
 /// The concatenation of two tensors that differ in the extents of `dim`.
-pub fn concat(source: &dyn Source, [of_a, of_b]: [&[usize]; 2], dim: isize) -> Result<Vec<OpCase>> {
-    let (a, b) = (source.numbers("a", of_a)?, source.numbers("b", of_b)?);
+pub fn concat(
+    source: &dyn Source,
+    [a_shape, b_shape]: [&[usize]; 2],
+    dim: isize,
+) -> Result<Vec<OpCase>> {
+    let (a, b) = (source.numbers("a", a_shape)?, source.numbers("b", b_shape)?);
     Ok(vec![case("concat", [&a, &b], move |parts| {
         ops::concat(&parts, dim)
     })])

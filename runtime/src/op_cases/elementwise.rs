@@ -36,7 +36,7 @@ pub fn with_constants(source: &dyn Source, shape: &[usize]) -> Result<Vec<OpCase
 }
 
 /// The ops of two operands whose shapes broadcast. The second operand is positive.
-pub fn binary(source: &dyn Source, of_a: &[usize], of_b: &[usize]) -> Result<Vec<OpCase>> {
+pub fn binary(source: &dyn Source, a_shape: &[usize], b_shape: &[usize]) -> Result<Vec<OpCase>> {
     type Op = fn(&Tensor, &Tensor) -> Result<Tensor>;
     let table: [(&str, Op); 13] = [
         ("add", ops::add),
@@ -53,12 +53,15 @@ pub fn binary(source: &dyn Source, of_a: &[usize], of_b: &[usize]) -> Result<Vec
         ("gt", ops::gt),
         ("ge", ops::ge),
     ];
-    let (a, b) = (source.numbers("a", of_a)?, source.positive("b", of_b)?);
+    let (a, b) = (
+        source.numbers("a", a_shape)?,
+        source.positive("b", b_shape)?,
+    );
     let cases = table.map(|(name, op)| case(name, [&a, &b], move |[a, b]| op(a, b)));
 
     let condition = ops::lt(
-        &source.numbers("left", of_b)?,
-        &source.numbers("right", of_b)?,
+        &source.numbers("left", b_shape)?,
+        &source.numbers("right", b_shape)?,
     )?;
     let choice = case("where_", [&condition, &a, &b], |[condition, a, b]| {
         ops::where_(condition, a, b)

@@ -56,12 +56,12 @@ pub fn gathering(
     count: usize,
 ) -> Result<Vec<OpCase>> {
     let extent = shape[dim];
-    let of_index = with(shape, dim, count);
+    let index_shape = with(shape, dim, count);
     let (x, src) = (
         source.numbers("x", shape)?,
-        source.numbers("src", &of_index)?,
+        source.numbers("src", &index_shape)?,
     );
-    let index = source.indices("index", &of_index, extent)?;
+    let index = source.indices("index", &index_shape, extent)?;
     Ok(vec![
         case("gather", [&x, &index], move |[x, index]| {
             ops::gather(x, dim as isize, index)

@@ -1,8 +1,8 @@
 //! Linear layers fused with cross entropy.
 
-use super::op_case::{OpCase, Operands, Results, Source, accumulated, case};
+use super::op_case::{OpCase, Operands, Results, Source, accumulated, adding_to_last, case};
+use crate::Result;
 use crate::ops::{self, Targets};
-use crate::{Accumulator, Result, Tensor};
 
 const IGNORED: i64 = -100;
 
@@ -28,17 +28,17 @@ pub fn losses(source: &dyn Source, [rows, features, classes]: [usize; 3]) -> Res
             let ([x, w, _, lse, dloss], to) = (of.first(), targets(of, classes));
             Ok(ops::linear_cross_entropy_grad_input(x, w, to, lse, dloss)?.list())
         }),
-        adding_last(
+        adding_to_last(
             "linear_cross_entropy_grad_weight_into",
-            &with_sum,
+            with_sum.clone(),
             move |of, dw| {
                 let ([x, w, _, lse, dloss], to) = (of.first(), targets(of, classes));
                 ops::linear_cross_entropy_grad_weight_into(x, w, to, lse, dloss, dw)
             },
         ),
-        adding_last(
+        adding_to_last(
             "linear_cross_entropy_grad_both_into",
-            &with_sum,
+            with_sum,
             move |of, dw| {
                 let ([x, w, _, lse, dloss], to) = (of.first(), targets(of, classes));
                 ops::linear_cross_entropy_grad_both_into(x, w, to, lse, dloss, dw)
@@ -60,20 +60,4 @@ fn targets(of: &Operands, classes: usize) -> Targets<'_> {
         vocab_start: of.starts[1][0],
         vocab_total: classes,
     }
-}
-
-/// A case of an op that adds to the last operand.
-fn adding_last<R: Results>(
-    op: &'static str,
-    operands: &[Tensor],
-    call: impl Fn(&Operands, &mut Accumulator) -> Result<R> + 'static,
-) -> OpCase {
-    let last = operands.len() - 1;
-    let call = move |of: &Operands| {
-        let mut sum = of.sum(last)?;
-        let mut results = call(of, &mut sum)?.list();
-        results.push(sum.total()?.clone());
-        Ok(results)
-    };
-    OpCase::new(op, operands.to_vec(), call).writing()
 }

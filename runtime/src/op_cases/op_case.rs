@@ -195,9 +195,19 @@ pub(super) fn adding<const N: usize, R: Results>(
     call: impl Fn([&Tensor; N], &mut Accumulator) -> Result<R> + 'static,
 ) -> OpCase {
     let operands = [&operands.map(Tensor::clone)[..], std::slice::from_ref(sum)].concat();
+    adding_to_last(op, operands, move |of, sum| call(of.first(), sum))
+}
+
+/// A case of an op that adds to the last operand.
+pub(super) fn adding_to_last<R: Results>(
+    op: &'static str,
+    operands: Vec<Tensor>,
+    call: impl Fn(&Operands, &mut Accumulator) -> Result<R> + 'static,
+) -> OpCase {
+    let last = operands.len() - 1;
     let call = move |of: &Operands| {
-        let mut sum = of.sum(N)?;
-        let mut results = call(of.first(), &mut sum)?.list();
+        let mut sum = of.sum(last)?;
+        let mut results = call(of, &mut sum)?.list();
         results.push(sum.total()?.clone());
         Ok(results)
     };

@@ -2,7 +2,7 @@
 //!
 //! Legend: D features; rows are all leading dims.
 
-use super::row_function::{map_rows, sum_rows_into};
+use super::row_function::{features, map_rows, sum_rows_into};
 use crate::{Accumulator, Number, Result, RowFunction, Signature, Tensor};
 
 static LAYER_NORM: Signature = Signature::new(
@@ -107,7 +107,7 @@ pub fn layer_norm(
     let mut call = LAYER_NORM.call(&[x, w, b])?;
     let mut y = call.output(0)?;
     let mut numbers = [call.output(1)?, call.output(2)?];
-    let features = call.extent("d") as f64;
+    let features = features(&call);
     map_rows(
         &call,
         &Forward { features, eps },
@@ -138,7 +138,7 @@ pub fn layer_norm_grad_input(
 ) -> Result<Tensor> {
     let mut call = LAYER_NORM_GRAD_INPUT.call(&[dy, x, w, mean, inv_std])?;
     let mut dx = call.output(0)?;
-    let features = call.extent("d") as f64;
+    let features = features(&call);
     map_rows(
         &call,
         &GradInput { features },

@@ -3,10 +3,10 @@
 //! Legend: D features; rows are all leading dims.
 
 use super::dense_rows;
-use super::row_function::{map_rows, sum_rows_into};
+use super::row_function::{features, map_rows, sum_rows_into};
 use crate::cpu::norm as kernels;
 use crate::launch::norm as launch;
-use crate::{Accumulator, Call, Number, Result, RowFunction, Signature, Tensor, for_float, ops};
+use crate::{Accumulator, Number, Result, RowFunction, Signature, Tensor, for_float, ops};
 
 static RMS_NORM: Signature = Signature::new(
     "rms_norm",
@@ -90,11 +90,6 @@ impl RowFunction<3, 2> for GradInput {
     fn value<W: Number>(&self, [dy, x, w]: [W; 3], [inv_rms, along_x]: [W; 2]) -> W {
         dy * w * inv_rms - x * along_x
     }
-}
-
-/// What a mean divides by: 1 for rows without elements, whose mean is 0.
-fn features(call: &Call) -> f64 {
-    call.extent("d").max(1) as f64
 }
 
 /// y = x w inv_rms with inv_rms = 1 / sqrt(mean(x^2) + eps) per row; returns (y, inv_rms).

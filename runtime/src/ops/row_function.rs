@@ -91,6 +91,11 @@ pub fn map_rows<const N: usize, const S: usize, const G: usize, F: RowFunction<N
     })
 }
 
+/// The extent `d`, by which a mean divides; 1 for rows without elements, whose mean is 0.
+pub(super) fn features(call: &Call) -> f64 {
+    call.extent("d").max(1) as f64
+}
+
 /// `to` += the sum over all rows of the value of `f`, of whose numbers all are given: the gradient of
 /// a weight that all rows share. Use it to implement the gradient of a fused op over rows.
 ///

@@ -39,8 +39,8 @@ impl<T: Copy, C: Copy> Problem<'_, T, C> {
     }
 }
 
-/// Bytes along k of a slab. A panel of B (16 to 64 columns) is read once per panel of A (6 to 32 rows).
-/// With this depth it stays in the L2 cache.
+/// Bytes along k of a slab. A panel of B (16 to 64 columns) is read once per panel of A (6 to 32
+/// rows). With this depth it stays in the L2 cache.
 const SLAB_BYTES: usize = 2048;
 
 /// As [`SLAB_BYTES`], for a single row of C: with this depth a panel stays in the L1 cache.

@@ -162,7 +162,8 @@ pub(super) fn pack_rows<T: Pod, U: Unit<T>>(lanes: MatrixRef<'_, T>, panel: &mut
 }
 
 /// Packs panels of `width` lanes in one pass; panels start `stride` units apart. Unit p of lane i
-/// of a panel is stored at `p * width + i`. Adjacent lanes must be adjacent in memory.
+/// of a panel is stored at `p * width + i`. Adjacent lanes must be adjacent in memory. `width` is at
+/// most 16: as many whole panels as 16 lanes have are packed together.
 #[inline(always)]
 pub(super) fn pack_panels_by_depth<T: Pod, U: Unit<T>>(
     lanes: MatrixRef<'_, T>,

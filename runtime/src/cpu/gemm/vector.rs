@@ -217,9 +217,9 @@ fn multiply_columns<A: Arithmetic, const ROWS: usize, const VECTORS: usize>(
     tile: &mut [[A::Sums; VECTORS]],
 ) {
     match live.cols.div_ceil(A::LANES) {
-        3.. => multiply_vectors::<A, ROWS, 3, VECTORS>(math, unit, b, start, tile),
+        1 => multiply_vectors::<A, ROWS, 1, VECTORS>(math, unit, b, start, tile),
         2 => multiply_vectors::<A, ROWS, 2, VECTORS>(math, unit, b, start, tile),
-        _ => multiply_vectors::<A, ROWS, 1, VECTORS>(math, unit, b, start, tile),
+        _ => multiply_vectors::<A, ROWS, VECTORS, VECTORS>(math, unit, b, start, tile),
     }
 }
 
