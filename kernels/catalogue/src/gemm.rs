@@ -33,7 +33,7 @@ pub(super) fn gemm_bf16() -> Family {
                 for output in Output::ALL {
                     let forms: &[bool] = match tile {
                         Tile::Large | Tile::Small => &[true, false],
-                        Tile::Flat | Tile::Wide => &[true],
+                        Tile::Flat | Tile::Wide | Tile::Warpgroups => &[true],
                     };
                     for aligned in forms {
                         let variant = GemmBf16 {

@@ -6,17 +6,17 @@ use meshgrad_kernels::{Dtype, Variant};
 
 pub(super) fn grouped() -> Family {
     let mut kernels = Vec::new();
-    for tile in Tile::SQUARE {
-        for (dtype, aligned) in [
-            (Dtype::F32, true),
-            (Dtype::Bf16, true),
-            (Dtype::Bf16, false),
-        ] {
+    for (dtype, aligned) in [
+        (Dtype::F32, true),
+        (Dtype::Bf16, true),
+        (Dtype::Bf16, false),
+    ] {
+        for tile in Tile::grouped(aligned && dtype == Dtype::Bf16) {
             for order in Order::ALL {
-                kernels.push(Ok(GroupedM::new(dtype, order, tile, aligned).ptx()));
+                kernels.push(Ok(GroupedM::new(dtype, order, *tile, aligned).ptx()));
             }
             for adds in [false, true] {
-                kernels.push(Ok(GroupedK::new(dtype, tile, adds, aligned).ptx()));
+                kernels.push(Ok(GroupedK::new(dtype, *tile, adds, aligned).ptx()));
             }
         }
     }

@@ -59,6 +59,7 @@ mod params;
 mod register;
 mod shared;
 mod tensor_core;
+mod warpgroup;
 
 pub use barrier::Barrier;
 pub use block::{
@@ -78,3 +79,4 @@ pub use register::{
 };
 pub use shared::{STATIC_LIMIT, SharedAddress};
 pub use tensor_core::{MatrixRow, mma_bf16};
+pub use warpgroup::{GroupOperand, OPERAND_ALIGNMENT, warpgroup_mma_bf16};

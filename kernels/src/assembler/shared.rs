@@ -11,16 +11,27 @@ pub const STATIC_LIMIT: u32 = 48 * 1024;
 const ALIGNMENT: u32 = 128;
 
 /// The layout of the arrays allocated so far, one after another.
-#[derive(Default)]
 pub(super) struct SharedLayout {
     bytes: u32,
+    /// The largest alignment of an array.
+    alignment: u32,
+}
+
+impl Default for SharedLayout {
+    fn default() -> Self {
+        SharedLayout {
+            bytes: 0,
+            alignment: ALIGNMENT,
+        }
+    }
 }
 
 impl SharedLayout {
     /// Allocates an array and returns its offset.
-    fn reserve(&mut self, bytes: u32) -> u32 {
-        let start = self.bytes.next_multiple_of(ALIGNMENT);
+    fn reserve(&mut self, bytes: u32, alignment: u32) -> u32 {
+        let start = self.bytes.next_multiple_of(alignment);
         self.bytes = start + bytes;
+        self.alignment = self.alignment.max(alignment);
         start
     }
 
@@ -33,13 +44,15 @@ impl SharedLayout {
     }
 
     pub(super) fn dynamic_declaration(&self) -> Option<String> {
+        let alignment = self.alignment;
         (self.bytes > STATIC_LIMIT)
-            .then(|| format!(".extern .shared .align {ALIGNMENT} .b8 arrays[];"))
+            .then(|| format!(".extern .shared .align {alignment} .b8 arrays[];"))
     }
 
     pub(super) fn static_declaration(&self) -> Option<String> {
         let fits = (1..=STATIC_LIMIT).contains(&self.bytes);
-        fits.then(|| format!(".shared .align {ALIGNMENT} .b8 arrays[{}];", self.bytes))
+        let SharedLayout { bytes, alignment } = self;
+        fits.then(|| format!(".shared .align {alignment} .b8 arrays[{bytes}];"))
     }
 }
 
@@ -74,6 +87,12 @@ impl<'k> SharedAddress<'k> {
         SharedAddress { base, ..self }
     }
 
+    /// The address in a register.
+    #[track_caller]
+    pub(super) fn to_register(self) -> U32<'k> {
+        self.base + self.offset
+    }
+
     /// The constant offset from the register.
     pub(super) fn constant(self) -> u32 {
         self.offset
@@ -96,7 +115,14 @@ impl Kernel {
     /// shared memory. Their addresses do not depend on this.
     #[track_caller]
     pub fn shared<T: Stored>(&self, count: u32) -> SharedAddress<'_> {
-        let offset = self.shared_layout(|layout| layout.reserve(count * T::BYTES));
+        self.shared_aligned::<T>(count, ALIGNMENT)
+    }
+
+    /// Like [`Kernel::shared`], at a multiple of `alignment` bytes, which is a power of two of at least
+    /// 128.
+    #[track_caller]
+    pub fn shared_aligned<T: Stored>(&self, count: u32, alignment: u32) -> SharedAddress<'_> {
+        let offset = self.shared_layout(|layout| layout.reserve(count * T::BYTES, alignment));
         let base = self.compute("mov.u32", &[&"arrays"]);
         SharedAddress { base, offset }
     }
@@ -115,6 +141,18 @@ mod tests {
         assert_eq!(ptx.dynamic_shared, 0);
         assert!(ptx.text.contains(".shared .align 128 .b8 arrays[256];"));
         assert!(ptx.text.contains("st.shared.f32 [%r2+136], %f1;"));
+    }
+
+    #[test]
+    fn the_largest_alignment_is_that_of_all_arrays() {
+        let k = &Kernel::new("aligned", Target::Sm80, 32);
+        k.shared::<f32>(3);
+        k.shared_aligned::<f32>(32, 1024);
+        let text = k.finish().text;
+        assert!(
+            text.contains(".shared .align 1024 .b8 arrays[1152];"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -21,7 +21,7 @@ pub use f32::GemmF32;
 pub use grouped::{GroupedArguments, GroupedK, GroupedM};
 pub use split_k::{SplitK, SplitKArguments};
 pub use split_k_reduce::{SplitKReduce, SplitKReduceArguments};
-pub use tiles::{GROUP, Tile};
+pub use tiles::{Chip, GROUP, Tile};
 
 use crate::assembler::{GlobalAddress, In, Out, U32, U64};
 use crate::params;

@@ -9,6 +9,15 @@ use crate::assembler::{Kernel, Launch, U32};
 /// A but read all of B. In groups of this many tile rows they share both through the L2 cache.
 pub const GROUP: u32 = 8;
 
+/// What the choice of a tile depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chip {
+    /// Streaming multiprocessors.
+    pub multiprocessors: u32,
+    /// Whether it runs kernels for [`Target::Sm90a`](crate::Target::Sm90a).
+    pub warpgroup_products: bool,
+}
+
 /// The tile of C that a CTA computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Tile {
@@ -21,17 +30,44 @@ pub enum Tile {
     /// 128 by 256: the least traffic, for bf16 only. The 64 by 64 accumulators of a warp fill its
     /// registers. A warp loads a third less from shared memory per FLOP than in the large tile.
     Wide,
+    /// 128 by 256, by two warpgroups, for aligned bf16 on GPUs that have `wgmma`. The tensor cores
+    /// read both operands from shared memory, so registers hold only the accumulators.
+    Warpgroups,
+}
+
+impl Chip {
+    /// Whether warpgroups are the fastest: if they are not half empty, and half of the
+    /// multiprocessors have a tile.
+    pub(super) fn prefers_warpgroups(self, m: u32, n: u32, batch: u32) -> bool {
+        let tiles = Tile::Warpgroups.count(m, n, batch);
+        self.warpgroup_products
+            && n > Tile::Warpgroups.columns() / 2
+            && 2 * tiles >= u64::from(self.multiprocessors)
+    }
 }
 
 impl Tile {
     /// The tiles of the f32 kernels.
     pub const OF_F32: [Tile; 3] = [Tile::Large, Tile::Small, Tile::Flat];
 
-    /// The tiles of the grouped kernels.
-    pub const SQUARE: [Tile; 2] = [Tile::Large, Tile::Small];
+    /// The tiles of the grouped kernels. `aligned_bf16`: as in [`GroupedM::tile`].
+    ///
+    /// [`GroupedM::tile`]: super::GroupedM::tile
+    pub fn grouped(aligned_bf16: bool) -> &'static [Tile] {
+        match aligned_bf16 {
+            true => &[Tile::Large, Tile::Small, Tile::Warpgroups],
+            false => &[Tile::Large, Tile::Small],
+        }
+    }
 
     /// All variants.
-    pub const ALL: [Tile; 4] = [Tile::Large, Tile::Small, Tile::Flat, Tile::Wide];
+    pub const ALL: [Tile; 5] = [
+        Tile::Large,
+        Tile::Small,
+        Tile::Flat,
+        Tile::Wide,
+        Tile::Warpgroups,
+    ];
 
     /// The tile for `batch` products: flat for up to 32 rows, otherwise square.
     pub fn choose(m: u32, n: u32, batch: u32, multiprocessors: u32) -> Tile {
@@ -52,9 +88,12 @@ impl Tile {
 
     /// Like [`Tile::choose`], for aligned bf16. Large products get the wide tile if there are at
     /// least two per multiprocessor; a multiprocessor runs one at a time.
-    pub fn choose_bf16(m: u32, n: u32, batch: u32, multiprocessors: u32) -> Tile {
+    pub fn choose_bf16(m: u32, n: u32, batch: u32, chip: Chip) -> Tile {
+        let multiprocessors = chip.multiprocessors;
         let wide = Tile::Wide.count(m, n, batch) >= 2 * u64::from(multiprocessors);
         match Tile::choose(m, n, batch, multiprocessors) {
+            Tile::Flat => Tile::Flat,
+            _ if chip.prefers_warpgroups(m, n, batch) => Tile::Warpgroups,
             Tile::Large if wide && n >= Tile::Wide.columns() => Tile::Wide,
             other => other,
         }
@@ -63,7 +102,7 @@ impl Tile {
     /// Its rows.
     pub fn rows(self) -> u32 {
         match self {
-            Tile::Large | Tile::Wide => 128,
+            Tile::Large | Tile::Wide | Tile::Warpgroups => 128,
             Tile::Small => 64,
             Tile::Flat => 32,
         }
@@ -72,7 +111,7 @@ impl Tile {
     /// Its columns.
     pub fn columns(self) -> u32 {
         match self {
-            Tile::Wide => 256,
+            Tile::Wide | Tile::Warpgroups => 256,
             Tile::Large | Tile::Flat => 128,
             Tile::Small => 64,
         }
@@ -80,7 +119,8 @@ impl Tile {
 
     /// `128x256`.
     pub(super) fn name(self) -> String {
-        format!("{}x{}", self.rows(), self.columns())
+        let how = if self == Tile::Warpgroups { "wg" } else { "" };
+        format!("{how}{}x{}", self.rows(), self.columns())
     }
 
     /// The number of tiles of `batch` products.
@@ -154,11 +194,29 @@ mod tests {
 
     #[test]
     fn large_products_take_wide_tiles() {
-        let choose = |m, n| Tile::choose_bf16(m, n, 1, 132);
+        let choose = |m, n| Tile::choose_bf16(m, n, 1, chip(false));
         assert_eq!(choose(4096, 4096), Tile::Wide);
         assert_eq!(choose(2048, 2048), Tile::Large);
         assert_eq!(choose(1 << 16, 128), Tile::Large);
         assert_eq!(choose(16, 1 << 20), Tile::Flat);
         assert_eq!(choose(256, 256), Tile::Small);
+    }
+
+    /// From half a tile's columns on, and with tiles for half of the multiprocessors.
+    #[test]
+    fn warpgroups_are_used_where_they_are_not_idle() {
+        let choose = |m, n| Tile::choose_bf16(m, n, 1, chip(true));
+        assert_eq!(choose(4096, 4096), Tile::Warpgroups);
+        assert_eq!(choose(128 * 66, 136), Tile::Warpgroups);
+        assert_eq!(choose(128 * 65, 136), Tile::Small);
+        assert_eq!(choose(1 << 16, 128), Tile::Large);
+        assert_eq!(choose(16, 1 << 20), Tile::Flat);
+    }
+
+    fn chip(warpgroup_products: bool) -> Chip {
+        Chip {
+            multiprocessors: 132,
+            warpgroup_products,
+        }
     }
 }

@@ -1,12 +1,12 @@
 //! Launches of grouped matrix products.
 
-use meshgrad_kernels::gemm::{GemmArguments, GroupedArguments, GroupedK, GroupedM, Tile};
+use meshgrad_kernels::gemm::{Chip, GemmArguments, GroupedArguments, GroupedK, GroupedM};
 
 use super::matmul::{
     Extents, MAX_EXTENT, Matrices, MatrixLayout, Product, Sums, vectors_are_aligned,
 };
 use crate::launch::{Launcher, Plan, PlanError, extent, float};
-use crate::{Result, Tensor};
+use crate::{DType, Result, Tensor};
 
 /// The family's name in errors of kernels.
 const FAMILY: &str = "grouped_gemm";
@@ -23,7 +23,7 @@ pub(crate) fn rows_by_group(
     offsets: &Tensor,
     c: &Product,
 ) -> Result<()> {
-    let plan = by_rows([a.layout, b.layout], c.sums, gpu.multiprocessors());
+    let plan = by_rows([a.layout, b.layout], c.sums, gpu.chip());
     let Grouped { kernel, extents } = gpu.planned(plan)?;
     let product = GemmArguments {
         batch_b: b.layout.batch,
@@ -43,7 +43,7 @@ pub(crate) fn sum_by_group(
     groups: usize,
     c: &Product,
 ) -> Result<()> {
-    let plan = by_sums([a.layout, b.layout], groups, c.sums, gpu.multiprocessors());
+    let plan = by_sums([a.layout, b.layout], groups, c.sums, gpu.chip());
     let Grouped { kernel, extents } = gpu.planned(plan)?;
     let product = GemmArguments {
         batch_b: 0,
@@ -102,11 +102,7 @@ struct Grouped<V> {
     extents: Extents,
 }
 
-fn by_rows(
-    [a, b]: [MatrixLayout; 2],
-    c: Sums,
-    multiprocessors: u32,
-) -> Result<Grouped<GroupedM>, PlanError> {
+fn by_rows([a, b]: [MatrixLayout; 2], c: Sums, chip: Chip) -> Result<Grouped<GroupedM>, PlanError> {
     let extents = Extents {
         batch: extent(FAMILY, "groups", b.count, MOST_GROUPS)?,
         m: extent(FAMILY, "rows", a.rows, MAX_EXTENT)?,
@@ -114,8 +110,9 @@ fn by_rows(
         k: extent(FAMILY, "k", a.columns, MAX_EXTENT)?,
     };
     let Extents { batch, m, n, .. } = extents;
-    let tile = GroupedM::tile(m, n, batch, multiprocessors);
     let aligned = vectors_are_aligned(&[a, b], &c, &extents);
+    let aligned_bf16 = aligned && a.dtype == DType::BF16;
+    let tile = GroupedM::tile(m, n, batch, aligned_bf16, chip);
     let variant = GroupedM::new(float(a.dtype)?, b.order, tile, aligned);
     let launch = variant.launch(m, n, batch);
     let kernel = Plan { variant, launch };
@@ -126,7 +123,7 @@ fn by_sums(
     [a, b]: [MatrixLayout; 2],
     groups: usize,
     c: Sums,
-    multiprocessors: u32,
+    chip: Chip,
 ) -> Result<Grouped<GroupedK>, PlanError> {
     let extents = Extents {
         batch: extent(FAMILY, "groups", groups, MOST_GROUPS)?,
@@ -135,8 +132,9 @@ fn by_sums(
         k: extent(FAMILY, "rows", a.rows, MAX_EXTENT)?,
     };
     let Extents { batch, m, n, .. } = extents;
-    let tile = Tile::choose_square(m, n, batch, multiprocessors);
     let aligned = vectors_are_aligned(&[a, b], &c, &extents);
+    let aligned_bf16 = aligned && a.dtype == DType::BF16;
+    let tile = GroupedK::tile(m, n, batch, aligned_bf16, chip);
     let variant = GroupedK::new(float(a.dtype)?, tile, c.adds, aligned);
     let launch = variant.launch(m, n, batch);
     let kernel = Plan { variant, launch };
@@ -146,17 +144,22 @@ fn by_sums(
 #[cfg(test)]
 mod tests {
     use meshgrad_kernels::Dtype;
-    use meshgrad_kernels::gemm::Order;
+    use meshgrad_kernels::gemm::{Order, Tile};
 
     use super::*;
     use crate::launch::Operand;
-    use crate::{DType, Layout, Shape};
+    use crate::{Layout, Shape};
 
     fn layout(shape: &[usize]) -> MatrixLayout {
         let layout = Layout::contiguous(Shape::new(shape).unwrap(), 0);
         let dtype = DType::BF16;
         MatrixLayout::of(&Operand { dtype, layout }).unwrap()
     }
+
+    const CHIP: Chip = Chip {
+        multiprocessors: 132,
+        warpgroup_products: false,
+    };
 
     const SUMS: Sums = Sums {
         dtype: DType::BF16,
@@ -169,7 +172,8 @@ mod tests {
     #[test]
     fn plans_follow_from_extents() {
         let planned = |rows, groups, n| {
-            let plan = by_rows([layout(&[rows, 64]), layout(&[groups, 64, n])], SUMS, 132).unwrap();
+            let plan =
+                by_rows([layout(&[rows, 64]), layout(&[groups, 64, n])], SUMS, CHIP).unwrap();
             plan.kernel
         };
         let variant = |tile, aligned| GroupedM::new(Dtype::Bf16, Order::RowMajor, tile, aligned);
@@ -183,7 +187,7 @@ mod tests {
     #[test]
     fn too_many_groups_are_refused() {
         let most = MOST_GROUPS as usize;
-        let planned = |groups| by_rows([layout(&[1, 1]), layout(&[groups, 1, 1])], SUMS, 132);
+        let planned = |groups| by_rows([layout(&[1, 1]), layout(&[groups, 1, 1])], SUMS, CHIP);
         assert!(planned(most).is_ok());
         assert!(matches!(planned(most + 1), Err(PlanError::Kernel(_))));
     }

@@ -5,6 +5,7 @@ mod many;
 use std::cell::RefCell;
 
 use meshgrad_kernels::faults::FaultSite;
+use meshgrad_kernels::gemm::Chip;
 use meshgrad_kernels::{In, Launch, Out, Variant};
 
 use super::plan::{Plan, PlanError};
@@ -72,6 +73,15 @@ impl<'a> Launcher<'a> {
     pub fn multiprocessors(&self) -> u32 {
         let gpu = self.device.properties().gpu.as_ref();
         gpu.map_or(1, |gpu| gpu.multiprocessors)
+    }
+
+    /// What the choice of a matrix product's kernel depends on.
+    pub(crate) fn chip(&self) -> Chip {
+        let gpu = self.device.properties().gpu.as_ref();
+        Chip {
+            multiprocessors: self.multiprocessors(),
+            warpgroup_products: gpu.is_some_and(|gpu| gpu.compute_capability == (9, 0)),
+        }
     }
 
     /// The address of the first element of `x`, for a kernel that reads it.

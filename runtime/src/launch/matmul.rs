@@ -7,8 +7,8 @@ pub(super) use operands::{MatrixLayout, Sums};
 
 use meshgrad_kernels::Out;
 use meshgrad_kernels::gemm::{
-    GemmArguments, GemmBf16, GemmF32, SplitK, SplitKArguments, SplitKReduce, SplitKReduceArguments,
-    Tile,
+    Chip, GemmArguments, GemmBf16, GemmF32, SplitK, SplitKArguments, SplitKReduce,
+    SplitKReduceArguments, Tile,
 };
 
 use crate::launch::{Launcher, Plan, PlanError, extent};
@@ -37,7 +37,7 @@ pub(crate) fn multiply(
     [a, b]: [Part; 2],
     c: &Product,
 ) -> Result<()> {
-    let plan = gpu.planned(plan([a.layout, b.layout], c.sums, gpu.multiprocessors()))?;
+    let plan = gpu.planned(plan([a.layout, b.layout], c.sums, gpu.chip()))?;
     let Some(sum) = &plan.sum else {
         return multiply_into(gpu, &plan, [a, b], c.address, c.sums.leading);
     };
@@ -122,7 +122,7 @@ impl Extents {
     }
 }
 
-fn plan([a, b]: [MatrixLayout; 2], c: Sums, multiprocessors: u32) -> Result<Gemms, PlanError> {
+fn plan([a, b]: [MatrixLayout; 2], c: Sums, chip: Chip) -> Result<Gemms, PlanError> {
     let extents = Extents {
         batch: extent(FAMILY, "batch", a.count, MAX_EXTENT)?,
         m: extent(FAMILY, "m", a.rows, MAX_EXTENT)?,
@@ -132,13 +132,13 @@ fn plan([a, b]: [MatrixLayout; 2], c: Sums, multiprocessors: u32) -> Result<Gemm
     let Extents { batch, m, n, k } = extents;
     let aligned = vectors_are_aligned(&[a, b], &c, &extents);
     let tile = match (a.dtype, aligned) {
-        (DType::BF16, true) => Tile::choose_bf16(m, n, batch, multiprocessors),
-        _ => Tile::choose(m, n, batch, multiprocessors),
+        (DType::BF16, true) => Tile::choose_bf16(m, n, batch, chip),
+        _ => Tile::choose(m, n, batch, chip.multiprocessors),
     };
     // The kernel that adds split-k parts writes contiguous rows only.
     let split = match c.leading {
         Some(leading) if leading != n as usize => SplitK::none(k),
-        _ => SplitK::choose(tile, [m, n, k], batch, multiprocessors),
+        _ => SplitK::choose(tile, [m, n, k], batch, chip.multiprocessors),
     };
 
     let whole = split.parts == 1;
@@ -226,6 +226,13 @@ mod tests {
         MatrixLayout::of(&operand(dtype, shape, 0)).unwrap()
     }
 
+    fn chip(multiprocessors: u32) -> Chip {
+        Chip {
+            multiprocessors,
+            warpgroup_products: false,
+        }
+    }
+
     const F32_SUMS: Sums = Sums {
         dtype: DType::F32,
         adds: false,
@@ -237,7 +244,7 @@ mod tests {
     fn alignment_depends_on_row_length_and_offset() {
         let aligned = |n, offset| {
             let a = MatrixLayout::of(&operand(DType::BF16, &[16, 32], offset)).unwrap();
-            let plan = plan([a, layout(DType::BF16, &[32, n])], F32_SUMS, 132).unwrap();
+            let plan = plan([a, layout(DType::BF16, &[32, n])], F32_SUMS, chip(132)).unwrap();
             match plan.kernel {
                 Gemm::Bf16(plan) => plan.variant.aligned,
                 Gemm::F32(_) => panic!("bf16 uses the bf16 kernel"),
@@ -257,7 +264,7 @@ mod tests {
             adds: true,
             ..F32_SUMS
         };
-        let split = plan([a, b], into, 132).unwrap();
+        let split = plan([a, b], into, chip(132)).unwrap();
         assert_eq!((split.split.parts, split.split.depth), (32, 256));
         let Gemm::Bf16(kernel) = split.kernel else {
             panic!("bf16 uses the bf16 kernel")
@@ -271,8 +278,8 @@ mod tests {
             leading: Some(264),
             ..F32_SUMS
         };
-        assert!(plan([a, b], padded, 132).unwrap().sum.is_none());
-        assert!(plan([a, b], F32_SUMS, 1).unwrap().sum.is_none());
+        assert!(plan([a, b], padded, chip(132)).unwrap().sum.is_none());
+        assert!(plan([a, b], F32_SUMS, chip(1)).unwrap().sum.is_none());
     }
 
     /// Kernels compare extents as signed integers, and would compute nothing for larger ones.
@@ -283,7 +290,7 @@ mod tests {
             plan(
                 [layout(DType::F32, &[rows, 1]), layout(DType::F32, &[1, 1])],
                 F32_SUMS,
-                1,
+                chip(1),
             )
         };
         assert!(tall(most).is_ok());

@@ -41,13 +41,26 @@ use self::sums::Sums;
 use super::split_k::{Part, SplitKArguments};
 use super::tiles::CtaTile;
 use super::{Call, Matrix, Order, Tile};
-use crate::assembler::{Bf16, Kernel, Launch, Ptx, STATIC_LIMIT, Target, U32, Variable, Variant};
+use crate::assembler::{
+    Bf16, Kernel, Launch, OPERAND_ALIGNMENT, Ptx, STATIC_LIMIT, Target, U32, Variable, Variant,
+    warpgroup_mma_bf16,
+};
 
-/// Elements of k per slice.
-const DEPTH: u32 = 32;
+/// The ring of buffers for slices.
+#[derive(Clone, Copy)]
+struct Ring {
+    /// Elements of k per slice.
+    depth: u32,
+    /// Buffers.
+    stages: u32,
+}
 
-/// Buffers in the ring.
-const STAGES: u32 = 4;
+impl Ring {
+    fn of(tile: Tile) -> Ring {
+        let depth = if tile == Tile::Warpgroups { 64 } else { 32 };
+        Ring { depth, stages: 4 }
+    }
+}
 
 /// C = A B in bf16 or f32, or C += A B in f32, with A and B in bf16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -113,6 +126,7 @@ impl Warps {
     fn of(tile: Tile) -> Warps {
         let (threads, down) = match tile {
             Tile::Large | Tile::Wide => (256, 2),
+            Tile::Warpgroups => (256, 8),
             Tile::Small => (128, 2),
             Tile::Flat => (128, 1),
         };
@@ -136,8 +150,12 @@ impl GemmBf16 {
 
     /// An empty kernel with the right CTA size and register limit.
     pub(super) fn kernel(&self, entry: String) -> Kernel {
-        let ctas = if self.tile == Tile::Wide { 1 } else { 2 };
-        Kernel::new(entry, Target::Sm80, Warps::of(self.tile).threads).ctas_per_sm(ctas)
+        let (target, ctas) = match self.tile {
+            Tile::Warpgroups => (Target::Sm90a, 1),
+            Tile::Wide => (Target::Sm80, 1),
+            Tile::Large | Tile::Small | Tile::Flat => (Target::Sm80, 2),
+        };
+        Kernel::new(entry, target, Warps::of(self.tile).threads).ctas_per_sm(ctas)
     }
 
     /// Computes the tile at `[row, column]`. All threads call it. `c` is called after the main
@@ -149,14 +167,17 @@ impl GemmBf16 {
         [row, column]: [U32<'k>; 2],
         c: impl FnOnce() -> Matrix<'k>,
     ) {
-        let warps = Warps::of(self.tile);
+        let (warps, ring) = (Warps::of(self.tile), Ring::of(self.tile));
         let along_k = [self.a == Order::RowMajor, self.b == Order::ColumnMajor];
         let warp = [
             (k.warp() & (warps.down - 1)) * warps.rows,
             (k.warp() >> warps.down.trailing_zeros()) * warps.columns,
         ];
-        let stage_bytes = 2 * self.stage_elements();
-        let shared = k.shared::<Bf16>(STAGES * self.stage_elements());
+        let elements = ring.stages * self.stage_elements();
+        let shared = match self.tile {
+            Tile::Warpgroups => k.shared_aligned::<Bf16>(elements, OPERAND_ALIGNMENT),
+            _ => k.shared::<Bf16>(elements),
+        };
         let strip_a = Strip {
             matrix: call.a,
             first: row,
@@ -171,52 +192,109 @@ impl GemmBf16 {
             length: self.tile.columns(),
             along_k: along_k[1],
         };
-        let slice_a = Slice::new(k, self, strip_a, shared);
-        let slice_b = Slice::new(
-            k,
-            self,
-            strip_b,
-            shared.offset(2 * DEPTH * self.tile.rows()),
-        );
-        let blocks_a = slice_a.blocks(warp[0], warps.rows / 16);
-        let blocks_b = slice_b.blocks(warp[1], warps.columns / 16);
+        let behind_a = shared.offset(2 * ring.depth * self.tile.rows());
+        let slices = [
+            Slice::new(k, self, strip_a, shared),
+            Slice::new(k, self, strip_b, behind_a),
+        ];
         let sums = Sums::new(k, warps);
-
-        let (filling, reading) = (k.var(0u32), k.var(0u32));
-        let copy = |left: U32<'_>| {
-            slice_a.copy_next(*filling, left.signed());
-            slice_b.copy_next(*filling, left.signed());
-            k.commit_copies();
-            next_stage(filling, stage_bytes);
-        };
-        for stage in 0..STAGES - 1 {
-            copy(call.k - stage * DEPTH);
+        match self.tile {
+            Tile::Warpgroups => self.sum_in_warpgroups(k, call, &slices, &sums),
+            _ => self.sum_in_warps(k, call, &slices, warp, &sums),
         }
-        k.for_range(0u32, call.k, DEPTH, |first| {
-            k.wait_for_copies(STAGES - 2);
-            k.barrier();
-            copy(call.k - first - (STAGES - 1) * DEPTH);
-
-            let (blocks_a, blocks_b) = (blocks_a.at(*reading), blocks_b.at(*reading));
-            for step in 0..DEPTH / 16 {
-                sums.add_products(&blocks_a.load(step), &blocks_b.load(step));
-            }
-            next_stage(reading, stage_bytes);
-        });
         k.wait_for_copies(0);
 
         let (c, origin) = (c(), [row + warp[0], column + warp[1]]);
         sums.store(self, c, origin, [call.m, call.n]);
     }
 
+    /// The main loop with products of warps. The part of a warp begins at row and column `warp` of
+    /// the tile.
+    fn sum_in_warps<'k>(
+        &self,
+        k: &'k Kernel,
+        call: &Call<'k>,
+        slices: &[Slice<'k>; 2],
+        warp: [U32<'k>; 2],
+        sums: &Sums<'k>,
+    ) {
+        let (warps, Ring { depth, stages }) = (Warps::of(self.tile), Ring::of(self.tile));
+        let [slice_a, slice_b] = slices;
+        let blocks_a = slice_a.blocks(warp[0], warps.rows / 16);
+        let blocks_b = slice_b.blocks(warp[1], warps.columns / 16);
+
+        let (filling, reading) = (self.stage(k), self.stage(k));
+        for stage in 0..stages - 1 {
+            filling.fill(k, slices, call.k - stage * depth);
+        }
+        k.for_range(0u32, call.k, depth, |first| {
+            k.wait_for_copies(stages - 2);
+            k.barrier();
+            filling.fill(k, slices, call.k - first - (stages - 1) * depth);
+
+            let (blocks_a, blocks_b) = (blocks_a.at(*reading.offset), blocks_b.at(*reading.offset));
+            for step in 0..depth / 16 {
+                sums.add_products(&blocks_a.load(step), &blocks_b.load(step));
+            }
+            reading.advance();
+        });
+    }
+
+    /// The main loop with products of warpgroups. Those of the previous slice may still run while
+    /// those of this one are issued, so copies run only two slices ahead.
+    fn sum_in_warpgroups<'k>(
+        &self,
+        k: &'k Kernel,
+        call: &Call<'k>,
+        slices: &[Slice<'k>; 2],
+        sums: &Sums<'k>,
+    ) {
+        let Ring { depth, stages } = Ring::of(self.tile);
+        let of_warpgroup = (k.warp() >> 2) * OPERAND_ALIGNMENT * 8;
+        let a = slices[0].operand().byte_add(of_warpgroup);
+        let b = slices[1].operand();
+
+        let (filling, reading) = (self.stage(k), self.stage(k));
+        for stage in 0..stages - 2 {
+            filling.fill(k, slices, call.k - stage * depth);
+        }
+        k.for_range(0u32, call.k, depth, |first| {
+            k.wait_for_copies(stages - 3);
+            k.publish_to_products();
+            k.barrier();
+
+            k.begin_products();
+            let [a, b] = [a, b].map(|operand| operand.byte_add(*reading.offset));
+            for step in 0..depth / 16 {
+                warpgroup_mma_bf16(k, sums.fragments(), a.step(step), b.step(step));
+            }
+            k.commit_products();
+            reading.advance();
+
+            filling.fill(k, slices, call.k - first - (stages - 2) * depth);
+            k.wait_for_products(1);
+        });
+        k.wait_for_products(0);
+    }
+
+    /// The first stage of the ring.
+    fn stage<'k>(&self, k: &'k Kernel) -> Stage<'k> {
+        let bytes = 2 * self.stage_elements();
+        Stage {
+            offset: k.var(0u32),
+            bytes,
+            end: bytes * Ring::of(self.tile).stages,
+        }
+    }
+
     /// Elements per stage: a slice of A and a slice of B.
     fn stage_elements(&self) -> u32 {
-        (self.tile.rows() + self.tile.columns()) * DEPTH
+        (self.tile.rows() + self.tile.columns()) * Ring::of(self.tile).depth
     }
 
     /// Equal to [`Ptx::dynamic_shared`].
     fn dynamic_shared(&self) -> u32 {
-        let bytes = 2 * STAGES * self.stage_elements();
+        let bytes = 2 * Ring::of(self.tile).stages * self.stage_elements();
         if bytes > STATIC_LIMIT { bytes } else { 0 }
     }
 }
@@ -241,16 +319,40 @@ impl Variant for GemmBf16 {
         let (a, b, tile) = (self.a.letter(), self.b.letter(), self.tile.name());
         let output = self.output.name();
         let aligned = if self.aligned { "" } else { "_unaligned" };
-        format!("gemm_bf16_{a}{b}_{tile}x{DEPTH}_{output}{aligned}")
+        let depth = Ring::of(self.tile).depth;
+        format!("gemm_bf16_{a}{b}_{tile}x{depth}_{output}{aligned}")
     }
 }
 
-/// Advances to the next buffer of the ring.
-#[track_caller]
-fn next_stage(offset: Variable<'_, u32>, stage_bytes: u32) {
-    offset.add(stage_bytes);
-    let wraps = offset.equals(STAGES * stage_bytes);
-    offset.set(wraps.select(0u32, *offset));
+/// A buffer of the ring: the one to fill or to read next.
+struct Stage<'k> {
+    /// The offset of the buffer in bytes.
+    offset: Variable<'k, u32>,
+    /// Bytes per buffer.
+    bytes: u32,
+    /// Bytes of all buffers.
+    end: u32,
+}
+
+impl<'k> Stage<'k> {
+    /// Starts to copy the next slices into the buffer and advances. `left` is the extent of k from
+    /// the start of the slices.
+    #[track_caller]
+    fn fill(&self, k: &'k Kernel, slices: &[Slice<'k>; 2], left: U32<'k>) {
+        for slice in slices {
+            slice.copy_next(*self.offset, left.signed());
+        }
+        k.commit_copies();
+        self.advance();
+    }
+
+    /// Advances to the next buffer.
+    #[track_caller]
+    fn advance(&self) {
+        self.offset.add(self.bytes);
+        let wraps = self.offset.equals(self.end);
+        self.offset.set(wraps.select(0u32, *self.offset));
+    }
 }
 
 #[cfg(test)]

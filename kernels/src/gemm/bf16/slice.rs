@@ -1,11 +1,11 @@
 //! A k-slice of A or B: copies into shared memory, and loads from there into fragments.
 
-use super::{DEPTH, GemmBf16, Warps};
+use super::{GemmBf16, Ring, Warps};
 use crate::assembler::{
-    AddressVariable, Bf16, Bf16x2, GlobalAddress, Kernel, MatrixRow, Pair, Pred, S32,
+    AddressVariable, Bf16, Bf16x2, GlobalAddress, GroupOperand, Kernel, MatrixRow, Pair, Pred, S32,
     SharedAddress, U32, U64,
 };
-use crate::gemm::Matrix;
+use crate::gemm::{Matrix, Tile};
 
 /// The part of A or B that a tile needs: `length` rows (columns) from `first` on. The matrix has
 /// `extent` of them.
@@ -45,10 +45,14 @@ pub(super) struct Slice<'k> {
 /// permuted. A slice row ("line") is contiguous in the matrix.
 #[derive(Clone, Copy)]
 struct Lines {
-    /// Whether a line is 32 consecutive k; otherwise there is a line for each k.
+    /// Whether a line is consecutive k; otherwise there is a line for each k.
     along_k: bool,
+    /// k per slice.
+    depth: u32,
     /// Chunks per line.
     chunks: u32,
+    /// Lines per panel. A panel is as wide as a line; further rows (columns) are in the next one.
+    panel: u32,
     /// Lines from one of a thread's chunks to the next.
     step: u32,
 }
@@ -57,12 +61,20 @@ struct Lines {
 const CHUNK: u32 = 8;
 
 impl Lines {
-    fn new(along_k: bool, side: u32, threads: u32) -> Lines {
-        let chunks = if along_k { DEPTH } else { side } / CHUNK;
+    fn new(along_k: bool, side: u32, tile: Tile) -> Lines {
+        let depth = Ring::of(tile).depth;
+        let length = match tile {
+            _ if along_k => depth,
+            Tile::Warpgroups => 64, // the instructions require it
+            _ => side,
+        };
+        let chunks = length / CHUNK;
         Lines {
             along_k,
+            depth,
             chunks,
-            step: threads / chunks,
+            panel: if along_k { side } else { depth },
+            step: Warps::of(tile).threads / chunks,
         }
     }
 
@@ -103,8 +115,7 @@ impl<'k> Slice<'k> {
             length,
             along_k,
         } = strip;
-        let threads = Warps::of(variant.tile).threads;
-        let lines = Lines::new(along_k, length, threads);
+        let lines = Lines::new(along_k, length, variant.tile);
         let line = k.thread() >> lines.chunks.trailing_zeros();
         let chunk = k.thread() & (lines.chunks - 1);
 
@@ -115,11 +126,11 @@ impl<'k> Slice<'k> {
         let (from, slice_bytes) = match along_k {
             true => (
                 matrix.element(outer, depth, 2),
-                k.constant(u64::from(2 * DEPTH)),
+                k.constant(u64::from(2 * lines.depth)),
             ),
             false => (
                 matrix.element(depth, outer, 2),
-                matrix.leading * u64::from(2 * DEPTH),
+                matrix.leading * u64::from(2 * lines.depth),
             ),
         };
         Slice {
@@ -129,7 +140,7 @@ impl<'k> Slice<'k> {
             shared,
             to: shared.byte_add(lines.offset(line, chunk)),
             from: from.to_variable(),
-            count: length * DEPTH / CHUNK / threads,
+            count: length * lines.depth / CHUNK / Warps::of(variant.tile).threads,
             step_bytes: matrix.leading * u64::from(2 * lines.step),
             slice_bytes,
             outer_left: (extent - outer).signed(),
@@ -141,18 +152,26 @@ impl<'k> Slice<'k> {
     /// the matrix. `left` is the extent of k from the start of the slice.
     #[track_caller]
     pub(super) fn copy_next(&self, stage: U32<'k>, left: S32<'k>) {
-        let (to, mut from) = (self.to.byte_add(stage), self.from.get());
+        let (to, start) = (self.to.byte_add(stage), self.from.get());
+        let mut from = start;
         let depth_left = left - self.depth;
         let (in_line, lines_left) = match self.lines.along_k {
             true => (depth_left, self.outer_left),
             false => (self.outer_left, depth_left),
         };
         for i in 0..self.count {
-            let exists = lines_left.gt((i * self.lines.step) as i32);
-            let to = to.offset(i * self.lines.step * self.lines.bytes());
-            if i > 0 {
-                from = from.byte_add(self.step_bytes);
-            }
+            let line = i * self.lines.step;
+            let (panel, in_panel) = (line / self.lines.panel, line % self.lines.panel);
+            let exists = lines_left.gt(in_panel as i32);
+            let in_line = match panel {
+                0 => in_line,
+                _ => in_line - (panel * self.lines.chunks * CHUNK) as i32,
+            };
+            let to = to.offset(line * self.lines.bytes());
+            from = match in_panel {
+                0 => start.offset((panel * self.lines.bytes()).into()),
+                _ => from.byte_add(self.step_bytes),
+            };
             match self.aligned {
                 true => {
                     let elements = in_line.max(0).min(CHUNK as i32).unsigned();
@@ -182,6 +201,13 @@ impl<'k> Slice<'k> {
         to.store_vector::<Bf16x2, 4>(pairs);
     }
 
+    /// The slice in the first buffer, as an operand of a product of a warpgroup.
+    #[track_caller]
+    pub(super) fn operand(&self) -> GroupOperand<'k> {
+        self.shared
+            .group_operand(self.lines.along_k, self.lines.depth)
+    }
+
     /// The part of every slice that a warp reads: `count` blocks of 16 rows (columns) from `first`
     /// on.
     ///
@@ -200,7 +226,11 @@ impl<'k> Slice<'k> {
             // Steps along k are 16 lines apart: one address per block.
             false => lines.offset(last * 8 + in_matrix, (first >> 3) + lower + start * 2),
         };
-        let starts = if lines.along_k { DEPTH / 16 } else { count };
+        let starts = if lines.along_k {
+            lines.depth / 16
+        } else {
+            count
+        };
         Blocks {
             lines,
             starts: (0..starts)

@@ -26,6 +26,11 @@ impl<'k> Sums<'k> {
         }
     }
 
+    /// The fragments in row-major order.
+    pub(super) fn fragments(&self) -> &[[Variable<'k, f32>; 4]] {
+        &self.tiles
+    }
+
     /// Adds the products of blocks of 16 rows and blocks of 16 columns, over 16 k.
     #[track_caller]
     pub(super) fn add_products(&self, rows: &[[Pair<'k>; 4]], columns: &[[Pair<'k>; 4]]) {

@@ -36,7 +36,7 @@ pub use self::offsets::GroupedArguments;
 
 use self::offsets::Offsets;
 use super::tiles::CtaTile;
-use super::{Call, GemmBf16, GemmF32, Matrix, Order, Output, Tile};
+use super::{Call, Chip, GemmBf16, GemmF32, Matrix, Order, Output, Tile};
 use crate::Dtype;
 use crate::assembler::{Kernel, Launch, Ptx, U32, Variant};
 
@@ -79,9 +79,11 @@ impl GroupedM {
 
     /// The tile for `groups` groups with `rows` rows in total. It is large if an average group
     /// fills a large tile and there are enough tiles to occupy all multiprocessors.
-    pub fn tile(rows: u32, n: u32, groups: u32, multiprocessors: u32) -> Tile {
+    ///
+    /// `aligned_bf16`: whether the operands are bf16 and aligned as in [`GemmBf16::aligned`].
+    pub fn tile(rows: u32, n: u32, groups: u32, aligned_bf16: bool, chip: Chip) -> Tile {
         match rows / groups.max(1) >= Tile::Large.rows() {
-            true => Tile::choose_square(rows, n, 1, multiprocessors),
+            true => tile(rows, n, 1, aligned_bf16, chip),
             false => Tile::Small,
         }
     }
@@ -156,6 +158,11 @@ impl GroupedK {
         GroupedK { product, adds }
     }
 
+    /// The tile for `groups` products \[m, n\]. `aligned_bf16` as in [`GroupedM::tile`].
+    pub fn tile(m: u32, n: u32, groups: u32, aligned_bf16: bool, chip: Chip) -> Tile {
+        tile(m, n, groups, aligned_bf16, chip)
+    }
+
     /// The launch; `None` if C is empty.
     pub fn launch(&self, m: u32, n: u32, groups: u32) -> Option<Launch> {
         self.product.launch(m, n, groups)
@@ -194,6 +201,13 @@ impl Variant for GroupedK {
 
     fn entry(&self) -> String {
         format!("grouped_k_{}", self.product.entry())
+    }
+}
+
+fn tile(m: u32, n: u32, batch: u32, aligned_bf16: bool, chip: Chip) -> Tile {
+    match aligned_bf16 && chip.prefers_warpgroups(m, n, batch) {
+        true => Tile::Warpgroups,
+        false => Tile::choose_square(m, n, batch, chip.multiprocessors),
     }
 }
 
@@ -272,9 +286,17 @@ mod tests {
 
     #[test]
     fn small_groups_take_small_tiles() {
-        assert_eq!(GroupedM::tile(65536, 2048, 128, 132), Tile::Large);
-        assert_eq!(GroupedM::tile(16000, 2048, 128, 132), Tile::Small);
-        assert_eq!(GroupedM::tile(1024, 256, 2, 132), Tile::Small);
-        assert_eq!(GroupedM::tile(1024, 256, 0, 132), Tile::Small);
+        let tile = |warpgroup_products, rows, n, groups| {
+            let chip = Chip {
+                multiprocessors: 132,
+                warpgroup_products,
+            };
+            GroupedM::tile(rows, n, groups, true, chip)
+        };
+        assert_eq!(tile(false, 65536, 2048, 128), Tile::Large);
+        assert_eq!(tile(true, 65536, 2048, 128), Tile::Warpgroups);
+        assert_eq!(tile(true, 16000, 2048, 128), Tile::Small);
+        assert_eq!(tile(true, 1024, 256, 2), Tile::Small);
+        assert_eq!(tile(true, 1024, 256, 0), Tile::Small);
     }
 }
