@@ -2,15 +2,29 @@
 
 use super::Family;
 use meshgrad_kernels::attention::{
-    Attention, AttentionDelta, AttentionGradKeys, AttentionGradQueries, Form,
+    Attention, AttentionDelta, AttentionGradKeys, AttentionGradQueries, Form, Lines, Products,
 };
 use meshgrad_kernels::{Dtype, Variant};
 
+/// The tensor-core kernels of the catalogue.
+pub const ON_TENSOR_CORES: [Lines; 5] = [
+    of(64, Products::Warps),
+    of(128, Products::Warps),
+    of(200, Products::Warps),
+    of(64, Products::Warpgroups),
+    of(128, Products::Warpgroups),
+];
+
+const fn of(head_dim: u32, products: Products) -> Lines {
+    Lines { head_dim, products }
+}
+
 pub(super) fn attention() -> Family {
-    let on_tensor_cores = [64, 128, 200].map(|head_dim| Form::TensorCores { head_dim });
     let on_cuda_cores = Dtype::ALL.map(Form::CudaCores);
-    let forms = on_tensor_cores.into_iter().chain(on_cuda_cores);
+    let forms = ON_TENSOR_CORES.map(Form::TensorCores);
     let mut kernels: Vec<_> = forms
+        .into_iter()
+        .chain(on_cuda_cores)
         .flat_map(|form| {
             [
                 Attention::new(form).ptx(),

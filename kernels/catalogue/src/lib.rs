@@ -30,6 +30,7 @@ mod token_permute;
 mod top_k;
 mod tree_reduce;
 
+pub use attention::ON_TENSOR_CORES;
 pub use column_sums::weight_gradient;
 pub use copies::CASTS;
 pub use elementwise::elementwise_variants;

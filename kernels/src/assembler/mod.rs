@@ -79,4 +79,4 @@ pub use register::{
 };
 pub use shared::{STATIC_LIMIT, SharedAddress};
 pub use tensor_core::{MatrixRow, mma_bf16};
-pub use warpgroup::{GroupOperand, OPERAND_ALIGNMENT, warpgroup_mma_bf16};
+pub use warpgroup::{GroupOperand, OPERAND_ALIGNMENT, Rows64, warpgroup_mma_bf16};

@@ -13,7 +13,7 @@
 //! PTX ISA, "Asynchronous warpgroup level matrix instructions".
 
 use super::memory::list;
-use super::{Kernel, SharedAddress, U32, U64, Variable};
+use super::{Kernel, Pair, SharedAddress, U32, U64, Variable};
 
 /// Bytes per line of an operand in shared memory: 64 elements of 16 bits.
 const LINE: u32 = 128;
@@ -41,22 +41,25 @@ pub struct GroupOperand<'k> {
     high: u32,
     /// Whether the lines run along k.
     along_k: bool,
+    /// Lines until those of the next 64 elements.
+    lines: u32,
 }
 
 impl<'k> SharedAddress<'k> {
     /// The operand that begins at this address, which must be aligned to [`OPERAND_ALIGNMENT`].
     ///
-    /// If `along_k`, a line is 64 k of one row, and rows follow each other. Otherwise a line is 64
-    /// rows of one k, and `depth` lines are followed by those of the next 64 rows.
+    /// If `along_k`, a line is 64 k of one row. Otherwise a line is 64 rows of one k. `lines` lines
+    /// are followed by those of the next 64 k, or rows.
     #[track_caller]
-    pub fn group_operand(self, along_k: bool, depth: u32) -> GroupOperand<'k> {
+    pub fn group_operand(self, along_k: bool, lines: u32) -> GroupOperand<'k> {
         let address = self.to_register() >> UNIT.trailing_zeros();
         // From 64 rows to the next 64; unused along k.
-        let panel = if along_k { UNIT } else { depth * LINE };
+        let panel = if along_k { UNIT } else { lines * LINE };
         GroupOperand {
             low: address | ((panel / UNIT) << 16),
             high: OPERAND_ALIGNMENT / UNIT | SWIZZLE_128,
             along_k,
+            lines,
         }
     }
 }
@@ -69,11 +72,14 @@ impl<'k> GroupOperand<'k> {
         GroupOperand { low, ..self }
     }
 
-    /// The operand of the next 16 k, `step` times. At most three steps in a line of 64 k.
+    /// The operand of the next 16 k, `step` times.
     #[track_caller]
     pub fn step(self, step: u32) -> GroupOperand<'k> {
-        let bytes = if self.along_k { 32 } else { 16 * LINE };
-        let low = self.low + step * (bytes / UNIT);
+        let bytes = match self.along_k {
+            true => step / 4 * self.lines * LINE + step % 4 * 32,
+            false => step * 16 * LINE,
+        };
+        let low = self.low + bytes / UNIT;
         GroupOperand { low, ..self }
     }
 
@@ -84,6 +90,16 @@ impl<'k> GroupOperand<'k> {
         k.emit(format_args!("mov.b64 {descriptor}, {{{low}, {high}}}"));
         descriptor
     }
+}
+
+/// The first operand of a product, \[64, 16\].
+#[derive(Clone, Copy)]
+pub enum Rows64<'k> {
+    /// In shared memory.
+    Shared(GroupOperand<'k>),
+    /// In registers: each warp holds its 16 rows, as [`mma_bf16`](super::mma_bf16) does. They must
+    /// not change until the product is complete.
+    Registers([Pair<'k>; 4]),
 }
 
 /// `sums += a b` with bf16 `a` \[64, 16\], bf16 `b` \[16, N\] and f32 `sums` \[64, N\].
@@ -97,7 +113,7 @@ impl<'k> GroupOperand<'k> {
 pub fn warpgroup_mma_bf16<'k>(
     k: &'k Kernel,
     sums: &[[Variable<'k, f32>; 4]],
-    a: GroupOperand<'k>,
+    a: Rows64<'k>,
     b: GroupOperand<'k>,
 ) {
     let columns = 8 * sums.len();
@@ -107,13 +123,16 @@ pub fn warpgroup_mma_bf16<'k>(
     );
     let registers: Vec<_> = sums.iter().flatten().map(|sum| **sum).collect();
     let sums = list(&registers);
-    let transposed = [a, b].map(|operand| u32::from(!operand.along_k));
-    let [a, b] = [a, b].map(|operand| operand.descriptor(k));
+    let transposed = |operand: GroupOperand<'_>| u32::from(!operand.along_k);
+    let (a, transposed_a) = match a {
+        Rows64::Shared(a) => (a.descriptor(k).to_string(), format!("{}, ", transposed(a))),
+        Rows64::Registers(a) => (list(&a), String::new()),
+    };
+    let (b, transposed_b) = (b.descriptor(k), transposed(b));
     let adds = k.constant(true);
     k.emit(format_args!(
         "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.bf16.bf16 {sums}, {a}, {b}, {adds}, 1, \
-         1, {}, {}",
-        transposed[0], transposed[1]
+         1, {transposed_a}{transposed_b}"
     ));
 }
 
@@ -156,7 +175,7 @@ mod tests {
         let sums = [[(); 4].map(|()| k.var(0.0_f32))];
         let a = shared.group_operand(true, 64);
         let b = shared.offset(8192).group_operand(false, 64).step(1);
-        warpgroup_mma_bf16(k, &sums, a, b);
+        warpgroup_mma_bf16(k, &sums, Rows64::Shared(a), b);
         let text = body(k);
         let product = text.iter().find(|line| line.starts_with("wgmma")).unwrap();
         assert!(product.ends_with("1, 1, 0, 1;"), "{product}");
@@ -178,6 +197,6 @@ mod tests {
         let operand = k.shared_aligned::<Bf16>(64 * 64, OPERAND_ALIGNMENT);
         let operand = operand.group_operand(true, 64);
         let sums: Vec<_> = (0..33).map(|_| [(); 4].map(|()| k.var(0.0_f32))).collect();
-        warpgroup_mma_bf16(k, &sums, operand, operand);
+        warpgroup_mma_bf16(k, &sums, Rows64::Shared(operand), operand);
     }
 }

@@ -20,9 +20,9 @@ impl Attention {
     /// The launch; `None` if there are no queries.
     pub fn launch(&self, problem: &Problem) -> Option<Launch> {
         match self.form {
-            Form::TensorCores { head_dim } => problem
+            Form::TensorCores(lines) => problem
                 .launch(Axis::Queries, 1, tensor_core::THREADS)
-                .map(|launch| launch.with_dynamic_shared(tensor_core::forward_shared(head_dim))),
+                .map(|launch| launch.with_dynamic_shared(tensor_core::forward_shared(lines))),
             Form::CudaCores(_) => {
                 let blocks = cuda_cores::blocks(problem.extents.head_dim());
                 problem.launch(Axis::Queries, blocks, cuda_cores::THREADS)
@@ -36,7 +36,7 @@ impl Variant for Attention {
 
     fn ptx(&self) -> Ptx {
         match self.form {
-            Form::TensorCores { head_dim } => tensor_core::forward(self.entry(), head_dim),
+            Form::TensorCores(lines) => tensor_core::forward(self.entry(), lines),
             Form::CudaCores(dtype) => cuda_cores::forward(self.entry(), dtype),
         }
     }

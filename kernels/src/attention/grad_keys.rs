@@ -21,9 +21,9 @@ impl AttentionGradKeys {
     /// The launch; `None` if there are no keys.
     pub fn launch(&self, problem: &Problem) -> Option<Launch> {
         match self.form {
-            Form::TensorCores { head_dim } => {
-                let shared = tensor_core::grad_keys_shared(head_dim);
-                let blocks = tensor_core::key_blocks(head_dim);
+            Form::TensorCores(lines) => {
+                let shared = tensor_core::grad_keys_shared(lines);
+                let blocks = tensor_core::key_blocks(lines);
                 let launch = problem.launch(Axis::Keys, blocks, tensor_core::THREADS);
                 launch.map(|launch| launch.with_dynamic_shared(shared))
             }
@@ -40,7 +40,7 @@ impl Variant for AttentionGradKeys {
 
     fn ptx(&self) -> Ptx {
         match self.form {
-            Form::TensorCores { head_dim } => tensor_core::grad_keys(self.entry(), head_dim),
+            Form::TensorCores(lines) => tensor_core::grad_keys(self.entry(), lines),
             Form::CudaCores(dtype) => cuda_cores::grad_keys(self.entry(), dtype),
         }
     }

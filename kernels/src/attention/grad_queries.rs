@@ -21,8 +21,8 @@ impl AttentionGradQueries {
     /// The launch; `None` if there are no queries.
     pub fn launch(&self, problem: &Problem) -> Option<Launch> {
         match self.form {
-            Form::TensorCores { head_dim } => {
-                let shared = tensor_core::grad_queries_shared(head_dim);
+            Form::TensorCores(lines) => {
+                let shared = tensor_core::grad_queries_shared(lines);
                 let launch = problem.launch(Axis::Queries, 1, tensor_core::THREADS);
                 launch.map(|launch| launch.with_dynamic_shared(shared))
             }
@@ -39,7 +39,7 @@ impl Variant for AttentionGradQueries {
 
     fn ptx(&self) -> Ptx {
         match self.form {
-            Form::TensorCores { head_dim } => tensor_core::grad_queries(self.entry(), head_dim),
+            Form::TensorCores(lines) => tensor_core::grad_queries(self.entry(), lines),
             Form::CudaCores(dtype) => cuda_cores::grad_queries(self.entry(), dtype),
         }
     }

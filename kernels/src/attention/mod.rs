@@ -32,7 +32,9 @@ pub use forward::Attention;
 pub use grad_keys::AttentionGradKeys;
 pub use grad_queries::AttentionGradQueries;
 pub use problem::{Extents, Integers, Problem, Sequences, View};
+pub use tensor_core::Lines;
 
+use crate::assembler::Target;
 use crate::dtype::Dtype;
 
 /// Rows (queries or keys) per CTA.
@@ -41,47 +43,82 @@ const ROWS_PER_CTA: u32 = 64;
 /// The arithmetic of the kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Form {
-    /// bf16 on tensor cores. `head_dim` is a multiple of 8 up to 256, and rows are 16-byte aligned.
-    TensorCores {
-        /// D.
-        head_dim: u32,
-    },
+    /// bf16 on tensor cores. D is a multiple of 8 up to 256, and rows are 16-byte aligned.
+    TensorCores(Lines),
     /// f32 arithmetic on CUDA cores, for rows of any length and alignment.
     CudaCores(Dtype),
 }
 
+/// The instructions of the products of a tensor-core kernel. They determine the layout of tiles in
+/// shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Products {
+    /// Of warps (`mma.sync`).
+    Warps,
+    /// Of warpgroups (`wgmma`), on compute capability 9.0. D is 64 or 128.
+    Warpgroups,
+}
+
+impl Products {
+    /// The fastest for this D.
+    fn new(head_dim: u32, warpgroup_products: bool) -> Products {
+        match warpgroup_products && [64, 128].contains(&head_dim) {
+            true => Products::Warpgroups,
+            false => Products::Warps,
+        }
+    }
+
+    /// The target of their kernels.
+    fn target(self) -> Target {
+        match self {
+            Products::Warps => Target::Sm80,
+            Products::Warpgroups => Target::Sm90a,
+        }
+    }
+}
+
 impl Form {
     /// The form for rows of `head_dim` elements. `aligned`: whether all rows are 16-byte aligned.
-    pub fn new(dtype: Dtype, head_dim: usize, aligned: bool) -> Form {
+    /// `warpgroup_products`: whether the GPU runs kernels for [`Target::Sm90a`].
+    pub fn new(dtype: Dtype, head_dim: usize, aligned: bool, warpgroup_products: bool) -> Form {
         let chunks = head_dim > 0 && head_dim.is_multiple_of(8);
         let fits = head_dim <= tensor_core::MAX_FEATURES as usize;
+        let head_dim = head_dim as u32;
         match dtype == Dtype::Bf16 && chunks && fits && aligned {
-            true => Form::TensorCores {
-                head_dim: head_dim as u32,
-            },
+            true => Form::TensorCores(Lines {
+                head_dim,
+                products: Products::new(head_dim, warpgroup_products),
+            }),
             false => Form::CudaCores(dtype),
         }
     }
 
     /// Whether rows of `head_dim` elements would be faster if 16-byte aligned.
     pub fn benefits_from_alignment(dtype: Dtype, head_dim: usize) -> bool {
-        Form::new(dtype, head_dim, true) != Form::new(dtype, head_dim, false)
+        let form = |aligned| Form::new(dtype, head_dim, aligned, false);
+        form(true) != form(false)
     }
 
     /// Bytes of dynamic shared memory per CTA, for the kernel that needs the most; 0 if static
     /// memory (48 KiB) suffices.
     pub fn shared_memory(self) -> u32 {
         match self {
-            Form::TensorCores { head_dim } => tensor_core::forward_shared(head_dim)
-                .max(tensor_core::grad_queries_shared(head_dim))
-                .max(tensor_core::grad_keys_shared(head_dim)),
+            Form::TensorCores(lines) => tensor_core::forward_shared(lines)
+                .max(tensor_core::grad_queries_shared(lines))
+                .max(tensor_core::grad_keys_shared(lines)),
             Form::CudaCores(_) => 0,
         }
     }
 
     fn name(self) -> String {
         match self {
-            Form::TensorCores { head_dim } => format!("bf16_d{head_dim}"),
+            Form::TensorCores(Lines { head_dim, products }) => {
+                let how = match products {
+                    Products::Warps => "",
+                    Products::Warpgroups => "_wg",
+                };
+                format!("bf16_d{head_dim}{how}")
+            }
             Form::CudaCores(dtype) => format!("{}_plain", dtype.name()),
         }
     }
@@ -91,18 +128,30 @@ impl Form {
 mod tests {
     use super::*;
 
-    pub(super) const FORMS: [Form; 6] = [
-        Form::TensorCores { head_dim: 16 },
-        Form::TensorCores { head_dim: 64 },
-        Form::TensorCores { head_dim: 128 },
-        Form::TensorCores { head_dim: 256 },
+    pub(super) const FORMS: [Form; 8] = [
+        of_warps(16),
+        of_warps(64),
+        of_warps(128),
+        of_warps(256),
         Form::CudaCores(Dtype::F32),
         Form::CudaCores(Dtype::Bf16),
+        of_warpgroups(64),
+        of_warpgroups(128),
     ];
+
+    const fn of_warps(head_dim: u32) -> Form {
+        let products = Products::Warps;
+        Form::TensorCores(Lines { head_dim, products })
+    }
+
+    const fn of_warpgroups(head_dim: u32) -> Form {
+        let products = Products::Warpgroups;
+        Form::TensorCores(Lines { head_dim, products })
+    }
 
     pub(super) fn problem(form: Form) -> Problem {
         let head_dim = match form {
-            Form::TensorCores { head_dim } => head_dim as usize,
+            Form::TensorCores(lines) => lines.head_dim as usize,
             Form::CudaCores(_) => 70,
         };
         Problem {
@@ -137,8 +186,11 @@ mod tests {
 
     #[test]
     fn forms() {
-        let on_tensor_cores = |head_dim| Form::new(Dtype::Bf16, head_dim, true);
-        assert_eq!(on_tensor_cores(72), Form::TensorCores { head_dim: 72 });
+        let on_tensor_cores = |head_dim| Form::new(Dtype::Bf16, head_dim, true, true);
+        assert_eq!(on_tensor_cores(72), of_warps(72));
+        assert_eq!(on_tensor_cores(64), of_warpgroups(64));
+        assert_eq!(on_tensor_cores(128), of_warpgroups(128));
+        assert_eq!(Form::new(Dtype::Bf16, 64, true, false), of_warps(64));
         for head_dim in [0, 4, 65, 264] {
             assert_eq!(on_tensor_cores(head_dim), Form::CudaCores(Dtype::Bf16));
         }

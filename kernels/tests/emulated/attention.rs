@@ -3,10 +3,11 @@
 use std::ops::Range;
 
 use meshgrad_emulator::Counters;
+use meshgrad_kernel_catalogue::ON_TENSOR_CORES;
 use meshgrad_kernels::attention::{
     Attention, AttentionArguments, AttentionDelta, AttentionDeltaArguments, AttentionGradKeys,
     AttentionGradKeysArguments, AttentionGradQueries, AttentionGradQueriesArguments, Extents, Form,
-    Integers, Problem, Sequences, View,
+    Integers, Lines, Problem, Products, Sequences, View,
 };
 use meshgrad_kernels::faults::{Fault, FaultSite};
 use meshgrad_kernels::{Dtype, In, Out};
@@ -97,7 +98,7 @@ impl Case {
 
     fn dtype(&self) -> Dtype {
         match self.form {
-            Form::TensorCores { .. } => Dtype::Bf16,
+            Form::TensorCores(_) => Dtype::Bf16,
             Form::CudaCores(dtype) => dtype,
         }
     }
@@ -176,7 +177,7 @@ impl Operand {
     fn new(device: &Device, case: &Case, [tokens, heads]: [usize; 2], seed: u64) -> Operand {
         let dtype = case.dtype();
         let room = match case.form {
-            Form::TensorCores { .. } => 8,
+            Form::TensorCores(_) => 8,
             Form::CudaCores(_) => 3,
         };
         let token = heads * case.head_dim + room;
@@ -336,7 +337,7 @@ impl<'a> Run<'a> {
     /// dq, dk and dv, from the results of the forward pass.
     fn backward(&self, (out, lse): (View<Out>, Out)) -> ([Vec<f32>; 3], Vec<Counters>) {
         let (case, problem) = (&self.case, self.problem);
-        let aligned = matches!(case.form, Form::TensorCores { .. });
+        let aligned = matches!(case.form, Form::TensorCores(_));
         let delta = Out(self.device.room(4 * case.batch * case.heads * case.queries));
         let variant = AttentionDelta::new(case.dtype(), case.head_dim, aligned);
         let variant = variant.with_dlse(case.has_dlse);
@@ -504,12 +505,17 @@ fn check(device: &Device, case: &Case) -> Vec<u8> {
     bytes
 }
 
-const FORMS: [(Form, usize); 4] = [
-    (Form::TensorCores { head_dim: 64 }, 64),
-    (Form::TensorCores { head_dim: 40 }, 40),
+const FORMS: [(Form, usize); 5] = [
+    (on_tensor_cores(64, Products::Warps), 64),
+    (on_tensor_cores(40, Products::Warps), 40),
+    (on_tensor_cores(64, Products::Warpgroups), 64),
     (Form::CudaCores(Dtype::F32), 20),
     (Form::CudaCores(Dtype::Bf16), 5),
 ];
+
+const fn on_tensor_cores(head_dim: u32, products: Products) -> Form {
+    Form::TensorCores(Lines { head_dim, products })
+}
 
 /// Every mask, with small extents that exceed one tile.
 fn masks(form: Form, head_dim: usize) -> Vec<Case> {
@@ -546,7 +552,7 @@ fn every_mask_equals_the_definition() {
 #[test]
 fn operands_are_read_once_per_tile() {
     let device = Device::plain();
-    let form = Form::TensorCores { head_dim: 64 };
+    let form = on_tensor_cores(64, Products::Warps);
     let (row, number) = (128, 4); // bytes of 64 features, and of lse or delta
     let assert_bytes = |counters: &Counters, read: u64, written: u64| {
         let moved = [counters.total.bytes_read, counters.total.bytes_written];
@@ -578,17 +584,12 @@ fn operands_are_read_once_per_tile() {
 fn every_head_dim_matches_f64() {
     let device = Device::plain();
     for head_dim in [16, 24, 32, 80, 128, 136, 192, 256] {
-        let form = Form::new(Dtype::Bf16, head_dim, true);
-        assert_eq!(
-            form,
-            Form::TensorCores {
-                head_dim: head_dim as u32
-            }
-        );
+        let form = Form::new(Dtype::Bf16, head_dim, true, false);
+        assert_eq!(form, on_tensor_cores(head_dim as u32, Products::Warps));
         check(&device, &Case::new(form, [1, 20, 70], head_dim).causal());
     }
     for head_dim in [1, 64, 70] {
-        let form = Form::new(Dtype::F32, head_dim, true);
+        let form = Form::new(Dtype::F32, head_dim, true, false);
         check(&device, &Case::new(form, [1, 20, 70], head_dim).causal());
     }
 }
@@ -696,7 +697,7 @@ fn check_faults(device: &Device, case: &Case) {
 
 pub(crate) fn exercise(device: &Device) -> Vec<u8> {
     let mut bytes = Vec::new();
-    for (form, head_dim) in EXERCISED {
+    for (form, head_dim) in exercised() {
         let case = |extents: [usize; 3]| Case::new(form, extents, head_dim);
         let packed = Standing::Packed(vec![0, 3, 4], vec![0, 5, 8]);
         let cached = Standing::Cached(vec![60, 3], vec![66, 0]);
@@ -708,11 +709,12 @@ pub(crate) fn exercise(device: &Device) -> Vec<u8> {
     bytes
 }
 
-/// The kernels of the catalogue.
-const EXERCISED: [(Form, usize); 5] = [
-    (Form::TensorCores { head_dim: 64 }, 64),
-    (Form::TensorCores { head_dim: 128 }, 128),
-    (Form::TensorCores { head_dim: 200 }, 200),
-    (Form::CudaCores(Dtype::F32), 20),
-    (Form::CudaCores(Dtype::Bf16), 5),
-];
+/// The kernels of the catalogue, with their head dims.
+fn exercised() -> impl Iterator<Item = (Form, usize)> {
+    let of = |lines: Lines| (Form::TensorCores(lines), lines.head_dim as usize);
+    let on_cuda_cores = [
+        (Form::CudaCores(Dtype::F32), 20),
+        (Form::CudaCores(Dtype::Bf16), 5),
+    ];
+    ON_TENSOR_CORES.into_iter().map(of).chain(on_cuda_cores)
+}

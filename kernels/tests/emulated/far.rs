@@ -386,7 +386,7 @@ fn batches(sides: &Sides) {
                 sequences: Sequences::Rows,
                 scale: 0.25,
             };
-            let variant = Attention::new(Form::new(dtype, head_dim, true));
+            let variant = Attention::new(Form::new(dtype, head_dim, true, false));
             let word = device.put(&[0; 8]);
             let arguments = AttentionArguments {
                 q: q.written(),

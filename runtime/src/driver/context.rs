@@ -32,6 +32,13 @@ pub struct GpuProperties {
     pub shared_memory: u32,
 }
 
+impl GpuProperties {
+    /// Whether it runs kernels for `sm_90a`, whose warpgroups multiply matrices.
+    pub(crate) fn has_warpgroup_products(&self) -> bool {
+        self.compute_capability == (9, 0)
+    }
+}
+
 /// The primary context of a GPU, retained until this is dropped.
 pub(crate) struct Context {
     /// Unique in this process, unlike the address, which a later context can reuse.

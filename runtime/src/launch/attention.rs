@@ -184,10 +184,11 @@ fn lines_up(x: &Operand) -> bool {
 fn form<const N: usize>(operands: [&Tensor; N]) -> Result<Form, PlanError> {
     let (dtype, head_dim) = (float(operands[0].dtype())?, operands[0].shape()[3]);
     let aligned = operands.iter().all(|x| lines_up(&Operand::of(x)));
-    let form = Form::new(dtype, head_dim, aligned);
+    let gpu = operands[0].device().properties().gpu.as_ref();
+    let warpgroup_products = gpu.is_some_and(|gpu| gpu.has_warpgroup_products());
+    let form = Form::new(dtype, head_dim, aligned, warpgroup_products);
 
     // The tiles of large heads exceed the shared memory of some GPUs.
-    let gpu = operands[0].device().properties().gpu.as_ref();
     let fits = gpu.is_none_or(|gpu| form.shared_memory() <= gpu.shared_memory);
     Ok(if fits { form } else { Form::CudaCores(dtype) })
 }
@@ -319,8 +320,17 @@ pub(crate) fn attention_grad(
 
 #[cfg(test)]
 mod tests {
+    use meshgrad_kernels::attention::{Lines, Products};
+
     use super::*;
     use crate::{Device, GpuProperties, Layout, Properties, ops};
+
+    fn of_warps(head_dim: u32) -> Form {
+        Form::TensorCores(Lines {
+            head_dim,
+            products: Products::Warps,
+        })
+    }
 
     /// Heads too large for the GPU's shared memory use the form that needs less.
     #[test]
@@ -341,13 +351,13 @@ mod tests {
             let x = ops::full(&device, &[1, 2, 3, head_dim], DType::BF16, 1.0).unwrap();
             form([&x]).unwrap()
         };
-        let large = Form::TensorCores { head_dim: 256 };
+        let large = of_warps(256);
         assert_eq!(form_with(232_448, 256), large);
         assert_eq!(
             form_with(101_376, 256),
             Form::CudaCores(meshgrad_kernels::Dtype::Bf16)
         );
-        let usual = Form::TensorCores { head_dim: 128 };
+        let usual = of_warps(128);
         assert_eq!(form_with(101_376, 128), usual);
     }
 

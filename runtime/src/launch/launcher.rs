@@ -80,7 +80,7 @@ impl<'a> Launcher<'a> {
         let gpu = self.device.properties().gpu.as_ref();
         Chip {
             multiprocessors: self.multiprocessors(),
-            warpgroup_products: gpu.is_some_and(|gpu| gpu.compute_capability == (9, 0)),
+            warpgroup_products: gpu.is_some_and(|gpu| gpu.has_warpgroup_products()),
         }
     }
 

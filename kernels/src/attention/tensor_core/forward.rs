@@ -5,24 +5,24 @@ use super::super::arguments::AttentionArguments;
 use super::super::cta_tile::{CtaTile, View};
 use super::super::problem::Axis;
 use super::super::softmax::Softmax;
-use super::product::{Sums, a_fragments, add_weighted, scores, zeros};
-use super::tile::{AFragment, Tile};
+use super::product::{Sums, a_fragments, add_weighted, publish, scores, wait, zeros};
+use super::tile::{Lines, Stationary, Tile};
 use super::{ScoreTile, Shape, THREADS, mask_scores};
-use crate::assembler::{ArgumentFor, F32, Kernel, Ptx, Target};
+use crate::assembler::{ArgumentFor, F32, Kernel, Ptx};
 
 /// The largest head dim for which a warp keeps its queries in registers.
 const MAX_IN_REGISTERS: u32 = 128;
 
 /// Computes `out` and `lse`.
-pub(in super::super) fn forward(entry: String, head_dim: u32) -> Ptx {
-    let k = &Kernel::new(entry, Target::Sm80, THREADS);
+pub(in super::super) fn forward(entry: String, lines: Lines) -> Ptx {
+    let k = &Kernel::new(entry, lines.products.target(), THREADS);
     let given = AttentionArguments::declare(k, "", &());
     let call = given.problem;
     let cta = CtaTile::reporting(call, Axis::Queries, given.faults.map(Some));
 
-    let shape = Shape::forward(head_dim);
-    let stationary = Tile::new(k, shape.lines, ROWS_PER_CTA, 1);
-    let streamed = [(); 2].map(|()| Tile::new(k, shape.lines, shape.streamed_rows, 2));
+    let (shape, head_dim) = (Shape::forward(lines), lines.head_dim);
+    let stationary = Tile::new(k, lines, ROWS_PER_CTA, 1);
+    let streamed = [(); 2].map(|()| Tile::new(k, lines, shape.streamed_rows, 2));
     k.if_(cta.first.lt(cta.queries.length), || {
         let kv_head = cta.head / call.group;
         let rows = given.q.rows(cta.batch, cta.queries, cta.head);
@@ -45,33 +45,28 @@ pub(in super::super) fn forward(entry: String, head_dim: u32) -> Ptx {
         copy();
 
         let warp_row = k.warp() * 16;
-        let queries = stationary.rows_of_lane(warp_row);
-        let load = |step: u32| queries.offset(32 * step).load_matrices(false);
-        let mut in_registers: Vec<AFragment<'_>> = Vec::new();
-        if head_dim <= MAX_IN_REGISTERS {
-            k.wait_for_copies(1);
-            k.barrier();
-            in_registers = (0..shape.lines.steps()).map(load).collect();
-        }
-        let query = |step: u32| match in_registers.get(step as usize) {
-            Some(query) => *query,
-            None => load(step),
+        let queries = match head_dim <= MAX_IN_REGISTERS {
+            true => {
+                k.wait_for_copies(1);
+                k.barrier();
+                let queries = stationary.fragments(warp_row);
+                Stationary::Registers((0..lines.steps()).map(|step| queries.load(step)).collect())
+            }
+            false => stationary.stationary(warp_row),
         };
 
         let row = cta.first + warp_row;
         let softmax = Softmax::new(k, 2, 4);
         let sums = zeros(k, head_dim);
-        let key_columns = streamed[0].columns_of_lane();
-        let value_rows = streamed[1].rows_of_lane(k.constant(0));
+        let (keys, values) = (streamed[0].columns(), streamed[1].features(k.constant(0)));
         k.for_range(first, end, shape.streamed_rows, |key| {
-            k.wait_for_copies(0);
-            k.barrier();
+            publish(k, lines);
             let current = buffer.get();
             buffer.set(k.constant(streamed[0].bytes()) - current);
             copy();
 
-            let others = key_columns.byte_add(current);
-            let scores = scores(k, shape.lines, query, others, shape.streamed_rows);
+            let scores = scores(k, lines, &queries, keys.at(current), shape.streamed_rows);
+            wait(k, lines);
             scale(&scores, call.scale * std::f32::consts::LOG2_E);
             let score_tile = ScoreTile {
                 query: row,
@@ -90,12 +85,8 @@ pub(in super::super) fn forward(entry: String, head_dim: u32) -> Ptx {
                     sums[2 * half + 1].set(*sums[2 * half + 1] * shrink);
                 }
             }
-            add_weighted(
-                &sums,
-                &a_fragments(&scores),
-                value_rows.byte_add(current),
-                shape.lines,
-            );
+            add_weighted(k, &sums, &a_fragments(&scores), values.at(current), lines);
+            wait(k, lines);
         });
         k.wait_for_copies(0);
         k.barrier();

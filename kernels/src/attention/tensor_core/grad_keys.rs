@@ -4,21 +4,21 @@ use super::super::ROWS_PER_CTA;
 use super::super::arguments::AttentionGradKeysArguments;
 use super::super::cta_tile::CtaTile;
 use super::super::problem::Axis;
-use super::product::{a_fragments, add_weighted, scores, zeros};
-use super::tile::Tile;
+use super::product::{a_fragments, add_weighted, publish, scores, wait, zeros};
+use super::tile::{Lines, Tile};
 use super::{ScoreTile, Shape, THREADS, mask_scores};
-use crate::assembler::{ArgumentFor, F32, Kernel, Ptx, SharedAddress, Target};
+use crate::assembler::{ArgumentFor, F32, Kernel, Ptx, SharedAddress};
 
 /// Computes `dk` and `dv`.
-pub(in super::super) fn grad_keys(entry: String, head_dim: u32) -> Ptx {
-    let k = &Kernel::new(entry, Target::Sm80, THREADS).ctas_per_sm(2);
+pub(in super::super) fn grad_keys(entry: String, lines: Lines) -> Ptx {
+    let k = &Kernel::new(entry, lines.products.target(), THREADS).ctas_per_sm(2);
     let given = AttentionGradKeysArguments::declare(k, "", &());
     let call = given.problem;
     let cta = CtaTile::of_cta(call, Axis::Keys);
 
-    let shape = Shape::backward(head_dim);
-    let stationary = [(); 2].map(|()| Tile::new(k, shape.lines, ROWS_PER_CTA, 1));
-    let streamed = [(); 2].map(|()| Tile::new(k, shape.lines, shape.streamed_rows, 2));
+    let shape = Shape::backward(lines);
+    let stationary = [(); 2].map(|()| Tile::new(k, lines, ROWS_PER_CTA, 1));
+    let streamed = [(); 2].map(|()| Tile::new(k, lines, shape.streamed_rows, 2));
     let numbers = [(); 2].map(|()| k.shared::<f32>(2 * shape.streamed_rows));
     k.if_(cta.first.lt(cta.all_keys.length), || {
         for (tile, view) in stationary.into_iter().zip([given.k, given.v]) {
@@ -32,12 +32,9 @@ pub(in super::super) fn grad_keys(entry: String, head_dim: u32) -> Ptx {
 
         let warp_row = k.warp() * 16;
         let row = cta.first + warp_row;
-        let a_rows = stationary.map(|tile| tile.rows_of_lane(warp_row));
-        let b_rows = streamed.map(|tile| tile.columns_of_lane());
-        let of_block = streamed.map(|tile| {
-            let rows = tile.rows_of_lane(k.constant(0));
-            rows.byte_add(first_column * 2)
-        });
+        let own = stationary.map(|tile| tile.stationary(warp_row));
+        let others = streamed.map(|tile| tile.columns());
+        let of_block = streamed.map(|tile| tile.features(first_column));
         let [first, end] = cta.visible_queries(shape.streamed_rows);
         let factor = call.scale * std::f32::consts::LOG2_E;
         let first_head = cta.head * call.group;
@@ -49,7 +46,7 @@ pub(in super::super) fn grad_keys(entry: String, head_dim: u32) -> Ptx {
                     let rows = view.rows(cta.batch, cta.queries, head);
                     tile.stream(rows, [first, end])
                 });
-            let lines = [given.lse, given.delta].map(|base| cta.of_queries(base, head));
+            let of_head = [given.lse, given.delta].map(|base| cta.of_queries(base, head));
             let (next, buffer) = (k.var(first), k.var(0u32));
             let copy = || {
                 streams.iter().for_each(|stream| {
@@ -59,7 +56,7 @@ pub(in super::super) fn grad_keys(entry: String, head_dim: u32) -> Ptx {
                     let query = *next + k.thread();
                     let exists = query.lt(end);
                     let at = *buffer * shape.streamed_rows + k.thread();
-                    for (line, numbers) in lines.iter().zip(numbers) {
+                    for (line, numbers) in of_head.iter().zip(numbers) {
                         let to = numbers.element::<f32>(at);
                         to.copy_async::<4>(line.element::<f32>(query), exists);
                     }
@@ -69,18 +66,17 @@ pub(in super::super) fn grad_keys(entry: String, head_dim: u32) -> Ptx {
             };
             copy();
             k.for_range(first, end, shape.streamed_rows, |query| {
-                k.wait_for_copies(0);
-                k.barrier();
+                publish(k, lines);
                 let current = buffer.get();
                 buffer.set(current ^ 1);
                 copy();
 
                 let tile = current * streamed[0].bytes();
                 let [weights, slopes] = [0, 1].map(|i: usize| {
-                    let rows = |step: u32| a_rows[i].offset(32 * step).load_matrices(false);
-                    let others = b_rows[i].byte_add(tile);
-                    scores(k, shape.lines, rows, others, shape.streamed_rows)
+                    let others = others[i].at(tile);
+                    scores(k, lines, &own[i], others, shape.streamed_rows)
                 });
+                wait(k, lines);
                 let of_lane = current * shape.streamed_rows + (k.lane() & 3) * 2;
                 let [lse, delta] = numbers.map(|numbers| numbers.element::<f32>(of_lane));
                 for (columns, weights) in (0..).zip(&weights) {
@@ -97,8 +93,9 @@ pub(in super::super) fn grad_keys(entry: String, head_dim: u32) -> Ptx {
                 mask_scores(&cta, &weights, score_tile, |weight, visible| {
                     weight.set(visible.select(**weight, 0.0));
                 });
-                let features = of_block[1].byte_add(tile);
-                add_weighted(&value_sums, &a_fragments(&weights), features, shape.lines);
+                let features = of_block[1].at(tile);
+                let rounded = a_fragments(&weights);
+                add_weighted(k, &value_sums, &rounded, features, lines);
 
                 for (columns, (weights, slopes)) in (0..).zip(weights.iter().zip(&slopes)) {
                     let delta = pair(delta, columns);
@@ -106,8 +103,9 @@ pub(in super::super) fn grad_keys(entry: String, head_dim: u32) -> Ptx {
                         slope.set(**weight * (**slope - delta[i % 2]));
                     }
                 }
-                let features = of_block[0].byte_add(tile);
-                add_weighted(&key_sums, &a_fragments(&slopes), features, shape.lines);
+                let features = of_block[0].at(tile);
+                add_weighted(k, &key_sums, &a_fragments(&slopes), features, lines);
+                wait(k, lines);
             });
             k.wait_for_copies(0);
         });

@@ -4,21 +4,21 @@ use super::super::ROWS_PER_CTA;
 use super::super::arguments::AttentionGradQueriesArguments;
 use super::super::cta_tile::CtaTile;
 use super::super::problem::Axis;
-use super::product::{a_fragments, add_weighted, scores, zeros};
-use super::tile::Tile;
+use super::product::{a_fragments, add_weighted, publish, scores, wait, zeros};
+use super::tile::{Lines, Tile};
 use super::{ScoreTile, Shape, THREADS, mask_scores};
-use crate::assembler::{ArgumentFor, Kernel, Ptx, Target};
+use crate::assembler::{ArgumentFor, Kernel, Ptx};
 
 /// Computes `dq`.
-pub(in super::super) fn grad_queries(entry: String, head_dim: u32) -> Ptx {
-    let k = &Kernel::new(entry, Target::Sm80, THREADS).ctas_per_sm(2);
+pub(in super::super) fn grad_queries(entry: String, lines: Lines) -> Ptx {
+    let k = &Kernel::new(entry, lines.products.target(), THREADS).ctas_per_sm(2);
     let given = AttentionGradQueriesArguments::declare(k, "", &());
     let call = given.problem;
     let cta = CtaTile::of_cta(call, Axis::Queries);
 
-    let shape = Shape::backward(head_dim);
-    let stationary = [(); 2].map(|()| Tile::new(k, shape.lines, ROWS_PER_CTA, 1));
-    let streamed = [(); 2].map(|()| Tile::new(k, shape.lines, shape.streamed_rows, 2));
+    let (shape, head_dim) = (Shape::backward(lines), lines.head_dim);
+    let stationary = [(); 2].map(|()| Tile::new(k, lines, ROWS_PER_CTA, 1));
+    let streamed = [(); 2].map(|()| Tile::new(k, lines, shape.streamed_rows, 2));
     k.if_(cta.first.lt(cta.queries.length), || {
         for (tile, view) in stationary.into_iter().zip([given.q, given.dout]) {
             let rows = view.rows(cta.batch, cta.queries, cta.head);
@@ -52,23 +52,22 @@ pub(in super::super) fn grad_queries(entry: String, head_dim: u32) -> Ptx {
         let [lse, delta] = of_rows;
         let lse = lse.map(|lse| lse * std::f32::consts::LOG2_E);
 
-        let a_rows = stationary.map(|tile| tile.rows_of_lane(warp_row));
-        let b_rows = streamed.map(|tile| tile.columns_of_lane());
-        let key_rows = streamed[0].rows_of_lane(k.constant(0));
+        let own = stationary.map(|tile| tile.stationary(warp_row));
+        let others = streamed.map(|tile| tile.columns());
+        let keys = streamed[0].features(k.constant(0));
         let sums = zeros(k, head_dim);
         let factor = call.scale * std::f32::consts::LOG2_E;
         k.for_range(first, end, shape.streamed_rows, |key| {
-            k.wait_for_copies(0);
-            k.barrier();
+            publish(k, lines);
             let current = buffer.get();
             buffer.set(k.constant(streamed[0].bytes()) - current);
             copy();
 
             let [weights, slopes] = [0, 1].map(|i: usize| {
-                let rows = |step: u32| a_rows[i].offset(32 * step).load_matrices(false);
-                let others = b_rows[i].byte_add(current);
-                scores(k, shape.lines, rows, others, shape.streamed_rows)
+                let others = others[i].at(current);
+                scores(k, lines, &own[i], others, shape.streamed_rows)
             });
+            wait(k, lines);
             for weight in &weights {
                 for (i, weight) in weight.iter().enumerate() {
                     weight.set(weight.fma(factor, -lse[i / 2]).exp2_approx());
@@ -87,8 +86,8 @@ pub(in super::super) fn grad_queries(entry: String, head_dim: u32) -> Ptx {
                     slope.set(**weight * (**slope - delta[i / 2]));
                 }
             }
-            let features = key_rows.byte_add(current);
-            add_weighted(&sums, &a_fragments(&slopes), features, shape.lines);
+            add_weighted(k, &sums, &a_fragments(&slopes), keys.at(current), lines);
+            wait(k, lines);
         });
         k.wait_for_copies(0);
         k.barrier();

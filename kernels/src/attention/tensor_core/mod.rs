@@ -28,7 +28,8 @@ pub(super) use grad_keys::grad_keys;
 pub(super) use grad_queries::grad_queries;
 
 use self::product::Sums;
-use self::tile::Lines;
+pub use self::tile::Lines;
+use super::Products;
 use super::cta_tile::CtaTile;
 use crate::assembler::{Pred, U32, Variable};
 
@@ -48,18 +49,22 @@ pub(super) struct Shape {
 
 impl Shape {
     /// Tile sizes of the forward kernel.
-    pub(super) fn forward(head_dim: u32) -> Shape {
+    pub(super) fn forward(lines: Lines) -> Shape {
         Shape {
-            lines: Lines { head_dim },
-            streamed_rows: if head_dim <= 128 { 64 } else { 32 },
+            lines,
+            streamed_rows: if lines.head_dim <= 128 { 64 } else { 32 },
         }
     }
 
     /// Tile sizes of both gradient kernels.
-    fn backward(head_dim: u32) -> Shape {
+    fn backward(lines: Lines) -> Shape {
+        let most = match lines.products {
+            Products::Warps => 64,
+            Products::Warpgroups => 128,
+        };
         Shape {
-            lines: Lines { head_dim },
-            streamed_rows: if head_dim <= 64 { 64 } else { 32 },
+            lines,
+            streamed_rows: if lines.head_dim <= most { 64 } else { 32 },
         }
     }
 
@@ -79,31 +84,31 @@ impl Shape {
     /// Bytes of all tiles, for the given numbers of stationary and streamed operands. A streamed
     /// operand has two buffers.
     fn tiles(self, stationary: u32, streamed: u32) -> u32 {
-        let rows = super::ROWS_PER_CTA * stationary + 2 * self.streamed_rows * streamed;
-        rows * self.lines.pitch()
+        stationary * self.lines.tile_bytes(super::ROWS_PER_CTA)
+            + 2 * streamed * self.lines.tile_bytes(self.streamed_rows)
     }
 }
 
 /// Bytes of dynamic shared memory of the forward kernel.
-pub(super) fn forward_shared(head_dim: u32) -> u32 {
-    dynamic(Shape::forward(head_dim).tiles(1, 2))
+pub(super) fn forward_shared(lines: Lines) -> u32 {
+    dynamic(Shape::forward(lines).tiles(1, 2))
 }
 
 /// Bytes of dynamic shared memory of the gradient of queries.
-pub(super) fn grad_queries_shared(head_dim: u32) -> u32 {
-    dynamic(Shape::backward(head_dim).tiles(2, 2))
+pub(super) fn grad_queries_shared(lines: Lines) -> u32 {
+    dynamic(Shape::backward(lines).tiles(2, 2))
 }
 
 /// Bytes of dynamic shared memory of the gradients of keys and values. Besides tiles, two buffers
 /// hold lse and delta of the streamed queries.
-pub(super) fn grad_keys_shared(head_dim: u32) -> u32 {
-    let shape = Shape::backward(head_dim);
+pub(super) fn grad_keys_shared(lines: Lines) -> u32 {
+    let shape = Shape::backward(lines);
     dynamic(shape.tiles(2, 2) + 2 * 2 * 4 * shape.streamed_rows)
 }
 
 /// CTAs that share a tile of keys.
-pub(super) fn key_blocks(head_dim: u32) -> u32 {
-    Shape::backward(head_dim).blocks()
+pub(super) fn key_blocks(lines: Lines) -> u32 {
+    Shape::backward(lines).blocks()
 }
 
 /// Bytes of dynamic shared memory if a kernel needs `bytes`: 0 if static memory suffices.

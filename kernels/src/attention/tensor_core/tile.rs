@@ -1,10 +1,11 @@
 //! A tile of rows: copied to shared memory, loaded into fragments, and stored back.
 
+use super::super::Products;
 use super::super::cta_tile::Rows;
 use super::THREADS;
 use crate::assembler::{
-    AddressVariable, Bf16, Bf16x2, F32, GlobalAddress, Kernel, MatrixRow, Pair, Pred, S32,
-    SharedAddress, U32, U64, Variable,
+    AddressVariable, Bf16, Bf16x2, F32, GlobalAddress, GroupOperand, Kernel, MatrixRow,
+    OPERAND_ALIGNMENT, Pair, Pred, S32, SharedAddress, U32, U64, Variable,
 };
 
 /// Bytes of a row that eight threads copy. The eight chunks of 16 bytes touch every bank once.
@@ -13,11 +14,18 @@ const GROUP: u32 = 128;
 /// Rows that the CTA copies together.
 const PASS: u32 = THREADS / 8;
 
-/// The layout of rows of `head_dim` bf16 in shared memory. They are padded with zeros to whole
-/// groups, plus one chunk, so that consecutive rows begin four banks apart.
-#[derive(Clone, Copy)]
-pub(super) struct Lines {
-    pub(super) head_dim: u32,
+/// The layout of rows of `head_dim` bf16 in shared memory.
+///
+/// - For products of warps, rows are padded with zeros to whole groups, plus one chunk, so that
+///   consecutive rows begin four banks apart.
+/// - For products of warpgroups, the groups of all rows follow each other, and the chunks of a
+///   group are permuted: chunk c of row r is stored at `c ^ (r % 8)`. Rows consist of whole groups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Lines {
+    /// D.
+    pub head_dim: u32,
+    /// The instructions of the products.
+    pub products: Products,
 }
 
 impl Lines {
@@ -27,7 +35,35 @@ impl Lines {
 
     /// Bytes from one row to the next.
     pub(super) fn pitch(self) -> u32 {
-        self.groups() * GROUP + 16
+        match self.products {
+            Products::Warps => self.groups() * GROUP + 16,
+            Products::Warpgroups => GROUP,
+        }
+    }
+
+    /// Bytes from one group of a row to the next, in a tile of `rows` rows.
+    fn group_bytes(self, rows: u32) -> u32 {
+        match self.products {
+            Products::Warps => GROUP,
+            Products::Warpgroups => rows * GROUP,
+        }
+    }
+
+    /// Bytes of a tile of `rows` rows.
+    pub(super) fn tile_bytes(self, rows: u32) -> u32 {
+        match self.products {
+            Products::Warps => rows * self.pitch(),
+            Products::Warpgroups => rows * self.groups() * GROUP,
+        }
+    }
+
+    /// The position of a chunk in its group.
+    #[track_caller]
+    fn chunk<'k>(self, row: U32<'k>, chunk: U32<'k>) -> U32<'k> {
+        match self.products {
+            Products::Warps => chunk,
+            Products::Warpgroups => chunk ^ (row & 7),
+        }
     }
 
     /// Steps of 16 features in a product over features.
@@ -48,25 +84,34 @@ pub(super) struct Tile<'k> {
 impl<'k> Tile<'k> {
     #[track_caller]
     pub(super) fn new(k: &'k Kernel, lines: Lines, rows: u32, buffers: u32) -> Tile<'k> {
-        let elements = buffers * rows * lines.pitch() / 2;
+        let elements = buffers * lines.tile_bytes(rows) / 2;
+        let shared = match lines.products {
+            Products::Warps => k.shared::<Bf16>(elements),
+            Products::Warpgroups => k.shared_aligned::<Bf16>(elements, OPERAND_ALIGNMENT),
+        };
         Tile {
             k,
             lines,
             rows,
-            shared: k.shared::<Bf16>(elements),
+            shared,
         }
     }
 
     /// The size of one buffer.
     pub(super) fn bytes(&self) -> u32 {
-        self.rows * self.lines.pitch()
+        self.lines.tile_bytes(self.rows)
+    }
+
+    /// From one group of a row to the next.
+    fn group_bytes(&self) -> u32 {
+        self.lines.group_bytes(self.rows)
     }
 
     /// The address of this thread's first chunk of the tile.
     #[track_caller]
     fn own_chunk(&self) -> SharedAddress<'k> {
-        let thread = self.k.thread();
-        let offset = (thread >> 3) * self.lines.pitch() + (thread & 7) * 16;
+        let (row, chunk) = (self.k.thread() >> 3, self.k.thread() & 7);
+        let offset = row * self.lines.pitch() + self.lines.chunk(row, chunk) * 16;
         self.shared.byte_add(offset)
     }
 
@@ -92,24 +137,64 @@ impl<'k> Tile<'k> {
         }
     }
 
-    /// This lane's `ldmatrix` row in the 16 rows from `first` on. Loaded without a transpose, they
-    /// are the A operand of a product over features. Loaded transposed, they are the B operand of a
-    /// product over rows.
+    /// The A fragments of a product over features: 16 rows from `first` on.
     #[track_caller]
-    pub(super) fn rows_of_lane(&self, first: U32<'k>) -> MatrixRow<'k> {
+    pub(super) fn fragments(&self, first: U32<'k>) -> FragmentRows<'k> {
         let lane = self.k.lane();
-        let offset = (first + (lane & 15)) * self.lines.pitch() + (lane >> 4) * 16;
-        self.shared.byte_add(offset).matrix_row()
+        let row = first + (lane & 15);
+        let starts = match self.lines.products {
+            Products::Warps => vec![lane >> 4],
+            Products::Warpgroups => {
+                let chunk = |step: u32| self.lines.chunk(row, (lane >> 4) + 2 * step);
+                (0..4).map(chunk).collect()
+            }
+        };
+        let start = self.shared.byte_add(row * self.lines.pitch());
+        let starts = starts
+            .into_iter()
+            .map(|chunk| start.byte_add(chunk * 16).matrix_row());
+        FragmentRows {
+            starts: starts.collect(),
+            group_bytes: self.group_bytes(),
+        }
     }
 
-    /// This lane's `ldmatrix` row in the first 16 rows, which are the B operand of a product over
-    /// features.
+    /// All rows as the A operand of a product over features.
     #[track_caller]
-    pub(super) fn columns_of_lane(&self) -> MatrixRow<'k> {
+    pub(super) fn stationary(&self, first: U32<'k>) -> Stationary<'k> {
+        match self.lines.products {
+            Products::Warps => Stationary::Fragments(self.fragments(first)),
+            Products::Warpgroups => Stationary::Shared(self.shared.group_operand(true, self.rows)),
+        }
+    }
+
+    /// The rows as the B operand of a product over features.
+    #[track_caller]
+    pub(super) fn columns(&self) -> Streamed<'k> {
         let lane = self.k.lane();
-        let row = (lane & 7) + (lane >> 4) * 8;
-        let offset = row * self.lines.pitch() + ((lane >> 3) & 1) * 16;
-        self.shared.byte_add(offset).matrix_row()
+        match self.lines.products {
+            Products::Warps => {
+                let row = (lane & 7) + (lane >> 4) * 8;
+                let offset = row * self.lines.pitch() + ((lane >> 3) & 1) * 16;
+                Streamed::Fragments(self.shared.byte_add(offset).matrix_row())
+            }
+            Products::Warpgroups => Streamed::Shared(self.shared.group_operand(true, self.rows)),
+        }
+    }
+
+    /// The features from `first` on, a multiple of 8, as the B operand of a product over rows.
+    /// Products of warpgroups begin at feature 0.
+    #[track_caller]
+    pub(super) fn features(&self, first: U32<'k>) -> Streamed<'k> {
+        let lane = self.k.lane();
+        match self.lines.products {
+            Products::Warps => {
+                let offset = (lane & 15) * self.lines.pitch() + (lane >> 4) * 16;
+                let rows = self.shared.byte_add(offset).matrix_row();
+                Streamed::Fragments(rows.byte_add(first * 2))
+            }
+            Products::Warpgroups => Streamed::Shared(self.shared.group_operand(false, self.rows)),
+        }
     }
 
     /// Stores `columns` columns of the CTA's rows, through this tile, which no thread may still be
@@ -124,15 +209,21 @@ impl<'k> Tile<'k> {
         columns: u32,
         value: impl Fn(usize, usize) -> [F32<'k>; 2],
     ) {
-        let (k, pitch) = (self.k, self.lines.pitch());
+        let (k, pitch, group_bytes) = (self.k, self.lines.pitch(), self.group_bytes());
         let lane = k.lane();
-        let own = (k.warp() * 16 + (lane >> 2)) * pitch + (lane & 3) * 4;
-        let own = self.shared.byte_add(own);
+        let row = k.warp() * 16 + (lane >> 2);
+        let own = self.shared.byte_add(row * pitch + (lane & 3) * 4);
         for tile in 0..columns / 8 {
+            let own = match self.lines.products {
+                Products::Warps => own.offset(tile * 16),
+                Products::Warpgroups => {
+                    let chunk = self.lines.chunk(row, k.constant(tile % 8));
+                    own.byte_add(chunk * 16).offset(tile / 8 * group_bytes)
+                }
+            };
             for half in 0..2 {
                 let [low, high] = value(tile as usize, half as usize);
-                own.offset(half * 8 * pitch + tile * 16)
-                    .store(low.pack(high));
+                own.offset(half * 8 * pitch).store(low.pack(high));
             }
         }
         k.barrier();
@@ -154,7 +245,7 @@ impl<'k> Tile<'k> {
                     true => inside & ((thread & 7) * 8).lt(in_block),
                     false => inside,
                 };
-                let offset = pass * PASS * pitch + group * GROUP;
+                let offset = pass * PASS * pitch + group * group_bytes;
                 let chunk = own.offset(offset).load_vector::<Bf16x2, 4>();
                 let to = to_row.offset(i64::from(group * GROUP));
                 to.store_vector_if(exists & inside, chunk);
@@ -190,7 +281,9 @@ impl<'k> Stream<'k> {
                     Some(holds) => exists & holds,
                     None => exists,
                 };
-                let to = to.offset(pass * PASS * self.tile.lines.pitch() + group * GROUP);
+                let to = to.offset(
+                    pass * PASS * self.tile.lines.pitch() + group * self.tile.group_bytes(),
+                );
                 let from: GlobalAddress<'k> = from.offset(i64::from(group * GROUP));
                 to.copy_async::<16>(from, inside);
             }
@@ -204,3 +297,50 @@ impl<'k> Stream<'k> {
 
 /// The A fragment of 16 rows at one step of 16 features.
 pub(super) type AFragment<'k> = [Pair<'k>; 4];
+
+/// This lane's `ldmatrix` rows in 16 rows of a tile.
+pub(super) struct FragmentRows<'k> {
+    /// One, or those of the first four steps if their chunks are permuted.
+    starts: Vec<MatrixRow<'k>>,
+    group_bytes: u32,
+}
+
+impl<'k> FragmentRows<'k> {
+    /// The fragment at a step of 16 features.
+    #[track_caller]
+    pub(super) fn load(&self, step: u32) -> AFragment<'k> {
+        let row = match self.starts.as_slice() {
+            [start] => start.offset(32 * step),
+            starts => starts[step as usize % 4].offset(step / 4 * self.group_bytes),
+        };
+        row.load_matrices(false)
+    }
+}
+
+/// The A operand of a product over features.
+pub(super) enum Stationary<'k> {
+    /// Loaded into fragments, step by step.
+    Fragments(FragmentRows<'k>),
+    /// Already in fragments, by step.
+    Registers(Vec<AFragment<'k>>),
+    Shared(GroupOperand<'k>),
+}
+
+/// The B operand of a product, in the first of its buffers.
+#[derive(Clone, Copy)]
+pub(super) enum Streamed<'k> {
+    /// This lane's `ldmatrix` row.
+    Fragments(MatrixRow<'k>),
+    Shared(GroupOperand<'k>),
+}
+
+impl<'k> Streamed<'k> {
+    /// The operand in the buffer at byte offset `buffer`.
+    #[track_caller]
+    pub(super) fn at(self, buffer: U32<'k>) -> Streamed<'k> {
+        match self {
+            Streamed::Fragments(row) => Streamed::Fragments(row.byte_add(buffer)),
+            Streamed::Shared(operand) => Streamed::Shared(operand.byte_add(buffer)),
+        }
+    }
+}

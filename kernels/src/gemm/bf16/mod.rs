@@ -42,8 +42,8 @@ use super::split_k::{Part, SplitKArguments};
 use super::tiles::CtaTile;
 use super::{Call, Matrix, Order, Tile};
 use crate::assembler::{
-    Bf16, Kernel, Launch, OPERAND_ALIGNMENT, Ptx, STATIC_LIMIT, Target, U32, Variable, Variant,
-    warpgroup_mma_bf16,
+    Bf16, Kernel, Launch, OPERAND_ALIGNMENT, Ptx, Rows64, STATIC_LIMIT, Target, U32, Variable,
+    Variant, warpgroup_mma_bf16,
 };
 
 /// The ring of buffers for slices.
@@ -266,7 +266,8 @@ impl GemmBf16 {
             k.begin_products();
             let [a, b] = [a, b].map(|operand| operand.byte_add(*reading.offset));
             for step in 0..depth / 16 {
-                warpgroup_mma_bf16(k, sums.fragments(), a.step(step), b.step(step));
+                let a = Rows64::Shared(a.step(step));
+                warpgroup_mma_bf16(k, sums.fragments(), a, b.step(step));
             }
             k.commit_products();
             reading.advance();
