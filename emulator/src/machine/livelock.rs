@@ -58,6 +58,7 @@ fn hash_state(warps: &[Warp]) -> u64 {
         warp.registers.hash(&mut hasher);
         let copies = &warp.copies;
         (copies.pending.len(), copies.arrivals.len()).hash(&mut hasher);
+        warp.products.pending.len().hash(&mut hasher);
         for subwarp in &warp.subwarps {
             (subwarp.pc, subwarp.mask, &subwarp.calls).hash(&mut hasher);
             // Ready and Yielded differ only by the schedule.

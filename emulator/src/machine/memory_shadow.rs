@@ -74,7 +74,7 @@ impl Cta<'_> {
     }
 
     /// The origin of the undefined value that this CTA stored at a byte.
-    fn stored_origin(&self, memory: MemoryId, offset: u64) -> Option<Origin> {
+    pub(super) fn stored_origin(&self, memory: MemoryId, offset: u64) -> Option<Origin> {
         let origins = match memory {
             MemoryId::Shared => &self.shared.origins,
             MemoryId::Local => &self.local.origins,

@@ -46,7 +46,8 @@ impl Cta<'_> {
     ) -> Result<bool, Box<Fault>> {
         let mut ran = false;
         self.wake(warp);
-        let random_copies = self.grid.kernel.copies
+        let kernel = self.grid.kernel;
+        let random_order = (kernel.copies || kernel.products)
             && matches!(self.grid.options.async_copies, AsyncCopies::Random { .. });
         while let Some(subwarp) = warp.select() {
             let reconvergence_pc = warp.reconvergence_pc(subwarp);
@@ -58,8 +59,9 @@ impl Cta<'_> {
                 instructions -= 1;
                 ran = true;
                 let must_reselect = self.execute(warp, subwarp)?;
-                if random_copies {
+                if random_order {
                     self.maybe_perform_copies(warp)?;
+                    self.maybe_perform_products(warp);
                 }
                 if must_reselect || warp.subwarps[subwarp].pc >= reconvergence_pc {
                     break;
@@ -177,6 +179,7 @@ impl Cta<'_> {
                 .kind
                 .map_or(2 * 8 * 8 * 4, |kind| kind.operations() as u64),
             Op::MultiplyFragments(multiply) => multiply.product.operations(),
+            Op::WarpgroupMultiply(multiply) => 2 * 16 * 16 * multiply.columns() as u64,
             _ => 0,
         };
         counts.flops += flops;
@@ -276,6 +279,13 @@ impl Cta<'_> {
             Op::MultiplyFragments(multiply) => {
                 return self.multiply_fragments(warp, multiply, mask);
             }
+            Op::WarpgroupMultiply(multiply) => {
+                return self.start_product(warp, multiply, mask);
+            }
+            Op::WarpgroupFence => return self.warpgroup_fence(warp, mask),
+            Op::CommitProducts => return self.commit_products(warp, mask),
+            Op::WaitProducts(left) => return self.wait_for_products(warp, *left, mask),
+            Op::ProxyFence => {}
             Op::Clock { to, wide } => {
                 let now = self.instructions;
                 match wide {

@@ -7,6 +7,7 @@ use super::barrier_state::FailedTest;
 use super::copies::Copies;
 use super::frames::Saved;
 use super::happens_before::WarpClock;
+use super::products::Products;
 use super::registers::Registers;
 
 /// Lanes at the same instruction.
@@ -47,6 +48,7 @@ pub(crate) struct Warp {
     pub(crate) exited: u32,
     pub(crate) clock: WarpClock,
     pub(crate) copies: Copies,
+    pub(crate) products: Products,
     /// The last test of an mbarrier, if it failed.
     pub(crate) failed_test: Option<FailedTest>,
     /// The frames that recursive functions saved.
@@ -69,6 +71,7 @@ impl Warp {
             exited: 0,
             clock: WarpClock::new(index, cta),
             copies: Copies::default(),
+            products: Products::default(),
             failed_test: None,
             saved: Saved::default(),
         }

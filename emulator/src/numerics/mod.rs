@@ -15,6 +15,7 @@
 //! | [`simd_video`] | vadd4, vabsdiff2 and the like |
 //! | [`fragment`], [`tensor_core`], [`matrix_move`] | mma.sync, ldmatrix, stmatrix, movmatrix |
 //! | [`warp_matrix`] | wmma |
+//! | [`descriptor`], [`warpgroup`] | wgmma |
 //!
 //! [`exact`] and [`series`] are the basis of the others. Results that PTX specifies exactly are
 //! bit-exact. Where PTX leaves a choice, the file's header documents it. Every function is
@@ -24,6 +25,7 @@ pub(crate) mod approximate;
 pub(crate) mod bits;
 pub(crate) mod compare;
 pub(crate) mod convert;
+pub(crate) mod descriptor;
 pub(crate) mod double;
 pub(crate) mod exact;
 pub(crate) mod fragment;
@@ -35,6 +37,7 @@ pub(crate) mod series;
 pub(crate) mod simd_video;
 pub(crate) mod tensor_core;
 pub(crate) mod warp_matrix;
+pub(crate) mod warpgroup;
 
 pub use approximate::Approximation;
 

@@ -25,9 +25,9 @@ use super::rounding::{canonical, narrow_to_odd};
 /// The largest k of floating-point and of integer instructions.
 const MAX_K: usize = 32;
 
-type TileA<T> = [[T; MAX_K]; ROWS];
-type TileB<T> = [[T; COLUMNS]; MAX_K];
-type TileC<T> = [[T; COLUMNS]; ROWS];
+pub(super) type TileA<T> = [[T; MAX_K]; ROWS];
+pub(super) type TileB<T> = [[T; COLUMNS]; MAX_K];
+pub(super) type TileC<T> = [[T; COLUMNS]; ROWS];
 
 /// `mma.sync`: D = A B + C. Each slice holds the operand's registers.
 ///
@@ -149,11 +149,11 @@ fn decode_plane<T: Copy + Default, const PACKED: usize>(
 
 /// The tile of A. `decode` extracts the element at a position from a register.
 #[inline(always)]
-fn gather_a<T: Copy + Default, const PACKED: usize>(
+pub(super) fn gather_a<T: Copy + Default, const PACKED: usize>(
     planes: &[Plane],
     decode: impl Fn(u32, u32) -> T,
 ) -> TileA<T> {
-    let mut tile = [[T::default(); MAX_K]; ROWS];
+    let mut tile = empty_a();
     for (register, plane) in planes.iter().enumerate() {
         let elements: [_; PACKED] = decode_plane(plane, &decode);
         for lane in 0..LANES {
@@ -172,7 +172,7 @@ fn gather_b<T: Copy + Default, const PACKED: usize>(
     planes: &[Plane],
     decode: impl Fn(u32, u32) -> T,
 ) -> TileB<T> {
-    let mut tile = [[T::default(); COLUMNS]; MAX_K];
+    let mut tile = empty_b();
     for (register, plane) in planes.iter().enumerate() {
         let elements: [_; PACKED] = decode_plane(plane, &decode);
         for lane in 0..LANES {
@@ -187,7 +187,7 @@ fn gather_b<T: Copy + Default, const PACKED: usize>(
 
 /// The product of two tiles over the first `k` of the reduction dimension, in order.
 #[inline(always)]
-fn product<T>(k: usize, a: &TileA<T>, b: &TileB<T>) -> TileC<T>
+pub(super) fn product<T>(k: usize, a: &TileA<T>, b: &TileB<T>) -> TileC<T>
 where
     T: Copy + Default + std::ops::AddAssign + std::ops::Mul<Output = T>,
 {
@@ -200,6 +200,30 @@ where
         }
     }
     sums
+}
+
+/// A tile of zeros.
+#[inline(always)]
+pub(super) fn empty_a<T: Copy + Default>() -> TileA<T> {
+    [[T::default(); MAX_K]; ROWS]
+}
+
+/// A tile of zeros.
+#[inline(always)]
+pub(super) fn empty_b<T: Copy + Default>() -> TileB<T> {
+    [[T::default(); COLUMNS]; MAX_K]
+}
+
+/// Adds products to f32 accumulators.
+#[inline(always)]
+pub(super) fn add_accumulators(products: &TileC<f64>, d: &mut [Plane]) {
+    for (index, d) in d.iter_mut().enumerate() {
+        for (lane, d) in d.iter_mut().enumerate() {
+            let (row, column) = accumulator_position(lane, index);
+            let sum = products[row][column] + f64::from(f32::from_bits(*d));
+            *d = canonical(sum as f32).to_bits();
+        }
+    }
 }
 
 /// Each 32-bit accumulator: `d = add(product, c)`.

@@ -207,6 +207,7 @@ const SYNTAX: &[&str] = &[
     "barrier [cta] red and|or [aligned] pred",
     "membar cta|gl|sys",
     "fence [sc|acq_rel|acquire|release] SCOPE",
+    "fence proxy async [global|shared::cta]",
     "mbarrier init|inval [OWN] b64",
     "mbarrier arrive|arrive_drop [release|relaxed] [cta] [noComplete] [OWN] b64",
     "mbarrier arrive|arrive_drop expect_tx [release|relaxed] [cta] [OWN] b64",

@@ -40,6 +40,8 @@ pub struct Kernel {
     pub(crate) communicates: bool,
     /// Whether it has asynchronous copies.
     pub(crate) copies: bool,
+    /// Whether it has asynchronous products (`wgmma`).
+    pub(crate) products: bool,
 }
 
 /// A parameter of a kernel.

@@ -29,6 +29,8 @@ pub(crate) struct ModuleContext<'a> {
     pub(crate) globals: &'a HashMap<String, u64>,
     /// The architecture of `.target`, such as 80.
     pub(crate) target: u32,
+    /// Whether `.target` is `sm_90a`.
+    pub(crate) is_sm90a: bool,
     /// The results of approximate instructions.
     pub(crate) approximation: Approximation,
     /// The module's functions.
@@ -78,6 +80,7 @@ pub(crate) struct Lowering<'a> {
     pub(super) carry: Option<Slot>,
     pub(crate) communicates: bool,
     pub(crate) copies: bool,
+    pub(crate) products: bool,
 }
 
 pub(super) type Result<T, E = String> = std::result::Result<T, E>;
@@ -98,6 +101,7 @@ impl<'a> Lowering<'a> {
             carry: None,
             communicates: false,
             copies: false,
+            products: false,
         }
     }
 
@@ -206,6 +210,7 @@ impl<'a> Lowering<'a> {
             specials: given.specials,
             communicates: self.communicates,
             copies: self.copies,
+            products: self.products,
         }
     }
 

@@ -81,6 +81,7 @@ impl Module {
             syntax: &syntax,
             globals: &addresses,
             target: target::architecture(&heading),
+            is_sm90a: target::is_exactly(&heading, 90),
             approximation: options.approximation,
             functions: Functions::new(&syntax),
             shared: variables(&syntax, |space| space == Space::Shared).collect(),

@@ -3,7 +3,7 @@
 use crate::machine::lanes::{Compare, Compute, Operands};
 use crate::machine::registers::Slot;
 use crate::machine::shadow::Shadow;
-use crate::numerics::fragment::MmaKind;
+use crate::numerics::fragment::{MmaKind, Operand as Element};
 use crate::numerics::warp_matrix::{Fragment, Product};
 
 /// One instruction of a kernel's code.
@@ -131,6 +131,14 @@ pub(crate) enum Op {
     Multiply(Multiply),
     MoveFragment(MoveFragment),
     MultiplyFragments(MultiplyFragments),
+    WarpgroupMultiply(WarpgroupMultiply),
+    /// `wgmma.fence`.
+    WarpgroupFence,
+    CommitProducts,
+    /// Waits until at most this many groups of products are pending.
+    WaitProducts(u32),
+    /// `fence.proxy.async`.
+    ProxyFence,
     Clock {
         to: Slot,
         wide: bool,
@@ -494,4 +502,42 @@ pub(crate) struct MultiplyFragments {
     pub(crate) a: Vec<Slot>,
     pub(crate) b: Vec<Slot>,
     pub(crate) c: Vec<Slot>,
+}
+
+/// `wgmma.mma_async` of shape m64nNk16, with f32 accumulators.
+pub(crate) struct WarpgroupMultiply {
+    /// The type of A and B.
+    pub(crate) element: Element,
+    /// N / 2 registers.
+    pub(crate) d: Vec<Slot>,
+    pub(crate) a: FactorA,
+    pub(crate) b: SharedFactor,
+    /// Whether D is added to the product.
+    pub(crate) accumulates: PredicateSource,
+    /// Whether the product is subtracted.
+    pub(crate) negates: bool,
+}
+
+impl WarpgroupMultiply {
+    /// The columns of B and D.
+    pub(crate) fn columns(&self) -> usize {
+        2 * self.d.len()
+    }
+}
+
+/// The factor A of a `wgmma.mma_async`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum FactorA {
+    /// Each warp has its 16 rows as a fragment of `mma.m16n8k16`.
+    Registers([Slot; 4]),
+    Shared(SharedFactor),
+}
+
+/// A factor in shared memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SharedFactor {
+    /// The register of its matrix descriptor.
+    pub(crate) descriptor: Slot,
+    /// Whether adjacent elements differ in M or N instead of K.
+    pub(crate) transposed: bool,
 }

@@ -132,6 +132,12 @@ impl<'a> Opcode<'a> {
         Ok(kind)
     }
 
+    /// Takes the first modifier for which `is` returns true.
+    pub(crate) fn take_first(&mut self, is: impl Fn(&str) -> bool) -> Option<&'a str> {
+        let at = self.rest.iter().position(|modifier| is(modifier))?;
+        Some(self.rest.remove(at))
+    }
+
     /// Takes every modifier for which `is` returns true.
     pub(crate) fn take_where(&mut self, is: impl Fn(&str) -> bool) {
         self.rest.retain(|modifier| !is(modifier));

@@ -90,6 +90,11 @@ impl Lowering<'_> {
         self.module.target
     }
 
+    /// Whether the module is written for sm_90a.
+    pub(crate) fn is_sm90a(&self) -> bool {
+        self.module.is_sm90a
+    }
+
     /// The predicate that holds the carry flag.
     pub(crate) fn carry(&mut self) -> Slot {
         *self.carry.get_or_insert_with(|| self.names.new_predicate())

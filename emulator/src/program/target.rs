@@ -47,6 +47,12 @@ pub(super) fn architecture(heading: &Heading) -> u32 {
     numbers.map(|(number, _)| number).max().unwrap_or(0)
 }
 
+/// Whether a heading has an architecture-specific target of this number, such as `sm_90a`.
+pub(super) fn is_exactly(heading: &Heading, number: u32) -> bool {
+    let mut targets = heading.targets.iter().filter_map(|it| parse(it));
+    targets.any(|target| target == (number, Compatibility::Exact))
+}
+
 /// Checks that a device of compute capability `device` runs a module with this `heading`.
 pub(super) fn check(source: &str, heading: &Heading, device: (u32, u32)) -> Result<(), LoadError> {
     let (major, minor) = heading.version;

@@ -4,6 +4,7 @@ mod calls;
 mod copies;
 mod copy_arrivals;
 mod deadlocks;
+mod factor;
 mod findings;
 mod fragments;
 mod lanes;
@@ -11,6 +12,7 @@ mod mbarriers;
 mod modules;
 mod system;
 mod undefined;
+mod warpgroups;
 
 use meshgrad_emulator::launch::{Launch, LaunchError, launch};
 use meshgrad_emulator::memory::{AddressSpace, MemoryKind};

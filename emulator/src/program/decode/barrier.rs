@@ -84,6 +84,9 @@ impl Decoding<'_, '_, '_> {
 
     fn fence(&mut self) -> Result<Op> {
         let [] = self.exactly()?;
+        if self.opcode.take("proxy") {
+            return self.proxy_fence();
+        }
         self.opcode.take_any(&[
             ("sc", ()),
             ("acq_rel", ()),
@@ -93,5 +96,16 @@ impl Decoding<'_, '_, '_> {
         let scope = self.opcode.choose(&SCOPES)?;
         self.lowering.communicates |= scope == Scope::Gpu;
         Ok(Op::Fence(scope))
+    }
+
+    /// The spaces select which accesses are ordered; we order those of shared memory in any case.
+    fn proxy_fence(&mut self) -> Result<Op> {
+        self.require_sm90("`fence.proxy.async`")?;
+        self.opcode.choose(&[("async", ())])?;
+        let spaces = [("shared::cta", true), ("global", false)];
+        match self.opcode.take_any(&spaces).unwrap_or(true) {
+            true => Ok(Op::ProxyFence),
+            false => Ok(Op::Nothing),
+        }
     }
 }

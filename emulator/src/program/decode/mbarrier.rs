@@ -138,7 +138,7 @@ impl<'i> Decoding<'_, '_, 'i> {
         Ok((address, action))
     }
 
-    fn require_sm90(&self, what: &str) -> Result<()> {
+    pub(super) fn require_sm90(&self, what: &str) -> Result<()> {
         match self.lowering.target() {
             90.. => Ok(()),
             target => Err(format!(

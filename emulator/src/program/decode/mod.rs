@@ -21,6 +21,7 @@ mod shadows;
 mod simd_video;
 mod warp;
 mod warp_matrix;
+mod warpgroup;
 
 use super::grammar;
 use super::lower::Lowering;
@@ -78,6 +79,8 @@ impl<'i> Decoding<'_, '_, 'i> {
             "bar" | "barrier" | "membar" | "fence" => self.barrier(),
             "mbarrier" => self.mbarrier(),
             "cp" => self.asynchronous(),
+            "wgmma" => self.warpgroup(),
+            "setmaxnreg" => self.set_register_limit(),
             "ldmatrix" | "movmatrix" | "mma" | "wmma" => self.matrix(),
             other => {
                 let reason = grammar::reason(other);
