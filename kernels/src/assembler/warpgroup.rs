@@ -98,7 +98,8 @@ pub enum Rows64<'k> {
     /// In shared memory.
     Shared(GroupOperand<'k>),
     /// In registers: each warp holds its 16 rows, as [`mma_bf16`](super::mma_bf16) does. They must
-    /// not change until the product is complete.
+    /// not change until the product is complete. In a loop, compute them in the same iteration:
+    /// ptxas 13.0 overwrites registers that were computed before the loop.
     Registers([Pair<'k>; 4]),
 }
 

@@ -1,5 +1,6 @@
 //! The forward kernel on tensor cores.
 
+use super::super::Products;
 use super::super::ROWS_PER_CTA;
 use super::super::arguments::AttentionArguments;
 use super::super::cta_tile::{CtaTile, View};
@@ -10,7 +11,8 @@ use super::tile::{Lines, Stationary, Tile};
 use super::{ScoreTile, Shape, THREADS, mask_scores};
 use crate::assembler::{ArgumentFor, F32, Kernel, Ptx};
 
-/// The largest head dim for which a warp keeps its queries in registers.
+/// The largest head dim for which a warp keeps its queries in registers. Warpgroups read them from
+/// shared memory.
 const MAX_IN_REGISTERS: u32 = 128;
 
 /// Computes `out` and `lse`.
@@ -45,7 +47,8 @@ pub(in super::super) fn forward(entry: String, lines: Lines) -> Ptx {
         copy();
 
         let warp_row = k.warp() * 16;
-        let queries = match head_dim <= MAX_IN_REGISTERS {
+        let in_registers = lines.products == Products::Warps && head_dim <= MAX_IN_REGISTERS;
+        let queries = match in_registers {
             true => {
                 k.wait_for_copies(1);
                 k.barrier();

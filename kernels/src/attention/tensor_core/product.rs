@@ -40,11 +40,10 @@ pub(super) fn scores<'k>(
         Streamed::Shared(others) => {
             k.begin_products();
             for step in 0..lines.steps() {
-                let rows = match rows {
-                    Stationary::Fragments(_) => unreachable!("both operands have one layout"),
-                    Stationary::Registers(rows) => Rows64::Registers(rows[step as usize]),
-                    Stationary::Shared(rows) => Rows64::Shared(rows.step(step)),
+                let Stationary::Shared(rows) = rows else {
+                    unreachable!("both operands have one layout")
                 };
+                let rows = Rows64::Shared(rows.step(step));
                 warpgroup_mma_bf16(k, &sums, rows, others.step(step));
             }
             k.commit_products();

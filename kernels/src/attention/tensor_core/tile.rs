@@ -141,25 +141,11 @@ impl<'k> Tile<'k> {
     #[track_caller]
     pub(super) fn fragments(&self, first: U32<'k>) -> FragmentRows<'k> {
         let lane = self.k.lane();
-        let row = first + (lane & 15);
-        let starts = match self.lines.products {
-            Products::Warps => vec![lane >> 4],
-            Products::Warpgroups => {
-                let chunk = |step: u32| self.lines.chunk(row, (lane >> 4) + 2 * step);
-                (0..4).map(chunk).collect()
-            }
-        };
-        let start = self.shared.byte_add(row * self.lines.pitch());
-        let starts = starts
-            .into_iter()
-            .map(|chunk| start.byte_add(chunk * 16).matrix_row());
-        FragmentRows {
-            starts: starts.collect(),
-            group_bytes: self.group_bytes(),
-        }
+        let offset = (first + (lane & 15)) * self.lines.pitch() + (lane >> 4) * 16;
+        FragmentRows(self.shared.byte_add(offset).matrix_row())
     }
 
-    /// All rows as the A operand of a product over features.
+    /// The A operand of a product over features: 16 rows from `first` on, or all 64 rows.
     #[track_caller]
     pub(super) fn stationary(&self, first: U32<'k>) -> Stationary<'k> {
         match self.lines.products {
@@ -298,22 +284,14 @@ impl<'k> Stream<'k> {
 /// The A fragment of 16 rows at one step of 16 features.
 pub(super) type AFragment<'k> = [Pair<'k>; 4];
 
-/// This lane's `ldmatrix` rows in 16 rows of a tile.
-pub(super) struct FragmentRows<'k> {
-    /// One, or those of the first four steps if their chunks are permuted.
-    starts: Vec<MatrixRow<'k>>,
-    group_bytes: u32,
-}
+/// This lane's `ldmatrix` row in 16 rows of a tile.
+pub(super) struct FragmentRows<'k>(MatrixRow<'k>);
 
 impl<'k> FragmentRows<'k> {
     /// The fragment at a step of 16 features.
     #[track_caller]
     pub(super) fn load(&self, step: u32) -> AFragment<'k> {
-        let row = match self.starts.as_slice() {
-            [start] => start.offset(32 * step),
-            starts => starts[step as usize % 4].offset(step / 4 * self.group_bytes),
-        };
-        row.load_matrices(false)
+        self.0.offset(32 * step).load_matrices(false)
     }
 }
 

@@ -240,8 +240,8 @@ impl GemmBf16 {
         });
     }
 
-    /// The main loop with products of warpgroups. Those of the previous slice may still run while
-    /// those of this one are issued, so copies run only two slices ahead.
+    /// The main loop with products of warpgroups. Those of a slice are issued while those of the
+    /// previous one still run. Once these are complete for all warps, their buffer is filled again.
     fn sum_in_warpgroups<'k>(
         &self,
         k: &'k Kernel,
@@ -255,11 +255,11 @@ impl GemmBf16 {
         let b = slices[1].operand();
 
         let (filling, reading) = (self.stage(k), self.stage(k));
-        for stage in 0..stages - 2 {
+        for stage in 0..stages - 1 {
             filling.fill(k, slices, call.k - stage * depth);
         }
         k.for_range(0u32, call.k, depth, |first| {
-            k.wait_for_copies(stages - 3);
+            k.wait_for_copies(stages - 2);
             k.publish_to_products();
             k.barrier();
 
@@ -272,8 +272,9 @@ impl GemmBf16 {
             k.commit_products();
             reading.advance();
 
-            filling.fill(k, slices, call.k - first - (stages - 2) * depth);
             k.wait_for_products(1);
+            k.barrier();
+            filling.fill(k, slices, call.k - first - (stages - 1) * depth);
         });
         k.wait_for_products(0);
     }
