@@ -77,6 +77,22 @@ impl<'k> Group<'k> {
         }
     }
 
+    /// The same group with another row. The `rows` rows are divided into `segments`, and consecutive
+    /// groups have rows of different segments. Needs a group for each row of `segments` equal
+    /// segments.
+    #[track_caller]
+    pub(crate) fn in_segments(self, rows: U32<'k>, segments: U32<'k>) -> Group<'k> {
+        let of_segment = (rows + (segments - 1)) / segments;
+        let in_segment = self.row.low() / segments;
+        let segment = self.row.low() - in_segment * segments;
+        let row = segment * of_segment + in_segment;
+        Group {
+            row: row.wide(),
+            exists: in_segment.lt(of_segment) & row.lt(rows),
+            ..self
+        }
+    }
+
     /// The address of a row of a matrix.
     #[track_caller]
     pub(crate) fn of_matrix(&self, matrix: GlobalAddress<'k>, row: U64<'k>) -> GlobalAddress<'k> {

@@ -71,7 +71,8 @@ impl Transpose {
 
     /// The arguments for the elements at `x` and `y`.
     pub fn arguments(&self, x: In, y: Out, transposed: &TransposeSpace) -> TransposeArguments {
-        let [row_tiles, column_tiles] = transposed.tiles(self.edge());
+        // A launch has less than 2^31 tiles.
+        let [row_tiles, column_tiles] = transposed.tiles(self.edge()).map(|tiles| tiles as u32);
         let [x_step, y_step] = transposed.steps;
         TransposeArguments {
             x,
@@ -99,10 +100,10 @@ impl Transpose {
         Launch::new([ctas.unsigned_abs(), 1, 1], THREADS)
     }
 
-    /// Elements along a side of a tile. Rows of small elements are whole sectors.
+    /// Elements along a side of a tile. Many per thread, because computing the tile's place takes long.
     fn edge(&self) -> u32 {
         match self.unit {
-            Unit::B1 | Unit::B2 => 64,
+            Unit::B1 | Unit::B2 | Unit::B4 => 64,
             _ => 32,
         }
     }
@@ -138,9 +139,9 @@ params! {
         /// The extent of the dim that is contiguous in y.
         columns: u64,
         /// The number of tiles along the rows.
-        row_tiles: u64,
+        row_tiles: u32,
         /// The number of tiles along the columns.
-        column_tiles: u64,
+        column_tiles: u32,
         /// From one column to the next in x, in elements.
         x_step: i64,
         /// From one row to the next in y, in elements.
@@ -168,11 +169,11 @@ impl Variant for Transpose {
             outer,
         } = self.parameters(k);
 
-        let cta = k.cta().wide();
-        let column = cta % column_tiles * u64::from(edge);
-        let rest = cta / column_tiles;
-        let row = rest % row_tiles * u64::from(edge);
-        let [x, y] = self.outer_part(&outer, rest / row_tiles, [x, y]);
+        let rest = k.cta() / column_tiles;
+        let column = (k.cta() - rest * column_tiles).mul_wide(edge);
+        let number = rest / row_tiles;
+        let row = (rest - number * row_tiles).mul_wide(edge);
+        let [x, y] = self.outer_part(&outer, number.wide(), [x, y]);
 
         // One padding element per column puts the elements of a row into different banks too.
         let tile = k.shared::<u32>(edge * (edge + 1) * self.slot() / 4);

@@ -8,6 +8,10 @@ use crate::params;
 
 /// Row r of y is the row of x for the token that has slot order_r, times the slot's weight if
 /// weighted. Rows past the last offset are zero.
+///
+/// **The rows of x come from the L2 cache.** A token has a row in several experts, and the rows of an
+/// expert are in the order of tokens. So the rows of y are divided into as many segments as there are
+/// experts, and all segments are written concurrently: they read about the same tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PermuteTokens {
     tile: Tile,
@@ -24,9 +28,10 @@ impl PermuteTokens {
         }
     }
 
-    /// The launch over C rows; `None` if there are no rows.
-    pub fn launch(&self, rows: u32) -> Option<Launch> {
-        self.tile.launch(rows.into())
+    /// The launch over C rows in this many segments; `None` if there are no rows.
+    pub fn launch(&self, rows: u32, segments: u32) -> Option<Launch> {
+        let of_segment = u64::from(rows.div_ceil(segments.max(1)));
+        self.tile.launch(of_segment * u64::from(segments.max(1)))
     }
 }
 
@@ -45,6 +50,8 @@ params! {
         y: Out,
         /// C.
         rows: u32,
+        /// The number of segments of y, at least 1. Results do not depend on it.
+        segments: u32,
         /// K.
         top_k: u32,
         /// H.
@@ -66,11 +73,12 @@ impl Variant for PermuteTokens {
             end,
             y,
             rows,
+            segments,
             top_k,
             features,
             faults,
         } = self.parameters(k);
-        let group = Group::new(k, self.tile, rows.wide(), features);
+        let group = Group::new(k, self.tile, rows.wide(), features).in_segments(rows, segments);
         let leads = group.exists & group.lane.equals(0);
         let end = end.load::<i64>();
         let wild_end = end.unsigned().gt(rows.wide());

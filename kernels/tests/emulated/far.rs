@@ -277,11 +277,12 @@ fn tokens(sides: &Sides) {
             end: In(device.put(&4u64.to_le_bytes())),
             y: Out(to),
             rows: last as u32 + 1,
+            segments: 1,
             top_k: 1,
             features: features as u32,
             faults: FaultSite::new(device.put(&[0; 8]), 1),
         };
-        sides.run(&variant, variant.launch(4), &arguments);
+        sides.run(&variant, variant.launch(4, 1), &arguments);
         device.write(y.address, &device.bytes(to, line));
     });
     sides.assert_same(new(), |device, [y, out]| {

@@ -12,6 +12,9 @@ use meshgrad_kernels::{Dtype, In, Out};
 use crate::device::{Device, encoded, values};
 use crate::traffic::{assert_moved, assert_whole_sectors_of};
 
+/// Segments of permuted rows: uneven for most numbers of rows.
+const SEGMENTS: u32 = 5;
+
 /// [tokens, slots per token, rows in use, features]: rows that are whole vectors and rows that are
 /// not, fewer rows than slots, more slots than are in flight, no rows.
 const EXTENTS: [[usize; 4]; 6] = [
@@ -126,11 +129,12 @@ impl Problem {
             end: In(self.on_device.end),
             y: Out(y),
             rows,
+            segments: SEGMENTS,
             top_k: self.top_k as u32,
             features: self.features as u32,
             faults: FaultSite::new(self.on_device.word, 2),
         };
-        let launch = variant.launch(rows).unwrap();
+        let launch = variant.launch(rows, SEGMENTS).unwrap();
         let counters = device.run(&variant, launch, &arguments);
         // All threads read the end. Each lane of a used row reads the row's slot and weight.
         let of_row = if weighted { 8 } else { 4 };
@@ -341,11 +345,12 @@ fn out_of_range_slots_and_rows_are_absent() {
             end: In(problem.on_device.end),
             y: Out(y),
             rows: 6,
+            segments: SEGMENTS,
             top_k: 2,
             features: 8,
             faults: FaultSite::new(word, 2),
         };
-        device.run(&variant, variant.launch(6).unwrap(), &arguments);
+        device.run(&variant, variant.launch(6, SEGMENTS).unwrap(), &arguments);
         let index = if end == -1 { -1 } else { -2 };
         assert_eq!(device.fault(word), Some(Fault { site: 2, index }));
         let rows = device.floats(Dtype::F32, y, 48);

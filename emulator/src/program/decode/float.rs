@@ -126,11 +126,12 @@ impl Decoding<'_, '_, '_> {
         let modifier = flag(self.opcode.take("ftz"), FLUSH);
         let negates = self.opcode.name == "neg";
         let compute: Compute = match (kind, negates) {
+            // The PTX ISA leaves the payload of a NaN open; an H100 returns the canonical one.
             (Type::F32, true) => lanes!(modifier = m; |a: u32| -> u32 {
-                output_f32(f32::from_bits(input_f32(a, m).to_bits() ^ 1 << 31), m)
+                output_f32(canonical(-input_f32(a, m)), m)
             }),
             (Type::F32, false) => lanes!(modifier = m; |a: u32| -> u32 {
-                output_f32(f32::from_bits(input_f32(a, m).to_bits() & !(1 << 31)), m)
+                output_f32(canonical(input_f32(a, m).abs()), m)
             }),
             (Type::F64, true) => lanes!(|a: u64| -> u64 { a ^ 1 << 63 }),
             (Type::F64, false) => lanes!(|a: u64| -> u64 { a & !(1 << 63) }),

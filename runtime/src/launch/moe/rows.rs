@@ -20,16 +20,25 @@ pub(crate) fn permute_tokens(
     top_k: usize,
     y: &UninitTensor,
 ) -> Result<()> {
-    let plan = permute(&Operand::of(x), y.shape()[0], top_k, weights.is_some());
+    let last = offsets.elements().saturating_sub(1);
+    let segments = u32::try_from(last)
+        .unwrap_or(u32::MAX)
+        .clamp(1, MAX_SEGMENTS);
+    let plan = permute(
+        &Operand::of(x),
+        [y.shape()[0], top_k],
+        segments,
+        weights.is_some(),
+    );
     let plan = gpu.planned(plan)?;
-    let last = offsets.elements().saturating_sub(1) as u64;
     let arguments = PermuteTokensArguments {
         x: gpu.ptr(x)?,
         weights: weights.map_or(Ok(In(0)), |weights| gpu.ptr(weights))?,
         order: gpu.ptr(order)?,
-        end: gpu.ptr(offsets)?.byte_add(8 * last),
+        end: gpu.ptr(offsets)?.byte_add(8 * last as u64),
         y: gpu.uninit_ptr(y)?,
         rows: plan.rows,
+        segments,
         top_k: plan.top_k,
         features: plan.features,
         faults: gpu.fault_site(plan.rows as usize),
@@ -99,17 +108,21 @@ struct Moved<V> {
 /// The maximum number of slots and rows, which are i32.
 const MAX_EXTENT: u32 = i32::MAX as u32;
 
+/// The maximum number of segments of rows in expert order. A segment has at most one incomplete row of
+/// CTAs, so few segments keep the number of idle groups small.
+const MAX_SEGMENTS: u32 = 1024;
+
 fn permute(
     x: &Operand,
-    rows: usize,
-    top_k: usize,
+    [rows, top_k]: [usize; 2],
+    segments: u32,
     weighted: bool,
 ) -> Result<Moved<PermuteTokens>, PlanError> {
     let features = features_of(x)?;
     let rows = extent(FAMILY, "rows", rows, MAX_EXTENT)?;
     let variant = PermuteTokens::new(float(x.dtype)?, features, aligned(&[x]), weighted);
     Ok(Moved {
-        kernel: Plan::new(variant.launch(rows), variant),
+        kernel: Plan::new(variant.launch(rows, segments), variant),
         rows,
         top_k: extent(FAMILY, "slots of a token", top_k, MAX_EXTENT)?,
         features,
