@@ -23,6 +23,8 @@ pub enum FindingKind {
     SharedRace,
     /// Unordered accesses to the same bytes of global memory, at least one of them a write.
     GlobalRace,
+    /// Unordered accesses of an asynchronous product and of another instruction to a register.
+    RegisterRace,
     /// Threads of a warp or CTA that do not all arrive at the same barrier.
     DivergentBarrier,
     /// A part of a warp executes an instruction that requires the whole warp.
@@ -54,6 +56,7 @@ impl FindingKind {
             FindingKind::UninitializedLocal => "uninitialized-local",
             FindingKind::SharedRace => "shared-race",
             FindingKind::GlobalRace => "global-race",
+            FindingKind::RegisterRace => "register-race",
             FindingKind::DivergentBarrier => "divergent-barrier",
             FindingKind::DivergentInstruction => "divergent-instruction",
             FindingKind::InactiveLane => "inactive-lane",
@@ -104,8 +107,19 @@ pub struct Thread {
     pub warp: u32,
     /// The lane in the warp.
     pub lane: Option<u32>,
-    /// Whether an asynchronous copy of the thread made the access.
-    pub copy: bool,
+    /// What made the access.
+    pub source: Source,
+}
+
+/// What makes an access for a thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The thread itself.
+    Thread,
+    /// An asynchronous copy that it started.
+    Copy,
+    /// An asynchronous product that its warp started.
+    Product,
 }
 
 impl fmt::Display for Thread {
@@ -115,12 +129,14 @@ impl fmt::Display for Thread {
             thread,
             warp,
             lane,
-            copy,
+            source,
         } = self;
         let [x, y, z] = cta;
-        if *copy {
-            f.write_str("an asynchronous copy of ")?;
-        }
+        f.write_str(match source {
+            Source::Thread => "",
+            Source::Copy => "an asynchronous copy of ",
+            Source::Product => "an asynchronous product of ",
+        })?;
         match lane {
             Some(lane) => {
                 let [i, j, k] = thread;

@@ -247,14 +247,7 @@ pub(super) fn race(
     info: AccessInfo,
     earlier: PriorAccess,
 ) -> Box<Fault> {
-    let verb = |writes| if writes { "write" } else { "read" };
-    let message = format!(
-        "{} of {} bytes at {place} is not ordered after an earlier {}; add a barrier, fence or \
-         wait between them",
-        verb(info.writes),
-        info.bytes,
-        verb(earlier.wrote),
-    );
+    let message = race_message(info.writes, info.bytes, place, earlier);
     Box::new(Fault {
         kind,
         lane: Some(lane),
@@ -262,6 +255,21 @@ pub(super) fn race(
         earlier: Some(earlier),
         origin: None,
     })
+}
+
+pub(super) fn race_message(
+    writes: bool,
+    bytes: usize,
+    place: &str,
+    earlier: PriorAccess,
+) -> String {
+    let verb = |writes| if writes { "write" } else { "read" };
+    format!(
+        "{} of {bytes} bytes at {place} is not ordered after an earlier {}; add a barrier, fence \
+         or wait between them",
+        verb(writes),
+        verb(earlier.wrote),
+    )
 }
 
 /// Whether all lanes access one contiguous range, in order.

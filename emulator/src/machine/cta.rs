@@ -9,10 +9,12 @@ use super::fault::Fault;
 use super::grid::Grid;
 use super::happens_before::SyncVar;
 use super::livelock::CycleDetector;
+use super::proxy_fence::ProxyFences;
 use super::random::Random;
 use super::registers::Registers;
 use super::undefined::Origin;
 use super::warp::{State, Warp};
+use super::warpgroup_order::Warpgroup;
 use crate::memory::races::{LAST_STAMP, RaceShadow};
 use crate::memory::{Block, ByteSet};
 use crate::options::AsyncCopies;
@@ -66,6 +68,10 @@ pub(crate) struct Cta<'g> {
     pub(super) mbarriers: BTreeMap<u64, BarrierState>,
     /// Barriers that were tested in this time slice and found incomplete, if copies may be pending.
     pub(super) awaited: BTreeSet<u64>,
+    /// The products that the warps of each warpgroup have started.
+    pub(super) warpgroups: Vec<Warpgroup>,
+    /// The executions of `fence.proxy.async`, by warp.
+    pub(super) proxy_fences: Vec<ProxyFences>,
     /// Synchronization state of shared memory, by address.
     pub(crate) sync_vars: HashMap<u64, SyncVar>,
     /// Per instruction; empty unless counting.
@@ -114,6 +120,8 @@ impl<'g> Cta<'g> {
             barriers: (0..16).map(|_| CtaBarrier::default()).collect(),
             mbarriers: BTreeMap::new(),
             awaited: BTreeSet::new(),
+            warpgroups: Vec::new(),
+            proxy_fences: Vec::new(),
             sync_vars: HashMap::new(),
             counts,
             random: Random::new(0),
@@ -141,6 +149,8 @@ impl<'g> Cta<'g> {
             *barrier = CtaBarrier::default();
         }
         self.mbarriers.clear();
+        self.warpgroups.clear();
+        self.proxy_fences.clear();
         self.sync_vars.clear();
         let options = self.grid.options;
         self.random = Random::new(options.schedule_seed.unwrap_or(0) ^ index << 20);

@@ -6,7 +6,7 @@
 //! one warp.
 
 use super::registers::{LANES, lanes_of};
-use super::vector_clock::{VectorClock, copies_of};
+use super::vector_clock::{VectorClock, copies_of, products_of};
 use crate::memory::races::{HappensBefore, Mark};
 use crate::program::op::Scope;
 
@@ -22,6 +22,8 @@ pub(crate) struct WarpClock {
     waited: [u32; LANES],
     /// `waited` at the last synchronization of the warp.
     synced: [u32; LANES],
+    /// The last product that the warp has waited for.
+    pub(super) waited_products: u32,
     /// Lanes that have started asynchronous copies.
     copying: u32,
     /// The clock at the last fence of CTA scope and of GPU scope. Relaxed writes release it.
@@ -42,6 +44,7 @@ impl WarpClock {
             seen: VectorClock::zero(),
             waited: [0; LANES],
             synced: [0; LANES],
+            waited_products: 0,
             copying: 0,
             fenced: [None, None],
             unacquired: [None, None],
@@ -55,6 +58,8 @@ impl WarpClock {
         let copies = usize::from(copies_of(self.warp));
         seen.own_cta.set(self.warp, self.now);
         seen.own_cta.set(copies, self.copies_seen_by_all());
+        let products = usize::from(products_of(self.warp));
+        seen.own_cta.set(products, self.waited_products);
         self.now += 1;
         self.synced = self.waited;
         seen
@@ -75,6 +80,17 @@ impl WarpClock {
         }
         let seen = self.release();
         self.fenced[..=scope_index].fill(Some(seen));
+    }
+
+    /// Separates the accesses so far from later ones. Returns the clock of those so far.
+    pub(crate) fn advance(&mut self) -> u32 {
+        self.now += 1;
+        self.now - 1
+    }
+
+    /// The last epoch of copies that each lane has waited for.
+    pub(crate) fn waited_copies(&self) -> &[u32; LANES] {
+        &self.waited
     }
 
     pub(crate) fn start_copies(&mut self, lanes: u32) {
@@ -100,14 +116,19 @@ impl HappensBefore for WarpClock {
             return self.seen.includes(mark, self.cta);
         }
         let agent = usize::from(mark.agent());
+        let by_product = me.agent() == products_of(self.warp);
         if agent == self.warp {
-            // An asynchronous copy is ordered after the earlier accesses of its own thread.
+            // An asynchronous copy is ordered after the earlier accesses of its own thread, and a
+            // product after those of its warp.
             let own_copy = me.agent() != mark.agent() && mark.lane() == me.lane();
-            return mark.clock() < self.now || own_copy;
+            return mark.clock() < self.now || own_copy || by_product;
+        }
+        if agent == usize::from(products_of(self.warp)) {
+            return mark.clock() <= self.waited_products;
         }
         if agent == usize::from(copies_of(self.warp)) {
             let lane = mark.lane();
-            let known = if lane == me.lane() {
+            let known = if lane == me.lane() || by_product {
                 &self.waited
             } else {
                 &self.synced

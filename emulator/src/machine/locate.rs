@@ -5,7 +5,7 @@ use super::grid::Grid;
 use super::undefined::Origin;
 use crate::memory::races::Mark;
 use crate::program::Kernel;
-use crate::report::{Finding, Site, Thread};
+use crate::report::{Finding, Site, Source, Thread};
 
 /// The finding of a fault of a warp of a CTA at an instruction.
 pub(crate) fn locate(grid: &Grid<'_>, cta: u64, warp: usize, pc: u32, fault: Fault) -> Finding {
@@ -17,7 +17,7 @@ pub(crate) fn locate(grid: &Grid<'_>, cta: u64, warp: usize, pc: u32, fault: Fau
     let loaded = match fault.origin {
         Some(Origin::Memory(load)) => {
             let (warp, lane) = (usize::from(load.warp), usize::from(load.lane));
-            let thread = thread(grid, id, warp, Some(lane), false);
+            let thread = thread(grid, id, warp, Some(lane), Source::Thread);
             Some((thread, Some(site(grid.kernel, load.pc)), false))
         }
         Some(Origin::Register) | None => None,
@@ -26,28 +26,40 @@ pub(crate) fn locate(grid: &Grid<'_>, cta: u64, warp: usize, pc: u32, fault: Fau
         kind: fault.kind,
         kernel: grid.kernel.name.clone(),
         site: site(grid.kernel, pc),
-        thread: thread(grid, id, warp, fault.lane, false),
+        thread: thread(grid, id, warp, fault.lane, Source::Thread),
         message: fault.message,
         other: raced.or(loaded),
     }
 }
 
-fn thread(grid: &Grid<'_>, cta: [u32; 3], warp: usize, lane: Option<usize>, copy: bool) -> Thread {
+fn thread(
+    grid: &Grid<'_>,
+    cta: [u32; 3],
+    warp: usize,
+    lane: Option<usize>,
+    source: Source,
+) -> Thread {
     let index = warp * 32 + lane.unwrap_or(0);
     Thread {
         cta,
         thread: grid.thread_id(index as u64),
         warp: warp as u32,
         lane: lane.map(|lane| lane as u32),
-        copy,
+        source,
     }
 }
 
 fn marked_thread(grid: &Grid<'_>, mark: Mark) -> Thread {
-    let copy = mark.agent() >= 32;
     let warp = usize::from(mark.agent() % 32);
-    let lane = Some(usize::from(mark.lane()));
-    thread(grid, grid.cta_id(u64::from(mark.cta())), warp, lane, copy)
+    let own_lane = Some(usize::from(mark.lane()));
+    let (lane, source) = match mark.agent() / 32 {
+        0 => (own_lane, Source::Thread),
+        1 => (own_lane, Source::Copy),
+        // A product is an operation of the whole warp.
+        _ => (None, Source::Product),
+    };
+    let cta = grid.cta_id(u64::from(mark.cta()));
+    thread(grid, cta, warp, lane, source)
 }
 
 fn site(kernel: &Kernel, pc: u32) -> Site {

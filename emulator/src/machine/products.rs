@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 
+use super::product_registers::ProductRegisters;
 use super::registers::Slot;
 use crate::numerics::fragment::Operand as Element;
 
@@ -45,13 +46,21 @@ pub(crate) struct Products {
     pub(crate) started: u32,
     /// The last product of each committed group, without groups that the warp waited for.
     groups: VecDeque<u32>,
+    /// The last committed product.
+    committed: u32,
     /// The last product that the warp waited for.
     pub(crate) waited: u32,
+    pub(super) registers: ProductRegisters,
 }
 
 impl Products {
     pub(crate) fn commit(&mut self) {
         self.groups.push_back(self.started);
+        self.committed = self.started;
+    }
+
+    pub(crate) fn is_committed(&self, number: u32) -> bool {
+        number <= self.committed
     }
 
     /// Waits until at most `left` groups are pending. Returns the last product that is complete.

@@ -107,6 +107,9 @@ impl Cta<'_> {
             warp.subwarps[subwarp].pc = pc + 1;
             return Ok(false);
         }
+        if !kernel.touches.is_empty() {
+            self.touch_registers(warp, pc)?;
+        }
         if let Op::Compute {
             compute,
             operands,
@@ -285,7 +288,7 @@ impl Cta<'_> {
             Op::WarpgroupFence => return self.warpgroup_fence(warp, mask),
             Op::CommitProducts => return self.commit_products(warp, mask),
             Op::WaitProducts(left) => return self.wait_for_products(warp, *left, mask),
-            Op::ProxyFence => {}
+            Op::ProxyFence => self.proxy_fence(warp, mask),
             Op::Clock { to, wide } => {
                 let now = self.instructions;
                 match wide {
@@ -344,6 +347,9 @@ impl Cta<'_> {
         let all = warp.subwarps[subwarp].mask;
         warp.subwarps[subwarp].pc += u32::from(mask != all);
         warp.exit(subwarp, mask);
+        if self.grid.kernel.products && warp.is_done() {
+            self.end_products(warp)?;
+        }
         Ok(Flow::Changed)
     }
 }

@@ -9,12 +9,17 @@ use crate::memory::races::Mark;
 /// The most warps of a CTA.
 const WARPS: usize = 32;
 
-/// Agents of a CTA: the warps, and the asynchronous copies of each warp.
-const AGENTS: usize = 2 * WARPS;
+/// Agents of a CTA: the warps, and the asynchronous copies and products of each warp.
+const AGENTS: usize = 3 * WARPS;
 
 /// The agent of a warp's asynchronous copies.
 pub(crate) fn copies_of(warp: usize) -> u8 {
     (WARPS + warp) as u8
+}
+
+/// The agent of a warp's asynchronous products.
+pub(crate) fn products_of(warp: usize) -> u8 {
+    (2 * WARPS + warp) as u8
 }
 
 /// The clocks of one CTA's agents.

@@ -8,6 +8,7 @@ use super::products::{Product, Rows, Units};
 use super::registers::{ALL, LANES, Slot};
 use super::step::{Flow, truth};
 use super::warp::Warp;
+use super::warpgroup_order::Shared;
 use crate::numerics::descriptor::{Block, Descriptor, UNITS, WrongDescriptor, block_of_units};
 use crate::numerics::warpgroup::{self, RowsOfA};
 use crate::options::AsyncCopies;
@@ -15,7 +16,7 @@ use crate::program::op::{FactorA, SharedFactor, WarpgroupMultiply};
 use crate::report::FindingKind;
 
 /// Warps of a warpgroup.
-const WARPS: usize = 4;
+pub(super) const WARPS: usize = 4;
 
 /// Rows of A that a warp has.
 const ROWS: usize = 16;
@@ -31,27 +32,34 @@ impl Cta<'_> {
             return Ok(flow);
         }
         self.require_whole_warpgroup(warp)?;
-        let blocks = multiply.columns() / 8;
+        let shared = self.shared_operands(warp, multiply)?;
+        self.agree_on_product(warp, shared)?;
+        let [bits_of_a, bits_of_b] = shared.descriptors;
         let a = match multiply.a {
             FactorA::Registers(slots) => Rows::Registers(slots),
             FactorA::Shared(factor) => {
-                let first = warp.index % WARPS * ROWS;
-                Rows::Shared(self.units(warp, "A", factor, first, ROWS / 8)?)
+                let lines = (warp.index % WARPS * ROWS, ROWS / 8);
+                Rows::Shared(self.units("A", bits_of_a, factor, lines)?)
             }
         };
-        let b = self.units(warp, "B", multiply.b, 0, blocks)?;
-        let accumulates = self.accumulates(warp, multiply)?;
+        let lines = (0, multiply.columns() / 8);
+        let b = self.units("B", bits_of_b, multiply.b, lines)?;
         warp.products.started += 1;
-        warp.products.pending.push_back(Product {
+        let product = Product {
             number: warp.products.started,
             pc: self.pc,
             element: multiply.element,
             negates: multiply.negates,
-            accumulates,
+            accumulates: shared.accumulates,
             a,
             b,
             d: multiply.d.clone(),
-        });
+        };
+        if self.grid.options.sanitize {
+            self.use_registers(warp, &product)?;
+            self.check_reads(warp, &product)?;
+        }
+        warp.products.pending.push_back(product);
         if self.grid.options.async_copies == AsyncCopies::Eager {
             self.perform_products(warp, u32::MAX);
         }
@@ -72,16 +80,31 @@ impl Cta<'_> {
         Err(Fault::of_all(FindingKind::DivergentInstruction, message))
     }
 
-    /// The units of a factor that a warp reads: blocks of 8 lines from line `first`.
-    fn units(
+    /// The operands that all warps of the warpgroup share.
+    fn shared_operands(
         &self,
         warp: &Warp,
+        multiply: &WarpgroupMultiply,
+    ) -> Result<Shared, Box<Fault>> {
+        let a = match multiply.a {
+            FactorA::Registers(_) => 0,
+            FactorA::Shared(factor) => self.descriptor(warp, "A", factor.descriptor)?,
+        };
+        Ok(Shared {
+            pc: self.pc,
+            descriptors: [a, self.descriptor(warp, "B", multiply.b.descriptor)?],
+            accumulates: self.accumulates(warp, multiply)?,
+        })
+    }
+
+    /// The units of a factor that a warp reads: from the first line, in blocks of 8 lines.
+    fn units(
+        &self,
         name: &str,
+        bits: u64,
         factor: SharedFactor,
-        first: usize,
-        blocks: usize,
+        (first, blocks): (usize, usize),
     ) -> Result<Units, Box<Fault>> {
-        let bits = self.descriptor(warp, name, factor.descriptor)?;
         let descriptor = Descriptor::parse(bits).map_err(|wrong| {
             let (kind, message) = match wrong {
                 WrongDescriptor::Invalid(message) => (FindingKind::InvalidArgument, message),
@@ -151,8 +174,11 @@ impl Cta<'_> {
         warp: &mut Warp,
         mask: u32,
     ) -> Result<Flow, Box<Fault>> {
-        let flow = self.require_full_warp(warp, mask)?;
-        Ok(flow.unwrap_or(Flow::Next))
+        if let Some(flow) = self.require_full_warp(warp, mask)? {
+            return Ok(flow);
+        }
+        warp.products.registers.fence();
+        Ok(Flow::Next)
     }
 
     pub(super) fn commit_products(
@@ -178,6 +204,7 @@ impl Cta<'_> {
         }
         let done = warp.products.wait(left);
         self.perform_products(warp, done);
+        warp.clock.waited_products = done;
         Ok(Flow::Next)
     }
 

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::op::Instruction;
+use super::touches::Touch;
 use crate::machine::registers::Slot;
 
 /// A kernel of a loaded module.
@@ -42,6 +43,9 @@ pub struct Kernel {
     pub(crate) copies: bool,
     /// Whether it has asynchronous products (`wgmma`).
     pub(crate) products: bool,
+    /// For each instruction, the registers of asynchronous products that it accesses in another way.
+    /// Empty if there are no products.
+    pub(crate) touches: Vec<Box<[Touch]>>,
 }
 
 /// A parameter of a kernel.

@@ -11,6 +11,7 @@ use super::kernel::{Constant, Kernel, KernelParameter};
 use super::names::{Names, Symbol};
 use super::op::{Instruction, Op, Space};
 use super::signature::Signature;
+use super::touches;
 use crate::machine::registers::Slot;
 use crate::numerics::Approximation;
 use crate::ptx::PtxError;
@@ -188,6 +189,10 @@ impl<'a> Lowering<'a> {
             true => (self.local_bytes.next_multiple_of(16), STACK_BYTES),
             false => (self.local_bytes, 0),
         };
+        let touches = match self.products {
+            true => touches::of_products(&self.code),
+            false => Vec::new(),
+        };
         let files = self.module.syntax.files.values().cloned().collect();
         Kernel {
             name: entry.name.clone(),
@@ -211,6 +216,7 @@ impl<'a> Lowering<'a> {
             communicates: self.communicates,
             copies: self.copies,
             products: self.products,
+            touches,
         }
     }
 

@@ -14,6 +14,7 @@ mod resolve;
 mod signature;
 mod system;
 mod target;
+pub(crate) mod touches;
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -12,6 +12,7 @@ mod mbarriers;
 mod modules;
 mod system;
 mod undefined;
+mod warpgroup_findings;
 mod warpgroups;
 
 use meshgrad_emulator::launch::{Launch, LaunchError, launch};

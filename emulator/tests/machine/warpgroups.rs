@@ -61,7 +61,7 @@ pub(crate) fn warpgroup(columns: usize, bytes: usize, body: &str) -> String {
 }
 
 /// Sets `register` to the descriptor of a factor whose tile is `tile` bytes after the first one.
-fn descriptor(register: &str, factor: &Factor, tile: usize) -> String {
+pub(crate) fn descriptor(register: &str, factor: &Factor, tile: usize) -> String {
     let (bits, start) = factor.descriptor();
     format!(
         "add.u32 %r5, %r1, {};
@@ -73,7 +73,7 @@ fn descriptor(register: &str, factor: &Factor, tile: usize) -> String {
 }
 
 /// %d0, %d1, .. of N columns.
-pub(crate) fn accumulators(columns: usize) -> String {
+fn accumulators(columns: usize) -> String {
     let names: Vec<_> = (0..columns / 2).map(|at| format!("%d{at}")).collect();
     format!("{{{}}}", names.join(", "))
 }
@@ -118,7 +118,7 @@ fn assert_product(out: &[u32], columns: usize, want: impl Fn(f32) -> f32, what: 
     }
 }
 
-fn in_each_order() -> [Options; 3] {
+pub(crate) fn in_each_order() -> [Options; 3] {
     let orders = [
         AsyncCopies::Eager,
         AsyncCopies::Lazy,

@@ -7,12 +7,12 @@ pub(super) const GRANULE: usize = 4;
 pub(super) const LINE: usize = 32;
 
 /// Stamps are 1 to this; 0 means no mark.
-pub(crate) const LAST_STAMP: u32 = (1 << 12) - 1;
+pub(crate) const LAST_STAMP: u32 = (1 << 11) - 1;
 
 /// Larger clocks saturate; such late accesses are never reported.
 pub(crate) const LAST_CLOCK: u32 = (1 << 16) - 1;
 
-/// An access as shadow memory stores it: stamp 12 bits, CTA 20, agent 6, lane 5, clock 16, bytes 4,
+/// An access as shadow memory stores it: stamp 11 bits, CTA 20, agent 7, lane 5, clock 16, bytes 4,
 /// atomic 1.
 ///
 /// The mark of a granule has one bit per accessed byte. The mark of a line has the number of
@@ -30,8 +30,8 @@ impl Mark {
     /// A mark without bytes.
     pub(crate) fn new(stamp: u32, cta: u32, agent: u8, lane: u8, clock: u32, atomic: bool) -> Mark {
         Mark(
-            (u64::from(stamp) << 52)
-                | (u64::from(cta & 0xf_ffff) << 32)
+            (u64::from(stamp) << 53)
+                | (u64::from(cta & 0xf_ffff) << 33)
                 | (u64::from(agent) << 26)
                 | (u64::from(lane) << LANE)
                 | (u64::from(clock.min(LAST_CLOCK)) << 5)
@@ -68,17 +68,17 @@ impl Mark {
 
     #[inline(always)]
     pub(super) fn stamp(self) -> u64 {
-        self.0 >> 52
+        self.0 >> 53
     }
 
     /// The linear index of the CTA, modulo 2^20.
     pub(crate) fn cta(self) -> u32 {
-        (self.0 >> 32) as u32 & 0xf_ffff
+        (self.0 >> 33) as u32 & 0xf_ffff
     }
 
-    /// The warp, or 32 plus the warp for its asynchronous copies.
+    /// The warp, plus 32 for its asynchronous copies, or 64 for its asynchronous products.
     pub(crate) fn agent(self) -> u8 {
-        (self.0 >> 26) as u8 & 0x3f
+        (self.0 >> 26) as u8 & 0x7f
     }
 
     pub(crate) fn lane(self) -> u8 {
@@ -99,7 +99,7 @@ impl Mark {
         self.0 & 1 == 1
     }
 
-    /// Whether both are accesses of one warp, or of the copies of one warp.
+    /// Whether both are accesses of one warp, of its copies or of its products.
     #[inline(always)]
     pub(super) fn same_agent(self, other: Mark) -> bool {
         (self.0 ^ other.0) >> 26 == 0

@@ -379,6 +379,18 @@ impl RaceShadow {
         None
     }
 
+    /// The last writes of the granule at a byte, with this stamp: by a coalesced access and by a
+    /// single lane.
+    pub(crate) fn last_writes(&self, offset: usize, stamp: u32) -> [Option<PriorAccess>; 2] {
+        let granule = offset / GRANULE;
+        let of_line = self.lines[granule / LINE].record.last_write();
+        let writes = [
+            of_line.in_line(granule),
+            self.granules[granule].last_write(),
+        ];
+        writes.map(|write| Some(write).filter(|it| it.mark.stamp() == u64::from(stamp)))
+    }
+
     /// Notes that granules of the line have marks. An access never crosses the end of a line,
     /// because it is aligned to its size.
     #[inline(always)]

@@ -1,0 +1,59 @@
+//! `fence.proxy.async`: which writes to shared memory asynchronous products can see.
+//!
+//! Products read through the asynchronous proxy. A thread's write, or its asynchronous copy after
+//! the wait for it, reaches that proxy when the thread executes the fence. A barrier must then order
+//! the product after the fence.
+
+use super::cta::Cta;
+use super::registers::LANES;
+use super::warp::Warp;
+use crate::memory::races::{LAST_CLOCK, Mark};
+
+/// The fences of a warp, oldest first.
+pub(crate) type ProxyFences = Vec<ProxyFence>;
+
+/// One execution of the fence.
+#[derive(Clone, Debug)]
+pub(crate) struct ProxyFence {
+    /// The warp's clock: the accesses of the warp up to this clock came before the fence.
+    clock: u32,
+    lanes: u32,
+    /// The last epoch of copies that each lane had waited for.
+    waited: Box<[u32; LANES]>,
+}
+
+impl Cta<'_> {
+    pub(super) fn proxy_fence(&mut self, warp: &mut Warp, mask: u32) {
+        if !self.grid.kernel.products || !self.grid.options.sanitize {
+            return;
+        }
+        if self.proxy_fences.len() <= warp.index {
+            self.proxy_fences.resize(warp.index + 1, Vec::new());
+        }
+        let waited = Box::new(*warp.clock.waited_copies());
+        self.proxy_fences[warp.index].push(ProxyFence {
+            clock: warp.clock.advance(),
+            lanes: mask,
+            waited,
+        });
+    }
+
+    /// Whether a product that a warp starts now sees an earlier write of the CTA.
+    pub(super) fn is_visible_to_products(&self, warp: &Warp, write: Mark) -> bool {
+        let writer = usize::from(write.agent()) % LANES;
+        let lane = usize::from(write.lane());
+        let Some(fences) = self.proxy_fences.get(writer) else {
+            return false;
+        };
+        let is_copy = usize::from(write.agent()) >= LANES;
+        let first = fences.partition_point(|fence| match is_copy {
+            true => fence.waited[lane] < write.clock(),
+            false => fence.clock < write.clock(),
+        });
+        let own = fences[first..].iter().find(|it| it.lanes >> lane & 1 != 0);
+        let is_ordered = |fence: &ProxyFence| {
+            writer == warp.index || warp.clock.seen.includes_warp(writer, fence.clock)
+        };
+        write.clock() >= LAST_CLOCK || own.is_some_and(is_ordered)
+    }
+}

@@ -1,0 +1,112 @@
+//! The four warps of a warpgroup must start the same products in the same order.
+
+use std::collections::VecDeque;
+
+use super::cta::Cta;
+use super::fault::Fault;
+use super::warp::Warp;
+use super::warpgroup::WARPS;
+use crate::report::FindingKind;
+
+/// What the warps of a warpgroup must agree on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Shared {
+    pub(super) pc: u32,
+    /// The descriptors of A and B; zero for A in registers.
+    pub(super) descriptors: [u64; 2],
+    pub(super) accumulates: bool,
+}
+
+/// The products of a warpgroup.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Warpgroup {
+    /// Products that every warp has started.
+    common: u32,
+    /// The products after them that some warp has started.
+    log: VecDeque<Shared>,
+    /// Products that each warp has started.
+    started: [u32; WARPS],
+    /// Whether each warp has exited.
+    exited: [bool; WARPS],
+}
+
+impl Cta<'_> {
+    /// Checks that a new product of a warp is that of the other warps.
+    pub(super) fn agree_on_product(&mut self, warp: &Warp, new: Shared) -> Result<(), Box<Fault>> {
+        let (group, member) = (warp.index / WARPS, warp.index % WARPS);
+        if self.warpgroups.len() <= group {
+            self.warpgroups.resize(group + 1, Warpgroup::default());
+        }
+        let state = &mut self.warpgroups[group];
+        let number = state.started[member];
+        if let Some(gone) = (0..WARPS).find(|it| state.exited[*it] && state.started[*it] <= number)
+        {
+            let gone = group * WARPS + gone;
+            let message = format!(
+                "all four warps of a warpgroup must execute `wgmma.mma_async`, but warp {gone} has \
+                 exited"
+            );
+            return Err(divergent(message));
+        }
+        let at = (number - state.common) as usize;
+        match state.log.get(at).copied() {
+            None => state.log.push_back(new),
+            Some(first) if first == new => {}
+            Some(first) => return Err(divergent(self.disagreement(warp, first, new))),
+        }
+        self.warpgroups[group].advance(member);
+        Ok(())
+    }
+
+    fn disagreement(&self, warp: &Warp, first: Shared, new: Shared) -> String {
+        let code = &self.grid.kernel.code;
+        if first.pc != new.pc {
+            let line = code[first.pc as usize].line;
+            return format!(
+                "all four warps of a warpgroup must execute the same `wgmma.mma_async`, but \
+                 another warp than warp {} executes the one at ptx line {line}",
+                warp.index
+            );
+        }
+        let [(a, b), (other_a, other_b)] =
+            [new, first].map(|it| (it.descriptors[0], it.descriptors[1]));
+        format!(
+            "the descriptors and the predicate of `wgmma.mma_async` must be the same in all four \
+             warps: warp {} has A {a:#018x}, B {b:#018x}, {}, and another warp of its warpgroup \
+             A {other_a:#018x}, B {other_b:#018x}, {}",
+            warp.index, new.accumulates, first.accumulates
+        )
+    }
+
+    /// Checks, when a warp has exited, that it has started the products of the other warps.
+    pub(super) fn end_products(&mut self, warp: &Warp) -> Result<(), Box<Fault>> {
+        let (group, member) = (warp.index / WARPS, warp.index % WARPS);
+        if self.warpgroups.len() <= group {
+            self.warpgroups.resize(group + 1, Warpgroup::default());
+        }
+        let state = &mut self.warpgroups[group];
+        state.exited[member] = true;
+        let at = (state.started[member] - state.common) as usize;
+        let Some(missing) = state.log.get(at) else {
+            return Ok(());
+        };
+        let line = self.grid.kernel.code[missing.pc as usize].line;
+        Err(divergent(format!(
+            "the warp exits without the `wgmma.mma_async` at ptx line {line}, which another warp \
+             of its warpgroup has executed; all four warps must execute it"
+        )))
+    }
+}
+
+impl Warpgroup {
+    fn advance(&mut self, member: usize) {
+        self.started[member] += 1;
+        let least = self.started.into_iter().min().unwrap_or(0);
+        self.log.drain(..(least - self.common) as usize);
+        self.common = least;
+    }
+}
+
+fn divergent(message: String) -> Box<Fault> {
+    Fault::of_all(FindingKind::DivergentInstruction, message)
+}
