@@ -44,8 +44,8 @@ impl OnFastest {
         self.device.open(cpu)
     }
 
-    /// Opens one GPU per rank, from the named one on, or an emulated one that all share; `None` for
-    /// CPUs.
+    /// Opens a GPU for each rank, from the named one on. If there are fewer GPUs, ranks share them;
+    /// all share an emulated one. `None` for CPUs.
     pub(crate) fn of_ranks(
         &self,
         ranks: usize,
@@ -53,8 +53,8 @@ impl OnFastest {
     ) -> Result<Option<Vec<Device>>, Error> {
         let open = |rank: usize| match self.device {
             DeviceName::Emulator(ordinal) => Device::emulator(ordinal),
-            DeviceName::Cuda(first) => Device::cuda(first + rank),
-            DeviceName::Auto | DeviceName::Cpu => Device::cuda(rank),
+            DeviceName::Cuda(first) => shared_gpu(first, rank),
+            DeviceName::Auto | DeviceName::Cpu => shared_gpu(0, rank),
         };
         match self.is_cpu(cpu)? {
             true => Ok(None),
@@ -69,6 +69,16 @@ impl OnFastest {
             DeviceName::Auto => Ok(!self.device.open(cpu)?.is_gpu()),
             DeviceName::Cuda(_) | DeviceName::Emulator(_) => Ok(false),
         }
+    }
+}
+
+/// A device of `rank` on one of the GPUs from `first` on.
+fn shared_gpu(first: usize, rank: usize) -> Result<Device, Error> {
+    match Device::cuda(first + rank) {
+        Err(Error::Cuda(CudaError::NoDevice { count, .. })) if first < count => {
+            Device::cuda(first + rank % (count - first))
+        }
+        opened => opened,
     }
 }
 

@@ -112,6 +112,28 @@ fn selection_by_the_sign_of_a_float() {
     assert_eq!(chosen, [2, 0, 1, 0, 4]);
 }
 
+/// As on an H100: arithmetic returns the canonical NaN, also where the PTX ISA leaves the payload open.
+#[test]
+fn arithmetic_returns_the_canonical_nan() {
+    const CANONICAL: u32 = 0x7fff_ffff;
+    for nan in ["0f7F800001", "0f7FC12345", "0fFF800001", "0fFFFFFFFF"] {
+        let results = words(&format!(
+            "mov.f32 a, {nan}; neg.f32 b, a; st.f32 [x], b; abs.f32 b, a; st.f32 [x+4], b;
+             add.rn.f32 b, a, 0f00000000; st.f32 [x+8], b; mul.rn.f32 b, a, 0f3F800000; st.f32 [x+12], b;
+             fma.rn.f32 b, a, 0f3F800000, 0f00000000; st.f32 [x+16], b;
+             max.NaN.f32 b, a, 0f00000000; st.f32 [x+20], b; sqrt.rn.f32 b, a; st.f32 [x+24], b;
+             rcp.rn.f32 b, a; st.f32 [x+28], b; ex2.approx.f32 b, a; st.f32 [x+32], b;"
+        ));
+        assert_eq!(results, [CANONICAL; 9], "{nan}");
+        let ignored = words(&format!(
+            "mov.f32 a, {nan}; max.f32 b, a, 0f00000000; st.f32 [x], b;
+             min.f32 b, a, 0f00000000; st.f32 [x+4], b;
+             cvt.rn.bf16.f32 h, a; st.b16 [x+8], h;"
+        ));
+        assert_eq!(ignored, [0, 0, 0x7fff], "{nan}");
+    }
+}
+
 /// A 64-bit clock is small after a few instructions.
 #[test]
 fn clocks_are_read_in_halves() {

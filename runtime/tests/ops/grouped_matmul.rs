@@ -102,6 +102,20 @@ fn check(x: &Tensor, w: &Tensor, dy: &Tensor, ends: &[i64]) {
 }
 
 /// If a group has no rows, the accumulator keeps its bits, even negative zeros.
+/// As many tiles as warpgroups need. Groups are uneven, and some rows have none.
+#[test]
+fn products_of_warpgroups() {
+    const GROUPS: i64 = 34;
+    for device in devices() {
+        let ends: Vec<i64> = (0..=GROUPS)
+            .map(|i| (i * i * 7 + i * 10).min(8440))
+            .collect();
+        let [x, dy] = [0, 1].map(|_| numbered(&device, &[8448, 136], DType::BF16, 1.0));
+        let w = numbered(&device, &[GROUPS as usize, 136, 136], DType::BF16, 1.0);
+        check(&x, &w, &dy, &ends);
+    }
+}
+
 #[test]
 fn empty_groups_add_nothing() {
     for device in devices() {

@@ -47,6 +47,41 @@ fn products_of_all_transposes() {
     }
 }
 
+/// As many tiles as warpgroups need, all of them partial.
+#[test]
+fn products_of_warpgroups() {
+    for device in devices() {
+        for [a_is_transposed, b_is_transposed] in [[false, false], [false, true], [true, false]] {
+            let a = batch(&device, [66, 40, 72], a_is_transposed);
+            let b = batch(&device, [66, 72, 136], b_is_transposed);
+            let c = ops::matmul(&a, &b).unwrap();
+            let expected = ops::matmul(&exact(&a), &exact(&b)).unwrap();
+            assert_close(&c, &expected, tolerance(DType::BF16, 72), 1.0);
+        }
+    }
+}
+
+/// The sum over k is split.
+#[test]
+fn products_of_warpgroups_in_parts() {
+    for device in devices() {
+        let a = batch(&device, [1, 128 * 33 - 8, 512], true);
+        let b = batch(&device, [1, 512, 264], true);
+        let c = ops::matmul(&a, &b).unwrap();
+        let expected = ops::matmul(&exact(&a), &exact(&b)).unwrap();
+        assert_close(&c, &expected, tolerance(DType::BF16, 512), 1.0);
+    }
+}
+
+/// A batch of bf16 matrices, maybe stored transposed.
+fn batch(device: &Device, [count, rows, columns]: [usize; 3], is_transposed: bool) -> Tensor {
+    let stored = |rows, columns| numbered(device, &[count, rows, columns], DType::BF16, 1.0);
+    match is_transposed {
+        true => stored(columns, rows).transpose(1, 2).unwrap(),
+        false => stored(rows, columns),
+    }
+}
+
 #[test]
 fn batches_and_views() {
     for device in devices() {

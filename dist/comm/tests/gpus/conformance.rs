@@ -49,7 +49,7 @@ fn settings_do_not_change_results() {
 fn ranks_that_share_a_gpu_conform() {
     let test = "conformance::ranks_that_share_a_gpu_conform";
     in_each_order(test, &STREAMS[..2], || {
-        let devices = || (0..3).map(|_| Device::emulator(0).unwrap()).collect();
+        let devices = || (0..3).map(|_| gpu(0)).collect();
         let local = Local::new(3).devices(devices());
         check(&local, &[5], LocalRank::world);
 

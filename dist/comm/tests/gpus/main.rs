@@ -1,7 +1,8 @@
-//! Ranks whose devices are emulated GPUs: the conformance suite, and what only streams have.
+//! Ranks whose devices are GPUs: the conformance suite, and what only streams have.
 //!
-//! The emulator reads its options once per process, so each test runs itself in child processes,
-//! with streams in order and in several random orders.
+//! The GPUs are emulated, or with `MESHGRAD_TEST_GPU=cuda` all ranks share a real one. The emulator
+//! reads its options once per process, so each test runs itself in child processes, with streams in
+//! order and in several random orders.
 
 mod conformance;
 mod streams;
@@ -24,7 +25,7 @@ const STREAMS: [&str; 4] = ["ordered", "random:1", "random:2", "random:3"];
 
 /// Runs `test` in a child process for each order, if this is not a child; else runs `body`.
 fn in_each_order(test: &str, orders: &[&str], body: impl FnOnce()) {
-    if env::var_os(CHILD).is_some() {
+    if env::var_os(CHILD).is_some() || is_real() {
         return body();
     }
     if !Device::emulator_is_built() {
@@ -58,8 +59,25 @@ fn run_child(test: &str, order: &str) {
     assert!(out.contains("1 passed"), "{test} is no test: {out}");
 }
 
-/// A world whose ranks each have an emulated GPU.
+/// Whether the tests run on a real GPU.
+fn is_real() -> bool {
+    match env::var("MESHGRAD_TEST_GPU").as_deref() {
+        Ok("cuda") => true,
+        Ok(other) => panic!("MESHGRAD_TEST_GPU={other} is unknown; the only value is `cuda`"),
+        Err(_) => false,
+    }
+}
+
+/// The device of a rank, on emulated GPU `ordinal` or on the real one.
+fn gpu(ordinal: usize) -> Device {
+    let device = match is_real() {
+        true => Device::cuda(0),
+        false => Device::emulator(ordinal),
+    };
+    device.unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// A world whose ranks each have a GPU.
 fn gpus(ranks: usize) -> Local {
-    let devices = (0..ranks).map(|rank| Device::emulator(rank).unwrap());
-    Local::new(ranks).devices(devices.collect())
+    Local::new(ranks).devices((0..ranks).map(gpu).collect())
 }
