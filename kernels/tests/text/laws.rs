@@ -113,6 +113,51 @@ fn every_family_is_listed_once() {
     assert_eq!(known.len(), ROWS.len() + TILES.len());
 }
 
+/// The first operand of a `wgmma` in registers is computed in the same iteration of its loop. ptxas 13.0
+/// overwrites registers that were computed before the loop, without a warning.
+#[test]
+fn operands_of_warpgroup_products_are_computed_in_their_loop() {
+    let mut products = 0;
+    for ptx in families().into_iter().flat_map(|(_, kernels)| kernels) {
+        let lines: Vec<&str> = ptx.text.lines().map(str::trim).collect();
+        for (at, line) in lines.iter().enumerate() {
+            let lists: Vec<&str> = line.split('{').skip(1).collect();
+            let (true, [_, operand]) = (line.starts_with("wgmma.mma_async"), &lists[..]) else {
+                continue;
+            };
+            let iteration = &lines[loop_start(&lines, at)..at];
+            let registers = operand.split('}').next().unwrap().split(", ");
+            for register in registers {
+                let is_computed = iteration
+                    .iter()
+                    .any(|line| destination(line) == Some(register));
+                assert!(is_computed, "{}: {register} in {line}", ptx.entry);
+            }
+            products += 1;
+        }
+    }
+    assert!(products > 0);
+}
+
+/// The line after the head of the innermost loop around line `at`.
+fn loop_start(lines: &[&str], at: usize) -> usize {
+    let returns_to = |label: &str| {
+        let branch = format!("bra {label};");
+        lines[at..].iter().any(|line| line.ends_with(&branch))
+    };
+    let heads = lines[..at]
+        .iter()
+        .rposition(|line| line.strip_suffix(':').is_some_and(returns_to));
+    heads.map_or(0, |head| head + 1)
+}
+
+/// The register that an instruction writes first.
+fn destination<'a>(line: &'a str) -> Option<&'a str> {
+    line.split_whitespace()
+        .nth(1)
+        .map(|operand| operand.trim_end_matches(','))
+}
+
 /// Every run must give the same bits, so only integers use atomics: their order does not matter.
 #[test]
 fn there_are_no_float_atomics() {
