@@ -56,7 +56,7 @@ struct Time {
     /// Interleaved measurements of each implementation.
     #[arg(long, default_value_t = 7)]
     rounds: usize,
-    /// A file in the format of benches/shapes.toml with other shapes.
+    /// A file with other shapes: the keys of one section of benches/shapes.toml.
     #[arg(long, value_name = "FILE")]
     shapes: Option<PathBuf>,
     /// Only ops whose name or dtype contains this; if repeated, all must match.

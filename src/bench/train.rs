@@ -26,7 +26,7 @@ pub(crate) struct Train {
     /// Interleaved measurements of each implementation.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// A file in the format of benches/shapes.toml with other models.
+    /// A file with other models: the keys of one section of benches/shapes.toml.
     #[arg(long, value_name = "FILE")]
     shapes: Option<PathBuf>,
     /// Steps per measurement.

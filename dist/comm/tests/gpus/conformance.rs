@@ -4,7 +4,7 @@ use meshgrad_comm::{Local, LocalCommunicator, LocalRank, conformance};
 use meshgrad_mesh::{Group, Hosts, LinkCosts};
 use meshgrad_runtime::{Device, Result};
 
-use super::{STREAMS, gpus, in_each_order};
+use super::{STREAMS, gpu, gpus, in_each_order};
 
 fn check(
     local: &Local,
