@@ -33,8 +33,12 @@ impl SplitK {
     }
 
     /// The split for `batch` products \[m, k\] \[k, n\] in these tiles: enough parts to occupy all
-    /// multiprocessors, each with a k of at least 256.
+    /// multiprocessors, each with a k of at least 256. Products of warpgroups are not split, because
+    /// there are always enough of them.
     pub fn choose(tile: Tile, [m, n, k]: [u32; 3], batch: u32, multiprocessors: u32) -> SplitK {
+        if tile == Tile::Warpgroups {
+            return SplitK::none(k);
+        }
         let tiles = tile.count(m, n, batch).max(1);
         let room = u64::from(CTAS * multiprocessors) / tiles;
         let wanted = room.min((k / MIN_DEPTH).min(MAX_PARTS).into()) as u32;
@@ -143,6 +147,10 @@ mod tests {
         };
         assert_eq!(split(Tile::Small, [64, 4096, 4096]), four);
         assert_eq!(split(Tile::Large, [2048, 2048, 4096]), SplitK::none(4096));
+        assert_eq!(
+            split(Tile::Warpgroups, [128, 4096, 4096]),
+            SplitK::none(4096)
+        );
         assert_eq!(split(Tile::Small, [64, 64, 511]), SplitK::none(511));
         assert_eq!(split(Tile::Small, [0, 64, 512]).parts, 2);
     }

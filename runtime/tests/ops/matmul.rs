@@ -52,8 +52,8 @@ fn products_of_all_transposes() {
 fn products_of_warpgroups() {
     for device in devices() {
         for [a_is_transposed, b_is_transposed] in [[false, false], [false, true], [true, false]] {
-            let a = batch(&device, [66, 40, 72], a_is_transposed);
-            let b = batch(&device, [66, 72, 136], b_is_transposed);
+            let a = batch(&device, [33, 40, 72], a_is_transposed);
+            let b = batch(&device, [33, 72, 136], b_is_transposed);
             let c = ops::matmul(&a, &b).unwrap();
             let expected = ops::matmul(&exact(&a), &exact(&b)).unwrap();
             assert_close(&c, &expected, tolerance(DType::BF16, 72), 1.0);
@@ -61,15 +61,15 @@ fn products_of_warpgroups() {
     }
 }
 
-/// The sum over k is split.
+/// Whole tiles, and more slices than buffers.
 #[test]
-fn products_of_warpgroups_in_parts() {
+fn products_of_warpgroups_with_a_long_sum() {
     for device in devices() {
-        let a = batch(&device, [1, 128 * 33 - 8, 512], true);
-        let b = batch(&device, [1, 512, 264], true);
+        let a = batch(&device, [1, 128 * 17, 520], true);
+        let b = batch(&device, [1, 520, 512], true);
         let c = ops::matmul(&a, &b).unwrap();
         let expected = ops::matmul(&exact(&a), &exact(&b)).unwrap();
-        assert_close(&c, &expected, tolerance(DType::BF16, 512), 1.0);
+        assert_close(&c, &expected, tolerance(DType::BF16, 520), 1.0);
     }
 }
 
