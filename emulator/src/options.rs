@@ -6,7 +6,7 @@ use std::{env, fmt, io};
 
 use crate::numerics::Approximation;
 
-/// When asynchronous copies happen between their start and the wait for them.
+/// When asynchronous copies and products happen between their start and the wait for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AsyncCopies {
     /// Immediately.
@@ -74,7 +74,7 @@ pub struct Options {
     pub sanitize: bool,
     /// Seed of a random schedule of warps and CTAs; `None` for the fixed order.
     pub schedule_seed: Option<u64>,
-    /// When asynchronous copies happen.
+    /// When asynchronous copies and products happen.
     pub async_copies: AsyncCopies,
     /// The results of approximate instructions.
     pub approximation: Approximation,

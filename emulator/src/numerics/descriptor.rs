@@ -41,8 +41,8 @@ pub(crate) struct Descriptor {
     start: u64,
     leading: u64,
     stride: u64,
-    /// Units that the swizzle permutes: 1, 2, 4 or 8.
-    swizzled: u64,
+    /// The binary logarithm of the units that the swizzle permutes, 0 to 3.
+    swizzle: u32,
 }
 
 /// What is wrong with a descriptor.
@@ -73,16 +73,16 @@ impl Descriptor {
             start: bytes(0),
             leading: bytes(16),
             stride: bytes(32),
-            swizzled: [1, 8, 4, 2][(bits >> 62) as usize],
+            swizzle: [0, 3, 2, 1][(bits >> 62) as usize],
         };
-        let period = 128 * descriptor.swizzled;
+        let period = 128 << descriptor.swizzle;
         match descriptor.start % period {
             within if within >= 128 => Err(WrongDescriptor::Misaligned(format!(
                 "the descriptor {bits:#018x} starts at {:#x}, {within} bytes after a multiple of \
                  {period}; with a swizzle of {} bytes and base offset 0 the distance must be less \
                  than 128",
                 descriptor.start,
-                UNIT * descriptor.swizzled,
+                UNIT << descriptor.swizzle,
             ))),
             _ => Ok(descriptor),
         }
@@ -92,13 +92,14 @@ impl Descriptor {
     pub(crate) fn address(&self, transposed: bool, line: usize, k: usize) -> u64 {
         let by_eight = |index: usize| [index % 8, index / 8].map(|it| it as u64);
         let ([line, lines], [k, ks]) = (by_eight(line), by_eight(k));
-        let width = self.swizzled;
+        let width = 1 << self.swizzle;
         let distance = match (transposed, width) {
             (false, 1) => UNIT * line + self.stride * lines + self.leading * ks,
             (false, _) => UNIT * width * line + self.stride * lines + UNIT * ks,
             (true, 1) => self.stride * lines + UNIT * k + self.leading * ks,
             (true, _) => {
-                let adjacent = UNIT * (lines % width) + self.leading * (lines / width);
+                let adjacent =
+                    UNIT * (lines & (width - 1)) + self.leading * (lines >> self.swizzle);
                 adjacent + UNIT * width * k + self.stride * ks
             }
         };

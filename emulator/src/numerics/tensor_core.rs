@@ -21,6 +21,7 @@ use super::fragment::{
 };
 use super::half_precision::{Bf16, F16, Half, pack, unpack};
 use super::rounding::{canonical, narrow_to_odd};
+use crate::simd::vectorized;
 
 /// The largest k of floating-point and of integer instructions.
 const MAX_K: usize = 32;
@@ -37,7 +38,7 @@ pub(super) type TileC<T> = [[T; COLUMNS]; ROWS];
 pub(crate) fn multiply(kind: MmaKind, a: &[Plane], b: &[Plane], c: &[Plane], d: &mut [Plane]) {
     // Compiled for several instruction sets of the host. All give the same bits: products are exact
     // in f64, so fusing them with the sum changes nothing.
-    pulp::Arch::new().dispatch(
+    vectorized(
         #[inline(always)]
         || multiply_here(kind, a, b, c, d),
     );
@@ -217,10 +218,13 @@ pub(super) fn empty_b<T: Copy + Default>() -> TileB<T> {
 /// Adds products to f32 accumulators.
 #[inline(always)]
 pub(super) fn add_accumulators(products: &TileC<f64>, d: &mut [Plane]) {
+    // Lane 4g + t has columns 2t and 2t + 1 of row g: in row-major order, elements 2 lane and
+    // 2 lane + 1 of eight rows. So written, the loop over lanes vectorizes.
     for (index, d) in d.iter_mut().enumerate() {
-        for (lane, d) in d.iter_mut().enumerate() {
-            let (row, column) = accumulator_position(lane, index);
-            let sum = products[row][column] + f64::from(f32::from_bits(*d));
+        let rows = &products[8 * (index / 2)..8 * (index / 2) + 8];
+        let (pairs, _) = rows.as_flattened().as_chunks::<2>();
+        for (d, pair) in d.iter_mut().zip(pairs) {
+            let sum = pair[index % 2] + f64::from(f32::from_bits(*d));
             *d = canonical(sum as f32).to_bits();
         }
     }

@@ -7,6 +7,7 @@ use super::descriptor::{Block, DEPTH, LINES};
 use super::fragment::{Operand, Plane};
 use super::half_precision::{Bf16, F16, Half};
 use super::tensor_core::{TileA, TileB, add_accumulators, empty_a, empty_b, gather_a, product};
+use crate::simd::vectorized;
 
 /// The 16 rows of A.
 pub(crate) enum RowsOfA {
@@ -25,7 +26,7 @@ pub(crate) fn multiply(
     b: &[Block],
     d: &mut [Plane],
 ) {
-    pulp::Arch::new().dispatch(
+    vectorized(
         #[inline(always)]
         || match element {
             Operand::F16 => multiply_here::<F16>(negates, accumulates, a, b, d),
@@ -44,11 +45,13 @@ fn multiply_here<H: Half>(
 ) {
     let sign = if negates { -1.0 } else { 1.0 };
     let a = tile_of_a::<H>(a, sign);
+    let mut tile = empty_b();
     for (block, d) in b.iter().zip(d.chunks_exact_mut(4)) {
         if !accumulates {
             d.fill([0; 32]);
         }
-        let products = product(DEPTH, &a, &tile_of_b::<H>(block));
+        widen::<H>(block, &mut tile);
+        let products = product(DEPTH, &a, &tile);
         add_accumulators(&products, d);
     }
 }
@@ -74,12 +77,10 @@ fn tile_of_a<H: Half>(a: &RowsOfA, sign: f64) -> TileA<f64> {
 }
 
 #[inline(always)]
-fn tile_of_b<H: Half>(block: &Block) -> TileB<f64> {
-    let mut tile = empty_b();
+fn widen<H: Half>(block: &Block, tile: &mut TileB<f64>) {
     for (numbers, elements) in tile.iter_mut().zip(block) {
         for (number, element) in numbers.iter_mut().zip(elements) {
             *number = f64::from(H::widen(*element));
         }
     }
-    tile
 }

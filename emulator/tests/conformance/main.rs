@@ -1,8 +1,8 @@
 //! Kernels compiled by NVIDIA's compiler, run on the emulator and compared with independent
 //! results.
 //!
-//! Each file of `emulator/conformance` is ordinary CUDA C++. nvcc compiles it to PTX for sm_80 (see
-//! [`nvcc`]; if its wheels cannot be fetched, the tests print a message and check nothing). The
+//! Each file of `emulator/conformance` is ordinary CUDA C++. nvcc compiles it to PTX for sm_80, or
+//! the architecture that it names (see [`nvcc`]; if its wheels cannot be fetched, the tests print a message and check nothing). The
 //! driver's functions run it (see [`gpu`]), and the results are compared with the same mathematics
 //! on the CPU. They must be equal if the result is exactly defined (integers, correctly rounded
 //! operations, sums that are exact in any order). Otherwise they must be within the error that the
@@ -27,6 +27,7 @@ mod random;
 mod reductions;
 mod rounding;
 mod storage;
+mod warpgroups;
 mod warps;
 
 use gpu::Gpu;

@@ -14,7 +14,10 @@ const UNREACHABLE: i32 = 3;
 /// A source line with additional options: `// nvcc: --use_fast_math`.
 const OPTIONS: &str = "// nvcc: ";
 
-/// PTX for sm_80 of `emulator/conformance/<name>.cu`; `None` without a compiler.
+/// The architecture, unless the options have another.
+const ARCHITECTURE: &str = "-arch=sm_80";
+
+/// PTX of `emulator/conformance/<name>.cu`; `None` without a compiler.
 pub(crate) fn compile(name: &str) -> Option<String> {
     let source = root()
         .join("emulator/conformance")
@@ -47,10 +50,12 @@ fn options(source: &str) -> impl Iterator<Item = &str> {
 }
 
 fn run<'a>(nvcc: &Path, source: &Path, options: impl Iterator<Item = &'a str>, to: &Path) {
+    let options: Vec<&str> = options.collect();
     let mut command = Command::new(nvcc);
-    command
-        .args(["-arch=sm_80", "-ptx", "-lineinfo"])
-        .args(options);
+    command.args(["-ptx", "-lineinfo"]).args(&options);
+    if !options.iter().any(|it| it.starts_with("-arch=")) {
+        command.arg(ARCHITECTURE);
+    }
     let done = command
         .arg(source)
         .arg("-o")

@@ -10,7 +10,7 @@ use crate::gpu::arguments;
 use crate::rounding::{Rounding, TF32};
 
 /// C of M x N: `a` is M x K and `b` is N x K, both row-major.
-fn product(a: &[f64], b: &[f64], k: usize) -> Vec<f64> {
+pub(crate) fn product(a: &[f64], b: &[f64], k: usize) -> Vec<f64> {
     let dot = |row: &[f64], column: &[f64]| row.iter().zip(column).map(|(x, y)| x * y).sum();
     let rows = a
         .chunks(k)
@@ -18,18 +18,18 @@ fn product(a: &[f64], b: &[f64], k: usize) -> Vec<f64> {
     rows.collect()
 }
 
-fn transposed(values: &[f64], columns: usize) -> Vec<f64> {
+pub(crate) fn transposed(values: &[f64], columns: usize) -> Vec<f64> {
     let rows = values.len() / columns;
     (0..values.len())
         .map(|i| values[i % rows * columns + i / rows])
         .collect()
 }
 
-fn whole(noise: &mut Noise, count: usize, largest: i64) -> Vec<f64> {
+pub(crate) fn whole(noise: &mut Noise, count: usize, largest: i64) -> Vec<f64> {
     noise.vector(count, |noise| noise.integer(-largest, largest) as f64)
 }
 
-fn to_f32(values: &[f64]) -> Vec<f32> {
+pub(crate) fn to_f32(values: &[f64]) -> Vec<f32> {
     values.iter().map(|value| *value as f32).collect()
 }
 
@@ -40,7 +40,7 @@ fn to_f16(values: &[f64]) -> Vec<f16> {
         .collect()
 }
 
-fn to_bf16(values: &[f64]) -> Vec<bf16> {
+pub(crate) fn to_bf16(values: &[f64]) -> Vec<bf16> {
     values
         .iter()
         .map(|value| bf16::from_f32(*value as f32))

@@ -133,6 +133,9 @@ pub(crate) const LEGAL: &[&str] = &[
     "barrier.cta.red.popc.aligned.u32 a, 0, p;",
     "membar.gl;",
     "fence.acq_rel.gpu;",
+    "fence.proxy.async;",
+    "fence.proxy.async.global;",
+    "fence.proxy.async.shared::cta;",
     "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {a, b, c, d}, [x];",
     "movmatrix.sync.aligned.m8n8.trans.b16 a, b;",
     "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {x, y}, {z}, {w}, {x, y};",
@@ -235,6 +238,10 @@ pub(crate) const ILLEGAL: &[&str] = &[
     "bar.red.popc.b32 a, 0, p;",
     "membar.gpu;",
     "fence.gl;",
+    "fence.proxy;",
+    "fence.proxy.async.local;",
+    "fence.proxy.async.gpu;",
+    "wgmma.fence.sync.aligned;",
     "fence.acq_rel.gpu a;",
     "mma.sync.aligned.m8n8k4.row.col.satfinite.f64.f64.f64.f64 {x, y}, {z}, {w}, {x, y};",
     "mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f32 {x, y}, {z}, {w}, {x, y};",
@@ -256,4 +263,34 @@ pub(crate) const ILLEGAL: &[&str] = &[
     "cp.async.ca.shared.global.L2::cache_hint;",
     "lop3.b32;",
     "nanosleep.u32;",
+];
+
+/// Instructions that ptxas accepts for sm_90a.
+pub(crate) const LEGAL_SM_90A: &[&str] = &[
+    "wgmma.fence.sync.aligned;",
+    "wgmma.commit_group.sync.aligned;",
+    "wgmma.wait_group.sync.aligned 7;",
+    "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {a, b, c, d}, x, y, p, 1, -1, 0, 1;",
+    ".reg .b32 e<4>; wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {a, b, c, d}, \
+     {e0, e1, e2, e3}, y, p, -1, 1, 0;",
+    "setmaxnreg.inc.sync.aligned.u32 240;",
+];
+
+/// Instructions that ptxas rejects for sm_90a.
+pub(crate) const ILLEGAL_SM_90A: &[&str] = &[
+    "wgmma.fence.aligned;",
+    "wgmma.wait_group.sync.aligned a;",
+    "wgmma.wait_group.sync.aligned;",
+    "wgmma.commit_group.sync.aligned 1;",
+    "wgmma.mma_async.sync.aligned.m64n4k16.f32.bf16.bf16 {a, b}, x, y, p, 1, 1, 0, 0;",
+    "wgmma.mma_async.sync.aligned.m64n8k8.f32.bf16.bf16 {a, b, c, d}, x, y, p, 1, 1, 0, 0;",
+    "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.f16 {a, b, c, d}, x, y, p, 1, 1, 0, 0;",
+    "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {a, b, c}, x, y, p, 1, 1, 0, 0;",
+    "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {a, b, c, d}, x, y, p, 2, 1, 0, 0;",
+    "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {a, b, c, d}, x, y, p, 1, 0, 0, 0;",
+    "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {a, b, c, d}, x, y, p, 1, 1, 0, 2;",
+    "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {a, b, c, d}, x, y, a, 1, 1, 0, 0;",
+    "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {a, b, c, d}, a, y, p, 1, 1, 0, 0;",
+    "setmaxnreg.inc.sync.aligned.u32 20;",
+    "setmaxnreg.dec.sync.aligned.u32 41;",
 ];

@@ -9,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{self, Command};
 
-use lists::{ILLEGAL, LEGAL, REGISTERS};
+use lists::{ILLEGAL, ILLEGAL_SM_90A, LEGAL, LEGAL_SM_90A, REGISTERS};
 use meshgrad_emulator::Options;
 use meshgrad_emulator::memory::AddressSpace;
 use meshgrad_emulator::program::Module;
@@ -24,6 +24,11 @@ fn module(instructions: &[&str]) -> String {
          .visible .entry k(.param .u64 out)\n{{\n{REGISTERS}\n{}ret;\n}}\n",
         scopes.collect::<String>()
     )
+}
+
+/// A module for sm_90a.
+fn module_sm_90a(instructions: &[&str]) -> String {
+    module(instructions).replace("sm_90\n", "sm_90a\n")
 }
 
 fn load(text: &str) -> Result<(), String> {
@@ -45,6 +50,17 @@ fn legal_instructions_load_and_illegal_ones_do_not() {
 }
 
 #[test]
+fn instructions_of_sm_90a() {
+    assert_eq!(load(&module_sm_90a(LEGAL_SM_90A)), Ok(()));
+    for legal in LEGAL_SM_90A {
+        assert!(load(&module(&[legal])).is_err(), "{legal} for sm_90");
+    }
+    for wrong in ILLEGAL_SM_90A {
+        assert!(load(&module_sm_90a(&[wrong])).is_err(), "{wrong}");
+    }
+}
+
+#[test]
 fn errors_name_the_line() {
     for wrong in ILLEGAL {
         let error = load(&module(&["add.u32 a, b, c;", wrong])).unwrap_err();
@@ -62,20 +78,33 @@ fn ptxas_agrees_with_the_lists() {
         eprintln!("skipped: ptxas is available only for Linux on x86-64, from PyPI");
         return;
     };
-    assert_eq!(assemble(&ptxas, "legal", &module(LEGAL)), Ok(()));
-    for (index, wrong) in ILLEGAL.iter().enumerate() {
-        let name = format!("illegal-{index}");
-        let outcome = assemble(&ptxas, &name, &module(&[wrong]));
-        assert!(outcome.is_err(), "ptxas accepts `{wrong}`");
+    type Wrap = fn(&[&str]) -> String;
+    let sm_90 = ("sm_90", module as Wrap, LEGAL, ILLEGAL);
+    let sm_90a = (
+        "sm_90a",
+        module_sm_90a as Wrap,
+        LEGAL_SM_90A,
+        ILLEGAL_SM_90A,
+    );
+    for (target, module, legal, illegal) in [sm_90, sm_90a] {
+        let assemble = |name: &str, text: &str| assemble(&ptxas, target, name, text);
+        assert_eq!(assemble("legal", &module(legal)), Ok(()));
+        for (index, wrong) in illegal.iter().enumerate() {
+            let outcome = assemble(&format!("illegal-{index}"), &module(&[wrong]));
+            assert!(outcome.is_err(), "ptxas accepts `{wrong}`");
+        }
     }
 }
 
-fn assemble(ptxas: &Path, name: &str, text: &str) -> Result<(), String> {
+fn assemble(ptxas: &Path, target: &str, name: &str, text: &str) -> Result<(), String> {
     let file = env::temp_dir().join(format!("meshgrad-{}-{name}", process::id()));
     let (source, object) = (file.with_extension("ptx"), file.with_extension("cubin"));
     fs::write(&source, text).expect("a temporary file");
     let mut command = Command::new(ptxas);
-    command.args(["-arch=sm_90", "-O0"]).arg(&source);
+    command
+        .arg(format!("-arch={target}"))
+        .arg("-O0")
+        .arg(&source);
     let done = command
         .arg("-o")
         .arg(&object)

@@ -13,6 +13,7 @@ mod modules;
 mod system;
 mod undefined;
 mod warpgroup_findings;
+mod warpgroup_pipeline;
 mod warpgroups;
 
 use meshgrad_emulator::launch::{Launch, LaunchError, launch};

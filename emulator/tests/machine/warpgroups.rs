@@ -3,7 +3,7 @@
 use meshgrad_emulator::{AsyncCopies, Options};
 
 use crate::factor::Factor;
-use crate::run;
+use crate::{run, schedules};
 
 /// Rows of A and D.
 const ROWS: usize = 64;
@@ -274,5 +274,48 @@ fn steps_of_a_tile_accumulate() {
     for options in in_each_order() {
         let out = run(&text, (1, 128), 64 * 32, &words, &options).unwrap().out;
         assert_product(&out, 32, |product| 4.0 * product, "four steps");
+    }
+}
+
+/// Every warpgroup of a CTA computes all rows.
+#[test]
+fn two_warpgroups_of_one_cta() {
+    let [a, b] = [ROWS, 8].map(|lines| Factor {
+        lines,
+        swizzled: 2,
+        transposed: true,
+        skipped: 16,
+    });
+    let text = product(8, &a, &b, "1, 1");
+    for options in schedules() {
+        let options = Options {
+            counters: true,
+            ..options
+        };
+        let run = run(&text, (1, 256), 128 * 8, &image(&a, &b), &options);
+        let run = run.unwrap_or_else(|error| panic!("{error}"));
+        for out in run.out.chunks(64 * 8) {
+            assert_product(out, 8, |product| product + 1.0, "two warpgroups");
+        }
+        assert_eq!(run.counters.total.flops, 2 * 2 * 64 * 8 * 16);
+    }
+}
+
+/// The numbers of f16 with another exponent.
+#[test]
+fn products_of_f16() {
+    let [a, b] = [ROWS, 16].map(|lines| Factor {
+        lines,
+        swizzled: 8,
+        transposed: false,
+        skipped: 0,
+    });
+    let text = product(16, &a, &b, "1, 1").replace("f32.bf16.bf16", "f32.f16.f16");
+    // 1.5 and 2 in f16.
+    let mut words = vec![0x3e00_3e00; a.bytes() / 4];
+    words.resize((a.bytes() + b.bytes()) / 4, 0x4000_4000);
+    for options in in_each_order() {
+        let out = run(&text, (1, 128), 64 * 16, &words, &options).unwrap().out;
+        assert_eq!(out, [49f32.to_bits(); 64 * 16]);
     }
 }

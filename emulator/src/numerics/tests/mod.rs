@@ -4,6 +4,7 @@ mod approximate;
 mod bits;
 mod compare;
 mod convert;
+mod descriptor;
 mod half_precision;
 mod integer;
 mod lanes;
