@@ -38,12 +38,16 @@ impl Cta<'_> {
         });
     }
 
-    /// Whether a product that a warp starts now sees an earlier write of the CTA.
-    pub(super) fn is_visible_to_products(&self, warp: &Warp, write: Mark) -> bool {
+    /// The lanes of which a product that a warp starts now sees the same write: the writer's, and
+    /// others with a write at the same clock. Zero if it does not see the write.
+    pub(super) fn lanes_visible_to_products(&self, warp: &Warp, write: Mark) -> u32 {
         let writer = usize::from(write.agent()) % LANES;
         let lane = usize::from(write.lane());
+        if write.clock() >= LAST_CLOCK {
+            return u32::MAX;
+        }
         let Some(fences) = self.proxy_fences.get(writer) else {
-            return false;
+            return 0;
         };
         let is_copy = usize::from(write.agent()) >= LANES;
         let first = fences.partition_point(|fence| match is_copy {
@@ -51,9 +55,14 @@ impl Cta<'_> {
             false => fence.clock < write.clock(),
         });
         let own = fences[first..].iter().find(|it| it.lanes >> lane & 1 != 0);
-        let is_ordered = |fence: &ProxyFence| {
+        let is_ordered = |fence: &&ProxyFence| {
             writer == warp.index || warp.clock.seen.includes_warp(writer, fence.clock)
         };
-        write.clock() >= LAST_CLOCK || own.is_some_and(is_ordered)
+        match own.filter(is_ordered) {
+            None => 0,
+            // The lanes may have waited for their copies at different times.
+            Some(_) if is_copy => 1 << lane,
+            Some(fence) => fence.lanes,
+        }
     }
 }

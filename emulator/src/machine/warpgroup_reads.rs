@@ -52,8 +52,7 @@ impl Cta<'_> {
 
     /// Checks that the product sees all writes to the bytes that it reads.
     fn check_proxy(&self, warp: &Warp, name: &str, units: &Units) -> Result<(), Box<Fault>> {
-        // Adjacent granules usually have the same last write.
-        let mut visible = None;
+        let mut visible = Visible::default();
         for unit in &units.offsets {
             for offset in (*unit..unit + UNIT).step_by(4) {
                 let writes = self
@@ -74,21 +73,23 @@ impl Cta<'_> {
         Ok(())
     }
 
-    /// The last write of a granule, if products cannot see it. `visible` is the mark of a write that
-    /// they can see.
+    /// The last write of a granule, if products cannot see it.
     fn hidden_write(
         &self,
         warp: &Warp,
         writes: [Option<PriorAccess>; 2],
-        visible: &mut Option<Mark>,
+        visible: &mut Visible,
     ) -> Option<PriorAccess> {
         let mut is_hidden = |write: &PriorAccess| {
             let mark = write.mark;
-            if *visible == Some(mark) || self.is_visible_to_products(warp, mark) {
-                *visible = Some(mark);
-                return false;
+            if !visible.includes(mark) {
+                *visible = Visible {
+                    agent: mark.agent(),
+                    clock: mark.clock(),
+                    lanes: self.lanes_visible_to_products(warp, mark),
+                };
             }
-            true
+            !visible.includes(mark)
         };
         match writes {
             [Some(one), Some(other)] => {
@@ -108,6 +109,21 @@ impl Cta<'_> {
 
     fn unit(&self, warp: &Warp, offset: u64) -> String {
         self.place(MemoryId::Shared, warp.index, 0, offset)
+    }
+}
+
+/// Writes of a warp that products can see. Adjacent granules usually have the same writer.
+#[derive(Clone, Copy, Debug, Default)]
+struct Visible {
+    agent: u8,
+    clock: u32,
+    lanes: u32,
+}
+
+impl Visible {
+    fn includes(&self, write: Mark) -> bool {
+        let same = self.agent == write.agent() && self.clock == write.clock();
+        same && self.lanes >> write.lane() & 1 != 0
     }
 }
 

@@ -14,6 +14,7 @@ mod system;
 mod undefined;
 mod warpgroup_findings;
 mod warpgroup_pipeline;
+mod warpgroup_timing;
 mod warpgroups;
 
 use meshgrad_emulator::launch::{Launch, LaunchError, launch};
