@@ -28,7 +28,8 @@ pub(crate) const ELEMENTS: usize = 4099;
 pub(crate) struct Inputs<'d> {
     device: &'d Device,
     host: Device,
-    dtype: DType,
+    /// The dtype of all numbers.
+    pub(crate) dtype: DType,
     /// Whether two operands of one call start with all pairs of special values.
     has_specials: bool,
 }
