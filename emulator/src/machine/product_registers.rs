@@ -6,49 +6,10 @@
 
 use super::cta::Cta;
 use super::fault::Fault;
-use super::products::{Product, Rows};
+use super::products::{Product, Rows, Use};
 use super::registers::Slot;
 use super::warp::Warp;
 use crate::report::FindingKind;
-
-/// The use of a register by a product.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Use {
-    product: u32,
-    pc: u32,
-    /// Its position in D and the number of registers of D; `None` in A.
-    accumulator: Option<(u32, u32)>,
-}
-
-/// The registers of a warp's products.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct ProductRegisters {
-    /// Whether the warp ever executed `wgmma.fence`.
-    fenced: bool,
-    /// The last use by a product, by slot.
-    uses: Vec<Option<Use>>,
-    /// Registers that other instructions have accessed since the last fence, and the instruction.
-    touched: Vec<(Slot, u32)>,
-}
-
-impl ProductRegisters {
-    pub(crate) fn fence(&mut self) {
-        self.fenced = true;
-        self.touched.clear();
-    }
-
-    fn last_use(&self, slot: Slot) -> Option<Use> {
-        self.uses.get(slot as usize).copied().flatten()
-    }
-
-    fn set_use(&mut self, slot: Slot, new: Use) {
-        let needed = slot as usize + 1;
-        if self.uses.len() < needed {
-            self.uses.resize(needed, None);
-        }
-        self.uses[slot as usize] = Some(new);
-    }
-}
 
 impl Cta<'_> {
     /// Checks and records that an instruction accesses registers of products.

@@ -1,10 +1,10 @@
-//! The state of a warp's asynchronous products (`wgmma`): which are pending, and what a wait
-//! completes.
+//! The state of asynchronous products (`wgmma`): which ones of a warp are pending, what a wait
+//! completes, the registers that they use, fences of the proxy, and what the warps of a warpgroup
+//! have started.
 
 use std::collections::VecDeque;
 
-use super::product_registers::ProductRegisters;
-use super::registers::Slot;
+use super::registers::{LANES, Slot};
 use crate::numerics::fragment::Operand as Element;
 
 /// A product that a warp has started: its part of a product of the warpgroup.
@@ -76,5 +76,91 @@ impl Products {
     pub(crate) fn take(&mut self, last: u32) -> Vec<Product> {
         let due = self.pending.partition_point(|it| it.number <= last);
         self.pending.drain(..due).collect()
+    }
+}
+
+/// The use of a register by a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Use {
+    pub(super) product: u32,
+    pub(super) pc: u32,
+    /// Its position in D and the number of registers of D; `None` in A.
+    pub(super) accumulator: Option<(u32, u32)>,
+}
+
+/// The registers of a warp's products.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ProductRegisters {
+    /// Whether the warp ever executed `wgmma.fence`.
+    pub(super) fenced: bool,
+    /// The last use by a product, by slot.
+    pub(super) uses: Vec<Option<Use>>,
+    /// Registers that other instructions have accessed since the last fence, and the instruction.
+    pub(super) touched: Vec<(Slot, u32)>,
+}
+
+impl ProductRegisters {
+    pub(crate) fn fence(&mut self) {
+        self.fenced = true;
+        self.touched.clear();
+    }
+
+    pub(super) fn last_use(&self, slot: Slot) -> Option<Use> {
+        self.uses.get(slot as usize).copied().flatten()
+    }
+
+    pub(super) fn set_use(&mut self, slot: Slot, new: Use) {
+        let needed = slot as usize + 1;
+        if self.uses.len() < needed {
+            self.uses.resize(needed, None);
+        }
+        self.uses[slot as usize] = Some(new);
+    }
+}
+
+/// The fences of a warp, oldest first.
+pub(crate) type ProxyFences = Vec<ProxyFence>;
+
+/// One execution of the fence.
+#[derive(Clone, Debug)]
+pub(crate) struct ProxyFence {
+    /// The warp's clock: the accesses of the warp up to this clock came before the fence.
+    pub(super) clock: u32,
+    pub(super) lanes: u32,
+    /// The last epoch of copies that each lane had waited for.
+    pub(super) waited: Box<[u32; LANES]>,
+}
+
+/// Warps of a warpgroup.
+pub(super) const WARPS: usize = 4;
+
+/// What the warps of a warpgroup must agree on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Shared {
+    pub(super) pc: u32,
+    /// The descriptors of A and B; zero for A in registers.
+    pub(super) descriptors: [u64; 2],
+    pub(super) accumulates: bool,
+}
+
+/// The products of a warpgroup.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Warpgroup {
+    /// Products that every warp has started.
+    pub(super) common: u32,
+    /// The products after them that some warp has started.
+    pub(super) log: VecDeque<Shared>,
+    /// Products that each warp has started.
+    pub(super) started: [u32; WARPS],
+    /// Whether each warp has exited.
+    pub(super) exited: [bool; WARPS],
+}
+
+impl Warpgroup {
+    pub(super) fn advance(&mut self, member: usize) {
+        self.started[member] += 1;
+        let least = self.started.into_iter().min().unwrap_or(0);
+        self.log.drain(..(least - self.common) as usize);
+        self.common = least;
     }
 }

@@ -5,22 +5,10 @@
 //! the product after the fence.
 
 use super::cta::Cta;
+use super::products::ProxyFence;
 use super::registers::LANES;
 use super::warp::Warp;
 use crate::memory::races::{LAST_CLOCK, Mark};
-
-/// The fences of a warp, oldest first.
-pub(crate) type ProxyFences = Vec<ProxyFence>;
-
-/// One execution of the fence.
-#[derive(Clone, Debug)]
-pub(crate) struct ProxyFence {
-    /// The warp's clock: the accesses of the warp up to this clock came before the fence.
-    clock: u32,
-    lanes: u32,
-    /// The last epoch of copies that each lane had waited for.
-    waited: Box<[u32; LANES]>,
-}
 
 impl Cta<'_> {
     pub(super) fn proxy_fence(&mut self, warp: &mut Warp, mask: u32) {

@@ -4,19 +4,15 @@
 
 use super::cta::Cta;
 use super::fault::Fault;
-use super::products::{Product, Rows, Units};
+use super::products::{Product, Rows, Shared, Units, WARPS};
 use super::registers::{ALL, LANES, Slot};
 use super::step::{Flow, truth};
 use super::warp::Warp;
-use super::warpgroup_order::Shared;
 use crate::numerics::descriptor::{Block, Descriptor, UNITS, WrongDescriptor, block_of_units};
 use crate::numerics::warpgroup::{self, RowsOfA};
 use crate::options::AsyncCopies;
 use crate::program::op::{FactorA, SharedFactor, WarpgroupMultiply};
 use crate::report::FindingKind;
-
-/// Warps of a warpgroup.
-pub(super) const WARPS: usize = 4;
 
 /// Rows of A that a warp has.
 const ROWS: usize = 16;

@@ -1,34 +1,10 @@
 //! The four warps of a warpgroup must start the same products in the same order.
 
-use std::collections::VecDeque;
-
 use super::cta::Cta;
 use super::fault::Fault;
+use super::products::{Shared, WARPS, Warpgroup};
 use super::warp::Warp;
-use super::warpgroup::WARPS;
 use crate::report::FindingKind;
-
-/// What the warps of a warpgroup must agree on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Shared {
-    pub(super) pc: u32,
-    /// The descriptors of A and B; zero for A in registers.
-    pub(super) descriptors: [u64; 2],
-    pub(super) accumulates: bool,
-}
-
-/// The products of a warpgroup.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Warpgroup {
-    /// Products that every warp has started.
-    common: u32,
-    /// The products after them that some warp has started.
-    log: VecDeque<Shared>,
-    /// Products that each warp has started.
-    started: [u32; WARPS],
-    /// Whether each warp has exited.
-    exited: [bool; WARPS],
-}
 
 impl Cta<'_> {
     /// Checks that a new product of a warp is that of the other warps.
@@ -95,15 +71,6 @@ impl Cta<'_> {
             "the warp exits without the `wgmma.mma_async` at ptx line {line}, which another warp \
              of its warpgroup has executed; all four warps must execute it"
         )))
-    }
-}
-
-impl Warpgroup {
-    fn advance(&mut self, member: usize) {
-        self.started[member] += 1;
-        let least = self.started.into_iter().min().unwrap_or(0);
-        self.log.drain(..(least - self.common) as usize);
-        self.common = least;
     }
 }
 

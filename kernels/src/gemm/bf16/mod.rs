@@ -32,6 +32,12 @@
 //! **Warp tiles.** Eight warps share a 128 x 128 tile, 64 x 32 each: 16 `mma` per 4 + 2 `ldmatrix`.
 //! In the wide tile each warp has 64 x 64: 32 `mma` per 4 + 4 `ldmatrix`, using all registers of a
 //! multiprocessor. The small and the flat tile have four warps of 32 x 32.
+//!
+//! **Warpgroups.** On compute capability 9.0, two warpgroups share a 128 x 256 tile, 64 rows each.
+//! `wgmma` reads both operands from shared memory, in slices of 64 k. Their lines have 128 bytes: 64
+//! k of a row (column), or 64 rows (columns) of one k, followed by those of the next 64 rows. The
+//! permutation of chunks is that of rows of 128 bytes. The products are asynchronous, so a slice is
+//! issued while the previous one is still being multiplied.
 
 mod slice;
 mod sums;
