@@ -57,7 +57,7 @@ impl<'k> SharedAddress<'k> {
         let panel = if along_k { UNIT } else { lines * LINE };
         GroupOperand {
             low: address | ((panel / UNIT) << 16),
-            high: OPERAND_ALIGNMENT / UNIT | SWIZZLE_128,
+            high: (OPERAND_ALIGNMENT / UNIT) | SWIZZLE_128,
             along_k,
             lines,
         }

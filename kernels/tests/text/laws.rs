@@ -152,7 +152,7 @@ fn loop_start(lines: &[&str], at: usize) -> usize {
 }
 
 /// The register that an instruction writes first.
-fn destination<'a>(line: &'a str) -> Option<&'a str> {
+fn destination(line: &str) -> Option<&str> {
     line.split_whitespace()
         .nth(1)
         .map(|operand| operand.trim_end_matches(','))
