@@ -187,7 +187,7 @@ mod tests {
     fn unaligned_rows_are_copied_element_by_element_and_empty_ones_not_at_all() {
         let variant = |offset| {
             let x = operand(DType::BF16, &[6, 64], offset);
-            permute(&x, 12, 2, false).unwrap().kernel.variant
+            permute(&x, [12, 2], 3, false).unwrap().kernel.variant
         };
         assert_eq!(variant(0), variant(8));
         assert_ne!(variant(0), variant(1));
@@ -207,7 +207,7 @@ mod tests {
                 .launch,
             None
         );
-        let refused = permute(&operand(DType::F64, &[1, 8], 0), 2, 2, true);
+        let refused = permute(&operand(DType::F64, &[1, 8], 0), [2, 2], 3, true);
         assert_eq!(refused.err(), Some(PlanError::DType(DType::F64)));
     }
 }
