@@ -69,7 +69,8 @@ pub fn launch(
     options: &Options,
 ) -> Result<Counters, LaunchError> {
     validate(launch)?;
-    let grid = prepare(space, launch, options)?;
+    let stamp = space.next_stamp();
+    let grid = prepare(space, launch, options, stamp.number())?;
     let outcome = match is_interleaved(launch.kernel, options) {
         true => run_interleaved(&grid),
         false => run_parallel(&grid, host_threads(launch, options)),
@@ -149,6 +150,7 @@ fn prepare<'l>(
     space: &'l AddressSpace,
     launch: &Launch<'l>,
     options: &'l Options,
+    stamp: u32,
 ) -> Result<Grid<'l>, LaunchError> {
     static NUMBER: AtomicU64 = AtomicU64::new(1);
 
@@ -175,7 +177,7 @@ fn prepare<'l>(
         parameter_bytes: launch.parameters.len(),
         allocations,
         contended: host_threads(launch, options) > 1,
-        stamp: space.next_stamp(),
+        stamp,
         sync_vars: Mutex::new(HashMap::new()),
         accessed,
         multiprocessors: launch.multiprocessors.max(1),

@@ -10,9 +10,9 @@ mod bytes;
 mod description;
 mod poison;
 pub(crate) mod races;
+mod stamps;
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError, RwLock};
 
 pub(crate) use allocation::Allocation;
@@ -21,6 +21,8 @@ pub(crate) use block::{ALIGNMENT, Block, HOST_ALIGNMENT};
 pub(crate) use bytes::ByteSet;
 pub use description::AddressDescription;
 use description::describe_allocation;
+pub(crate) use stamps::Stamp;
+use stamps::Stamps;
 
 use crate::report::Finding;
 
@@ -59,7 +61,7 @@ pub enum MemoryError {
 #[derive(Default)]
 pub struct AddressSpace {
     allocations: RwLock<Allocations>,
-    stamp: AtomicU32,
+    stamps: Stamps,
     locks: races::LineLocks,
 }
 
@@ -267,15 +269,13 @@ impl AddressSpace {
         self.read_lock().by_address.clone()
     }
 
-    /// A stamp that distinguishes the marks of one launch from those of others (see [`races`]).
-    pub(crate) fn next_stamp(&self) -> u32 {
-        let stamp = self.stamp.fetch_add(1, Relaxed) % races::LAST_STAMP + 1;
-        if stamp == 1 {
+    /// The stamp of a launch, which ends when the stamp is dropped (see [`races`]).
+    pub(crate) fn next_stamp(&self) -> Stamp<'_> {
+        self.stamps.next(|| {
             for allocation in self.snapshot() {
                 allocation.clear_races();
             }
-        }
-        stamp
+        })
     }
 
     /// Locks of the lines that a launch writes.
