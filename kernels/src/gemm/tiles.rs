@@ -51,9 +51,7 @@ impl Tile {
     /// The tiles of the f32 kernels.
     pub const OF_F32: [Tile; 3] = [Tile::Large, Tile::Small, Tile::Flat];
 
-    /// The tiles of the grouped kernels. `aligned_bf16`: as in [`GroupedM::tile`].
-    ///
-    /// [`GroupedM::tile`]: super::GroupedM::tile
+    /// The tiles of the grouped kernels. `aligned_bf16`: as in [`Tile::choose_grouped`].
     pub fn grouped(aligned_bf16: bool) -> &'static [Tile] {
         match aligned_bf16 {
             true => &[Tile::Large, Tile::Small, Tile::Warpgroups],
@@ -84,6 +82,15 @@ impl Tile {
         match Tile::Large.count(m, n, batch) >= u64::from(multiprocessors) {
             true => Tile::Large,
             false => Tile::Small,
+        }
+    }
+
+    /// Like [`Tile::choose_square`], for a grouped product. `aligned_bf16`: whether the operands are
+    /// bf16 and aligned as in [`GemmBf16::aligned`](super::GemmBf16::aligned).
+    pub fn choose_grouped(m: u32, n: u32, batch: u32, aligned_bf16: bool, chip: Chip) -> Tile {
+        match aligned_bf16 && chip.prefers_warpgroups(m, n, batch) {
+            true => Tile::Warpgroups,
+            false => Tile::choose_square(m, n, batch, chip.multiprocessors),
         }
     }
 

@@ -1,6 +1,6 @@
 //! Launches of grouped matrix products.
 
-use meshgrad_kernels::gemm::{Chip, GemmArguments, GroupedArguments, GroupedK, GroupedM};
+use meshgrad_kernels::gemm::{Chip, GemmArguments, GroupedArguments, GroupedK, GroupedM, Tile};
 
 use super::matmul::{
     Extents, MAX_EXTENT, Matrices, MatrixLayout, Product, Sums, vectors_are_aligned,
@@ -134,7 +134,7 @@ fn by_sums(
     let Extents { batch, m, n, .. } = extents;
     let aligned = vectors_are_aligned(&[a, b], &c, &extents);
     let aligned_bf16 = aligned && a.dtype == DType::BF16;
-    let tile = GroupedK::tile(m, n, batch, aligned_bf16, chip);
+    let tile = Tile::choose_grouped(m, n, batch, aligned_bf16, chip);
     let variant = GroupedK::new(float(a.dtype)?, tile, c.adds, aligned);
     let launch = variant.launch(m, n, batch);
     let kernel = Plan { variant, launch };
@@ -144,7 +144,7 @@ fn by_sums(
 #[cfg(test)]
 mod tests {
     use meshgrad_kernels::Dtype;
-    use meshgrad_kernels::gemm::{Order, Tile};
+    use meshgrad_kernels::gemm::Order;
 
     use super::*;
     use crate::launch::Operand;

@@ -256,6 +256,7 @@ impl GemmBf16 {
         sums: &Sums<'k>,
     ) {
         let Ring { depth, stages } = Ring::of(self.tile);
+        // Eight repetitions of the permutation are 64 rows.
         let of_warpgroup = (k.warp() >> 2) * OPERAND_ALIGNMENT * 8;
         let a = slices[0].operand().byte_add(of_warpgroup);
         let b = slices[1].operand();

@@ -79,11 +79,10 @@ impl GroupedM {
 
     /// The tile for `groups` groups with `rows` rows in total. It is large if an average group
     /// fills a large tile and there are enough tiles to occupy all multiprocessors.
-    ///
-    /// `aligned_bf16`: whether the operands are bf16 and aligned as in [`GemmBf16::aligned`].
+    /// `aligned_bf16`: as in [`Tile::choose_grouped`].
     pub fn tile(rows: u32, n: u32, groups: u32, aligned_bf16: bool, chip: Chip) -> Tile {
         match rows / groups.max(1) >= Tile::Large.rows() {
-            true => tile(rows, n, 1, aligned_bf16, chip),
+            true => Tile::choose_grouped(rows, n, 1, aligned_bf16, chip),
             false => Tile::Small,
         }
     }
@@ -158,11 +157,6 @@ impl GroupedK {
         GroupedK { product, adds }
     }
 
-    /// The tile for `groups` products \[m, n\]. `aligned_bf16` as in [`GroupedM::tile`].
-    pub fn tile(m: u32, n: u32, groups: u32, aligned_bf16: bool, chip: Chip) -> Tile {
-        tile(m, n, groups, aligned_bf16, chip)
-    }
-
     /// The launch; `None` if C is empty.
     pub fn launch(&self, m: u32, n: u32, groups: u32) -> Option<Launch> {
         self.product.launch(m, n, groups)
@@ -201,13 +195,6 @@ impl Variant for GroupedK {
 
     fn entry(&self) -> String {
         format!("grouped_k_{}", self.product.entry())
-    }
-}
-
-fn tile(m: u32, n: u32, batch: u32, aligned_bf16: bool, chip: Chip) -> Tile {
-    match aligned_bf16 && chip.prefers_warpgroups(m, n, batch) {
-        true => Tile::Warpgroups,
-        false => Tile::choose_square(m, n, batch, chip.multiprocessors),
     }
 }
 
