@@ -1,6 +1,6 @@
 //! Sums over the rows of a function of elements.
 
-use super::rows::{Flat, Rows, column, part, rows_at, rows_per_task};
+use super::rows::{Flat, Rows, rows_at, rows_per_task, update_columns};
 use super::{BLOCK, for_blocks};
 use crate::{Float, Number, Result, RowFunction, Tensor};
 
@@ -55,10 +55,12 @@ fn add_values<T: Float, const N: usize, const S: usize, F: RowFunction<N, S>>(
     s: [T::Wide; S],
     sums: &mut [T::Wide],
 ) {
-    let x = part(x, 0, sums.len());
-    for (i, sum) in sums.iter_mut().enumerate() {
-        *sum += f.value(column(x, i), s);
-    }
+    update_columns(
+        x,
+        sums,
+        #[inline(always)]
+        |sum, x| sum + f.value(x, s),
+    );
 }
 
 /// Adds the rows of `partial` in order; overwrites `dw` if `empty`, else adds to it.

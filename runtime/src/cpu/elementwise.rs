@@ -4,7 +4,7 @@
 //! Each function is compiled once per element type, with widening and rounding, so that chunks are
 //! read and written only once. The outer loop is shared by all functions.
 
-use super::rows::{column, part};
+use super::rows::update_columns;
 use super::strided::{CHUNK, Chunk, Source};
 use super::{BLOCK, for_blocks};
 use crate::{Bool, Element, Error, Float, Function, Number, Result, Tensor, UninitTensor, Wide};
@@ -45,12 +45,12 @@ fn body<T: Float, U: FromResult<T::Wide>, const N: usize>(
 ) -> impl Fn([&[T]; N], &mut [U]) + Sync {
     |inputs, out| {
         vectorized!(T::Wide, || {
-            // Slices all inputs to one length. Otherwise the loop would check bounds for each
-            // element, and its tail would not be vectorized.
-            let inputs = part(inputs, 0, out.len());
-            for (i, out) in out.iter_mut().enumerate() {
-                *out = U::from_result(f.value(column(inputs, i)));
-            }
+            update_columns(
+                inputs,
+                out,
+                #[inline(always)]
+                |_, x| U::from_result(f.value(x)),
+            );
         });
     }
 }

@@ -2,7 +2,7 @@
 
 use std::array::from_fn;
 
-use super::rows::{Flat, Rows, column, part, rows_at, rows_per_task, sum};
+use super::rows::{Flat, Rows, rows_at, rows_per_task, sum, update_columns};
 use super::{blocks, for_parts};
 use crate::{Float, Number, Result, RowFunction, Tensor};
 
@@ -82,8 +82,10 @@ fn write_values<T: Float, const N: usize, const S: usize, F: RowFunction<N, S>>(
     s: [T::Wide; S],
     y: &mut [T],
 ) {
-    let x = part(x, 0, y.len());
-    for (i, y) in y.iter_mut().enumerate() {
-        *y = T::narrow(f.value(column(x, i), s));
-    }
+    update_columns(
+        x,
+        y,
+        #[inline(always)]
+        |_, x| T::narrow(f.value(x, s)),
+    );
 }

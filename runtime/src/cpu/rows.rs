@@ -196,26 +196,37 @@ fn fold<T: Float, const N: usize>(
         // Writes a new array: updating lanes in place is not vectorized.
         let mut stepped = lanes;
         for (at, stepped) in stepped.iter_mut().enumerate() {
-            *stepped = step(lanes[at], column(group, at));
+            // SAFETY: a group has as many columns as there are lanes.
+            *stepped = step(lanes[at], unsafe { column(group, at) });
         }
         lanes = stepped;
     }
     let rest = part(rows, whole, columns - whole);
     for (at, lane) in lanes.iter_mut().enumerate().take(columns - whole) {
-        *lane = step(*lane, column(rest, at));
+        // SAFETY: these are the columns of `rest`.
+        *lane = step(*lane, unsafe { column(rest, at) });
     }
 
     merge_halves(&mut lanes, &merge)
 }
 
-/// `count` elements from `first` on of each of `rows`. Loops over parts of equal length check no
-/// bounds.
+/// `out[i] = f(out[i], column i of rows)`. No row is shorter than `out`.
 #[inline(always)]
-pub(crate) fn part<T, const N: usize>(
-    mut rows: [&[T]; N],
-    first: usize,
-    count: usize,
-) -> [&[T]; N] {
+pub(crate) fn update_columns<T: Float, U: Copy, const N: usize>(
+    rows: [&[T]; N],
+    out: &mut [U],
+    f: impl Fn(U, [T::Wide; N]) -> U,
+) {
+    let rows = part(rows, 0, out.len());
+    for (at, out) in out.iter_mut().enumerate() {
+        // SAFETY: the rows are as long as `out`.
+        *out = f(*out, unsafe { column(rows, at) });
+    }
+}
+
+/// `count` elements from `first` on of each of `rows`.
+#[inline(always)]
+fn part<T, const N: usize>(mut rows: [&[T]; N], first: usize, count: usize) -> [&[T]; N] {
     for row in &mut rows {
         *row = &row[first..][..count];
     }
@@ -237,13 +248,18 @@ pub(crate) fn rows_at<'a, T: Element, const N: usize>(
 
 /// Element `at` of each of `rows`, widened.
 ///
-/// Without `array::from_fn` and `zip`: the compiler does not inline them when another crate
-/// instantiates this, and then does not vectorize the loop over columns.
+/// Bounds are not checked: the compiler would not see that they hold, and calculate up to a vector's
+/// worth of columns of each row one by one. Without `array::from_fn` and `zip`, which it does not
+/// inline when another crate instantiates this.
+///
+/// # Safety
+/// Each row must have more than `at` elements.
 #[inline(always)]
-pub(crate) fn column<T: Float, const N: usize>(rows: [&[T]; N], at: usize) -> [T::Wide; N] {
+unsafe fn column<T: Float, const N: usize>(rows: [&[T]; N], at: usize) -> [T::Wide; N] {
     let mut values = [T::Wide::ZERO; N];
     for (n, row) in rows.iter().enumerate() {
-        values[n] = row[at].wide();
+        // SAFETY: promised by the caller.
+        values[n] = unsafe { row.get_unchecked(at) }.wide();
     }
     values
 }
