@@ -3,7 +3,7 @@
 use super::rows::{Flat, Rows, for_rows, rows_per_task};
 use super::{blocks, for_parts};
 use crate::core::params::rope::{RopeStyle, Rotation};
-use crate::{Element, Float, Result, Tensor};
+use crate::{Element, Float, Number, Result, Tensor};
 
 /// cos and sin of position * inv_freq, times `factor`, computed in f64.
 pub(crate) fn tables(
@@ -52,14 +52,49 @@ pub(crate) fn rope<T: Float>(
         return Ok(());
     }
 
+    let pairs = cos.columns();
     for_rows!(y, heads * features, |position, y| {
-        let (cos, sin) = (cos.row(position), sin.row(position));
-        for (head, y) in y.chunks_exact_mut(features).enumerate() {
-            let x = x.row(position * heads + head);
-            rotate_head(x, [cos, sin], style, rotation, y);
+        let angles = [cos.row(position), sin.row(position)];
+        let heads = (0..heads).map(
+            #[inline(always)]
+            |head| x.row(position * heads + head),
+        );
+        match (features, pairs) {
+            (32, 16) => rotate_sized::<T, 32, 16>(heads, angles, style, rotation, y),
+            (64, 32) => rotate_sized::<T, 64, 32>(heads, angles, style, rotation, y),
+            (128, 64) => rotate_sized::<T, 128, 64>(heads, angles, style, rotation, y),
+            _ => {
+                for (x, y) in heads.zip(y.chunks_exact_mut(features)) {
+                    rotate_head(x, angles, style, rotation, y);
+                }
+            }
         }
     });
     Ok(())
+}
+
+/// Rotates heads of `N` features, all of them in `PAIRS` pairs. With constant sizes and local
+/// arrays, which cannot overlap, a head becomes a few vector instructions.
+#[inline(always)]
+fn rotate_sized<'a, T: Float, const N: usize, const PAIRS: usize>(
+    heads: impl Iterator<Item = &'a [T]>,
+    [cos, sin]: [&[f32]; 2],
+    style: RopeStyle,
+    rotation: Rotation,
+    y: &mut [T],
+) {
+    let (Some(cos), Some(sin)) = (cos.first_chunk::<PAIRS>(), sin.first_chunk::<PAIRS>()) else {
+        return;
+    };
+    let (cos, sin) = (*cos, *sin);
+    for (x, y) in heads.zip(y.as_chunks_mut::<N>().0) {
+        let (mut wide, mut rotated) = ([T::Wide::ZERO; N], [T::zeroed(); N]);
+        for (wide, x) in wide.iter_mut().zip(x) {
+            *wide = x.wide();
+        }
+        rotate_head(&wide, [&cos, &sin], style, rotation, &mut rotated);
+        *y = rotated;
+    }
 }
 
 /// Rotates one head. `x` or `y` may have elements of the other's wide type.
