@@ -83,16 +83,15 @@ fn rotate_sized<'a, T: Float, const N: usize, const PAIRS: usize>(
     rotation: Rotation,
     y: &mut [T],
 ) {
-    let (Some(cos), Some(sin)) = (cos.first_chunk::<PAIRS>(), sin.first_chunk::<PAIRS>()) else {
-        return;
-    };
-    let (cos, sin) = (*cos, *sin);
+    let (mut cos_row, mut sin_row) = ([0.0; PAIRS], [0.0; PAIRS]);
+    cos_row.copy_from_slice(cos);
+    sin_row.copy_from_slice(sin);
     for (x, y) in heads.zip(y.as_chunks_mut::<N>().0) {
         let (mut wide, mut rotated) = ([T::Wide::ZERO; N], [T::zeroed(); N]);
         for (wide, x) in wide.iter_mut().zip(x) {
             *wide = x.wide();
         }
-        rotate_head(&wide, [&cos, &sin], style, rotation, &mut rotated);
+        rotate_head(&wide, [&cos_row, &sin_row], style, rotation, &mut rotated);
         *y = rotated;
     }
 }

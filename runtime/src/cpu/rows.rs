@@ -248,9 +248,9 @@ pub(crate) fn rows_at<'a, T: Element, const N: usize>(
 
 /// Element `at` of each of `rows`, widened.
 ///
-/// Bounds are not checked: the compiler would not see that they hold, and calculate up to a vector's
-/// worth of columns of each row one by one. Without `array::from_fn` and `zip`, which it does not
-/// inline when another crate instantiates this.
+/// It does not check bounds: the compiler does not see that they hold, and would calculate up to the
+/// last 16 columns of each row one by one. It does not use `array::from_fn` or `zip`, which are not
+/// inlined when another crate instantiates this.
 ///
 /// # Safety
 /// Each row must have more than `at` elements.

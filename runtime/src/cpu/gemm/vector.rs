@@ -236,8 +236,8 @@ fn multiply_columns<A: Arithmetic, const ROWS: usize, const VECTORS: usize>(
 /// Computes `ROWS` rows by `COLS` vectors at the upper left of a tile. `pair(i, p)` are units 2p and
 /// 2p + 1 of row i of A, and `last(i)` is its last unit.
 ///
-/// An iteration multiplies two units, because the instructions that count iterations and check
-/// bounds would otherwise cost a tenth of the time on a core that another thread shares.
+/// An iteration multiplies two units, which halves the instructions that count iterations and check
+/// bounds: products are a tenth faster with AVX2.
 #[inline(always)]
 fn multiply_vectors<A: Arithmetic, const ROWS: usize, const COLS: usize, const VECTORS: usize>(
     math: A,
