@@ -173,14 +173,18 @@ pub(super) fn pack_panels_by_depth<T: Pod, U: Unit<T>>(
 ) {
     for unit in 0..lanes.cols().div_ceil(U::DEPTH) {
         prefetch_depths::<T, U>(&lanes, unit);
-        for lane in (0..lanes.rows()).step_by(BLOCK / width * width) {
-            let units = units_at_depth(&lanes, lane, unit);
-            for (index, units) in units.chunks_exact(width).enumerate() {
-                let panel = lane / width + index;
-                if panel * width < lanes.rows() {
-                    panels[panel * stride + unit * width..][..width].copy_from_slice(units);
-                }
+        let whole = lanes.rows() / width;
+        let mut packed = 0;
+        if let Some((firsts, lasts)) = adjacent_elements::<T, U>(&lanes, 0, unit, whole * width) {
+            let sources = firsts.chunks_exact(width).zip(lasts.chunks_exact(width));
+            for (panel, (firsts, lasts)) in panels.chunks_mut(stride).zip(sources) {
+                join_units(firsts, lasts, &mut panel[unit * width..][..width]);
             }
+            packed = whole;
+        }
+        for panel in packed..lanes.rows().div_ceil(width) {
+            let to = &mut panels[panel * stride + unit * width..][..width];
+            write_units_at_depth(&lanes, panel * width, unit, to);
         }
     }
 }
@@ -198,9 +202,7 @@ pub(super) fn pack_by_depth<T: Pod, U: Unit<T>>(
     if !lanes.rows_are_contiguous() {
         for (unit, row) in panel.chunks_exact_mut(width).enumerate() {
             prefetch_depths::<T, U>(&lanes, unit);
-            for (index, units) in row.chunks_mut(BLOCK).enumerate() {
-                copy_units(units, &units_at_depth(&lanes, index * BLOCK, unit));
-            }
+            write_units_at_depth(&lanes, 0, unit, &mut row[..width]);
         }
         return;
     }
@@ -241,7 +243,7 @@ pub(super) fn pack_by_lane<T: Pod, U: Unit<T>>(
             }
 
             for (unit, units) in (unit..).zip(&mut *tile) {
-                *units = units_at_depth(&lanes, lane, unit);
+                write_units_at_depth(&lanes, lane, unit, units);
             }
             U::transpose(tile);
         }
@@ -299,54 +301,75 @@ fn contiguous_units<T: Pod, U: Unit<T>>(
     U::join_contiguous(&padded[..whole])
 }
 
-/// Unit `unit` of 16 lanes with any strides, zero outside of `lanes`. It is fast if adjacent lanes
-/// are adjacent in memory.
+/// Writes unit `unit` of the lanes from `first_lane` on to `units`, zero outside of `lanes`. It is
+/// fast if adjacent lanes are adjacent in memory.
+///
+/// Copies from memory to memory: an array in between would be on the stack, and loads from it wait
+/// for its stores.
 #[inline(always)]
-fn units_at_depth<T: Pod, U: Unit<T>>(
+fn write_units_at_depth<T: Pod, U: Unit<T>>(
     lanes: &MatrixRef<'_, T>,
     first_lane: usize,
     unit: usize,
-) -> [U; BLOCK] {
-    let first = elements_at_depth(lanes, first_lane, unit * U::DEPTH);
-    let second = match U::DEPTH {
-        1 => first,
-        _ => elements_at_depth(lanes, first_lane, unit * U::DEPTH + 1),
+    units: &mut [U],
+) {
+    let live = units.len().min(lanes.rows().saturating_sub(first_lane));
+    let Some((firsts, lasts)) = adjacent_elements::<T, U>(lanes, first_lane, unit, live) else {
+        let depth = unit * U::DEPTH;
+        for (lane, to) in (first_lane..).zip(units) {
+            *to = U::join(
+                element_or_zero(lanes, lane, depth),
+                element_or_zero(lanes, lane, depth + U::DEPTH - 1),
+            );
+        }
+        return;
     };
 
-    let mut units = [U::zeroed(); BLOCK];
-    for i in 0..BLOCK {
-        units[i] = U::join(first[i], second[i]);
+    // A loop of its own: callers pass slices of constant length.
+    if live == units.len() {
+        join_units(firsts, lasts, units);
+        return;
     }
-    units
+    let (units, dead) = units.split_at_mut(live);
+    join_units(firsts, lasts, units);
+    dead.fill(U::zeroed());
 }
 
-/// The elements of 16 lanes at index `depth` along k, zero outside of `lanes`.
+/// The first and the last elements of unit `unit` of `count` lanes, if they are adjacent in memory.
 #[inline(always)]
-fn elements_at_depth<T: Pod>(
-    lanes: &MatrixRef<'_, T>,
+fn adjacent_elements<'a, T: Pod, U: Unit<T>>(
+    lanes: &MatrixRef<'a, T>,
     first_lane: usize,
-    depth: usize,
-) -> [T; BLOCK] {
-    let mut elements = [T::zeroed(); BLOCK];
-    let live = BLOCK.min(lanes.rows().saturating_sub(first_lane));
-    if live == 0 || depth >= lanes.cols() {
-        return elements;
-    }
-
+    unit: usize,
+    count: usize,
+) -> Option<(&'a [T], &'a [T])> {
     let by_depth = lanes.transposed();
-    if by_depth.rows_are_contiguous() {
-        let source = by_depth.row(depth, first_lane, live);
-        match <&[T; BLOCK]>::try_from(source) {
-            Ok(whole) => return *whole,
-            Err(_) => elements[..live].copy_from_slice(source),
-        }
-        return elements;
-    }
+    let (first, last) = (unit * U::DEPTH, unit * U::DEPTH + U::DEPTH - 1);
+    let adjacent = by_depth.rows_are_contiguous() && last < lanes.cols() && count > 0;
+    adjacent.then(
+        #[inline(always)]
+        || {
+            (
+                by_depth.row(first, first_lane, count),
+                by_depth.row(last, first_lane, count),
+            )
+        },
+    )
+}
 
-    for (lane, element) in (first_lane..).zip(&mut elements[..live]) {
-        *element = lanes.get(lane, depth);
+#[inline(always)]
+fn join_units<T: Copy, U: Unit<T>>(firsts: &[T], lasts: &[T], units: &mut [U]) {
+    for ((to, &first), &last) in units.iter_mut().zip(firsts).zip(lasts) {
+        *to = U::join(first, last);
     }
-    elements
+}
+
+#[inline(always)]
+fn element_or_zero<T: Pod>(lanes: &MatrixRef<'_, T>, lane: usize, depth: usize) -> T {
+    match lane < lanes.rows() && depth < lanes.cols() {
+        true => lanes.get(lane, depth),
+        false => T::zeroed(),
+    }
 }
 
 /// Fills `row` from `units`. Copies of the lengths that kernels use compile to vector moves; a copy

@@ -189,7 +189,7 @@ fn multiply_rows<A: Arithmetic, const ROWS: usize, const TILE_ROWS: usize, const
             multiply_columns::<A, ROWS, VECTORS>(
                 math,
                 #[inline(always)]
-                |i, pair| pairs[i][pair],
+                |i, pair, step| pairs[i][pair][step],
                 #[inline(always)]
                 |i| rows[i][b.len() - 1],
                 b,
@@ -204,7 +204,7 @@ fn multiply_rows<A: Arithmetic, const ROWS: usize, const TILE_ROWS: usize, const
             multiply_columns::<A, ROWS, VECTORS>(
                 math,
                 #[inline(always)]
-                |i, pair| pairs[pair].map(|depth| depth[i]),
+                |i, pair, step| pairs[pair][step][i],
                 #[inline(always)]
                 |i| depths[b.len() - 1][i],
                 b,
@@ -219,7 +219,7 @@ fn multiply_rows<A: Arithmetic, const ROWS: usize, const TILE_ROWS: usize, const
 #[inline(always)]
 fn multiply_columns<A: Arithmetic, const ROWS: usize, const VECTORS: usize>(
     math: A,
-    pair: impl Fn(usize, usize) -> [A::Packed; 2],
+    unit: impl Fn(usize, usize, usize) -> A::Packed,
     last: impl Fn(usize) -> A::Packed,
     b: &[[A::Units; VECTORS]],
     live: Tile,
@@ -227,21 +227,22 @@ fn multiply_columns<A: Arithmetic, const ROWS: usize, const VECTORS: usize>(
     tile: &mut [[A::Sums; VECTORS]],
 ) {
     match live.cols.div_ceil(A::LANES) {
-        1 => multiply_vectors::<A, ROWS, 1, VECTORS>(math, pair, last, b, start, tile),
-        2 => multiply_vectors::<A, ROWS, 2, VECTORS>(math, pair, last, b, start, tile),
-        _ => multiply_vectors::<A, ROWS, VECTORS, VECTORS>(math, pair, last, b, start, tile),
+        1 => multiply_vectors::<A, ROWS, 1, VECTORS>(math, unit, last, b, start, tile),
+        2 => multiply_vectors::<A, ROWS, 2, VECTORS>(math, unit, last, b, start, tile),
+        _ => multiply_vectors::<A, ROWS, VECTORS, VECTORS>(math, unit, last, b, start, tile),
     }
 }
 
-/// Computes `ROWS` rows by `COLS` vectors at the upper left of a tile. `pair(i, p)` are units 2p and
-/// 2p + 1 of row i of A, and `last(i)` is its last unit.
+/// Computes `ROWS` rows by `COLS` vectors at the upper left of a tile. `unit(i, p, s)` is unit
+/// 2p + s of row i of A, and `last(i)` is its last unit.
 ///
 /// An iteration multiplies two units, which halves the instructions that count iterations and check
-/// bounds: products are a tenth faster with AVX2.
+/// bounds: products are a tenth faster with AVX2. Units are read one by one: the compiler would read
+/// two of bf16 as one number and split it, and keep accumulators in memory, at half the speed.
 #[inline(always)]
 fn multiply_vectors<A: Arithmetic, const ROWS: usize, const COLS: usize, const VECTORS: usize>(
     math: A,
-    pair: impl Fn(usize, usize) -> [A::Packed; 2],
+    unit: impl Fn(usize, usize, usize) -> A::Packed,
     last: impl Fn(usize) -> A::Packed,
     b: &[[A::Units; VECTORS]],
     start: Start,
@@ -257,11 +258,11 @@ fn multiply_vectors<A: Arithmetic, const ROWS: usize, const COLS: usize, const V
 
     let (b_pairs, b_last) = b.as_chunks::<2>();
     for (at, b_pair) in b_pairs.iter().enumerate() {
-        for (half, cols) in b_pair.iter().enumerate() {
+        for (step, cols) in b_pair.iter().enumerate() {
             multiply_unit::<A, ROWS, COLS, VECTORS>(
                 math,
                 #[inline(always)]
-                |i| pair(i, at)[half],
+                |i| unit(i, at, step),
                 cols,
                 &mut sums,
             );
