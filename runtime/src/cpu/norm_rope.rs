@@ -64,11 +64,12 @@ pub(crate) fn norm_rope<T: Float>(
     for_parts(out, |task, (y, inv_rms)| {
         vectorized!(T::Wide, || {
             let first = task * rows;
+            heads.norms(first, inv_rms);
             match (columns, pairs) {
-                (32, 16) => heads.norm_rope_sized::<32, 16>(first, y, inv_rms),
-                (64, 32) => heads.norm_rope_sized::<64, 32>(first, y, inv_rms),
-                (128, 64) => heads.norm_rope_sized::<128, 64>(first, y, inv_rms),
-                _ => heads.norm_rope(first, y, inv_rms),
+                (32, 16) => heads.rotate_sized::<32, 16>(first, inv_rms, y),
+                (64, 32) => heads.rotate_sized::<64, 32>(first, inv_rms, y),
+                (128, 64) => heads.rotate_sized::<128, 64>(first, inv_rms, y),
+                _ => heads.rotate(first, inv_rms, y),
             }
         });
     });
@@ -84,46 +85,58 @@ struct Heads<'a, T: Float> {
 }
 
 impl<T: Float> Heads<'_, T> {
+    /// inv_rms of the heads from `first` on.
+    ///
+    /// Square roots and divisions are in a loop of their own, which is vectorized: one by one, they
+    /// would take as long as the rest of a small head.
+    #[inline(always)]
+    fn norms(&self, first: usize, inv_rms: &mut [T::Wide]) {
+        let columns = T::Wide::from_f64(self.w.len() as f64);
+        for (row, inv_rms) in (first..).zip(&mut *inv_rms) {
+            *inv_rms = sum([self.x.row(row)], |[x]| x * x);
+        }
+        for inv_rms in inv_rms {
+            *inv_rms = T::Wide::ONE / (*inv_rms / columns + self.eps).sqrt();
+        }
+    }
+
     /// Normalizes and rotates the heads from `first` on.
     #[inline(always)]
-    fn norm_rope(&self, first: usize, y: &mut [T], inv_rms: &mut [T::Wide]) {
+    fn rotate(&self, first: usize, inv_rms: &[T::Wide], y: &mut [T]) {
         let columns = self.w.len();
         let mut normed = vec![T::Wide::ZERO; columns];
-        let end = first + inv_rms.len();
         let mut out = y.chunks_exact_mut(columns).zip(inv_rms);
         self.tables.heads(
             first,
-            end,
+            first + inv_rms.len(),
             #[inline(always)]
             |row, angles| {
                 if let Some((y, inv_rms)) = out.next() {
-                    *inv_rms = norm(self.x.row(row), &self.w, self.eps, &mut normed);
-                    self.rotate(&normed, angles, y);
+                    normalize(self.x.row(row), &self.w, *inv_rms, &mut normed);
+                    self.rotate_head(&normed, angles, y);
                 }
             },
         );
     }
 
-    /// As [`Heads::norm_rope`], for heads of `N` features, all of which are rotated in `PAIRS`
-    /// pairs.
+    /// As [`Heads::rotate`], for heads of `N` features, all of which are rotated in `PAIRS` pairs.
     ///
     /// A loop over a small head takes most of its time to begin and end. With constant sizes and
     /// local arrays, which cannot overlap, it becomes a few vector instructions.
     #[inline(always)]
-    fn norm_rope_sized<const N: usize, const PAIRS: usize>(
+    fn rotate_sized<const N: usize, const PAIRS: usize>(
         &self,
         first: usize,
+        inv_rms: &[T::Wide],
         y: &mut [T],
-        inv_rms: &mut [T::Wide],
     ) {
         let Some(w) = self.w.first_chunk::<N>().copied() else {
             return;
         };
-        let end = first + inv_rms.len();
         let mut out = y.as_chunks_mut::<N>().0.iter_mut().zip(inv_rms);
         self.tables.heads(
             first,
-            end,
+            first + inv_rms.len(),
             #[inline(always)]
             |row, [cos, sin]| {
                 let x = self.x.row(row).first_chunk::<N>();
@@ -135,27 +148,24 @@ impl<T: Float> Heads<'_, T> {
                 };
                 let (cos, sin) = (*cos, *sin);
                 let (mut normed, mut rotated) = ([T::Wide::ZERO; N], [T::zeroed(); N]);
-                *inv_rms = norm(&x, &w, self.eps, &mut normed);
-                self.rotate(&normed, [&cos, &sin], &mut rotated);
+                normalize(&x, &w, *inv_rms, &mut normed);
+                self.rotate_head(&normed, [&cos, &sin], &mut rotated);
                 *y = rotated;
             },
         );
     }
 
     #[inline(always)]
-    fn rotate(&self, normed: &[T::Wide], angles: [&[f32]; 2], y: &mut [T]) {
+    fn rotate_head(&self, normed: &[T::Wide], angles: [&[f32]; 2], y: &mut [T]) {
         rotate_head(normed, angles, self.tables.style, Rotation::Forward, y);
     }
 }
 
 #[inline(always)]
-fn norm<T: Float>(x: &[T], w: &[T], eps: T::Wide, normed: &mut [T::Wide]) -> T::Wide {
-    let mean = sum([x], |[x]| x * x) / T::Wide::from_f64(x.len() as f64);
-    let inv_rms = T::Wide::ONE / (mean + eps).sqrt();
+fn normalize<T: Float>(x: &[T], w: &[T], inv_rms: T::Wide, normed: &mut [T::Wide]) {
     for ((normed, x), w) in normed.iter_mut().zip(x).zip(w) {
         *normed = x.wide() * inv_rms * w.wide();
     }
-    inv_rms
 }
 
 /// dx = inv_rms (dz w - x inv_rms^2 mean(dz w x)) per head, where dz is dy rotated by the negative

@@ -126,16 +126,25 @@ fn fold_block<T: Float, M: Fn(T::Wide, T::Wide) -> T::Wide>(
         let part = x.elements(start + first, &mut buffer[..CHUNK.min(len - first)]);
         let (groups, rest) = part.as_chunks::<LANES>();
         for group in groups {
-            // Writes a new array: updating lanes in place is not vectorized.
-            let mut merged = lanes;
-            for (merged, value) in merged.iter_mut().zip(group) {
-                *merged = (fold.merge)(*merged, value.wide());
-            }
-            lanes = merged;
+            lanes = merge_group(lanes, group, fold);
         }
-        for (lane, value) in lanes.iter_mut().zip(rest) {
-            *lane = (fold.merge)(*lane, value.wide());
+        if !rest.is_empty() {
+            lanes = merge_group(lanes, rest, fold);
         }
     }
-    merge_halves(&mut lanes, &fold.merge)
+    merge_halves(lanes, &fold.merge)
+}
+
+/// Merges each of `values` into the lane of the same index. Returns new lanes, because lanes that
+/// are updated in place, or up to a length that the compiler does not know, are kept on the stack.
+#[inline(always)]
+fn merge_group<T: Float, M: Fn(T::Wide, T::Wide) -> T::Wide>(
+    mut lanes: [T::Wide; LANES],
+    values: &[T],
+    fold: &Fold<T::Wide, M>,
+) -> [T::Wide; LANES] {
+    for (lane, value) in lanes.iter_mut().zip(values) {
+        *lane = (fold.merge)(*lane, value.wide());
+    }
+    lanes
 }

@@ -180,6 +180,10 @@ pub(crate) fn max<T: Float>(row: &[T]) -> T::Wide {
 
 /// Folds the columns of `rows` in [`LANES`] lanes, which [`merge_halves`] then merges. The order
 /// depends only on the number of columns.
+///
+/// Every step writes a new array. Lanes that are updated in place, or indexed by the remainder of a
+/// row, are kept on the stack, and then merged two by two: for a head of 32 columns that takes 6 to
+/// 12 ns instead of 3.
 #[inline(always)]
 fn fold<T: Float, const N: usize>(
     rows: [&[T]; N],
@@ -193,7 +197,6 @@ fn fold<T: Float, const N: usize>(
     let mut lanes = [start; LANES];
     for first in (0..whole).step_by(LANES) {
         let group = part(rows, first, LANES);
-        // Writes a new array: updating lanes in place is not vectorized.
         let mut stepped = lanes;
         for (at, stepped) in stepped.iter_mut().enumerate() {
             // SAFETY: a group has as many columns as there are lanes.
@@ -201,13 +204,17 @@ fn fold<T: Float, const N: usize>(
         }
         lanes = stepped;
     }
-    let rest = part(rows, whole, columns - whole);
-    for (at, lane) in lanes.iter_mut().enumerate().take(columns - whole) {
-        // SAFETY: these are the columns of `rest`.
-        *lane = step(*lane, unsafe { column(rest, at) });
+    if whole < columns {
+        let rest = part(rows, whole, columns - whole);
+        let mut stepped = lanes;
+        for (at, lane) in stepped.iter_mut().enumerate().take(columns - whole) {
+            // SAFETY: these are the columns of `rest`.
+            *lane = step(*lane, unsafe { column(rest, at) });
+        }
+        lanes = stepped;
     }
 
-    merge_halves(&mut lanes, &merge)
+    merge_halves(lanes, &merge)
 }
 
 /// `out[i] = f(out[i], column i of rows)`. No row is shorter than `out`.
@@ -267,8 +274,11 @@ unsafe fn column<T: Float, const N: usize>(rows: [&[T]; N], at: usize) -> [T::Wi
 /// Merges the second half of the lanes into the first until one lane is left. The number of lanes
 /// must be a power of two.
 #[inline(always)]
-pub(crate) fn merge_halves<W: Copy>(lanes: &mut [W], merge: &impl Fn(W, W) -> W) -> W {
-    let mut width = lanes.len() / 2;
+pub(crate) fn merge_halves<W: Copy, const N: usize>(
+    mut lanes: [W; N],
+    merge: &impl Fn(W, W) -> W,
+) -> W {
+    let mut width = N / 2;
     while width > 0 {
         let (low, high) = lanes.split_at_mut(width);
         for (low, high) in low.iter_mut().zip(high) {
