@@ -31,6 +31,11 @@ impl Dims {
         }
     }
 
+    /// Whether the elements are contiguous.
+    pub(crate) fn are_contiguous(&self) -> bool {
+        matches!(self.dims[..], [(_, 1)])
+    }
+
     /// Splits off the last two dims as (extent, stride) pairs. `None` with fewer than two dims.
     pub(crate) fn split_last_two(&self) -> Option<(Dims, [(usize, isize); 2])> {
         let (outer, last) = self.dims.split_last_chunk()?;

@@ -9,6 +9,11 @@ use super::strided::{CHUNK, Chunk, Source};
 use super::{BLOCK, for_blocks};
 use crate::{Bool, Element, Error, Float, Function, Number, Result, Tensor, UninitTensor, Wide};
 
+/// The elements of a chunk if all inputs are contiguous, so that none needs a buffer. The arithmetic
+/// of a chunk hardly overlaps with that of the next, which takes a fifth of the time of a sigmoid
+/// with short chunks.
+const LONG_CHUNK: usize = 4 * CHUNK;
+
 /// A [`Function`] applied to a chunk.
 type Body<'a, T, U, const N: usize> = &'a (dyn Fn([&[T]; N], &mut [U]) + Sync);
 
@@ -62,12 +67,20 @@ fn for_chunks<T: Float, U: Element, const N: usize>(
     body: Body<'_, T, U, N>,
 ) -> Result<()> {
     let sources = sources::<T, N>(inputs)?;
+    let chunk = match sources.iter().all(Source::is_contiguous) {
+        true => LONG_CHUNK,
+        false => CHUNK,
+    };
     for_blocks(out, BLOCK, |start, part| {
         let mut buffers = [Chunk::of(T::zeroed()); N];
-        for (at, out) in part.chunks_mut(CHUNK).enumerate() {
+        for (at, out) in part.chunks_mut(chunk).enumerate() {
+            let start = start + at * chunk;
             let mut inputs: [&[T]; N] = [&[]; N];
             for ((input, buffer), source) in inputs.iter_mut().zip(&mut buffers).zip(&sources) {
-                *input = source.elements(start + at * CHUNK, &mut buffer[..out.len()]);
+                *input = match chunk {
+                    CHUNK => source.elements(start, &mut buffer[..out.len()]),
+                    _ => source.contiguous(start, out.len()).unwrap_or_default(),
+                };
             }
             body(inputs, out);
         }

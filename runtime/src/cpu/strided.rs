@@ -66,14 +66,27 @@ impl<'a, T: Element> Source<'a, T> {
         if buffer.is_empty() {
             return buffer;
         }
-        let len = buffer.len();
-        let (offset, stride, run) = self.dims.run(start);
-        if stride == 1 && run >= len {
-            self.prefetch_after_next(offset, len);
-            return &self.elements[offset..offset + len];
+        if let Some(elements) = self.contiguous(start, buffer.len()) {
+            return elements;
         }
         self.copy(start, buffer);
         buffer
+    }
+
+    /// The `len` elements from `start` on, if they are contiguous. There must be elements.
+    #[inline(always)]
+    pub(crate) fn contiguous(&self, start: usize, len: usize) -> Option<&[T]> {
+        let (offset, stride, run) = self.dims.run(start);
+        if stride != 1 || run < len {
+            return None;
+        }
+        self.prefetch_after_next(offset, len);
+        Some(&self.elements[offset..offset + len])
+    }
+
+    /// Whether all elements are contiguous.
+    pub(crate) fn is_contiguous(&self) -> bool {
+        self.dims.are_contiguous()
     }
 
     /// Prefetches the chunk after the next of the `len` elements at `offset`; the next was
