@@ -77,10 +77,7 @@ fn for_chunks<T: Float, U: Element, const N: usize>(
             let start = start + at * chunk;
             let mut inputs: [&[T]; N] = [&[]; N];
             for ((input, buffer), source) in inputs.iter_mut().zip(&mut buffers).zip(&sources) {
-                *input = match chunk {
-                    CHUNK => source.elements(start, &mut buffer[..out.len()]),
-                    _ => source.contiguous(start, out.len()).unwrap_or_default(),
-                };
+                *input = source.elements(start, out.len(), &mut **buffer);
             }
             body(inputs, out);
         }

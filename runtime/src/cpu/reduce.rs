@@ -123,7 +123,7 @@ fn fold_block<T: Float, M: Fn(T::Wide, T::Wide) -> T::Wide>(
 ) -> T::Wide {
     let mut lanes = [fold.start; LANES];
     for first in (0..len).step_by(CHUNK) {
-        let part = x.elements(start + first, &mut buffer[..CHUNK.min(len - first)]);
+        let part = x.elements(start + first, CHUNK.min(len - first), &mut **buffer);
         let (groups, rest) = part.as_chunks::<LANES>();
         for group in groups {
             lanes = merge_group(lanes, group, fold);

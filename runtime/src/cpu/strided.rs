@@ -59,29 +59,21 @@ impl<'a, T: Element> Source<'a, T> {
         ColumnMajor::new(&self.elements, &self.dims)
     }
 
-    /// The elements from `start` on, as many as `buffer` has: a slice of the tensor if they are
-    /// contiguous, else a copy in `buffer`.
+    /// The `len` elements from `start` on: a slice of the tensor if they are contiguous, else a copy
+    /// in `buffer`, which must be as long then.
     #[inline(always)]
-    pub(crate) fn elements<'s>(&'s self, start: usize, buffer: &'s mut [T]) -> &'s [T] {
-        if buffer.is_empty() {
-            return buffer;
+    pub(crate) fn elements<'s>(&'s self, start: usize, len: usize, buffer: &'s mut [T]) -> &'s [T] {
+        if len == 0 {
+            return &[];
         }
-        if let Some(elements) = self.contiguous(start, buffer.len()) {
-            return elements;
+        let (offset, stride, run) = self.dims.run(start);
+        if stride == 1 && run >= len {
+            self.prefetch_after_next(offset, len);
+            return &self.elements[offset..offset + len];
         }
+        let buffer = &mut buffer[..len];
         self.copy(start, buffer);
         buffer
-    }
-
-    /// The `len` elements from `start` on, if they are contiguous. There must be elements.
-    #[inline(always)]
-    pub(crate) fn contiguous(&self, start: usize, len: usize) -> Option<&[T]> {
-        let (offset, stride, run) = self.dims.run(start);
-        if stride != 1 || run < len {
-            return None;
-        }
-        self.prefetch_after_next(offset, len);
-        Some(&self.elements[offset..offset + len])
     }
 
     /// Whether all elements are contiguous.
