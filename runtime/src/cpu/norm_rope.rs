@@ -64,7 +64,7 @@ pub(crate) fn norm_rope<T: Float>(
     for_parts(out, |task, (y, inv_rms)| {
         vectorized!(T::Wide, || {
             let first = task * rows;
-            heads.norms(first, inv_rms);
+            heads.inverse_rms(first, inv_rms);
             match (columns, pairs) {
                 (32, 16) => heads.rotate_sized::<32, 16>(first, inv_rms, y),
                 (64, 32) => heads.rotate_sized::<64, 32>(first, inv_rms, y),
@@ -90,13 +90,13 @@ impl<T: Float> Heads<'_, T> {
     /// Square roots and divisions are in a loop of their own, which is vectorized: one by one, they
     /// would take as long as the rest of a small head.
     #[inline(always)]
-    fn norms(&self, first: usize, inv_rms: &mut [T::Wide]) {
+    fn inverse_rms(&self, first: usize, out: &mut [T::Wide]) {
         let columns = T::Wide::from_f64(self.w.len() as f64);
-        for (row, inv_rms) in (first..).zip(&mut *inv_rms) {
-            *inv_rms = sum([self.x.row(row)], |[x]| x * x);
+        for (row, squares) in (first..).zip(&mut *out) {
+            *squares = sum([self.x.row(row)], |[x]| x * x);
         }
-        for inv_rms in inv_rms {
-            *inv_rms = T::Wide::ONE / (*inv_rms / columns + self.eps).sqrt();
+        for out in out {
+            *out = T::Wide::ONE / (*out / columns + self.eps).sqrt();
         }
     }
 

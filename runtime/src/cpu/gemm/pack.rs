@@ -144,13 +144,8 @@ pub(super) fn pack_rows<T: Pod, U: Unit<T>>(lanes: MatrixRef<'_, T>, panel: &mut
     let units = lanes.cols().div_ceil(U::DEPTH);
     for (lane, row) in (0..lanes.rows()).zip(panel.chunks_mut(units)) {
         if !lanes.rows_are_contiguous() {
-            let element = |depth| match depth < lanes.cols() {
-                true => lanes.get(lane, depth),
-                false => T::zeroed(),
-            };
             for (unit, to) in row.iter_mut().enumerate() {
-                let depth = unit * U::DEPTH;
-                *to = U::join(element(depth), element(depth + U::DEPTH - 1));
+                *to = strided_unit(&lanes, lane, unit);
             }
             continue;
         }
@@ -162,8 +157,8 @@ pub(super) fn pack_rows<T: Pod, U: Unit<T>>(lanes: MatrixRef<'_, T>, panel: &mut
 }
 
 /// Packs panels of `width` lanes in one pass; panels start `stride` units apart. Unit p of lane i
-/// of a panel is stored at `p * width + i`. Adjacent lanes must be adjacent in memory. `width` is at
-/// most 16: as many whole panels as 16 lanes have are packed together.
+/// of a panel is stored at `p * width + i`. Fast if adjacent lanes are adjacent in memory: then the
+/// lanes of all whole panels are read as one slice.
 #[inline(always)]
 pub(super) fn pack_panels_by_depth<T: Pod, U: Unit<T>>(
     lanes: MatrixRef<'_, T>,
@@ -315,17 +310,13 @@ fn write_units_at_depth<T: Pod, U: Unit<T>>(
 ) {
     let live = units.len().min(lanes.rows().saturating_sub(first_lane));
     let Some((firsts, lasts)) = adjacent_elements::<T, U>(lanes, first_lane, unit, live) else {
-        let depth = unit * U::DEPTH;
         for (lane, to) in (first_lane..).zip(units) {
-            *to = U::join(
-                element_or_zero(lanes, lane, depth),
-                element_or_zero(lanes, lane, depth + U::DEPTH - 1),
-            );
+            *to = strided_unit(lanes, lane, unit);
         }
         return;
     };
 
-    // A loop of its own: callers pass slices of constant length.
+    // Callers pass slices of constant length, for which this call compiles to vector moves.
     if live == units.len() {
         join_units(firsts, lasts, units);
         return;
@@ -345,16 +336,13 @@ fn adjacent_elements<'a, T: Pod, U: Unit<T>>(
 ) -> Option<(&'a [T], &'a [T])> {
     let by_depth = lanes.transposed();
     let (first, last) = (unit * U::DEPTH, unit * U::DEPTH + U::DEPTH - 1);
-    let adjacent = by_depth.rows_are_contiguous() && last < lanes.cols() && count > 0;
-    adjacent.then(
-        #[inline(always)]
-        || {
-            (
-                by_depth.row(first, first_lane, count),
-                by_depth.row(last, first_lane, count),
-            )
-        },
-    )
+    if !by_depth.rows_are_contiguous() || last >= lanes.cols() || count == 0 {
+        return None;
+    }
+    Some((
+        by_depth.row(first, first_lane, count),
+        by_depth.row(last, first_lane, count),
+    ))
 }
 
 #[inline(always)]
@@ -364,12 +352,15 @@ fn join_units<T: Copy, U: Unit<T>>(firsts: &[T], lasts: &[T], units: &mut [U]) {
     }
 }
 
+/// A unit of a lane with any strides, zero outside of `lanes`.
 #[inline(always)]
-fn element_or_zero<T: Pod>(lanes: &MatrixRef<'_, T>, lane: usize, depth: usize) -> T {
-    match lane < lanes.rows() && depth < lanes.cols() {
+fn strided_unit<T: Pod, U: Unit<T>>(lanes: &MatrixRef<'_, T>, lane: usize, unit: usize) -> U {
+    let element = |depth| match lane < lanes.rows() && depth < lanes.cols() {
         true => lanes.get(lane, depth),
         false => T::zeroed(),
-    }
+    };
+    let first = unit * U::DEPTH;
+    U::join(element(first), element(first + U::DEPTH - 1))
 }
 
 /// Fills `row` from `units`. Copies of the lengths that kernels use compile to vector moves; a copy
