@@ -13,15 +13,28 @@
 //! maximum, has no operation of its own.
 
 use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::{Add, Div, Mul, Neg, Sub};
 use std::sync::Arc;
 
 /// A function of corresponding elements of all operands, computed in f32.
 ///
 /// Every operation rounds to nearest even; none are fused. Cloning is cheap and shares
-/// subexpressions.
-#[derive(Clone, PartialEq, Eq, Hash)]
-pub struct Expression(Arc<Node>);
+/// subexpressions. Hashing is cheap too, because every launch looks up a kernel by its expression.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Expression(Arc<Root>);
+
+/// The outermost operation, and facts about the whole expression.
+#[derive(PartialEq, Eq)]
+struct Root {
+    /// The hash of the node; first, so that different expressions rarely compare nodes.
+    digest: u64,
+    operations: usize,
+    instructions: usize,
+    operands: usize,
+    scalars: usize,
+    node: Node,
+}
 
 /// One operation of an [`Expression`].
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -164,50 +177,40 @@ impl Expression {
 
     /// The outermost operation.
     pub fn node(&self) -> &Node {
-        &self.0
+        &self.0.node
     }
 
     /// The arguments of the outermost operation.
     pub fn arguments(&self) -> impl Iterator<Item = &Expression> {
-        let arguments = match self.node() {
-            Node::Operand(_) | Node::Constant(_) | Node::Scalar(_) => [None, None, None],
-            Node::Unary(_, a) => [Some(a), None, None],
-            Node::Binary(_, a, b) | Node::Compare(_, a, b) => [Some(a), Some(b), None],
-            Node::Select(a, b, c) => [Some(a), Some(b), Some(c)],
-        };
-        arguments.into_iter().flatten()
+        self.node().arguments()
     }
 
-    /// The number of operations, at most `limit`. Shared operations are counted once per use.
-    pub(crate) fn operations(&self, limit: usize) -> usize {
-        let mut count = 1;
-        for argument in self.arguments() {
-            if count >= limit {
-                return limit;
-            }
-            count += argument.operations(limit - count);
-        }
-        count.min(limit)
+    /// The number of operations. Shared operations are counted once per use.
+    pub(crate) fn operations(&self) -> usize {
+        self.0.operations
+    }
+
+    /// The estimated number of instructions per element.
+    pub(crate) fn instructions(&self) -> usize {
+        self.0.instructions
+    }
+
+    /// The number of operands: one more than the largest index of one.
+    pub(crate) fn operands(&self) -> usize {
+        self.0.operands
     }
 
     /// The number of scalars: one more than the largest index of one.
     pub(crate) fn scalars(&self) -> usize {
-        let mut count = 0;
-        self.visit(&mut |node| {
-            if let Node::Scalar(index) = node {
-                count = count.max(usize::from(*index) + 1);
-            }
-        });
-        count
+        self.0.scalars
     }
 
     /// Whether the expression reads the operand `index`.
     pub(crate) fn reads(&self, index: usize) -> bool {
-        let mut reads = false;
-        self.visit(&mut |node| {
-            reads |= matches!(node, Node::Operand(at) if usize::from(*at) == index);
-        });
-        reads
+        match self.node() {
+            Node::Operand(at) => usize::from(*at) == index,
+            _ => self.arguments().any(|argument| argument.reads(index)),
+        }
     }
 
     /// Whether the result is 0 where the first `count` operands are 0, whatever the other values are.
@@ -221,19 +224,56 @@ impl Expression {
             _ => false,
         }
     }
+}
 
-    /// Calls `f` for each operation, once per use.
-    pub(crate) fn visit(&self, f: &mut impl FnMut(&Node)) {
-        f(self.node());
-        for argument in self.arguments() {
-            argument.visit(f);
-        }
+impl Node {
+    fn arguments(&self) -> impl Iterator<Item = &Expression> {
+        let arguments = match self {
+            Node::Operand(_) | Node::Constant(_) | Node::Scalar(_) => [None, None, None],
+            Node::Unary(_, a) => [Some(a), None, None],
+            Node::Binary(_, a, b) | Node::Compare(_, a, b) => [Some(a), Some(b), None],
+            Node::Select(a, b, c) => [Some(a), Some(b), Some(c)],
+        };
+        arguments.into_iter().flatten()
     }
 }
 
 impl From<Node> for Expression {
     fn from(node: Node) -> Expression {
-        Expression(Arc::new(node))
+        let mut digest = DefaultHasher::new();
+        node.hash(&mut digest);
+        let instructions = match node {
+            Node::Unary(Unary::Neg | Unary::Abs | Unary::Sqrt, _) => 1,
+            Node::Unary(..) => 24,
+            _ => 1,
+        };
+        let (operands, scalars) = match node {
+            Node::Operand(index) => (usize::from(index) + 1, 0),
+            Node::Scalar(index) => (0, usize::from(index) + 1),
+            _ => (0, 0),
+        };
+        let mut root = Root {
+            digest: digest.finish(),
+            operations: 1,
+            instructions,
+            operands,
+            scalars,
+            node,
+        };
+        for Expression(argument) in root.node.arguments() {
+            // Sharing makes exponentially large trees from few allocations.
+            root.operations = root.operations.saturating_add(argument.operations);
+            root.instructions = root.instructions.saturating_add(argument.instructions);
+            root.operands = root.operands.max(argument.operands);
+            root.scalars = root.scalars.max(argument.scalars);
+        }
+        Expression(Arc::new(root))
+    }
+}
+
+impl Hash for Expression {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.0.digest.hash(state);
     }
 }
 
@@ -377,15 +417,13 @@ mod tests {
         );
     }
 
-    /// Sharing makes exponentially large trees from few allocations, so counting must stop at a
-    /// limit.
     #[test]
-    fn counting_stops_at_the_limit() {
+    fn shared_operations_are_counted_once_per_use() {
+        assert_eq!((Expression::operand(0) + 1.0).operations(), 3);
         let mut x = Expression::operand(0);
         for _ in 0..200 {
             x = &x * &x;
         }
-        assert_eq!(x.operations(100), 100);
-        assert_eq!((Expression::operand(0) + 1.0).operations(100), 3);
+        assert_eq!(x.operations(), usize::MAX);
     }
 }

@@ -5,7 +5,6 @@ use super::evaluate::evaluate;
 use super::{Element, Elementwise, Parameters, THREADS};
 use crate::assembler::{F32, GlobalAddress, Kernel, U32, U64};
 use crate::dtype::Dtype;
-use crate::expression::{Expression, Node, Unary};
 
 /// Elements per CTA. Each thread processes [`vectors`] vectors of [`per_vector`] elements.
 /// Consecutive threads access consecutive vectors, so accesses are coalesced.
@@ -26,25 +25,12 @@ fn per_vector(variant: &Elementwise) -> u32 {
 /// Vectors per thread and operand. There are several if the expression is short, so that enough
 /// bytes are in flight even with few operands. A long expression needs the registers.
 fn vectors(variant: &Elementwise) -> u32 {
-    let long = instructions(&variant.expression) > 16;
+    let long = variant.expression.instructions() > 16;
     match (long, variant.operands().count()) {
         (true, _) => 1,
         (false, 0 | 1) => 4,
         (false, _) => 2,
     }
-}
-
-/// The estimated number of instructions per element.
-fn instructions(expression: &Expression) -> usize {
-    let mut count = 0;
-    expression.visit(&mut |node| {
-        count += match node {
-            Node::Unary(Unary::Neg | Unary::Abs | Unary::Sqrt, _) => 1,
-            Node::Unary(..) => 24,
-            _ => 1,
-        }
-    });
-    count
 }
 
 pub(super) fn write<'k>(

@@ -31,7 +31,7 @@ use strided::{Space, SpaceForm};
 
 use crate::assembler::{GlobalAddress, In, Kernel, Launch, List, Out, Ptx, Target, Variant};
 use crate::error::{Error, Result};
-use crate::expression::{Expression, Node, short_name};
+use crate::expression::{Expression, short_name};
 use crate::params;
 
 /// Threads per CTA.
@@ -42,7 +42,6 @@ pub(crate) const THREADS: u32 = 256;
 pub struct Elementwise {
     expression: Expression,
     operands: [Option<Element>; Elementwise::MAX_OPERANDS],
-    scalars: u8,
     result: Element,
     layout: Layout,
 }
@@ -97,10 +96,9 @@ impl Elementwise {
         layout: Layout,
     ) -> Result<Elementwise> {
         at_most("operands", operands.len(), Self::MAX_OPERANDS)?;
-        let operations = expression.operations(Self::MAX_OPERATIONS + 1);
-        at_most("operations", operations, Self::MAX_OPERATIONS)?;
-        let scalars = check_indices(&expression, operands.len())?;
-        at_most("scalars", scalars, Self::MAX_SCALARS)?;
+        at_most("operations", expression.operations(), Self::MAX_OPERATIONS)?;
+        at_most("scalars", expression.scalars(), Self::MAX_SCALARS)?;
+        check_operands(expression.operands(), operands.len())?;
         check_layout(layout)?;
 
         let mut formats = [None; Self::MAX_OPERANDS];
@@ -110,7 +108,6 @@ impl Elementwise {
         Ok(Elementwise {
             expression,
             operands: formats,
-            scalars: scalars as u8,
             result,
             layout,
         })
@@ -155,7 +152,7 @@ params! {
         /// The first element of the result.
         result: Out,
         /// The scalars of the expression.
-        scalars: List<f32, { Elementwise::MAX_SCALARS }> = usize::from(variant.scalars),
+        scalars: List<f32, { Elementwise::MAX_SCALARS }> = variant.expression.scalars(),
         /// Extents and strides.
         space: IterationSpace = variant.layout.form(1 + variant.operands().count()),
     }
@@ -212,23 +209,17 @@ fn at_most(what: &'static str, count: usize, limit: usize) -> Result<()> {
     }
 }
 
-/// Checks that every operand that is read exists; returns the number of scalars.
-fn check_indices(expression: &Expression, operands: usize) -> Result<usize> {
-    let (mut reads, mut scalars) = (0, 0);
-    expression.visit(&mut |node| match node {
-        Node::Operand(index) => reads = reads.max(usize::from(*index) + 1),
-        Node::Scalar(index) => scalars = scalars.max(usize::from(*index) + 1),
-        _ => {}
-    });
-    if reads <= operands {
-        return Ok(scalars);
+/// Checks that every operand that is read exists.
+fn check_operands(read: usize, count: usize) -> Result<()> {
+    match read <= count {
+        true => Ok(()),
+        false => Err(Error::Missing {
+            kernel: "elementwise",
+            what: "operand",
+            index: read - 1,
+            count,
+        }),
     }
-    Err(Error::Missing {
-        kernel: "elementwise",
-        what: "operand",
-        index: reads - 1,
-        count: operands,
-    })
 }
 
 fn check_layout(layout: Layout) -> Result<()> {

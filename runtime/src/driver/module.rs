@@ -1,13 +1,13 @@
 //! Modules of the driver: loading a kernel when it is first needed, and launching it.
 
 use std::any::{Any, TypeId};
-use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys::{
     self, CUfunction, CUfunction_attribute, CUjit_option, CUmodule, CUresult,
 };
+use hashbrown::HashMap;
 use meshgrad_kernels::{Launch, Ptx, Variant};
 
 use super::context::relaxed;

@@ -6,10 +6,10 @@
 //! tracing allocates no heap memory.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
+use hashbrown::HashMap;
 use meshgrad_kernels::Error;
 use meshgrad_kernels::expression::{Binary, Comparison, Expression, Node, Unary};
 
@@ -27,7 +27,7 @@ pub(crate) type Constants = [f32; MAX_CONSTANTS];
 #[derive(Clone, Copy)]
 pub(crate) struct Symbol(Value);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Value {
     Zero,
     One,
@@ -36,13 +36,28 @@ enum Value {
     Step(u8),
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Step {
     Unary(Unary, Value),
     Binary(Binary, Value, Value),
     /// `Choose(comparison, [a, b, c, d])` is c if the comparison of a and b is true, and d
     /// otherwise.
     Choose(Comparison, [Value; 4]),
+}
+
+/// Hashes one word, because every launch looks up its steps.
+impl Hash for Step {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let bytes = match *self {
+            Step::Unary(function, x) => [0, function as u8, x.code(), 0, 0, 0, 0, 0],
+            Step::Binary(function, a, b) => [1, function as u8, a.code(), b.code(), 0, 0, 0, 0],
+            Step::Choose(comparison, values) => {
+                let [a, b, c, d] = values.map(Value::code);
+                [2, comparison as u8, a, b, c, d, 0, 0]
+            }
+        };
+        state.write_u64(u64::from_le_bytes(bytes));
+    }
 }
 
 /// The operations of a function, in order.
@@ -92,12 +107,25 @@ impl Eq for Steps {}
 
 impl Hash for Steps {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        self.taken().hash(state);
-        self.result.hash(state);
+        for step in self.taken() {
+            step.hash(state);
+        }
+        state.write_u8(self.result.code());
     }
 }
 
 impl Value {
+    /// A byte for hashing. Up to 64 values of a kind have different ones.
+    fn code(self) -> u8 {
+        match self {
+            Value::Zero => 0,
+            Value::One => 1,
+            Value::Operand(at) => at ^ 0x40,
+            Value::Constant(at) => at ^ 0x80,
+            Value::Step(at) => at ^ 0xc0,
+        }
+    }
+
     fn expression(self, results: &[Expression]) -> Expression {
         match self {
             Value::Zero => Expression::constant(0.0),

@@ -1,5 +1,8 @@
 //! Functions of rows, and sums over rows, on any device.
 
+use std::borrow::Cow;
+use std::ops::Deref;
+
 use super::{dense_rows, summed_in};
 use crate::cpu::{column_sums, row_function as cpu};
 use crate::launch::{column_sums as sums, row_function as launch};
@@ -72,11 +75,11 @@ pub fn map_rows<const N: usize, const S: usize, const G: usize, F: RowFunction<N
     numbers: &mut [UninitTensor],
 ) -> Result<()> {
     check::<N, S, F>(call, operands, &given, y, numbers)?;
-    let given = each(given, ops::contiguous)?;
-    let given = given.each_ref();
+    let given = contiguous(given)?;
+    let given = given.each_ref().map(Deref::deref);
     if call.device().is_gpu() {
-        let operands = each(operands, ops::contiguous)?;
-        let operands = operands.each_ref();
+        let operands = contiguous(operands)?;
+        let operands = operands.each_ref().map(Deref::deref);
         return call.launch(|gpu| launch::map_rows(gpu, f, operands, given, y, numbers));
     }
 
@@ -158,6 +161,17 @@ pub fn sum_rows_into<const N: usize, const S: usize, F: RowFunction<N, S>>(
 
 /// The most operands of [`sum_rows_into`].
 const MAX_OPERANDS: usize = 8;
+
+/// The tensors, or copies of those that are not contiguous. It allocates no heap memory itself.
+fn contiguous<const N: usize>(tensors: [&Tensor; N]) -> Result<[Cow<'_, Tensor>; N]> {
+    let mut all = tensors.map(Cow::Borrowed);
+    for place in &mut all {
+        if !place.is_contiguous() {
+            *place = Cow::Owned(ops::copy(place)?);
+        }
+    }
+    Ok(all)
+}
 
 /// `f` of each tensor. It allocates no heap memory itself.
 fn each<const N: usize>(
