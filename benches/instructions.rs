@@ -1,17 +1,16 @@
 //! Counts the machine instructions that CPU ops execute per element, on one thread, and compares
-//! them with a table. Unlike a time, a count is the same in every run: it shows the columns at the
-//! end of a row that a change no longer computes in vectors, and sums that no longer stay in
-//! registers.
+//! them with a table. Unlike a time, a count hardly varies between runs. It rises when the last
+//! columns of a row are no longer computed in vectors, or when sums no longer stay in registers.
 //!
 //! ```text
-//! cargo bench --bench instructions [-- --update] [--only NAME]
+//! cargo bench --bench instructions [-- [--update] [--only NAME]]
 //! ```
 //!
 //! A second process runs each op with few and with many rows, and this one executes it instruction
-//! by instruction (`ptrace`). The difference of both counts, per element of the additional rows, is
-//! free of the cost of a call. The table, `benches/instructions.toml`, has a section for each level
-//! of vector instructions. The bench fails for an op that executes over a tenth more instructions
-//! than there.
+//! by instruction (`ptrace`). The difference of the two counts, per element of the additional rows,
+//! does not include the cost of a call. The table, `benches/instructions.toml`, has a section for
+//! each level of vector instructions. The bench fails if an op executes over a tenth more
+//! instructions than the table says.
 
 #[cfg(not(target_os = "linux"))]
 fn main() {
@@ -29,7 +28,7 @@ mod linux {
     use std::path::PathBuf;
     use std::process::{Command, ExitCode};
 
-    use anyhow::{Context, bail};
+    use anyhow::{Context, bail, ensure};
     use clap::Parser;
     use meshgrad::prelude::*;
     use meshgrad::runtime::op_cases::{self, OpCase, Source, Written};
@@ -45,7 +44,7 @@ mod linux {
     const ROWS: [usize; 2] = [8, 16];
     /// Elements per row: not a multiple of any vector.
     const FEATURES: usize = 519;
-    /// Heads and features per head of rotations; the heads of a row are its elements.
+    /// Heads and features per head of rotations, which have these in place of [`FEATURES`].
     const HEADS: [usize; 2] = [8, 64];
     /// The tolerated ratio to the table.
     const TOLERANCE: f64 = 1.1;
@@ -79,6 +78,9 @@ mod linux {
             return Ok(ExitCode::SUCCESS);
         }
 
+        if counted.cases.is_empty() {
+            bail!("no case has {:?} in its name", cli.only);
+        }
         let counts = count(&cli, &counted)?;
         let path = PathBuf::from(concat!(
             env!("CARGO_MANIFEST_DIR"),
@@ -131,6 +133,7 @@ mod linux {
         traced
             .run_to_stop()
             .context("the counted process cannot be traced")?;
+        ptrace::setoptions(traced.0, ptrace::Options::PTRACE_O_EXITKILL)?;
         let mut counts = BTreeMap::new();
         for (name, _) in &counted.cases {
             let mut of_rows = [0; 2];
@@ -145,7 +148,8 @@ mod linux {
             counts.insert(name.clone(), (100.0 * per_element).round() / 100.0);
         }
         ptrace::cont(traced.0, None)?;
-        child.wait()?;
+        let status = child.wait()?;
+        ensure!(status.success(), "the counted process failed: {status}");
         Ok(counts)
     }
 

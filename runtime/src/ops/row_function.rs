@@ -136,8 +136,9 @@ pub fn sum_rows_into<const N: usize, const S: usize, F: RowFunction<N, S>>(
             *place = *operand;
         }
         let call = to.call(signature, &operands[..N + S])?;
-        let (matrices, numbers) = (each(matrices, dense_rows)?, each(numbers, ops::contiguous)?);
-        let (matrices, numbers) = (matrices.each_ref(), numbers.each_ref());
+        let (matrices, numbers) = (each(matrices, dense_rows)?, contiguous(numbers)?);
+        let matrices = matrices.each_ref();
+        let numbers = numbers.each_ref().map(Deref::deref);
         let range = to.buffer().contiguous_range(call.name())?;
         let empty = to.is_empty();
         if call.device().is_gpu() {
