@@ -56,12 +56,7 @@ struct Way {
 }
 
 const WAYS: [Way; 4] = [
-    Way {
-        name: "one rank",
-        homes: None,
-        torch: Some(["torch, one process", "one"]),
-        goals: None,
-    },
+    Way { name: "one rank", homes: None, torch: Some(["torch, one process", "one"]), goals: None },
     Way {
         name: "replicate",
         homes: Some(|| [Home::replicate(AXIS), Home::replicate(AXIS)]),
@@ -113,9 +108,7 @@ impl Pair {
 
 /// Milliseconds of a step.
 fn median(contestant: &Contestant, sequences: usize) -> f64 {
-    contestant
-        .milliseconds(sequences, |step| step.seconds)
-        .median
+    contestant.milliseconds(sequences, |step| step.seconds).median
 }
 
 fn main() -> anyhow::Result<()> {
@@ -130,9 +123,7 @@ fn main() -> anyhow::Result<()> {
         let contestants = pairs
             .iter_mut()
             .flat_map(|pair| std::iter::once(&mut pair.ours).chain(&mut pair.torch));
-        arguments
-            .turns
-            .run(&mut contestants.collect::<Vec<_>>(), sequences)?;
+        arguments.turns.run(&mut contestants.collect::<Vec<_>>(), sequences)?;
         Ok(pairs)
     });
     let _ = std::fs::remove_dir_all(&folder);
@@ -156,11 +147,7 @@ fn start(arguments: &Arguments, folder: &Path) -> anyhow::Result<Vec<Pair>> {
             Ok(())
         };
         let ours = Ranks::start(way.ranks(), launch);
-        Ok(Pair {
-            way,
-            ours: Contestant::ranks(format!("meshgrad, {}", way.name), ours),
-            torch,
-        })
+        Ok(Pair { way, ours: Contestant::ranks(format!("meshgrad, {}", way.name), ours), torch })
     };
     WAYS.iter().map(start).collect()
 }
@@ -201,10 +188,7 @@ fn train(way: &Way, rank: &LocalRank, folder: Option<&Path>, inbox: &Inbox) -> a
             });
             let batches = batches.collect::<anyhow::Result<Vec<TokenBatch>>>()?;
             world.barrier()?.wait()?;
-            batches
-                .iter()
-                .map(|batch| step(&mut learner, batch))
-                .collect()
+            batches.iter().map(|batch| step(&mut learner, batch)).collect()
         })
     };
     let model = Qwen3::new(&Qwen3Config::from_json(CONFIG)?)?;
@@ -216,9 +200,7 @@ fn train(way: &Way, rank: &LocalRank, folder: Option<&Path>, inbox: &Inbox) -> a
         let plan = model.plan(&ModelParallelism::new(&mesh))?;
         plan.apply(&model, rank.rank())?;
         let [layers, rest] = homes();
-        Homes::new(rank, &mesh, rest)
-            .unit("model.layers.*", layers)
-            .settle(&model)?;
+        Homes::new(rank, &mesh, rest).unit("model.layers.*", layers).settle(&model)?;
         training(model)
     })
 }
@@ -234,11 +216,7 @@ fn rows_of(batch: &TokenBatch, way: &Way) -> anyhow::Result<TokenBatch> {
 
 fn step(learner: &mut Learner, batch: &TokenBatch) -> anyhow::Result<Step> {
     let (seconds, step) = seconds(|| learner.step(batch));
-    Ok(Step {
-        loss: step?.0,
-        seconds,
-        waited: 0.0,
-    })
+    Ok(Step { loss: step?.0, seconds, waited: 0.0 })
 }
 
 fn report(arguments: &Arguments, pairs: &[Pair], sequences: &[usize]) -> anyhow::Result<()> {
@@ -251,12 +229,7 @@ fn report(arguments: &Arguments, pairs: &[Pair], sequences: &[usize]) -> anyhow:
         .flat_map(|(at, &sequences)| goals(pairs, at, sequences))
         .collect();
     println!("\n| | goal | measured | |\n|---|---|---|---|");
-    for Goal {
-        what,
-        least,
-        measured,
-    } in &goals
-    {
+    for Goal { what, least, measured } in &goals {
         let verdict = if measured >= least { "met" } else { "missed" };
         println!("| {what} | {least:.2} | {measured:.2} | {verdict} |");
     }

@@ -128,9 +128,7 @@ impl Workload {
     ) -> anyhow::Result<Workload> {
         let space = AddressSpace::new();
         let module = Module::load(text, &space, 0, &Emulation::default())?;
-        let kernel = module
-            .kernel(entry)
-            .context("the module has no such kernel")?;
+        let kernel = module.kernel(entry).context("the module has no such kernel")?;
         let mut operand = || {
             let at = space.allocate(BYTES, MemoryKind::Device(0))?;
             space.fill(at, &1f32.to_le_bytes(), BYTES / 4)?;
@@ -174,21 +172,14 @@ impl Workload {
     }
 
     fn count(&mut self) -> anyhow::Result<()> {
-        let counters = self.launch(&Emulation {
-            counters: true,
-            ..Emulation::default()
-        })?;
+        let counters = self.launch(&Emulation { counters: true, ..Emulation::default() })?;
         self.work = counters.total.lanes as f64;
         Ok(())
     }
 
     fn turn(&mut self) -> anyhow::Result<()> {
         for (at, sanitize) in [true, false].into_iter().enumerate() {
-            let options = Emulation {
-                sanitize,
-                threads: 1,
-                ..Emulation::default()
-            };
+            let options = Emulation { sanitize, threads: 1, ..Emulation::default() };
             let time = timed(|| self.launch(&options))?;
             self.rates[at].push(self.work / time / 1e9);
         }
@@ -198,11 +189,7 @@ impl Workload {
 
 fn loops(iterations: u32) -> anyhow::Result<Vec<Workload>> {
     let one = |it: &Loop| {
-        let extents = Extents {
-            grid: [4, 1, 1],
-            block: [128, 1, 1],
-            dynamic_shared: 0,
-        };
+        let extents = Extents { grid: [4, 1, 1], block: [128, 1, 1], dynamic_shared: 0 };
         Workload::new(it.name, (&it.text(iterations), "k"), extents, |operand| {
             Ok(operand()?.to_le_bytes().to_vec())
         })
@@ -220,14 +207,7 @@ fn rms_norm_kernel(features: usize) -> anyhow::Result<RowMap> {
     };
     let value = &x * &inv_rms * &w;
     let form = (Dtype::F32, features, true);
-    Ok(RowMap::new(
-        form,
-        [true, false],
-        0,
-        vec![number],
-        value,
-        true,
-    )?)
+    Ok(RowMap::new(form, [true, false], 0, vec![number], value, true)?)
 }
 
 /// Four of our kernels, with operands of at most 1 MiB.
@@ -283,28 +263,12 @@ fn kernels(size: usize) -> anyhow::Result<Vec<Workload>> {
         };
         Ok(SplitKArguments::whole(arguments, 1))
     };
-    let f32 = GemmF32 {
-        a: order,
-        b: order,
-        tile,
-        accumulate: false,
-    };
-    let bf16 = GemmBf16 {
-        a: order,
-        b: order,
-        tile,
-        output: Output::ALL[0],
-        aligned: true,
-    };
+    let f32 = GemmF32 { a: order, b: order, tile, accumulate: false };
+    let bf16 = GemmBf16 { a: order, b: order, tile, output: Output::ALL[0], aligned: true };
     Ok(vec![
         elementwise,
         rms_norm,
-        Workload::of(
-            "matrix product, f32",
-            &f32,
-            f32.launch(m, m, 1).context("elements")?,
-            gemm,
-        )?,
+        Workload::of("matrix product, f32", &f32, f32.launch(m, m, 1).context("elements")?, gemm)?,
         Workload::of(
             "matrix product, bf16",
             &bf16,

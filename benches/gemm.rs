@@ -61,10 +61,7 @@ fn bench(arguments: &Arguments, device: &Device) -> anyhow::Result<()> {
     let threads = device.properties().threads.to_string();
     let mut peer = arguments.peer.start("gemm.py", &["--threads", &threads])?;
 
-    println!(
-        "GFLOP/s, {} rounds: medians (minimum - maximum)\n",
-        arguments.rounds
-    );
+    println!("GFLOP/s, {} rounds: medians (minimum - maximum)\n", arguments.rounds);
     println!("| m, n, k | | | dtype | meshgrad | gemm crate | torch |");
     println!("|---|---|---|---|---|---|---|");
     let rows = match arguments.options.smoke {
@@ -74,13 +71,7 @@ fn bench(arguments: &Arguments, device: &Device) -> anyhow::Result<()> {
     let mut report = Vec::new();
     for dtype in [DType::F32, DType::BF16] {
         for row in rows {
-            report.push(measure(
-                *row,
-                dtype,
-                arguments.rounds,
-                device,
-                peer.as_mut(),
-            )?);
+            report.push(measure(*row, dtype, arguments.rounds, device, peer.as_mut())?);
         }
     }
 
@@ -129,10 +120,7 @@ fn measure(
                 "transposes": transposes, "repeats": cold + repeats,
             });
             let answer = peer.ask(&request)?;
-            numbers(&answer["seconds"])
-                .into_iter()
-                .skip(cold)
-                .for_each(|seconds| take(2, seconds));
+            numbers(&answer["seconds"]).into_iter().skip(cold).for_each(|seconds| take(2, seconds));
         }
     }
 
@@ -162,9 +150,8 @@ impl Operand {
         dtype: DType,
     ) -> anyhow::Result<Operand> {
         let [rows, columns] = shape;
-        let elements: Vec<f32> = (0..rows * columns)
-            .map(|i| ((i * 7919) % 2003) as f32 / 1001.5 - 1.0)
-            .collect();
+        let elements: Vec<f32> =
+            (0..rows * columns).map(|i| ((i * 7919) % 2003) as f32 / 1001.5 - 1.0).collect();
         let stored = match transposed {
             true => Tensor::from_slice(device, &[columns, rows], &elements)?.transpose(0, 1)?,
             false => Tensor::from_slice(device, &[rows, columns], &elements)?,

@@ -82,16 +82,11 @@ mod linux {
             bail!("no case has {:?} in its name", cli.only);
         }
         let counts = count(&cli, &counted)?;
-        let path = PathBuf::from(concat!(
-            env!("CARGO_MANIFEST_DIR"),
-            "/benches/instructions.toml"
-        ));
+        let path = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/benches/instructions.toml"));
         let at_path = || path.display().to_string();
         let text = std::fs::read_to_string(&path).with_context(at_path)?;
         let mut table: Table = toml::from_str(&text).with_context(at_path)?;
-        let known = table
-            .entry(device.properties().simd.to_owned())
-            .or_default();
+        let known = table.entry(device.properties().simd.to_owned()).or_default();
         let worse = report(&counts, known);
         if cli.update {
             known.extend(counts);
@@ -130,9 +125,7 @@ mod linux {
         command.args(["--counted", "--only", &cli.only]);
         let mut child = command.spawn()?;
         let traced = Traced(Pid::from_raw(child.id().try_into()?));
-        traced
-            .run_to_stop()
-            .context("the counted process cannot be traced")?;
+        traced.run_to_stop().context("the counted process cannot be traced")?;
         ptrace::setoptions(traced.0, ptrace::Options::PTRACE_O_EXITKILL)?;
         let mut counts = BTreeMap::new();
         for (name, _) in &counted.cases {
@@ -238,12 +231,7 @@ mod linux {
             op_cases::softmaxes(inputs, &shape)?,
             reduced(inputs, shape, &[1], "rows")?,
             reduced(inputs, shape, &[0], "columns")?,
-            op_cases::positions(
-                inputs,
-                [1, rows, heads, features],
-                features / 2,
-                RopeStyle::Half,
-            )?,
+            op_cases::positions(inputs, [1, rows, heads, features], features / 2, RopeStyle::Half)?,
             op_cases::linear(inputs, &[rows], [FEATURES, 96])?,
         ];
         Ok(families.into_iter().flatten().collect())

@@ -71,16 +71,9 @@ fn nothing(x: &Tensor) -> ValueResult<Tensor> {
     let mut call = NOTHING.call(&[x])?;
     let y = call.output(0)?;
     call.launch(|gpu| {
-        let arguments = NothingArguments {
-            x: gpu.ptr(x)?,
-            y: gpu.uninit_ptr(&y)?,
-            n: call.rows() as u64,
-        };
-        let launch = Launch {
-            grid: [1, 1, 1],
-            block: [32, 1, 1],
-            dynamic_shared: 0,
-        };
+        let arguments =
+            NothingArguments { x: gpu.ptr(x)?, y: gpu.uninit_ptr(&y)?, n: call.rows() as u64 };
+        let launch = Launch { grid: [1, 1, 1], block: [32, 1, 1], dynamic_shared: 0 };
         gpu.launch(&Nothing, Some(launch), &arguments)
     })?;
     Ok(y.finish())
@@ -115,28 +108,13 @@ impl Peers {
     /// `cuLaunchKernel`.
     fn launch_bare(&self) -> anyhow::Result<()> {
         let (mut x, mut y, mut n) = (0u64, 0u64, 1u64);
-        let mut parameters = [
-            (&raw mut x).cast::<c_void>(),
-            (&raw mut y).cast(),
-            (&raw mut n).cast(),
-        ];
+        let mut parameters =
+            [(&raw mut x).cast::<c_void>(), (&raw mut y).cast(), (&raw mut n).cast()];
         let stream = self.stream.cu_stream();
         // SAFETY: the arguments match the parameters; the kernel accesses no memory.
         let code = unsafe {
             let parameters = parameters.as_mut_ptr();
-            sys::cuLaunchKernel(
-                self.bare,
-                1,
-                1,
-                1,
-                32,
-                1,
-                1,
-                0,
-                stream,
-                parameters,
-                null_mut(),
-            )
+            sys::cuLaunchKernel(self.bare, 1, 1, 1, 32, 1, 1, 0, stream, parameters, null_mut())
         };
         anyhow::ensure!(code == CUresult::CUDA_SUCCESS, "cuLaunchKernel: {code:?}");
         Ok(())
@@ -144,11 +122,8 @@ impl Peers {
 
     fn launch_safe(&self) -> anyhow::Result<()> {
         let (x, y, n) = (0u64, 0u64, 1u64);
-        let extents = LaunchConfig {
-            grid_dim: (1, 1, 1),
-            block_dim: (32, 1, 1),
-            shared_mem_bytes: 0,
-        };
+        let extents =
+            LaunchConfig { grid_dim: (1, 1, 1), block_dim: (32, 1, 1), shared_mem_bytes: 0 };
         let mut launch = self.stream.launch_builder(&self.safe);
         launch.arg(&x).arg(&y).arg(&n);
         // SAFETY: the arguments match the parameters; the kernel accesses no memory.
@@ -180,11 +155,7 @@ struct Candidate<'c> {
 
 impl<'c> Candidate<'c> {
     fn new(name: &'static str, run: impl Fn() -> anyhow::Result<()> + 'c) -> Candidate<'c> {
-        Candidate {
-            name,
-            run: Box::new(run),
-            nanoseconds: Vec::new(),
-        }
+        Candidate { name, run: Box::new(run), nanoseconds: Vec::new() }
     }
 
     fn measure(&mut self, launches: usize) -> anyhow::Result<f64> {
@@ -216,9 +187,7 @@ fn main() -> anyhow::Result<()> {
         Candidate::new("nothing", || discard(nothing(&x))),
         Candidate::new("mul", || discard(ops::mul(&x, &x))),
         Candidate::new("silu_grad", || discard(ops::silu_grad(&x, &x))),
-        Candidate::new("rms_norm", || {
-            discard(ops::rms_norm(&x, &w, 1e-6).map(|(y, _)| y))
-        }),
+        Candidate::new("rms_norm", || discard(ops::rms_norm(&x, &w, 1e-6).map(|(y, _)| y))),
         Candidate::new("linear", || discard(ops::linear(&x, &x))),
     ];
     interleave(candidates.len(), cli.rounds, |round, at| {
@@ -252,10 +221,7 @@ fn report(cli: &Cli, candidates: &[Candidate<'_>]) -> anyhow::Result<()> {
     }
     row("own: the operation minus cuLaunchKernel", &own);
     for candidate in &candidates[3..] {
-        row(
-            &format!("own, no driver: {}", candidate.name),
-            &candidate.nanoseconds,
-        );
+        row(&format!("own, no driver: {}", candidate.name), &candidate.nanoseconds);
     }
     let report = json!({"bench": "launch", "launches": launches, "rounds": rounds, "rows": rows});
     finish(&cli.options, report, json!({"cudarc": "0.19"}))

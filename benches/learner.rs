@@ -11,11 +11,7 @@ const LEARNING_RATE: f64 = 1e-3;
 
 /// AdamW with the constants of benches/torch/tiny.py.
 pub(crate) fn adamw() -> OptimizerConfig {
-    let constants = AdamWConfig {
-        weight_decay: 0.1,
-        beta2: 0.95,
-        ..AdamWConfig::default()
-    };
+    let constants = AdamWConfig { weight_decay: 0.1, beta2: 0.95, ..AdamWConfig::default() };
     OptimizerConfig::new(Algorithm::AdamW(constants), LEARNING_RATE)
 }
 
@@ -37,23 +33,13 @@ impl Learner {
         optimizer: &OptimizerConfig,
     ) -> anyhow::Result<Learner> {
         let (updater, grads) = Updater::new(&model, device, optimizer, 1)?;
-        Ok(Learner {
-            model,
-            updater,
-            grads,
-            device: device.clone(),
-            dtype,
-            step: 0,
-        })
+        Ok(Learner { model, updater, grads, device: device.clone(), dtype, step: 0 })
     }
 
     /// Runs a step. Returns its mean loss, and the seconds of forward, backward and optimizer.
     pub(crate) fn step(&mut self, batch: &TokenBatch) -> anyhow::Result<(f64, [f64; 3])> {
         self.step += 1;
-        let compute = Compute {
-            dtype: self.dtype,
-            checkpointing: false,
-        };
+        let compute = Compute { dtype: self.dtype, checkpointing: false };
         let (forward, recorded) = seconds(|| Tape::record(|| self.model.loss(batch, compute)));
         let (loss, tape) = recorded?;
 
@@ -62,10 +48,8 @@ impl Learner {
         let (backward, done) = seconds(|| tape.backward(&[(&loss.total, one)], &mut self.grads));
         done?;
 
-        let (optimizer, norm) = seconds(|| {
-            self.updater
-                .step(&mut self.grads, &loss.weight, self.step, LEARNING_RATE)
-        });
+        let (optimizer, norm) =
+            seconds(|| self.updater.step(&mut self.grads, &loss.weight, self.step, LEARNING_RATE));
         norm?;
         let mean = f64::from(loss.sum.item::<f32>()? / loss.weight.item::<f32>()?);
         Ok((mean, [forward, backward, optimizer]))

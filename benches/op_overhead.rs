@@ -23,15 +23,8 @@ use meshgrad::runtime::Signature;
 use meshgrad_harness::{Options, PeerOptions, Spread, cell, finish, numbers, seconds};
 use serde_json::{Value, json};
 
-const WHAT: [&str; 7] = [
-    "plain",
-    "record",
-    "backward",
-    "bookkeeping",
-    "sharded",
-    "memo hit",
-    "plan hit",
-];
+const WHAT: [&str; 7] =
+    ["plain", "record", "backward", "bookkeeping", "sharded", "memo hit", "plan hit"];
 
 /// Repeats in a turn of what shardings add.
 const REPEATS: usize = 5;
@@ -79,11 +72,7 @@ fn bench(
     let warmup = if arguments.options.smoke { 0 } else { 3 };
     for round in 0..warmup + arguments.rounds {
         let mut measured = turn(device, arguments.operations)?.to_vec();
-        measured.extend(turn_of_shardings(
-            device,
-            redistributor,
-            arguments.operations,
-        )?);
+        measured.extend(turn_of_shardings(device, redistributor, arguments.operations)?);
         let answer = match &mut peer {
             Some(peer) => {
                 let answer = peer.ask(&json!({"operations": arguments.operations}))?;
@@ -102,10 +91,7 @@ fn bench(
         }
     }
 
-    println!(
-        "ns per operation, {} rounds: medians (minimum - maximum)\n",
-        arguments.rounds
-    );
+    println!("ns per operation, {} rounds: medians (minimum - maximum)\n", arguments.rounds);
     println!("| | meshgrad | torch |");
     println!("|---|---|---|");
     let spread = |all: &Vec<f64>| Spread::try_of(all);

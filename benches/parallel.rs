@@ -48,17 +48,12 @@ const CONFIGURATIONS: [(usize, [(Parallelism, usize); 5]); 2] = [
 ];
 
 const OURS: [&str; 3] = ["check", "groups of rank 0", "all lists"];
-const THEIRS: [&str; 4] = [
-    "torchtitan_check",
-    "torchtitan_meshes",
-    "megatron_lists",
-    "megatron_initialize",
-];
+const THEIRS: [&str; 4] =
+    ["torchtitan_check", "torchtitan_meshes", "megatron_lists", "megatron_initialize"];
 
 /// The tokens that `initialize_model_parallel` passes to its two generators.
-const DENSE: [&str; 10] = [
-    "pp", "dp-cp", "dp", "cp", "tp-pp", "tp", "pp", "tp-dp-cp", "tp-dp", "tp-cp",
-];
+const DENSE: [&str; 10] =
+    ["pp", "dp-cp", "dp", "cp", "tp-pp", "tp", "pp", "tp-dp-cp", "tp-dp", "tp-cp"];
 const EXPERT: [&str; 7] = ["pp", "ep", "tp", "tp-ep", "tp-ep-pp", "dp", "tp-ep-pp"];
 
 /// Times the check of parallel configurations.
@@ -95,10 +90,7 @@ fn main() -> anyhow::Result<()> {
 }
 
 fn in_milliseconds(spread: Spread) -> String {
-    format!(
-        "{:.4} ({:.4} - {:.4})",
-        spread.median, spread.min, spread.max
-    )
+    format!("{:.4} ({:.4} - {:.4})", spread.median, spread.min, spread.max)
 }
 
 /// Milliseconds of each figure.
@@ -131,9 +123,7 @@ fn rounds(
 fn settings(world: usize, degrees: &[(Parallelism, usize)]) -> Settings {
     let mut settings = Settings::new();
     let location = || Source::code("the bench");
-    settings
-        .world(world, location())
-        .order(Order::MEGATRON, location());
+    settings.world(world, location()).order(Order::MEGATRON, location());
     for (kind, size) in degrees {
         settings.set(*kind, *size, location());
     }
@@ -149,10 +139,9 @@ fn milliseconds_of(settings: &Settings) -> anyhow::Result<[f64; 3]> {
     let (of_rank, groups) = seconds(|| state.groups_of(0));
     black_box(groups);
     let (lists, done) = seconds(|| -> anyhow::Result<()> {
-        for (generator, tokens) in [
-            (config.dense_generator(), &DENSE[..]),
-            (config.expert_generator(), &EXPERT),
-        ] {
+        for (generator, tokens) in
+            [(config.dense_generator(), &DENSE[..]), (config.expert_generator(), &EXPERT)]
+        {
             for token in tokens {
                 black_box(generator.ranks(token)?);
             }

@@ -97,15 +97,9 @@ fn main() -> anyhow::Result<()> {
 
 fn settings(arguments: &Arguments, folder: Option<&PathBuf>) -> Vec<Setting> {
     let links = arguments.bandwidth.map(|megabytes| {
-        let link = Link {
-            latency_ns: 1000 * arguments.latency,
-            ns_per_mib: (1 << 20) * 1000 / megabytes,
-        };
-        LinkCosts {
-            launch_ns: 0,
-            within: link,
-            across: link,
-        }
+        let link =
+            Link { latency_ns: 1000 * arguments.latency, ns_per_mib: (1 << 20) * 1000 / megabytes };
+        LinkCosts { launch_ns: 0, within: link, across: link }
     });
     let setting = |name: &str, ranks, sequence, chunks| Setting {
         name: match chunks {
@@ -138,10 +132,7 @@ fn torch(arguments: &Arguments, folder: &Path) -> anyhow::Result<Vec<Contestant>
         let peer = Peer::start(python, "tensor_parallel.py", &options)?;
         Ok(Contestant::peer(name, peer))
     };
-    let peers = [
-        ("torch, one rank", "1", "2"),
-        ("torch, two ranks", "2", "1"),
-    ];
+    let peers = [("torch, one rank", "1", "2"), ("torch, two ranks", "2", "1")];
     peers.into_iter().map(start).collect()
 }
 
@@ -174,11 +165,7 @@ fn train(setting: &Setting, rank: &LocalRank, inbox: &Inbox) -> anyhow::Result<(
             let step = |_| {
                 timed.reset();
                 let (seconds, step) = seconds(|| learner.step(&batch));
-                Ok(Step {
-                    loss: step?.0,
-                    seconds,
-                    waited: timed.waited(),
-                })
+                Ok(Step { loss: step?.0, seconds, waited: timed.waited() })
             };
             (0..turn.steps).map(step).collect()
         })

@@ -25,11 +25,7 @@ pub(crate) struct Stream {
 
 impl Stream {
     pub(crate) fn new() -> Stream {
-        let mut stream = Stream {
-            state: 42,
-            token: 0,
-            next: 0,
-        };
+        let mut stream = Stream { state: 42, token: 0, next: 0 };
         stream.next = stream.draw();
         stream
     }

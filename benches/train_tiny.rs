@@ -90,18 +90,11 @@ fn bench(arguments: &Arguments, device: &Device) -> anyhow::Result<()> {
         peers = start_peers(arguments, python, &folder)?;
     }
     let load = || match peers.is_empty() {
-        true => Ok(Qwen3::materialized(
-            &Qwen3Config::from_json(CONFIG)?,
-            device,
-            0,
-        )?),
+        true => Ok(Qwen3::materialized(&Qwen3Config::from_json(CONFIG)?, device, 0)?),
         false => anyhow::Ok(hf::load(&folder, device)?.model),
     };
     let dtype = arguments.dtype.dtype();
-    let mut own = vec![(
-        Contestant::new("meshgrad"),
-        Ours::new(load, device, dtype, None)?,
-    )];
+    let mut own = vec![(Contestant::new("meshgrad"), Ours::new(load, device, dtype, None)?)];
     if arguments.mesh {
         let mesh = Mesh::new(&[1], &["dp"])?;
         let ours = Ours::new(load, device, dtype, Some(mesh))?;
@@ -135,18 +128,13 @@ fn bench(arguments: &Arguments, device: &Device) -> anyhow::Result<()> {
     let mut contestants: Vec<Contestant> = own.into_iter().map(|(own, _)| own).collect();
     contestants[0].peak_resident = peak_resident();
 
-    let versions = peers
-        .first()
-        .map_or(Value::Null, |(peer, _)| peer.hello["versions"].clone());
+    let versions = peers.first().map_or(Value::Null, |(peer, _)| peer.hello["versions"].clone());
     contestants.extend(peers.into_iter().map(|(_, contestant)| contestant));
     print_table(arguments, &contestants);
     if let Some(difference) = first_difference(&contestants) {
         println!("\nlosses of the first steps agree within {difference:.1e}");
     }
-    println!(
-        "\nmeshgrad's tensors: peak {:.0} MB",
-        device.memory_stats().peak as f64 / 1e6
-    );
+    println!("\nmeshgrad's tensors: peak {:.0} MB", device.memory_stats().peak as f64 / 1e6);
 
     let report = json!({
         "bench": "train_tiny",
@@ -219,12 +207,7 @@ struct Contestant {
 
 impl Contestant {
     fn new(name: &'static str) -> Contestant {
-        Contestant {
-            name,
-            losses: Vec::new(),
-            parts: Vec::new(),
-            peak_resident: 0,
-        }
+        Contestant { name, losses: Vec::new(), parts: Vec::new(), peak_resident: 0 }
     }
 
     fn take(&mut self, loss: f64, parts: [f64; 3]) {
@@ -318,12 +301,7 @@ impl Ours {
             }
             Learner::new(model, device, dtype, &learner::adamw())
         })?;
-        Ok(Ours {
-            learner,
-            device: device.clone(),
-            tokens: Stream::new(),
-            mesh,
-        })
+        Ok(Ours { learner, device: device.clone(), tokens: Stream::new(), mesh })
     }
 
     /// Runs a step. Returns its mean loss, and the seconds of forward, backward and optimizer.

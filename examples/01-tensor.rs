@@ -22,9 +22,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // An error states how to fix the mistake.
     let half = ops::cast(&x, DType::BF16)?;
-    let error = ops::add(&x, &half)
-        .err()
-        .ok_or("adding bf16 to f32 must fail")?;
+    let error = ops::add(&x, &half).err().ok_or("adding bf16 to f32 must fail")?;
     println!("a mistake        {error}");
 
     // A meta device computes nothing but counts everything: here the memory and FLOPs of a GEMM

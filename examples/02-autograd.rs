@@ -14,11 +14,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // Ops are recorded only inside `Tape::record`.
     let (y, tape) = Tape::record(|| layer(&Var::constant(x.clone()), &w))?;
-    println!(
-        "the tape holds {} ops and {} bytes for backward",
-        tape.len(),
-        tape.saved_bytes()
-    );
+    println!("the tape holds {} ops and {} bytes for backward", tape.len(), tape.saved_bytes());
     let mut grads = Grads::new(std::slice::from_ref(&w))?;
     tape.backward(&[(&y, one.clone())], &mut grads)?;
     let full = grads.get(&w)?.to_vec::<f32>()?;
@@ -35,27 +31,17 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("dx      {:.3?}", dx[0].to_vec::<f32>()?);
     let mut split = Grads::new(std::slice::from_ref(&w))?;
     weights.run(&mut split)?;
-    assert_eq!(
-        split.get(&w)?.to_vec::<f32>()?,
-        full,
-        "split backward equals full backward"
-    );
+    assert_eq!(split.get(&w)?.to_vec::<f32>()?, full, "split backward equals full backward");
 
     // `checkpoint` saves only the inputs of the block, and recomputes the rest in backward.
     let inner = w.clone();
     let ([y], tape) = Tape::record(|| {
         let x = Var::constant(x.clone());
-        checkpoint([&x], move |[x]| {
-            Ok([ops::silu(&ops::linear(&x, &inner.var()?)?)?])
-        })
+        checkpoint([&x], move |[x]| Ok([ops::silu(&ops::linear(&x, &inner.var()?)?)?]))
     })?;
     let mut again = Grads::new(std::slice::from_ref(&w))?;
     tape.backward(&[(&y, one)], &mut again)?;
-    assert_eq!(
-        again.get(&w)?.to_vec::<f32>()?,
-        full,
-        "recomputed backward equals full backward"
-    );
+    assert_eq!(again.get(&w)?.to_vec::<f32>()?, full, "recomputed backward equals full backward");
     println!("split and recomputed gradients equal the full ones bit for bit");
     Ok(())
 }

@@ -17,13 +17,7 @@ impl Mlp {
     fn new() -> Mlp {
         let init = Init::Normal { std: 0.3 };
         let layer = |name, from, to| Linear::new(name, from, to).bias(true).init(init);
-        Mlp {
-            layers: [
-                layer("in", 2, 64),
-                layer("middle", 64, 64),
-                layer("out", 64, 2),
-            ],
-        }
+        Mlp { layers: [layer("in", 2, 64), layer("middle", 64, 64), layer("out", 64, 2)] }
     }
 
     fn forward(&self, x: &Var) -> Result<Var> {
@@ -53,10 +47,7 @@ fn main() -> anyhow::Result<()> {
     model.materialize(&device, 1)?;
     let (mut updater, mut grads) = Updater::new(&model, &device, &OptimizerConfig::default(), 1)?;
 
-    let (one, count) = (
-        Tensor::scalar(&device, 1.0f32)?,
-        Tensor::scalar(&device, 400.0f32)?,
-    );
+    let (one, count) = (Tensor::scalar(&device, 1.0f32)?, Tensor::scalar(&device, 400.0f32)?);
     for step in 1..=800 {
         // The loss is a sum; the optimizer divides the gradients once, by `count`.
         let (loss, tape) = Tape::record(|| {

@@ -59,9 +59,8 @@ impl Generate for Bigram {
 
     fn next_logits(&self, ids_bt: &Tensor, _: &mut (), dtype: DType) -> Result<Tensor> {
         let last = ids_bt.extent(-1)? - 1;
-        let logits_b1v = self
-            .head
-            .forward(&self.hidden(&ids_bt.slice(1, last..last + 1)?, dtype)?)?;
+        let logits_b1v =
+            self.head.forward(&self.hidden(&ids_bt.slice(1, last..last + 1)?, dtype)?)?;
         ops::reshape(logits_b1v.value(), &[ids_bt.extent(0)?, self.vocab_size()])
     }
 }
@@ -85,13 +84,7 @@ fn main() -> anyhow::Result<()> {
     let meta = Device::meta(device.properties());
     let large = Qwen3::materialized(&config, &meta, 1)?;
     let ids = Tensor::from_slice(&meta, &[1, 4096], &vec![0i64; 4096])?;
-    large.logits(
-        &ids,
-        Compute {
-            dtype: DType::BF16,
-            checkpointing: false,
-        },
-    )?;
+    large.logits(&ids, Compute { dtype: DType::BF16, checkpointing: false })?;
     let (work, memory) = (meta.work(), meta.memory_stats());
     println!(
         "Qwen3-30B-A3B, 4096 tokens forward: {:.1} TFLOP in {} ops, peak {} GB",

@@ -34,9 +34,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         Some(file) => Config::read::<qwen3::Tables>(Some(Path::new(file)), &[])?,
         None => Config::parse::<qwen3::Tables>(SMALL, "the embedded configuration", &[])?,
     };
-    let run = RunFolder::open(Path::new(
-        arguments.get(1).map_or("runs/06-moe", String::as_str),
-    ))?;
+    let run = RunFolder::open(Path::new(arguments.get(1).map_or("runs/06-moe", String::as_str)))?;
 
     run.set_aside_after(0)?; // moves the files of an earlier run aside
 
@@ -61,11 +59,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
 
     let (step, seed) = (config.train.steps, config.train.seed);
-    let state = checkpoint::State {
-        step,
-        seed,
-        data_digest: format!("{:032x}", data.texts.digest),
-    };
+    let state =
+        checkpoint::State { step, seed, data_digest: format!("{:032x}", data.texts.digest) };
     let saved = checkpoint::Saved {
         config: &config,
         model: &trainer.model,

@@ -96,11 +96,8 @@ impl Variant for UnitRowsGrad {
 
 static UNIT_ROWS: Signature =
     Signature::new("unit_rows", "x: F[.. d!] -> y: F[.. d], length: A[..]", 3);
-static UNIT_ROWS_GRAD: Signature = Signature::new(
-    "unit_rows_grad",
-    "dy: F[.. d!], y: F[.. d!], length: A[..] -> dx: F[.. d]",
-    5,
-);
+static UNIT_ROWS_GRAD: Signature =
+    Signature::new("unit_rows_grad", "dy: F[.. d!], y: F[.. d!], length: A[..] -> dx: F[.. d]", 5);
 
 /// The op on tensors, without the tape. Returns y and the lengths of the rows. The signature checks
 /// the operands and determines the shapes of the results.
@@ -137,11 +134,7 @@ fn unit_rows_grad(dy: &Tensor, y: &Tensor, length: &Tensor) -> ValueResult<Tenso
         return ops::div(&across, &column(length)?);
     }
 
-    let [dy, y, length] = [
-        ops::contiguous(dy)?,
-        ops::contiguous(y)?,
-        ops::contiguous(length)?,
-    ];
+    let [dy, y, length] = [ops::contiguous(dy)?, ops::contiguous(y)?, ops::contiguous(length)?];
     let form = form(&[&dy, &y])?;
     let dx = call.output(0)?;
     call.launch(|gpu| {
@@ -210,13 +203,8 @@ fn check(gpu: &Device, features: usize) -> opcheck::Result {
     let x = ops::to_device(&ops::cast(&exact, DType::F32)?, gpu)?;
     let (y, _) = unit_rows_of(&x)?;
     let (expected, _) = unit_rows_of(&exact)?;
-    let pairs = y
-        .to_vec::<f32>()?
-        .into_iter()
-        .zip(expected.to_vec::<f64>()?);
-    let worst = pairs
-        .map(|(y, exact)| (f64::from(y) - exact).abs())
-        .fold(0.0, f64::max);
+    let pairs = y.to_vec::<f32>()?.into_iter().zip(expected.to_vec::<f64>()?);
+    let worst = pairs.map(|(y, exact)| (f64::from(y) - exact).abs()).fold(0.0, f64::max);
     println!("on {gpu} the maximum error of y is {worst:.1e}");
 
     let case = |x: Tensor| Case::new("unit_rows", vec![x], op);

@@ -57,15 +57,10 @@ fn three_axes(rank: usize, out: &mut String) -> Result<(), Box<dyn std::error::E
     }
 
     // torch cannot group axes in another order, nor flatten axes that are not adjacent.
-    let permuted = mesh
-        .group(["tp", "replicate"], rank)?
-        .ok_or("in the mesh")?;
+    let permuted = mesh.group(["tp", "replicate"], rank)?.ok_or("in the mesh")?;
     let flat = mesh.flatten(["replicate", "tp"], "outer")?;
     let outer = flat.group(["outer"], rank)?.ok_or("in the mesh")?;
-    writeln!(
-        out,
-        "  tp first   {permuted}\n  outer      {outer} of {flat}"
-    )?;
+    writeln!(out, "  tp first   {permuted}\n  outer      {outer} of {flat}")?;
     Ok(())
 }
 
@@ -85,10 +80,7 @@ fn mistakes() -> Result<String, MeshError> {
         Mesh::from_ranks(&[0, 1, 1, 2], &[2, 2], &["dp", "tp"]).err(),
         Mesh::new(&[2, 3], &["dp", "tp"])?.covers(WORLD).err(),
     ];
-    let lines = errors
-        .into_iter()
-        .flatten()
-        .map(|error| format!("  {error}\n"));
+    let lines = errors.into_iter().flatten().map(|error| format!("  {error}\n"));
     Ok(lines.collect())
 }
 

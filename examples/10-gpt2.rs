@@ -128,11 +128,7 @@ impl Block {
 fn gelu(x: &Var) -> Result<Var> {
     let cube = (&ops::square(x)? * x)?;
     let inside = (x + &ops::affine(&cube, 0.044715, 0.0)?)?;
-    let tanh = ops::tanh(&ops::affine(
-        &inside,
-        (2.0 / std::f64::consts::PI).sqrt(),
-        0.0,
-    )?)?;
+    let tanh = ops::tanh(&ops::affine(&inside, (2.0 / std::f64::consts::PI).sqrt(), 0.0)?)?;
     &ops::affine(&tanh, 0.5, 0.5)? * x
 }
 
@@ -181,10 +177,7 @@ pub(crate) fn load(dir: &Path, device: &Device) -> anyhow::Result<Gpt2> {
 fn main() -> anyhow::Result<()> {
     let device = Device::cpu();
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/parity/gpt2");
-    let model = load(
-        &std::env::args().nth(1).map_or(fixture, PathBuf::from),
-        &device,
-    )?;
+    let model = load(&std::env::args().nth(1).map_or(fixture, PathBuf::from), &device)?;
 
     let ids = ops::reshape(&ops::arange(&device, 8, DType::I64)?, &[1, 8])?;
     let logits = model.logits(&ids)?;

@@ -47,9 +47,8 @@ fn train(device: &Device) -> Result<Vec<f32>> {
 fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let one_rank = train(&Device::cpu())?;
     let mesh = Mesh::new(&[2, 2], &["dp", "tp"])?;
-    let four_ranks = Local::run(4, |rank| {
-        Redistributor::new(rank).run_on(&mesh, || train(rank.device()))
-    })?;
+    let four_ranks =
+        Local::run(4, |rank| Redistributor::new(rank).run_on(&mesh, || train(rank.device())))?;
     for (step, (one, four)) in one_rank.iter().zip(&four_ranks[0]).enumerate() {
         println!("step {step}: loss {one:.6} on one rank, {four:.6} on four");
     }

@@ -19,19 +19,14 @@ const CONFIG: &str = r#"{
     "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": true
 }"#;
 
-const COMPUTE: Compute = Compute {
-    dtype: DType::F32,
-    checkpointing: false,
-};
+const COMPUTE: Compute = Compute { dtype: DType::F32, checkpointing: false };
 
 /// The rows of this rank's dp index; on one rank all rows.
 fn batch(device: &Device) -> Result<TokenBatch> {
     let text = b"one source for one rank and for many; ";
     let token = |at: usize| i64::from(text[at % text.len()]);
     let rows = |shift: usize| {
-        let tokens: Vec<i64> = (0..4 * 48)
-            .map(|at| token(at + at / 48 * 7 + shift))
-            .collect();
+        let tokens: Vec<i64> = (0..4 * 48).map(|at| token(at + at / 48 * 7 + shift)).collect();
         let whole = Tensor::from_slice(device, &[4, 48], &tokens)?.as_replicated()?;
         ops::redistribute(&whole, [("dp", Placement::shard(0))])
     };
@@ -45,18 +40,13 @@ fn train(model: &Qwen3, device: &Device) -> Result<Vec<f32>> {
     let mut grads = Grads::new(&model.params())?;
     let step = |_| {
         let (loss, tape) = Tape::record(|| model.loss(&batch, COMPUTE))?;
-        tape.backward(
-            &[(&loss.total, ops::full(device, &[], DType::F32, 1.0)?)],
-            &mut grads,
-        )?;
+        tape.backward(&[(&loss.total, ops::full(device, &[], DType::F32, 1.0)?)], &mut grads)?;
         let weight: f32 = loss.weight.item()?;
         for (param, gradient) in grads.all()? {
             let value = param.value()?;
             let gradient = redistribute_like(&gradient, &value)?;
-            param.set(&ops::sub(
-                &value,
-                &ops::affine(&gradient, 0.2 / f64::from(weight), 0.0)?,
-            )?)?;
+            param
+                .set(&ops::sub(&value, &ops::affine(&gradient, 0.2 / f64::from(weight), 0.0)?)?)?;
         }
         grads.clear();
         Ok(loss.sum.item::<f32>()? / weight)
@@ -68,9 +58,7 @@ fn train(model: &Qwen3, device: &Device) -> Result<Vec<f32>> {
 fn train_on(rank: &dyn Rank) -> Result<Vec<f32>> {
     let mesh = Mesh::new(&[2, 2], &["dp", "tp"]).map_err(Error::other)?;
     let model = Qwen3::new(&Qwen3Config::from_json(CONFIG)?)?;
-    let parallelism = ModelParallelism::new(&mesh)
-        .tensor(["tp"])
-        .map_err(Error::other)?;
+    let parallelism = ModelParallelism::new(&mesh).tensor(["tp"]).map_err(Error::other)?;
     let plan = model.plan(&parallelism.sequence_parallel(true))?;
     if rank.rank() == 0 {
         println!("{plan}");

@@ -28,10 +28,7 @@ const ROWS: usize = 8;
 const TOKENS: usize = 32;
 const STEPS: u64 = 5;
 const LEARNING_RATE: f64 = 3e-3;
-const COMPUTE: Compute = Compute {
-    dtype: DType::F32,
-    checkpointing: false,
-};
+const COMPUTE: Compute = Compute { dtype: DType::F32, checkpointing: false };
 
 // Legend: b rows, t tokens, d features, h heads, c features per head.
 
@@ -159,10 +156,7 @@ impl Model for Transformer {
         let x_btd = self.normed.redistribute(&self.norm.forward(&x_btd)?)?;
         let (sum, count) =
             ops::linear_cross_entropy(&x_btd, &self.output.var()?, &batch.labels, IGNORE_INDEX)?;
-        let (sum, count) = (
-            self.sums.redistribute(&sum)?,
-            self.sums.redistribute(&count)?,
-        );
+        let (sum, count) = (self.sums.redistribute(&sum)?, self.sums.redistribute(&count)?);
         Ok(Loss::new(sum, count))
     }
 
@@ -203,14 +197,7 @@ fn angles(device: &Device) -> Result<[Tensor; 2]> {
 /// Random tokens; a rank keeps the rows of its index on dp.
 fn batch(device: &Device, step: u64) -> Result<TokenBatch> {
     let shape = [ROWS, TOKENS + 1];
-    let random = ops::uniform(
-        device,
-        &shape,
-        DType::F32,
-        Key::new(step),
-        0.0,
-        VOCABULARY as f64,
-    )?;
+    let random = ops::uniform(device, &shape, DType::F32, Key::new(step), 0.0, VOCABULARY as f64)?;
     let tokens = ops::cast(&random, DType::I64)?;
     let rows = |first| {
         let tokens = tokens.slice(1, first..first + TOKENS)?;

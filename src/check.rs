@@ -13,13 +13,7 @@ use meshgrad::runtime::{self, DType, Device};
 /// percent per tensor in bf16.
 const GPU_FLOATS: [(DType, Closeness); 2] = [
     (DType::F32, Closeness::Elements(1e-5)),
-    (
-        DType::BF16,
-        Closeness::Vectors {
-            angle: 1e-3,
-            norm: 1e-2,
-        },
-    ),
+    (DType::BF16, Closeness::Vectors { angle: 1e-3, norm: 1e-2 }),
 ];
 
 pub(crate) fn check(device: &Device) -> anyhow::Result<()> {
@@ -32,15 +26,8 @@ pub(crate) fn check(device: &Device) -> anyhow::Result<()> {
 
 fn on_cpu(device: &Device) -> anyhow::Result<()> {
     let properties = device.properties();
-    let bf16 = if properties.native_bf16 {
-        "native"
-    } else {
-        "emulated"
-    };
-    println!(
-        "device   {device}, {} threads, {}, bf16 {bf16}",
-        properties.threads, properties.simd
-    );
+    let bf16 = if properties.native_bf16 { "native" } else { "emulated" };
+    println!("device   {device}, {} threads, {}, bf16 {bf16}", properties.threads, properties.simd);
     println!();
 
     let mut tally = Tally::default();
@@ -102,17 +89,10 @@ impl Tally {
 
     /// Fails if a case failed or none was checked.
     fn finish(&self, what: &str, with: &str) -> anyhow::Result<()> {
-        let Tally {
-            passed,
-            missing,
-            failed,
-        } = *self;
+        let Tally { passed, missing, failed } = *self;
         println!();
         if failed > 0 {
-            bail!(
-                "{what} of {failed} of {} cases disagree with {with}",
-                passed + failed
-            );
+            bail!("{what} of {failed} of {} cases disagree with {with}", passed + failed);
         }
         ensure!(
             passed > 0,
@@ -133,11 +113,7 @@ mod tests {
     use super::*;
 
     fn tally(passed: usize, missing: usize, failed: usize) -> anyhow::Result<()> {
-        let tally = Tally {
-            passed,
-            missing,
-            failed,
-        };
+        let tally = Tally { passed, missing, failed };
         tally.finish("values", "others")
     }
 

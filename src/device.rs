@@ -129,9 +129,7 @@ impl FromStr for DeviceName {
             ("cpu", None | Some(0)) => Ok(DeviceName::Cpu),
             ("cuda", ordinal) => Ok(DeviceName::Cuda(ordinal.unwrap_or(0))),
             ("emulator", ordinal) => Ok(DeviceName::Emulator(ordinal.unwrap_or(0))),
-            _ => Err(format!(
-                "unknown device `{name}`: use auto, cpu, cuda[:N] or emulator[:N]"
-            )),
+            _ => Err(format!("unknown device `{name}`: use auto, cpu, cuda[:N] or emulator[:N]")),
         }
     }
 }

@@ -41,10 +41,9 @@ pub(crate) struct EvalArguments {
 }
 
 pub(crate) fn eval(arguments: &EvalArguments, device: &Device) -> anyhow::Result<()> {
-    for (option, value) in [
-        ("--seq-len", arguments.seq_len),
-        ("--batch-size", Some(arguments.batch_size)),
-    ] {
+    for (option, value) in
+        [("--seq-len", arguments.seq_len), ("--batch-size", Some(arguments.batch_size))]
+    {
         ensure!(value != Some(0), "{option} is 0; it must be at least 1");
     }
     let opened = model::open(&arguments.model, arguments.checks, arguments.raw, device)?;
@@ -66,10 +65,7 @@ pub(crate) fn eval(arguments: &EvalArguments, device: &Device) -> anyhow::Result
     let result = evaluate(&opened.model, &tokenizer, documents, options, device)?;
     let (documents, predicted) = (documents.len(), thousands(result.tokens as f64));
     println!("model       {}", opened.folder.display());
-    println!(
-        "data        {}: {documents} documents, {predicted} predicted tokens",
-        corpus.title
-    );
+    println!("data        {}: {documents} documents, {predicted} predicted tokens", corpus.title);
     println!("sequences   {} tokens", options.seq_len);
     println!("loss        {:.6} nats per token", result.nats_per_token);
     println!("perplexity  {:.4}", result.perplexity());

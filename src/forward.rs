@@ -43,34 +43,24 @@ pub(crate) struct ForwardArguments {
 type Outputs = Vec<(String, Vec<usize>, Vec<f32>)>;
 
 pub(crate) fn forward(arguments: &ForwardArguments, device: &Device) -> anyhow::Result<()> {
-    let loaded = model::read(
-        &arguments.model,
-        arguments.checks,
-        |folder, sealed, options| {
-            let mut loader = hf::Loader::new(folder).progress(options.progress);
-            if options.verify {
-                loader = loader.only_finite();
-            }
-            if let (true, Some(checkpoint)) = (options.verify, sealed) {
-                loader = loader.sealed_by(checkpoint);
-            }
-            Ok(loader.load(device)?)
-        },
-    )?;
+    let loaded = model::read(&arguments.model, arguments.checks, |folder, sealed, options| {
+        let mut loader = hf::Loader::new(folder).progress(options.progress);
+        if options.verify {
+            loader = loader.only_finite();
+        }
+        if let (true, Some(checkpoint)) = (options.verify, sealed) {
+            loader = loader.sealed_by(checkpoint);
+        }
+        Ok(loader.load(device)?)
+    })?;
     let input = TensorFile::open(&arguments.input)?;
     let ids = read_ids(&input, "input_ids", device)?
         .with_context(|| format!("{} has no `input_ids`", arguments.input.display()))?;
     let labels = read_ids(&input, "labels", device)?;
-    let compute = Compute {
-        dtype: arguments.dtype.into(),
-        checkpointing: false,
-    };
+    let compute = Compute { dtype: arguments.dtype.into(), checkpointing: false };
     let logits = ops::cast(loaded.model.logits(&ids, compute)?.value(), DType::F32)?;
-    let mut outputs: Outputs = vec![(
-        "logits".into(),
-        logits.shape().to_vec(),
-        logits.to_vec::<f32>()?,
-    )];
+    let mut outputs: Outputs =
+        vec![("logits".into(), logits.shape().to_vec(), logits.to_vec::<f32>()?)];
     match labels {
         Some(labels) => {
             ensure!(
@@ -95,11 +85,7 @@ fn loss(
     compute: Compute,
     with_grads: bool,
 ) -> anyhow::Result<Outputs> {
-    let counted = labels
-        .to_vec::<i64>()?
-        .iter()
-        .filter(|label| **label != IGNORE_INDEX)
-        .count();
+    let counted = labels.to_vec::<i64>()?.iter().filter(|label| **label != IGNORE_INDEX).count();
     ensure!(
         counted > 0,
         "every label is {IGNORE_INDEX}, so there is no loss; give at least one other label"
@@ -110,10 +96,7 @@ fn loss(
         true => model.config().router_aux_loss_coef,
         false => 0.0,
     };
-    let balanced = Qwen3::clone(model).balanced(Balancing {
-        auxiliary,
-        ..Balancing::default()
-    });
+    let balanced = Qwen3::clone(model).balanced(Balancing { auxiliary, ..Balancing::default() });
     let batch = TokenBatch::new(ids, labels);
     let (loss, tape) = Tape::record(|| balanced.loss(&batch, compute))?;
     let mean = loss.total.value().item::<f32>()? / loss.weight.item::<f32>()?;
@@ -141,25 +124,15 @@ fn read_ids(file: &TensorFile, name: &str, device: &Device) -> anyhow::Result<Op
         return Ok(None);
     };
     let path = file.path().display();
-    ensure!(
-        info.dtype == Dtype::I64,
-        "{path}: `{name}` is {} but must be I64",
-        info.dtype.name()
-    );
+    ensure!(info.dtype == Dtype::I64, "{path}: `{name}` is {} but must be I64", info.dtype.name());
     ensure!(
         info.shape.len() == 2 && info.shape.iter().all(|extent| *extent > 0),
         "{path}: `{name}` is {:?} but must be [B, T] with at least one token",
         info.shape
     );
     let bytes = file.read(name)?;
-    let ids = bytes
-        .chunks_exact(8)
-        .map(|id| i64::from_le_bytes(id.try_into().unwrap_or_default()));
-    Ok(Some(Tensor::from_slice(
-        device,
-        &info.shape,
-        &ids.collect::<Vec<_>>(),
-    )?))
+    let ids = bytes.chunks_exact(8).map(|id| i64::from_le_bytes(id.try_into().unwrap_or_default()));
+    Ok(Some(Tensor::from_slice(device, &info.shape, &ids.collect::<Vec<_>>())?))
 }
 
 fn write(path: &Path, outputs: &Outputs) -> anyhow::Result<()> {
@@ -169,13 +142,8 @@ fn write(path: &Path, outputs: &Outputs) -> anyhow::Result<()> {
     }
     writer.save(path, |info, sink| {
         let output = outputs.iter().find(|(name, _, _)| *name == info.name);
-        let elements = output
-            .map(|(_, _, elements)| elements.as_slice())
-            .unwrap_or_default();
-        let bytes: Vec<u8> = elements
-            .iter()
-            .flat_map(|element| element.to_le_bytes())
-            .collect();
+        let elements = output.map(|(_, _, elements)| elements.as_slice()).unwrap_or_default();
+        let bytes: Vec<u8> = elements.iter().flat_map(|element| element.to_le_bytes()).collect();
         sink.append(&bytes)
     })?;
     Ok(())

@@ -50,11 +50,7 @@ pub(crate) fn open(
         if is_averaged {
             checkpoint::load_averages(checkpoint, &model, options)?;
         }
-        Ok(Opened {
-            model,
-            folder: folder.to_owned(),
-            is_averaged,
-        })
+        Ok(Opened { model, folder: folder.to_owned(), is_averaged })
     })
 }
 

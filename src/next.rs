@@ -45,9 +45,7 @@ pub(crate) fn commands(
         // A schedule of phases may fit this number of steps only.
         if longer.check().is_ok() {
             let steps = longer.train.steps;
-            lines.push(format!(
-                "{resume} --set train.steps={steps}    # continues training"
-            ));
+            lines.push(format!("{resume} --set train.steps={steps}    # continues training"));
         }
     }
     lines.push("meshgrad train --set 'data.paths=[\"YOUR/TEXT\"]' --run-dir runs/mine".to_owned());
@@ -73,20 +71,8 @@ mod tests {
     /// A shell reads each path as one word.
     #[test]
     fn quoted_paths_are_words_of_a_shell() {
-        assert_eq!(
-            quoted(Path::new("runs/default,a.b=1e-3")),
-            "runs/default,a.b=1e-3"
-        );
-        for path in [
-            "runs/my run",
-            "it's",
-            "$HOME/`x`",
-            "a\"b\\c",
-            "*",
-            "a;b",
-            "~/x",
-            "#x",
-        ] {
+        assert_eq!(quoted(Path::new("runs/default,a.b=1e-3")), "runs/default,a.b=1e-3");
+        for path in ["runs/my run", "it's", "$HOME/`x`", "a\"b\\c", "*", "a;b", "~/x", "#x"] {
             let command = format!("printf %s {}", quoted(Path::new(path)));
             let output = Command::new("sh").args(["-c", &command]).output().unwrap();
             assert_eq!(String::from_utf8(output.stdout).unwrap(), path);

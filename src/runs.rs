@@ -58,9 +58,7 @@ fn runs(folder: &Path) -> io::Result<Vec<PathBuf>> {
         entries => entries?,
     };
     let folders = entries.flatten().map(|entry| entry.path());
-    let mut runs: Vec<PathBuf> = folders
-        .filter(|folder| !checkpoints(folder).is_empty())
-        .collect();
+    let mut runs: Vec<PathBuf> = folders.filter(|folder| !checkpoints(folder).is_empty()).collect();
     runs.sort();
     Ok(runs)
 }

@@ -31,39 +31,19 @@ pub(crate) struct SampleArguments {
     #[arg(long, value_name = "N", default_value_t = 200)]
     tokens: usize,
     /// Divides the logits; 0 always takes the most likely token.
-    #[arg(
-        long,
-        value_name = "T",
-        default_value_t = 0.8,
-        allow_negative_numbers = true
-    )]
+    #[arg(long, value_name = "T", default_value_t = 0.8, allow_negative_numbers = true)]
     temperature: f64,
     /// Sample only from this many most likely tokens; 0 means all.
     #[arg(long, value_name = "K", default_value_t = 40)]
     top_k: usize,
     /// Sample only from the most likely tokens that together have this probability; 1 means all.
-    #[arg(
-        long,
-        value_name = "P",
-        default_value_t = 1.0,
-        allow_negative_numbers = true
-    )]
+    #[arg(long, value_name = "P", default_value_t = 1.0, allow_negative_numbers = true)]
     top_p: f64,
     /// Sample only from tokens with at least this fraction of the largest probability; 0 means all.
-    #[arg(
-        long,
-        value_name = "P",
-        default_value_t = 0.0,
-        allow_negative_numbers = true
-    )]
+    #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]
     min_p: f64,
     /// Makes tokens of prompt and text less likely; 1 means no penalty.
-    #[arg(
-        long,
-        value_name = "R",
-        default_value_t = 1.0,
-        allow_negative_numbers = true
-    )]
+    #[arg(long, value_name = "R", default_value_t = 1.0, allow_negative_numbers = true)]
     repetition_penalty: f64,
     /// End the text before this string; may be repeated.
     #[arg(long, value_name = "STRING", allow_hyphen_values = true)]
@@ -135,11 +115,8 @@ pub(crate) fn sample(arguments: &SampleArguments, device: &Device) -> anyhow::Re
         !(arguments.chat && prompt.is_empty()),
         "--chat has no message to answer; use --prompt TEXT"
     );
-    let Opened {
-        model,
-        folder,
-        is_averaged,
-    } = model::open(&arguments.model, arguments.checks, arguments.raw, device)?;
+    let Opened { model, folder, is_averaged } =
+        model::open(&arguments.model, arguments.checks, arguments.raw, device)?;
     if checkpoint::has_averages(&folder) {
         let folder_name = folder.display();
         match is_averaged {
@@ -164,9 +141,7 @@ pub(crate) fn sample(arguments: &SampleArguments, device: &Device) -> anyhow::Re
         stop: arguments.stop.clone(),
     };
     let dtype = DType::F32;
-    generate(&model, &tokenizer, &request, dtype, device, |text| {
-        show(text)
-    })?;
+    generate(&model, &tokenizer, &request, dtype, device, |text| show(text))?;
     println!();
     Ok(())
 }

@@ -31,11 +31,7 @@ pub(crate) struct Table {
 impl Table {
     /// A table without rows, with one column per side.
     pub(crate) fn new(sides: impl Into<Vec<Side>>) -> Table {
-        Table {
-            sides: sides.into(),
-            indent: 0,
-            rows: Vec::new(),
-        }
+        Table { sides: sides.into(), indent: 0, rows: Vec::new() }
     }
 
     /// Indents the table.
@@ -149,14 +145,8 @@ mod tests {
     fn control_characters_are_escaped() {
         let hostile = "w\u{1b}[31m\n\r\t\u{7}\u{9b}\u{202e}\u{200b}";
         let shown = printable(hostile);
-        assert_eq!(
-            shown,
-            "w\\u{1b}[31m\\n\\r\\t\\u{7}\\u{9b}\\u{202e}\\u{200b}"
-        );
+        assert_eq!(shown, "w\\u{1b}[31m\\n\\r\\t\\u{7}\\u{9b}\\u{202e}\\u{200b}");
         assert_eq!(printable(&shown), shown);
-        assert_eq!(
-            printable("a.b/c'd\"e\\f größe 层"),
-            "a.b/c'd\"e\\f größe 层"
-        );
+        assert_eq!(printable("a.b/c'd\"e\\f größe 层"), "a.b/c'd\"e\\f größe 层");
     }
 }

@@ -88,13 +88,7 @@ impl Run {
                 Resume::From(folder.into())
             }
         };
-        Ok(Run {
-            config,
-            dir,
-            resume,
-            stop_after: arguments.stop_after,
-            stop: stop_on_signals()?,
-        })
+        Ok(Run { config, dir, resume, stop_after: arguments.stop_after, stop: stop_on_signals()? })
     }
 
     /// The session of `rank`, or of a run on one rank.
@@ -237,18 +231,13 @@ fn train_as_process(
 fn print_summary(summary: &Summary, run: &Run, started_as: StartedAs) {
     let mut lines = vec![String::new()];
     if let (Some(loss), Some(bits)) = (summary.val_loss, summary.val_bits_per_byte) {
-        lines.push(format!(
-            "validation  {loss:.4} nats per token, {bits:.4} bits per byte"
-        ));
+        lines.push(format!("validation  {loss:.4} nats per token, {bits:.4} bits per byte"));
     }
     lines.push(format!("checkpoint  {}", summary.checkpoint.display()));
     if let Some(plot) = &summary.plot {
         lines.push(format!("plot        {}", plot.display()));
     }
-    lines.push(format!(
-        "\nnext:\n{}",
-        next::commands(summary, &run.dir, &run.config, started_as)
-    ));
+    lines.push(format!("\nnext:\n{}", next::commands(summary, &run.dir, &run.config, started_as)));
     // A closed pipe must not fail a run that is complete.
     let _ = write!(std::io::stdout(), "{}", lines.join("\n"));
 }

@@ -163,9 +163,7 @@ fn weights(module: &dyn Module) -> Result<Weights> {
     for (name, weight) in params.chain(buffers) {
         if let Some(other) = weights.insert(name.clone(), weight) {
             let shape = other.shape();
-            return Err(error(format!(
-                "two weights are named `{name}`, one of shape {shape}"
-            )));
+            return Err(error(format!("two weights are named `{name}`, one of shape {shape}")));
         }
     }
     Ok(weights)
@@ -205,8 +203,5 @@ fn check_specs(sources: &Weights, targets: &Weights) -> Result<()> {
 }
 
 fn error(problem: String) -> Error {
-    Error::Argument {
-        op: "transfer_module",
-        problem,
-    }
+    Error::Argument { op: "transfer_module", problem }
 }

@@ -51,10 +51,7 @@ impl Model for Bigram {
         let x_btd = self.hidden(&batch.ids, compute.dtype)?;
         let head = self.head.weight.var_as(compute.dtype)?;
         let (sum, weight) = ops::linear_cross_entropy(&x_btd, &head, &batch.labels, IGNORE_INDEX)?;
-        Ok(Loss {
-            statistics: vec![weight.clone()],
-            ..Loss::new(sum, weight)
-        })
+        Ok(Loss { statistics: vec![weight.clone()], ..Loss::new(sum, weight) })
     }
 
     fn after_step(&self, statistics: &[Tensor]) -> Result<()> {
@@ -63,10 +60,7 @@ impl Model for Bigram {
     }
 
     fn metrics(&self, statistics: &[Vec<f32>]) -> Metrics {
-        Metrics {
-            extra: vec![("counted".into(), statistics[0][0].into())],
-            ..Metrics::default()
-        }
+        Metrics { extra: vec![("counted".into(), statistics[0][0].into())], ..Metrics::default() }
     }
 }
 
@@ -109,9 +103,7 @@ fn trained(run: &Path, stop_after: Option<u64>) -> Summary {
     let (config, device) = (config(&["schedule.warmup_steps=1"]), Device::cpu());
     let session = Session::new(&config, &device).run_dir(run);
     let session = session.stop_after(stop_after);
-    session
-        .train(|data, _| Ok(Bigram::new(data.tokenizer.vocab_size())))
-        .unwrap()
+    session.train(|data, _| Ok(Bigram::new(data.tokenizer.vocab_size()))).unwrap()
 }
 
 /// Every file of a checkpoint but the configuration.
@@ -119,9 +111,7 @@ fn files(checkpoint: &Path) -> BTreeMap<String, Vec<u8>> {
     let committed = meshgrad::ckpt::Committed::open(checkpoint).unwrap();
     let files = committed.files().map(|(path, _)| path.to_owned());
     let files = files.filter(|path| path != "trainer/config.toml");
-    files
-        .map(|path| (path.clone(), fs::read(checkpoint.join(&path)).unwrap()))
-        .collect()
+    files.map(|path| (path.clone(), fs::read(checkpoint.join(&path)).unwrap())).collect()
 }
 
 #[test]
@@ -143,17 +133,10 @@ fn a_run_that_was_stopped_and_resumed_gives_the_same_bits() {
         whole.join(last).join("trainer/buffers/model.safetensors"),
     );
     let seen = stored.unwrap().read("seen").unwrap();
-    assert_eq!(
-        f32::from_le_bytes(seen[..4].try_into().unwrap()),
-        6.0 * 6.0 * 33.0
-    );
+    assert_eq!(f32::from_le_bytes(seen[..4].try_into().unwrap()), 6.0 * 6.0 * 33.0);
     let records = metrics::read(&parts.join("metrics.jsonl")).unwrap();
     assert_eq!(records.len(), 6);
-    assert!(
-        records
-            .iter()
-            .all(|record| record.extra["counted"] == 198.0)
-    );
+    assert!(records.iter().all(|record| record.extra["counted"] == 198.0));
     assert!(records[5].loss < records[0].loss);
 }
 
@@ -218,14 +201,11 @@ fn a_module_is_saved_and_loaded_under_its_own_names() {
         let params = model.params().into_iter().map(|it| it.value().unwrap());
         let buffers = model.buffers().into_iter().map(|it| it.value().unwrap());
         let all = params.chain(buffers);
-        all.map(|it| it.to_vec::<f32>().unwrap())
-            .collect::<Vec<_>>()
+        all.map(|it| it.to_vec::<f32>().unwrap()).collect::<Vec<_>>()
     };
     assert_eq!(bits(&saved), bits(&loaded));
 
-    let error = folder::load(&Bigram::new(12), &dir, &device)
-        .unwrap_err()
-        .to_string();
+    let error = folder::load(&Bigram::new(12), &dir, &device).unwrap_err().to_string();
     assert!(error.contains("embedding"), "{error}");
 }
 
@@ -238,9 +218,8 @@ fn a_run_reports_its_events() {
     let (config, device) = (config(&sets), Device::cpu());
     let seen = Arc::new(Mutex::new(Vec::new()));
     let log = seen.clone();
-    let session = Session::new(&config, &device)
-        .run_dir(temp.path())
-        .subscribe("log", move |event| {
+    let session =
+        Session::new(&config, &device).run_dir(temp.path()).subscribe("log", move |event| {
             log.lock().unwrap().push(event.to_string());
             Ok(())
         });
@@ -259,10 +238,7 @@ fn a_run_reports_its_events() {
     };
     let checkpoint = temp.path().join("step-000002");
     let expected = [
-        vec![
-            "configuration started".into(),
-            "configuration finished".into(),
-        ],
+        vec!["configuration started".into(), "configuration finished".into()],
         step(1).to_vec(),
         step(2).to_vec(),
         vec![
@@ -287,25 +263,27 @@ fn subscribers_stop_a_run() {
 
     let stop = Arc::new(AtomicBool::new(false));
     let early = stop.clone();
-    let session = Session::new(&config, &device)
-        .run_dir(temp.path())
-        .stop_when(&stop)
-        .subscribe("early stop", move |event| {
+    let session = Session::new(&config, &device).run_dir(temp.path()).stop_when(&stop).subscribe(
+        "early stop",
+        move |event| {
             if let Event::StepFinished { step: 3, .. } = event {
                 early.store(true, Ordering::Relaxed);
             }
             Ok(())
-        });
+        },
+    );
     let summary = session.train(|data, _| Ok(build(data))).unwrap();
     assert_eq!(summary.step, 3);
     assert!(summary.checkpoint.ends_with("step-000003"));
 
-    let session = Session::new(&config, &device)
-        .run_dir(temp.path())
-        .subscribe("watch", |event| match event {
-            Event::Measured { record } if record.step == 5 => Err("step 5 is unlucky".into()),
-            _ => Ok(()),
-        });
+    let session =
+        Session::new(&config, &device).run_dir(temp.path()).subscribe(
+            "watch",
+            |event| match event {
+                Event::Measured { record } if record.step == 5 => Err("step 5 is unlucky".into()),
+                _ => Ok(()),
+            },
+        );
     let error = session.train(|data, _| Ok(build(data))).unwrap_err();
     assert_eq!(
         error.to_string(),
@@ -315,30 +293,17 @@ fn subscribers_stop_a_run() {
 
 /// Optimizers and schedules, each with keys of its own.
 const OPTIMIZERS: [(&str, &[&str]); 5] = [
-    (
-        "adamw",
-        &["optimizer.state_dtype=bf16", "optimizer.eps=1e-6"],
-    ),
+    ("adamw", &["optimizer.state_dtype=bf16", "optimizer.eps=1e-6"]),
     ("adamw", &["optimizer.ema_decay=0.9"]),
     ("sgd", &["optimizer.nesterov=true"]),
     ("lion", &["optimizer.beta1=0.8"]),
-    (
-        "muon",
-        &["optimizer.iterations=3", "optimizer.adamw.beta2=0.99"],
-    ),
+    ("muon", &["optimizer.iterations=3", "optimizer.adamw.beta2=0.99"]),
 ];
 const SCHEDULES: [(&str, &[&str]); 5] = [
     ("constant", &["schedule.warmup_steps=2"]),
     ("linear", &["schedule.min_lr_ratio=0.5"]),
     ("cosine", &["schedule.warmup_steps=3"]),
-    (
-        "wsd",
-        &[
-            "schedule.warmup_steps=1",
-            "schedule.decay_steps=2",
-            "schedule.curve=poly:0.5",
-        ],
-    ),
+    ("wsd", &["schedule.warmup_steps=1", "schedule.decay_steps=2", "schedule.curve=poly:0.5"]),
     (
         "phases",
         &[
@@ -353,10 +318,7 @@ fn every_configured_optimizer_and_schedule_resumes_exactly() {
     let groups = "optimizer.groups=[{ pattern = 'embedding', learning_rate_factor = 0.5 }]";
     let mut ends: Vec<BTreeMap<String, Vec<u8>>> = Vec::new();
     for ((name, keys), (kind, steps)) in OPTIMIZERS.into_iter().zip(SCHEDULES) {
-        let (name, kind) = (
-            format!("optimizer.name={name}"),
-            format!("schedule.kind={kind}"),
-        );
+        let (name, kind) = (format!("optimizer.name={name}"), format!("schedule.kind={kind}"));
         let sets = [&[&name, &kind, groups], keys, steps].concat();
         let temp = tempfile::tempdir().unwrap();
         let run = |folder: &str, stop_after: Option<u64>| {
@@ -364,10 +326,7 @@ fn every_configured_optimizer_and_schedule_resumes_exactly() {
             let session = Session::new(&config, &device).run_dir(temp.path().join(folder));
             let build = |vocabulary| Ok(Bigram::new(vocabulary));
             let session = session.stop_after(stop_after);
-            session
-                .train(|data, _| build(data.tokenizer.vocab_size()))
-                .unwrap()
-                .checkpoint
+            session.train(|data, _| build(data.tokenizer.vocab_size())).unwrap().checkpoint
         };
         let whole = files(&run("whole", None));
         run("parts", Some(1));
@@ -387,10 +346,7 @@ fn stochastic_rounding_resumes_exactly() {
     let rounded = |vocabulary: usize| Bigram {
         embedding: Param::with_spec(
             "embedding",
-            Spec {
-                dtype: DType::BF16,
-                ..Spec::new([vocabulary, 24], Init::Normal { std: 0.1 })
-            },
+            Spec { dtype: DType::BF16, ..Spec::new([vocabulary, 24], Init::Normal { std: 0.1 }) },
         ),
         ..Bigram::new(vocabulary)
     };
@@ -400,10 +356,7 @@ fn stochastic_rounding_resumes_exactly() {
         let (config, device) = (config(&[&set]), Device::cpu());
         let session = Session::new(&config, &device).run_dir(temp.path().join(folder));
         let session = session.stop_after(stop_after);
-        session
-            .train(|data, _| Ok(rounded(data.tokenizer.vocab_size())))
-            .unwrap()
-            .checkpoint
+        session.train(|data, _| Ok(rounded(data.tokenizer.vocab_size()))).unwrap().checkpoint
     };
     let whole = files(&run("whole", "stochastic", None));
     run("parts", "stochastic", Some(3));
@@ -468,10 +421,7 @@ impl Optimizer for SignDescent {
     }
 
     fn state(&self) -> Vec<State> {
-        vec![State {
-            name: "steps",
-            tensors: vec![("steps".to_owned(), self.steps.clone())],
-        }]
+        vec![State { name: "steps", tensors: vec![("steps".to_owned(), self.steps.clone())] }]
     }
 
     fn step(
@@ -506,10 +456,7 @@ fn a_session_takes_any_optimizer_and_schedule() {
             .optimizer(make)
             .schedule(|step: u64| 1.0 / step as f64);
         let build = |vocabulary| Ok(Bigram::new(vocabulary));
-        session
-            .train(|data, _| build(data.tokenizer.vocab_size()))
-            .unwrap()
-            .checkpoint
+        session.train(|data, _| build(data.tokenizer.vocab_size())).unwrap().checkpoint
     };
     let whole = run("whole", None);
     run("parts", Some(3));

@@ -52,13 +52,8 @@ fn child() {
         panic!("{role}");
     };
     let rank = rank.parse().unwrap();
-    let host = Host::new(
-        rank,
-        RANKS,
-        address,
-        Secret::new("a secret for tests only").unwrap(),
-    )
-    .threads(1);
+    let host =
+        Host::new(rank, RANKS, address, Secret::new("a secret for tests only").unwrap()).threads(1);
     let world = host.deadline(Duration::from_secs(60)).join().unwrap();
     let mut ranks = checkpoint_ranks(&world).unwrap();
 
@@ -72,13 +67,10 @@ fn child() {
     }
     let params = folder::params(&model);
     let mut snapshot = ShardedSnapshot::new(run, "sharded");
-    let added = params
-        .as_ref()
-        .map_err(ToString::to_string)
-        .and_then(|params| {
-            let added = hf::add_shards(&model, params, Experts::OneByOne, &mut snapshot, "");
-            added.map_err(|error| error.to_string())
-        });
+    let added = params.as_ref().map_err(ToString::to_string).and_then(|params| {
+        let added = hf::add_shards(&model, params, Experts::OneByOne, &mut snapshot, "");
+        added.map_err(|error| error.to_string())
+    });
     match ShardedSnapshot::save(added.map(|()| snapshot), &mut ranks) {
         Ok(saved) => println!("\nwritten {}", saved.written_bytes),
         Err(error) => return println!("\nverdict {error}"),
@@ -89,11 +81,7 @@ fn child() {
     Loader::new(&dir).fill(&loaded, world.device()).unwrap();
     for named in params.unwrap() {
         let (name, value) = (named.name, named.tensor);
-        let loaded = loaded
-            .params()
-            .into_iter()
-            .find(|it| it.name() == name)
-            .unwrap();
+        let loaded = loaded.params().into_iter().find(|it| it.name() == name).unwrap();
         let values = |x: &Tensor| x.local().to_vec::<f32>().unwrap();
         assert_eq!(values(&loaded.value().unwrap()), values(&value), "{name}");
     }
@@ -108,10 +96,7 @@ fn run(role: &str, folder: &Path) -> Vec<Output> {
         let role = format!("{role} {rank} {address} {}", folder.display());
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["child", "--exact", "--nocapture", "--test-threads=1"]);
-        command
-            .env(ROLE, role)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
+        command.env(ROLE, role).stdout(Stdio::piped()).stderr(Stdio::piped());
         command.spawn().unwrap()
     };
     let children: Vec<_> = (0..RANKS).map(start).collect();
@@ -124,11 +109,7 @@ fn line(output: &Output, word: &str) -> String {
     let text = String::from_utf8_lossy(&output.stdout);
     let errors = String::from_utf8_lossy(&output.stderr);
     let mut found = text.lines().filter_map(|line| line.strip_prefix(word));
-    found
-        .next()
-        .unwrap_or_else(|| panic!("{text}{errors}"))
-        .trim()
-        .to_owned()
+    found.next().unwrap_or_else(|| panic!("{text}{errors}")).trim().to_owned()
 }
 
 fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
@@ -163,23 +144,16 @@ fn processes_write_the_folder_of_one() {
     let expected = files(&dir.path().join("whole"));
     assert!(files(&dir.path().join("sharded")) == expected);
     assert!(written.iter().all(|bytes| *bytes > 0), "{written:?}");
-    assert_eq!(
-        written.iter().sum::<usize>(),
-        expected["model.safetensors"].len()
-    );
-    ckpt::Committed::open(dir.path().join("sharded"))
-        .unwrap()
-        .verify()
-        .unwrap();
+    assert_eq!(written.iter().sum::<usize>(), expected["model.safetensors"].len());
+    ckpt::Committed::open(dir.path().join("sharded")).unwrap().verify().unwrap();
 }
 
 /// A rank without values, and one that exits: all other ranks name it, and nothing is published.
 #[test]
 fn a_rank_that_fails_is_named_by_all() {
-    for (role, expected) in [
-        ("empty", "rank 1 failed to plan the checkpoint: "),
-        ("exit", "rank 1 died"),
-    ] {
+    for (role, expected) in
+        [("empty", "rank 1 failed to plan the checkpoint: "), ("exit", "rank 1 died")]
+    {
         let dir = tempfile::tempdir().unwrap();
         let outputs = run(role, dir.path());
         for (rank, output) in outputs.iter().enumerate() {

@@ -35,9 +35,7 @@ fn meshgrad(arguments: &[&str]) -> String {
     fs::create_dir(folder.path().join("nothing")).unwrap();
 
     // Cargo puts it next to this test.
-    let emulator = env::current_exe()
-        .unwrap()
-        .with_file_name("libmeshgrad_emulator.so");
+    let emulator = env::current_exe().unwrap().with_file_name("libmeshgrad_emulator.so");
     let output = Command::new(env!("CARGO_BIN_EXE_meshgrad"))
         .args(arguments)
         .current_dir(folder.path())
@@ -96,10 +94,7 @@ fn help() {
 
 #[test]
 fn a_run_from_start_to_end() {
-    assert_output!(
-        "run",
-        meshgrad(&["train", "small.toml", "--run-dir", "run"])
-    );
+    assert_output!("run", meshgrad(&["train", "small.toml", "--run-dir", "run"]));
 }
 
 /// Shows which cases have kernels and pass on a GPU. A case that is no longer `ok` appears in the
@@ -133,14 +128,7 @@ fn errors() {
         meshgrad(&["train", "small.toml", "--run-dir", "text.txt"]),
         meshgrad(&["train", "small.toml", "--resume", "nothing"]),
         meshgrad(&["sample", "nothing"]),
-        meshgrad(&[
-            "forward",
-            "nothing",
-            "--input",
-            "i.safetensors",
-            "--output",
-            "o.safetensors",
-        ]),
+        meshgrad(&["forward", "nothing", "--input", "i.safetensors", "--output", "o.safetensors"]),
         time_on_emulator(&["--shapes", "absent.toml"]),
         time_on_emulator(&["--shapes", "text.txt"]),
         time_on_emulator(&["--torch", "nothing/python"]),

@@ -65,8 +65,5 @@ fn launch_returns_the_code_of_the_rank_that_failed() {
         "host",
     ]);
     let err = text(&output.stderr);
-    assert!(
-        err.contains("--ranks is for threads of one process"),
-        "{err}"
-    );
+    assert!(err.contains("--ranks is for threads of one process"), "{err}");
 }

@@ -113,9 +113,8 @@ fn both_train_on_the_same_batches() {
         for name in names {
             writer.add(name, Dtype::I64, &[20, 2, 24]).unwrap();
         }
-        let written = writer.save(&file, |tensor, sink| {
-            sink.append(&bytes[usize::from(tensor.name == "labels")])
-        });
+        let written = writer
+            .save(&file, |tensor, sink| sink.append(&bytes[usize::from(tensor.name == "labels")]));
         written.unwrap();
     }
     let file = TensorFile::open(&file).unwrap();
@@ -182,14 +181,7 @@ fn a_fine_tuned_checkpoint_stands_on_its_own() {
     assert_eq!(config["bos_token_id"], 260);
     assert_eq!(config["tie_word_embeddings"], true);
     // The checkpoint can be fine-tuned again.
-    let again = [
-        "train",
-        "tune.toml",
-        "--from",
-        "whole/step-000020",
-        "--stop-after",
-        "1",
-    ];
+    let again = ["train", "tune.toml", "--from", "whole/step-000020", "--stop-after", "1"];
     succeeds(place.path(), &again);
     let folders = fs::read_dir(path("runs")).unwrap().count();
     assert_eq!(folders, 1);
@@ -216,10 +208,7 @@ fn a_run_is_fine_tuned_from_its_newest_intact_checkpoint() {
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(&weights, &bytes).unwrap();
     let output = again("older");
-    assert!(
-        output.contains("skipped: run/step-000020 is damaged"),
-        "{output}"
-    );
+    assert!(output.contains("skipped: run/step-000020 is damaged"), "{output}");
     assert!(output.contains("weights of run/step-000010"), "{output}");
     let state = |run: &str| fs::read(place.path().join(run).join("step-000001/model.safetensors"));
     assert!(state("newest").unwrap() != state("older").unwrap());
@@ -231,14 +220,7 @@ fn every_checkpoint_has_the_token_that_ends_a_text() {
     let place = place();
     let sizes = "model={ model_type = 'qwen3', hidden_size = 16, intermediate_size = 16, \
                  num_hidden_layers = 1, num_attention_heads = 2 }";
-    let set = [
-        "--set",
-        sizes,
-        "--set",
-        "data.tokenizer=byte",
-        "--stop-after",
-        "1",
-    ];
+    let set = ["--set", sizes, "--set", "data.tokenizer=byte", "--stop-after", "1"];
     let command = [&["train", "tune.toml", "--run-dir", "run"][..], &set].concat();
     succeeds(place.path(), &command);
     for file in ["config.json", "generation_config.json"] {
@@ -259,10 +241,7 @@ fn errors_of_fine_tuning_name_the_problem() {
         message
     };
     let message = train("nowhere", &[]);
-    assert!(
-        message.contains("model.from: nowhere/config.json"),
-        "{message}"
-    );
+    assert!(message.contains("model.from: nowhere/config.json"), "{message}");
     let message = train("model", &["--set", "model.hidden_size=16"]);
     assert!(
         message.contains("mismatched: `model.embed_tokens.weight` should be F32 [264, 16]"),
@@ -277,10 +256,7 @@ fn errors_of_fine_tuning_name_the_problem() {
     bytes[end - 4..].copy_from_slice(&f32::NAN.to_le_bytes());
     fs::write(&weights, &bytes).unwrap();
     let message = train("model", &[]);
-    assert!(
-        message.contains("model/model.safetensors: element "),
-        "{message}"
-    );
+    assert!(message.contains("model/model.safetensors: element "), "{message}");
     assert!(message.contains(" is NaN"), "{message}");
     fs::write(&weights, &bytes[..end / 2]).unwrap();
     assert!(train("model", &[]).contains("model.safetensors"));
@@ -297,14 +273,9 @@ fn evaluation_matches_transformers() {
         succeeds(place.path(), &[&command[..], more].concat())
     };
     let number = |output: &str, before: &str, after: &str| -> f64 {
-        let line = output
-            .lines()
-            .find(|line| line.starts_with(before) && line.ends_with(after));
+        let line = output.lines().find(|line| line.starts_with(before) && line.ends_with(after));
         let line = line.unwrap_or_else(|| panic!("no `{before}` in\n{output}"));
-        let number = line
-            .trim_start_matches(before)
-            .trim_end_matches(after)
-            .trim();
+        let number = line.trim_start_matches(before).trim_end_matches(after).trim();
         number.parse().unwrap()
     };
     let expected = &expected()["evaluation"];
@@ -315,28 +286,19 @@ fn evaluation_matches_transformers() {
             ("perplexity", "perplexity", ""),
             ("bits_per_byte", " ", " bits per byte"),
         ] {
-            let (ours, theirs) = (
-                number(&output, before, after),
-                expected[key].as_f64().unwrap(),
-            );
+            let (ours, theirs) = (number(&output, before, after), expected[key].as_f64().unwrap());
             assert!(is_close(ours, theirs), "{key} {ours} {theirs}");
         }
         let tokens = expected["tokens"].as_u64().unwrap();
         let tokens = format!("{},{:03} predicted tokens", tokens / 1000, tokens % 1000);
         assert!(output.contains(&tokens), "{output}");
     }
-    assert_ne!(
-        eval(&["--batch-size", "8"]),
-        eval(&["--batch-size", "8", "--dtype", "bf16"])
-    );
+    assert_ne!(eval(&["--batch-size", "8"]), eval(&["--batch-size", "8", "--dtype", "bf16"]));
 
     for (arguments, expected) in [
         (&["eval", "nowhere", "--data", "text.txt"][..], "nowhere"),
         (&["eval", "model", "--data", "nowhere.txt"], "nowhere.txt"),
-        (
-            &["eval", "model", "--data", "text.txt", "--seq-len", "0"],
-            "--seq-len",
-        ),
+        (&["eval", "model", "--data", "text.txt", "--seq-len", "0"], "--seq-len"),
     ] {
         let message = fails(place.path(), arguments);
         assert!(message.contains(expected), "{message}");

@@ -108,10 +108,7 @@ fn invalid_configurations_are_reported() {
 fn json_has_the_same_content_as_the_text() {
     let view = json("--world 1024 --tp 2 --pp 8 --ep 64 --ranks-per-host 8 --rank 777");
     assert_eq!(view["world"], 1024);
-    assert_eq!(
-        (&view["axes"]["pp"], &view["axes"]["tp"]),
-        (&8.into(), &2.into())
-    );
+    assert_eq!((&view["axes"]["pp"], &view["axes"]["tp"]), (&8.into(), &2.into()));
     assert_eq!(view["domains"]["expert"]["ep_shard"], 64);
     assert_eq!(view["groups"]["tp"], serde_json::json!([776, 777]));
     let groups = view["groups"].as_object().unwrap();

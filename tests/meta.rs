@@ -25,17 +25,12 @@ fn step(
     let options = OptimizerConfig::default();
     let (mut updater, mut grads): (Updater, Grads) =
         Updater::new(&model, device, &options, 1).unwrap();
-    let tokens: Vec<i64> = (0..shape[0] * shape[1])
-        .map(|i| (i % config.vocab_size) as i64)
-        .collect();
+    let tokens: Vec<i64> =
+        (0..shape[0] * shape[1]).map(|i| (i % config.vocab_size) as i64).collect();
     let ids = Tensor::from_slice(device, &shape, &tokens).unwrap();
 
     device.reset_peak();
-    let balancing = Balancing {
-        auxiliary: 0.01,
-        z: 0.001,
-        ..Balancing::default()
-    };
+    let balancing = Balancing { auxiliary: 0.01, z: 0.001, ..Balancing::default() };
     let model = model.balanced(balancing);
     let batch = TokenBatch::new(&ids, &ids);
     let (loss, tape) = Tape::record(|| model.loss(&batch, compute)).unwrap();
@@ -49,18 +44,10 @@ fn step(
 /// activation checkpointing.
 #[test]
 fn meta_predicts_memory_and_flops_of_the_cpu() {
-    for name in [
-        "dense-bias-yarn",
-        "dense-window-linear",
-        "moe-hub-sharded",
-        "moe-sparse-step",
-    ] {
+    for name in ["dense-bias-yarn", "dense-window-linear", "moe-hub-sharded", "moe-sparse-step"] {
         for dtype in [DType::F32, DType::BF16] {
             for checkpointing in [false, true] {
-                let compute = Compute {
-                    dtype,
-                    checkpointing,
-                };
+                let compute = Compute { dtype, checkpointing };
                 let cpu = Device::cpu();
                 let meta = Device::meta(cpu.properties());
                 let config = config(name);
@@ -77,10 +64,7 @@ fn meta_predicts_memory_and_flops_of_the_cpu() {
 fn meta_plans_a_model_that_does_not_fit() {
     let config = Qwen3Config::from_json(include_str!("../examples/qwen3-30b-a3b.json")).unwrap();
     let meta = Device::meta(Device::cpu().properties());
-    let compute = Compute {
-        dtype: DType::BF16,
-        checkpointing: true,
-    };
+    let compute = Compute { dtype: DType::BF16, checkpointing: true };
     let (work, peak) = step(&meta, &config, compute, [1, 4096]);
 
     // Master weights, gradients and two moments in f32 and a copy in bf16: 18 bytes per parameter,
@@ -90,10 +74,6 @@ fn meta_plans_a_model_that_does_not_fit() {
     // Six floating-point operations per token and active parameter in GEMMs, eight with
     // recomputation, plus attention.
     let products = 8 * 4096 * config.parameter_count().active_in_matmuls();
-    assert!(
-        work.flops > products && work.flops < 2 * products,
-        "{}",
-        work.flops
-    );
+    assert!(work.flops > products && work.flops < 2 * products, "{}", work.flops);
     assert_eq!(Qwen3::new(&config).unwrap().params().len(), 3 + 48 * 11);
 }

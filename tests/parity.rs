@@ -25,9 +25,8 @@ fn read(path: &Path) -> Tensors {
     let file = TensorFile::open(path).unwrap();
     let tensors = file.tensors().iter().map(|info| {
         let bytes = file.read(&info.name).unwrap();
-        let values = bytes
-            .chunks_exact(4)
-            .map(|b| f32::from_le_bytes(b.try_into().unwrap()).into());
+        let values =
+            bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap()).into());
         (info.name.clone(), (info.shape.clone(), values.collect()))
     });
     tensors.collect()
@@ -52,19 +51,13 @@ fn forward(fixture: &Path, output: &Path, arguments: &[&str]) {
         .args(arguments)
         .output()
         .unwrap();
-    assert!(
-        run.status.success(),
-        "{}",
-        String::from_utf8_lossy(&run.stderr)
-    );
+    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
 }
 
 fn fixtures() -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/parity/fixtures");
-    let mut found: Vec<PathBuf> = std::fs::read_dir(folder)
-        .unwrap()
-        .map(|entry| entry.unwrap().path())
-        .collect();
+    let mut found: Vec<PathBuf> =
+        std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     found.sort();
     assert!(found.len() >= 6, "only {} fixtures", found.len());
     found
@@ -86,14 +79,9 @@ fn differences(expected: &Tensors, actual: &Tensors) -> Vec<String> {
             continue;
         }
 
-        let largest = expected
-            .iter()
-            .fold(0.0f64, |largest, x| largest.max(x.abs()));
-        let difference = expected
-            .iter()
-            .zip(actual)
-            .map(|(a, b)| (a - b).abs())
-            .fold(0.0, f64::max);
+        let largest = expected.iter().fold(0.0f64, |largest, x| largest.max(x.abs()));
+        let difference =
+            expected.iter().zip(actual).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
         if !name.starts_with("grad.") {
             if difference.is_nan() || difference > LOGITS * largest {
                 found.push(format!("{name} differs by {difference:e} of {largest}"));
@@ -128,12 +116,7 @@ fn logits_loss_and_gradients_match_transformers() {
         forward(&fixture, &output, &[]);
         let expected = read(&fixture.join("expected.safetensors"));
         let found = differences(&expected, &read(&output));
-        assert!(
-            found.is_empty(),
-            "{}:\n{}",
-            fixture.display(),
-            found.join("\n")
-        );
+        assert!(found.is_empty(), "{}:\n{}", fixture.display(), found.join("\n"));
     }
 }
 
@@ -147,12 +130,7 @@ fn a_gpu_matches_transformers() {
         _ => "emulator",
     };
     let place = tempfile::tempdir().unwrap();
-    for name in [
-        "dense-bias-yarn",
-        "dense-window-linear",
-        "moe-hub-sharded",
-        "moe-sparse-step",
-    ] {
+    for name in ["dense-bias-yarn", "dense-window-linear", "moe-hub-sharded", "moe-sparse-step"] {
         let fixture = fixtures().into_iter().find(|path| path.ends_with(name));
         let fixture = fixture.unwrap_or_else(|| panic!("no fixture {name}"));
         let output = place.path().join("out.safetensors");
@@ -173,11 +151,7 @@ fn bf16_logits_have_the_expected_direction() {
         let (expected, actual) = (read(&fixture.join("expected.safetensors")), read(&output));
         let (_, logits) = &expected["logits"];
         let cosine = dot(logits, &actual["logits"].1) / (norm(logits) * norm(&actual["logits"].1));
-        assert!(
-            cosine > 0.99,
-            "{}: cosine of the logits {cosine}",
-            fixture.display()
-        );
+        assert!(cosine > 0.99, "{}: cosine of the logits {cosine}", fixture.display());
     }
 }
 
@@ -191,19 +165,11 @@ fn the_gpt2_example_matches_transformers() {
     let ids = |name: &str| {
         let shape = &input.get(name).unwrap().shape;
         let bytes = input.read(name).unwrap();
-        let ids: Vec<i64> = bytes
-            .as_chunks()
-            .0
-            .iter()
-            .map(|id| i64::from_le_bytes(*id))
-            .collect();
+        let ids: Vec<i64> = bytes.as_chunks().0.iter().map(|id| i64::from_le_bytes(*id)).collect();
         Tensor::from_slice(&device, shape, &ids).unwrap()
     };
     let batch = TokenBatch::new(&ids("input_ids"), &ids("labels"));
-    let compute = Compute {
-        dtype: DType::F32,
-        checkpointing: false,
-    };
+    let compute = Compute { dtype: DType::F32, checkpointing: false };
 
     let (loss, tape) = Tape::record(|| model.loss(&batch, compute)).unwrap();
     let params = model.params();
@@ -217,10 +183,7 @@ fn the_gpt2_example_matches_transformers() {
     let mut actual = Tensors::new();
     let mut add = |name: String, tensor: &Tensor| {
         let values = tensor.to_vec::<f32>().unwrap().into_iter();
-        actual.insert(
-            name,
-            (tensor.shape().to_vec(), values.map(f64::from).collect()),
-        );
+        actual.insert(name, (tensor.shape().to_vec(), values.map(f64::from).collect()));
     };
     add("logits".into(), logits.value());
     add("loss".into(), &mean);

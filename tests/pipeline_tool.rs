@@ -117,18 +117,8 @@ fn json_has_the_idle_share_and_the_actions_and_peaks_of_every_rank() {
             assert!(actions.contains(&action.clone().into()), "{action}");
         }
     }
-    assert!(
-        ranks[0]["actions"]
-            .as_array()
-            .unwrap()
-            .contains(&"0SEND_F3".into())
-    );
-    assert!(
-        ranks[1]["actions"]
-            .as_array()
-            .unwrap()
-            .contains(&"1RECV_F3".into())
-    );
+    assert!(ranks[0]["actions"].as_array().unwrap().contains(&"0SEND_F3".into()));
+    assert!(ranks[1]["actions"].as_array().unwrap().contains(&"1RECV_F3".into()));
 }
 
 /// What `--csv` writes gives the same run.

@@ -102,10 +102,7 @@ impl TestDir {
         let output = self.meshgrad(arguments);
         let message = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(1), "{message}");
-        assert!(
-            message.starts_with("error: ") && !message.contains("panicked"),
-            "{message}"
-        );
+        assert!(message.starts_with("error: ") && !message.contains("panicked"), "{message}");
         message
     }
 }
@@ -153,10 +150,7 @@ fn resuming_is_exact() {
         let run = format!("stopped-{stop}");
         dir.train(&run, &["--stop-after", stop]);
         let output = dir.train(&run, &[]);
-        assert!(
-            output.contains(&format!("resuming after step {stop}")),
-            "{output}"
-        );
+        assert!(output.contains(&format!("resuming after step {stop}")), "{output}");
         let last = "step-000008";
         assert_same_checkpoint(&dir.path("whole").join(last), &dir.path(&run).join(last));
         assert_eq!(metrics(&dir.path("whole")), metrics(&dir.path(&run)));
@@ -171,10 +165,7 @@ fn threads_change_no_bit() {
         let set = format!("train.dtype={dtype}");
         let run = |threads: &str| {
             let run = format!("{dtype}-{threads}");
-            dir.train(
-                &run,
-                &["--threads", threads, "--set", &set, "--stop-after", "3"],
-            );
+            dir.train(&run, &["--threads", threads, "--set", &set, "--stop-after", "3"]);
             dir.path(&run).join("step-000003")
         };
         let one = run("1");
@@ -188,12 +179,7 @@ fn threads_change_no_bit() {
 fn activation_checkpointing_changes_no_bit() {
     let dir = TestDir::new();
     dir.train("saved", &["--stop-after", "3"]);
-    let set = [
-        "--set",
-        "train.activation_checkpointing=true",
-        "--stop-after",
-        "3",
-    ];
+    let set = ["--set", "train.activation_checkpointing=true", "--stop-after", "3"];
     dir.train("recomputed", &set);
     let of = |run: &str| dir.path(run).join("step-000003");
     assert_same_checkpoint(&of("saved"), &of("recomputed"));
@@ -233,11 +219,7 @@ fn starting_from_scratch_sets_the_old_run_aside() {
         output.contains("moved the checkpoints and metrics of an earlier run to run/set-aside-1"),
         "{output}"
     );
-    assert!(
-        dir.path("run")
-            .join("set-aside-1/step-000003/model.safetensors")
-            .exists()
-    );
+    assert!(dir.path("run").join("set-aside-1/step-000003/model.safetensors").exists());
     assert!(dir.path("run").join("set-aside-1/metrics.jsonl").exists());
     assert_eq!(metrics(&dir.path("run")).len(), 2);
 }
@@ -250,19 +232,11 @@ fn changed_settings_are_listed() {
     let sets = ["optimizer.learning_rate=3e-3", "train.micro_batch_size=4"];
     let [rate, rows] = sets;
     let output = dir.train("run", &["--set", rate, "--set", rows, "--stop-after", "3"]);
-    let changes: Vec<&str> = output
-        .lines()
-        .filter(|it| it.contains("changed: "))
-        .collect();
-    let expected = [
-        "changed: optimizer.learning_rate 1e-3 -> 3e-3",
-        "changed: train.micro_batch_size 2 -> 4",
-    ];
+    let changes: Vec<&str> = output.lines().filter(|it| it.contains("changed: ")).collect();
+    let expected =
+        ["changed: optimizer.learning_rate 1e-3 -> 3e-3", "changed: train.micro_batch_size 2 -> 4"];
     assert_eq!(changes, expected);
-    assert!(
-        !dir.train("run", &["--set", rate, "--set", rows])
-            .contains("changed: ")
-    );
+    assert!(!dir.train("run", &["--set", rate, "--set", rows]).contains("changed: "));
 }
 
 /// The commands that a run suggests work as they are, in a folder whose name has to be quoted.
@@ -272,12 +246,7 @@ fn the_suggested_commands_work() {
     let program = Path::new(env!("CARGO_BIN_EXE_meshgrad"));
     let path = std::env::var("PATH").unwrap();
     let path = format!("{}:{path}", program.parent().unwrap().display());
-    let sets = [
-        "--set",
-        "optimizer.learning_rate=2e-3",
-        "--set",
-        "sample.every=0",
-    ];
+    let sets = ["--set", "optimizer.learning_rate=2e-3", "--set", "sample.every=0"];
     let suggested = |output: &str| -> Vec<String> {
         let (_, next) = output.split_once("next:\n").unwrap();
         next.lines().map(|line| line.trim().to_owned()).collect()
@@ -295,9 +264,7 @@ fn the_suggested_commands_work() {
     };
 
     let stopped = dir.train("it's my run", &[&sets[..], &["--stop-after", "2"]].concat());
-    let [sample, resume, other] = &suggested(&stopped)[..] else {
-        panic!("{stopped}")
-    };
+    let [sample, resume, other] = &suggested(&stopped)[..] else { panic!("{stopped}") };
     assert!(
         run(&sample.replace("meshgrad sample", "meshgrad sample --tokens 2"))
             .starts_with("fn main")
@@ -305,19 +272,11 @@ fn the_suggested_commands_work() {
     let finished = run(resume);
     assert!(finished.contains("resuming after step 2"), "{finished}");
     assert!(!finished.contains("changed: "), "{finished}");
-    assert!(
-        finished.contains("checkpoint  it's my run/step-000008"),
-        "{finished}"
-    );
-    let [_, longer, _] = &suggested(&finished)[..] else {
-        panic!("{finished}")
-    };
+    assert!(finished.contains("checkpoint  it's my run/step-000008"), "{finished}");
+    let [_, longer, _] = &suggested(&finished)[..] else { panic!("{finished}") };
     let longer = run(longer);
     assert!(longer.contains("changed: train.steps 8 -> 16"), "{longer}");
-    assert!(
-        longer.contains("checkpoint  it's my run/step-000016"),
-        "{longer}"
-    );
+    assert!(longer.contains("checkpoint  it's my run/step-000016"), "{longer}");
     let other = other.replace("YOUR/TEXT", "text");
     let small = "--set data.tokenizer=byte --set train.steps=1 --set train.batch_size=1 \
                  --set train.micro_batch_size=1 --set train.seq_len=8 --set log.val_batches=1 \
@@ -337,10 +296,7 @@ fn default_folders_follow_the_command() {
         String::from_utf8(output.stdout).unwrap()
     };
     let first = train(&["--stop-after", "1"]);
-    assert!(
-        first.contains("checkpoint  runs/small/step-000001"),
-        "{first}"
-    );
+    assert!(first.contains("checkpoint  runs/small/step-000001"), "{first}");
     let wide = ["--set", "model.hidden_size=16", "--stop-after", "1"];
     let other = train(&wide);
     let expected = "checkpoint  runs/small,model.hidden_size=16/step-000001";
@@ -374,32 +330,16 @@ fn a_failed_start_leaves_nothing_behind() {
     dir.train("run", &["--stop-after", "1"]);
     let run = dir.path("run");
     let contents = || -> Vec<Vec<u8>> {
-        let names = [
-            "tokenizer.json",
-            "tokens.bin",
-            "config.toml",
-            "metrics.jsonl",
-        ];
+        let names = ["tokenizer.json", "tokens.bin", "config.toml", "metrics.jsonl"];
         names.map(|name| fs::read(run.join(name)).unwrap()).into()
     };
     let (names, files) = (listed(&run), contents());
     let other_text = "data.paths=[\"text/one.rs\"]";
     for set in failing {
-        let command = [
-            "train",
-            "small.toml",
-            "--run-dir",
-            "run",
-            "--set",
-            other_text,
-            "--set",
-        ];
+        let command = ["train", "small.toml", "--run-dir", "run", "--set", other_text, "--set"];
         for resume in ["auto", "never"] {
             dir.fails(&[&command[..], &[set, "--resume", resume]].concat());
-            assert!(
-                contents() == files && listed(&run) == names,
-                "{set}, {resume}"
-            );
+            assert!(contents() == files && listed(&run) == names, "{set}, {resume}");
         }
     }
 }
@@ -408,34 +348,17 @@ fn a_failed_start_leaves_nothing_behind() {
 fn checkpoints_are_hugging_face_folders_that_can_be_sampled() {
     let dir = TestDir::new();
     let output = dir.train("run", &[]);
-    for expected in [
-        "device",
-        "model",
-        "step 8/8",
-        "sample after step 8",
-        "loss.svg",
-        "next:",
-    ] {
+    for expected in ["device", "model", "step 8/8", "sample after step 8", "loss.svg", "next:"] {
         assert!(output.contains(expected), "no `{expected}` in\n{output}");
     }
     let checkpoint = dir.path("run").join("step-000008");
-    let names: Vec<String> = Folder::open(&checkpoint)
-        .unwrap()
-        .tensors()
-        .map(|tensor| tensor.name.clone())
-        .collect();
-    assert!(
-        names.contains(&"model.layers.1.mlp.experts.3.down_proj.weight".into()),
-        "{names:?}"
-    );
+    let names: Vec<String> =
+        Folder::open(&checkpoint).unwrap().tensors().map(|tensor| tensor.name.clone()).collect();
+    assert!(names.contains(&"model.layers.1.mlp.experts.3.down_proj.weight".into()), "{names:?}");
 
     let sample = |folder: &str| {
         let output = dir.meshgrad(&["sample", folder, "--prompt", "fn ", "--tokens", "12"]);
-        assert!(
-            output.status.success(),
-            "{}",
-            String::from_utf8_lossy(&output.stderr)
-        );
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         output.stdout
     };
     assert!(sample("run").starts_with(b"fn "));
@@ -465,45 +388,22 @@ fn damaged_weights_are_not_used() {
     assert!(note.starts_with(expected), "{note}");
     let damaged = "run/step-000006";
     let message = dir.fails(&["sample", damaged]);
-    assert!(
-        message.contains("model.safetensors is damaged"),
-        "{message}"
-    );
+    assert!(message.contains("model.safetensors is damaged"), "{message}");
     assert!(sample(damaged, &["--no-verify"]).status.success());
-    let forward = [
-        "forward",
-        damaged,
-        "--input",
-        "in.safetensors",
-        "--output",
-        "out.safetensors",
-    ];
+    let forward = ["forward", damaged, "--input", "in.safetensors", "--output", "out.safetensors"];
     let message = dir.fails(&forward);
-    assert!(
-        message.contains("model.safetensors is damaged"),
-        "{message}"
-    );
+    assert!(message.contains("model.safetensors is damaged"), "{message}");
     let message = dir.fails(&[&forward[..], &["--no-verify"]].concat());
     assert!(message.contains("in.safetensors"), "{message}");
 
     // A run stands for its newest intact checkpoint.
     let mut writer = FileWriter::new();
     writer.add("input_ids", Dtype::I64, &[1, 3]).unwrap();
-    let ids: Vec<u8> = [1i64, 2, 3]
-        .iter()
-        .flat_map(|id| id.to_le_bytes())
-        .collect();
+    let ids: Vec<u8> = [1i64, 2, 3].iter().flat_map(|id| id.to_le_bytes()).collect();
     let input = dir.path("in.safetensors");
     writer.save(&input, |_, sink| sink.append(&ids)).unwrap();
     let logits = |folder: &str| {
-        let command = [
-            "forward",
-            folder,
-            "--input",
-            "in.safetensors",
-            "--output",
-            "out",
-        ];
+        let command = ["forward", folder, "--input", "in.safetensors", "--output", "out"];
         let output = dir.meshgrad(&command);
         let errors = String::from_utf8(output.stderr).unwrap();
         assert!(output.status.success(), "{errors}");
@@ -523,9 +423,8 @@ fn last_sample(dir: &TestDir, run: &str, sets: &[&str], adapted: bool) -> String
     let device = Device::cpu();
     let sample = Arc::new(Mutex::new(String::new()));
     let seen = sample.clone();
-    let session = Session::new(&config, &device)
-        .run_dir(dir.path(run))
-        .subscribe("sample", move |event| {
+    let session =
+        Session::new(&config, &device).run_dir(dir.path(run)).subscribe("sample", move |event| {
             if let Event::Sampled { text, .. } = event {
                 *seen.lock().unwrap() = text.to_owned();
             }
@@ -555,9 +454,7 @@ fn samples_are_those_of_the_run() {
     let averaged = [&fast[..], &["optimizer.ema_decay=0.9"]].concat();
     let sample = |run: &str, more: &[&str]| {
         // The seed is the run's seed plus the step.
-        let run = [
-            "sample", run, "--prompt", "pub fn ", "--tokens", "40", "--seed", "9",
-        ];
+        let run = ["sample", run, "--prompt", "pub fn ", "--tokens", "40", "--seed", "9"];
         let output = dir.meshgrad(&[&run[..], more].concat());
         let [text, note] = [output.stdout, output.stderr].map(|it| String::from_utf8(it).unwrap());
         assert!(output.status.success(), "{note}");
@@ -577,10 +474,7 @@ fn samples_are_those_of_the_run() {
             false => assert_eq!((raw, note.as_str()), (text, "")),
             true => {
                 assert_ne!(raw, text, "{run}");
-                assert!(
-                    note.starts_with("averages of the weights of averaged"),
-                    "{note}"
-                );
+                assert!(note.starts_with("averages of the weights of averaged"), "{note}");
                 assert!(raw_note.contains("not their averages"), "{raw_note}");
             }
         }
@@ -610,14 +504,8 @@ fn errors_of_invalid_input_name_it() {
         (&["--set", "train.stepz=3"], "did you mean"),
         (&["--set", "train.steps=many"], "train.steps"),
         (&["--set", "model.hidden_sise=3"], "hidden_sise"),
-        (
-            &["--set", "model.num_experts_per_tok=9"],
-            "num_experts_per_tok",
-        ),
-        (
-            &["--set", "model.num_attention_heads=3"],
-            "num_key_value_heads",
-        ),
+        (&["--set", "model.num_experts_per_tok=9"], "num_experts_per_tok"),
+        (&["--set", "model.num_attention_heads=3"], "num_key_value_heads"),
         (&["--set", "train.seq_len=10000000"], "seq_len"),
         (&["--set", "train.micro_batch_size=3"], "micro_batch_size"),
         (&["--set", "data.paths=[\"nowhere\"]"], "nowhere"),
@@ -627,10 +515,7 @@ fn errors_of_invalid_input_name_it() {
         let message = train(arguments);
         assert!(message.contains(expected), "no `{expected}` in: {message}");
     }
-    assert!(
-        dir.fails(&["train", "nowhere.toml"])
-            .contains("nowhere.toml")
-    );
+    assert!(dir.fails(&["train", "nowhere.toml"]).contains("nowhere.toml"));
     assert!(dir.fails(&["sample", "nowhere"]).contains("nowhere"));
 
     fs::write(dir.path("file"), "").unwrap();
@@ -644,19 +529,9 @@ fn a_loss_that_is_not_finite_ends_the_run() {
     let dir = TestDir::new();
     dir.train("run", &["--stop-after", "3"]);
     let before = content(&dir.path("run").join("step-000003"));
-    let huge = [
-        "train",
-        "small.toml",
-        "--run-dir",
-        "run",
-        "--set",
-        "optimizer.learning_rate=1e30",
-    ];
+    let huge = ["train", "small.toml", "--run-dir", "run", "--set", "optimizer.learning_rate=1e30"];
     let message = dir.fails(&huge);
-    assert!(
-        message.contains("learning_rate") && message.contains("step-000003"),
-        "{message}"
-    );
+    assert!(message.contains("learning_rate") && message.contains("step-000003"), "{message}");
     assert_eq!(before, content(&dir.path("run").join("step-000003")));
 }
 
@@ -674,11 +549,7 @@ fn the_program_computes_on_a_gpu() {
     let sample = ["sample", "run", "--prompt", "fn", "--tokens", "3"];
     let sample = |device: &[&str]| dir.meshgrad(&[&sample, device].concat());
     let text = sample(&["--device", "emulator"]);
-    assert!(
-        text.status.success(),
-        "{}",
-        String::from_utf8_lossy(&text.stderr)
-    );
+    assert!(text.status.success(), "{}", String::from_utf8_lossy(&text.stderr));
     assert!(text.stdout.starts_with(b"fn"));
     dir.fails(&["train", "small.toml", "--device", "emulator:1000"]);
 }
@@ -687,11 +558,7 @@ fn the_program_computes_on_a_gpu() {
 fn usage_errors_exit_with_2() {
     let dir = TestDir::new();
     for arguments in [&["trian"] as &[&str], &["train", "--steps"], &[]] {
-        assert_eq!(
-            dir.meshgrad(arguments).status.code(),
-            Some(2),
-            "{arguments:?}"
-        );
+        assert_eq!(dir.meshgrad(arguments).status.code(), Some(2), "{arguments:?}");
     }
 }
 
@@ -711,19 +578,10 @@ fn invalid_safetensors_are_errors() {
     };
     let cases: [(&str, Vec<u8>); 5] = [
         ("truncated", model[..model.len() - 100].to_vec()),
-        (
-            "huge header",
-            [&u64::MAX.to_le_bytes(), &model[8..]].concat(),
-        ),
-        (
-            "another dtype",
-            with_header(&text.replacen("\"F32\"", "\"I32\"", 1)),
-        ),
+        ("huge header", [&u64::MAX.to_le_bytes(), &model[8..]].concat()),
+        ("another dtype", with_header(&text.replacen("\"F32\"", "\"I32\"", 1))),
         ("no json", with_header(&text.replacen('{', "[", 1))),
-        (
-            "an unknown name",
-            with_header(&text.replacen("lm_head.weight", "lm_head.wrong!", 1)),
-        ),
+        ("an unknown name", with_header(&text.replacen("lm_head.weight", "lm_head.wrong!", 1))),
     ];
     let bad = dir.path("bad");
     fs::create_dir(&bad).unwrap();
@@ -758,11 +616,7 @@ fn a_custom_loop_gives_the_same_bits() {
                 example.display()
             )
         });
-    assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let of = |run: &str| dir.path(run).join("step-000008");
     assert_same_checkpoint(&of("program"), &of("own"));
 }

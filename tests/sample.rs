@@ -74,14 +74,7 @@ fn a_text_ends_before_a_stop_string() {
     // Values that change nothing.
     let neutral = ["--top-p", "1", "--min-p", "0", "--repetition-penalty", "1"];
     assert_eq!(sample(&neutral), whole);
-    let strict = [
-        "--top-p",
-        "0.1",
-        "--min-p",
-        "1",
-        "--repetition-penalty",
-        "9",
-    ];
+    let strict = ["--top-p", "0.1", "--min-p", "1", "--repetition-penalty", "9"];
     for option in strict.chunks(2) {
         assert_ne!(sample(option), whole, "{option:?}");
     }
@@ -91,14 +84,7 @@ fn a_text_ends_before_a_stop_string() {
 fn the_prompt_may_come_from_a_pipe() {
     let dir = folder();
     train(&dir, &["runs/a"]);
-    let expected = dir.succeeds(&[
-        "sample",
-        "runs/a",
-        "--prompt",
-        "two\n\u{e9}",
-        "--tokens",
-        "9",
-    ]);
+    let expected = dir.succeeds(&["sample", "runs/a", "--prompt", "two\n\u{e9}", "--tokens", "9"]);
     let input = "two\n\u{e9}\n".as_bytes();
     let from_input = ["--prompt", "-"];
     assert_eq!(text(sample_piped(&dir, &from_input, input)), expected);
@@ -131,30 +117,12 @@ fn invalid_options_are_named_with_their_range() {
     let dir = folder();
     let cases = [
         (["--top-p", "1.5"], "--top-p is 1.5; it must be from 0 to 1"),
-        (
-            ["--min-p", "-0.1"],
-            "--min-p is -0.1; it must be from 0 to 1",
-        ),
-        (
-            ["--repetition-penalty", "0"],
-            "--repetition-penalty is 0; it must be above 0",
-        ),
-        (
-            ["--temperature", "-1"],
-            "--temperature is -1; it must be 0 or above",
-        ),
-        (
-            ["--temperature", "NaN"],
-            "--temperature is NaN; it must be 0 or above",
-        ),
-        (
-            ["--stop", ""],
-            "--stop is empty; it needs at least one character",
-        ),
-        (
-            ["--chat", "--raw"],
-            "--chat has no message to answer; use --prompt TEXT",
-        ),
+        (["--min-p", "-0.1"], "--min-p is -0.1; it must be from 0 to 1"),
+        (["--repetition-penalty", "0"], "--repetition-penalty is 0; it must be above 0"),
+        (["--temperature", "-1"], "--temperature is -1; it must be 0 or above"),
+        (["--temperature", "NaN"], "--temperature is NaN; it must be 0 or above"),
+        (["--stop", ""], "--stop is empty; it needs at least one character"),
+        (["--chat", "--raw"], "--chat has no message to answer; use --prompt TEXT"),
     ];
     for (options, expected) in cases {
         let error = dir.fails(&[&["sample", "no-run"], &options[..]].concat());
@@ -207,10 +175,7 @@ fn a_path_that_cannot_be_read_is_not_missing() {
     let dir = folder();
     std::os::unix::fs::symlink("loop", dir.path("loop")).unwrap();
     for (path, expected) in [
-        (
-            "loop",
-            "cannot read loop: Too many levels of symbolic links",
-        ),
+        ("loop", "cannot read loop: Too many levels of symbolic links"),
         ("text.txt/a", "cannot read text.txt/a: Not a directory"),
     ] {
         let error = dir.fails(&["sample", path]);
@@ -253,11 +218,7 @@ fn a_text_ends_at_the_ids_of_its_folder() {
     let ends = json!({ "eos_token_id": [u32::from(first), 256] });
     fs::write(copied("generation_config.json"), ends.to_string()).unwrap();
     assert_eq!(sample(), until(first));
-    fs::write(
-        copied("generation_config.json"),
-        "{\"eos_token_id\": \"x\"}",
-    )
-    .unwrap();
+    fs::write(copied("generation_config.json"), "{\"eos_token_id\": \"x\"}").unwrap();
     let error = dir.fails(&["sample", "hf", "--prompt", "one"]);
     let expected = "hf/generation_config.json: `eos_token_id` is \"x\", not an id or a list of ids";
     assert!(error.contains(expected), "{error}");
@@ -278,10 +239,9 @@ fn a_run_on_conversations_answers() {
     }
     fs::write(dir.path("chat.json"), with_chat_ml.to_string()).unwrap();
 
-    for (run, tokenizer, ends) in [
-        ("plain", "byte", json!(256)),
-        ("chat-ml", "chat.json", json!([256, 258])),
-    ] {
+    for (run, tokenizer, ends) in
+        [("plain", "byte", json!(256)), ("chat-ml", "chat.json", json!([256, 258]))]
+    {
         let tokenizer = format!("data.tokenizer={tokenizer}");
         let sets = [
             "--set",
@@ -305,10 +265,7 @@ fn a_run_on_conversations_answers() {
         // The run's own samples are answers too, and end where the answers in the data end.
         let (_, sample) = output.split_once("sample after step 80\n").unwrap();
         let lines: Vec<&str> = sample.lines().map(str::trim).collect();
-        let last = lines
-            .iter()
-            .position(|line| line.ends_with(ANSWER))
-            .unwrap();
+        let last = lines.iter().position(|line| line.ends_with(ANSWER)).unwrap();
         assert!(lines[last + 1].is_empty(), "{output}");
 
         for file in ["config.json", "generation_config.json"] {
@@ -317,15 +274,7 @@ fn a_run_on_conversations_answers() {
             assert_eq!(json["eos_token_id"], ends, "{run}: {file}");
         }
         let sample = |more: &[&str]| {
-            let greedy = [
-                "sample",
-                run,
-                "--temperature",
-                "0",
-                "--tokens",
-                "40",
-                "--prompt",
-            ];
+            let greedy = ["sample", run, "--temperature", "0", "--tokens", "40", "--prompt"];
             dir.succeeds(&[&greedy[..], more].concat())
         };
         assert_eq!(sample(&["What is it?", "--chat"]), format!("{ANSWER}\n"));

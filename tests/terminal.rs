@@ -27,12 +27,7 @@ fn on_terminal(columns: u16, dir: &TestDir, arguments: &[&str]) -> String {
     unlockpt(&controller).unwrap();
     let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY;
     let terminal: OwnedFd = ioctl_tiocgptpeer(controller.as_fd(), flags).unwrap();
-    let size = Winsize {
-        ws_row: 24,
-        ws_col: columns,
-        ws_xpixel: 0,
-        ws_ypixel: 0,
-    };
+    let size = Winsize { ws_row: 24, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
     tcsetwinsize(&terminal, size).unwrap();
 
     let mut child = dir
@@ -99,9 +94,7 @@ fn lines_stay_above_the_bar() {
 
     // What was drawn at the bottom: text and bar, in one row.
     let drawn: Vec<&str> = output.split(['\r', '\n', '\u{1b}']).collect();
-    let bars = drawn
-        .iter()
-        .filter(|text| text.contains("=>") || text.contains("---"));
+    let bars = drawn.iter().filter(|text| text.contains("=>") || text.contains("---"));
     let bars: Vec<&&str> = bars.filter(|text| text.contains("step")).collect();
     assert!(!bars.is_empty(), "{output:?}");
     for bar in bars {
@@ -133,15 +126,10 @@ fn unread(dir: &TestDir, arguments: &[&str]) -> Output {
 #[test]
 fn a_closed_pipe_ends_commands_quietly() {
     let dir = TestDir::new(CONFIG);
-    let sample = [
-        "sample", "run", "--prompt", "one", "--tokens", "3", "--device", "cpu",
-    ];
+    let sample = ["sample", "run", "--prompt", "one", "--tokens", "3", "--device", "cpu"];
     let cases: [(&[&str], i32); 7] = [
         // A run is finished anyway, because its result is in files.
-        (
-            &["train", "small.toml", "--device", "cpu", "--run-dir", "run"],
-            0,
-        ),
+        (&["train", "small.toml", "--device", "cpu", "--run-dir", "run"], 0),
         (&sample, 141),
         (&["config"], 141),
         (&["check"], 141),

@@ -49,9 +49,7 @@ fn launch(dir: &TestDir, ranks: &str, arguments: &[&str]) -> Command {
 
 /// The metrics without times.
 fn losses(run: &Path) -> Vec<Record> {
-    let records = metrics::read(&run.join("metrics.jsonl"))
-        .unwrap()
-        .into_iter();
+    let records = metrics::read(&run.join("metrics.jsonl")).unwrap().into_iter();
     let untimed = records.map(|record| Record {
         tokens_per_s: 0.0,
         comm_exposed_s: None,
@@ -81,14 +79,7 @@ fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
 #[test]
 fn threads_and_processes_train_the_same_run() {
     let dir = TestDir::new(CONFIG);
-    let threads = [
-        "train",
-        "small.toml",
-        "--ranks",
-        "3",
-        "--run-dir",
-        "threads",
-    ];
+    let threads = ["train", "small.toml", "--ranks", "3", "--run-dir", "threads"];
     let of_threads = dir.succeeds(&threads);
     let to = ["--run-dir", "processes"];
     let of_processes = text(launch(&dir, "3", &to).output().unwrap());
@@ -102,11 +93,7 @@ fn threads_and_processes_train_the_same_run() {
     let [threads, processes] = ["threads", "processes"].map(|run| dir.path(run));
     let records = losses(&threads);
     assert_eq!(records.len(), 6);
-    assert!(
-        records
-            .iter()
-            .all(|it| it.ranks == Some(3) && it.comm_bytes > Some(1000))
-    );
+    assert!(records.iter().all(|it| it.ranks == Some(3) && it.comm_bytes > Some(1000)));
     assert_eq!(records, losses(&processes));
     let saved =
         |run: &Path| -> Vec<Vec<u8>> { files(&run.join("step-000006")).into_values().collect() };
@@ -117,9 +104,7 @@ fn threads_and_processes_train_the_same_run() {
         let trace: serde_json::Value = serde_json::from_str(&trace).unwrap();
         let events = trace["traceEvents"].as_array().unwrap();
         let names = |name: &str| {
-            let named = events
-                .iter()
-                .filter(|it| it["name"].as_str().unwrap().contains(name));
+            let named = events.iter().filter(|it| it["name"].as_str().unwrap().contains(name));
             named.count()
         };
         assert!(
@@ -218,19 +203,13 @@ fn processes_report_an_error_once() {
     fs::write(dir.path("run"), "not a folder").unwrap();
     let failed = launch(&dir, "3", &["--run-dir", "run"]).output().unwrap();
     let errors = String::from_utf8(failed.stderr.clone()).unwrap();
-    assert_eq!(
-        errors.matches("cannot write to the run folder").count(),
-        1,
-        "{errors}"
-    );
+    assert_eq!(errors.matches("cannot write to the run folder").count(), 1, "{errors}");
     assert_eq!(failed.status.code(), Some(1), "{errors}");
 
     let nested = ["--ranks", "2", "--run-dir", "other"];
     let refused = launch(&dir, "2", &nested).output().unwrap();
     let errors = String::from_utf8(refused.stderr).unwrap();
-    let count = errors
-        .matches("--ranks is for threads of one process")
-        .count();
+    let count = errors.matches("--ranks is for threads of one process").count();
     assert_eq!(count, 1, "{errors}");
 }
 
@@ -268,23 +247,13 @@ fn a_rank_that_cannot_write_ends_all() {
 #[test]
 fn a_signal_stops_all_processes_together() {
     let dir = TestDir::new(CONFIG);
-    let long = [
-        "--run-dir",
-        "run",
-        "--set",
-        "train.steps=100000",
-        "--set",
-        "log.val_every=0",
-    ];
+    let long = ["--run-dir", "run", "--set", "train.steps=100000", "--set", "log.val_every=0"];
     let launcher = start(&mut launch(&dir, "3", &long));
     wait_for_steps(&dir.path("run"), 3);
     signal(launcher.id(), "TERM");
     let stopped = launcher.wait_with_output().unwrap();
     let output = String::from_utf8_lossy(&stopped.stdout).into_owned();
-    assert!(
-        output.contains("the same command resumes from there"),
-        "{output}"
-    );
+    assert!(output.contains("the same command resumes from there"), "{output}");
     let run = dir.path("run");
     let done = losses(&run).len();
     assert!(run.join(format!("step-{done:06}")).exists());
@@ -296,14 +265,8 @@ fn a_signal_stops_all_processes_together() {
 fn killed_ranks_lose_nothing_that_was_saved() {
     let repetitions: u64 = std::env::var(KILLS).map_or(2, |count| count.parse().unwrap());
     let dir = TestDir::new(CONFIG);
-    let sets = [
-        "--set",
-        "train.steps=60",
-        "--set",
-        "log.tensorboard=false",
-        "--set",
-        "sample.every=0",
-    ];
+    let sets =
+        ["--set", "train.steps=60", "--set", "log.tensorboard=false", "--set", "sample.every=0"];
     let in_run = |run: &'static str| [&["--run-dir", run], &sets[..]].concat();
     text(launch(&dir, "3", &in_run("whole")).output().unwrap());
 
@@ -331,10 +294,7 @@ fn killed_ranks_lose_nothing_that_was_saved() {
     }
     text(launch(&dir, "3", &in_run("run")).output().unwrap());
     compare_and_remove(&dir);
-    assert!(
-        killed > 0 && resumed > 0,
-        "{killed} killed, {resumed} resumed"
-    );
+    assert!(killed > 0 && resumed > 0, "{killed} killed, {resumed} resumed");
     println!("{killed} ranks were killed, and {resumed} runs resumed from a whole checkpoint");
 }
 
@@ -361,11 +321,7 @@ fn losses_or_none(run: &Path) -> Vec<Record> {
 }
 
 fn start(command: &mut Command) -> Child {
-    command
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap()
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
 /// Waits until the run has recorded `steps` steps, or a minute.
@@ -380,18 +336,12 @@ fn wait_for_steps(run: &Path, steps: usize) {
 
 fn signal(process: u32, name: &str) {
     let id = process.to_string();
-    Command::new("kill")
-        .args([&format!("-{name}"), &id])
-        .status()
-        .unwrap();
+    Command::new("kill").args([&format!("-{name}"), &id]).status().unwrap();
 }
 
 /// The processes that `parent` has started.
 fn children(parent: u32) -> Vec<u32> {
     let listed = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"));
     let listed = listed.unwrap_or_default();
-    listed
-        .split_whitespace()
-        .map(|id| id.parse().unwrap())
-        .collect()
+    listed.split_whitespace().map(|id| id.parse().unwrap()).collect()
 }

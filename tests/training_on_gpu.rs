@@ -98,11 +98,7 @@ impl Run {
     fn step(&mut self, step: u64) -> PendingStep {
         let tokens = self.data.tokens.training();
         let batches = TokenBatches::new(self.windows, tokens, &self.device);
-        let TrainConfig {
-            batch_size,
-            micro_batch_size,
-            ..
-        } = self.config.train;
+        let TrainConfig { batch_size, micro_batch_size, .. } = self.config.train;
         let microbatches = batches.of_step(&self.order, step, batch_size, micro_batch_size);
         self.trainer.step(step, microbatches).unwrap()
     }
@@ -123,20 +119,14 @@ fn losses_agree_with_the_cpu() {
     for sets in [
         &[] as &[&str],
         DENSE,
-        &[
-            "train.activation_checkpointing=true",
-            "train.micro_batch_size=1",
-        ],
+        &["train.activation_checkpointing=true", "train.micro_batch_size=1"],
     ] {
         let config = config(sets);
         let expected = Run::new(&config, &Device::cpu()).losses(5);
         let actual = Run::new(&config, &gpu()).losses(5);
         for (actual, expected) in actual.iter().zip(&expected) {
             let difference = (actual / expected - 1.0).abs();
-            assert!(
-                difference <= 1e-4,
-                "{actual}, expected {expected}: off by {difference:e}"
-            );
+            assert!(difference <= 1e-4, "{actual}, expected {expected}: off by {difference:e}");
         }
         assert!(expected[4] < expected[0], "the model learns: {expected:?}");
     }
@@ -147,12 +137,7 @@ fn gradient(config: &Config, device: &Device) -> Vec<f64> {
     let run = Run::new(config, device);
     let model = &run.trainer.model;
     let mut grads = Grads::new(&model.params()).unwrap();
-    backward(
-        model,
-        &tokens(device),
-        dtype(config.train.dtype),
-        &mut grads,
-    );
+    backward(model, &tokens(device), dtype(config.train.dtype), &mut grads);
     let all = grads.all().unwrap();
     let values = |(_, gradient): &(Param, Tensor)| gradient.to_vec::<f32>().unwrap();
     all.iter().flat_map(values).map(f64::from).collect()
@@ -193,15 +178,8 @@ fn tokens(device: &Device) -> Tensor {
 }
 
 fn backward(model: &Qwen3, ids: &Tensor, dtype: DType, grads: &mut Grads) -> Loss {
-    let compute = Compute {
-        dtype,
-        checkpointing: false,
-    };
-    let balancing = Balancing {
-        auxiliary: 0.01,
-        z: 0.001,
-        ..Balancing::default()
-    };
+    let compute = Compute { dtype, checkpointing: false };
+    let balancing = Balancing { auxiliary: 0.01, z: 0.001, ..Balancing::default() };
     let model = model.clone().balanced(balancing);
     let batch = TokenBatch::new(ids, ids);
     let (loss, tape) = Tape::record(|| model.loss(&batch, compute)).unwrap();
@@ -224,10 +202,7 @@ fn runs_move_between_devices() {
         }
         let metrics = place.path().join("metrics.jsonl");
         let records = meshgrad::train::metrics::read(&metrics).unwrap();
-        let launches: Vec<bool> = records
-            .iter()
-            .map(|it| it.kernel_launches > Some(50))
-            .collect();
+        let launches: Vec<bool> = records.iter().map(|it| it.kernel_launches > Some(50)).collect();
         let on_gpu = devices.map(|device| device.is_gpu());
         assert_eq!(launches, [on_gpu[0], on_gpu[0], on_gpu[1], on_gpu[1]]);
         records.iter().map(|it| it.loss).collect::<Vec<f64>>()
@@ -315,13 +290,7 @@ impl Stepping {
         let model_config = qwen3::model_config(config, 257).unwrap();
         let model = Qwen3::materialized(&model_config, device, 7).unwrap();
         let (updater, grads) = Updater::new(&model, device, &config.optimizer, 1).unwrap();
-        Stepping {
-            model,
-            updater,
-            grads,
-            ids: tokens(device),
-            dtype: dtype(config.train.dtype),
-        }
+        Stepping { model, updater, grads, ids: tokens(device), dtype: dtype(config.train.dtype) }
     }
 
     /// A step that reads its number and learning rate from device memory, where `begin` writes

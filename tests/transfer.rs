@@ -37,8 +37,7 @@ impl Mlp {
             for param in mlp.params() {
                 param.shard(&sharding(mesh, param.name(), param.shape())?, rank)?;
             }
-            mlp.scale
-                .shard(&sharding(mesh, "scale", mlp.scale.shape())?, rank)?;
+            mlp.scale.shard(&sharding(mesh, "scale", mlp.scale.shape())?, rank)?;
         }
         Ok(mlp)
     }
@@ -54,14 +53,8 @@ impl Mlp {
 /// Tensor parallel, and fully sharded over dp_cp_shard.
 fn sharding(mesh: &Mesh, name: &str, shape: &Shape) -> Result<Sharding> {
     let placements = match name {
-        "up" => vec![
-            ("tp", Placement::shard(0)),
-            ("dp_cp_shard", Placement::shard(0)),
-        ],
-        "down" => vec![
-            ("tp", Placement::shard(1)),
-            ("dp_cp_shard", Placement::shard(0)),
-        ],
+        "up" => vec![("tp", Placement::shard(0)), ("dp_cp_shard", Placement::shard(0))],
+        "down" => vec![("tp", Placement::shard(1)), ("dp_cp_shard", Placement::shard(0))],
         _ => vec![],
     };
     Ok(Sharding::new(mesh, placements, shape)?)
@@ -80,10 +73,7 @@ const SEED: u64 = 5;
 
 /// Moves the weights of a trainer, and again after they are scaled; what the rollout then has.
 fn moved(rank: &dyn Rank, [training, rollout]: [&Mesh; 2]) -> Result<Option<[Vec<Vec<f32>>; 2]>> {
-    let (trainer, generator) = (
-        Mlp::on(training, rank.rank())?,
-        Mlp::on(rollout, rank.rank())?,
-    );
+    let (trainer, generator) = (Mlp::on(training, rank.rank())?, Mlp::on(rollout, rank.rank())?);
     let is_training = training.contains(rank.rank());
     if is_training {
         trainer.materialize(rank.device(), SEED)?;
@@ -92,14 +82,8 @@ fn moved(rank: &dyn Rank, [training, rollout]: [&Mesh; 2]) -> Result<Option<[Vec
     let on_training = |name: &str, shape: &Shape| sharding(training, name, shape);
     let on_rollout = |name: &str, shape: &Shape| sharding(rollout, name, shape);
     let transfer = || {
-        let from = ShardedModule {
-            module: &trainer,
-            sharding: &on_training,
-        };
-        let to = ShardedModule {
-            module: &generator,
-            sharding: &on_rollout,
-        };
+        let from = ShardedModule { module: &trainer, sharding: &on_training };
+        let to = ShardedModule { module: &generator, sharding: &on_rollout };
         transfer_module(&redistributor, from, to)
     };
     transfer()?;
@@ -107,18 +91,11 @@ fn moved(rank: &dyn Rank, [training, rollout]: [&Mesh; 2]) -> Result<Option<[Vec
     let first = has_values.then(|| generator.values()).transpose()?;
     if is_training {
         for param in trainer.params() {
-            runtime::copy_into(
-                &runtime::affine(&param.value()?, 2.0, 0.0)?,
-                &param.value()?,
-            )?;
+            runtime::copy_into(&runtime::affine(&param.value()?, 2.0, 0.0)?, &param.value()?)?;
         }
     }
     if let Some(first) = &first {
-        assert_eq!(
-            generator.values()?,
-            *first,
-            "the rollout has values of its own"
-        );
+        assert_eq!(generator.values()?, *first, "the rollout has values of its own");
     }
     transfer()?;
     let second = has_values.then(|| generator.values()).transpose()?;
@@ -138,10 +115,7 @@ fn are_correct(results: &[Option<[Vec<Vec<f32>>; 2]>], rollout: &Mesh) -> bool {
             let factor = if at < 3 { 2.0 } else { 1.0 };
             values.iter().map(|value| factor * value).collect()
         };
-        let doubled = expected
-            .iter()
-            .enumerate()
-            .map(|(at, values)| twice(at, values));
+        let doubled = expected.iter().enumerate().map(|(at, values)| twice(at, values));
         *first == expected && *second == doubled.collect::<Vec<_>>()
     };
     results.iter().enumerate().all(correct)
@@ -158,14 +132,9 @@ fn weights_move_between_parallel_states() {
     for (training, tp, rollout, rollout_tp) in cases {
         let meshes = [&mesh(training, tp), &mesh(rollout, rollout_tp)];
         let results = Local::run(6, |rank| moved(rank, meshes)).unwrap();
-        assert!(
-            are_correct(&results, meshes[1]),
-            "{training:?} to {rollout:?}"
-        );
+        assert!(are_correct(&results, meshes[1]), "{training:?} to {rollout:?}");
         let plan = Plan::new(6).unwrap();
-        let logs = plan
-            .trace_all(|rank| moved(rank, meshes).map(drop))
-            .unwrap();
+        let logs = plan.trace_all(|rank| moved(rank, meshes).map(drop)).unwrap();
         check_logs(&logs).unwrap();
     }
 }
@@ -202,17 +171,9 @@ fn modules_that_do_not_match_are_errors() {
             Params(shapes.iter().map(param).collect())
         };
         let message = |source: &Params, target: &Params| {
-            let from = ShardedModule {
-                module: source,
-                sharding: &replicated,
-            };
-            let to = ShardedModule {
-                module: target,
-                sharding: &on_rollout,
-            };
-            transfer_module(&redistributor, from, to)
-                .unwrap_err()
-                .to_string()
+            let from = ShardedModule { module: source, sharding: &replicated };
+            let to = ShardedModule { module: target, sharding: &on_rollout };
+            transfer_module(&redistributor, from, to).unwrap_err().to_string()
         };
         let w = params(&[("w", [2, 3])]);
         let both = params(&[("w", [2, 3]), ("b", [1, 1])]);
@@ -222,26 +183,14 @@ fn modules_that_do_not_match_are_errors() {
             "{missing}"
         );
         let extra = message(&both, &w);
-        assert!(
-            extra.contains("`b` is in the source module, but not in the target"),
-            "{extra}"
-        );
-        assert!(
-            extra.contains("the source has 2 weights, the target 1"),
-            "{extra}"
-        );
+        assert!(extra.contains("`b` is in the source module, but not in the target"), "{extra}");
+        assert!(extra.contains("the source has 2 weights, the target 1"), "{extra}");
         let shape = message(&w, &params(&[("w", [3, 2])]));
-        assert!(
-            shape.contains("`w` is f32[2, 3] in the source module, but f32[3, 2]"),
-            "{shape}"
-        );
+        assert!(shape.contains("`w` is f32[2, 3] in the source module, but f32[3, 2]"), "{shape}");
         let mut spec = w.0[0].spec().clone();
         spec.dtype = DType::BF16;
         let dtype = message(&w, &Params(vec![Param::with_spec("w", spec)]));
-        assert!(
-            dtype.contains("`w` is f32[2, 3] in the source module, but bf16[2, 3]"),
-            "{dtype}"
-        );
+        assert!(dtype.contains("`w` is f32[2, 3] in the source module, but bf16[2, 3]"), "{dtype}");
         let twice = message(&params(&[("w", [2, 3]), ("w", [1, 1])]), &w);
         assert!(twice.contains("two weights are named `w`"), "{twice}");
 

@@ -6,14 +6,7 @@ use std::{env, fs, io};
 
 /// The crates that this one depends on, and this crate itself. A published package contains only
 /// the last.
-const CRATES: [&str; 6] = [
-    "../runtime",
-    "../autograd",
-    "../ckpt",
-    "../load",
-    "../models",
-    ".",
-];
+const CRATES: [&str; 6] = ["../runtime", "../autograd", "../ckpt", "../load", "../models", "."];
 
 fn main() -> io::Result<()> {
     let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default());

@@ -112,10 +112,7 @@ impl Pass<'_> {
             return Ok(());
         };
 
-        let slots = Slots {
-            pass: self,
-            inputs: &self.edges[record.inputs.clone()],
-        };
+        let slots = Slots { pass: self, inputs: &self.edges[record.inputs.clone()] };
         backward(dys, slots)?;
 
         if std::mem::take(&mut self.state.borrow_mut().pending) {
@@ -178,16 +175,13 @@ impl Tape {
         let mut backward = Backward::new(self, roots)?;
         backward.run(Phase::Inputs, &mut Grads::default(), true)?;
 
-        let gradients = inputs
-            .iter()
-            .zip(ids)
-            .map(|(input, id)| match backward.take(id) {
-                Some(gradient) => Ok(gradient),
-                None => {
-                    let shape = input.value().sharded_shape();
-                    shape.zeros(&backward.device, input.dtype(), Kind::Value)
-                }
-            });
+        let gradients = inputs.iter().zip(ids).map(|(input, id)| match backward.take(id) {
+            Some(gradient) => Ok(gradient),
+            None => {
+                let shape = input.value().sharded_shape();
+                shape.zeros(&backward.device, input.dtype(), Kind::Value)
+            }
+        });
         let gradients: Result<Vec<Tensor>> = gradients.collect();
         Ok((gradients?, WeightBackward { backward, uses }))
     }
@@ -201,10 +195,7 @@ impl Tape {
                 current: format!("backward runs on tape {}", self.id),
             }
             .into()),
-            _ => Err(TapeError::NotTracked {
-                shape: var.shape().to_string(),
-            }
-            .into()),
+            _ => Err(TapeError::NotTracked { shape: var.shape().to_string() }.into()),
         }
     }
 }

@@ -107,8 +107,7 @@ where
     T: Vars,
 {
     fn backward(&self, dys: &[Option<Tensor>], slots: Slots<'_>) -> Result<()> {
-        self.nested
-            .run(dys, slots, || self.recompute(), |_, gradient| Ok(gradient))
+        self.nested.run(dys, slots, || self.recompute(), |_, gradient| Ok(gradient))
     }
 
     fn recompute(&self) -> Result<NestedTape> {

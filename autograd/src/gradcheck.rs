@@ -17,10 +17,7 @@ impl Default for Tolerance {
     /// A step of 1e-5, whose error is about 1e-10 for smooth functions of values around 1, and a
     /// tolerance of 1e-7.
     fn default() -> Tolerance {
-        Tolerance {
-            step: 1e-5,
-            tolerance: 1e-7,
-        }
+        Tolerance { step: 1e-5, tolerance: 1e-7 }
     }
 }
 
@@ -44,10 +41,8 @@ pub fn gradcheck(
     let of_params = gradients_of_params(&function, inputs)?;
 
     for (input, tensor) in inputs.iter().enumerate() {
-        let (backward, of_param) = (
-            of_inputs[input].to_vec::<f64>()?,
-            of_params[input].to_vec::<f64>()?,
-        );
+        let (backward, of_param) =
+            (of_inputs[input].to_vec::<f64>()?, of_params[input].to_vec::<f64>()?);
         for index in 0..tensor.elements() {
             let difference = central_difference(&function, inputs, input, index, how.step)?;
             let tolerance = how.tolerance * (1.0 + difference.abs());
@@ -81,10 +76,8 @@ fn gradients_of_inputs(
         let outputs = function(&inputs)?;
         Ok((inputs, outputs))
     })?;
-    let (gradients, weights) = tape.backward_inputs(
-        &weighted_roots(&outputs)?,
-        &inputs.iter().collect::<Vec<_>>(),
-    )?;
+    let (gradients, weights) =
+        tape.backward_inputs(&weighted_roots(&outputs)?, &inputs.iter().collect::<Vec<_>>())?;
     weights.run(&mut Grads::default())?;
     Ok(gradients)
 }
@@ -95,12 +88,8 @@ fn gradients_of_params(
 ) -> Result<Vec<Tensor>> {
     let mut params = Vec::new();
     for (at, input) in inputs.iter().enumerate() {
-        let spec = Spec {
-            shape: *input.shape(),
-            dtype: DType::F64,
-            init: Init::Zeros,
-            optional: true,
-        };
+        let spec =
+            Spec { shape: *input.shape(), dtype: DType::F64, init: Init::Zeros, optional: true };
         let param = Param::with_spec(format!("input {at}"), spec);
         param.set(input)?;
         params.push(param);
@@ -121,13 +110,8 @@ fn gradients_of_params(
 /// # Errors
 /// [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
 pub fn weighted_roots(outputs: &[Var]) -> Result<Vec<(&Var, Tensor)>> {
-    let tracked = outputs
-        .iter()
-        .enumerate()
-        .filter(|(_, output)| output.is_tracked());
-    tracked
-        .map(|(at, output)| Ok((output, weights(at, output.value())?)))
-        .collect()
+    let tracked = outputs.iter().enumerate().filter(|(_, output)| output.is_tracked());
+    tracked.map(|(at, output)| Ok((output, weights(at, output.value())?))).collect()
 }
 
 fn weights(output: usize, like: &Tensor) -> Result<Tensor> {
@@ -233,17 +217,10 @@ mod tests {
     fn outputs_are_weighted_by_sines() {
         let expected = [
             [0.8414709848078965, 0.4273798802338298, -0.9516020738895161],
-            [
-                0.9463000876874145,
-                -0.44252044329485246,
-                -0.8322674422239008,
-            ],
+            [0.9463000876874145, -0.44252044329485246, -0.8322674422239008],
         ];
         for (output, expected) in expected.into_iter().enumerate() {
-            let weights = weights(output, &numbers())
-                .unwrap()
-                .to_vec::<f64>()
-                .unwrap();
+            let weights = weights(output, &numbers()).unwrap().to_vec::<f64>().unwrap();
             let distance = weights.iter().zip(&expected).map(|(x, y)| (x - y).abs());
             assert!(distance.fold(0.0, f64::max) < 1e-12, "{weights:?}");
         }
@@ -255,9 +232,7 @@ mod tests {
         let calls = std::sync::Arc::new(AtomicU32::new(0));
         let function = |x: &[Var]| {
             let calls = calls.clone();
-            identity(&x[0], move || {
-                1.0 + 1e-12 * f64::from(calls.fetch_add(1, Ordering::Relaxed))
-            })
+            identity(&x[0], move || 1.0 + 1e-12 * f64::from(calls.fetch_add(1, Ordering::Relaxed)))
         };
         assert!(gradcheck(function, &[numbers()], Tolerance::default()).is_err());
     }

@@ -133,9 +133,7 @@ impl Grads {
         };
         let expected = params.iter().map(elements).sum();
         let dtype = params.first().map_or(DType::F32, Param::gradient_dtype);
-        let same = params
-            .iter()
-            .all(|param| param.gradient_dtype() == flat.dtype());
+        let same = params.iter().all(|param| param.gradient_dtype() == flat.dtype());
         if flat.elements() != expected || flat.shape().len() != 1 || !same {
             return Err(TapeError::FlatBuffer {
                 expected,
@@ -174,12 +172,7 @@ impl Grads {
                 None => Some(buffer(param)?),
             };
             grads.index.insert(param.id(), grads.entries.len());
-            grads.entries.push(Entry {
-                param: param.clone(),
-                sum,
-                unit: None,
-                is_reduced: false,
-            });
+            grads.entries.push(Entry { param: param.clone(), sum, unit: None, is_reduced: false });
         }
         grads.add_units()?;
         Ok(grads)
@@ -227,10 +220,7 @@ impl Grads {
     /// [`TapeError::NoGradient`] for a parameter that is not in the list; errors of the
     /// communication.
     pub fn get(&mut self, param: &Param) -> Result<Tensor> {
-        let at = *self
-            .index
-            .get(&param.id())
-            .ok_or_else(|| no_gradient(param))?;
+        let at = *self.index.get(&param.id()).ok_or_else(|| no_gradient(param))?;
         self.finish()?;
         self.total(at)
     }
@@ -250,9 +240,7 @@ impl Grads {
     pub fn all(&mut self) -> Result<Vec<(Param, Tensor)>> {
         self.finish()?;
         let entries = 0..self.entries.len();
-        entries
-            .map(|at| Ok((self.entries[at].param.clone(), self.total(at)?)))
-            .collect()
+        entries.map(|at| Ok((self.entries[at].param.clone(), self.total(at)?))).collect()
     }
 
     /// Clears all gradients. This costs nothing: the next gradient overwrites the buffer.
@@ -363,10 +351,8 @@ impl Grads {
             }
         }
         let of = |entry: &Entry| uses.get(&entry.param.id()).copied().unwrap_or(0);
-        self.ready = Readiness {
-            left: self.entries.iter().map(of).collect(),
-            reported: self.entries.len(),
-        };
+        self.ready =
+            Readiness { left: self.entries.iter().map(of).collect(), reported: self.entries.len() };
         Ok(())
     }
 
@@ -375,11 +361,7 @@ impl Grads {
         if self.on_ready.is_none() && self.units.is_empty() {
             return Ok(());
         }
-        if let Some(left) = self
-            .index
-            .get(&param)
-            .and_then(|at| self.ready.left.get_mut(*at))
-        {
+        if let Some(left) = self.index.get(&param).and_then(|at| self.ready.left.get_mut(*at)) {
             *left = left.saturating_sub(times);
         }
         self.report(false)

@@ -169,21 +169,13 @@ impl<'a> LocalResult<'a> {
         placements: impl AsRef<[(S, Placement)]>,
         shape: &'a [usize],
     ) -> LocalResult<'a> {
-        LocalResult {
-            mesh,
-            placements: owned(placements.as_ref()),
-            shape,
-        }
+        LocalResult { mesh, placements: owned(placements.as_ref()), shape }
     }
 
     /// `None` on a single rank.
     fn sharding(&self, rank: Option<usize>) -> Result<Option<Sharding>> {
         match rank {
-            Some(_) => Ok(Some(Sharding::new(
-                self.mesh,
-                &self.placements,
-                self.shape,
-            )?)),
+            Some(_) => Ok(Some(Sharding::new(self.mesh, &self.placements, self.shape)?)),
             None => Ok(None),
         }
     }
@@ -221,10 +213,7 @@ fn rank_of(operands: &[LocalOperand<'_>]) -> Result<Option<usize>> {
         _ => ShardedTensorError::Mixed {
             op: "local",
             sharded: first.to_string(),
-            sharding: first
-                .sharding()
-                .map(Sharding::to_string)
-                .unwrap_or_default(),
+            sharding: first.sharding().map(Sharding::to_string).unwrap_or_default(),
             unsharded: other.to_string(),
         },
     }
@@ -295,11 +284,7 @@ impl LocalBackward {
             Ok(Some(gradient))
         };
         let tape = || {
-            let tape = self
-                .tape
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .take();
+            let tape = self.tape.lock().unwrap_or_else(PoisonError::into_inner).take();
             Ok(tape.unwrap_or_else(|| unreachable!("the first phase takes the tape")))
         };
         without_mesh(|| self.nested.run(&dys, slots, tape, finish))
@@ -308,10 +293,8 @@ impl LocalBackward {
 
 /// This rank's part of the gradient `dy` of result `at`, which must not be partial.
 fn whole_gradient(at: usize, dy: &Tensor, sharding: &Sharding) -> Result<Tensor> {
-    let Some(partials) = dy
-        .sharding()
-        .map(Sharding::partials)
-        .filter(|partials| !partials.is_empty())
+    let Some(partials) =
+        dy.sharding().map(Sharding::partials).filter(|partials| !partials.is_empty())
     else {
         return Ok(dy.local());
     };

@@ -29,16 +29,10 @@ impl NestedTape {
             Node::Value(_) => tape.id_of(var).map(Some),
             _ => Ok(None),
         };
-        let (inputs, outputs): (Result<_>, Result<_>) = (
-            inputs.iter().map(id_of).collect(),
-            outputs.iter().map(id_of).collect(),
-        );
+        let (inputs, outputs): (Result<_>, Result<_>) =
+            (inputs.iter().map(id_of).collect(), outputs.iter().map(id_of).collect());
         let (inputs, outputs) = (inputs?, outputs?);
-        Ok(NestedTape {
-            tape,
-            inputs,
-            outputs,
-        })
+        Ok(NestedTape { tape, inputs, outputs })
     }
 }
 
@@ -72,10 +66,7 @@ impl Started {
 impl NestedBackward {
     /// `dtypes` are those of the outputs.
     pub(crate) fn new(dtypes: Vec<DType>) -> NestedBackward {
-        NestedBackward {
-            dtypes,
-            started: Mutex::new(None),
-        }
+        NestedBackward { dtypes, started: Mutex::new(None) }
     }
 
     /// Computes the gradients of the inputs that are due. `tape` returns the nested tape; it is
@@ -130,9 +121,6 @@ impl NestedBackward {
         let dys = in_dtypes(dys, &self.dtypes)?;
         let roots = nested.outputs.iter().zip(dys);
         let roots = roots.filter_map(|(id, dy)| id.zip(dy)).collect();
-        Ok(Started {
-            backward: Backward::from_ids(nested.tape, roots)?,
-            inputs: nested.inputs,
-        })
+        Ok(Started { backward: Backward::from_ids(nested.tape, roots)?, inputs: nested.inputs })
     }
 }

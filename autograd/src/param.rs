@@ -319,13 +319,7 @@ impl Param {
     pub(crate) fn take_state(&self) -> State {
         let mut state = self.write();
         let shape = state.shape.clone();
-        std::mem::replace(
-            &mut *state,
-            State {
-                shape,
-                ..State::default()
-            },
-        )
+        std::mem::replace(&mut *state, State { shape, ..State::default() })
     }
 
     pub(crate) fn set_state(&self, state: State) {
@@ -334,17 +328,11 @@ impl Param {
 
     fn read(&self) -> RwLockReadGuard<'_, State> {
         // Every assignment replaces the whole state, so it is valid after a panic.
-        self.0
-            .state
-            .read()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.0.state.read().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, State> {
-        self.0
-            .state
-            .write()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.0.state.write().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 

@@ -78,11 +78,7 @@ impl Save for Tensor {
             Kept::Gathered(gathered) => gathered.version(),
             _ => self.version(),
         };
-        Saved {
-            name: None,
-            version,
-            kept,
-        }
+        Saved { name: None, version, kept }
     }
 }
 
@@ -192,10 +188,7 @@ impl Packing for ToDevice {
             return Ok(None);
         }
         let moved = ops::to_device(tensor, &self.0)?;
-        Ok(Some(Box::new(Moved {
-            moved,
-            device: tensor.device().clone(),
-        })))
+        Ok(Some(Box::new(Moved { moved, device: tensor.device().clone() })))
     }
 }
 

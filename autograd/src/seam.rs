@@ -99,11 +99,8 @@ impl Seam {
 
 impl fmt::Debug for Seam {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let placements: Vec<String> = self
-            .placements()
-            .iter()
-            .map(|(axis, at)| format!("{axis}: {at}"))
-            .collect();
+        let placements: Vec<String> =
+            self.placements().iter().map(|(axis, at)| format!("{axis}: {at}")).collect();
         write!(f, "{} ({})", self.name(), placements.join(", "))
     }
 }

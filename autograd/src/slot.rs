@@ -79,18 +79,12 @@ pub(crate) struct Slots<'a> {
 
 impl<'a> Slots<'a> {
     pub(crate) fn iter(self) -> impl Iterator<Item = Slot<'a>> {
-        self.inputs.iter().map(move |edge| Slot {
-            pass: self.pass,
-            edge,
-        })
+        self.inputs.iter().map(move |edge| Slot { pass: self.pass, edge })
     }
 
     /// The slots of a record with `N` inputs.
     pub(crate) fn array<const N: usize>(self) -> [Slot<'a>; N] {
-        std::array::from_fn(|at| Slot {
-            pass: self.pass,
-            edge: &self.inputs[at],
-        })
+        std::array::from_fn(|at| Slot { pass: self.pass, edge: &self.inputs[at] })
     }
 }
 
@@ -260,11 +254,7 @@ impl Pass<'_> {
 pub(crate) fn gradient_shape(shape: &ShardedShape, dtype: DType, gradient: &Tensor) -> Error {
     TapeError::GradientShape {
         expected: describe(dtype, shape, shape.sharding()),
-        actual: describe(
-            gradient.dtype(),
-            &gradient.global_shape(),
-            gradient.sharding(),
-        ),
+        actual: describe(gradient.dtype(), &gradient.global_shape(), gradient.sharding()),
     }
     .into()
 }

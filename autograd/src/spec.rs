@@ -41,12 +41,7 @@ pub struct Spec {
 impl Spec {
     /// An f32 parameter that is not optional. More dims than a tensor can have do not compile.
     pub fn new<const N: usize>(shape: [usize; N], init: Init) -> Spec {
-        Spec {
-            shape: Shape::of(shape),
-            dtype: DType::F32,
-            init,
-            optional: false,
-        }
+        Spec { shape: Shape::of(shape), dtype: DType::F32, init, optional: false }
     }
 }
 

@@ -72,10 +72,7 @@ impl Tape {
 
     /// Number of recorded ops.
     pub fn len(&self) -> usize {
-        self.records
-            .iter()
-            .filter(|record| record.backward.is_some())
-            .count()
+        self.records.iter().filter(|record| record.backward.is_some()).count()
     }
 
     /// Whether no op was recorded.
@@ -120,10 +117,7 @@ fn with_recorder<T>(recorder: Recorder, body: impl FnOnce() -> T) -> (T, Recorde
     let result = body();
     let recorder = RECORDER.take();
     drop(restore);
-    (
-        result,
-        recorder.unwrap_or_else(|| Recorder::with_id(id, true)),
-    )
+    (result, recorder.unwrap_or_else(|| Recorder::with_id(id, true)))
 }
 
 /// Runs `body` without recording it, and returns the parameters it used with the number of uses.
@@ -139,11 +133,8 @@ pub(crate) fn without_recording<T>(
 /// As [`Tape::record`], for the body of a [`local`](crate::local). Without an outer recording, the
 /// tape has no records. The outer tape counts what the ops of `body` saved.
 pub(crate) fn record_local<T>(body: impl FnOnce() -> Result<T>) -> Result<(T, Tape)> {
-    let recorder = Recorder {
-        running: "`local`",
-        refuses_parameters: true,
-        ..Recorder::new(is_recording())
-    };
+    let recorder =
+        Recorder { running: "`local`", refuses_parameters: true, ..Recorder::new(is_recording()) };
     let (result, recorder) = with_recorder(recorder, body);
     let mut tape = recorder.tape;
     current(|outer| {
@@ -177,12 +168,7 @@ impl Recorder {
             uses: HashMap::new(),
             saved: Vec::new(),
         };
-        Recorder {
-            tape,
-            keeps_records,
-            running: "a checkpoint",
-            refuses_parameters: false,
-        }
+        Recorder { tape, keeps_records, running: "a checkpoint", refuses_parameters: false }
     }
 
     /// Adds a value that no record produces. `None` if no gradient flows to it.
@@ -191,10 +177,7 @@ impl Recorder {
             return None;
         }
         self.tape.deps.push(dep);
-        Some(ValueId {
-            tape: self.tape.id,
-            slot: self.tape.deps.len() as u32 - 1,
-        })
+        Some(ValueId { tape: self.tape.id, slot: self.tape.deps.len() as u32 - 1 })
     }
 
     /// Counts the storage as saved while the returned `Arc` exists.
@@ -202,10 +185,8 @@ impl Recorder {
         if !self.keeps_records {
             return None;
         }
-        let saved = Arc::new(SavedStorage {
-            id: tensor.storage_id(),
-            bytes: tensor.storage_bytes(),
-        });
+        let saved =
+            Arc::new(SavedStorage { id: tensor.storage_id(), bytes: tensor.storage_bytes() });
         self.tape.saved.push(Arc::downgrade(&saved));
         Some(saved)
     }
@@ -236,13 +217,8 @@ impl Recorder {
 
     /// Adds a record and returns its first output.
     fn push(&mut self, record: Record) -> ValueId {
-        let first = ValueId {
-            tape: self.tape.id,
-            slot: record.first_slot as u32,
-        };
-        self.tape
-            .deps
-            .extend(std::iter::repeat_n(record.dep, record.outputs));
+        let first = ValueId { tape: self.tape.id, slot: record.first_slot as u32 };
+        self.tape.deps.extend(std::iter::repeat_n(record.dep, record.outputs));
         self.tape.records.push(record);
         first
     }
@@ -256,12 +232,7 @@ fn other_tape(var: &Var, id: ValueId, recorder: Option<&Recorder>) -> Error {
         Some(recorder) => format!("{} is running", recorder.running),
         None => "no tape is recording".into(),
     };
-    TapeError::OtherTape {
-        shape: var.shape().to_string(),
-        tape: id.tape,
-        current,
-    }
-    .into()
+    TapeError::OtherTape { shape: var.shape().to_string(), tape: id.tape, current }.into()
 }
 
 /// What `var` depends on; nothing if no tape records.
@@ -302,11 +273,7 @@ pub(crate) fn record_nested(
             return stale.map_or(Ok(None), Err);
         };
 
-        let mut dep = if nested_uses.is_empty() {
-            Dep::Nothing
-        } else {
-            Dep::Weight
-        };
+        let mut dep = if nested_uses.is_empty() { Dep::Nothing } else { Dep::Weight };
         for var in inputs {
             dep = dep.max(recorder.depends(var)?);
         }

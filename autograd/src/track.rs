@@ -48,9 +48,7 @@ impl Var {
         }
         let identity: BackwardFn = Box::new(|dys, slots| {
             let [dx] = slots.array();
-            dys[0]
-                .as_ref()
-                .map_or(Ok(()), |dy| dx.add(|| Ok(dy.clone())))
+            dys[0].as_ref().map_or(Ok(()), |dy| dx.add(|| Ok(dy.clone())))
         });
         let id = record(1, &[self], Dep::Input, identity)?;
         Ok(output(self.value().clone(), id, 0))
@@ -60,10 +58,7 @@ impl Var {
 /// Output `at` of a record whose first output is `first`; a constant if nothing was recorded.
 pub(crate) fn output(value: Tensor, first: Option<ValueId>, at: usize) -> Var {
     let node = first.map_or(Node::Constant, |first| {
-        Node::Value(ValueId {
-            slot: first.slot + at as u32,
-            ..first
-        })
+        Node::Value(ValueId { slot: first.slot + at as u32, ..first })
     });
     Var::new(value, node)
 }
@@ -117,9 +112,7 @@ impl Track for Tensor {
             return Ok(V::from_var(Var::constant(self)));
         }
         let dtype = self.dtype();
-        self.tracked_linear(inputs, move |dy, slots| {
-            backward(in_dtype(dy, dtype)?.as_ref(), slots)
-        })
+        self.tracked_linear(inputs, move |dy, slots| backward(in_dtype(dy, dtype)?.as_ref(), slots))
     }
 
     fn tracked_linear<V: Operand, const N: usize>(
@@ -209,9 +202,7 @@ pub fn tracked_list_linear<V: Operand>(
         move |dys: &[Option<Tensor>], slots: Slots<'_>| backward(dys, slots.iter().collect());
     let first = record_operands(&outputs, inputs, backward)?;
     let outputs = outputs.into_iter().enumerate();
-    Ok(outputs
-        .map(|(at, value)| V::from_var(output(value, first, at)))
-        .collect())
+    Ok(outputs.map(|(at, value)| V::from_var(output(value, first, at))).collect())
 }
 
 /// The gradient of a partial maximum would need the maximum of all ranks.
@@ -227,10 +218,7 @@ pub(crate) fn check_no_partial_max<'a>(
     let is_partial_max = |sharding: &Sharding| sharding.partials().iter().any(is_max);
     let mut all = tracked.chain(outputs);
     match all.find(|x| x.sharding().is_some_and(is_partial_max)) {
-        Some(x) => Err(TapeError::PartialMax {
-            value: x.to_string(),
-        }
-        .into()),
+        Some(x) => Err(TapeError::PartialMax { value: x.to_string() }.into()),
         None => Ok(()),
     }
 }

@@ -38,10 +38,7 @@ fn layer(x: &Var, w: &Param) -> Result<[Var; 2]> {
     let one = mesh();
     let shape = x.value().global_shape();
     local(
-        [
-            LocalOperand::new::<&str>(x, &one, []),
-            LocalOperand::new::<&str>(&w.var()?, &one, []),
-        ],
+        [LocalOperand::new::<&str>(x, &one, []), LocalOperand::new::<&str>(&w.var()?, &one, [])],
         [(); 2].map(|()| LocalResult::new::<&str>(&one, [], &shape)),
         |[x, w]| {
             let y = ops::silu(&ops::linear(&x, &w)?)?;
@@ -68,10 +65,8 @@ fn gradients(
         let [y, _] = block(&x, &w)?;
         Ok((x, block(&y, &w)?))
     })?;
-    let roots: Vec<(&Var, Tensor)> = roots
-        .iter()
-        .map(|root| (root, root.value().clone()))
-        .collect();
+    let roots: Vec<(&Var, Tensor)> =
+        roots.iter().map(|root| (root, root.value().clone())).collect();
     let mut grads = Grads::new(std::slice::from_ref(&w))?;
     let dx = match split {
         true => {
@@ -126,10 +121,7 @@ fn operands_that_no_op_saves_are_freed() {
     .unwrap();
     let live = device.memory_stats().live;
     drop(x);
-    assert!(
-        device.memory_stats().live < live,
-        "the tape keeps the operand"
-    );
+    assert!(device.memory_stats().live < live, "the tape keeps the operand");
     drop(y);
 }
 
@@ -154,30 +146,18 @@ fn captured_parameters_and_values_are_errors() {
         let w = nested.clone();
         checkpoint([&x], move |[x]| ops::linear(&x, &w.var()?))
     });
-    assert!(matches!(
-        in_checkpoint,
-        Error::Tape(TapeError::Captured { .. })
-    ));
+    assert!(matches!(in_checkpoint, Error::Tape(TapeError::Captured { .. })));
     let value = run(&|outer, x| ops::add(&x, outer));
-    assert!(
-        matches!(value, Error::Tape(TapeError::OtherTape { .. })),
-        "{value}"
-    );
+    assert!(matches!(value, Error::Tape(TapeError::OtherTape { .. })), "{value}");
     let returned = run(&|outer, _| Ok(outer.clone()));
-    assert!(
-        matches!(returned, Error::Tape(TapeError::OtherTape { .. })),
-        "{returned}"
-    );
+    assert!(matches!(returned, Error::Tape(TapeError::OtherTape { .. })), "{returned}");
 
     // Also when nothing is recorded.
     let x = Var::constant(numbers(&[2, 4]));
     let operand = LocalOperand::new::<&str>(&x, &one, []);
     let result = LocalResult::new::<&str>(&one, [], &[2, 4]);
     let error = local([operand], [result], |[x]| Ok([ops::linear(&x, &w.var()?)?]));
-    assert!(matches!(
-        error,
-        Err(Error::Tape(TapeError::Captured { .. }))
-    ));
+    assert!(matches!(error, Err(Error::Tape(TapeError::Captured { .. }))));
 }
 
 fn sharding_error<T>(result: Result<T>) -> ShardedTensorError {
@@ -216,10 +196,7 @@ fn shardings_are_checked() {
         assert!(error.to_string().contains("tp: shard(0)"), "{error}");
         assert!(matches!(error, ShardedTensorError::LocalOperand { .. }));
         let error = sharding_error(squared(&x, &rows, &[]));
-        assert!(
-            matches!(error, ShardedTensorError::LocalShape { .. }),
-            "{error}"
-        );
+        assert!(matches!(error, ShardedTensorError::LocalShape { .. }), "{error}");
         let error = sharding_error(squared(&x, &rows, &[("dp", Placement::shard(0))]));
         assert!(error.to_string().contains("`dp`"), "{error}");
         let mesh = mesh();
@@ -229,10 +206,8 @@ fn shardings_are_checked() {
         Ok(())
     })
     .unwrap();
-    let (other_rank, none) = (
-        numbers(&[2, 4]).with_sharding(&sharding, 0).unwrap(),
-        numbers(&[2, 4]),
-    );
+    let (other_rank, none) =
+        (numbers(&[2, 4]).with_sharding(&sharding, 0).unwrap(), numbers(&[2, 4]));
     for other in [other_rank, none] {
         let (mesh, other) = (mesh(), Var::constant(other));
         let operands = [&x, &other].map(|var| LocalOperand::new(var, &mesh, &rows));
@@ -244,9 +219,7 @@ fn shardings_are_checked() {
 #[test]
 fn gradients_of_results_must_be_whole() {
     let tp = |placement: Placement| Sharding::new(&mesh(), [("tp", placement)], &[2, 4]).unwrap();
-    let x = numbers(&[2, 4])
-        .with_sharding(&tp(Placement::Replicate), 1)
-        .unwrap();
+    let x = numbers(&[2, 4]).with_sharding(&tp(Placement::Replicate), 1).unwrap();
     let gradient = |of_dy: Placement| -> Result<Tensor> {
         let ((x, y), tape) = Tape::record(|| {
             let x = Var::input(x.clone());
@@ -260,16 +233,8 @@ fn gradients_of_results_must_be_whole() {
     let dx = gradient(Placement::Replicate).unwrap();
     assert_eq!(dx.sharding(), Some(&tp(Placement::Replicate)));
     let error = sharding_error(gradient(Placement::Partial(Reduction::Sum)));
-    assert!(matches!(
-        error,
-        ShardedTensorError::LocalGradient { result: 0, .. }
-    ));
-    assert!(
-        error
-            .to_string()
-            .contains(r#"[("tp", Placement::Replicate)]"#),
-        "{error}"
-    );
+    assert!(matches!(error, ShardedTensorError::LocalGradient { result: 0, .. }));
+    assert!(error.to_string().contains(r#"[("tp", Placement::Replicate)]"#), "{error}");
 }
 
 /// Ranks that have nothing to compute record and compute the same as the others.
@@ -283,11 +248,9 @@ fn unused_operands_have_zero_gradients_and_constant_results_are_tracked() {
     let ((x, y), tape) = Tape::record(|| {
         let x = Var::input(part.clone());
         let operand = LocalOperand::new(&x, &mesh, &rows);
-        let [y] = local(
-            [operand],
-            [LocalResult::new(&mesh, &rows, &[2, 4])],
-            |[x]| Ok([Var::constant(x.into_value())]),
-        )?;
+        let [y] = local([operand], [LocalResult::new(&mesh, &rows, &[2, 4])], |[x]| {
+            Ok([Var::constant(x.into_value())])
+        })?;
         Ok((x, y))
     })
     .unwrap();

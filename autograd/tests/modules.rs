@@ -102,16 +102,7 @@ fn every_field_is_visited_in_order_and_tied_parameters_once() {
     let (params, buffers) = names(&model());
     assert_eq!(
         params,
-        [
-            "blocks.0.0",
-            "blocks.0.1",
-            "blocks.1.0",
-            "blocks.1.1",
-            "tied",
-            "one",
-            "a",
-            "b"
-        ]
+        ["blocks.0.0", "blocks.0.1", "blocks.1.0", "blocks.1.1", "tied", "one", "a", "b"]
     );
     assert_eq!(buffers, ["blocks.0.count", "blocks.1.count", "shared"]);
 }
@@ -142,15 +133,8 @@ fn frozen_parameters_are_not_trained() {
     let model = model();
     assert_eq!(model.trained().len(), 8);
     model.blocks[0].freeze();
-    let trained: Vec<String> = model
-        .trained()
-        .iter()
-        .map(|it| it.name().to_owned())
-        .collect();
-    assert_eq!(
-        trained,
-        ["blocks.1.0", "blocks.1.1", "tied", "one", "a", "b"]
-    );
+    let trained: Vec<String> = model.trained().iter().map(|it| it.name().to_owned()).collect();
+    assert_eq!(trained, ["blocks.1.0", "blocks.1.1", "tied", "one", "a", "b"]);
     model.freeze();
     assert!(model.trained().is_empty());
 }
@@ -162,10 +146,7 @@ fn materialize_missing_sets_only_parameters_without_a_value() {
     let kept = Tensor::from_slice(&device, &[2], &[5.0f32, 6.0]).unwrap();
     model.tied.set(&kept).unwrap();
     model.materialize_missing(&device, 1).unwrap();
-    assert_eq!(
-        model.tied.value().unwrap().to_vec::<f32>().unwrap(),
-        [5.0, 6.0]
-    );
+    assert_eq!(model.tied.value().unwrap().to_vec::<f32>().unwrap(), [5.0, 6.0]);
     for param in model.params().iter().filter(|it| it.name() != "tied") {
         assert_eq!(param.value().unwrap().to_vec::<f32>().unwrap(), [1.0, 1.0]);
     }
@@ -208,10 +189,7 @@ fn a_buffer_has_a_name_a_shape_and_a_value() {
     assert_eq!(**buffer.shape(), [3]);
     let value = Tensor::from_slice(&Device::cpu(), &[3], &[1.0f32, 2.0, 3.0]).unwrap();
     buffer.set(&value).unwrap();
-    assert_eq!(
-        buffer.value().unwrap().to_vec::<f32>().unwrap(),
-        [1.0, 2.0, 3.0]
-    );
+    assert_eq!(buffer.value().unwrap().to_vec::<f32>().unwrap(), [1.0, 2.0, 3.0]);
 }
 
 #[test]
@@ -249,9 +227,6 @@ fn materialize_sets_parameters_and_buffers_but_no_skipped_fields() {
         assert_eq!(buffer.value().unwrap().to_vec::<f32>().unwrap(), [0.0; 3]);
     }
     assert!(model.blocks[0].first.1.value().is_err());
-    assert_eq!(
-        (model.scale, model.name, model.dtype),
-        (2.0, "model", DType::F32)
-    );
+    assert_eq!((model.scale, model.name, model.dtype), (2.0, "model", DType::F32));
     assert_eq!(model.path, ModulePath::root());
 }

@@ -26,14 +26,7 @@ fn part(device: &Device, sharding: &Sharding, rank: usize) -> Tensor {
     let count = sharding.shape().iter().product::<usize>();
     let numbers: Vec<f32> = (0..count).map(|at| (at as f32 * 1.3).sin()).collect();
     let mut local = Tensor::from_slice(device, sharding.shape(), &numbers).unwrap();
-    for (dim, range) in sharding
-        .region(rank)
-        .unwrap()
-        .as_box()
-        .unwrap()
-        .into_iter()
-        .enumerate()
-    {
+    for (dim, range) in sharding.region(rank).unwrap().as_box().unwrap().into_iter().enumerate() {
         local = local.slice(dim as isize, range).unwrap();
     }
     let local = runtime::contiguous(&local).unwrap();
@@ -52,11 +45,7 @@ fn tape_error<T>(result: Result<T>) -> TapeError {
 #[test]
 fn a_sharded_parameter_is_a_part_of_the_whole() {
     let device = Device::cpu();
-    for init in [
-        Init::Normal { std: 0.3 },
-        Init::Uniform { bound: 2.0 },
-        Init::Ones,
-    ] {
+    for init in [Init::Normal { std: 0.3 }, Init::Uniform { bound: 2.0 }, Init::Ones] {
         let whole = Param::new("w", [5, 4], init);
         whole.materialize(&device, 7).unwrap();
         let whole = whole.value().unwrap();
@@ -109,10 +98,7 @@ fn shardings_that_do_not_fit_a_parameter_are_errors() {
     let other = Param::new("other", [5, 4], Init::Ones);
     let value = part(&device, &replicated(&[5, 4]), 0).local();
     let value = value.with_sharding(&partial, 0).unwrap();
-    assert!(matches!(
-        tape_error(other.set(&value)),
-        TapeError::ParamValue { .. }
-    ));
+    assert!(matches!(tape_error(other.set(&value)), TapeError::ParamValue { .. }));
 }
 
 /// A reshaped parameter adds to the buffer of the parameter, which keeps the parameter's shards.
@@ -138,10 +124,7 @@ fn gradients_of_reshaped_parameters_have_the_shards_of_the_parameter() {
     let whole = Param::new("w", [6, 2, 4], Init::Normal { std: 1.0 });
     whole.materialize(&device, 3).unwrap();
     let x = part(&device, &replicated(&[5, 4]), 0);
-    let expected = gradient(&x.local(), whole)
-        .unwrap()
-        .to_vec::<f32>()
-        .unwrap();
+    let expected = gradient(&x.local(), whole).unwrap().to_vec::<f32>().unwrap();
 
     let mut rows = Vec::new();
     for rank in 0..RANKS {
@@ -177,10 +160,7 @@ fn flat_buffers_and_unused_parameters() {
     let x = part(&device, &shard(0, &[7, 4]), rank);
     let (y, tape) = Tape::record(|| ops::mul(&Var::constant(x.clone()), &used.var()?)).unwrap();
     tape.backward(&[(&y, x.clone())], &mut grads).unwrap();
-    assert_eq!(
-        grads.get(&used).unwrap().sharding().unwrap().to_string(),
-        "tp: partial(sum)"
-    );
+    assert_eq!(grads.get(&used).unwrap().sharding().unwrap().to_string(), "tp: partial(sum)");
     let zeros = grads.get(&unused).unwrap();
     assert_eq!(zeros.sharding(), Some(&shard(0, &[5, 4])));
     assert_eq!(zeros.local().to_vec::<f32>().unwrap(), [0.0; 4]);

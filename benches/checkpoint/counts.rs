@@ -68,11 +68,7 @@ pub(super) fn shares(
             needed,
             read,
             // A shard of columns is in all rows, so the whole tensor is read once.
-            limit: if dim == 0 {
-                with_margin(needed)
-            } else {
-                with_margin(bytes)
-            },
+            limit: if dim == 0 { with_margin(needed) } else { with_margin(bytes) },
             others: peers.bytes_read(&files.shared, dim, RANKS)?,
         });
     }
@@ -87,10 +83,7 @@ pub(super) fn shares(
             it.read as f64 / it.needed as f64,
             by_others(&it.others, it.needed),
         );
-        let others = it
-            .others
-            .iter()
-            .map(|(name, read)| json!({"name": name, "bytes": read}));
+        let others = it.others.iter().map(|(name, read)| json!({"name": name, "bytes": read}));
         let others: Value = others.collect();
         json!({
             "what": it.what,
@@ -114,9 +107,7 @@ fn with_margin(bytes: u64) -> u64 {
 }
 
 fn by_others(others: &[(&str, f64)], needed: u64) -> String {
-    let each = others
-        .iter()
-        .map(|(name, read)| format!("{name} {:.3}", read / needed as f64));
+    let each = others.iter().map(|(name, read)| format!("{name} {:.3}", read / needed as f64));
     each.collect::<Vec<_>>().join(", ")
 }
 
@@ -128,10 +119,7 @@ fn expert_shares(folder: &Path) -> anyhow::Result<Vec<Share>> {
                down = stack(experts.{e}.down, each=e)";
     let bound = bind(&folder, map)?;
     let joined = options(Backend::Pread, THREADS);
-    let exact = Options {
-        gap: 0,
-        ..joined.clone()
-    };
+    let exact = Options { gap: 0, ..joined.clone() };
     let share = |what, name: &str, tensor_parallel: usize, options: &Options| {
         let expr = bound.expr(name).context("the map has no such output")?;
         let shape = bound.graph().shape(expr).to_vec();
@@ -141,21 +129,10 @@ fn expert_shares(folder: &Path) -> anyhow::Result<Vec<Share>> {
         let reads_whole_rows = tensor_parallel + 1 == shape.len() && options.gap > 0;
         let (needed, read) = read_share(&folder, bound.graph(), expr, region, options)?;
         let limit = if reads_whole_rows { 2 * needed } else { needed };
-        anyhow::Ok(Share {
-            what,
-            needed,
-            read,
-            limit: with_margin(limit),
-            others: Vec::new(),
-        })
+        anyhow::Ok(Share { what, needed, read, limit: with_margin(limit), others: Vec::new() })
     };
     Ok(vec![
-        share(
-            "1/16 of gate and up, by expert and row",
-            "gate_up",
-            2,
-            &joined,
-        )?,
+        share("1/16 of gate and up, by expert and row", "gate_up", 2, &joined)?,
         share("1/16 of down, by expert and column", "down", 2, &joined)?,
         share("the same, gaps never read", "down", 2, &exact)?,
     ])
@@ -165,12 +142,7 @@ fn expert_shares(folder: &Path) -> anyhow::Result<Vec<Share>> {
 fn plan_of_all(folder: &Folder, backend: Backend) -> anyhow::Result<LoadPlan> {
     let bound = bind(folder, IDENTITY)?;
     let (catalog, options) = (Catalog::of(folder), options(backend, THREADS));
-    Ok(LoadPlan::new(
-        bound.graph(),
-        &catalog,
-        &bound.requests(),
-        &options,
-    )?)
+    Ok(LoadPlan::new(bound.graph(), &catalog, &bound.requests(), &options)?)
 }
 
 /// The bytes that replicas of a tensor read together.
@@ -187,9 +159,7 @@ fn replicas(folder: &Path) -> anyhow::Result<Share> {
     let before = rchar()?;
     std::thread::scope(|scope| {
         let replicas = Replica::all(REPLICAS).into_iter();
-        let threads: Vec<_> = replicas
-            .map(|replica| scope.spawn(move || load(&replica)))
-            .collect();
+        let threads: Vec<_> = replicas.map(|replica| scope.spawn(move || load(&replica))).collect();
         let join = |thread: ScopedJoinHandle<'_, anyhow::Result<()>>| {
             thread.join().map_err(|_| anyhow!("a replica panicked"))?
         };
@@ -237,21 +207,14 @@ pub(super) fn memory(folder: &Path, rows_json: &mut Value) -> anyhow::Result<Vec
     println!("|---|---|---|---|---|");
     for backend in BACKENDS {
         let mut child = Command::new(std::env::current_exe()?);
-        let child = child
-            .arg("--measure-memory")
-            .arg(folder)
-            .arg(backend.to_string());
+        let child = child.arg("--measure-memory").arg(folder).arg(backend.to_string());
         let output = child.stderr(Stdio::inherit()).output()?;
         let mut row: Value = serde_json::from_slice(&output.stdout).context("no answer")?;
         let bytes = |name: &str| row[name].as_u64().context(name.to_owned());
         let (targets, windows) = (bytes("planned_targets")?, bytes("planned_windows")?);
         let rise = bytes("rise")?;
 
-        let slack = if backend == Backend::Mapped {
-            MAPPED_SLACK
-        } else {
-            0
-        };
+        let slack = if backend == Backend::Mapped { MAPPED_SLACK } else { 0 };
         let limit = windows + SLACK + slack;
         let mb = |bytes: u64| bytes as f64 / 1e6;
         println!(
@@ -273,9 +236,7 @@ pub(super) fn memory(folder: &Path, rows_json: &mut Value) -> anyhow::Result<Vec
 /// The child process of [`memory`]: loads into preallocated memory and prints the growth.
 pub(super) fn print_memory(folder: &Path, backend: &str) -> anyhow::Result<()> {
     let mut backends = BACKENDS.into_iter();
-    let backend = backends
-        .find(|it| it.to_string() == backend)
-        .context("no such backend")?;
+    let backend = backends.find(|it| it.to_string() == backend).context("no such backend")?;
     let folder = Folder::open(folder)?;
     let plan = plan_of_all(&folder, backend)?;
     let planned = plan.memory();

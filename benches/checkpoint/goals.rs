@@ -36,18 +36,12 @@ impl Goal {
         measured: impl Into<Option<f64>>,
         limit: f64,
     ) -> Goal {
-        Goal {
-            is_least: false,
-            ..Goal::at_least(id, what, measured, limit)
-        }
+        Goal { is_least: false, ..Goal::at_least(id, what, measured, limit) }
     }
 
     /// Marks a goal that does not depend on the clock: missing it is a failure.
     pub(super) fn hard(self) -> Goal {
-        Goal {
-            is_hard: true,
-            ..self
-        }
+        Goal { is_hard: true, ..self }
     }
 
     fn is_met(&self) -> Option<bool> {
@@ -75,9 +69,7 @@ impl Goal {
 
     pub(super) fn row(&self) -> String {
         let sign = if self.is_least { ">=" } else { "<=" };
-        let measured = self
-            .measured
-            .map_or("-".to_owned(), |it| format!("{it:.3}"));
+        let measured = self.measured.map_or("-".to_owned(), |it| format!("{it:.3}"));
         let met = match self.is_met() {
             Some(true) => "met",
             Some(false) => "missed",

@@ -38,18 +38,9 @@ pub(super) const IDENTITY: &str = "{r:path} = {r:path}";
 /// The maps that are applied to the blocks.
 const GRAPHS: [(&str, &str); 4] = [
     ("identity", IDENTITY),
-    (
-        "rename",
-        "model.layers.{b}.experts.{p}.weight = blocks.{b}.parts.{p}.weight",
-    ),
-    (
-        "stack 10 to 1",
-        "blocks.{b} = stack(blocks.{b}.parts.{p}.weight, each=p)",
-    ),
-    (
-        "concat 10 to 1",
-        "blocks.{b} = concat(blocks.{b}.parts.{p}.weight, each=p)",
-    ),
+    ("rename", "model.layers.{b}.experts.{p}.weight = blocks.{b}.parts.{p}.weight"),
+    ("stack 10 to 1", "blocks.{b} = stack(blocks.{b}.parts.{p}.weight, each=p)"),
+    ("concat 10 to 1", "blocks.{b} = concat(blocks.{b}.parts.{p}.weight, each=p)"),
 ];
 
 const TRANSPOSE: &str =
@@ -76,10 +67,7 @@ pub(super) fn options(backend: Backend, threads: usize) -> Options {
     match backend {
         // Threads of direct I/O mostly wait, so this backend has its own default number.
         Backend::Direct => Options::direct(),
-        _ => Options {
-            threads,
-            ..Options::default()
-        },
+        _ => Options { threads, ..Options::default() },
     }
 }
 
@@ -128,12 +116,7 @@ pub(super) fn contestants<'a>(folder: &'a Path, arena: &'a Arena) -> Vec<Contest
     };
     let mut all = Vec::new();
     for (name, map) in GRAPHS {
-        all.push(ours(
-            format!("meshgrad {name}"),
-            map,
-            Backend::Pread,
-            THREADS,
-        ));
+        all.push(ours(format!("meshgrad {name}"), map, Backend::Pread, THREADS));
     }
     for backend in [Backend::Direct, Backend::Mapped] {
         let name = format!("meshgrad identity, {backend}");
@@ -144,9 +127,7 @@ pub(super) fn contestants<'a>(folder: &'a Path, arena: &'a Arena) -> Vec<Contest
 
     let floor = |name: &str, read: fn(&Path, &mut [u8]) -> anyhow::Result<()>| {
         let path = file.clone();
-        contestant(name.to_owned(), &file, move || {
-            read(&path, &mut arena.borrow_mut())
-        })
+        contestant(name.to_owned(), &file, move || read(&path, &mut arena.borrow_mut()))
     };
     all.push(floor("plain pread, 2 threads", plain_pread));
     all.push(floor(CHUNKED, |path, arena| in_chunks(path, arena, |_| {})));
@@ -195,18 +176,14 @@ pub(super) fn transpose_in_memory<'a>(shape: [usize; 2], arena: &'a Arena) -> Co
         }
         Ok(())
     };
-    let mut contestant = contestant(TRANSPOSE_IN_MEMORY.to_owned(), Path::new(""), move || {
-        turn()
-    });
+    let mut contestant = contestant(TRANSPOSE_IN_MEMORY.to_owned(), Path::new(""), move || turn());
     contestant.files.clear();
     contestant
 }
 
 fn plain_pread(path: &Path, arena: &mut [u8]) -> anyhow::Result<()> {
     let (file, start) = open_data(path)?;
-    in_blocks(arena, |offset, block| {
-        Ok(file.read_exact_at(block, start + offset)?)
-    })
+    in_blocks(arena, |offset, block| Ok(file.read_exact_at(block, start + offset)?))
 }
 
 /// Calls `look` on each chunk right after it was read.

@@ -114,9 +114,7 @@ fn main() -> anyhow::Result<()> {
     }
     let (sizes, length) = (arguments.sizes(), arguments.length());
     let root = arguments.folder.clone().unwrap_or_else(std::env::temp_dir);
-    let root = tempfile::Builder::new()
-        .prefix("meshgrad-checkpoint-")
-        .tempdir_in(root)?;
+    let root = tempfile::Builder::new().prefix("meshgrad-checkpoint-").tempdir_in(root)?;
 
     let peers = Peers::start(&arguments.peer)?;
     let monitor = Monitor::new(peers.process(), arguments.patience());
@@ -171,10 +169,7 @@ fn main() -> anyhow::Result<()> {
     goals.iter().for_each(|goal| println!("{}", goal.row()));
 
     let json = |measurements: &[Measurement]| {
-        measurements
-            .iter()
-            .map(Measurement::json)
-            .collect::<Vec<_>>()
+        measurements.iter().map(Measurement::json).collect::<Vec<_>>()
     };
     let steps = steps.iter().map(|it| it.borrow().json());
     let report = json!({
@@ -194,10 +189,7 @@ fn main() -> anyhow::Result<()> {
     });
     finish(&arguments.options, report, peers.versions())?;
     let failures = goals.iter().filter(|goal| goal.is_failure()).count();
-    anyhow::ensure!(
-        failures == 0,
-        "{failures} goals that do not depend on the clock were missed"
-    );
+    anyhow::ensure!(failures == 0, "{failures} goals that do not depend on the clock were missed");
     Ok(())
 }
 
@@ -205,9 +197,7 @@ fn print_table(title: &str, measurements: &[Measurement], bytes: u64) {
     println!("\n{title}: medians (min - max)\n");
     println!("| | into | | seconds | GB/s | own CPU s | samples |");
     println!("|---|---|---|---|---|---|---|");
-    measurements
-        .iter()
-        .for_each(|it| println!("{}", it.row(bytes)));
+    measurements.iter().for_each(|it| println!("{}", it.row(bytes)));
 }
 
 /// The goals for times, as ratios of medians within one run.
@@ -215,9 +205,7 @@ fn timed_goals(measurements: &[&Measurement], sizes: &Sizes) -> Vec<Goal> {
     use Cache::{Cold, Warm};
 
     let median = |name: &str, cache: Cache| {
-        let found = measurements
-            .iter()
-            .find(|it| it.name == name && it.cache == cache)?;
+        let found = measurements.iter().find(|it| it.name == name && it.cache == cache)?;
         Some(found.seconds()?.median)
     };
     // The speed of `ours` relative to `other`.
@@ -235,12 +223,7 @@ fn timed_goals(measurements: &[&Measurement], sizes: &Sizes) -> Vec<Goal> {
     )];
     for ours in [stack, "meshgrad concat 10 to 1", "meshgrad rename"] {
         let what = format!("speed of {} / identity, warm", &ours["meshgrad ".len()..]);
-        goals.push(Goal::at_least(
-            "L6",
-            &what,
-            speed(ours, identity, Warm),
-            0.95,
-        ));
+        goals.push(Goal::at_least("L6", &what, speed(ours, identity, Warm), 0.95));
     }
     let dd = "O_DIRECT as dd reads, 1 thread";
     // The cost of digests of data that was just read, and of digests in a separate pass.
@@ -249,36 +232,16 @@ fn timed_goals(measurements: &[&Measurement], sizes: &Sizes) -> Vec<Goal> {
     let of_identity = |seconds: Option<f64>, cache| Some(seconds? / median(identity, cache)?);
     let ms = |name: &str| Some(1e3 * median(name, Warm)?);
     goals.extend([
-        Goal::at_least(
-            "L7",
-            "speed of O_DIRECT / dd's, cold",
-            speed(direct, dd, Cold),
-            0.9,
-        ),
+        Goal::at_least("L7", "speed of O_DIRECT / dd's, cold", speed(direct, dd, Cold), 0.9),
         Goal::at_least(
             "L8",
             "speed of stack / torch.stack's, warm",
             speed(stack, peers::STACK, Warm),
             1.0,
         ),
-        Goal::at_least(
-            "L8",
-            "speed of stack / d9d's, warm",
-            speed(stack, peers::D9D, Warm),
-            1.3,
-        ),
-        Goal::at_least(
-            "L8",
-            "speed of stack / d9d's, cold",
-            speed(stack, peers::D9D, Cold),
-            2.0,
-        ),
-        Goal::at_most(
-            "L9",
-            "ms to open and plan, without a map",
-            ms(planning::DIRECTLY),
-            150.0,
-        ),
+        Goal::at_least("L8", "speed of stack / d9d's, warm", speed(stack, peers::D9D, Warm), 1.3),
+        Goal::at_least("L8", "speed of stack / d9d's, cold", speed(stack, peers::D9D, Cold), 2.0),
+        Goal::at_most("L9", "ms to open and plan, without a map", ms(planning::DIRECTLY), 150.0),
         Goal::at_most(
             "L9",
             "ms to open, bind and plan, identity map",

@@ -36,10 +36,7 @@ impl Monitor {
     /// Counts this process and its peer as our processes.
     pub(super) fn new(peer: Option<u32>, patience: Duration) -> Monitor {
         let own = [Some(std::process::id()), peer];
-        Monitor {
-            own: own.into_iter().flatten().collect(),
-            patience,
-        }
+        Monitor { own: own.into_iter().flatten().collect(), patience }
     }
 
     /// Waits for a tenth of a second in which other processes are nearly idle, then takes a sample.
@@ -77,11 +74,7 @@ impl Monitor {
         let stat = std::fs::read_to_string("/proc/stat")?;
         let line = stat.lines().next().context("/proc/stat is empty")?;
         // user, nice, system, idle, iowait, irq, softirq, steal
-        let ticks: Vec<f64> = line
-            .split_whitespace()
-            .skip(1)
-            .flat_map(str::parse)
-            .collect();
+        let ticks: Vec<f64> = line.split_whitespace().skip(1).flat_map(str::parse).collect();
         let busy = [0, 1, 2, 7].map(|at| ticks.get(at).copied().unwrap_or(0.0));
         Ok(busy.iter().sum::<f64>() * TICK - self.own()?)
     }

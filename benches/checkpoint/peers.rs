@@ -12,48 +12,19 @@ use super::rounds::Contestant;
 use super::saves;
 
 const LOADS: [(&str, &str, &str, &[&str]); 9] = [
-    (
-        "safetensors safe_open + clone",
-        "clone",
-        RECYCLED,
-        SAFETENSORS,
-    ),
-    (
-        "safetensors safe_open(backend=pread)",
-        "pread",
-        RECYCLED,
-        SAFETENSORS,
-    ),
+    ("safetensors safe_open + clone", "clone", RECYCLED, SAFETENSORS),
+    ("safetensors safe_open(backend=pread)", "pread", RECYCLED, SAFETENSORS),
     (STACK, "stack", RECYCLED, SAFETENSORS),
-    (
-        "safetensors.numpy load_file",
-        "numpy_load_file",
-        RECYCLED,
-        SAFETENSORS,
-    ),
+    ("safetensors.numpy load_file", "numpy_load_file", RECYCLED, SAFETENSORS),
     ("torch.load", "torch_load", RECYCLED, &["model.pt"]),
-    (
-        "torch.load(mmap) + clone",
-        "torch_load_mmap",
-        RECYCLED,
-        &["model.pt"],
-    ),
+    ("torch.load(mmap) + clone", "torch_load_mmap", RECYCLED, &["model.pt"]),
     ("torch DCP load", "dcp_load", "reused tensors", &["dcp"]),
-    (
-        "fastsafetensors, CPU",
-        "fastsafetensors",
-        RECYCLED,
-        SAFETENSORS,
-    ),
+    ("fastsafetensors, CPU", "fastsafetensors", RECYCLED, SAFETENSORS),
     (D9D, "d9d_stack", RECYCLED, SAFETENSORS),
 ];
 
 const SAVES: [(&str, &str, &str); 3] = [
-    (
-        "safetensors save_file (no fsync)",
-        "save_safetensors",
-        "page cache",
-    ),
+    ("safetensors save_file (no fsync)", "save_safetensors", "page cache"),
     ("torch.save (no fsync)", "save_torch", "page cache"),
     ("torch DCP save", "save_dcp", "disk"),
 ];
@@ -174,10 +145,7 @@ fn start(python: &Path) -> anyhow::Result<Peer> {
 }
 
 fn ask(peer: &RefCell<Peer>, what: &str, folder: &Path) -> anyhow::Result<Value> {
-    result(
-        peer.borrow_mut()
-            .ask(&json!({"do": what, "folder": folder}))?,
-    )
+    result(peer.borrow_mut().ask(&json!({"do": what, "folder": folder}))?)
 }
 
 fn result(mut answer: Value) -> anyhow::Result<Value> {

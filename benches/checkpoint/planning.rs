@@ -94,12 +94,7 @@ fn directly(folder: &Path, steps: &RefCell<Steps>) -> anyhow::Result<()> {
             wants.push(LoadRequest::all(name, &graph, source));
         }
         let catalog = Catalog::of(&folder);
-        Ok(LoadPlan::new(
-            &graph,
-            &catalog,
-            &wants,
-            &Options::default(),
-        )?)
+        Ok(LoadPlan::new(&graph, &catalog, &wants, &Options::default())?)
     });
     steps.plan.push(took);
     plan?;

@@ -65,10 +65,8 @@ pub(super) fn measure(
     monitor: &Monitor,
     length: Length,
 ) -> anyhow::Result<Vec<Measurement>> {
-    let mut measurements: Vec<Measurement> = contestants
-        .iter()
-        .map(|it| Measurement::of(it, cache))
-        .collect();
+    let mut measurements: Vec<Measurement> =
+        contestants.iter().map(|it| Measurement::of(it, cache)).collect();
     interleave(contestants.len(), length.max_rounds, |round, at| {
         let (contestant, measurement) = (&mut contestants[at], &mut measurements[at]);
         if measurement.clean.len() >= length.samples || measurement.failure.is_some() {
@@ -83,9 +81,7 @@ pub(super) fn measure(
             Cache::Cold => evict(&contestant.files)?,
         }
         if round == 0 {
-            measurement.failure = (contestant.sample)()
-                .err()
-                .map(|error| format!("{error:#}"));
+            measurement.failure = (contestant.sample)().err().map(|error| format!("{error:#}"));
             return Ok(());
         }
         match monitor.observe(&mut contestant.sample) {
@@ -147,11 +143,9 @@ impl Measurement {
                 bytes as f64 / median / 1e9,
                 Spread::of(&self.own_cpu).median,
             ),
-            (None, Some(failure)) => format!(
-                "| {} | | {} | failed: {failure} | | | |",
-                self.name,
-                self.cache.name()
-            ),
+            (None, Some(failure)) => {
+                format!("| {} | | {} | failed: {failure} | | | |", self.name, self.cache.name())
+            }
             (None, None) => format!(
                 "| {} | {} | {} | - | - | - | {samples} |",
                 self.name,

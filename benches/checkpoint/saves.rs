@@ -25,16 +25,11 @@ pub(super) fn contestants<'a>(
     arena: &'a Arena,
 ) -> Vec<Contestant<'a>> {
     vec![
-        contestant(OURS, "disk", folder, || {
-            save(folder, sizes, &arena.borrow())
-        }),
+        contestant(OURS, "disk", folder, || save(folder, sizes, &arena.borrow())),
         contestant(LIKE_DD, "disk", folder, || like_dd(folder, &arena.borrow())),
-        contestant(
-            "safetensors crate serialize_to_file (no fsync)",
-            "page cache",
-            folder,
-            || safetensors_crate(folder, sizes, &arena.borrow()),
-        ),
+        contestant("safetensors crate serialize_to_file (no fsync)", "page cache", folder, || {
+            safetensors_crate(folder, sizes, &arena.borrow())
+        }),
     ]
 }
 
@@ -109,9 +104,5 @@ fn safetensors_crate(folder: &Path, sizes: &Sizes, arena: &[u8]) -> anyhow::Resu
         Ok((name(number), view))
     });
     let views = views.collect::<anyhow::Result<Vec<_>>>()?;
-    Ok(safetensors::serialize_to_file(
-        views,
-        None,
-        &folder.join("saved"),
-    )?)
+    Ok(safetensors::serialize_to_file(views, None, &folder.join("saved"))?)
 }

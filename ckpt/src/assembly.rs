@@ -32,11 +32,7 @@ pub struct Part {
 impl Assembly {
     /// An assembly over the stored tensors of a folder, without tensors yet.
     pub fn new(folder: Folder) -> Assembly {
-        Assembly {
-            folder,
-            graph: Graph::new(),
-            tensors: BTreeMap::new(),
-        }
+        Assembly { folder, graph: Graph::new(), tensors: BTreeMap::new() }
     }
 
     /// The stored tensors.
@@ -54,17 +50,11 @@ impl Assembly {
     /// # Errors
     /// [`Error::Parts`] for overlaps and gaps; [`Error::DuplicateTensor`]; [`Error::Assembly`].
     pub fn add(&mut self, name: &str, shape: &[u64], parts: Vec<Part>) -> Result<()> {
-        let mut grid = Grid {
-            graph: &mut self.graph,
-            name,
-            shape,
-        };
+        let mut grid = Grid { graph: &mut self.graph, name, shape };
         let made = grid.join(parts, 0)?;
         match self.tensors.insert(name.into(), made) {
             None => Ok(()),
-            Some(_) => Err(Error::DuplicateTensor {
-                name: name.to_owned(),
-            }),
+            Some(_) => Err(Error::DuplicateTensor { name: name.to_owned() }),
         }
     }
 
@@ -87,10 +77,9 @@ impl Assembly {
     ) -> std::result::Result<(Graph, Vec<LoadRequest>), GraphError> {
         let mut stored = self.graph.clone();
         let made = stored.import(graph, &|name| self.tensors.get(name).copied())?;
-        let moved = requests.into_iter().map(|request| LoadRequest {
-            expr: made[request.expr.index()],
-            ..request
-        });
+        let moved = requests
+            .into_iter()
+            .map(|request| LoadRequest { expr: made[request.expr.index()], ..request });
         Ok((stored, moved.collect()))
     }
 }
@@ -121,9 +110,7 @@ impl Grid<'_> {
             if start != end {
                 return Err(self.uneven(dim, end, start));
             }
-            let ends = slab
-                .iter()
-                .map(|part| part.region.get(dim).map(|it| it.end));
+            let ends = slab.iter().map(|part| part.region.get(dim).map(|it| it.end));
             let ends: Vec<u64> = ends.flatten().collect();
             end = ends.iter().copied().max().unwrap_or(start);
             if let Some(other) = ends.into_iter().find(|it| *it != end) {
@@ -138,20 +125,11 @@ impl Grid<'_> {
             [alone] => Ok(alone),
             _ => self.graph.concat(&joined, dim),
         };
-        whole.map_err(|problem| Error::Assembly {
-            name: self.name.to_owned(),
-            problem,
-        })
+        whole.map_err(|problem| Error::Assembly { name: self.name.to_owned(), problem })
     }
 
     fn uneven(&self, dim: usize, end: u64, start: u64) -> Error {
-        Error::Parts {
-            name: self.name.to_owned(),
-            shape: self.shape.to_vec(),
-            dim,
-            end,
-            start,
-        }
+        Error::Parts { name: self.name.to_owned(), shape: self.shape.to_vec(), dim, end, start }
     }
 }
 
@@ -168,10 +146,7 @@ impl Part {
     ) -> Result<Part> {
         let shape: Vec<u64> = region.iter().map(|range| range.end - range.start).collect();
         let made = assembly.graph.source(stored, dtype, &shape);
-        let expr = made.map_err(|problem| Error::Assembly {
-            name: stored.to_owned(),
-            problem,
-        })?;
+        let expr = made.map_err(|problem| Error::Assembly { name: stored.to_owned(), problem })?;
         Ok(Part { region, expr })
     }
 }

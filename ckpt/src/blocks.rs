@@ -90,12 +90,7 @@ pub(crate) struct BlockHasher {
 impl BlockHasher {
     /// Starts at `offset`. Each block has `limit` bytes; the last one may have fewer.
     pub(crate) fn new(offset: u64, limit: u64) -> BlockHasher {
-        BlockHasher {
-            offset,
-            bytes: 0,
-            limit,
-            hash: XxHash3_64::new(),
-        }
+        BlockHasher { offset, bytes: 0, limit, hash: XxHash3_64::new() }
     }
 
     /// The offset after the last byte so far.
@@ -154,15 +149,8 @@ mod tests {
 
                 let digests: Vec<_> = blocks.iter().map(|block| block.xxh3).collect();
                 assert_eq!(digests, expected);
-                assert!(
-                    blocks
-                        .windows(2)
-                        .all(|pair| pair[0].end() == pair[1].offset)
-                );
-                assert_eq!(
-                    (blocks[0].offset, blocks[blocks.len() - 1].end()),
-                    (70, 1070)
-                );
+                assert!(blocks.windows(2).all(|pair| pair[0].end() == pair[1].offset));
+                assert_eq!((blocks[0].offset, blocks[blocks.len() - 1].end()), (70, 1070));
             }
         }
     }
@@ -174,12 +162,7 @@ mod tests {
         assert_eq!(json, "\"0000000000000abc\"");
         assert_eq!(serde_json::from_str::<Digest>(&json).unwrap(), digest);
 
-        for other in [
-            "\"abc\"",
-            "\"0000000000000ABC\"",
-            "\"+000000000000abc\"",
-            "2748",
-        ] {
+        for other in ["\"abc\"", "\"0000000000000ABC\"", "\"+000000000000abc\"", "2748"] {
             assert!(serde_json::from_str::<Digest>(other).is_err(), "{other}");
         }
     }

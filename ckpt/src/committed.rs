@@ -54,11 +54,7 @@ impl Committed {
     fn check(vfs: Arc<dyn Vfs>, path: &Path) -> Result<Committed> {
         let path = path.to_owned();
         let manifest = read_manifest(&*vfs, &path)?;
-        let committed = Committed {
-            vfs,
-            path,
-            manifest,
-        };
+        let committed = Committed { vfs, path, manifest };
 
         match committed.wrong_sizes()?.into_iter().next() {
             None => Ok(committed),
@@ -107,15 +103,8 @@ impl Committed {
         let Some(content) = self.manifest.files.get(file) else {
             return Ok(());
         };
-        let listed = verify::ListedFile {
-            name: file,
-            blocks: &content.blocks,
-        };
-        let folder = verify::SealedFiles {
-            vfs: &*self.vfs,
-            folder: &self.path,
-            files: &[listed],
-        };
+        let listed = verify::ListedFile { name: file, blocks: &content.blocks };
+        let folder = verify::SealedFiles { vfs: &*self.vfs, folder: &self.path, files: &[listed] };
         match folder.wrong_blocks(1, &|_bytes| {})?.into_iter().next() {
             None => Ok(()),
             Some(problem) => Err(self.incomplete(problem)),
@@ -184,34 +173,21 @@ impl Committed {
         let mut files = Vec::new();
         for (file, content) in &self.manifest.files {
             if file_size(&*self.vfs, &self.path, file)? == Some(content.bytes) {
-                files.push(verify::ListedFile {
-                    name: file,
-                    blocks: &content.blocks,
-                });
+                files.push(verify::ListedFile { name: file, blocks: &content.blocks });
             }
         }
-        let folder = verify::SealedFiles {
-            vfs: &*self.vfs,
-            folder: &self.path,
-            files: &files,
-        };
+        let folder = verify::SealedFiles { vfs: &*self.vfs, folder: &self.path, files: &files };
         folder.wrong_blocks(threads, progress)
     }
 
     fn incomplete(&self, problem: IntegrityError) -> Error {
-        Error::Incomplete {
-            path: self.path.clone(),
-            problem,
-        }
+        Error::Incomplete { path: self.path.clone(), problem }
     }
 }
 
 /// Reads and checks the manifest of a folder.
 fn read_manifest(vfs: &dyn Vfs, folder: &Path) -> Result<Manifest> {
-    let incomplete = |problem| Error::Incomplete {
-        path: folder.to_owned(),
-        problem,
-    };
+    let incomplete = |problem| Error::Incomplete { path: folder.to_owned(), problem };
     file_size(vfs, folder, MANIFEST_FILE)?.ok_or_else(|| incomplete(IntegrityError::NoManifest))?;
 
     let path = folder.join(MANIFEST_FILE);

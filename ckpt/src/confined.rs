@@ -56,12 +56,7 @@ impl ConfinedFolder {
         let real = fs::canonicalize(path).map_err(|error| Error::io("open", path, error))?;
         let blobs = Blobs::of_snapshot(&real, &folder).map_err(error)?;
 
-        Ok(ConfinedFolder {
-            path: path.to_owned(),
-            folder,
-            blobs,
-            links,
-        })
+        Ok(ConfinedFolder { path: path.to_owned(), folder, blobs, links })
     }
 
     /// The path of the file with this plain name, whether or not it exists.
@@ -92,10 +87,7 @@ impl ConfinedFolder {
             .map_err(|errno| Error::io("follow", &path, errno.into()))?;
         let target = Path::new(OsStr::from_bytes(target.as_bytes()));
 
-        let rejected = || Error::Link {
-            path: path.clone(),
-            target: target.to_owned(),
-        };
+        let rejected = || Error::Link { path: path.clone(), target: target.to_owned() };
 
         // The link is read once, so the file that is opened is the file that was checked.
         let blobs = self.blobs.as_ref().ok_or_else(rejected)?;
@@ -118,10 +110,7 @@ impl Blobs {
 
         let parent = openat(folder, "../..", FOLDER, Mode::empty())?;
         match openat(&parent, "blobs", FOLDER | OFlags::NOFOLLOW, Mode::empty()) {
-            Ok(folder) => Ok(Some(Blobs {
-                path: repository.join("blobs"),
-                folder,
-            })),
+            Ok(folder) => Ok(Some(Blobs { path: repository.join("blobs"), folder })),
             Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(None),
             Err(errno) => Err(errno),
         }
@@ -139,9 +128,7 @@ impl Blobs {
 
 /// Rejects folders, pipes, sockets and devices.
 fn regular(path: &Path, opened: rustix::io::Result<OwnedFd>) -> Result<File> {
-    let not_a_file = || Error::NotAFile {
-        path: path.to_owned(),
-    };
+    let not_a_file = || Error::NotAFile { path: path.to_owned() };
     let error = |error: std::io::Error| Error::io("open", path, error);
 
     let file = match opened {
@@ -150,11 +137,7 @@ fn regular(path: &Path, opened: rustix::io::Result<OwnedFd>) -> Result<File> {
         Err(Errno::NXIO | Errno::NODEV) => return Err(not_a_file()),
         Err(errno) => return Err(error(errno.into())),
     };
-    if file.metadata().map_err(error)?.is_file() {
-        Ok(file)
-    } else {
-        Err(not_a_file())
-    }
+    if file.metadata().map_err(error)?.is_file() { Ok(file) } else { Err(not_a_file()) }
 }
 
 #[cfg(all(test, not(miri)))]

@@ -79,11 +79,7 @@ pub(crate) fn check_coverage(
 }
 
 fn gap(range: Range<u64>, before: Option<&str>, after: Option<&str>) -> CoverageError {
-    CoverageError::Gap {
-        range,
-        before: before.map(str::to_owned),
-        after: after.map(str::to_owned),
-    }
+    CoverageError::Gap { range, before: before.map(str::to_owned), after: after.map(str::to_owned) }
 }
 
 #[cfg(test)]
@@ -94,22 +90,14 @@ mod tests {
     use crate::Digest;
 
     fn block(range: Range<u64>) -> Block {
-        Block {
-            offset: range.start,
-            bytes: range.end - range.start,
-            xxh3: Digest(range.start),
-        }
+        Block { offset: range.start, bytes: range.end - range.start, xxh3: Digest(range.start) }
     }
 
     #[test]
     fn gaps_and_overlaps_name_bytes_and_writers() {
         let error = |len, parts: &[(&'static str, Range<u64>)]| {
-            let parts = parts
-                .iter()
-                .map(|(writer, range)| (*writer, block(range.clone())));
-            check_coverage(len, parts.collect())
-                .unwrap_err()
-                .to_string()
+            let parts = parts.iter().map(|(writer, range)| (*writer, block(range.clone())));
+            check_coverage(len, parts.collect()).unwrap_err().to_string()
         };
 
         assert_eq!(

@@ -120,10 +120,9 @@ impl Committed {
         let path = path.as_ref();
         match Committed::find(&vfs, path)? {
             Some(committed) => Ok(committed),
-            None => Err(Error::NoCheckpoint {
-                path: path.to_owned(),
-                newest: newest_beside(vfs, path),
-            }),
+            None => {
+                Err(Error::NoCheckpoint { path: path.to_owned(), newest: newest_beside(vfs, path) })
+            }
         }
     }
 }
@@ -137,9 +136,7 @@ fn newest_beside(vfs: Arc<dyn Vfs>, path: &Path) -> Option<PathBuf> {
 /// The names in a folder, sorted. Names that are not UTF-8 are left out, because no checkpoint has
 /// one.
 pub(crate) fn names_in(vfs: &dyn Vfs, folder: &Path) -> Result<Vec<String>> {
-    let names = vfs
-        .list(folder)
-        .map_err(|error| Error::io("read", folder, error))?;
+    let names = vfs.list(folder).map_err(|error| Error::io("read", folder, error))?;
     let names = names.into_iter().filter_map(|name| name.into_string().ok());
     let mut names: Vec<String> = names.collect();
     names.sort_unstable();

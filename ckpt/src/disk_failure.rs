@@ -41,13 +41,7 @@ mod tests {
             is_disk_failure(&error)
         };
         assert!(of(Errno::IO) && of(Errno::BADMSG));
-        for other in [
-            Errno::ACCESS,
-            Errno::PERM,
-            Errno::NOENT,
-            Errno::MFILE,
-            Errno::NOMEM,
-        ] {
+        for other in [Errno::ACCESS, Errno::PERM, Errno::NOENT, Errno::MFILE, Errno::NOMEM] {
             assert!(!of(other), "{other}");
         }
         assert!(!is_disk_failure(&io::Error::other("no number")));

@@ -104,19 +104,14 @@ impl Dtype {
     /// Bytes of a row-major tensor of this shape. As in the reference crate, an overflow is an
     /// error even if a later extent is 0.
     pub(crate) fn byte_len(self, shape: &[usize]) -> Result<usize, BadSize> {
-        let elements = shape
-            .iter()
-            .try_fold(1usize, |product, &extent| product.checked_mul(extent));
+        let elements =
+            shape.iter().try_fold(1usize, |product, &extent| product.checked_mul(extent));
 
         let bits = elements
             .and_then(|elements| elements.checked_mul(self.bits()))
             .ok_or(BadSize::Overflow)?;
 
-        if bits % 8 == 0 {
-            Ok(bits / 8)
-        } else {
-            Err(BadSize::PartOfAByte { bits })
-        }
+        if bits % 8 == 0 { Ok(bits / 8) } else { Err(BadSize::PartOfAByte { bits }) }
     }
 }
 
@@ -193,18 +188,9 @@ mod tests {
     #[test]
     fn overflow_is_checked_dim_by_dim() {
         assert_eq!(Dtype::F32.byte_len(&[0, usize::MAX, 2]), Ok(0));
-        assert_eq!(
-            Dtype::F32.byte_len(&[usize::MAX, 2, 0]),
-            Err(BadSize::Overflow)
-        );
-        assert_eq!(
-            Dtype::F32.byte_len(&[usize::MAX / 8]),
-            Err(BadSize::Overflow)
-        );
-        assert_eq!(
-            Dtype::F4.byte_len(&[3]),
-            Err(BadSize::PartOfAByte { bits: 12 })
-        );
+        assert_eq!(Dtype::F32.byte_len(&[usize::MAX, 2, 0]), Err(BadSize::Overflow));
+        assert_eq!(Dtype::F32.byte_len(&[usize::MAX / 8]), Err(BadSize::Overflow));
+        assert_eq!(Dtype::F4.byte_len(&[3]), Err(BadSize::PartOfAByte { bits: 12 }));
         assert_eq!(Dtype::F6E2M3.byte_len(&[4]), Ok(3));
         assert_eq!(Dtype::F64.byte_len(&[]), Ok(8));
     }

@@ -582,11 +582,7 @@ pub enum Error {
 impl Error {
     /// Wraps a system error.
     pub(crate) fn io(action: &'static str, path: &Path, source: io::Error) -> Error {
-        Error::Io {
-            action,
-            path: path.to_owned(),
-            source,
-        }
+        Error::Io { action, path: path.to_owned(), source }
     }
 
     /// Adds the tensor that was being read.
@@ -611,9 +607,7 @@ impl Error {
 }
 
 fn available_text(available: &Option<u64>) -> String {
-    available
-        .map(|bytes| format!(", {bytes} available"))
-        .unwrap_or_default()
+    available.map(|bytes| format!(", {bytes} available")).unwrap_or_default()
 }
 
 fn tensor_text(tensor: &Option<String>) -> String {
@@ -631,10 +625,9 @@ fn tensors_text(tensors: &[String]) -> String {
 
 fn newest_text(newest: &Option<PathBuf>) -> String {
     match newest {
-        Some(path) => format!(
-            "the newest complete checkpoint in its parent folder is {}",
-            path.display()
-        ),
+        Some(path) => {
+            format!("the newest complete checkpoint in its parent folder is {}", path.display())
+        }
         None => "its parent folder has no complete checkpoint".to_owned(),
     }
 }

@@ -54,10 +54,7 @@ pub(crate) struct Planned {
 impl Planned {
     pub(crate) fn new(name: &str, dtype: Dtype, shape: &[usize]) -> Result<Planned> {
         if let Err(problem) = check_tensor_name(name) {
-            return Err(Error::TensorName {
-                name: name.to_owned(),
-                problem,
-            });
+            return Err(Error::TensorName { name: name.to_owned(), problem });
         }
 
         match dtype.byte_len(shape) {
@@ -67,20 +64,12 @@ impl Planned {
                 shape: shape.to_vec(),
                 byte_len,
             }),
-            _ => Err(Error::TensorSize {
-                name: name.to_owned(),
-                dtype,
-                shape: shape.to_vec(),
-            }),
+            _ => Err(Error::TensorSize { name: name.to_owned(), dtype, shape: shape.to_vec() }),
         }
     }
 
     fn bad_size(self) -> Error {
-        Error::TensorSize {
-            name: self.name,
-            dtype: self.dtype.0,
-            shape: self.shape,
-        }
+        Error::TensorSize { name: self.name, dtype: self.dtype.0, shape: self.shape }
     }
 }
 
@@ -105,12 +94,7 @@ impl PlannedFile {
         file.append(&self.start)?;
         for tensor in &self.tensors {
             let (name, expected) = (tensor.name.as_str(), tensor.byte_len());
-            let mut sink = TensorSink {
-                file,
-                name,
-                expected,
-                actual: 0,
-            };
+            let mut sink = TensorSink { file, name, expected, actual: 0 };
 
             data(tensor, &mut sink)?;
             if sink.actual != sink.expected {
@@ -191,10 +175,7 @@ impl FileWriter {
 
     /// Bytes of all tensors' data.
     pub fn data_len(&self) -> u64 {
-        self.tensors
-            .iter()
-            .map(|tensor| tensor.byte_len as u64)
-            .sum()
+        self.tensors.iter().map(|tensor| tensor.byte_len as u64).sum()
     }
 
     /// The size of the file in bytes.
@@ -219,11 +200,7 @@ impl FileWriter {
         let header = self.header(path)?;
         let start = [&(header.len() as u64).to_le_bytes()[..], &header].concat();
         let tensors: Vec<TensorInfo> = self.layout(start.len() as u64).collect();
-        Ok(PlannedFile {
-            bytes: start.len() as u64 + self.data_len(),
-            start,
-            tensors,
-        })
+        Ok(PlannedFile { bytes: start.len() as u64 + self.data_len(), start, tensors })
     }
 
     /// Writes a temporary file and renames it to `path`, replacing an existing file.
@@ -333,28 +310,15 @@ mod tests {
         assert!(matches!(error, Error::DuplicateTensor { .. }), "{error}");
 
         let error = writer.add("", Dtype::F32, &[2]).unwrap_err();
-        assert!(
-            matches!(
-                error,
-                Error::TensorName {
-                    problem: NameError::Empty,
-                    ..
-                }
-            ),
-            "{error}"
-        );
+        assert!(matches!(error, Error::TensorName { problem: NameError::Empty, .. }), "{error}");
 
-        let error = writer
-            .add("huge", Dtype::F32, &[usize::MAX, 2])
-            .unwrap_err();
+        let error = writer.add("huge", Dtype::F32, &[usize::MAX, 2]).unwrap_err();
         assert!(matches!(error, Error::TensorSize { .. }), "{error}");
 
         for name in ["a", "b"] {
             let _ = writer.add(name, Dtype::U8, &[usize::MAX / 9]);
         }
-        let error = writer
-            .add("too much", Dtype::U8, &[usize::MAX / 2])
-            .unwrap_err();
+        let error = writer.add("too much", Dtype::U8, &[usize::MAX / 2]).unwrap_err();
         assert!(matches!(error, Error::TensorSize { .. }), "{error}");
 
         let error = writer.add("half", Dtype::F4, &[3]).unwrap_err();
@@ -372,15 +336,8 @@ mod tests {
         writer.add("w", Dtype::F32, &[2]).unwrap();
 
         for given in [0, 7, 9] {
-            let error = writer
-                .save(&path, |_, data| data.append(&vec![0; given]))
-                .unwrap_err();
-            let Error::WrongDataLength {
-                expected: 8,
-                actual: found,
-                ..
-            } = error
-            else {
+            let error = writer.save(&path, |_, data| data.append(&vec![0; given])).unwrap_err();
+            let Error::WrongDataLength { expected: 8, actual: found, .. } = error else {
                 panic!("{error}")
             };
             assert_eq!(found, given);
@@ -403,10 +360,7 @@ mod tests {
                 data.append(&vec![0; tensor.byte_len()])
             };
             writer.save(&path, zeros).unwrap();
-            assert_eq!(
-                fs::metadata(&path).unwrap().len(),
-                writer.file_len().unwrap()
-            );
+            assert_eq!(fs::metadata(&path).unwrap().len(), writer.file_len().unwrap());
         }
     }
 }

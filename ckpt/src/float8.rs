@@ -39,10 +39,7 @@ fn sign(bits: u8) -> f64 {
 
 impl Format {
     fn new(mantissa_bits: i32, bias: i32) -> Format {
-        Format {
-            mantissa_bits,
-            bias,
-        }
+        Format { mantissa_bits, bias }
     }
 
     /// A finite number.

@@ -175,11 +175,7 @@ impl Folder {
     pub fn size_mismatch(&self) -> Option<SizeMismatch> {
         let found = self.tensors().map(|tensor| tensor.byte_len() as u64).sum();
         let declared = self.declared_bytes.filter(|&declared| declared != found)?;
-        Some(SizeMismatch {
-            index: self.path.join(INDEX_FILE),
-            declared,
-            found,
-        })
+        Some(SizeMismatch { index: self.path.join(INDEX_FILE), declared, found })
     }
 
     /// Opens one safetensors file of any name as a folder of its tensors. Neighboring files are
@@ -219,19 +215,12 @@ impl Folder {
         let mut locations: Vec<Location> = files.iter().enumerate().flat_map(places).collect();
         let name = |&(file, at): &Location| files[file].tensors()[at].name.as_str();
         locations.sort_by(|a, b| name(a).cmp(name(b)));
-        let same = locations
-            .windows(2)
-            .find(|pair| name(&pair[0]) == name(&pair[1]));
+        let same = locations.windows(2).find(|pair| name(&pair[0]) == name(&pair[1]));
         if let Some(pair) = same {
             let name = name(&pair[0]).to_owned();
             return Err(Error::DuplicateTensor { name });
         }
-        Ok(Folder {
-            path,
-            files,
-            locations,
-            declared_bytes: None,
-        })
+        Ok(Folder { path, files, locations, declared_bytes: None })
     }
 }
 
@@ -244,10 +233,8 @@ pub(crate) fn open_indexed(
 ) -> Result<Folder> {
     let index_path = confined.path_of(name);
     let json = read_index(&index_path, &file)?;
-    let index = Index::parse(&json).map_err(|problem| Error::Index {
-        path: index_path.clone(),
-        problem,
-    })?;
+    let index = Index::parse(&json)
+        .map_err(|problem| Error::Index { path: index_path.clone(), problem })?;
     Ok(Folder {
         path: path.to_owned(),
         files: open_shards(confined, &index_path, &index, open)?,
@@ -290,10 +277,7 @@ fn open_shards(
         }
     }
     if !missing.is_empty() {
-        return Err(Error::MissingShards {
-            index: index_path.to_owned(),
-            files: missing,
-        });
+        return Err(Error::MissingShards { index: index_path.to_owned(), files: missing });
     }
 
     let mut placed = vec![Vec::new(); index.files.len()];
@@ -324,17 +308,9 @@ fn check_shard(index_path: &Path, placed: &[&str], file: &TensorFile) -> Result<
 
     let (index, shard) = (index_path.to_owned(), file.path().to_owned());
     if absent.is_empty() {
-        Err(Error::NotInIndex {
-            index,
-            shard,
-            names: unexpected,
-        })
+        Err(Error::NotInIndex { index, shard, names: unexpected })
     } else {
-        Err(Error::NotInShard {
-            index,
-            shard,
-            names: absent,
-        })
+        Err(Error::NotInShard { index, shard, names: absent })
     }
 }
 

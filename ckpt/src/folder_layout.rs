@@ -97,15 +97,9 @@ impl FolderLayout {
                 json: index::to_json(total_size, &locations.iter().map(file_of).collect()),
             }
         });
-        let laid_out = |(file, name): (PlannedFile, String)| LaidOut {
-            path: below(folder, &name),
-            file,
-        };
-        FolderLayout {
-            files: files.into_iter().map(laid_out).collect(),
-            locations,
-            index,
-        }
+        let laid_out =
+            |(file, name): (PlannedFile, String)| LaidOut { path: below(folder, &name), file };
+        FolderLayout { files: files.into_iter().map(laid_out).collect(), locations, index }
     }
 
     /// The files with tensors, by path below the staging folder.
@@ -203,9 +197,5 @@ impl FolderLayout {
 }
 
 fn below(folder: &str, name: &str) -> String {
-    if folder.is_empty() {
-        name.to_owned()
-    } else {
-        format!("{folder}/{name}")
-    }
+    if folder.is_empty() { name.to_owned() } else { format!("{folder}/{name}") }
 }

@@ -153,10 +153,7 @@ mod tests {
         let planned: Vec<Planned> = planned.collect();
 
         let shards = split(&planned, max_bytes);
-        shards
-            .iter()
-            .map(|shard| shard.iter().map(|tensor| tensor.byte_len).collect())
-            .collect()
+        shards.iter().map(|shard| shard.iter().map(|tensor| tensor.byte_len).collect()).collect()
     }
 
     #[test]

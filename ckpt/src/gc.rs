@@ -96,10 +96,7 @@ pub fn sweep_in(vfs: Arc<dyn Vfs>, parent: impl AsRef<Path>) -> Result<Vec<Lefto
     let names = names_in(vfs, parent)?;
 
     // The process that renamed trash may have been killed before its sync.
-    if names
-        .iter()
-        .any(|name| TempKind::of(name) == Some(TempKind::Trash))
-    {
+    if names.iter().any(|name| TempKind::of(name) == Some(TempKind::Trash)) {
         sync(vfs, parent)?;
     }
     let mut removed = Vec::new();
@@ -134,6 +131,5 @@ fn remove(vfs: &dyn Vfs, path: PathBuf, kind: LeftoverKind) -> Result<Leftover> 
 }
 
 fn sync(vfs: &dyn Vfs, folder: &Path) -> Result<()> {
-    vfs.sync_dir(folder)
-        .map_err(|error| Error::io("sync", folder, error))
+    vfs.sync_dir(folder).map_err(|error| Error::io("sync", folder, error))
 }

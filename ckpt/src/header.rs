@@ -46,9 +46,7 @@ impl Header {
     pub fn parse(start: &[u8], file_len: u64) -> Result<Header, HeaderError> {
         let Some((prefix, rest)) = start.split_first_chunk() else {
             let actual = start.len() as u64;
-            return Err(HeaderError::TooShort {
-                file_len: file_len.min(actual),
-            });
+            return Err(HeaderError::TooShort { file_len: file_len.min(actual) });
         };
 
         let header_len = header_len(*prefix, file_len)?;
@@ -64,13 +62,10 @@ impl Header {
     /// Parses the JSON; `file_len` is in bytes and includes prefix and header.
     pub(crate) fn from_json(json: &[u8], file_len: u64) -> Result<Header, HeaderError> {
         if json.first() != Some(&b'{') {
-            return Err(HeaderError::NotAnObject {
-                first: json.first().copied(),
-            });
+            return Err(HeaderError::NotAnObject { first: json.first().copied() });
         }
-        let text = std::str::from_utf8(json).map_err(|error| HeaderError::NotUtf8 {
-            at: error.valid_up_to(),
-        })?;
+        let text = std::str::from_utf8(json)
+            .map_err(|error| HeaderError::NotUtf8 { at: error.valid_up_to() })?;
 
         let data_start = (PREFIX + json.len()) as u64;
         let data_len = file_len.saturating_sub(data_start);
@@ -91,10 +86,7 @@ impl Header {
     /// A header for tensors at ranges that another format defines. The ranges may overlap.
     pub(crate) fn of_ranges(mut tensors: Vec<TensorInfo>) -> Result<Header, Error> {
         match check_names(&mut tensors) {
-            Ok(()) => Ok(Header {
-                tensors,
-                metadata: BTreeMap::new(),
-            }),
+            Ok(()) => Ok(Header { tensors, metadata: BTreeMap::new() }),
             Err(name) => Err(Error::DuplicateTensor { name }),
         }
     }
@@ -119,10 +111,7 @@ impl Header {
 
     /// The tensor of this name.
     pub fn get(&self, name: &str) -> Option<&TensorInfo> {
-        let at = self
-            .tensors
-            .binary_search_by(|tensor| tensor.name.as_str().cmp(name))
-            .ok()?;
+        let at = self.tensors.binary_search_by(|tensor| tensor.name.as_str().cmp(name)).ok()?;
         Some(&self.tensors[at])
     }
 }
@@ -135,19 +124,13 @@ pub(crate) fn header_len(prefix: [u8; PREFIX], file_len: u64) -> Result<usize, H
 
     let swapped = header_len.swap_bytes();
     if header_len > limit && swapped <= limit.min(available) && swapped >= 2 {
-        return Err(HeaderError::BigEndian {
-            header_len,
-            swapped,
-        });
+        return Err(HeaderError::BigEndian { header_len, swapped });
     }
     if header_len > limit {
         return Err(HeaderError::HeaderTooLarge { header_len });
     }
     if header_len > available {
-        return Err(HeaderError::HeaderBeyondFile {
-            header_len,
-            available,
-        });
+        return Err(HeaderError::HeaderBeyondFile { header_len, available });
     }
 
     Ok(header_len as usize)
@@ -198,9 +181,6 @@ fn check_coverage(tensors: &[TensorInfo], data_len: u64) -> Result<(), HeaderErr
 
     match data_len - covered {
         0 => Ok(()),
-        extra => Err(HeaderError::TrailingBytes {
-            end: covered,
-            extra,
-        }),
+        extra => Err(HeaderError::TrailingBytes { end: covered, extra }),
     }
 }

@@ -90,13 +90,7 @@ impl<'j> Rest<'j> {
         self.skip(",")?;
         let end = self.number()?;
         self.skip("]}")?;
-        let entry = Entry {
-            dtype,
-            dims: shape.len(),
-            shape,
-            begin,
-            end,
-        };
+        let entry = Entry { dtype, dims: shape.len(), shape, begin, end };
         check_entry(name.to_owned(), entry, data_len).ok()
     }
 

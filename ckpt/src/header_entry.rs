@@ -33,13 +33,7 @@ pub(crate) fn check_entry(
         return Err(HeaderError::TensorName { name, problem });
     }
 
-    let Entry {
-        dtype,
-        shape,
-        dims,
-        begin,
-        end,
-    } = entry;
+    let Entry { dtype, shape, dims, begin, end } = entry;
     let Ok(dtype) = dtype.parse::<Dtype>() else {
         let dtype = dtype.into_owned();
         return Err(HeaderError::UnknownDtype { name, dtype });
@@ -52,12 +46,7 @@ pub(crate) fn check_entry(
         Ok(bytes) => bytes,
         Err(BadSize::Overflow) => return Err(HeaderError::Overflow { name, dtype, shape }),
         Err(BadSize::PartOfAByte { bits }) => {
-            return Err(HeaderError::PartOfAByte {
-                name,
-                dtype,
-                shape,
-                bits,
-            });
+            return Err(HeaderError::PartOfAByte { name, dtype, shape, bits });
         }
     };
 
@@ -65,26 +54,11 @@ pub(crate) fn check_entry(
         return Err(HeaderError::Backwards { name, begin, end });
     };
     if spanned != expected as u64 {
-        return Err(HeaderError::WrongSize {
-            name,
-            dtype,
-            shape,
-            expected,
-            spanned,
-        });
+        return Err(HeaderError::WrongSize { name, dtype, shape, expected, spanned });
     }
     if end > data_len {
-        return Err(HeaderError::BeyondFile {
-            name,
-            end,
-            data_len,
-        });
+        return Err(HeaderError::BeyondFile { name, end, data_len });
     }
 
-    Ok(TensorInfo {
-        name,
-        dtype,
-        shape,
-        range: begin..end,
-    })
+    Ok(TensorInfo { name, dtype, shape, range: begin..end })
 }

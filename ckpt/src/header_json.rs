@@ -16,11 +16,7 @@ use crate::names::METADATA_KEY;
 
 /// Parses a header whose tensors share `data_len` bytes; their ranges stay relative to the data.
 pub(crate) fn read(text: &str, data_len: u64) -> Result<Entries, HeaderError> {
-    let reader = Reader {
-        data_len,
-        broken: Cell::new(None),
-        too_deep: Cell::new(false),
-    };
+    let reader = Reader { data_len, broken: Cell::new(None), too_deep: Cell::new(false) };
 
     let mut json = serde_json::Deserializer::from_str(text);
     let read = json
@@ -28,9 +24,7 @@ pub(crate) fn read(text: &str, data_len: u64) -> Result<Entries, HeaderError> {
         .and_then(|entries| json.end().map(|()| entries));
 
     read.map_err(|error| {
-        reader.broken.take().unwrap_or_else(|| HeaderError::Json {
-            message: error.to_string(),
-        })
+        reader.broken.take().unwrap_or_else(|| HeaderError::Json { message: error.to_string() })
     })
 }
 
@@ -114,10 +108,7 @@ impl<'de> Visitor<'de> for EntryVisitor<'_> {
         let mut dtype = None;
         let mut shape = None;
         let mut offsets = None;
-        let skip = Skip {
-            room: MAX_DEPTH - 2,
-            too_deep: &self.0.too_deep,
-        };
+        let skip = Skip { room: MAX_DEPTH - 2, too_deep: &self.0.too_deep };
 
         while let Some(key) = map.next_key_seed(Text)? {
             match key.as_ref() {
@@ -131,13 +122,7 @@ impl<'de> Visitor<'de> for EntryVisitor<'_> {
         let missing = A::Error::missing_field;
         let (shape, dims) = shape.ok_or_else(|| missing("shape"))?;
         let (begin, end) = offsets.ok_or_else(|| missing("data_offsets"))?;
-        Ok(Entry {
-            dtype: dtype.ok_or_else(|| missing("dtype"))?,
-            shape,
-            dims,
-            begin,
-            end,
-        })
+        Ok(Entry { dtype: dtype.ok_or_else(|| missing("dtype"))?, shape, dims, begin, end })
     }
 }
 

@@ -31,9 +31,8 @@ impl<'json> Index<'json> {
     }
 
     fn parse_limited(json: &'json [u8], limit: usize) -> Result<Index<'json>, IndexError> {
-        let text = std::str::from_utf8(json).map_err(|error| IndexError::NotUtf8 {
-            at: error.valid_up_to(),
-        })?;
+        let text = std::str::from_utf8(json)
+            .map_err(|error| IndexError::NotUtf8 { at: error.valid_up_to() })?;
         let raw = index_json::read(text, limit)?;
 
         // Files were numbered in the order of their first use.
@@ -52,26 +51,16 @@ impl<'json> Index<'json> {
         file_of.sort_by(|(a, _), (b, _)| a.cmp(b));
         check_duplicates(&file_of)?;
 
-        Ok(Index {
-            total_size: raw.total_size,
-            files,
-            file_of,
-        })
+        Ok(Index { total_size: raw.total_size, files, file_of })
     }
 }
 
 fn check_duplicates(sorted: &[(Cow<'_, str>, usize)]) -> Result<(), IndexError> {
     let groups = sorted.chunk_by(|(a, _), (b, _)| a == b);
-    let names: Vec<String> = groups
-        .filter(|group| group.len() > 1)
-        .map(|group| group[0].0.to_string())
-        .collect();
+    let names: Vec<String> =
+        groups.filter(|group| group.len() > 1).map(|group| group[0].0.to_string()).collect();
 
-    if names.is_empty() {
-        Ok(())
-    } else {
-        Err(IndexError::DuplicateTensors { names })
-    }
+    if names.is_empty() { Ok(()) } else { Err(IndexError::DuplicateTensors { names }) }
 }
 
 /// An index in the form that Hugging Face writes: sorted, indented by two spaces.
@@ -93,10 +82,7 @@ mod tests {
             .map(|(tensor, file)| (tensor.to_owned(), file.to_owned()));
 
         let json = to_json(12, &file_of.into_iter().collect());
-        assert!(
-            json.starts_with("{\n  \"metadata\": {\n    \"total_size\": 12\n  },\n"),
-            "{json}"
-        );
+        assert!(json.starts_with("{\n  \"metadata\": {\n    \"total_size\": 12\n  },\n"), "{json}");
 
         let index = Index::parse(json.as_bytes()).unwrap();
         assert_eq!(index.total_size, Some(12));
@@ -129,10 +115,7 @@ mod tests {
     fn sizes_may_be_floats_or_missing() {
         let cases = [
             (r#""metadata": {"total_size": 7},"#, Some(7)),
-            (
-                r#""metadata": {"total_size": 16060522496.0},"#,
-                Some(16_060_522_496),
-            ),
+            (r#""metadata": {"total_size": 16060522496.0},"#, Some(16_060_522_496)),
             (r#""metadata": {"total_size": 0.5},"#, None),
             (r#""metadata": {"total_size": -1},"#, None),
             (r#""metadata": {"total_size": 1e300},"#, None),

@@ -49,23 +49,16 @@ impl<'json> Files<'json> {
 
 /// Parses an index of at most `limit` tensors.
 pub(crate) fn read(text: &str, limit: usize) -> Result<RawIndex<'_>, IndexError> {
-    let reader = Reader {
-        limit,
-        broken: Cell::new(None),
-        too_deep: Cell::new(false),
-    };
+    let reader = Reader { limit, broken: Cell::new(None), too_deep: Cell::new(false) };
 
     let mut json = serde_json::Deserializer::from_str(text);
-    let read = json
-        .deserialize_map(IndexVisitor(&reader))
-        .and_then(|index| json.end().map(|()| index));
+    let read =
+        json.deserialize_map(IndexVisitor(&reader)).and_then(|index| json.end().map(|()| index));
 
     read.map_err(|error| match reader.broken.take() {
         Some(problem) => problem,
         None if reader.too_deep.get() => IndexError::TooDeep,
-        None => IndexError::Json {
-            message: error.to_string(),
-        },
+        None => IndexError::Json { message: error.to_string() },
     })
 }
 
@@ -85,10 +78,7 @@ impl Reader {
 
     /// Skips a value inside `depth` objects.
     fn skip(&self, depth: usize) -> Skip<'_> {
-        Skip {
-            room: MAX_DEPTH - depth,
-            too_deep: &self.too_deep,
-        }
+        Skip { room: MAX_DEPTH - depth, too_deep: &self.too_deep }
     }
 }
 
@@ -124,10 +114,7 @@ impl<'de> Visitor<'de> for IndexVisitor<'_> {
         }
 
         let index: RawIndex<'de> = index.ok_or_else(|| A::Error::missing_field("weight_map"))?;
-        Ok(RawIndex {
-            total_size: total_size.flatten(),
-            ..index
-        })
+        Ok(RawIndex { total_size: total_size.flatten(), ..index })
     }
 }
 

@@ -26,9 +26,7 @@ impl Skip<'_> {
             Some(room) => Ok(Skip { room, ..self }),
             None => {
                 self.too_deep.set(true);
-                Err(E::custom(format_args!(
-                    "nested more than {MAX_DEPTH} levels deep"
-                )))
+                Err(E::custom(format_args!("nested more than {MAX_DEPTH} levels deep")))
             }
         }
     }

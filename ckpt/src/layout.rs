@@ -163,10 +163,7 @@ pub enum LayoutError {
 impl Layout {
     /// One rank that owns everything.
     pub fn single() -> Layout {
-        Layout {
-            mesh: Mesh::new(&[], &[]).expect("one rank is a mesh"),
-            splits: Vec::new(),
-        }
+        Layout { mesh: Mesh::new(&[], &[]).expect("one rank is a mesh"), splits: Vec::new() }
     }
 
     /// Parses axes, as in `ep=8,tp=2`, and placements, one per line. The first axis is the slowest:
@@ -175,10 +172,7 @@ impl Layout {
     /// # Errors
     /// [`LayoutError`].
     pub fn parse(axes: &str, placements: &str) -> Result<Layout, LayoutError> {
-        let mut layout = Layout {
-            mesh: read_axes(axes)?,
-            splits: Vec::new(),
-        };
+        let mut layout = Layout { mesh: read_axes(axes)?, splits: Vec::new() };
         let lines = (1..).zip(placements.lines());
         for (line, text) in lines {
             let text = text.split('#').next().unwrap_or_default().trim();
@@ -209,20 +203,14 @@ impl Layout {
                 continue;
             }
             let (line, text) = (splits.line, splits.names.to_string());
-            let matching = names
-                .iter()
-                .find(|name| splits.names.matches(name).is_some());
+            let matching = names.iter().find(|name| splits.names.matches(name).is_some());
             match matching.and_then(|name| first_match(name)) {
                 None if splits.names.is_whole() => {}
                 None => return Err(LayoutError::Unmatched { line, names: text }),
                 Some(_) if splits.names.has_path() => {}
                 Some(earlier) => {
                     let earlier = self.splits[earlier].line;
-                    return Err(LayoutError::Shadowed {
-                        line,
-                        names: text,
-                        earlier,
-                    });
+                    return Err(LayoutError::Shadowed { line, names: text, earlier });
                 }
             }
         }
@@ -255,14 +243,10 @@ impl Layout {
             });
         }
         let shape: Vec<usize> = shape.iter().map(|extent| *extent as usize).collect();
-        let placements: Vec<_> = dims
-            .iter()
-            .map(|(axis, dim)| (axis, Placement::shard(*dim)))
-            .collect();
-        Sharding::new(&self.mesh, placements, &shape).map_err(|problem| LayoutError::Unshardable {
-            name: name.to_owned(),
-            problem,
-        })
+        let placements: Vec<_> =
+            dims.iter().map(|(axis, dim)| (axis, Placement::shard(*dim))).collect();
+        Sharding::new(&self.mesh, placements, &shape)
+            .map_err(|problem| LayoutError::Unshardable { name: name.to_owned(), problem })
     }
 
     /// The region of a tensor that a rank owns: a range per dim, possibly empty.
@@ -276,9 +260,7 @@ impl Layout {
         rank: u64,
     ) -> Result<Vec<Range<u64>>, LayoutError> {
         let sharding = self.sharding(name, shape)?;
-        let region = usize::try_from(rank)
-            .ok()
-            .and_then(|rank| sharding.region(rank)?.as_box());
+        let region = usize::try_from(rank).ok().and_then(|rank| sharding.region(rank)?.as_box());
         let in_file = |range: Range<usize>| range.start as u64..range.end as u64;
         let region = region.map(|region| region.into_iter().map(in_file).collect());
         region.ok_or_else(|| LayoutError::NoRank {
@@ -299,18 +281,12 @@ impl Layout {
     }
 
     fn splits_of(&self, name: &str) -> &[(String, usize)] {
-        let splits = self
-            .splits
-            .iter()
-            .find(|it| it.names.matches(name).is_some());
+        let splits = self.splits.iter().find(|it| it.names.matches(name).is_some());
         splits.map_or(&[], |splits| &splits.dims)
     }
 
     fn parse_placement(&self, line: usize, text: &str) -> Result<Splits, LayoutError> {
-        let bad = || LayoutError::Placement {
-            line,
-            text: text.to_owned(),
-        };
+        let bad = || LayoutError::Placement { line, text: text.to_owned() };
         let (names, splits) = text.split_once('=').ok_or_else(bad)?;
         let (names, optional) = match names.strip_suffix('?') {
             Some(names) => (names, true),
@@ -335,12 +311,7 @@ impl Layout {
             }
             dims.push((axis, dim));
         }
-        Ok(Splits {
-            names,
-            line,
-            optional,
-            dims,
-        })
+        Ok(Splits { names, line, optional, dims })
     }
 }
 
@@ -348,9 +319,8 @@ impl std::fmt::Display for Layout {
     /// The axes in the syntax of [`Layout::parse`].
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let axes = self.mesh.axes().iter();
-        let axes: Vec<String> = axes
-            .map(|axis| format!("{}={}", axis.name(), axis.size()))
-            .collect();
+        let axes: Vec<String> =
+            axes.map(|axis| format!("{}={}", axis.name(), axis.size())).collect();
         f.write_str(if axes.is_empty() { "none" } else { "" })?;
         f.write_str(&axes.join(","))
     }
@@ -393,13 +363,7 @@ mod tests {
     /// once.
     #[test]
     fn primary_replicas_cover_a_tensor_once() {
-        let placements = [
-            "",
-            "w = a:0",
-            "w = b:1 a:1",
-            "w = c:0 a:1",
-            "w = c:1 b:1 a:0",
-        ];
+        let placements = ["", "w = a:0", "w = b:1 a:1", "w = c:0 a:1", "w = c:1 b:1 a:0"];
         for axes in ["a=1,b=1,c=1", "a=2,b=3,c=2", "c=4,b=1,a=3", "a=7,b=2,c=1"] {
             for placement in placements {
                 let layout = Layout::parse(axes, placement).unwrap();
@@ -502,21 +466,9 @@ mod tests {
                 "line 2: `w = tp:x` is not a placement: write TEMPLATE = AXIS:DIM .., as in \
                  {r:path}.weight = tp:0",
             ),
-            (
-                "tp=2",
-                "w = ep:0",
-                "line 1: unknown axis `ep`; the axes are tp=2",
-            ),
-            (
-                "",
-                "w = ep:0",
-                "line 1: unknown axis `ep`; the axes are none",
-            ),
-            (
-                "tp=2",
-                "w = tp:0 tp:1",
-                "line 1: axis `tp` splits the same tensor twice",
-            ),
+            ("tp=2", "w = ep:0", "line 1: unknown axis `ep`; the axes are tp=2"),
+            ("", "w = ep:0", "line 1: unknown axis `ep`; the axes are none"),
+            ("tp=2", "w = tp:0 tp:1", "line 1: axis `tp` splits the same tensor twice"),
             ("tp=2", "w.{l = tp:0", "line 1: unbalanced `{` and `}`"),
         ];
         for (axes, placements, message) in cases {

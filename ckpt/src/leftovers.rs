@@ -63,9 +63,7 @@ pub fn surplus(parent: impl AsRef<Path>, keep: NonZeroUsize) -> Result<Vec<Lefto
     let vfs: Arc<dyn Vfs> = Arc::new(RealFs);
     let surplus = surplus_in(&vfs, parent.as_ref(), keep)?;
     let paths = surplus.iter().map(|it| it.path().to_owned());
-    paths
-        .map(|path| Leftover::at(&*vfs, path, LeftoverKind::Checkpoint))
-        .collect()
+    paths.map(|path| Leftover::at(&*vfs, path, LeftoverKind::Checkpoint)).collect()
 }
 
 /// The complete checkpoints except the `keep` newest.

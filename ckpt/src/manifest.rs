@@ -93,21 +93,14 @@ impl FileJson {
             if !(1..=MAX_BLOCK_BYTES).contains(&bytes) {
                 return Err(format!("a block has {bytes} bytes"));
             }
-            blocks.push(Block {
-                offset,
-                bytes,
-                xxh3,
-            });
+            blocks.push(Block { offset, bytes, xxh3 });
             offset = offset.saturating_add(bytes);
         }
 
         if offset != self.bytes {
             return Err(format!("{} bytes but {offset} in blocks", self.bytes));
         }
-        Ok(Content {
-            bytes: self.bytes,
-            blocks,
-        })
+        Ok(Content { bytes: self.bytes, blocks })
     }
 }
 
@@ -199,26 +192,16 @@ mod tests {
     use super::*;
 
     fn small() -> Manifest {
-        let block = |offset, bytes| Block {
-            offset,
-            bytes,
-            xxh3: Digest(offset + 7),
-        };
+        let block = |offset, bytes| Block { offset, bytes, xxh3: Digest(offset + 7) };
         let content = |blocks: Vec<Block>| Content {
             bytes: blocks.iter().map(|block| block.bytes).sum(),
             blocks,
         };
-        let about = [
-            ("loss", 0.123_456_789_012_345_67.into()),
-            ("step", 3.into()),
-        ];
+        let about = [("loss", 0.123_456_789_012_345_67.into()), ("step", 3.into())];
         Manifest {
             about: about.map(|(key, value)| (key.to_owned(), value)).into(),
             files: BTreeMap::from([
-                (
-                    "a/\u{fc}\".bin".to_owned(),
-                    content(vec![block(0, 5), block(5, 1)]),
-                ),
+                ("a/\u{fc}\".bin".to_owned(), content(vec![block(0, 5), block(5, 1)])),
                 ("empty".to_owned(), content(vec![])),
             ]),
         }
@@ -227,18 +210,12 @@ mod tests {
     /// Replaces the seal by one that is valid for the text above it.
     fn resealed(json: &str) -> String {
         let above = json.split_once(SEAL_BEGIN).unwrap().0;
-        format!(
-            "{above}{SEAL_BEGIN}{}{SEAL_END}",
-            Digest::of(above.as_bytes())
-        )
+        format!("{above}{SEAL_BEGIN}{}{SEAL_END}", Digest::of(above.as_bytes()))
     }
 
     #[test]
     fn json_round_trips() {
-        let empty = Manifest {
-            about: About::new(),
-            files: BTreeMap::new(),
-        };
+        let empty = Manifest { about: About::new(), files: BTreeMap::new() };
         for manifest in [small(), empty] {
             let json = manifest.to_json().unwrap();
             assert_eq!(Manifest::from_json(json.as_bytes()).unwrap(), manifest);
@@ -254,10 +231,7 @@ mod tests {
             for bit in 0..8 {
                 let mut flipped = json.clone();
                 flipped[at] ^= 1 << bit;
-                assert!(
-                    Manifest::from_json(&flipped).is_err(),
-                    "bit {bit} of byte {at}"
-                );
+                assert!(Manifest::from_json(&flipped).is_err(), "bit {bit} of byte {at}");
             }
         }
         assert!(Manifest::from_json(&[json.as_slice(), b"\n"].concat()).is_err());
@@ -275,11 +249,7 @@ mod tests {
             ("[5,", "[99999999,", "a block has 99999999 bytes"),
             ("\"version\": 2", "\"version\": 2.0", "floating point"),
             ("\"version\": 2", "\"version\": 1", "its version is 1"),
-            (
-                "\"version\": 2",
-                "\"version\": 2, \"more\": 2",
-                "unknown field",
-            ),
+            ("\"version\": 2", "\"version\": 2, \"more\": 2", "unknown field"),
             ("meshgrad-checkpoint", "other", "its format is \"other\""),
         ] {
             let changed = resealed(&json.replace(from, to));

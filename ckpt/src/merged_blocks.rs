@@ -137,18 +137,11 @@ mod tests {
             let at = draws.below(small.len() as u64) as usize;
             other[at].xxh3.0 ^= 1;
             let mismatch = merge(&*file, &other, limit).unwrap().unwrap_err();
-            assert_eq!(
-                (mismatch.block, mismatch.found),
-                (other[at], small[at].xxh3)
-            );
+            assert_eq!((mismatch.block, mismatch.found), (other[at], small[at].xxh3));
         }
 
         let mut longer = blocks(&bytes, || 5000);
-        longer.push(Block {
-            offset: bytes.len() as u64,
-            bytes: 9,
-            xxh3: Digest::of(&[0; 9]),
-        });
+        longer.push(Block { offset: bytes.len() as u64, bytes: 9, xxh3: Digest::of(&[0; 9]) });
         let mismatch = merge(&*file, &longer, 1000).unwrap().unwrap_err();
         assert_eq!(mismatch.block, longer[longer.len() - 1]);
     }

@@ -19,20 +19,14 @@ pub(crate) struct NameList<N = Arc<str>> {
 
 impl<N> Default for NameList<N> {
     fn default() -> NameList<N> {
-        NameList {
-            names: Vec::new(),
-            table: OnceLock::new(),
-        }
+        NameList { names: Vec::new(), table: OnceLock::new() }
     }
 }
 
 impl<N: AsRef<str>> NameList<N> {
     /// A list of ascending names.
     pub(crate) fn ascending(names: Vec<N>) -> NameList<N> {
-        NameList {
-            names,
-            table: OnceLock::new(),
-        }
+        NameList { names, table: OnceLock::new() }
     }
 
     /// Adds the name that `make` returns and returns its index; `Err` with the index of an equal

@@ -64,11 +64,7 @@ pub(crate) fn check_tensor_name(name: &str) -> Result<(), NameError> {
 /// Checks the name of a file directly in a folder.
 pub(crate) fn check_file_name(name: &str) -> Result<(), NameError> {
     check_relative_path(name)?;
-    if name.contains('/') {
-        Err(NameError::NotPlain)
-    } else {
-        Ok(())
-    }
+    if name.contains('/') { Err(NameError::NotPlain) } else { Ok(()) }
 }
 
 /// Checks a path below a folder: plain names separated by single `/`.
@@ -134,11 +130,7 @@ mod tests {
     #[test]
     fn tensor_names_that_could_leave_a_folder_are_rejected() {
         for name in ["..", "../x", "a/../b", "a\\..\\b", "x/.."] {
-            assert_eq!(
-                check_tensor_name(name),
-                Err(NameError::ParentFolder),
-                "{name}"
-            );
+            assert_eq!(check_tensor_name(name), Err(NameError::ParentFolder), "{name}");
         }
         for name in ["a", "model.layers.0.w", "a..b", "...", "a/b", "ü", "a b"] {
             assert_eq!(check_tensor_name(name), Ok(()), "{name}");
@@ -150,31 +142,15 @@ mod tests {
 
     #[test]
     fn file_names_stay_in_their_folder() {
-        for name in [
-            "/etc/passwd",
-            "a/b",
-            "a//b",
-            "a/",
-            "./a",
-            ".",
-            "C:\\x",
-            "a\\b",
-        ] {
+        for name in ["/etc/passwd", "a/b", "a//b", "a/", "./a", ".", "C:\\x", "a\\b"] {
             assert_eq!(check_file_name(name), Err(NameError::NotPlain), "{name}");
         }
         for name in ["..", "../a", "a/../../b"] {
-            assert_eq!(
-                check_file_name(name),
-                Err(NameError::ParentFolder),
-                "{name}"
-            );
+            assert_eq!(check_file_name(name), Err(NameError::ParentFolder), "{name}");
         }
         assert_eq!(check_file_name("model-00001-of-00002.safetensors"), Ok(()));
         assert_eq!(check_relative_path("model/config.json"), Ok(()));
-        assert_eq!(
-            check_relative_path("model/./config.json"),
-            Err(NameError::NotPlain)
-        );
+        assert_eq!(check_relative_path("model/./config.json"), Err(NameError::NotPlain));
     }
 
     #[test]

@@ -12,14 +12,10 @@ use rustix::fs::{CWD, Mode, OFlags, openat, readlinkat};
 use rustix::io::Errno;
 
 /// Opening a pipe must not block, and a terminal must not become the controlling terminal.
-pub(crate) const READ: OFlags = OFlags::RDONLY
-    .union(OFlags::CLOEXEC)
-    .union(OFlags::NONBLOCK)
-    .union(OFlags::NOCTTY);
+pub(crate) const READ: OFlags =
+    OFlags::RDONLY.union(OFlags::CLOEXEC).union(OFlags::NONBLOCK).union(OFlags::NOCTTY);
 
-pub(crate) const FOLDER: OFlags = OFlags::RDONLY
-    .union(OFlags::CLOEXEC)
-    .union(OFlags::DIRECTORY);
+pub(crate) const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::CLOEXEC).union(OFlags::DIRECTORY);
 
 /// Opens a regular file by its path below a folder, with components separated by `/`; none may be a
 /// link.
@@ -129,10 +125,7 @@ mod tests {
 
         assert!(open("below/file").is_ok());
         assert_eq!(open("out/file").unwrap_err(), "it is a link, or below one");
-        assert_eq!(
-            open("below/link").unwrap_err(),
-            "it is a link, or below one"
-        );
+        assert_eq!(open("below/link").unwrap_err(), "it is a link, or below one");
         assert_eq!(open("below").unwrap_err(), "it is not a regular file");
         let kind = open_below(path, "below/none").unwrap_err().kind();
         assert_eq!(kind, io::ErrorKind::NotFound);

@@ -23,12 +23,7 @@ pub struct OutputFile {
 
 impl fmt::Debug for OutputFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "OutputFile({}, {} bytes)",
-            self.path.display(),
-            self.len()
-        )
+        write!(f, "OutputFile({}, {} bytes)", self.path.display(), self.len())
     }
 }
 
@@ -61,8 +56,7 @@ impl OutputFile {
     /// # Errors
     /// [`Error::NoSpace`] when the disk is full, [`Error::Io`] otherwise.
     pub fn append(&mut self, bytes: &[u8]) -> Result<()> {
-        self.put(bytes)
-            .map_err(|error| Error::write(&self.path, bytes.len() as u64, error))
+        self.put(bytes).map_err(|error| Error::write(&self.path, bytes.len() as u64, error))
     }
 
     fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
@@ -153,9 +147,7 @@ pub(crate) fn write_new<E: From<Error>>(
 /// Creates a file that must not exist.
 pub(crate) fn create_new(vfs: &dyn Vfs, path: &Path) -> Result<Box<dyn VfsFile>> {
     vfs.create_new(path).map_err(|error| match error.kind() {
-        io::ErrorKind::AlreadyExists => Error::Exists {
-            path: path.to_owned(),
-        },
+        io::ErrorKind::AlreadyExists => Error::Exists { path: path.to_owned() },
         _ => Error::write(path, 0, error),
     })
 }
@@ -211,8 +203,7 @@ pub fn replace_file_in<E: From<Error>>(
         return Err(Error::io("replace", path, error).into());
     }
     let folder = crate::disk::folder_of(path);
-    vfs.sync_dir(folder)
-        .map_err(|error| Error::io("sync", folder, error).into())
+    vfs.sync_dir(folder).map_err(|error| Error::io("sync", folder, error).into())
 }
 
 #[cfg(test)]
@@ -246,9 +237,7 @@ mod tests {
     #[test]
     fn content_does_not_depend_on_the_size_of_appends() {
         let folder = tempfile::tempdir().unwrap();
-        let bytes: Vec<u8> = (0..3 * WRITE_BYTES)
-            .map(|at| (at * 7 + at / 251) as u8)
-            .collect();
+        let bytes: Vec<u8> = (0..3 * WRITE_BYTES).map(|at| (at * 7 + at / 251) as u8).collect();
 
         for piece in [1 << 10, 4097, WRITE_BYTES, 5 * WRITE_BYTES] {
             let path = folder.path().join(format!("{piece}"));
@@ -259,10 +248,7 @@ mod tests {
             let content = content.unwrap();
             assert_eq!(content.bytes, bytes.len() as u64);
             let digests: Vec<_> = content.blocks.iter().map(|block| block.xxh3).collect();
-            assert_eq!(
-                digests,
-                [&bytes[..1 << 21], &bytes[1 << 21..]].map(Digest::of)
-            );
+            assert_eq!(digests, [&bytes[..1 << 21], &bytes[1 << 21..]].map(Digest::of));
             assert_eq!(fs::read(&path).unwrap(), bytes);
         }
     }

@@ -74,12 +74,7 @@ impl Runs {
         let whole = [run, start].iter().all(|it| it.is_multiple_of(8));
         loops.reverse();
         let iterations: u64 = loops.iter().map(|it| it.0).product();
-        whole.then_some(Runs {
-            run: run / 8,
-            total: run / 8 * iterations,
-            start: start / 8,
-            loops,
-        })
+        whole.then_some(Runs { run: run / 8, total: run / 8 * iterations, start: start / 8, loops })
     }
 
     /// Calls `f` with the first offset of each range, in order.
@@ -102,12 +97,7 @@ mod tests {
     use crate::Dtype;
 
     fn runs(dtype: Dtype, shape: &[usize], region: &[Range<u64>]) -> Option<(u64, Vec<u64>)> {
-        let tensor = TensorInfo {
-            name: "x".into(),
-            dtype,
-            shape: shape.to_vec(),
-            range: 0..0,
-        };
+        let tensor = TensorInfo { name: "x".into(), dtype, shape: shape.to_vec(), range: 0..0 };
         let runs = Runs::of(&tensor, region)?;
         let mut starts = Vec::new();
         runs.each(|start| starts.push(start));

@@ -32,10 +32,7 @@ impl<T> Task<T> {
         path: impl AsRef<Path>,
         run: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Task<T> {
-        Task {
-            path: path.as_ref().to_owned(),
-            run: Box::new(run),
-        }
+        Task { path: path.as_ref().to_owned(), run: Box::new(run) }
     }
 }
 

@@ -47,17 +47,13 @@ impl Sealer<'_> {
 
     fn write_manifest(&self, manifest: &Manifest) -> Result<()> {
         let path = self.folder.join(MANIFEST_FILE);
-        let json = manifest
-            .to_json()
-            .map_err(|error| Error::io("lay out", &path, error.into()))?;
+        let json = manifest.to_json().map_err(|error| Error::io("lay out", &path, error.into()))?;
 
         if json.len() as u64 > MAX_MANIFEST_BYTES {
             let bytes = json.len() as u64;
             return Err(Error::ManifestTooLarge { path, bytes });
         }
-        write_new::<Error>(self.vfs, &path, self.block_bytes, |file| {
-            file.append(json.as_bytes())
-        })?;
+        write_new::<Error>(self.vfs, &path, self.block_bytes, |file| file.append(json.as_bytes()))?;
         Ok(())
     }
 
@@ -71,19 +67,13 @@ impl Sealer<'_> {
 
     fn sync_and_digest(&self, path: &str) -> Result<Content> {
         let full = self.folder.join(path);
-        let file = self
-            .vfs
-            .open(&full)
-            .map_err(|error| Error::io("open", &full, error))?;
-        file.sync_data()
-            .map_err(|error| Error::io("sync", &full, error))?;
+        let file = self.vfs.open(&full).map_err(|error| Error::io("open", &full, error))?;
+        file.sync_data().map_err(|error| Error::io("sync", &full, error))?;
         verify::content(&*file, self.block_bytes).map_err(|error| Error::io("read", &full, error))
     }
 
     fn sync_folder(&self, folder: &Path) -> Result<()> {
-        self.vfs
-            .sync_dir(folder)
-            .map_err(|error| Error::io("sync", folder, error))
+        self.vfs.sync_dir(folder).map_err(|error| Error::io("sync", folder, error))
     }
 
     fn walk(&self, below: &str, found: &mut Found) -> Result<()> {
@@ -94,10 +84,8 @@ impl Sealer<'_> {
                 _ => format!("{below}/{name}"),
             };
             let full = self.folder.join(&path);
-            let metadata = self
-                .vfs
-                .metadata(&full)
-                .map_err(|error| Error::io("read", &full, error))?;
+            let metadata =
+                self.vfs.metadata(&full).map_err(|error| Error::io("read", &full, error))?;
 
             match metadata.kind {
                 FileKind::Folder => self.walk(&path, found)?,

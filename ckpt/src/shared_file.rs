@@ -142,9 +142,7 @@ impl Shared {
         let is_finished = self.is_finished.write();
         *is_finished.unwrap_or_else(PoisonError::into_inner) = true;
 
-        self.file
-            .sync_data()
-            .map_err(|error| Error::write(&self.path, self.bytes, error))?;
+        self.file.sync_data().map_err(|error| Error::write(&self.path, self.bytes, error))?;
 
         let mut parts = self.parts();
         while let Some((_, hasher)) = parts.open.pop_first() {
@@ -212,15 +210,8 @@ mod tests {
         // Each thread writes blocks of 4000, 4000 and 2000 bytes. There are fewer if a thread
         // starts after the previous quarter is complete.
         assert!((10..=12).contains(&blocks.len()), "{blocks:?}");
-        assert!(
-            blocks
-                .windows(2)
-                .all(|pair| pair[0].end() == pair[1].offset)
-        );
-        assert_eq!(
-            (blocks[0].offset, blocks[blocks.len() - 1].end()),
-            (0, 40_000)
-        );
+        assert!(blocks.windows(2).all(|pair| pair[0].end() == pair[1].offset));
+        assert_eq!((blocks[0].offset, blocks[blocks.len() - 1].end()), (0, 40_000));
         for block in blocks {
             let part = &bytes[block.offset as usize..block.end() as usize];
             assert_eq!(block.xxh3, Digest::of(part));
@@ -231,14 +222,9 @@ mod tests {
     /// write.
     #[test]
     fn large_parts_are_written_and_digested() {
-        let bytes: Vec<u8> = (0..5_000_000u32)
-            .map(|at| (at * 7 + at / 251) as u8)
-            .collect();
+        let bytes: Vec<u8> = (0..5_000_000u32).map(|at| (at * 7 + at / 251) as u8).collect();
         let folder = tempfile::tempdir().unwrap();
-        for (number, cut) in [1_700_001, 2_500_000, 4 << 20, 5_000_000]
-            .into_iter()
-            .enumerate()
-        {
+        for (number, cut) in [1_700_001, 2_500_000, 4 << 20, 5_000_000].into_iter().enumerate() {
             let path = folder.path().join(number.to_string());
             let file = RealFs.create_new(&path).unwrap();
             file.allocate(bytes.len() as u64).unwrap();
@@ -264,18 +250,13 @@ mod tests {
         let (_folder, file) = shared(20_000, 1000);
         for round in 0..10 {
             for row in 0..200 {
-                file.write_at(row * 100 + round * 10, &[round as u8; 10])
-                    .unwrap();
+                file.write_at(row * 100 + round * 10, &[round as u8; 10]).unwrap();
             }
         }
         let blocks = file.finish().unwrap();
         let bytes: u64 = blocks.iter().map(|block| block.bytes).sum();
         assert_eq!(bytes, 20_000);
-        assert!(
-            blocks
-                .windows(2)
-                .all(|pair| pair[0].end() == pair[1].offset)
-        );
+        assert!(blocks.windows(2).all(|pair| pair[0].end() == pair[1].offset));
     }
 
     #[test]

@@ -78,8 +78,7 @@ impl Snapshot {
     ) {
         self.sizes.push((path.to_owned(), bytes));
         let path = path.to_owned();
-        self.writes
-            .push(Box::new(move |staging| staging.write_with(&path, make)));
+        self.writes.push(Box::new(move |staging| staging.write_with(&path, make)));
     }
 
     /// Adds the files of a model in `folder` ("" for the checkpoint's own folder). `data` returns
@@ -92,8 +91,7 @@ impl Snapshot {
     ) {
         self.other_bytes = self.other_bytes.saturating_add(model.data_len());
         let folder = folder.to_owned();
-        self.writes
-            .push(Box::new(move |staging| model.write(staging, &folder, data)));
+        self.writes.push(Box::new(move |staging| model.write(staging, &folder, data)));
     }
 
     /// Writes and publishes the checkpoint, after a check that there is space for all of it.

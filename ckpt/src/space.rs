@@ -8,11 +8,9 @@ use crate::error::{Error, Result};
 /// needs some space for itself.
 pub(crate) fn check_space(path: &Path, needed: u64, available: Option<u64>) -> Result<()> {
     match available {
-        Some(available) if available < needed.saturating_add(needed / 20) => Err(Error::NoSpace {
-            path: path.to_owned(),
-            needed,
-            available: Some(available),
-        }),
+        Some(available) if available < needed.saturating_add(needed / 20) => {
+            Err(Error::NoSpace { path: path.to_owned(), needed, available: Some(available) })
+        }
         _ => Ok(()),
     }
 }
@@ -32,11 +30,6 @@ mod tests {
         assert!(check_space(&path, 100, Some(105)).is_ok());
         assert!(check_space(&path, u64::MAX, None).is_ok());
         let error = check_space(&path, 100, Some(104)).unwrap_err();
-        assert!(
-            error
-                .to_string()
-                .contains("100 bytes needed, 104 available"),
-            "{error}"
-        );
+        assert!(error.to_string().contains("100 bytes needed, 104 available"), "{error}");
     }
 }

@@ -80,11 +80,8 @@ impl Staging {
     /// As [`Staging::new`].
     pub fn new_in(vfs: Arc<dyn Vfs>, parent: impl AsRef<Path>, name: &str) -> Result<Staging> {
         let parent = parent.as_ref();
-        let refuse = |problem| Error::FileName {
-            folder: parent.to_owned(),
-            name: name.to_owned(),
-            problem,
-        };
+        let refuse =
+            |problem| Error::FileName { folder: parent.to_owned(), name: name.to_owned(), problem };
         check_file_name(name).map_err(refuse)?;
         if name.starts_with('.') {
             return Err(refuse(NameError::Taken));
@@ -285,11 +282,7 @@ impl Staging {
             Ok(()) if path == MANIFEST_FILE => NameError::Taken,
             Ok(()) => return Ok(self.folder.join(path)),
         };
-        Err(Error::FileName {
-            folder: self.folder.clone(),
-            name: path.to_owned(),
-            problem,
-        })
+        Err(Error::FileName { folder: self.folder.clone(), name: path.to_owned(), problem })
     }
 
     /// Seals the checkpoint and renames it to its final name. All of it is on disk when this
@@ -303,11 +296,8 @@ impl Staging {
     /// checkpoint exists, but a power cut may still undo it.
     pub fn commit(mut self) -> Result<Committed> {
         let files = self.finish_files()?;
-        let sealer = Sealer {
-            vfs: &*self.vfs,
-            folder: &self.folder,
-            block_bytes: self.block_bytes,
-        };
+        let sealer =
+            Sealer { vfs: &*self.vfs, folder: &self.folder, block_bytes: self.block_bytes };
         sealer.seal(files, std::mem::take(&mut self.about))?;
         self.publish()
     }
@@ -324,10 +314,7 @@ impl Staging {
         let is_missing = |name: &&String| !self.reports.contains_key(*name);
         let missing: Vec<String> = self.expected.iter().filter(is_missing).cloned().collect();
         if !missing.is_empty() {
-            return Err(Error::MissingWriters {
-                path: self.target.clone(),
-                writers: missing,
-            });
+            return Err(Error::MissingWriters { path: self.target.clone(), writers: missing });
         }
 
         let mut files = std::mem::take(&mut self.written);
@@ -378,17 +365,13 @@ impl Staging {
         renamed.map_err(|error| match error.kind() {
             io::ErrorKind::DirectoryNotEmpty
             | io::ErrorKind::AlreadyExists
-            | io::ErrorKind::NotADirectory => Error::Exists {
-                path: self.target.clone(),
-            },
+            | io::ErrorKind::NotADirectory => Error::Exists { path: self.target.clone() },
             _ => Error::io("publish", &self.target, error),
         })?;
         self.is_published = true;
 
         let parent = disk::folder_of(&self.target);
-        self.vfs
-            .sync_dir(parent)
-            .map_err(|error| Error::io("sync", parent, error))?;
+        self.vfs.sync_dir(parent).map_err(|error| Error::io("sync", parent, error))?;
 
         if let Some(replaced) = replaced {
             // On failure, the next call of `sweep` removes it.
@@ -423,9 +406,5 @@ fn check_length(path: &Path, expected: u64, actual: u64) -> Result<()> {
     if expected == actual {
         return Ok(());
     }
-    Err(Error::WrongLength {
-        path: path.to_owned(),
-        expected,
-        actual,
-    })
+    Err(Error::WrongLength { path: path.to_owned(), expected, actual })
 }

@@ -32,25 +32,19 @@ pub(crate) fn name_state(vfs: &Arc<dyn Vfs>, target: &Path) -> Result<NameState>
         match Committed::find(vfs, target) {
             Ok(None) => return Ok(NameState::Free),
             Ok(Some(_))
-            | Err(Error::Incomplete {
-                problem: IntegrityError::NewerVersion { .. },
-                ..
-            }) => {}
+            | Err(Error::Incomplete { problem: IntegrityError::NewerVersion { .. }, .. }) => {}
             Err(Error::Incomplete { .. }) => return Ok(NameState::Incomplete),
             Err(error) => return Err(error),
         }
     }
-    Err(Error::Exists {
-        path: target.to_owned(),
-    })
+    Err(Error::Exists { path: target.to_owned() })
 }
 
 /// Creates the hidden folder and locks it.
 pub(crate) fn create_locked(vfs: &dyn Vfs, target: &Path) -> Result<(PathBuf, Option<Lock>)> {
     loop {
         let folder = temp_name::path(vfs, target, TempKind::Staging);
-        vfs.make_dir(&folder)
-            .map_err(|error| Error::write(&folder, 0, error))?;
+        vfs.make_dir(&folder).map_err(|error| Error::write(&folder, 0, error))?;
 
         match vfs.lock(&folder) {
             Ok(lock) => return Ok((folder, Some(lock))),

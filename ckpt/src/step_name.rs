@@ -20,15 +20,9 @@ mod tests {
         for step in [0, 7, 999_999, 1_000_000, u64::MAX] {
             assert_eq!(step_of(&step_name(step)), Some(step));
         }
-        for name in [
-            "step-7",
-            "step-0000007",
-            "step-",
-            "step-+00007",
-            "step-00000x",
-            "x",
-            ".step-000007",
-        ] {
+        for name in
+            ["step-7", "step-0000007", "step-", "step-+00007", "step-00000x", "x", ".step-000007"]
+        {
             assert_eq!(step_of(name), None, "{name}");
         }
     }

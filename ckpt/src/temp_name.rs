@@ -26,19 +26,17 @@ impl TempKind {
 
     /// The kind of a name; `None` for names that this program does not create.
     pub(crate) fn of(name: &str) -> Option<TempKind> {
-        [TempKind::Staging, TempKind::Trash]
-            .into_iter()
-            .find(|kind| {
-                let Some((hidden, unique)) = name.rsplit_once(kind.infix()) else {
-                    return false;
-                };
+        [TempKind::Staging, TempKind::Trash].into_iter().find(|kind| {
+            let Some((hidden, unique)) = name.rsplit_once(kind.infix()) else {
+                return false;
+            };
 
-                let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
-                hidden.len() > 1
-                    && hidden.starts_with('.')
-                    && unique.len() == UNIQUE_LEN
-                    && unique.bytes().all(is_digit)
-            })
+            let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+            hidden.len() > 1
+                && hidden.starts_with('.')
+                && unique.len() == UNIQUE_LEN
+                && unique.bytes().all(is_digit)
+        })
     }
 }
 
@@ -57,10 +55,7 @@ mod tests {
         for kind in [TempKind::Staging, TempKind::Trash] {
             let temp = path(&crate::vfs::RealFs, Path::new("runs/step-000123"), kind);
             assert_eq!(temp.parent(), Some(Path::new("runs")));
-            assert_eq!(
-                TempKind::of(temp.file_name().unwrap().to_str().unwrap()),
-                Some(kind)
-            );
+            assert_eq!(TempKind::of(temp.file_name().unwrap().to_str().unwrap()), Some(kind));
         }
 
         for name in [

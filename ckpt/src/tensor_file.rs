@@ -36,15 +36,9 @@ impl TensorFile {
 
     /// Checks the header of an open regular file.
     pub(crate) fn of(path: PathBuf, file: File) -> Result<TensorFile> {
-        let file_len = file
-            .metadata()
-            .map_err(|error| Error::io("open", &path, error))?
-            .len();
+        let file_len = file.metadata().map_err(|error| Error::io("open", &path, error))?.len();
 
-        let malformed = |problem| Error::Malformed {
-            path: path.clone(),
-            problem,
-        };
+        let malformed = |problem| Error::Malformed { path: path.clone(), problem };
         if file_len < PREFIX as u64 {
             return Err(malformed(HeaderError::TooShort { file_len }));
         }
@@ -55,16 +49,10 @@ impl TensorFile {
 
         let header_len = header_len(prefix, file_len).map_err(malformed)?;
         let mut json = vec![0; header_len];
-        file.read_exact_at(&mut json, PREFIX as u64)
-            .map_err(read_error)?;
+        file.read_exact_at(&mut json, PREFIX as u64).map_err(read_error)?;
 
         let header = Header::from_json(&json, file_len).map_err(malformed)?;
-        Ok(TensorFile {
-            path,
-            file,
-            header,
-            bytes: file_len,
-        })
+        Ok(TensorFile { path, file, header, bytes: file_len })
     }
 
     /// An open file of another format, with tensors at known ranges inside it.
@@ -75,20 +63,12 @@ impl TensorFile {
         tensors: Vec<TensorInfo>,
     ) -> Result<TensorFile> {
         let header = Header::of_ranges(tensors)?;
-        Ok(TensorFile {
-            path,
-            file,
-            header,
-            bytes,
-        })
+        Ok(TensorFile { path, file, header, bytes })
     }
 
     /// The same file with all tensors named `PREFIX/NAME`.
     pub(crate) fn with_prefix(self, prefix: &str) -> TensorFile {
-        TensorFile {
-            header: self.header.with_prefix(prefix),
-            ..self
-        }
+        TensorFile { header: self.header.with_prefix(prefix), ..self }
     }
 
     /// The length of the file when it was opened.
@@ -163,15 +143,12 @@ impl TensorFile {
         }
 
         let at = tensor.range.start + offset as u64;
-        self.file
-            .read_exact_at(data, at)
-            .map_err(|error| match error.kind() {
-                io::ErrorKind::UnexpectedEof => Error::Changed {
-                    path: self.path.clone(),
-                    name: name.to_owned(),
-                },
-                _ => Error::io("read", &self.path, error),
-            })
+        self.file.read_exact_at(data, at).map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => {
+                Error::Changed { path: self.path.clone(), name: name.to_owned() }
+            }
+            _ => Error::io("read", &self.path, error),
+        })
     }
 
     fn find(&self, name: &str) -> Result<&TensorInfo> {

@@ -75,9 +75,7 @@ impl SealedFiles<'_> {
             worker();
         });
 
-        let mut findings = findings
-            .into_inner()
-            .unwrap_or_else(|lock| lock.into_inner());
+        let mut findings = findings.into_inner().unwrap_or_else(|lock| lock.into_inner());
         findings.sort_by_key(|(at, _)| *at);
         findings.into_iter().map(|(_, found)| found).collect()
     }
@@ -92,11 +90,7 @@ struct Reader<'a> {
 
 impl<'a> Reader<'a> {
     fn new(sealed: &'a SealedFiles<'a>) -> Reader<'a> {
-        Reader {
-            sealed,
-            open: None,
-            window: Vec::new(),
-        }
+        Reader { sealed, open: None, window: Vec::new() }
     }
 
     fn check(&mut self, file: &ListedFile<'a>, at: usize) -> Result<Option<IntegrityError>> {

@@ -37,9 +37,7 @@ pub(crate) fn check_staged(vfs: &dyn Vfs, folder: &Path) -> Result<()> {
 
     match vfs.metadata(folder) {
         Ok(metadata) if has_staging_name && metadata.kind == FileKind::Folder => Ok(()),
-        _ => Err(Error::NotStaged {
-            path: folder.to_owned(),
-        }),
+        _ => Err(Error::NotStaged { path: folder.to_owned() }),
     }
 }
 
@@ -93,13 +91,7 @@ impl Writer {
     }
 
     pub(crate) fn new(vfs: Arc<dyn Vfs>, folder: PathBuf, name: &str, block_bytes: u64) -> Writer {
-        Writer {
-            vfs,
-            folder,
-            name: name.to_owned(),
-            block_bytes,
-            files: BTreeMap::new(),
-        }
+        Writer { vfs, folder, name: name.to_owned(), block_bytes, files: BTreeMap::new() }
     }
 
     /// Sets the size of digested blocks, at least 1 and at most [`MAX_BLOCK_BYTES`].

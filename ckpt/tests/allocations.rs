@@ -101,16 +101,8 @@ fn memory_is_proportional_to_the_input() {
         repeat("{", &format!(r#""w":{tensor},"#), r#""v":{}}"#),
         numbered(r#"{"__metadata__":{"#, r#""""#, "}}"),
         repeat(r#"{"__metadata__":{"#, r#""":"","#, r#""":""}}"#),
-        repeat(
-            r#"{"w":{"dtype":"U8","shape":["#,
-            "1,",
-            r#"1],"data_offsets":[0,1]}}"#,
-        ),
-        repeat(
-            r#"{"w":{"dtype":""#,
-            r"\n",
-            r#"","shape":[],"data_offsets":[0,1]}}"#,
-        ),
+        repeat(r#"{"w":{"dtype":"U8","shape":["#, "1,", r#"1],"data_offsets":[0,1]}}"#),
+        repeat(r#"{"w":{"dtype":""#, r"\n", r#"","shape":[],"data_offsets":[0,1]}}"#),
         repeat(r#"{"w":{"x":["#, "{},", "{}]}}"),
         repeat(r#"{"w":"#, "[", ""),
         numbered(r#"{"weight_map":{"#, r#""x""#, "}}"),

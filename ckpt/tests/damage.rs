@@ -11,27 +11,19 @@ use meshgrad_ckpt::{
 
 /// A sharded model with an index, a large file of several blocks and many small ones.
 fn save(run: &Path, step: u64) -> Committed {
-    let mut staging = Staging::new(run, &step_name(step))
-        .unwrap()
-        .block_bytes(4096);
+    let mut staging = Staging::new(run, &step_name(step)).unwrap().block_bytes(4096);
     let mut model = FolderWriter::new().max_shard_bytes(4096);
     for name in ["a", "b", "c"] {
         model.add(name, Dtype::U8, &[4000]).unwrap();
     }
     let tensor = |name: &str| vec![name.as_bytes()[0] + step as u8; 4000];
-    model
-        .write::<Error>(&mut staging, "", |info, out| {
-            out.append(&tensor(&info.name))
-        })
-        .unwrap();
+    model.write::<Error>(&mut staging, "", |info, out| out.append(&tensor(&info.name))).unwrap();
 
     let large: Vec<u8> = (0..50_000u64).map(|at| (at * step / 7) as u8).collect();
     staging.write("trainer/large.bin", &large).unwrap();
     for at in 0..60 {
         let path = format!("trainer/state-{at}.json");
-        staging
-            .write(&path, format!("{{\"step\":{step}}}").as_bytes())
-            .unwrap();
+        staging.write(&path, format!("{{\"step\":{step}}}").as_bytes()).unwrap();
     }
     staging.commit().unwrap()
 }
@@ -68,11 +60,7 @@ fn bit_flips_are_located() {
     for flip in 0..2000 {
         let name = &files[random.below(files.len() as u64) as usize];
         let path = committed.path().join(name);
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open(&path)
-            .unwrap();
+        let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
         let at = random.below(file.metadata().unwrap().len());
         let mut byte = [0];
         file.read_exact_at(&mut byte, at).unwrap();
@@ -127,10 +115,7 @@ fn truncated_and_extended_files_are_detected() {
             assert_eq!(error.skipped.len(), 1);
         }
         fs::write(&path, [whole.as_slice(), b"\n"].concat()).unwrap();
-        assert!(
-            discover(run.path()).unwrap().is_empty(),
-            "{name} extended by one byte"
-        );
+        assert!(discover(run.path()).unwrap().is_empty(), "{name} extended by one byte");
         fs::write(&path, whole).unwrap();
     }
     committed.verify().unwrap();
@@ -147,17 +132,11 @@ fn swapped_and_stale_files_are_detected() {
     fs::rename(&one, run.path().join("aside")).unwrap();
     fs::rename(&two, &one).unwrap();
     fs::rename(run.path().join("aside"), &two).unwrap();
-    assert_eq!(
-        newest(run.path()).unwrap().committed.unwrap(),
-        new,
-        "sizes are right"
-    );
+    assert_eq!(newest(run.path()).unwrap().committed.unwrap(), new, "sizes are right");
     let found = new.find_damage(2, |_| {}).unwrap();
     for name in [shard(1), shard(2)] {
         let is_named = |problem: &IntegrityError| {
-            problem
-                .to_string()
-                .starts_with(&format!("{name} is damaged"))
+            problem.to_string().starts_with(&format!("{name} is damaged"))
         };
         assert!(found.iter().any(is_named), "{name}: {found:?}");
     }
@@ -177,11 +156,7 @@ fn swapped_and_stale_files_are_detected() {
         assert!(!problems(new.path()).is_empty(), "{name}");
         fs::write(&path, whole).unwrap();
     }
-    fs::copy(
-        old.path().join("manifest.json"),
-        new.path().join("manifest.json"),
-    )
-    .unwrap();
+    fs::copy(old.path().join("manifest.json"), new.path().join("manifest.json")).unwrap();
     assert!(!problems(new.path()).is_empty());
 }
 
@@ -195,10 +170,8 @@ fn links_are_not_files_of_a_checkpoint() {
         fs::rename(&path, &temporary).unwrap();
         std::os::unix::fs::symlink(&temporary, &path).unwrap();
         let found = &problems(committed.path())[0];
-        let is_absent = matches!(
-            found,
-            IntegrityError::MissingFiles { .. } | IntegrityError::NoManifest
-        );
+        let is_absent =
+            matches!(found, IntegrityError::MissingFiles { .. } | IntegrityError::NoManifest);
         assert!(is_absent, "{found}");
         fs::remove_file(&path).unwrap();
         fs::rename(&temporary, &path).unwrap();

@@ -68,10 +68,7 @@ fn reads_are_bounded_by_the_tensor() {
 
     for offset in [3, 4, 5, usize::MAX] {
         let error = file.read_range_into("left", offset, &mut two).unwrap_err();
-        assert!(
-            matches!(error, Error::OutsideTensor { available: 4, .. }),
-            "{error}"
-        );
+        assert!(matches!(error, Error::OutsideTensor { available: 4, .. }), "{error}");
     }
     for size in [0, 3, 5] {
         let error = file.read_into("left", &mut vec![0; size]).unwrap_err();
@@ -79,10 +76,7 @@ fn reads_are_bounded_by_the_tensor() {
     }
 
     let error = file.read("rihgt").unwrap_err();
-    assert!(
-        error.to_string().ends_with("did you mean `right`?"),
-        "{error}"
-    );
+    assert!(error.to_string().ends_with("did you mean `right`?"), "{error}");
 
     fs::OpenOptions::new()
         .write(true)

@@ -17,18 +17,12 @@ fn write_shard(path: &Path, names: &[&str]) {
     for name in names {
         writer.add(name, Dtype::F32, &[2]).unwrap();
     }
-    writer
-        .save(path, |tensor, out| {
-            out.append(&data_of(&tensor.name, tensor.byte_len()))
-        })
-        .unwrap();
+    writer.save(path, |tensor, out| out.append(&data_of(&tensor.name, tensor.byte_len()))).unwrap();
 }
 
 fn write_index(folder: &Path, total_size: u64, entries: &[(&str, &str)]) {
-    let entries: Vec<String> = entries
-        .iter()
-        .map(|(tensor, file)| format!("{tensor:?}: {file:?}"))
-        .collect();
+    let entries: Vec<String> =
+        entries.iter().map(|(tensor, file)| format!("{tensor:?}: {file:?}")).collect();
     let json = format!(
         "{{\"metadata\": {{\"total_size\": {total_size}}}, \"weight_map\": {{{}}}}}",
         entries.join(", ")
@@ -43,23 +37,14 @@ fn two_shards(folder: &Path) {
     write_index(
         folder,
         24,
-        &[
-            ("a", "x.safetensors"),
-            ("b", "x.safetensors"),
-            ("c", "y.safetensors"),
-        ],
+        &[("a", "x.safetensors"), ("b", "x.safetensors"), ("c", "y.safetensors")],
     );
 }
 
 fn publish(parent: &Path, name: &str, max_shard_bytes: u64) -> Committed {
     let mut staging = Staging::new(parent, name).unwrap();
     let mut model = FolderWriter::new().max_shard_bytes(max_shard_bytes);
-    for (name, rows) in [
-        ("embed", 4),
-        ("layers.0.w", 2),
-        ("layers.1.w", 2),
-        ("norm", 1),
-    ] {
+    for (name, rows) in [("embed", 4), ("layers.0.w", 2), ("layers.1.w", 2), ("norm", 1)] {
         model.add(name, Dtype::BF16, &[rows, 2]).unwrap();
     }
 
@@ -73,9 +58,8 @@ fn publish(parent: &Path, name: &str, max_shard_bytes: u64) -> Committed {
 
 fn names_in(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).unwrap();
-    let mut names: Vec<String> = entries
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     names
 }
@@ -97,16 +81,8 @@ fn any_split_into_files_round_trips() {
             .tensors()
             .map(|tensor| (tensor.name.as_str(), tensor.dtype, tensor.shape.clone()))
             .collect();
-        let expected = [
-            ("embed", 4),
-            ("layers.0.w", 2),
-            ("layers.1.w", 2),
-            ("norm", 1),
-        ];
-        assert_eq!(
-            found,
-            expected.map(|(name, rows)| (name, Dtype::BF16, vec![rows, 2]))
-        );
+        let expected = [("embed", 4), ("layers.0.w", 2), ("layers.1.w", 2), ("norm", 1)];
+        assert_eq!(found, expected.map(|(name, rows)| (name, Dtype::BF16, vec![rows, 2])));
 
         for (name, rows) in expected {
             assert_eq!(folder.read(name).unwrap(), data_of(name, rows * 4));
@@ -133,11 +109,7 @@ fn files_are_named_as_hugging_face_does() {
     let two = publish(parent.path(), "two", 35);
     assert_eq!(
         names_in(&two.path().join("model")),
-        [
-            "model-00001-of-00002.safetensors",
-            "model-00002-of-00002.safetensors",
-            INDEX
-        ]
+        ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", INDEX]
     );
     let index = fs::read_to_string(two.path().join("model").join(INDEX)).unwrap();
     let expected = concat!(
@@ -157,11 +129,7 @@ fn a_wrong_total_size_is_reported_but_not_an_error() {
     write_index(
         folder.path(),
         32,
-        &[
-            ("a", "x.safetensors"),
-            ("b", "x.safetensors"),
-            ("c", "y.safetensors"),
-        ],
+        &[("a", "x.safetensors"), ("b", "x.safetensors"), ("c", "y.safetensors")],
     );
 
     let opened = Folder::open(folder.path()).unwrap();
@@ -196,64 +164,36 @@ fn index_and_files_must_agree() {
     let open = || Folder::open(folder.path()).unwrap_err();
     let (x, y) = ("x.safetensors", "y.safetensors");
 
-    write_index(
-        folder.path(),
-        24,
-        &[("a", x), ("b", x), ("c", "z.safetensors"), ("d", "w")],
-    );
+    write_index(folder.path(), 24, &[("a", x), ("b", x), ("c", "z.safetensors"), ("d", "w")]);
     let error = open();
-    let Error::MissingShards { files, .. } = &error else {
-        panic!("{error}")
-    };
+    let Error::MissingShards { files, .. } = &error else { panic!("{error}") };
     assert_eq!(files, &["w", "z.safetensors"]);
 
-    write_index(
-        folder.path(),
-        24,
-        &[("a", x), ("b", x), ("c", y), ("d", x), ("e", x)],
-    );
+    write_index(folder.path(), 24, &[("a", x), ("b", x), ("c", y), ("d", x), ("e", x)]);
     let error = open();
-    let Error::NotInShard { names, .. } = &error else {
-        panic!("{error}")
-    };
+    let Error::NotInShard { names, .. } = &error else { panic!("{error}") };
     assert_eq!(names, &["d", "e"]);
 
     write_index(folder.path(), 24, &[("a", x), ("c", y)]);
     let error = open();
-    let Error::NotInIndex { names, shard, .. } = &error else {
-        panic!("{error}")
-    };
-    assert_eq!(
-        (names, shard),
-        (&vec!["b".to_owned()], &folder.path().join(x))
-    );
+    let Error::NotInIndex { names, shard, .. } = &error else { panic!("{error}") };
+    assert_eq!((names, shard), (&vec!["b".to_owned()], &folder.path().join(x)));
 
     // The same tensor in two files: the index can refer to only one.
     write_shard(&folder.path().join(y), &["a", "c"]);
     write_index(folder.path(), 24, &[("a", x), ("b", x), ("c", y)]);
     let error = open();
-    let Error::NotInIndex { names, .. } = &error else {
-        panic!("{error}")
-    };
+    let Error::NotInIndex { names, .. } = &error else { panic!("{error}") };
     assert_eq!(names, &["a"]);
 }
 
 #[test]
 fn unknown_names_suggest_the_nearest() {
     let folder = tempfile::tempdir().unwrap();
-    write_shard(
-        &folder.path().join("model.safetensors"),
-        &["layers.0.weight", "norm.weight"],
-    );
+    write_shard(&folder.path().join("model.safetensors"), &["layers.0.weight", "norm.weight"]);
 
-    let error = Folder::open(folder.path())
-        .unwrap()
-        .read("layer.0.weight")
-        .unwrap_err();
+    let error = Folder::open(folder.path()).unwrap().read("layer.0.weight").unwrap_err();
     let text = error.to_string();
-    assert!(
-        text.contains(" has 2 tensors, but no `layer.0.weight`; did you mean `"),
-        "{text}"
-    );
+    assert!(text.contains(" has 2 tensors, but no `layer.0.weight`; did you mean `"), "{text}");
     assert!(text.ends_with("did you mean `layers.0.weight`?"), "{text}");
 }

@@ -67,19 +67,11 @@ fn graph() -> (Graph, Vec<LoadRequest>) {
             let one = graph.source(&name, Dtype::F32, &[512, 512]).unwrap();
             requests.push(LoadRequest::all(&*name, &graph, one));
             let transposed = graph.transpose(one, 0, 1).unwrap();
-            requests.push(LoadRequest::all(
-                format!("{name}.transposed"),
-                &graph,
-                transposed,
-            ));
+            requests.push(LoadRequest::all(format!("{name}.transposed"), &graph, transposed));
             one
         });
         let joined = graph.concat(&pair, 1).unwrap();
-        requests.push(LoadRequest::all(
-            format!("joined.{}", requests.len()),
-            &graph,
-            joined,
-        ));
+        requests.push(LoadRequest::all(format!("joined.{}", requests.len()), &graph, joined));
     }
     (graph, requests)
 }
@@ -93,13 +85,11 @@ fn peak_memory_matches_the_plan() {
     let place = tempfile::tempdir().unwrap();
     let mut file = FileWriter::new();
     for number in 0..32 {
-        file.add(&format!("w.{number:02}"), Dtype::F32, &[512, 512])
-            .unwrap();
+        file.add(&format!("w.{number:02}"), Dtype::F32, &[512, 512]).unwrap();
     }
     let zeros = vec![0; 1 << 20];
     let path = place.path().join("model.safetensors");
-    file.save::<Error>(path, |_, data| data.append(&zeros))
-        .unwrap();
+    file.save::<Error>(path, |_, data| data.append(&zeros)).unwrap();
     drop(zeros);
 
     let folder = Folder::open(place.path()).unwrap();
@@ -124,17 +114,11 @@ fn peak_memory_matches_the_plan() {
                 let slices = Slices::new(targets.iter_mut().map(|target| &mut target[..]));
                 execute(&plan, &sources, &slices, &|_| {}).unwrap();
             });
-            assert!(
-                peak_in_place <= REST,
-                "{backend} {threads}: {peak_in_place}"
-            );
+            assert!(peak_in_place <= REST, "{backend} {threads}: {peak_in_place}");
             drop(targets);
 
             // If the sink frees complete targets, only incomplete targets take memory.
-            let options = Options {
-                targets: Targets::Released,
-                ..options
-            };
+            let options = Options { targets: Targets::Released, ..options };
             let plan = LoadPlan::new(&graph, &Catalog::of(&folder), &requests, &options).unwrap();
             let memory = plan.memory();
             assert!(memory.targets < 20 << 20, "{memory:?}");

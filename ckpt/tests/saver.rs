@@ -39,10 +39,7 @@ fn started<T>(begin: Submitted<T>) -> Option<Result<T>> {
 
 fn steps(run: &Path) -> Vec<u64> {
     let found = discover(run).unwrap();
-    found
-        .iter()
-        .map(|committed| committed.step().unwrap())
-        .collect()
+    found.iter().map(|committed| committed.step().unwrap()).collect()
 }
 
 /// The weights change all the time while they are saved; the saved bytes are those of the snapshot.
@@ -99,9 +96,7 @@ fn only_one_save_runs_at_a_time() {
 
     let (second, go_second) = held(run.path(), 2);
     drop(go_second);
-    let Submitted::Busy(second) = saver.submit(second) else {
-        panic!("two at once")
-    };
+    let Submitted::Busy(second) = saver.submit(second) else { panic!("two at once") };
     go.send(()).unwrap();
     assert_eq!(saver.wait().unwrap().unwrap().step(), Some(1));
     assert!(saver.wait().is_none(), "returned once");
@@ -132,11 +127,7 @@ fn a_waiting_saver_returns_the_previous_result() {
     assert!(matches!(failed, Err(Error::FileName { .. })), "{failed:?}");
     assert_eq!(saver.wait().unwrap().unwrap().step(), Some(3));
     assert_eq!(steps(run.path()), [1, 3]);
-    assert_eq!(
-        fs::read_dir(run.path()).unwrap().count(),
-        2,
-        "nothing is left"
-    );
+    assert_eq!(fs::read_dir(run.path()).unwrap().count(), 2, "nothing is left");
 }
 
 /// A dropped saver waits for the save and reports its failure.

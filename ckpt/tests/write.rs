@@ -32,11 +32,7 @@ fn tensors() -> impl Strategy<Value = Vec<(String, Dtype, Vec<usize>)>> {
 
 /// Failures are printed, not kept in a file.
 fn cases(cases: u32) -> ProptestConfig {
-    ProptestConfig {
-        failure_persistence: None,
-        cases,
-        ..Default::default()
-    }
+    ProptestConfig { failure_persistence: None, cases, ..Default::default() }
 }
 
 proptest! {

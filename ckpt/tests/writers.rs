@@ -41,11 +41,7 @@ fn error_of(ranks: &[(&str, &[(u64, &str)])]) -> Error {
         staging.accept(report).unwrap();
     }
     let error = staging.commit().unwrap_err();
-    assert_eq!(
-        fs::read_dir(run.path()).unwrap().count(),
-        0,
-        "nothing is published"
-    );
+    assert_eq!(fs::read_dir(run.path()).unwrap().count(), 0, "nothing is published");
     error
 }
 
@@ -54,11 +50,7 @@ fn parts_written_by_ranks_form_the_file() {
     let run = tempfile::tempdir().unwrap();
     let mut staging = stage(run.path());
     let one = write(&staging, "rank 1", &[(7, "hij"), (2, "cde")]);
-    let zero = write(
-        &staging,
-        "rank 0",
-        &[(0, "a"), (1, "b"), (5, "f"), (6, "g")],
-    );
+    let zero = write(&staging, "rank 0", &[(0, "a"), (1, "b"), (5, "f"), (6, "g")]);
     staging.accept(one).unwrap();
     staging.accept(zero).unwrap();
 
@@ -76,9 +68,7 @@ fn parts_written_by_ranks_form_the_file() {
 #[test]
 fn gaps_overlaps_and_missing_writers_are_named() {
     let gap = error_of(&[("rank 0", &[(0, "abc")]), ("rank 1", &[(5, "fghij")])]);
-    let Error::Coverage { problem, .. } = &gap else {
-        panic!("{gap}")
-    };
+    let Error::Coverage { problem, .. } = &gap else { panic!("{gap}") };
     assert!(matches!(problem, CoverageError::Gap { range, .. } if *range == (3..5)));
     let text = gap.to_string();
     assert!(text.contains("x.bin") && text.contains("`rank 0`") && text.contains("`rank 1`"));
@@ -88,22 +78,11 @@ fn gaps_overlaps_and_missing_writers_are_named() {
     let expected = "bytes 5..6 were written twice, by `rank 0` and by `rank 1`";
     assert!(text.contains(expected), "{text}");
 
-    let twice = error_of(&[
-        ("rank 0", &[(0, "abcdefghij"), (0, "abcdefghij")]),
-        ("rank 1", &[]),
-    ]);
-    assert!(
-        twice
-            .to_string()
-            .contains("twice, by `rank 0` and by `rank 0`"),
-        "{twice}"
-    );
+    let twice = error_of(&[("rank 0", &[(0, "abcdefghij"), (0, "abcdefghij")]), ("rank 1", &[])]);
+    assert!(twice.to_string().contains("twice, by `rank 0` and by `rank 0`"), "{twice}");
 
     let missing = error_of(&[("rank 0", &[(0, "abcdefghij")])]);
-    assert!(
-        missing.to_string().contains("no report from `rank 1`"),
-        "{missing}"
-    );
+    assert!(missing.to_string().contains("no report from `rank 1`"), "{missing}");
 }
 
 #[test]
@@ -113,15 +92,10 @@ fn invalid_reports_are_rejected() {
     let report = write(&staging, "rank 0", &[(0, "abc")]);
     staging.accept(report.clone()).unwrap();
     let mut problem = |report| match staging.accept(report) {
-        Err(Error::BadWriteReport {
-            problem, writer, ..
-        }) => (writer, problem),
+        Err(Error::BadWriteReport { problem, writer, .. }) => (writer, problem),
         other => panic!("{other:?}"),
     };
-    assert_eq!(
-        problem(report),
-        ("rank 0".to_owned(), WriteReportError::Twice)
-    );
+    assert_eq!(problem(report), ("rank 0".to_owned(), WriteReportError::Twice));
 
     for (file, offset, bytes) in [
         ("model/y.bin", 0, 1),
@@ -131,11 +105,7 @@ fn invalid_reports_are_rejected() {
         ("model/x.bin", u64::MAX, 2),
         ("model/x.bin", 2, u64::MAX),
     ] {
-        let block = Block {
-            offset,
-            bytes,
-            xxh3: Digest(0),
-        };
+        let block = Block { offset, bytes, xxh3: Digest(0) };
         let report = WriteReport {
             writer: "rank 1".to_owned(),
             parts: [(file.to_owned(), vec![block])].into(),
@@ -171,9 +141,7 @@ fn created_files_must_be_written() {
     let staging = |bytes| -> Result<()> {
         let mut staging = Staging::new(run.path(), &step_name(bytes)).unwrap();
         staging.create("x.bin", bytes)?;
-        staging
-            .commit()
-            .map(|committed| committed.verify().unwrap())
+        staging.commit().map(|committed| committed.verify().unwrap())
     };
     staging(0).unwrap();
     assert!(matches!(staging(1), Err(Error::Coverage { .. })));

@@ -8,7 +8,5 @@ use proc_macro::TokenStream;
 #[proc_macro_derive(Module, attributes(module))]
 pub fn derive_module(input: TokenStream) -> TokenStream {
     let input = syn::parse_macro_input!(input as syn::DeriveInput);
-    module::derive(input)
-        .unwrap_or_else(|error| error.into_compile_error())
-        .into()
+    module::derive(input).unwrap_or_else(|error| error.into_compile_error()).into()
 }

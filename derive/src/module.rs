@@ -68,11 +68,7 @@ fn visit_fields(fields: &Fields, autograd: &Path) -> Result<(TokenStream, TokenS
     for (at, field) in fields.iter().enumerate() {
         let skipped = is_skipped(field)?;
         let bound = format_ident!("field_{at}");
-        let pattern = if skipped {
-            quote!(_)
-        } else {
-            quote!(ref #bound)
-        };
+        let pattern = if skipped { quote!(_) } else { quote!(ref #bound) };
         patterns.push(match &field.ident {
             Some(name) => quote!(#name: #pattern),
             None => pattern,

@@ -14,12 +14,8 @@ fn domain<'a>(config: &'a ParallelConfig, name: &str) -> &'a Mesh {
 
 /// The axes that d9d has too, in order.
 fn axes_of_d9d(mesh: &Mesh) -> Vec<(String, usize)> {
-    let axes = mesh
-        .axes()
-        .iter()
-        .filter(|axis| !["sp", "etp"].contains(&axis.name()));
-    axes.map(|axis| (axis.name().to_owned(), axis.size()))
-        .collect()
+    let axes = mesh.axes().iter().filter(|axis| !["sp", "etp"].contains(&axis.name()));
+    axes.map(|axis| (axis.name().to_owned(), axis.size())).collect()
 }
 
 fn flat(nested: &serde_json::Value) -> Vec<usize> {
@@ -52,39 +48,21 @@ fn domains_match_d9d() {
                 continue;
             }
             let axes = row[name]["axes"].as_object().unwrap().iter();
-            let axes: Vec<_> = axes
-                .map(|(name, size)| (name.clone(), size.as_u64().unwrap() as usize))
-                .collect();
+            let axes: Vec<_> =
+                axes.map(|(name, size)| (name.clone(), size.as_u64().unwrap() as usize)).collect();
             assert_eq!(axes_of_d9d(ours), axes, "{name} of {}", row["given"]);
-            assert_eq!(
-                ours.ranks(),
-                flat(&row[name]["ranks"]),
-                "{name} of {}",
-                row["given"]
-            );
+            assert_eq!(ours.ranks(), flat(&row[name]["ranks"]), "{name} of {}", row["given"]);
         }
     }
-    assert!(
-        wrong > 0,
-        "d9d's expert domain is wrong when tp is more than 1"
-    );
+    assert!(wrong > 0, "d9d's expert domain is wrong when tp is more than 1");
 }
 
 /// d9d's expert domain omits ranks when tp is more than 1. Here experts regroup tp ranks too.
 #[test]
 fn experts_use_all_ranks_of_a_stage() {
-    let config = config(&[
-        ("world", 16),
-        ("pp", 2),
-        ("dp_shard", 4),
-        ("tp", 2),
-        ("ep", 4),
-    ]);
+    let config = config(&[("world", 16), ("pp", 2), ("dp_shard", 4), ("tp", 2), ("ep", 4)]);
     let expert = domain(&config, "expert");
-    assert_eq!(
-        expert.to_string(),
-        "pp 2 x ep_replicate 2 x ep_shard 4 x etp 1"
-    );
+    assert_eq!(expert.to_string(), "pp 2 x ep_replicate 2 x ep_shard 4 x etp 1");
     assert_eq!(expert.covers(16), Ok(()));
     let groups = expert.groups(["ep_shard"]).unwrap();
     assert_eq!(groups[1].ranks(), [4, 5, 6, 7]);
@@ -172,13 +150,8 @@ fn coordinates_are_consistent() {
     assert_eq!(config.world(), 96);
     for rank in 0..96 {
         let at = |name: &str| domain(&config, name).coordinate(rank).unwrap();
-        let [pp, dpr, dps, cps, cpr, sp, tp] = at("regular")[..] else {
-            panic!()
-        };
-        assert_eq!(
-            rank,
-            ((((pp * 2 + dpr) * 3 + dps) * 2 + cps) * 2 + cpr) * 2 + tp
-        );
+        let [pp, dpr, dps, cps, cpr, sp, tp] = at("regular")[..] else { panic!() };
+        assert_eq!(rank, ((((pp * 2 + dpr) * 3 + dps) * 2 + cps) * 2 + cpr) * 2 + tp);
         assert_eq!(at("dense"), [pp, dpr, dps * 2 + cps, cpr, sp, tp]);
         assert_eq!(at("batch"), [pp, dpr * 3 + dps, cps * 2 + cpr, sp, tp]);
         let within = rank % 48;
@@ -194,8 +167,5 @@ fn large_worlds_are_checked() {
     let config = ParallelConfig::new(&settings).unwrap();
     assert_eq!(config.degree(Parallelism::DpShard), 1250);
     let expert = domain(&config, "expert");
-    assert_eq!(
-        expert.axis("ep_shard").unwrap().layout(),
-        &RankLayout::contiguous(125).unwrap()
-    );
+    assert_eq!(expert.axis("ep_shard").unwrap().layout(), &RankLayout::contiguous(125).unwrap());
 }

@@ -112,11 +112,7 @@ fn torchtitan_defaults_are_read() {
             }
         }
         let settings = torchtitan(&text, "train.toml");
-        assert!(
-            settings.violations().is_empty(),
-            "{:?}",
-            settings.violations()
-        );
+        assert!(settings.violations().is_empty(), "{:?}", settings.violations());
     }
 }
 
@@ -155,14 +151,7 @@ fn megatron_line(arguments: &Value, given: &Value) -> Vec<String> {
 #[test]
 fn megatron_arguments_give_equal_groups() {
     let table = golden("megatron.json");
-    let known = [
-        "tensor",
-        "pipeline",
-        "context",
-        "expert",
-        "expert_tensor",
-        "instances",
-    ];
+    let known = ["tensor", "pipeline", "context", "expert", "expert_tensor", "instances"];
     let mut compared = 0;
     for row in rows(&table, "initialize") {
         let given = row["given"].as_object().unwrap();
@@ -174,11 +163,7 @@ fn megatron_arguments_give_equal_groups() {
         let calls = row.get("calls").and_then(Value::as_array);
         for call in calls.into_iter().flatten() {
             let name = call[1].as_str().unwrap();
-            if [
-                "tp", "pp", "cp", "dp", "dp_cp", "mp", "ep", "ep_tp", "ep_dp",
-            ]
-            .contains(&name)
-            {
+            if ["tp", "pp", "cp", "dp", "dp_cp", "mp", "ep", "ep_tp", "ep_dp"].contains(&name) {
                 let expected = ranks(&call[2]);
                 assert_eq!(group(&state, name, expected[0]), expected, "{row}");
                 compared += 1;
@@ -193,16 +178,9 @@ fn nccl_options_match_megatron() {
     let table = &golden("megatron.json")["nccl"];
     let settings = megatron_nccl(table["file"].as_str().unwrap(), "nccl.yaml");
     // Megatron silently ignores an unknown group and two unknown fields.
-    let texts: Vec<String> = settings
-        .violations()
-        .iter()
-        .map(|it| it.to_string())
-        .collect();
+    let texts: Vec<String> = settings.violations().iter().map(|it| it.to_string()).collect();
     assert_eq!(texts.len(), 3, "{texts:?}");
-    for (text, key) in texts
-        .iter()
-        .zip(["traffic_class", "misspelt_ctas", "no_such_group"])
-    {
+    for (text, key) in texts.iter().zip(["traffic_class", "misspelt_ctas", "no_such_group"]) {
         assert!(text.starts_with(&format!("unknown key `{key}`")), "{text}");
     }
 
@@ -210,10 +188,7 @@ fn nccl_options_match_megatron() {
     let mut settings = on(megatron_nccl(right, "nccl.yaml"), 8);
     settings.merge(megatron_arguments(["--tensor-model-parallel-size", "2"]));
     let state = state(&settings);
-    for (name, expected) in [
-        ("tp", &table["options"]["tp"]),
-        ("pp", &table["options"]["pp"]),
-    ] {
+    for (name, expected) in [("tp", &table["options"]["tp"]), ("pp", &table["options"]["pp"])] {
         let group = state.group(name, 0).unwrap().unwrap();
         let options = group.options();
         let found = [
@@ -222,11 +197,7 @@ fn nccl_options_match_megatron() {
             ("min_ctas", options.min_ctas),
         ];
         for (field, found) in found {
-            assert_eq!(
-                found.map(u64::from),
-                expected[field].as_u64(),
-                "{name}.{field}"
-            );
+            assert_eq!(found.map(u64::from), expected[field].as_u64(), "{name}.{field}");
         }
     }
 }
@@ -251,22 +222,14 @@ fn deepspeed_files_give_equal_groups() {
         ("sp", "sp"),
         ("sp-dp", "sp_dp"),
     ];
-    let expert = [
-        ("tp", "ep_tp"),
-        ("ep", "ep"),
-        ("dp", "ep_dp"),
-        ("tp-ep", "tp_ep_mp"),
-    ];
+    let expert = [("tp", "ep_tp"), ("ep", "ep"), ("dp", "ep_dp"), ("tp-ep", "tp_ep_mp")];
     let mut compared = 0;
     for row in rows(&golden("deepspeed.json"), "pull_request_groups") {
         let mut file = serde_json::Map::new();
         file.insert("order".to_owned(), row["order"].clone());
         for (degree, key) in keys {
-            let sizes = if ["ep", "etp"].contains(&degree) {
-                "expert_sizes"
-            } else {
-                "dense_sizes"
-            };
+            let sizes =
+                if ["ep", "etp"].contains(&degree) { "expert_sizes" } else { "dense_sizes" };
             let size = &row[sizes][if degree == "etp" { "tp" } else { degree }];
             if !size.is_null() {
                 file.insert(key.to_owned(), size.clone());
@@ -303,11 +266,7 @@ fn deepspeed_groups_match_the_release() {
         let text = format!(r#"{{"sequence_parallel_size": {}}}"#, row["sp"]);
         let state = state(&on(deepspeed(&text, "ds.json"), number(&row["world"])));
         assert_eq!(groups(&state, "sp"), lists(&row["sequence"]), "{row}");
-        assert_eq!(
-            groups(&state, "sp_dp"),
-            lists(&row["sequence_data"]),
-            "{row}"
-        );
+        assert_eq!(groups(&state, "sp_dp"), lists(&row["sequence_data"]), "{row}");
     }
     for row in rows(&table, "all_to_all") {
         let (world, per_host) = (number(&row["world"]), number(&row["devices_per_host"]));
@@ -323,11 +282,7 @@ fn deepspeed_groups_match_the_release() {
                 true => "all_to_all_local",
                 false => "all_to_all_global",
             };
-            assert_eq!(
-                group(&state, ours, expected[0]),
-                expected,
-                "{name} of {row}"
-            );
+            assert_eq!(group(&state, ours, expected[0]), expected, "{name} of {row}");
         }
     }
 }
@@ -387,12 +342,6 @@ fn conflicting_sizes_are_reported_with_both_keys() {
     let text = r#"{"tensor_parallel": {"autotp_size": 4}, "tensor_model_parallel_size": 2}"#;
     let settings = on(deepspeed(text, "ds.json"), 8);
     let error = ParallelConfig::new(&settings).unwrap_err().to_string();
-    assert!(
-        error.contains("ds.json, tensor_parallel.autotp_size"),
-        "{error}"
-    );
-    assert!(
-        error.contains("ds.json, tensor_model_parallel_size"),
-        "{error}"
-    );
+    assert!(error.contains("ds.json, tensor_parallel.autotp_size"), "{error}");
+    assert!(error.contains("ds.json, tensor_model_parallel_size"), "{error}");
 }

@@ -7,10 +7,7 @@ const CRATES: [&str; 5] = ["runtime", "autograd", "models", "kernels", "ckpt"];
 const TYPES: [&str; 2] = ["ParallelConfig", "ParallelState"];
 
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .parent()
-        .unwrap()
-        .to_owned()
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
 }
 
 fn files(folder: &Path, ending: &str, found: &mut Vec<PathBuf>) {
@@ -45,23 +42,14 @@ fn ops_and_models_do_not_depend_on_dist() {
     for name in CRATES {
         let manifest = fs::read_to_string(root().join(name).join("Cargo.toml")).unwrap();
         let manifest: toml::Table = manifest.parse().unwrap();
-        for (section, dependencies) in manifest
-            .iter()
-            .filter(|(key, _)| key.contains("dependencies"))
+        for (section, dependencies) in
+            manifest.iter().filter(|(key, _)| key.contains("dependencies"))
         {
             let dependencies = dependencies.as_table().unwrap();
-            assert!(
-                !dependencies.contains_key("meshgrad-dist"),
-                "{section} of {name}"
-            );
+            assert!(!dependencies.contains_key("meshgrad-dist"), "{section} of {name}");
         }
-        let toml::Value::Table(package) = &manifest["package"] else {
-            panic!("{name}")
-        };
-        assert!(
-            package["name"].as_str().unwrap().starts_with("meshgrad"),
-            "{name}"
-        );
+        let toml::Value::Table(package) = &manifest["package"] else { panic!("{name}") };
+        assert!(package["name"].as_str().unwrap().starts_with("meshgrad"), "{name}");
     }
 }
 
@@ -70,9 +58,5 @@ fn the_mesh_depends_on_no_other_meshgrad_crate() {
     let manifest = fs::read_to_string(root().join("dist/mesh/Cargo.toml")).unwrap();
     let manifest: toml::Table = manifest.parse().unwrap();
     let dependencies = manifest["dependencies"].as_table().unwrap();
-    assert!(
-        dependencies
-            .keys()
-            .all(|name| !name.starts_with("meshgrad"))
-    );
+    assert!(dependencies.keys().all(|name| !name.starts_with("meshgrad")));
 }

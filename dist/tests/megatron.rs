@@ -32,16 +32,8 @@ fn generators(row: &Value, order: &str) -> [RankGenerator; 2] {
     let size = |key| number(row, key).unwrap();
     let order = Order::parse(order).unwrap();
     let shared = [(Token::Pp, size("pp"))];
-    let dense = [
-        (Token::Tp, size("tp")),
-        (Token::Cp, size("cp")),
-        (Token::Dp, size("dp")),
-    ];
-    let expert = [
-        (Token::Tp, size("etp")),
-        (Token::Ep, size("ep")),
-        (Token::Dp, size("edp")),
-    ];
+    let dense = [(Token::Tp, size("tp")), (Token::Cp, size("cp")), (Token::Dp, size("dp"))];
+    let expert = [(Token::Tp, size("etp")), (Token::Ep, size("ep")), (Token::Dp, size("edp"))];
     [dense, expert].map(|sizes| {
         let sizes = sizes.into_iter().chain(shared).collect();
         RankGenerator::new(&order, &sizes).unwrap()
@@ -53,20 +45,13 @@ fn lists_of_tokens_match_megatron() {
     for row in table("megatron.json")["generator"].as_array().unwrap() {
         let order = row["order"].as_str().unwrap();
         let completed = Order::parse(order).unwrap().to_string();
-        assert_eq!(
-            completed,
-            format!("{}-sp", row["completed_order"].as_str().unwrap())
-        );
+        assert_eq!(completed, format!("{}-sp", row["completed_order"].as_str().unwrap()));
 
         let generators = generators(row, order);
         for (side, generator) in ["dense", "expert"].iter().zip(&generators) {
             assert_eq!(generator.world(), number(row, "world").unwrap());
             for (tokens, expected) in row[side].as_object().unwrap() {
-                assert_eq!(
-                    generator.ranks(tokens).unwrap(),
-                    lists(expected),
-                    "{side} {tokens}"
-                );
+                assert_eq!(generator.ranks(tokens).unwrap(), lists(expected), "{side} {tokens}");
             }
         }
     }
@@ -79,9 +64,7 @@ fn all_orders_match_megatron() {
     let table = table("megatron.json");
     let names = |key: &str| {
         let names = table[key].as_array().unwrap().iter();
-        names
-            .map(|name| name.as_str().unwrap().to_owned())
-            .collect::<Vec<_>>()
+        names.map(|name| name.as_str().unwrap().to_owned()).collect::<Vec<_>>()
     };
     let tokens = [names("sweep_dense_tokens"), names("sweep_expert_tokens")];
 
@@ -92,11 +75,7 @@ fn all_orders_match_megatron() {
         for side in 0..2 {
             let of = |tokens: &String| generators[side].ranks(tokens).unwrap();
             let all: Vec<_> = tokens[side].iter().map(of).collect();
-            assert_eq!(
-                digest(&all),
-                row[2 + side].as_str().unwrap(),
-                "{order} {sizes}"
-            );
+            assert_eq!(digest(&all), row[2 + side].as_str().unwrap(), "{order} {sizes}");
         }
 
         let [dense, expert] = generators;
@@ -122,17 +101,13 @@ fn all_orders_match_megatron() {
 /// Megatron's enumeration. `sizes` is fastest first. Ranks of one group differ only in the masked
 /// dims.
 fn enumerated(sizes: &[usize], masked: &[bool]) -> Vec<Vec<usize>> {
-    let strides: Vec<usize> = (0..sizes.len())
-        .map(|at| sizes[..at].iter().product())
-        .collect();
+    let strides: Vec<usize> = (0..sizes.len()).map(|at| sizes[..at].iter().product()).collect();
     let offsets = |mask: bool| {
-        (0..sizes.len())
-            .filter(|at| masked[*at] == mask)
-            .fold(vec![0], |offsets, at| {
-                let steps = (0..sizes[at]).map(|index| index * strides[at]);
-                let shifted = |step: usize| offsets.iter().map(move |offset| offset + step);
-                steps.flat_map(shifted).collect()
-            })
+        (0..sizes.len()).filter(|at| masked[*at] == mask).fold(vec![0], |offsets, at| {
+            let steps = (0..sizes[at]).map(|index| index * strides[at]);
+            let shifted = |step: usize| offsets.iter().map(move |offset| offset + step);
+            steps.flat_map(shifted).collect()
+        })
     };
     let within = offsets(true);
     let group = |first: &usize| within.iter().map(|offset| first + offset).collect();
@@ -173,10 +148,7 @@ fn given(row: &Value) -> (Result<ParallelConfig, Vec<Violation>>, MegatronExtras
     ];
     let order = given["order"].as_str().unwrap_or(Order::MEGATRON);
     let levels = given["context_levels"].as_array();
-    let levels = levels
-        .into_iter()
-        .flatten()
-        .map(|level| level.as_u64().unwrap() as usize);
+    let levels = levels.into_iter().flatten().map(|level| level.as_u64().unwrap() as usize);
     let extras = MegatronExtras {
         instances: or_one("instances"),
         context_levels: levels.collect(),
@@ -193,12 +165,7 @@ fn every_megatron_group_has_equal_lists() {
         let (config, extras) = given(row);
         let groups = config.unwrap().megatron_groups(&extras).unwrap();
         let lists_in_all: usize = groups.iter().map(|kind| kind.lists.len()).sum();
-        assert_eq!(
-            Some(lists_in_all),
-            number(&row["counts"], "calls"),
-            "{}",
-            row["name"]
-        );
+        assert_eq!(Some(lists_in_all), number(&row["counts"], "calls"), "{}", row["name"]);
 
         let mut expected: Vec<(String, String, Vec<Vec<usize>>)> = Vec::new();
         for call in row["calls"].as_array().into_iter().flatten() {
@@ -212,26 +179,13 @@ fn every_megatron_group_has_equal_lists() {
         let kinds = row["groups"].as_array().map_or(expected.len(), Vec::len);
         assert_eq!(groups.len(), kinds, "{}", row["name"]);
         for (kind, (name, options, lists)) in groups.iter().zip(&expected) {
-            assert_eq!(
-                (&kind.kind, kind.options),
-                (name, &**options),
-                "{}",
-                row["name"]
-            );
+            assert_eq!((&kind.kind, kind.options), (name, &**options), "{}", row["name"]);
             assert_eq!(&kind.lists, lists, "{} {name}", row["name"]);
         }
-        for (kind, expected) in groups
-            .iter()
-            .zip(row["groups"].as_array().into_iter().flatten())
-        {
+        for (kind, expected) in groups.iter().zip(row["groups"].as_array().into_iter().flatten()) {
             assert_eq!(kind.kind, expected["kind"].as_str().unwrap());
             assert_eq!(kind.options, expected["options"].as_str().unwrap());
-            assert_eq!(
-                digest(&kind.lists),
-                expected["xxh3"].as_str().unwrap(),
-                "{}",
-                kind.kind
-            );
+            assert_eq!(digest(&kind.lists), expected["xxh3"].as_str().unwrap(), "{}", kind.kind);
         }
     }
 }
@@ -239,23 +193,12 @@ fn every_megatron_group_has_equal_lists() {
 /// Sizes and orders that Megatron rejects are rejected, and also one order that it wrongly accepts.
 #[test]
 fn configurations_that_megatron_rejects_are_rejected() {
-    let of_sizes = [
-        "tensor",
-        "pipeline",
-        "context",
-        "expert",
-        "expert_tensor",
-        "order",
-    ];
+    let of_sizes = ["tensor", "pipeline", "context", "expert", "expert_tensor", "order"];
     let of_extras = ["instances", "context_levels", "hybrid"];
     let mut tried = 0;
     for row in table("megatron.json")["refused"].as_array().unwrap() {
-        let keys: Vec<&str> = row["given"]
-            .as_object()
-            .unwrap()
-            .keys()
-            .map(String::as_str)
-            .collect();
+        let keys: Vec<&str> =
+            row["given"].as_object().unwrap().keys().map(String::as_str).collect();
         let negative = row["given"]["tensor"].as_i64().is_some_and(|size| size < 0);
         let ours = |key: &&str| of_sizes.contains(key) || of_extras.contains(key);
         if negative || !keys.iter().all(ours) {
@@ -272,18 +215,11 @@ fn configurations_that_megatron_rejects_are_rejected() {
         // Megatron accepts both: a duplicate token, which we reject, and an order whose pipelines
         // agree for these sizes, which we accept too.
         let differs = [
-            (
-                row["raises"].is_null() && order == "tp-tp-cp-ep-dp-pp",
-                true,
-            ),
+            (row["raises"].is_null() && order == "tp-tp-cp-ep-dp-pp", true),
             (row["raises"].is_null() && order == "tp-cp-ep-pp-dp", false),
         ];
         let expected = differs.iter().find(|(is, _)| *is).map(|(_, ours)| *ours);
-        assert_eq!(
-            refused,
-            expected.unwrap_or(!row["raises"].is_null()),
-            "{row}"
-        );
+        assert_eq!(refused, expected.unwrap_or(!row["raises"].is_null()), "{row}");
     }
     assert!(tried > 15, "{tried}");
 }
@@ -294,26 +230,14 @@ fn invalid_extras_are_errors() {
     let refused = |extras: MegatronExtras| config.megatron_groups(&extras).unwrap_err();
     let plain = MegatronExtras::default;
 
-    let error = refused(MegatronExtras {
-        instances: 3,
-        ..plain()
-    });
+    let error = refused(MegatronExtras { instances: 3, ..plain() });
     assert_eq!(
         error.to_string(),
         "3 optimizer instances do not divide dp x cp, which has 8 ranks: choose a divisor of 8"
     );
-    let error = refused(MegatronExtras {
-        instances: 0,
-        ..plain()
-    });
-    assert!(matches!(
-        error,
-        MegatronError::Instances { instances: 0, .. }
-    ));
-    let error = refused(MegatronExtras {
-        context_levels: vec![2, 4],
-        ..plain()
-    });
+    let error = refused(MegatronExtras { instances: 0, ..plain() });
+    assert!(matches!(error, MegatronError::Instances { instances: 0, .. }));
+    let error = refused(MegatronExtras { context_levels: vec![2, 4], ..plain() });
     assert_eq!(
         error.to_string(),
         "levels [2, 4] of context parallelism multiply to 8, but cp is 4"
@@ -325,9 +249,7 @@ fn invalid_extras_are_errors() {
 #[test]
 fn lists_match_the_pull_request() {
     let table = table("deepspeed.json");
-    let counts = table["pull_request"]["counts_of_pull_request_groups"]
-        .as_array()
-        .unwrap();
+    let counts = table["pull_request"]["counts_of_pull_request_groups"].as_array().unwrap();
     let rows = table["pull_request_groups"].as_array().unwrap();
     assert_eq!(rows.len(), counts.len());
 
@@ -364,19 +286,8 @@ fn lists_match_the_pull_request() {
 fn configurations_that_the_pull_request_wrongly_accepts_are_rejected() {
     let degrees = [("world", 16), ("tp", 2), ("pp", 2), ("ep", 2), ("etp", 1)];
     let violations = ordered(&degrees, "ep-pp-tp-dp").unwrap_err();
-    let [
-        Violation::SharedAxis {
-            axis,
-            first_ranks,
-            second_ranks,
-            ..
-        },
-    ] = violations.all()
-    else {
+    let [Violation::SharedAxis { axis, first_ranks, second_ranks, .. }] = violations.all() else {
         panic!("{violations}");
     };
-    assert_eq!(
-        (&**axis, &**first_ranks, &**second_ranks),
-        ("pp", &[0, 1][..], &[0, 2][..])
-    );
+    assert_eq!((&**axis, &**first_ranks, &**second_ranks), ("pp", &[0, 1][..], &[0, 2][..]));
 }

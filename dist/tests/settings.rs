@@ -64,18 +64,9 @@ fn equal_values_agree_and_override_defaults() {
     settings.view(View::new("all_ranks", "flat", ["world"]), file(9, "views"));
 
     let config = ParallelConfig::new(&settings).unwrap();
-    assert_eq!(
-        config.degree_with_source(Parallelism::Tp).to_string(),
-        "4 (--tp)"
-    );
-    assert_eq!(
-        config.degree_with_source(Parallelism::Etp).to_string(),
-        "1 (--etp)"
-    );
-    assert_eq!(
-        config.degree_with_source(Parallelism::Pp).to_string(),
-        "1 (meshgrad's default)"
-    );
+    assert_eq!(config.degree_with_source(Parallelism::Tp).to_string(), "4 (--tp)");
+    assert_eq!(config.degree_with_source(Parallelism::Etp).to_string(), "1 (--etp)");
+    assert_eq!(config.degree_with_source(Parallelism::Pp).to_string(), "1 (meshgrad's default)");
     assert!(config.names().any(|name| name == "all_ranks"));
 }
 
@@ -83,37 +74,23 @@ fn equal_values_agree_and_override_defaults() {
 fn a_conflict_names_both_sources() {
     let mut settings = flags(&[("tp", "2")]);
     settings.set(Parallelism::Tp, 4, file(14, "parallel.tp"));
-    assert_eq!(
-        message(&settings),
-        "tp is 2 (--tp) and 4 (run.toml:14, parallel.tp): set it once"
-    );
+    assert_eq!(message(&settings), "tp is 2 (--tp) and 4 (run.toml:14, parallel.tp): set it once");
 }
 
 /// A model's own settings can override shared ones.
 #[test]
 fn settings_can_be_overridden_explicitly() {
-    let mut shared = flags(&[
-        ("world", "16"),
-        ("tp", "2"),
-        ("pp", "2"),
-        ("order", "tp-dp-pp"),
-    ]);
+    let mut shared = flags(&[("world", "16"), ("tp", "2"), ("pp", "2"), ("order", "tp-dp-pp")]);
     shared.view(View::new("mine", "regular", ["tp"]), flag("view"));
     let mut own = Settings::new();
     own.set(Parallelism::Tp, 4, file(3, "critic.tp"));
     own.set(Parallelism::Pp, 1, Source::default_of("critics"));
-    own.view(
-        View::new("mine", "regular", ["pp"]),
-        file(4, "critic.views"),
-    );
+    own.view(View::new("mine", "regular", ["pp"]), file(4, "critic.views"));
 
     let merged = ParallelConfig::new(shared.clone().merge(own.clone())).unwrap_err();
     assert_eq!(merged.all().len(), 2, "{merged}");
     let config = ParallelConfig::new(shared.override_with(own)).unwrap();
-    assert_eq!(
-        config.degree_with_source(Parallelism::Tp).to_string(),
-        "4 (run.toml:3, critic.tp)"
-    );
+    assert_eq!(config.degree_with_source(Parallelism::Tp).to_string(), "4 (run.toml:3, critic.tp)");
     assert_eq!(config.degree(Parallelism::Pp), 2);
 }
 
@@ -133,44 +110,21 @@ fn every_violation_has_a_message() {
     tell(&flags(&[("world", "0")]));
     tell(settings(&[("world", 8)]).world(16, Source::environment("WORLD_SIZE")));
     tell(&flags(&[("world", "8"), ("tp", "3")]));
-    tell(&flags(&[
-        ("world", "16"),
-        ("tp", "2"),
-        ("pp", "2"),
-        ("dp_shard", "2"),
-    ]));
-    tell(&flags(&[
-        ("world", "8"),
-        ("tp", "4"),
-        ("pp", "4"),
-        ("dp_shard", "1"),
-    ]));
+    tell(&flags(&[("world", "16"), ("tp", "2"), ("pp", "2"), ("dp_shard", "2")]));
+    tell(&flags(&[("world", "8"), ("tp", "4"), ("pp", "4"), ("dp_shard", "1")]));
     tell(&flags(&[("world", "8"), ("tp", "3"), ("dp_shard", "2")]));
-    tell(&flags(&[
-        ("world", "8"),
-        ("tp", "auto"),
-        ("dp_shard", "auto"),
-    ]));
+    tell(&flags(&[("world", "8"), ("tp", "auto"), ("dp_shard", "auto")]));
     tell(&flags(&[("world", "8"), ("ep", "auto")]));
     tell(&flags(&[("dp_shard", "auto")]));
     tell(&flags(&[("world", "100000000")]));
     tell(&flags(&[("tp", "65536"), ("pp", "65536")]));
     tell(&flags(&[("world", "16"), ("pp", "2"), ("ep", "3")]));
-    tell(&flags(&[
-        ("world", "8"),
-        ("tp", "4"),
-        ("ep", "4"),
-        ("etp", "4"),
-    ]));
+    tell(&flags(&[("world", "8"), ("tp", "4"), ("ep", "4"), ("etp", "4")]));
 
     tell(&flags(&[("world", "8"), ("order", "tp-zp-dp-pp")]));
     tell(&flags(&[("world", "8"), ("order", "tp-tp-dp-pp")]));
     tell(&flags(&[("world", "8"), ("order", "tp,dp")]));
-    tell(&flags(&[
-        ("world", "8"),
-        ("sp", "2"),
-        ("order", Order::MEGATRON),
-    ]));
+    tell(&flags(&[("world", "8"), ("sp", "2"), ("order", Order::MEGATRON)]));
     tell(&flags(&[
         ("world", "8"),
         ("dp_shard", "1"),
@@ -178,77 +132,44 @@ fn every_violation_has_a_message() {
         ("ep", "2"),
         ("order", "tp-ep-pp"),
     ]));
-    tell(&flags(&[
-        ("world", "8"),
-        ("tp", "2"),
-        ("pp", "2"),
-        ("order", "tp-pp-dp"),
-    ]));
+    tell(&flags(&[("world", "8"), ("tp", "2"), ("pp", "2"), ("order", "tp-pp-dp")]));
 
     let base = || flags(&[("world", "8"), ("pp", "2")]);
     let declared = |axes: &[(&str, Size)]| Domain::new("mine", axes.iter().copied());
     let (two, four) = (Size::Ranks(2), Size::Ranks(4));
     tell(base().domain(declared(&[("a", two), ("b", two)]), file(4, "domains.mine")));
-    tell(base().domain(
-        declared(&[("a", Size::Auto), ("b", Size::Auto)]),
-        file(4, "domains.mine"),
-    ));
-    tell(base().domain(
-        declared(&[("a", four), ("a", two)]),
-        file(4, "domains.mine"),
-    ));
-    tell(base().domain(
-        declared(&[("a", four), ("pp", two)]),
-        file(4, "domains.mine"),
-    ));
+    tell(base().domain(declared(&[("a", Size::Auto), ("b", Size::Auto)]), file(4, "domains.mine")));
+    tell(base().domain(declared(&[("a", four), ("a", two)]), file(4, "domains.mine")));
+    tell(base().domain(declared(&[("a", four), ("pp", two)]), file(4, "domains.mine")));
     tell(base().domain(Domain::new("dense", [("a", 8)]), file(4, "domains.dense")));
     tell(
         base()
-            .domain(
-                declared(&[("a", four), ("b", two)]),
-                file(4, "domains.mine"),
-            )
+            .domain(declared(&[("a", four), ("b", two)]), file(4, "domains.mine"))
             .domain(declared(&[("a", two), ("b", four)]), flag("domain")),
     );
 
     tell(base().domain(Domain::new("", [("a", 8)]), file(4, "domains")));
-    tell(base().domain(
-        declared(&[("fsdp", four), ("b", two)]),
-        file(4, "domains.mine"),
-    ));
+    tell(base().domain(declared(&[("fsdp", four), ("b", two)]), file(4, "domains.mine")));
 
     let views = |name: &str| file(7, &format!("views.{name}"));
     tell(base().view(View::new("mine", "dens", ["pp"]), views("mine")));
     tell(base().view(View::new("mine", "dense", ["dp_cp_shrd"]), views("mine")));
-    tell(base().view(
-        View::new("mine", "regular", ["pp", "tp", "pp"]),
-        views("mine"),
-    ));
+    tell(base().view(View::new("mine", "regular", ["pp", "tp", "pp"]), views("mine")));
     tell(base().view(View::new("fsdp", "regular", ["dp_shard"]), views("fsdp")));
     tell(base().view(View::new("", "regular", ["dp_shard"]), views("\"\"")));
 
     let picks = |name: &str| file(9, &format!("picks.{name}"));
-    tell(base().subgroup(
-        Subgroup::new("mine", "stages", [Member::First]),
-        picks("mine"),
-    ));
+    tell(base().subgroup(Subgroup::new("mine", "stages", [Member::First]), picks("mine")));
     tell(base().subgroup(Subgroup::new("mine", "pp", [Member::At(2)]), picks("mine")));
     tell(base().subgroup(Subgroup::new("mine", "pp", []), picks("mine")));
-    tell(base().subgroup(
-        Subgroup::new("mine", "embd", [Member::First]),
-        picks("mine"),
-    ));
+    tell(base().subgroup(Subgroup::new("mine", "embd", [Member::First]), picks("mine")));
 
     let mut narrow = GroupOptions::default();
     narrow.max_ctas = Some(8);
     let mut wide = GroupOptions::default();
     wide.max_ctas = Some(16);
     tell(base().options("tpp", narrow.clone(), Source::file("nccl.yaml")));
-    tell(
-        base()
-            .options("tp", narrow, flag("nccl"))
-            .options("tp", wide, Source::file("nccl.yaml")),
-    );
+    tell(base().options("tp", narrow, flag("nccl")).options("tp", wide, Source::file("nccl.yaml")));
     tell(base().ranks_per_host(0, flag("ranks_per_host")));
 
     insta::assert_snapshot!(all.join("\n"));
@@ -274,12 +195,7 @@ fn all_violations_are_reported_at_once() {
     });
     insta::assert_snapshot!(message(&settings));
 
-    let with_degrees = flags(&[
-        ("world", "16"),
-        ("pp", "2"),
-        ("ep", "3"),
-        ("order", "tp-zp"),
-    ]);
+    let with_degrees = flags(&[("world", "16"), ("pp", "2"), ("ep", "3"), ("order", "tp-zp")]);
     let violations = ParallelConfig::new(&with_degrees).unwrap_err();
     assert_eq!(violations.all().len(), 2, "{violations}");
 }
@@ -314,10 +230,7 @@ fn sources_name_flags_files_and_lines() {
 fn the_guide_shows_the_actual_message() {
     let mut settings = flags(&[("world", "8"), ("tp", "2"), ("order", "tp-zp-dp-pp")]);
     settings.set(Parallelism::Tp, 4, file(14, "parallel.tp"));
-    settings.view(
-        View::new("mine", "dense", ["dp_cp_shrd"]),
-        file(20, "views.mine"),
-    );
+    settings.view(View::new("mine", "dense", ["dp_cp_shrd"]), file(20, "views.mine"));
     let guide = include_str!("../../docs/parallel-state.md");
     let printed = message(&settings);
     assert!(guide.contains(&printed), "{printed}");

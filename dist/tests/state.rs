@@ -34,10 +34,7 @@ fn named_groups_match_megatron() {
         ("sp", 1),
     ];
     let config = ordered(&given, Order::MEGATRON).unwrap();
-    let extras = MegatronExtras {
-        instances: 2,
-        ..MegatronExtras::default()
-    };
+    let extras = MegatronExtras { instances: 2, ..MegatronExtras::default() };
     let groups = config.megatron_groups(&extras).unwrap();
     let state = ParallelState::new(config);
     for kind in &groups {
@@ -55,20 +52,15 @@ fn groups_equal_the_group_of_each_rank() {
     settings.ranks_per_host(4, here());
     let config = ParallelConfig::new(&settings).unwrap();
     let odd: Vec<usize> = (0..24).map(|at| 7 * at % 24).collect();
-    for state in [
-        ParallelState::new(config.clone()),
-        ParallelState::on_ranks(config, &odd).unwrap(),
-    ] {
+    for state in
+        [ParallelState::new(config.clone()), ParallelState::on_ranks(config, &odd).unwrap()]
+    {
         for name in state.names() {
             let groups = state.groups(name).unwrap();
             let mut members = BTreeSet::new();
             for group in &groups {
                 for rank in group.ranks() {
-                    assert_eq!(
-                        state.group(name, *rank).unwrap().as_ref(),
-                        Some(group),
-                        "{name}"
-                    );
+                    assert_eq!(state.group(name, *rank).unwrap().as_ref(), Some(group), "{name}");
                     assert!(members.insert(*rank), "{name}");
                 }
             }
@@ -85,13 +77,7 @@ fn groups_equal_the_group_of_each_rank() {
 /// Meshes and groups agree, on any ranks.
 #[test]
 fn meshes_have_the_same_groups() {
-    let config = config(&[
-        ("world", 24),
-        ("pp", 3),
-        ("cp_shard", 2),
-        ("tp", 2),
-        ("ep", 4),
-    ]);
+    let config = config(&[("world", 24), ("pp", 3), ("cp_shard", 2), ("tp", 2), ("ep", 4)]);
     let shuffled: Vec<usize> = (0..24).map(|at| 100 + 5 * at % 24).collect();
     for state in [
         ParallelState::new(config.clone()),
@@ -118,14 +104,8 @@ fn several_states_coexist() {
     let critic = ParallelState::new(config(&[("world", 8), ("tp", 2)]));
     let rollout = ParallelState::starting_at(config(&[("world", 4), ("tp", 4)]), 8).unwrap();
 
-    assert_eq!(
-        actor.group("tp", 5).unwrap(),
-        critic.group("tp", 5).unwrap()
-    );
-    assert_ne!(
-        actor.group("dp", 5).unwrap(),
-        critic.group("dp", 5).unwrap()
-    );
+    assert_eq!(actor.group("tp", 5).unwrap(), critic.group("tp", 5).unwrap());
+    assert_ne!(actor.group("dp", 5).unwrap(), critic.group("dp", 5).unwrap());
     assert_eq!(ranks(actor.group("dp", 5).unwrap()), [5, 7]);
     assert_eq!(ranks(critic.group("dp", 5).unwrap()), [1, 3, 5, 7]);
     assert_eq!(ranks(rollout.group("tp", 9).unwrap()), [8, 9, 10, 11]);
@@ -170,10 +150,7 @@ fn channels_and_options_are_part_of_a_group() {
     assert_eq!(tp.ranks(), world.ranks());
     assert_eq!(tp.options(), &options);
     assert_ne!(tp, world);
-    let gather = state
-        .group_on_channel("world", 3, Channel::Gather)
-        .unwrap()
-        .unwrap();
+    let gather = state.group_on_channel("world", 3, Channel::Gather).unwrap().unwrap();
     assert_eq!(gather, world.clone().with_channel(Channel::Gather));
     assert_ne!(gather, world);
 }
@@ -181,35 +158,16 @@ fn channels_and_options_are_part_of_a_group() {
 #[test]
 fn domains_views_and_subgroups_can_be_declared() {
     let mut settings = settings(&[("world", 16), ("pp", 2), ("tp", 2)]);
-    let vision = [
-        ("pp", Size::Ranks(2)),
-        ("vision_dp", Size::Auto),
-        ("vision_tp", Size::Ranks(4)),
-    ];
+    let vision = [("pp", Size::Ranks(2)), ("vision_dp", Size::Auto), ("vision_tp", Size::Ranks(4))];
     settings.domain(Domain::new("vision", vision), here());
-    settings.view(
-        View::new("vision_stage", "vision", ["vision_tp", "vision_dp"]),
-        here(),
-    );
-    settings.subgroup(
-        Subgroup::new("ends", "vision_stage", [Member::Last, Member::First]),
-        here(),
-    );
-    settings.subgroup(
-        Subgroup::new("second", "pp", [Member::At(1), Member::At(1)]),
-        here(),
-    );
+    settings.view(View::new("vision_stage", "vision", ["vision_tp", "vision_dp"]), here());
+    settings.subgroup(Subgroup::new("ends", "vision_stage", [Member::Last, Member::First]), here());
+    settings.subgroup(Subgroup::new("second", "pp", [Member::At(1), Member::At(1)]), here());
     let state = ParallelState::new(ParallelConfig::new(&settings).unwrap());
 
-    assert_eq!(
-        state.mesh("vision").unwrap().to_string(),
-        "pp 2 x vision_dp 2 x vision_tp 4"
-    );
+    assert_eq!(state.mesh("vision").unwrap().to_string(), "pp 2 x vision_dp 2 x vision_tp 4");
     assert_eq!(ranks(state.group("vision_dp", 6).unwrap()), [2, 6]);
-    assert_eq!(
-        ranks(state.group("vision_stage", 6).unwrap()),
-        [0, 4, 1, 5, 2, 6, 3, 7]
-    );
+    assert_eq!(ranks(state.group("vision_stage", 6).unwrap()), [0, 4, 1, 5, 2, 6, 3, 7]);
     assert_eq!(ranks(state.group("ends", 7).unwrap()), [7, 0]);
     assert_eq!(state.group("ends", 6).unwrap(), None);
     assert_eq!(ranks(state.group("second", 11).unwrap()), [11]);
@@ -246,19 +204,9 @@ fn views_flatten_axes() {
         let of = |name: &str| state.group(name, rank).unwrap();
         assert_eq!(of("fsdp"), dense.group(["dp_cp_shard"], rank).unwrap());
         let loss = ["dp_replicate", "dp_shard", "cp_shard", "cp_replicate", "sp"];
-        assert_eq!(
-            of("loss"),
-            state.mesh("regular").unwrap().group(loss, rank).unwrap()
-        );
+        assert_eq!(of("loss"), state.mesh("regular").unwrap().group(loss, rank).unwrap());
         assert_eq!(of("sp"), dense.group(["sp"], rank).unwrap());
-        assert_eq!(
-            of("ep"),
-            state
-                .mesh("expert")
-                .unwrap()
-                .group(["ep_shard"], rank)
-                .unwrap()
-        );
+        assert_eq!(of("ep"), state.mesh("expert").unwrap().group(["ep_shard"], rank).unwrap());
     }
     assert_eq!(ranks(state.group("fsdp", 0).unwrap()), [0, 4, 8, 12]);
 }
@@ -271,10 +219,8 @@ fn all_to_all_groups_follow_hosts() {
         let Some(expected) = row["groups"].as_object() else {
             continue;
         };
-        let (world, per_host) = (
-            number(row, "world").unwrap(),
-            number(row, "devices_per_host").unwrap(),
-        );
+        let (world, per_host) =
+            (number(row, "world").unwrap(), number(row, "devices_per_host").unwrap());
         let mut settings = settings(&[("world", world)]);
         settings.ranks_per_host(per_host, here());
         let state = ParallelState::new(ParallelConfig::new(&settings).unwrap());
@@ -286,11 +232,7 @@ fn all_to_all_groups_follow_hosts() {
         let ours = ours.unwrap();
         assert_eq!(ours.len(), expected.len());
         for (name, ranks) in expected {
-            assert_eq!(
-                serde_json::json!(ours[name].ranks()),
-                *ranks,
-                "{name} of {row}"
-            );
+            assert_eq!(serde_json::json!(ours[name].ranks()), *ranks, "{name} of {row}");
         }
         several += usize::from(world > per_host);
     }
@@ -321,10 +263,7 @@ fn hosts_follow_ranks_not_positions() {
 #[test]
 fn sequence_groups_match_deepspeed() {
     for row in table("deepspeed.json")["sequence"].as_array().unwrap() {
-        let given = [
-            ("world", number(row, "world").unwrap()),
-            ("sp", number(row, "sp").unwrap()),
-        ];
+        let given = [("world", number(row, "world").unwrap()), ("sp", number(row, "sp").unwrap())];
         let state = ParallelState::new(ordered(&given, "sp-dp").unwrap());
         assert_eq!(all(&state, "sp"), lists(&row["sequence"]));
         assert_eq!(all(&state, "sp_dp"), lists(&row["sequence_data"]));
@@ -333,14 +272,8 @@ fn sequence_groups_match_deepspeed() {
 
 #[test]
 fn mpu_getters_return_the_named_groups() {
-    let given = [
-        ("world", 32),
-        ("tp", 2),
-        ("pp", 2),
-        ("cp_shard", 2),
-        ("dp_replicate", 2),
-        ("ep", 4),
-    ];
+    let given =
+        [("world", 32), ("tp", 2), ("pp", 2), ("cp_shard", 2), ("dp_replicate", 2), ("ep", 4)];
     let state = ParallelState::new(config(&given));
     for rank in 0..32 {
         let mpu = state.mpu(rank).unwrap();
@@ -353,26 +286,17 @@ fn mpu_getters_return_the_named_groups() {
             ("pp", Mpu::get_pipeline_model_parallel_group),
             ("dp", Mpu::get_data_parallel_group),
             ("dp_cp", Mpu::get_data_parallel_group_with_context_parallel),
-            (
-                "intra_dp_cp",
-                Mpu::get_partial_data_parallel_group_with_context_parallel,
-            ),
+            ("intra_dp_cp", Mpu::get_partial_data_parallel_group_with_context_parallel),
             ("cp", Mpu::get_context_parallel_group),
             ("sp_dp", Mpu::get_sequence_data_parallel_group),
             ("tp_dp", Mpu::get_tensor_and_data_parallel_group),
-            (
-                "tp_dp_cp",
-                Mpu::get_tensor_and_data_parallel_group_with_context_parallel,
-            ),
+            ("tp_dp_cp", Mpu::get_tensor_and_data_parallel_group_with_context_parallel),
             ("tp_cp", Mpu::get_tensor_and_context_parallel_group),
             ("ep", Mpu::get_expert_model_parallel_group),
             ("ep_tp", Mpu::get_expert_tensor_parallel_group),
             ("ep_dp", Mpu::get_expert_data_parallel_group),
             ("tp_ep_mp", Mpu::get_expert_tensor_and_model_parallel_group),
-            (
-                "tp_ep_pp",
-                Mpu::get_expert_tensor_model_pipeline_parallel_group,
-            ),
+            ("tp_ep_pp", Mpu::get_expert_tensor_model_pipeline_parallel_group),
         ];
         for (name, getter) in getters {
             assert_eq!(Some(getter(&mpu)), of(name), "{name}");
@@ -382,10 +306,7 @@ fn mpu_getters_return_the_named_groups() {
         assert_eq!(mpu.get_tensor_model_parallel_rank(), location("tp"));
         assert_eq!(mpu.get_model_parallel_rank(), location("tp"));
         assert_eq!(mpu.get_expert_model_parallel_rank(), location("ep"));
-        assert_eq!(
-            mpu.get_tensor_model_parallel_src_rank(),
-            rank - location("tp")
-        );
+        assert_eq!(mpu.get_tensor_model_parallel_src_rank(), rank - location("tp"));
         assert_eq!(mpu.get_data_parallel_group_ranks(), ranks(of("dp")));
     }
 
@@ -445,11 +366,7 @@ fn invalid_queries_are_errors() {
         let error = ParallelState::on_ranks(config.clone(), wrong).unwrap_err();
         assert!(matches!(error, StateError::Mesh(_)), "{error}");
     }
-    for far in [
-        usize::MAX,
-        meshgrad_mesh::MAX_RANKS,
-        meshgrad_mesh::MAX_RANKS - 2,
-    ] {
+    for far in [usize::MAX, meshgrad_mesh::MAX_RANKS, meshgrad_mesh::MAX_RANKS - 2] {
         let error = ParallelState::starting_at(config.clone(), far).unwrap_err();
         assert!(matches!(error, StateError::RankTooLarge { .. }), "{error}");
     }

@@ -99,27 +99,15 @@ fn host_threads(launch: &Launch<'_>, options: &Options) -> u64 {
         0 => rayon::current_num_threads(),
         threads => threads,
     };
-    let ctas: u64 = launch
-        .grid
-        .iter()
-        .map(|extent| u64::from(*extent))
-        .product();
+    let ctas: u64 = launch.grid.iter().map(|extent| u64::from(*extent)).product();
     (threads as u64).min(ctas).max(1)
 }
 
 fn validate(launch: &Launch<'_>) -> Result<(), LaunchError> {
     let kernel = launch.kernel;
-    let invalid = |problem: String| {
-        Err(LaunchError::Invalid {
-            kernel: kernel.name.clone(),
-            problem,
-        })
-    };
-    let threads: u64 = launch
-        .block
-        .iter()
-        .map(|extent| u64::from(*extent))
-        .product();
+    let invalid =
+        |problem: String| Err(LaunchError::Invalid { kernel: kernel.name.clone(), problem });
+    let threads: u64 = launch.block.iter().map(|extent| u64::from(*extent)).product();
     if threads == 0 || launch.grid.contains(&0) {
         return invalid("grid and block extents must be positive".into());
     }
@@ -186,9 +174,7 @@ fn prepare<'l>(
 }
 
 fn no_memory(kernel: &Kernel) -> LaunchError {
-    LaunchError::HostMemory {
-        kernel: kernel.name.clone(),
-    }
+    LaunchError::HostMemory { kernel: kernel.name.clone() }
 }
 
 /// A fault and the CTA that it occurred in.
@@ -215,10 +201,7 @@ fn run_parallel(grid: &Grid<'_>, threads: u64) -> Result<Vec<Counts>, LaunchErro
             });
         }
     });
-    finish(
-        outcomes.into_inner().unwrap_or_else(|it| it.into_inner()),
-        grid,
-    )
+    finish(outcomes.into_inner().unwrap_or_else(|it| it.into_inner()), grid)
 }
 
 type Outcome = Result<Vec<Counts>, Option<Failure>>;
@@ -286,10 +269,7 @@ fn run_interleaved(grid: &Grid<'_>) -> Result<Vec<Counts>, LaunchError> {
         while next < grid.ctas() && resident.len() < target_count.min(max_resident) {
             let (mut cta, mut warps) = match done.pop() {
                 Some(used) => used,
-                None => (
-                    Cta::new(grid).ok_or_else(|| no_memory(grid.kernel))?,
-                    Vec::new(),
-                ),
+                None => (Cta::new(grid).ok_or_else(|| no_memory(grid.kernel))?, Vec::new()),
             };
             cta.restart(next, &mut warps);
             resident.push((cta, warps));
@@ -314,9 +294,8 @@ fn run_interleaved(grid: &Grid<'_>) -> Result<Vec<Counts>, LaunchError> {
                 resident.iter_mut().for_each(|(cta, _)| cta.reset_stall());
             }
         }
-        let (ended, running): (Vec<_>, Vec<_>) = resident
-            .into_iter()
-            .partition(|(_, warps)| warps.iter().all(Warp::is_done));
+        let (ended, running): (Vec<_>, Vec<_>) =
+            resident.into_iter().partition(|(_, warps)| warps.iter().all(Warp::is_done));
         resident = running;
         done.extend(ended);
         let no_more_ctas = next == grid.ctas() || resident.len() >= max_resident;
@@ -332,10 +311,7 @@ fn run_interleaved(grid: &Grid<'_>) -> Result<Vec<Counts>, LaunchError> {
     for (cta, _) in done {
         match counts.is_empty() {
             true => counts = cta.counts,
-            false => counts
-                .iter_mut()
-                .zip(&cta.counts)
-                .for_each(|(a, b)| a.add(b)),
+            false => counts.iter_mut().zip(&cta.counts).for_each(|(a, b)| a.add(b)),
         }
     }
     Ok(counts)
@@ -369,8 +345,5 @@ fn failure(cta: &Cta<'_>, warps: &[Warp], warp: usize, fault: Fault) -> Failure 
         }
         _ => cta.pc,
     };
-    Failure {
-        cta: cta.index,
-        finding: Box::new(locate(cta.grid, cta.index, warp, pc, fault)),
-    }
+    Failure { cta: cta.index, finding: Box::new(locate(cta.grid, cta.index, warp, pc, fault)) }
 }

@@ -150,66 +150,42 @@ impl Options {
             .filter(|value| !value.is_empty())
             {
                 None => Ok(()),
-                Some(value) => apply(&mut options, &value).ok_or(OptionsError {
-                    variable,
-                    value,
-                    expected,
-                }),
+                Some(value) => {
+                    apply(&mut options, &value).ok_or(OptionsError { variable, value, expected })
+                }
             };
-        set(
-            "MESHGRAD_EMULATOR_SANITIZE",
-            "on or off",
-            &|options, value| {
-                options.sanitize = switch(value)?;
-                Some(())
-            },
-        )?;
-        set(
-            "MESHGRAD_EMULATOR_SCHEDULE",
-            "ordered or random:SEED",
-            &|options, value| {
-                options.schedule_seed = match value {
-                    "ordered" => None,
-                    _ => Some(value.strip_prefix("random:")?.parse().ok()?),
-                };
-                Some(())
-            },
-        )?;
-        set(
-            "MESHGRAD_EMULATOR_ASYNC",
-            "eager, lazy or random:SEED",
-            &|options, value| {
-                options.async_copies = match value {
-                    "eager" => AsyncCopies::Eager,
-                    "lazy" => AsyncCopies::Lazy,
-                    _ => AsyncCopies::Random {
-                        seed: value.strip_prefix("random:")?.parse().ok()?,
-                    },
-                };
-                Some(())
-            },
-        )?;
-        set(
-            "MESHGRAD_EMULATOR_APPROX",
-            "rounded or perturbed:SEED",
-            &|options, value| {
-                options.approximation = match value {
-                    "rounded" => Approximation::Rounded,
-                    _ => Approximation::Perturbed {
-                        seed: value.strip_prefix("perturbed:")?.parse().ok()?,
-                    },
-                };
-                Some(())
-            },
-        )?;
-        set(
-            "MESHGRAD_EMULATOR_THREADS",
-            "a number",
-            &|options, value| {
-                options.threads = value.parse().ok()?;
-                Some(())
-            },
-        )?;
+        set("MESHGRAD_EMULATOR_SANITIZE", "on or off", &|options, value| {
+            options.sanitize = switch(value)?;
+            Some(())
+        })?;
+        set("MESHGRAD_EMULATOR_SCHEDULE", "ordered or random:SEED", &|options, value| {
+            options.schedule_seed = match value {
+                "ordered" => None,
+                _ => Some(value.strip_prefix("random:")?.parse().ok()?),
+            };
+            Some(())
+        })?;
+        set("MESHGRAD_EMULATOR_ASYNC", "eager, lazy or random:SEED", &|options, value| {
+            options.async_copies = match value {
+                "eager" => AsyncCopies::Eager,
+                "lazy" => AsyncCopies::Lazy,
+                _ => AsyncCopies::Random { seed: value.strip_prefix("random:")?.parse().ok()? },
+            };
+            Some(())
+        })?;
+        set("MESHGRAD_EMULATOR_APPROX", "rounded or perturbed:SEED", &|options, value| {
+            options.approximation = match value {
+                "rounded" => Approximation::Rounded,
+                _ => Approximation::Perturbed {
+                    seed: value.strip_prefix("perturbed:")?.parse().ok()?,
+                },
+            };
+            Some(())
+        })?;
+        set("MESHGRAD_EMULATOR_THREADS", "a number", &|options, value| {
+            options.threads = value.parse().ok()?;
+            Some(())
+        })?;
         set(
             "MESHGRAD_EMULATOR_SHARED_BASE",
             "a multiple of 1024 below 65536",
@@ -220,14 +196,10 @@ impl Options {
                 Some(())
             },
         )?;
-        set(
-            "MESHGRAD_EMULATOR_STALL_LIMIT",
-            "a number of instructions",
-            &|options, value| {
-                options.stall_limit = value.parse().ok()?;
-                Some(())
-            },
-        )?;
+        set("MESHGRAD_EMULATOR_STALL_LIMIT", "a number of instructions", &|options, value| {
+            options.stall_limit = value.parse().ok()?;
+            Some(())
+        })?;
         Ok(options)
     }
 }

@@ -124,13 +124,7 @@ pub enum Source {
 
 impl fmt::Display for Thread {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Thread {
-            cta,
-            thread,
-            warp,
-            lane,
-            source,
-        } = self;
+        let Thread { cta, thread, warp, lane, source } = self;
         let [x, y, z] = cta;
         f.write_str(match source {
             Source::Thread => "",
@@ -140,10 +134,7 @@ impl fmt::Display for Thread {
         match lane {
             Some(lane) => {
                 let [i, j, k] = thread;
-                write!(
-                    f,
-                    "thread ({i},{j},{k}) of CTA ({x},{y},{z}), warp {warp} lane {lane}"
-                )
+                write!(f, "thread ({i},{j},{k}) of CTA ({x},{y},{z}), warp {warp} lane {lane}")
             }
             None => write!(f, "warp {warp} of CTA ({x},{y},{z})"),
         }
@@ -169,11 +160,7 @@ pub struct Finding {
 
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "{} in kernel `{}`: {}",
-            self.kind, self.kernel, self.message
-        )?;
+        writeln!(f, "{} in kernel `{}`: {}", self.kind, self.kernel, self.message)?;
         writeln!(f, "    at  {}", self.site)?;
         write!(f, "    by  {}", self.thread)?;
         if let Some((thread, site, wrote)) = &self.other {

@@ -41,22 +41,14 @@ const INCREMENT: &str = "
     }";
 
 fn block(threads: u32) -> LaunchConfig {
-    LaunchConfig {
-        grid_dim: (1, 1, 1),
-        block_dim: (threads, 1, 1),
-        shared_mem_bytes: 0,
-    }
+    LaunchConfig { grid_dim: (1, 1, 1), block_dim: (threads, 1, 1), shared_mem_bytes: 0 }
 }
 
 #[test]
 fn work_ordered_by_events_is_correct() -> Result<(), DriverError> {
     let context = context();
-    let streams = (0..3)
-        .map(|_| context.new_stream())
-        .collect::<Result<Vec<_>, _>>()?;
-    let kernel = context
-        .load_module(Ptx::from_src(INCREMENT))?
-        .load_function("increment")?;
+    let streams = (0..3).map(|_| context.new_stream()).collect::<Result<Vec<_>, _>>()?;
+    let kernel = context.load_module(Ptx::from_src(INCREMENT))?.load_function("increment")?;
     for round in 0..50 {
         let mut x = streams[round % 3].clone_htod(&[0_u32; 8])?;
         for step in 0..9 {
@@ -145,9 +137,7 @@ fn pinned_memory_is_read_when_the_copy_runs() -> Result<(), DriverError> {
 fn a_failed_kernel_is_reported_at_synchronization() -> Result<(), DriverError> {
     let context = context();
     let stream = context.new_stream()?;
-    let kernel = context
-        .load_module(Ptx::from_src(INCREMENT))?
-        .load_function("increment")?;
+    let kernel = context.load_module(Ptx::from_src(INCREMENT))?.load_function("increment")?;
     let mut x = stream.clone_htod(&[0_u32; 8])?;
     stream.synchronize()?;
     let mut launch = stream.launch_builder(&kernel);

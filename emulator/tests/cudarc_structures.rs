@@ -23,9 +23,7 @@ fn context() -> Arc<CudaContext> {
         ("MESHGRAD_EMULATOR_QUIET", "1"),
     ]);
     let context = CudaContext::new(0).expect("the emulator has a device");
-    context
-        .bind_to_thread()
-        .expect("the context can be current");
+    context.bind_to_thread().expect("the context can be current");
     context
 }
 
@@ -62,10 +60,7 @@ fn load(context: &Arc<CudaContext>) -> Loaded {
     let module = unsafe { result::module::load_data(text.as_ptr().cast()) }.unwrap();
     // SAFETY: the module is loaded.
     let function = unsafe { result::module::get_function(module, c"together".to_owned()) };
-    Loaded {
-        function: function.unwrap(),
-        stream: context.default_stream(),
-    }
+    Loaded { function: function.unwrap(), stream: context.default_stream() }
 }
 
 fn launch_with(
@@ -90,12 +85,7 @@ fn launch_with(
     let mut parameters = [(&raw mut address).cast::<c_void>()];
     // SAFETY: the kernel's only parameter, an address of four bytes.
     let code = unsafe {
-        sys::cuLaunchKernelEx(
-            &configuration,
-            loaded.function,
-            parameters.as_mut_ptr(),
-            null_mut(),
-        )
+        sys::cuLaunchKernelEx(&configuration, loaded.function, parameters.as_mut_ptr(), null_mut())
     };
     drop(guard);
     match code {
@@ -132,23 +122,14 @@ fn launch_configurations_have_the_layout_of_cuda_h() {
     );
 
     let cluster = |x| {
-        attribute(
-            CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
-            |it| {
-                // SAFETY: the union consists of integers.
-                let dim = unsafe { &mut it.value.clusterDim };
-                (dim.x, dim.y, dim.z) = (x, 1, 1);
-            },
-        )
+        attribute(CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, |it| {
+            // SAFETY: the union consists of integers.
+            let dim = unsafe { &mut it.value.clusterDim };
+            (dim.x, dim.y, dim.z) = (x, 1, 1);
+        })
     };
-    assert_eq!(
-        launch_with(&loaded, &mut [cooperative, cluster(1)], 4),
-        Ok(4)
-    );
-    assert_eq!(
-        launch_with(&loaded, &mut [cluster(2)], 4),
-        Err(CUresult::CUDA_ERROR_NOT_SUPPORTED)
-    );
+    assert_eq!(launch_with(&loaded, &mut [cooperative, cluster(1)], 4), Ok(4));
+    assert_eq!(launch_with(&loaded, &mut [cluster(2)], 4), Err(CUresult::CUDA_ERROR_NOT_SUPPORTED));
 }
 
 #[test]
@@ -192,10 +173,7 @@ fn a_pool_enforces_its_limit() {
     // SAFETY: the pool is destroyed after the memory is freed.
     unsafe {
         let stream = stream.cu_stream();
-        assert_eq!(
-            sys::cuMemPoolCreate(&mut pool, &properties),
-            CUresult::CUDA_SUCCESS
-        );
+        assert_eq!(sys::cuMemPoolCreate(&mut pool, &properties), CUresult::CUDA_SUCCESS);
         let mut take = |bytes| sys::cuMemAllocFromPoolAsync(&mut address, bytes, pool, stream);
         assert_eq!(take((1 << 20) + 1), CUresult::CUDA_ERROR_OUT_OF_MEMORY);
         assert_eq!(take(1 << 20), CUresult::CUDA_SUCCESS);
@@ -218,15 +196,9 @@ fn pointer_attributes_are_reported() -> Result<(), DriverError> {
     let (mut kind, mut start, mut bytes, mut device) = (0u32, 0u64, 0usize, -1 as c_int);
     use CUpointer_attribute as A;
     ask(A::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, (&raw mut kind).cast())?;
-    ask(
-        A::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
-        (&raw mut start).cast(),
-    )?;
+    ask(A::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, (&raw mut start).cast())?;
     ask(A::CU_POINTER_ATTRIBUTE_RANGE_SIZE, (&raw mut bytes).cast())?;
-    ask(
-        A::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
-        (&raw mut device).cast(),
-    )?;
+    ask(A::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, (&raw mut device).cast())?;
     let on_device = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE as u32;
     assert_eq!((kind, start, bytes, device), (on_device, base, 256, 0));
     Ok(())

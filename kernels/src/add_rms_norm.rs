@@ -26,9 +26,7 @@ impl AddRmsNorm {
     /// The kernel for rows of `features` elements. `aligned`: whether all matrices and w begin at
     /// multiples of 16 bytes.
     pub fn new(dtype: Dtype, features: usize, aligned: bool) -> AddRmsNorm {
-        AddRmsNorm {
-            form: Form::new(dtype, features, aligned),
-        }
+        AddRmsNorm { form: Form::new(dtype, features, aligned) }
     }
 
     /// The launch over rows; `None` if there are no rows.
@@ -97,9 +95,7 @@ impl AddRmsNormGradInput {
     /// The kernel for rows of `features` elements. `aligned`: whether all matrices and w begin at
     /// multiples of 16 bytes.
     pub fn new(dtype: Dtype, features: usize, aligned: bool) -> AddRmsNormGradInput {
-        AddRmsNormGradInput {
-            form: Form::new(dtype, features, aligned),
-        }
+        AddRmsNormGradInput { form: Form::new(dtype, features, aligned) }
     }
 
     /// The launch over rows; `None` if there are no rows.

@@ -114,19 +114,8 @@ impl Variant for ArgReduce {
 
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, PART_THREADS).reserve_load_registers();
-        let Call {
-            x,
-            indices,
-            rows,
-            features,
-            chunk,
-            chunks,
-        } = self.parameters(k);
-        let of = Chunked {
-            rows,
-            features,
-            chunk,
-        };
+        let Call { x, indices, rows, features, chunk, chunks } = self.parameters(k);
+        let of = Chunked { rows, features, chunk };
 
         let part = Part::new(k, self.tile, x, of);
         let first = part.first.low();
@@ -187,11 +176,7 @@ impl Variant for ArgReduceChunks {
 
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
-        let ArgReduceChunksCall {
-            keys,
-            indices,
-            chunks,
-        } = self.parameters(k);
+        let ArgReduceChunksCall { keys, indices, chunks } = self.parameters(k);
 
         let line = keys.element_wide::<u64>(k.cta().mul_wide(chunks));
         let best = k.var(NONE);

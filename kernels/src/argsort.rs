@@ -94,11 +94,7 @@ impl Variant for Argsort {
     fn entry(&self) -> String {
         match self {
             Argsort::Values { dtype, descending } => {
-                let order = if *descending {
-                    "descending"
-                } else {
-                    "ascending"
-                };
+                let order = if *descending { "descending" } else { "ascending" };
                 format!("argsort_values_{}_{order}", dtype.name())
             }
             Argsort::Rows => "argsort_rows".to_owned(),

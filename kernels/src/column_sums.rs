@@ -55,13 +55,7 @@ impl ColumnSums {
         let width = if vectorized { vector } else { 1 };
         let needed = features.div_ceil(width as usize).min(MAX_ACROSS as usize) as u32;
         let across = needed.next_power_of_two();
-        ColumnSums {
-            dtype,
-            tile: ColumnTile { across, width },
-            matrices,
-            numbers,
-            value,
-        }
+        ColumnSums { dtype, tile: ColumnTile { across, width }, matrices, numbers, value }
     }
 
     /// The launch; `None` if there are no rows or no features.
@@ -146,9 +140,7 @@ impl Variant for ColumnSums {
             self.values(&call, &row, exists)
         });
 
-        let to = call
-            .partials
-            .element_wide::<f32>(partial.mul_wide(call.features));
+        let to = call.partials.element_wide::<f32>(partial.mul_wide(call.features));
         let to = element(Dtype::F32, to, columns.first);
         store_sums(to, columns.lead(), &sums);
         k.finish()
@@ -187,10 +179,7 @@ pub struct SumPartials {
 
 impl SumPartials {
     /// 32 columns per CTA, one per lane; its eight warps process different rows.
-    const TILE: ColumnTile = ColumnTile {
-        across: 32,
-        width: 1,
-    };
+    const TILE: ColumnTile = ColumnTile { across: 32, width: 1 };
 
     /// The kernel that adds the sum to the old value if `accumulate`, and otherwise replaces the
     /// value.
@@ -223,12 +212,7 @@ impl Variant for SumPartials {
 
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS).reserve_load_registers();
-        let SumPartialsCall {
-            partials,
-            to,
-            rows,
-            features,
-        } = self.parameters(k);
+        let SumPartialsCall { partials, to, rows, features } = self.parameters(k);
 
         let columns = Columns::new(k, Self::TILE, features);
         let sums = columns.fold(

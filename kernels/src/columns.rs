@@ -48,14 +48,7 @@ impl<'k> Columns<'k> {
         let across = k.thread() & (tile.across - 1);
         let below = k.thread() >> tile.across.trailing_zeros();
         let first = (k.cta() * tile.across + across) * tile.width;
-        Columns {
-            k,
-            tile,
-            across,
-            below,
-            first,
-            exist: first.lt(features),
-        }
+        Columns { k, tile, across, below, first, exist: first.lt(features) }
     }
 
     /// Reduces `values(load(row))` over rows `start..end`. All rows of a step are loaded before the
@@ -74,19 +67,18 @@ impl<'k> Columns<'k> {
         let folded: Vec<Variable<'k, f32>> = folded.collect();
 
         let step = lanes * u64::from(ROWS_IN_FLIGHT);
-        self.k
-            .for_range(start + self.below.wide(), end, step, |row| {
-                let rows = (0..u64::from(ROWS_IN_FLIGHT)).map(|i| {
-                    let row = row + i * lanes;
-                    let exists = self.exist & row.lt(end);
-                    (load(row, exists), exists)
-                });
-                for (loaded, exists) in rows.collect::<Vec<_>>() {
-                    for (folded, value) in folded.iter().zip(values(loaded, exists)) {
-                        op.accumulate(folded, value);
-                    }
-                }
+        self.k.for_range(start + self.below.wide(), end, step, |row| {
+            let rows = (0..u64::from(ROWS_IN_FLIGHT)).map(|i| {
+                let row = row + i * lanes;
+                let exists = self.exist & row.lt(end);
+                (load(row, exists), exists)
             });
+            for (loaded, exists) in rows.collect::<Vec<_>>() {
+                for (folded, value) in folded.iter().zip(values(loaded, exists)) {
+                    op.accumulate(folded, value);
+                }
+            }
+        });
         self.over_lanes(&folded, op)
     }
 
@@ -116,10 +108,7 @@ impl<'k> Columns<'k> {
 
         let top = shared.element::<f32>(self.across);
         let total = |plane: u32| {
-            let of_lane = |lane| {
-                top.offset(4 * (THREADS * plane + lane * across))
-                    .load::<f32>()
-            };
+            let of_lane = |lane| top.offset(4 * (THREADS * plane + lane * across)).load::<f32>();
             (1..lanes).fold(of_lane(0), |total, lane| op.apply(total, of_lane(lane)))
         };
         (0..self.tile.width).map(total).collect()

@@ -21,13 +21,8 @@ pub const LN_2_HIGH: f32 = 0.693_359_4;
 pub const LN_2_LOW: f32 = -2.121_944_4e-4;
 
 /// q in exp(r) = 1 + r + r^2 q(r) on |r| <= ln(2) / 2. Relative error less than 2^-28.
-pub const EXP_TAIL: [f32; 5] = [
-    0.499_999_94,
-    0.166_665_21,
-    0.041_668_39,
-    0.008_368_745,
-    0.001_381_453_9,
-];
+pub const EXP_TAIL: [f32; 5] =
+    [0.499_999_94, 0.166_665_21, 0.041_668_39, 0.008_368_745, 0.001_381_453_9];
 
 /// q in ln(1 + r) = r - r^2 / 2 + r^3 q(r) on sqrt(1/2) <= 1 + r < sqrt(2). Relative error less
 /// than 2^-27.
@@ -49,13 +44,8 @@ const SIN_TAIL: [f32; 3] = [-0.166_666_55, 0.008_332_156, -1.951_463_2e-4];
 const COS_TAIL: [f32; 3] = [0.041_666_646, -0.001_388_736_2, 2.443_773_2e-5];
 
 /// q in tanh(x) = x + x^3 q(x^2) on |x| <= 0.55. Relative error less than 2^-29.
-const TANH_TAIL: [f32; 5] = [
-    -0.333_333_16,
-    0.133_325_86,
-    -0.053_852_312,
-    0.021_071_682,
-    -0.006_274_243,
-];
+const TANH_TAIL: [f32; 5] =
+    [-0.333_333_16, 0.133_325_86, -0.053_852_312, 0.021_071_682, -0.006_274_243];
 
 /// Up to this |x|, erf is a polynomial in x; above, 1 minus an exponential.
 pub const ERF_SMALL: f32 = 0.95;
@@ -93,15 +83,8 @@ const HALF_PI: [f32; 3] = [1.570_796_4, -4.371_139e-8, -1.715_124_5e-15];
 const LARGEST_SIMPLE_ANGLE: f32 = 105_615.0;
 
 /// The binary digits of the fraction 2 / pi = 0.636..., after one word of zeros.
-const TWO_OVER_PI: [u32; 7] = [
-    0,
-    0xa2f9_836e,
-    0x4e44_1529,
-    0xfc27_57d1,
-    0xf534_ddc0,
-    0xdb62_9599,
-    0x3c43_9041,
-];
+const TWO_OVER_PI: [u32; 7] =
+    [0, 0xa2f9_836e, 0x4e44_1529, 0xfc27_57d1, 0xf534_ddc0, 0xdb62_9599, 0x3c43_9041];
 
 /// e^x, with an error of at most 1 ulp over all of f32, subnormal results included. The result is 0
 /// below -104 and infinity above 88.73.

@@ -252,14 +252,8 @@ impl From<Node> for Expression {
             Node::Scalar(index) => (0, usize::from(index) + 1),
             _ => (0, 0),
         };
-        let mut root = Root {
-            digest: digest.finish(),
-            operations: 1,
-            instructions,
-            operands,
-            scalars,
-            node,
-        };
+        let mut root =
+            Root { digest: digest.finish(), operations: 1, instructions, operands, scalars, node };
         for Expression(argument) in root.node.arguments() {
             // Sharing makes exponentially large trees from few allocations.
             root.operations = root.operations.saturating_add(argument.operations);
@@ -354,8 +348,7 @@ impl fmt::Display for Expression {
             Node::Compare(comparison, ..) => f.write_str(comparison.name())?,
             Node::Select(..) => f.write_str("select")?,
         }
-        self.arguments()
-            .try_for_each(|argument| write!(f, "_{argument}"))
+        self.arguments().try_for_each(|argument| write!(f, "_{argument}"))
     }
 }
 
@@ -367,11 +360,9 @@ pub(crate) fn short_name(text: String) -> String {
     if text.len() <= MAX_NAME {
         return text;
     }
-    let digest = text
-        .bytes()
-        .fold(0xcbf2_9ce4_8422_2325_u64, |digest, byte| {
-            (digest ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-        });
+    let digest = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |digest, byte| {
+        (digest ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
     format!("{digest:016x}")
 }
 
@@ -393,10 +384,7 @@ mod tests {
             (&x * 2.0 + x.sigmoid()).select(1.0, Expression::scalar(0))
         };
         assert_eq!(build(), build());
-        assert_eq!(
-            build().to_string(),
-            "select_plus_times_x0_c40000000_sigmoid_x0_c3f800000_s0"
-        );
+        assert_eq!(build().to_string(), "select_plus_times_x0_c40000000_sigmoid_x0_c3f800000_s0");
     }
 
     #[test]
@@ -411,10 +399,7 @@ mod tests {
     #[test]
     fn constants_differ_by_their_bits() {
         assert_ne!(Expression::constant(0.0), Expression::constant(-0.0));
-        assert_eq!(
-            Expression::constant(f32::NAN),
-            Expression::constant(f32::NAN)
-        );
+        assert_eq!(Expression::constant(f32::NAN), Expression::constant(f32::NAN));
     }
 
     #[test]

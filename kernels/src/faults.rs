@@ -42,10 +42,7 @@ impl FaultSite {
             "site {site}: sites are 1 to {}",
             FaultSite::LAST
         );
-        FaultSite {
-            word: Out(word),
-            site: u64::from(site) << INDEX_BITS,
-        }
+        FaultSite { word: Out(word), site: u64::from(site) << INDEX_BITS }
     }
 }
 
@@ -75,8 +72,7 @@ impl<'k> Faults<'k> {
     #[track_caller]
     pub fn report(self, outside: Pred<'k>, index: S64<'k>) {
         let reported = index.max(-LAST_INDEX).min(LAST_INDEX).unsigned();
-        self.word
-            .atomic_max_if(outside, (reported & INDEX_MASK) | self.site);
+        self.word.atomic_max_if(outside, (reported & INDEX_MASK) | self.site);
     }
 
     /// Whether `index` is in 0..extent; reports it otherwise.

@@ -26,11 +26,7 @@ impl Tile {
         let whole = aligned && features.is_multiple_of(dtype.per_vector());
         let width = if whole { dtype.per_vector() } else { 1 };
         let lanes = (features / width).clamp(1, 32).next_power_of_two();
-        Tile {
-            dtype,
-            width,
-            lanes,
-        }
+        Tile { dtype, width, lanes }
     }
 
     pub(crate) fn kernel(self, entry: String) -> Kernel {
@@ -43,11 +39,7 @@ impl Tile {
     }
 
     pub(crate) fn name(self) -> String {
-        let Tile {
-            dtype,
-            width,
-            lanes,
-        } = self;
+        let Tile { dtype, width, lanes } = self;
         format!("{}_w{width}_t{lanes}", dtype.name())
     }
 }
@@ -67,14 +59,7 @@ impl<'k> Group<'k> {
     pub(crate) fn new(k: &'k Kernel, tile: Tile, rows: U64<'k>, features: U32<'k>) -> Group<'k> {
         let in_cta = k.thread() >> tile.lanes.trailing_zeros();
         let row = k.cta().mul_wide(THREADS / tile.lanes) + in_cta.wide();
-        Group {
-            k,
-            tile,
-            row,
-            exists: row.lt(rows),
-            lane: k.thread() & (tile.lanes - 1),
-            features,
-        }
+        Group { k, tile, row, exists: row.lt(rows), lane: k.thread() & (tile.lanes - 1), features }
     }
 
     /// The same group with another row. The `rows` rows are divided into `segments`, and consecutive
@@ -86,11 +71,7 @@ impl<'k> Group<'k> {
         let in_segment = self.row.low() / segments;
         let segment = self.row.low() - in_segment * segments;
         let row = segment * of_segment + in_segment;
-        Group {
-            row: row.wide(),
-            exists: in_segment.lt(of_segment) & row.lt(rows),
-            ..self
-        }
+        Group { row: row.wide(), exists: in_segment.lt(of_segment) & row.lt(rows), ..self }
     }
 
     /// The address of a row of a matrix.
@@ -106,14 +87,13 @@ impl<'k> Group<'k> {
     pub(crate) fn for_accesses(&self, count: u32, body: impl FnOnce(Vec<(U32<'k>, Pred<'k>)>)) {
         let Tile { width, lanes, .. } = self.tile;
         let (first, step) = (self.lane * width, lanes * width);
-        self.k
-            .for_range(first, self.features, step * count, |element| {
-                let elements = (0..count).map(|i| match i {
-                    0 => element,
-                    _ => element + i * step,
-                });
-                body(elements.map(|it| (it, it.lt(self.features))).collect());
+        self.k.for_range(first, self.features, step * count, |element| {
+            let elements = (0..count).map(|i| match i {
+                0 => element,
+                _ => element + i * step,
             });
+            body(elements.map(|it| (it, it.lt(self.features))).collect());
+        });
     }
 
     /// The address of an element of a row.

@@ -27,12 +27,7 @@ pub fn philox<'k>(key: [U32<'k>; 2], counter: [U32<'k>; 4]) -> [U32<'k>; 4] {
             (left, right) = (left + KEY_STEPS[0], right + KEY_STEPS[1]);
         }
         let (of_a, of_c) = (a.mul_high(MULTIPLIERS[0]), c.mul_high(MULTIPLIERS[1]));
-        (a, b, c, d) = (
-            of_c ^ b ^ left,
-            c * MULTIPLIERS[1],
-            of_a ^ d ^ right,
-            a * MULTIPLIERS[0],
-        );
+        (a, b, c, d) = (of_c ^ b ^ left, c * MULTIPLIERS[1], of_a ^ d ^ right, a * MULTIPLIERS[0]);
     }
     [a, b, c, d]
 }
@@ -46,10 +41,7 @@ impl<'k> Key<'k> {
     #[track_caller]
     pub fn fold(self, value: U64<'k>) -> Key<'k> {
         let Key([a, b, c, d]) = self;
-        Key(philox(
-            [a ^ FOLD, b],
-            [value.low(), (value >> 32).low(), c, d],
-        ))
+        Key(philox([a ^ FOLD, b], [value.low(), (value >> 32).low(), c, d]))
     }
 
     /// The four words of a block: those of elements `4 * block` to `4 * block + 3`.

@@ -228,11 +228,6 @@ fn at_most(what: &'static str, count: usize, limit: usize) -> Result<()> {
     let kernel = "row_map";
     match count <= limit {
         true => Ok(()),
-        false => Err(Error::TooMany {
-            kernel,
-            what,
-            count,
-            limit,
-        }),
+        false => Err(Error::TooMany { kernel, what, count, limit }),
     }
 }

@@ -52,10 +52,7 @@ impl Softmax {
     /// The kernel for rows of `features` elements. `aligned`: whether x and y begin at multiples of
     /// 16 bytes.
     pub fn new(function: Function, dtype: Dtype, features: usize, aligned: bool) -> Softmax {
-        Softmax {
-            function,
-            form: Form::new(dtype, features, aligned),
-        }
+        Softmax { function, form: Form::new(dtype, features, aligned) }
     }
 
     /// The launch over rows; `None` if there are no rows.

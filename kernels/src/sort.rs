@@ -99,12 +99,7 @@ impl<'k> Call<'k> {
         let loaded: Vec<_> = (0..ROUNDS).map(load).collect();
         let ranked = |(index, exists, key): (U32<'k>, Pred<'k>, U32<'k>)| {
             let digit = (key >> self.shift) & (DIGITS - 1);
-            Key {
-                index,
-                exists,
-                key,
-                digit,
-            }
+            Key { index, exists, key, digit }
         };
         loaded.into_iter().map(ranked).collect()
     }
@@ -177,14 +172,7 @@ impl RadixPassArguments {
         count: u32,
         pass: u32,
     ) -> RadixPassArguments {
-        RadixPassArguments {
-            from,
-            to,
-            counts,
-            count,
-            tiles: tiles(count),
-            shift: pass * BITS,
-        }
+        RadixPassArguments { from, to, counts, count, tiles: tiles(count), shift: pass * BITS }
     }
 }
 
@@ -222,9 +210,8 @@ fn count(call: &Call<'_>) {
     }
     k.barrier();
     let own = table.element::<u32>(k.thread());
-    let sum = (0..WARPS).fold(k.constant(0u32), |sum, warp| {
-        sum + own.offset(4 * warp * DIGITS).load::<u32>()
-    });
+    let sum = (0..WARPS)
+        .fold(k.constant(0u32), |sum, warp| sum + own.offset(4 * warp * DIGITS).load::<u32>());
     call.of_tile(k.thread(), k.cta()).store(sum);
 }
 
@@ -252,11 +239,7 @@ fn place(call: &Call<'_>) {
     let keys = call.keys();
     let positions: Vec<_> = keys
         .iter()
-        .map(|key| {
-            call.from[1]
-                .element::<u32>(key.index)
-                .load_if::<u32>(key.exists)
-        })
+        .map(|key| call.from[1].element::<u32>(key.index).load_if::<u32>(key.exists))
         .collect();
     let table = call.zeros();
     for key in &keys {
@@ -289,10 +272,7 @@ mod tests {
 
     #[test]
     fn there_is_one_pass_per_digit() {
-        assert_eq!(
-            [0, 255, 256, 151_936, u32::MAX].map(passes_for),
-            [1, 1, 2, 3, 4]
-        );
+        assert_eq!([0, 255, 256, 151_936, u32::MAX].map(passes_for), [1, 1, 2, 3, 4]);
         assert_eq!(workspace_words(2048), 512);
         assert_eq!(workspace_words(2049), 768);
     }

@@ -105,12 +105,7 @@ impl Variant for SwiGlu {
 
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
-        let Call {
-            gate_up,
-            y,
-            rows,
-            features,
-        } = self.parameters(k);
+        let Call { gate_up, y, rows, features } = self.parameters(k);
         let dtype = self.dtype;
 
         each_access(k, dtype, self.form, [rows, features.wide()], |accesses| {
@@ -170,13 +165,7 @@ impl Variant for SwiGluGrad {
 
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
-        let SwiGluGradCall {
-            gate_up,
-            dy,
-            dgate_up,
-            rows,
-            features,
-        } = self.parameters(k);
+        let SwiGluGradCall { gate_up, dy, dgate_up, rows, features } = self.parameters(k);
         let dtype = self.dtype;
 
         each_access(k, dtype, self.form, [rows, features.wide()], |accesses| {

@@ -63,11 +63,7 @@ impl TreeReduce {
     /// [`Error::Extent`] when there are none, or more than [`MAX_SOURCES`].
     pub fn new(op: TreeOp, format: Format, sources: usize) -> Result<TreeReduce> {
         match sources {
-            1..=MAX_SOURCES => Ok(TreeReduce {
-                op,
-                format,
-                sources: sources as u32,
-            }),
+            1..=MAX_SOURCES => Ok(TreeReduce { op, format, sources: sources as u32 }),
             value => Err(Error::Extent {
                 kernel: "tree_reduce",
                 what: "sources",
@@ -91,11 +87,7 @@ impl TreeReduce {
     }
 
     fn write<'k, E: Element<'k>>(&self, k: &'k Kernel) {
-        let Call {
-            sources,
-            y,
-            elements,
-        } = self.parameters(k);
+        let Call { sources, y, elements } = self.parameters(k);
 
         let first = k.cta().mul_wide(THREADS * self.per_thread());
         let load = |i: u32| {

@@ -61,9 +61,6 @@ pub enum Error {
 impl Error {
     /// Creates [`Error::NotLoaded`] from a tensor's name and the cause.
     pub fn not_loaded(tensor: &str, source: meshgrad_runtime::Error) -> Error {
-        Error::NotLoaded {
-            tensor: tensor.into(),
-            source,
-        }
+        Error::NotLoaded { tensor: tensor.into(), source }
     }
 }

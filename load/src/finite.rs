@@ -10,9 +10,9 @@ const BATCH: usize = 256;
 /// Fails if `bytes`, contiguous little-endian elements of `tensor`, contain NaN or an infinity.
 pub(crate) fn check(name: &str, tensor: &Tensor, bytes: &[u8]) -> Result<()> {
     let is_finite = match tensor.dtype() {
-        DType::BF16 => all(bytes, |element: &[u8; 2]| {
-            u16::from_le_bytes(*element) & 0x7f80 != 0x7f80
-        }),
+        DType::BF16 => {
+            all(bytes, |element: &[u8; 2]| u16::from_le_bytes(*element) & 0x7f80 != 0x7f80)
+        }
         DType::F32 => all(bytes, |element: &[u8; 4]| {
             u32::from_le_bytes(*element) & 0x7f80_0000 != 0x7f80_0000
         }),
@@ -20,20 +20,14 @@ pub(crate) fn check(name: &str, tensor: &Tensor, bytes: &[u8]) -> Result<()> {
     };
     match is_finite {
         true => Ok(()),
-        false => Err(Error::NotFinite {
-            tensor: name.to_owned(),
-        }),
+        false => Err(Error::NotFinite { tensor: name.to_owned() }),
     }
 }
 
 /// Whether every element of `N` bytes is finite.
 fn all<const N: usize>(bytes: &[u8], is_finite: impl Fn(&[u8; N]) -> bool) -> bool {
     let mut batches = bytes.as_chunks().0.chunks(BATCH);
-    batches.all(|batch| {
-        batch
-            .iter()
-            .fold(true, |all, element| all & is_finite(element))
-    })
+    batches.all(|batch| batch.iter().fold(true, |all, element| all & is_finite(element)))
 }
 
 #[cfg(test)]

@@ -78,10 +78,7 @@ impl LoadOptions<'_> {
     /// The options of a plan that loads from `folder`.
     fn for_folder(&self, folder: &Folder) -> Options {
         let default = Options::for_folder(folder);
-        Options {
-            gap: self.max_gap.unwrap_or(default.gap),
-            ..default
-        }
+        Options { gap: self.max_gap.unwrap_or(default.gap), ..default }
     }
 
     fn sources(&self, folder: &Folder) -> Result<Sources> {
@@ -130,11 +127,7 @@ pub fn load(
     requests: &[(LoadRequest, &Tensor)],
     options: &LoadOptions<'_>,
 ) -> Result<Stats> {
-    match requests
-        .iter()
-        .map(|(_, tensor)| tensor.device())
-        .find(is_gpu)
-    {
+    match requests.iter().map(|(_, tensor)| tensor.device()).find(is_gpu) {
         Some(gpu) => upload::load(gpu, folder, graph, requests, options),
         None => load_to_host(folder, graph, requests, options),
     }
@@ -151,25 +144,13 @@ fn load_to_host(
     requests: &[(LoadRequest, &Tensor)],
     options: &LoadOptions<'_>,
 ) -> Result<Stats> {
-    let regions: Vec<LoadRequest> = requests
-        .iter()
-        .map(|(request, _)| request.clone())
-        .collect();
-    let plan = LoadPlan::new(
-        graph,
-        &Catalog::of(folder),
-        &regions,
-        &options.for_folder(folder),
-    )?;
+    let regions: Vec<LoadRequest> = requests.iter().map(|(request, _)| request.clone()).collect();
+    let plan = LoadPlan::new(graph, &Catalog::of(folder), &regions, &options.for_folder(folder))?;
     let named = requests.iter();
     let named = named.map(|(request, tensor)| (&*request.target, *tensor));
     let mut targets = HostTensors::new(named)?;
     let slices = Slices::new(targets.bytes()?);
-    let sink = HostTargets {
-        slices,
-        requests,
-        only_finite: options.only_finite,
-    };
+    let sink = HostTargets { slices, requests, only_finite: options.only_finite };
     let total = plan.read_bytes();
     let progress = |read| (options.progress)(read, total);
     execute(&plan, &options.sources(folder)?, &sink, &progress)

@@ -60,11 +60,7 @@ impl<'t> HostTensors<'t> {
             };
             let start = tensor.dtype().bytes(tensor.layout().offset());
             let bytes = start..start + tensor.dtype().bytes(tensor.elements());
-            ranges.push(ByteRange {
-                name,
-                storage,
-                bytes,
-            });
+            ranges.push(ByteRange { name, storage, bytes });
         }
         Ok(HostTensors { storages, ranges })
     }
@@ -85,21 +81,11 @@ impl<'t> HostTensors<'t> {
         let mut found: Vec<&mut [u8]> = Vec::new();
         found.resize_with(self.ranges.len(), Default::default);
         for at in order {
-            let ByteRange {
-                name,
-                storage,
-                bytes,
-            } = &self.ranges[at];
+            let ByteRange { name, storage, bytes } = &self.ranges[at];
             let (start, rest) = &mut left[*storage];
             let before = bytes.start.checked_sub(*start).ok_or_else(|| {
                 let problem = "shares elements with another tensor that is loaded".to_owned();
-                Error::not_loaded(
-                    name,
-                    RuntimeError::Argument {
-                        op: "load",
-                        problem,
-                    },
-                )
+                Error::not_loaded(name, RuntimeError::Argument { op: "load", problem })
             })?;
             let (own, after) = std::mem::take(rest)[before..].split_at_mut(bytes.len());
             (*start, *rest) = (bytes.end, after);

@@ -103,9 +103,7 @@ impl<'a> Planner<'a> {
         for threads in [self.base.threads, 1] {
             let mut chunk = self.max_chunk();
             while chunk >= MIN_CHUNK {
-                let regions = requests
-                    .iter()
-                    .flat_map(|request| self.regions(request, chunk));
+                let regions = requests.iter().flat_map(|request| self.regions(request, chunk));
                 let pass = self.pass(regions.collect(), chunk, threads)?;
                 if pass.plan.memory().targets <= self.max_open {
                     return Ok(Some(pass));
@@ -166,11 +164,7 @@ impl<'a> Planner<'a> {
             let end = start + (elements * element) as usize;
             let bytes = std::mem::replace(&mut start, end)..end;
             let name = format!("{} {region:?}", request.target);
-            let chunk = Chunk {
-                name: &request.target,
-                tensor,
-                bytes,
-            };
+            let chunk = Chunk { name: &request.target, tensor, bytes };
             (LoadRequest::new(name, request.expr, region), chunk)
         };
         let regions = split(&request.region, most / element.max(1));

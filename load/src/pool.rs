@@ -35,12 +35,7 @@ struct NamedUpload<'t> {
 
 impl<'t> PinnedPool<'t> {
     pub(crate) fn new(device: &'t Device, bound: u64) -> PinnedPool<'t> {
-        PinnedPool {
-            device,
-            bound,
-            state: Mutex::default(),
-            changed: Condvar::new(),
-        }
+        PinnedPool { device, bound, state: Mutex::default(), changed: Condvar::new() }
     }
 
     /// Takes a buffer for `bytes` bytes of `tensor`, less than twice as large. If the bound is
@@ -98,11 +93,7 @@ impl<'t> PinnedPool<'t> {
         let mut state = self.lock();
         match tensor.fill_from_pinned(bytes, buffer) {
             Ok(upload) => {
-                state.uploads.push_back(NamedUpload {
-                    tensor: name,
-                    bytes: size,
-                    upload,
-                });
+                state.uploads.push_back(NamedUpload { tensor: name, bytes: size, upload });
                 self.changed.notify_all();
                 Ok(())
             }
@@ -120,9 +111,7 @@ impl<'t> PinnedPool<'t> {
     /// [`Error::NotLoaded`].
     pub(crate) fn finish(&self) -> Result<()> {
         let uploads = std::mem::take(&mut self.lock().uploads);
-        uploads
-            .into_iter()
-            .try_for_each(|upload| self.wait(upload).map(drop))
+        uploads.into_iter().try_for_each(|upload| self.wait(upload).map(drop))
     }
 
     fn wait(&self, upload: NamedUpload<'_>) -> Result<PinnedBuffer> {

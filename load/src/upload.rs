@@ -27,18 +27,11 @@ pub(crate) fn load(
     let bytes: u64 = passes.iter().map(|pass| pass.plan.read_bytes()).sum();
     let pool = PinnedPool::new(device, options.pinned);
 
-    let mut total = Stats {
-        read_bytes: 0,
-        written_bytes: 0,
-    };
+    let mut total = Stats { read_bytes: 0, written_bytes: 0 };
     for Pass { plan, chunks } in &passes {
         let before = total.read_bytes;
         let on_read = |read| (options.progress)(before + read, bytes);
-        let uploads = Uploads {
-            pool: &pool,
-            chunks,
-            only_finite: options.only_finite,
-        };
+        let uploads = Uploads { pool: &pool, chunks, only_finite: options.only_finite };
         let stats = execute(plan, &sources, &uploads, &on_read)?;
         total.read_bytes += stats.read_bytes;
         total.written_bytes += stats.written_bytes;
@@ -96,18 +89,11 @@ impl Sink for Uploads<'_, '_> {
 
     fn buffer(&self, target: &Target) -> Result<Filled> {
         let name = self.chunks[target.index].name;
-        Ok(Filled {
-            buffer: self.pool.take(name, target.bytes)?,
-            bytes: target.bytes as usize,
-        })
+        Ok(Filled { buffer: self.pool.take(name, target.bytes)?, bytes: target.bytes as usize })
     }
 
     fn complete(&self, target: &Target, filled: Filled) -> Result<()> {
-        let Chunk {
-            name,
-            tensor,
-            bytes,
-        } = &self.chunks[target.index];
+        let Chunk { name, tensor, bytes } = &self.chunks[target.index];
         if self.only_finite {
             finite::check(name, tensor, &filled.buffer.as_ref()[..filled.bytes])?;
         }

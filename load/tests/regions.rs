@@ -40,9 +40,7 @@ fn folder() -> (tempfile::TempDir, Folder) {
 
 /// Regions of `x`: whole, partial, transposed, cast, and empty.
 fn requests(graph: &mut Graph) -> Vec<(LoadRequest, DType)> {
-    let x = graph
-        .source("x", Dtype::F32, &SHAPE.map(|it| it as u64))
-        .unwrap();
+    let x = graph.source("x", Dtype::F32, &SHAPE.map(|it| it as u64)).unwrap();
     let transposed = graph.transpose(x, 0, 2).unwrap();
     let narrow = graph.cast(x, Dtype::BF16).unwrap();
     let part =
@@ -91,24 +89,13 @@ fn loads_stay_within_the_bound_or_name_a_sufficient_one() {
         let pairs = requests.iter().zip(&tensors);
         let pairs: Vec<(LoadRequest, &Tensor)> =
             pairs.map(|(it, tensor)| (it.0.clone(), tensor)).collect();
-        let options = LoadOptions {
-            pinned,
-            ..LoadOptions::default()
-        };
+        let options = LoadOptions { pinned, ..LoadOptions::default() };
         load(&folder, &graph, &pairs, &options).map(|_| tensors)
     };
     let bits_of = |tensors: &[Tensor]| tensors.iter().map(bits).collect::<Vec<_>>();
     let expected = bits_of(&load_to(&Device::cpu(), 0).unwrap());
     let (mut loaded_count, mut rejected) = (0, 0);
-    let mut bounds = vec![
-        4 << 10,
-        8 << 10,
-        40 << 10,
-        100 << 10,
-        300_000,
-        1 << 20,
-        64 << 20,
-    ];
+    let mut bounds = vec![4 << 10, 8 << 10, 40 << 10, 100 << 10, 300_000, 1 << 20, 64 << 20];
     while let Some(bound) = bounds.pop() {
         let before = gpu.pinned_memory_stats().live;
         gpu.reset_peak();
@@ -137,9 +124,7 @@ fn tensors_that_do_not_fit_are_named() {
     let Some(gpu) = gpu() else { return };
     let (_temp, folder) = folder();
     let mut graph = Graph::new();
-    let x = graph
-        .source("x", Dtype::F32, &SHAPE.map(|it| it as u64))
-        .unwrap();
+    let x = graph.source("x", Dtype::F32, &SHAPE.map(|it| it as u64)).unwrap();
     let request = |name: &str| LoadRequest::new(name, x, [0..6, 0..50, 0..40]);
     let load_both = |first: &Tensor, second: &Tensor| {
         let pairs = [(request("a"), first), (request("b"), second)];
@@ -159,8 +144,5 @@ fn tensors_that_do_not_fit_are_named() {
     let error = load_both(&fits, &tensor(&gpu, &[6, 50], Kind::Cache));
     assert!(error.starts_with("target `b` has 48000 bytes"), "{error}");
     let error = load_both(&fits, &tensor(&gpu, &SHAPE, Kind::Value));
-    assert!(
-        error.starts_with("`b` was not loaded: fill_from_pinned"),
-        "{error}"
-    );
+    assert!(error.starts_with("`b` was not loaded: fill_from_pinned"), "{error}");
 }

@@ -90,15 +90,11 @@ impl Attention {
             None => (k_btgc, v_btgc),
         };
 
-        let mask = AttentionMask {
-            causal: true,
-            window: self.window,
-            sequences: at.sequences.clone(),
-        };
+        let mask =
+            AttentionMask { causal: true, window: self.window, sequences: at.sequences.clone() };
         let scale = (self.head_dim as f64).sqrt().recip();
         let out_bthc = ops::attention(&q_bthc, &k_bsgc, &v_bsgc, &mask, scale)?;
-        self.o_proj
-            .forward_before(&ops::merge_last(&out_bthc)?, &self.output)
+        self.o_proj.forward_before(&ops::merge_last(&out_bthc)?, &self.output)
     }
 
     /// Reshapes [b, t, heads * c] to [b, t, heads, c], for any number of heads.
@@ -142,10 +138,7 @@ impl Rotary {
     }
 
     fn frequencies_on(&self, device: &Device) -> Result<Tensor> {
-        let mut cached = self
-            .on_device
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut cached = self.on_device.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(cached) = &*cached
             && cached.device() == device
         {

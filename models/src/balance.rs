@@ -77,10 +77,7 @@ pub fn router_z_loss(layers: &[Routing]) -> Result<Option<Var>> {
 pub fn update_router_bias(bias: &Tensor, counts: &Tensor, rate: f64) -> Result<()> {
     // E (mean - c_e) is an integer, so clamping it to [-1, 1] gives its sign.
     let experts = counts.global_extent(0)? as f64;
-    let missing = ops::sub(
-        &ops::sum(counts, &[0])?,
-        &ops::affine(counts, experts, 0.0)?,
-    )?;
+    let missing = ops::sub(&ops::sum(counts, &[0])?, &ops::affine(counts, experts, 0.0)?)?;
     let sign = ops::clamp(&missing, -1.0, 1.0)?;
 
     let changed = ops::add(bias, &ops::affine(&sign, rate, 0.0)?)?;
@@ -89,10 +86,8 @@ pub fn update_router_bias(bias: &Tensor, counts: &Tensor, rate: f64) -> Result<(
 
 /// Load and shares of experts, from the tokens per expert of each layer.
 pub fn expert_metrics(layers: &[Vec<f32>]) -> Metrics {
-    let layers: Vec<Vec<f64>> = layers
-        .iter()
-        .map(|counts| counts.iter().copied().map(f64::from).collect())
-        .collect();
+    let layers: Vec<Vec<f64>> =
+        layers.iter().map(|counts| counts.iter().copied().map(f64::from).collect()).collect();
     Metrics {
         expert_load: layers.iter().map(|counts| load(counts)).reduce(f64::max),
         expert_shares: shares(&layers),
@@ -159,10 +154,8 @@ mod tests {
     #[test]
     fn the_z_loss_equals_its_formula() {
         let device = Device::cpu();
-        let layers = [
-            [[0.5, -1.0, 2.0], [0.0, 0.0, 0.0]],
-            [[300.0, 299.0, -300.0], [-4.0, 1.0, 1.5]],
-        ];
+        let layers =
+            [[[0.5, -1.0, 2.0], [0.0, 0.0, 0.0]], [[300.0, 299.0, -300.0], [-4.0, 1.0, 1.5]]];
         let routing = |scores: &[[f32; 3]; 2]| {
             let logits_ne = Var::constant(tensor(&device, &[2, 3], scores.as_flattened()));
             Routing {

@@ -77,11 +77,7 @@ impl Cache {
     pub(crate) fn begin(&self, tokens: usize) -> Result<AttentionSequences> {
         let (used, capacity) = (self.used, self.capacity);
         if used + tokens > capacity {
-            return Err(Error::other(CacheFull {
-                capacity,
-                used,
-                given: tokens,
-            }));
+            return Err(Error::other(CacheFull { capacity, used, given: tokens }));
         }
         Ok(AttentionSequences::Cached {
             q_offset: position(&self.device, used)?,

@@ -237,9 +237,7 @@ impl Qwen3Config {
 
     /// The initial value of projections, embeddings and experts.
     pub(crate) fn init(&self) -> Init {
-        Init::Normal {
-            std: self.initializer_range,
-        }
+        Init::Normal { std: self.initializer_range }
     }
 
     /// Features per attention head; 0 without heads, which [`validate`](Self::validate) reports.
@@ -282,11 +280,7 @@ impl Qwen3Config {
             }
             (ModelType::Qwen3, None) => layer >= self.first_window_layer(),
         };
-        if slides {
-            LayerType::SlidingAttention
-        } else {
-            LayerType::FullAttention
-        }
+        if slides { LayerType::SlidingAttention } else { LayerType::FullAttention }
     }
 
     /// Base and scaling of the rotary frequencies, from whichever key has them.

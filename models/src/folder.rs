@@ -111,9 +111,7 @@ pub fn params(module: &impl Module) -> Result<Vec<NamedTensor>> {
 /// When one has no value.
 pub fn buffers(module: &impl Module) -> Result<Vec<NamedTensor>> {
     let buffers = module.buffers().into_iter();
-    buffers
-        .map(|buffer| Ok(NamedTensor::new(buffer.name(), buffer.value()?)))
-        .collect()
+    buffers.map(|buffer| Ok(NamedTensor::new(buffer.name(), buffer.value()?))).collect()
 }
 
 /// Adds a copy of `tensors` to a snapshot, as the safetensors files of its folder `folder` (empty
@@ -168,13 +166,7 @@ pub fn stored(tensors: &[NamedTensor], mapping: &Mapping) -> Result<Vec<(TensorS
         let elements: u64 = spec.shape.iter().product();
         let mut bytes = vec![0; elements as usize * spec.dtype.bits() / 8];
         open.open(names, |name| memory::bytes(by_name[name]))?;
-        gather(
-            bound.graph(),
-            request.expr,
-            &request.region,
-            &|name| open.bytes(name),
-            &mut bytes,
-        )?;
+        gather(bound.graph(), request.expr, &request.region, &|name| open.bytes(name), &mut bytes)?;
         open.close(names);
         written.push((spec, bytes));
     }
@@ -290,19 +282,17 @@ fn read_unchecked(
     let expected = specs(tensors)?;
     let allowed = AllowedProblems::none().and("narrowed")?;
     let bound = mapping.bind(&stored, Some(&expected), &allowed);
-    let bound = bound.map_err(|report| Error::Tensors {
-        folder: folder.path().to_owned(),
-        report,
-    })?;
+    let bound =
+        bound.map_err(|report| Error::Tensors { folder: folder.path().to_owned(), report })?;
     let (rank, ranks) = shards::position(tensors);
     check_ties(&bound, folder, rank, ranks)?;
 
     let mut graph = bound.graph().clone();
     let mut requests = Vec::with_capacity(tensors.len());
     for named in tensors {
-        let expr = bound.expr(&named.name).ok_or_else(|| PlanError::Missing {
-            names: vec![named.name.clone()],
-        })?;
+        let expr = bound
+            .expr(&named.name)
+            .ok_or_else(|| PlanError::Missing { names: vec![named.name.clone()] })?;
         let part = shards::part(named, expr, &mut graph)?;
         let is_empty = |expr| graph.shape(expr).contains(&0);
         // A rank may have no rows of a parameter.

@@ -26,11 +26,7 @@ impl Linear {
         let path = at.into();
         let bound = (inputs as f64).sqrt().recip();
         Linear {
-            weight: Param::new(
-                path.sub("weight"),
-                [outputs, inputs],
-                Init::Uniform { bound },
-            ),
+            weight: Param::new(path.sub("weight"), [outputs, inputs], Init::Uniform { bound }),
             bias: None,
             lora: None,
             path,
@@ -110,11 +106,7 @@ impl Linear {
         let weights = all(linears.map(|linear| linear.weight.var_as(x.dtype())))?;
         let ys = seam.redistribute_linear(x, weights.each_ref())?;
         let mut linears = linears.into_iter();
-        all(ys.map(|y| {
-            linears
-                .next()
-                .map_or(Ok(y.clone()), |linear| linear.with_bias(y))
-        }))
+        all(ys.map(|y| linears.next().map_or(Ok(y.clone()), |linear| linear.with_bias(y))))
     }
 
     /// Maps `x` and redistributes the result at `seam`; a bias is added after that. With chunks, the
@@ -156,10 +148,7 @@ pub struct RmsNorm {
 impl RmsNorm {
     /// A norm at the path `at` over the last dim, of size `features`. The weight is one at first.
     pub fn new(at: impl Into<ModulePath>, features: usize, eps: f64) -> RmsNorm {
-        RmsNorm {
-            weight: Param::new(at.into().sub("weight"), [features], Init::Ones),
-            eps,
-        }
+        RmsNorm { weight: Param::new(at.into().sub("weight"), [features], Init::Ones), eps }
     }
 
     /// Maps `x` [.., features] to the same shape.

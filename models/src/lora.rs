@@ -24,11 +24,7 @@ impl Lora {
     pub fn new(at: &ModulePath, inputs: usize, outputs: usize, rank: usize, alpha: f64) -> Lora {
         let bound = (inputs as f64).sqrt().recip();
         Lora {
-            a: Param::new(
-                at.sub("lora_A.weight"),
-                [rank, inputs],
-                Init::Uniform { bound },
-            ),
+            a: Param::new(at.sub("lora_A.weight"), [rank, inputs], Init::Uniform { bound }),
             b: Param::new(at.sub("lora_B.weight"), [outputs, rank], Init::Zeros),
             scale: alpha / rank.max(1) as f64,
         }
@@ -49,10 +45,6 @@ impl Lora {
     /// # Errors
     /// When a parameter has no value.
     pub fn matrix(&self) -> Result<Tensor> {
-        ops::affine(
-            &ops::matmul(&self.b.value()?, &self.a.value()?)?,
-            self.scale,
-            0.0,
-        )
+        ops::affine(&ops::matmul(&self.b.value()?, &self.a.value()?)?, self.scale, 0.0)
     }
 }

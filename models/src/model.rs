@@ -182,11 +182,7 @@ pub struct TokenBatch {
 impl TokenBatch {
     /// A batch of `ids` and `labels`, as the fields say.
     pub fn new(ids: &Tensor, labels: &Tensor) -> TokenBatch {
-        TokenBatch {
-            ids: ids.clone(),
-            labels: labels.clone(),
-            positions: None,
-        }
+        TokenBatch { ids: ids.clone(), labels: labels.clone(), positions: None }
     }
 }
 
@@ -209,12 +205,7 @@ pub struct Loss {
 impl Loss {
     /// A loss without auxiliary terms: `total`, a scalar, summed over `weight` counted items.
     pub fn new(total: Var, weight: Tensor) -> Loss {
-        Loss {
-            sum: total.value().clone(),
-            total,
-            weight,
-            statistics: Vec::new(),
-        }
+        Loss { sum: total.value().clone(), total, weight, statistics: Vec::new() }
     }
 }
 

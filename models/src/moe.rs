@@ -97,11 +97,7 @@ impl Moe {
         let x_nd = self.input.redistribute(&x_nd)?;
         let (y_nd, counts) = self.dispatch(&x_nd, &self.input.redistribute(&probabilities_ne)?)?;
         let y = ops::reshape(&y_nd, &x.global_shape())?;
-        let routing = Routing {
-            logits_ne,
-            probabilities_ne,
-            counts,
-        };
+        let routing = Routing { logits_ne, probabilities_ne, counts };
         Ok((self.output.redistribute(&y)?, routing))
     }
 

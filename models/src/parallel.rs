@@ -107,8 +107,7 @@ impl ModelParallelism {
 
     fn on_tensor_axes(&self, placement: &Placement) -> Placements {
         let axes = self.tensor.iter();
-        axes.map(|(axis, _)| (axis.clone(), placement.clone()))
-            .collect()
+        axes.map(|(axis, _)| (axis.clone(), placement.clone())).collect()
     }
 }
 

@@ -38,11 +38,7 @@ struct Row {
 impl ModelPlan {
     /// A plan without rows.
     pub fn new(mesh: &Mesh) -> ModelPlan {
-        ModelPlan {
-            mesh: mesh.clone(),
-            rows: Vec::new(),
-            chunks: 1,
-        }
+        ModelPlan { mesh: mesh.clone(), rows: Vec::new(), chunks: 1 }
     }
 
     /// Adds a row: everything whose name matches `names` gets these placements. `*` matches any
@@ -55,10 +51,7 @@ impl ModelPlan {
     ) -> ModelPlan {
         let placements = placements.as_ref().iter();
         let placements = placements.map(|(axis, at)| (axis.as_ref().to_owned(), at.clone()));
-        self.rows.push(Row {
-            names: names.to_owned(),
-            placements: placements.collect(),
-        });
+        self.rows.push(Row { names: names.to_owned(), placements: placements.collect() });
         self
     }
 
@@ -149,10 +142,9 @@ impl ModelPlan {
     /// Rows that are invalid or match nothing.
     fn unmatched(&self, named: &[Named]) -> Vec<PlanProblem> {
         let problem = |row: &Row| match Pattern::new(&row.names) {
-            Err(error) => Some(PlanProblem::Pattern {
-                names: row.names.clone(),
-                problem: error.msg,
-            }),
+            Err(error) => {
+                Some(PlanProblem::Pattern { names: row.names.clone(), problem: error.msg })
+            }
             Ok(pattern) if named.iter().any(|it| pattern.matches(it.name())) => None,
             Ok(_) => Some(PlanProblem::Unmatched {
                 names: row.names.clone(),
@@ -175,9 +167,7 @@ impl ModelPlan {
             let axes = placements.iter();
             let known = axes.map(|(axis, _)| self.mesh.axis(axis).map(drop));
             let known: Result<(), _> = known.collect();
-            return known
-                .map(|()| None)
-                .map_err(|source| problem(source.into()));
+            return known.map(|()| None).map_err(|source| problem(source.into()));
         };
         let sharding = Sharding::new(&self.mesh, placements, shape).map_err(problem)?;
         match sharding.partials().first() {
@@ -207,12 +197,7 @@ impl ModelPlan {
 /// A line for each row: the names, then the placements.
 impl fmt::Display for ModelPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let width = self
-            .rows
-            .iter()
-            .map(|row| row.names.len())
-            .max()
-            .unwrap_or(0);
+        let width = self.rows.iter().map(|row| row.names.len()).max().unwrap_or(0);
         for row in &self.rows {
             writeln!(f, "{:width$}  {}", row.names, text(&row.placements))?;
         }

@@ -176,13 +176,8 @@ impl Qwen3 {
     /// When an id is out of range; in a part without the embedding.
     pub fn embed(&self, ids_bt: &Tensor, compute: Compute) -> Result<Stream> {
         let embedding = self.embedding.as_ref().ok_or(PartError::NoEmbedding);
-        let x_btd = embedding
-            .map_err(Error::other)?
-            .forward(ids_bt, compute.dtype)?;
-        Ok(Stream {
-            x: Residual::new(x_btd),
-            routings: Vec::new(),
-        })
+        let x_btd = embedding.map_err(Error::other)?.forward(ids_bt, compute.dtype)?;
+        Ok(Stream { x: Residual::new(x_btd), routings: Vec::new() })
     }
 
     /// The stream after the layers, for tokens at the positions `at`.
@@ -225,10 +220,8 @@ impl Qwen3 {
         }
 
         let sum = total.value().clone();
-        let terms: [(f64, LossOfRouting); 2] = [
-            (self.balancing.auxiliary, load_balancing_loss),
-            (self.balancing.z, router_z_loss),
-        ];
+        let terms: [(f64, LossOfRouting); 2] =
+            [(self.balancing.auxiliary, load_balancing_loss), (self.balancing.z, router_z_loss)];
         for (factor, loss) in terms.into_iter().filter(|(factor, _)| *factor > 0.0) {
             if let Some(loss) = loss(&stream.routings)? {
                 let loss = self.sums.redistribute(&loss)?;
@@ -237,12 +230,7 @@ impl Qwen3 {
             }
         }
         let statistics = stream.routings.into_iter().map(|routing| routing.counts);
-        Ok(Loss {
-            total,
-            sum,
-            weight,
-            statistics: statistics.collect(),
-        })
+        Ok(Loss { total, sum, weight, statistics: statistics.collect() })
     }
 
     fn head(&self) -> Result<&Head> {
@@ -307,11 +295,7 @@ impl Qwen3 {
             return self.positions(&batch.ids, 0, sequences);
         };
         let (cos, sin) = self.rotary.tables(positions_bt)?;
-        Ok(Positions {
-            cos,
-            sin,
-            sequences,
-        })
+        Ok(Positions { cos, sin, sequences })
     }
 
     /// Positions for rows that start at position `first`.
@@ -328,11 +312,7 @@ impl Qwen3 {
         // All rows of the batch share one table.
         let shape = [ids_bt.global_shape()[0], t, cos.global_extent(-1)?];
         let of_rows = |table: Tensor| sharded_like(&table.broadcast_to(&shape)?, ids_bt);
-        Ok(Positions {
-            cos: of_rows(cos)?,
-            sin: of_rows(sin)?,
-            sequences,
-        })
+        Ok(Positions { cos: of_rows(cos)?, sin: of_rows(sin)?, sequences })
     }
 
     /// A model with initial values on `device`.
@@ -392,10 +372,7 @@ impl Model for Qwen3 {
         let adapters = adapters::written(self.projections()).map_err(Error::other)?;
         let adapters = adapters.map(|text| (adapters::FILE.into(), text));
         let companions = self.companions.iter().cloned();
-        Ok(std::iter::once(config)
-            .chain(adapters)
-            .chain(companions)
-            .collect())
+        Ok(std::iter::once(config).chain(adapters).chain(companions).collect())
     }
 
     fn title(&self) -> String {
@@ -438,10 +415,7 @@ impl Generate for Qwen3 {
         let tokens = ids_bt.global_extent(-1)?;
         let sequences = cache.begin(tokens)?;
         let at = self.positions(ids_bt, cache.len(), sequences)?;
-        let compute = Compute {
-            dtype,
-            checkpointing: false,
-        };
+        let compute = Compute { dtype, checkpointing: false };
         let stream = self.embed(ids_bt, compute)?;
         let stream = self.advance_with(stream, &at, compute, Some(cache))?;
         let x_btd = self.head()?.hidden(&stream.x)?;

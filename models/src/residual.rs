@@ -21,11 +21,7 @@ pub struct Residual {
 impl Residual {
     /// A stream that starts with `x`.
     pub fn new(x: Var) -> Residual {
-        Residual {
-            base: x,
-            added: None,
-            sum: OnceCell::new(),
-        }
+        Residual { base: x, added: None, sum: OnceCell::new() }
     }
 
     /// The sum.
@@ -65,11 +61,7 @@ impl Add<Var> for &Residual {
     type Output = Result<Residual>;
 
     fn add(self, added: Var) -> Result<Residual> {
-        Ok(Residual {
-            base: self.sum()?,
-            added: Some(added),
-            sum: OnceCell::new(),
-        })
+        Ok(Residual { base: self.sum()?, added: Some(added), sum: OnceCell::new() })
     }
 }
 
@@ -97,17 +89,12 @@ mod tests {
             })
             .unwrap();
             let mut grads = Grads::new(&norm.params()).unwrap();
-            let (dx, weights) = tape
-                .backward_inputs(&[(&y, draw(3))], &[&x, &added])
-                .unwrap();
+            let (dx, weights) = tape.backward_inputs(&[(&y, draw(3))], &[&x, &added]).unwrap();
             weights.run(&mut grads).unwrap();
             let values = |tensor: &Tensor| tensor.to_vec::<f64>().unwrap();
             let dw = grads.get(&norm.weight).unwrap();
             let dw = ops::cast(&dw, DType::F64).unwrap();
-            (
-                values(y.value()),
-                vec![values(&dx[0]), values(&dx[1]), values(&dw)],
-            )
+            (values(y.value()), vec![values(&dx[0]), values(&dx[1]), values(&dw)])
         };
 
         let plain = run(&|x, added| {
@@ -133,10 +120,7 @@ mod tests {
                 |(y, gradients): &(Vec<f64>, Vec<Vec<f64>>)| [&y[..], &gradients.concat()].concat();
             for (plain, other) in all(&plain).into_iter().zip(all(&other)) {
                 // Weights have gradients in f32.
-                assert!(
-                    (plain - other).abs() <= 1e-6 * plain.abs().max(1.0),
-                    "{plain}, {other}"
-                );
+                assert!((plain - other).abs() <= 1e-6 * plain.abs().max(1.0), "{plain}, {other}");
             }
         }
     }

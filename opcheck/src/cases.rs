@@ -59,11 +59,7 @@ impl Case {
 /// # Errors
 /// When memory runs out.
 pub fn all(device: &Device, dtype: DType) -> Result<Vec<Case>> {
-    at(&Inputs {
-        device,
-        dtype,
-        rounded_to: dtype,
-    })
+    at(&Inputs { device, dtype, rounded_to: dtype })
 }
 
 /// The reference for `all(_, dtype)`: the same cases at the same rounded inputs, in f64 on the CPU.
@@ -71,19 +67,11 @@ pub fn all(device: &Device, dtype: DType) -> Result<Vec<Case>> {
 /// # Errors
 /// When memory runs out.
 pub fn exact(dtype: DType) -> Result<Vec<Case>> {
-    at(&Inputs {
-        device: &Device::cpu(),
-        dtype: DType::F64,
-        rounded_to: dtype,
-    })
+    at(&Inputs { device: &Device::cpu(), dtype: DType::F64, rounded_to: dtype })
 }
 
 fn at(inputs: &Inputs<'_>) -> Result<Vec<Case>> {
-    let mut cases = Cases {
-        table: small(inputs)?,
-        dtype: inputs.dtype,
-        cases: Vec::new(),
-    };
+    let mut cases = Cases { table: small(inputs)?, dtype: inputs.dtype, cases: Vec::new() };
     table::ops_of_the_table(&mut cases)?;
     compositions::compositions(inputs, &mut cases)?;
     Ok(cases.cases)
@@ -212,14 +200,9 @@ mod tests {
         };
         let differentiable: Vec<_> = names.iter().filter(has_gradient).collect();
         assert!(differentiable.len() > 30, "{differentiable:?}");
-        let missing = differentiable
-            .iter()
-            .filter(|name| !covered.contains(**name));
+        let missing = differentiable.iter().filter(|name| !covered.contains(**name));
         let missing: Vec<_> = missing.collect();
-        assert!(
-            missing.is_empty(),
-            "ops whose gradient is not checked: {missing:?}"
-        );
+        assert!(missing.is_empty(), "ops whose gradient is not checked: {missing:?}");
     }
 
     #[test]
@@ -276,21 +259,12 @@ mod tests {
         let wrong = |x: &[Var]| {
             let y = runtime::square(x[0].value())?;
             let saved = x[0].value().save();
-            Ok(vec![
-                y.tracked([&x[0]], move |_, [dx]| dx.add(|| saved.get()))?,
-            ])
+            Ok(vec![y.tracked([&x[0]], move |_, [dx]| dx.add(|| saved.get()))?])
         };
-        let x = Inputs {
-            device: &device,
-            dtype: DType::F64,
-            rounded_to: DType::F64,
-        }
-        .numbers("x", &[3])
-        .unwrap();
+        let x = Inputs { device: &device, dtype: DType::F64, rounded_to: DType::F64 }
+            .numbers("x", &[3])
+            .unwrap();
         let result = gradcheck(wrong, &[x], Tolerance::default());
-        assert!(matches!(
-            result,
-            Err(Error::Tape(TapeError::GradientCheck { .. }))
-        ));
+        assert!(matches!(result, Err(Error::Tape(TapeError::GradientCheck { .. }))));
     }
 }

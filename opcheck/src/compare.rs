@@ -100,12 +100,7 @@ impl fmt::Display for Difference {
             Difference::Shape { actual, expected } => {
                 write!(f, "shape {actual}, expected {expected}")
             }
-            Difference::Element {
-                index,
-                actual,
-                expected,
-                tolerance,
-            } => write!(
+            Difference::Element { index, actual, expected, tolerance } => write!(
                 f,
                 "element {index} is {actual:e}, expected {expected:e} (tolerance {tolerance:e})"
             ),
@@ -165,11 +160,7 @@ impl Recorded {
             let outputs = case.run(&vars?)?;
             Ok((inputs, outputs))
         })?;
-        Ok(Recorded {
-            inputs,
-            outputs,
-            tape,
-        })
+        Ok(Recorded { inputs, outputs, tape })
     }
 
     fn values(&self) -> impl Iterator<Item = &Tensor> {
@@ -186,9 +177,8 @@ impl Recorded {
             }
         }
         let mut grads = Grads::new(&weights)?;
-        let (gradients, weights) = self
-            .tape
-            .backward_inputs(&weighted_roots(&self.outputs)?, &activations)?;
+        let (gradients, weights) =
+            self.tape.backward_inputs(&weighted_roots(&self.outputs)?, &activations)?;
         weights.run(&mut grads)?;
 
         let mut gradients = gradients.into_iter();
@@ -211,12 +201,8 @@ impl Input {
 }
 
 fn parameter(at: usize, value: &Tensor) -> runtime::Result<Param> {
-    let spec = Spec {
-        shape: *value.shape(),
-        dtype: value.dtype(),
-        init: Init::Zeros,
-        optional: true,
-    };
+    let spec =
+        Spec { shape: *value.shape(), dtype: value.dtype(), init: Init::Zeros, optional: true };
     let param = Param::with_spec(format!("input {at}"), spec);
     param.set(value)?;
     Ok(param)
@@ -226,17 +212,12 @@ impl Closeness {
     fn check(self, result: Compared, actual: &Tensor, expected: &Tensor) -> Result<()> {
         let difference = match actual.shape() == expected.shape() {
             true => self.difference(&to_host(actual)?, &to_host(expected)?),
-            false => Some(Difference::Shape {
-                actual: *actual.shape(),
-                expected: *expected.shape(),
-            }),
+            false => {
+                Some(Difference::Shape { actual: *actual.shape(), expected: *expected.shape() })
+            }
         };
         difference.map_or(Ok(()), |difference| {
-            Err(Error::Differs {
-                result,
-                device: expected.device().to_string(),
-                difference,
-            })
+            Err(Error::Differs { result, device: expected.device().to_string(), difference })
         })
     }
 
@@ -246,10 +227,7 @@ impl Closeness {
             Closeness::Vectors { angle, norm } => {
                 let (found, ratio) = vectors(actual, expected);
                 let close = found <= angle && (ratio - 1.0).abs() <= norm;
-                (!close).then_some(Difference::Vector {
-                    angle: found,
-                    ratio,
-                })
+                (!close).then_some(Difference::Vector { angle: found, ratio })
             }
         }
     }
@@ -261,12 +239,7 @@ fn first_element(actual: &[f64], expected: &[f64], tolerance: f64) -> Option<Dif
     let tolerance = tolerance * largest;
     let agrees = |(actual, expected): (&f64, &f64)| (actual - expected).abs() <= tolerance;
     let index = actual.iter().zip(expected).position(|pair| !agrees(pair))?;
-    Some(Difference::Element {
-        index,
-        actual: actual[index],
-        expected: expected[index],
-        tolerance,
-    })
+    Some(Difference::Element { index, actual: actual[index], expected: expected[index], tolerance })
 }
 
 /// 1 - cos of the angle, and the ratio of the norms. Two zero vectors are equal.
@@ -295,10 +268,7 @@ mod tests {
     use crate::cases;
 
     const F32: Closeness = Closeness::Elements(1e-5);
-    const BF16: Closeness = Closeness::Vectors {
-        angle: 1e-3,
-        norm: 1e-2,
-    };
+    const BF16: Closeness = Closeness::Vectors { angle: 1e-3, norm: 1e-2 };
 
     /// On the CPU, results in narrower dtypes agree with f64.
     #[test]
@@ -320,11 +290,7 @@ mod tests {
             let before: runtime::Result<Vec<Var>> = vars.iter().map(same).collect();
             op(&before?, constants)?.iter().map(same).collect()
         };
-        Case {
-            function: Box::new(function),
-            weights,
-            ..case
-        }
+        Case { function: Box::new(function), weights, ..case }
     }
 
     /// Every op accepts bf16 inputs, parameters, and values computed from either. Gradients of

@@ -18,21 +18,12 @@ fn a_failed_allocation_reports_the_earlier_kernel_failure() {
         return;
     };
     let numbers = ops::full(&gpu, &[10], DType::F32, 1.0).unwrap();
-    let failed = ops::index_select(&numbers, 0, &unwritten(&gpu))
-        .err()
-        .unwrap();
-    assert!(
-        matches!(failed, Error::Cuda(CudaError::Launch { .. })),
-        "{failed}"
-    );
+    let failed = ops::index_select(&numbers, 0, &unwritten(&gpu)).err().unwrap();
+    assert!(matches!(failed, Error::Cuda(CudaError::Launch { .. })), "{failed}");
 
     // The cache has no block of this size, so the allocation calls the driver.
     let rejected = Tensor::zeros(&gpu, &[64 << 20], DType::U8, Kind::Cache).err();
-    let Some(Error::Cuda(CudaError::Call {
-        function: "cuMemAlloc_v2",
-        reason,
-        ..
-    })) = rejected
+    let Some(Error::Cuda(CudaError::Call { function: "cuMemAlloc_v2", reason, .. })) = rejected
     else {
         panic!("{rejected:?}");
     };

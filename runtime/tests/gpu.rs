@@ -23,21 +23,10 @@ fn values_survive_a_round_trip() {
     let x = Tensor::from_slice(&gpu, &[3, 4], &(0..12).collect::<Vec<i64>>()).unwrap();
     let column = x.slice(1, 2..3).unwrap();
     assert_eq!(column.to_vec::<i64>().unwrap(), [2, 6, 10]);
-    assert_eq!(
-        x.slice(0, 1..2)
-            .unwrap()
-            .slice(1, 3..4)
-            .unwrap()
-            .item::<i64>()
-            .unwrap(),
-        7
-    );
+    assert_eq!(x.slice(0, 1..2).unwrap().slice(1, 3..4).unwrap().item::<i64>().unwrap(), 7);
     let transposed = x.transpose(0, 1).unwrap().to_vec::<i64>().unwrap();
     assert_eq!(transposed[..4], [0, 4, 8, 1]);
-    assert_eq!(
-        ops::copy(&x).unwrap().to_vec::<i64>().unwrap(),
-        x.to_vec::<i64>().unwrap()
-    );
+    assert_eq!(ops::copy(&x).unwrap().to_vec::<i64>().unwrap(), x.to_vec::<i64>().unwrap());
     let counted = ops::arange(&gpu, 5, DType::U32).unwrap();
     assert_eq!(counted.to_vec::<u32>().unwrap(), [0, 1, 2, 3, 4]);
 }
@@ -47,10 +36,7 @@ fn the_host_cannot_address_gpu_memory() {
     let Some(gpu) = gpu() else { return };
     let x = Tensor::zeros(&gpu, &[4], DType::F32, Kind::Cache).unwrap();
     assert!(matches!(x.read::<f32>(), Err(Error::NotOnHost { .. })));
-    assert!(matches!(
-        x.write::<f32>("test"),
-        Err(Error::NotOnHost { .. })
-    ));
+    assert!(matches!(x.write::<f32>("test"), Err(Error::NotOnHost { .. })));
     // A loan on a GPU needs a `StreamWork`, because nothing else would end the use.
     assert!(matches!(x.lend("test"), Err(Error::NotOnHost { .. })));
     assert!(matches!(x.lend_mut("test"), Err(Error::NotOnHost { .. })));
@@ -94,23 +80,14 @@ fn devices_are_named_and_found() {
     let properties = gpu.properties().gpu.clone().unwrap();
     assert!(properties.compute_capability >= (8, 0));
     assert!(properties.memory > 0 && properties.multiprocessors > 0);
-    assert_eq!(
-        Device::meta(gpu.properties()).to_string(),
-        format!("meta({name})")
-    );
+    assert_eq!(Device::meta(gpu.properties()).to_string(), format!("meta({name})"));
 
     let far = match name.as_str() {
         "cuda:0" => Device::cuda(1000),
         _ => Device::emulator(1000),
     };
     let missing = far.err().unwrap();
-    assert!(
-        matches!(
-            missing,
-            Error::Cuda(CudaError::NoDevice { ordinal: 1000, .. })
-        ),
-        "{missing}"
-    );
+    assert!(matches!(missing, Error::Cuda(CudaError::NoDevice { ordinal: 1000, .. })), "{missing}");
 }
 
 /// Work on several streams gives the same results as on one stream.
@@ -206,10 +183,7 @@ fn graphs_reject_synchronization() {
     let made = gpu.capture(|| Ok::<_, Error>(message(Tensor::from_slice(&gpu, &[1], &[3.0f32]))));
     let begins = "from_slice during Device::capture: a graph cannot wait for the GPU";
     assert!(made.unwrap().results().starts_with(begins));
-    assert!(
-        gpu.capture(|| gpu.capture(|| ops::neg(&x)).map(|_| ()))
-            .is_err()
-    );
+    assert!(gpu.capture(|| gpu.capture(|| ops::neg(&x)).map(|_| ())).is_err());
     // The device works afterwards.
     assert_eq!(values(&ops::neg(&x).unwrap()), [-2.0; 3]);
 }
@@ -288,10 +262,7 @@ fn other_threads_do_not_disturb_a_capture() {
             std::thread::scope(|threads| {
                 let other = threads.spawn(|| {
                     gpu.empty_cache();
-                    assert!(
-                        gpu.memory_stats().reserved >= reserved,
-                        "no memory was freed"
-                    );
+                    assert!(gpu.memory_stats().reserved >= reserved, "no memory was freed");
                     gpu.synchronize().err()
                 });
                 let rejected = other.join().unwrap().unwrap().to_string();
@@ -313,22 +284,14 @@ fn memory_runs_out() {
     let Some(gpu) = gpu() else { return };
     let whole = gpu.properties().gpu.as_ref().unwrap().memory;
     let kept = ops::full(&gpu, &[5 << 20], DType::U8, 0.0).unwrap();
-    let rejected = UninitTensor::new(&gpu, Shape::new(&[whole]).unwrap(), DType::U8)
-        .err()
-        .unwrap();
+    let rejected = UninitTensor::new(&gpu, Shape::new(&[whole]).unwrap(), DType::U8).err().unwrap();
     let message = rejected.to_string();
-    assert!(
-        message.contains(&format!("out of memory on {gpu}")),
-        "{message}"
-    );
+    assert!(message.contains(&format!("out of memory on {gpu}")), "{message}");
     assert!(message.contains("in use: 1 x 5.0 MiB"), "{message}");
     drop(kept);
 
     gpu.empty_cache();
-    assert_eq!(
-        (gpu.memory_stats().live, gpu.memory_stats().reserved),
-        (0, 0)
-    );
+    assert_eq!((gpu.memory_stats().live, gpu.memory_stats().reserved), (0, 0));
     let cache = gpu.allocator_stats().unwrap();
     assert_eq!(cache.segments_allocated, cache.segments_freed);
 }
@@ -342,10 +305,7 @@ fn meta_devices_count_the_same() {
         let stream = device.stream().unwrap();
         let x = ops::full(device, &[300, 70], DType::F32, 0.5).unwrap();
         let y = ops::exp(&x.transpose(0, 1).unwrap()).unwrap();
-        let z = with_stream(&stream, || ops::mul(&y, &y))
-            .unwrap()
-            .wait()
-            .unwrap();
+        let z = with_stream(&stream, || ops::mul(&y, &y)).unwrap().wait().unwrap();
         ops::add(&z, &y).unwrap();
     }
     assert_eq!(gpu.memory_stats(), meta.memory_stats());

@@ -35,9 +35,7 @@ fn opened(open: &str, variables: &[(&str, &str)]) -> String {
         .output()
         .unwrap();
     let output = String::from_utf8(run.stdout).unwrap();
-    let message = output
-        .split_once('<')
-        .and_then(|(_, rest)| rest.rsplit_once('>'));
+    let message = output.split_once('<').and_then(|(_, rest)| rest.rsplit_once('>'));
     message.unwrap_or_else(|| panic!("{output}")).0.to_string()
 }
 
@@ -90,10 +88,7 @@ fn broken_emulators() {
     let begins = format!("the emulator {broken} could not be opened: {broken}: ");
     let ends =
         "; rebuild it with `cargo build --release -p meshgrad-emulator` in meshgrad's source";
-    assert!(
-        message.starts_with(&begins) && message.ends_with(ends),
-        "{message}"
-    );
+    assert!(message.starts_with(&begins) && message.ends_with(ends), "{message}");
 
     let Some(other) = other_library() else { return };
     let other = other.to_str().unwrap();
@@ -107,9 +102,7 @@ fn broken_emulators() {
 /// The C library of this process.
 fn other_library() -> Option<PathBuf> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
-    let paths = maps
-        .lines()
-        .filter_map(|line| line.split_whitespace().last());
+    let paths = maps.lines().filter_map(|line| line.split_whitespace().last());
     let mut libraries = paths.filter(|path| path.contains("libc.so"));
     libraries.next().map(PathBuf::from)
 }
@@ -147,10 +140,7 @@ fn no_gpu() {
     let Some(none) = emulated("MESHGRAD_EMULATOR_DEVICES", "0") else {
         return;
     };
-    assert_eq!(
-        none,
-        "emulator:0 does not exist: MESHGRAD_EMULATOR_DEVICES is 0"
-    );
+    assert_eq!(none, "emulator:0 does not exist: MESHGRAD_EMULATOR_DEVICES is 0");
 }
 
 #[test]

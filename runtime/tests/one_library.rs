@@ -10,14 +10,9 @@ fn opening_the_other_library_is_an_error() {
         return;
     }
     let first = Device::emulator(0).unwrap();
-    assert!(
-        Device::emulator(0).unwrap() != first,
-        "two devices of one GPU are not equal"
-    );
+    assert!(Device::emulator(0).unwrap() != first, "two devices of one GPU are not equal");
     let second = Device::cuda(0).err();
-    let expected = Error::Cuda(CudaError::OneLibrary {
-        open: Library::Emulator,
-        asked: Library::Driver,
-    });
+    let expected =
+        Error::Cuda(CudaError::OneLibrary { open: Library::Emulator, asked: Library::Driver });
     assert_eq!(second, Some(expected));
 }

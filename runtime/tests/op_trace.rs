@@ -27,11 +27,7 @@ fn a_trace_has_the_ops_of_its_device() {
     ops::add(&y, &y).unwrap();
     ops::concat(&[&x, &x], 0).unwrap();
     let seconds = Duration::from_secs;
-    let span = |name, start| OpSpan {
-        name,
-        start: seconds(start),
-        end: seconds(start + 1),
-    };
+    let span = |name, start| OpSpan { name, start: seconds(start), end: seconds(start + 1) };
     assert_eq!(trace.finish(), [span("exp", 1), span("concat", 3)]);
 
     ops::exp(&x).unwrap();

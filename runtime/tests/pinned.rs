@@ -31,10 +31,7 @@ fn bytes_are_copied_to_their_range() {
         let rows = x.slice(0, 2..4).unwrap();
         let upload = rows.fill_from_pinned(8..16, back).unwrap();
         // Later work on the stream reads the new values.
-        assert_eq!(
-            x.to_vec::<f32>().unwrap(),
-            [0.0, 1.0, 2.0, 0.0, 0.0, 0.0, 1.0, 2.0]
-        );
+        assert_eq!(x.to_vec::<f32>().unwrap(), [0.0, 1.0, 2.0, 0.0, 0.0, 0.0, 1.0, 2.0]);
         assert_eq!(x.version(), 2);
         drop(upload);
 
@@ -129,11 +126,7 @@ fn pinned_memory_is_counted() {
 
     let x = Tensor::zeros(&gpu, &[6], DType::F32, Kind::Cache).unwrap();
     let upload = x.fill_from_pinned(0..24, b).unwrap();
-    assert_eq!(
-        gpu.pinned_memory_stats().live,
-        24,
-        "the upload owns the buffer"
-    );
+    assert_eq!(gpu.pinned_memory_stats().live, 24, "the upload owns the buffer");
     drop(upload);
     gpu.reset_peak();
     assert_eq!(gpu.pinned_memory_stats().peak, 0);
@@ -149,9 +142,8 @@ fn streams_and_graphs() {
     let Some(gpu) = gpu() else { return };
     let x = Tensor::zeros(&gpu, &[2], DType::F32, Kind::Cache).unwrap();
     let side = gpu.stream().unwrap();
-    let pending = with_stream(&side, || {
-        x.fill_from_pinned(0..8, buffer(&gpu, &bytes(&[1.0, 2.0])))
-    });
+    let pending =
+        with_stream(&side, || x.fill_from_pinned(0..8, buffer(&gpu, &bytes(&[1.0, 2.0]))));
     let pending = pending.unwrap();
     let busy = x.fill_from_pinned(0..8, buffer(&gpu, &[0; 8]));
     assert!(matches!(busy, Err(Error::Busy { .. })), "{busy:?}");
@@ -161,8 +153,5 @@ fn streams_and_graphs() {
     let pinned = buffer(&gpu, &[0; 8]);
     let captured = gpu.capture(|| x.fill_from_pinned(0..8, pinned).map(|_| x.clone()));
     let error = captured.err().unwrap();
-    assert!(
-        matches!(error, Error::Cuda(CudaError::Capture { .. })),
-        "{error}"
-    );
+    assert!(matches!(error, Error::Cuda(CudaError::Capture { .. })), "{error}");
 }

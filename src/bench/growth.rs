@@ -87,11 +87,7 @@ impl Growth {
         let mut extents = Vec::new();
         for extent in &EXTENTS {
             println!("\n| {} | f32 | bf16 |\n|---|---|---|", extent.name);
-            let sizes = if smoke {
-                &extent.sizes[..1]
-            } else {
-                extent.sizes
-            };
+            let sizes = if smoke { &extent.sizes[..1] } else { extent.sizes };
             let mut points = Vec::new();
             for &size in sizes {
                 let mut grown = train.clone();
@@ -135,11 +131,7 @@ impl Growth {
     }
 
     fn rounds(&self) -> usize {
-        if self.options.smoke {
-            1
-        } else {
-            self.rounds.max(1)
-        }
+        if self.options.smoke { 1 } else { self.rounds.max(1) }
     }
 
     /// Steps per measurement, if a step takes `seconds`.
@@ -242,10 +234,7 @@ fn draw_panels(
         let sizes = || points.iter().map(|point| point.size as f64);
         let first = sizes().fold(f64::INFINITY, f64::min);
         let last = sizes().fold(first * 1.01, f64::max);
-        let most = points
-            .iter()
-            .map(|point| point.rate.max)
-            .fold(1.0, f64::max);
+        let most = points.iter().map(|point| point.rate.max).fold(1.0, f64::max);
         let mut chart = ChartBuilder::on(panel)
             .caption(name, ("sans-serif", 16))
             .margin(20)

@@ -18,9 +18,8 @@ pub(crate) fn multiply_adds(threads: usize) -> f64 {
     let measure = || {
         let (seconds, lanes) = seconds(|| {
             thread::scope(|scope| {
-                let running: Vec<_> = (0..threads)
-                    .map(|_| scope.spawn(|| Arch::new().dispatch(Chains)))
-                    .collect();
+                let running: Vec<_> =
+                    (0..threads).map(|_| scope.spawn(|| Arch::new().dispatch(Chains))).collect();
                 let lanes = running.into_iter().map(|thread| thread.join().unwrap_or(0));
                 lanes.sum::<usize>()
             })

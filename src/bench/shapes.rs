@@ -129,9 +129,7 @@ impl Shapes {
             let text = text.with_context(|| format!("cannot read {}", path.display()))?;
             let shapes: Shapes =
                 toml::from_str(&text).with_context(|| format!("in {}", path.display()))?;
-            shapes
-                .check()
-                .with_context(|| format!("in {}", path.display()))?;
+            shapes.check().with_context(|| format!("in {}", path.display()))?;
             return Ok(shapes);
         }
         let file: File = toml::from_str(include_str!("../../benches/shapes.toml"))?;
@@ -158,10 +156,7 @@ impl Shapes {
         for gemm in &self.gemm {
             let known = ["nn", "nt", "tn", "tt"].contains(&gemm.transposes.as_str());
             let transposes = &gemm.transposes;
-            ensure!(
-                known,
-                "transposes = \"{transposes}\"; must be nn, nt, tn or tt"
-            );
+            ensure!(known, "transposes = \"{transposes}\"; must be nn, nt, tn or tt");
         }
         Ok(())
     }

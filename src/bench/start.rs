@@ -43,12 +43,7 @@ struct Started {
 
 impl<'a> Program<'a> {
     fn new(name: &'static str, start: impl Fn() -> anyhow::Result<Started> + 'a) -> Self {
-        Program {
-            name,
-            start: Box::new(start),
-            seconds: Vec::new(),
-            versions: Value::Null,
-        }
+        Program { name, start: Box::new(start), seconds: Vec::new(), versions: Value::Null }
     }
 }
 
@@ -57,15 +52,12 @@ impl Start {
         let threads = cpu.properties().threads.to_string();
         let scratch = Scratch::new()?;
         let folder = &scratch.0;
-        let mut programs = vec![Program::new("meshgrad train", || {
-            self.start_meshgrad(folder, &threads)
-        })];
+        let mut programs =
+            vec![Program::new("meshgrad train", || self.start_meshgrad(folder, &threads))];
         if let Some(python) = &self.peer.torch {
             let of_torch = |name, implementation, cache: &'static str| {
                 let (folder, threads) = (folder.join(cache), &threads);
-                Program::new(name, move || {
-                    start_torch(python, implementation, threads, &folder)
-                })
+                Program::new(name, move || start_torch(python, implementation, threads, &folder))
             };
             programs.extend([
                 of_torch("torch eager", "eager", KEPT),
@@ -74,11 +66,7 @@ impl Start {
             ]);
         }
 
-        let rounds = if self.options.smoke {
-            0
-        } else {
-            self.rounds.max(1)
-        };
+        let rounds = if self.options.smoke { 0 } else { self.rounds.max(1) };
         interleave(programs.len(), rounds, |round, at| {
             let program = &mut programs[at];
             scratch.remove(EMPTIED)?;
@@ -107,10 +95,7 @@ impl Start {
             .context("cannot start meshgrad train")?;
         let output = process.stdout.take().context("no standard output")?;
         let is_first = |line: &std::io::Result<String>| {
-            let step = line
-                .as_ref()
-                .ok()
-                .and_then(|line| line.strip_prefix("step "));
+            let step = line.as_ref().ok().and_then(|line| line.strip_prefix("step "));
             step.is_some_and(|step| step.trim_start().starts_with("1/"))
         };
         let reached = BufReader::new(output).lines().any(|line| is_first(&line));

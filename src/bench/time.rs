@@ -110,10 +110,7 @@ impl Time {
         if !jobs().any(is_selected) {
             let names: BTreeSet<_> = jobs().map(|job| job.name).collect();
             let names = Vec::from_iter(names).join(", ");
-            bail!(
-                "--only {}: no op matches; ops are {names}",
-                self.only.join(" --only ")
-            );
+            bail!("--only {}: no op matches; ops are {names}", self.only.join(" --only "));
         }
         let filtered = groups.into_iter().map(|mut group| {
             group.jobs.retain(is_selected);
@@ -123,11 +120,7 @@ impl Time {
     }
 
     fn run(&self, device: Device, bench: &str, section: Section) -> anyhow::Result<()> {
-        let section = if self.options.smoke {
-            Section::Smoke
-        } else {
-            section
-        };
+        let section = if self.options.smoke { Section::Smoke } else { section };
         let shapes = Shapes::read(self.shapes.as_deref(), section)?;
         let groups = self.selected(groups(&shapes))?;
         let mut comparison = Comparison::new(self, device)?;
@@ -237,18 +230,9 @@ impl Comparison {
         let sets = self.sets(group);
         let dtype = group.jobs[0].dtype;
         let sets: Vec<Vec<OpCase>> = (0..sets)
-            .map(|set| {
-                (group.family)(&Inputs {
-                    device: &self.device,
-                    dtype,
-                    set,
-                })
-            })
+            .map(|set| (group.family)(&Inputs { device: &self.device, dtype, set }))
             .collect::<Result<_, _>>()?;
-        let timed = group
-            .jobs
-            .iter()
-            .map(|job| Ok((job, self.compare(job, &calls(job, &sets)?)?)));
+        let timed = group.jobs.iter().map(|job| Ok((job, self.compare(job, &calls(job, &sets)?)?)));
         timed.collect()
     }
 
@@ -374,9 +358,7 @@ fn row(job: &Job, shape: &str, times: &Times, bounds: &Bounds) -> Value {
     let [torch, compiled] =
         [times.torch, times.compiled].map(|times| times.map(|times| job.amount.rates(times)));
     let of_bound = bounds.fraction(job, meshgrad);
-    let faster = times
-        .best_of_torch()
-        .map(|torch| torch / times.meshgrad.median);
+    let faster = times.best_of_torch().map(|torch| torch / times.meshgrad.median);
 
     let percent = |x: Option<f64>| x.map_or("-".into(), |x| format!("{:.0} %", 100.0 * x));
     println!(

@@ -50,11 +50,8 @@ enum Implementation {
 }
 
 impl Implementation {
-    const ALL: [Implementation; 3] = [
-        Implementation::Meshgrad,
-        Implementation::Torch,
-        Implementation::TorchCompiled,
-    ];
+    const ALL: [Implementation; 3] =
+        [Implementation::Meshgrad, Implementation::Torch, Implementation::TorchCompiled];
 
     fn name(self) -> &'static str {
         match self {
@@ -112,11 +109,7 @@ impl Train {
         let mut findings = Findings::default();
         for train in &shapes.train {
             // Implementations that do not fit into memory together are timed one after the other.
-            let together = if train.alone {
-                1
-            } else {
-                Implementation::ALL.len()
-            };
+            let together = if train.alone { 1 } else { Implementation::ALL.len() };
             for who in Implementation::ALL.chunks(together) {
                 self.compare(who, train, &device, &mut findings)?;
                 device.empty_cache();
@@ -154,11 +147,7 @@ impl Train {
         let mut running = Vec::new();
         for &who in who {
             match self.trainer(who, train, &config, device, findings) {
-                Ok(Some(trainer)) => running.push(Running {
-                    who,
-                    trainer,
-                    times: Vec::new(),
-                }),
+                Ok(Some(trainer)) => running.push(Running { who, trainer, times: Vec::new() }),
                 Ok(None) => {}
                 Err(error) => findings.fails(who, train, &error),
             }
@@ -207,10 +196,7 @@ impl Train {
             return Ok(None);
         };
         findings.versions = peer.hello.clone();
-        let mut torch = Torch {
-            peer,
-            peak: Value::Null,
-        };
+        let mut torch = Torch { peer, peak: Value::Null };
         torch.time_steps(WARM_UP)?;
         Ok(Some(Box::new(torch)))
     }
@@ -224,9 +210,9 @@ impl Train {
         let rate = Spread::of(&rates);
         let mfu = |flops: f64| 1e-12 * flops * rate.median / self.peak_tflops;
         let (full, causal) = (mfu(flops.full), mfu(flops.causal));
-        let gibibytes = peak.as_f64().map_or("-".into(), |bytes| {
-            format!("{:.1} GiB", bytes / f64::from(1 << 30))
-        });
+        let gibibytes = peak
+            .as_f64()
+            .map_or("-".into(), |bytes| format!("{:.1} GiB", bytes / f64::from(1 << 30)));
         println!(
             "| {} | {who} | {rate} | {gibibytes} | {:.1} % | {:.1} % |",
             train.what,
@@ -254,10 +240,7 @@ impl Flops {
         let products = 6.0 * config.parameter_count().active_in_matmuls() as f64;
         let heads = config.num_hidden_layers * config.num_attention_heads * config.head_dim();
         let attention = 12.0 * (heads * train.tokens) as f64;
-        Flops {
-            full: products + attention,
-            causal: products + 0.5 * attention,
-        }
+        Flops { full: products + attention, causal: products + 0.5 * attention }
     }
 }
 

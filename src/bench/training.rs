@@ -31,9 +31,8 @@ impl TimedModel {
         let model = Qwen3::materialized(config, device, 1)?;
         let (updater, grads) = Updater::new(&model, device, &OptimizerConfig::default(), 1)?;
         let vocabulary = config.vocab_size;
-        let ids: Vec<i64> = (0..shape[0] * shape[1])
-            .map(|at| ((at * 7919 + at / 3) % vocabulary) as i64)
-            .collect();
+        let ids: Vec<i64> =
+            (0..shape[0] * shape[1]).map(|at| ((at * 7919 + at / 3) % vocabulary) as i64).collect();
         Ok(TimedModel {
             device: device.clone(),
             model,
@@ -47,10 +46,7 @@ impl TimedModel {
 
     fn step(&mut self) -> anyhow::Result<()> {
         self.step += 1;
-        let compute = Compute {
-            dtype: self.dtype,
-            checkpointing: false,
-        };
+        let compute = Compute { dtype: self.dtype, checkpointing: false };
         let batch = TokenBatch::new(&self.ids, &self.ids);
         let (loss, tape) = Tape::record(|| self.model.loss(&batch, compute))?;
         let one = ops::full(&self.device, &[], DType::F32, 1.0)?;

@@ -45,9 +45,7 @@ impl LinkArguments {
 
 fn parse_allowed(text: &str) -> Result<String, String> {
     let problems = AllowedProblems::none().and(text);
-    problems
-        .map(|_| text.to_owned())
-        .map_err(|bad| bad.to_string())
+    problems.map(|_| text.to_owned()).map_err(|bad| bad.to_string())
 }
 
 impl AllowArguments {
@@ -63,9 +61,7 @@ pub(super) fn parse_mesh(text: &str) -> Result<String, String> {
     let layout = Layout::parse(text, "").map_err(|error| error.to_string())?;
     match layout.ranks() {
         ..=MAX_RANKS => Ok(text.to_owned()),
-        ranks => Err(format!(
-            "{text} has {ranks} ranks, but the maximum is {MAX_RANKS}"
-        )),
+        ranks => Err(format!("{text} has {ranks} ranks, but the maximum is {MAX_RANKS}")),
     }
 }
 
@@ -156,9 +152,7 @@ pub(super) fn mapping_errors(
         };
         return Answer::json(&mapping_errors, 1);
     }
-    let map = map
-        .as_deref()
-        .map_or_else(|| "the identity".to_owned(), display_path);
+    let map = map.as_deref().map_or_else(|| "the identity".to_owned(), display_path);
     let mut text = format!("{map} does not fit {}: ", display_path(source));
     for line in report.to_string().lines() {
         text.push_str(&printable(line));

@@ -60,10 +60,7 @@ impl Assembled {
 
     /// A reader of any number of tensors.
     pub(crate) fn reader(&self) -> Reader<'_> {
-        Reader {
-            of: self,
-            catalog: Catalog::of(self.model.assembly.folder()),
-        }
+        Reader { of: self, catalog: Catalog::of(self.model.assembly.folder()) }
     }
 }
 
@@ -148,15 +145,7 @@ mod tests {
     /// The regions cover each element of the range once, in order.
     #[test]
     fn boxes_cover_their_range_in_order() {
-        for shape in [
-            &[][..],
-            &[7],
-            &[3, 4],
-            &[1, 5, 1],
-            &[2, 3, 4],
-            &[3, 1, 2, 2],
-            &[0, 4],
-        ] {
+        for shape in [&[][..], &[7], &[3, 4], &[1, 5, 1], &[2, 3, 4], &[3, 1, 2, 2], &[0, 4]] {
             let all: u64 = shape.iter().product();
             for start in 0..=all {
                 for end in start..=all {

@@ -116,11 +116,7 @@ enum Data<'a> {
 impl Entry<'_> {
     /// The number of elements.
     pub(crate) fn elements(&self) -> u64 {
-        self.info
-            .shape
-            .iter()
-            .map(|&extent| extent as u64)
-            .product()
+        self.info.shape.iter().map(|&extent| extent as u64).product()
     }
 
     pub(crate) fn bytes(&self) -> u64 {
@@ -189,10 +185,7 @@ impl Catalog {
 
         let warning = match Committed::open(path) {
             Ok(checkpoint) => return Catalog::from_checkpoint(checkpoint, links),
-            Err(Error::Incomplete {
-                problem: IntegrityError::NoManifest,
-                ..
-            }) => None,
+            Err(Error::Incomplete { problem: IntegrityError::NoManifest, .. }) => None,
             Err(error @ Error::Incomplete { .. }) => Some(error.to_string()),
             Err(error) => return Err(error.into()),
         };
@@ -273,10 +266,7 @@ impl Catalog {
         let incomplete: Vec<String> = scan.incomplete.iter().map(Error::to_string).collect();
         let Some(newest) = scan.complete.last().cloned() else {
             let reasons = incomplete.join("; ");
-            bail!(
-                "{} has no complete checkpoint: {reasons}",
-                display_path(path)
-            );
+            bail!("{} has no complete checkpoint: {reasons}", display_path(path));
         };
         let mut catalog = Catalog::from_checkpoint(newest, links)?;
         catalog.warnings.extend(incomplete);
@@ -285,14 +275,7 @@ impl Catalog {
     }
 
     fn new(path: &Path, kind: Kind, parts: Vec<Part>, links: Links) -> Catalog {
-        Catalog {
-            path: path.to_owned(),
-            kind,
-            parts,
-            warnings: Vec::new(),
-            run: None,
-            links,
-        }
+        Catalog { path: path.to_owned(), kind, parts, warnings: Vec::new(), run: None, links }
     }
 
     /// Adds the tensors of a folder, "" for the path itself; returns whether it is a Hugging Face
@@ -385,17 +368,12 @@ impl Catalog {
         nearest.truncate(SHOWN);
 
         let count = entries.len();
-        let mut message = format!(
-            "`{glob}` matches none of the {count} tensors of {}",
-            display_path(&self.path)
-        );
+        let mut message =
+            format!("`{glob}` matches none of the {count} tensors of {}", display_path(&self.path));
         if !nearest.is_empty() {
             let nearest = nearest.iter().map(|name| format!("`{}`", printable(name)));
             let nearest: Vec<String> = nearest.collect();
-            message.push_str(&format!(
-                "; the most similar names are {}",
-                nearest.join(", ")
-            ));
+            message.push_str(&format!("; the most similar names are {}", nearest.join(", ")));
         }
         message
     }

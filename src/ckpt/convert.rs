@@ -124,11 +124,7 @@ pub(super) fn convert(arguments: &ConvertArguments, threads: usize) -> anyhow::R
         dtype: arguments.dtype,
         destination: &arguments.destination,
         max_shard: arguments.max_shard,
-        limits: Limits {
-            interrupt: Interrupt::listen()?,
-            budget: arguments.budget,
-            threads,
-        },
+        limits: Limits { interrupt: Interrupt::listen()?, budget: arguments.budget, threads },
     };
     let bound = match mapping.bind(&source.specs(), None, &conversion.allowed_problems) {
         Ok(bound) => bound,
@@ -238,12 +234,7 @@ impl RoundTrip {
             Ok(found) => (None, found),
             Err(error) => (Some(error.to_string()), mapping::RoundTrip::default()),
         };
-        RoundTrip {
-            proven: why.is_none(),
-            why,
-            ties: found.ties.len() as u64,
-            added: found.added,
-        }
+        RoundTrip { proven: why.is_none(), why, ties: found.ties.len() as u64, added: found.added }
     }
 
     fn text(&self) -> String {
@@ -294,11 +285,7 @@ impl Report {
         }
         if let Some(round_trip) = &self.round_trip {
             let rounded = round_trip.proven && self.rounded > 0;
-            let end = if rounded {
-                "; rounding is not undone"
-            } else {
-                ""
-            };
+            let end = if rounded { "; rounding is not undone" } else { "" };
             note("inverse", round_trip.text() + end);
         }
         if let Some(dtype) = self.dtype {
@@ -321,10 +308,7 @@ impl Report {
             note("config", self.config.join(", "));
         }
         if !self.allowed.is_empty() {
-            note(
-                "allowed",
-                size::counted(self.allowed.len() as u64, "problem"),
-            );
+            note("allowed", size::counted(self.allowed.len() as u64, "problem"));
         }
         let bytes = (self.read_bytes, self.destination.bytes);
         for row in summary_rows(&self.copied, bytes, self.seconds) {

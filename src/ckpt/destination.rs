@@ -24,10 +24,7 @@ pub(super) fn summary_rows(
     let (read, written) = (size::bytes(read), size::bytes(written));
     let done = format!("{read} read, {written} written, {seconds:.1} s");
     let copied = (!copied.is_empty()).then(|| ["copied".to_owned(), copied.join(", ")]);
-    copied
-        .into_iter()
-        .chain([["done".to_owned(), done]])
-        .collect()
+    copied.into_iter().chain([["done".to_owned(), done]]).collect()
 }
 
 /// Extensions of configurations, tokenizers, chat templates and model code in a folder from the

@@ -62,11 +62,7 @@ pub(super) fn export(arguments: &ExportArguments, threads: usize) -> anyhow::Res
         dtype: Some(arguments.dtype),
         destination: &arguments.hf,
         max_shard: arguments.max_shard,
-        limits: Limits {
-            interrupt: Interrupt::listen()?,
-            budget: arguments.budget,
-            threads,
-        },
+        limits: Limits { interrupt: Interrupt::listen()?, budget: arguments.budget, threads },
     };
     let report = match mapping.bind(&source.specs(), None, &conversion.allowed_problems) {
         Ok(bound) => conversion.run(&bound)?,

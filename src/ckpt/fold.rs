@@ -34,10 +34,7 @@ pub(crate) fn fold<'a, K: Ord>(names: impl IntoIterator<Item = (&'a str, K)>) ->
     let mut groups: BTreeMap<(String, K), BTreeMap<Vec<u64>, usize>> = BTreeMap::new();
     for (at, (name, kind)) in names.into_iter().enumerate() {
         let (template, numbers) = split(name);
-        groups
-            .entry((template, kind))
-            .or_default()
-            .insert(numbers, at);
+        groups.entry((template, kind)).or_default().insert(numbers, at);
     }
 
     let mut all = Vec::new();
@@ -51,10 +48,7 @@ pub(crate) fn fold<'a, K: Ord>(names: impl IntoIterator<Item = (&'a str, K)>) ->
             let members = found.iter().filter(|(numbers, _)| in_product(numbers));
             let mut members: Vec<usize> = members.map(|(_, at)| *at).collect();
             members.sort_unstable();
-            all.push(Folded {
-                pattern: render(template, &product),
-                members,
-            });
+            all.push(Folded { pattern: render(template, &product), members });
         }
     }
     all.sort_by_key(|folded| folded.members.first().copied());
@@ -176,10 +170,7 @@ mod tests {
 
     fn patterns(names: &[String]) -> Vec<(String, usize)> {
         let folded = fold(names.iter().map(|name| (name.as_str(), ())));
-        folded
-            .into_iter()
-            .map(|f| (f.pattern, f.members.len()))
-            .collect()
+        folded.into_iter().map(|f| (f.pattern, f.members.len())).collect()
     }
 
     fn experts(layers: impl Iterator<Item = u64>, experts: u64) -> Vec<String> {
@@ -227,8 +218,7 @@ mod tests {
         });
         let expanded = |number| expand(after).into_iter().map(move |rest| (number, rest));
         let all = numbers.flat_map(expanded);
-        all.map(|(number, rest)| format!("{before}{number}{rest}"))
-            .collect()
+        all.map(|(number, rest)| format!("{before}{number}{rest}")).collect()
     }
 
     /// For any set of names, each name has exactly one pattern, and a pattern expands to exactly
@@ -285,10 +275,7 @@ mod tests {
             (vec![0, 1, 2], "{0..2}"),
             (vec![3, 7, 11], "{3..11..4}"),
             (vec![0, 1, 2, 5, 8, 9], "{0..2,5,8,9}"),
-            (
-                vec![0, 2, 5, 9, 14, 20, 27, 35, 44],
-                "{0,2,5,9,14,20,27,35,...}",
-            ),
+            (vec![0, 2, 5, 9, 14, 20, 27, 35, 44], "{0,2,5,9,14,20,27,35,...}"),
         ];
         for (set, wanted) in all {
             assert_eq!(brace_range(&set), wanted);

@@ -60,11 +60,7 @@ struct LeftAlone {
 
 pub(super) fn gc(arguments: &GcArguments) -> anyhow::Result<Answer> {
     let run = arguments.run.as_path();
-    ensure!(
-        Committed::open(run).is_err(),
-        "{} is a checkpoint; pass its run",
-        display_path(run)
-    );
+    ensure!(Committed::open(run).is_err(), "{} is a checkpoint; pass its run", display_path(run));
     let removed = match (arguments.dry_run, arguments.keep) {
         (false, Some(keep)) => keep_last(run, keep)?,
         (false, None) => sweep(run)?,
@@ -105,10 +101,7 @@ impl Item {
 
 impl LeftAlone {
     fn running(save: &Leftover) -> LeftAlone {
-        LeftAlone {
-            path: path_text(&save.path),
-            why: "a running save".to_owned(),
-        }
+        LeftAlone { path: path_text(&save.path), why: "a running save".to_owned() }
     }
 
     fn of_error(run: &Path, error: &Error) -> LeftAlone {
@@ -159,12 +152,7 @@ impl Report {
             table.row([removes.to_owned(), printable(&item.path), bytes, what]);
         }
         for path in &self.kept {
-            table.row([
-                "keep".to_owned(),
-                printable(path),
-                String::new(),
-                "checkpoint".to_owned(),
-            ]);
+            table.row(["keep".to_owned(), printable(path), String::new(), "checkpoint".to_owned()]);
         }
         for LeftAlone { path, why } in &self.left_alone {
             let why = printable(why);

@@ -36,11 +36,7 @@ impl InfiniteElements {
             let expr = *unrounded.get(&*spec.name)?;
             (graph.dtype(expr) != spec.dtype).then(|| (spec.name.clone(), expr))
         });
-        Ok(InfiniteElements {
-            unrounded: rounded.collect(),
-            found: BTreeMap::new(),
-            graph,
-        })
+        Ok(InfiniteElements { unrounded: rounded.collect(), found: BTreeMap::new(), graph })
     }
 
     pub(super) fn add(&mut self, tensor: &TensorInfo, bytes: &[u8]) {
@@ -84,10 +80,7 @@ impl InfiniteElements {
                 Ok(())
             })?;
             if *after > before {
-                overflows.push(Overflow {
-                    tensor: tensor.name,
-                    elements: after - before,
-                });
+                overflows.push(Overflow { tensor: tensor.name, elements: after - before });
             }
         }
         Ok(overflows)

@@ -35,9 +35,7 @@ impl FromStr for ByteSize {
         };
 
         let bytes = number.parse().ok().and_then(|n: u64| n.checked_mul(*scale));
-        bytes
-            .map(ByteSize)
-            .ok_or_else(|| format!("`{text}` exceeds 64 bits"))
+        bytes.map(ByteSize).ok_or_else(|| format!("`{text}` exceeds 64 bits"))
     }
 }
 
@@ -61,10 +59,7 @@ pub(crate) fn count(count: u64) -> String {
     };
     match step {
         0 => count.to_string(),
-        _ => format!(
-            "{value:.digits$} {}",
-            ["K", "M", "B", "T", "P", "E"][step - 1]
-        ),
+        _ => format!("{value:.digits$} {}", ["K", "M", "B", "T", "P", "E"][step - 1]),
     }
 }
 
@@ -117,9 +112,8 @@ mod tests {
         }
 
         let too_large = ["16777216TiB", "18446744073709551616"];
-        for text in ["", "B", "1e9", "1.5GiB", "-1", "+1", "1gib", "1 G", " 1"]
-            .into_iter()
-            .chain(too_large)
+        for text in
+            ["", "B", "1e9", "1.5GiB", "-1", "+1", "1gib", "1 G", " 1"].into_iter().chain(too_large)
         {
             let error = text.parse::<ByteSize>().unwrap_err();
             assert!(error.contains(&format!("`{text}`")), "{error}");
@@ -128,44 +122,18 @@ mod tests {
 
     #[test]
     fn bytes_have_one_decimal() {
-        let shown = [
-            0,
-            1023,
-            1024,
-            1536,
-            (1 << 20) - 1,
-            1 << 20,
-            57 << 30,
-            u64::MAX,
-        ]
-        .map(bytes);
-        let wanted = [
-            "0 B", "1023 B", "1.0 KiB", "1.5 KiB", "1.0 MiB", "1.0 MiB", "57.0 GiB", "16.0 EiB",
-        ];
+        let shown = [0, 1023, 1024, 1536, (1 << 20) - 1, 1 << 20, 57 << 30, u64::MAX].map(bytes);
+        let wanted =
+            ["0 B", "1023 B", "1.0 KiB", "1.5 KiB", "1.0 MiB", "1.0 MiB", "57.0 GiB", "16.0 EiB"];
         assert_eq!(shown, wanted);
     }
 
     #[test]
     fn counts_have_three_digits() {
-        let shown = [
-            0,
-            999,
-            1000,
-            9_996,
-            123_456,
-            999_499,
-            999_500,
-            30_532_122_624,
-        ]
-        .map(count);
-        let wanted = [
-            "0", "999", "1.00 K", "10.0 K", "123 K", "999 K", "1.00 M", "30.5 B",
-        ];
+        let shown = [0, 999, 1000, 9_996, 123_456, 999_499, 999_500, 30_532_122_624].map(count);
+        let wanted = ["0", "999", "1.00 K", "10.0 K", "123 K", "999 K", "1.00 M", "30.5 B"];
         assert_eq!(shown, wanted);
-        assert_eq!(
-            [0, 999, 1000, 18_867].map(grouped),
-            ["0", "999", "1,000", "18,867"]
-        );
+        assert_eq!([0, 999, 1000, 18_867].map(grouped), ["0", "999", "1,000", "18,867"]);
         assert_eq!(counted(1, "tensor"), "1 tensor");
         assert_eq!(counted(0, "tensor"), "0 tensors");
     }

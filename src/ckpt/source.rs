@@ -57,11 +57,7 @@ impl Source {
             let lists = |it: &Committed| it.files().any(|(name, _)| path.ends_with(name));
             let checkpoint = checkpoint.filter(lists);
             if is_of_torch(path) {
-                return Ok(Source::of_torch(
-                    torch::open_file(path)?,
-                    checkpoint,
-                    damage,
-                ));
+                return Ok(Source::of_torch(torch::open_file(path)?, checkpoint, damage));
             }
             return Ok(Source::new(Folder::open_file(path)?, checkpoint, damage));
         }
@@ -303,17 +299,10 @@ pub(super) fn intact_checkpoint(folder: &Path) -> anyhow::Result<Option<Committe
 
 /// The checkpoint at a path, or the problem with its manifest. Neither without a manifest.
 fn manifest_of(folder: &Path) -> anyhow::Result<(Option<Committed>, Option<Error>)> {
-    let folder = if folder.as_os_str().is_empty() {
-        Path::new(".")
-    } else {
-        folder
-    };
+    let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
     match Committed::open(folder) {
         Ok(checkpoint) => Ok((Some(checkpoint), None)),
-        Err(Error::Incomplete {
-            problem: IntegrityError::NoManifest,
-            ..
-        }) => Ok((None, None)),
+        Err(Error::Incomplete { problem: IntegrityError::NoManifest, .. }) => Ok((None, None)),
         Err(error @ Error::Incomplete { .. }) => Ok((None, Some(error))),
         Err(error) => Err(error.into()),
     }
@@ -321,10 +310,7 @@ fn manifest_of(folder: &Path) -> anyhow::Result<(Option<Committed>, Option<Error
 
 /// Bytes of a tensor.
 pub(super) fn bytes_of(tensor: &TensorSpec) -> u64 {
-    let elements = tensor
-        .shape
-        .iter()
-        .fold(1u64, |all, it| all.saturating_mul(*it));
+    let elements = tensor.shape.iter().fold(1u64, |all, it| all.saturating_mul(*it));
     let bits = elements.saturating_mul(tensor.dtype.bits() as u64);
     bits.div_ceil(8)
 }

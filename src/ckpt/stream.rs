@@ -159,19 +159,12 @@ impl<'a> Stream<'a> {
         mut take: impl FnMut(&[u8]) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         let unknown = || anyhow!("`{}` is not an output", tensor.name);
-        let want = self
-            .wants
-            .get(tensor.name.as_str())
-            .ok_or_else(unknown)?
-            .clone();
+        let want = self.wants.get(tensor.name.as_str()).ok_or_else(unknown)?.clone();
         let mut at_once = self.target_bytes;
         let mut all = by_rows(&want, tensor.dtype, at_once);
         // The minimum is one row. If it does not fit, the plan's error states the memory it needs.
         while at_once > 0 {
-            match all
-                .first()
-                .map(|rows| self.plan(std::slice::from_ref(rows)))
-            {
+            match all.first().map(|rows| self.plan(std::slice::from_ref(rows))) {
                 Some(Err(PlanError::Infeasible { .. })) => at_once /= 2,
                 _ => break,
             }

@@ -99,10 +99,9 @@ impl Status {
             | Error::NotAFile { .. }
             | Error::Link { .. }
             | Error::TwoModels { .. }
-            | Error::Incomplete {
-                problem: IntegrityError::NewerVersion { .. },
-                ..
-            } => Status::Unreadable,
+            | Error::Incomplete { problem: IntegrityError::NewerVersion { .. }, .. } => {
+                Status::Unreadable
+            }
             Error::Torch { problem, .. } if !problem.is_damage() => Status::Unsupported,
             // Limits of expressions, such as the number of copies.
             Error::Assembly { .. } => Status::Unsupported,
@@ -159,24 +158,17 @@ enum Found {
 }
 
 fn find(path: &Path) -> anyhow::Result<Found> {
-    let metadata = path
-        .metadata()
-        .with_context(|| format!("cannot open {}", display_path(path)))?;
+    let metadata =
+        path.metadata().with_context(|| format!("cannot open {}", display_path(path)))?;
     if !metadata.is_dir() {
         return Ok(Found::Unsealed);
     }
 
     match Committed::open(path) {
         Ok(checkpoint) => return Ok(Found::Checkpoints(vec![checkpoint], Vec::new())),
-        Err(Error::Incomplete {
-            problem: IntegrityError::NoManifest,
-            ..
-        }) => {}
+        Err(Error::Incomplete { problem: IntegrityError::NoManifest, .. }) => {}
         Err(error @ Error::Incomplete { .. }) => {
-            return Ok(Found::Checkpoints(
-                Vec::new(),
-                vec![Verdict::of_error(&error)],
-            ));
+            return Ok(Found::Checkpoints(Vec::new(), vec![Verdict::of_error(&error)]));
         }
         Err(error) => return Err(error.into()),
     }
@@ -240,10 +232,7 @@ fn without_checksum(model: &TorchModel, archives: usize) -> String {
     };
     let archives = match archives {
         0 => String::new(),
-        _ => format!(
-            "the data of {} without CRC-32; ",
-            counted(archives as u64, "archive")
-        ),
+        _ => format!("the data of {} without CRC-32; ", counted(archives as u64, "archive")),
     };
     format!("{archives}{never} no checksum")
 }

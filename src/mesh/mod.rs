@@ -145,8 +145,5 @@ fn refused(violations: &Violations, json: bool) -> anyhow::Result<Answer> {
     for text in texts {
         eprintln!("error: {text}");
     }
-    Ok(Answer {
-        text: String::new(),
-        code: 1,
-    })
+    Ok(Answer { text: String::new(), code: 1 })
 }

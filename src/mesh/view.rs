@@ -97,9 +97,7 @@ fn named(mesh: &Mesh, numbers: Vec<usize>) -> Named {
 /// `pp 8 x tp 2`, without axes of one rank.
 fn axes_text(mesh: &Mesh) -> String {
     let axes = mesh.axes().iter().filter(|axis| axis.size() > 1);
-    let axes: Vec<String> = axes
-        .map(|axis| format!("{} {}", axis.name(), axis.size()))
-        .collect();
+    let axes: Vec<String> = axes.map(|axis| format!("{} {}", axis.name(), axis.size())).collect();
     match axes.is_empty() {
         true => "1 rank".to_owned(),
         false => axes.join(" x "),
@@ -201,10 +199,8 @@ impl View {
 
 /// `with max_ctas 16`: the options that differ from the default.
 fn options_text(options: &BTreeMap<&'static str, String>) -> String {
-    let options: Vec<String> = options
-        .iter()
-        .map(|(option, value)| format!("{option} {value}"))
-        .collect();
+    let options: Vec<String> =
+        options.iter().map(|(option, value)| format!("{option} {value}")).collect();
     match options.is_empty() {
         true => String::new(),
         false => format!("with {}", options.join(", ")),

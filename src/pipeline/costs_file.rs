@@ -24,10 +24,7 @@ struct CostsFile {
 
 /// One number for all stages, or one per stage.
 #[derive(Deserialize)]
-#[serde(
-    untagged,
-    expecting = "expected a number, or a list with a number per stage"
-)]
+#[serde(untagged, expecting = "expected a number, or a list with a number per stage")]
 enum PerStage {
     All(f64),
     Each(Vec<f64>),
@@ -64,10 +61,7 @@ impl CostsFile {
         };
         let input = list(self.input, default.input);
         let weight = list(self.weight, default.weight);
-        let both = input
-            .iter()
-            .zip(&weight)
-            .map(|(input, weight)| input + weight);
+        let both = input.iter().zip(&weight).map(|(input, weight)| input + weight);
         let activation = list(self.activation, default.activation);
         Costs {
             forward: list(self.forward, default.forward),

@@ -128,11 +128,7 @@ impl PipelineArguments {
         Ok(Shape::new(
             number("--ranks", self.ranks, placement.map(|it| it.ranks()))?,
             number("--stages", self.stages, placement.map(|it| it.stages()))?,
-            number(
-                "--microbatches",
-                self.microbatches,
-                of_file.map(Schedule::microbatches),
-            )?,
+            number("--microbatches", self.microbatches, of_file.map(Schedule::microbatches))?,
         )?)
     }
 
@@ -188,13 +184,7 @@ fn shown(arguments: &PipelineArguments) -> anyhow::Result<Shown> {
             "{name} needs a memory of {peak}, but --memory-cap is {cap}; use --schedule auto"
         );
     }
-    Ok(Shown {
-        name,
-        found,
-        schedule,
-        program,
-        simulation,
-    })
+    Ok(Shown { name, found, schedule, program, simulation })
 }
 
 fn write(path: &Path, text: &str) -> anyhow::Result<()> {

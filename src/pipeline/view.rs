@@ -61,25 +61,14 @@ impl Shown {
         let (program, simulation) = (&self.program, &self.simulation);
         let placement = program.placement();
         let rank = |rank: usize| {
-            let Peak {
-                live,
-                pending,
-                total,
-            } = simulation.peak(rank);
+            let Peak { live, pending, total } = simulation.peak(rank);
             let spans = simulation.spans(rank).iter();
             JsonRank {
                 rank,
                 stages: placement.stages_of(rank).to_vec(),
                 idle_share: simulation.idle_share_of(rank),
-                peak: JsonPeak {
-                    live,
-                    pending,
-                    total,
-                },
-                actions: program.ranks()[rank]
-                    .iter()
-                    .map(Action::to_string)
-                    .collect(),
+                peak: JsonPeak { live, pending, total },
+                actions: program.ranks()[rank].iter().map(Action::to_string).collect(),
                 times: spans.map(|span| [span.start, span.end]).collect(),
             }
         };

@@ -89,15 +89,7 @@ fn errors() {
 fn the_recommended_budget_suffices() {
     let dir = dir();
     let bench = |budget: &str| {
-        let arguments = [
-            "bench",
-            "model",
-            "--samples",
-            "1",
-            "--threads",
-            "2",
-            "--budget",
-        ];
+        let arguments = ["bench", "model", "--samples", "1", "--threads", "2", "--budget"];
         dir.ckpt(&[&arguments[..], &[budget]].concat())
     };
     let refused = bench("100KiB");
@@ -133,24 +125,12 @@ fn the_report_has_all_bytes_and_samples() {
     let tensor_bytes: usize = tensors.values().map(|tensor| tensor.bytes.len()).sum();
 
     for (budget, holds_all) in [("2GiB", true), ("3MiB", false)] {
-        let arguments = [
-            "bench",
-            "model",
-            "--json",
-            "--samples",
-            "3",
-            "--write",
-            "disk",
-        ];
+        let arguments = ["bench", "model", "--json", "--samples", "3", "--write", "disk"];
         let more = ["--threads", "2", "--budget", budget];
         let report = dir.ckpt(&[&arguments[..], &more].concat()).json();
         assert_eq!(report["memory"]["holds_all"], holds_all);
         assert_eq!(report["file_bytes"], file_bytes);
-        let groups = [
-            &report["opening"],
-            &report["reading"],
-            &report["writing"]["contestants"],
-        ];
+        let groups = [&report["opening"], &report["reading"], &report["writing"]["contestants"]];
         for (group, count) in groups.into_iter().zip([2, 7, 3]) {
             let group = group.as_array().unwrap();
             assert_eq!(group.len(), count);
@@ -199,10 +179,7 @@ fn check(contestant: &Value, [file_bytes, tensor_bytes]: [usize; 2]) {
     assert_eq!(contestant["seconds"]["median"], sorted[1]);
     if bytes > 0 {
         let rate = contestant["bytes_per_second"].as_f64().unwrap();
-        assert!(
-            (rate * sorted[1] / bytes as f64 - 1.0).abs() < 1e-9,
-            "{name}"
-        );
+        assert!((rate * sorted[1] / bytes as f64 - 1.0).abs() < 1e-9, "{name}");
     }
 }
 

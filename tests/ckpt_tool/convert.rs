@@ -34,18 +34,10 @@ fn output() {
         convert(&["model", "small", "--map", "fused.map", "--dtype", "bf16"]),
         dir.ckpt(&["verify", "small", "--deep"]),
     ]));
-    let files = [
-        "config.json",
-        "manifest.json",
-        "model.safetensors",
-        "tokenizer.json",
-    ];
+    let files = ["config.json", "manifest.json", "model.safetensors", "tokenizer.json"];
     assert_eq!(dir.names("back"), files);
     let config = fs::read_to_string(dir.path("fused/config.json")).unwrap();
-    assert_eq!(
-        config,
-        fs::read_to_string(dir.path("model/config.json")).unwrap()
-    );
+    assert_eq!(config, fs::read_to_string(dir.path("model/config.json")).unwrap());
     let config = fs::read_to_string(dir.path("small/config.json")).unwrap();
     let wanted = "{\n  \"torch_dtype\": \"bfloat16\",\n  \"vocab_size\": 20,\n  \"dtype\": \"bfloat16\"\n}\n";
     assert_eq!(config, wanted);
@@ -90,23 +82,14 @@ fn fused(mut model: Model) -> Model {
 #[test]
 fn a_round_trip_changes_nothing() {
     let dir = dir();
-    for (at, (budget, max_shard)) in [("2GiB", "5GB"), ("16KiB", "1kB"), ("9KiB", "700B")]
-        .into_iter()
-        .enumerate()
+    for (at, (budget, max_shard)) in
+        [("2GiB", "5GB"), ("16KiB", "1kB"), ("9KiB", "700B")].into_iter().enumerate()
     {
         let [there, back] = [format!("there-{at}"), format!("back-{at}")];
-        let limits = [
-            "--budget",
-            budget,
-            "--max-shard",
-            max_shard,
-            "--threads",
-            "1",
-        ];
-        for (source, made, more) in [
-            ("model", &there, &["--json"][..]),
-            (&there, &back, &["--inverse", "--json"]),
-        ] {
+        let limits = ["--budget", budget, "--max-shard", max_shard, "--threads", "1"];
+        for (source, made, more) in
+            [("model", &there, &["--json"][..]), (&there, &back, &["--inverse", "--json"])]
+        {
             let map = ["convert", source, made, "--map", "fused.map"];
             let output = dir.ckpt(&[&map[..], &limits, more].concat());
             assert_eq!(output.code, 0, "{}", output.shown());
@@ -143,19 +126,9 @@ fn a_tensor_larger_than_the_budget_is_made_by_rows() {
     let element = |bytes: &[u8], at: usize| bytes[4 * at..4 * at + 4].to_vec();
     for (row, column) in [(0, 0), (1, 0), (1023, 255), (517, 31)] {
         let [there, here] = [column * 1024 + row, row * 256 + column];
-        assert_eq!(
-            element(&transposed.bytes, here),
-            element(&large.bytes, there)
-        );
+        assert_eq!(element(&transposed.bytes, here), element(&large.bytes, there));
     }
-    let back = [
-        "convert",
-        "transposed",
-        "back",
-        "--map",
-        "transpose.map",
-        "--inverse",
-    ];
+    let back = ["convert", "transposed", "back", "--map", "transpose.map", "--inverse"];
     assert_eq!(dir.ckpt(&back).code, 0);
     assert_eq!(models::read(&dir.path("back")), model);
 }
@@ -168,18 +141,14 @@ fn dtype_rounds_floats_and_keeps_integers() {
     model.insert("ids".into(), models::tensor(Dtype::I64, &[7], 3));
     models::folder(&dir.path("model"), &model);
     fs::write(dir.path("all.map"), "{r:path} = {r:path}").unwrap();
-    let convert = [
-        "convert", "model", "small", "--map", "all.map", "--dtype", "BF16",
-    ];
+    let convert = ["convert", "model", "small", "--map", "all.map", "--dtype", "BF16"];
     let output = dir.ckpt(&convert);
     assert_eq!(output.code, 0, "{}", output.shown());
 
     for tensor in model.values_mut().filter(|it| it.dtype == Dtype::F32) {
         let floats = tensor.bytes.chunks_exact(4);
         let floats = floats.map(|it| f32::from_le_bytes(it.try_into().unwrap()));
-        tensor.bytes = floats
-            .flat_map(|it| bf16::from_f32(it).to_le_bytes())
-            .collect();
+        tensor.bytes = floats.flat_map(|it| bf16::from_f32(it).to_le_bytes()).collect();
         tensor.dtype = Dtype::BF16;
     }
     assert_eq!(models::read(&dir.path("small")), model);
@@ -197,29 +166,14 @@ fn mistakes_in_maps() {
     let rest = "{r:path} = {r:path}\n";
     let layers = "[model.layerz. = model.layerz.]\n";
     for (name, map) in [
-        (
-            "layers.map",
-            format!("{layers}{{l}}.norm = {{l}}.norm\n[=]\n{rest}"),
-        ),
+        ("layers.map", format!("{layers}{{l}}.norm = {{l}}.norm\n[=]\n{rest}")),
         ("absent.map", format!("{rest}head = lm_haed.weight")),
         ("transposed.map", format!("{rest}head = lm_head.weight.T")),
-        (
-            "empty.map",
-            format!("{rest}head = slice(lm_head.weight, 4, 4)"),
-        ),
-        (
-            "copy.map",
-            format!("{rest}head = model.embed_tokens.weight"),
-        ),
+        ("empty.map", format!("{rest}head = slice(lm_head.weight, 4, 4)")),
+        ("copy.map", format!("{rest}head = model.embed_tokens.weight")),
         ("optional.map", format!("{rest}head ?= lm_haed.weight")),
-        (
-            "added.map",
-            format!("{rest}head = tied(head, lm_head.weight)"),
-        ),
-        (
-            "unsplit.map",
-            format!("{rest}all = concat(lm_head.weight, model.embed_tokens.weight)"),
-        ),
+        ("added.map", format!("{rest}head = tied(head, lm_head.weight)")),
+        ("unsplit.map", format!("{rest}all = concat(lm_head.weight, model.embed_tokens.weight)")),
     ] {
         fs::write(dir.path(name), map).unwrap();
     }
@@ -240,10 +194,7 @@ fn mistakes_in_maps() {
     let inverse_lines = ["optional.map", "added.map", "unsplit.map"].map(|map| {
         let output = convert("model", map);
         fs::remove_dir_all(dir.path("out")).unwrap();
-        let line = output
-            .stdout
-            .lines()
-            .find(|line| line.starts_with("inverse"));
+        let line = output.stdout.lines().find(|line| line.starts_with("inverse"));
         line.unwrap().to_owned()
     });
     insta::assert_snapshot!("inverse_lines", inverse_lines.join("\n"));
@@ -256,14 +207,8 @@ fn errors() {
     let write = |name: &str, text: &str| fs::write(dir.path(name), text).unwrap();
     write("broken.map", "a = a\nb = concat(c,\n  d, dim=x)");
     write("few.map", "head = lm_head.weight");
-    write(
-        "absent.map",
-        "{r:path} = {r:path}\nnew = concat(lm_head.weight, absent)",
-    );
-    write(
-        "huge.map",
-        "x = fill(0, F32, shape=100000x20000000000)\n{r:path} = {r:path}",
-    );
+    write("absent.map", "{r:path} = {r:path}\nnew = concat(lm_head.weight, absent)");
+    write("huge.map", "x = fill(0, F32, shape=100000x20000000000)\n{r:path} = {r:path}");
     write(
         "tied.map",
         "head = tied(lm_head.weight, model.embed_tokens.weight)\n{r:path} = {r:path}",
@@ -278,10 +223,7 @@ fn errors() {
         convert("nowhere.map", &[]),
         convert("broken.map", &[]),
         convert("few.map", &[]),
-        convert(
-            "few.map",
-            &["--json", "--allow", "unexpected:model.layers.{r:path}"],
-        ),
+        convert("few.map", &["--json", "--allow", "unexpected:model.layers.{r:path}"]),
         convert("few.map", &["--allow", "unexpectedly"]),
         convert("absent.map", &[]),
         convert("huge.map", &[]),
@@ -300,10 +242,7 @@ fn errors() {
     assert_eq!(dir.names(""), before);
     let allowed = ["--allow", "unexpected", "--json"];
     let report = convert("few.map", &allowed).json();
-    assert_eq!(
-        report["allowed"].as_array().unwrap().len(),
-        models::qwen3().len() - 1
-    );
+    assert_eq!(report["allowed"].as_array().unwrap().len(), models::qwen3().len() - 1);
     assert_eq!(report["destination"]["tensors"], 1);
 }
 
@@ -311,21 +250,10 @@ fn errors() {
 #[test]
 fn overflow_is_reported() {
     let dir = TestDir::new();
-    let values = [
-        1.0,
-        65504.0,
-        65519.0,
-        65520.0,
-        -1e6,
-        f64::INFINITY,
-        f64::NAN,
-    ];
+    let values = [1.0, 65504.0, 65519.0, 65520.0, -1e6, f64::INFINITY, f64::NAN];
     let model = Model::from([
         ("large".to_owned(), models::tensor_of(Dtype::F32, &values)),
-        (
-            "small".to_owned(),
-            models::tensor_of(Dtype::F32, &[1.0, f64::NEG_INFINITY]),
-        ),
+        ("small".to_owned(), models::tensor_of(Dtype::F32, &[1.0, f64::NEG_INFINITY])),
     ]);
     models::folder(&dir.path("model"), &model);
     fs::write(dir.path("all.map"), "{r:path} = {r:path}").unwrap();
@@ -337,9 +265,7 @@ fn overflow_is_reported() {
         convert("half", "F16"),
         convert("brain", "BF16")
     ]));
-    let json = dir.ckpt(&[
-        "convert", "model", "j", "--map", "all.map", "--dtype", "F16", "--json",
-    ]);
+    let json = dir.ckpt(&["convert", "model", "j", "--map", "all.map", "--dtype", "F16", "--json"]);
     let expected = serde_json::json!([{"tensor": "large", "elements": 2}]);
     assert_eq!(json.json()["overflows"], expected);
 
@@ -393,10 +319,7 @@ fn dtypes_of_maps_reach_the_configuration() {
     let dequantized = "w = dequant(w, w_scale, BF16, block=8x8)\nnorm = norm";
     insta::assert_snapshot!(convert("dequantized", dequantized));
     convert("same", "{r:path} = {r:path}");
-    assert_eq!(
-        fs::read_to_string(dir.path("same/config.json")).unwrap(),
-        config
-    );
+    assert_eq!(fs::read_to_string(dir.path("same/config.json")).unwrap(), config);
 }
 
 /// After Ctrl-C, either the folder is complete or no file of it exists.
@@ -407,27 +330,13 @@ fn an_interrupted_conversion_leaves_no_files() {
     models::folder(&dir.path("model"), &Model::from([("w".to_owned(), rows)]));
     fs::write(dir.path("transpose.map"), "w = transpose(w, 0, 1)").unwrap();
     let before = dir.names("");
-    let convert = [
-        "convert",
-        "model",
-        "out",
-        "--map",
-        "transpose.map",
-        "--budget",
-        "1MiB",
-    ];
-    let child = dir
-        .command(&convert)
-        .stderr(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn();
+    let convert = ["convert", "model", "out", "--map", "transpose.map", "--budget", "1MiB"];
+    let child = dir.command(&convert).stderr(Stdio::piped()).stdout(Stdio::piped()).spawn();
     let mut child = child.unwrap();
     while dir.names("") == before && child.try_wait().unwrap().is_none() {
         std::thread::yield_now();
     }
-    let killed = Command::new("kill")
-        .args(["-INT", &child.id().to_string()])
-        .status();
+    let killed = Command::new("kill").args(["-INT", &child.id().to_string()]).status();
     assert!(killed.unwrap().success());
     let output = child.wait_with_output().unwrap();
     match output.status.success() {
@@ -453,24 +362,10 @@ fn tables_of_renames() {
     let names = models::read(&dir.path("there"));
     let found = |name: &str| names.contains_key(name);
     assert!(
-        [
-            "transformer.wte",
-            "h.10.router",
-            "h.11.router",
-            "lm_head.weight"
-        ]
-        .map(found)
-            == [true; 4]
+        ["transformer.wte", "h.10.router", "h.11.router", "lm_head.weight"].map(found) == [true; 4]
     );
     assert_eq!(names.len(), models::qwen3().len());
-    let back = dir.ckpt(&[
-        "convert",
-        "there",
-        "back",
-        "--renames",
-        "table",
-        "--inverse",
-    ]);
+    let back = dir.ckpt(&["convert", "there", "back", "--renames", "table", "--inverse"]);
     assert_eq!(back.code, 0, "{}", back.shown());
     assert_eq!(models::read(&dir.path("back")), models::qwen3());
 
@@ -480,14 +375,6 @@ fn tables_of_renames() {
         there,
         dir.ckpt(&["convert", "model", "out", "--renames", "typo"]),
         dir.ckpt(&["convert", "model", "out", "--renames", "three"]),
-        dir.ckpt(&[
-            "convert",
-            "model",
-            "out",
-            "--renames",
-            "typo",
-            "--map",
-            "fused.map"
-        ]),
+        dir.ckpt(&["convert", "model", "out", "--renames", "typo", "--map", "fused.map"]),
     ]));
 }

@@ -50,13 +50,7 @@ fn damage_gets_no_new_manifest() {
     let outputs = [
         dir.ckpt(&["convert", "run", "out", "--map", "all.map"]),
         dir.ckpt(&["convert", "run/step-000001", "out", "--map", "all.map"]),
-        dir.ckpt(&[
-            "convert",
-            "run/step-000001/model.safetensors",
-            "out",
-            "--map",
-            "all.map",
-        ]),
+        dir.ckpt(&["convert", "run/step-000001/model.safetensors", "out", "--map", "all.map"]),
         dir.ckpt(&[&["reshard", "run", "out"], &layout[..]].concat()),
     ];
     assert!(outputs.iter().all(|output| output.code == 1));

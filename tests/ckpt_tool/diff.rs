@@ -17,9 +17,7 @@ fn pair(dir: &TestDir, a: &Model, b: &Model, arguments: &[&str]) -> Output {
 fn edited() -> Model {
     let mut model = models::mixture();
     for expert in 0..4 {
-        model.remove(&format!(
-            "model.layers.2.mlp.experts.{expert}.down_proj.weight"
-        ));
+        model.remove(&format!("model.layers.2.mlp.experts.{expert}.down_proj.weight"));
         let name = format!("model.layers.2.mlp.experts.{expert}.up_proj.weight");
         model.insert(name, tensor(Dtype::BF16, &[4, 8], 1));
     }
@@ -54,15 +52,7 @@ fn output() {
         dir.ckpt(&["diff", "a", "b", "--values"]),
         dir.ckpt(&["diff", "a", "run"]),
         dir.ckpt(&["diff", "a", "run", "--values", "--tensors", "model.*"]),
-        dir.ckpt(&[
-            "diff",
-            "a",
-            "b",
-            "--values",
-            "--tensors",
-            "*embed*",
-            "--json",
-        ]),
+        dir.ckpt(&["diff", "a", "b", "--values", "--tensors", "*embed*", "--json"]),
     ]);
     insta::assert_snapshot!(output);
 }
@@ -77,11 +67,7 @@ fn a_model_equals_itself() {
     assert_eq!(output.code, 0, "{}", output.shown());
 
     models::shards(&dir.path("shards"), &model);
-    assert_eq!(
-        dir.ckpt(&["diff", "shards", "a.safetensors", "--values"])
-            .code,
-        0
-    );
+    assert_eq!(dir.ckpt(&["diff", "shards", "a.safetensors", "--values"]).code, 0);
 }
 
 /// Compares two f32 tensors by a plain loop.
@@ -91,12 +77,8 @@ fn plain(a: &[f64], b: &[f64]) -> (usize, Option<usize>, f64, f64) {
     (
         differing().count(),
         differing().next().map(|(at, _)| at),
-        distances()
-            .map(|(distance, _)| distance)
-            .fold(0.0, f64::max),
-        distances()
-            .map(|(distance, largest)| distance / largest)
-            .fold(0.0, f64::max),
+        distances().map(|(distance, _)| distance).fold(0.0, f64::max),
+        distances().map(|(distance, largest)| distance / largest).fold(0.0, f64::max),
     )
 }
 
@@ -113,25 +95,16 @@ fn differences_equal_those_of_a_plain_loop() {
         others[at] += 1.0 + at as f64 / f64::from(count);
     }
     // The values as f32.
-    let rounded: Vec<f64> = others
-        .iter()
-        .map(|&value| f64::from(value as f32))
-        .collect();
+    let rounded: Vec<f64> = others.iter().map(|&value| f64::from(value as f32)).collect();
     let (differing, first, max_abs, max_relative) = plain(&values, &rounded);
     assert!(differing > 30 && first == Some(40_000));
 
     let one = |dtype, values: &[f64]| Model::from([("w".to_owned(), tensor_of(dtype, values))]);
     let a = one(Dtype::F32, &values);
-    for (b, has_ulps) in [
-        (one(Dtype::F32, &others), true),
-        (one(Dtype::F64, &rounded), false),
-    ] {
+    for (b, has_ulps) in [(one(Dtype::F32, &others), true), (one(Dtype::F64, &rounded), false)] {
         for arguments in [["--budget", "128KiB"], ["--threads", "3"]] {
             let arguments = [&["--values", "--json"], &arguments[..]].concat();
-            for output in [
-                pair(&dir, &a, &b, &arguments),
-                pair(&dir, &b, &a, &arguments),
-            ] {
+            for output in [pair(&dir, &a, &b, &arguments), pair(&dir, &b, &a, &arguments)] {
                 let report = output.json();
                 let found = &report["values"]["differing"][0];
                 assert_eq!(found["differing"], differing);
@@ -167,24 +140,12 @@ fn equal_values_of_different_dtypes_are_equal() {
 fn elements_of_less_than_a_byte_are_compared_by_bytes() {
     let dir = TestDir::new();
     let of = |bytes: [u8; 3]| {
-        let tensor = Tensor {
-            dtype: Dtype::F4,
-            shape: vec![2, 3],
-            bytes: bytes.to_vec(),
-        };
+        let tensor = Tensor { dtype: Dtype::F4, shape: vec![2, 3], bytes: bytes.to_vec() };
         Model::from([("w".to_owned(), tensor)])
     };
-    let output = pair(
-        &dir,
-        &of([1, 2, 3]),
-        &of([1, 2, 4]),
-        &["--values", "--json"],
-    );
+    let output = pair(&dir, &of([1, 2, 3]), &of([1, 2, 4]), &["--values", "--json"]);
     let found = &output.json()["values"]["differing"][0];
-    assert_eq!(
-        (&found["first"], &found["differing"]),
-        (&4.into(), &1.into())
-    );
+    assert_eq!((&found["first"], &found["differing"]), (&4.into(), &1.into()));
     assert!(found["max_abs"].is_null() && found["ulps"].is_null());
 
     let floats = Model::from([("w".to_owned(), tensor(Dtype::F32, &[2, 3], 1))]);

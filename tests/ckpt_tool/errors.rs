@@ -75,10 +75,7 @@ fn unreadable_files_are_named() {
             let program = dir.path("meshgrad");
             fs::copy(env!("CARGO_BIN_EXE_meshgrad"), &program).unwrap();
             command = Command::new(program);
-            command
-                .arg("ckpt")
-                .args(&arguments)
-                .current_dir(dir.path(""));
+            command.arg("ckpt").args(&arguments).current_dir(dir.path(""));
             command.uid(65534).gid(65534);
         }
         let output = run(&arguments, command);

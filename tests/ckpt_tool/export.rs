@@ -27,9 +27,7 @@ fn run(dir: &TestDir) -> Model {
         for (name, tensor) in &model {
             writer.add(name, tensor.dtype, &tensor.shape).unwrap();
         }
-        writer.write(&mut staging, folder, |info, data| {
-            data.append(&model[&info.name].bytes)
-        })
+        writer.write(&mut staging, folder, |info, data| data.append(&model[&info.name].bytes))
     };
     write("").unwrap();
     write("trainer/exp_avg").unwrap();
@@ -65,12 +63,7 @@ fn the_export_is_a_loadable_model() {
     for (dtype, name) in [("BF16", "bfloat16"), ("F16", "float16"), ("F32", "float32")] {
         let output = dir.ckpt(&["export", "run", "--hf", dtype, "--dtype", dtype]);
         assert_eq!(output.code, 0, "{}", output.shown());
-        let files = [
-            "config.json",
-            "manifest.json",
-            "model.safetensors",
-            "tokenizer.json",
-        ];
+        let files = ["config.json", "manifest.json", "model.safetensors", "tokenizer.json"];
         assert_eq!(dir.names(dtype), files);
 
         let config = fs::read(dir.path(dtype).join("config.json")).unwrap();
@@ -84,9 +77,7 @@ fn the_export_is_a_loadable_model() {
     for (name, rounded) in models::read(&dir.path("BF16")) {
         let floats = model[&name].bytes.chunks_exact(4);
         let floats = floats.map(|it| f32::from_le_bytes(it.try_into().unwrap()));
-        let wanted: Vec<u8> = floats
-            .flat_map(|it| bf16::from_f32(it).to_le_bytes())
-            .collect();
+        let wanted: Vec<u8> = floats.flat_map(|it| bf16::from_f32(it).to_le_bytes()).collect();
         assert_eq!(rounded.bytes, wanted, "{name}");
     }
 }

@@ -48,25 +48,19 @@ fn a_dry_run_reports_what_the_real_run_removes() {
     run(&dir);
     let before = dir.names("run");
 
-    let dry = dir
-        .ckpt(&["gc", "run", "--keep", "2", "--dry-run", "--json"])
-        .json();
+    let dry = dir.ckpt(&["gc", "run", "--keep", "2", "--dry-run", "--json"]).json();
     assert_eq!(dir.names("run"), before);
     let real = dir.ckpt(&["gc", "run", "--keep", "2", "--json"]).json();
     let removed = |report: &Value| -> Vec<String> {
         let items = report["removed"].as_array().unwrap().iter();
         let paths = items.map(|item| item["path"].as_str().unwrap());
-        let mut names: Vec<String> = paths
-            .map(|path| path.trim_start_matches("run/").to_owned())
-            .collect();
+        let mut names: Vec<String> =
+            paths.map(|path| path.trim_start_matches("run/").to_owned()).collect();
         names.sort();
         names
     };
     assert_eq!(removed(&dry), removed(&real));
-    assert_eq!(
-        (&dry["bytes"], &dry["kept"]),
-        (&real["bytes"], &real["kept"])
-    );
+    assert_eq!((&dry["bytes"], &dry["kept"]), (&real["bytes"], &real["kept"]));
 
     let mut all = dir.names("run");
     all.extend(removed(&real));
@@ -90,10 +84,7 @@ fn a_running_save_is_left_alone() {
     let mut staging = Staging::new(dir.path(""), "step-000001").unwrap();
     staging.write("x", b"data").unwrap();
 
-    for arguments in [
-        &["gc", ".", "--dry-run", "--json"][..],
-        &["gc", ".", "--json"],
-    ] {
+    for arguments in [&["gc", ".", "--dry-run", "--json"][..], &["gc", ".", "--json"]] {
         let report = dir.ckpt(arguments).json();
         assert_eq!(report["removed"], Value::Array(Vec::new()));
         assert_eq!(report["left_alone"][0]["why"], "a running save");

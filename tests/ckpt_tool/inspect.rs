@@ -26,14 +26,7 @@ fn special() -> Model {
         ("bool", tensor(Dtype::Bool, &[100], 6)),
         ("empty", tensor(Dtype::F32, &[0, 7], 7)),
         ("scalar", tensor(Dtype::F32, &[], 8)),
-        (
-            "f4",
-            Tensor {
-                dtype: Dtype::F4,
-                shape: vec![4],
-                bytes: vec![0x12, 0x34],
-            },
-        ),
+        ("f4", Tensor { dtype: Dtype::F4, shape: vec![4], bytes: vec![0x12, 0x34] }),
     ];
     all.map(|(name, tensor)| (name.to_owned(), tensor)).into()
 }
@@ -57,23 +50,9 @@ fn output() {
         dir.ckpt(&["inspect", "mixture", "--stats"]),
         dir.ckpt(&["inspect", "special.safetensors", "--stats"]),
         dir.ckpt(&["inspect", "run"]),
-        dir.ckpt(&[
-            "inspect",
-            "run/step-000100",
-            "--tensors",
-            "*.2.*",
-            "--tensors",
-            "trainer/*",
-        ]),
+        dir.ckpt(&["inspect", "run/step-000100", "--tensors", "*.2.*", "--tensors", "trainer/*"]),
         dir.ckpt(&["inspect", "pipeline", "--tensors", "unet/f*"]),
-        dir.ckpt(&[
-            "inspect",
-            "run",
-            "--tensors",
-            "lm_head*",
-            "--stats",
-            "--json",
-        ]),
+        dir.ckpt(&["inspect", "run", "--tensors", "lm_head*", "--stats", "--json"]),
     ]);
     insta::assert_snapshot!(output);
 }
@@ -92,10 +71,7 @@ fn control_characters_in_names_are_escaped() {
     ] {
         let output = dir.ckpt(arguments);
         let text = output.stdout + &output.stderr;
-        assert!(
-            text.contains("w\\u{1b}[2J\\u{1b}]0;owned\\u{7}\\n\\u{202e}x"),
-            "{text}"
-        );
+        assert!(text.contains("w\\u{1b}[2J\\u{1b}]0;owned\\u{7}\\n\\u{202e}x"), "{text}");
         let harmless = |c: char| c == '\n' || !c.is_control();
         assert!(text.chars().all(harmless), "{text:?}");
     }
@@ -115,10 +91,7 @@ fn agrees_with_the_safetensors_crate() {
         let mut tensors = BTreeMap::new();
         for (name, view) in reference.iter() {
             let dtype = format!("{}", view.dtype());
-            tensors.insert(
-                name.to_owned(),
-                (dtype, view.shape().to_vec(), view.data().len()),
-            );
+            tensors.insert(name.to_owned(), (dtype, view.shape().to_vec(), view.data().len()));
         }
 
         let ours = report["tensors"].as_array().unwrap().iter().map(|tensor| {
@@ -131,10 +104,7 @@ fn agrees_with_the_safetensors_crate() {
         assert_eq!(ours, tensors);
 
         let data: usize = tensors.values().map(|(_, _, bytes)| bytes).sum();
-        let elements: usize = tensors
-            .values()
-            .map(|(_, s, _)| s.iter().product::<usize>())
-            .sum();
+        let elements: usize = tensors.values().map(|(_, s, _)| s.iter().product::<usize>()).sum();
         assert_eq!(report["total"]["tensors"], tensors.len());
         assert_eq!(report["total"]["bytes"], data);
         assert_eq!(report["total"]["elements"], elements);
@@ -169,9 +139,7 @@ fn stats_equal_those_of_plain_sums() {
     model.insert("shifted".into(), tensor_of(Dtype::F64, &shifted));
     models::file(&dir.path("x.safetensors"), &model);
 
-    let report = dir
-        .ckpt(&["inspect", "x.safetensors", "--stats", "--json"])
-        .json();
+    let report = dir.ckpt(&["inspect", "x.safetensors", "--stats", "--json"]).json();
     for found in report["tensors"].as_array().unwrap() {
         let name = found["name"].as_str().unwrap();
         let (values, stats) = (plain_values(&model[name]), &found["stats"]);
@@ -182,40 +150,22 @@ fn stats_equal_those_of_plain_sums() {
         assert_eq!(stats["infinite"], count(&f64::is_infinite), "{name}");
 
         if finite.is_empty() {
-            assert_eq!(
-                [&stats["min"], &stats["mean"], &stats["std"]],
-                [&Value::Null; 3]
-            );
+            assert_eq!([&stats["min"], &stats["mean"], &stats["std"]], [&Value::Null; 3]);
             continue;
         }
         let number = |key: &str| stats[key].as_f64().unwrap_or(f64::INFINITY);
         // The JSON parser may be off by one unit in the last place.
         let is = |key: &str, wanted: f64| (number(key) - wanted).abs() <= 3e-16 * wanted.abs();
-        assert!(
-            is("min", finite.iter().copied().reduce(f64::min).unwrap()),
-            "{name}"
-        );
-        assert!(
-            is("max", finite.iter().copied().reduce(f64::max).unwrap()),
-            "{name}"
-        );
+        assert!(is("min", finite.iter().copied().reduce(f64::min).unwrap()), "{name}");
+        assert!(is("max", finite.iter().copied().reduce(f64::max).unwrap()), "{name}");
         let n = finite.len() as f64;
         let mean = finite.iter().map(|v| v / n).sum::<f64>();
         let std = (finite.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / n).sqrt();
-        assert!(
-            (number("mean") - mean).abs() <= 1e-12 * mean.abs(),
-            "{name}"
-        );
-        assert!(
-            number("std") == std || (number("std") - std).abs() <= 1e-9 * std,
-            "{name}"
-        );
+        assert!((number("mean") - mean).abs() <= 1e-12 * mean.abs(), "{name}");
+        assert!(number("std") == std || (number("std") - std).abs() <= 1e-9 * std, "{name}");
     }
     let tensors = report["tensors"].as_array().unwrap();
-    let integers = tensors
-        .iter()
-        .find(|tensor| tensor["name"] == "i64")
-        .unwrap();
+    let integers = tensors.iter().find(|tensor| tensor["name"] == "i64").unwrap();
     assert_eq!(integers["stats"]["max"].as_i64(), Some(i64::MAX));
 }
 
@@ -232,17 +182,9 @@ fn stats_depend_only_on_the_data() {
 
     let arguments = ["inspect", "x.safetensors", "--stats", "--json"];
     let wanted = dir.ckpt(&arguments).stdout;
-    for more in [
-        ["--threads", "1"],
-        ["--threads", "7"],
-        ["--budget", "64KiB"],
-        ["--budget", "3MB"],
-    ] {
-        assert_eq!(
-            dir.ckpt(&[&arguments[..], &more].concat()).stdout,
-            wanted,
-            "{more:?}"
-        );
+    for more in [["--threads", "1"], ["--threads", "7"], ["--budget", "64KiB"], ["--budget", "3MB"]]
+    {
+        assert_eq!(dir.ckpt(&[&arguments[..], &more].concat()).stdout, wanted, "{more:?}");
     }
 }
 
@@ -269,11 +211,6 @@ fn long_names_are_shortened() {
     assert_eq!(codes, [0, 0, 1, 1, 0, 0]);
     for output in outputs {
         let text = output.stdout.clone() + &output.stderr;
-        assert!(
-            text.len() < 100_000,
-            "{} has {} bytes",
-            output.command,
-            text.len()
-        );
+        assert!(text.len() < 100_000, "{} has {} bytes", output.command, text.len());
     }
 }

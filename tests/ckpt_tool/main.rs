@@ -52,10 +52,7 @@ impl TestDir {
 
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_meshgrad"));
-        command
-            .arg("ckpt")
-            .args(arguments)
-            .current_dir(&self.folder);
+        command.arg("ckpt").args(arguments).current_dir(&self.folder);
         command
     }
 
@@ -93,12 +90,7 @@ fn run(arguments: &[&str], mut command: Command) -> Output {
 impl Output {
     /// Command, output and exit code, as on a terminal.
     fn shown(&self) -> String {
-        let Output {
-            command,
-            stdout,
-            stderr,
-            code,
-        } = self;
+        let Output { command, stdout, stderr, code } = self;
         format!("$ meshgrad ckpt {command}\n{stdout}{stderr}[exit code {code}]")
     }
 
@@ -158,11 +150,7 @@ fn a_closed_pipe_is_not_an_error() {
     models::folder(&dir.path("model"), &models::mixture());
 
     let mut command = dir.command(&["inspect", "model", "--json"]);
-    let mut child = command
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     drop(child.stdout.take());
     let output = child.wait_with_output().unwrap();
     assert_eq!(String::from_utf8(output.stderr).unwrap(), "");

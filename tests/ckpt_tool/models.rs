@@ -21,11 +21,7 @@ pub(crate) struct Tensor {
 pub(crate) fn tensor(dtype: Dtype, shape: &[usize], seed: u64) -> Tensor {
     let elements = shape.iter().product::<usize>();
     let bytes = (0..elements as u64).flat_map(|at| encode(dtype, number(seed, at)));
-    Tensor {
-        dtype,
-        shape: shape.to_vec(),
-        bytes: bytes.collect(),
-    }
+    Tensor { dtype, shape: shape.to_vec(), bytes: bytes.collect() }
 }
 
 pub(crate) fn tensor_of(dtype: Dtype, values: &[f64]) -> Tensor {
@@ -71,17 +67,9 @@ pub(crate) fn mixture() -> Model {
     for layer in 0..3 {
         let prefix = format!("model.layers.{layer}");
         add(format!("{prefix}.input_layernorm.weight"), Dtype::F32, &[8]);
-        add(
-            format!("{prefix}.self_attn.q_proj.weight"),
-            Dtype::BF16,
-            &[16, 8],
-        );
+        add(format!("{prefix}.self_attn.q_proj.weight"), Dtype::BF16, &[16, 8]);
         if layer == 0 {
-            add(
-                format!("{prefix}.mlp.down_proj.weight"),
-                Dtype::BF16,
-                &[8, 12],
-            );
+            add(format!("{prefix}.mlp.down_proj.weight"), Dtype::BF16, &[8, 12]);
             continue;
         }
         for expert in 0..4 {
@@ -105,10 +93,7 @@ pub(crate) fn qwen3() -> Model {
     for layer in 0..2 {
         let prefix = format!("model.layers.{layer}");
         for (name, rows) in [("q", 16), ("k", 2), ("v", 2)] {
-            add(
-                &format!("{prefix}.self_attn.{name}_proj.weight"),
-                &[rows, 6],
-            );
+            add(&format!("{prefix}.self_attn.{name}_proj.weight"), &[rows, 6]);
         }
         add(&format!("{prefix}.self_attn.o_proj.weight"), &[6, 16]);
         add(&format!("{prefix}.mlp.gate.weight"), &[3, 6]);
@@ -167,9 +152,7 @@ pub(crate) fn file_with(path: &Path, model: &Model, metadata: &[(&str, &str)]) {
     for (name, tensor) in model {
         writer.add(name, tensor.dtype, &tensor.shape).unwrap();
     }
-    writer
-        .save::<Error>(path, |info, data| data.append(&model[&info.name].bytes))
-        .unwrap();
+    writer.save::<Error>(path, |info, data| data.append(&model[&info.name].bytes)).unwrap();
 }
 
 /// Writes a Hugging Face folder with one file.

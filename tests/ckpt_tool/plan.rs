@@ -35,19 +35,8 @@ fn output() {
         plan(&["--map", "fused.map", "--tensors", "model.layers.1.{r:path}"]),
         plan(&["--direct", "--bandwidth", "500MB/s"]),
         plan(
-            &[
-                &[
-                    "--rank",
-                    "4",
-                    "--json",
-                    "--threads",
-                    "1",
-                    "--map",
-                    "fused.map"
-                ],
-                &layout[..],
-            ]
-            .concat(),
+            &[&["--rank", "4", "--json", "--threads", "1", "--map", "fused.map"], &layout[..],]
+                .concat(),
         ),
         plan(&["--map", "fused.map", "--budget", "1KiB", "--threads", "1"]),
     ]));

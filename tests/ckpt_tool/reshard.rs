@@ -58,10 +58,7 @@ fn output() {
         split("other", &layout("absent")),
         split("other", &["--mesh", "a=2"]),
         split("other", &["--mesh", "a", "--placements", "placements"]),
-        split(
-            "other",
-            &["--mesh", "a=1000000", "--placements", "placements"],
-        ),
+        split("other", &["--mesh", "a=1000000", "--placements", "placements"]),
         merge("model", "other", &[]),
         merge("split", "other", &["--budget", "50B"]),
         merge("split", "other", &["--mesh", "a=2"]),
@@ -69,15 +66,7 @@ fn output() {
     insta::assert_snapshot!(shown_without_times(output));
     let layout = fs::read_to_string(dir.path("split/layout.json")).unwrap();
     insta::assert_snapshot!("layout", layout);
-    let wanted = [
-        "merged",
-        "model",
-        "placements",
-        "split",
-        "deep",
-        "wrong",
-        "typo",
-    ];
+    let wanted = ["merged", "model", "placements", "split", "deep", "wrong", "typo"];
     assert!(dir.names("").iter().all(|name| wanted.contains(&&**name)));
 }
 
@@ -89,11 +78,7 @@ fn region(tensor: &Tensor, region: &[std::ops::Range<u64>]) -> Vec<u8> {
         offsets = offsets.into_iter().flat_map(inner).collect();
     }
     let size = tensor.dtype.bits() / 8;
-    offsets
-        .iter()
-        .flat_map(|at| &tensor.bytes[at * size..][..size])
-        .copied()
-        .collect()
+    offsets.iter().flat_map(|at| &tensor.bytes[at * size..][..size]).copied().collect()
 }
 
 /// Splitting and merging restores the model, for 1 to 8 ranks and a small budget.
@@ -102,18 +87,11 @@ fn merging_restores_the_model() {
     let dir = TestDir::new();
     models::folder(&dir.path("model"), &model());
     fs::write(dir.path("placements"), PLACEMENTS).unwrap();
-    for mesh in [
-        "a=1,b=1", "a=2,b=1", "a=1,b=3", "a=2,b=2", "b=5,a=1", "a=3,b=2", "a=7,b=1", "a=2,b=4",
-    ] {
+    for mesh in
+        ["a=1,b=1", "a=2,b=1", "a=1,b=3", "a=2,b=2", "b=5,a=1", "a=3,b=2", "a=7,b=1", "a=2,b=4"]
+    {
         let [split, merged] = ["split", "merged"].map(|it| format!("{it}-{mesh}"));
-        let layout = [
-            "--mesh",
-            mesh,
-            "--placements",
-            "placements",
-            "--threads",
-            "1",
-        ];
+        let layout = ["--mesh", mesh, "--placements", "placements", "--threads", "1"];
         let output = dir.ckpt(&[&["reshard", "model", &split], &layout[..]].concat());
         assert_eq!(output.code, 0, "{}", output.shown());
         check_ranks(&dir, &split, &Layout::parse(mesh, PLACEMENTS).unwrap());
@@ -133,11 +111,7 @@ fn splits_of_splits_equal_splits_of_the_model() {
     models::folder(&dir.path("model"), &model());
     fs::write(dir.path("model/config.json"), "{}\n").unwrap();
     fs::write(dir.path("rows"), PLACEMENTS).unwrap();
-    fs::write(
-        dir.path("columns"),
-        "matrix = a:1\ncube = a:0 b:1\nwhole = b:1\n",
-    )
-    .unwrap();
+    fs::write(dir.path("columns"), "matrix = a:1\ncube = a:0 b:1\nwhole = b:1\n").unwrap();
     let layouts = [
         ("a=1,b=1", "rows"),
         ("a=3,b=1", "rows"),
@@ -146,14 +120,7 @@ fn splits_of_splits_equal_splits_of_the_model() {
         ("b=5,a=1", "columns"),
     ];
     let split = |source: &str, to: &str, (mesh, placements): (&str, &str)| {
-        let layout = [
-            "--mesh",
-            mesh,
-            "--placements",
-            placements,
-            "--budget",
-            "9KiB",
-        ];
+        let layout = ["--mesh", mesh, "--placements", placements, "--budget", "9KiB"];
         let output = dir.ckpt(&[&["reshard", source, to, "--threads", "1"], &layout[..]].concat());
         assert_eq!(output.code, 0, "{}", output.shown());
     };
@@ -205,24 +172,8 @@ fn large_shards_are_split_again_by_rows() {
         let output = dir.ckpt(&[arguments, &limits].concat());
         assert_eq!(output.code, 0, "{}", output.shown());
     };
-    run(&[
-        "reshard",
-        "model",
-        "one",
-        "--mesh",
-        "a=3",
-        "--placements",
-        "rows",
-    ]);
-    run(&[
-        "reshard",
-        "one",
-        "two",
-        "--mesh",
-        "a=5",
-        "--placements",
-        "columns",
-    ]);
+    run(&["reshard", "model", "one", "--mesh", "a=3", "--placements", "rows"]);
+    run(&["reshard", "one", "two", "--mesh", "a=5", "--placements", "columns"]);
     run(&["reshard", "two", "merged", "--merge"]);
     assert_eq!(models::read(&dir.path("merged")), model);
 }
@@ -269,16 +220,9 @@ fn check_ranks(dir: &TestDir, split: &str, layout: &Layout) {
         for (name, whole) in model() {
             let shape: Vec<u64> = whole.shape.iter().map(|it| *it as u64).collect();
             let wanted = layout.region(&name, &shape, rank).unwrap();
-            assert_eq!(
-                kept[&name].bytes,
-                region(&whole, &wanted),
-                "{name} of {rank}"
-            );
+            assert_eq!(kept[&name].bytes, region(&whole, &wanted), "{name} of {rank}");
             let offset: Vec<u64> = wanted.iter().map(|range| range.start).collect();
-            assert_eq!(
-                regions[&name],
-                serde_json::json!({"offset": offset, "shape": shape})
-            );
+            assert_eq!(regions[&name], serde_json::json!({"offset": offset, "shape": shape}));
         }
     }
 }

@@ -36,28 +36,14 @@ fn output() {
     let legacy = fixtures().join("wrong/legacy.bin");
     fs::copy(legacy, dir.path("legacy.bin")).unwrap();
     fs::write(dir.path("tp"), "{r:path}.weight = tp:0\n").unwrap();
-    fs::write(
-        dir.path("tied.map"),
-        "w = tied(matrix, tied)\nx = transposed",
-    )
-    .unwrap();
+    fs::write(dir.path("tied.map"), "w = tied(matrix, tied)\nx = transposed").unwrap();
     let all = "unexpected";
     let output = shown_without_times([
         dir.ckpt(&["convert", "dcp", "of-dcp"]),
         dir.ckpt(&["convert", "sharded", "of-sharded"]),
-        dir.ckpt(&[
-            "reshard",
-            "sharded",
-            "split",
-            "--mesh",
-            "tp=2",
-            "--placements",
-            "tp",
-        ]),
+        dir.ckpt(&["reshard", "sharded", "split", "--mesh", "tp=2", "--placements", "tp"]),
         dir.ckpt(&["plan", "dcp", "--threads", "1"]),
-        dir.ckpt(&[
-            "convert", "views", "tied", "--map", "tied.map", "--allow", all,
-        ]),
+        dir.ckpt(&["convert", "views", "tied", "--map", "tied.map", "--allow", all]),
         dir.ckpt(&["convert", "views/pytorch_model.bin", "of-file"]),
         dir.ckpt(&["convert", "legacy.bin", "of-legacy"]),
         dir.ckpt(&["inspect", "sharded", "--stats"]),
@@ -80,9 +66,7 @@ fn expected(name: &str) -> String {
 #[test]
 fn listings_and_values_equal_what_pytorch_loads() {
     let dir = TestDir::new();
-    for name in [
-        "dtypes", "views", "module", "sharded", "dcp", "nested", "expanded",
-    ] {
+    for name in ["dtypes", "views", "module", "sharded", "dcp", "nested", "expanded"] {
         copy(&dir, name);
         let expected = expected(name);
         for budget in ["192KiB", "64MiB"] {
@@ -115,11 +99,7 @@ fn listings_and_values_equal_what_pytorch_loads() {
     assert_eq!(output.code, 0, "{}", output.shown());
     let output = dir.ckpt(&["verify", "sharded", "--deep"]);
     assert_eq!(output.code, 1, "{}", output.shown());
-    assert!(
-        output.stdout.contains("it stores `d.bias`"),
-        "{}",
-        output.shown()
-    );
+    assert!(output.stdout.contains("it stores `d.bias`"), "{}", output.shown());
 }
 
 /// A range of a large tensor is read through views and chunks as through one file.
@@ -129,8 +109,7 @@ fn segments_of_views_are_read_in_any_budget() {
     copy(&dir, "views");
     let stats = |budget: &str| {
         let inspect = ["inspect", "views", "--stats", "--json", "--budget", budget];
-        dir.ckpt(&[&inspect[..], &["--threads", "3"]].concat())
-            .json()
+        dir.ckpt(&[&inspect[..], &["--threads", "3"]].concat()).json()
     };
     assert_eq!(stats("128KiB"), stats("1GiB"));
 }
@@ -204,19 +183,13 @@ fn safetensors_files_beside_a_model_are_named() {
     let dir = TestDir::new();
     copy(&dir, "views");
     models::checkpoint(&dir.path("views"), 7, &models::qwen3());
-    models::file_with(
-        &dir.path("views/adapter.safetensors"),
-        &models::qwen3(),
-        &[],
-    );
+    models::file_with(&dir.path("views/adapter.safetensors"), &models::qwen3(), &[]);
     let expected = "warning: views also contains files that do not belong to the model: \
                     `adapter.safetensors`, `step-000007/model.safetensors`; pass their own paths \
                     to read them\n";
-    for command in [
-        &["inspect", "views"][..],
-        &["convert", "views", "of-views"],
-        &["plan", "views"],
-    ] {
+    for command in
+        [&["inspect", "views"][..], &["convert", "views", "of-views"], &["plan", "views"]]
+    {
         let output = dir.ckpt(command);
         assert_eq!(output.code, 0, "{}", output.shown());
         assert_eq!(output.stderr, expected, "{}", output.shown());
@@ -230,16 +203,7 @@ fn loads_are_timed() {
     fs::create_dir(dir.path("disk")).unwrap();
     for (name, tensors) in [("views", 15), ("dcp", 6)] {
         copy(&dir, name);
-        let bench = [
-            "bench",
-            name,
-            "--samples",
-            "1",
-            "--threads",
-            "1",
-            "--write",
-            "disk",
-        ];
+        let bench = ["bench", name, "--samples", "1", "--threads", "1", "--write", "disk"];
         let output = dir.ckpt(&[&bench[..], &["--json"]].concat());
         assert_eq!(output.code, 0, "{}", output.shown());
         let report = output.json();
@@ -256,19 +220,8 @@ fn conversions_equal_what_pytorch_loads() {
     for name in ["dtypes", "views", "module", "sharded", "dcp"] {
         let source = fixtures().join(name);
         let source = source.to_str().unwrap();
-        for (budget, made) in [
-            ("2GiB", format!("{name}-all")),
-            ("9KiB", format!("{name}-rows")),
-        ] {
-            let convert = [
-                "convert",
-                source,
-                &made,
-                "--budget",
-                budget,
-                "--threads",
-                "1",
-            ];
+        for (budget, made) in [("2GiB", format!("{name}-all")), ("9KiB", format!("{name}-rows"))] {
+            let convert = ["convert", source, &made, "--budget", budget, "--threads", "1"];
             let output = dir.ckpt(&convert);
             assert_eq!(output.code, 0, "{}", output.shown());
             let expected = models::read_file(&fixtures().join(name).join("expected.safetensors"));
@@ -285,15 +238,7 @@ fn ties_of_parts_are_compared() {
     let source = source.to_str().unwrap();
     let convert = |to: &str, map: &str| {
         fs::write(dir.path("map"), map).unwrap();
-        dir.ckpt(&[
-            "convert",
-            source,
-            to,
-            "--map",
-            "map",
-            "--allow",
-            "unexpected",
-        ])
+        dir.ckpt(&["convert", source, to, "--map", "map", "--allow", "unexpected"])
     };
     let equal = convert("equal", "w = tied(matrix, tied)");
     assert_eq!(equal.code, 0, "{}", equal.shown());
@@ -345,11 +290,7 @@ fn links_need_a_flag() {
         ] {
             let refused = dir.ckpt(command);
             assert_eq!(refused.code, refused_code, "{}", refused.shown());
-            assert!(
-                refused.stderr.contains("pass --follow-links"),
-                "{}",
-                refused.shown()
-            );
+            assert!(refused.stderr.contains("pass --follow-links"), "{}", refused.shown());
             let followed = dir.ckpt(&[command, &["--follow-links"]].concat());
             assert_eq!(followed.code, 0, "{}", followed.shown());
         }
@@ -374,8 +315,7 @@ fn links_need_a_flag() {
 fn metadata(path: &Path) -> Vec<(String, String)> {
     let file = TensorFile::open(path).unwrap();
     let all = file.metadata().iter();
-    all.map(|(key, value)| (key.clone(), value.clone()))
-        .collect()
+    all.map(|(key, value)| (key.clone(), value.clone())).collect()
 }
 
 /// The metadata of files is kept by all conversions. A key with several values is reported.
@@ -392,31 +332,12 @@ fn metadata_is_kept() {
         assert_eq!(output.code, 0, "{}", output.shown());
     };
     run(&["convert", "one.safetensors", "converted"]);
-    run(&[
-        "reshard",
-        "converted",
-        "split",
-        "--mesh",
-        "x=2",
-        "--placements",
-        "rows",
-    ]);
-    run(&[
-        "reshard",
-        "split",
-        "again",
-        "--mesh",
-        "x=3",
-        "--placements",
-        "rows",
-    ]);
+    run(&["reshard", "converted", "split", "--mesh", "x=2", "--placements", "rows"]);
+    run(&["reshard", "split", "again", "--mesh", "x=3", "--placements", "rows"]);
     run(&["reshard", "again", "merged", "--merge"]);
     let expected = pairs.map(|(key, value)| (key.to_owned(), value.to_owned()));
     for path in ["converted", "merged"] {
-        assert_eq!(
-            metadata(&dir.path(path).join("model.safetensors")),
-            expected
-        );
+        assert_eq!(metadata(&dir.path(path).join("model.safetensors")), expected);
     }
     let split = metadata(&dir.path("again/rank-00002/model.safetensors"));
     assert_eq!(split[..2], expected);
@@ -428,17 +349,9 @@ fn metadata_is_kept() {
         (1, "a", [("source", "first"), ("license", "mit")]),
         (2, "b", [("source", "second"), ("only", "here")]),
     ] {
-        models::file_with(
-            &dir.path("several").join(shard(number)),
-            &model(name),
-            &pairs,
-        );
+        models::file_with(&dir.path("several").join(shard(number)), &model(name), &pairs);
     }
-    let index = format!(
-        "{{\"weight_map\": {{\"a\": \"{}\", \"b\": \"{}\"}}}}",
-        shard(1),
-        shard(2)
-    );
+    let index = format!("{{\"weight_map\": {{\"a\": \"{}\", \"b\": \"{}\"}}}}", shard(1), shard(2));
     fs::write(dir.path("several/model.safetensors.index.json"), index).unwrap();
     let output = dir.ckpt(&["convert", "several", "one"]);
     insta::assert_snapshot!(shown_without_times([output]));

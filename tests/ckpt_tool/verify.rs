@@ -70,12 +70,7 @@ fn every_changed_byte_is_detected() {
             // The final line break of the manifest is not significant.
             let harmless =
                 file == "manifest.json" && fs::read(&path).unwrap()[at].is_ascii_whitespace();
-            assert_eq!(
-                output.code,
-                i32::from(!harmless),
-                "{file} {at}: {}",
-                output.shown()
-            );
+            assert_eq!(output.code, i32::from(!harmless), "{file} {at}: {}", output.shown());
             flip(&path, at);
         }
     }
@@ -88,15 +83,9 @@ fn damaged_headers_and_indexes_are_detected_without_a_manifest() {
     let dir = TestDir::new();
     let damages: [(&str, &str, Damage); 4] = [
         ("truncated", "model-00001-of-00004.safetensors", truncate),
-        ("header", "model-00001-of-00004.safetensors", |file| {
-            flip(file, 8)
-        }),
-        ("shard", "model-00002-of-00004.safetensors", |file| {
-            fs::remove_file(file).unwrap()
-        }),
-        ("index", "model.safetensors.index.json", |file| {
-            flip(file, 0)
-        }),
+        ("header", "model-00001-of-00004.safetensors", |file| flip(file, 8)),
+        ("shard", "model-00002-of-00004.safetensors", |file| fs::remove_file(file).unwrap()),
+        ("index", "model.safetensors.index.json", |file| flip(file, 0)),
     ];
     for (name, file, damage) in damages {
         let model = dir.path(name);

@@ -20,12 +20,7 @@ pub struct TokenBatches<'t> {
 impl<'t> TokenBatches<'t> {
     /// Batches of `windows` of `tokens`.
     pub fn new(windows: Windows, tokens: Tokens<'t>, device: &'t Device) -> TokenBatches<'t> {
-        TokenBatches {
-            windows,
-            tokens,
-            device,
-            ranks: None,
-        }
+        TokenBatches { windows, tokens, device, ranks: None }
     }
 
     /// Each rank gathers only its own sequences of a batch. `batch_size` and `micro_batch_size` are
@@ -92,10 +87,7 @@ impl<'t> TokenBatches<'t> {
 
         let shape = [batch.rows, batch.seq_len];
         let tensor = |values: &[i64]| part.tensor(Tensor::from_slice(self.device, &shape, values)?);
-        Ok(TokenBatch::new(
-            &tensor(&batch.input_ids)?,
-            &tensor(&batch.labels)?,
-        ))
+        Ok(TokenBatch::new(&tensor(&batch.input_ids)?, &tensor(&batch.labels)?))
     }
 
     /// Removes the labels that the loss does not count.
@@ -103,9 +95,7 @@ impl<'t> TokenBatches<'t> {
         if !self.tokens.is_masked() {
             return;
         }
-        let positions = windows
-            .iter()
-            .flat_map(|window| self.windows.tokens(*window).skip(1));
+        let positions = windows.iter().flat_map(|window| self.windows.tokens(*window).skip(1));
         for (label, position) in batch.labels.iter_mut().zip(positions) {
             if !self.tokens.is_trained(position) {
                 *label = IGNORE_INDEX;

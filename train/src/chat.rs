@@ -55,15 +55,9 @@ fn chat_ml(tokenizer: &Tokenizer) -> Option<(u32, u32)> {
 
 /// The ids of a conversation with the message `text` of a user, up to the start of the answer.
 pub(crate) fn question(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>> {
-    let turn = |role: &str, bytes| Turn {
-        role: role.to_owned(),
-        bytes,
-    };
+    let turn = |role: &str, bytes| Turn { role: role.to_owned(), bytes };
     let mut document = Document::new(String::new(), text.to_owned());
-    document.turns = vec![
-        turn("user", 0..text.len()),
-        turn(ASSISTANT, text.len()..text.len()),
-    ];
+    document.turns = vec![turn("user", 0..text.len()), turn(ASSISTANT, text.len()..text.len())];
     // The answer is empty, so the first trained id is its end.
     let conversation = encode(tokenizer, &document)?;
     let answer = conversation.trained.iter().position(|trained| *trained);
@@ -138,10 +132,9 @@ mod tests {
         for (role, content) in messages {
             let start = document.text.len();
             document.text.push_str(content);
-            document.turns.push(Turn {
-                role: (*role).to_owned(),
-                bytes: start..document.text.len(),
-            });
+            document
+                .turns
+                .push(Turn { role: (*role).to_owned(), bytes: start..document.text.len() });
         }
         document
     }
@@ -215,10 +208,8 @@ mod tests {
             (vec![256], false),
         ];
         let ids: Vec<u32> = expected.iter().flat_map(|(ids, _)| ids.clone()).collect();
-        let trained: Vec<bool> = expected
-            .iter()
-            .flat_map(|(ids, trained)| vec![*trained; ids.len()])
-            .collect();
+        let trained: Vec<bool> =
+            expected.iter().flat_map(|(ids, trained)| vec![*trained; ids.len()]).collect();
         assert_eq!((&found.ids, &found.trained), (&ids, &trained));
         assert!(!plain("<|im_end|>").contains(&258));
         // A prompt has these ids up to the answer.

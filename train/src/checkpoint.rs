@@ -73,14 +73,8 @@ struct SavedOptimizer {
 
 impl SavedOptimizer {
     fn of(updater: &Updater) -> SavedOptimizer {
-        let names = updater
-            .state()
-            .into_iter()
-            .map(|state| state.name.to_owned());
-        SavedOptimizer {
-            name: updater.name().to_owned(),
-            state: names.collect(),
-        }
+        let names = updater.state().into_iter().map(|state| state.name.to_owned());
+        SavedOptimizer { name: updater.name().to_owned(), state: names.collect() }
     }
 
     /// Whether `checkpoint` was saved with this optimizer.
@@ -133,11 +127,7 @@ impl<M: Model> Saved<'_, M> {
         let mut tensors = vec![(String::new(), folder::params(model)?, model.stored_as()?)];
         for part in self.updater.state() {
             let folder = folder_of(&part);
-            tensors.push((
-                folder,
-                folder::beside(model, part.tensors),
-                model.stored_as()?,
-            ));
+            tensors.push((folder, folder::beside(model, part.tensors), model.stored_as()?));
         }
         let buffers = folder::buffers(model)?;
         if !buffers.is_empty() {
@@ -222,11 +212,7 @@ fn text_keys(checkpoint: &Committed) -> Result<String> {
     let texts = ["paths", "sources"].into_iter().find(is_set);
     let validation = Some("validation").filter(is_set);
     let keys = [Some(texts.unwrap_or("paths")), validation];
-    let keys: Vec<String> = keys
-        .into_iter()
-        .flatten()
-        .map(|key| format!("data.{key}"))
-        .collect();
+    let keys: Vec<String> = keys.into_iter().flatten().map(|key| format!("data.{key}")).collect();
     Ok(keys.join(" or "))
 }
 
@@ -252,10 +238,7 @@ pub struct ReadOptions<'a> {
 
 impl Default for ReadOptions<'_> {
     fn default() -> Self {
-        ReadOptions {
-            verify: true,
-            progress: &|_, _| {},
-        }
+        ReadOptions { verify: true, progress: &|_, _| {} }
     }
 }
 
@@ -271,10 +254,7 @@ impl<'a> ReadOptions<'a> {
 
     /// Options for weights.
     fn of_weights(self, checkpoint: &'a Committed) -> LoadOptions<'a> {
-        LoadOptions {
-            only_finite: self.verify,
-            ..self.of_state(checkpoint)
-        }
+        LoadOptions { only_finite: self.verify, ..self.of_state(checkpoint) }
     }
 }
 
@@ -411,9 +391,7 @@ pub fn load_averages(
     let names = folder::stored_names(&params, &stored_as)?.into_iter();
     let names = names.filter(|(name, _)| stored.get(name).is_some());
     let averaged: HashSet<String> = names.flat_map(|(_, made_of)| made_of).collect();
-    let averaged = params
-        .into_iter()
-        .filter(|named| averaged.contains(&named.name));
+    let averaged = params.into_iter().filter(|named| averaged.contains(&named.name));
     let averaged: Vec<NamedTensor> = averaged.collect();
     let options = options.of_weights(checkpoint);
     folder::read(&averaged, &stored, &stored_as, &options)?;
@@ -487,8 +465,6 @@ fn read_config(checkpoint: &Committed) -> Result<Table> {
 
 fn read_text(checkpoint: &Committed, file: &str) -> Result<String> {
     let path = checkpoint.path().join(file);
-    std::fs::read_to_string(&path).map_err(|error| TrainError::State {
-        path,
-        message: error.to_string(),
-    })
+    std::fs::read_to_string(&path)
+        .map_err(|error| TrainError::State { path, message: error.to_string() })
 }

@@ -130,9 +130,7 @@ impl TryFrom<String> for TokenizerChoice {
         }
         if let Some(size) = text.strip_prefix("bpe:") {
             let size = size.parse();
-            return size
-                .map(Self::Bpe)
-                .map_err(|_| format!("`{text}` has no size; {hint}"));
+            return size.map(Self::Bpe).map_err(|_| format!("`{text}` has no size; {hint}"));
         }
         if text.ends_with(".json") {
             return Ok(Self::File(PathBuf::from(text)));
@@ -232,11 +230,7 @@ pub struct CheckpointConfig {
 
 impl Default for CheckpointConfig {
     fn default() -> Self {
-        Self {
-            every: 200,
-            keep: 2,
-            verify: true,
-        }
+        Self { every: 200, keep: 2, verify: true }
     }
 }
 
@@ -258,13 +252,7 @@ pub struct SampleConfig {
 
 impl Default for SampleConfig {
     fn default() -> Self {
-        Self {
-            every: 100,
-            prompt: String::new(),
-            tokens: 64,
-            temperature: 0.8,
-            top_k: 40,
-        }
+        Self { every: 100, prompt: String::new(), tokens: 64, temperature: 0.8, top_k: 40 }
     }
 }
 
@@ -286,12 +274,6 @@ pub struct LogConfig {
 
 impl Default for LogConfig {
     fn default() -> Self {
-        Self {
-            every: 10,
-            val_every: 50,
-            val_batches: 8,
-            tensorboard: true,
-            trace_step: 0,
-        }
+        Self { every: 10, val_every: 50, val_batches: 8, tensorboard: true, trace_step: 0 }
     }
 }

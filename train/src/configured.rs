@@ -31,10 +31,7 @@ pub fn optimizer(
         Algorithm::Lion(constants) => Box::new(Lion::new(parts, *constants, groups)?),
         Algorithm::Muon(constants) => {
             let adamw = seeded(&constants.adamw);
-            let constants = MuonConfig {
-                adamw,
-                ..constants.clone()
-            };
+            let constants = MuonConfig { adamw, ..constants.clone() };
             Box::new(Muon::new(parts, constants, groups)?)
         }
     })
@@ -56,10 +53,7 @@ fn check_rounding(algorithm: &Algorithm, params: &[Param]) -> Result<(), OptimEr
 
 /// How the passes of training compute.
 pub(crate) fn compute(config: &TrainConfig) -> Compute {
-    Compute {
-        dtype: dtype(config.dtype),
-        checkpointing: config.activation_checkpointing,
-    }
+    Compute { dtype: dtype(config.dtype), checkpointing: config.activation_checkpointing }
 }
 
 /// The dtype that a configuration names.

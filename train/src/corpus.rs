@@ -116,11 +116,7 @@ pub struct Turn {
 impl Document {
     /// A document that is not a conversation.
     pub fn new(name: String, text: String) -> Document {
-        Document {
-            name,
-            text,
-            turns: Vec::new(),
-        }
+        Document { name, text, turns: Vec::new() }
     }
 }
 
@@ -160,21 +156,12 @@ impl Corpus {
 
     fn new(title: String, documents: Vec<Document>) -> Self {
         let digest = digest(&documents);
-        Self {
-            title,
-            documents,
-            digest,
-            replaced_bytes: 0,
-            empty_files: 0,
-        }
+        Self { title, documents, digest, replaced_bytes: 0, empty_files: 0 }
     }
 
     /// Bytes of text, without names.
     pub fn bytes(&self) -> u64 {
-        self.documents
-            .iter()
-            .map(|document| document.text.len() as u64)
-            .sum()
+        self.documents.iter().map(|document| document.text.len() as u64).sum()
     }
 }
 

@@ -75,20 +75,13 @@ impl Data {
         let tokenizer = tokenizer(config, recipe, &training, folder)?;
         check(digest, &tokenizer)?;
         tokenizer.save(&folder.tokenizer())?;
-        let key = CacheKey {
-            recipe,
-            tokenizer: tokenizer.digest()?,
-        };
+        let key = CacheKey { recipe, tokenizer: tokenizer.digest()? };
         let tokens = match TokenCache::open(&folder.tokens(), key)? {
             Some(tokens) => tokens,
             None => write_tokens(key, &tokenizer, &sources, &validation, folder)?,
         };
 
-        Ok(Data {
-            texts: texts.info(),
-            tokenizer,
-            tokens,
-        })
+        Ok(Data { texts: texts.info(), tokenizer, tokens })
     }
 
     /// The data that another rank has prepared in `folder`.
@@ -183,11 +176,7 @@ impl Texts {
             true => None,
             false => Some(Corpus::load(&config.validation)?),
         };
-        Ok(Texts {
-            sources,
-            validation,
-            is_mixed,
-        })
+        Ok(Texts { sources, validation, is_mixed })
     }
 
     fn all(&self) -> impl Iterator<Item = &Corpus> {
@@ -201,11 +190,7 @@ impl Texts {
         let mut sources = Vec::with_capacity(self.sources.len());
         for (corpus, _) in &self.sources {
             // With a separate validation text, the sources are not split.
-            let fraction = if self.validation.is_some() {
-                0.0
-            } else {
-                fraction
-            };
+            let fraction = if self.validation.is_some() { 0.0 } else { fraction };
             let split = Split::new(&corpus.documents, fraction);
             sources.push(pieces(&split.training, corpus));
             held_out.extend(pieces(&split.validation, corpus));
@@ -336,9 +321,7 @@ mod tests {
     use crate::tokens::Tokens;
 
     fn text(seed: usize) -> String {
-        (0..400)
-            .map(|line| format!("line {line} of {seed}, {}\n", line * seed % 97))
-            .collect()
+        (0..400).map(|line| format!("line {line} of {seed}, {}\n", line * seed % 97)).collect()
     }
 
     /// A second run reuses the tokenizer and the cache. Another text or vocabulary size creates new
@@ -363,10 +346,7 @@ mod tests {
         let written = modified();
         let second = Data::prepare(&config, &folder).unwrap();
         assert_eq!(modified(), written);
-        assert_eq!(
-            second.tokenizer.digest().unwrap(),
-            first.tokenizer.digest().unwrap()
-        );
+        assert_eq!(second.tokenizer.digest().unwrap(), first.tokenizer.digest().unwrap());
 
         config.tokenizer = TokenizerChoice::Bpe(320);
         let larger = Data::prepare(&config, &folder).unwrap();
@@ -396,10 +376,7 @@ mod tests {
         let (training, validation) = (data.tokens.training(), data.tokens.validation());
         let ids: Vec<u32> = training.iter().chain(validation.iter()).collect();
         assert_eq!(data.tokenizer.decode(&ids).unwrap(), text(3));
-        assert_eq!(
-            training.text_bytes() + validation.text_bytes(),
-            text(3).len() as u64
-        );
+        assert_eq!(training.text_bytes() + validation.text_bytes(), text(3).len() as u64);
     }
 
     fn write(folder: &Path, name: &str, text: &str) -> String {
@@ -450,16 +427,10 @@ mod tests {
 
         let swapped = byte(vec![source(&long, 3.0), source(&short, 1.0)]);
         let other = Data::prepare(&swapped, &folder).unwrap();
-        assert_ne!(
-            other.texts.digest, data.texts.digest,
-            "weights decide the order"
-        );
+        assert_ne!(other.texts.digest, data.texts.digest, "weights decide the order");
         let long_windows = Windows::new("training", tokens.len(), 200).unwrap();
         let error = data.order(long_windows, 8, 1).unwrap_err().to_string();
-        assert!(
-            error.starts_with("source 2 of data.sources has 101 "),
-            "{error}"
-        );
+        assert!(error.starts_with("source 2 of data.sources has 101 "), "{error}");
     }
 
     /// With a separate validation text, the training text is not split.
@@ -485,14 +456,8 @@ mod tests {
         let title = &data.texts.title;
         assert!(title.contains("; held out "), "{title}");
 
-        let without = DataConfig {
-            validation: Vec::new(),
-            ..config
-        };
-        assert_ne!(
-            Data::prepare(&without, &folder).unwrap().texts.digest,
-            data.texts.digest
-        );
+        let without = DataConfig { validation: Vec::new(), ..config };
+        assert_ne!(Data::prepare(&without, &folder).unwrap().texts.digest, data.texts.digest);
     }
 
     /// Only answers are labels, in training and validation.
@@ -506,9 +471,7 @@ mod tests {
             serde_json::json!({ "messages": messages }).to_string() + "\n"
         };
         let long = "q".repeat(100);
-        let lines: String = (0..50)
-            .map(|_| line(&long, "AB") + &line("q", "ABAB"))
-            .collect();
+        let lines: String = (0..50).map(|_| line(&long, "AB") + &line("q", "ABAB")).collect();
         let config = DataConfig {
             paths: vec![write(place.path(), "a.jsonl", &lines)],
             tokenizer: TokenizerChoice::Byte,
@@ -529,9 +492,7 @@ mod tests {
                 assert!(!trained.is_empty() && trained.iter().all(|label| answer(label)));
                 counted += trained.len();
             }
-            let all = (1..=windows.count() * 16)
-                .filter(|at| tokens.is_trained(*at))
-                .count();
+            let all = (1..=windows.count() * 16).filter(|at| tokens.is_trained(*at)).count();
             assert_eq!(counted, all);
         }
         let windows = Windows::new("training", data.tokens.training().len(), 16).unwrap();

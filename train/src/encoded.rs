@@ -41,11 +41,7 @@ impl Encoded {
     #[cfg(test)]
     pub(crate) fn of_ids(ids: Vec<u32>, trained: Option<(Vec<bool>, u64)>) -> Encoded {
         let text_bytes = ids.len() as u64;
-        Encoded {
-            ids,
-            text_bytes,
-            trained,
-        }
+        Encoded { ids, text_bytes, trained }
     }
 
     pub(crate) fn new(tokenizer: &Tokenizer, pieces: &[Piece<'_>]) -> Result<Encoded> {
@@ -59,19 +55,17 @@ impl Encoded {
             });
         }
 
-        let encoded = pieces
-            .par_iter()
-            .map(|piece| match piece.is_conversation() {
-                true => Ok(chat::encode(tokenizer, piece.document)?),
-                false => {
-                    let ids = tokenizer.encode_documents(&[piece.text])?;
-                    Ok(chat::Conversation {
-                        trained: vec![true; ids.len()],
-                        ids,
-                        trained_bytes: piece.text.len() as u64,
-                    })
-                }
-            });
+        let encoded = pieces.par_iter().map(|piece| match piece.is_conversation() {
+            true => Ok(chat::encode(tokenizer, piece.document)?),
+            false => {
+                let ids = tokenizer.encode_documents(&[piece.text])?;
+                Ok(chat::Conversation {
+                    trained: vec![true; ids.len()],
+                    ids,
+                    trained_bytes: piece.text.len() as u64,
+                })
+            }
+        });
         let encoded = encoded.collect::<Result<Vec<chat::Conversation>>>()?;
         let (mut ids, mut trained, mut trained_bytes) = (Vec::new(), Vec::new(), 0);
         for part in encoded {
@@ -79,11 +73,7 @@ impl Encoded {
             trained.extend(part.trained);
             trained_bytes += part.trained_bytes;
         }
-        Ok(Encoded {
-            ids,
-            text_bytes,
-            trained: Some((trained, trained_bytes)),
-        })
+        Ok(Encoded { ids, text_bytes, trained: Some((trained, trained_bytes)) })
     }
 
     pub(crate) fn part(&self) -> Part<'_> {
@@ -91,10 +81,7 @@ impl Encoded {
         Part {
             ids: &self.ids,
             text_bytes: self.text_bytes,
-            trained: trained.map(|(ids, text_bytes)| Trained {
-                ids,
-                text_bytes: *text_bytes,
-            }),
+            trained: trained.map(|(ids, text_bytes)| Trained { ids, text_bytes: *text_bytes }),
         }
     }
 
@@ -106,8 +93,6 @@ impl Encoded {
 
     /// Bytes of the text that is trained.
     pub(crate) fn trained_bytes(&self) -> u64 {
-        self.trained
-            .as_ref()
-            .map_or(self.text_bytes, |(_, bytes)| *bytes)
+        self.trained.as_ref().map_or(self.text_bytes, |(_, bytes)| *bytes)
     }
 }

@@ -62,10 +62,7 @@ pub fn eval<M: Model<Batch = TokenBatch>>(
     if tokens == 0 {
         return Err(TrainError::NoTokens);
     }
-    let compute = Compute {
-        dtype: options.dtype,
-        checkpointing: false,
-    };
+    let compute = Compute { dtype: options.dtype, checkpointing: false };
     let (seq_len, rows) = (options.seq_len.max(1), options.batch_size.max(1));
     let starts: Vec<usize> = (0..length - 1).step_by(seq_len).collect();
     let mut sums = Vec::new();
@@ -98,12 +95,9 @@ fn gather(
     let at = |position: usize| ids.get(position).map(|id| i64::from(*id));
     let label = |position: usize| at(position).filter(|_| encoded.is_trained(position));
     let positions = || starts.iter().flat_map(|start| *start..start + length);
-    let inputs: Vec<i64> = positions()
-        .map(|position| at(position).unwrap_or(0))
-        .collect();
-    let labels: Vec<i64> = positions()
-        .map(|position| label(position + 1).unwrap_or(IGNORE_INDEX))
-        .collect();
+    let inputs: Vec<i64> = positions().map(|position| at(position).unwrap_or(0)).collect();
+    let labels: Vec<i64> =
+        positions().map(|position| label(position + 1).unwrap_or(IGNORE_INDEX)).collect();
     let shape = [starts.len(), length];
     Ok(TokenBatch::new(
         &Tensor::from_slice(device, &shape, &inputs)?,

@@ -42,13 +42,7 @@ pub fn generate(
     device: &Device,
     mut on_text: impl FnMut(&str),
 ) -> Result<()> {
-    let Request {
-        prompt,
-        tokens,
-        sampling,
-        ends,
-        stop,
-    } = request;
+    let Request { prompt, tokens, sampling, ends, stop } = request;
     sampling.check()?;
     let mut stops = StopStrings::new(stop.iter().chain(&prompt.stop).cloned())?;
     let vocabulary = model.vocab_size();

@@ -37,13 +37,7 @@ impl Candidates {
         let mut left: Vec<_> = found.complete.into_iter().map(Ok).collect();
         left.extend(found.incomplete.into_iter().map(Err));
         left.sort_by_key(step_of);
-        Ok(Candidates {
-            at: run.to_owned(),
-            left,
-            skipped: Vec::new(),
-            verify,
-            resumes: true,
-        })
+        Ok(Candidates { at: run.to_owned(), left, skipped: Vec::new(), verify, resumes: true })
     }
 
     /// The checkpoint at `path`, or those of the run at `path`, to read a model from; `None` if
@@ -81,18 +75,13 @@ impl Candidates {
     /// is nothing at `path`.
     pub fn at(path: &Path, verify: bool) -> Result<Candidates> {
         match Candidates::find(path, verify)? {
-            Some(candidates) => Ok(Candidates {
-                resumes: true,
-                ..candidates
-            }),
+            Some(candidates) => Ok(Candidates { resumes: true, ..candidates }),
             // This fails with an error that names the newest checkpoint beside `path`.
             None if !path.exists() => {
                 Committed::open(path)?;
                 Ok(Candidates::only(path, verify))
             }
-            None => Err(TrainError::NoCheckpoint {
-                at: path.to_owned(),
-            }),
+            None => Err(TrainError::NoCheckpoint { at: path.to_owned() }),
         }
     }
 
@@ -281,10 +270,7 @@ mod tests {
         let error = chosen(with(run, 4, EACCES)).unwrap_err();
         let message = error.to_string();
         assert!(matches!(error, TrainError::Unreadable { .. }), "{message}");
-        assert!(
-            message.contains("step-000004/trainer/state.json"),
-            "{message}"
-        );
+        assert!(message.contains("step-000004/trainer/state.json"), "{message}");
         assert_eq!(chosen(with(run, 1, EACCES)).unwrap(), (Some(2), vec![]));
     }
 

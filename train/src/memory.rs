@@ -71,10 +71,7 @@ where
         let labels = Tensor::from_slice(meta, &shape, &zeros)?;
         Ok(TokenBatch::new(&ids, &labels))
     })?;
-    Ok(Needed {
-        device: meta.memory_stats().peak as u64,
-        saving: saved,
-    })
+    Ok(Needed { device: meta.memory_stats().peak as u64, saving: saved })
 }
 
 /// Bytes of everything that a checkpoint copies.
@@ -85,9 +82,7 @@ fn saved_bytes<M: Model>(trainer: &Trainer<M>) -> u64 {
     let values = params.iter().flat_map(Param::value);
     let values = values.chain(buffers.iter().flat_map(Buffer::value));
     let state = updater.state();
-    let state = state
-        .iter()
-        .flat_map(|part| part.tensors.iter().map(|(_, tensor)| tensor.clone()));
+    let state = state.iter().flat_map(|part| part.tensors.iter().map(|(_, tensor)| tensor.clone()));
     let bytes = |tensor: Tensor| tensor.dtype().bytes(tensor.elements()) as u64;
     values.chain(state).map(bytes).sum()
 }
@@ -146,12 +141,7 @@ where
             break;
         }
     }
-    Err(TrainError::Memory {
-        device: name,
-        needed,
-        free: left,
-        fits,
-    })
+    Err(TrainError::Memory { device: name, needed, free: left, fits })
 }
 
 impl Needed {
@@ -289,10 +279,7 @@ mod tests {
 
         for free in peaks.iter().chain([&(smallest - 1)]) {
             let first = peaks.iter().position(|peak| peak <= free);
-            let memory = Free {
-                device: Some(*free),
-                host: None,
-            };
+            let memory = Free { device: Some(*free), host: None };
             let clone = model.clone();
             match (check_against(memory, clone, &config, &device), first) {
                 (Ok(same), Some(0)) => model = same,
@@ -310,14 +297,8 @@ mod tests {
     #[test]
     fn the_smaller_memory_decides() {
         let cpu = Device::cpu();
-        let needed = Needed {
-            device: 70,
-            saving: 40,
-        };
-        let free = |device| Free {
-            device: Some(device),
-            host: None,
-        };
+        let needed = Needed { device: 70, saving: 40 };
+        let free = |device| Free { device: Some(device), host: None };
         assert_eq!(free(110).lacks(needed, &cpu), None);
         let lacking = Some(("cpu".to_owned(), 110, 109));
         assert_eq!(free(109).lacks(needed, &cpu), lacking);

@@ -67,11 +67,7 @@ pub struct Record {
     pub tokens_per_s: f64,
     /// Load of the busiest expert: its tokens over the mean tokens per expert, in the layer where
     /// this ratio is largest. 1 is perfectly balanced; `None` without experts.
-    #[serde(
-        with = "optional_number",
-        default,
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(with = "optional_number", default, skip_serializing_if = "Option::is_none")]
     pub expert_load: Option<f64>,
     /// Each expert's share of the tokens over all layers; empty without experts. Printed, but not
     /// stored.
@@ -89,33 +85,17 @@ pub struct Record {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub comm_bytes: Option<u64>,
     /// The seconds that rank 0 waited in this step for communication that no computation hid.
-    #[serde(
-        with = "optional_number",
-        default,
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(with = "optional_number", default, skip_serializing_if = "Option::is_none")]
     pub comm_exposed_s: Option<f64>,
     /// After a save: the seconds for which it held up training, to copy the state and to wait for the
     /// previous save.
-    #[serde(
-        with = "optional_number",
-        default,
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(with = "optional_number", default, skip_serializing_if = "Option::is_none")]
     pub save_stall_s: Option<f64>,
     /// Mean validation loss in nats per token, if measured.
-    #[serde(
-        with = "optional_number",
-        default,
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(with = "optional_number", default, skip_serializing_if = "Option::is_none")]
     pub val_loss: Option<f64>,
     /// The validation loss in bits per byte of text, if measured.
-    #[serde(
-        with = "optional_number",
-        default,
-        skip_serializing_if = "Option::is_none"
-    )]
+    #[serde(with = "optional_number", default, skip_serializing_if = "Option::is_none")]
     pub val_bits_per_byte: Option<f64>,
     /// Further metrics of the caller, under its own names.
     #[serde(flatten)]
@@ -139,14 +119,8 @@ impl MetricsFile {
         truncate_after(path, step)?;
 
         let file = OpenOptions::new().create(true).append(true).open(path);
-        let file = file.map_err(|source| MetricsError::Write {
-            path: path.to_owned(),
-            source,
-        })?;
-        Ok(Self {
-            path: path.to_owned(),
-            file,
-        })
+        let file = file.map_err(|source| MetricsError::Write { path: path.to_owned(), source })?;
+        Ok(Self { path: path.to_owned(), file })
     }
 
     /// Appends a record. It is in the file when this returns.
@@ -154,10 +128,7 @@ impl MetricsFile {
     /// # Errors
     /// [`MetricsError::Write`], for example on a full disk.
     pub fn append(&mut self, record: &Record) -> Result<()> {
-        let error = |source| MetricsError::Write {
-            path: self.path.clone(),
-            source,
-        };
+        let error = |source| MetricsError::Write { path: self.path.clone(), source };
 
         let mut line = serde_json::to_vec(record).map_err(|source| error(source.into()))?;
         line.push(b'\n');
@@ -172,10 +143,7 @@ impl MetricsFile {
 /// # Errors
 /// [`MetricsError`]: names the file and the line.
 pub fn read(path: &Path) -> Result<Vec<Record>> {
-    Ok(read_lines(path)?
-        .into_iter()
-        .map(|(_, record)| record)
-        .collect())
+    Ok(read_lines(path)?.into_iter().map(|(_, record)| record).collect())
 }
 
 /// Removes the records of steps after `step`, and an incomplete last line. Other lines do not
@@ -188,10 +156,8 @@ fn truncate_after(path: &Path, step: u64) -> Result<()> {
     let lines = read_lines(path)?;
     let kept = lines.into_iter().filter(|(_, record)| record.step <= step);
     let text: String = kept.map(|(line, _)| line + "\n").collect();
-    replace(path, text.as_bytes()).map_err(|source| MetricsError::Write {
-        path: path.to_owned(),
-        source,
-    })
+    replace(path, text.as_bytes())
+        .map_err(|source| MetricsError::Write { path: path.to_owned(), source })
 }
 
 fn read_lines(path: &Path) -> Result<Vec<(String, Record)>> {
@@ -199,10 +165,7 @@ fn read_lines(path: &Path) -> Result<Vec<(String, Record)>> {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(source) => {
-            return Err(MetricsError::Read {
-                path: path.to_owned(),
-                source,
-            });
+            return Err(MetricsError::Read { path: path.to_owned(), source });
         }
     };
 
@@ -219,11 +182,7 @@ fn read_lines(path: &Path) -> Result<Vec<(String, Record)>> {
             Ok(_) => {}
             Err(error) => {
                 let (path, message) = (path.to_owned(), error.to_string());
-                return Err(MetricsError::BadLine {
-                    path,
-                    line: index + 1,
-                    message,
-                });
+                return Err(MetricsError::BadLine { path, line: index + 1, message });
             }
         }
     }
@@ -241,10 +200,7 @@ mod number {
         Name(String),
     }
 
-    #[allow(
-        clippy::trivially_copy_pass_by_ref,
-        reason = "the signature is serde's"
-    )]
+    #[allow(clippy::trivially_copy_pass_by_ref, reason = "the signature is serde's")]
     pub(super) fn serialize<S: Serializer>(value: &f64, to: S) -> Result<S::Ok, S::Error> {
         if value.is_finite() {
             to.serialize_f64(*value)
@@ -282,12 +238,7 @@ mod tests {
     use super::*;
 
     fn record(step: u64) -> Record {
-        Record {
-            step,
-            loss: 1.0 / step as f64,
-            lr: 1e-3,
-            ..Record::default()
-        }
+        Record { step, loss: 1.0 / step as f64, lr: 1e-3, ..Record::default() }
     }
 
     fn write(path: &Path, steps: impl Iterator<Item = u64>) {
@@ -302,9 +253,7 @@ mod tests {
         let mut measured = record(2);
         measured.expert_load = Some(1.25);
         measured.val_loss = Some(3.5);
-        measured
-            .extra
-            .insert("experts".to_owned(), vec![0.25, 0.75].into());
+        measured.extra.insert("experts".to_owned(), vec![0.25, 0.75].into());
 
         let line = serde_json::to_string(&measured).unwrap();
         let expected = concat!(
@@ -326,10 +275,7 @@ mod tests {
             val_loss: Some(f64::NAN),
             ..Record::default()
         };
-        MetricsFile::open_after(&path, 0)
-            .unwrap()
-            .append(&record)
-            .unwrap();
+        MetricsFile::open_after(&path, 0).unwrap().append(&record).unwrap();
 
         let text = fs::read_to_string(&path).unwrap();
         for expected in [r#""loss":"NaN""#, r#""grad_norm":"inf""#, r#""lr":"-inf""#] {
@@ -347,17 +293,11 @@ mod tests {
         assert_eq!(read(&path).unwrap(), []);
 
         write(&path, 1..=5);
-        assert_eq!(
-            read(&path).unwrap(),
-            (1..=5).map(record).collect::<Vec<_>>()
-        );
+        assert_eq!(read(&path).unwrap(), (1..=5).map(record).collect::<Vec<_>>());
 
         let mut resumed = MetricsFile::open_after(&path, 3).unwrap();
         resumed.append(&record(4)).unwrap();
-        assert_eq!(
-            read(&path).unwrap(),
-            (1..=4).map(record).collect::<Vec<_>>()
-        );
+        assert_eq!(read(&path).unwrap(), (1..=4).map(record).collect::<Vec<_>>());
 
         MetricsFile::open_after(&path, 0).unwrap();
         assert_eq!(read(&path).unwrap(), []);
@@ -376,10 +316,7 @@ mod tests {
             fs::write(&path, &whole[..length]).unwrap();
             assert_eq!(read(&path).unwrap(), [record(1)], "{length} bytes");
 
-            MetricsFile::open_after(&path, 9)
-                .unwrap()
-                .append(&record(2))
-                .unwrap();
+            MetricsFile::open_after(&path, 9).unwrap().append(&record(2)).unwrap();
             assert_eq!(fs::read(&path).unwrap(), whole, "{length} bytes");
         }
     }
@@ -389,15 +326,10 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("metrics.jsonl");
         write(&path, 1..=2);
-        let text = fs::read_to_string(&path)
-            .unwrap()
-            .replacen("\"step\":1", "\"step\":", 1);
+        let text = fs::read_to_string(&path).unwrap().replacen("\"step\":1", "\"step\":", 1);
         fs::write(&path, text).unwrap();
 
         let error = MetricsFile::open_after(&path, 2).unwrap_err().to_string();
-        assert!(
-            error.contains("metrics.jsonl:1 is not a metrics record"),
-            "{error}"
-        );
+        assert!(error.contains("metrics.jsonl:1 is not a metrics record"), "{error}");
     }
 }

@@ -54,10 +54,8 @@ type Point = (f64, f64);
 /// [`PlotError`].
 pub fn save(path: &Path, title: &str, records: &[Record]) -> Result<(), PlotError> {
     let svg = render(title, records)?;
-    replace(path, svg.as_bytes()).map_err(|source| PlotError::Write {
-        path: path.to_owned(),
-        source,
-    })
+    replace(path, svg.as_bytes())
+        .map_err(|source| PlotError::Write { path: path.to_owned(), source })
 }
 
 /// The plot as SVG text.
@@ -68,11 +66,7 @@ pub fn render(title: &str, records: &[Record]) -> Result<String, PlotError> {
     let curves = Curves::of(records).ok_or(PlotError::Empty)?;
 
     let mut svg = String::new();
-    let drawn = draw(
-        &SVGBackend::with_string(&mut svg, SIZE).into_drawing_area(),
-        title,
-        &curves,
-    );
+    let drawn = draw(&SVGBackend::with_string(&mut svg, SIZE).into_drawing_area(), title, &curves);
     drawn.map_err(|error| PlotError::Draw(error.to_string()))?;
     Ok(svg)
 }
@@ -89,11 +83,8 @@ struct Curves {
 impl Curves {
     fn of(records: &[Record]) -> Option<Self> {
         let finite = |point: &Point| point.1.is_finite();
-        let training: Vec<Point> = records
-            .iter()
-            .map(|record| (record.step as f64, record.loss))
-            .filter(finite)
-            .collect();
+        let training: Vec<Point> =
+            records.iter().map(|record| (record.step as f64, record.loss)).filter(finite).collect();
         let validation: Vec<Point> = records
             .iter()
             .filter_map(|record| Some((record.step as f64, record.val_loss?)))
@@ -102,11 +93,7 @@ impl Curves {
 
         let half_window = training.len() / 60;
         let smoothed = running(&training, half_window, mean);
-        let x_end = training
-            .iter()
-            .chain(&validation)
-            .map(|point| point.0)
-            .reduce(f64::max)?;
+        let x_end = training.iter().chain(&validation).map(|point| point.0).reduce(f64::max)?;
 
         Some(Self {
             x: 0.0..x_end.max(1.0),
@@ -126,10 +113,8 @@ fn y_range(training: &[Point], validation: &[Point]) -> Option<Range<f64>> {
         .or_else(|| extremes(validation.iter().map(|point| point.1)))?;
 
     let span = most - least;
-    let near = validation
-        .iter()
-        .map(|point| point.1)
-        .filter(|loss| (loss - most).abs() <= 2.0 * span);
+    let near =
+        validation.iter().map(|point| point.1).filter(|loss| (loss - most).abs() <= 2.0 * span);
     let (least, most) = extremes(near.chain([least, most]))?;
 
     let room = (0.06 * (most - least)).max(1e-3 * most.abs()).max(1e-6);
@@ -139,9 +124,7 @@ fn y_range(training: &[Point], validation: &[Point]) -> Option<Range<f64>> {
 }
 
 fn extremes(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
-    values
-        .map(|value| (value, value))
-        .reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)))
+    values.map(|value| (value, value)).reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)))
 }
 
 /// `reduce` over a window that extends `half` points to both sides. At the start, where curves are
@@ -193,13 +176,9 @@ fn last_values(training: Option<&Point>, validation: Option<&Point>, records: &[
     parts.extend(training.map(|point| format!("training {:.3}", point.1)));
     parts.extend(validation.map(|point| format!("validation {:.3}", point.1)));
 
-    let bits = records
-        .iter()
-        .rev()
-        .find_map(|record| record.val_bits_per_byte);
+    let bits = records.iter().rev().find_map(|record| record.val_bits_per_byte);
     parts.extend(
-        bits.filter(|bits| bits.is_finite())
-            .map(|bits| format!("{bits:.3} bits per byte")),
+        bits.filter(|bits| bits.is_finite()).map(|bits| format!("{bits:.3} bits per byte")),
     );
     parts.join(", ")
 }
@@ -235,15 +214,8 @@ fn draw_legend(area: &Area<'_>) -> Drawn {
     ];
     for (x, color, width, name) in entries {
         let y = 61;
-        area.draw(&PathElement::new(
-            [(x, y), (x + 22, y)],
-            color.stroke_width(width),
-        ))?;
-        area.draw(&Text::new(
-            name,
-            (x + 28, y),
-            font(16, INK).pos(left_of_text),
-        ))?;
+        area.draw(&PathElement::new([(x, y), (x + 22, y)], color.stroke_width(width)))?;
+        area.draw(&Text::new(name, (x + 28, y), font(16, INK).pos(left_of_text)))?;
     }
     area.draw(&Circle::new((829, 61), 4, VALIDATION.filled()))
 }
@@ -290,10 +262,7 @@ fn draw_curves(area: &Area<'_>, curves: &Curves) -> Drawn {
     // If there are few validations, each one is marked with a dot.
     if curves.validation.len() <= 60 {
         let dots = inside(&curves.validation);
-        chart.draw_series(
-            dots.into_iter()
-                .map(|at| Circle::new(at, 3, VALIDATION.filled())),
-        )?;
+        chart.draw_series(dots.into_iter().map(|at| Circle::new(at, 3, VALIDATION.filled())))?;
     }
     Ok(())
 }
@@ -314,17 +283,11 @@ mod tests {
     use super::*;
 
     fn record(step: u64, loss: f64) -> Record {
-        Record {
-            step,
-            loss,
-            ..Record::default()
-        }
+        Record { step, loss, ..Record::default() }
     }
 
     fn falling(steps: u64) -> Vec<Record> {
-        (1..=steps)
-            .map(|step| record(step, 3.0 + 5.0 / (step as f64).sqrt()))
-            .collect()
+        (1..=steps).map(|step| record(step, 3.0 + 5.0 / (step as f64).sqrt())).collect()
     }
 
     #[test]
@@ -346,27 +309,16 @@ mod tests {
             assert!(svg.contains(text), "{text}");
         }
         for color in ["#1F69B3", "#A8C8E7"] {
-            assert_eq!(
-                svg.matches(color).count(),
-                2,
-                "one stroke in the legend, one curve"
-            );
+            assert_eq!(svg.matches(color).count(), 2, "one stroke in the legend, one curve");
         }
-        assert_eq!(
-            svg.matches("<circle").count(),
-            3,
-            "one dot in the legend, two measurements"
-        );
+        assert_eq!(svg.matches("<circle").count(), 3, "one dot in the legend, two measurements");
         assert!(svg.trim_end().ends_with("</svg>"));
     }
 
     #[test]
     fn no_finite_loss_is_an_error() {
         assert!(matches!(render("", &[]), Err(PlotError::Empty)));
-        assert!(matches!(
-            render("", &[record(1, f64::NAN)]),
-            Err(PlotError::Empty)
-        ));
+        assert!(matches!(render("", &[record(1, f64::NAN)]), Err(PlotError::Empty)));
     }
 
     #[test]

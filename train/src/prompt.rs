@@ -28,11 +28,7 @@ impl Prompt {
     /// # Errors
     /// When the tokenizer fails.
     pub fn new(tokenizer: &Tokenizer, text: &str) -> Result<Prompt> {
-        Ok(Prompt {
-            ids: tokenizer.encode(text)?,
-            text: text.to_owned(),
-            stop: None,
-        })
+        Ok(Prompt { ids: tokenizer.encode(text)?, text: text.to_owned(), stop: None })
     }
 
     /// A conversation with the message `text` of a user, up to the start of the answer, in the
@@ -46,11 +42,7 @@ impl Prompt {
 
     /// The ids of a conversation up to the start of an answer.
     fn of_question(tokenizer: &Tokenizer, ids: Vec<u32>) -> Result<Prompt> {
-        Ok(Prompt {
-            text: tokenizer.decode(&ids)?,
-            ids,
-            stop: chat::end_of_answer(tokenizer),
-        })
+        Ok(Prompt { text: tokenizer.decode(&ids)?, ids, stop: chat::end_of_answer(tokenizer) })
     }
 }
 
@@ -141,19 +133,13 @@ fn first_words(text: &str, is_start: bool) -> String {
     };
     let line = line.trim_start();
     let line = line.lines().next().unwrap_or_default();
-    let end = line
-        .char_indices()
-        .nth(CHARACTERS)
-        .map_or(line.len(), |(at, _)| at);
+    let end = line.char_indices().nth(CHARACTERS).map_or(line.len(), |(at, _)| at);
     let cut = &line[..end];
     let whole = match cut.rfind(' ') {
         Some(at) if end < line.len() => &cut[..at],
         _ => cut,
     };
-    whole
-        .trim_end()
-        .trim_end_matches(char::REPLACEMENT_CHARACTER)
-        .to_owned()
+    whole.trim_end().trim_end_matches(char::REPLACEMENT_CHARACTER).to_owned()
 }
 
 #[cfg(test)]
@@ -185,9 +171,7 @@ mod tests {
 
     #[test]
     fn prompts_are_words_of_held_out_lines() {
-        let text: String = (1000..1400)
-            .map(|line| format!("line {line} has words\n"))
-            .collect();
+        let text: String = (1000..1400).map(|line| format!("line {line} has words\n")).collect();
         let (_place, data) = data("a.txt", &text);
         let ids: Vec<u32> = data.tokens.validation().iter().collect();
         let held_out_text = data.tokenizer.decode(&ids).unwrap();
@@ -196,10 +180,7 @@ mod tests {
             let found = held_out(&data, 1, step).unwrap();
             assert_eq!(found, held_out(&data, 1, step).unwrap());
             let prompt = found.text;
-            assert!(
-                !prompt.is_empty() && held_out_text.contains(&prompt),
-                "{prompt:?}"
-            );
+            assert!(!prompt.is_empty() && held_out_text.contains(&prompt), "{prompt:?}");
             prompts.push(prompt);
         }
         let lines = prompts.iter().filter(|prompt| prompt.starts_with("line 1"));
@@ -240,9 +221,8 @@ mod tests {
         let first = "system:\nBe brief.\n\nuser:\nWhich planet is the largest of all?\n\n\
                      assistant:\n";
         let second = format!("{first}Jupiter.\n\nuser:\nAnd the smallest?\n\nassistant:\n");
-        let mut found: Vec<String> = (0..40)
-            .map(|step| held_out(&data, 1, step).unwrap().text)
-            .collect();
+        let mut found: Vec<String> =
+            (0..40).map(|step| held_out(&data, 1, step).unwrap().text).collect();
         found.sort();
         found.dedup();
         assert_eq!(found, [first, second.as_str()]);
@@ -271,10 +251,7 @@ mod tests {
     #[test]
     fn a_prompt_ends_with_a_word() {
         let long = "one two three four five six seven eight nine ten";
-        assert_eq!(
-            first_words(long, true),
-            "one two three four five six seven eight"
-        );
+        assert_eq!(first_words(long, true), "one two three four five six seven eight");
         assert_eq!(first_words("ne\nfn main() {\n    x", false), "fn main() {");
         assert_eq!(first_words("no newline", false), "no newline");
         assert_eq!(first_words("\n \n", false), "");

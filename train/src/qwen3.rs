@@ -84,18 +84,12 @@ pub fn model_config(config: &Config, vocab_size: usize) -> Result<Qwen3Config> {
     let mut table = model.sizes();
     let vocabulary = Value::Integer(vocab_size as i64);
     table.entry("vocab_size").or_insert(vocabulary);
-    let model: Qwen3Config =
-        table
-            .try_into()
-            .map_err(|error: toml::de::Error| TrainError::ModelTable {
-                message: error.message().into(),
-            })?;
+    let model: Qwen3Config = table.try_into().map_err(|error: toml::de::Error| {
+        TrainError::ModelTable { message: error.message().into() }
+    })?;
     model.validate().map_err(folder::Error::from)?;
     if model.vocab_size < vocab_size {
-        return Err(TrainError::Vocabulary {
-            tokenizer: vocab_size,
-            model: model.vocab_size,
-        });
+        return Err(TrainError::Vocabulary { tokenizer: vocab_size, model: model.vocab_size });
     }
     Ok(model)
 }

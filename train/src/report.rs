@@ -70,17 +70,10 @@ impl Header {
     pub fn lines(&self) -> Vec<(&'static str, String)> {
         let counted = |count: u64| format::count(count);
         let (total, active) = (counted(self.parameters), counted(self.active_parameters));
-        let active = if total == active {
-            String::new()
-        } else {
-            format!(" ({active} active)")
-        };
+        let active = if total == active { String::new() } else { format!(" ({active} active)") };
         let replaced = match self.replaced_bytes {
             0 => String::new(),
-            count => format!(
-                ", {} invalid UTF-8 bytes replaced",
-                format::thousands(count as f64)
-            ),
+            count => format!(", {} invalid UTF-8 bytes replaced", format::thousands(count as f64)),
         };
 
         let skipped = match self.empty_files {
@@ -90,14 +83,8 @@ impl Header {
         };
 
         let mut lines = vec![
-            (
-                "device",
-                format!("{} {}  {}", self.device, self.hardware, self.dtype),
-            ),
-            (
-                "model",
-                format!("{}  {total} parameters{active}", self.model),
-            ),
+            ("device", format!("{} {}  {}", self.device, self.hardware, self.dtype)),
+            ("model", format!("{}  {total} parameters{active}", self.model)),
             (
                 "data",
                 format!(
@@ -204,22 +191,12 @@ impl Reporter {
         let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
 
         let bar = is_terminal.then(|| Bar::new(steps)).flatten();
-        Self {
-            bar,
-            color: is_terminal && !no_color,
-            every: every.max(1),
-            is_silent: false,
-        }
+        Self { bar, color: is_terminal && !no_color, every: every.max(1), is_silent: false }
     }
 
     /// Writes nothing: for ranks other than 0.
     pub(crate) fn silent() -> Self {
-        Self {
-            bar: None,
-            color: false,
-            every: u64::MAX,
-            is_silent: true,
-        }
+        Self { bar: None, color: false, every: u64::MAX, is_silent: true }
     }
 
     /// Writes the header.
@@ -289,11 +266,7 @@ fn is_due(step: u64, steps: u64, every: u64) -> bool {
 }
 
 fn paint(color: bool, code: &str, text: &str) -> String {
-    if color {
-        format!("\u{1b}[{code}m{text}\u{1b}[0m")
-    } else {
-        text.to_owned()
-    }
+    if color { format!("\u{1b}[{code}m{text}\u{1b}[0m") } else { text.to_owned() }
 }
 
 /// Replaces control characters, which a model may generate and which would move the cursor.
@@ -336,15 +309,8 @@ mod tests {
 
     #[test]
     fn unknown_values_are_not_shown() {
-        let record = Record {
-            step: 1,
-            loss: f64::NAN,
-            ..Record::default()
-        };
-        let progress = Progress {
-            steps: 2,
-            ..Progress::default()
-        };
+        let record = Record { step: 1, loss: f64::NAN, ..Record::default() };
+        let progress = Progress { steps: 2, ..Progress::default() };
         let line = line(&record, &progress);
         assert_eq!(line, "step 1/2  loss NaN  0 tok/s  lr 0  |g| 0.00  mem 0 B");
     }

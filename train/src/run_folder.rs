@@ -99,10 +99,7 @@ impl RunFolder {
     /// # Errors
     /// [`RunFolderError::Unwritable`] or [`RunFolderError::InUse`].
     pub fn open(path: &Path) -> Result<Self> {
-        let unwritable = |source| RunFolderError::Unwritable {
-            path: path.to_owned(),
-            source,
-        };
+        let unwritable = |source| RunFolderError::Unwritable { path: path.to_owned(), source };
 
         let missing = path.ancestors().take_while(|folder| {
             let is_empty = folder.as_os_str().is_empty();
@@ -112,25 +109,15 @@ impl RunFolder {
         fs::create_dir_all(path).map_err(unwritable)?;
         let lock = File::create(path.join(LOCK)).map_err(unwritable)?;
         match lock.try_lock() {
-            Ok(()) => Ok(Self {
-                path: path.to_owned(),
-                created,
-                lock: Some(Arc::new(lock)),
-            }),
-            Err(TryLockError::WouldBlock) => Err(RunFolderError::InUse {
-                path: path.to_owned(),
-            }),
+            Ok(()) => Ok(Self { path: path.to_owned(), created, lock: Some(Arc::new(lock)) }),
+            Err(TryLockError::WouldBlock) => Err(RunFolderError::InUse { path: path.to_owned() }),
             Err(TryLockError::Error(source)) => Err(unwritable(source)),
         }
     }
 
     /// The folder that another rank has opened, to read from.
     pub(crate) fn of_other_rank(path: &Path) -> RunFolder {
-        RunFolder {
-            path: path.to_owned(),
-            created: None,
-            lock: None,
-        }
+        RunFolder { path: path.to_owned(), created: None, lock: None }
     }
 
     /// The folder.
@@ -179,10 +166,8 @@ impl RunFolder {
     /// # Errors
     /// [`RunFolderError::Write`].
     pub fn write(&self, path: &Path, text: &str) -> Result<()> {
-        replace(path, text.as_bytes()).map_err(|source| RunFolderError::Write {
-            path: path.to_owned(),
-            source,
-        })
+        replace(path, text.as_bytes())
+            .map_err(|source| RunFolderError::Write { path: path.to_owned(), source })
     }
 
     /// Moves checkpoints after `step`, and copies of the metrics and the plot, to a new folder
@@ -214,9 +199,7 @@ impl RunFolder {
         let has_metrics = fs::metadata(self.metrics()).is_ok_and(|file| file.len() > 0);
         match all.is_empty() && !has_metrics {
             true => Ok(None),
-            false => self
-                .set_aside(all, |from, to| fs::rename(from, to))
-                .map(Some),
+            false => self.set_aside(all, |from, to| fs::rename(from, to)).map(Some),
         }
     }
 
@@ -247,10 +230,7 @@ impl RunFolder {
 
     /// Folders named after a step, complete or not.
     fn steps(&self) -> Result<Vec<(u64, PathBuf)>> {
-        let read = |source| RunFolderError::Read {
-            path: self.path.clone(),
-            source,
-        };
+        let read = |source| RunFolderError::Read { path: self.path.clone(), source };
         let mut steps = Vec::new();
         for entry in fs::read_dir(&self.path).map_err(read)? {
             let path = entry.map_err(read)?.path();
@@ -316,23 +296,14 @@ mod tests {
         fs::write(&file, "x").unwrap();
 
         let error = RunFolder::open(&file.join("run")).unwrap_err().to_string();
-        assert!(
-            error.contains("file/run") && error.contains("--run-dir"),
-            "{error}"
-        );
+        assert!(error.contains("file/run") && error.contains("--run-dir"), "{error}");
     }
 
     #[test]
     fn later_checkpoints_are_set_aside() {
         let place = tempfile::tempdir().unwrap();
         let run = RunFolder::open(place.path()).unwrap();
-        for name in [
-            "step-000200",
-            "step-1000000",
-            "step-000050",
-            "step-",
-            "other-000300",
-        ] {
+        for name in ["step-000200", "step-1000000", "step-000050", "step-", "other-000300"] {
             fs::create_dir(run.path().join(name)).unwrap();
         }
         fs::write(run.metrics(), "{}").unwrap();
@@ -341,12 +312,8 @@ mod tests {
         assert_eq!(run.set_aside_after(1_000_000).unwrap(), None);
         let aside = run.set_aside_after(50).unwrap().unwrap();
         assert_eq!(aside, run.path().join("set-aside-1"));
-        for name in [
-            "step-000200",
-            "step-1000000",
-            "metrics.jsonl",
-            "events.out.tfevents.meshgrad",
-        ] {
+        for name in ["step-000200", "step-1000000", "metrics.jsonl", "events.out.tfevents.meshgrad"]
+        {
             assert!(aside.join(name).exists(), "{name}");
         }
         // The run goes on, so its own metrics stay.
@@ -384,10 +351,8 @@ mod tests {
             run.write(&run.config(), text).unwrap();
             assert_eq!(fs::read_to_string(run.config()).unwrap(), text);
         }
-        let mut names: Vec<_> = fs::read_dir(place.path())
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name())
-            .collect();
+        let mut names: Vec<_> =
+            fs::read_dir(place.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         names.sort();
         assert_eq!(names, ["config.toml", "lock"]);
     }

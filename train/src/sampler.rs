@@ -88,11 +88,7 @@ impl Windows {
     pub fn new(part: &'static str, tokens: usize, seq_len: usize) -> Result<Self, SamplerError> {
         let count = tokens.saturating_sub(1).checked_div(seq_len).unwrap_or(0);
         match count {
-            0 => Err(SamplerError::TooShort {
-                part,
-                tokens,
-                seq_len,
-            }),
+            0 => Err(SamplerError::TooShort { part, tokens, seq_len }),
             count => Ok(Self { seq_len, count }),
         }
     }
@@ -179,12 +175,8 @@ impl Batch {
         windows: impl IntoIterator<Item = usize>,
         token: impl Fn(usize) -> Option<u32>,
     ) -> Result<Self, SamplerError> {
-        let mut batch = Self {
-            input_ids: Vec::new(),
-            labels: Vec::new(),
-            rows: 0,
-            seq_len: grid.seq_len,
-        };
+        let mut batch =
+            Self { input_ids: Vec::new(), labels: Vec::new(), rows: 0, seq_len: grid.seq_len };
 
         for window in windows {
             let id = |at| token(at).ok_or(SamplerError::OutOfRange { position: at });
@@ -261,11 +253,7 @@ impl Order {
             let share = if at == last { WHOLE } else { share.min(WHOLE) };
             Source { windows, share }
         };
-        Self {
-            sources: sources.into_iter().enumerate().map(source).collect(),
-            seed,
-            batch_size,
-        }
+        Self { sources: sources.into_iter().enumerate().map(source).collect(), seed, batch_size }
     }
 
     /// The window in row `row` of the batch of `step` (from 1).
@@ -358,9 +346,7 @@ mod tests {
 
     #[test]
     fn a_short_text_is_an_error_with_both_numbers() {
-        let error = Windows::new("validation", 256, 256)
-            .unwrap_err()
-            .to_string();
+        let error = Windows::new("validation", 256, 256).unwrap_err().to_string();
         assert!(error.contains("validation text has 256 tokens"), "{error}");
         assert!(error.contains("needs 257"), "{error}");
         assert!(error.contains("at most 255"), "{error}");
@@ -374,10 +360,7 @@ mod tests {
     fn the_order_never_changes() {
         // Golden: another order would silently break exact resume of older runs.
         let order = Order::new(Windows::new("training", 1001, 10).unwrap(), 4, 1);
-        let first: Vec<usize> = order
-            .windows(1, 0..4)
-            .chain(order.windows(26, 0..4))
-            .collect();
+        let first: Vec<usize> = order.windows(1, 0..4).chain(order.windows(26, 0..4)).collect();
         assert_eq!(first, GOLDEN);
     }
 
@@ -409,10 +392,7 @@ mod tests {
     #[test]
     fn the_order_of_a_mixture_never_changes() {
         let order = mixed(&[(10, 3.0), (20, 1.0), (30, 1.0)], 5, 1);
-        let first: Vec<usize> = order
-            .windows(1, 0..5)
-            .chain(order.windows(9, 0..5))
-            .collect();
+        let first: Vec<usize> = order.windows(1, 0..5).chain(order.windows(9, 0..5)).collect();
         assert_eq!(first, MIXED);
     }
 

@@ -154,11 +154,7 @@ impl Sampling {
         for candidate in candidates {
             // This holds for infinite logits too, whose difference is NaN.
             let is_highest = candidate.logit == highest;
-            let below = if is_highest {
-                0.0
-            } else {
-                candidate.logit - highest
-            };
+            let below = if is_highest { 0.0 } else { candidate.logit - highest };
             candidate.weight = (below / self.temperature).exp();
         }
     }
@@ -229,26 +225,17 @@ mod tests {
 
     #[test]
     fn temperature_zero_takes_the_most_likely_token() {
-        let greedy = Sampling {
-            temperature: 0.0,
-            ..Sampling::default()
-        };
+        let greedy = Sampling { temperature: 0.0, ..Sampling::default() };
         assert_eq!(chosen(greedy, 0.99), 1);
         assert_eq!(ids(greedy, &[1.0, 3.0, 3.0]), [1]);
         // The penalty applies before the choice.
-        let penalized = Sampling {
-            repetition_penalty: 4.0,
-            ..greedy
-        };
+        let penalized = Sampling { repetition_penalty: 4.0, ..greedy };
         assert_eq!(penalized.choose(&LOGITS, &[1], 0.0), 3);
     }
 
     #[test]
     fn top_k_excludes_the_tail() {
-        let top = |top_k| Sampling {
-            top_k,
-            ..Sampling::default()
-        };
+        let top = |top_k| Sampling { top_k, ..Sampling::default() };
         assert_eq!(chosen(top(1), 0.999_999), 1);
         assert_eq!(chosen(top(2), 0.999_999), 3);
         assert_eq!(chosen(top(0), 0.999_999), 0);
@@ -258,14 +245,9 @@ mod tests {
     /// The fraction of uniform numbers that select a token is its probability.
     #[test]
     fn samples_follow_softmax() {
-        let sampling = Sampling {
-            temperature: 0.5,
-            ..Sampling::default()
-        };
+        let sampling = Sampling { temperature: 0.5, ..Sampling::default() };
         let count = 10_000;
-        let hits = (0..count)
-            .filter(|i| chosen(sampling, *i as f64 / count as f64) == 1)
-            .count();
+        let hits = (0..count).filter(|i| chosen(sampling, *i as f64 / count as f64) == 1).count();
         let expected = 4f64.exp() / (4f64.exp() + 2f64.exp() + 1.0);
         assert!((hits as f64 / count as f64 - expected).abs() < 1e-3);
     }
@@ -274,20 +256,11 @@ mod tests {
     #[test]
     fn ties_are_handled_as_in_transformers() {
         let ties = [1.0, 2.0, 1.0, 1.0];
-        let top_k = Sampling {
-            top_k: 2,
-            ..Sampling::default()
-        };
+        let top_k = Sampling { top_k: 2, ..Sampling::default() };
         assert_eq!(ids(top_k, &ties), [1, 0, 2, 3]);
-        let top_p = Sampling {
-            top_p: 0.5,
-            ..Sampling::default()
-        };
+        let top_p = Sampling { top_p: 0.5, ..Sampling::default() };
         assert_eq!(ids(top_p, &[0.0; 4]), [2, 3]);
-        let min_p = Sampling {
-            min_p: 1.0,
-            ..Sampling::default()
-        };
+        let min_p = Sampling { min_p: 1.0, ..Sampling::default() };
         assert_eq!(ids(min_p, &[0.0, 1.0, 1.0]), [1, 2]);
     }
 
@@ -296,39 +269,15 @@ mod tests {
         let default = Sampling::default();
         assert_eq!(default.check(), Ok(()));
         let cases = [
+            (Sampling { temperature: -1.0, ..default }, "temperature is -1; it must be 0 or above"),
             (
-                Sampling {
-                    temperature: -1.0,
-                    ..default
-                },
-                "temperature is -1; it must be 0 or above",
-            ),
-            (
-                Sampling {
-                    temperature: f64::INFINITY,
-                    ..default
-                },
+                Sampling { temperature: f64::INFINITY, ..default },
                 "temperature is inf; it must be 0 or above",
             ),
+            (Sampling { top_p: 1.5, ..default }, "top_p is 1.5; it must be from 0 to 1"),
+            (Sampling { min_p: f64::NAN, ..default }, "min_p is NaN; it must be from 0 to 1"),
             (
-                Sampling {
-                    top_p: 1.5,
-                    ..default
-                },
-                "top_p is 1.5; it must be from 0 to 1",
-            ),
-            (
-                Sampling {
-                    min_p: f64::NAN,
-                    ..default
-                },
-                "min_p is NaN; it must be from 0 to 1",
-            ),
-            (
-                Sampling {
-                    repetition_penalty: 0.0,
-                    ..default
-                },
+                Sampling { repetition_penalty: 0.0, ..default },
                 "repetition_penalty is 0; it must be above 0",
             ),
         ];

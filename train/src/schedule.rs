@@ -165,9 +165,9 @@ impl TryFrom<LengthText> for Length {
         match (text.as_str(), percent) {
             ("rest", None) => Ok(Self::Rest),
             (_, Some(Ok(percent))) => Ok(Self::Percent(percent)),
-            _ => Err(format!(
-                "unknown length `{text}`; use a number of steps, \"20%\" or \"rest\""
-            )),
+            _ => {
+                Err(format!("unknown length `{text}`; use a number of steps, \"20%\" or \"rest\""))
+            }
         }
     }
 }
@@ -226,23 +226,14 @@ pub struct Phases {
 impl Phases {
     /// A schedule without phases: `initial` at every step.
     pub fn starting_at(initial: f64) -> Self {
-        Self {
-            initial,
-            phases: Vec::new(),
-        }
+        Self { initial, phases: Vec::new() }
     }
 
     /// Adds a phase that reaches `target` after `steps` more steps. Zero steps are a jump.
     pub fn for_steps(mut self, steps: u64, target: f64, curve: Curve) -> Self {
         let (first, start) = self.end();
         let last = first.saturating_add(steps);
-        self.phases.push(Interval {
-            first,
-            last,
-            start,
-            end: target,
-            curve,
-        });
+        self.phases.push(Interval { first, last, start, end: target, curve });
         self
     }
 
@@ -355,9 +346,7 @@ impl Phases {
     }
 
     fn end(&self) -> (u64, f64) {
-        self.phases
-            .last()
-            .map_or((0, self.initial), |phase| (phase.last, phase.end))
+        self.phases.last().map_or((0, self.initial), |phase| (phase.last, phase.end))
     }
 }
 
@@ -384,11 +373,7 @@ impl<F: Fn(u64) -> f64 + Send + Sync> Schedule for F {
 impl Phase {
     /// A phase of `length` that reaches `target` along `curve`.
     pub fn new(length: Length, target: f64, curve: Curve) -> Phase {
-        Phase {
-            length,
-            target,
-            curve,
-        }
+        Phase { length, target, curve }
     }
 }
 
@@ -421,17 +406,7 @@ mod tests {
     #[test]
     fn phases_fill_a_run() {
         let third = Phase::new(Length::Percent(100.0 / 3.0), 0.0, Curve::Linear);
-        let thirds = [
-            Phase {
-                target: 1.0,
-                ..third
-            },
-            third,
-            Phase {
-                target: 1.0,
-                ..third
-            },
-        ];
+        let thirds = [Phase { target: 1.0, ..third }, third, Phase { target: 1.0, ..third }];
         for steps in [1, 2, 3, 7, 100] {
             let schedule = Phases::of_run(steps, 0.0, &thirds).unwrap();
             assert_eq!(schedule.end(), (steps, 1.0));

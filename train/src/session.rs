@@ -194,9 +194,7 @@ impl<'a> Session<'a> {
         build: impl FnOnce(&Data, Option<&Committed>) -> Result<M>,
     ) -> Result<Summary> {
         let seed = self.config.train.seed;
-        self.train_from(build, move |model, device, _| {
-            Ok(model.materialize_missing(device, seed)?)
-        })
+        self.train_from(build, move |model, device, _| Ok(model.materialize_missing(device, seed)?))
     }
 
     /// As [`Session::train`]; `init` sets the values of a new run's model, and adds messages to
@@ -229,12 +227,7 @@ impl<'a> Session<'a> {
         ranks.on_mesh(|| {
             self.events.report(Event::ConfigurationStarted { config })?;
             let model = build(&opened.data, opened.start.checkpoint())?;
-            let parts = run::Parts {
-                opened,
-                model,
-                init,
-                ranks: ranks.clone(),
-            };
+            let parts = run::Parts { opened, model, init, ranks: ranks.clone() };
             run::train(self, parts)
         })
     }

@@ -69,16 +69,10 @@ impl Split {
 
     fn push(&mut self, document: usize, boundary: usize, end: usize) {
         if boundary > 0 {
-            self.training.push(Span {
-                document,
-                bytes: 0..boundary,
-            });
+            self.training.push(Span { document, bytes: 0..boundary });
         }
         if boundary < end {
-            self.validation.push(Span {
-                document,
-                bytes: boundary..end,
-            });
+            self.validation.push(Span { document, bytes: boundary..end });
         }
     }
 }
@@ -115,12 +109,8 @@ fn split_largest(
     let text = &documents[largest].text;
     let earliest = text.len().saturating_sub(max_bytes);
     let at_char = (earliest..text.len()).find(|&at| text.is_char_boundary(at))?;
-    let at_line = text[at_char..]
-        .find('\n')
-        .map(|newline| at_char + newline + 1);
-    let boundary = at_line
-        .filter(|&boundary| boundary < text.len())
-        .unwrap_or(at_char);
+    let at_line = text[at_char..].find('\n').map(|newline| at_char + newline + 1);
+    let boundary = at_line.filter(|&boundary| boundary < text.len()).unwrap_or(at_char);
     Some((largest, boundary))
 }
 
@@ -165,10 +155,7 @@ mod tests {
     #[test]
     fn conversations_stay_whole() {
         let mut one = documents(&["x\n".repeat(1000)]);
-        one[0].turns = vec![crate::corpus::Turn {
-            role: "assistant".to_owned(),
-            bytes: 0..2000,
-        }];
+        one[0].turns = vec![crate::corpus::Turn { role: "assistant".to_owned(), bytes: 0..2000 }];
         assert!(Split::new(&one, 0.1).validation.is_empty());
     }
 

@@ -25,11 +25,7 @@ impl StopStrings {
         let strings: Vec<String> = strings.into_iter().collect();
         match strings.iter().any(String::is_empty) {
             true => Err(EmptyStop),
-            false => Ok(StopStrings {
-                strings,
-                held: String::new(),
-                is_stopped: false,
-            }),
+            false => Ok(StopStrings { strings, held: String::new(), is_stopped: false }),
         }
     }
 
@@ -122,9 +118,7 @@ mod tests {
     fn expected(text: &str, strings: &[String]) -> String {
         for (at, char) in text.char_indices() {
             let so_far = &text[..at + char.len_utf8()];
-            let ends = strings
-                .iter()
-                .filter_map(|stop| so_far.strip_suffix(stop.as_str()));
+            let ends = strings.iter().filter_map(|stop| so_far.strip_suffix(stop.as_str()));
             if let Some(before) = ends.min_by_key(|before| before.len()) {
                 return before.to_owned();
             }

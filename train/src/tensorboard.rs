@@ -54,12 +54,7 @@ pub struct Damage {
 
 impl fmt::Display for Damage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Damage {
-            path,
-            offset,
-            bytes,
-            records,
-        } = self;
+        let Damage { path, offset, bytes, records } = self;
         let path = path.display();
         write!(
             f,
@@ -76,19 +71,13 @@ impl EventFile {
     /// # Errors
     /// [`MetricsError`]: names the file.
     pub fn open_after(path: &Path, step: u64) -> Result<Self> {
-        let write = |source| MetricsError::Write {
-            path: path.to_owned(),
-            source,
-        };
+        let write = |source| MetricsError::Write { path: path.to_owned(), source };
         let bytes = match fs::read(path) {
             Ok(bytes) if step > 0 => bytes,
             Ok(_) => Vec::new(),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
             Err(source) => {
-                return Err(MetricsError::Read {
-                    path: path.to_owned(),
-                    source,
-                });
+                return Err(MetricsError::Read { path: path.to_owned(), source });
             }
         };
         let kept = Kept::of(&bytes, step);
@@ -126,10 +115,7 @@ impl EventFile {
         bytes_field(&mut event, SUMMARY, &summary(metrics));
         // One write: only a crash can leave an incomplete record.
         let written = self.file.write_all(&record(&event));
-        written.map_err(|source| MetricsError::Write {
-            path: self.path.clone(),
-            source,
-        })
+        written.map_err(|source| MetricsError::Write { path: self.path.clone(), source })
     }
 }
 
@@ -144,9 +130,7 @@ fn scalars(metrics: &Record) -> Vec<(String, f64)> {
     let fields = serde_json::to_value(metrics).unwrap_or_default();
     let fields = fields.as_object().into_iter().flatten();
     let fields = fields.filter(|(name, _)| *name != "step");
-    fields
-        .filter_map(|(name, value)| Some((tag(name), number(value)?)))
-        .collect()
+    fields.filter_map(|(name, value)| Some((tag(name), number(value)?))).collect()
 }
 
 fn tag(field: &str) -> String {
@@ -321,9 +305,7 @@ fn masked_crc(data: &[u8]) -> u32 {
 
 /// CRC-32C (Castagnoli), reflected.
 fn crc32c(data: &[u8]) -> u32 {
-    !data.iter().fold(!0, |crc, byte| {
-        crc >> 8 ^ TABLE[(crc as u8 ^ byte) as usize]
-    })
+    !data.iter().fold(!0, |crc, byte| crc >> 8 ^ TABLE[(crc as u8 ^ byte) as usize])
 }
 
 const TABLE: [u32; 256] = table();
@@ -373,23 +355,14 @@ mod tests {
         let mut value = Vec::new();
         bytes_field(&mut value, TAG, b"a");
         bytes_field(&mut event, SUMMARY, &value);
-        let expected = [
-            &[0x09][..],
-            &1f64.to_le_bytes(),
-            &[0x10, 0xac, 0x02],
-            &[0x2a, 3, 0x0a, 1, b'a'],
-        ];
+        let expected =
+            [&[0x09][..], &1f64.to_le_bytes(), &[0x10, 0xac, 0x02], &[0x2a, 3, 0x0a, 1, b'a']];
         assert_eq!(event, expected.concat());
         assert_eq!(step_of(&event), Some(300));
     }
 
     fn metrics(step: u64) -> Record {
-        Record {
-            step,
-            loss: 2.0,
-            val_loss: (step == 2).then_some(3.0),
-            ..Record::default()
-        }
+        Record { step, loss: 2.0, val_loss: (step == 2).then_some(3.0), ..Record::default() }
     }
 
     #[test]
@@ -407,10 +380,7 @@ mod tests {
             ("validation/loss", 3.0),
             ("train/own", 7.0),
         ];
-        assert_eq!(
-            scalars(&record),
-            expected.map(|(tag, value)| (tag.to_owned(), value))
-        );
+        assert_eq!(scalars(&record), expected.map(|(tag, value)| (tag.to_owned(), value)));
     }
 
     fn steps(path: &Path) -> Vec<Option<u64>> {
@@ -464,25 +434,17 @@ mod tests {
             let mut flipped = whole.clone();
             flipped[at] ^= 4;
             let missing = [&whole[..at], &whole[at + 1..]].concat();
-            for (damaged, bytes) in [
-                (flipped, ends[lost] - start),
-                (missing, ends[lost] - start - 1),
-            ] {
+            for (damaged, bytes) in
+                [(flipped, ends[lost] - start), (missing, ends[lost] - start - 1)]
+            {
                 fs::write(&path, damaged).unwrap();
                 let file = EventFile::open_after(&path, 3).unwrap();
                 let all = [None].into_iter().chain((1..=3).map(Some));
                 // A lost version is written again.
                 let is_kept = |step: &Option<u64>| step.is_none() || *step != Some(lost as u64);
-                assert_eq!(
-                    steps(&path),
-                    all.filter(is_kept).collect::<Vec<_>>(),
-                    "byte {at}"
-                );
+                assert_eq!(steps(&path), all.filter(is_kept).collect::<Vec<_>>(), "byte {at}");
                 let damage = file.damage().unwrap();
-                assert_eq!(
-                    (damage.offset, damage.bytes, damage.records),
-                    (start, bytes, 3)
-                );
+                assert_eq!((damage.offset, damage.bytes, damage.records), (start, bytes, 3));
             }
         }
         let message = format!("{} was damaged from byte {} on: ", path.display(), ends[2]);
@@ -491,10 +453,7 @@ mod tests {
         fs::write(&path, flipped).unwrap();
         let file = EventFile::open_after(&path, 4).unwrap();
         let found = file.damage().unwrap().to_string();
-        assert!(
-            found.starts_with(&message) && found.ends_with("4 records are kept"),
-            "{found}"
-        );
+        assert!(found.starts_with(&message) && found.ends_with("4 records are kept"), "{found}");
     }
 
     /// A file that ends anywhere, or whose last record has a wrong bit, keeps the records before.

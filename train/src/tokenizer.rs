@@ -31,14 +31,7 @@ pub const END_OF_TEXT: &str = "<|endoftext|>";
 pub const TRAINING_SAMPLE_BYTES: usize = 4 << 20;
 
 /// Names of the document separator in known tokenizers; the first that exists is used.
-const SEPARATORS: [&str; 6] = [
-    END_OF_TEXT,
-    "<|end_of_text|>",
-    "</s>",
-    "<eos>",
-    "<|eos|>",
-    "[SEP]",
-];
+const SEPARATORS: [&str; 6] = [END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[SEP]"];
 
 /// The `tokenizer.json` of the byte tokenizer: a byte-level BPE without merges, which gives the
 /// same ids.
@@ -99,11 +92,7 @@ enum Kind {
 impl Tokenizer {
     /// One id per byte, and 256 for the end of a document.
     pub fn byte() -> Self {
-        Self {
-            kind: Kind::Bytes,
-            separator: Some(256),
-            splits_at_words: false,
-        }
+        Self { kind: Kind::Bytes, separator: Some(256), splits_at_words: false }
     }
 
     /// Trains a byte-level BPE with `size` ids, including 256 bytes and [`END_OF_TEXT`], on
@@ -114,15 +103,9 @@ impl Tokenizer {
     /// [`TokenizerError::Train`] when `size` is below 257 or there is no text.
     pub fn train_bpe(texts: &[&str], size: usize) -> Result<Self> {
         let bytes = texts.iter().map(|text| text.len()).sum();
-        let error = |message: String| TokenizerError::Train {
-            size,
-            bytes,
-            message,
-        };
+        let error = |message: String| TokenizerError::Train { size, bytes, message };
         if size < BYTE_VOCABULARY as usize {
-            return Err(error(format!(
-                "at least {BYTE_VOCABULARY} tokens are needed"
-            )));
+            return Err(error(format!("at least {BYTE_VOCABULARY} tokens are needed")));
         }
         if bytes == 0 {
             return Err(error("the text is empty".to_owned()));
@@ -138,18 +121,13 @@ impl Tokenizer {
     /// # Errors
     /// [`TokenizerError::Read`].
     pub fn from_file(path: &Path) -> Result<Self> {
-        let error = |message: String| TokenizerError::Read {
-            path: path.to_owned(),
-            message,
-        };
+        let error = |message: String| TokenizerError::Read { path: path.to_owned(), message };
 
         let json = std::fs::read(path).map_err(|source| error(source.to_string()))?;
         if json == BYTE_JSON.as_bytes() {
             return Ok(Self::byte());
         }
-        Ok(Self::from_library(
-            Library::from_json(&json).map_err(error)?,
-        ))
+        Ok(Self::from_library(Library::from_json(&json).map_err(error)?))
     }
 
     fn from_library(library: Library) -> Self {
@@ -242,11 +220,7 @@ impl Tokenizer {
     /// # Errors
     /// [`TokenizerError::Codec`].
     pub fn encode_documents(&self, texts: &[&str]) -> Result<Vec<u32>> {
-        let next = if self.splits_at_words {
-            next_word
-        } else {
-            next_chunk
-        };
+        let next = if self.splits_at_words { next_word } else { next_chunk };
 
         // Text is repetitive, so each distinct piece is encoded once.
         let mut index_of = HashMap::new();
@@ -265,10 +239,8 @@ impl Tokenizer {
             order.push(None);
         }
 
-        let encoded: Vec<Vec<u32>> = distinct
-            .par_iter()
-            .map(|piece| self.encode(piece))
-            .collect::<Result<_>>()?;
+        let encoded: Vec<Vec<u32>> =
+            distinct.par_iter().map(|piece| self.encode(piece)).collect::<Result<_>>()?;
 
         let mut ids = Vec::new();
         for piece in order {
@@ -325,10 +297,7 @@ mod tests {
             let read = Tokenizer::from_library(Library::from_json(&json).unwrap());
 
             let text = format!("{TEXT}\u{0}\u{7f}\u{ad}caf\u{e9} \u{1f980}{END_OF_TEXT}\n\n  ");
-            assert_eq!(
-                read.encode(&text).unwrap(),
-                tokenizer.encode(&text).unwrap()
-            );
+            assert_eq!(read.encode(&text).unwrap(), tokenizer.encode(&text).unwrap());
             assert_eq!(read.vocab_size(), tokenizer.vocab_size());
             assert_eq!(read.separator(), tokenizer.separator());
             assert_eq!(read.digest().unwrap(), tokenizer.digest().unwrap());
@@ -350,37 +319,22 @@ mod tests {
         for tokenizer in [small(), Tokenizer::byte()] {
             let separator = tokenizer.separator().unwrap();
             let whole = tokenizer.encode(&long).unwrap();
-            let expected = [
-                &whole[..],
-                &[separator],
-                &tokenizer.encode("x").unwrap(),
-                &[separator],
-            ];
+            let expected =
+                [&whole[..], &[separator], &tokenizer.encode("x").unwrap(), &[separator]];
 
             assert!(next_chunk(&long) < long.len());
-            assert_eq!(
-                tokenizer.encode_documents(&[&long, "x"]).unwrap(),
-                expected.concat()
-            );
+            assert_eq!(tokenizer.encode_documents(&[&long, "x"]).unwrap(), expected.concat());
         }
     }
 
     #[test]
     fn splitting_at_lines_changes_no_id() {
-        let tokenizer = Tokenizer {
-            splits_at_words: false,
-            separator: None,
-            ..small()
-        };
+        let tokenizer = Tokenizer { splits_at_words: false, separator: None, ..small() };
         let lines = "let a;\n\n\nlet b;\n".repeat(2000);
         for shift in 0..17 {
             let text = format!("{}{lines}", "x".repeat(shift));
             let whole = tokenizer.encode(&text).unwrap();
-            assert_eq!(
-                tokenizer.encode_documents(&[&text]).unwrap(),
-                whole,
-                "shift {shift}"
-            );
+            assert_eq!(tokenizer.encode_documents(&[&text]).unwrap(), whole, "shift {shift}");
         }
     }
 
@@ -388,36 +342,21 @@ mod tests {
     fn the_training_sample_has_about_the_requested_size() {
         let texts = vec![TEXT; 100];
         let total = TEXT.len() * texts.len();
-        let size = |limit| {
-            training_sample(&texts, limit)
-                .iter()
-                .map(|text| text.len())
-                .sum::<usize>()
-        };
+        let size =
+            |limit| training_sample(&texts, limit).iter().map(|text| text.len()).sum::<usize>();
 
         assert_eq!(size(total), total);
         let half = size(total / 2);
-        assert!(
-            (total / 4..total * 3 / 4).contains(&half),
-            "{half} of {total}"
-        );
+        assert!((total / 4..total * 3 / 4).contains(&half), "{half} of {total}");
     }
 
     #[test]
     fn invalid_tokenizers_are_errors() {
         assert!(Tokenizer::train_bpe(&["text"], 256).is_err());
         assert!(Tokenizer::train_bpe(&[], 300).is_err());
-        assert!(
-            Tokenizer::train_bpe(&["text text"], 100_000)
-                .unwrap()
-                .vocab_size()
-                >= 257
-        );
+        assert!(Tokenizer::train_bpe(&["text text"], 100_000).unwrap().vocab_size() >= 257);
 
-        let error = Tokenizer::from_file(Path::new("no/tokenizer.json"))
-            .err()
-            .unwrap()
-            .to_string();
+        let error = Tokenizer::from_file(Path::new("no/tokenizer.json")).err().unwrap().to_string();
         assert!(error.contains("no/tokenizer.json"), "{error}");
     }
 

@@ -69,12 +69,7 @@ impl Part<'_> {
                 (count as u64, trained.text_bytes)
             }
         };
-        Extent {
-            ids,
-            text_bytes,
-            trained_ids,
-            trained_bytes,
-        }
+        Extent { ids, text_bytes, trained_ids, trained_bytes }
     }
 }
 
@@ -109,15 +104,9 @@ impl TokenCache {
         let aside = partial(path);
         write_file(&aside, &header, &parts)
             .and_then(|()| std::fs::rename(&aside, path))
-            .map_err(|source| TokensError::Write {
-                path: path.to_owned(),
-                source,
-            })?;
+            .map_err(|source| TokensError::Write { path: path.to_owned(), source })?;
 
-        let read = |source| TokensError::Read {
-            path: path.to_owned(),
-            source,
-        };
+        let read = |source| TokensError::Read { path: path.to_owned(), source };
         let map = map(path).map_err(read)?;
         Ok(Self { map, header })
     }
@@ -143,18 +132,13 @@ impl TokenCache {
             Ok(map) => map,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(source) => {
-                return Err(TokensError::Read {
-                    path: path.to_owned(),
-                    source,
-                });
+                return Err(TokensError::Read { path: path.to_owned(), source });
             }
         };
 
         let header = Header::parse(&map);
         let is_complete = |header: &Header| header.file_bytes() == Some(map.len() as u64);
-        Ok(header
-            .filter(is_complete)
-            .map(|header| Self { map, header }))
+        Ok(header.filter(is_complete).map(|header| Self { map, header }))
     }
 
     /// What it was made from.
@@ -235,10 +219,7 @@ impl Tokens<'_> {
     /// Whether the loss counts the prediction of the id at `index`; true if all count.
     pub fn is_trained(&self, index: usize) -> bool {
         let at = self.first + index;
-        let bit = |mask: &[u8]| {
-            mask.get(at / 8)
-                .is_some_and(|byte| byte >> (at % 8) & 1 == 1)
-        };
+        let bit = |mask: &[u8]| mask.get(at / 8).is_some_and(|byte| byte >> (at % 8) & 1 == 1);
         self.mask.is_none_or(bit)
     }
 
@@ -280,9 +261,7 @@ fn write_file(path: &Path, header: &Header, parts: &[Part<'_>]) -> io::Result<()
     if header.has_mask {
         file.write_all(&mask(parts))?;
     }
-    file.into_inner()
-        .map_err(io::IntoInnerError::into_error)?
-        .sync_all()
+    file.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()
 }
 
 /// One bit per id of `parts`.
@@ -317,17 +296,10 @@ mod tests {
     use super::header::{HEADER_BYTES, PART_BYTES};
     use super::*;
 
-    const KEY: CacheKey = CacheKey {
-        recipe: 1 << 100,
-        tokenizer: 7,
-    };
+    const KEY: CacheKey = CacheKey { recipe: 1 << 100, tokenizer: 7 };
 
     fn part(ids: &[u32]) -> Part<'_> {
-        Part {
-            ids,
-            text_bytes: 3 * ids.len() as u64,
-            trained: None,
-        }
+        Part { ids, text_bytes: 3 * ids.len() as u64, trained: None }
     }
 
     #[test]
@@ -339,20 +311,10 @@ mod tests {
         TokenCache::write(&path, KEY, &[part(&[1, 2, 3])], part(&[4])).unwrap();
         assert_eq!(TokenCache::key(&path).unwrap(), Some(KEY));
         assert!(TokenCache::open(&path, KEY).unwrap().is_some());
-        for other in [
-            CacheKey { recipe: 1, ..KEY },
-            CacheKey {
-                tokenizer: 8,
-                ..KEY
-            },
-        ] {
+        for other in [CacheKey { recipe: 1, ..KEY }, CacheKey { tokenizer: 8, ..KEY }] {
             assert!(TokenCache::open(&path, other).unwrap().is_none());
         }
-        assert_eq!(
-            fs::read_dir(folder.path()).unwrap().count(),
-            1,
-            "no temporary file remains"
-        );
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "no temporary file remains");
     }
 
     /// Any prefix of a file, and any change of its header except to the bytes of text, is rejected
@@ -367,37 +329,24 @@ mod tests {
         for length in 0..whole.len() {
             let prefix = folder.path().join(format!("prefix-{length}"));
             fs::write(&prefix, &whole[..length]).unwrap();
-            assert!(
-                TokenCache::open(&prefix, KEY).unwrap().is_none(),
-                "{length} bytes"
-            );
+            assert!(TokenCache::open(&prefix, KEY).unwrap().is_none(), "{length} bytes");
         }
         // Changes each byte of the header, except the numbers of bytes of text.
         let (training, validation) = (HEADER_BYTES, HEADER_BYTES + PART_BYTES);
         let of_part = |part: usize| (part..part + 8).chain(part + 16..part + 24);
-        for at in (0..training)
-            .chain(of_part(training))
-            .chain(of_part(validation))
-        {
+        for at in (0..training).chain(of_part(training)).chain(of_part(validation)) {
             let changed = folder.path().join(format!("changed-{at}"));
             let mut bytes = whole.clone();
             bytes[at] ^= 0x80;
             fs::write(&changed, bytes).unwrap();
-            assert!(
-                TokenCache::open(&changed, KEY).unwrap().is_none(),
-                "byte {at}"
-            );
+            assert!(TokenCache::open(&changed, KEY).unwrap().is_none(), "byte {at}");
         }
     }
 
     #[test]
     fn an_unwritable_path_is_named() {
-        let error = TokenCache::write(
-            Path::new("no/folder/tokens.bin"),
-            KEY,
-            &[part(&[])],
-            part(&[]),
-        );
+        let error =
+            TokenCache::write(Path::new("no/folder/tokens.bin"), KEY, &[part(&[])], part(&[]));
         let error = error.err().unwrap().to_string();
         assert!(error.contains("no/folder/tokens.bin"), "{error}");
     }
@@ -406,16 +355,9 @@ mod tests {
     fn bits_per_byte_of_a_uniform_byte_model_is_eight() {
         let folder = tempfile::tempdir().unwrap();
         let ids: Vec<u32> = (0..100).collect();
-        let whole = Part {
-            ids: &ids,
-            text_bytes: 100,
-            trained: None,
-        };
+        let whole = Part { ids: &ids, text_bytes: 100, trained: None };
         let odd: Vec<bool> = ids.iter().map(|id| id % 2 == 1).collect();
-        let trained = Some(Trained {
-            ids: &odd,
-            text_bytes: 50,
-        });
+        let trained = Some(Trained { ids: &odd, text_bytes: 50 });
         for validation in [whole, Part { trained, ..whole }] {
             let path = folder.path().join("t");
             let cache = TokenCache::write(&path, KEY, &[part(&[])], validation).unwrap();

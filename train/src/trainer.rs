@@ -113,9 +113,7 @@ impl Statistics {
         let values = self.values.map(AsyncRead::wait).transpose()?;
         let mut values = values.unwrap_or_default().into_iter();
         let lengths = self.lengths.into_iter();
-        Ok(lengths
-            .map(|length| values.by_ref().take(length).collect())
-            .collect())
+        Ok(lengths.map(|length| values.by_ref().take(length).collect()).collect())
     }
 }
 
@@ -268,10 +266,7 @@ impl<M: Model> Trainer<M> {
                 false => added(&sums, &of_batch)?,
             };
         }
-        Ok(Passes {
-            sums: replicated(&sums)?,
-            gradients: None,
-        })
+        Ok(Passes { sums: replicated(&sums)?, gradients: None })
     }
 
     /// Adds the gradients of the microbatches in a tree.
@@ -304,10 +299,7 @@ impl<M: Model> Trainer<M> {
         weight: &Tensor,
         learning_rate: f64,
     ) -> Result<Tensor> {
-        self.events.report(Event::OptimizerStarted {
-            step,
-            learning_rate,
-        })?;
+        self.events.report(Event::OptimizerStarted { step, learning_rate })?;
         let (updater, grads) = (&mut self.updater, &mut self.grads);
         let grad_norm = match gradients {
             None => updater.step(grads, weight, step, learning_rate)?,
@@ -315,10 +307,7 @@ impl<M: Model> Trainer<M> {
                 updater.step_in_tree_order(gradients, weight, step, learning_rate)?
             }
         };
-        self.events.report(Event::OptimizerFinished {
-            step,
-            grad_norm: &grad_norm,
-        })?;
+        self.events.report(Event::OptimizerFinished { step, grad_norm: &grad_norm })?;
         Ok(grad_norm)
     }
 
@@ -326,12 +315,7 @@ impl<M: Model> Trainer<M> {
     /// loss, its weight, and the statistics.
     fn accumulate(&mut self, batch: &M::Batch, is_last: bool) -> Result<Vec<Tensor>> {
         let (loss, tape) = Tape::record(|| self.model.loss(batch, self.compute))?;
-        let Loss {
-            total,
-            sum,
-            weight,
-            statistics,
-        } = loss;
+        let Loss { total, sum, weight, statistics } = loss;
         let one = ops::full(&self.device, total.shape(), total.dtype(), 1.0)?;
         if is_last {
             self.grads.last_pass();
@@ -401,18 +385,11 @@ impl<M: Model> Trainer<M> {
     }
 
     fn kept(&self) -> KeptTensors<'_, M> {
-        KeptTensors {
-            model: &self.model,
-            updater: &self.updater,
-            grads: &self.grads,
-        }
+        KeptTensors { model: &self.model, updater: &self.updater, grads: &self.grads }
     }
 
     fn without_checkpointing(&self) -> Compute {
-        Compute {
-            checkpointing: false,
-            ..self.compute
-        }
+        Compute { checkpointing: false, ..self.compute }
     }
 
     /// The mean loss over `batches` after step `step`, weighted by their weights; in nats per token
@@ -427,11 +404,9 @@ impl<M: Model> Trainer<M> {
     ) -> Result<f64> {
         self.events.report(Event::EvaluationStarted { step })?;
         let compute = self.without_checkpointing();
-        let loss = self
-            .updater
-            .averaged(|| mean_loss(&self.model, compute, self.reduction, batches))?;
-        self.events
-            .report(Event::EvaluationFinished { step, loss })?;
+        let loss =
+            self.updater.averaged(|| mean_loss(&self.model, compute, self.reduction, batches))?;
+        self.events.report(Event::EvaluationFinished { step, loss })?;
         Ok(loss)
     }
 
@@ -500,12 +475,7 @@ mod tests {
         let device = Device::cpu();
         let of =
             |shape: &[usize], values: &[f32]| Tensor::from_slice(&device, shape, values).unwrap();
-        let tensors = [
-            of(&[2, 1], &[1.0, 2.0]),
-            of(&[], &[3.0]),
-            of(&[0], &[]),
-            of(&[1], &[4.0]),
-        ];
+        let tensors = [of(&[2, 1], &[1.0, 2.0]), of(&[], &[3.0]), of(&[0], &[]), of(&[1], &[4.0])];
         let read = Statistics::read(&tensors).unwrap().wait().unwrap();
         assert_eq!(read, [vec![1.0, 2.0], vec![3.0], vec![], vec![4.0]]);
         assert!(Statistics::read(&[]).unwrap().wait().unwrap().is_empty());

@@ -216,16 +216,10 @@ impl Updater {
         weight: &Tensor,
         norm: &Tensor,
     ) -> Result<Tensor> {
-        let gradients: Vec<Tensor> = gradients
-            .into_iter()
-            .map(|(_, gradient)| gradient)
-            .collect();
+        let gradients: Vec<Tensor> = gradients.into_iter().map(|(_, gradient)| gradient).collect();
         let (scale, norm) = ops::clip_scale(norm, weight, self.max_grad_norm)?;
-        let scalars = StepScalars {
-            learning_rate: &self.learning_rate,
-            step: &self.step,
-            scale: &scale,
-        };
+        let scalars =
+            StepScalars { learning_rate: &self.learning_rate, step: &self.step, scale: &scale };
         let parts = self.parts()?;
         self.optimizer.step(&parts, &gradients, scalars)?;
         self.written();

@@ -16,11 +16,7 @@ use meshgrad_train::session::Session;
 const BIASES: &str = "trainer/buffers/model.safetensors";
 
 fn config(overrides: &[&str]) -> Config {
-    let own = [
-        "model.router_aux_loss_coef=0.0",
-        "train.steps=6",
-        "checkpoint.every=0",
-    ];
+    let own = ["model.router_aux_loss_coef=0.0", "train.steps=6", "checkpoint.every=0"];
     small_moe::config(&[&own[..], overrides].concat())
 }
 
@@ -28,9 +24,7 @@ fn config(overrides: &[&str]) -> Config {
 fn train(run: &Path, config: &Config, stop_after: Option<u64>) -> PathBuf {
     let device = Device::cpu();
     let session = Session::new(config, &device).run_dir(run);
-    qwen3::train(session.stop_after(stop_after))
-        .unwrap()
-        .checkpoint
+    qwen3::train(session.stop_after(stop_after)).unwrap().checkpoint
 }
 
 fn records(run: &Path) -> Vec<Record> {
@@ -51,10 +45,7 @@ fn content(checkpoint: &Path) -> Vec<(String, Vec<u8>)> {
 fn resuming_with_biases_is_exact() {
     let place = tempfile::tempdir().unwrap();
     let (whole, parts) = (place.path().join("whole"), place.path().join("parts"));
-    let rates = [
-        "balancing.bias_update_rate=0.01",
-        "balancing.z_loss_coef=0.001",
-    ];
+    let rates = ["balancing.bias_update_rate=0.01", "balancing.z_loss_coef=0.001"];
     let plain = config(&rates);
     let recomputing = config(&[&rates[..], &["train.activation_checkpointing=true"]].concat());
 
@@ -131,19 +122,13 @@ fn router_biases_balance_the_load() {
         let run = place.path().join(name);
         train(&run, &config(&["train.steps=60", rate]), None);
         let last = records(&run).split_off(50);
-        last.iter()
-            .map(|line| line.expert_load.unwrap())
-            .sum::<f64>()
-            / last.len() as f64
+        last.iter().map(|line| line.expert_load.unwrap()).sum::<f64>() / last.len() as f64
     };
     let (skewed, even) = (
         load("skewed", "balancing.bias_update_rate=0.0"),
         load("even", "balancing.bias_update_rate=0.02"),
     );
-    assert!(
-        skewed > 1.5 && even < 1.0 + 0.6 * (skewed - 1.0),
-        "{skewed} and {even}"
-    );
+    assert!(skewed > 1.5 && even < 1.0 + 0.6 * (skewed - 1.0), "{skewed} and {even}");
 }
 
 /// The z-loss contributes to the gradient but not to the reported loss.

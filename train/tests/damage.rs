@@ -36,11 +36,7 @@ impl Run {
             param.materialize(&fixture.device, 1).unwrap();
         }
         let updater = Updater::new(&model, &fixture.device, &config.optimizer, 1);
-        Run {
-            updater: updater.unwrap().0,
-            fixture,
-            model,
-        }
+        Run { updater: updater.unwrap().0, fixture, model }
     }
 
     fn last(&self) -> PathBuf {
@@ -50,10 +46,7 @@ impl Run {
     /// Reads the newest intact checkpoint. Returns its step, and why others were skipped.
     fn read(&self, verify: bool) -> Result<(u64, Vec<String>)> {
         let mut candidates = Candidates::of_run(&self.fixture.path("run"), verify)?;
-        let options = ReadOptions {
-            verify,
-            ..ReadOptions::default()
-        };
+        let options = ReadOptions { verify, ..ReadOptions::default() };
         let read = candidates.read(|chosen| {
             checkpoint::load_params(chosen, &self.model, &self.fixture.device, options)?;
             checkpoint::load_state(chosen, &self.model, &self.updater, options)
@@ -95,18 +88,13 @@ fn only_failures_of_the_disk_are_damage() {
         let rule = fault.op(Op::Read).path("exp_avg/model.safetensors");
         let disk = FaultFs::new(Arc::new(RealFs), vec![rule]);
         let checkpoint = Committed::open_in(Arc::new(disk), run.last()).unwrap();
-        let cause = folder::Error::File {
-            path: run.last(),
-            source: io::Error::other("a read failed"),
-        };
+        let cause =
+            folder::Error::File { path: run.last(), source: io::Error::other("a read failed") };
         folder::or_damage(&checkpoint, cause)
     };
     let (broken, forbidden) = (found(EIO), found(EACCES));
     assert!(matches!(broken, folder::Error::Damaged { .. }), "{broken}");
-    assert!(
-        matches!(forbidden, folder::Error::Checkpoint(_)),
-        "{forbidden}"
-    );
+    assert!(matches!(forbidden, folder::Error::Checkpoint(_)), "{forbidden}");
     for error in [broken, forbidden] {
         let message = error.to_string();
         assert!(message.contains("exp_avg/model.safetensors: "), "{message}");
@@ -120,10 +108,7 @@ fn a_flipped_bit_is_detected_anywhere() {
     let run = Run::new();
     assert_eq!(run.read(true).unwrap(), (4, vec![]));
     let files = run.files();
-    let sizes: Vec<u64> = files
-        .iter()
-        .map(|file| file.metadata().unwrap().len())
-        .collect();
+    let sizes: Vec<u64> = files.iter().map(|file| file.metadata().unwrap().len()).collect();
     let (mut rng, mut in_tensors, mut unseen) = (SplitMix64::new(22), 0, 0);
     for _ in 0..200 {
         // Any byte of the checkpoint.
@@ -238,11 +223,7 @@ fn a_run_starts_from_scratch_only_if_asked() {
         assert!(files(&fixture.path("run")) == before);
         error.to_string()
     };
-    for resume in [
-        Resume::Auto,
-        Resume::From(last.clone()),
-        Resume::From(fixture.path("run")),
-    ] {
+    for resume in [Resume::Auto, Resume::From(last.clone()), Resume::From(fixture.path("run"))] {
         let error = fails(resume);
         for expected in [
             "is intact:\n  ",
@@ -296,9 +277,9 @@ fn weights_that_are_not_finite_are_detected() {
     let config = fixture.config(&["checkpoint.keep=1"]);
     let model = Bigram::new(257, 4);
     let embedding: Param = model.embedding.clone();
-    let session = Session::new(&config, &fixture.device)
-        .run_dir(fixture.path("run"))
-        .subscribe("fault", move |event| {
+    let session = Session::new(&config, &fixture.device).run_dir(fixture.path("run")).subscribe(
+        "fault",
+        move |event| {
             if let Event::StepFinished { step: 4, .. } = event {
                 let value = embedding.value()?;
                 let mut values = value.to_vec::<f32>()?;
@@ -307,7 +288,8 @@ fn weights_that_are_not_finite_are_detected() {
                 embedding.set(&Tensor::from_slice(value.device(), &[257, 4], &values)?)?;
             }
             Ok(())
-        });
+        },
+    );
     session.train(|_, _| Ok(model)).unwrap();
     let last = fixture.path("run/step-000004");
     Committed::open(&last).unwrap().verify().unwrap();

@@ -32,16 +32,9 @@ fn data(fixture: &Fixture) -> [(&'static str, Vec<String>); 2] {
         ];
         serde_json::json!({ "messages": messages }).to_string() + "\n"
     };
-    fs::write(
-        fixture.path("chat.jsonl"),
-        (0..30).map(line).collect::<String>(),
-    )
-    .unwrap();
+    fs::write(fixture.path("chat.jsonl"), (0..30).map(line).collect::<String>()).unwrap();
     let chat = format!("data.paths=['{}']", path("chat.jsonl"));
-    [
-        ("sources", vec!["data.paths=[]".to_owned(), sources]),
-        ("chat", vec![chat]),
-    ]
+    [("sources", vec!["data.paths=[]".to_owned(), sources]), ("chat", vec![chat])]
 }
 
 /// Trains in the folder `run` until `stop_after`.
@@ -88,11 +81,7 @@ fn steps(run: &Path) -> Vec<u64> {
 /// Replaces text in a file of a checkpoint by text of the same length.
 fn replace(file: &Path, from: &str, to: &str) {
     let text = fs::read_to_string(file).unwrap();
-    assert_eq!(
-        (text.matches(from).count(), from.len()),
-        (1, to.len()),
-        "{text}"
-    );
+    assert_eq!((text.matches(from).count(), from.len()), (1, to.len()), "{text}");
     fs::write(file, text.replace(from, to)).unwrap();
 }
 
@@ -123,12 +112,7 @@ fn a_resumed_session_is_exact() {
 
         let faults = [
             ("trainer/state.json", "\"step\": 4", "\"step\": 3", None),
-            (
-                "trainer/config.toml",
-                "seed = 1",
-                "seed = 2",
-                Some("train.seed=2"),
-            ),
+            ("trainer/config.toml", "seed = 1", "seed = 2", Some("train.seed=2")),
         ];
         for (at, (file, from, to, set)) in faults.into_iter().enumerate() {
             let run = format!("{name}-fault-{at}");

@@ -47,15 +47,8 @@ fn train(mesh: Option<&Mesh>, compute: Compute) -> Result<(Vec<f32>, Vec<Vec<f32
 #[test]
 fn training_gives_the_bits_of_training_without_a_mesh() {
     let mesh = Mesh::new(&[1, 1], &["dp", "tp"]).unwrap();
-    for (dtype, checkpointing) in [
-        (DType::F32, false),
-        (DType::F32, true),
-        (DType::BF16, false),
-    ] {
-        let compute = Compute {
-            dtype,
-            checkpointing,
-        };
+    for (dtype, checkpointing) in [(DType::F32, false), (DType::F32, true), (DType::BF16, false)] {
+        let compute = Compute { dtype, checkpointing };
         let expected = train(None, compute).unwrap();
         let on_mesh = with_mesh(&mesh, 0, || train(Some(&mesh), compute)).unwrap();
         assert_eq!(on_mesh, expected, "{dtype}");

@@ -47,13 +47,7 @@ struct Noise {
 
 impl Sizes {
     fn new(kind: Kind, width: usize) -> Sizes {
-        Sizes {
-            kind,
-            width,
-            depth: 2,
-            window: None,
-            labels: None,
-        }
+        Sizes { kind, width, depth: 2, window: None, labels: None }
     }
 }
 
@@ -68,10 +62,7 @@ impl ModelTables for Tables {
     fn defaults(given: &toml::Table) -> Tables {
         let kind = given.get("model").and_then(|model| model.get("kind"));
         match kind.and_then(toml::Value::as_str) {
-            Some("wide") => Tables {
-                model: Sizes::new(Kind::Wide, 512),
-                ..Tables::default()
-            },
+            Some("wide") => Tables { model: Sizes::new(Kind::Wide, 512), ..Tables::default() },
             _ => Tables::default(),
         }
     }
@@ -110,17 +101,11 @@ fn files_and_overrides_set_them() {
     let expected = Tables {
         model: Sizes {
             depth: 5,
-            window: Some(Window {
-                tokens: 9,
-                sink: true,
-            }),
+            window: Some(Window { tokens: 9, sink: true }),
             labels: Some("a b".to_owned()),
             ..Sizes::new(Kind::Narrow, 128)
         },
-        noise: Noise {
-            std: 1.0,
-            by_layer: [("first".to_owned(), 0.5)].into(),
-        },
+        noise: Noise { std: 1.0, by_layer: [("first".to_owned(), 0.5)].into() },
     };
     assert_eq!(config.model_tables::<Tables>().unwrap(), expected);
     assert_eq!(config.train.steps, 3);
@@ -153,26 +138,14 @@ fn mistakes_are_errors_with_their_origin() {
             "",
             "unknown key `model.widht` (run.toml:2); did you mean `model.width`?",
         ),
-        (
-            "",
-            "model.windw=3",
-            "unknown key `model.windw` (--set); did you mean `model.window`?",
-        ),
-        (
-            "[nois]\nstd = 3",
-            "",
-            "unknown key `nois` (run.toml:1); did you mean `noise`?",
-        ),
+        ("", "model.windw=3", "unknown key `model.windw` (--set); did you mean `model.window`?"),
+        ("[nois]\nstd = 3", "", "unknown key `nois` (run.toml:1); did you mean `noise`?"),
         (
             "[model]\n\nwidth = 'x'",
             "",
             "`model.width` is a string but must be an integer (run.toml:3)",
         ),
-        (
-            "model = 3",
-            "",
-            "`model` is an integer but must be a table (run.toml:1)",
-        ),
+        ("model = 3", "", "`model` is an integer but must be a table (run.toml:1)"),
         (
             "",
             "model.width=-1",
@@ -189,16 +162,8 @@ fn mistakes_are_errors_with_their_origin() {
             "`model.window`: unknown field `sik`, expected `tokens` or `sink`; did you mean \
              `sink`? (run.toml:1)",
         ),
-        (
-            "",
-            "model.window.tokens=3",
-            "`model.window.tokens`: missing field `sink` (--set)",
-        ),
-        (
-            "",
-            "model.width.more=1",
-            "`model.width` is a table but must be an integer (--set)",
-        ),
+        ("", "model.window.tokens=3", "`model.window.tokens`: missing field `sink` (--set)"),
+        ("", "model.width.more=1", "`model.width` is a table but must be an integer (--set)"),
         (
             "noise.std = 2.0\nlog.every = 0",
             "",
@@ -216,10 +181,7 @@ fn mistakes_are_errors_with_their_origin() {
     assert_eq!(error.to_string(), "unknown key `model` (run.toml:1)");
     let error = parse("", &[]).unwrap().model_tables::<NoTables>();
     let error = error.unwrap_err().to_string();
-    assert!(
-        error.contains("NoTables`: unknown field `model`"),
-        "{error}"
-    );
+    assert!(error.contains("NoTables`: unknown field `model`"), "{error}");
 }
 
 /// Keys of a table without a default, each set by itself, are valid together. An error names the
@@ -228,29 +190,19 @@ fn mistakes_are_errors_with_their_origin() {
 fn settings_are_valid_together() {
     let window = ["model.window.tokens=3", "model.window.sink=true"];
     let tables: Tables = parse("", &window).unwrap().model_tables().unwrap();
-    let expected = Window {
-        tokens: 3,
-        sink: true,
-    };
+    let expected = Window { tokens: 3, sink: true };
     assert_eq!(tables.model.window, Some(expected));
 
     let [tokens, sink] = window;
     let wrong = "model.width=-1";
-    for sets in [
-        [tokens, sink, wrong],
-        [tokens, wrong, sink],
-        [wrong, tokens, sink],
-    ] {
+    for sets in [[tokens, sink, wrong], [tokens, wrong, sink], [wrong, tokens, sink]] {
         let error = parse("", &sets).unwrap_err().to_string();
         let expected = "`model.width`: invalid value: integer `-1`, expected usize (--set)";
         assert_eq!(error, expected);
     }
     let two_wrong = ["model.kind=tall", tokens, "model.depth=-2", sink];
     let error = parse("", &two_wrong).unwrap_err().to_string();
-    assert!(
-        error.starts_with("`model.depth`: invalid value: integer `-2`"),
-        "{error}"
-    );
+    assert!(error.starts_with("`model.depth`: invalid value: integer `-2`"), "{error}");
 }
 
 #[derive(Default, Serialize, Deserialize)]
@@ -340,10 +292,7 @@ fn types_that_hide_mistakes_are_errors() {
     let expected = "Renamed`: the default cannot be read back: unknown field `size`";
     assert!(error.to_string().contains(expected), "{error}");
     let error = Config::read::<Taken>(None, &[]).unwrap_err().to_string();
-    assert!(
-        error.ends_with("Taken`: every run has a table `train`; use another name"),
-        "{error}"
-    );
+    assert!(error.ends_with("Taken`: every run has a table `train`; use another name"), "{error}");
 }
 
 /// Has a `[noise]` table by default, unless the kind is wide.
@@ -356,10 +305,7 @@ struct Optional {
 
 impl Default for Optional {
     fn default() -> Optional {
-        Optional {
-            model: Sizes::default(),
-            noise: Some(Noise::default()),
-        }
+        Optional { model: Sizes::default(), noise: Some(Noise::default()) }
     }
 }
 

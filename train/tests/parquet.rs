@@ -10,9 +10,7 @@ use std::process::Command;
 use meshgrad_train::corpus::{Corpus, Document};
 
 fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/parquet")
-        .join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/parquet").join(name)
 }
 
 fn load(path: &Path) -> Result<Corpus, String> {
@@ -64,10 +62,7 @@ fn a_folder_has_its_parquet_files() {
 fn files_without_text_name_their_columns() {
     let error = load(&fixture("no-text.parquet")).unwrap_err();
     let expected = "no column `text` or `messages` (columns: body, label)";
-    assert!(
-        error.contains(expected) && error.contains("no-text.parquet"),
-        "{error}"
-    );
+    assert!(error.contains(expected) && error.contains("no-text.parquet"), "{error}");
 }
 
 /// As in text files: some invalid UTF-8 is replaced and counted; bytes that are not text are an
@@ -76,10 +71,7 @@ fn files_without_text_name_their_columns() {
 fn bytes_that_are_no_utf8_are_counted_or_refused() {
     let corpus = load(&fixture("latin-1.parquet")).unwrap();
     let texts: Vec<&str> = corpus.documents.iter().map(|it| it.text.as_str()).collect();
-    assert_eq!(
-        texts,
-        ["in UTF-8: \u{e4}", "D\u{fffd}j\u{fffd} vu, in Latin-1"]
-    );
+    assert_eq!(texts, ["in UTF-8: \u{e4}", "D\u{fffd}j\u{fffd} vu, in Latin-1"]);
     assert_eq!(corpus.replaced_bytes, 2);
 
     let error = load(&fixture("no-text-in-bytes.parquet")).unwrap_err();

@@ -28,52 +28,29 @@ fn a_refused_resume_changes_nothing() {
         ("train.seed=2", "train.seed 1, but it is now 2;"),
         ("train.batch_size=4", "train.batch_size 2, but it is now 4;"),
         ("train.seq_len=9", "train.seq_len 8, but it is now 9;"),
-        (
-            "data.val_fraction=0.3",
-            "data.val_fraction 0.2, but it is now 0.3;",
-        ),
+        ("data.val_fraction=0.3", "data.val_fraction 0.2, but it is now 0.3;"),
         (&other, "data.paths of a text with xxh3 "),
-        (
-            "optimizer.name=lion",
-            "the optimizer adamw, but it is now lion;",
-        ),
-        (
-            "optimizer.ema_decay=0.5",
-            "the optimizer state exp_avg, exp_avg_sq, but",
-        ),
+        ("optimizer.name=lion", "the optimizer adamw, but it is now lion;"),
+        ("optimizer.ema_decay=0.5", "the optimizer state exp_avg, exp_avg_sq, but"),
     ];
     if cfg!(feature = "tokenizers") {
-        refused.push((
-            "data.tokenizer=bpe:260",
-            "data.tokenizer of 257 tokens (xxh3 ",
-        ));
+        refused.push(("data.tokenizer=bpe:260", "data.tokenizer of 257 tokens (xxh3 "));
     }
     for (set, expected) in refused {
         let error = fixture.train(second(), &[set]).unwrap_err().to_string();
         let expected = format!("step-000002 was saved with {expected}");
         assert!(error.contains(&expected), "{set}: {error}");
-        assert!(
-            error.ends_with("--resume never or another --run-dir"),
-            "{error}"
-        );
+        assert!(error.ends_with("--resume never or another --run-dir"), "{error}");
         assert!(files(&run) == before, "{set} changed a file");
     }
 
     // What may change: how a batch is divided, the learning rate, the number of steps.
-    let sets = [
-        "train.micro_batch_size=2",
-        "optimizer.learning_rate=0.1",
-        "train.steps=3",
-    ];
+    let sets = ["train.micro_batch_size=2", "optimizer.learning_rate=0.1", "train.steps=3"];
     fixture.train(second(), &sets).unwrap();
     let aside = run.join("set-aside-1");
     let moved = files(&aside.join("step-000004"));
     let original = |path: &PathBuf| run.join(path.strip_prefix(&aside).unwrap());
-    assert!(
-        moved
-            .iter()
-            .all(|(path, content)| before[&original(path)] == *content)
-    );
+    assert!(moved.iter().all(|(path, content)| before[&original(path)] == *content));
     assert!(!moved.is_empty() && !run.join("step-000004").exists());
     assert!(run.join("step-000003").exists());
 }
@@ -106,9 +83,7 @@ fn a_failed_start_from_scratch_moves_nothing() {
     let (run, before) = (fixture.path("run"), files(&fixture.path("run")));
     let config = fixture.config(&[]);
     let session = Session::new(&config, &fixture.device).run_dir(&run);
-    let result = session
-        .resume(Resume::Never)
-        .train(|_, _| Err::<Bigram, _>(TrainError::NoBatch));
+    let result = session.resume(Resume::Never).train(|_, _| Err::<Bigram, _>(TrainError::NoBatch));
     assert!(result.is_err() && files(&run) == before);
 }
 
@@ -135,12 +110,10 @@ fn a_failed_start_moves_everything_back() {
     let config = fixture.config(&[]);
     for resume in starts() {
         let session = Session::new(&config, &fixture.device).run_dir(&run);
-        let session = session
-            .resume(resume)
-            .subscribe("refuses", |event| match event {
-                Event::ConfigurationFinished { .. } => Err("not now".into()),
-                _ => Ok(()),
-            });
+        let session = session.resume(resume).subscribe("refuses", |event| match event {
+            Event::ConfigurationFinished { .. } => Err("not now".into()),
+            _ => Ok(()),
+        });
         let trained = session.train(|data, _| Ok(Bigram::new(data.tokenizer.vocab_size(), 4)));
         assert!(trained.is_err() && files(&run) == before);
     }
@@ -157,11 +130,7 @@ fn a_new_run_keeps_the_metrics_of_the_old_one_apart() {
     let content = |folder: &Path| ["metrics.jsonl", events].map(|name| fs::read(folder.join(name)));
     let first = content(&run).map(Result::unwrap);
     // Without events of its own, the new run must not show those of the old one.
-    let sets = [
-        "log.tensorboard=false",
-        "train.steps=2",
-        "checkpoint.every=0",
-    ];
+    let sets = ["log.tensorboard=false", "train.steps=2", "checkpoint.every=0"];
     fixture.train(Resume::Never, &sets).unwrap();
     let [metrics, written] = content(&run);
     assert!(metrics.unwrap() != first[0] && written.is_err());
@@ -185,9 +154,9 @@ fn finished_checkpoints_exist_while_subscribers_run() {
     let config = fixture.config(&sets);
     let finished = Arc::new(Mutex::new(0));
     let (count, mut is_running) = (finished.clone(), false);
-    let session = Session::new(&config, &fixture.device)
-        .run_dir(fixture.path("run"))
-        .subscribe("reader", move |event| {
+    let session = Session::new(&config, &fixture.device).run_dir(fixture.path("run")).subscribe(
+        "reader",
+        move |event| {
             match event {
                 Event::CheckpointStarted { .. } if is_running => {
                     return Err("the previous checkpoint was not reported".into());
@@ -201,7 +170,8 @@ fn finished_checkpoints_exist_while_subscribers_run() {
                 _ => (),
             }
             Ok(())
-        });
+        },
+    );
     let trained = session.train(|data, _| Ok(Bigram::new(data.tokenizer.vocab_size(), 4)));
     trained.unwrap();
     assert_eq!(*finished.lock().unwrap(), 12);
@@ -224,10 +194,7 @@ fn a_run_with_its_own_schedule_reads_back() {
     };
     let checkpoint = train(&config, true).unwrap().checkpoint;
 
-    for file in [
-        fixture.path("run/config.toml"),
-        checkpoint.join("trainer/config.toml"),
-    ] {
+    for file in [fixture.path("run/config.toml"), checkpoint.join("trainer/config.toml")] {
         let read = Config::read::<Tables>(Some(&file), &[]).unwrap();
         assert_eq!(read.schedule, ScheduleConfig::Own {});
         let error = train(&read, false).unwrap_err().to_string();

@@ -62,11 +62,7 @@ fn the_comparison_detects_mistakes() {
     type Mistake = fn(Sampling, &[f32], &[u32]) -> Vec<(u32, f64)>;
     let mistakes: [(&str, Mistake); 7] = [
         ("no temperature", |it, logits, before| {
-            Sampling {
-                temperature: 1.0,
-                ..it
-            }
-            .probabilities(logits, before)
+            Sampling { temperature: 1.0, ..it }.probabilities(logits, before)
         }),
         ("no top-k", |it, logits, before| {
             Sampling { top_k: 0, ..it }.probabilities(logits, before)
@@ -78,23 +74,15 @@ fn the_comparison_detects_mistakes() {
             Sampling { min_p: 0.0, ..it }.probabilities(logits, before)
         }),
         ("no penalty", |it, logits, _| it.probabilities(logits, &[])),
-        (
-            "the penalty of the last token only",
-            |it, logits, before| it.probabilities(logits, &before[before.len() - 1..]),
-        ),
+        ("the penalty of the last token only", |it, logits, before| {
+            it.probabilities(logits, &before[before.len() - 1..])
+        }),
         ("the temperature after the rest", |it, logits, before| {
-            let kept = Sampling {
-                temperature: 1.0,
-                ..it
-            }
-            .probabilities(logits, before);
+            let kept = Sampling { temperature: 1.0, ..it }.probabilities(logits, before);
             let power = |(id, p): &(u32, f64)| (*id, p.powf(1.0 / it.temperature));
             let powers: Vec<(u32, f64)> = kept.iter().map(power).collect();
             let sum: f64 = powers.iter().map(|(_, power)| power).sum();
-            powers
-                .into_iter()
-                .map(|(id, power)| (id, power / sum))
-                .collect()
+            powers.into_iter().map(|(id, power)| (id, power / sum)).collect()
         }),
     ];
     for (name, mistake) in mistakes {

@@ -125,13 +125,7 @@ fn a_training_continues_with_the_same_bits() {
     for device in [Device::cpu(), gpu()] {
         let expected = train(model(), &device, |_| Ok(())).unwrap();
         let rest = [Kept::Gradients, Kept::Optimizer];
-        let naps = [
-            &Kept::ALL[..],
-            &rest,
-            &rest[..1],
-            &rest[1..],
-            &[Kept::Model],
-        ];
+        let naps = [&Kept::ALL[..], &rest, &rest[..1], &rest[1..], &[Kept::Model]];
         let mut naps = naps.into_iter();
         let actual = train(model(), &device, |trainer| {
             let nap = naps.next().unwrap();
@@ -147,10 +141,7 @@ fn a_training_continues_with_the_same_bits() {
             assert!(is_asleep(&refused), "{refused}");
             if nap == rest {
                 // The model computes, with its own weights.
-                let compute = Compute {
-                    dtype: DType::F32,
-                    checkpointing: false,
-                };
+                let compute = Compute { dtype: DType::F32, checkpointing: false };
                 let loss = trainer.model.loss(&batch(&device, 3)?, compute)?;
                 assert!(loss.sum.to_vec::<f32>()?[0] > 0.0);
                 // A step needs everything awake.
@@ -203,10 +194,7 @@ fn all_ranks_sleep() {
             on_rank(rank, &home, |trainer| {
                 trainer.sleep(&Kept::ALL)?;
                 for param in trainer.model.params() {
-                    assert!(matches!(
-                        ops::copy(&param.kept()?),
-                        Err(Error::Asleep { .. })
-                    ));
+                    assert!(matches!(ops::copy(&param.kept()?), Err(Error::Asleep { .. })));
                 }
                 trainer.wake(&Kept::ALL)
             })

@@ -42,8 +42,7 @@ type Values = BTreeMap<String, Vec<f32>>;
 fn values(model: &dyn Module) -> Values {
     let all = [folder::params(&model), folder::buffers(&model)].map(Result::unwrap);
     let all = all.concat().into_iter();
-    all.map(|named| (named.name, named.tensor.to_vec().unwrap()))
-        .collect()
+    all.map(|named| (named.name, named.tensor.to_vec().unwrap())).collect()
 }
 
 /// The values that a run starts with, from `from`.
@@ -92,13 +91,9 @@ fn a_run_starts_with_all_that_a_checkpoint_has() {
     let fast = ["optimizer.learning_rate=0.05"];
     let biases = [&fast[..], &["balancing.bias_update_rate=0.01"]].concat();
     let averages = [&biases[..], &["optimizer.ema_decay=0.5"]].concat();
-    for (overrides, adapted) in [
-        (&fast[..], false),
-        (&biases, false),
-        (&averages, false),
-        (&fast, true),
-        (&averages, true),
-    ] {
+    for (overrides, adapted) in
+        [(&fast[..], false), (&biases, false), (&averages, false), (&fast, true), (&averages, true)]
+    {
         let place = tempfile::tempdir().unwrap();
         let run = place.path().join("run");
         train(&run, overrides, adapted);
@@ -106,17 +101,10 @@ fn a_run_starts_with_all_that_a_checkpoint_has() {
         let expected = stored(&newest);
         assert_ne!(expected, stored(&older), "{overrides:?}");
         let has_biases = overrides.len() > 1;
-        assert_eq!(
-            expected.keys().any(|name| name.contains("bias")),
-            has_biases
-        );
+        assert_eq!(expected.keys().any(|name| name.contains("bias")), has_biases);
 
         assert_eq!(started(&newest, &[]), expected, "{overrides:?} {adapted}");
-        assert_eq!(
-            started(&older, &[]),
-            stored(&older),
-            "{overrides:?} {adapted}"
-        );
+        assert_eq!(started(&older, &[]), stored(&older), "{overrides:?} {adapted}");
         // A run stands for its newest checkpoint.
         assert_eq!(started(&run, &[]), expected, "{overrides:?} {adapted}");
     }
@@ -142,24 +130,14 @@ fn a_run_starts_from_one_checkpoint() {
     let file = newest.join("config.json");
     let text = fs::read_to_string(&file).unwrap();
     assert!(text.contains("\"rope_theta\": 10000.0"), "{text}");
-    fs::write(
-        &file,
-        text.replace("\"rope_theta\": 1", "\"rope_theta\": 2"),
-    )
-    .unwrap();
+    fs::write(&file, text.replace("\"rope_theta\": 1", "\"rope_theta\": 2")).unwrap();
     let configured = config_from(&run, &[]);
-    assert_eq!(
-        (theta(&configured), tokenizer(&configured)),
-        (Some(10000.0), of(&older))
-    );
+    assert_eq!((theta(&configured), tokenizer(&configured)), (Some(10000.0), of(&older)));
     assert_eq!(started(&run, &[]), stored(&older));
 
     let unverified = "checkpoint.verify=false";
     let configured = config_from(&run, &[unverified]);
-    assert_eq!(
-        (theta(&configured), tokenizer(&configured)),
-        (Some(20000.0), of(&newest))
-    );
+    assert_eq!((theta(&configured), tokenizer(&configured)), (Some(20000.0), of(&newest)));
     fs::write(&file, &text).unwrap();
     assert_eq!(started(&run, &[unverified]), stored(&newest));
 

@@ -27,10 +27,7 @@ impl Model for Slope {
         )?;
         let error = ops::affine(&y, 1.0, -1.0)?;
         let weight = Tensor::scalar(x.device(), x.elements() as f32)?;
-        Ok(Loss::new(
-            ops::sum(&ops::mul(&error, &error)?, &[0])?,
-            weight,
-        ))
+        Ok(Loss::new(ops::sum(&ops::mul(&error, &error)?, &[0])?, weight))
     }
 }
 
@@ -40,9 +37,7 @@ fn trainer() -> Trainer<Slope> {
 
 fn trainer_with(set: &str) -> Trainer<Slope> {
     let device = Device::cpu();
-    let model = Slope {
-        weight: Param::new("weight", [3], Init::Normal { std: 1.0 }),
-    };
+    let model = Slope { weight: Param::new("weight", [3], Init::Normal { std: 1.0 }) };
     model.materialize(&device, 1).unwrap();
     // With this optimizer, adding a gradient twice changes the step.
     let plain = "optimizer = { name = 'sgd', learning_rate = 0.01, max_grad_norm = 0 }
@@ -56,13 +51,8 @@ fn trainer_with(set: &str) -> Trainer<Slope> {
 fn stochastic_rounding_follows_the_seed() {
     let device = Device::cpu();
     let trained = |dtype: DType, sets: &[&str]| -> Result<Vec<f32>, TrainError> {
-        let spec = Spec {
-            dtype,
-            ..Spec::new([3], Init::Ones)
-        };
-        let model = Slope {
-            weight: Param::with_spec("weight", spec),
-        };
+        let spec = Spec { dtype, ..Spec::new([3], Init::Ones) };
+        let model = Slope { weight: Param::with_spec("weight", spec) };
         model.materialize(&device, 1)?;
         let sets: Vec<_> = sets.iter().map(|set| set.parse().unwrap()).collect();
         let config = Config::parse::<NoTables>("", "the test", &sets)?;
@@ -83,10 +73,7 @@ fn stochastic_rounding_follows_the_seed() {
     assert_eq!(trained(DType::BF16, &[]).unwrap(), other_seed);
 
     let error = trained(DType::F32, &[stochastic]).unwrap_err().to_string();
-    assert!(
-        error.contains("no bf16 parameter: `weight` is f32; use rounding nearest"),
-        "{error}"
-    );
+    assert!(error.contains("no bf16 parameter: `weight` is f32; use rounding nearest"), "{error}");
 }
 
 /// Step `step`, of two microbatches.
@@ -174,10 +161,7 @@ fn subscribers_may_change_gradients() {
     let mut trainer = trainer();
     let before = weights(&trainer);
     trainer.events.subscribe("freeze", |event| {
-        if let Event::ForwardBackwardFinished {
-            gradients, weight, ..
-        } = event
-        {
+        if let Event::ForwardBackwardFinished { gradients, weight, .. } = event {
             let [(param, gradient)] = gradients else {
                 return Err("one parameter".into());
             };

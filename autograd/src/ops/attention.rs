@@ -17,9 +17,7 @@ use crate::{Operand, Result, Save, Saved, Slot, Track, tracked_many};
 pub fn attention<V: Operand>(q: &V, k: &V, v: &V, mask: &AttentionMask, scale: f64) -> Result<V> {
     let (out, lse) = ops::attention(q.value(), k.value(), v.value(), mask, scale)?;
     let saved = Attention::save([q, k, v], &out, &lse, mask, scale);
-    out.tracked([q, k, v], move |dout, slots| {
-        saved.backward(Some(dout), None, slots)
-    })
+    out.tracked([q, k, v], move |dout, slots| saved.backward(Some(dout), None, slots))
 }
 
 /// As [`attention`], with the log-sum-exp of each query's scores as a second result: lse = ln sum
@@ -104,9 +102,7 @@ impl Attention {
 
 /// A gradient of zero for `out`, partial along the axes along which `dlse` is.
 fn no_dout(out: &Tensor, dlse: &Tensor) -> Result<Tensor> {
-    let zeros = out
-        .sharded_shape()
-        .zeros(out.device(), out.dtype(), Kind::Value)?;
+    let zeros = out.sharded_shape().zeros(out.device(), out.dtype(), Kind::Value)?;
     let per_query = dlse.transpose(1, 2)?.unsqueeze(3)?;
     ops::mul(&zeros, &ops::cast(&per_query, out.dtype())?)
 }

@@ -27,9 +27,7 @@ pub fn attention_with_scores<V: Operand>(
     let (dtype, from) = (q.dtype().accumulator(), q.dtype());
     let ([b, t, h, d], [_, s, g, _]) = (extents("q", q)?, extents("k", k)?);
     if g == 0 || h % g != 0 {
-        return Err(refused(format!(
-            "{h} query heads are not a multiple of {g} key heads"
-        )));
+        return Err(refused(format!("{h} query heads are not a multiple of {g} key heads")));
     }
 
     // Query heads that share a key head are rows of one product.
@@ -62,20 +60,12 @@ fn masked_softmax<V: Operand>(scores: &V, mask: &AttentionMask, [t, s]: [usize; 
     let zero = scores.value().zeros_beside(&[])?;
     let lowest = ops::affine(&zero, 1.0, -1e30)?;
     let [zero, lowest] = [zero, lowest].map(|it| V::from_var(Var::constant(it)));
-    where_(
-        &allowed,
-        &softmax(&where_(&allowed, scores, &lowest)?)?,
-        &zero,
-    )
+    where_(&allowed, &softmax(&where_(&allowed, scores, &lowest)?)?, &zero)
 }
 
 /// Whether each query attends to each key, \[B or 1, 1, T, S\]; `None` if all do.
 fn allowed(device: &Device, mask: &AttentionMask, extents: [usize; 2]) -> Result<Option<Tensor>> {
-    let Positions {
-        queries,
-        keys,
-        visible,
-    } = Positions::new(device, mask, extents)?;
+    let Positions { queries, keys, visible } = Positions::new(device, mask, extents)?;
     let mut conditions: Vec<Tensor> = visible.into_iter().collect();
     if mask.causal {
         conditions.push(ops::le(&keys, &queries)?);
@@ -115,11 +105,7 @@ impl Positions {
         };
         let (queries, keys) = (index(t)?.unsqueeze(1)?, index(s)?);
         match &mask.sequences {
-            AttentionSequences::Rows => Ok(Positions {
-                queries,
-                keys,
-                visible: None,
-            }),
+            AttentionSequences::Rows => Ok(Positions { queries, keys, visible: None }),
             AttentionSequences::Cached { q_offset, k_len } => {
                 let per_row = |x: &Tensor| -> Result<Tensor> {
                     ops::cast(x, DType::F32)?.unsqueeze(1)?.unsqueeze(2)
@@ -130,10 +116,9 @@ impl Positions {
                     keys,
                 })
             }
-            AttentionSequences::Packed {
-                cu_seqlens_q,
-                cu_seqlens_k,
-            } => Positions::packed([&index(t)?, &keys], [cu_seqlens_q, cu_seqlens_k]),
+            AttentionSequences::Packed { cu_seqlens_q, cu_seqlens_k } => {
+                Positions::packed([&index(t)?, &keys], [cu_seqlens_q, cu_seqlens_k])
+            }
         }
     }
 
@@ -167,10 +152,7 @@ impl Packed {
     fn new(index: &Tensor, offsets: &Tensor) -> Result<Packed> {
         let offsets = ops::cast(offsets, DType::F32)?;
         let sequences = offsets.extent(0)? - 1;
-        let (starts, ends) = (
-            offsets.slice(0, 0..sequences)?,
-            offsets.slice(0, 1..sequences + 1)?,
-        );
+        let (starts, ends) = (offsets.slice(0, 0..sequences)?, offsets.slice(0, 1..sequences + 1)?);
         let has_ended = ops::ge(&index.unsqueeze(1)?, &ends)?;
         let ended = ops::sum(&ops::cast(&has_ended, DType::F32)?, &[1])?;
         let sequence = ops::cast(&ended, DType::I64)?;
@@ -189,8 +171,5 @@ fn extents<V: Operand>(name: &str, x: &V) -> Result<[usize; 4]> {
 }
 
 fn refused(problem: String) -> Error {
-    Error::Argument {
-        op: "attention_with_scores",
-        problem,
-    }
+    Error::Argument { op: "attention_with_scores", problem }
 }

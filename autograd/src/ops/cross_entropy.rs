@@ -151,10 +151,7 @@ fn statistics(
     let (max_by_shard, sum_exp, label_logit) =
         ops::linear_cross_entropy_shards(x, w, labels, ignore_index)?;
     let max = redistribute(&ops::max(&max_by_shard, &[-1])?, &whole)?;
-    let scale = ops::exp(&ops::sub(
-        &max_by_shard,
-        &max.unsqueeze(max.shape().len())?,
-    )?)?;
+    let scale = ops::exp(&ops::sub(&max_by_shard, &max.unsqueeze(max.shape().len())?)?)?;
     let sum_exp = redistribute(&ops::sum(&ops::mul(&sum_exp, &scale)?, &[-1])?, &whole)?;
     let label_logit = redistribute(&ops::sum(&label_logit, &[-1])?, &whole)?;
     Ok((ops::add(&max, &ops::ln(&sum_exp)?)?, label_logit))

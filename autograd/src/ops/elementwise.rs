@@ -34,9 +34,7 @@ pub fn affine<V: Operand>(x: &V, scale: f64, shift: f64) -> Result<V> {
 pub fn clamp<V: Operand>(x: &V, low: f64, high: f64) -> Result<V> {
     let y = ops::clamp(x.value(), low, high)?;
     let saved_x = x.save();
-    y.tracked([x], move |dy, [dx]| {
-        dx.add(|| ops::clamp_grad(&saved_x.get()?, dy, low, high))
-    })
+    y.tracked([x], move |dy, [dx]| dx.add(|| ops::clamp_grad(&saved_x.get()?, dy, low, high)))
 }
 
 /// a + b. Saves nothing.
@@ -108,9 +106,7 @@ pub fn div<V: Operand>(a: &V, b: &V) -> Result<V> {
         add_summed(da, a_shape, || ops::div(dy, &saved_b.get()?))?;
         let Some(y) = &saved_y else { return Ok(()) };
         // d(a/b)/db = -(a/b)/b.
-        add_summed(db, b_shape, || {
-            ops::neg(&ops::div(&ops::mul(dy, &y.get()?)?, &saved_b.get()?)?)
-        })
+        add_summed(db, b_shape, || ops::neg(&ops::div(&ops::mul(dy, &y.get()?)?, &saved_b.get()?)?))
     })
 }
 

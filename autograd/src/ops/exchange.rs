@@ -198,19 +198,14 @@ impl Exchange {
             let region = sharding.region(self.rank);
             region.unwrap_or_else(|| unreachable!("a tensor's rank is in its mesh"))
         };
-        Ok(Some(Route {
-            ends,
-            chunks,
-            regions: [region(from), region(to)],
-        }))
+        Ok(Some(Route { ends, chunks, regions: [region(from), region(to)] }))
     }
 
     /// Starts a chunk, of which this rank has `rows` before.
     fn start(&self, route: &Route<'_>, chunk: usize, rows: Tensor) -> Result<Pending<Tensor>> {
         let part = route.chunks.part(chunk, &route.regions[0]);
         let part = ops::reshape(&rows, &part.extents())?;
-        self.redistribution
-            .start_chunk(&part, route.ends, &route.chunks, chunk)
+        self.redistribution.start_chunk(&part, route.ends, &route.chunks, chunk)
     }
 }
 
@@ -339,9 +334,7 @@ fn one_after_another(
 /// The sum, in order.
 fn sum(terms: impl Iterator<Item = Result<Tensor>>) -> Result<Tensor> {
     let mut terms = terms;
-    let first = terms
-        .next()
-        .unwrap_or_else(|| unreachable!("a gradient has a term"))?;
+    let first = terms.next().unwrap_or_else(|| unreachable!("a gradient has a term"))?;
     terms.try_fold(first, |sum, term| ops::add(&sum, &term?))
 }
 

@@ -39,10 +39,7 @@ pub fn split<V: Operand>(x: &V, sizes: &[usize], dim: isize) -> Result<Vec<V>> {
     tracked_list_linear(parts, &[x], move |dys, slots| {
         let gradient = || {
             let Some(some) = dys.iter().flatten().next() else {
-                return Err(TapeError::NotTracked {
-                    shape: shapes[0].to_string(),
-                }
-                .into());
+                return Err(TapeError::NotTracked { shape: shapes[0].to_string() }.into());
             };
             let whole = |(dy, shape): (&Option<Tensor>, &meshgrad_runtime::Shape)| match dy {
                 Some(dy) => Ok(dy.clone()),
@@ -120,10 +117,7 @@ mod tests {
     #[test]
     fn concat_and_split_gradients() {
         let device = Device::cpu();
-        let inputs = [
-            numbered(&device, &[2, 3], 0.7),
-            numbered(&device, &[2, 1], 1.1),
-        ];
+        let inputs = [numbered(&device, &[2, 3], 0.7), numbered(&device, &[2, 1], 1.1)];
         // The same part is used twice; its gradient is the sum over both uses.
         check(&inputs, |x| Ok(vec![concat(&[&x[0], &x[1], &x[0]], -1)?]));
         check(&inputs[..1], |x| split(&x[0], &[1, 0, 2], 1));
@@ -144,11 +138,7 @@ mod tests {
         check(&x, |x| Ok(vec![gather(&x[0], 1, &index)?]));
 
         let src = [numbered(&device, &[2, 3], 1.3)];
-        check(&src, |src| {
-            Ok(vec![scatter_add(&[3, 3], 0, &index, &src[0])?])
-        });
-        check(&src, |src| {
-            Ok(vec![scatter_add(&[4, 3], 1, &index, &src[0])?])
-        });
+        check(&src, |src| Ok(vec![scatter_add(&[3, 3], 0, &index, &src[0])?]));
+        check(&src, |src| Ok(vec![scatter_add(&[4, 3], 1, &index, &src[0])?]));
     }
 }

@@ -84,9 +84,7 @@ mod tests {
 
     fn numbered(device: &Device, shape: &[usize], step: f64) -> Tensor {
         let count: usize = shape.iter().product();
-        let values: Vec<f64> = (0..count)
-            .map(|i| 0.5 + 0.4 * (i as f64 * step).sin())
-            .collect();
+        let values: Vec<f64> = (0..count).map(|i| 0.5 + 0.4 * (i as f64 * step).sin()).collect();
         Tensor::from_slice(device, shape, &values).unwrap()
     }
 
@@ -124,10 +122,7 @@ mod tests {
     fn gradients_have_the_dtype_of_their_operand() {
         let device = Device::cpu();
         let cast = |x: &Tensor, dtype| ops::cast(x, dtype).unwrap();
-        let (y, weights) = (
-            numbered(&device, &[4, 3], 0.3),
-            numbered(&device, &[2, 2], 0.7),
-        );
+        let (y, weights) = (numbered(&device, &[4, 3], 0.3), numbered(&device, &[2, 2], 0.7));
         let chosen = Tensor::from_slice(&device, &[2, 2], &[1i32, 0, 0, 1]).unwrap();
         let order = ops::expert_order(&chosen, 2, 0, 2).unwrap();
 
@@ -140,13 +135,9 @@ mod tests {
             })
             .unwrap();
             let dout = ops::full(&device, out.shape(), out.dtype(), 1.0).unwrap();
-            let (gradients, _weights) = tape
-                .backward_inputs(&[(&out, dout)], &[&y, &weights])
-                .unwrap();
-            assert_eq!(
-                (gradients[0].dtype(), gradients[1].dtype()),
-                (DType::BF16, dtype)
-            );
+            let (gradients, _weights) =
+                tape.backward_inputs(&[(&out, dout)], &[&y, &weights]).unwrap();
+            assert_eq!((gradients[0].dtype(), gradients[1].dtype()), (DType::BF16, dtype));
         }
     }
 }

@@ -108,10 +108,7 @@ pub fn linear_redistribute<V: Operand, S: AsRef<str>>(
         let (Some(dy), Ok([dx, dw])) = (&dys[0], <[Slot<'_>; 2]>::try_from(slots)) else {
             return Ok(());
         };
-        let kept: Option<Tensor> = kept_dy
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        let kept: Option<Tensor> = kept_dy.lock().unwrap_or_else(PoisonError::into_inner).take();
         let (is_dx_due, is_dw_due) = (dx.due(), dw.due());
         let to = exchange.back(dy, &from)?;
         let dy = match (&saved_w, kept) {

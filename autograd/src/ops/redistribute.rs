@@ -32,10 +32,7 @@ pub fn redistribute<V: Operand, S: AsRef<str>>(
     };
     let redistribution = current_redistribution()?;
     let from = from.without_partials();
-    let named: Vec<String> = placements
-        .iter()
-        .map(|(axis, _)| axis.as_ref().into())
-        .collect();
+    let named: Vec<String> = placements.iter().map(|(axis, _)| axis.as_ref().into()).collect();
     y.tracked_linear([x], move |dy, [dx]| {
         dx.add(|| redistribution.redistribute(dy, &back(dy.sharding(), &from, &named)?))
     })
@@ -58,9 +55,8 @@ pub fn add_bias<V: Operand>(y: &V, bias: &V) -> Result<V> {
     let partials = y.value().sharding().map(Sharding::partials);
     let partials = partials.unwrap_or_default().into_iter();
     let partials = partials.filter(|(axis, _)| is_replicated(axis));
-    let partial: Vec<_> = partials
-        .map(|(axis, reduction)| (axis, Placement::Partial(reduction)))
-        .collect();
+    let partial: Vec<_> =
+        partials.map(|(axis, reduction)| (axis, Placement::Partial(reduction))).collect();
     match partial.is_empty() {
         true => add(y, bias),
         false => add(y, &redistribute(bias, &partial)?),
@@ -73,9 +69,7 @@ pub(super) fn back(dy: Option<&Sharding>, from: &Sharding, named: &[String]) -> 
     let partials = dy.map(Sharding::partials).unwrap_or_default();
     let stays = |axis: &str| !named.iter().any(|name| name == axis);
     let placement = |(axis, own)| {
-        let partial = partials
-            .iter()
-            .find(|(name, _)| *name == axis && stays(name));
+        let partial = partials.iter().find(|(name, _)| *name == axis && stays(name));
         let placement = partial.map_or(own, |(_, reduction)| Placement::Partial(*reduction));
         (axis, placement)
     };

@@ -14,9 +14,7 @@ use crate::{Operand, Result, Save, Track};
 pub fn sum<V: Operand>(x: &V, dims: &[isize]) -> Result<V> {
     let y = ops::sum(x.value(), dims)?;
     let expand = Expand::new(x.value(), dims)?;
-    y.tracked_linear([x], move |dy, [dx]| {
-        dx.add(|| ops::contiguous(&expand.expand(dy)?))
-    })
+    y.tracked_linear([x], move |dy, [dx]| dx.add(|| ops::contiguous(&expand.expand(dy)?)))
 }
 
 /// The mean over `dims`, which are removed. Saves nothing.
@@ -117,10 +115,7 @@ impl Expand {
         let dims: Result<Vec<usize>> = dims.iter().map(|dim| x.dim("reduce", *dim)).collect();
         let mut dims = dims?;
         dims.sort_unstable();
-        Ok(Expand {
-            full: x.sharded_shape(),
-            dims,
-        })
+        Ok(Expand { full: x.sharded_shape(), dims })
     }
 
     fn expand(&self, reduced: &Tensor) -> Result<Tensor> {

@@ -83,9 +83,7 @@ pub fn slice<V: Operand>(x: &V, dim: isize, range: Range<usize>) -> Result<V> {
     let from = x.global_shape();
     let y = x.value().slice(dim, range.clone())?;
     let dim = x.value().dim("slice", dim)?;
-    y.tracked_linear([x], move |dy, [dx]| {
-        dx.add(|| ops::slice_grad(dy, &from, dim, range.clone()))
-    })
+    y.tracked_linear([x], move |dy, [dx]| dx.add(|| ops::slice_grad(dy, &from, dim, range.clone())))
 }
 
 /// `x` if it is contiguous in row-major order, else a contiguous copy.
@@ -105,10 +103,7 @@ pub fn split_last<V: Operand>(x: &V, c: usize) -> Result<V> {
     let last = x.value().global_extent(-1)?;
     if c == 0 || last % c != 0 {
         let problem = format!("cannot split {last} features into groups of {c}");
-        return Err(meshgrad_runtime::Error::Argument {
-            op: "split_last",
-            problem,
-        });
+        return Err(meshgrad_runtime::Error::Argument { op: "split_last", problem });
     }
     let shape = x.global_shape();
     let leading = &shape[..shape.len() - 1];
@@ -124,10 +119,7 @@ pub fn chunk<V: Operand>(x: &V, chunks: usize) -> Result<V> {
     let last = x.value().global_extent(-1)?;
     if chunks == 0 || last % chunks != 0 {
         let problem = format!("cannot split {last} features into {chunks} equal chunks");
-        return Err(meshgrad_runtime::Error::Argument {
-            op: "chunk",
-            problem,
-        });
+        return Err(meshgrad_runtime::Error::Argument { op: "chunk", problem });
     }
     let shape = x.global_shape();
     let leading = &shape[..shape.len() - 1];

@@ -14,9 +14,7 @@ use crate::{Operand, Result, Save, Track};
 pub fn softmax<V: Operand>(x: &V) -> Result<V> {
     let y = ops::softmax(x.value())?;
     let saved = y.save();
-    y.tracked([x], move |dy, [dx]| {
-        dx.add(|| ops::softmax_grad(&saved.get()?, dy))
-    })
+    y.tracked([x], move |dy, [dx]| dx.add(|| ops::softmax_grad(&saved.get()?, dy)))
 }
 
 /// x - ln sum e^x over the last dim.
@@ -29,7 +27,5 @@ pub fn softmax<V: Operand>(x: &V) -> Result<V> {
 pub fn log_softmax<V: Operand>(x: &V) -> Result<V> {
     let y = ops::log_softmax(x.value())?;
     let saved = y.save();
-    y.tracked([x], move |dy, [dx]| {
-        dx.add(|| ops::log_softmax_grad(&saved.get()?, dy))
-    })
+    y.tracked([x], move |dy, [dx]| dx.add(|| ops::log_softmax_grad(&saved.get()?, dy)))
 }

@@ -14,7 +14,5 @@ use crate::{Operand, Result, Track};
 pub fn swiglu<V: Operand>(gate_up: &V) -> Result<V> {
     let y = ops::swiglu(gate_up.value())?;
     let saved = gate_up.save();
-    y.tracked([gate_up], move |dy, [dx]| {
-        dx.add(|| ops::swiglu_grad(&saved.get()?, dy))
-    })
+    y.tracked([gate_up], move |dy, [dx]| dx.add(|| ops::swiglu_grad(&saved.get()?, dy)))
 }

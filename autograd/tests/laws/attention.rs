@@ -10,14 +10,8 @@ use super::numbers;
 fn cases(device: &Device) -> Vec<([usize; 3], AttentionMask)> {
     let list = |values: &[i64]| Tensor::from_slice(device, &[values.len()], values).unwrap();
     let causal = AttentionMask::causal;
-    let window = |window| AttentionMask {
-        window: Some(window),
-        ..causal()
-    };
-    let cached = AttentionSequences::Cached {
-        q_offset: list(&[1, 4]),
-        k_len: list(&[4, 7]),
-    };
+    let window = |window| AttentionMask { window: Some(window), ..causal() };
+    let cached = AttentionSequences::Cached { q_offset: list(&[1, 4]), k_len: list(&[4, 7]) };
     let packed = AttentionSequences::Packed {
         cu_seqlens_q: list(&[0, 2, 2, 5, 6]),
         cu_seqlens_k: list(&[0, 3, 4, 7, 7]),
@@ -56,9 +50,7 @@ fn run(
     })
     .unwrap();
     let dy = numbers(y.value().shape(), 9);
-    let (gradients, _) = tape
-        .backward_inputs(&[(&y, dy)], &inputs.each_ref())
-        .unwrap();
+    let (gradients, _) = tape.backward_inputs(&[(&y, dy)], &inputs.each_ref()).unwrap();
     let all = [y.value().clone()].into_iter().chain(gradients);
     all.map(|it| it.to_vec::<f64>().unwrap()).collect()
 }
@@ -67,20 +59,13 @@ fn run(
 fn composed_attention_is_the_fused_one() {
     let device = Device::cpu();
     for (extents, mask) in cases(&device) {
-        let fused = run(
-            &device,
-            |[q, k, v], mask| ops::attention(q, k, v, mask, 0.3),
-            extents,
-            &mask,
-        );
+        let fused =
+            run(&device, |[q, k, v], mask| ops::attention(q, k, v, mask, 0.3), extents, &mask);
         let composed: Attention =
             |qkv, mask| ops::attention_with_scores(qkv, None, None, mask, 0.3);
         for (fused, composed) in fused.iter().zip(run(&device, composed, extents, &mask)) {
             for (fused, composed) in fused.iter().zip(&composed) {
-                assert!(
-                    (fused - composed).abs() < 1e-9,
-                    "{mask:?}: {fused} {composed}"
-                );
+                assert!((fused - composed).abs() < 1e-9, "{mask:?}: {fused} {composed}");
             }
         }
     }
@@ -100,10 +85,5 @@ fn refusals_name_the_values() {
     let flat = numbers(&device, &[3, 4], 0);
     let mask = AttentionMask::default();
     let refused = ops::attention_with_scores([&flat, &flat, &flat], None, None, &mask, 1.0);
-    assert!(
-        refused
-            .unwrap_err()
-            .to_string()
-            .contains("q has shape [3, 4]")
-    );
+    assert!(refused.unwrap_err().to_string().contains("q has shape [3, 4]"));
 }

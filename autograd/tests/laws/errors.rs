@@ -15,10 +15,7 @@ fn an_op_without_backward_is_an_error() {
     let floor = |x: &Var| ops::cast(x.value(), DType::I64)?.untracked("floor", &[x]);
     assert!(floor(&Var::constant(x.clone())).is_ok());
     let found = Tape::record(|| floor(&Var::input(x.clone())));
-    assert_eq!(
-        found.err(),
-        Some(Error::Tape(TapeError::NoBackward { op: "floor".into() }))
-    );
+    assert_eq!(found.err(), Some(Error::Tape(TapeError::NoBackward { op: "floor".into() })));
     assert!(Tape::record(|| floor(&Var::constant(x.clone()))).is_ok());
     assert!(floor(&Var::input(x)).is_ok());
 }
@@ -58,18 +55,12 @@ fn values_of_another_tape_are_errors() {
     let (z, other) = Tape::record(|| net.forward(&Var::input(net.input(1)))).unwrap();
     let mut grads = Grads::new(&net.params()).unwrap();
     let stale = other.backward(&[(&y, net.input(2))], &mut grads);
-    assert!(matches!(
-        stale,
-        Err(Error::Tape(TapeError::OtherTape { .. }))
-    ));
+    assert!(matches!(stale, Err(Error::Tape(TapeError::OtherTape { .. }))));
     drop((z, x));
 
     let constant = Var::constant(net.input(1));
     let untracked = tape.backward(&[(&constant, net.input(1))], &mut grads);
-    assert!(matches!(
-        untracked,
-        Err(Error::Tape(TapeError::NotTracked { .. }))
-    ));
+    assert!(matches!(untracked, Err(Error::Tape(TapeError::NotTracked { .. }))));
 }
 
 #[test]
@@ -90,10 +81,7 @@ fn gradients_of_another_shape_are_errors() {
     let (y, tape) = Tape::record(|| net.forward(&Var::input(net.input(1)))).unwrap();
     let dy = numbers(&net.device, &[4, 5], 1);
     let found = tape.backward(&[(&y, dy)], &mut Grads::default());
-    assert!(matches!(
-        found,
-        Err(Error::Tape(TapeError::GradientShape { .. }))
-    ));
+    assert!(matches!(found, Err(Error::Tape(TapeError::GradientShape { .. }))));
 }
 
 /// An op that returns a gradient of a different shape than its input's is an error.

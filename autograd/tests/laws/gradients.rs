@@ -43,16 +43,11 @@ fn microbatches_add_up() {
             tape.backward(&[(&y, rows(&dy))], &mut grads).unwrap();
         }
         let all = grads.all().unwrap();
-        all.iter()
-            .flat_map(|(_, g)| g.to_vec::<f32>().unwrap())
-            .collect::<Vec<f32>>()
+        all.iter().flat_map(|(_, g)| g.to_vec::<f32>().unwrap()).collect::<Vec<f32>>()
     };
     let (whole, parts) = (run(std::slice::from_ref(&(0..4))), run(&[0..1, 1..4]));
     for (whole, parts) in whole.iter().zip(&parts) {
-        assert!(
-            (whole - parts).abs() <= 1e-5 * (1.0 + whole.abs()),
-            "{whole} {parts}"
-        );
+        assert!((whole - parts).abs() <= 1e-5 * (1.0 + whole.abs()), "{whole} {parts}");
     }
 }
 
@@ -69,20 +64,12 @@ fn several_roots_add_up() {
         let (dy, dz) = (net.input(2), net.input(3));
         let roots = [(&y, dy), (&z, dz)];
         let used = [first, second];
-        let roots: Vec<_> = roots
-            .into_iter()
-            .zip(used)
-            .filter(|(_, w)| *w)
-            .map(|(r, _)| r)
-            .collect();
+        let roots: Vec<_> =
+            roots.into_iter().zip(used).filter(|(_, w)| *w).map(|(r, _)| r).collect();
         tape.backward(&roots, &mut grads).unwrap();
         grads.get(&net.b).unwrap().to_vec::<f32>().unwrap()
     };
-    let (both, one, other) = (
-        gradient(true, true),
-        gradient(true, false),
-        gradient(false, true),
-    );
+    let (both, one, other) = (gradient(true, true), gradient(true, false), gradient(false, true));
     for ((both, one), other) in both.iter().zip(&one).zip(&other) {
         assert!((both - one - other).abs() < 1e-4, "{both} {one} {other}");
     }
@@ -106,10 +93,7 @@ fn checkpoints_accept_values_computed_from_bf16_parameters() {
     let block = |[x, w]: [Var; 2]| Ok([ops::silu(&ops::linear(&x, &w)?)?]);
     let gradient = |recomputed: bool| {
         let (y, tape) = Tape::record(|| {
-            let inputs = [
-                Var::constant(x.clone()),
-                ops::affine(&param.var()?, 2.0, 0.5)?,
-            ];
+            let inputs = [Var::constant(x.clone()), ops::affine(&param.var()?, 2.0, 0.5)?];
             let [y] = match recomputed {
                 true => checkpoint(inputs.each_ref(), block)?,
                 false => block(inputs)?,
@@ -124,10 +108,7 @@ fn checkpoints_accept_values_computed_from_bf16_parameters() {
     };
     for (whole, recomputed) in gradient(false).iter().zip(gradient(true)) {
         // The weight is an input of the checkpoint, where its gradient is bf16.
-        assert!(
-            (whole - recomputed).abs() <= whole.abs() / 128.0,
-            "{whole} {recomputed}"
-        );
+        assert!((whole - recomputed).abs() <= whole.abs() / 128.0, "{whole} {recomputed}");
     }
 }
 
@@ -140,13 +121,7 @@ fn compute_copies_share_the_parameters_gradient() {
     assert_eq!(copy(&net.a), first.value().storage_id());
     ops::fill_into(&net.a.value().unwrap(), 0.5).unwrap();
     assert_eq!(
-        net.a
-            .var_as(DType::BF16)
-            .unwrap()
-            .value()
-            .to_vec::<half::bf16>()
-            .unwrap()[0]
-            .to_f32(),
+        net.a.var_as(DType::BF16).unwrap().value().to_vec::<half::bf16>().unwrap()[0].to_f32(),
         0.5
     );
 
@@ -221,9 +196,7 @@ fn results_of_a_checkpoint_keep_their_gradients() {
         let mut grads = Grads::new(&net.params()).unwrap();
         let (dx, weights) = tape.backward_inputs(&roots, &[&x]).unwrap();
         weights.run(&mut grads).unwrap();
-        let values = results
-            .iter()
-            .map(|result| result.value().to_vec::<f32>().unwrap());
+        let values = results.iter().map(|result| result.value().to_vec::<f32>().unwrap());
         let values: Vec<f32> = values.flatten().collect();
         (values, dx[0].to_vec::<f32>().unwrap(), bits(&mut grads))
     };

@@ -52,18 +52,13 @@ fn forward(a: &Param, b: &Param, x: &Var) -> Result<Var> {
 
 fn numbers(device: &Device, shape: &[usize], salt: usize) -> Tensor {
     let count: usize = shape.iter().product();
-    let numbers: Vec<f32> = (0..count)
-        .map(|i| ((i * 3 + salt * 17) as f32 * 0.7).sin())
-        .collect();
+    let numbers: Vec<f32> = (0..count).map(|i| ((i * 3 + salt * 17) as f32 * 0.7).sin()).collect();
     Tensor::from_slice(device, shape, &numbers).unwrap()
 }
 
 fn bits(grads: &mut Grads) -> Vec<u32> {
     let all = grads.all().unwrap();
-    all.iter()
-        .flat_map(|(_, g)| g.to_vec::<f32>().unwrap())
-        .map(f32::to_bits)
-        .collect()
+    all.iter().flat_map(|(_, g)| g.to_vec::<f32>().unwrap()).map(f32::to_bits).collect()
 }
 
 type Block = fn(&Net, &Var) -> Result<Var>;
@@ -98,10 +93,7 @@ fn gradients(how: Backward, block: Block) -> (Vec<u32>, Vec<u32>) {
         match how {
             Backward::Split => weights.run(&mut grads).unwrap(),
             _ => std::thread::scope(|scope| {
-                scope
-                    .spawn(|| weights.run(&mut grads).unwrap())
-                    .join()
-                    .unwrap();
+                scope.spawn(|| weights.run(&mut grads).unwrap()).join().unwrap();
             }),
         }
     }
@@ -133,9 +125,8 @@ fn nested(net: &Net, x: &Var) -> Result<Var> {
     let [y] = checkpoint([x, &scaled], move |[x, scaled]| {
         let a = a.clone();
         let inner_x = x.clone();
-        let [h] = checkpoint([&inner_x], move |[x]| {
-            Ok([ops::silu(&ops::linear(&x, &a.var()?)?)?])
-        })?;
+        let [h] =
+            checkpoint([&inner_x], move |[x]| Ok([ops::silu(&ops::linear(&x, &a.var()?)?)?]))?;
         let h = ops::add(&ops::linear(&h, &scaled)?, &x)?;
         Ok([ops::linear(&h, &b.var()?)?])
     })?;

@@ -10,12 +10,8 @@ use crate::{Block, Net, checkpointed, nested, numbers, plain};
 #[test]
 fn an_unused_parameter_is_an_error_unless_optional() {
     let net = Net::new();
-    let spec = |optional| Spec {
-        shape: Shape::of([2]),
-        dtype: DType::F32,
-        init: Init::Ones,
-        optional,
-    };
+    let spec =
+        |optional| Spec { shape: Shape::of([2]), dtype: DType::F32, init: Init::Ones, optional };
     let run = |extra: &Param| {
         extra.materialize(&net.device, 1).unwrap();
         let mut params = net.params();
@@ -28,14 +24,9 @@ fn an_unused_parameter_is_an_error_unless_optional() {
     let forgotten = run(&Param::with_spec("forgotten", spec(false)));
     assert_eq!(
         forgotten,
-        Err(Error::Tape(TapeError::Untouched {
-            names: vec!["forgotten".into()]
-        }))
+        Err(Error::Tape(TapeError::Untouched { names: vec!["forgotten".into()] }))
     );
-    assert_eq!(
-        run(&Param::with_spec("optional", spec(true))),
-        Ok(vec![0.0; 2])
-    );
+    assert_eq!(run(&Param::with_spec("optional", spec(true))), Ok(vec![0.0; 2]));
 }
 
 /// A frozen parameter is a constant: nothing is saved for its gradient, and the others have the
@@ -68,10 +59,7 @@ fn parameters_without_a_buffer_get_no_gradient() {
     let mut grads = Grads::new(std::slice::from_ref(&net.b)).unwrap();
     let (y, tape) = Tape::record(|| net.forward(&Var::input(net.input(1)))).unwrap();
     tape.backward(&[(&y, net.input(2))], &mut grads).unwrap();
-    assert!(matches!(
-        grads.get(&net.a),
-        Err(Error::Tape(TapeError::NoGradient { .. }))
-    ));
+    assert!(matches!(grads.get(&net.a), Err(Error::Tape(TapeError::NoGradient { .. }))));
     let mut all = Grads::new(&net.params()).unwrap();
     let (y, tape) = Tape::record(|| net.forward(&Var::input(net.input(1)))).unwrap();
     tape.backward(&[(&y, net.input(2))], &mut all).unwrap();
@@ -123,11 +111,7 @@ fn parameters_are_reported_in_reverse_order() {
         for params in [["a", "b"], ["b", "a"]] {
             let net = Net::new();
             let of = |name| {
-                if name == "a" {
-                    net.a.clone()
-                } else {
-                    net.b.clone()
-                }
+                if name == "a" { net.a.clone() } else { net.b.clone() }
             };
             let params = params.map(of);
             let mut grads = Grads::new(&params).unwrap();
@@ -145,10 +129,7 @@ fn parameters_are_reported_in_reverse_order() {
             assert_eq!(reported.len(), 2);
             for ((name, gradient), param) in reported.iter().zip(params.iter().rev()) {
                 assert_eq!(name, param.name());
-                assert_eq!(
-                    *gradient,
-                    grads.get(param).unwrap().to_vec::<f32>().unwrap()
-                );
+                assert_eq!(*gradient, grads.get(param).unwrap().to_vec::<f32>().unwrap());
             }
         }
     }
@@ -160,13 +141,7 @@ fn parameters_are_reported_in_reverse_order() {
 #[test]
 fn parameters_are_reported_as_soon_as_they_are_complete() {
     let net = Net::new();
-    let unused = Param::with_spec(
-        "unused",
-        Spec {
-            optional: true,
-            ..Spec::new([2], Init::Ones)
-        },
-    );
+    let unused = Param::with_spec("unused", Spec { optional: true, ..Spec::new([2], Init::Ones) });
     unused.materialize(&net.device, 1).unwrap();
     let order_of = |params: &[Param]| {
         let log: Arc<Mutex<Vec<String>>> = Arc::default();
@@ -209,19 +184,11 @@ fn gradients_may_share_one_buffer() {
     assert_eq!(names, ["a", "b"]);
     let (y, tape) = Tape::record(|| net.forward(&Var::input(net.input(1)))).unwrap();
     tape.backward(&[(&y, net.input(2))], &mut grads).unwrap();
-    let separate: Vec<f32> = grads
-        .all()
-        .unwrap()
-        .iter()
-        .flat_map(|(_, g)| g.to_vec().unwrap())
-        .collect();
+    let separate: Vec<f32> =
+        grads.all().unwrap().iter().flat_map(|(_, g)| g.to_vec().unwrap()).collect();
     assert_eq!(flat.to_vec::<f32>().unwrap(), separate);
 
-    for (shape, dtype) in [
-        (&[71][..], DType::F32),
-        (&[72], DType::BF16),
-        (&[8, 9], DType::F32),
-    ] {
+    for (shape, dtype) in [(&[71][..], DType::F32), (&[72], DType::BF16), (&[8, 9], DType::F32)] {
         let other = Tensor::zeros(&net.device, shape, dtype, Kind::Gradient).unwrap();
         let error = Grads::over(&net.params(), &other);
         let is_refused = matches!(error, Err(Error::Tape(TapeError::FlatBuffer { .. })));
@@ -259,13 +226,5 @@ fn a_constant_can_be_an_activation() {
     assert_eq!(dx[0].shape(), x.shape());
     let mut grads = Grads::new(std::slice::from_ref(&net.b)).unwrap();
     weights.run(&mut grads).unwrap();
-    assert!(
-        grads
-            .get(&net.b)
-            .unwrap()
-            .to_vec::<f32>()
-            .unwrap()
-            .iter()
-            .any(|x| *x != 0.0)
-    );
+    assert!(grads.get(&net.b).unwrap().to_vec::<f32>().unwrap().iter().any(|x| *x != 0.0));
 }

@@ -13,20 +13,14 @@ use crate::{Net, checkpointed, numbers};
 #[test]
 fn an_add_saves_nothing() {
     let device = Device::cpu();
-    let (a, b) = (
-        numbers(&device, &[64, 64], 1),
-        numbers(&device, &[64, 64], 2),
-    );
+    let (a, b) = (numbers(&device, &[64, 64], 1), numbers(&device, &[64, 64], 2));
     let (_, tape) =
         Tape::record(|| ops::add(&Var::input(a.clone()), &Var::input(b.clone()))).unwrap();
     assert_eq!(tape.saved_bytes(), 0);
 
     let live = device.memory_stats().live;
     drop((a, b));
-    assert!(
-        device.memory_stats().live < live,
-        "the tape keeps the operands of an add alive"
-    );
+    assert!(device.memory_stats().live < live, "the tape keeps the operands of an add alive");
 }
 
 #[test]
@@ -50,9 +44,7 @@ fn saved_bytes_count_what_an_op_saved_before_it_used_other_ops() {
     let run = |input: &Var| {
         let saved = x.save();
         let half = ops::affine(&ops::square(&x)?, 0.5, 0.0)?;
-        half.tracked([input], move |dy, [dx]| {
-            dx.add(|| ops::mul(dy, &saved.get()?))
-        })
+        half.tracked([input], move |dy, [dx]| dx.add(|| ops::mul(dy, &saved.get()?)))
     };
 
     let (_, tape) = Tape::record(|| run(&Var::input(x.clone()))).unwrap();
@@ -133,10 +125,7 @@ fn saved_tensors_may_be_packed() {
     assert_eq!(narrow_bytes, bytes / 2);
     assert_ne!(plain, narrow);
     for (plain, narrow) in plain.iter().zip(&narrow) {
-        assert!(
-            (plain - narrow).abs() < 0.05 * (1.0 + plain.abs()),
-            "{plain} {narrow}"
-        );
+        assert!((plain - narrow).abs() < 0.05 * (1.0 + plain.abs()), "{plain} {narrow}");
     }
 }
 
@@ -159,13 +148,7 @@ fn only_recorded_tensors_are_packed() {
         Tape::record(|| checkpoint([&Var::input(x.clone())], move |[x]| block(&x)))
     })
     .unwrap();
-    assert_eq!(
-        (
-            tape.len(),
-            count.0.load(std::sync::atomic::Ordering::Relaxed)
-        ),
-        (1, 1)
-    );
+    assert_eq!((tape.len(), count.0.load(std::sync::atomic::Ordering::Relaxed)), (1, 1));
 
     // The scope ends with its body.
     Tape::record(|| block(&Var::input(x.clone()))).unwrap();
@@ -202,10 +185,7 @@ fn only_activations_of_other_devices_are_moved() {
 #[test]
 fn saving_needs_no_tape() {
     let x = numbers(&Device::cpu(), &[3], 1);
-    assert_eq!(
-        x.save().get().unwrap().to_vec::<f32>().unwrap(),
-        x.to_vec::<f32>().unwrap()
-    );
+    assert_eq!(x.save().get().unwrap().to_vec::<f32>().unwrap(), x.to_vec::<f32>().unwrap());
 }
 
 /// An op that is not recorded leaves nothing behind, on the tape or in memory.

@@ -31,18 +31,9 @@ fn dims_that_do_not_divide_are_errors() {
     let x = numbers(&Device::cpu(), &[2, 6], 1);
     for parts in [0, 4, 7] {
         let (chunked, split) = (ops::chunk(&x, parts), ops::split_last(&x, parts));
-        let (chunked, split) = (
-            chunked.unwrap_err().to_string(),
-            split.unwrap_err().to_string(),
-        );
-        assert!(
-            chunked.contains(&format!("6 features into {parts} equal")),
-            "{chunked}"
-        );
-        assert!(
-            split.contains(&format!("6 features into groups of {parts}")),
-            "{split}"
-        );
+        let (chunked, split) = (chunked.unwrap_err().to_string(), split.unwrap_err().to_string());
+        assert!(chunked.contains(&format!("6 features into {parts} equal")), "{chunked}");
+        assert!(split.contains(&format!("6 features into groups of {parts}")), "{split}");
     }
     let row = numbers(&Device::cpu(), &[6], 1);
     assert!(ops::merge_last(&row).is_err() && ops::merge_first(&row).is_err());

@@ -77,25 +77,16 @@ fn run(name: &str, x: &[Var]) -> Result<Var> {
 /// The largest differences of the value and of the gradients.
 fn differences(case: &Case, run: impl Fn(&[Var]) -> Result<Var>) -> [f64; 2] {
     let ((inputs, y), tape) = Tape::record(|| {
-        let inputs: Vec<Var> = case
-            .inputs
-            .iter()
-            .map(|it| Var::input(it.tensor()))
-            .collect();
+        let inputs: Vec<Var> = case.inputs.iter().map(|it| Var::input(it.tensor())).collect();
         let y = run(&inputs)?;
         Ok((inputs, y))
     })
     .unwrap();
     let of_inputs: Vec<&Var> = inputs.iter().collect();
-    let (gradients, _) = tape
-        .backward_inputs(&[(&y, case.dy.tensor())], &of_inputs)
-        .unwrap();
+    let (gradients, _) = tape.backward_inputs(&[(&y, case.dy.tensor())], &of_inputs).unwrap();
     let pairs = case.gradients.iter().zip(&gradients);
     let of_gradients = pairs.map(|(expected, found)| expected.largest_difference(found));
-    [
-        case.y.largest_difference(y.value()),
-        of_gradients.fold(0.0, f64::max),
-    ]
+    [case.y.largest_difference(y.value()), of_gradients.fold(0.0, f64::max)]
 }
 
 fn cases() -> Vec<Case> {
@@ -108,11 +99,7 @@ fn values_and_gradients_are_those_of_torch() {
     assert_eq!(cases.len(), 14);
     for case in cases {
         let found = differences(&case, |x| run(&case.name, x));
-        assert!(
-            found.iter().all(|it| *it < 1e-9),
-            "{}: {found:?}",
-            case.name
-        );
+        assert!(found.iter().all(|it| *it < 1e-9), "{}: {found:?}", case.name);
     }
 }
 
@@ -123,15 +110,8 @@ fn faults_are_found() {
         let scaled = differences(&case, |x| {
             let first = ops::affine(&x[0], 1.001, 0.0)?;
             let rest = x[1..].iter().cloned();
-            run(
-                &case.name,
-                &[first].into_iter().chain(rest).collect::<Vec<_>>(),
-            )
+            run(&case.name, &[first].into_iter().chain(rest).collect::<Vec<_>>())
         });
-        assert!(
-            scaled[0] > 1e-7 && scaled[1] > 1e-7,
-            "{}: {scaled:?}",
-            case.name
-        );
+        assert!(scaled[0] > 1e-7 && scaled[1] > 1e-7, "{}: {scaled:?}", case.name);
     }
 }

@@ -27,10 +27,7 @@ impl TurnOptions {
     /// One step of each contestant if `--smoke` is given.
     pub fn or_smoke(self, options: &Options) -> TurnOptions {
         match options.smoke {
-            true => TurnOptions {
-                rounds: 0,
-                steps: 1,
-            },
+            true => TurnOptions { rounds: 0, steps: 1 },
             false => self,
         }
     }
@@ -48,10 +45,7 @@ impl TurnOptions {
         let last = (self.rounds + 1) * sequences.len() - 1;
         interleave(contestants.len(), last, |turn, at| {
             let is_measured = self.rounds == 0 || turn >= sequences.len();
-            let turn = Turn {
-                sequences: sequences[turn % sequences.len()],
-                steps: self.steps,
-            };
+            let turn = Turn { sequences: sequences[turn % sequences.len()], steps: self.steps };
             contestants[at].take(turn, is_measured)
         })
     }
@@ -105,12 +99,7 @@ impl Contestant {
     }
 
     fn new(name: impl Into<String>, runner: Runner) -> Contestant {
-        Contestant {
-            name: name.into(),
-            runner,
-            losses: Vec::new(),
-            steps: Vec::new(),
-        }
+        Contestant { name: name.into(), runner, losses: Vec::new(), steps: Vec::new() }
     }
 
     fn take(&mut self, turn: Turn, is_measured: bool) -> anyhow::Result<()> {
@@ -180,11 +169,7 @@ pub fn loss_difference<'a>(contestants: impl Iterator<Item = &'a Contestant>) ->
 fn steps_of(answer: &Value) -> Vec<Step> {
     let (losses, seconds) = (numbers(&answer["loss"]), numbers(&answer["seconds"]));
     let pairs = losses.into_iter().zip(seconds);
-    let step = |(loss, seconds)| Step {
-        loss,
-        seconds,
-        waited: 0.0,
-    };
+    let step = |(loss, seconds)| Step { loss, seconds, waited: 0.0 };
     pairs.map(step).collect()
 }
 
@@ -213,18 +198,11 @@ impl Ranks {
         let (turns, inboxes): (Vec<_>, Vec<_>) = (0..ranks)
             .map(|_| {
                 let (turns, inbox) = channel();
-                let inbox = Inbox {
-                    turns: Mutex::new(inbox),
-                    answer: answer.take(),
-                };
+                let inbox = Inbox { turns: Mutex::new(inbox), answer: answer.take() };
                 (turns, inbox)
             })
             .unzip();
-        Ranks {
-            turns,
-            answers,
-            launcher: Some(std::thread::spawn(move || launch(&inboxes))),
-        }
+        Ranks { turns, answers, launcher: Some(std::thread::spawn(move || launch(&inboxes))) }
     }
 
     fn take(&mut self, turn: Turn) -> anyhow::Result<Vec<Step>> {

@@ -29,12 +29,7 @@ pub fn open_direct(_: &mut OpenOptions, _: &Path) -> io::Result<File> {
 pub fn drop_pages(file: &File) -> io::Result<()> {
     // Only pages that are on disk can be dropped.
     file.sync_all()?;
-    Ok(rustix::fs::fadvise(
-        file,
-        0,
-        None,
-        rustix::fs::Advice::DontNeed,
-    )?)
+    Ok(rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed)?)
 }
 
 /// Dropping pages is supported on Linux only.

@@ -25,9 +25,7 @@ impl Machine {
             cpu: proc_field("/proc/cpuinfo", "model name"),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             memory_bytes: proc_bytes("/proc/meminfo", "MemTotal"),
-            kernel: format!("{} {}", std::env::consts::OS, release.trim())
-                .trim_end()
-                .to_owned(),
+            kernel: format!("{} {}", std::env::consts::OS, release.trim()).trim_end().to_owned(),
         }
     }
 }

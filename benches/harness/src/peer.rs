@@ -39,11 +39,7 @@ pub struct Peer {
 impl Peer {
     /// Starts `script` of benches/torch.
     pub fn start(python: &Path, script: &str, arguments: &[&str]) -> anyhow::Result<Peer> {
-        Peer::start_command(
-            Command::new(python)
-                .arg(scripts().join(script))
-                .args(arguments),
-        )
+        Peer::start_command(Command::new(python).arg(scripts().join(script)).args(arguments))
     }
 
     /// Starts a script with `command` and waits for its first message.

@@ -47,11 +47,7 @@ impl fmt::Display for Spread {
     /// `median (min - max)`, with two decimals below 10.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let digits = if self.median < 10.0 { 2 } else { 0 };
-        write!(
-            f,
-            "{:.digits$} ({:.digits$} - {:.digits$})",
-            self.median, self.min, self.max
-        )
+        write!(f, "{:.digits$} ({:.digits$} - {:.digits$})", self.median, self.min, self.max)
     }
 }
 

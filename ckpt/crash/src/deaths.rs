@@ -43,11 +43,8 @@ pub fn die_at_points(
             }
 
             summary.saves += saves.len() as u64;
-            let mut expect = Expect {
-                may: before.clone(),
-                at_least: KEEP.get(),
-                ..Expect::default()
-            };
+            let mut expect =
+                Expect { may: before.clone(), at_least: KEEP.get(), ..Expect::default() };
             expect.must.extend(before.last());
             match saves.is_empty() {
                 true => expect.may.insert(next),

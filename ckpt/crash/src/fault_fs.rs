@@ -47,10 +47,7 @@ impl FaultFs {
     /// Wraps `inner`.
     pub fn new(inner: Arc<dyn Vfs>, rules: Vec<Rule>) -> FaultFs {
         let state = Mutex::default();
-        FaultFs {
-            inner,
-            faults: Arc::new(Faults { rules, state }),
-        }
+        FaultFs { inner, faults: Arc::new(Faults { rules, state }) }
     }
 
     /// The operations so far, including failed ones; a rename is logged with its path `to`.
@@ -80,11 +77,7 @@ impl FaultFs {
     }
 
     fn file(&self, path: &Path, file: Box<dyn VfsFile>) -> Box<dyn VfsFile> {
-        Box::new(FaultFile {
-            path: path.to_owned(),
-            file,
-            faults: Arc::clone(&self.faults),
-        })
+        Box::new(FaultFile { path: path.to_owned(), file, faults: Arc::clone(&self.faults) })
     }
 }
 
@@ -259,9 +252,8 @@ impl VfsFile for FaultFile {
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
         let len = bytes.len();
-        self.faults.transfer(Op::Write, &self.path, len, |len| {
-            self.file.write_at(&bytes[..len], offset)
-        })
+        self.faults
+            .transfer(Op::Write, &self.path, len, |len| self.file.write_at(&bytes[..len], offset))
     }
 
     fn allocate(&self, len: u64) -> io::Result<()> {

@@ -18,14 +18,8 @@ use crate::splitmix::SplitMix64;
 
 const RUN: &str = "/run";
 
-const OLD: Save = Save {
-    step: 1,
-    attempt: 1,
-};
-const NEW: Save = Save {
-    step: 2,
-    attempt: 1,
-};
+const OLD: Save = Save { step: 1, attempt: 1 };
+const NEW: Save = Save { step: 2, attempt: 1 };
 
 /// The results of a save and a removal on a faulty disk.
 struct Outcome {
@@ -46,15 +40,8 @@ fn save_with(rules: Vec<Rule>) -> Outcome {
     let faulty = FaultFs::new(clean, rules);
     let vfs: Arc<dyn Vfs> = Arc::new(faulty.clone());
     let saved = script::save_mixed(&vfs, run, NEW, &mut SplitMix64::new(2)).map(|_| ());
-    let removed = saved
-        .is_ok()
-        .then(|| keep_last_in(vfs, run, NonZeroUsize::MIN).map(|_| ()));
-    Outcome {
-        sim,
-        log: faulty.log(),
-        saved,
-        removed,
-    }
+    let removed = saved.is_ok().then(|| keep_last_in(vfs, run, NonZeroUsize::MIN).map(|_| ()));
+    Outcome { sim, log: faulty.log(), saved, removed }
 }
 
 impl Outcome {
@@ -68,11 +55,7 @@ impl Outcome {
             // After a failed sync of the parent the new checkpoint may exist or not.
             (Err(_), _) => (vec![OLD], vec![NEW]),
         };
-        Expect {
-            must: must.into_iter().collect(),
-            may: may.into_iter().collect(),
-            at_least: 1,
-        }
+        Expect { must: must.into_iter().collect(), may: may.into_iter().collect(), at_least: 1 }
     }
 
     /// Checks the state right after the error, and after power cuts.
@@ -92,10 +75,7 @@ impl Outcome {
         // The process can continue to save despite leftovers.
         let found: BTreeSet<Save> = invariant::recover(&now, run)?;
         invariant::check_sweep(&now, run, &found)?;
-        let next = Save {
-            step: 9,
-            attempt: 9,
-        };
+        let next = Save { step: 9, attempt: 9 };
         script::save_mixed(&now, run, next, &mut SplitMix64::new(3)).map_err(|e| e.to_string())?;
         Ok(())
     }
@@ -108,12 +88,9 @@ fn errors_at_any_operation_lose_nothing() {
     assert!(operations > 150, "{operations}");
 
     let (mut positions, mut failed) = (0, 0);
-    for kind in [
-        ErrorKind::StorageFull,
-        ErrorKind::QuotaExceeded,
-        ErrorKind::Other,
-        ErrorKind::Interrupted,
-    ] {
+    for kind in
+        [ErrorKind::StorageFull, ErrorKind::QuotaExceeded, ErrorKind::Other, ErrorKind::Interrupted]
+    {
         for nth in 0..operations {
             let outcome = save_with(vec![Rule::new(Fault::Fail(kind)).nth(nth)]);
             let (op, path) = outcome.log[nth as usize].clone();
@@ -146,11 +123,7 @@ fn interrupted_and_short_transfers_are_continued() {
         for nth in 0..transfers(op) {
             for fault in [Fault::Fail(ErrorKind::Interrupted), Fault::Short] {
                 let outcome = save_with(vec![Rule::new(fault.clone()).op(op).nth(nth)]);
-                assert!(
-                    outcome.saved.is_ok(),
-                    "{fault:?} at {op:?} {nth}: {:?}",
-                    outcome.saved
-                );
+                assert!(outcome.saved.is_ok(), "{fault:?} at {op:?} {nth}: {:?}", outcome.saved);
                 assert!(matches!(outcome.removed, Some(Ok(()))));
                 outcome.check(None).unwrap();
             }
@@ -182,10 +155,6 @@ fn a_failed_sync_is_never_retried() {
         assert!(outcome.saved.is_err());
 
         let synced = outcome.log.iter().filter(|(op, _)| *op == Op::SyncData);
-        assert_eq!(
-            synced.count() as u64,
-            nth + 1,
-            "the save ends with the failed sync"
-        );
+        assert_eq!(synced.count() as u64, nth + 1, "the save ends with the failed sync");
     }
 }

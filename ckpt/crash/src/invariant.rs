@@ -20,12 +20,8 @@ pub(crate) struct Save {
 }
 
 /// The files of a save that several writers write together.
-pub(crate) const SHARED_FILES: [&str; 4] = [
-    "a.safetensors",
-    "b.safetensors",
-    "trainer/a.bin",
-    "trainer/b.bin",
-];
+pub(crate) const SHARED_FILES: [&str; 4] =
+    ["a.safetensors", "b.safetensors", "trainer/a.bin", "trainer/b.bin"];
 
 /// The file of a save that a single writer writes.
 pub(crate) const STATE_FILE: &str = "trainer/state.json";
@@ -51,10 +47,7 @@ impl Save {
     /// The save that a checkpoint's manifest names.
     fn named_by(committed: &Committed) -> Option<Save> {
         let number = |key| committed.about().get(key)?.as_u64();
-        Some(Save {
-            step: number("step")?,
-            attempt: number("attempt")?,
-        })
+        Some(Save { step: number("step")?, attempt: number("attempt")? })
     }
 }
 
@@ -95,10 +88,7 @@ pub(crate) fn recover(vfs: &Arc<dyn Vfs>, run: &Path) -> Result<BTreeSet<Save>, 
     if let Some(error) = scan.incomplete.first() {
         return Err(error.to_string());
     }
-    scan.complete
-        .iter()
-        .map(|found| check_bytes(&**vfs, found))
-        .collect()
+    scan.complete.iter().map(|found| check_bytes(&**vfs, found)).collect()
 }
 
 /// Calls [`recover`] and checks that the saves are the expected ones.
@@ -124,10 +114,7 @@ pub(crate) fn check_sweep(
     }
     let mut names = vfs.list(run).map_err(|error| error.to_string())?;
     names.sort_unstable();
-    match names
-        .iter()
-        .find(|name| name.as_encoded_bytes().starts_with(b"."))
-    {
+    match names.iter().find(|name| name.as_encoded_bytes().starts_with(b".")) {
         Some(left) => Err(format!("`sweep` did not remove {}", left.display())),
         None => Ok(()),
     }

@@ -79,15 +79,10 @@ fn check(
     let newest = found.last().map_or(0, |save| save.step);
     let last = reported.last_key_value().map_or(0, |(step, _)| *step);
     if newest < last {
-        return Err(format!(
-            "step {last} was reported as saved, but the newest step is {newest}"
-        ));
+        return Err(format!("step {last} was reported as saved, but the newest step is {newest}"));
     }
     for save in &found {
-        if reported
-            .get(&save.step)
-            .is_some_and(|attempt| *attempt != save.attempt)
-        {
+        if reported.get(&save.step).is_some_and(|attempt| *attempt != save.attempt) {
             return Err(format!("{save:?} is not the attempt that was reported"));
         }
     }

@@ -73,9 +73,5 @@ pub fn run(
 ) -> Result<Summary, Failure> {
     let cut = cut_power(test.states, test.seed, report)?;
     let killed = kill_at_random(&test.folder, test.kills, test.seed, spawn, report)?;
-    Ok(Summary {
-        kills: killed.kills,
-        saves: killed.saves,
-        ..cut
-    })
+    Ok(Summary { kills: killed.kills, saves: killed.saves, ..cut })
 }

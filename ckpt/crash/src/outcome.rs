@@ -41,11 +41,7 @@ pub struct Violation {
 
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Violation {
-            moment,
-            problem,
-            again,
-        } = self;
+        let Violation { moment, problem, again } = self;
         write!(f, "{problem}\n  {moment}\n  reproduce with: {again}")
     }
 }

@@ -61,12 +61,7 @@ impl Point {
                 .collect(),
         };
         let both = steps.into_iter().flat_map(|(op, part, nth)| {
-            [false, true].map(|is_after| Point {
-                op,
-                part: part.to_owned(),
-                nth,
-                is_after,
-            })
+            [false, true].map(|is_after| Point { op, part: part.to_owned(), nth, is_after })
         });
         both.collect()
     }

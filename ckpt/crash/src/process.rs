@@ -134,10 +134,7 @@ struct Peer {
 impl Peer {
     fn new(stream: TcpStream) -> io::Result<Peer> {
         stream.set_nodelay(true)?;
-        Ok(Peer {
-            writer: stream.try_clone()?,
-            reader: BufReader::new(stream),
-        })
+        Ok(Peer { writer: stream.try_clone()?, reader: BufReader::new(stream) })
     }
 
     fn send(&mut self, message: &impl Serialize) -> io::Result<()> {

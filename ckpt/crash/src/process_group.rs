@@ -38,20 +38,15 @@ impl ProcessGroup {
         };
         let start = |job: &Job| {
             let mut command = spawn(job);
-            command
-                .stdin(Stdio::null())
-                .stdout(Stdio::piped())
-                .stderr(Stdio::null());
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
             command.spawn()
         };
 
         let mut coordinator = start(&job(0, Role::Coordinator { saves }))?;
         let out = coordinator.stdout.take();
         let out = out.ok_or_else(|| Failure::Broken("no standard output".to_owned()))?;
-        let mut group = ProcessGroup {
-            processes: vec![coordinator],
-            lines: BufReader::new(out).lines(),
-        };
+        let mut group =
+            ProcessGroup { processes: vec![coordinator], lines: BufReader::new(out).lines() };
 
         let port = group.next("port ").ok_or_else(|| {
             Failure::Broken("the coordinator exited before it printed its port".to_owned())

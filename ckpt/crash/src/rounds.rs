@@ -75,11 +75,7 @@ impl Round {
             done: 0,
         };
         runner.run()?;
-        Ok(Round {
-            seed,
-            states: runner.sim.history(),
-            expected: runner.expected,
-        })
+        Ok(Round { seed, states: runner.sim.history(), expected: runner.expected })
     }
 
     /// The number of recorded operations: those that change the disk or sync it.
@@ -175,10 +171,7 @@ fn save_again(
 ) -> Result<(), String> {
     let run = Path::new(RUN);
     let newest = found.last().map_or(0, |save| save.step);
-    let next = Save {
-        step: newest + 1,
-        attempt: 1_000_000,
-    };
+    let next = Save { step: newest + 1, attempt: 1_000_000 };
     script::save_mixed(vfs, run, next, &mut SplitMix64::new(seed))
         .map_err(|error| format!("the next save fails: {error}"))?;
 
@@ -187,9 +180,7 @@ fn save_again(
     expected.insert(next);
     match invariant::recover(&again, run)? {
         found if found == expected => Ok(()),
-        found => Err(format!(
-            "after the next save {found:?} are found, not {expected:?}"
-        )),
+        found => Err(format!("after the next save {found:?} are found, not {expected:?}")),
     }
 }
 
@@ -204,18 +195,12 @@ struct Runner {
 
 impl Runner {
     fn run(&mut self) -> Result<(), Failure> {
-        let first = Save {
-            step: 1,
-            attempt: 1,
-        };
+        let first = Save { step: 1, attempt: 1 };
         self.begin([], [first]);
         self.save(first)?;
         self.done([first]);
 
-        let second = Save {
-            step: 2,
-            attempt: 1,
-        };
+        let second = Save { step: 2, attempt: 1 };
         self.begin([first], [second]);
         self.save(second)?;
         self.done([first, second]);
@@ -228,10 +213,7 @@ impl Runner {
 
     /// A process is killed while it saves; the next process continues from what it finds.
     fn killed_save(&mut self, old: Save) -> Result<(), Failure> {
-        let killed = Save {
-            step: 3,
-            attempt: 1,
-        };
+        let killed = Save { step: 3, attempt: 1 };
         self.begin([old], [killed]);
         let stop = Rule::new(Fault::Stop);
         let stop = match self.random.below(4) {
@@ -253,10 +235,7 @@ impl Runner {
         let kept = if is_done { killed } else { old };
         self.done([kept]);
 
-        let next = Save {
-            step: kept.step + 1,
-            attempt: 2,
-        };
+        let next = Save { step: kept.step + 1, attempt: 2 };
         self.begin([kept], [next]);
         self.save(next)?;
         self.done([kept, next]);
@@ -279,21 +258,14 @@ impl Runner {
 
     /// Expects that, from the next operation on, the saves in `may` can appear or disappear.
     fn begin<const M: usize, const N: usize>(&mut self, must: [Save; M], may: [Save; N]) {
-        let expect = Expect {
-            must: must.into(),
-            may: may.into(),
-            at_least: self.done,
-        };
+        let expect = Expect { must: must.into(), may: may.into(), at_least: self.done };
         self.expected.push((self.sim.recorded(), expect));
     }
 
     /// Expects that exactly these saves exist after the last operation.
     fn done<const M: usize>(&mut self, must: [Save; M]) {
         self.done = M.min(1);
-        let expect = Expect {
-            must: must.into(),
-            ..Expect::default()
-        };
+        let expect = Expect { must: must.into(), ..Expect::default() };
         let last = self.sim.recorded().saturating_sub(1);
         self.expected.push((last, expect));
     }

@@ -89,13 +89,7 @@ pub struct Rule {
 impl Rule {
     /// Applies to every operation.
     pub fn new(fault: Fault) -> Rule {
-        Rule {
-            fault,
-            op: None,
-            part_of_path: None,
-            counts: 0..=u64::MAX,
-            seen: AtomicU64::new(0),
-        }
+        Rule { fault, op: None, part_of_path: None, counts: 0..=u64::MAX, seen: AtomicU64::new(0) }
     }
 
     /// Applies only to operations of this kind.
@@ -123,8 +117,6 @@ impl Rule {
 
         op_matches
             && path_matches
-            && self
-                .counts
-                .contains(&self.seen.fetch_add(1, Ordering::Relaxed))
+            && self.counts.contains(&self.seen.fetch_add(1, Ordering::Relaxed))
     }
 }

@@ -38,11 +38,7 @@ pub(crate) fn parts(save: Save) -> Vec<Vec<Part>> {
             let bytes = content[offset..offset + len].to_vec();
             // Every writer gets a part, because even the shortest file has five parts.
             let writer = first.pop().unwrap_or_else(|| random.below(WRITERS)) as usize;
-            parts[writer].push(Part {
-                file,
-                offset,
-                bytes,
-            });
+            parts[writer].push(Part { file, offset, bytes });
             offset += len;
         }
     }
@@ -86,9 +82,7 @@ fn join(vfs: &Arc<dyn Vfs>, folder: &Path, writer: u64) -> Result<Writer> {
 }
 
 fn write_part(writer: &mut Writer, part: &Part) -> Result<()> {
-    writer
-        .file(part.file)?
-        .write_at(part.offset as u64, &part.bytes)
+    writer.file(part.file)?.write_at(part.offset as u64, &part.bytes)
 }
 
 /// Commits a save with the reports of all writers.

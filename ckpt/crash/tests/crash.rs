@@ -28,9 +28,7 @@ fn child_runs_its_job() {
 
 fn spawn(job: &Job) -> Command {
     let mut command = Command::new(env::current_exe().unwrap());
-    command
-        .args(["--exact", "child_runs_its_job", "--nocapture"])
-        .env(JOB, job.argument());
+    command.args(["--exact", "child_runs_its_job", "--nocapture"]).env(JOB, job.argument());
     command
 }
 
@@ -40,26 +38,15 @@ fn a_power_cut_at_any_operation_leaves_old_or_new() {
     let summary = cut_power(100_000, 1, &mut |_| {}).unwrap_or_else(|failure| panic!("{failure}"));
     println!("{summary:?}");
     assert_eq!(summary.states, 100_000);
-    assert!(
-        summary.rounds >= 4 && summary.operations / summary.rounds > 250,
-        "{summary:?}"
-    );
-    assert!(
-        summary.early > 1000,
-        "the critical states were met: {summary:?}"
-    );
+    assert!(summary.rounds >= 4 && summary.operations / summary.rounds > 250, "{summary:?}");
+    assert!(summary.early > 1000, "the critical states were met: {summary:?}");
 }
 
 /// Kills real processes.
 #[test]
 fn two_hundred_kills_lose_nothing_that_was_saved() {
     let folder = tempfile::tempdir().unwrap();
-    let test = CrashTest {
-        folder: folder.path().to_owned(),
-        states: 0,
-        kills: 200,
-        seed: 1,
-    };
+    let test = CrashTest { folder: folder.path().to_owned(), states: 0, kills: 200, seed: 1 };
     let summary = run(&test, &spawn, &mut |_| {}).unwrap_or_else(|f| panic!("{f}"));
     println!("{summary:?}");
     assert_eq!(summary.kills, 200);
@@ -112,10 +99,7 @@ fn a_protocol_without_a_sync_is_caught() {
         let violation =
             violation.unwrap_or_else(|| panic!("skipping {op:?} of {part:?} is not noticed"));
         let text = violation.to_string();
-        assert!(
-            text.contains("power cut after operation") && text.contains("--seed"),
-            "{text}"
-        );
+        assert!(text.contains("power cut after operation") && text.contains("--seed"), "{text}");
     }
     assert!(violation(&|sim| Arc::new(sim)).is_none());
 }
@@ -165,10 +149,7 @@ fn a_protocol_that_renames_before_it_syncs_is_caught() {
 
     let text = violation(&|sim| Arc::new(Wrapped::new(Late(sim, Mutex::default()))));
     let text = text.unwrap().to_string();
-    assert!(
-        text.contains("step-000001") && text.contains("(rename "),
-        "{text}"
-    );
+    assert!(text.contains("step-000001") && text.contains("(rename "), "{text}");
 
     impl Broken for Late {
         fn sim(&self) -> &SimFs {
@@ -214,15 +195,8 @@ impl Wrapped {
     fn file(&self, path: &Path, file: Box<dyn VfsFile>) -> Box<dyn VfsFile> {
         let (fs, path) = (self.clone(), path.to_owned());
         // A second handle, because the rename changes the path before the late sync.
-        let again =
-            fs.0.sim()
-                .open_to_write(&path)
-                .map_or_else(|_| Vec::new(), |file| vec![file]);
-        Box::new(WrappedFile {
-            fs,
-            file,
-            again: Mutex::new(again),
-        })
+        let again = fs.0.sim().open_to_write(&path).map_or_else(|_| Vec::new(), |file| vec![file]);
+        Box::new(WrappedFile { fs, file, again: Mutex::new(again) })
     }
 }
 

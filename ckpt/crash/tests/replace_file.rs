@@ -21,23 +21,16 @@ fn a_full_disk_has_its_own_error() {
     });
 
     let error = error.unwrap_err();
-    let Error::NoSpace { needed, .. } = &error else {
-        panic!("{error}")
-    };
+    let Error::NoSpace { needed, .. } = &error else { panic!("{error}") };
     assert_eq!(*needed, TWO_WRITES as u64);
-    assert!(
-        error.to_string().contains(": 2097152 bytes needed"),
-        "{error}"
-    );
+    assert!(error.to_string().contains(": 2097152 bytes needed"), "{error}");
     assert!(fs.list(Path::new("/")).unwrap().is_empty());
 }
 
 /// Bytes after those of a failed write would be at the wrong offset.
 #[test]
 fn nothing_can_follow_a_failed_write() {
-    let once = Rule::new(Fault::Fail(io::ErrorKind::StorageFull))
-        .op(Op::Write)
-        .nth(0);
+    let once = Rule::new(Fault::Fail(io::ErrorKind::StorageFull)).op(Op::Write).nth(0);
     let fs = FaultFs::new(Arc::new(SimFs::new()), vec![once]);
     let finished = replace_file_in::<Error>(&fs, "/x", |file| {
         file.append(&vec![1; TWO_WRITES]).unwrap_err();

@@ -68,11 +68,7 @@ mod tests {
                 let all = chunks.iter().flat_map(|chunk| indices(&shape, chunk));
                 assert_eq!(all.collect::<Vec<_>>(), indices(&shape, &region));
                 let sizes = chunks.iter().map(|chunk| indices(&shape, chunk).len());
-                assert!(
-                    sizes
-                        .clone()
-                        .all(|size| (1..=most).contains(&(size as u64)))
-                );
+                assert!(sizes.clone().all(|size| (1..=most).contains(&(size as u64))));
                 if most >= 120 {
                     assert!(chunks.len() <= 1, "a region that fits is not split");
                 }

@@ -11,17 +11,13 @@ use crate::plan::Conversion;
 pub(super) fn convert(conversion: &Conversion, from: &[u8], to: &mut [u8]) {
     match (conversion.from, &conversion.steps[..]) {
         (Dtype::BF16, [ElementOp::Cast(Dtype::F32)]) => {
-            each(from, to, |it| {
-                bf16::from_le_bytes(it).to_f32().to_le_bytes()
-            });
+            each(from, to, |it| bf16::from_le_bytes(it).to_f32().to_le_bytes());
         }
         (Dtype::F16, [ElementOp::Cast(Dtype::F32)]) => {
             each(from, to, |it| f16::from_le_bytes(it).to_f32().to_le_bytes());
         }
         (Dtype::F32, [ElementOp::Cast(Dtype::BF16)]) => {
-            each(from, to, |it| {
-                bf16::from_f32(f32::from_le_bytes(it)).to_le_bytes()
-            });
+            each(from, to, |it| bf16::from_f32(f32::from_le_bytes(it)).to_le_bytes());
         }
         (Dtype::F64, [ElementOp::Cast(Dtype::F32)]) => {
             each(from, to, |it| (f64::from_le_bytes(it) as f32).to_le_bytes());
@@ -72,8 +68,7 @@ mod tests {
                 2 => it << 48,
                 _ => it.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (it << 47),
             });
-            bits.flat_map(|it| it.to_le_bytes()[8 - size..].to_vec())
-                .collect()
+            bits.flat_map(|it| it.to_le_bytes()[8 - size..].to_vec()).collect()
         };
         for (from, to) in [
             (Dtype::BF16, Dtype::F32),
@@ -81,10 +76,7 @@ mod tests {
             (Dtype::F32, Dtype::BF16),
             (Dtype::F64, Dtype::F32),
         ] {
-            let conversion = Conversion {
-                from,
-                steps: vec![ElementOp::Cast(to)],
-            };
+            let conversion = Conversion { from, steps: vec![ElementOp::Cast(to)] };
             let elements = patterns(from.bits() / 8);
             let size = to.bits() / 8;
             let (mut fast, mut general) = (vec![0; size << 16], vec![0; size << 16]);
@@ -94,14 +86,9 @@ mod tests {
                 let value = |bytes: &[u8]| {
                     let mut bits = [0; 8];
                     bits[..size].copy_from_slice(bytes);
-                    Scalar::from_bits(to, u64::from_le_bytes(bits))
-                        .value()
-                        .unwrap()
+                    Scalar::from_bits(to, u64::from_le_bytes(bits)).value().unwrap()
                 };
-                assert!(
-                    a == b || (value(a).is_nan() && value(b).is_nan()),
-                    "{from}: {a:?}, {b:?}"
-                );
+                assert!(a == b || (value(a).is_nan() && value(b).is_nan()), "{from}: {a:?}, {b:?}");
             }
         }
     }

@@ -131,20 +131,14 @@ mod tests {
             TensorSpec::new("c", Dtype::U8, &[12]),
             TensorSpec::new("d", Dtype::U8, &[3, 4]),
         ];
-        let forth = Mapping::parse(map)
-            .unwrap()
-            .bind(&sources, None, &AllowedProblems::none());
+        let forth = Mapping::parse(map).unwrap().bind(&sources, None, &AllowedProblems::none());
         let forth = forth.unwrap_or_else(|report| panic!("{report}"));
         let bytes = |spec: &TensorSpec| -> Vec<u8> {
             let count = bytes_of(spec.shape.iter().product(), spec.dtype);
-            (0..count)
-                .map(|at| (at * 31 + spec.shape[0]) as u8)
-                .collect()
+            (0..count).map(|at| (at * 31 + spec.shape[0]) as u8).collect()
         };
-        let before: Vec<(String, Vec<u8>)> = sources
-            .iter()
-            .map(|spec| (spec.name.clone(), bytes(spec)))
-            .collect();
+        let before: Vec<(String, Vec<u8>)> =
+            sources.iter().map(|spec| (spec.name.clone(), bytes(spec))).collect();
 
         let make = |bound: &crate::mapping::Bound, from: &[(String, Vec<u8>)], at_a_time| {
             let memory = |name: &str| {
@@ -187,10 +181,7 @@ mod tests {
         };
         let m = mean.expr("m").unwrap();
         assert_eq!(make(&graph, x, &nothing, 24), "`x` is not in memory");
-        assert_eq!(
-            make(&graph, x, &little, 24),
-            "`x` has 24 bytes, but its memory has 4"
-        );
+        assert_eq!(make(&graph, x, &little, 24), "`x` has 24 bytes, but its memory has 4");
         assert_eq!(
             make(&graph, x, &little, 23),
             "`the region` has 24 bytes, but its memory has 23"

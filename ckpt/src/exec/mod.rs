@@ -104,9 +104,7 @@ pub fn execute_shared<S: Sink>(
     if replica >= replicas {
         return Err(Error::Exchange(ExchangeError::Number { replica, replicas }).into());
     }
-    let agreed = exchange
-        .compare_plans(plan.digest())
-        .map_err(Error::Exchange);
+    let agreed = exchange.compare_plans(plan.digest()).map_err(Error::Exchange);
     let done = match agreed {
         Ok(()) => run(plan, sources, sink, Some(exchange), progress),
         Err(error) => Err(error.into()),
@@ -174,9 +172,7 @@ fn check(plan: &LoadPlan, sources: &Sources) -> Result<(), Error> {
         let name = source.path().file_name().unwrap_or_default();
         name.to_string_lossy().into_owned()
     };
-    let actual: Vec<String> = (0..sources.count())
-        .map(|file| name(sources.get(file)))
-        .collect();
+    let actual: Vec<String> = (0..sources.count()).map(|file| name(sources.get(file))).collect();
     if !plan.files().iter().map(|file| &file.name).eq(&actual) {
         let planned: Vec<&str> = plan.files().iter().map(|file| &*file.name).collect();
         return Err(Error::SourceMismatch {
@@ -187,19 +183,13 @@ fn check(plan: &LoadPlan, sources: &Sources) -> Result<(), Error> {
 
     for (number, file) in plan.files().iter().enumerate() {
         let source = sources.get(number);
-        let is_read = plan
-            .chunks()
-            .iter()
-            .any(|chunk| chunk.file as usize == number);
+        let is_read = plan.chunks().iter().any(|chunk| chunk.file as usize == number);
         if is_read && source.byte_len() != file.bytes {
             return Err(Error::FileChanged {
                 path: source.path().to_owned(),
                 offset: 0,
                 tensor: None,
-                change: FileChange::Length {
-                    was: file.bytes,
-                    is: source.byte_len(),
-                },
+                change: FileChange::Length { was: file.bytes, is: source.byte_len() },
             });
         }
     }
@@ -229,10 +219,7 @@ impl<S: Sink> Execution<'_, S> {
     fn work(&self, window: &mut [u8]) {
         // Stops the other threads when this one ends, even by a panic, so that none waits for it.
         let _leaving = self.queue.stop_when_dropped();
-        let mut workspace = Workspace {
-            window,
-            loops: Vec::new(),
-        };
+        let mut workspace = Workspace { window, loops: Vec::new() };
         while let Some((number, chunk)) = self.queue.next() {
             let done = match chunk.in_place {
                 Some(to) => self.fetch_in_place(number, chunk, to),
@@ -336,19 +323,11 @@ impl<S: Sink> Execution<'_, S> {
         let slices = Slices::new(loaded.iter_mut().map(|it| &mut it[..]));
         let stats = execute(&computed_chunk.plan, self.sources, &slices, &|_| {})?;
 
-        let parts = loaded
-            .iter()
-            .zip(&computed.types)
-            .zip(&computed_chunk.operand_rows);
-        let operands = parts.map(|((bytes, tensor), rows)| Operand {
-            tensor,
-            rows: rows.clone(),
-            bytes,
-        });
+        let parts = loaded.iter().zip(&computed.types).zip(&computed_chunk.operand_rows);
+        let operands =
+            parts.map(|((bytes, tensor), rows)| Operand { tensor, rows: rows.clone(), bytes });
         let operands: Vec<Operand<'_>> = operands.collect();
-        computed
-            .computation
-            .compute(computed_chunk.rows.clone(), &operands, out);
+        computed.computation.compute(computed_chunk.rows.clone(), &operands, out);
         self.advance(stats.read_bytes);
         Ok(())
     }

@@ -19,10 +19,7 @@ impl<'m> OpenTensors<'m> {
         for name in uses.into_iter().flatten() {
             *counts.entry(name.clone()).or_default() += 1;
         }
-        OpenTensors {
-            uses: counts,
-            open: BTreeMap::new(),
-        }
+        OpenTensors { uses: counts, open: BTreeMap::new() }
     }
 
     /// Opens the tensors of a use with `read`, unless they are open.

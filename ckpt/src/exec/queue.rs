@@ -24,11 +24,7 @@ impl<'p> Queue<'p> {
         Queue {
             chunks,
             limit,
-            state: Mutex::new(State {
-                next: 0,
-                open: 0,
-                stopped: false,
-            }),
+            state: Mutex::new(State { next: 0, open: 0, stopped: false }),
             changed: Condvar::new(),
         }
     }

@@ -91,9 +91,7 @@ struct State {
 impl State {
     /// The error for a replica that waits for one that has stopped.
     fn stopped(&self, replica: usize) -> ExchangeError {
-        ExchangeError::Stopped {
-            replica: self.failed.unwrap_or(replica),
-        }
+        ExchangeError::Stopped { replica: self.failed.unwrap_or(replica) }
     }
 }
 
@@ -107,15 +105,8 @@ impl Replica {
     /// Creates `replicas` replicas. Each thread of a replica holds a copy of the chunk that it
     /// sends until the others have received it.
     pub fn all(replicas: usize) -> Vec<Replica> {
-        let group = Arc::new(Group {
-            replicas,
-            state: Mutex::default(),
-            changed: Condvar::new(),
-        });
-        let numbered = (0..replicas).map(|number| Replica {
-            group: group.clone(),
-            number,
-        });
+        let group = Arc::new(Group { replicas, state: Mutex::default(), changed: Condvar::new() });
+        let numbered = (0..replicas).map(|number| Replica { group: group.clone(), number });
         numbered.collect()
     }
 
@@ -173,19 +164,13 @@ impl Exchange for Replica {
             if state.rounds > round {
                 return Some(state.outcome.clone().map_or(Ok(()), Err));
             }
-            let absent = state
-                .stopped
-                .iter()
-                .find(|it| !state.plans.contains_key(it));
+            let absent = state.stopped.iter().find(|it| !state.plans.contains_key(it));
             absent.map(|replica| Err(state.stopped(*replica)))
         })
     }
 
     fn send(&self, chunk: usize, bytes: &[u8]) -> Result<(), ExchangeError> {
-        let sent = Sent {
-            bytes: bytes.into(),
-            waiting: self.others(),
-        };
+        let sent = Sent { bytes: bytes.into(), waiting: self.others() };
         self.group.lock().sent.insert(chunk, sent);
         self.group.changed.notify_all();
         self.wait(|state| {

@@ -38,12 +38,7 @@ fn copy(window: &[u8], part: Part<'_>, place: &mut dyn Destination) {
         outer => (element, outer),
     };
     if tiles::supports(run) {
-        let runs = Part {
-            element: run as u32,
-            to_element: run as u32,
-            loops: outer,
-            ..part
-        };
+        let runs = Part { element: run as u32, to_element: run as u32, loops: outer, ..part };
         return tiles::write(window, runs, place, ElementWriter::of(&runs));
     }
     each(outer, part.from, part.to, &mut |from, to| {
@@ -128,14 +123,7 @@ mod tests {
     impl Permuted {
         /// The loops for elements of these sizes in the window and in the target.
         fn loops(&self, element: u64, to_element: u64) -> Vec<ByteLoop> {
-            let mut loops = vec![
-                ByteLoop {
-                    count: 1,
-                    from: 0,
-                    to: 0
-                };
-                self.shape.len()
-            ];
+            let mut loops = vec![ByteLoop { count: 1, from: 0, to: 0 }; self.shape.len()];
             let mut from = element;
             for (dim, it) in loops.iter_mut().enumerate() {
                 (it.count, it.from) = (self.shape[dim], from);
@@ -183,19 +171,12 @@ mod tests {
         conversion: Option<&Conversion>,
     ) {
         let loops = permuted.loops(u64::from(element), u64::from(to_element));
-        let part = Part {
-            from,
-            to,
-            element,
-            to_element,
-            loops: &loops,
-        };
+        let part = Part { from, to, element, to_element, loops: &loops };
         let steps = loops.iter().map(|it| it.count.saturating_sub(1));
         let reach: u64 = steps.clone().zip(&loops).map(|(it, by)| it * by.from).sum();
         let to_reach: u64 = steps.zip(&loops).map(|(it, by)| it * by.to).sum();
-        let window: Vec<u8> = (0..from + reach + u64::from(element))
-            .map(|at| (at * 37 + at / 251) as u8)
-            .collect();
+        let window: Vec<u8> =
+            (0..from + reach + u64::from(element)).map(|at| (at * 37 + at / 251) as u8).collect();
         let mut expected = vec![0xee; (to + to_reach) as usize + to_element as usize];
         let mut found = expected.clone();
         plainly(&window, part, &mut expected, conversion);

@@ -46,10 +46,7 @@ unsafe impl Sync for TargetMemory {}
 
 impl TargetMemory {
     fn new(bytes: &mut [u8]) -> TargetMemory {
-        TargetMemory {
-            start: bytes.as_mut_ptr(),
-            len: bytes.len(),
-        }
+        TargetMemory { start: bytes.as_mut_ptr(), len: bytes.len() }
     }
 }
 
@@ -57,10 +54,7 @@ impl scatter::Destination for &TargetMemory {
     /// Each byte is requested once, by the thread whose chunk has its element.
     fn bytes(&mut self, range: Range<u64>) -> &mut [u8] {
         let (start, end) = (range.start as usize, range.end as usize);
-        assert!(
-            start <= end && end <= self.len,
-            "a plan writes only inside its targets"
-        );
+        assert!(start <= end && end <= self.len, "a plan writes only inside its targets");
         // SAFETY: the range is inside the buffer. The buffer is alive and not otherwise touched
         // until the target is complete, which cannot happen before these bytes are counted. No
         // other reference to them exists: see the module documentation.
@@ -81,12 +75,7 @@ impl<'e, S: Sink> SharedTargets<'e, S> {
             buffer: Mutex::new(None),
             missing: AtomicU64::new(*missing),
         });
-        let shared = SharedTargets {
-            sink,
-            targets,
-            fills,
-            slots: slots.collect(),
-        };
+        let shared = SharedTargets { sink, targets, fills, slots: slots.collect() };
         let needs_nothing = (0..targets.len()).filter(|target| missing[*target] == 0);
         for target in needs_nothing {
             shared.place(target)?;

@@ -39,9 +39,7 @@ impl<'a> Slices<'a> {
     /// A sink of these slices.
     pub fn new(slices: impl IntoIterator<Item = &'a mut [u8]>) -> Slices<'a> {
         let slices = slices.into_iter().map(|slice| Mutex::new(Some(slice)));
-        Slices {
-            slices: slices.collect(),
-        }
+        Slices { slices: slices.collect() }
     }
 }
 

@@ -38,11 +38,7 @@ impl Sink for Collect {
 
     fn complete(&self, target: &Target, buffer: Vec<u8>) -> Result<(), Error> {
         self.open.fetch_sub(target.bytes, Ordering::SeqCst);
-        let before = self
-            .done
-            .lock()
-            .unwrap()
-            .insert(target.name.to_string(), buffer);
+        let before = self.done.lock().unwrap().insert(target.name.to_string(), buffer);
         assert!(before.is_none(), "`{}` completed twice", target.name);
         Ok(())
     }
@@ -61,20 +57,8 @@ fn options() -> impl Strategy<Value = Options> {
                 true => (4096, u64::MAX),
                 false => (1, in_place),
             };
-            let targets = if leave {
-                Targets::Released
-            } else {
-                Targets::Retained
-            };
-            Options {
-                gap,
-                window,
-                in_place,
-                alignment,
-                threads,
-                targets,
-                budget: None,
-            }
+            let targets = if leave { Targets::Released } else { Targets::Retained };
+            Options { gap, window, in_place, alignment, threads, targets, budget: None }
         },
     )
 }
@@ -124,22 +108,14 @@ fn large() -> (tempfile::TempDir, Folder, LoadPlan) {
     let mut file = crate::FileWriter::new();
     file.add("x", Dtype::F32, &[1 << 10, 1 << 10]).unwrap();
     let path = folder.path().join("model.safetensors");
-    file.save::<Error>(path, |tensor, data| {
-        data.append(&vec![7; tensor.byte_len()])
-    })
-    .unwrap();
+    file.save::<Error>(path, |tensor, data| data.append(&vec![7; tensor.byte_len()])).unwrap();
     let opened = Folder::open(folder.path()).unwrap();
     let mut graph = Graph::new();
     let x = graph.source("x", Dtype::F32, &[1 << 10, 1 << 10]).unwrap();
     let transposed = graph.transpose(x, 0, 1).unwrap();
-    let requests = [
-        LoadRequest::all("x", &graph, x),
-        LoadRequest::all("transposed", &graph, transposed),
-    ];
-    let options = Options {
-        window: 64 << 10,
-        ..Options::default()
-    };
+    let requests =
+        [LoadRequest::all("x", &graph, x), LoadRequest::all("transposed", &graph, transposed)];
+    let options = Options { window: 64 << 10, ..Options::default() };
     let plan = LoadPlan::new(&graph, &Catalog::of(&opened), &requests, &options).unwrap();
     (folder, opened, plan)
 }
@@ -162,14 +138,8 @@ fn truncating_a_file_during_reads_is_an_error() {
             };
             let error = execute(&plan, &sources, &sink, &cut).unwrap_err();
             let text = error.to_string();
-            assert!(
-                matches!(error, Error::FileChanged { .. }),
-                "{backend}: {text}"
-            );
-            assert!(
-                text.contains("model.safetensors") && text.contains("`x`"),
-                "{text}"
-            );
+            assert!(matches!(error, Error::FileChanged { .. }), "{backend}: {text}");
+            assert!(text.contains("model.safetensors") && text.contains("`x`"), "{text}");
             assert!(sink.done.into_inner().unwrap().is_empty());
         }
     }
@@ -189,9 +159,7 @@ fn errors_of_the_sink_stop_the_execution() {
         }
 
         fn complete(&self, target: &Target, _: Vec<u8>) -> Result<(), Error> {
-            Err(Error::DuplicateTensor {
-                name: target.name.to_string(),
-            })
+            Err(Error::DuplicateTensor { name: target.name.to_string() })
         }
     }
 
@@ -208,16 +176,10 @@ fn memory_of_the_wrong_size_is_rejected() {
     let (mut right, mut wrong) = (vec![0; 4 << 20], vec![0; 5]);
     let sink = Slices::new([&mut right[..], &mut wrong[..]]);
     let error = execute(&plan, &sources, &sink, &|_| {}).unwrap_err();
-    assert!(
-        error.to_string().contains("`transposed` has 4194304 bytes"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("`transposed` has 4194304 bytes"), "{error}");
 
     let error = execute(&plan, &sources, &Slices::new([]), &|_| {}).unwrap_err();
-    assert!(
-        matches!(error, Error::TargetSize { actual: 0, .. }),
-        "{error}"
-    );
+    assert!(matches!(error, Error::TargetSize { actual: 0, .. }), "{error}");
 }
 
 /// A plan is valid only for the folder it was made for, and only while the folder's files are

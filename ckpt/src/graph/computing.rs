@@ -17,10 +17,7 @@ impl Graph {
             from: dtype,
             to: dtype,
         })?;
-        let op = Op::Fill {
-            value,
-            shape: shape.to_vec(),
-        };
+        let op = Op::Fill { value, shape: shape.to_vec() };
         self.add(op, Short::from_slice(shape), dtype)
     }
 
@@ -34,9 +31,7 @@ impl Graph {
             return Ok(of);
         }
         let mut shape = self.shape(of).to_vec();
-        shape[dim] = to
-            .checked_sub(extent)
-            .ok_or(GraphError::Pad { dim, extent, to })?;
+        shape[dim] = to.checked_sub(extent).ok_or(GraphError::Pad { dim, extent, to })?;
         let padding = self.fill(self.dtype(of), value, &shape)?;
         self.concat(&[of, padding], dim)
     }
@@ -51,10 +46,7 @@ impl Graph {
         if from == to {
             return Ok(of);
         }
-        if let Op::Each {
-            of: before,
-            step: ElementOp::Cast(_),
-        } = self.node(of).op
+        if let Op::Each { of: before, step: ElementOp::Cast(_) } = self.node(of).op
             && self.dtype(before) == to
             && widens(to, from)
         {
@@ -89,10 +81,7 @@ impl Graph {
         let operands: Vec<TensorType> = of.iter().map(|it| self.tensor_type(*it)).collect();
         let (dtype, shape) = how
             .result(&operands)
-            .map_err(|message| GraphError::Operands {
-                op: how.name(),
-                message,
-            })?;
+            .map_err(|message| GraphError::Operands { op: how.name(), message })?;
         let (of, how) = (Short::from_slice(of), how.clone());
         self.add(Op::Computed { of, how }, shape.into(), dtype)
     }
@@ -113,11 +102,7 @@ impl Graph {
     fn each(&mut self, op: &'static str, of: Expr, step: ElementOp) -> Result<Expr, GraphError> {
         let dtype = self.dtype(of);
         self.check_number(op, dtype, dtype)?;
-        self.add(
-            Op::Each { of, step },
-            Short::from_slice(self.shape(of)),
-            dtype,
-        )
+        self.add(Op::Each { of, step }, Short::from_slice(self.shape(of)), dtype)
     }
 
     /// Checks that `from` can be read and `to` written as numbers.

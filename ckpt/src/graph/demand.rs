@@ -79,11 +79,8 @@ impl Demand {
     /// Splits off a dim. Returns the loops along it, and the demand on the other dims.
     pub(super) fn split_at_dim(&self, dim: usize) -> (Short<DemandLoop>, Demand) {
         let (along, across) = self.loops.iter().copied().partition(|it| it.dim == dim);
-        let mut demand = Demand {
-            destination: self.destination,
-            start: self.start.clone(),
-            loops: across,
-        };
+        let mut demand =
+            Demand { destination: self.destination, start: self.start.clone(), loops: across };
         demand.start.remove(dim);
         (along, demand.renumber(|it| it - usize::from(it > dim)))
     }
@@ -116,14 +113,7 @@ impl Demand {
         let (mut along, others): (Short<DemandLoop>, Short<DemandLoop>) =
             self.loops.iter().copied().partition(|it| it.dim == dim);
         along.sort_by_key(|it| std::cmp::Reverse(it.step));
-        let mut clip = Clip {
-            demand: self,
-            dim,
-            low,
-            high,
-            others,
-            parts: Parts::new(),
-        };
+        let mut clip = Clip { demand: self, dim, low, high, others, parts: Parts::new() };
         clip.cut(self.destination, self.start[dim], &along, &[]);
         clip.parts
     }
@@ -151,13 +141,7 @@ impl Clip<'_> {
             let mut part = self.demand.clone();
             part.destination = destination;
             part.start[self.dim] = start;
-            part.loops = self
-                .others
-                .iter()
-                .chain(open)
-                .chain(inside)
-                .copied()
-                .collect();
+            part.loops = self.others.iter().chain(open).chain(inside).copied().collect();
             self.parts.push(part);
             return;
         }
@@ -180,10 +164,7 @@ impl Clip<'_> {
             self.cut(destination + to, start + from, inner, inside);
         }
         if !whole.is_empty() {
-            let kept = DemandLoop {
-                count: whole.end - whole.start,
-                ..*outer
-            };
+            let kept = DemandLoop { count: whole.end - whole.start, ..*outer };
             let (to, from) = (whole.start * outer.stride, whole.start * outer.step);
             let inside: Short<DemandLoop> = inside.iter().copied().chain([kept]).collect();
             self.cut(destination + to, start + from, inner, &inside);

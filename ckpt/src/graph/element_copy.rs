@@ -64,13 +64,7 @@ impl ElementCopy {
             }
             is_one
         });
-        ElementCopy {
-            from,
-            source_offset,
-            destination_offset,
-            loops,
-            steps,
-        }
+        ElementCopy { from, source_offset, destination_offset, loops, steps }
     }
 
     /// The loops, the one with the smallest source stride first. Empty for a single element.

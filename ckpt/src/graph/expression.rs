@@ -122,11 +122,7 @@ impl Graph {
             let last = offset.checked_add(span).ok_or_else(invalid)?;
             (last < elements).then_some(()).ok_or_else(invalid)?;
         }
-        let op = Op::View {
-            of: source,
-            offset,
-            strides: Short::from_slice(strides),
-        };
+        let op = Op::View { of: source, offset, strides: Short::from_slice(strides) };
         self.add(op, Short::from_slice(shape), self.dtype(of))
     }
 
@@ -151,10 +147,7 @@ impl Graph {
         let mut sorted = dims.to_vec();
         sorted.sort_unstable();
         if !sorted.iter().copied().eq(0..shape.len()) {
-            return Err(GraphError::NoPermutation {
-                dims: dims.to_vec(),
-                shape: shape.to_vec(),
-            });
+            return Err(GraphError::NoPermutation { dims: dims.to_vec(), shape: shape.to_vec() });
         }
         let permuted = dims.iter().map(|dim| shape[*dim]).collect();
         let dims = dims.to_vec();
@@ -190,22 +183,11 @@ impl Graph {
             .and_then(|reach| reach.checked_add(start))
             .and_then(|last| last.checked_add(count.min(1)));
         if step == 0 || last.is_none_or(|last| last > extent) {
-            return Err(GraphError::OutsideSlice {
-                dim,
-                extent,
-                start,
-                count,
-                step,
-            });
+            return Err(GraphError::OutsideSlice { dim, extent, start, count, step });
         }
         let mut shape = Short::from_slice(self.shape(of));
         shape[dim] = count;
-        let op = Op::Slice {
-            of,
-            dim,
-            start,
-            step,
-        };
+        let op = Op::Slice { of, dim, start, step };
         self.add(op, shape, self.dtype(of))
     }
 
@@ -216,13 +198,7 @@ impl Graph {
     pub fn select(&mut self, of: Expr, dim: usize, index: u64) -> Result<Expr, GraphError> {
         let extent = self.extent("select", of, dim)?;
         if index >= extent {
-            return Err(GraphError::OutsideSlice {
-                dim,
-                extent,
-                start: index,
-                count: 1,
-                step: 1,
-            });
+            return Err(GraphError::OutsideSlice { dim, extent, start: index, count: 1, step: 1 });
         }
         let mut shape = Short::from_slice(self.shape(of));
         shape.remove(dim);
@@ -399,14 +375,11 @@ impl Graph {
 
     pub(super) fn extent(&self, op: &'static str, of: Expr, dim: usize) -> Result<u64, GraphError> {
         let shape = self.shape(of);
-        shape
-            .get(dim)
-            .copied()
-            .ok_or_else(|| GraphError::NoSuchDim {
-                op,
-                dim,
-                shape: shape.to_vec(),
-            })
+        shape.get(dim).copied().ok_or_else(|| GraphError::NoSuchDim {
+            op,
+            dim,
+            shape: shape.to_vec(),
+        })
     }
 
     fn first_of(&self, op: &'static str, of: &[Expr]) -> Result<Expr, GraphError> {
@@ -436,12 +409,7 @@ impl Graph {
             }
             let (first, other) = (self.dtype(first), self.dtype(*other));
             if first != other {
-                return Err(GraphError::Dtypes {
-                    op,
-                    first,
-                    at,
-                    other,
-                });
+                return Err(GraphError::Dtypes { op, first, at, other });
             }
         }
         Ok(())
@@ -475,12 +443,7 @@ impl Graph {
     }
 
     fn push(&mut self, op: Op, shape: Short<u64>, dtype: Dtype, depth: u32) -> Expr {
-        self.nodes.push(Node {
-            op,
-            shape,
-            dtype,
-            depth,
-        });
+        self.nodes.push(Node { op, shape, dtype, depth });
         Expr(self.nodes.len() as u32 - 1)
     }
 }
@@ -506,9 +469,6 @@ fn check_size(op: &'static str, shape: &[u64]) -> Result<(), GraphError> {
     let elements = shape.iter().try_fold(1, product);
     match elements.is_some_and(|elements| elements <= i64::MAX as u64) {
         true => Ok(()),
-        false => Err(GraphError::TooLarge {
-            op,
-            shape: shape.to_vec(),
-        }),
+        false => Err(GraphError::TooLarge { op, shape: shape.to_vec() }),
     }
 }

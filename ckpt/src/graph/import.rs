@@ -27,11 +27,7 @@ impl Graph {
                         None => self.source(name, dtype, shape)?,
                     }
                 }
-                Op::View {
-                    of,
-                    offset,
-                    strides,
-                } => {
+                Op::View { of, offset, strides } => {
                     let replaced = made[other.expr_of(*of).index()];
                     let Op::Source(_) = self.node(replaced).op else {
                         let name = other.name(*of).to_owned();

@@ -100,16 +100,12 @@ fn invalid_expressions_are_rejected() {
         graph.unflatten(x, 0, 4).unwrap_err(),
         graph.flatten(x, 1).unwrap_err(),
         graph.select(x, 1, 4).unwrap_err(),
-        graph
-            .source("huge", Dtype::F32, &[1 << 40, 1 << 40])
-            .unwrap_err(),
+        graph.source("huge", Dtype::F32, &[1 << 40, 1 << 40]).unwrap_err(),
         graph.copies(x, &[0..7, 0..4]).unwrap_err(),
         graph.source("x", Dtype::F32, &[24]).unwrap_err(),
         graph.cast(whole, Dtype::F32).unwrap_err(),
         graph.cast(x, Dtype::F8E4M3).unwrap_err(),
-        graph
-            .compute(&[x, y], &Computation::new(Opaque))
-            .unwrap_err(),
+        graph.compute(&[x, y], &Computation::new(Opaque)).unwrap_err(),
         graph.squeeze(x, 1).unwrap_err(),
         graph.pad(x, 0, 5, 0.0).unwrap_err(),
         graph.fill(Dtype::I64, 0.0, &[2]).unwrap_err(),
@@ -159,10 +155,7 @@ fn a_fragmented_layout_is_rejected() {
     let torn = graph.slice(flat, 0, (0, 1 << 17, 7)).unwrap();
     let all = 0..1 << 17;
     let error = graph.copies(torn, std::slice::from_ref(&all)).unwrap_err();
-    assert!(
-        matches!(error, GraphError::Fragmented { op: "flatten", .. }),
-        "{error}"
-    );
+    assert!(matches!(error, GraphError::Fragmented { op: "flatten", .. }), "{error}");
 }
 
 /// Equal expressions are deduplicated, and casts to a wider dtype and back cancel.

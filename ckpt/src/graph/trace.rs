@@ -34,17 +34,9 @@ impl Graph {
         let inside =
             |(range, extent): (&Range<u64>, &u64)| range.start <= range.end && range.end <= *extent;
         if region.len() != shape.len() || !region.iter().zip(shape).all(inside) {
-            return Err(GraphError::Region {
-                region: region.to_vec(),
-                shape: shape.to_vec(),
-            });
+            return Err(GraphError::Region { region: region.to_vec(), shape: shape.to_vec() });
         }
-        let mut tracer = Tracer {
-            graph: self,
-            of,
-            steps: Vec::new(),
-            copies,
-        };
+        let mut tracer = Tracer { graph: self, of, steps: Vec::new(), copies };
         match region.iter().any(Range::is_empty) {
             true => Ok(()),
             false => tracer.trace(of, whole(region)),
@@ -65,20 +57,11 @@ fn whole(region: &[Range<u64>]) -> Demand {
     for (dim, range) in region.iter().enumerate().rev() {
         let count = range.end - range.start;
         if count > 1 {
-            loops.push(DemandLoop {
-                count,
-                dim,
-                step: 1,
-                stride,
-            });
+            loops.push(DemandLoop { count, dim, step: 1, stride });
         }
         stride *= count;
     }
-    Demand {
-        destination: 0,
-        start: region.iter().map(|range| range.start).collect(),
-        loops,
-    }
+    Demand { destination: 0, start: region.iter().map(|range| range.start).collect(), loops }
 }
 
 struct Tracer<'g> {
@@ -99,15 +82,10 @@ impl Tracer<'_> {
                 self.read(Leaf::Source(*source), &node.shape, &demand);
                 Ok(())
             }
-            Op::View {
-                of,
-                offset,
-                strides,
-            } => {
+            Op::View { of, offset, strides } => {
                 let steps = self.steps.iter().rev().copied().collect();
                 let leaf = Leaf::Source(*of);
-                self.copies
-                    .push(copy(leaf, *offset, strides, &demand, steps));
+                self.copies.push(copy(leaf, *offset, strides, &demand, steps));
                 Ok(())
             }
             Op::Fill { value, .. } => {
@@ -131,12 +109,7 @@ impl Tracer<'_> {
                 }
                 self.trace(*of, permuted)
             }
-            Op::Slice {
-                of,
-                dim,
-                start,
-                step,
-            } => {
+            Op::Slice { of, dim, start, step } => {
                 let start = start + step * demand.start[*dim];
                 self.trace(*of, demand.map_dim(*dim, start, *step))
             }
@@ -311,19 +284,10 @@ fn at_row_ends(demand: Demand, dim: usize, columns: u64) -> Vec<Demand> {
     let a_row = columns / dim_loop.step;
     let phase = demand.start[dim] % columns;
     let in_first = (columns - phase).div_ceil(dim_loop.step);
-    let head = if in_first == a_row {
-        0
-    } else {
-        in_first.min(dim_loop.count)
-    };
+    let head = if in_first == a_row { 0 } else { in_first.min(dim_loop.count) };
     let rows = (dim_loop.count - head) / a_row;
     let tail = dim_loop.count - head - rows * a_row;
-    let over_rows = DemandLoop {
-        count: rows,
-        dim,
-        step: columns,
-        stride: a_row * dim_loop.stride,
-    };
+    let over_rows = DemandLoop { count: rows, dim, step: columns, stride: a_row * dim_loop.stride };
     let mut parts = Vec::with_capacity(3);
     if head > 0 {
         parts.push(part(0, &[iterations(head)]));

@@ -25,9 +25,7 @@ impl Graph {
                 op => {
                     let exact = graph.of_one_dtype(op.operands(), &exact)?;
                     let mut operands = exact.iter().copied();
-                    let dtype = exact
-                        .first()
-                        .map_or(Dtype::F64, |first| graph.dtype(*first));
+                    let dtype = exact.first().map_or(Dtype::F64, |first| graph.dtype(*first));
                     let op = op.with_operands(|old| operands.next().unwrap_or(old));
                     graph.add(op, node.shape.clone(), dtype)?
                 }

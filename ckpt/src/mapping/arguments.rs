@@ -62,10 +62,7 @@ const OPERATIONS: [Usage; 23] = [
         usage: "transpose(x, 0, 1)",
         build: |args| {
             args.tensors(1)?;
-            Ok(Action::Transpose(
-                args.number("a dim")?,
-                args.number("a dim")?,
-            ))
+            Ok(Action::Transpose(args.number("a dim")?, args.number("a dim")?))
         },
     },
     Usage {
@@ -85,10 +82,7 @@ const OPERATIONS: [Usage; 23] = [
         usage: "slice(x, 0, 4096, dim=0, step=1): start and exclusive end",
         build: |args| {
             args.tensors(1)?;
-            let (start, end) = (
-                args.number("the first index")?,
-                args.number("the end index")?,
-            );
+            let (start, end) = (args.number("the first index")?, args.number("the end index")?);
             if start >= end {
                 return Err(MapErrorKind::Value {
                     what: "slice",
@@ -100,9 +94,7 @@ const OPERATIONS: [Usage; 23] = [
                 dim: args.dim()?,
                 start,
                 end,
-                step: args
-                    .named("step", "a number of at least 1", positive)?
-                    .unwrap_or(1),
+                step: args.named("step", "a number of at least 1", positive)?.unwrap_or(1),
             })
         },
     },
@@ -143,10 +135,7 @@ const OPERATIONS: [Usage; 23] = [
         build: |args| {
             args.tensors(1)?;
             let rows = args.named("rows", "a number of at least 1", positive)?;
-            Ok(Action::Flatten {
-                dim: args.dim()?,
-                rows,
-            })
+            Ok(Action::Flatten { dim: args.dim()?, rows })
         },
     },
     Usage {
@@ -186,11 +175,7 @@ const OPERATIONS: [Usage; 23] = [
             let value = args.scalar("a number", real)?;
             let dtype = args.scalar(DTYPES, parsed)?;
             let shape = args.named("shape", "extents such as 4x8", |text| list(text, 'x'))?;
-            Ok(Action::Fill {
-                value,
-                dtype,
-                shape: shape.ok_or_else(|| args.missing("shape="))?,
-            })
+            Ok(Action::Fill { value, dtype, shape: shape.ok_or_else(|| args.missing("shape="))? })
         },
     },
     Usage {
@@ -277,10 +262,7 @@ const OPERATIONS: [Usage; 23] = [
 pub(super) fn call(name: &str, arguments: Arguments) -> Result<Term, MapErrorKind> {
     let Some(usage) = OPERATIONS.iter().find(|usage| usage.name == name) else {
         let known: Vec<&str> = OPERATIONS.iter().map(|usage| usage.name).collect();
-        return Err(MapErrorKind::Operation {
-            name: name.to_owned(),
-            known: known.join(", "),
-        });
+        return Err(MapErrorKind::Operation { name: name.to_owned(), known: known.join(", ") });
     };
     let mut reader = Reader {
         usage,
@@ -305,8 +287,7 @@ struct Reader {
 
 impl Reader {
     fn all_tensors(&mut self) {
-        self.of
-            .extend(self.positional.drain(..).map(|(term, _)| term));
+        self.of.extend(self.positional.drain(..).map(|(term, _)| term));
     }
 
     fn tensors(&mut self, count: usize) -> Result<(), MapErrorKind> {
@@ -354,11 +335,7 @@ impl Reader {
         let (_, text) = self.named.remove(at);
         match read(&text) {
             Some(value) => Ok(Some(value)),
-            None => Err(MapErrorKind::Value {
-                what: name,
-                expected,
-                found: text,
-            }),
+            None => Err(MapErrorKind::Value { what: name, expected, found: text }),
         }
     }
 
@@ -367,26 +344,19 @@ impl Reader {
     }
 
     fn missing(&self, what: &'static str) -> MapErrorKind {
-        let Usage {
-            name: op, usage, ..
-        } = *self.usage;
+        let Usage { name: op, usage, .. } = *self.usage;
         MapErrorKind::Missing { op, what, usage }
     }
 
     /// Checks that no arguments are left, and that there is an operand.
     fn finish(&self, has_each: bool) -> Result<(), MapErrorKind> {
         let left = self.named.iter().map(|(name, _)| format!("`{name}=`"));
-        let more = self
-            .positional
-            .iter()
-            .map(|_| "further argument".to_owned());
+        let more = self.positional.iter().map(|_| "further argument".to_owned());
         let joins = matches!(self.usage.name, "concat" | "stack" | "interleave" | "mean");
         let each = (has_each && !(joins && self.of.len() == 1))
             .then(|| "`each=` except with a single operand".to_owned());
         if let Some(what) = left.chain(more).chain(each).next() {
-            let Usage {
-                name: op, usage, ..
-            } = *self.usage;
+            let Usage { name: op, usage, .. } = *self.usage;
             return Err(MapErrorKind::TooMany { op, what, usage });
         }
         match self.of.is_empty() && self.usage.name != "fill" {

@@ -150,11 +150,7 @@ impl<'b> Binder<'b> {
             self.binding.ties.extend(evaluated.ties.drain(..));
             if let Some(error) = evaluated.error.take() {
                 let captures = listed(&captures);
-                self.binding.report.add(Problem::Impossible {
-                    line,
-                    captures,
-                    error,
-                });
+                self.binding.report.add(Problem::Impossible { line, captures, error });
             }
             match value {
                 Some(value) => self.assign(&rule.left, value, &captures, line),
@@ -229,11 +225,9 @@ impl<'b> Binder<'b> {
                     let op = call.action.name();
                     let problem = match unsolved {
                         Unsolved::Because(message) => Problem::Unsolvable { line, op, message },
-                        Unsolved::Graph(error) => Problem::Impossible {
-                            line,
-                            captures: listed(captures),
-                            error,
-                        },
+                        Unsolved::Graph(error) => {
+                            Problem::Impossible { line, captures: listed(captures), error }
+                        }
                     };
                     self.binding.report.add(problem);
                 }
@@ -305,9 +299,7 @@ impl<'b> Binder<'b> {
         }
         let last = last.filter(|last| *last < shape.iter().copied().max().unwrap_or(0));
         let last = last.ok_or_else(|| {
-            Unsolved::Because(format!(
-                "the number of `{{{each}}}` is unknown: specify the targets"
-            ))
+            Unsolved::Because(format!("the number of `{{{each}}}` is unknown: specify the targets"))
         })?;
         Ok((0..=last).map(Value::Number).collect())
     }
@@ -325,12 +317,7 @@ impl<'b> Binder<'b> {
 
     /// Adds an output with the name in `self.name`.
     fn output(&mut self, value: Expr, line: usize) {
-        let Binding {
-            tensors,
-            made,
-            report,
-            ..
-        } = &mut self.binding;
+        let Binding { tensors, made, report, .. } = &mut self.binding;
         let mut expr = value;
         if let Some(targets) = &mut self.targets {
             let Some(spec) = targets.named.get(&self.name) else {
@@ -384,9 +371,7 @@ impl<'b> Binder<'b> {
         for (name, _) in unused {
             match self.targets.is_some() && spoken_of(name) {
                 true => report.skipped += 1,
-                false => report.problems.push(Problem::Unexpected {
-                    name: name.to_string(),
-                }),
+                false => report.problems.push(Problem::Unexpected { name: name.to_string() }),
             }
         }
     }
@@ -396,10 +381,7 @@ impl Binder<'_> {
     /// Reports sources that a rule of two plain names copies and a rule that keeps all other names
     /// therefore skips. The first rule may be meant as a copy or as a renaming.
     fn report_dropped(&mut self, mapping: &Mapping) {
-        let keeps = mapping
-            .rules
-            .iter()
-            .filter(|it| it.is_catch_all() && it.left == it.right);
+        let keeps = mapping.rules.iter().filter(|it| it.is_catch_all() && it.left == it.right);
         let kept: Vec<&Term> = keeps.map(|rule| &rule.right).collect();
         for rule in &mapping.rules {
             let (Some(output), Some(name)) = (rule.left.literal(), rule.right.literal()) else {
@@ -451,9 +433,7 @@ impl Rule {
 
 /// Formats captures for messages.
 fn listed(captures: &Captures<'_>) -> String {
-    let pairs: Vec<String> = captures
-        .iter()
-        .map(|(name, value)| format!("{name}={value}"))
-        .collect();
+    let pairs: Vec<String> =
+        captures.iter().map(|(name, value)| format!("{name}={value}")).collect();
     pairs.join(", ")
 }

@@ -123,10 +123,7 @@ impl Bound {
             return Err(binding.report);
         }
         let made = Arc::new(binding.made.into_named());
-        stages.push(Stage {
-            mapping: mapping.clone(),
-            made: made.clone(),
-        });
+        stages.push(Stage { mapping: mapping.clone(), made: made.clone() });
         Ok(Bound {
             stages,
             tensors: binding.tensors,
@@ -285,10 +282,8 @@ impl Bound {
             return Ok(());
         }
         let (name, before) = (spec.name.clone(), (spec.dtype, &spec.shape));
-        let why = format!(
-            "it would become {dtype} {shape:?} instead of {} {:?}",
-            before.0, before.1
-        );
+        let why =
+            format!("it would become {dtype} {shape:?} instead of {} {:?}", before.0, before.1);
         Err(NotInvertible::Changed { name, why })
     }
 
@@ -362,10 +357,7 @@ fn follow(way: &[Binds], tensors: Tensors, allowed: &AllowedProblems) -> Result<
 
 /// The outputs by name.
 fn named(graph: &Graph, made: &Arc<Named>) -> Tensors {
-    Tensors {
-        graph: graph.clone(),
-        named: made.clone(),
-    }
+    Tensors { graph: graph.clone(), named: made.clone() }
 }
 
 fn specs(graph: &Graph, named: &Named) -> impl Iterator<Item = TensorSpec> {
@@ -386,17 +378,12 @@ fn inexact(mut dtype: Dtype, steps: &[ElementOp]) -> Option<&ElementOp> {
 
 /// The source that an expression equals, except for exact conversions.
 fn origin(graph: &Graph, name: &str, expr: Expr) -> Result<String, NotInvertible> {
-    let changed = |why: String| NotInvertible::Changed {
-        name: name.to_owned(),
-        why,
-    };
+    let changed = |why: String| NotInvertible::Changed { name: name.to_owned(), why };
     let mut origin = None;
     for copy in graph.copies_of_all(expr)? {
         let Leaf::Source(source) = copy.from else {
             let what = graph.leaf_name(copy.from);
-            return Err(changed(format!(
-                "{what} would produce some of its elements"
-            )));
+            return Err(changed(format!("{what} would produce some of its elements")));
         };
         if let Some(step) = inexact(graph.source_dtype(source), &copy.steps) {
             return Err(changed(format!("{} changes its values", step.name())));
@@ -408,9 +395,7 @@ fn origin(graph: &Graph, name: &str, expr: Expr) -> Result<String, NotInvertible
         match origin {
             Some(first) if first != source => {
                 let (a, b) = (graph.name(first), graph.name(source));
-                return Err(changed(format!(
-                    "it would be assembled from `{a}` and `{b}`"
-                )));
+                return Err(changed(format!("it would be assembled from `{a}` and `{b}`")));
             }
             _ => origin = Some(source),
         }

@@ -34,9 +34,7 @@ fn check_floats(operands: &[TensorType]) -> Result<(), String> {
 fn check_result(dtype: Dtype) -> Result<(), String> {
     match Scalar::nearest(dtype, 0.0) {
         Some(_) => Ok(()),
-        None => Err(format!(
-            "the result cannot be {dtype}; it must be F64, F32, F16 or BF16"
-        )),
+        None => Err(format!("the result cannot be {dtype}; it must be F64, F32, F16 or BF16")),
     }
 }
 
@@ -101,10 +99,7 @@ impl Compute for Lora {
     fn result(&self, operands: &[TensorType]) -> Result<TensorType, String> {
         check_floats(operands)?;
         let [(dtype, weight), (_, a), (_, b)] = operands else {
-            return Err(format!(
-                "expected the operands weight, a and b, found {}",
-                operands.len()
-            ));
+            return Err(format!("expected the operands weight, a and b, found {}", operands.len()));
         };
         check_result(*dtype)?;
         match (&weight[..], &a[..], &b[..]) {
@@ -138,9 +133,7 @@ impl Compute for Lora {
 impl Dequant {
     fn scales_shape(&self, weight: &[u64]) -> Vec<u64> {
         let extents = weight.iter().zip(&self.block);
-        extents
-            .map(|(extent, block)| extent.div_ceil(*block))
-            .collect()
+        extents.map(|(extent, block)| extent.div_ceil(*block)).collect()
     }
 }
 
@@ -226,11 +219,7 @@ mod tests {
             let parts = operands.iter().zip(needed).map(|((tensor, bytes), rows)| {
                 let size = row_bytes(tensor);
                 let bytes = &bytes[rows.start as usize * size..rows.end as usize * size];
-                Operand {
-                    tensor,
-                    rows,
-                    bytes,
-                }
+                Operand { tensor, rows, bytes }
             });
             let parts: Vec<Operand<'_>> = parts.collect();
             let size = row_bytes(&(dtype, shape.clone()));
@@ -243,11 +232,7 @@ mod tests {
 
     fn check(how: &dyn Compute, operands: &[(TensorType, Vec<u8>)], expected: &[f32]) {
         for at_a_time in [1, 2, 3, 100] {
-            assert_eq!(
-                floats(&result(how, operands, at_a_time)),
-                expected,
-                "{at_a_time}"
-            );
+            assert_eq!(floats(&result(how, operands, at_a_time)), expected, "{at_a_time}");
         }
     }
 
@@ -261,14 +246,8 @@ mod tests {
     /// The expected values of weight + 2 b @ a are computed by hand.
     #[test]
     fn lora_adds_the_low_rank_product() {
-        let weight = (
-            (Dtype::F32, vec![2, 3]),
-            bytes(&[1.0, 1.0, 1.0, 0.0, 0.0, 0.0]),
-        );
-        let a = (
-            (Dtype::F32, vec![2, 3]),
-            bytes(&[1.0, 2.0, 3.0, 0.5, 0.5, 0.5]),
-        );
+        let weight = ((Dtype::F32, vec![2, 3]), bytes(&[1.0, 1.0, 1.0, 0.0, 0.0, 0.0]));
+        let a = ((Dtype::F32, vec![2, 3]), bytes(&[1.0, 2.0, 3.0, 0.5, 0.5, 0.5]));
         let b = ((Dtype::F32, vec![2, 2]), bytes(&[1.0, 0.0, 1.0, 2.0]));
         let how = Lora { scale: 2.0 };
         check(&how, &[weight, a, b], &[3.0, 5.0, 7.0, 4.0, 6.0, 8.0]);
@@ -278,9 +257,7 @@ mod tests {
     /// -2.0 times the scale of block (i / 2, j / 3).
     #[test]
     fn dequant_scales_blocks() {
-        let weight: Vec<u8> = (0..20)
-            .map(|at| if at % 2 == 0 { 0x38 } else { 0xc0 })
-            .collect();
+        let weight: Vec<u8> = (0..20).map(|at| if at % 2 == 0 { 0x38 } else { 0xc0 }).collect();
         let weight = ((Dtype::F8E4M3, vec![5, 4]), weight);
         let scales = [1.0, 10.0, 2.0, 20.0, 3.0, 30.0];
         let operands = [weight, ((Dtype::F32, vec![3, 2]), bytes(&scales))];
@@ -291,20 +268,14 @@ mod tests {
                 value * scales[i / 2 * 2 + j / 3]
             })
             .collect();
-        let how = Dequant {
-            block: vec![2, 3],
-            dtype: Dtype::F32,
-        };
+        let how = Dequant { block: vec![2, 3], dtype: Dtype::F32 };
         check(&how, &operands, &expected);
     }
 
     #[test]
     fn mismatched_operands_are_rejected() {
         let f32 = |shape: &[u64]| (Dtype::F32, shape.to_vec());
-        let dequant = |block: &[u64], dtype| Dequant {
-            block: block.to_vec(),
-            dtype,
-        };
+        let dequant = |block: &[u64], dtype| Dequant { block: block.to_vec(), dtype };
         let blocks = dequant(&[2, 2], Dtype::BF16);
         let rejected = [
             Mean.result(&[f32(&[2]), f32(&[3])]),

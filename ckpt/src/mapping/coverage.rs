@@ -64,13 +64,10 @@ fn elements_read(copies: &[ElementCopy], elements: u64) -> Option<u64> {
     if runs.iter().any(|it| it.length == elements) {
         return Some(elements);
     }
-    let count = runs
-        .iter()
-        .try_fold(0u64, |sum, it| sum.checked_add(it.count()));
+    let count = runs.iter().try_fold(0u64, |sum, it| sum.checked_add(it.count()));
     if count.is_some_and(|count| count <= MAX_RUNS) {
         let mut intervals = Vec::new();
-        runs.iter()
-            .for_each(|it| it.each(|start| intervals.push((start, start + it.length))));
+        runs.iter().for_each(|it| it.each(|start| intervals.push((start, start + it.length))));
         return Some(union(intervals));
     }
     let unit = runs.iter().fold(0, |unit, it| it.common_divisor(unit));
@@ -99,11 +96,7 @@ struct Runs {
 
 impl Runs {
     fn of(copy: &ElementCopy) -> Runs {
-        let mut runs = Runs {
-            start: copy.source_offset,
-            length: 1,
-            loops: Vec::new(),
-        };
+        let mut runs = Runs { start: copy.source_offset, length: 1, loops: Vec::new() };
         // In order of source stride: a loop that continues where a range ends makes the range
         // longer.
         let mut loops = copy.loops.clone();
@@ -118,9 +111,7 @@ impl Runs {
     }
 
     fn count(&self) -> u64 {
-        self.loops
-            .iter()
-            .fold(1, |count, it| count.saturating_mul(it.count))
+        self.loops.iter().fold(1, |count, it| count.saturating_mul(it.count))
     }
 
     /// Calls `f` with the first element of each range.
@@ -137,9 +128,7 @@ impl Runs {
 
     fn common_divisor(&self, other: u64) -> u64 {
         let strides = self.loops.iter().map(|it| it.source_stride);
-        strides
-            .chain([self.start, self.length])
-            .fold(other, greatest_common_divisor)
+        strides.chain([self.start, self.length]).fold(other, greatest_common_divisor)
     }
 }
 
@@ -172,15 +161,9 @@ mod tests {
         let (a, b) = (pick(), pick());
         let rows = rng.below(6);
         let made = match rng.below(8) {
-            0 => graph
-                .concat(&[a, b], 1)
-                .and_then(|it| graph.slice(it, 1, (2, 4, 1))),
-            1 => graph
-                .stack(&[a, b], 0)
-                .and_then(|it| graph.select(it, 0, rows % 2)),
-            2 => graph
-                .slice(a, 0, (0, 3, 2))
-                .and_then(|it| graph.concat(&[it, it], 0)),
+            0 => graph.concat(&[a, b], 1).and_then(|it| graph.slice(it, 1, (2, 4, 1))),
+            1 => graph.stack(&[a, b], 0).and_then(|it| graph.select(it, 0, rows % 2)),
+            2 => graph.slice(a, 0, (0, 3, 2)).and_then(|it| graph.concat(&[it, it], 0)),
             3 => graph.transpose(a, 0, 1).and_then(|it| {
                 let rows = graph.unflatten(it, 1, 3)?;
                 let flat = graph.flatten(rows, 1)?;
@@ -191,9 +174,7 @@ mod tests {
                 graph.concat(&[top, rest], 0)
             }),
             5 => graph.scale(a, 0.5),
-            6 => graph
-                .slice(a, 1, (0, 2, 1))
-                .and_then(|it| graph.pad(it, 1, 4, 0.0)),
+            6 => graph.slice(a, 1, (0, 2, 1)).and_then(|it| graph.pad(it, 1, 4, 0.0)),
             _ => Ok(a),
         };
         made.unwrap()
@@ -214,10 +195,7 @@ mod tests {
             let made = exprs[exprs.len() - 2..].to_vec();
 
             let mut traced: BTreeMap<SourceId, Vec<ElementCopy>> = BTreeMap::new();
-            for copy in made
-                .iter()
-                .flat_map(|expr| graph.copies_of_all(*expr).unwrap())
-            {
+            for copy in made.iter().flat_map(|expr| graph.copies_of_all(*expr).unwrap()) {
                 if let Leaf::Source(source) = copy.from {
                     traced.entry(source).or_default().push(copy);
                 }
@@ -228,10 +206,7 @@ mod tests {
                 let usage = partly.get(source).map_or(24, count);
                 assert_eq!(usage, count(copies), "{seed}: {}", graph.name(*source));
             }
-            assert!(
-                partly.keys().all(|source| traced.contains_key(source)),
-                "{seed}"
-            );
+            assert!(partly.keys().all(|source| traced.contains_key(source)), "{seed}");
         }
     }
 
@@ -247,10 +222,7 @@ mod tests {
             let first = graph.slice(transposed, 0, (0, 2, 1)).unwrap();
 
             let mut copies = graph.copies(second, &[0..rows / 2, 0..columns]).unwrap();
-            assert_eq!(
-                elements_read(&copies, rows * columns),
-                Some(rows / 2 * columns)
-            );
+            assert_eq!(elements_read(&copies, rows * columns), Some(rows / 2 * columns));
             copies.extend(graph.copies(first, &[0..2, 0..rows]).unwrap());
             let expected = rows / 2 * columns + rows / 2 * 2;
             assert_eq!(elements_read(&copies, rows * columns), Some(expected));

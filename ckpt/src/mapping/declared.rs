@@ -17,32 +17,16 @@ pub(super) fn check_declared(
         shape.get(dim_of(dim, shape.len())).copied()
     };
     let message = match action {
-        Action::Concat {
-            dim,
-            shares: Some(shares),
-        } => {
+        Action::Concat { dim, shares: Some(shares) } => {
             let extents: Option<Vec<u64>> = of.iter().map(|it| extent(it, *dim)).collect();
             extents.and_then(|extents| wrong_shares(shares, &extents, *dim))
         }
-        Action::Flatten {
-            dim,
-            rows: Some(rows),
-        } => wrong_extent(
-            "rows",
-            *rows,
-            of.first().and_then(|it| extent(it, *dim)),
-            *dim,
-        ),
-        Action::Pad {
-            dim,
-            from: Some(from),
-            ..
-        } => wrong_extent(
-            "from",
-            *from,
-            of.first().and_then(|it| extent(it, *dim)),
-            *dim,
-        ),
+        Action::Flatten { dim, rows: Some(rows) } => {
+            wrong_extent("rows", *rows, of.first().and_then(|it| extent(it, *dim)), *dim)
+        }
+        Action::Pad { dim, from: Some(from), .. } => {
+            wrong_extent("from", *from, of.first().and_then(|it| extent(it, *dim)), *dim)
+        }
         _ => None,
     };
     let op = action.name();

@@ -216,21 +216,12 @@ pub(super) fn apply(graph: &mut Graph, action: &Action, of: &[Expr]) -> Result<E
         }
         Action::Permute(dims) => graph.permute(of[0], dims),
         Action::Transpose(a, b) => graph.transpose(of[0], dim(a), dim(b)),
-        Action::Slice {
-            dim: at,
-            start,
-            end,
-            step,
-        } => {
+        Action::Slice { dim: at, start, end, step } => {
             let count = end.saturating_sub(*start).div_ceil(*step);
             graph.slice(of[0], dim(at), (*start, count, *step))
         }
         Action::Select { dim: at, index } => graph.select(of[0], dim(at), *index),
-        Action::Chunk {
-            dim: at,
-            index,
-            count,
-        } => {
+        Action::Chunk { dim: at, index, count } => {
             let rows = graph.unflatten(of[0], dim(at), *count)?;
             graph.select(rows, dim(at), *index)
         }
@@ -238,14 +229,8 @@ pub(super) fn apply(graph: &mut Graph, action: &Action, of: &[Expr]) -> Result<E
         Action::Flatten { dim: at, .. } => graph.flatten(of[0], dim(at)),
         Action::Unsqueeze { dim: at } => graph.unsqueeze(of[0], new_dim(at)),
         Action::Squeeze { dim: at } => graph.squeeze(of[0], dim(at)),
-        Action::Pad {
-            dim: at, to, value, ..
-        } => graph.pad(of[0], dim(at), *to, value.0),
-        Action::Fill {
-            value,
-            dtype,
-            shape,
-        } => graph.fill(*dtype, value.0, shape),
+        Action::Pad { dim: at, to, value, .. } => graph.pad(of[0], dim(at), *to, value.0),
+        Action::Fill { value, dtype, shape } => graph.fill(*dtype, value.0, shape),
         Action::Cast(to) => graph.cast(of[0], *to),
         Action::Scale(by) => graph.scale(of[0], by.0),
         Action::Add(what) => graph.add_number(of[0], what.0),
@@ -253,10 +238,7 @@ pub(super) fn apply(graph: &mut Graph, action: &Action, of: &[Expr]) -> Result<E
         Action::Mean => graph.compute(of, &Computation::new(Mean)),
         Action::Lora { scale } => graph.compute(of, &Computation::new(Lora { scale: scale.0 })),
         Action::Dequant { block, dtype } => {
-            let how = Dequant {
-                block: block.clone(),
-                dtype: *dtype,
-            };
+            let how = Dequant { block: block.clone(), dtype: *dtype };
             graph.compute(of, &Computation::new(how))
         }
     }

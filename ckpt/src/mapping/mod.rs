@@ -109,11 +109,7 @@ impl From<&TensorInfo> for TensorSpec {
 impl TensorSpec {
     /// A tensor of this name, dtype and shape.
     pub fn new(name: &str, dtype: Dtype, shape: &[u64]) -> TensorSpec {
-        TensorSpec {
-            name: name.to_owned(),
-            dtype,
-            shape: shape.to_vec(),
-        }
+        TensorSpec { name: name.to_owned(), dtype, shape: shape.to_vec() }
     }
 }
 

@@ -24,10 +24,7 @@ impl Named {
             named.dedup_by(|a, b| a.0 == b.0);
         }
         let (names, exprs) = named.into_iter().unzip();
-        Named {
-            names: NameList::ascending(names),
-            exprs,
-        }
+        Named { names: NameList::ascending(names), exprs }
     }
 
     pub(super) fn get(&self, name: &str) -> Option<Expr> {

@@ -18,11 +18,7 @@ pub(super) fn rules(map: &str) -> Result<Vec<Rule>, MapError> {
     while let Some(end) = rest.iter().position(|token| token.word == Word::End) {
         let (line, after) = rest.split_at(end + 1);
         rest = after;
-        let mut parser = Parser {
-            tokens: line,
-            at: 0,
-            depth: 0,
-        };
+        let mut parser = Parser { tokens: line, at: 0, depth: 0 };
         if parser.peek() == Some(&Word::Sign('[')) {
             scope = parser.scope()?;
         } else {
@@ -62,11 +58,7 @@ struct Parser<'t> {
 const MAX_DEPTH: usize = 64;
 
 fn rule(tokens: &[Token], scope: &Scope) -> Result<Rule, MapError> {
-    let mut parser = Parser {
-        tokens,
-        at: 0,
-        depth: 0,
-    };
+    let mut parser = Parser { tokens, at: 0, depth: 0 };
     let left = parser.written()?;
     let optional = parser.peek() == Some(&Word::Sign('?'));
     parser.at += usize::from(optional);
@@ -75,21 +67,11 @@ fn rule(tokens: &[Token], scope: &Scope) -> Result<Rule, MapError> {
     parser.end()?;
 
     let (line, column) = (tokens[0].line, tokens[0].column);
-    let at_rule = |problem: MapErrorKind| MapError {
-        line,
-        column,
-        problem,
-    };
+    let at_rule = |problem: MapErrorKind| MapError { line, column, problem };
     let mut kinds = BTreeMap::new();
     collect_kinds(&left, &scope.left, &mut kinds).map_err(|it| at_rule(it.into()))?;
     collect_kinds(&right, &scope.right, &mut kinds).map_err(|it| at_rule(it.into()))?;
-    let build = |written, prefix| {
-        Builder {
-            kinds: &kinds,
-            prefix,
-        }
-        .term(written, (line, column))
-    };
+    let build = |written, prefix| Builder { kinds: &kinds, prefix }.term(written, (line, column));
     let rule = Rule {
         left: build(left, &scope.left)?,
         right: build(right, &scope.right)?,
@@ -114,11 +96,7 @@ impl Parser<'_> {
     fn expected(&self, expected: &'static str) -> MapError {
         let (line, column) = self.place();
         let found = self.peek().unwrap_or(&Word::End).to_string();
-        MapError {
-            line,
-            column,
-            problem: MapErrorKind::Expected { expected, found },
-        }
+        MapError { line, column, problem: MapErrorKind::Expected { expected, found } }
     }
 
     fn sign(&mut self, sign: char, expected: &'static str) -> Result<(), MapError> {
@@ -192,13 +170,7 @@ impl Parser<'_> {
         }
         self.at += 1;
         self.depth -= 1;
-        Ok(Written::Call {
-            name,
-            positional,
-            named,
-            line,
-            column,
-        })
+        Ok(Written::Call { name, positional, named, line, column })
     }
 }
 
@@ -220,9 +192,9 @@ fn collect_kinds(
             }
             Ok(())
         }
-        Written::Call { positional, .. } => positional
-            .iter()
-            .try_for_each(|it| collect_kinds(it, prefix, kinds)),
+        Written::Call { positional, .. } => {
+            positional.iter().try_for_each(|it| collect_kinds(it, prefix, kinds))
+        }
     }
 }
 
@@ -233,28 +205,15 @@ struct Builder<'k> {
 
 impl Builder<'_> {
     fn term(&self, written: Written, (line, column): (usize, usize)) -> Result<Term, MapError> {
-        let at = |problem| MapError {
-            line,
-            column,
-            problem,
-        };
+        let at = |problem| MapError { line, column, problem };
         match written {
             Written::Name(name) => {
                 let full = format!("{}{name}", self.prefix);
                 let template = Template::parse(&full, self.kinds);
                 Ok(Term::Name(template.map_err(|it| at(it.into()))?))
             }
-            Written::Call {
-                name,
-                positional,
-                named,
-                line,
-                column,
-            } => {
-                let mut arguments = Arguments {
-                    positional: Vec::new(),
-                    named,
-                };
+            Written::Call { name, positional, named, line, column } => {
+                let mut arguments = Arguments { positional: Vec::new(), named };
                 for written in positional {
                     let text = match &written {
                         Written::Name(name) => Some(name.clone()),

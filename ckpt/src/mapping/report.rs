@@ -192,10 +192,7 @@ impl AllowedProblems {
     pub fn and(mut self, text: &str) -> Result<AllowedProblems, InvalidAllowance> {
         let bad = || InvalidAllowance(text.to_owned());
         let (kind, template) = text.split_once(':').unwrap_or((text, "{all:path}"));
-        let (_, kind) = *ProblemKind::ALL
-            .iter()
-            .find(|(name, _)| *name == kind)
-            .ok_or_else(bad)?;
+        let (_, kind) = *ProblemKind::ALL.iter().find(|(name, _)| *name == kind).ok_or_else(bad)?;
         let template = Template::parse(template, &Default::default()).map_err(|_| bad())?;
         self.0.push((kind, template));
         Ok(self)
@@ -286,21 +283,10 @@ impl fmt::Display for Problem {
             Problem::Unexpected { name } => {
                 write!(f, "unexpected: no rule uses `{}`", name.escape_debug())
             }
-            Problem::PartlyUsed {
-                name,
-                used,
-                elements,
-            } => write!(
-                f,
-                "partly used: {used} of {elements} elements of `{}`",
-                name.escape_debug()
-            ),
-            Problem::Mismatched {
-                name,
-                actual,
-                expected,
-                line,
-            } => write!(
+            Problem::PartlyUsed { name, used, elements } => {
+                write!(f, "partly used: {used} of {elements} elements of `{}`", name.escape_debug())
+            }
+            Problem::Mismatched { name, actual, expected, line } => write!(
                 f,
                 "mismatched: `{}` should be {} {:?}, but line {line} of the map produces {} {:?}",
                 name.escape_debug(),
@@ -309,11 +295,9 @@ impl fmt::Display for Problem {
                 actual.0,
                 actual.1
             ),
-            Problem::Narrowed { name, from, to } => write!(
-                f,
-                "narrowed: `{}` from {from} to {to} loses precision",
-                name.escape_debug()
-            ),
+            Problem::Narrowed { name, from, to } => {
+                write!(f, "narrowed: `{}` from {from} to {to} loses precision", name.escape_debug())
+            }
             Problem::MadeTwice { name, line, before } => write!(
                 f,
                 "made twice: lines {} and {} of the map both produce `{}`",
@@ -338,22 +322,12 @@ impl fmt::Display for Problem {
             Problem::Unreadable { name, error } => {
                 write!(f, "unreadable: `{}`: {error}", name.escape_debug())
             }
-            Problem::Impossible {
-                line,
-                captures,
-                error,
-            } => {
+            Problem::Impossible { line, captures, error } => {
                 let space = if captures.is_empty() { "" } else { " with " };
-                write!(
-                    f,
-                    "impossible: line {line} of the map{space}{captures}: {error}"
-                )
+                write!(f, "impossible: line {line} of the map{space}{captures}: {error}")
             }
             Problem::Unsolvable { line, op, message } => {
-                write!(
-                    f,
-                    "unsolvable: line {line} of the map: {op} on the left side: {message}"
-                )
+                write!(f, "unsolvable: line {line} of the map: {op} on the left side: {message}")
             }
         }
     }
@@ -371,11 +345,8 @@ impl fmt::Display for Report {
         };
         let kinds: BTreeSet<String> = self.problems.iter().map(kind).collect();
         for of_kind in kinds {
-            let alike: Vec<&Problem> = self
-                .problems
-                .iter()
-                .filter(|it| kind(it) == of_kind)
-                .collect();
+            let alike: Vec<&Problem> =
+                self.problems.iter().filter(|it| kind(it) == of_kind).collect();
             for problem in alike.iter().take(SHOWN) {
                 write!(f, "\n  {problem}")?;
             }

@@ -65,9 +65,9 @@ pub(super) fn operands(
             // Negative dims count from the last dim of the operand, which has one dim less.
             let dim = dim_of(*dim, rank.saturating_sub(1));
             match graph.shape(whole).get(dim) {
-                Some(found) if found != rows => Err(Unsolved::Because(format!(
-                    "dim {dim} has {found} rows, not {rows}"
-                ))),
+                Some(found) if found != rows => {
+                    Err(Unsolved::Because(format!("dim {dim} has {found} rows, not {rows}")))
+                }
                 _ => one(graph.flatten(whole, dim)),
             }
         }
@@ -91,9 +91,9 @@ pub(super) fn operands(
                 "the dtype before the cast is unknown: specify the targets".into(),
             )),
         },
-        Action::Scale(by) if by.0 == 0.0 => Err(Unsolved::Because(
-            "a multiplication by 0 has no inverse".into(),
-        )),
+        Action::Scale(by) if by.0 == 0.0 => {
+            Err(Unsolved::Because("a multiplication by 0 has no inverse".into()))
+        }
         Action::Scale(by) => one(graph.scale(whole, 1.0 / by.0)),
         Action::Add(what) => one(graph.add_number(whole, -what.0)),
         // The first operand is written; the caller checks that the others are equal.
@@ -104,16 +104,14 @@ pub(super) fn operands(
         | Action::Fill { .. }
         | Action::Mean
         | Action::Lora { .. }
-        | Action::Dequant { .. } => Err(Unsolved::Because(
-            "its result does not determine its operands".into(),
-        )),
+        | Action::Dequant { .. } => {
+            Err(Unsolved::Because("its result does not determine its operands".into()))
+        }
     }
 }
 
 fn more(argument: &str) -> Unsolved {
-    Unsolved::Because(format!(
-        "its operands cannot be derived: specify {argument}, or the targets"
-    ))
+    Unsolved::Because(format!("its operands cannot be derived: specify {argument}, or the targets"))
 }
 
 /// The extents of concatenated operands: the extents in `types` if they are known, otherwise in
@@ -143,9 +141,7 @@ fn extents(
         None if count == 1 => vec![1],
         None => return Err(more("shares=")),
     };
-    let total = shares
-        .iter()
-        .try_fold(0u64, |sum, share| sum.checked_add(*share));
+    let total = shares.iter().try_fold(0u64, |sum, share| sum.checked_add(*share));
     match total.filter(|total| extent.is_multiple_of(*total)) {
         Some(total) => Ok(shares.iter().map(|share| extent / total * share).collect()),
         None => Err(Unsolved::Because(format!(

@@ -32,11 +32,7 @@ pub struct Template {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Part {
     Literal(String),
-    Capture {
-        name: String,
-        kind: Kind,
-        numbering: Numbering,
-    },
+    Capture { name: String, kind: Kind, numbering: Numbering },
 }
 
 /// Why a text is not a template.
@@ -97,11 +93,7 @@ impl Template {
                 if kind != Kind::Number && numbering != Numbering::default() {
                     return Err(TemplateError::Capture(capture.to_owned()));
                 }
-                parts.push(Part::Capture {
-                    name: name.into(),
-                    kind,
-                    numbering,
-                });
+                parts.push(Part::Capture { name: name.into(), kind, numbering });
             }
         }
         let template = Template { parts };
@@ -122,28 +114,18 @@ impl Template {
 
     /// Whether it has a capture of any text.
     pub(crate) fn has_path(&self) -> bool {
-        self.kinds_of_captures()
-            .any(|(_, kind)| *kind == Kind::Path)
+        self.kinds_of_captures().any(|(_, kind)| *kind == Kind::Path)
     }
 
     /// Whether it matches every name.
     pub(crate) fn is_whole(&self) -> bool {
-        matches!(
-            &self.parts[..],
-            [Part::Capture {
-                kind: Kind::Path,
-                ..
-            }]
-        )
+        matches!(&self.parts[..], [Part::Capture { kind: Kind::Path, .. }])
     }
 
     /// The kinds of captures that a text declares.
     pub(super) fn kinds(text: &str) -> Result<Vec<(String, Kind)>, TemplateError> {
         let mut kinds = Vec::new();
-        for capture in segments(text)?
-            .into_iter()
-            .filter_map(|(_, capture)| capture)
-        {
+        for capture in segments(text)?.into_iter().filter_map(|(_, capture)| capture) {
             if let (name, Some(kind), _) = read_capture(capture)? {
                 kinds.push((name.to_owned(), kind));
             }
@@ -166,11 +148,10 @@ impl Template {
 
     /// The choices of a capture; `None` if it is not a choice.
     pub(super) fn choices(&self, capture: &str) -> Option<&[String]> {
-        self.kinds_of_captures()
-            .find_map(|(name, kind)| match kind {
-                Kind::Choice(choices) if name == capture => Some(&choices[..]),
-                _ => None,
-            })
+        self.kinds_of_captures().find_map(|(name, kind)| match kind {
+            Kind::Choice(choices) if name == capture => Some(&choices[..]),
+            _ => None,
+        })
     }
 
     /// The values of its captures in `name`; `None` if the name does not match.
@@ -185,11 +166,7 @@ impl Template {
         for (at, part) in self.parts.iter().enumerate().skip(first) {
             rest = match part {
                 Part::Literal(literal) => rest.strip_prefix(literal.as_str())?,
-                Part::Capture {
-                    name,
-                    kind,
-                    numbering,
-                } => {
+                Part::Capture { name, kind, numbering } => {
                     let suffix = &self.parts[at + 1..];
                     let (value, rest) = match kind {
                         Kind::Number => take_number(*numbering, rest)?,
@@ -225,9 +202,7 @@ impl Template {
         for (at, part) in self.parts.iter().enumerate() {
             match part {
                 Part::Literal(literal) => to.push_str(literal),
-                Part::Capture {
-                    name, numbering, ..
-                } => match captures.get(name) {
+                Part::Capture { name, numbering, .. } => match captures.get(name) {
                     Some(Value::Text(text)) => to.push_str(text),
                     Some(Value::Number(number)) if numbering.write(number, to) => {}
                     _ => return at,
@@ -286,10 +261,7 @@ impl Kind {
 
     /// Checks that the text after the capture cannot be part of it.
     fn check(&self, capture: &str, suffix: &[Part]) -> Result<(), TemplateError> {
-        let follows = |expected| TemplateError::Follows {
-            capture: capture.to_owned(),
-            expected,
-        };
+        let follows = |expected| TemplateError::Follows { capture: capture.to_owned(), expected };
         match (self, suffix) {
             (Kind::Choice(choices), _) => check_choices(capture, choices),
             (_, []) | (Kind::Path, [Part::Literal(_)]) => Ok(()),
@@ -361,10 +333,7 @@ fn read_capture(inside: &str) -> Result<(&str, Option<Kind>, Numbering), Templat
         Some("path") => Some(Kind::Path),
         Some("number") => Some(Kind::Number),
         Some(width) if width.len() > 1 && width.starts_with('0') => {
-            let width = width
-                .parse()
-                .ok()
-                .filter(|width| (1..=MAX_WIDTH).contains(width));
+            let width = width.parse().ok().filter(|width| (1..=MAX_WIDTH).contains(width));
             numbering.width = width.ok_or_else(bad)?;
             Some(Kind::Number)
         }
@@ -384,9 +353,7 @@ impl fmt::Display for Template {
         for part in &self.parts {
             match part {
                 Part::Literal(literal) => f.write_str(literal)?,
-                Part::Capture {
-                    name, numbering, ..
-                } => write!(f, "{{{name}{numbering}}}")?,
+                Part::Capture { name, numbering, .. } => write!(f, "{{{name}{numbering}}}")?,
             }
         }
         Ok(())
@@ -444,19 +411,13 @@ mod tests {
                 "`{l}` is ambiguous: it must be followed by something other than a digit, or \
                  be last",
             ),
-            (
-                "{w:word}_proj",
-                "`{w}` is ambiguous: it must be followed by a dot, or be last",
-            ),
+            ("{w:word}_proj", "`{w}` is ambiguous: it must be followed by a dot, or be last"),
             (
                 "{r:path}.{l}",
                 "`{r}` is ambiguous: it must be followed by text without captures, or \
                  be last",
             ),
-            (
-                "{p:q|qk}",
-                "ambiguous choices of `{p}`: `q` is a prefix of `qk`",
-            ),
+            ("{p:q|qk}", "ambiguous choices of `{p}`: `q` is a prefix of `qk`"),
             ("{l}.{l}", "`{l}` is used twice; use it once"),
             ("{l", "unbalanced `{` and `}`"),
             ("l}", "unbalanced `{` and `}`"),

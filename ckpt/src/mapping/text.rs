@@ -81,11 +81,8 @@ fn line_tokens(
             }
             '"' => {
                 let length = characters[at + 1..].iter().position(|it| *it == '"');
-                let length = length.ok_or(MapError {
-                    line,
-                    column,
-                    problem: MapErrorKind::Quote,
-                })?;
+                let length =
+                    length.ok_or(MapError { line, column, problem: MapErrorKind::Quote })?;
                 push(Word::Text(characters[at + 1..][..length].iter().collect()));
                 at += length + 2;
             }

@@ -35,10 +35,9 @@ fn hint(template: &Template, sources: &Named) -> String {
     }
     let optional = "or write `?=` if the rule is optional";
     match nearest(&pattern_of(&written), sources) {
-        Some(near) => format!(
-            "did you mean `{}`? Correct the name, {optional}",
-            near.escape_debug()
-        ),
+        Some(near) => {
+            format!("did you mean `{}`? Correct the name, {optional}", near.escape_debug())
+        }
         None => format!("correct the name, {optional}"),
     }
 }

@@ -32,10 +32,7 @@ impl<'f> Catalog<'f> {
     pub fn of(folder: &'f Folder) -> Catalog<'f> {
         let file = |file: &TensorFile| {
             let name = file.path().file_name().unwrap_or_default();
-            CatalogFile {
-                name: name.to_string_lossy().into_owned(),
-                bytes: file.byte_len(),
-            }
+            CatalogFile { name: name.to_string_lossy().into_owned(), bytes: file.byte_len() }
         };
         let names = folder.tensors().map(|tensor| tensor.name.as_str());
         Catalog {
@@ -50,9 +47,6 @@ impl<'f> Catalog<'f> {
     pub(super) fn get(&self, name: &str, mut likely: usize) -> Option<Entry<'f>> {
         let index = self.names.find(name, &mut likely)?;
         let (file, tensor) = self.folder.nth(index);
-        Some(Entry {
-            file: file as u32,
-            tensor,
-        })
+        Some(Entry { file: file as u32, tensor })
     }
 }

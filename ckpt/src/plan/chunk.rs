@@ -207,8 +207,7 @@ impl Cutting<'_> {
             let to = first_chunk + new.partition_point(|chunk| chunk.own.start < it.bytes.end);
             // An earlier range of the same copy may have already added the first of these chunks.
             let named = last_chunk[it.copy as usize] as usize;
-            self.users
-                .extend((from.max(named)..to).map(|chunk| (chunk as u32, it.copy)));
+            self.users.extend((from.max(named)..to).map(|chunk| (chunk as u32, it.copy)));
             last_chunk[it.copy as usize] = to as u32;
         }
     }
@@ -226,9 +225,7 @@ impl Cutting<'_> {
 
     /// The range that is read for a chunk.
     fn around(&self, file: u32, own: &Range<u64>, end_of_extent: u64) -> Range<u64> {
-        let Origin {
-            alignment, bytes, ..
-        } = self.files[file as usize];
+        let Origin { alignment, bytes, .. } = self.files[file as usize];
         let end = (own.end + self.overhang).min(end_of_extent);
         let end = end.next_multiple_of(alignment);
         let start = own.start - own.start % alignment;
@@ -243,9 +240,6 @@ impl Cutting<'_> {
             self.chunks[users[0].0 as usize].touched = begin..end;
             begin = end;
         }
-        Cut {
-            chunks: self.chunks,
-            touched: self.users.into_iter().map(|(_, copy)| copy).collect(),
-        }
+        Cut { chunks: self.chunks, touched: self.users.into_iter().map(|(_, copy)| copy).collect() }
     }
 }

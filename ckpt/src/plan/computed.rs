@@ -41,11 +41,7 @@ impl ComputedTensor {
     }
 
     pub(super) fn origin(&self) -> Origin {
-        Origin {
-            bytes: self.bytes,
-            alignment: self.row_bytes,
-            is_computed: true,
-        }
+        Origin { bytes: self.bytes, alignment: self.row_bytes, is_computed: true }
     }
 
     /// The rows of the tensor in a chunk.
@@ -61,19 +57,13 @@ impl ComputedTensor {
     /// A request for these rows of each operand.
     pub(super) fn requests(&self, operand_rows: &[Range<u64>]) -> Vec<LoadRequest> {
         let operands = self.operands.iter().zip(&self.types).zip(operand_rows);
-        let requests = operands
-            .zip(0..)
-            .map(|(((expr, (_, shape)), rows), number)| {
-                let mut region: Vec<Range<u64>> = shape.iter().map(|extent| 0..*extent).collect();
-                if let Some(first) = region.first_mut() {
-                    *first = rows.clone();
-                }
-                LoadRequest::new(
-                    format!("{} {number}", self.computation.name()),
-                    *expr,
-                    region,
-                )
-            });
+        let requests = operands.zip(0..).map(|(((expr, (_, shape)), rows), number)| {
+            let mut region: Vec<Range<u64>> = shape.iter().map(|extent| 0..*extent).collect();
+            if let Some(first) = region.first_mut() {
+                *first = rows.clone();
+            }
+            LoadRequest::new(format!("{} {number}", self.computation.name()), *expr, region)
+        });
         requests.collect()
     }
 }

@@ -146,12 +146,7 @@ impl ByteCopy {
         mut found: impl FnMut(Part<'_>),
     ) {
         let reach = self.loops.iter().map(ByteLoop::reach).sum();
-        let mut clip = Clip {
-            copy: self,
-            range,
-            scratch,
-            found: &mut found,
-        };
+        let mut clip = Clip { copy: self, range, scratch, found: &mut found };
         clip.cut(self.from, self.to, self.loops.len(), reach);
     }
 }
@@ -213,10 +208,7 @@ impl<F: FnMut(Part<'_>)> Clip<'_, F> {
             let mut scratch = std::mem::take(self.scratch);
             scratch.clear();
             scratch.extend_from_slice(inner);
-            scratch.push(ByteLoop {
-                count: whole.end - whole.start,
-                ..*outer
-            });
+            scratch.push(ByteLoop { count: whole.end - whole.start, ..*outer });
             let (from, to) = (from + whole.start * outer.from, to + whole.start * outer.to);
             self.emit(from, to, &scratch);
             *self.scratch = scratch;

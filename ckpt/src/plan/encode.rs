@@ -31,9 +31,7 @@ fn of(plan: &LoadPlan) -> Digest {
         targets[*rank as usize] = one.finish();
     }
     to.number(targets.len() as u64);
-    targets
-        .iter()
-        .for_each(|hash| to.bytes(&hash.to_le_bytes()));
+    targets.iter().for_each(|hash| to.bytes(&hash.to_le_bytes()));
 
     to.number(plan.files.len() as u64);
     for file in &plan.files {

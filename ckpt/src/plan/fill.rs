@@ -19,11 +19,7 @@ pub(crate) struct Fill {
 impl Fill {
     pub(super) fn new(element_copy: &ElementCopy, value: Scalar, target: &Target) -> Fill {
         let step = |element: Scalar, step: &ElementOp| step.apply(element);
-        let value = element_copy
-            .steps
-            .iter()
-            .try_fold(value, step)
-            .unwrap_or(value);
+        let value = element_copy.steps.iter().try_fold(value, step).unwrap_or(value);
         // Constants are floats of whole bytes.
         let size = target.dtype.bits() as u64 / 8;
         let loops = element_copy.loops.iter().map(|it| ByteLoop {

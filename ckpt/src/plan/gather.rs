@@ -61,11 +61,7 @@ pub(super) fn gather(
         }
         targets.push(target);
     }
-    let Found {
-        names: tensors,
-        computed,
-        places,
-    } = leaves.finish()?;
+    let Found { names: tensors, computed, places } = leaves.finish()?;
     let files = catalog.files.len();
     for copy in &mut copies {
         if let Some(number) = (copy.file as usize).checked_sub(files) {
@@ -95,9 +91,7 @@ fn ranks(requests: &[LoadRequest]) -> Result<Vec<u32>, PlanError> {
 
     let same = |a: (u64, u32), b: (u64, u32)| a.0 == b.0 && name(a.1) == name(b.1);
     if let Some(pair) = hashed.windows(2).find(|pair| same(pair[0], pair[1])) {
-        return Err(PlanError::DuplicateTarget {
-            target: name(pair[0].1).to_owned(),
-        });
+        return Err(PlanError::DuplicateTarget { target: name(pair[0].1).to_owned() });
     }
     let mut ranks = vec![0; requests.len()];
     for ((_, index), rank) in hashed.into_iter().zip(0..) {
@@ -135,15 +129,10 @@ fn trace(
     element_copies: &mut Vec<ElementCopy>,
 ) -> Result<Target, PlanError> {
     let traced = graph.copies_into(request.expr, &request.region, element_copies);
-    traced.map_err(|error| PlanError::Graph {
-        target: request.target.to_string(),
-        error,
-    })?;
+    traced.map_err(|error| PlanError::Graph { target: request.target.to_string(), error })?;
     let shape: Vec<u64> = request.region.iter().map(|it| it.end - it.start).collect();
     let dtype = graph.dtype(request.expr);
-    let bits = shape
-        .iter()
-        .try_fold(dtype.bits() as u64, |bits, it| bits.checked_mul(*it));
+    let bits = shape.iter().try_fold(dtype.bits() as u64, |bits, it| bits.checked_mul(*it));
     let bits = bits.ok_or_else(|| PlanError::TooLarge {
         target: request.target.to_string(),
         shape: shape.clone(),
@@ -152,13 +141,7 @@ fn trace(
         let source_tensor = graph.leaf_name(element_copy.from);
         return Err(part_of_a_byte(&request.target, source_tensor, dtype));
     }
-    Ok(Target {
-        name: request.target.clone(),
-        index,
-        dtype,
-        shape,
-        bytes: bits / 8,
-    })
+    Ok(Target { name: request.target.clone(), index, dtype, shape, bytes: bits / 8 })
 }
 
 /// The location of a tensor's bytes.
@@ -272,9 +255,7 @@ impl<'a, 'f> Leaves<'a, 'f> {
 
     fn finish(self) -> Result<Found, PlanError> {
         if !self.missing.is_empty() {
-            return Err(PlanError::Missing {
-                names: self.missing.into_iter().collect(),
-            });
+            return Err(PlanError::Missing { names: self.missing.into_iter().collect() });
         }
         let mut order: Vec<usize> = (0..self.computed.len()).collect();
         order.sort_by_key(|number| self.needed_by[*number]);
@@ -283,11 +264,7 @@ impl<'a, 'f> Leaves<'a, 'f> {
             places[*number] = place;
         }
         let computed = order.iter().map(|number| self.computed[*number].clone());
-        Ok(Found {
-            names: self.names,
-            computed: computed.collect(),
-            places,
-        })
+        Ok(Found { names: self.names, computed: computed.collect(), places })
     }
 }
 
@@ -313,10 +290,7 @@ fn conversion(known: &mut Vec<Conversion>, from: Dtype, steps: &[ElementOp]) -> 
     if steps.is_empty() {
         return None;
     }
-    let conversion = Conversion {
-        from,
-        steps: steps.to_vec(),
-    };
+    let conversion = Conversion { from, steps: steps.to_vec() };
     let at = known.iter().position(|it| *it == conversion);
     let at = at.unwrap_or_else(|| {
         known.push(conversion);
@@ -367,11 +341,7 @@ pub(crate) fn loops_in_bytes(
     let mut outer = &element_copy.loops[..];
     if bits < 8 {
         // These elements have no conversion, so source and target have the same dtype.
-        loops.push(ByteLoop {
-            count: bytes_of(element_copy.run(), bits)?,
-            from: 1,
-            to: 1,
-        });
+        loops.push(ByteLoop { count: bytes_of(element_copy.run(), bits)?, from: 1, to: 1 });
         outer = &outer[usize::from(element_copy.run() > 1)..];
     }
     for it in outer {
@@ -382,11 +352,7 @@ pub(crate) fn loops_in_bytes(
         });
     }
     let from = bytes_of(element_copy.source_offset, bits)?;
-    Some((
-        from,
-        bytes_of(element_copy.destination_offset, to_bits)?,
-        loops,
-    ))
+    Some((from, bytes_of(element_copy.destination_offset, to_bits)?, loops))
 }
 
 fn part_of_a_byte(target: &str, source_tensor: &str, dtype: Dtype) -> PlanError {

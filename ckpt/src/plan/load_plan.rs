@@ -80,11 +80,7 @@ impl LoadPlan {
             computed_chunks: Vec::new(),
             chunks: Vec::new(),
             touched: Vec::new(),
-            memory: Memory {
-                targets: 0,
-                windows: 0,
-                plan: 0,
-            },
+            memory: Memory { targets: 0, windows: 0, plan: 0 },
             threads: options.threads.max(1),
             ranks: gathered.ranks,
             digest: OnceLock::new(),
@@ -110,11 +106,8 @@ impl LoadPlan {
         catalog: &Catalog<'_>,
         options: &Options,
     ) -> Result<(), PlanError> {
-        let rules = Rules {
-            gap: options.gap.min(window),
-            window,
-            in_place: options.in_place.max(1),
-        };
+        let rules =
+            Rules { gap: options.gap.min(window), window, in_place: options.in_place.max(1) };
         let files = self.files.iter().map(|file| Origin {
             bytes: file.bytes,
             alignment: options.alignment.max(1),
@@ -124,14 +117,7 @@ impl LoadPlan {
         let origins: Vec<Origin> = files.chain(computed).collect();
         let Cut { chunks, touched } = chunk::cut(&self.copies, &origins, &rules);
         (self.chunks, self.touched) = (chunks, touched);
-        self.make(
-            graph,
-            catalog,
-            &Options {
-                window,
-                ..options.clone()
-            },
-        )?;
+        self.make(graph, catalog, &Options { window, ..options.clone() })?;
 
         let at_once = self.open_targets();
         let (least, most) = match options.targets {
@@ -148,18 +134,10 @@ impl LoadPlan {
         let have = options.budget.unwrap_or(u64::MAX);
         let need = least + windows + plan;
         if need > have {
-            return Err(PlanError::Infeasible {
-                need,
-                have,
-                targets: least,
-            });
+            return Err(PlanError::Infeasible { need, have, targets: least });
         }
         let targets = most.min(have - windows - plan);
-        self.memory = Memory {
-            targets,
-            windows,
-            plan,
-        };
+        self.memory = Memory { targets, windows, plan };
         Ok(())
     }
 
@@ -174,9 +152,7 @@ impl LoadPlan {
         let computed_chunks = chunks.filter_map(|chunk| {
             let number = (chunk.file as usize).checked_sub(self.files.len())?;
             let computed = &self.computed[number];
-            Some(computed_chunk(
-                computed, number, chunk, graph, catalog, options,
-            ))
+            Some(computed_chunk(computed, number, chunk, graph, catalog, options))
         });
         self.computed_chunks = computed_chunks.collect::<Result<_, _>>()?;
         Ok(())
@@ -243,11 +219,7 @@ impl LoadPlan {
             + of(&self.chunks)
             + of(&self.touched)
             + of(&self.fills);
-        let inner: u64 = self
-            .computed_chunks
-            .iter()
-            .map(|it| it.plan.own_bytes())
-            .sum();
+        let inner: u64 = self.computed_chunks.iter().map(|it| it.plan.own_bytes()).sum();
         let named = of(&self.tensors) + of(&self.targets) + of(&self.files);
         (inside + flat + named) as u64 + inner
     }
@@ -301,20 +273,13 @@ impl LoadPlan {
             (reads, extents) = (reads + inner.reads, extents + inner.extents);
             files.extend(computed_chunk.plan.files_read());
         }
-        Reads {
-            reads,
-            extents,
-            files: files.len(),
-        }
+        Reads { reads, extents, files: files.len() }
     }
 
     /// The files that are read.
     fn files_read(&self) -> Vec<u32> {
         let own = self.read_chunks().iter().map(|chunk| chunk.file);
-        let inner = self
-            .computed_chunks
-            .iter()
-            .flat_map(|it| it.plan.files_read());
+        let inner = self.computed_chunks.iter().flat_map(|it| it.plan.files_read());
         own.chain(inner).collect()
     }
 
@@ -417,12 +382,8 @@ fn computed_chunk(
     let rows = computed.rows(chunk);
     let operand_rows = computed.operand_rows(rows.clone());
     let requests = computed.requests(&operand_rows);
-    let options = Options {
-        threads: 1,
-        targets: Targets::Retained,
-        budget: None,
-        ..options.clone()
-    };
+    let options =
+        Options { threads: 1, targets: Targets::Retained, budget: None, ..options.clone() };
     Ok(ComputedChunk {
         computed: number,
         rows,

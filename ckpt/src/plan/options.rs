@@ -94,11 +94,7 @@ impl Options {
             FileSystem::Local => (LOCAL_GAP, LOCAL_WINDOW),
             FileSystem::Remote { .. } => (REMOTE_GAP, REMOTE_WINDOW),
         };
-        Options {
-            gap,
-            window,
-            ..Options::default()
-        }
+        Options { gap, window, ..Options::default() }
     }
 
     /// The options for sources that bypass the page cache. Reads are whole blocks and always go
@@ -129,8 +125,7 @@ mod tests {
         let mut file = FileWriter::new();
         file.add("w", Dtype::U8, &[32, 600 << 10]).unwrap();
         let path = place.path().join("model.safetensors");
-        file.save::<Error>(path, |it, data| data.append(&vec![7; it.byte_len()]))
-            .unwrap();
+        file.save::<Error>(path, |it, data| data.append(&vec![7; it.byte_len()])).unwrap();
         let folder = Folder::open(place.path()).unwrap();
         let mut graph = Graph::new();
         let w = graph.source("w", Dtype::U8, &[32, 600 << 10]).unwrap();

@@ -24,11 +24,7 @@ impl LoadRequest {
         expr: Expr,
         region: impl IntoIterator<Item = Range<u64>>,
     ) -> LoadRequest {
-        LoadRequest {
-            target: target.into(),
-            expr,
-            region: region.into_iter().collect(),
-        }
+        LoadRequest { target: target.into(), expr, region: region.into_iter().collect() }
     }
 
     /// A whole expression.

@@ -67,10 +67,7 @@ fn shards_read_only_what_they_need() {
 
     let columns = |gap: u64| {
         let request = LoadRequest::new("w", w, [0..4096, 512..1024]);
-        let options = Options {
-            gap,
-            ..Options::default()
-        };
+        let options = Options { gap, ..Options::default() };
         plan(&folder, &graph, &[request], &options).unwrap()
     };
     // A sixteenth of each row: 1 KiB needed, 15 KiB between.
@@ -103,18 +100,14 @@ fn shared_sources_are_read_once() {
 fn shuffled(seed: u64, threads: usize) -> Digest {
     let shape = [64, 96];
     let names: Vec<String> = (0..40).map(|at| format!("layer.{at}")).collect();
-    let tensors: Vec<(&str, Dtype, &[usize])> = names
-        .iter()
-        .map(|name| (name.as_str(), Dtype::F32, &shape[..]))
-        .collect();
+    let tensors: Vec<(&str, Dtype, &[usize])> =
+        names.iter().map(|name| (name.as_str(), Dtype::F32, &shape[..])).collect();
     let (_place, folder) = folder(&tensors);
 
     let mut order: Vec<usize> = (0..20).collect();
     let mut state = seed;
     for at in 1..order.len() {
-        state = state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1);
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         order.swap(at, (state >> 33) as usize % (at + 1));
     }
     let (mut graph, mut requests) = (Graph::new(), Vec::new());
@@ -122,23 +115,11 @@ fn shuffled(seed: u64, threads: usize) -> Digest {
         let pair = [2 * at, 2 * at + 1];
         let pair = pair.map(|at| graph.source(&names[at], Dtype::F32, &[64, 96]).unwrap());
         let transposed = graph.transpose(pair[0], 0, 1).unwrap();
-        requests.push(LoadRequest::all(
-            format!("transposed.{at}"),
-            &graph,
-            transposed,
-        ));
+        requests.push(LoadRequest::all(format!("transposed.{at}"), &graph, transposed));
         let stacked = graph.stack(&pair, 0).unwrap();
-        requests.push(LoadRequest::new(
-            format!("stacked.{at}"),
-            stacked,
-            [0..2, 0..32, 0..96],
-        ));
+        requests.push(LoadRequest::new(format!("stacked.{at}"), stacked, [0..2, 0..32, 0..96]));
     }
-    let options = Options {
-        window: 1000,
-        threads,
-        ..Options::default()
-    };
+    let options = Options { window: 1000, threads, ..Options::default() };
     plan(&folder, &graph, &requests, &options).unwrap().digest()
 }
 
@@ -152,13 +133,8 @@ fn a_digest_depends_only_on_the_work() {
 
     let (_place, folder, graph, w) = matrix();
     let digest = |request: LoadRequest, window: u64| {
-        let options = Options {
-            window,
-            ..Options::default()
-        };
-        plan(&folder, &graph, &[request], &options)
-            .unwrap()
-            .digest()
+        let options = Options { window, ..Options::default() };
+        plan(&folder, &graph, &[request], &options).unwrap().digest()
     };
     let all = [
         digest(LoadRequest::all("w", &graph, w), 1 << 20),
@@ -178,22 +154,10 @@ fn budgets_are_respected_or_rejected() {
     let (_place, folder, mut graph, w) = matrix();
     let transposed = graph.transpose(w, 0, 1).unwrap();
     let with = |targets: Targets, budget: u64| {
-        let options = Options {
-            budget: Some(budget),
-            targets,
-            ..Options::default()
-        };
-        plan(
-            &folder,
-            &graph,
-            &[LoadRequest::all("transposed", &graph, transposed)],
-            &options,
-        )
+        let options = Options { budget: Some(budget), targets, ..Options::default() };
+        plan(&folder, &graph, &[LoadRequest::all("transposed", &graph, transposed)], &options)
     };
-    for (budget, windows) in [
-        (1 << 30, 4 * (8 << 20)),
-        ((64 << 20) + (3 << 20), 4 * (512 << 10)),
-    ] {
+    for (budget, windows) in [(1 << 30, 4 * (8 << 20)), ((64 << 20) + (3 << 20), 4 * (512 << 10))] {
         let memory = with(Targets::Retained, budget).unwrap().memory();
         assert!(memory.total() <= budget, "{memory:?}");
         assert_eq!(memory.windows, windows);
@@ -201,14 +165,7 @@ fn budgets_are_respected_or_rejected() {
     }
 
     let error = with(Targets::Retained, 64 << 20).unwrap_err();
-    let PlanError::Infeasible {
-        need,
-        have,
-        targets,
-    } = error
-    else {
-        panic!("{error}")
-    };
+    let PlanError::Infeasible { need, have, targets } = error else { panic!("{error}") };
     assert_eq!((have, targets), (64 << 20, 64 << 20));
     assert!(with(Targets::Retained, need).is_ok());
     assert!(with(Targets::Retained, need - 1).is_err());
@@ -218,10 +175,8 @@ fn budgets_are_respected_or_rejected() {
 #[test]
 fn released_targets_free_their_memory() {
     let names: Vec<String> = (0..64).map(|at| format!("w.{at:02}")).collect();
-    let tensors: Vec<(&str, Dtype, &[usize])> = names
-        .iter()
-        .map(|name| (name.as_str(), Dtype::F32, &[512usize, 512][..]))
-        .collect();
+    let tensors: Vec<(&str, Dtype, &[usize])> =
+        names.iter().map(|name| (name.as_str(), Dtype::F32, &[512usize, 512][..])).collect();
     let (_place, folder) = folder(&tensors);
     let mut graph = Graph::new();
     let requests: Vec<LoadRequest> = names
@@ -232,12 +187,7 @@ fn released_targets_free_their_memory() {
         })
         .collect();
     let memory = |targets: Targets, threads: usize, budget: Option<u64>| {
-        let options = Options {
-            targets,
-            threads,
-            budget,
-            ..Options::default()
-        };
+        let options = Options { targets, threads, budget, ..Options::default() };
         plan(&folder, &graph, &requests, &options).unwrap().memory()
     };
     assert_eq!(memory(Targets::Retained, 4, None).targets, 64 << 20);
@@ -245,19 +195,14 @@ fn released_targets_free_their_memory() {
     assert_eq!(memory(Targets::Released, 4, None).targets, 4 << 20);
     assert_eq!(memory(Targets::Released, 1, None).targets, 1 << 20);
     let plan = memory(Targets::Released, 4, None).plan;
-    assert_eq!(
-        memory(Targets::Released, 4, Some(plan + (2 << 20))).targets,
-        2 << 20
-    );
+    assert_eq!(memory(Targets::Released, 4, Some(plan + (2 << 20))).targets, 2 << 20);
 }
 
 /// Elements of 4 and 6 bits are copied as whole bytes or not at all.
 #[test]
 fn splitting_bytes_is_rejected() {
-    let tensors: [(&str, Dtype, &[usize]); 2] = [
-        ("four", Dtype::F4, &[6, 10]),
-        ("six", Dtype::F6E2M3, &[8, 4]),
-    ];
+    let tensors: [(&str, Dtype, &[usize]); 2] =
+        [("four", Dtype::F4, &[6, 10]), ("six", Dtype::F6E2M3, &[8, 4])];
     let (_place, folder) = folder(&tensors);
     let mut graph = Graph::new();
     let four = graph.source("four", Dtype::F4, &[6, 10]).unwrap();
@@ -280,10 +225,7 @@ fn splitting_bytes_is_rejected() {
     ];
     for found in rejected {
         let text = found.unwrap_err().to_string();
-        assert!(
-            text.starts_with("target `out` would split or join bytes of F"),
-            "{text}"
-        );
+        assert!(text.starts_with("target `out` would split or join bytes of F"), "{text}");
     }
 }
 
@@ -297,17 +239,11 @@ fn invalid_requests_are_rejected() {
         error.to_string()
     };
     assert_eq!(
-        rejected(&[
-            LoadRequest::all("w", &graph, w),
-            LoadRequest::all("w", &graph, both)
-        ]),
+        rejected(&[LoadRequest::all("w", &graph, w), LoadRequest::all("w", &graph, both)]),
         "target `w` is requested twice: give each region its own name"
     );
     assert_eq!(
-        rejected(&[
-            LoadRequest::all("both", &graph, both),
-            LoadRequest::all("w", &graph, w)
-        ]),
+        rejected(&[LoadRequest::all("both", &graph, both), LoadRequest::all("w", &graph, w)]),
         "the files lack `a`, `b`"
     );
     assert_eq!(
@@ -321,10 +257,7 @@ fn invalid_requests_are_rejected() {
         let request = LoadRequest::new("w", w, [0..1, 0..1]);
         let error = plan(&folder, &graph, &[request], &Options::default()).unwrap_err();
         let text = error.to_string();
-        assert!(
-            text.starts_with("tensor `w` is BF16 [4096, 8192] in the file"),
-            "{text}"
-        );
+        assert!(text.starts_with("tensor `w` is BF16 [4096, 8192] in the file"), "{text}");
     }
     // An empty request gives a plan without reads.
     for requests in [Vec::new(), vec![LoadRequest::new("w", w, [7..7, 0..8192])]] {
@@ -340,11 +273,8 @@ fn invalid_requests_are_rejected() {
 fn a_rank_of_experts_reads_a_sixteenth() {
     const LAYERS: usize = 48;
     const EXPERTS: usize = 128;
-    let shapes: [(&str, [usize; 2]); 3] = [
-        ("gate", [768, 2048]),
-        ("up", [768, 2048]),
-        ("down", [2048, 768]),
-    ];
+    let shapes: [(&str, [usize; 2]); 3] =
+        [("gate", [768, 2048]), ("up", [768, 2048]), ("down", [2048, 768])];
     let mut names = Vec::new();
     for layer in 0..LAYERS {
         for expert in 0..EXPERTS {
@@ -352,10 +282,8 @@ fn a_rank_of_experts_reads_a_sixteenth() {
             names.extend(shapes.map(name));
         }
     }
-    let tensors: Vec<(&str, Dtype, &[usize])> = names
-        .iter()
-        .map(|(name, shape)| (name.as_str(), Dtype::BF16, &shape[..]))
-        .collect();
+    let tensors: Vec<(&str, Dtype, &[usize])> =
+        names.iter().map(|(name, shape)| (name.as_str(), Dtype::BF16, &shape[..])).collect();
     let (_place, folder) = folder(&tensors);
 
     let (mut graph, mut requests) = (Graph::new(), Vec::new());
@@ -376,11 +304,7 @@ fn a_rank_of_experts_reads_a_sixteenth() {
         requests.push(LoadRequest::new(format!("w13.{number:02}"), fused, region));
         let down = graph.stack(&downs, 0).unwrap();
         // [experts, hidden, features]: a shard of columns, half of each row.
-        requests.push(LoadRequest::new(
-            format!("w2.{number:02}"),
-            down,
-            [0..16, 0..2048, 0..384],
-        ));
+        requests.push(LoadRequest::new(format!("w2.{number:02}"), down, [0..16, 0..2048, 0..384]));
     }
 
     let whole = plan(&folder, &graph, &requests, &Options::default()).unwrap();
@@ -389,10 +313,7 @@ fn a_rank_of_experts_reads_a_sixteenth() {
     assert_eq!(whole.needed_bytes() * 16, all as u64);
     // For `w2`, the other half of each row (768 bytes) is also read, except in the last row of each
     // expert. This is cheaper than 1.5 million reads.
-    assert_eq!(
-        whole.read_bytes() * 3,
-        whole.needed_bytes() * 4 - 768 * 16 * 48 * 3
-    );
+    assert_eq!(whole.read_bytes() * 3, whole.needed_bytes() * 4 - 768 * 16 * 48 * 3);
     assert!(whole.reads().extents <= 2304);
 
     requests.retain(|request| request.target.starts_with("w13"));

@@ -32,10 +32,7 @@ pub(super) struct PartHasher {
 
 impl PartHasher {
     pub(super) fn new(block_bytes: u64) -> PartHasher {
-        PartHasher {
-            block_bytes,
-            parts: BTreeMap::new(),
-        }
+        PartHasher { block_bytes, parts: BTreeMap::new() }
     }
 
     /// Adds bytes at an offset of a file.
@@ -136,11 +133,7 @@ impl WrittenBlock<'_> {
         let read = file.and_then(|file| vfs::read_full_at(&*file, buffer, self.range.start));
         read.map_err(|error| Error::io("read", &path, error))?; // the digests show what is missing
         self.check_parts(buffer)?;
-        Ok(Part {
-            block: self.id,
-            bytes: self.len(),
-            xxh3: Digest::of(buffer),
-        })
+        Ok(Part { block: self.id, bytes: self.len(), xxh3: Digest::of(buffer) })
     }
 
     fn check_parts(&self, bytes: &[u8]) -> Result<(), RanksError> {

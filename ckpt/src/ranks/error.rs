@@ -90,9 +90,6 @@ pub enum RanksError {
 
 impl RanksError {
     pub(super) fn tensor(name: &str, cause: impl ToString) -> RanksError {
-        RanksError::Tensor {
-            tensor: name.to_owned(),
-            cause: cause.to_string(),
-        }
+        RanksError::Tensor { tensor: name.to_owned(), cause: cause.to_string() }
     }
 }

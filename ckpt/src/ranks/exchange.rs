@@ -43,11 +43,7 @@ impl<'g> Ranks<'g> {
         world_size: usize,
         gather: impl FnMut(&[u8]) -> Result<Vec<Vec<u8>>, Cause> + Send + 'g,
     ) -> Ranks<'g> {
-        Ranks {
-            rank,
-            world_size,
-            gather: Box::new(gather),
-        }
+        Ranks { rank, world_size, gather: Box::new(gather) }
     }
 
     /// The number of this rank, from 0.
@@ -87,10 +83,7 @@ impl<'g> Ranks<'g> {
         let messages = self.all_gather(&message).map_err(|cause| match &mine {
             // One may be the consequence of the other: rank 0 removes the folder when a rank exits.
             Err(own) => failed(self.rank, format!("{own}; {cause}")),
-            Ok(_) => RanksError::Transport {
-                step,
-                cause: cause.to_string(),
-            },
+            Ok(_) => RanksError::Transport { step, cause: cause.to_string() },
         })?;
         if messages.len() != self.world_size {
             let problem = format!("{} messages, not {}", messages.len(), self.world_size);
@@ -102,9 +95,7 @@ impl<'g> Ranks<'g> {
         });
         let results = decoded.collect::<Result<Vec<_>, RanksError>>()?;
         let results = results.into_iter().enumerate();
-        results
-            .map(|(rank, result)| result.map_err(|cause| failed(rank, cause)))
-            .collect()
+        results.map(|(rank, result)| result.map_err(|cause| failed(rank, cause))).collect()
     }
 }
 

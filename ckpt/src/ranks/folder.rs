@@ -74,11 +74,7 @@ impl OwnedFolder {
             writer.add(name, regions.graph.dtype(expr), &shape)?;
             stored.insert(name.to_string(), Stored { expr, needed });
         }
-        Ok(OwnedFolder {
-            layout: writer.layout(path)?,
-            regions,
-            stored,
-        })
+        Ok(OwnedFolder { layout: writer.layout(path)?, regions, stored })
     }
 
     /// The chunks of a stored tensor, in the order of the file.

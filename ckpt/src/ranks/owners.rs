@@ -132,10 +132,7 @@ impl HeldTensor {
     }
 
     fn refused(&self, problem: String) -> RanksError {
-        RanksError::Shards {
-            tensor: self.spec.name.clone(),
-            problem,
-        }
+        RanksError::Shards { tensor: self.spec.name.clone(), problem }
     }
 
     /// The distinct index sets of each dim, which must be disjoint.
@@ -167,9 +164,8 @@ impl HeldTensor {
     /// Checks that some rank has each element. Different regions are disjoint.
     fn check_complete(&self) -> Result<(), RanksError> {
         let all: u64 = self.spec.shape.iter().product();
-        let held: u64 = { self.held_rows() }
-            .map(|([start, end], elements)| (end - start) * elements)
-            .sum();
+        let held: u64 =
+            { self.held_rows() }.map(|([start, end], elements)| (end - start) * elements).sum();
         match held == all {
             true => Ok(()),
             false => Err(self.refused(format!(

@@ -53,11 +53,7 @@ impl Plan {
             text += &format!("\n{} {mapping:?}", folder.layout.digest());
             owned.push(folder);
         }
-        Ok(Plan {
-            folders: owned,
-            block_bytes,
-            digest: Digest::of(text.as_bytes()),
-        })
+        Ok(Plan { folders: owned, block_bytes, digest: Digest::of(text.as_bytes()) })
     }
 
     /// All files with tensors, with their folders. Files are numbered in this order.

@@ -29,11 +29,8 @@ pub(super) fn of_copies<'c>(copies: impl Iterator<Item = (&'c ElementCopy, usize
 }
 
 fn add(copy: &ElementCopy, owner: usize, runs: &mut Vec<Run>) {
-    let mut loops: Vec<(u64, u64)> = copy
-        .loops()
-        .iter()
-        .map(|it| (it.destination_stride, it.count))
-        .collect();
+    let mut loops: Vec<(u64, u64)> =
+        copy.loops().iter().map(|it| (it.destination_stride, it.count)).collect();
     loops.sort_unstable();
     let mut run = 1;
     let inner = loops.iter().take_while(|(stride, count)| {
@@ -47,11 +44,7 @@ fn add(copy: &ElementCopy, owner: usize, runs: &mut Vec<Run>) {
         let along = |start: u64| (0..count).map(move |at| start + at * stride);
         starts = starts.into_iter().flat_map(along).collect();
     }
-    runs.extend(starts.into_iter().map(|start| Run {
-        start,
-        end: start + run,
-        owner,
-    }));
+    runs.extend(starts.into_iter().map(|start| Run { start, end: start + run, owner }));
 }
 
 #[cfg(test)]

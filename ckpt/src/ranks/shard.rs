@@ -42,11 +42,7 @@ impl Shard {
 
     fn with_all_rows(tensor: TensorSpec, region: Indices) -> Shard {
         let rows = [0, region.rows()];
-        Shard {
-            tensor,
-            region,
-            rows,
-        }
+        Shard { tensor, region, rows }
     }
 
     /// These rows of the shard only. A row has one index of every dim of the region but the last,

@@ -177,11 +177,7 @@ impl<'m> ShardedSnapshot<'m> {
 
     fn save_held(mut self, held: &HeldTensors, ranks: &mut Ranks<'_>) -> Result<Saved> {
         let (plan, folder, staging) = self.create(held, ranks)?;
-        let staged = Staged {
-            vfs: &*self.vfs,
-            folder: &folder,
-            rank: ranks.rank(),
-        };
+        let staged = Staged { vfs: &*self.vfs, folder: &folder, rank: ranks.rank() };
         let shards: Vec<&ReadShard<'m>> = self.folders.iter().map(|it| &it.read).collect();
         let written = check_staged(staged.vfs, staged.folder);
         let written = written.and_then(|()| write(&plan, &staged, &shards));
@@ -207,13 +203,7 @@ impl<'m> ShardedSnapshot<'m> {
         ranks: &mut Ranks<'_>,
     ) -> Result<(Plan, PathBuf, Option<Staging>)> {
         let is_coordinator = ranks.rank() == COORDINATOR;
-        let plan = Plan::new(
-            &self.folders,
-            held,
-            &self.writer,
-            self.block_bytes,
-            ranks.rank(),
-        );
+        let plan = Plan::new(&self.folders, held, &self.writer, self.block_bytes, ranks.rank());
         let created = plan.and_then(|plan| {
             let staging = is_coordinator.then(|| self.stage(&plan)).transpose()?;
             Ok((plan, staging))

@@ -98,19 +98,10 @@ impl<'h> Output<'h> {
                 continue;
             }
             bytes.resize((chunk.bytes.end - chunk.bytes.start) as usize, 0);
-            for copy in copies
-                .iter()
-                .filter(|copy| folder.regions.owner(copy) == rank)
-            {
+            for copy in copies.iter().filter(|copy| folder.regions.owner(copy) == rank) {
                 let region = folder.regions.source(copy);
                 let memory = |_: &str| shards.bytes(&region?.tensor);
-                let put = exec::put(
-                    &folder.regions.graph,
-                    copy,
-                    tensor.dtype,
-                    &memory,
-                    &mut bytes,
-                );
+                let put = exec::put(&folder.regions.graph, copy, tensor.dtype, &memory, &mut bytes);
                 put.map_err(|error| RanksError::tensor(&tensor.name, error))?;
             }
             for run in runs.iter().filter(|run| run.owner == rank) {

@@ -50,10 +50,7 @@ impl Direct {
     fn read_blocks(&self, offset: u64, data: &mut [u8]) -> io::Result<usize> {
         let mut filled = 0;
         while filled < data.len() {
-            match self
-                .direct
-                .read_at(&mut data[filled..], offset + filled as u64)
-            {
+            match self.direct.read_at(&mut data[filled..], offset + filled as u64) {
                 Ok(0) => break,
                 Ok(count) => filled += count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -124,10 +121,7 @@ fn open_direct(path: &Path) -> Result<File, String> {
     use std::os::unix::fs::OpenOptionsExt;
 
     let direct = rustix::fs::OFlags::DIRECT.bits() as i32;
-    let opened = OpenOptions::new()
-        .read(true)
-        .custom_flags(direct)
-        .open(path);
+    let opened = OpenOptions::new().read(true).custom_flags(direct).open(path);
     let tried = opened.and_then(|file| {
         file.read_at(Aligned::new(ALIGNMENT).bytes(), 0)?;
         Ok(file)

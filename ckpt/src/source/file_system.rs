@@ -49,9 +49,7 @@ impl FileSystem {
     #[cfg(target_os = "linux")]
     pub(super) fn of_file(file: &File) -> FileSystem {
         let stat = rustix::fs::fstatfs(file);
-        stat.map_or(FileSystem::Local, |it| {
-            FileSystem::from_magic(it.f_type as u64)
-        })
+        stat.map_or(FileSystem::Local, |it| FileSystem::from_magic(it.f_type as u64))
     }
 
     /// Always local: other systems identify file systems by name, which is not supported.
@@ -103,11 +101,7 @@ mod tests {
         for number in [ext4, xfs, tmpfs, overlay, 0, 0x1234_5678, u64::MAX] {
             assert_eq!(FileSystem::from_magic(number), FileSystem::Local);
         }
-        for (number, name) in [
-            (0x6969, "NFS"),
-            (0x0bd0_0bd0, "Lustre"),
-            (0xff53_4d42, "CIFS"),
-        ] {
+        for (number, name) in [(0x6969, "NFS"), (0x0bd0_0bd0, "Lustre"), (0xff53_4d42, "CIFS")] {
             let remote = FileSystem::Remote { name };
             assert_eq!(FileSystem::from_magic(number), remote);
             let sign_extended = i64::from(number as u32 as i32) as u64;

@@ -60,11 +60,7 @@ mod linux {
                 }
             };
             match Guard::over(map.as_ptr().addr(), map.len()) {
-                Ok(guard) => Ok(Mapped {
-                    file,
-                    guard: Some(guard),
-                    map: Some(map),
-                }),
+                Ok(guard) => Ok(Mapped { file, guard: Some(guard), map: Some(map) }),
                 Err(reason) => Err(BackendError::Unsupported { file, reason }),
             }
         }
@@ -92,11 +88,7 @@ mod linux {
             // does not overlap `data`, which is borrowed exclusively. The bytes may change during
             // the copy: any value is a valid `u8`, and the caller discards them if the file
             // changed. If pages disappear during the copy, the guard replaces them.
-            unsafe {
-                map.as_ptr()
-                    .add(start)
-                    .copy_to_nonoverlapping(data.as_mut_ptr(), len)
-            };
+            unsafe { map.as_ptr().add(start).copy_to_nonoverlapping(data.as_mut_ptr(), len) };
 
             if guard.was_hit() {
                 return Err(io::ErrorKind::UnexpectedEof.into());

@@ -111,11 +111,7 @@ fn open_handle(
         Backend::Mapped => Mapped::new(file).map(|it| Box::new(it) as Box<dyn Source>),
     };
     Ok(match made {
-        Ok(source) => Opened {
-            source,
-            backend: asked,
-            fallback_reason: None,
-        },
+        Ok(source) => Opened { source, backend: asked, fallback_reason: None },
         Err(BackendError::Unsupported { file, reason }) => Opened {
             source: Box::new(Pread(file)),
             backend: Backend::Pread,
@@ -145,10 +141,7 @@ impl Opened {
         let data = file.tensors().iter().map(|tensor| tensor.range.start).min();
         let header = data.unwrap_or(sealed.byte_len());
         sealed.read_at(0, &mut vec![0; header as usize])?;
-        Ok(Opened {
-            source: Box::new(sealed),
-            ..self
-        })
+        Ok(Opened { source: Box::new(sealed), ..self })
     }
 }
 
@@ -191,9 +184,8 @@ impl Sources {
     ) -> Result<Sources, Error> {
         checkpoint.verify_file(INDEX_FILE)?;
         let opened = Sources::open(folder, choice)?.files.into_iter();
-        let sealed = opened
-            .zip(folder.files())
-            .map(|(opened, file)| opened.sealed(file, checkpoint));
+        let sealed =
+            opened.zip(folder.files()).map(|(opened, file)| opened.sealed(file, checkpoint));
         let files = sealed.collect::<Result<_, Error>>()?;
         Ok(Sources { files })
     }
@@ -212,9 +204,7 @@ impl Sources {
 
     /// Sources of any kind.
     pub fn new(sources: impl IntoIterator<Item = Opened>) -> Sources {
-        Sources {
-            files: sources.into_iter().collect(),
-        }
+        Sources { files: sources.into_iter().collect() }
     }
 
     /// The number of files.

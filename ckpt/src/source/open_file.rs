@@ -28,10 +28,7 @@ impl Stamp {
 
     fn change_to(&self, now: &Stamp) -> Option<FileChange> {
         if now.bytes != self.bytes {
-            return Some(FileChange::Length {
-                was: self.bytes,
-                is: now.bytes,
-            });
+            return Some(FileChange::Length { was: self.bytes, is: now.bytes });
         }
         if now.modified != self.modified {
             return Some(FileChange::Written);
@@ -68,13 +65,8 @@ impl OpenFile {
         len: usize,
         attempt: io::Result<()>,
     ) -> Result<(), Error> {
-        let failed = |source| Error::ReadAt {
-            path: self.path.clone(),
-            offset,
-            len,
-            tensor: None,
-            source,
-        };
+        let failed =
+            |source| Error::ReadAt { path: self.path.clone(), offset, len, tensor: None, source };
         let now = Stamp::of(&self.file).map_err(failed)?;
         match self.stamp.change_to(&now) {
             Some(change) => Err(self.changed(offset, change)),
@@ -83,12 +75,7 @@ impl OpenFile {
     }
 
     pub(super) fn changed(&self, offset: u64, change: FileChange) -> Error {
-        Error::FileChanged {
-            path: self.path.clone(),
-            offset,
-            tensor: None,
-            change,
-        }
+        Error::FileChanged { path: self.path.clone(), offset, tensor: None, change }
     }
 }
 

@@ -170,16 +170,9 @@ mod tests {
                 let read = sealed.read_at(start, &mut data);
                 let block = damaged / limit * limit..(damaged / limit + 1) * limit;
                 let touches = start < end && start < block.end && block.start < end;
-                assert_eq!(
-                    read.is_err(),
-                    touches,
-                    "{seed}: {start}..{end} of {blocks:?}"
-                );
+                assert_eq!(read.is_err(), touches, "{seed}: {start}..{end} of {blocks:?}");
                 if let Err(error) = read {
-                    assert!(
-                        error.to_string().contains("file is damaged: bytes"),
-                        "{error}"
-                    );
+                    assert!(error.to_string().contains("file is damaged: bytes"), "{error}");
                     failed += 1;
                     continue;
                 }

@@ -166,8 +166,7 @@ fn sources_are_the_files_that_the_folder_has_open() {
     let write = |byte: u8| {
         let mut file = crate::FileWriter::new();
         file.add("x", crate::Dtype::U8, &[5000]).unwrap();
-        file.save::<Error>(&path, |_, data| data.append(&[byte; 5000]))
-            .unwrap();
+        file.save::<Error>(&path, |_, data| data.append(&[byte; 5000])).unwrap();
     };
     for backend in BACKENDS {
         write(1);
@@ -180,11 +179,7 @@ fn sources_are_the_files_that_the_folder_has_open() {
             continue;
         }
         let mut data = vec![0; 5000];
-        sources
-            .unwrap()
-            .get(0)
-            .read_at(range.start, &mut data)
-            .unwrap();
+        sources.unwrap().get(0).read_at(range.start, &mut data).unwrap();
         assert!(data.iter().all(|byte| *byte == 1), "{backend}");
     }
 }
@@ -196,15 +191,9 @@ fn an_unsupported_backend_is_replaced() {
     let opened = open("/proc/cpuinfo", BackendChoice::Only(Backend::Direct)).unwrap();
     assert_eq!(opened.backend, Backend::Pread);
     let reason = opened.fallback_reason.unwrap();
-    assert!(
-        reason.starts_with("the file system does not support direct reads: "),
-        "{reason}"
-    );
+    assert!(reason.starts_with("the file system does not support direct reads: "), "{reason}");
     let opened = open("/proc/cpuinfo", BackendChoice::Auto).unwrap();
-    assert_eq!(
-        (opened.backend, opened.fallback_reason),
-        (Backend::Pread, None)
-    );
+    assert_eq!((opened.backend, opened.fallback_reason), (Backend::Pread, None));
 
     let folder = tempfile::tempdir().unwrap();
     let error = open(folder.path(), BackendChoice::Auto).unwrap_err();

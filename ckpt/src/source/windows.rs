@@ -35,12 +35,7 @@ impl Windows {
             }
             _ => (MmapMut::map_anon(bytes)?, 0),
         };
-        Ok(Windows {
-            memory,
-            start,
-            count,
-            len,
-        })
+        Ok(Windows { memory, start, count, len })
     }
 
     /// The bytes to allocate for `count` windows of `len` bytes.
@@ -82,14 +77,8 @@ mod tests {
 
     #[test]
     fn windows_are_disjoint_and_aligned() {
-        for (count, len) in [
-            (0, 5),
-            (3, 0),
-            (1, 1),
-            (4, 4096),
-            (8, 512 << 10),
-            (3, (1 << 20) + 1),
-        ] {
+        for (count, len) in [(0, 5), (3, 0), (1, 1), (4, 4096), (8, 512 << 10), (3, (1 << 20) + 1)]
+        {
             let mut windows = Windows::new(count, len).unwrap();
             let used = windows.start + Windows::footprint(count, len);
             assert!(used <= windows.memory.len().max(1));

@@ -56,12 +56,7 @@ impl<'f> Archive<'f> {
         let bytes = read(file, range, "pickle")?;
         check_pickle(&zip, &name, &bytes)?;
         let pickle = Pickle::read(bytes)?;
-        Ok(Archive {
-            file,
-            zip,
-            root,
-            pickle,
-        })
+        Ok(Archive { file, zip, root, pickle })
     }
 
     /// Finds the bytes of a tensor in the file and gives them the name `stored`.
@@ -104,16 +99,8 @@ impl<'f> Archive<'f> {
             *last = last.saturating_mul(tensor.dtype.packed);
         }
         // An empty tensor may have any offset.
-        let bytes = if bytes.is_empty() {
-            storage.start..storage.start
-        } else {
-            bytes
-        };
-        Ok(Stored {
-            info: info(stored, tensor.dtype.dtype, &shape, bytes),
-            view: None,
-            shape,
-        })
+        let bytes = if bytes.is_empty() { storage.start..storage.start } else { bytes };
+        Ok(Stored { info: info(stored, tensor.dtype.dtype, &shape, bytes), view: None, shape })
     }
 
     /// The bytes and the CRC-32 of each entry, by name.
@@ -143,12 +130,9 @@ fn check_pickle(zip: &Zip, name: &str, bytes: &[u8]) -> Result<(), TorchError> {
     crc32.update(bytes);
     let found = crc32.finish();
     match zip.crc32(name) {
-        Some(listed) if listed != 0 && listed != found => Err(TorchError::Checksum {
-            entry: name.to_owned(),
-            listed,
-            found,
-            tensors: Vec::new(),
-        }),
+        Some(listed) if listed != 0 && listed != found => {
+            Err(TorchError::Checksum { entry: name.to_owned(), listed, found, tensors: Vec::new() })
+        }
         _ => Ok(()),
     }
 }

@@ -38,9 +38,7 @@ pub(super) fn open(path: &Path, confined: &ConfinedFolder) -> Result<Option<Torc
         }
         (_, Some(index)) => {
             let index = (INDEX_FILE, index);
-            open_indexed(path, confined, index, &mut |path, file| {
-                tensors.of_file(path, file)
-            })?
+            open_indexed(path, confined, index, &mut |path, file| tensors.of_file(path, file))?
         }
     };
     tensors.assemble(folder, Format::Folder).map(Some)
@@ -56,17 +54,12 @@ pub(super) fn open_file(path: &Path) -> Result<TorchModel> {
 impl Tensors {
     fn of_file(&mut self, path: PathBuf, file: File) -> Result<TensorFile> {
         let bytes = file.metadata();
-        let bytes = bytes
-            .map_err(|error| Error::io("open", &path, error))?
-            .len();
+        let bytes = bytes.map_err(|error| Error::io("open", &path, error))?.len();
         let of_archive = |failure: Failure| failure.at(&path);
         let archive = Archive::open(&file, 0..bytes).map_err(of_archive)?;
         let (stored, left_out) = stored(&archive).map_err(of_archive)?;
         self.left_out.extend(left_out);
-        self.archives.push(ArchiveAt {
-            file: path.clone(),
-            range: 0..bytes,
-        });
+        self.archives.push(ArchiveAt { file: path.clone(), range: 0..bytes });
         let infos = stored.iter().map(|it| it.info.clone()).collect();
         let file = TensorFile::of_ranges(path, file, bytes, infos)?;
         let named = stored.into_iter().map(|it| (it.info.name.clone(), it));
@@ -81,12 +74,7 @@ impl Tensors {
             assembly.add(&name, &stored.shape, vec![part])?;
         }
         self.left_out.sort();
-        Ok(TorchModel {
-            assembly,
-            left_out: self.left_out,
-            format,
-            archives: self.archives,
-        })
+        Ok(TorchModel { assembly, left_out: self.left_out, format, archives: self.archives })
     }
 }
 
@@ -103,12 +91,7 @@ fn stored(archive: &Archive) -> Read<(Vec<Stored>, Vec<String>)> {
     if let Some(other) = other {
         return Err(TorchError::NotADict(other).into());
     }
-    let mut values = Values {
-        archive,
-        stored: Vec::new(),
-        left_out: Vec::new(),
-        name_bytes: 0,
-    };
+    let mut values = Values { archive, stored: Vec::new(), left_out: Vec::new(), name_bytes: 0 };
     values.add(pickle.root(), String::new(), 0)?;
     if let ([], Some(first)) = (&values.stored[..], values.left_out.first()) {
         return Err(TorchError::NoTensors(first.clone()).into());
@@ -145,8 +128,7 @@ impl Values<'_> {
             return Err(TorchError::TooLarge { what, bytes }.into());
         }
         if let Some(tensor) = tensor(pickle, value, &name)? {
-            self.stored
-                .push(self.archive.locate(&tensor, &name, &name)?);
+            self.stored.push(self.archive.locate(&tensor, &name, &name)?);
             return Ok(());
         }
         if depth > MAX_NESTED {
@@ -203,10 +185,7 @@ impl Stored {
             None => Ok(whole),
             Some(view) => view.of(graph, whole, &self.shape),
         });
-        let expr = expr.map_err(|problem| Error::Assembly {
-            name: info.name.clone(),
-            problem,
-        })?;
+        let expr = expr.map_err(|problem| Error::Assembly { name: info.name.clone(), problem })?;
         Ok(Part { region, expr })
     }
 }

@@ -48,17 +48,12 @@ pub(super) fn open(path: &Path, confined: &ConfinedFolder) -> Result<Option<Torc
     };
     let metadata_path = confined.path_of(METADATA_FILE);
     let pickle = read(&metadata_path, &file)?;
-    let of_metadata = |problem| Error::Torch {
-        path: metadata_path.clone(),
-        problem,
-    };
+    let of_metadata = |problem| Error::Torch { path: metadata_path.clone(), problem };
     let (tensors, left_out) = metadata(&pickle).map_err(of_metadata)?;
 
     let mut files: BTreeMap<&str, ChunkFile> = BTreeMap::new();
     let mut stored = Vec::new();
-    let chunks = tensors
-        .iter()
-        .flat_map(|tensor| tensor.chunks.iter().map(move |it| (tensor, it)));
+    let chunks = tensors.iter().flat_map(|tensor| tensor.chunks.iter().map(move |it| (tensor, it)));
     for (number, (tensor, chunk)) in chunks.enumerate() {
         let name = chunk.place.file.as_str();
         if !files.contains_key(name) {
@@ -85,13 +80,11 @@ pub(super) fn open(path: &Path, confined: &ConfinedFolder) -> Result<Option<Torc
         assembly.add(&tensor.name, &packed(&tensor.shape, tensor.dtype), parts)?;
     }
     let places = tensors.iter().flat_map(|it| &it.chunks).map(|it| &it.place);
-    let places: BTreeSet<(&str, u64, u64)> = places
-        .map(|it| (it.file.as_str(), it.range.start, it.range.end))
-        .collect();
-    let archives = places.into_iter().map(|(file, start, end)| ArchiveAt {
-        file: confined.path_of(file),
-        range: start..end,
-    });
+    let places: BTreeSet<(&str, u64, u64)> =
+        places.map(|it| (it.file.as_str(), it.range.start, it.range.end)).collect();
+    let archives = places
+        .into_iter()
+        .map(|(file, start, end)| ArchiveAt { file: confined.path_of(file), range: start..end });
     Ok(Some(TorchModel {
         assembly,
         left_out,
@@ -103,8 +96,7 @@ pub(super) fn open(path: &Path, confined: &ConfinedFolder) -> Result<Option<Torc
 /// A chunk's region. Its ends saturate at the largest number.
 fn region(offsets: &[u64], shape: &[u64]) -> Vec<Range<u64>> {
     let dims = offsets.iter().zip(shape);
-    dims.map(|(start, extent)| *start..start.saturating_add(*extent))
-        .collect()
+    dims.map(|(start, extent)| *start..start.saturating_add(*extent)).collect()
 }
 
 /// Converts extents or offsets from elements of PyTorch to ours, which may be smaller.
@@ -119,10 +111,7 @@ fn packed(shape: &[u64], dtype: TorchDtype) -> Vec<u64> {
 fn read(path: &Path, file: &File) -> Result<Pickle> {
     let error = |error| Error::io("read", path, error);
     let bytes = file.metadata().map_err(error)?.len();
-    let invalid = |problem| Error::Torch {
-        path: path.to_owned(),
-        problem,
-    };
+    let invalid = |problem| Error::Torch { path: path.to_owned(), problem };
     if bytes > MAX_HEADER_BYTES as u64 {
         let what = "pickle";
         return Err(invalid(TorchError::TooLarge { what, bytes }));
@@ -135,10 +124,7 @@ fn read(path: &Path, file: &File) -> Result<Pickle> {
 /// The tensors of the metadata, and the names of other values.
 fn metadata(pickle: &Pickle) -> std::result::Result<(Vec<Tensor>, Vec<String>), TorchError> {
     let root = pickle.root();
-    if pickle
-        .object(root)
-        .is_none_or(|(class, _)| class != Global::Metadata)
-    {
+    if pickle.object(root).is_none_or(|(class, _)| class != Global::Metadata) {
         return Err(TorchError::Structure("Metadata"));
     }
     let values = pickle.field(root, "state_dict_metadata");
@@ -147,18 +133,12 @@ fn metadata(pickle: &Pickle) -> std::result::Result<(Vec<Tensor>, Vec<String>), 
     let places = places(pickle)?;
     let (mut tensors, mut left_out) = (Vec::new(), Vec::new());
     for (name, value) in values {
-        let name = pickle
-            .text(*name)
-            .ok_or(TorchError::Structure("names of tensors"))?;
+        let name = pickle.text(*name).ok_or(TorchError::Structure("names of tensors"))?;
         match pickle.get(*value) {
-            Value::Object {
-                of: Global::TensorMetadata,
-                ..
-            } => tensors.push(Tensor::of(pickle, name, *value, &places)?),
-            Value::Object {
-                of: Global::BytesMetadata,
-                ..
-            } => left_out.push(name.to_owned()),
+            Value::Object { of: Global::TensorMetadata, .. } => {
+                tensors.push(Tensor::of(pickle, name, *value, &places)?)
+            }
+            Value::Object { of: Global::BytesMetadata, .. } => left_out.push(name.to_owned()),
             _ => return Err(TorchError::NotATensor(name.to_owned())),
         }
     }
@@ -185,10 +165,7 @@ fn places(pickle: &Pickle) -> std::result::Result<Places<'_>, TorchError> {
         };
         let place = place(pickle, *info).ok_or(TorchError::Structure("places in storage_data"))?;
         if let Some(problem) = place.1 {
-            return Err(unsupported(
-                name,
-                format!("its chunk at {offsets:?} {problem}"),
-            ));
+            return Err(unsupported(name, format!("its chunk at {offsets:?} {problem}")));
         }
         places.insert((name, offsets), place.0);
     }
@@ -222,10 +199,7 @@ impl Tensor {
         value: Id,
         places: &Places<'_>,
     ) -> std::result::Result<Tensor, TorchError> {
-        let invalid = |problem| TorchError::Tensor {
-            name: name.to_owned(),
-            problem,
-        };
+        let invalid = |problem| TorchError::Tensor { name: name.to_owned(), problem };
         let properties = pickle.field(value, "properties");
         let properties = properties.and_then(|it| pickle.object(it));
         let dtype = properties.and_then(|(_, state)| pickle.tuple(state)?.first());
@@ -250,11 +224,7 @@ impl Tensor {
                 return Err(invalid("a chunk has another number of dims"));
             }
             match places.get(&(name, offsets.clone())) {
-                Some(place) => Ok(Chunk {
-                    offsets,
-                    sizes,
-                    place: place.clone(),
-                }),
+                Some(place) => Ok(Chunk { offsets, sizes, place: place.clone() }),
                 None => Err(TorchError::NoChunk {
                     name: name.to_owned(),
                     offsets,
@@ -265,10 +235,7 @@ impl Tensor {
         Ok(Tensor {
             name: name.to_owned(),
             dtype,
-            chunks: chunks
-                .iter()
-                .map(chunk)
-                .collect::<std::result::Result<_, _>>()?,
+            chunks: chunks.iter().map(chunk).collect::<std::result::Result<_, _>>()?,
             shape,
         })
     }
@@ -291,15 +258,8 @@ impl ChunkFile {
                 files: vec![name.to_owned()],
             });
         };
-        let metadata = file
-            .metadata()
-            .map_err(|error| Error::io("open", &path, error))?;
-        Ok(ChunkFile {
-            path,
-            file,
-            bytes: metadata.len(),
-            chunks: Vec::new(),
-        })
+        let metadata = file.metadata().map_err(|error| Error::io("open", &path, error))?;
+        Ok(ChunkFile { path, file, bytes: metadata.len(), chunks: Vec::new() })
     }
 
     /// Checks a chunk and adds it under a unique name.

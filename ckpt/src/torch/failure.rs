@@ -18,10 +18,7 @@ impl Failure {
     pub(super) fn at(self, path: &Path) -> Error {
         match self {
             Failure::Io(error) => Error::io("read", path, error),
-            Failure::Content(problem) => Error::Torch {
-                path: path.to_owned(),
-                problem,
-            },
+            Failure::Content(problem) => Error::Torch { path: path.to_owned(), problem },
         }
     }
 }

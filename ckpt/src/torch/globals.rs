@@ -68,13 +68,7 @@ const DTYPES: [(&str, TorchDtype); 19] = [
 ];
 
 /// Two elements in a byte.
-const FLOAT4: (&str, TorchDtype) = (
-    "float4_e2m1fn_x2",
-    TorchDtype {
-        dtype: Dtype::F4,
-        packed: 2,
-    },
-);
+const FLOAT4: (&str, TorchDtype) = ("float4_e2m1fn_x2", TorchDtype { dtype: Dtype::F4, packed: 2 });
 
 const STORAGES: [(&str, Dtype); 11] = [
     ("DoubleStorage", Dtype::F64),

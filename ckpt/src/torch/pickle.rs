@@ -57,23 +57,14 @@ impl Pickle {
             bytes: &bytes,
             at: 0,
             op_at: 0,
-            values: vec![
-                Value::None,
-                Value::Bool,
-                Value::Other,
-                Value::Tuple(Vec::new()),
-            ],
+            values: vec![Value::None, Value::Bool, Value::Other, Value::Tuple(Vec::new())],
             stack: Vec::new(),
             marks: Vec::new(),
             memo: HashMap::new(),
         };
         let root = machine.run()?;
         let values = machine.values;
-        Ok(Pickle {
-            bytes,
-            values,
-            root,
-        })
+        Ok(Pickle { bytes, values, root })
     }
 
     pub(super) fn root(&self) -> Id {
@@ -176,12 +167,7 @@ impl Machine<'_> {
                 return self.pop();
             }
             self.step(op)?;
-            let sizes = [
-                self.values.len(),
-                self.memo.len(),
-                self.stack.len(),
-                self.marks.len(),
-            ];
+            let sizes = [self.values.len(), self.memo.len(), self.stack.len(), self.marks.len()];
             if sizes.into_iter().any(|size| size > MAX_VALUES) {
                 return Err(TorchError::TooManyValues(MAX_VALUES));
             }
@@ -221,12 +207,8 @@ impl Machine<'_> {
                 let number = self.number::<4>()? as u32;
                 self.make(Value::Int((number as i32).into()))
             }
-            BININT1 => self
-                .number::<1>()
-                .and_then(|it| self.make(Value::Int(it as i64))),
-            BININT2 => self
-                .number::<2>()
-                .and_then(|it| self.make(Value::Int(it as i64))),
+            BININT1 => self.number::<1>().and_then(|it| self.make(Value::Int(it as i64))),
+            BININT2 => self.number::<2>().and_then(|it| self.make(Value::Int(it as i64))),
             LONG1 => self.number::<1>().and_then(|len| self.long(len)),
             LONG4 => self.number::<4>().and_then(|len| self.long(len)),
             BINFLOAT => self.skip(8),
@@ -313,11 +295,7 @@ impl Machine<'_> {
             Global::OrderedDict => {
                 Err(self.unsupported("an OrderedDict with arguments".to_owned()))
             }
-            _ => self.make(Value::Object {
-                of,
-                arguments,
-                state: None,
-            }),
+            _ => self.make(Value::Object { of, arguments, state: None }),
         }
     }
 
@@ -490,9 +468,6 @@ impl Machine<'_> {
     }
 
     fn invalid(&self, problem: &'static str) -> TorchError {
-        TorchError::Pickle {
-            at: self.op_at,
-            problem,
-        }
+        TorchError::Pickle { at: self.op_at, problem }
     }
 }

@@ -48,18 +48,12 @@ pub(super) fn tensor(
 }
 
 fn invalid(name: &str, problem: &'static str) -> TorchError {
-    TorchError::Tensor {
-        name: name.to_owned(),
-        problem,
-    }
+    TorchError::Tensor { name: name.to_owned(), problem }
 }
 
 /// An error for a tensor that only PyTorch can read.
 pub(super) fn unsupported(name: &str, problem: impl Into<String>) -> TorchError {
-    TorchError::Unsupported {
-        name: name.to_owned(),
-        problem: problem.into(),
-    }
+    TorchError::Unsupported { name: name.to_owned(), problem: problem.into() }
 }
 
 /// The dtype that a value names.
@@ -118,14 +112,7 @@ fn view_of(
     if shape.len() > MAX_DIMS {
         return Err(unsupported(name, too_many_dims(shape.len())));
     }
-    Ok(TorchTensor {
-        dtype,
-        storage: key,
-        storage_bytes,
-        offset,
-        shape,
-        strides,
-    })
+    Ok(TorchTensor { dtype, storage: key, storage_bytes, offset, shape, strides })
 }
 
 /// Reads `("storage", class, key, location, elements)`. Returns the dtype of the class, the key and

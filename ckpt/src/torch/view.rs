@@ -20,10 +20,7 @@ impl View {
             let problem = "its strides do not keep bytes together; save tensor.contiguous()";
             return Err(unsupported(name, problem));
         }
-        let view = View {
-            offset: tensor.offset,
-            strides: tensor.strides.clone(),
-        };
+        let view = View { offset: tensor.offset, strides: tensor.strides.clone() };
         let repeated = view.repeated(&tensor.shape).into_iter();
         let repeated = repeated.map(|dim| tensor.shape[dim]);
         let repeated = repeated.fold(1, u64::saturating_mul);
@@ -42,10 +39,9 @@ impl View {
         let elements = tensor.storage_bytes / tensor.dtype.bytes();
         match view.offset.checked_add(span) {
             Some(last) if last < elements => Ok(view),
-            _ => Err(TorchError::Tensor {
-                name: name.to_owned(),
-                problem: "it exceeds its storage",
-            }),
+            _ => {
+                Err(TorchError::Tensor { name: name.to_owned(), problem: "it exceeds its storage" })
+            }
         }
     }
 

@@ -74,11 +74,7 @@ impl Zip {
         if entries.len() as u64 != directory.entries {
             return Err(TorchError::Zip("its directory has another number of entries").into());
         }
-        Ok(Zip {
-            range: archive.range,
-            entries_end: directory.offset,
-            entries,
-        })
+        Ok(Zip { range: archive.range, entries_end: directory.offset, entries })
     }
 
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
@@ -94,10 +90,7 @@ impl Zip {
     pub(super) fn find(&self, file: &File, name: &str) -> Read<Range<u64>> {
         let entry = self.entries.get(name);
         let entry = entry.ok_or_else(|| TorchError::NoEntry(name.to_owned()))?;
-        let archive = Archive {
-            file,
-            range: self.range.clone(),
-        };
+        let archive = Archive { file, range: self.range.clone() };
         let mut header = [0; LOCAL_LEN as usize];
         archive.read(entry.header, &mut header)?;
         if !header.starts_with(LOCAL) {
@@ -136,9 +129,7 @@ impl Archive<'_> {
     }
 
     fn directory(&self) -> Read<Directory> {
-        let tail_len = self
-            .len()
-            .min((LOCATOR_64_LEN + END_LEN + MAX_COMMENT) as u64);
+        let tail_len = self.len().min((LOCATOR_64_LEN + END_LEN + MAX_COMMENT) as u64);
         let mut tail = vec![0; tail_len as usize];
         self.read(self.len() - tail_len, &mut tail)?;
         let is_end = |at: &usize| {
@@ -206,11 +197,7 @@ fn central(bytes: &[u8]) -> Result<(String, Entry, &[u8]), TorchError> {
     if is_encrypted || !is_stored {
         return Err(TorchError::Packed(name.to_owned()));
     }
-    let entry = Entry {
-        header,
-        bytes: bytes_unpacked,
-        crc32: u32_at(bytes, 16),
-    };
+    let entry = Entry { header, bytes: bytes_unpacked, crc32: u32_at(bytes, 16) };
     Ok((name.to_owned(), entry, &rest[comment_len..]))
 }
 

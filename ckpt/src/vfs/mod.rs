@@ -136,9 +136,7 @@ pub struct Lock {
 impl Lock {
     /// A lock that lives as long as `held`.
     pub fn new(held: impl Any + Send + Sync) -> Lock {
-        Lock {
-            _held: Box::new(held),
-        }
+        Lock { _held: Box::new(held) }
     }
 }
 

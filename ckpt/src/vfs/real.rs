@@ -50,11 +50,7 @@ impl RealFile {
 impl Vfs for RealFs {
     fn create_new(&self, path: &Path) -> io::Result<Box<dyn VfsFile>> {
         let mut options = OpenOptions::new();
-        options
-            .write(true)
-            .create_new(true)
-            .open(path)
-            .map(to_write)
+        options.write(true).create_new(true).open(path).map(to_write)
     }
 
     fn open(&self, path: &Path) -> io::Result<Box<dyn VfsFile>> {
@@ -109,9 +105,7 @@ impl Vfs for RealFs {
     }
 
     fn list(&self, path: &Path) -> io::Result<Vec<OsString>> {
-        fs::read_dir(path)?
-            .map(|entry| Ok(entry?.file_name()))
-            .collect()
+        fs::read_dir(path)?.map(|entry| Ok(entry?.file_name())).collect()
     }
 
     fn metadata(&self, path: &Path) -> io::Result<Metadata> {
@@ -144,10 +138,8 @@ impl Vfs for RealFs {
     fn unique(&self) -> u64 {
         static COUNTER: AtomicU64 = AtomicU64::new(0);
 
-        let clock = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default()
-            .as_nanos() as u64;
+        let clock =
+            SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as u64;
         let count = COUNTER.fetch_add(1, Ordering::Relaxed);
 
         let mut hash = XxHash3_64::new();
@@ -245,10 +237,9 @@ mod tests {
         let [from, to] = ["from", "to"].map(|name| folder.path().join(name));
         fs::create_dir(&from).unwrap();
 
-        for make in [
-            (|path| fs::write(path, b"valuable")) as fn(&Path) -> io::Result<()>,
-            |path| fs::create_dir(path),
-        ] {
+        for make in [(|path| fs::write(path, b"valuable")) as fn(&Path) -> io::Result<()>, |path| {
+            fs::create_dir(path)
+        }] {
             make(&to).unwrap();
             let error = RealFs.rename_no_replace(&from, &to).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);

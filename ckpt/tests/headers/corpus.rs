@@ -11,11 +11,7 @@ const JSON: crate::Expected = Rejected("Json");
 
 /// A probe of a header with `data` zero bytes after it.
 fn probe(what: &str, header: impl AsRef<[u8]>, data: usize, expected: crate::Expected) -> Probe {
-    Probe {
-        what: what.to_owned(),
-        bytes: file_of(header.as_ref(), &vec![0; data]),
-        expected,
-    }
+    Probe { what: what.to_owned(), bytes: file_of(header.as_ref(), &vec![0; data]), expected }
 }
 
 /// A header of one tensor, `w`.
@@ -33,10 +29,7 @@ fn bytes(entries: &[(&str, usize, &str)]) -> String {
     let entry = |&(name, len, offsets): &(&str, usize, &str)| {
         entry(name, "U8", &format!("[{len}]"), offsets)
     };
-    format!(
-        "{{{}}}",
-        entries.iter().map(entry).collect::<Vec<_>>().join(",")
-    )
+    format!("{{{}}}", entries.iter().map(entry).collect::<Vec<_>>().join(","))
 }
 
 /// A header of one `U8` tensor, `w`, with more fields.

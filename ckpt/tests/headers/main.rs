@@ -85,10 +85,7 @@ fn files_get_the_verdict_of_their_bytes() {
 
         match TensorFile::open(&path) {
             Ok(file) => assert_eq!(Ok(file.header().clone()), bytes, "{}", probe.what),
-            Err(Error::Malformed {
-                path: named,
-                problem,
-            }) => {
+            Err(Error::Malformed { path: named, problem }) => {
                 assert_eq!(named, path);
                 assert_eq!(bytes, Err(problem), "{}", probe.what);
             }
@@ -105,10 +102,7 @@ fn headers_are_parsed_without_data() {
     let data_start = 8 + json.len() as u64;
 
     let header = Header::parse(&start, data_start + (4 << 40)).unwrap();
-    assert_eq!(
-        header.get("w").unwrap().range,
-        data_start..data_start + (4 << 40)
-    );
+    assert_eq!(header.get("w").unwrap().range, data_start..data_start + (4 << 40));
     assert!(Header::parse(&start, start.len() as u64).is_err());
     assert!(Header::parse(&start[..80], data_start + (4 << 40)).is_err());
 }
@@ -125,9 +119,7 @@ fn messages_have_no_control_characters() {
 
     let name = r"\u001b[2J\u009b\u202e";
     let json = format!(r#"{{"{name}":{{"dtype":"{name}","shape":[],"data_offsets":[0,1]}}}}"#);
-    let text = Header::parse(&file_of(json.as_bytes(), b"x"), 1 << 20)
-        .unwrap_err()
-        .to_string();
+    let text = Header::parse(&file_of(json.as_bytes(), b"x"), 1 << 20).unwrap_err().to_string();
     assert!(text.contains(r"\u{1b}[2J\u{9b}\u{202e}"), "{text:?}");
 }
 
@@ -136,9 +128,7 @@ fn messages_name_the_tensor_and_the_position() {
     let text = |shape, offsets| {
         let entry = format!(r#"{{"dtype":"F32","shape":{shape},"data_offsets":{offsets}}}"#);
         let header = format!(r#"{{"layer.w":{entry}}}"#);
-        Header::parse(&file_of(header.as_bytes(), b""), 1 << 20)
-            .unwrap_err()
-            .to_string()
+        Header::parse(&file_of(header.as_bytes(), b""), 1 << 20).unwrap_err().to_string()
     };
 
     assert_eq!(
@@ -165,8 +155,5 @@ fn every_truncation_is_detected() {
         assert!(matches!(found, Verdict::Rejected(_)), "{len}: {found:?}");
     }
     let grown = [&whole[..], b"\0"].concat();
-    assert_eq!(
-        verdict(&grown),
-        Verdict::Rejected("TrailingBytes".to_owned())
-    );
+    assert_eq!(verdict(&grown), Verdict::Rejected("TrailingBytes".to_owned()));
 }

@@ -82,11 +82,7 @@ impl Entry {
     fn text(&self) -> String {
         let name = &self.name;
         if self.without_names {
-            let values: Vec<&str> = self
-                .fields
-                .iter()
-                .map(|(_, value)| value.as_str())
-                .collect();
+            let values: Vec<&str> = self.fields.iter().map(|(_, value)| value.as_str()).collect();
             return format!("\"{name}\":[{}]", values.join(","));
         }
 
@@ -136,14 +132,7 @@ fn mutant(number: u64) -> Vec<u8> {
 
 /// Consecutive tensors, and their total size in bytes.
 fn valid_entries(random: &mut Random) -> (Vec<Entry>, usize) {
-    let dtypes = [
-        ("U8", 8),
-        ("BF16", 16),
-        ("F32", 32),
-        ("F4", 4),
-        ("F6_E2M3", 6),
-        ("I64", 64),
-    ];
+    let dtypes = [("U8", 8), ("BF16", 16), ("F32", 32), ("F4", 4), ("F6_E2M3", 6), ("I64", 64)];
     let mut entries = Vec::new();
     let mut offset = 0;
 
@@ -185,29 +174,9 @@ fn break_structure(random: &mut Random, entries: &mut Vec<Entry>, data_len: &mut
 
     let at = random.below(entries.len());
     let field = random.below(entries[at].fields.len());
-    let numbers = [
-        "0",
-        "1",
-        "2",
-        "4",
-        "8",
-        "-1",
-        "1.0",
-        "1e0",
-        "01",
-        "18446744073709551615",
-    ];
-    let names = [
-        "",
-        "..",
-        "a/../b",
-        r"\u0000",
-        r"\u0074\u0030",
-        "t1",
-        "é",
-        r"\ud83e\udd80",
-        r"\ud800",
-    ];
+    let numbers = ["0", "1", "2", "4", "8", "-1", "1.0", "1e0", "01", "18446744073709551615"];
+    let names =
+        ["", "..", "a/../b", r"\u0000", r"\u0074\u0030", "t1", "é", r"\ud83e\udd80", r"\ud800"];
 
     match random.below(12) {
         0 => {
@@ -233,23 +202,17 @@ fn break_structure(random: &mut Random, entries: &mut Vec<Entry>, data_len: &mut
         }
         6 => {
             let ones = "1,".repeat(random.pick(&[1, 60, 62, 63, 70]));
-            change(&mut entries[at], "shape", |shape| {
-                shape.replace('[', &format!("[{ones}"))
-            });
+            change(&mut entries[at], "shape", |shape| shape.replace('[', &format!("[{ones}")));
         }
         7 => {
             let dtype = random.pick(&["F64", "BOOL", "F8_E8M0", "X", "u8", ""]);
             change(&mut entries[at], "dtype", |_| format!("\"{dtype}\""));
         }
-        8 => change(&mut entries[at], "dtype", |dtype| {
-            format!("{{{dtype}:null}}")
-        }),
+        8 => change(&mut entries[at], "dtype", |dtype| format!("{{{dtype}:null}}")),
         9 => entries[at].without_names = true,
         10 => {
             let (first, second) = (random.pick(&numbers), random.pick(&numbers));
-            change(&mut entries[at], "data_offsets", |_| {
-                format!("[{first},{second}]")
-            });
+            change(&mut entries[at], "data_offsets", |_| format!("[{first},{second}]"));
         }
         _ => {
             let (first, second) = (random.pick(&numbers), random.pick(&numbers));
@@ -284,10 +247,7 @@ fn break_bytes(random: &mut Random, header: &mut Vec<u8>) {
         3 => insert(header, at, random.pick(&tokens).as_bytes()),
         4 => {
             // White space where the grammar allows it has no effect.
-            let place = header
-                .iter()
-                .skip(at)
-                .position(|byte| b"{}[],:".contains(byte));
+            let place = header.iter().skip(at).position(|byte| b"{}[],:".contains(byte));
             let at = at + place.unwrap_or(0);
             insert(header, at, random.pick(&[" ", "\n", "\t", "\r"]).as_bytes());
         }

@@ -11,12 +11,7 @@ use crate::{Expected, INDEX, Probe, write_shard};
 const PLACES: &str = r#""a":"x","b":"x","c":"y""#;
 
 fn probe(what: &str, index: impl AsRef<[u8]>, expected: Expected) -> Probe {
-    Probe {
-        what: what.to_owned(),
-        index: index.as_ref().to_owned(),
-        prepare: |_| {},
-        expected,
-    }
+    Probe { what: what.to_owned(), index: index.as_ref().to_owned(), prepare: |_| {}, expected }
 }
 
 fn map(entries: &str) -> String {
@@ -215,8 +210,5 @@ fn folders() -> Vec<Probe> {
 }
 
 pub(crate) fn corpus() -> Vec<Probe> {
-    [forms(), names(), places(), folders()]
-        .into_iter()
-        .flatten()
-        .collect()
+    [forms(), names(), places(), folders()].into_iter().flatten().collect()
 }

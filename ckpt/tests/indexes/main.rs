@@ -30,9 +30,7 @@ pub(crate) fn write_shard(path: &Path, names: &[&str]) {
         writer.add(name, Dtype::F32, &[2]).unwrap();
     }
     let data = |name: &str| name.bytes().cycle().take(8).collect::<Vec<u8>>();
-    writer
-        .save(path, |tensor, out| out.append(&data(&tensor.name)))
-        .unwrap();
+    writer.save(path, |tensor, out| out.append(&data(&tensor.name))).unwrap();
 }
 
 fn rule(error: &Error) -> String {
@@ -69,10 +67,7 @@ fn every_index_gets_the_expected_verdict() {
         }
 
         let found = match &opened {
-            Ok(opened) => Ok(opened
-                .tensors()
-                .map(|tensor| tensor.name.as_str())
-                .collect()),
+            Ok(opened) => Ok(opened.tensors().map(|tensor| tensor.name.as_str()).collect()),
             Err(error) => Err(rule(error)),
         };
         let expected = probe.expected.map(str::to_owned).map_err(str::to_owned);

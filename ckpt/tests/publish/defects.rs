@@ -10,12 +10,7 @@ fn a_partly_written_folder_is_never_chosen() {
     save(run.path(), 1);
     let torn = save(run.path(), 2).path().to_owned();
 
-    for file in [
-        "manifest.json",
-        "train.json",
-        "model/config.json",
-        "model/model.safetensors",
-    ] {
+    for file in ["manifest.json", "train.json", "model/config.json", "model/model.safetensors"] {
         let path = torn.join(file);
         let whole = fs::read(&path).unwrap();
 
@@ -34,10 +29,7 @@ fn a_partly_written_folder_is_never_chosen() {
     let scan = scan(run.path()).unwrap();
     assert_eq!((scan.complete.len(), scan.incomplete.len()), (1, 1));
     let text = scan.incomplete[0].to_string();
-    assert!(
-        text.contains("step-000002") && text.contains("train.json has 18 bytes"),
-        "{text}"
-    );
+    assert!(text.contains("step-000002") && text.contains("train.json has 18 bytes"), "{text}");
 }
 
 /// Any single flipped bit is detected: in the data by its digest, in the manifest by its seal.
@@ -47,12 +39,7 @@ fn every_bit_flip_is_detected() {
     let published = save(run.path(), 1);
     let folder = published.path();
 
-    for file in [
-        "manifest.json",
-        "train.json",
-        "model/config.json",
-        "model/model.safetensors",
-    ] {
+    for file in ["manifest.json", "train.json", "model/config.json", "model/model.safetensors"] {
         let path = folder.join(file);
         let whole = fs::read(&path).unwrap();
 
@@ -77,10 +64,7 @@ fn reseal(manifest: &str, from: &str, to: &str) -> String {
     let (above, seal) = manifest.split_once("  \"seal\"").unwrap();
     let above = above.replace(from, to);
     let old = seal.split('"').nth(1).unwrap();
-    format!(
-        "{above}  \"seal\"{}",
-        seal.replace(old, &Digest::of(above.as_bytes()).to_string())
-    )
+    format!("{above}  \"seal\"{}", seal.replace(old, &Digest::of(above.as_bytes()).to_string()))
 }
 
 #[test]
@@ -93,27 +77,15 @@ fn manifests_cannot_lead_out_of_their_folder() {
     for to in ["../train.json", "/etc/passwd", "model/../train.json"] {
         fs::write(&path, reseal(&whole, "train.json", to)).unwrap();
         let problem = problem(published.path());
-        assert!(
-            matches!(problem, IntegrityError::BadManifest { .. }),
-            "{to}: {problem}"
-        );
+        assert!(matches!(problem, IntegrityError::BadManifest { .. }), "{to}: {problem}");
     }
     fs::write(&path, reseal(&whole, "train.json", "drain.json")).unwrap();
-    assert!(matches!(
-        problem(published.path()),
-        IntegrityError::MissingFiles { .. }
-    ));
+    assert!(matches!(problem(published.path()), IntegrityError::MissingFiles { .. }));
     fs::write(&path, whole.replace("train.json", "drain.json")).unwrap();
-    assert!(matches!(
-        problem(published.path()),
-        IntegrityError::BrokenSeal { .. }
-    ));
+    assert!(matches!(problem(published.path()), IntegrityError::BrokenSeal { .. }));
 
     fs::write(&path, reseal(&whole, "\"version\": 2", "\"version\": 3")).unwrap();
-    assert_eq!(
-        problem(published.path()),
-        IntegrityError::NewerVersion { found: 3 }
-    );
+    assert_eq!(problem(published.path()), IntegrityError::NewerVersion { found: 3 });
 
     // Written by a newer program: it must not be replaced.
     let error = Staging::new(run.path(), &step_name(1)).unwrap_err();
@@ -160,9 +132,7 @@ fn metadata_round_trips() {
 #[test]
 fn damage_is_located() {
     let run = tempfile::tempdir().unwrap();
-    let mut staging = Staging::new(run.path(), "export")
-        .unwrap()
-        .block_bytes(1000);
+    let mut staging = Staging::new(run.path(), "export").unwrap().block_bytes(1000);
     for file in ["a.bin", "b.bin"] {
         staging.write(file, &[7; 2500]).unwrap();
     }
@@ -182,19 +152,16 @@ fn damage_is_located() {
         let places: Vec<_> = damage
             .iter()
             .map(|problem| match problem {
-                IntegrityError::WrongDigest {
-                    file, block, range, ..
-                } => (file.as_str(), *block, range.clone()),
+                IntegrityError::WrongDigest { file, block, range, .. } => {
+                    (file.as_str(), *block, range.clone())
+                }
                 other => panic!("{other}"),
             })
             .collect();
         assert_eq!(places, [("b.bin", 0, 0..1000), ("b.bin", 2, 2000..2500)]);
     }
     let text = problem(published.path()).to_string();
-    assert!(
-        text.contains("b.bin is damaged: bytes 0..1000 (block 0)"),
-        "{text}"
-    );
+    assert!(text.contains("b.bin is damaged: bytes 0..1000 (block 0)"), "{text}");
 }
 
 #[test]
@@ -202,31 +169,13 @@ fn reserved_files_must_be_written() {
     let run = tempfile::tempdir().unwrap();
     let mut staging = stage(run.path(), 1);
     staging.reserve("big.bin", 10).unwrap();
-    assert_eq!(
-        fs::metadata(staging.folder().join("big.bin"))
-            .unwrap()
-            .len(),
-        10
-    );
+    assert_eq!(fs::metadata(staging.folder().join("big.bin")).unwrap().len(), 10);
     let error = staging.write("big.bin", &[1; 9]).unwrap_err();
-    assert!(
-        matches!(
-            error,
-            Error::WrongLength {
-                expected: 10,
-                actual: 9,
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert!(matches!(error, Error::WrongLength { expected: 10, actual: 9, .. }), "{error}");
 
     staging.reserve("big.bin", 10).unwrap();
     let error = staging.commit().unwrap_err();
-    assert!(
-        matches!(error, Error::WrongLength { actual: 0, .. }),
-        "{error}"
-    );
+    assert!(matches!(error, Error::WrongLength { actual: 0, .. }), "{error}");
     assert_eq!(names_in(run.path()), [""; 0]);
 }
 
@@ -250,16 +199,10 @@ fn absent_checkpoints_are_not_incomplete() {
     assert!(said.starts_with(&format!("{} does not exist; ", absent.display())));
     let expected = format!("its parent folder is {}", newest.path().display());
     assert!(said.ends_with(&expected), "{said}");
-    assert!(matches!(
-        problem(&run.path().join("step-000009")),
-        IntegrityError::NoManifest
-    ));
+    assert!(matches!(problem(&run.path().join("step-000009")), IntegrityError::NoManifest));
 
     let said = error(&run.path().join("none/step-000001"));
-    assert!(
-        said.ends_with("its parent folder has no complete checkpoint"),
-        "{said}"
-    );
+    assert!(said.ends_with("its parent folder has no complete checkpoint"), "{said}");
 }
 
 /// Neither the manifest nor files are read through links, at any position in their path.

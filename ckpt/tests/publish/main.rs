@@ -20,14 +20,10 @@ fn stage(parent: &Path, step: u64) -> Staging {
 
     let mut model = FolderWriter::new();
     model.add("w", Dtype::U8, &[64]).unwrap();
-    model
-        .write(&mut staging, "model", |_, out| out.append(&weight))
-        .unwrap();
+    model.write(&mut staging, "model", |_, out| out.append(&weight)).unwrap();
 
     staging.write("model/config.json", b"{}").unwrap();
-    staging
-        .write("train.json", format!("{{\"step\":{step}}}").as_bytes())
-        .unwrap();
+    staging.write("train.json", format!("{{\"step\":{step}}}").as_bytes()).unwrap();
     staging
 }
 
@@ -37,17 +33,13 @@ fn save(parent: &Path, step: u64) -> Committed {
 
 fn steps(parent: &Path) -> Vec<u64> {
     let found = discover(parent).unwrap();
-    found
-        .iter()
-        .map(|published| published.step().unwrap())
-        .collect()
+    found.iter().map(|published| published.step().unwrap()).collect()
 }
 
 fn names_in(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).unwrap();
-    let mut names: Vec<String> = entries
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     names
 }
@@ -85,10 +77,7 @@ fn published_checkpoints_are_complete() {
         published.verify().unwrap();
 
         let files: Vec<_> = published.files().map(|(path, _)| path).collect();
-        assert_eq!(
-            files,
-            ["model/config.json", "model/model.safetensors", "train.json"]
-        );
+        assert_eq!(files, ["model/config.json", "model/model.safetensors", "train.json"]);
     }
     assert_eq!(steps(run.path()), [9, 10, 200, 1_000_000]);
     assert_eq!(names_in(run.path()).len(), 4, "no hidden folder is left");
@@ -103,17 +92,10 @@ fn foreign_files_are_sealed_too() {
     fs::write(staging.folder().join("extra/tokenizer.json"), b"[1]").unwrap();
 
     let published = staging.commit().unwrap();
-    assert!(
-        published
-            .files()
-            .any(|file| file == ("extra/tokenizer.json", 3))
-    );
+    assert!(published.files().any(|file| file == ("extra/tokenizer.json", 3)));
 
     fs::write(published.path().join("extra/tokenizer.json"), b"[2]").unwrap();
-    assert!(matches!(
-        problem(published.path()),
-        IntegrityError::WrongDigest { .. }
-    ));
+    assert!(matches!(problem(published.path()), IntegrityError::WrongDigest { .. }));
 }
 
 #[test]
@@ -147,20 +129,12 @@ fn a_kill_while_staging_keeps_the_old_state() {
     fs::rename(sealed.path(), &whole).unwrap();
 
     let leftover = run.path().join(".step-000002.tmp-0123456789abcdef");
-    let files = [
-        "manifest.json",
-        "train.json",
-        "model/config.json",
-        "model/model.safetensors",
-    ];
+    let files = ["manifest.json", "train.json", "model/config.json", "model/model.safetensors"];
     for cut in files {
         let len = fs::metadata(whole.join(cut)).unwrap().len();
         for kept in [0, len / 2, len] {
             copy(&whole, &leftover);
-            let file = fs::OpenOptions::new()
-                .write(true)
-                .open(leftover.join(cut))
-                .unwrap();
+            let file = fs::OpenOptions::new().write(true).open(leftover.join(cut)).unwrap();
             file.set_len(kept).unwrap();
 
             assert_eq!(steps(run.path()), [1]);
@@ -195,10 +169,7 @@ fn only_incomplete_checkpoints_are_replaced() {
     fs::remove_file(path.join("manifest.json")).unwrap();
 
     let staging = stage(run.path(), 1);
-    assert!(
-        path.join("train.json").exists(),
-        "untouched until the commit"
-    );
+    assert!(path.join("train.json").exists(), "untouched until the commit");
     staging.commit().unwrap().verify().unwrap();
     assert_eq!(names_in(run.path()), ["step-000001"]);
 
@@ -225,16 +196,7 @@ fn paths_stay_in_the_staging_folder() {
         assert!(matches!(error, Error::FileName { .. }), "{path}: {error}");
     }
     let error = staging.write("manifest.json", b"{}").unwrap_err();
-    assert!(
-        matches!(
-            error,
-            Error::FileName {
-                problem: NameError::Taken,
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert!(matches!(error, Error::FileName { problem: NameError::Taken, .. }), "{error}");
     let error = staging.write("train.json", b"again").unwrap_err();
     assert!(matches!(error, Error::Exists { .. }), "{error}");
 
@@ -249,10 +211,7 @@ fn files_modified_by_other_programs_are_not_sealed() {
     let staging = stage(run.path(), 1);
     fs::write(staging.folder().join("train.json"), b"x").unwrap();
     let error = staging.commit().unwrap_err();
-    assert!(
-        matches!(error, Error::ChangedWhileStaged { found: 1, .. }),
-        "{error}"
-    );
+    assert!(matches!(error, Error::ChangedWhileStaged { found: 1, .. }), "{error}");
 
     let staging = stage(run.path(), 1);
     fs::remove_file(staging.folder().join("train.json")).unwrap();
@@ -279,12 +238,7 @@ fn a_checkpoint_that_does_not_fit_is_rejected_before_it_starts() {
         .write::<Error>(&mut staging, "", |_, _| panic!("no data may be requested"))
         .unwrap_err();
 
-    let Error::NoSpace {
-        needed, available, ..
-    } = &error
-    else {
-        panic!("{error}")
-    };
+    let Error::NoSpace { needed, available, .. } = &error else { panic!("{error}") };
     assert!(*needed > 1 << 60, "including the header: {needed}");
     assert!(available.is_some());
 

@@ -19,11 +19,7 @@ fn littered(run: &Path) -> (Staging, Vec<Leftover>) {
     let mut surplus = Vec::new();
     for step in 1..=3 {
         let path = save(run, step).path().to_owned();
-        surplus.push(Leftover {
-            bytes: bytes_of(&path),
-            path,
-            kind: LeftoverKind::Checkpoint,
-        });
+        surplus.push(Leftover { bytes: bytes_of(&path), path, kind: LeftoverKind::Checkpoint });
     }
     surplus.pop();
 
@@ -82,20 +78,13 @@ fn the_newest_checkpoints_are_kept() {
     fs::create_dir(run.path().join("step-000006")).unwrap();
     fs::write(run.path().join("notes.txt"), b"dear").unwrap();
 
-    let keep = |count| {
-        keep_last(run.path(), NonZeroUsize::new(count).unwrap())
-            .unwrap()
-            .len()
-    };
+    let keep = |count| keep_last(run.path(), NonZeroUsize::new(count).unwrap()).unwrap().len();
     assert_eq!(keep(9), 0);
     assert_eq!(steps(run.path()), [1, 2, 3, 4, 5]);
     assert_eq!(keep(2), 3);
     assert_eq!(steps(run.path()), [4, 5]);
     assert_eq!(keep(1), 1);
-    assert_eq!(
-        names_in(run.path()),
-        ["notes.txt", "step-000005", "step-000006"]
-    );
+    assert_eq!(names_in(run.path()), ["notes.txt", "step-000005", "step-000006"]);
 }
 
 /// A removal that was killed between rename and unlink is finished by the next one.

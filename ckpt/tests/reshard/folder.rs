@@ -50,9 +50,7 @@ fn write_rank(staged: &Path, layout: &FolderLayout, mesh: &Layout, rank: u64) ->
     for tensor in tensors() {
         if mesh.is_primary_replica(&tensor.0, rank) {
             let (region, bytes) = held(mesh, rank, &tensor);
-            layout
-                .write_region(&mut writer, &tensor.0, &region, &bytes)
-                .unwrap();
+            layout.write_region(&mut writer, &tensor.0, &region, &bytes).unwrap();
         }
     }
     writer.finish().unwrap()
@@ -77,9 +75,7 @@ fn by_one_process(run: &Path, step: u64, max_shard_bytes: u64) -> Files {
     let give = |tensor: &TensorInfo, data: &mut TensorSink<'_>| -> Result<()> {
         all.get(&tensor.name).map_or(Ok(()), |it| data.append(it))
     };
-    model(max_shard_bytes)
-        .write(&mut staging, "model", give)
-        .unwrap();
+    model(max_shard_bytes).write(&mut staging, "model", give).unwrap();
     files_of(&staging.commit().unwrap())
 }
 
@@ -131,10 +127,7 @@ fn the_reference_reads_each_file() {
         let mesh = mesh(10);
         let files = by_threads(run.path(), 1, max_shard_bytes, &mesh);
         let layout = layout_of(max_shard_bytes);
-        assert_eq!(
-            layout.bytes(),
-            files.values().map(|it| it.len() as u64).sum::<u64>()
-        );
+        assert_eq!(layout.bytes(), files.values().map(|it| it.len() as u64).sum::<u64>());
 
         for tensor in tensors() {
             let (path, info) = layout.location(&tensor.0).unwrap();
@@ -205,9 +198,7 @@ fn processes_write_what_one_process_writes() {
             let said = String::from_utf8(rank.wait_with_output().unwrap().stdout).unwrap();
             let report = said.lines().find_map(|line| line.strip_prefix(REPORT));
             let report = report.unwrap_or_else(|| panic!("{said}"));
-            staging
-                .accept(serde_json::from_str(report).unwrap())
-                .unwrap();
+            staging.accept(serde_json::from_str(report).unwrap()).unwrap();
         }
         assert!(files_of(&staging.commit().unwrap()) == alone, "{mesh}");
     }
@@ -227,9 +218,7 @@ fn error_of(regions: Regions<'_>, more: impl FnOnce(&mut Writer)) -> Error {
     let mut writer = Writer::join(staging.folder(), "rank 0").unwrap();
     for (tensor, region) in regions {
         let elements: u64 = region.iter().map(|it| it.end - it.start).product();
-        layout
-            .write_region(&mut writer, tensor, region, &vec![1; elements as usize])
-            .unwrap();
+        layout.write_region(&mut writer, tensor, region, &vec![1; elements as usize]).unwrap();
     }
     more(&mut writer);
     staging.accept(writer.finish().unwrap()).unwrap();
@@ -243,11 +232,7 @@ fn error_of(regions: Regions<'_>, more: impl FnOnce(&mut Writer)) -> Error {
 /// Missing and duplicate bytes are reported with the names of tensors.
 #[test]
 fn gaps_and_overlaps_name_tensors() {
-    let (a, b, c) = (
-        ("a", [0..4, 0..4]),
-        ("b", [0..4, 0..4]),
-        ("c", [0..4, 0..4]),
-    );
+    let (a, b, c) = (("a", [0..4, 0..4]), ("b", [0..4, 0..4]), ("c", [0..4, 0..4]));
     let text = |regions: Regions<'_>| error_of(regions, |_| {}).to_string();
 
     let gap = text(&[a.clone(), ("b", [0..4, 0..3]), c.clone()]);
@@ -289,9 +274,7 @@ fn column_shards_keep_the_manifest_small() {
             let mut writer = Writer::join(staging.folder(), &format!("rank {rank}")).unwrap();
             let region = [0..ROWS, 2 * rank..2 * rank + 2];
             let bytes: Vec<u8> = (0..2 * ROWS).map(|at| (at / 7 + rank) as u8).collect();
-            layout
-                .write_region(&mut writer, "w", &region, &bytes)
-                .unwrap();
+            layout.write_region(&mut writer, "w", &region, &bytes).unwrap();
             let report = writer.finish().unwrap();
             assert_eq!(report.parts["model.safetensors"].len() as u64, ROWS);
             staging.accept(report).unwrap();
@@ -328,20 +311,11 @@ fn ranks_with_another_layout_are_rejected() {
     let other = layout(16);
     assert_ne!(other.digest(), layout(8).digest());
     assert_eq!(other.digest(), layout(16).digest());
-    let error = other
-        .write_region(&mut writer, "weight", &[0..16, 0..2], &[1; 32])
-        .unwrap_err();
+    let error = other.write_region(&mut writer, "weight", &[0..16, 0..2], &[1; 32]).unwrap_err();
     assert!(matches!(error, Error::LayoutMismatch { .. }), "{error}");
 
-    let error = layout(8)
-        .write_region(&mut writer, "weigh", &[0..8, 0..2], &[1; 16])
-        .unwrap_err();
-    assert!(
-        error.to_string().ends_with("did you mean `weight`?"),
-        "{error}"
-    );
-    let error = layout(8)
-        .write_region(&mut writer, "weight", &[0..8, 0..2], &[1; 15])
-        .unwrap_err();
+    let error = layout(8).write_region(&mut writer, "weigh", &[0..8, 0..2], &[1; 16]).unwrap_err();
+    assert!(error.to_string().ends_with("did you mean `weight`?"), "{error}");
+    let error = layout(8).write_region(&mut writer, "weight", &[0..8, 0..2], &[1; 15]).unwrap_err();
     assert!(matches!(error, Error::BadRegion { .. }), "{error}");
 }

@@ -33,31 +33,13 @@ const MESHES: [(&str, &str); 12] = [
     ("fsdp=3", "{all:path} = fsdp:0"),
     ("fsdp=8", "{all:path} = fsdp:0"),
     ("dp=2,fsdp=2", "{all:path} = fsdp:0"),
-    (
-        "tp=2",
-        "{s:path}attention.weight = tp:1\n{s:path}down = tp:2\n{s:path}embed.weight = tp:0",
-    ),
-    (
-        "tp=4",
-        "{s:path}attention.weight = tp:0\n{s:path}down = tp:1\n{s:path}embed.weight = tp:1",
-    ),
+    ("tp=2", "{s:path}attention.weight = tp:1\n{s:path}down = tp:2\n{s:path}embed.weight = tp:0"),
+    ("tp=4", "{s:path}attention.weight = tp:0\n{s:path}down = tp:1\n{s:path}embed.weight = tp:1"),
     ("ep=3", "{s:path}down = ep:0"),
-    (
-        "ep=2,tp=2",
-        "{s:path}down = ep:0 tp:2\n{s:path}attention.weight = tp:1",
-    ),
-    (
-        "fsdp=2,tp=2",
-        "{s:path}attention.weight = tp:0 fsdp:0\n{s:path}down = fsdp:1 tp:2",
-    ),
-    (
-        "fsdp=2,tp=3",
-        "{s:path}attention.weight = tp:1 fsdp:0\n{s:path}embed.weight = fsdp:0 tp:0",
-    ),
-    (
-        "dp=2,ep=2,tp=2",
-        "{s:path}down = ep:0 tp:1\n{s:path}embed.weight = tp:0",
-    ),
+    ("ep=2,tp=2", "{s:path}down = ep:0 tp:2\n{s:path}attention.weight = tp:1"),
+    ("fsdp=2,tp=2", "{s:path}attention.weight = tp:0 fsdp:0\n{s:path}down = fsdp:1 tp:2"),
+    ("fsdp=2,tp=3", "{s:path}attention.weight = tp:1 fsdp:0\n{s:path}embed.weight = fsdp:0 tp:0"),
+    ("dp=2,ep=2,tp=2", "{s:path}down = ep:0 tp:1\n{s:path}embed.weight = tp:0"),
 ];
 
 /// Name, dtype and shape of all saved tensors.
@@ -74,9 +56,7 @@ fn tensors() -> Vec<(String, Dtype, Vec<u64>)> {
 
 /// The bytes of an element, which depend only on its tensor and index.
 fn element(name: &str, index: u64, size: usize) -> Vec<u8> {
-    let seed = name
-        .bytes()
-        .fold(17u64, |seed, byte| seed.wrapping_mul(31) + u64::from(byte));
+    let seed = name.bytes().fold(17u64, |seed, byte| seed.wrapping_mul(31) + u64::from(byte));
     let bits = (seed ^ index).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     bits.to_le_bytes()[8 - size..].to_vec()
 }
@@ -90,9 +70,7 @@ fn held(
     let region = layout.region(name, shape, rank).unwrap();
     let mut indices = vec![0];
     for (range, extent) in region.iter().zip(shape) {
-        let next = indices
-            .iter()
-            .flat_map(|at| range.clone().map(move |it| at * extent + it));
+        let next = indices.iter().flat_map(|at| range.clone().map(move |it| at * extent + it));
         indices = next.collect();
     }
     let size = dtype.bits() / 8;
@@ -119,10 +97,7 @@ fn save(run: &std::path::Path, step: u64, layout: &Layout) -> Committed {
             scope.spawn(move || {
                 let mut writer = Writer::join(folder, &format!("rank {rank}")).unwrap();
                 let file = writer.file(FILE).unwrap();
-                for tensor in tensors()
-                    .iter()
-                    .filter(|it| layout.is_primary_replica(&it.0, rank))
-                {
+                for tensor in tensors().iter().filter(|it| layout.is_primary_replica(&it.0, rank)) {
                     let (region, bytes) = held(layout, rank, tensor);
                     let place = plan.tensors.iter().find(|it| it.name == tensor.0).unwrap();
                     write_region(&file, place, &region, &bytes).unwrap();
@@ -131,10 +106,7 @@ fn save(run: &std::path::Path, step: u64, layout: &Layout) -> Committed {
             })
         });
         let ranks: Vec<_> = ranks.collect();
-        ranks
-            .into_iter()
-            .map(|rank| rank.join().unwrap())
-            .collect::<Vec<_>>()
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect::<Vec<_>>()
     });
     for report in reports {
         staging.accept(report).unwrap();
@@ -152,21 +124,14 @@ fn load(checkpoint: &Committed, layout: &Layout, rank: u64) -> BTreeMap<String, 
         LoadRequest::new(name, expr, region)
     });
     let requests: Vec<LoadRequest> = requests.collect();
-    let options = Options {
-        threads: 1,
-        ..Options::default()
-    };
+    let options = Options { threads: 1, ..Options::default() };
     let plan = LoadPlan::new(&graph, &Catalog::of(&folder), &requests, &options).unwrap();
     let targets = plan.targets().iter();
     let mut loaded: Vec<Vec<u8>> = targets.map(|it| vec![0; it.bytes as usize]).collect();
     let slices = Slices::new(loaded.iter_mut().map(|it| &mut it[..]));
     let sources = Sources::open(&folder, BackendChoice::Auto).unwrap();
     execute(&plan, &sources, &slices, &|_| {}).unwrap();
-    requests
-        .into_iter()
-        .map(|request| request.target.to_string())
-        .zip(loaded)
-        .collect()
+    requests.into_iter().map(|request| request.target.to_string()).zip(loaded).collect()
 }
 
 /// Checkpoints of each of 12 meshes can be loaded by each of them. Weights, both AdamW moments and

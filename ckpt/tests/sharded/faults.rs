@@ -19,11 +19,7 @@ use crate::world::{
 /// The same placement for tensors with names of the same length.
 fn layout(ranks: usize) -> Layout {
     let mesh = Mesh::new(&[ranks], &["a"]).unwrap();
-    Layout {
-        mesh,
-        choice: 1,
-        divides_rows: false,
-    }
+    Layout { mesh, choice: 1, divides_rows: false }
 }
 
 fn rules(rank: &mut Rank<'_>, rules: Vec<Rule>) {
@@ -65,41 +61,25 @@ fn all_ranks_name_the_rank_that_failed() {
         ("create the files", "permission denied", false, |rank| {
             rules(rank, vec![denied(Op::Allocate)]);
         }),
-        (
-            "publish the checkpoint",
-            "permission denied",
-            false,
-            |rank| {
-                rules(rank, vec![denied(Op::RenameNoReplace)]);
-            },
-        ),
+        ("publish the checkpoint", "permission denied", false, |rank| {
+            rules(rank, vec![denied(Op::RenameNoReplace)]);
+        }),
     ];
     for (step, cause, on_any_rank, change) in steps {
         for failing in 0..if on_any_rank { 3 } else { 1 } {
             let run = tempfile::tempdir().unwrap();
             // Tiny blocks, so that each rank verifies some of them.
-            let sizes = Sizes {
-                block: 64,
-                file: 600,
-            };
-            let saved = save_on(
-                &model,
-                &layout(3),
-                (run.path(), "saved"),
-                sizes,
-                &|number, rank| {
+            let sizes = Sizes { block: 64, file: 600 };
+            let saved =
+                save_on(&model, &layout(3), (run.path(), "saved"), sizes, &|number, rank| {
                     if number == failing {
                         change(rank);
                     }
-                },
-            );
+                });
             for text in texts(saved) {
                 let start = format!("rank {failing} failed to {step}: ");
                 assert!(text.starts_with(&start), "{text}, expected {start}");
-                assert!(
-                    text.to_lowercase().contains(cause),
-                    "{text}, expected {cause}"
-                );
+                assert!(text.to_lowercase().contains(cause), "{text}, expected {cause}");
             }
             assert_empty(run.path());
         }
@@ -141,14 +121,7 @@ fn the_exit_of_a_rank_is_reported() {
                 false => ranks,
                 true => dying(ranks, left),
             };
-            let saved = on_ranks(
-                &[&model; 3],
-                &layout(3),
-                place,
-                SIZES[0],
-                &ranks,
-                &|_, _| {},
-            );
+            let saved = on_ranks(&[&model; 3], &layout(3), place, SIZES[0], &ranks, &|_, _| {});
             for (number, text) in texts(saved).into_iter().enumerate() {
                 let cause = match number == killed {
                     true => "killed".to_owned(),
@@ -206,34 +179,22 @@ fn misplaced_writes_are_found() {
     for (block, is_shared) in [(16 << 20, true), (2, false)] {
         let run = tempfile::tempdir().unwrap();
         let (path, barrier) = (run.path().to_owned(), Arc::new(Barrier::new(2)));
-        let sizes = Sizes {
-            block,
-            file: u64::MAX,
-        };
-        let saved = save_on(
-            &rows,
-            &layout,
-            (run.path(), "saved"),
-            sizes,
-            &|number, rank| {
-                let (path, barrier) = (path.clone(), Arc::clone(&barrier));
-                let swap = move || {
-                    barrier.wait(); // both ranks have written
-                    if number == 0 {
-                        swap_rows(&path);
-                    }
-                    barrier.wait();
-                };
-                let after = Rule::new(Fault::After(Arc::new(swap)));
-                rules(rank, vec![after.op(Op::SyncData).path(".safetensors")]);
-            },
-        );
+        let sizes = Sizes { block, file: u64::MAX };
+        let saved = save_on(&rows, &layout, (run.path(), "saved"), sizes, &|number, rank| {
+            let (path, barrier) = (path.clone(), Arc::clone(&barrier));
+            let swap = move || {
+                barrier.wait(); // both ranks have written
+                if number == 0 {
+                    swap_rows(&path);
+                }
+                barrier.wait();
+            };
+            let after = Rule::new(Fault::After(Arc::new(swap)));
+            rules(rank, vec![after.op(Op::SyncData).path(".safetensors")]);
+        });
         match saved.into_iter().next().unwrap() {
             Err(Error::Ranks(RanksError::Failed { cause, .. })) if is_shared => {
-                assert!(
-                    cause.contains("does not have the bytes that rank 0 wrote"),
-                    "{cause}"
-                );
+                assert!(cause.contains("does not have the bytes that rank 0 wrote"), "{cause}");
                 assert_empty(run.path());
             }
             Ok(Saved { committed, .. }) if !is_shared => {
@@ -246,15 +207,9 @@ fn misplaced_writes_are_found() {
 
 /// Exchanges the last two rows of 50 bytes of the file that is being written.
 fn swap_rows(run: &Path) {
-    let name = files(run)
-        .into_keys()
-        .find(|name| name.ends_with(".safetensors"));
+    let name = files(run).into_keys().find(|name| name.ends_with(".safetensors"));
     let path = run.join(name.unwrap());
-    let file = std::fs::File::options()
-        .read(true)
-        .write(true)
-        .open(path)
-        .unwrap();
+    let file = std::fs::File::options().read(true).write(true).open(path).unwrap();
     let start = file.metadata().unwrap().len() - 100;
     let mut rows = [0; 100];
     file.read_exact_at(&mut rows, start).unwrap();
@@ -269,10 +224,7 @@ fn shards_that_do_not_fit_are_refused() {
     let shard = |dim, dtype, shape: &[usize], rank| {
         let sharding = Sharding::new(&mesh, [("a", Placement::shard(dim))], shape).unwrap();
         let shape: Vec<u64> = shape.iter().map(|it| *it as u64).collect();
-        Shard::new(
-            TensorSpec::new("w", dtype, &shape),
-            &sharding.region(rank).unwrap(),
-        )
+        Shard::new(TensorSpec::new("w", dtype, &shape), &sharding.region(rank).unwrap())
     };
     let fits = |rank| vec![shard(0, Dtype::F32, &[6, 4], rank)];
     type Change<'c> = &'c (dyn Fn() -> Vec<Shard> + Sync);
@@ -313,27 +265,19 @@ fn shards_that_do_not_fit_are_refused() {
             &|| vec![fits(2).remove(0).of_rows(1..3)],
             "`w`: rank 2 has rows 1..3 of [4..6, 0..4], which has 2 rows",
         ),
-        (
-            &|| [fits(2), fits(2)].concat(),
-            "`w`: rank 2 has two shards; a rank has one",
-        ),
+        (&|| [fits(2), fits(2)].concat(), "`w`: rank 2 has two shards; a rank has one"),
     ];
     let model = Model::by_name();
     for (third, message) in cases {
         let run = tempfile::tempdir().unwrap();
-        let saved = save_on(
-            &model,
-            &layout(3),
-            (run.path(), "saved"),
-            SIZES[0],
-            &|number, rank| {
+        let saved =
+            save_on(&model, &layout(3), (run.path(), "saved"), SIZES[0], &|number, rank| {
                 let shards = rank.shards.as_mut().unwrap();
                 shards.shards = if number == 2 { third() } else { fits(number) };
                 let any_change =
                     Rule::new(Fault::Before(Arc::new(|| panic!("nothing is written"))));
                 rules(rank, vec![any_change.op(Op::MakeDir)]);
-            },
-        );
+            });
         for text in texts(saved) {
             assert_eq!(text, message);
         }
@@ -345,14 +289,10 @@ fn shards_that_do_not_fit_are_refused() {
 #[test]
 fn mappings_that_do_not_fit_are_refused() {
     let model = Model::by_name();
-    let other = Model {
-        mapping: "scalar = rename(number)\n{rest:path} = {rest:path}",
-        ..model.clone()
-    };
-    let computed = Model {
-        mapping: "mean(norm, norm) = both\n{rest:path} = {rest:path}",
-        ..model.clone()
-    };
+    let other =
+        Model { mapping: "scalar = rename(number)\n{rest:path} = {rest:path}", ..model.clone() };
+    let computed =
+        Model { mapping: "mean(norm, norm) = both\n{rest:path} = {rest:path}", ..model.clone() };
     let run = tempfile::tempdir().unwrap();
     let place = (run.path(), "saved");
     let saved = save_models(&[&model, &other], &layout(2), place);
@@ -380,23 +320,11 @@ fn nothing_is_replaced() {
     let run = tempfile::tempdir().unwrap();
     save_whole(&model, run.path(), "saved", SIZES[0]);
     let before = files(run.path());
-    let saved = save_on(
-        &model,
-        &layout(2),
-        (run.path(), "saved"),
-        SIZES[0],
-        &|_, _| {},
-    );
+    let saved = save_on(&model, &layout(2), (run.path(), "saved"), SIZES[0], &|_, _| {});
     for text in texts(saved) {
-        assert!(
-            text.starts_with("rank 0 failed to create the files: "),
-            "{text}"
-        );
+        assert!(text.starts_with("rank 0 failed to create the files: "), "{text}");
         assert!(text.contains("exists"), "{text}");
     }
     assert!(files(run.path()) == before);
-    Committed::open(run.path().join("saved"))
-        .unwrap()
-        .verify()
-        .unwrap();
+    Committed::open(run.path().join("saved")).unwrap().verify().unwrap();
 }

@@ -15,9 +15,7 @@ fn any_mesh_writes_the_files_of_one_process() {
             let run = tempfile::tempdir().unwrap();
             save_whole(&model, run.path(), "whole", sizes);
             let expected = files(&run.path().join("whole"));
-            let data = expected
-                .iter()
-                .filter(|(name, _)| name.ends_with(".safetensors"));
+            let data = expected.iter().filter(|(name, _)| name.ends_with(".safetensors"));
             let data: u64 = data.map(|(_, bytes)| bytes.len() as u64).sum();
 
             for (number, layout) in Layout::all().iter().enumerate() {
@@ -71,11 +69,7 @@ fn replicas_share_the_bytes() {
             let mesh = meshgrad_mesh::Mesh::new(&[ranks], &["a"]).unwrap();
             let names = model.tensors.iter().map(|(spec, _)| &spec.name);
             let run = tempfile::tempdir().unwrap();
-            let layout = Layout {
-                mesh,
-                choice: 0,
-                divides_rows: false,
-            };
+            let layout = Layout { mesh, choice: 0, divides_rows: false };
             assert!(names.len() > ranks);
             let whole = |_: usize, rank: &mut world::Rank<'_>| {
                 rank.shards = Ok(world::whole(&model));
@@ -83,12 +77,7 @@ fn replicas_share_the_bytes() {
             let saved = save_on(&model, &layout, (run.path(), "saved"), SIZES[0], &whole);
             let written = saved.into_iter().map(|it| it.unwrap().written_bytes);
             let written: Vec<u64> = written.collect();
-            let largest = model
-                .tensors
-                .iter()
-                .map(|(_, bytes)| bytes.len())
-                .max()
-                .unwrap();
+            let largest = model.tensors.iter().map(|(_, bytes)| bytes.len()).max().unwrap();
             let mean = written.iter().sum::<u64>() / ranks as u64;
             let header = 1024;
             let most = mean + largest as u64 + header;

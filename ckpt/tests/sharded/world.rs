@@ -39,10 +39,7 @@ impl Model {
                 .collect();
             (TensorSpec::new(name, *dtype, shape), bytes)
         };
-        Model {
-            tensors: tensors.iter().enumerate().map(tensor).collect(),
-            mapping,
-        }
+        Model { tensors: tensors.iter().enumerate().map(tensor).collect(), mapping }
     }
 
     pub(crate) fn by_name() -> Model {
@@ -118,11 +115,7 @@ impl Layout {
             let names = &["a", "b"][..sizes.len()];
             for (choice, divides_rows) in (0..CHOICES).flat_map(|it| [(it, false), (it, true)]) {
                 let mesh = Mesh::new(sizes, names).unwrap();
-                all.push(Layout {
-                    mesh,
-                    choice,
-                    divides_rows,
-                });
+                all.push(Layout { mesh, choice, divides_rows });
             }
         }
         all
@@ -132,11 +125,7 @@ impl Layout {
     pub(crate) fn of_rows(ranks: usize, tensor: &str) -> Layout {
         let mesh = Mesh::new(&[ranks], &["a"]).unwrap();
         let choice = (ROWS + CHOICES - tensor.len() % CHOICES) % CHOICES;
-        Layout {
-            mesh,
-            choice,
-            divides_rows: false,
-        }
+        Layout { mesh, choice, divides_rows: false }
     }
 
     /// The rows that a rank has of its region.
@@ -178,32 +167,12 @@ impl Layout {
         let last = shape.len().saturating_sub(1);
         let choices: [_; CHOICES] = [
             vec![],
-            [
-                vec![("a", Placement::shard(0))],
-                second(Placement::Replicate),
-            ]
-            .concat(),
-            [
-                vec![("a", Placement::shard(last))],
-                second(Placement::shard(0)),
-            ]
-            .concat(),
-            [
-                vec![("a", Placement::in_blocks(0, 2))],
-                second(Placement::shard(last)),
-            ]
-            .concat(),
-            [
-                vec![("a", Placement::head_and_tail(last))],
-                second(Placement::shard(last)),
-            ]
-            .concat(),
+            [vec![("a", Placement::shard(0))], second(Placement::Replicate)].concat(),
+            [vec![("a", Placement::shard(last))], second(Placement::shard(0))].concat(),
+            [vec![("a", Placement::in_blocks(0, 2))], second(Placement::shard(last))].concat(),
+            [vec![("a", Placement::head_and_tail(last))], second(Placement::shard(last))].concat(),
             [second(Placement::shard(0)), vec![("a", all_in_last(last))]].concat(),
-            [
-                vec![("a", Placement::in_blocks(2, 3))],
-                second(Placement::shard(1)),
-            ]
-            .concat(),
+            [vec![("a", Placement::in_blocks(2, 3))], second(Placement::shard(1))].concat(),
         ];
         let start = self.choice + name.len();
         let valid = (start..start + choices.len()).find_map(|at| {
@@ -246,10 +215,7 @@ pub(crate) fn whole(model: &Model) -> Shards {
     let tensors = model.tensors.iter().cloned();
     let bytes = tensors.clone().map(|(spec, bytes)| (spec.name, bytes));
     Shards {
-        memory: Memory {
-            bytes: bytes.collect(),
-            ..Memory::default()
-        },
+        memory: Memory { bytes: bytes.collect(), ..Memory::default() },
         shards: tensors.map(|(spec, _)| Shard::whole(spec)).collect(),
     }
 }
@@ -280,18 +246,9 @@ pub(crate) struct Sizes {
 /// Small blocks in one file; small blocks in several files, one of which is smaller than a block;
 /// one large block.
 pub(crate) const SIZES: [Sizes; 3] = [
-    Sizes {
-        block: 100,
-        file: u64::MAX,
-    },
-    Sizes {
-        block: 2048,
-        file: 600,
-    },
-    Sizes {
-        block: 16 << 20,
-        file: u64::MAX,
-    },
+    Sizes { block: 100, file: u64::MAX },
+    Sizes { block: 2048, file: 600 },
+    Sizes { block: 16 << 20, file: u64::MAX },
 ];
 
 /// Saves the whole model with the writer for one process.
@@ -412,11 +369,7 @@ pub(crate) fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
             match path.is_dir() {
                 true => folders.push(path),
                 false => {
-                    let name = path
-                        .strip_prefix(folder)
-                        .unwrap()
-                        .to_string_lossy()
-                        .into_owned();
+                    let name = path.strip_prefix(folder).unwrap().to_string_lossy().into_owned();
                     files.insert(name, std::fs::read(&path).unwrap());
                 }
             }

@@ -25,14 +25,7 @@ fn one_tensor() -> Vec<u8> {
 const DATA: &[u8] = &[0, 0, 0x80, 0x3f, 0, 0, 0, 0x40];
 
 fn archive(pickle: &[u8], style: Style) -> Vec<u8> {
-    zip(
-        &[
-            ("a/data.pkl", pickle),
-            ("a/byteorder", b"little"),
-            ("a/data/0", DATA),
-        ],
-        style,
-    )
+    zip(&[("a/data.pkl", pickle), ("a/byteorder", b"little"), ("a/data/0", DATA)], style)
 }
 
 /// The message for a file, or the bytes of `w`.
@@ -75,11 +68,7 @@ fn pickled(pickle: &[u8]) -> Result<Vec<u8>, String> {
 fn all_ways_to_write_a_zip_are_equal() {
     for wide in [false, true] {
         for comment in [0, 1, 70, 65_535] {
-            let style = Style {
-                wide,
-                comment,
-                ..Style::default()
-            };
+            let style = Style { wide, comment, ..Style::default() };
             assert_eq!(read(&archive(&one_tensor(), style)).as_deref(), Ok(DATA));
         }
     }
@@ -88,14 +77,8 @@ fn all_ways_to_write_a_zip_are_equal() {
 #[test]
 fn packed_entries_are_errors() {
     let packed = "its entry `a/data.pkl` is compressed or encrypted; save it again with torch.save";
-    let compressed = Style {
-        method: 8,
-        ..Style::default()
-    };
-    let encrypted = Style {
-        flags: 1,
-        ..Style::default()
-    };
+    let compressed = Style { method: 8, ..Style::default() };
+    let encrypted = Style { flags: 1, ..Style::default() };
     for style in [compressed, encrypted] {
         assert_eq!(read(&archive(&one_tensor(), style)), Err(packed.to_owned()));
     }
@@ -110,15 +93,8 @@ fn damaged_archives_say_what_is_missing() {
     assert_eq!(without(&[("a/data/0", DATA)]), missing("data.pkl"));
     assert_eq!(without(&[("a/data.pkl", &pickle)]), missing("a/data/0"));
     let twice = without(&[("a/data.pkl", &pickle), ("a/data.pkl", &pickle)]);
-    assert_eq!(
-        twice,
-        Err("its zip archive is damaged: two entries have one name".to_owned())
-    );
-    let big = without(&[
-        ("a/data.pkl", &pickle),
-        ("a/byteorder", b"big"),
-        ("a/data/0", DATA),
-    ]);
+    assert_eq!(twice, Err("its zip archive is damaged: two entries have one name".to_owned()));
+    let big = without(&[("a/data.pkl", &pickle), ("a/byteorder", b"big"), ("a/data/0", DATA)]);
     let order = "its byte order is big-endian; save it again on a little-endian machine";
     assert_eq!(big, Err(order.to_owned()));
     let short = without(&[("a/data.pkl", &pickle), ("a/data/0", &DATA[..4])]);
@@ -150,13 +126,7 @@ fn no_code_runs() {
 /// Pickles with huge numbers or deep values are errors and need little memory and stack.
 #[test]
 fn malicious_pickles_are_errors() {
-    let deep = [
-        &b"\x80\x02"[..],
-        &vec![b']'; 1 << 20],
-        &vec![b'a'; (1 << 20) - 1],
-        b".",
-    ]
-    .concat();
+    let deep = [&b"\x80\x02"[..], &vec![b']'; 1 << 20], &vec![b'a'; (1 << 20) - 1], b"."].concat();
     let nested = [&b"\x80\x02)"[..], &[0x85; 1 << 20], b"."].concat();
     let own_item = b"\x80\x02]q\0h\0a.";
     let own_key = b"\x80\x02}q\0h\0h\0s.";
@@ -168,39 +138,20 @@ fn malicious_pickles_are_errors() {
         (b"\x80\x02t.", "it has no mark"),
         (b"\x80\x02(1t.", "it has no mark"),
         (b"\x80\x02X\xff\xff\xff\xffw.", "is truncated"),
-        (
-            b"\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\xffw.",
-            "is truncated",
-        ),
+        (b"\x80\x04\x8d\xff\xff\xff\xff\xff\xff\xff\xffw.", "is truncated"),
         (b"\x80\x02X\x01\0\0\0\xff.", "a string is not UTF-8"),
-        (
-            b"\x80\x02j\xff\xff\xff\xff.",
-            "it refers to a value that it has not stored",
-        ),
-        (
-            b"\x80\x02K\x01K\x01R.",
-            "it calls a value that is not a global",
-        ),
-        (
-            b"\x80\x02K\x01]a.",
-            "it appends to a value that is not a list",
-        ),
+        (b"\x80\x02j\xff\xff\xff\xff.", "it refers to a value that it has not stored"),
+        (b"\x80\x02K\x01K\x01R.", "it calls a value that is not a global"),
+        (b"\x80\x02K\x01]a.", "it appends to a value that is not a list"),
         (b"\x80\x02ctorch\nSize", "it ends inside a line"),
-        (
-            b"\x80\x02}K\x01b(K\x01u.",
-            "it sets items of a value that is not a dict",
-        ),
+        (b"\x80\x02}K\x01b(K\x01u.", "it sets items of a value that is not a dict"),
     ];
     for (pickle, expected) in cases {
         let error = pickled(pickle).unwrap_err();
         assert!(error.contains(expected), "{pickle:?}: {error}");
     }
     let save = "of a dict of tensors; save a dict: torch.save({'NAME': tensor}, ..)";
-    let roots: [(&[u8], &str); 3] = [
-        (&deep, "a list"),
-        (&nested, "a tuple"),
-        (own_item, "a list"),
-    ];
+    let roots: [(&[u8], &str); 3] = [(&deep, "a list"), (&nested, "a tuple"), (own_item, "a list")];
     for (pickle, root) in roots {
         let error = pickled(pickle).unwrap_err();
         assert_eq!(error, format!("it contains {root} instead {save}"));
@@ -215,38 +166,17 @@ fn malicious_pickles_are_errors() {
 fn files_that_python_can_read_are_not_damaged() {
     let dims = [b"(".to_vec(), b"K\x01".repeat(65), b"t".to_vec()].concat();
     let many_dims = with_tensors(&[b"}U\x01w", b"s"]);
-    let at = many_dims
-        .windows(3)
-        .position(|it| it == b"K\x02\x85")
-        .unwrap();
+    let at = many_dims.windows(3).position(|it| it == b"K\x02\x85").unwrap();
     let many_dims = [&many_dims[..at], &dims, &dims, &many_dims[at + 6..]].concat();
     let cases: [(Vec<u8>, &str); 14] = [
-        (
-            with_tensors(&[b"", b""]),
-            "a tensor or another object instead of a dict",
-        ),
+        (with_tensors(&[b"", b""]), "a tensor or another object instead of a dict"),
         (with_tensors(&[b"](", b"e"]), "a list instead of a dict"),
         (with_tensors(&[b"", b"\x85"]), "a tuple instead of a dict"),
-        (
-            with_tensors(&[b"K\x01"]),
-            "a single value instead of a dict",
-        ),
-        (
-            with_tensors(&[b"}(N", b"u"]),
-            "its dict has a key that is neither",
-        ),
-        (
-            with_tensors(&[b"}(K\x01K\x02\x86", b"u"]),
-            "its dict has a key that is neither",
-        ),
-        (
-            with_tensors(&[b"}U\x01a}(\x88", b"us"]),
-            "its dict `a` has a key that is neither",
-        ),
-        (
-            with_tensors(&[b"}(K\x01", b"U\x011", b"u"]),
-            "two of its values have the name `1`",
-        ),
+        (with_tensors(&[b"K\x01"]), "a single value instead of a dict"),
+        (with_tensors(&[b"}(N", b"u"]), "its dict has a key that is neither"),
+        (with_tensors(&[b"}(K\x01K\x02\x86", b"u"]), "its dict has a key that is neither"),
+        (with_tensors(&[b"}U\x01a}(\x88", b"us"]), "its dict `a` has a key that is neither"),
+        (with_tensors(&[b"}(K\x01", b"U\x011", b"u"]), "two of its values have the name `1`"),
         (
             with_tensors(&[b"}(U\x03a.b", b"U\x01a}U\x01b", b"su"]),
             "two of its values have the name `a.b`",
@@ -260,27 +190,17 @@ fn files_that_python_can_read_are_not_damaged() {
             "its pickle names `__builtin__.set`",
         ),
         (b"\x80\x01}.".to_vec(), "uses protocol 1 at byte 0"),
-        (
-            with_tensors(&[b"ccollections\nOrderedDict\n](", b"e\x85R"]),
-            "an OrderedDict with",
-        ),
+        (with_tensors(&[b"ccollections\nOrderedDict\n](", b"e\x85R"]), "an OrderedDict with"),
         (many_dims, "it has 65 dims, but at most 64 are supported"),
     ];
     for (pickle, expected) in cases {
         let error = pickled(&pickle).unwrap_err();
         assert!(error.contains(expected), "{expected}: {error}");
-        assert!(
-            error.contains("; save ") || error.contains("; rename "),
-            "{error}"
-        );
+        assert!(error.contains("; save ") || error.contains("; rename "), "{error}");
         assert!(!is_damage(&archive(&pickle, Style::default())), "{error}");
     }
-    let damaged: [&[u8]; 4] = [
-        b"\x80\x02",
-        b"\x80\x02\xff.",
-        b"\x80\x02(1t.",
-        b"\x80\x02}q\0h\x01.",
-    ];
+    let damaged: [&[u8]; 4] =
+        [b"\x80\x02", b"\x80\x02\xff.", b"\x80\x02(1t.", b"\x80\x02}q\0h\x01."];
     for pickle in damaged {
         assert!(is_damage(&archive(pickle, Style::default())), "{pickle:?}");
     }
@@ -326,16 +246,10 @@ fn tensors_stay_in_their_storage() {
     };
     let large = b"\x8a\x08\xff\xff\xff\xff\xff\xff\xff\x7f";
     let tuple = |number: &[u8]| [number, b"\x85"].concat();
-    assert_eq!(
-        tensor(b"K\0", b"K\x02\x85", b"K\x01\x85").as_deref(),
-        Ok(DATA)
-    );
+    assert_eq!(tensor(b"K\0", b"K\x02\x85", b"K\x01\x85").as_deref(), Ok(DATA));
     assert_eq!(tensor(b"K\x01", b")", b")").as_deref(), Ok(&DATA[4..]));
     let repeated = tensor(b"K\x01", b"K\x02\x85", b"K\0\x85");
-    assert_eq!(
-        repeated.as_deref(),
-        Ok(&[&DATA[4..], &DATA[4..]].concat()[..])
-    );
+    assert_eq!(repeated.as_deref(), Ok(&[&DATA[4..], &DATA[4..]].concat()[..]));
     for (offset, shape, strides) in [
         (&b"K\x01"[..], &b"K\x02\x85"[..], &b"K\x01\x85"[..]),
         (b"K\0", b"K\x03\x85", b"K\x01\x85"),
@@ -348,15 +262,8 @@ fn tensors_stay_in_their_storage() {
         (large, b"K\x01\x85", b"K\x01\x85"),
         (b"K\0", &tuple(large), b"K\x01\x85"),
         (b"K\0", b"K\x02\x85", &tuple(large)),
-        (
-            b"K\0",
-            &[&large[..], large, b"\x86"].concat(),
-            b"K\x01K\x01\x86",
-        ),
+        (b"K\0", &[&large[..], large, b"\x86"].concat(), b"K\x01K\x01\x86"),
     ] {
-        assert!(
-            tensor(offset, shape, strides).is_err(),
-            "{offset:?} {shape:?} {strides:?}"
-        );
+        assert!(tensor(offset, shape, strides).is_err(), "{offset:?} {shape:?} {strides:?}");
     }
 }

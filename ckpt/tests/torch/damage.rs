@@ -32,11 +32,7 @@ struct Copy {
 impl Copy {
     fn of(fixture: &str, file: &str) -> Copy {
         let place = crate::copy(fixture);
-        Copy {
-            bytes: fs::read(place.path().join(file)).unwrap(),
-            file: file.to_owned(),
-            place,
-        }
+        Copy { bytes: fs::read(place.path().join(file)).unwrap(), file: file.to_owned(), place }
     }
 
     fn with(&self, bytes: &[u8]) -> Result<usize, String> {
@@ -103,14 +99,8 @@ fn files_of_other_saves_are_errors() {
     let folder = copy.place.path();
     fs::copy(folder.join("__0_0.distcp"), folder.join("__4_0.distcp")).unwrap();
     let message = outcome(folder).unwrap_err();
-    assert!(
-        message.contains("__4_0.distcp cannot be read as a model of PyTorch"),
-        "{message}"
-    );
+    assert!(message.contains("__4_0.distcp cannot be read as a model of PyTorch"), "{message}");
     fs::remove_file(folder.join("__4_0.distcp")).unwrap();
     let message = outcome(folder).unwrap_err();
-    assert!(
-        message.contains("names missing files: `__4_0.distcp`"),
-        "{message}"
-    );
+    assert!(message.contains("names missing files: `__4_0.distcp`"), "{message}");
 }

@@ -46,10 +46,7 @@ fn tensors(model: &TorchModel) -> Result<Tensors, Box<dyn std::error::Error>> {
     }
     let (graph, requests) = model.assembly.inline(&graph, requests)?;
     let folder = model.assembly.folder();
-    let options = Options {
-        threads: 1,
-        ..Options::default()
-    };
+    let options = Options { threads: 1, ..Options::default() };
     let plan = LoadPlan::new(&graph, &Catalog::of(folder), &requests, &options)?;
     let targets = plan.targets().iter();
     let mut made: Vec<Vec<u8>> = targets.map(|it| vec![0; it.bytes as usize]).collect();
@@ -57,19 +54,14 @@ fn tensors(model: &TorchModel) -> Result<Tensors, Box<dyn std::error::Error>> {
     let sources = Sources::open(folder, BackendChoice::Auto)?;
     execute(&plan, &sources, &slices, &|_| {})?;
     let named = model.assembly.specs().into_iter().zip(made);
-    Ok(named
-        .map(|(spec, bytes)| (spec.name, (spec.dtype, spec.shape, bytes)))
-        .collect())
+    Ok(named.map(|(spec, bytes)| (spec.name, (spec.dtype, spec.shape, bytes))).collect())
 }
 
 fn expected(folder: &Path) -> Tensors {
     let file = Folder::open_file(folder.join("expected.safetensors")).unwrap();
     let tensor = |info: &meshgrad_ckpt::TensorInfo| {
         let shape = info.shape.iter().map(|extent| *extent as u64).collect();
-        (
-            info.name.clone(),
-            (info.dtype, shape, file.read(&info.name).unwrap()),
-        )
+        (info.name.clone(), (info.dtype, shape, file.read(&info.name).unwrap()))
     };
     file.tensors().map(tensor).collect()
 }
@@ -79,9 +71,7 @@ fn open(folder: &Path) -> TorchModel {
 }
 
 /// All dtypes, views of shared storages, modules, several files, and chunks of 2 x 3 ranks.
-const EQUAL: [&str; 7] = [
-    "dtypes", "views", "module", "sharded", "dcp", "expanded", "nested",
-];
+const EQUAL: [&str; 7] = ["dtypes", "views", "module", "sharded", "dcp", "expanded", "nested"];
 
 #[test]
 fn tensors_equal_those_that_pytorch_loads() {
@@ -89,11 +79,7 @@ fn tensors_equal_those_that_pytorch_loads() {
         let folder = fixtures().join(name);
         let found = tensors(&open(&folder)).unwrap();
         let expected = expected(&folder);
-        assert!(
-            found.keys().eq(expected.keys()),
-            "{name}: {:?}",
-            found.keys()
-        );
+        assert!(found.keys().eq(expected.keys()), "{name}: {:?}", found.keys());
         for (tensor, found) in &found {
             assert_eq!(*found, expected[tensor], "{name}: {tensor}");
         }
@@ -107,10 +93,7 @@ fn the_comparison_sees_a_changed_byte() {
     let path = place.path().join("pytorch_model-00002-of-00002.bin");
     let mut bytes = fs::read(&path).unwrap();
     // The bias 3.0.
-    let at = bytes
-        .windows(4)
-        .rposition(|it| it == 3f32.to_le_bytes())
-        .unwrap();
+    let at = bytes.windows(4).rposition(|it| it == 3f32.to_le_bytes()).unwrap();
     bytes[at] ^= 1;
     fs::write(&path, bytes).unwrap();
     let expected = expected(&fixtures().join("sharded"));
@@ -173,27 +156,13 @@ fn checksums_show_every_changed_byte() {
             let mut entries = entries.filter(|it| it.path() == path);
             let entry = entries.find(|it| it.range().contains(&(at as u64)));
             write(at, byte ^ 0x10);
-            let failed = checksums
-                .entries
-                .iter()
-                .filter_map(|it| model.verify(it).err());
+            let failed = checksums.entries.iter().filter_map(|it| model.verify(it).err());
             let failed: Vec<Error> = failed.collect();
             if let Some(entry) = entry {
-                let [
-                    Error::Torch {
-                        path: found,
-                        problem,
-                    },
-                ] = &failed[..]
-                else {
+                let [Error::Torch { path: found, problem }] = &failed[..] else {
                     panic!("{name}, byte {at} of {}: {failed:?}", entry.name());
                 };
-                let TorchError::Checksum {
-                    entry: named,
-                    tensors: listed,
-                    ..
-                } = problem
-                else {
+                let TorchError::Checksum { entry: named, tensors: listed, .. } = problem else {
                     panic!("{problem}");
                 };
                 assert_eq!((found, &**named), (&path, entry.name()), "byte {at}");
@@ -294,10 +263,7 @@ fn files_without_plain_tensors_say_what_to_do() {
         "it is expanded and repeats its elements 5000 times, more than 4096; save \
          tensor.contiguous(), or the tensor before expand()",
     );
-    tensor(
-        "overlapping.bin",
-        "its elements overlap in memory; save tensor.contiguous()",
-    );
+    tensor("overlapping.bin", "its elements overlap in memory; save tensor.contiguous()");
     assert_eq!(
         message("no-tensors.bin"),
         format!(

@@ -92,11 +92,7 @@ impl<'a, C: Communicator + ?Sized> Call<'a, C> {
             Some(into) => self.existing_output(into, shape, dtype)?,
             None => Output::New(UninitTensor::new(self.communicator.device(), shape, dtype)?),
         };
-        Ok(Call {
-            dtype: Some(dtype),
-            output,
-            ..self
-        })
+        Ok(Call { dtype: Some(dtype), output, ..self })
     }
 
     /// Reads and overwrites `x`.
@@ -194,10 +190,7 @@ impl<'a, C: Communicator + ?Sized> Call<'a, C> {
         self.check_sum(x, "send", send)?;
         let shape = x.shape().with(0, self.sum("recv", recv)?);
         let row = &x.shape()[1..];
-        let counts = Counts::Pairwise {
-            send: elements(row, send),
-            recv: elements(row, recv),
-        };
+        let counts = Counts::Pairwise { send: elements(row, send), recv: elements(row, recv) };
         self.counts(counts).output(shape, x.dtype(), None)?.input(x)
     }
 
@@ -207,12 +200,7 @@ impl<'a, C: Communicator + ?Sized> Call<'a, C> {
         if let (Some(reduction), Some(dtype)) = (self.reduction, self.dtype)
             && !reduction.allows(dtype)
         {
-            return Err(CommError::Reduction {
-                collective,
-                reduction,
-                dtype,
-            }
-            .into());
+            return Err(CommError::Reduction { collective, reduction, dtype }.into());
         }
         let request = Request {
             fingerprint: Fingerprint {
@@ -225,10 +213,7 @@ impl<'a, C: Communicator + ?Sized> Call<'a, C> {
             peer: self.peer,
             caller: self.caller,
         };
-        let operands = Operands {
-            input: self.input,
-            output: self.output,
-        };
+        let operands = Operands { input: self.input, output: self.output };
         self.communicator.start(request, operands)
     }
 
@@ -312,13 +297,9 @@ impl<'a, C: Communicator + ?Sized> Call<'a, C> {
         let size = self.size();
         match index < size {
             true => Ok(()),
-            false => Err(CommError::Index {
-                collective: self.collective,
-                role,
-                index,
-                size,
+            false => {
+                Err(CommError::Index { collective: self.collective, role, index, size }.into())
             }
-            .into()),
         }
     }
 
@@ -400,33 +381,23 @@ impl<'a, C: Communicator + ?Sized> Call<'a, C> {
                 self.size()
             ));
         }
-        let total = rows
-            .iter()
-            .try_fold(0usize, |sum, rows| sum.checked_add(*rows));
+        let total = rows.iter().try_fold(0usize, |sum, rows| sum.checked_add(*rows));
         match total {
             Some(total) => Ok(total),
-            None => self.invalid(format!(
-                "{name} {rows:?} add up to more than fits in memory"
-            )),
+            None => self.invalid(format!("{name} {rows:?} add up to more than fits in memory")),
         }
     }
 
     fn invalid<T>(&self, problem: String) -> Result<T> {
         let collective = self.collective;
-        Err(CommError::Argument {
-            collective,
-            problem,
-        }
-        .into())
+        Err(CommError::Argument { collective, problem }.into())
     }
 }
 
 /// The number of elements for each number of rows of shape `row`.
 fn elements(row: &[usize], rows: &[usize]) -> Arc<[usize]> {
     let per_row: usize = row.iter().product();
-    rows.iter()
-        .map(|rows| rows.saturating_mul(per_row))
-        .collect()
+    rows.iter().map(|rows| rows.saturating_mul(per_row)).collect()
 }
 
 /// The range of a contiguous tensor's elements in its storage.

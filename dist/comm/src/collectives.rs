@@ -61,9 +61,7 @@ pub trait Collectives: Communicator {
     /// See [`Collectives`].
     #[track_caller]
     fn all_gather(&self, x: &Tensor) -> Result<Pending<Tensor>> {
-        Call::of(self, Collective::AllGather)
-            .gathered(x, Rows::Equal, None)?
-            .start_one()
+        Call::of(self, Collective::AllGather).gathered(x, Rows::Equal, None)?.start_one()
     }
 
     /// [`Collectives::all_gather`] into a tensor.
@@ -72,9 +70,7 @@ pub trait Collectives: Communicator {
     /// See [`Collectives`].
     #[track_caller]
     fn all_gather_into(&self, x: &Tensor, into: &Tensor) -> Result<Pending<Tensor>> {
-        Call::of(self, Collective::AllGather)
-            .gathered(x, Rows::Equal, Some(into))?
-            .start_one()
+        Call::of(self, Collective::AllGather).gathered(x, Rows::Equal, Some(into))?.start_one()
     }
 
     /// [`Collectives::all_gather`] where member i has `rows[i]` rows.
@@ -83,9 +79,7 @@ pub trait Collectives: Communicator {
     /// See [`Collectives`].
     #[track_caller]
     fn all_gather_rows(&self, x: &Tensor, rows: &[usize]) -> Result<Pending<Tensor>> {
-        Call::of(self, Collective::AllGather)
-            .gathered(x, Rows::Of(rows), None)?
-            .start_one()
+        Call::of(self, Collective::AllGather).gathered(x, Rows::Of(rows), None)?.start_one()
     }
 
     /// [`Collectives::all_gather_rows`] into a tensor.
@@ -99,9 +93,7 @@ pub trait Collectives: Communicator {
         rows: &[usize],
         into: &Tensor,
     ) -> Result<Pending<Tensor>> {
-        Call::of(self, Collective::AllGather)
-            .gathered(x, Rows::Of(rows), Some(into))?
-            .start_one()
+        Call::of(self, Collective::AllGather).gathered(x, Rows::Of(rows), Some(into))?.start_one()
     }
 
     /// Reduces the [n r, ..] tensors of all members. Member i gets rows i r .. (i + 1) r: [r, ..].
@@ -216,9 +208,7 @@ pub trait Collectives: Communicator {
         send: &[usize],
         recv: &[usize],
     ) -> Result<Pending<Tensor>> {
-        Call::of(self, Collective::AllToAll)
-            .exchanged(x, send, recv)?
-            .start_one()
+        Call::of(self, Collective::AllToAll).exchanged(x, send, recv)?.start_one()
     }
 
     /// Returns the root's tensor. The other members pass any tensor of the same shape and dtype.
@@ -303,10 +293,7 @@ pub trait Collectives: Communicator {
     /// See [`Collectives`].
     #[track_caller]
     fn gather(&self, x: &Tensor, root: usize) -> Result<Pending<Option<Tensor>>> {
-        Call::of(self, Collective::Gather)
-            .root(root)?
-            .gathered(x, Rows::Equal, None)?
-            .start()
+        Call::of(self, Collective::Gather).root(root)?.gathered(x, Rows::Equal, None)?.start()
     }
 
     /// [`Collectives::gather`] where member i has `rows[i]` rows.
@@ -320,10 +307,7 @@ pub trait Collectives: Communicator {
         rows: &[usize],
         root: usize,
     ) -> Result<Pending<Option<Tensor>>> {
-        Call::of(self, Collective::Gather)
-            .root(root)?
-            .gathered(x, Rows::Of(rows), None)?
-            .start()
+        Call::of(self, Collective::Gather).root(root)?.gathered(x, Rows::Of(rows), None)?.start()
     }
 
     /// Returns rows i r .. (i + 1) r of the root's [n r, ..] tensor to member i. `shape` is the

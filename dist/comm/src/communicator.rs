@@ -44,9 +44,7 @@ pub trait Communicator: Send + Sync {
     /// As [`Communicator::start`], for the first collective that fails.
     fn start_fused(&self, calls: Vec<(Request, Operands)>) -> Result<Vec<Pending<Option<Tensor>>>> {
         let starts = calls.into_iter();
-        starts
-            .map(|(request, operands)| self.start(request, operands))
-            .collect()
+        starts.map(|(request, operands)| self.start(request, operands)).collect()
     }
 }
 

@@ -133,11 +133,7 @@ impl Tensors {
             (input, Output::None) => (input.map(lend).transpose()?, Buffer::None),
         };
         let work = Work::None;
-        Ok(Tensors {
-            work,
-            input,
-            output,
-        })
+        Ok(Tensors { work, input, output })
     }
 
     /// What a member on a GPU contributes, and its output. In place, they are the same.
@@ -173,9 +169,7 @@ pub(crate) mod tests {
         /// No tensors. `dropped` is called when they would be freed.
         pub(crate) fn observed(dropped: impl FnMut() + Send + 'static) -> Contribution {
             Contribution(Arc::new(Mutex::new(Tensors {
-                work: Work::Observed {
-                    _until_drop: OnDrop(Box::new(dropped)),
-                },
+                work: Work::Observed { _until_drop: OnDrop(Box::new(dropped)) },
                 input: None,
                 output: Buffer::None,
             })))

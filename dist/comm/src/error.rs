@@ -55,12 +55,7 @@ pub struct Wait {
 /// `rank 0 waits in collective 3 of [0, 1] for rank 1 (all_reduce(f32 x 4, sum) at src/a.rs:1:2)`
 impl fmt::Display for Wait {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let CallSite {
-            rank,
-            call,
-            number,
-            at,
-        } = &self.call;
+        let CallSite { rank, call, number, at } = &self.call;
         let (group, other) = (&self.group, self.waits_for);
         write!(
             f,
@@ -477,12 +472,7 @@ fn waits(cycle: &[Wait]) -> String {
 
 fn after(last: &Option<LastCall>) -> String {
     last.as_ref().map_or_else(String::new, |last| {
-        let CallSite {
-            call, number, at, ..
-        } = &last.call;
-        format!(
-            " after {call} at {at} (collective {number} of {})",
-            last.group
-        )
+        let CallSite { call, number, at, .. } = &last.call;
+        format!(" after {call} at {at} (collective {number} of {})", last.group)
     })
 }

@@ -31,10 +31,7 @@ pub(crate) fn fuse<C: Communicator + ?Sized, T>(
     communicator: &C,
     scope: impl FnOnce(&Fused<'_, C>) -> Result<T>,
 ) -> Result<T> {
-    let fused = Fused {
-        communicator,
-        calls: Mutex::default(),
-    };
+    let fused = Fused { communicator, calls: Mutex::default() };
     let value = scope(&fused)?;
     let calls = fused.calls.into_inner();
     let calls = calls.unwrap_or_else(PoisonError::into_inner);
@@ -70,11 +67,7 @@ impl<C: Communicator + ?Sized> Communicator for Fused<'_, C> {
     fn start(&self, request: Request, operands: Operands) -> Result<Pending<Option<Tensor>>> {
         let collective = request.fingerprint.collective;
         let slot = Slot::default();
-        lock(&self.calls).push(Deferred {
-            request,
-            operands,
-            slot: slot.clone(),
-        });
+        lock(&self.calls).push(Deferred { request, operands, slot: slot.clone() });
         Ok(Pending::by_host(move || {
             let started = lock(&slot).take();
             started.ok_or(CommError::NotStarted { collective })?.wait()

@@ -50,11 +50,7 @@ impl<'a> Graph<'a> {
             }
             needs.push(of_one.into_iter().collect());
         }
-        Graph {
-            stuck,
-            needs,
-            needed_by,
-        }
+        Graph { stuck, needs, needed_by }
     }
 
     /// `from` and all collectives that it depends on, nearest first.
@@ -168,21 +164,13 @@ mod tests {
     use super::*;
 
     fn stuck(waiting: &[usize], missing: &[usize]) -> Stuck {
-        Stuck {
-            waiting: waiting.to_vec(),
-            missing: missing.to_vec(),
-        }
+        Stuck { waiting: waiting.to_vec(), missing: missing.to_vec() }
     }
 
     fn cycle(stuck: &[Stuck]) -> Option<Vec<(usize, usize)>> {
         let all: Vec<usize> = (0..stuck.len()).collect();
         let steps = Graph::new(stuck).smallest_cycle(&all)?;
-        Some(
-            steps
-                .iter()
-                .map(|step| (step.rank, step.waits_for))
-                .collect(),
-        )
+        Some(steps.iter().map(|step| (step.rank, step.waits_for)).collect())
     }
 
     #[test]
@@ -211,9 +199,7 @@ mod tests {
     fn no_cycle_is_smaller() {
         let mut random = 1u64;
         let mut draw = |limit: usize| {
-            random = random
-                .wrapping_mul(6364136223846793005)
-                .wrapping_add(1442695040888963407);
+            random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             (random >> 33) as usize % limit
         };
         for _ in 0..500 {
@@ -221,10 +207,7 @@ mod tests {
             let all: Vec<Stuck> = (0..ranks)
                 .map(|rank| {
                     let missing = (0..ranks).filter(|_| draw(4) == 0).collect();
-                    Stuck {
-                        waiting: vec![rank],
-                        missing,
-                    }
+                    Stuck { waiting: vec![rank], missing }
                 })
                 .collect();
             let found = cycle(&all);

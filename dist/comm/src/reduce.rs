@@ -157,11 +157,7 @@ pub(crate) struct Reducer<T: Reduce> {
 
 impl<T: Reduce> Reducer<T> {
     pub(crate) fn new(reduction: Reduction) -> Reducer<T> {
-        Reducer {
-            reduction,
-            levels: Vec::new(),
-            result: Vec::new(),
-        }
+        Reducer { reduction, levels: Vec::new(), result: Vec::new() }
     }
 
     /// Reduces `sources`, at least one.

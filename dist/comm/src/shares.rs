@@ -35,12 +35,7 @@ where
     C::Error: Send + Sync + 'static,
 {
     pub(crate) fn new(rank: usize, device: Device, connector: C) -> Shares<C> {
-        Shares {
-            rank,
-            device,
-            registry: Registry::new(rank, connector),
-            handles: Mutex::default(),
-        }
+        Shares { rank, device, registry: Registry::new(rank, connector), handles: Mutex::default() }
     }
 
     pub(crate) fn registry(&self) -> &Registry<C> {
@@ -51,11 +46,9 @@ where
     /// is the only member.
     pub(crate) fn member(&self, name: &str, group: &Group) -> Result<Option<C::Communicator>> {
         match self.registry.share(name, group).map_err(Error::other)? {
-            Share::NotMember => Err(CommError::NotMember {
-                rank: self.rank,
-                group: group.clone(),
+            Share::NotMember => {
+                Err(CommError::NotMember { rank: self.rank, group: group.clone() }.into())
             }
-            .into()),
             Share::Singleton => Ok(None),
             Share::Member(handle) => {
                 let connected = handle.connect(Duration::ZERO).map_err(Error::other)?;

@@ -17,11 +17,7 @@ pub struct SourceLine {
 impl SourceLine {
     /// A line of a file. Lines and columns count from 1.
     pub fn new(file: impl Into<Cow<'static, str>>, line: u32, column: u32) -> SourceLine {
-        SourceLine {
-            file: file.into(),
-            line,
-            column,
-        }
+        SourceLine { file: file.into(), line, column }
     }
 
     /// The file, as the compiler was given it.

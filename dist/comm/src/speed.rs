@@ -82,12 +82,7 @@ pub fn measure(
 
     let own = Tensor::scalar(communicator.device(), own)?;
     let slowest = communicator.all_reduce(&own, Reduction::Max)?.wait()?;
-    Ok(Timing {
-        collective,
-        ranks,
-        bytes,
-        seconds: slowest.item::<f64>()?,
-    })
+    Ok(Timing { collective, ranks, bytes, seconds: slowest.item::<f64>()? })
 }
 
 /// The number of timed calls for tensors of `bytes` bytes.

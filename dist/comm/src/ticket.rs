@@ -91,12 +91,8 @@ pub enum Reduction {
 
 impl Reduction {
     /// Every reduction.
-    pub const ALL: [Reduction; 4] = [
-        Reduction::Sum,
-        Reduction::Mean,
-        Reduction::Max,
-        Reduction::Min,
-    ];
+    pub const ALL: [Reduction; 4] =
+        [Reduction::Sum, Reduction::Mean, Reduction::Max, Reduction::Min];
 
     /// Whether it is defined for elements of `dtype`.
     pub fn allows(self, dtype: DType) -> bool {
@@ -257,11 +253,7 @@ impl Counters {
     /// Counters of a communicator with `size` members, at 0.
     pub fn new(size: usize) -> Counters {
         let zeros = || (0..size).map(|_| AtomicU64::new(0)).collect();
-        Counters {
-            collectives: AtomicU64::new(0),
-            sends: zeros(),
-            receives: zeros(),
-        }
+        Counters { collectives: AtomicU64::new(0), sends: zeros(), receives: zeros() }
     }
 
     /// Gives a call its number. A peer must be below `size`.
@@ -271,9 +263,6 @@ impl Counters {
             Some(Peer::To(index)) => &self.sends[index],
             Some(Peer::From(index)) => &self.receives[index],
         };
-        Ticket {
-            number: counter.fetch_add(1, Ordering::Relaxed),
-            request,
-        }
+        Ticket { number: counter.fetch_add(1, Ordering::Relaxed), request }
     }
 }

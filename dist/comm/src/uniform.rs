@@ -59,10 +59,7 @@ pub struct Uniform<T> {
 impl<T> Uniform<T> {
     /// A constant: `value` returns the same on all ranks.
     pub fn constant(value: fn() -> T) -> Uniform<T> {
-        Uniform {
-            value: value(),
-            group: None,
-        }
+        Uniform { value: value(), group: None }
     }
 
     /// The value.
@@ -80,20 +77,16 @@ impl<T> Uniform<T> {
             ranks.all(|rank| own.index_of(*rank).is_some())
         };
         match &self.group {
-            Some(own) if !covers(own) => Err(CommError::NotUniform {
-                group: own.clone(),
-                other: group.clone(),
-            }),
+            Some(own) if !covers(own) => {
+                Err(CommError::NotUniform { group: own.clone(), other: group.clone() })
+            }
             _ => Ok(&self.value),
         }
     }
 
     /// A function of the value.
     pub fn map<U>(self, f: fn(T) -> U) -> Uniform<U> {
-        Uniform {
-            value: f(self.value),
-            group: self.group,
-        }
+        Uniform { value: f(self.value), group: self.group }
     }
 
     /// Both values.
@@ -107,10 +100,7 @@ impl<T> Uniform<T> {
             }
             (group, other) => group.or(other),
         };
-        Ok(Uniform {
-            value: (self.value, other.value),
-            group,
-        })
+        Ok(Uniform { value: (self.value, other.value), group })
     }
 }
 
@@ -126,10 +116,7 @@ impl<T: Element> Uniform<T> {
     {
         let x = Tensor::scalar(communicator.device(), value)?;
         let value = communicator.all_reduce(&x, reduction)?.wait()?.item()?;
-        Ok(Uniform {
-            value,
-            group: Some(communicator.group().clone()),
-        })
+        Ok(Uniform { value, group: Some(communicator.group().clone()) })
     }
 
     /// The value of one member of a communicator. Waits for it.
@@ -143,10 +130,7 @@ impl<T: Element> Uniform<T> {
     {
         let x = Tensor::scalar(communicator.device(), value)?;
         let value = communicator.broadcast(&x, root)?.wait()?.item()?;
-        Ok(Uniform {
-            value,
-            group: Some(communicator.group().clone()),
-        })
+        Ok(Uniform { value, group: Some(communicator.group().clone()) })
     }
 }
 

@@ -54,17 +54,10 @@ pub(crate) fn absent(open: &[Open], among: &[usize], limit: Duration) -> Option<
     let open = &open[cause];
     let (group, call) = (open.group.clone(), open.calls.first()?.clone());
     let error = match open.not_joined.is_empty() {
-        true => CommError::Timeout {
-            group,
-            call,
-            missing: open.stuck.missing.clone(),
-            waited: limit,
-        },
-        false => CommError::BootstrapStuck {
-            group,
-            call,
-            missing: open.not_joined.clone(),
-        },
+        true => {
+            CommError::Timeout { group, call, missing: open.stuck.missing.clone(), waited: limit }
+        }
+        false => CommError::BootstrapStuck { group, call, missing: open.not_joined.clone() },
     };
     Some((error, vec![cause]))
 }

@@ -35,9 +35,8 @@ fn processes_get_the_variables_of_torchrun() {
         test -n \"$MASTER_PORT\" && test ${#MESHGRAD_SECRET} -ge 32";
     let (ended, out, err) = shell(11, script);
     assert_eq!(ended, Ended::Success);
-    let mut expected: Vec<String> = (0..11)
-        .map(|rank| format!("[{rank:2}] {rank} of 11, {rank} of 11 at 127.0.0.1"))
-        .collect();
+    let mut expected: Vec<String> =
+        (0..11).map(|rank| format!("[{rank:2}] {rank} of 11, {rank} of 11 at 127.0.0.1")).collect();
     expected.sort();
     assert_eq!(out, expected);
     assert!(err.contains(&"[ 7] no end of line".to_owned()), "{err:?}");
@@ -77,13 +76,7 @@ fn all_are_stopped_from_outside() {
 fn the_first_rank_that_fails_is_blamed() {
     let pipe = std::env::temp_dir().join(format!("meshgrad-first-{}", std::process::id()));
     let pipe = pipe.display().to_string();
-    assert!(
-        Command::new("mkfifo")
-            .arg(&pipe)
-            .status()
-            .unwrap()
-            .success()
-    );
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     let script = format!(
         "case $RANK in
             2) echo $$ >{pipe}; exit 5;;
@@ -96,9 +89,7 @@ fn the_first_rank_that_fails_is_blamed() {
     );
     let ended = (0..5).map(|_| shell(3, &script).0);
     let ended: Vec<Ended> = ended.collect();
-    let first = ended
-        .iter()
-        .filter(|it| **it == Ended::Failed { rank: 2, code: 5 });
+    let first = ended.iter().filter(|it| **it == Ended::Failed { rank: 2, code: 5 });
     assert_eq!(first.count(), ended.len(), "{ended:?}");
     std::fs::remove_file(pipe).unwrap();
 }
@@ -123,10 +114,7 @@ fn launch_does_not_wait_for_descendants() {
             _ => Ended::Failed { rank: 0, code: 4 },
         };
         assert_eq!(ended, expected);
-        let pids: Vec<&str> = out
-            .iter()
-            .filter_map(|line| line.strip_prefix("[0] "))
-            .collect();
+        let pids: Vec<&str> = out.iter().filter_map(|line| line.strip_prefix("[0] ")).collect();
         let has_ended = |pid: &&&str| state(pid).is_none_or(|it| it == "Z");
         while pids.iter().filter(has_ended).count() == 0 {
             std::thread::yield_now(); // the signal was sent
@@ -143,10 +131,7 @@ fn a_command_that_does_not_exist_is_named() {
     let never = AtomicBool::new(false);
     let run = launch(2, &["no-such-program"]).run(&never, std::io::sink(), std::io::sink());
     let error = run.unwrap_err().to_string();
-    assert!(
-        error.contains("rank 0: `no-such-program` could not be started"),
-        "{error}"
-    );
+    assert!(error.contains("rank 0: `no-such-program` could not be started"), "{error}");
     for (ranks, command) in [(0, vec!["true".into()]), (2, vec![])] {
         let error = Launch::new(ranks, command).unwrap_err();
         assert!(matches!(error, LaunchError::Nothing { .. }), "{error}");
@@ -228,20 +213,11 @@ fn ranks_of_a_host_meet_through_a_file() {
 #[test]
 fn a_fifo_is_not_a_meeting_file() {
     let path = std::env::temp_dir().join(format!("meshgrad-fifo-{}", std::process::id()));
-    assert!(
-        Command::new("mkfifo")
-            .arg(&path)
-            .status()
-            .unwrap()
-            .success()
-    );
+    assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
     let host = Host::through_file(1, 2, &path).join_deadline(Duration::from_millis(200));
     let error = host.join().unwrap_err().to_string();
     std::fs::remove_file(&path).unwrap();
-    assert!(
-        error.contains("is not a regular file; delete it"),
-        "{error}"
-    );
+    assert!(error.contains("is not a regular file; delete it"), "{error}");
 }
 
 #[test]

@@ -56,10 +56,7 @@ fn run(ranks: usize, options: &[&str], role: &str) -> (bool, String) {
     let _job = JOB.lock().unwrap_or_else(PoisonError::into_inner);
     let output = mpirun(ranks, options, role).output().unwrap();
     let text = [output.stdout.as_slice(), &output.stderr].concat();
-    (
-        output.status.success(),
-        String::from_utf8_lossy(&text).into_owned(),
-    )
+    (output.status.success(), String::from_utf8_lossy(&text).into_owned())
 }
 
 fn succeed(ranks: usize, options: &[&str], role: &str) {
@@ -277,11 +274,7 @@ fn early() {
 fn ranks_that_leave_early_are_not_waited_for() {
     let (_, text) = run(3, RECOVERY, "early");
     assert_eq!(verdicts(&text).count(), 2, "{text}");
-    assert_eq!(
-        text.lines().filter(|line| *line == "left").count(),
-        2,
-        "{text}"
-    );
+    assert_eq!(text.lines().filter(|line| *line == "left").count(), 2, "{text}");
 }
 
 /// Odd ranks start to receive, and leave. The sender gets an error for what they do not receive.
@@ -289,9 +282,7 @@ fn abandoned() {
     let world = join();
     let rank = world.rank();
     let pair = [rank / 2 * 2, rank / 2 * 2 + 1];
-    let pair = world
-        .connect("pair", &Group::new(pair.to_vec()).unwrap())
-        .unwrap();
+    let pair = world.connect("pair", &Group::new(pair.to_vec()).unwrap()).unwrap();
     let large = ops::full(world.device(), &[3_000_000], DType::F32, 1.0).unwrap();
     world.world().unwrap().barrier().unwrap().wait().unwrap();
     if rank % 2 == 1 {

@@ -33,9 +33,8 @@ impl Gradients {
                 let id = layout.params[*at].id;
                 params.iter().position(|param| *param == id)
             };
-            let kept: Vec<usize> = (0..layout.params.len())
-                .filter(|at| position(at).is_some())
-                .collect();
+            let kept: Vec<usize> =
+                (0..layout.params.len()).filter(|at| position(at).is_some()).collect();
             if kept.is_empty() {
                 continue;
             }
@@ -47,11 +46,7 @@ impl Gradients {
             let layout = layout.subset(&kept, layout.dtype.accumulator());
             buffers.push(Buffer::new(layout));
         }
-        Ok(Gradients {
-            unit,
-            places,
-            buffers,
-        })
+        Ok(Gradients { unit, places, buffers })
     }
 }
 
@@ -84,9 +79,7 @@ impl HomeGradients for Gradients {
         }
         self.unit.end_backward();
         let unit = &self.unit;
-        self.buffers
-            .iter_mut()
-            .try_for_each(|buffer| buffer.reduce(unit, is_last))
+        self.buffers.iter_mut().try_for_each(|buffer| buffer.reduce(unit, is_last))
     }
 
     fn end_pass(&mut self) {
@@ -95,9 +88,7 @@ impl HomeGradients for Gradients {
 
     fn advance(&mut self) -> Result<()> {
         let unit = &self.unit;
-        self.buffers
-            .iter_mut()
-            .try_for_each(|buffer| buffer.advance(unit))
+        self.buffers.iter_mut().try_for_each(|buffer| buffer.advance(unit))
     }
 
     fn finish(&mut self) -> Result<Vec<Tensor>> {
@@ -105,9 +96,7 @@ impl HomeGradients for Gradients {
             buffer.finish(&self.unit)?;
         }
         let parts = self.places.iter();
-        parts
-            .map(|(buffer, at)| self.buffers[*buffer].part(*at))
-            .collect()
+        parts.map(|(buffer, at)| self.buffers[*buffer].part(*at)).collect()
     }
 
     fn clear(&mut self) {
@@ -215,11 +204,7 @@ impl Buffer {
             true => ranks.reduce_scatter_rows_into(&whole, &counts, Reduction::Sum, &sum)?,
             false => ranks.reduce_scatter_rows(&whole, &counts, Reduction::Sum)?,
         };
-        self.scattered = Some(Scattered {
-            part,
-            is_written,
-            whole,
-        });
+        self.scattered = Some(Scattered { part, is_written, whole });
         Ok(())
     }
 

@@ -49,15 +49,8 @@ impl Groups {
         let own = mesh.local_rank(axis, rank.rank()).map_err(Error::other)?;
         let own = own.ok_or_else(|| outside(rank.rank(), mesh))?;
         let stage = mesh.at(axis, own).map_err(Error::other)?;
-        let stages = Stages {
-            mesh: mesh.clone(),
-            axis: axis.to_owned(),
-            own,
-        };
-        Ok(Groups {
-            stages: Some(stages),
-            ..Groups::new(rank, &stage)
-        })
+        let stages = Stages { mesh: mesh.clone(), axis: axis.to_owned(), own };
+        Ok(Groups { stages: Some(stages), ..Groups::new(rank, &stage) })
     }
 
     /// The number of this rank's stage; 0 without stages.
@@ -74,12 +67,9 @@ impl Groups {
         let count = along.mesh.size(&along.axis).map_err(Error::other)?;
         match *last < count {
             true => Ok(()),
-            false => Err(HomeError::NoStage {
-                unit: modules.to_owned(),
-                stage: *last,
-                count,
+            false => {
+                Err(HomeError::NoStage { unit: modules.to_owned(), stage: *last, count }.into())
             }
-            .into()),
         }
     }
 
@@ -88,8 +78,7 @@ impl Groups {
         let along = self.stages.as_ref().ok_or(HomeError::NoStages)?;
         let ranks = stages.iter().map(|stage| {
             let rank = along.mesh.peer(self.rank, &along.axis, *stage);
-            rank.map_err(Error::other)?
-                .ok_or_else(|| outside(self.rank, &along.mesh))
+            rank.map_err(Error::other)?.ok_or_else(|| outside(self.rank, &along.mesh))
         });
         let ranks: Vec<usize> = ranks.collect::<Result<_>>()?;
         let group = Group::new(ranks).map_err(Error::other)?;
@@ -111,10 +100,7 @@ impl Groups {
 
     /// `mesh` is that of this stage or, with the axis of the stages in `axes`, of all.
     fn connect(&self, mesh: &Mesh, axes: &[String]) -> Result<Arc<dyn Communicator>> {
-        let mut connected = self
-            .connected
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut connected = self.connected.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(communicator) = connected.get(axes) {
             return Ok(communicator.clone());
         }
@@ -134,8 +120,5 @@ impl Groups {
 }
 
 fn outside(rank: usize, mesh: &Mesh) -> Error {
-    Error::Argument {
-        op: "home",
-        problem: format!("rank {rank} is not in mesh {mesh}"),
-    }
+    Error::Argument { op: "home", problem: format!("rank {rank} is not in mesh {mesh}") }
 }

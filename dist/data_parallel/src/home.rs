@@ -48,21 +48,14 @@ impl Home {
     /// 1, Rajbhandari et al. 2020). Whole gradients accumulate over the passes of a step, and are
     /// reduced in the last.
     pub fn zero1<S: AsRef<str>>(axes: impl AsRef<[S]>) -> Home {
-        Home {
-            shard: names(axes),
-            ..Home::replicate::<&str>([])
-        }
+        Home { shard: names(axes), ..Home::replicate::<&str>([]) }
     }
 
     /// Values, gradients and optimizer state are divided over `axes`. Values are gathered for each
     /// use of the unit in forward and backward, and gradients are reduced in each pass (fully
     /// sharded data parallelism; ZeRO stage 3).
     pub fn fsdp<S: AsRef<str>>(axes: impl AsRef<[S]>) -> Home {
-        Home {
-            reshard: Reshard::AfterForward,
-            reduces_each_pass: true,
-            ..Home::zero1(axes)
-        }
+        Home { reshard: Reshard::AfterForward, reduces_each_pass: true, ..Home::zero1(axes) }
     }
 
     /// As [`Home::fsdp`] over `shard`, with copies over `replicate`. Gradients are reduced over
@@ -71,10 +64,7 @@ impl Home {
         shard: impl AsRef<[S]>,
         replicate: impl AsRef<[R]>,
     ) -> Home {
-        Home {
-            replicate: names(replicate),
-            ..Home::fsdp(shard)
-        }
+        Home { replicate: names(replicate), ..Home::fsdp(shard) }
     }
 
     /// How long gathered values stay.
@@ -88,10 +78,7 @@ impl Home {
     /// until they are reduced.
     #[must_use]
     pub fn reduce_each_pass(self, reduces_each_pass: bool) -> Home {
-        Home {
-            reduces_each_pass,
-            ..self
-        }
+        Home { reduces_each_pass, ..self }
     }
 
     /// The dtype in which the unit is gathered. The default is that of the first use. A parameter
@@ -99,20 +86,14 @@ impl Home {
     /// copy.
     #[must_use]
     pub fn compute_dtype(self, dtype: DType) -> Home {
-        Home {
-            compute: Some(dtype),
-            ..self
-        }
+        Home { compute: Some(dtype), ..self }
     }
 
     /// The dtype in which gradients are reduced, such as bf16. The default is theirs. Sums over
     /// passes, and over `replicate` axes, stay in the gradients' dtype.
     #[must_use]
     pub fn reduction_dtype(self, dtype: DType) -> Home {
-        Home {
-            reduction: Some(dtype),
-            ..self
-        }
+        Home { reduction: Some(dtype), ..self }
     }
 
     /// Divides the unit between matrices and not between rows, for optimizers that update whole
@@ -120,10 +101,7 @@ impl Home {
     /// less evenly: the largest share has up to one matrix more than the mean.
     #[must_use]
     pub fn whole_matrices(self) -> Home {
-        Home {
-            whole_matrices: true,
-            ..self
-        }
+        Home { whole_matrices: true, ..self }
     }
 }
 

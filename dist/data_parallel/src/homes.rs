@@ -63,11 +63,7 @@ impl Homes {
         Homes {
             groups,
             units: Vec::new(),
-            rest: Modules {
-                pattern: String::new(),
-                home: rest,
-                stages: Vec::new(),
-            },
+            rest: Modules { pattern: String::new(), home: rest, stages: Vec::new() },
             prefetch: 1,
         }
     }
@@ -93,11 +89,7 @@ impl Homes {
                 distinct.push(*stage);
             }
         }
-        self.units.push(Modules {
-            pattern: modules.to_owned(),
-            home,
-            stages: distinct,
-        });
+        self.units.push(Modules { pattern: modules.to_owned(), home, stages: distinct });
         self
     }
 
@@ -105,10 +97,7 @@ impl Homes {
     /// memory of a gathered unit.
     #[must_use]
     pub fn prefetch(self, units: usize) -> Homes {
-        Homes {
-            prefetch: units,
-            ..self
-        }
+        Homes { prefetch: units, ..self }
     }
 
     /// Moves the parameters of `model` to their homes: those that have values, and the initial
@@ -149,8 +138,7 @@ impl Homes {
         let order = Arc::new(Order::new(self.prefetch));
         let params = model.params();
         for modules in &self.units {
-            self.groups
-                .check_stages(&modules.pattern, &modules.stages)?;
+            self.groups.check_stages(&modules.pattern, &modules.stages)?;
         }
         let units = self.group(&params)?;
         for unit in &units {
@@ -167,8 +155,7 @@ impl Homes {
             // On each stage, other gradients may be partial, but a tied unit has one order.
             if unit.of.stages.is_empty() {
                 let axes: Vec<&String> = unit.of.home.axes().collect();
-                unit.params
-                    .sort_by_cached_key(|param| partials.beside(&axes, param));
+                unit.params.sort_by_cached_key(|param| partials.beside(&axes, param));
             }
             self.settle_unit(&unit, &order)?;
         }
@@ -233,11 +220,9 @@ impl Homes {
             };
             match units.iter_mut().find(|unit| unit.name == name) {
                 Some(unit) => unit.params.push(param.clone()),
-                None => units.push(Unsettled {
-                    name: name.to_owned(),
-                    of,
-                    params: vec![param.clone()],
-                }),
+                None => {
+                    units.push(Unsettled { name: name.to_owned(), of, params: vec![param.clone()] })
+                }
             }
         }
         match used.iter().position(|used| !used) {
@@ -261,11 +246,9 @@ impl Homes {
         for (at, axis) in axes.iter().enumerate() {
             self.groups.mesh.axis(axis).map_err(Error::other)?;
             if axes[..at].contains(axis) {
-                return Err(HomeError::AxisTwice {
-                    unit: name.clone(),
-                    axis: (*axis).clone(),
-                }
-                .into());
+                return Err(
+                    HomeError::AxisTwice { unit: name.clone(), axis: (*axis).clone() }.into()
+                );
             }
         }
         for param in params {
@@ -340,11 +323,7 @@ fn classes(params: &[Param]) -> Vec<Class<'_>> {
         let same = |class: &&mut Class<'_>| class.axes == axes && class.dtype == dtype;
         match classes.iter_mut().find(same) {
             Some(class) => class.params.push(param),
-            None => classes.push(Class {
-                axes,
-                dtype,
-                params: vec![param],
-            }),
+            None => classes.push(Class { axes, dtype, params: vec![param] }),
         }
     }
     classes

@@ -92,12 +92,7 @@ impl Layout {
                 false => new.range().end.next_multiple_of(ALIGNMENT).min(len),
             }
         };
-        Layout {
-            bounds: self.bounds.iter().map(bound).collect(),
-            params,
-            dtype,
-            index: self.index,
-        }
+        Layout { bounds: self.bounds.iter().map(bound).collect(), params, dtype, index: self.index }
     }
 
     /// The end of a row, or of a matrix, that is nearest to element `at` of the parameters without
@@ -124,9 +119,7 @@ impl Layout {
             }
             before += len;
         }
-        self.params
-            .last()
-            .map_or(0, |last| last.range().end.next_multiple_of(ALIGNMENT))
+        self.params.last().map_or(0, |last| last.range().end.next_multiple_of(ALIGNMENT))
     }
 
     /// The number of elements of the flat buffer.
@@ -136,10 +129,7 @@ impl Layout {
 
     /// The elements of each member.
     pub(crate) fn counts(&self) -> Vec<usize> {
-        self.bounds
-            .windows(2)
-            .map(|pair| pair[1] - pair[0])
-            .collect()
+        self.bounds.windows(2).map(|pair| pair[1] - pair[0]).collect()
     }
 
     /// The elements that this rank keeps.
@@ -151,9 +141,7 @@ impl Layout {
     pub(crate) fn counts_of(&self, at: usize) -> Vec<usize> {
         let range = self.params[at].range();
         let members = self.bounds.windows(2);
-        members
-            .map(|pair| intersection(&range, &(pair[0]..pair[1])).len())
-            .collect()
+        members.map(|pair| intersection(&range, &(pair[0]..pair[1])).len()).collect()
     }
 
     /// The elements of parameter `at` in this rank's part of the flat buffer.
@@ -168,10 +156,7 @@ impl Layout {
 fn consecutive(params: impl Iterator<Item = Placed>) -> (Vec<Placed>, usize) {
     let mut end = 0;
     let placed = params.map(|param| {
-        let placed = Placed {
-            start: end,
-            ..param
-        };
+        let placed = Placed { start: end, ..param };
         end = placed.range().end.next_multiple_of(ALIGNMENT);
         placed
     });

@@ -32,10 +32,7 @@ const KEPT_AHEAD: usize = 2;
 
 impl Order {
     pub(crate) fn new(prefetch: usize) -> Order {
-        Order {
-            prefetch,
-            state: Mutex::default(),
-        }
+        Order { prefetch, state: Mutex::default() }
     }
 
     /// Adds a unit and returns its number.
@@ -59,9 +56,7 @@ impl Order {
             let is_expected = |at: usize| at == unit || ahead.contains(&at);
             let others = units.filter(|(at, _)| !is_expected(*at));
             let others: Vec<_> = others.filter_map(|(_, unit)| unit.upgrade()).collect();
-            let first = [unit]
-                .into_iter()
-                .chain(ahead.into_iter().take(self.prefetch));
+            let first = [unit].into_iter().chain(ahead.into_iter().take(self.prefetch));
             let first: Vec<Arc<Unit>> = first.filter_map(|at| state.units[at].upgrade()).collect();
             (others, first)
         };

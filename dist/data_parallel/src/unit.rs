@@ -218,10 +218,7 @@ impl Unit {
             let again: Arc<dyn Regather> = Arc::new(again(self.own.clone()));
             (GatheredStorage::new(&tensor, &again), again)
         });
-        Storage {
-            tensor,
-            _saved_as_gathered: registered,
-        }
+        Storage { tensor, _saved_as_gathered: registered }
     }
 
     /// Frees gathered values when another unit is used.
@@ -304,9 +301,7 @@ impl autograd::Home for ParamHome {
             true => self.unit.flat(self.layout)?.slice(0, placed.range())?,
             false => self.unit.single(self.layout, self.at, dtype)?,
         };
-        placed
-            .shape
-            .part(&ops::reshape(&flat, placed.shape.local())?)
+        placed.shape.part(&ops::reshape(&flat, placed.shape.local())?)
     }
 
     fn rows(&self) -> Range<usize> {

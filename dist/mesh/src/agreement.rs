@@ -35,10 +35,7 @@ impl Mesh {
         put_text(&mut hash, &self.all().ascending().to_string());
         put(&mut hash, self.base());
         put_ranks(&mut hash, self.rank_map());
-        Fingerprint {
-            digest: hash.finish(),
-            axes: self.to_string(),
-        }
+        Fingerprint { digest: hash.finish(), axes: self.to_string() }
     }
 }
 

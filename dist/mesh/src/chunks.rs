@@ -48,10 +48,7 @@ impl Chunks {
                 return Chunks { dim, indices };
             }
         }
-        Chunks {
-            dim: 0,
-            indices: None,
-        }
+        Chunks { dim: 0, indices: None }
     }
 
     /// The number of chunks, at least 1.

@@ -142,10 +142,7 @@ impl Division {
 
     /// Divides each block of `length` indices by `division`.
     pub fn in_blocks(length: usize, division: Division) -> Division {
-        Division::InBlocks {
-            length,
-            division: Arc::new(division),
-        }
+        Division::InBlocks { length, division: Arc::new(division) }
     }
 
     /// Whether each rank has one range.
@@ -257,9 +254,7 @@ fn check_sizes(sizes: &[usize], extent: Option<usize>, ranks: usize) -> Result<(
         return Err(DivisionError::Count);
     }
     let extent = extent.ok_or(DivisionError::UnequalShards)?;
-    let sum = sizes
-        .iter()
-        .try_fold(0usize, |sum, size| sum.checked_add(*size));
+    let sum = sizes.iter().try_fold(0usize, |sum, size| sum.checked_add(*size));
     match sum == Some(extent) {
         true => Ok(()),
         false => Err(DivisionError::Sum),

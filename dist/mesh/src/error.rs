@@ -282,17 +282,11 @@ fn suggestion(nearest: &Option<String>) -> String {
 fn difference(missing: &[usize], outside: &[usize]) -> String {
     let missing = match missing {
         [] => None,
-        _ => Some(format!(
-            "ranks {} are not in the mesh",
-            text::ranks(missing)
-        )),
+        _ => Some(format!("ranks {} are not in the mesh", text::ranks(missing))),
     };
     let outside = match outside {
         [] => None,
-        _ => Some(format!(
-            "ranks {} of the mesh are not in the world",
-            text::ranks(outside)
-        )),
+        _ => Some(format!("ranks {} of the mesh are not in the world", text::ranks(outside))),
     };
     let both: Vec<String> = [missing, outside].into_iter().flatten().collect();
     both.join(", ")

@@ -32,11 +32,7 @@ impl Group {
 
     /// [`Group::new`] for ranks that are known to be valid and distinct.
     pub(crate) fn from_distinct(ranks: impl Into<Arc<[usize]>>) -> Group {
-        Group {
-            ranks: ranks.into(),
-            channel: Channel::default(),
-            options: Arc::default(),
-        }
+        Group { ranks: ranks.into(), channel: Channel::default(), options: Arc::default() }
     }
 
     /// The ranks, in order.
@@ -127,11 +123,9 @@ fn check_members(ranks: &[usize]) -> Result<()> {
         (Some((rank, _)), _) if *rank >= MAX_RANKS => {
             Err(MeshError::MemberTooLarge { rank: *rank })
         }
-        (_, Some(pair)) => Err(MeshError::MemberTwice {
-            rank: pair[0].0,
-            first: pair[0].1,
-            second: pair[1].1,
-        }),
+        (_, Some(pair)) => {
+            Err(MeshError::MemberTwice { rank: pair[0].0, first: pair[0].1, second: pair[1].1 })
+        }
         _ => Ok(()),
     }
 }

@@ -62,11 +62,7 @@ impl RankLayout {
     /// [`MeshError::NoRanks`] for a size of 0, [`MeshError::TooManyRanks`], and
     /// [`MeshError::Overlap`] for modes that are not separable.
     pub fn new(modes: impl IntoIterator<Item = (usize, usize)>) -> Result<RankLayout> {
-        RankLayout::canonical(
-            modes
-                .into_iter()
-                .map(|(size, stride)| Mode { size, stride }),
-        )
+        RankLayout::canonical(modes.into_iter().map(|(size, stride)| Mode { size, stride }))
     }
 
     /// One layout per size: the axes of a row-major mesh, the last one fastest.
@@ -110,11 +106,7 @@ impl RankLayout {
         let mut finer = Mode { size: 1, stride: 1 };
         for mode in self.by_stride() {
             if mode.stride == 0 || mode.stride % finer.end() != 0 {
-                return Err(MeshError::Overlap {
-                    layout: self.to_string(),
-                    coarser: mode,
-                    finer,
-                });
+                return Err(MeshError::Overlap { layout: self.to_string(), coarser: mode, finer });
             }
             finer = mode;
         }
@@ -150,11 +142,7 @@ impl RankLayout {
 
     /// The largest rank plus one.
     pub fn span(&self) -> usize {
-        let largest: usize = self
-            .modes
-            .iter()
-            .map(|mode| (mode.size - 1) * mode.stride)
-            .sum();
+        let largest: usize = self.modes.iter().map(|mode| (mode.size - 1) * mode.stride).sum();
         largest + 1
     }
 
@@ -181,17 +169,12 @@ impl RankLayout {
     /// The contribution of this layout's digits to a rank. The digits of the
     /// [complement](RankLayout::complement) contribute the rest.
     pub fn counted(&self, rank: usize) -> usize {
-        self.modes
-            .iter()
-            .map(|mode| rank / mode.stride % mode.size * mode.stride)
-            .sum()
+        self.modes.iter().map(|mode| rank / mode.stride % mode.size * mode.stride).sum()
     }
 
     /// The index of a rank's digits in this layout, ignoring its other digits.
     pub fn coordinate(&self, rank: usize) -> usize {
-        self.modes.iter().fold(0, |index, mode| {
-            index * mode.size + rank / mode.stride % mode.size
-        })
+        self.modes.iter().fold(0, |index, mode| index * mode.size + rank / mode.stride % mode.size)
     }
 
     /// The same ranks in ascending order.
@@ -210,9 +193,7 @@ impl RankLayout {
     /// # Errors
     /// [`MeshError::Overlap`] if two of them share digits; [`MeshError::TooManyRanks`].
     pub fn concat<'a>(layouts: impl IntoIterator<Item = &'a RankLayout>) -> Result<RankLayout> {
-        let modes = layouts
-            .into_iter()
-            .flat_map(|layout| layout.modes.iter().copied());
+        let modes = layouts.into_iter().flat_map(|layout| layout.modes.iter().copied());
         RankLayout::canonical(modes)
     }
 
@@ -227,9 +208,7 @@ impl RankLayout {
             len: self.len(),
             sizes: sizes.to_vec(),
         };
-        let product = sizes
-            .iter()
-            .try_fold(1, |product: usize, size| product.checked_mul(*size));
+        let product = sizes.iter().try_fold(1, |product: usize, size| product.checked_mul(*size));
         if product != Some(self.len()) {
             return Err(wrong());
         }
@@ -250,10 +229,8 @@ impl RankLayout {
     /// [`MeshError::WrongComposition`] if an index is out of range, or a mode would be split
     /// unevenly.
     pub fn compose(&self, inner: &RankLayout) -> Result<RankLayout> {
-        let wrong = || MeshError::WrongComposition {
-            outer: self.to_string(),
-            inner: inner.to_string(),
-        };
+        let wrong =
+            || MeshError::WrongComposition { outer: self.to_string(), inner: inner.to_string() };
         if inner.span() > self.len() || self.carries(inner) {
             return Err(wrong());
         }
@@ -300,10 +277,7 @@ impl RankLayout {
             if !take.is_multiple_of(here) {
                 return None;
             }
-            taken.push(Mode {
-                size: here,
-                stride: mode.stride * skip,
-            });
+            taken.push(Mode { size: here, stride: mode.stride * skip });
             take /= here;
             skip = 1;
         }
@@ -321,23 +295,13 @@ impl RankLayout {
         let mut begin = 1;
         let mut modes: SmallVec<[Mode; 3]> = SmallVec::new();
         for mode in self.by_stride() {
-            modes.push(Mode {
-                size: mode.stride / begin,
-                stride: begin,
-            });
+            modes.push(Mode { size: mode.stride / begin, stride: begin });
             begin = mode.end();
         }
         if world == 0 || !world.is_multiple_of(begin) {
-            return Err(MeshError::WrongWorld {
-                layout: self.to_string(),
-                multiple: begin,
-                world,
-            });
+            return Err(MeshError::WrongWorld { layout: self.to_string(), multiple: begin, world });
         }
-        modes.push(Mode {
-            size: world / begin,
-            stride: begin,
-        });
+        modes.push(Mode { size: world / begin, stride: begin });
         modes.reverse();
         RankLayout::canonical(modes)
     }

@@ -82,12 +82,7 @@ impl Mesh {
     }
 
     fn whole(ranks: RankMap, axes: SmallVec<[Axis; 6]>) -> Mesh {
-        Mesh {
-            ranks,
-            axes,
-            instances: RankLayout::singleton(),
-            base: 0,
-        }
+        Mesh { ranks, axes, instances: RankLayout::singleton(), base: 0 }
     }
 
     /// The axes of one instance, slowest first.
@@ -163,11 +158,7 @@ impl Mesh {
 
     fn position(&self, rank: usize) -> Option<usize> {
         let position = self.ranks.position(rank)?;
-        let counted: usize = self
-            .axes
-            .iter()
-            .map(|axis| axis.layout.counted(position))
-            .sum();
+        let counted: usize = self.axes.iter().map(|axis| axis.layout.counted(position)).sum();
         let rest = position - counted - self.instances.counted(position);
         (rest == self.base).then_some(position)
     }
@@ -226,19 +217,14 @@ impl Mesh {
     pub fn flatten<S: AsRef<str>>(&self, names: impl AsRef<[S]>, name: &str) -> Result<Mesh> {
         let chosen = self.chosen(names.as_ref())?;
         let parts: SmallVec<[Axis; 6]> = chosen.iter().map(|at| self.axes[*at].clone()).collect();
-        let flat = Axis {
-            name: name.into(),
-            layout: flattened(&parts),
-        };
+        let flat = Axis { name: name.into(), layout: flattened(&parts) };
 
         let first = chosen.iter().min().copied().unwrap_or(self.axes.len());
         let kept = |range: std::ops::Range<usize>| {
             let kept = range.filter(|at| !chosen.contains(at));
             kept.map(|at| self.axes[at].clone())
         };
-        let axes = kept(0..first)
-            .chain([flat])
-            .chain(kept(first..self.axes.len()));
+        let axes = kept(0..first).chain([flat]).chain(kept(first..self.axes.len()));
         self.with_axes(axes.collect())
     }
 
@@ -254,10 +240,10 @@ impl Mesh {
         let sizes = part_sizes(axis, parts)?;
         let layouts = axis.layout.split(&sizes)?;
 
-        let parts = parts.iter().zip(layouts).map(|((name, _), layout)| Axis {
-            name: (*name).into(),
-            layout,
-        });
+        let parts = parts
+            .iter()
+            .zip(layouts)
+            .map(|((name, _), layout)| Axis { name: (*name).into(), layout });
         let axes = self.axes[..at].iter().cloned().chain(parts);
         self.with_axes(axes.chain(self.axes[at + 1..].iter().cloned()).collect())
     }
@@ -308,10 +294,7 @@ impl Mesh {
     }
 
     fn group_at(&self, layout: &RankLayout, first: usize) -> Group {
-        let ranks: Vec<usize> = layout
-            .ranks()
-            .map(|at| self.ranks.rank(first + at))
-            .collect();
+        let ranks: Vec<usize> = layout.ranks().map(|at| self.ranks.rank(first + at)).collect();
         Group::from_distinct(ranks)
     }
 
@@ -325,20 +308,13 @@ impl Mesh {
         if is_world {
             return Ok(());
         }
-        let missing: Vec<usize> = (0..world.min(crate::MAX_RANKS))
-            .filter(|rank| !self.contains(*rank))
-            .collect();
+        let missing: Vec<usize> =
+            (0..world.min(crate::MAX_RANKS)).filter(|rank| !self.contains(*rank)).collect();
         let outside: Vec<usize> = self.ranks().into_iter().filter(|at| *at >= world).collect();
         if missing.is_empty() && outside.is_empty() {
             return Ok(());
         }
-        Err(MeshError::NotTheWorld {
-            mesh: axes_text(&self.axes),
-            len,
-            world,
-            missing,
-            outside,
-        })
+        Err(MeshError::NotTheWorld { mesh: axes_text(&self.axes), len, world, missing, outside })
     }
 
     /// The indices of the named axes.
@@ -359,10 +335,7 @@ impl Mesh {
 
     fn with_axes(&self, axes: SmallVec<[Axis; 6]>) -> Result<Mesh> {
         check_names(&axes)?;
-        Ok(Mesh {
-            axes,
-            ..self.clone()
-        })
+        Ok(Mesh { axes, ..self.clone() })
     }
 
     pub(crate) fn rank_map(&self) -> &RankMap {
@@ -388,15 +361,11 @@ fn named_axes(shape: &[usize], names: &[&str]) -> Result<SmallVec<[Axis; 6]>> {
         });
     }
     if let Some(at) = shape.iter().position(|size| *size == 0) {
-        return Err(MeshError::EmptyAxis {
-            axis: names[at].to_owned(),
-        });
+        return Err(MeshError::EmptyAxis { axis: names[at].to_owned() });
     }
     let layouts = RankLayout::row_major(shape)?;
-    let axes = names.iter().zip(layouts).map(|(name, layout)| Axis {
-        name: (*name).into(),
-        layout,
-    });
+    let axes =
+        names.iter().zip(layouts).map(|(name, layout)| Axis { name: (*name).into(), layout });
     let axes: SmallVec<[Axis; 6]> = axes.collect();
     check_names(&axes)?;
     Ok(axes)
@@ -405,9 +374,7 @@ fn named_axes(shape: &[usize], names: &[&str]) -> Result<SmallVec<[Axis; 6]>> {
 fn check_names(axes: &[Axis]) -> Result<()> {
     for (at, axis) in axes.iter().enumerate() {
         if axis.name.is_empty() {
-            return Err(MeshError::UnnamedAxis {
-                axes: axes_text(axes),
-            });
+            return Err(MeshError::UnnamedAxis { axes: axes_text(axes) });
         }
         if axes[..at].iter().any(|other| other.name == axis.name) {
             return Err(MeshError::DuplicateAxis {

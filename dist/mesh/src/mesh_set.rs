@@ -28,9 +28,7 @@ impl Mesh {
                 }
             }
         }
-        Ok(MeshSet {
-            parts: parts.to_vec(),
-        })
+        Ok(MeshSet { parts: parts.to_vec() })
     }
 }
 

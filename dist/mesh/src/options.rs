@@ -130,17 +130,10 @@ impl GroupOptions {
         if let (Some(least), Some(most)) = (self.min_ctas, self.max_ctas)
             && least > most
         {
-            return Err(wrong(
-                "min_ctas",
-                least,
-                format!("at most max_ctas, {most}"),
-            ));
+            return Err(wrong("min_ctas", least, format!("at most max_ctas, {most}")));
         }
 
-        let times = [
-            ("timeout", self.timeout),
-            ("bootstrap_timeout", self.bootstrap_timeout),
-        ];
+        let times = [("timeout", self.timeout), ("bootstrap_timeout", self.bootstrap_timeout)];
         for (option, time) in times {
             if time == Some(Duration::ZERO) {
                 let expected = "more than 0 (unset means the default)";
@@ -180,18 +173,12 @@ impl GroupOptions {
             ("graph_stream_ordering", text(&self.graph_stream_ordering)),
             ("rma_contexts", text(&self.rma_contexts)),
         ];
-        all.into_iter()
-            .filter_map(|(option, value)| value.map(|value| (option, value)))
-            .collect()
+        all.into_iter().filter_map(|(option, value)| value.map(|value| (option, value))).collect()
     }
 }
 
 fn wrong(option: &'static str, value: impl ToString, expected: String) -> MeshError {
-    MeshError::WrongOption {
-        option,
-        value: value.to_string(),
-        expected,
-    }
+    MeshError::WrongOption { option, value: value.to_string(), expected }
 }
 
 fn spelled(range: &RangeInclusive<u32>) -> String {

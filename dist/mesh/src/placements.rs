@@ -115,10 +115,7 @@ impl Placements {
     }
 
     pub(crate) fn without_partials(&self) -> Placements {
-        Placements {
-            shards: self.shards.clone(),
-            partials: SmallVec::new(),
-        }
+        Placements { shards: self.shards.clone(), partials: SmallVec::new() }
     }
 
     /// Removes the shard of `axis`.
@@ -163,9 +160,7 @@ impl Placements {
         let mut indices = IndexSet::from(0..extent);
         for shard in self.shards_of(dim) {
             let ranks = geometry.axis_sizes[shard.axis];
-            let positions = shard
-                .division
-                .part(indices.len(), ranks, coordinate[shard.axis]);
+            let positions = shard.division.part(indices.len(), ranks, coordinate[shard.axis]);
             indices = indices.select(&positions, extent);
         }
         indices
@@ -199,9 +194,7 @@ impl Placements {
                 }
             }
         };
-        self.shards_of(dim)
-            .iter()
-            .fold(geometry.shape[dim], largest)
+        self.shards_of(dim).iter().fold(geometry.shape[dim], largest)
     }
 
     /// The number of elements of the largest local shape.

@@ -24,11 +24,8 @@ pub(crate) struct Listed {
 impl RankMap {
     /// The mapping of a list of distinct ranks.
     pub(crate) fn listed(ranks: &[usize]) -> Result<RankMap> {
-        let mut positions: Vec<(usize, usize)> = ranks
-            .iter()
-            .enumerate()
-            .map(|(position, rank)| (*rank, position))
-            .collect();
+        let mut positions: Vec<(usize, usize)> =
+            ranks.iter().enumerate().map(|(position, rank)| (*rank, position)).collect();
         positions.sort_unstable();
 
         if let Some(pair) = positions.windows(2).find(|pair| pair[0].0 == pair[1].0) {
@@ -41,10 +38,7 @@ impl RankMap {
         if ranks.iter().enumerate().all(|(at, rank)| at == *rank) {
             return Ok(RankMap::Identity { len: ranks.len() });
         }
-        Ok(RankMap::Listed(Arc::new(Listed {
-            ranks: ranks.to_vec(),
-            positions,
-        })))
+        Ok(RankMap::Listed(Arc::new(Listed { ranks: ranks.to_vec(), positions })))
     }
 
     pub(crate) fn len(&self) -> usize {

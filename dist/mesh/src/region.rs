@@ -93,9 +93,7 @@ impl IndexSet {
 
 impl From<Range<usize>> for IndexSet {
     fn from(range: Range<usize>) -> IndexSet {
-        IndexSet {
-            ranges: smallvec![range],
-        }
+        IndexSet { ranges: smallvec![range] }
     }
 }
 
@@ -120,11 +118,8 @@ fn overlaps(a: &[Range<usize>], b: &[Range<usize>]) -> SmallVec<[(usize, Range<u
 /// `3..5`, `0..2 + 6..8`.
 impl fmt::Display for IndexSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ranges: Vec<String> = self
-            .ranges
-            .iter()
-            .map(|range| format!("{}..{}", range.start, range.end))
-            .collect();
+        let ranges: Vec<String> =
+            self.ranges.iter().map(|range| format!("{}..{}", range.start, range.end)).collect();
         f.write_str(&ranges.join(" + "))
     }
 }
@@ -140,9 +135,7 @@ pub struct Region {
 impl Region {
     /// The region with these indices of each dim.
     pub(crate) fn new(dims: impl IntoIterator<Item = IndexSet>) -> Region {
-        Region {
-            dims: dims.into_iter().collect(),
-        }
+        Region { dims: dims.into_iter().collect() }
     }
 
     /// All of a tensor of this shape.
@@ -196,12 +189,7 @@ impl Region {
             local.into_iter().zip(indices.ranges.to_vec()).collect()
         };
         let dims: Vec<Vec<_>> = self.dims.iter().zip(block).map(of_dim).collect();
-        let mut boxes = vec![RowBox {
-            rows,
-            shape,
-            within: Vec::new(),
-            global: Vec::new(),
-        }];
+        let mut boxes = vec![RowBox { rows, shape, within: Vec::new(), global: Vec::new() }];
         for ranges in &dims {
             let longer = boxes.iter().flat_map(|outer| {
                 ranges.iter().map(|(within, global)| {
@@ -298,12 +286,8 @@ fn collect_blocks(
     let tail = rows.end.min(whole.end * stride).max(head.end)..rows.end;
 
     let full = inner.iter().map(|extent| 0..*extent);
-    let full: Vec<Range<usize>> = outer
-        .iter()
-        .cloned()
-        .chain([whole.clone()])
-        .chain(full)
-        .collect();
+    let full: Vec<Range<usize>> =
+        outer.iter().cloned().chain([whole.clone()]).chain(full).collect();
     for part in [head, whole.start * stride..whole.end * stride, tail] {
         if part.is_empty() {
             continue;

@@ -54,9 +54,7 @@ impl RankLayout {
 
     /// Whether one of the modes contains a digit, which must not straddle modes.
     pub(crate) fn counts(&self, digit: Mode) -> bool {
-        self.modes()
-            .iter()
-            .any(|mode| mode.stride <= digit.stride && digit.end() <= mode.end())
+        self.modes().iter().any(|mode| mode.stride <= digit.stride && digit.end() <= mode.end())
     }
 }
 
@@ -73,10 +71,7 @@ pub(crate) fn common_digits(one: &RankLayout, other: &RankLayout) -> Option<Vec<
         .windows(2)
         .map(|pair| {
             let (stride, end) = (pair[0], pair[1]);
-            end.is_multiple_of(stride).then(|| Mode {
-                size: end / stride,
-                stride,
-            })
+            end.is_multiple_of(stride).then(|| Mode { size: end / stride, stride })
         })
         .collect()
 }

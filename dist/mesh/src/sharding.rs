@@ -58,9 +58,7 @@ impl Sharding {
         for (at, (name, placement)) in placements.iter().enumerate() {
             let name = name.as_ref();
             mesh.axis(name)?;
-            let before = placements[..at]
-                .iter()
-                .find(|(other, _)| other.as_ref() == name);
+            let before = placements[..at].iter().find(|(other, _)| other.as_ref() == name);
             if let Some((_, first)) = before {
                 return Err(ShardingError::DuplicatePlacement {
                     axis: name.to_owned(),
@@ -78,13 +76,10 @@ impl Sharding {
     /// # Errors
     /// [`ShardingError::TooManyElements`].
     pub fn replicated(mesh: &Mesh, shape: &[usize]) -> Result<Sharding, ShardingError> {
-        let elements = shape.iter().try_fold(1usize, |product, extent| {
-            product.checked_mul((*extent).max(1))
-        });
+        let elements =
+            shape.iter().try_fold(1usize, |product, extent| product.checked_mul((*extent).max(1)));
         if elements.is_none_or(|elements| elements > MAX_ELEMENTS) {
-            return Err(ShardingError::TooManyElements {
-                shape: shape.to_vec(),
-            });
+            return Err(ShardingError::TooManyElements { shape: shape.to_vec() });
         }
         Ok(Sharding {
             mesh: mesh.clone(),
@@ -104,19 +99,14 @@ impl Sharding {
                 dim: *dim,
                 shape: self.shape.to_vec(),
             }),
-            Placement::Shard(dim, division) => self.put_shard(AxisShard {
-                dim: *dim,
-                axis,
-                division: division.clone(),
-            }),
+            Placement::Shard(dim, division) => {
+                self.put_shard(AxisShard { dim: *dim, axis, division: division.clone() })
+            }
         }
     }
 
     fn put_partial(&mut self, axis: usize, reduction: Reduction) -> Result<(), ShardingError> {
-        let geometry = Geometry {
-            shape: &self.shape,
-            axis_sizes: &self.axis_sizes,
-        };
+        let geometry = Geometry { shape: &self.shape, axis_sizes: &self.axis_sizes };
         let conflict = self.placements.conflict(reduction);
         match conflict.filter(|_| geometry.axis_sizes[axis] > 1) {
             Some((other, first)) => Err(ShardingError::MixedReductions {
@@ -133,35 +123,21 @@ impl Sharding {
     }
 
     fn put_shard(&mut self, shard: AxisShard) -> Result<(), ShardingError> {
-        let geometry = Geometry {
-            shape: &self.shape,
-            axis_sizes: &self.axis_sizes,
-        };
+        let geometry = Geometry { shape: &self.shape, axis_sizes: &self.axis_sizes };
         let pushed = self.placements.push(shard.clone(), geometry);
         pushed.map_err(|error| self.error(shard, error))
     }
 
     fn error(&self, shard: AxisShard, error: DivisionError) -> ShardingError {
-        let AxisShard {
-            dim,
-            axis,
-            division,
-        } = shard;
+        let AxisShard { dim, axis, division } = shard;
         let sizes = division.ragged().to_vec();
         let outer = self.placements.shards_of(dim).iter();
-        let outer = outer
-            .map(|shard| self.axis_name(shard.axis).to_owned())
-            .collect();
+        let outer = outer.map(|shard| self.axis_name(shard.axis).to_owned()).collect();
         let extents = self.placements.shard_extents(dim, self.geometry());
         let ranks = self.axis_sizes[axis];
         let axis = self.axis_name(axis).to_owned();
         match (error, division) {
-            (DivisionError::Count, _) => ShardingError::RaggedCount {
-                axis,
-                ranks,
-                dim,
-                sizes,
-            },
+            (DivisionError::Count, _) => ShardingError::RaggedCount { axis, ranks, dim, sizes },
             (DivisionError::Sum, division) => ShardingError::RaggedSum {
                 axis,
                 dim,
@@ -231,9 +207,7 @@ impl Sharding {
     /// The axes with partial values, and their reductions.
     pub fn partials(&self) -> Vec<(&str, Reduction)> {
         let partials = self.placements.partials().iter();
-        partials
-            .map(|(axis, reduction)| (self.axis_name(*axis), *reduction))
-            .collect()
+        partials.map(|(axis, reduction)| (self.axis_name(*axis), *reduction)).collect()
     }
 
     /// The same shards; axes with partial values replicate instead.
@@ -262,8 +236,7 @@ impl Sharding {
     /// The largest local extents: the shape that padding to equal shards requires.
     pub fn largest_local_shape(&self) -> Vec<usize> {
         let dims = 0..self.shape.len();
-        dims.map(|dim| self.placements.largest(dim, self.geometry()))
-            .collect()
+        dims.map(|dim| self.placements.largest(dim, self.geometry())).collect()
     }
 
     /// The indices of a dim that some rank has, one set for each shard of it.
@@ -272,10 +245,7 @@ impl Sharding {
     }
 
     pub(crate) fn geometry(&self) -> Geometry<'_> {
-        Geometry {
-            shape: &self.shape,
-            axis_sizes: &self.axis_sizes,
-        }
+        Geometry { shape: &self.shape, axis_sizes: &self.axis_sizes }
     }
 
     pub(crate) fn canonical(&self) -> &Placements {
@@ -284,10 +254,7 @@ impl Sharding {
 
     /// The same mesh and shape with other placements.
     pub(crate) fn with_placements(&self, placements: Placements) -> Sharding {
-        Sharding {
-            placements,
-            ..self.clone()
-        }
+        Sharding { placements, ..self.clone() }
     }
 
     pub(crate) fn axis_name(&self, axis: usize) -> &str {
@@ -296,12 +263,7 @@ impl Sharding {
 
     fn axis_index(&self, name: &str) -> Result<usize, ShardingError> {
         self.mesh.axis(name)?;
-        let before = self
-            .mesh
-            .axes()
-            .iter()
-            .map(Axis::name)
-            .take_while(|axis| *axis != name);
+        let before = self.mesh.axes().iter().map(Axis::name).take_while(|axis| *axis != name);
         Ok(before.count())
     }
 }
@@ -310,10 +272,8 @@ impl Sharding {
 impl fmt::Display for Sharding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let placements = self.placements();
-        let texts: Vec<String> = placements
-            .iter()
-            .map(|(axis, placement)| format!("{axis}: {placement}"))
-            .collect();
+        let texts: Vec<String> =
+            placements.iter().map(|(axis, placement)| format!("{axis}: {placement}")).collect();
         match texts.is_empty() {
             true => f.write_str("on one rank"),
             false => f.write_str(&texts.join(", ")),
@@ -323,10 +283,6 @@ impl fmt::Display for Sharding {
 
 impl fmt::Debug for Sharding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "Sharding({self}; shape {:?}, mesh {})",
-            self.shape, self.mesh
-        )
+        write!(f, "Sharding({self}; shape {:?}, mesh {})", self.shape, self.mesh)
     }
 }

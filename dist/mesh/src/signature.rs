@@ -67,10 +67,7 @@ impl<'a> ParsedSignature<'a> {
     /// [`SignatureError`] for malformed text, for a signature without operands, and for `..` or `~`
     /// in a result when no operand has it.
     pub fn parse(text: &'a str) -> Result<ParsedSignature<'a>, SignatureError> {
-        parse(text).map_err(|problem| SignatureError {
-            text: text.to_owned(),
-            problem,
-        })
+        parse(text).map_err(|problem| SignatureError { text: text.to_owned(), problem })
     }
 }
 
@@ -89,11 +86,7 @@ fn parse(text: &str) -> Result<ParsedSignature<'_>, String> {
             return Err(format!("a result has `{text}` but no operand does"));
         }
     }
-    Ok(ParsedSignature {
-        operands,
-        results,
-        dims,
-    })
+    Ok(ParsedSignature { operands, results, dims })
 }
 
 fn tensors<'a>(side: &'a str, dims: &mut Vec<NamedDim<'a>>) -> Result<Vec<TensorSpec<'a>>, String> {
@@ -123,9 +116,9 @@ fn tensor<'a>(text: &'a str, named: &mut Vec<NamedDim<'a>>) -> Result<TensorSpec
         DimSpec::Named(_) | DimSpec::Fixed(_) => false,
     });
     match out_of_order {
-        true => Err(format!(
-            "in `{text}`, `..` must come first, and `~` and `*` must be the only dim"
-        )),
+        true => {
+            Err(format!("in `{text}`, `..` must come first, and `~` and `*` must be the only dim"))
+        }
         false => Ok(TensorSpec { name, dtype, dims }),
     }
 }

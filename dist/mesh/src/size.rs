@@ -34,18 +34,13 @@ pub(crate) fn part_sizes(axis: &Axis, parts: &[(&str, Size)]) -> Result<SmallVec
         match size {
             Size::Auto => autos += 1,
             Size::Ranks(0) => {
-                return Err(MeshError::EmptyAxis {
-                    axis: (*name).to_owned(),
-                });
+                return Err(MeshError::EmptyAxis { axis: (*name).to_owned() });
             }
             Size::Ranks(size) => product = checked_ranks(product, *size)?,
         }
     }
     if autos > 1 {
-        return Err(MeshError::TwoAutos {
-            axis: axis.name().to_owned(),
-            parts: text(),
-        });
+        return Err(MeshError::TwoAutos { axis: axis.name().to_owned(), parts: text() });
     }
     let fits = axis.size().is_multiple_of(product) && (autos == 1 || product == axis.size());
     if !fits {

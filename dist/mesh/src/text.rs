@@ -8,11 +8,7 @@ pub(crate) fn ranks(ranks: &[usize]) -> String {
     };
     match ranks {
         [head @ .., last] if ranks.len() > 16 => {
-            format!(
-                "[{}, ..., {last}] ({} ranks)",
-                join(&head[..8]),
-                ranks.len()
-            )
+            format!("[{}, ..., {last}] ({} ranks)", join(&head[..8]), ranks.len())
         }
         _ => format!("[{}]", join(ranks)),
     }
@@ -20,10 +16,8 @@ pub(crate) fn ranks(ranks: &[usize]) -> String {
 
 /// `dp 2 x tp 4`.
 pub(crate) fn sizes<'a>(axes: impl IntoIterator<Item = (&'a str, usize)>) -> String {
-    let texts: Vec<String> = axes
-        .into_iter()
-        .map(|(name, size)| format!("{name} {size}"))
-        .collect();
+    let texts: Vec<String> =
+        axes.into_iter().map(|(name, size)| format!("{name} {size}")).collect();
     match texts.is_empty() {
         true => "no axes".to_owned(),
         false => texts.join(" x "),

@@ -109,9 +109,7 @@ impl Transfer {
                 }
             }
         }
-        Ok(Transfer {
-            messages: messages.into_values().collect(),
-        })
+        Ok(Transfer { messages: messages.into_values().collect() })
     }
 
     /// The messages, by sender and then by receiver.
@@ -128,12 +126,7 @@ impl Transfer {
 /// `0 to 3: 64 bytes`.
 impl fmt::Display for TransferMessage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let TransferMessage {
-            sender,
-            receiver,
-            bytes,
-            ..
-        } = self;
+        let TransferMessage { sender, receiver, bytes, .. } = self;
         write!(f, "{sender} to {receiver}: {bytes} bytes")
     }
 }

@@ -64,16 +64,8 @@ fn mistakes() -> Vec<(&'static str, &'static str, Result<()>)> {
             "Each mesh_dim_name must be unique. Found repeated mesh_dim_name in mesh_dim_names ('dp', 'dp')",
             nothing(Mesh::new(&[2, 4], &["dp", "dp"])),
         ),
-        (
-            "an empty name",
-            "no error",
-            nothing(Mesh::new(&[2, 4], &["dp", ""])),
-        ),
-        (
-            "size 0",
-            "integer modulo by zero",
-            nothing(Mesh::new(&[2, 0], &["dp", "tp"])),
-        ),
+        ("an empty name", "no error", nothing(Mesh::new(&[2, 4], &["dp", ""]))),
+        ("size 0", "integer modulo by zero", nothing(Mesh::new(&[2, 0], &["dp", "tp"]))),
         (
             "too many ranks",
             "[enforce fail at alloc_cpu.cpp:127] ... you tried to allocate 4398046511104 bytes",
@@ -117,9 +109,7 @@ fn mistakes() -> Vec<(&'static str, &'static str, Result<()>)> {
             "The product of mesh_sizes=(2, 2) is 4, but the original dimension at dim=0 has size 8. \
              These must be equal for unflatten to work correctly.",
             nothing(
-                Mesh::new(&[8], &["dp"])
-                    .unwrap()
-                    .split("dp", &[("a", 2.into()), ("b", 2.into())]),
+                Mesh::new(&[8], &["dp"]).unwrap().split("dp", &[("a", 2.into()), ("b", 2.into())]),
             ),
         ),
         (
@@ -137,11 +127,7 @@ fn mistakes() -> Vec<(&'static str, &'static str, Result<()>)> {
             "Cannot concatenate overlapping meshes",
             nothing(Mesh::disjoint(&overlapping)),
         ),
-        (
-            "a rank with a different mesh",
-            "no error: a silent hang",
-            check_agreement(&disagreeing),
-        ),
+        ("a rank with a different mesh", "no error: a silent hang", check_agreement(&disagreeing)),
         (
             "a layout that overlaps itself",
             "only some functions check this: Please use a non-overlapping layout...",
@@ -161,9 +147,7 @@ fn mistakes() -> Vec<(&'static str, &'static str, Result<()>)> {
             "a composition out of range",
             "no error: it returns 8:1",
             nothing(
-                RankLayout::contiguous(4)
-                    .unwrap()
-                    .compose(&RankLayout::contiguous(8).unwrap()),
+                RankLayout::contiguous(4).unwrap().compose(&RankLayout::contiguous(8).unwrap()),
             ),
         ),
     ]

@@ -23,14 +23,8 @@ fn ranks_keep_their_order() {
 fn invalid_groups_are_rejected() {
     let faults: [(&[usize], &str); 3] = [
         (&[], "a group has no ranks: it needs at least one"),
-        (
-            &[7, 3, 5, 3],
-            "rank 3 is member 1 of a group and again member 3: list each rank once",
-        ),
-        (
-            &[0, MAX_RANKS],
-            "a group has rank 16777216, but ranks are below 16777216",
-        ),
+        (&[7, 3, 5, 3], "rank 3 is member 1 of a group and again member 3: list each rank once"),
+        (&[0, MAX_RANKS], "a group has rank 16777216, but ranks are below 16777216"),
     ];
     for (ranks, message) in faults {
         assert_eq!(Group::new(ranks).unwrap_err().to_string(), message);
@@ -106,10 +100,7 @@ fn every_option_is_listed_and_distinguishes_groups() {
         assert_eq!(one.non_default(), [all.non_default()[at].clone()]);
         assert_ne!(plain.clone().with_options(one), plain);
     }
-    let text = plain
-        .with_channel(Channel::Own(3))
-        .with_options(all)
-        .to_string();
+    let text = plain.with_channel(Channel::Own(3)).with_options(all).to_string();
     insta::assert_snapshot!(text.replace(", ", ",\n"), @r"
     [0,
     1] on channel own 3 with timeout 600s,

@@ -13,14 +13,8 @@ fn layout(modes: &[(usize, usize)]) -> RankLayout {
 #[test]
 fn layouts_match_torch() {
     assert_eq!(layout(&[(6, 2), (2, 1)]).to_string(), "12:1");
-    assert_eq!(
-        layout(&[(4, 2), (2, 16)]).complement(32).unwrap(),
-        layout(&[(2, 8), (2, 1)])
-    );
-    assert_eq!(
-        layout(&[(4, 2)]).complement(24).unwrap(),
-        layout(&[(3, 8), (2, 1)])
-    );
+    assert_eq!(layout(&[(4, 2), (2, 16)]).complement(32).unwrap(), layout(&[(2, 8), (2, 1)]));
+    assert_eq!(layout(&[(4, 2)]).complement(24).unwrap(), layout(&[(3, 8), (2, 1)]));
     let parts = layout(&[(8, 1)]).split(&[2, 4]).unwrap();
     assert_eq!(parts, [layout(&[(2, 4)]), layout(&[(4, 1)])]);
 
@@ -42,11 +36,7 @@ fn invalid_layouts_are_rejected() {
     let still = RankLayout::new([(2, 0)]).unwrap_err();
     assert!(matches!(still, MeshError::Overlap { .. }), "{still}");
     assert_eq!(RankLayout::contiguous(0), Err(MeshError::NoRanks));
-    for huge in [
-        vec![(usize::MAX, 1)],
-        vec![(2, usize::MAX)],
-        vec![(1 << 20, 1 << 20)],
-    ] {
+    for huge in [vec![(usize::MAX, 1)], vec![(2, usize::MAX)], vec![(1 << 20, 1 << 20)]] {
         let error = RankLayout::new(huge).unwrap_err();
         assert!(matches!(error, MeshError::TooManyRanks { .. }), "{error}");
     }
@@ -55,9 +45,7 @@ fn invalid_layouts_are_rejected() {
 /// A mixed radix, and some of its digits in some order.
 fn digits() -> impl Strategy<Value = (Vec<usize>, Vec<usize>)> {
     prop::collection::vec(1..=4usize, 1..=6)
-        .prop_filter("at most 4096 ranks", |radix| {
-            radix.iter().product::<usize>() <= 4096
-        })
+        .prop_filter("at most 4096 ranks", |radix| radix.iter().product::<usize>() <= 4096)
         .prop_flat_map(|radix| {
             let all: Vec<usize> = (0..radix.len()).collect();
             let some = prop::sample::subsequence(all.clone(), 0..=all.len()).prop_shuffle();
@@ -192,13 +180,10 @@ fn by_groups(one: &RankLayout, other: &RankLayout, world: usize) -> Relation {
     };
     let (mine, theirs) = (sets(one), sets(other));
     let each_within = |inner: &[BTreeSet<usize>], outer: &[BTreeSet<usize>]| {
-        inner
-            .iter()
-            .all(|group| outer.iter().any(|it| group.is_subset(it)))
+        inner.iter().all(|group| outer.iter().any(|it| group.is_subset(it)))
     };
-    let at_most_one = mine
-        .iter()
-        .all(|group| theirs.iter().all(|it| group.intersection(it).count() <= 1));
+    let at_most_one =
+        mine.iter().all(|group| theirs.iter().all(|it| group.intersection(it).count() <= 1));
 
     if one.ranks().eq(other.ranks()) {
         Relation::Same

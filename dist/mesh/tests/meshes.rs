@@ -51,9 +51,7 @@ fn axes_that_are_not_adjacent_can_be_flattened() {
     assert_eq!(group(&mesh, &["dp", "outer"], 0), [0, 1, 4, 5, 2, 3, 6, 7]);
     assert_eq!(mesh.local_rank("outer", 6).unwrap(), Some(2));
 
-    let back = mesh
-        .split("outer", &[("pp", Size::Auto), ("tp", 2.into())])
-        .unwrap();
+    let back = mesh.split("outer", &[("pp", Size::Auto), ("tp", 2.into())]).unwrap();
     assert_eq!(back.select(["pp", "dp", "tp"]).unwrap(), cube());
 }
 
@@ -106,15 +104,7 @@ fn disjoint_meshes_form_a_set() {
 
     let listed = Mesh::from_ranks(&[9, 6], &[2], &["dp"]).unwrap();
     let error = Mesh::disjoint(&[trainer, rollout, listed]).unwrap_err();
-    let MeshError::NotDisjoint {
-        rank,
-        first,
-        second,
-        ..
-    } = error
-    else {
-        panic!("{error}")
-    };
+    let MeshError::NotDisjoint { rank, first, second, .. } = error else { panic!("{error}") };
     assert_eq!((rank, first, second), (6, 1, 2));
 }
 
@@ -127,9 +117,7 @@ fn a_disagreement_names_the_ranks() {
     assert_eq!(check_agreement(&[]), Ok(()));
 
     all[5] = wrong.clone();
-    let MeshError::Disagreement(holders) = check_agreement(&all).unwrap_err() else {
-        panic!()
-    };
+    let MeshError::Disagreement(holders) = check_agreement(&all).unwrap_err() else { panic!() };
     assert!(holders[0].starts_with("ranks [0, 1, 2, 3, 4, 6, 7] have dp 2 x tp 4"));
     assert!(holders[1].starts_with("ranks [5] have dp 4 x tp 2"));
     assert_ne!(right.digest, wrong.digest);

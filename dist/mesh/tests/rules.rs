@@ -32,10 +32,7 @@ fn rms_norm() -> ShardingRule {
 fn attention() -> ShardingRule {
     let text =
         "q: F[b t! h d!], k: F[b s! g d!], v: F[b s! g d!] -> out: F[b t h d], lse: A[b h t]";
-    ShardingRule::new("attention", text)
-        .unwrap()
-        .grouped("h", "g")
-        .unwrap()
+    ShardingRule::new("attention", text).unwrap().grouped("h", "g").unwrap()
 }
 
 fn infer<const N: usize>(
@@ -78,14 +75,7 @@ fn each_result_has_its_own_placement() {
 
     let gradient = "dy: F[.. d], x: F[.. d], inv_rms: A[..], dw: A[d] -> dw: A[d]";
     let gradient = ShardingRule::new("rms_norm_grad_weight_into", gradient).unwrap();
-    let rows = |dw| {
-        [
-            (&[4, 8][..], s(0)),
-            (&[4, 8], s(0)),
-            (&[4], s(0)),
-            (&[8], dw),
-        ]
-    };
+    let rows = |dw| [(&[4, 8][..], s(0)), (&[4, 8], s(0)), (&[4], s(0)), (&[8], dw)];
     assert_eq!(infer(&gradient, rows(P)).unwrap(), [P]);
     assert!(infer(&gradient, rows(R)).is_err());
 }
@@ -201,11 +191,7 @@ fn errors_name_the_remedies() {
     insta::assert_snapshot!(message(&linear(), [(&[64, 8], s(0)), (&[32, 8], s(0))]));
     insta::assert_snapshot!(message(&add(), [(&[64, 8], P), (&[8], R)]));
     insta::assert_snapshot!(message(&add(), [(&[64, 8], s(0)), (&[64, 8], R)]));
-    let heads = [
-        (&[2, 5, 6, 8][..], s(2)),
-        (&[2, 7, 3, 8], s(2)),
-        (&[2, 7, 3, 8], s(2)),
-    ];
+    let heads = [(&[2, 5, 6, 8][..], s(2)), (&[2, 7, 3, 8], s(2)), (&[2, 7, 3, 8], s(2))];
     insta::assert_snapshot!(message(&attention(), heads));
     let mean = ShardingRule::reduction("mean", 1, &[0], Some(Reduction::Avg)).unwrap();
     insta::assert_snapshot!(message(&mean, [(&[5], s(0))]));
@@ -229,14 +215,8 @@ fn remedies_lead_to_the_promised_results() {
         (softmax(), vec![vec![6, 8]]),
         (rms_norm(), vec![vec![6, 8], vec![8]]),
         (mean, vec![vec![5, 8]]),
-        (
-            gradient.linear_in(&["dy", "x"]).unwrap(),
-            vec![vec![6, 4], vec![6, 8], vec![4, 8]],
-        ),
-        (
-            attention(),
-            vec![vec![2, 5, 6, 4], vec![2, 5, 3, 4], vec![2, 5, 3, 4]],
-        ),
+        (gradient.linear_in(&["dy", "x"]).unwrap(), vec![vec![6, 4], vec![6, 8], vec![4, 8]]),
+        (attention(), vec![vec![2, 5, 6, 4], vec![2, 5, 3, 4], vec![2, 5, 3, 4]]),
     ];
     for (rule, shapes) in calls {
         let mut refused = 0;
@@ -256,19 +236,12 @@ fn remedies_lead_to_the_promised_results() {
             for remedy in &wrong.remedies {
                 let mut helped = placements.clone();
                 for change in &remedy.changes {
-                    let at = rule
-                        .operands()
-                        .position(|name| name == change.operand)
-                        .unwrap();
+                    let at = rule.operands().position(|name| name == change.operand).unwrap();
                     assert_eq!(helped[at], change.from);
                     helped[at] = change.to.clone();
                 }
                 let promised = remedy.results.iter().map(|(_, result)| result.clone());
-                assert_eq!(
-                    infer(&helped).unwrap(),
-                    promised.collect::<Vec<_>>(),
-                    "{wrong}"
-                );
+                assert_eq!(infer(&helped).unwrap(), promised.collect::<Vec<_>>(), "{wrong}");
             }
             refused += 1;
         }
@@ -298,26 +271,14 @@ fn invalid_signatures_and_calls_are_errors() {
     let texts = [
         ShardingRule::new("f", "x[i]").unwrap_err().to_string(),
         ShardingRule::new("f", "-> y[i]").unwrap_err().to_string(),
-        ShardingRule::new("f", "x i] -> y[i]")
-            .unwrap_err()
-            .to_string(),
-        ShardingRule::new("f", "x[i ..] -> y[i]")
-            .unwrap_err()
-            .to_string(),
-        ShardingRule::new("f", "x[i] -> y[.. i]")
-            .unwrap_err()
-            .to_string(),
+        ShardingRule::new("f", "x i] -> y[i]").unwrap_err().to_string(),
+        ShardingRule::new("f", "x[i ..] -> y[i]").unwrap_err().to_string(),
+        ShardingRule::new("f", "x[i] -> y[.. i]").unwrap_err().to_string(),
         linear().linear_in(&["v"]).unwrap_err().to_string(),
         linear().grouped("h", "i").unwrap_err().to_string(),
-        ShardingRule::reduction("sum", 2, &[2], None)
-            .unwrap_err()
-            .to_string(),
-        ShardingRule::permute("permute", &[0, 0])
-            .unwrap_err()
-            .to_string(),
-        ShardingRule::reshape("reshape", &[4], &[5])
-            .unwrap_err()
-            .to_string(),
+        ShardingRule::reduction("sum", 2, &[2], None).unwrap_err().to_string(),
+        ShardingRule::permute("permute", &[0, 0]).unwrap_err().to_string(),
+        ShardingRule::reshape("reshape", &[4], &[5]).unwrap_err().to_string(),
         infer(&linear(), [(&[64, 8], R)]).unwrap_err().to_string(),
         message(&linear(), [(&[64, 8], R), (&[8], R)]),
         message(&linear(), [(&[64, 8], R), (&[32, 9], R)]),
@@ -395,20 +356,13 @@ fn nested_shards_are_checked_exactly() {
     let heads = |dim: usize, a: usize| Placement::ragged(dim, [3 * a, a]);
     let q = sharding(&[("dp", heads(2, 2)), ("tp", s(2))], &[1, 5, 8, 4]);
     let k = sharding(&[("dp", heads(2, 1)), ("tp", s(2))], &[1, 5, 4, 4]);
-    assert!(
-        attention()
-            .propagate(&[&q, &k, &k], &[&[1, 5, 8, 4], &[1, 8, 5]])
-            .is_err()
-    );
+    assert!(attention().propagate(&[&q, &k, &k], &[&[1, 5, 8, 4], &[1, 8, 5]]).is_err());
 }
 
 #[test]
 fn operands_must_fit_the_signature_and_share_a_mesh() {
     let other = Mesh::new(&[8], &["dp"]).unwrap();
-    let (a, b) = (
-        sharding(&[], &[8, 3]),
-        Sharding::replicated(&other, &[8, 3]).unwrap(),
-    );
+    let (a, b) = (sharding(&[], &[8, 3]), Sharding::replicated(&other, &[8, 3]).unwrap());
     insta::assert_snapshot!(add().propagate(&[&a, &b], &[&[8, 3]]).unwrap_err());
     insta::assert_snapshot!(add().propagate(&[&a, &a], &[]).unwrap_err());
     insta::assert_snapshot!(add().propagate(&[&a, &a], &[&[8]]).unwrap_err());
@@ -418,18 +372,11 @@ fn operands_must_fit_the_signature_and_share_a_mesh() {
 #[test]
 fn an_axis_of_one_rank_accepts_every_placement() {
     for placement in [R, P, s(0), s(1)] {
-        let y = softmax()
-            .propagate_axis("tp", 1, &[(&[4, 8], placement.clone())])
-            .unwrap();
+        let y = softmax().propagate_axis("tp", 1, &[(&[4, 8], placement.clone())]).unwrap();
         assert_eq!(y.len(), 1);
         assert!(placement == y[0] || y[0] == R);
     }
-    assert_eq!(
-        softmax()
-            .propagate_axis("tp", 1, &[(&[4, 8], s(1))])
-            .unwrap(),
-        [R]
-    );
+    assert_eq!(softmax().propagate_axis("tp", 1, &[(&[4, 8], s(1))]).unwrap(), [R]);
 }
 
 /// The global indices of a rank's elements, in local order.

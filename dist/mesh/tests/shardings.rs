@@ -19,9 +19,7 @@ fn shard(dim: usize) -> Placement {
 }
 
 fn numbers(text: &str, sign: char) -> Vec<usize> {
-    text.split(sign)
-        .map(|number| number.parse().unwrap())
-        .collect()
+    text.split(sign).map(|number| number.parse().unwrap()).collect()
 }
 
 /// Parses torch's placements. `T0` shards dim 0 inside the next axis' shards.
@@ -54,11 +52,7 @@ fn regions_match_torch() {
         let sharding = parse(&mesh, names, &numbers(shape, 'x'));
         for (rank, text) in boxes.split(' ').enumerate() {
             let (local, offsets) = text.split_once('@').unwrap();
-            assert_eq!(
-                sharding.local_shape(rank),
-                Some(numbers(local, 'x')),
-                "{line}"
-            );
+            assert_eq!(sharding.local_shape(rank), Some(numbers(local, 'x')), "{line}");
             let starts: Vec<usize> = starts(&sharding, rank);
             assert_eq!(starts, numbers(offsets, ','), "{line}: rank {rank}");
             count += 1;
@@ -114,9 +108,7 @@ fn orders(mesh: &Mesh, choice: usize, shape: &[usize]) -> Vec<Sharding> {
     let mut all: Vec<_> = rotated.collect();
     all.push(placements.into_iter().rev().collect());
     // Blocks may not fit the extent, or the shards of an outer axis.
-    all.into_iter()
-        .filter_map(|placements| Sharding::new(mesh, placements, shape).ok())
-        .collect()
+    all.into_iter().filter_map(|placements| Sharding::new(mesh, placements, shape).ok()).collect()
 }
 
 /// In each group along all sharding axes, every element is on exactly one rank.
@@ -131,10 +123,7 @@ fn regions_tile_the_tensor() {
                     owners[at] += 1;
                 }
             }
-            assert!(
-                owners.iter().all(|count| *count == 1),
-                "{sharding:?}: {owners:?}"
-            );
+            assert!(owners.iter().all(|count| *count == 1), "{sharding:?}: {owners:?}");
         }
     }
 }
@@ -156,10 +145,7 @@ fn local_shapes_match_the_regions() {
             let region = sharding.region(rank).unwrap();
             let extents = region.extents();
             assert_eq!(sharding.local_shape(rank).unwrap(), extents, "{sharding:?}");
-            assert_eq!(
-                region.elements(),
-                elements(&region, sharding.shape()[1]).len()
-            );
+            assert_eq!(region.elements(), elements(&region, sharding.shape()[1]).len());
             for (dim, indices) in region.dims().iter().enumerate() {
                 let end = sharding.shape()[dim];
                 assert!(
@@ -218,33 +204,18 @@ fn equivalent_placements_have_one_canonical_form() {
         |placements: &[(&str, Placement)]| Sharding::new(&mesh, placements, &[6, 7]).unwrap();
     let plain = sharding(&[]);
     assert!(plain.is_replicated());
-    assert_eq!(
-        plain.to_string(),
-        "dp: replicate, cp: replicate, tp: replicate"
-    );
+    assert_eq!(plain.to_string(), "dp: replicate, cp: replicate, tp: replicate");
     for alone in [shard(0), SUM, MAX, Placement::ragged(1, [7])] {
         assert_eq!(sharding(&[("cp", alone)]), plain);
     }
-    assert_eq!(
-        sharding(&[("cp", SUM), ("dp", MAX)]),
-        sharding(&[("dp", MAX)])
-    );
-    assert_eq!(
-        sharding(&[("tp", Placement::ragged(1, [3, 3, 1]))]),
-        sharding(&[("tp", shard(1))])
-    );
-    assert_ne!(
-        sharding(&[("tp", Placement::ragged(1, [3, 2, 2]))]),
-        sharding(&[("tp", shard(1))])
-    );
+    assert_eq!(sharding(&[("cp", SUM), ("dp", MAX)]), sharding(&[("dp", MAX)]));
+    assert_eq!(sharding(&[("tp", Placement::ragged(1, [3, 3, 1]))]), sharding(&[("tp", shard(1))]));
+    assert_ne!(sharding(&[("tp", Placement::ragged(1, [3, 2, 2]))]), sharding(&[("tp", shard(1))]));
     let in_blocks = |length, sizes: [usize; 3]| {
         let division = Division::Ragged(sizes.into());
         Placement::Shard(0, Division::in_blocks(length, division))
     };
-    assert_eq!(
-        sharding(&[("tp", Placement::in_blocks(0, 6))]),
-        sharding(&[("tp", shard(0))])
-    );
+    assert_eq!(sharding(&[("tp", Placement::in_blocks(0, 6))]), sharding(&[("tp", shard(0))]));
     assert_eq!(
         sharding(&[("tp", in_blocks(2, [0, 2, 0]))]),
         sharding(&[("tp", Placement::ragged(0, [0, 6, 0]))])
@@ -274,9 +245,7 @@ fn ragged_sizes_apply_in_order() {
     let mesh = mesh(&[2, 3]);
     let ragged = Placement::ragged(0, [0, 1, 3]);
     let rows = |sharding: &Sharding| -> Vec<Range<usize>> {
-        (0..6)
-            .map(|rank| sharding.region(rank).unwrap().dims()[0].as_range().unwrap())
-            .collect()
+        (0..6).map(|rank| sharding.region(rank).unwrap().dims()[0].as_range().unwrap()).collect()
     };
     let inner = Sharding::new(&mesh, [("a", shard(0)), ("b", ragged.clone())], &[8]).unwrap();
     assert_eq!(rows(&inner), [8..8, 0..1, 1..4, 8..8, 4..5, 5..8]);
@@ -301,21 +270,9 @@ fn blocks_and_both_ends_are_several_ranges() {
     assert_eq!(ends[..3], ["0..2 + 10..11", "2..4 + 8..10", "4..8"]);
 
     let batch = [("a", shard(0)), ("b", Placement::in_blocks(0, 6))];
-    let inner = [
-        "0..2 + 6..8",
-        "2..4 + 8..10",
-        "4..6 + 10..12",
-        "12..14",
-        "14..16",
-        "16..18",
-    ];
-    let uneven = rows(
-        [
-            ("a", Placement::ragged(0, [12, 6])),
-            ("b", Placement::in_blocks(0, 6)),
-        ],
-        18,
-    );
+    let inner = ["0..2 + 6..8", "2..4 + 8..10", "4..6 + 10..12", "12..14", "14..16", "16..18"];
+    let uneven =
+        rows([("a", Placement::ragged(0, [12, 6])), ("b", Placement::in_blocks(0, 6))], 18);
     assert_eq!(uneven, inner);
     assert_eq!(rows(batch, 24)[3], "12..14 + 18..20");
     let fsdp = [("b", Placement::in_blocks(0, 6)), ("a", shard(0))];
@@ -402,19 +359,14 @@ fn errors_name_the_remedy() {
         format!("tensor [{}, 0] has more than 2^56 elements", usize::MAX)
     );
     let huge = Placement::ragged(0, [usize::MAX, usize::MAX, usize::MAX]);
-    assert!(matches!(
-        error(&[("tp", huge)], &[7]),
-        ShardingError::RaggedSum { .. }
-    ));
+    assert!(matches!(error(&[("tp", huge)], &[7]), ShardingError::RaggedSum { .. }));
 }
 
 #[test]
 fn only_whole_tensors_on_every_rank_are_replicated() {
     let mesh = mesh(&[2, 1]);
     let is_replicated = |placements: &[(&str, Placement)]| {
-        Sharding::new(&mesh, placements, &[4, 2])
-            .unwrap()
-            .is_replicated()
+        Sharding::new(&mesh, placements, &[4, 2]).unwrap().is_replicated()
     };
     assert!(is_replicated(&[]));
     // An axis of one rank always replicates, so its reduction mixes with any other.
@@ -470,9 +422,8 @@ fn global_indices(region: &Region, shape: &[usize]) -> Vec<usize> {
     for (set, extent) in region.dims().iter().zip(shape) {
         let of_dim: Vec<usize> = set.ranges().iter().flat_map(Clone::clone).collect();
         let longer = indices.iter();
-        indices = longer
-            .flat_map(|outer| of_dim.iter().map(move |at| outer * extent + at))
-            .collect();
+        indices =
+            longer.flat_map(|outer| of_dim.iter().map(move |at| outer * extent + at)).collect();
     }
     indices
 }
@@ -482,9 +433,8 @@ fn offsets(of: &[Range<usize>], shape: &[usize]) -> Vec<usize> {
     let mut offsets = vec![0];
     for (range, extent) in of.iter().zip(shape) {
         let longer = offsets.iter();
-        offsets = longer
-            .flat_map(|outer| range.clone().map(move |at| outer * extent + at))
-            .collect();
+        offsets =
+            longer.flat_map(|outer| range.clone().map(move |at| outer * extent + at)).collect();
     }
     offsets
 }

@@ -24,9 +24,7 @@ fn shardings(mesh: &Mesh) -> Vec<Sharding> {
         ];
         let longer = |list: &Vec<(String, Placement)>| -> Vec<_> {
             let positions = 0..=list.len();
-            let each = placements
-                .iter()
-                .flat_map(|one| positions.clone().map(move |at| (one, at)));
+            let each = placements.iter().flat_map(|one| positions.clone().map(move |at| (one, at)));
             each.map(|(placement, at)| {
                 let mut list = list.clone();
                 list.insert(at, (axis.name().to_owned(), placement.clone()));
@@ -58,10 +56,7 @@ fn all() -> Vec<Sharding> {
         Mesh::from_ranks(&[4, 5], &[1, 2], &["dp", "tp"]),
         Mesh::new(&[2, 3], &["dp", "tp"]),
     ];
-    meshes
-        .into_iter()
-        .flat_map(|mesh| shardings(&mesh.unwrap()))
-        .collect()
+    meshes.into_iter().flat_map(|mesh| shardings(&mesh.unwrap())).collect()
 }
 
 fn elements(region: &Region) -> Vec<usize> {
@@ -92,9 +87,7 @@ fn flaw(from: &Sharding, to: &Sharding, messages: &[TransferMessage]) -> Option<
     let mut received: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
     for message in messages {
         let has = sources.get(&message.sender).unwrap_or(&nothing);
-        let times = received
-            .entry(message.receiver)
-            .or_insert_with(|| nothing.clone());
+        let times = received.entry(message.receiver).or_insert_with(|| nothing.clone());
         for at in message.parts.iter().flat_map(|part| elements(&part.region)) {
             if has[at] == 0 {
                 return Some(format!("{message}: the sender does not have {at}"));
@@ -116,11 +109,7 @@ fn flaw(from: &Sharding, to: &Sharding, messages: &[TransferMessage]) -> Option<
 
 fn plan(from: &Sharding, to: &Sharding) -> Result<Transfer, ShardingError> {
     let element_bits = 16;
-    Transfer::plan(&[TransferTensor {
-        from,
-        to,
-        element_bits,
-    }])
+    Transfer::plan(&[TransferTensor { from, to, element_bits }])
 }
 
 /// Every rank receives what it needs and does not have, once. A dropped part, a part that is sent
@@ -129,10 +118,7 @@ fn plan(from: &Sharding, to: &Sharding) -> Result<Transfer, ShardingError> {
 fn every_pair_of_shardings_on_two_meshes() {
     let all = all();
     let (mut pairs, mut dropped, mut swapped) = (0, 0, 0);
-    for (from, to) in all
-        .iter()
-        .flat_map(|from| all.iter().map(move |to| (from, to)))
-    {
+    for (from, to) in all.iter().flat_map(|from| all.iter().map(move |to| (from, to))) {
         let plan = plan(from, to).unwrap();
         assert_eq!(flaw(from, to, plan.messages()), None, "{from:?} to {to:?}");
         let parts = plan.messages().iter().flat_map(|message| &message.parts);
@@ -159,37 +145,22 @@ fn every_pair_of_shardings_on_two_meshes() {
             swapped += 1;
         }
     }
-    assert!(
-        pairs > 2000 && dropped > 1000 && swapped > 500,
-        "{pairs}, {dropped}, {swapped}"
-    );
+    assert!(pairs > 2000 && dropped > 1000 && swapped > 500, "{pairs}, {dropped}, {swapped}");
 }
 
 /// Ranks that have the same region send the same, up to one part.
 #[test]
 fn replicas_share_the_load() {
-    for (from, to) in all()
-        .iter()
-        .flat_map(|from| all().into_iter().map(move |to| (from, to)))
-    {
+    for (from, to) in all().iter().flat_map(|from| all().into_iter().map(move |to| (from, to))) {
         let plan = plan(from, &to).unwrap();
         let sent = |rank: usize| {
-            let own = plan
-                .messages()
-                .iter()
-                .filter(|message| message.sender == rank);
+            let own = plan.messages().iter().filter(|message| message.sender == rank);
             own.map(|message| message.bytes).sum::<u64>()
         };
-        let largest = plan
-            .messages()
-            .iter()
-            .map(|message| message.bytes)
-            .max()
-            .unwrap_or(0);
+        let largest = plan.messages().iter().map(|message| message.bytes).max().unwrap_or(0);
         let ranks = from.mesh().ranks();
-        for (one, other) in ranks
-            .iter()
-            .flat_map(|one| ranks.iter().map(move |other| (*one, *other)))
+        for (one, other) in
+            ranks.iter().flat_map(|one| ranks.iter().map(move |other| (*one, *other)))
         {
             // A rank does not send to itself, so a replica that needs nothing may have sent more.
             if from.region(one) == from.region(other) {
@@ -206,23 +177,11 @@ fn tensors_share_messages() {
     let inference = Mesh::from_ranks(&[2], &[1], &["tp"]).unwrap();
     let from = Sharding::replicated(&training, &SHAPE).unwrap();
     let to = Sharding::replicated(&inference, &SHAPE).unwrap();
-    let tensor = |element_bits| TransferTensor {
-        from: &from,
-        to: &to,
-        element_bits,
-    };
+    let tensor = |element_bits| TransferTensor { from: &from, to: &to, element_bits };
     let plan = Transfer::plan(&[tensor(32), tensor(8), tensor(16)]).unwrap();
-    let texts: Vec<String> = plan
-        .messages()
-        .iter()
-        .map(TransferMessage::to_string)
-        .collect();
+    let texts: Vec<String> = plan.messages().iter().map(TransferMessage::to_string).collect();
     assert_eq!(texts, ["0 to 2: 140 bytes", "1 to 2: 105 bytes"]);
-    let tensors: Vec<usize> = plan.messages()[1]
-        .parts
-        .iter()
-        .map(|part| part.tensor)
-        .collect();
+    let tensors: Vec<usize> = plan.messages()[1].parts.iter().map(|part| part.tensor).collect();
     assert_eq!(tensors, [1, 2]);
 }
 

@@ -39,10 +39,7 @@ fn main() {
         for _ in 0..rounds {
             let (count, steps) = run(named, ranks, per_rank);
             actions = count;
-            times
-                .iter_mut()
-                .zip(steps)
-                .for_each(|(all, time)| all.push(time));
+            times.iter_mut().zip(steps).for_each(|(all, time)| all.push(time));
         }
         let cells = times.map(spread).join(" | ");
         println!("| {named} | {per_rank} | {actions} | {cells} |");

@@ -19,12 +19,7 @@ pub enum Op {
 
 impl Op {
     /// All kinds.
-    pub const ALL: [Op; 4] = [
-        Op::Forward,
-        Op::Backward,
-        Op::BackwardInput,
-        Op::BackwardWeight,
-    ];
+    pub const ALL: [Op; 4] = [Op::Forward, Op::Backward, Op::BackwardInput, Op::BackwardWeight];
 
     /// The letter in the text of an action.
     pub fn letter(self) -> char {
@@ -51,11 +46,7 @@ pub struct Compute {
 impl Compute {
     /// A computation.
     pub fn new(op: Op, stage: usize, microbatch: usize) -> Compute {
-        Compute {
-            op,
-            stage,
-            microbatch,
-        }
+        Compute { op, stage, microbatch }
     }
 
     /// The message that must have arrived before this computation, in a pipeline of `stages`.

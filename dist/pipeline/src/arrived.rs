@@ -10,10 +10,7 @@ pub(crate) struct Arrived {
 
 impl Arrived {
     pub(crate) fn new(placement: &Placement, microbatches: usize) -> Arrived {
-        Arrived {
-            microbatches,
-            flags: vec![false; 2 * placement.stages() * microbatches],
-        }
+        Arrived { microbatches, flags: vec![false; 2 * placement.stages() * microbatches] }
     }
 
     pub(crate) fn insert(&mut self, message: Message) {

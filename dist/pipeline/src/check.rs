@@ -72,11 +72,7 @@ impl<'a> Check<'a> {
         let inputs = action.computes().filter_map(|it| it.input(stages));
         let mut remote = inputs.filter(|it| self.placement.rank_of(it.from()) != rank);
         match remote.find(|&it| !self.received.contains(it)) {
-            Some(message) => Err(Error::Early {
-                rank,
-                action,
-                needs: Action::Receive(message),
-            }),
+            Some(message) => Err(Error::Early { rank, action, needs: Action::Receive(message) }),
             None => Ok(()),
         }
     }
@@ -161,10 +157,7 @@ impl<'a> Check<'a> {
             return Ok(());
         }
         match self.reduced.iter().position(|&it| !it) {
-            Some(stage) => Err(missing(
-                self.placement.rank_of(stage),
-                Action::Reduce(stage),
-            )),
+            Some(stage) => Err(missing(self.placement.rank_of(stage), Action::Reduce(stage))),
             None => Ok(()),
         }
     }
@@ -190,11 +183,7 @@ fn check_gathers(rank: usize, actions: &[Action]) -> Result<()> {
         let used = action.computes().map(|it| it.stage);
         let missing = used.chain(released).find(|it| !gathered.contains(it));
         if let Some(stage) = missing {
-            return Err(Error::Early {
-                rank,
-                action,
-                needs: Action::Gather(stage),
-            });
+            return Err(Error::Early { rank, action, needs: Action::Gather(stage) });
         }
         gathered.retain(|&it| Some(it) != released);
     }
@@ -206,11 +195,7 @@ fn check_gathers(rank: usize, actions: &[Action]) -> Result<()> {
 
 fn once(rank: usize, action: Action, is_repeated: bool) -> Result<()> {
     match is_repeated {
-        true => Err(Error::Repeated {
-            rank,
-            action,
-            earlier: action,
-        }),
+        true => Err(Error::Repeated { rank, action, earlier: action }),
         false => Ok(()),
     }
 }
@@ -244,12 +229,7 @@ fn check_communication(placement: &Placement, ranks: &[Vec<Action>]) -> Result<(
     let blocked = |rank: usize| {
         let action = *lists[rank].get(next[rank])?;
         let (needs, peer) = counterpart(action, placement);
-        Some(Wait {
-            rank,
-            action,
-            needs,
-            peer,
-        })
+        Some(Wait { rank, action, needs, peer })
     };
     let waits: Vec<Wait> = (0..lists.len()).filter_map(blocked).collect();
     match waits.is_empty() {

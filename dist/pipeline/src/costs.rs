@@ -68,25 +68,16 @@ impl Costs {
         ] {
             if list.len() != stages {
                 let len = list.len();
-                return wrong(
-                    what,
-                    format!("{len} values for {stages} stages; give one each"),
-                );
+                return wrong(what, format!("{len} values for {stages} stages; give one each"));
             }
             let is_wrong = |value: &f64| !value.is_finite() || *value < 0.0;
             if let Some(value) = list.iter().copied().find(is_wrong) {
-                return wrong(
-                    what,
-                    format!("{value} is not a finite number of at least 0"),
-                );
+                return wrong(what, format!("{value} is not a finite number of at least 0"));
             }
         }
         match (0.0..=1.0).contains(&self.overlap) {
             true => Ok(()),
-            false => wrong(
-                "overlap",
-                format!("{} is not between 0 and 1", self.overlap),
-            ),
+            false => wrong("overlap", format!("{} is not between 0 and 1", self.overlap)),
         }
     }
 

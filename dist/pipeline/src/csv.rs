@@ -76,10 +76,7 @@ fn parse(text: &str) -> std::result::Result<Action, String> {
         return Err("is not an overlapped pair, such as (0F3;3B1)OVERLAP_F_B".to_string());
     };
     let (forward, backward) = (forward.trim(), backward.trim());
-    Ok(Action::Overlapped(
-        parse_compute(forward)?,
-        parse_compute(backward)?,
-    ))
+    Ok(Action::Overlapped(parse_compute(forward)?, parse_compute(backward)?))
 }
 
 fn parse_compute(text: &str) -> std::result::Result<Compute, String> {
@@ -92,9 +89,7 @@ fn parse_compute(text: &str) -> std::result::Result<Compute, String> {
     }
     let microbatch = &rest[word.len()..];
     let expected = || "is not an action: expected STAGE, F, B, I or W, MICROBATCH, such as 3F0";
-    let op = Op::ALL
-        .into_iter()
-        .find(|op| word.chars().eq([op.letter()]));
+    let op = Op::ALL.into_iter().find(|op| word.chars().eq([op.letter()]));
     let op = op.ok_or_else(|| expected().to_string())?;
     Ok(Compute::new(op, number(stage)?, number(microbatch)?))
 }
@@ -104,10 +99,5 @@ fn number(digits: &str) -> std::result::Result<usize, String> {
         return Err("lacks a number: a stage before the letter, a microbatch after it".to_string());
     }
     let number = digits.parse().ok().filter(|&it| it < MAX_PAIRS);
-    number.ok_or_else(|| {
-        format!(
-            "has the number {digits}, but the limit is {}",
-            MAX_PAIRS - 1
-        )
-    })
+    number.ok_or_else(|| format!("has the number {digits}, but the limit is {}", MAX_PAIRS - 1))
 }

@@ -23,11 +23,7 @@ impl<'a> Done<'a> {
             return Err(Error::Lists { lists, ranks });
         }
         let pairs = shape.stages() * shape.microbatches();
-        Ok(Done {
-            placement,
-            microbatches,
-            flags: vec![false; Op::ALL.len() * pairs],
-        })
+        Ok(Done { placement, microbatches, flags: vec![false; Op::ALL.len() * pairs] })
     }
 
     fn index(&self, compute: Compute) -> usize {
@@ -59,20 +55,11 @@ impl<'a> Done<'a> {
     ) -> Result<()> {
         let (stages, microbatches) = (self.placement.stages(), self.microbatches);
         if stage >= stages || microbatch >= microbatches {
-            return Err(Error::OutOfRange {
-                rank,
-                action,
-                stages,
-                microbatches,
-            });
+            return Err(Error::OutOfRange { rank, action, stages, microbatches });
         }
         match self.placement.rank_of(stage) {
             owner if owner == rank => Ok(()),
-            owner => Err(Error::WrongRank {
-                rank,
-                action,
-                owner,
-            }),
+            owner => Err(Error::WrongRank { rank, action, owner }),
         }
     }
 
@@ -110,11 +97,7 @@ impl<'a> Done<'a> {
         let other = |op: &Op| Compute { op: *op, ..compute };
         match same_work.iter().map(other).find(|it| self.contains(*it)) {
             None => Ok(()),
-            Some(earlier) => Err(Error::Repeated {
-                rank,
-                action,
-                earlier: earlier.into(),
-            }),
+            Some(earlier) => Err(Error::Repeated { rank, action, earlier: earlier.into() }),
         }
     }
 
@@ -159,11 +142,7 @@ impl<'a> Done<'a> {
     pub(crate) fn check_done(&self, rank: usize, action: Action, any_of: &[Compute]) -> Result<()> {
         match any_of.iter().any(|&it| self.contains(it)) {
             true => Ok(()),
-            false => Err(Error::Early {
-                rank,
-                action,
-                needs: any_of[0].into(),
-            }),
+            false => Err(Error::Early { rank, action, needs: any_of[0].into() }),
         }
     }
 

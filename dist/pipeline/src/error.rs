@@ -276,16 +276,8 @@ pub struct Wait {
 
 impl fmt::Display for Wait {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Wait {
-            rank,
-            action,
-            needs,
-            peer,
-        } = self;
-        write!(
-            f,
-            "rank {rank} waits at {action} for {needs} of rank {peer}"
-        )
+        let Wait { rank, action, needs, peer } = self;
+        write!(f, "rank {rank} waits at {action} for {needs} of rank {peer}")
     }
 }
 

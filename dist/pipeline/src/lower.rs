@@ -40,11 +40,7 @@ impl Schedule {
             ranks = inserted.collect::<Result<_>>()?;
         }
         let ranks = insert_messages(self.placement(), self.microbatches(), &ranks)?;
-        Ok(Program::proven(
-            self.placement().clone(),
-            self.microbatches(),
-            ranks,
-        ))
+        Ok(Program::proven(self.placement().clone(), self.microbatches(), ranks))
     }
 }
 

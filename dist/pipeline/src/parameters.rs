@@ -14,11 +14,7 @@ pub(crate) fn insert_gathers(list: &[Action], resident: usize) -> Result<Vec<Act
     for (&action, next) in list.iter().zip(upcoming) {
         let needed = stages_of(action);
         if needed.len() > resident {
-            return Err(Error::FewResident {
-                action,
-                needed: needed.len(),
-                resident,
-            });
+            return Err(Error::FewResident { action, needed: needed.len(), resident });
         }
         let (kept, released) = gathered.iter().partition(|stage| next.contains(stage));
         gathered = kept;

@@ -17,11 +17,8 @@ impl Shape {
     /// [`Error::Zero`] when a number is 0, [`Error::FewStages`] when a rank would have no stage, and
     /// [`Error::TooLarge`] above [`MAX_STAGES`] or [`MAX_PAIRS`].
     pub fn new(ranks: usize, stages: usize, microbatches: usize) -> Result<Shape> {
-        for (what, number) in [
-            ("ranks", ranks),
-            ("stages", stages),
-            ("microbatches", microbatches),
-        ] {
+        for (what, number) in [("ranks", ranks), ("stages", stages), ("microbatches", microbatches)]
+        {
             if number == 0 {
                 return Err(Error::Zero { what });
             }
@@ -31,16 +28,9 @@ impl Shape {
         }
         let pairs = stages.checked_mul(microbatches);
         if stages > MAX_STAGES || pairs.is_none_or(|it| it > MAX_PAIRS) {
-            return Err(Error::TooLarge {
-                stages,
-                microbatches,
-            });
+            return Err(Error::TooLarge { stages, microbatches });
         }
-        Ok(Shape {
-            ranks,
-            stages,
-            microbatches,
-        })
+        Ok(Shape { ranks, stages, microbatches })
     }
 
     /// The number of ranks.
@@ -91,11 +81,7 @@ impl Placement {
     /// [`Error::NoSuchRank`] names the stage.
     pub fn new(ranks: usize, rank_of: Vec<usize>) -> Result<Placement> {
         match rank_of.iter().position(|&rank| rank >= ranks) {
-            Some(stage) => Err(Error::NoSuchRank {
-                stage,
-                rank: rank_of[stage],
-                ranks,
-            }),
+            Some(stage) => Err(Error::NoSuchRank { stage, rank: rank_of[stage], ranks }),
             None => Ok(Placement::of_ranks(ranks, rank_of)),
         }
     }

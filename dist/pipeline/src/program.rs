@@ -37,11 +37,7 @@ impl Program {
         microbatches: usize,
         ranks: Vec<Vec<Action>>,
     ) -> Program {
-        Program {
-            placement,
-            microbatches,
-            ranks,
-        }
+        Program { placement, microbatches, ranks }
     }
 
     /// Which rank has which stage.

@@ -36,11 +36,7 @@ impl Schedule {
             }
         }
         done.check_complete()?;
-        Ok(Schedule {
-            placement,
-            microbatches,
-            ranks,
-        })
+        Ok(Schedule { placement, microbatches, ranks })
     }
 
     /// Which rank has which stage.

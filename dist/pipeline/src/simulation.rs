@@ -97,12 +97,7 @@ impl Program {
         let ends = run.spans.iter().flatten().map(|it| it.end);
         let makespan = ends.fold(0.0, f64::max);
         let peaks = self.ranks().iter().map(|list| peak(list, costs));
-        Ok(Simulation {
-            peaks: peaks.collect(),
-            spans: run.spans,
-            busy: run.busy,
-            makespan,
-        })
+        Ok(Simulation { peaks: peaks.collect(), spans: run.spans, busy: run.busy, makespan })
     }
 }
 
@@ -171,18 +166,13 @@ impl<'a> Run<'a> {
                 Some(span)
             }
             Action::Reduce(_) => Some(occupy(&mut self.reduce_free[rank], now, duration)),
-            Action::Release(_) => Some(Span {
-                start: now,
-                end: now,
-            }),
+            Action::Release(_) => Some(Span { start: now, end: now }),
         }
     }
 
     fn compute(&mut self, rank: usize, action: Action, duration: f64) -> Option<Span> {
-        let (stages, microbatches) = (
-            self.program.placement().stages(),
-            self.program.microbatches(),
-        );
+        let (stages, microbatches) =
+            (self.program.placement().stages(), self.program.microbatches());
         let mut ready = 0.0;
         for compute in action.computes() {
             ready = f64::max(ready, self.gathered[compute.stage]);
@@ -194,10 +184,7 @@ impl<'a> Run<'a> {
         self.busy[rank] += duration;
         for output in action.computes().filter_map(|it| it.output(stages)) {
             if self.program.placement().rank_of(output.to()) == rank {
-                let available = Span {
-                    start: span.end,
-                    end: span.end,
-                };
+                let available = Span { start: span.end, end: span.end };
                 self.messages[output.index(microbatches)] = Some(available);
             }
         }

@@ -57,12 +57,7 @@ impl<'a> Drawing<'a> {
                 .clamp(MIN_WIDTH / makespan, MAX_WIDTH / makespan),
             false => 1.0,
         };
-        Drawing {
-            program,
-            simulation,
-            scale,
-            width: f64::max(scale * makespan, MIN_WIDTH),
-        }
+        Drawing { program, simulation, scale, width: f64::max(scale * makespan, MIN_WIDTH) }
     }
 
     fn draw(&self, out: &mut String, title: &str) -> fmt::Result {
@@ -75,11 +70,7 @@ impl<'a> Drawing<'a> {
         )?;
         writeln!(out, "<style>{STYLE}</style>")?;
         writeln!(out, r##"<rect width="100%" height="100%" fill="#fff"/>"##)?;
-        writeln!(
-            out,
-            r#"<text class="title" x="{LEFT}" y="26">{}</text>"#,
-            escaped(title)
-        )?;
+        writeln!(out, r#"<text class="title" x="{LEFT}" y="26">{}</text>"#, escaped(title))?;
         writeln!(
             out,
             r#"<text class="note" x="{LEFT}" y="46">idle {:.1} %, makespan {}, peak memory {}</text>"#,
@@ -102,28 +93,13 @@ impl<'a> Drawing<'a> {
             (Op::BackwardInput, "I input gradients"),
             (Op::BackwardWeight, "W weight gradients"),
         ];
-        let computes = || {
-            self.program
-                .ranks()
-                .iter()
-                .flatten()
-                .flat_map(|it| it.computes())
-        };
-        let used = names
-            .iter()
-            .filter(|(op, _)| computes().any(|it| it.op == *op));
+        let computes = || self.program.ranks().iter().flatten().flat_map(|it| it.computes());
+        let used = names.iter().filter(|(op, _)| computes().any(|it| it.op == *op));
         let mut x = LEFT;
         for (op, name) in used {
             let fill = color(*op, 0);
-            writeln!(
-                out,
-                r#"<rect x="{x}" y="56" width="12" height="12" rx="2" fill="{fill}"/>"#
-            )?;
-            writeln!(
-                out,
-                r#"<text class="note" x="{}" y="66">{name}</text>"#,
-                x + 17.0
-            )?;
+            writeln!(out, r#"<rect x="{x}" y="56" width="12" height="12" rx="2" fill="{fill}"/>"#)?;
+            writeln!(out, r#"<text class="note" x="{}" y="66">{name}</text>"#, x + 17.0)?;
             x += 40.0 + 6.4 * name.len() as f64;
         }
         let placement = self.program.placement();
@@ -154,19 +130,13 @@ impl<'a> Drawing<'a> {
             )?;
         }
         let (middle, y) = (LEFT + self.width / 2.0, bottom + 34.0);
-        writeln!(
-            out,
-            r#"<text class="axis mid" x="{middle:.2}" y="{y}">time</text>"#
-        )
+        writeln!(out, r#"<text class="axis mid" x="{middle:.2}" y="{y}">time</text>"#)
     }
 
     fn row(&self, out: &mut String, rank: usize, list: &[Action]) -> fmt::Result {
         let y = TOP + rank as f64 * (ROW + GAP) + GAP / 2.0;
         let (text_y, x) = (y + ROW / 2.0 + 4.0, LEFT - 10.0);
-        writeln!(
-            out,
-            r#"<text class="axis end" x="{x}" y="{text_y}">rank {rank}</text>"#
-        )?;
+        writeln!(out, r#"<text class="axis end" x="{x}" y="{text_y}">rank {rank}</text>"#)?;
         writeln!(
             out,
             r##"<rect x="{LEFT}" y="{y}" width="{:.2}" height="{ROW}" fill="#f3f4f6"/>"##,
@@ -184,10 +154,7 @@ impl<'a> Drawing<'a> {
         }
         let memory = short(self.simulation.peak(rank).total);
         let x = LEFT + self.simulation.makespan() * self.scale + 10.0;
-        writeln!(
-            out,
-            r#"<text class="axis" x="{x:.2}" y="{text_y}">peak {memory}</text>"#
-        )
+        writeln!(out, r#"<text class="axis" x="{x:.2}" y="{text_y}">peak {memory}</text>"#)
     }
 
     fn cell(
@@ -198,10 +165,7 @@ impl<'a> Drawing<'a> {
         y: f64,
         height: f64,
     ) -> fmt::Result {
-        let (x, width) = (
-            LEFT + span.start * self.scale,
-            (span.end - span.start) * self.scale,
-        );
+        let (x, width) = (LEFT + span.start * self.scale, (span.end - span.start) * self.scale);
         let chunk = self.chunk(compute.stage);
         let fill = color(compute.op, chunk);
         write!(
@@ -214,10 +178,7 @@ impl<'a> Drawing<'a> {
         if DIGIT * number.len() as f64 + 1.0 < width {
             let light = if chunk == 0 { " light" } else { "" };
             let (x, y) = (x + width / 2.0, y + height / 2.0 + 3.8);
-            write!(
-                out,
-                r#"<text class="n{light}" x="{x:.2}" y="{y}">{number}</text>"#
-            )?;
+            write!(out, r#"<text class="n{light}" x="{x:.2}" y="{y}">{number}</text>"#)?;
         }
         writeln!(out)
     }
@@ -259,10 +220,7 @@ fn short_duration(program: &Program, simulation: &Simulation) -> f64 {
 fn round_step(least: f64) -> f64 {
     let power = 10f64.powf(least.log10().floor());
     let steps = [1.0, 2.0, 5.0, 10.0].map(|it| it * power);
-    steps
-        .into_iter()
-        .find(|&it| it >= least)
-        .unwrap_or(10.0 * power)
+    steps.into_iter().find(|&it| it >= least).unwrap_or(10.0 * power)
 }
 
 /// A number with at most three decimals.
@@ -272,7 +230,5 @@ fn short(number: f64) -> String {
 }
 
 fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }

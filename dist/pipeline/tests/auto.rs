@@ -12,12 +12,7 @@ const ROUNDING: f64 = 1e-6;
 fn best_named(shape: Shape, costs: &Costs, cap: f64) -> Option<f64> {
     let training = Named::ALL.into_iter().filter(|&it| it != Named::Inference);
     let schedules = training.filter_map(|it| it.schedule(shape).ok());
-    let runs = schedules.map(|it| {
-        it.lower(&Lowering::default())
-            .unwrap()
-            .simulate(costs)
-            .unwrap()
-    });
+    let runs = schedules.map(|it| it.lower(&Lowering::default()).unwrap().simulate(costs).unwrap());
     let fitting = runs.filter(|it| it.peak_memory() <= cap);
     fitting.map(|it| it.makespan()).min_by(f64::total_cmp)
 }
@@ -88,13 +83,8 @@ fn a_cap_below_the_literature_works() {
     assert_eq!(best_named(shape, &costs, 4.0), None);
     let auto = Auto::search(shape, &costs, Some(4.0)).unwrap();
     assert!(auto.simulation.idle_share() < 0.3);
-    let error = Auto::search(shape, &costs, Some(1.5))
-        .unwrap_err()
-        .to_string();
-    assert_eq!(
-        error,
-        "no schedule fits in a memory cap of 1.5: the least cap that works is 2"
-    );
+    let error = Auto::search(shape, &costs, Some(1.5)).unwrap_err().to_string();
+    assert_eq!(error, "no schedule fits in a memory cap of 1.5: the least cap that works is 2");
 }
 
 /// Stages need not divide evenly among ranks.

@@ -77,25 +77,13 @@ fn a_wrong_order_is_named() {
         error("0F0\n\n1F0"),
         "row 2 has no actions: every row is a rank, which needs at least one stage"
     );
-    assert_eq!(
-        error("0F0,2F0\n3F0"),
-        "no rank runs stage 1, but later stages exist"
-    );
+    assert_eq!(error("0F0,2F0\n3F0"), "no rank runs stage 1, but later stages exist");
     assert_eq!(error("0F0,0B0\n1F0"), "rank 1 never runs 1B0");
     assert_eq!(error("0F0,0F1,0B0,0B1\n1F0,1B0"), "rank 1 never runs 1F1");
     assert_eq!(error("0F0,0I0\n1F0,1B0"), "rank 0 never runs 0W0");
-    assert_eq!(
-        error("0F0,0W0,0I0\n1F0,1B0"),
-        "rank 0: 0W0 needs 0I0 before it"
-    );
-    assert_eq!(
-        error("0F0,0F0"),
-        "rank 0: 0F0 repeats 0F0; remove one of them"
-    );
-    assert_eq!(
-        error("0F0,0I0,0B0"),
-        "rank 0: 0B0 repeats 0I0; remove one of them"
-    );
+    assert_eq!(error("0F0,0W0,0I0\n1F0,1B0"), "rank 0: 0W0 needs 0I0 before it");
+    assert_eq!(error("0F0,0F0"), "rank 0: 0F0 repeats 0F0; remove one of them");
+    assert_eq!(error("0F0,0I0,0B0"), "rank 0: 0B0 repeats 0I0; remove one of them");
     assert_eq!(error("0F0,1F0\n1F0"), "rank 1: 1F0 belongs to rank 0");
     assert_eq!(
         error("0F0,(0B0;0F1)OVERLAP_F_B,0B1"),

@@ -52,9 +52,7 @@ fn compute_orders_equal_those_of_torch_and_d9d() {
 
 #[test]
 fn messages_equal_those_of_torch_and_d9d() {
-    compare("lowered", |schedule| {
-        rows(schedule.lower(&Lowering::default()).unwrap().ranks())
-    });
+    compare("lowered", |schedule| rows(schedule.lower(&Lowering::default()).unwrap().ranks()));
 }
 
 /// Digests of all shapes with up to 8 ranks, 4 stages per rank and 32 microbatches. Shapes that the

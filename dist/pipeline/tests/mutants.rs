@@ -21,9 +21,7 @@ fn programs() -> Vec<Program> {
         (Named::DualPipeV, 2, 4),
     ];
     let lowered = |(named, ranks, stages): (Named, usize, usize)| {
-        let schedule = named
-            .schedule(Shape::new(ranks, stages, 4).unwrap())
-            .unwrap();
+        let schedule = named.schedule(Shape::new(ranks, stages, 4).unwrap()).unwrap();
         [(None, false), (Some(2), true)].map(|(resident, reduce)| {
             let lowering = Lowering { resident, reduce };
             schedule.lower(&lowering).unwrap()
@@ -55,9 +53,7 @@ fn a_dropped_action_is_refused() {
         let error = check(program, ranks).unwrap_err();
         let named = match &error {
             Error::Missing { rank: at, action } => *at == rank && concerns(*action, dropped),
-            Error::Early {
-                rank: at, needs, ..
-            } => *at == rank && concerns(*needs, dropped),
+            Error::Early { rank: at, needs, .. } => *at == rank && concerns(*needs, dropped),
             _ => false,
         };
         assert!(named, "{dropped} of rank {rank}: {error}");
@@ -83,17 +79,9 @@ fn a_repeated_action_is_refused() {
         ranks[rank].insert(at, action);
         let error = check(program, ranks).unwrap_err();
         let named = match &error {
-            Error::Repeated {
-                rank: r,
-                action: it,
-                ..
-            } => (*r, *it) == (rank, action),
+            Error::Repeated { rank: r, action: it, .. } => (*r, *it) == (rank, action),
             // A release of what is released needs a gather.
-            Error::Early {
-                rank: r,
-                action: it,
-                ..
-            } => (*r, *it) == (rank, action),
+            Error::Early { rank: r, action: it, .. } => (*r, *it) == (rank, action),
             _ => false,
         };
         assert!(named, "{action} of rank {rank}: {error}");
@@ -139,10 +127,7 @@ fn swapped_neighbors_are_refused_where_the_order_matters() {
             }
         }
     });
-    assert!(
-        refused > 300 && accepted > 100,
-        "{refused} refused, {accepted} accepted"
-    );
+    assert!(refused > 300 && accepted > 100, "{refused} refused, {accepted} accepted");
 }
 
 /// Two sends of rank 0 in the wrong order: the error names both ranks, and what each waits for.
@@ -152,9 +137,8 @@ fn a_deadlock_names_the_ranks_and_actions_of_its_circle() {
     let schedule = Named::Gpipe.schedule(shape).unwrap();
     let program = schedule.lower(&Lowering::default()).unwrap();
     let mut ranks = program.ranks().to_vec();
-    let sends: Vec<usize> = (0..ranks[0].len())
-        .filter(|&at| matches!(ranks[0][at], Action::Send(_)))
-        .collect();
+    let sends: Vec<usize> =
+        (0..ranks[0].len()).filter(|&at| matches!(ranks[0][at], Action::Send(_))).collect();
     let first = ranks[0].remove(sends[0]);
     ranks[0].insert(sends[1], first);
     assert_eq!(
@@ -177,14 +161,8 @@ fn lists_that_do_not_fit_the_placement_are_refused() {
         assert_eq!(schedule, program);
         schedule.to_string()
     };
-    assert_eq!(
-        error(2, 3),
-        "3 lists of actions for 2 ranks: give each rank one"
-    );
-    assert_eq!(
-        error(0, 2),
-        "the number of microbatches is 0: use at least 1"
-    );
+    assert_eq!(error(2, 3), "3 lists of actions for 2 ranks: give each rank one");
+    assert_eq!(error(0, 2), "the number of microbatches is 0: use at least 1");
     assert_eq!(error(2, 2), "rank 0 never runs 0F0");
     assert_eq!(
         Placement::new(2, vec![0, 2]).unwrap_err().to_string(),
@@ -247,11 +225,7 @@ fn needs(action: Action, program: &Program) -> Vec<Vec<Action>> {
     };
     let mut all = Vec::new();
     for compute in action.computes() {
-        let Compute {
-            op,
-            stage,
-            microbatch,
-        } = compute;
+        let Compute { op, stage, microbatch } = compute;
         let same = |op| Action::Compute(Compute::new(op, stage, microbatch));
         match op {
             Op::Forward => {}
@@ -299,9 +273,8 @@ fn keeps_needs(program: &Program, ranks: &[Vec<Action>]) -> bool {
         let is_sharded = list.iter().any(|it| matches!(it, Action::Gather(_)));
         let uses = |action: &Action| action.computes().map(|it| it.stage).collect::<Vec<_>>();
         list.iter().enumerate().all(|(at, action)| {
-            let ordered = needs(*action, program)
-                .iter()
-                .all(|any| any.iter().any(|it| is_done(at, it)));
+            let ordered =
+                needs(*action, program).iter().all(|any| any.iter().any(|it| is_done(at, it)));
             let gathered = !is_sharded || uses(action).iter().all(|&stage| is_gathered(at, stage));
             let changes = match *action {
                 Action::Gather(stage) => !is_gathered(at, stage),

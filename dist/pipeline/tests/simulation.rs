@@ -74,11 +74,7 @@ impl<'a> Clock<'a> {
     fn run(mut self) -> (HashMap<(usize, usize), f64>, f64) {
         loop {
             (0..self.next.len()).for_each(|rank| self.issue(rank));
-            let all = self
-                .computing
-                .iter()
-                .chain(&self.gathering)
-                .chain(&self.reducing);
+            let all = self.computing.iter().chain(&self.gathering).chain(&self.reducing);
             let ends = all.chain(self.links.values()).filter_map(|it| it.current);
             let Some(earliest) = ends.map(|it| it.0).min_by(f64::total_cmp) else {
                 let is_complete = |(list, &next): (&Vec<Action>, &usize)| list.len() == next;
@@ -108,21 +104,15 @@ impl<'a> Clock<'a> {
                 Action::Send(message) => {
                     let peer = self.program.placement().rank_of(message.to());
                     let link = self.links.entry((rank, peer)).or_default();
-                    (
-                        link,
-                        Busy::Transfer(message),
-                        self.costs.send[message.from()],
-                    )
+                    (link, Busy::Transfer(message), self.costs.send[message.from()])
                 }
                 Action::Gather(stage) => {
                     let duration = self.costs.gather[stage];
                     (&mut self.gathering[rank], Busy::Gather(stage), duration)
                 }
-                Action::Reduce(stage) => (
-                    &mut self.reducing[rank],
-                    Busy::Reduce,
-                    self.costs.reduce[stage],
-                ),
+                Action::Reduce(stage) => {
+                    (&mut self.reducing[rank], Busy::Reduce, self.costs.reduce[stage])
+                }
                 Action::Release(stage) => {
                     self.gathered.remove(&stage);
                     continue;
@@ -154,9 +144,7 @@ impl<'a> Clock<'a> {
         let list = &self.program.ranks()[rank];
         let is_sharded = list.iter().any(|it| matches!(it, Action::Gather(_)));
         action.computes().all(|it| {
-            let has_input = it
-                .input(stages)
-                .is_none_or(|it| self.available.contains(&it));
+            let has_input = it.input(stages).is_none_or(|it| self.available.contains(&it));
             has_input && (!is_sharded || self.gathered.contains(&it.stage))
         })
     }
@@ -254,30 +242,17 @@ fn inference_keeps_no_activations() {
 #[test]
 fn wrong_costs_are_refused() {
     let shape = Shape::new(2, 2, 2).unwrap();
-    let program = Named::Gpipe
-        .schedule(shape)
-        .unwrap()
-        .lower(&Lowering::default())
-        .unwrap();
+    let program = Named::Gpipe.schedule(shape).unwrap().lower(&Lowering::default()).unwrap();
     let error = |change: fn(&mut Costs)| {
         let mut costs = Costs::uniform(2);
         change(&mut costs);
         program.simulate(&costs).unwrap_err().to_string()
     };
-    assert_eq!(
-        error(|it| it.send = vec![0.0]),
-        "send: 1 values for 2 stages; give one each"
-    );
+    assert_eq!(error(|it| it.send = vec![0.0]), "send: 1 values for 2 stages; give one each");
     assert_eq!(
         error(|it| it.forward[1] = f64::NAN),
         "forward: NaN is not a finite number of at least 0"
     );
-    assert_eq!(
-        error(|it| it.weight[0] = -1.0),
-        "weight: -1 is not a finite number of at least 0"
-    );
-    assert_eq!(
-        error(|it| it.overlap = 1.5),
-        "overlap: 1.5 is not between 0 and 1"
-    );
+    assert_eq!(error(|it| it.weight[0] = -1.0), "weight: -1 is not a finite number of at least 0");
+    assert_eq!(error(|it| it.overlap = 1.5), "overlap: 1.5 is not between 0 and 1");
 }

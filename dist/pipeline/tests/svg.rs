@@ -9,31 +9,19 @@ use meshgrad_pipeline::{Costs, Lowering, Named, Shape};
 
 fn draw(named: Named, costs: &Costs, microbatches: usize, title: &str) -> String {
     let shape = Shape::new(4, costs.forward.len(), microbatches).unwrap();
-    let program = named
-        .schedule(shape)
-        .unwrap()
-        .lower(&Lowering::default())
-        .unwrap();
+    let program = named.schedule(shape).unwrap().lower(&Lowering::default()).unwrap();
     program.svg(&program.simulate(costs).unwrap(), title)
 }
 
 #[test]
 fn the_drawing_of_the_guide_is_current() {
     let costs = Costs::uniform(8);
-    let svg = draw(
-        Named::Zbv,
-        &costs,
-        8,
-        "zbv: 4 ranks, 8 stages, 8 microbatches",
-    );
+    let svg = draw(Named::Zbv, &costs, 8, "zbv: 4 ranks, 8 stages, 8 microbatches");
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/pipeline.svg");
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
         std::fs::write(&path, &svg).unwrap();
     }
-    assert!(
-        svg == std::fs::read_to_string(&path).unwrap(),
-        "run with UPDATE_GOLDEN=1"
-    );
+    assert!(svg == std::fs::read_to_string(&path).unwrap(), "run with UPDATE_GOLDEN=1");
 }
 
 /// Every computation has a box; both of a pair too.
@@ -44,12 +32,7 @@ fn every_computation_is_drawn() {
     let shape = Shape::new(4, 8, 16).unwrap();
     let schedule = Named::DualPipeV.schedule(shape).unwrap();
     let mut count = 0;
-    for compute in schedule
-        .ranks()
-        .iter()
-        .flatten()
-        .flat_map(|it| it.computes())
-    {
+    for compute in schedule.ranks().iter().flatten().flat_map(|it| it.computes()) {
         count += 1;
         assert!(svg.contains(&format!("<title>{compute}: ")), "{compute}");
     }

@@ -20,10 +20,7 @@ fn shapes() -> impl Iterator<Item = Shape> {
 fn simulated(named: Named, ranks: usize, per_rank: usize, microbatches: usize) -> Simulation {
     let shape = Shape::new(ranks, ranks * per_rank, microbatches).unwrap();
     let program = named.schedule(shape).unwrap().lower(&Lowering::default());
-    program
-        .unwrap()
-        .simulate(&Costs::uniform(shape.stages()))
-        .unwrap()
+    program.unwrap().simulate(&Costs::uniform(shape.stages())).unwrap()
 }
 
 /// The check does not know how a program was made. It accepts every program that lowering makes.
@@ -53,15 +50,9 @@ fn all_programs_are_complete_and_free_of_deadlocks() {
 #[test]
 fn gathered_stages_keep_within_their_bound() {
     for shape in shapes().filter(|it| it.microbatches() % 5 == 2) {
-        for schedule in Named::ALL
-            .into_iter()
-            .filter_map(|it| it.schedule(shape).ok())
-        {
+        for schedule in Named::ALL.into_iter().filter_map(|it| it.schedule(shape).ok()) {
             for resident in 2..=3 {
-                let lowering = Lowering {
-                    resident: Some(resident),
-                    reduce: false,
-                };
+                let lowering = Lowering { resident: Some(resident), reduce: false };
                 for list in schedule.lower(&lowering).unwrap().ranks() {
                     check_gathers(list, resident);
                 }
@@ -77,10 +68,7 @@ fn check_gathers(list: &[Action], resident: usize) {
             Action::Gather(stage) => gathered.push((stage, false)),
             Action::Release(stage) => {
                 let at = gathered.iter().position(|it| it.0 == stage).unwrap();
-                assert!(
-                    gathered.remove(at).1,
-                    "stage {stage} was gathered without use"
-                );
+                assert!(gathered.remove(at).1, "stage {stage} was gathered without use");
             }
             _ => {}
         }
@@ -96,10 +84,7 @@ fn check_gathers(list: &[Action], resident: usize) {
 fn an_overlapped_pair_needs_both_stages() {
     let shape = Shape::new(2, 4, 4).unwrap();
     let schedule = Named::DualPipeV.schedule(shape).unwrap();
-    let lowering = Lowering {
-        resident: Some(1),
-        reduce: false,
-    };
+    let lowering = Lowering { resident: Some(1), reduce: false };
     let error = schedule.lower(&lowering).unwrap_err().to_string();
     assert_eq!(
         error,
@@ -122,16 +107,8 @@ fn refused_numbers_of_microbatches_name_the_nearest() {
                 named.schedule(shape).is_ok()
             };
             let given = shape.microbatches();
-            assert_eq!(
-                below,
-                (1..given).rev().find(|&it| accepts(it)),
-                "{named} {shape:?}"
-            );
-            assert_eq!(
-                Some(above),
-                (given + 1..).find(|&it| accepts(it)),
-                "{named} {shape:?}"
-            );
+            assert_eq!(below, (1..given).rev().find(|&it| accepts(it)), "{named} {shape:?}");
+            assert_eq!(Some(above), (given + 1..).find(|&it| accepts(it)), "{named} {shape:?}");
         }
     }
     assert!(count > 500, "{count}");
@@ -141,10 +118,7 @@ fn refused_numbers_of_microbatches_name_the_nearest() {
 fn errors_name_the_way_out() {
     let error = |named: Named, ranks, stages, microbatches| {
         let shape = Shape::new(ranks, stages, microbatches);
-        shape
-            .and_then(|shape| named.schedule(shape))
-            .unwrap_err()
-            .to_string()
+        shape.and_then(|shape| named.schedule(shape)).unwrap_err().to_string()
     };
     assert_eq!(
         error(Named::Interleaved, 4, 8, 9),
@@ -168,19 +142,13 @@ fn errors_name_the_way_out() {
         error(Named::Gpipe, 4, 3, 8),
         "3 stages do not fill 4 ranks: every rank needs at least one stage"
     );
-    assert_eq!(
-        error(Named::Gpipe, 4, 4, 0),
-        "the number of microbatches is 0: use at least 1"
-    );
+    assert_eq!(error(Named::Gpipe, 4, 4, 0), "the number of microbatches is 0: use at least 1");
     let limit = "exceed the limit of 4096 stages and 1048576 pairs of a stage and a microbatch";
     assert_eq!(
         error(Named::Gpipe, 4, 4, usize::MAX),
         format!("4 stages x {} microbatches {limit}", usize::MAX)
     );
-    assert_eq!(
-        error(Named::Gpipe, 4097, 4097, 1),
-        format!("4097 stages x 1 microbatches {limit}")
-    );
+    assert_eq!(error(Named::Gpipe, 4097, 4097, 1), format!("4097 stages x 1 microbatches {limit}"));
 }
 
 /// Idle time in percent for (ranks, microbatches) = (4, 8), (8, 16), (8, 32), and the peak of the
@@ -237,10 +205,7 @@ fn idle_shares_follow_their_formulas() {
                 for (named, expected) in all {
                     let idle = simulated(named, ranks, per_rank, microbatches).idle_share();
                     let case = format!("{named} {ranks} {per_rank} {microbatches}");
-                    assert!(
-                        (idle - expected).abs() < 1e-12,
-                        "{case}: {idle}, not {expected}"
-                    );
+                    assert!((idle - expected).abs() < 1e-12, "{case}: {idle}, not {expected}");
                 }
             }
         }

@@ -19,17 +19,12 @@ impl ByHost {
         for rank in all {
             ranks.entry(hosts.host_of(*rank)).or_default().push(*rank);
         }
-        ByHost {
-            hosts: hosts.clone(),
-            ranks,
-        }
+        ByHost { hosts: hosts.clone(), ranks }
     }
 
     /// The ranks on the same host as `rank`.
     pub(super) fn same_host(&self, rank: usize) -> &[usize] {
-        self.ranks
-            .get(&self.hosts.host_of(rank))
-            .map_or(&[], Vec::as_slice)
+        self.ranks.get(&self.hosts.host_of(rank)).map_or(&[], Vec::as_slice)
     }
 
     /// For each host, the rank that has the same index there as `rank` has on its host.
@@ -38,10 +33,7 @@ impl ByHost {
     /// [`StateError::UnevenHosts`].
     pub(super) fn across(&self, rank: usize) -> Result<Vec<usize>, StateError> {
         let mine = self.same_host(rank);
-        let uneven = self
-            .ranks
-            .iter()
-            .find(|(_, ranks)| ranks.len() != mine.len());
+        let uneven = self.ranks.iter().find(|(_, ranks)| ranks.len() != mine.len());
         if let Some((host, ranks)) = uneven {
             return Err(StateError::UnevenHosts {
                 first: self.hosts.host_of(rank).unwrap_or_default(),

@@ -64,10 +64,7 @@ impl Degrees {
     /// The degrees of one rank, used to check names when the degrees are invalid.
     pub(super) fn unit() -> Degrees {
         let unit = || Sourced::new(1, Source::default_of(OURS));
-        Degrees {
-            of: Parallelism::ALL.map(|kind| (kind, unit())).into(),
-            world: unit(),
-        }
+        Degrees { of: Parallelism::ALL.map(|kind| (kind, unit())).into(), world: unit() }
     }
 }
 
@@ -80,9 +77,7 @@ pub(super) fn one<T: Clone + PartialEq>(
     violations: &mut Vec<Violation>,
 ) -> Option<Sourced<T>> {
     let is_set = all.iter().any(|given| !given.source.is_default());
-    let mut all = all
-        .iter()
-        .filter(|given| given.source.is_default() != is_set);
+    let mut all = all.iter().filter(|given| given.source.is_default() != is_set);
     let first = all.next()?;
 
     let Some(second) = all.find(|given| given.value != first.value) else {
@@ -106,10 +101,7 @@ pub(super) fn count(
 ) -> Option<Sourced<usize>> {
     let given = one(name, all, usize::to_string, violations)?;
     if given.value == 0 {
-        violations.push(Violation::Zero {
-            name: name.to_owned(),
-            location: given.source,
-        });
+        violations.push(Violation::Zero { name: name.to_owned(), location: given.source });
         return None;
     }
     Some(given)
@@ -161,10 +153,8 @@ pub(super) fn order_names_all(
     let replicas = degrees.of_expert_token(Token::Dp);
     let noted = degrees.of_token(Token::Dp) > 1;
     if added.contains(&Token::Dp) && replicas > 1 && !noted {
-        violations.push(Violation::ExpertReplicasNotInOrder {
-            replicas,
-            location: order.source.clone(),
-        });
+        violations
+            .push(Violation::ExpertReplicasNotInOrder { replicas, location: order.source.clone() });
     }
 }
 
@@ -192,11 +182,7 @@ pub(super) fn degrees(settings: &Settings, violations: &mut Vec<Violation>) -> O
     let has_auto = sizes.values().any(|given| given.value == Size::Auto);
     for kind in Parallelism::ALL {
         let takes_the_rest = kind == Parallelism::DpShard && world.is_some() && !has_auto;
-        let size = if takes_the_rest {
-            Size::Auto
-        } else {
-            Size::Ranks(1)
-        };
+        let size = if takes_the_rest { Size::Auto } else { Size::Ranks(1) };
         let default = Sourced::new(size, Source::default_of(OURS));
         sizes.entry(kind).or_insert(default);
     }
@@ -213,10 +199,8 @@ fn sizes(
     for (kind, all) in &settings.degrees {
         let given = one(kind.name(), all, |size| size_text(*size), violations);
         match given {
-            Some(given) if given.value == Size::Ranks(0) => violations.push(Violation::Zero {
-                name: kind.name().to_owned(),
-                location: given.source,
-            }),
+            Some(given) if given.value == Size::Ranks(0) => violations
+                .push(Violation::Zero { name: kind.name().to_owned(), location: given.source }),
             Some(given) => drop(sizes.insert(*kind, given)),
             None => {}
         }
@@ -228,27 +212,21 @@ fn sizes(
 /// world, so they cannot be inferred.
 fn refuse_autos(sizes: &BTreeMap<Parallelism, Sourced<Size>>, violations: &mut Vec<Violation>) {
     let autos = sizes.iter().filter(|(_, given)| given.value == Size::Auto);
-    let autos: Vec<(Parallelism, Source)> = autos
-        .map(|(kind, given)| (*kind, given.source.clone()))
-        .collect();
+    let autos: Vec<(Parallelism, Source)> =
+        autos.map(|(kind, given)| (*kind, given.source.clone())).collect();
 
     let (experts, others): (Vec<_>, Vec<_>) =
         autos.into_iter().partition(|(kind, _)| kind.is_expert());
     violations.extend(
-        experts
-            .into_iter()
-            .map(|(degree, location)| Violation::ExpertAuto { degree, location }),
+        experts.into_iter().map(|(degree, location)| Violation::ExpertAuto { degree, location }),
     );
     if let [(first, first_source), rest @ ..] = others.as_slice() {
-        violations.extend(
-            rest.iter()
-                .map(|(second, second_source)| Violation::TwoAutos {
-                    first: *first,
-                    first_source: first_source.clone(),
-                    second: *second,
-                    second_source: second_source.clone(),
-                }),
-        );
+        violations.extend(rest.iter().map(|(second, second_source)| Violation::TwoAutos {
+            first: *first,
+            first_source: first_source.clone(),
+            second: *second,
+            second_source: second_source.clone(),
+        }));
     }
 }
 
@@ -274,17 +252,13 @@ fn resolved(
         (Some(world), _) => world.clone(),
         (None, None) => Sourced::new(product, Source::default_of(OURS)),
         (None, Some((degree, location))) => {
-            violations.push(Violation::AutoWithoutWorld {
-                degree: *degree,
-                location: location.clone(),
-            });
+            violations
+                .push(Violation::AutoWithoutWorld { degree: *degree, location: location.clone() });
             return None;
         }
     };
     if world.value > MAX_RANKS {
-        violations.push(Violation::TooManyRanks {
-            degrees: format!("world {world}"),
-        });
+        violations.push(Violation::TooManyRanks { degrees: format!("world {world}") });
         return None;
     }
 
@@ -292,11 +266,7 @@ fn resolved(
     let fits = world.value.is_multiple_of(product) && (auto.is_some() || rest == 1);
     if !fits {
         violations.push(match auto {
-            None => Violation::WrongWorld {
-                degrees: text(&of),
-                product,
-                world,
-            },
+            None => Violation::WrongWorld { degrees: text(&of), product, world },
             Some((degree, location)) => Violation::AutoDoesNotDivide {
                 degree,
                 location,
@@ -316,9 +286,7 @@ fn resolved(
 fn product(of: &BTreeMap<Parallelism, Sourced<usize>>) -> Option<usize> {
     of.iter()
         .filter(|(kind, _)| !kind.is_expert())
-        .try_fold(1, |product: usize, (_, given)| {
-            product.checked_mul(given.value)
-        })
+        .try_fold(1, |product: usize, (_, given)| product.checked_mul(given.value))
         .filter(|product| *product <= MAX_RANKS)
 }
 
@@ -328,9 +296,7 @@ fn text(of: &BTreeMap<Parallelism, Sourced<usize>>) -> String {
         !kind.is_expert() && (given.value != 1 || !given.source.is_default())
     };
     let relevant = of.iter().filter(relevant);
-    let texts: Vec<String> = relevant
-        .map(|(kind, given)| format!("{kind} {given}"))
-        .collect();
+    let texts: Vec<String> = relevant.map(|(kind, given)| format!("{kind} {given}")).collect();
     match texts.is_empty() {
         true => "all degrees are 1".to_owned(),
         false => texts.join(" x "),
@@ -339,10 +305,7 @@ fn text(of: &BTreeMap<Parallelism, Sourced<usize>>) -> String {
 
 /// Checks that ep x etp divides the number of ranks of a stage.
 fn experts_divide(degrees: &Degrees, violations: &mut Vec<Violation>) -> bool {
-    let (ep, etp) = (
-        degrees.given(Parallelism::Ep),
-        degrees.given(Parallelism::Etp),
-    );
+    let (ep, etp) = (degrees.given(Parallelism::Ep), degrees.given(Parallelism::Etp));
     let product = ep.value.saturating_mul(etp.value);
     let divide = degrees.stage().is_multiple_of(product);
     if !divide {

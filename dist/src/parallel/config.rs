@@ -60,15 +60,10 @@ impl ParallelConfig {
             dense: generator(&order.value, |token| degrees.of_token(token)),
             expert: generator(&order.value, |token| degrees.of_expert_token(token)),
             world: degrees.world.value,
-            degrees: Parallelism::ALL
-                .map(|kind| (kind, degrees.given(kind).clone()))
-                .into(),
+            degrees: Parallelism::ALL.map(|kind| (kind, degrees.given(kind).clone())).into(),
             order: order.value,
             hosts: per_host.map(|per_host| Hosts::Uniform(per_host.value)),
-            domains: domains
-                .into_iter()
-                .map(|domain| (domain.name, domain.mesh))
-                .collect(),
+            domains: domains.into_iter().map(|domain| (domain.name, domain.mesh)).collect(),
             groups,
             options,
         })
@@ -134,13 +129,7 @@ fn named(
     order: &Sourced<Order>,
     violations: &mut Vec<Violation>,
 ) -> (Vec<BuiltDomain>, Groups) {
-    let declared = once(
-        "domain",
-        &settings.domains,
-        |domain| &domain.name,
-        axes_text,
-        violations,
-    );
+    let declared = once("domain", &settings.domains, |domain| &domain.name, axes_text, violations);
     let domains = domains::build(degrees, order, &declared, violations);
     let mut groups = members::built_in(&domains, degrees, violations);
     if !settings.ranks_per_host.is_empty() {
@@ -151,22 +140,16 @@ fn named(
     let axes = |view: &super::View| format!("{} of {}", view.axes.join(" x "), view.domain);
     let views = once("view", &settings.views, |view| &view.name, axes, violations);
     let members = |subgroup: &super::Subgroup| format!("{:?} of {}", subgroup.members, subgroup.of);
-    let subgroups = once(
-        "subgroup",
-        &settings.subgroups,
-        |subgroup| &subgroup.name,
-        members,
-        violations,
-    );
+    let subgroups =
+        once("subgroup", &settings.subgroups, |subgroup| &subgroup.name, members, violations);
     members::declare(&mut groups, &domains, &views, &subgroups, violations);
     (domains, groups)
 }
 
 fn axes_text(domain: &Domain) -> String {
     let axes = domain.axes.iter();
-    let axes: Vec<String> = axes
-        .map(|(name, size)| format!("{name} {}", size_text(*size)))
-        .collect();
+    let axes: Vec<String> =
+        axes.map(|(name, size)| format!("{name} {}", size_text(*size))).collect();
     axes.join(" x ")
 }
 
@@ -185,16 +168,9 @@ fn once<T: Clone + PartialEq>(
         }
     }
     let of_name = |declared_name: &String| {
-        let same = all
-            .iter()
-            .filter(|given| name(&given.value) == declared_name);
+        let same = all.iter().filter(|given| name(&given.value) == declared_name);
         let same: Vec<Sourced<T>> = same.cloned().collect();
-        check::one(
-            &format!("{kind} `{declared_name}`"),
-            &same,
-            &text,
-            violations,
-        )
+        check::one(&format!("{kind} `{declared_name}`"), &same, &text, violations)
     };
     names.into_iter().filter_map(of_name).collect()
 }
@@ -232,10 +208,7 @@ fn options(
             continue;
         };
         if let Err(error) = given.value.check() {
-            violations.push(Violation::Mesh {
-                what: format!("{name} ({})", given.source),
-                error,
-            });
+            violations.push(Violation::Mesh { what: format!("{name} ({})", given.source), error });
         }
         options.insert(group.clone(), given.value);
     }
@@ -245,9 +218,7 @@ fn options(
 /// The options that differ from the default.
 fn options_text(options: &GroupOptions) -> String {
     let stated = options.non_default().into_iter();
-    let fields: Vec<String> = stated
-        .map(|(field, value)| format!("{field} {value}"))
-        .collect();
+    let fields: Vec<String> = stated.map(|(field, value)| format!("{field} {value}")).collect();
     match fields.is_empty() {
         true => "defaults".to_owned(),
         false => fields.join(", "),

@@ -20,9 +20,7 @@ impl Domain {
         let axes = axes.into_iter();
         Domain {
             name: name.into(),
-            axes: axes
-                .map(|(axis, size)| (axis.into(), size.into()))
-                .collect(),
+            axes: axes.map(|(axis, size)| (axis.into(), size.into())).collect(),
         }
     }
 }
@@ -72,11 +70,7 @@ impl Subgroup {
         of: impl Into<String>,
         members: impl IntoIterator<Item = Member>,
     ) -> Subgroup {
-        Subgroup {
-            name: name.into(),
-            of: of.into(),
-            members: members.into_iter().collect(),
-        }
+        Subgroup { name: name.into(), of: of.into(), members: members.into_iter().collect() }
     }
 }
 

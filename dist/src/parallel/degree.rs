@@ -58,9 +58,7 @@ impl Parallelism {
 
     /// The kind with this name.
     pub fn from_name(name: &str) -> Option<Parallelism> {
-        Parallelism::ALL
-            .into_iter()
-            .find(|kind| kind.name() == name)
+        Parallelism::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
     /// Whether it regroups ranks for experts instead of multiplying to the world.

@@ -51,10 +51,7 @@ pub(super) fn build(
             })
             .collect(),
         Err(error) => {
-            violations.push(Violation::Mesh {
-                what: "the degrees".to_owned(),
-                error,
-            });
+            violations.push(Violation::Mesh { what: "the degrees".to_owned(), error });
             return Vec::new();
         }
     };
@@ -111,13 +108,7 @@ fn built_in(degrees: &Degrees, order: &Order) -> Result<[(&'static str, Mesh); 5
     let batch = flattened(&regular, ["dp_replicate", "dp_shard"], "dp")?;
     let batch = flattened(&batch, ["cp_shard", "cp_replicate"], "cp")?;
     let flat = of_axes(world, &[("world".to_owned(), Size::Auto)])?;
-    Ok([
-        (REGULAR, regular),
-        (DENSE, dense),
-        (EXPERT, expert),
-        (BATCH, batch),
-        (FLAT, flat),
-    ])
+    Ok([(REGULAR, regular), (DENSE, dense), (EXPERT, expert), (BATCH, batch), (FLAT, flat)])
 }
 
 /// A mesh of ranks 0, 1, ... with these axes, slowest first.

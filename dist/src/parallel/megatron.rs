@@ -25,12 +25,7 @@ pub struct MegatronExtras {
 
 impl Default for MegatronExtras {
     fn default() -> MegatronExtras {
-        MegatronExtras {
-            instances: 1,
-            context_levels: Vec::new(),
-            hybrid: false,
-            gather: false,
-        }
+        MegatronExtras { instances: 1, context_levels: Vec::new(), hybrid: false, gather: false }
     }
 }
 
@@ -102,33 +97,13 @@ const KINDS: [(&str, &str, Side, &[Token]); 14] = {
         ("MODEL_PARALLEL_GROUP", "mp", Dense, &[Tp, Pp]),
         ("TENSOR_MODEL_PARALLEL_GROUP", "tp", Dense, &[Tp]),
         ("PIPELINE_MODEL_PARALLEL_GROUP", "pp", Dense, &[Pp]),
-        (
-            "TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP",
-            "tp_dp_cp",
-            Dense,
-            &[Tp, Dp, Cp],
-        ),
+        ("TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP", "tp_dp_cp", Dense, &[Tp, Dp, Cp]),
         ("TENSOR_AND_DATA_PARALLEL_GROUP", "tp_dp", Dense, &[Tp, Dp]),
-        (
-            "TENSOR_AND_CONTEXT_PARALLEL_GROUP",
-            "tp_cp",
-            Dense,
-            &[Tp, Cp],
-        ),
+        ("TENSOR_AND_CONTEXT_PARALLEL_GROUP", "tp_cp", Dense, &[Tp, Cp]),
         ("EXPERT_MODEL_PARALLEL_GROUP", "ep", Expert, &[Ep]),
         ("EXPERT_TENSOR_PARALLEL_GROUP", "ep_tp", Expert, &[Tp]),
-        (
-            "EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP",
-            "tp_ep_mp",
-            Expert,
-            &[Tp, Ep],
-        ),
-        (
-            "EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP",
-            "tp_ep_pp",
-            Expert,
-            &[Tp, Ep, Pp],
-        ),
+        ("EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP", "tp_ep_mp", Expert, &[Tp, Ep]),
+        ("EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP", "tp_ep_pp", Expert, &[Tp, Ep, Pp]),
         ("EXPERT_DATA_PARALLEL_GROUP", "ep_dp", Expert, &[Dp]),
     ]
 };
@@ -136,12 +111,7 @@ const KINDS: [(&str, &str, Side, &[Token]); 14] = {
 /// The kinds of sequence parallelism, which DeepSpeed creates last.
 const SEQUENCE: [(&str, &str, Side, &[Token]); 2] = [
     ("SEQUENCE_PARALLEL_GROUP", "sp", Side::Dense, &[Token::Sp]),
-    (
-        "SEQUENCE_AND_DATA_PARALLEL_GROUP",
-        "sp_dp",
-        Side::Dense,
-        &[Token::Sp, Token::Dp],
-    ),
+    ("SEQUENCE_AND_DATA_PARALLEL_GROUP", "sp_dp", Side::Dense, &[Token::Sp, Token::Dp]),
 ];
 
 impl ParallelConfig {
@@ -188,9 +158,8 @@ impl ParallelConfig {
             instances => levels(replicas, &[within, instances]),
         };
         let named = names.into_iter().zip(lists);
-        let mut groups: Vec<_> = named
-            .map(|((kind, options), lists)| of_kind(kind, options, lists))
-            .collect();
+        let mut groups: Vec<_> =
+            named.map(|((kind, options), lists)| of_kind(kind, options, lists)).collect();
 
         let models = self.lists(Side::Expert, &[Token::Tp, Token::Ep, Token::Pp]);
         let instances = models.chunks(within).map(<[Vec<usize>]>::concat).collect();
@@ -204,24 +173,14 @@ impl ParallelConfig {
         let edp = self.expert_generator().of(&[Token::Dp]).len();
         for (what, ranks) in [("dp x cp", dp_cp), ("the replicas of experts", edp)] {
             if extras.instances == 0 || !ranks.is_multiple_of(extras.instances) {
-                return Err(MegatronError::Instances {
-                    instances: extras.instances,
-                    what,
-                    ranks,
-                });
+                return Err(MegatronError::Instances { instances: extras.instances, what, ranks });
             }
         }
         let cp = self.degree(Parallelism::CpShard) * self.degree(Parallelism::CpReplicate);
         let levels = &extras.context_levels;
-        let product = levels
-            .iter()
-            .fold(1, |product: usize, size| product.saturating_mul(*size));
+        let product = levels.iter().fold(1, |product: usize, size| product.saturating_mul(*size));
         if !levels.is_empty() && product != cp {
-            return Err(MegatronError::ContextLevels {
-                levels: levels.clone(),
-                product,
-                cp,
-            });
+            return Err(MegatronError::ContextLevels { levels: levels.clone(), product, cp });
         }
         match extras.hybrid && !dp_cp.is_multiple_of(2) {
             true => Err(MegatronError::OddHybrid { ranks: dp_cp }),
@@ -254,13 +213,10 @@ fn levels(lists: &Lists, sizes: &[usize]) -> Vec<Lists> {
     let along = |level: usize| {
         let stride: usize = sizes[..level].iter().product();
         let block = stride * sizes[level];
-        let groups = lists
-            .iter()
-            .flat_map(|list| list.chunks(block))
-            .flat_map(|block| {
-                (0..stride)
-                    .map(move |first| block.iter().skip(first).step_by(stride).copied().collect())
-            });
+        let groups = lists.iter().flat_map(|list| list.chunks(block)).flat_map(|block| {
+            (0..stride)
+                .map(move |first| block.iter().skip(first).step_by(stride).copied().collect())
+        });
         groups.collect()
     };
     (0..sizes.len()).map(along).collect()
@@ -275,16 +231,8 @@ fn ends(pipelines: &Lists) -> Vec<MegatronGroups> {
     };
     let first = |stages: &Vec<usize>| vec![stages[0]];
     vec![
-        of_kind(
-            "EMBEDDING_GROUP",
-            "embd",
-            pipelines.iter().map(both).collect(),
-        ),
-        of_kind(
-            "POSITION_EMBEDDING_GROUP",
-            "pos_embd",
-            pipelines.iter().map(first).collect(),
-        ),
+        of_kind("EMBEDDING_GROUP", "embd", pipelines.iter().map(both).collect()),
+        of_kind("POSITION_EMBEDDING_GROUP", "pos_embd", pipelines.iter().map(first).collect()),
     ]
 }
 
@@ -321,9 +269,5 @@ fn context_parts(cp: &Lists, extras: &MegatronExtras) -> Vec<MegatronGroups> {
 }
 
 fn of_kind(kind: &str, options: &'static str, lists: Lists) -> MegatronGroups {
-    MegatronGroups {
-        kind: kind.to_owned(),
-        options,
-        lists,
-    }
+    MegatronGroups { kind: kind.to_owned(), options, lists }
 }

@@ -46,26 +46,10 @@ pub(super) type Groups = BTreeMap<String, Membership>;
 /// The built-in views: name, domain, axes.
 const VIEWS: [(&str, &str, &[&str]); 14] = [
     ("fsdp", REGULAR, &["dp_shard", "cp_shard"]),
-    (
-        "loss",
-        REGULAR,
-        &["dp_replicate", "dp_shard", "cp_shard", "cp_replicate", "sp"],
-    ),
-    (
-        "dp_cp",
-        REGULAR,
-        &["dp_replicate", "dp_shard", "cp_shard", "cp_replicate"],
-    ),
-    (
-        "intra_dp_cp",
-        REGULAR,
-        &["dp_shard", "cp_shard", "cp_replicate"],
-    ),
-    (
-        "tp_dp_cp",
-        REGULAR,
-        &["dp_replicate", "dp_shard", "cp_shard", "cp_replicate", "tp"],
-    ),
+    ("loss", REGULAR, &["dp_replicate", "dp_shard", "cp_shard", "cp_replicate", "sp"]),
+    ("dp_cp", REGULAR, &["dp_replicate", "dp_shard", "cp_shard", "cp_replicate"]),
+    ("intra_dp_cp", REGULAR, &["dp_shard", "cp_shard", "cp_replicate"]),
+    ("tp_dp_cp", REGULAR, &["dp_replicate", "dp_shard", "cp_shard", "cp_replicate", "tp"]),
     ("tp_dp", REGULAR, &["dp_replicate", "dp_shard", "tp"]),
     ("tp_cp", REGULAR, &["cp_shard", "cp_replicate", "tp"]),
     ("mp", REGULAR, &["pp", "tp"]),
@@ -94,9 +78,7 @@ pub(super) fn built_in(
         groups.insert(axis.name().to_owned(), Membership::Along(layout));
     }
     for (name, members) in views_and_subgroups(domains, degrees) {
-        let declared = domains
-            .iter()
-            .find(|domain| domain.mesh.axis(&name).is_ok());
+        let declared = domains.iter().find(|domain| domain.mesh.axis(&name).is_ok());
         match declared {
             Some(domain) => violations.push(Violation::InvalidDeclaration {
                 what: format!("domain `{}`", domain.name),
@@ -155,10 +137,7 @@ fn of_instances(groups: &Groups, instances: usize) -> Option<Groups> {
     Some(Groups::from([
         ("inter_ep_dp".to_owned(), Membership::Along(across)),
         ("intra_ep_dp".to_owned(), Membership::Along(within)),
-        (
-            "intra_dist_opt_instance".to_owned(),
-            Membership::Along(instance),
-        ),
+        ("intra_dist_opt_instance".to_owned(), Membership::Along(instance)),
     ]))
 }
 
@@ -211,11 +190,7 @@ fn view(domains: &[BuiltDomain], view: &View) -> Result<RankLayout, String> {
     let domain = domains.iter().find(|domain| domain.name == view.domain);
     let domain = domain.ok_or_else(|| {
         let names: Vec<&str> = domains.iter().map(|domain| &*domain.name).collect();
-        format!(
-            "unknown domain `{}`{}",
-            view.domain,
-            nearest(&view.domain, &names)
-        )
+        format!("unknown domain `{}`{}", view.domain, nearest(&view.domain, &names))
     })?;
 
     let names: Vec<&str> = domain.mesh.axes().iter().map(Axis::name).collect();
@@ -236,29 +211,19 @@ fn view(domains: &[BuiltDomain], view: &View) -> Result<RankLayout, String> {
 fn subgroup(groups: &Groups, subgroup: &Subgroup) -> Result<Membership, String> {
     let Some(members) = groups.get(&subgroup.of) else {
         let names: Vec<&str> = groups.keys().map(String::as_str).collect();
-        return Err(format!(
-            "unknown group `{}`{}",
-            subgroup.of,
-            nearest(&subgroup.of, &names)
-        ));
+        return Err(format!("unknown group `{}`{}", subgroup.of, nearest(&subgroup.of, &names)));
     };
     let Membership::Along(layout) = members else {
         return Err(format!("`{}` is not an axis or view", subgroup.of));
     };
     let indices = indices(&subgroup.members, layout.len()).map_err(|index| {
         let len = layout.len();
-        format!(
-            "index {index} is out of range for `{}` of {len} ranks",
-            subgroup.of
-        )
+        format!("index {index} is out of range for `{}` of {len} ranks", subgroup.of)
     })?;
     if indices.is_empty() {
         return Err("it has no members: list at least one".to_owned());
     }
-    Ok(Membership::Subgroup {
-        of: layout.clone(),
-        indices,
-    })
+    Ok(Membership::Subgroup { of: layout.clone(), indices })
 }
 
 /// The distinct indices of these members in a group of `len`.

@@ -157,11 +157,7 @@ impl Mpu {
     pub fn get_all_to_all_groups(&self) -> Result<BTreeMap<String, Group>, StateError> {
         let numbered = |kind: &str, groups: Vec<Group>| {
             let named = |(at, group)| (format!("{kind}_{at}"), group);
-            groups
-                .into_iter()
-                .enumerate()
-                .map(named)
-                .collect::<Vec<_>>()
+            groups.into_iter().enumerate().map(named).collect::<Vec<_>>()
         };
         let local = self.state.groups(SAME_HOST)?;
         let global = match local.len() {

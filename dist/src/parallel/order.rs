@@ -25,14 +25,7 @@ pub enum Token {
 
 impl Token {
     /// All tokens, in the order in which Megatron-LM appends those missing from an order.
-    pub const ALL: [Token; 6] = [
-        Token::Tp,
-        Token::Pp,
-        Token::Dp,
-        Token::Ep,
-        Token::Cp,
-        Token::Sp,
-    ];
+    pub const ALL: [Token; 6] = [Token::Tp, Token::Pp, Token::Dp, Token::Ep, Token::Cp, Token::Sp];
 
     /// The name in an order string.
     pub fn name(self) -> &'static str {
@@ -112,9 +105,7 @@ impl Order {
         }
 
         let given = tokens.len();
-        let added = Token::ALL
-            .into_iter()
-            .filter(|token| !tokens.contains(token));
+        let added = Token::ALL.into_iter().filter(|token| !tokens.contains(token));
         let added: Vec<Token> = added.collect();
         tokens.extend(added);
         Ok(Order { tokens, given })

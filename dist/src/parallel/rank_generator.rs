@@ -71,8 +71,5 @@ impl RankGenerator {
 
 /// All groups of a layout that divides the world.
 pub(super) fn lists(layout: &RankLayout, world: usize) -> Vec<Vec<usize>> {
-    layout
-        .groups(world)
-        .expect("a layout of the world")
-        .collect()
+    layout.groups(world).expect("a layout of the world").collect()
 }

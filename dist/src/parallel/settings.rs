@@ -143,9 +143,7 @@ impl Settings {
         clear_if_set(&mut self.order, &other.order);
         remove_redeclared(&mut self.domains, &other.domains, |domain| &domain.name);
         remove_redeclared(&mut self.views, &other.views, |view| &view.name);
-        remove_redeclared(&mut self.subgroups, &other.subgroups, |subgroup| {
-            &subgroup.name
-        });
+        remove_redeclared(&mut self.subgroups, &other.subgroups, |subgroup| &subgroup.name);
         self.merge(other)
     }
 }

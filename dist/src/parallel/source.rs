@@ -38,11 +38,7 @@ impl Source {
 
     /// A whole file.
     pub fn file(path: impl Into<String>) -> Source {
-        Source::File {
-            path: path.into(),
-            line: None,
-            key: None,
-        }
+        Source::File { path: path.into(), line: None, key: None }
     }
 
     /// Sets the line, from 1. No effect on sources that are not files.

@@ -97,10 +97,7 @@ impl ParallelState {
     /// The state on ranks 0, 1, ...
     pub fn new(config: impl Into<Arc<ParallelConfig>>) -> ParallelState {
         let config = config.into();
-        let flat = config
-            .domains()
-            .iter()
-            .find(|(name, _)| name == super::domains::FLAT);
+        let flat = config.domains().iter().find(|(name, _)| name == super::domains::FLAT);
         let ranks: Vec<usize> = (0..config.world()).collect();
         ParallelState {
             by_host: by_host(&config, &ranks),
@@ -143,10 +140,7 @@ impl ParallelState {
         let domains = config.domains().iter().map(|(name, mesh)| {
             let mapped: Vec<usize> = mesh.ranks().into_iter().map(|at| ranks[at]).collect();
             let names: Vec<&str> = mesh.axes().iter().map(|axis| axis.name()).collect();
-            Ok((
-                name.clone(),
-                Mesh::from_ranks(&mapped, &mesh.shape(), &names)?,
-            ))
+            Ok((name.clone(), Mesh::from_ranks(&mapped, &mesh.shape(), &names)?))
         });
         Ok(ParallelState {
             domains: domains.collect::<Result<_, MeshError>>()?,
@@ -267,10 +261,7 @@ impl ParallelState {
     pub fn mpu(&self, rank: usize) -> Result<Mpu, StateError> {
         match self.contains(rank) {
             true => Ok(Mpu::new(self.clone(), rank)),
-            false => Err(StateError::NotAMember {
-                rank,
-                ranks: self.ranks.to_vec(),
-            }),
+            false => Err(StateError::NotAMember { rank, ranks: self.ranks.to_vec() }),
         }
     }
 

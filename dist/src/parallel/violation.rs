@@ -285,11 +285,7 @@ impl Violation {
         known: impl IntoIterator<Item = &'a str>,
     ) -> Violation {
         let known: Vec<&str> = known.into_iter().collect();
-        Violation::UnknownKey {
-            key: key.to_owned(),
-            location,
-            hint: text::nearest(key, &known),
-        }
+        Violation::UnknownKey { key: key.to_owned(), location, hint: text::nearest(key, &known) }
     }
 }
 

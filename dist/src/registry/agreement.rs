@@ -115,14 +115,9 @@ pub(super) fn among(plans: &[Plan]) -> Result<()> {
 
 /// Compares a plan with those of the other ranks.
 pub(super) fn through(plan: &Plan, exchange: &mut impl Exchange) -> Result<()> {
-    let failed = |reason: String| RegistryError::Exchange {
-        rank: plan.rank,
-        reason,
-    };
+    let failed = |reason: String| RegistryError::Exchange { rank: plan.rank, reason };
     let mut gather = |mine: &[u8]| {
-        let all = exchange
-            .all_gather(mine)
-            .map_err(|error| failed(error.to_string()))?;
+        let all = exchange.all_gather(mine).map_err(|error| failed(error.to_string()))?;
         match all.get(plan.rank).map(Vec::as_slice) == Some(mine) {
             true => Ok(all),
             false => Err(failed(format!(
@@ -135,12 +130,7 @@ pub(super) fn through(plan: &Plan, exchange: &mut impl Exchange) -> Result<()> {
 
     let digests = gather(&plan.digest().to_bytes())?;
     let read = |(rank, bytes): (usize, &Vec<u8>)| {
-        let wrong = || {
-            failed(format!(
-                "rank {rank} sent {} bytes, expected 24",
-                bytes.len()
-            ))
-        };
+        let wrong = || failed(format!("rank {rank} sent {} bytes, expected 24", bytes.len()));
         PlanDigest::from_bytes(bytes).ok_or_else(wrong)
     };
     let digests: Result<Vec<PlanDigest>> = digests.iter().enumerate().map(read).collect();
@@ -152,10 +142,8 @@ pub(super) fn through(plan: &Plan, exchange: &mut impl Exchange) -> Result<()> {
     let unreadable = |error: serde_json::Error| failed(format!("a plan cannot be read: {error}"));
     let mine = serde_json::to_vec(&PlanMessage::of(plan)).map_err(unreadable)?;
     let plans = gather(&mine)?;
-    let plans: serde_json::Result<Vec<PlanMessage>> = plans
-        .iter()
-        .map(|bytes| serde_json::from_slice(bytes))
-        .collect();
+    let plans: serde_json::Result<Vec<PlanMessage>> =
+        plans.iter().map(|bytes| serde_json::from_slice(bytes)).collect();
     Err(difference(plans.map_err(unreadable)?))
 }
 
@@ -195,10 +183,7 @@ impl PlanMessage {
             requesters: need.requesters.clone(),
         };
         PlanMessage {
-            mesh: plan
-                .mesh
-                .as_ref()
-                .map(|mesh| (mesh.digest, mesh.axes.clone())),
+            mesh: plan.mesh.as_ref().map(|mesh| (mesh.digest, mesh.axes.clone())),
             needs: plan.needs.iter().map(spelled).collect(),
         }
     }
@@ -270,12 +255,7 @@ fn lacking(key: &GroupKey, incomplete: &Holders<'_>, world: usize) -> RegistryEr
     lacking.sort_unstable();
     let outside: Vec<usize> = lacking.iter().copied().filter(|r| *r >= world).collect();
     if !outside.is_empty() {
-        return RegistryError::OutsideWorld {
-            group: key.text(),
-            requesters,
-            outside,
-            world,
-        };
+        return RegistryError::OutsideWorld { group: key.text(), requesters, outside, world };
     }
 
     let is_instead = |(other, holders): &(&&GroupKey, &BTreeMap<usize, &[String]>)| {
@@ -290,10 +270,6 @@ fn lacking(key: &GroupKey, incomplete: &Holders<'_>, world: usize) -> RegistryEr
         requesters,
         missing_from: lacking,
         instead: instead.map(GroupKey::text),
-        help: if was_dropped {
-            DROP_ALIKE
-        } else {
-            REQUEST_ALIKE
-        },
+        help: if was_dropped { DROP_ALIKE } else { REQUEST_ALIKE },
     }
 }

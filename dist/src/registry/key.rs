@@ -12,9 +12,7 @@ pub(super) struct Key(pub(super) Group);
 impl Ord for Key {
     fn cmp(&self, other: &Key) -> Ordering {
         let order = |key: &Key| Reverse(key.0.len());
-        order(self)
-            .cmp(&order(other))
-            .then_with(|| self.0.cmp(&other.0))
+        order(self).cmp(&order(other)).then_with(|| self.0.cmp(&other.0))
     }
 }
 

@@ -59,10 +59,7 @@ impl RecordingWorld {
 
     /// The transport of a rank.
     pub fn connector(&self, rank: usize) -> RecordingConnector {
-        RecordingConnector {
-            rank,
-            recording: self.clone(),
-        }
+        RecordingConnector { rank, recording: self.clone() }
     }
 
     /// The counts of a rank.
@@ -175,12 +172,7 @@ impl Connect for RecordingConnector {
             return Err(Misuse::Duplicate { rank, group });
         }
         shared.ranks.entry(rank).or_default().started.push(group);
-        Ok(RecordedCreation {
-            meeting,
-            rank,
-            recording: self.recording.clone(),
-            is_made: false,
-        })
+        Ok(RecordedCreation { meeting, rank, recording: self.recording.clone(), is_made: false })
     }
 
     fn poll(

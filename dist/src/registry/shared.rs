@@ -68,9 +68,7 @@ impl<C: Connect> Registry<C> {
     /// The registry of a rank, with the transport that creates its communicators.
     pub fn new(rank: usize, connector: C) -> Registry<C> {
         let state = Mutex::new(State::new(connector));
-        Registry {
-            inner: Arc::new(Inner { rank, state }),
-        }
+        Registry { inner: Arc::new(Inner { rank, state }) }
     }
 
     /// The rank.
@@ -97,30 +95,19 @@ impl<C: Connect> Registry<C> {
         if group.is_singleton() {
             return Ok(Share::Singleton);
         }
-        Ok(Share::Member(Handle::join(
-            &self.inner,
-            Key(group.clone()),
-            name.into(),
-        )))
+        Ok(Share::Member(Handle::join(&self.inner, Key(group.clone()), name.into())))
     }
 
     /// The plan of all communicators that this rank currently requests, ready or not.
     pub fn plan(&self) -> Plan {
         let state = self.inner.lock();
-        let used = state
-            .slots
-            .iter()
-            .filter(|(_, slot)| !slot.users.is_empty());
+        let used = state.slots.iter().filter(|(_, slot)| !slot.users.is_empty());
         let needs = used.map(|(key, slot)| PlannedGroup {
             group: key.0.clone(),
             generation: state.generation(key),
             requesters: slot.requesters(),
         });
-        Plan {
-            rank: self.inner.rank,
-            needs: needs.collect(),
-            mesh: None,
-        }
+        Plan { rank: self.inner.rank, needs: needs.collect(), mesh: None }
     }
 
     /// Queues the creation of an agreed plan's communicators, in creation order; [`Registry::poll`]
@@ -133,16 +120,9 @@ impl<C: Connect> Registry<C> {
     pub fn materialize(&self, agreed: &AgreedPlan, at_most: NonZeroUsize) -> Result<()> {
         let plan = agreed.plan();
         if plan.rank != self.inner.rank {
-            return Err(RegistryError::WrongRank {
-                plan: plan.rank,
-                registry: self.inner.rank,
-            });
+            return Err(RegistryError::WrongRank { plan: plan.rank, registry: self.inner.rank });
         }
-        let keys: Vec<Key> = plan
-            .needs
-            .iter()
-            .map(|need| Key(need.group.clone()))
-            .collect();
+        let keys: Vec<Key> = plan.needs.iter().map(|need| Key(need.group.clone())).collect();
         let mut state = self.inner.lock();
         if let Some(key) = keys.iter().find(|key| !state.slots.contains_key(key)) {
             return Err(RegistryError::Released {
@@ -165,11 +145,7 @@ impl<C: Connect> Registry<C> {
         failed.extend(state.begin_queued(self.inner.rank, now));
 
         let status = PollStatus {
-            in_flight: state
-                .slots
-                .values()
-                .filter(|slot| slot.is_creating())
-                .count(),
+            in_flight: state.slots.values().filter(|slot| slot.is_creating()).count(),
             queued: state.at_once.queue.len(),
             failed,
         };
@@ -184,10 +160,7 @@ impl<C: Connect> Registry<C> {
         let state = self.inner.lock();
         let slots = state.slots.iter();
         let reported = slots.map(|(key, slot)| CommunicatorReport::of(key, slot, hosts));
-        Report {
-            rank: self.inner.rank,
-            communicators: reported.collect(),
-        }
+        Report { rank: self.inner.rank, communicators: reported.collect() }
     }
 }
 
@@ -211,17 +184,9 @@ impl<C: Connect> Share<C> {
 impl<C: Connect> Handle<C> {
     fn join(inner: &Arc<Inner<C>>, key: Key, name: Arc<str>) -> Handle<C> {
         let mut state = inner.lock();
-        let slot = state
-            .slots
-            .entry(key.clone())
-            .or_insert_with(Slot::declared);
+        let slot = state.slots.entry(key.clone()).or_insert_with(Slot::declared);
         slot.join(&name);
-        Handle {
-            inner: inner.clone(),
-            key,
-            name,
-            communicator: slot.communicator.clone(),
-        }
+        Handle { inner: inner.clone(), key, name, communicator: slot.communicator.clone() }
     }
 
     /// Its group.
@@ -286,9 +251,7 @@ impl<C: Connect> fmt::Debug for Handle<C> {
 
 impl<C: Connect> Clone for Registry<C> {
     fn clone(&self) -> Registry<C> {
-        Registry {
-            inner: self.inner.clone(),
-        }
+        Registry { inner: self.inner.clone() }
     }
 }
 

@@ -25,10 +25,7 @@ pub(super) enum CreationState<C: Connect> {
     /// Requested only.
     Declared,
     /// In flight.
-    Creating {
-        connecting: C::Connecting,
-        since: Duration,
-    },
+    Creating { connecting: C::Connecting, since: Duration },
     /// The communicator is in `communicator`.
     Ready,
     /// Failed permanently. To retry, drop all handles and request the group again.
@@ -78,17 +75,11 @@ impl<C: Connect> Slot<C> {
     }
 
     pub(super) fn begin(&mut self, connector: &mut C, rank: usize, key: &Key, attempt: Attempt) {
-        let creation = Creation {
-            group: &key.0,
-            generation: attempt.generation,
-        };
+        let creation = Creation { group: &key.0, generation: attempt.generation };
         let begun = connector.begin(&creation);
         self.has_begun = begun.is_ok();
         self.state = match begun {
-            Ok(connecting) => CreationState::Creating {
-                connecting,
-                since: attempt.now,
-            },
+            Ok(connecting) => CreationState::Creating { connecting, since: attempt.now },
             Err(error) => CreationState::Failed(self.transport(rank, key, &error)),
         };
     }

@@ -32,12 +32,7 @@ impl<C: Connect> State<C> {
             in_flight: BTreeSet::new(),
             at_most: NonZeroUsize::MIN,
         };
-        State {
-            connector,
-            slots: BTreeMap::new(),
-            generations: BTreeMap::new(),
-            at_once,
-        }
+        State { connector, slots: BTreeMap::new(), generations: BTreeMap::new(), at_once }
     }
 
     /// The generation of a key's current communicator, or of the next one if no creation has begun.
@@ -68,8 +63,7 @@ impl<C: Connect> State<C> {
             return Ok(());
         };
         slot.advance(&mut self.connector, rank, key, now);
-        slot.failure()
-            .map_or(Ok(()), |failure| Err(failure.clone()))
+        slot.failure().map_or(Ok(()), |failure| Err(failure.clone()))
     }
 
     pub(super) fn advance_all(&mut self, rank: usize, now: Duration) -> Vec<RegistryError> {
@@ -115,8 +109,6 @@ impl<C: Connect> State<C> {
         let slots = self.slots.iter();
         let idle = slots.filter(|(_, slot)| slot.is_idle());
         let idle: Vec<Key> = idle.map(|(key, _)| key.clone()).collect();
-        idle.iter()
-            .filter_map(|key| self.slots.remove(key))
-            .collect()
+        idle.iter().filter_map(|key| self.slots.remove(key)).collect()
     }
 }

@@ -230,10 +230,7 @@ impl Exchange for Seat<'_> {
         let mut all = self.lobby.messages.lock().unwrap().clone();
         self.lobby.barrier.wait();
         if self.is_bad && self.sent.len() == 1 {
-            let others = all
-                .iter_mut()
-                .enumerate()
-                .filter(|(rank, _)| *rank != self.rank);
+            let others = all.iter_mut().enumerate().filter(|(rank, _)| *rank != self.rank);
             others.for_each(|(_, message)| message[0] ^= 1);
         }
         Ok(all)
@@ -251,32 +248,19 @@ fn agree_by_exchange(
     };
     std::thread::scope(|scope| {
         let agree = |plan: Plan| {
-            let mut seat = Seat {
-                lobby: &lobby,
-                rank: plan.rank(),
-                sent: Vec::new(),
-                is_bad,
-            };
+            let mut seat = Seat { lobby: &lobby, rank: plan.rank(), sent: Vec::new(), is_bad };
             (plan.agree(&mut seat), seat.sent)
         };
-        let threads: Vec<_> = plans
-            .into_iter()
-            .map(|plan| scope.spawn(move || agree(plan)))
-            .collect();
-        threads
-            .into_iter()
-            .map(|thread| thread.join().unwrap())
-            .collect()
+        let threads: Vec<_> =
+            plans.into_iter().map(|plan| scope.spawn(move || agree(plan))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
 }
 
 #[test]
 fn agreement_takes_one_exchange_of_24_bytes() {
     let (world, _handles) = plans_with(&[]);
-    for (rank, (agreed, sent)) in agree_by_exchange(world.plans(), false)
-        .into_iter()
-        .enumerate()
-    {
+    for (rank, (agreed, sent)) in agree_by_exchange(world.plans(), false).into_iter().enumerate() {
         assert_eq!(agreed.unwrap().plan(), &world.plans()[rank]);
         assert_eq!(sent, [24]);
     }
@@ -329,12 +313,8 @@ fn a_broken_exchange_is_an_error() {
         let plan = world.registries[rank].plan();
         plan.agree(&mut Broken(messages)).unwrap_err().to_string()
     };
-    let errors = [
-        error(0, &[]),
-        error(0, &[b"short"]),
-        error(0, &[&[7; 24]]),
-        error(1, &[&[7; 24]]),
-    ];
+    let errors =
+        [error(0, &[]), error(0, &[b"short"]), error(0, &[&[7; 24]]), error(1, &[&[7; 24]])];
     insta::assert_snapshot!(folded(errors.join("
 
 ")), @r"

@@ -43,34 +43,18 @@ fn create_all(world: usize, kinds: &[Kind]) -> (World, Vec<Shared>) {
 /// Every rank has one communicator per distinct group of several ranks.
 fn all_ranks_share(world: &World, kinds: &[Kind]) {
     let mut distinct = vec![BTreeSet::new(); world.registries.len()];
-    for ranks in kinds
-        .iter()
-        .flat_map(|(_, lists)| lists)
-        .filter(|ranks| ranks.len() > 1)
-    {
+    for ranks in kinds.iter().flat_map(|(_, lists)| lists).filter(|ranks| ranks.len() > 1) {
         for rank in ranks {
             distinct[*rank].insert(ranks);
         }
     }
     for (rank, distinct) in distinct.iter().enumerate() {
-        assert_eq!(
-            world.recording.counts(rank).created,
-            distinct.len(),
-            "rank {rank}"
-        );
+        assert_eq!(world.recording.counts(rank).created, distinct.len(), "rank {rank}");
     }
 }
 
 fn megatron(world: usize, [tp, pp, cp, ep, etp]: [usize; 5], instances: usize) -> Megatron {
-    Megatron {
-        world,
-        tp,
-        pp,
-        cp,
-        ep,
-        etp,
-        instances,
-    }
+    Megatron { world, tp, pp, cp, ep, etp, instances }
 }
 
 #[test]
@@ -89,11 +73,7 @@ fn megatron_creates_20_or_23_groups_per_rank_and_we_create_1_to_11() {
         assert_eq!(peer_counts(&kinds), PeerCounts { calls, of_rank_0 });
 
         let (world, handles) = create_all(config.world, &kinds);
-        assert_eq!(
-            world.recording.counts(0).created,
-            communicators,
-            "{calls} calls"
-        );
+        assert_eq!(world.recording.counts(0).created, communicators, "{calls} calls");
         all_ranks_share(&world, &kinds);
         drop(handles);
         assert_eq!(world.recording.counts(0).dropped, communicators);
@@ -101,14 +81,7 @@ fn megatron_creates_20_or_23_groups_per_rank_and_we_create_1_to_11() {
 }
 
 fn titan([pp, dp_replicate, dp_shard, cp, tp, ep]: [usize; 6]) -> Titan {
-    Titan {
-        pp,
-        dp_replicate,
-        dp_shard,
-        cp,
-        tp,
-        ep,
-    }
+    Titan { pp, dp_replicate, dp_shard, cp, tp, ep }
 }
 
 /// The world group exists before torchtitan starts, so its creation is not counted as a call. If an
@@ -131,11 +104,7 @@ fn torchtitan_creates_8_to_18_groups_per_rank_and_we_create_3_to_8() {
         assert_eq!(peer_counts(&called).calls, calls);
         let is_made = |kind: &&Kind| !is_world(kind);
         let made_by_them: Vec<Kind> = real.iter().filter(is_made).cloned().collect();
-        assert_eq!(
-            peer_counts(&made_by_them).of_rank_0,
-            of_rank_0,
-            "{calls} calls"
-        );
+        assert_eq!(peer_counts(&made_by_them).of_rank_0, of_rank_0, "{calls} calls");
 
         let (world, _handles) = create_all(config.world(), &real);
         let expected = distinct + usize::from(real.iter().any(|kind| is_world(&kind)));
@@ -152,9 +121,7 @@ fn two_equal_meshes_share_communicators() {
     let kinds = [mesh(), mesh()].map(|mesh| axes.map(|axis| mesh.groups([axis]).unwrap()));
     let world = World::of(8);
     let handles = kinds.as_flattened().iter();
-    let handles: Vec<Shared> = handles
-        .flat_map(|groups| world.share_all("mesh", groups))
-        .collect();
+    let handles: Vec<Shared> = handles.flat_map(|groups| world.share_all("mesh", groups)).collect();
     assert_eq!(handles.len(), 8 * 6);
     world.materialize(1);
     assert!(world.run_in_order());

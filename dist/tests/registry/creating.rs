@@ -62,10 +62,7 @@ fn worlds() -> impl Strategy<Value = (usize, Vec<Group>)> {
 fn request_in_any_order(world: &World, groups: &[Group], seed: u64) -> Vec<Vec<Shared>> {
     let ranks = 0..world.registries.len();
     let request = |rank: usize| {
-        let order = shuffled(
-            groups.len(),
-            seed.wrapping_mul(31).wrapping_add(rank as u64),
-        );
+        let order = shuffled(groups.len(), seed.wrapping_mul(31).wrapping_add(rank as u64));
         let share = |at: usize| world.share(rank, "any", &groups[at]);
         order.into_iter().filter_map(share).collect()
     };
@@ -182,11 +179,7 @@ fn blocking_in_request_order(requested: &[Vec<Shared>]) -> bool {
                 done[rank] += 1;
             }
         }
-        if requested
-            .iter()
-            .zip(&done)
-            .all(|(all, done)| all.len() == *done)
-        {
+        if requested.iter().zip(&done).all(|(all, done)| all.len() == *done) {
             return true;
         }
         if done == before {
@@ -208,9 +201,7 @@ fn request_around(world: &World, next_first: [bool; 3]) -> Vec<Vec<Shared>> {
             true => [next, previous],
             false => [previous, next],
         };
-        order
-            .map(|group| world.share(rank, "ring", group).unwrap())
-            .into()
+        order.map(|group| world.share(rank, "ring", group).unwrap()).into()
     };
     (0..3).map(request).collect()
 }
@@ -224,21 +215,15 @@ fn blocking_in_request_order_deadlocks() {
         let world = World::of(3);
         let requested = request_around(&world, next_first);
         let is_circle = next_first == [true; 3] || next_first == [false; 3];
-        assert_eq!(
-            blocking_in_request_order(&requested),
-            !is_circle,
-            "{next_first:?}"
-        );
+        assert_eq!(blocking_in_request_order(&requested), !is_circle, "{next_first:?}");
     }
 
     let world = World::of(3);
     let requested = request_around(&world, [true; 3]);
     assert!(!blocking_in_request_order(&requested));
     let pending = world.recording.pending();
-    let waits: Vec<_> = pending
-        .iter()
-        .map(|pending| (&pending.started[..], &pending.missing[..]))
-        .collect();
+    let waits: Vec<_> =
+        pending.iter().map(|pending| (&pending.started[..], &pending.missing[..])).collect();
     assert_eq!(waits, [(&[0][..], &[1][..]), (&[2], &[0]), (&[1], &[2])]);
 }
 

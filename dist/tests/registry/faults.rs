@@ -48,12 +48,7 @@ fn creation_has_a_default_time_limit() {
     let handle = world.share(0, "tp", &group(&[0, 1])).unwrap();
     assert!(handle.connect(seconds(5)).unwrap().is_none());
     let late = seconds(5) + BOOTSTRAP_TIMEOUT;
-    assert!(
-        handle
-            .connect(late - Duration::from_nanos(1))
-            .unwrap()
-            .is_none()
-    );
+    assert!(handle.connect(late - Duration::from_nanos(1)).unwrap().is_none());
     let error = handle.connect(late).err().unwrap();
     assert!(matches!(error, RegistryError::Timeout { .. }), "{error}");
 }
@@ -89,11 +84,8 @@ fn a_failed_group_can_be_requested_again() {
 fn generations_do_not_mix() {
     let world = World::of(2);
     let both = group(&[0, 1]);
-    let [dropped, kept] = world
-        .share_all("tp", std::slice::from_ref(&both))
-        .try_into()
-        .ok()
-        .unwrap();
+    let [dropped, kept] =
+        world.share_all("tp", std::slice::from_ref(&both)).try_into().ok().unwrap();
     world.materialize(1);
     assert!(world.run_in_order());
     drop(dropped);
@@ -125,9 +117,7 @@ impl Connect for Unplugged {
 
     fn poll(&mut self, left: &mut usize) -> Result<Progress<()>, NoRoute> {
         *left = left.checked_sub(1).ok_or(NoRoute)?;
-        Ok(Progress::Waiting {
-            missing: Vec::new(),
-        })
+        Ok(Progress::Waiting { missing: Vec::new() })
     }
 }
 
@@ -173,9 +163,7 @@ impl Connect for FirstFails {
 
     fn begin(&mut self, creation: &Creation<'_>) -> Result<u64, NoRoute> {
         self.calls += 1;
-        (self.calls > 1)
-            .then_some(creation.generation)
-            .ok_or(NoRoute)
+        (self.calls > 1).then_some(creation.generation).ok_or(NoRoute)
     }
 
     fn poll(&mut self, generation: &mut u64) -> Result<Progress<u64>, NoRoute> {
@@ -211,9 +199,7 @@ fn a_plan_continues_after_a_failure() {
     let others = Registry::new(1, Unplugged { fails_after: 0 });
     let groups = [group(&[0, 1]), group(&[1, 0])];
     let share = |registry: &Registry<Unplugged>| {
-        groups
-            .each_ref()
-            .map(|group| registry.share("tp", group).unwrap().handle())
+        groups.each_ref().map(|group| registry.share("tp", group).unwrap().handle())
     };
     let _handles = [share(&registry), share(&others)];
     let agreed = Plan::agree_all(vec![registry.plan(), others.plan()]).unwrap();

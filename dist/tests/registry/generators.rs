@@ -48,11 +48,7 @@ impl Megatron {
 
     fn expert(&self, tokens: &str) -> Vec<Vec<usize>> {
         let names = ["tp", "ep", "dp", "pp"];
-        ranks_of(
-            tokens,
-            &names,
-            &[self.etp, self.ep, self.expert_dp(), self.pp],
-        )
+        ranks_of(tokens, &names, &[self.etp, self.ep, self.expert_dp(), self.pp])
     }
 
     fn expert_dp(&self) -> usize {
@@ -78,10 +74,7 @@ impl Megatron {
             ("tp", self.dense("tp")),
             ("pp", self.dense("pp")),
             ("embd", self.dense("pp").iter().map(ends).collect()),
-            (
-                "pos_embd",
-                self.dense("pp").iter().map(|pp| vec![pp[0]]).collect(),
-            ),
+            ("pos_embd", self.dense("pp").iter().map(|pp| vec![pp[0]]).collect()),
             ("tp_dp_cp", self.dense("tp-dp-cp")),
             ("tp_dp", self.dense("tp-dp")),
             ("tp_cp", self.dense("tp-cp")),
@@ -94,20 +87,14 @@ impl Megatron {
             ("ep_dp", edp.clone()),
             (
                 "intra_dist_opt_instance",
-                self.expert("tp-ep-pp")
-                    .chunks(intra)
-                    .map(|some| some.concat())
-                    .collect(),
+                self.expert("tp-ep-pp").chunks(intra).map(|some| some.concat()).collect(),
             ),
         ];
         if self.instances > 1 {
             let slices = |of: &[Vec<usize>]| -> Vec<Vec<usize>> {
                 let split = |ranks: &Vec<usize>| {
                     let size = ranks.len() / self.instances;
-                    ranks
-                        .chunks(size)
-                        .map(<[usize]>::to_vec)
-                        .collect::<Vec<_>>()
+                    ranks.chunks(size).map(<[usize]>::to_vec).collect::<Vec<_>>()
                 };
                 of.iter().flat_map(split).collect()
             };

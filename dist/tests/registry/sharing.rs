@@ -66,10 +66,7 @@ fn singletons_and_non_members_create_nothing() {
     world.materialize(1);
     assert!(world.run_in_order());
     assert_eq!(world.recording.counts(1), Default::default());
-    assert_eq!(
-        world.registries[1].report(&Hosts::Uniform(1)).communicators,
-        []
-    );
+    assert_eq!(world.registries[1].report(&Hosts::Uniform(1)).communicators, []);
 }
 
 /// Communicators that two parallel states share live until the second one drops them.
@@ -136,10 +133,7 @@ fn a_creation_in_flight_is_finished_when_its_handles_are_dropped() {
     assert!(world.poll(0).is_idle());
     let counts = world.recording.counts(0);
     assert_eq!((counts.created, counts.dropped), (1, 1));
-    assert_eq!(
-        world.registries[0].report(&Hosts::Uniform(1)).communicators,
-        []
-    );
+    assert_eq!(world.registries[0].report(&Hosts::Uniform(1)).communicators, []);
 }
 
 #[test]
@@ -156,13 +150,9 @@ fn the_report_lists_all_communicators() {
     handles.extend(world.share_all("actor.fsdp", &groups(&["dp"])));
     world.materialize(4);
     assert!(world.run_in_order());
-    let gather = groups(&["dp"])
-        .into_iter()
-        .map(|g| g.with_channel(Channel::Gather));
+    let gather = groups(&["dp"]).into_iter().map(|g| g.with_channel(Channel::Gather));
     handles.extend(world.share_all("actor.fsdp", &gather.collect::<Vec<_>>()));
-    let slow = groups(&["pp"])
-        .into_iter()
-        .map(|g| g.with_options(slow.clone()));
+    let slow = groups(&["pp"]).into_iter().map(|g| g.with_options(slow.clone()));
     handles.extend(world.share_all("actor.pp", &slow.collect::<Vec<_>>()));
     let all = world.share(5, "grad norm", &group(&(0..16).collect::<Vec<_>>()));
     assert!(all.as_ref().unwrap().connect(NOW).unwrap().is_none());

@@ -22,10 +22,7 @@ impl World {
     pub(crate) fn of(ranks: usize) -> World {
         let recording = RecordingWorld::new();
         let registry = |rank| Registry::new(rank, recording.connector(rank));
-        World {
-            registries: (0..ranks).map(registry).collect(),
-            recording,
-        }
+        World { registries: (0..ranks).map(registry).collect(), recording }
     }
 
     /// One rank requests a group.
@@ -35,12 +32,9 @@ impl World {
 
     /// All members of each group request it.
     pub(crate) fn share_all(&self, name: &str, groups: &[Group]) -> Vec<Shared> {
-        let members = groups
-            .iter()
-            .flat_map(|group| group.ranks().iter().map(move |rank| (*rank, group)));
-        members
-            .filter_map(|(rank, group)| self.share(rank, name, group))
-            .collect()
+        let members =
+            groups.iter().flat_map(|group| group.ranks().iter().map(move |rank| (*rank, group)));
+        members.filter_map(|(rank, group)| self.share(rank, name, group)).collect()
     }
 
     pub(crate) fn plans(&self) -> Vec<Plan> {

@@ -8,9 +8,7 @@ use meshgrad_dist::parallel::{ParallelConfig, Parallelism, Settings, Source, Vio
 use serde_json::Value;
 
 pub(crate) fn table(name: &str) -> Value {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/golden")
-        .join(name);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 

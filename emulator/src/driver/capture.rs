@@ -123,11 +123,7 @@ impl Driver {
         self.with(|state| {
             let (stream, _) = state.stream(raw)?;
             state.reject_implicit_sync(stream)?;
-            let capture = state
-                .streams
-                .get(stream)?
-                .capture
-                .map(|id| &state.captures[&id]);
+            let capture = state.streams.get(stream)?.capture.map(|id| &state.captures[&id]);
             Ok(match capture {
                 None => CaptureStatus::None,
                 Some(Capture { broken: None, .. }) => CaptureStatus::Active,
@@ -140,17 +136,13 @@ impl Driver {
 impl Capture {
     fn end_error(&self, stream: StreamHandle) -> Option<Error> {
         if self.origin != stream {
-            let message = format!(
-                "the capture must end in the stream where it began, {:?}",
-                self.origin
-            );
+            let message =
+                format!("the capture must end in the stream where it began, {:?}", self.origin);
             return Some(Code::StreamCaptureUnmatched.because(message));
         }
         if self.mode != CaptureMode::Relaxed && self.thread != thread::current().id() {
-            let message = format!(
-                "the capture must end in the thread that began it, {:?}",
-                self.thread
-            );
+            let message =
+                format!("the capture must end in the thread that began it, {:?}", self.thread);
             return Some(Code::StreamCaptureWrongThread.because(message));
         }
         None
@@ -161,8 +153,7 @@ impl Capture {
         let joined = self.tails.get(&self.origin).map_or(&[][..], Vec::as_slice);
         let leaves = self.graph.leaves();
         let loose = |tail: &Vec<NodeIndex>| {
-            tail.iter()
-                .any(|node| leaves.contains(node) && !joined.contains(node))
+            tail.iter().any(|node| leaves.contains(node) && !joined.contains(node))
         };
         let streams = self.tails.iter().filter(|(_, tail)| loose(tail));
         streams.map(|(stream, _)| *stream).collect()
@@ -284,10 +275,7 @@ impl State {
                 CaptureMode::Relaxed => false,
             }
         };
-        let concerned = self
-            .captures
-            .iter()
-            .filter(|(_, capture)| concerns(capture));
+        let concerned = self.captures.iter().filter(|(_, capture)| concerns(capture));
         let concerned: Vec<CaptureId> = concerned.map(|(id, _)| *id).collect();
         if concerned.is_empty() {
             return Ok(());
@@ -334,8 +322,7 @@ impl State {
     }
 
     fn capture(&mut self, id: Option<CaptureId>) -> Result<&mut Capture> {
-        id.and_then(|id| self.captures.get_mut(&id))
-            .ok_or_else(not_capturing)
+        id.and_then(|id| self.captures.get_mut(&id)).ok_or_else(not_capturing)
     }
 
     fn end(&mut self, id: CaptureId) -> Result<GraphHandle> {
@@ -344,17 +331,13 @@ impl State {
             self.streams.get_mut(stream)?.capture = None;
         }
         let unjoined = capture.unjoined();
-        let outcome = capture
-            .usable()
-            .map(drop)
-            .and_then(|()| match unjoined.first() {
-                None => Ok(()),
-                Some(stream) => {
-                    let message =
-                        format!("the work of stream {stream:?} was not joined to the origin");
-                    Err(Code::StreamCaptureUnjoined.because(message))
-                }
-            });
+        let outcome = capture.usable().map(drop).and_then(|()| match unjoined.first() {
+            None => Ok(()),
+            Some(stream) => {
+                let message = format!("the work of stream {stream:?} was not joined to the origin");
+                Err(Code::StreamCaptureUnjoined.because(message))
+            }
+        });
         match outcome {
             Ok(()) => Ok(self.graphs.insert(capture.graph)),
             Err(error) => {

@@ -137,10 +137,7 @@ impl Variable {
 fn parse_devices(text: &str) -> Option<Vec<Model>> {
     match text.parse::<usize>() {
         Ok(count) => (count <= 64).then(|| vec![Model::H200; count]),
-        Err(_) => text
-            .split(',')
-            .map(|name| Model::named(name.trim()))
-            .collect(),
+        Err(_) => text.split(',').map(|name| Model::named(name.trim())).collect(),
     }
 }
 

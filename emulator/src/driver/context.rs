@@ -345,9 +345,7 @@ impl State {
         primary: bool,
     ) -> ContextHandle {
         let handle = known.unwrap_or_else(|| self.contexts.reserve());
-        let legacy = self
-            .streams
-            .insert(Stream::new(handle, StreamKind::Legacy, 0));
+        let legacy = self.streams.insert(Stream::new(handle, StreamKind::Legacy, 0));
         let context = Context {
             device,
             flags,

@@ -245,9 +245,7 @@ impl Driver {
 
 impl State {
     pub(crate) fn device(&self, device: i32) -> Result<&Device> {
-        let found = usize::try_from(device)
-            .ok()
-            .and_then(|at| self.devices.get(at));
+        let found = usize::try_from(device).ok().and_then(|at| self.devices.get(at));
         found.ok_or_else(|| {
             let count = self.devices.len();
             Code::InvalidDevice.because(format!(
@@ -265,21 +263,12 @@ mod tests {
     fn device_attributes_match_the_data_sheets() {
         let h200 = |number| Model::H200.attribute(number, 0);
         let a100 = |number| Model::A100.attribute(number, 0);
-        assert_eq!(
-            (h200(75), h200(76), h200(16)),
-            (Some(9), Some(0), Some(132))
-        );
-        assert_eq!(
-            (a100(75), a100(76), a100(16)),
-            (Some(8), Some(0), Some(108))
-        );
+        assert_eq!((h200(75), h200(76), h200(16)), (Some(9), Some(0), Some(132)));
+        assert_eq!((a100(75), a100(76), a100(16)), (Some(8), Some(0), Some(108)));
         assert_eq!((h200(97), a100(97)), (Some(232_448), Some(166_912)));
         assert_eq!((h200(120), a100(120)), (Some(1), Some(0)));
         let v100 = |number| Model::V100.attribute(number, 0);
-        assert_eq!(
-            (v100(75), v100(97), v100(111)),
-            (Some(7), Some(98_304), Some(0))
-        );
+        assert_eq!((v100(75), v100(97), v100(111)), (Some(7), Some(98_304), Some(0)));
         assert_eq!((h200(0), h200(144)), (None, None));
         assert_eq!((h200(1), h200(17)), (Some(1024), Some(0)));
         assert!(Model::H200.data_sheet().memory > 140_000_000_000);

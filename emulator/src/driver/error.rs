@@ -19,10 +19,7 @@ pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
 impl Code {
     /// This code with a message.
     pub(crate) fn because(self, message: impl Into<String>) -> Error {
-        Error {
-            code: self,
-            message: message.into(),
-        }
+        Error { code: self, message: message.into() }
     }
 }
 
@@ -65,10 +62,7 @@ macro_rules! codes {
 impl Code {
     /// The code with this number.
     pub(crate) fn from_number(number: i32) -> Option<Code> {
-        Code::ALL
-            .iter()
-            .copied()
-            .find(|code| *code as i32 == number)
+        Code::ALL.iter().copied().find(|code| *code as i32 == number)
     }
 }
 
@@ -264,9 +258,6 @@ mod tests {
         }
         assert_eq!(Code::from_number(203), None);
         let error = Code::InvalidValue.because("no 5th parameter");
-        assert_eq!(
-            error.to_string(),
-            "CUDA_ERROR_INVALID_VALUE: no 5th parameter"
-        );
+        assert_eq!(error.to_string(), "CUDA_ERROR_INVALID_VALUE: no 5th parameter");
     }
 }

@@ -88,11 +88,7 @@ impl Graph {
         if let NodeKind::Allocate(address) = kind {
             Arc::make_mut(&mut self.memory).push(address);
         }
-        self.nodes.push(Node {
-            context,
-            after,
-            kind,
-        });
+        self.nodes.push(Node { context, after, kind });
         self.nodes.len() - 1
     }
 
@@ -217,10 +213,7 @@ impl State {
             };
             tickets.push(self.enqueue_node(node, after)?);
         }
-        let ends: Vec<Ticket> = leaves(&nodes)
-            .into_iter()
-            .map(|leaf| tickets[leaf])
-            .collect();
+        let ends: Vec<Ticket> = leaves(&nodes).into_iter().map(|leaf| tickets[leaf]).collect();
         start.extend(ends);
 
         let context = self.streams.get(stream)?.context;
@@ -271,10 +264,7 @@ impl State {
     /// Launching a graph in a capturing stream adds its nodes to the captured graph.
     fn capture_graph(&mut self, handle: ExecutableHandle, stream: StreamHandle) -> Result<()> {
         let nodes = self.executables.get(handle)?.nodes.clone();
-        if nodes
-            .iter()
-            .any(|node| matches!(node.kind, NodeKind::Allocate(_)))
-        {
+        if nodes.iter().any(|node| matches!(node.kind, NodeKind::Allocate(_))) {
             let message = "a graph that allocates memory cannot be a child of another graph";
             return Err(Code::NotSupported.because(message));
         }
@@ -290,10 +280,7 @@ impl State {
             graph.add(node.context, after, node.kind.clone());
         }
         if !nodes.is_empty() {
-            let ends = leaves(&nodes)
-                .into_iter()
-                .map(|leaf| first + leaf)
-                .collect();
+            let ends = leaves(&nodes).into_iter().map(|leaf| first + leaf).collect();
             *self.captured_tail(stream)? = ends;
         }
         Ok(())

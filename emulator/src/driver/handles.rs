@@ -84,10 +84,7 @@ pub(crate) struct Table<T> {
 
 impl<T> Default for Table<T> {
     fn default() -> Table<T> {
-        Table {
-            live: BTreeMap::new(),
-            last: 0,
-        }
+        Table { live: BTreeMap::new(), last: 0 }
     }
 }
 
@@ -117,16 +114,12 @@ impl<T: Named> Table<T> {
 
     pub(crate) fn get_mut(&mut self, handle: Handle<T>) -> Result<&mut T> {
         let last = self.last;
-        self.live
-            .get_mut(&handle)
-            .ok_or_else(|| missing(last, handle))
+        self.live.get_mut(&handle).ok_or_else(|| missing(last, handle))
     }
 
     pub(crate) fn remove(&mut self, handle: Handle<T>) -> Result<T> {
         let last = self.last;
-        self.live
-            .remove(&handle)
-            .ok_or_else(|| missing(last, handle))
+        self.live.remove(&handle).ok_or_else(|| missing(last, handle))
     }
 
     /// All objects in the order of their creation.

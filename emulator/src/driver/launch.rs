@@ -155,10 +155,7 @@ impl Shape {
 
     fn check(&self) -> Result<()> {
         let within = |sizes: [u32; 3], most: [u32; 3]| {
-            sizes
-                .iter()
-                .zip(most)
-                .all(|(size, most)| (1..=most).contains(size))
+            sizes.iter().zip(most).all(|(size, most)| (1..=most).contains(size))
         };
         let (grid, block) = (self.grid, self.block);
         if !within(grid, MAX_GRID) {
@@ -183,12 +180,7 @@ mod tests {
 
     #[test]
     fn launch_dimensions_are_limited() {
-        let shape = |grid, block| Shape {
-            grid,
-            block,
-            dynamic_shared: 0,
-            is_cooperative: false,
-        };
+        let shape = |grid, block| Shape { grid, block, dynamic_shared: 0, is_cooperative: false };
         for good in [
             shape([1, 1, 1], [1024, 1, 1]),
             shape([i32::MAX as u32, 65535, 65535], [1, 1, 64]),

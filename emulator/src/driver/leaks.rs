@@ -72,9 +72,7 @@ impl State {
         for executable in self.executables.handles(|it| it.is_of(context)) {
             let memory = self.executables.remove(executable)?.memory;
             self.release_graph_memory(&memory, Vec::new())?;
-            leaked
-                .things
-                .push(format!("executable graph {executable:?}"));
+            leaked.things.push(format!("executable graph {executable:?}"));
         }
         for graph in self.graphs.handles(|it| it.is_of(context)) {
             let memory = self.graphs.remove(graph)?.memory;

@@ -198,10 +198,7 @@ impl Driver {
         self.with(|state| {
             let context = state.current()?;
             let device = state.contexts.get(context)?.device;
-            Ok((
-                state.free_memory(device),
-                state.devices[device as usize].memory,
-            ))
+            Ok((state.free_memory(device), state.devices[device as usize].memory))
         })
     }
 }
@@ -213,16 +210,9 @@ impl State {
             return Ok(());
         }
         let info = self.allocation(address)?;
-        if self
-            .ownership
-            .owners
-            .get(&info.base)
-            .is_some_and(|it| it.pending_free)
-        {
-            let message = format!(
-                "{}, was already freed by cuMemFreeAsync",
-                self.space.describe(address)
-            );
+        if self.ownership.owners.get(&info.base).is_some_and(|it| it.pending_free) {
+            let message =
+                format!("{}, was already freed by cuMemFreeAsync", self.space.describe(address));
             return Err(Code::InvalidValue.because(message));
         }
         match (address - info.base).checked_add(bytes as u64) {
@@ -297,13 +287,7 @@ impl State {
             self.check_room(device, bytes)?;
             *self.ownership.plain.entry(device).or_default() += bytes;
         }
-        let owner = Owner {
-            context,
-            device,
-            bytes,
-            kind,
-            pending_free: false,
-        };
+        let owner = Owner { context, device, bytes, kind, pending_free: false };
         match self.space.allocate(bytes, kind.memory_kind(device)) {
             Ok(address) => {
                 self.ownership.owners.insert(address, owner);
@@ -354,9 +338,7 @@ impl State {
     pub(crate) fn free_memory(&self, device: u32) -> usize {
         let plain = self.ownership.plain.get(&device).copied().unwrap_or(0);
         let pooled = self.reserved_by_pools(device);
-        self.devices[device as usize]
-            .memory
-            .saturating_sub(plain + pooled)
+        self.devices[device as usize].memory.saturating_sub(plain + pooled)
     }
 
     fn allocate_in_capture(

@@ -179,11 +179,7 @@ impl Driver {
     }
 
     fn run<'a>(&'a self, state: MutexGuard<'a, State>, started: Started) -> MutexGuard<'a, State> {
-        let Started {
-            ticket,
-            context,
-            work,
-        } = started;
+        let Started { ticket, context, work } = started;
         // After a failure, no further operation of the context runs.
         let is_healthy = state.check_context(context).is_ok();
         drop(state);
@@ -241,11 +237,7 @@ impl State {
 
     /// Fails with the context's first error if the context has failed.
     fn check_context(&self, context: ContextHandle) -> Result<()> {
-        let failure = self
-            .contexts
-            .get(context)
-            .ok()
-            .and_then(|it| it.failure.clone());
+        let failure = self.contexts.get(context).ok().and_then(|it| it.failure.clone());
         failure.map_or(Ok(()), Err)
     }
 

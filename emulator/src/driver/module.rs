@@ -224,7 +224,5 @@ fn code_of(error: &LoadError) -> Code {
 }
 
 fn unknown(attribute: i32) -> super::error::Error {
-    Code::InvalidValue.because(format!(
-        "{attribute} is not a function attribute, or cannot be set"
-    ))
+    Code::InvalidValue.because(format!("{attribute} is not a function attribute, or cannot be set"))
 }

@@ -78,10 +78,8 @@ impl Driver {
         };
         // On a tie, the largest block wins.
         let best = sizes.map(|threads| (active(threads), threads));
-        let best = best.fold(
-            ((0, 0), 0),
-            |best, next| if next.0.0 > best.0.0 { next } else { best },
-        );
+        let best =
+            best.fold(((0, 0), 0), |best, next| if next.0.0 > best.0.0 { next } else { best });
         let ((_, blocks), threads) = best;
         Ok((blocks * model.data_sheet().multiprocessors, threads))
     }
@@ -156,9 +154,7 @@ pub(crate) fn blocks_of(
     let fitting = REGISTERS / (warps.max(1) * WARP) / 8 * 8;
     let need = BlockResources {
         threads,
-        registers: (function.kernel.registers as i32)
-            .min(fitting)
-            .min(MAX_REGISTERS),
+        registers: (function.kernel.registers as i32).min(fitting).min(MAX_REGISTERS),
         shared: function.kernel.static_shared as i32 + dynamic,
     };
     need.blocks(model)
@@ -185,11 +181,7 @@ mod tests {
 
     #[test]
     fn the_scarcest_resource_limits_occupancy() {
-        let need = |threads, registers, shared| BlockResources {
-            threads,
-            registers,
-            shared,
-        };
+        let need = |threads, registers, shared| BlockResources { threads, registers, shared };
         // Threads: 2048 of them, in blocks of 256.
         assert_eq!(need(256, 32, 0).blocks(Model::H200), 8);
         // Blocks: 32 at most, however small.

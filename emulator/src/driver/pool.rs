@@ -46,10 +46,7 @@ impl Named for Pool {
 impl Pool {
     /// A device's default pool.
     pub(crate) fn of_device(device: u32) -> Pool {
-        Pool {
-            is_default: true,
-            ..Pool::new(device, usize::MAX)
-        }
+        Pool { is_default: true, ..Pool::new(device, usize::MAX) }
     }
 
     /// A created pool of at most `limit` bytes.
@@ -239,7 +236,6 @@ impl State {
 }
 
 fn unknown(attribute: i32) -> super::error::Error {
-    Code::InvalidValue.because(format!(
-        "{attribute} is not a pool attribute, or cannot be set to this value"
-    ))
+    Code::InvalidValue
+        .because(format!("{attribute} is not a pool attribute, or cannot be set to this value"))
 }

@@ -128,10 +128,8 @@ mod tests {
         let file = format!("meshgrad-counters-{}", process::id());
         let path = env::temp_dir().join(file);
         let reports = Reports::new(true, CounterSink::File(path.clone()));
-        let counters = Counters {
-            unreached: vec![(1, "trap;".to_owned()); 300],
-            ..Counters::default()
-        };
+        let counters =
+            Counters { unreached: vec![(1, "trap;".to_owned()); 300], ..Counters::default() };
         thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| (0..50).for_each(|_| reports.count(&counters)));

@@ -98,11 +98,7 @@ impl Schedule {
             }
         };
         let operation = self.pending.get_mut(&ticket)?;
-        Some(Started {
-            ticket,
-            context: operation.context,
-            work: operation.work.take()?,
-        })
+        Some(Started { ticket, context: operation.context, work: operation.work.take()? })
     }
 
     /// Marks an operation as finished.

@@ -39,13 +39,7 @@ impl Named for Stream {
 
 impl Stream {
     pub(crate) fn new(context: ContextHandle, kind: StreamKind, priority: i32) -> Stream {
-        Stream {
-            context,
-            kind,
-            priority,
-            last: None,
-            capture: None,
-        }
+        Stream { context, kind, priority, last: None, capture: None }
     }
 
     fn is_blocking(&self) -> bool {
@@ -129,9 +123,7 @@ impl Driver {
     pub(crate) fn stream_flags(&self, raw: u64) -> Result<u32> {
         self.with(|state| {
             let (stream, _) = state.stream(raw)?;
-            Ok(u32::from(
-                state.streams.get(stream)?.kind == StreamKind::NonBlocking,
-            ))
+            Ok(u32::from(state.streams.get(stream)?.kind == StreamKind::NonBlocking))
         })
     }
 
@@ -159,11 +151,7 @@ impl Driver {
     /// `cuStreamWriteValue32` and `cuStreamWriteValue64`.
     pub(crate) fn write_value(&self, raw: u64, at: u64, bytes: &[u8]) -> Result<()> {
         self.check_value(at, bytes.len())?;
-        let write = Work::Fill {
-            to: at,
-            pattern: Pattern::new(bytes),
-            count: 1,
-        };
+        let write = Work::Fill { to: at, pattern: Pattern::new(bytes), count: 1 };
         self.submit(raw, write)
     }
 
@@ -226,10 +214,7 @@ impl State {
         }
         let stream = Stream::new(context, StreamKind::PerThread, 0);
         let handle = self.streams.insert(stream);
-        self.contexts
-            .get_mut(context)?
-            .per_thread
-            .insert(thread, handle);
+        self.contexts.get_mut(context)?.per_thread.insert(thread, handle);
         Ok(handle)
     }
 
@@ -267,9 +252,7 @@ impl State {
                 let here = blocking.filter(|it| it.is_blocking() && it.context == stream.context);
                 let pending_after_destroy =
                     &self.contexts.get(stream.context)?.pending_after_destroy;
-                here.filter_map(|it| it.last)
-                    .chain(pending_after_destroy.iter().copied())
-                    .collect()
+                here.filter_map(|it| it.last).chain(pending_after_destroy.iter().copied()).collect()
             }
             StreamKind::Blocking | StreamKind::PerThread => {
                 self.streams.get(legacy)?.last.into_iter().collect()

@@ -40,10 +40,7 @@ impl Driver {
         let (Some(to_bytes), Some(from_bytes)) =
             (rows.extent(rows.to_pitch), rows.extent(rows.from_pitch))
         else {
-            let message = format!(
-                "the pitch is less than the row width of {} bytes",
-                rows.width
-            );
+            let message = format!("the pitch is less than the row width of {} bytes", rows.width);
             return Err(Code::InvalidValue.because(message));
         };
         let is_captured = state.streams.get(stream)?.capture.is_some();
@@ -82,12 +79,7 @@ impl Driver {
             state.contexts.get(to.1)?;
             state.contexts.get(from.1).map(drop)
         })?;
-        self.copy(
-            order,
-            Endpoint::Device(to.0),
-            Endpoint::Device(from.0),
-            Rows::linear(bytes),
-        )
+        self.copy(order, Endpoint::Device(to.0), Endpoint::Device(from.0), Rows::linear(bytes))
     }
 
     /// All of `cuMemset*`: `count` elements of 1, 2 or 4 bytes. Without a stream, a fill of pinned
@@ -99,10 +91,7 @@ impl Driver {
         let extent = count.checked_mul(bytes.len());
         let aligned = to.is_multiple_of(bytes.len() as u64);
         let Some(extent) = extent.filter(|_| aligned) else {
-            let message = format!(
-                "invalid fill of {count} times {} bytes at {to:#x}",
-                bytes.len()
-            );
+            let message = format!("invalid fill of {count} times {} bytes at {to:#x}", bytes.len());
             return Err(Code::InvalidValue.because(message));
         };
         state.check_range(to, extent)?;

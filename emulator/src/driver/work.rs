@@ -64,12 +64,7 @@ pub(crate) struct Rows {
 impl Rows {
     /// One row.
     pub(crate) fn linear(bytes: usize) -> Rows {
-        Rows {
-            width: bytes,
-            height: 1,
-            to_pitch: bytes,
-            from_pitch: bytes,
-        }
+        Rows { width: bytes, height: 1, to_pitch: bytes, from_pitch: bytes }
     }
 
     /// Bytes from the first to the last row at this pitch. `None` if the pitch is less than the
@@ -96,10 +91,7 @@ impl Pattern {
         let length = bytes.len().min(8);
         let mut pattern = [0; 8];
         pattern[..length].copy_from_slice(&bytes[..length]);
-        Pattern {
-            bytes: pattern,
-            length,
-        }
+        Pattern { bytes: pattern, length }
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
@@ -190,9 +182,8 @@ fn late(error: MemoryError) -> Error {
     if let MemoryError::Undefined(finding) = error {
         return Code::LaunchFailed.because(finding.to_string());
     }
-    Code::IllegalAddress.because(format!(
-        "the memory of a stream operation was freed before it ran: {error}"
-    ))
+    Code::IllegalAddress
+        .because(format!("the memory of a stream operation was freed before it ran: {error}"))
 }
 
 /// Bytes copied through a host buffer at a time.
@@ -263,28 +254,14 @@ mod tests {
         let to = space.allocate(64, MemoryKind::Device(0)).unwrap();
         space.fill(to, &[9], 64).unwrap();
         let staged: Arc<[u8]> = (0..12).collect();
-        let rows = Rows {
-            width: 3,
-            height: 3,
-            to_pitch: 16,
-            from_pitch: 4,
-        };
-        copy(
-            &space,
-            &CopySide::Space(to),
-            &CopySide::Staged(staged),
-            rows,
-        )
-        .unwrap();
+        let rows = Rows { width: 3, height: 3, to_pitch: 16, from_pitch: 4 };
+        copy(&space, &CopySide::Space(to), &CopySide::Staged(staged), rows).unwrap();
         let mut back = [0; 64];
         space.read(to, &mut back).unwrap();
         assert_eq!(back[0..5], [0, 1, 2, 9, 9]);
         assert_eq!(back[16..21], [4, 5, 6, 9, 9]);
         assert_eq!(back[32..37], [8, 9, 10, 9, 9]);
-        assert_eq!(
-            (rows.extent(16), rows.extent(4), rows.extent(2)),
-            (Some(35), Some(11), None)
-        );
+        assert_eq!((rows.extent(16), rows.extent(4), rows.extent(2)), (Some(35), Some(11), None));
         assert_eq!(rows.extent(usize::MAX), None);
         assert_eq!(Rows { width: 0, ..rows }.extent(0), Some(0));
     }

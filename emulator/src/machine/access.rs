@@ -135,9 +135,7 @@ impl Cta<'_> {
         // rely on it.
         let acquire = acquire || (info.reads && info.writes);
         let (acquire, release) = (acquire.then_some(scope), release.then_some(scope));
-        let mut keys: Vec<u64> = lanes_of(resolved.lanes)
-            .map(|lane| addresses[lane])
-            .collect();
+        let mut keys: Vec<u64> = lanes_of(resolved.lanes).map(|lane| addresses[lane]).collect();
         keys.sort_unstable();
         keys.dedup();
         let by = &mut warp.clock;
@@ -165,11 +163,7 @@ impl Cta<'_> {
 
 fn load(data: &Block, offsets: &Addresses, lanes: u32, access: &Access, warp: &mut Warp) {
     for (index, target) in access.registers.iter().enumerate() {
-        let Target {
-            slot: Some(slot),
-            bits,
-        } = *target
-        else {
+        let Target { slot: Some(slot), bits } = *target else {
             continue;
         };
         let skip = index * access.bytes;
@@ -222,11 +216,7 @@ fn element(data: &Block, at: usize, access: &Access) -> u64 {
 
 fn store(data: &Block, offsets: &Addresses, lanes: u32, access: &Access, warp: &Warp) {
     for (index, target) in access.registers.iter().enumerate() {
-        let Target {
-            slot: Some(slot),
-            bits,
-        } = *target
-        else {
+        let Target { slot: Some(slot), bits } = *target else {
             continue;
         };
         let skip = index * access.bytes;

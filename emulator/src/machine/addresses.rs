@@ -77,11 +77,7 @@ impl Cta<'_> {
         }
         let fault = |kind| {
             let place = self.grid.space.describe(addresses[first]);
-            Err(Fault::new(
-                kind,
-                first,
-                format!("access of {bytes} bytes at {place}"),
-            ))
+            Err(Fault::new(kind, first, format!("access of {bytes} bytes at {place}")))
         };
         let Some(index) = self.grid.find(addresses[first], self.hint) else {
             return fault(FindingKind::OutOfBounds);
@@ -161,10 +157,7 @@ impl Cta<'_> {
                 stamp: self.shared_stamp,
                 ..own
             },
-            MemoryId::Local => Region {
-                initialized: Some(&self.local.initialized),
-                ..own
-            },
+            MemoryId::Local => Region { initialized: Some(&self.local.initialized), ..own },
             MemoryId::Param => own,
             MemoryId::Global(index) => {
                 let allocation = &self.grid.allocations[index];

@@ -77,10 +77,9 @@ impl Cta<'_> {
     /// Checks and counts the reads and writes of copies when they are started. Until the wait, a
     /// copy may happen at any time, so any access to the same bytes races with it.
     fn check_copies(&mut self, warp: &Warp, batch: &Batch) -> Result<(), Box<Fault>> {
-        for (reads, space, addresses) in [
-            (true, Space::Global, &batch.from),
-            (false, Space::Shared, &batch.to),
-        ] {
+        for (reads, space, addresses) in
+            [(true, Space::Global, &batch.from), (false, Space::Shared, &batch.to)]
+        {
             let (info, mut rest) = (access_info(&batch.first, reads), batch.lanes);
             while rest != 0 && info.bytes > 0 {
                 let resolved = self.resolve(warp, space, addresses, rest, info.bytes)?;
@@ -200,12 +199,7 @@ fn batches(copies: &[Copy]) -> Vec<Batch> {
         }
         let (mut from, mut to) = ([0; LANES], [0; LANES]);
         (from[copy.lane], to[copy.lane]) = (copy.from, copy.to);
-        batches.push(Batch {
-            first: *copy,
-            lanes: lane,
-            from,
-            to,
-        });
+        batches.push(Batch { first: *copy, lanes: lane, from, to });
     }
     batches
 }

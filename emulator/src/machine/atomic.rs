@@ -24,10 +24,8 @@ impl Cta<'_> {
         if let Some(swap) = atomic.swap {
             self.require_defined(warp, swap, mask)?;
         }
-        let info = AccessInfo {
-            strong: true,
-            ..AccessInfo::new(atomic.bytes, true, true, self.pc)
-        };
+        let info =
+            AccessInfo { strong: true, ..AccessInfo::new(atomic.bytes, true, true, self.pc) };
         let wide = atomic.bytes == 8;
         let source = |slot| -> [u64; LANES] {
             match wide {
@@ -45,11 +43,7 @@ impl Cta<'_> {
             let _locked = self.check(warp, &resolved, info, ALWAYS)?;
             let strength = (atomic.strength, atomic.scope);
             self.order_access(warp, strength, info, &resolved, &addresses);
-            let ResolvedAddresses {
-                memory,
-                lanes,
-                offsets,
-            } = resolved;
+            let ResolvedAddresses { memory, lanes, offsets } = resolved;
             let combine = match memory {
                 MemoryId::Global(_) => atomic.update_in_global,
                 _ => atomic.update,

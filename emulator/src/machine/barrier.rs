@@ -35,11 +35,7 @@ struct Votes {
     count: u32,
 }
 
-const NO_VOTES: Votes = Votes {
-    all: true,
-    any: false,
-    count: 0,
-};
+const NO_VOTES: Votes = Votes { all: true, any: false, count: 0 };
 
 impl Default for CtaBarrier {
     fn default() -> CtaBarrier {
@@ -58,10 +54,9 @@ impl Default for CtaBarrier {
 impl CtaBarrier {
     pub(crate) fn describe(&self, id: usize) -> String {
         match self.expected {
-            Some(expected) => format!(
-                "barrier {id}: {} of {expected} threads arrived",
-                self.arrived
-            ),
+            Some(expected) => {
+                format!("barrier {id}: {} of {expected} threads arrived", self.arrived)
+            }
             None => format!(
                 "barrier {id}: {} threads arrived, other live threads did not",
                 self.arrived
@@ -142,10 +137,7 @@ impl Cta<'_> {
         if matches!(barrier.action, BarrierAction::Arrive) {
             return Ok(Flow::Next);
         }
-        warp.subwarps[subwarp].state = State::AtBarrier {
-            id: id as usize,
-            phase,
-        };
+        warp.subwarps[subwarp].state = State::AtBarrier { id: id as usize, phase };
         Ok(Flow::Blocked)
     }
 
@@ -205,13 +197,8 @@ impl Cta<'_> {
         };
         match barrier.action {
             BarrierAction::Reduce { kind, to, .. } => {
-                let truth = if kind == VoteKind::All {
-                    votes.all
-                } else {
-                    votes.any
-                };
-                warp.registers
-                    .set_predicate(to, mask, if truth { mask } else { 0 });
+                let truth = if kind == VoteKind::All { votes.all } else { votes.any };
+                warp.registers.set_predicate(to, mask, if truth { mask } else { 0 });
             }
             BarrierAction::Count { to, .. } => {
                 warp.registers.set_narrow(to, mask, &[votes.count; 32]);

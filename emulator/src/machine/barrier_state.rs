@@ -30,11 +30,7 @@ pub(super) struct Arrival {
 
 impl Arrival {
     pub(super) fn of_one() -> Arrival {
-        Arrival {
-            count: 1,
-            bytes: 0,
-            drops: false,
-        }
+        Arrival { count: 1, bytes: 0, drops: false }
     }
 }
 
@@ -74,13 +70,7 @@ impl BarrierState {
     }
 
     pub(super) fn describe(&self) -> String {
-        let BarrierState {
-            expected,
-            pending,
-            transfers,
-            phase,
-            ..
-        } = self;
+        let BarrierState { expected, pending, transfers, phase, .. } = self;
         let bytes = match transfers {
             0 => String::new(),
             bytes => format!(" and {bytes} bytes"),
@@ -102,11 +92,7 @@ mod tests {
     use super::*;
 
     fn arrival(count: u32, drops: bool) -> Arrival {
-        Arrival {
-            count,
-            bytes: 0,
-            drops,
-        }
+        Arrival { count, bytes: 0, drops }
     }
 
     #[test]
@@ -115,10 +101,7 @@ mod tests {
             let mut state = BarrierState::new(expected, (0, 1));
             for arrived in 0..10 * expected {
                 assert_eq!(state.phase, u64::from(arrived / expected));
-                assert_eq!(
-                    state.token() & 0xf_ffff,
-                    u64::from(expected - arrived % expected)
-                );
+                assert_eq!(state.token() & 0xf_ffff, u64::from(expected - arrived % expected));
                 state.arrive(arrival(1, false));
             }
         }
@@ -136,16 +119,9 @@ mod tests {
     #[test]
     fn a_phase_waits_for_its_bytes() {
         let mut state = BarrierState::new(1, (0, 1));
-        state.arrive(Arrival {
-            bytes: 16,
-            ..arrival(1, false)
-        });
+        state.arrive(Arrival { bytes: 16, ..arrival(1, false) });
         assert_eq!(state.phase, 0);
-        assert!(
-            state.describe().contains("16 bytes"),
-            "{}",
-            state.describe()
-        );
+        assert!(state.describe().contains("16 bytes"), "{}", state.describe());
         state.transfers -= 16;
         state.complete_if_due();
         assert_eq!(state.phase, 1);

@@ -11,9 +11,7 @@ use crate::program::op::{Carry, CarryOperation};
 impl Cta<'_> {
     pub(super) fn carry(&self, warp: &mut Warp, carry: &Carry, mask: u32) {
         let undefined = self.undefined_sum(warp, carry, mask);
-        let incoming = carry
-            .reads
-            .map_or(0, |predicate| warp.registers.predicate(predicate));
+        let incoming = carry.reads.map_or(0, |predicate| warp.registers.predicate(predicate));
         let (mut value, mut outgoing) = ([0; LANES], 0);
         for lane in lanes_of(mask) {
             let source = |index: usize| lane_value(warp, carry.sources[index], carry.wide, lane);
@@ -36,8 +34,7 @@ impl Cta<'_> {
             warp.registers.set_undefined(carry.to, mask, &undefined);
             if let Some(predicate) = carry.sets {
                 let origin = |lane: usize| undefined.origins[lane];
-                warp.registers
-                    .forget_predicate(predicate, undefined.lanes(), origin);
+                warp.registers.forget_predicate(predicate, undefined.lanes(), origin);
             }
         }
     }
@@ -46,9 +43,7 @@ impl Cta<'_> {
     fn undefined_sum(&self, warp: &Warp, carry: &Carry, mask: u32) -> Option<Undefined> {
         let registers = &warp.registers;
         let sources = registers.missing(&carry.sources, mask);
-        let carries = carry
-            .reads
-            .map_or(0, |it| mask & !registers.predicate_defined(it));
+        let carries = carry.reads.map_or(0, |it| mask & !registers.predicate_defined(it));
         if sources | carries == 0 || !self.grid.options.sanitize {
             return None;
         }

@@ -32,15 +32,7 @@ pub(super) struct AccessInfo {
 impl AccessInfo {
     /// A weak access of `bytes` bytes by the thread itself.
     pub(super) fn new(bytes: usize, reads: bool, writes: bool, pc: u32) -> AccessInfo {
-        AccessInfo {
-            bytes,
-            align: bytes,
-            reads,
-            writes,
-            strong: false,
-            pc,
-            copy: None,
-        }
+        AccessInfo { bytes, align: bytes, reads, writes, strong: false, pc, copy: None }
     }
 }
 
@@ -115,11 +107,7 @@ impl<'g> Cta<'g> {
         info: AccessInfo,
     ) -> Result<(), Box<Fault>> {
         let AccessInfo { bytes, align, .. } = info;
-        let ResolvedAddresses {
-            memory,
-            lanes,
-            ref offsets,
-        } = *resolved;
+        let ResolvedAddresses { memory, lanes, ref offsets } = *resolved;
         let (low, size) = (align as u64 - 1, self.size(memory));
         let in_thread = |lane: usize| {
             let start = self.thread_start(memory, warp.index, lane);
@@ -197,11 +185,8 @@ impl<'g> Cta<'g> {
         };
         let mark = mark_of(warp, region.stamp, info);
         let by = self.accessor(warp, resolved.memory);
-        let ranges = LaneRanges {
-            lanes: resolved.lanes,
-            offsets: &resolved.offsets,
-            bytes: info.bytes,
-        };
+        let ranges =
+            LaneRanges { lanes: resolved.lanes, offsets: &resolved.offsets, bytes: info.bytes };
         let found = match info.writes {
             true => races.write(&by, mark, ranges, |lane, earlier| {
                 changes(region.data, lane as usize, earlier)
@@ -248,13 +233,7 @@ pub(super) fn race(
     earlier: PriorAccess,
 ) -> Box<Fault> {
     let message = race_message(info.writes, info.bytes, place, earlier);
-    Box::new(Fault {
-        kind,
-        lane: Some(lane),
-        message,
-        earlier: Some(earlier),
-        origin: None,
-    })
+    Box::new(Fault { kind, lane: Some(lane), message, earlier: Some(earlier), origin: None })
 }
 
 pub(super) fn race_message(

@@ -151,9 +151,7 @@ impl Cta<'_> {
                 return Ok(false);
             }
             if WORDS == 1 {
-                pairs
-                    .as_flattened_mut()
-                    .copy_from_slice(warp.registers.pairs(slot));
+                pairs.as_flattened_mut().copy_from_slice(warp.registers.pairs(slot));
                 continue;
             }
             let value = warp.registers.narrow(slot);

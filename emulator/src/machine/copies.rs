@@ -138,12 +138,7 @@ mod tests {
     fn an_arrival_divides_a_group() {
         let mut copies = Copies::default();
         start(&mut copies, 0);
-        let arrival = CopyArrival {
-            lane: 0,
-            at: 8,
-            epoch: copies.end_epoch(0),
-            pc: 0,
-        };
+        let arrival = CopyArrival { lane: 0, at: 8, epoch: copies.end_epoch(0), pc: 0 };
         copies.arrivals.push(arrival);
         start(&mut copies, 0);
         copies.commit(0);

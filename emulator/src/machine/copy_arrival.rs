@@ -93,12 +93,7 @@ impl Cta<'_> {
         due: impl FnMut(&CopyArrival) -> bool,
     ) -> Result<(), Box<Fault>> {
         for arrival in warp.copies.take_arrivals(due) {
-            let CopyArrival {
-                lane,
-                at,
-                epoch,
-                pc,
-            } = arrival;
+            let CopyArrival { lane, at, epoch, pc } = arrival;
             self.pc = pc;
             let state = self.mbarrier_at(lane, at)?;
             if state.pending == 0 {
@@ -130,8 +125,7 @@ impl Cta<'_> {
     ) -> Result<(), (usize, Box<Fault>)> {
         for at in std::mem::take(&mut self.awaited) {
             for warp in warps.iter_mut() {
-                self.complete_copies_before(warp, at)
-                    .map_err(|fault| (warp.index, fault))?;
+                self.complete_copies_before(warp, at).map_err(|fault| (warp.index, fault))?;
             }
         }
         Ok(())

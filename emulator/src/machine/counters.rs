@@ -212,11 +212,7 @@ impl Cta<'_> {
     }
 
     fn count_sectors_and_wavefronts(&mut self, resolved: &ResolvedAddresses, info: AccessInfo) {
-        let ResolvedAddresses {
-            memory,
-            lanes,
-            ref offsets,
-        } = *resolved;
+        let ResolvedAddresses { memory, lanes, ref offsets } = *resolved;
         let counts = &mut self.counts[info.pc as usize];
         let bytes = u64::from(lanes.count_ones()) * info.bytes as u64;
         match memory {
@@ -323,10 +319,7 @@ mod tests {
 
     #[test]
     fn json_lists_executed_and_unreached_instructions() {
-        let total = Counts {
-            executed: 3,
-            ..Counts::default()
-        };
+        let total = Counts { executed: 3, ..Counts::default() };
         let counters = Counters {
             kernel: "k".into(),
             ctas: 1,

@@ -275,9 +275,7 @@ impl<'g> Cta<'g> {
                     (at, 1 + self.random.below(200) as u32)
                 }
             };
-            ran |= self
-                .run(&mut warps[at], instructions)
-                .map_err(|fault| (at, fault))?;
+            ran |= self.run(&mut warps[at], instructions).map_err(|fault| (at, fault))?;
             self.complete_awaited_copies(warps)?;
             self.complete_barriers(warps);
         }
@@ -309,27 +307,18 @@ impl<'g> Cta<'g> {
     /// The fault of a CTA in which no warp can run, with all waiting threads.
     fn deadlock_fault(&self, warps: &[Warp]) -> (usize, Box<Fault>) {
         let waiting = |state: fn(&State) -> bool| {
-            warps
-                .iter()
-                .position(|warp| warp.subwarps.iter().any(|it| state(&it.state)))
+            warps.iter().position(|warp| warp.subwarps.iter().any(|it| state(&it.state)))
         };
         let waiters = self.waiters(warps);
         if let Some(at) = waiting(|state| *state == State::WaitingForLanes) {
             let message = format!(
                 "only part of the warp reaches this instruction, the rest waits elsewhere:{waiters}"
             );
-            return (
-                at,
-                Fault::of_all(FindingKind::DivergentInstruction, message),
-            );
+            return (at, Fault::of_all(FindingKind::DivergentInstruction, message));
         }
         let at = waiting(|state| matches!(state, State::AtBarrier { .. })).unwrap_or(0);
         let is_diverged = warps[at].subwarps.len() > 1;
-        let kind = if is_diverged {
-            FindingKind::DivergentBarrier
-        } else {
-            FindingKind::Deadlock
-        };
+        let kind = if is_diverged { FindingKind::DivergentBarrier } else { FindingKind::Deadlock };
         let message = format!("all live threads wait:{waiters}");
         (at, Fault::of_all(kind, message))
     }
@@ -383,16 +372,11 @@ fn start_registers(grid: &Grid<'_>) -> Registers {
 
 /// Offset of dynamic shared memory. All arrays without an extent start there.
 pub(crate) fn dynamic_shared_start(kernel: &Kernel) -> u32 {
-    let aligns = kernel
-        .constants
-        .iter()
-        .map(|(_, constant, _)| match constant {
-            Constant::DynamicShared { align, .. } => *align,
-            _ => 1,
-        });
-    kernel
-        .static_shared
-        .next_multiple_of(aligns.fold(16, u32::max))
+    let aligns = kernel.constants.iter().map(|(_, constant, _)| match constant {
+        Constant::DynamicShared { align, .. } => *align,
+        _ => 1,
+    });
+    kernel.static_shared.next_multiple_of(aligns.fold(16, u32::max))
 }
 
 fn lane_mask(mask: LaneMask, lane: u32) -> u32 {

@@ -92,14 +92,8 @@ mod tests {
         let mut registers = Registers::new(2, 0);
         registers.set_narrow(0, ALL, &[0; LANES]);
         let mut undefined = Undefined::default();
-        let load = Load {
-            memory: MemoryId::Shared,
-            offset: 8,
-            stored: false,
-            pc: 3,
-            warp: 0,
-            lane: 5,
-        };
+        let load =
+            Load { memory: MemoryId::Shared, offset: 8, stored: false, pc: 3, warp: 0, lane: 5 };
         undefined.add(5, 0xf0, Origin::Memory(load));
         registers.set_undefined(0, ALL, &undefined);
         registers.copy(1, 0, false, ALL);

@@ -94,10 +94,7 @@ impl Cta<'_> {
             0 => None,
             _ => Some(shuffled_undefined(&warp.registers, shuffle)),
         };
-        let (b, c) = (
-            warp.registers.narrow(shuffle.lane),
-            warp.registers.narrow(shuffle.clamp),
-        );
+        let (b, c) = (warp.registers.narrow(shuffle.lane), warp.registers.narrow(shuffle.clamp));
         let from = warp.registers.narrow(shuffle.from);
         let (value, valid, inactive) = vectorized(
             #[inline(always)]
@@ -213,10 +210,7 @@ impl Cta<'_> {
             warp.registers.set_narrow(to, group, &[total; LANES]);
             if missing & group != 0 {
                 let origin = sources.origins[(missing & group).trailing_zeros() as usize & 31];
-                let all = Undefined {
-                    bits: [low_bits(32); LANES],
-                    origins: [origin; LANES],
-                };
+                let all = Undefined { bits: [low_bits(32); LANES], origins: [origin; LANES] };
                 warp.registers.set_undefined(to, group, &all);
             }
         }

@@ -29,12 +29,6 @@ impl Fault {
 
     /// A fault of a whole warp or CTA.
     pub(crate) fn of_all(kind: FindingKind, message: impl Into<String>) -> Box<Fault> {
-        Box::new(Fault {
-            kind,
-            lane: None,
-            message: message.into(),
-            earlier: None,
-            origin: None,
-        })
+        Box::new(Fault { kind, lane: None, message: message.into(), earlier: None, origin: None })
     }
 }

@@ -173,9 +173,7 @@ impl Cta<'_> {
         self.local.data.read(at, &mut memory);
         let written = (at..at + count).map(|at| self.local.initialized.all(at, 1));
         SavedFrame {
-            registers: warp
-                .registers
-                .save(&frame.registers, frame.predicates.clone(), lane),
+            registers: warp.registers.save(&frame.registers, frame.predicates.clone(), lane),
             memory,
             written: written.collect(),
             stack,
@@ -198,8 +196,7 @@ impl Cta<'_> {
                 }
             }
             let predicates = frame.predicates.clone();
-            warp.registers
-                .restore(&frame.registers, predicates, lane, &saved.registers);
+            warp.registers.restore(&frame.registers, predicates, lane, &saved.registers);
         }
     }
 
@@ -251,9 +248,7 @@ impl Cta<'_> {
         frame: Option<u32>,
         mask: u32,
     ) -> Result<Flow, Box<Fault>> {
-        let Subwarp {
-            mask: all, calls, ..
-        } = &warp.subwarps[subwarp];
+        let Subwarp { mask: all, calls, .. } = &warp.subwarps[subwarp];
         let all = *all;
         let Some(back) = calls.last().copied() else {
             // Returning from an entry ends the lanes.
@@ -276,11 +271,7 @@ impl Cta<'_> {
 }
 
 fn too_deep(frame: &Frame, lane: usize, depth: usize, left: u32) -> Box<Fault> {
-    let Frame {
-        function,
-        local_bytes,
-        ..
-    } = frame;
+    let Frame { function, local_bytes, .. } = frame;
     let message = match depth == MAX_DEPTH {
         true => {
             format!("the call of `{function}` exceeds the maximum recursion depth of {depth}")

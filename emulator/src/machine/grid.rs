@@ -67,9 +67,7 @@ impl Grid<'_> {
             inside.then_some(at)
         };
         holds(hint).or_else(|| {
-            let after = self
-                .allocations
-                .partition_point(|it| it.info.base <= address);
+            let after = self.allocations.partition_point(|it| it.info.base <= address);
             holds(after.checked_sub(1)?)
         })
     }
@@ -77,11 +75,7 @@ impl Grid<'_> {
 
 fn unravel(index: u64, [x, y, _]: [u32; 3]) -> [u32; 3] {
     let (x, y) = (u64::from(x.max(1)), u64::from(y.max(1)));
-    [
-        (index % x) as u32,
-        (index / x % y) as u32,
-        (index / (x * y)) as u32,
-    ]
+    [(index % x) as u32, (index / x % y) as u32, (index / (x * y)) as u32]
 }
 
 /// [`unravel`] for `first` and the indices after it.

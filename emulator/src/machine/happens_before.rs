@@ -128,11 +128,7 @@ impl HappensBefore for WarpClock {
         }
         if agent == usize::from(copies_of(self.warp)) {
             let lane = mark.lane();
-            let known = if lane == me.lane() || by_product {
-                &self.waited
-            } else {
-                &self.synced
-            };
+            let known = if lane == me.lane() || by_product { &self.waited } else { &self.synced };
             if mark.clock() <= known[usize::from(lane)] {
                 return true;
             }

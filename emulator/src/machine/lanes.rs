@@ -106,10 +106,7 @@ macro_rules! compare {
         ) -> u32 {
             use $crate::machine::registers::Lane;
 
-            let (a, b) = (
-                <$T as Lane>::get(registers, a),
-                <$U as Lane>::get(registers, b),
-            );
+            let (a, b) = (<$T as Lane>::get(registers, a), <$U as Lane>::get(registers, b));
             $crate::simd::vectorized(
                 #[inline(always)]
                 || {
@@ -139,12 +136,7 @@ mod tests {
         let mut registers = Registers::new(8, 1);
         registers.set_narrow(0, ALL, &each_lane(|lane| lane as u32));
         registers.set_wide(2, ALL, &[10; LANES]);
-        let operands = Operands {
-            destination: 4,
-            sources: [0, 2, 0, 0],
-            count: 2,
-            modifier: 100,
-        };
+        let operands = Operands { destination: 4, sources: [0, 2, 0, 0], count: 2, modifier: 100 };
         let compute = lanes!(modifier = m; |a: u32, b: u64| -> u64 {
             u64::from(a) * b + u64::from(m)
         });

@@ -64,19 +64,11 @@ fn marked_thread(grid: &Grid<'_>, mark: Mark) -> Thread {
 
 fn site(kernel: &Kernel, pc: u32) -> Site {
     let Some(instruction) = kernel.code.get(pc as usize) else {
-        return Site {
-            line: 0,
-            text: String::new(),
-            source: None,
-        };
+        return Site { line: 0, text: String::new(), source: None };
     };
     let source = instruction.source.and_then(|(file, line)| {
         let file = kernel.files.get(file as usize)?;
         Some((file.clone(), line))
     });
-    Site {
-        line: instruction.line,
-        text: kernel.line(instruction.line).to_owned(),
-        source,
-    }
+    Site { line: instruction.line, text: kernel.line(instruction.line).to_owned(), source }
 }

@@ -26,11 +26,7 @@ impl Cta<'_> {
         }
         let lanes = (u64::MAX >> (64 - 8 * load.to.len())) as u32;
         let addresses = self.addresses(warp, &load.address, lanes)?;
-        let space = if load.generic {
-            Space::Generic
-        } else {
-            Space::Shared
-        };
+        let space = if load.generic { Space::Generic } else { Space::Shared };
         let info = AccessInfo::new(16, true, false, self.pc);
         let resolved = self.resolve(warp, space, &addresses, lanes, info.bytes)?;
         if resolved.memory != MemoryId::Shared || resolved.lanes != lanes {
@@ -108,16 +104,9 @@ impl Cta<'_> {
 
 fn multiply_kind(warp: &mut Warp, kind: MmaKind, multiply: &Multiply, mask: u32) {
     let planes = |slots: &[Slot]| -> Vec<[u32; LANES]> {
-        slots
-            .iter()
-            .map(|slot| *warp.registers.narrow(*slot))
-            .collect()
+        slots.iter().map(|slot| *warp.registers.narrow(*slot)).collect()
     };
-    let (a, b, c) = (
-        planes(&multiply.a),
-        planes(&multiply.b),
-        planes(&multiply.c),
-    );
+    let (a, b, c) = (planes(&multiply.a), planes(&multiply.b), planes(&multiply.c));
     let mut d = vec![[0; LANES]; multiply.d.len()];
     tensor_core::multiply(kind, &a, &b, &c, &mut d);
     for (slot, value) in multiply.d.iter().zip(&d) {
@@ -132,7 +121,6 @@ fn multiply_f64(warp: &mut Warp, multiply: &Multiply, mask: u32) {
     let (mut low, mut high) = ([0.0; LANES], [0.0; LANES]);
     tensor_core::multiply_f64(&a, &b, [&c[0], &c[1]], [&mut low, &mut high]);
     for (slot, value) in multiply.d.iter().zip([low, high]) {
-        warp.registers
-            .set_wide(*slot, mask, &value.map(f64::to_bits));
+        warp.registers.set_wide(*slot, mask, &value.map(f64::to_bits));
     }
 }

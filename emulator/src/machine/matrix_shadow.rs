@@ -25,11 +25,7 @@ impl<'o> Operand<'o> {
         bits: u32,
         position: impl Fn(usize, usize, usize) -> (usize, usize) + 'o,
     ) -> Operand<'o> {
-        Operand {
-            slots,
-            bits,
-            position: Box::new(position),
-        }
+        Operand { slots, bits, position: Box::new(position) }
     }
 
     fn of_fragment(slots: &'o [Slot], fragment: Fragment) -> Operand<'o> {
@@ -119,9 +115,7 @@ pub(super) fn of_product(registers: &Registers, [a, b, c, d]: &Operands<'_>) -> 
     let (mut rows, mut columns) = ([None; EXTENT], [None; EXTENT]);
     let mut elements = vec![[None; EXTENT]; EXTENT];
     a.each_undefined(registers, |row, _, origin| rows[row] = Some(origin));
-    b.each_undefined(registers, |_, column, origin| {
-        columns[column] = Some(origin)
-    });
+    b.each_undefined(registers, |_, column, origin| columns[column] = Some(origin));
     c.each_undefined(registers, |row, column, origin| {
         elements[row][column] = Some(origin);
     });
@@ -163,15 +157,9 @@ pub(super) fn of_loaded(bytes: &UndefinedBytes, index: usize, transposed: bool) 
 pub(super) fn of_transposed(undefined: &Undefined) -> Undefined {
     let plane = undefined.bits.map(|bits| bits as u32);
     let lane = undefined.lanes().trailing_zeros() as usize & 31;
-    moved(
-        &matrix_move::transpose_plane(&plane),
-        undefined.origins[lane],
-    )
+    moved(&matrix_move::transpose_plane(&plane), undefined.origins[lane])
 }
 
 fn moved(plane: &[u32; LANES], origin: Origin) -> Undefined {
-    Undefined {
-        bits: plane.map(u64::from),
-        origins: [origin; LANES],
-    }
+    Undefined { bits: plane.map(u64::from), origins: [origin; LANES] }
 }

@@ -29,10 +29,8 @@ impl Cta<'_> {
         mask: u32,
     ) -> Result<Flow, Box<Fault>> {
         let resolved = self.mbarrier_addresses(warp, &barrier.address, barrier.space, mask)?;
-        let is_lifetime = matches!(
-            barrier.action,
-            MbarrierAction::Init { .. } | MbarrierAction::Invalidate
-        );
+        let is_lifetime =
+            matches!(barrier.action, MbarrierAction::Init { .. } | MbarrierAction::Invalidate);
         let is_test = matches!(barrier.action, MbarrierAction::Test { .. });
         if !matches!(barrier.action, MbarrierAction::Init { .. }) {
             self.require_initialized(warp, &resolved)?;
@@ -53,12 +51,7 @@ impl Cta<'_> {
                 self.transfer(warp, (bytes, expected), &resolved)?;
             }
             MbarrierAction::Arrive { .. } => self.arrive(warp, &barrier.action, &resolved)?,
-            MbarrierAction::Test {
-                to,
-                phase,
-                suspends,
-                acquires,
-            } => {
+            MbarrierAction::Test { to, phase, suspends, acquires } => {
                 let complete = self.test(warp, phase, acquires, &resolved)?;
                 warp.registers.set_predicate(to, mask, complete);
                 if suspends && complete != mask {
@@ -176,14 +169,7 @@ impl Cta<'_> {
         action: &MbarrierAction,
         resolved: &ResolvedAddresses,
     ) -> Result<(), Box<Fault>> {
-        let MbarrierAction::Arrive {
-            to,
-            count,
-            bytes,
-            drops,
-            completes,
-            releases,
-        } = *action
+        let MbarrierAction::Arrive { to, count, bytes, drops, completes, releases } = *action
         else {
             return Ok(());
         };
@@ -204,11 +190,7 @@ impl Cta<'_> {
             if let Some(published) = &published {
                 state.arriving.join(published);
             }
-            state.arrive(Arrival {
-                count: counts[lane],
-                bytes: bytes[lane],
-                drops,
-            });
+            state.arrive(Arrival { count: counts[lane], bytes: bytes[lane], drops });
         }
         if let Some(to) = to {
             warp.registers.set_wide(to, resolved.lanes, &tokens);
@@ -292,8 +274,7 @@ impl Cta<'_> {
         }
         let failed = resolved.lanes & !complete;
         if self.grid.kernel.copies && self.grid.options.async_copies != AsyncCopies::Eager {
-            self.awaited
-                .extend(lanes_of(failed).map(|lane| resolved.offsets[lane]));
+            self.awaited.extend(lanes_of(failed).map(|lane| resolved.offsets[lane]));
         }
         warp.failed_test = (failed != 0).then(|| FailedTest {
             lanes: failed,
@@ -340,10 +321,7 @@ impl Cta<'_> {
         let failed = warp.failed_test.filter(|it| it.lanes & lanes != 0)?;
         let state = self.mbarriers.get(&failed.at)?;
         let FailedTest { at, .. } = failed;
-        Some(format!(
-            "waits for the mbarrier at byte {at} of shared memory, {}",
-            state.describe()
-        ))
+        Some(format!("waits for the mbarrier at byte {at} of shared memory, {}", state.describe()))
     }
 }
 

@@ -56,9 +56,8 @@ impl Cta<'_> {
                 lane: lane as u16,
             };
             found.bytes[lane] = missing;
-            found.origins[lane] = self
-                .stored_origin(resolved.memory, offset)
-                .unwrap_or(Origin::Memory(load));
+            found.origins[lane] =
+                self.stored_origin(resolved.memory, offset).unwrap_or(Origin::Memory(load));
         }
         Some(found)
     }

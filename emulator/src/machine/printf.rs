@@ -33,10 +33,7 @@ pub(super) fn format(format: &[u8], arguments: &mut impl Arguments) -> Result<Ve
     let mut rest = format;
     while let Some(at) = rest.iter().position(|byte| *byte == b'%') {
         out.extend_from_slice(&rest[..at]);
-        let mut parser = Parser {
-            rest: &rest[at + 1..],
-            arguments: &mut *arguments,
-        };
+        let mut parser = Parser { rest: &rest[at + 1..], arguments: &mut *arguments };
         let conversion = parser.conversion()?;
         let after = parser.rest;
         match conversion {
@@ -317,10 +314,7 @@ mod tests {
             assert_eq!(printed(text, &[*value]), *expected, "{text}");
         }
         assert_eq!(printed("100%% %y %d\n", &[3]), "100% %y 3\n");
-        assert_eq!(
-            printed("%*d|%-*d|%.*f", &[4, 1, 4, 2, 1, 0.25f64.to_bits()]),
-            "   1|2   |0.2"
-        );
+        assert_eq!(printed("%*d|%-*d|%.*f", &[4, 1, 4, 2, 1, 0.25f64.to_bits()]), "   1|2   |0.2");
         assert_eq!(printed("ends with %", &[]), "ends with %");
     }
 

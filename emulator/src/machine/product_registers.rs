@@ -85,11 +85,7 @@ impl Cta<'_> {
             self.check_use(warp, slot, accumulator)?;
         }
         for (slot, accumulator) in uses {
-            let new = Use {
-                product: product.number,
-                pc: product.pc,
-                accumulator,
-            };
+            let new = Use { product: product.number, pc: product.pc, accumulator };
             warp.products.registers.set_use(slot, new);
         }
         Ok(())
@@ -102,11 +98,7 @@ impl Cta<'_> {
         accumulator: Option<(u32, u32)>,
     ) -> Result<(), Box<Fault>> {
         let registers = &warp.products.registers;
-        if let Some((_, pc)) = registers
-            .touched
-            .iter()
-            .find(|(touched, _)| *touched == slot)
-        {
+        if let Some((_, pc)) = registers.touched.iter().find(|(touched, _)| *touched == slot) {
             let role = if accumulator.is_some() { "D" } else { "A" };
             let line = self.line(*pc);
             let message = format!(

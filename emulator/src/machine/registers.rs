@@ -64,8 +64,7 @@ impl Registers {
     pub(crate) fn forget(&mut self, other: &Registers) {
         self.defined.clone_from(&other.defined);
         self.predicates.clone_from(&other.predicates);
-        self.predicates_defined
-            .clone_from(&other.predicates_defined);
+        self.predicates_defined.clone_from(&other.predicates_defined);
         self.undefined.clear();
         self.predicate_origins.clear();
     }
@@ -325,10 +324,7 @@ mod tests {
         registers.set_wide(2, ALL << 31, &[u64::MAX; LANES]);
         assert_eq!(registers.wide(2)[30..], [0, u64::MAX]);
         registers.set_predicate(0, 0b11, 0b110);
-        assert_eq!(
-            (registers.predicate(0), registers.predicate_defined(0)),
-            (0b10, 0b11)
-        );
+        assert_eq!((registers.predicate(0), registers.predicate_defined(0)), (0b10, 0b11));
     }
 
     #[test]

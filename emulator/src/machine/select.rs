@@ -23,24 +23,12 @@ pub(super) fn select(
     match wide {
         true => {
             let (x, y) = (registers.wide(a), registers.wide(b));
-            let value = each_lane(|lane| {
-                if truth >> lane & 1 != 0 {
-                    x[lane]
-                } else {
-                    y[lane]
-                }
-            });
+            let value = each_lane(|lane| if truth >> lane & 1 != 0 { x[lane] } else { y[lane] });
             registers.set_wide(to, mask, &value);
         }
         false => {
             let (x, y) = (registers.narrow(a), registers.narrow(b));
-            let value = each_lane(|lane| {
-                if truth >> lane & 1 != 0 {
-                    x[lane]
-                } else {
-                    y[lane]
-                }
-            });
+            let value = each_lane(|lane| if truth >> lane & 1 != 0 { x[lane] } else { y[lane] });
             registers.set_narrow(to, mask, &value);
         }
     }

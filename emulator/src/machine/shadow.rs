@@ -89,11 +89,7 @@ impl Shadow {
     ) -> [u64; LANES] {
         let slots = &operands.sources[..operands.count as usize];
         let mut trial = Registers::new(10, 0);
-        let trial_operands = Operands {
-            destination: 8,
-            sources: [0, 2, 4, 6],
-            ..*operands
-        };
+        let trial_operands = Operands { destination: 8, sources: [0, 2, 4, 6], ..*operands };
         let (mut ever_one, mut ever_zero) = ([0; LANES], [0; LANES]);
         for ones in 0..1u32 << data.len() {
             for (index, slot) in slots.iter().enumerate() {
@@ -158,8 +154,6 @@ fn value(registers: &Registers, slot: Slot, bits: u32) -> [u64; LANES] {
 /// Whole elements in which some bit is set.
 fn elements(bits: u64, width: u32) -> u64 {
     let element = low_bits(width);
-    let marked = (0..64)
-        .step_by(width as usize)
-        .filter(|at| bits >> at & element != 0);
+    let marked = (0..64).step_by(width as usize).filter(|at| bits >> at & element != 0);
     marked.fold(0, |all, at| all | element << at)
 }

@@ -31,9 +31,7 @@ pub(crate) enum Flow {
 /// The lanes in which a predicate is true.
 #[inline(always)]
 pub(super) fn truth(warp: &Warp, source: PredicateSource) -> u32 {
-    let value = source
-        .index
-        .map_or(ALL, |index| warp.registers.predicate(index));
+    let value = source.index.map_or(ALL, |index| warp.registers.predicate(index));
     if source.negated { !value } else { value }
 }
 
@@ -110,13 +108,7 @@ impl Cta<'_> {
         if !kernel.touches.is_empty() {
             self.touch_registers(warp, pc)?;
         }
-        if let Op::Compute {
-            compute,
-            operands,
-            shadow,
-            ..
-        } = &instruction.op
-        {
+        if let Op::Compute { compute, operands, shadow, .. } = &instruction.op {
             let sources = &operands.sources[..operands.count as usize];
             match warp.registers.missing(sources, mask) != 0 && self.grid.options.sanitize {
                 true => shadow::compute(&mut warp.registers, compute, operands, shadow, mask),
@@ -178,9 +170,9 @@ impl Cta<'_> {
         counts.lanes += u64::from(mask.count_ones());
         let flops = match &instruction.op {
             Op::Compute { flops, .. } => u64::from(*flops) * u64::from(mask.count_ones()),
-            Op::Multiply(multiply) => multiply
-                .kind
-                .map_or(2 * 8 * 8 * 4, |kind| kind.operations() as u64),
+            Op::Multiply(multiply) => {
+                multiply.kind.map_or(2 * 8 * 8 * 4, |kind| kind.operations() as u64)
+            }
             Op::MultiplyFragments(multiply) => multiply.product.operations(),
             Op::WarpgroupMultiply(multiply) => 2 * 16 * 16 * multiply.columns() as u64,
             _ => 0,
@@ -204,12 +196,7 @@ impl Cta<'_> {
             Op::Join { to, from, bits } => self.join_value(warp, *to, from, *bits, mask),
             Op::SetPredicate(set) => self.set_predicate(warp, set, mask),
             Op::Set(set) => self.set(warp, set, mask),
-            Op::Select {
-                to,
-                sources,
-                predicate,
-                wide,
-            } => {
+            Op::Select { to, sources, predicate, wide } => {
                 self.require_predicate_defined(warp, *predicate, mask)?;
                 select(&mut warp.registers, *to, *sources, *predicate, *wide, mask);
             }
@@ -221,19 +208,12 @@ impl Cta<'_> {
             Op::Atomic(atomic) => self.atomic(warp, atomic, mask)?,
             Op::Shuffle(shuffle) => return self.shuffle(warp, shuffle, mask),
             Op::Vote(vote) => return self.vote(warp, vote, mask),
-            Op::Match {
-                to,
-                all,
-                from,
-                wide,
-                members,
-            } => return self.match_values(warp, (*to, *all), (*from, *wide), *members, mask),
-            Op::Reduce {
-                to,
-                from,
-                members,
-                combine,
-            } => return self.reduce(warp, [*to, *from, *members], *combine, mask),
+            Op::Match { to, all, from, wide, members } => {
+                return self.match_values(warp, (*to, *all), (*from, *wide), *members, mask);
+            }
+            Op::Reduce { to, from, members, combine } => {
+                return self.reduce(warp, [*to, *from, *members], *combine, mask);
+            }
             Op::ActiveMask(to) => warp.registers.set_narrow(*to, mask, &[mask; LANES]),
             Op::Branch(target) => return Ok(branch(warp, subwarp, *target, mask)),
             Op::BranchIndexed { index, targets } => {

@@ -21,11 +21,7 @@ impl Cta<'_> {
     ) -> Result<(), Box<Fault>> {
         self.progress();
         match call {
-            SystemCall::Print {
-                format,
-                values,
-                result,
-            } => {
+            SystemCall::Print { format, values, result } => {
                 for lane in lanes_of(mask) {
                     let count = self.print(warp, lane, format, values)?;
                     let at = (warp.index * LANES + lane) * self.local_stride + result as usize;
@@ -34,12 +30,7 @@ impl Cta<'_> {
                 }
                 Ok(())
             }
-            SystemCall::Fail {
-                message,
-                file,
-                line,
-                function,
-            } => {
+            SystemCall::Fail { message, file, line, function } => {
                 let lane = mask.trailing_zeros() as usize & 31;
                 let mut text = |at| -> Result<String, Box<Fault>> {
                     let address = self.passed(warp, lane, at, 8)?;
@@ -68,13 +59,7 @@ impl Cta<'_> {
             return Ok(-1);
         }
         let format = self.text(warp, lane, format)?;
-        let mut arguments = Values {
-            cta: self,
-            warp,
-            lane,
-            next: values,
-            count: 0,
-        };
+        let mut arguments = Values { cta: self, warp, lane, next: values, count: 0 };
         let text = printf::format(&format, &mut arguments)?;
         let count = arguments.count;
         self.grid.options.output.write(&text);
@@ -115,10 +100,7 @@ impl Cta<'_> {
         (bytes, align): (usize, usize),
     ) -> Result<u64, Box<Fault>> {
         let resolved = self.resolve(warp, space, &[address; LANES], 1 << lane, bytes)?;
-        let info = AccessInfo {
-            align,
-            ..AccessInfo::new(bytes, true, false, self.pc)
-        };
+        let info = AccessInfo { align, ..AccessInfo::new(bytes, true, false, self.pc) };
         self.check(warp, &resolved, info, ALWAYS)?;
         if let Some(undefined) = self.undefined_bytes(warp, &resolved, bytes, self.pc) {
             let origin = |lane: usize| undefined.origins[lane];

@@ -57,10 +57,7 @@ impl Undefined {
 
     /// The same origins with other bits.
     pub(crate) fn with_bits(&self, bits: impl Fn(u64) -> u64) -> Undefined {
-        Undefined {
-            bits: self.bits.map(bits),
-            origins: self.origins,
-        }
+        Undefined { bits: self.bits.map(bits), origins: self.origins }
     }
 }
 

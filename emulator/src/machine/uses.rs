@@ -53,10 +53,7 @@ impl Cta<'_> {
         let origin = origin(lane);
         let (kind, source) = self.describe_origin(origin);
         let message = format!("use of {what} (lanes {lanes:#010x}): it comes from {source}");
-        Box::new(Fault {
-            origin: Some(origin),
-            ..*Fault::new(kind, lane, message)
-        })
+        Box::new(Fault { origin: Some(origin), ..*Fault::new(kind, lane, message) })
     }
 
     /// The kind of a finding about this origin, and its description.
@@ -65,14 +62,7 @@ impl Cta<'_> {
             let source = "a register that was never written".to_owned();
             return (FindingKind::UninitializedRegister, source);
         };
-        let Load {
-            memory,
-            offset,
-            stored,
-            warp,
-            lane,
-            ..
-        } = load;
+        let Load { memory, offset, stored, warp, lane, .. } = load;
         let place = self.place(memory, usize::from(warp), usize::from(lane), offset);
         if let MemoryId::Global(index) = memory
             && stored

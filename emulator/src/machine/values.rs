@@ -90,10 +90,7 @@ impl Cta<'_> {
         let value = combined(warp, compared, set.combine);
         let second_value = combined(warp, second, set.combine);
         let lost = undefined.as_ref().map(|it| {
-            (
-                it.depends(warp, compared, set.combine),
-                it.depends(warp, second, set.combine),
-            )
+            (it.depends(warp, compared, set.combine), it.depends(warp, second, set.combine))
         });
         if let Some(to) = set.to {
             warp.registers.set_predicate(to, mask, value);
@@ -160,11 +157,7 @@ impl Cta<'_> {
             let found = sources.iter().find_map(of_source);
             found.or_else(of_predicate).unwrap_or_default()
         });
-        Some(Comparison {
-            compared,
-            combined,
-            origins,
-        })
+        Some(Comparison { compared, combined, origins })
     }
 
     pub(super) fn predicates(
@@ -188,14 +181,11 @@ impl Cta<'_> {
             origins = each_lane(|lane| {
                 let first = undefined[0] >> lane & 1 != 0;
                 let index = if first { from[0].index } else { from[1].index };
-                index.map_or(Origin::Register, |it| {
-                    warp.registers.predicate_origin(it, lane)
-                })
+                index.map_or(Origin::Register, |it| warp.registers.predicate_origin(it, lane))
             });
         }
         warp.registers.set_predicate(to, mask, combine(a, b));
-        warp.registers
-            .forget_predicate(to, lost & mask, |lane| origins[lane]);
+        warp.registers.forget_predicate(to, lost & mask, |lane| origins[lane]);
     }
 }
 
@@ -217,19 +207,14 @@ impl Comparison {
         let Some((combine, with)) = combine else {
             return self.compared;
         };
-        let operands = [
-            (compared, self.compared),
-            (truth(warp, with), self.combined),
-        ];
+        let operands = [(compared, self.compared), (truth(warp, with), self.combined)];
         undecided(|a, b| combined_lanes(a, combine, b), operands)
     }
 }
 
 /// The lanes in which a predicate is undefined.
 fn undefined_truth(warp: &Warp, source: PredicateSource) -> u32 {
-    source
-        .index
-        .map_or(0, |index| !warp.registers.predicate_defined(index))
+    source.index.map_or(0, |index| !warp.registers.predicate_defined(index))
 }
 
 /// The lanes of a comparison, combined with a predicate.

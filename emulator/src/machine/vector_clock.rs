@@ -33,10 +33,7 @@ pub(crate) struct Clocks {
 
 impl Clocks {
     pub(super) fn zero() -> Clocks {
-        Clocks {
-            by_agent: [0; AGENTS],
-            arrived: None,
-        }
+        Clocks { by_agent: [0; AGENTS], arrived: None }
     }
 
     pub(super) fn set(&mut self, agent: usize, clock: u32) {
@@ -97,10 +94,7 @@ pub(crate) struct VectorClock {
 
 impl VectorClock {
     pub(crate) fn zero() -> VectorClock {
-        VectorClock {
-            own_cta: Clocks::zero(),
-            others: Arc::default(),
-        }
+        VectorClock { own_cta: Clocks::zero(), others: Arc::default() }
     }
 
     /// Whether this clock of CTA `cta` includes the access of `mark`.
@@ -110,10 +104,7 @@ impl VectorClock {
             return self.own_cta.include(mark);
         }
         let others = &self.others;
-        !others.is_empty()
-            && others
-                .get(&mark.cta())
-                .is_some_and(|clocks| clocks.include(mark))
+        !others.is_empty() && others.get(&mark.cta()).is_some_and(|clocks| clocks.include(mark))
     }
 
     /// Whether it includes what a warp of the same CTA did until `clock`.
@@ -140,10 +131,7 @@ impl VectorClock {
         let mut others = BTreeMap::clone(&self.others);
         let own_cta = others.remove(&reader).unwrap_or_else(Clocks::zero);
         others.insert(writer, self.own_cta.clone());
-        VectorClock {
-            own_cta,
-            others: Arc::new(others),
-        }
+        VectorClock { own_cta, others: Arc::new(others) }
     }
 }
 

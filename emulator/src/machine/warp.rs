@@ -57,12 +57,7 @@ pub(crate) struct Warp {
 
 impl Warp {
     pub(crate) fn new(index: usize, cta: u32, lanes: u32) -> Warp {
-        let start = Subwarp {
-            pc: 0,
-            mask: lanes,
-            calls: Vec::new(),
-            state: State::Ready,
-        };
+        let start = Subwarp { pc: 0, mask: lanes, calls: Vec::new(), state: State::Ready };
         Warp {
             index,
             registers: Registers::default(),
@@ -130,10 +125,7 @@ impl Warp {
     pub(crate) fn reconvergence_pc(&self, running: usize) -> u32 {
         let others = self.subwarps.iter().enumerate();
         let others = others.filter(|(index, _)| *index != running);
-        others
-            .map(|(_, subwarp)| subwarp.pc)
-            .min()
-            .unwrap_or(u32::MAX)
+        others.map(|(_, subwarp)| subwarp.pc).min().unwrap_or(u32::MAX)
     }
 
     /// Moves lanes of a subwarp to a new subwarp at `pc`.

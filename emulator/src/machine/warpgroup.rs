@@ -123,10 +123,7 @@ impl Cta<'_> {
             );
             return Err(Fault::of_all(FindingKind::OutOfBounds, message));
         }
-        Ok(Units {
-            offsets,
-            transposed: factor.transposed,
-        })
+        Ok(Units { offsets, transposed: factor.transposed })
     }
 
     /// The bits of a descriptor, which must be the same in all lanes.
@@ -239,12 +236,7 @@ impl Cta<'_> {
         let b = self.blocks(&product.b);
         let d = product.d.iter().map(|slot| *warp.registers.narrow(*slot));
         let mut d: Vec<_> = d.collect();
-        let Product {
-            element,
-            negates,
-            accumulates,
-            ..
-        } = *product;
+        let Product { element, negates, accumulates, .. } = *product;
         warpgroup::multiply(element, negates, accumulates, &a, &b, &mut d);
         for (slot, value) in product.d.iter().zip(&d) {
             warp.registers.set_narrow(*slot, ALL, value);

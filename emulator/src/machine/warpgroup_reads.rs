@@ -55,9 +55,7 @@ impl Cta<'_> {
         let mut visible = Visible::default();
         for unit in &units.offsets {
             for offset in (*unit..unit + UNIT).step_by(4) {
-                let writes = self
-                    .shared_races
-                    .last_writes(offset as usize, self.shared_stamp);
+                let writes = self.shared_races.last_writes(offset as usize, self.shared_stamp);
                 let Some(write) = self.hidden_write(warp, writes, &mut visible) else {
                     continue;
                 };
@@ -128,8 +126,5 @@ impl Visible {
 }
 
 fn unordered(message: String, earlier: PriorAccess) -> Box<Fault> {
-    Box::new(Fault {
-        earlier: Some(earlier),
-        ..*Fault::of_all(FindingKind::SharedRace, message)
-    })
+    Box::new(Fault { earlier: Some(earlier), ..*Fault::of_all(FindingKind::SharedRace, message) })
 }

@@ -77,8 +77,7 @@ impl Cta<'_> {
             warp: warp.index as u16,
             lane: 0,
         };
-        self.stored_origin(MemoryId::Shared, offset)
-            .unwrap_or(Origin::Memory(load))
+        self.stored_origin(MemoryId::Shared, offset).unwrap_or(Origin::Memory(load))
     }
 }
 

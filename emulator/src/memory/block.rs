@@ -65,11 +65,7 @@ impl Block {
         let layout = Layout::from_size_align(bytes.next_multiple_of(8).max(8), ALIGNMENT).ok()?;
         // SAFETY: the size is at least 8.
         let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-        Some(Block {
-            start,
-            layout,
-            is_own: true,
-        })
+        Some(Block { start, layout, is_own: true })
     }
 
     /// A block of the host program's memory; `None` if it is too long or misaligned.
@@ -79,11 +75,7 @@ impl Block {
     /// The memory must stay valid until the block is dropped.
     pub(crate) unsafe fn of_host(start: NonNull<u8>, bytes: usize) -> Option<Block> {
         let layout = Layout::from_size_align(bytes, HOST_ALIGNMENT).ok()?;
-        start.cast::<u128>().is_aligned().then_some(Block {
-            start,
-            layout,
-            is_own: false,
-        })
+        start.cast::<u128>().is_aligned().then_some(Block { start, layout, is_own: false })
     }
 
     /// The size in bytes.

@@ -20,9 +20,7 @@ impl ByteSet {
     /// The number of bytes in the set.
     pub(crate) fn count(&self) -> u64 {
         let words = self.0.iter();
-        words
-            .map(|word| u64::from(word.load(Relaxed).count_ones()))
-            .sum()
+        words.map(|word| u64::from(word.load(Relaxed).count_ones())).sum()
     }
 
     /// Adds `count` bytes from `offset`.
@@ -48,9 +46,7 @@ impl ByteSet {
     /// Whether the set contains all `count` bytes from `offset`.
     #[inline(always)]
     pub(crate) fn all(&self, offset: usize, count: usize) -> bool {
-        for_words(offset, count, |index, bits| {
-            self.0[index].load(Relaxed) & bits == bits
-        })
+        for_words(offset, count, |index, bits| self.0[index].load(Relaxed) & bits == bits)
     }
 
     /// Adds whole aligned lines of 128 bytes.
@@ -67,11 +63,7 @@ impl ByteSet {
     #[inline(always)]
     pub(crate) fn all_lines(&self, offset: usize, lines: usize) -> bool {
         let missing = |word: &AtomicU32| !word.load(Relaxed);
-        self.lines(offset, lines)
-            .iter()
-            .map(missing)
-            .fold(0, |all, it| all | it)
-            == 0
+        self.lines(offset, lines).iter().map(missing).fold(0, |all, it| all | it) == 0
     }
 
     #[inline(always)]

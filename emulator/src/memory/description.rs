@@ -24,33 +24,20 @@ impl AddressDescription {
     ) -> AddressDescription {
         let inside = below.filter(|it| address < it.end());
         let text = match (inside, below, above) {
-            (Some(it), ..) => format!(
-                "byte {} of {}",
-                address - it.info.base,
-                describe_allocation(it)
-            ),
+            (Some(it), ..) => {
+                format!("byte {} of {}", address - it.info.base, describe_allocation(it))
+            }
             (None, Some(it), _) if address - it.end() < ALIGNMENT as u64 * 2 => {
-                format!(
-                    "{} bytes past the end of {}",
-                    address - it.end(),
-                    describe_allocation(it)
-                )
+                format!("{} bytes past the end of {}", address - it.end(), describe_allocation(it))
             }
             (None, _, Some(it)) if it.info.base - address <= ALIGNMENT as u64 => {
                 let before = it.info.base - address;
-                format!(
-                    "{before} bytes before the start of {}",
-                    describe_allocation(it)
-                )
+                format!("{before} bytes before the start of {}", describe_allocation(it))
             }
             _ if address < 4096 => "a null pointer".to_owned(),
             _ => "not in any allocation".to_owned(),
         };
-        AddressDescription {
-            address,
-            freed: inside.is_some_and(|it| it.is_freed()),
-            text,
-        }
+        AddressDescription { address, freed: inside.is_some_and(|it| it.is_freed()), text }
     }
 }
 
@@ -61,12 +48,7 @@ impl fmt::Display for AddressDescription {
 }
 
 pub(super) fn describe_allocation(allocation: &Allocation) -> String {
-    let AllocationInfo {
-        bytes,
-        kind,
-        number,
-        ..
-    } = allocation.info;
+    let AllocationInfo { bytes, kind, number, .. } = allocation.info;
     let freed = if allocation.is_freed() { ", freed" } else { "" };
     format!("allocation #{number} ({bytes} bytes, {kind}{freed})")
 }

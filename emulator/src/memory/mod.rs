@@ -101,12 +101,7 @@ impl AddressSpace {
         };
         state.count += 1;
         let number = state.count;
-        let info = AllocationInfo {
-            base,
-            bytes,
-            kind,
-            number,
-        };
+        let info = AllocationInfo { base, bytes, kind, number };
         state.insert(Allocation::new(info, data));
         Ok(base)
     }
@@ -122,12 +117,7 @@ impl AddressSpace {
             return false;
         }
         state.count += 1;
-        let info = AllocationInfo {
-            base,
-            bytes,
-            kind: MemoryKind::Pinned,
-            number: state.count,
-        };
+        let info = AllocationInfo { base, bytes, kind: MemoryKind::Pinned, number: state.count };
         let allocation = Allocation::new(info, data);
         allocation.initialized().set(0, bytes);
         state.insert(allocation);
@@ -234,9 +224,7 @@ impl AddressSpace {
         let mut copied = vec![0; bytes];
         source.data.read(from, &mut copied);
         target.data.write(to, &copied);
-        target
-            .initialized()
-            .copy(to, source.initialized(), from, bytes);
+        target.initialized().copy(to, source.initialized(), from, bytes);
         source.copy_undefined(from, bytes, &target, to);
         Ok(())
     }
@@ -297,24 +285,17 @@ impl AddressSpace {
             }
             None => {
                 drop(state);
-                Err(MemoryError::Invalid {
-                    bytes,
-                    location: self.describe(address),
-                })
+                Err(MemoryError::Invalid { bytes, location: self.describe(address) })
             }
         }
     }
 
     fn read_lock(&self) -> std::sync::RwLockReadGuard<'_, Allocations> {
-        self.allocations
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.allocations.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn write_lock(&self) -> std::sync::RwLockWriteGuard<'_, Allocations> {
-        self.allocations
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.allocations.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -334,27 +315,20 @@ impl Allocations {
         if self.quarantine.len() <= QUARANTINED {
             return;
         }
-        let oldest = self
-            .quarantine
-            .pop_front()
-            .and_then(|base| self.position(base));
+        let oldest = self.quarantine.pop_front().and_then(|base| self.position(base));
         if let Some(oldest) = oldest {
             self.by_address.remove(oldest);
         }
     }
 
     fn insert(&mut self, allocation: Allocation) {
-        let at = self
-            .by_address
-            .partition_point(|it| it.info.base < allocation.info.base);
+        let at = self.by_address.partition_point(|it| it.info.base < allocation.info.base);
         self.by_address.insert(at, Arc::new(allocation));
     }
 
     /// The last allocation that starts at or before `address`.
     fn position(&self, address: u64) -> Option<usize> {
-        self.by_address
-            .partition_point(|it| it.info.base <= address)
-            .checked_sub(1)
+        self.by_address.partition_point(|it| it.info.base <= address).checked_sub(1)
     }
 }
 
@@ -402,22 +376,9 @@ mod tests {
 
         let error = space.write(at + 98, &[1, 2, 3]).unwrap_err().to_string();
         assert!(error.contains("3 bytes at"), "{error}");
-        assert!(
-            error.contains("byte 98 of allocation #1 (100 bytes"),
-            "{error}"
-        );
-        assert!(
-            space
-                .describe(at + 104)
-                .to_string()
-                .contains("4 bytes past")
-        );
-        assert!(
-            space
-                .describe(at - 8)
-                .to_string()
-                .contains("8 bytes before")
-        );
+        assert!(error.contains("byte 98 of allocation #1 (100 bytes"), "{error}");
+        assert!(space.describe(at + 104).to_string().contains("4 bytes past"));
+        assert!(space.describe(at - 8).to_string().contains("8 bytes before"));
     }
 
     #[test]

@@ -18,10 +18,7 @@ pub(crate) struct Poison {
 
 impl Poison {
     pub(crate) fn new(bytes: usize) -> Poison {
-        Poison {
-            bytes: ByteSet::new(bytes),
-            stores: Mutex::default(),
-        }
+        Poison { bytes: ByteSet::new(bytes), stores: Mutex::default() }
     }
 
     /// Marks bytes that one store wrote. `store` may look at the bytes that are marked so far.

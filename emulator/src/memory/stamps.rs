@@ -27,16 +27,10 @@ impl Stamps {
             let running = self.launches.read().unwrap_or_else(PoisonError::into_inner);
             let number = self.last.fetch_add(1, Relaxed) + 1;
             if number <= LAST_STAMP {
-                return Stamp {
-                    number,
-                    _running: running,
-                };
+                return Stamp { number, _running: running };
             }
             drop(running);
-            let _alone = self
-                .launches
-                .write()
-                .unwrap_or_else(PoisonError::into_inner);
+            let _alone = self.launches.write().unwrap_or_else(PoisonError::into_inner);
             // Another launch may have cleared the marks in the meantime.
             if self.last.load(Relaxed) >= LAST_STAMP {
                 clear();

@@ -83,11 +83,7 @@ impl Approximation {
                 let shift = hash(seed, instruction, operands) * error.at(exact);
                 // Rounded toward the exact value, so that rounding adds no error. All bounds are at
                 // least one ulp, and a possible overshoot is less than that.
-                let towards = if shift > 0.0 {
-                    Rounding::Down
-                } else {
-                    Rounding::Up
-                };
+                let towards = if shift > 0.0 { Rounding::Down } else { Rounding::Up };
                 let moved = narrow(exact + shift, towards);
                 let rounded = exact as f32;
                 let is_out_of_range = rounded.is_infinite() || rounded == 0.0;
@@ -118,19 +114,12 @@ pub(crate) fn ex2(x: f32, approximation: Approximation) -> f32 {
 pub(crate) fn lg2(x: f32, approximation: Approximation) -> f32 {
     const ERROR: f64 = two_to_minus(22);
     let is_near_one = x > 0.5 && x < 2.0;
-    let error = if is_near_one {
-        MaximumError::Absolute(ERROR)
-    } else {
-        MaximumError::Relative(ERROR)
-    };
+    let error =
+        if is_near_one { MaximumError::Absolute(ERROR) } else { MaximumError::Relative(ERROR) };
     let positive = if x > 0.0 && x < f32::INFINITY { x } else { 1.0 };
     let exact = series::log2(f64::from(positive));
     let value = approximation.settle(exact, error, 2, x.to_bits().into());
-    let value = if x == f32::INFINITY {
-        f32::INFINITY
-    } else {
-        value
-    };
+    let value = if x == f32::INFINITY { f32::INFINITY } else { value };
     let value = if x == 0.0 { f32::NEG_INFINITY } else { value };
     nan_if(x < 0.0 || x.is_nan(), value)
 }
@@ -141,11 +130,7 @@ pub(crate) fn rcp(x: f32, approximation: Approximation) -> f32 {
     let exact = 1.0 / f64::from(x);
     let value = approximation.settle(exact, MaximumError::Ulps(1.0), 3, x.to_bits().into());
     let is_special = x == 0.0 || x.is_infinite() || x.is_nan();
-    if is_special {
-        canonical(exact as f32)
-    } else {
-        value
-    }
+    if is_special { canonical(exact as f32) } else { value }
 }
 
 /// `sqrt.approx.f32`: within a relative error of 2^-23.
@@ -155,11 +140,7 @@ pub(crate) fn sqrt(x: f32, approximation: Approximation) -> f32 {
     let error = MaximumError::Relative(two_to_minus(23));
     let value = approximation.settle(exact, error, 4, x.to_bits().into());
     let is_number = x > 0.0 && x < f32::INFINITY;
-    if is_number {
-        value
-    } else {
-        canonical(x.sqrt())
-    }
+    if is_number { value } else { canonical(x.sqrt()) }
 }
 
 /// `rsqrt.approx.f32`: 1/sqrt(x) within a relative error of 2^-22.9.
@@ -169,11 +150,7 @@ pub(crate) fn rsqrt(x: f32, approximation: Approximation) -> f32 {
     let exact = 1.0 / f64::from(x).sqrt();
     let value = approximation.settle(exact, MaximumError::Relative(ERROR), 5, x.to_bits().into());
     let is_number = x > 0.0 && x < f32::INFINITY;
-    if is_number {
-        value
-    } else {
-        canonical(exact as f32)
-    }
+    if is_number { value } else { canonical(exact as f32) }
 }
 
 /// `div.approx.f32`: a/b within 2 ulp for |b| in [2^-126, 2^126]. For larger |b| the manual
@@ -195,11 +172,7 @@ pub(crate) fn div_full(a: f32, b: f32, approximation: Approximation) -> f32 {
     let operands = u64::from(a.to_bits()) << 32 | u64::from(b.to_bits());
     let value = approximation.settle(exact, MaximumError::Ulps(2.0), 6, operands);
     let is_special = exact == 0.0 || exact.is_infinite() || exact.is_nan();
-    if is_special {
-        canonical(exact as f32)
-    } else {
-        value
-    }
+    if is_special { canonical(exact as f32) } else { value }
 }
 
 /// Error of sin and cos. The manual allows 2^-20.5 up to 2 pi and 2^-14.7 up to 100 pi. Beyond that
@@ -228,11 +201,7 @@ pub(crate) fn cos(x: f32, approximation: Approximation) -> f32 {
     let angle = if x.is_finite() { x } else { 0.0 };
     let (_, exact) = series::sin_cos(f64::from(angle));
     let value = approximation.settle(exact, error_of_angle(x), 8, x.to_bits().into());
-    let value = if x == 0.0 {
-        1.0
-    } else {
-        value.clamp(-1.0, 1.0)
-    };
+    let value = if x == 0.0 { 1.0 } else { value.clamp(-1.0, 1.0) };
     nan_if(!x.is_finite(), value)
 }
 
@@ -243,11 +212,7 @@ pub(crate) fn tanh(x: f32, approximation: Approximation) -> f32 {
     let error = MaximumError::Relative(two_to_minus(11));
     let value = approximation.settle(exact, error, 9, x.to_bits().into());
     let is_special = x == 0.0 || x.is_infinite();
-    let value = if is_special {
-        exact as f32
-    } else {
-        value.clamp(-1.0, 1.0)
-    };
+    let value = if is_special { exact as f32 } else { value.clamp(-1.0, 1.0) };
     nan_if(x.is_nan(), value)
 }
 

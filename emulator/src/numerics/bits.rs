@@ -24,11 +24,7 @@ pub(crate) fn bfe_s32(a: u32, position: u32, length: u32) -> u32 {
 pub(crate) fn bfe_u64(a: u64, position: u32, length: u32) -> u64 {
     let (position, length) = (position & 0xff, length & 0xff);
     let shifted = if position < 64 { a >> position } else { 0 };
-    if length < 64 {
-        shifted & !(u64::MAX << length)
-    } else {
-        shifted
-    }
+    if length < 64 { shifted & !(u64::MAX << length) } else { shifted }
 }
 
 /// `bfe.s64`: the field of `length` bits at `position`, extended by its highest bit, or by the
@@ -57,11 +53,7 @@ pub(crate) fn bfi_b64(a: u64, b: u64, position: u32, length: u32) -> u64 {
     if position >= 64 {
         return b;
     }
-    let field = if length < 64 {
-        !(u64::MAX << length)
-    } else {
-        u64::MAX
-    };
+    let field = if length < 64 { !(u64::MAX << length) } else { u64::MAX };
     let mask = field << position;
     b & !mask | a << position & mask
 }
@@ -96,11 +88,7 @@ pub(crate) fn bfind_s64(a: i64) -> u32 {
 /// `bfind.shiftamt`: the left shift that moves the found bit to bit `width - 1`.
 #[inline(always)]
 pub(crate) fn as_shift_amount(found: u32, width: u32) -> u32 {
-    if found == NOT_FOUND {
-        NOT_FOUND
-    } else {
-        width - 1 - found
-    }
+    if found == NOT_FOUND { NOT_FOUND } else { width - 1 - found }
 }
 
 /// `fns.b32`: position of the n-th set bit in `mask`, counted from `base` upwards for positive n
@@ -120,17 +108,11 @@ pub(crate) fn fns(mask: u32, base: u32, n: i32) -> u32 {
         }
         1.. => {
             let candidates = (0..n - 1).try_fold(mask & !below, |rest, _| drop_lowest(rest));
-            candidates.map_or(NOT_FOUND, |rest| {
-                position_or_not_found(rest.trailing_zeros())
-            })
+            candidates.map_or(NOT_FOUND, |rest| position_or_not_found(rest.trailing_zeros()))
         }
         _ => {
             // Counting down from the highest bit equals counting up in the reversed mask.
-            match fns(
-                mask.reverse_bits(),
-                31 - base,
-                n.checked_neg().unwrap_or(i32::MAX),
-            ) {
+            match fns(mask.reverse_bits(), 31 - base, n.checked_neg().unwrap_or(i32::MAX)) {
                 NOT_FOUND => NOT_FOUND,
                 mirrored => 31 - mirrored,
             }

@@ -103,10 +103,7 @@ fn choose(a: f32, b: f32, first: bool, nan: NanOperand) -> f32 {
 #[inline(always)]
 pub(crate) fn with_product_of_signs(magnitude: f32, a: f32, b: f32) -> f32 {
     let sign = (a.to_bits() ^ b.to_bits()) & 0x8000_0000;
-    nan_if(
-        magnitude.is_nan(),
-        f32::from_bits(magnitude.to_bits() | sign),
-    )
+    nan_if(magnitude.is_nan(), f32::from_bits(magnitude.to_bits() | sign))
 }
 
 /// `min.f64`. If both operands are NaN, returns the first, quieted.

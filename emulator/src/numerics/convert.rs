@@ -23,49 +23,21 @@ pub(crate) struct Integer {
 }
 
 impl Integer {
-    pub(crate) const U8: Integer = Integer {
-        bits: 8,
-        signed: false,
-    };
-    pub(crate) const S8: Integer = Integer {
-        bits: 8,
-        signed: true,
-    };
-    pub(crate) const U16: Integer = Integer {
-        bits: 16,
-        signed: false,
-    };
-    pub(crate) const S16: Integer = Integer {
-        bits: 16,
-        signed: true,
-    };
-    pub(crate) const U32: Integer = Integer {
-        bits: 32,
-        signed: false,
-    };
-    pub(crate) const S32: Integer = Integer {
-        bits: 32,
-        signed: true,
-    };
-    pub(crate) const U64: Integer = Integer {
-        bits: 64,
-        signed: false,
-    };
-    pub(crate) const S64: Integer = Integer {
-        bits: 64,
-        signed: true,
-    };
+    pub(crate) const U8: Integer = Integer { bits: 8, signed: false };
+    pub(crate) const S8: Integer = Integer { bits: 8, signed: true };
+    pub(crate) const U16: Integer = Integer { bits: 16, signed: false };
+    pub(crate) const S16: Integer = Integer { bits: 16, signed: true };
+    pub(crate) const U32: Integer = Integer { bits: 32, signed: false };
+    pub(crate) const S32: Integer = Integer { bits: 32, signed: true };
+    pub(crate) const U64: Integer = Integer { bits: 64, signed: false };
+    pub(crate) const S64: Integer = Integer { bits: 64, signed: true };
 
     /// The low bits of a register as this type, extended to 64 bits.
     #[inline(always)]
     pub(crate) fn extend(self, register: u64) -> u64 {
         let unused = 64 - self.bits;
         let top = register << unused;
-        if self.signed {
-            (top as i64 >> unused) as u64
-        } else {
-            top >> unused
-        }
+        if self.signed { (top as i64 >> unused) as u64 } else { top >> unused }
     }
 
     /// The largest value.
@@ -77,11 +49,7 @@ impl Integer {
     /// The smallest value, extended to 64 bits.
     #[inline(always)]
     const fn smallest(self) -> i64 {
-        if self.signed {
-            -(self.largest() as i64) - 1
-        } else {
-            0
-        }
+        if self.signed { -(self.largest() as i64) - 1 } else { 0 }
     }
 }
 
@@ -146,11 +114,7 @@ fn clamped_word(integral: f32, to: Integer) -> u32 {
 #[inline(always)]
 pub(crate) fn f32_to_integer(x: f32, rounding: Rounding, to: Integer) -> u64 {
     let integral = integral_f32(x, rounding);
-    let nan = if to.bits == 64 {
-        integer_indefinite(to)
-    } else {
-        0
-    };
+    let nan = if to.bits == 64 { integer_indefinite(to) } else { 0 };
     let value = match (to.signed, to.bits) {
         (true, 64) => integral as i64 as u64,
         (false, 64) => integral as u64,
@@ -169,22 +133,14 @@ pub(crate) fn f64_to_integer(x: f64, rounding: Rounding, to: Integer) -> u64 {
         true => (integral as i64).clamp(to.smallest(), to.largest() as i64) as u64,
         false => (integral as u64).min(to.largest()),
     };
-    if x.is_nan() {
-        integer_indefinite(to)
-    } else {
-        value
-    }
+    if x.is_nan() { integer_indefinite(to) } else { value }
 }
 
 /// An extended integer as an exact number.
 fn exact_integer(register: u64, from: Integer) -> Exact {
     let value = from.extend(register);
     let negative = from.signed && (value as i64) < 0;
-    let magnitude = if negative {
-        value.wrapping_neg()
-    } else {
-        value
-    };
+    let magnitude = if negative { value.wrapping_neg() } else { value };
     Exact::of_integer(negative, magnitude)
 }
 

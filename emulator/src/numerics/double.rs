@@ -20,16 +20,9 @@ const INFINITY: u64 = 0x7ff << 52;
 #[inline(always)]
 pub(crate) fn with_payload<const N: usize>(result: f64, operands: [f64; N]) -> f64 {
     let is_nan = |bits: u64| bits & (u64::MAX >> 1) > INFINITY;
-    let first = operands
-        .into_iter()
-        .map(f64::to_bits)
-        .find(|&bits| is_nan(bits));
+    let first = operands.into_iter().map(f64::to_bits).find(|&bits| is_nan(bits));
     let nan = first.map_or(INVALID_F64.to_bits(), |bits| bits | QUIET);
-    f64::from_bits(if is_nan(result.to_bits()) {
-        nan
-    } else {
-        result.to_bits()
-    })
+    f64::from_bits(if is_nan(result.to_bits()) { nan } else { result.to_bits() })
 }
 
 fn round(exact: Exact, rounding: Rounding) -> f64 {

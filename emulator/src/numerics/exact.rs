@@ -56,12 +56,7 @@ impl Exact {
 
     /// The value of an integer given as sign and magnitude.
     pub(crate) fn of_integer(negative: bool, magnitude: u64) -> Self {
-        Exact {
-            negative,
-            significand: u128::from(magnitude),
-            exponent: 0,
-            sticky: false,
-        }
+        Exact { negative, significand: u128::from(magnitude), exponent: 0, sticky: false }
     }
 
     fn is_zero(self) -> bool {
@@ -96,10 +91,7 @@ impl Exact {
         };
         match (a.is_zero(), b.is_zero()) {
             (true, true) => {
-                return Exact {
-                    negative: zero_sign,
-                    ..a
-                };
+                return Exact { negative: zero_sign, ..a };
             }
             (true, false) => return b,
             (false, true) => return a,
@@ -120,17 +112,8 @@ impl Exact {
             // The bits cut off belong to the subtrahend: borrow one unit and keep a fraction.
             false => large.significand - shifted - u128::from(sticky),
         };
-        let negative = if significand == 0 && !sticky {
-            zero_sign
-        } else {
-            large.negative
-        };
-        Exact {
-            negative,
-            significand,
-            exponent: large.exponent,
-            sticky,
-        }
+        let negative = if significand == 0 && !sticky { zero_sign } else { large.negative };
+        Exact { negative, significand, exponent: large.exponent, sticky }
     }
 
     /// The quotient of two finite numbers; `b` is not zero.
@@ -202,12 +185,7 @@ pub(crate) const E4M3: Format = Format::new(8, 4, -6, 8);
 
 impl Format {
     const fn new(width: u32, precision: u32, min_exponent: i32, max_exponent: i32) -> Self {
-        Format {
-            width,
-            precision,
-            min_exponent,
-            max_exponent,
-        }
+        Format { width, precision, min_exponent, max_exponent }
     }
 
     /// The encoding of plus infinity.

@@ -92,12 +92,7 @@ impl MmaKind {
             }
             _ => false,
         };
-        exists.then_some(MmaKind {
-            a,
-            b,
-            accumulator,
-            k,
-        })
+        exists.then_some(MmaKind { a, b, accumulator, k })
     }
 
     pub(crate) const fn a(self) -> Operand {
@@ -149,10 +144,7 @@ pub(crate) const fn a_position(
     per_register: usize,
 ) -> (usize, usize) {
     let (group, thread) = (lane / 4, lane % 4);
-    (
-        group + 8 * (register % 2),
-        per_register * (thread + 4 * (register / 2)),
-    )
+    (group + 8 * (register % 2), per_register * (thread + 4 * (register / 2)))
 }
 
 /// Row and column in B of the first of `per_register` elements along the column.

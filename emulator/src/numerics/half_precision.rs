@@ -57,23 +57,13 @@ impl Half for F16 {
         let magnitude = bits & 0x7fff_ffff;
 
         // Near 0.5, the ulp of an f32 is 2^-24, the unit of f16 subnormals: the sum rounds.
-        let subnormal = (f32::from_bits(magnitude) + 0.5)
-            .to_bits()
-            .wrapping_sub(0x3f00_0000);
+        let subnormal = (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0x3f00_0000);
         let is_odd = magnitude >> 13 & 1;
         let rebiased = magnitude.wrapping_sub(112 << 23);
         let normal = rebiased.wrapping_add(0xfff + is_odd) >> 13;
 
-        let number = if magnitude < SMALLEST_NORMAL {
-            subnormal
-        } else {
-            normal
-        };
-        let finite = if magnitude >= OVERFLOW {
-            0x7c00
-        } else {
-            number
-        };
+        let number = if magnitude < SMALLEST_NORMAL { subnormal } else { normal };
+        let finite = if magnitude >= OVERFLOW { 0x7c00 } else { number };
         let signed = finite | (bits >> 16 & 0x8000);
         let is_nan = magnitude > 0x7f80_0000;
         if is_nan { NAN_HALF } else { signed as u16 }
@@ -151,21 +141,13 @@ pub(crate) fn max<H: Half>(a: u16, b: u16, nan: NanOperand) -> u16 {
 /// `.xorsign.abs` of min and max: the selected magnitude with the product of the signs of a and b.
 #[inline(always)]
 pub(crate) fn xorsign<H: Half>(magnitude: u16, a: u16, b: u16) -> u16 {
-    H::narrow(with_product_of_signs(
-        H::widen(magnitude),
-        H::widen(a),
-        H::widen(b),
-    ))
+    H::narrow(with_product_of_signs(H::widen(magnitude), H::widen(a), H::widen(b)))
 }
 
 /// `.ftz`: a subnormal becomes a zero of the same sign. Applies to operands and results.
 #[inline(always)]
 pub(crate) fn flush<H: Half>(x: u16) -> u16 {
-    if x & 0x7fff < H::SMALLEST_NORMAL {
-        x & 0x8000
-    } else {
-        x
-    }
+    if x & 0x7fff < H::SMALLEST_NORMAL { x & 0x8000 } else { x }
 }
 
 /// `.sat`: clamped to [0, 1]; NaN and minus zero become plus zero.

@@ -183,21 +183,13 @@ macro_rules! shifts {
         /// `shl`; zero for amounts of at least the width.
         #[inline(always)]
         pub(crate) fn $shl(a: $unsigned, amount: u32) -> $unsigned {
-            if amount < <$unsigned>::BITS {
-                a << amount
-            } else {
-                0
-            }
+            if amount < <$unsigned>::BITS { a << amount } else { 0 }
         }
 
         /// `shr` of an unsigned type; zero for amounts of at least the width.
         #[inline(always)]
         pub(crate) fn $shr_u(a: $unsigned, amount: u32) -> $unsigned {
-            if amount < <$unsigned>::BITS {
-                a >> amount
-            } else {
-                0
-            }
+            if amount < <$unsigned>::BITS { a >> amount } else { 0 }
         }
 
         /// `shr` of a signed type; all sign bits for amounts of at least the width.
@@ -236,9 +228,5 @@ pub(crate) fn dp2a(a: u32, a_signed: bool, b: u32, b_signed: bool, high: bool, c
 #[inline(always)]
 fn byte(word: u32, shift: u32, signed: bool) -> i32 {
     let byte = (word >> shift) as u8;
-    if signed {
-        i32::from(byte as i8)
-    } else {
-        i32::from(byte)
-    }
+    if signed { i32::from(byte as i8) } else { i32::from(byte) }
 }

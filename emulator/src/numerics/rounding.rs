@@ -25,11 +25,7 @@ pub(crate) const NAN_F32: f32 = f32::from_bits(0x7fff_ffff);
 /// between floating-point values that differ only in the NaN.
 #[inline(always)]
 pub(crate) fn nan_if(is_nan: bool, x: f32) -> f32 {
-    f32::from_bits(if is_nan {
-        NAN_F32.to_bits()
-    } else {
-        x.to_bits()
-    })
+    f32::from_bits(if is_nan { NAN_F32.to_bits() } else { x.to_bits() })
 }
 
 /// `x`, with every NaN replaced by the canonical one.
@@ -42,11 +38,7 @@ pub(crate) fn canonical(x: f32) -> f32 {
 #[inline(always)]
 pub(crate) fn flush(x: f32) -> f32 {
     let bits = x.to_bits();
-    let kept = if bits & 0x7f80_0000 == 0 {
-        bits & 0x8000_0000
-    } else {
-        bits
-    };
+    let kept = if bits & 0x7f80_0000 == 0 { bits & 0x8000_0000 } else { bits };
     f32::from_bits(kept)
 }
 
@@ -54,11 +46,7 @@ pub(crate) fn flush(x: f32) -> f32 {
 #[inline(always)]
 pub(crate) fn saturate(x: f32) -> f32 {
     let at_least_zero = if x > 0.0 { x } else { 0.0 };
-    if at_least_zero > 1.0 {
-        1.0
-    } else {
-        at_least_zero
-    }
+    if at_least_zero > 1.0 { 1.0 } else { at_least_zero }
 }
 
 /// `add.f32`.
@@ -106,11 +94,7 @@ pub(crate) fn div(a: f32, b: f32, rounding: Rounding) -> f32 {
     let (a, b) = (f64::from(a), f64::from(b));
     let quotient = a / b;
     let residual = (-quotient).mul_add(b, a);
-    let error = if b.is_sign_negative() {
-        -residual
-    } else {
-        residual
-    };
+    let error = if b.is_sign_negative() { -residual } else { residual };
     // An infinite divisor gives a zero quotient and a NaN residual, which counts as no error.
     narrow(to_odd(quotient, error), rounding)
 }
@@ -138,11 +122,7 @@ fn sum(a: f64, b: f64, rounding: Rounding) -> f32 {
     let total = sum_to_odd(a, b);
     // Opposite numbers sum to plus zero, or to minus zero when rounding down (IEEE 754, 6.3).
     let canceled = total == 0.0 && a.is_sign_negative() != b.is_sign_negative();
-    let total = if canceled && rounding == Rounding::Down {
-        -0.0
-    } else {
-        total
-    };
+    let total = if canceled && rounding == Rounding::Down { -0.0 } else { total };
     narrow(total, rounding)
 }
 
@@ -162,11 +142,7 @@ fn to_odd(nearest: f64, error: f64) -> f64 {
     let bits = nearest.to_bits();
     let inexact = error.abs() > 0.0;
     let outwards = error.is_sign_negative() == nearest.is_sign_negative();
-    let odd = if outwards {
-        bits | 1
-    } else {
-        bits.wrapping_sub(1)
-    };
+    let odd = if outwards { bits | 1 } else { bits.wrapping_sub(1) };
     f64::from_bits(if inexact && bits & 1 == 0 { odd } else { bits })
 }
 
@@ -189,11 +165,7 @@ pub(crate) fn narrow(x: f64, rounding: Rounding) -> f32 {
         Rounding::Down => nearest.is_sign_negative(),
         Rounding::Up => !nearest.is_sign_negative(),
     };
-    let neighbor = if outwards {
-        bits.wrapping_add(1)
-    } else {
-        bits.wrapping_sub(1)
-    };
+    let neighbor = if outwards { bits.wrapping_add(1) } else { bits.wrapping_sub(1) };
     canonical(f32::from_bits(if too_large { neighbor } else { bits }))
 }
 

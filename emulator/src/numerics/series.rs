@@ -54,11 +54,7 @@ const fn alternating<const N: usize>(highest: u32) -> [f64; N] {
     let mut coefficients = [0.0; N];
     let mut i = 0;
     while i < N {
-        let sign = if (N - 1 - i).is_multiple_of(2) {
-            1.0
-        } else {
-            -1.0
-        };
+        let sign = if (N - 1 - i).is_multiple_of(2) { 1.0 } else { -1.0 };
         coefficients[i] = sign * inverse_factorial(highest - 2 * i as u32);
         i += 1;
     }
@@ -133,25 +129,13 @@ pub(crate) fn tanh(x: f64) -> f64 {
 /// Sine and cosine of a finite f32.
 #[inline(always)]
 pub(crate) fn sin_cos(x: f64) -> (f64, f64) {
-    let (quadrant, r) = if x.abs() < SMALL_ANGLE {
-        reduce_small(x)
-    } else {
-        reduce_large(x)
-    };
+    let (quadrant, r) = if x.abs() < SMALL_ANGLE { reduce_small(x) } else { reduce_large(x) };
     let square = r * r;
     let (sine, cosine) = (r * polynomial(square, SINE), polynomial(square, COSINE));
 
-    let (sine, cosine) = if quadrant & 1 == 0 {
-        (sine, cosine)
-    } else {
-        (cosine, sine)
-    };
+    let (sine, cosine) = if quadrant & 1 == 0 { (sine, cosine) } else { (cosine, sine) };
     let sine = if quadrant & 2 == 0 { sine } else { -sine };
-    let cosine = if quadrant.wrapping_add(1) & 2 == 0 {
-        cosine
-    } else {
-        -cosine
-    };
+    let cosine = if quadrant.wrapping_add(1) & 2 == 0 { cosine } else { -cosine };
     (sine, cosine)
 }
 
@@ -170,12 +154,8 @@ fn reduce_small(x: f64) -> (i64, f64) {
 }
 
 /// The first 256 bits of 2/pi after the binary point.
-const TWO_OVER_PI: [u64; 4] = [
-    0xa2f9_836e_4e44_1529,
-    0xfc27_57d1_f534_ddc0,
-    0xdb62_9599_3c43_9041,
-    0xfe51_63ab_debb_c561,
-];
+const TWO_OVER_PI: [u64; 4] =
+    [0xa2f9_836e_4e44_1529, 0xfc27_57d1_f534_ddc0, 0xdb62_9599_3c43_9041, 0xfe51_63ab_debb_c561];
 
 /// x = q pi/2 + r with |r| <= pi/4, after Payne and Hanek: multiplies only the bits of 2/pi that
 /// affect the quadrant and the fraction of x * 2/pi. x is an f32 of at least 2^25.
@@ -193,11 +173,7 @@ fn reduce_large(x: f64) -> (i64, f64) {
 
     const UNIT: f64 = 1.0 / (1_u128 << 126) as f64;
     let r = rest as f64 * UNIT * FRAC_PI_2;
-    if x < 0.0 {
-        (-quadrant, -r)
-    } else {
-        (quadrant, r)
-    }
+    if x < 0.0 { (-quadrant, -r) } else { (quadrant, r) }
 }
 
 /// 128 bits of 2/pi from bit `start` after the binary point; `start` is below 128.

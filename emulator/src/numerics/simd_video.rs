@@ -82,9 +82,7 @@ impl Form {
         }
         let keep = u32::MAX >> (32 - width);
         let placed = (0..).zip(parts);
-        placed.fold(0, |all, (index, part)| {
-            all | (part as u32 & keep) << (index * width)
-        })
+        placed.fold(0, |all, (index, part)| all | (part as u32 & keep) << (index * width))
     }
 }
 
@@ -119,16 +117,10 @@ mod tests {
         let unsigned = Form::default();
         assert_eq!(unsigned.each_part([a, b, 7], difference), 0xfeff_0101);
         let summed = Form::ACCUMULATES;
-        assert_eq!(
-            summed.each_part([a, b, 7], difference),
-            0xfe + 0xff + 1 + 1 + 7
-        );
+        assert_eq!(summed.each_part([a, b, 7], difference), 0xfe + 0xff + 1 + 1 + 7);
         assert_eq!(SIGNED.each_part([a, b, 7], difference), 0x0201_ffff);
         let summed = summed.with(SIGNED, true);
-        assert_eq!(
-            summed.each_part([a, b, u32::MAX], difference),
-            2 + 1 + 255 + 255 - 1
-        );
+        assert_eq!(summed.each_part([a, b, u32::MAX], difference), 2 + 1 + 255 + 255 - 1);
     }
 
     #[test]

@@ -87,28 +87,16 @@ fn float_products(kind: MmaKind, a: &[Plane], b: &[Plane]) -> TileC<f64> {
     match kind.a() {
         Operand::F16 => {
             let decode = |word, at| f64::from(F16::widen((word >> (16 * at)) as u16));
-            product(
-                kind.k(),
-                &gather_a::<_, 2>(a, decode),
-                &gather_b::<_, 2>(b, decode),
-            )
+            product(kind.k(), &gather_a::<_, 2>(a, decode), &gather_b::<_, 2>(b, decode))
         }
         Operand::Bf16 => {
             let decode = |word, at| f64::from(Bf16::widen((word >> (16 * at)) as u16));
-            product(
-                kind.k(),
-                &gather_a::<_, 2>(a, decode),
-                &gather_b::<_, 2>(b, decode),
-            )
+            product(kind.k(), &gather_a::<_, 2>(a, decode), &gather_b::<_, 2>(b, decode))
         }
         // Only tf32 gets here: the integer types have integer accumulators.
         Operand::Tf32 | Operand::S8 | Operand::U8 => {
             let decode = |word, _| f64::from(f32::from_bits(word & !0x1fff));
-            product(
-                kind.k(),
-                &gather_a::<_, 1>(a, decode),
-                &gather_b::<_, 1>(b, decode),
-            )
+            product(kind.k(), &gather_a::<_, 1>(a, decode), &gather_b::<_, 1>(b, decode))
         }
     }
 }
@@ -120,11 +108,7 @@ fn integer_products(kind: MmaKind, a: &[Plane], b: &[Plane]) -> TileC<i32> {
     let byte = |signed: bool| {
         move |word: u32, at: u32| {
             let top = word << (24 - 8 * at);
-            if signed {
-                top as i32 >> 24
-            } else {
-                (top >> 24) as i32
-            }
+            if signed { top as i32 >> 24 } else { (top >> 24) as i32 }
         }
     };
     let a = gather_a::<_, 4>(a, byte(kind.a() == Operand::S8));

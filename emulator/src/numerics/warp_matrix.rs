@@ -118,12 +118,7 @@ impl Fragment {
             (Role::A | Role::B, Element::F16) => 8,
             _ => rows * columns / LANES / element.per_register(),
         };
-        exists.then_some(Fragment {
-            rows,
-            columns,
-            element,
-            registers,
-        })
+        exists.then_some(Fragment { rows, columns, element, registers })
     }
 
     /// Row and column of element `part` of a lane's register.
@@ -227,11 +222,7 @@ mod tests {
 
     #[test]
     fn sums_of_integers_wrap_around_or_saturate() {
-        let shape = Shape {
-            m: 16,
-            n: 16,
-            k: 16,
-        };
+        let shape = Shape { m: 16, n: 16, k: 16 };
         let fragment = |role, element| Fragment::new(shape, role, element).unwrap();
         let mut product = Product {
             a: fragment(Role::A, Element::S8),

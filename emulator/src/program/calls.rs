@@ -133,10 +133,7 @@ impl<'a> Lowering<'a> {
 
     /// `ret`.
     pub(super) fn lower_return(&mut self, line: u32) {
-        let (returned, frame) = (
-            self.calls.current.returned.clone(),
-            self.calls.current.frame,
-        );
+        let (returned, frame) = (self.calls.current.returned.clone(), self.calls.current.frame);
         if !returned.is_empty() {
             self.push(line, Op::Pass(returned));
         }

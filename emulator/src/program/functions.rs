@@ -37,9 +37,7 @@ impl<'a> Functions<'a> {
             };
             (syntax.name.as_str(), known)
         });
-        let mut functions = Functions {
-            by_name: by_name.collect(),
-        };
+        let mut functions = Functions { by_name: by_name.collect() };
         functions.find_pointers(module);
         functions.find_recursion();
         functions
@@ -55,9 +53,7 @@ impl<'a> Functions<'a> {
     }
 
     pub(crate) fn is_recursive(&self, name: &str) -> bool {
-        self.by_name
-            .get(name)
-            .is_some_and(|known| known.is_recursive)
+        self.by_name.get(name).is_some_and(|known| known.is_recursive)
     }
 
     /// Names and addresses of the functions whose address is taken, in a stable order.
@@ -111,11 +107,8 @@ impl<'a> Functions<'a> {
     }
 
     fn find_recursion(&mut self) {
-        let callees: HashMap<&str, Vec<&str>> = self
-            .by_name
-            .iter()
-            .map(|(name, known)| (*name, self.callees(known.syntax)))
-            .collect();
+        let callees: HashMap<&str, Vec<&str>> =
+            self.by_name.iter().map(|(name, known)| (*name, self.callees(known.syntax))).collect();
         for (name, known) in &mut self.by_name {
             let mut reached = HashSet::new();
             let mut next = callees[name].clone();
@@ -156,10 +149,7 @@ fn names_of<'a>(operands: &'a [Operand], names: &mut HashSet<&'a str>) {
     for operand in operands {
         match operand {
             Operand::Name(name) | Operand::Offset(name, _) => drop(names.insert(name)),
-            Operand::Address {
-                base: Base::Name(name),
-                ..
-            } => drop(names.insert(name)),
+            Operand::Address { base: Base::Name(name), .. } => drop(names.insert(name)),
             Operand::Vector(inner) | Operand::List(inner) => names_of(inner, names),
             _ => {}
         }

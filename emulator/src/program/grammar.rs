@@ -13,10 +13,7 @@ const CLASSES: [(&str, &str); 19] = [
     ("INT8", "u8|s8|u16|s16|u32|s32|u64|s64"),
     ("BITS", "b16|b32|b64"),
     ("VALUE", "b16|b32|b64|u16|s16|u32|s32|u64|s64|f32|f64"),
-    (
-        "CELL",
-        "b8|u8|s8|b16|u16|s16|b32|u32|s32|f32|b64|u64|s64|f64",
-    ),
+    ("CELL", "b8|u8|s8|b16|u16|s16|b32|u32|s32|f32|b64|u64|s64|f64"),
     ("ROUND", "rn|rz|rm|rp"),
     ("WHOLE", "rni|rzi|rmi|rpi"),
     ("ORDER", "eq|ne|lt|le|gt|ge|equ|neu|ltu|leu|gtu|geu|num|nan"),
@@ -27,20 +24,14 @@ const CLASSES: [(&str, &str); 19] = [
         "SPACE",
         "global|const|local|param|param::entry|param::func|shared|shared::cta|shared::cluster",
     ),
-    (
-        "STORED",
-        "global|local|param|param::entry|param::func|shared|shared::cta|shared::cluster",
-    ),
+    ("STORED", "global|local|param|param::entry|param::func|shared|shared::cta|shared::cluster"),
     ("SHARED", "global|shared|shared::cta|shared::cluster"),
     (
         "EVICTION",
         "L1::evict_normal|L1::evict_unchanged|L1::evict_first|L1::evict_last|L1::no_allocate",
     ),
     ("PREFETCH", "L2::64B|L2::128B|L2::256B"),
-    (
-        "PRIORITY",
-        "L2::evict_last|L2::evict_normal|L2::evict_first|L2::evict_unchanged",
-    ),
+    ("PRIORITY", "L2::evict_last|L2::evict_normal|L2::evict_first|L2::evict_unchanged"),
     ("OWN", "shared|shared::cta"),
     ("VECTOR", "v2|v4|v8"),
 ];
@@ -248,9 +239,7 @@ fn lines_of(name: &str) -> Option<&'static Lines> {
 }
 
 fn part(text: &'static str) -> Part {
-    let inner = text
-        .strip_prefix('[')
-        .and_then(|text| text.strip_suffix(']'));
+    let inner = text.strip_prefix('[').and_then(|text| text.strip_suffix(']'));
     let class = |choice| {
         let known = CLASSES.iter().find(|(name, _)| *name == choice);
         known.map_or(choice, |(_, choices)| *choices)
@@ -335,14 +324,9 @@ mod tests {
         ] {
             assert_eq!(check(legal), Ok(()), "{legal}");
         }
-        for wrong in [
-            "add.rn.u32",
-            "mul.lo.f32",
-            "mul.s32",
-            "add.f32.f32",
-            "cvt.f32",
-            "setp.lt.b32",
-        ] {
+        for wrong in
+            ["add.rn.u32", "mul.lo.f32", "mul.s32", "add.f32.f32", "cvt.f32", "setp.lt.b32"]
+        {
             assert!(check(wrong).is_err(), "{wrong}");
         }
     }
@@ -352,10 +336,7 @@ mod tests {
         let error = check("add.s32.fast").unwrap_err();
         assert!(error.contains("`.fast`"), "{error}");
         let error = check("popc.shiftamt.b32").unwrap_err();
-        assert!(
-            error.contains("`.shiftamt` of `popc.shiftamt.b32`"),
-            "{error}"
-        );
+        assert!(error.contains("`.shiftamt` of `popc.shiftamt.b32`"), "{error}");
         let error = check("shl.u32").unwrap_err();
         assert!(error.contains("`.u32`"), "{error}");
         let error = check("neg.ftz.f64").unwrap_err();

@@ -109,18 +109,15 @@ impl<'a> Lowering<'a> {
     /// Assigns offsets to the module's shared variables that this kernel can reach.
     fn place_module(&mut self, entry: &syntax::Function) -> Result<(), PtxError> {
         for (name, address) in self.module.globals {
-            let symbol = Symbol::Variable {
-                space: Space::Global,
-                address: Constant::Bits(*address),
-            };
+            let symbol =
+                Symbol::Variable { space: Space::Global, address: Constant::Bits(*address) };
             self.of_module.push((name.clone(), symbol));
         }
         let reachable_names = self.module.functions.reachable_names(entry);
         for variable in &self.module.shared {
             if reachable_names.contains(variable.name.as_str()) {
-                let symbol = self
-                    .placed(variable)
-                    .map_err(|error| self.error(variable.line, error))?;
+                let symbol =
+                    self.placed(variable).map_err(|error| self.error(variable.line, error))?;
                 self.of_module.push((variable.name.clone(), symbol));
             }
         }
@@ -158,10 +155,8 @@ impl<'a> Lowering<'a> {
             };
             let offset = usize::next_multiple_of(end, variable.align.max(1));
             end = offset + variable.bytes();
-            let symbol = Symbol::Variable {
-                space: Space::Param,
-                address: Constant::Bits(offset as u64),
-            };
+            let symbol =
+                Symbol::Variable { space: Space::Param, address: Constant::Bits(offset as u64) };
             self.names.declare(&variable.name, symbol);
             parameters.push(KernelParameter {
                 name: variable.name.clone(),
@@ -225,12 +220,7 @@ impl<'a> Lowering<'a> {
     }
 
     pub(super) fn push(&mut self, line: u32, op: Op) {
-        self.code.push(Instruction {
-            guard: None,
-            op,
-            line,
-            source: self.source,
-        });
+        self.code.push(Instruction { guard: None, op, line, source: self.source });
     }
 
     /// Inserts an operation before the instruction being decoded, and with the same predicate.
@@ -250,12 +240,7 @@ impl<'a> Lowering<'a> {
                 let symbol = Symbol::Targets(labels.clone());
                 self.names.declare(name, symbol);
             }
-            if let Statement::CallPrototype {
-                name,
-                returns,
-                parameters,
-            } = statement
-            {
+            if let Statement::CallPrototype { name, returns, parameters } = statement {
                 let symbol = Symbol::Prototype(Signature::new(returns, parameters));
                 self.names.declare(name, symbol);
             }
@@ -303,10 +288,9 @@ impl<'a> Lowering<'a> {
     fn registers(&mut self, kind: &str, name: &str, count: Option<u64>) -> Result<()> {
         match count {
             None => self.names.declare_register(name, kind),
-            Some(count) if count > 1 << 20 => Err(format!(
-                "cannot declare {count} registers; the maximum is {}",
-                1 << 20
-            )),
+            Some(count) if count > 1 << 20 => {
+                Err(format!("cannot declare {count} registers; the maximum is {}", 1 << 20))
+            }
             Some(count) => (0..count)
                 .try_for_each(|index| self.names.declare_register(&format!("{name}{index}"), kind)),
         }

@@ -72,10 +72,8 @@ impl Module {
         target::check(text, &heading, options.capability)?;
         let syntax = crate::ptx::parse(text).map_err(wrong)?;
         let globals = allocate(&syntax, space, device)?;
-        let addresses = globals
-            .iter()
-            .map(|(name, (address, _))| (name.clone(), *address))
-            .collect();
+        let addresses =
+            globals.iter().map(|(name, (address, _))| (name.clone(), *address)).collect();
         let names = ModuleContext {
             source: text,
             text: text.into(),

@@ -73,10 +73,7 @@ impl Names {
                 let bytes = bytes.filter(|bytes| *bytes <= 8);
                 let bytes = bytes.ok_or_else(|| format!("`{kind}` is not a register type"))?;
                 let slot = self.new_register(bytes == 8);
-                Symbol::Register {
-                    slot,
-                    bits: bytes as u32 * 8,
-                }
+                Symbol::Register { slot, bits: bytes as u32 * 8 }
             }
         };
         self.declare(name, symbol);

@@ -430,18 +430,9 @@ pub(crate) enum Phase {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum SystemCall {
     /// `vprintf`.
-    Print {
-        format: u32,
-        values: u32,
-        result: u32,
-    },
+    Print { format: u32, values: u32, result: u32 },
     /// `__assertfail`.
-    Fail {
-        message: u32,
-        file: u32,
-        line: u32,
-        function: u32,
-    },
+    Fail { message: u32, file: u32, line: u32, function: u32 },
 }
 
 /// `cp.async`.

@@ -72,10 +72,7 @@ impl Type {
 
     pub(crate) fn is_float(self) -> bool {
         use Type::*;
-        matches!(
-            self,
-            F16 | BF16 | E4M3x2 | E5M2x2 | F32 | F16x2 | BF16x2 | TF32 | F64
-        )
+        matches!(self, F16 | BF16 | E4M3x2 | E5M2x2 | F32 | F16x2 | BF16x2 | TF32 | F64)
     }
 }
 
@@ -91,11 +88,7 @@ impl<'a> Opcode<'a> {
     pub(crate) fn new(text: &'a str) -> Opcode<'a> {
         let mut parts = text.split('.');
         let name = parts.next().unwrap_or_default();
-        Opcode {
-            text,
-            name,
-            rest: parts.collect(),
-        }
+        Opcode { text, name, rest: parts.collect() }
     }
 
     /// Whether a modifier is present.
@@ -171,11 +164,6 @@ mod tests {
         assert!(error.contains(".rn") && error.contains("cvt.rn.bf16x2.f32"));
         assert_eq!(opcode.take_any(&[("rz", 1), ("rn", 2)]), Some(2));
         assert_eq!(opcode.finish(), Ok(()));
-        assert!(
-            opcode
-                .choose(&[("x", 1), ("y", 2)])
-                .unwrap_err()
-                .contains(".x .y")
-        );
+        assert!(opcode.choose(&[("x", 1), ("y", 2)]).unwrap_err().contains(".x .y"));
     }
 }

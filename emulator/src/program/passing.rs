@@ -34,10 +34,7 @@ impl Lowering<'_> {
             return call_locations.clone();
         }
         let mut locations = |shapes: &[Shape]| -> Vec<ValueLocation> {
-            shapes
-                .iter()
-                .map(|shape| self.shared_location(*shape))
-                .collect()
+            shapes.iter().map(|shape| self.shared_location(*shape)).collect()
         };
         let call_locations = CallLocations {
             returns: locations(&signature.returns),
@@ -51,10 +48,9 @@ impl Lowering<'_> {
     fn shared_location(&mut self, shape: Shape) -> ValueLocation {
         match shape {
             Shape::Predicate => ValueLocation::Predicate(self.names.new_predicate()),
-            Shape::Register { wide } => ValueLocation::Register {
-                slot: self.names.new_register(wide),
-                wide,
-            },
+            Shape::Register { wide } => {
+                ValueLocation::Register { slot: self.names.new_register(wide), wide }
+            }
             Shape::Memory { bytes } => {
                 let offset = self.local_bytes;
                 self.local_bytes += bytes;
@@ -84,17 +80,11 @@ impl Lowering<'_> {
 
     fn pass(&mut self, operand: &Operand, location: ValueLocation, inward: bool) -> Result<Passed> {
         let ordered = |caller, callee| {
-            if inward {
-                (callee, caller)
-            } else {
-                (caller, callee)
-            }
+            if inward { (callee, caller) } else { (caller, callee) }
         };
         if let Operand::Name(name) = operand
-            && let Some(Symbol::Variable {
-                space: Space::Local,
-                address: Constant::Bits(at),
-            }) = self.names.find(name)
+            && let Some(Symbol::Variable { space: Space::Local, address: Constant::Bits(at) }) =
+                self.names.find(name)
         {
             let at = *at as u32;
             return match location {
@@ -105,16 +95,8 @@ impl Lowering<'_> {
                 ValueLocation::Register { slot, wide } => {
                     let bytes = if wide { 8 } else { 4 };
                     Ok(match inward {
-                        true => Passed::Load {
-                            to: slot,
-                            from: at,
-                            bytes,
-                        },
-                        false => Passed::Store {
-                            to: at,
-                            from: slot,
-                            bytes,
-                        },
+                        true => Passed::Load { to: slot, from: at, bytes },
+                        false => Passed::Store { to: at, from: slot, bytes },
                     })
                 }
                 ValueLocation::Predicate(_) => Err(format!("`{name}` is not a predicate")),
@@ -129,22 +111,14 @@ impl Lowering<'_> {
                 let (to, from) = ordered(self.argument(operand, wide)?, slot);
                 Ok(Passed::Register { to, from, wide })
             }
-            ValueLocation::Memory { bytes, .. } if !matches!(bytes, 1 | 2 | 4 | 8) => Err(format!(
-                "`{operand}` cannot be passed as {bytes} bytes; pass a variable"
-            )),
+            ValueLocation::Memory { bytes, .. } if !matches!(bytes, 1 | 2 | 4 | 8) => {
+                Err(format!("`{operand}` cannot be passed as {bytes} bytes; pass a variable"))
+            }
             ValueLocation::Memory { offset, bytes } => {
                 let slot = self.source_of_bits(operand, bytes * 8, false)?;
                 Ok(match inward {
-                    true => Passed::Store {
-                        to: offset,
-                        from: slot,
-                        bytes,
-                    },
-                    false => Passed::Load {
-                        to: slot,
-                        from: offset,
-                        bytes,
-                    },
+                    true => Passed::Store { to: offset, from: slot, bytes },
+                    false => Passed::Load { to: slot, from: offset, bytes },
                 })
             }
         }
@@ -174,21 +148,16 @@ impl Lowering<'_> {
             }
         };
         match (self.names.find(name), parameter) {
-            (Some(Symbol::Register { slot, bits }), _) => Ok(ValueLocation::Register {
-                slot: *slot,
-                wide: *bits == 64,
-            }),
+            (Some(Symbol::Register { slot, bits }), _) => {
+                Ok(ValueLocation::Register { slot: *slot, wide: *bits == 64 })
+            }
             (Some(Symbol::Predicate(index)), _) => Ok(ValueLocation::Predicate(*index)),
             (
-                Some(Symbol::Variable {
-                    address: Constant::Bits(offset),
-                    ..
-                }),
+                Some(Symbol::Variable { address: Constant::Bits(offset), .. }),
                 Parameter::Memory(variable),
-            ) => Ok(ValueLocation::Memory {
-                offset: *offset as u32,
-                bytes: variable.bytes() as u32,
-            }),
+            ) => {
+                Ok(ValueLocation::Memory { offset: *offset as u32, bytes: variable.bytes() as u32 })
+            }
             _ => Err(format!("`{name}` is not a parameter")),
         }
     }

@@ -40,9 +40,7 @@ impl Lowering<'_> {
         match self.names.find(name) {
             Some(Symbol::Register { slot, bits }) if offset == 0 => match *bits == wanted {
                 true => Ok(*slot),
-                false => Err(format!(
-                    "`{name}` has {bits} bits; the instruction needs {wanted}"
-                )),
+                false => Err(format!("`{name}` has {bits} bits; the instruction needs {wanted}")),
             },
             Some(Symbol::Variable { address, .. }) => {
                 let address = moved(*address, offset);
@@ -52,9 +50,9 @@ impl Lowering<'_> {
             None if name == "WARP_SZ" => Ok(self.names.constant(Constant::Bits(32), wide)),
             None => match Special::parse(name) {
                 Some(special) if special.is_wide() == wide => Ok(self.names.special(special)),
-                Some(_) => Err(format!(
-                    "the special register `{name}` does not have {wanted} bits"
-                )),
+                Some(_) => {
+                    Err(format!("the special register `{name}` does not have {wanted} bits"))
+                }
                 None => match self.module.functions.address(name) {
                     Some(address) if wide && offset == 0 => {
                         Ok(self.names.constant(Constant::Bits(address), true))
@@ -116,9 +114,7 @@ impl Lowering<'_> {
     pub(crate) fn register_or_sink(&self, operand: &Operand) -> Result<(Option<Slot>, u32)> {
         match operand {
             Operand::Name(name) if name == "_" => Ok((None, 0)),
-            _ => self
-                .register(operand)
-                .map(|(slot, bits)| (Some(slot), bits)),
+            _ => self.register(operand).map(|(slot, bits)| (Some(slot), bits)),
         }
     }
 
@@ -139,14 +135,10 @@ impl Lowering<'_> {
                 index: Some(self.predicate(&Operand::Name(name.clone()))?),
                 negated: true,
             }),
-            Operand::Integer(value) => Ok(PredicateSource {
-                index: None,
-                negated: *value == 0 || *value == u64::MAX - 1,
-            }),
-            _ => Ok(PredicateSource {
-                index: Some(self.predicate(operand)?),
-                negated: false,
-            }),
+            Operand::Integer(value) => {
+                Ok(PredicateSource { index: None, negated: *value == 0 || *value == u64::MAX - 1 })
+            }
+            _ => Ok(PredicateSource { index: Some(self.predicate(operand)?), negated: false }),
         }
     }
 
@@ -169,11 +161,7 @@ impl Lowering<'_> {
         };
         match self.names.find(name) {
             Some(Symbol::Register { slot, bits }) => {
-                let address = Address {
-                    base: *slot,
-                    wide: *bits == 64,
-                    offset: *offset,
-                };
+                let address = Address { base: *slot, wide: *bits == 64, offset: *offset };
                 Ok((address, None))
             }
             Some(Symbol::Variable { space, address }) => {
@@ -237,13 +225,11 @@ fn moved(address: Constant, offset: i64) -> Constant {
     match address {
         Constant::Bits(bits) => Constant::Bits(bits.wrapping_add_signed(offset)),
         Constant::Shared(at) => Constant::Shared(at.wrapping_add_signed(offset as i32)),
-        Constant::DynamicShared { align, offset: at } => Constant::DynamicShared {
-            align,
-            offset: at.wrapping_add_signed(offset as i32),
-        },
-        Constant::Frame { frame, offset: at } => Constant::Frame {
-            frame,
-            offset: at.wrapping_add_signed(offset as i32),
-        },
+        Constant::DynamicShared { align, offset: at } => {
+            Constant::DynamicShared { align, offset: at.wrapping_add_signed(offset as i32) }
+        }
+        Constant::Frame { frame, offset: at } => {
+            Constant::Frame { frame, offset: at.wrapping_add_signed(offset as i32) }
+        }
     }
 }

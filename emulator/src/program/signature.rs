@@ -32,10 +32,7 @@ impl Signature {
 
     pub(crate) fn new(returns: &[Parameter], parameters: &[Parameter]) -> Signature {
         let shapes = |parameters: &[Parameter]| parameters.iter().map(Shape::of).collect();
-        Signature {
-            returns: shapes(returns),
-            parameters: shapes(parameters),
-        }
+        Signature { returns: shapes(returns), parameters: shapes(parameters) }
     }
 }
 
@@ -43,12 +40,10 @@ impl Shape {
     fn of(parameter: &Parameter) -> Shape {
         match parameter {
             Parameter::Register { kind, .. } if kind == ".pred" => Shape::Predicate,
-            Parameter::Register { kind, .. } => Shape::Register {
-                wide: bytes_of_type(kind) == Some(8),
-            },
-            Parameter::Memory(variable) => Shape::Memory {
-                bytes: variable.bytes() as u32,
-            },
+            Parameter::Register { kind, .. } => {
+                Shape::Register { wide: bytes_of_type(kind) == Some(8) }
+            }
+            Parameter::Memory(variable) => Shape::Memory { bytes: variable.bytes() as u32 },
         }
     }
 }

@@ -22,17 +22,10 @@ impl Lowering<'_> {
         let signature = Signature::of_memory(returns, parameters);
         let (passed, returned, places) = self.passed_values(&signature, results, arguments)?;
         let call = match places[..] {
-            [result, format, values] => SystemCall::Print {
-                format,
-                values,
-                result,
-            },
-            [message, file, line, function, _] => SystemCall::Fail {
-                message,
-                file,
-                line,
-                function,
-            },
+            [result, format, values] => SystemCall::Print { format, values, result },
+            [message, file, line, function, _] => {
+                SystemCall::Fail { message, file, line, function }
+            }
             _ => return Ok(false),
         };
         self.push(line, Op::Pass(passed));

@@ -8,12 +8,7 @@ use crate::ptx::syntax::Heading;
 const NEWEST: (u32, u32) = (9, 0);
 
 /// Values of `.target` besides an architecture.
-const MODES: [&str; 4] = [
-    "texmode_unified",
-    "texmode_independent",
-    "debug",
-    "map_f64_to_f32",
-];
+const MODES: [&str; 4] = ["texmode_unified", "texmode_independent", "debug", "map_f64_to_f32"];
 
 /// The first PTX version of each architecture (PTX ISA 13, "Release Notes"). Later versions support
 /// it too.
@@ -61,11 +56,7 @@ pub(super) fn check(source: &str, heading: &Heading, device: (u32, u32)) -> Resu
             "the module is written in PTX {major}.{minor}; the newest supported version is {}.{}",
             NEWEST.0, NEWEST.1
         );
-        return Err(LoadError::Version(PtxError::new(
-            source,
-            heading.version_line,
-            words,
-        )));
+        return Err(LoadError::Version(PtxError::new(source, heading.version_line, words)));
     }
     let error = |words: String| PtxError::new(source, heading.target_line, words);
     for target in &heading.targets {
@@ -86,11 +77,7 @@ pub(super) fn check(source: &str, heading: &Heading, device: (u32, u32)) -> Resu
             return Err(LoadError::Ptx(vec![error(words)]));
         }
         if !runs(number, compatibility, device) {
-            return Err(LoadError::Target(error(incompatible(
-                target,
-                compatibility,
-                device,
-            ))));
+            return Err(LoadError::Target(error(incompatible(target, compatibility, device))));
         }
     }
     Ok(())
@@ -132,10 +119,7 @@ fn incompatible(target: &str, compatibility: Compatibility, (major, minor): (u32
     let (who, least) = match compatibility {
         Compatibility::Upward => ("devices of that capability or higher", "a lower target"),
         Compatibility::Family => ("devices of its family", "a target without the `f`"),
-        Compatibility::Exact => (
-            "devices of exactly that capability",
-            "a target without the `a`",
-        ),
+        Compatibility::Exact => ("devices of exactly that capability", "a target without the `a`"),
     };
     format!(
         "the module targets `{target}`, which runs only on {who}; this device has compute \
@@ -152,10 +136,7 @@ mod tests {
 
     fn load(version: &str, target: &str, capability: (u32, u32)) -> Result<(), LoadError> {
         let text = format!(".version {version}\n.target {target}\n.entry k() {{ ret; }}");
-        let options = Options {
-            capability,
-            ..Options::default()
-        };
+        let options = Options { capability, ..Options::default() };
         Module::load(&text, &AddressSpace::new(), 0, &options).map(drop)
     }
 
@@ -174,11 +155,7 @@ mod tests {
             for (device, runs) in [a100, h200, b200].into_iter().zip(runs) {
                 let loaded = load(version, target, device);
                 let refused = matches!(loaded, Err(LoadError::Target(_)));
-                assert_eq!(
-                    (loaded.is_ok(), refused),
-                    (runs, !runs),
-                    "{target} {device:?}"
-                );
+                assert_eq!((loaded.is_ok(), refused), (runs, !runs), "{target} {device:?}");
             }
         }
     }
@@ -186,10 +163,7 @@ mod tests {
     #[test]
     fn errors_name_both_values_and_the_line() {
         let error = load("8.0", "sm_90a", (8, 0)).unwrap_err().to_string();
-        assert!(
-            error.contains("`sm_90a`") && error.contains("8.0"),
-            "{error}"
-        );
+        assert!(error.contains("`sm_90a`") && error.contains("8.0"), "{error}");
         assert!(error.contains("ptx line 2"), "{error}");
         let error = load("99.9", "sm_80", (8, 0)).unwrap_err();
         assert!(matches!(error, LoadError::Version(_)));
@@ -203,12 +177,7 @@ mod tests {
 
     #[test]
     fn version_and_target_are_required() {
-        for text in [
-            "",
-            ".entry k() { ret; }",
-            ".version 8.0\n.entry k() { ret; }",
-            ".version 8",
-        ] {
+        for text in ["", ".entry k() { ret; }", ".version 8.0\n.entry k() { ret; }", ".version 8"] {
             let loaded = Module::load(text, &AddressSpace::new(), 0, &Options::default());
             assert!(matches!(loaded.err(), Some(LoadError::Ptx(_))), "{text}");
         }

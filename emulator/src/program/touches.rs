@@ -95,12 +95,7 @@ fn visit(op: &Op, f: &mut impl FnMut(Slot, bool)) {
                 each(&[vote.to], WRITE);
             }
         }
-        Op::Match {
-            to, from, members, ..
-        }
-        | Op::Reduce {
-            to, from, members, ..
-        } => {
+        Op::Match { to, from, members, .. } | Op::Reduce { to, from, members, .. } => {
             each(&[*from, *members], READ);
             each(&[*to], WRITE);
         }
@@ -130,9 +125,7 @@ fn visit(op: &Op, f: &mut impl FnMut(Slot, bool)) {
         Op::WarpBarrier { members } => each(&[*members], READ),
         Op::CopyAsync(copy) => {
             each(&[copy.to.base, copy.from.base], READ);
-            copy.source_bytes
-                .iter()
-                .for_each(|slot| each(&[*slot], READ));
+            copy.source_bytes.iter().for_each(|slot| each(&[*slot], READ));
         }
         Op::ArriveForCopies(arrive) => each(&[arrive.address.base], READ),
         Op::LoadMatrix(load) => {
@@ -174,9 +167,7 @@ fn visit_mbarrier(action: &MbarrierAction, each: &mut impl FnMut(&[Slot], bool))
         MbarrierAction::Init { count } => each(&[*count], READ),
         MbarrierAction::Invalidate => {}
         MbarrierAction::Transfer { bytes, .. } => each(&[*bytes], READ),
-        MbarrierAction::Arrive {
-            to, count, bytes, ..
-        } => {
+        MbarrierAction::Arrive { to, count, bytes, .. } => {
             let sources = [count, bytes].into_iter().flatten();
             sources.for_each(|slot| each(&[*slot], READ));
             to.iter().for_each(|slot| each(&[*slot], WRITE));

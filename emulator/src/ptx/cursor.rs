@@ -19,12 +19,7 @@ pub(super) struct Parser<'a> {
 
 impl<'a> Parser<'a> {
     pub(super) fn new(source: &'a str) -> Result<Parser<'a>> {
-        Ok(Parser {
-            source,
-            lexemes: lex(source)?,
-            at: 0,
-            depth: 0,
-        })
+        Ok(Parser { source, lexemes: lex(source)?, at: 0, depth: 0 })
     }
 
     pub(super) fn is_at_end(&self) -> bool {

@@ -31,11 +31,7 @@ impl Parser<'_> {
         let bytes = element.lane_bytes();
         let [extent, inner @ ..] = levels else {
             let value = self.initial_value(&element.kind)?;
-            into.push(PlacedValue {
-                offset,
-                bytes,
-                value,
-            });
+            into.push(PlacedValue { offset, bytes, value });
             return Ok(1);
         };
         self.expect('{')?;
@@ -145,9 +141,7 @@ mod tests {
     fn words(declaration: &str) -> Vec<u32> {
         let bytes = bytes(declaration).unwrap();
         let words = bytes.chunks_exact(4);
-        words
-            .map(|it| u32::from_le_bytes(it.try_into().unwrap()))
-            .collect()
+        words.map(|it| u32::from_le_bytes(it.try_into().unwrap())).collect()
     }
 
     /// The words that ptxas 13.0 writes to its object file.
@@ -167,28 +161,16 @@ mod tests {
         );
         assert_eq!(floats(".global .b32 b[2] = {1.5, -2.5};"), [1.5, -2.5]);
         assert_eq!(words(".global .f64 b = -1.5;"), [0, 0xbff8_0000]);
-        assert_eq!(
-            words(".global .b64 b = 0d3FF0000000000000;"),
-            [0, 0x3ff0_0000]
-        );
+        assert_eq!(words(".global .b64 b = 0d3FF0000000000000;"), [0, 0x3ff0_0000]);
         assert_eq!(words(".global .s32 b[] = {-0x1, 1U};"), [u32::MAX, 1]);
-        assert_eq!(
-            bytes(".global .u8 b[] = {300, -129};").unwrap(),
-            [0x2c, 0x7f]
-        );
+        assert_eq!(bytes(".global .u8 b[] = {300, -129};").unwrap(), [0x2c, 0x7f]);
     }
 
     #[test]
     fn inner_lists_are_padded_with_zeros() {
         assert_eq!(words(".global .u32 b[2][2] = {{1}, {2}};"), [1, 0, 2, 0]);
-        assert_eq!(
-            words(".global .u32 b[][2] = {{1}, {2}, {3}};"),
-            [1, 0, 2, 0, 3, 0]
-        );
-        assert_eq!(
-            words(".global .v2 .u32 b[2] = {{1, 2}, {3, 4}};"),
-            [1, 2, 3, 4]
-        );
+        assert_eq!(words(".global .u32 b[][2] = {{1}, {2}, {3}};"), [1, 0, 2, 0, 3, 0]);
+        assert_eq!(words(".global .v2 .u32 b[2] = {{1, 2}, {3, 4}};"), [1, 2, 3, 4]);
         assert_eq!(words(".global .v2 .u32 b = {1, 2};"), [1, 2]);
         assert_eq!(words(".global .u32 b[3] = {};"), [0, 0, 0]);
     }

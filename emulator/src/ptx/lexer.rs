@@ -40,12 +40,7 @@ pub(crate) struct Lexeme {
 
 /// All tokens of `source`.
 pub(crate) fn lex(source: &str) -> Result<Vec<Lexeme>, PtxError> {
-    let mut lexer = Lexer {
-        source,
-        rest: source,
-        line: 1,
-        lexemes: Vec::new(),
-    };
+    let mut lexer = Lexer { source, rest: source, line: 1, lexemes: Vec::new() };
     lexer.run()?;
     Ok(lexer.lexemes)
 }
@@ -107,23 +102,17 @@ impl<'a> Lexer<'a> {
 
     fn number(&mut self) -> Result<Token, PtxError> {
         let alphanumeric = |c: char| c.is_ascii_alphanumeric();
-        let mut length = self
-            .rest
-            .find(|c| !alphanumeric(c))
-            .unwrap_or(self.rest.len());
+        let mut length = self.rest.find(|c| !alphanumeric(c)).unwrap_or(self.rest.len());
         if self.rest[length..].starts_with('.') && self.rest[..length].bytes().all(is_digit) {
             let fraction = &self.rest[length + 1..];
-            let end = fraction
-                .find(|c| !alphanumeric(c))
-                .unwrap_or(fraction.len());
+            let end = fraction.find(|c| !alphanumeric(c)).unwrap_or(fraction.len());
             length += 1 + end;
             // The sign of an exponent.
             if self.rest[..length].ends_with(['e', 'E'])
                 && let Some(exponent) = self.rest[length..].strip_prefix(['+', '-'])
             {
-                length += 1 + exponent
-                    .find(|c: char| !c.is_ascii_digit())
-                    .unwrap_or(exponent.len());
+                length +=
+                    1 + exponent.find(|c: char| !c.is_ascii_digit()).unwrap_or(exponent.len());
             }
         }
         let digits = self.rest[..length].to_owned();
@@ -237,10 +226,7 @@ mod tests {
     #[test]
     fn numbers() {
         assert_eq!(tokens("0f3F800000"), [Token::Float32(1f32.to_bits())]);
-        assert_eq!(
-            tokens("0dBFF0000000000000"),
-            [Token::Float64((-1f64).to_bits())]
-        );
+        assert_eq!(tokens("0dBFF0000000000000"), [Token::Float64((-1f64).to_bits())]);
         assert_eq!(tokens("1.5e-3"), [Token::Float64(1.5e-3f64.to_bits())]);
         let integers = [7, 8, 5, 0].map(Token::Integer);
         assert_eq!(tokens("7U 010 0b101 0"), integers);
@@ -250,9 +236,7 @@ mod tests {
     fn errors_name_the_line() {
         let error = lex("ret;\n  mov 0f12;").unwrap_err();
         assert_eq!((error.line, error.text.as_str()), (2, "mov 0f12;"));
-        for wrong in [
-            "\"open", "/* open", "é", "1.5e", "1.5e+", "1.5é", "0x", "09", "\"é",
-        ] {
+        for wrong in ["\"open", "/* open", "é", "1.5e", "1.5e+", "1.5é", "0x", "09", "\"é"] {
             assert!(lex(wrong).is_err(), "{wrong}");
         }
     }

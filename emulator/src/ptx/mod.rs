@@ -28,10 +28,6 @@ pub struct PtxError {
 impl PtxError {
     pub(crate) fn new(source: &str, line: u32, message: impl Into<String>) -> PtxError {
         let text = source.lines().nth((line as usize).saturating_sub(1));
-        PtxError {
-            line,
-            message: message.into(),
-            text: text.unwrap_or_default().trim().to_owned(),
-        }
+        PtxError { line, message: message.into(), text: text.unwrap_or_default().trim().to_owned() }
     }
 }

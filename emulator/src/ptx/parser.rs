@@ -37,12 +37,7 @@ impl Parser<'_> {
         if !self.accept_word(".target") {
             return self.fail("`.version` must be followed by `.target`".into());
         }
-        Ok(Heading {
-            version,
-            version_line,
-            targets: self.targets()?,
-            target_line,
-        })
+        Ok(Heading { version, version_line, targets: self.targets()?, target_line })
     }
 
     /// `8.3`.
@@ -72,9 +67,8 @@ impl Parser<'_> {
             ".address_size" => match self.integer()? {
                 64 => {}
                 other => {
-                    return self.fail(format!(
-                        "addresses of {other} bits are not supported; use 64"
-                    ));
+                    return self
+                        .fail(format!("addresses of {other} bits are not supported; use 64"));
                 }
             },
             ".file" => {
@@ -96,9 +90,7 @@ impl Parser<'_> {
                 module.variables.extend(self.variables(space)?);
             }
             _ => {
-                return self.fail(format!(
-                    "the module-level directive `{word}` is not supported"
-                ));
+                return self.fail(format!("the module-level directive `{word}` is not supported"));
             }
         }
         Ok(())

@@ -93,11 +93,7 @@ impl Parser<'_> {
         };
         self.accept_word(".noreturn");
         self.expect(';')?;
-        Ok(Statement::CallPrototype {
-            name,
-            returns,
-            parameters,
-        })
+        Ok(Statement::CallPrototype { name, returns, parameters })
     }
 
     fn registers(&mut self) -> Result<Statement> {

@@ -113,9 +113,8 @@ impl Parser<'_> {
         let mut initial = Vec::new();
         if self.accept('=') {
             if !matches!(space, Space::Global | Space::Const) {
-                return self.fail(format!(
-                    "`{name}` cannot have an initial value in its state space"
-                ));
+                return self
+                    .fail(format!("`{name}` cannot have an initial value in its state space"));
             }
             let given = self.initial(element, &extents, &mut initial)?;
             if let Some(first @ None) = extents.first_mut() {
@@ -137,15 +136,7 @@ impl Parser<'_> {
                 }
             }
         };
-        Ok(Variable {
-            name,
-            space,
-            align,
-            element: element.bytes(),
-            count,
-            initial,
-            line,
-        })
+        Ok(Variable { name, space, align, element: element.bytes(), count, initial, line })
     }
 
     /// `[4][8]`, or `[][8]` with an unknown first extent.

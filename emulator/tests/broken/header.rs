@@ -69,10 +69,9 @@ impl Header {
         let is_expected = |line| self.lines.contains(&line);
         match self.lines.is_empty() || line.is_some_and(is_expected) {
             true => Ok(()),
-            false => Err(format!(
-                "expected {kinds} at {:?}, but the report is:\n{report}",
-                self.lines
-            )),
+            false => {
+                Err(format!("expected {kinds} at {:?}, but the report is:\n{report}", self.lines))
+            }
         }
     }
 
@@ -83,9 +82,7 @@ impl Header {
         };
         match expected == words {
             true => Ok(()),
-            false => Err(format!(
-                "`{name}` begins with {words:?} instead of {expected:?}"
-            )),
+            false => Err(format!("`{name}` begins with {words:?} instead of {expected:?}")),
         }
     }
 
@@ -96,10 +93,7 @@ impl Header {
 
     fn set_lines(&mut self, value: &str) -> Option<()> {
         let lines = alternatives(value);
-        self.lines = lines
-            .iter()
-            .map(|line| line.parse().ok())
-            .collect::<Option<_>>()?;
+        self.lines = lines.iter().map(|line| line.parse().ok()).collect::<Option<_>>()?;
         Some(())
     }
 
@@ -137,10 +131,7 @@ impl Header {
 
     fn set_result(&mut self, value: &str) -> Option<()> {
         let (name, words) = value.split_once(' ')?;
-        let words = words
-            .split(' ')
-            .map(|word| word.parse().ok())
-            .collect::<Option<_>>()?;
+        let words = words.split(' ').map(|word| word.parse().ok()).collect::<Option<_>>()?;
         self.result = Some((name.to_owned(), words));
         Some(())
     }
@@ -179,9 +170,7 @@ fn is_of_kind(report: &str, kind: &str) -> bool {
 /// The first PTX line number in a report.
 fn line_of(report: &str) -> Option<u32> {
     let (_, after) = report.split_once("ptx line ")?;
-    let digits = after
-        .find(|c: char| !c.is_ascii_digit())
-        .unwrap_or(after.len());
+    let digits = after.find(|c: char| !c.is_ascii_digit()).unwrap_or(after.len());
     after[..digits].parse().ok()
 }
 

@@ -26,28 +26,20 @@ fn serialize() -> MutexGuard<'static, ()> {
 #[test]
 fn every_bug_is_reported_at_its_line() {
     let _guard = serialize();
-    let failures = failures_of(
-        "emulator/broken",
-        c"broken",
-        |header, outcome| match outcome {
-            Outcome::Report(report) => header.check_report(report),
-            Outcome::Words(_) => Err("ran without a report".to_owned()),
-        },
-    );
+    let failures = failures_of("emulator/broken", c"broken", |header, outcome| match outcome {
+        Outcome::Report(report) => header.check_report(report),
+        Outcome::Words(_) => Err("ran without a report".to_owned()),
+    });
     assert!(failures.is_empty(), "{}", failures.join("\n\n"));
 }
 
 #[test]
 fn correct_kernels_run_without_reports() {
     let _guard = serialize();
-    let failures = failures_of(
-        "emulator/broken/fine",
-        c"fine",
-        |header, outcome| match outcome {
-            Outcome::Report(report) => Err(format!("unexpected report:\n{report}")),
-            Outcome::Words(words) => header.check_result(words),
-        },
-    );
+    let failures = failures_of("emulator/broken/fine", c"fine", |header, outcome| match outcome {
+        Outcome::Report(report) => Err(format!("unexpected report:\n{report}")),
+        Outcome::Words(words) => header.check_result(words),
+    });
     assert!(failures.is_empty(), "{}", failures.join("\n\n"));
 }
 
@@ -67,11 +59,7 @@ fn failures_of(
     expected: impl Fn(&Header, &Outcome) -> Result<(), String>,
 ) -> Vec<String> {
     let kernels = kernels_of(folder);
-    assert!(
-        kernels.len() >= 15,
-        "{folder} has only {} kernels",
-        kernels.len()
-    );
+    assert!(kernels.len() >= 15, "{folder} has only {} kernels", kernels.len());
     let failure = |(path, text, header): &(PathBuf, String, Header)| {
         let reason = expected(header, &run(text, name, header)).err()?;
         Some(format!("{}: {reason}", path.display()))
@@ -81,13 +69,11 @@ fn failures_of(
 
 /// All kernels of a folder, with their headers.
 fn kernels_of(folder: &str) -> Vec<(PathBuf, String, Header)> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .parent()
-        .expect("the crate is in the workspace");
+    let root =
+        Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crate is in the workspace");
     let files = fs::read_dir(root.join(folder)).expect("the folder exists");
-    let mut paths: Vec<PathBuf> = files
-        .map(|file| file.expect("the folder is readable").path())
-        .collect();
+    let mut paths: Vec<PathBuf> =
+        files.map(|file| file.expect("the folder is readable").path()).collect();
     paths.retain(|path| path.extension().is_some_and(|extension| extension == "ptx"));
     paths.sort();
     let parsed = paths.into_iter().map(|path| {
@@ -127,13 +113,7 @@ fn launch(machine: &Machine, text: &str, name: &CStr, header: &Header) -> Result
     }
 
     let kernel = machine.kernel(&module, name);
-    machine.launch(
-        &kernel,
-        header.grid,
-        header.block,
-        header.dynamic_shared,
-        &buffers,
-    )?;
+    machine.launch(&kernel, header.grid, header.block, header.dynamic_shared, &buffers)?;
 
     // The host reads everything, so that undefined values that a kernel stored are found.
     let mut words = Vec::new();
@@ -159,8 +139,5 @@ fn launch(machine: &Machine, text: &str, name: &CStr, header: &Header) -> Result
 
 /// Words 0, 1, 2, ..
 fn ascending(bytes: usize) -> Vec<u8> {
-    (0..(bytes as u32).div_ceil(4))
-        .flat_map(u32::to_le_bytes)
-        .take(bytes)
-        .collect()
+    (0..(bytes as u32).div_ceil(4)).flat_map(u32::to_le_bytes).take(bytes).collect()
 }

@@ -15,28 +15,14 @@ fn histograms_count_every_byte_once() {
     // The bitwise AND of two random bytes has few set bits, so some values are much more frequent.
     let bytes = noise.vector(4000, |noise| (noise.u32() & noise.u32()) as u8);
     let mut counts = vec![0u32; 256];
-    bytes
-        .iter()
-        .for_each(|byte| counts[usize::from(*byte)] += 1);
+    bytes.iter().for_each(|byte| counts[usize::from(*byte)] += 1);
 
     let (from, to) = (gpu.upload(&bytes), gpu.zeros(4 * 256));
-    gpu.launch(
-        "histogram_shared",
-        [4, 1, 1],
-        [128, 1, 1],
-        0,
-        arguments![from, to, 4000i32],
-    );
+    gpu.launch("histogram_shared", [4, 1, 1], [128, 1, 1], 0, arguments![from, to, 4000i32]);
     assert_eq!(gpu.download::<u32>(&to), counts);
 
     let to = gpu.zeros(8 * 256);
-    gpu.launch(
-        "histogram_global",
-        [3, 1, 1],
-        [64, 1, 1],
-        0,
-        arguments![from, to, 1000i32],
-    );
+    gpu.launch("histogram_global", [3, 1, 1], [64, 1, 1], 0, arguments![from, to, 1000i32]);
     let counts: Vec<u64> = counts.iter().map(|count| u64::from(*count)).collect();
     assert_eq!(gpu.download::<u64>(&to), counts);
 }
@@ -64,13 +50,7 @@ fn integer_atomics_match_a_sequential_loop() {
     let values = Noise::new(3).vector(256, Noise::u32);
     let start: [u32; 11] = [1, 2, 3, 4, 5, 6, !0, 0, 9, 0, 0];
     let (from, to) = (gpu.upload(&values), gpu.upload(&start));
-    gpu.launch(
-        "integer_atomics",
-        [2, 1, 1],
-        [128, 1, 1],
-        0,
-        arguments![from, to],
-    );
+    gpu.launch("integer_atomics", [2, 1, 1], [128, 1, 1], 0, arguments![from, to]);
 
     let mut want = start;
     for value in values {
@@ -84,11 +64,7 @@ fn integer_atomics_match_a_sequential_loop() {
         want[7] |= value;
         want[8] ^= value;
         want[9] = if want[9] >= 100 { 0 } else { want[9] + 1 };
-        want[10] = if want[10] == 0 || want[10] > 100 {
-            100
-        } else {
-            want[10] - 1
-        };
+        want[10] = if want[10] == 0 || want[10] > 100 { 100 } else { want[10] - 1 };
     }
     assert_eq!(gpu.download::<u32>(&to), want);
 }
@@ -99,13 +75,7 @@ fn long_integer_atomics_match_a_sequential_loop() {
     let values = Noise::new(4).vector(128, |noise| noise.u64());
     let start: [u64; 7] = [0, 0, !0, 0, !0, 0, 7];
     let (from, to) = (gpu.upload(&values), gpu.upload(&start));
-    gpu.launch(
-        "long_atomics",
-        [2, 1, 1],
-        [64, 1, 1],
-        0,
-        arguments![from, to],
-    );
+    gpu.launch("long_atomics", [2, 1, 1], [64, 1, 1], 0, arguments![from, to]);
 
     let mut want = start;
     for value in values {
@@ -139,13 +109,7 @@ fn exchanges_form_one_chain() {
     let Some(gpu) = corpus("atomics") else { return };
     let end = u32::MAX;
     let (head, before) = (gpu.upload(&[end]), gpu.uninitialized(4 * 128));
-    gpu.launch(
-        "exchange_chain",
-        [2, 1, 1],
-        [64, 1, 1],
-        0,
-        arguments![head, before],
-    );
+    gpu.launch("exchange_chain", [2, 1, 1], [64, 1, 1], 0, arguments![head, before]);
 
     let before = gpu.download::<u32>(&before);
     let mut at = gpu.download::<u32>(&head)[0];
@@ -177,31 +141,13 @@ fn halves_are_added_in_pairs() {
     let values = Noise::new(6).whole_f32(96, 0, 1);
     let from = gpu.upload(&values);
     let (halves, bfloats, sum) = (gpu.zeros(4), gpu.zeros(4), gpu.zeros(4));
-    gpu.launch(
-        "packed_atomics",
-        [3, 1, 1],
-        [32, 1, 1],
-        0,
-        arguments![from, halves, sum],
-    );
-    gpu.launch(
-        "bfloat_atomics",
-        [1, 1, 1],
-        [1, 1, 1],
-        0,
-        arguments![from, bfloats, 96i32],
-    );
+    gpu.launch("packed_atomics", [3, 1, 1], [32, 1, 1], 0, arguments![from, halves, sum]);
+    gpu.launch("bfloat_atomics", [1, 1, 1], [1, 1, 1], 0, arguments![from, bfloats, 96i32]);
 
     let want: f32 = values.iter().sum();
     assert_eq!(gpu.download::<f32>(&sum), [want]);
-    assert_eq!(
-        gpu.download::<f16>(&halves),
-        [want, 2.0 * want].map(f16::from_f32)
-    );
-    assert_eq!(
-        gpu.download::<bf16>(&bfloats),
-        [want, 2.0 * want].map(bf16::from_f32)
-    );
+    assert_eq!(gpu.download::<f16>(&halves), [want, 2.0 * want].map(f16::from_f32));
+    assert_eq!(gpu.download::<bf16>(&bfloats), [want, 2.0 * want].map(bf16::from_f32));
 }
 
 /// The counter returns to zero, so that the kernel can be launched again.
@@ -229,13 +175,7 @@ fn a_flag_carries_a_message() {
     };
     let (data, flag) = (gpu.uninitialized(4 * 64), gpu.zeros(4));
     let out = gpu.uninitialized(4 * 64 * 3);
-    gpu.launch(
-        "message",
-        [4, 1, 1],
-        [64, 1, 1],
-        0,
-        arguments![data, flag, out],
-    );
+    gpu.launch("message", [4, 1, 1], [64, 1, 1], 0, arguments![data, flag, out]);
     let message: Vec<i32> = (0..64).rev().map(|i| 3 * i + 1).collect();
     assert_eq!(gpu.download::<i32>(&out), message.repeat(3));
 }
@@ -246,13 +186,7 @@ fn a_lock_admits_one_block() {
         return;
     };
     let (lock, sum) = (gpu.zeros(4), gpu.zeros(8));
-    gpu.launch(
-        "locked_sum",
-        [40, 1, 1],
-        [32, 1, 1],
-        0,
-        arguments![lock, sum],
-    );
+    gpu.launch("locked_sum", [40, 1, 1], [32, 1, 1], 0, arguments![lock, sum]);
     let want = (0..40).fold(0i64, |sum, _| sum * 2 % 1_000_003 + 1);
     assert_eq!(gpu.download::<i64>(&sum), [want]);
     assert_eq!(gpu.download::<i32>(&lock), [0]);
@@ -264,13 +198,7 @@ fn atomics_of_the_standard_library() {
         return;
     };
     let cells = gpu.zeros(4 * 6);
-    gpu.launch(
-        "ordered_atomics",
-        [1, 1, 1],
-        [96, 1, 1],
-        0,
-        arguments![cells],
-    );
+    gpu.launch("ordered_atomics", [1, 1, 1], [96, 1, 1], 0, arguments![cells]);
     let xor = (0..96).fold(0, |xor, i| xor ^ i);
     assert_eq!(gpu.download::<i32>(&cells), [96, 192, 95, -1, 288, xor]);
 }

@@ -14,13 +14,7 @@ fn every_case_of_a_switch() {
     let x = noise.vector(256, |noise| noise.f32(0.5, 9.0));
     let (cases, from) = (gpu.upload(&which), gpu.upload(&x));
     let out = gpu.upload(&[7f32; 768]);
-    gpu.launch(
-        "dense_switch",
-        [2, 1, 1],
-        [128, 1, 1],
-        0,
-        arguments![cases, from, out],
-    );
+    gpu.launch("dense_switch", [2, 1, 1], [128, 1, 1], 0, arguments![cases, from, out]);
 
     let mut want = vec![7f32; 768];
     for i in 0..256 {
@@ -42,10 +36,7 @@ fn every_case_of_a_switch() {
                     -x
                 }
             }
-            6 => [1.0, 2.0, 4.0, 8.0, 16.0]
-                .into_iter()
-                .find(|power| *power >= x)
-                .unwrap(),
+            6 => [1.0, 2.0, 4.0, 8.0, 16.0].into_iter().find(|power| *power >= x).unwrap(),
             7 => 7.0,
             _ => -1.0,
         };
@@ -70,10 +61,7 @@ fn every_lane_leaves_its_loop_when_it_is_done() {
         }
         if count > 400 { -1 } else { count }
     };
-    assert_eq!(
-        gpu.download::<i32>(&steps),
-        numbers.into_iter().map(count).collect::<Vec<_>>()
-    );
+    assert_eq!(gpu.download::<i32>(&steps), numbers.into_iter().map(count).collect::<Vec<_>>());
 }
 
 #[test]
@@ -96,10 +84,7 @@ fn mandelbrot_is_bit_exact() {
         });
         steps.unwrap_or(limit)
     };
-    assert_eq!(
-        gpu.download::<i32>(&out),
-        (0..width * height).map(escape).collect::<Vec<_>>()
-    );
+    assert_eq!(gpu.download::<i32>(&out), (0..width * height).map(escape).collect::<Vec<_>>());
 }
 
 #[test]
@@ -112,9 +97,7 @@ fn searches_of_different_length() {
     sorted.sort();
     let keys = noise.vector(64, |noise| noise.integer(-60, 210) as i32);
     // The lists that start below 40 end with a negative index; the others are cyclic.
-    let next: Vec<i32> = (0..64)
-        .map(|i| if i < 40 { i - 3 } else { 40 + (i + 1) % 24 })
-        .collect();
+    let next: Vec<i32> = (0..64).map(|i| if i < 40 { i - 3 } else { 40 + (i + 1) % 24 }).collect();
     let [table, wanted, list] = [&sorted, &keys, &next].map(|values| gpu.upload(values));
     let (found, hops) = (gpu.uninitialized(4 * 64), gpu.uninitialized(4 * 64));
     let arguments = arguments![table, 77i32, wanted, list, found, hops];
@@ -122,10 +105,7 @@ fn searches_of_different_length() {
 
     let (found, hops) = (gpu.download::<i32>(&found), gpu.download::<i32>(&hops));
     for i in 0..64 {
-        assert_eq!(
-            found[i] as usize,
-            sorted.partition_point(|value| *value < keys[i])
-        );
+        assert_eq!(found[i] as usize, sorted.partition_point(|value| *value < keys[i]));
         let length = if i < 40 { i as i32 / 3 + 1 } else { 1000 };
         assert_eq!(hops[i], if keys[i] < 0 { 1 } else { length });
     }
@@ -139,13 +119,7 @@ fn exited_warps_do_not_block_the_rest() {
     let n = 150usize;
     let values: Vec<i32> = (0..n as i32).map(|i| i * i).collect();
     let (from, out) = (gpu.upload(&values), gpu.uninitialized(4 * n));
-    gpu.launch(
-        "early_exits",
-        [2, 1, 1],
-        [128, 1, 1],
-        0,
-        arguments![from, out, n as i32],
-    );
+    gpu.launch("early_exits", [2, 1, 1], [128, 1, 1], 0, arguments![from, out, n as i32]);
     let want = (0..n).map(|i| values[i] + values.get(i ^ 1).unwrap_or(&0));
     assert_eq!(gpu.download::<i32>(&out), want.collect::<Vec<_>>());
 }
@@ -156,29 +130,15 @@ fn functions_return_structures_and_write_through_pointers() {
     let mut noise = Noise::new(3);
     let z = noise.vector(32, |noise| [(); 2].map(|()| noise.integer(-4, 4) as f32));
     let (from, out) = (gpu.upload(&z), gpu.uninitialized(8 * 32));
-    gpu.launch(
-        "complex_power",
-        [1, 1, 1],
-        [32, 1, 1],
-        0,
-        arguments![from, out, 5i32],
-    );
+    gpu.launch("complex_power", [1, 1, 1], [32, 1, 1], 0, arguments![from, out, 5i32]);
     let times = |[a, b]: [f32; 2], [c, d]: [f32; 2]| [a * c - b * d, a * d + b * c];
-    let powers: Vec<[f32; 2]> = z
-        .iter()
-        .map(|z| (0..5).fold([1.0, 0.0], |power, _| times(power, *z)))
-        .collect();
+    let powers: Vec<[f32; 2]> =
+        z.iter().map(|z| (0..5).fold([1.0, 0.0], |power, _| times(power, *z))).collect();
     assert_eq!(gpu.download::<[f32; 2]>(&out), powers);
 
     let values = noise.vector(90, |noise| noise.integer(-99, 99) as i32);
     let (from, out) = (gpu.upload(&values), gpu.uninitialized(8 * 96));
-    gpu.launch(
-        "window_extremes",
-        [3, 1, 1],
-        [32, 1, 1],
-        0,
-        arguments![from, out, 90i32],
-    );
+    gpu.launch("window_extremes", [3, 1, 1], [32, 1, 1], 0, arguments![from, out, 90i32]);
     for (i, got) in gpu.download::<[i32; 2]>(&out).into_iter().enumerate() {
         let window = (0..i % 32 % 5 + 1).map(|j| values[(i + j) % 90]);
         assert_eq!(got, [window.clone().min().unwrap(), window.max().unwrap()]);
@@ -204,13 +164,7 @@ fn indirect_calls() {
     let b = noise.vector(32, |noise| noise.integer(-99, 99) as i32);
     let [choice, x, y] = [&which, &a, &b].map(|values| gpu.upload(values));
     let out = gpu.uninitialized(4 * 32);
-    gpu.launch(
-        "indirect",
-        [1, 1, 1],
-        [32, 1, 1],
-        0,
-        arguments![choice, x, y, out],
-    );
+    gpu.launch("indirect", [1, 1, 1], [32, 1, 1], 0, arguments![choice, x, y, out]);
     let want = (0..32).map(|i| [a[i] + b[i], a[i] - b[i], a[i] * b[i]][which[i] as usize]);
     assert_eq!(gpu.download::<i32>(&out), want.collect::<Vec<_>>());
 }
@@ -221,26 +175,13 @@ fn local_arrays() {
     let mut noise = Noise::new(5);
     let mut keys = noise.vector(16 * 64, |noise| noise.f32(-9.0, 9.0));
     let (from, out) = (gpu.upload(&keys), gpu.uninitialized(4 * keys.len()));
-    gpu.launch(
-        "insertion_sort",
-        [2, 1, 1],
-        [32, 1, 1],
-        0,
-        arguments![from, out],
-    );
-    keys.chunks_mut(16)
-        .for_each(|keys| keys.sort_by(f32::total_cmp));
+    gpu.launch("insertion_sort", [2, 1, 1], [32, 1, 1], 0, arguments![from, out]);
+    keys.chunks_mut(16).for_each(|keys| keys.sort_by(f32::total_cmp));
     assert_eq!(gpu.download::<f32>(&out), keys);
 
     let bytes = noise.vector(64, |noise| noise.u32() as u8);
     let (from, out) = (gpu.upload(&bytes), gpu.uninitialized(8 * 32));
-    gpu.launch(
-        "bytes_as_words",
-        [1, 1, 1],
-        [32, 1, 1],
-        0,
-        arguments![from, out, 11i32],
-    );
+    gpu.launch("bytes_as_words", [1, 1, 1], [32, 1, 1], 0, arguments![from, out, 11i32]);
     let want = (0..32u8).map(|thread| {
         let mut moved = [0u8; 64];
         for (i, byte) in bytes.iter().enumerate() {
@@ -269,19 +210,9 @@ fn a_stack_machine_per_thread() {
         };
         programs.extend(program);
         programs.resize(16 * (thread + 1), 7);
-        want.push(if thread % 3 == 2 {
-            -x * x
-        } else {
-            x * x - y * y
-        });
+        want.push(if thread % 3 == 2 { -x * x } else { x * x - y * y });
     }
     let (from, out) = (gpu.upload(&programs), gpu.uninitialized(4 * 32));
-    gpu.launch(
-        "stack_machine",
-        [1, 1, 1],
-        [32, 1, 1],
-        0,
-        arguments![from, 16i32, out],
-    );
+    gpu.launch("stack_machine", [1, 1, 1], [32, 1, 1], 0, arguments![from, 16i32, out]);
     assert_eq!(gpu.download::<i32>(&out), want);
 }

@@ -33,18 +33,10 @@ fn floats_convert_to_all_types() {
         f32::NAN,
     ];
     let mut noise = Noise::new(1);
-    values.resize_with(200, || {
-        noise.f32(-1.0, 1.0) * 10f32.powi(noise.integer(-2, 9) as i32)
-    });
+    values.resize_with(200, || noise.f32(-1.0, 1.0) * 10f32.powi(noise.integer(-2, 9) as i32));
     let n = values.len();
     let (from, out) = (gpu.upload(&values), gpu.uninitialized(4 * 16 * n));
-    gpu.launch(
-        "from_float",
-        [4, 1, 1],
-        [64, 1, 1],
-        0,
-        arguments![from, out, n as i32],
-    );
+    gpu.launch("from_float", [4, 1, 1], [64, 1, 1], 0, arguments![from, out, n as i32]);
 
     let got = gpu.download::<i32>(&out);
     for (i, x) in values.into_iter().enumerate() {
@@ -62,24 +54,13 @@ fn floats_convert_to_all_types() {
             (x != 0.0).into(),
         ];
         assert_eq!(got[..9], want, "{x:e}");
-        let rounded = [
-            x.floor(),
-            x.ceil(),
-            x.trunc(),
-            x.round_ties_even(),
-            x.round(),
-        ];
+        let rounded = [x.floor(), x.ceil(), x.trunc(), x.round_ties_even(), x.round()];
         for (k, want) in rounded.into_iter().enumerate().filter(|_| !x.is_nan()) {
             assert_eq!(got[9 + k], want.to_bits() as i32, "{x:e} {k}");
         }
         let saturated = if x > 0.0 { x.min(1.0) } else { 0.0 };
         assert_eq!(f32::from_bits(got[14] as u32), saturated, "{x:e}");
-        let flags = [
-            x.is_sign_negative(),
-            x.is_nan(),
-            x.is_infinite(),
-            x.is_finite(),
-        ];
+        let flags = [x.is_sign_negative(), x.is_nan(), x.is_infinite(), x.is_finite()];
         let flags = (0..4).map(|at| i32::from(flags[at]) << at).sum::<i32>();
         assert_eq!(got[15], flags, "{x:e}");
     }
@@ -92,18 +73,10 @@ fn conversions_to_and_from_64_bits() {
     };
     let mut noise = Noise::new(2);
     let mut values = vec![0.0, -0.5, 0.5, 1.5, -7.5, 16777217.0, 1.5e15, -1.5e15];
-    values.resize_with(200, || {
-        noise.f64(-1.0, 1.0) * 10f64.powi(noise.integer(0, 15) as i32)
-    });
+    values.resize_with(200, || noise.f64(-1.0, 1.0) * 10f64.powi(noise.integer(0, 15) as i32));
     let n = values.len();
     let (from, out) = (gpu.upload(&values), gpu.uninitialized(8 * 10 * n));
-    gpu.launch(
-        "to_and_from_long",
-        [4, 1, 1],
-        [64, 1, 1],
-        0,
-        arguments![from, out, n as i32],
-    );
+    gpu.launch("to_and_from_long", [4, 1, 1], [64, 1, 1], 0, arguments![from, out, n as i32]);
 
     let bits = |value: f64| i64::from((value as f32).to_bits() as i32);
     let got = gpu.download::<i64>(&out);
@@ -184,13 +157,7 @@ fn structures_with_padding() {
         padding: 0,
     });
     let buffer = gpu.upload(&items);
-    gpu.launch(
-        "structures",
-        [2, 1, 1],
-        [64, 1, 1],
-        0,
-        arguments![buffer, 100i32],
-    );
+    gpu.launch("structures", [2, 1, 1], [64, 1, 1], 0, arguments![buffer, 100i32]);
 
     for (got, was) in gpu.download::<Packed>(&buffer).into_iter().zip(items) {
         let change = match was.flag {
@@ -223,13 +190,7 @@ fn a_structure_as_parameter() {
     settings.extend([b'x', 0, 0, 0]);
     settings.extend(from.address().to_le_bytes());
     settings.extend(out.address().to_le_bytes());
-    gpu.launch(
-        "by_value",
-        [1, 1, 1],
-        [64, 1, 1],
-        0,
-        arguments![settings, 200u8],
-    );
+    gpu.launch("by_value", [1, 1, 1], [64, 1, 1], 0, arguments![settings, 200u8]);
 
     let want = values.iter().enumerate().map(|(i, value)| {
         let shifted = value << shifts[i % 5];

@@ -23,9 +23,7 @@ fn sums_of_tiles(
 /// The sum over all tiles of the words at these places.
 fn sum_of(words: &[i32], places: &[usize]) -> i32 {
     let tiles = words.chunks_exact(TILE);
-    tiles
-        .flat_map(|tile| places.iter().map(|at| tile[*at]))
-        .sum()
+    tiles.flat_map(|tile| places.iter().map(|at| tile[*at])).sum()
 }
 
 /// `cuda::memcpy_async` with a `cuda::barrier`, one phase per tile.
@@ -61,13 +59,7 @@ fn each_arrival_follows_the_copies_before_it() {
     };
     let words: Vec<i32> = Noise::new(12).vector(256, |noise| noise.u32() as i32);
     let (from, to) = (gpu.upload(&words), gpu.uninitialized(4 * 256));
-    gpu.launch(
-        "two_arrivals",
-        [1, 1, 1],
-        [128, 1, 1],
-        0,
-        arguments![from, to],
-    );
+    gpu.launch("two_arrivals", [1, 1, 1], [128, 1, 1], 0, arguments![from, to]);
     let mut reversed = words.clone();
     reversed[..128].reverse();
     reversed[128..].reverse();

@@ -75,10 +75,7 @@ pub(crate) fn exponent(value: f64) -> i32 {
 pub(crate) fn assert_near(got: f64, want: f64, tolerance: f64, what: impl Debug) {
     let same = got == want || got.is_nan() && want.is_nan();
     let near = (got - want).abs() <= tolerance;
-    assert!(
-        same || near,
-        "{what:?}: {got:e} instead of {want:e} (+- {tolerance:e})"
-    );
+    assert!(same || near, "{what:?}: {got:e} instead of {want:e} (+- {tolerance:e})");
 }
 
 /// Fails unless both have the same bits; all NaNs are equal.

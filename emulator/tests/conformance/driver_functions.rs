@@ -67,10 +67,7 @@ fn printf_writes_what_c_writes() {
     };
     launch(&space, &call, &options).unwrap_or_else(|e| panic!("{e}"));
     let text = String::from_utf8(text.lock().unwrap().clone()).unwrap();
-    assert_eq!(
-        text,
-        "in[1] = 2.25 is more than one\nin[3] = 1e+07 is more than one\n"
-    );
+    assert_eq!(text, "in[1] = 2.25 is more than one\nin[3] = 1e+07 is more than one\n");
 }
 
 #[test]
@@ -81,11 +78,7 @@ fn a_failed_assertion_faults_the_context_and_a_texture_refuses_its_kernel() {
     let context = Context::new().unwrap();
     let module = driver::Module::load(&ptx).unwrap();
     let error = module.kernel(c"sample").err().expect("an error");
-    for part in [
-        "CUDA_ERROR_NOT_SUPPORTED",
-        "kernel `sample` cannot run",
-        "tex.2d.v4.f32.f32",
-    ] {
+    for part in ["CUDA_ERROR_NOT_SUPPORTED", "kernel `sample` cannot run", "tex.2d.v4.f32.f32"] {
         assert!(error.contains(part), "{error}");
     }
 
@@ -93,15 +86,8 @@ fn a_failed_assertion_faults_the_context_and_a_texture_refuses_its_kernel() {
     let from = driver::allocate(8).unwrap();
     driver::write(from, bytemuck::cast_slice(&[0.5f32, -1.0])).unwrap();
     let arguments = [&from.to_le_bytes()[..], &2u32.to_le_bytes()];
-    let error = kernel
-        .launch([1; 3], [32, 1, 1], 0, &arguments)
-        .unwrap_err();
-    for part in [
-        "CUDA_ERROR_ASSERT",
-        "driver_functions.cu:32: ",
-        "report",
-        "in[i] >= 0.0f",
-    ] {
+    let error = kernel.launch([1; 3], [32, 1, 1], 0, &arguments).unwrap_err();
+    for part in ["CUDA_ERROR_ASSERT", "driver_functions.cu:32: ", "report", "in[i] >= 0.0f"] {
         assert!(error.contains(part), "{error}");
     }
     let error = driver::allocate(8).unwrap_err();

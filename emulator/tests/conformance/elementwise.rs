@@ -12,29 +12,13 @@ fn saxpy_fuses_product_and_sum() {
     let x = noise.vector(n, |noise| noise.f32(-4.0, 4.0));
     let y = noise.vector(n, |noise| noise.f32(-4.0, 4.0));
     let (from, to) = (gpu.upload(&x), gpu.upload(&y));
-    gpu.launch(
-        "saxpy",
-        [2, 1, 1],
-        [128, 1, 1],
-        0,
-        arguments![n as i64, 1.7f32, from, to],
-    );
+    gpu.launch("saxpy", [2, 1, 1], [128, 1, 1], 0, arguments![n as i64, 1.7f32, from, to]);
 
-    let once: Vec<f32> = x
-        .iter()
-        .zip(&y)
-        .map(|(x, y)| 1.7f32.mul_add(*x, *y))
-        .collect();
+    let once: Vec<f32> = x.iter().zip(&y).map(|(x, y)| 1.7f32.mul_add(*x, *y)).collect();
     assert_eq!(gpu.download::<f32>(&to), once);
 
     let quads = (n / 4) as i32;
-    gpu.launch(
-        "saxpy_vector",
-        [5, 1, 1],
-        [64, 1, 1],
-        0,
-        arguments![quads, -0.3f32, from, to],
-    );
+    gpu.launch("saxpy_vector", [5, 1, 1], [64, 1, 1], 0, arguments![quads, -0.3f32, from, to]);
     let mut twice = once.clone();
     for i in 0..n / 4 * 4 {
         twice[i] = (-0.3f32).mul_add(x[i], once[i]);
@@ -54,23 +38,11 @@ fn a_transposed_matrix_has_its_columns_as_rows() {
 
     let (from, to) = (gpu.upload(&values), gpu.uninitialized(4 * values.len()));
     let sizes = (rows as i32, columns as i32);
-    gpu.launch(
-        "transpose_f32",
-        grid,
-        [32, 8, 1],
-        0,
-        arguments![from, to, sizes.0, sizes.1],
-    );
+    gpu.launch("transpose_f32", grid, [32, 8, 1], 0, arguments![from, to, sizes.0, sizes.1]);
     assert_eq!(gpu.download::<f32>(&to), transposed(&values, rows, columns));
 
     let (from, to) = (gpu.upload(&words), gpu.uninitialized(2 * words.len()));
-    gpu.launch(
-        "transpose_u16",
-        grid,
-        [32, 8, 1],
-        0,
-        arguments![from, to, sizes.0, sizes.1],
-    );
+    gpu.launch("transpose_u16", grid, [32, 8, 1], 0, arguments![from, to, sizes.0, sizes.1]);
     assert_eq!(gpu.download::<u16>(&to), transposed(&words, rows, columns));
 }
 

@@ -121,10 +121,7 @@ impl Gpu {
     ) {
         let name = CString::new(kernel).expect("names contain no NUL");
         let bytes: Vec<&[u8]> = arguments.iter().map(Argument::bytes).collect();
-        let function = self
-            .module
-            .kernel(&name)
-            .expect("the module has the kernel");
+        let function = self.module.kernel(&name).expect("the module has the kernel");
         let launched = function.launch(grid, block, dynamic_shared, &bytes);
         launched.unwrap_or_else(|report| panic!("{report}"));
     }

@@ -67,16 +67,8 @@ fn half_arithmetic_rounds_once() {
             x.abs(),
             low,
             high,
-            if fused.is_nan() {
-                fused
-            } else {
-                fused.max(0.0)
-            },
-            if saturated.is_nan() {
-                0.0
-            } else {
-                saturated.clamp(0.0, 1.0)
-            },
+            if fused.is_nan() { fused } else { fused.max(0.0) },
+            if saturated.is_nan() { 0.0 } else { saturated.clamp(0.0, 1.0) },
             f64::NAN, // division: see below
             F16.nearest(times),
             F16.round(times, Rounding::Zero),
@@ -193,13 +185,7 @@ fn functions_of_halves() {
     let Some(gpu) = corpus("half") else { return };
     let values = Noise::new(5).vector(N, |noise| F16.nearest(noise.f64(0.01, 8.0)));
     let (from, out) = (gpu.upload(&to_f16(&values)), gpu.uninitialized(2 * 8 * N));
-    gpu.launch(
-        "half_functions",
-        [4, 1, 1],
-        [64, 1, 1],
-        0,
-        arguments![from, out, N as i32],
-    );
+    gpu.launch("half_functions", [4, 1, 1], [64, 1, 1], 0, arguments![from, out, N as i32]);
 
     let got = gpu.download::<f16>(&out);
     for (i, x) in values.into_iter().enumerate() {
@@ -227,13 +213,7 @@ fn halves_and_integers() {
     let Some(gpu) = corpus("half") else { return };
     let values = Noise::new(6).vector(N, |noise| F16.nearest(noise.f64(-300.0, 300.0)));
     let (from, out) = (gpu.upload(&to_f16(&values)), gpu.uninitialized(4 * 6 * N));
-    gpu.launch(
-        "half_conversions",
-        [4, 1, 1],
-        [64, 1, 1],
-        0,
-        arguments![from, out, N as i32],
-    );
+    gpu.launch("half_conversions", [4, 1, 1], [64, 1, 1], 0, arguments![from, out, N as i32]);
 
     let got = gpu.download::<i32>(&out);
     for (i, x) in values.into_iter().enumerate() {
@@ -244,9 +224,7 @@ fn halves_and_integers() {
             x.floor() as i32,
             f16::from_f64(F16.nearest(whole * 37.0)).to_bits().into(),
             f16::from_f64(F16.nearest(whole * 91.0)).to_bits().into(),
-            bf16::from_f64(BF16.nearest(whole * 1001.0))
-                .to_bits()
-                .into(),
+            bf16::from_f64(BF16.nearest(whole * 1001.0)).to_bits().into(),
         ];
         assert_eq!(got[6 * i..6 * i + 6], want, "{i} {x}");
     }

@@ -8,21 +8,9 @@ const N: usize = 300;
 
 /// Pairs of words: edge cases and random words of all widths.
 fn words(seed: u64) -> (Vec<u32>, Vec<u32>) {
-    let corners = [
-        0,
-        1,
-        2,
-        31,
-        32,
-        0x7fff_ffff,
-        0x8000_0000,
-        0xffff_ffff,
-        0x0001_0000,
-        0x5555_5555,
-    ];
-    let pairs = corners
-        .iter()
-        .flat_map(|x| corners.iter().map(move |y| (*x, *y)));
+    let corners =
+        [0, 1, 2, 31, 32, 0x7fff_ffff, 0x8000_0000, 0xffff_ffff, 0x0001_0000, 0x5555_5555];
+    let pairs = corners.iter().flat_map(|x| corners.iter().map(move |y| (*x, *y)));
     let mut noise = Noise::new(seed);
     let mut draw = || noise.u32() >> noise.integer(0, 31);
     let mut pairs: Vec<(u32, u32)> = pairs.collect();
@@ -40,18 +28,8 @@ fn permute(x: u32, y: u32, selector: u32) -> u32 {
 fn counting_and_moving_bits() {
     let Some(gpu) = corpus("integer") else { return };
     let (a, b) = words(1);
-    let (x, y, out) = (
-        gpu.upload(&a),
-        gpu.upload(&b),
-        gpu.uninitialized(4 * 16 * N),
-    );
-    gpu.launch(
-        "bits",
-        [5, 1, 1],
-        [64, 1, 1],
-        0,
-        arguments![x, y, out, N as i32],
-    );
+    let (x, y, out) = (gpu.upload(&a), gpu.upload(&b), gpu.uninitialized(4 * 16 * N));
+    gpu.launch("bits", [5, 1, 1], [64, 1, 1], 0, arguments![x, y, out, N as i32]);
 
     let got = gpu.download::<u32>(&out);
     for i in 0..N {
@@ -71,11 +49,7 @@ fn counting_and_moving_bits() {
             x,
             wide.count_ones(),
             wide.leading_zeros(),
-            if wide == 0 {
-                0
-            } else {
-                wide.trailing_zeros() + 1
-            },
+            if wide == 0 { 0 } else { wide.trailing_zeros() + 1 },
             (wide.reverse_bits() >> 13) as u32,
             (x >> (y & 31)) & ((1 << (x & 15)) - 1),
             (x & y) | ((!x & 0x5555_5555) ^ (y << 3)),
@@ -93,18 +67,8 @@ fn sign_extended_24(x: i32) -> i64 {
 fn products_and_sums() {
     let Some(gpu) = corpus("integer") else { return };
     let (a, b) = words(2);
-    let (x, y, out) = (
-        gpu.upload(&a),
-        gpu.upload(&b),
-        gpu.uninitialized(4 * 16 * N),
-    );
-    gpu.launch(
-        "products",
-        [5, 1, 1],
-        [64, 1, 1],
-        0,
-        arguments![x, y, out, N as i32],
-    );
+    let (x, y, out) = (gpu.upload(&a), gpu.upload(&b), gpu.uninitialized(4 * 16 * N));
+    gpu.launch("products", [5, 1, 1], [64, 1, 1], 0, arguments![x, y, out, N as i32]);
 
     let got = gpu.download::<i32>(&out);
     for i in 0..N {
@@ -113,9 +77,7 @@ fn products_and_sums() {
         let (wide_x, wide_y) = (i64::from(x), i64::from(y));
         let (bytes_x, bytes_y) = (ux.to_le_bytes(), uy.to_le_bytes());
         let four = bytes_x.iter().zip(bytes_y);
-        let signed_four = four
-            .clone()
-            .map(|(p, q)| i32::from(*p as i8) * i32::from(q as i8));
+        let signed_four = four.clone().map(|(p, q)| i32::from(*p as i8) * i32::from(q as i8));
         let two = [x as i16, (x >> 16) as i16].map(i32::from);
         let unsigned_two = [ux & 0xffff, ux >> 16];
         let product = wide_x * wide_y;
@@ -153,27 +115,11 @@ fn quotients_truncate_towards_zero() {
     pairs[2] = (7, -2);
     pairs[3] = (i64::MAX, -1);
     // No division by zero, and no overflow.
-    pairs
-        .iter_mut()
-        .filter(|(_, y)| *y == 0)
-        .for_each(|(_, y)| *y = 5);
-    pairs
-        .iter_mut()
-        .filter(|(x, y)| *x == i64::MIN && *y == -1)
-        .for_each(|(x, _)| *x = 1);
+    pairs.iter_mut().filter(|(_, y)| *y == 0).for_each(|(_, y)| *y = 5);
+    pairs.iter_mut().filter(|(x, y)| *x == i64::MIN && *y == -1).for_each(|(x, _)| *x = 1);
     let (a, b): (Vec<i64>, Vec<i64>) = pairs.iter().copied().unzip();
-    let (x, y, out) = (
-        gpu.upload(&a),
-        gpu.upload(&b),
-        gpu.uninitialized(8 * 12 * N),
-    );
-    gpu.launch(
-        "quotients",
-        [5, 1, 1],
-        [64, 1, 1],
-        0,
-        arguments![x, y, out, N as i32],
-    );
+    let (x, y, out) = (gpu.upload(&a), gpu.upload(&b), gpu.uninitialized(8 * 12 * N));
+    gpu.launch("quotients", [5, 1, 1], [64, 1, 1], 0, arguments![x, y, out, N as i32]);
 
     let got = gpu.download::<i64>(&out);
     for (i, (x, y)) in pairs.into_iter().enumerate() {
@@ -213,18 +159,8 @@ fn by_halves(x: u32, y: u32, f: impl Fn(u16, u16) -> u16) -> u32 {
 fn packed_bytes_and_halfwords() {
     let Some(gpu) = corpus("integer") else { return };
     let (a, b) = words(4);
-    let (x, y, out) = (
-        gpu.upload(&a),
-        gpu.upload(&b),
-        gpu.uninitialized(4 * 10 * N),
-    );
-    gpu.launch(
-        "packed",
-        [5, 1, 1],
-        [64, 1, 1],
-        0,
-        arguments![x, y, out, N as i32],
-    );
+    let (x, y, out) = (gpu.upload(&a), gpu.upload(&b), gpu.uninitialized(4 * 10 * N));
+    gpu.launch("packed", [5, 1, 1], [64, 1, 1], 0, arguments![x, y, out, N as i32]);
 
     let got = gpu.download::<u32>(&out);
     for i in 0..N {
@@ -261,13 +197,7 @@ fn integers_of_128_bits() {
     let (x, y) = (gpu.upload(&a), gpu.upload(&b));
 
     let out = gpu.uninitialized(16 * 3 * N);
-    gpu.launch(
-        "wide",
-        [5, 1, 1],
-        [64, 1, 1],
-        0,
-        arguments![x, y, out, N as i32],
-    );
+    gpu.launch("wide", [5, 1, 1], [64, 1, 1], 0, arguments![x, y, out, N as i32]);
     let got = gpu.download::<u128>(&out);
     for i in 0..N {
         let (x, y) = (a[i], b[i]);
@@ -277,13 +207,7 @@ fn integers_of_128_bits() {
     }
 
     let (sum, difference) = (gpu.uninitialized(16 * N), gpu.uninitialized(16 * N));
-    gpu.launch(
-        "carries",
-        [5, 1, 1],
-        [60, 1, 1],
-        0,
-        arguments![x, y, sum, difference],
-    );
+    gpu.launch("carries", [5, 1, 1], [60, 1, 1], 0, arguments![x, y, sum, difference]);
     let sums = gpu.download::<u128>(&sum);
     let differences = gpu.download::<u128>(&difference);
     for i in 0..N {

@@ -29,9 +29,7 @@ fn erfc(x: f64) -> f64 {
     if x < 2.0 {
         return 1.0 - erf(x);
     }
-    let fraction = (1..200)
-        .rev()
-        .fold(x, |tail, k| x + f64::from(k) / 2.0 / tail);
+    let fraction = (1..200).rev().fold(x, |tail, k| x + f64::from(k) / 2.0 / tail);
     (-x * x).exp() / PI.sqrt() / fraction
 }
 
@@ -52,22 +50,10 @@ fn functions_of_floats() {
         0.25, 1e-3, 3.0, 105_615.0, 105_616.5, 1e6, -4e7, 3.7e15, 2e30, 1e-40, -1e-42, 87.9, 88.9,
         -87.5, -103.5, 9.1,
     ];
-    x.resize_with(256, || {
-        noise.f32(-1.0, 1.0) * 10f32.powi(noise.integer(-3, 2) as i32)
-    });
+    x.resize_with(256, || noise.f32(-1.0, 1.0) * 10f32.powi(noise.integer(-3, 2) as i32));
     let y = noise.vector(256, |noise| noise.f32(-4.0, 4.0));
-    let (a, b, out) = (
-        gpu.upload(&x),
-        gpu.upload(&y),
-        gpu.uninitialized(4 * 24 * 256),
-    );
-    gpu.launch(
-        "math_f32",
-        [4, 1, 1],
-        [64, 1, 1],
-        0,
-        arguments![a, b, out, 256i32],
-    );
+    let (a, b, out) = (gpu.upload(&x), gpu.upload(&y), gpu.uninitialized(4 * 24 * 256));
+    gpu.launch("math_f32", [4, 1, 1], [64, 1, 1], 0, arguments![a, b, out, 256i32]);
 
     for (i, row) in gpu.download::<f32>(&out).chunks(24).enumerate() {
         let (narrow, x, y) = (x[i], f64::from(x[i]), f64::from(y[i]));
@@ -99,11 +85,7 @@ fn functions_of_floats() {
             ("erfcf", erfc(x), 4.0),
         ];
         for (k, (name, want, ulps)) in want.into_iter().enumerate() {
-            let tolerance = if ulps == 0.0 {
-                0.0
-            } else {
-                (ulps + 1.0) * ulp_f32(want)
-            };
+            let tolerance = if ulps == 0.0 { 0.0 } else { (ulps + 1.0) * ulp_f32(want) };
             assert_near(row[k].into(), (want as f32).into(), tolerance, (name, x, y));
         }
     }
@@ -114,22 +96,10 @@ fn functions_of_doubles() {
     let Some(gpu) = corpus("math") else { return };
     let mut noise = Noise::new(2);
     let mut x = vec![1e-3, 3.0, 1e6, -4e9, 2e20, 1e-310, 600.0, -700.0, 1e300];
-    x.resize_with(128, || {
-        noise.f64(-1.0, 1.0) * 10f64.powi(noise.integer(-3, 2) as i32)
-    });
+    x.resize_with(128, || noise.f64(-1.0, 1.0) * 10f64.powi(noise.integer(-3, 2) as i32));
     let y = noise.vector(128, |noise| noise.f64(-4.0, 4.0));
-    let (a, b, out) = (
-        gpu.upload(&x),
-        gpu.upload(&y),
-        gpu.uninitialized(8 * 12 * 128),
-    );
-    gpu.launch(
-        "math_f64",
-        [2, 1, 1],
-        [64, 1, 1],
-        0,
-        arguments![a, b, out, 128i32],
-    );
+    let (a, b, out) = (gpu.upload(&x), gpu.upload(&y), gpu.uninitialized(8 * 12 * 128));
+    gpu.launch("math_f64", [2, 1, 1], [64, 1, 1], 0, arguments![a, b, out, 128i32]);
 
     let got = gpu.download::<f64>(&out);
     for (i, row) in got.chunks(12).enumerate() {
@@ -151,11 +121,7 @@ fn functions_of_doubles() {
             ("hypot", x.hypot(y), 2.0),
         ];
         for (k, (name, want, ulps)) in want.into_iter().enumerate() {
-            let tolerance = if ulps == 0.0 {
-                0.0
-            } else {
-                (ulps + 2.0) * ulp_f64(want)
-            };
+            let tolerance = if ulps == 0.0 { 0.0 } else { (ulps + 2.0) * ulp_f64(want) };
             assert_near(row[k], want, tolerance, (name, x, y));
         }
     }
@@ -170,18 +136,8 @@ fn fast_functions() {
     let mut noise = Noise::new(3);
     let x = noise.vector(256, |noise| noise.f32(-3.0, 3.0));
     let y = noise.vector(256, |noise| noise.f32(0.25, 3.0));
-    let (a, b, out) = (
-        gpu.upload(&x),
-        gpu.upload(&y),
-        gpu.uninitialized(4 * 12 * 256),
-    );
-    gpu.launch(
-        "fast_functions",
-        [4, 1, 1],
-        [64, 1, 1],
-        0,
-        arguments![a, b, out, 256i32],
-    );
+    let (a, b, out) = (gpu.upload(&x), gpu.upload(&y), gpu.uninitialized(4 * 12 * 256));
+    gpu.launch("fast_functions", [4, 1, 1], [64, 1, 1], 0, arguments![a, b, out, 256i32]);
 
     for (i, row) in gpu.download::<f32>(&out).chunks(12).enumerate() {
         let (x, y) = (f64::from(x[i]), f64::from(y[i]));
@@ -197,11 +153,7 @@ fn fast_functions() {
             ("log", size.ln(), logarithm(size.ln())),
             ("division", x / y, ulps(3.0, x / y)),
             ("sqrt", size.sqrt(), ulps(3.0, size.sqrt())),
-            (
-                "pow",
-                power,
-                power * y * logarithm(size.log2()) + ulps(4.0, power),
-            ),
+            ("pow", power, power * y * logarithm(size.log2()) + ulps(4.0, power)),
             ("tanh", x.tanh(), x.tanh().abs() * 2f64.powf(-10.9)),
             ("rsqrt", 1.0 / size.sqrt(), ulps(4.0, 1.0 / size.sqrt())),
             ("exp2", x.exp2(), ulps(3.0, x.exp2())),
@@ -221,38 +173,15 @@ fn fast_math_flushes_subnormals() {
         return;
     };
     let small = f32::MIN_POSITIVE;
-    let numbers = [
-        1e-40,
-        -1e-40,
-        small,
-        -small,
-        1.5 * small,
-        1.25 * small,
-        0.5,
-        -3.0,
-        1e-20,
-        0.0,
-    ];
-    let pairs = numbers
-        .iter()
-        .flat_map(|x| numbers.iter().map(move |y| (*x, *y)));
+    let numbers = [1e-40, -1e-40, small, -small, 1.5 * small, 1.25 * small, 0.5, -3.0, 1e-20, 0.0];
+    let pairs = numbers.iter().flat_map(|x| numbers.iter().map(move |y| (*x, *y)));
     let (x, y): (Vec<f32>, Vec<f32>) = pairs.unzip();
     let n = x.len();
     let (a, b, out) = (gpu.upload(&x), gpu.upload(&y), gpu.uninitialized(4 * 6 * n));
-    gpu.launch(
-        "flushed",
-        [2, 1, 1],
-        [64, 1, 1],
-        0,
-        arguments![a, b, out, n as i32],
-    );
+    gpu.launch("flushed", [2, 1, 1], [64, 1, 1], 0, arguments![a, b, out, n as i32]);
 
     let flush = |value: f32| {
-        if value.is_subnormal() {
-            0f32.copysign(value)
-        } else {
-            value
-        }
+        if value.is_subnormal() { 0f32.copysign(value) } else { value }
     };
     for (i, row) in gpu.download::<f32>(&out).chunks(6).enumerate() {
         let (x, y) = (flush(x[i]), flush(y[i]));
@@ -277,13 +206,7 @@ fn gelu_in_its_tanh_form() {
     };
     let values = Noise::new(4).vector(128, |noise| noise.f32(-5.0, 5.0));
     let (from, out) = (gpu.upload(&values), gpu.uninitialized(4 * 128));
-    gpu.launch(
-        "gelu",
-        [2, 1, 1],
-        [64, 1, 1],
-        0,
-        arguments![from, out, 128i32],
-    );
+    gpu.launch("gelu", [2, 1, 1], [64, 1, 1], 0, arguments![from, out, 128i32]);
     for (got, x) in gpu.download::<f32>(&out).into_iter().zip(values) {
         let x = f64::from(x);
         let want = 0.5 * x * (1.0 + (0.7978845608 * (x + 0.044715 * x * x * x)).tanh());
@@ -306,22 +229,10 @@ fn f32_arithmetic_rounds_in_all_directions() {
         })
     };
     let (x, y) = (draw(-12), draw(-20));
-    let [a, b] = [&x, &y].map(|values| {
-        gpu.upload(
-            &values
-                .iter()
-                .map(|value| *value as f32)
-                .collect::<Vec<f32>>(),
-        )
-    });
+    let [a, b] = [&x, &y]
+        .map(|values| gpu.upload(&values.iter().map(|value| *value as f32).collect::<Vec<f32>>()));
     let out = gpu.uninitialized(4 * 16 * 256);
-    gpu.launch(
-        "roundings",
-        [4, 1, 1],
-        [64, 1, 1],
-        0,
-        arguments![a, b, out, 256i32],
-    );
+    gpu.launch("roundings", [4, 1, 1], [64, 1, 1], 0, arguments![a, b, out, 256i32]);
 
     use Rounding::*;
     for (i, row) in gpu.download::<f32>(&out).chunks(16).enumerate() {
@@ -371,18 +282,8 @@ fn f64_arithmetic_rounds_in_all_directions() {
     let long = |value: &mut f64| *value = f64::from_bits(value.to_bits() | 0x2b5a5);
     x[100..].iter_mut().for_each(long);
     y[100..].iter_mut().for_each(long);
-    let (a, b, out) = (
-        gpu.upload(&x),
-        gpu.upload(&y),
-        gpu.uninitialized(8 * 8 * 200),
-    );
-    gpu.launch(
-        "double_roundings",
-        [4, 1, 1],
-        [50, 1, 1],
-        0,
-        arguments![a, b, out, 200i32],
-    );
+    let (a, b, out) = (gpu.upload(&x), gpu.upload(&y), gpu.uninitialized(8 * 8 * 200));
+    gpu.launch("double_roundings", [4, 1, 1], [50, 1, 1], 0, arguments![a, b, out, 200i32]);
 
     use Rounding::*;
     for (i, row) in gpu.download::<f64>(&out).chunks(8).enumerate() {
@@ -418,18 +319,8 @@ fn arithmetic_of_doubles() {
     let mut draw = || noise.f64(-1.0, 1.0) * 10f64.powi(noise.integer(-4, 8) as i32);
     let x: Vec<f64> = (0..150).map(|_| draw()).collect();
     let y: Vec<f64> = (0..150).map(|_| draw()).collect();
-    let (a, b, out) = (
-        gpu.upload(&x),
-        gpu.upload(&y),
-        gpu.uninitialized(8 * 12 * 150),
-    );
-    gpu.launch(
-        "double_arithmetic",
-        [3, 1, 1],
-        [64, 1, 1],
-        0,
-        arguments![a, b, out, 150i32],
-    );
+    let (a, b, out) = (gpu.upload(&x), gpu.upload(&y), gpu.uninitialized(8 * 12 * 150));
+    gpu.launch("double_arithmetic", [3, 1, 1], [64, 1, 1], 0, arguments![a, b, out, 150i32]);
 
     for (i, row) in gpu.download::<f64>(&out).chunks(12).enumerate() {
         let (x, y) = (x[i], y[i]);
@@ -460,13 +351,7 @@ fn intrinsics_by_name() {
     };
     let values = Noise::new(8).vector(128, |noise| noise.f32(0.125, 3.0));
     let (from, out) = (gpu.upload(&values), gpu.uninitialized(4 * 8 * 128));
-    gpu.launch(
-        "intrinsics",
-        [2, 1, 1],
-        [64, 1, 1],
-        0,
-        arguments![from, out, 128i32],
-    );
+    gpu.launch("intrinsics", [2, 1, 1], [64, 1, 1], 0, arguments![from, out, 128i32]);
 
     for (i, row) in gpu.download::<f32>(&out).chunks(8).enumerate() {
         let x = f64::from(values[i]);
@@ -478,11 +363,7 @@ fn intrinsics_by_name() {
             ("__expf", decay, ulps(3.0 + (1.173 * x).floor(), decay)),
             ("__logf", x.ln(), 2f64.powi(-21) + ulps(3.0, x.ln())),
             ("__fdividef", x / 3.0, ulps(3.0, x / 3.0)),
-            (
-                "__powf",
-                x.powf(1.5),
-                2f64.powi(-19) * x.powf(1.5) + ulps(4.0, x.powf(1.5)),
-            ),
+            ("__powf", x.powf(1.5), 2f64.powi(-19) * x.powf(1.5) + ulps(4.0, x.powf(1.5))),
             ("__frsqrt_rn", F32.nearest(1.0 / x.sqrt()), 0.0),
             ("__exp10f", decade, ulps(3.0 + (2.97 * x).floor(), decade)),
         ];

@@ -19,10 +19,7 @@ const ARCHITECTURE: &str = "-arch=sm_80";
 
 /// PTX of `emulator/conformance/<name>.cu`; `None` without a compiler.
 pub(crate) fn compile(name: &str) -> Option<String> {
-    let source = root()
-        .join("emulator/conformance")
-        .join(name)
-        .with_extension("cu");
+    let source = root().join("emulator/conformance").join(name).with_extension("cu");
     let text = fs::read_to_string(&source).unwrap_or_else(|e| panic!("{}: {e}", source.display()));
     let nvcc = compiler()?;
 
@@ -33,11 +30,8 @@ pub(crate) fn compile(name: &str) -> Option<String> {
     if !made.exists() {
         fs::create_dir_all(&cache).expect("target/ is writable");
         // Concurrent tests may compile the same file; the last rename writes the same text.
-        let unfinished = cache.join(format!(
-            "{name}-{}-{:?}",
-            process::id(),
-            thread::current().id()
-        ));
+        let unfinished =
+            cache.join(format!("{name}-{}-{:?}", process::id(), thread::current().id()));
         run(nvcc, &source, options(&text), &unfinished);
         fs::rename(unfinished, &made).expect("target/ is writable");
     }
@@ -56,12 +50,7 @@ fn run<'a>(nvcc: &Path, source: &Path, options: impl Iterator<Item = &'a str>, t
     if !options.iter().any(|it| it.starts_with("-arch=")) {
         command.arg(ARCHITECTURE);
     }
-    let done = command
-        .arg(source)
-        .arg("-o")
-        .arg(to)
-        .output()
-        .expect("nvcc starts");
+    let done = command.arg(source).arg("-o").arg(to).output().expect("nvcc starts");
     let errors = String::from_utf8_lossy(&done.stderr);
     assert!(done.status.success(), "{}: {errors}", source.display());
 }
@@ -74,10 +63,7 @@ fn compiler() -> Option<&'static Path> {
 
 fn fetch() -> Option<PathBuf> {
     let mut script = Command::new(root().join("scripts/cuda-tools"));
-    let done = script
-        .arg("nvcc")
-        .output()
-        .expect("scripts/cuda-tools starts");
+    let done = script.arg("nvcc").output().expect("scripts/cuda-tools starts");
     let said = String::from_utf8_lossy(&done.stdout);
     if done.status.code() == Some(UNREACHABLE) {
         return None;
@@ -88,7 +74,5 @@ fn fetch() -> Option<PathBuf> {
 }
 
 fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .parent()
-        .expect("the crate is in the workspace")
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crate is in the workspace")
 }

@@ -27,24 +27,12 @@ fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
 fn philox_matches_the_known_answers() {
     let Some(gpu) = corpus("philox") else { return };
     let out = gpu.uninitialized(16 * 128);
-    gpu.launch(
-        "random_words",
-        [2, 1, 1],
-        [64, 1, 1],
-        0,
-        arguments![out, 0u64, 0u32],
-    );
+    gpu.launch("random_words", [2, 1, 1], [64, 1, 1], 0, arguments![out, 0u64, 0u32]);
     let known = [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8];
     assert_eq!(gpu.download::<[u32; 4]>(&out)[0], known);
 
     let seed = 0x0123_4567_89ab_cdefu64;
-    gpu.launch(
-        "random_words",
-        [2, 1, 1],
-        [64, 1, 1],
-        0,
-        arguments![out, seed, 77u32],
-    );
+    gpu.launch("random_words", [2, 1, 1], [64, 1, 1], 0, arguments![out, seed, 77u32]);
     let key = [seed as u32, (seed >> 32) as u32];
     let want: Vec<[u32; 4]> = (0..128).map(|i| philox([i, 77, 0, 0], key)).collect();
     assert_eq!(gpu.download::<[u32; 4]>(&out), want);
@@ -58,9 +46,7 @@ fn dropout_keeps_elements_by_their_random_word() {
     let arguments = arguments![from, to, 0.8f32, 42u64];
     gpu.launch("dropout", [2, 1, 1], [64, 1, 1], 0, arguments);
 
-    let words: Vec<u32> = (0..128)
-        .flat_map(|i| philox([i, 0, 0, 0], [42, 0]))
-        .collect();
+    let words: Vec<u32> = (0..128).flat_map(|i| philox([i, 0, 0, 0], [42, 0])).collect();
     let want = values.iter().zip(words).map(|(value, word)| {
         let kept = word as f32 * 2f32.powi(-32) < 0.8;
         if kept { value / 0.8 } else { 0.0 }
@@ -81,11 +67,7 @@ fn monte_carlo_pi() {
         let squares = rounds.map(|[x, y, ..]| u64::from(x >> 1).pow(2) + u64::from(y >> 1).pow(2));
         squares.filter(|sum| *sum < 1 << 62).count() as u32
     };
-    let block = |first: u32| {
-        (first..first + threads)
-            .map(|thread| inside(thread) & 3)
-            .sum::<u32>()
-    };
+    let block = |first: u32| (first..first + threads).map(|thread| inside(thread) & 3).sum::<u32>();
     let want = [block(0), block(threads), block(2 * threads)];
     assert_eq!(gpu.download::<u32>(&hits), want);
 }

@@ -20,27 +20,12 @@ fn blocks_sum_their_elements() {
     }
 
     let (from, to) = (gpu.upload(&values), gpu.uninitialized(4 * blocks));
-    gpu.launch(
-        "sum_f32",
-        [3, 1, 1],
-        [96, 1, 1],
-        0,
-        arguments![from, to, n as i32],
-    );
+    gpu.launch("sum_f32", [3, 1, 1], [96, 1, 1], 0, arguments![from, to, n as i32]);
     assert_eq!(gpu.download::<f32>(&to), sums);
 
-    let wide: Vec<f64> = values
-        .iter()
-        .map(|value| f64::from(*value) * 0.125)
-        .collect();
+    let wide: Vec<f64> = values.iter().map(|value| f64::from(*value) * 0.125).collect();
     let (from, to) = (gpu.upload(&wide), gpu.uninitialized(8 * blocks));
-    gpu.launch(
-        "sum_f64",
-        [3, 1, 1],
-        [96, 1, 1],
-        0,
-        arguments![from, to, n as i32],
-    );
+    gpu.launch("sum_f64", [3, 1, 1], [96, 1, 1], 0, arguments![from, to, n as i32]);
     let sums: Vec<f64> = sums.iter().map(|sum| f64::from(*sum) * 0.125).collect();
     assert_eq!(gpu.download::<f64>(&to), sums);
 }
@@ -73,19 +58,11 @@ fn warps_reduce_in_one_instruction() {
     };
     let values = Noise::new(3).vector(256, Noise::u32);
     let (from, to) = (gpu.upload(&values), gpu.uninitialized(4 * 8 * 8));
-    gpu.launch(
-        "warp_reduce",
-        [2, 1, 1],
-        [128, 1, 1],
-        0,
-        arguments![from, to],
-    );
+    gpu.launch("warp_reduce", [2, 1, 1], [128, 1, 1], 0, arguments![from, to]);
 
     let got = gpu.download::<u32>(&to);
     for (warp, lanes) in values.chunks(32).enumerate() {
-        let sum = lanes
-            .iter()
-            .fold(0u32, |sum, value| sum.wrapping_add(*value));
+        let sum = lanes.iter().fold(0u32, |sum, value| sum.wrapping_add(*value));
         let or = lanes.iter().fold(0, |or, value| or | value);
         let xor = lanes.iter().fold(0, |xor, value| xor ^ value);
         let signed = lanes.iter().map(|value| *value as i32);
@@ -125,31 +102,15 @@ fn prefix_sums_by_warp_block_and_tree() {
     assert_eq!(gpu.download::<i32>(&to), by_warp);
 
     let exclusive = gpu.uninitialized(4 * 512);
-    gpu.launch(
-        "block_scan",
-        [2, 1, 1],
-        [256, 1, 1],
-        0,
-        arguments![from, to, exclusive],
-    );
+    gpu.launch("block_scan", [2, 1, 1], [256, 1, 1], 0, arguments![from, to, exclusive]);
     let by_block: Vec<i32> = values.chunks(256).flat_map(inclusive).collect();
     assert_eq!(gpu.download::<i32>(&to), by_block);
-    let before: Vec<i32> = by_block
-        .iter()
-        .zip(&values)
-        .map(|(sum, value)| sum - value)
-        .collect();
+    let before: Vec<i32> = by_block.iter().zip(&values).map(|(sum, value)| sum - value).collect();
     assert_eq!(gpu.download::<i32>(&exclusive), before);
 
     let doubles: Vec<f64> = values.iter().map(|value| f64::from(*value) / 4.0).collect();
     let (from, to) = (gpu.upload(&doubles), gpu.uninitialized(8 * 512));
-    gpu.launch(
-        "tree_scan",
-        [1, 1, 1],
-        [256, 1, 1],
-        8 * 512,
-        arguments![from, to],
-    );
+    gpu.launch("tree_scan", [1, 1, 1], [256, 1, 1], 8 * 512, arguments![from, to]);
     let sums = iter::once(0.0).chain(inclusive(&doubles)).take(512);
     assert_eq!(gpu.download::<f64>(&to), sums.collect::<Vec<_>>());
 }
@@ -159,13 +120,7 @@ fn segments_narrower_than_a_warp() {
     let Some(gpu) = corpus("scan") else { return };
     let values = Noise::new(5).whole_f32(128, 1, 90);
     let (from, to) = (gpu.upload(&values), gpu.uninitialized(4 * 128));
-    gpu.launch(
-        "segment_scan",
-        [2, 1, 1],
-        [64, 1, 1],
-        0,
-        arguments![from, to],
-    );
+    gpu.launch("segment_scan", [2, 1, 1], [64, 1, 1], 0, arguments![from, to]);
     let shares = values.chunks(8).flat_map(|segment| {
         let sums = inclusive(segment);
         sums.iter().map(|sum| sum / sums[7]).collect::<Vec<f32>>()
@@ -214,10 +169,7 @@ fn layer_norm_of_values_far_from_zero() {
     for (r, row) in x.chunks(columns).enumerate() {
         let count = columns as f64;
         let mean = row.iter().map(|x| f64::from(*x)).sum::<f64>() / count;
-        let squares = row
-            .iter()
-            .map(|x| (f64::from(*x) - mean).powi(2))
-            .sum::<f64>();
+        let squares = row.iter().map(|x| (f64::from(*x) - mean).powi(2)).sum::<f64>();
         let scale = 1.0 / (squares / count + 1e-5).sqrt();
         // Two ulps of a mean near 100.
         assert_near(means[r].into(), mean, 2e-5, "mean");
@@ -238,21 +190,12 @@ fn a_compensated_dot_product_survives_cancellation() {
     let mut pairs: Vec<(i64, i64)> = noise.vector(1000, |noise| (draw(noise), draw(noise)));
     let negated: Vec<(i64, i64)> = pairs.iter().map(|(x, y)| (-x + 1, *y)).collect();
     pairs.extend(negated);
-    let exact: i128 = pairs
-        .iter()
-        .map(|(x, y)| i128::from(*x) * i128::from(*y))
-        .sum();
+    let exact: i128 = pairs.iter().map(|(x, y)| i128::from(*x) * i128::from(*y)).sum();
 
     let x: Vec<f64> = pairs.iter().map(|(x, _)| *x as f64).collect();
     let y: Vec<f64> = pairs.iter().map(|(_, y)| *y as f64).collect();
     let (x, y, out) = (gpu.upload(&x), gpu.upload(&y), gpu.uninitialized(8));
-    gpu.launch(
-        "dot",
-        [1, 1, 1],
-        [256, 1, 1],
-        0,
-        arguments![x, y, out, pairs.len() as i32],
-    );
+    gpu.launch("dot", [1, 1, 1], [256, 1, 1], 0, arguments![x, y, out, pairs.len() as i32]);
 
     let got = gpu.download::<f64>(&out)[0];
     // (n u)^2 times the sum of magnitudes, u = 2^-53 (Ogita, Rump and Oishi 2005).

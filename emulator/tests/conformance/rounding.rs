@@ -22,11 +22,7 @@ pub(crate) const TF32: Format = format(11, -126, 127);
 pub(crate) const F32: Format = format(24, -126, 127);
 
 const fn format(digits: i32, lowest: i32, highest: i32) -> Format {
-    Format {
-        digits,
-        lowest,
-        highest,
-    }
+    Format { digits, lowest, highest }
 }
 
 /// How a value between two numbers of the format is rounded.
@@ -119,10 +115,6 @@ fn small_formats_round_like_rust_types() {
         let narrow = f64::from(value as f32);
         let half = half::f16::from_f32(value as f32);
         assert_eq!(F16.nearest(narrow), half.to_f64(), "{value:e}");
-        assert_eq!(
-            BF16.nearest(narrow),
-            half::bf16::from_f32(value as f32).to_f64(),
-            "{value:e}"
-        );
+        assert_eq!(BF16.nearest(narrow), half::bf16::from_f32(value as f32).to_f64(), "{value:e}");
     }
 }

@@ -6,10 +6,7 @@ use crate::gpu::arguments;
 
 /// Bits of the lanes for which `holds` is true.
 fn ballot<T>(lanes: &[T], holds: impl Fn(&T) -> bool) -> u32 {
-    (0..lanes.len())
-        .filter(|lane| holds(&lanes[*lane]))
-        .map(|lane| 1 << lane)
-        .sum()
+    (0..lanes.len()).filter(|lane| holds(&lanes[*lane])).map(|lane| 1 << lane).sum()
 }
 
 #[test]
@@ -50,13 +47,7 @@ fn votes_of_blocks() {
     values[345] = -20;
     let (from, out) = (gpu.upload(&values), gpu.uninitialized(4 * 3 * 400));
     // The last warp of each block has 4 threads.
-    gpu.launch(
-        "block_votes",
-        [4, 1, 1],
-        [100, 1, 1],
-        0,
-        arguments![from, out],
-    );
+    gpu.launch("block_votes", [4, 1, 1], [100, 1, 1], 0, arguments![from, out]);
     let got = gpu.download::<[i32; 3]>(&out);
     for (block, got) in values.chunks(100).zip(got.chunks(100)) {
         let count = block.iter().filter(|value| **value > 0).count() as i32;
@@ -72,13 +63,7 @@ fn compaction_keeps_the_order_of_a_warp() {
     // All different, so that a warp's values can be identified.
     let values: Vec<i32> = (0..256).map(|i| (i * 37 % 256) - 100).collect();
     let (from, out, count) = (gpu.upload(&values), gpu.zeros(4 * 256), gpu.zeros(4));
-    gpu.launch(
-        "compact",
-        [1, 1, 1],
-        [256, 1, 1],
-        0,
-        arguments![from, out, count],
-    );
+    gpu.launch("compact", [1, 1, 1], [256, 1, 1], 0, arguments![from, out, count]);
 
     let kept = gpu.download::<i32>(&count)[0] as usize;
     let out = gpu.download::<i32>(&out);
@@ -100,17 +85,9 @@ fn sums_of_equal_keys() {
     let keys = noise.vector(128, |noise| noise.integer(0, 6) as i32);
     let values = noise.vector(128, |noise| noise.integer(-50, 50) as i32);
     let (from, addends, sums) = (gpu.upload(&keys), gpu.upload(&values), gpu.zeros(28));
-    gpu.launch(
-        "sums_by_key",
-        [1, 1, 1],
-        [128, 1, 1],
-        0,
-        arguments![from, addends, sums],
-    );
+    gpu.launch("sums_by_key", [1, 1, 1], [128, 1, 1], 0, arguments![from, addends, sums]);
     let mut want = [0; 7];
-    keys.iter()
-        .zip(values)
-        .for_each(|(key, value)| want[*key as usize] += value);
+    keys.iter().zip(values).for_each(|(key, value)| want[*key as usize] += value);
     assert_eq!(gpu.download::<i32>(&sums), want);
 }
 
@@ -157,30 +134,15 @@ fn tiles_and_labels() {
     let values = Noise::new(4).vector(96, |noise| noise.integer(-50, 50) as i32);
     let from = gpu.upload(&values);
     let (sums, by_label) = (gpu.uninitialized(4 * 96), gpu.uninitialized(4 * 96));
-    gpu.launch(
-        "tiles",
-        [1, 1, 1],
-        [96, 1, 1],
-        0,
-        arguments![from, sums, by_label],
-    );
+    gpu.launch("tiles", [1, 1, 1], [96, 1, 1], 0, arguments![from, sums, by_label]);
 
     let tile_sum = |i: usize| values[i / 8 * 8..][..8].iter().sum::<i32>() + (i / 8) as i32;
-    assert_eq!(
-        gpu.download::<i32>(&sums),
-        (0..96).map(tile_sum).collect::<Vec<_>>()
-    );
+    assert_eq!(gpu.download::<i32>(&sums), (0..96).map(tile_sum).collect::<Vec<_>>());
     let largest = |i: usize| {
         let warp = values[i / 32 * 32..][..32].iter();
-        *warp
-            .filter(|other| *other % 3 == values[i] % 3)
-            .max()
-            .unwrap()
+        *warp.filter(|other| *other % 3 == values[i] % 3).max().unwrap()
     };
-    assert_eq!(
-        gpu.download::<i32>(&by_label),
-        (0..96).map(largest).collect::<Vec<_>>()
-    );
+    assert_eq!(gpu.download::<i32>(&by_label), (0..96).map(largest).collect::<Vec<_>>());
 }
 
 #[test]
@@ -188,13 +150,7 @@ fn converged_lanes_share_one_atomic() {
     let Some(gpu) = corpus("groups") else { return };
     let values: Vec<i32> = (0..128).map(|i| i * 29 % 128).collect();
     let (from, taken, counter) = (gpu.upload(&values), gpu.zeros(4 * 128), gpu.zeros(4));
-    gpu.launch(
-        "places_for_odd",
-        [1, 1, 1],
-        [128, 1, 1],
-        0,
-        arguments![from, taken, counter],
-    );
+    gpu.launch("places_for_odd", [1, 1, 1], [128, 1, 1], 0, arguments![from, taken, counter]);
     assert_eq!(gpu.download::<i32>(&counter), [64]);
     let mut got = gpu.download::<i32>(&taken)[..64].to_vec();
     got.sort();
@@ -206,17 +162,9 @@ fn tiles_of_a_block_synchronize_independently() {
     let Some(gpu) = corpus("groups") else { return };
     let values = Noise::new(5).whole_f32(64, 1, 60);
     let (from, out) = (gpu.upload(&values), gpu.uninitialized(4 * 64));
-    gpu.launch(
-        "pair_of_tiles",
-        [1, 1, 1],
-        [64, 1, 1],
-        0,
-        arguments![from, out],
-    );
-    let squares: Vec<f32> = values
-        .chunks(32)
-        .map(|tile| tile.iter().map(|value| value * value).sum())
-        .collect();
+    gpu.launch("pair_of_tiles", [1, 1, 1], [64, 1, 1], 0, arguments![from, out]);
+    let squares: Vec<f32> =
+        values.chunks(32).map(|tile| tile.iter().map(|value| value * value).sum()).collect();
     let want = (0..64).map(|i: usize| values[i ^ 1] / squares[1 - i / 32]);
     assert_eq!(gpu.download::<f32>(&out), want.collect::<Vec<_>>());
 }

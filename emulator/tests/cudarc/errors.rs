@@ -35,10 +35,7 @@ fn ptx_errors_are_in_the_log() {
     assert!(log.contains("mull.f32"), "{log}");
 
     let binary = context.load_module(Ptx::from_src("\x7fELF..."));
-    assert_eq!(
-        binary.unwrap_err().0,
-        CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU
-    );
+    assert_eq!(binary.unwrap_err().0, CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU);
     let missing = context.load_module(Ptx::from_file("/no/such.ptx"));
     assert_eq!(missing.unwrap_err().0, CUresult::CUDA_ERROR_FILE_NOT_FOUND);
 }
@@ -47,9 +44,7 @@ fn ptx_errors_are_in_the_log() {
 fn a_failed_kernel_is_reported_and_invalidates_its_context() -> Result<(), DriverError> {
     let context = own_context();
     let stream = context.default_stream();
-    let kernel = context
-        .load_module(Ptx::from_src(SQUARE))?
-        .load_function("square")?;
+    let kernel = context.load_module(Ptx::from_src(SQUARE))?.load_function("square")?;
     let x = stream.clone_htod(&[1.0_f32; 4])?;
     let mut y = stream.alloc_zeros::<f32>(3)?;
     let mut launch = stream.launch_builder(&kernel);
@@ -92,8 +87,6 @@ fn errors_have_names() {
     let error = DriverError(CUresult::CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
     let name = error.error_name().unwrap();
     assert_eq!(name.to_str(), Ok("CUDA_ERROR_STREAM_CAPTURE_ISOLATION"));
-    let words = DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY)
-        .error_string()
-        .unwrap();
+    let words = DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY).error_string().unwrap();
     assert_eq!(words.to_str(), Ok("out of memory"));
 }

@@ -118,23 +118,13 @@ fn example_05_device_repr() -> Result<(), DriverError> {
         }";
     let context = context(0);
     let stream = context.default_stream();
-    let kernel = context
-        .load_module(Ptx::from_src(SUM))?
-        .load_function("sum")?;
-    let mixed = Mixed {
-        a: 1.0,
-        b: 2.25,
-        c: 57,
-        d: 420,
-    };
+    let kernel = context.load_module(Ptx::from_src(SUM))?.load_function("sum")?;
+    let mixed = Mixed { a: 1.0, b: 2.25, c: 57, d: 420 };
     let mut out = stream.alloc_zeros::<f64>(1)?;
     let mut launch = stream.launch_builder(&kernel);
     launch.arg(&mut out).arg(&mixed);
-    let one_thread = LaunchConfig {
-        grid_dim: (1, 1, 1),
-        block_dim: (1, 1, 1),
-        shared_mem_bytes: 0,
-    };
+    let one_thread =
+        LaunchConfig { grid_dim: (1, 1, 1), block_dim: (1, 1, 1), shared_mem_bytes: 0 };
     // SAFETY: the arguments match the kernel.
     unsafe { launch.launch(one_thread) }?;
     assert_eq!(stream.clone_dtoh(&out)?, [480.25]);
@@ -188,9 +178,7 @@ fn example_09_constant_memory() -> Result<(), DriverError> {
 #[test]
 fn example_10_function_attributes() -> Result<(), DriverError> {
     let context = context(0);
-    let kernel = context
-        .load_module(Ptx::from_src(SQUARE))?
-        .load_function("square")?;
+    let kernel = context.load_module(Ptx::from_src(SQUARE))?.load_function("square")?;
     assert!(kernel.num_regs()? > 0);
     assert_eq!(kernel.shared_size_bytes()?, 0);
     assert_eq!(kernel.local_size_bytes()?, 0);

@@ -35,19 +35,7 @@ fn launches_accept_a_parameter_buffer() -> Result<(), DriverError> {
         let stream = stream.cu_stream();
         // SAFETY: the buffer holds the kernel's parameters.
         unsafe {
-            sys::cuLaunchKernel(
-                kernel,
-                1,
-                1,
-                1,
-                1,
-                1,
-                1,
-                0,
-                stream,
-                none,
-                extra.as_mut_ptr(),
-            )
+            sys::cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, stream, none, extra.as_mut_ptr())
         }
     };
     launch(&mut extra).result()?;
@@ -81,10 +69,7 @@ fn functions_are_found_by_name() {
     };
     assert_eq!(find(c"cuMemAlloc"), (CUresult::CUDA_SUCCESS, false, 0));
     assert_eq!(find(c"cuLaunchKernel"), (CUresult::CUDA_SUCCESS, false, 0));
-    assert_eq!(
-        find(c"cuArrayCreate"),
-        (CUresult::CUDA_ERROR_NOT_FOUND, true, 1)
-    );
+    assert_eq!(find(c"cuArrayCreate"), (CUresult::CUDA_ERROR_NOT_FOUND, true, 1));
 }
 
 #[test]
@@ -93,20 +78,14 @@ fn launches_are_counted_on_demand() -> Result<(), DriverError> {
     type Take = unsafe extern "C" fn(*mut c_char, usize) -> usize;
     // SAFETY: these are the functions' types.
     let (start, take) = unsafe {
-        let start = open()
-            .get::<Start>(b"meshgrad_emulator_counters_start")
-            .unwrap();
-        let take = open()
-            .get::<Take>(b"meshgrad_emulator_counters_take")
-            .unwrap();
+        let start = open().get::<Start>(b"meshgrad_emulator_counters_start").unwrap();
+        let take = open().get::<Take>(b"meshgrad_emulator_counters_take").unwrap();
         (start, take)
     };
     let context = context(0);
     let stream = context.default_stream();
     let text = SQUARE.replace("square", "counted_kernel");
-    let kernel = context
-        .load_module(Ptx::from_src(text))?
-        .load_function("counted_kernel")?;
+    let kernel = context.load_module(Ptx::from_src(text))?.load_function("counted_kernel")?;
     let x = stream.clone_htod(&[1.0_f32; 64])?;
     let mut y = stream.alloc_zeros::<f32>(64)?;
     // SAFETY: starting to count has no preconditions.
@@ -123,9 +102,6 @@ fn launches_are_counted_on_demand() -> Result<(), DriverError> {
     let length = unsafe { take(json.as_mut_ptr().cast(), json.len()) };
     let json = String::from_utf8_lossy(&json[..length]);
     assert!(json.starts_with('[') && json.ends_with(']'), "{json}");
-    assert!(
-        json.contains("\"kernel\":\"counted_kernel\",\"ctas\":1"),
-        "{json}"
-    );
+    assert!(json.contains("\"kernel\":\"counted_kernel\",\"ctas\":1"), "{json}");
     Ok(())
 }

@@ -79,9 +79,7 @@ pub(crate) fn report() -> String {
     let mut words = vec![0_u8; 4096];
     // SAFETY: this is the function's type, and the buffer has this size.
     let length = unsafe {
-        let last = open()
-            .get::<Last>(b"meshgrad_emulator_last_report")
-            .unwrap();
+        let last = open().get::<Last>(b"meshgrad_emulator_last_report").unwrap();
         last(words.as_mut_ptr().cast(), words.len())
     };
     String::from_utf8_lossy(&words[..length.min(4095)]).into_owned()

@@ -13,10 +13,7 @@ fn devices_are_configured_by_the_environment() -> Result<(), DriverError> {
     let (h200, a100) = (context(0), context(1));
     assert_eq!(CudaContext::device_count()?, 2);
     assert!(h200.name()?.contains("H200") && a100.name()?.contains("A100"));
-    assert_eq!(
-        (h200.compute_capability()?, a100.compute_capability()?),
-        ((9, 0), (8, 0))
-    );
+    assert_eq!((h200.compute_capability()?, a100.compute_capability()?), ((9, 0), (8, 0)));
     assert_eq!(h200.total_mem()?, 64 << 20);
     assert_ne!(h200.uuid()?.bytes, a100.uuid()?.bytes);
     assert!(h200.has_async_alloc());
@@ -47,9 +44,7 @@ fn pinned_and_managed_memory_is_accessible_on_the_host() -> Result<(), DriverErr
     stream.memcpy_htod(&pinned, &mut numbers)?;
     assert_eq!(stream.clone_dtoh(&numbers)?, [1, 2, 3, 4]);
     // Host writes count as initialized.
-    let kernel = context
-        .load_module(Ptx::from_src(SQUARE))?
-        .load_function("square")?;
+    let kernel = context.load_module(Ptx::from_src(SQUARE))?.load_function("square")?;
     let mut squares = stream.alloc_zeros::<f32>(4)?;
     let mut launch = stream.launch_builder(&kernel);
     launch.arg(&mut squares).arg(&numbers).arg(&4_i32);
@@ -74,9 +69,7 @@ fn pinned_and_managed_memory_is_accessible_on_the_host() -> Result<(), DriverErr
 fn kernels_access_registered_memory() -> Result<(), DriverError> {
     let context = own_context();
     let stream = context.default_stream();
-    let kernel = context
-        .load_module(Ptx::from_src(SQUARE))?
-        .load_function("square")?;
+    let kernel = context.load_module(Ptx::from_src(SQUARE))?.load_function("square")?;
     let mut numbers = [Aligned([1.0_f32, 2.0, 3.0, 4.0]), Aligned([0.0; 4])];
     let start: *mut c_void = (&raw mut numbers).cast();
     let bytes = size_of_val(&numbers);

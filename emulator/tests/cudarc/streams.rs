@@ -67,10 +67,7 @@ fn contradictory_graph_flags_are_rejected() -> Result<(), DriverError> {
     let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
     let contradictory = sys::CUgraphInstantiate_flags_enum(1 | 4);
     stream.begin_capture(mode)?;
-    let error = stream
-        .end_capture(contradictory)
-        .err()
-        .expect("the flags are rejected");
+    let error = stream.end_capture(contradictory).err().expect("the flags are rejected");
     assert_eq!(error.0, CUresult::CUDA_ERROR_INVALID_VALUE);
     stream.begin_capture(mode)?;
     let none = sys::CUgraphInstantiate_flags_enum(0);

@@ -27,8 +27,5 @@ fn path() -> PathBuf {
     let test = env::current_exe().expect("the test executable has a path");
     let folders = test.ancestors().skip(1).take(2);
     let found = folders.map(|folder| folder.join("libmeshgrad_emulator.so"));
-    found
-        .into_iter()
-        .find(|path| path.exists())
-        .expect("cargo builds the emulator for its tests")
+    found.into_iter().find(|path| path.exists()).expect("cargo builds the emulator for its tests")
 }

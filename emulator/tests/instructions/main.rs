@@ -64,10 +64,7 @@ fn instructions_of_sm_90a() {
 fn errors_name_the_line() {
     for wrong in ILLEGAL {
         let error = load(&module(&["add.u32 a, b, c;", wrong])).unwrap_err();
-        assert!(
-            error.contains("ptx line 9:") && error.contains(wrong),
-            "{error}"
-        );
+        assert!(error.contains("ptx line 9:") && error.contains(wrong), "{error}");
     }
 }
 
@@ -80,12 +77,7 @@ fn ptxas_agrees_with_the_lists() {
     };
     type Wrap = fn(&[&str]) -> String;
     let sm_90 = ("sm_90", module as Wrap, LEGAL, ILLEGAL);
-    let sm_90a = (
-        "sm_90a",
-        module_sm_90a as Wrap,
-        LEGAL_SM_90A,
-        ILLEGAL_SM_90A,
-    );
+    let sm_90a = ("sm_90a", module_sm_90a as Wrap, LEGAL_SM_90A, ILLEGAL_SM_90A);
     for (target, module, legal, illegal) in [sm_90, sm_90a] {
         let assemble = |name: &str, text: &str| assemble(&ptxas, target, name, text);
         assert_eq!(assemble("legal", &module(legal)), Ok(()));
@@ -101,15 +93,8 @@ fn assemble(ptxas: &Path, target: &str, name: &str, text: &str) -> Result<(), St
     let (source, object) = (file.with_extension("ptx"), file.with_extension("cubin"));
     fs::write(&source, text).expect("a temporary file");
     let mut command = Command::new(ptxas);
-    command
-        .arg(format!("-arch={target}"))
-        .arg("-O0")
-        .arg(&source);
-    let done = command
-        .arg("-o")
-        .arg(&object)
-        .output()
-        .expect("ptxas starts");
+    command.arg(format!("-arch={target}")).arg("-O0").arg(&source);
+    let done = command.arg("-o").arg(&object).output().expect("ptxas starts");
     for file in [source, object] {
         // No object file is written for an error.
         let _ = fs::remove_file(file);
@@ -125,10 +110,7 @@ fn ptxas() -> Option<PathBuf> {
     const UNREACHABLE: i32 = 3;
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent()?;
     let mut script = Command::new(root.join("scripts/cuda-tools"));
-    let done = script
-        .arg("ptxas")
-        .output()
-        .expect("scripts/cuda-tools starts");
+    let done = script.arg("ptxas").output().expect("scripts/cuda-tools starts");
     if done.status.code() == Some(UNREACHABLE) {
         return None;
     }

@@ -59,10 +59,7 @@ fn conversions_saturate_for_every_destination() {
          mov.b16 h, 0x3800; cvt.sat.f64.f16 y, h; st.b64 [x+24], y;
          mov.f64 y, -2.5; cvt.rzi.sat.f64.f64 y, y; st.b64 [x+32], y;",
     );
-    assert_eq!(
-        doubles,
-        [0, 0x3ff0_0000, 0, 0x3ff0_0000, 0, 0, 0, 0x3fe0_0000, 0, 0]
-    );
+    assert_eq!(doubles, [0, 0x3ff0_0000, 0, 0x3ff0_0000, 0, 0, 0, 0x3fe0_0000, 0, 0]);
 
     let rectified = words(
         "mov.f32 a, -1.5; cvt.rn.relu.tf32.f32 b, a; st.b32 [x], b;
@@ -167,19 +164,10 @@ fn sums<const N: usize>(pairs: [[f32; 2]; N]) -> [[f32; 3]; N] {
 #[test]
 fn atomics_flush_subnormals_in_global_memory_only() {
     let (tiny, normal) = (1.0e-40, f32::MIN_POSITIVE);
-    let given = [
-        [tiny, tiny],
-        [-tiny, -0.0],
-        [1.5 * normal, -normal],
-        [normal, tiny],
-        [1.0, 2.0],
-    ];
+    let given = [[tiny, tiny], [-tiny, -0.0], [1.5 * normal, -normal], [normal, tiny], [1.0, 2.0]];
     let [both, negative, result, operand, large] = sums(given);
     assert_eq!(both, [0.0, 2.0 * tiny, 2.0 * tiny]);
-    assert_eq!(
-        negative.map(f32::to_bits),
-        [-0.0, -tiny, -tiny].map(f32::to_bits)
-    );
+    assert_eq!(negative.map(f32::to_bits), [-0.0, -tiny, -tiny].map(f32::to_bits));
     assert_eq!(result, [0.0, 0.5 * normal, 0.5 * normal]);
     assert_eq!(operand, [normal, normal + tiny, normal + tiny]);
     assert_eq!(large, [3.0; 3]);

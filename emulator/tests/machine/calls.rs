@@ -54,39 +54,20 @@ fn calling_sum(body: &str) -> String {
 fn every_recursive_call_has_its_own_variables() {
     let input = [0, 1, 5, 30, 2, 100];
     for options in schedules() {
-        let out = run(&calling_sum(SUM), (1, 6), 6, &input, &options)
-            .unwrap()
-            .out;
+        let out = run(&calling_sum(SUM), (1, 6), 6, &input, &options).unwrap().out;
         assert_eq!(out, input.map(|n| n * (n + 1) / 2));
     }
 }
 
 #[test]
 fn infinite_recursion_is_reported() {
-    let endless = SUM
-        .replace(".local .align 4 .b8 depot[4];", "")
-        .replace("depot", "place");
-    let found = finding(run(
-        &calling_sum(&endless),
-        (1, 1),
-        1,
-        &[100_000],
-        &Options::default(),
-    ));
+    let endless = SUM.replace(".local .align 4 .b8 depot[4];", "").replace("depot", "place");
+    let found = finding(run(&calling_sum(&endless), (1, 1), 1, &[100_000], &Options::default()));
     assert_eq!(found.kind, FindingKind::OutOfBounds);
-    assert!(
-        found.message.contains("maximum recursion depth of 1024"),
-        "{found}"
-    );
+    assert!(found.message.contains("maximum recursion depth of 1024"), "{found}");
 
     let larger = SUM.replace("depot[4]", "depot[1000]");
-    let found = finding(run(
-        &calling_sum(&larger),
-        (1, 1),
-        1,
-        &[100],
-        &Options::default(),
-    ));
+    let found = finding(run(&calling_sum(&larger), (1, 1), 1, &[100], &Options::default()));
     assert!(found.message.contains("needs 1008 bytes"), "{found}");
 }
 
@@ -116,9 +97,7 @@ fn indirect_calls_reach_their_function() {
         st.global.u32 [%rd0], %r2;",
     );
     let text = text.replace(".visible", &format!("{functions}\n.visible"));
-    let out = run(&text, (1, 4), 4, &[0, 1, 1, 0], &Options::default())
-        .unwrap()
-        .out;
+    let out = run(&text, (1, 4), 4, &[0, 1, 1, 0], &Options::default()).unwrap().out;
     assert_eq!(out, [20, 121, 144, 26]);
 
     let found = finding(run(&text, (1, 4), 4, &[0, 1, 2, 0], &Options::default()));

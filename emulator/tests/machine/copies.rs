@@ -28,11 +28,7 @@ fn random_copies_happen_between_instructions() {
         st.global.u32 [%rd0+4], %r5;",
     );
     let seen = |async_copies| {
-        let options = Options {
-            async_copies,
-            sanitize: false,
-            ..Options::default()
-        };
+        let options = Options { async_copies, sanitize: false, ..Options::default() };
         let run = run(&text, (1, 1), 2, &[1, 2, 3, 4], &options).unwrap();
         assert_eq!(run.out[1], 1);
         run.out[0]
@@ -57,23 +53,11 @@ fn copies_are_counted_as_one_access_of_the_warp() {
             cp.async.ca.shared.global [%r1], [%rd1], 16;
             cp.async.wait_all;"
         ));
-        let options = Options {
-            counters: true,
-            ..Options::default()
-        };
+        let options = Options { counters: true, ..Options::default() };
         for async_copies in [AsyncCopies::Eager, AsyncCopies::Lazy] {
-            let options = Options {
-                async_copies,
-                ..options.clone()
-            };
-            let total = run(&text, (1, 32), 1, &[0; 128], &options)
-                .unwrap()
-                .counters
-                .total;
-            assert_eq!(
-                (total.sectors, total.ideal_sectors, total.bytes_read),
-                (16, 16, 512)
-            );
+            let options = Options { async_copies, ..options.clone() };
+            let total = run(&text, (1, 32), 1, &[0; 128], &options).unwrap().counters.total;
+            assert_eq!((total.sectors, total.ideal_sectors, total.bytes_read), (16, 16, 512));
             assert_eq!((total.wavefronts, total.ideal_wavefronts), (passes, 4));
         }
     }

@@ -10,10 +10,7 @@ use crate::{finding, kernel, run, schedules, sm_90};
 macro_rules! broken {
     ($file:literal) => {
         include_str!(concat!("../../broken/", $file, ".ptx"))
-            .replace(
-                "(.param .u64 in, .param .u64 out)",
-                "(.param .u64 out, .param .u64 in)",
-            )
+            .replace("(.param .u64 in, .param .u64 out)", "(.param .u64 out, .param .u64 in)")
             .replace(".entry broken", ".entry k")
             .replace(".entry fine", ".entry k")
     };
@@ -29,10 +26,9 @@ fn words() -> Vec<u32> {
 #[test]
 fn a_phase_waits_for_its_copies() {
     let swapped: Vec<u32> = (0..64).map(|thread| 2 * (thread ^ 32)).collect();
-    for text in [
-        broken!("fine/copies-arrive-with-their-threads"),
-        broken!("fine/copies-arrive-alone"),
-    ] {
+    for text in
+        [broken!("fine/copies-arrive-with-their-threads"), broken!("fine/copies-arrive-alone")]
+    {
         for options in schedules() {
             let run = run(&text, THREADS, 64, &words(), &options).unwrap();
             assert_eq!(run.out, swapped, "{options:?}");
@@ -95,10 +91,7 @@ fn an_arrival_happens_immediately_or_late_or_at_random() {
         st.global.u32 [%rd0], %r4;",
     );
     let seen = |async_copies| {
-        let options = Options {
-            async_copies,
-            ..Options::default()
-        };
+        let options = Options { async_copies, ..Options::default() };
         run(&text, (1, 1), 1, &[1, 2, 3, 4], &options).unwrap().out[0]
     };
     assert_eq!(seen(AsyncCopies::Eager), 50);
@@ -203,10 +196,7 @@ fn misused_mbarriers_are_reported() {
             ),
             "gets the arrival of a copy, but in phase 0: 0 of 1 arrivals and 16 bytes are missing",
         ),
-        (
-            "cp.async.mbarrier.arrive.b64 [%rd0];".to_owned(),
-            "must be in shared memory",
-        ),
+        ("cp.async.mbarrier.arrive.b64 [%rd0];".to_owned(), "must be in shared memory"),
     ] {
         for options in schedules() {
             let found = finding(run(&sm_90(&body), (1, 1), 1, &[0], &options));

@@ -71,10 +71,7 @@ fn livelocks_are_distinguished_from_long_loops() {
     );
     let long = run(&counts, (1, 1), 1, &[0], &Options::default()).unwrap();
     assert_eq!(long.out, [2_000_000]);
-    let impatient = Options {
-        stall_limit: 1_000_000,
-        ..Options::default()
-    };
+    let impatient = Options { stall_limit: 1_000_000, ..Options::default() };
     let found = finding(run(&counts, (1, 1), 1, &[0], &impatient));
     assert_eq!(found.kind, FindingKind::Deadlock);
 }
@@ -91,12 +88,7 @@ fn a_deadlock_lists_all_waiting_threads() {
     );
     let found = finding(run(&text, (1, 64), 1, &[0], &Options::default()));
     assert_eq!(found.kind, FindingKind::DivergentBarrier, "{found}");
-    for waiter in [
-        "bar.sync 1",
-        "warp 0 lanes 0x00000001",
-        "lanes 0xfffffffe",
-        "bar.sync 2",
-    ] {
+    for waiter in ["bar.sync 1", "warp 0 lanes 0x00000001", "lanes 0xfffffffe", "bar.sync 2"] {
         assert!(found.message.contains(waiter), "{waiter}: {found}");
     }
 }

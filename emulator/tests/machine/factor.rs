@@ -19,12 +19,7 @@ impl Factor {
         for swizzled in [1, 2, 4, 8] {
             for transposed in [false, true] {
                 for skipped in (0..64).step_by(16) {
-                    let factor = Factor {
-                        lines,
-                        swizzled,
-                        transposed,
-                        skipped,
-                    };
+                    let factor = Factor { lines, swizzled, transposed, skipped };
                     if skipped < factor.depth() {
                         all.push(factor);
                     }
@@ -89,10 +84,7 @@ impl Factor {
 
     /// Bytes of the tile.
     pub(crate) fn bytes(&self) -> usize {
-        let whole = Factor {
-            skipped: 0,
-            ..*self
-        };
+        let whole = Factor { skipped: 0, ..*self };
         let lines = self.lines.next_multiple_of(self.width());
         let last = (0..lines).flat_map(|line| (0..self.depth()).map(move |k| (line, k)));
         let last = last.map(|(line, k)| whole.byte(line, k)).max().unwrap();

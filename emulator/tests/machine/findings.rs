@@ -55,19 +55,10 @@ fn a_race_report_names_both_accesses_and_their_source_lines() {
 #[test]
 fn findings_name_the_thread_and_the_allocation() {
     let body = format!("{OWN_ELEMENT}\nld.global.u32 %r4, [%rd3+8];");
-    let found = finding(run(
-        &kernel(&body),
-        (1, 32),
-        4,
-        &[0; 32],
-        &Options::default(),
-    ));
+    let found = finding(run(&kernel(&body), (1, 32), 4, &[0; 32], &Options::default()));
     assert_eq!(found.kind, FindingKind::OutOfBounds);
     assert_eq!(found.thread.thread, [30, 0, 0]);
-    assert!(
-        found.message.contains("allocation #2 (128 bytes"),
-        "{found}"
-    );
+    assert!(found.message.contains("allocation #2 (128 bytes"), "{found}");
 
     let found = finding(run(
         &kernel("add.u32 %r2, %r9, 1;\nsetp.eq.u32 %p1, %r2, 0;\n@%p1 bra DONE;\nDONE:"),
@@ -83,12 +74,7 @@ fn findings_name_the_thread_and_the_allocation() {
 fn unsupported_modifiers_are_rejected_with_their_line() {
     let space = AddressSpace::new();
     let text = kernel("add.s32.fast %r1, %r0, 1;");
-    let error = Module::load(&text, &space, 0, &Options::default())
-        .err()
-        .expect("an error");
+    let error = Module::load(&text, &space, 0, &Options::default()).err().expect("an error");
     assert!(error.to_string().contains("`.fast`"), "{error}");
-    assert!(
-        error.to_string().contains("add.s32.fast %r1, %r0, 1;"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("add.s32.fast %r1, %r0, 1;"), "{error}");
 }

@@ -29,13 +29,10 @@ fn product_of_tiles(rows_in_memory: u32) -> String {
 fn fragments_of_either_layout() {
     let factor = |index: usize| (index * 7 % 11) as f32 - 5.0;
     let bits = |index: usize| factor(index).to_bits() >> 16;
-    let input: Vec<u32> = (0..(32 + 8) * 8)
-        .map(|word| bits(2 * word) | bits(2 * word + 1) << 16)
-        .collect();
+    let input: Vec<u32> =
+        (0..(32 + 8) * 8).map(|word| bits(2 * word) | bits(2 * word + 1) << 16).collect();
     let options = Options::default();
-    let out = run(&product_of_tiles(32), (1, 32), 256, &input, &options)
-        .unwrap()
-        .out;
+    let out = run(&product_of_tiles(32), (1, 32), 256, &input, &options).unwrap().out;
     for (index, got) in out.into_iter().enumerate() {
         let (column, row) = (index / 32, index % 32);
         let products = (0..16).map(|k| factor(row * 16 + k) * factor((32 + column) * 16 + k));

@@ -89,12 +89,7 @@ fn a_block_sum_is_the_same_under_every_schedule() {
 fn halves_are_compared_separately() {
     let pair = |low: u32, high: u32| low | high << 16;
     let (one, half, nan, tiny) = (0x3c00, 0x3800, 0x7e00, 0x0001);
-    let input = [
-        pair(one, half),
-        pair(nan, one),
-        pair(half, nan),
-        pair(tiny, 0),
-    ];
+    let input = [pair(one, half), pair(nan, one), pair(half, nan), pair(tiny, 0)];
     let text = kernel(
         "mul.wide.u32 %rd2, %r0, 4;
         add.u64 %rd1, %rd1, %rd2;
@@ -111,9 +106,7 @@ fn halves_are_compared_separately() {
         mad.wide.u32 %rd0, %r0, 16, %rd0;
         st.global.v4.u32 [%rd0], {%r3, %r4, %r5, %r6};",
     );
-    let out = run(&text, (1, 4), 16, &input, &Options::default())
-        .unwrap()
-        .out;
+    let out = run(&text, (1, 4), 16, &input, &Options::default()).unwrap().out;
     let rows: Vec<_> = out.chunks(4).collect();
     assert_eq!(rows[0], [1, pair(0, one), 0, pair(one, one)]);
     assert_eq!(rows[1], [2, pair(one, 0), 0, pair(0, one)]);
@@ -126,10 +119,7 @@ fn halves_are_compared_separately() {
 fn unreached_instructions_are_listed() {
     let body = "bra END;\ntrap;\nEND:";
     let missed = |text: &str| {
-        let options = Options {
-            counters: true,
-            ..Options::default()
-        };
+        let options = Options { counters: true, ..Options::default() };
         let run = run(text, (1, 32), 1, &[0], &options).unwrap();
         run.counters.unreached
     };

@@ -35,11 +35,8 @@ pub(crate) fn kernel(body: &str) -> String {
 
 /// A kernel for sm_90 with an mbarrier at `[%r1]`.
 pub(crate) fn sm_90(body: &str) -> String {
-    let text = kernel(&format!(
-        ".shared .align 8 .b64 ready;\nmov.u32 %r1, ready;\n{body}"
-    ));
-    text.replace(".version 7.8", ".version 8.0")
-        .replace(".target sm_80", ".target sm_90")
+    let text = kernel(&format!(".shared .align 8 .b64 ready;\nmov.u32 %r1, ready;\n{body}"));
+    text.replace(".version 7.8", ".version 8.0").replace(".target sm_80", ".target sm_90")
 }
 
 pub(crate) struct Run {
@@ -60,9 +57,7 @@ pub(crate) fn run(
     let kernel = module.kernel("k").expect("a kernel named k");
     let to = space.allocate(out * 4, MemoryKind::Device(0)).unwrap();
     space.fill(to, &[0], out * 4).unwrap();
-    let from = space
-        .allocate(input.len() * 4, MemoryKind::Device(0))
-        .unwrap();
+    let from = space.allocate(input.len() * 4, MemoryKind::Device(0)).unwrap();
     let bytes: Vec<u8> = input.iter().flat_map(|it| it.to_le_bytes()).collect();
     space.write(from, &bytes).unwrap();
     let parameters = [to.to_le_bytes(), from.to_le_bytes()].concat();
@@ -80,26 +75,16 @@ pub(crate) fn run(
     space.read(to, &mut back).unwrap();
     let words = back.chunks_exact(4);
     let out = words.map(|it| u32::from_le_bytes(it.try_into().unwrap()));
-    Ok(Run {
-        out: out.collect(),
-        counters,
-    })
+    Ok(Run { out: out.collect(), counters })
 }
 
 /// Every kind of schedule.
 pub(crate) fn schedules() -> Vec<Options> {
     let mut all = vec![Options::default()];
     for seed in 0..4 {
-        for async_copies in [
-            AsyncCopies::Eager,
-            AsyncCopies::Lazy,
-            AsyncCopies::Random { seed: 2 },
-        ] {
-            all.push(Options {
-                schedule_seed: Some(seed),
-                async_copies,
-                ..Options::default()
-            });
+        for async_copies in [AsyncCopies::Eager, AsyncCopies::Lazy, AsyncCopies::Random { seed: 2 }]
+        {
+            all.push(Options { schedule_seed: Some(seed), async_copies, ..Options::default() });
         }
     }
     all

@@ -26,9 +26,7 @@ fn a_phase_waits_for_the_bytes_that_it_expects() {
         st.global.u32 [%rd3], 5;",
     );
     for options in schedules() {
-        let out = run(&text, (1, 64), 64, &[0], &options)
-            .unwrap_or_else(|e| panic!("{e}"))
-            .out;
+        let out = run(&text, (1, 64), 64, &[0], &options).unwrap_or_else(|e| panic!("{e}")).out;
         assert_eq!(out, [5; 64]);
     }
     let without = text.replace("@%p2 mbarrier.complete_tx", "@%p2 mbarrier.expect_tx");
@@ -49,14 +47,8 @@ fn invalid_operands_are_reported() {
         ("mbarrier.init.shared.b64 [%r1+8], 0;", "count of 0"),
         ("mbarrier.init.b64 [%rd0], 1;", "must be in shared memory"),
         ("mbarrier.arrive.shared.b64 %rd2, [%r1], 3;", "3 arrivals"),
-        (
-            "mbarrier.test_wait.parity.shared.b64 %p2, [%r1], 2;",
-            "parity 2",
-        ),
-        (
-            "mbarrier.expect_tx.shared.b64 [%r1], 1048576;",
-            "bytes in flight",
-        ),
+        ("mbarrier.test_wait.parity.shared.b64 %p2, [%r1], 2;", "parity 2"),
+        ("mbarrier.expect_tx.shared.b64 [%r1], 1048576;", "bytes in flight"),
         (
             "mbarrier.inval.shared.b64 [%r1];\nmbarrier.inval.shared.b64 [%r1];",
             "without mbarrier.init",

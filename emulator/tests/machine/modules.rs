@@ -21,11 +21,7 @@ const REFUSED: [(&str, &str, &str); 4] = [
          [%r1], [%rd1, {%r2, %r2}], [%r3];",
         "`.bulk`",
     ),
-    (
-        "calls",
-        "call elsewhere;",
-        "the function `elsewhere` is not defined in this module",
-    ),
+    ("calls", "call elsewhere;", "the function `elsewhere` is not defined in this module"),
     ("waits", "griddepcontrol.wait;", "`griddepcontrol`"),
 ];
 
@@ -50,10 +46,7 @@ fn a_kernel_that_is_not_supported_does_not_affect_the_others() {
     for (name, _, reason) in REFUSED {
         assert!(module.kernel(name).is_none(), "{name}");
         let refusal = module.refusal(name).expect("a reason").to_string();
-        assert!(
-            refusal.contains(reason) && refusal.contains("ptx line"),
-            "{refusal}"
-        );
+        assert!(refusal.contains(reason) && refusal.contains("ptx line"), "{refusal}");
     }
     let refusal = module.refusal("clusters").expect("a reason").to_string();
     assert!(refusal.contains("`.reqnctapercluster`"), "{refusal}");
@@ -79,14 +72,8 @@ fn clusters_are_refused_by_name() {
             "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p1, [%r1], 0;",
             "`.cluster` of `mbarrier.try_wait",
         ),
-        (
-            "barrier.cluster.arrive.aligned;",
-            "`.cluster` of `barrier.cluster.arrive",
-        ),
-        (
-            "fence.mbarrier_init.release.cluster;",
-            "`.mbarrier_init` of `fence",
-        ),
+        ("barrier.cluster.arrive.aligned;", "`.cluster` of `barrier.cluster.arrive"),
+        ("fence.mbarrier_init.release.cluster;", "`.mbarrier_init` of `fence"),
     ];
     let name = |index| format!("k{index}");
     let mut text = HEADING.replace("sm_80", "sm_90") + &entry("runs", "");
@@ -121,10 +108,7 @@ fn a_syntax_error_rejects_the_module() {
     for wrong in ["add.u32 %r1, [;", "mov.u32 %r1", "mov.u32 %r1 %r2;"] {
         let text = HEADING.to_owned() + &entry("wrong", wrong) + &entry("runs", "");
         let (_, module) = load(&text);
-        assert!(
-            matches!(module, Err(LoadError::Ptx(errors)) if errors.len() == 1),
-            "{wrong}"
-        );
+        assert!(matches!(module, Err(LoadError::Ptx(errors)) if errors.len() == 1), "{wrong}");
     }
 }
 

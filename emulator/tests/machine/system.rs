@@ -69,34 +69,16 @@ fn printing_an_undefined_value_is_a_use() {
     let body = format!(
         ".local .align 8 .b8 depot[32];\nmov.u64 %rd3, depot;\ncvta.local.u64 %rd4, %rd3;\n{CALL}"
     );
-    let found = finding(run(
-        &module("%d\n", &body),
-        (1, 1),
-        1,
-        &[0],
-        &Options::default(),
-    ));
+    let found = finding(run(&module("%d\n", &body), (1, 1), 1, &[0], &Options::default()));
     assert_eq!(found.kind, FindingKind::UninitializedLocal, "{found}");
-    assert!(
-        found.site.text.starts_with("call.uni (c), vprintf"),
-        "{found}"
-    );
+    assert!(found.site.text.starts_with("call.uni (c), vprintf"), "{found}");
 }
 
 #[test]
 fn a_wrong_string_is_reported_and_a_wrong_call_is_rejected() {
     let body = CALL.replace("mov.u64 %rd5, format;", "mov.u64 %rd5, 64;");
-    let body = format!(
-        "mov.u64 %rd4, 0;\n{}",
-        body.replace("cvta.global.u64 %rd5, %rd5;", "")
-    );
-    let found = finding(run(
-        &module("", &body),
-        (1, 1),
-        1,
-        &[0],
-        &Options::default(),
-    ));
+    let body = format!("mov.u64 %rd4, 0;\n{}", body.replace("cvta.global.u64 %rd5, %rd5;", ""));
+    let found = finding(run(&module("", &body), (1, 1), 1, &[0], &Options::default()));
     assert_eq!(found.kind, FindingKind::OutOfBounds, "{found}");
 
     let space = meshgrad_emulator::memory::AddressSpace::new();
@@ -127,9 +109,7 @@ fn environment_registers_are_zero() {
         "mov.u32 %r1, %envreg0;\nmov.u32 %r2, %envreg31;\nor.b32 %r1, %r1, %r2;
         st.global.u32 [%rd0], %r1;",
     );
-    let out = run(&text, (1, 1), 1, &[0], &Options::default())
-        .unwrap()
-        .out;
+    let out = run(&text, (1, 1), 1, &[0], &Options::default()).unwrap().out;
     assert_eq!(out, [0]);
     for name in ["%envreg32", "%envreg01", "%envreg"] {
         let space = meshgrad_emulator::memory::AddressSpace::new();

@@ -123,10 +123,7 @@ fn changing(body: &str, input: Input, random: &mut impl FnMut() -> u32) -> [bool
             input.words[index] & keep | word() & !keep
         })
     };
-    let all = |words| Input {
-        words,
-        written: 0xfff,
-    };
+    let all = |words| Input { words, written: 0xfff };
     let first = result(body, all(fill(&|| 0)));
     for trial in 0..12 {
         let drawn = random();
@@ -174,23 +171,14 @@ fn results_that_depend_on_undefined_bytes_are_undefined() {
             for (byte, (carried, changes)) in carried.iter().zip(changing).enumerate() {
                 let undefined = carried.is_none();
                 let written = input.written;
-                assert!(
-                    undefined || !changes,
-                    "{body}: byte {byte} of {written:012b}"
-                );
-                assert!(
-                    !exact || undefined == changes,
-                    "{body}: byte {byte} of {written:012b}"
-                );
+                assert!(undefined || !changes, "{body}: byte {byte} of {written:012b}");
+                assert!(!exact || undefined == changes, "{body}: byte {byte} of {written:012b}");
                 undefined_bytes += usize::from(undefined);
                 defined_bytes += usize::from(!undefined);
             }
         }
         let is_constant = *body == "xor.b32 %r4, %r1, %r1;";
-        assert!(
-            is_constant || undefined_bytes > 0,
-            "{body}: never undefined"
-        );
+        assert!(is_constant || undefined_bytes > 0, "{body}: never undefined");
         assert!(!exact || defined_bytes > 0, "{body}: never defined");
     }
 }
@@ -218,10 +206,7 @@ fn a_report_names_the_use_the_load_and_the_allocation() {
     let (thread, site, wrote) = finding.other.clone().unwrap();
     assert_eq!((thread.lane, wrote), (Some(0), false));
     assert_eq!(site.unwrap().text, "ld.global.u32 %r1, [%rd3+16];");
-    for part in [
-        "the host reads byte 0 of allocation #1",
-        "byte 16 of allocation #2",
-    ] {
+    for part in ["the host reads byte 0 of allocation #1", "byte 16 of allocation #2"] {
         assert!(finding.message.contains(part), "{finding}");
     }
 }
@@ -229,12 +214,8 @@ fn a_report_names_the_use_the_load_and_the_allocation() {
 #[test]
 fn a_copy_takes_undefined_values_along() {
     let (space, options) = (AddressSpace::new(), Options::default());
-    let [to, copy, pinned] = [
-        MemoryKind::Device(0),
-        MemoryKind::Device(1),
-        MemoryKind::Pinned,
-    ]
-    .map(|kind| space.allocate(8, kind).unwrap());
+    let [to, copy, pinned] = [MemoryKind::Device(0), MemoryKind::Device(1), MemoryKind::Pinned]
+        .map(|kind| space.allocate(8, kind).unwrap());
     space.write(to, &[0; 8]).unwrap();
     let text = kernel("st.global.u32 [%rd0+4], %r9;");
     run(&space, &text, [to, to], 1, &options).unwrap();
@@ -262,21 +243,11 @@ fn a_copy_takes_undefined_values_along() {
 fn a_later_kernel_reports_who_stored_the_value() {
     let (space, options) = (AddressSpace::new(), Options::default());
     let to = space.allocate(4, MemoryKind::Device(0)).unwrap();
-    run(
-        &space,
-        &kernel("st.global.u32 [%rd0], %r9;"),
-        [to, to],
-        1,
-        &options,
-    )
-    .unwrap();
+    run(&space, &kernel("st.global.u32 [%rd0], %r9;"), [to, to], 1, &options).unwrap();
     let uses =
         kernel("ld.global.u32 %r1, [%rd0];\nsetp.eq.u32 %p1, %r1, 0;\n@%p1 bra DONE;\nDONE:");
     let error = run(&space, &uses, [to, to], 1, &options).unwrap_err();
-    assert!(
-        error.starts_with("uninitialized-register in kernel `k`"),
-        "{error}"
-    );
+    assert!(error.starts_with("uninitialized-register in kernel `k`"), "{error}");
     assert!(
         error.contains("at ptx line") && error.contains("st.global.u32 [%rd0], %r9;"),
         "{error}"

@@ -146,14 +146,10 @@ fn stages_that_are_freed_or_filled_wrongly() {
         assert!(text.contains(from), "{from}");
         text.replace(from, to)
     };
-    let waits_late = changed(
-        &format!("{WAIT}\n        {FREE}"),
-        &format!("{FREE}\n{WAIT}"),
-    );
-    for (text, words) in [
-        (waits_late, "asynchronous product of warp"),
-        (changed(FENCE, ""), "fence.proxy.async"),
-    ] {
+    let waits_late = changed(&format!("{WAIT}\n        {FREE}"), &format!("{FREE}\n{WAIT}"));
+    for (text, words) in
+        [(waits_late, "asynchronous product of warp"), (changed(FENCE, ""), "fence.proxy.async")]
+    {
         for options in schedules() {
             let found = finding(run(&text, (1, 256), 64 * 8, &input(), &options));
             assert_eq!(found.kind, FindingKind::SharedRace, "{found}");
@@ -165,9 +161,8 @@ fn stages_that_are_freed_or_filled_wrongly() {
 /// The arrival of one warp says nothing about the reads of the others.
 #[test]
 fn one_warp_frees_a_stage_for_all() {
-    let text = ring()
-        .replace("[%r1+16], 128", "[%r1+16], 32")
-        .replace("[%r1+24], 128", "[%r1+24], 32");
+    let text =
+        ring().replace("[%r1+16], 128", "[%r1+16], 32").replace("[%r1+24], 128", "[%r1+24], 32");
     let text = text.replace(FREE, &format!("setp.lt.u32 %p1, %r0, 160;\n@%p1 {FREE}"));
     let found = finding(run(&text, (1, 256), 64 * 8, &input(), &Options::default()));
     assert_eq!(found.kind, FindingKind::SharedRace, "{found}");

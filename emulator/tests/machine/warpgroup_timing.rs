@@ -8,12 +8,7 @@ use crate::factor::Factor;
 use crate::warpgroups::{descriptor, in_each_order, warpgroup};
 use crate::{Run, finding, run};
 
-const TILE: Factor = Factor {
-    lines: 64,
-    swizzled: 1,
-    transposed: true,
-    skipped: 0,
-};
+const TILE: Factor = Factor { lines: 64, swizzled: 1, transposed: true, skipped: 0 };
 
 /// Products of ones, between `before` and `after`. A is in %a0 to %a3.
 fn products(before: &str, after: &str) -> String {
@@ -43,11 +38,7 @@ fn run_in(text: &str, options: &Options) -> Result<Run, meshgrad_emulator::launc
 #[test]
 fn products_happen_until_the_wait() {
     let seen = |wait: &str, async_copies| {
-        let options = Options {
-            async_copies,
-            sanitize: false,
-            ..Options::default()
-        };
+        let options = Options { async_copies, sanitize: false, ..Options::default() };
         let out = run_in(&products("", wait), &options).unwrap().out;
         ((f32::from_bits(out[0]) - 1.0) / 16.0) as u32
     };

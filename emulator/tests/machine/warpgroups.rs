@@ -16,12 +16,9 @@ const DEPTH: usize = 16;
 /// stores the accumulators of each thread.
 pub(crate) fn warpgroup(columns: usize, bytes: usize, body: &str) -> String {
     let registers = columns / 2;
-    let start: String = (0..registers)
-        .map(|at| format!("mov.f32 %d{at}, 0f3F800000;\n"))
-        .collect();
-    let store: String = (0..registers)
-        .map(|at| format!("st.global.f32 [%rd0+{}], %d{at};\n", 4 * at))
-        .collect();
+    let start: String = (0..registers).map(|at| format!("mov.f32 %d{at}, 0f3F800000;\n")).collect();
+    let store: String =
+        (0..registers).map(|at| format!("st.global.f32 [%rd0+{}], %d{at};\n", 4 * at)).collect();
     format!(
         ".version 8.0
         .target sm_90a
@@ -97,9 +94,7 @@ fn image(a: &Factor, b: &Factor) -> Vec<u32> {
         }
     }
     let words = bytes.chunks_exact(4);
-    words
-        .map(|it| u32::from_le_bytes(it.try_into().unwrap()))
-        .collect()
+    words.map(|it| u32::from_le_bytes(it.try_into().unwrap())).collect()
 }
 
 /// Checks the accumulators of all threads.
@@ -110,24 +105,13 @@ fn assert_product(out: &[u32], columns: usize, want: impl Fn(f32) -> f32, what: 
         let column = register / 4 * 8 + 2 * (thread % 4) + register % 2;
         let products = (0..DEPTH).map(|k| element(row, k, false) * element(column, k, true));
         let want = want(products.sum());
-        assert_eq!(
-            f32::from_bits(*got),
-            want,
-            "{what}: row {row}, column {column}"
-        );
+        assert_eq!(f32::from_bits(*got), want, "{what}: row {row}, column {column}");
     }
 }
 
 pub(crate) fn in_each_order() -> [Options; 3] {
-    let orders = [
-        AsyncCopies::Eager,
-        AsyncCopies::Lazy,
-        AsyncCopies::Random { seed: 3 },
-    ];
-    orders.map(|async_copies| Options {
-        async_copies,
-        ..Options::default()
-    })
+    let orders = [AsyncCopies::Eager, AsyncCopies::Lazy, AsyncCopies::Random { seed: 3 }];
+    orders.map(|async_copies| Options { async_copies, ..Options::default() })
 }
 
 /// `wgmma` of A and B in shared memory with these numbers, between a fence and a wait.
@@ -150,12 +134,7 @@ fn product(columns: usize, a: &Factor, b: &Factor, scales: &str) -> String {
 
 #[test]
 fn every_layout_of_both_factors() {
-    let simple = |lines| Factor {
-        lines,
-        swizzled: 8,
-        transposed: false,
-        skipped: 0,
-    };
+    let simple = |lines| Factor { lines, swizzled: 8, transposed: false, skipped: 0 };
     let columns = [8, 16, 24, 64, 136, 256];
     let of_b = columns.into_iter().flat_map(|columns| {
         let factors = Factor::all(columns).into_iter();
@@ -168,15 +147,8 @@ fn every_layout_of_both_factors() {
         let text = product(b.lines, &a, &b, "1, 1");
         for options in in_each_order() {
             let out = run(&text, (1, 128), 64 * b.lines, &image(&a, &b), &options);
-            let out = out
-                .unwrap_or_else(|error| panic!("{a:?} {b:?}: {error}"))
-                .out;
-            assert_product(
-                &out,
-                b.lines,
-                |product| product + 1.0,
-                &format!("{a:?} {b:?}"),
-            );
+            let out = out.unwrap_or_else(|error| panic!("{a:?} {b:?}: {error}")).out;
+            assert_product(&out, b.lines, |product| product + 1.0, &format!("{a:?} {b:?}"));
         }
         tested += 1;
     }
@@ -185,18 +157,8 @@ fn every_layout_of_both_factors() {
 
 #[test]
 fn a_from_registers_with_scales() {
-    let b = Factor {
-        lines: 40,
-        swizzled: 4,
-        transposed: false,
-        skipped: 16,
-    };
-    let a = Factor {
-        lines: ROWS,
-        swizzled: 1,
-        transposed: false,
-        skipped: 0,
-    };
+    let b = Factor { lines: 40, swizzled: 4, transposed: false, skipped: 16 };
+    let a = Factor { lines: ROWS, swizzled: 1, transposed: false, skipped: 0 };
     // Each lane loads the pairs of its two rows at two columns. The tile of A is not swizzled: its
     // elements of k are in the units 0 and 1 of a line.
     let (leading, _) = a.distances();
@@ -231,9 +193,7 @@ fn a_from_registers_with_scales() {
         );
         let text = warpgroup(40, a.bytes() + b.bytes(), &body);
         for options in in_each_order() {
-            let out = run(&text, (1, 128), 64 * 40, &image(&a, &b), &options)
-                .unwrap()
-                .out;
+            let out = run(&text, (1, 128), 64 * 40, &image(&a, &b), &options).unwrap().out;
             assert_product(&out, 40, want, scales);
         }
     }
@@ -242,12 +202,7 @@ fn a_from_registers_with_scales() {
 /// Products accumulate in the order in which they were started, over the steps of a tile.
 #[test]
 fn steps_of_a_tile_accumulate() {
-    let tile = |lines, skipped| Factor {
-        lines,
-        swizzled: 8,
-        transposed: false,
-        skipped,
-    };
+    let tile = |lines, skipped| Factor { lines, swizzled: 8, transposed: false, skipped };
     let (a, b) = (tile(ROWS, 0), tile(32, 0));
     let mut body = "wgmma.fence.sync.aligned;\nsetp.eq.u32 %p1, 0, 1;\n".to_owned();
     for step in 0..4 {
@@ -266,10 +221,7 @@ fn steps_of_a_tile_accumulate() {
     let mut words = vec![0; (a.bytes() + b.bytes()) / 4];
     for step in 0..4 {
         let part = image(&tile(ROWS, 16 * step), &tile(32, 16 * step));
-        words
-            .iter_mut()
-            .zip(part)
-            .for_each(|(word, part)| *word |= part);
+        words.iter_mut().zip(part).for_each(|(word, part)| *word |= part);
     }
     for options in in_each_order() {
         let out = run(&text, (1, 128), 64 * 32, &words, &options).unwrap().out;
@@ -280,18 +232,11 @@ fn steps_of_a_tile_accumulate() {
 /// Every warpgroup of a CTA computes all rows.
 #[test]
 fn two_warpgroups_of_one_cta() {
-    let [a, b] = [ROWS, 8].map(|lines| Factor {
-        lines,
-        swizzled: 2,
-        transposed: true,
-        skipped: 16,
-    });
+    let [a, b] =
+        [ROWS, 8].map(|lines| Factor { lines, swizzled: 2, transposed: true, skipped: 16 });
     let text = product(8, &a, &b, "1, 1");
     for options in schedules() {
-        let options = Options {
-            counters: true,
-            ..options
-        };
+        let options = Options { counters: true, ..options };
         let run = run(&text, (1, 256), 128 * 8, &image(&a, &b), &options);
         let run = run.unwrap_or_else(|error| panic!("{error}"));
         for out in run.out.chunks(64 * 8) {
@@ -304,12 +249,8 @@ fn two_warpgroups_of_one_cta() {
 /// The numbers of f16 with another exponent.
 #[test]
 fn products_of_f16() {
-    let [a, b] = [ROWS, 16].map(|lines| Factor {
-        lines,
-        swizzled: 8,
-        transposed: false,
-        skipped: 0,
-    });
+    let [a, b] =
+        [ROWS, 16].map(|lines| Factor { lines, swizzled: 8, transposed: false, skipped: 0 });
     let text = product(16, &a, &b, "1, 1").replace("f32.bf16.bf16", "f32.f16.f16");
     // 1.5 and 2 in f16.
     let mut words = vec![0x3e00_3e00; a.bytes() / 4];

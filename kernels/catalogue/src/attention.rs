@@ -33,11 +33,7 @@ pub(super) fn attention() -> Family {
             ]
         })
         .collect();
-    for (dtype, aligned) in [
-        (Dtype::Bf16, true),
-        (Dtype::Bf16, false),
-        (Dtype::F32, false),
-    ] {
+    for (dtype, aligned) in [(Dtype::Bf16, true), (Dtype::Bf16, false), (Dtype::F32, false)] {
         let delta = AttentionDelta::new(dtype, 64, aligned);
         kernels.extend([false, true].map(|has_dlse| delta.with_dlse(has_dlse).ptx()));
     }

@@ -32,19 +32,12 @@ pub(super) fn copies() -> Family {
     let copy = |unit, space: Result<IterationSpace>, at| Ok(Copy::new(unit, &space?, at).ptx());
     let transpose = |unit, space: &Result<IterationSpace>| {
         let space = space.clone()?;
-        let none = Error::Missing {
-            kernel: "transpose",
-            what: "dim",
-            index: 1,
-            count: 1,
-        };
+        let none = Error::Missing { kernel: "transpose", what: "dim", index: 1, count: 1 };
         Ok(Transpose::new(unit, &space).ok_or(none)?.0.ptx())
     };
 
-    let mut kernels: Family = Unit::ALL
-        .into_iter()
-        .map(|unit| copy(unit, rows(100), false))
-        .collect();
+    let mut kernels: Family =
+        Unit::ALL.into_iter().map(|unit| copy(unit, rows(100), false)).collect();
     kernels.push(copy(Unit::B4, rows(1 << 40), false));
     kernels.push(copy(Unit::B4, rows(100), true));
     for unit in [Unit::B1, Unit::B2, Unit::B4, Unit::B8] {
@@ -55,9 +48,7 @@ pub(super) fn copies() -> Family {
     kernels.push(transpose(Unit::B2, &stack));
     kernels.extend([false, true].map(|wide| Ok(Arange::new(wide).ptx())));
     for [from, to] in CASTS {
-        let cast = columns
-            .clone()
-            .map(|space| Cast::new(from, to, &space).ptx());
+        let cast = columns.clone().map(|space| Cast::new(from, to, &space).ptx());
         kernels.push(cast);
     }
     kernels

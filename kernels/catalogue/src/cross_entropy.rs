@@ -12,19 +12,11 @@ pub(super) fn cross_entropy() -> Family {
     for lanes in Lanes::ALL {
         for label in labels(lanes) {
             for first in [true, false] {
-                let variant = CrossEntropyStatistics {
-                    lanes,
-                    label: *label,
-                    first,
-                };
+                let variant = CrossEntropyStatistics { lanes, label: *label, first };
                 kernels.push(Ok(variant.ptx()));
             }
             for dtype in Dtype::ALL {
-                let variant = CrossEntropyGradient {
-                    dtype,
-                    lanes,
-                    label: *label,
-                };
+                let variant = CrossEntropyGradient { dtype, lanes, label: *label };
                 kernels.push(Ok(variant.ptx()));
             }
         }

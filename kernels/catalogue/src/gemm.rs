@@ -10,12 +10,7 @@ pub(super) fn gemm_f32() -> Family {
         for b in Order::ALL {
             for tile in Tile::OF_F32 {
                 for accumulate in [false, true] {
-                    let variant = GemmF32 {
-                        a,
-                        b,
-                        tile,
-                        accumulate,
-                    };
+                    let variant = GemmF32 { a, b, tile, accumulate };
                     kernels.push(Ok(variant.ptx()));
                 }
             }
@@ -36,13 +31,7 @@ pub(super) fn gemm_bf16() -> Family {
                         Tile::Flat | Tile::Wide | Tile::Warpgroups => &[true],
                     };
                     for aligned in forms {
-                        let variant = GemmBf16 {
-                            a,
-                            b,
-                            tile,
-                            output,
-                            aligned: *aligned,
-                        };
+                        let variant = GemmBf16 { a, b, tile, output, aligned: *aligned };
                         kernels.push(Ok(variant.ptx()));
                     }
                 }

@@ -26,11 +26,7 @@ pub const REDUCTIONS: [(ReduceOp, Dtype, Dtype, [u64; 3]); 14] = [
 
 pub(super) fn reduce() -> Family {
     let kernels = REDUCTIONS.map(|(op, from, to, [outer, reduced, inner])| {
-        let extents = Extents {
-            outer,
-            reduced,
-            inner,
-        };
+        let extents = Extents { outer, reduced, inner };
         Ok(Reduce::new(op, from, to, extents, true).ptx())
     });
     kernels.into()

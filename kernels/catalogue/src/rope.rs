@@ -10,19 +10,12 @@ pub const HEADS: [[u32; 2]; 5] = [[128, 64], [64, 32], [320, 160], [120, 24], [9
 
 /// Six sequences of three positions and two heads each.
 pub fn heads([features, pairs]: [u32; 2]) -> Heads {
-    Heads {
-        rows: 36,
-        positions: 3,
-        heads: 2,
-        features,
-        pairs,
-    }
+    Heads { rows: 36, positions: 3, heads: 2, features, pairs }
 }
 
 pub(super) fn rope() -> Family {
-    let mut kernels: Vec<_> = PositionFormat::ALL
-        .map(|format| RopeTables::new(format).ptx())
-        .into();
+    let mut kernels: Vec<_> =
+        PositionFormat::ALL.map(|format| RopeTables::new(format).ptx()).into();
     for dtype in Dtype::ALL {
         for style in Style::ALL {
             for direction in [Direction::Forward, Direction::Inverse] {

@@ -27,24 +27,14 @@ pub fn standardize(dtype: Dtype, features: usize) -> Result<RowMap> {
     let [of_mean, of_inverse] = [0, 1].map(Expression::operand);
     let centered = &x - &mean;
     let numbers = vec![
-        RowNumber {
-            summand: x.clone(),
-            number: over_features(&of_mean),
-        },
+        RowNumber { summand: x.clone(), number: over_features(&of_mean) },
         RowNumber {
             summand: &centered * &centered,
             number: Expression::constant(1.0) / over_features(&of_inverse).sqrt(),
         },
     ];
     let value = &centered * &inverse * &w;
-    RowMap::new(
-        (dtype, features, true),
-        [true, false],
-        0,
-        numbers,
-        value,
-        true,
-    )
+    RowMap::new((dtype, features, true), [true, false], 0, numbers, value, true)
 }
 
 /// y = a (x - sum of b): x and b are matrices, and a is given.
@@ -53,17 +43,7 @@ pub fn standardize(dtype: Dtype, features: usize) -> Result<RowMap> {
 /// None: the function is small enough.
 pub fn scaled_center(dtype: Dtype, features: usize) -> Result<RowMap> {
     let [x, b, a, sum] = [0, 1, 2, 3].map(Expression::operand);
-    let numbers = vec![RowNumber {
-        summand: b,
-        number: Expression::operand(1),
-    }];
+    let numbers = vec![RowNumber { summand: b, number: Expression::operand(1) }];
     let value = &a * (&x - &sum);
-    RowMap::new(
-        (dtype, features, true),
-        [true, true],
-        1,
-        numbers,
-        value,
-        false,
-    )
+    RowMap::new((dtype, features, true), [true, true], 1, numbers, value, false)
 }

@@ -32,11 +32,7 @@ pub(super) fn top_k() -> Family {
     for (dtype, features) in SORTED {
         kernels.push(SortTiles::new(dtype, features, true).ptx());
     }
-    let runs = |count| Runs {
-        count,
-        len: 8,
-        last: 8,
-    };
+    let runs = |count| Runs { count, len: 8, last: 8 };
     kernels.push(MergeRuns::new(runs(9), Dtype::F32).ptx());
     for dtype in Dtype::ALL {
         kernels.push(MergeRuns::new(runs(2), dtype).ptx());

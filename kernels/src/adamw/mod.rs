@@ -108,10 +108,7 @@ impl Variant for AdamW {
     }
 
     fn entry(&self) -> String {
-        let kinds: String = self
-            .kinds()
-            .map(|kind| format!("_{}", kind.name()))
-            .collect();
+        let kinds: String = self.kinds().map(|kind| format!("_{}", kind.name())).collect();
         format!("adamw{kinds}")
     }
 }

@@ -216,12 +216,7 @@ impl<'k> Arrays<'k> {
             let from = array.element::<f32>(at);
             from.load_vector_if::<f32, 4>(exists)
         });
-        Group {
-            at,
-            exists,
-            param,
-            others,
-        }
+        Group { at, exists, param, others }
     }
 
     #[track_caller]
@@ -291,10 +286,7 @@ impl<'k> Noise<'k> {
     #[track_caller]
     fn new(entry: Entry<'k>, now: &Now<'k>) -> Noise<'k> {
         let step = now.step.to_u32().wide();
-        Noise {
-            key: entry.key().fold(step),
-            indices: entry.indices(),
-        }
+        Noise { key: entry.key().fold(step), indices: entry.indices() }
     }
 
     /// The words of four elements, which share one Philox block.

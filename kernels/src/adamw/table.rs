@@ -266,10 +266,7 @@ mod tests {
         assert!(!blocks(6, &[(8, 1)]), "the first element is inside a block");
         assert!(!blocks(0, &[(8, 2)]));
         assert!(!blocks(0, &[(7, 1), (3, 100)]), "a row ends inside a block");
-        assert!(
-            !blocks(0, &[(8, 1), (3, 101)]),
-            "a row begins inside a block"
-        );
+        assert!(!blocks(0, &[(8, 1), (3, 101)]), "a row begins inside a block");
     }
 
     #[test]
@@ -278,12 +275,7 @@ mod tests {
             addresses: [16; 4],
             elements,
             rounding: Rounding::F32,
-            constants: AdamWConstants {
-                beta1: 0.9,
-                beta2: 0.95,
-                eps: 1e-8,
-                weight_decay: 0.1,
-            },
+            constants: AdamWConstants { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },
         };
         let chunk = u64::from(CHUNK);
         let words = chunk_words(&[entry(chunk + 1), entry(0), entry(chunk)]);

@@ -24,9 +24,8 @@ impl<'k> SharedAddress<'k> {
     pub fn copy_async_first<const BYTES: u32>(self, from: GlobalAddress<'k>, read: U32<'k>) {
         let cache = if BYTES == 16 { "cg" } else { "ca" };
         let (to, from) = (self.written(), from.written());
-        self.kernel().emit(format_args!(
-            "cp.async.{cache}.shared.global {to}, {from}, {BYTES}, {read}"
-        ));
+        self.kernel()
+            .emit(format_args!("cp.async.{cache}.shared.global {to}, {from}, {BYTES}, {read}"));
     }
 }
 

@@ -66,15 +66,8 @@ impl Kernel {
             "a barrier of {threads} threads in a CTA of {of_cta}: use whole warps of 32"
         );
         let id = self.count_barrier();
-        assert!(
-            id <= FURTHER,
-            "a CTA has {FURTHER} barriers besides barrier 0; reuse one"
-        );
-        Barrier {
-            k: self,
-            id,
-            threads,
-        }
+        assert!(id <= FURTHER, "a CTA has {FURTHER} barriers besides barrier 0; reuse one");
+        Barrier { k: self, id, threads }
     }
 }
 
@@ -91,10 +84,7 @@ mod tests {
         k.barrier();
         full.arrive();
         empty.wait();
-        assert_eq!(
-            body(k)[..3],
-            ["bar.sync 0;", "bar.arrive 1, 64;", "bar.sync 2, 96;"]
-        );
+        assert_eq!(body(k)[..3], ["bar.sync 0;", "bar.arrive 1, 64;", "bar.sync 2, 96;"]);
     }
 
     #[test]

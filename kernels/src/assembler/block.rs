@@ -168,14 +168,11 @@ pub fn block_reduce<'k, T: Shuffle>(
     }
 
     let of_warps = k.shared::<T>(warps);
-    k.if_(k.lane().equals(0), || {
-        of_warps.element::<T>(k.warp()).store(folded)
-    });
+    k.if_(k.lane().equals(0), || of_warps.element::<T>(k.warp()).store(folded));
     k.barrier();
     let first = of_warps.load::<T>();
-    (1..warps).fold(first, |folded, warp| {
-        merge(folded, of_warps.offset(T::BYTES * warp).load::<T>())
-    })
+    (1..warps)
+        .fold(first, |folded, warp| merge(folded, of_warps.offset(T::BYTES * warp).load::<T>()))
 }
 
 /// The exclusive prefix sum over the threads of the CTA, and the sum over all threads.

@@ -175,11 +175,7 @@ mod tests {
         let _sum = before + *x;
         assert_eq!(
             body(k)[1..4],
-            [
-                "mov.b32 %r2, %r1;",
-                "add.u32 %r1, %r1, 1;",
-                "add.u32 %r3, %r2, %r1;"
-            ]
+            ["mov.b32 %r2, %r1;", "add.u32 %r1, %r1, 1;", "add.u32 %r3, %r2, %r1;"]
         );
     }
 
@@ -190,10 +186,7 @@ mod tests {
         let line = line!() + 1;
         let _ = k.thread() + 1;
         let text = k.finish().text;
-        assert!(
-            text.contains(".file 1 \"kernels/src/assembler/control.rs\""),
-            "{text}"
-        );
+        assert!(text.contains(".file 1 \"kernels/src/assembler/control.rs\""), "{text}");
         assert!(text.contains(&format!(".loc 1 {line} ")), "{text}");
     }
 }

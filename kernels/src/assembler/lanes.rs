@@ -19,8 +19,7 @@ impl<'k> U32<'k> {
     /// of the warp must call it.
     #[track_caller]
     pub fn shuffle_xor(self, distance: u32) -> U32<'k> {
-        self.k
-            .compute("shfl.sync.bfly.b32", &[&self, &distance, &31, &-1])
+        self.k.compute("shfl.sync.bfly.b32", &[&self, &distance, &31, &-1])
     }
 
     /// The inclusive prefix sum over the lanes of the warp. All lanes of the warp must call it.
@@ -28,9 +27,7 @@ impl<'k> U32<'k> {
     pub fn inclusive_scan(self) -> U32<'k> {
         let lane = self.k.lane();
         [1u32, 2, 4, 8, 16].into_iter().fold(self, |sum, distance| {
-            let before: U32<'k> = self
-                .k
-                .compute("shfl.sync.up.b32", &[&sum, &distance, &0, &-1]);
+            let before: U32<'k> = self.k.compute("shfl.sync.up.b32", &[&sum, &distance, &0, &-1]);
             sum + lane.ge(distance).select(before, 0)
         })
     }
@@ -50,8 +47,7 @@ impl<'k> SharedAddress<'k> {
     #[track_caller]
     pub fn atomic_add(self, value: U32<'k>) {
         let address = self.written();
-        self.kernel()
-            .emit(format_args!("red.shared.add.u32 {address}, {value}"));
+        self.kernel().emit(format_args!("red.shared.add.u32 {address}, {value}"));
     }
 }
 
@@ -64,9 +60,7 @@ mod tests {
     fn instructions() {
         let k = &Kernel::new("lanes", Target::Sm80, 32);
         let x = k.constant(5u32);
-        k.shared::<u32>(4)
-            .offset(8)
-            .atomic_add(x.match_any().count_ones());
+        k.shared::<u32>(4).offset(8).atomic_add(x.match_any().count_ones());
         k.warp_barrier();
         assert_eq!(
             body(k)[2..6],
@@ -86,9 +80,6 @@ mod tests {
         k.constant(1u32).inclusive_scan();
         let lines = body(k);
         let count = |what: &str| lines.iter().filter(|line| line.starts_with(what)).count();
-        assert_eq!(
-            (count("shfl.sync.up"), count("selp"), count("add")),
-            (5, 5, 5)
-        );
+        assert_eq!((count("shfl.sync.up"), count("selp"), count("add")), (5, 5, 5));
     }
 }

@@ -126,21 +126,14 @@ impl Launch {
     /// `grid` CTAs of `threads` threads without dynamic shared memory. `None` if a dimension is 0,
     /// which the driver would reject.
     pub fn new(grid: [u32; 3], threads: u32) -> Option<Launch> {
-        let launch = Launch {
-            grid,
-            block: [threads, 1, 1],
-            dynamic_shared: 0,
-        };
+        let launch = Launch { grid, block: [threads, 1, 1], dynamic_shared: 0 };
         (!grid.contains(&0)).then_some(launch)
     }
 
     /// The same launch with dynamic shared memory, as given by [`Ptx::dynamic_shared`].
     #[must_use]
     pub fn with_dynamic_shared(self, bytes: u32) -> Launch {
-        Launch {
-            dynamic_shared: bytes,
-            ..self
-        }
+        Launch { dynamic_shared: bytes, ..self }
     }
 }
 
@@ -162,10 +155,7 @@ impl Arguments {
 
     /// Creates empty arguments.
     pub fn new() -> Arguments {
-        Arguments {
-            bytes: [0; Arguments::CAPACITY],
-            len: 0,
-        }
+        Arguments { bytes: [0; Arguments::CAPACITY], len: 0 }
     }
 
     /// The bytes so far, padding included.

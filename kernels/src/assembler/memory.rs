@@ -46,10 +46,7 @@ impl<'k> GlobalAddress<'k> {
 
     /// Adds a constant byte offset. No instruction.
     pub fn offset(self, bytes: i64) -> Self {
-        GlobalAddress {
-            offset: self.offset + bytes,
-            ..self
-        }
+        GlobalAddress { offset: self.offset + bytes, ..self }
     }
 
     /// The address of element `index` of an array of `T` that begins here. The offset is computed
@@ -95,9 +92,7 @@ impl<'k> GlobalAddress<'k> {
         let k = self.kernel();
         let value = k.constant(T::ZERO);
         let (bits, address) = (memory_type::<T>(), self.written());
-        k.emit(format_args!(
-            "@{condition} ld.global.{bits} {value}, {address}"
-        ));
+        k.emit(format_args!("@{condition} ld.global.{bits} {value}, {address}"));
         value
     }
 
@@ -117,9 +112,7 @@ impl<'k> GlobalAddress<'k> {
         let k = self.kernel();
         let values = [(); N].map(|()| k.constant(T::ZERO));
         let (bits, list, address) = (memory_type::<T>(), list(&values), self.written());
-        k.emit(format_args!(
-            "@{condition} ld.global.v{N}.{bits} {list}, {address}"
-        ));
+        k.emit(format_args!("@{condition} ld.global.v{N}.{bits} {list}, {address}"));
         values
     }
 
@@ -133,17 +126,14 @@ impl<'k> GlobalAddress<'k> {
     #[track_caller]
     pub fn store_if<T: Stored>(self, condition: Pred<'k>, value: Register<'k, T>) {
         let (bits, address) = (memory_type::<T>(), self.written());
-        self.kernel().emit(format_args!(
-            "@{condition} st.global.{bits} {address}, {value}"
-        ));
+        self.kernel().emit(format_args!("@{condition} st.global.{bits} {address}, {value}"));
     }
 
     /// Stores `N` values (2 or 4) in one access. The address must be a multiple of their total
     /// size.
     #[track_caller]
     pub fn store_vector<T: Stored, const N: usize>(self, values: [Register<'k, T>; N]) {
-        self.kernel()
-            .store_vector("global", &self.written(), &values);
+        self.kernel().store_vector("global", &self.written(), &values);
     }
 
     /// Like [`GlobalAddress::store_vector`] if the predicate is true; otherwise writes nothing.
@@ -154,9 +144,7 @@ impl<'k> GlobalAddress<'k> {
         values: [Register<'k, T>; N],
     ) {
         let (bits, list, address) = (memory_type::<T>(), list(&values), self.written());
-        self.kernel().emit(format_args!(
-            "@{condition} st.global.v{N}.{bits} {address}, {list}"
-        ));
+        self.kernel().emit(format_args!("@{condition} st.global.v{N}.{bits} {address}, {list}"));
     }
 
     /// Loads a byte, zero-extended.
@@ -169,8 +157,7 @@ impl<'k> GlobalAddress<'k> {
     #[track_caller]
     pub fn store_byte(self, value: U32<'k>) {
         let address = self.written();
-        self.kernel()
-            .emit(format_args!("st.global.u8 {address}, {value}"));
+        self.kernel().emit(format_args!("st.global.u8 {address}, {value}"));
     }
 
     /// Loads a byte, zero-extended, if the predicate is true; otherwise returns 0.
@@ -186,8 +173,7 @@ impl<'k> GlobalAddress<'k> {
     #[track_caller]
     pub fn store_byte_if(self, condition: Pred<'k>, value: U32<'k>) {
         let address = self.written();
-        self.kernel()
-            .emit(format_args!("@{condition} st.global.u8 {address}, {value}"));
+        self.kernel().emit(format_args!("@{condition} st.global.u8 {address}, {value}"));
     }
 
     /// Loads 16 bits, zero-extended, if the predicate is true; otherwise returns 0.
@@ -195,9 +181,7 @@ impl<'k> GlobalAddress<'k> {
     pub fn load_half_if(self, condition: Pred<'k>) -> U32<'k> {
         let (k, address) = (self.kernel(), self.written());
         let value = k.constant(0u32);
-        k.emit(format_args!(
-            "@{condition} ld.global.u16 {value}, {address}"
-        ));
+        k.emit(format_args!("@{condition} ld.global.u16 {value}, {address}"));
         value
     }
 
@@ -205,9 +189,7 @@ impl<'k> GlobalAddress<'k> {
     #[track_caller]
     pub fn store_half_if(self, condition: Pred<'k>, value: U32<'k>) {
         let address = self.written();
-        self.kernel().emit(format_args!(
-            "@{condition} st.global.u16 {address}, {value}"
-        ));
+        self.kernel().emit(format_args!("@{condition} st.global.u16 {address}, {value}"));
     }
 
     /// Raises the u64 at this address to at least `value`, atomically (relaxed), if the predicate
@@ -215,9 +197,7 @@ impl<'k> GlobalAddress<'k> {
     #[track_caller]
     pub fn atomic_max_if(self, condition: Pred<'k>, value: U64<'k>) {
         let address = self.written();
-        self.kernel().emit(format_args!(
-            "@{condition} red.global.max.u64 {address}, {value}"
-        ));
+        self.kernel().emit(format_args!("@{condition} red.global.max.u64 {address}, {value}"));
     }
 
     fn kernel(self) -> &'k Kernel {
@@ -279,8 +259,7 @@ impl<'k> SharedAddress<'k> {
     /// size.
     #[track_caller]
     pub fn store_vector<T: Stored, const N: usize>(self, values: [Register<'k, T>; N]) {
-        self.kernel()
-            .store_vector("shared", &self.written(), &values);
+        self.kernel().store_vector("shared", &self.written(), &values);
     }
 }
 

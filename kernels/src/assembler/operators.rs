@@ -233,15 +233,13 @@ impl<'k, T: Integer> Register<'k, T> {
     /// The minimum.
     #[track_caller]
     pub fn min(self, other: impl Operand<T>) -> Self {
-        self.k
-            .compute(&format!("min.{}", T::TYPE), &[&self, &other.written()])
+        self.k.compute(&format!("min.{}", T::TYPE), &[&self, &other.written()])
     }
 
     /// The maximum.
     #[track_caller]
     pub fn max(self, other: impl Operand<T>) -> Self {
-        self.k
-            .compute(&format!("max.{}", T::TYPE), &[&self, &other.written()])
+        self.k.compute(&format!("max.{}", T::TYPE), &[&self, &other.written()])
     }
 
     /// self * factor + addend.
@@ -358,23 +356,9 @@ mod tests {
         let (x, d, p) = (k.constant(1.0_f32), k.constant(1.0_f64), k.constant(true));
         let (u32, s32) = (k.constant(1u32), k.constant(1i32));
         let (u64, s64) = (k.constant(1u64), k.constant(1i64));
-        let _floats = [
-            x + 2.0,
-            x - x,
-            x / 2.0,
-            x.fma(2.0, 3.0),
-            x.max(2.0),
-            x.sqrt(),
-        ];
+        let _floats = [x + 2.0, x - x, x / 2.0, x.fma(2.0, 3.0), x.max(2.0), x.sqrt()];
         let _more = (d * 2.0, -d, p & false);
-        let _integers = (
-            u32 * 2,
-            u32 / u32,
-            s32 % 2,
-            u32.max(2),
-            s32.max(2),
-            s32 << 2,
-        );
+        let _integers = (u32 * 2, u32 / u32, s32 % 2, u32.max(2), s32.max(2), s32 << 2);
         let _shifts = (u32 >> 2, s32 >> 2, u64 >> 2, s64 >> u32);
         assert_eq!(
             opcodes(k).join(" "),
@@ -390,13 +374,7 @@ mod tests {
     fn only_differs_is_true_for_nan() {
         let k = &Kernel::new("comparisons", Target::Sm80, 32);
         let (x, n) = (k.constant(1.0_f32), k.constant(1u64));
-        let _results = [
-            x.lt(2.0),
-            x.equals(x),
-            x.differs(2.0),
-            n.differs(2),
-            n.ge(n),
-        ];
+        let _results = [x.lt(2.0), x.equals(x), x.differs(2.0), n.differs(2), n.ge(n)];
         assert_eq!(
             opcodes(k).join(" "),
             "setp.lt.f32 setp.eq.f32 setp.neu.f32 setp.ne.u64 setp.ge.u64"

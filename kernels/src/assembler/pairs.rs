@@ -22,8 +22,7 @@ impl<'k> Pair<'k> {
     pub fn split(self) -> [B16<'k>; 2] {
         let halves = [self.k.register(), self.k.register()];
         let [low, high] = halves;
-        self.k
-            .emit(format_args!("mov.b32 {{{low}, {high}}}, {self}"));
+        self.k.emit(format_args!("mov.b32 {{{low}, {high}}}, {self}"));
         halves
     }
 
@@ -31,10 +30,7 @@ impl<'k> Pair<'k> {
     #[track_caller]
     pub fn unpack(self) -> [F32<'k>; 2] {
         let bits: U32<'k> = Register::new(self.k, self.id);
-        [
-            (bits << 16).to_f32_bits(),
-            (bits & 0xffff_0000).to_f32_bits(),
-        ]
+        [(bits << 16).to_f32_bits(), (bits & 0xffff_0000).to_f32_bits()]
     }
 }
 
@@ -42,8 +38,7 @@ impl<'k> B16<'k> {
     /// Packs two values into one register; `self` has the lower address in memory.
     #[track_caller]
     pub fn pack(self, high: B16<'k>) -> Pair<'k> {
-        self.k
-            .compute("mov.b32", &[&format_args!("{{{self}, {high}}}")])
+        self.k.compute("mov.b32", &[&format_args!("{{{self}, {high}}}")])
     }
 
     /// Converted to f32, exactly.

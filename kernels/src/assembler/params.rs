@@ -446,10 +446,7 @@ mod tests {
             y: Out(0x33),
             weight: Some(1.5),
             key: [4, 5],
-            pair: Pair {
-                first: 6,
-                second: 2.5,
-            },
+            pair: Pair { first: 6, second: 2.5 },
             wide: true,
             stride: -7,
         }
@@ -458,10 +455,7 @@ mod tests {
     /// The bytes of the parameters, in the order and with the types in which they are declared.
     #[test]
     fn arguments_follow_the_declaration() {
-        let all = All {
-            operands: 2,
-            weighted: true,
-        };
+        let all = All { operands: 2, weighted: true };
         let ptx = all.ptx();
         let declared = ptx.parameters.iter();
         let declared: Vec<_> = declared.map(|it| (it.name.as_str(), it.kind)).collect();

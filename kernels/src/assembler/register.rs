@@ -68,14 +68,8 @@ pub enum Class {
 }
 
 impl Class {
-    pub(super) const ALL: [Class; 6] = [
-        Class::Pred,
-        Class::B16,
-        Class::B32,
-        Class::B64,
-        Class::F32,
-        Class::F64,
-    ];
+    pub(super) const ALL: [Class; 6] =
+        [Class::Pred, Class::B16, Class::B32, Class::B64, Class::F32, Class::F64];
 
     /// The prefix of its register names, and its type in declarations.
     pub(super) fn names(self) -> (&'static str, &'static str) {

@@ -19,10 +19,7 @@ pub(super) struct SharedLayout {
 
 impl Default for SharedLayout {
     fn default() -> Self {
-        SharedLayout {
-            bytes: 0,
-            alignment: ALIGNMENT,
-        }
+        SharedLayout { bytes: 0, alignment: ALIGNMENT }
     }
 }
 
@@ -36,11 +33,7 @@ impl SharedLayout {
     }
 
     pub(super) fn dynamic_bytes(&self) -> u32 {
-        if self.bytes > STATIC_LIMIT {
-            self.bytes
-        } else {
-            0
-        }
+        if self.bytes > STATIC_LIMIT { self.bytes } else { 0 }
     }
 
     pub(super) fn dynamic_declaration(&self) -> Option<String> {
@@ -66,10 +59,7 @@ pub struct SharedAddress<'k> {
 impl<'k> SharedAddress<'k> {
     /// Adds a constant byte offset. No instruction.
     pub fn offset(self, bytes: u32) -> Self {
-        SharedAddress {
-            offset: self.offset + bytes,
-            ..self
-        }
+        SharedAddress { offset: self.offset + bytes, ..self }
     }
 
     /// The address of element `index` of an array of `T` that begins here.
@@ -149,10 +139,7 @@ mod tests {
         k.shared::<f32>(3);
         k.shared_aligned::<f32>(32, 1024);
         let text = k.finish().text;
-        assert!(
-            text.contains(".shared .align 1024 .b8 arrays[1152];"),
-            "{text}"
-        );
+        assert!(text.contains(".shared .align 1024 .b8 arrays[1152];"), "{text}");
     }
 
     #[test]
@@ -161,9 +148,6 @@ mod tests {
         k.shared::<f32>(12_289);
         let ptx = k.finish();
         assert_eq!(ptx.dynamic_shared, 49_156);
-        assert!(
-            ptx.text
-                .contains(".extern .shared .align 128 .b8 arrays[];")
-        );
+        assert!(ptx.text.contains(".extern .shared .align 128 .b8 arrays[];"));
     }
 }

@@ -57,9 +57,7 @@ impl<'k> MatrixRow<'k> {
         let k = self.0.kernel();
         let (values, address) = ([(); 4].map(|()| k.register()), self.0.written());
         let (trans, list) = (if transposed { ".trans" } else { "" }, list(&values));
-        k.emit(format_args!(
-            "ldmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 {list}, {address}"
-        ));
+        k.emit(format_args!("ldmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 {list}, {address}"));
         values
     }
 }

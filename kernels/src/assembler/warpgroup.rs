@@ -118,10 +118,7 @@ pub fn warpgroup_mma_bf16<'k>(
     b: GroupOperand<'k>,
 ) {
     let columns = 8 * sums.len();
-    assert!(
-        (8..=256).contains(&columns),
-        "a product of {columns} columns: the limit is 8 to 256"
-    );
+    assert!((8..=256).contains(&columns), "a product of {columns} columns: the limit is 8 to 256");
     let registers: Vec<_> = sums.iter().flatten().map(|sum| **sum).collect();
     let sums = list(&registers);
     let transposed = |operand: GroupOperand<'_>| u32::from(!operand.along_k);
@@ -182,10 +179,7 @@ mod tests {
         assert!(product.ends_with("1, 1, 0, 1;"), "{product}");
         // 64 units of 16 bytes from 8 lines to the next, and the swizzle.
         let high = (1 << 30) | 64;
-        assert!(
-            text.iter()
-                .any(|line| line.contains(&format!(", {high}}}")))
-        );
+        assert!(text.iter().any(|line| line.contains(&format!(", {high}}}"))));
         // A panel of 64 rows is 64 lines of 128 bytes: 512 units.
         let panel = 512 << 16;
         assert!(text.iter().any(|line| line.contains(&panel.to_string())));

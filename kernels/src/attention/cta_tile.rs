@@ -79,9 +79,7 @@ impl<'k> IntegerList<'k> {
     #[track_caller]
     fn value(self, index: U32<'k>) -> S64<'k> {
         let is_wide = self.wide.differs(0);
-        let from = self
-            .address
-            .element::<u32>((index * self.step) << self.wide);
+        let from = self.address.element::<u32>((index * self.step) << self.wide);
         let low = from.load::<u32>();
         let high = from.offset(4).load_if::<u32>(is_wide);
         let wide = (high.wide() << 32) | low.wide();

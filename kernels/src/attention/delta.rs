@@ -27,11 +27,7 @@ impl AttentionDelta {
     /// The kernel for rows of `head_dim` elements. `aligned`: whether all rows are 16-byte aligned.
     pub fn new(dtype: Dtype, head_dim: usize, aligned: bool) -> AttentionDelta {
         let whole = head_dim.is_multiple_of(dtype.per_vector() as usize);
-        AttentionDelta {
-            dtype,
-            vectors: whole && aligned,
-            has_dlse: false,
-        }
+        AttentionDelta { dtype, vectors: whole && aligned, has_dlse: false }
     }
 
     /// The same kernel, which subtracts the gradient of the log-sum-exp if `has_dlse`.
@@ -95,16 +91,8 @@ impl Variant for AttentionDelta {
 
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
-        let Call {
-            out,
-            dout,
-            delta,
-            lse_and_dlse,
-            rows,
-            queries,
-            heads,
-            head_dim,
-        } = self.parameters(k);
+        let Call { out, dout, delta, lse_and_dlse, rows, queries, heads, head_dim } =
+            self.parameters(k);
 
         let lane = k.thread() & (LANES - 1);
         let row = k.cta().mul_wide(THREADS / LANES) + (k.thread() / LANES).wide();
@@ -112,18 +100,11 @@ impl Variant for AttentionDelta {
         // Consecutive rows are consecutive heads of a query, which are usually contiguous.
         let token = row / heads.wide();
         let head = (row % heads.wide()).low();
-        let (batch, query) = (
-            (token / queries.wide()).low(),
-            (token % queries.wide()).low(),
-        );
+        let (batch, query) = ((token / queries.wide()).low(), (token % queries.wide()).low());
         let [out, dout] = [out, dout].map(|view| view.row(batch, query, head));
 
         let (sum, size) = (k.var(0.0_f32), self.dtype.size());
-        let each = if self.vectors {
-            self.dtype.per_vector()
-        } else {
-            1
-        };
+        let each = if self.vectors { self.dtype.per_vector() } else { 1 };
         let end = exists.select(head_dim, 0u32);
         k.for_range(lane * each, end, LANES * each, |feature| {
             let [out, dout] = [out, dout].map(|row| {

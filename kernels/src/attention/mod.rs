@@ -178,10 +178,7 @@ mod tests {
         };
         assert_eq!(grids(FORMS[1]), [2 * 2 * 6, 2 * 2 * 6, 2 * 3 * 2]);
         assert_eq!(grids(FORMS[3])[2], 2 * 2 * 3 * 2, "two blocks of columns");
-        assert_eq!(
-            grids(FORMS[4]),
-            [2 * 2 * 6 * 2, 2 * 2 * 6 * 2, 2 * 3 * 2 * 2]
-        );
+        assert_eq!(grids(FORMS[4]), [2 * 2 * 6 * 2, 2 * 2 * 6 * 2, 2 * 3 * 2 * 2]);
     }
 
     #[test]
@@ -204,15 +201,9 @@ mod tests {
         let keys = |keys| Extents::new([1, 1, keys], [1, 1], 64, 0);
         assert!(keys(1 << 24).is_ok());
         assert!(keys((1 << 24) + 1).is_err());
-        assert!(
-            Extents::new([1 << 20, 1 << 20, 1], [64, 64], 64, 0).is_err(),
-            "too many tiles"
-        );
+        assert!(Extents::new([1 << 20, 1 << 20, 1], [64, 64], 64, 0).is_err(), "too many tiles");
         let packed = |count| Extents::new([1, 64, 64], [1, 1], 64, count);
         assert!(packed(1 << 20).is_ok());
-        assert!(
-            packed(1 << 28).is_err(),
-            "too many tiles of packed sequences"
-        );
+        assert!(packed(1 << 28).is_err(), "too many tiles of packed sequences");
     }
 }

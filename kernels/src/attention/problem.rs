@@ -33,10 +33,7 @@ pub struct View<P> {
 impl View<Out> {
     /// The same view, for a kernel that reads what an earlier one wrote.
     pub fn written(self) -> View<In> {
-        View {
-            address: self.address.written(),
-            strides: self.strides,
-        }
+        View { address: self.address.written(), strides: self.strides }
     }
 }
 
@@ -75,14 +72,9 @@ impl Extents {
             first_query: 0,
         };
         // A packed sequence can end within a tile, so each takes up to one more.
-        let rows = queries
-            .max(keys)
-            .div_ceil(ROWS_PER_CTA as usize)
-            .saturating_add(packed);
+        let rows = queries.max(keys).div_ceil(ROWS_PER_CTA as usize).saturating_add(packed);
         let columns = head_dim.div_ceil(ROWS_PER_CTA as usize);
-        let tiles = [batch, heads, columns]
-            .into_iter()
-            .fold(rows, usize::saturating_mul);
+        let tiles = [batch, heads, columns].into_iter().fold(rows, usize::saturating_mul);
         within("tiles", tiles, MAX_TILES)?;
         Ok(extents)
     }
@@ -93,15 +85,8 @@ impl Extents {
     /// # Errors
     /// [`Error::Extent`] when the queries end after index 2^28.
     pub fn with_first_query(self, first: usize) -> Result<Extents> {
-        let end = within(
-            "queries",
-            first.saturating_add(self.queries as usize),
-            MAX_QUERIES,
-        )?;
-        Ok(Extents {
-            first_query: end - self.queries,
-            ..self
-        })
+        let end = within("queries", first.saturating_add(self.queries as usize), MAX_QUERIES)?;
+        Ok(Extents { first_query: end - self.queries, ..self })
     }
 
     pub(super) fn queries(&self) -> u32 {
@@ -125,13 +110,7 @@ impl Extents {
 
 fn within(what: &'static str, value: usize, most: u32) -> Result<u32> {
     let fits = u32::try_from(value).ok().filter(|value| *value <= most);
-    fits.ok_or(Error::Extent {
-        kernel: "attention",
-        what,
-        value,
-        least: 0,
-        most: most as usize,
-    })
+    fits.ok_or(Error::Extent { kernel: "attention", what, value, least: 0, most: most as usize })
 }
 
 params! {
@@ -147,11 +126,7 @@ params! {
 }
 
 impl Integers {
-    const NONE: Integers = Integers {
-        address: In(0),
-        wide: false,
-        step: 0,
-    };
+    const NONE: Integers = Integers { address: In(0), wide: false, step: 0 };
 }
 
 /// How queries and keys are arranged in sequences.
@@ -249,11 +224,9 @@ impl Problem {
         let (kind, [of_queries, of_keys], count) = match self.sequences {
             Sequences::Rows => (0, [none, none], 0),
             Sequences::Cached { q_offset, k_len } => (CACHED, [q_offset, k_len], 0),
-            Sequences::Packed {
-                cu_seqlens_q,
-                cu_seqlens_k,
-                count,
-            } => (PACKED, [cu_seqlens_q, cu_seqlens_k], count),
+            Sequences::Packed { cu_seqlens_q, cu_seqlens_k, count } => {
+                (PACKED, [cu_seqlens_q, cu_seqlens_k], count)
+            }
         };
         let window = self.window.and_then(|window| u32::try_from(window).ok());
 

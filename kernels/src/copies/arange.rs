@@ -56,9 +56,7 @@ impl Variant for Arange {
         let vector = k.cta().mul_wide(THREADS) + k.thread().wide();
         let first = vector * u64::from(self.per_vector());
         let to = y.byte_add(vector * 16);
-        let values: Vec<_> = (0..u64::from(self.per_vector()))
-            .map(|i| first + i)
-            .collect();
+        let values: Vec<_> = (0..u64::from(self.per_vector())).map(|i| first + i).collect();
 
         let whole = values[values.len() - 1].lt(elements);
         let words = match self.wide {

@@ -108,9 +108,8 @@ impl Format {
             Format::F32 => to.store_if(condition, value.to_f32()),
             Format::Bf16 => to.store_if(condition, value.to_f32().to_bf16()),
             Format::F16 => {
-                let half: B16<'k> = condition
-                    .kernel()
-                    .compute("cvt.rn.f16.f32", &[&value.to_f32()]);
+                let half: B16<'k> =
+                    condition.kernel().compute("cvt.rn.f16.f32", &[&value.to_f32()]);
                 to.store_if(condition, half);
             }
             Format::I64 => to.store_if(condition, value.to_whole("cvt.rzi.s64.f64")),
@@ -198,12 +197,7 @@ pub struct Cast {
 impl Cast {
     /// The kernel for an iteration space over y and x.
     pub fn new(from: Format, to: Format, space: &IterationSpace) -> Cast {
-        Cast {
-            from,
-            to,
-            dims: space.extents().len() as u8,
-            wide: space.is_wide(),
-        }
+        Cast { from, to, dims: space.extents().len() as u8, wide: space.is_wide() }
     }
 
     /// The launch over elements; `None` if there are none.

@@ -25,21 +25,14 @@ impl Fill {
     /// The launch; `None` if there are no elements.
     pub fn launch(&self, elements: u64) -> Option<Launch> {
         let [units, rest] = self.parts(elements);
-        let ctas = units
-            .div_ceil(u64::from(THREADS * PER_THREAD))
-            .max(rest.min(1));
+        let ctas = units.div_ceil(u64::from(THREADS * PER_THREAD)).max(rest.min(1));
         Launch::new([u32::try_from(ctas).unwrap_or(u32::MAX), 1, 1], THREADS)
     }
 
     /// The arguments for `elements` elements at `y`. `bits` is the value, repeated to fill 64 bits.
     pub fn arguments(&self, y: Out, elements: u64, bits: u64) -> FillArguments {
         let [units, rest] = self.parts(elements);
-        FillArguments {
-            y,
-            units,
-            rest,
-            bits,
-        }
+        FillArguments { y, units, rest, bits }
     }
 
     /// The number of units that are stored, and of elements after them.
@@ -93,12 +86,7 @@ impl Variant for Fill {
 
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
-        let Call {
-            y,
-            units,
-            rest,
-            bits,
-        } = self.parameters(k);
+        let Call { y, units, rest, bits } = self.parameters(k);
 
         let (unit, size) = (self.unit(), u64::from(self.unit().bytes()));
         let first = k.cta().mul_wide(THREADS * PER_THREAD);

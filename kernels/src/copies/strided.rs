@@ -36,12 +36,7 @@ params! {
 impl Copy {
     /// The kernel for an iteration space over y and x, in units.
     pub fn new(unit: Unit, space: &IterationSpace, positioned: bool) -> Copy {
-        Copy {
-            unit,
-            dims: space.extents().len() as u8,
-            wide: space.is_wide(),
-            positioned,
-        }
+        Copy { unit, dims: space.extents().len() as u8, wide: space.is_wide(), positioned }
     }
 
     /// The launch over units; `None` if there are none.
@@ -65,9 +60,7 @@ impl Copy {
         let load = |index| {
             let exists = I::is_below(index, space.elements) & inside;
             let coordinates = space.coordinates(index);
-            let raw = self
-                .unit
-                .load_if(exists, space.address(1, x, size, &coordinates));
+            let raw = self.unit.load_if(exists, space.address(1, x, size, &coordinates));
             (exists, space.address(0, y, size, &coordinates), raw)
         };
         let indices = strided::indices::<I, O>(k).into_iter();

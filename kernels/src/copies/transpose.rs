@@ -54,11 +54,8 @@ impl Transpose {
         }
 
         let outer = (0..column).filter(|dim| *dim != row);
-        let outer = outer.map(|dim| OuterDim {
-            extent: extents[dim],
-            x_stride: x[dim],
-            y_stride: y[dim],
-        });
+        let outer =
+            outer.map(|dim| OuterDim { extent: extents[dim], x_stride: x[dim], y_stride: y[dim] });
         let transposed = TransposeSpace {
             rows: extents[row],
             columns: extents[column],
@@ -90,11 +87,7 @@ impl Transpose {
     /// The launch; `None` if there are no elements, or more tiles than a grid can have CTAs.
     pub fn launch(&self, transposed: &TransposeSpace) -> Option<Launch> {
         let [rows, columns] = transposed.tiles(self.edge());
-        let outer = transposed
-            .outer
-            .iter()
-            .map(|dim| dim.extent)
-            .product::<u64>();
+        let outer = transposed.outer.iter().map(|dim| dim.extent).product::<u64>();
         let ctas = outer.checked_mul(rows)?.checked_mul(columns)?;
         let ctas = i32::try_from(ctas).ok()?;
         Launch::new([ctas.unsigned_abs(), 1, 1], THREADS)
@@ -157,17 +150,8 @@ impl Variant for Transpose {
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
         let (edge, size) = (self.edge(), self.unit.bytes());
-        let Call {
-            x,
-            y,
-            rows,
-            columns,
-            row_tiles,
-            column_tiles,
-            x_step,
-            y_step,
-            outer,
-        } = self.parameters(k);
+        let Call { x, y, rows, columns, row_tiles, column_tiles, x_step, y_step, outer } =
+            self.parameters(k);
 
         let rest = k.cta() / column_tiles;
         let column = (k.cta() - rest * column_tiles).mul_wide(edge);

@@ -62,17 +62,8 @@ impl Variant for CrossEntropyGradient {
 
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, self.lanes.threads());
-        let Call {
-            logits,
-            labels,
-            lse,
-            dloss,
-            dlogits,
-            leading,
-            vocabulary,
-            rows,
-            classes,
-        } = self.parameters(k);
+        let Call { logits, labels, lse, dloss, dlogits, leading, vocabulary, rows, classes } =
+            self.parameters(k);
 
         let row = Row::new(k, self.lanes, rows, classes);
         let loaded = row.load(row.of(logits, leading, 4));
@@ -102,10 +93,7 @@ impl Variant for CrossEntropyGradient {
 
     fn entry(&self) -> String {
         let (lanes, label) = (self.lanes.name(), self.label.name());
-        format!(
-            "cross_entropy_gradient_{}_{label}_{lanes}",
-            self.dtype.name()
-        )
+        format!("cross_entropy_gradient_{}_{label}_{lanes}", self.dtype.name())
     }
 }
 
@@ -122,12 +110,7 @@ impl<'k> Slope<'k> {
     #[track_caller]
     fn new(lse: F32<'k>, dloss: F32<'k>, label: InTile<'k>) -> Slope<'k> {
         let at = label.within.select(label.at.low(), u32::MAX);
-        Slope {
-            lse,
-            dloss,
-            label,
-            at,
-        }
+        Slope { lse, dloss, label, at }
     }
 
     #[track_caller]

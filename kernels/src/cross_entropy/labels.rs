@@ -74,11 +74,7 @@ impl<'k> Vocabulary<'k> {
         let counts = label.differs(self.ignore_index);
         // A label below the first class wraps to a large unsigned number.
         let at = (label - self.first).unsigned();
-        InTile {
-            counts,
-            within: counts & at.lt(classes.wide()),
-            at,
-        }
+        InTile { counts, within: counts & at.lt(classes.wide()), at }
     }
 
     /// Reports a label that is neither a class nor ignored, if `condition` is true.

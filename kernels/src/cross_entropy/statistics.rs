@@ -54,17 +54,8 @@ impl Variant for CrossEntropyStatistics {
 
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, self.lanes.threads());
-        let Call {
-            logits,
-            labels,
-            max,
-            sum_exp,
-            label_logit,
-            leading,
-            vocabulary,
-            rows,
-            classes,
-        } = self.parameters(k);
+        let Call { logits, labels, max, sum_exp, label_logit, leading, vocabulary, rows, classes } =
+            self.parameters(k);
 
         let row = Row::new(k, self.lanes, rows, classes);
         let start = row.of(logits, leading, 4);

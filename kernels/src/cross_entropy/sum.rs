@@ -57,15 +57,7 @@ impl Variant for CrossEntropySum {
 
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
-        let Call {
-            lse,
-            label_logit,
-            labels,
-            loss,
-            count,
-            ignore_index,
-            rows,
-        } = self.parameters(k);
+        let Call { lse, label_logit, labels, loss, count, ignore_index, rows } = self.parameters(k);
 
         let (sum, counted) = (k.var(0.0_f64), k.var(0.0_f64));
         let step = u64::from(THREADS * ROWS_IN_FLIGHT);

@@ -15,11 +15,7 @@ pub(super) fn tile(variant: &Elementwise) -> u32 {
 /// Elements per vector: 16 bytes of the smallest float dtype. Larger dtypes need two accesses.
 fn per_vector(variant: &Elementwise) -> u32 {
     let mut formats = variant.operands().chain([variant.result]);
-    if formats.any(|format| format == Element::Float(Dtype::Bf16)) {
-        8
-    } else {
-        4
-    }
+    if formats.any(|format| format == Element::Float(Dtype::Bf16)) { 8 } else { 4 }
 }
 
 /// Vectors per thread and operand. There are several if the expression is short, so that enough
@@ -78,9 +74,7 @@ fn whole_tile<'k>(
     let loaded: Vec<_> = (0..vectors(variant)).map(load).collect();
 
     let format = variant.result;
-    let result = parameters
-        .result
-        .byte_add(element * u64::from(format.size()));
+    let result = parameters.result.byte_add(element * u64::from(format.size()));
     for (vector, loaded) in loaded.iter().enumerate() {
         let widened: Vec<Vec<F32<'k>>> = loaded.iter().map(|operand| operand.widen()).collect();
         let value = |i: usize| {
@@ -108,11 +102,6 @@ fn last_tile<'k>(
             .collect();
         let value = evaluate(k, &variant.expression, &operands, &parameters.scalars);
         let format = variant.result;
-        format.store(
-            parameters
-                .result
-                .byte_add(element * u64::from(format.size())),
-            value,
-        );
+        format.store(parameters.result.byte_add(element * u64::from(format.size())), value);
     });
 }

@@ -72,9 +72,7 @@ impl Element {
                     values.as_chunks::<4>().0.iter().map(four_bytes).collect();
                 match words[..] {
                     [low, high] => to.store_vector([low, high]),
-                    _ => (0..)
-                        .zip(words)
-                        .for_each(|(i, word)| to.offset(4 * i).store(word)),
+                    _ => (0..).zip(words).for_each(|(i, word)| to.offset(4 * i).store(word)),
                 }
             }
         }

@@ -13,12 +13,7 @@ pub(crate) fn evaluate<'k>(
     scalars: &[F32<'k>],
 ) -> F32<'k> {
     let known = Vec::new();
-    let mut evaluation = Evaluation {
-        k,
-        operands,
-        scalars,
-        known,
-    };
+    let mut evaluation = Evaluation { k, operands, scalars, known };
     evaluation.value(expression)
 }
 

@@ -67,11 +67,7 @@ impl Layout {
             Layout::Contiguous => (0, false),
             Layout::Strided { dims, wide } => (dims, wide),
         };
-        SpaceForm {
-            dims,
-            wide,
-            tensors,
-        }
+        SpaceForm { dims, wide, tensors }
     }
 }
 
@@ -105,12 +101,7 @@ impl Elementwise {
         for (format, operand) in formats.iter_mut().zip(operands) {
             *format = Some(*operand);
         }
-        Ok(Elementwise {
-            expression,
-            operands: formats,
-            result,
-            layout,
-        })
+        Ok(Elementwise { expression, operands: formats, result, layout })
     }
 
     /// The launch over elements; `None` if there are none.
@@ -200,12 +191,7 @@ impl Elementwise {
 fn at_most(what: &'static str, count: usize, limit: usize) -> Result<()> {
     match count <= limit {
         true => Ok(()),
-        false => Err(Error::TooMany {
-            kernel: "elementwise",
-            what,
-            count,
-            limit,
-        }),
+        false => Err(Error::TooMany { kernel: "elementwise", what, count, limit }),
     }
 }
 
@@ -213,12 +199,9 @@ fn at_most(what: &'static str, count: usize, limit: usize) -> Result<()> {
 fn check_operands(read: usize, count: usize) -> Result<()> {
     match read <= count {
         true => Ok(()),
-        false => Err(Error::Missing {
-            kernel: "elementwise",
-            what: "operand",
-            index: read - 1,
-            count,
-        }),
+        false => {
+            Err(Error::Missing { kernel: "elementwise", what: "operand", index: read - 1, count })
+        }
     }
 }
 
@@ -258,10 +241,7 @@ mod tests {
         assert_eq!(contiguous.launch(2048).unwrap().grid, [1, 1, 1]);
         assert_eq!(contiguous.launch(2049).unwrap().grid, [2, 1, 1]);
 
-        let strided = variant(Layout::Strided {
-            dims: 2,
-            wide: false,
-        });
+        let strided = variant(Layout::Strided { dims: 2, wide: false });
         assert_eq!(strided.launch(1025).unwrap().grid, [2, 1, 1]);
     }
 
@@ -270,64 +250,19 @@ mod tests {
         let build =
             |expression, layout| Elementwise::new(expression, &[F32], F32, layout).unwrap_err();
         let missing = build(sum_of(2), Layout::Contiguous);
-        assert!(
-            matches!(
-                missing,
-                Error::Missing {
-                    index: 1,
-                    count: 1,
-                    ..
-                }
-            ),
-            "{missing}"
-        );
+        assert!(matches!(missing, Error::Missing { index: 1, count: 1, .. }), "{missing}");
 
         let scalars = build(Expression::scalar(8), Layout::Contiguous);
-        assert!(
-            matches!(
-                scalars,
-                Error::TooMany {
-                    what: "scalars",
-                    count: 9,
-                    ..
-                }
-            ),
-            "{scalars}"
-        );
+        assert!(matches!(scalars, Error::TooMany { what: "scalars", count: 9, .. }), "{scalars}");
 
-        let dims = build(
-            sum_of(1),
-            Layout::Strided {
-                dims: 7,
-                wide: false,
-            },
-        );
-        assert!(
-            matches!(
-                dims,
-                Error::Extent {
-                    what: "dims",
-                    value: 7,
-                    ..
-                }
-            ),
-            "{dims}"
-        );
+        let dims = build(sum_of(1), Layout::Strided { dims: 7, wide: false });
+        assert!(matches!(dims, Error::Extent { what: "dims", value: 7, .. }), "{dims}");
 
         let mut long = sum_of(1);
         for _ in 0..60 {
             long = &long * &long;
         }
         let long = build(long, Layout::Contiguous);
-        assert!(
-            matches!(
-                long,
-                Error::TooMany {
-                    what: "operations",
-                    ..
-                }
-            ),
-            "{long}"
-        );
+        assert!(matches!(long, Error::TooMany { what: "operations", .. }), "{long}");
     }
 }

@@ -94,10 +94,7 @@ impl IterationSpace {
         if dense && aligned {
             return Layout::Contiguous;
         }
-        Layout::Strided {
-            dims: self.dims.max(1) as u8,
-            wide: !self.fits_32_bits(),
-        }
+        Layout::Strided { dims: self.dims.max(1) as u8, wide: !self.fits_32_bits() }
     }
 
     /// Whether any intermediate index or offset needs 64 bits.
@@ -149,9 +146,7 @@ impl IterationSpace {
     /// The strides of the result, then of each operand, outermost dim first.
     pub(crate) fn strides(&self) -> impl Iterator<Item = &[i64]> {
         let dims = self.dims.max(1);
-        self.strides[..self.tensors]
-            .iter()
-            .map(move |strides| &strides[..dims])
+        self.strides[..self.tensors].iter().map(move |strides| &strides[..dims])
     }
 }
 
@@ -164,13 +159,7 @@ mod tests {
         let space = IterationSpace::new(&[2, 3, 1, 4], &[12, 4, 9, 1], &[&[12, 4, 4, 1]]).unwrap();
         assert_eq!(space.extents(), [24]);
         assert_eq!(space.layout(true), Layout::Contiguous);
-        assert_eq!(
-            space.layout(false),
-            Layout::Strided {
-                dims: 1,
-                wide: false
-            }
-        );
+        assert_eq!(space.layout(false), Layout::Strided { dims: 1, wide: false });
     }
 
     #[test]
@@ -181,37 +170,21 @@ mod tests {
         assert_eq!(space.extents(), [6, 4]);
         let strides: Vec<_> = space.strides().collect();
         assert_eq!(strides, [[4, 1], [4, 1], [0, 1]]);
-        assert_eq!(
-            space.layout(true),
-            Layout::Strided {
-                dims: 2,
-                wide: false
-            }
-        );
+        assert_eq!(space.layout(true), Layout::Strided { dims: 2, wide: false });
     }
 
     #[test]
     fn a_scalar_is_one_element() {
         let space = IterationSpace::new(&[], &[], &[&[]]).unwrap();
         assert_eq!((space.elements(), space.extents()), (1, &[1][..]));
-        assert_eq!(
-            space.layout(false),
-            Layout::Strided {
-                dims: 1,
-                wide: false
-            }
-        );
+        assert_eq!(space.layout(false), Layout::Strided { dims: 1, wide: false });
     }
 
     #[test]
     fn far_offsets_are_wide() {
         let wide = |stride: isize| {
             let space = IterationSpace::new(&[8, 4], &[4, 1], &[&[stride, 1]]).unwrap();
-            space.layout(true)
-                == Layout::Strided {
-                    dims: 2,
-                    wide: true,
-                }
+            space.layout(true) == Layout::Strided { dims: 2, wide: true }
         };
         assert!(!wide(1 << 27));
         assert!(wide(1 << 28));
@@ -227,13 +200,7 @@ mod tests {
         let space =
             IterationSpace::new(&[huge, huge], &[isize::MIN, 1], &[&[isize::MAX; 2]]).unwrap();
         assert_eq!(space.elements(), u64::MAX);
-        assert_eq!(
-            space.layout(true),
-            Layout::Strided {
-                dims: 2,
-                wide: true
-            }
-        );
+        assert_eq!(space.layout(true), Layout::Strided { dims: 2, wide: true });
     }
 
     #[test]
@@ -245,22 +212,8 @@ mod tests {
     #[test]
     fn errors_name_the_problem() {
         let error = IterationSpace::new(&[2, 2], &[2, 1], &[&[1]]).unwrap_err();
-        assert!(matches!(
-            error,
-            Error::Strides {
-                strides: 1,
-                extents: 2,
-                ..
-            }
-        ));
+        assert!(matches!(error, Error::Strides { strides: 1, extents: 2, .. }));
         let error = IterationSpace::new(&[1; 7], &[1; 7], &[]).unwrap_err();
-        assert!(matches!(
-            error,
-            Error::TooMany {
-                count: 7,
-                limit: 6,
-                ..
-            }
-        ));
+        assert!(matches!(error, Error::TooMany { count: 7, limit: 6, .. }));
     }
 }

@@ -169,11 +169,7 @@ impl<'k, I: Index<O>, O: Integer> Strides<'k, I, O> {
                 strides.push(k.parameter(&format!("stride{tensor}_{dim}"), of_stride));
             }
         }
-        Strides {
-            elements,
-            extents,
-            strides,
-        }
+        Strides { elements, extents, strides }
     }
 
     /// The coordinates of an index in row-major order, outermost first.
@@ -229,19 +225,11 @@ pub(super) fn write<'k, I: Index<O>, O: Integer>(
     space: &Strides<'k, I, O>,
 ) {
     let indices = indices(k).into_iter();
-    let loaded: Vec<LoadedElement<'_>> = indices
-        .map(|index| load(variant, parameters, space, index))
-        .collect();
+    let loaded: Vec<LoadedElement<'_>> =
+        indices.map(|index| load(variant, parameters, space, index)).collect();
     for element in loaded {
-        let value = evaluate(
-            k,
-            &variant.expression,
-            &element.operands,
-            &parameters.scalars,
-        );
-        variant
-            .result
-            .store_if(element.exists, element.result, value);
+        let value = evaluate(k, &variant.expression, &element.operands, &parameters.scalars);
+        variant.result.store_if(element.exists, element.result, value);
     }
 }
 
@@ -268,9 +256,5 @@ fn load<'k, I: Index<O>, O: Integer>(
     let operands = operands.map(operand).collect();
     let size = variant.result.size();
     let result = space.address(0, parameters.result, size, &coordinates);
-    LoadedElement {
-        exists,
-        operands,
-        result,
-    }
+    LoadedElement { exists, operands, result }
 }

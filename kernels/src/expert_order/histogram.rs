@@ -15,10 +15,7 @@ pub struct ExpertHistogram {
 impl ExpertHistogram {
     /// The kernel for `held` local experts.
     pub fn new(index: IndexFormat, held: u32) -> ExpertHistogram {
-        ExpertHistogram {
-            index,
-            parts: Parts::new(held),
-        }
+        ExpertHistogram { index, parts: Parts::new(held) }
     }
 
     /// The launch, never `None`.
@@ -50,14 +47,8 @@ impl Variant for ExpertHistogram {
 
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
-        let Call {
-            indices,
-            counts,
-            slots,
-            slots_per_block,
-            held,
-            first_expert,
-        } = self.parameters(k);
+        let Call { indices, counts, slots, slots_per_block, held, first_expert } =
+            self.parameters(k);
 
         // The last counter is for slots whose expert is not in this part.
         let counters = k.shared::<u32>(self.parts.experts + 1);

@@ -44,9 +44,9 @@ impl IndexFormat {
     ) -> Vec<S64<'k>> {
         let slots = slots.iter();
         match self {
-            IndexFormat::I64 => slots
-                .map(|(slot, exists)| indices.element::<i64>(*slot).load_if(*exists))
-                .collect(),
+            IndexFormat::I64 => {
+                slots.map(|(slot, exists)| indices.element::<i64>(*slot).load_if(*exists)).collect()
+            }
             _ => {
                 let load = |(slot, exists): &(U32<'k>, Pred<'k>)| {
                     indices.element::<u32>(*slot).load_if::<u32>(*exists)

@@ -67,10 +67,7 @@ impl Blocks {
     /// Blocks of `tiles` tiles, or of more tiles if there would be too many blocks.
     pub fn of_tiles(slots: u32, tiles: u32) -> Blocks {
         let least = slots.div_ceil(TILE).div_ceil(MAX_BLOCKS).max(1);
-        Blocks {
-            slots,
-            tiles: tiles.max(least),
-        }
+        Blocks { slots, tiles: tiles.max(least) }
     }
 
     /// The number of blocks: at least one, which may be empty.
@@ -104,9 +101,7 @@ struct Parts {
 impl Parts {
     /// The capacity is a power of two, so that there are few variants.
     fn new(held: u32) -> Parts {
-        Parts {
-            experts: held.clamp(32, MAX_EXPERTS).next_power_of_two(),
-        }
+        Parts { experts: held.clamp(32, MAX_EXPERTS).next_power_of_two() }
     }
 
     fn count(self, held: u32) -> u32 {
@@ -153,8 +148,7 @@ impl<'k> Share<'k> {
     /// Emits a loop over this thread's share of the part's experts.
     #[track_caller]
     fn for_experts(&self, body: impl FnOnce(U32<'k>)) {
-        self.k
-            .for_range(self.k.thread(), self.experts, THREADS, body);
+        self.k.for_range(self.k.thread(), self.experts, THREADS, body);
     }
 
     /// The index in `counts` of this block and an expert of the part.

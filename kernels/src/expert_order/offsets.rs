@@ -33,11 +33,7 @@ impl Variant for ExpertStarts {
 
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
-        let Call {
-            counts,
-            totals,
-            blocks,
-        } = self.parameters(k);
+        let Call { counts, totals, blocks } = self.parameters(k);
 
         let (expert, block) = (k.cta(), k.thread());
         let cell = expert.mul_wide(blocks) + block.wide();
@@ -82,11 +78,7 @@ impl Variant for ExpertOffsets {
 
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
-        let ExpertOffsetsCall {
-            totals,
-            offsets,
-            held,
-        } = self.parameters(k);
+        let ExpertOffsetsCall { totals, offsets, held } = self.parameters(k);
 
         // The sums fit in 32 bits, since there are fewer than 2^31 slots. Offsets are i64, as the
         // ops that use them expect.
@@ -139,11 +131,7 @@ impl Variant for ExpertCounts {
 
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
-        let ExpertCountsCall {
-            offsets,
-            counts,
-            held,
-        } = self.parameters(k);
+        let ExpertCountsCall { offsets, counts, held } = self.parameters(k);
 
         let expert = k.cta() * THREADS + k.thread();
         let (start, exists) = (offsets.element::<i64>(expert), expert.lt(held));

@@ -20,10 +20,7 @@ pub struct ExpertScatter {
 impl ExpertScatter {
     /// The kernel for `held` local experts.
     pub fn new(index: IndexFormat, held: u32) -> ExpertScatter {
-        ExpertScatter {
-            index,
-            parts: Parts::new(held),
-        }
+        ExpertScatter { index, parts: Parts::new(held) }
     }
 
     /// The launch, never `None`.
@@ -189,10 +186,8 @@ impl<'a, 'k> Rows<'a, 'k> {
     /// row.
     #[track_caller]
     fn sum_over_warps(&self, expert: U32<'k>) {
-        let (next, first) = (
-            self.next.element::<u32>(expert),
-            self.counters.element::<u32>(expert),
-        );
+        let (next, first) =
+            (self.next.element::<u32>(expert), self.counters.element::<u32>(expert));
         let of_warp = |warp| first.offset(4 * self.line * warp);
         let counts: Vec<U32<'k>> = (0..WARPS).map(|warp| of_warp(warp).load()).collect();
 

@@ -77,18 +77,8 @@ impl GemmF32 {
         let along_k = [self.a == Order::RowMajor, self.b == Order::ColumnMajor];
         let buffer_bytes = rows.slice_bytes() + columns.slice_bytes();
         let shared = k.shared::<f32>(2 * buffer_bytes / 4);
-        let in_a = Strip {
-            matrix: call.a,
-            first: origin[0],
-            extent: call.m,
-            along_k: along_k[0],
-        };
-        let in_b = Strip {
-            matrix: call.b,
-            first: origin[1],
-            extent: call.n,
-            along_k: along_k[1],
-        };
+        let in_a = Strip { matrix: call.a, first: origin[0], extent: call.m, along_k: along_k[0] };
+        let in_b = Strip { matrix: call.b, first: origin[1], extent: call.n, along_k: along_k[1] };
         let slice_a = Slice::new(k, rows, in_a, shared);
         let slice_b = Slice::new(k, columns, in_b, shared.offset(rows.slice_bytes()));
         let sums = Sums::new(k, [rows, columns]);
@@ -151,10 +141,7 @@ impl Side {
     fn of(tile: Tile) -> [Side; 2] {
         let down = if tile == Tile::Flat { 8 } else { 16 };
         let side = |length, threads| Side { length, threads };
-        [
-            side(tile.rows(), down),
-            side(tile.columns(), THREADS / down),
-        ]
+        [side(tile.rows(), down), side(tile.columns(), THREADS / down)]
     }
 
     /// Rows (columns) per thread.
@@ -217,12 +204,7 @@ impl<'k> Slice<'k> {
     /// The slices of a strip. The first of the two buffers is at `shared`.
     #[track_caller]
     fn new(k: &'k Kernel, side: Side, strip: Strip<'k>, shared: SharedAddress<'k>) -> Slice<'k> {
-        let Strip {
-            matrix,
-            first,
-            extent,
-            along_k,
-        } = strip;
+        let Strip { matrix, first, extent, along_k } = strip;
         let (thread, length) = (k.thread(), side.length);
 
         // Neighboring threads copy neighbors in memory.
@@ -230,11 +212,7 @@ impl<'k> Slice<'k> {
             true => (thread >> 3, thread & 7, [THREADS / DEPTH, 0]),
             false => {
                 let shift = length.trailing_zeros();
-                (
-                    thread & (length - 1),
-                    thread >> shift,
-                    [0, THREADS / length],
-                )
+                (thread & (length - 1), thread >> shift, [0, THREADS / length])
             }
         };
         let line_in_matrix = first + line;
@@ -322,9 +300,7 @@ impl<'k> Sums<'k> {
         for depth in 0..DEPTH {
             let rows = a.fragment(of_rows, depth);
             let columns = b.fragment(of_columns, depth);
-            let pairs = rows
-                .iter()
-                .flat_map(|row| columns.iter().map(move |x| (row, x)));
+            let pairs = rows.iter().flat_map(|row| columns.iter().map(move |x| (row, x)));
             for (sum, (row, column)) in self.sums.iter().zip(pairs) {
                 sum.add_product(*row, *column);
             }
@@ -365,15 +341,9 @@ fn store<'k>(
 ) {
     let totals: Vec<F32<'k>> = match accumulate {
         true => {
-            let before = targets
-                .iter()
-                .map(|(to, inside)| to.load_if::<f32>(*inside));
+            let before = targets.iter().map(|(to, inside)| to.load_if::<f32>(*inside));
             let before: Vec<F32<'k>> = before.collect();
-            before
-                .iter()
-                .zip(sums)
-                .map(|(before, sum)| *before + **sum)
-                .collect()
+            before.iter().zip(sums).map(|(before, sum)| *before + **sum).collect()
         }
         false => sums.iter().map(|sum| **sum).collect(),
     };

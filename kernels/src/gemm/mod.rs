@@ -124,11 +124,7 @@ struct Call<'k> {
 
 impl<'k> Call<'k> {
     fn new(product: Parameters<'k>) -> Call<'k> {
-        let matrix = |start, leading, batch| Matrix {
-            start,
-            leading,
-            batch,
-        };
+        let matrix = |start, leading, batch| Matrix { start, leading, batch };
         Call {
             a: matrix(product.a, product.lda, product.batch_a),
             b: matrix(product.b, product.ldb, product.batch_b),

@@ -46,10 +46,7 @@ impl SplitK {
             return SplitK::none(k);
         }
         let depth = k.div_ceil(wanted).next_multiple_of(STEP);
-        SplitK {
-            parts: k.div_ceil(depth),
-            depth,
-        }
+        SplitK { parts: k.div_ceil(depth), depth }
     }
 }
 
@@ -69,11 +66,7 @@ params! {
 impl SplitKArguments {
     /// Arguments of a product that is not split.
     pub fn whole(product: GemmArguments, products: u32) -> SplitKArguments {
-        SplitKArguments {
-            product,
-            products,
-            depth: product.k,
-        }
+        SplitKArguments { product, products, depth: product.k }
     }
 }
 
@@ -91,45 +84,26 @@ impl<'k> Part<'k> {
     /// The part with number `index / products`, of the product with number `index % products`.
     #[track_caller]
     pub(super) fn new(parameters: &Parameters<'k>, index: U32<'k>) -> Part<'k> {
-        let Parameters {
-            product,
-            products,
-            depth,
-        } = *parameters;
+        let Parameters { product, products, depth } = *parameters;
         let part = index / products;
         let first = part * depth;
-        Part {
-            product: index - part * products,
-            first,
-            depth: (product.k - first).min(depth),
-        }
+        Part { product: index - part * products, first, depth: (product.k - first).min(depth) }
     }
 
     /// The product restricted to this part. Elements have `size` bytes; `orders` are the storage
     /// orders of A and B.
     #[track_caller]
     pub(super) fn of(&self, call: Call<'k>, orders: [Order; 2], size: u32) -> Call<'k> {
-        let along_k = [
-            orders[0] == Order::RowMajor,
-            orders[1] == Order::ColumnMajor,
-        ];
+        let along_k = [orders[0] == Order::RowMajor, orders[1] == Order::ColumnMajor];
         let part = |matrix: Matrix<'k>, along_k: bool| {
             let matrix = matrix.of_batch(self.product, size);
             let elements = match along_k {
                 true => self.first.wide(),
                 false => matrix.leading * self.first.wide(),
             };
-            Matrix {
-                start: matrix.start.byte_add(elements * u64::from(size)),
-                ..matrix
-            }
+            Matrix { start: matrix.start.byte_add(elements * u64::from(size)), ..matrix }
         };
-        Call {
-            a: part(call.a, along_k[0]),
-            b: part(call.b, along_k[1]),
-            k: self.depth,
-            ..call
-        }
+        Call { a: part(call.a, along_k[0]), b: part(call.b, along_k[1]), k: self.depth, ..call }
     }
 }
 
@@ -141,16 +115,10 @@ mod tests {
     fn few_tiles_and_a_long_sum_are_split() {
         let split = |tile, extents| SplitK::choose(tile, extents, 1, 132);
         // 64 tiles, 264 CTAs.
-        let four = SplitK {
-            parts: 4,
-            depth: 1024,
-        };
+        let four = SplitK { parts: 4, depth: 1024 };
         assert_eq!(split(Tile::Small, [64, 4096, 4096]), four);
         assert_eq!(split(Tile::Large, [2048, 2048, 4096]), SplitK::none(4096));
-        assert_eq!(
-            split(Tile::Warpgroups, [128, 4096, 4096]),
-            SplitK::none(4096)
-        );
+        assert_eq!(split(Tile::Warpgroups, [128, 4096, 4096]), SplitK::none(4096));
         assert_eq!(split(Tile::Small, [64, 64, 511]), SplitK::none(511));
         assert_eq!(split(Tile::Small, [0, 64, 512]).parts, 2);
     }

@@ -53,12 +53,7 @@ impl Variant for SplitKReduce {
 
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
-        let Call {
-            parts,
-            c,
-            elements,
-            count,
-        } = self.parameters(k);
+        let Call { parts, c, elements, count } = self.parameters(k);
 
         let first = k.cta().mul_wide(THREADS * self.width());
         let first = first + (k.thread() * self.width()).wide();

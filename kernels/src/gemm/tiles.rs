@@ -60,13 +60,7 @@ impl Tile {
     }
 
     /// All variants.
-    pub const ALL: [Tile; 5] = [
-        Tile::Large,
-        Tile::Small,
-        Tile::Flat,
-        Tile::Wide,
-        Tile::Warpgroups,
-    ];
+    pub const ALL: [Tile; 5] = [Tile::Large, Tile::Small, Tile::Flat, Tile::Wide, Tile::Warpgroups];
 
     /// The tile for `batch` products: flat for up to 32 rows, otherwise square.
     pub fn choose(m: u32, n: u32, batch: u32, multiprocessors: u32) -> Tile {
@@ -222,9 +216,6 @@ mod tests {
     }
 
     fn chip(warpgroup_products: bool) -> Chip {
-        Chip {
-            multiprocessors: 132,
-            warpgroup_products,
-        }
+        Chip { multiprocessors: 132, warpgroup_products }
     }
 }

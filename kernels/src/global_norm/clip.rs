@@ -46,13 +46,7 @@ impl Variant for ClipScale {
 
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
-        let Call {
-            norm,
-            weight,
-            scale,
-            mean_norm,
-            max_norm,
-        } = self.parameters(k);
+        let Call { norm, weight, scale, mean_norm, max_norm } = self.parameters(k);
 
         let weight = weight.load::<f32>().to_f64();
         let mean = norm.load::<f32>().to_f64() / weight;

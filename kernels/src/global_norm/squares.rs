@@ -24,9 +24,7 @@ pub struct SumSquares {
 impl SumSquares {
     /// The kernel for `elements` elements. `aligned`: whether x begins at a multiple of 16 bytes.
     pub fn new(dtype: Dtype, elements: u64, aligned: bool) -> SumSquares {
-        SumSquares {
-            tile: PartTile::new(dtype, 1, elements, aligned),
-        }
+        SumSquares { tile: PartTile::new(dtype, 1, elements, aligned) }
     }
 
     /// The launch; `None` if there are no elements.
@@ -52,12 +50,7 @@ params! {
 impl SumSquaresArguments {
     /// The arguments for `elements` elements.
     pub fn new(x: In, partials: Out, elements: u64) -> SumSquaresArguments {
-        SumSquaresArguments {
-            x,
-            partials,
-            elements,
-            chunk: chunk_of_rows(1, elements),
-        }
+        SumSquaresArguments { x, partials, elements, chunk: chunk_of_rows(1, elements) }
     }
 }
 
@@ -66,17 +59,8 @@ impl Variant for SumSquares {
 
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, PART_THREADS).reserve_load_registers();
-        let Call {
-            x,
-            partials,
-            elements,
-            chunk,
-        } = self.parameters(k);
-        let of = Chunked {
-            rows: k.constant(1u64),
-            features: elements,
-            chunk,
-        };
+        let Call { x, partials, elements, chunk } = self.parameters(k);
+        let of = Chunked { rows: k.constant(1u64), features: elements, chunk };
 
         let part = Part::new(k, self.tile, x, of);
         let sums: Vec<Variable<'_, f64>> = (0..IN_FLIGHT).map(|_| k.var(0.0_f64)).collect();
@@ -127,11 +111,7 @@ impl Variant for GlobalNorm {
 
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, ADDING_THREADS);
-        let GlobalNormCall {
-            partials,
-            norm,
-            count,
-        } = self.parameters(k);
+        let GlobalNormCall { partials, norm, count } = self.parameters(k);
 
         let sum = k.var(0.0_f64);
         let step = u64::from(ADDING_THREADS * IN_FLIGHT);

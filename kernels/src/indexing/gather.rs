@@ -19,12 +19,7 @@ pub struct Gather {
 impl Gather {
     /// The kernel for elements of up to 8 bytes.
     pub fn new(unit: Unit, ids: IndexDtype, space: &IterationSpace) -> Gather {
-        Gather {
-            unit,
-            ids,
-            dims: space.extents().len() as u8,
-            wide: space.is_wide(),
-        }
+        Gather { unit, ids, dims: space.extents().len() as u8, wide: space.is_wide() }
     }
 
     /// The launch over elements; `None` if there are no elements.

@@ -18,11 +18,7 @@ pub struct IndexKeys {
 impl IndexKeys {
     /// The kernel for this iteration space.
     pub fn new(ids: IndexDtype, space: &IterationSpace) -> IndexKeys {
-        IndexKeys {
-            ids,
-            dims: space.extents().len() as u8,
-            wide: space.is_wide(),
-        }
+        IndexKeys { ids, dims: space.extents().len() as u8, wide: space.is_wide() }
     }
 
     /// The launch over indices; `None` if there are no indices.
@@ -48,9 +44,7 @@ impl IndexKeys {
         for (exists, position, around, id) in loaded {
             let (inside, offset) = call.indexed.choose(exists, id);
             let key = inside.select((around + offset.unsigned()).low(), call.rows);
-            call.keys
-                .element_wide::<u32>(position)
-                .store_if(exists, key);
+            call.keys.element_wide::<u32>(position).store_if(exists, key);
             let to = call.positions.element_wide::<u32>(position);
             to.store_if(exists, position.low());
         }

@@ -57,15 +57,9 @@ impl IndexSelect {
             let outer = row / chosen;
             let at = wide::<I, O>(row - outer * chosen) * u64::from(self.ids.size());
             let id = self.ids.load_if(exists, call.ids.byte_add(at));
-            let start = call
-                .x
-                .byte_add((wide::<I, O>(outer) * table + wide::<I, O>(column)) * size);
-            chosen_rows.push((
-                exists,
-                id,
-                start,
-                call.y.byte_add(wide::<I, O>(index) * size),
-            ));
+            let start =
+                call.x.byte_add((wide::<I, O>(outer) * table + wide::<I, O>(column)) * size);
+            chosen_rows.push((exists, id, start, call.y.byte_add(wide::<I, O>(index) * size)));
         }
 
         let mut loaded = Vec::with_capacity(chosen_rows.len());

@@ -41,12 +41,7 @@ impl Variant for SegmentStarts {
 
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
-        let Call {
-            keys,
-            starts,
-            count,
-            rows,
-        } = self.parameters(k);
+        let Call { keys, starts, count, rows } = self.parameters(k);
         let row = k.cta().mad(THREADS, k.thread());
         k.if_(row.le(rows), || {
             let (low, high) = (k.var(0u32), k.var(count));
@@ -109,19 +104,9 @@ impl SegmentSum {
         write_all_rows: bool,
     ) -> SegmentSum {
         let vectors = aligned && inner.is_multiple_of(from.per_vector().max(to.per_vector()));
-        let width = if vectors {
-            from.per_vector().max(to.per_vector())
-        } else {
-            1
-        };
+        let width = if vectors { from.per_vector().max(to.per_vector()) } else { 1 };
         let across = (inner / width).clamp(1, THREADS).next_power_of_two();
-        SegmentSum {
-            from,
-            to,
-            width,
-            across,
-            write_all_rows,
-        }
+        SegmentSum { from, to, width, across, write_all_rows }
     }
 
     /// The arguments for these extents. `sorted`: the keys and their positions.
@@ -211,18 +196,8 @@ impl Variant for SegmentSum {
 
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS).reserve_load_registers();
-        let SegmentSumCall {
-            x,
-            keys,
-            positions,
-            starts,
-            sum,
-            items,
-            count,
-            rows,
-            inner,
-            tiles,
-        } = self.parameters(k);
+        let SegmentSumCall { x, keys, positions, starts, sum, items, count, rows, inner, tiles } =
+            self.parameters(k);
 
         let (tile, number) = (k.cta() % tiles, k.cta() / tiles);
         let item = number.mad(THREADS / self.across, k.thread() / self.across);
@@ -267,13 +242,7 @@ impl Variant for SegmentSum {
     }
 
     fn entry(&self) -> String {
-        let SegmentSum {
-            from,
-            to,
-            width,
-            across,
-            write_all_rows,
-        } = self;
+        let SegmentSum { from, to, width, across, write_all_rows } = self;
         let (from, to) = (from.name(), to.name());
         let rows = if *write_all_rows { "every" } else { "added" };
         format!("segment_sum_{from}_to_{to}_{rows}_w{width}_t{across}")
@@ -337,9 +306,7 @@ fn load<'k>(
 ) -> Vec<Loaded<'k>> {
     let accesses = i64::from(width.div_ceil(dtype.per_vector()));
     let starts = (0..accesses).map(|i| from.offset(16 * i));
-    starts
-        .map(|from| Loaded::new(dtype, width, condition, from))
-        .collect()
+    starts.map(|from| Loaded::new(dtype, width, condition, from)).collect()
 }
 
 #[track_caller]

@@ -16,9 +16,7 @@ impl NormRope {
     /// The kernel for `heads`. `aligned`: whether all heads, rows of tables and w begin at
     /// multiples of 16 bytes.
     pub fn new(dtype: Dtype, style: Style, heads: &Heads, aligned: bool) -> NormRope {
-        NormRope {
-            form: Form::new(dtype, style, heads, aligned),
-        }
+        NormRope { form: Form::new(dtype, style, heads, aligned) }
     }
 
     /// The launch over these heads; `None` if there are no heads.

@@ -16,9 +16,7 @@ impl NormRopeGradInput {
     /// The kernel for `heads`. `aligned`: whether all heads, rows of tables and w begin at
     /// multiples of 16 bytes.
     pub fn new(dtype: Dtype, style: Style, heads: &Heads, aligned: bool) -> NormRopeGradInput {
-        NormRopeGradInput {
-            form: Form::new(dtype, style, heads, aligned),
-        }
+        NormRopeGradInput { form: Form::new(dtype, style, heads, aligned) }
     }
 
     /// The launch over these heads; `None` if there are no heads.
@@ -65,10 +63,7 @@ impl Variant for NormRopeGradInput {
         let call = self.parameters(k);
         let head = Head::of_thread(k, self.form, &call.heads);
         let row = &head.row;
-        let (dy, x) = (
-            head.load(call.dy, &call.of_dy),
-            head.load(call.x, &call.of_x),
-        );
+        let (dy, x) = (head.load(call.dy, &call.of_dy), head.load(call.x, &call.of_x));
         let w = row.load_vector(call.w);
         let angles = head.angles([(call.cos, call.of_cos), (call.sin, call.of_sin)]);
         let inv_rms = row.load_scalar(call.inv_rms);
@@ -78,9 +73,7 @@ impl Variant for NormRopeGradInput {
         row.each([&dz, &x, &w], |[dz, x, w]| dot.add_product(dz * w, x));
         let along_x = along_x(row, dot, inv_rms);
 
-        row.store(call.dx, [&dz, &x, &w], |[dz, x, w]| {
-            dz * w * inv_rms - x * along_x
-        });
+        row.store(call.dx, [&dz, &x, &w], |[dz, x, w]| dz * w * inv_rms - x * along_x);
         k.finish()
     }
 

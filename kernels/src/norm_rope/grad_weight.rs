@@ -38,9 +38,7 @@ impl NormRopeGradWeight {
     /// of 16 bytes.
     pub fn new(dtype: Dtype, style: Style, heads: &Heads, aligned: bool) -> NormRopeGradWeight {
         let fits = heads.features <= MAX_FEATURES;
-        NormRopeGradWeight {
-            form: Form::new(dtype, style, heads, aligned && fits),
-        }
+        NormRopeGradWeight { form: Form::new(dtype, style, heads, aligned && fits) }
     }
 
     /// The launch over these heads; `None` if there are no heads.
@@ -122,10 +120,7 @@ impl<'k> Call<'k> {
     /// `dz * x * inv_rms` for each feature of a head.
     #[track_caller]
     fn products(&self, head: &Head<'k>) -> Values<'k> {
-        let (dy, x) = (
-            head.load(self.dy, &self.of_dy),
-            head.load(self.x, &self.of_x),
-        );
+        let (dy, x) = (head.load(self.dy, &self.of_dy), head.load(self.x, &self.of_x));
         let angles = head.angles([(self.cos, self.of_cos), (self.sin, self.of_sin)]);
         let inv_rms = head.row.load_scalar(self.inv_rms);
         let dz = head.rotated(Direction::Inverse, &dy, angles);
@@ -159,9 +154,7 @@ fn in_registers<'k>(k: &'k Kernel, tile: HeadTile, call: &Call<'k>) {
         }
     });
 
-    let of_warp = sums
-        .iter()
-        .map(|sum| sum_across_groups(k, sum.get(), tile.lanes()));
+    let of_warp = sums.iter().map(|sum| sum_across_groups(k, sum.get(), tile.lanes()));
     let of_warp: Vec<F32<'k>> = of_warp.collect();
     let features = tile.features();
     let line = padded(features - 1) + 1;
@@ -172,9 +165,7 @@ fn in_registers<'k>(k: &'k Kernel, tile: HeadTile, call: &Call<'k>) {
     for (values, (column, exists)) in vectors.zip(columns) {
         k.if_(exists, || {
             for (i, value) in (0..).zip(values) {
-                of_this_warp
-                    .element::<f32>(padded_at(column + i))
-                    .store(*value);
+                of_this_warp.element::<f32>(padded_at(column + i)).store(*value);
             }
         });
     }
@@ -245,23 +236,13 @@ fn by_features<'k>(k: &'k Kernel, dtype: Dtype, style: Style, call: &Call<'k>) {
 mod tests {
     use super::*;
 
-    const HEADS: Heads = Heads {
-        rows: 600,
-        positions: 300,
-        heads: 2,
-        features: 64,
-        pairs: 32,
-    };
+    const HEADS: Heads = Heads { rows: 600, positions: 300, heads: 2, features: 64, pairs: 32 };
 
     #[test]
     fn sums_of_the_longest_heads_fit_in_static_memory() {
         for dtype in Dtype::ALL {
             for features in [MAX_FEATURES, 2 * MAX_FEATURES] {
-                let heads = Heads {
-                    features,
-                    pairs: features / 4,
-                    ..HEADS
-                };
+                let heads = Heads { features, pairs: features / 4, ..HEADS };
                 let variant = NormRopeGradWeight::new(dtype, Style::Half, &heads, true);
                 assert_eq!(variant.ptx().dynamic_shared, 0);
             }
@@ -275,10 +256,7 @@ mod tests {
             variant.launch(&heads).map(|launch| launch.grid)
         };
         assert_eq!(grid(HEADS, true), Some([1, 10, 1]));
-        let long = Heads {
-            features: 600,
-            ..HEADS
-        };
+        let long = Heads { features: 600, ..HEADS };
         assert_eq!(grid(long, false), Some([3, 10, 1]));
         assert_eq!(grid(Heads { rows: 0, ..HEADS }, true), None);
     }

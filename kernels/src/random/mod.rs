@@ -108,10 +108,7 @@ impl RandomSpace {
             Some(operand) => IterationSpace::new(extents, result, &[places, operand]),
             None => IterationSpace::new(extents, result, &[places]),
         };
-        Ok(RandomSpace {
-            space: space?,
-            first,
-        })
+        Ok(RandomSpace { space: space?, first })
     }
 
     /// The form of the kernel for this space. `aligned`: whether result and operand begin at
@@ -137,11 +134,7 @@ impl Random {
             Distribution::Mask => Element::Bool,
             _ => Element::Float(dtype),
         };
-        Random {
-            distribution,
-            format,
-            layout,
-        }
+        Random { distribution, format, layout }
     }
 
     /// The launch over elements; `None` if there are no elements.
@@ -216,22 +209,10 @@ impl Variant for Random {
 #[derive(Clone, Copy)]
 #[allow(missing_docs)]
 pub enum Rule<'k> {
-    Uniform {
-        low: F32<'k>,
-        length: F32<'k>,
-        last: F32<'k>,
-    },
-    Normal {
-        mean: F32<'k>,
-        std: F32<'k>,
-    },
-    Dropout {
-        threshold: U32<'k>,
-        scale: F32<'k>,
-    },
-    Mask {
-        threshold: U32<'k>,
-    },
+    Uniform { low: F32<'k>, length: F32<'k>, last: F32<'k> },
+    Normal { mean: F32<'k>, std: F32<'k> },
+    Dropout { threshold: U32<'k>, scale: F32<'k> },
+    Mask { threshold: U32<'k> },
 }
 
 impl Argument for DistributionParams {
@@ -255,9 +236,7 @@ impl ArgumentFor<Distribution> for DistributionParams {
                 threshold: u32::declare(k, "threshold", &()),
                 scale: f32::declare(k, "scale", &()),
             },
-            Distribution::Mask => Rule::Mask {
-                threshold: u32::declare(k, "threshold", &()),
-            },
+            Distribution::Mask => Rule::Mask { threshold: u32::declare(k, "threshold", &()) },
         }
     }
 

@@ -17,14 +17,8 @@ pub const NUMERATOR: [f32; 7] = [
 ];
 
 /// Denominator of degree 5 in w, lowest power first.
-pub const DENOMINATOR: [f32; 6] = [
-    1.0,
-    0.095_308_33,
-    0.034_704_31,
-    2.317_508_4e-3,
-    2.500_866_8e-4,
-    3.794_476_2e-6,
-];
+pub const DENOMINATOR: [f32; 6] =
+    [1.0, 0.095_308_33, 0.034_704_31, 2.317_508_4e-3, 2.500_866_8e-4, 3.794_476_2e-6];
 
 /// ln(1 + r) = r + r^2 tail(r) for sqrt(1/2) <= 1 + r < sqrt(2), lowest power first.
 pub const LN_TAIL: [f32; 8] = [

@@ -203,11 +203,7 @@ mod tests {
     use super::*;
 
     fn extents(outer: u64, reduced: u64, inner: u64) -> Extents {
-        Extents {
-            outer,
-            reduced,
-            inner,
-        }
+        Extents { outer, reduced, inner }
     }
 
     /// Chunks cover the reduced extent, are whole vectors, and fit in the grid. Every further pass
@@ -221,10 +217,7 @@ mod tests {
                 assert!((1..=ENOUGH_CTAS).contains(&chunks), "{extents:?}");
                 assert!(chunk * chunks >= reduced);
                 assert!(chunks == 1 || inner > 1 || chunk.is_multiple_of(8));
-                let rest = Extents {
-                    reduced: chunks,
-                    ..extents
-                };
+                let rest = Extents { reduced: chunks, ..extents };
                 assert!(rest.chunks() < chunks || chunks == 1, "{extents:?}");
             }
         }

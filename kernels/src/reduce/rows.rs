@@ -6,11 +6,7 @@ use crate::reduce_op::ReduceOp;
 use crate::row::{Chunked, IN_FLIGHT, Part, PartTile};
 
 pub(super) fn write<'k>(k: &'k Kernel, variant: &Reduce, tile: PartTile, call: &Call<'k>) {
-    let of = Chunked {
-        rows: call.outer,
-        features: call.reduced,
-        chunk: call.chunk,
-    };
+    let of = Chunked { rows: call.outer, features: call.reduced, chunk: call.chunk };
     let part = Part::new(k, tile, call.x, of);
 
     // One accumulator per access in flight, so that additions do not wait for each other.

@@ -87,9 +87,7 @@ params! {
 impl TableStrides {
     /// Whether all rows are 16-byte aligned if the table is.
     pub fn keep_alignment(&self) -> bool {
-        [self.batch, self.position]
-            .iter()
-            .all(|stride| stride % 4 == 0)
+        [self.batch, self.position].iter().all(|stride| stride % 4 == 0)
     }
 }
 

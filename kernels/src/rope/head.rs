@@ -131,18 +131,10 @@ impl<'k> Head<'k> {
                 index: Index::Narrow(index),
                 features: tile.features(),
                 first: Index::Narrow(column),
-                all: Step {
-                    dtype,
-                    accesses: accesses.collect(),
-                    pair: None,
-                },
+                all: Step { dtype, accesses: accesses.collect(), pair: None },
             },
         };
-        Head {
-            row,
-            coordinates: HeadCoordinates::new(shape, index),
-            held: Some((tile, vectors)),
-        }
+        Head { row, coordinates: HeadCoordinates::new(shape, index), held: Some((tile, vectors)) }
     }
 
     /// The head of this warp. A pass loops over its pairs, and then over the features that are not
@@ -160,11 +152,7 @@ impl<'k> Head<'k> {
                     width: 1,
                     exists,
                 });
-                body(&Step {
-                    dtype,
-                    accesses: accesses.collect(),
-                    pair,
-                });
+                body(&Step { dtype, accesses: accesses.collect(), pair });
             };
             k.for_range(lane, pairs, 32, |pair| {
                 let elements = match style {
@@ -173,9 +161,7 @@ impl<'k> Head<'k> {
                 };
                 step(&elements, Some(pair));
             });
-            k.for_range((half << 1) + lane, features, 32, |feature| {
-                step(&[feature], None)
-            });
+            k.for_range((half << 1) + lane, features, 32, |feature| step(&[feature], None));
         };
         let row = Row {
             k,
@@ -183,17 +169,9 @@ impl<'k> Head<'k> {
             exists,
             leads: exists & lane.equals(0),
             lanes: 32,
-            place: Place::Loop {
-                index,
-                features: shape.features,
-                pass: Box::new(pass),
-            },
+            place: Place::Loop { index, features: shape.features, pass: Box::new(pass) },
         };
-        Head {
-            row,
-            coordinates: HeadCoordinates::new(shape, index),
-            held: None,
-        }
+        Head { row, coordinates: HeadCoordinates::new(shape, index), held: None }
     }
 
     /// Loads this head from a strided tensor.
@@ -259,9 +237,7 @@ fn load_angles<'k>(exists: Pred<'k>, from: GlobalAddress<'k>, count: u32) -> Vec
         2 => from.load_vector_if::<f32, 2>(exists).to_vec(),
         _ => {
             let fours = 0..i64::from(count / 4);
-            fours
-                .flat_map(|i| from.offset(16 * i).load_vector_if::<f32, 4>(exists))
-                .collect()
+            fours.flat_map(|i| from.offset(16 * i).load_vector_if::<f32, 4>(exists)).collect()
         }
     }
 }

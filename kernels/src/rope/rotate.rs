@@ -42,10 +42,7 @@ impl Rope {
         heads: &Heads,
         aligned: bool,
     ) -> Rope {
-        Rope {
-            form: Form::new(dtype, style, heads, aligned),
-            direction,
-        }
+        Rope { form: Form::new(dtype, style, heads, aligned), direction }
     }
 
     /// The launch over these heads; `None` if there are no heads or no features.
@@ -108,13 +105,7 @@ mod tests {
 
     #[test]
     fn without_features_nothing_is_launched() {
-        let heads = Heads {
-            rows: 6,
-            positions: 3,
-            heads: 2,
-            features: 0,
-            pairs: 0,
-        };
+        let heads = Heads { rows: 6, positions: 3, heads: 2, features: 0, pairs: 0 };
         let variant = Rope::new(Dtype::F32, Style::Half, Direction::Forward, &heads, true);
         assert_eq!(variant.launch(&heads), None);
     }

@@ -22,11 +22,8 @@ const ROUND: f64 = 6_755_399_441_055_744.0;
 const LARGEST_ANGLE: f64 = (1u64 << 50) as f64;
 
 /// pi / 2 in three parts, each an f64.
-const HALF_PI: [f64; 3] = [
-    std::f64::consts::FRAC_PI_2,
-    6.123_233_995_736_766e-17,
-    -1.497_384_904_859_169_8e-33,
-];
+const HALF_PI: [f64; 3] =
+    [std::f64::consts::FRAC_PI_2, 6.123_233_995_736_766e-17, -1.497_384_904_859_169_8e-33];
 
 /// sin(r) = r + r^3 q(r^2) on |r| <= pi / 4, by Taylor's series: error below 2^-53.
 const SIN_TAIL: [f64; 7] = [
@@ -63,11 +60,8 @@ pub enum PositionFormat {
 
 impl PositionFormat {
     /// All variants.
-    pub const ALL: [PositionFormat; 3] = [
-        PositionFormat::I64,
-        PositionFormat::I32,
-        PositionFormat::U32,
-    ];
+    pub const ALL: [PositionFormat; 3] =
+        [PositionFormat::I64, PositionFormat::I32, PositionFormat::U32];
 
     fn name(self) -> &'static str {
         match self {
@@ -139,15 +133,7 @@ impl Variant for RopeTables {
 
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
-        let Call {
-            positions,
-            inv_freq,
-            cos,
-            sin,
-            elements,
-            pairs,
-            factor,
-        } = self.parameters(k);
+        let Call { positions, inv_freq, cos, sin, elements, pairs, factor } = self.parameters(k);
 
         let element = k.cta().mad(THREADS, k.thread());
         k.if_(element.lt(elements), || {
@@ -158,9 +144,7 @@ impl Variant for RopeTables {
             let [cosine, sine] = cos_and_sin(position * inv_freq);
 
             let store = |table: GlobalAddress<'_>, value: F64<'_>| {
-                table
-                    .element::<f32>(element)
-                    .store((value * factor).to_f32());
+                table.element::<f32>(element).store((value * factor).to_f32());
             };
             store(cos, cosine);
             store(sin, sine);

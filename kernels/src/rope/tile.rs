@@ -32,9 +32,7 @@ impl HeadTile {
     /// The tile for `heads`. `None` if a head or its halves are not whole 16-byte vectors, if no
     /// features are rotated, or if a head does not fit in registers.
     pub(crate) fn new(dtype: Dtype, style: Style, heads: &Heads) -> Option<HeadTile> {
-        let Heads {
-            features, pairs, ..
-        } = *heads;
+        let Heads { features, pairs, .. } = *heads;
         let per_vector = dtype.per_vector();
         let whole = features.is_multiple_of(per_vector) && pairs.is_multiple_of(per_vector);
         if !whole || pairs == 0 {
@@ -42,13 +40,7 @@ impl HeadTile {
         }
 
         let lanes = (pairs / per_vector).min(32).next_power_of_two();
-        let tile = HeadTile {
-            dtype,
-            style,
-            features,
-            pairs,
-            lanes,
-        };
+        let tile = HeadTile { dtype, style, features, pairs, lanes };
         let fits = tile.chunks() <= MAX_CHUNKS && tile.passed() <= MAX_PASSED;
         fits.then_some(tile)
     }
@@ -110,9 +102,7 @@ impl HeadTile {
     pub(crate) fn columns<'k>(self, lane: U32<'k>, exists: Pred<'k>) -> Vec<(U32<'k>, Pred<'k>)> {
         let column = lane * self.dtype.per_vector();
         let vectors = self.vectors_at(column, exists).into_iter();
-        vectors
-            .map(|(first, exists)| (column + first, exists))
-            .collect()
+        vectors.map(|(first, exists)| (column + first, exists)).collect()
     }
 
     /// The first element of each vector of lane 0, and whether the vector of the lane whose first
@@ -126,10 +116,7 @@ impl HeadTile {
         };
         let chunks = (0..self.chunks()).flat_map(|i| [in_line(i, self.pairs); 2]);
         let passed = (0..self.passed()).map(|i| in_line(i, self.features - 2 * self.pairs));
-        self.vectors()
-            .into_iter()
-            .zip(chunks.chain(passed))
-            .collect()
+        self.vectors().into_iter().zip(chunks.chain(passed)).collect()
     }
 
     /// Whether the vector of lane 0 that begins at `first` has angles: one per feature in the half
@@ -165,13 +152,7 @@ mod tests {
     use super::*;
 
     fn tile(dtype: Dtype, features: u32, pairs: u32) -> Option<HeadTile> {
-        let heads = Heads {
-            rows: 1,
-            positions: 1,
-            heads: 1,
-            features,
-            pairs,
-        };
+        let heads = Heads { rows: 1, positions: 1, heads: 1, features, pairs };
         HeadTile::new(dtype, Style::Half, &heads)
     }
 
@@ -186,10 +167,7 @@ mod tests {
                     };
                     let step = tile.lanes * dtype.per_vector();
                     let reach = |count: u32, line: u32| {
-                        assert!(
-                            count * step >= line && count * step < line + step,
-                            "{tile:?}"
-                        );
+                        assert!(count * step >= line && count * step < line + step, "{tile:?}");
                     };
                     reach(tile.chunks(), pairs);
                     reach(tile.passed(), features - 2 * pairs);
@@ -203,19 +181,13 @@ mod tests {
     fn heads_that_do_not_fit_have_no_tile() {
         assert!(tile(Dtype::Bf16, 128, 64).is_some());
         assert!(tile(Dtype::Bf16, 128, 32).is_some());
-        assert!(
-            tile(Dtype::Bf16, 128, 60).is_none(),
-            "halves are not whole vectors"
-        );
+        assert!(tile(Dtype::Bf16, 128, 60).is_none(), "halves are not whole vectors");
         assert!(
             tile(Dtype::Bf16, 130, 64).is_none(),
             "pass-through features are not whole vectors"
         );
         assert!(tile(Dtype::Bf16, 128, 0).is_none(), "nothing to rotate");
         assert!(tile(Dtype::F32, 2048, 1024).is_none(), "too long");
-        assert!(
-            tile(Dtype::F32, 512, 4).is_none(),
-            "too many pass-through features"
-        );
+        assert!(tile(Dtype::F32, 512, 4).is_none(), "too many pass-through features");
     }
 }

@@ -21,10 +21,7 @@ pub struct RouterTopKGrad {
 impl RouterTopKGrad {
     /// The kernel for `experts` experts. `aligned`: whether dp begins at a multiple of 16 bytes.
     pub fn new(dtype: Dtype, experts: u32, aligned: bool, renormalize: bool) -> RouterTopKGrad {
-        RouterTopKGrad {
-            tile: Tile::new(dtype, experts, aligned),
-            renormalize,
-        }
+        RouterTopKGrad { tile: Tile::new(dtype, experts, aligned), renormalize }
     }
 
     /// The launch over N tokens; `None` if there are no tokens.

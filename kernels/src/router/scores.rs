@@ -28,10 +28,7 @@ pub(super) struct ArgReduce<'k> {
 impl<'k> ArgReduce<'k> {
     #[track_caller]
     pub(super) fn new(k: &'k Kernel) -> ArgReduce<'k> {
-        ArgReduce {
-            key: k.var(0u32),
-            expert: k.var(0u32),
-        }
+        ArgReduce { key: k.var(0u32), expert: k.var(0u32) }
     }
 
     /// Replaces the best candidate by a better one if `condition` is true. Among equal candidates
@@ -41,18 +38,14 @@ impl<'k> ArgReduce<'k> {
         let better = candidate.key.gt(*self.key);
         let better = condition.map_or(better, |condition| better & condition);
         self.key.set(better.select(candidate.key, *self.key));
-        self.expert
-            .set(better.select(candidate.expert, *self.expert));
+        self.expert.set(better.select(candidate.expert, *self.expert));
     }
 
     /// The best candidate of all lanes of the group, in each of them. Among equal candidates, the
     /// lowest index wins. All lanes of the warp must call it.
     #[track_caller]
     pub(super) fn of_group(&self, lanes: u32) -> Candidate<'k> {
-        let own = Candidate {
-            key: self.key.get(),
-            expert: self.expert.get(),
-        };
+        let own = Candidate { key: self.key.get(), expert: self.expert.get() };
         let distances = (0..lanes.trailing_zeros()).map(|bit| 1 << bit);
         distances.fold(own, |best, distance| {
             let key = best.key.shuffle_xor(distance);
@@ -120,10 +113,7 @@ impl<'k> Access<'k> {
                 None => probability,
                 Some(bias) => probability + bias[i as usize],
             };
-            Candidate {
-                key: self.exists.select(key_of(score), 0),
-                expert: self.first + i,
-            }
+            Candidate { key: self.exists.select(key_of(score), 0), expert: self.first + i }
         };
         probabilities.map(candidate).collect()
     }

@@ -79,15 +79,8 @@ impl Variant for RouterTopK {
 
     fn ptx(&self) -> Ptx {
         let k = &self.tile.kernel(self.entry());
-        let Call {
-            probabilities,
-            bias,
-            weights,
-            indices,
-            tokens,
-            experts,
-            top_k,
-        } = self.parameters(k);
+        let Call { probabilities, bias, weights, indices, tokens, experts, top_k } =
+            self.parameters(k);
 
         let group = &Group::new(k, self.tile, tokens, experts);
         let scores = &Scores {
@@ -119,9 +112,8 @@ impl Variant for RouterTopK {
 
     fn entry(&self) -> String {
         let biased = if self.biased { "_biased" } else { "" };
-        let form = self
-            .accesses
-            .map_or_else(|| "loop".to_owned(), |accesses| format!("a{accesses}"));
+        let form =
+            self.accesses.map_or_else(|| "loop".to_owned(), |accesses| format!("a{accesses}"));
         let (renormalized, tile) = (renormalized_name(self.renormalize), self.tile.name());
         format!("router_top_k{biased}{renormalized}_{tile}_{form}")
     }
@@ -142,10 +134,7 @@ impl<'k> InRegisters<'k> {
         let loaded = firsts.map(|first| scores.load(first, first.lt(scores.experts)));
         let loaded: Vec<Access<'k>> = loaded.collect(); // all in flight
         let ranked = loaded.iter().flat_map(Access::candidates);
-        InRegisters {
-            k,
-            ranked: ranked.map(|it| (k.var(it.key), it.expert)).collect(),
-        }
+        InRegisters { k, ranked: ranked.map(|it| (k.var(it.key), it.expert)).collect() }
     }
 
     #[track_caller]
@@ -179,11 +168,7 @@ impl<'a, 'k> InMemory<'a, 'k> {
     #[track_caller]
     fn new(scores: &'a Scores<'a, 'k>) -> InMemory<'a, 'k> {
         let k = scores.group.k;
-        InMemory {
-            scores,
-            last_key: k.var(u32::MAX),
-            next: k.var(0u32),
-        }
+        InMemory { scores, last_key: k.var(u32::MAX), next: k.var(0u32) }
     }
 
     #[track_caller]

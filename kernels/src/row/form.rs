@@ -32,10 +32,7 @@ impl Form {
             return Form::Tile(tile);
         }
         let vectors = aligned && features.is_multiple_of(dtype.per_vector() as usize);
-        Form::Loop(LoopTile {
-            dtype,
-            width: if vectors { dtype.per_vector() } else { 1 },
-        })
+        Form::Loop(LoopTile { dtype, width: if vectors { dtype.per_vector() } else { 1 } })
     }
 
     /// Threads per CTA.

@@ -51,11 +51,7 @@ pub(crate) enum Place<'k> {
         all: Step<'k>,
     },
     /// In memory.
-    Loop {
-        index: U32<'k>,
-        features: U32<'k>,
-        pass: Box<Pass<'k>>,
-    },
+    Loop { index: U32<'k>, features: U32<'k>, pass: Box<Pass<'k>> },
 }
 
 /// An index in registers of 32 or 64 bits.
@@ -123,11 +119,7 @@ impl<'k> Row<'k> {
                 index: Index::Wide(index),
                 features: tile.features,
                 first,
-                all: Step {
-                    dtype: tile.dtype,
-                    accesses: accesses.collect(),
-                    pair: None,
-                },
+                all: Step { dtype: tile.dtype, accesses: accesses.collect(), pair: None },
             },
         }
     }
@@ -143,15 +135,7 @@ impl<'k> Row<'k> {
         let pass = move |body: &dyn Fn(&Step<'k>)| {
             k.for_range(first, features, LOOP_THREADS * width, |index| {
                 let first = First::Index(index);
-                body(&Step {
-                    dtype,
-                    accesses: vec![Access {
-                        first,
-                        width,
-                        exists,
-                    }],
-                    pair: None,
-                });
+                body(&Step { dtype, accesses: vec![Access { first, width, exists }], pair: None });
             });
         };
         Row {
@@ -160,11 +144,7 @@ impl<'k> Row<'k> {
             exists,
             leads: k.thread().equals(0),
             lanes: LOOP_THREADS,
-            place: Place::Loop {
-                index: k.cta(),
-                features,
-                pass: Box::new(pass),
-            },
+            place: Place::Loop { index: k.cta(), features, pass: Box::new(pass) },
         }
     }
 
@@ -380,15 +360,11 @@ impl<'k> Row<'k> {
                 first: Index::Wide(first),
                 ..
             } => matrix.byte_add((index * u64::from(features) + first) * size),
-            Place::Registers {
-                index, features, ..
-            } => {
+            Place::Registers { index, features, .. } => {
                 let start = matrix.byte_add(index.times(features) * size);
                 self.own(start, self.dtype.size())
             }
-            Place::Loop {
-                index, features, ..
-            } => matrix.byte_add(index.mul_wide(features) * size),
+            Place::Loop { index, features, .. } => matrix.byte_add(index.mul_wide(features) * size),
         }
     }
 

@@ -57,11 +57,7 @@ impl PartTile {
             ..=MAX_WARP_ACCESSES => accesses.next_power_of_two().min(32) as u32,
             _ => PART_THREADS,
         };
-        PartTile {
-            dtype,
-            lanes,
-            width: width as u32,
-        }
+        PartTile { dtype, lanes, width: width as u32 }
     }
 
     /// The launch for `rows` rows of `chunks` chunks each; `None` if either is zero.
@@ -73,11 +69,7 @@ impl PartTile {
 
     /// The part of a kernel's name for this tile: `bf16_w8_t32`.
     pub(crate) fn name(self) -> String {
-        let PartTile {
-            dtype,
-            lanes,
-            width,
-        } = self;
+        let PartTile { dtype, lanes, width } = self;
         format!("{}_w{width}_t{lanes}", dtype.name())
     }
 
@@ -171,11 +163,7 @@ impl<'k> Part<'k> {
     /// single row takes a second loop, in which the number is 0.
     #[track_caller]
     pub(crate) fn for_each(&self, body: impl Fn(usize, &Loaded<'k>)) {
-        let PartTile {
-            dtype,
-            lanes,
-            width,
-        } = self.tile;
+        let PartTile { dtype, lanes, width } = self.tile;
         let (whole, first) = match width {
             1 => (self.len, self.lane),
             _ => (self.len & !(width - 1), self.lane * width),
@@ -198,11 +186,8 @@ impl<'k> Part<'k> {
         if width > 1 {
             self.k.for_range(whole + self.lane, self.len, lanes, |at| {
                 let value = dtype.load(element(dtype, self.start, at));
-                let loaded = Loaded {
-                    at,
-                    exists: self.k.constant(true),
-                    access: Access::One(value),
-                };
+                let loaded =
+                    Loaded { at, exists: self.k.constant(true), access: Access::One(value) };
                 body(0, &loaded);
             });
         }

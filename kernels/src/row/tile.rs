@@ -36,11 +36,7 @@ impl RowTile {
             true => vectors.next_power_of_two().min(32),
             false => vectors.div_ceil(2).next_power_of_two().min(MAX_LANES),
         };
-        Some(RowTile {
-            dtype,
-            features,
-            lanes: wanted,
-        })
+        Some(RowTile { dtype, features, lanes: wanted })
     }
 
     /// Elements per row.
@@ -61,10 +57,7 @@ impl RowTile {
     /// The launch over rows; `None` if there are no rows.
     pub fn launch(self, rows: u64) -> Option<Launch> {
         let ctas = rows.div_ceil(self.rows().into());
-        Launch::new(
-            [u32::try_from(ctas).unwrap_or(u32::MAX), 1, 1],
-            self.threads(),
-        )
+        Launch::new([u32::try_from(ctas).unwrap_or(u32::MAX), 1, 1], self.threads())
     }
 
     /// The part of a kernel's name for this tile: `bf16_d1024_t32`.
@@ -94,14 +87,8 @@ mod tests {
                     continue;
                 };
                 let reach = tile.lanes * tile.vectors() * dtype.per_vector();
-                assert!(
-                    reach >= tile.features && tile.vectors() <= MAX_VECTORS,
-                    "{tile:?}"
-                );
-                assert!(
-                    reach - tile.features < tile.lanes * dtype.per_vector(),
-                    "{tile:?}"
-                );
+                assert!(reach >= tile.features && tile.vectors() <= MAX_VECTORS, "{tile:?}");
+                assert!(reach - tile.features < tile.lanes * dtype.per_vector(), "{tile:?}");
                 assert!(tile.lanes.is_power_of_two() && tile.rows() * tile.lanes == tile.threads());
                 assert!(tile.lanes <= 32 || tile.rows() == 1, "{tile:?}");
             }

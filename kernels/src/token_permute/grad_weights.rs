@@ -16,9 +16,7 @@ impl UnpermuteGradWeights {
     /// The kernel for rows of `features` elements. `aligned`: whether dout and y begin at multiples
     /// of 16 bytes.
     pub fn new(dtype: Dtype, features: u32, aligned: bool) -> UnpermuteGradWeights {
-        UnpermuteGradWeights {
-            tile: Tile::new(dtype, features, aligned),
-        }
+        UnpermuteGradWeights { tile: Tile::new(dtype, features, aligned) }
     }
 
     /// The launch over N K slots; `None` if there are no slots.
@@ -56,17 +54,8 @@ impl Variant for UnpermuteGradWeights {
 
     fn ptx(&self) -> Ptx {
         let k = &self.tile.kernel(self.entry());
-        let Call {
-            dout,
-            y,
-            row_of_slot,
-            dweights,
-            slots,
-            rows,
-            top_k,
-            features,
-            faults,
-        } = self.parameters(k);
+        let Call { dout, y, row_of_slot, dweights, slots, rows, top_k, features, faults } =
+            self.parameters(k);
         let group = Group::new(k, self.tile, slots.wide(), features);
         let row_of_slot = row_of_slot.element_wide::<u32>(group.row);
         let row = row_of_slot.load_if::<u32>(group.exists);

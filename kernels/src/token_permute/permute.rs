@@ -22,10 +22,7 @@ impl PermuteTokens {
     /// The kernel for rows of `features` elements. `aligned`: whether x and y begin at multiples of
     /// 16 bytes.
     pub fn new(dtype: Dtype, features: u32, aligned: bool, weighted: bool) -> PermuteTokens {
-        PermuteTokens {
-            tile: Tile::new(dtype, features, aligned),
-            weighted,
-        }
+        PermuteTokens { tile: Tile::new(dtype, features, aligned), weighted }
     }
 
     /// The launch over C rows in this many segments; `None` if there are no rows.
@@ -66,18 +63,8 @@ impl Variant for PermuteTokens {
 
     fn ptx(&self) -> Ptx {
         let k = &self.tile.kernel(self.entry());
-        let Call {
-            x,
-            weights,
-            order,
-            end,
-            y,
-            rows,
-            segments,
-            top_k,
-            features,
-            faults,
-        } = self.parameters(k);
+        let Call { x, weights, order, end, y, rows, segments, top_k, features, faults } =
+            self.parameters(k);
         let group = Group::new(k, self.tile, rows.wide(), features).in_segments(rows, segments);
         let leads = group.exists & group.lane.equals(0);
         let end = end.load::<i64>();

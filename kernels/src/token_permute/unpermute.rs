@@ -20,10 +20,7 @@ impl UnpermuteTokens {
     /// The kernel for rows of `features` elements. `aligned`: whether y and out begin at multiples
     /// of 16 bytes.
     pub fn new(dtype: Dtype, features: u32, aligned: bool, weighted: bool) -> UnpermuteTokens {
-        UnpermuteTokens {
-            tile: Tile::new(dtype, features, aligned),
-            weighted,
-        }
+        UnpermuteTokens { tile: Tile::new(dtype, features, aligned), weighted }
     }
 
     /// The launch over N tokens; `None` if there are no tokens.
@@ -61,17 +58,8 @@ impl Variant for UnpermuteTokens {
 
     fn ptx(&self) -> Ptx {
         let k = &self.tile.kernel(self.entry());
-        let Call {
-            y,
-            weights,
-            row_of_slot,
-            out,
-            tokens,
-            rows,
-            top_k,
-            features,
-            faults,
-        } = self.parameters(k);
+        let Call { y, weights, row_of_slot, out, tokens, rows, top_k, features, faults } =
+            self.parameters(k);
         let group = Group::new(k, self.tile, tokens, features);
         let slots = Slots {
             group: &group,
@@ -122,10 +110,8 @@ impl<'k> Slots<'_, 'k> {
     fn add(&self, first: U32<'k>, element: U32<'k>, inside: Pred<'k>, sums: &[Variable<'k, f32>]) {
         let slots = (0..IN_FLIGHT).map(|i| first + i);
         let rows: Vec<_> = slots.map(|slot| self.row_of(slot, inside)).collect();
-        let loaded: Vec<_> = rows
-            .into_iter()
-            .map(|row_of_slot| self.load(row_of_slot, element))
-            .collect();
+        let loaded: Vec<_> =
+            rows.into_iter().map(|row_of_slot| self.load(row_of_slot, element)).collect();
 
         for (weight, loaded) in loaded {
             for (sum, value) in sums.iter().zip(loaded.widen()) {
@@ -143,11 +129,7 @@ impl<'k> Slots<'_, 'k> {
         let exists = self.group.exists & inside & slot.lt(self.count);
         let slot = self.first + slot.wide();
         let row_of_slot = self.row_of_slot.element_wide::<u32>(slot);
-        SlotRow {
-            slot,
-            exists,
-            row: row_of_slot.load_if(exists),
-        }
+        SlotRow { slot, exists, row: row_of_slot.load_if(exists) }
     }
 
     /// Loads elements of the slot's row, if the row exists, and the slot's weight.

@@ -51,9 +51,7 @@ pub struct MergeRuns {
 impl MergeRuns {
     /// The kernel that merges `runs` of rows of `dtype`.
     pub fn new(runs: Runs, dtype: Dtype) -> MergeRuns {
-        MergeRuns {
-            elements: (runs.count <= AT_ONCE).then_some(dtype),
-        }
+        MergeRuns { elements: (runs.count <= AT_ONCE).then_some(dtype) }
     }
 
     /// The launch; `None` if there are no rows.
@@ -112,16 +110,7 @@ impl Variant for MergeRuns {
 
     fn ptx(&self) -> Ptx {
         let k = &Kernel::new(self.entry(), Target::Sm80, THREADS);
-        let Call {
-            to,
-            from,
-            count,
-            len,
-            last,
-            kept,
-            parts,
-            step,
-        } = self.parameters(k);
+        let Call { to, from, count, len, last, kept, parts, step } = self.parameters(k);
 
         let row = k.cta() / parts;
         let at = (k.cta() - row * parts).mad(THREADS, k.thread());
@@ -142,11 +131,7 @@ impl Variant for MergeRuns {
 
         let line = row.mul_wide((count + (AT_ONCE - 1)) >> AT_ONCE.trailing_zeros()) + group.wide();
         let index = line * kept.wide() + place.wide();
-        let ranked = Ranked {
-            exists: exists & place.lt(kept),
-            key: own,
-            to: index,
-        };
+        let ranked = Ranked { exists: exists & place.lt(kept), key: own, to: index };
         to.store(self.elements, row.wide(), &[ranked]);
         k.finish()
     }
@@ -190,20 +175,14 @@ fn keys_before<'k>(
             step.set(*step >> 1);
         },
     );
-    before[1..]
-        .iter()
-        .fold(*before[0], |sum, before| sum + **before)
+    before[1..].iter().fold(*before[0], |sum, before| sum + **before)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const RUNS: Runs = Runs {
-        count: 149,
-        len: 50,
-        last: 20,
-    };
+    const RUNS: Runs = Runs { count: 149, len: 50, last: 20 };
 
     /// Each merge leaves an eighth of the runs, and the last one leaves the k keys.
     #[test]

@@ -49,10 +49,7 @@ impl SortTiles {
             width: if vectors { dtype.per_vector() } else { 1 },
             last: false,
         };
-        SortTiles {
-            last: sort.tiles(features) == 1,
-            ..sort
-        }
+        SortTiles { last: sort.tiles(features) == 1, ..sort }
     }
 
     /// Elements per tile.
@@ -79,11 +76,7 @@ impl SortTiles {
             let at = first + (thread + access * self.threads) * self.width;
             let from = row.byte_add(at.mul_wide(self.dtype.size()));
             let exists = at.lt(features);
-            (
-                at,
-                exists,
-                Loaded::new(self.dtype, self.width, exists, from),
-            )
+            (at, exists, Loaded::new(self.dtype, self.width, exists, from))
         });
         let mut keys = Vec::new();
         for (at, exists, loaded) in accesses.collect::<Vec<_>>() {
@@ -124,27 +117,14 @@ impl Variant for SortTiles {
         let kept = kept.min(to.features - first);
         let ranked = (0..).zip(keys).map(|(i, key)| {
             let at = k.thread() + i * self.threads;
-            Ranked {
-                exists: at.lt(kept),
-                key,
-                to: line + at.wide(),
-            }
+            Ranked { exists: at.lt(kept), key, to: line + at.wide() }
         });
-        to.store(
-            self.last.then_some(self.dtype),
-            row,
-            &ranked.collect::<Vec<_>>(),
-        );
+        to.store(self.last.then_some(self.dtype), row, &ranked.collect::<Vec<_>>());
         k.finish()
     }
 
     fn entry(&self) -> String {
-        let SortTiles {
-            dtype,
-            threads,
-            width,
-            last,
-        } = *self;
+        let SortTiles { dtype, threads, width, last } = *self;
         let to = if last { "elements" } else { "keys" };
         format!("sort_tiles_{}_w{width}_t{threads}_to_{to}", dtype.name())
     }
@@ -161,12 +141,7 @@ struct Sorter<'k> {
 
 impl<'k> Sorter<'k> {
     fn new(k: &'k Kernel, threads: u32) -> Sorter<'k> {
-        Sorter {
-            k,
-            threads,
-            thread: k.thread(),
-            shared: k.shared::<u64>(threads * PER_THREAD),
-        }
+        Sorter { k, threads, thread: k.thread(), shared: k.shared::<u64>(threads * PER_THREAD) }
     }
 
     /// Sorts the keys of all threads in descending order; returns those at this thread's positions.
@@ -193,9 +168,7 @@ impl<'k> Sorter<'k> {
         }
         let partners: Vec<U64<'k>> = match distance {
             ..32 => {
-                let exchanged = keys
-                    .iter()
-                    .map(|key| u64::shuffle_xor(self.k, *key, distance));
+                let exchanged = keys.iter().map(|key| u64::shuffle_xor(self.k, *key, distance));
                 exchanged.collect()
             }
             _ => self.through_shared_memory(&keys, distance),

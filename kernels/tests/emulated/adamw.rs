@@ -36,18 +36,8 @@ impl Parameter {
             let padded: Vec<f32> = vec![0.0; skip].into_iter().chain(array.clone()).collect();
             *address = device.put_floats(of, &padded) + skip as u64 * u64::from(of.size());
         }
-        let constants = AdamWConstants {
-            beta1: 0.9,
-            beta2: 0.95,
-            eps: 1e-8,
-            weight_decay: 0.1,
-        };
-        let entry = AdamWEntry {
-            addresses,
-            elements: count as u64,
-            rounding,
-            constants,
-        };
+        let constants = AdamWConstants { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+        let entry = AdamWEntry { addresses, elements: count as u64, rounding, constants };
         Parameter { arrays, entry }
     }
 
@@ -104,11 +94,7 @@ impl Parameter {
     fn on_device(&self, device: &Device) -> [Vec<f32>; 3] {
         let [param, _, mean, square] = self.entry.addresses;
         let count = self.arrays[0].len();
-        let of = [
-            (dtype(&self.entry.rounding), param),
-            (Dtype::F32, mean),
-            (Dtype::F32, square),
-        ];
+        let of = [(dtype(&self.entry.rounding), param), (Dtype::F32, mean), (Dtype::F32, square)];
         of.map(|(dtype, address)| device.floats(dtype, address, count))
     }
 }
@@ -122,10 +108,7 @@ fn dtype(rounding: &Rounding) -> Dtype {
 
 fn random(first: u64, dims: &[(u64, u64)]) -> Rounding {
     let dims = dims.to_vec();
-    Rounding::Bf16Stochastic {
-        key: KEY,
-        indices: GlobalIndices { first, dims },
-    }
+    Rounding::Bf16Stochastic { key: KEY, indices: GlobalIndices { first, dims } }
 }
 
 fn run(device: &Device, parameters: &[Parameter], step: f32, scale: f32) -> Counters {
@@ -154,10 +137,7 @@ fn assert_bits(found: &[Vec<f32>; 3], expected: &[Vec<f32>; 3]) {
     for (array, (found, expected)) in found.iter().zip(expected).enumerate() {
         for (at, (found, expected)) in found.iter().zip(expected).enumerate() {
             let equal = found.to_bits() == expected.to_bits();
-            assert!(
-                equal,
-                "array {array}, element {at}: {found:e}, not {expected:e}"
-            );
+            assert!(equal, "array {array}, element {at}: {found:e}, not {expected:e}");
         }
     }
 }
@@ -197,29 +177,16 @@ fn many_parameters_in_one_launch() {
 #[test]
 fn a_parameter_may_span_several_chunks() {
     let device = Device::plain();
-    let parameters = [Parameter::new(
-        &device,
-        CHUNK as usize + 5,
-        0,
-        Rounding::F32,
-    )];
+    let parameters = [Parameter::new(&device, CHUNK as usize + 5, 0, Rounding::F32)];
     run(&device, &parameters, 3.0, 1.0);
-    assert_bits(
-        &parameters[0].on_device(&device),
-        &parameters[0].stepped(3, 1.0),
-    );
+    assert_bits(&parameters[0].on_device(&device), &parameters[0].stepped(3, 1.0));
 }
 
 /// A non-finite scale, or a step below 1, changes nothing.
 #[test]
 fn non_finite_scale_or_step_zero_changes_nothing() {
     let device = Device::plain();
-    let of = [
-        (1.0, f32::NAN),
-        (1.0, f32::INFINITY),
-        (0.0, 1.0),
-        (f32::NAN, 1.0),
-    ];
+    let of = [(1.0, f32::NAN), (1.0, f32::INFINITY), (0.0, 1.0), (f32::NAN, 1.0)];
     for (step, scale) in of {
         let parameters = of_all_kinds(&device);
         let counters = run(&device, &parameters, step, scale);
@@ -234,23 +201,12 @@ fn stochastic_rounding_is_unbiased() {
     let device = Device::plain();
     let count = 20_000;
     let mut one = Parameter::new(&device, count, 0, random(0, &[(count as u64, 1)]));
-    one.arrays = [
-        vec![1.0; count],
-        vec![0.0; count],
-        vec![0.0; count],
-        vec![0.0; count],
-    ];
+    one.arrays = [vec![1.0; count], vec![0.0; count], vec![0.0; count], vec![0.0; count]];
     for (special, gradient) in [(0, f32::INFINITY), (1, f32::NAN)] {
         one.arrays[1][special] = gradient;
     }
     let largest = bf16::MAX.to_f32();
-    let specials = [
-        f32::INFINITY,
-        f32::NEG_INFINITY,
-        f32::NAN,
-        largest,
-        -largest,
-    ];
+    let specials = [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, largest, -largest];
     one.arrays[0][2..7].copy_from_slice(&specials);
     for (at, address) in one.entry.addresses.iter_mut().enumerate() {
         let dtype = if at == 0 { Dtype::Bf16 } else { Dtype::F32 };
@@ -274,10 +230,7 @@ fn stochastic_rounding_is_unbiased() {
     assert_eq!(below + above + 7.0, count as f64);
     let share = 0.001 / 0.003_906_25;
     let deviation = (share * (1.0 - share) / count as f64).sqrt();
-    assert!(
-        (below / count as f64 - share).abs() < 4.0 * deviation,
-        "{below}"
-    );
+    assert!((below / count as f64 - share).abs() < 4.0 * deviation, "{below}");
 }
 
 /// Each byte is moved once, in whole sectors.

@@ -14,17 +14,8 @@ use crate::traffic::{assert_moved, assert_whole_sectors};
 const EPS: f32 = 1e-5;
 
 /// Rows of a few lanes, of a warp, of a CTA, and longer; ragged ends; one element; no features.
-const EXTENTS: [[usize; 2]; 9] = [
-    [1, 8],
-    [9, 128],
-    [7, 136],
-    [2, 2000],
-    [2, 4096],
-    [2, 16_384],
-    [3, 1025],
-    [4, 1],
-    [3, 0],
-];
+const EXTENTS: [[usize; 2]; 9] =
+    [[1, 8], [9, 128], [7, 136], [2, 2000], [2, 4096], [2, 16_384], [3, 1025], [4, 1], [3, 0]];
 
 /// Operands on a device and on the host.
 struct Problem {
@@ -159,10 +150,7 @@ impl Problem {
         for (row, inv_rms) in inv_rms.iter().enumerate() {
             let range = row * self.features..(row + 1) * self.features;
             let of_row = |matrix: &[f32]| -> Vec<f64> {
-                matrix[range.clone()]
-                    .iter()
-                    .map(|x| f64::from(*x))
-                    .collect()
+                matrix[range.clone()].iter().map(|x| f64::from(*x)).collect()
             };
             let (h, dh, dy) = (of_row(&h), of_row(dh), of_row(dy));
             let w: Vec<f64> = self.w.iter().map(|w| f64::from(*w)).collect();

@@ -27,17 +27,8 @@ fn words(device: &Device, at: u64, count: usize) -> Vec<u32> {
 }
 
 /// In ascending order; all are exact in bf16.
-const ORDERED: [f32; 9] = [
-    f32::NEG_INFINITY,
-    -2.5,
-    -1e-20,
-    0.0,
-    1e-20,
-    1.0,
-    2.5,
-    f32::INFINITY,
-    f32::NAN,
-];
+const ORDERED: [f32; 9] =
+    [f32::NEG_INFINITY, -2.5, -1e-20, 0.0, 1e-20, 1.0, 2.5, f32::INFINITY, f32::NAN];
 
 #[test]
 fn keys_have_the_order_of_values() {
@@ -45,9 +36,7 @@ fn keys_have_the_order_of_values() {
     for dtype in Dtype::ALL {
         let rounded: Vec<f32> = match dtype {
             Dtype::F32 => ORDERED.to_vec(),
-            Dtype::Bf16 => ORDERED
-                .map(|x| f32::from_bits(x.to_bits() & 0xffff_0000))
-                .to_vec(),
+            Dtype::Bf16 => ORDERED.map(|x| f32::from_bits(x.to_bits() & 0xffff_0000)).to_vec(),
         };
         let with_pairs = [&rounded[..], &[-0.0, -f32::NAN]].concat();
         let x = device.put_floats(dtype, &with_pairs);
@@ -57,11 +46,7 @@ fn keys_have_the_order_of_values() {
             let keys = words(&device, keys, 11);
             let rises = |pair: &[u32]| (pair[0] < pair[1]) != descending;
             assert!(keys[..9].windows(2).all(rises), "{keys:?}");
-            assert_eq!(
-                (keys[9], keys[10]),
-                (keys[3], keys[8]),
-                "-0 is 0, and all NaNs are equal"
-            );
+            assert_eq!((keys[9], keys[10]), (keys[3], keys[8]), "-0 is 0, and all NaNs are equal");
             assert_eq!(words(&device, positions, 11), (0..11).collect::<Vec<_>>());
         }
     }
@@ -75,17 +60,11 @@ fn rows_and_columns_of_positions() {
     let from = device.put(&bytes);
     let [keys, to] = run(&device, Argsort::Rows, from, [300, 7]);
     let rows: Vec<u32> = positions.iter().map(|it| it / 7).collect();
-    assert_eq!(
-        (words(&device, keys, 300), words(&device, to, 300)),
-        (rows, positions.clone())
-    );
+    assert_eq!((words(&device, keys, 300), words(&device, to, 300)), (rows, positions.clone()));
 
     let [_, to] = run(&device, Argsort::Columns, from, [300, 7]);
     let columns = positions.iter().map(|it| u64::from(it % 7).to_le_bytes());
-    assert_eq!(
-        device.bytes(to, 8 * 300),
-        columns.collect::<Vec<_>>().concat()
-    );
+    assert_eq!(device.bytes(to, 8 * 300), columns.collect::<Vec<_>>().concat());
 }
 
 /// Runs every kernel of the catalogue.
@@ -95,12 +74,7 @@ pub(crate) fn exercise(device: &Device) -> Vec<u8> {
     for dtype in Dtype::ALL {
         let from = device.put(&encoded(dtype, &x));
         for descending in [false, true] {
-            let [keys, to] = run(
-                device,
-                Argsort::Values { dtype, descending },
-                from,
-                [300, 300],
-            );
+            let [keys, to] = run(device, Argsort::Values { dtype, descending }, from, [300, 300]);
             bits.extend(device.bytes(keys, 4 * 300));
             let [rows, _] = run(device, Argsort::Rows, to, [300, 20]);
             let [_, columns] = run(device, Argsort::Columns, to, [300, 20]);

@@ -63,33 +63,20 @@ impl Case {
     }
 
     fn with_dlse(self) -> Case {
-        Case {
-            has_dlse: true,
-            ..self
-        }
+        Case { has_dlse: true, ..self }
     }
 
     /// Only these of the queries.
     fn part(self, queries: Range<usize>) -> Case {
-        Case {
-            first_query: queries.start,
-            queries: queries.len(),
-            ..self
-        }
+        Case { first_query: queries.start, queries: queries.len(), ..self }
     }
 
     fn causal(self) -> Case {
-        Case {
-            causal: true,
-            ..self
-        }
+        Case { causal: true, ..self }
     }
 
     fn window(self, window: usize) -> Case {
-        Case {
-            window: Some(window),
-            ..self
-        }
+        Case { window: Some(window), ..self }
     }
 
     fn at(self, standing: Standing) -> Case {
@@ -121,10 +108,7 @@ impl Case {
             }
             Standing::Packed(of_q, of_k) => {
                 let sequence = |begins: &[i64], at: usize| {
-                    begins
-                        .iter()
-                        .rposition(|begin| *begin <= at as i64)
-                        .unwrap()
+                    begins.iter().rposition(|begin| *begin <= at as i64).unwrap()
                 };
                 let sequence_q = sequence(of_q, query);
                 if sequence_q != sequence(of_k, key) {
@@ -137,9 +121,7 @@ impl Case {
             }
         };
         let late = self.causal && key > position;
-        let early = self
-            .window
-            .is_some_and(|window| key <= position - window as i64);
+        let early = self.window.is_some_and(|window| key <= position - window as i64);
         !late && !early
     }
 
@@ -201,10 +183,7 @@ impl Operand {
 }
 
 fn dot(a: &[f32], b: &[f32]) -> f64 {
-    a.iter()
-        .zip(b)
-        .map(|(a, b)| f64::from(*a) * f64::from(*b))
-        .sum()
+    a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
 }
 
 /// The operands of one case, on a device and on the host.
@@ -266,10 +245,9 @@ impl<'a> Run<'a> {
         };
         let sequences = match &case.standing {
             Standing::Rows => Sequences::Rows,
-            Standing::Cached(offsets, lengths) => Sequences::Cached {
-                q_offset: wide(offsets),
-                k_len: wide(lengths),
-            },
+            Standing::Cached(offsets, lengths) => {
+                Sequences::Cached { q_offset: wide(offsets), k_len: wide(lengths) }
+            }
             Standing::Packed(of_q, of_k) => Sequences::Packed {
                 cu_seqlens_q: narrow(of_q),
                 cu_seqlens_k: wide(of_k),
@@ -437,10 +415,7 @@ impl<'a> Run<'a> {
         let total: f64 = weights.iter().sum();
         all.lse[(b * h + head) * t + i] = total.ln();
         let slopes: Vec<f64> = seen.iter().map(|j| dot(dout, v(*j))).collect();
-        let weighted = weights
-            .iter()
-            .zip(&slopes)
-            .map(|(weight, slope)| weight * slope);
+        let weighted = weights.iter().zip(&slopes).map(|(weight, slope)| weight * slope);
         let mean = weighted.sum::<f64>() / total;
         let dlse = match case.has_dlse {
             true => f64::from(case.dlse([b, i, head])),
@@ -567,11 +542,7 @@ fn operands_are_read_once_per_tile() {
     let (_, gradients) = run.backward(forward.on_device);
     let (queries, heads) = (2 * 128, 2);
     let seen = heads * (64 + 128);
-    assert_bytes(
-        &forward.counters,
-        row * (queries + 2 * seen),
-        queries * (row + number),
-    );
+    assert_bytes(&forward.counters, row * (queries + 2 * seen), queries * (row + number));
     // Four lanes share a query, and each reads its numbers.
     let read = queries * (2 * row + 4 * 2 * number) + 2 * row * seen;
     assert_bytes(&gradients[0], read, row * queries);
@@ -607,10 +578,7 @@ fn bits_of_a_query_do_not_depend_on_other_queries() {
         assert!(all == one(whole.clone().at(packed)), "{form:?}");
 
         // The same operands, with only the first 30 queries.
-        let few = one(Case {
-            queries: 30,
-            ..whole
-        });
+        let few = one(Case { queries: 30, ..whole });
         assert!(all[..few.len()] == few, "{form:?}");
     }
 }
@@ -621,16 +589,10 @@ fn bits_of_a_query_do_not_depend_on_other_queries() {
 fn parts_of_the_queries_equal_the_whole() {
     let device = Device::plain();
     for (form, head_dim) in FORMS {
-        let rows = Case::new(form, [1, 130, 135], head_dim)
-            .causal()
-            .with_dlse();
+        let rows = Case::new(form, [1, 130, 135], head_dim).causal().with_dlse();
         // The last queries have no keys.
         let cached = Standing::Cached(vec![20], vec![30]);
-        for whole in [
-            rows.clone(),
-            rows.clone().window(9),
-            rows.window(9).at(cached),
-        ] {
+        for whole in [rows.clone(), rows.clone().window(9), rows.window(9).at(cached)] {
             check(&device, &whole);
             let all = Results::of(&Run::new(&device, &whole));
             let mut sums = [0, 1].map(|_| vec![0.0; all.of_keys[0].len()]);
@@ -644,9 +606,7 @@ fn parts_of_the_queries_equal_the_whole() {
                     assert!(own == &all[of_part.clone()], "{case:?}");
                 }
                 for (sum, own) in sums.iter_mut().zip(&own.of_keys) {
-                    sum.iter_mut()
-                        .zip(own)
-                        .for_each(|(sum, own)| *sum += f64::from(*own));
+                    sum.iter_mut().zip(own).for_each(|(sum, own)| *sum += f64::from(*own));
                 }
             }
             let run = Run::new(&device, &whole);
@@ -667,10 +627,7 @@ impl Results {
     fn of(run: &Run<'_>) -> Results {
         let forward = run.forward();
         let ([dq, dk, dv], _) = run.backward(forward.on_device);
-        Results {
-            of_queries: [forward.out, dq],
-            of_keys: [dk, dv],
-        }
+        Results { of_queries: [forward.out, dq], of_keys: [dk, dv] }
     }
 }
 
@@ -712,9 +669,6 @@ pub(crate) fn exercise(device: &Device) -> Vec<u8> {
 /// The kernels of the catalogue, with their head dims.
 fn exercised() -> impl Iterator<Item = (Form, usize)> {
     let of = |lines: Lines| (Form::TensorCores(lines), lines.head_dim as usize);
-    let on_cuda_cores = [
-        (Form::CudaCores(Dtype::F32), 20),
-        (Form::CudaCores(Dtype::Bf16), 5),
-    ];
+    let on_cuda_cores = [(Form::CudaCores(Dtype::F32), 20), (Form::CudaCores(Dtype::Bf16), 5)];
     ON_TENSOR_CORES.into_iter().map(of).chain(on_cuda_cores)
 }

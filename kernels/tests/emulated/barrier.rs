@@ -65,10 +65,7 @@ fn a_warp_passes_a_buffer_to_another() {
         let x = values(Dtype::F32, 32 * ROUNDS as usize, 1);
         let from = device.put_floats(Dtype::F32, &x);
         let to = device.room(4 * x.len());
-        let arguments = HandOverArguments {
-            x: In(from),
-            y: Out(to),
-        };
+        let arguments = HandOverArguments { x: In(from), y: Out(to) };
         let launch = Launch::new([1, 1, 1], 64).unwrap();
         device.run(&HandOver, launch, &arguments);
         let doubled: Vec<f32> = x.iter().map(|x| 2.0 * x).collect();

@@ -11,16 +11,8 @@ use crate::device::{Device, encoded, values};
 use crate::traffic::{assert_moved, assert_once, assert_whole_sectors_of};
 
 /// Few columns and many, not whole vectors; one row, and several blocks of rows.
-const EXTENTS: [[usize; 2]; 8] = [
-    [1, 8],
-    [5, 64],
-    [7, 136],
-    [2, 4096],
-    [3, 1025],
-    [4, 1],
-    [130, 24],
-    [200, 7],
-];
+const EXTENTS: [[usize; 2]; 8] =
+    [[1, 8], [5, 64], [7, 136], [2, 4096], [3, 1025], [4, 1], [130, 24], [200, 7]];
 
 struct Problem<'a> {
     device: &'a Device,

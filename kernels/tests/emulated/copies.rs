@@ -59,10 +59,7 @@ fn copied(
     };
 
     let y = device.bytes(at_y, of_x.len() * size);
-    let expected: Vec<u8> = of_x
-        .iter()
-        .flat_map(|at| x[at * size..][..size].to_vec())
-        .collect();
+    let expected: Vec<u8> = of_x.iter().flat_map(|at| x[at * size..][..size].to_vec()).collect();
     assert_eq!(y, expected, "{unit:?} {extents:?} {strides:?}");
     (y, counters)
 }
@@ -75,12 +72,7 @@ fn copy(
     at: Option<At>,
 ) -> Counters {
     let variant = Copy::new(unit, space, at.is_some());
-    let arguments = CopyArguments {
-        x: In(x),
-        y: Out(y),
-        space: *space,
-        at,
-    };
+    let arguments = CopyArguments { x: In(x), y: Out(y), space: *space, at };
     let launch = variant.launch(space.elements()).unwrap();
     device.run(&variant, launch, &arguments)
 }
@@ -233,10 +225,7 @@ fn arange(device: &Device, wide: bool, count: usize) -> Vec<u8> {
     let size = if wide { 8 } else { 4 };
     let y = device.put(&vec![0xee; (count + 4) * size]);
     let variant = Arange::new(wide);
-    let arguments = ArangeArguments {
-        y: Out(y),
-        elements: count as u64,
-    };
+    let arguments = ArangeArguments { y: Out(y), elements: count as u64 };
     let launch = variant.launch(count as u64).unwrap();
     let counters = device.run(&variant, launch, &arguments);
     assert_eq!(counters.total.bytes_written, (count * size) as u64);
@@ -251,19 +240,7 @@ fn arange(device: &Device, wide: bool, count: usize) -> Vec<u8> {
 /// Elements of a format: small, large and negative values, values that are out of range in other
 /// formats, and special values.
 fn elements(format: Format) -> Vec<u8> {
-    let whole = [
-        0i64,
-        1,
-        -1,
-        3,
-        255,
-        256,
-        -70_000,
-        1 << 31,
-        i64::MAX,
-        i64::MIN,
-        5 << 33,
-    ];
+    let whole = [0i64, 1, -1, 3, 255, 256, -70_000, 1 << 31, i64::MAX, i64::MIN, 5 << 33];
     let floats = [
         0.0,
         -0.0,
@@ -285,12 +262,10 @@ fn elements(format: Format) -> Vec<u8> {
     match format {
         Format::F64 => floats.flat_map(|x| x.to_le_bytes()).collect(),
         Format::F32 => floats.flat_map(|x| (*x as f32).to_le_bytes()).collect(),
-        Format::Bf16 => floats
-            .flat_map(|x| half::bf16::from_f32(*x as f32).to_le_bytes())
-            .collect(),
-        Format::F16 => floats
-            .flat_map(|x| half::f16::from_f32(*x as f32).to_le_bytes())
-            .collect(),
+        Format::Bf16 => {
+            floats.flat_map(|x| half::bf16::from_f32(*x as f32).to_le_bytes()).collect()
+        }
+        Format::F16 => floats.flat_map(|x| half::f16::from_f32(*x as f32).to_le_bytes()).collect(),
         _ => {
             let size = format.size() as usize;
             let bytes = |x: &i64| x.to_le_bytes()[..size].to_vec();
@@ -305,14 +280,8 @@ fn value(format: Format, bytes: &[u8]) -> (f64, Option<i64>) {
     match format {
         Format::F64 => (f64::from_le_bytes(bytes.try_into().unwrap()), None),
         Format::F32 => (f32::from_le_bytes(bytes.try_into().unwrap()).into(), None),
-        Format::Bf16 => (
-            half::bf16::from_le_bytes(bytes.try_into().unwrap()).into(),
-            None,
-        ),
-        Format::F16 => (
-            half::f16::from_le_bytes(bytes.try_into().unwrap()).into(),
-            None,
-        ),
+        Format::Bf16 => (half::bf16::from_le_bytes(bytes.try_into().unwrap()).into(), None),
+        Format::F16 => (half::f16::from_le_bytes(bytes.try_into().unwrap()).into(), None),
         Format::I64 => whole(i64::from_le_bytes(bytes.try_into().unwrap())),
         Format::I32 => whole(i32::from_le_bytes(bytes.try_into().unwrap()).into()),
         Format::U32 => whole(u32::from_le_bytes(bytes.try_into().unwrap()).into()),
@@ -356,19 +325,11 @@ fn cast(device: &Device, from: Format, to: Format) -> Vec<u8> {
     let (at_x, at_y) = (device.put(&twice), device.room(room));
     let space = IterationSpace::new(&[2, count], &[count as isize, 1], &[&[1, 2]]).unwrap();
     let variant = Cast::new(from, to, &space);
-    let arguments = CastArguments {
-        x: In(at_x),
-        y: Out(at_y),
-        space,
-    };
+    let arguments = CastArguments { x: In(at_x), y: Out(at_y), space };
     let launch = variant.launch(space.elements()).unwrap();
     let counters = device.run(&variant, launch, &arguments);
     let moved = [counters.total.bytes_read, counters.total.bytes_written];
-    assert_eq!(
-        moved,
-        [twice.len() as u64, room as u64],
-        "each element is moved once"
-    );
+    assert_eq!(moved, [twice.len() as u64, room as u64], "each element is moved once");
 
     let y = device.bytes(at_y, room);
     let found = y.chunks(to.size() as usize).map(|y| value(to, y).0);
@@ -386,12 +347,7 @@ fn wide(device: &Device) -> Vec<u8> {
     let near = IterationSpace::new(&[5, 70], &[70, 1], &[&[100, 1]]).unwrap();
     let variant = Copy::new(Unit::B4, &far, false);
     let (x, y) = (device.put(&bytes(2000)), device.room(1400));
-    let arguments = CopyArguments {
-        x: In(x),
-        y: Out(y),
-        space: near,
-        at: None,
-    };
+    let arguments = CopyArguments { x: In(x), y: Out(y), space: near, at: None };
     let launch = variant.launch(near.elements()).unwrap();
     device.run(&variant, launch, &arguments);
     let (x, y) = (bytes(2000), device.bytes(y, 1400));
@@ -413,11 +369,7 @@ pub(crate) fn exercise(device: &Device) -> Vec<u8> {
     }
     bits.extend(wide(device));
     for position in [2, 9] {
-        bits.extend(positioned(
-            device,
-            position,
-            (position > 3).then_some(position),
-        ));
+        bits.extend(positioned(device, position, (position > 3).then_some(position)));
     }
     for unit in [Unit::B1, Unit::B2, Unit::B4, Unit::B8] {
         bits.extend(copied(device, unit, &[40, 70], &[1, 40], true).0);

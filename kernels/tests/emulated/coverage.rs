@@ -69,10 +69,8 @@ exercises! {
 fn cover(family: &str, exercise: Exercise) {
     let families = catalogue::families().into_iter();
     let of_family = families.filter(|(name, _)| *name == family);
-    let entries: BTreeSet<String> = of_family
-        .flat_map(|(_, kernels)| kernels)
-        .map(|ptx| ptx.entry)
-        .collect();
+    let entries: BTreeSet<String> =
+        of_family.flat_map(|(_, kernels)| kernels).map(|ptx| ptx.entry).collect();
 
     let launched = in_every_order(family, exercise);
     let (mut left, mut instructions) = (Vec::new(), 0);

@@ -18,17 +18,8 @@ const IGNORE: i64 = 77;
 const FIRST_CLASS: i64 = 1000;
 
 /// Rows and classes: one, few, whole vectors, ragged ends, what a warp or a CTA handles; none.
-const EXTENTS: [[usize; 2]; 9] = [
-    [1, 1],
-    [5, 8],
-    [6, 31],
-    [3, 136],
-    [2, 512],
-    [2, 517],
-    [3, 1003],
-    [1, 4096],
-    [3, 0],
-];
+const EXTENTS: [[usize; 2]; 9] =
+    [[1, 1], [5, 8], [6, 31], [3, 136], [2, 512], [2, 517], [3, 1003], [1, 4096], [3, 0]];
 
 /// A tile of logits, and a label per row: in the tile, in another tile, ignored, or outside the
 /// vocabulary.
@@ -46,10 +37,8 @@ struct Tile {
 impl Tile {
     fn new(device: &Device, label: Label, [rows, classes]: [usize; 2], seed: u64) -> Tile {
         let leading = classes.next_multiple_of(16) + 16;
-        let logits: Vec<f32> = values(Dtype::F32, rows * leading, seed)
-            .into_iter()
-            .map(|x| 8.0 * x)
-            .collect();
+        let logits: Vec<f32> =
+            values(Dtype::F32, rows * leading, seed).into_iter().map(|x| 8.0 * x).collect();
         let of_row = |row: usize| match row % 5 {
             0 => FIRST_CLASS + (row * 37 % classes.max(1)) as i64,
             1 => FIRST_CLASS + classes as i64 + 7,
@@ -58,19 +47,9 @@ impl Tile {
             _ => FIRST_CLASS + classes as i64 * (row as i64 % 2) - 1,
         };
         let labels: Vec<i64> = (0..rows).map(of_row).collect();
-        let on_device = [
-            device.put_floats(Dtype::F32, &logits),
-            put_labels(device, label, &labels),
-        ];
-        Tile {
-            rows,
-            classes,
-            leading,
-            logits,
-            labels,
-            on_device,
-            faults: device.put(&[0; 8]),
-        }
+        let on_device =
+            [device.put_floats(Dtype::F32, &logits), put_labels(device, label, &labels)];
+        Tile { rows, classes, leading, logits, labels, on_device, faults: device.put(&[0; 8]) }
     }
 
     fn vocabulary(&self) -> Classes {
@@ -86,10 +65,8 @@ impl Tile {
     fn assert_told(&self, device: &Device) {
         let word = device.bytes(self.faults, 8).try_into().unwrap();
         let reported = Fault::from_word(u64::from_le_bytes(word));
-        let outside = (self.rows > 1).then(|| Fault {
-            site: 3,
-            index: FIRST_CLASS + self.classes as i64 + 7,
-        });
+        let outside = (self.rows > 1)
+            .then(|| Fault { site: 3, index: FIRST_CLASS + self.classes as i64 + 7 });
         assert_eq!(reported, outside);
     }
 
@@ -105,9 +82,7 @@ impl Tile {
     }
 
     fn within(&self) -> usize {
-        (0..self.rows)
-            .filter(|row| self.label(*row).is_some())
-            .count()
+        (0..self.rows).filter(|row| self.label(*row).is_some()).count()
     }
 
     fn lanes(&self) -> Lanes {
@@ -121,11 +96,7 @@ impl Tile {
         // A report reads and writes the word.
         let fault_bytes = 8 * (0..self.rows).filter(|row| row % 5 == 1).count();
         let all = all.map(|bytes| bytes + fault_bytes);
-        assert_moved(
-            counters,
-            all,
-            different.map(|bytes| bytes + fault_bytes.min(8)),
-        );
+        assert_moved(counters, all, different.map(|bytes| bytes + fault_bytes.min(8)));
         if self.classes.is_multiple_of(16) {
             assert_whole_sectors(counters);
         }
@@ -145,11 +116,7 @@ fn put_labels(device: &Device, label: Label, labels: &[i64]) -> u64 {
 fn statistics(device: &Device, label: Label, tile: &Tile, out: [u64; 3], first: bool) {
     let [logits, labels] = tile.on_device;
     let [max, sum_exp, label_logit] = out;
-    let variant = CrossEntropyStatistics {
-        lanes: tile.lanes(),
-        label,
-        first,
-    };
+    let variant = CrossEntropyStatistics { lanes: tile.lanes(), label, first };
     let arguments = CrossEntropyStatisticsArguments {
         logits: In(logits),
         labels: In(labels),
@@ -212,20 +179,15 @@ fn statistics_of_tiles() {
 fn gradient(device: &Device, dtype: Dtype, label: Label, extents: [usize; 2]) -> Vec<u8> {
     let tile = Tile::new(device, label, extents, 3);
     let (rows, classes, leading) = (tile.rows, tile.classes, tile.leading);
-    let lse: Vec<f32> = (0..rows)
-        .map(|row| tile.row(row).map(f64::exp).sum::<f64>().ln() as f32)
-        .collect();
+    let lse: Vec<f32> =
+        (0..rows).map(|row| tile.row(row).map(f64::exp).sum::<f64>().ln() as f32).collect();
     let dloss = values(Dtype::F32, rows, 4);
     let [logits, labels] = tile.on_device;
     let dlogits = match dtype {
         Dtype::F32 => logits,
         Dtype::Bf16 => device.room(rows * leading * 2),
     };
-    let variant = CrossEntropyGradient {
-        dtype,
-        lanes: tile.lanes(),
-        label,
-    };
+    let variant = CrossEntropyGradient { dtype, lanes: tile.lanes(), label };
     let arguments = CrossEntropyGradientArguments {
         logits: In(logits),
         labels: In(labels),
@@ -249,11 +211,7 @@ fn gradient(device: &Device, dtype: Dtype, label: Label, extents: [usize; 2]) ->
     let (count, of_row) = (rows * classes, 8 + label.size() as usize);
     let written = count * dtype.size() as usize;
     let all = 4 * count + threads * rows * of_row;
-    tile.assert_traffic(
-        &counters,
-        [all, written],
-        [4 * count + rows * of_row, written],
-    );
+    tile.assert_traffic(&counters, [all, written], [4 * count + rows * of_row, written]);
 
     let mut bits = Vec::new();
     let size = dtype.size() as usize;
@@ -262,11 +220,7 @@ fn gradient(device: &Device, dtype: Dtype, label: Label, extents: [usize; 2]) ->
         let bytes = device.bytes(start, classes * size);
         let found = decoded(dtype, &bytes);
         for (class, (found, logit)) in found.iter().zip(tile.row(row)).enumerate() {
-            let onehot = if tile.label(row) == Some(class) {
-                1.0
-            } else {
-                0.0
-            };
+            let onehot = if tile.label(row) == Some(class) { 1.0 } else { 0.0 };
             let softmax = (logit - f64::from(lse[row])).exp();
             let expected = match tile.labels[row] {
                 IGNORE => 0.0,
@@ -277,10 +231,7 @@ fn gradient(device: &Device, dtype: Dtype, label: Label, extents: [usize; 2]) ->
                 Dtype::Bf16 => 4e-3,
             };
             let error = (f64::from(*found) - expected).abs();
-            assert!(
-                error <= bound * (expected.abs() + 1e-3),
-                "{found}, not {expected}"
-            );
+            assert!(error <= bound * (expected.abs() + 1e-3), "{found}, not {expected}");
         }
         bits.extend(bytes);
     }
@@ -304,11 +255,7 @@ fn gradients_of_tiles() {
 fn sum(device: &Device, dtype: Dtype, label: Label, rows: usize) -> Vec<u8> {
     let [lse, label_logit] = [5, 6].map(|seed| values(dtype, rows, seed));
     let of_row = |row: usize| {
-        if row.is_multiple_of(3) {
-            IGNORE
-        } else {
-            row as i64
-        }
+        if row.is_multiple_of(3) { IGNORE } else { row as i64 }
     };
     let labels: Vec<i64> = (0..rows).map(of_row).collect();
     let [loss, count] = [(); 2].map(|()| device.room(4));
@@ -329,10 +276,8 @@ fn sum(device: &Device, dtype: Dtype, label: Label, rows: usize) -> Vec<u8> {
     assert_whole_sectors(&counters);
 
     let counted = (0..rows).filter(|row| labels[*row] != IGNORE);
-    let expected: f64 = counted
-        .clone()
-        .map(|row| f64::from(lse[row]) - f64::from(label_logit[row]))
-        .sum();
+    let expected: f64 =
+        counted.clone().map(|row| f64::from(lse[row]) - f64::from(label_logit[row])).sum();
     let found = [loss, count].map(|from| device.floats(dtype, from, 1)[0]);
     let rounded = |x: f64| decoded(dtype, &encoded(dtype, &[x as f32]))[0];
     assert_eq!(found[1], rounded(counted.count() as f64));
@@ -344,10 +289,7 @@ fn sum(device: &Device, dtype: Dtype, label: Label, rows: usize) -> Vec<u8> {
 #[test]
 fn sums_of_losses() {
     for device in Device::all() {
-        for (rows, dtype) in [0, 1, 511, 5000]
-            .into_iter()
-            .zip(Dtype::ALL.into_iter().cycle())
-        {
+        for (rows, dtype) in [0, 1, 511, 5000].into_iter().zip(Dtype::ALL.into_iter().cycle()) {
             sum(&device, dtype, Label::I64, rows);
         }
     }

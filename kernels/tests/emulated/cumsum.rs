@@ -56,10 +56,7 @@ fn infinities_only_count_from_their_element_on() {
     let mut x = vec![1.0; 1500];
     x[1200] = f32::INFINITY;
     let y = sums(&Device::plain(), Dtype::F32, false, &x, 1500);
-    assert_eq!(
-        (y[1199], y[1200], y[1499]),
-        (1200.0, f32::INFINITY, f32::INFINITY)
-    );
+    assert_eq!((y[1199], y[1200], y[1499]), (1200.0, f32::INFINITY, f32::INFINITY));
 }
 
 /// Runs every kernel of the catalogue.

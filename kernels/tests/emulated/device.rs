@@ -54,20 +54,12 @@ impl Device {
             (Some(2 + seed), async_copies)
         });
         let plain = [(None, AsyncCopies::Eager), (Some(1), AsyncCopies::Lazy)];
-        plain
-            .into_iter()
-            .chain(random)
-            .map(|(schedule_seed, async_copies)| Device {
-                space: AddressSpace::new(),
-                loaded: RefCell::default(),
-                reached: RefCell::default(),
-                options: Options {
-                    schedule_seed,
-                    async_copies,
-                    counters: true,
-                    ..Options::default()
-                },
-            })
+        plain.into_iter().chain(random).map(|(schedule_seed, async_copies)| Device {
+            space: AddressSpace::new(),
+            loaded: RefCell::default(),
+            reached: RefCell::default(),
+            options: Options { schedule_seed, async_copies, counters: true, ..Options::default() },
+        })
     }
 
     /// The instructions that the launches so far executed.
@@ -106,9 +98,7 @@ impl Device {
 
     /// Allocates uninitialized memory.
     pub(crate) fn room(&self, bytes: usize) -> u64 {
-        self.space
-            .allocate(bytes.max(1), MemoryKind::Device(0))
-            .unwrap()
+        self.space.allocate(bytes.max(1), MemoryKind::Device(0)).unwrap()
     }
 
     pub(crate) fn bytes(&self, address: u64, count: usize) -> Vec<u8> {
@@ -165,10 +155,7 @@ impl Device {
             missed: counters.unreached.iter().cloned().collect(),
         };
         let mut reached = self.reached.borrow_mut();
-        reached
-            .entry(counters.kernel.clone())
-            .or_default()
-            .add(&lines);
+        reached.entry(counters.kernel.clone()).or_default().add(&lines);
     }
 }
 
@@ -184,12 +171,7 @@ pub(crate) fn encoded(dtype: Dtype, values: &[f32]) -> Vec<u8> {
 /// The values of these bytes.
 pub(crate) fn decoded(dtype: Dtype, bytes: &[u8]) -> Vec<f32> {
     match dtype {
-        Dtype::F32 => bytes
-            .as_chunks()
-            .0
-            .iter()
-            .map(|x| f32::from_le_bytes(*x))
-            .collect(),
+        Dtype::F32 => bytes.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x)).collect(),
         Dtype::Bf16 => {
             let values = bytes.as_chunks().0.iter();
             values.map(|x| bf16::from_le_bytes(*x).to_f32()).collect()

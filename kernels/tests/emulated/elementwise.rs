@@ -38,21 +38,8 @@ fn ulp(value: f64) -> f64 {
 /// Values from the whole range of f32, and special values.
 fn arguments() -> Vec<f32> {
     let spread = (0..100_000u32).map(|i| f32::from_bits(i.wrapping_mul(42_949)));
-    let special = [
-        0.0,
-        1.0,
-        -1.0,
-        1e-40,
-        105_615.0,
-        f32::MAX,
-        f32::INFINITY,
-        f32::NEG_INFINITY,
-    ];
-    spread
-        .filter(|x| !x.is_nan())
-        .chain(special)
-        .chain([f32::NAN])
-        .collect()
+    let special = [0.0, 1.0, -1.0, 1e-40, 105_615.0, f32::MAX, f32::INFINITY, f32::NEG_INFINITY];
+    spread.filter(|x| !x.is_nan()).chain(special).chain([f32::NAN]).collect()
 }
 
 #[test]
@@ -81,10 +68,7 @@ fn functions_are_within_their_documented_error() {
 #[test]
 fn reciprocals_equal_divisions() {
     let x = arguments();
-    for (x, y) in x.iter().zip(computed(
-        Expression::constant(1.0) / Expression::operand(0),
-        &x,
-    )) {
+    for (x, y) in x.iter().zip(computed(Expression::constant(1.0) / Expression::operand(0), &x)) {
         let expected = 1.0 / x;
         let equal = y.to_bits() == expected.to_bits() || y.is_nan() && expected.is_nan();
         assert!(equal, "1 / {x:e} = {y:e}, not {expected:e}");
@@ -106,10 +90,7 @@ fn computed(expression: Expression, x: &[f32]) -> Vec<f32> {
     let variant = Elementwise::new(expression, &[F32], F32, Layout::Contiguous).unwrap();
     let launch = variant.launch(x.len() as u64).unwrap();
     let counters = device.run(&variant, launch, &arguments);
-    assert_eq!(
-        counters.unique_bytes_read, counters.total.bytes_read,
-        "{variant:?}"
-    );
+    assert_eq!(counters.unique_bytes_read, counters.total.bytes_read, "{variant:?}");
     device.floats(Dtype::F32, to, x.len())
 }
 
@@ -144,10 +125,7 @@ fn operand(device: &Device, format: Element, count: usize, seed: u64) -> Operand
         Element::Float(dtype) => values(dtype, count, seed),
         Element::Bool => {
             let signs = values(Dtype::F32, count, seed);
-            signs
-                .iter()
-                .map(|x| f32::from(u8::from(*x > 0.0)))
-                .collect()
+            signs.iter().map(|x| f32::from(u8::from(*x > 0.0))).collect()
         }
     };
     let bytes = match format {
@@ -180,14 +158,7 @@ fn every_layout_gives_the_same_bits() {
         [F32, Bool, Bool],
         [F32, F32, Bool],
     ];
-    let shapes: [&[usize]; 6] = [
-        &[],
-        &[7],
-        &[6149],
-        &[33, 129],
-        &[3, 5, 7],
-        &[2, 3, 1, 4, 5, 3],
-    ];
+    let shapes: [&[usize]; 6] = [&[], &[7], &[6149], &[33, 129], &[3, 5, 7], &[2, 3, 1, 4, 5, 3]];
 
     for device in Device::all() {
         for [of_a, of_b, of_y] in formats {
@@ -244,19 +215,13 @@ fn layouts(space: &IterationSpace) -> Vec<Layout> {
     let Layout::Strided { dims, .. } = unaligned else {
         return vec![unaligned];
     };
-    vec![
-        space.layout(true),
-        unaligned,
-        Layout::Strided { dims, wide: true },
-    ]
+    vec![space.layout(true), unaligned, Layout::Strided { dims, wide: true }]
 }
 
 /// Runs every expression of the catalogue, in its layout.
 pub(crate) fn exercise(device: &Device) -> Vec<u8> {
     let variants = catalogue::elementwise_variants().into_iter();
-    variants
-        .flat_map(|variant| run(device, &variant.unwrap()))
-        .collect()
+    variants.flat_map(|variant| run(device, &variant.unwrap())).collect()
 }
 
 /// Runs an expression on operands that include large and negative values; returns the result.

@@ -70,12 +70,7 @@ impl Problem {
         };
         let offsets: Vec<i64> = (0..=i64::from(self.held)).map(before).collect();
         let counts = offsets.windows(2).map(|ends| (ends[1] - ends[0]) as f32);
-        Sorted {
-            order,
-            row_of_slot,
-            counts: counts.collect(),
-            offsets,
-        }
+        Sorted { order, row_of_slot, counts: counts.collect(), offsets }
     }
 
     fn indices_on(&self, device: &Device) -> u64 {
@@ -131,11 +126,8 @@ impl Problem {
             assert_once(&counters, [4 * cells, 4 * (cells + held)]);
         }
 
-        let arguments = ExpertOffsetsArguments {
-            totals: In(totals),
-            offsets: Out(offsets),
-            held: self.held,
-        };
+        let arguments =
+            ExpertOffsetsArguments { totals: In(totals), offsets: Out(offsets), held: self.held };
         let launch = ExpertOffsets.launch().unwrap();
         let counters = device.run(&ExpertOffsets, launch, &arguments);
         assert_once(&counters, [4 * held, 8 * (held + 1)]);
@@ -172,10 +164,7 @@ impl Problem {
         let offsets_bytes = device.bytes(offsets, 8 * (held + 1));
         let (offsets_values, _) = offsets_bytes.as_chunks();
         let sorted = Sorted {
-            offsets: offsets_values
-                .iter()
-                .map(|it| i64::from_le_bytes(*it))
-                .collect(),
+            offsets: offsets_values.iter().map(|it| i64::from_le_bytes(*it)).collect(),
             order,
             row_of_slot,
             counts: self.counts(device, offsets),
@@ -194,11 +183,8 @@ impl Problem {
 
     fn counts(&self, device: &Device, offsets: u64) -> Vec<f32> {
         let counts = device.room(4 * self.held as usize);
-        let arguments = ExpertCountsArguments {
-            offsets: In(offsets),
-            counts: Out(counts),
-            held: self.held,
-        };
+        let arguments =
+            ExpertCountsArguments { offsets: In(offsets), counts: Out(counts), held: self.held };
         let Some(launch) = ExpertCounts.launch(self.held) else {
             return Vec::new();
         };
@@ -207,22 +193,12 @@ impl Problem {
         let (held, written) = (self.held as usize, 4 * self.held as usize);
         assert_moved(&counters, [16 * held, written], [8 * (held + 1), written]);
         let bytes = device.bytes(counts, 4 * self.held as usize);
-        bytes
-            .as_chunks()
-            .0
-            .iter()
-            .map(|it| f32::from_le_bytes(*it))
-            .collect()
+        bytes.as_chunks().0.iter().map(|it| f32::from_le_bytes(*it)).collect()
     }
 }
 
 fn i32s(bytes: &[u8]) -> Vec<i32> {
-    bytes
-        .as_chunks()
-        .0
-        .iter()
-        .map(|it| i32::from_le_bytes(*it))
-        .collect()
+    bytes.as_chunks().0.iter().map(|it| i32::from_le_bytes(*it)).collect()
 }
 
 /// Covers no slots, few, and several blocks; all, some and none of the experts on this rank; a
@@ -242,11 +218,7 @@ fn slots_are_sorted_stably() {
                 (2100, [2500, 200, 2200]),
             ] {
                 let problem = Problem::new(index, slots, experts);
-                assert_eq!(
-                    problem.sort(&device),
-                    problem.expected(),
-                    "{slots} {experts:?}"
-                );
+                assert_eq!(problem.sort(&device), problem.expected(), "{slots} {experts:?}");
             }
         }
     }

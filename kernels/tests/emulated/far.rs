@@ -74,20 +74,12 @@ impl Sides {
             let lines = arrays.each_ref().map(|array| {
                 let bytes = array.len() / 2;
                 let address = self.start[0] + used;
-                let apart = if far {
-                    self.start[1] - self.start[0]
-                } else {
-                    bytes as u64
-                };
+                let apart = if far { self.start[1] - self.start[0] } else { bytes as u64 };
                 used += (array.len() as u64).next_multiple_of(512);
                 for (line, values) in (0..).zip(array.chunks(bytes)) {
                     self.device.write(address + line * apart, values);
                 }
-                Lines {
-                    address,
-                    apart,
-                    bytes,
-                }
+                Lines { address, apart, bytes }
             });
             run(&self.device, lines);
             lines.map(|it| {
@@ -127,21 +119,13 @@ fn rows_2_pow_33_bytes_apart_are_addressed() {
 fn strides(sides: &Sides) {
     for unit in [Unit::B2, Unit::B4, Unit::B16] {
         let size = unit.bytes() as usize;
-        let arrays = [
-            floats(Dtype::F32, 2 * 24 * size / 4, 1),
-            zeros(2 * 24 * size),
-        ];
+        let arrays = [floats(Dtype::F32, 2 * 24 * size / 4, 1), zeros(2 * 24 * size)];
         sides.assert_same(arrays, |_, [x, y]| {
             let [of_x, of_y] = [x, y].map(|it| [it.stride(size) as isize, 1]);
             let space = &IterationSpace::new(&[2, 24], &of_y, &[&of_x]).unwrap();
             let variant = Copy::new(unit, space, false);
             let (x, y, at) = (x.address, y.address, None);
-            let arguments = CopyArguments {
-                x: In(x),
-                y: Out(y),
-                space: *space,
-                at,
-            };
+            let arguments = CopyArguments { x: In(x), y: Out(y), space: *space, at };
             sides.run(&variant, variant.launch(48), &arguments);
         });
     }
@@ -165,11 +149,7 @@ fn strides(sides: &Sides) {
         let space = &space(x, y);
         let variant = Cast::new(Format::F32, Format::Bf16, space);
         let (x, y) = (x.address, y.address);
-        let arguments = CastArguments {
-            x: In(x),
-            y: Out(y),
-            space: *space,
-        };
+        let arguments = CastArguments { x: In(x), y: Out(y), space: *space };
         sides.run(&variant, variant.launch(60), &arguments);
     });
     sides.assert_same(arrays(), |_, [x, y]| {
@@ -309,19 +289,12 @@ fn products(sides: &Sides) {
     let (n, k) = (16, 32);
     for dtype in Dtype::ALL {
         let size = dtype.size() as usize;
-        let arrays = [
-            floats(dtype, 2 * k, 1),
-            floats(dtype, k * n, 2),
-            zeros(2 * n * 4),
-        ];
+        let arrays = [floats(dtype, 2 * k, 1), floats(dtype, k * n, 2), zeros(2 * n * 4)];
         sides.assert_same(arrays, |device, [a, b, c]| {
             // B is contiguous in either case.
             let b = device.put(
-                &[
-                    device.bytes(b.address, b.bytes),
-                    device.bytes(b.address + b.apart, b.bytes),
-                ]
-                .concat(),
+                &[device.bytes(b.address, b.bytes), device.bytes(b.address + b.apart, b.bytes)]
+                    .concat(),
             );
             let product = GemmArguments {
                 a: In(a.address),
@@ -343,23 +316,12 @@ fn products(sides: &Sides) {
             match dtype {
                 Dtype::F32 => {
                     let accumulate = false;
-                    let variant = GemmF32 {
-                        a,
-                        b,
-                        tile,
-                        accumulate,
-                    };
+                    let variant = GemmF32 { a, b, tile, accumulate };
                     sides.run(&variant, variant.launch(2, n as u32, 1), &arguments);
                 }
                 Dtype::Bf16 => {
                     let (output, aligned) = (Output::F32, true);
-                    let variant = GemmBf16 {
-                        a,
-                        b,
-                        tile,
-                        output,
-                        aligned,
-                    };
+                    let variant = GemmBf16 { a, b, tile, output, aligned };
                     sides.run(&variant, variant.launch(2, n as u32, 1), &arguments);
                 }
             }
@@ -376,10 +338,8 @@ fn batches(sides: &Sides) {
         let of = |seed| floats(dtype, 2 * line, seed);
         let arrays = [of(1), of(2), of(3), zeros(2 * line * dtype.size() as usize)];
         sides.assert_same(arrays, |device, arrays| {
-            let [q, k, v, out] = arrays.map(|it| View {
-                address: Out(it.address),
-                strides: [it.apart, of_head, of_head],
-            });
+            let [q, k, v, out] = arrays
+                .map(|it| View { address: Out(it.address), strides: [it.apart, of_head, of_head] });
             let problem = Problem {
                 extents: Extents::new([2, count, count], [1, 1], head_dim, 0).unwrap(),
                 causal: true,
@@ -404,23 +364,10 @@ fn batches(sides: &Sides) {
 
     let arrays = [floats(Dtype::F32, 2 * 64, 1), zeros(4 * 2 * 64)];
     sides.assert_same(arrays, |device, [x, y]| {
-        let heads = Heads {
-            rows: 2,
-            heads: 1,
-            positions: 1,
-            features: 64,
-            pairs: 32,
-        };
+        let heads = Heads { rows: 2, heads: 1, positions: 1, features: 64, pairs: 32 };
         let [cos, sin] = [3, 4].map(|seed| device.put(&floats(Dtype::F32, 2 * 32, seed)));
-        let tables = TableStrides {
-            batch: 32,
-            position: 32,
-        };
-        let of_x = HeadStrides {
-            batch: x.stride(4) as i64,
-            position: 64,
-            head: 64,
-        };
+        let tables = TableStrides { batch: 32, position: 32 };
+        let of_x = HeadStrides { batch: x.stride(4) as i64, position: 64, head: 64 };
         let variant = Rope::new(Dtype::F32, Style::Half, Direction::Forward, &heads, true);
         let to = device.room(4 * 2 * 64);
         let arguments = RopeArguments {
@@ -435,10 +382,7 @@ fn batches(sides: &Sides) {
         };
         sides.run(&variant, variant.launch(&heads), &arguments);
         device.write(y.address, &device.bytes(to, y.bytes));
-        device.write(
-            y.address + y.apart,
-            &device.bytes(to + y.bytes as u64, y.bytes),
-        );
+        device.write(y.address + y.apart, &device.bytes(to + y.bytes as u64, y.bytes));
     });
 
     let arrays = [floats(Dtype::F32, 2 * 64, 1)];

@@ -20,30 +20,10 @@ struct Problem {
 
 /// Ragged in all extents; a single element; whole tiles; nothing to sum.
 const PROBLEMS: [Problem; 4] = [
-    Problem {
-        m: 70,
-        n: 137,
-        k: 83,
-        batch: 2,
-    },
-    Problem {
-        m: 1,
-        n: 3,
-        k: 1,
-        batch: 1,
-    },
-    Problem {
-        m: 128,
-        n: 64,
-        k: 160,
-        batch: 1,
-    },
-    Problem {
-        m: 5,
-        n: 5,
-        k: 0,
-        batch: 1,
-    },
+    Problem { m: 70, n: 137, k: 83, batch: 2 },
+    Problem { m: 1, n: 3, k: 1, batch: 1 },
+    Problem { m: 128, n: 64, k: 160, batch: 1 },
+    Problem { m: 5, n: 5, k: 0, batch: 1 },
 ];
 
 /// Storage orders and dtypes of a product.
@@ -78,21 +58,10 @@ impl Matrices {
             Order::RowMajor => (rows, columns),
             Order::ColumnMajor => (columns, rows),
         };
-        let leading = if aligned {
-            along.next_multiple_of(8) + 8
-        } else {
-            along + 3
-        };
+        let leading = if aligned { along.next_multiple_of(8) + 8 } else { along + 3 };
         let values = values(dtype, batch * lines * leading, seed);
         let address = device.put_floats(dtype, &values);
-        Matrices {
-            order,
-            rows,
-            columns,
-            leading,
-            values,
-            address,
-        }
+        Matrices { order, rows, columns, leading, values, address }
     }
 
     /// Elements from one matrix of the batch to the next.
@@ -154,11 +123,7 @@ fn check(
             for column in 0..n {
                 let index = c.index(z, row, column);
                 let terms = (0..k).map(|i| a.at(z, row, i) * b.at(z, i, column));
-                let before = if formats.accumulate {
-                    c.at(z, row, column)
-                } else {
-                    0.0
-                };
+                let before = if formats.accumulate { c.at(z, row, column) } else { 0.0 };
                 let sum = before + terms.clone().sum::<f64>();
                 let bound = match formats.result {
                     Dtype::F32 => 1e-6 * (1.0 + terms.map(f64::abs).sum::<f64>()),
@@ -170,11 +135,7 @@ fn check(
     }
     for (found, (expected, bound)) in result.iter().zip(expected) {
         let error = (f64::from(*found) - expected).abs();
-        assert!(
-            error <= bound,
-            "{}: {found}, not {expected}",
-            variant.entry()
-        );
+        assert!(error <= bound, "{}: {found}, not {expected}", variant.entry());
     }
     (result, counters)
 }
@@ -194,9 +155,7 @@ fn assert_traffic(counters: &Counters, tile: Tile, formats: Formats, problem: Pr
 }
 
 fn all_orders() -> impl Iterator<Item = [Order; 2]> {
-    Order::ALL
-        .into_iter()
-        .flat_map(|a| Order::ALL.map(|b| [a, b]))
+    Order::ALL.into_iter().flat_map(|a| Order::ALL.map(|b| [a, b]))
 }
 
 /// Formats of the f32 kernels.
@@ -214,11 +173,7 @@ fn formats_f32() -> impl Iterator<Item = Formats> {
 
 /// Formats of the bf16 kernels.
 fn formats_bf16() -> impl Iterator<Item = Formats> {
-    let outputs = || {
-        Output::ALL
-            .into_iter()
-            .flat_map(|it| [(it, true), (it, false)])
-    };
+    let outputs = || Output::ALL.into_iter().flat_map(|it| [(it, true), (it, false)]);
     all_orders().flat_map(move |orders| {
         outputs().map(move |(output, aligned)| Formats {
             orders,
@@ -240,12 +195,7 @@ fn product(device: &Device, tile: Tile, formats: Formats, problem: Problem) -> V
     let case = (tile, formats, problem);
     let (c, counters) = match formats.operands {
         Dtype::F32 => {
-            let variant = GemmF32 {
-                a,
-                b,
-                tile,
-                accumulate: formats.accumulate,
-            };
+            let variant = GemmF32 { a, b, tile, accumulate: formats.accumulate };
             let launch = variant.launch(m, n, batch).unwrap();
             check(device, &variant, launch, case)
         }
@@ -285,9 +235,7 @@ fn tiles_agree() {
     let device = Device::plain();
     for formats in formats_f32().chain(formats_bf16()) {
         for problem in PROBLEMS {
-            let [first, others @ ..] = tiles(formats) else {
-                panic!("no tile")
-            };
+            let [first, others @ ..] = tiles(formats) else { panic!("no tile") };
             let c = product(&device, *first, formats, problem);
             for tile in others {
                 assert_eq!(product(&device, *tile, formats, problem), c);
@@ -308,12 +256,7 @@ pub(crate) fn exercise_bf16(device: &Device) -> Vec<u8> {
 
 /// Runs products with several steps along k and ragged extents.
 fn exercise(device: &Device, formats: impl Iterator<Item = Formats>) -> Vec<u8> {
-    let problem = Problem {
-        m: 67,
-        n: 66,
-        k: 70,
-        batch: 1,
-    };
+    let problem = Problem { m: 67, n: 66, k: 70, batch: 1 };
     let each = formats.flat_map(|formats| tiles(formats).iter().map(move |tile| (formats, tile)));
     each.flat_map(|(formats, tile)| {
         let c = product(device, *tile, formats, problem);
@@ -356,23 +299,12 @@ fn parts(
     let (m32, n32, products) = (m as u32, n as u32, (batch * count) as u32);
     let counters = match operands {
         Dtype::F32 => {
-            let variant = GemmF32 {
-                a,
-                b,
-                tile: Tile::Small,
-                accumulate: false,
-            };
+            let variant = GemmF32 { a, b, tile: Tile::Small, accumulate: false };
             let launch = variant.launch(m32, n32, products).unwrap();
             device.run(&variant, launch, &arguments)
         }
         Dtype::Bf16 => {
-            let variant = GemmBf16 {
-                a,
-                b,
-                tile: Tile::Flat,
-                output: Output::F32,
-                aligned: true,
-            };
+            let variant = GemmBf16 { a, b, tile: Tile::Flat, output: Output::F32, aligned: true };
             let launch = variant.launch(m32, n32, products).unwrap();
             device.run(&variant, launch, &arguments)
         }
@@ -439,12 +371,7 @@ fn sum_of_parts(
 
 /// Runs split-K products in every storage order and format; the last part is shorter.
 pub(crate) fn exercise_parts(device: &Device) -> Vec<u8> {
-    let problem = Problem {
-        m: 5,
-        n: 32,
-        k: 135,
-        batch: 2,
-    };
+    let problem = Problem { m: 5, n: 32, k: 135, batch: 2 };
     let mut bits = Vec::new();
     for operands in Dtype::ALL {
         for orders in all_orders() {

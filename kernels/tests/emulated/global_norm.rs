@@ -37,11 +37,8 @@ fn norm(device: &Device, tensors: &[(Dtype, Vec<f32>)], aligned: bool) -> f32 {
         first += partial_count(elements);
     }
 
-    let arguments = GlobalNormArguments {
-        partials: In(partials),
-        norm: Out(device.room(4)),
-        count,
-    };
+    let arguments =
+        GlobalNormArguments { partials: In(partials), norm: Out(device.room(4)), count };
     let launch = GlobalNorm.launch().unwrap();
     let counters = device.run(&GlobalNorm, launch, &arguments);
     assert_once(&counters, [8 * count as usize, 4]);

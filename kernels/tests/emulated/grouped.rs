@@ -28,11 +28,7 @@ impl Problem<'_> {
     /// The rows of each group; `None` if its offsets are invalid.
     fn groups_of_rows(&self) -> impl Iterator<Item = Option<Range<usize>>> {
         self.offsets.windows(2).enumerate().map(|(group, ends)| {
-            let begins = if group == 0 {
-                ends[0] == 0
-            } else {
-                ends[0] >= 0
-            };
+            let begins = if group == 0 { ends[0] == 0 } else { ends[0] >= 0 };
             let right = begins && ends[0] <= ends[1] && ends[1] <= self.rows as i64;
             right.then(|| ends[0] as usize..ends[1] as usize)
         })
@@ -46,16 +42,12 @@ impl Problem<'_> {
     fn all_or_none(&self) -> Vec<Range<usize>> {
         let right = self.is_right();
         let groups = self.groups_of_rows();
-        groups
-            .map(|rows| rows.filter(|_| right).unwrap_or(0..0))
-            .collect()
+        groups.map(|rows| rows.filter(|_| right).unwrap_or(0..0)).collect()
     }
 
     /// The rows of each group; groups with invalid offsets are empty.
     fn each_or_none(&self) -> Vec<Range<usize>> {
-        self.groups_of_rows()
-            .map(Option::unwrap_or_default)
-            .collect()
+        self.groups_of_rows().map(Option::unwrap_or_default).collect()
     }
 }
 
@@ -67,44 +59,15 @@ fn count(ranges: &[Range<usize>]) -> usize {
 /// Groups of more rows than a tile, of none, of one and of a part of a tile, with rows that no
 /// group owns; a group of whole tiles; no groups; k = 0; one element.
 const PROBLEMS: [Problem<'static>; 5] = [
-    Problem {
-        rows: 250,
-        offsets: &[0, 150, 150, 151, 240],
-        n: 70,
-        inner: 83,
-    },
-    Problem {
-        rows: 128,
-        offsets: &[0, 128],
-        n: 64,
-        inner: 64,
-    },
-    Problem {
-        rows: 9,
-        offsets: &[0],
-        n: 5,
-        inner: 8,
-    },
-    Problem {
-        rows: 7,
-        offsets: &[0, 0, 7, 7],
-        n: 9,
-        inner: 0,
-    },
-    Problem {
-        rows: 1,
-        offsets: &[0, 1],
-        n: 1,
-        inner: 1,
-    },
+    Problem { rows: 250, offsets: &[0, 150, 150, 151, 240], n: 70, inner: 83 },
+    Problem { rows: 128, offsets: &[0, 128], n: 64, inner: 64 },
+    Problem { rows: 9, offsets: &[0], n: 5, inner: 8 },
+    Problem { rows: 7, offsets: &[0, 0, 7, 7], n: 9, inner: 0 },
+    Problem { rows: 1, offsets: &[0, 1], n: 1, inner: 1 },
 ];
 
 /// Dtypes of the kernels, and whether operands are aligned.
-const FORMATS: [(Dtype, bool); 3] = [
-    (Dtype::F32, true),
-    (Dtype::Bf16, true),
-    (Dtype::Bf16, false),
-];
+const FORMATS: [(Dtype, bool); 3] = [(Dtype::F32, true), (Dtype::Bf16, true), (Dtype::Bf16, false)];
 
 /// A matrix with padding after each row (column if column-major).
 struct Lines {
@@ -116,19 +79,10 @@ struct Lines {
 
 impl Lines {
     fn new(device: &Device, (dtype, aligned): (Dtype, bool), lines: usize, along: usize) -> Lines {
-        let leading = if aligned {
-            along.next_multiple_of(8) + 8
-        } else {
-            along + 3
-        };
+        let leading = if aligned { along.next_multiple_of(8) + 8 } else { along + 3 };
         let values = values(dtype, lines * leading, (lines + 7 * along) as u64);
         let address = device.put_floats(dtype, &values);
-        Lines {
-            dtype,
-            leading,
-            values,
-            address,
-        }
+        Lines { dtype, leading, values, address }
     }
 
     fn at(&self, line: usize, along: usize) -> f64 {
@@ -141,17 +95,10 @@ impl Lines {
         let found = device.floats(self.dtype, self.address, self.values.len());
         for (index, (found, before)) in found.iter().zip(&self.values).enumerate() {
             let (line, along) = (index / self.leading, index % self.leading);
-            let unchanged = Sum {
-                value: f64::from(*before),
-                bound: 0.0,
-            };
+            let unchanged = Sum { value: f64::from(*before), bound: 0.0 };
             let sum = expected(line, along).unwrap_or(unchanged);
             let error = (f64::from(*found) - sum.value).abs();
-            assert!(
-                error <= sum.bound,
-                "{what}: {found}, not {} at {line}, {along}",
-                sum.value
-            );
+            assert!(error <= sum.bound, "{what}: {found}, not {} at {line}, {along}", sum.value);
         }
     }
 }
@@ -194,16 +141,9 @@ fn launch(
     let counters = device.run(variant, launch?, &arguments);
     let reported = u64::from_le_bytes(device.bytes(word, 8).try_into().unwrap());
     let reported = Fault::from_word(reported);
-    assert_eq!(
-        reported.map(|fault| fault.site),
-        (!problem.is_right()).then_some(7)
-    );
+    assert_eq!(reported.map(|fault| fault.site), (!problem.is_right()).then_some(7));
     let total = &counters.total;
-    assert_eq!(
-        total.wavefronts, total.ideal_wavefronts,
-        "{}",
-        counters.kernel
-    );
+    assert_eq!(total.wavefronts, total.ideal_wavefronts, "{}", counters.kernel);
     Some(counters)
 }
 
@@ -269,9 +209,7 @@ fn by_sums(
     (format, adds, tile): ((Dtype, bool), bool, Tile),
     problem: Problem<'_>,
 ) -> Vec<u8> {
-    let Problem {
-        rows, n, inner: m, ..
-    } = problem;
+    let Problem { rows, n, inner: m, .. } = problem;
     let a = Lines::new(device, format, rows, m);
     let b = Lines::new(device, format, rows, n);
     let c = Lines::new(device, (Dtype::F32, format.1), problem.groups() * m, n);
@@ -319,20 +257,11 @@ fn assert_traffic(counters: &Counters, expected: [usize; 2]) {
     let others = ["ld.global.b64", "red.global.max"];
     let of_matrices =
         |(_, text, _): &&(u32, String, Counts)| !others.iter().any(|it| text.contains(it));
-    let counts = counters
-        .instructions
-        .iter()
-        .filter(of_matrices)
-        .map(|it| it.2);
+    let counts = counters.instructions.iter().filter(of_matrices).map(|it| it.2);
     let moved = counts.fold([0, 0], |[read, written], counts| {
         [read + counts.bytes_read, written + counts.bytes_written]
     });
-    assert_eq!(
-        moved,
-        expected.map(|bytes| bytes as u64),
-        "{}",
-        counters.kernel
-    );
+    assert_eq!(moved, expected.map(|bytes| bytes as u64), "{}", counters.kernel);
 }
 
 /// Runs all kernels for one format and one tile; returns the bytes of their results.
@@ -370,17 +299,8 @@ fn groups_are_found_among_many() {
     for groups in [127, 128, 700] {
         let at = |group: i64| (group / 9 * 5 + group % 9 / 8).min(500);
         let offsets: Vec<i64> = (0..=groups).map(at).collect();
-        let problem = Problem {
-            rows: 510,
-            offsets: &offsets,
-            n: 1,
-            inner: 1,
-        };
-        by_rows(
-            &device,
-            ((Dtype::Bf16, false), Order::RowMajor, Tile::Small),
-            problem,
-        );
+        let problem = Problem { rows: 510, offsets: &offsets, n: 1, inner: 1 };
+        by_rows(&device, ((Dtype::Bf16, false), Order::RowMajor, Tile::Small), problem);
     }
 }
 
@@ -399,12 +319,7 @@ fn invalid_offsets_are_reported() {
         [0, i64::MAX, i64::MIN],
     ];
     for offsets in cases {
-        let problem = Problem {
-            rows: 70,
-            offsets: &offsets,
-            n: 9,
-            inner: 5,
-        };
+        let problem = Problem { rows: 70, offsets: &offsets, n: 9, inner: 5 };
         for format in FORMATS {
             all(&device, format, Tile::Small, problem);
         }
@@ -414,25 +329,9 @@ fn invalid_offsets_are_reported() {
 /// Runs every kernel, on small groups with ragged ends and several steps along k, and with invalid
 /// offsets.
 pub(crate) fn exercise(device: &Device) -> Vec<u8> {
-    let problem = Problem {
-        rows: 45,
-        offsets: &[0, 37, 37, 41],
-        n: 21,
-        inner: 43,
-    };
-    let wrong = Problem {
-        rows: 2,
-        offsets: &[0, 2, 1],
-        n: 1,
-        inner: 1,
-    };
-    let each = FORMATS
-        .into_iter()
-        .flat_map(|format| tiles(format).map(move |tile| (format, tile)));
-    let both = |(format, tile)| {
-        [problem, wrong]
-            .map(|it| all(device, format, tile, it))
-            .concat()
-    };
+    let problem = Problem { rows: 45, offsets: &[0, 37, 37, 41], n: 21, inner: 43 };
+    let wrong = Problem { rows: 2, offsets: &[0, 2, 1], n: 1, inner: 1 };
+    let each = FORMATS.into_iter().flat_map(|format| tiles(format).map(move |tile| (format, tile)));
+    let both = |(format, tile)| [problem, wrong].map(|it| all(device, format, tile, it)).concat();
     each.flat_map(both).collect()
 }

@@ -27,10 +27,7 @@ fn bytes(count: usize) -> Vec<u8> {
 
 fn put_ids(device: &Device, format: IndexDtype, ids: &[i64]) -> u64 {
     let size = format.size() as usize;
-    let bytes: Vec<u8> = ids
-        .iter()
-        .flat_map(|id| id.to_le_bytes()[..size].to_vec())
-        .collect();
+    let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()[..size].to_vec()).collect();
     device.put(&bytes)
 }
 
@@ -222,18 +219,11 @@ fn sort(device: &Device, format: IndexDtype, wide: bool, ids: Vec<i64>, rows: us
     let launch = variant.launch(ids.len() as u64).unwrap();
     let counters = device.run(&variant, launch, &arguments);
     assert_told(device, word, &ids, rows);
-    let outside = ids
-        .iter()
-        .filter(|id| !(0..rows as i64).contains(id))
-        .count();
+    let outside = ids.iter().filter(|id| !(0..rows as i64).contains(id)).count();
     let of_ids = ids.len() * format.size() as usize;
     let all = [of_ids + 8 * outside, 8 * (ids.len() + outside)];
     let fault_bytes = if outside > 0 { 8 } else { 0 };
-    assert_moved(
-        &counters,
-        all,
-        [of_ids + fault_bytes, 8 * ids.len() + fault_bytes],
-    );
+    assert_moved(&counters, all, [of_ids + fault_bytes, 8 * ids.len() + fault_bytes]);
 
     let counted = device.room(4 * workspace_words(count) as usize);
     let passes = passes_for(rows as u32);
@@ -265,24 +255,14 @@ fn sort(device: &Device, format: IndexDtype, wide: bool, ids: Vec<i64>, rows: us
     assert!(counters.unique_bytes_read <= 4 * ids.len() as u64);
     assert_eq!(counters.total.bytes_written, 4 * (rows as u64 + 1));
 
-    let sorted = Sorted {
-        ids,
-        rows,
-        lists,
-        starts,
-    };
+    let sorted = Sorted { ids, rows, lists, starts };
     sorted.check(device);
     sorted
 }
 
 fn words(device: &Device, address: u64, count: usize) -> Vec<u32> {
     let bytes = device.bytes(address, 4 * count);
-    bytes
-        .as_chunks()
-        .0
-        .iter()
-        .map(|x| u32::from_le_bytes(*x))
-        .collect()
+    bytes.as_chunks().0.iter().map(|x| u32::from_le_bytes(*x)).collect()
 }
 
 impl Sorted {
@@ -348,9 +328,7 @@ impl Sorted {
                 for column in 0..inner {
                     let sum = &mut expected[(o * rows + row) * inner + column];
                     let start = if write_all_rows { 0.0 } else { *sum };
-                    let values = positions
-                        .iter()
-                        .map(|p| x[(o * count + p) * inner + column]);
+                    let values = positions.iter().map(|p| x[(o * count + p) * inner + column]);
                     *sum = values.fold(start, |sum, x| sum + x);
                 }
             }
@@ -363,10 +341,8 @@ impl Sorted {
 
 /// `count` indices of rows, two of which are out of range.
 fn some_ids(count: usize, rows: usize) -> Vec<i64> {
-    let mut ids: Vec<i64> = (0..count)
-        .map(|i| (i * i * 7 + i / 3) % rows)
-        .map(|id| id as i64)
-        .collect();
+    let mut ids: Vec<i64> =
+        (0..count).map(|i| (i * i * 7 + i / 3) % rows).map(|id| id as i64).collect();
     ids[count / 2] = rows as i64;
     ids[count - 1] = 1 << 20;
     ids
@@ -398,12 +374,7 @@ fn sums_move_the_minimum() {
     let sorted = sort(&device, IndexDtype::I32, false, ids, 8);
     let variant = SegmentSum::new(Dtype::F32, Dtype::F32, 512, true, true);
     let x = values(Dtype::F32, 40 * 512, 1);
-    let segments = Segments {
-        outer: 1,
-        count: 40,
-        rows: 8,
-        inner: 512,
-    };
+    let segments = Segments { outer: 1, count: 40, rows: 8, inner: 512 };
     let arguments = variant.arguments(
         In(device.put_floats(Dtype::F32, &x)),
         sorted.lists.map(In),
@@ -419,10 +390,7 @@ fn sums_move_the_minimum() {
     assert_eq!(counters.unique_bytes_written, 4 * 8 * 512);
     assert_whole_sectors_of(&counters, "global.v4");
     // Each of the 128 threads of a row reads the positions and the start and end of the row.
-    assert_eq!(
-        counters.total.bytes_read,
-        4 * 40 * 512 + 128 * 4 * (40 + 2 * 8)
-    );
+    assert_eq!(counters.total.bytes_read, 4 * 40 * 512 + 128 * 4 * (40 + 2 * 8));
 }
 
 /// Runs every kernel of the catalogue.
@@ -446,13 +414,7 @@ pub(crate) fn exercise(device: &Device) -> Vec<u8> {
         (16, IndexDtype::I32, 1 << 40),
     ] {
         let variant = IndexSelect::new(Unit::B1, format, inner as u64, 0, elements);
-        bits.extend(select(
-            device,
-            variant,
-            format,
-            [3, 5, inner],
-            &[4, 0, 7, 2],
-        ));
+        bits.extend(select(device, variant, format, [3, 5, inner], &[4, 0, 7, 2]));
     }
     let (f32, bf16) = (Dtype::F32, Dtype::Bf16);
     let sorted = sort(device, IndexDtype::I64, false, some_ids(2100, 20), 20);

@@ -125,22 +125,14 @@ impl Problem {
             assert_eq!(unique, 2 * self.bytes() + tables + 4 * rows as usize);
             let (heads, scalars) = (2 * self.bytes(), self.scalars());
             let tables = 8 * (self.heads.rows * self.heads.pairs) as usize;
-            assert_moved(
-                &counters,
-                [heads + tables + scalars, bytes],
-                [unique, bytes],
-            );
+            assert_moved(&counters, [heads + tables + scalars, bytes], [unique, bytes]);
             self.assert_sectors(&counters);
         }
         assert_eq!(counters.total.bytes_written as usize, bytes);
 
         let sum = SumPartials::new(false);
-        let arguments = SumPartialsArguments {
-            partials: In(partials),
-            to: Out(dw),
-            rows: lines,
-            features,
-        };
+        let arguments =
+            SumPartialsArguments { partials: In(partials), to: Out(dw), rows: lines, features };
         let launch = sum.launch(features).unwrap();
         device.run(&sum, launch, &arguments);
         device.floats(Dtype::F32, dw, features as usize)
@@ -187,10 +179,7 @@ impl Problem {
         for (row, inv_rms) in inv_rms.iter().enumerate() {
             let token = row / self.heads.heads as usize;
             let angle = |pair| self.tables.angle(&self.heads, token, pair);
-            let (x, dy) = (
-                self.x.head(&self.heads, row),
-                self.dy.head(&self.heads, row),
-            );
+            let (x, dy) = (self.x.head(&self.heads, row), self.dy.head(&self.heads, row));
             let w: Vec<f64> = self.w.iter().map(|w| f64::from(*w)).collect();
             let squares: f64 = x.iter().map(|x| x * x).sum();
             let inv = 1.0 / (squares / features as f64 + f64::from(EPS)).sqrt();
@@ -211,10 +200,7 @@ impl Problem {
         }
         for (dw, expected) in dw.iter().zip(sums) {
             let bound = 1e-6 * (1.0 + f64::from(self.heads.rows));
-            assert!(
-                (f64::from(*dw) - expected).abs() < bound,
-                "{dw}, not {expected}"
-            );
+            assert!((f64::from(*dw) - expected).abs() < bound, "{dw}, not {expected}");
         }
     }
 
@@ -223,10 +209,7 @@ impl Problem {
         let bound = 10.0 * rounding(self.dtype) * (1.0 + expected.abs());
         let error = (f64::from(found) - expected).abs();
         let (dtype, style, heads) = (self.dtype, self.style, self.heads);
-        assert!(
-            error <= bound,
-            "{what} of {dtype:?} {style:?} {heads:?}: {found}, not {expected}"
-        );
+        assert!(error <= bound, "{what} of {dtype:?} {style:?} {heads:?}: {found}, not {expected}");
     }
 
     /// Runs all kernels and checks the results; returns their bytes.
@@ -259,11 +242,7 @@ fn forward_and_gradients() {
                 }
             }
             // Three blocks of heads, with two heads in the last.
-            let heads = Heads {
-                rows: 130,
-                positions: 65,
-                ..catalogue::heads([64, 32])
-            };
+            let heads = Heads { rows: 130, positions: 65, ..catalogue::heads([64, 32]) };
             let problem = Problem::new(&device, dtype, Style::Half, heads, 0);
             problem.run(&device, true);
             problem.run(&device, false);

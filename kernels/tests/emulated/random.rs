@@ -51,22 +51,10 @@ fn expected(values: DistributionParams, dtype: Dtype, word: u32, x: f32) -> f32 
 }
 
 const ALL: [DistributionParams; 4] = [
-    DistributionParams::Uniform {
-        low: -1.0,
-        length: 3.0,
-        last: 1.992_187_5,
-    },
-    DistributionParams::Normal {
-        mean: 0.5,
-        std: 2.0,
-    },
-    DistributionParams::Dropout {
-        threshold: 0x4000_0000,
-        scale: 4.0 / 3.0,
-    },
-    DistributionParams::Mask {
-        threshold: 0xc000_0000,
-    },
+    DistributionParams::Uniform { low: -1.0, length: 3.0, last: 1.992_187_5 },
+    DistributionParams::Normal { mean: 0.5, std: 2.0 },
+    DistributionParams::Dropout { threshold: 0x4000_0000, scale: 4.0 / 3.0 },
+    DistributionParams::Mask { threshold: 0xc000_0000 },
 ];
 
 /// The elements of a shape: first global index and strides of the indices, strides of the operand,
@@ -80,12 +68,7 @@ struct Case {
 
 impl Case {
     fn dense(count: usize, first: u64) -> Case {
-        Case {
-            extents: vec![count],
-            places: (first, vec![1]),
-            operand: vec![1],
-            stored: count,
-        }
+        Case { extents: vec![count], places: (first, vec![1]), operand: vec![1], stored: count }
     }
 
     /// The operand's offset and the global index of each element, in row-major order.
@@ -124,10 +107,8 @@ fn check(
     layout: Option<Layout>,
 ) -> (Vec<u8>, Counters) {
     let distribution = values_of.distribution();
-    let (dropout, mask) = (
-        distribution == Distribution::Dropout,
-        distribution == Distribution::Mask,
-    );
+    let (dropout, mask) =
+        (distribution == Distribution::Dropout, distribution == Distribution::Mask);
     let space = case.space(dropout);
     let variant = Random::new(distribution, dtype, layout.unwrap_or(space.form(true)));
     let elements = case.elements();
@@ -222,10 +203,7 @@ fn strided_elements_equal_the_host() {
 /// distribution.
 #[test]
 fn quantiles_are_close_to_those_of_the_distribution() {
-    for (word, quantile) in [
-        (0x4000_0000u32, -0.674_489_75f32),
-        (0xf000_0000, 1.534_120_5),
-    ] {
+    for (word, quantile) in [(0x4000_0000u32, -0.674_489_75f32), (0xf000_0000, 1.534_120_5)] {
         assert!((normal(word) / quantile - 1.0).abs() < 1e-6);
     }
 }

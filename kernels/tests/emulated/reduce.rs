@@ -21,18 +21,8 @@ struct Pass {
 
 impl Pass {
     fn new(op: ReduceOp, from: Dtype, to: Dtype, [outer, reduced, inner]: [u64; 3]) -> Pass {
-        let extents = Extents {
-            outer,
-            reduced,
-            inner,
-        };
-        Pass {
-            op,
-            from,
-            to,
-            extents,
-            aligned: true,
-        }
+        let extents = Extents { outer, reduced, inner };
+        Pass { op, from, to, extents, aligned: true }
     }
 
     /// Reduces `x`. Asserts that each byte is moved once, without bank conflicts.
@@ -71,11 +61,7 @@ impl Pass {
     }
 
     fn check(&self, device: &Device) {
-        let Extents {
-            outer,
-            reduced,
-            inner,
-        } = self.extents;
+        let Extents { outer, reduced, inner } = self.extents;
         let x = values(self.from, (outer * reduced * inner) as usize, 5);
         let found = self.run(device, &x);
 

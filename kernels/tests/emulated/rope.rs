@@ -24,26 +24,16 @@ impl Tables {
         let (pairs, positions) = (heads.pairs as usize, heads.positions as usize);
         let batch = heads.rows as usize / (positions * heads.heads as usize);
         let sequences = if one_for_all { 1 } else { batch };
-        let angles: Vec<f32> = (0..sequences * positions * pairs)
-            .map(|i| (i as f32 * 0.37).rem_euclid(6.0))
-            .collect();
+        let angles: Vec<f32> =
+            (0..sequences * positions * pairs).map(|i| (i as f32 * 0.37).rem_euclid(6.0)).collect();
         let cos: Vec<f32> = angles.iter().map(|angle| angle.cos()).collect();
         let sin: Vec<f32> = angles.iter().map(|angle| angle.sin()).collect();
         let on_device = [&cos, &sin].map(|table| device.put_floats(Dtype::F32, table));
         let strides = TableStrides {
-            batch: if one_for_all {
-                0
-            } else {
-                (positions * pairs) as i64
-            },
+            batch: if one_for_all { 0 } else { (positions * pairs) as i64 },
             position: pairs as i64,
         };
-        Tables {
-            cos,
-            sin,
-            on_device,
-            strides,
-        }
+        Tables { cos, sin, on_device, strides }
     }
 
     /// Cosine and sine of a pair of a token. Tokens are counted over all sequences.
@@ -117,11 +107,7 @@ impl Strided {
         let tokens = i64::from(heads.rows / heads.heads);
         let values = values(dtype, (tokens * strides.position) as usize, seed);
         let address = device.put_floats(dtype, &values);
-        Strided {
-            values,
-            address,
-            strides,
-        }
+        Strided { values, address, strides }
     }
 
     /// Head `row`, counted in row-major order.
@@ -145,11 +131,7 @@ pub(crate) fn rounding(dtype: Dtype) -> f64 {
 pub(crate) fn moves_whole_sectors(dtype: Dtype, style: Style, heads: &Heads) -> bool {
     let halves = dtype == Dtype::Bf16 && style == Style::Half;
     // Half of a table's row belongs to the first half of the features.
-    let lines = [
-        heads.features * dtype.size(),
-        heads.pairs * dtype.size(),
-        heads.pairs * 2,
-    ];
+    let lines = [heads.features * dtype.size(), heads.pairs * dtype.size(), heads.pairs * 2];
     !halves && lines.iter().all(|bytes| bytes.is_multiple_of(32))
 }
 
@@ -251,10 +233,7 @@ fn check(device: &Device, problem: &Problem) {
     for direction in [Direction::Forward, Direction::Inverse] {
         let results = [true, false].map(|aligned| problem.run(device, direction, aligned));
         assert!(results[0] == results[1]);
-        problem.check(
-            direction,
-            &crate::device::decoded(problem.dtype, &results[0]),
-        );
+        problem.check(direction, &crate::device::decoded(problem.dtype, &results[0]));
     }
 }
 
@@ -267,10 +246,7 @@ fn tables(
     let inv_freq: Vec<f32> = (0..7).map(|i| 1e6f32.powf(-(i as f32) / 7.0)).collect();
     let bytes: Vec<u8> = match format {
         PositionFormat::I64 => positions.iter().flat_map(|x| x.to_le_bytes()).collect(),
-        _ => positions
-            .iter()
-            .flat_map(|x| (*x as i32).to_le_bytes())
-            .collect(),
+        _ => positions.iter().flat_map(|x| (*x as i32).to_le_bytes()).collect(),
     };
     let pairs = inv_freq.len();
     let elements = positions.len() * pairs;
@@ -290,11 +266,7 @@ fn tables(
     // Each angle reads its position and its frequency, mostly from caches.
     let (written, of_angle) = (8 * elements, bytes.len() / positions.len() + 4);
     let different = bytes.len() + 4 * pairs;
-    assert_moved(
-        &counters,
-        [of_angle * elements, written],
-        [different, written],
-    );
+    assert_moved(&counters, [of_angle * elements, written], [different, written]);
     assert_whole_sectors_of(&counters, "st.global");
 
     let found = [cos, sin].map(|table| device.floats(Dtype::F32, table, elements));
@@ -317,32 +289,9 @@ fn tables(
 /// The error is at most one ulp at any position. Angles of 2^50 or more count as 0.
 #[test]
 fn tables_are_exact_at_large_positions() {
-    let near = [
-        0,
-        1,
-        2,
-        3,
-        4,
-        5,
-        11,
-        22,
-        355,
-        1000,
-        4095,
-        131_071,
-        103_993,
-        1_146_408,
-        1 << 30,
-    ];
+    let near = [0, 1, 2, 3, 4, 5, 11, 22, 355, 1000, 4095, 131_071, 103_993, 1_146_408, 1 << 30];
     let far = [i64::from(i32::MAX), -1, -710, -(1 << 31)];
-    let farther = [
-        1 << 40,
-        6_134_899_525_417_045,
-        (1 << 50) - 1,
-        1 << 53,
-        i64::MIN,
-        i64::MAX,
-    ];
+    let farther = [1 << 40, 6_134_899_525_417_045, (1 << 50) - 1, 1 << 53, i64::MIN, i64::MAX];
     for device in Device::all() {
         tables(&device, PositionFormat::U32, &near, 1.0);
         let positions = [&near[..], &far].concat();

@@ -46,22 +46,12 @@ impl Problem {
     fn new(device: &Device, dtype: Dtype, extents: [usize; 3]) -> Problem {
         let [tokens, experts, _] = extents;
         let coarse = |value: &f32| (value * 16.0).round() / 16.0;
-        let probabilities: Vec<f32> = values(dtype, tokens * experts, 5)
-            .iter()
-            .map(coarse)
-            .collect();
+        let probabilities: Vec<f32> =
+            values(dtype, tokens * experts, 5).iter().map(coarse).collect();
         let bias: Vec<f32> = values(dtype, experts, 6).iter().map(coarse).collect();
-        let on_device = [
-            device.put_floats(dtype, &probabilities),
-            device.put_floats(Dtype::F32, &bias),
-        ];
-        Problem {
-            dtype,
-            extents,
-            probabilities,
-            bias,
-            on_device,
-        }
+        let on_device =
+            [device.put_floats(dtype, &probabilities), device.put_floats(Dtype::F32, &bias)];
+        Problem { dtype, extents, probabilities, bias, on_device }
     }
 
     fn row(&self, token: usize) -> &[f32] {
@@ -79,11 +69,7 @@ impl Problem {
         for token in 0..tokens {
             let row = self.row(token);
             let score = |e: usize| {
-                if biased {
-                    row[e] + self.bias[e]
-                } else {
-                    row[e]
-                }
+                if biased { row[e] + self.bias[e] } else { row[e] }
             };
             let mut ranked: Vec<usize> = (0..experts).collect();
             // NaN before all numbers; the sort is stable, so equals stay in order.
@@ -101,19 +87,13 @@ impl Problem {
             weights.extend(chosen.iter().map(|e| row[*e] / sum));
             indices.extend(chosen.into_iter().map(|e| e as i32));
         }
-        Chosen {
-            indices,
-            weights: decoded(self.dtype, &encoded(self.dtype, &weights)),
-        }
+        Chosen { indices, weights: decoded(self.dtype, &encoded(self.dtype, &weights)) }
     }
 
     fn choose(&self, device: &Device, flags: [bool; 2]) -> Chosen {
         let [tokens, experts, top_k] = self.extents;
         let size = self.dtype.size() as usize;
-        let (weights, indices) = (
-            device.room(size * self.slots()),
-            device.room(4 * self.slots()),
-        );
+        let (weights, indices) = (device.room(size * self.slots()), device.room(4 * self.slots()));
         let variant = RouterTopK::new(self.dtype, experts as u32, true, flags);
         let arguments = RouterTopKArguments {
             probabilities: In(self.on_device[0]),
@@ -146,12 +126,7 @@ impl Problem {
         assert_eq!(counters.total.bytes_written, written as u64);
         let indices = device.bytes(indices, 4 * self.slots());
         Chosen {
-            indices: indices
-                .as_chunks()
-                .0
-                .iter()
-                .map(|it| i32::from_le_bytes(*it))
-                .collect(),
+            indices: indices.as_chunks().0.iter().map(|it| i32::from_le_bytes(*it)).collect(),
             weights: device.floats(self.dtype, weights, self.slots()),
         }
     }
@@ -184,10 +159,7 @@ impl Problem {
         let fault = device.fault(word);
         let written = self.probabilities.len() * self.dtype.size() as usize;
         let fault_bytes = if fault.is_some() { 8 } else { 0 };
-        assert_eq!(
-            counters.unique_bytes_written as usize,
-            written + fault_bytes
-        );
+        assert_eq!(counters.unique_bytes_written as usize, written + fault_bytes);
         if fault.is_none() {
             assert_eq!(counters.total.bytes_written as usize, written);
             // Indices and dweights, and with renormalization the chosen probabilities.
@@ -252,15 +224,7 @@ fn nan_and_infinities_are_ranked() {
     for experts in [8, 520] {
         let mut problem = Problem::new(&device, Dtype::F32, [1, experts, 7]);
         problem.probabilities.fill(f32::NEG_INFINITY);
-        let odd = [
-            -0.0,
-            1.0,
-            f32::NAN,
-            0.0,
-            f32::INFINITY,
-            f32::NAN,
-            -f32::MIN_POSITIVE,
-        ];
+        let odd = [-0.0, 1.0, f32::NAN, 0.0, f32::INFINITY, f32::NAN, -f32::MIN_POSITIVE];
         problem.probabilities[..7].copy_from_slice(&odd);
         problem.on_device[0] = device.put_floats(Dtype::F32, &problem.probabilities);
         let found = problem.choose(&device, [false; 2]);

@@ -42,9 +42,7 @@ impl<'a> Problem<'a> {
     fn run(&self, variant: &RowMap, operands: &[&[f32]], given: &[&[f32]]) -> [Vec<f32>; 3] {
         let Problem { device, dtype, .. } = self;
         let put = |dtype, of: &[&[f32]]| -> Vec<In> {
-            of.iter()
-                .map(|it| In(device.put_floats(dtype, it)))
-                .collect()
+            of.iter().map(|it| In(device.put_floats(dtype, it))).collect()
         };
         let y = Out(device.room(self.x.len() * dtype.size() as usize));
         let numbers = [0, 1].map(|_| Out(device.room(4 * self.rows)));
@@ -142,11 +140,7 @@ impl<'a> Problem<'a> {
             for (at, x) in range.clone().zip(x()) {
                 let w = f64::from(self.w[at % self.features]);
                 assert_close(y[at], (x - mean) * inverse * w, 10.0 * bound);
-                assert_close(
-                    centered[at],
-                    f64::from(self.a[row]) * (x - sum),
-                    10.0 * bound,
-                );
+                assert_close(centered[at], f64::from(self.a[row]) * (x - sum), 10.0 * bound);
             }
         }
     }

@@ -11,15 +11,7 @@ use crate::traffic::{assert_moved, assert_whole_sectors};
 
 /// Rows of a few lanes, of a warp, of a CTA, and longer; ragged ends; one element; many rows, and
 /// none.
-const EXTENTS: [[usize; 2]; 7] = [
-    [9, 64],
-    [2, 520],
-    [1, 1160],
-    [2, 301],
-    [3, 1],
-    [20, 24],
-    [0, 8],
-];
+const EXTENTS: [[usize; 2]; 7] = [[9, 64], [2, 520], [1, 1160], [2, 301], [3, 1], [20, 24], [0, 8]];
 
 /// Operands on the host.
 struct Problem<'a> {

@@ -28,14 +28,7 @@ impl Problem {
         let gate_up: Vec<f32> = gate_up.iter().map(|x| x * 8.0).collect();
         let dy = values(dtype, rows * features, 2);
         let on_device = [&gate_up, &dy].map(|values| device.put_floats(dtype, values));
-        Problem {
-            dtype,
-            rows,
-            features,
-            gate_up,
-            dy,
-            on_device,
-        }
+        Problem { dtype, rows, features, gate_up, dy, on_device }
     }
 
     fn extents(&self) -> [u64; 2] {
@@ -43,10 +36,7 @@ impl Problem {
     }
 
     fn is_vectorized(&self, aligned: bool) -> bool {
-        aligned
-            && self
-                .features
-                .is_multiple_of(self.dtype.per_vector() as usize)
+        aligned && self.features.is_multiple_of(self.dtype.per_vector() as usize)
     }
 
     /// Runs the forward kernel and returns the bytes of y.
@@ -164,10 +154,7 @@ fn large_gates_do_not_give_nan() {
     let y = device.floats(Dtype::F32, y, features);
     for (gate, y) in gates.into_iter().zip(y) {
         let expected = if gate > 0.0 { 2.0 * gate } else { 0.0 };
-        assert!(
-            (y - expected).abs() <= 1e-30 + 1e-6 * expected.abs(),
-            "{gate}: {y}"
-        );
+        assert!((y - expected).abs() <= 1e-30 + 1e-6 * expected.abs(), "{gate}: {y}");
     }
 }
 

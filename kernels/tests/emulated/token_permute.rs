@@ -17,14 +17,8 @@ const SEGMENTS: u32 = 5;
 
 /// [tokens, slots per token, rows in use, features]: rows that are whole vectors and rows that are
 /// not, fewer rows than slots, more slots than are in flight, no rows.
-const EXTENTS: [[usize; 4]; 6] = [
-    [5, 2, 10, 64],
-    [9, 3, 20, 24],
-    [3, 6, 11, 520],
-    [4, 2, 5, 7],
-    [2, 1, 0, 8],
-    [1, 1, 1, 1],
-];
+const EXTENTS: [[usize; 4]; 6] =
+    [[5, 2, 10, 64], [9, 3, 20, 24], [3, 6, 11, 520], [4, 2, 5, 7], [2, 1, 0, 8], [1, 1, 1, 1]];
 
 /// Operands on a device and on the host.
 struct Problem {
@@ -166,11 +160,7 @@ impl Problem {
         let weights = if weighted { 4 * self.used as u64 } else { 0 };
         let small = 4 * self.slots() as u64 + weights;
         let accesses = self.bytes(1)
-            / if counters.kernel.contains("_w1_") {
-                self.dtype.size().into()
-            } else {
-                16
-            };
+            / if counters.kernel.contains("_w1_") { self.dtype.size().into() } else { 16 };
         let [all, read] = [accesses, 1].map(|times| self.bytes(self.used) + times * small);
         self.assert_traffic(&counters, [all, read, self.bytes(self.tokens)]);
         device.floats(self.dtype, out, self.tokens * self.features)
@@ -228,10 +218,7 @@ impl Problem {
         for (at, found) in found.iter().enumerate() {
             let expected = expected(at);
             let error = (f64::from(*found) - expected).abs();
-            assert!(
-                error <= bound * (1.0 + expected.abs()),
-                "{at}: {found}, not {expected}"
-            );
+            assert!(error <= bound * (1.0 + expected.abs()), "{at}: {found}, not {expected}");
         }
     }
 
@@ -253,9 +240,7 @@ impl Problem {
             let first = at / features * self.top_k;
             let slots = (first..first + self.top_k).filter(|slot| self.row_of_slot[*slot] >= 0);
             let row = |slot: usize| self.row_of_slot[slot] as usize * features + at % features;
-            slots
-                .map(|slot| weight(slot) * f64::from(self.y[row(slot)]))
-                .sum()
+            slots.map(|slot| weight(slot) * f64::from(self.y[row(slot)])).sum()
         };
         let alone = self.collect(device, false);
         self.assert_close(&alone, |at| sum(at, &|_| 1.0), self.bound());
@@ -267,10 +252,7 @@ impl Problem {
             let Ok(row) = usize::try_from(self.row_of_slot[slot]) else {
                 return 0.0;
             };
-            let (x, y) = (
-                &self.x[slot / self.top_k * features..],
-                &self.y[row * features..],
-            );
+            let (x, y) = (&self.x[slot / self.top_k * features..], &self.y[row * features..]);
             let pairs = x.iter().zip(y).take(features);
             pairs.map(|(x, y)| f64::from(*x) * f64::from(*y)).sum()
         };
@@ -299,10 +281,7 @@ impl Problem {
 
     /// Replaces the end and all slots and rows by out-of-range values.
     fn be_wild(&mut self, device: &Device) {
-        let wild: Vec<u8> = [1 << 20; 15]
-            .iter()
-            .flat_map(|it: &i32| it.to_le_bytes())
-            .collect();
+        let wild: Vec<u8> = [1 << 20; 15].iter().flat_map(|it: &i32| it.to_le_bytes()).collect();
         self.on_device.order = device.put(&wild);
         self.on_device.row_of_slot = self.on_device.order;
         self.on_device.end = device.put(&99i64.to_le_bytes());
@@ -355,11 +334,7 @@ fn out_of_range_slots_and_rows_are_absent() {
         assert_eq!(device.fault(word), Some(Fault { site: 2, index }));
         let rows = device.floats(Dtype::F32, y, 48);
         assert!(rows[..32].iter().all(|value| *value == 0.0), "{end}");
-        let last = if end < 0 {
-            vec![0.0; 8]
-        } else {
-            problem.x[..8].to_vec()
-        };
+        let last = if end < 0 { vec![0.0; 8] } else { problem.x[..8].to_vec() };
         assert_eq!(rows[40..], last, "{end}");
     }
 

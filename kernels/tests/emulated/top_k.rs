@@ -125,11 +125,7 @@ fn top(device: &Device, dtype: Dtype, x: &[f32], features: u64, k: u64) -> [u64;
         indices: Out(indices),
         features: features as u32,
     };
-    let arguments = SortTilesArguments {
-        to,
-        kept: len as u32,
-        tiles: tiles as u32,
-    };
+    let arguments = SortTilesArguments { to, kept: len as u32, tiles: tiles as u32 };
     let launch = sort.launch(rows, features).unwrap();
     let counters = device.run(&sort, launch, &arguments);
     // Several tiles write keys. One tile reads the chosen elements again and writes them and their
@@ -148,11 +144,7 @@ fn top(device: &Device, dtype: Dtype, x: &[f32], features: u64, k: u64) -> [u64;
     }
 
     let last = (features - (tiles - 1) * sort.tile()).min(len);
-    let mut runs = Runs {
-        count: tiles as u32,
-        len: len as u32,
-        last: last as u32,
-    };
+    let mut runs = Runs { count: tiles as u32, len: len as u32, last: last as u32 };
     while runs.count > 1 {
         let merge = MergeRuns::new(runs, dtype);
         let merged = runs.merged(k as u32);

@@ -33,11 +33,7 @@ pub(crate) fn assert_bytes(counters: &Counters, all: [usize; 2], different: [usi
 #[track_caller]
 pub(crate) fn assert_no_conflicts(counters: &Counters) {
     let total = counters.total;
-    assert_eq!(
-        total.wavefronts, total.ideal_wavefronts,
-        "{}",
-        counters.kernel
-    );
+    assert_eq!(total.wavefronts, total.ideal_wavefronts, "{}", counters.kernel);
 }
 
 /// Asserts that accesses to global memory use whole sectors.

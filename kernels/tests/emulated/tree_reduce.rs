@@ -22,9 +22,7 @@ fn source(format: Format, source: usize) -> Vec<u8> {
             Format::F32 => (float as f32).to_le_bytes().into(),
             Format::Bf16 => bf16::from_f64(float).to_le_bytes().into(),
             Format::F16 => f16::from_f64(float).to_le_bytes().into(),
-            Format::I64 => (hash.wrapping_mul(0x9e37_79b9_7f4a_7c15))
-                .to_le_bytes()
-                .into(),
+            Format::I64 => (hash.wrapping_mul(0x9e37_79b9_7f4a_7c15)).to_le_bytes().into(),
             Format::I32 | Format::U32 => {
                 (hash as u32).wrapping_mul(0x9e37_79b9).to_le_bytes().into()
             }
@@ -192,12 +190,7 @@ fn extremes_keep_the_first_nan_and_the_first_zero() {
 pub(crate) fn exercise(device: &Device) -> Vec<u8> {
     let bits = catalogue::TREES.map(|(op, format, n)| {
         let sources: Vec<Vec<u8>> = (0..n).map(|at| source(format, at)).collect();
-        run(
-            device,
-            TreeReduce::new(op, format, n).unwrap(),
-            &sources,
-            false,
-        )
+        run(device, TreeReduce::new(op, format, n).unwrap(), &sources, false)
     });
     bits.concat()
 }

@@ -33,9 +33,7 @@ pub(crate) fn assemble(kernels: &[Ptx], golden: &str) {
 
     let mut lines = in_parallel(&jobs, |(ptx, arch)| line_of_table(&ptxas, ptx, arch));
     lines.sort();
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests")
-        .join(golden);
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(golden);
     compare_with_golden(&golden, &aligned(&lines));
 }
 
@@ -72,14 +70,7 @@ fn line_of_table(ptxas: &Path, ptx: &Ptx, arch: &str) -> Columns {
     let source = env::temp_dir().join(name);
     fs::write(&source, &ptx.text).unwrap();
     let output = Command::new(ptxas)
-        .args([
-            "-v",
-            "-warn-spills",
-            "-warn-lmem-usage",
-            "-lineinfo",
-            "-o",
-            "/dev/null",
-        ])
+        .args(["-v", "-warn-spills", "-warn-lmem-usage", "-lineinfo", "-o", "/dev/null"])
         .arg(format!("-arch={arch}"))
         .arg(&source)
         .output()
@@ -87,11 +78,7 @@ fn line_of_table(ptxas: &Path, ptx: &Ptx, arch: &str) -> Columns {
     let log = String::from_utf8_lossy(&output.stderr).into_owned();
 
     let mistake = MISTAKES.iter().any(|mark| log.contains(mark));
-    assert!(
-        output.status.success() && !mistake,
-        "{} for {arch}:\n{log}",
-        source.display()
-    );
+    assert!(output.status.success() && !mistake, "{} for {arch}:\n{log}", source.display());
     fs::remove_file(&source).unwrap();
 
     let count = |unit: &str| number_before(&log, unit).unwrap_or(0);
@@ -110,11 +97,7 @@ fn line_of_table(ptxas: &Path, ptx: &Ptx, arch: &str) -> Columns {
 /// The number in front of `unit`: `Used 36 registers`.
 fn number_before(log: &str, unit: &str) -> Option<u64> {
     let (before, _) = log.split_once(&format!(" {unit}"))?;
-    before
-        .rsplit(|c: char| !c.is_ascii_digit())
-        .next()?
-        .parse()
-        .ok()
+    before.rsplit(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
 }
 
 /// The results of `f` for every job, run by one thread per core.
@@ -123,10 +106,7 @@ pub(crate) fn in_parallel<J: Sync, R: Send>(jobs: &[J], f: impl Fn(&J) -> R + Sy
     let work = || {
         while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
             let result = f(job);
-            results
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .push(result);
+            results.lock().unwrap_or_else(PoisonError::into_inner).push(result);
         }
     };
     thread::scope(|scope| {
@@ -159,11 +139,8 @@ fn compare_with_golden(path: &Path, table: &str) {
     let golden = fs::read_to_string(path).unwrap_or_default();
     let known: Vec<&str> = golden.lines().collect();
     let news: Vec<&str> = table.lines().filter(|line| !known.contains(line)).collect();
-    let gone: Vec<&str> = known
-        .iter()
-        .copied()
-        .filter(|line| !table.lines().any(|new| new == *line))
-        .collect();
+    let gone: Vec<&str> =
+        known.iter().copied().filter(|line| !table.lines().any(|new| new == *line)).collect();
     assert!(
         golden == table,
         "registers or memory of kernels changed; if intended, run with UPDATE_GOLDEN=1\n\

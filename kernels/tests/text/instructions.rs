@@ -41,10 +41,7 @@ impl<'t> Instruction<'t> {
             Some((count, element)) => (count.strip_prefix('v')?.parse().ok()?, element),
             None => (1, types),
         };
-        let bits: u32 = element
-            .trim_start_matches(char::is_alphabetic)
-            .parse()
-            .ok()?;
+        let bits: u32 = element.trim_start_matches(char::is_alphabetic).parse().ok()?;
         Some(count * bits / 8)
     }
 

@@ -36,66 +36,27 @@ const ROWS: &[&str] = &[
 /// The other families. Matrix products and attention load tiles into shared memory, several ahead.
 /// The counting sort by expert only has indices, which it counts in shared memory. Cumulative sums are
 /// bound by their scans.
-const TILES: &[&str] = &[
-    "gemm_f32",
-    "gemm_bf16",
-    "grouped",
-    "expert_order",
-    "attention",
-    "cumsum",
-];
+const TILES: &[&str] = &["gemm_f32", "gemm_bf16", "grouped", "expert_order", "attention", "cumsum"];
 
 /// Parameters that vectorized kernels access in fewer than 16 bytes: prefix of the kernel names,
 /// parameters, and the reason.
 const NARROW: &[(&str, &[&str], &str)] = &[
-    (
-        "",
-        &["inv_rms", "lse", "dloss", "max", "sum_exp"],
-        "one per row",
-    ),
-    (
-        "",
-        &["labels", "label_logit", "indices", "dweights"],
-        "one per row or choice",
-    ),
-    (
-        "row_map",
-        &["given0", "numbers0", "numbers1"],
-        "one per row",
-    ),
+    ("", &["inv_rms", "lse", "dloss", "max", "sum_exp"], "one per row"),
+    ("", &["labels", "label_logit", "indices", "dweights"], "one per row or choice"),
+    ("row_map", &["given0", "numbers0", "numbers1"], "one per row"),
     ("column_sums", &["numbers0", "numbers1"], "one per row"),
-    (
-        "",
-        &["ids", "order", "row_of_slot", "starts", "keys", "positions"],
-        "indices",
-    ),
-    (
-        "",
-        &["weights", "end", "faults_word"],
-        "one per row, or a single value",
-    ),
-    (
-        "",
-        &["to_keys", "to_values", "to_indices"],
-        "scattered by index",
-    ),
+    ("", &["ids", "order", "row_of_slot", "starts", "keys", "positions"], "indices"),
+    ("", &["weights", "end", "faults_word"], "one per row, or a single value"),
+    ("", &["to_keys", "to_values", "to_indices"], "scattered by index"),
     ("reduce", &["y"], "one per row, or four columns"),
     ("sum_squares", &["partials"], "one per CTA"),
-    (
-        "norm_rope_grad_weight",
-        &["partials"],
-        "one column per thread, from shared memory",
-    ),
+    ("norm_rope_grad_weight", &["partials"], "one column per thread, from shared memory"),
     ("gemm_split_k_reduce_bf16", &["c"], "four rounded sums"),
     ("rope", &["cos", "sin"], "one angle per two features"),
     ("norm_rope", &["cos", "sin"], "one angle per two features"),
     ("sort_tiles", &["to_x"], "sorted elements reloaded by index"),
     ("fill_", &["y"], "the rest is stored in the same block"),
-    (
-        "router_top_k",
-        &["probabilities"],
-        "chosen scores reloaded from the cache",
-    ),
+    ("router_top_k", &["probabilities"], "chosen scores reloaded from the cache"),
 ];
 
 fn of_rows() -> impl Iterator<Item = Ptx> {
@@ -128,9 +89,7 @@ fn operands_of_warpgroup_products_are_computed_in_their_loop() {
             let iteration = &lines[loop_start(&lines, at)..at];
             let registers = operand.split('}').next().unwrap().split(", ");
             for register in registers {
-                let is_computed = iteration
-                    .iter()
-                    .any(|line| destination(line) == Some(register));
+                let is_computed = iteration.iter().any(|line| destination(line) == Some(register));
                 assert!(is_computed, "{}: {register} in {line}", ptx.entry);
             }
             products += 1;
@@ -145,17 +104,13 @@ fn loop_start(lines: &[&str], at: usize) -> usize {
         let branch = format!("bra {label};");
         lines[at..].iter().any(|line| line.ends_with(&branch))
     };
-    let heads = lines[..at]
-        .iter()
-        .rposition(|line| line.strip_suffix(':').is_some_and(returns_to));
+    let heads = lines[..at].iter().rposition(|line| line.strip_suffix(':').is_some_and(returns_to));
     heads.map_or(0, |head| head + 1)
 }
 
 /// The register that an instruction writes first.
 fn destination(line: &str) -> Option<&str> {
-    line.split_whitespace()
-        .nth(1)
-        .map(|operand| operand.trim_end_matches(','))
+    line.split_whitespace().nth(1).map(|operand| operand.trim_end_matches(','))
 }
 
 /// Every run must give the same bits, so only integers use atomics: their order does not matter.
@@ -176,16 +131,7 @@ fn there_are_no_float_atomics() {
 
 /// Whether a kernel moves 16 bytes per access, according to its name.
 fn in_vectors(entry: &str) -> bool {
-    let words = [
-        "vectors",
-        "contiguous",
-        "blocks",
-        "aligned",
-        "b16",
-        "loop4",
-        "w4",
-        "w8",
-    ];
+    let words = ["vectors", "contiguous", "blocks", "aligned", "b16", "loop4", "w4", "w8"];
     let features = |part: &str| {
         let digits = part.strip_prefix('d').unwrap_or("");
         !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit())
@@ -203,9 +149,7 @@ fn rows_move_in_accesses_of_16_bytes() {
     // AdamW reads its pointers from a table; its own tests check its accesses.
     let kernels = of_rows().filter(|ptx| !ptx.entry.starts_with("adamw"));
     for ptx in kernels.filter(|ptx| in_vectors(&ptx.entry)) {
-        let excused = NARROW
-            .iter()
-            .filter(|(start, ..)| ptx.entry.starts_with(start));
+        let excused = NARROW.iter().filter(|(start, ..)| ptx.entry.starts_with(start));
         let excused: HashSet<&str> = excused.flat_map(|(_, names, _)| *names).copied().collect();
         let mut wide = HashSet::new();
         let mut all = HashSet::new();
@@ -220,11 +164,7 @@ fn rows_move_in_accesses_of_16_bytes() {
                 wide.extend((it.bytes == 16).then_some(it.parameter));
             }
         }
-        assert_eq!(
-            wide, all,
-            "{}: operands that are never moved in vectors",
-            ptx.entry
-        );
+        assert_eq!(wide, all, "{}: operands that are never moved in vectors", ptx.entry);
         seen += 1;
     }
     assert!(seen > 100, "only {seen} kernels are vectorized");
@@ -248,16 +188,8 @@ fn accesses_by_block(ptx: &str) -> Vec<Vec<Access<'_>>> {
                 parameters.insert(register.trim(), name.trim_matches(['[', ']']));
                 continue;
             }
-            let known = if it.opcode.starts_with("cvta") {
-                &parameters
-            } else {
-                &pointers
-            };
-            let from = it
-                .read
-                .iter()
-                .find_map(|register| known.get(register))
-                .copied();
+            let known = if it.opcode.starts_with("cvta") { &parameters } else { &pointers };
+            let from = it.read.iter().find_map(|register| known.get(register)).copied();
             if let Some(bytes) = it.global_bytes() {
                 accesses.push(Access {
                     text: it.text,
@@ -277,14 +209,7 @@ fn accesses_by_block(ptx: &str) -> Vec<Vec<Access<'_>>> {
 /// depend on loaded values.
 #[test]
 fn all_loads_are_in_flight() {
-    let in_units = [
-        "copy_",
-        "transpose_",
-        "index_select_",
-        "gather_",
-        "index_keys_",
-        "tree_",
-    ];
+    let in_units = ["copy_", "transpose_", "index_select_", "gather_", "index_keys_", "tree_"];
     for ptx in of_rows() {
         let whole = in_units.iter().any(|start| ptx.entry.starts_with(start));
         for block in blocks(&ptx.text) {
@@ -298,14 +223,8 @@ fn all_loads_are_in_flight() {
 }
 
 /// Kernels that keep a row in registers.
-const IN_REGISTERS: &[&str] = &[
-    "row_map_",
-    "add_rms_norm_",
-    "softmax_",
-    "log_softmax_",
-    "rope_",
-    "norm_rope_",
-];
+const IN_REGISTERS: &[&str] =
+    &["row_map_", "add_rms_norm_", "softmax_", "log_softmax_", "rope_", "norm_rope_"];
 
 /// The kernel that has too few registers to load all operands of its row in one step.
 const IN_TWO_READS: &str = "add_rms_norm_grad_input_f32_d8192_t512";
@@ -317,9 +236,7 @@ fn rows_in_registers_are_loaded_in_one_step() {
         let in_registers = |start: &&str| ptx.entry.starts_with(*start);
         if ptx.entry.contains("_d") && IN_REGISTERS.iter().any(in_registers) {
             let blocks = blocks(&ptx.text);
-            let reads = blocks
-                .iter()
-                .filter(|block| block.iter().any(Instruction::is_global_load));
+            let reads = blocks.iter().filter(|block| block.iter().any(Instruction::is_global_load));
             let expected = if ptx.entry == IN_TWO_READS { 2 } else { 1 };
             assert_eq!(reads.count(), expected, "{}", ptx.entry);
         }
@@ -343,26 +260,14 @@ struct Flight<'t> {
 fn assert_in_flight(entry: &str, block: &[Instruction<'_>]) {
     let mut flight = Flight::default();
     for it in block {
-        let behind = it
-            .read
-            .iter()
-            .filter_map(|register| flight.behind.get(register));
+        let behind = it.read.iter().filter_map(|register| flight.behind.get(register));
         let mut behind = behind.max().copied().unwrap_or(0);
-        for depth in it
-            .read
-            .iter()
-            .filter_map(|register| flight.loaded.get(register))
-        {
+        for depth in it.read.iter().filter_map(|register| flight.loaded.get(register)) {
             flight.waits.entry(*depth).or_insert(it.text);
         }
         if it.is_global_load() {
             let wait = flight.waits.get(&behind);
-            assert!(
-                wait.is_none(),
-                "{entry}: `{}` waits for `{}`",
-                it.text,
-                wait.unwrap()
-            );
+            assert!(wait.is_none(), "{entry}: `{}` waits for `{}`", it.text, wait.unwrap());
             for register in &it.written {
                 flight.loaded.insert(register, behind);
                 flight.behind.insert(register, behind + 1);

@@ -34,10 +34,7 @@ fn text_matches_the_golden_files() {
             fs::write(&path, &text).unwrap();
         }
         let golden = fs::read_to_string(&path).unwrap_or_default();
-        assert_eq!(
-            golden, text,
-            "{entry}: run with UPDATE_GOLDEN=1 if the change is intended"
-        );
+        assert_eq!(golden, text, "{entry}: run with UPDATE_GOLDEN=1 if the change is intended");
     }
 }
 

@@ -39,25 +39,15 @@ impl ParameterCount {
     /// Parameters that one token is multiplied by: [`active`](Self::active) without the embedding
     /// lookup.
     pub fn active_in_matmuls(&self) -> u64 {
-        let head = if self.lm_head == 0 {
-            self.embedding
-        } else {
-            self.lm_head
-        };
+        let head = if self.lm_head == 0 { self.embedding } else { self.lm_head };
         let tables = self.embedding.saturating_add(self.lm_head);
         self.active().saturating_sub(tables).saturating_add(head)
     }
 
     fn always_active(&self) -> u64 {
-        [
-            self.lm_head,
-            self.attention,
-            self.norms,
-            self.dense_mlp,
-            self.routers,
-        ]
-        .into_iter()
-        .fold(self.embedding, u64::saturating_add)
+        [self.lm_head, self.attention, self.norms, self.dense_mlp, self.routers]
+            .into_iter()
+            .fold(self.embedding, u64::saturating_add)
     }
 }
 
@@ -65,9 +55,7 @@ impl Qwen3Config {
     /// Counts the parameters of a valid configuration. Nothing is allocated.
     pub fn parameter_count(&self) -> ParameterCount {
         let layers = self.num_hidden_layers.min(MAX_LAYERS);
-        let sparse = (0..layers)
-            .filter(|layer| self.is_moe_layer(*layer))
-            .count();
+        let sparse = (0..layers).filter(|layer| self.is_moe_layer(*layer)).count();
         let (hidden, head_dim) = (self.hidden_size, self.head_dim());
         let heads_and_kv = self.num_attention_heads.saturating_add(self.num_kv_heads());
 
@@ -81,9 +69,7 @@ impl Qwen3Config {
         } else {
             0
         };
-        let attention = projections
-            .saturating_add(biases)
-            .saturating_add(product(&[2, head_dim]));
+        let attention = projections.saturating_add(biases).saturating_add(product(&[2, head_dim]));
 
         let table = product(&[self.vocab_size, hidden]);
         let expert = [3, self.moe_intermediate_size, hidden];
@@ -102,7 +88,5 @@ impl Qwen3Config {
 }
 
 fn product(factors: &[usize]) -> u64 {
-    factors.iter().fold(1, |product: u64, factor| {
-        product.saturating_mul(*factor as u64)
-    })
+    factors.iter().fold(1, |product: u64, factor| product.saturating_mul(*factor as u64))
 }

@@ -91,9 +91,7 @@ impl Qwen3Config {
         let mut keys = match serde_json::from_str(text)? {
             Value::Object(keys) => keys,
             other => {
-                return Err(ConfigError::NotAnObject {
-                    found: kind(&other),
-                });
+                return Err(ConfigError::NotAnObject { found: kind(&other) });
             }
         };
         let model_type = model_type(&keys)?;
@@ -154,9 +152,7 @@ impl Qwen3Config {
         let rope = self.rope()?;
         let is_dense = self.model_type == ModelType::Qwen3;
         let layer_types = || -> Vec<LayerType> {
-            (0..self.num_hidden_layers)
-                .map(|layer| self.layer_type(layer))
-                .collect()
+            (0..self.num_hidden_layers).map(|layer| self.layer_type(layer)).collect()
         };
 
         Ok(Qwen3Config {
@@ -177,22 +173,16 @@ fn model_type(keys: &Map<String, Value>) -> Result<ModelType, ConfigError> {
     let found = match keys.get("model_type") {
         Some(Value::String(name)) => name,
         Some(other) => {
-            return Err(ConfigError::ModelType {
-                found: other.to_string(),
-            });
+            return Err(ConfigError::ModelType { found: other.to_string() });
         }
         None => {
-            return Err(ConfigError::ModelType {
-                found: "missing".to_owned(),
-            });
+            return Err(ConfigError::ModelType { found: "missing".to_owned() });
         }
     };
     [ModelType::Qwen3, ModelType::Qwen3Moe]
         .into_iter()
         .find(|known| known.name() == found)
-        .ok_or_else(|| ConfigError::ModelType {
-            found: format!("`{found}`"),
-        })
+        .ok_or_else(|| ConfigError::ModelType { found: format!("`{found}`") })
 }
 
 fn unify_experts(keys: &mut Map<String, Value>) -> Result<(), ConfigError> {

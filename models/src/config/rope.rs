@@ -202,26 +202,19 @@ pub(super) fn resolve(config: &Qwen3Config) -> Result<Rope, Vec<Problem>> {
 
     let scaling = match rope_type {
         RopeType::Default => RopeScaling::None,
-        RopeType::Linear => RopeScaling::Linear {
-            factor: factor_of(&keys, "linear", None, &mut problems),
-        },
+        RopeType::Linear => {
+            RopeScaling::Linear { factor: factor_of(&keys, "linear", None, &mut problems) }
+        }
         RopeType::Yarn => RopeScaling::Yarn(resolve_yarn(config, &keys, theta, &mut problems)),
     };
 
-    if problems.is_empty() {
-        Ok(Rope { theta, scaling })
-    } else {
-        Err(problems)
-    }
+    if problems.is_empty() { Ok(Rope { theta, scaling }) } else { Err(problems) }
 }
 
 fn single_table(config: &Qwen3Config, problems: &mut Vec<Problem>) -> RopeKeys {
     let empty = RopeKeys::default();
     let old = config.rope_scaling.as_ref().filter(|keys| **keys != empty);
-    let new = config
-        .rope_parameters
-        .as_ref()
-        .filter(|keys| **keys != empty);
+    let new = config.rope_parameters.as_ref().filter(|keys| **keys != empty);
 
     if let (Some(old), Some(new)) = (old, new)
         && old != new
@@ -247,9 +240,7 @@ fn single_theta(config: &Qwen3Config, keys: &RopeKeys, problems: &mut Vec<Proble
             other: inner.to_string(),
         });
     }
-    keys.rope_theta
-        .or(config.rope_theta)
-        .unwrap_or(DEFAULT_THETA)
+    keys.rope_theta.or(config.rope_theta).unwrap_or(DEFAULT_THETA)
 }
 
 fn single_type(keys: &RopeKeys, problems: &mut Vec<Problem>) -> RopeType {
@@ -292,17 +283,11 @@ fn resolve_yarn(
     check_range("beta_slow", beta_slow, problems);
     check_range("attention_factor", attention_factor, problems);
     if original == 0 {
-        problems.push(Problem::Zero {
-            key: "original_max_position_embeddings",
-        });
+        problems.push(Problem::Zero { key: "original_max_position_embeddings" });
     }
     if theta == 1.0 {
         let expected = "different from 1: YaRN divides by its logarithm";
-        problems.push(Problem::Range {
-            key: "rope_theta",
-            value: theta,
-            expected,
-        });
+        problems.push(Problem::Range { key: "rope_theta", value: theta, expected });
     }
 
     Yarn {
@@ -317,11 +302,7 @@ fn resolve_yarn(
 
 /// YaRN's correction of the attention scores: `0.1 mscale ln(factor) + 1`, 1 without extension.
 fn magnitude(factor: f64, mscale: f64) -> f64 {
-    if factor <= 1.0 {
-        1.0
-    } else {
-        0.1 * mscale * factor.ln() + 1.0
-    }
+    if factor <= 1.0 { 1.0 } else { 0.1 * mscale * factor.ln() + 1.0 }
 }
 
 fn factor_of(
@@ -331,10 +312,7 @@ fn factor_of(
     problems: &mut Vec<Problem>,
 ) -> f64 {
     let Some(factor) = keys.factor.or(fallback) else {
-        problems.push(Problem::RopeMissing {
-            rope_type,
-            key: "factor",
-        });
+        problems.push(Problem::RopeMissing { rope_type, key: "factor" });
         return 1.0;
     };
     check_range("factor", factor, problems);
@@ -343,11 +321,7 @@ fn factor_of(
 
 fn check_range(key: &'static str, value: f64, problems: &mut Vec<Problem>) {
     if !(value.is_finite() && value > 0.0) {
-        problems.push(Problem::Range {
-            key,
-            value,
-            expected: "a positive number",
-        });
+        problems.push(Problem::Range { key, value, expected: "a positive number" });
     }
 }
 

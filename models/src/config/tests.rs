@@ -36,9 +36,7 @@ moe_intermediate_size = 256
 "#;
 
 fn parity(path: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
-        .join("../tests/parity")
-        .join(path)
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/parity").join(path)
 }
 
 fn fixture(name: &str) -> Qwen3Config {
@@ -51,15 +49,11 @@ fn tiny() -> Qwen3Config {
 }
 
 fn windows(config: &Qwen3Config) -> Vec<Option<usize>> {
-    (0..config.num_hidden_layers)
-        .map(|layer| config.window(layer))
-        .collect()
+    (0..config.num_hidden_layers).map(|layer| config.window(layer)).collect()
 }
 
 fn moe_layers(config: &Qwen3Config) -> Vec<usize> {
-    (0..config.num_hidden_layers)
-        .filter(|layer| config.is_moe_layer(*layer))
-        .collect()
+    (0..config.num_hidden_layers).filter(|layer| config.is_moe_layer(*layer)).collect()
 }
 
 fn error_of(json: &str) -> String {
@@ -78,18 +72,9 @@ fn problems_of(config: &Qwen3Config) -> Vec<Problem> {
 #[test]
 fn layers_match_transformers() {
     assert_eq!(windows(&fixture("dense-gqa-tied")), [None, None]);
-    assert_eq!(
-        windows(&fixture("dense-window-linear")),
-        [None, Some(5), Some(5)]
-    );
-    assert_eq!(
-        windows(&fixture("dense-layer-types-mqa")),
-        [Some(4), None, Some(4)]
-    );
-    assert_eq!(
-        windows(&fixture("moe-window-fused-sharded")),
-        [Some(3), Some(3)]
-    );
+    assert_eq!(windows(&fixture("dense-window-linear")), [None, Some(5), Some(5)]);
+    assert_eq!(windows(&fixture("dense-layer-types-mqa")), [Some(4), None, Some(4)]);
+    assert_eq!(windows(&fixture("moe-window-fused-sharded")), [Some(3), Some(3)]);
 
     assert!(moe_layers(&fixture("dense-defaults")).is_empty());
     assert_eq!(moe_layers(&fixture("moe-hub-sharded")), [0, 1]);
@@ -101,43 +86,18 @@ fn layers_match_transformers() {
 #[test]
 fn omitted_keys_have_hugging_faces_defaults() {
     let dense = Qwen3Config::from_json(r#"{"model_type": "qwen3"}"#).unwrap();
-    assert_eq!(
-        (
-            dense.hidden_size,
-            dense.num_hidden_layers,
-            dense.num_kv_heads()
-        ),
-        (4096, 32, 32)
-    );
-    assert_eq!(
-        (dense.head_dim(), dense.intermediate_size, dense.vocab_size),
-        (128, 22016, 151936)
-    );
-    assert_eq!(
-        dense.rope().unwrap(),
-        Rope {
-            theta: 1e4,
-            scaling: RopeScaling::None
-        }
-    );
+    assert_eq!((dense.hidden_size, dense.num_hidden_layers, dense.num_kv_heads()), (4096, 32, 32));
+    assert_eq!((dense.head_dim(), dense.intermediate_size, dense.vocab_size), (128, 22016, 151936));
+    assert_eq!(dense.rope().unwrap(), Rope { theta: 1e4, scaling: RopeScaling::None });
 
     let moe = Qwen3Config::from_json(r#"{"model_type": "qwen3_moe"}"#).unwrap();
-    assert_eq!(
-        (moe.hidden_size, moe.num_hidden_layers, moe.num_kv_heads()),
-        (2048, 24, 4)
-    );
-    assert_eq!(
-        (moe.head_dim(), moe.num_experts, moe.num_experts_per_tok),
-        (64, 128, 8)
-    );
+    assert_eq!((moe.hidden_size, moe.num_hidden_layers, moe.num_kv_heads()), (2048, 24, 4));
+    assert_eq!((moe.head_dim(), moe.num_experts, moe.num_experts_per_tok), (64, 128, 8));
     assert!(!moe.norm_topk_prob && !moe.tie_word_embeddings);
 
     let windowed = r#"{"model_type": "qwen3", "use_sliding_window": true}"#;
     let windowed = Qwen3Config::from_json(windowed).unwrap();
-    assert_eq!(
-        (windowed.window(27), windowed.window(28)),
-        (None, Some(4096))
-    );
+    assert_eq!((windowed.window(27), windowed.window(28)), (None, Some(4096)));
 }
 
 #[test]
@@ -168,21 +128,12 @@ fn rotary_frequencies_match_transformers() {
         ),
         (
             "dense-bias-yarn",
-            &[
-                1.0,
-                0.26879361271858215,
-                0.07000000029802322,
-                0.01739252731204033,
-            ],
+            &[1.0, 0.26879361271858215, 0.07000000029802322, 0.01739252731204033],
             1.138629436111989,
         ),
         (
             "dense-window-linear",
-            &[
-                0.3333333432674408,
-                0.04199736937880516,
-                0.005291336681693792,
-            ],
+            &[0.3333333432674408, 0.04199736937880516, 0.005291336681693792],
             1.0,
         ),
         (
@@ -221,10 +172,7 @@ fn rotary_frequencies_match_transformers() {
                 "{name}: {actual}, expected {expected}"
             );
         }
-        assert!(
-            (rope.attention_factor() - attention_factor).abs() < 1e-15,
-            "{name}"
-        );
+        assert!((rope.attention_factor() - attention_factor).abs() < 1e-15, "{name}");
     }
 }
 
@@ -243,14 +191,8 @@ fn wrong_values_are_named_with_key_and_value() {
             r#""hidden_act": "gelu""#,
             r#"hidden_act = "gelu" in config.json: unknown variant `gelu`, expected `silu`"#,
         ),
-        (
-            r#""hidden_size": -4"#,
-            "hidden_size = -4 in config.json: invalid value: integer `-4`",
-        ),
-        (
-            r#""hidden_size": "64""#,
-            "hidden_size = \"64\" in config.json: invalid type: string",
-        ),
+        (r#""hidden_size": -4"#, "hidden_size = -4 in config.json: invalid value: integer `-4`"),
+        (r#""hidden_size": "64""#, "hidden_size = \"64\" in config.json: invalid type: string"),
         (
             r#""rope_scaling": {"rope_type": "llama3"}"#,
             "unknown variant `llama3`, expected one of `default`",
@@ -285,11 +227,7 @@ fn written_config_reads_as_the_same_model() {
         assert_eq!(windows(&read_again), windows(&config), "{name}");
         assert_eq!(moe_layers(&read_again), moe_layers(&config), "{name}");
         assert_eq!(read_again.rope().unwrap(), config.rope().unwrap(), "{name}");
-        assert_eq!(
-            read_again.parameter_count(),
-            config.parameter_count(),
-            "{name}"
-        );
+        assert_eq!(read_again.parameter_count(), config.parameter_count(), "{name}");
     }
 }
 
@@ -303,10 +241,7 @@ fn written_configs_are_those_checked_with_transformers() {
             std::fs::write(&path, &text).unwrap();
         }
         let committed = std::fs::read_to_string(&path).unwrap();
-        assert_eq!(
-            text, committed,
-            "{name}: run with MESHGRAD_BLESS=1, then check_written.py"
-        );
+        assert_eq!(text, committed, "{name}: run with MESHGRAD_BLESS=1, then check_written.py");
     }
 }
 
@@ -318,28 +253,18 @@ fn toml_keeps_every_field() {
 
     for config in configs {
         let text = toml::to_string(&config).unwrap();
-        assert_eq!(
-            toml::from_str::<Qwen3Config>(&text).unwrap(),
-            config,
-            "{text}"
-        );
+        assert_eq!(toml::from_str::<Qwen3Config>(&text).unwrap(), config, "{text}");
     }
 }
 
 #[test]
 fn toml_is_strict() {
     let typo = toml::from_str::<Qwen3Config>(&format!("{TINY}\nhiden_size = 3")).unwrap_err();
-    assert!(
-        typo.to_string().contains("unknown field `hiden_size`"),
-        "{typo}"
-    );
+    assert!(typo.to_string().contains("unknown field `hiden_size`"), "{typo}");
 
     let missing =
         toml::from_str::<Qwen3Config>(&TINY.replace("hidden_size = 256", "")).unwrap_err();
-    assert!(
-        missing.to_string().contains("missing field `hidden_size`"),
-        "{missing}"
-    );
+    assert!(missing.to_string().contains("missing field `hidden_size`"), "{missing}");
 }
 
 #[test]
@@ -350,9 +275,7 @@ fn keys_lists_every_field() {
     full.eos_token_id = Some(TokenIds::Many(vec![1, 2]));
     full.pad_token_id = Some(0);
 
-    let Value::Object(fields) = serde_json::to_value(&full).unwrap() else {
-        unreachable!()
-    };
+    let Value::Object(fields) = serde_json::to_value(&full).unwrap() else { unreachable!() };
     assert_eq!(fields.keys().collect::<Vec<_>>(), Qwen3Config::KEYS);
 }
 
@@ -363,11 +286,7 @@ fn keys_lists_every_field() {
 fn parameter_counts_match_the_files() {
     for name in FIXTURES {
         let count = fixture(name).parameter_count();
-        assert_eq!(
-            count.total(),
-            elements_in(&parity(&format!("fixtures/{name}"))),
-            "{name}"
-        );
+        assert_eq!(count.total(), elements_in(&parity(&format!("fixtures/{name}"))), "{name}");
     }
 }
 
@@ -415,28 +334,17 @@ fn every_problem_is_reported_at_once() {
     config.num_key_value_heads = Some(3);
     config.head_dim = Some(15);
     config.num_experts_per_tok = 9;
-    config.rope_scaling = Some(RopeKeys {
-        rope_type: Some(RopeType::Linear),
-        ..RopeKeys::default()
-    });
+    config.rope_scaling =
+        Some(RopeKeys { rope_type: Some(RopeType::Linear), ..RopeKeys::default() });
 
     let problems = problems_of(&config);
     assert_eq!(
         problems,
         [
-            Problem::Heads {
-                heads: 8,
-                kv_heads: 3
-            },
+            Problem::Heads { heads: 8, kv_heads: 3 },
             Problem::OddHeadDim { head_dim: 15 },
-            Problem::TopK {
-                top_k: 9,
-                experts: 8
-            },
-            Problem::RopeMissing {
-                rope_type: "linear",
-                key: "factor"
-            },
+            Problem::TopK { top_k: 9, experts: 8 },
+            Problem::RopeMissing { rope_type: "linear", key: "factor" },
         ]
     );
     let text = config.validate().unwrap_err().to_string();
@@ -449,62 +357,32 @@ fn each_problem_is_found() {
     let cases: [(Change, &str); 17] = [
         (|c| c.vocab_size = 0, "vocab_size is 0"),
         (|c| c.num_attention_heads = 0, "num_attention_heads is 0"),
-        (
-            |c| c.num_key_value_heads = Some(0),
-            "num_key_value_heads is 0",
-        ),
-        (
-            |c| c.moe_intermediate_size = 0,
-            "moe_intermediate_size is 0",
-        ),
+        (|c| c.num_key_value_heads = Some(0), "num_key_value_heads is 0"),
+        (|c| c.moe_intermediate_size = 0, "moe_intermediate_size is 0"),
         (|c| c.mlp_only_layers = vec![2], "intermediate_size is 0"),
         (|c| c.decoder_sparse_step = 0, "decoder_sparse_step is 0"),
-        (
-            |c| c.num_attention_heads = 12,
-            "hidden_size = 256 is not a multiple",
-        ),
+        (|c| c.num_attention_heads = 12, "hidden_size = 256 is not a multiple"),
         (|c| c.rms_norm_eps = f64::NAN, "rms_norm_eps = NaN must be"),
-        (
-            |c| c.rope_theta = Some(-1.0),
-            "rope_theta = -1 must be a positive number",
-        ),
-        (
-            |c| c.attention_dropout = 0.1,
-            "attention_dropout = 0.1 must be 0",
-        ),
+        (|c| c.rope_theta = Some(-1.0), "rope_theta = -1 must be a positive number"),
+        (|c| c.attention_dropout = 0.1, "attention_dropout = 0.1 must be 0"),
         (|c| c.use_sliding_window = true, "sliding_window is missing"),
-        (
-            |c| (c.use_sliding_window, c.sliding_window) = (true, Some(0)),
-            "sliding_window is 0",
-        ),
-        (
-            |c| c.layer_types = Some(vec![LayerType::FullAttention]),
-            "layer_types has 1 entries",
-        ),
+        (|c| (c.use_sliding_window, c.sliding_window) = (true, Some(0)), "sliding_window is 0"),
+        (|c| c.layer_types = Some(vec![LayerType::FullAttention]), "layer_types has 1 entries"),
         (
             |c| c.layer_types = Some(vec![LayerType::SlidingAttention; 4]),
             "layer_types[0] contradicts use_sliding_window = false",
         ),
-        (
-            |c| c.model_type = ModelType::Qwen3,
-            "num_experts = 8 needs model_type = qwen3_moe",
-        ),
+        (|c| c.model_type = ModelType::Qwen3, "num_experts = 8 needs model_type = qwen3_moe"),
         (
             |c| {
                 c.rope_theta = Some(5.0);
-                c.rope_parameters = Some(RopeKeys {
-                    rope_theta: Some(6.0),
-                    ..RopeKeys::default()
-                });
+                c.rope_parameters = Some(RopeKeys { rope_theta: Some(6.0), ..RopeKeys::default() });
             },
             "rope_theta = 5 but rope_parameters.rope_theta = 6",
         ),
         (
             |c| {
-                let partial = RopeKeys {
-                    partial_rotary_factor: Some(0.5),
-                    ..RopeKeys::default()
-                };
+                let partial = RopeKeys { partial_rotary_factor: Some(0.5), ..RopeKeys::default() };
                 c.rope_parameters = Some(partial);
             },
             "partial_rotary_factor = 0.5 must be 1",

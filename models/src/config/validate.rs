@@ -22,11 +22,7 @@ impl Qwen3Config {
         self.check_experts(&mut problems);
         problems.extend(rope::resolve(self).err().unwrap_or_default());
 
-        if problems.is_empty() {
-            Ok(())
-        } else {
-            Err(ConfigError::Invalid(problems))
-        }
+        if problems.is_empty() { Ok(()) } else { Err(ConfigError::Invalid(problems)) }
     }
 
     fn check_sizes(&self, problems: &mut Vec<Problem>) {
@@ -39,40 +35,20 @@ impl Qwen3Config {
             ("hidden_size", self.hidden_size, true),
             ("num_hidden_layers", self.num_hidden_layers, true),
             ("num_attention_heads", self.num_attention_heads, true),
-            (
-                "num_key_value_heads",
-                self.num_kv_heads(),
-                self.num_key_value_heads.is_some(),
-            ),
+            ("num_key_value_heads", self.num_kv_heads(), self.num_key_value_heads.is_some()),
             ("head_dim", self.head_dim(), self.num_attention_heads > 0),
-            (
-                "max_position_embeddings",
-                self.max_position_embeddings,
-                true,
-            ),
+            ("max_position_embeddings", self.max_position_embeddings, true),
             ("intermediate_size", self.intermediate_size, some_dense),
-            (
-                "num_experts",
-                self.num_experts,
-                self.model_type == ModelType::Qwen3Moe,
-            ),
+            ("num_experts", self.num_experts, self.model_type == ModelType::Qwen3Moe),
             ("num_experts_per_tok", self.num_experts_per_tok, some_sparse),
-            (
-                "moe_intermediate_size",
-                self.moe_intermediate_size,
-                some_sparse,
-            ),
+            ("moe_intermediate_size", self.moe_intermediate_size, some_sparse),
             ("decoder_sparse_step", self.decoder_sparse_step, true),
         ];
         for (key, value, needed) in sizes {
             if value == 0 && needed {
                 problems.push(Problem::Zero { key });
             }
-            let most = if key == "num_hidden_layers" {
-                MAX_LAYERS
-            } else {
-                MAX_SIZE
-            };
+            let most = if key == "num_hidden_layers" { MAX_LAYERS } else { MAX_SIZE };
             if value > most {
                 problems.push(Problem::TooLarge { key, value, most });
             }
@@ -87,11 +63,7 @@ impl Qwen3Config {
         ];
         for (key, value) in numbers {
             if !(value.is_finite() && value >= 0.0) {
-                problems.push(Problem::Range {
-                    key,
-                    value,
-                    expected: "0 or a positive number",
-                });
+                problems.push(Problem::Range { key, value, expected: "0 or a positive number" });
             }
         }
 
@@ -111,14 +83,9 @@ impl Qwen3Config {
         }
 
         if self.head_dim.is_none() && heads > 0 && !self.hidden_size.is_multiple_of(heads) {
-            problems.push(Problem::UnevenHeads {
-                hidden_size: self.hidden_size,
-                heads,
-            });
+            problems.push(Problem::UnevenHeads { hidden_size: self.hidden_size, heads });
         } else if !self.head_dim().is_multiple_of(2) {
-            problems.push(Problem::OddHeadDim {
-                head_dim: self.head_dim(),
-            });
+            problems.push(Problem::OddHeadDim { head_dim: self.head_dim() });
         }
     }
 
@@ -126,13 +93,9 @@ impl Qwen3Config {
         if self.use_sliding_window {
             let asked_by = "use_sliding_window";
             match self.sliding_window {
-                None => problems.push(Problem::NoWindow {
-                    asked_by,
-                    missing: "sliding_window is missing",
-                }),
-                Some(0) => problems.push(Problem::Zero {
-                    key: "sliding_window",
-                }),
+                None => problems
+                    .push(Problem::NoWindow { asked_by, missing: "sliding_window is missing" }),
+                Some(0) => problems.push(Problem::Zero { key: "sliding_window" }),
                 Some(_) => {}
             }
         }

@@ -44,10 +44,7 @@ pub fn or_damage(checkpoint: &Committed, error: Error) -> Error {
         Err(unreadable) if is_disk_failure(&unreadable) => vec![unreadable.to_string()],
         Err(unreadable) => return unreadable.into(),
     };
-    Error::Damaged {
-        folder: checkpoint.path().to_owned(),
-        problems,
-    }
+    Error::Damaged { folder: checkpoint.path().to_owned(), problems }
 }
 
 fn listed(checkpoint: &Committed, problems: &[IntegrityError]) -> Vec<String> {
@@ -95,12 +92,7 @@ fn first_not_finite(folder: &Folder, name: &str) -> Option<Error> {
     let file = folder.file_of(name).ok()?.path().to_owned();
     let mut values = floats(dtype, &bytes)?.enumerate();
     let (element, value) = values.find(|(_, value)| !value.is_finite())?;
-    Some(Error::NotFinite {
-        file,
-        tensor: name.to_owned(),
-        element,
-        value,
-    })
+    Some(Error::NotFinite { file, tensor: name.to_owned(), element, value })
 }
 
 /// The values of a tensor, if they are floats of 16 bits or more.

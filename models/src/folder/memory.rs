@@ -33,21 +33,14 @@ pub(super) struct HomeRows {
 
 impl HomeRows {
     fn of(param: &Param) -> Option<HomeRows> {
-        Some(HomeRows {
-            shape: param.sharded_shape(),
-            rows: param.home()?.rows(),
-        })
+        Some(HomeRows { shape: param.sharded_shape(), rows: param.home()?.rows() })
     }
 }
 
 impl NamedTensor {
     /// A tensor under a name. If it has a sharding, it is this rank's part.
     pub fn new(name: impl Into<String>, tensor: Tensor) -> NamedTensor {
-        NamedTensor {
-            name: name.into(),
-            tensor,
-            rows: None,
-        }
+        NamedTensor { name: name.into(), tensor, rows: None }
     }
 
     /// The value of a parameter; of one with a home, the rows of this rank.
@@ -117,10 +110,7 @@ impl<'t, T: Element> Elements<'t, T> {
             return Ok(Elements::Copied(tensor.local().to_vec()?));
         }
         let start = tensor.layout().offset();
-        Ok(Elements::Borrowed(
-            tensor.read()?,
-            start..start + tensor.elements(),
-        ))
+        Ok(Elements::Borrowed(tensor.read()?, start..start + tensor.elements()))
     }
 }
 

@@ -30,9 +30,7 @@ pub fn add_shards<'t>(
 ) -> Result<()> {
     let shards = shards(tensors)?;
     let by_name = by_name(tensors);
-    snapshot.add_model(folder, mapping, shards, move |name| {
-        Ok(bytes(by_name[name])?)
-    });
+    snapshot.add_model(folder, mapping, shards, move |name| Ok(bytes(by_name[name])?));
     Ok(())
 }
 
@@ -52,17 +50,12 @@ pub fn add_shard_copies(
         let copied = bytes(&named.tensor)?.as_ref().as_ref().to_vec();
         Ok((named.name.clone(), copied))
     };
-    let copies = tensors
-        .iter()
-        .map(copy)
-        .collect::<Result<BTreeMap<_, _>>>()?;
+    let copies = tensors.iter().map(copy).collect::<Result<BTreeMap<_, _>>>()?;
     let copies = Mutex::new(copies);
     snapshot.add_model(folder, mapping, shards, move |name| {
         // Each is read once, and freed after its last use.
         let mut copies = copies.lock().unwrap_or_else(PoisonError::into_inner);
-        let copy = copies
-            .remove(name)
-            .ok_or("its copy has been written already")?;
+        let copy = copies.remove(name).ok_or("its copy has been written already")?;
         Ok(Box::new(copy))
     });
     Ok(())
@@ -94,10 +87,7 @@ fn by_name(tensors: &[NamedTensor]) -> BTreeMap<&str, &Tensor> {
 pub(super) fn region(named: &NamedTensor) -> Result<Option<Region>> {
     let partial = named.tensor.sharding();
     if let Some(sharding) = partial.filter(|it| !it.partials().is_empty()) {
-        return Err(Error::Partial {
-            tensor: named.name.clone(),
-            sharding: sharding.to_string(),
-        });
+        return Err(Error::Partial { tensor: named.name.clone(), sharding: sharding.to_string() });
     }
     let shape = named.sharded_shape();
     let position = shape.sharding().zip(shape.rank());
@@ -117,10 +107,8 @@ pub(super) fn part(named: &NamedTensor, whole: Expr, graph: &mut Graph) -> Resul
         }
     };
     let region = region(named)?;
-    let part = add(graph, region).map_err(|error| PlanError::Graph {
-        target: named.name.clone(),
-        error,
-    })?;
+    let part = add(graph, region)
+        .map_err(|error| PlanError::Graph { target: named.name.clone(), error })?;
     Ok(part)
 }
 
@@ -145,10 +133,9 @@ pub(super) fn expect_whole(named: &NamedTensor) -> Result<()> {
     let part = shape.sharding().filter(|it| !it.is_replicated());
     let has_rows = |home: &HomeRows| home.rows.len() < row_count(home.shape.local());
     match (part, &named.rows) {
-        (Some(sharding), _) => Err(Error::Part {
-            tensor: named.name.clone(),
-            sharding: sharding.to_string(),
-        }),
+        (Some(sharding), _) => {
+            Err(Error::Part { tensor: named.name.clone(), sharding: sharding.to_string() })
+        }
         (None, Some(home)) if has_rows(home) => Err(Error::Part {
             tensor: named.name.clone(),
             sharding: format!("rows {:?} of {}", home.rows, *home.shape.local()),

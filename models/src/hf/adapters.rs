@@ -48,14 +48,9 @@ pub(crate) fn add<'a>(
     if !path.exists() {
         return Ok(());
     }
-    let text = std::fs::read_to_string(&path).map_err(|source| Error::File {
-        path: path.clone(),
-        source,
-    })?;
-    let invalid = |problem: String| Error::Adapters {
-        path: path.clone(),
-        problem,
-    };
+    let text = std::fs::read_to_string(&path)
+        .map_err(|source| Error::File { path: path.clone(), source })?;
+    let invalid = |problem: String| Error::Adapters { path: path.clone(), problem };
     let shapes: Result<BTreeMap<String, Shape>, _> = serde_json::from_str(&text);
     let mut shapes = shapes.map_err(|error| invalid(error.to_string()))?;
     for linear in projections {
@@ -83,11 +78,7 @@ fn check_rank(linear: &Linear, rank: usize, folder: &Folder) -> Result<(), Strin
     let name = path.sub("lora_A.weight").to_string();
     match folder.get(&name).map(|stored| &stored.shape[..]) {
         Some([rows, ..]) if *rows == rank => Ok(()),
-        Some(shape) => Err(format!(
-            "`{path}` has rank {rank}, but `{name}` has shape {shape:?}"
-        )),
-        None => Err(format!(
-            "`{path}` has rank {rank}, but there is no tensor `{name}`"
-        )),
+        Some(shape) => Err(format!("`{path}` has rank {rank}, but `{name}` has shape {shape:?}")),
+        None => Err(format!("`{path}` has rank {rank}, but there is no tensor `{name}`")),
     }
 }

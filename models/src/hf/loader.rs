@@ -30,10 +30,8 @@ pub fn load(dir: &Path, device: &Device) -> Result<Loaded> {
 /// [`Error::File`], [`Error::ConfigFile`].
 pub fn read_config(dir: &Path) -> Result<Qwen3Config> {
     let path = dir.join("config.json");
-    let text = std::fs::read_to_string(&path).map_err(|source| Error::File {
-        path: path.clone(),
-        source,
-    })?;
+    let text = std::fs::read_to_string(&path)
+        .map_err(|source| Error::File { path: path.clone(), source })?;
     Qwen3Config::from_json(&text).map_err(|source| Error::ConfigFile { path, source })
 }
 
@@ -89,10 +87,7 @@ pub struct Loader<'a> {
 impl<'a> Loader<'a> {
     /// A loader of the folder `dir`.
     pub fn new(dir: &'a Path) -> Loader<'a> {
-        Loader {
-            dir,
-            options: LoadOptions::default(),
-        }
+        Loader { dir, options: LoadOptions::default() }
     }
 
     /// Calls `progress` after each read, from any thread, with the bytes read so far and the total.
@@ -146,11 +141,7 @@ impl<'a> Loader<'a> {
         let folder = Folder::open(self.dir)?;
         add_adapters(&mut model, &folder)?;
         let Filled { experts, stats } = self.fill_from(&folder, &model, device)?;
-        Ok(Loaded {
-            model,
-            experts,
-            stats,
-        })
+        Ok(Loaded { model, experts, stats })
     }
 
     /// Loads every parameter of `model`. Float dtypes are converted. Of a sharded parameter

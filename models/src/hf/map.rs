@@ -83,9 +83,7 @@ mod tests {
     fn tensors(experts: Experts) -> Vec<(String, Vec<u64>)> {
         let parameters = PARAMETERS.map(|(name, shape)| TensorSpec::new(name, Dtype::F32, shape));
         let map = map(experts, false).unwrap().reversed();
-        let bound = map
-            .bind(&parameters, None, &AllowedProblems::none())
-            .unwrap();
+        let bound = map.bind(&parameters, None, &AllowedProblems::none()).unwrap();
         bound.outputs().map(|it| (it.name, it.shape)).collect()
     }
 
@@ -94,21 +92,13 @@ mod tests {
         let shape = |shape: &[u64]| shape.to_vec();
         let common = [
             ("lm_head.weight".to_owned(), shape(&[7, 4])),
-            (
-                "model.layers.0.mlp.gate_proj.weight".to_owned(),
-                shape(&[3, 4]),
-            ),
-            (
-                "model.layers.0.mlp.up_proj.weight".to_owned(),
-                shape(&[3, 4]),
-            ),
+            ("model.layers.0.mlp.gate_proj.weight".to_owned(), shape(&[3, 4])),
+            ("model.layers.0.mlp.up_proj.weight".to_owned(), shape(&[3, 4])),
             ("model.layers.3.mlp.gate.weight".to_owned(), shape(&[5, 4])),
         ];
         let experts = |names: &[(&str, &[u64])]| {
             let layer = "model.layers.3.mlp.experts";
-            let named = names
-                .iter()
-                .map(|(name, of)| (format!("{layer}.{name}"), shape(of)));
+            let named = names.iter().map(|(name, of)| (format!("{layer}.{name}"), shape(of)));
             let mut all: Vec<_> = named.chain(common.clone()).collect();
             all.sort();
             all
@@ -139,9 +129,7 @@ mod tests {
                     .filter(|it| !(tied && it.name == "lm_head.weight"))
                     .collect();
                 let bound =
-                    map(experts, tied)
-                        .unwrap()
-                        .bind(&stored, None, &AllowedProblems::none());
+                    map(experts, tied).unwrap().bind(&stored, None, &AllowedProblems::none());
                 let bound = bound.unwrap_or_else(|report| panic!("{report}"));
                 let inverse = bound.inverse().unwrap_or_else(|why| panic!("{why}"));
                 assert_eq!(inverse.outputs().count(), stored.len());

@@ -24,12 +24,7 @@ pub fn add_model(
     for (path, text) in files(model, folder)? {
         snapshot.add(&path, text);
     }
-    folder::add_tensors(
-        &folder::params(model)?,
-        &map(experts, false)?,
-        snapshot,
-        folder,
-    )
+    folder::add_tensors(&folder::params(model)?, &map(experts, false)?, snapshot, folder)
 }
 
 /// As [`add_model`], for a model of which each rank has shards. `params` are the values of its

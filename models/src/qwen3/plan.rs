@@ -92,10 +92,7 @@ impl Heads {
             let (outer, inner) = axes.split_at(at);
             let mut of_queries = in_units(outer, 0, keys, group * length)?;
             of_queries.extend(in_units(inner, 0, group, length)?);
-            Some(Heads {
-                keys: in_units(outer, 0, keys, length)?,
-                queries: of_queries,
-            })
+            Some(Heads { keys: in_units(outer, 0, keys, length)?, queries: of_queries })
         };
         split.and_then(of_axes).ok_or_else(|| {
             let names: Vec<String> = axes.iter().map(|(axis, _)| format!("`{axis}`")).collect();

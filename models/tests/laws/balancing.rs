@@ -44,10 +44,7 @@ fn biases_balance_a_skewed_load() {
         update_router_bias(&bias, &counts(batch), 0.001).unwrap();
     }
     let after = imbalance(&counts(0));
-    assert!(
-        before > 2.0 && after < 1.25,
-        "load {before} before, {after} after"
-    );
+    assert!(before > 2.0 && after < 1.25, "load {before} before, {after} after");
 }
 
 /// Biases of zero change no bit; others change the choice of experts.
@@ -88,15 +85,8 @@ fn recomputation_uses_the_same_bias() {
     let ids = ids(&device, 2, 24);
     let mut model = model(EXPERTS, &device);
     add_random_biases(&mut model, &device);
-    let checkpointing = Compute {
-        checkpointing: true,
-        ..F32
-    };
-    let balancing = Balancing {
-        auxiliary: 0.01,
-        z: 0.001,
-        ..Balancing::default()
-    };
+    let checkpointing = Compute { checkpointing: true, ..F32 };
+    let balancing = Balancing { auxiliary: 0.01, z: 0.001, ..Balancing::default() };
 
     let (saved, expected) = gradients(&model, &ids, F32, balancing);
     let (recomputed, actual) = gradients(&model, &ids, checkpointing, balancing);
@@ -118,10 +108,7 @@ fn the_z_loss_is_part_of_the_loss() {
         }
     }
     let losses = |z: f64| {
-        let balancing = Balancing {
-            z,
-            ..Balancing::default()
-        };
+        let balancing = Balancing { z, ..Balancing::default() };
         let (loss, _) = gradients(&model, &ids, F32, balancing);
         let item = |tensor: &Tensor| f64::from(tensor.item::<f32>().unwrap());
         (item(loss.total.value()), item(&loss.sum))

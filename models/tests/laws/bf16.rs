@@ -28,33 +28,20 @@ struct Bounds {
 
 /// Measured with native bf16 GEMMs: 0.99998 and 0.0005 for all parameters together, 0.9998 and
 /// 0.011 for the worst parameter.
-const DENSE: Bounds = Bounds {
-    all: (0.9995, 0.005),
-    each: (0.999, 0.03),
-};
+const DENSE: Bounds = Bounds { all: (0.9995, 0.005), each: (0.999, 0.03) };
 
 /// Measured: 0.9993 and 0.0044 for all parameters together, 0.988 and 0.062 for the worst one,
 /// which is the last router. There, bf16 changes the experts of at least two of the 128 tokens; in
 /// the first layer it changes none.
-const SPARSE: Bounds = Bounds {
-    all: (0.998, 0.015),
-    each: (0.96, 0.15),
-};
+const SPARSE: Bounds = Bounds { all: (0.998, 0.015), each: (0.96, 0.15) };
 
 #[test]
 fn bf16_gradients_agree_with_f32() {
     let device = Device::cpu();
     for (name, text, bounds) in [("window", WINDOW, DENSE), ("experts", EXPERTS, SPARSE)] {
         let (model, ids) = (model(text, &device), ids(&device, 4, 32));
-        let balancing = Balancing {
-            auxiliary: 0.01,
-            z: 0.001,
-            ..Balancing::default()
-        };
-        let bf16 = Compute {
-            dtype: DType::BF16,
-            ..F32
-        };
+        let balancing = Balancing { auxiliary: 0.01, z: 0.001, ..Balancing::default() };
+        let bf16 = Compute { dtype: DType::BF16, ..F32 };
         let (_, wide) = gradients(&model, &ids, F32, balancing);
         let (_, narrow) = gradients(&model, &ids, bf16, balancing);
 

@@ -27,19 +27,12 @@ fn decoded(model: &Qwen3, ids: &Tensor, chunk: usize, dtype: DType) -> Vec<Vec<f
 #[test]
 fn decoding_equals_the_full_forward_pass() {
     let device = Device::cpu();
-    let configurations = [
-        ("window", WINDOW),
-        ("grouped", GROUPED),
-        ("experts", EXPERTS),
-        ("yarn", YARN),
-    ];
+    let configurations =
+        [("window", WINDOW), ("grouped", GROUPED), ("experts", EXPERTS), ("yarn", YARN)];
     for (name, text) in configurations {
         let (model, ids) = (model(text, &device), ids(&device, 2, TOKENS));
         for dtype in [DType::F32, DType::BF16] {
-            let compute = Compute {
-                dtype,
-                checkpointing: false,
-            };
+            let compute = Compute { dtype, checkpointing: false };
             let whole = model.logits(&ids, compute).unwrap();
             for chunk in [1, 3, TOKENS] {
                 for (at, next) in decoded(&model, &ids, chunk, dtype).iter().enumerate() {

@@ -41,9 +41,7 @@ fn descend(model: &Qwen3, params: &[Param], ids: &Tensor, rate: f64) -> usize {
         let gradient = grads.get(param).unwrap();
         moved += usize::from(gradient.to_vec::<f32>().unwrap().iter().any(|x| *x != 0.0));
         let step = ops::affine(&gradient, -rate, 0.0).unwrap();
-        param
-            .set(&(&param.value().unwrap() + &step).unwrap())
-            .unwrap();
+        param.set(&(&param.value().unwrap() + &step).unwrap()).unwrap();
     }
     moved
 }
@@ -58,10 +56,7 @@ fn adapters_train_without_other_parameters_and_merge() {
     let (mut model, added) = adapted(&device);
     let frozen: Vec<Param> = plain.params();
     let values = |params: &[Param]| -> Vec<Vec<f32>> {
-        params
-            .iter()
-            .map(|param| param.value().unwrap().to_vec().unwrap())
-            .collect()
+        params.iter().map(|param| param.value().unwrap().to_vec().unwrap()).collect()
     };
     let before = values(&frozen);
     let first = loss(&model, &ids);
@@ -72,11 +67,8 @@ fn adapters_train_without_other_parameters_and_merge() {
     assert_eq!(descend(&model, &added, &ids, 0.5), added.len());
     let trained = loss(&model, &ids);
     assert!(trained < first, "{first} to {trained}");
-    let own: Vec<Param> = model
-        .params()
-        .into_iter()
-        .filter(|param| !param.name().contains("lora_"))
-        .collect();
+    let own: Vec<Param> =
+        model.params().into_iter().filter(|param| !param.name().contains("lora_")).collect();
     assert_eq!(own.len(), frozen.len());
     assert_eq!(values(&own), before);
 
@@ -86,10 +78,7 @@ fn adapters_train_without_other_parameters_and_merge() {
     }
     assert_eq!(model.params().len(), frozen.len());
     let merged = loss(&model, &ids);
-    assert!(
-        (merged - trained).abs() < 1e-4 * trained,
-        "{merged}, {trained}"
-    );
+    assert!((merged - trained).abs() < 1e-4 * trained, "{merged}, {trained}");
     assert!((merged - first).abs() > 1e-3 * first);
 }
 
@@ -107,9 +96,7 @@ fn adapters_are_stored_with_their_model() {
         let read = hf::load(&temp.path().join(name).join(folder), &device).unwrap();
         let values = |model: &Qwen3| -> Vec<(String, Vec<f32>)> {
             let params = model.params().into_iter();
-            params
-                .map(|it| (it.name().to_owned(), it.value().unwrap().to_vec().unwrap()))
-                .collect()
+            params.map(|it| (it.name().to_owned(), it.value().unwrap().to_vec().unwrap())).collect()
         };
         assert_eq!(values(&read.model), values(&model), "{name}");
     }
@@ -127,11 +114,7 @@ fn adapters_are_stored_with_their_model() {
         ("3", "4", "q_proj` has rank 4, but `"),
         ("3", &huge, "lora_A.weight` has shape [3, "),
         ("3", "-1", "invalid value: integer `-1`"),
-        (
-            "q_proj",
-            "k_proj",
-            "k_proj` has rank 3, but there is no tensor `",
-        ),
+        ("q_proj", "k_proj", "k_proj` has rank 3, but there is no tensor `"),
     ] {
         std::fs::write(&file, text.replacen(change, to, 1)).unwrap();
         let error = hf::load(&root, &device).err().unwrap().to_string();

@@ -66,10 +66,7 @@ const YARN: &str = r#"
     rope_scaling = { rope_type = "yarn", factor = 4.0, original_max_position_embeddings = 8 }
 "#;
 
-const F32: Compute = Compute {
-    dtype: DType::F32,
-    checkpointing: false,
-};
+const F32: Compute = Compute { dtype: DType::F32, checkpointing: false };
 
 fn config(text: &str) -> Qwen3Config {
     toml::from_str(text).unwrap()
@@ -83,12 +80,7 @@ fn model(text: &str, device: &Device) -> Qwen3 {
 fn ids(device: &Device, rows: usize, tokens: usize) -> Tensor {
     let key = Key::new(3).fold_name("ids");
     let uniform = ops::uniform(device, &[rows * tokens], DType::F64, key, 0.0, 96.0).unwrap();
-    let ids: Vec<i64> = uniform
-        .to_vec::<f64>()
-        .unwrap()
-        .into_iter()
-        .map(|id| id as i64)
-        .collect();
+    let ids: Vec<i64> = uniform.to_vec::<f64>().unwrap().into_iter().map(|id| id as i64).collect();
     Tensor::from_slice(device, &[rows, tokens], &ids).unwrap()
 }
 

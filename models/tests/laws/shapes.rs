@@ -10,19 +10,13 @@ fn models_use_no_local_shape() {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut checked = 0;
     // The folders inside read and write files, with whole tensors.
-    let paths = fs::read_dir(sources)
-        .unwrap()
-        .map(|entry| entry.unwrap().path());
+    let paths = fs::read_dir(sources).unwrap().map(|entry| entry.unwrap().path());
     for path in paths.filter(|path| path.is_file()) {
         let text = fs::read_to_string(&path).unwrap();
         let code = text.split("#[cfg(test)]").next().unwrap_or_default();
         checked += code.matches("shape()").count();
         let found = local_shapes(code);
-        assert!(
-            found.is_empty(),
-            "{} uses local shapes: {found:?}",
-            path.display()
-        );
+        assert!(found.is_empty(), "{} uses local shapes: {found:?}", path.display());
     }
     assert!(checked > 10, "the sources have moved");
 }

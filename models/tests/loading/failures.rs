@@ -74,18 +74,12 @@ fn a_failed_copy_names_the_tensor() {
     let model = Qwen3::new(&config(CONFIGS[1].1)).unwrap();
     let loader = Loader::new(folder.path()).pinned(64 << 10).progress(&fail);
     let error = loader.fill(&model, &gpu).unwrap_err();
-    let Error::Load(LoadError::NotLoaded {
-        tensor,
-        source: RuntimeError::Cuda(source),
-    }) = error
+    let Error::Load(LoadError::NotLoaded { tensor, source: RuntimeError::Cuda(source) }) = error
     else {
         panic!("{error}");
     };
     assert!(model.params_named(&tensor), "{tensor}");
-    assert!(
-        source.to_string().contains("uninitialized-global"),
-        "{source}"
-    );
+    assert!(source.to_string().contains("uninitialized-global"), "{source}");
     assert_without_values(&model);
 }
 
@@ -112,17 +106,12 @@ fn truncating_a_file_during_loading_is_an_error() {
             file.set_len(20_000).unwrap();
         };
         let model = Qwen3::new(&config(CONFIGS[1].1)).unwrap();
-        let loader = Loader::new(folder.path())
-            .pinned(64 << 10)
-            .progress(&truncate);
+        let loader = Loader::new(folder.path()).pinned(64 << 10).progress(&truncate);
         // The CPU's windows are large enough to read the file before it is truncated.
         match loader.fill(&model, &device) {
             Ok(_) => assert!(!device.is_gpu()),
             Err(error) => {
-                assert!(
-                    matches!(error, Error::Load(LoadError::Checkpoint(_))),
-                    "{error}"
-                );
+                assert!(matches!(error, Error::Load(LoadError::Checkpoint(_))), "{error}");
                 assert_without_values(&model);
             }
         }

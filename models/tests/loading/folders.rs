@@ -102,7 +102,5 @@ pub(crate) fn saved(model: &Qwen3, experts: Experts) -> Vec<(String, Vec<usize>,
 
 fn narrowed(values: &[u8]) -> Vec<u8> {
     let values = values.as_chunks().0.iter().copied().map(f32::from_le_bytes);
-    values
-        .flat_map(|it| bf16::from_f32(it).to_le_bytes())
-        .collect()
+    values.flat_map(|it| bf16::from_f32(it).to_le_bytes()).collect()
 }

@@ -94,10 +94,7 @@ fn loaded_parameters_are_the_same_on_all_devices() {
 /// Asserts that memory was pinned within the bound and then freed.
 fn assert_bounded(gpu: &Device, bound: u64) {
     let MemoryStats { live, peak, .. } = gpu.pinned_memory_stats();
-    assert!(
-        live == 0 || live == COMPARING,
-        "{live} bytes are still pinned"
-    );
+    assert!(live == 0 || live == COMPARING, "{live} bytes are still pinned");
     let peak = (peak - live) as u64;
     assert!((1..=bound).contains(&peak), "{peak} of {bound}");
 }
@@ -170,19 +167,13 @@ fn progress_is_reported() {
     for device in [Some(Device::cpu()), gpu()].into_iter().flatten() {
         let reports = Mutex::new(Vec::new());
         let report = |read, all| reports.lock().unwrap().push((read, all));
-        let loader = Loader::new(folder.path())
-            .pinned(128 << 10)
-            .progress(&report);
+        let loader = Loader::new(folder.path()).pinned(128 << 10).progress(&report);
         let model = Qwen3::new(&config(CONFIGS[1].1)).unwrap();
         loader.fill(&model, &device).unwrap();
 
         let reports = reports.into_inner().unwrap();
         let all = folder.bytes();
-        assert!(
-            reports
-                .iter()
-                .all(|it| it.1 == all && (1..=all).contains(&it.0))
-        );
+        assert!(reports.iter().all(|it| it.1 == all && (1..=all).contains(&it.0)));
         assert!(reports.iter().any(|it| it.0 == all));
     }
 }

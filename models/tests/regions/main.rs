@@ -51,10 +51,7 @@ fn assert_has_regions(
         assert_eq!(name, of_whole);
         let region = layout.region(whole.shape(), rank);
         let local = value.local().to_vec::<f32>().unwrap();
-        assert!(
-            local == part(whole, &region),
-            "{name} on rank {rank}, {layout:?}"
-        );
+        assert!(local == part(whole, &region), "{name} on rank {rank}, {layout:?}");
         let stated = value.sharding().map(ToString::to_string);
         assert_eq!(stated, Some(layout.sharding(whole.shape()).to_string()));
         bytes += 4 * region.elements() as u64;
@@ -105,9 +102,7 @@ fn features_of_experts_are_read_from_each_tensor() {
         let sharding = Sharding::new(&mesh, [("tp", placement)], param.shape()).unwrap();
         param.shard(&sharding, 1).unwrap();
     }
-    let loader = Loader::new(&run.path().join("whole"))
-        .max_gap(0)
-        .fill(&model, &Device::cpu());
+    let loader = Loader::new(&run.path().join("whole")).max_gap(0).fill(&model, &Device::cpu());
     // Two layers of five experts, gate and up, two of six features, eight inputs.
     assert_eq!(loader.unwrap().stats.read_bytes, 2 * 5 * 2 * 2 * 8 * 4);
     for (param, whole) in model.params().into_iter().zip(whole.params()) {
@@ -154,10 +149,7 @@ fn ranks_write_the_folder_of_one_rank() {
                     let (model, _) = loaded(&config, &layout, ranks.rank(), &from, &Device::cpu());
                     save_shards(&model, experts, (run.path(), &to), &mut ranks);
                 });
-                assert!(
-                    files(&run.path().join(to)) == expected,
-                    "{experts:?}, {layout:?}"
-                );
+                assert!(files(&run.path().join(to)) == expected, "{experts:?}, {layout:?}");
             }
         }
     }
@@ -179,14 +171,10 @@ fn modules_are_saved_and_loaded_by_name() {
                 layout.shard(&module, ranks.rank());
                 folder::load(&module, &dir, &device).unwrap();
                 assert_has_regions(&module, &expected, &layout, ranks.rank());
-                folder::save_sharded(&module, &saved, &mut ranks)
-                    .unwrap()
-                    .written_bytes
+                folder::save_sharded(&module, &saved, &mut ranks).unwrap().written_bytes
             });
             assert!(files(&saved) == files(&dir), "{device}, {layout:?}");
-            let data = std::fs::metadata(dir.join("model.safetensors"))
-                .unwrap()
-                .len();
+            let data = std::fs::metadata(dir.join("model.safetensors")).unwrap().len();
             assert_eq!(written.iter().sum::<u64>(), data);
             std::fs::remove_dir_all(saved).unwrap();
         }
@@ -217,11 +205,7 @@ fn gpus_load_the_same_regions() {
 fn replicas_share_the_writing() {
     let config = config(CONFIGS[2]);
     let whole = Qwen3::materialized(&config, &Device::cpu(), 7).unwrap();
-    let largest = values(&whole)
-        .iter()
-        .map(|(_, value)| 4 * value.elements())
-        .max()
-        .unwrap();
+    let largest = values(&whole).iter().map(|(_, value)| 4 * value.elements()).max().unwrap();
     for size in 2..=4 {
         let run = tempfile::tempdir().unwrap();
         let layout = Layout::of(&[size], 0);
@@ -233,10 +217,7 @@ fn replicas_share_the_writing() {
         let header = u64::from_le_bytes(*header.first_chunk().unwrap()) + 8;
         let mean = written.iter().sum::<u64>() / size as u64;
         let most = mean + largest as u64 + header;
-        assert!(
-            written.iter().all(|bytes| (1..=most).contains(bytes)),
-            "{written:?}, {most}"
-        );
+        assert!(written.iter().all(|bytes| (1..=most).contains(bytes)), "{written:?}, {most}");
     }
 }
 
@@ -281,10 +262,7 @@ fn partial_values_and_parts_are_refused() {
     let error = folder::add_tensors(&partial, &by_name(), &mut snapshot, "").unwrap_err();
     assert_eq!(error.to_string(), message);
     let error = folder::add_tensors(&half, &by_name(), &mut snapshot, "").unwrap_err();
-    assert!(
-        matches!(&error, Error::Part { tensor, .. } if tensor == "w"),
-        "{error}"
-    );
+    assert!(matches!(&error, Error::Part { tensor, .. } if tensor == "w"), "{error}");
 
     let whole = vec![NamedTensor::new("w", partial[0].tensor.local())];
     folder::add_tensors(&whole, &by_name(), &mut snapshot, "").unwrap();
@@ -306,15 +284,10 @@ fn all_ranks_report_a_rank_without_values() {
             0 => Named::materialized(),
             _ => Named::new(),
         };
-        folder::save_sharded(&module, &dir, &mut ranks)
-            .unwrap_err()
-            .to_string()
+        folder::save_sharded(&module, &dir, &mut ranks).unwrap_err().to_string()
     });
     for error in errors {
-        assert!(
-            error.starts_with("rank 1 failed to plan the checkpoint: "),
-            "{error}"
-        );
+        assert!(error.starts_with("rank 1 failed to plan the checkpoint: "), "{error}");
         assert!(error.contains("`bias`"), "{error}");
     }
 
@@ -325,9 +298,7 @@ fn all_ranks_report_a_rank_without_values() {
         let module = Named::new();
         Layout::of(&[3], 0).shard(&module, ranks.rank());
         folder::load(&module, &source, &Device::cpu()).unwrap();
-        folder::save_sharded(&module, &dir, &mut ranks)
-            .unwrap_err()
-            .to_string()
+        folder::save_sharded(&module, &dir, &mut ranks).unwrap_err().to_string()
     });
     for error in errors {
         let expected = "`bias`: ranks [0, 1] have 6 of the 7 elements of [7]; save with all ranks of its \

@@ -117,12 +117,9 @@ impl Layout {
             let names = &["a", "b"][..sizes.len()];
             Mesh::new(sizes, names).unwrap()
         });
-        meshes.into_iter().flat_map(|mesh| {
-            (0..CHOICES).map(move |choice| Layout {
-                mesh: mesh.clone(),
-                choice,
-            })
-        })
+        meshes
+            .into_iter()
+            .flat_map(|mesh| (0..CHOICES).map(move |choice| Layout { mesh: mesh.clone(), choice }))
     }
 
     pub(crate) fn of(sizes: &[usize], choice: usize) -> Layout {
@@ -137,10 +134,7 @@ impl Layout {
         let and_b = |placement: Placement| is_square.then_some(("b", placement));
         let last = shape.len().saturating_sub(1);
         let with = |a: Placement, b: Option<(&'static str, Placement)>| {
-            [Some(("a", a)), b]
-                .into_iter()
-                .flatten()
-                .collect::<Vec<_>>()
+            [Some(("a", a)), b].into_iter().flatten().collect::<Vec<_>>()
         };
         let all_but_one_at_the_end = |dim: usize| {
             let extent = shape.get(dim).copied().unwrap_or(0);
@@ -155,10 +149,7 @@ impl Layout {
             with(Placement::shard(2), and_b(Placement::shard(0))),
             with(Placement::in_blocks(0, 2), and_b(Placement::shard(last))),
             with(all_but_one_at_the_end(0), None),
-            with(
-                Placement::head_and_tail(last),
-                and_b(Placement::shard(last)),
-            ),
+            with(Placement::head_and_tail(last), and_b(Placement::shard(last))),
         ];
         let fits = (self.choice..self.choice + CHOICES)
             .find_map(|at| Sharding::new(&self.mesh, &choices[at % CHOICES][..], shape).ok());
@@ -204,10 +195,7 @@ pub(crate) fn part(whole: &Tensor, region: &Region) -> Vec<f32> {
 
 /// The values of all parameters and buffers.
 pub(crate) fn values(module: &impl Module) -> Vec<(String, Tensor)> {
-    let params = module
-        .params()
-        .into_iter()
-        .map(|it| (it.name().to_owned(), it.value().unwrap()));
+    let params = module.params().into_iter().map(|it| (it.name().to_owned(), it.value().unwrap()));
     let buffers = module.buffers().into_iter();
     let buffers = buffers.map(|it| (it.name().to_owned(), it.value().unwrap()));
     params.chain(buffers).collect()
@@ -215,9 +203,7 @@ pub(crate) fn values(module: &impl Module) -> Vec<(String, Tensor)> {
 
 /// The files of a folder, with their content.
 pub(crate) fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
-    let entries = std::fs::read_dir(folder)
-        .unwrap()
-        .map(|entry| entry.unwrap().path());
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let file = |path: std::path::PathBuf| {
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
         (name, std::fs::read(&path).unwrap())

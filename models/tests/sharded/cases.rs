@@ -41,31 +41,19 @@ impl Case {
     }
 
     const fn sequence(self) -> Case {
-        Case {
-            sequence: true,
-            ..self
-        }
+        Case { sequence: true, ..self }
     }
 
     const fn whole_vocabulary(self) -> Case {
-        Case {
-            loss: false,
-            ..self
-        }
+        Case { loss: false, ..self }
     }
 
     const fn sharded_experts(self) -> Case {
-        Case {
-            experts: true,
-            ..self
-        }
+        Case { experts: true, ..self }
     }
 
     const fn checkpointed(self) -> Case {
-        Case {
-            checkpointing: true,
-            ..self
-        }
+        Case { checkpointing: true, ..self }
     }
 
     const fn bf16(self) -> Case {
@@ -195,13 +183,7 @@ pub(crate) const CASES: &[Case] = &[
     Case::new(EXPERTS, TP3).sharded_experts().sequence(),
     Case::new(EXPERTS, TP4).sequence().sharded_experts(),
     Case::new(EXPERTS, DP_TP).sequence().checkpointed(),
-    Case::new(EXPERTS, DP_TP)
-        .sequence()
-        .sharded_experts()
-        .whole_vocabulary(),
+    Case::new(EXPERTS, DP_TP).sequence().sharded_experts().whole_vocabulary(),
     Case::new(ALL_EXPERTS, DP2).bf16(),
-    Case::new(ALL_EXPERTS, TP3)
-        .sequence()
-        .sharded_experts()
-        .bf16(),
+    Case::new(ALL_EXPERTS, TP3).sequence().sharded_experts().bf16(),
 ];

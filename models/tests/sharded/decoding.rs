@@ -27,9 +27,8 @@ fn decode(case: &Case, model: &Qwen3, device: &Device) -> Result<Decoded> {
         redistribute(&ids, rows)
     };
     let vocabulary = model.vocab_size();
-    let prompt: Vec<i64> = (0..ROWS * PROMPT)
-        .map(|at| ((at * 17 + 5) % vocabulary) as i64)
-        .collect();
+    let prompt: Vec<i64> =
+        (0..ROWS * PROMPT).map(|at| ((at * 17 + 5) % vocabulary) as i64).collect();
     let mut cache = model.cache(device, DType::F32, PROMPT + STEPS)?;
     let mut ids = given(&prompt)?;
     let mut decoded = Vec::new();
@@ -66,9 +65,7 @@ fn check(case: &Case, fault: Fault) -> std::result::Result<(), String> {
         for ((tokens, logits), (expected, of_one_rank)) in decoded.iter().zip(&expected) {
             let (difference, size) = (distance(logits, of_one_rank), norm(of_one_rank));
             if tokens != expected || difference > 2e-5 * size {
-                return Err(format!(
-                    "{tokens:?}, not {expected:?}; logits differ by {difference}"
-                ));
+                return Err(format!("{tokens:?}, not {expected:?}; logits differ by {difference}"));
             }
         }
     }

@@ -15,9 +15,7 @@ fn emulated_gpus_have_the_loss_and_gradients_of_one_cpu() {
         println!("skipped: the emulator is not built");
         return;
     }
-    let with_all_seams = CASES
-        .iter()
-        .filter(|case| case.sequence && case.mesh().len() == 3);
+    let with_all_seams = CASES.iter().filter(|case| case.sequence && case.mesh().len() == 3);
     let cases: Vec<_> = with_all_seams.filter(|case| !case.bf16).collect();
     assert!(cases.len() >= 3);
     for case in cases {

@@ -31,9 +31,7 @@ fn check(
 ) -> Result<(), String> {
     let outcomes = on_ranks(case, fault, change)?;
     let expected = Expected::of(case).map_err(|error| format!("one rank: {error}"))?;
-    outcomes
-        .iter()
-        .try_for_each(|outcome| expected.compare(outcome))
+    outcomes.iter().try_for_each(|outcome| expected.compare(outcome))
 }
 
 fn unchanged(plan: ModelPlan) -> ModelPlan {
@@ -72,11 +70,8 @@ fn a_deleted_seam_is_an_error_or_changes_nothing() {
     for case in CASES.iter().filter(|case| !case.bf16) {
         let model = Qwen3::new(&case.config()).unwrap();
         let plan = model.plan(&case.parallelism(&case.mesh())).unwrap();
-        let is_seam = |names: &&str| {
-            ["sums", "input", "output"]
-                .iter()
-                .any(|it| names.ends_with(it))
-        };
+        let is_seam =
+            |names: &&str| ["sums", "input", "output"].iter().any(|it| names.ends_with(it));
         let deleted: Vec<String> = plan.names().filter(is_seam).map(str::to_owned).collect();
         for names in deleted {
             let outcomes = on_ranks(case, Fault::None, |plan| plan.without(&names));
@@ -97,10 +92,7 @@ fn a_deleted_seam_is_an_error_or_changes_nothing() {
     }
     let mut table = String::new();
     for (seam, effects) in effects {
-        assert!(
-            effects.iter().any(|it| it.starts_with("error")),
-            "{seam} is never necessary"
-        );
+        assert!(effects.iter().any(|it| it.starts_with("error")), "{seam} is never necessary");
         let _ = writeln!(table, "{seam}");
         for effect in effects {
             let _ = writeln!(table, "    {effect}");

@@ -27,9 +27,7 @@ fn stored(file: &TensorFile, name: &str) -> (Vec<usize>, Vec<u8>) {
 
 fn floats(file: &TensorFile, name: &str) -> (Vec<usize>, Vec<f32>) {
     let (shape, bytes) = stored(file, name);
-    let values = bytes
-        .chunks_exact(4)
-        .map(|it| f32::from_le_bytes(it.try_into().unwrap()));
+    let values = bytes.chunks_exact(4).map(|it| f32::from_le_bytes(it.try_into().unwrap()));
     (shape, values.collect())
 }
 
@@ -69,8 +67,7 @@ impl Comparison<'_> {
         let (_, expected) = floats(self.file, &name);
         let (difference, size) = (distance(&actual, &expected), norm(&expected));
         if actual.len() != expected.len() || difference.is_nan() || difference > TOLERANCE * size {
-            self.problems
-                .push(format!("{name} differs by {difference:.1e} of {size:.1e}"));
+            self.problems.push(format!("{name} differs by {difference:.1e} of {size:.1e}"));
         }
         Ok(())
     }
@@ -100,10 +97,7 @@ impl Comparison<'_> {
             let name = param.name().trim_start_matches("linear.").to_owned();
             let value = stored(&name, Placement::Replicate)?;
             let sharding = param.sharded_shape();
-            let placements = sharding
-                .sharding()
-                .map(|it| it.placements())
-                .unwrap_or_default();
+            let placements = sharding.sharding().map(|it| it.placements()).unwrap_or_default();
             param.set(&redistribute(&value, placements)?)?;
         }
 
@@ -141,16 +135,9 @@ impl Comparison<'_> {
     /// Megatron's sequence parallelism transposes ids [B, T] to embeddings [T, B, O].
     fn embedding(&mut self) -> Result<()> {
         let (shape, bytes) = stored(self.file, "embedding.ids");
-        let ids = bytes
-            .chunks_exact(8)
-            .map(|it| i64::from_le_bytes(it.try_into().unwrap()));
+        let ids = bytes.chunks_exact(8).map(|it| i64::from_le_bytes(it.try_into().unwrap()));
         let ids = Tensor::from_slice(self.device, &shape, &ids.collect::<Vec<_>>())?;
-        let table = placed(
-            self.file,
-            "embedding.weight",
-            Placement::shard(0),
-            self.device,
-        )?;
+        let table = placed(self.file, "embedding.weight", Placement::shard(0), self.device)?;
         let dy = placed(self.file, "embedding.dy", Placement::Replicate, self.device)?;
         let (ids, dy) = match self.sequence {
             true => (ids.transpose(0, 1)?, dy.transpose(0, 1)?),
@@ -208,11 +195,7 @@ fn layers_compute_what_megatron_does() {
     for ranks in [2, 3] {
         for sequence in [false, true] {
             let checked = check(ranks, sequence, Fault::None);
-            assert_eq!(
-                checked,
-                Ok(()),
-                "{ranks} ranks, sequence parallel: {sequence}"
-            );
+            assert_eq!(checked, Ok(()), "{ranks} ranks, sequence parallel: {sequence}");
             for fault in [Fault::Dropped, Fault::Scaled] {
                 assert!(check(ranks, sequence, fault).is_err(), "{fault:?}");
             }

@@ -33,15 +33,10 @@ fn config() -> Qwen3Config {
 /// The largest allocation, and the peak, of a step and of what comes before it, in bytes.
 fn largest_and_peak(device: &Device, model: &Qwen3) -> Result<[usize; 2]> {
     model.materialize(device, 1)?;
-    let ids: Vec<i64> = (0..TOKENS)
-        .map(|at| (at * 31 % VOCABULARY) as i64)
-        .collect();
+    let ids: Vec<i64> = (0..TOKENS).map(|at| (at * 31 % VOCABULARY) as i64).collect();
     let ids = Tensor::from_slice(device, &[1, TOKENS], &ids)?.as_replicated()?;
     let batch = TokenBatch::new(&ids, &ids);
-    let compute = Compute {
-        dtype: DType::F32,
-        checkpointing: false,
-    };
+    let compute = Compute { dtype: DType::F32, checkpointing: false };
     gradients(&model.params(), || model.loss(&batch, compute))?;
     let stats = device.memory_stats();
     Ok([stats.largest, stats.peak])
@@ -76,10 +71,7 @@ fn no_rank_allocates_what_is_sharded() {
     assert!(alone >= smallest, "{alone}");
 
     for (rank, [largest, _]) in on_ranks(1).into_iter().enumerate() {
-        assert!(
-            largest < smallest,
-            "rank {rank}: {largest} of {smallest} bytes"
-        );
+        assert!(largest < smallest, "rank {rank}: {largest} of {smallest} bytes");
     }
 }
 

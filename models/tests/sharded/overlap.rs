@@ -16,12 +16,8 @@ fn cases() -> Vec<Case> {
     let parallel = CASES.iter().filter(|case| case.is_tensor_parallel());
     let with_rows = |case: &Case| [3, case.replicas()].map(|rows| Case { rows, ..*case });
     let with_dtypes = |case: Case| [false, true].map(|bf16| Case { bf16, ..case });
-    let checkpointed = |case: Case| {
-        [false, true].map(|checkpointing| Case {
-            checkpointing,
-            ..case
-        })
-    };
+    let checkpointed =
+        |case: Case| [false, true].map(|checkpointing| Case { checkpointing, ..case });
     let cases = parallel.flat_map(with_rows).flat_map(with_dtypes);
     let mut all: Vec<Case> = Vec::new();
     for case in cases.flat_map(checkpointed) {
@@ -41,11 +37,7 @@ fn overlap_changes_no_bit() {
         let whole = run(1);
         for chunks in [2, 3] {
             let difference = difference(&whole, &run(chunks));
-            assert_eq!(
-                difference, None,
-                "{case}, {} rows, {chunks} chunks",
-                case.rows
-            );
+            assert_eq!(difference, None, "{case}, {} rows, {chunks} chunks", case.rows);
         }
     }
 }

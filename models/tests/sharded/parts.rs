@@ -17,11 +17,7 @@ fn parts(case: &Case) -> Result<[Qwen3; 3]> {
         part.add_router_biases();
         Ok(part)
     };
-    Ok([
-        part(0..1, true, false)?,
-        part(1..1, false, false)?,
-        part(1..layers, false, true)?,
-    ])
+    Ok([part(0..1, true, false)?, part(1..1, false, false)?, part(1..layers, false, true)?])
 }
 
 fn loss(parts: &[Qwen3; 3], case: &Case, device: &Device) -> Result<Loss> {
@@ -57,9 +53,7 @@ fn outcome(case: &Case) -> Result<Outcome> {
     let mut outcome = outcome_of(&loss, &mut grads, &buffers)?;
 
     let table = "model.embed_tokens.weight";
-    let tables: Vec<usize> = (0..outcome.len())
-        .filter(|at| outcome[*at].0 == table)
-        .collect();
+    let tables: Vec<usize> = (0..outcome.len()).filter(|at| outcome[*at].0 == table).collect();
     if let [first, second] = tables[..] {
         let (_, of_head) = outcome.remove(second);
         for (sum, gradient) in outcome[first].1.iter_mut().zip(of_head) {
@@ -94,12 +88,6 @@ fn a_part_refuses_what_it_cannot_do() {
     let error = |part: &Qwen3| part.loss(&batch, case.compute()).err().unwrap();
     assert_eq!(error(&first).downcast_ref(), Some(&PartError::NoHead));
     assert_eq!(error(&last).downcast_ref(), Some(&PartError::NoEmbedding));
-    let outside = Qwen3::part(&case.config(), 1..5, false, true)
-        .err()
-        .unwrap();
-    assert!(
-        outside
-            .to_string()
-            .contains("1..5 are not a range of the model's 3 layers")
-    );
+    let outside = Qwen3::part(&case.config(), 1..5, false, true).err().unwrap();
+    assert!(outside.to_string().contains("1..5 are not a range of the model's 3 layers"));
 }

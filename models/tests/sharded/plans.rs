@@ -36,10 +36,7 @@ fn a_plan_places_parameters_and_seams() {
     mlp.materialize(&Device::cpu(), 0).unwrap();
     assert_eq!(mlp.up.value().unwrap().shape().to_vec(), [2, 4]);
     assert_eq!(mlp.down.value().unwrap().shape().to_vec(), [4, 2]);
-    assert_eq!(
-        mlp.output.placements()[..],
-        [("tp".to_owned(), Placement::Replicate)]
-    );
+    assert_eq!(mlp.output.placements()[..], [("tp".to_owned(), Placement::Replicate)]);
     let late = plan.apply(&mlp, 2).unwrap_err().to_string();
     assert!(late.contains("before `materialize`"), "{late}");
 }
@@ -70,10 +67,7 @@ fn plan_of(case: &Case, ranks: usize) -> Result<ModelPlan, String> {
 }
 
 fn case(name: &str) -> &'static Case {
-    CASES
-        .iter()
-        .find(|case| case.to_string().starts_with(name))
-        .unwrap()
+    CASES.iter().find(|case| case.to_string().starts_with(name)).unwrap()
 }
 
 #[test]
@@ -84,12 +78,7 @@ fn key_value_heads_limit_the_ranks() {
 
 #[test]
 fn a_plan_is_a_table() {
-    let sparse = CASES
-        .iter()
-        .find(|case| case.sequence && case.experts)
-        .unwrap();
-    let plan = Qwen3::new(&sparse.config())
-        .unwrap()
-        .plan(&sparse.parallelism(&sparse.mesh()));
+    let sparse = CASES.iter().find(|case| case.sequence && case.experts).unwrap();
+    let plan = Qwen3::new(&sparse.config()).unwrap().plan(&sparse.parallelism(&sparse.mesh()));
     insta::assert_snapshot!(plan.unwrap());
 }

@@ -20,9 +20,7 @@ fn calls(case: &Case, body: impl Fn(&dyn Rank, &Qwen3) -> Result<()>) -> Calls {
     });
     let log = log.unwrap();
     let calls = log.calls();
-    calls
-        .map(|it| (it.request.fingerprint.to_string(), it.bytes))
-        .collect()
+    calls.map(|it| (it.request.fingerprint.to_string(), it.bytes)).collect()
 }
 
 fn sorted(mut calls: Calls) -> Calls {
@@ -38,10 +36,7 @@ fn checkpointing_sends_the_forward_pass_of_layers_twice() {
     for case in CASES.iter().filter(|case| case.checkpointing) {
         let step = |checkpointing| {
             calls(case, |rank, model| {
-                let compute = Compute {
-                    checkpointing,
-                    ..case.compute()
-                };
+                let compute = Compute { checkpointing, ..case.compute() };
                 let batch = batch(case, rank.device())?;
                 gradients(&model.params(), || model.loss(&batch, compute))?;
                 Ok(())
@@ -50,10 +45,7 @@ fn checkpointing_sends_the_forward_pass_of_layers_twice() {
         let stream = |has_layers: bool| {
             calls(case, |rank, model| {
                 let batch = batch(case, rank.device())?;
-                let compute = Compute {
-                    checkpointing: false,
-                    ..case.compute()
-                };
+                let compute = Compute { checkpointing: false, ..case.compute() };
                 let at = model.positions_of(&batch)?;
                 let stream = model.embed(&batch.ids, compute)?;
                 if has_layers {

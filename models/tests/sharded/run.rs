@@ -36,10 +36,7 @@ pub(crate) fn batch(case: &Case, device: &Device) -> Result<TokenBatch> {
     let labels = Tensor::from_slice(device, &shape, &labels)?.as_replicated()?;
     let rows = [("dp", Placement::shard(0))];
     let rows = &rows[..usize::from(case.mesh.iter().any(|(axis, _)| *axis == "dp"))];
-    Ok(TokenBatch::new(
-        &redistribute(&ids, rows)?,
-        &redistribute(&labels, rows)?,
-    ))
+    Ok(TokenBatch::new(&redistribute(&ids, rows)?, &redistribute(&labels, rows)?))
 }
 
 /// The loss that `loss` computes, and the gradients of its total.
@@ -160,10 +157,7 @@ pub(crate) struct Expected {
 
 impl Expected {
     pub(crate) fn of(case: &Case) -> Result<Expected> {
-        let exact = Case {
-            bf16: false,
-            ..*case
-        };
+        let exact = Case { bf16: false, ..*case };
         let exact = case.bf16.then(|| on_one_rank(&exact)).transpose()?;
         let outcome = on_one_rank(case)?;
         Ok(Expected { outcome, exact })

@@ -41,10 +41,8 @@ fn read<T, const N: usize>(
     let file = TensorFile::open(path).unwrap();
     let tensors = file.tensors().iter().map(|info| {
         let bytes = file.read(&info.name).unwrap();
-        let values: Vec<T> = bytes
-            .chunks_exact(N)
-            .map(|element| decode(element.try_into().unwrap()))
-            .collect();
+        let values: Vec<T> =
+            bytes.chunks_exact(N).map(|element| decode(element.try_into().unwrap())).collect();
         assert_eq!(values.len(), info.shape.iter().product::<usize>());
         (info.name.clone(), (info.shape.clone(), values))
     });
@@ -85,9 +83,8 @@ impl Fixture {
     /// Sets the parameter to this rank's shard of the stored weight.
     fn set(&self, param: &Param, device: &Device) -> Result<()> {
         let stored = names_of(param).into_iter();
-        let values: Vec<f32> = stored
-            .flat_map(|name| self.weights[&name].1.iter().copied())
-            .collect();
+        let values: Vec<f32> =
+            stored.flat_map(|name| self.weights[&name].1.iter().copied()).collect();
         let whole = Tensor::from_slice(device, param.shape(), &values)?.as_replicated()?;
         let shape = param.sharded_shape();
         let placements = shape.sharding().map(Sharding::placements);
@@ -122,10 +119,7 @@ impl Fixture {
 
     fn step(&self, model: &Qwen3, device: &Device) -> Result<BTreeMap<String, Vec<f32>>> {
         let batch = self.batch(device)?;
-        let compute = Compute {
-            dtype: DType::F32,
-            checkpointing: false,
-        };
+        let compute = Compute { dtype: DType::F32, checkpointing: false };
         let (loss, mut grads) = gradients(&model.params(), || model.loss(&batch, compute))?;
         let whole: BTreeMap<String, Vec<f32>> =
             outcome_of(&loss, &mut grads, &[])?.into_iter().collect();
@@ -165,9 +159,7 @@ impl Fixture {
 fn names_of(param: &Param) -> Vec<String> {
     let name = param.name();
     match name.strip_suffix("gate_up_proj.weight") {
-        Some(mlp) => ["gate", "up"]
-            .map(|part| format!("{mlp}{part}_proj.weight"))
-            .to_vec(),
+        Some(mlp) => ["gate", "up"].map(|part| format!("{mlp}{part}_proj.weight")).to_vec(),
         None => vec![name.to_owned()],
     }
 }
@@ -180,12 +172,7 @@ fn loss_and_gradients_match_torch() {
         assert_ne!(fixture.config.intermediate_size % fixture.ranks, 0);
         for sequence in [false, true] {
             let checked = fixture.check(sequence, Fault::None);
-            assert_eq!(
-                checked,
-                Ok(()),
-                "{} ranks, sequence parallel: {sequence}",
-                fixture.ranks
-            );
+            assert_eq!(checked, Ok(()), "{} ranks, sequence parallel: {sequence}", fixture.ranks);
         }
     }
 }

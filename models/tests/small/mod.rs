@@ -71,11 +71,8 @@ pub(crate) const ALL_EXPERTS: &str = r#"
     initializer_range = 0.2
 "#;
 
-pub(crate) const BALANCING: Balancing = Balancing {
-    auxiliary: 0.1,
-    z: 0.01,
-    bias_update_rate: 0.001,
-};
+pub(crate) const BALANCING: Balancing =
+    Balancing { auxiliary: 0.1, z: 0.01, bias_update_rate: 0.001 };
 
 pub(crate) fn config(text: &str) -> Qwen3Config {
     toml::from_str(text).unwrap()
@@ -91,10 +88,7 @@ pub(crate) fn compute(is_bf16: bool, checkpointing: bool) -> Compute {
         true => DType::BF16,
         false => DType::F32,
     };
-    Compute {
-        dtype,
-        checkpointing,
-    }
+    Compute { dtype, checkpointing }
 }
 
 /// Adds low-rank adapters to the projections. They are not zero, so each has a gradient.

@@ -16,12 +16,8 @@ pub(super) fn compositions(at: &Inputs<'_>, cases: &mut Cases) -> Result<()> {
     experts(at, cases)?;
 
     let x = || at.numbers("x", &[2, 3, 4]);
-    cases.composed("logsumexp", [x()?], [], |[x], []| {
-        ops::logsumexp(x, &[0, -1])
-    })?;
-    cases.composed("cumsum of the first dim", [x()?], [], |[x], []| {
-        ops::cumsum(x, 0)
-    })?;
+    cases.composed("logsumexp", [x()?], [], |[x], []| ops::logsumexp(x, &[0, -1]))?;
+    cases.composed("cumsum of the first dim", [x()?], [], |[x], []| ops::cumsum(x, 0))?;
     cases.composed("tril", [x()?], [], |[x], []| ops::tril(x, 1))?;
     cases.composed("triu", [x()?], [], |[x], []| ops::triu(x, -1))?;
     let labels = Tensor::from_slice(at.device, &[2, 3], &[3i64, -100, 0, 6, 6, -100])?;
@@ -34,25 +30,19 @@ pub(super) fn compositions(at: &Inputs<'_>, cases: &mut Cases) -> Result<()> {
 
 fn special_inputs(at: &Inputs<'_>, cases: &mut Cases) -> Result<()> {
     let x = at.numbers("x", &[4])?;
-    cases.composed("mul of an operand with itself", [x], [], |[x], []| {
-        ops::mul(x, x)
-    })?;
+    cases.composed("mul of an operand with itself", [x], [], |[x], []| ops::mul(x, x))?;
     let inputs = [at.numbers("a", &[0, 3])?, at.numbers("b", &[3])?];
     cases.composed("add, empty", inputs, [], |[a, b], []| ops::add(a, b))?;
 
     // The rows consist of whole 16-byte vectors in every float dtype.
     for (name, rows, features) in [("linear, aligned", 3, 16), ("linear, no rows", 0, 4)] {
-        let inputs = [
-            at.numbers("x", &[rows, features])?,
-            at.numbers("w", &[8, features])?,
-        ];
+        let inputs = [at.numbers("x", &[rows, features])?, at.numbers("w", &[8, features])?];
         let linear = cases.composed(name, inputs, [], |[x, w], []| ops::linear(x, w))?;
         linear.weights = &[1];
     }
     let inputs = [at.numbers("x", &[3, 16])?, at.positive("w", &[16])?];
-    let norm = cases.composed("rms_norm, aligned", inputs, [], |[x, w], []| {
-        ops::rms_norm(x, w, 1e-3)
-    })?;
+    let norm =
+        cases.composed("rms_norm, aligned", inputs, [], |[x, w], []| ops::rms_norm(x, w, 1e-3))?;
     norm.weights = &[1];
     Ok(())
 }
@@ -122,11 +112,8 @@ fn scored_attention(at: &Inputs<'_>, cases: &mut Cases) -> Result<()> {
 /// Experts 1 and 2 of four are held; expert 2 has no tokens.
 fn experts(at: &Inputs<'_>, cases: &mut Cases) -> Result<()> {
     let chosen = Tensor::from_slice(at.device, &[4, 2], &[1i64, 0, 3, 1, 0, 3, 1, 3])?;
-    let inputs = [
-        at.numbers("x", &[4, 3])?,
-        at.numbers("w", &[2, 5, 3])?,
-        at.numbers("weights", &[4, 2])?,
-    ];
+    let inputs =
+        [at.numbers("x", &[4, 3])?, at.numbers("w", &[2, 5, 3])?, at.numbers("weights", &[4, 2])?];
     let experts = cases.composed("experts", inputs, [chosen], |[x, w, weights], [chosen]| {
         let order = runtime::expert_order(chosen, 4, 1, 2)?;
         let rows = ops::permute_tokens(x, &order)?;

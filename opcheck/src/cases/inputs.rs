@@ -35,9 +35,7 @@ impl Source for Inputs<'_> {
     /// Unordered, with repetitions.
     fn indices(&self, _: &str, shape: &[usize], below: usize) -> Result<Tensor> {
         let count: usize = shape.iter().product();
-        let indices: Vec<i64> = (0..count)
-            .map(|at| ((at * at + 2) % below) as i64)
-            .collect();
+        let indices: Vec<i64> = (0..count).map(|at| ((at * at + 2) % below) as i64).collect();
         Tensor::from_slice(self.device, shape, &indices)
     }
 }

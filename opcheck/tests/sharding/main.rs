@@ -107,13 +107,10 @@ fn run(
     of_weights.run(&mut grads)?;
 
     let (mut of_inputs, mut of_params) = (of_inputs.into_iter(), params.iter());
-    let gradients = inputs
-        .iter()
-        .enumerate()
-        .map(|(at, x)| match is_param(at, x.value()) {
-            true => grads.get(of_params.next().unwrap()),
-            false => Ok(of_inputs.next().unwrap()),
-        });
+    let gradients = inputs.iter().enumerate().map(|(at, x)| match is_param(at, x.value()) {
+        true => grads.get(of_params.next().unwrap()),
+        false => Ok(of_inputs.next().unwrap()),
+    });
     Ok(Computed {
         dtype: parts[0].dtype(),
         gradients: gradients.collect::<Result<_>>()?,
@@ -232,9 +229,7 @@ fn check(
     let mut shardings = Vec::new();
     for (at, whole) in whole.gradients.iter().enumerate() {
         let parts = pick(|it| &it.gradients, at);
-        let sharding = parts[0]
-            .sharding()
-            .unwrap_or_else(|| panic!("{what}: no sharding"));
+        let sharding = parts[0].sharding().unwrap_or_else(|| panic!("{what}: no sharding"));
         assert_eq!(
             sharding.without_partials(),
             inputs[at].without_partials(),
@@ -302,61 +297,33 @@ fn cases_of_several_ranges() -> Vec<Case> {
     let like = Tensor::from_slice(&Device::cpu(), &[0], &[0.0f64; 0]).unwrap();
     let inputs = |shapes: &[&[usize]]| -> Vec<Tensor> {
         let numbered = shapes.iter().enumerate();
-        numbered
-            .map(|(at, shape)| numbers(&like, shape, at))
-            .collect()
+        numbered.map(|(at, shape)| numbers(&like, shape, at)).collect()
     };
     let [rows, wide, q] = [&[10, 6][..], &[10, 12], &[2, 10, 2, 3]];
     let tokens: &[usize] = &[2, 10, 6];
     vec![
-        Case::new("mul", inputs(&[rows, rows]), |x| {
-            Ok(vec![ops::mul(&x[0], &x[1])?])
-        }),
-        Case::new("softmax", inputs(&[rows]), |x| {
-            Ok(vec![ops::softmax(&x[0])?])
-        }),
-        Case::new("sum", inputs(&[tokens]), |x| {
-            Ok(vec![ops::sum(&x[0], &[1])?])
-        }),
-        Case::new("linear", inputs(&[rows, rows]), |x| {
-            Ok(vec![ops::linear(&x[0], &x[1])?])
-        }),
+        Case::new("mul", inputs(&[rows, rows]), |x| Ok(vec![ops::mul(&x[0], &x[1])?])),
+        Case::new("softmax", inputs(&[rows]), |x| Ok(vec![ops::softmax(&x[0])?])),
+        Case::new("sum", inputs(&[tokens]), |x| Ok(vec![ops::sum(&x[0], &[1])?])),
+        Case::new("linear", inputs(&[rows, rows]), |x| Ok(vec![ops::linear(&x[0], &x[1])?])),
         Case::new("rms_norm", inputs(&[tokens, &[6]]), |x| {
             Ok(vec![ops::rms_norm(&x[0], &x[1], 1e-5)?])
         }),
         Case::new("dropout", inputs(&[tokens]), |x| {
-            Ok(vec![ops::dropout(
-                &x[0],
-                meshgrad_runtime::Key::new(5),
-                0.3,
-            )?])
+            Ok(vec![ops::dropout(&x[0], meshgrad_runtime::Key::new(5), 0.3)?])
         }),
         Case::new("attention", inputs(&[q, q, q]), |x| {
-            Ok(vec![ops::attention(
-                &x[0],
-                &x[1],
-                &x[2],
-                &AttentionMask::causal(),
-                0.7,
-            )?])
+            Ok(vec![ops::attention(&x[0], &x[1], &x[2], &AttentionMask::causal(), 0.7)?])
         }),
         Case::new("attention with log-sum-exp", inputs(&[q, q, q]), |x| {
             let causal = AttentionMask::causal();
             let (out, lse) = ops::attention_with_lse(&x[0], &x[1], &x[2], &causal, 0.7)?;
             Ok(vec![out, lse])
         }),
-        Case::new("merge_leading", inputs(&[tokens]), |x| {
-            Ok(vec![ops::merge_leading(&x[0])?])
-        }),
-        Case::new("merge_last", inputs(&[tokens]), |x| {
-            Ok(vec![ops::merge_last(&x[0])?])
-        }),
-        Case::new("chunk", inputs(&[wide]), |x| {
-            Ok(vec![ops::chunk(&x[0], 2)?])
-        }),
-        Case::new("concat", inputs(&[rows, rows]), |x| {
-            Ok(vec![ops::concat(&[&x[0], &x[1]], 0)?])
-        }),
+        Case::new("merge_leading", inputs(&[tokens]), |x| Ok(vec![ops::merge_leading(&x[0])?])),
+        Case::new("merge_last", inputs(&[tokens]), |x| Ok(vec![ops::merge_last(&x[0])?])),
+        Case::new("chunk", inputs(&[wide]), |x| Ok(vec![ops::chunk(&x[0], 2)?])),
+        Case::new("concat", inputs(&[rows, rows]), |x| Ok(vec![ops::concat(&[&x[0], &x[1]], 0)?])),
         Case::new("split", inputs(&[wide]), |x| ops::split(&x[0], &[6, 6], 1)),
     ]
 }
@@ -410,10 +377,7 @@ fn gradients_of_reshapes_have_the_sharding_of_the_value() {
         Ok(vec![ops::reshape(&x[0], &[2, 4, 2])?])
     });
     let mesh = Mesh::new(&[2, 2], &["dp", "cp"]).unwrap();
-    let fused = [
-        ("cp", Placement::in_blocks(0, 4)),
-        ("dp", Placement::shard(0)),
-    ];
+    let fused = [("cp", Placement::in_blocks(0, 4)), ("dp", Placement::shard(0))];
     let fused = Sharding::new(&mesh, fused, &[8, 2]).unwrap();
     assert!(check_choice(&split, &vec![fused], &mesh, "dp").is_some());
 }
@@ -455,10 +419,7 @@ fn gradients_on_two_axes() {
         }
     }
     // Nested shards of unequal sizes are refused by ops that merge dims or compute means.
-    assert!(
-        accepted > 500 && refused < accepted / 10,
-        "{accepted} accepted, {refused} refused"
-    );
+    assert!(accepted > 500 && refused < accepted / 10, "{accepted} accepted, {refused} refused");
 }
 
 /// A reduced dim of extent 1 can be sharded.
@@ -468,9 +429,7 @@ fn gradients_of_reductions_over_one_element() {
     let case = |shape: &[usize]| {
         let like = Tensor::from_slice(&Device::cpu(), &[0], &[0.0f64; 0]).unwrap();
         let x = numbers(&like, shape, 1);
-        Case::new("mean", vec![x], |x| {
-            Ok(vec![meshgrad_autograd::ops::mean(&x[0], &[0])?])
-        })
+        Case::new("mean", vec![x], |x| Ok(vec![meshgrad_autograd::ops::mean(&x[0], &[0])?]))
     };
     let shard =
         |shape: &[usize]| vec![Sharding::new(&mesh, [("tp", Placement::shard(0))], shape).unwrap()];
@@ -485,19 +444,14 @@ fn gradients_of_reductions_over_one_element() {
 #[test]
 fn the_weight_of_a_norm_is_partial_over_batch_and_sequence() {
     let mesh = Mesh::new(&[2, 3], &["dp", "tp"]).unwrap();
-    let case = all_cases(DType::F64)
-        .find(|case| case.name == "rms_norm")
-        .unwrap();
+    let case = all_cases(DType::F64).find(|case| case.name == "rms_norm").unwrap();
     let sharded = [("dp", Placement::shard(0)), ("tp", Placement::shard(1))];
     let choice = vec![
         Sharding::new(&mesh, sharded, case.inputs[0].shape()).unwrap(),
         Sharding::replicated(&mesh, case.inputs[1].shape()).unwrap(),
     ];
     let gradients = check_choice(&case, &choice, &mesh, "tp").unwrap();
-    assert_eq!(
-        gradients[1].to_string(),
-        "dp: partial(sum), tp: partial(sum)"
-    );
+    assert_eq!(gradients[1].to_string(), "dp: partial(sum), tp: partial(sum)");
 }
 
 /// Mistakes that an implementation could make.
@@ -538,9 +492,7 @@ fn swap(computed: &mut [Computed]) {
         let [a, b] = [0, 1].map(|rank| computed[rank].gradients[at].clone());
         if a.shape() == b.shape() {
             let exchanged = |x: &Tensor, place: &Tensor, rank: usize| {
-                x.local()
-                    .with_sharding(place.sharding().unwrap(), rank)
-                    .unwrap()
+                x.local().with_sharding(place.sharding().unwrap(), rank).unwrap()
             };
             computed[0].gradients[at] = exchanged(&b, &a, 0);
             computed[1].gradients[at] = exchanged(&a, &b, 1);
@@ -552,15 +504,9 @@ fn swap(computed: &mut [Computed]) {
 #[test]
 fn planted_faults_are_found() {
     let mesh = Mesh::new(&[3], &["tp"]).unwrap();
-    let case = all_cases(DType::F64)
-        .find(|case| case.name == "linear, aligned")
-        .unwrap();
+    let case = all_cases(DType::F64).find(|case| case.name == "linear, aligned").unwrap();
     let whole = run_whole(&case);
-    for fault in [
-        Fault::DroppedReduction,
-        Fault::ScaledGradient,
-        Fault::SwappedRanks,
-    ] {
+    for fault in [Fault::DroppedReduction, Fault::ScaledGradient, Fault::SwappedRanks] {
         let is_found = |choice: &Choice| {
             let Some(mut computed) = run_sharded(&case, choice, &mesh, Seeds::Whole) else {
                 return false;
@@ -570,10 +516,7 @@ fn planted_faults_are_found() {
                 std::panic::AssertUnwindSafe(|| check(&whole, &computed, choice, "planted"));
             std::panic::catch_unwind(checked).is_err()
         };
-        let found = choices(&case, &mesh, "tp")
-            .iter()
-            .filter(|choice| is_found(choice))
-            .count();
+        let found = choices(&case, &mesh, "tp").iter().filter(|choice| is_found(choice)).count();
         assert!(found > 0, "{fault:?} is not found");
     }
 }

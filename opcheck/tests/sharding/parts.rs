@@ -55,25 +55,15 @@ pub(crate) fn tensor(like: &Tensor, shape: &[usize], values: &[f64]) -> Tensor {
 /// Assembles the global tensor from the parts of ranks 0, 1, .. of one mesh. Ranks that have the
 /// same part must have equal values.
 pub(crate) fn assemble(parts: &[Tensor], what: &str) -> Tensor {
-    let sharding = parts[0]
-        .sharding()
-        .unwrap_or_else(|| panic!("{what}: no sharding"));
+    let sharding = parts[0].sharding().unwrap_or_else(|| panic!("{what}: no sharding"));
     let mut shares: HashMap<_, Tensor> = HashMap::new();
     let mut whole = vec![0.0; sharding.shape().iter().product()];
     for (rank, part) in parts.iter().enumerate() {
         assert_eq!(part.sharding(), Some(sharding), "{what}: rank {rank}");
-        let key = (
-            sharding.region(rank).unwrap(),
-            partial_coordinates(sharding, rank),
-        );
+        let key = (sharding.region(rank).unwrap(), partial_coordinates(sharding, rank));
         let local = part.local();
         if let Some(same) = shares.get(&key) {
-            assert_near(
-                &local,
-                same,
-                0.0,
-                &format!("{what}: replicas of rank {rank}"),
-            );
+            assert_near(&local, same, 0.0, &format!("{what}: replicas of rank {rank}"));
             continue;
         }
         add_region(&mut whole, sharding.shape(), &key.0, &values(&local));
@@ -94,11 +84,7 @@ fn indices(set: &IndexSet) -> impl Iterator<Item = usize> {
 }
 
 fn add_region(whole: &mut [f64], shape: &[usize], region: &Region, values: &[f64]) {
-    let dims: Vec<Vec<usize>> = region
-        .dims()
-        .iter()
-        .map(|own| indices(own).collect())
-        .collect();
+    let dims: Vec<Vec<usize>> = region.dims().iter().map(|own| indices(own).collect()).collect();
     for (at, value) in values.iter().enumerate() {
         let (mut left, mut offset, mut stride) = (at, 0, 1);
         for (dim, own) in dims.iter().enumerate().rev() {
@@ -119,9 +105,6 @@ pub(crate) fn assert_near(actual: &Tensor, expected: &Tensor, tolerance: f64, wh
     assert_eq!(actual.shape(), expected.shape(), "{what}");
     for (actual, expected) in values(actual).into_iter().zip(values(expected)) {
         let near = (actual - expected).abs() <= tolerance * (1.0 + expected.abs());
-        assert!(
-            near || actual == expected,
-            "{what}: {actual} is not {expected}"
-        );
+        assert!(near || actual == expected, "{what}: {actual} is not {expected}");
     }
 }

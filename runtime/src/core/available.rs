@@ -51,10 +51,7 @@ fn left_in(folder: &Path) -> Option<usize> {
     };
     let (limit, used) = match number("memory.max") {
         Some(limit) => (limit, number("memory.current")?),
-        None => (
-            number("memory.limit_in_bytes")?,
-            number("memory.usage_in_bytes")?,
-        ),
+        None => (number("memory.limit_in_bytes")?, number("memory.usage_in_bytes")?),
     };
     let statistics = fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
     Some(limit.saturating_sub(used.saturating_sub(cached(&statistics))))
@@ -92,13 +89,7 @@ mod tests {
     fn parent_control_groups_are_limits() {
         let groups = "4:cpu,memory:/a/b\n3:cpuset:/c\n0::/d e\n";
         let found = folders(groups, Path::new("/r"));
-        let expected = [
-            "/r/memory/a/b",
-            "/r/memory/a",
-            "/r/memory/",
-            "/r/d e",
-            "/r/",
-        ];
+        let expected = ["/r/memory/a/b", "/r/memory/a", "/r/memory/", "/r/d e", "/r/"];
         assert_eq!(found, expected.map(PathBuf::from));
     }
 
@@ -147,10 +138,7 @@ total_active_file 250
         write("memory.limit_in_bytes", "1000\n");
         write("memory.usage_in_bytes", "700\n");
         assert_eq!(left_in(place.path()), Some(300));
-        write(
-            "memory.stat",
-            "cache 5\ninactive_file 50\ntotal_inactive_file 200\n",
-        );
+        write("memory.stat", "cache 5\ninactive_file 50\ntotal_inactive_file 200\n");
         assert_eq!(left_in(place.path()), Some(500));
         write("memory.max", "2000\n");
         write("memory.current", "1900\n");

@@ -199,10 +199,7 @@ mod tests {
             assert_eq!(work.and_then(|x| Ok(x.elements())).wait(), Ok(3));
         }
         for work in [pending(&done, tensor(&device)), on_stream()] {
-            assert_eq!(
-                work.and_then(|_| Err::<(), _>(error())).wait(),
-                Err(error())
-            );
+            assert_eq!(work.and_then(|_| Err::<(), _>(error())).wait(), Err(error()));
         }
         let failed = Completion::default();
         failed.complete(Err(error()));

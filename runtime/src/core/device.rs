@@ -95,11 +95,7 @@ impl Device {
             return Err(Error::NoThreads);
         }
         let backend = Backend::Cpu(Some(threads));
-        Ok(Device::new(
-            cpu_properties(threads),
-            host_memory(true),
-            backend,
-        ))
+        Ok(Device::new(cpu_properties(threads), host_memory(true), backend))
     }
 
     /// GPU `ordinal` of this machine, through NVIDIA's driver.
@@ -219,8 +215,7 @@ impl Device {
     /// the staging buffers for pageable memory, and the buffers of asynchronous reads. Zero on
     /// other devices.
     pub fn pinned_memory_stats(&self) -> MemoryStats {
-        self.gpu()
-            .map_or_else(MemoryStats::default, Gpu::pinned_stats)
+        self.gpu().map_or_else(MemoryStats::default, Gpu::pinned_stats)
     }
 
     /// Resets the peaks to the bytes in use now.
@@ -292,20 +287,12 @@ impl Device {
 
     /// The error for an `op` that has no kernel on this GPU.
     pub(crate) fn no_kernel(&self, op: &'static str) -> Error {
-        Error::NoKernel {
-            op,
-            device: self.to_string(),
-            operands: String::new(),
-        }
+        Error::NoKernel { op, device: self.to_string(), operands: String::new() }
     }
 
     /// The error for an `op` that has no kernel on this GPU for operands of `dtype`.
     pub(crate) fn no_kernel_for(&self, op: &'static str, dtype: DType) -> Error {
-        Error::NoKernel {
-            op,
-            device: self.to_string(),
-            operands: format!(" for {dtype}"),
-        }
+        Error::NoKernel { op, device: self.to_string(), operands: format!(" for {dtype}") }
     }
 
     pub(crate) fn count_wait(&self) {
@@ -347,23 +334,17 @@ impl Device {
     }
 
     pub(crate) fn allocate(&self, pool: Pool, bytes: usize) -> Result<Block> {
-        self.0
-            .memory
-            .allocate(pool, bytes)
-            .map_err(|none| match none {
-                AllocationError::Host => Error::OutOfMemory {
-                    device: self.to_string(),
-                    bytes,
-                    live: self.memory_stats().live,
-                },
-                AllocationError::Gpu(NoBlock::Failed(error)) => Error::Cuda(error),
-                AllocationError::Gpu(NoBlock::OutOfMemory(report)) => {
-                    Error::Cuda(CudaError::OutOfMemory {
-                        device: self.to_string(),
-                        report,
-                    })
-                }
-            })
+        self.0.memory.allocate(pool, bytes).map_err(|none| match none {
+            AllocationError::Host => Error::OutOfMemory {
+                device: self.to_string(),
+                bytes,
+                live: self.memory_stats().live,
+            },
+            AllocationError::Gpu(NoBlock::Failed(error)) => Error::Cuda(error),
+            AllocationError::Gpu(NoBlock::OutOfMemory(report)) => {
+                Error::Cuda(CudaError::OutOfMemory { device: self.to_string(), report })
+            }
+        })
     }
 
     pub(crate) fn free(&self, bytes: usize, block: Block, used_elsewhere: bool) {
@@ -415,10 +396,7 @@ fn simd_level() -> &'static str {
         && is_x86_feature_detected!("avx512bw")
         && is_x86_feature_detected!("avx512dq")
         && is_x86_feature_detected!("avx512vl");
-    match (
-        avx512,
-        is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
-    ) {
+    match (avx512, is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")) {
         (true, _) => "avx512",
         (false, true) => "avx2",
         _ => "scalar",

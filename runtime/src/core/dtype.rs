@@ -425,12 +425,7 @@ mod tests {
             for low in [0x0000, 0x0001, 0x7fff, 0x8000, 0x8001, 0xffff] {
                 let x = f32::from_bits(u32::from(high) << 16 | low);
                 let (ours, theirs) = (<bf16 as Float>::narrow(x), bf16::from_f32(x));
-                assert_eq!(
-                    ours.to_bits(),
-                    theirs.to_bits(),
-                    "{x:e} = {:#010x}",
-                    x.to_bits()
-                );
+                assert_eq!(ours.to_bits(), theirs.to_bits(), "{x:e} = {:#010x}", x.to_bits());
             }
         }
     }

@@ -361,10 +361,7 @@ mod tests {
         assert_eq!(error, error.clone());
         assert_ne!(error, Error::other(Foreign(7)));
 
-        assert_eq!(
-            format!("{:?}", Error::NoThreads),
-            Error::NoThreads.to_string()
-        );
+        assert_eq!(format!("{:?}", Error::NoThreads), Error::NoThreads.to_string());
         assert!(Error::NoThreads.downcast_ref::<Foreign>().is_none());
     }
 }

@@ -18,11 +18,7 @@ pub struct GpuSlice<'a> {
 
 impl<'a> GpuSlice<'a> {
     pub(super) fn new(storage: &'a Arc<Storage>, dtype: DType, range: Range<usize>) -> Self {
-        GpuSlice {
-            storage,
-            dtype,
-            range,
-        }
+        GpuSlice { storage, dtype, range }
     }
 
     /// The device.
@@ -51,20 +47,12 @@ impl<'a> GpuSlice<'a> {
     /// [`Error::Argument`] when `range` is not in the slice.
     pub fn part(&self, range: Range<usize>) -> Result<GpuSlice<'a>> {
         if range.start > range.end || range.end > self.elements() {
-            let problem = format!(
-                "elements {range:?} are outside of a slice of {}",
-                self.elements()
-            );
-            return Err(Error::Argument {
-                op: "GpuSlice::part",
-                problem,
-            });
+            let problem =
+                format!("elements {range:?} are outside of a slice of {}", self.elements());
+            return Err(Error::Argument { op: "GpuSlice::part", problem });
         }
         let start = self.range.start;
-        Ok(GpuSlice {
-            range: start + range.start..start + range.end,
-            ..self.clone()
-        })
+        Ok(GpuSlice { range: start + range.start..start + range.end, ..self.clone() })
     }
 
     pub(crate) fn storage(&self) -> &'a Arc<Storage> {

@@ -76,18 +76,10 @@ impl Device {
 
         // The order matters: locals are dropped in reverse order, even if `work` panics.
         let id = self.next_graph();
-        let mut recorded = Recorded {
-            device: self.clone(),
-            id,
-            raw: None,
-            used: Vec::new(),
-        };
+        let mut recorded = Recorded { device: self.clone(), id, raw: None, used: Vec::new() };
         let capture = self.gpu().map(Gpu::capture).transpose();
         let capture = capture.map_err(Error::from)?;
-        let pool = Pool {
-            graph: id,
-            ..Pool::default()
-        };
+        let pool = Pool { graph: id, ..Pool::default() };
         let stream = capture.as_ref().map(|capture| capture.stream().clone());
         let scope = ScopeGuard::new(self, pool, stream);
 
@@ -96,11 +88,7 @@ impl Device {
         let results = results?;
         let used = used.into_iter().map(|(storage, access)| {
             let address = storage.raw_address("capture")?;
-            Ok(Used {
-                storage,
-                access,
-                address,
-            })
+            Ok(Used { storage, access, address })
         });
         recorded.used = used.collect::<Result<_>>()?;
         let raw = capture.map(Capture::end).transpose();
@@ -122,9 +110,7 @@ impl<T> Graph<T> {
     /// sleeps; [`Error::Busy`] while a [`Pending`](crate::Pending) uses a mutable tensor that the
     /// graph writes, or writes one that the graph reads; [`Error::Cuda`] when the driver fails.
     pub fn launch(&mut self) -> Result<()> {
-        let Recorded {
-            device, raw, used, ..
-        } = &mut self.recorded;
+        let Recorded { device, raw, used, .. } = &mut self.recorded;
         if stream::pool(device) != Pool::default() {
             let problem =
                 "a graph cannot be launched inside a capture or `with_stream`; launch it outside";

@@ -43,9 +43,7 @@ impl Key {
     /// The root key of a run, from `seed`.
     pub fn new(seed: u64) -> Key {
         let [low, high] = low_and_high(seed);
-        Key {
-            words: [low, high, 0, 0],
-        }
+        Key { words: [low, high, 0, 0] }
     }
 
     /// The key derived from this one for a number: a step, a microbatch, a layer.
@@ -72,19 +70,14 @@ impl Key {
 
     /// This key for a tensor that holds `region` of a larger tensor.
     pub fn within(self, region: &Region) -> RegionKey {
-        RegionKey {
-            key: self,
-            region: Some(region.clone()),
-        }
+        RegionKey { key: self, region: Some(region.clone()) }
     }
 
     fn mix(self, purpose: u32, value: u64) -> Key {
         let [a, b, c, d] = self.words;
         let [low, high] = low_and_high(value);
         let counter = [low, high, c, d].map(|word| [u64::from(word)]);
-        Key {
-            words: philox([a ^ purpose, b], counter).map(|[word]| word),
-        }
+        Key { words: philox([a ^ purpose, b], counter).map(|[word]| word) }
     }
 
     pub(crate) fn words(self) -> [u32; 4] {
@@ -110,19 +103,13 @@ impl Region {
     /// [`Error::TooManyDims`]; [`Error::Argument`] when it has more than 2^63 elements.
     pub fn whole(global: &[usize]) -> Result<Region> {
         let shape = Shape::new(global)?;
-        let elements = shape
-            .iter()
-            .try_fold(1usize, |product, extent| product.checked_mul(*extent));
+        let elements =
+            shape.iter().try_fold(1usize, |product, extent| product.checked_mul(*extent));
         if elements.is_none_or(|elements| elements > isize::MAX as usize) {
             let problem = format!("shape {shape} has more than {} elements", isize::MAX);
-            return Err(Error::Argument {
-                op: "region",
-                problem,
-            });
+            return Err(Error::Argument { op: "region", problem });
         }
-        Ok(Region {
-            indices: Layout::contiguous(shape, 0),
-        })
+        Ok(Region { indices: Layout::contiguous(shape, 0) })
     }
 
     /// The part of this region with indices `range` in dim `dim`.
@@ -130,9 +117,7 @@ impl Region {
     /// # Errors
     /// [`Error::NoDim`], [`Error::SliceRange`].
     pub fn slice(&self, dim: usize, range: Range<usize>) -> Result<Region> {
-        Ok(Region {
-            indices: self.indices.slice(dim, range)?,
-        })
+        Ok(Region { indices: self.indices.slice(dim, range)? })
     }
 
     /// Reorders the dims to `order`, for a tensor whose dims are permuted relative to the global
@@ -141,9 +126,7 @@ impl Region {
     /// # Errors
     /// [`Error::Permutation`].
     pub fn permute(&self, order: &[usize]) -> Result<Region> {
-        Ok(Region {
-            indices: self.indices.permute(order)?,
-        })
+        Ok(Region { indices: self.indices.permute(order)? })
     }
 
     /// The shape of a tensor that holds the region.
@@ -216,26 +199,12 @@ mod tests {
     #[test]
     fn folding_gives_distinct_keys() {
         let root = Key::new(1);
-        let names = [
-            "",
-            "\0",
-            "a",
-            "a\0",
-            "b",
-            "layers.0",
-            "layers.1",
-            "layers.0.mlp",
-            "layers.10",
-        ];
+        let names =
+            ["", "\0", "a", "a\0", "b", "layers.0", "layers.1", "layers.0.mlp", "layers.10"];
         let mut keys: Vec<Key> = names.iter().map(|name| root.fold_name(name)).collect();
         keys.extend((0..100).map(|step| root.fold(step)));
         keys.extend((0..100).map(|step| root.fold(1).fold(step)));
-        keys.extend([
-            root,
-            Key::new(2),
-            root.fold(2).fold(1),
-            root.fold_name("a").fold_name("b"),
-        ]);
+        keys.extend([root, Key::new(2), root.fold(2).fold(1), root.fold_name("a").fold_name("b")]);
 
         let distinct: HashSet<Key> = keys.iter().copied().collect();
         assert_eq!(distinct.len(), keys.len());
@@ -245,10 +214,7 @@ mod tests {
     fn regions_outside_of_the_tensor_are_rejected() {
         let region = Region::whole(&[4, 6]).unwrap();
         assert!(matches!(region.slice(2, 0..1), Err(Error::NoDim { .. })));
-        assert!(matches!(
-            region.slice(1, 3..7),
-            Err(Error::SliceRange { .. })
-        ));
+        assert!(matches!(region.slice(1, 3..7), Err(Error::SliceRange { .. })));
         assert!(Region::whole(&[usize::MAX, 2]).is_err());
     }
 }

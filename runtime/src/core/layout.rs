@@ -26,11 +26,7 @@ impl Layout {
             strides[dim] = step;
             step *= shape[dim] as isize;
         }
-        Layout {
-            shape,
-            strides,
-            offset,
-        }
+        Layout { shape, strides, offset }
     }
 
     /// The extents.
@@ -54,9 +50,7 @@ impl Layout {
         match self.shape.elements() {
             0 => 0,
             _ => {
-                1 + dims
-                    .map(|(extent, stride)| (extent - 1) * stride.unsigned_abs())
-                    .sum::<usize>()
+                1 + dims.map(|(extent, stride)| (extent - 1) * stride.unsigned_abs()).sum::<usize>()
             }
         }
     }
@@ -81,11 +75,7 @@ impl Layout {
     pub fn slice(&self, dim: usize, range: Range<usize>) -> Result<Layout> {
         let extent = self.extent("slice", dim)?;
         if range.start > range.end || range.end > extent {
-            return Err(Error::SliceRange {
-                shape: self.shape,
-                dim,
-                range,
-            });
+            return Err(Error::SliceRange { shape: self.shape, dim, range });
         }
 
         let mut view = *self;
@@ -117,10 +107,7 @@ impl Layout {
                 .iter()
                 .all(|&dim| dim < self.shape.len() && !std::mem::replace(&mut seen[dim], true));
         if !named_once {
-            return Err(Error::Permutation {
-                shape: self.shape,
-                order: order.to_vec(),
-            });
+            return Err(Error::Permutation { shape: self.shape, order: order.to_vec() });
         }
 
         let mut view = *self;
@@ -138,18 +125,11 @@ impl Layout {
     pub fn broadcast_to(&self, shape: &[usize]) -> Result<Layout> {
         let to = Shape::new(shape)?;
         if Shape::broadcast(&self.shape, shape) != Some(to) {
-            return Err(Error::Broadcast {
-                from: self.shape,
-                to: shape.to_vec(),
-            });
+            return Err(Error::Broadcast { from: self.shape, to: shape.to_vec() });
         }
 
         let new_dims = shape.len() - self.shape.len();
-        let mut view = Layout {
-            shape: to,
-            strides: [0; MAX_DIMS],
-            offset: self.offset,
-        };
+        let mut view = Layout { shape: to, strides: [0; MAX_DIMS], offset: self.offset };
         for dim in 0..self.shape.len() {
             if self.shape[dim] != 1 {
                 view.strides[new_dims + dim] = self.strides[dim];
@@ -166,10 +146,7 @@ impl Layout {
     pub fn reshape(&self, shape: &[usize]) -> Result<Option<Layout>> {
         let to = Shape::new(shape)?;
         if to.elements() != self.shape.elements() {
-            return Err(Error::Reshape {
-                from: self.shape,
-                to,
-            });
+            return Err(Error::Reshape { from: self.shape, to });
         }
         if self.shape.elements() == 0 || self.is_contiguous() {
             return Ok(Some(Layout::contiguous(to, self.offset)));
@@ -181,11 +158,7 @@ impl Layout {
     /// must be mergeable.
     fn split_and_merge(&self, to: Shape) -> Option<Layout> {
         let old: Vec<(usize, isize)> = self.merged_dims();
-        let mut view = Layout {
-            shape: to,
-            strides: [0; MAX_DIMS],
-            offset: self.offset,
-        };
+        let mut view = Layout { shape: to, strides: [0; MAX_DIMS], offset: self.offset };
         let mut next_new = to.len();
         for &(extent, stride) in old.iter().rev() {
             let (mut covered, mut step) = (1, stride);
@@ -224,20 +197,13 @@ impl Layout {
     /// [`Error::NoDim`], [`Error::TooManyDims`].
     pub fn unsqueeze(&self, dim: usize) -> Result<Layout> {
         if dim > self.shape.len() {
-            return Err(Error::NoDim {
-                op: "unsqueeze",
-                dim: dim as isize,
-                shape: self.shape,
-            });
+            return Err(Error::NoDim { op: "unsqueeze", dim: dim as isize, shape: self.shape });
         }
 
         let mut dims = self.shape.to_vec();
         dims.insert(dim, 1);
-        let mut view = Layout {
-            shape: Shape::new(&dims)?,
-            strides: [0; MAX_DIMS],
-            offset: self.offset,
-        };
+        let mut view =
+            Layout { shape: Shape::new(&dims)?, strides: [0; MAX_DIMS], offset: self.offset };
         for old in 0..self.shape.len() {
             view.strides[old + usize::from(old >= dim)] = self.strides[old];
         }
@@ -295,11 +261,8 @@ mod tests {
 
     /// The layout of a random view of a view of a contiguous tensor.
     fn views() -> impl Strategy<Value = Layout> {
-        (
-            shapes(),
-            prop::collection::vec((0usize..5, 0usize..5, 0usize..3), 0..4),
-        )
-            .prop_map(|(shape, steps)| {
+        (shapes(), prop::collection::vec((0usize..5, 0usize..5, 0usize..3), 0..4)).prop_map(
+            |(shape, steps)| {
                 let mut layout = Layout::contiguous(Shape::new(&shape).unwrap(), 3);
                 for (a, b, kind) in steps {
                     let dims = layout.shape().len().max(1);
@@ -311,7 +274,8 @@ mod tests {
                     layout = view.unwrap_or(layout);
                 }
                 layout
-            })
+            },
+        )
     }
 
     #[test]

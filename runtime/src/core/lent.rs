@@ -27,11 +27,7 @@ impl Tensor {
     pub fn lend(&self, op: &'static str) -> Result<Lent> {
         let range = self.contiguous_range(op)?;
         self.lend_to_stream(Access::Read, op)?;
-        Ok(Lent {
-            borrow: OwnedRead::new(self.storage().clone())?,
-            dtype: self.dtype(),
-            range,
-        })
+        Ok(Lent { borrow: OwnedRead::new(self.storage().clone())?, dtype: self.dtype(), range })
     }
 
     /// Lends this contiguous tensor for writing by `op`, whose work outlives the call. The storage
@@ -78,9 +74,7 @@ impl Tensor {
                 stream::record_use(self.storage(), access, op)
             }
             // Without a `StreamWork`, nothing would end the use.
-            Some(_) => Err(Error::NotOnHost {
-                device: self.device().to_string(),
-            }),
+            Some(_) => Err(Error::NotOnHost { device: self.device().to_string() }),
             None => Ok(()),
         }
     }
@@ -213,10 +207,7 @@ mod tests {
         let (first, second) = (cache.lend("test").unwrap(), cache.lend("test").unwrap());
         assert!(cache.to_vec::<f32>().is_ok());
         assert!(cache.lend_mut("test").is_err());
-        assert!(matches!(
-            ops::fill_into(&cache, 1.0),
-            Err(Error::Busy { .. })
-        ));
+        assert!(matches!(ops::fill_into(&cache, 1.0), Err(Error::Busy { .. })));
         drop((first, second));
 
         let mut loan = cache.slice(0, 1..3).unwrap().lend_mut("test").unwrap();
@@ -260,10 +251,7 @@ mod tests {
         let loan = value.lend("test").unwrap();
         assert_eq!(loan.slice::<i32>().unwrap(), [1, 2, 3, 4]);
         assert!(matches!(loan.slice::<f32>(), Err(Error::WrongDType { .. })));
-        assert!(matches!(
-            value.lend_mut("test"),
-            Err(Error::Immutable { op: "test" })
-        ));
+        assert!(matches!(value.lend_mut("test"), Err(Error::Immutable { op: "test" })));
         assert!(value.transpose(0, 1).unwrap().lend("test").is_err());
         let meta = Device::meta(device.properties());
         let shapes = ops::full(&meta, &[2], DType::F32, 0.0).unwrap();

@@ -138,10 +138,7 @@ impl HostBlock {
         let allocation = Allocation::from_size_align(bytes, ALIGNMENT).ok()?;
         // SAFETY: size classes are never zero.
         let address = unsafe { std::alloc::alloc_zeroed(allocation) };
-        Some(HostBlock {
-            address: NonNull::new(address)?,
-            bytes,
-        })
+        Some(HostBlock { address: NonNull::new(address)?, bytes })
     }
 
     pub(crate) fn address(&self) -> NonNull<u8> {
@@ -174,10 +171,7 @@ struct State {
 
 impl HostMemory {
     pub(crate) fn new(backed: bool) -> HostMemory {
-        HostMemory {
-            state: Mutex::default(),
-            backed,
-        }
+        HostMemory { state: Mutex::default(), backed }
     }
 
     /// A block of at least `bytes` bytes (`Some(None)` without backing memory), or `None` when out
@@ -190,11 +184,7 @@ impl HostMemory {
         let block = match reused {
             Some(block) => block,
             None => {
-                let block = if self.backed {
-                    Some(HostBlock::new(class)?)
-                } else {
-                    None
-                };
+                let block = if self.backed { Some(HostBlock::new(class)?) } else { None };
                 state.stats.reserved += class;
                 block
             }
@@ -253,10 +243,7 @@ mod tests {
         for bytes in (1..5000).chain((5000..4_000_000).step_by(997)) {
             let class = size_class(bytes);
             assert!(class >= bytes);
-            assert!(
-                class < bytes + ALIGNMENT.max(bytes / 8 + 1),
-                "{bytes} -> {class}"
-            );
+            assert!(class < bytes + ALIGNMENT.max(bytes / 8 + 1), "{bytes} -> {class}");
             assert_eq!(size_class(class), class);
         }
     }
@@ -272,12 +259,7 @@ mod tests {
         assert_eq!(again.as_ref().unwrap().address(), address);
         assert_eq!(
             memory.stats(),
-            MemoryStats {
-                live: 1024,
-                peak: 1024,
-                largest: 1024,
-                reserved: 1024
-            }
+            MemoryStats { live: 1024, peak: 1024, largest: 1024, reserved: 1024 }
         );
 
         memory.free(1010, again);
@@ -291,9 +273,8 @@ mod tests {
     fn statistics_do_not_depend_on_backing_memory() {
         let (real, counted) = (HostMemory::new(true), HostMemory::new(false));
         for memory in [&real, &counted] {
-            let blocks: Vec<_> = (1..50)
-                .map(|n| (n * 37, memory.allocate(n * 37).unwrap()))
-                .collect();
+            let blocks: Vec<_> =
+                (1..50).map(|n| (n * 37, memory.allocate(n * 37).unwrap())).collect();
             for (bytes, block) in blocks {
                 memory.free(bytes, block);
             }

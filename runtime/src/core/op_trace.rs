@@ -73,10 +73,7 @@ impl OpRecorder {
         if recording.is_some() {
             return None;
         }
-        *recording = Some(Recording {
-            now,
-            ops: Vec::new(),
-        });
+        *recording = Some(Recording { now, ops: Vec::new() });
         self.is_recording.store(true, Ordering::Release);
         Some(OpTrace(Some(self.clone())))
     }
@@ -104,8 +101,6 @@ impl OpRecorder {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Recording>> {
-        self.recording
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.recording.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -29,10 +29,7 @@ pub(crate) fn philox<const N: usize>(
             c[lane] = (left >> 32) ^ d[lane] ^ u64::from(key[1]);
             d[lane] = left;
         }
-        key = [
-            key[0].wrapping_add(KEY_STEPS[0]),
-            key[1].wrapping_add(KEY_STEPS[1]),
-        ];
+        key = [key[0].wrapping_add(KEY_STEPS[0]), key[1].wrapping_add(KEY_STEPS[1])];
     }
 
     let mut words = [[0; N]; 4];
@@ -52,16 +49,8 @@ mod tests {
     #[test]
     fn known_answers() {
         let answers = [
-            (
-                [0; 4],
-                [0; 2],
-                [0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8],
-            ),
-            (
-                [0xffff_ffff; 4],
-                [0xffff_ffff; 2],
-                [0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd],
-            ),
+            ([0; 4], [0; 2], [0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8]),
+            ([0xffff_ffff; 4], [0xffff_ffff; 2], [0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd]),
             (
                 [0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344],
                 [0xa4093822, 0x299f31d0],

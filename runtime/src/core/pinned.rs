@@ -56,10 +56,7 @@ impl PinnedBuffer {
                 return Err(Error::NoValues { device });
             }
         };
-        Ok(PinnedBuffer {
-            device: device.clone(),
-            memory,
-        })
+        Ok(PinnedBuffer { device: device.clone(), memory })
     }
 
     /// Its size in bytes.
@@ -132,10 +129,7 @@ impl PendingUpload {
             }
             State::Copied(bytes) => Memory::Ordinary(bytes),
         };
-        Ok(PinnedBuffer {
-            device: self.device,
-            memory,
-        })
+        Ok(PinnedBuffer { device: self.device, memory })
     }
 }
 
@@ -176,10 +170,7 @@ impl Tensor {
                 State::Copied(from)
             }
         };
-        Ok(PendingUpload {
-            device: buffer.device,
-            state,
-        })
+        Ok(PendingUpload { device: buffer.device, state })
     }
 
     fn check_fill(&self, bytes: &Range<usize>, buffer: &PinnedBuffer) -> Result<()> {
@@ -193,10 +184,7 @@ impl Tensor {
         let problem = if bytes.start > bytes.end || bytes.end > has {
             format!("bytes {bytes:?} are outside of the {has} bytes of {self}")
         } else if bytes.len() > given {
-            format!(
-                "bytes {bytes:?} need a buffer of {} bytes, but it has {given}",
-                bytes.len()
-            )
+            format!("bytes {bytes:?} need a buffer of {} bytes, but it has {given}", bytes.len())
         } else {
             return Ok(());
         };

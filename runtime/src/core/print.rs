@@ -210,10 +210,7 @@ mod tests {
             "bool[2] on cpu [ true, false]"
         );
         assert_eq!(
-            text(
-                &[2, 2, 2],
-                &[0.5f64, 1.0, -2.25, 3.0, f64::NAN, f64::INFINITY, 0.0, 10.0]
-            ),
+            text(&[2, 2, 2], &[0.5f64, 1.0, -2.25, 3.0, f64::NAN, f64::INFINITY, 0.0, 10.0]),
             "f64[2, 2, 2] on cpu\n\
              [[[ 0.5000,  1.0000],\n  [-2.2500,  3.0000]],\n [[    NaN,     inf],\n  [ 0.0000, 10.0000]]]"
         );
@@ -222,10 +219,7 @@ mod tests {
     #[test]
     fn the_notation_fits_all_values() {
         assert_eq!(text(&[2], &[2.0f32, -10.0]), "f32[2] on cpu [  2., -10.]");
-        assert_eq!(
-            text(&[2], &[2.0f32, 0.00001]),
-            "f32[2] on cpu [ 2.0000e0, 1.0000e-5]"
-        );
+        assert_eq!(text(&[2], &[2.0f32, 0.00001]), "f32[2] on cpu [ 2.0000e0, 1.0000e-5]");
         assert_eq!(text(&[1], &[1e9f32]), "f32[1] on cpu [1.0000e9]");
     }
 
@@ -253,9 +247,6 @@ mod tests {
         let tensor = Tensor::zeros(&Device::cpu(), &[2], DType::F32, Kind::Cache).unwrap();
         let _writer = tensor.write::<f32>("write").unwrap();
         let text = format!("{tensor:?}");
-        assert!(
-            text.starts_with("f32[2] on cpu (values not read: "),
-            "{text}"
-        );
+        assert!(text.starts_with("f32[2] on cpu (values not read: "), "{text}");
     }
 }

@@ -22,15 +22,10 @@ impl Shape {
     /// [`Error::TooManyDims`] for more than [`MAX_DIMS`] extents.
     pub fn new(dims: &[usize]) -> Result<Shape> {
         if dims.len() > MAX_DIMS {
-            return Err(Error::TooManyDims {
-                shape: dims.to_vec(),
-            });
+            return Err(Error::TooManyDims { shape: dims.to_vec() });
         }
 
-        let mut shape = Shape {
-            len: dims.len() as u8,
-            ..Shape::default()
-        };
+        let mut shape = Shape { len: dims.len() as u8, ..Shape::default() };
         shape.dims[..dims.len()].copy_from_slice(dims);
         Ok(shape)
     }
@@ -61,10 +56,7 @@ impl Shape {
 
     /// This shape without dim `dim`. `dim` must exist.
     pub fn without(self, dim: usize) -> Shape {
-        let mut shape = Shape {
-            len: self.len - 1,
-            ..Shape::default()
-        };
+        let mut shape = Shape { len: self.len - 1, ..Shape::default() };
         let kept = self.iter().enumerate().filter(|(at, _)| *at != dim);
         for (to, (_, extent)) in shape.dims.iter_mut().zip(kept) {
             *to = *extent;
@@ -81,9 +73,7 @@ impl Shape {
         match self.dims.get_mut(len..len + dims.len()) {
             Some(end) => end.copy_from_slice(dims),
             None => {
-                return Err(Error::TooManyDims {
-                    shape: [&*self, dims].concat(),
-                });
+                return Err(Error::TooManyDims { shape: [&*self, dims].concat() });
             }
         }
         self.len += dims.len() as u8;
@@ -97,10 +87,7 @@ impl Shape {
         if len > MAX_DIMS {
             return None;
         }
-        let mut shape = Shape {
-            len: len as u8,
-            ..Shape::default()
-        };
+        let mut shape = Shape { len: len as u8, ..Shape::default() };
         for back in 1..=len {
             let of = |dims: &[usize]| dims.len().checked_sub(back).map_or(1, |at| dims[at]);
             shape.dims[len - back] = match (of(a), of(b)) {

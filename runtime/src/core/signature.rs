@@ -188,11 +188,7 @@ impl Signature {
             return Ok(None);
         }
         let mut tags = [None; MOST_OPERANDS];
-        assert!(
-            operands.len() <= MOST_OPERANDS,
-            "{}: too many operands",
-            self.name
-        );
+        assert!(operands.len() <= MOST_OPERANDS, "{}: too many operands", self.name);
         for (tag, operand) in tags.iter_mut().zip(operands) {
             *tag = operand.tag();
         }
@@ -222,39 +218,24 @@ impl Signature {
 
         let mut bound = Bound::default();
         for (at, tensor) in operands.iter().enumerate() {
-            bound
-                .bind(parsed, at, tensor)
-                .map_err(|problem| self.error(operands, problem))?;
+            bound.bind(parsed, at, tensor).map_err(|problem| self.error(operands, problem))?;
         }
 
         let device = operands[0].device().clone();
         if operands.iter().any(|tensor| *tensor.device() != device) {
             let devices: Vec<String> = operands.iter().map(|t| t.device().to_string()).collect();
-            return Err(Error::Devices {
-                op: self.name,
-                devices: devices.join(", "),
-            });
+            return Err(Error::Devices { op: self.name, devices: devices.join(", ") });
         }
 
         // `F` and `G` are the dtypes that ops compute in; no GPU op takes f64 tensors for them.
         if device.is_gpu()
-            && bound.dtypes[..2]
-                .iter()
-                .flatten()
-                .any(|(dtype, _)| *dtype == DType::F64)
+            && bound.dtypes[..2].iter().flatten().any(|(dtype, _)| *dtype == DType::F64)
         {
             return Err(device.no_kernel_for(self.name, DType::F64));
         }
 
         let bytes = operands.iter().map(|tensor| distinct_bytes(tensor)).sum();
-        Ok(Call {
-            signature: self,
-            bound,
-            device,
-            bytes,
-            flops: None,
-            results,
-        })
+        Ok(Call { signature: self, bound, device, bytes, flops: None, results })
     }
 
     /// An [`Error::Signature`] for operands that match the signature but not the op.
@@ -264,20 +245,11 @@ impl Signature {
             .zip(operands)
             .map(|(name, tensor)| format!("{name} {}{}", tensor.dtype(), tensor.shape()))
             .collect();
-        Error::Signature {
-            op: self.name,
-            spec: self.spec,
-            given: given.join(", "),
-            problem,
-        }
+        Error::Signature { op: self.name, spec: self.spec, given: given.join(", "), problem }
     }
 
     fn operand_names(&self) -> impl Iterator<Item = &'static str> {
-        self.parsed()
-            .signature
-            .operands
-            .iter()
-            .map(|operand| operand.name)
+        self.parsed().signature.operands.iter().map(|operand| operand.name)
     }
 
     fn parsed(&self) -> &Parsed {
@@ -288,9 +260,8 @@ impl Signature {
 /// Bytes of the distinct elements of a tensor: broadcast dims count once.
 fn distinct_bytes(tensor: &Tensor) -> u64 {
     let dims = tensor.shape().iter().zip(tensor.layout().strides());
-    let elements: usize = dims
-        .map(|(extent, stride)| if *stride == 0 { 1 } else { *extent })
-        .product();
+    let elements: usize =
+        dims.map(|(extent, stride)| if *stride == 0 { 1 } else { *extent }).product();
     tensor.dtype().bytes(elements) as u64
 }
 
@@ -331,10 +302,7 @@ impl DTypeRule {
     fn of(tensor: &TensorSpec) -> DTypeRule {
         let dtype = tensor.dtype;
         let dtype = dtype.unwrap_or_else(|| panic!("`{}` has no dtype", tensor.name));
-        match DTYPE_VARIABLES
-            .iter()
-            .position(|variable| *variable == dtype)
-        {
+        match DTYPE_VARIABLES.iter().position(|variable| *variable == dtype) {
             Some(variable) => DTypeRule::Variable(variable),
             None if dtype == "A" => DTypeRule::Accumulator,
             None => DTypeRule::Exactly(
@@ -376,11 +344,9 @@ impl Bound {
                 self.bind_leading(parsed, at, operand, &shape[..leading])?;
                 self.bind_dims(parsed, at, operand, &operand.dims[1..], &shape[leading..])
             }
-            _ if shape.len() != operand.dims.len() => Err(format!(
-                "`{}` needs {} dims",
-                operand.name,
-                operand.dims.len()
-            )),
+            _ if shape.len() != operand.dims.len() => {
+                Err(format!("`{}` needs {} dims", operand.name, operand.dims.len()))
+            }
             _ => self.bind_dims(parsed, at, operand, &operand.dims, shape),
         }
     }
@@ -411,9 +377,7 @@ impl Bound {
         match self.dtypes[variable] {
             Some((other, from)) if other != dtype => {
                 let from = parsed.signature.operands[from].name;
-                Err(format!(
-                    "`{name}` is {dtype} but `{from}` is {other}; cast one of them"
-                ))
+                Err(format!("`{name}` is {dtype} but `{from}` is {other}; cast one of them"))
             }
             _ => {
                 self.dtypes[variable].get_or_insert((dtype, at));
@@ -429,10 +393,7 @@ impl Bound {
                 self.broadcast = Some(common);
                 Ok(())
             }
-            None => Err(format!(
-                "`{}` does not broadcast with {so_far}",
-                operand.name
-            )),
+            None => Err(format!("`{}` does not broadcast with {so_far}", operand.name)),
         }
     }
 
@@ -479,10 +440,8 @@ impl Bound {
                 DimSpec::Named(id) => {
                     let (bound, from) = *self.names[id].get_or_insert((extent, at));
                     if bound != extent {
-                        let (dim, from) = (
-                            parsed.signature.dims[id].name,
-                            parsed.signature.operands[from].name,
-                        );
+                        let (dim, from) =
+                            (parsed.signature.dims[id].name, parsed.signature.operands[from].name);
                         return Err(format!(
                             "`{name}` has {dim} = {extent} but `{from}` has {dim} = {bound}"
                         ));
@@ -548,9 +507,7 @@ impl Call {
 
     /// The leading dims (`..`).
     pub fn leading(&self) -> Shape {
-        self.bound
-            .leading
-            .map_or_else(Shape::default, |(shape, _)| shape)
+        self.bound.leading.map_or_else(Shape::default, |(shape, _)| shape)
     }
 
     /// The common shape of the operands that broadcast (`~`).
@@ -601,9 +558,7 @@ impl Call {
     /// The sharding of result `at`, which has `shape`.
     pub(crate) fn result_tag(&self, at: usize, shape: &Shape) -> Result<Option<Tag>> {
         let results = self.results.as_ref();
-        results
-            .map(|results| results.tag(self.name(), at, shape))
-            .transpose()
+        results.map(|results| results.tag(self.name(), at, shape)).transpose()
     }
 
     /// The sharding of the last operand, which has `shape`, after the op has changed it in place.
@@ -611,9 +566,7 @@ impl Call {
         if self.results.is_none() {
             return Ok(None);
         }
-        let ParsedSignature {
-            operands, results, ..
-        } = &self.signature.parsed().signature;
+        let ParsedSignature { operands, results, .. } = &self.signature.parsed().signature;
         let last = operands.last().map(|operand| operand.name);
         match results.iter().position(|result| Some(result.name) == last) {
             Some(at) => self.result_tag(at, shape),
@@ -640,9 +593,7 @@ impl Call {
         }
         self.count();
         match self.device.computes() {
-            true => self
-                .device
-                .run(|| self.device.recorded(self.name(), kernel)),
+            true => self.device.run(|| self.device.recorded(self.name(), kernel)),
             false => Ok(()),
         }
     }
@@ -653,18 +604,12 @@ impl Call {
     }
 
     fn flops(&self) -> u64 {
-        let named = self
-            .bound
-            .names
-            .iter()
-            .flatten()
-            .map(|(extent, _)| *extent as u64);
+        let named = self.bound.names.iter().flatten().map(|(extent, _)| *extent as u64);
         let points = named.product::<u64>()
             * self.rows() as u64
             * self.broadcast().elements() as u64
             * self.bound.anything.max(1) as u64;
-        self.flops
-            .unwrap_or(points * self.signature.flops_per_point)
+        self.flops.unwrap_or(points * self.signature.flops_per_point)
     }
 
     fn shape_of(&self, operand: &TensorSpec) -> Result<Shape> {
@@ -679,11 +624,7 @@ impl Call {
                     shape.followed_by(&[self.extent(dims[id].name)])?
                 }
                 DimSpec::Any => {
-                    panic!(
-                        "{}: allocate `{}` with output_of",
-                        self.name(),
-                        operand.name
-                    )
+                    panic!("{}: allocate `{}` with output_of", self.name(), operand.name)
                 }
             };
         }

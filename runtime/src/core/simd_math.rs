@@ -131,11 +131,7 @@ pub(crate) fn ln_f32s<S: Simd>(simd: S, x: S::f32s) -> S::f32s {
     let infinity = simd.splat_f32s(f32::INFINITY);
     let y = simd.select_f32s(simd.less_than_f32s(x, infinity), y, x);
     let y = simd.select_f32s(simd.less_than_f32s(x, zero), simd.splat_f32s(f32::NAN), y);
-    simd.select_f32s(
-        simd.equal_f32s(x, zero),
-        simd.splat_f32s(f32::NEG_INFINITY),
-        y,
-    )
+    simd.select_f32s(simd.equal_f32s(x, zero), simd.splat_f32s(f32::NEG_INFINITY), y)
 }
 
 /// x between `lowest` and `highest`; NaN stays NaN, because comparisons with it are false.
@@ -185,10 +181,7 @@ fn ln_parts<S: Simd>(simd: S, x: S::f32s) -> (S::f32s, S::f32s) {
     let biased = simd.wrapping_dyn_shr_u32s(biased, simd.splat_u32s(23));
     let float = simd.or_u32s(biased, simd.splat_u32s(8_388_608.0f32.to_bits()));
     let exponent = simd.transmute_f32s_u32s(float);
-    (
-        mantissa,
-        simd.sub_f32s(exponent, simd.splat_f32s(8_388_608.0 + 127.0)),
-    )
+    (mantissa, simd.sub_f32s(exponent, simd.splat_f32s(8_388_608.0 + 127.0)))
 }
 
 /// c[0] + c[1] x + c[2] x^2 + ..., by Horner's rule.
@@ -210,18 +203,10 @@ mod tests {
     fn ulps(actual: f32, expected: f64) -> f64 {
         let rounded = expected as f32;
         if actual.is_nan() || rounded.is_nan() {
-            return if actual.is_nan() == rounded.is_nan() {
-                0.0
-            } else {
-                f64::INFINITY
-            };
+            return if actual.is_nan() == rounded.is_nan() { 0.0 } else { f64::INFINITY };
         }
         if actual.is_infinite() || rounded.is_infinite() {
-            return if actual == rounded {
-                0.0
-            } else {
-                f64::INFINITY
-            };
+            return if actual == rounded { 0.0 } else { f64::INFINITY };
         }
 
         let exponent = (rounded.abs().to_bits() >> 23).max(1) as i32;
@@ -259,11 +244,7 @@ mod tests {
 
         loop {
             let mut x = [1.0f32; 4096];
-            let count = x
-                .iter_mut()
-                .zip(&mut accepted)
-                .map(|(slot, x)| *slot = x)
-                .count();
+            let count = x.iter_mut().zip(&mut accepted).map(|(slot, x)| *slot = x).count();
             if count == 0 {
                 println!("worst {worst} ulp at {at:e}");
                 return worst;
@@ -283,11 +264,7 @@ mod tests {
 
     /// A prime, so that every pattern of low bits occurs. `MESHGRAD_EXHAUSTIVE=1` tests every f32.
     fn step() -> usize {
-        if std::env::var_os("MESHGRAD_EXHAUSTIVE").is_some() {
-            1
-        } else {
-            1009
-        }
+        if std::env::var_os("MESHGRAD_EXHAUSTIVE").is_some() { 1 } else { 1009 }
     }
 
     macro_rules! function {
@@ -310,15 +287,11 @@ mod tests {
     }
 
     function!(Exp, exp_f32s, f64::exp);
-    function!(
-        ExpFlushed,
-        exp_flushed_f32s,
-        |x| if x < f64::from(LN_MIN_POSITIVE) {
-            0.0
-        } else {
-            x.exp()
-        }
-    );
+    function!(ExpFlushed, exp_flushed_f32s, |x| if x < f64::from(LN_MIN_POSITIVE) {
+        0.0
+    } else {
+        x.exp()
+    });
     function!(Sigmoid, sigmoid_f32s, |x| 1.0 / (1.0 + (-x).exp()));
     function!(Ln, ln_f32s, f64::ln);
     function!(Erf, erf_f32s, libm::erf);

@@ -132,10 +132,7 @@ impl Storage {
             Place::Gpu(_) => return Ok(()),
             Place::Lost => {
                 let problem = "the driver failed while its values returned to the GPU".to_owned();
-                return Err(Error::Argument {
-                    op: "wake",
-                    problem,
-                });
+                return Err(Error::Argument { op: "wake", problem });
             }
             Place::Host(_) | Place::Forgotten => {}
         }

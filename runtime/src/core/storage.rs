@@ -88,10 +88,7 @@ impl Storage {
     pub(crate) fn read<T: Element>(&self) -> Result<ReadGuard<'_, T>> {
         let release = self.begin_read()?;
         let bytes = self.slice()?;
-        Ok(ReadGuard {
-            elements: elements(bytes),
-            _release: release,
-        })
+        Ok(ReadGuard { elements: elements(bytes), _release: release })
     }
 
     /// All elements, for writing by `op`. Counts as a new version.
@@ -102,22 +99,15 @@ impl Storage {
         // SAFETY: the borrow count excludes other readers and writers until `release` is dropped,
         // and a block is always initialized.
         let bytes = unsafe { std::slice::from_raw_parts_mut(address, bytes) };
-        Ok(WriteGuard {
-            elements: elements_mut(bytes),
-            _release: release,
-        })
+        Ok(WriteGuard { elements: elements_mut(bytes), _release: release })
     }
 
     /// Begins a borrow by a reader.
     fn begin_read(&self) -> Result<Release<'_>> {
         let free = |borrows| (borrows >= 0).then_some(borrows + 1);
-        let borrowed = self
-            .borrows
-            .fetch_update(Ordering::Acquire, Ordering::Relaxed, free);
+        let borrowed = self.borrows.fetch_update(Ordering::Acquire, Ordering::Relaxed, free);
         borrowed.map_err(|borrows| in_use(borrows, "read"))?;
-        Ok(Release {
-            borrows: &self.borrows,
-        })
+        Ok(Release { borrows: &self.borrows })
     }
 
     /// Begins a borrow by `op` for writing.
@@ -125,20 +115,14 @@ impl Storage {
         if self.kind == Kind::Value {
             return Err(Error::Immutable { op });
         }
-        let borrowed = self
-            .borrows
-            .compare_exchange(0, -1, Ordering::Acquire, Ordering::Relaxed);
+        let borrowed = self.borrows.compare_exchange(0, -1, Ordering::Acquire, Ordering::Relaxed);
         borrowed.map_err(|borrows| in_use(borrows, op))?;
-        Ok(Release {
-            borrows: &self.borrows,
-        })
+        Ok(Release { borrows: &self.borrows })
     }
 
     /// Makes it sleep: later borrows fail with [`Error::Asleep`]. Returns whether it was awake.
     pub(super) fn begin_sleep(&self, op: &'static str) -> Result<bool> {
-        let free = self
-            .borrows
-            .compare_exchange(0, ASLEEP, Ordering::Acquire, Ordering::Relaxed);
+        let free = self.borrows.compare_exchange(0, ASLEEP, Ordering::Acquire, Ordering::Relaxed);
         match free {
             Ok(_) => Ok(true),
             Err(ASLEEP) => Ok(false),
@@ -249,8 +233,7 @@ impl Storage {
 impl Drop for Storage {
     fn drop(&mut self) {
         let block = std::mem::replace(&mut self.block, Block::None);
-        self.device
-            .free(self.bytes, block, self.is_used_elsewhere());
+        self.device.free(self.bytes, block, self.is_used_elsewhere());
     }
 }
 
@@ -285,9 +268,7 @@ struct Release<'a> {
 impl Drop for Release<'_> {
     fn drop(&mut self) {
         let free = |borrows| Some(if borrows < 0 { 0 } else { borrows - 1 });
-        let _ = self
-            .borrows
-            .fetch_update(Ordering::Release, Ordering::Relaxed, free);
+        let _ = self.borrows.fetch_update(Ordering::Release, Ordering::Relaxed, free);
     }
 }
 
@@ -347,9 +328,7 @@ impl OwnedRead {
 
 impl Drop for OwnedRead {
     fn drop(&mut self) {
-        drop(Release {
-            borrows: &self.0.borrows,
-        });
+        drop(Release { borrows: &self.0.borrows });
     }
 }
 
@@ -383,9 +362,7 @@ impl OwnedWrite {
 
 impl Drop for OwnedWrite {
     fn drop(&mut self) {
-        drop(Release {
-            borrows: &self.0.borrows,
-        });
+        drop(Release { borrows: &self.0.borrows });
     }
 }
 
@@ -398,14 +375,8 @@ mod tests {
         let device = Device::cpu();
         let storage = Storage::new(&device, Pool::default(), 16, Kind::Cache).unwrap();
 
-        let (first, second) = (
-            storage.read::<f32>().unwrap(),
-            storage.read::<f32>().unwrap(),
-        );
-        assert!(matches!(
-            storage.write::<f32>("test"),
-            Err(Error::Busy { op: "test" })
-        ));
+        let (first, second) = (storage.read::<f32>().unwrap(), storage.read::<f32>().unwrap());
+        assert!(matches!(storage.write::<f32>("test"), Err(Error::Busy { op: "test" })));
         drop((first, second));
 
         let writer = storage.write::<f32>("test").unwrap();
@@ -419,10 +390,7 @@ mod tests {
     #[test]
     fn a_value_cannot_be_written() {
         let storage = Storage::new(&Device::cpu(), Pool::default(), 16, Kind::Value).unwrap();
-        assert!(matches!(
-            storage.write::<u8>("test"),
-            Err(Error::Immutable { op: "test" })
-        ));
+        assert!(matches!(storage.write::<u8>("test"), Err(Error::Immutable { op: "test" })));
         assert_eq!(storage.version(), 0);
     }
 }

@@ -71,11 +71,7 @@ impl Device {
     /// [`Error::Cuda`] when the driver fails.
     pub fn stream(&self) -> Result<Stream> {
         let raw = self.gpu().map(Gpu::new_stream).transpose()?;
-        Ok(Stream(Arc::new(Inner {
-            device: self.clone(),
-            id: self.next_stream(),
-            raw,
-        })))
+        Ok(Stream(Arc::new(Inner { device: self.clone(), id: self.next_stream(), raw })))
     }
 }
 
@@ -114,10 +110,7 @@ impl fmt::Debug for Stream {
 impl Stream {
     /// Makes this the current stream of the thread.
     pub(super) fn enter(&self) -> ScopeGuard {
-        let pool = Pool {
-            stream: self.0.id,
-            ..pool(self.device())
-        };
+        let pool = Pool { stream: self.0.id, ..pool(self.device()) };
         ScopeGuard::new(self.device(), pool, self.0.raw.clone())
     }
 
@@ -156,10 +149,7 @@ fn begin(stream: &Stream) -> Result<(), CudaError> {
     if around.stream == 0 {
         // Blocks that are freed later may be used by work that this stream does not wait for.
         if let Some(mut memory) = device.gpu_memory() {
-            memory.flush(Pool {
-                stream: stream.0.id,
-                ..around
-            });
+            memory.flush(Pool { stream: stream.0.id, ..around });
         }
     }
     match (&stream.0.raw, device.gpu()) {

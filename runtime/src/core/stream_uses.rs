@@ -48,9 +48,7 @@ impl StreamUses {
     /// Whether new work may use the storage. `before(stream)` is whether the new work runs after
     /// all work enqueued on that stream.
     pub(crate) fn allow(&self, access: Access, before: impl Fn(u32) -> bool) -> bool {
-        self.lock()
-            .iter()
-            .all(|one| before(one.by.stream) || !one.access.conflicts_with(access))
+        self.lock().iter().all(|one| before(one.by.stream) || !one.access.conflicts_with(access))
     }
 
     /// Adds a use by scope `by`. Returns false when the scope used the storage already.
@@ -89,10 +87,7 @@ mod tests {
     #[test]
     fn scopes_of_several_streams_may_read_or_those_of_one_may_write() {
         let uses = StreamUses::default();
-        let [first, second] = [1, 2].map(|id| ScopeId {
-            scope: id.into(),
-            stream: id,
-        });
+        let [first, second] = [1, 2].map(|id| ScopeId { scope: id.into(), stream: id });
         assert!(uses.allow(Access::Write, NONE));
         assert!(uses.add(first, Access::Read) && uses.add(second, Access::Read));
         assert!(uses.allow(Access::Read, NONE));

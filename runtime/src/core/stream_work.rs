@@ -45,11 +45,8 @@ impl StreamWork {
         let ready = StreamEvent(stream.enclosing_event()?);
         let guard = stream.enter().of_stream_work();
         let lent = lend();
-        let work = StreamWork {
-            scope: Some(guard.suspend()),
-            ready,
-            thread: thread::current().id(),
-        };
+        let work =
+            StreamWork { scope: Some(guard.suspend()), ready, thread: thread::current().id() };
         Ok((work, lent?))
     }
 
@@ -94,10 +91,7 @@ impl StreamWork {
     /// As [`StreamWork::wait_for`].
     pub fn finish(mut self) -> Result<StreamJoin> {
         let join = self.scope.take().map(Join::new).transpose()?;
-        Ok(StreamJoin {
-            join,
-            thread: self.thread,
-        })
+        Ok(StreamJoin { join, thread: self.thread })
     }
 }
 
@@ -105,10 +99,7 @@ impl Drop for StreamWork {
     fn drop(&mut self) {
         if let Some(scope) = self.scope.take() {
             // After an error the operands are leaked.
-            drop(Join::new(scope).map(|join| StreamJoin {
-                join: Some(join),
-                thread: self.thread,
-            }));
+            drop(Join::new(scope).map(|join| StreamJoin { join: Some(join), thread: self.thread }));
         }
     }
 }

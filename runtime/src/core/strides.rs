@@ -25,10 +25,7 @@ impl Dims {
         if dims.is_empty() {
             dims.push((1, 1));
         }
-        Dims {
-            dims,
-            offset: layout.offset(),
-        }
+        Dims { dims, offset: layout.offset() }
     }
 
     /// Whether the elements are contiguous.
@@ -39,10 +36,7 @@ impl Dims {
     /// Splits off the last two dims as (extent, stride) pairs. `None` with fewer than two dims.
     pub(crate) fn split_last_two(&self) -> Option<(Dims, [(usize, isize); 2])> {
         let (outer, last) = self.dims.split_last_chunk()?;
-        let outer = Dims {
-            dims: outer.to_vec(),
-            offset: self.offset,
-        };
+        let outer = Dims { dims: outer.to_vec(), offset: self.offset };
         Some((outer, *last))
     }
 

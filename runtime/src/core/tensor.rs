@@ -36,10 +36,7 @@ impl Tensor {
         let mut out = UninitTensor::new(device, Shape::new(shape)?, T::DTYPE)?;
         if elements.len() != out.layout.shape().elements() {
             let shape = *out.layout.shape();
-            return Err(Error::Length {
-                shape,
-                given: elements.len(),
-            });
+            return Err(Error::Length { shape, given: elements.len() });
         }
         out.copy_from("from_slice", elements)?;
         Ok(out.finish())
@@ -86,11 +83,7 @@ impl Tensor {
         let dims = self.shape().len();
         let at = if dim < 0 { dim + dims as isize } else { dim };
         let at = usize::try_from(at).ok().filter(|at| *at < dims);
-        at.ok_or(Error::NoDim {
-            op,
-            dim,
-            shape: *self.shape(),
-        })
+        at.ok_or(Error::NoDim { op, dim, shape: *self.shape() })
     }
 
     /// The number of elements.
@@ -140,10 +133,7 @@ impl Tensor {
 
     /// Its place in its storage, without the storage.
     pub fn storage_view(&self) -> StorageView {
-        StorageView {
-            layout: self.layout,
-            tag: self.tag.clone(),
-        }
+        StorageView { layout: self.layout, tag: self.tag.clone() }
     }
 
     /// A view of the indices `range` of dim `dim`. Copies nothing.
@@ -240,9 +230,7 @@ impl Tensor {
     pub fn item<T: Element>(&self) -> Result<T> {
         match self.to_vec()?.as_slice() {
             [only] => Ok(*only),
-            _ => Err(Error::NotOneElement {
-                shape: *self.shape(),
-            }),
+            _ => Err(Error::NotOneElement { shape: *self.shape() }),
         }
     }
 
@@ -288,8 +276,7 @@ impl Tensor {
     /// stream of a GPU.
     pub(crate) fn download_async(&self) -> Result<PinnedCopy> {
         let bytes = self.dtype.bytes(self.elements());
-        self.storage
-            .download_async(self.offset_bytes() as usize, bytes)
+        self.storage.download_async(self.offset_bytes() as usize, bytes)
     }
 
     /// The address of its first element on a GPU, for work that the caller enqueues next on the
@@ -351,10 +338,7 @@ impl Tensor {
     pub(crate) fn expect_dtype(&self, asked: DType) -> Result<()> {
         match self.dtype == asked {
             true => Ok(()),
-            false => Err(Error::WrongDType {
-                actual: self.dtype,
-                asked,
-            }),
+            false => Err(Error::WrongDType { actual: self.dtype, asked }),
         }
     }
 
@@ -365,12 +349,7 @@ impl Tensor {
 
     fn with(&self, layout: Layout, tag: Option<Tag>) -> Tensor {
         debug_assert!(tag.as_ref().is_none_or(|tag| tag.local() == layout.shape()));
-        Tensor {
-            storage: self.storage.clone(),
-            layout,
-            dtype: self.dtype,
-            tag,
-        }
+        Tensor { storage: self.storage.clone(), layout, dtype: self.dtype, tag }
     }
 }
 
@@ -390,10 +369,7 @@ impl StorageView {
         let end = self.layout.offset() + self.layout.span();
         if !whole.is_contiguous() || whole.layout.offset() != 0 || whole.elements() < end {
             let problem = format!("{whole} is not a storage of at least {end} elements");
-            return Err(Error::Argument {
-                op: "storage_view",
-                problem,
-            });
+            return Err(Error::Argument { op: "storage_view", problem });
         }
         Ok(whole.with(self.layout, self.tag.clone()))
     }
@@ -499,11 +475,9 @@ impl Tensor {
     /// Checks that the rank has all values, for `op`.
     pub(crate) fn expect_whole(&self, op: &'static str) -> Result<()> {
         match self.sharding() {
-            Some(sharding) if !sharding.is_replicated() => Err(ShardedTensorError::Part {
-                op,
-                sharding: sharding.to_string(),
+            Some(sharding) if !sharding.is_replicated() => {
+                Err(ShardedTensorError::Part { op, sharding: sharding.to_string() }.into())
             }
-            .into()),
             _ => Ok(()),
         }
     }
@@ -541,22 +515,15 @@ impl UninitTensor {
         dtype: DType,
         kind: Kind,
     ) -> Result<UninitTensor> {
-        let elements = shape
-            .iter()
-            .try_fold(1usize, |product, extent| product.checked_mul(*extent));
+        let elements =
+            shape.iter().try_fold(1usize, |product, extent| product.checked_mul(*extent));
         let bytes = elements.and_then(|elements| elements.checked_mul(dtype.bits()));
-        let bytes = bytes
-            .map(|bits| bits.div_ceil(8))
-            .filter(|bytes| *bytes < isize::MAX as usize / 2);
+        let bytes =
+            bytes.map(|bits| bits.div_ceil(8)).filter(|bytes| *bytes < isize::MAX as usize / 2);
         let bytes = bytes.ok_or(Error::TooLarge { shape, dtype })?;
 
         let storage = Storage::new(device, stream::pool(device), bytes, kind)?;
-        Ok(UninitTensor {
-            storage,
-            layout: Layout::contiguous(shape, 0),
-            dtype,
-            tag: None,
-        })
+        Ok(UninitTensor { storage, layout: Layout::contiguous(shape, 0), dtype, tag: None })
     }
 
     pub(crate) fn set_tag(&mut self, tag: Option<Tag>) {
@@ -591,10 +558,7 @@ impl UninitTensor {
     /// [`Error::WrongDType`]; [`Error::NoValues`] on a meta device; [`Error::NotOnHost`] on a GPU.
     pub fn slice<T: Element>(&mut self) -> Result<&mut [T]> {
         if self.dtype != T::DTYPE {
-            return Err(Error::WrongDType {
-                actual: self.dtype,
-                asked: T::DTYPE,
-            });
+            return Err(Error::WrongDType { actual: self.dtype, asked: T::DTYPE });
         }
         self.storage.as_mut_slice()
     }
@@ -623,8 +587,7 @@ impl UninitTensor {
     /// stream of a GPU.
     pub(crate) fn copy_from_gpu(&mut self, x: &Tensor) -> Result<()> {
         let from = (&x.storage, x.offset_bytes() as usize);
-        self.storage
-            .copy_from(0, from, self.dtype.bytes(x.elements()))
+        self.storage.copy_from(0, from, self.dtype.bytes(x.elements()))
     }
 
     /// The address of its first element on a GPU, for the op that writes it.

@@ -54,10 +54,7 @@ impl Storage {
         stream::record_use(self, Access::Read, "read")?;
         let stream = stream::raw(self.device(), gpu);
         self.device().count_wait();
-        self.with_gpu_block(
-            "read",
-            |block| Ok(gpu.download(&stream, block, offset, to)?),
-        )
+        self.with_gpu_block("read", |block| Ok(gpu.download(&stream, block, offset, to)?))
     }
 
     /// Enqueues a copy of `bytes` bytes of GPU memory, starting at `offset`, to pinned memory, on

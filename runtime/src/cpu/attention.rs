@@ -87,10 +87,7 @@ impl<E: Element> Attention<'_, E> {
         gradients.check(&self.shape)?;
         let needed = backward_workspace(&self.shape);
         if workspace.len() < needed {
-            return Err(AttentionError::Workspace {
-                len: workspace.len(),
-                needed,
-            });
+            return Err(AttentionError::Workspace { len: workspace.len(), needed });
         }
 
         backward::run(self, saved, gradients, &mut workspace[..needed]);
@@ -98,12 +95,7 @@ impl<E: Element> Attention<'_, E> {
     }
 
     fn check(&self) -> Result<(), AttentionError> {
-        let Shape {
-            heads,
-            kv_heads,
-            keys,
-            ..
-        } = self.shape;
+        let Shape { heads, kv_heads, keys, .. } = self.shape;
         if kv_heads == 0 || heads % kv_heads != 0 {
             return Err(AttentionError::Heads { heads, kv_heads });
         }
@@ -136,20 +128,11 @@ fn check_rows<T>(
         Some(end) if end <= len => Ok(()),
         end => {
             let end = end.unwrap_or(usize::MAX);
-            Err(AttentionError::OutOfBounds {
-                name,
-                extents,
-                end,
-                len,
-            })
+            Err(AttentionError::OutOfBounds { name, extents, end, len })
         }
     }
 }
 
 fn check_len(name: &'static str, len: usize, needed: usize) -> Result<(), AttentionError> {
-    if len == needed {
-        Ok(())
-    } else {
-        Err(AttentionError::Length { name, len, needed })
-    }
+    if len == needed { Ok(()) } else { Err(AttentionError::Length { name, len, needed }) }
 }

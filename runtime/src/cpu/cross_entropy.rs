@@ -43,9 +43,7 @@ impl Tiles {
 }
 
 fn ranges(extent: usize, step: usize) -> impl Iterator<Item = Range<usize>> {
-    (0..extent)
-        .step_by(step)
-        .map(move |start| start..extent.min(start + step))
+    (0..extent).step_by(step).map(move |start| start..extent.min(start + step))
 }
 
 /// Checked labels, and the first class of this shard.
@@ -70,18 +68,9 @@ impl<'a> Labels<'a> {
         };
         if let Some(position) = labels.iter().position(outside) {
             let index = labels[position];
-            return Err(Error::IndexOutOfRange {
-                op,
-                index,
-                position,
-                extent,
-            });
+            return Err(Error::IndexOutOfRange { op, index, position, extent });
         }
-        Ok(Labels {
-            labels,
-            ignore_index,
-            start: targets.vocab_start,
-        })
+        Ok(Labels { labels, ignore_index, start: targets.vocab_start })
     }
 
     fn is_counted(&self, row: usize) -> bool {
@@ -124,13 +113,7 @@ pub(crate) fn statistics<T: GemmFloat>(
             multiply_logits::<T>(&x, &w, tiles.features, [&rows, &classes], tile)?;
 
             let out = [&mut *max, &mut *sum_exp, &mut *label_logit];
-            fold_tile(
-                tile,
-                &classes,
-                labels,
-                rows.start,
-                out.map(|out| &mut out[rows.clone()]),
-            );
+            fold_tile(tile, &classes, labels, rows.start, out.map(|out| &mut out[rows.clone()]));
         }
     }
     Ok(())
@@ -159,11 +142,7 @@ fn fold_tile<W: Wide>(
 ) {
     let columns = classes.len();
     let rows = rows_per_task(columns);
-    let out = (
-        blocks(max, rows),
-        blocks(sum_exp, rows),
-        blocks(label_logit, rows),
-    );
+    let out = (blocks(max, rows), blocks(sum_exp, rows), blocks(label_logit, rows));
     for_parts(out, |task, (max, sum_exp, label_logit)| {
         let out = max.iter_mut().zip(sum_exp).zip(label_logit);
         for (at, ((max, sum_exp), label_logit)) in out.enumerate() {
@@ -184,11 +163,7 @@ fn fold_row<W: Wide>(logits: &[W], before: W, sum_before: W) -> (W, W) {
     let now = if tile_max > before { tile_max } else { before };
 
     let more = sum([logits], |[logit]| (logit - now).exp());
-    let kept = if sum_before == W::ZERO {
-        W::ZERO
-    } else {
-        sum_before * (before - now).exp()
-    };
+    let kept = if sum_before == W::ZERO { W::ZERO } else { sum_before * (before - now).exp() };
     (now, kept + more)
 }
 
@@ -227,13 +202,7 @@ impl<T: GemmFloat> Gradient<'_, T> {
                 let (logits, dlogits) = (&mut self.logits[..size], &mut self.dlogits[..size]);
                 multiply_logits::<T>(&x, &w, features, [&rows, &classes], logits)?;
                 let (lse, dloss) = (&lse[rows.clone()], &dloss[rows.clone()]);
-                differentiate(
-                    logits,
-                    [lse, dloss],
-                    self.labels,
-                    [&rows, &classes],
-                    dlogits,
-                );
+                differentiate(logits, [lse, dloss], self.labels, [&rows, &classes], dlogits);
 
                 let dlogits =
                     MatrixRef::new(dlogits, [rows.len(), classes.len()]).map_err(gemm_error)?;
@@ -245,12 +214,7 @@ impl<T: GemmFloat> Gradient<'_, T> {
                 if let Some((dw, empty)) = &mut dw {
                     let dw = &mut dw[classes.start * features..classes.end * features];
                     let update = update(*empty && rows.start == 0);
-                    product(
-                        dlogits.transposed(),
-                        matrix(&x, &rows, features)?,
-                        dw,
-                        update,
-                    )?;
+                    product(dlogits.transposed(), matrix(&x, &rows, features)?, dw, update)?;
                 }
             }
 
@@ -345,8 +309,5 @@ fn product<T: GemmFloat>(
 
 /// Converts the error. It does not occur, because tiles always match their operands.
 fn gemm_error(error: crate::GemmError) -> Error {
-    Error::Argument {
-        op: "linear_cross_entropy",
-        problem: error.to_string(),
-    }
+    Error::Argument { op: "linear_cross_entropy", problem: error.to_string() }
 }

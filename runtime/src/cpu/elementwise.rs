@@ -139,8 +139,7 @@ pub(crate) fn cast<T: Float<Wide = f32>, U: Float<Wide = f32>>(
 ) -> Result<()> {
     let x = Source::<T>::new(x)?;
     for_blocks(out, BLOCK, |start, part| {
-        vectorized!(f32, || x
-            .load(start, part, |element| U::narrow(element.wide())));
+        vectorized!(f32, || x.load(start, part, |element| U::narrow(element.wide())));
     });
     Ok(())
 }

@@ -30,12 +30,9 @@ fn check_indices(op: &'static str, ids: &[i64], extent: usize) -> Result<()> {
     let outside = |id: &i64| usize::try_from(*id).map_or(true, |id| id >= extent);
     match ids.iter().position(outside) {
         None => Ok(()),
-        Some(position) => Err(Error::IndexOutOfRange {
-            op,
-            index: ids[position],
-            position,
-            extent,
-        }),
+        Some(position) => {
+            Err(Error::IndexOutOfRange { op, index: ids[position], position, extent })
+        }
     }
 }
 

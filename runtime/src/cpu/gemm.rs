@@ -84,17 +84,9 @@ where
 
     let count = c.batch().iter().product();
     let c = c.target();
-    let problem = |i| Problem {
-        a: a.at(i),
-        b: b.at(i),
-        c: c.at(i),
-    };
+    let problem = |i| Problem { a: a.at(i), b: b.at(i), c: c.at(i) };
 
-    T::with_kernel(Run {
-        count,
-        problem: &problem,
-        update,
-    });
+    T::with_kernel(Run { count, problem: &problem, update });
     Ok(())
 }
 
@@ -125,10 +117,5 @@ fn agree(
         return Ok(());
     }
 
-    Err(GemmError::Mismatch {
-        op,
-        what,
-        left: left.to_vec(),
-        right: right.to_vec(),
-    })
+    Err(GemmError::Mismatch { op, what, left: left.to_vec(), right: right.to_vec() })
 }

@@ -70,9 +70,7 @@ pub(crate) fn index_add<T: Float>(dy: &[T], dim: IndexedDim, ids: &[i64], out: &
                 rows.fill(T::Wide::ZERO);
                 let (first_row, held) = (start / inner, rows.len() / inner);
                 for (j, id) in ids.iter().enumerate() {
-                    let Some(row) = (*id as usize)
-                        .checked_sub(first_row)
-                        .filter(|row| *row < held)
+                    let Some(row) = (*id as usize).checked_sub(first_row).filter(|row| *row < held)
                     else {
                         continue;
                     };
@@ -150,9 +148,7 @@ pub(crate) fn gather<T: Element>(x: &[T], around: &IndexedLayout, index: &[i64],
     for_blocks(out, rows_per_task(run) * run, |start, part| {
         let index = &index[start..start + part.len()];
         part.fill(T::from_f64(0.0));
-        around.for_each(start, index, |position, offset| {
-            part[position - start] = x[offset]
-        });
+        around.for_each(start, index, |position, offset| part[position - start] = x[offset]);
     });
 }
 

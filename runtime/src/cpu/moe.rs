@@ -68,10 +68,8 @@ pub(crate) fn router_top_k_grad<T: Float>(
         let (mut mean, mut scale) = (T::Wide::ZERO, T::Wide::ONE);
         if renormalize {
             scale = indices.iter().map(chosen).sum();
-            let products = indices
-                .iter()
-                .zip(dweights)
-                .map(|(index, dw)| dw.wide() * chosen(index));
+            let products =
+                indices.iter().zip(dweights).map(|(index, dw)| dw.wide() * chosen(index));
             mean = products.sum::<T::Wide>() / scale;
         }
 
@@ -92,11 +90,8 @@ pub(crate) fn expert_order<I: Element>(
     row_of_slot: &mut [i32],
 ) {
     let held = offsets.len() - 1;
-    let group = |index: &I| {
-        (index.to_i64() as usize)
-            .checked_sub(first_expert)
-            .filter(|g| *g < held)
-    };
+    let group =
+        |index: &I| (index.to_i64() as usize).checked_sub(first_expert).filter(|g| *g < held);
 
     offsets.fill(0);
     for group in indices.iter().filter_map(group) {
@@ -224,12 +219,7 @@ pub(crate) fn check_indices<I: Element>(
         None => Ok(()),
         Some(position) => {
             let index = indices[position].to_i64();
-            Err(Error::IndexOutOfRange {
-                op,
-                index,
-                position,
-                extent,
-            })
+            Err(Error::IndexOutOfRange { op, index, position, extent })
         }
     }
 }

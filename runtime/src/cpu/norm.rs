@@ -31,11 +31,7 @@ pub(crate) fn add_rms_norm<T: Float>(
     }
 
     let rows = rows_per_task(columns);
-    let out = (
-        blocks(h, rows * columns),
-        blocks(y, rows * columns),
-        blocks(inv_rms, rows),
-    );
+    let out = (blocks(h, rows * columns), blocks(y, rows * columns), blocks(inv_rms, rows));
     for_parts(out, |task, (h, y, inv_rms)| {
         vectorized!(T::Wide, || {
             let out = h.chunks_exact_mut(columns).zip(y.chunks_exact_mut(columns));

@@ -175,11 +175,7 @@ pub(crate) fn norm_rope_grad_input<T: Float>(
     angles: &Angles<'_>,
     dx: &mut [T],
 ) -> Result<()> {
-    let (dy, x, tables) = (
-        Rows::<T>::new(dy)?,
-        Rows::<T>::new(x)?,
-        Tables::new(angles)?,
-    );
+    let (dy, x, tables) = (Rows::<T>::new(dy)?, Rows::<T>::new(x)?, Tables::new(angles)?);
     let (w, inv_rms) = (Flat::<T>::new(w)?, Flat::<T::Wide>::new(inv_rms)?);
     let (w, inv_rms) = (&*w, &*inv_rms);
     let columns = w.len();
@@ -201,13 +197,7 @@ pub(crate) fn norm_rope_grad_input<T: Float>(
                 |row, angles| {
                     let Some(dx) = out.next() else { return };
                     let inv_rms = inv_rms[row];
-                    rotate_head(
-                        dy.row(row),
-                        angles,
-                        tables.style,
-                        Rotation::Inverse,
-                        &mut dzw,
-                    );
+                    rotate_head(dy.row(row), angles, tables.style, Rotation::Inverse, &mut dzw);
                     for ((dzw, w), (wide, x)) in
                         dzw.iter_mut().zip(w).zip(wide_x.iter_mut().zip(x.row(row)))
                     {
@@ -238,11 +228,7 @@ pub(crate) fn norm_rope_grad_weight<T: Float>(
     empty: bool,
 ) -> Result<()> {
     let columns = dw.len();
-    let (dy, x, tables) = (
-        Rows::<T>::new(dy)?,
-        Rows::<T>::new(x)?,
-        Tables::new(angles)?,
-    );
+    let (dy, x, tables) = (Rows::<T>::new(dy)?, Rows::<T>::new(x)?, Tables::new(angles)?);
     let inv_rms = Flat::<T::Wide>::new(inv_rms)?;
     let inv_rms = &*inv_rms;
     if columns == 0 {
@@ -261,13 +247,7 @@ pub(crate) fn norm_rope_grad_weight<T: Float>(
                 last,
                 #[inline(always)]
                 |row, angles| {
-                    rotate_head(
-                        dy.row(row),
-                        angles,
-                        tables.style,
-                        Rotation::Inverse,
-                        &mut dz,
-                    );
+                    rotate_head(dy.row(row), angles, tables.style, Rotation::Inverse, &mut dz);
                     let inv_rms = inv_rms[row];
                     for ((sum, dz), x) in sums.iter_mut().zip(&dz).zip(x.row(row)) {
                         *sum += *dz * (x.wide() * inv_rms);

@@ -75,24 +75,13 @@ pub(crate) fn adamw<T: Float>(updates: Vec<Update<'_, T>>) {
 impl<T: Float> Update<'_, T> {
     fn blocks(&mut self) -> impl Iterator<Item = Block<'_, T>> {
         let params = self.param.chunks_mut(BLOCK);
-        let states = self
-            .exp_avg
-            .chunks_mut(BLOCK)
-            .zip(self.exp_avg_sq.chunks_mut(BLOCK));
+        let states = self.exp_avg.chunks_mut(BLOCK).zip(self.exp_avg_sq.chunks_mut(BLOCK));
         let (gradient, factors) = (&self.gradient, &self.factors);
         let words = self.words.as_ref();
         let blocks = params.zip(states).enumerate();
         blocks.map(move |(at, (param, (exp_avg, exp_avg_sq)))| {
             let start = at * BLOCK;
-            Block {
-                param,
-                gradient,
-                start,
-                exp_avg,
-                exp_avg_sq,
-                factors,
-                words,
-            }
+            Block { param, gradient, start, exp_avg, exp_avg_sq, factors, words }
         })
     }
 }
@@ -110,15 +99,7 @@ struct Block<'a, T: Float> {
 
 impl<T: Float> Block<'_, T> {
     fn run(&mut self) {
-        let Block {
-            param,
-            gradient,
-            start,
-            exp_avg,
-            exp_avg_sq,
-            factors,
-            words,
-        } = self;
+        let Block { param, gradient, start, exp_avg, exp_avg_sq, factors, words } = self;
         let by = **factors;
         vectorized!(T::Wide, || {
             let mut chunk = Chunk::of(T::Wide::ZERO);
@@ -128,11 +109,7 @@ impl<T: Float> Block<'_, T> {
                 let chunk = &mut chunk[..param.len()];
                 let start = *start + at * CHUNK;
                 gradient.load_wide(start, chunk);
-                let elements = param
-                    .iter()
-                    .zip(exp_avg)
-                    .zip(exp_avg_sq)
-                    .zip(chunk.iter_mut());
+                let elements = param.iter().zip(exp_avg).zip(exp_avg_sq).zip(chunk.iter_mut());
                 for (((p, m), v), stepped) in elements {
                     let g = *stepped * by.scale;
                     *m += by.one_minus_beta1 * (g - *m);
@@ -175,15 +152,12 @@ pub(crate) fn blocks<'a>(tensors: &[&'a Tensor]) -> Vec<(&'a Tensor, Range<usize
 /// the blocks are added from first to last.
 pub(crate) fn sum_of_squares(blocks: &[(&Tensor, Range<usize>)], sums: &mut [f64]) -> Result<f64> {
     let mut outcomes: Vec<Result<()>> = blocks.iter().map(|_| Ok(())).collect();
-    for_parts(
-        (split(sums, 1), split(&mut outcomes, 1)),
-        |at, (sum, outcome)| {
-            let (tensor, range) = &blocks[at];
-            outcome[0] = for_float!(tensor.dtype(), T => {
-                Source::new(tensor).map(|x| sum[0] = block_of_squares::<T>(&x, range.clone()))
-            });
-        },
-    );
+    for_parts((split(sums, 1), split(&mut outcomes, 1)), |at, (sum, outcome)| {
+        let (tensor, range) = &blocks[at];
+        outcome[0] = for_float!(tensor.dtype(), T => {
+            Source::new(tensor).map(|x| sum[0] = block_of_squares::<T>(&x, range.clone()))
+        });
+    });
     outcomes.into_iter().collect::<Result<()>>()?;
     Ok(sums.iter().sum())
 }

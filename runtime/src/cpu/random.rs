@@ -30,10 +30,7 @@ enum Part {
 impl Words {
     /// The words of `key` for elements whose global indices are the offsets of `indices`.
     pub(crate) fn new(key: Key, indices: &Layout) -> Words {
-        Words {
-            key: key.words(),
-            indices: Dims::new(indices),
-        }
+        Words { key: key.words(), indices: Dims::new(indices) }
     }
 
     /// Stores the high words of the elements from `start` on. f32 uses only these.
@@ -200,11 +197,7 @@ pub(crate) fn dropout<T: Float>(
                 words.load(Part::High, start, &mut random[..out.len()]);
                 x.load_wide(start, &mut x_part[..out.len()]);
                 for (out, (random, x)) in out.iter_mut().zip(random.iter().zip(x_part.iter())) {
-                    let kept = if *random >= threshold {
-                        *x * scale
-                    } else {
-                        T::Wide::ZERO
-                    };
+                    let kept = if *random >= threshold { *x * scale } else { T::Wide::ZERO };
                     *out = T::narrow(kept);
                 }
             }
@@ -248,9 +241,7 @@ mod tests {
         for (index, high, low) in elements {
             let one = whole.slice(0, index..index + 1).unwrap();
             let draw = Key::new(0x0123_4567_89ab_cdef).within(&one);
-            let indices = draw
-                .global_indices("test", &Shape::new(&[1]).unwrap())
-                .unwrap();
+            let indices = draw.global_indices("test", &Shape::new(&[1]).unwrap()).unwrap();
             let words = Words::new(draw.key(), &indices);
 
             let mut drawn = [0; 2];

@@ -105,9 +105,8 @@ fn fold_blocks<T: Float, M: Fn(T::Wide, T::Wide) -> T::Wide + Sync>(
     for_parts(blocks(&mut folded, 1), |at, folded| {
         let (first, mut buffer) = (at * BLOCK, Chunk::of(T::zeroed()));
         let block = BLOCK.min(len - first);
-        folded[0] = vectorized!(T::Wide, || {
-            fold_block(x, start + first, block, fold, &mut buffer)
-        });
+        folded[0] =
+            vectorized!(T::Wide, || { fold_block(x, start + first, block, fold, &mut buffer) });
     });
     folded.into_iter().fold(fold.start, &fold.merge)
 }

@@ -15,14 +15,8 @@ pub(crate) fn map_rows<T: Float, const N: usize, const S: usize, F: RowFunction<
     y: &mut [T],
     numbers: Vec<&mut [T::Wide]>,
 ) -> Result<()> {
-    let operands: Vec<_> = operands
-        .into_iter()
-        .map(Rows::<T>::new)
-        .collect::<Result<_>>()?;
-    let given: Vec<_> = given
-        .iter()
-        .map(|it| Flat::<T::Wide>::new(it))
-        .collect::<Result<_>>()?;
+    let operands: Vec<_> = operands.into_iter().map(Rows::<T>::new).collect::<Result<_>>()?;
+    let given: Vec<_> = given.iter().map(|it| Flat::<T::Wide>::new(it)).collect::<Result<_>>()?;
     let numbers_of = |row: usize| from_fn(|at| given.get(at).map_or(T::Wide::ZERO, |it| it[row]));
 
     let columns = operands.first().map_or(0, Rows::columns);
@@ -37,22 +31,19 @@ pub(crate) fn map_rows<T: Float, const N: usize, const S: usize, F: RowFunction<
 
     let rows = rows_per_task(columns);
     let numbers: Vec<_> = numbers.into_iter().map(|it| blocks(it, rows)).collect();
-    for_parts(
-        (blocks(y, rows * columns), numbers),
-        |task, (y, mut numbers)| {
-            vectorized!(T::Wide, || {
-                for (at, y) in y.chunks_exact_mut(columns).enumerate() {
-                    let row = task * rows + at;
-                    let x = rows_at(&operands, row);
-                    let s = row_numbers(f, x, numbers_of(row));
-                    write_values(f, x, s, y);
-                    for (numbers, number) in numbers.iter_mut().zip(&s[F::GIVEN..]) {
-                        numbers[at] = *number;
-                    }
+    for_parts((blocks(y, rows * columns), numbers), |task, (y, mut numbers)| {
+        vectorized!(T::Wide, || {
+            for (at, y) in y.chunks_exact_mut(columns).enumerate() {
+                let row = task * rows + at;
+                let x = rows_at(&operands, row);
+                let s = row_numbers(f, x, numbers_of(row));
+                write_values(f, x, s, y);
+                for (numbers, number) in numbers.iter_mut().zip(&s[F::GIVEN..]) {
+                    numbers[at] = *number;
                 }
-            });
-        },
-    );
+            }
+        });
+    });
     Ok(())
 }
 

@@ -65,10 +65,7 @@ pub(crate) struct Flat<'a, T> {
 impl<'a, T: Element> Flat<'a, T> {
     pub(crate) fn new(x: &'a Tensor) -> Result<Flat<'a, T>> {
         let range = x.contiguous_range("read")?;
-        Ok(Flat {
-            elements: x.read()?,
-            range,
-        })
+        Ok(Flat { elements: x.read()?, range })
     }
 }
 
@@ -159,23 +156,13 @@ pub(crate) fn sum<T: Float, const N: usize>(
     rows: [&[T]; N],
     term: impl Fn([T::Wide; N]) -> T::Wide,
 ) -> T::Wide {
-    fold(
-        rows,
-        T::Wide::ZERO,
-        |sum, values| sum + term(values),
-        |a, b| a + b,
-    )
+    fold(rows, T::Wide::ZERO, |sum, values| sum + term(values), |a, b| a + b)
 }
 
 /// The largest element of a row; minus infinity if it is empty. NaN is ignored.
 #[inline(always)]
 pub(crate) fn max<T: Float>(row: &[T]) -> T::Wide {
-    fold(
-        [row],
-        T::Wide::NEG_INFINITY,
-        |max, [x]| max.larger(x),
-        T::Wide::larger,
-    )
+    fold([row], T::Wide::NEG_INFINITY, |max, [x]| max.larger(x), T::Wide::larger)
 }
 
 /// Folds the columns of `rows` in [`LANES`] lanes, which [`merge_halves`] then merges. The order

@@ -48,10 +48,7 @@ pub(crate) struct Source<'a, T> {
 
 impl<'a, T: Element> Source<'a, T> {
     pub(crate) fn new(tensor: &'a Tensor) -> Result<Source<'a, T>> {
-        Ok(Source {
-            elements: tensor.read()?,
-            dims: Dims::new(tensor.layout()),
-        })
+        Ok(Source { elements: tensor.read()?, dims: Dims::new(tensor.layout()) })
     }
 
     /// The elements as column-major matrices, if that is their layout.
@@ -92,15 +89,14 @@ impl<'a, T: Element> Source<'a, T> {
     /// Copies the elements that start at `start` into `to`.
     pub(crate) fn copy(&self, start: usize, to: &mut [T]) {
         let mut filled = 0;
-        self.dims
-            .for_each_run(start, to.len(), |offset, stride, run| {
-                let to = &mut to[filled..filled + run];
-                filled += run;
-                match stride {
-                    1 => to.copy_from_slice(&self.elements[offset..offset + run]),
-                    _ => self.gather(offset, stride, to, |element| element),
-                }
-            });
+        self.dims.for_each_run(start, to.len(), |offset, stride, run| {
+            let to = &mut to[filled..filled + run];
+            filled += run;
+            match stride {
+                1 => to.copy_from_slice(&self.elements[offset..offset + run]),
+                _ => self.gather(offset, stride, to, |element| element),
+            }
+        });
     }
 
     /// Converts the elements from `start` on, and stores them in `to`.

@@ -61,10 +61,7 @@ fn best_after<W: Wide, I: Element>(
         held[at] = value;
         winners[at] = I::from_i64(index as i64);
     }
-    (
-        held[found.max(1) - 1],
-        winners[found.max(1) - 1].to_i64() as usize,
-    )
+    (held[found.max(1) - 1], winners[found.max(1) - 1].to_i64() as usize)
 }
 
 #[inline(always)]

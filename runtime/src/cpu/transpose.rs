@@ -85,13 +85,9 @@ mod tests {
     #[test]
     fn copies_equal_their_source() {
         let device = Device::cpu();
-        for [matrices, columns, rows] in [
-            [1, 64, 32],
-            [3, 33, 70],
-            [5, 2, 3],
-            [2, 1, 40],
-            [1, 700, 90],
-        ] {
+        for [matrices, columns, rows] in
+            [[1, 64, 32], [3, 33, 70], [5, 2, 3], [2, 1, 40], [1, 700, 90]]
+        {
             let count = (matrices * columns * rows) as i64;
             let x = arange(&device, count as usize, DType::I64).unwrap();
             let x = reshape(&x, &[matrices, columns, rows]).unwrap();

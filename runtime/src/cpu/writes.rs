@@ -80,9 +80,6 @@ mod tests {
 
         let tensors = [&flat, &early];
         let mut writes = Writes::<f32>::new("test", &tensors).unwrap();
-        assert!(matches!(
-            writes.parts("test", &tensors),
-            Err(Error::Argument { op: "test", .. })
-        ));
+        assert!(matches!(writes.parts("test", &tensors), Err(Error::Argument { op: "test", .. })));
     }
 }

@@ -125,12 +125,7 @@ impl Allocator {
     pub(crate) fn allocate(&mut self, pool: Pool, bytes: usize) -> Result<Block, NoBlock> {
         let bytes = rounded(bytes);
         let small = bytes <= SMALL;
-        let cached = self
-            .pools
-            .entry(pool)
-            .or_default()
-            .list(small)
-            .best_fit(bytes);
+        let cached = self.pools.entry(pool).or_default().list(small).best_fit(bytes);
         let id = match cached {
             Some(id) => id,
             None => self.grow(pool, bytes)?,
@@ -144,12 +139,7 @@ impl Allocator {
         self.stats.live += node.bytes;
         self.stats.peak = self.stats.peak.max(self.stats.live);
         self.stats.largest = self.stats.largest.max(bytes);
-        Ok(Block {
-            address: node.address,
-            bytes: node.bytes,
-            node: id,
-            pool,
-        })
+        Ok(Block { address: node.address, bytes: node.bytes, node: id, pool })
     }
 
     /// Frees a block. If streams other than the pool's used it (`used_elsewhere`), it is reused
@@ -171,11 +161,7 @@ impl Allocator {
     /// Frees the pending blocks of `pool`. The caller makes the pool's stream wait for the work
     /// enqueued so far that may use them.
     pub(crate) fn flush(&mut self, pool: Pool) {
-        while let Some(id) = self
-            .pools
-            .get_mut(&pool)
-            .and_then(|pool| pool.pending.pop())
-        {
+        while let Some(id) = self.pools.get_mut(&pool).and_then(|pool| pool.pending.pop()) {
             self.make_free(id);
         }
     }
@@ -186,12 +172,7 @@ impl Allocator {
         if !self.segments.synchronize() {
             return;
         }
-        let pools: Vec<Pool> = self
-            .pools
-            .keys()
-            .copied()
-            .filter(|pool| pool.graph == 0)
-            .collect();
+        let pools: Vec<Pool> = self.pools.keys().copied().filter(|pool| pool.graph == 0).collect();
         for pool in pools {
             self.flush(pool);
         }
@@ -336,20 +317,12 @@ impl Allocator {
 
     fn enlist(&mut self, id: u32) {
         let node = *self.nodes.get(id);
-        self.pools
-            .entry(node.pool)
-            .or_default()
-            .list(node.small)
-            .insert(node.key(id));
+        self.pools.entry(node.pool).or_default().list(node.small).insert(node.key(id));
     }
 
     fn unlist(&mut self, id: u32) {
         let node = *self.nodes.get(id);
-        self.pools
-            .entry(node.pool)
-            .or_default()
-            .list(node.small)
-            .remove(node.key(id));
+        self.pools.entry(node.pool).or_default().list(node.small).remove(node.key(id));
     }
 
     /// Merges `right` into its left neighbor.
@@ -366,22 +339,13 @@ impl Allocator {
 
     fn report(&self, requested: usize) -> OutOfMemoryReport {
         let mut sizes = BTreeMap::<usize, usize>::new();
-        for (_, node) in self
-            .nodes
-            .iter()
-            .filter(|(_, node)| node.state == State::Live)
-        {
+        for (_, node) in self.nodes.iter().filter(|(_, node)| node.state == State::Live) {
             *sizes.entry(node.bytes).or_default() += 1;
         }
         let mut largest: Vec<(usize, usize)> = sizes.into_iter().collect();
         largest.sort_by_key(|(bytes, count)| std::cmp::Reverse((bytes * count, *bytes)));
         largest.truncate(LISTED_SIZES);
-        OutOfMemoryReport {
-            requested,
-            stats: self.stats(),
-            capacity: self.capacity,
-            largest,
-        }
+        OutOfMemoryReport { requested, stats: self.stats(), capacity: self.capacity, largest }
     }
 }
 
@@ -415,10 +379,7 @@ pub(crate) struct MetaSegments {
 
 impl MetaSegments {
     pub(crate) fn new(capacity: usize) -> MetaSegments {
-        MetaSegments {
-            left: capacity,
-            next: SMALL_SEGMENT as u64,
-        }
+        MetaSegments { left: capacity, next: SMALL_SEGMENT as u64 }
     }
 }
 

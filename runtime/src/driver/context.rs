@@ -198,20 +198,13 @@ fn find(library: Library, ordinal: usize) -> Result<CUdevice, CudaError> {
     let mut count = 0;
     // SAFETY: writes one integer.
     let code = unsafe { sys::cuDeviceGetCount(&mut count) };
-    if !matches!(
-        code,
-        CUresult::CUDA_ERROR_NO_DEVICE | CUresult::CUDA_ERROR_NOT_INITIALIZED
-    ) {
+    if !matches!(code, CUresult::CUDA_ERROR_NO_DEVICE | CUresult::CUDA_ERROR_NOT_INITIALIZED) {
         check(&library, "cuDeviceGetCount", code)?;
     }
 
     let count = usize::try_from(count).unwrap_or(0);
     if ordinal >= count {
-        return Err(CudaError::NoDevice {
-            library,
-            ordinal,
-            count,
-        });
+        return Err(CudaError::NoDevice { library, ordinal, count });
     }
     let mut device = 0;
     // SAFETY: the ordinal exists; writes one handle.
@@ -222,12 +215,7 @@ fn find(library: Library, ordinal: usize) -> Result<CUdevice, CudaError> {
 fn properties(name: &Name, device: CUdevice) -> Result<GpuProperties, CudaError> {
     let mut model = [0u8; 256];
     // SAFETY: writes at most the given number of bytes, terminated by a zero.
-    unsafe {
-        call!(
-            name,
-            cuDeviceGetName(model.as_mut_ptr().cast(), model.len() as i32, device)
-        )
-    }?;
+    unsafe { call!(name, cuDeviceGetName(model.as_mut_ptr().cast(), model.len() as i32, device)) }?;
     let model = model.split(|byte| *byte == 0).next().unwrap_or_default();
 
     let mut memory = 0;

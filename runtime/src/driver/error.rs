@@ -237,24 +237,14 @@ mod tests {
 
     #[test]
     fn messages_name_the_cause_and_the_remedy() {
-        let clash = CudaError::OneLibrary {
-            open: Library::Emulator,
-            asked: Library::Driver,
-        };
+        let clash = CudaError::OneLibrary { open: Library::Emulator, asked: Library::Driver };
         assert_eq!(
             clash.to_string(),
             "this process uses the CUDA emulator, so it cannot also use the CUDA driver: both export \
              the same functions; start another process for the CUDA driver"
         );
-        let none = CudaError::NoDevice {
-            library: Library::Driver,
-            ordinal: 3,
-            count: 2,
-        };
-        assert_eq!(
-            none.to_string(),
-            "cuda:3 does not exist: there are 2 GPUs, 0..2"
-        );
+        let none = CudaError::NoDevice { library: Library::Driver, ordinal: 3, count: 2 };
+        assert_eq!(none.to_string(), "cuda:3 does not exist: there are 2 GPUs, 0..2");
         let lacking = CudaError::FunctionsMissing {
             library: Library::Emulator,
             functions: vec!["cuInit", "cuMemAlloc_v2", "cuLaunchKernel", "cuGraphLaunch"],

@@ -46,11 +46,7 @@ impl Faults {
         let mut word = 0;
         // SAFETY: the context is current; writes one address.
         unsafe { call!(&**context, cuMemAlloc_v2(&mut word, WORD)) }?;
-        let faults = Faults {
-            context: context.clone(),
-            word,
-            sites: Mutex::default(),
-        };
+        let faults = Faults { context: context.clone(), word, sites: Mutex::default() };
         faults.clear(stream)?;
         stream.synchronize()?;
         Ok(faults)
@@ -83,12 +79,7 @@ impl Faults {
     pub(super) fn clear(&self, stream: &RawStream) -> Result<(), CudaError> {
         stream.context().bind()?;
         // SAFETY: the word was allocated in `new` and lives as long as its device.
-        unsafe {
-            call!(
-                &**stream.context(),
-                cuMemsetD8Async(self.word, 0, WORD, stream.raw())
-            )
-        }
+        unsafe { call!(&**stream.context(), cuMemsetD8Async(self.word, 0, WORD, stream.raw())) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Sites> {

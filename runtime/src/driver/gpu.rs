@@ -158,9 +158,7 @@ impl Gpu {
         let needed = bytes + faults::WORD;
         let pooled = {
             let mut pooled = self.pooled.lock().unwrap_or_else(PoisonError::into_inner);
-            let fits = pooled
-                .iter()
-                .position(|buffer| buffer.bytes().len() >= needed);
+            let fits = pooled.iter().position(|buffer| buffer.bytes().len() >= needed);
             fits.map(|at| pooled.swap_remove(at))
         };
         let buffer = match pooled {

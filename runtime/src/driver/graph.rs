@@ -32,15 +32,9 @@ impl Capture {
         let context = of.context();
         let stream = Arc::new(RawStream::new(context)?);
         of.capture_begins();
-        let mut capture = Capture {
-            of: of.clone(),
-            stream,
-            capturing: false,
-        };
-        let (raw, mode) = (
-            capture.stream.raw(),
-            CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
-        );
+        let mut capture = Capture { of: of.clone(), stream, capturing: false };
+        let (raw, mode) =
+            (capture.stream.raw(), CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
         // SAFETY: the handle exists.
         unsafe { call!(&**context, cuStreamBeginCapture_v2(raw, mode)) }?;
         capture.capturing = true;
@@ -66,10 +60,7 @@ impl Capture {
         // SAFETY: created by `stop`, and the only handle; the executable graph does not use it.
         let _ = unsafe { sys::cuGraphDestroy(graph) };
         instantiated?;
-        Ok(RawGraph {
-            context: context.clone(),
-            raw,
-        })
+        Ok(RawGraph { context: context.clone(), raw })
     }
 
     /// Ends the driver's capture.

@@ -59,9 +59,7 @@ type LastReport = unsafe extern "C" fn(buffer: *mut c_char, len: usize) -> usize
 
 /// Makes `asked` the library that [`call!`] calls. A process can open only one.
 pub(crate) fn open(asked: Library) -> Result<(), CudaError> {
-    let mut open = OPEN
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut open = OPEN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     match &*open {
         Some((open, usable)) if *open == asked => return usable.clone(),
         Some((open, _)) => return Err(CudaError::OneLibrary { open: *open, asked }),
@@ -85,14 +83,10 @@ fn open_emulator() -> Result<Dynamic, CudaError> {
     let candidates = emulator_candidates();
     let Some(path) = candidates.iter().find(|path| path.is_file()) else {
         let looked_for = candidates.iter().map(|path| path.display().to_string());
-        return Err(CudaError::EmulatorMissing {
-            looked_for: looked_for.collect(),
-        });
+        return Err(CudaError::EmulatorMissing { looked_for: looked_for.collect() });
     };
-    let broken = |reason: String| CudaError::EmulatorBroken {
-        path: path.display().to_string(),
-        reason,
-    };
+    let broken =
+        |reason: String| CudaError::EmulatorBroken { path: path.display().to_string(), reason };
     // SAFETY: our own library, whose initializers are those of Rust's standard library.
     let library = unsafe { Dynamic::new(path) }.map_err(|error| broken(cause(&error)))?;
     // SAFETY: only the emulator exports the symbol, with this type.
@@ -135,10 +129,7 @@ fn emulators_in(folder: &Path) -> Vec<PathBuf> {
         is_library && rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
     };
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut found: Vec<PathBuf> = entries
-        .map(|entry| entry.path())
-        .filter(is_emulator)
-        .collect();
+    let mut found: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(is_emulator).collect();
     let modified = |path: &PathBuf| path.metadata().and_then(|it| it.modified()).ok();
     found.sort_by_key(|path| std::cmp::Reverse(modified(path)));
     match found.is_empty() {
@@ -188,11 +179,7 @@ fn initialize(library: Library) -> Result<(), CudaError> {
     let version = (version as u32 / 1000, version as u32 % 1000 / 10);
     match version >= MIN_VERSION {
         true => Ok(()),
-        false => Err(CudaError::DriverTooOld {
-            library,
-            version,
-            needed: MIN_VERSION,
-        }),
+        false => Err(CudaError::DriverTooOld { library, version, needed: MIN_VERSION }),
     }
 }
 
@@ -201,10 +188,10 @@ fn advice(library: Library, code: CUresult) -> &'static str {
     if library == Library::Emulator {
         return "correct or unset that variable";
     }
-    ADVICE.iter().find(|(known, _)| *known == code).map_or(
-        "check that `nvidia-smi` works on this machine",
-        |(_, advice)| advice,
-    )
+    ADVICE
+        .iter()
+        .find(|(known, _)| *known == code)
+        .map_or("check that `nvidia-smi` works on this machine", |(_, advice)| advice)
 }
 
 const ADVICE: &[(CUresult, &str)] = &[
@@ -263,22 +250,15 @@ pub(crate) fn check(
 ) -> Result<(), CudaError> {
     match code {
         CUresult::CUDA_SUCCESS => Ok(()),
-        code => Err(CudaError::Call {
-            device: device.to_string(),
-            function,
-            reason: reason(code),
-        }),
+        code => Err(CudaError::Call { device: device.to_string(), function, reason: reason(code) }),
     }
 }
 
 /// The driver's name and description of an error code, followed by the emulator's report if there
 /// is one.
 pub(crate) fn reason(code: CUresult) -> String {
-    let meaning = format!(
-        "{} ({})",
-        text(code, sys::cuGetErrorName),
-        text(code, sys::cuGetErrorString)
-    );
+    let meaning =
+        format!("{} ({})", text(code, sys::cuGetErrorName), text(code, sys::cuGetErrorString));
     match last_report() {
         Some(report) => format!("{meaning}\n{report}"),
         None => meaning,
@@ -294,9 +274,7 @@ fn text(code: CUresult, ask: unsafe fn(CUresult, *mut *const c_char) -> CUresult
         return format!("error {}", code as u32);
     }
     // SAFETY: not null; the driver's strings are zero-terminated and never freed.
-    unsafe { CStr::from_ptr(text) }
-        .to_string_lossy()
-        .into_owned()
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
 /// The emulator's report, if the library is the emulator and has one.
@@ -311,10 +289,7 @@ fn last_report() -> Option<String> {
     // SAFETY: the buffer has the given size.
     let len = unsafe { ask(report.as_mut_ptr().cast(), report.len()) }.min(len);
     report.truncate(len);
-    let report = String::from_utf8_lossy(&report)
-        .trim_end_matches('\0')
-        .trim()
-        .to_string();
+    let report = String::from_utf8_lossy(&report).trim_end_matches('\0').trim().to_string();
     (!report.is_empty()).then_some(report)
 }
 

@@ -85,11 +85,7 @@ impl Pinned {
         // SAFETY: just allocated with this size; zeroed so that it is never uninitialized.
         unsafe { address.write_bytes(0, bytes) };
         context.count_pinned(bytes);
-        Ok(Pinned {
-            context: context.clone(),
-            address,
-            bytes,
-        })
+        Ok(Pinned { context: context.clone(), address, bytes })
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
@@ -148,12 +144,7 @@ impl PinnedCopy {
         stream.context().bind()?;
         // SAFETY: the block is large enough, and its memory is reused in stream order only; the
         // buffer is pinned, large enough, and owned by the copy until `done`.
-        unsafe {
-            call!(
-                &**stream.context(),
-                cuMemcpyHtoDAsync_v2(to, from, bytes, stream.raw())
-            )
-        }?;
+        unsafe { call!(&**stream.context(), cuMemcpyHtoDAsync_v2(to, from, bytes, stream.raw())) }?;
         copy.started(stream)
     }
 
@@ -180,10 +171,7 @@ impl PinnedCopy {
             // SAFETY: block and word are large enough, and their memory is reused in stream order
             // only; the buffer is pinned, large enough, and owned by the copy until `done`.
             let result = unsafe {
-                call!(
-                    &**stream.context(),
-                    cuMemcpyDtoHAsync_v2(to, from, bytes, stream.raw())
-                )
+                call!(&**stream.context(), cuMemcpyDtoHAsync_v2(to, from, bytes, stream.raw()))
             };
             if let Err(error) = result {
                 copy.leak(); // an earlier copy may be running
@@ -194,10 +182,7 @@ impl PinnedCopy {
     }
 
     fn unstarted(buffer: Pinned) -> PinnedCopy {
-        PinnedCopy {
-            buffer: Some(buffer),
-            done: None,
-        }
+        PinnedCopy { buffer: Some(buffer), done: None }
     }
 
     /// Records the event after the copy, which is the last work of `stream`.
@@ -291,10 +276,7 @@ impl Staging {
                 done: Vec::new(),
             })
         };
-        Ok(Staging {
-            stages: [stage()?, stage()?],
-            current: 0,
-        })
+        Ok(Staging { stages: [stage()?, stage()?], current: 0 })
     }
 
     /// Enqueues a copy of `from` to the start of `to` on `stream`. `from` is no longer needed on
@@ -305,10 +287,7 @@ impl Staging {
         from: &[u8],
         to: &Block,
     ) -> Result<bool, CudaError> {
-        assert!(
-            from.len() <= to.bytes(),
-            "the upload is larger than its block"
-        );
+        assert!(from.len() <= to.bytes(), "the upload is larger than its block");
         let mut waited = false;
         for (at, from) in from.chunks(STAGE).enumerate() {
             if self.stages[self.current].filled + from.len() > STAGE {
@@ -344,17 +323,12 @@ impl Staging {
     ) -> Result<(), CudaError> {
         let Some(word) = word else { return Ok(()) };
         // After the bytes that other copies use.
-        let to = self.stages[0].buffer.bytes_mut()[STAGE..]
-            .as_mut_ptr()
-            .cast();
+        let to = self.stages[0].buffer.bytes_mut()[STAGE..].as_mut_ptr().cast();
         stream.context().bind()?;
         // SAFETY: the word lives as long as its device; the buffer is pinned, and the caller waits
         // for `stream` before these bytes are read.
         unsafe {
-            call!(
-                &**stream.context(),
-                cuMemcpyDtoHAsync_v2(to, word, faults::WORD, stream.raw())
-            )
+            call!(&**stream.context(), cuMemcpyDtoHAsync_v2(to, word, faults::WORD, stream.raw()))
         }
     }
 
@@ -377,10 +351,7 @@ impl Staging {
         offset: usize,
         to: &mut [u8],
     ) -> Result<(), CudaError> {
-        assert!(
-            offset + to.len() <= from.bytes(),
-            "the download is outside of its block"
-        );
+        assert!(offset + to.len() <= from.bytes(), "the download is outside of its block");
         let from = from.address() + offset as u64;
         let mut chunks = to.chunks_mut(STAGE).enumerate();
         let mut before: Option<(usize, &mut [u8])> = None;
@@ -415,10 +386,7 @@ impl Staging {
         // SAFETY: `download` checked the block, whose memory is reused in stream order only; the
         // buffer is pinned, large enough, and not read before `done`.
         unsafe {
-            call!(
-                &**stream.context(),
-                cuMemcpyDtoHAsync_v2(address, from, bytes, stream.raw())
-            )
+            call!(&**stream.context(), cuMemcpyDtoHAsync_v2(address, from, bytes, stream.raw()))
         }?;
         stage.used(stream, bytes)
     }
@@ -426,10 +394,7 @@ impl Staging {
 
 /// Enqueues a fill of the first `bytes` bytes of `block` with zeros on `stream`.
 pub(crate) fn fill_zero(stream: &RawStream, block: &Block, bytes: usize) -> Result<(), CudaError> {
-    assert!(
-        bytes <= block.bytes(),
-        "the cleared bytes are outside of their block"
-    );
+    assert!(bytes <= block.bytes(), "the cleared bytes are outside of their block");
     if bytes == 0 {
         return Ok(());
     }
@@ -464,10 +429,7 @@ impl<'a> Part<'a> {
 /// The addresses of two parts of GPU memory, checked for a copy of `bytes` bytes between them.
 fn checked_addresses(parts: [Part<'_>; 2], bytes: usize) -> [u64; 2] {
     parts.map(|Part { block, offset }| {
-        assert!(
-            offset + bytes <= block.bytes(),
-            "the copy is outside of its blocks"
-        );
+        assert!(offset + bytes <= block.bytes(), "the copy is outside of its blocks");
         block.address() + offset as u64
     })
 }
@@ -486,12 +448,7 @@ pub(crate) fn copy(
     stream.context().bind()?;
     let raw = stream.raw();
     // SAFETY: both blocks are large enough, and their memory is reused in stream order only.
-    unsafe {
-        call!(
-            &**stream.context(),
-            cuMemcpyDtoDAsync_v2(to, from, bytes, raw)
-        )
-    }
+    unsafe { call!(&**stream.context(), cuMemcpyDtoDAsync_v2(to, from, bytes, raw)) }
 }
 
 /// Enqueues a copy of `bytes` bytes from the memory of another GPU on `stream`.
@@ -510,10 +467,5 @@ pub(crate) fn copy_from_peer(
     let (own, raw) = (context.raw(), stream.raw());
     // SAFETY: both blocks are large enough and belong to these contexts. Their memory is reused
     // after the work of the stream was waited for.
-    unsafe {
-        call!(
-            context,
-            cuMemcpyPeerAsync(to, own, from, peer.raw(), bytes, raw)
-        )
-    }
+    unsafe { call!(context, cuMemcpyPeerAsync(to, own, from, peer.raw(), bytes, raw)) }
 }

@@ -31,36 +31,25 @@ pub(crate) struct Modules {
 
 impl Modules {
     pub(crate) fn new(context: &Arc<Context>) -> Modules {
-        Modules {
-            context: context.clone(),
-            functions: Mutex::default(),
-            loaded: Mutex::default(),
-        }
+        Modules { context: context.clone(), functions: Mutex::default(), loaded: Mutex::default() }
     }
 
     /// The kernel of `variant`; the driver compiles it at first use.
     pub(crate) fn function<V: Variant>(&self, variant: &V) -> Result<Function, CudaError> {
-        let mut functions = self
-            .functions
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
         let of_type = functions
             .entry(TypeId::of::<V>())
             .or_insert_with(|| Box::new(HashMap::<V, Function>::new()));
         // The outer map is keyed by the variant type of the inner map.
-        let of_type = of_type
-            .downcast_mut::<HashMap<V, Function>>()
-            .expect("a map of this variant");
+        let of_type =
+            of_type.downcast_mut::<HashMap<V, Function>>().expect("a map of this variant");
         if let Some(function) = of_type.get(variant) {
             return Ok(*function);
         }
 
         let module = Module::new(&self.context, &variant.ptx())?;
         let function = module.function;
-        self.loaded
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(module);
+        self.loaded.lock().unwrap_or_else(PoisonError::into_inner).push(module);
         of_type.insert(variant.clone(), function);
         Ok(function)
     }
@@ -165,10 +154,7 @@ impl Module {
         let entry = c_string(&ptx.entry);
         // SAFETY: the module is loaded; writes one handle.
         unsafe {
-            call!(
-                &**context,
-                cuModuleGetFunction(&mut module.function.raw, raw, entry.as_ptr())
-            )
+            call!(&**context, cuModuleGetFunction(&mut module.function.raw, raw, entry.as_ptr()))
         }?;
         if ptx.dynamic_shared > DEFAULT_MAX_SHARED {
             let shared = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
@@ -193,15 +179,11 @@ impl Drop for Module {
 fn compile(context: &Context, ptx: &Ptx) -> Result<CUmodule, CudaError> {
     let text = c_string(&ptx.text);
     let mut log = vec![0u8; LOG];
-    let mut options = [
-        CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
-        CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
-    ];
+    let mut options =
+        [CUjit_option::CU_JIT_ERROR_LOG_BUFFER, CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
     // The driver takes integers in pointer arguments.
-    let mut values: [*mut c_void; 2] = [
-        log.as_mut_ptr().cast(),
-        std::ptr::without_provenance_mut(log.len()),
-    ];
+    let mut values: [*mut c_void; 2] =
+        [log.as_mut_ptr().cast(), std::ptr::without_provenance_mut(log.len())];
     let mut module = std::ptr::null_mut();
     // Loading is safe during a capture, because it does not order work.
     let code = relaxed(|| {
@@ -268,11 +250,7 @@ mod tests {
         }
         let device = Device::emulator(0).unwrap();
         let gpu = device.gpu()?;
-        let launch = Launch {
-            grid: [1, 1, 1],
-            block: [threads, 1, 1],
-            dynamic_shared: 0,
-        };
+        let launch = Launch { grid: [1, 1, 1], block: [threads, 1, 1], dynamic_shared: 0 };
         Some(gpu.launch(&Written(body), &launch, &(), gpu.base()))
     }
 
@@ -325,10 +303,7 @@ mod tests {
             return;
         };
         let message = refused.unwrap_err().to_string();
-        assert!(
-            message.starts_with("emulator:0 could not load kernel `written`"),
-            "{message}"
-        );
+        assert!(message.starts_with("emulator:0 could not load kernel `written`"), "{message}");
         assert!(message.contains("frobnicate"), "{message}");
     }
 

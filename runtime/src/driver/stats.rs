@@ -83,12 +83,7 @@ pub(super) const LISTED_SIZES: usize = 8;
 
 impl fmt::Display for OutOfMemoryReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let AllocatorStats {
-            live,
-            reserved,
-            graph_pools,
-            ..
-        } = self.stats;
+        let AllocatorStats { live, reserved, graph_pools, .. } = self.stats;
         let cached = self.stats.cached() - graph_pools;
         write!(
             f,
@@ -117,9 +112,7 @@ impl OutOfMemoryReport {
             f.write_str(", drop graphs")?;
         }
         // The rest belongs to other processes, except for what the driver itself needs.
-        let elsewhere = self
-            .capacity
-            .saturating_sub(self.stats.reserved + self.requested);
+        let elsewhere = self.capacity.saturating_sub(self.stats.reserved + self.requested);
         match elsewhere > self.capacity / 16 {
             true => f.write_str(
                 ", or stop other users of the GPU: other processes (`nvidia-smi` lists them) and \

@@ -27,11 +27,7 @@ impl RawStream {
         let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: the context is current; writes one handle.
         unsafe { call!(&**context, cuStreamCreate(&mut raw, flags)) }?;
-        Ok(RawStream {
-            context: context.clone(),
-            raw,
-            events: Events::default(),
-        })
+        Ok(RawStream { context: context.clone(), raw, events: Events::default() })
     }
 
     pub(crate) fn context(&self) -> &Arc<Context> {
@@ -50,10 +46,7 @@ impl RawStream {
             Some(raw) => raw,
             None => self.new_event()?,
         };
-        let event = Event {
-            stream: self.clone(),
-            raw,
-        };
+        let event = Event { stream: self.clone(), raw };
         // SAFETY: both handles exist and are of the current context.
         unsafe { call!(&*self.context, cuEventRecord(event.raw, self.raw)) }?;
         Ok(event)
@@ -139,10 +132,7 @@ impl Events {
     }
 
     fn put(&self, event: CUevent) {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(event);
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(event);
     }
 
     fn drain(&mut self) -> Vec<CUevent> {

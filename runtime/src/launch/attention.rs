@@ -47,10 +47,7 @@ impl Called {
                 per_row("k_len", k_len, shape.batch)?;
                 Some([q_offset, k_len])
             }
-            AttentionSequences::Packed {
-                cu_seqlens_q,
-                cu_seqlens_k,
-            } => {
+            AttentionSequences::Packed { cu_seqlens_q, cu_seqlens_k } => {
                 packed([cu_seqlens_q, cu_seqlens_k], &shape)?;
                 Some([cu_seqlens_q, cu_seqlens_k])
             }
@@ -97,10 +94,7 @@ impl Called {
                         cu_seqlens_k: of_keys,
                         count: self.packed_sequences() as u32,
                     },
-                    false => Sequences::Cached {
-                        q_offset: of_queries,
-                        k_len: of_keys,
-                    },
+                    false => Sequences::Cached { q_offset: of_queries, k_len: of_keys },
                 }
             }
         };
@@ -128,10 +122,8 @@ fn packed([of_queries, of_keys]: [&Tensor; 2], shape: &Shape) -> Result<()> {
     if batch != 1 {
         return Err(AttentionError::PackedBatch { batch }.into());
     }
-    let of_axes = [
-        ("cu_seqlens_q", of_queries, shape.queries),
-        ("cu_seqlens_k", of_keys, shape.keys),
-    ];
+    let of_axes =
+        [("cu_seqlens_q", of_queries, shape.queries), ("cu_seqlens_k", of_keys, shape.keys)];
     for (name, list, end) in of_axes {
         // There is one offset more than sequences. Without sequences there must be no tokens.
         let spans = list.elements() > 1 || (list.elements() == 1 && end == 0);
@@ -195,10 +187,7 @@ fn form<const N: usize>(operands: [&Tensor; N]) -> Result<Form, PlanError> {
 
 fn view<P>(address: P, x: &Operand) -> View<P> {
     let bytes = |dim: usize| x.dtype.bytes(x.layout.strides()[dim] as usize) as u64;
-    View {
-        address,
-        strides: [0, 1, 2].map(bytes),
-    }
+    View { address, strides: [0, 1, 2].map(bytes) }
 }
 
 fn read(gpu: &Launcher<'_>, x: &Tensor) -> Result<View<In>> {
@@ -259,15 +248,7 @@ pub(crate) fn attention_grad(
     workspace: &UninitTensor,
     [dq, dk, dv]: [&UninitTensor; 3],
 ) -> Result<()> {
-    let GradOperands {
-        q,
-        k,
-        v,
-        out,
-        lse,
-        dout,
-        dlse,
-    } = *operands;
+    let GradOperands { q, k, v, out, lse, dout, dlse } = *operands;
     let problem = called.problem(gpu)?;
     let form = gpu.planned(form([q, k, v, dout]))?;
     let (lse, delta) = (gpu.ptr(lse)?, gpu.uninit_ptr(workspace)?);
@@ -326,10 +307,7 @@ mod tests {
     use crate::{Device, GpuProperties, Layout, Properties, ops};
 
     fn of_warps(head_dim: u32) -> Form {
-        Form::TensorCores(Lines {
-            head_dim,
-            products: Products::Warps,
-        })
+        Form::TensorCores(Lines { head_dim, products: Products::Warps })
     }
 
     /// Heads too large for the GPU's shared memory use the form that needs less.
@@ -344,19 +322,14 @@ mod tests {
                 l2_cache: 6 << 20,
                 shared_memory,
             };
-            let device = Device::meta(&Properties {
-                gpu: Some(gpu),
-                ..Device::cpu().properties().clone()
-            });
+            let device =
+                Device::meta(&Properties { gpu: Some(gpu), ..Device::cpu().properties().clone() });
             let x = ops::full(&device, &[1, 2, 3, head_dim], DType::BF16, 1.0).unwrap();
             form([&x]).unwrap()
         };
         let large = of_warps(256);
         assert_eq!(form_with(232_448, 256), large);
-        assert_eq!(
-            form_with(101_376, 256),
-            Form::CudaCores(meshgrad_kernels::Dtype::Bf16)
-        );
+        assert_eq!(form_with(101_376, 256), Form::CudaCores(meshgrad_kernels::Dtype::Bf16));
         let usual = of_warps(128);
         assert_eq!(form_with(101_376, 128), usual);
     }
@@ -366,16 +339,10 @@ mod tests {
     fn rows_are_aligned_if_their_start_and_strides_are() {
         let operand = |features: usize, offset| {
             let shape = crate::Shape::new(&[2, 7, 4, features]).unwrap();
-            Operand {
-                dtype: DType::BF16,
-                layout: Layout::contiguous(shape, offset),
-            }
+            Operand { dtype: DType::BF16, layout: Layout::contiguous(shape, offset) }
         };
         assert!(lines_up(&operand(64, 8)));
-        assert!(
-            !lines_up(&operand(64, 4)),
-            "the first element is not aligned"
-        );
+        assert!(!lines_up(&operand(64, 4)), "the first element is not aligned");
         assert!(!lines_up(&operand(12, 0)), "the rows are not aligned");
     }
 }

@@ -35,12 +35,7 @@ pub(crate) fn copy(gpu: &Launcher<'_>, x: &Tensor, y: &Target) -> Result<()> {
     }
 
     let (kernel, space) = copying(&x, y, &space);
-    let arguments = CopyArguments {
-        x: from,
-        y: to,
-        space,
-        at: None,
-    };
+    let arguments = CopyArguments { x: from, y: to, space, at: None };
     gpu.run(&kernel, &arguments)
 }
 
@@ -70,11 +65,7 @@ pub(crate) fn copy_at(gpu: &Launcher<'_>, x: &Tensor, into: &Tensor, at: &Tensor
 pub(crate) fn cast(gpu: &Launcher<'_>, x: &Tensor, y: &Target) -> Result<()> {
     let plan = gpu.planned(casting(&Operand::of(x), &y.operand))?;
     let (kernel, space) = plan;
-    let arguments = CastArguments {
-        x: gpu.ptr(x)?,
-        y: y.address,
-        space,
-    };
+    let arguments = CastArguments { x: gpu.ptr(x)?, y: y.address, space };
     gpu.run(&kernel, &arguments)
 }
 
@@ -92,10 +83,7 @@ pub(crate) fn fill<T: Element>(gpu: &Launcher<'_>, value: T, y: &Target) -> Resu
 pub(crate) fn arange(gpu: &Launcher<'_>, y: &UninitTensor) -> Result<()> {
     let elements = y.shape().elements() as u64;
     let variant = Arange::new(y.dtype().bytes(1) == 8);
-    let arguments = ArangeArguments {
-        y: gpu.uninit_ptr(y)?,
-        elements,
-    };
+    let arguments = ArangeArguments { y: gpu.uninit_ptr(y)?, elements };
     let kernel = Plan::new(variant.launch(elements), variant);
     gpu.run(&kernel, &arguments)
 }
@@ -204,10 +192,7 @@ mod tests {
     }
 
     fn transposed(x: Operand) -> Operand {
-        Operand {
-            layout: x.layout.transpose(0, 1).unwrap(),
-            ..x
-        }
+        Operand { layout: x.layout.transpose(0, 1).unwrap(), ..x }
     }
 
     fn name(x: &Operand, y: &Operand) -> String {
@@ -221,25 +206,13 @@ mod tests {
     #[test]
     fn layouts_choose_the_kernel() {
         let y = operand(DType::BF16, &[32, 64], 0);
-        assert_eq!(
-            name(&operand(DType::BF16, &[32, 64], 8), &y),
-            "copy_b16_strided1"
-        );
-        assert_eq!(
-            name(&operand(DType::BF16, &[32, 64], 2), &y),
-            "copy_b4_strided1"
-        );
-        assert_eq!(
-            name(&operand(DType::BF16, &[32, 64], 1), &y),
-            "copy_b2_strided1"
-        );
+        assert_eq!(name(&operand(DType::BF16, &[32, 64], 8), &y), "copy_b16_strided1");
+        assert_eq!(name(&operand(DType::BF16, &[32, 64], 2), &y), "copy_b4_strided1");
+        assert_eq!(name(&operand(DType::BF16, &[32, 64], 1), &y), "copy_b2_strided1");
         let x = transposed(operand(DType::BF16, &[64, 32], 3));
         assert_eq!(name(&x, &y), "transpose_b2_outer0");
         let few = transposed(operand(DType::I64, &[2, 32], 0));
-        assert_eq!(
-            name(&few, &operand(DType::I64, &[32, 2], 0)),
-            "copy_b8_strided2"
-        );
+        assert_eq!(name(&few, &operand(DType::I64, &[32, 2], 0)), "copy_b8_strided2");
     }
 
     #[test]

@@ -42,10 +42,7 @@ struct Tiles {
 
 impl Tiles {
     fn of(call: &Call) -> Tiles {
-        Tiles {
-            rows: call.rows(),
-            classes: call.extent("v"),
-        }
+        Tiles { rows: call.rows(), classes: call.extent("v") }
     }
 
     /// Elements between rows of a tile.
@@ -111,16 +108,12 @@ impl Labels {
 
     /// The tile with these classes, and the vocabulary.
     fn vocabulary(&self, classes: &Range<usize>) -> Classes {
-        Classes {
-            first: self.vocabulary.first + classes.start as i64,
-            ..self.vocabulary
-        }
+        Classes { first: self.vocabulary.first + classes.start as i64, ..self.vocabulary }
     }
 
     /// The address of the label of row `row`.
     fn from(&self, row: usize) -> In {
-        self.address
-            .byte_add(row as u64 * u64::from(self.format.size()))
+        self.address.byte_add(row as u64 * u64::from(self.format.size()))
     }
 }
 
@@ -172,11 +165,7 @@ pub(crate) fn statistics(
     let labels = Labels::new(gpu, &targets, labels)?;
     let operands = [Lines::of(gpu, x)?, Lines::of(gpu, w)?];
     let [max, sum_exp, label_logit] = out;
-    let out = [
-        gpu.uninit_ptr(max)?,
-        gpu.uninit_ptr(sum_exp)?,
-        gpu.uninit_ptr(label_logit)?,
-    ];
+    let out = [gpu.uninit_ptr(max)?, gpu.uninit_ptr(sum_exp)?, gpu.uninit_ptr(label_logit)?];
 
     for rows in tiles.rows() {
         for classes in tiles.classes() {
@@ -309,11 +298,8 @@ fn differentiate(
         rows: rows.len() as u32,
         classes: classes.len() as u32,
     };
-    let variant = CrossEntropyGradient {
-        dtype,
-        lanes: lanes(gpu, arguments.classes)?,
-        label: labels.format,
-    };
+    let variant =
+        CrossEntropyGradient { dtype, lanes: lanes(gpu, arguments.classes)?, label: labels.format };
     let launch = variant.launch(arguments.rows);
     gpu.run(&Plan { variant, launch }, &arguments)
 }
@@ -351,11 +337,7 @@ impl InputGradient {
             Some(workspace) => lines(gpu.uninit_ptr(workspace)?, DType::F32),
             None => dx,
         };
-        Ok(InputGradient {
-            dx,
-            sums,
-            workspace,
-        })
+        Ok(InputGradient { dx, sums, workspace })
     }
 
     fn in_place(&self) -> bool {
@@ -374,10 +356,8 @@ impl InputGradient {
         }
         let elements = Shape::new(&[rows.len() * self.dx.columns])?;
         let first = rows.start * self.dx.columns;
-        let operand = |dtype, offset| Operand {
-            dtype,
-            layout: Layout::contiguous(elements, offset),
-        };
+        let operand =
+            |dtype, offset| Operand { dtype, layout: Layout::contiguous(elements, offset) };
         let address = self.dx.address.byte_add(self.dx.dtype.bytes(first) as u64);
         let to = Target::at(operand(self.dx.dtype, first), address);
         let sums = self.sums.address.written();
@@ -416,13 +396,7 @@ mod tests {
     /// Tiles have at most 64 MiB for any batch and vocabulary, and cover all logits.
     #[test]
     fn tiles_are_bounded() {
-        for [rows, classes] in [
-            [0, 0],
-            [1, 7],
-            [4096, 4096],
-            [5000, 151_936],
-            [1 << 20, 50_257],
-        ] {
+        for [rows, classes] in [[0, 0], [1, 7], [4096, 4096], [5000, 151_936], [1 << 20, 50_257]] {
             let tiles = Tiles { rows, classes };
             assert!(4 * tiles.elements() <= 64 << 20);
             assert!(tiles.leading() >= tiles.classes().map(|it| it.len()).max().unwrap_or(0));

@@ -17,10 +17,6 @@ pub(crate) fn cumsum(
     let features = gpu.planned(extent("cumsum", "features", columns, MAX_EXTENT))?;
     let variant = Cumsum::new(gpu.planned(float(x.dtype()))?, reverse);
     let rows = x.elements().checked_div(columns).unwrap_or(0);
-    let arguments = CumsumArguments {
-        x: gpu.ptr(x)?,
-        y: gpu.uninit_ptr(y)?,
-        features,
-    };
+    let arguments = CumsumArguments { x: gpu.ptr(x)?, y: gpu.uninit_ptr(y)?, features };
     gpu.run(&Plan::new(variant.launch(rows as u64), variant), &arguments)
 }

@@ -21,10 +21,7 @@ pub(crate) struct Target {
 impl Target {
     /// A whole uninitialized tensor.
     pub(crate) fn uninit(gpu: &Launcher<'_>, y: &UninitTensor) -> Result<Target> {
-        Ok(Target {
-            operand: Operand::uninit(y),
-            address: gpu.uninit_ptr(y)?,
-        })
+        Ok(Target { operand: Operand::uninit(y), address: gpu.uninit_ptr(y)? })
     }
 
     /// A range of one dim of an uninitialized tensor.
@@ -37,22 +34,14 @@ impl Target {
         let whole = Target::uninit(gpu, y)?;
         let layout = whole.operand.layout.slice(dim, range)?;
         Ok(Target {
-            operand: Operand {
-                layout,
-                ..whole.operand
-            },
-            address: whole
-                .address
-                .byte_add(y.dtype().bytes(layout.offset()) as u64),
+            operand: Operand { layout, ..whole.operand },
+            address: whole.address.byte_add(y.dtype().bytes(layout.offset()) as u64),
         })
     }
 
     /// A tensor that the op changes.
     pub(crate) fn changed(gpu: &Launcher<'_>, into: &Tensor) -> Result<Target> {
-        Ok(Target {
-            operand: Operand::of(into),
-            address: gpu.mut_ptr(into)?,
-        })
+        Ok(Target { operand: Operand::of(into), address: gpu.mut_ptr(into)? })
     }
 
     /// An output with the dtype and layout of `operand` at `address`.
@@ -150,11 +139,7 @@ fn plan<const N: usize>(
     let aligned = y.is_aligned() && inputs.iter().all(Operand::is_aligned);
     let (expression, constants) = symbol::trace(f)?;
     let variant = Elementwise::new(expression, &formats, result, space.layout(aligned))?;
-    Ok(Elements {
-        kernel: Plan::new(variant.launch(space.elements()), variant),
-        space,
-        constants,
-    })
+    Ok(Elements { kernel: Plan::new(variant.launch(space.elements()), variant), space, constants })
 }
 
 fn launch(gpu: &Launcher<'_>, plan: &Elements, operands: &[In], y: &Target) -> Result<()> {
@@ -209,10 +194,8 @@ mod tests {
         assert_eq!(form(operand(DType::BF16, &[4, 8], 1), y), strided(1));
 
         let transposed = operand(DType::BF16, &[8, 4], 0);
-        let transposed = Operand {
-            layout: transposed.layout.transpose(0, 1).unwrap(),
-            ..transposed
-        };
+        let transposed =
+            Operand { layout: transposed.layout.transpose(0, 1).unwrap(), ..transposed };
         assert_eq!(form(transposed, y), strided(2));
     }
 

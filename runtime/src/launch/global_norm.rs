@@ -24,9 +24,7 @@ pub(crate) fn sum_squares(
 ) -> Result<usize> {
     let plan = gpu.planned(squares(&Operand::of(x)))?;
     let elements = x.elements() as u64;
-    let to = gpu
-        .uninit_ptr(partials)?
-        .byte_add(DType::F64.bytes(first) as u64);
+    let to = gpu.uninit_ptr(partials)?.byte_add(DType::F64.bytes(first) as u64);
     let arguments = SumSquaresArguments::new(gpu.ptr(x)?, to, elements);
     gpu.run(&plan, &arguments)?;
     Ok(first + partial_count(elements) as usize)

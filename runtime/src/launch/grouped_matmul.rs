@@ -156,17 +156,9 @@ mod tests {
         MatrixLayout::of(&Operand { dtype, layout }).unwrap()
     }
 
-    const CHIP: Chip = Chip {
-        multiprocessors: 132,
-        warpgroup_products: false,
-    };
+    const CHIP: Chip = Chip { multiprocessors: 132, warpgroup_products: false };
 
-    const SUMS: Sums = Sums {
-        dtype: DType::BF16,
-        adds: false,
-        aligned: true,
-        leading: None,
-    };
+    const SUMS: Sums = Sums { dtype: DType::BF16, adds: false, aligned: true, leading: None };
 
     /// The average group size selects the tile: the large one from 128 rows on.
     #[test]

@@ -66,27 +66,16 @@ pub(crate) fn sum_rows(
 
     sorter.sort(plan.rows)?;
     let sorted = sorter.lists().map(Out::written);
-    let arguments = SegmentStartsArguments {
-        keys: sorted[0],
-        starts,
-        count: plan.count,
-        rows: plan.rows,
-    };
+    let arguments =
+        SegmentStartsArguments { keys: sorted[0], starts, count: plan.count, rows: plan.rows };
     let kernel = Plan::new(SegmentStarts.launch(plan.rows), SegmentStarts);
     gpu.run(&kernel, &arguments)?;
 
-    let extents = Segments {
-        outer: plan.outer,
-        count: plan.count,
-        rows: plan.rows,
-        inner: plan.inner,
-    };
+    let extents =
+        Segments { outer: plan.outer, count: plan.count, rows: plan.rows, inner: plan.inner };
     let (x, starts) = (gpu.ptr(x)?, starts.written());
     let arguments = plan.sum.arguments(x, sorted, starts, to.address, &extents);
-    let kernel = Plan {
-        launch: plan.sum.launch(&extents),
-        variant: plan.sum,
-    };
+    let kernel = Plan { launch: plan.sum.launch(&extents), variant: plan.sum };
     gpu.run(&kernel, &arguments)
 }
 
@@ -113,13 +102,7 @@ impl IndexSum {
         extent(FAMILY, "rows", all, u32::MAX - 1)?;
         let inner = extent(FAMILY, "features", rows.inner, i32::MAX as u32)?;
         let aligned = x.is_aligned() && to.is_aligned();
-        let sum = SegmentSum::new(
-            float(x.dtype)?,
-            float(to.dtype)?,
-            inner,
-            aligned,
-            rows.every,
-        );
+        let sum = SegmentSum::new(float(x.dtype)?, float(to.dtype)?, inner, aligned, rows.every);
         Ok(IndexSum {
             keys: Plan::new(keys.launch(count as u64), keys),
             space,
@@ -152,10 +135,7 @@ mod tests {
         Rows {
             numbers: Shape::new(&[numbers]).unwrap(),
             dim: 0,
-            range: IndexRange {
-                first: 0,
-                total: numbers,
-            },
+            range: IndexRange { first: 0, total: numbers },
             outer: 1,
             inner: 64,
             every: true,
@@ -164,10 +144,7 @@ mod tests {
 
     #[test]
     fn plans_size_the_workspace_and_reject_unsupported_operands() {
-        let operands = [
-            operand(DType::BF16, &[3000, 64]),
-            operand(DType::I64, &[3000]),
-        ];
+        let operands = [operand(DType::BF16, &[3000, 64]), operand(DType::I64, &[3000])];
         let to = operand(DType::F32, &[9, 64]);
         let plan = IndexSum::plan(&operands, &rows(9), &to).unwrap();
         assert_eq!(plan.workspace(), 4 * 3000 + 256 * 3 + 10);

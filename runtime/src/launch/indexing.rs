@@ -90,11 +90,7 @@ fn selecting(x: &Operand, dim: usize, ids: DType, chosen: usize) -> Result<Rows,
     let inner = bytes / u64::from(unit.bytes());
     let units = IndexSelect::units([outer as u64, chosen as u64, inner]);
     let launch = variant.launch(units);
-    Ok(Rows {
-        kernel: Plan { variant, launch },
-        units,
-        inner,
-    })
+    Ok(Rows { kernel: Plan { variant, launch }, units, inner })
 }
 
 fn gathering(
@@ -120,11 +116,7 @@ pub(super) fn around(
     around.copy_from_slice(indexed.strides());
     around[dim] = 0;
     let operands = [index.strides(), around];
-    Ok(IterationSpace::new(
-        index.shape(),
-        dense.strides(),
-        &operands,
-    )?)
+    Ok(IterationSpace::new(index.shape(), dense.strides(), &operands)?)
 }
 
 pub(super) fn format(ids: DType) -> Result<IndexDtype, PlanError> {
@@ -152,11 +144,7 @@ mod tests {
     fn rows_move_in_units_that_fit() {
         let name = |inner, offset| {
             let x = operand(DType::BF16, &[9, inner], offset);
-            selecting(&x, 0, DType::I32, 4)
-                .unwrap()
-                .kernel
-                .variant
-                .entry()
+            selecting(&x, 0, DType::I32, 4).unwrap().kernel.variant.entry()
         };
         assert_eq!(name(64, 0), "index_select_b16_i32");
         assert_eq!(name(64, 4), "index_select_b8_i32");

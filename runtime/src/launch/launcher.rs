@@ -57,11 +57,7 @@ impl Used {
 
 impl<'a> Launcher<'a> {
     pub(crate) fn new(op: &'static str, device: &'a Device) -> Launcher<'a> {
-        Launcher {
-            op,
-            device,
-            used: RefCell::default(),
-        }
+        Launcher { op, device, used: RefCell::default() }
     }
 
     /// The op's name.
@@ -185,11 +181,9 @@ impl<'a> Launcher<'a> {
     pub(crate) fn planned<T>(&self, plan: Result<T, PlanError>) -> Result<T> {
         plan.map_err(|error| match error {
             PlanError::DType(dtype) => self.device.no_kernel_for(self.op, dtype),
-            PlanError::Kernel(reason) => Error::KernelRefused {
-                op: self.op,
-                device: self.device.to_string(),
-                reason,
-            },
+            PlanError::Kernel(reason) => {
+                Error::KernelRefused { op: self.op, device: self.device.to_string(), reason }
+            }
         })
     }
 }

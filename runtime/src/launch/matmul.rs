@@ -46,12 +46,8 @@ pub(crate) fn multiply(
     let workspace = call.workspace(parts as usize * elements as usize, DType::F32)?;
     let workspace = gpu.uninit_ptr(&workspace)?;
     multiply_into(gpu, &plan, [a, b], workspace, None)?;
-    let arguments = SplitKReduceArguments {
-        parts: workspace.written(),
-        c: c.address,
-        elements,
-        count: parts,
-    };
+    let arguments =
+        SplitKReduceArguments { parts: workspace.written(), c: c.address, elements, count: parts };
     gpu.run(sum, &arguments)
 }
 
@@ -78,11 +74,7 @@ fn multiply_into(
         batch_b: b.layout.batch,
         batch_c: u64::from(m) * u64::from(n),
     };
-    let arguments = SplitKArguments {
-        product,
-        products: batch,
-        depth: plan.split.depth,
-    };
+    let arguments = SplitKArguments { product, products: batch, depth: plan.split.depth };
     match &plan.kernel {
         Gemm::F32(kernel) => gpu.run(kernel, &arguments),
         Gemm::Bf16(kernel) => gpu.run(kernel, &arguments),
@@ -152,12 +144,7 @@ fn plan([a, b]: [MatrixLayout; 2], c: Sums, chip: Chip) -> Result<Gemms, PlanErr
         let launch = variant.launch(extents.elements());
         Plan { variant, launch }
     });
-    Ok(Gemms {
-        kernel,
-        extents,
-        split,
-        sum,
-    })
+    Ok(Gemms { kernel, extents, split, sum })
 }
 
 fn kernel(
@@ -172,16 +159,8 @@ fn kernel(
     let products = batch.saturating_mul(parts);
     match a.dtype {
         DType::F32 => {
-            let variant = GemmF32 {
-                a: a.order,
-                b: b.order,
-                tile,
-                accumulate: c.adds,
-            };
-            Ok(Gemm::F32(Plan::new(
-                variant.launch(m, n, products),
-                variant,
-            )))
+            let variant = GemmF32 { a: a.order, b: b.order, tile, accumulate: c.adds };
+            Ok(Gemm::F32(Plan::new(variant.launch(m, n, products), variant)))
         }
         DType::BF16 => {
             let variant = GemmBf16 {
@@ -191,10 +170,7 @@ fn kernel(
                 output: c.output(),
                 aligned: vectors_are_aligned(&[a, b], &c, extents),
             };
-            Ok(Gemm::Bf16(Plan::new(
-                variant.launch(m, n, products),
-                variant,
-            )))
+            Ok(Gemm::Bf16(Plan::new(variant.launch(m, n, products), variant)))
         }
         other => Err(PlanError::DType(other)),
     }
@@ -227,18 +203,10 @@ mod tests {
     }
 
     fn chip(multiprocessors: u32) -> Chip {
-        Chip {
-            multiprocessors,
-            warpgroup_products: false,
-        }
+        Chip { multiprocessors, warpgroup_products: false }
     }
 
-    const F32_SUMS: Sums = Sums {
-        dtype: DType::F32,
-        adds: false,
-        aligned: true,
-        leading: None,
-    };
+    const F32_SUMS: Sums = Sums { dtype: DType::F32, adds: false, aligned: true, leading: None };
 
     #[test]
     fn alignment_depends_on_row_length_and_offset() {
@@ -259,25 +227,16 @@ mod tests {
     #[test]
     fn few_tiles_with_a_long_k_are_split() {
         let [a, b] = [[64, 8192], [8192, 256]].map(|shape| layout(DType::BF16, &shape));
-        let into = Sums {
-            dtype: DType::F32,
-            adds: true,
-            ..F32_SUMS
-        };
+        let into = Sums { dtype: DType::F32, adds: true, ..F32_SUMS };
         let split = plan([a, b], into, chip(132)).unwrap();
         assert_eq!((split.split.parts, split.split.depth), (32, 256));
-        let Gemm::Bf16(kernel) = split.kernel else {
-            panic!("bf16 uses the bf16 kernel")
-        };
+        let Gemm::Bf16(kernel) = split.kernel else { panic!("bf16 uses the bf16 kernel") };
         assert_eq!(kernel.variant.output, Output::F32);
         assert_eq!(kernel.launch.unwrap().grid[0], 4 * 32);
         let sum = split.sum.unwrap().variant;
         assert_eq!((sum.output, sum.vectors), (Output::AddF32, true));
 
-        let padded = Sums {
-            leading: Some(264),
-            ..F32_SUMS
-        };
+        let padded = Sums { leading: Some(264), ..F32_SUMS };
         assert!(plan([a, b], padded, chip(132)).unwrap().sum.is_none());
         assert!(plan([a, b], F32_SUMS, chip(1)).unwrap().sum.is_none());
     }
@@ -287,20 +246,13 @@ mod tests {
     fn extents_beyond_the_kernels_are_refused() {
         let most = i32::MAX as usize;
         let tall = |rows| {
-            plan(
-                [layout(DType::F32, &[rows, 1]), layout(DType::F32, &[1, 1])],
-                F32_SUMS,
-                chip(1),
-            )
+            plan([layout(DType::F32, &[rows, 1]), layout(DType::F32, &[1, 1])], F32_SUMS, chip(1))
         };
         assert!(tall(most).is_ok());
         let refused = tall(most + 1).unwrap_err();
         let PlanError::Kernel(reason) = refused else {
             panic!("{refused:?}");
         };
-        assert_eq!(
-            reason.to_string(),
-            "gemm: m = 2147483648 is not in 0..=2147483647"
-        );
+        assert_eq!(reason.to_string(), "gemm: m = 2147483648 is not in 0..=2147483647");
     }
 }

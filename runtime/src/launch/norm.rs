@@ -89,10 +89,7 @@ mod tests {
 
     #[test]
     fn unaligned_rows_use_the_looping_kernel() {
-        let (b, w) = (
-            operand(DType::F32, &[6, 64], 0),
-            operand(DType::F32, &[64], 0),
-        );
+        let (b, w) = (operand(DType::F32, &[6, 64], 0), operand(DType::F32, &[64], 0));
         let variant = |offset| {
             let x = operand(DType::F32, &[6, 64], offset);
             add_forward(&[x, b, w], 6).unwrap().kernel.variant

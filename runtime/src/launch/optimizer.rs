@@ -23,9 +23,7 @@ pub(crate) fn adamw(
     gradients: &[Tensor],
     scalars: StepScalars<'_>,
 ) -> Result<()> {
-    let changed = operands
-        .iter()
-        .flat_map(|one| [one.param, one.exp_avg, one.exp_avg_sq]);
+    let changed = operands.iter().flat_map(|one| [one.param, one.exp_avg, one.exp_avg_sq]);
     let changed: Vec<&Tensor> = changed.collect();
     let now = [scalars.learning_rate, scalars.step, scalars.scale];
     let read: Vec<&Tensor> = gradients.iter().chain(now).collect();
@@ -84,15 +82,8 @@ impl Table {
 }
 
 fn plan(entries: &[AdamWEntry]) -> Result<Plan<AdamW>, PlanError> {
-    let chunks = entries
-        .iter()
-        .map(|entry| entry.elements.div_ceil(CHUNK.into()));
-    let chunks = extent(
-        "adamw",
-        "chunks",
-        chunks.sum::<u64>() as usize,
-        i32::MAX as u32,
-    )?;
+    let chunks = entries.iter().map(|entry| entry.elements.div_ceil(CHUNK.into()));
+    let chunks = extent("adamw", "chunks", chunks.sum::<u64>() as usize, i32::MAX as u32)?;
     let variant = AdamWEntry::variant(entries);
     let launch = variant.launch(chunks);
     Ok(Plan { variant, launch })
@@ -107,10 +98,9 @@ fn entry(
     let rounding = match (param.dtype, rounding) {
         (DType::F32, _) => Rounding::F32,
         (DType::BF16, None) => Rounding::Bf16,
-        (DType::BF16, Some((key, indices))) => Rounding::Bf16Stochastic {
-            key: key.words(),
-            indices: innermost_first(&indices),
-        },
+        (DType::BF16, Some((key, indices))) => {
+            Rounding::Bf16Stochastic { key: key.words(), indices: innermost_first(&indices) }
+        }
         (other, _) => return Err(PlanError::DType(other)),
     };
     let of = operands.constants;
@@ -130,16 +120,12 @@ fn entry(
 /// Global indices in the table's format; at least one dim.
 fn innermost_first(indices: &Layout) -> GlobalIndices {
     let dims = indices.merged_dims().into_iter().rev();
-    let mut dims: Vec<(u64, u64)> = dims
-        .map(|(extent, stride)| (extent as u64, stride as u64))
-        .collect();
+    let mut dims: Vec<(u64, u64)> =
+        dims.map(|(extent, stride)| (extent as u64, stride as u64)).collect();
     if dims.is_empty() {
         dims.push((1, 1));
     }
-    GlobalIndices {
-        first: indices.offset() as u64,
-        dims,
-    }
+    GlobalIndices { first: indices.offset() as u64, dims }
 }
 
 #[cfg(test)]

@@ -56,17 +56,11 @@ pub(crate) struct Operand {
 
 impl Operand {
     pub(crate) fn of(x: &Tensor) -> Operand {
-        Operand {
-            dtype: x.dtype(),
-            layout: *x.layout(),
-        }
+        Operand { dtype: x.dtype(), layout: *x.layout() }
     }
 
     pub(crate) fn uninit(y: &UninitTensor) -> Operand {
-        Operand {
-            dtype: y.dtype(),
-            layout: Layout::contiguous(*y.shape(), 0),
-        }
+        Operand { dtype: y.dtype(), layout: Layout::contiguous(*y.shape(), 0) }
     }
 
     /// Whether its first element is 16-byte aligned, as the widest accesses require. Storages are

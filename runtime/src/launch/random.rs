@@ -20,8 +20,7 @@ pub(crate) fn random(
     let plan = plan(
         values.distribution(),
         global_indices,
-        x.map(|x| with_dims_of(global_indices, Operand::of(x)))
-            .transpose()?,
+        x.map(|x| with_dims_of(global_indices, Operand::of(x))).transpose()?,
         with_dims_of(global_indices, y.operand)?,
     );
     let plan = gpu.planned(plan)?;
@@ -41,10 +40,8 @@ pub(crate) fn random(
 /// [`Error::Reshape`] when `operand` has no such view.
 fn with_dims_of(indices: &Layout, operand: Operand) -> Result<Operand> {
     let view = operand.layout.reshape(indices.shape())?;
-    let layout = view.ok_or(Error::Reshape {
-        from: *operand.layout.shape(),
-        to: *indices.shape(),
-    })?;
+    let layout =
+        view.ok_or(Error::Reshape { from: *operand.layout.shape(), to: *indices.shape() })?;
     Ok(Operand { layout, ..operand })
 }
 
@@ -88,10 +85,7 @@ mod tests {
     fn form(region: &Region, offset: usize) -> Form {
         let key = Key::new(0).within(region);
         let global_indices = key.global_indices("test", region.shape()).unwrap();
-        let y = Operand {
-            dtype: DType::BF16,
-            layout: Layout::contiguous(*region.shape(), offset),
-        };
+        let y = Operand { dtype: DType::BF16, layout: Layout::contiguous(*region.shape(), offset) };
         let plan = plan(Distribution::Normal, &global_indices, None, y).unwrap();
         plan.kernel.variant.layout()
     }

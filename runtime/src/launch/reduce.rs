@@ -67,10 +67,7 @@ type Runs = Vec<Run>;
 /// the kept dims are in a different order than in the result.
 fn in_memory_order(layout: &Layout, reduced: &[usize]) -> Option<Runs> {
     let (shape, strides) = (layout.shape(), layout.strides());
-    let run = |dim: usize| Run {
-        extent: shape[dim] as u64,
-        reduced: reduced.contains(&dim),
-    };
+    let run = |dim: usize| Run { extent: shape[dim] as u64, reduced: reduced.contains(&dim) };
     if shape.elements() == 0 {
         return Some(merged((0..shape.len()).map(run)));
     }
@@ -161,15 +158,8 @@ fn passes(runs: Runs) -> Vec<Pass> {
     }
     if passes.is_empty() {
         // Nothing is reduced: a copy.
-        let extents = Extents {
-            outer: 1,
-            reduced: 1,
-            inner: product(&runs),
-        };
-        passes.push(Pass {
-            extents,
-            last: true,
-        });
+        let extents = Extents { outer: 1, reduced: 1, inner: product(&runs) };
+        passes.push(Pass { extents, last: true });
     }
     passes
 }
@@ -192,11 +182,7 @@ mod tests {
         let passes = passes(runs);
         assert!(passes.split_last().unwrap().1.iter().all(|pass| !pass.last));
         let extents = |pass: &Pass| {
-            let Extents {
-                outer,
-                reduced,
-                inner,
-            } = pass.extents;
+            let Extents { outer, reduced, inner } = pass.extents;
             [outer, reduced, inner]
         };
         passes.iter().map(extents).collect()

@@ -107,23 +107,14 @@ impl RotatedHeads {
         let aligned = is_aligned(x)?
             && tables.iter().all(Operand::is_aligned)
             && of_tables.iter().all(TableStrides::keep_alignment);
-        Ok(RotatedHeads {
-            heads,
-            of_x,
-            of_tables,
-            aligned,
-        })
+        Ok(RotatedHeads { heads, of_x, of_tables, aligned })
     }
 }
 
 /// The strides of [b, t, n, d].
 pub(super) fn head_strides(x: &Operand) -> HeadStrides {
     let [batch, position, head] = [0, 1, 2].map(|dim| stride(x, dim));
-    HeadStrides {
-        batch,
-        position,
-        head,
-    }
+    HeadStrides { batch, position, head }
 }
 
 /// Whether all heads of [b, t, n, d] are 16-byte aligned.

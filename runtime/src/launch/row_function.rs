@@ -23,10 +23,7 @@ pub(crate) fn map_rows<const N: usize, const S: usize, const G: usize, F: RowFun
         operands: operands.iter().map(|x| gpu.ptr(x)).collect::<Result<_>>()?,
         given: given.iter().map(|x| gpu.ptr(x)).collect::<Result<_>>()?,
         y: gpu.uninit_ptr(y)?,
-        numbers: numbers
-            .iter()
-            .map(|y| gpu.uninit_ptr(y))
-            .collect::<Result<_>>()?,
+        numbers: numbers.iter().map(|y| gpu.uninit_ptr(y)).collect::<Result<_>>()?,
         scalars: List::new(&plan.constants),
         rows: plan.rows,
         features: plan.features,
@@ -62,14 +59,8 @@ fn plan<const N: usize, const S: usize, F: RowFunction<N, S>>(
     let value = tracer.expression(|| f.value(symbols(0), symbols(N)))?;
 
     let variant = RowMap::new(
-        (
-            float(y.dtype)?,
-            *features,
-            operands.iter().all(Operand::is_aligned),
-        ),
-        operands
-            .each_ref()
-            .map(|it| it.layout.shape() == y.layout.shape()),
+        (float(y.dtype)?, *features, operands.iter().all(Operand::is_aligned)),
+        operands.each_ref().map(|it| it.layout.shape() == y.layout.shape()),
         F::GIVEN,
         numbers.into_iter().flatten(),
         value,

@@ -29,11 +29,7 @@ pub(crate) fn softmax(
 fn forward(function: Function, x: &Operand) -> Result<Rows<Softmax>, PlanError> {
     let (rows, features) = rows_of(x)?;
     let variant = Softmax::new(function, float(x.dtype)?, features as usize, aligned(&[x]));
-    Ok(Rows {
-        kernel: Plan::new(variant.launch(rows), variant),
-        rows,
-        features,
-    })
+    Ok(Rows { kernel: Plan::new(variant.launch(rows), variant), rows, features })
 }
 
 /// The rows and features; no rows if there are no features.

@@ -71,23 +71,12 @@ pub(crate) fn argsort(
         let workspace = call.workspace(Sorter::workspace(count), DType::U32)?;
         let mut sorter = Sorter::new(gpu, gpu.uninit_ptr(&workspace)?, count);
         let run = |variant: Argsort, from: In, keys: Option<Out>, to: Out| {
-            let arguments = ArgsortArguments {
-                from,
-                keys,
-                to,
-                count,
-                features: columns as u32,
-            };
+            let arguments = ArgsortArguments { from, keys, to, count, features: columns as u32 };
             gpu.run(&Plan::new(variant.launch(count), variant), &arguments)
         };
 
         let [keys, positions] = sorter.lists();
-        run(
-            Argsort::Values { dtype, descending },
-            gpu.ptr(x)?,
-            Some(keys),
-            positions,
-        )?;
+        run(Argsort::Values { dtype, descending }, gpu.ptr(x)?, Some(keys), positions)?;
         sorter.sort(u32::MAX)?;
         if rows > 1 {
             // Each thread replaces the position that it reads.
@@ -96,11 +85,6 @@ pub(crate) fn argsort(
             sorter.sort(rows - 1)?;
         }
         let [_, positions] = sorter.lists();
-        run(
-            Argsort::Columns,
-            positions.written(),
-            None,
-            gpu.uninit_ptr(indices)?,
-        )
+        run(Argsort::Columns, positions.written(), None, gpu.uninit_ptr(indices)?)
     })
 }

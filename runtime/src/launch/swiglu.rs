@@ -42,21 +42,13 @@ pub(crate) fn swiglu_grad(
 fn forward(gate_up: &Operand, y: &Operand) -> Result<Rows<SwiGlu>, PlanError> {
     let (extents, features) = extents(y)?;
     let variant = SwiGlu::new(float(y.dtype)?, extents, aligned(&[gate_up]));
-    Ok(Rows {
-        kernel: Plan::new(variant.launch(extents), variant),
-        rows: extents[0],
-        features,
-    })
+    Ok(Rows { kernel: Plan::new(variant.launch(extents), variant), rows: extents[0], features })
 }
 
 fn backward(gate_up: &Operand, dy: &Operand) -> Result<Rows<SwiGluGrad>, PlanError> {
     let (extents, features) = extents(dy)?;
     let variant = SwiGluGrad::new(float(dy.dtype)?, extents, aligned(&[gate_up, dy]));
-    Ok(Rows {
-        kernel: Plan::new(variant.launch(extents), variant),
-        rows: extents[0],
-        features,
-    })
+    Ok(Rows { kernel: Plan::new(variant.launch(extents), variant), rows: extents[0], features })
 }
 
 /// The rows and features of [.., F], and the features as a kernel extent.

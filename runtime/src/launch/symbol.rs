@@ -147,12 +147,8 @@ struct Recorder {
 
 impl Recorder {
     fn refuse(&mut self, what: &'static str, limit: usize) -> Symbol {
-        self.refused = Some(Error::TooMany {
-            kernel: "elementwise",
-            what,
-            count: limit + 1,
-            limit,
-        });
+        self.refused =
+            Some(Error::TooMany { kernel: "elementwise", what, count: limit + 1, limit });
         Symbol(Value::Zero)
     }
 }
@@ -224,10 +220,7 @@ fn recorded(result: Value) -> Result<Expression, Error> {
         let steps = &recorder.steps;
         let expression = TRACED.with_borrow_mut(|traced| match traced.get(steps) {
             Some(expression) => expression.clone(),
-            None => traced
-                .entry(*steps)
-                .or_insert_with_key(Steps::expression)
-                .clone(),
+            None => traced.entry(*steps).or_insert_with_key(Steps::expression).clone(),
         });
         Ok(expression)
     })

@@ -34,11 +34,8 @@ pub(crate) fn first_best(
         let workspace = call.workspace(plan.rows as usize * plan.chunks as usize, DType::I64)?;
         let keys = gpu.uninit_ptr(&workspace)?;
         gpu.run(&plan.best, &plan.arguments(x, keys))?;
-        let arguments = ArgReduceChunksArguments {
-            keys: keys.written(),
-            indices: to,
-            chunks: plan.chunks,
-        };
+        let arguments =
+            ArgReduceChunksArguments { keys: keys.written(), indices: to, chunks: plan.chunks };
         gpu.run(&plan.of_chunks, &arguments)
     })
 }
@@ -92,11 +89,7 @@ pub(crate) fn top_k(
             indices: gpu.uninit_ptr(indices)?,
             features: plan.features,
         };
-        let arguments = SortTilesArguments {
-            to,
-            kept: plan.runs.len,
-            tiles: plan.runs.count,
-        };
+        let arguments = SortTilesArguments { to, kept: plan.runs.len, tiles: plan.runs.count };
         gpu.run(&plan.sort, &arguments)?;
 
         let mut runs = plan.runs;
@@ -189,11 +182,7 @@ mod tests {
     fn top_k_of_a_vocabulary_sorts_tiles_and_merges_runs() {
         let x = operand(DType::BF16, &[2, 151_936]);
         let plan = Top::plan(&x, 151_936, 50).unwrap();
-        let runs = |count| Runs {
-            count,
-            len: 50,
-            last: 50,
-        };
+        let runs = |count| Runs { count, len: 50, last: 50 };
         assert_eq!(plan.runs, runs(149));
         assert_eq!(plan.keys_of(plan.runs), 2 * 149 * 50);
         let whole = Top::plan(&x, 151_936, 151_936).unwrap();

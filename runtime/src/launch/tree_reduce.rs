@@ -78,17 +78,10 @@ mod tests {
             l2_cache: 50 << 20,
             shared_memory: 232_448,
         };
-        let device = Device::meta(&Properties {
-            gpu: Some(gpu),
-            ..Device::cpu().properties().clone()
-        });
-        let mut loans = [
-            (4, DType::F32),
-            (4, DType::F32),
-            (5, DType::F32),
-            (4, DType::I32),
-        ]
-        .map(|(count, dtype)| lent(&device, count, dtype));
+        let device =
+            Device::meta(&Properties { gpu: Some(gpu), ..Device::cpu().properties().clone() });
+        let mut loans = [(4, DType::F32), (4, DType::F32), (5, DType::F32), (4, DType::I32)]
+            .map(|(count, dtype)| lent(&device, count, dtype));
         let [x, y, long, other] = loans.each_mut().map(LentMut::gpu_slice);
         let stream = device.stream().unwrap();
         let mut outside = Vec::new();
@@ -104,10 +97,7 @@ mod tests {
         with_stream(&stream, &mut both).unwrap().wait().unwrap();
         assert_eq!(outside.len(), 6);
         for problem in outside {
-            assert!(
-                problem.contains("outside of `StreamWork::run`"),
-                "{problem}"
-            );
+            assert!(problem.contains("outside of `StreamWork::run`"), "{problem}");
         }
 
         let (mut work, ()) = StreamWork::begin(&stream, || Ok(())).unwrap();

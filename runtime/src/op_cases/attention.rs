@@ -11,14 +11,8 @@ pub fn attention(
     mask: &AttentionMask,
     scale: f64,
 ) -> Result<Vec<OpCase>> {
-    let (q, dout) = (
-        source.numbers("q", &q_shape)?,
-        source.numbers("dout", &q_shape)?,
-    );
-    let (k, v) = (
-        source.numbers("k", &k_shape)?,
-        source.numbers("v", &k_shape)?,
-    );
+    let (q, dout) = (source.numbers("q", &q_shape)?, source.numbers("dout", &q_shape)?);
+    let (k, v) = (source.numbers("k", &k_shape)?, source.numbers("v", &k_shape)?);
     let (out, lse) = ops::attention(&q, &k, &v, mask, scale)?;
     let dlse = source.sums("dlse", lse.shape())?;
     let attention = vec![q, k, v];
@@ -57,10 +51,7 @@ fn local(mask: &AttentionMask, of: &Operands) -> Result<AttentionMask> {
         }
         other => other.clone(),
     };
-    Ok(AttentionMask {
-        sequences,
-        ..mask.clone()
-    })
+    Ok(AttentionMask { sequences, ..mask.clone() })
 }
 
 /// Causal attention of two rows over a window of 3 keys in a cache. The second row has two keys less.
@@ -92,15 +83,8 @@ pub fn cached_attention(
                 Tensor::from_slice(q.device(), q_offset.shape(), &offsets)?
             }
         };
-        let sequences = AttentionSequences::Cached {
-            q_offset,
-            k_len: k_len.clone(),
-        };
-        let mask = AttentionMask {
-            window: Some(3),
-            sequences,
-            ..AttentionMask::causal()
-        };
+        let sequences = AttentionSequences::Cached { q_offset, k_len: k_len.clone() };
+        let mask = AttentionMask { window: Some(3), sequences, ..AttentionMask::causal() };
         Ok(ops::attention(q, k, v, &mask, 0.5)?.list())
     });
     Ok(case.named("attention, cached keys"))

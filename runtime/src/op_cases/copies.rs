@@ -19,9 +19,7 @@ pub fn copies(source: &dyn Source, [rows, columns]: [usize; 2]) -> Result<Vec<Op
         case("contiguous", [&transposed], |[x]| ops::copy(x)).named("contiguous, transposed"),
         case("cast", [&x], move |[x]| ops::cast(x, other)),
         case("cast", [&x], |[x]| ops::cast(x, DType::I64)).named("cast to i64"),
-        changing("copy_into", [&x], &into, |[x], into| {
-            ops::copy_into(x, into)
-        }),
+        changing("copy_into", [&x], &into, |[x], into| ops::copy_into(x, into)),
         changing("fill_into", [], &into, |[], into| ops::fill_into(into, 2.0)),
         changing("copy_at_into", [&few, &at], &into, |[x, at], into| {
             ops::copy_at_into(x, into, at)
@@ -51,10 +49,8 @@ pub fn views(source: &dyn Source, shape: [usize; 3]) -> Result<Vec<OpCase>> {
             let shape = x.global_shape();
             ops::reshape(x, &[shape[0] * shape[1], shape[2] / 3, 3])
         }),
-        case("reshape", [&x], |[x]| {
-            ops::reshape(x, &[x.global_shape().elements()])
-        })
-        .named("reshape, flat"),
+        case("reshape", [&x], |[x]| ops::reshape(x, &[x.global_shape().elements()]))
+            .named("reshape, flat"),
     ])
 }
 
@@ -65,7 +61,5 @@ pub fn concat(
     dim: isize,
 ) -> Result<Vec<OpCase>> {
     let (a, b) = (source.numbers("a", a_shape)?, source.numbers("b", b_shape)?);
-    Ok(vec![case("concat", [&a, &b], move |parts| {
-        ops::concat(&parts, dim)
-    })])
+    Ok(vec![case("concat", [&a, &b], move |parts| ops::concat(&parts, dim))])
 }

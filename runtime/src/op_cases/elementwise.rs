@@ -28,9 +28,7 @@ pub fn with_constants(source: &dyn Source, shape: &[usize]) -> Result<Vec<OpCase
         case("affine", [&x], |[x]| ops::affine(x, 2.0, 1.0)),
         case("affine", [&x], |[x]| ops::affine(x, 2.0, 0.0)).named("affine, no shift"),
         case("clamp", [&x], |[x]| ops::clamp(x, -0.6, 0.9)),
-        case("clamp_grad", [&x, &dy], |[x, dy]| {
-            ops::clamp_grad(x, dy, -0.6, 0.9)
-        }),
+        case("clamp_grad", [&x, &dy], |[x, dy]| ops::clamp_grad(x, dy, -0.6, 0.9)),
         adding("add_into", [&x], &into, |[x], into| ops::add_into(x, into)),
     ])
 }
@@ -53,18 +51,11 @@ pub fn binary(source: &dyn Source, a_shape: &[usize], b_shape: &[usize]) -> Resu
         ("gt", ops::gt),
         ("ge", ops::ge),
     ];
-    let (a, b) = (
-        source.numbers("a", a_shape)?,
-        source.positive("b", b_shape)?,
-    );
+    let (a, b) = (source.numbers("a", a_shape)?, source.positive("b", b_shape)?);
     let cases = table.map(|(name, op)| case(name, [&a, &b], move |[a, b]| op(a, b)));
 
-    let condition = ops::lt(
-        &source.numbers("left", b_shape)?,
-        &source.numbers("right", b_shape)?,
-    )?;
-    let choice = case("where_", [&condition, &a, &b], |[condition, a, b]| {
-        ops::where_(condition, a, b)
-    });
+    let condition = ops::lt(&source.numbers("left", b_shape)?, &source.numbers("right", b_shape)?)?;
+    let choice =
+        case("where_", [&condition, &a, &b], |[condition, a, b]| ops::where_(condition, a, b));
     Ok(cases.into_iter().chain([choice]).collect())
 }

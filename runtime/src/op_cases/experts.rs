@@ -13,11 +13,7 @@ struct Routed {
 fn routed(source: &dyn Source, [tokens, experts, count]: [usize; 3]) -> Result<Routed> {
     let probabilities = source.positive("probabilities", &[tokens, experts])?;
     let (weights, chosen) = ops::router_top_k(&probabilities, count, true, None)?;
-    Ok(Routed {
-        probabilities,
-        weights,
-        chosen,
-    })
+    Ok(Routed { probabilities, weights, chosen })
 }
 
 /// The choice of experts and the order of tokens by expert, for [tokens, experts, chosen per token].
@@ -42,31 +38,19 @@ pub fn routing(source: &dyn Source, extents: [usize; 3]) -> Result<Vec<OpCase>> 
             ops::router_top_k(probabilities, count, false, None)
         })
         .named("router_top_k, not renormalized"),
-        case(
-            "router_top_k_biased",
-            [probabilities, &bias],
-            move |[probabilities, bias]| ops::router_top_k(probabilities, count, true, Some(bias)),
-        ),
-        case(
-            "router_top_k_grad",
-            grad,
-            |[probabilities, chosen, dweights]| {
-                ops::router_top_k_grad(probabilities, chosen, dweights, true)
-            },
-        ),
-        case(
-            "router_top_k_grad",
-            grad,
-            |[probabilities, chosen, dweights]| {
-                ops::router_top_k_grad(probabilities, chosen, dweights, false)
-            },
-        )
+        case("router_top_k_biased", [probabilities, &bias], move |[probabilities, bias]| {
+            ops::router_top_k(probabilities, count, true, Some(bias))
+        }),
+        case("router_top_k_grad", grad, |[probabilities, chosen, dweights]| {
+            ops::router_top_k_grad(probabilities, chosen, dweights, true)
+        }),
+        case("router_top_k_grad", grad, |[probabilities, chosen, dweights]| {
+            ops::router_top_k_grad(probabilities, chosen, dweights, false)
+        })
         .named("router_top_k_grad, not renormalized"),
         case("expert_order", [chosen], order),
         case("expert_order", [&given], order).named("expert_order, given indices"),
-        case("expert_counts", [&offsets], |[offsets]| {
-            ops::expert_counts(offsets)
-        }),
+        case("expert_counts", [&offsets], |[offsets]| ops::expert_counts(offsets)),
     ])
 }
 
@@ -77,30 +61,22 @@ pub fn permutation(
     features: usize,
 ) -> Result<Vec<OpCase>> {
     let [tokens, experts, count] = extents;
-    let Routed {
-        weights, chosen, ..
-    } = routed(source, extents)?;
+    let Routed { weights, chosen, .. } = routed(source, extents)?;
     let order = ops::expert_order(&chosen, experts, 0, experts)?;
     let (offsets, row_of_slot, order) = (&order.offsets, &order.row_of_slot, &order.order);
     let x = source.numbers("x", &[tokens, features])?;
     let dout = source.numbers("dout", &[tokens, features])?;
     let y = source.numbers("y", &[tokens * count, features])?;
     Ok(vec![
-        case(
-            "permute_tokens",
-            [&x, order, offsets],
-            |[x, order, offsets]| ops::permute_tokens(x, order, offsets),
-        ),
-        case(
-            "permute_tokens_grad",
-            [&y, row_of_slot],
-            |[dy, row_of_slot]| ops::permute_tokens_grad(dy, row_of_slot),
-        ),
-        case(
-            "unpermute_tokens",
-            [&y, &weights, row_of_slot],
-            |[y, weights, row_of_slot]| ops::unpermute_tokens(y, weights, row_of_slot),
-        ),
+        case("permute_tokens", [&x, order, offsets], |[x, order, offsets]| {
+            ops::permute_tokens(x, order, offsets)
+        }),
+        case("permute_tokens_grad", [&y, row_of_slot], |[dy, row_of_slot]| {
+            ops::permute_tokens_grad(dy, row_of_slot)
+        }),
+        case("unpermute_tokens", [&y, &weights, row_of_slot], |[y, weights, row_of_slot]| {
+            ops::unpermute_tokens(y, weights, row_of_slot)
+        }),
         case(
             "unpermute_tokens_grad_input",
             [&dout, &weights, order, offsets],
@@ -132,11 +108,9 @@ pub fn grouped(
         case("grouped_matmul_nt", [&x, &w, offsets], |[x, w, offsets]| {
             ops::grouped_matmul_nt(x, w, offsets)
         }),
-        case(
-            "grouped_matmul_grad_input",
-            [&dy, &w, offsets],
-            |[dy, w, offsets]| ops::grouped_matmul_grad_input(dy, w, offsets),
-        ),
+        case("grouped_matmul_grad_input", [&dy, &w, offsets], |[dy, w, offsets]| {
+            ops::grouped_matmul_grad_input(dy, w, offsets)
+        }),
         adding(
             "grouped_matmul_grad_weight_into",
             [&dy, &x, offsets],

@@ -14,15 +14,10 @@ pub fn embedding(
     let ids = source.indices("ids", ids, rows)?;
     let sum = source.sums("dtable", &[rows, features])?;
     Ok(vec![
-        case("embedding", [&table, &ids], |[table, ids]| {
-            ops::embedding(table, ids)
+        case("embedding", [&table, &ids], |[table, ids]| ops::embedding(table, ids)),
+        adding("embedding_grad_into", [&dy, &ids], &sum, |[dy, ids], dtable| {
+            ops::embedding_grad_into(dy, ids, dtable)
         }),
-        adding(
-            "embedding_grad_into",
-            [&dy, &ids],
-            &sum,
-            |[dy, ids], dtable| ops::embedding_grad_into(dy, ids, dtable),
-        ),
     ])
 }
 
@@ -39,9 +34,7 @@ pub fn selection(
     let ids = source.indices("ids", &[count], extent)?;
     let dim = dim as isize;
     Ok(vec![
-        case("index_select", [&x, &ids], move |[x, ids]| {
-            ops::index_select(x, dim, ids)
-        }),
+        case("index_select", [&x, &ids], move |[x, ids]| ops::index_select(x, dim, ids)),
         case("index_select_grad", [&dy, &ids], move |[dy, ids]| {
             ops::index_select_grad(dy, dim, ids, extent)
         }),
@@ -57,15 +50,10 @@ pub fn gathering(
 ) -> Result<Vec<OpCase>> {
     let extent = shape[dim];
     let index_shape = with(shape, dim, count);
-    let (x, src) = (
-        source.numbers("x", shape)?,
-        source.numbers("src", &index_shape)?,
-    );
+    let (x, src) = (source.numbers("x", shape)?, source.numbers("src", &index_shape)?);
     let index = source.indices("index", &index_shape, extent)?;
     Ok(vec![
-        case("gather", [&x, &index], move |[x, index]| {
-            ops::gather(x, dim as isize, index)
-        }),
+        case("gather", [&x, &index], move |[x, index]| ops::gather(x, dim as isize, index)),
         case("scatter_add", [&src, &index], move |[src, index]| {
             let shape = src.global_shape().with(dim, extent);
             ops::scatter_add(&shape, dim as isize, index, src)

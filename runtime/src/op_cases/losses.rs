@@ -28,27 +28,17 @@ pub fn losses(source: &dyn Source, [rows, features, classes]: [usize; 3]) -> Res
             let ([x, w, _, lse, dloss], to) = (of.first(), targets(of, classes));
             Ok(ops::linear_cross_entropy_grad_input(x, w, to, lse, dloss)?.list())
         }),
-        adding_to_last(
-            "linear_cross_entropy_grad_weight_into",
-            with_sum.clone(),
-            move |of, dw| {
-                let ([x, w, _, lse, dloss], to) = (of.first(), targets(of, classes));
-                ops::linear_cross_entropy_grad_weight_into(x, w, to, lse, dloss, dw)
-            },
-        ),
-        adding_to_last(
-            "linear_cross_entropy_grad_both_into",
-            with_sum,
-            move |of, dw| {
-                let ([x, w, _, lse, dloss], to) = (of.first(), targets(of, classes));
-                ops::linear_cross_entropy_grad_both_into(x, w, to, lse, dloss, dw)
-            },
-        ),
-        case(
-            "cross_entropy_sum",
-            [&lse, &logit, &labels],
-            |[lse, logit, labels]| ops::cross_entropy_sum(lse, logit, labels, IGNORED),
-        ),
+        adding_to_last("linear_cross_entropy_grad_weight_into", with_sum.clone(), move |of, dw| {
+            let ([x, w, _, lse, dloss], to) = (of.first(), targets(of, classes));
+            ops::linear_cross_entropy_grad_weight_into(x, w, to, lse, dloss, dw)
+        }),
+        adding_to_last("linear_cross_entropy_grad_both_into", with_sum, move |of, dw| {
+            let ([x, w, _, lse, dloss], to) = (of.first(), targets(of, classes));
+            ops::linear_cross_entropy_grad_both_into(x, w, to, lse, dloss, dw)
+        }),
+        case("cross_entropy_sum", [&lse, &logit, &labels], |[lse, logit, labels]| {
+            ops::cross_entropy_sum(lse, logit, labels, IGNORED)
+        }),
     ])
 }
 

@@ -64,23 +64,13 @@ impl OpCase {
         operands: Vec<Tensor>,
         call: impl Fn(&Operands) -> Result<Vec<Tensor>> + 'static,
     ) -> OpCase {
-        OpCase {
-            op,
-            name: op.to_owned(),
-            operands,
-            writes: false,
-            call: Box::new(call),
-        }
+        OpCase { op, name: op.to_owned(), operands, writes: false, call: Box::new(call) }
     }
 
     /// The whole operands.
     pub fn whole(&self, written: Written) -> Operands {
         let starts = self.operands.iter().map(|x| vec![0; x.shape().len()]);
-        Operands {
-            tensors: self.operands.clone(),
-            starts: starts.collect(),
-            written,
-        }
+        Operands { tensors: self.operands.clone(), starts: starts.collect(), written }
     }
 
     /// Calls the op. Returns its results, then the operands that it changed.
@@ -92,17 +82,11 @@ impl OpCase {
     }
 
     pub(super) fn named(self, name: &str) -> OpCase {
-        OpCase {
-            name: name.to_owned(),
-            ..self
-        }
+        OpCase { name: name.to_owned(), ..self }
     }
 
     pub(super) fn writing(self) -> OpCase {
-        OpCase {
-            writes: true,
-            ..self
-        }
+        OpCase { writes: true, ..self }
     }
 }
 
@@ -221,11 +205,7 @@ pub(super) fn changing<const N: usize>(
     changed: &Tensor,
     call: impl Fn([&Tensor; N], &Tensor) -> Result<()> + 'static,
 ) -> OpCase {
-    let operands = [
-        &operands.map(Tensor::clone)[..],
-        std::slice::from_ref(changed),
-    ]
-    .concat();
+    let operands = [&operands.map(Tensor::clone)[..], std::slice::from_ref(changed)].concat();
     let call = move |of: &Operands| {
         let changed = of.changed(N)?;
         call(of.first(), &changed)?;

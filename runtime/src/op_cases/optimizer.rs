@@ -4,12 +4,7 @@ use super::op_case::{OpCase, Operands, Results, Source, accumulated, case, writa
 use crate::ops::{self, AdamW, AdamWOperands, StepScalars};
 use crate::{RegionKey, Result, Tensor};
 
-const CONSTANTS: AdamW = AdamW {
-    beta1: 0.9,
-    beta2: 0.99,
-    eps: 1e-8,
-    weight_decay: 0.1,
-};
+const CONSTANTS: AdamW = AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1 };
 
 /// One step of `count` parameters of `shape`, rounded at random if `rounding` is a key.
 pub fn adamw(
@@ -36,39 +31,26 @@ pub fn adamw(
 
 fn step(of: &Operands, count: usize, rounding: Option<&RegionKey>) -> Result<Vec<Tensor>> {
     let changed = |at: usize| -> Result<[Tensor; 3]> {
-        Ok([
-            of.changed(4 * at)?,
-            of.changed(4 * at + 2)?,
-            of.changed(4 * at + 3)?,
-        ])
+        Ok([of.changed(4 * at)?, of.changed(4 * at + 2)?, of.changed(4 * at + 3)?])
     };
     let changed: Vec<[Tensor; 3]> = (0..count).map(changed).collect::<Result<_>>()?;
-    let parameters = changed
-        .iter()
-        .enumerate()
-        .map(|(at, changed)| AdamWOperands {
-            param: &changed[0],
-            gradient: &of.tensors[4 * at + 1],
-            exp_avg: &changed[1],
-            exp_avg_sq: &changed[2],
-            constants: CONSTANTS,
-            rounding,
-        });
+    let parameters = changed.iter().enumerate().map(|(at, changed)| AdamWOperands {
+        param: &changed[0],
+        gradient: &of.tensors[4 * at + 1],
+        exp_avg: &changed[1],
+        exp_avg_sq: &changed[2],
+        constants: CONSTANTS,
+        rounding,
+    });
     let scalars = &of.tensors[4 * count..];
-    let scalars = StepScalars {
-        learning_rate: &scalars[0],
-        step: &scalars[1],
-        scale: &scalars[2],
-    };
+    let scalars = StepScalars { learning_rate: &scalars[0], step: &scalars[1], scale: &scalars[2] };
     ops::adamw_step_many(&parameters.collect::<Vec<_>>(), scalars)?;
     Ok(changed.into_iter().flatten().collect())
 }
 
 /// The norm of gradients of these numbers of elements, and the scale that clips it.
 pub fn gradient_norm(source: &dyn Source, elements: &[usize]) -> Result<Vec<OpCase>> {
-    let gradients = elements
-        .iter()
-        .map(|count| source.numbers("gradient", &[*count]));
+    let gradients = elements.iter().map(|count| source.numbers("gradient", &[*count]));
     let gradients: Vec<Tensor> = gradients.collect::<Result<_>>()?;
     let [norm, weight] = [3.0f32, 1.5].map(|value| Tensor::scalar(source.device(), value));
     let (norm, weight) = (norm?, weight?);
@@ -76,12 +58,8 @@ pub fn gradient_norm(source: &dyn Source, elements: &[usize]) -> Result<Vec<OpCa
         OpCase::new("global_norm", gradients, |of| {
             Ok(ops::global_norm(&of.tensors.iter().collect::<Vec<_>>())?.list())
         }),
-        case("clip_scale", [&norm, &weight], |[norm, weight]| {
-            ops::clip_scale(norm, weight, 1.0)
-        }),
-        case("clip_scale", [&norm, &weight], |[norm, weight]| {
-            ops::clip_scale(norm, weight, 0.0)
-        })
-        .named("clip_scale, no limit"),
+        case("clip_scale", [&norm, &weight], |[norm, weight]| ops::clip_scale(norm, weight, 1.0)),
+        case("clip_scale", [&norm, &weight], |[norm, weight]| ops::clip_scale(norm, weight, 0.0))
+            .named("clip_scale, no limit"),
     ])
 }

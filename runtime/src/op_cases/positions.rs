@@ -26,17 +26,13 @@ pub fn positions(
         case("rope_tables", [&at, &frequencies], |[at, frequencies]| {
             ops::rope_tables(at, frequencies, 1.0)
         }),
-        case("rope", [&x, &cos, &sin], move |[x, cos, sin]| {
-            ops::rope(x, cos, sin, style)
-        }),
+        case("rope", [&x, &cos, &sin], move |[x, cos, sin]| ops::rope(x, cos, sin, style)),
         case("rope_grad", [&dy, &cos, &sin], move |[dy, cos, sin]| {
             ops::rope_grad(dy, cos, sin, style)
         }),
-        case(
-            "rms_norm_rope",
-            [&x, &w, &cos, &sin],
-            move |[x, w, cos, sin]| ops::rms_norm_rope(x, w, cos, sin, style, EPS),
-        ),
+        case("rms_norm_rope", [&x, &w, &cos, &sin], move |[x, w, cos, sin]| {
+            ops::rms_norm_rope(x, w, cos, sin, style, EPS)
+        }),
         case(
             "rms_norm_rope_grad_input",
             [&dy, &x, &w, &inv_rms, &cos, &sin],

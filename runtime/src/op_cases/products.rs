@@ -15,9 +15,7 @@ pub fn linear(
     let sum = source.sums("dw", &[outputs, inputs])?;
     Ok(vec![
         case("linear", [&x, &w], |[x, w]| ops::linear(x, w)),
-        case("linear_grad_input", [&dy, &w], |[dy, w]| {
-            ops::linear_grad_input(dy, w)
-        }),
+        case("linear_grad_input", [&dy, &w], |[dy, w]| ops::linear_grad_input(dy, w)),
         adding("linear_grad_weight_into", [&dy, &x], &sum, |[dy, x], dw| {
             ops::linear_grad_weight_into(dy, x, dw)
         }),
@@ -46,8 +44,6 @@ pub fn matmul(
     let sum = source.sums("c", &[batch, &[m, n]].concat())?;
     Ok(vec![
         case("matmul", [&a, &b], |[a, b]| ops::matmul(a, b)),
-        adding("matmul_into", [&a, &b], &sum, |[a, b], c| {
-            ops::matmul_into(a, b, c)
-        }),
+        adding("matmul_into", [&a, &b], &sum, |[a, b], c| ops::matmul_into(a, b, c)),
     ])
 }

@@ -16,12 +16,8 @@ pub fn random(source: &dyn Source, shape: &[usize], key: &RegionKey) -> Result<V
     let draws: [(&str, Draw); 4] = [
         ("dropout", |x, key| ops::dropout(x, key, 0.5)),
         ("dropout_grad", |dy, key| ops::dropout_grad(dy, key, 0.5)),
-        ("dropout_mask", |x, key| {
-            ops::dropout_mask(x.device(), x.shape(), key, 0.5)
-        }),
-        ("normal", |x, key| {
-            ops::normal(x.device(), x.shape(), x.dtype(), key, 0.0, 1.0)
-        }),
+        ("dropout_mask", |x, key| ops::dropout_mask(x.device(), x.shape(), key, 0.5)),
+        ("normal", |x, key| ops::normal(x.device(), x.shape(), x.dtype(), key, 0.0, 1.0)),
     ];
     let whole = *x.shape();
     let fills = fills.map(|(name, fill)| {

@@ -10,37 +10,25 @@ pub fn norms(source: &dyn Source, rows: &[usize], features: usize) -> Result<Vec
     let shape = [rows, &[features]].concat();
     let [x, dy, added] = ["x", "dy", "added"].map(|name| source.numbers(name, &shape));
     let (x, dy, added) = (x?, dy?, added?);
-    let (w, b) = (
-        source.positive("w", &[features])?,
-        source.numbers("b", &[features])?,
-    );
+    let (w, b) = (source.positive("w", &[features])?, source.numbers("b", &[features])?);
     let sum = source.sums("dw", &[features])?;
     let (_, inv_rms) = ops::rms_norm(&x, &w, EPS)?;
     let (_, mean, inv_std) = ops::layer_norm(&x, &w, &b, EPS)?;
     Ok(vec![
         case("rms_norm", [&x, &w], |[x, w]| ops::rms_norm(x, w, EPS)),
-        case(
-            "rms_norm_grad_input",
-            [&dy, &x, &w, &inv_rms],
-            |[dy, x, w, inv_rms]| ops::rms_norm_grad_input(dy, x, w, inv_rms),
-        ),
-        adding(
-            "rms_norm_grad_weight_into",
-            [&dy, &x, &inv_rms],
-            &sum,
-            |[dy, x, inv_rms], dw| ops::rms_norm_grad_weight_into(dy, x, inv_rms, dw),
-        ),
-        case("add_rms_norm", [&x, &added, &w], |[x, added, w]| {
-            ops::add_rms_norm(x, added, w, EPS)
+        case("rms_norm_grad_input", [&dy, &x, &w, &inv_rms], |[dy, x, w, inv_rms]| {
+            ops::rms_norm_grad_input(dy, x, w, inv_rms)
         }),
+        adding("rms_norm_grad_weight_into", [&dy, &x, &inv_rms], &sum, |[dy, x, inv_rms], dw| {
+            ops::rms_norm_grad_weight_into(dy, x, inv_rms, dw)
+        }),
+        case("add_rms_norm", [&x, &added, &w], |[x, added, w]| ops::add_rms_norm(x, added, w, EPS)),
         case(
             "add_rms_norm_grad_input",
             [&added, &dy, &x, &w, &inv_rms],
             |[dsum, dy, sum, w, inv_rms]| ops::add_rms_norm_grad_input(dsum, dy, sum, w, inv_rms),
         ),
-        case("layer_norm", [&x, &w, &b], |[x, w, b]| {
-            ops::layer_norm(x, w, b, EPS)
-        }),
+        case("layer_norm", [&x, &w, &b], |[x, w, b]| ops::layer_norm(x, w, b, EPS)),
         case(
             "layer_norm_grad_input",
             [&dy, &x, &w, &mean, &inv_std],
@@ -61,13 +49,9 @@ pub fn softmaxes(source: &dyn Source, shape: &[usize]) -> Result<Vec<OpCase>> {
     let (y, log_y) = (ops::softmax(&x)?, ops::log_softmax(&x)?);
     Ok(vec![
         case("softmax", [&x], |[x]| ops::softmax(x)),
-        case("softmax_grad", [&y, &dy], |[y, dy]| {
-            ops::softmax_grad(y, dy)
-        }),
+        case("softmax_grad", [&y, &dy], |[y, dy]| ops::softmax_grad(y, dy)),
         case("log_softmax", [&x], |[x]| ops::log_softmax(x)),
-        case("log_softmax_grad", [&log_y, &dy], |[y, dy]| {
-            ops::log_softmax_grad(y, dy)
-        }),
+        case("log_softmax_grad", [&log_y, &dy], |[y, dy]| ops::log_softmax_grad(y, dy)),
     ])
 }
 
@@ -77,9 +61,7 @@ pub fn swiglu(source: &dyn Source, rows: usize, features: usize) -> Result<Vec<O
     let dy = source.numbers("dgated", &[rows, features])?;
     Ok(vec![
         case("swiglu", [&gate_up], |[gate_up]| ops::swiglu(gate_up)),
-        case("swiglu_grad", [&gate_up, &dy], |[gate_up, dy]| {
-            ops::swiglu_grad(gate_up, dy)
-        }),
+        case("swiglu_grad", [&gate_up, &dy], |[gate_up, dy]| ops::swiglu_grad(gate_up, dy)),
     ])
 }
 
@@ -107,12 +89,8 @@ pub fn reductions(
     dims: &'static [isize],
 ) -> Result<Vec<OpCase>> {
     type Op = fn(&Tensor, &[isize]) -> Result<Tensor>;
-    let table: [(&str, Op); 4] = [
-        ("sum", ops::sum),
-        ("mean", ops::mean),
-        ("max", ops::max),
-        ("min", ops::min),
-    ];
+    let table: [(&str, Op); 4] =
+        [("sum", ops::sum), ("mean", ops::mean), ("max", ops::max), ("min", ops::min)];
     let x = source.numbers("x", shape)?;
     let cases = table.map(|(name, op)| case(name, [&x], move |[x]| op(x, dims)));
     Ok(cases.into())

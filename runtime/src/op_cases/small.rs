@@ -80,10 +80,6 @@ fn experts(source: &dyn Source) -> Result<Vec<OpCase>> {
     let extents = [5, 3, 2];
     let mut cases = routing(source, extents)?;
     cases.extend(permutation(source, extents, 4)?);
-    cases.extend(grouped(
-        source,
-        &expert_offsets(source, extents)?,
-        [10, 4, 6],
-    )?);
+    cases.extend(grouped(source, &expert_offsets(source, extents)?, [10, 4, 6])?);
     Ok(cases)
 }

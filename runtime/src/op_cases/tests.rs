@@ -49,11 +49,7 @@ fn every_op_has_a_case_that_runs_it() {
     let covered = cases.iter().filter(|case| {
         let is_op = signatures.contains(case.op);
         let ops = traced(case, &source.0);
-        assert!(
-            !is_op || ops.contains(&case.op),
-            "{} ran {ops:?}",
-            case.name
-        );
+        assert!(!is_op || ops.contains(&case.op), "{} ran {ops:?}", case.name);
         is_op
     });
     let covered: BTreeSet<&str> = covered.map(|case| case.op).collect();
@@ -77,10 +73,7 @@ fn calls_that_write_copies_do_not_change_the_operands() {
         let call = || {
             let results = case.run(&case.whole(Written::Copies)).unwrap();
             let values = |x: &Tensor| ops::cast(x, DType::F64)?.to_vec::<f64>();
-            results
-                .iter()
-                .map(|x| values(x).unwrap())
-                .collect::<Vec<_>>()
+            results.iter().map(|x| values(x).unwrap()).collect::<Vec<_>>()
         };
         assert_eq!(call(), call(), "{}", case.name);
     }

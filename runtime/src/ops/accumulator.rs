@@ -80,15 +80,9 @@ impl Accumulator {
                 "{buffer} cannot be a buffer for sums of shape {of}, of which this rank's part has shape \
                  {own}; pass a buffer of that shape, with this sharding or none"
             );
-            return Err(Error::Argument {
-                op: "accumulator",
-                problem,
-            });
+            return Err(Error::Argument { op: "accumulator", problem });
         }
-        Ok(Accumulator {
-            shape: Some(shape),
-            ..self
-        })
+        Ok(Accumulator { shape: Some(shape), ..self })
     }
 
     /// An empty accumulator of another dtype for the same sums.
@@ -228,10 +222,7 @@ mod tests {
         let mut sum = Accumulator::new(&device, Shape::new(&[2]).unwrap(), DType::F32).unwrap();
         for round in 1..3 {
             ops::add_into(&x, &mut sum).unwrap();
-            assert_eq!(
-                sum.total().unwrap().to_vec::<f32>().unwrap(),
-                [3.0 * round as f32; 2]
-            );
+            assert_eq!(sum.total().unwrap().to_vec::<f32>().unwrap(), [3.0 * round as f32; 2]);
         }
         sum.clear();
         assert_eq!(sum.total().unwrap().to_vec::<f32>().unwrap(), [0.0; 2]);

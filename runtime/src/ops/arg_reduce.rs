@@ -11,11 +11,8 @@ use crate::{Error, Result, Shape, Signature, Tensor, for_float};
 
 static ARGMAX: Signature = Signature::new("argmax", "x: F[*] -> indices: i64[*]", 1);
 static ARGMIN: Signature = Signature::new("argmin", "x: F[*] -> indices: i64[*]", 1);
-static TOP_K: Signature = Signature::new(
-    "top_k",
-    "x: F[.. n!] -> values: F[.. k], indices: i64[.. k]",
-    0,
-);
+static TOP_K: Signature =
+    Signature::new("top_k", "x: F[.. n!] -> values: F[.. k], indices: i64[.. k]", 0);
 
 pub(super) static SIGNATURES: &[&Signature] = &[&ARGMAX, &ARGMIN, &TOP_K];
 
@@ -54,10 +51,7 @@ fn first_best(
     let columns = x.shape()[dim];
     if columns == 0 {
         let problem = format!("dim {dim} of shape {} is empty", x.shape());
-        return Err(Error::Argument {
-            op: call.name(),
-            problem,
-        });
+        return Err(Error::Argument { op: call.name(), problem });
     }
 
     let kept: Vec<usize> = (0..x.shape().len()).filter(|at| *at != dim).collect();
@@ -98,10 +92,7 @@ pub fn top_k(x: &Tensor, k: usize) -> Result<(Tensor, Tensor)> {
     let columns = call.extent("n");
     if k == 0 || k > columns {
         let problem = format!("k = {k} is not in 1..={columns}, the extent of the last dim");
-        return Err(Error::Argument {
-            op: call.name(),
-            problem,
-        });
+        return Err(Error::Argument { op: call.name(), problem });
     }
 
     call.set_extent("k", k);
@@ -129,9 +120,7 @@ mod tests {
 
     fn coarse(device: &Device, shape: &[usize], dtype: DType) -> Tensor {
         let count: usize = shape.iter().product();
-        let values: Vec<f64> = (0..count)
-            .map(|i| ((i * i * 31 + i) % 97) as f64 - 48.0)
-            .collect();
+        let values: Vec<f64> = (0..count).map(|i| ((i * i * 31 + i) % 97) as f64 - 48.0).collect();
         ops::cast(&Tensor::from_slice(device, shape, &values).unwrap(), dtype).unwrap()
     }
 
@@ -149,31 +138,20 @@ mod tests {
                     if extent == 0 {
                         continue;
                     }
-                    let (high, low) = (
-                        argmax(&x, dim as isize).unwrap(),
-                        argmin(&x, dim as isize).unwrap(),
-                    );
+                    let (high, low) =
+                        (argmax(&x, dim as isize).unwrap(), argmin(&x, dim as isize).unwrap());
                     let last = x.transpose(dim as isize, -1).unwrap();
                     let swapped = |indices: &Tensor| {
-                        let indices = indices
-                            .unsqueeze(dim)
-                            .unwrap()
-                            .transpose(dim as isize, -1)
-                            .unwrap();
+                        let indices =
+                            indices.unsqueeze(dim).unwrap().transpose(dim as isize, -1).unwrap();
                         indices.to_vec::<i64>().unwrap()
                     };
                     let (high, low) = (swapped(&high), swapped(&low));
                     for (at, row) in values(&last).chunks(extent).enumerate() {
                         let most = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                         let least = row.iter().copied().fold(f64::INFINITY, f64::min);
-                        assert_eq!(
-                            high[at] as usize,
-                            row.iter().position(|x| *x == most).unwrap()
-                        );
-                        assert_eq!(
-                            low[at] as usize,
-                            row.iter().position(|x| *x == least).unwrap()
-                        );
+                        assert_eq!(high[at] as usize, row.iter().position(|x| *x == most).unwrap());
+                        assert_eq!(low[at] as usize, row.iter().position(|x| *x == least).unwrap());
                     }
                 }
             }
@@ -199,16 +177,10 @@ mod tests {
     fn top_k_is_the_prefix_of_a_stable_sort() {
         let device = Device::cpu();
         for dtype in [DType::F64, DType::F32, DType::BF16] {
-            for (rows, columns, k) in [
-                (0, 3, 1),
-                (1, 1, 1),
-                (3, 17, 17),
-                (70, 300, 5),
-                (2, 700, 200),
-            ] {
-                let x = coarse(&device, &[columns, rows], dtype)
-                    .transpose(0, 1)
-                    .unwrap();
+            for (rows, columns, k) in
+                [(0, 3, 1), (1, 1, 1), (3, 17, 17), (70, 300, 5), (2, 700, 200)]
+            {
+                let x = coarse(&device, &[columns, rows], dtype).transpose(0, 1).unwrap();
                 let (top, indices) = top_k(&x, k).unwrap();
                 let (top, indices) = (values(&top), indices.to_vec::<i64>().unwrap());
                 for (at, row) in values(&x).chunks(columns).enumerate() {

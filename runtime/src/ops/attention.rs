@@ -174,12 +174,7 @@ pub fn attention_grad(
     scale: f64,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let call = ATTENTION_GRAD.call(&[q, k, v, out, lse, dout])?;
-    let gradient = Gradient {
-        attention: [q, k, v],
-        results: [out, lse],
-        dout,
-        dlse: None,
-    };
+    let gradient = Gradient { attention: [q, k, v], results: [out, lse], dout, dlse: None };
     gradient.compute(&ATTENTION_GRAD, call, mask, scale)
 }
 
@@ -204,12 +199,7 @@ pub fn attention_lse_grad(
     scale: f64,
 ) -> Result<(Tensor, Tensor, Tensor)> {
     let call = ATTENTION_LSE_GRAD.call(&[q, k, v, out, lse, dout, dlse])?;
-    let gradient = Gradient {
-        attention: [q, k, v],
-        results: [out, lse],
-        dout,
-        dlse: Some(dlse),
-    };
+    let gradient = Gradient { attention: [q, k, v], results: [out, lse], dout, dlse: Some(dlse) };
     gradient.compute(&ATTENTION_LSE_GRAD, call, mask, scale)
 }
 
@@ -261,11 +251,7 @@ impl Gradient<'_> {
             dks.push(dk);
             dvs.push(dv);
         }
-        Ok((
-            joined(&call, 0, &dqs, 1)?,
-            summed(&call, 1, &dks)?,
-            summed(&call, 2, &dvs)?,
-        ))
+        Ok((joined(&call, 0, &dqs, 1)?, summed(&call, 1, &dks)?, summed(&call, 2, &dvs)?))
     }
 
     /// The gradients for queries that follow each other, of which the first one has index `first`.
@@ -364,11 +350,7 @@ fn shape_of(op: &'static str, [q, k, v]: [&Tensor; 3], first_query: usize) -> Re
     let (of_q, of_k) = (q.shape(), k.shape());
     let (heads, kv_heads) = (of_q[2], of_k[2]);
     // A rank may have no heads.
-    let shared = if kv_heads == 0 {
-        heads == 0
-    } else {
-        heads % kv_heads == 0
-    };
+    let shared = if kv_heads == 0 { heads == 0 } else { heads % kv_heads == 0 };
     if !shared {
         let problem = format!("{heads} query heads are not a multiple of {kv_heads} key heads");
         return Err(Error::Argument { op, problem });
@@ -400,41 +382,27 @@ fn dense_rows(x: &Tensor) -> Result<Tensor> {
 fn rows<'a, T: Element>(x: &Tensor, elements: &'a [T]) -> Rows<'a, T> {
     let strides = x.layout().strides();
     let stride = |dim: usize| strides[dim] as usize;
-    Rows {
-        data: elements,
-        offset: x.layout().offset(),
-        strides: [stride(0), stride(1), stride(2)],
-    }
+    Rows { data: elements, offset: x.layout().offset(), strides: [stride(0), stride(1), stride(2)] }
 }
 
 /// The values of [`AttentionSequences`] on the host.
 enum ReadSequences {
-    Rows {
-        q_offset: Vec<usize>,
-        k_len: Vec<usize>,
-    },
-    Packed {
-        cu_seqlens_q: Vec<i64>,
-        cu_seqlens_k: Vec<i64>,
-    },
+    Rows { q_offset: Vec<usize>, k_len: Vec<usize> },
+    Packed { cu_seqlens_q: Vec<i64>, cu_seqlens_k: Vec<i64> },
 }
 
 impl ReadSequences {
     fn new(op: &'static str, sequences: &AttentionSequences, keys: usize) -> Result<ReadSequences> {
         let read = |tensor| crate::ops::cast(tensor, DType::I64)?.to_vec::<i64>();
         Ok(match sequences {
-            AttentionSequences::Rows => ReadSequences::Rows {
-                q_offset: vec![0],
-                k_len: vec![keys],
-            },
+            AttentionSequences::Rows => {
+                ReadSequences::Rows { q_offset: vec![0], k_len: vec![keys] }
+            }
             AttentionSequences::Cached { q_offset, k_len } => ReadSequences::Rows {
                 q_offset: not_negative(op, "q_offset", read(q_offset)?)?,
                 k_len: not_negative(op, "k_len", read(k_len)?)?,
             },
-            AttentionSequences::Packed {
-                cu_seqlens_q,
-                cu_seqlens_k,
-            } => ReadSequences::Packed {
+            AttentionSequences::Packed { cu_seqlens_q, cu_seqlens_k } => ReadSequences::Packed {
                 cu_seqlens_q: read(cu_seqlens_q)?,
                 cu_seqlens_k: read(cu_seqlens_k)?,
             },
@@ -444,28 +412,19 @@ impl ReadSequences {
     fn mask(&self, mask: &AttentionMask) -> Mask<'_> {
         let sequences = match self {
             ReadSequences::Rows { q_offset, k_len } => Sequences::Rows { q_offset, k_len },
-            ReadSequences::Packed {
-                cu_seqlens_q,
-                cu_seqlens_k,
-            } => Sequences::Packed {
+            ReadSequences::Packed { cu_seqlens_q, cu_seqlens_k } => Sequences::Packed {
                 cu_seqlens_q: Offsets(cu_seqlens_q),
                 cu_seqlens_k: Offsets(cu_seqlens_k),
             },
         };
-        Mask {
-            causal: mask.causal,
-            window: mask.window,
-            sequences,
-        }
+        Mask { causal: mask.causal, window: mask.window, sequences }
     }
 }
 
 fn not_negative(op: &'static str, name: &str, values: Vec<i64>) -> Result<Vec<usize>> {
     let convert = |value: i64| {
         let problem = format!("`{name}` is {value}; positions and lengths must not be negative");
-        value
-            .try_into()
-            .map_err(|_| Error::Argument { op, problem })
+        value.try_into().map_err(|_| Error::Argument { op, problem })
     };
     values.into_iter().map(convert).collect()
 }
@@ -491,9 +450,7 @@ mod tests {
             for head in 0..h {
                 let kv = head / (h / g);
                 let score = |j: usize| -> f64 {
-                    (0..d)
-                        .map(|x| q[(i * h + head) * d + x] * k[(j * g + kv) * d + x])
-                        .sum()
+                    (0..d).map(|x| q[(i * h + head) * d + x] * k[(j * g + kv) * d + x]).sum()
                 };
                 let keys: Vec<usize> = (0..s).filter(|j| seen(i, *j)).collect();
                 let total: f64 = keys.iter().map(|j| (0.5 * score(*j)).exp()).sum();
@@ -530,32 +487,15 @@ mod tests {
     #[test]
     fn cached_keys() {
         let device = Device::cpu();
-        let (q, k) = (
-            numbered(&device, &[1, 2, 2, 3], 0.3),
-            numbered(&device, &[1, 9, 1, 3], 0.7),
-        );
+        let (q, k) = (numbered(&device, &[1, 2, 2, 3], 0.3), numbered(&device, &[1, 9, 1, 3], 0.7));
         let of = |value: i64| Tensor::from_slice(&device, &[1], &[value]).unwrap();
-        let sequences = AttentionSequences::Cached {
-            q_offset: of(4),
-            k_len: of(6),
-        };
-        let mask = AttentionMask {
-            causal: true,
-            window: Some(3),
-            sequences,
-        };
+        let sequences = AttentionSequences::Cached { q_offset: of(4), k_len: of(6) };
+        let mask = AttentionMask { causal: true, window: Some(3), sequences };
         let (out, _) = attention(&q, &k, &k, &mask, 0.5).unwrap();
         assert_close(&out, &naive(&q, &k, &k, |i, j| j <= i + 4 && j + 3 > i + 4));
 
-        let sequences = AttentionSequences::Cached {
-            q_offset: of(-1),
-            k_len: of(6),
-        };
-        let mask = AttentionMask {
-            causal: true,
-            window: None,
-            sequences,
-        };
+        let sequences = AttentionSequences::Cached { q_offset: of(-1), k_len: of(6) };
+        let mask = AttentionMask { causal: true, window: None, sequences };
         let problem = "`q_offset` is -1; positions and lengths must not be negative";
         let error = attention(&q, &k, &k, &mask, 0.5).unwrap_err();
         assert_eq!(error.to_string(), format!("attention: {problem}"));
@@ -569,36 +509,19 @@ mod tests {
         let device = Device::cpu();
         let x = numbered(&device, &[1, 7, 2, 3], 0.3);
         let offsets = Tensor::from_slice(&device, &[4], &[0i32, 3, 3, 7]).unwrap();
-        let sequences = AttentionSequences::Packed {
-            cu_seqlens_q: offsets.clone(),
-            cu_seqlens_k: offsets,
-        };
-        let mask = AttentionMask {
-            causal: true,
-            window: None,
-            sequences,
-        };
+        let sequences =
+            AttentionSequences::Packed { cu_seqlens_q: offsets.clone(), cu_seqlens_k: offsets };
+        let mask = AttentionMask { causal: true, window: None, sequences };
         let (out, _) = attention(&x, &x, &x, &mask, 0.5).unwrap();
-        assert_close(
-            &out,
-            &naive(&x, &x, &x, |i, j| j <= i && (i < 3) == (j < 3)),
-        );
+        assert_close(&out, &naive(&x, &x, &x, |i, j| j <= i && (i < 3) == (j < 3)));
     }
 
     #[test]
     fn heads_must_divide() {
         let device = Device::cpu();
-        let (q, k) = (
-            numbered(&device, &[1, 2, 3, 4], 0.3),
-            numbered(&device, &[1, 2, 2, 4], 0.7),
-        );
-        let error = attention(&q, &k, &k, &AttentionMask::causal(), 1.0)
-            .err()
-            .unwrap();
-        assert_eq!(
-            error.to_string(),
-            "attention: 3 query heads are not a multiple of 2 key heads"
-        );
+        let (q, k) = (numbered(&device, &[1, 2, 3, 4], 0.3), numbered(&device, &[1, 2, 2, 4], 0.7));
+        let error = attention(&q, &k, &k, &AttentionMask::causal(), 1.0).err().unwrap();
+        assert_eq!(error.to_string(), "attention: 3 query heads are not a multiple of 2 key heads");
     }
 
     /// A meta device counts the same FLOPs and peak memory as the CPU. Masked pairs do not count.

@@ -303,10 +303,7 @@ fn check_bounds(low: f64, high: f64) -> Result<()> {
         true => Ok(()),
         false => {
             let problem = format!("low = {low} is above high = {high}");
-            Err(Error::Argument {
-                op: "clamp",
-                problem,
-            })
+            Err(Error::Argument { op: "clamp", problem })
         }
     }
 }
@@ -315,12 +312,9 @@ fn broadcast_pair(a: &Tensor, b: &Tensor, shape: &[usize]) -> Result<(Tensor, Te
     Ok((a.local_broadcast_to(shape)?, b.local_broadcast_to(shape)?))
 }
 
-static WHERE: Signature = Signature::new(
-    "where_",
-    "condition: bool[~], a: T[~], b: T[~] -> y: T[~]",
-    0,
-)
-.linear_in(&["a + b"]);
+static WHERE: Signature =
+    Signature::new("where_", "condition: bool[~], a: T[~], b: T[~] -> y: T[~]", 0)
+        .linear_in(&["a + b"]);
 
 /// `a` where `condition` is true, else `b`.
 ///
@@ -347,19 +341,8 @@ pub fn where_(condition: &Tensor, a: &Tensor, b: &Tensor) -> Result<Tensor> {
 }
 
 pub(super) fn signatures() -> Vec<&'static Signature> {
-    [
-        ARITHMETIC,
-        COMPARISONS,
-        &[
-            &MAXIMUM_GRAD,
-            &AFFINE,
-            &ADD_INTO,
-            &CLAMP,
-            &CLAMP_GRAD,
-            &WHERE,
-        ],
-    ]
-    .concat()
+    [ARITHMETIC, COMPARISONS, &[&MAXIMUM_GRAD, &AFFINE, &ADD_INTO, &CLAMP, &CLAMP_GRAD, &WHERE]]
+        .concat()
 }
 
 #[cfg(test)]
@@ -382,9 +365,7 @@ mod tests {
         let dims = prop::collection::vec((0usize..4, 0u8..4), 0..5);
         (dims, 0usize..3).prop_map(|(dims, cut)| {
             let of = |ones: u8| {
-                dims.iter()
-                    .map(|(n, kind)| if *kind == ones { 1 } else { *n })
-                    .collect()
+                dims.iter().map(|(n, kind)| if *kind == ones { 1 } else { *n }).collect()
             };
             let (a, b): (Vec<usize>, Vec<usize>) = (of(1), of(2));
             let cut = cut.min(b.len());
@@ -435,10 +416,7 @@ mod tests {
         let largest = maximum(&a, &b).unwrap().to_vec::<f32>().unwrap();
         assert!(largest[0].is_nan() && largest[1].is_nan());
         assert_eq!(&largest[2..], &[5.0, 3.0]);
-        assert_eq!(
-            maximum_grad(&a, &b).unwrap().to_vec::<f32>().unwrap()[2..],
-            [0.0, 0.5]
-        );
+        assert_eq!(maximum_grad(&a, &b).unwrap().to_vec::<f32>().unwrap()[2..], [0.0, 0.5]);
     }
 
     #[test]
@@ -460,13 +438,7 @@ mod tests {
         let zero = Tensor::scalar(&device, 0.0f32).unwrap();
         let positive = where_(&gt(&x, &zero).unwrap(), &x, &zero).unwrap();
         assert_eq!(positive.to_vec::<f32>().unwrap(), [0.0, 0.5, 9.0]);
-        assert_eq!(
-            clamp(&x, -1.0, 1.0).unwrap().to_vec::<f32>().unwrap(),
-            [-1.0, 0.5, 1.0]
-        );
-        assert!(matches!(
-            clamp(&x, 1.0, -1.0),
-            Err(Error::Argument { op: "clamp", .. })
-        ));
+        assert_eq!(clamp(&x, -1.0, 1.0).unwrap().to_vec::<f32>().unwrap(), [-1.0, 0.5, 1.0]);
+        assert!(matches!(clamp(&x, 1.0, -1.0), Err(Error::Argument { op: "clamp", .. })));
     }
 }

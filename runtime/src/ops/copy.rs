@@ -21,20 +21,11 @@ static COPY_INTO: Signature =
 static FILL_INTO: Signature = Signature::new("fill_into", "into: T[..] -> into: T[..]", 0);
 static SLICE_GRAD: Signature =
     Signature::new("slice_grad", "dy: T[*] -> dx: T[*]", 0).linear_in(&["dy"]);
-static COPY_AT_INTO: Signature = Signature::new(
-    "copy_at_into",
-    "x: T[*], into: T[*], at: i64[1] -> into: T[*]",
-    0,
-);
+static COPY_AT_INTO: Signature =
+    Signature::new("copy_at_into", "x: T[*], into: T[*], at: i64[1] -> into: T[*]", 0);
 
-pub(super) static SIGNATURES: &[&Signature] = &[
-    &CONTIGUOUS,
-    &CAST,
-    &COPY_INTO,
-    &FILL_INTO,
-    &SLICE_GRAD,
-    &COPY_AT_INTO,
-];
+pub(super) static SIGNATURES: &[&Signature] =
+    &[&CONTIGUOUS, &CAST, &COPY_INTO, &FILL_INTO, &SLICE_GRAD, &COPY_AT_INTO];
 
 /// A tensor of `shape` filled with `value`, rounded to `dtype`.
 ///

@@ -54,13 +54,8 @@ static CROSS_ENTROPY_SUM: Signature = Signature::new(
     2,
 );
 
-pub(super) static SIGNATURES: &[&Signature] = &[
-    &LINEAR_CROSS_ENTROPY,
-    &GRAD_INPUT,
-    &GRAD_WEIGHT_INTO,
-    &GRAD_BOTH_INTO,
-    &CROSS_ENTROPY_SUM,
-];
+pub(super) static SIGNATURES: &[&Signature] =
+    &[&LINEAR_CROSS_ENTROPY, &GRAD_INPUT, &GRAD_WEIGHT_INTO, &GRAD_BOTH_INTO, &CROSS_ENTROPY_SUM];
 
 /// Statistics of the logits x w^T of this shard, per row: the maximum, the sum of e^(logit - max),
 /// and the logit of the label (0 if the label is in another shard or ignored). Returns (max,
@@ -229,19 +224,10 @@ fn gradients(
     let (x, w) = (ops::contiguous(x)?, ops::contiguous(w)?);
     let (lse, dloss) = (ops::contiguous(lse)?, ops::contiguous(dloss)?);
     let labels = label_list(targets.labels)?;
-    let range = dw
-        .as_ref()
-        .map(|dw| dw.buffer().contiguous_range(call.name()))
-        .transpose()?;
+    let range = dw.as_ref().map(|dw| dw.buffer().contiguous_range(call.name())).transpose()?;
     if call.device().is_gpu() {
-        let gradients = launch::Gradients {
-            x: &x,
-            w: &w,
-            labels: &labels,
-            lse: &lse,
-            dloss: &dloss,
-            targets,
-        };
+        let gradients =
+            launch::Gradients { x: &x, w: &w, labels: &labels, lse: &lse, dloss: &dloss, targets };
         let into = dw.as_ref().map(|dw| (dw.buffer(), dw.is_empty()));
         call.launch(|gpu| gradients.launch(gpu, call, dx.as_deref(), into))?;
         return dw.map_or(Ok(()), |dw| dw.filled_by(call));
@@ -290,11 +276,7 @@ fn label_list(labels: &Tensor) -> Result<Tensor> {
 }
 
 fn tiles_of(call: &Call) -> Tiles {
-    Tiles {
-        rows: call.rows(),
-        classes: call.extent("v"),
-        features: call.extent("d"),
-    }
+    Tiles { rows: call.rows(), classes: call.extent("v"), features: call.extent("d") }
 }
 
 /// Checks that the classes of `w` are in the vocabulary and, if `w` is sharded, fit its sharding.
@@ -309,10 +291,7 @@ fn check_shard(call: &Call, w: &Tensor, targets: Targets<'_>) -> Result<()> {
                 "vocab_start = {} and vocab_total = {}, but the sharding of `w` gives {start} and {total}",
                 targets.vocab_start, targets.vocab_total
             );
-            return Err(Error::Argument {
-                op: call.name(),
-                problem,
-            });
+            return Err(Error::Argument { op: call.name(), problem });
         }
     }
     let (start, classes) = (targets.vocab_start, call.extent("v"));
@@ -323,8 +302,5 @@ fn check_shard(call: &Call, w: &Tensor, targets: Targets<'_>) -> Result<()> {
     let problem = format!(
         "w has {classes} classes from vocab_start = {start} on, which exceeds vocab_total = {total}"
     );
-    Err(Error::Argument {
-        op: call.name(),
-        problem,
-    })
+    Err(Error::Argument { op: call.name(), problem })
 }

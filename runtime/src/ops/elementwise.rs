@@ -57,10 +57,7 @@ pub fn map<const N: usize>(
             y.dtype(),
             y.shape()
         );
-        return Err(Error::Argument {
-            op: call.name(),
-            problem,
-        });
+        return Err(Error::Argument { op: call.name(), problem });
     }
     run(call, f, inputs, y, |y| cpu::map(f, inputs, y))
 }

@@ -88,10 +88,8 @@ pub fn embedding_grad_into(dy: &Tensor, ids: &Tensor, dtable: &mut Accumulator) 
             return dtable.filled_by(&call);
         }
         let ids = index_list(ids)?;
-        let mut order = call.workspace(
-            kernels::position_workspace(table_rows, ids.elements()),
-            DType::I64,
-        )?;
+        let mut order =
+            call.workspace(kernels::position_workspace(table_rows, ids.elements()), DType::I64)?;
         call.compute(|| {
             let workspace = order.slice()?;
             let order =

@@ -35,11 +35,8 @@ static GROUPED_MATMUL_GRAD_WEIGHT: Signature = Signature::new(
 )
 .linear_in(&["dy", "x"]);
 
-pub(super) static SIGNATURES: &[&Signature] = &[
-    &GROUPED_MATMUL_NT,
-    &GROUPED_MATMUL_GRAD_INPUT,
-    &GROUPED_MATMUL_GRAD_WEIGHT,
-];
+pub(super) static SIGNATURES: &[&Signature] =
+    &[&GROUPED_MATMUL_NT, &GROUPED_MATMUL_GRAD_INPUT, &GROUPED_MATMUL_GRAD_WEIGHT];
 
 /// y = x w_g^T for the rows of each group g: one linear layer per expert, with the weight layout of
 /// Hugging Face. Accumulated in f32 (f64 for f64) and rounded once.
@@ -58,10 +55,7 @@ pub fn grouped_matmul_nt(x: &Tensor, w: &Tensor, offsets: &Tensor) -> Result<Ten
     let (rows, width) = (call.extent("c"), call.extent("o"));
     let mut y = call.output(0)?;
     if call.device().is_gpu() {
-        let operands = [
-            &Matrices::row_major(x)?,
-            &Matrices::new(&w.local().transpose(1, 2)?)?,
-        ];
+        let operands = [&Matrices::row_major(x)?, &Matrices::new(&w.local().transpose(1, 2)?)?];
         call.launch(|gpu| {
             let y = Product::uninit(gpu, &y)?;
             launch::rows_by_group(gpu, operands, offsets, &y)
@@ -174,10 +168,7 @@ fn grouped(signature: &'static Signature, operands: &[&Tensor]) -> Result<Call> 
 fn check_groups(signature: &Signature, call: Call, operands: &[&Tensor]) -> Result<Call> {
     let (bounds, groups) = (call.extent("b"), call.extent("g"));
     if bounds != groups + 1 {
-        let problem = format!(
-            "`offsets` needs {} elements for {groups} groups",
-            groups + 1
-        );
+        let problem = format!("`offsets` needs {} elements for {groups} groups", groups + 1);
         return Err(signature.error(operands, problem));
     }
     let flops = 2 * call.extent("c") * call.extent("o") * call.extent("i");

@@ -33,13 +33,8 @@ static GATHER: Signature =
 static SCATTER_ADD: Signature =
     Signature::new("scatter_add", "src: F[..], index: I[..] -> y: F[*]", 0).linear_in(&["src"]);
 
-pub(super) static SIGNATURES: &[&Signature] = &[
-    &CONCAT,
-    &INDEX_SELECT,
-    &INDEX_SELECT_GRAD,
-    &GATHER,
-    &SCATTER_ADD,
-];
+pub(super) static SIGNATURES: &[&Signature] =
+    &[&CONCAT, &INDEX_SELECT, &INDEX_SELECT_GRAD, &GATHER, &SCATTER_ADD];
 
 /// Concatenates `tensors` along dim `dim`, which counts from the back when negative. Its gradient
 /// is [`split`].
@@ -55,39 +50,28 @@ pub(super) static SIGNATURES: &[&Signature] = &[
 pub fn concat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
     let Some(&first) = tensors.first() else {
         let problem = "needs at least one tensor".into();
-        return Err(Error::Argument {
-            op: CONCAT.name(),
-            problem,
-        });
+        return Err(Error::Argument { op: CONCAT.name(), problem });
     };
     let dim = first.dim(CONCAT.name(), dim)?;
     let mut extents = first.shape().to_vec();
     extents[dim] = 0;
     let blocks = first.is_sharded(dim)
-        && tensors
-            .iter()
-            .all(|x| x.global_shape().get(dim) == first.global_shape().get(dim));
+        && tensors.iter().all(|x| x.global_shape().get(dim) == first.global_shape().get(dim));
     let mut tag = None;
     for &other in tensors {
         let ndim = first.shape().len();
-        let call = CONCAT.call_with(
-            &[first, other],
-            &[dim, usize::from(blocks)],
-            || match blocks {
+        let call =
+            CONCAT.call_with(&[first, other], &[dim, usize::from(blocks)], || match blocks {
                 true => ShardingRule::stack(CONCAT.name(), 2, ndim, dim),
                 false => ShardingRule::concat(CONCAT.name(), 2, ndim, dim),
-            },
-        )?;
+            })?;
         extents[dim] += checked_extent(first, other, dim)?;
         if !blocks {
             tag = call.result_tag(0, &Shape::new(&extents)?)?;
         }
     }
     if blocks {
-        tag = first
-            .tag()
-            .map(|tag| views::in_blocks(tag, dim, tensors.len()))
-            .transpose()?;
+        tag = first.tag().map(|tag| views::in_blocks(tag, dim, tensors.len())).transpose()?;
     }
 
     let shape = Shape::new(&extents)?;
@@ -138,16 +122,11 @@ fn checked_extent(first: &Tensor, other: &Tensor, dim: usize) -> Result<usize> {
 /// [`Error::Sharding`].
 pub fn split(x: &Tensor, sizes: &[usize], dim: isize) -> Result<Vec<Tensor>> {
     let at = x.dim("split", dim)?;
-    let total = sizes
-        .iter()
-        .try_fold(0usize, |total, size| total.checked_add(*size));
+    let total = sizes.iter().try_fold(0usize, |total, size| total.checked_add(*size));
     let shape = x.global_shape();
     if total != Some(shape[at]) {
         let problem = format!("sizes {sizes:?} must sum to the extent of dim {at} of {shape}");
-        return Err(Error::Argument {
-            op: "split",
-            problem,
-        });
+        return Err(Error::Argument { op: "split", problem });
     }
 
     if let [size, ..] = sizes
@@ -248,10 +227,7 @@ pub fn index_select_grad_to(
     }
     let (extent, range) = (to.local()[dim], to.indices(call.name(), dim)?);
     if dy.shape()[dim] != ids.elements() {
-        let problem = format!(
-            "`dy` needs extent {} in dim {dim}, one per id",
-            ids.elements()
-        );
+        let problem = format!("`dy` needs extent {} in dim {dim}, one per id", ids.elements());
         return Err(INDEX_SELECT_GRAD.error(&[dy, ids], problem));
     }
     let shape = with_extent(dy.shape(), dim, extent)?;
@@ -359,14 +335,7 @@ pub fn scatter_add_to(
     let range = to.indices(call.name(), dim)?;
     let mut call = call.with_flops(src.elements() as u64);
     if call.device().is_gpu() {
-        let rows = Rows {
-            numbers: shape,
-            dim,
-            range,
-            outer: 1,
-            inner: 1,
-            every: true,
-        };
+        let rows = Rows { numbers: shape, dim, range, outer: 1, inner: 1, every: true };
         let (src, y) = (contiguous(src)?, call.output_of(shape, src.dtype())?);
         call.launch(|gpu| {
             let to = Target::uninit(gpu, &y)?;
@@ -379,11 +348,7 @@ pub fn scatter_add_to(
     let (src, index) = (contiguous(src)?, as_i64(index)?);
     call.compute(|| {
         let around = IndexedLayout::new(&crate::Layout::contiguous(shape, 0), dim, index.shape());
-        let slabs = if dim == 0 {
-            [1, 1]
-        } else {
-            [shape[0], index.shape()[0]]
-        };
+        let slabs = if dim == 0 { [1, 1] } else { [shape[0], index.shape()[0]] };
         let index = Flat::new(&index)?;
         let index = checked(&call, &index, range, shape[dim])?;
         for_float!(src.dtype(), T => {
@@ -426,10 +391,7 @@ fn check_fits(
 }
 
 fn indexed_dim(shape: &Shape, dim: usize) -> IndexedDim {
-    IndexedDim {
-        extent: shape[dim],
-        inner: shape[dim + 1..].iter().product(),
-    }
+    IndexedDim { extent: shape[dim], inner: shape[dim + 1..].iter().product() }
 }
 
 fn with_extent(shape: &Shape, dim: usize, extent: usize) -> Result<Shape> {
@@ -467,9 +429,7 @@ impl RoundedOnce {
     fn new(call: &mut Call, shape: Shape, dtype: DType) -> Result<RoundedOnce> {
         let (out, wide) = (call.output_of(shape, dtype)?, dtype.accumulator());
         let needed = wide != dtype;
-        let wide = needed
-            .then(|| call.workspace(shape.elements(), wide))
-            .transpose()?;
+        let wide = needed.then(|| call.workspace(shape.elements(), wide)).transpose()?;
         Ok(RoundedOnce { out, wide })
     }
 

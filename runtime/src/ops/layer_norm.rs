@@ -23,11 +23,8 @@ static LAYER_NORM_GRAD_WEIGHT_INTO: Signature = Signature::new(
 )
 .linear_in(&["dy"]);
 
-pub(super) static SIGNATURES: &[&Signature] = &[
-    &LAYER_NORM,
-    &LAYER_NORM_GRAD_INPUT,
-    &LAYER_NORM_GRAD_WEIGHT_INTO,
-];
+pub(super) static SIGNATURES: &[&Signature] =
+    &[&LAYER_NORM, &LAYER_NORM_GRAD_INPUT, &LAYER_NORM_GRAD_WEIGHT_INTO];
 
 /// Operands x, w, b; the numbers of a row are the mean and 1 / sqrt(variance + eps).
 struct Forward {
@@ -108,14 +105,7 @@ pub fn layer_norm(
     let mut y = call.output(0)?;
     let mut numbers = [call.output(1)?, call.output(2)?];
     let features = features(&call);
-    map_rows(
-        &call,
-        &Forward { features, eps },
-        [x, w, b],
-        [],
-        &mut y,
-        &mut numbers,
-    )?;
+    map_rows(&call, &Forward { features, eps }, [x, w, b], [], &mut y, &mut numbers)?;
     let [mean, inv_std] = numbers.map(|it| it.finish());
     Ok((y.finish(), mean, inv_std))
 }
@@ -139,14 +129,7 @@ pub fn layer_norm_grad_input(
     let mut call = LAYER_NORM_GRAD_INPUT.call(&[dy, x, w, mean, inv_std])?;
     let mut dx = call.output(0)?;
     let features = features(&call);
-    map_rows(
-        &call,
-        &GradInput { features },
-        [dy, x, w],
-        [mean, inv_std],
-        &mut dx,
-        &mut [],
-    )?;
+    map_rows(&call, &GradInput { features }, [dy, x, w], [mean, inv_std], &mut dx, &mut [])?;
     Ok(dx.finish())
 }
 

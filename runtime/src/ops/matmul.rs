@@ -10,12 +10,9 @@ use crate::{Accumulator, Call, Float, Layout, Result, Signature, Tensor, UninitT
 
 pub(super) static LINEAR: Signature =
     Signature::new("linear", "x: F[.. i], w: F[o i] -> y: F[.. o]", 2).linear_in(&["x", "w"]);
-pub(super) static LINEAR_GRAD_INPUT: Signature = Signature::new(
-    "linear_grad_input",
-    "dy: F[.. o], w: F[o i] -> dx: F[.. i]",
-    2,
-)
-.linear_in(&["dy", "w"]);
+pub(super) static LINEAR_GRAD_INPUT: Signature =
+    Signature::new("linear_grad_input", "dy: F[.. o], w: F[o i] -> dx: F[.. i]", 2)
+        .linear_in(&["dy", "w"]);
 static LINEAR_GRAD_WEIGHT: Signature = Signature::new(
     "linear_grad_weight_into",
     "dy: F[.. o], x: F[.. i], into: A[o i] -> into: A[o i]",
@@ -32,13 +29,8 @@ static MATMUL_INTO: Signature = Signature::new(
 )
 .linear_in(&["a", "b"]);
 
-pub(super) static SIGNATURES: &[&Signature] = &[
-    &LINEAR,
-    &LINEAR_GRAD_INPUT,
-    &LINEAR_GRAD_WEIGHT,
-    &MATMUL,
-    &MATMUL_INTO,
-];
+pub(super) static SIGNATURES: &[&Signature] =
+    &[&LINEAR, &LINEAR_GRAD_INPUT, &LINEAR_GRAD_WEIGHT, &MATMUL, &MATMUL_INTO];
 
 /// y = x w^T: a linear layer without bias, with the weight layout of Hugging Face. Accumulated in
 /// f32 (f64 for f64) and rounded once.
@@ -282,9 +274,7 @@ mod tests {
         let (a, b) = (a.to_vec::<f64>().unwrap(), b.to_vec::<f64>().unwrap());
         let batch = a.len().checked_div(m * k).unwrap_or(0);
         let element = |(g, i, j): (usize, usize, usize)| -> f64 {
-            (0..k)
-                .map(|l| a[(g * m + i) * k + l] * b[(g * k + l) * n + j])
-                .sum()
+            (0..k).map(|l| a[(g * m + i) * k + l] * b[(g * k + l) * n + j]).sum()
         };
         let all = (0..batch).flat_map(|g| (0..m).flat_map(move |i| (0..n).map(move |j| (g, i, j))));
         all.map(element).collect()
@@ -334,10 +324,7 @@ mod tests {
     #[test]
     fn accumulating_products() {
         let device = Device::cpu();
-        let (a, b) = (
-            numbered(&device, &[2, 3, 4], 0.3),
-            numbered(&device, &[2, 4, 2], 0.7),
-        );
+        let (a, b) = (numbered(&device, &[2, 3, 4], 0.3), numbered(&device, &[2, 4, 2], 0.7));
         let shape = Shape::new(&[2, 3, 2]).unwrap();
         let mut into = Accumulator::new(&device, shape, DType::F64).unwrap();
         matmul_into(&a, &b, &mut into).unwrap();
@@ -349,17 +336,9 @@ mod tests {
     #[test]
     fn empty_extents() {
         let device = Device::cpu();
-        let y = linear(
-            &numbered(&device, &[0, 4], 0.1),
-            &numbered(&device, &[5, 4], 0.1),
-        )
-        .unwrap();
+        let y = linear(&numbered(&device, &[0, 4], 0.1), &numbered(&device, &[5, 4], 0.1)).unwrap();
         assert_eq!(y.shape().to_vec(), [0, 5]);
-        let y = linear(
-            &numbered(&device, &[3, 0], 0.1),
-            &numbered(&device, &[5, 0], 0.1),
-        )
-        .unwrap();
+        let y = linear(&numbered(&device, &[3, 0], 0.1), &numbered(&device, &[5, 0], 0.1)).unwrap();
         assert_eq!(y.to_vec::<f64>().unwrap(), [0.0; 15]);
     }
 }

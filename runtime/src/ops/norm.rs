@@ -8,11 +8,8 @@ use crate::cpu::norm as kernels;
 use crate::launch::norm as launch;
 use crate::{Accumulator, Number, Result, RowFunction, Signature, Tensor, for_float, ops};
 
-static RMS_NORM: Signature = Signature::new(
-    "rms_norm",
-    "x: F[.. d!], w: F[d!] -> y: F[.. d], inv_rms: A[..]",
-    4,
-);
+static RMS_NORM: Signature =
+    Signature::new("rms_norm", "x: F[.. d!], w: F[d!] -> y: F[.. d], inv_rms: A[..]", 4);
 static RMS_NORM_GRAD_INPUT: Signature = Signature::new(
     "rms_norm_grad_input",
     "dy: F[.. d!], x: F[.. d!], w: F[d!], inv_rms: A[..] -> dx: F[.. d]",

@@ -33,11 +33,8 @@ static RMS_NORM_ROPE_GRAD_WEIGHT_INTO: Signature = Signature::new(
 )
 .linear_in(&["dy"]);
 
-pub(super) static SIGNATURES: &[&Signature] = &[
-    &RMS_NORM_ROPE,
-    &RMS_NORM_ROPE_GRAD_INPUT,
-    &RMS_NORM_ROPE_GRAD_WEIGHT_INTO,
-];
+pub(super) static SIGNATURES: &[&Signature] =
+    &[&RMS_NORM_ROPE, &RMS_NORM_ROPE_GRAD_INPUT, &RMS_NORM_ROPE_GRAD_WEIGHT_INTO];
 
 /// [`rope`](crate::ops::rope) of [`rms_norm`](crate::ops::rms_norm) over the features of each head;
 /// returns (y, inv_rms). Computed in f32 (f64 for f64) and rounded once.
@@ -57,9 +54,7 @@ pub fn rms_norm_rope(
     eps: f64,
 ) -> Result<(Tensor, Tensor)> {
     let (cos, sin) = (for_each_sequence(x, cos)?, for_each_sequence(x, sin)?);
-    let mut call = RMS_NORM_ROPE
-        .call(&[x, w, &cos, &sin])?
-        .with_flops(7 * x.elements() as u64);
+    let mut call = RMS_NORM_ROPE.call(&[x, w, &cos, &sin])?.with_flops(7 * x.elements() as u64);
     check_pairs(&RMS_NORM_ROPE, &call, &[x, w, &cos, &sin])?;
 
     let (x, w) = (dense_last(x)?, ops::contiguous(w)?);
@@ -97,9 +92,7 @@ pub fn rms_norm_rope_grad_input(
 ) -> Result<Tensor> {
     let (cos, sin) = (for_each_sequence(x, cos)?, for_each_sequence(x, sin)?);
     let operands = [dy, x, w, inv_rms, &cos, &sin];
-    let mut call = RMS_NORM_ROPE_GRAD_INPUT
-        .call(&operands)?
-        .with_flops(11 * x.elements() as u64);
+    let mut call = RMS_NORM_ROPE_GRAD_INPUT.call(&operands)?.with_flops(11 * x.elements() as u64);
     check_pairs(&RMS_NORM_ROPE_GRAD_INPUT, &call, &operands)?;
 
     let (dy, x) = (dense_last(dy)?, dense_last(x)?);
@@ -176,10 +169,5 @@ pub fn rms_norm_rope_grad_weight_into(
 }
 
 fn angles<'a>([cos, sin]: [&'a Tensor; 2], heads: usize, style: RopeStyle) -> Angles<'a> {
-    Angles {
-        cos,
-        sin,
-        heads,
-        style,
-    }
+    Angles { cos, sin, heads, style }
 }

@@ -27,11 +27,8 @@ static GLOBAL_NORM: Signature = Signature::new("global_norm", "x: F[*] -> norm: 
 /// sharding.
 static GLOBAL_NORM_PAIR: Signature =
     Signature::new("global_norm", "first: F[*], other: G[*] -> norm: f32[]", 0);
-static CLIP_SCALE: Signature = Signature::new(
-    "clip_scale",
-    "norm: f32[], weight: f32[] -> scale: f32[], mean_norm: f32[]",
-    4,
-);
+static CLIP_SCALE: Signature =
+    Signature::new("clip_scale", "norm: f32[], weight: f32[] -> scale: f32[], mean_norm: f32[]", 4);
 
 pub(super) static SIGNATURES: &[&Signature] = &[&ADAMW_STEP, &GLOBAL_NORM, &CLIP_SCALE];
 
@@ -68,14 +65,8 @@ pub fn adamw_step(
     scalars: StepScalars<'_>,
     constants: AdamW,
 ) -> Result<()> {
-    let operands = AdamWOperands {
-        param,
-        gradient,
-        exp_avg,
-        exp_avg_sq,
-        constants,
-        rounding: None,
-    };
+    let operands =
+        AdamWOperands { param, gradient, exp_avg, exp_avg_sq, constants, rounding: None };
     adamw_step_many(&[operands], scalars)
 }
 
@@ -148,27 +139,10 @@ fn step_many(
 }
 
 fn check(operands: &AdamWOperands<'_>, scalars: StepScalars<'_>) -> Result<Call> {
-    let AdamWOperands {
-        param,
-        gradient,
-        exp_avg,
-        exp_avg_sq,
-        ..
-    } = *operands;
-    let StepScalars {
-        learning_rate,
-        step,
-        scale,
-    } = scalars;
-    let call = ADAMW_STEP.call(&[
-        param,
-        gradient,
-        exp_avg,
-        exp_avg_sq,
-        learning_rate,
-        step,
-        scale,
-    ])?;
+    let AdamWOperands { param, gradient, exp_avg, exp_avg_sq, .. } = *operands;
+    let StepScalars { learning_rate, step, scale } = scalars;
+    let call =
+        ADAMW_STEP.call(&[param, gradient, exp_avg, exp_avg_sq, learning_rate, step, scale])?;
     for written in [param, exp_avg, exp_avg_sq] {
         written.contiguous_range(call.name())?;
     }
@@ -194,11 +168,7 @@ impl Now {
         }
         let scale = scalars.scale.item::<f32>()?;
         let learning_rate = scalars.learning_rate.item::<f32>()?.into();
-        let now = Now {
-            learning_rate,
-            step: step as u32,
-            scale: scale.into(),
-        };
+        let now = Now { learning_rate, step: step as u32, scale: scale.into() };
         Ok(scale.is_finite().then_some(now))
     }
 }
@@ -207,10 +177,8 @@ impl Now {
 fn update<T: Float>(operands: &[&AdamWOperands<'_>], now: &Now) -> Result<()> {
     let op = ADAMW_STEP.name();
     let params: Vec<&Tensor> = operands.iter().map(|one| one.param).collect();
-    let states: Vec<&Tensor> = operands
-        .iter()
-        .flat_map(|one| [one.exp_avg, one.exp_avg_sq])
-        .collect();
+    let states: Vec<&Tensor> =
+        operands.iter().flat_map(|one| [one.exp_avg, one.exp_avg_sq]).collect();
     let mut param_writes = Writes::<T>::new(op, &params)?;
     let mut state_writes = Writes::<T::Wide>::new(op, &states)?;
     let params = param_writes.parts(op, &params)?;
@@ -327,10 +295,7 @@ pub fn clip_scale(norm: &Tensor, weight: &Tensor, max_norm: f64) -> Result<(Tens
     let mut call = CLIP_SCALE.call(&[norm, weight])?;
     if max_norm.is_nan() {
         let problem = "max_norm is NaN; pass 0 to disable clipping".into();
-        return Err(Error::Argument {
-            op: call.name(),
-            problem,
-        });
+        return Err(Error::Argument { op: call.name(), problem });
     }
 
     let (mut scale, mut mean_norm) = (call.output(0)?, call.output(1)?);
@@ -346,11 +311,7 @@ pub fn clip_scale(norm: &Tensor, weight: &Tensor, max_norm: f64) -> Result<(Tens
             true => (max_norm / (mean + 1e-6)).min(1.0),
             false => 1.0,
         };
-        let factor = if mean.is_finite() {
-            clip / weight
-        } else {
-            f64::NAN
-        };
+        let factor = if mean.is_finite() { clip / weight } else { f64::NAN };
         scale.slice()?[0] = factor as f32;
         mean_norm.slice()?[0] = mean as f32;
         Ok(())

@@ -244,17 +244,11 @@ struct KeyedIndices {
 impl KeyedIndices {
     /// For the elements of `x`.
     fn of(op: &'static str, key: RegionKey, x: &Tensor) -> Result<KeyedIndices> {
-        Ok(KeyedIndices {
-            key: key.key(),
-            global_indices: key.indices_of(op, x)?,
-        })
+        Ok(KeyedIndices { key: key.key(), global_indices: key.indices_of(op, x)? })
     }
 
     fn new(op: &'static str, key: RegionKey, shape: &Shape) -> Result<KeyedIndices> {
-        Ok(KeyedIndices {
-            key: key.key(),
-            global_indices: key.global_indices(op, shape)?,
-        })
+        Ok(KeyedIndices { key: key.key(), global_indices: key.global_indices(op, shape)? })
     }
 
     fn words(&self) -> Words {
@@ -299,11 +293,7 @@ impl RandomOutput {
         if key.is_whole() {
             out.replicated()?;
         }
-        Ok(RandomOutput {
-            op,
-            indices: KeyedIndices::new(op, key, &shape)?,
-            out,
-        })
+        Ok(RandomOutput { op, indices: KeyedIndices::new(op, key, &shape)?, out })
     }
 
     /// Fills the tensor with `values` on a GPU, or by calling `fill` on the CPU.
@@ -352,10 +342,7 @@ impl Interval {
 
     /// The largest `T` in the interval: below `high`, unless that would be below `low`.
     fn last<T: Float>(self) -> f64 {
-        let (low, high) = (
-            T::from_f64(self.low).to_f64(),
-            T::from_f64(self.high).to_f64(),
-        );
+        let (low, high) = (T::from_f64(self.low).to_f64(), T::from_f64(self.high).to_f64());
         if high < self.high {
             return high;
         }
@@ -386,11 +373,7 @@ fn fill_uniform<T: Float<Wide: Variate>>(words: &Words, interval: Interval, out:
         #[inline(always)]
         move |high_word, low_word| {
             let value = T::narrow(T::Wide::unit(high_word, low_word) * length + low);
-            if value.wide() > last {
-                T::narrow(last)
-            } else {
-                value
-            }
+            if value.wide() > last { T::narrow(last) } else { value }
         },
     );
 }
@@ -415,10 +398,7 @@ impl Bell {
 
     /// The distribution as the GPU kernel's parameter.
     fn values(self) -> DistributionParams {
-        DistributionParams::Normal {
-            mean: self.mean as f32,
-            std: self.std as f32,
-        }
+        DistributionParams::Normal { mean: self.mean as f32, std: self.std as f32 }
     }
 }
 

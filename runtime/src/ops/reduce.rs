@@ -26,11 +26,7 @@ pub fn sum(x: &Tensor, dims: &[isize]) -> Result<Tensor> {
         &SUM,
         x,
         dims,
-        Reduction {
-            merge: ReduceOp::Add,
-            scale: 1.0,
-            partial: Some(Partial::Sum),
-        },
+        Reduction { merge: ReduceOp::Add, scale: 1.0, partial: Some(Partial::Sum) },
     )
 }
 
@@ -48,11 +44,7 @@ pub fn mean(x: &Tensor, dims: &[isize]) -> Result<Tensor> {
         &MEAN,
         x,
         dims,
-        Reduction {
-            merge: ReduceOp::Add,
-            scale: 1.0 / count as f64,
-            partial: Some(Partial::Avg),
-        },
+        Reduction { merge: ReduceOp::Add, scale: 1.0 / count as f64, partial: Some(Partial::Avg) },
     )
 }
 
@@ -68,11 +60,7 @@ pub fn max(x: &Tensor, dims: &[isize]) -> Result<Tensor> {
         &MAX,
         x,
         dims,
-        Reduction {
-            merge: ReduceOp::Max,
-            scale: 1.0,
-            partial: Some(Partial::Max),
-        },
+        Reduction { merge: ReduceOp::Max, scale: 1.0, partial: Some(Partial::Max) },
     )
 }
 
@@ -84,16 +72,7 @@ pub fn max(x: &Tensor, dims: &[isize]) -> Result<Tensor> {
 /// # Errors
 /// As [`sum`].
 pub fn min(x: &Tensor, dims: &[isize]) -> Result<Tensor> {
-    reduce(
-        &MIN,
-        x,
-        dims,
-        Reduction {
-            merge: ReduceOp::Min,
-            scale: 1.0,
-            partial: None,
-        },
-    )
+    reduce(&MIN, x, dims, Reduction { merge: ReduceOp::Min, scale: 1.0, partial: None })
 }
 
 /// The gradient of broadcasting `shape` to `x`'s shape: sums `x` over the dims that were broadcast.
@@ -110,10 +89,7 @@ pub fn sum_to(x: &Tensor, shape: &[usize]) -> Result<Tensor> {
     }
     let fits = Shape::broadcast(shape, &from).is_some_and(|common| common == from);
     if !fits {
-        return Err(Error::Broadcast {
-            from: Shape::new(shape)?,
-            to: from.to_vec(),
-        });
+        return Err(Error::Broadcast { from: Shape::new(shape)?, to: from.to_vec() });
     }
 
     let new_dims = from.len() - shape.len();
@@ -150,10 +126,7 @@ fn reduce(
     let mut y = call.output_of(Shape::new(&shape_of(&kept))?, x.dtype())?;
 
     if call.device().is_gpu() {
-        let how = launch::How {
-            merge: how.merge,
-            scale: how.scale as f32,
-        };
+        let how = launch::How { merge: how.merge, scale: how.scale as f32 };
         launch::reduce(&call, x, &reduced, how, &y)?;
         return Ok(y.finish());
     }
@@ -161,15 +134,9 @@ fn reduce(
     let count: usize = shape_of(&reduced).iter().product();
     // If all kept dims are inside the reduced ones, `x` is a matrix whose columns are folded, row
     // by row. Otherwise each result folds one row.
-    let innermost_kept = kept
-        .last()
-        .is_some_and(|last| reduced.iter().all(|dim| dim < last));
+    let innermost_kept = kept.last().is_some_and(|last| reduced.iter().all(|dim| dim < last));
     let by_columns = innermost_kept && !reduced.is_empty() && kept_is_one_run(&kept, &reduced);
-    let order = if by_columns {
-        [reduced, kept].concat()
-    } else {
-        [kept, reduced].concat()
-    };
+    let order = if by_columns { [reduced, kept].concat() } else { [kept, reduced].concat() };
     let x = x.local().permute(&order)?;
     call.compute(|| {
         for_float!(x.dtype(), T => match how.merge {
@@ -183,9 +150,7 @@ fn reduce(
 
 /// Whether all kept dims are inside all reduced ones, so that they form the rows of a matrix.
 fn kept_is_one_run(kept: &[usize], reduced: &[usize]) -> bool {
-    kept.first()
-        .zip(reduced.last())
-        .is_some_and(|(kept, reduced)| reduced < kept)
+    kept.first().zip(reduced.last()).is_some_and(|(kept, reduced)| reduced < kept)
 }
 
 fn fold<T: Float, M: Fn(T::Wide, T::Wide) -> T::Wide + Sync>(
@@ -196,10 +161,7 @@ fn fold<T: Float, M: Fn(T::Wide, T::Wide) -> T::Wide + Sync>(
     how: Reduction,
     merge: M,
 ) -> Result<()> {
-    let fold = Fold {
-        start: T::Wide::from_f64(how.merge.identity().into()),
-        merge,
-    };
+    let fold = Fold { start: T::Wide::from_f64(how.merge.identity().into()), merge };
     let scale = T::Wide::from_f64(how.scale);
     match by_columns {
         true => kernels::columns(x, count, out, &fold, |folded| folded * scale),
@@ -238,9 +200,7 @@ pub(super) fn split_dims(
     }
     reduced.sort_unstable();
 
-    let kept = (0..x.shape().len())
-        .filter(|dim| !reduced.contains(dim))
-        .collect();
+    let kept = (0..x.shape().len()).filter(|dim| !reduced.contains(dim)).collect();
     Ok((kept, reduced))
 }
 
@@ -290,10 +250,7 @@ mod tests {
         let device = Device::cpu();
         let x = Tensor::from_slice::<f32>(&device, &[2, 0], &[]).unwrap();
         assert_eq!(sum(&x, &[1]).unwrap().to_vec::<f32>().unwrap(), [0.0, 0.0]);
-        assert_eq!(
-            max(&x, &[-1]).unwrap().to_vec::<f32>().unwrap(),
-            [f32::NEG_INFINITY; 2]
-        );
+        assert_eq!(max(&x, &[-1]).unwrap().to_vec::<f32>().unwrap(), [f32::NEG_INFINITY; 2]);
         assert!(mean(&x, &[1]).unwrap().to_vec::<f32>().unwrap()[0].is_nan());
         assert_eq!(sum(&x, &[0]).unwrap().shape().to_vec(), [0]);
     }
@@ -309,11 +266,7 @@ mod tests {
                 let all = sum(&x, &[0, 1]).unwrap().to_vec::<f32>().unwrap();
                 let down = sum(&x, &[0]).unwrap().to_vec::<f32>().unwrap();
                 let across = mean(&x, &[1]).unwrap().to_vec::<f32>().unwrap();
-                [all, down, across]
-                    .concat()
-                    .iter()
-                    .map(|x| x.to_bits())
-                    .collect::<Vec<_>>()
+                [all, down, across].concat().iter().map(|x| x.to_bits()).collect::<Vec<_>>()
             })
         };
         assert_eq!(sums(1), sums(2));
@@ -325,10 +278,7 @@ mod tests {
         let device = Device::cpu();
         let x = Tensor::from_slice(&device, &[2, 2, 3], &[1.0f32; 12]).unwrap();
         let y = sum_to(&x, &[2, 1]).unwrap();
-        assert_eq!(
-            (y.shape().to_vec(), y.to_vec::<f32>().unwrap()),
-            (vec![2, 1], vec![6.0; 2])
-        );
+        assert_eq!((y.shape().to_vec(), y.to_vec::<f32>().unwrap()), (vec![2, 1], vec![6.0; 2]));
         assert!(matches!(sum_to(&x, &[4]), Err(Error::Broadcast { .. })));
     }
 }

@@ -98,9 +98,7 @@ fn rotate(
 ) -> Result<Tensor> {
     let [cos, sin] = tables.map(|table| for_each_sequence(x, table));
     let (cos, sin) = (cos?, sin?);
-    let mut call = signature
-        .call(&[x, &cos, &sin])?
-        .with_flops(3 * x.elements() as u64);
+    let mut call = signature.call(&[x, &cos, &sin])?.with_flops(3 * x.elements() as u64);
     check_pairs(signature, &call, &[x, &cos, &sin])?;
 
     let (x, cos, sin) = (dense_last(x)?, dense_last(&cos)?, dense_last(&sin)?);

@@ -180,10 +180,7 @@ mod tests {
         let x = ops::full(&device, &[3, 4], DType::F32, 1.0).unwrap();
         let mut y = RowBlocks::new(&device, &[5, 4], DType::F32).unwrap();
         let error = y.copy(3..6, &x).unwrap_err().to_string();
-        assert!(
-            error.contains("[3, 4] cannot be rows 3..6 of [5, 4]"),
-            "{error}"
-        );
+        assert!(error.contains("[3, 4] cannot be rows 3..6 of [5, 4]"), "{error}");
         assert!(y.copy(0..2, &x).is_err());
         assert!(y.linear(0..3, &x, &x).is_err());
     }

@@ -214,19 +214,10 @@ fn check<const N: usize, const S: usize, F: RowFunction<N, S>>(
     let wide = y.dtype().accumulator();
     let one_per_row = |shape: &[usize], dtype| shape == rows && dtype == wide;
     if let Some(other) = given.iter().find(|it| !one_per_row(it.shape(), it.dtype())) {
-        return refuse(format!(
-            "{other:?} is not one {wide} per row of {}",
-            y.shape()
-        ));
+        return refuse(format!("{other:?} is not one {wide} per row of {}", y.shape()));
     }
-    if numbers
-        .iter()
-        .any(|it| !one_per_row(it.shape(), it.dtype()))
-    {
-        return refuse(format!(
-            "a result is not one {wide} per row of {}",
-            y.shape()
-        ));
+    if numbers.iter().any(|it| !one_per_row(it.shape(), it.dtype())) {
+        return refuse(format!("a result is not one {wide} per row of {}", y.shape()));
     }
     let computed = S - F::GIVEN;
     if given.len() != F::GIVEN || ![0, computed].contains(&numbers.len()) {

@@ -6,12 +6,9 @@ use crate::launch::swiglu as launch;
 use crate::{Result, Signature, Tensor, for_float};
 
 static SWIGLU: Signature = Signature::new("swiglu", "gate_up: F[.. 2 f] -> y: F[.. f]", 5);
-static SWIGLU_GRAD: Signature = Signature::new(
-    "swiglu_grad",
-    "gate_up: F[.. 2 f], dy: F[.. f] -> dgate_up: F[.. 2 f]",
-    11,
-)
-.linear_in(&["dy"]);
+static SWIGLU_GRAD: Signature =
+    Signature::new("swiglu_grad", "gate_up: F[.. 2 f], dy: F[.. f] -> dgate_up: F[.. 2 f]", 11)
+        .linear_in(&["dy"]);
 
 pub(super) static SIGNATURES: &[&Signature] = &[&SWIGLU, &SWIGLU_GRAD];
 

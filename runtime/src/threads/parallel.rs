@@ -56,10 +56,7 @@ pub(crate) struct Blocks<'a, T> {
 
 /// Divides `slice` into blocks of `block` elements.
 pub(crate) fn blocks<T>(slice: &mut [T], block: usize) -> Blocks<'_, T> {
-    Blocks {
-        slice: SharedSlice::new(slice),
-        block: block.max(1),
-    }
+    Blocks { slice: SharedSlice::new(slice), block: block.max(1) }
 }
 
 impl<'a, T: Send> Split for Blocks<'a, T> {
@@ -125,11 +122,7 @@ unsafe impl<T: Send> Sync for SharedSlice<'_, T> {}
 
 impl<'a, T> SharedSlice<'a, T> {
     pub(crate) fn new(slice: &'a mut [T]) -> Self {
-        Self {
-            start: slice.as_mut_ptr(),
-            len: slice.len(),
-            slice: PhantomData,
-        }
+        Self { start: slice.as_mut_ptr(), len: slice.len(), slice: PhantomData }
     }
 
     /// Elements `from .. from + len`.

@@ -76,10 +76,7 @@ pub(crate) fn threads() -> usize {
     static OF_MACHINE: LazyLock<usize> =
         LazyLock::new(|| thread::available_parallelism().map_or(1, usize::from));
 
-    THREADS
-        .get()
-        .unwrap_or(*OF_MACHINE)
-        .clamp(1, ACTIVE as usize)
+    THREADS.get().unwrap_or(*OF_MACHINE).clamp(1, ACTIVE as usize)
 }
 
 /// Runs `f` with `threads` threads for its parallel loops.
@@ -300,10 +297,7 @@ mod tests {
                 for repeat in 0..300 {
                     for count in [0, 1, 2, 3, 64] {
                         let seen = times_seen(count);
-                        assert!(
-                            seen.iter().all(|n| *n == 1),
-                            "{threads}, {repeat}: {seen:?}"
-                        );
+                        assert!(seen.iter().all(|n| *n == 1), "{threads}, {repeat}: {seen:?}");
                     }
                     if repeat % 100 == 99 {
                         thread::sleep(2 * SPIN_TIME); // workers park, and are requested again

@@ -36,9 +36,8 @@ pub(crate) fn reference() -> &'static Device {
 /// Values between -`scale` and `scale` that differ between elements.
 pub(crate) fn numbered(device: &Device, shape: &[usize], dtype: DType, scale: f64) -> Tensor {
     let count: usize = shape.iter().product();
-    let values: Vec<f32> = (0..count)
-        .map(|i| ((i as f64 * 0.7 + 0.3).sin() * scale) as f32)
-        .collect();
+    let values: Vec<f32> =
+        (0..count).map(|i| ((i as f64 * 0.7 + 0.3).sin() * scale) as f32).collect();
     let values = Tensor::from_slice(reference(), shape, &values).unwrap();
     ops::to_device(&ops::cast(&values, dtype).unwrap(), device).unwrap()
 }
@@ -80,13 +79,7 @@ pub(crate) fn rounding(dtype: DType) -> f64 {
 
 /// The part of `x` that `rank` holds.
 pub(crate) fn part(x: &Tensor, sharding: &Sharding, rank: usize) -> Tensor {
-    let ranges = sharding
-        .region(rank)
-        .unwrap()
-        .as_box()
-        .unwrap()
-        .into_iter()
-        .enumerate();
+    let ranges = sharding.region(rank).unwrap().as_box().unwrap().into_iter().enumerate();
     let mut ranges = ranges.map(|(dim, range)| (dim as isize, range));
     let part = ranges.try_fold(x.clone(), |x, (dim, range)| x.slice(dim, range));
     part.unwrap().with_sharding(sharding, rank).unwrap()

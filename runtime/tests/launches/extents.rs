@@ -17,9 +17,7 @@ pub(super) fn elementwise(source: &Operands<'_>) -> Result<()> {
 
     // Views in which no two dims can be merged.
     for dims in 1..=5 {
-        let mut view = source
-            .numbers("x", &[&[4; 5][..dims], &[2]].concat())?
-            .slice(-1, 0..1)?;
+        let mut view = source.numbers("x", &[&[4; 5][..dims], &[2]].concat())?.slice(-1, 0..1)?;
         for dim in 0..dims {
             view = view.slice(dim as isize, 0..3)?;
         }
@@ -201,18 +199,12 @@ pub(super) fn attentions(source: &Operands<'_>) -> Result<()> {
     };
     let list = |values: &[i64]| Tensor::from_slice(source.device, &[values.len()], values);
     // The second row has no valid keys.
-    let cached = AttentionSequences::Cached {
-        q_offset: list(&[60, 3])?,
-        k_len: list(&[66, 0])?,
-    };
+    let cached = AttentionSequences::Cached { q_offset: list(&[60, 3])?, k_len: list(&[66, 0])? };
     let packed = AttentionSequences::Packed {
         cu_seqlens_q: list(&[0, 3, 4])?,
         cu_seqlens_k: list(&[0, 5, 8])?,
     };
-    let with = |sequences| AttentionMask {
-        sequences,
-        ..AttentionMask::default()
-    };
+    let with = |sequences| AttentionMask { sequences, ..AttentionMask::default() };
     let masks = [
         ([1, 70, 70], AttentionMask::causal()),
         ([2, 2, 66], with(cached)),
@@ -235,16 +227,8 @@ pub(super) fn order(source: &Operands<'_>) -> Result<()> {
 /// Covers rows for a few lanes, for a CTA, and split into chunks; rows of whole vectors or not; one
 /// tile and many.
 pub(super) fn largest(source: &Operands<'_>) -> Result<()> {
-    for shape in [
-        [3, 7],
-        [3, 64],
-        [5, 4096],
-        [5, 333],
-        [2, 16_392],
-        [1, 63],
-        [1, 4097],
-        [1, 9001],
-    ] {
+    for shape in [[3, 7], [3, 64], [5, 4096], [5, 333], [2, 16_392], [1, 63], [1, 4097], [1, 9001]]
+    {
         run(arg_reductions(source, &shape, 1)?)?;
         run(arg_reductions(source, &shape, 0)?)?;
         run([top_k(source, &shape, 3)?, top_k(source, &shape, shape[1])?])?;

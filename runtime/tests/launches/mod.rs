@@ -55,12 +55,7 @@ fn run(cases: impl IntoIterator<Item = OpCase>) -> Result<()> {
 
 /// Runs launches with operands of one dtype.
 fn launch(launches: Launches, device: &Device, dtype: DType) -> Result<()> {
-    launches(&Operands {
-        device,
-        dtype,
-        index: DType::I64,
-        has_extremes: false,
-    })
+    launches(&Operands { device, dtype, index: DType::I64, has_extremes: false })
 }
 
 /// The dtypes that ops compute in on a GPU.
@@ -76,10 +71,7 @@ fn launched(launches: Launches) -> Launched {
         l2_cache: 50 << 20,
         shared_memory: 232_448,
     };
-    let device = Device::meta(&Properties {
-        gpu: Some(gpu),
-        ..Device::cpu().properties().clone()
-    });
+    let device = Device::meta(&Properties { gpu: Some(gpu), ..Device::cpu().properties().clone() });
     record(|| {
         for dtype in DTYPES {
             launch(launches, &device, dtype).unwrap();

@@ -15,18 +15,7 @@ pub(super) struct Operands<'a> {
 }
 
 /// The special values.
-const RARE: [f64; 10] = [
-    0.0,
-    -0.0,
-    1e-40,
-    60.0,
-    -120.0,
-    1e5,
-    -3e9,
-    1e30,
-    f64::INFINITY,
-    f64::NAN,
-];
+const RARE: [f64; 10] = [0.0, -0.0, 1e-40, 60.0, -120.0, 1e5, -3e9, 1e30, f64::INFINITY, f64::NAN];
 
 impl Operands<'_> {
     fn between(&self, [low, high]: [f64; 2], shape: &[usize]) -> Result<Tensor> {
@@ -39,10 +28,7 @@ impl Operands<'_> {
     }
 
     pub(super) fn with_extremes(self) -> Self {
-        Operands {
-            has_extremes: true,
-            ..self
-        }
+        Operands { has_extremes: true, ..self }
     }
 
     /// The same operands with indices of each dtype.

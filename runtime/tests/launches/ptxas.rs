@@ -20,10 +20,8 @@ fn every_kernel_of_an_op_assembles_without_a_warning() {
     }
 
     // Kernels of elementwise ops are not in the catalogue, so each op must launch some kernel here.
-    let missing: Vec<&str> = ops::signatures()
-        .map(|op| op.name())
-        .filter(|op| !launching.contains(op))
-        .collect();
+    let missing: Vec<&str> =
+        ops::signatures().map(|op| op.name()).filter(|op| !launching.contains(op)).collect();
     assert!(missing.is_empty(), "ops that launched nothing: {missing:?}");
 
     let kernels: Vec<Ptx> = kernels.into_values().collect();

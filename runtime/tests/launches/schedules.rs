@@ -64,10 +64,8 @@ fn launches_execute_every_instruction_of_every_kernel() {
         assert!(idle.is_empty(), "never launched in {schedule}: {idle:?}");
         add(&mut all, reached);
     }
-    let missed: Vec<String> = kernels
-        .iter()
-        .flat_map(|(family, kernels)| missed(family, kernels, &all))
-        .collect();
+    let missed: Vec<String> =
+        kernels.iter().flat_map(|(family, kernels)| missed(family, kernels, &all)).collect();
     assert!(missed.is_empty(), "{}", missed.join("\n"));
 }
 
@@ -87,9 +85,8 @@ fn missed(family: &str, kernels: &BTreeSet<String>, all: &Reached) -> Vec<String
             missed.map(move |(line, text)| format!("{kernel}: line {line} never executed: {text}"))
         })
         .collect();
-    let instructions: usize = of_family()
-        .map(|(_, lines)| lines.reached.len() + lines.missed.len())
-        .sum();
+    let instructions: usize =
+        of_family().map(|(_, lines)| lines.reached.len() + lines.missed.len()).sum();
     println!(
         "{family}: {} kernels, {instructions} instructions, {} never executed",
         kernels.len(),
@@ -116,10 +113,7 @@ fn kernels_by_family() -> Vec<(&'static str, BTreeSet<String>)> {
 fn schedules() -> Vec<[String; 2]> {
     let random = (0..RANDOM_SCHEDULES).map(|seed| {
         let (schedule, asynchronous) = (2 + seed, 3 + seed);
-        [
-            format!("random:{schedule}"),
-            format!("random:{asynchronous}"),
-        ]
+        [format!("random:{schedule}"), format!("random:{asynchronous}")]
     });
     let plain = [["ordered", "eager"], ["random:1", "lazy"]];
     let plain = plain.map(|options| options.map(str::to_owned));
@@ -136,10 +130,7 @@ fn reached_in([schedule, asynchronous]: &[String; 2], folder: &Path) -> (String,
         .arg("launches::schedules::all_launches_in_one_schedule")
         .env("MESHGRAD_EMULATOR_SCHEDULE", schedule)
         .env("MESHGRAD_EMULATOR_ASYNC", asynchronous)
-        .env(
-            "MESHGRAD_EMULATOR_COUNTERS",
-            path.with_extension("counters"),
-        )
+        .env("MESHGRAD_EMULATOR_COUNTERS", path.with_extension("counters"))
         .env(REACHED, &path)
         .output()
         .unwrap();
@@ -198,11 +189,7 @@ fn take(counters: &Path) -> io::Result<Reached> {
         let launch: Counters = serde_json::from_str(launch)?;
         let lines = Lines {
             reached: launch.by_instruction.iter().map(|it| it.line).collect(),
-            missed: launch
-                .unreached
-                .into_iter()
-                .map(|it| (it.line, it.text))
-                .collect(),
+            missed: launch.unreached.into_iter().map(|it| (it.line, it.text)).collect(),
         };
         reached.entry(launch.kernel).or_default().add(lines);
     }

@@ -7,15 +7,9 @@ use crate::{DType, Device, GpuSlice, LentMut, Result, Shape, StreamWork, TreeOp,
 pub(super) fn tree_reduce(source: &Operands<'_>) -> Result<()> {
     let device = source.device;
     let dtypes: &[DType] = match source.dtype {
-        DType::F32 => &[
-            DType::F32,
-            DType::F64,
-            DType::F16,
-            DType::I64,
-            DType::I32,
-            DType::U32,
-            DType::U8,
-        ],
+        DType::F32 => {
+            &[DType::F32, DType::F64, DType::F16, DType::I64, DType::I32, DType::U32, DType::U8]
+        }
         DType::BF16 => &[DType::BF16, DType::Bool],
         other => unreachable!("launches are of f32 and bf16, not {other}"),
     };

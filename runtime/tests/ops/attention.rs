@@ -30,22 +30,15 @@ fn on_the_cpu(mask: &AttentionMask) -> AttentionMask {
     let to_cpu = |x: &Tensor| ops::to_device(x, reference()).unwrap();
     let sequences = match &mask.sequences {
         AttentionSequences::Rows => AttentionSequences::Rows,
-        AttentionSequences::Cached { q_offset, k_len } => AttentionSequences::Cached {
-            q_offset: to_cpu(q_offset),
-            k_len: to_cpu(k_len),
-        },
-        AttentionSequences::Packed {
-            cu_seqlens_q,
-            cu_seqlens_k,
-        } => AttentionSequences::Packed {
+        AttentionSequences::Cached { q_offset, k_len } => {
+            AttentionSequences::Cached { q_offset: to_cpu(q_offset), k_len: to_cpu(k_len) }
+        }
+        AttentionSequences::Packed { cu_seqlens_q, cu_seqlens_k } => AttentionSequences::Packed {
             cu_seqlens_q: to_cpu(cu_seqlens_q),
             cu_seqlens_k: to_cpu(cu_seqlens_k),
         },
     };
-    AttentionMask {
-        sequences,
-        ..mask.clone()
-    }
+    AttentionMask { sequences, ..mask.clone() }
 }
 
 /// q, k and v as slices of one projection [B, T, H + 2 G, D].
@@ -59,25 +52,15 @@ fn fused(
     let all = heads + 2 * kv_heads;
     let qkv = numbered(device, &[batch, tokens, all, head_dim], dtype, 1.5);
     let part = |range| qkv.slice(2, range).unwrap();
-    [
-        part(0..heads),
-        part(heads..heads + kv_heads),
-        part(heads + kv_heads..all),
-    ]
+    [part(0..heads), part(heads..heads + kv_heads), part(heads + kv_heads..all)]
 }
 
 /// Every kind of mask; fused, transposed and separate operands; head dims that are multiples of the
 /// tile and ones that are not; no queries; no keys; no heads.
 fn cases(device: &Device, dtype: DType) -> Vec<Case> {
     let causal = AttentionMask::causal;
-    let window = |window| AttentionMask {
-        window: Some(window),
-        ..causal()
-    };
-    let at = |sequences| AttentionMask {
-        sequences,
-        ..causal()
-    };
+    let window = |window| AttentionMask { window: Some(window), ..causal() };
+    let at = |sequences| AttentionMask { sequences, ..causal() };
     let cached = at(AttentionSequences::Cached {
         q_offset: list(device, &[65, 3]),
         k_len: list(device, &[70, 8]),
@@ -91,11 +74,7 @@ fn cases(device: &Device, dtype: DType) -> Vec<Case> {
     let mut add = |[q, k, v]: [Tensor; 3], mask| all.push(Case { q, k, v, mask });
     let of = |shape: [usize; 4], scale| numbered(device, &shape, dtype, scale);
     let separate = |[b, t, s]: [usize; 3], [h, g]: [usize; 2], d: usize| {
-        [
-            of([b, t, h, d], 1.5),
-            of([b, s, g, d], 1.0),
-            of([b, s, g, d], 2.0),
-        ]
+        [of([b, t, h, d], 1.5), of([b, s, g, d], 1.0), of([b, s, g, d], 2.0)]
     };
 
     add(fused(device, dtype, [2, 70], [4, 2], 16), causal());
@@ -109,10 +88,7 @@ fn cases(device: &Device, dtype: DType) -> Vec<Case> {
     add(separate([1, 2, 3], [1, 1], 1), AttentionMask::default());
 
     let transposed = of([1, 2, 6, 8], 1.5).transpose(1, 2).unwrap();
-    add(
-        [transposed.clone(), transposed.clone(), transposed.clone()],
-        causal(),
-    );
+    add([transposed.clone(), transposed.clone(), transposed.clone()], causal());
     let across = transposed.transpose(2, 3).unwrap();
     add([across.clone(), across.clone(), across], causal());
     all
@@ -196,10 +172,7 @@ fn queries_can_be_sharded_along_the_sequence() {
     for device in devices() {
         let shape = [2, 7, 2, 8];
         let [q, k] = [0.7, 1.3].map(|scale| numbered(&device, &shape, DType::F32, scale));
-        let rows = AttentionMask {
-            window: Some(4),
-            ..AttentionMask::causal()
-        };
+        let rows = AttentionMask { window: Some(4), ..AttentionMask::causal() };
         let cached = AttentionMask {
             sequences: AttentionSequences::Cached {
                 q_offset: list(&device, &[0, 2]),
@@ -222,10 +195,8 @@ fn queries_can_be_sharded_along_the_sequence() {
                     *q_offset = part(q_offset, Placement::Replicate);
                     *k_len = part(k_len, Placement::Replicate);
                 }
-                let (own_q, own_k) = (
-                    part(&q, Placement::shard(1)),
-                    part(&k, Placement::Replicate),
-                );
+                let (own_q, own_k) =
+                    (part(&q, Placement::shard(1)), part(&k, Placement::Replicate));
                 let (found, of_found) = ops::attention(&own_q, &own_k, &own_k, &own, 0.4).unwrap();
                 let expected = part(&out, Placement::shard(1));
                 assert_close(&found.local(), &expected.local(), rounding(DType::F32), 1.0);
@@ -343,9 +314,7 @@ fn the_gradient_of_an_infinite_lse_is_not_used() {
             assert!(has_keys.contains(&true) && has_keys.contains(&false));
 
             let gradients = |without_keys: f32| {
-                let dlse = has_keys
-                    .iter()
-                    .map(|has| if *has { 0.5 } else { without_keys });
+                let dlse = has_keys.iter().map(|has| if *has { 0.5 } else { without_keys });
                 let dlse: Vec<f32> = dlse.collect();
                 let dlse = Tensor::from_slice(&device, lse.shape(), &dlse).unwrap();
                 let (dq, dk, dv) =
@@ -363,9 +332,7 @@ fn the_gradient_of_an_infinite_lse_is_not_used() {
 
 /// The largest magnitude of an element, at least 1. Rounding errors are relative to it.
 fn largest(x: &Tensor) -> f64 {
-    values(x)
-        .iter()
-        .fold(1.0, |largest, x| x.abs().max(largest))
+    values(x).iter().fold(1.0, |largest, x| x.abs().max(largest))
 }
 
 /// On the CPU the op returns the error. On a GPU the next synchronization does, because lengths are
@@ -425,10 +392,7 @@ fn invalid_masks_are_errors() {
     for device in devices() {
         let x = numbered(&device, &[2, 3, 1, 8], DType::F32, 1.0);
         let error = |x: &Tensor, sequences| {
-            let mask = AttentionMask {
-                sequences,
-                ..AttentionMask::default()
-            };
+            let mask = AttentionMask { sequences, ..AttentionMask::default() };
             ops::attention(x, x, x, &mask, 1.0).err().unwrap()
         };
         let cached = AttentionSequences::Cached {
@@ -437,10 +401,7 @@ fn invalid_masks_are_errors() {
         };
         let wrong = error(&x, cached);
         assert!(
-            matches!(
-                wrong,
-                Error::Attention(AttentionError::PerRow { len: 3, .. })
-            ),
+            matches!(wrong, Error::Attention(AttentionError::PerRow { len: 3, .. })),
             "{wrong}"
         );
 
@@ -450,17 +411,11 @@ fn invalid_masks_are_errors() {
         };
         let wrong = error(&x, packed(&[0, 3]));
         assert!(
-            matches!(
-                wrong,
-                Error::Attention(AttentionError::PackedBatch { batch: 2 })
-            ),
+            matches!(wrong, Error::Attention(AttentionError::PackedBatch { batch: 2 })),
             "{wrong}"
         );
         let one = x.slice(0, 0..1).unwrap();
         let wrong = error(&one, packed(&[0, 1, 3]));
-        assert!(
-            matches!(wrong, Error::Attention(AttentionError::Sequences { .. })),
-            "{wrong}"
-        );
+        assert!(matches!(wrong, Error::Attention(AttentionError::Sequences { .. })), "{wrong}");
     }
 }

@@ -167,11 +167,7 @@ fn concats_of_every_dtype_and_dim() {
                 let other = x.slice(dim, 1..4).unwrap();
                 let none = x.slice(dim, 2..2).unwrap();
                 let found = ops::concat(&[&x, &none, &other, &x], dim).unwrap();
-                assert_eq!(
-                    bits(&found),
-                    bits(&expected),
-                    "{dtype}, dim {dim} on {device}"
-                );
+                assert_eq!(bits(&found), bits(&expected), "{dtype}, dim {dim} on {device}");
             }
         }
     }
@@ -212,10 +208,7 @@ fn out_of_range_positions_are_reported() {
         let at = Tensor::from_slice(&gpu, &[1], &[start]).unwrap();
         ops::copy_at_into(&x, &into, &at).unwrap();
         let error = into.to_vec::<f32>().unwrap_err();
-        let Error::Cuda(CudaError::IndexOutOfRange {
-            op, index, extent, ..
-        }) = error
-        else {
+        let Error::Cuda(CudaError::IndexOutOfRange { op, index, extent, .. }) = error else {
             panic!("{error}");
         };
         assert_eq!((op, index, extent), ("copy_at_into", start, 6));

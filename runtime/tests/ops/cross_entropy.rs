@@ -124,17 +124,8 @@ fn check(problem: &Problem) {
                 .unwrap();
         let unit = 1.0 + x.extent(0).unwrap() as f64 / 4.0;
         let tolerance = 4.0 * rounding(x.dtype()) + 1e-5;
-        assert_close(
-            dw.total().unwrap(),
-            exact_dw.total().unwrap(),
-            tolerance,
-            unit,
-        );
-        assert_eq!(
-            values(&dx),
-            values(&also_dx),
-            "gradients from the same logits"
-        );
+        assert_close(dw.total().unwrap(), exact_dw.total().unwrap(), tolerance, unit);
+        assert_eq!(values(&dx), values(&also_dx), "gradients from the same logits");
         let both = [dw.total().unwrap(), also_dw.total().unwrap()].map(values);
         assert_eq!(both[0], both[1], "gradients from the same logits");
     }
@@ -147,9 +138,7 @@ fn labels_of_every_dtype_and_strided_operands() {
         for dtype in FLOATS {
             let x = numbered(&device, &[6, 2, 5], dtype, 1.0);
             let x = x.transpose(1, 2).unwrap().transpose(0, 1).unwrap();
-            let w = numbered(&device, &[2, 9], dtype, 1.0)
-                .transpose(0, 1)
-                .unwrap();
+            let w = numbered(&device, &[2, 9], dtype, 1.0).transpose(0, 1).unwrap();
             let places =
                 |rows: usize| (0..rows as i64).map(|row| if row % 3 == 1 { 100 } else { row % 9 });
             let wide: Vec<i64> = places(30).collect();
@@ -162,12 +151,8 @@ fn labels_of_every_dtype_and_strided_operands() {
             ];
             let [first, others @ ..] = labels.map(|labels| {
                 let labels = labels.unwrap();
-                let targets = Targets {
-                    labels: &labels,
-                    ignore_index: 100,
-                    vocab_start: 0,
-                    vocab_total: 9,
-                };
+                let targets =
+                    Targets { labels: &labels, ignore_index: 100, vocab_start: 0, vocab_total: 9 };
                 let (max, sum_exp, label_logit) =
                     ops::linear_cross_entropy(&x, &w, targets).unwrap();
                 let lse = log_sum_exp(&max, &sum_exp);
@@ -181,12 +166,8 @@ fn labels_of_every_dtype_and_strided_operands() {
 
             let shape = Shape::new(&[9, 2]).unwrap();
             let labels = Tensor::from_slice(&device, &[5, 6], &wide).unwrap();
-            let targets = Targets {
-                labels: &labels,
-                ignore_index: 100,
-                vocab_start: 0,
-                vocab_total: 9,
-            };
+            let targets =
+                Targets { labels: &labels, ignore_index: 100, vocab_start: 0, vocab_total: 9 };
             let (max, _, _) = ops::linear_cross_entropy(&x, &w, targets).unwrap();
             let mut narrow = Accumulator::new(&device, shape, DType::BF16).unwrap();
             let mut wide = Accumulator::new(&device, shape, DType::F32).unwrap();
@@ -231,12 +212,8 @@ fn labels_outside_of_the_vocabulary() {
         let w = numbered(&device, &[10, 8], DType::F32, 1.0);
         for invalid in [10, -7] {
             let labels = Tensor::from_slice(&device, &[3], &[0, invalid, IGNORE]).unwrap();
-            let targets = Targets {
-                labels: &labels,
-                ignore_index: IGNORE,
-                vocab_start: 0,
-                vocab_total: 10,
-            };
+            let targets =
+                Targets { labels: &labels, ignore_index: IGNORE, vocab_start: 0, vocab_total: 10 };
             let result = ops::linear_cross_entropy(&x, &w, targets);
             let reported = match (result, device.is_gpu()) {
                 (Err(Error::IndexOutOfRange { index, .. }), false) => index,

@@ -25,10 +25,8 @@ fn assert_rounded(actual: &Tensor, expected: &Tensor, dtype: DType) {
 #[test]
 fn unary_functions_equal_f64() {
     let listed = ops::UNARY.iter().map(|op| (op.name, op.value, op.domain));
-    let others: [(&str, Unary, Domain); 2] = [
-        ("neg", ops::neg, Domain::Real),
-        ("clamp", |x| ops::clamp(x, -0.5, 1.5), Domain::Real),
-    ];
+    let others: [(&str, Unary, Domain); 2] =
+        [("neg", ops::neg, Domain::Real), ("clamp", |x| ops::clamp(x, -0.5, 1.5), Domain::Real)];
     let functions: Vec<_> = listed.chain(others).collect();
     for device in devices() {
         for (dtype, shape) in FLOATS.into_iter().flat_map(|d| SHAPES.map(|s| (d, s))) {
@@ -68,11 +66,7 @@ fn binary_functions_equal_f64() {
         ("maximum", ops::maximum, anywhere),
         ("minimum", ops::minimum, anywhere),
         ("maximum_grad", ops::maximum_grad, anywhere),
-        (
-            "clamp_grad",
-            |x, dy| ops::clamp_grad(x, dy, -0.5, 1.5),
-            anywhere,
-        ),
+        ("clamp_grad", |x, dy| ops::clamp_grad(x, dy, -0.5, 1.5), anywhere),
     ];
     let functions: Vec<_> = gradients.chain(others).collect();
     for device in devices() {
@@ -117,10 +111,8 @@ fn comparisons_and_selection() {
         let a = Tensor::from_slice(&device, &[5], &[1.0f32, 2.0, f32::NAN, -0.0, 7.0]).unwrap();
         let b = Tensor::from_slice(&device, &[5], &[1.0f32, 3.0, 4.0, 0.0, f32::NAN]).unwrap();
         for compare in comparisons {
-            let (holds, expected) = (
-                compare(&a, &b).unwrap(),
-                compare(&exact(&a), &exact(&b)).unwrap(),
-            );
+            let (holds, expected) =
+                (compare(&a, &b).unwrap(), compare(&exact(&a), &exact(&b)).unwrap());
             assert_eq!(values(&holds), values(&expected));
             let chosen = ops::where_(&holds, &a, &b).unwrap();
             let expected = ops::where_(&expected, &exact(&a), &exact(&b)).unwrap();
@@ -164,10 +156,7 @@ fn accumulating_filling_and_copying_in_place() {
         ops::fill_into(&cache, -1.5).unwrap();
         assert_eq!(values(&cache), vec![-1.5; 65]);
         let fixed = ops::full(&device, &[5, 13], DType::BF16, 2.0).unwrap();
-        assert!(matches!(
-            ops::copy_into(&x, &fixed),
-            Err(Error::Immutable { op: "copy_into" })
-        ));
+        assert!(matches!(ops::copy_into(&x, &fixed), Err(Error::Immutable { op: "copy_into" })));
     }
 }
 
@@ -201,10 +190,7 @@ fn user_defined_functions() {
         let narrow = ops::cast(&x, DType::BF16).unwrap();
         for wrong in [&x, &narrow.transpose(0, 1).unwrap()] {
             let rejected = ops::map(&call, &Softplus, [wrong], &mut other);
-            assert!(matches!(
-                rejected,
-                Err(Error::Argument { op: "softplus", .. })
-            ));
+            assert!(matches!(rejected, Err(Error::Argument { op: "softplus", .. })));
         }
     }
 }

@@ -179,18 +179,11 @@ fn graph_launches_report_errors() {
 }
 
 fn fill(ids: &Tensor, from: &Tensor) {
-    let bytes: Vec<u8> = from
-        .to_vec::<i64>()
-        .unwrap()
-        .into_iter()
-        .flat_map(i64::to_ne_bytes)
-        .collect();
+    let bytes: Vec<u8> =
+        from.to_vec::<i64>().unwrap().into_iter().flat_map(i64::to_ne_bytes).collect();
     let mut buffer = meshgrad_runtime::PinnedBuffer::new(ids.device(), bytes.len()).unwrap();
     buffer.as_mut().copy_from_slice(&bytes);
-    ids.fill_from_pinned(0..bytes.len(), buffer)
-        .unwrap()
-        .synchronize()
-        .unwrap();
+    ids.fill_from_pinned(0..bytes.len(), buffer).unwrap().synchronize().unwrap();
 }
 
 /// Without ops that check indices, a synchronization reads no error word and needs no pinned

@@ -26,10 +26,7 @@ fn offsets(device: &Device, ends: &[i64]) -> Tensor {
 
 /// The same values in a layout where dims `a` and `b` are exchanged.
 fn transposed(x: &Tensor, a: isize, b: isize) -> Tensor {
-    ops::copy(&x.transpose(a, b).unwrap())
-        .unwrap()
-        .transpose(a, b)
-        .unwrap()
+    ops::copy(&x.transpose(a, b).unwrap()).unwrap().transpose(a, b).unwrap()
 }
 
 fn accumulator(device: &Device, shape: &[usize], dtype: DType) -> Accumulator {
@@ -68,10 +65,7 @@ fn views() {
             let at = strided.expect("a view without the dim of one element");
             let y = ops::grouped_matmul_nt(&x, &w, &at).unwrap();
             let dense = ops::grouped_matmul_nt(&x, &w, &offsets(&device, &[0, 30, 30, 37]));
-            assert_eq!(
-                crate::devices::values(&y),
-                crate::devices::values(&dense.unwrap())
-            );
+            assert_eq!(crate::devices::values(&y), crate::devices::values(&dense.unwrap()));
         }
     }
 }
@@ -107,9 +101,7 @@ fn check(x: &Tensor, w: &Tensor, dy: &Tensor, ends: &[i64]) {
 fn products_of_warpgroups() {
     const GROUPS: i64 = 17;
     for device in devices() {
-        let ends: Vec<i64> = (0..=GROUPS)
-            .map(|i| (i * i * 14 + i * 10).min(4216))
-            .collect();
+        let ends: Vec<i64> = (0..=GROUPS).map(|i| (i * i * 14 + i * 10).min(4216)).collect();
         let [x, dy] = [0, 1].map(|_| numbered(&device, &[4224, 136], DType::BF16, 1.0));
         let w = numbered(&device, &[GROUPS as usize, 136, 136], DType::BF16, 1.0);
         check(&x, &w, &dy, &ends);
@@ -164,24 +156,15 @@ fn a_graph_follows_its_offsets() {
         let x = numbered(&device, &[70, 9], dtype, 1.0);
         let w = numbered(&device, &[2, 5, 9], dtype, 1.0);
         let at = Tensor::zeros(&device, &[3], DType::I64, Kind::Cache).unwrap();
-        let mut graph = device
-            .capture(|| ops::grouped_matmul_nt(&x, &w, &at))
-            .unwrap();
+        let mut graph = device.capture(|| ops::grouped_matmul_nt(&x, &w, &at)).unwrap();
         let mut buffer = PinnedBuffer::new(&device, 24).unwrap();
         for ends in [[0i64, 66, 70], [0, 0, 65], [0, 1, 1]] {
             let bytes: Vec<u8> = ends.iter().flat_map(|end| end.to_le_bytes()).collect();
             buffer.as_mut().copy_from_slice(&bytes);
-            buffer = at
-                .fill_from_pinned(0..24, buffer)
-                .unwrap()
-                .synchronize()
-                .unwrap();
+            buffer = at.fill_from_pinned(0..24, buffer).unwrap().synchronize().unwrap();
             graph.launch().unwrap();
             let expected = ops::grouped_matmul_nt(&x, &w, &offsets(&device, &ends)).unwrap();
-            assert_eq!(
-                crate::devices::values(graph.results()),
-                crate::devices::values(&expected)
-            );
+            assert_eq!(crate::devices::values(graph.results()), crate::devices::values(&expected));
         }
     }
 }

@@ -11,9 +11,7 @@ const IDS: [DType; 3] = [DType::I64, DType::I32, DType::U32];
 /// Indices below `extent`, some of them repeated.
 fn ids(device: &Device, shape: &[usize], extent: usize, dtype: DType) -> Tensor {
     let count: usize = shape.iter().product();
-    let values: Vec<i64> = (0..count)
-        .map(|i| ((i * i * 7 + i / 2) % extent) as i64)
-        .collect();
+    let values: Vec<i64> = (0..count).map(|i| ((i * i * 7 + i / 2) % extent) as i64).collect();
     let values = Tensor::from_slice(reference(), shape, &values).unwrap();
     ops::to_device(&ops::cast(&values, dtype).unwrap(), device).unwrap()
 }
@@ -32,15 +30,10 @@ fn embeddings_are_rows() {
                 let y = ops::embedding(&table, &ids).unwrap();
                 let expected = ops::embedding(&exact(&table), &on_cpu(&ids)).unwrap();
                 assert_eq!(y.shape()[..], [3, 5, features]);
-                assert_eq!(
-                    values(&y),
-                    values(&expected),
-                    "{features} {dtype} on {device}"
-                );
+                assert_eq!(values(&y), values(&expected), "{features} {dtype} on {device}");
 
-                let transposed = numbered(&device, &[features, 11], dtype, 1.0)
-                    .transpose(0, 1)
-                    .unwrap();
+                let transposed =
+                    numbered(&device, &[features, 11], dtype, 1.0).transpose(0, 1).unwrap();
                 let y = ops::embedding(&transposed, &ids.transpose(0, 1).unwrap()).unwrap();
                 let ids = on_cpu(&ids).transpose(0, 1).unwrap();
                 let expected = ops::embedding(&exact(&transposed), &ids).unwrap();
@@ -88,9 +81,7 @@ fn elements_are_gathered() {
                 assert_eq!(values(&y), values(&expected), "{dtype} {dim} on {device}");
             }
             let transposed = x.transpose(0, 2).unwrap();
-            let index = ids(&device, &[6, 3, 2], 5, DType::I64)
-                .transpose(0, 2)
-                .unwrap();
+            let index = ids(&device, &[6, 3, 2], 5, DType::I64).transpose(0, 2).unwrap();
             let index = index.slice(0, 0..2).unwrap();
             let y = ops::gather(&transposed, 2, &index).unwrap();
             let expected = ops::gather(&exact(&transposed), 2, &on_cpu(&index)).unwrap();
@@ -121,10 +112,7 @@ fn the_rows_of_a_table_can_be_sharded() {
                 let own = ops::embedding(&part(&table, &by_rows, rank), &whole(&ids)).unwrap();
                 assert_eq!(own.sharding().unwrap().to_string(), "tp: partial(sum)");
                 let own = values(&own.local());
-                sum_of_y
-                    .iter_mut()
-                    .zip(own)
-                    .for_each(|(sum, own)| *sum += own);
+                sum_of_y.iter_mut().zip(own).for_each(|(sum, own)| *sum += own);
 
                 let shape = ShardedShape::new(&by_rows, rank).unwrap();
                 let mut sum = Accumulator::new(&device, shape, DType::F32).unwrap();
@@ -151,11 +139,7 @@ fn gradients_of_embeddings_add_up() {
                 ops::embedding_grad_into(&dy, &ids, &mut sum).unwrap();
                 ops::embedding_grad_into(&on_cpu(&dy), &on_cpu(&ids), &mut expected).unwrap();
                 let found = values(sum.total().unwrap());
-                assert_eq!(
-                    found,
-                    values(expected.total().unwrap()),
-                    "{dtype} on {device}"
-                );
+                assert_eq!(found, values(expected.total().unwrap()), "{dtype} on {device}");
             }
             let none = dy.slice(0, 0..0).unwrap();
             let mut sum = accumulator(&device, &[21, features]);
@@ -221,12 +205,7 @@ fn many_positions_keep_their_order() {
 #[track_caller]
 fn assert_told(gpu: &Device, op: &str, index: i64, extent: usize) {
     let error = gpu.synchronize().unwrap_err();
-    let Error::Cuda(CudaError::IndexOutOfRange {
-        op: by,
-        index: met,
-        extent: of,
-        ..
-    }) = error
+    let Error::Cuda(CudaError::IndexOutOfRange { op: by, index: met, extent: of, .. }) = error
     else {
         panic!("{error}");
     };
@@ -252,12 +231,8 @@ fn out_of_range_indices_are_reported() {
     assert_eq!(values(&y), [0.0, 2.0]);
 
     let src = ops::full(&gpu, &[1, 2], DType::F32, 3.0).unwrap();
-    let y = ops::scatter_add(
-        &[2, 2],
-        0,
-        &Tensor::from_slice(&gpu, &[1, 2], &[2u32, 1]).unwrap(),
-        &src,
-    );
+    let y =
+        ops::scatter_add(&[2, 2], 0, &Tensor::from_slice(&gpu, &[1, 2], &[2u32, 1]).unwrap(), &src);
     assert_told(&gpu, "scatter_add", 2, 2);
     assert_eq!(values(&y.unwrap()), [0.0, 0.0, 0.0, 3.0]);
 }

@@ -91,16 +91,8 @@ fn batches_and_views() {
             let everywhere = b.broadcast_to(&[2, 3, 12, 9]).unwrap();
             let heads = numbered(&device, &[2, 10, 3, 12], dtype, 1.0);
             let heads = heads.transpose(1, 2).unwrap();
-            let column = a
-                .slice(3, 1..2)
-                .unwrap()
-                .broadcast_to(&[2, 3, 10, 12])
-                .unwrap();
-            for (a, b) in [
-                (&a, &everywhere),
-                (&heads, &everywhere),
-                (&column, &everywhere),
-            ] {
+            let column = a.slice(3, 1..2).unwrap().broadcast_to(&[2, 3, 10, 12]).unwrap();
+            for (a, b) in [(&a, &everywhere), (&heads, &everywhere), (&column, &everywhere)] {
                 let c = ops::matmul(a, b).unwrap();
                 let expected = ops::matmul(&exact(a), &exact(b)).unwrap();
                 assert_close(&c, &expected, tolerance(dtype, 12), 1.0);
@@ -193,12 +185,7 @@ fn single_rows_and_columns_of_views() {
             let row = row.slice(2, 2..39).unwrap();
             let column = rows.slice(2, 7..8).unwrap().permute(&[1, 0, 2]).unwrap();
             let steps = rows.permute(&[1, 2, 0]).unwrap().slice(1, 3..40).unwrap();
-            for (a, b) in [
-                (&row, &column),
-                (&column, &row),
-                (&row, &steps),
-                (&steps, &column),
-            ] {
+            for (a, b) in [(&row, &column), (&column, &row), (&row, &steps), (&steps, &column)] {
                 let c = ops::matmul(a, b).unwrap();
                 let expected = ops::matmul(&exact(a), &exact(b)).unwrap();
                 assert_close(&c, &expected, tolerance(dtype, 37), 1.0);

@@ -15,9 +15,8 @@ const CASES: [[usize; 5]; 7] = [
 ];
 
 fn indices(device: &Device, [tokens, k, experts, ..]: [usize; 5], dtype: DType) -> Tensor {
-    let values: Vec<i64> = (0..tokens * k)
-        .map(|i| ((i * i * 7 + i / 3) % experts) as i64)
-        .collect();
+    let values: Vec<i64> =
+        (0..tokens * k).map(|i| ((i * i * 7 + i / 3) % experts) as i64).collect();
     let indices = Tensor::from_slice(reference(), &[tokens, k], &values).unwrap();
     ops::to_device(&ops::cast(&indices, dtype).unwrap(), device).unwrap()
 }
@@ -80,13 +79,9 @@ fn rows_are_permuted_and_unpermuted() {
             }
             // Rows that are not aligned to a vector, and transposed operands.
             let case = [6, 3, 7, 2, 3];
-            let view = numbered(&device, &[7, 33], dtype, 2.0)
-                .slice(0, 1..7)
-                .unwrap();
+            let view = numbered(&device, &[7, 33], dtype, 2.0).slice(0, 1..7).unwrap();
             check_rows(&view.slice(1, 1..33).unwrap(), case);
-            let rows = numbered(&device, &[7, 32], dtype, 2.0)
-                .slice(0, 1..7)
-                .unwrap();
+            let rows = numbered(&device, &[7, 32], dtype, 2.0).slice(0, 1..7).unwrap();
             check_rows(&rows, case);
             let transposed = numbered(&device, &[16, 6], dtype, 2.0);
             check_rows(&transposed.transpose(0, 1).unwrap(), case);
@@ -162,9 +157,7 @@ fn routers_select_as_on_the_cpu() {
             ] {
                 check_router(&numbered(&device, &shape, dtype, 1.0), k);
             }
-            let view = numbered(&device, &[5, 33], dtype, 1.0)
-                .slice(0, 1..5)
-                .unwrap();
+            let view = numbered(&device, &[5, 33], dtype, 1.0).slice(0, 1..5).unwrap();
             check_router(&view, 4);
             let transposed = numbered(&device, &[12, 5], dtype, 1.0);
             check_router(&transposed.transpose(0, 1).unwrap(), 4);
@@ -210,18 +203,11 @@ fn out_of_range_indices_are_errors() {
     for device in devices() {
         let x = numbered(&device, &[2, 8], DType::F32, 1.0);
         let ids = |values: &[i32]| {
-            let shape: &[usize] = if values.len() == 4 {
-                &[2, 2]
-            } else {
-                &[values.len()]
-            };
+            let shape: &[usize] = if values.len() == 4 { &[2, 2] } else { &[values.len()] };
             Tensor::from_slice(&device, shape, values).unwrap()
         };
         let sorted = ops::expert_order(&ids(&[0, 1, 2, 0]), 3, 0, 3).unwrap();
-        let (weights, rows) = (
-            numbered(&device, &[2, 2], DType::F32, 1.0),
-            ids(&[0, 1, 4, 2]),
-        );
+        let (weights, rows) = (numbered(&device, &[2, 2], DType::F32, 1.0), ids(&[0, 1, 4, 2]));
         let y = ops::permute_tokens(&x, &sorted.order, &sorted.offsets).unwrap();
 
         let fails = |work: &dyn Fn() -> Result<Tensor>| {
@@ -303,10 +289,7 @@ impl Layer {
         let sorted = ops::expert_order(&indices, 5, held.start, held.len())?;
         let (order, offsets, row_of_slot) = (&sorted.order, &sorted.offsets, &sorted.row_of_slot);
 
-        let (w_in, w_out) = (
-            self.gate_up.slice(0, held.clone())?,
-            self.down.slice(0, held)?,
-        );
+        let (w_in, w_out) = (self.gate_up.slice(0, held.clone())?, self.down.slice(0, held)?);
         let rows = ops::permute_tokens(&self.x, order, offsets)?;
         let gate_up = ops::grouped_matmul_nt(&rows, &w_in, offsets)?;
         let flat = *gate_up.shape();
@@ -326,13 +309,7 @@ impl Layer {
         let dw_in = weight_gradient(&dgate_up, &rows, offsets, &w_in)?;
         let drows = ops::grouped_matmul_grad_input(&dgate_up, &w_in, offsets)?;
         let dx = ops::permute_tokens_grad(&drows, row_of_slot)?;
-        Ok(vec![
-            ("out", out),
-            ("dp", dp),
-            ("dx", dx),
-            ("dw_in", dw_in),
-            ("dw_out", dw_out),
-        ])
+        Ok(vec![("out", out), ("dp", dp), ("dx", dx), ("dw_in", dw_in), ("dw_out", dw_out)])
     }
 }
 

@@ -7,21 +7,10 @@ const EPS: f64 = 1e-6;
 
 /// Rows that fit in registers and rows that do not; one element; no elements; a transposed tensor.
 fn operands(device: &meshgrad_runtime::Device, dtype: DType) -> Vec<Tensor> {
-    let shapes: [&[usize]; 6] = [
-        &[3, 64],
-        &[2, 5, 7],
-        &[1, 1],
-        &[0, 8],
-        &[130, 96],
-        &[2, 5000],
-    ];
-    let mut all: Vec<Tensor> = shapes
-        .iter()
-        .map(|shape| numbered(device, shape, dtype, 2.0))
-        .collect();
-    let transposed = numbered(device, &[6, 10], dtype, 2.0)
-        .transpose(0, 1)
-        .unwrap();
+    let shapes: [&[usize]; 6] = [&[3, 64], &[2, 5, 7], &[1, 1], &[0, 8], &[130, 96], &[2, 5000]];
+    let mut all: Vec<Tensor> =
+        shapes.iter().map(|shape| numbered(device, shape, dtype, 2.0)).collect();
+    let transposed = numbered(device, &[6, 10], dtype, 2.0).transpose(0, 1).unwrap();
     all.push(transposed);
     all
 }
@@ -187,9 +176,6 @@ fn functions_of_rows_name_what_does_not_fit() {
         let call = SCALED.call(&[&x]).unwrap();
         let mut y = SCALED.call(&[&x]).unwrap().output(0).unwrap();
         let error = ops::map_rows(&call, &Scaled, [&x], [], &mut y, &mut []).unwrap_err();
-        assert!(
-            error.to_string().contains("0 numbers per row are given"),
-            "{error}"
-        );
+        assert!(error.to_string().contains("0 numbers per row are given"), "{error}");
     }
 }

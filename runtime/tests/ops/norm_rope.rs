@@ -11,15 +11,8 @@ const STYLES: [RopeStyle; 2] = [RopeStyle::Half, RopeStyle::Interleaved];
 
 /// Extents [heads, features, rotated pairs]: features that are whole vectors or not; all, some or
 /// no features rotated; no heads; no features.
-const EXTENTS: [[usize; 3]; 7] = [
-    [2, 128, 64],
-    [3, 96, 32],
-    [2, 9, 3],
-    [1, 2, 1],
-    [2, 5, 0],
-    [0, 64, 32],
-    [2, 0, 0],
-];
+const EXTENTS: [[usize; 3]; 7] =
+    [[2, 128, 64], [3, 96, 32], [2, 9, 3], [1, 2, 1], [2, 5, 0], [0, 64, 32], [2, 0, 0]];
 
 fn on(device: &Device, x: &Tensor) -> Tensor {
     ops::to_device(x, device).unwrap()
@@ -111,10 +104,8 @@ fn f32_equals_norm_then_rope() {
 fn more_pairs_than_features_are_rejected() {
     let cpu = reference();
     let [cos, sin] = tables(cpu, 2, 4);
-    let (x, w) = (
-        numbered(cpu, &[2, 3, 1, 6], DType::F32, 1.0),
-        numbered(cpu, &[6], DType::F32, 1.0),
-    );
+    let (x, w) =
+        (numbered(cpu, &[2, 3, 1, 6], DType::F32, 1.0), numbered(cpu, &[6], DType::F32, 1.0));
     let error = ops::rms_norm_rope(&x, &w, &cos, &sin, RopeStyle::Half, EPS).unwrap_err();
     assert!(error.to_string().contains("4 pairs of angles"), "{error}");
 }

@@ -6,12 +6,7 @@ use meshgrad_runtime::{
     CudaError, DType, Device, Error, Key, Kind, Region, RegionKey, Result, Tensor,
 };
 
-const ADAMW: AdamW = AdamW {
-    beta1: 0.9,
-    beta2: 0.95,
-    eps: 1e-8,
-    weight_decay: 0.1,
-};
+const ADAMW: AdamW = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
 
 /// A parameter with its gradient and its state.
 struct Trained {
@@ -78,11 +73,7 @@ impl Scalars {
 
     fn lend(&self) -> StepScalars<'_> {
         let [learning_rate, step, scale] = &self.0;
-        StepScalars {
-            learning_rate,
-            step,
-            scale,
-        }
+        StepScalars { learning_rate, step, scale }
     }
 }
 
@@ -171,9 +162,7 @@ fn steps_can_be_captured() {
     let scalars = Scalars::new(&device, 0.01, 1.0, 1.0);
     let mut table = AdamWTable::default();
     table.step(&[one.operands()], scalars.lend()).unwrap();
-    let mut graph = device
-        .capture(|| table.step(&[one.operands()], scalars.lend()))
-        .unwrap();
+    let mut graph = device.capture(|| table.step(&[one.operands()], scalars.lend())).unwrap();
     graph.launch().unwrap();
 
     let twice = Trained::new(reference(), &[100], DType::F32, 0);
@@ -185,10 +174,7 @@ fn steps_can_be_captured() {
 
     let mut other = AdamWTable::default();
     let captured = device.capture(|| other.step(&[one.operands()], scalars.lend()));
-    assert!(matches!(
-        captured.err(),
-        Some(Error::Cuda(CudaError::Capture { .. }))
-    ));
+    assert!(matches!(captured.err(), Some(Error::Cuda(CudaError::Capture { .. }))));
 }
 
 /// Changes smaller than the last bit of bf16 are lost with rounding to nearest. With stochastic
@@ -251,10 +237,7 @@ fn stochastic_rounding_is_unbiased() {
         // tolerance is five standard deviations of the mean.
         for sum in sums {
             let mean = sum / KEYS as f64;
-            assert!(
-                (mean - 0.999).abs() < 5.0 * 0.004 / (KEYS as f64).sqrt(),
-                "{mean}"
-            );
+            assert!((mean - 0.999).abs() < 5.0 * 0.004 / (KEYS as f64).sqrt(), "{mean}");
         }
     }
 }
@@ -299,25 +282,13 @@ fn invalid_operands_are_errors_and_change_nothing() {
         let expected = "adamw_step: writes twice to the elements of f32[6] on";
         assert!(message.starts_with(expected), "{message}");
 
-        let of_parameter = AdamWOperands {
-            gradient: &one.param,
-            ..operands
-        };
+        let of_parameter = AdamWOperands { gradient: &one.param, ..operands };
         assert!(matches!(step(&[of_parameter]), Err(Error::Busy { .. })));
-        let of_a_value = AdamWOperands {
-            exp_avg: &one.gradient,
-            ..operands
-        };
+        let of_a_value = AdamWOperands { exp_avg: &one.gradient, ..operands };
         assert!(matches!(step(&[of_a_value]), Err(Error::Immutable { .. })));
         let elsewhere = Key::new(0).within(&Region::whole(&[7]).unwrap());
-        let of_another_shape = AdamWOperands {
-            rounding: Some(&elsewhere),
-            ..operands
-        };
-        assert!(matches!(
-            step(&[of_another_shape]),
-            Err(Error::Argument { .. })
-        ));
+        let of_another_shape = AdamWOperands { rounding: Some(&elsewhere), ..operands };
+        assert!(matches!(step(&[of_another_shape]), Err(Error::Argument { .. })));
         assert!(one.bits() == before);
     }
 }

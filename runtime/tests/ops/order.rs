@@ -6,10 +6,8 @@ use meshgrad_runtime::{DType, Error, Tensor, ops};
 /// Several dims to sum along; one element, none; more than one block, and a strided tensor.
 fn operands(device: &meshgrad_runtime::Device, dtype: DType) -> Vec<Tensor> {
     let shapes: [&[usize]; 6] = [&[1], &[3, 5, 2], &[0, 8], &[8, 0], &[2, 2500], &[130, 9]];
-    let mut all: Vec<Tensor> = shapes
-        .iter()
-        .map(|shape| numbered(device, shape, dtype, 2.0))
-        .collect();
+    let mut all: Vec<Tensor> =
+        shapes.iter().map(|shape| numbered(device, shape, dtype, 2.0)).collect();
     all.push(all[1].permute(&[2, 0, 1]).unwrap());
     all
 }
@@ -41,10 +39,7 @@ fn sums_from_both_ends() {
         let both = ops::sub(&ops::add(&forward, &backward.unwrap()).unwrap(), &x).unwrap();
         let total = ops::sum(&x, &[-1]).unwrap().unsqueeze(1).unwrap();
         let total = total.broadcast_to(&[2, 1500]).unwrap();
-        assert_eq!(
-            both.to_vec::<f32>().unwrap(),
-            total.to_vec::<f32>().unwrap()
-        );
+        assert_eq!(both.to_vec::<f32>().unwrap(), total.to_vec::<f32>().unwrap());
     }
 }
 
@@ -59,11 +54,7 @@ fn coarse(device: &meshgrad_runtime::Device, shape: &[usize], dtype: DType) -> T
         _ => ((i * i * 31 + i) % 9) as f32 - 4.0,
     };
     let elements: Vec<f32> = (0..shape.iter().product()).map(value).collect();
-    ops::cast(
-        &Tensor::from_slice(device, shape, &elements).unwrap(),
-        dtype,
-    )
-    .unwrap()
+    ops::cast(&Tensor::from_slice(device, shape, &elements).unwrap(), dtype).unwrap()
 }
 
 #[test]
@@ -78,10 +69,7 @@ fn argsort_is_a_stable_sort_of_each_row() {
                     assert_eq!(found.to_vec::<i64>().unwrap(), sorted(&x, descending));
                     let across = ops::argsort(&x.transpose(0, 1).unwrap(), 0, descending).unwrap();
                     let across = ops::contiguous(&across.transpose(0, 1).unwrap()).unwrap();
-                    assert_eq!(
-                        across.to_vec::<i64>().unwrap(),
-                        found.to_vec::<i64>().unwrap()
-                    );
+                    assert_eq!(across.to_vec::<i64>().unwrap(), found.to_vec::<i64>().unwrap());
                 }
             }
         }
@@ -96,10 +84,7 @@ fn sorted(x: &Tensor, descending: bool) -> Vec<i64> {
         f64::NEG_INFINITY => -999_999,
         x => x as i64,
     };
-    let values = ops::cast(&exact(x), DType::F64)
-        .unwrap()
-        .to_vec::<f64>()
-        .unwrap();
+    let values = ops::cast(&exact(x), DType::F64).unwrap().to_vec::<f64>().unwrap();
     let columns = x.extent(-1).unwrap().max(1);
     let rows = values.chunks(columns).map(|row| {
         let mut order: Vec<i64> = (0..row.len() as i64).collect();
@@ -114,20 +99,11 @@ fn sorted(x: &Tensor, descending: bool) -> Vec<i64> {
 fn errors_name_the_dim() {
     for device in devices() {
         let x = numbered(&device, &[2, 3], DType::F32, 1.0);
-        assert!(matches!(
-            ops::cumsum(&x, 2),
-            Err(Error::NoDim { dim: 2, .. })
-        ));
-        assert!(matches!(
-            ops::argsort(&x, -3, false),
-            Err(Error::NoDim { dim: -3, .. })
-        ));
+        assert!(matches!(ops::cumsum(&x, 2), Err(Error::NoDim { dim: 2, .. })));
+        assert!(matches!(ops::argsort(&x, -3, false), Err(Error::NoDim { dim: -3, .. })));
         let scalar = ops::sum(&x, &[0, 1]).unwrap();
         assert!(matches!(ops::cumsum(&scalar, 0), Err(Error::NoDim { .. })));
         let indices = ops::argsort(&x, 0, false).unwrap();
-        assert!(matches!(
-            ops::argsort(&indices, 0, false),
-            Err(Error::Signature { .. })
-        ));
+        assert!(matches!(ops::argsort(&indices, 0, false), Err(Error::Signature { .. })));
     }
 }

@@ -85,18 +85,11 @@ fn shards_of_several_ranges_have_the_bits_of_the_cpu() {
     ] {
         let placement = Placement::Shard(1, division);
         let own = Sharding::new(&mesh, [("cp", placement)], &[5, 12, 7]).unwrap();
-        for (device, rank) in devices()
-            .iter()
-            .flat_map(|device| [(device, 0), (device, 1)])
-        {
+        for (device, rank) in devices().iter().flat_map(|device| [(device, 0), (device, 1)]) {
             let drawn = |device: &Device| {
                 let shape = own.local_shape(rank).unwrap();
                 let x = numbered(device, &[7, shape[1], 5], DType::F32, 2.0);
-                let x = x
-                    .transpose(0, 2)
-                    .unwrap()
-                    .with_sharding(&own, rank)
-                    .unwrap();
+                let x = x.transpose(0, 2).unwrap().with_sharding(&own, rank).unwrap();
                 let dropped = ops::dropout(&x, Key::new(3), 0.5).unwrap();
                 let filled = Tensor::zeros(device, &shape, DType::F32, Kind::Parameter).unwrap();
                 let part = filled.with_sharding(&own, rank).unwrap();

@@ -12,14 +12,7 @@ const DIMS: [&[isize]; 8] = [&[], &[0], &[1], &[2], &[0, 1], &[0, 2], &[1, 2], &
 
 /// Rows that are whole vectors or not, long rows and long columns, strided and empty tensors.
 fn operands(device: &Device, dtype: DType) -> Vec<Tensor> {
-    let shapes = [
-        [2, 3, 64],
-        [3, 5, 7],
-        [1, 1, 1],
-        [2, 1100, 8],
-        [1, 2, 20_001],
-        [2, 0, 3],
-    ];
+    let shapes = [[2, 3, 64], [3, 5, 7], [1, 1, 1], [2, 1100, 8], [1, 2, 20_001], [2, 0, 3]];
     let numbered = |shape: &[usize]| numbered(device, shape, dtype, 1.0);
     let mut all: Vec<Tensor> = shapes.iter().map(|shape| numbered(shape)).collect();
     all.push(numbered(&[6, 4, 8]).transpose(0, 2).unwrap());

@@ -8,24 +8,15 @@ const STYLES: [RopeStyle; 2] = [RopeStyle::Half, RopeStyle::Interleaved];
 
 /// Extents [heads, features, rotated pairs]: features that are whole vectors or not; all, some or
 /// no features rotated; no heads; no features.
-const EXTENTS: [[usize; 3]; 7] = [
-    [2, 128, 64],
-    [3, 96, 32],
-    [2, 9, 3],
-    [1, 2, 1],
-    [2, 5, 0],
-    [0, 64, 32],
-    [2, 0, 0],
-];
+const EXTENTS: [[usize; 3]; 7] =
+    [[2, 128, 64], [3, 96, 32], [2, 9, 3], [1, 2, 1], [2, 5, 0], [0, 64, 32], [2, 0, 0]];
 
 fn on(device: &Device, x: &Tensor) -> Tensor {
     ops::to_device(x, device).unwrap()
 }
 
 fn tables(device: &Device, positions: &Tensor, pairs: usize, factor: f64) -> (Tensor, Tensor) {
-    let inv_freq: Vec<f32> = (0..pairs)
-        .map(|i| 1e4f32.powf(-(i as f32) / pairs as f32))
-        .collect();
+    let inv_freq: Vec<f32> = (0..pairs).map(|i| 1e4f32.powf(-(i as f32) / pairs as f32)).collect();
     let inv_freq = Tensor::from_slice(device, &[pairs], &inv_freq).unwrap();
     ops::rope_tables(&on(device, positions), &inv_freq, factor).unwrap()
 }

@@ -30,18 +30,12 @@ fn an_op_cannot_read_a_storage_that_it_writes() {
         assert_busy(ops::matmul_into(&sum.buffer().clone(), &x, &mut sum));
         assert_busy(ops::matmul_into(&x, &sum.buffer().clone(), &mut sum));
         assert_busy(ops::add_into(&sum.buffer().clone(), &mut sum));
-        assert_eq!(
-            values(sum.buffer()),
-            values(&x),
-            "the accumulator is unchanged"
-        );
+        assert_eq!(values(sum.buffer()), values(&x), "the accumulator is unchanged");
 
         let mut line = Accumulator::over(part(0..1).view(&[8]).unwrap().unwrap()).unwrap();
         let inv_rms = Tensor::zeros(&device, &[7], DType::F32, Kind::Cache).unwrap();
         let rows = part(1..8);
-        assert_busy(ops::rms_norm_grad_weight_into(
-            &rows, &rows, &inv_rms, &mut line,
-        ));
+        assert_busy(ops::rms_norm_grad_weight_into(&rows, &rows, &inv_rms, &mut line));
 
         // A separate copy may be read, and two operands may share a storage.
         ops::copy_into(&ops::copy(&part(0..4)).unwrap(), &part(2..6)).unwrap();
@@ -58,35 +52,20 @@ fn a_rejected_step_increments_no_version() {
         let stream = gpu.stream().unwrap();
         let pending = write(&stream, &gradient).unwrap();
         let one = ops::full(&gpu, &[], DType::F32, 1.0).unwrap();
-        let scalars = StepScalars {
-            learning_rate: &one,
-            step: &one,
-            scale: &one,
-        };
+        let scalars = StepScalars { learning_rate: &one, step: &one, scale: &one };
         let operands = AdamWOperands {
             param: &param,
             gradient: &gradient,
             exp_avg: &exp_avg,
             exp_avg_sq: &exp_avg_sq,
-            constants: AdamW {
-                beta1: 0.9,
-                beta2: 0.95,
-                eps: 1e-8,
-                weight_decay: 0.1,
-            },
+            constants: AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },
             rounding: None,
         };
         assert_busy(ops::adamw_step_many(&[operands], scalars));
-        assert_eq!(
-            [&param, &exp_avg, &exp_avg_sq].map(Tensor::version),
-            [0, 0, 0]
-        );
+        assert_eq!([&param, &exp_avg, &exp_avg_sq].map(Tensor::version), [0, 0, 0]);
         pending.wait().unwrap();
         ops::adamw_step_many(&[operands], scalars).unwrap();
-        assert_eq!(
-            [&param, &exp_avg, &exp_avg_sq].map(Tensor::version),
-            [1, 1, 1]
-        );
+        assert_eq!([&param, &exp_avg, &exp_avg_sq].map(Tensor::version), [1, 1, 1]);
     }
 }
 
@@ -120,11 +99,7 @@ fn inputs_of_a_pending_are_not_written() {
         assert_busy(ops::fill_into(&cache, 1.0));
         drop(second);
         ops::fill_into(&cache, 1.0).unwrap();
-        assert_eq!(
-            cache.version(),
-            1,
-            "a rejected write does not bump the version"
-        );
+        assert_eq!(cache.version(), 1, "a rejected write does not bump the version");
     }
 }
 

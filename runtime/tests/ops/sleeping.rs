@@ -158,10 +158,7 @@ fn waking_without_memory_can_be_repeated() {
     x.sleep().unwrap();
     let in_its_place = half().unwrap();
     let failed = x.wake();
-    assert!(
-        matches!(failed, Err(Error::Cuda(CudaError::OutOfMemory { .. }))),
-        "{failed:?}"
-    );
+    assert!(matches!(failed, Err(Error::Cuda(CudaError::OutOfMemory { .. }))), "{failed:?}");
     assert!(x.is_asleep());
     drop(in_its_place);
     x.wake().unwrap();

@@ -5,19 +5,10 @@ use meshgrad_runtime::{DType, Device, Result, Tensor, ops};
 
 /// Rows that fit in registers and rows that do not; one element; no elements; strided tensors.
 fn operands(device: &Device, dtype: DType) -> Vec<Tensor> {
-    let shapes: [&[usize]; 7] = [
-        &[3, 64],
-        &[2, 5, 7],
-        &[1, 1],
-        &[0, 8],
-        &[8, 0],
-        &[130, 96],
-        &[2, 16_400],
-    ];
-    let mut all: Vec<Tensor> = shapes
-        .iter()
-        .map(|shape| numbered(device, shape, dtype, 6.0))
-        .collect();
+    let shapes: [&[usize]; 7] =
+        [&[3, 64], &[2, 5, 7], &[1, 1], &[0, 8], &[8, 0], &[130, 96], &[2, 16_400]];
+    let mut all: Vec<Tensor> =
+        shapes.iter().map(|shape| numbered(device, shape, dtype, 6.0)).collect();
     let transposed = numbered(device, &[6, 10], dtype, 6.0);
     all.push(transposed.transpose(0, 1).unwrap());
     let long = numbered(device, &[3, 65], dtype, 6.0);
@@ -30,10 +21,8 @@ type Grad = fn(&Tensor, &Tensor) -> Result<Tensor>;
 
 #[test]
 fn forward_and_gradients() {
-    let functions: [(Op, Grad); 2] = [
-        (ops::softmax, ops::softmax_grad),
-        (ops::log_softmax, ops::log_softmax_grad),
-    ];
+    let functions: [(Op, Grad); 2] =
+        [(ops::softmax, ops::softmax_grad), (ops::log_softmax, ops::log_softmax_grad)];
     for device in devices() {
         for dtype in [DType::F32, DType::BF16] {
             for x in operands(&device, dtype) {

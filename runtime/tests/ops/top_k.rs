@@ -54,13 +54,7 @@ fn argmax_and_argmin() {
 fn top_k_elements() {
     for device in devices() {
         for dtype in [DType::F32, DType::BF16] {
-            let shapes = [
-                (0, 3, 1),
-                (1, 1, 1),
-                (3, 17, 17),
-                (70, 30, 5),
-                (2, 2100, 1500),
-            ];
+            let shapes = [(0, 3, 1), (1, 1, 1), (3, 17, 17), (70, 30, 5), (2, 2100, 1500)];
             for (rows, columns, k) in shapes {
                 check_top(&coarse(&device, &[rows, columns], dtype), k);
             }

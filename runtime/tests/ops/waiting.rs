@@ -49,19 +49,10 @@ fn a_step_never_blocks_the_host() {
                 gradient: &gradient,
                 exp_avg: &state[0],
                 exp_avg_sq: &state[1],
-                constants: AdamW {
-                    beta1: 0.9,
-                    beta2: 0.95,
-                    eps: 1e-8,
-                    weight_decay: 0.1,
-                },
+                constants: AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },
                 rounding: None,
             };
-            let scalars = StepScalars {
-                learning_rate: &now[0],
-                step: &now[1],
-                scale: &now[2],
-            };
+            let scalars = StepScalars { learning_rate: &now[0], step: &now[1], scale: &now[2] };
             table.step(&[operands], scalars).unwrap();
             if device.is_gpu() {
                 readings.push(gradient.read_async::<f32>().unwrap());
@@ -78,10 +69,7 @@ fn a_step_never_blocks_the_host() {
         param.to_vec::<f32>().unwrap();
         device.synchronize().unwrap();
         device.stream().unwrap().synchronize().unwrap();
-        assert_eq!(
-            device.waits(),
-            if device.is_gpu() { expected + 3 } else { 0 }
-        );
+        assert_eq!(device.waits(), if device.is_gpu() { expected + 3 } else { 0 });
     }
 }
 
@@ -111,10 +99,7 @@ fn async_reads_ignore_later_writes() {
             let read: Vec<f64> = read.into_iter().map(f64::from).collect();
             assert_eq!(read, values(&x));
         }
-        assert!(matches!(
-            cache.read_async::<i64>().err(),
-            Some(Error::WrongDType { .. })
-        ));
+        assert!(matches!(cache.read_async::<i64>().err(), Some(Error::WrongDType { .. })));
         drop(cache.read_async::<f32>().unwrap());
     }
 }
@@ -124,8 +109,5 @@ fn reads_fail_during_capture() {
     let Some(gpu) = gpu() else { return };
     let x = numbered(&gpu, &[3], DType::F32, 1.0);
     let captured = gpu.capture(|| x.read_async::<f32>());
-    assert!(matches!(
-        captured.err(),
-        Some(Error::Cuda(CudaError::Capture { .. }))
-    ));
+    assert!(matches!(captured.err(), Some(Error::Cuda(CudaError::Capture { .. }))));
 }

@@ -46,11 +46,7 @@ pub(crate) fn numbers(shape: &[usize], seed: usize) -> Tensor {
 /// The operands of one rank, without shardings.
 pub(crate) fn local(parts: impl Iterator<Item = Part>) -> Operands {
     let (tensors, starts) = parts.map(|part| (part.tensor, part.start)).unzip();
-    Operands {
-        tensors,
-        starts,
-        written: Written::Copies,
-    }
+    Operands { tensors, starts, written: Written::Copies }
 }
 
 /// The operands with their shardings, as the parts of `rank`.

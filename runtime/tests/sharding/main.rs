@@ -136,12 +136,7 @@ fn check_case(case: &Case, ranks: usize) -> Vec<String> {
                 continue;
             }
             let of_rank = |rank: usize| {
-                let tags = Tags {
-                    operands: &shardings,
-                    results: &of_results,
-                    rank,
-                    what: &what,
-                };
+                let tags = Tags { operands: &shardings, results: &of_results, rank, what: &what };
                 run(case, local(rank), is_tagged.then_some(&tags))
             };
             let computed: Vec<Vec<Tensor>> = (0..ranks).map(of_rank).collect();
@@ -169,11 +164,7 @@ fn shards_compute_the_unsharded_result() {
     let mut table = Vec::new();
     for case in cases() {
         let shapes = case.of.operands.iter().map(|x| x.shape().to_string());
-        table.push(format!(
-            "{} {}",
-            case.of.op,
-            shapes.collect::<Vec<_>>().join(", ")
-        ));
+        table.push(format!("{} {}", case.of.op, shapes.collect::<Vec<_>>().join(", ")));
         let accepted = check_case(&case, 2);
         table.extend(accepted.iter().map(|does| format!("  {does}")));
         check_case(&case, 3);
@@ -187,13 +178,7 @@ fn shards_compute_the_unsharded_result() {
 fn a_wrong_rule_is_detected() {
     let softmax = cases().into_iter().find(|case| case.of.op == "softmax");
     let rule = ShardingRule::new("softmax", "x[.. d] -> y[.. d]").unwrap();
-    check_case(
-        &Case {
-            rule,
-            ..softmax.unwrap()
-        },
-        2,
-    );
+    check_case(&Case { rule, ..softmax.unwrap() }, 2);
 }
 
 /// If a rule accepts some placements on one axis and some on another, it accepts both together,
@@ -207,16 +192,11 @@ fn axes_are_independent() {
         let choices: Vec<Vec<Placement>> = choices(&case, 2)
             .into_iter()
             .filter(|choice| {
-                choice
-                    .iter()
-                    .all(|at| !matches!(at, Placement::Shard(_, Division::Ragged(_))))
+                choice.iter().all(|at| !matches!(at, Placement::Shard(_, Division::Ragged(_))))
             })
             .filter(|choice| inferred(&case, 2, choice).is_some())
             .collect();
-        for (dp, tp) in choices
-            .iter()
-            .flat_map(|dp| choices.iter().map(move |tp| (dp, tp)))
-        {
+        for (dp, tp) in choices.iter().flat_map(|dp| choices.iter().map(move |tp| (dp, tp))) {
             tried += usize::from(check_two(&case, &mesh, [dp, tp], &whole));
         }
     }
@@ -226,14 +206,9 @@ fn axes_are_independent() {
 /// Returns whether the rule accepts both placements. If so, checks the results.
 fn check_two(case: &Case, mesh: &Mesh, placements: [&[Placement]; 2], whole: &[Tensor]) -> bool {
     let [dp, tp] = placements;
-    let shardings = case
-        .of
-        .operands
-        .iter()
-        .zip(dp.iter().zip(tp))
-        .map(|(x, (dp, tp))| {
-            Sharding::new(mesh, [("dp", dp.clone()), ("tp", tp.clone())], x.shape())
-        });
+    let shardings = case.of.operands.iter().zip(dp.iter().zip(tp)).map(|(x, (dp, tp))| {
+        Sharding::new(mesh, [("dp", dp.clone()), ("tp", tp.clone())], x.shape())
+    });
     let Ok(shardings) = shardings.collect::<Result<Vec<Sharding>, _>>() else {
         return false;
     };
@@ -274,12 +249,7 @@ fn check_two(case: &Case, mesh: &Mesh, placements: [&[Placement]; 2], whole: &[T
     let owned: Vec<Sharding> = shardings.into_iter().cloned().collect();
     let of_rank = |rank: usize| {
         let parts = parts.iter().map(|parts| parts[rank / 3][rank % 3].clone());
-        let tags = Tags {
-            operands: &owned,
-            results: &results,
-            rank,
-            what: &what,
-        };
+        let tags = Tags { operands: &owned, results: &results, rank, what: &what };
         run(case, local(parts), Some(&tags))
     };
     let computed: Vec<Vec<Tensor>> = (0..6).map(of_rank).collect();
@@ -324,9 +294,7 @@ fn errors_name_the_remedies() {
     let refused = |name: &str, operands: &[(&[usize], Placement)]| {
         let signature = ops::signatures().find(|signature| signature.name() == name);
         let rule = signature.unwrap().sharding_rule();
-        rule.propagate_axis("tp", 4, operands)
-            .unwrap_err()
-            .to_string()
+        rule.propagate_axis("tp", 4, operands).unwrap_err().to_string()
     };
     let (qkv, kv): ([usize; 4], [usize; 4]) = ([2, 128, 8, 64], [2, 128, 2, 64]);
     let messages = [
@@ -337,16 +305,9 @@ fn errors_name_the_remedies() {
         refused("attention", &[(&qkv, s(2)), (&kv, s(2)), (&kv, s(2))]),
         refused(
             "grouped_matmul_nt",
-            &[
-                (&[256, 64], whole.clone()),
-                (&[8, 32, 64], s(0)),
-                (&[9], whole.clone()),
-            ],
+            &[(&[256, 64], whole.clone()), (&[8, 32, 64], s(0)), (&[9], whole.clone())],
         ),
-        refused(
-            "mul",
-            &[(&[16, 512], part.clone()), (&[16, 512], part.clone())],
-        ),
+        refused("mul", &[(&[16, 512], part.clone()), (&[16, 512], part.clone())]),
         refused("swiglu", &[(&[16, 2, 512], s(1))]),
         refused("sum", &[(&[16, 512], s(0))]),
         refused(

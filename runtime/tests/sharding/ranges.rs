@@ -27,11 +27,7 @@ fn assert_part(actual: &Tensor, whole: &Tensor, sharding: &Sharding, rank: usize
     assert_eq!(actual.sharding(), Some(sharding));
     let values = |x: &Tensor| ops::cast(&x.local(), DType::F64).unwrap().to_vec::<f64>();
     let expected = part(whole, sharding, rank);
-    assert_eq!(
-        values(actual).unwrap(),
-        values(&expected).unwrap(),
-        "rank {rank} of {sharding}"
-    );
+    assert_eq!(values(actual).unwrap(), values(&expected).unwrap(), "rank {rank} of {sharding}");
 }
 
 /// Equal shards of equal tensors become shards in blocks, and splitting undoes it.
@@ -39,11 +35,7 @@ fn assert_part(actual: &Tensor, whole: &Tensor, sharding: &Sharding, rank: usize
 fn concatenated_shards_are_in_blocks() {
     let wholes = [1, 2, 3].map(|salt| numbers(&[2, 7, 3], salt));
     let joined = ops::concat(&wholes.each_ref(), 1).unwrap();
-    for division in [
-        Division::Even,
-        Division::Ragged([0, 6, 1].into()),
-        Division::HeadAndTail,
-    ] {
+    for division in [Division::Even, Division::Ragged([0, 6, 1].into()), Division::HeadAndTail] {
         let of_part = sharding(3, 1, &division, &[2, 7, 3]);
         let of_joined = sharding(3, 1, &Division::in_blocks(7, division), &[2, 21, 3]);
         for rank in 0..3 {
@@ -60,11 +52,7 @@ fn concatenated_shards_are_in_blocks() {
     let y = part(&joined, &even, 0);
     let error = ops::split(&y, &[7; 3], 1).unwrap_err().to_string();
     assert!(error.contains("slice on axis `tp`"), "{error}");
-    let longer = part(
-        &numbers(&[2, 8, 3], 1),
-        &sharding(3, 1, &Division::Even, &[2, 8, 3]),
-        0,
-    );
+    let longer = part(&numbers(&[2, 8, 3], 1), &sharding(3, 1, &Division::Even, &[2, 8, 3]), 0);
     let shorter = part(&wholes[0], &sharding(3, 1, &Division::Even, &[2, 7, 3]), 0);
     assert!(ops::concat(&[&longer, &shorter], 1).is_err());
 }
@@ -124,10 +112,7 @@ fn ops_that_need_one_range_refuse_several() {
             sharding_error(ops::embedding(&table, &ids)),
             sharding_error(ops::index_select(&table, 0, &ids)),
         ] {
-            assert!(
-                matches!(error, ShardedTensorError::SeveralRanges { dim: 0, .. }),
-                "{error}"
-            );
+            assert!(matches!(error, ShardedTensorError::SeveralRanges { dim: 0, .. }), "{error}");
         }
     }
     let ids = ids.with_sharding(&whole, 0).unwrap();

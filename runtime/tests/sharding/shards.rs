@@ -12,19 +12,13 @@ pub(crate) struct Part {
 
 impl Part {
     pub(crate) fn whole(x: &Tensor) -> Part {
-        Part {
-            tensor: x.clone(),
-            start: vec![0; x.shape().len()],
-        }
+        Part { tensor: x.clone(), start: vec![0; x.shape().len()] }
     }
 
     /// Splits the tensor along an axis of `ranks` ranks.
     pub(crate) fn along(&self, placement: &Placement, ranks: usize) -> Vec<Part> {
         let x = &self.tensor;
-        let with = |tensor| Part {
-            tensor,
-            start: self.start.clone(),
-        };
+        let with = |tensor| Part { tensor, start: self.start.clone() };
         match placement {
             Placement::Replicate => vec![self.clone(); ranks],
             Placement::Partial(by) => partial(x, *by, ranks).into_iter().map(with).collect(),
@@ -44,9 +38,7 @@ impl Part {
 /// The indices of a dim that a rank has.
 fn owned(division: &Division, extent: usize, ranks: usize, rank: usize) -> Vec<usize> {
     let indices = 0..extent;
-    indices
-        .filter(|index| owner(division, extent, ranks, *index) == rank)
-        .collect()
+    indices.filter(|index| owner(division, extent, ranks, *index) == rank).collect()
 }
 
 /// The rank that has an index of a dim.
@@ -85,11 +77,7 @@ fn partial(x: &Tensor, reduction: Reduction, ranks: usize) -> Vec<Tensor> {
             false => whole - 3.0 - other(rank, at),
         },
         _ => {
-            let times = if reduction == Reduction::Avg {
-                ranks as f64
-            } else {
-                1.0
-            };
+            let times = if reduction == Reduction::Avg { ranks as f64 } else { 1.0 };
             let others: f64 = (1..ranks).map(|rank| other(rank, at)).sum();
             match rank {
                 0 => whole * times - others,
@@ -141,9 +129,6 @@ pub(crate) fn assert_equal(actual: &Tensor, expected: &Tensor, what: &str) {
     let values = |x: &Tensor| ops::cast(x, DType::F64).unwrap().to_vec::<f64>().unwrap();
     for (actual, expected) in values(actual).into_iter().zip(values(expected)) {
         let close = (actual - expected).abs() <= 1e-12 * (1.0 + expected.abs());
-        assert!(
-            close || actual == expected,
-            "{what}: {actual} is not {expected}"
-        );
+        assert!(close || actual == expected, "{what}: {actual} is not {expected}");
     }
 }

@@ -24,13 +24,7 @@ fn whole(shape: &[usize]) -> Sharding {
 
 /// The part of `x` that `rank` holds.
 fn part(x: &Tensor, sharding: &Sharding, rank: usize) -> Tensor {
-    let ranges = sharding
-        .region(rank)
-        .unwrap()
-        .as_box()
-        .unwrap()
-        .into_iter()
-        .enumerate();
+    let ranges = sharding.region(rank).unwrap().as_box().unwrap().into_iter().enumerate();
     let mut ranges = ranges.map(|(dim, range)| (dim as isize, range));
     let part = ranges.try_fold(x.clone(), |x, (dim, range)| x.slice(dim, range));
     part.unwrap().with_sharding(sharding, rank).unwrap()
@@ -64,26 +58,17 @@ fn sharded_and_unsharded_operands_do_not_mix() {
 fn parts_are_not_read_sliced_or_reshaped_as_if_they_were_whole() {
     let x = part(&numbers(&[7, 2], 1), &rows(&[7, 2]), 1);
     let part_error = |result: Result<Vec<f64>>| {
-        assert!(matches!(
-            sharding_error(result),
-            ShardedTensorError::Part { .. }
-        ));
+        assert!(matches!(sharding_error(result), ShardedTensorError::Part { .. }));
     };
     part_error(x.to_vec());
     part_error(x.read_async::<f64>().map(|_| Vec::new()));
     insta::assert_snapshot!(sharding_error(x.slice(0, 0..1)));
     insta::assert_snapshot!(sharding_error(ops::reshape(&x, &[6])));
     insta::assert_snapshot!(sharding_error(x.with_sharding(&rows(&[8, 2]), 2)));
-    assert!(
-        x.slice(0, 0..3).is_err(),
-        "the range is another one on another rank"
-    );
+    assert!(x.slice(0, 0..3).is_err(), "the range is another one on another rank");
     assert_eq!(x.slice(1, 0..2).unwrap().sharding(), x.sharding());
     let flat = ops::reshape(&x, &[14]).unwrap();
-    assert_eq!(
-        flat.sharding().unwrap().to_string(),
-        "dp: shard(0: 6 + 6 + 2)"
-    );
+    assert_eq!(flat.sharding().unwrap().to_string(), "dp: shard(0: 6 + 6 + 2)");
     assert_eq!((x.global_extent(0).unwrap(), x.extent(0).unwrap()), (7, 3));
 
     let mean = ops::mean(&part(&numbers(&[6, 2], 1), &rows(&[6, 2]), 1), &[0, 1]).unwrap();
@@ -115,11 +100,9 @@ fn dtypes_that_cannot_be_reduced_are_not_partial() {
         let x = ops::cast(&numbers, dtype).unwrap();
         x.with_sharding(&partial(reduction), 1)
     };
-    for (dtype, reduction) in [
-        (DType::Bool, Reduction::Max),
-        (DType::I64, Reduction::Sum),
-        (DType::BF16, Reduction::Avg),
-    ] {
+    for (dtype, reduction) in
+        [(DType::Bool, Reduction::Max), (DType::I64, Reduction::Sum), (DType::BF16, Reduction::Avg)]
+    {
         stated(dtype, reduction).unwrap();
     }
     let refused = [
@@ -133,20 +116,10 @@ fn dtypes_that_cannot_be_reduced_are_not_partial() {
 
 #[test]
 fn global_norm_does_not_mix_sharded_and_unsharded_tensors() {
-    let x = numbers(&[7, 2], 1)
-        .with_sharding(&whole(&[7, 2]), 0)
-        .unwrap();
-    let (other, rank_1) = (
-        numbers(&[3], 2),
-        part(&numbers(&[7, 2], 1), &rows(&[7, 2]), 1),
-    );
+    let x = numbers(&[7, 2], 1).with_sharding(&whole(&[7, 2]), 0).unwrap();
+    let (other, rank_1) = (numbers(&[3], 2), part(&numbers(&[7, 2], 1), &rows(&[7, 2]), 1));
     assert!(ops::global_norm(&[&x, &x]).unwrap().sharding().is_some());
-    for mixed in [
-        [&x, &other],
-        [&other, &x],
-        [&x, &rank_1],
-        [&rank_1, &rank_1],
-    ] {
+    for mixed in [[&x, &other], [&other, &x], [&x, &rank_1], [&rank_1, &rank_1]] {
         sharding_error(ops::global_norm(&mixed));
     }
 
@@ -319,9 +292,7 @@ fn an_accumulator_keeps_the_sharding_of_its_first_writer() {
     assert_eq!(sharding.shape(), [6]);
 
     // Adding a tensor with another sharding would give a wrong sum.
-    let replicated = numbers(&[2, 3], 3)
-        .with_sharding(&whole(&[2, 3]), 0)
-        .unwrap();
+    let replicated = numbers(&[2, 3], 3).with_sharding(&whole(&[2, 3]), 0).unwrap();
     insta::assert_snapshot!(sharding_error(ops::add_into(&replicated, &mut sum)));
     let mut unsharded = new();
     ops::add_into(&numbers(&[2, 3], 3), &mut unsharded).unwrap();
@@ -348,12 +319,8 @@ fn the_classes_of_a_vocabulary_shard_follow_from_its_sharding() {
     let (x, w) = (shard(&x, whole(&[4, 2])), shard(&w, rows(&[7, 2])));
     let (labels, of_rows) = (shard(&labels, whole(&[4])), shard(&of_rows, whole(&[4])));
     let gradient = |vocab_start| {
-        let targets = ops::Targets {
-            labels: &labels,
-            ignore_index: -100,
-            vocab_start,
-            vocab_total: 7,
-        };
+        let targets =
+            ops::Targets { labels: &labels, ignore_index: -100, vocab_start, vocab_total: 7 };
         ops::linear_cross_entropy_grad_input(&x, &w, targets, &of_rows, &of_rows)
     };
     let dx = gradient(3).unwrap();
@@ -367,10 +334,7 @@ fn statistics_of_a_sharded_vocabulary_are_those_of_its_shards() {
     let (x, w) = (numbers(&[4, 2], 1), numbers(&[4, 2], 2));
     let labels = Tensor::from_slice(&CPU, &[4], &[0i64, 1, -100, 3]).unwrap();
     for rank in 0..3 {
-        let (x, w) = (
-            part(&x, &whole(&[4, 2]), rank),
-            part(&w, &rows(&[4, 2]), rank),
-        );
+        let (x, w) = (part(&x, &whole(&[4, 2]), rank), part(&w, &rows(&[4, 2]), rank));
         let labels = part(&labels, &whole(&[4]), rank);
         let shards = ops::linear_cross_entropy_shards(&x, &w, &labels, -100).unwrap();
         let targets = ops::Targets {
@@ -403,26 +367,19 @@ fn the_tensors_of_an_attention_mask_fit_the_sharding_of_the_queries() {
     };
     let attend = |q: &Sharding, k: &Sharding, sequences: AttentionSequences| {
         let (q, k) = (part(&x, q, 1), keys(k));
-        let mask = AttentionMask {
-            sequences,
-            ..AttentionMask::causal()
-        };
+        let mask = AttentionMask { sequences, ..AttentionMask::causal() };
         ops::attention(&q, &k, &k, &mask, 0.5)
     };
-    let cached = |q_offset: Tensor| AttentionSequences::Cached {
-        k_len: q_offset.clone(),
-        q_offset,
-    };
+    let cached =
+        |q_offset: Tensor| AttentionSequences::Cached { k_len: q_offset.clone(), q_offset };
     let (all, of_three) = (whole(&[3, 6, 1, 2]), [0, 1, 2]);
     let per_row = |sharding: &Sharding| cached(list(&of_three, sharding));
     attend(&batch, &batch, per_row(&rows(&[3]))).unwrap();
     attend(&sequence, &all, per_row(&whole(&[3]))).unwrap();
     attend(&batch, &batch, cached(list(&[1], &whole(&[1])))).unwrap();
     let offsets = list(&[0, 2, 6], &whole(&[3]));
-    let packed = AttentionSequences::Packed {
-        cu_seqlens_q: offsets.clone(),
-        cu_seqlens_k: offsets,
-    };
+    let packed =
+        AttentionSequences::Packed { cu_seqlens_q: offsets.clone(), cu_seqlens_k: offsets };
     let refused = [
         attend(&batch, &batch, per_row(&whole(&[3]))),
         attend(&sequence, &all, per_row(&rows(&[3]))),
@@ -434,15 +391,9 @@ fn the_tensors_of_an_attention_mask_fit_the_sharding_of_the_queries() {
 
     // The errors of the gradients name the gradient.
     let dout = part(&x, &batch, 1);
-    let mask = AttentionMask {
-        sequences: per_row(&rows(&[3])),
-        ..AttentionMask::causal()
-    };
+    let mask = AttentionMask { sequences: per_row(&rows(&[3])), ..AttentionMask::causal() };
     let (_, lse) = ops::attention(&dout, &dout, &dout, &mask, 0.5).unwrap();
-    let mask = AttentionMask {
-        sequences: per_row(&whole(&[3])),
-        ..mask
-    };
+    let mask = AttentionMask { sequences: per_row(&whole(&[3])), ..mask };
     let refused = ops::attention_grad(&dout, &dout, &dout, &dout, &lse, &dout, &mask, 0.5);
     insta::assert_snapshot!(sharding_error(refused));
 
@@ -451,9 +402,6 @@ fn the_tensors_of_an_attention_mask_fit_the_sharding_of_the_queries() {
     let x = part(&numbers(&[4, 6, 1, 2], 1), &batch, 1);
     let matrix = Tensor::from_slice(&CPU, &[1, 2], &[0i64, 1]).unwrap();
     let matrix = matrix.with_sharding(&whole(&[1, 2]), 1).unwrap();
-    let mask = AttentionMask {
-        sequences: cached(matrix),
-        ..AttentionMask::causal()
-    };
+    let mask = AttentionMask { sequences: cached(matrix), ..AttentionMask::causal() };
     assert!(ops::attention(&x, &x, &x, &mask, 0.5).is_err());
 }

@@ -20,12 +20,8 @@ pub(crate) struct Case {
 }
 
 /// Ops that are not exact: attention, and a sum of what tensor cores computed.
-const MEASURED: &[&str] = &[
-    "attention",
-    "attention_grad",
-    "attention_lse_grad",
-    "cross_entropy_sum",
-];
+const MEASURED: &[&str] =
+    &["attention", "attention_grad", "attention_lse_grad", "cross_entropy_sum"];
 
 /// Prefixes of ops that use tensor cores in bf16. In f32 they are chains of fused multiply-adds.
 const ON_TENSOR_CORES: &[&str] = &["matmul", "grouped_matmul", "linear_cross_entropy"];
@@ -35,13 +31,8 @@ const NORMS: [[usize; 2]; 3] = [[37, 1024], [5, 4096], [19, 333]];
 
 /// [m, n, k]: whole tiles, partial tiles of aligned rows, unaligned rows, a single row, and many
 /// steps along k.
-const PRODUCTS: [[usize; 3]; 5] = [
-    [128, 128, 64],
-    [130, 136, 72],
-    [65, 33, 17],
-    [1, 256, 520],
-    [144, 96, 1000],
-];
+const PRODUCTS: [[usize; 3]; 5] =
+    [[128, 128, 64], [130, 136, 72], [65, 33, 17], [1, 256, 520], [144, 96, 1000]];
 
 /// Tokens, experts and experts per token, and features; not multiples of tiles.
 const ROUTING: [usize; 3] = [77, 6, 2];
@@ -75,11 +66,7 @@ fn add(results: &mut Vec<Case>, case: &OpCase, name: &str) -> Result<()> {
             _ => format!("{name}, result {at}"),
         };
         if is_listed {
-            results.push(Case {
-                name,
-                exact: !measured,
-                result,
-            });
+            results.push(Case { name, exact: !measured, result });
         }
     }
     Ok(())
@@ -96,10 +83,7 @@ fn families(inputs: &Inputs<'_>) -> Result<Vec<(String, Vec<OpCase>)>> {
     add("", copies(inputs, [37, 1000])?);
     add("", random(inputs, &[ELEMENTS], &Key::new(11).into())?);
     for [rows, features] in NORMS {
-        add(
-            &format!(" {rows}x{features}"),
-            norms(inputs, &[rows], features)?,
-        );
+        add(&format!(" {rows}x{features}"), norms(inputs, &[rows], features)?);
     }
     for [m, n, k] in PRODUCTS {
         for transposes in ["nn", "nt", "tn", "tt"] {
@@ -115,11 +99,7 @@ fn families(inputs: &Inputs<'_>) -> Result<Vec<(String, Vec<OpCase>)>> {
         }
     }
     add("", softmaxes(inputs, &[37, 1000])?);
-    for (note, dims) in [
-        (" of rows", &[1][..]),
-        (" of columns", &[0]),
-        (" of all", &[0, 1]),
-    ] {
+    for (note, dims) in [(" of rows", &[1][..]), (" of columns", &[0]), (" of all", &[0, 1])] {
         add(note, reductions(inputs, &[37, 1000], dims)?);
     }
     add("", vec![top_k(inputs, &[37, 1000], 9)?]);
@@ -130,14 +110,8 @@ fn families(inputs: &Inputs<'_>) -> Result<Vec<(String, Vec<OpCase>)>> {
     add("", routing(inputs, ROUTING)?);
     add("", permutation(inputs, ROUTING, WIDTH)?);
     let offsets = expert_offsets(inputs, ROUTING)?;
-    add(
-        "",
-        grouped(inputs, &offsets, [ROUTING[0] * ROUTING[2], WIDTH, 40])?,
-    );
-    let window = AttentionMask {
-        window: Some(40),
-        ..AttentionMask::causal()
-    };
+    add("", grouped(inputs, &offsets, [ROUTING[0] * ROUTING[2], WIDTH, 40])?);
+    let window = AttentionMask { window: Some(40), ..AttentionMask::causal() };
     let extents = [4, 2].map(|heads| [2, 70, heads, 64]);
     add("", attention(inputs, extents, &window, 0.125)?);
     add("", losses(inputs, [77, WIDTH, 130])?);
@@ -156,11 +130,7 @@ fn strided(inputs: &Inputs<'_>, results: &mut Vec<Case>) -> Result<()> {
         ("add of a broadcast row", ops::add(&permuted, &row)?),
         ("exp of a slice", ops::exp(&part)?),
     ] {
-        results.push(Case {
-            name: name.into(),
-            exact: true,
-            result,
-        });
+        results.push(Case { name: name.into(), exact: true, result });
     }
     Ok(())
 }

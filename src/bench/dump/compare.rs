@@ -154,10 +154,7 @@ impl Difference {
     }
 
     fn between(actual: &[Number], expected: &[Number]) -> Difference {
-        let mut total = Difference {
-            of: expected.len(),
-            ..Difference::default()
-        };
+        let mut total = Difference { of: expected.len(), ..Difference::default() };
         let (mut squares, mut scale) = (0.0, 0.0);
         for (a, e) in actual.iter().zip(expected) {
             if e.value.is_finite() {
@@ -197,11 +194,7 @@ impl Difference {
     fn json(&self, entry: &Entry) -> Value {
         // JSON has no infinity.
         let finite = |x: f64| {
-            if x.is_finite() {
-                json!(x)
-            } else {
-                json!(x.to_string())
-            }
+            if x.is_finite() { json!(x) } else { json!(x.to_string()) }
         };
         let mut report = json!({
             "name": entry.name, "shape": entry.shape, "dtype": entry.dtype,
@@ -235,41 +228,25 @@ impl Number {
         let sign_and_magnitude = |bits: u32, width: u32| {
             let sign = 1 << (width - 1);
             let magnitude = i64::from(bits & (sign - 1));
-            if bits & sign == 0 {
-                magnitude
-            } else {
-                -magnitude
-            }
+            if bits & sign == 0 { magnitude } else { -magnitude }
         };
         match *bytes {
             [a, b, c, d] => {
                 let value = f32::from_le_bytes([a, b, c, d]);
                 let bits = value.to_bits();
                 let (value, ordinal) = (value.into(), sign_and_magnitude(bits, 32));
-                Number {
-                    bits,
-                    value,
-                    ordinal,
-                }
+                Number { bits, value, ordinal }
             }
             [a, b] => {
                 let value = bf16::from_le_bytes([a, b]);
                 let bits = value.to_bits().into();
                 let (value, ordinal) = (value.into(), sign_and_magnitude(bits, 16));
-                Number {
-                    bits,
-                    value,
-                    ordinal,
-                }
+                Number { bits, value, ordinal }
             }
             _ => {
                 let bits: u32 = bytes.iter().copied().map(u32::from).sum();
                 let (value, ordinal) = (bits.into(), bits.into());
-                Number {
-                    bits,
-                    value,
-                    ordinal,
-                }
+                Number { bits, value, ordinal }
             }
         }
     }

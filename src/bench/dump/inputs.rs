@@ -36,19 +36,11 @@ pub(crate) struct Inputs<'d> {
 
 impl<'d> Inputs<'d> {
     pub(crate) fn new(device: &'d Device, dtype: DType) -> Inputs<'d> {
-        Inputs {
-            device,
-            host: Device::cpu(),
-            dtype,
-            has_specials: false,
-        }
+        Inputs { device, host: Device::cpu(), dtype, has_specials: false }
     }
 
     pub(crate) fn with_specials(&self) -> Inputs<'d> {
-        Inputs {
-            has_specials: true,
-            ..self.clone()
-        }
+        Inputs { has_specials: true, ..self.clone() }
     }
 
     fn normal(&self, name: &str, shape: &[usize]) -> Result<Tensor> {

@@ -110,11 +110,9 @@ fn bytes(x: &Tensor) -> anyhow::Result<Vec<u8>> {
     Ok(match x.dtype() {
         DType::F32 => little_endian(x.to_vec::<f32>()?, f32::to_le_bytes),
         DType::BF16 => little_endian(x.to_vec::<bf16>()?, bf16::to_le_bytes),
-        DType::Bool => x
-            .to_vec::<meshgrad::runtime::Bool>()?
-            .into_iter()
-            .map(|t| u8::from(t.get()))
-            .collect(),
+        DType::Bool => {
+            x.to_vec::<meshgrad::runtime::Bool>()?.into_iter().map(|t| u8::from(t.get())).collect()
+        }
         other => bail!("results of {other} cannot be compared"),
     })
 }

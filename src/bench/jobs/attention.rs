@@ -18,14 +18,7 @@ pub(super) fn groups(shapes: &Shapes) -> Vec<Group> {
 }
 
 fn attention(shape: &shapes::Attention, dtype: DType) -> Group {
-    let shapes::Attention {
-        batch,
-        tokens,
-        heads,
-        kv_heads,
-        head_dim,
-        what,
-    } = shape.clone();
+    let shapes::Attention { batch, tokens, heads, kv_heads, head_dim, what } = shape.clone();
     let extents = json!({
         "batch": batch, "tokens": tokens, "heads": heads, "kv_heads": kv_heads,
         "head_dim": head_dim,
@@ -33,13 +26,7 @@ fn attention(shape: &shapes::Attention, dtype: DType) -> Group {
     // Two products forward and five backward, half of each with the causal mask.
     let product = (batch * heads * tokens * tokens * head_dim) as f64;
     let job = |name, cases, products: f64| {
-        Job::new(
-            name,
-            cases,
-            dtype,
-            Amount::Flops(products * product),
-            &extents,
-        )
+        Job::new(name, cases, dtype, Amount::Flops(products * product), &extents)
     };
     let elements = batch * tokens * head_dim;
     Group {
@@ -61,24 +48,14 @@ fn attention(shape: &shapes::Attention, dtype: DType) -> Group {
 
 /// The rotary embedding of queries, alone and fused with the norm.
 fn positions(shape: &shapes::Attention, dtype: DType) -> Group {
-    let shapes::Attention {
-        batch,
-        tokens,
-        heads,
-        head_dim,
-        what,
-        ..
-    } = shape.clone();
+    let shapes::Attention { batch, tokens, heads, head_dim, what, .. } = shape.clone();
     let elements = batch * tokens * heads * head_dim;
     let bytes = Amount::Bytes((2 * dtype.bytes(elements)) as f64);
     let extents = json!({"batch": batch, "tokens": tokens, "heads": heads, "head_dim": head_dim});
     let job = |name, cases| Job::new(name, cases, dtype, bytes, &extents).compiled();
     Group {
         title: format!("[{batch}, {tokens}, {heads}, {head_dim}]: {what}"),
-        jobs: vec![
-            job("rope", &["rope"]),
-            job("rms_norm_rope", &["rms_norm_rope"]),
-        ],
+        jobs: vec![job("rope", &["rope"]), job("rms_norm_rope", &["rms_norm_rope"])],
         bytes: dtype.bytes(elements),
         family: Box::new(move |source| {
             let shape = [batch, tokens, heads, head_dim];

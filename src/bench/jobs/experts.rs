@@ -14,14 +14,7 @@ pub(super) fn groups(shapes: &Shapes) -> Vec<Group> {
 }
 
 fn experts(shape: &shapes::Moe, dtype: DType) -> [Group; 3] {
-    let shapes::Moe {
-        tokens,
-        hidden,
-        inner,
-        experts,
-        chosen,
-        what,
-    } = shape.clone();
+    let shapes::Moe { tokens, hidden, inner, experts, chosen, what } = shape.clone();
     let copies = tokens * chosen;
     let extents = json!({
         "tokens": tokens, "hidden": hidden, "inner": inner, "experts": experts, "chosen": chosen,
@@ -30,11 +23,7 @@ fn experts(shape: &shapes::Moe, dtype: DType) -> [Group; 3] {
     let bytes = |elements: usize| Amount::Bytes(dtype.bytes(elements) as f64);
     let of_routing = vec![
         job("router", &["router_top_k"], bytes(tokens * experts)),
-        job(
-            "router_grad",
-            &["router_top_k_grad"],
-            bytes(2 * tokens * experts),
-        ),
+        job("router_grad", &["router_top_k_grad"], bytes(2 * tokens * experts)),
         job("expert_order", &["expert_order"], bytes(4 * copies)),
     ];
     let rows = bytes((tokens + copies) * hidden);
@@ -42,30 +31,14 @@ fn experts(shape: &shapes::Moe, dtype: DType) -> [Group; 3] {
         job("permute", &["permute_tokens"], rows),
         job("permute_grad", &["permute_tokens_grad"], rows),
         job("unpermute", &["unpermute_tokens"], rows),
-        job(
-            "unpermute_grad_input",
-            &["unpermute_tokens_grad_input"],
-            rows,
-        ),
-        job(
-            "unpermute_grad_weights",
-            &["unpermute_tokens_grad_weights"],
-            rows,
-        ),
+        job("unpermute_grad_input", &["unpermute_tokens_grad_input"], rows),
+        job("unpermute_grad_weights", &["unpermute_tokens_grad_weights"], rows),
     ];
     let product = Amount::Flops(2.0 * (copies * hidden * 2 * inner) as f64);
     let of_products = vec![
         job("grouped_gemm", &["grouped_matmul_nt"], product),
-        job(
-            "grouped_gemm_grad_input",
-            &["grouped_matmul_grad_input"],
-            product,
-        ),
-        job(
-            "grouped_gemm_grad_weight",
-            &["grouped_matmul_grad_weight_into"],
-            product,
-        ),
+        job("grouped_gemm_grad_input", &["grouped_matmul_grad_input"], product),
+        job("grouped_gemm_grad_weight", &["grouped_matmul_grad_weight_into"], product),
     ];
 
     let group = |jobs: Vec<Job>, family: Family| Group {
@@ -83,10 +56,7 @@ fn experts(shape: &shapes::Moe, dtype: DType) -> [Group; 3] {
     });
     [
         group(of_routing, Box::new(move |source| routing(source, extents))),
-        group(
-            of_permutation,
-            Box::new(move |source| permutation(source, extents, hidden)),
-        ),
+        group(of_permutation, Box::new(move |source| permutation(source, extents, hidden))),
         group(of_products, products),
     ]
 }

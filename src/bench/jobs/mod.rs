@@ -42,30 +42,17 @@ impl Job {
         let mut request = extents.clone();
         request["what"] = json!(name);
         request["dtype"] = json!(dtype.name());
-        Job {
-            name,
-            cases,
-            dtype,
-            amount,
-            request: Some(request),
-            compiles: false,
-        }
+        Job { name, cases, dtype, amount, request: Some(request), compiles: false }
     }
 
     /// The same, with torch.compile timed too.
     fn compiled(self) -> Job {
-        Job {
-            compiles: true,
-            ..self
-        }
+        Job { compiles: true, ..self }
     }
 
     /// The same, without a torch counterpart.
     fn without_peer(self) -> Job {
-        Job {
-            request: None,
-            ..self
-        }
+        Job { request: None, ..self }
     }
 }
 

@@ -13,24 +13,14 @@ pub(super) fn groups(shapes: &Shapes) -> Vec<Group> {
 }
 
 fn step(shape: &shapes::AdamW) -> [Group; 2] {
-    let shapes::AdamW {
-        tensors,
-        elements,
-        what,
-    } = shape.clone();
+    let shapes::AdamW { tensors, elements, what } = shape.clone();
     let extents = json!({"tensors": tensors, "elements": elements});
     let all = tensors * elements;
     // Parameter and moments are read and written, the gradient is read. All are f32, except a bf16
     // parameter.
     let bytes = |parameter: usize| Amount::Bytes((all * (2 * parameter + 20)) as f64);
     let job = |name, dtype: DType| {
-        Job::new(
-            name,
-            &["adamw_step"],
-            dtype,
-            bytes(dtype.bytes(1)),
-            &extents,
-        )
+        Job::new(name, &["adamw_step"], dtype, bytes(dtype.bytes(1)), &extents)
     };
     let exact = job("adamw", DType::F32);
     let stochastic = job("adamw, rounding at random", DType::BF16).without_peer();

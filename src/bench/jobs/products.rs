@@ -13,13 +13,7 @@ pub(crate) fn groups(shapes: &Shapes) -> Vec<Group> {
 }
 
 fn product(gemm: &Gemm, dtype: DType) -> Group {
-    let Gemm {
-        m,
-        n,
-        k,
-        transposes,
-        what,
-    } = gemm.clone();
+    let Gemm { m, n, k, transposes, what } = gemm.clone();
     let extents = json!({"m": m, "n": n, "k": k, "transposes": transposes});
     let flops = Amount::Flops(2.0 * (m * n * k) as f64);
     Group {

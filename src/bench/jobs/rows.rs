@@ -30,20 +30,12 @@ impl RowJob {
         cases: &'static [&'static str],
         bytes: fn(f64) -> f64,
     ) -> RowJob {
-        RowJob {
-            name,
-            cases,
-            bytes,
-            compiles: false,
-        }
+        RowJob { name, cases, bytes, compiles: false }
     }
 
     /// The same, with torch.compile timed too.
     const fn compiled(self) -> RowJob {
-        RowJob {
-            compiles: true,
-            ..self
-        }
+        RowJob { compiles: true, ..self }
     }
 }
 
@@ -70,9 +62,7 @@ const FAMILIES: &[RowFamily] = &[
     RowFamily {
         cases: |source, [rows, features]| op_cases::copies(source, [features, rows]),
         jobs: &[
-            RowJob::new("transpose", &["contiguous, transposed"], |width| {
-                2.0 * width
-            }),
+            RowJob::new("transpose", &["contiguous, transposed"], |width| 2.0 * width),
             RowJob::new("cast", &["cast"], |_| 6.0),
         ],
     },
@@ -139,9 +129,7 @@ impl Function<2> for SiluMul {
 
 fn silu_mul_case(source: &Inputs<'_>, shape: [usize; 2]) -> Result<OpCase> {
     let operands = vec![source.numbers("x", &shape)?, source.numbers("y", &shape)?];
-    Ok(OpCase::new("silu_mul", operands, |of| {
-        Ok(vec![silu_mul(&of.tensors[0], &of.tensors[1])?])
-    }))
+    Ok(OpCase::new("silu_mul", operands, |of| Ok(vec![silu_mul(&of.tensors[0], &of.tensors[1])?])))
 }
 
 /// A copy, which measures the device's bandwidth.
@@ -149,19 +137,11 @@ pub(crate) fn copy(elements: usize) -> Group {
     let (bytes, extents) = (8.0 * elements as f64, json!({"elements": elements}));
     Group {
         title: format!("{elements}"),
-        jobs: vec![Job::new(
-            "copy",
-            &["contiguous"],
-            DType::F32,
-            Amount::Bytes(bytes),
-            &extents,
-        )],
+        jobs: vec![Job::new("copy", &["contiguous"], DType::F32, Amount::Bytes(bytes), &extents)],
         bytes: 4 * elements,
         family: Box::new(move |source| {
             let x = source.numbers("x", &[elements])?;
-            Ok(vec![OpCase::new("contiguous", vec![x], |of| {
-                Ok(vec![ops::copy(&of.tensors[0])?])
-            })])
+            Ok(vec![OpCase::new("contiguous", vec![x], |of| Ok(vec![ops::copy(&of.tensors[0])?]))])
         }),
     }
 }
@@ -170,9 +150,7 @@ pub(crate) fn groups(shapes: &Shapes) -> Vec<Group> {
     let rows = shapes.rows.iter();
     let of_shape = |shape: &[usize; 2]| {
         let shape = *shape;
-        shapes
-            .floats()
-            .flat_map(move |dtype| row_kernels(shape, dtype))
+        shapes.floats().flat_map(move |dtype| row_kernels(shape, dtype))
     };
     rows.flat_map(of_shape).collect()
 }

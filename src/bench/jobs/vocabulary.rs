@@ -17,12 +17,7 @@ pub(super) fn groups(shapes: &Shapes) -> Vec<Group> {
 }
 
 fn ends_of_model(shape: &shapes::Vocabulary, dtype: DType) -> [Group; 2] {
-    let shapes::Vocabulary {
-        tokens,
-        hidden,
-        vocabulary,
-        what,
-    } = shape.clone();
+    let shapes::Vocabulary { tokens, hidden, vocabulary, what } = shape.clone();
     let extents = json!({"tokens": tokens, "hidden": hidden, "vocabulary": vocabulary});
     let job = |name, cases, amount| Job::new(name, cases, dtype, amount, &extents);
 
@@ -33,11 +28,7 @@ fn ends_of_model(shape: &shapes::Vocabulary, dtype: DType) -> [Group; 2] {
         title: format!("{tokens} of {vocabulary} rows of {hidden}: {what}"),
         jobs: vec![
             job("embedding", &["embedding"], Amount::Bytes(2.0 * rows)),
-            job(
-                "embedding_grad",
-                &["embedding_grad_into"],
-                Amount::Bytes(rows + sums),
-            ),
+            job("embedding_grad", &["embedding_grad_into"], Amount::Bytes(rows + sums)),
         ],
         bytes: dtype.bytes((2 * tokens + vocabulary) * hidden),
         family: Box::new(move |source| embedding(source, [vocabulary, hidden], &[tokens])),
@@ -47,11 +38,7 @@ fn ends_of_model(shape: &shapes::Vocabulary, dtype: DType) -> [Group; 2] {
     let loss = Group {
         title: format!("{tokens} tokens, {hidden} to {vocabulary}: {what}"),
         jobs: vec![
-            job(
-                "linear_cross_entropy",
-                &["linear_cross_entropy"],
-                Amount::Flops(product),
-            ),
+            job("linear_cross_entropy", &["linear_cross_entropy"], Amount::Flops(product)),
             // Only the necessary products are counted; meshgrad also recomputes the logits.
             job(
                 "linear_cross_entropy_grads",

@@ -74,11 +74,7 @@ impl Files {
         };
         let open =
             |path: &Path| open(path).with_context(|| format!("cannot open {}", display_path(path)));
-        Ok(Files {
-            files: paths.into_iter().map(open).collect::<Result<_, _>>()?,
-            block,
-            threads,
-        })
+        Ok(Files { files: paths.into_iter().map(open).collect::<Result<_, _>>()?, block, threads })
     }
 
     /// Bytes of all files.
@@ -157,16 +153,10 @@ impl Files {
 impl Block<'_> {
     fn read(&self, method: Method, place: &mut [u8]) -> anyhow::Result<()> {
         if method != Method::Direct {
-            self.file
-                .cached
-                .read_exact_at(&mut place[..self.len], self.offset)?;
+            self.file.cached.read_exact_at(&mut place[..self.len], self.offset)?;
             return Ok(());
         }
-        let file = self
-            .file
-            .direct
-            .as_ref()
-            .context("O_DIRECT is not supported")?;
+        let file = self.file.direct.as_ref().context("O_DIRECT is not supported")?;
         let mut filled = 0;
         while filled < self.len {
             // Only the last block of a file may be shorter.
@@ -190,9 +180,7 @@ fn on_threads<S: Send>(
 ) -> anyhow::Result<u64> {
     let work = &work;
     std::thread::scope(|scope| {
-        let threads: Vec<_> = shares
-            .map(|share| scope.spawn(move || work(share)))
-            .collect();
+        let threads: Vec<_> = shares.map(|share| scope.spawn(move || work(share))).collect();
         let done = threads.into_iter().map(|thread| match thread.join() {
             Ok(result) => result,
             Err(panic) => std::panic::resume_unwind(panic),
@@ -237,9 +225,7 @@ mod tests {
                 }
                 for room in [files.room(), threads * block.min(20_480)] {
                     let mut memory = meshgrad_harness::map_new(room).unwrap();
-                    let read = files
-                        .read(method, &mut memory, &progress, &interrupt)
-                        .unwrap();
+                    let read = files.read(method, &mut memory, &progress, &interrupt).unwrap();
                     assert_eq!(read, 24_097);
                     if room < files.room() {
                         continue;

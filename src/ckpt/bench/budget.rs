@@ -63,14 +63,9 @@ pub(super) fn allocate(
     let kept = room.max(tensors);
     if let Some(rest) = budget.checked_sub(kept) {
         let for_plans = rest + tensors;
-        if let Ok(allocation) = try_allocate(
-            source,
-            methods,
-            threads,
-            Residency::Resident,
-            kept,
-            for_plans,
-        ) {
+        if let Ok(allocation) =
+            try_allocate(source, methods, threads, Residency::Resident, kept, for_plans)
+        {
             return Ok(allocation);
         }
     }
@@ -114,10 +109,7 @@ fn allocate_streamed(
     let (residency, for_plans) = (Residency::Streamed { chunk }, budget.saturating_sub(kept));
     let allocation = try_allocate(source, methods, threads, residency, kept, for_plans)?;
     let block = block as usize;
-    Ok(Allocation {
-        block,
-        ..allocation
-    })
+    Ok(Allocation { block, ..allocation })
 }
 
 fn try_allocate(
@@ -128,12 +120,7 @@ fn try_allocate(
     kept: u64,
     for_plans: u64,
 ) -> anyhow::Result<Allocation> {
-    let planner = Planner {
-        source,
-        threads,
-        residency,
-        budget: for_plans,
-    };
+    let planner = Planner { source, threads, residency, budget: for_plans };
     let mut memory = Memory {
         holds_all: residency == Residency::Resident,
         kept,
@@ -147,11 +134,5 @@ fn try_allocate(
             (memory.targets, memory.windows, memory.plan) = (own.targets, own.windows, own.plan);
         }
     }
-    Ok(Allocation {
-        residency,
-        block: BLOCK,
-        kept: kept as usize,
-        for_plans,
-        memory,
-    })
+    Ok(Allocation { residency, block: BLOCK, kept: kept as usize, for_plans, memory })
 }

@@ -111,10 +111,7 @@ impl Planner<'_> {
 /// Why one of the files cannot be read by this method, or `None`.
 pub(super) fn refusal(folder: &Folder, method: Method) -> anyhow::Result<Option<String>> {
     let sources = Sources::open(folder, method.choice())?;
-    let refused = sources
-        .files()
-        .iter()
-        .find_map(|it| it.fallback_reason.clone());
+    let refused = sources.files().iter().find_map(|it| it.fallback_reason.clone());
     Ok(refused)
 }
 

@@ -31,10 +31,7 @@ impl<'a> ResidentTargets<'a> {
             slices.push(slice);
             rest = tail;
         }
-        ResidentTargets {
-            slices: Slices::new(slices),
-            interrupt,
-        }
+        ResidentTargets { slices: Slices::new(slices), interrupt }
     }
 }
 
@@ -73,12 +70,7 @@ struct FreeLists {
 impl Pool<'_> {
     /// A pool that reuses buffers. It holds at most `most` bytes if no more are in use at a time.
     pub(super) fn recycled(most: u64, interrupt: &Interrupt) -> Pool<'_> {
-        Pool {
-            most,
-            keeps: true,
-            interrupt,
-            free_lists: Mutex::default(),
-        }
+        Pool { most, keeps: true, interrupt, free_lists: Mutex::default() }
     }
 
     /// The same, but every target gets new memory from the allocator.
@@ -116,26 +108,16 @@ impl Sink for Pool<'_> {
 
     fn buffer(&self, target: &Target) -> anyhow::Result<Vec<u8>> {
         self.interrupt.check()?;
-        let mut free_lists = self
-            .free_lists
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut free_lists = self.free_lists.lock().unwrap_or_else(PoisonError::into_inner);
         let found = free_lists.take(target.bytes, self.most);
         drop(free_lists);
         Ok(found.unwrap_or_else(|| vec![0; target.bytes as usize]))
     }
 
     fn complete(&self, target: &Target, buffer: Vec<u8>) -> anyhow::Result<()> {
-        let mut free_lists = self
-            .free_lists
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut free_lists = self.free_lists.lock().unwrap_or_else(PoisonError::into_inner);
         match self.keeps {
-            true => free_lists
-                .free
-                .entry(target.bytes)
-                .or_default()
-                .push(buffer),
+            true => free_lists.free.entry(target.bytes).or_default().push(buffer),
             false => free_lists.bytes -= target.bytes,
         }
         Ok(())
@@ -163,11 +145,7 @@ mod tests {
             recycled += u64::from(free_lists.take(bytes, 1000).is_some());
             used.push(bytes);
 
-            let free: u64 = free_lists
-                .free
-                .iter()
-                .map(|(b, all)| b * all.len() as u64)
-                .sum();
+            let free: u64 = free_lists.free.iter().map(|(b, all)| b * all.len() as u64).sum();
             assert_eq!(free_lists.bytes, free + used.iter().sum::<u64>());
             assert!(free_lists.bytes <= 1000);
         }

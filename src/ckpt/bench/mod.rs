@@ -177,10 +177,7 @@ impl<'a> Bench<'a> {
         let (planner, source) = (self.planner(), self.source);
         let tensors = size::counted(source.summary().tensors, "tensor");
         self.measure(&[
-            contestant(
-                "index and headers".to_owned(),
-                Box::new(move || timed(|| source.reopen())),
-            ),
+            contestant("index and headers".to_owned(), Box::new(move || timed(|| source.reopen()))),
             contestant(
                 format!("plan of {tensors}"),
                 Box::new(move || timed(|| planner.plan(Method::Auto))),
@@ -216,8 +213,7 @@ impl<'a> Bench<'a> {
                 let mut memory = self.memory.borrow_mut();
                 timed(|| {
                     let read =
-                        self.files
-                            .read(method, &mut memory, &self.progress, self.interrupt)?;
+                        self.files.read(method, &mut memory, &self.progress, self.interrupt)?;
                     let wanted = self.files.bytes();
                     anyhow::ensure!(read == wanted, "read {read} of {wanted} bytes");
                     Ok(())
@@ -285,11 +281,7 @@ impl<'a> Bench<'a> {
         let (arguments, machine) = (self.arguments, Machine::this());
         let file_bytes = self.files.bytes();
         let mut warnings = self.source.warnings.clone();
-        if !arguments.cold
-            && machine
-                .memory_bytes
-                .is_some_and(|memory| memory < file_bytes)
-        {
+        if !arguments.cold && machine.memory_bytes.is_some_and(|memory| memory < file_bytes) {
             warnings.push(format!(
                 "the files ({}) exceed the page cache, so samples are partly cold; --cold makes all \
                  of them cold",

@@ -45,12 +45,8 @@ fn parse(line: &str) -> Option<Mount> {
 /// Decodes the octal escapes of white space and backslashes.
 fn unescaped(text: &str) -> String {
     let mut text = text.to_owned();
-    for (escaped, character) in [
-        ("\\040", " "),
-        ("\\011", "\t"),
-        ("\\012", "\n"),
-        ("\\134", "\\"),
-    ] {
+    for (escaped, character) in [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
+    {
         text = text.replace(escaped, character);
     }
     text

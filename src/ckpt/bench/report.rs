@@ -103,12 +103,10 @@ fn opening(measurements: &[Measurement]) -> Table {
     let mut table = Table::new([Left, Right, Left]);
     table.row(["opening", "ms", "(min - max)"].map(str::to_owned));
     for measurement in measurements {
-        let [median, reach] = measurement
-            .seconds
-            .map_or_else(Default::default, |seconds| {
-                let Spread { median, min, max } = seconds;
-                figures([median, min, max].map(|it| 1e3 * it))
-            });
+        let [median, reach] = measurement.seconds.map_or_else(Default::default, |seconds| {
+            let Spread { median, min, max } = seconds;
+            figures([median, min, max].map(|it| 1e3 * it))
+        });
         table.row([measurement.name.clone(), median, reach]);
     }
     table
@@ -116,14 +114,7 @@ fn opening(measurements: &[Measurement]) -> Table {
 
 fn transfers(title: &str, measurements: &[Measurement]) -> Table {
     let mut table = Table::new([Left, Right, Left, Right, Right, Left]);
-    let heads = [
-        title,
-        "seconds",
-        "(min - max)",
-        "GB/s",
-        "speed",
-        "compared with, per round",
-    ];
+    let heads = [title, "seconds", "(min - max)", "GB/s", "speed", "compared with, per round"];
     table.row(heads.map(str::to_owned));
     for measurement in measurements {
         table.row(row(measurement));
@@ -160,10 +151,7 @@ fn figures([median, min, max]: [f64; 3]) -> [String; 2] {
         it if it < 100.0 => 2,
         _ => 1,
     };
-    [
-        format!("{median:.digits$}"),
-        format!("({min:.digits$} - {max:.digits$})"),
-    ]
+    [format!("{median:.digits$}"), format!("({min:.digits$} - {max:.digits$})")]
 }
 
 #[cfg(test)]

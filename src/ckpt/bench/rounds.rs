@@ -128,9 +128,7 @@ mod tests {
         let measurements = measure(&all, 2, &|| Ok(()), &Interrupt::default()).unwrap();
         assert_eq!(*order.borrow(), "abbaab");
 
-        let [_, b, c] = &measurements[..] else {
-            panic!("expected three measurements")
-        };
+        let [_, b, c] = &measurements[..] else { panic!("expected three measurements") };
         assert_eq!(b.samples, [2.0, 4.0]);
         assert_eq!(b.bytes_per_second, Some(4.0));
         let relative = b.relative.as_ref().unwrap();

@@ -69,15 +69,7 @@ impl<'a> Writer<'a> {
             bytes += bytes_of(tensor);
         }
         staging.check_space(bytes)?;
-        Ok(Writer {
-            staging,
-            tensors,
-            offsets,
-            bytes,
-            memory,
-            progress,
-            interrupt,
-        })
+        Ok(Writer { staging, tensors, offsets, bytes, memory, progress, interrupt })
     }
 
     /// Why the file system does not support this method, or `None`.
@@ -201,8 +193,7 @@ mod tests {
             _ => (0..5600).map(|at| at as u8).collect(),
         };
         let path = model.join("model.safetensors");
-        file.save::<Error>(path, |tensor, data| data.append(&content(&tensor.name)))
-            .unwrap();
+        file.save::<Error>(path, |tensor, data| data.append(&content(&tensor.name))).unwrap();
 
         let folder = Folder::open(&model).unwrap();
         let mut memory = meshgrad_harness::map_new(3 * PAGE).unwrap();

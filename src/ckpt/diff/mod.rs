@@ -166,10 +166,8 @@ impl Report {
     /// Matches tensors by name and records differences of dtype and shape; returns the pairs of
     /// equal shape.
     fn match_names<'a>(&mut self, a: Vec<Entry<'a>>, b: Vec<Entry<'a>>) -> Vec<Pair<'a>> {
-        let mut of_name: BTreeMap<String, Entry> = a
-            .iter()
-            .map(|entry| (entry.name.clone(), entry.clone()))
-            .collect();
+        let mut of_name: BTreeMap<String, Entry> =
+            a.iter().map(|entry| (entry.name.clone(), entry.clone())).collect();
         let mut partner_of = BTreeMap::new();
         for entry in b {
             match of_name.remove(&entry.name) {
@@ -214,15 +212,11 @@ impl Report {
 }
 
 fn compare(pairs: Vec<Pair>, workers: Workers) -> anyhow::Result<ValuesReport> {
-    let (pairs, others): (Vec<Pair>, Vec<Pair>) = pairs
-        .into_iter()
-        .partition(|(a, b)| comparable(a.info.dtype, b.info.dtype));
+    let (pairs, others): (Vec<Pair>, Vec<Pair>) =
+        pairs.into_iter().partition(|(a, b)| comparable(a.info.dtype, b.info.dtype));
 
     let found = differences(&pairs, workers)?;
-    let differing = pairs
-        .iter()
-        .zip(found)
-        .filter(|(_, found)| found.differing > 0);
+    let differing = pairs.iter().zip(found).filter(|(_, found)| found.differing > 0);
     let differing: Vec<ValueReport> = differing
         .map(|((a, b), difference)| ValueReport {
             name: a.name.clone(),
@@ -256,18 +250,12 @@ impl SideReport {
 
 impl TensorReport {
     fn new(entry: &Entry) -> TensorReport {
-        TensorReport {
-            name: entry.name.clone(),
-            tensor_type: TensorType::new(entry),
-        }
+        TensorReport { name: entry.name.clone(), tensor_type: TensorType::new(entry) }
     }
 }
 
 impl TensorType {
     fn new(entry: &Entry) -> TensorType {
-        TensorType {
-            dtype: entry.info.dtype.name(),
-            shape: entry.info.shape.clone(),
-        }
+        TensorType { dtype: entry.info.dtype.name(), shape: entry.info.shape.clone() }
     }
 }

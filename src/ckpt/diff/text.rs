@@ -27,20 +27,12 @@ impl Report {
         if self.mismatched.is_empty() {
             return None;
         }
-        let names = self
-            .mismatched
-            .iter()
-            .map(|m| (m.name.as_str(), (&m.a, &m.b)));
+        let names = self.mismatched.iter().map(|m| (m.name.as_str(), (&m.a, &m.b)));
         let mut table = Table::new([Left; 4]).indented(2);
         table.row(["tensor", "", "A", "B"].map(str::to_owned));
         for folded in fold(names) {
             let first = &self.mismatched[folded.members[0]];
-            table.row([
-                printable(&folded.pattern),
-                times(&folded),
-                first.a.text(),
-                first.b.text(),
-            ]);
+            table.row([printable(&folded.pattern), times(&folded), first.a.text(), first.b.text()]);
         }
         let count = counted(self.mismatched.len() as u64, "tensor");
         Some(format!("different dtype or shape: {count}\n{table}"))
@@ -69,24 +61,17 @@ impl ValuesReport {
         }
         for name in &self.not_comparable {
             let name = printable(name);
-            text.push_str(&format!(
-                "elements of {name} cannot be compared between these dtypes\n"
-            ));
+            text.push_str(&format!("elements of {name} cannot be compared between these dtypes\n"));
         }
         (!text.is_empty()).then_some(text)
     }
 
     fn table(&self) -> Table {
         let ranges = self.ulp_buckets();
-        let mut head = ["tensor", "", "dtype", "elements", "differ", "first at"]
-            .map(str::to_owned)
-            .to_vec();
+        let mut head =
+            ["tensor", "", "dtype", "elements", "differ", "first at"].map(str::to_owned).to_vec();
         head.extend(["max abs", "max rel", "nan, inf"].map(str::to_owned));
-        head.extend(
-            ranges
-                .iter()
-                .map(|&at| format!("{} ulp", ULP_BUCKETS[at].0)),
-        );
+        head.extend(ranges.iter().map(|&at| format!("{} ulp", ULP_BUCKETS[at].0)));
 
         let sides = [vec![Left; 3], vec![Right; head.len() - 3]].concat();
         let mut table = Table::new(sides).indented(2);
@@ -99,11 +84,7 @@ impl ValuesReport {
 
     /// The buckets of the histogram that have counts.
     fn ulp_buckets(&self) -> Vec<usize> {
-        let histograms = || {
-            self.differing
-                .iter()
-                .filter_map(|report| report.difference.ulps)
-        };
+        let histograms = || self.differing.iter().filter_map(|report| report.difference.ulps);
         let counted = |&at: &usize| histograms().any(|counts| counts[at] > 0);
         (0..ULP_BUCKETS.len()).filter(counted).collect()
     }
@@ -114,10 +95,7 @@ impl ValuesReport {
                 .differing
                 .iter()
                 .enumerate()
-                .map(|(at, report)| Folded {
-                    pattern: report.name.clone(),
-                    members: vec![at],
-                });
+                .map(|(at, report)| Folded { pattern: report.name.clone(), members: vec![at] });
             return alone.collect();
         }
         fold(self.differing.iter().map(|report| {
@@ -199,9 +177,7 @@ fn only_in(side: &str, tensors: &[TensorReport]) -> Option<String> {
     if tensors.is_empty() {
         return None;
     }
-    let names = tensors
-        .iter()
-        .map(|tensor| (tensor.name.as_str(), &tensor.tensor_type));
+    let names = tensors.iter().map(|tensor| (tensor.name.as_str(), &tensor.tensor_type));
     let mut table = Table::new([Left; 3]).indented(2);
     for folded in fold(names) {
         table.row([

@@ -151,15 +151,14 @@ impl Report {
         for entry in &entries {
             dtypes.entry(entry.info.dtype).or_default().push(entry);
         }
-        let dtypes = dtypes.into_iter().map(|(dtype, entries)| DtypeReport {
-            dtype: dtype.name(),
-            total: Total::of(entries),
-        });
+        let dtypes = dtypes
+            .into_iter()
+            .map(|(dtype, entries)| DtypeReport { dtype: dtype.name(), total: Total::of(entries) });
 
-        let parts = catalog.parts.iter().map(|part| PartReport {
-            name: part.name.clone(),
-            total: Total::of(&part.entries()),
-        });
+        let parts = catalog
+            .parts
+            .iter()
+            .map(|part| PartReport { name: part.name.clone(), total: Total::of(&part.entries()) });
         let parts: Vec<PartReport> = parts.collect();
         let files: Vec<FileReport> = files(catalog)?;
         let step = match &catalog.kind {
@@ -198,12 +197,7 @@ impl Report {
 
 fn checkpoints(complete: &[Committed]) -> Vec<CheckpointReport> {
     let reports = complete.iter().map(|checkpoint| CheckpointReport {
-        name: checkpoint
-            .path()
-            .file_name()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned(),
+        name: checkpoint.path().file_name().unwrap_or_default().to_string_lossy().into_owned(),
         step: checkpoint.step(),
         path: checkpoint.path().to_string_lossy().into_owned(),
         files: checkpoint.files().len(),

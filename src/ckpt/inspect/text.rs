@@ -17,9 +17,7 @@ impl Report {
         blocks.push(self.facts());
         blocks.push(total_table(
             "dtype",
-            self.dtypes
-                .iter()
-                .map(|row| (row.dtype.to_owned(), &row.total)),
+            self.dtypes.iter().map(|row| (row.dtype.to_owned(), &row.total)),
         ));
         if self.parts.len() > 1 {
             let parts = self.parts.iter().map(|part| match part.name.as_str() {
@@ -82,9 +80,7 @@ impl Report {
             return None;
         }
 
-        let mut head = ["tensor", "dtype", "shape", "", "bytes"]
-            .map(str::to_owned)
-            .to_vec();
+        let mut head = ["tensor", "dtype", "shape", "", "bytes"].map(str::to_owned).to_vec();
         if self.has_stats {
             head.extend(["min", "max", "mean", "std", "zeros", "nan", "inf"].map(str::to_owned));
         }
@@ -115,10 +111,11 @@ impl Report {
 
     fn rows(&self, one_by_one: bool) -> Vec<Folded> {
         if one_by_one {
-            let alone = self.tensors.iter().enumerate().map(|(at, tensor)| Folded {
-                pattern: tensor.name.clone(),
-                members: vec![at],
-            });
+            let alone = self
+                .tensors
+                .iter()
+                .enumerate()
+                .map(|(at, tensor)| Folded { pattern: tensor.name.clone(), members: vec![at] });
             return alone.collect();
         }
         let tensors = self.tensors.iter();
@@ -129,13 +126,8 @@ impl Report {
     fn not_finite(&self) -> Option<String> {
         const SHOWN: usize = 20;
 
-        let stats = self
-            .tensors
-            .iter()
-            .filter_map(|t| Some((t, t.stats.as_ref()?)));
-        let bad: Vec<_> = stats
-            .filter(|(_, stats)| stats.nan + stats.infinite > 0)
-            .collect();
+        let stats = self.tensors.iter().filter_map(|t| Some((t, t.stats.as_ref()?)));
+        let bad: Vec<_> = stats.filter(|(_, stats)| stats.nan + stats.infinite > 0).collect();
         if bad.is_empty() {
             return None;
         }

@@ -193,12 +193,7 @@ pub(super) fn plan(arguments: &PlanArguments, threads: usize) -> anyhow::Result<
         mesh: arguments.mesh.clone(),
         outputs: made.len() as u64,
         inputs: used.len() as u64,
-        allowed: bound
-            .report()
-            .allowed
-            .iter()
-            .map(|it| it.to_string())
-            .collect(),
+        allowed: bound.report().allowed.iter().map(|it| it.to_string()).collect(),
         bytes_per_second: arguments.bandwidth.0,
         rank_count: layout.ranks(),
         ranks: ranks.map(rank_report).collect::<anyhow::Result<_>>()?,
@@ -230,9 +225,8 @@ fn select(bound: &Bound, templates: &[Template]) -> anyhow::Result<Vec<TensorSpe
     for template in templates {
         if !made.iter().any(|it| template.matches(&it.name).is_some()) {
             let (count, first) = (made.len(), made.first());
-            let first = first.map_or(String::new(), |it| {
-                format!(", such as `{}`", printable(&it.name))
-            });
+            let first =
+                first.map_or(String::new(), |it| format!(", such as `{}`", printable(&it.name)));
             bail!("`{template}` matches none of the {count} outputs{first}");
         }
     }

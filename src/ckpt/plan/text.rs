@@ -16,10 +16,7 @@ impl Report {
         let map = self.map.as_deref().map_or("identity".into(), printable);
         let outputs = counted(self.outputs, "tensor");
         let inputs = size::grouped(self.inputs);
-        head.row([
-            "map".to_owned(),
-            format!("{map}, makes {outputs} from {inputs}"),
-        ]);
+        head.row(["map".to_owned(), format!("{map}, makes {outputs} from {inputs}")]);
         if let Some(mesh) = &self.mesh {
             let ranks = counted(self.rank_count, "rank");
             head.row(["layout".to_owned(), format!("{mesh}, {ranks}")]);

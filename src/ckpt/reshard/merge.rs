@@ -28,9 +28,7 @@ pub(super) fn merge(arguments: &ReshardArguments, limits: &Limits) -> anyhow::Re
     let progress = progress_bar(bytes);
     let (graph, wants) = (identity.graph(), identity.requests());
     let mut stream = Stream::new(graph, source, wants, limits, &progress)?;
-    writer.write(&mut staging, "", |tensor, data| {
-        stream.write_tensor(tensor, data)
-    })?;
+    writer.write(&mut staging, "", |tensor, data| stream.write_tensor(tensor, data))?;
     let read_bytes = compared + stream.read_bytes();
     let checkpoint = staging.commit()?;
     progress.finish_and_clear();

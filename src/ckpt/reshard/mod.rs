@@ -80,11 +80,7 @@ struct Report {
 
 pub(super) fn reshard(arguments: &ReshardArguments, threads: usize) -> anyhow::Result<Answer> {
     let budget = arguments.budget;
-    let limits = Limits {
-        interrupt: Interrupt::listen()?,
-        budget,
-        threads,
-    };
+    let limits = Limits { interrupt: Interrupt::listen()?, budget, threads };
     let report = match (&arguments.mesh, &arguments.placements) {
         (Some(mesh), Some(file)) => {
             let (layout, placements) = read_layout(mesh, file)?;
@@ -116,10 +112,7 @@ pub(super) fn reshard(arguments: &ReshardArguments, threads: usize) -> anyhow::R
 /// that the comparison read.
 fn open(arguments: &ReshardArguments, limits: &Limits) -> anyhow::Result<(Source, u64)> {
     if !SplitFolder::is_at(&arguments.source) {
-        return Ok((
-            Source::open_intact(&arguments.source, arguments.links.links())?,
-            0,
-        ));
+        return Ok((Source::open_intact(&arguments.source, arguments.links.links())?, 0));
     }
     let split = SplitFolder::open(&arguments.source, arguments.links.links())?;
     let compared = split.check_replicas(limits)?;

@@ -70,10 +70,7 @@ impl LayoutRecord {
     pub(super) fn read(folder: &Path) -> anyhow::Result<LayoutRecord> {
         let path = folder.join(LAYOUT_FILE);
         let text = fs::read_to_string(&path).with_context(|| {
-            format!(
-                "cannot read {}, which `meshgrad ckpt reshard` writes",
-                display_path(&path)
-            )
+            format!("cannot read {}, which `meshgrad ckpt reshard` writes", display_path(&path))
         })?;
         let record: LayoutRecord = serde_json::from_str(&text)
             .with_context(|| format!("{} is not a valid layout", display_path(&path)))?;
@@ -92,16 +89,10 @@ impl LayoutRecord {
         let layout = Layout::parse(&self.mesh, &self.placements.join("\n"));
         let layout = layout.map_err(|error| anyhow!("{LAYOUT_FILE}: {error}"))?;
         let (ranks, recorded) = (layout.ranks(), self.ranks);
-        ensure!(
-            ranks == recorded,
-            "{LAYOUT_FILE} has {recorded} ranks, but its mesh has {ranks}"
-        );
+        ensure!(ranks == recorded, "{LAYOUT_FILE} has {recorded} ranks, but its mesh has {ranks}");
         let mut specs = Vec::with_capacity(self.tensors.len());
         for (name, whole) in &self.tensors {
-            let dtype = whole
-                .dtype
-                .parse()
-                .with_context(|| format!("{LAYOUT_FILE}: `{name}`"))?;
+            let dtype = whole.dtype.parse().with_context(|| format!("{LAYOUT_FILE}: `{name}`"))?;
             specs.push(TensorSpec::new(name, dtype, &whole.shape));
         }
         Ok((layout, specs))

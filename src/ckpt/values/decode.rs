@@ -113,19 +113,13 @@ mod tests {
     #[test]
     fn eight_bit_floats_have_their_published_extremes() {
         let e4m3 = |bits| value(Dtype::F8E4M3, bits);
-        assert_eq!(
-            [0x7e, 0x08, 0x07, 0x01].map(e4m3),
-            [448.0, 0.015625, 0.013671875, 0.001953125]
-        );
+        assert_eq!([0x7e, 0x08, 0x07, 0x01].map(e4m3), [448.0, 0.015625, 0.013671875, 0.001953125]);
         assert_eq!(e4m3(0xfe), -448.0);
         assert!(e4m3(0x7f).is_nan() && e4m3(0xff).is_nan());
         assert!(e4m3(0x80) == 0.0 && e4m3(0x80).is_sign_negative());
 
         let e5m2 = |bits| value(Dtype::F8E5M2, bits);
-        assert_eq!(
-            [0x7b, 0x7c, 0xfc].map(e5m2),
-            [57344.0, f64::INFINITY, f64::NEG_INFINITY]
-        );
+        assert_eq!([0x7b, 0x7c, 0xfc].map(e5m2), [57344.0, f64::INFINITY, f64::NEG_INFINITY]);
         assert!(e5m2(0x7d).is_nan() && e5m2(0xff).is_nan());
 
         assert_eq!(value(Dtype::F8E4M3Fnuz, 0x7f), 240.0);
@@ -139,14 +133,8 @@ mod tests {
     #[test]
     fn e5m2_is_the_upper_byte_of_f16() {
         for bits in 0..=255u8 {
-            let (ours, half) = (
-                value(Dtype::F8E5M2, bits),
-                f16::from_le_bytes([0, bits]).to_f64(),
-            );
-            assert!(
-                ours == half || ours.is_nan() && half.is_nan(),
-                "{bits}: {ours} {half}"
-            );
+            let (ours, half) = (value(Dtype::F8E5M2, bits), f16::from_le_bytes([0, bits]).to_f64());
+            assert!(ours == half || ours.is_nan() && half.is_nan(), "{bits}: {ours} {half}");
         }
     }
 
@@ -156,26 +144,15 @@ mod tests {
         let bytes = [i64::MIN, i64::MAX].map(i64::to_le_bytes).concat();
         assert!(Decoder::new(Dtype::I64).unwrap().integers(&bytes, &mut out));
         assert_eq!(out, [i64::MIN.into(), i64::MAX.into()]);
-        assert!(
-            Decoder::new(Dtype::U64)
-                .unwrap()
-                .integers(&[255; 8], &mut out)
-        );
+        assert!(Decoder::new(Dtype::U64).unwrap().integers(&[255; 8], &mut out));
         assert_eq!(out, [u64::MAX.into()]);
-        assert!(
-            !Decoder::new(Dtype::F32)
-                .unwrap()
-                .integers(&[0; 4], &mut out)
-        );
+        assert!(!Decoder::new(Dtype::F32).unwrap().integers(&[0; 4], &mut out));
     }
 
     #[test]
     fn all_real_dtypes_of_whole_bytes_are_decoded() {
         let undecoded = Dtype::all().filter(|&dtype| Decoder::new(dtype).is_none());
         let undecoded: Vec<Dtype> = undecoded.collect();
-        assert_eq!(
-            undecoded,
-            [Dtype::F4, Dtype::F6E2M3, Dtype::F6E3M2, Dtype::C64]
-        );
+        assert_eq!(undecoded, [Dtype::F4, Dtype::F6E2M3, Dtype::F6E3M2, Dtype::C64]);
     }
 }

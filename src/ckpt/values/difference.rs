@@ -8,14 +8,8 @@ use super::decode::{BLOCK, Decoder};
 use super::segments::{Segment, Workers};
 
 /// Names and inclusive upper ends of the buckets of the histogram of units in the last place.
-pub(crate) const ULP_BUCKETS: [(&str, u64); 6] = [
-    ("0", 0),
-    ("1", 1),
-    ("2-10", 10),
-    ("11-100", 100),
-    ("101-1000", 1000),
-    ("more", u64::MAX),
-];
+pub(crate) const ULP_BUCKETS: [(&str, u64); 6] =
+    [("0", 0), ("1", 1), ("2-10", 10), ("11-100", 100), ("101-1000", 1000), ("more", u64::MAX)];
 
 /// How many elements differ, and by how much.
 ///
@@ -98,11 +92,7 @@ impl Distance {
 
 /// The distance relative to the larger magnitude; 0 for two zeros.
 fn relative(distance: f64, largest: f64) -> f64 {
-    if largest == 0.0 {
-        0.0
-    } else {
-        distance / largest
-    }
+    if largest == 0.0 { 0.0 } else { distance / largest }
 }
 
 /// The distance of two floats in units in the last place, from their bits. The magnitude bits, read
@@ -119,14 +109,7 @@ fn ulps_between(a: u64, b: u64, bits: usize) -> u64 {
 
 /// Whether the dtype is a float with a sign bit and a magnitude.
 fn has_ulps(dtype: Dtype) -> bool {
-    let floats = [
-        Dtype::F64,
-        Dtype::F32,
-        Dtype::F16,
-        Dtype::BF16,
-        Dtype::F8E4M3,
-        Dtype::F8E5M2,
-    ];
+    let floats = [Dtype::F64, Dtype::F32, Dtype::F16, Dtype::BF16, Dtype::F8E4M3, Dtype::F8E5M2];
     floats.contains(&dtype)
 }
 
@@ -143,10 +126,7 @@ pub(crate) fn differences(
     workers: Workers,
 ) -> anyhow::Result<Vec<Difference>> {
     let comparisons: Vec<Comparison> = pairs.iter().map(|(a, b)| Comparison::new(a, b)).collect();
-    let elements: Vec<u64> = comparisons
-        .iter()
-        .map(|comparison| comparison.elements)
-        .collect();
+    let elements: Vec<u64> = comparisons.iter().map(|comparison| comparison.elements).collect();
     let bytes = pairs.iter().map(|(a, b)| a.bytes() + b.bytes()).sum();
 
     let worker = || {
@@ -195,15 +175,7 @@ impl<'a> Side<'a> {
     fn new(entry: &'a Entry<'a>) -> Side<'a> {
         let dtype = entry.info.dtype;
         let decoder = Decoder::new(dtype);
-        Side {
-            entry,
-            size: if decoder.is_some() {
-                dtype.bits() / 8
-            } else {
-                1
-            },
-            decoder,
-        }
+        Side { entry, size: if decoder.is_some() { dtype.bits() / 8 } else { 1 }, decoder }
     }
 }
 
@@ -330,15 +302,7 @@ mod tests {
     /// A float and its successor are one unit apart, across binades and zero.
     #[test]
     fn adjacent_floats_are_one_ulp_apart() {
-        for value in [
-            0.0f32,
-            1.0,
-            1.5,
-            f32::MIN_POSITIVE,
-            f32::MAX.next_down(),
-            -1.0,
-            -2.0,
-        ] {
+        for value in [0.0f32, 1.0, 1.5, f32::MIN_POSITIVE, f32::MAX.next_down(), -1.0, -2.0] {
             let (a, b) = (value.to_bits().into(), value.next_up().to_bits().into());
             assert_eq!(ulps_between(a, b, 32), 1, "{value}");
             assert_eq!(ulps_between(b, a, 32), 1, "{value}");
@@ -362,13 +326,7 @@ mod tests {
     /// Merging differences of any split equals the difference of the whole.
     #[test]
     fn merged_differences_equal_the_whole() {
-        let pairs = [
-            (1.0, 2.0),
-            (0.0, -0.0),
-            (f64::NAN, 1.0),
-            (3.0, f64::INFINITY),
-            (5.0, 4.5),
-        ];
+        let pairs = [(1.0, 2.0), (0.0, -0.0), (f64::NAN, 1.0), (3.0, f64::INFINITY), (5.0, 4.5)];
         let of = |pairs: &[(f64, f64)], from: u64| {
             let mut difference = Difference::default();
             for (at, (a, b)) in pairs.iter().enumerate() {

@@ -51,10 +51,7 @@ impl Workers {
         let threads = threads.min((budget.0 / least) as usize).max(1);
         let share = budget.0 / (threads as u64 * buffers);
         let buffer_bytes = share.min(MAX_BUFFER) / MIN_BUFFER * MIN_BUFFER;
-        Ok(Workers {
-            threads,
-            buffer_bytes: buffer_bytes as usize,
-        })
+        Ok(Workers { threads, buffer_bytes: buffer_bytes as usize })
     }
 
     /// Bytes per buffer: a whole number of blocks for any dtype.
@@ -139,11 +136,7 @@ where
 fn segments(elements: &[u64]) -> Vec<Segment> {
     let cut = |(tensor, &end): (usize, &u64)| {
         let starts = (0..end.div_ceil(SEGMENT)).map(|at| at * SEGMENT);
-        starts.map(move |start| Segment {
-            tensor,
-            start,
-            end: end.min(start + SEGMENT),
-        })
+        starts.map(move |start| Segment { tensor, start, end: end.min(start + SEGMENT) })
     };
     elements.iter().enumerate().flat_map(cut).collect()
 }
@@ -183,14 +176,7 @@ mod tests {
     /// For any budget and number of threads, all buffers fit and are whole blocks.
     #[test]
     fn buffers_stay_within_the_budget() {
-        for budget in [
-            64 << 10,
-            65 << 10,
-            1 << 20,
-            (3 << 20) + 7,
-            256 << 20,
-            1 << 40,
-        ] {
+        for budget in [64 << 10, 65 << 10, 1 << 20, (3 << 20) + 7, 256 << 20, 1 << 40] {
             for threads in [1, 2, 7, 64] {
                 for buffers in [1, 2] {
                     let Ok(workers) = Workers::new(ByteSize(budget), threads, buffers) else {

@@ -96,18 +96,11 @@ fn range(values: &[f64]) -> Option<(f64, f64)> {
     for chunk in chunks {
         for (at, &value) in chunk.iter().enumerate() {
             least[at] = if value < least[at] { value } else { least[at] };
-            greatest[at] = if value > greatest[at] {
-                value
-            } else {
-                greatest[at]
-            };
+            greatest[at] = if value > greatest[at] { value } else { greatest[at] };
         }
     }
     let all = |lanes: [f64; LANES]| lanes.into_iter().chain(rest.iter().copied());
-    Some((
-        all(least).reduce(f64::min)?,
-        all(greatest).reduce(f64::max)?,
-    ))
+    Some((all(least).reduce(f64::min)?, all(greatest).reduce(f64::max)?))
 }
 
 impl Statistics {
@@ -129,10 +122,7 @@ impl Statistics {
 
     fn add_integers(&mut self, integers: &[i128]) {
         self.zeros += integers.iter().filter(|&&value| value == 0).count() as u64;
-        let (min, max) = (
-            integers.iter().min().copied(),
-            integers.iter().max().copied(),
-        );
+        let (min, max) = (integers.iter().min().copied(), integers.iter().max().copied());
         self.add_range(min.map(Value::Integer), max.map(Value::Integer));
 
         let values: Vec<f64> = integers.iter().map(|&value| value as f64).collect();
@@ -169,24 +159,14 @@ pub(crate) fn statistics(
     entries: &[Entry],
     workers: Workers,
 ) -> anyhow::Result<Vec<Option<Statistics>>> {
-    let decoders: Vec<Option<Decoder>> = entries
-        .iter()
-        .map(|entry| Decoder::new(entry.info.dtype))
-        .collect();
-    let decoded = || {
-        entries
-            .iter()
-            .zip(&decoders)
-            .filter(|(_, decoder)| decoder.is_some())
-    };
+    let decoders: Vec<Option<Decoder>> =
+        entries.iter().map(|entry| Decoder::new(entry.info.dtype)).collect();
+    let decoded = || entries.iter().zip(&decoders).filter(|(_, decoder)| decoder.is_some());
 
-    let elements = entries
-        .iter()
-        .zip(&decoders)
-        .map(|(entry, decoder)| match decoder {
-            Some(_) => entry.elements(),
-            None => 0,
-        });
+    let elements = entries.iter().zip(&decoders).map(|(entry, decoder)| match decoder {
+        Some(_) => entry.elements(),
+        None => 0,
+    });
     let elements: Vec<u64> = elements.collect();
     let bytes = decoded().map(|(entry, _)| entry.bytes()).sum();
 
@@ -222,9 +202,7 @@ pub(crate) fn statistics(
     };
     let all = workers.run(&elements, bytes, worker, Statistics::merge)?;
     let known = all.into_iter().zip(&decoders);
-    Ok(known
-        .map(|(statistics, decoder)| decoder.as_ref().map(|_| statistics))
-        .collect())
+    Ok(known.map(|(statistics, decoder)| decoder.as_ref().map(|_| statistics)).collect())
 }
 
 impl Value {
@@ -307,13 +285,9 @@ mod tests {
             let mut merged = of(&values[..cut]);
             merged.merge(&of(&values[cut..]));
             let near = |a: Option<f64>, b: Option<f64>| {
-                a.zip(b)
-                    .is_some_and(|(a, b)| (a - b).abs() < 1e-14 * b.abs().max(1.0))
+                a.zip(b).is_some_and(|(a, b)| (a - b).abs() < 1e-14 * b.abs().max(1.0))
             };
-            assert!(
-                near(merged.mean, whole.mean) && near(merged.std, whole.std),
-                "{cut}"
-            );
+            assert!(near(merged.mean, whole.mean) && near(merged.std, whole.std), "{cut}");
             assert_eq!((merged.min, merged.max), (whole.min, whole.max));
             assert_eq!(merged.zeros, whole.zeros);
         }

@@ -8,11 +8,8 @@ use meshgrad::prelude::*;
 use meshgrad::runtime::Signature;
 
 static FORWARD: Signature = Signature::new("squared_relu", "x: F[.. d!] -> y: F[.. d]", 2);
-static BACKWARD: Signature = Signature::new(
-    "squared_relu_grad",
-    "x: F[.. d!], dy: F[.. d!] -> dx: F[.. d]",
-    3,
-);
+static BACKWARD: Signature =
+    Signature::new("squared_relu_grad", "x: F[.. d!], dy: F[.. d!] -> dx: F[.. d]", 3);
 
 /// The op on the tape.
 pub fn squared_relu(x: &Var) -> Result<Var> {

@@ -6,11 +6,8 @@ use meshgrad::runtime::{Function, Number, Signature};
 use meshgrad::train;
 use meshgrad::train::optim::{Granularity, Optimizer, Part, State, assign, if_finite};
 
-static SUM: Signature = Signature::new(
-    "adagrad_sum",
-    "sum: F[~], gradient: F[~], scale: F[~] -> sum: F[~]",
-    4,
-);
+static SUM: Signature =
+    Signature::new("adagrad_sum", "sum: F[~], gradient: F[~], scale: F[~] -> sum: F[~]", 4);
 static STEP: Signature = Signature::new(
     "adagrad_step",
     "param: F[~], gradient: F[~], sum: F[~], learning_rate: F[~], scale: F[~] -> param: F[~]",
@@ -36,9 +33,7 @@ impl Adagrad {
             let sum = Tensor::zeros(device, shape, DType::F32, Kind::OptimizerState)?;
             Ok((part.name().to_owned(), sum))
         };
-        Ok(Adagrad {
-            sums: parts.iter().map(sum).collect::<train::Result<_>>()?,
-        })
+        Ok(Adagrad { sums: parts.iter().map(sum).collect::<train::Result<_>>()? })
     }
 }
 
@@ -52,10 +47,7 @@ impl Optimizer for Adagrad {
     }
 
     fn state(&self) -> Vec<State> {
-        vec![State {
-            name: "sum",
-            tensors: self.sums.clone(),
-        }]
+        vec![State { name: "sum", tensors: self.sums.clone() }]
     }
 
     fn step(

@@ -90,10 +90,7 @@ fn the_tables_of_the_model_belong_to_the_run() {
         "{error}"
     );
     let error = train(&[steps, "model.widht=8"]).unwrap_err().to_string();
-    assert_eq!(
-        error,
-        "unknown key `model.widht` (--set); did you mean `model.width`?"
-    );
+    assert_eq!(error, "unknown key `model.widht` (--set); did you mean `model.width`?");
     train(&["train.steps=3", "model.width=8", "loss.smoothing=0.2"]).unwrap();
 }
 
@@ -141,19 +138,16 @@ fn the_model_learns() {
 #[test]
 fn the_kernels_agree_with_the_cpu() {
     let cpu = Device::cpu();
-    let numbers: Vec<f64> = (0..9 * 64)
-        .map(|i| (f64::from(i) * 0.7 + 0.3).sin())
-        .collect();
+    let numbers: Vec<f64> = (0..9 * 64).map(|i| (f64::from(i) * 0.7 + 0.3).sin()).collect();
     let exact = Tensor::from_slice(&cpu, &[9, 64], &numbers).unwrap();
     let op = |x: &[Var]| Ok(vec![squared_relu(&x[0])?]);
     let few = ops::copy(&exact.slice(0, 0..2).unwrap()).unwrap();
     gradcheck(op, &[few], Tolerance::default()).unwrap();
 
     let gpu = Device::emulator(0).unwrap();
-    for (dtype, closeness) in [
-        (DType::F32, Closeness::Elements(1e-6)),
-        (DType::BF16, Closeness::Elements(1e-2)),
-    ] {
+    for (dtype, closeness) in
+        [(DType::F32, Closeness::Elements(1e-6)), (DType::BF16, Closeness::Elements(1e-2))]
+    {
         let x = ops::to_device(&ops::cast(&exact, dtype).unwrap(), &gpu).unwrap();
         let case = |x: Tensor| Case::new("squared_relu", vec![x], op);
         compare(&case(x), &case(exact.clone()), closeness).unwrap();
@@ -168,9 +162,6 @@ fn the_model_trains_on_the_emulator() {
         let summary = outside::train(device, temp.path(), &["train.steps=1"], |_| ()).unwrap();
         summary.val_loss.unwrap()
     };
-    let (cpu, gpu) = (
-        losses(&Device::cpu()),
-        losses(&Device::emulator(0).unwrap()),
-    );
+    let (cpu, gpu) = (losses(&Device::cpu()), losses(&Device::emulator(0).unwrap()));
     assert!((gpu / cpu - 1.0).abs() < 1e-4, "{gpu} and {cpu}");
 }

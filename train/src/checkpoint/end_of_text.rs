@@ -27,10 +27,7 @@ pub(super) struct Ends {
 
 impl Ends {
     pub(super) fn of(tokenizer: &Tokenizer) -> Ends {
-        Ends {
-            document: tokenizer.separator(),
-            message: tokenizer.end_of_message(),
-        }
+        Ends { document: tokenizer.separator(), message: tokenizer.end_of_message() }
     }
 
     /// The declared ids, or the end of a document if none are declared, and always the end of a
@@ -119,12 +116,7 @@ pub fn ends_of_text(folder: &Path) -> Result<Vec<u32>> {
         };
         let id = |value: &Value| u32::try_from(value.as_u64()?).ok();
         let ids: Option<Vec<u32>> = ids.iter().map(id).collect();
-        let problem = || {
-            invalid(format!(
-                "`{END}` is {}, not an id or a list of ids",
-                keys[END]
-            ))
-        };
+        let problem = || invalid(format!("`{END}` is {}, not an id or a list of ids", keys[END]));
         return Ok(ids.ok_or_else(problem)?);
     }
     Ok(Vec::new())
@@ -151,15 +143,9 @@ mod tests {
         (name.to_owned(), text.to_owned())
     }
 
-    const DOCUMENT: Ends = Ends {
-        document: Some(7),
-        message: None,
-    };
+    const DOCUMENT: Ends = Ends { document: Some(7), message: None };
 
-    const CHAT: Ends = Ends {
-        message: Some(8),
-        ..DOCUMENT
-    };
+    const CHAT: Ends = Ends { message: Some(8), ..DOCUMENT };
 
     /// The ids that end a text in each file that `declared` returns, for the ids that the given
     /// files declare.
@@ -213,10 +199,7 @@ mod tests {
     fn the_separator_ends_a_text() {
         let files = declared(vec![file(CONFIG, r#"{"architectures": []}"#)], DOCUMENT);
         let keys = |at: usize| serde_json::from_str::<Value>(&files[at].1).unwrap();
-        assert_eq!(
-            keys(0),
-            serde_json::json!({"architectures": [], "eos_token_id": 7})
-        );
+        assert_eq!(keys(0), serde_json::json!({"architectures": [], "eos_token_id": 7}));
         assert_eq!(files[1].0, GENERATION);
         assert_eq!(keys(1), serde_json::json!({"eos_token_id": 7}));
     }

@@ -11,13 +11,8 @@ use crate::config::{Config, ConfigError};
 
 /// The table and the keys that a run may not change: its model, and what decides the order and the
 /// split of the data.
-const UNCHANGING: [&str; 5] = [
-    "model",
-    "data.val_fraction",
-    "train.seed",
-    "train.batch_size",
-    "train.seq_len",
-];
+const UNCHANGING: [&str; 5] =
+    ["model", "data.val_fraction", "train.seed", "train.batch_size", "train.seq_len"];
 
 /// A setting that differs.
 #[derive(Debug, Clone, PartialEq)]
@@ -157,13 +152,7 @@ mod tests {
         for key in ["model", "model.rope.x", "train.seed", "data.val_fraction"] {
             assert!(!allowed(key), "{key}");
         }
-        for key in [
-            "models",
-            "train.seeds",
-            "train.steps",
-            "data.paths",
-            "model.from",
-        ] {
+        for key in ["models", "train.seeds", "train.steps", "data.paths", "model.from"] {
             assert!(allowed(key), "{key}");
         }
     }

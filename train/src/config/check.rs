@@ -40,9 +40,7 @@ impl Config {
 
         self.check_schedule(&mut found);
         found.not_negative(&[("sample.temperature", self.sample.temperature)]);
-        found.unless(self.log.every > 0, "log.every", || {
-            "0 steps; must be at least 1".to_owned()
-        });
+        found.unless(self.log.every > 0, "log.every", || "0 steps; must be at least 1".to_owned());
 
         found.0
     }
@@ -54,17 +52,13 @@ impl Config {
         });
 
         let DataConfig { paths, sources, .. } = &self.data;
-        found.unless(
-            paths.is_empty() || sources.is_empty(),
-            "data.sources",
-            || "data.paths is set too; use one of them".to_owned(),
-        );
+        found.unless(paths.is_empty() || sources.is_empty(), "data.sources", || {
+            "data.paths is set too; use one of them".to_owned()
+        });
         for (index, source) in sources.iter().enumerate() {
             found.positive(&format!("data.sources[{index}].weight"), source.weight);
             let key = format!("data.sources[{index}].paths");
-            found.unless(!source.paths.is_empty(), &key, || {
-                "empty; name a file".to_owned()
-            });
+            found.unless(!source.paths.is_empty(), &key, || "empty; name a file".to_owned());
         }
 
         if let TokenizerChoice::Bpe(size) = self.data.tokenizer {
@@ -89,22 +83,14 @@ impl Config {
         for (key, size) in sizes {
             found.unless(size > 0, key, || "0; must be at least 1".to_owned());
         }
-        found.unless(train.steps > 0, "train.steps", || {
-            "0; must be at least 1".to_owned()
-        });
+        found.unless(train.steps > 0, "train.steps", || "0; must be at least 1".to_owned());
 
         let (batch, micro) = (train.batch_size, train.micro_batch_size);
-        found.unless(
-            micro == 0 || batch.is_multiple_of(micro),
-            "train.batch_size",
-            || format!("{batch} is not a multiple of train.micro_batch_size = {micro}"),
-        );
+        found.unless(micro == 0 || batch.is_multiple_of(micro), "train.batch_size", || {
+            format!("{batch} is not a multiple of train.micro_batch_size = {micro}")
+        });
         found.unless(i64::try_from(train.seed).is_ok(), "train.seed", || {
-            format!(
-                "{} does not fit a TOML integer; must be at most {}",
-                train.seed,
-                i64::MAX
-            )
+            format!("{} does not fit a TOML integer; must be at most {}", train.seed, i64::MAX)
         });
     }
 
@@ -147,9 +133,7 @@ impl Config {
     fn check_schedule(&self, found: &mut Found) {
         if let Some(ratio) = self.schedule.min_lr_ratio() {
             let valid = (0.0..=1.0).contains(&ratio);
-            found.unless(valid, "schedule.min_lr_ratio", || {
-                format!("{ratio} is not in [0, 1]")
-            });
+            found.unless(valid, "schedule.min_lr_ratio", || format!("{ratio} is not in [0, 1]"));
         }
         if let ScheduleConfig::Phases { initial, phases } = &self.schedule {
             let targets = phases.iter().map(|phase| phase.target);
@@ -175,10 +159,7 @@ struct Found(Vec<Violation>);
 impl Found {
     fn unless(&mut self, valid: bool, key: &str, problem: impl FnOnce() -> String) {
         if !valid {
-            self.0.push(Violation {
-                key: key.to_owned(),
-                problem: problem(),
-            });
+            self.0.push(Violation { key: key.to_owned(), problem: problem() });
         }
     }
 
@@ -197,9 +178,7 @@ impl Found {
     }
 
     fn decay(&mut self, key: &str, value: f64) {
-        self.unless((0.0..1.0).contains(&value), key, || {
-            format!("{value} is not in [0, 1)")
-        });
+        self.unless((0.0..1.0).contains(&value), key, || format!("{value} is not in [0, 1)"));
     }
 
     fn ranges(&mut self, table: &str, ranges: Ranges) {
@@ -242,18 +221,11 @@ mod tests {
             keys.momentum = -0.1;
             keys.adamw.beta2 = 1.0;
         }
-        config.schedule = ScheduleConfig::Linear {
-            warmup_steps: 0,
-            min_lr_ratio: 1.5,
-        };
+        config.schedule = ScheduleConfig::Linear { warmup_steps: 0, min_lr_ratio: 1.5 };
         config.sample.temperature = f64::INFINITY;
         config.log.every = 0;
 
-        let keys: Vec<_> = config
-            .violations()
-            .into_iter()
-            .map(|found| found.key)
-            .collect();
+        let keys: Vec<_> = config.violations().into_iter().map(|found| found.key).collect();
         let expected = [
             "data.val_fraction",
             "data.sources",

@@ -93,10 +93,7 @@ impl Choice {
 
     fn unknown(&self, setting: &Setting, name: &str) -> ConfigError {
         let similarity = |value: &&&str| strsim::jaro_winkler(name, value);
-        let nearest = self
-            .values
-            .iter()
-            .max_by(|a, b| similarity(a).total_cmp(&similarity(b)));
+        let nearest = self.values.iter().max_by(|a, b| similarity(a).total_cmp(&similarity(b)));
         let hint = nearest.filter(|value| similarity(value) > 0.8);
         let hint = hint.map(|value| format!("; did you mean `{value}`?"));
         ConfigError::BadValue {

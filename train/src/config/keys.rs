@@ -21,10 +21,7 @@ pub const KEYS: &[Meaning] = &[
         "data.val_fraction",
         "fraction held out for validation, by document; not used with `data.validation`",
     ),
-    (
-        "data.validation",
-        "files, folders and globs of a separate validation text",
-    ),
+    ("data.validation", "files, folders and globs of a separate validation text"),
     (
         "data.sources",
         "several training texts in place of `data.paths`, each with `paths` and `weight`",
@@ -42,28 +39,19 @@ pub const KEYS: &[Meaning] = &[
         "`f32` or `bf16`: dtype of activations and of the weights' compute copies; master weights \
          are f32",
     ),
-    (
-        "train.seed",
-        "seed of initial values, sample order and text generation",
-    ),
+    ("train.seed", "seed of initial values, sample order and text generation"),
     (
         "train.activation_checkpointing",
         "save only each layer's input and recompute the rest: the same bits, less memory",
     ),
-    (
-        "train.check_memory",
-        "refuse a run that needs more memory than is free",
-    ),
+    ("train.check_memory", "refuse a run that needs more memory than is free"),
     (
         "train.reduction",
         "`sum`, or `tree`: the same bits for any number of data-parallel ranks that is a power of two. \
          With auxiliary losses, only runs with equally many data-parallel ranks have the same bits. One \
          sequence per pass and rank, so slower",
     ),
-    (
-        "parallel.dp_replicate",
-        "replicas of the parameters, with different sequences",
-    ),
+    ("parallel.dp_replicate", "replicas of the parameters, with different sequences"),
     (
         "parallel.dp_shard",
         "shards of the parameters, with different sequences; `auto`: the ranks that the other degrees \
@@ -71,27 +59,12 @@ pub const KEYS: &[Meaning] = &[
     ),
     ("parallel.tp", "shards of each matrix (tensor parallelism)"),
     ("parallel.pp", "pipeline stages; only 1 is supported yet"),
-    (
-        "parallel.cp_shard",
-        "context parallelism; only 1 is supported yet",
-    ),
-    (
-        "parallel.cp_replicate",
-        "context parallelism; only 1 is supported yet",
-    ),
-    (
-        "parallel.sp",
-        "sequence parallelism by heads; only 1 is supported yet",
-    ),
+    ("parallel.cp_shard", "context parallelism; only 1 is supported yet"),
+    ("parallel.cp_replicate", "context parallelism; only 1 is supported yet"),
+    ("parallel.sp", "sequence parallelism by heads; only 1 is supported yet"),
     ("parallel.ep", "expert parallelism; only 1 is supported yet"),
-    (
-        "parallel.etp",
-        "only 1 is supported yet; see `parallel.shard_experts`",
-    ),
-    (
-        "parallel.order",
-        "order of ranks, fastest first, such as `tp-dp`; empty for the default",
-    ),
+    ("parallel.etp", "only 1 is supported yet; see `parallel.shard_experts`"),
+    ("parallel.order", "order of ranks, fastest first, such as `tp-dp`; empty for the default"),
     (
         "parallel.home",
         "`fsdp` divides the parameters of `dp_shard`, their gradients and optimizer state; `zero1` only \
@@ -105,79 +78,46 @@ pub const KEYS: &[Meaning] = &[
         "parallel.whole_matrices",
         "divide between matrices, for an optimizer of your own that updates whole matrices",
     ),
-    (
-        "parallel.prefetch",
-        "layers that are gathered ahead of their use",
-    ),
+    ("parallel.prefetch", "layers that are gathered ahead of their use"),
     (
         "parallel.sequence_parallel",
         "with `tp`, shard activations between blocks along the sequence",
     ),
-    (
-        "parallel.loss_parallel",
-        "with `tp`, shard the vocabulary in the embedding and in the loss",
-    ),
-    (
-        "parallel.shard_experts",
-        "with `tp`, shard each expert; otherwise experts are replicated",
-    ),
+    ("parallel.loss_parallel", "with `tp`, shard the vocabulary in the embedding and in the loss"),
+    ("parallel.shard_experts", "with `tp`, shard each expert; otherwise experts are replicated"),
     (
         "parallel.overlap_chunks",
         "chunks in which the communication of `tp` runs beside matrix products; 1 is no overlap",
     ),
-    (
-        "optimizer.name",
-        "`adamw`, `sgd`, `lion` or `muon`; it decides the keys of its table",
-    ),
+    ("optimizer.name", "`adamw`, `sgd`, `lion` or `muon`; it decides the keys of its table"),
     ("optimizer.learning_rate", "the peak learning rate"),
-    (
-        "optimizer.max_grad_norm",
-        "clipping by the global norm; 0 disables it",
-    ),
+    ("optimizer.max_grad_norm", "clipping by the global norm; 0 disables it"),
     (
         "optimizer.ema_decay",
         "decay per step of the moving averages of the weights; 0 keeps no averages",
     ),
-    (
-        "optimizer.groups",
-        "learning rates and weight decays by parameter name",
-    ),
+    ("optimizer.groups", "learning rates and weight decays by parameter name"),
     (
         "optimizer.weight_decay",
         "weight decay per step, relative to the learning rate; for `sgd` an L2 penalty",
     ),
-    (
-        "optimizer.beta1",
-        "decay of the gradient's average; for `lion` its weight in the update",
-    ),
-    (
-        "optimizer.beta2",
-        "decay of the squared gradient's average; for `lion` that of the momentum",
-    ),
+    ("optimizer.beta1", "decay of the gradient's average; for `lion` its weight in the update"),
+    ("optimizer.beta2", "decay of the squared gradient's average; for `lion` that of the momentum"),
     (
         "optimizer.eps",
         "added to the denominator; for `muon` the smallest norm that a direction is divided by",
     ),
-    (
-        "optimizer.state_dtype",
-        "`f32` or `bf16`: dtype of the optimizer's state",
-    ),
+    ("optimizer.state_dtype", "`f32` or `bf16`: dtype of the optimizer's state"),
     (
         "optimizer.rounding",
         "`nearest` or `stochastic` (from the run's seed): rounding of bf16 parameters; \
          `stochastic` is an error if no parameter is bf16",
     ),
     ("optimizer.momentum", "decay of the momentum buffer"),
-    (
-        "optimizer.dampening",
-        "the gradient enters the momentum buffer with factor 1 - `dampening`",
-    ),
+    ("optimizer.dampening", "the gradient enters the momentum buffer with factor 1 - `dampening`"),
     ("optimizer.nesterov", "use Nesterov momentum"),
     ("optimizer.iterations", "Newton-Schulz iterations"),
-    (
-        "optimizer.coefficients",
-        "coefficients of the Newton-Schulz iteration",
-    ),
+    ("optimizer.coefficients", "coefficients of the Newton-Schulz iteration"),
     (
         "optimizer.product_dtype",
         "`bf16` or `f32`: dtype of the operands of the iteration's products",
@@ -186,10 +126,7 @@ pub const KEYS: &[Meaning] = &[
         "optimizer.adjust_learning_rate",
         "`match_rms_adamw` or `original`: factor of the learning rate for a matrix",
     ),
-    (
-        "optimizer.adamw_names",
-        "patterns of the matrices that AdamW updates, not Muon",
-    ),
+    ("optimizer.adamw_names", "patterns of the matrices that AdamW updates, not Muon"),
     (
         "optimizer.adamw",
         "the keys of AdamW, for these matrices and for parameters with fewer than two dims",
@@ -200,58 +137,31 @@ pub const KEYS: &[Meaning] = &[
          the keys of its table",
     ),
     ("schedule.warmup_steps", "steps of the linear warm-up"),
-    (
-        "schedule.min_lr_ratio",
-        "the last step's rate as a fraction of the peak",
-    ),
+    ("schedule.min_lr_ratio", "the last step's rate as a fraction of the peak"),
     ("schedule.decay_steps", "steps of the decay at the end"),
     (
         "schedule.curve",
         "curve of the decay: `linear`, `cosine`, `exponential`, `poly:POWER` or `poly_out:POWER`",
     ),
-    (
-        "schedule.initial",
-        "factor of the learning rate before the first phase",
-    ),
+    ("schedule.initial", "factor of the learning rate before the first phase"),
     (
         "schedule.phases",
         "phases, each with `length` (steps, `\"20%\"` or `\"rest\"`), `target` and `curve`",
     ),
-    (
-        "checkpoint.every",
-        "steps between checkpoints; 0 saves only at the end",
-    ),
+    ("checkpoint.every", "steps between checkpoints; 0 saves only at the end"),
     ("checkpoint.keep", "newest checkpoints to keep; 0 keeps all"),
-    (
-        "checkpoint.verify",
-        "compare the contents of a checkpoint with its digests when resuming",
-    ),
+    ("checkpoint.verify", "compare the contents of a checkpoint with its digests when resuming"),
     (
         "sample.every",
         "steps between samples of generated text, with one at the end; 0 never samples",
     ),
-    (
-        "sample.prompt",
-        "the text that a sample continues; empty for the start of a held-out line",
-    ),
+    ("sample.prompt", "the text that a sample continues; empty for the start of a held-out line"),
     ("sample.tokens", "tokens to generate"),
-    (
-        "sample.temperature",
-        "divides the logits; 0 always takes the most likely token",
-    ),
-    (
-        "sample.top_k",
-        "sample only from this many most likely tokens; 0 means all",
-    ),
+    ("sample.temperature", "divides the logits; 0 always takes the most likely token"),
+    ("sample.top_k", "sample only from this many most likely tokens; 0 means all"),
     ("log.every", "steps between progress lines"),
-    (
-        "log.val_every",
-        "steps between validations; 0 validates only at the end",
-    ),
-    (
-        "log.val_batches",
-        "batches per validation; 0 uses the whole held-out text",
-    ),
+    ("log.val_every", "steps between validations; 0 validates only at the end"),
+    ("log.val_batches", "batches per validation; 0 uses the whole held-out text"),
     ("log.tensorboard", "write metrics for TensorBoard, too"),
     (
         "log.trace_step",
@@ -278,21 +188,14 @@ impl Config {
             if let Some(meaning) = meaning::<T>(&path) {
                 push(&mut comment, meaning);
             }
-            comments.push((
-                text[..at].rfind('\n').map_or(0, |newline| newline + 1),
-                comment,
-            ));
+            comments.push((text[..at].rfind('\n').map_or(0, |newline| newline + 1), comment));
         }
         let headers =
             |(at, path): &(usize, String)| !path.contains('.') && text[..*at].ends_with('[');
-        let tables: Vec<(usize, String)> = positions(&written, "")
-            .into_iter()
-            .filter(headers)
-            .collect();
+        let tables: Vec<(usize, String)> =
+            positions(&written, "").into_iter().filter(headers).collect();
         for (index, (_, table)) in tables.iter().enumerate() {
-            let end = tables
-                .get(index + 1)
-                .map_or(text.len(), |(next, _)| next - 1);
+            let end = tables.get(index + 1).map_or(text.len(), |(next, _)| next - 1);
             comments.push((end, self.unset::<T>(table)));
         }
         // From the last on, so that earlier positions stay valid.
@@ -309,10 +212,7 @@ impl Config {
         for (path, meaning) in T::keys() {
             let parts: Vec<String> = path.split('.').map(str::to_owned).collect();
             if parts[0] == table && lookup(&self.tables, &parts).is_none() {
-                push(
-                    &mut comment,
-                    &format!("{}: {meaning}", parts[1..].join(".")),
-                );
+                push(&mut comment, &format!("{}: {meaning}", parts[1..].join(".")));
             }
         }
         match comment.is_empty() {
@@ -344,8 +244,7 @@ fn meaning<T: ModelTables>(path: &str) -> Option<&'static str> {
         None => path.to_owned(),
     };
     let mut all = KEYS.iter().chain(T::keys());
-    all.find(|(key, _)| *key == path)
-        .map(|(_, meaning)| *meaning)
+    all.find(|(key, _)| *key == path).map(|(_, meaning)| *meaning)
 }
 
 /// Adds `text` as a comment, in lines of at most [`WIDTH`].
@@ -395,9 +294,7 @@ fn default(path: &str, defaults: &Table) -> String {
 fn by_choice(choice: &Choice, path: &[String]) -> String {
     let mut defaults: Vec<(String, Vec<String>)> = Vec::new();
     for name in choice.values {
-        let Some(default) = choice
-            .table_of(name)
-            .and_then(|it| lookup(&it, path).map(shown))
+        let Some(default) = choice.table_of(name).and_then(|it| lookup(&it, path).map(shown))
         else {
             continue;
         };
@@ -410,9 +307,8 @@ fn by_choice(choice: &Choice, path: &[String]) -> String {
     match &defaults[..] {
         [(default, names)] if names.len() == choice.values.len() => default.clone(),
         all => {
-            let all = all
-                .iter()
-                .map(|(default, names)| format!("{default} ({})", names.join(", ")));
+            let all =
+                all.iter().map(|(default, names)| format!("{default} ({})", names.join(", ")));
             all.collect::<Vec<_>>().join(", ")
         }
     }
@@ -473,11 +369,7 @@ mod tests {
         for overrides in [vec![], sets.to_vec(), vec![group]] {
             let config = Config::parse::<Tables>("", "", &overrides).unwrap();
             let text = config.annotated::<Tables>().unwrap();
-            assert_eq!(
-                Config::parse::<Tables>(&text, "", &[]).unwrap(),
-                config,
-                "{text}"
-            );
+            assert_eq!(Config::parse::<Tables>(&text, "", &[]).unwrap(), config, "{text}");
             assert!(text.contains("# optimizer steps\nsteps = 300\n"), "{text}");
             assert!(text.lines().all(|line| line.len() <= WIDTH), "{text}");
         }
@@ -501,9 +393,6 @@ mod tests {
         if std::env::var_os("UPDATE_GOLDEN").is_some() {
             return std::fs::write(path, text).unwrap();
         }
-        assert!(
-            before == text,
-            "docs/training.md is stale; run this test with UPDATE_GOLDEN=1"
-        );
+        assert!(before == text, "docs/training.md is stale; run this test with UPDATE_GOLDEN=1");
     }
 }

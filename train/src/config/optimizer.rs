@@ -58,14 +58,8 @@ impl OptimizerConfig {
 
     /// The default table of the optimizer `name`.
     pub fn named(name: &str) -> Option<OptimizerConfig> {
-        let sgd = SgdConfig {
-            momentum: 0.9,
-            ..SgdConfig::default()
-        };
-        let lion = LionConfig {
-            weight_decay: 1.0,
-            ..LionConfig::default()
-        };
+        let sgd = SgdConfig { momentum: 0.9, ..SgdConfig::default() };
+        let lion = LionConfig { weight_decay: 1.0, ..LionConfig::default() };
         // With these factors one learning rate suits Muon and its AdamW.
         let muon = MuonConfig {
             adjust_learning_rate: AdjustLearningRate::MatchRmsAdamW,
@@ -84,9 +78,5 @@ impl OptimizerConfig {
 
 /// AdamW with the constants that are usual for language models.
 fn adamw() -> AdamWConfig {
-    AdamWConfig {
-        weight_decay: 0.1,
-        beta2: 0.95,
-        ..AdamWConfig::default()
-    }
+    AdamWConfig { weight_decay: 0.1, beta2: 0.95, ..AdamWConfig::default() }
 }

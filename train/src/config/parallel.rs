@@ -107,11 +107,8 @@ impl Default for ParallelTable {
 
 impl ParallelTable {
     /// The degrees that training supports. The others must be 1.
-    const SUPPORTED: [Parallelism; 3] = [
-        Parallelism::DpReplicate,
-        Parallelism::DpShard,
-        Parallelism::Tp,
-    ];
+    const SUPPORTED: [Parallelism; 3] =
+        [Parallelism::DpReplicate, Parallelism::DpShard, Parallelism::Tp];
 
     /// All degrees.
     fn degrees(&self) -> [(Parallelism, Degree); 9] {
@@ -179,9 +176,7 @@ impl TryFrom<NumberOrText> for Degree {
         };
         match ranks.filter(|ranks| *ranks > 0) {
             Some(ranks) => Ok(Degree::Ranks(ranks)),
-            None => Err(format!(
-                "`{text}` is not a degree; use 1 or more ranks, or \"auto\""
-            )),
+            None => Err(format!("`{text}` is not a degree; use 1 or more ranks, or \"auto\"")),
         }
     }
 }

@@ -27,10 +27,8 @@ impl Config {
             return Self::parse::<T>("", "defaults", overrides);
         };
 
-        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
-            path: path.to_owned(),
-            source,
-        })?;
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
         Self::parse::<T>(&text, &path.display().to_string(), overrides)
     }
 
@@ -43,11 +41,7 @@ impl Config {
         name: &str,
         overrides: &[Override],
     ) -> Result<Self, ConfigError> {
-        let sources = Sources {
-            text,
-            name,
-            overrides,
-        };
+        let sources = Sources { text, name, overrides };
         let schema = Schema::new::<T>(sources)?;
         let settings = sources.settings(&schema.defaults)?;
         for setting in &settings {
@@ -56,10 +50,7 @@ impl Config {
         // Serde then checks the values.
         let (mut config, tables) = typed::<T>(&schema.with(&settings))
             .map_err(|error| schema.blamed::<T>(&settings, error))?;
-        if !settings
-            .iter()
-            .any(|it| it.key == ["train", "micro_batch_size"])
-        {
+        if !settings.iter().any(|it| it.key == ["train", "micro_batch_size"]) {
             config.train.micro_batch_size = config.train.batch_size;
         }
         check_strict::<T>(&config.tables)?;
@@ -151,10 +142,7 @@ impl Schema {
         };
         let mut all = 0..settings.len();
         let culprit = all.clone().rev().find(is_culprit);
-        match culprit
-            .or_else(|| all.find(is_first))
-            .map(|at| &settings[at])
-        {
+        match culprit.or_else(|| all.find(is_first)).map(|at| &settings[at]) {
             Some(setting) => setting.rejected(error.message(), &self.defaults),
             None => error.into(),
         }

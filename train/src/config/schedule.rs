@@ -54,10 +54,7 @@ pub enum ScheduleConfig {
 
 impl Default for ScheduleConfig {
     fn default() -> Self {
-        Self::Cosine {
-            warmup_steps: 40,
-            min_lr_ratio: 0.1,
-        }
+        Self::Cosine { warmup_steps: 40, min_lr_ratio: 0.1 }
     }
 }
 
@@ -70,10 +67,7 @@ impl ScheduleConfig {
         let (warmup_steps, min_lr_ratio) = (40, 0.1);
         match kind {
             "constant" => Some(Self::Constant { warmup_steps }),
-            "linear" => Some(Self::Linear {
-                warmup_steps,
-                min_lr_ratio,
-            }),
+            "linear" => Some(Self::Linear { warmup_steps, min_lr_ratio }),
             "cosine" => Some(Self::default()),
             "wsd" => Some(Self::Wsd {
                 warmup_steps,
@@ -81,10 +75,7 @@ impl ScheduleConfig {
                 min_lr_ratio,
                 curve: Curve::Linear,
             }),
-            "phases" => Some(Self::Phases {
-                initial: 1.0,
-                phases: Vec::new(),
-            }),
+            "phases" => Some(Self::Phases { initial: 1.0, phases: Vec::new() }),
             "own" => Some(Self::Own {}),
             _ => None,
         }
@@ -108,20 +99,13 @@ impl ScheduleConfig {
     pub fn of_run(&self, steps: u64) -> Result<Phases, ScheduleError> {
         let (warmup, end, curve) = match self {
             Self::Constant { warmup_steps } => (*warmup_steps, 1.0, Curve::Linear),
-            Self::Linear {
-                warmup_steps,
-                min_lr_ratio,
-            } => (*warmup_steps, *min_lr_ratio, Curve::Linear),
-            Self::Cosine {
-                warmup_steps,
-                min_lr_ratio,
-            } => (*warmup_steps, *min_lr_ratio, Curve::Cosine),
-            Self::Wsd {
-                warmup_steps,
-                decay_steps,
-                min_lr_ratio,
-                curve,
-            } => {
+            Self::Linear { warmup_steps, min_lr_ratio } => {
+                (*warmup_steps, *min_lr_ratio, Curve::Linear)
+            }
+            Self::Cosine { warmup_steps, min_lr_ratio } => {
+                (*warmup_steps, *min_lr_ratio, Curve::Cosine)
+            }
+            Self::Wsd { warmup_steps, decay_steps, min_lr_ratio, curve } => {
                 let (warmup, decay) = (*warmup_steps, *decay_steps);
                 return Phases::warmup_stable_decay(steps, warmup, decay, *min_lr_ratio, *curve);
             }
@@ -145,17 +129,11 @@ mod tests {
     use crate::schedule::Schedule;
 
     fn linear(warmup_steps: u64, min_lr_ratio: f64) -> ScheduleConfig {
-        ScheduleConfig::Linear {
-            warmup_steps,
-            min_lr_ratio,
-        }
+        ScheduleConfig::Linear { warmup_steps, min_lr_ratio }
     }
 
     fn cosine(warmup_steps: u64, min_lr_ratio: f64) -> ScheduleConfig {
-        ScheduleConfig::Cosine {
-            warmup_steps,
-            min_lr_ratio,
-        }
+        ScheduleConfig::Cosine { warmup_steps, min_lr_ratio }
     }
 
     #[test]
@@ -171,10 +149,7 @@ mod tests {
         ];
 
         for (step, factor) in golden {
-            assert!(
-                (schedule.factor(step) - factor).abs() < 1e-11,
-                "step {step}"
-            );
+            assert!((schedule.factor(step) - factor).abs() < 1e-11, "step {step}");
         }
         assert_eq!(schedule.factor(10_000), 0.1);
     }

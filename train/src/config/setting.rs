@@ -71,8 +71,7 @@ pub(super) fn lookup<'t>(table: &'t Table, key: &[String]) -> Option<&'t Value> 
 }
 
 fn lookup_table<'t>(table: &'t Table, key: &[String]) -> Option<&'t Table> {
-    key.iter()
-        .try_fold(table, |table, part| table.get(part)?.as_table())
+    key.iter().try_fold(table, |table, part| table.get(part)?.as_table())
 }
 
 /// The value at `path`, whose parts are keys of tables and numbers of list elements.
@@ -113,9 +112,7 @@ pub(super) fn insert(table: &mut Table, key: &[String], value: Value) {
         return;
     }
 
-    let inner = table
-        .entry(part.clone())
-        .or_insert_with(|| Value::Table(Table::new()));
+    let inner = table.entry(part.clone()).or_insert_with(|| Value::Table(Table::new()));
     if !inner.is_table() {
         *inner = Value::Table(Table::new());
     }

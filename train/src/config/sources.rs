@@ -20,23 +20,14 @@ impl std::str::FromStr for Override {
 
     /// Splits at the first `=`. The value is interpreted later, when the type of the key is known.
     fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let bad = || ConfigError::Override {
-            text: text.to_owned(),
-        };
+        let bad = || ConfigError::Override { text: text.to_owned() };
 
         let (key, value) = text.split_once('=').ok_or_else(bad)?;
-        let key: Vec<String> = key
-            .trim()
-            .split('.')
-            .map(|part| part.trim().to_owned())
-            .collect();
+        let key: Vec<String> = key.trim().split('.').map(|part| part.trim().to_owned()).collect();
         if key.iter().any(String::is_empty) {
             return Err(bad());
         }
-        Ok(Self {
-            key,
-            text: value.trim().to_owned(),
-        })
+        Ok(Self { key, text: value.trim().to_owned() })
     }
 }
 
@@ -54,10 +45,7 @@ impl Override {
     fn value(&self, schema: &Table) -> Result<Value, ConfigError> {
         let plain = || Value::String(self.text.clone());
         let parsed = toml::from_str::<Table>(&format!("value = {}", self.text));
-        let value = parsed
-            .ok()
-            .and_then(|mut table| table.remove("value"))
-            .unwrap_or_else(plain);
+        let value = parsed.ok().and_then(|mut table| table.remove("value")).unwrap_or_else(plain);
 
         Ok(match (lookup(schema, &self.key), value) {
             (Some(Value::String(_)), value) if !value.is_str() => plain(),
@@ -124,14 +112,7 @@ impl Sources<'_> {
             line: 1 + self.text[..offset].matches('\n').count(),
         };
         let (mut path, mut settings) = (Vec::new(), Vec::new());
-        flatten(
-            spans.get_ref(),
-            &values,
-            schema,
-            &mut path,
-            &at,
-            &mut settings,
-        );
+        flatten(spans.get_ref(), &values, schema, &mut path, &at, &mut settings);
         Ok(settings)
     }
 }
@@ -173,11 +154,7 @@ fn split(path: &mut Vec<String>, value: Value, schema: &Table, settings: &mut Ve
                 path.pop();
             }
         }
-        value => settings.push(Setting {
-            key: path.clone(),
-            value,
-            origin: Origin::CommandLine,
-        }),
+        value => settings.push(Setting { key: path.clone(), value, origin: Origin::CommandLine }),
     }
 }
 
@@ -189,9 +166,8 @@ fn is_table(schema: &Table, path: &[String]) -> bool {
 fn last_of_each_key(settings: Vec<Setting>) -> Vec<Setting> {
     let mut seen = HashSet::new();
     let later_first = settings.into_iter().rev();
-    let mut last: Vec<Setting> = later_first
-        .filter(|setting| seen.insert(setting.key.clone()))
-        .collect();
+    let mut last: Vec<Setting> =
+        later_first.filter(|setting| seen.insert(setting.key.clone())).collect();
     last.reverse();
     last
 }

@@ -20,25 +20,11 @@ const OTHER_NAMES: &[(&str, &[&str])] = &[
     ),
     (
         "data.validation",
-        &[
-            "validation_file",
-            "validation_files",
-            "val_file",
-            "val_path",
-            "val_paths",
-            "valid_file",
-        ],
+        &["validation_file", "validation_files", "val_file", "val_path", "val_paths", "valid_file"],
     ),
     (
         "data.val_fraction",
-        &[
-            "val_split",
-            "validation_split",
-            "test_size",
-            "val_size",
-            "val_ratio",
-            "holdout",
-        ],
+        &["val_split", "validation_split", "test_size", "val_size", "val_ratio", "holdout"],
     ),
     (
         "train.steps",
@@ -63,15 +49,7 @@ const OTHER_NAMES: &[(&str, &[&str])] = &[
     ),
     (
         "train.batch_size",
-        &[
-            "batch",
-            "bs",
-            "bsz",
-            "gbs",
-            "global_batch_size",
-            "total_batch_size",
-            "train_batch_size",
-        ],
+        &["batch", "bs", "bsz", "gbs", "global_batch_size", "total_batch_size", "train_batch_size"],
     ),
     (
         "train.micro_batch_size",
@@ -122,27 +100,12 @@ const OTHER_NAMES: &[(&str, &[&str])] = &[
     ("train.seed", &["random_seed", "manual_seed", "rng_seed"]),
     (
         "train.activation_checkpointing",
-        &[
-            "gradient_checkpointing",
-            "activation_recompute",
-            "recompute",
-            "remat",
-        ],
+        &["gradient_checkpointing", "activation_recompute", "recompute", "remat"],
     ),
-    (
-        "optimizer.name",
-        &["optim", "optimizer_type", "optimizer_name"],
-    ),
+    ("optimizer.name", &["optim", "optimizer_type", "optimizer_name"]),
     (
         "optimizer.learning_rate",
-        &[
-            "lr",
-            "max_lr",
-            "peak_lr",
-            "base_lr",
-            "init_lr",
-            "max_learning_rate",
-        ],
+        &["lr", "max_lr", "peak_lr", "base_lr", "init_lr", "max_learning_rate"],
     ),
     (
         "optimizer.max_grad_norm",
@@ -167,13 +130,7 @@ const OTHER_NAMES: &[(&str, &[&str])] = &[
     ("optimizer.eps", &["epsilon", "adam_eps", "adam_epsilon"]),
     (
         "schedule.kind",
-        &[
-            "scheduler",
-            "lr_scheduler",
-            "lr_scheduler_type",
-            "lr_schedule",
-            "lr_decay_style",
-        ],
+        &["scheduler", "lr_scheduler", "lr_scheduler_type", "lr_schedule", "lr_decay_style"],
     ),
     (
         "schedule.warmup_steps",
@@ -189,52 +146,18 @@ const OTHER_NAMES: &[(&str, &[&str])] = &[
     ),
     (
         "schedule.min_lr_ratio",
-        &[
-            "min_lr",
-            "min_learning_rate",
-            "final_lr",
-            "end_lr",
-            "eta_min",
-            "lr_min",
-        ],
+        &["min_lr", "min_learning_rate", "final_lr", "end_lr", "eta_min", "lr_min"],
     ),
     (
         "checkpoint.every",
-        &[
-            "save_every",
-            "save_steps",
-            "save_interval",
-            "checkpoint_every",
-            "checkpoint_interval",
-        ],
+        &["save_every", "save_steps", "save_interval", "checkpoint_every", "checkpoint_interval"],
     ),
-    (
-        "checkpoint.keep",
-        &[
-            "save_total_limit",
-            "keep_last",
-            "max_to_keep",
-            "keep_last_n",
-        ],
-    ),
-    (
-        "sample.every",
-        &["sample_every", "sample_interval", "generate_every"],
-    ),
-    (
-        "sample.tokens",
-        &["max_new_tokens", "max_tokens", "new_tokens"],
-    ),
+    ("checkpoint.keep", &["save_total_limit", "keep_last", "max_to_keep", "keep_last_n"]),
+    ("sample.every", &["sample_every", "sample_interval", "generate_every"]),
+    ("sample.tokens", &["max_new_tokens", "max_tokens", "new_tokens"]),
     (
         "log.every",
-        &[
-            "log_every",
-            "log_interval",
-            "logging_steps",
-            "log_steps",
-            "print_every",
-            "log_freq",
-        ],
+        &["log_every", "log_interval", "logging_steps", "log_steps", "print_every", "log_freq"],
     ),
     (
         "log.val_every",
@@ -248,15 +171,7 @@ const OTHER_NAMES: &[(&str, &[&str])] = &[
             "val_check_interval",
         ],
     ),
-    (
-        "log.val_batches",
-        &[
-            "eval_iters",
-            "eval_batches",
-            "val_iters",
-            "limit_val_batches",
-        ],
-    ),
+    ("log.val_batches", &["eval_iters", "eval_batches", "val_iters", "limit_val_batches"]),
     (
         "model.hidden_size",
         &[
@@ -270,39 +185,17 @@ const OTHER_NAMES: &[(&str, &[&str])] = &[
             "model_dim",
         ],
     ),
-    (
-        "model.num_hidden_layers",
-        &["n_layer", "n_layers", "num_layers", "layers", "depth"],
-    ),
-    (
-        "model.num_attention_heads",
-        &["n_head", "n_heads", "num_heads", "heads", "nhead"],
-    ),
+    ("model.num_hidden_layers", &["n_layer", "n_layers", "num_layers", "layers", "depth"]),
+    ("model.num_attention_heads", &["n_head", "n_heads", "num_heads", "heads", "nhead"]),
     (
         "model.num_key_value_heads",
-        &[
-            "n_kv_head",
-            "n_kv_heads",
-            "num_kv_heads",
-            "kv_heads",
-            "num_query_groups",
-        ],
+        &["n_kv_head", "n_kv_heads", "num_kv_heads", "kv_heads", "num_query_groups"],
     ),
     (
         "model.intermediate_size",
-        &[
-            "ffn_dim",
-            "ffn_hidden_size",
-            "d_ff",
-            "mlp_dim",
-            "n_inner",
-            "ffn_size",
-        ],
+        &["ffn_dim", "ffn_hidden_size", "d_ff", "mlp_dim", "n_inner", "ffn_size"],
     ),
-    (
-        "model.num_experts",
-        &["n_experts", "experts", "n_routed_experts"],
-    ),
+    ("model.num_experts", &["n_experts", "experts", "n_routed_experts"]),
     (
         "model.num_experts_per_tok",
         &[
@@ -313,24 +206,13 @@ const OTHER_NAMES: &[(&str, &[&str])] = &[
             "moe_router_topk",
         ],
     ),
-    (
-        "model.moe_intermediate_size",
-        &["expert_dim", "moe_ffn_hidden_size", "expert_hidden_size"],
-    ),
+    ("model.moe_intermediate_size", &["expert_dim", "moe_ffn_hidden_size", "expert_hidden_size"]),
     ("model.head_dim", &["kv_channels", "d_head", "head_size"]),
     ("model.rope_theta", &["rope_base", "rotary_base", "theta"]),
-    (
-        "model.tie_word_embeddings",
-        &["tie_embeddings", "tied_embeddings", "weight_tying"],
-    ),
+    ("model.tie_word_embeddings", &["tie_embeddings", "tied_embeddings", "weight_tying"]),
     (
         "model.router_aux_loss_coef",
-        &[
-            "aux_loss_coef",
-            "moe_aux_loss_coeff",
-            "load_balance_coef",
-            "aux_loss_weight",
-        ],
+        &["aux_loss_coef", "moe_aux_loss_coeff", "load_balance_coef", "aux_loss_weight"],
     ),
 ];
 
@@ -339,11 +221,7 @@ impl Setting {
     pub(super) fn unknown(&self, known: &[String]) -> ConfigError {
         let key = self.key.join(".");
         let nearest = same_meaning(&key, known).or_else(|| nearest(&key, known));
-        ConfigError::UnknownKey {
-            key,
-            origin: self.origin.clone(),
-            nearest,
-        }
+        ConfigError::UnknownKey { key, origin: self.origin.clone(), nearest }
     }
 
     /// The error for a value that serde rejected with `message`. `defaults` are all known tables.

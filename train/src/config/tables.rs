@@ -133,9 +133,7 @@ pub(super) fn check_names<T: ModelTables>(
 ) -> Result<(), ConfigError> {
     match tables.keys().find(|name| common.contains_key(*name)) {
         None => Ok(()),
-        Some(name) => Err(unfit::<T>(&format!(
-            "every run has a table `{name}`; use another name"
-        ))),
+        Some(name) => Err(unfit::<T>(&format!("every run has a table `{name}`; use another name"))),
     }
 }
 
@@ -208,8 +206,5 @@ fn ignores_keys<T: ModelTables>(all: &Value, path: &[String]) -> bool {
 }
 
 fn unfit<T>(problem: &str) -> ConfigError {
-    ConfigError::Tables {
-        tables: type_name::<T>(),
-        problem: problem.to_owned(),
-    }
+    ConfigError::Tables { tables: type_name::<T>(), problem: problem.to_owned() }
 }

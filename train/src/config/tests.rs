@@ -22,10 +22,7 @@ fn message(text: &str, sets: &[&str]) -> String {
 #[test]
 fn an_empty_file_is_the_default() {
     let config = parse("", &[]).unwrap();
-    let without_tables = Config {
-        tables: Table::new(),
-        ..config.clone()
-    };
+    let without_tables = Config { tables: Table::new(), ..config.clone() };
     assert_eq!(without_tables, Config::default());
     let tables: qwen3::Tables = config.model_tables().unwrap();
     assert_eq!(tables, qwen3::Tables::default());
@@ -35,11 +32,7 @@ fn an_empty_file_is_the_default() {
 fn a_written_configuration_reads_back_equal() {
     let custom = parse(
         "[model]\nrope_scaling = { type = 'yarn', factor = 4.0 }\n[optimizer]\neps = 1e-12",
-        &[
-            "data.paths=['a b', '*.txt']",
-            "train.dtype=bf16",
-            "sample.prompt=\"a\\n\\\"b\"",
-        ],
+        &["data.paths=['a b', '*.txt']", "train.dtype=bf16", "sample.prompt=\"a\\n\\\"b\""],
     );
     for config in [parse("", &[]).unwrap(), custom.unwrap()] {
         let written = config.to_toml().unwrap();
@@ -59,10 +52,7 @@ fn every_key_of_the_schema_is_written() {
 
     for key in keys.iter().filter(|key| key.contains('.')) {
         let last = key.rsplit('.').next().unwrap();
-        assert!(
-            written.contains(&format!("{last} = ")),
-            "{key} is missing:\n{written}"
-        );
+        assert!(written.contains(&format!("{last} = ")), "{key} is missing:\n{written}");
     }
 }
 
@@ -72,11 +62,7 @@ fn later_settings_win() {
     assert_eq!(config.train.steps, 7);
 
     let sgd = "[optimizer]\nname = \"sgd\"\n[schedule]\nkind = \"cosine\"";
-    let sets = [
-        "optimizer.name=lion",
-        "optimizer.name=muon",
-        "schedule.kind=wsd",
-    ];
+    let sets = ["optimizer.name=lion", "optimizer.name=muon", "schedule.kind=wsd"];
     let config = parse(sgd, &sets).unwrap();
     assert!(matches!(config.optimizer.algorithm, Algorithm::Muon(_)));
     assert!(matches!(config.schedule, ScheduleConfig::Wsd { .. }));
@@ -91,10 +77,7 @@ fn tables_on_the_command_line_keep_other_keys() {
     assert_eq!(config.train.dtype, ComputeDType::Bf16);
 
     let unknown = message("", &["train={ stepz = 7 }"]);
-    assert_eq!(
-        unknown,
-        "unknown key `train.stepz` (--set); did you mean `train.steps`?"
-    );
+    assert_eq!(unknown, "unknown key `train.stepz` (--set); did you mean `train.steps`?");
 }
 
 #[test]
@@ -147,10 +130,7 @@ fn the_microbatch_defaults_to_the_batch() {
     assert_eq!(sizes("", &[]), (8, 8));
     assert_eq!(sizes("", &["train.batch_size=2"]), (2, 2));
     assert_eq!(sizes("[train]\nbatch_size = 12", &[]), (12, 12));
-    assert_eq!(
-        sizes("[train]\nmicro_batch_size = 3", &["train.batch_size=6"]),
-        (6, 3)
-    );
+    assert_eq!(sizes("[train]\nmicro_batch_size = 3", &["train.batch_size=6"]), (6, 3));
     assert!(message("", &["train.micro_batch_size=3"]).contains("not a multiple"));
 }
 
@@ -160,10 +140,7 @@ fn names_of_other_programs_suggest_ours() {
     let cases = [
         ("optimizer.lr", "optimizer.learning_rate"),
         ("lr", "optimizer.learning_rate"),
-        (
-            "train.gradient_accumulation_steps",
-            "train.micro_batch_size",
-        ),
+        ("train.gradient_accumulation_steps", "train.micro_batch_size"),
         ("train.max_iters", "train.steps"),
         ("train.block_size", "train.seq_len"),
         ("train.grad_clip", "optimizer.max_grad_norm"),
@@ -189,15 +166,9 @@ fn an_integer_that_does_not_fit_is_out_of_range() {
          9223372036854775807 (--set)"
     );
     let text = message("", &["train.seed=\"5\""]);
-    assert!(
-        text.contains("is a string but must be an integer"),
-        "{text}"
-    );
+    assert!(text.contains("is a string but must be an integer"), "{text}");
     let file = message("[train]\nseed = 99999999999999999999", &[]);
-    assert!(
-        file.contains("run.toml") && file.contains("line 2"),
-        "{file}"
-    );
+    assert!(file.contains("run.toml") && file.contains("line 2"), "{file}");
 }
 
 /// Every optimizer and schedule is written out in full and reads back.
@@ -206,10 +177,7 @@ fn every_choice_reads_back_equal() {
     let groups = "[[optimizer.groups]]\npattern = '*'\nweight_decay = 0.0";
     for name in OptimizerConfig::NAMES {
         for kind in ScheduleConfig::KINDS {
-            let sets = [
-                &format!("optimizer.name={name}"),
-                &format!("schedule.kind={kind}"),
-            ];
+            let sets = [&format!("optimizer.name={name}"), &format!("schedule.kind={kind}")];
             let config = parse(groups, &sets.map(String::as_str)).unwrap();
             let written = config.to_toml().unwrap();
             let read = Config::parse::<qwen3::Tables>(&written, "written", &[]);
@@ -260,10 +228,7 @@ fn keys_of_another_choice_are_errors() {
             "`optimizer.name`: unknown optimizer `adam`; use adamw, sgd, lion, muon; did you \
              mean `adamw`? (run.toml:2)",
         ),
-        (
-            "[schedule]\nkind = 1",
-            "`schedule.kind` is an integer but must be a string (run.toml:2)",
-        ),
+        ("[schedule]\nkind = 1", "`schedule.kind` is an integer but must be a string (run.toml:2)"),
         (
             "[optimizer]\nname = 'lion'\nbeta3 = 1",
             "unknown key `optimizer.beta3` (run.toml:3); did you mean `optimizer.beta2`?",
@@ -279,18 +244,12 @@ fn keys_of_another_choice_are_errors() {
     assert_eq!(group, expected);
     let phase = "schedule.phases=[{ lenght = 3, target = 1 }]";
     let phase = message("schedule.kind = 'phases'", &[phase]);
-    assert!(
-        phase.ends_with("; did you mean `length`? (--set)"),
-        "{phase}"
-    );
+    assert!(phase.ends_with("; did you mean `length`? (--set)"), "{phase}");
     let length = "schedule.phases=[{ length = 'most', target = 1 }]";
     let length = message("schedule.kind = 'phases'", &[length]);
     assert!(length.contains("unknown length `most`"), "{length}");
     let curve = message("", &["schedule.kind=wsd", "schedule.curve=cubic"]);
-    assert!(
-        curve.contains("unknown curve `cubic`; use linear"),
-        "{curve}"
-    );
+    assert!(curve.contains("unknown curve `cubic`; use linear"), "{curve}");
 }
 
 #[test]
@@ -329,18 +288,9 @@ fn wrong_types_name_both_types() {
             "[train]\n\nsteps = 'many'",
             "`train.steps` is a string but must be an integer (run.toml:3)",
         ),
-        (
-            "[train]\nsteps = 1.5",
-            "`train.steps` is a float but must be an integer (run.toml:2)",
-        ),
-        (
-            "train = 3",
-            "`train` is an integer but must be a table (run.toml:1)",
-        ),
-        (
-            "[train.steps]\na = 1",
-            "`train.steps` is a table but must be an integer (run.toml:1)",
-        ),
+        ("[train]\nsteps = 1.5", "`train.steps` is a float but must be an integer (run.toml:2)"),
+        ("train = 3", "`train` is an integer but must be a table (run.toml:1)"),
+        ("[train.steps]\na = 1", "`train.steps` is a table but must be an integer (run.toml:1)"),
     ];
     for (text, expected) in cases {
         assert_eq!(message(text, &[]), expected);
@@ -350,17 +300,11 @@ fn wrong_types_name_both_types() {
 #[test]
 fn bad_values_name_the_key_and_the_line() {
     let dtype = message("[train]\ndtype = 'f31'", &[]);
-    assert!(
-        dtype.starts_with("`train.dtype`: unknown variant `f31`"),
-        "{dtype}"
-    );
+    assert!(dtype.starts_with("`train.dtype`: unknown variant `f31`"), "{dtype}");
     assert!(dtype.ends_with("(run.toml:2)"), "{dtype}");
 
     let steps = message("", &["train.steps=-1"]);
-    assert!(
-        steps.contains("`train.steps`") && steps.contains("-1"),
-        "{steps}"
-    );
+    assert!(steps.contains("`train.steps`") && steps.contains("-1"), "{steps}");
 
     let tokenizer = message("", &["data.tokenizer=bpe:many"]);
     assert!(tokenizer.contains("`bpe:many` has no size"), "{tokenizer}");
@@ -372,19 +316,13 @@ fn bad_values_name_the_key_and_the_line() {
 #[test]
 fn ranges_are_reported_together() {
     let found = message("[data]\nval_fraction = 2.0", &["train.steps=0"]);
-    assert!(
-        found.contains("data.val_fraction") && found.contains("train.steps"),
-        "{found}"
-    );
+    assert!(found.contains("data.val_fraction") && found.contains("train.steps"), "{found}");
 }
 
 #[test]
 fn broken_toml_names_the_line() {
     let found = message("[train]\nsteps = = 1", &[]);
-    assert!(
-        found.contains("run.toml") && found.contains("line 2"),
-        "{found}"
-    );
+    assert!(found.contains("run.toml") && found.contains("line 2"), "{found}");
 }
 
 #[test]

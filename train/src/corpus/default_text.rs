@@ -29,30 +29,18 @@ pub(super) fn load() -> Corpus {
 
 fn own_sources() -> Corpus {
     let document = |&(name, text): &(&str, &str)| Document::new(name.to_owned(), text.to_owned());
-    let documents = OWN_SOURCES
-        .iter()
-        .filter(|(_, text)| !text.is_empty())
-        .map(document)
-        .collect();
-    Corpus::new(
-        "meshgrad's own sources (some pinned crates are missing)".to_owned(),
-        documents,
-    )
+    let documents = OWN_SOURCES.iter().filter(|(_, text)| !text.is_empty()).map(document).collect();
+    Corpus::new("meshgrad's own sources (some pinned crates are missing)".to_owned(), documents)
 }
 
 fn cargo_home() -> Option<PathBuf> {
-    let chosen = std::env::var_os("CARGO_HOME")
-        .filter(|home| !home.is_empty())
-        .map(PathBuf::from);
+    let chosen = std::env::var_os("CARGO_HOME").filter(|home| !home.is_empty()).map(PathBuf::from);
     chosen.or_else(|| Some(std::env::home_dir()?.join(".cargo")))
 }
 
 /// `NAME-VERSION` of every pinned crate.
 fn pinned_crates() -> impl Iterator<Item = String> {
-    PINNED
-        .lines()
-        .skip(1)
-        .map(|line| line.replacen(' ', "-", 1))
+    PINNED.lines().skip(1).map(|line| line.replacen(' ', "-", 1))
 }
 
 fn pinned_digest() -> Option<u128> {
@@ -64,20 +52,14 @@ fn pinned_digest() -> Option<u128> {
 fn read_pinned(registry: &Path) -> Option<Corpus> {
     // The registry has one folder per index: crates.io, whose folder name depends on the cargo
     // version, and mirrors.
-    let indices: Vec<PathBuf> = std::fs::read_dir(registry)
-        .ok()?
-        .flatten()
-        .map(|entry| entry.path())
-        .collect();
+    let indices: Vec<PathBuf> =
+        std::fs::read_dir(registry).ok()?.flatten().map(|entry| entry.path()).collect();
 
     let mut documents = Vec::new();
     let mut left = MAX_DEFAULT_BYTES;
     let mut crates = 0;
     'crates: for name in pinned_crates() {
-        let folder = indices
-            .iter()
-            .map(|index| index.join(&name))
-            .find(|path| path.is_dir())?;
+        let folder = indices.iter().map(|index| index.join(&name)).find(|path| path.is_dir())?;
         crates += 1;
 
         for file in rust_files(&folder, &name)? {
@@ -92,9 +74,7 @@ fn read_pinned(registry: &Path) -> Option<Corpus> {
 
     let mut corpus = Corpus::new(format!("Rust sources of {crates} crates"), documents);
     if pinned_digest() != Some(corpus.digest) {
-        corpus
-            .title
-            .push_str(" (modified on this machine: not the pinned text)");
+        corpus.title.push_str(" (modified on this machine: not the pinned text)");
     }
     Some(corpus)
 }
@@ -171,10 +151,8 @@ mod tests {
     #[test]
     fn own_sources_contain_this_file() {
         let corpus = own_sources();
-        let this = corpus
-            .documents
-            .iter()
-            .find(|found| found.name == "train/src/corpus/default_text.rs");
+        let this =
+            corpus.documents.iter().find(|found| found.name == "train/src/corpus/default_text.rs");
         assert_eq!(this.unwrap().text, include_str!("default_text.rs"));
     }
 

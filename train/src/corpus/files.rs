@@ -27,10 +27,7 @@ pub(super) fn read(paths: &[String]) -> Result<Contents, CorpusError> {
         }
     }
     match contents.documents.is_empty() {
-        true => Err(CorpusError::Empty {
-            paths: paths.join(" "),
-            files: contents.empty_files,
-        }),
+        true => Err(CorpusError::Empty { paths: paths.join(" "), files: contents.empty_files }),
         false => Ok(contents),
     }
 }
@@ -66,13 +63,8 @@ fn resolve(path: &str) -> Result<Vec<PathBuf>, CorpusError> {
 
 fn not_empty(place: &str, files: Vec<PathBuf>) -> Result<Vec<PathBuf>, CorpusError> {
     if files.is_empty() {
-        let extensions = EXTENSIONS
-            .map(|extension| format!(".{extension}"))
-            .join(" ");
-        return Err(CorpusError::NoMatch {
-            place: place.to_owned(),
-            extensions,
-        });
+        let extensions = EXTENSIONS.map(|extension| format!(".{extension}")).join(" ");
+        return Err(CorpusError::NoMatch { place: place.to_owned(), extensions });
     }
     Ok(files)
 }
@@ -80,10 +72,7 @@ fn not_empty(place: &str, files: Vec<PathBuf>) -> Result<Vec<PathBuf>, CorpusErr
 /// Text files in `folder`, depth first, sorted by name in each folder. Hidden entries and links to
 /// folders, which may form cycles, are left out.
 fn walk(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), CorpusError> {
-    let error = |source| CorpusError::Read {
-        path: folder.to_owned(),
-        source,
-    };
+    let error = |source| CorpusError::Read { path: folder.to_owned(), source };
 
     let mut entries = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(error)? {
@@ -134,14 +123,10 @@ fn read_file(path: &Path, to: &mut Contents) -> Result<(), CorpusError> {
 }
 
 fn read_text(path: &Path, to: &mut Contents) -> Result<String, CorpusError> {
-    let bytes = std::fs::read(path).map_err(|source| CorpusError::Read {
-        path: path.to_owned(),
-        source,
-    })?;
-    let (text, replaced) = to_text(bytes).map_err(|problem| CorpusError::Binary {
-        path: path.to_owned(),
-        problem,
-    })?;
+    let bytes = std::fs::read(path)
+        .map_err(|source| CorpusError::Read { path: path.to_owned(), source })?;
+    let (text, replaced) =
+        to_text(bytes).map_err(|problem| CorpusError::Binary { path: path.to_owned(), problem })?;
     to.replaced_bytes += replaced;
     Ok(text)
 }
@@ -161,8 +146,7 @@ fn read_json_lines(path: &Path, lines: &str, to: &mut Contents) -> Result<(), Co
         let record =
             serde_json::from_str(line).map_err(|error| bad(format!("not JSON: {error}")))?;
         let name = format!("{name}:{}", index + 1);
-        to.documents
-            .extend(records::document(name, &record).map_err(bad)?);
+        to.documents.extend(records::document(name, &record).map_err(bad)?);
     }
     Ok(())
 }
@@ -190,11 +174,7 @@ mod tests {
     }
 
     fn texts(corpus: &Corpus) -> Vec<&str> {
-        corpus
-            .documents
-            .iter()
-            .map(|document| document.text.as_str())
-            .collect()
+        corpus.documents.iter().map(|document| document.text.as_str()).collect()
     }
 
     #[test]
@@ -213,12 +193,7 @@ mod tests {
 
     #[test]
     fn globs_are_sorted_and_repeats_read_once() {
-        let folder = folder(&[
-            ("b.txt", b"2"),
-            ("a.txt", b"1"),
-            ("c.md", b"3"),
-            ("odd", b"4"),
-        ]);
+        let folder = folder(&[("b.txt", b"2"), ("a.txt", b"1"), ("c.md", b"3"), ("odd", b"4")]);
         let corpus = load(&folder, &["*.txt", "b.txt", "c.md", "odd"]).unwrap();
         assert_eq!(texts(&corpus), ["1", "2", "3", "4"]);
     }
@@ -226,20 +201,15 @@ mod tests {
     #[test]
     fn json_lines_take_the_text_field() {
         let lines = b"{\"text\": \"one\\n\", \"id\": 1}\n\n{\"text\": \"\"}\n{\"text\": \"two\"}\n";
-        let folder = folder(&[
-            ("a.jsonl", lines),
-            ("bad.jsonl", b"{\"text\": \"x\"}\n{\"txt\": 1}\n"),
-        ]);
+        let folder =
+            folder(&[("a.jsonl", lines), ("bad.jsonl", b"{\"text\": \"x\"}\n{\"txt\": 1}\n")]);
 
         let corpus = load(&folder, &["a.jsonl"]).unwrap();
         assert_eq!(texts(&corpus), ["one\n", "two"]);
         assert!(corpus.documents[1].name.ends_with("a.jsonl:4"));
 
         let error = load(&folder, &["bad.jsonl"]).unwrap_err().to_string();
-        assert!(
-            error.contains("bad.jsonl:2: no string in field `text`"),
-            "{error}"
-        );
+        assert!(error.contains("bad.jsonl:2: no string in field `text`"), "{error}");
     }
 
     #[test]
@@ -265,18 +235,13 @@ mod tests {
 
     #[test]
     fn empty_files_are_counted() {
-        let folder = folder(&[
-            ("a.txt", b""),
-            ("b.txt", b"text"),
-            ("c.jsonl", b"{\"text\": \"\"}\n\n"),
-        ]);
+        let folder =
+            folder(&[("a.txt", b""), ("b.txt", b"text"), ("c.jsonl", b"{\"text\": \"\"}\n\n")]);
         let corpus = load(&folder, &["."]).unwrap();
         assert_eq!(texts(&corpus), ["text"]);
         assert_eq!(corpus.empty_files, 2);
 
-        let error = load(&folder, &["a.txt", "c.jsonl"])
-            .unwrap_err()
-            .to_string();
+        let error = load(&folder, &["a.txt", "c.jsonl"]).unwrap_err().to_string();
         assert!(error.contains("all 2 files are empty"), "{error}");
     }
 
@@ -284,10 +249,7 @@ mod tests {
     fn invalid_utf8_is_replaced_and_counted() {
         let folder = folder(&[("a.txt", b"fine: ok \xff\xfe caf\xc3\xa9 \xe2\x82")]);
         let corpus = load(&folder, &["a.txt"]).unwrap();
-        assert_eq!(
-            texts(&corpus),
-            ["fine: ok \u{fffd}\u{fffd} caf\u{e9} \u{fffd}"]
-        );
+        assert_eq!(texts(&corpus), ["fine: ok \u{fffd}\u{fffd} caf\u{e9} \u{fffd}"]);
         assert_eq!(corpus.replaced_bytes, 4);
     }
 }

@@ -37,15 +37,10 @@ pub(super) fn read(path: &Path, to: &mut Contents) -> Result<(), CorpusError> {
 }
 
 fn read_rows(path: &Path) -> Result<Contents, CorpusError> {
-    let bad = |problem: String| CorpusError::Parquet {
-        path: path.to_owned(),
-        problem,
-    };
+    let bad = |problem: String| CorpusError::Parquet { path: path.to_owned(), problem };
     let invalid = |error: ParquetError| bad(error.to_string());
-    let file = File::open(path).map_err(|source| CorpusError::Read {
-        path: path.to_owned(),
-        source,
-    })?;
+    let file =
+        File::open(path).map_err(|source| CorpusError::Read { path: path.to_owned(), source })?;
     let reader = SerializedFileReader::new(file).map_err(invalid)?;
     let columns = columns(reader.metadata().file_metadata().schema()).map_err(bad)?;
     let only = Type::group_type_builder("schema").with_fields(columns);
@@ -53,11 +48,7 @@ fn read_rows(path: &Path) -> Result<Contents, CorpusError> {
 
     let name = path.to_string_lossy();
     let mut rows = Contents::default();
-    for (index, row) in reader
-        .get_row_iter(Some(only))
-        .map_err(invalid)?
-        .enumerate()
-    {
+    for (index, row) in reader.get_row_iter(Some(only)).map_err(invalid)?.enumerate() {
         let number = index + 1;
         let in_row = |problem: String| bad(format!("row {number}: {problem}"));
         let record = record(&row.map_err(invalid)?, &mut rows.replaced_bytes).map_err(in_row)?;

@@ -38,10 +38,7 @@ fn conversation(name: String, messages: &[Value]) -> Result<Option<Document>, St
         }
         let start = text.len();
         text.push_str(content);
-        turns.push(Turn {
-            role: role.to_owned(),
-            bytes: start..text.len(),
-        });
+        turns.push(Turn { role: role.to_owned(), bytes: start..text.len() });
     }
     if turns.is_empty() {
         return Ok(None);
@@ -70,9 +67,8 @@ mod tests {
                        {"role": "assistant", "content": "Because.", "weight": 1}]}"#;
         let found = read(json).unwrap().unwrap();
         let turns = found.turns.iter();
-        let turns: Vec<_> = turns
-            .map(|turn| (turn.role.as_str(), &found.text[turn.bytes.clone()]))
-            .collect();
+        let turns: Vec<_> =
+            turns.map(|turn| (turn.role.as_str(), &found.text[turn.bytes.clone()])).collect();
         assert_eq!(turns, [("user", "Why?"), ("assistant", "Because.")]);
     }
 
@@ -88,10 +84,7 @@ mod tests {
         let cases = [
             ("[]", "no string in field `text`"),
             (r#"{"messages": "hello"}"#, "no list in field `messages`"),
-            (
-                r#"{"messages": [{"role": "user"}]}"#,
-                "`messages[0].content`",
-            ),
+            (r#"{"messages": [{"role": "user"}]}"#, "`messages[0].content`"),
             (r#"{"messages": [{"from": "a"}]}"#, "`messages[0].role`"),
             (
                 r#"{"messages": [{"role": "user", "content": "x"}]}"#,

@@ -70,10 +70,7 @@ impl AdamW {
         let slots = Slots::new(parts.iter().copied(), groups, config.weight_decay, |part| {
             let dtype = state_dtype(part, config.state_dtype)?;
             Ok(Slot {
-                moments: Moments {
-                    exp_avg: zeros(part, dtype)?,
-                    exp_avg_sq: zeros(part, dtype)?,
-                },
+                moments: Moments { exp_avg: zeros(part, dtype)?, exp_avg_sq: zeros(part, dtype)? },
                 draws: draws(part, &config)?,
             })
         })?;
@@ -82,12 +79,7 @@ impl AdamW {
             _ => None,
         };
         let batches = batches(&slots, widened.is_some());
-        Ok(AdamW {
-            config,
-            slots,
-            batches,
-            widened,
-        })
+        Ok(AdamW { config, slots, batches, widened })
     }
 
     /// [`Optimizer::step`], with one pair per slot.
@@ -99,20 +91,15 @@ impl AdamW {
         let due = self.slots.due(pairs)?;
         for batch in &mut self.batches {
             let learning_rate = &scaled(scalars.learning_rate, batch.factor)?;
-            let scalars = StepScalars {
-                learning_rate,
-                ..scalars
-            };
+            let scalars = StepScalars { learning_rate, ..scalars };
             let members = batch.members.iter();
             let updates: Vec<Update<'_>> = members
                 .map(|at| Update::new(&due[*at], self.widened.as_ref()))
                 .collect::<Result<_>>()?;
             let mut drawn = Vec::with_capacity(updates.len());
             updates.iter().try_for_each(|it| it.add_to(&mut drawn))?;
-            let operands: Vec<AdamWOperands<'_>> = drawn
-                .iter()
-                .map(|update| update.operands(&self.config))
-                .collect();
+            let operands: Vec<AdamWOperands<'_>> =
+                drawn.iter().map(|update| update.operands(&self.config)).collect();
             if operands.is_empty() {
                 continue;
             }
@@ -133,12 +120,8 @@ impl Optimizer for AdamW {
     }
 
     fn state(&self) -> Vec<State> {
-        let exp_avg = self
-            .slots
-            .state("exp_avg", |slot| Some(&slot.moments.exp_avg));
-        let exp_avg_sq = self
-            .slots
-            .state("exp_avg_sq", |slot| Some(&slot.moments.exp_avg_sq));
+        let exp_avg = self.slots.state("exp_avg", |slot| Some(&slot.moments.exp_avg));
+        let exp_avg_sq = self.slots.state("exp_avg_sq", |slot| Some(&slot.moments.exp_avg_sq));
         vec![exp_avg, exp_avg_sq]
     }
 
@@ -179,16 +162,11 @@ fn draws(part: &Part, config: &AdamWConfig) -> Result<Option<Vec<Draw>>> {
     }
     // `rounding` keeps these numbers apart from initial values, whose key is the seed and the name
     // alone.
-    let key = Key::new(config.seed)
-        .fold_name("rounding")
-        .fold_name(part.name());
+    let key = Key::new(config.seed).fold_name("rounding").fold_name(part.name());
     let first = part.rows().start;
     let draw = |it: &RowBox| {
         let is_whole = it.within.iter().zip(&it.shape);
-        if !is_whole
-            .clone()
-            .all(|(within, extent)| *within == (0..*extent))
-        {
+        if !is_whole.clone().all(|(within, extent)| *within == (0..*extent)) {
             return Err(OptimError::ScatteredRows {
                 optimizer: NAME,
                 name: part.name().to_owned(),
@@ -205,11 +183,7 @@ fn draws(part: &Part, config: &AdamWConfig) -> Result<Option<Vec<Draw>>> {
             key: key.within(&region),
         })
     };
-    part.boxes()
-        .iter()
-        .map(draw)
-        .collect::<Result<_>>()
-        .map(Some)
+    part.boxes().iter().map(draw).collect::<Result<_>>().map(Some)
 }
 
 /// One batch per learning-rate factor; if `separate`, one per slot.
@@ -220,11 +194,7 @@ fn batches(slots: &Slots<Slot>, separate: bool) -> Vec<Batch> {
         let same = |batch: &&mut Batch| !separate && batch.factor == factor;
         match batches.iter_mut().find(same) {
             Some(batch) => batch.members.push(at),
-            None => batches.push(Batch {
-                factor,
-                members: vec![at],
-                table: AdamWTable::default(),
-            }),
+            None => batches.push(Batch { factor, members: vec![at], table: AdamWTable::default() }),
         }
     }
     batches
@@ -241,25 +211,16 @@ impl Moments {
             let (shape, kind) = ([largest.elements()], Kind::OptimizerState);
             Tensor::zeros(largest.device(), &shape, DType::F32, kind)
         };
-        Ok(Some(Moments {
-            exp_avg: flat()?,
-            exp_avg_sq: flat()?,
-        }))
+        Ok(Some(Moments { exp_avg: flat()?, exp_avg_sq: flat()? }))
     }
 
     fn each(&self, f: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Moments> {
-        Ok(Moments {
-            exp_avg: f(&self.exp_avg)?,
-            exp_avg_sq: f(&self.exp_avg_sq)?,
-        })
+        Ok(Moments { exp_avg: f(&self.exp_avg)?, exp_avg_sq: f(&self.exp_avg_sq)? })
     }
 
     /// into = self, in the dtype of `into`.
     fn copy_to(&self, into: &Moments) -> Result<()> {
-        for (from, to) in [
-            (&self.exp_avg, &into.exp_avg),
-            (&self.exp_avg_sq, &into.exp_avg_sq),
-        ] {
+        for (from, to) in [(&self.exp_avg, &into.exp_avg), (&self.exp_avg_sq, &into.exp_avg_sq)] {
             ops::copy_into(&ops::cast(from, to.dtype())?, to)?;
         }
         Ok(())
@@ -347,9 +308,7 @@ impl<'a> Update<'a> {
             true => Ok(()),
             false => {
                 let shape = stored.exp_avg.shape();
-                self.moments
-                    .each(|moment| viewed(moment, shape))?
-                    .copy_to(stored)
+                self.moments.each(|moment| viewed(moment, shape))?.copy_to(stored)
             }
         }
     }

@@ -107,12 +107,7 @@ pub struct SgdConfig {
 impl Default for SgdConfig {
     /// No momentum and no decay, as in torch.
     fn default() -> SgdConfig {
-        SgdConfig {
-            momentum: 0.0,
-            dampening: 0.0,
-            nesterov: false,
-            weight_decay: 0.0,
-        }
+        SgdConfig { momentum: 0.0, dampening: 0.0, nesterov: false, weight_decay: 0.0 }
     }
 }
 
@@ -126,12 +121,7 @@ impl SgdConfig {
         match self.nesterov {
             false => ranges,
             true => ranges
-                .require(
-                    "momentum",
-                    momentum,
-                    "above 0 with nesterov",
-                    momentum > 0.0,
-                )
+                .require("momentum", momentum, "above 0 with nesterov", momentum > 0.0)
                 .require("dampening", dampening, "0 with nesterov", dampening == 0.0),
         }
     }
@@ -152,11 +142,7 @@ pub struct LionConfig {
 impl Default for LionConfig {
     /// The constants of the paper, without decay.
     fn default() -> LionConfig {
-        LionConfig {
-            beta1: 0.9,
-            beta2: 0.99,
-            weight_decay: 0.0,
-        }
+        LionConfig { beta1: 0.9, beta2: 0.99, weight_decay: 0.0 }
     }
 }
 

@@ -48,9 +48,7 @@ impl Ema {
     /// construction.
     pub fn update(&self, parts: &[Part]) -> Result<()> {
         let average = Average { decay: self.decay };
-        self.each(parts, |mean, value| {
-            assign(&AVERAGE, &average, [mean, value], mean)
-        })
+        self.each(parts, |mean, value| assign(&AVERAGE, &average, [mean, value], mean))
     }
 
     /// The averages as `ema`. Writing to the tensors restores saved averages.
@@ -75,16 +73,11 @@ impl Ema {
     fn each(&self, parts: &[Part], f: impl Fn(&Tensor, &Tensor) -> Result<()>) -> Result<()> {
         let expected = self.slots.len();
         if parts.len() != expected {
-            return Err(OptimError::Count {
-                expected,
-                actual: parts.len(),
-            }
-            .into());
+            return Err(OptimError::Count { expected, actual: parts.len() }.into());
         }
         let pairs = parts.iter().map(|part| (part, part.value()));
         let due = self.slots.due(pairs.collect())?;
-        due.iter()
-            .try_for_each(|due| f(&due.slot.state, due.part.value()))
+        due.iter().try_for_each(|due| f(&due.slot.state, due.part.value()))
     }
 }
 
@@ -99,11 +92,7 @@ impl Originals {
     /// [`OptimError::Count`] for another number of parts; an error of the copy for other shapes.
     pub fn restore(self, parts: &[Part]) -> Result<()> {
         if parts.len() != self.0.len() {
-            return Err(OptimError::Count {
-                expected: self.0.len(),
-                actual: parts.len(),
-            }
-            .into());
+            return Err(OptimError::Count { expected: self.0.len(), actual: parts.len() }.into());
         }
         let mut pairs = self.0.iter().zip(parts);
         pairs.try_for_each(|(value, part)| copy(value, part.value()))

@@ -52,10 +52,7 @@ impl Groups {
 
     /// The settings of `part` in an optimizer with `weight_decay`.
     pub fn settings(&self, part: &Part, weight_decay: f64) -> Settings {
-        let group = self
-            .0
-            .iter()
-            .find(|(pattern, _)| pattern.matches(part.name()));
+        let group = self.0.iter().find(|(pattern, _)| pattern.matches(part.name()));
         let group = group.map(|(_, group)| group);
         let default = match part.global_shape().len() > 1 {
             true => weight_decay,
@@ -63,9 +60,7 @@ impl Groups {
         };
         Settings {
             learning_rate_factor: group.map_or(1.0, |group| group.learning_rate_factor),
-            weight_decay: group
-                .and_then(|group| group.weight_decay)
-                .unwrap_or(default),
+            weight_decay: group.and_then(|group| group.weight_decay).unwrap_or(default),
         }
     }
 }
@@ -83,9 +78,7 @@ pub(super) fn matched<'a>(pattern: &Pattern, names: &[&'a str]) -> Result<&'a st
     let found = names.iter().find(|name| pattern.matches(name));
     found.copied().ok_or_else(|| {
         let similarity = |name: &&&str| strsim::jaro(name, pattern.as_str());
-        let nearest = names
-            .iter()
-            .max_by(|a, b| similarity(a).total_cmp(&similarity(b)));
+        let nearest = names.iter().max_by(|a, b| similarity(a).total_cmp(&similarity(b)));
         OptimError::Unmatched {
             pattern: pattern.to_string(),
             example: nearest.copied().unwrap_or_default().to_owned(),
@@ -102,30 +95,20 @@ mod tests {
     const NAMES: [&str; 3] = ["embed.weight", "layers.0.norm.weight", "layers.0.up.weight"];
 
     fn group(pattern: &str, learning_rate_factor: f64, weight_decay: Option<f64>) -> Group {
-        Group {
-            pattern: pattern.into(),
-            learning_rate_factor,
-            weight_decay,
-        }
+        Group { pattern: pattern.into(), learning_rate_factor, weight_decay }
     }
 
     fn settings(groups: &Groups, name: &str, shape: &[usize]) -> (f64, f64) {
         let value = Tensor::zeros(&Device::cpu(), shape, DType::F32, Kind::Parameter).unwrap();
         let rows = shape.iter().rev().skip(1).product();
         let part = Part::new(name, value, shape, 0..rows).unwrap();
-        let Settings {
-            learning_rate_factor,
-            weight_decay,
-        } = groups.settings(&part, 0.1);
+        let Settings { learning_rate_factor, weight_decay } = groups.settings(&part, 0.1);
         (learning_rate_factor, weight_decay)
     }
 
     #[test]
     fn the_first_match_counts() {
-        let list = vec![
-            group("*.norm*", 0.5, Some(0.2)),
-            group("layers.*", 2.0, None),
-        ];
+        let list = vec![group("*.norm*", 0.5, Some(0.2)), group("layers.*", 2.0, None)];
         let groups = Groups::new(list, &NAMES).unwrap();
         assert_eq!(settings(&groups, NAMES[0], &[4, 2]), (1.0, 0.1));
         assert_eq!(settings(&groups, NAMES[1], &[4]), (0.5, 0.2));

@@ -57,10 +57,7 @@ impl Lion {
         let LionConfig { beta1, beta2, .. } = self.config;
         let (param, gradient, exp_avg, scale) = (of.param, of.gradient, of.state, of.scale);
 
-        let step = Step {
-            beta1,
-            weight_decay: of.weight_decay,
-        };
+        let step = Step { beta1, weight_decay: of.weight_decay };
         let inputs = [param, gradient, exp_avg, of.learning_rate, scale];
         assign(&STEP, &step, inputs, param)?;
         let inputs = [exp_avg, gradient, scale];
@@ -127,10 +124,6 @@ struct Average {
 impl Function<3> for Average {
     #[inline(always)]
     fn value<W: Number>(&self, [exp_avg, gradient, scale]: [W; 3]) -> W {
-        if_finite(
-            scale,
-            interpolate(self.beta2, exp_avg, scale * gradient),
-            exp_avg,
-        )
+        if_finite(scale, interpolate(self.beta2, exp_avg, scale * gradient), exp_avg)
     }
 }

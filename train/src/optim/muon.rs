@@ -12,11 +12,8 @@ use crate::Result;
 
 const NAME: &str = "muon";
 
-static MOMENTUM: Signature = Signature::new(
-    "muon_momentum",
-    "buffer: F[~], gradient: F[~], scale: F[~] -> buffer: F[~]",
-    4,
-);
+static MOMENTUM: Signature =
+    Signature::new("muon_momentum", "buffer: F[~], gradient: F[~], scale: F[~] -> buffer: F[~]", 4);
 static NESTEROV: Signature = Signature::new(
     "muon_nesterov",
     "gradient: F[~], buffer: F[~], scale: F[~] -> direction: F[~]",
@@ -72,9 +69,7 @@ pub(crate) struct Matrices {
 impl Matrices {
     pub(crate) fn new(config: &MuonConfig) -> Result<Matrices, OptimError> {
         let patterns = config.adamw_names.iter().map(|pattern| parse(pattern));
-        Ok(Matrices {
-            adamw_names: patterns.collect::<Result<_, _>>()?,
-        })
+        Ok(Matrices { adamw_names: patterns.collect::<Result<_, _>>()? })
     }
 
     pub(crate) fn contains(&self, name: &str, shape: &[usize]) -> bool {
@@ -170,8 +165,7 @@ impl Optimizer for Muon {
                 false => others.push(pair),
             }
         }
-        self.matrices
-            .each(matrices, scalars, |of| self.update(of))?;
+        self.matrices.each(matrices, scalars, |of| self.update(of))?;
         self.others.step_pairs(others, scalars)
     }
 }
@@ -182,12 +176,7 @@ fn orthogonalized(x: &Tensor, config: &MuonConfig) -> Result<Tensor> {
     let (dtype, products) = (x.dtype(), config.product_dtype);
     let squares = ops::sum(&ops::square(x)?, &[-2, -1])?;
     let squares = squares.unsqueeze(1)?.unsqueeze(2)?;
-    let unit = map(
-        &NORMALIZE,
-        &Normalize { eps: config.eps },
-        [x, &squares],
-        dtype,
-    )?;
+    let unit = map(&NORMALIZE, &Normalize { eps: config.eps }, [x, &squares], dtype)?;
 
     let is_tall = x.extent(-2)? > x.extent(-1)?;
     let oriented = |x: Tensor| match is_tall {

@@ -82,13 +82,7 @@ impl Part {
         let (global, local) = (**shape, *shape.local());
         let count = row_count(&local);
         if rows.start > rows.end || rows.end > count {
-            return Err(OptimError::NoRows {
-                name,
-                rows,
-                count,
-                global: local,
-            }
-            .into());
+            return Err(OptimError::NoRows { name, rows, count, global: local }.into());
         }
         let expected = rows.len() * row_elements(&local);
         if value.elements() != expected || !value.is_contiguous() {
@@ -152,12 +146,7 @@ impl Part {
     /// # Errors
     /// [`OptimError::SplitMatrix`], naming `optimizer`.
     pub(super) fn matrices(&self, optimizer: &'static str) -> Result<[usize; 3], OptimError> {
-        let PartSpec {
-            global,
-            local,
-            rows,
-            ..
-        } = &self.spec;
+        let PartSpec { global, local, rows, .. } = &self.spec;
         let [.., matrix, columns] = global[..] else {
             return Ok([rows.len(), 1, self.row_elements()]);
         };
@@ -178,14 +167,7 @@ impl Part {
 
 impl fmt::Display for PartSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let PartSpec {
-            name,
-            dtype,
-            shape,
-            local,
-            rows: Range { start, end },
-            ..
-        } = self;
+        let PartSpec { name, dtype, shape, local, rows: Range { start, end }, .. } = self;
         write!(f, "`{name}` {dtype}{shape}, rows {start}..{end} of {local}")
     }
 }

@@ -24,11 +24,7 @@ impl Ranges {
         holds: bool,
     ) -> Ranges {
         if !holds {
-            self.0.push(OutOfRange {
-                name,
-                value,
-                allowed,
-            });
+            self.0.push(OutOfRange { name, value, allowed });
         }
         self
     }
@@ -54,19 +50,9 @@ impl Ranges {
     /// # Errors
     /// [`OptimError::Constant`] with the first.
     pub(super) fn check(self, optimizer: &'static str) -> Result<(), OptimError> {
-        let Some(OutOfRange {
-            name,
-            value,
-            allowed,
-        }) = self.0.into_iter().next()
-        else {
+        let Some(OutOfRange { name, value, allowed }) = self.0.into_iter().next() else {
             return Ok(());
         };
-        Err(OptimError::Constant {
-            optimizer,
-            name,
-            value,
-            allowed,
-        })
+        Err(OptimError::Constant { optimizer, name, value, allowed })
     }
 }

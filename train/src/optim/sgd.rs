@@ -74,17 +74,8 @@ impl Sgd {
             let inputs = [param, gradient, learning_rate, scale];
             return assign(&STEP, &Step { decay }, inputs, param);
         };
-        let SgdConfig {
-            momentum,
-            dampening,
-            nesterov,
-            ..
-        } = self.config;
-        let accumulate = Momentum {
-            decay,
-            momentum,
-            dampening,
-        };
+        let SgdConfig { momentum, dampening, nesterov, .. } = self.config;
+        let accumulate = Momentum { decay, momentum, dampening };
         let inputs = [param, gradient, buffer, of.step, scale];
         assign(&MOMENTUM, &accumulate, inputs, buffer)?;
         if nesterov {

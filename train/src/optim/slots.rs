@@ -63,9 +63,7 @@ impl<S> Slots<S> {
         parts: Vec<(&'a Part, &'a Tensor)>,
     ) -> Result<Vec<Due<'a, S>>, OptimError> {
         let pairs = self.0.iter().zip(parts);
-        pairs
-            .map(|(slot, (part, gradient))| slot.due(part, gradient))
-            .collect()
+        pairs.map(|(slot, (part, gradient))| slot.due(part, gradient)).collect()
     }
 
     /// Calls `update` for each part, after all are checked.
@@ -106,10 +104,7 @@ impl<S> Slots<S> {
         of: impl Fn(&'a S) -> Option<&'a Tensor>,
     ) -> State {
         let named = |slot: &'a Slot<S>| Some((slot.part.name.clone(), of(&slot.state)?.clone()));
-        State {
-            name,
-            tensors: self.0.iter().filter_map(named).collect(),
-        }
+        State { name, tensors: self.0.iter().filter_map(named).collect() }
     }
 }
 
@@ -129,11 +124,7 @@ impl<S> Slot<S> {
                 value: *part.value().shape(),
             });
         }
-        Ok(Due {
-            slot: self,
-            part,
-            gradient,
-        })
+        Ok(Due { slot: self, part, gradient })
     }
 }
 
@@ -145,11 +136,9 @@ pub(super) fn pairs<'a>(
 ) -> Result<Vec<(&'a Part, &'a Tensor)>, OptimError> {
     match parts.len() == expected && gradients.len() == expected {
         true => Ok(parts.iter().zip(gradients).collect()),
-        false => Err(OptimError::Parts {
-            expected,
-            parts: parts.len(),
-            gradients: gradients.len(),
-        }),
+        false => {
+            Err(OptimError::Parts { expected, parts: parts.len(), gradients: gradients.len() })
+        }
     }
 }
 

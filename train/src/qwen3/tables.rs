@@ -40,10 +40,7 @@ const KEYS: &[Meaning] = &[
         "model.model_type",
         "`qwen3` or `qwen3_moe`; with `qwen3`, all other keys are unset by default",
     ),
-    (
-        "model.vocab_size",
-        "size of the vocabulary; unset: the tokenizer's",
-    ),
+    ("model.vocab_size", "size of the vocabulary; unset: the tokenizer's"),
     ("model.hidden_size", "width of the residual stream"),
     ("model.num_hidden_layers", "layers"),
     (
@@ -55,32 +52,17 @@ const KEYS: &[Meaning] = &[
         "model.num_key_value_heads",
         "key-value heads, a divisor of the query heads; unset: as many as query heads",
     ),
-    (
-        "model.head_dim",
-        "features per head; unset: `hidden_size / num_attention_heads`",
-    ),
-    (
-        "model.attention_bias",
-        "biases in the projections of attention; unset: none",
-    ),
+    ("model.head_dim", "features per head; unset: `hidden_size / num_attention_heads`"),
+    ("model.attention_bias", "biases in the projections of attention; unset: none"),
     ("model.attention_dropout", "only 0 is supported"),
     ("model.hidden_act", "activation of the gate; only `silu`"),
-    (
-        "model.rms_norm_eps",
-        "added to the mean square in every norm; unset: 1e-6",
-    ),
-    (
-        "model.initializer_range",
-        "standard deviation of the initial weights; unset: 0.02",
-    ),
+    ("model.rms_norm_eps", "added to the mean square in every norm; unset: 1e-6"),
+    ("model.initializer_range", "standard deviation of the initial weights; unset: 0.02"),
     (
         "model.tie_word_embeddings",
         "whether the output projection shares the embedding; unset: it does not",
     ),
-    (
-        "model.rope_theta",
-        "base of the rotary frequencies; unset: 10000",
-    ),
+    ("model.rope_theta", "base of the rotary frequencies; unset: 10000"),
     (
         "model.rope_scaling",
         "scaling of the rotary frequencies, such as `{ rope_type = \"yarn\", factor = 4.0 }`",
@@ -89,26 +71,14 @@ const KEYS: &[Meaning] = &[
         "model.rope_parameters",
         "base and scaling of the rotary frequencies, as transformers 5 writes them",
     ),
-    (
-        "model.max_position_embeddings",
-        "context length that YaRN starts from; unset: 32768",
-    ),
-    (
-        "model.use_sliding_window",
-        "whether sliding windows are used; unset: none are",
-    ),
-    (
-        "model.sliding_window",
-        "length of the sliding window, with the token itself",
-    ),
+    ("model.max_position_embeddings", "context length that YaRN starts from; unset: 32768"),
+    ("model.use_sliding_window", "whether sliding windows are used; unset: none are"),
+    ("model.sliding_window", "length of the sliding window, with the token itself"),
     (
         "model.max_window_layers",
         "`qwen3` without `layer_types`: the first sliding layer; unset: 28",
     ),
-    (
-        "model.layer_types",
-        "`qwen3`: `full_attention` or `sliding_attention` for each layer",
-    ),
+    ("model.layer_types", "`qwen3`: `full_attention` or `sliding_attention` for each layer"),
     ("model.num_experts", "experts per sparse layer"),
     ("model.num_experts_per_tok", "experts per token"),
     ("model.moe_intermediate_size", "inner width of an expert"),
@@ -120,30 +90,12 @@ const KEYS: &[Meaning] = &[
         "model.decoder_sparse_step",
         "layer `i` may be sparse if `i + 1` is a multiple of this; unset: 1",
     ),
-    (
-        "model.mlp_only_layers",
-        "layers that are always dense; unset: none",
-    ),
-    (
-        "model.router_aux_loss_coef",
-        "weight of the load-balancing loss; unset: 0.001",
-    ),
-    (
-        "model.output_router_logits",
-        "written to config.json for transformers; training ignores it",
-    ),
-    (
-        "model.bos_token_id",
-        "written to config.json; training ignores it",
-    ),
-    (
-        "model.eos_token_id",
-        "written to config.json; training ignores it",
-    ),
-    (
-        "model.pad_token_id",
-        "written to config.json; training ignores it",
-    ),
+    ("model.mlp_only_layers", "layers that are always dense; unset: none"),
+    ("model.router_aux_loss_coef", "weight of the load-balancing loss; unset: 0.001"),
+    ("model.output_router_logits", "written to config.json for transformers; training ignores it"),
+    ("model.bos_token_id", "written to config.json; training ignores it"),
+    ("model.eos_token_id", "written to config.json; training ignores it"),
+    ("model.pad_token_id", "written to config.json; training ignores it"),
     (
         "balancing.bias_update_rate",
         "change of a router bias per step, up for experts with few tokens, down for those with \
@@ -321,10 +273,7 @@ impl ModelTable {
             true => None,
             false => config_of(self.origin()?, verify).err(),
         };
-        error.map(|error| Violation {
-            key: format!("model.{FROM}"),
-            problem: error.to_string(),
-        })
+        error.map(|error| Violation { key: format!("model.{FROM}"), problem: error.to_string() })
     }
 
     /// The keys of [`Qwen3Config`].

@@ -64,10 +64,7 @@ pub(super) fn fill(
             true => String::new(),
             false => format!(", with {}", taken.join(", ")),
         };
-        format!(
-            "starting with the weights of {}{with}",
-            checkpoint.path().display()
-        )
+        format!("starting with the weights of {}{with}", checkpoint.path().display())
     });
     Ok(skipped.chain(started).collect())
 }

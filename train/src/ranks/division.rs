@@ -42,10 +42,7 @@ pub(crate) struct BatchPart {
 impl BatchPart {
     /// All rows.
     pub(crate) fn whole(rows: usize) -> BatchPart {
-        BatchPart {
-            rows: 0..rows,
-            sharding: None,
-        }
+        BatchPart { rows: 0..rows, sharding: None }
     }
 
     /// States that `x`, [rows, tokens], has these rows of the batch.
@@ -163,19 +160,13 @@ impl Division {
                 let sizes: Vec<usize> = (0..parts).map(rows_of).collect();
                 vec![(axis, Placement::ragged(0, sizes))]
             }
-            ref axes => axes
-                .iter()
-                .map(|axis| (*axis, Placement::shard(0)))
-                .collect(),
+            ref axes => axes.iter().map(|axis| (*axis, Placement::shard(0))).collect(),
         };
         let sharding = Sharding::new(&self.mesh, placements, &[rows, seq_len]);
         let sharding = sharding.map_err(RuntimeError::other)?;
         let region = sharding.region(self.rank);
         let own = region.and_then(|region| region.dims()[0].as_range());
-        Ok(BatchPart {
-            rows: own.unwrap_or(0..0),
-            sharding: Some((sharding, self.rank)),
-        })
+        Ok(BatchPart { rows: own.unwrap_or(0..0), sharding: Some((sharding, self.rank)) })
     }
 
     fn plan(&self, model: &impl Model, sequence_parallel: bool) -> Result<ModelPlan> {
@@ -232,10 +223,7 @@ impl Division {
 
     /// This rank's part of a batch.
     fn batch_of_zeros(&self, device: &Device) -> Result<TokenBatch> {
-        let (rows, seq_len) = (
-            self.train.rows_of_pass(self.batch_parts()),
-            self.train.seq_len,
-        );
+        let (rows, seq_len) = (self.train.rows_of_pass(self.batch_parts()), self.train.seq_len);
         let part = self.part_of_batch(rows, seq_len)?;
         let shape = [part.rows.len(), seq_len];
         let zeros = part.tensor(Tensor::zeros(device, &shape, DType::I64, Kind::Value)?)?;
@@ -247,9 +235,9 @@ impl Division {
         let (shard, replicate) = (self.axis(SHARD), self.axis(REPLICATE));
         let home = match (shard.is_empty(), self.table.home) {
             (true, _) => Home::replicate(replicate),
-            (false, HomeChoice::Zero1) => Home::hsdp(shard, replicate)
-                .reshard(Reshard::AfterStep)
-                .reduce_each_pass(false),
+            (false, HomeChoice::Zero1) => {
+                Home::hsdp(shard, replicate).reshard(Reshard::AfterStep).reduce_each_pass(false)
+            }
             (false, HomeChoice::Fsdp) if self.table.reshard_after_forward => {
                 Home::hsdp(shard, replicate)
             }

@@ -65,20 +65,12 @@ pub fn thousands(value: f64) -> String {
         }
         text.push(digit);
     }
-    if value <= -0.5 {
-        format!("-{text}")
-    } else {
-        text
-    }
+    if value <= -0.5 { format!("-{text}") } else { text }
 }
 
 /// `9.8e-4`: two digits; `0` for zero.
 pub fn rate(value: f64) -> String {
-    if value == 0.0 {
-        "0".to_owned()
-    } else {
-        format!("{value:.1e}")
-    }
+    if value == 0.0 { "0".to_owned() } else { format!("{value:.1e}") }
 }
 
 /// `[12 13 50 25]%`: each share in percent; minimum and maximum if there are too many.
@@ -114,11 +106,7 @@ mod tests {
             (273_600.0, "3d04h"),
         ];
         for (seconds, expected) in cases {
-            assert_eq!(
-                duration(Duration::from_secs_f64(seconds)),
-                expected,
-                "{seconds}"
-            );
+            assert_eq!(duration(Duration::from_secs_f64(seconds)), expected, "{seconds}");
         }
     }
 

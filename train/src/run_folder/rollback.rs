@@ -32,10 +32,7 @@ impl Rollback {
     pub(crate) fn of(folder: &RunFolder) -> Result<Rollback> {
         let run = folder.path();
         let linked = restore(run).and_then(|()| link_files(run));
-        linked.map_err(|source| RunFolderError::Write {
-            path: run.to_owned(),
-            source,
-        })?;
+        linked.map_err(|source| RunFolderError::Write { path: run.to_owned(), source })?;
         Ok(Rollback {
             run: run.to_owned(),
             created: folder.created.clone(),
@@ -170,10 +167,8 @@ mod tests {
     use super::*;
 
     fn names(folder: &Path) -> Vec<OsString> {
-        let mut names: Vec<OsString> = fs::read_dir(folder)
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name())
-            .collect();
+        let mut names: Vec<OsString> =
+            fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         names.sort();
         names
     }
@@ -217,10 +212,7 @@ mod tests {
         drop(start());
         assert_eq!(names(place.path()), before);
         let text = |name: &str| fs::read_to_string(place.path().join(name)).unwrap();
-        assert_eq!(
-            (text("config.toml"), text("tokenizer.json")),
-            ("old".into(), "old".into())
-        );
+        assert_eq!((text("config.toml"), text("tokenizer.json")), ("old".into(), "old".into()));
 
         start().keep();
         assert_eq!(names(place.path()), ["config.toml", "lock", "loss.svg"]);
@@ -279,11 +271,7 @@ mod tests {
     fn what_a_start_set_aside_is_moved_back() {
         let place = tempfile::tempdir().unwrap();
         let folder = RunFolder::open(place.path()).unwrap();
-        for name in [
-            "step-000002/trainer",
-            "step-000004",
-            "set-aside-1/step-000004",
-        ] {
+        for name in ["step-000002/trainer", "step-000004", "set-aside-1/step-000004"] {
             fs::create_dir_all(place.path().join(name)).unwrap();
         }
         fs::write(folder.metrics(), "old").unwrap();
@@ -309,10 +297,7 @@ mod tests {
         let rollback = Rollback::of(&folder).unwrap();
         folder.set_aside_after(2).unwrap();
         rollback.keep();
-        assert_eq!(
-            names(&place.path().join("set-aside-2")),
-            ["metrics.jsonl", "step-000004"]
-        );
+        assert_eq!(names(&place.path().join("set-aside-2")), ["metrics.jsonl", "step-000004"]);
     }
 
     /// A start may be killed while it restores files, at any point.
@@ -327,10 +312,7 @@ mod tests {
         let links = place.path().join(BEFORE);
         replace_by_link(&links.join("config.toml"), &folder.config()).unwrap();
         restore(place.path()).unwrap();
-        assert_eq!(
-            names(place.path()),
-            ["config.toml", "lock", "tokenizer.json"]
-        );
+        assert_eq!(names(place.path()), ["config.toml", "lock", "tokenizer.json"]);
         for file in [folder.config(), folder.tokenizer()] {
             assert_eq!(fs::read_to_string(file).unwrap(), "old");
         }

@@ -36,21 +36,14 @@ impl<M: Model> Run<'_, M> {
             self.reporter.message(note);
         }
         if self.first_step > 0 {
-            self.reporter
-                .message(&format!("resuming after step {}", self.first_step));
+            self.reporter.message(&format!("resuming after step {}", self.first_step));
         }
     }
 }
 
 /// A device's threads and instruction sets, or the GPU's model and memory.
 fn hardware(properties: &Properties) -> String {
-    let Properties {
-        threads,
-        simd,
-        native_bf16,
-        gpu,
-        ..
-    } = properties;
+    let Properties { threads, simd, native_bf16, gpu, .. } = properties;
     match gpu {
         Some(gpu) => format!("{}, {} GiB", gpu.model, gpu.memory >> 30),
         None if *native_bf16 => format!("x{threads} {simd} bf16"),

@@ -64,12 +64,7 @@ impl<'a> Opened<'a> {
         let start = Start::choose(resume, &folder, config)?;
         let check = |text, tokenizer: &Tokenizer| start.check_data(text, tokenizer);
         let data = Data::prepare_checked(&config.data, &folder, check)?;
-        Ok(Opened {
-            folder,
-            data,
-            start,
-            rollback,
-        })
+        Ok(Opened { folder, data, start, rollback })
     }
 
     fn of_other_rank(config: &'a Config, run_dir: &Path, first: Broadcast) -> Result<Opened<'a>> {

@@ -33,10 +33,7 @@ impl Records {
         };
         let damage = tensorboard.as_ref().and_then(EventFile::damage);
         notes.extend(damage.map(ToString::to_string));
-        Ok(Records {
-            metrics,
-            tensorboard,
-        })
+        Ok(Records { metrics, tensorboard })
     }
 
     pub(super) fn append(&mut self, record: &Record) -> Result<()> {

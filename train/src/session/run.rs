@@ -93,18 +93,8 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
     where
         I: FnOnce(&M, &Device, &mut Vec<String>) -> Result<()>,
     {
-        let Parts {
-            opened,
-            model,
-            init,
-            ranks,
-        } = parts;
-        let Opened {
-            folder,
-            data,
-            start,
-            ..
-        } = opened;
+        let Parts { opened, model, init, ranks } = parts;
+        let Opened { folder, data, start, .. } = opened;
         let Session { config, device, .. } = session;
         let (seq_len, rows) = (config.train.seq_len, config.train.batch_size);
         let windows = Windows::new("training", data.tokens.training().len(), seq_len)?;
@@ -233,15 +223,11 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
         let pending = self.trainer.step(step, microbatches)?;
         if let Some(recording) = recording {
             let path = self.folder.trace(self.ranks.rank());
-            self.folder
-                .write(&path, &chrome_trace(&[recording.finish()]))?;
+            self.folder.write(&path, &chrome_trace(&[recording.finish()]))?;
         }
         let after = self.ranks.stats();
         let communication = after.zip(before).map(|(after, before)| after - before);
-        Ok(Enqueued {
-            pending,
-            communication,
-        })
+        Ok(Enqueued { pending, communication })
     }
 
     /// The sequences of a pass over all ranks.
@@ -260,10 +246,7 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
 
     /// Waits for a step, records and shows its metrics, and fails if they are not finite.
     fn finish_step(&mut self, enqueued: Enqueued, training_started: Instant) -> Result<()> {
-        let Enqueued {
-            pending,
-            communication,
-        } = enqueued;
+        let Enqueued { pending, communication } = enqueued;
         let (started, enqueued) = (pending.started, pending.enqueued);
         let mut record = pending.wait(&self.trainer.model)?;
         let duration = self.step_duration(started, enqueued);
@@ -406,10 +389,7 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
             true => None,
             false => self.plot(step, &records)?,
         };
-        let validated = records
-            .iter()
-            .rev()
-            .find(|record| record.val_loss.is_some());
+        let validated = records.iter().rev().find(|record| record.val_loss.is_some());
         Ok(Summary {
             step,
             steps: self.config.train.steps,

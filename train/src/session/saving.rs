@@ -34,9 +34,7 @@ impl<M: Model<Batch = TokenBatch> + Generate> Run<'_, M> {
             // A checkpoint that failed to save ends the run now.
             Some(error) if self.ranks.count() == 1 => Err(error),
             failure => Ok(Signals {
-                any: self
-                    .ranks
-                    .any([self.is_asked_to_stop(), failure.is_some()])?,
+                any: self.ranks.any([self.is_asked_to_stop(), failure.is_some()])?,
                 failure,
             }),
         }
@@ -75,9 +73,7 @@ impl<M: Model<Batch = TokenBatch> + Generate> Run<'_, M> {
         // The next task may remove the previous checkpoint, so the previous one is reported first.
         let previous = self.saver.wait();
         self.saved(previous)?;
-        self.trainer
-            .events
-            .report(Event::CheckpointStarted { step })?;
+        self.trainer.events.report(Event::CheckpointStarted { step })?;
         let state = checkpoint::State {
             step,
             seed: self.config.train.seed,
@@ -119,9 +115,9 @@ impl<M: Model<Batch = TokenBatch> + Generate> Run<'_, M> {
     /// Reports a checkpoint that is complete, or returns the error of one that failed.
     pub(super) fn saved(&mut self, result: Option<meshgrad_ckpt::Result<Committed>>) -> Result<()> {
         match result.transpose()? {
-            Some(committed) => self.trainer.events.report(Event::CheckpointFinished {
-                path: committed.path(),
-            }),
+            Some(committed) => {
+                self.trainer.events.report(Event::CheckpointFinished { path: committed.path() })
+            }
             None => Ok(()),
         }
     }

@@ -53,13 +53,7 @@ impl<'a> Start<'a> {
             ),
             None => (Vec::new(), false),
         };
-        Ok(Start {
-            config,
-            resume: chosen,
-            candidates,
-            changes,
-            is_of_other_run,
-        })
+        Ok(Start { config, resume: chosen, candidates, changes, is_of_other_run })
     }
 
     /// The start that rank 0 has chosen.
@@ -157,11 +151,7 @@ impl<'a> Start<'a> {
     fn explain(&self, notes: &mut Vec<String>) {
         let skipped = self.candidates.iter().flat_map(Candidates::skipped);
         notes.extend(skipped.map(|why| format!("skipped: {why}")));
-        notes.extend(
-            self.changes
-                .iter()
-                .map(|change| format!("changed: {change}")),
-        );
+        notes.extend(self.changes.iter().map(|change| format!("changed: {change}")));
     }
 }
 
@@ -177,8 +167,6 @@ fn is_in(checkpoint: &Path, folder: &Path) -> bool {
     };
     // Both the folder and the checkpoint may be links.
     let target = canonical(checkpoint);
-    parent
-        .and_then(canonical)
-        .is_some_and(|parent| parent == folder)
+    parent.and_then(canonical).is_some_and(|parent| parent == folder)
         || target.as_deref().and_then(Path::parent) == Some(&folder)
 }

@@ -12,9 +12,7 @@ pub(super) fn next_chunk(text: &str) -> usize {
         let visible = bytes[at - 2].is_ascii_graphic() && bytes[at].is_ascii_graphic();
         visible && bytes[at - 1] == b'\n'
     };
-    (CHUNK_BYTES..bytes.len())
-        .find(is_boundary)
-        .unwrap_or(bytes.len())
+    (CHUNK_BYTES..bytes.len()).find(is_boundary).unwrap_or(bytes.len())
 }
 
 /// The length of the first piece of a text for GPT-2's pre-tokenizer. Its pieces are an optional

@@ -27,9 +27,7 @@ impl Library {
         let mut trainer = TrainerWrapper::from(trainer);
 
         let mut tokenizer = byte_level(BPE::default());
-        tokenizer
-            .train(&mut trainer, sample.into_iter())
-            .map_err(message)?;
+        tokenizer.train(&mut trainer, sample.into_iter()).map_err(message)?;
         Ok(Library::new(tokenizer))
     }
 

@@ -5,12 +5,7 @@ use super::{Result, Tokenizer};
 impl Tokenizer {
     /// A decoder that takes one id at a time.
     pub fn stream(&self) -> DecodeStream<'_> {
-        DecodeStream {
-            tokenizer: self,
-            ids: Vec::new(),
-            shown: String::new(),
-            pending: 0,
-        }
+        DecodeStream { tokenizer: self, ids: Vec::new(), shown: String::new(), pending: 0 }
     }
 }
 
@@ -38,10 +33,7 @@ impl DecodeStream<'_> {
         let text = self.tokenizer.decode(&self.ids)?;
 
         let complete = complete(&text);
-        let piece = complete
-            .get(self.shown.len()..)
-            .unwrap_or_default()
-            .to_owned();
+        let piece = complete.get(self.shown.len()..).unwrap_or_default().to_owned();
         if complete.len() == text.len() {
             self.ids.drain(..self.ids.len() - self.pending);
             self.pending = 0;
@@ -67,9 +59,7 @@ impl DecodeStream<'_> {
 fn complete(text: &str) -> &str {
     let mut complete = text;
     for _ in 0..3 {
-        complete = complete
-            .strip_suffix(char::REPLACEMENT_CHARACTER)
-            .unwrap_or(complete);
+        complete = complete.strip_suffix(char::REPLACEMENT_CHARACTER).unwrap_or(complete);
     }
     complete
 }

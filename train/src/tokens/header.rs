@@ -68,12 +68,7 @@ impl Header {
         bytes.extend((self.parts.len() as u32).to_le_bytes());
         bytes.extend(u32::from(self.has_mask).to_le_bytes());
         for part in &self.parts {
-            let words = [
-                part.ids,
-                part.text_bytes,
-                part.trained_ids,
-                part.trained_bytes,
-            ];
+            let words = [part.ids, part.text_bytes, part.trained_ids, part.trained_bytes];
             bytes.extend(words.iter().flat_map(|word| word.to_le_bytes()));
         }
         bytes
@@ -83,18 +78,12 @@ impl Header {
     pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
         let u32_at = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
         let u64_at = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
-        let u128_at = |at: usize| {
-            Some(u128::from_le_bytes(
-                bytes.get(at..at + 16)?.try_into().ok()?,
-            ))
-        };
+        let u128_at =
+            |at: usize| Some(u128::from_le_bytes(bytes.get(at..at + 16)?.try_into().ok()?));
 
         let is_token_cache = bytes.get(0..8)? == MAGIC && u32_at(8)? == VERSION;
         let width = u32_at(12).filter(|width| is_token_cache && matches!(width, 2 | 4))?;
-        let key = CacheKey {
-            recipe: u128_at(16)?,
-            tokenizer: u128_at(32)?,
-        };
+        let key = CacheKey { recipe: u128_at(16)?, tokenizer: u128_at(32)? };
         let parts = u32_at(48).filter(|parts| *parts > 0)? as usize;
         let has_mask = u32_at(52).filter(|mask| matches!(mask, 0 | 1))? == 1;
         let table = bytes.get(HEADER_BYTES..)?;
@@ -110,24 +99,14 @@ impl Header {
             (part.trained_ids <= part.ids).then_some(part)
         };
         let parts = (0..table.len() / PART_BYTES).map(part);
-        Some(Self {
-            width,
-            key,
-            has_mask,
-            parts: parts.collect::<Option<_>>()?,
-        })
+        Some(Self { width, key, has_mask, parts: parts.collect::<Option<_>>()? })
     }
 
     /// The size of the file; `None` if it does not fit a number.
     pub(super) fn file_bytes(&self) -> Option<u64> {
-        let ids = self
-            .parts
-            .iter()
-            .try_fold(0u64, |sum, part| sum.checked_add(part.ids))?;
+        let ids = self.parts.iter().try_fold(0u64, |sum, part| sum.checked_add(part.ids))?;
         let mask = if self.has_mask { ids.div_ceil(8) } else { 0 };
-        ids.checked_mul(u64::from(self.width))?
-            .checked_add(mask)?
-            .checked_add(self.bytes() as u64)
+        ids.checked_mul(u64::from(self.width))?.checked_add(mask)?.checked_add(self.bytes() as u64)
     }
 }
 

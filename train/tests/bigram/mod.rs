@@ -103,10 +103,7 @@ pub(crate) struct Fixture {
 
 impl Fixture {
     pub(crate) fn new() -> Fixture {
-        let fixture = Fixture {
-            temp: tempfile::tempdir().unwrap(),
-            device: Device::cpu(),
-        };
+        let fixture = Fixture { temp: tempfile::tempdir().unwrap(), device: Device::cpu() };
         for (name, lines) in [("text", 40), ("other", 41)] {
             let text: String = (0..lines).map(|line| format!("line {line}\n")).collect();
             fs::write(fixture.path(name), text).unwrap();
@@ -127,13 +124,12 @@ impl Fixture {
     pub(crate) fn train(&self, resume: Resume, sets: &[&str]) -> Result<Summary, TrainError> {
         let config = self.config(sets);
         let tables: Tables = config.model_tables()?;
-        Session::new(&config, &self.device)
-            .run_dir(self.path("run"))
-            .resume(resume)
-            .train(|data, _| {
+        Session::new(&config, &self.device).run_dir(self.path("run")).resume(resume).train(
+            |data, _| {
                 let vocabulary = data.tokenizer.vocab_size();
                 Ok(Bigram::new(vocabulary, tables.model.width))
-            })
+            },
+        )
     }
 }
 

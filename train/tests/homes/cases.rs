@@ -78,10 +78,7 @@ impl Case {
     }
 
     pub(crate) const fn checkpointed(self) -> Case {
-        Case {
-            checkpointing: true,
-            ..self
-        }
+        Case { checkpointing: true, ..self }
     }
 
     const fn bf16(self) -> Case {
@@ -93,10 +90,7 @@ impl Case {
     }
 
     const fn unannounced(self) -> Case {
-        Case {
-            announced: false,
-            ..self
-        }
+        Case { announced: false, ..self }
     }
 
     pub(crate) const fn even(self) -> Case {
@@ -108,10 +102,7 @@ impl Case {
     }
 
     pub(crate) const fn whole_sequences(self) -> Case {
-        Case {
-            sequence: false,
-            ..self
-        }
+        Case { sequence: false, ..self }
     }
 
     const fn muon(self) -> Case {
@@ -159,9 +150,7 @@ impl Case {
 
     pub(crate) fn homes(&self, rank: &dyn meshgrad_comm::Rank, mesh: &Mesh) -> Homes {
         let [layers, rest] = (self.homes)();
-        Homes::new(rank, mesh, rest)
-            .unit(self.units, layers)
-            .prefetch(self.prefetch)
+        Homes::new(rank, mesh, rest).unit(self.units, layers).prefetch(self.prefetch)
     }
 
     pub(crate) fn compute(&self) -> Compute {
@@ -255,14 +244,9 @@ pub(crate) const CASES: &[Case] = &[
     Case::new("experts fsdp checkpointed", EXPERTS, DP3_TP, fsdp).checkpointed(),
     Case::new("experts hsdp", EXPERTS, HYBRID_TP, hsdp).even(),
     Case::new("experts fsdp, whole sequences", EXPERTS, DP3_TP, fsdp).whole_sequences(),
-    Case::new(
-        "dense zero1, whole sequences, adapters",
-        DENSE,
-        DP3_TP,
-        zero1,
-    )
-    .trained(Trained::Adapters)
-    .whole_sequences(),
+    Case::new("dense zero1, whole sequences, adapters", DENSE, DP3_TP, zero1)
+        .trained(Trained::Adapters)
+        .whole_sequences(),
     Case::new("dense fsdp, layer frozen", DENSE, DP3, fsdp).trained(Trained::Except(1)),
     Case::new("experts zero1, layer frozen", EXPERTS, DP3, zero1).trained(Trained::Except(0)),
     Case::new("dense fsdp, adapters", DENSE, DP3, fsdp).trained(Trained::Adapters),

@@ -44,13 +44,8 @@ fn a_unit_has_one_more_reduction() {
 /// blocks between those of the norms of heads, if all layers are one unit.
 #[test]
 fn parameters_of_a_class_lie_together() {
-    let sorted = Case {
-        units: "model.layers",
-        ..Case::new("fsdp", DENSE, DP_TP, fsdp).whole_sequences()
-    };
-    let unsorted = Case {
-        learns_classes: false,
-        ..sorted
-    };
+    let sorted =
+        Case { units: "model.layers", ..Case::new("fsdp", DENSE, DP_TP, fsdp).whole_sequences() };
+    let unsorted = Case { learns_classes: false, ..sorted };
     assert!(reductions(&unsorted) > reductions(&sorted));
 }

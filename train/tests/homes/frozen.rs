@@ -45,10 +45,7 @@ impl Work {
     fn of(case: &Case) -> Work {
         let ranks = (0..RANKS).map(|rank| planned(case, rank));
         let (costs, mut logs): (Vec<Costs>, Vec<CommLog>) = ranks.unzip();
-        Work {
-            flops: costs.iter().map(|costs| costs.flops).sum(),
-            log: logs.swap_remove(0),
-        }
+        Work { flops: costs.iter().map(|costs| costs.flops).sum(), log: logs.swap_remove(0) }
     }
 
     fn bytes(&self, kinds: &[Collective]) -> u64 {

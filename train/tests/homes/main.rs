@@ -24,10 +24,7 @@ use step::{Outcome, on_one_rank, on_ranks};
 fn compare(case: &Case, actual: &Outcome) -> Result<(), String> {
     let one_rank = on_one_rank(case);
     let exact = match case.bf16 {
-        true => on_one_rank(&Case {
-            bf16: false,
-            ..*case
-        }),
+        true => on_one_rank(&Case { bf16: false, ..*case }),
         false => one_rank.clone(),
     };
     assert!(one_rank.keys().eq(actual.keys()));

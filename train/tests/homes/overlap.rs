@@ -41,18 +41,12 @@ const LARGE_TABLE: &str = r#"
 
 /// A rank computes a layer's forward pass in about twice the time of its gather.
 const PER_FLOP: Duration = Duration::from_nanos(2);
-const LINK: Link = Link {
-    latency_ns: 1_000,
-    ns_per_mib: 10_000_000,
-};
+const LINK: Link = Link { latency_ns: 1_000, ns_per_mib: 10_000_000 };
 
 /// The time that a step, after two others, takes longer than its computation.
 fn exposed(case: &Case, rank: &LocalRank) -> Result<Duration> {
     let pace = Pace::new(rank, PER_FLOP);
-    let connector = PacedConnector {
-        inner: rank.connector(),
-        pace: pace.clone(),
-    };
+    let connector = PacedConnector { inner: rank.connector(), pace: pace.clone() };
     let paced = RewiredRank::new(rank, Arc::new(connector));
     let (clock, device) = (rank.clock(), rank.device());
     Redistributor::new(&paced).run_on(&case.mesh(), || {
@@ -75,16 +69,9 @@ fn exposed(case: &Case, rank: &LocalRank) -> Result<Duration> {
 
 /// On the slowest rank.
 fn exposed_of(case: &Case) -> Duration {
-    let costs = LinkCosts {
-        launch_ns: 1_000,
-        within: LINK,
-        across: LINK,
-    };
+    let costs = LinkCosts { launch_ns: 1_000, within: LINK, across: LINK };
     let ranks = case.mesh().len();
-    let local = Local::new(ranks)
-        .threads(1)
-        .links(costs, Hosts::Uniform(ranks))
-        .simulated(1);
+    let local = Local::new(ranks).threads(1).links(costs, Hosts::Uniform(ranks)).simulated(1);
     let times = local.launch(|rank| exposed(case, rank)).unwrap();
     times.into_iter().max().unwrap()
 }

@@ -51,10 +51,7 @@ pub(crate) struct PacedConnector {
 
 impl GroupConnector for PacedConnector {
     fn connect(&self, name: &str, group: &Group) -> Result<Arc<dyn Communicator>> {
-        Ok(Arc::new(Paced {
-            inner: self.inner.connect(name, group)?,
-            pace: self.pace.clone(),
-        }))
+        Ok(Arc::new(Paced { inner: self.inner.connect(name, group)?, pace: self.pace.clone() }))
     }
 }
 

@@ -69,12 +69,8 @@ fn kept() -> [Home; 2] {
     fsdp().map(|home| home.reshard(Reshard::AfterBackward))
 }
 
-pub(crate) const HOMES: [(&str, MakeHomes); 4] = [
-    ("replicated", replicate),
-    ("zero1", zero1),
-    ("fsdp", fsdp),
-    ("fsdp without reshard", kept),
-];
+pub(crate) const HOMES: [(&str, MakeHomes); 4] =
+    [("replicated", replicate), ("zero1", zero1), ("fsdp", fsdp), ("fsdp without reshard", kept)];
 
 /// Each home on two and three ranks, dense and with experts.
 fn every_home() -> Vec<Case> {

@@ -123,10 +123,7 @@ fn is_data_parallel(case: &&Case) -> bool {
 #[test]
 fn stochastic_rounding_has_the_bits_of_one_rank() {
     for state_dtype in [DType::F32, DType::BF16] {
-        let config = AdamWConfig {
-            state_dtype,
-            ..CONFIG
-        };
+        let config = AdamWConfig { state_dtype, ..CONFIG };
         for case in CASES.iter().filter(is_data_parallel) {
             let expected = on_one_rank(case, config);
             let actual = on_ranks(case, config, Fault::None).unwrap();
@@ -142,10 +139,7 @@ fn other_rounding_and_faults_give_other_weights() {
     let case = case.unwrap();
     let expected = on_one_rank(case, CONFIG);
     let seed = AdamWConfig { seed: 6, ..CONFIG };
-    let nearest = AdamWConfig {
-        rounding: Rounding::Nearest,
-        ..CONFIG
-    };
+    let nearest = AdamWConfig { rounding: Rounding::Nearest, ..CONFIG };
     for config in [seed, nearest] {
         assert_ne!(on_ranks(case, config, Fault::None).unwrap(), expected);
     }

@@ -50,10 +50,7 @@ fn batch(case: &Case, step: usize, device: &Device) -> meshgrad_runtime::Result<
     let labels: Vec<i64> = (0..count).map(|at| label(rotated(at))).collect();
     let ids = Tensor::from_slice(device, &shape, &ids)?;
     let labels = Tensor::from_slice(device, &shape, &labels)?;
-    Ok(TokenBatch::new(
-        &own_rows(case, &ids)?,
-        &own_rows(case, &labels)?,
-    ))
+    Ok(TokenBatch::new(&own_rows(case, &ids)?, &own_rows(case, &labels)?))
 }
 
 /// This rank's rows of a batch `x`; on one rank, all.
@@ -93,15 +90,8 @@ pub(crate) fn scalar(name: String, value: &Tensor) -> Result<Share> {
 
 fn optimizer(case: &Case, parts: &[Part]) -> Result<Box<dyn Optimizer>> {
     // A large eps, so that tiny gradients do not become large updates.
-    let adamw = AdamWConfig {
-        eps: 1e-3,
-        ..AdamWConfig::default()
-    };
-    let muon = MuonConfig {
-        product_dtype: DType::F32,
-        adamw,
-        ..MuonConfig::default()
-    };
+    let adamw = AdamWConfig { eps: 1e-3, ..AdamWConfig::default() };
+    let muon = MuonConfig { product_dtype: DType::F32, adamw, ..MuonConfig::default() };
     let groups = Groups::default();
     Ok(match case.muon {
         true => Box::new(Muon::new(parts, muon, &groups)?),
@@ -212,10 +202,7 @@ pub(crate) fn settled(case: &Case, rank: &dyn Rank) -> Result<Qwen3> {
 
 /// The outcome of one rank, with the rows in their order.
 pub(crate) fn on_one_rank(case: &Case) -> Outcome {
-    let case = &Case {
-        rotated: 0,
-        ..*case
-    };
+    let case = &Case { rotated: 0, ..*case };
     let device = Device::cpu();
     let run = || train(case, &alone(case, &device)?, &device);
     assembled(&[run().unwrap()]).unwrap()
@@ -239,9 +226,7 @@ pub(crate) fn assembled(ranks: &[Vec<Share>]) -> std::result::Result<Outcome, St
     let mut whole: BTreeMap<String, Vec<Option<f32>>> = BTreeMap::new();
     for share in ranks.iter().flatten() {
         let elements = share.shape.iter().product();
-        let whole = whole
-            .entry(share.name.clone())
-            .or_insert_with(|| vec![None; elements]);
+        let whole = whole.entry(share.name.clone()).or_insert_with(|| vec![None; elements]);
         let rows = share.boxes.iter().flat_map(|it| {
             let start = (it.rows.start - share.first_row) * share.row_elements;
             offsets(&it.global, &share.shape)
@@ -271,9 +256,8 @@ fn offsets(of: &[std::ops::Range<usize>], shape: &[usize]) -> impl Iterator<Item
     let mut offsets = vec![0];
     for (range, extent) in of.iter().zip(shape) {
         let longer = offsets.iter();
-        offsets = longer
-            .flat_map(|outer| range.clone().map(move |at| outer * extent + at))
-            .collect();
+        offsets =
+            longer.flat_map(|outer| range.clone().map(move |at| outer * extent + at)).collect();
     }
     offsets.into_iter()
 }

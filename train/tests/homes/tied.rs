@@ -92,10 +92,7 @@ impl Member<'_> {
         let (sharding, rank) = (self.sharding(rows)?, self.rank.rank());
         let shape = ShardedShape::new(&sharding, rank)?;
         let peer = STAGES - 1 - self.stage;
-        let x = self
-            .pipeline
-            .recv(shape.local(), DType::F32, peer)?
-            .wait()?;
+        let x = self.pipeline.recv(shape.local(), DType::F32, peer)?.wait()?;
         Ok(x.with_sharding(&sharding, rank)?)
     }
 
@@ -138,10 +135,7 @@ fn train(
     mut pass: impl FnMut(&Tensor, &mut Grads) -> Result<()>,
 ) -> Result<Vec<Share>> {
     let adamw = |parts: &[Part]| -> Result<Box<dyn Optimizer>> {
-        let config = AdamWConfig {
-            eps: 1e-3,
-            ..AdamWConfig::default()
-        };
+        let config = AdamWConfig { eps: 1e-3, ..AdamWConfig::default() };
         Ok(Box::new(AdamW::new(parts, config, &Groups::default())?))
     };
     let (mut updater, mut grads) = Updater::with(model, device, 1.0, adamw)?;
@@ -171,9 +165,7 @@ fn on_one_rank(rows: usize) -> Outcome {
     let ends = [End::new("first", &table), End::new("last", &table)];
     let run = || {
         ends.materialize(&device, 1)?;
-        train(&ends, &device, rows, |ids, grads| {
-            whole_pass(&ends, ids, grads)
-        })
+        train(&ends, &device, rows, |ids, grads| whole_pass(&ends, ids, grads))
     };
     assembled(&[run().unwrap()]).unwrap()
 }
@@ -208,9 +200,8 @@ fn on_stages(
             homes.settle(&end)?;
             end.materialize(rank.device(), 1)?;
             let rows = 2 * ranks - 1;
-            let shares = train(&end, rank.device(), rows, |ids, grads| {
-                member.pass(&end, ids, rows, grads)
-            })?;
+            let shares =
+                train(&end, rank.device(), rows, |ids, grads| member.pass(&end, ids, rows, grads))?;
             folder::save_sharded(&end, &path, &mut checkpoint_ranks(rank)?)?;
             Ok(shares)
         })
@@ -225,11 +216,7 @@ fn on_stages(
 }
 
 fn homes() -> [Home; 3] {
-    [
-        Home::replicate(["dp"]),
-        Home::zero1(["dp"]),
-        Home::fsdp(["dp"]),
-    ]
+    [Home::replicate(["dp"]), Home::zero1(["dp"]), Home::fsdp(["dp"])]
 }
 
 /// The tensors that differ.
@@ -261,11 +248,7 @@ fn a_table_of_two_stages_trains_as_on_one_rank() {
 #[test]
 fn faults_give_other_tables() {
     let expected = on_one_rank(5);
-    let faults = [
-        (false, Fault::None),
-        (true, Fault::Dropped),
-        (true, Fault::Scaled),
-    ];
+    let faults = [(false, Fault::None), (true, Fault::Dropped), (true, Fault::Scaled)];
     for home in homes() {
         for (is_tied, fault) in faults {
             let outcome = on_stages(3, &home, is_tied, fault);

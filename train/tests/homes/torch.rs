@@ -33,9 +33,7 @@ fn fixture() -> Tensors {
     let file = TensorFile::open(&path).unwrap();
     let tensors = file.tensors().iter().map(|info| {
         let bytes = file.read(&info.name).unwrap();
-        let values = bytes
-            .chunks_exact(4)
-            .map(|x| f32::from_le_bytes(x.try_into().unwrap()));
+        let values = bytes.chunks_exact(4).map(|x| f32::from_le_bytes(x.try_into().unwrap()));
         (info.name.clone(), (info.shape.clone(), values.collect()))
     });
     tensors.collect()
@@ -71,18 +69,13 @@ impl Linear {
 
 impl ToyModel {
     fn new() -> ToyModel {
-        ToyModel {
-            net1: Linear::new("net1", 10, 10),
-            net2: Linear::new("net2", 10, 5),
-        }
+        ToyModel { net1: Linear::new("net1", 10, 10), net2: Linear::new("net2", 10, 5) }
     }
 
     /// The sum of the squared errors.
     fn loss(&self, x: &Tensor, target: &Tensor) -> meshgrad_runtime::Result<Var> {
         let x = Var::constant(x.clone());
-        let y = self
-            .net2
-            .forward(&tracked::relu(&self.net1.forward(&x)?)?)?;
+        let y = self.net2.forward(&tracked::relu(&self.net1.forward(&x)?)?)?;
         let error = tracked::sub(&y, &Var::constant(target.clone()))?;
         tracked::sum(&tracked::square(&error)?, &[0, 1])
     }
@@ -94,10 +87,7 @@ fn sharded(device: &Device, (shape, values): &(Vec<usize>, Vec<f32>)) -> Result<
         unreachable!("a batch has three dims");
     };
     let whole = Tensor::from_slice(device, &[ranks * rows, columns], values)?.as_replicated()?;
-    let rows = [
-        ("dp_replicate", Placement::shard(0)),
-        ("dp_shard", Placement::shard(0)),
-    ];
+    let rows = [("dp_replicate", Placement::shard(0)), ("dp_shard", Placement::shard(0))];
     Ok(redistribute(&whole, rows)?)
 }
 
@@ -113,11 +103,7 @@ fn difference(rank: &dyn Rank, mesh: &Mesh, fixture: &Tensors) -> Result<f32> {
         param.set(&value.as_replicated()?)?;
     }
 
-    let config = AdamWConfig {
-        eps: 1e-3,
-        weight_decay: 0.0,
-        ..AdamWConfig::default()
-    };
+    let config = AdamWConfig { eps: 1e-3, weight_decay: 0.0, ..AdamWConfig::default() };
     let adamw = |parts: &[_]| -> Result<Box<dyn meshgrad_train::optim::Optimizer>> {
         Ok(Box::new(AdamW::new(parts, config, &Groups::default())?))
     };
@@ -148,9 +134,8 @@ fn on_ranks(fault: Fault) -> std::result::Result<f32, String> {
     let mesh = Mesh::new(&[REPLICAS, SHARDS], &["dp_replicate", "dp_shard"]).unwrap();
     let fixture = fixture();
     let differences = Local::new(REPLICAS * SHARDS).threads(1).launch(|rank| {
-        Redistributor::new(rank).run_on(&mesh, || {
-            difference(&RewiredRank::faulty(rank, fault), &mesh, &fixture)
-        })
+        Redistributor::new(rank)
+            .run_on(&mesh, || difference(&RewiredRank::faulty(rank, fault), &mesh, &fixture))
     });
     let differences = differences.map_err(|error| error.to_string())?;
     Ok(differences.into_iter().fold(0.0, f32::max))
@@ -166,9 +151,6 @@ fn the_tutorials_program_has_torchs_weights() {
 fn faults_give_other_weights() {
     for fault in Fault::ALL {
         let found = on_ranks(fault);
-        assert!(
-            found.is_err() || found.is_ok_and(|it| it > TOLERANCE),
-            "{fault:?}"
-        );
+        assert!(found.is_err() || found.is_ok_and(|it| it > TOLERANCE), "{fault:?}");
     }
 }

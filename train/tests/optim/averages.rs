@@ -18,9 +18,7 @@ fn averages(decay: f64, scale: f32) -> Vec<(String, Vec<f32>)> {
         ema.update(&training.parts).unwrap();
     }
     let tensors = ema.state().tensors.into_iter();
-    tensors
-        .map(|(name, tensor)| (name, f32s(&tensor)))
-        .collect()
+    tensors.map(|(name, tensor)| (name, f32s(&tensor))).collect()
 }
 
 #[test]
@@ -43,10 +41,7 @@ fn averages_equal_torch() {
 fn weights_are_restored() {
     let device = Device::cpu();
     for dtype in [DType::F32, DType::BF16] {
-        let choices = NAMES.map(|name| Choice {
-            dtype,
-            ..Choice::whole(name)
-        });
+        let choices = NAMES.map(|name| Choice { dtype, ..Choice::whole(name) });
         let make = &cases()[0].make;
         let mut training = Training::new(&device, choices.to_vec(), &**make);
         let ema = Ema::new(&training.parts, DECAY).unwrap();
@@ -54,11 +49,7 @@ fn weights_are_restored() {
         ema.update(&training.parts).unwrap();
 
         let weights = |training: &Training| -> Vec<Vec<f32>> {
-            training
-                .parts
-                .iter()
-                .map(|part| f32s(part.value()))
-                .collect()
+            training.parts.iter().map(|part| f32s(part.value())).collect()
         };
         let before = weights(&training);
         let rounded = |name_and_tensor: &(_, meshgrad_runtime::Tensor)| {

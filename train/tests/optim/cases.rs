@@ -36,11 +36,7 @@ const ADAMW: AdamWConfig = AdamWConfig {
     rounding: Rounding::Nearest,
     seed: 0,
 };
-const LION: LionConfig = LionConfig {
-    beta1: 0.9,
-    beta2: 0.99,
-    weight_decay: 0.1,
-};
+const LION: LionConfig = LionConfig { beta1: 0.9, beta2: 0.99, weight_decay: 0.1 };
 const F32: [f64; 2] = [1e-6, 1e-6];
 
 pub(crate) fn adamw(config: AdamWConfig) -> Make {
@@ -68,25 +64,12 @@ pub(crate) fn cases_with(fault: Fault) -> Vec<Case> {
     };
 
     let (beta1, beta2) = betas((ADAMW.beta1, ADAMW.beta2));
-    let adamw = adamw(AdamWConfig {
-        beta1,
-        beta2,
-        weight_decay: decay(ADAMW.weight_decay),
-        ..ADAMW
-    });
+    let adamw =
+        adamw(AdamWConfig { beta1, beta2, weight_decay: decay(ADAMW.weight_decay), ..ADAMW });
     let (beta1, beta2) = betas((LION.beta1, LION.beta2));
-    let lion = lion(LionConfig {
-        beta1,
-        beta2,
-        weight_decay: decay(LION.weight_decay),
-    });
+    let lion = lion(LionConfig { beta1, beta2, weight_decay: decay(LION.weight_decay) });
     let sgd = |momentum: f64, dampening: f64, nesterov: bool| {
-        sgd(SgdConfig {
-            momentum,
-            dampening,
-            nesterov,
-            weight_decay: decay(0.02),
-        })
+        sgd(SgdConfig { momentum, dampening, nesterov, weight_decay: decay(0.02) })
     };
     let muon = |product_dtype: DType, adjust_learning_rate: AdjustLearningRate| {
         muon(MuonConfig {
@@ -97,16 +80,8 @@ pub(crate) fn cases_with(fault: Fault) -> Vec<Case> {
             ..MuonConfig::default()
         })
     };
-    let case = |name, params, make, tolerances| Case {
-        name,
-        params,
-        make,
-        tolerances,
-    };
-    let (original, matching) = (
-        AdjustLearningRate::Original,
-        AdjustLearningRate::MatchRmsAdamW,
-    );
+    let case = |name, params, make, tolerances| Case { name, params, make, tolerances };
+    let (original, matching) = (AdjustLearningRate::Original, AdjustLearningRate::MatchRmsAdamW);
     vec![
         case("adamw", &NAMES, adamw, F32),
         case("sgd_plain", &NAMES, sgd(0.0, 0.0, false), F32),
@@ -114,19 +89,9 @@ pub(crate) fn cases_with(fault: Fault) -> Vec<Case> {
         case("sgd_nesterov", &NAMES, sgd(0.9, 0.0, true), F32),
         case("lion", &NAMES, lion, F32),
         case("muon_original", &MATRICES, muon(DType::F32, original), F32),
-        case(
-            "muon_match_rms_adamw",
-            &MATRICES,
-            muon(DType::F32, matching),
-            F32,
-        ),
+        case("muon_match_rms_adamw", &MATRICES, muon(DType::F32, matching), F32),
         // torch rounds sums to bf16 too.
-        case(
-            "muon_bf16",
-            &MATRICES,
-            muon(DType::BF16, original),
-            [1e-6, 2e-3],
-        ),
+        case("muon_bf16", &MATRICES, muon(DType::BF16, original), [1e-6, 2e-3]),
     ]
 }
 
@@ -150,7 +115,5 @@ pub(crate) fn optimizers() -> Vec<(&'static str, Make)> {
         adamw(config)(parts)
     };
     let named = cases().into_iter().map(|case| (case.name, case.make));
-    named
-        .chain([("adamw with bf16 state", Box::new(bf16) as Make)])
-        .collect()
+    named.chain([("adamw with bf16 state", Box::new(bf16) as Make)]).collect()
 }

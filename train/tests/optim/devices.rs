@@ -26,9 +26,7 @@ fn optimizers_run_on_a_meta_device() {
 fn shapes(training: &Training) -> Vec<(String, String)> {
     let shape = |tensor: Tensor| format!("{}{}", tensor.dtype(), tensor.shape());
     let tensors = training.tensors().into_iter();
-    tensors
-        .map(|(name, tensor)| (name, shape(tensor)))
-        .collect()
+    tensors.map(|(name, tensor)| (name, shape(tensor))).collect()
 }
 
 /// The GPU of the machine with `MESHGRAD_TEST_GPU=cuda`, otherwise the emulator, which cargo builds
@@ -56,10 +54,7 @@ fn a_gpu_agrees_with_the_cpu() {
         let tolerance = if name.contains("bf16") { 8e-3 } else { 1e-5 };
         for ((of, actual), (_, expected)) in train(&gpu).into_iter().zip(train(&Device::cpu())) {
             let distance = distance(&actual, &expected);
-            assert!(
-                distance <= tolerance,
-                "{name}: {of} differs by {distance:e}"
-            );
+            assert!(distance <= tolerance, "{name}: {of} differs by {distance:e}");
         }
     }
 }
@@ -79,15 +74,9 @@ fn a_captured_step_replays_with_the_same_bits() {
             ops::fill_into(&step, now.into()).unwrap();
             ops::fill_into(&scale, SCALE.into()).unwrap();
         };
-        let scalars = StepScalars {
-            learning_rate: &learning_rate,
-            step: &step,
-            scale: &scale,
-        };
+        let scalars = StepScalars { learning_rate: &learning_rate, step: &step, scale: &scale };
         let apply = |training: &mut Training| {
-            let Training {
-                optimizer, parts, ..
-            } = training;
+            let Training { optimizer, parts, .. } = training;
             optimizer.step(parts, &gradients, scalars)
         };
         for now in 1..=3 {

@@ -30,10 +30,7 @@ fn part(rows: std::ops::Range<usize>, dtype: DType) -> Part {
 }
 
 fn message<T, E: std::fmt::Display>(result: std::result::Result<T, E>) -> String {
-    result
-        .err()
-        .map(|error| error.to_string())
-        .unwrap_or_default()
+    result.err().map(|error| error.to_string()).unwrap_or_default()
 }
 
 #[test]
@@ -89,51 +86,33 @@ fn configurations_are_checked() {
         message(Muon::new(&parts, MuonConfig::default(), &groups)),
         "`experts`: rows 2..6 split a matrix of 4 rows, but muon needs whole matrices"
     );
-    let products = MuonConfig {
-        product_dtype: DType::F64,
-        ..MuonConfig::default()
-    };
+    let products = MuonConfig { product_dtype: DType::F64, ..MuonConfig::default() };
     assert_eq!(
         message(Muon::new(&parts, products, &groups)),
         "muon: products cannot be f64; use bf16 or f32"
     );
-    let beta1 = AdamWConfig {
-        beta1: 1.0,
-        ..AdamWConfig::default()
-    };
+    let beta1 = AdamWConfig { beta1: 1.0, ..AdamWConfig::default() };
     assert_eq!(
         message(AdamW::new(&parts, beta1, &groups)),
         "adamw: beta1 is 1, but must be in [0, 1)"
     );
-    let nesterov = SgdConfig {
-        nesterov: true,
-        ..SgdConfig::default()
-    };
+    let nesterov = SgdConfig { nesterov: true, ..SgdConfig::default() };
     assert_eq!(
         message(Sgd::new(&parts, nesterov, &groups)),
         "sgd: momentum is 0, but must be above 0 with nesterov"
     );
-    let bf16 = AdamWConfig {
-        state_dtype: DType::BF16,
-        ..AdamWConfig::default()
-    };
+    let bf16 = AdamWConfig { state_dtype: DType::BF16, ..AdamWConfig::default() };
     assert_eq!(
         message(AdamW::new(&[part(0..4, DType::F64)], bf16, &groups)),
         "adamw: state of `experts` (f64) cannot be bf16; use f32 or bf16 state with f32 or bf16 \
          parameters"
     );
-    let eps = AdamWConfig {
-        eps: 0.0,
-        ..AdamWConfig::default()
-    };
+    let eps = AdamWConfig { eps: 0.0, ..AdamWConfig::default() };
     assert_eq!(
         message(AdamW::new(&parts, eps, &groups)),
         "adamw: eps is 0, but must be finite and above 0"
     );
-    let decay = LionConfig {
-        weight_decay: f64::NAN,
-        ..LionConfig::default()
-    };
+    let decay = LionConfig { weight_decay: f64::NAN, ..LionConfig::default() };
     assert_eq!(
         message(Lion::new(&parts, decay, &groups)),
         "lion: weight_decay is NaN, but must be finite and at least 0"
@@ -161,10 +140,7 @@ impl Layer {
 }
 
 fn param<const N: usize>(name: &str, shape: [usize; N], dtype: DType) -> Param {
-    let spec = Spec {
-        dtype,
-        ..Spec::new(shape, Init::Ones)
-    };
+    let spec = Spec { dtype, ..Spec::new(shape, Init::Ones) };
     Param::with_spec(name, spec)
 }
 
@@ -198,10 +174,7 @@ fn stochastic_rounding_needs_a_bf16_parameter_of_the_model() {
         assert_eq!(of(config, model), expected);
     }
 
-    let rounding = AdamWConfig {
-        rounding: Rounding::Stochastic,
-        ..AdamWConfig::default()
-    };
+    let rounding = AdamWConfig { rounding: Rounding::Stochastic, ..AdamWConfig::default() };
     let of_one_rank = [part(0..4, f32)];
     AdamW::new(&of_one_rank, rounding, &Groups::default()).unwrap();
 }
@@ -220,10 +193,7 @@ impl Optimizer for Named {
 
     fn state(&self) -> Vec<State> {
         let names = self.0.iter();
-        let empty = |name: &&'static str| State {
-            name,
-            tensors: Vec::new(),
-        };
+        let empty = |name: &&'static str| State { name, tensors: Vec::new() };
         names.map(empty).collect()
     }
 

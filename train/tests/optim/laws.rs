@@ -42,11 +42,7 @@ fn rows_alone_equal_rows_of_the_whole() {
     for (name, make) in optimizers() {
         for dtype in [DType::F32, DType::BF16] {
             for (param, rows) in [("experts", 3..8), ("experts", 5..5), ("tall", 0..4)] {
-                let choice = |rows| Choice {
-                    name: param,
-                    rows,
-                    dtype,
-                };
+                let choice = |rows| Choice { name: param, rows, dtype };
                 let mut whole = Training::new(&device, vec![choice(None)], &*make);
                 if whole.optimizer.granularity() == Granularity::Matrix {
                     continue;
@@ -55,9 +51,7 @@ fn rows_alone_equal_rows_of_the_whole() {
                 whole.run(1..6);
                 alone.run(1..6);
 
-                let [.., columns] = whole.parts[0].global_shape()[..] else {
-                    unreachable!()
-                };
+                let [.., columns] = whole.parts[0].global_shape()[..] else { unreachable!() };
                 let elements = rows.start * columns..rows.end * columns;
                 for ((of, all), (_, some)) in whole.values().into_iter().zip(alone.values()) {
                     assert_eq!(all[elements.clone()], some, "{name}: {of}");
@@ -72,11 +66,7 @@ fn rows_alone_equal_rows_of_the_whole() {
 fn matrices_alone_equal_matrices_of_the_whole() {
     let device = Device::cpu();
     let make = muon(MuonConfig::default());
-    let choice = |rows| Choice {
-        name: "experts",
-        rows,
-        dtype: DType::F32,
-    };
+    let choice = |rows| Choice { name: "experts", rows, dtype: DType::F32 };
     let mut whole = Training::new(&device, vec![choice(None)], &*make);
     let mut alone = Training::new(&device, vec![choice(Some(4..12))], &*make);
     whole.run(1..6);
@@ -107,10 +97,7 @@ fn a_step_with_a_bad_scale_changes_nothing() {
 #[test]
 fn bf16_state_is_rounded_once_per_step() {
     let device = Device::cpu();
-    let config = AdamWConfig {
-        state_dtype: DType::BF16,
-        ..AdamWConfig::default()
-    };
+    let config = AdamWConfig { state_dtype: DType::BF16, ..AdamWConfig::default() };
     let mut narrow = Training::new(&device, whole(&NAMES), &*adamw(config));
     let mut wide = Training::new(&device, whole(&NAMES), &*adamw(AdamWConfig::default()));
     for step in 1..6 {
@@ -125,12 +112,7 @@ fn bf16_state_is_rounded_once_per_step() {
         assert_eq!(narrow.values(), wide.values());
     }
     let state = narrow.optimizer.state();
-    assert!(
-        state[0]
-            .tensors
-            .iter()
-            .all(|(_, tensor)| tensor.dtype() == DType::BF16)
-    );
+    assert!(state[0].tensors.iter().all(|(_, tensor)| tensor.dtype() == DType::BF16));
 }
 
 /// Stochastic rounding depends on the seed, and moves weights that rounding to nearest
@@ -139,16 +121,8 @@ fn bf16_state_is_rounded_once_per_step() {
 fn stochastic_rounding_moves_bf16_weights() {
     let device = Device::cpu();
     let train = |rounding: Rounding, seed: u64| {
-        let config = AdamWConfig {
-            rounding,
-            seed,
-            weight_decay: 0.0,
-            ..AdamWConfig::default()
-        };
-        let choice = Choice {
-            dtype: DType::BF16,
-            ..Choice::whole("experts")
-        };
+        let config = AdamWConfig { rounding, seed, weight_decay: 0.0, ..AdamWConfig::default() };
+        let choice = Choice { dtype: DType::BF16, ..Choice::whole("experts") };
         let mut training = Training::new(&device, vec![choice], &*adamw(config));
         let ones = ops::full(&device, &[3, 4, 6], DType::BF16, 1.0).unwrap();
         ops::copy_into(&ones, training.parts[0].value()).unwrap();
@@ -160,10 +134,7 @@ fn stochastic_rounding_moves_bf16_weights() {
                 scale: &scalar(SCALE),
             };
             let gradients = training.gradients(step);
-            training
-                .optimizer
-                .step(&training.parts, &gradients, scalars)
-                .unwrap();
+            training.optimizer.step(&training.parts, &gradients, scalars).unwrap();
         }
         f32s(training.parts[0].value())
     };
@@ -187,17 +158,11 @@ fn groups_change_learning_rates_and_decays() {
     let makes: [Make; 4] = [
         |parts, groups| Box::new(AdamW::new(parts, AdamWConfig::default(), groups).unwrap()),
         |parts, groups| {
-            let config = SgdConfig {
-                weight_decay: 0.01,
-                ..SgdConfig::default()
-            };
+            let config = SgdConfig { weight_decay: 0.01, ..SgdConfig::default() };
             Box::new(Sgd::new(parts, config, groups).unwrap())
         },
         |parts, groups| {
-            let config = LionConfig {
-                weight_decay: 0.01,
-                ..LionConfig::default()
-            };
+            let config = LionConfig { weight_decay: 0.01, ..LionConfig::default() };
             Box::new(Lion::new(parts, config, groups).unwrap())
         },
         |parts, groups| Box::new(Muon::new(parts, MuonConfig::default(), groups).unwrap()),
@@ -212,18 +177,13 @@ fn groups_change_learning_rates_and_decays() {
             training.run(1..2);
             let distances = training.values().into_iter().zip(start).take(4);
             let distances = distances.map(|((_, now), (_, start))| {
-                let squares = now
-                    .iter()
-                    .zip(start)
-                    .map(|(now, start)| (now - start).powi(2));
+                let squares = now.iter().zip(start).map(|(now, start)| (now - start).powi(2));
                 squares.sum::<f32>().sqrt()
             });
             distances.collect::<Vec<f32>>()
         };
         let usual = train(None);
-        let [_, tall, halved, _] = train(Some(group(0.5, None)))[..] else {
-            unreachable!()
-        };
+        let [_, tall, halved, _] = train(Some(group(0.5, None)))[..] else { unreachable!() };
         // Only `tall` ends in `all`.
         assert!((tall - 0.5 * usual[1]).abs() < 1e-5 * usual[1]);
         assert_eq!(halved, usual[2]);
@@ -236,10 +196,7 @@ fn groups_change_learning_rates_and_decays() {
 #[test]
 fn muon_leaves_other_parameters_to_adamw() {
     let device = Device::cpu();
-    let config = MuonConfig {
-        adamw_names: vec!["wid*".into()],
-        ..MuonConfig::default()
-    };
+    let config = MuonConfig { adamw_names: vec!["wid*".into()], ..MuonConfig::default() };
     let mut all = Training::new(&device, whole(&NAMES), &*muon(config));
     let adamw = adamw(AdamWConfig::default());
     let mut others = Training::new(&device, whole(&["wide", "bias"]), &*adamw);
@@ -250,15 +207,10 @@ fn muon_leaves_other_parameters_to_adamw() {
     }
     let names = |training: &Training| -> Vec<(String, usize)> {
         let state = training.optimizer.state().into_iter();
-        state
-            .map(|state| (state.name.to_owned(), state.tensors.len()))
-            .collect()
+        state.map(|state| (state.name.to_owned(), state.tensors.len())).collect()
     };
     let expected = [("momentum_buffer", 2), ("exp_avg", 2), ("exp_avg_sq", 2)];
-    assert_eq!(
-        names(&all),
-        expected.map(|(name, count)| (name.to_owned(), count))
-    );
+    assert_eq!(names(&all), expected.map(|(name, count)| (name.to_owned(), count)));
 
     let all = all.values();
     for expected in others.values().into_iter().chain(matrices.values()) {

@@ -14,11 +14,7 @@ fn differences(case: &Case, scale: f32) -> Vec<String> {
     let [of_state, of_params] = case.tolerances;
     let further = |(name, values): (String, Vec<f32>)| {
         let name = format!("{}/{name}", case.name);
-        let tolerance = if name.contains("/param/") {
-            of_params
-        } else {
-            of_state
-        };
+        let tolerance = if name.contains("/param/") { of_params } else { of_state };
         let distance = distance(&values, &fixture(&name).values);
         (distance > tolerance).then(|| format!("{name} differs by {distance:e}"))
     };
@@ -38,11 +34,7 @@ fn optimizers_equal_their_references() {
 #[test]
 fn the_comparison_finds_faults() {
     for case in cases() {
-        assert!(
-            !differences(&case, 1.001 * SCALE).is_empty(),
-            "{}",
-            case.name
-        );
+        assert!(!differences(&case, 1.001 * SCALE).is_empty(), "{}", case.name);
     }
     for case in cases_with(Fault::Decay) {
         assert!(!differences(&case, SCALE).is_empty(), "{}", case.name);

@@ -24,19 +24,10 @@ fn schedules() -> Vec<(&'static str, Box<dyn Schedule>)> {
     vec![
         ("linear", Box::new(phases(1.0, &[(40, 0.2, Curve::Linear)]))),
         ("cosine", Box::new(Phases::cosine(40, 0, 0.1).unwrap())),
-        (
-            "polynomial",
-            Box::new(phases(1.0, &[(40, 0.0, Curve::PolyOut(2.5))])),
-        ),
+        ("polynomial", Box::new(phases(1.0, &[(40, 0.0, Curve::PolyOut(2.5))]))),
         ("exponential", Box::new(exponential)),
-        (
-            "warm_up_cosine",
-            Box::new(phases(0.1, &[warm_up, (30, 0.1, Curve::Cosine)])),
-        ),
-        (
-            "warm_up_linear",
-            Box::new(phases(0.1, &[warm_up, (30, 0.0, Curve::Linear)])),
-        ),
+        ("warm_up_cosine", Box::new(phases(0.1, &[warm_up, (30, 0.1, Curve::Cosine)]))),
+        ("warm_up_linear", Box::new(phases(0.1, &[warm_up, (30, 0.0, Curve::Linear)]))),
     ]
 }
 
@@ -47,10 +38,7 @@ fn schedules_equal_torch() {
     for (name, schedule) in schedules() {
         for (step, expected) in torch[name].iter().enumerate() {
             let factor = schedule.factor(step as u64);
-            assert!(
-                (factor - expected).abs() < 1e-12,
-                "{name}, step {step}: {factor} {expected}"
-            );
+            assert!((factor - expected).abs() < 1e-12, "{name}, step {step}: {factor} {expected}");
         }
     }
 }

@@ -27,19 +27,14 @@ static FIXTURES: LazyLock<BTreeMap<String, Fixture>> = LazyLock::new(|| {
     let fixture = |(name, view): (String, safetensors::tensor::TensorView<'_>)| {
         let words = view.data().chunks_exact(4);
         let values = words.map(|word| f32::from_le_bytes(word.try_into().unwrap()));
-        let fixture = Fixture {
-            shape: view.shape().to_vec(),
-            values: values.collect(),
-        };
+        let fixture = Fixture { shape: view.shape().to_vec(), values: values.collect() };
         (name, fixture)
     };
     file.tensors().into_iter().map(fixture).collect()
 });
 
 pub(crate) fn fixture(name: &str) -> &'static Fixture {
-    FIXTURES
-        .get(name)
-        .unwrap_or_else(|| panic!("no fixture {name}"))
+    FIXTURES.get(name).unwrap_or_else(|| panic!("no fixture {name}"))
 }
 
 pub(crate) fn learning_rate(step: u32) -> f32 {
@@ -56,11 +51,7 @@ pub(crate) struct Choice {
 
 impl Choice {
     pub(crate) fn whole(name: &'static str) -> Choice {
-        Choice {
-            name,
-            rows: None,
-            dtype: DType::F32,
-        }
+        Choice { name, rows: None, dtype: DType::F32 }
     }
 
     /// Its shape and its values in the fixture `of`.
@@ -101,11 +92,7 @@ impl Scalars {
 
     pub(crate) fn lend(&self) -> StepScalars<'_> {
         let [learning_rate, step, scale] = &self.0;
-        StepScalars {
-            learning_rate,
-            step,
-            scale,
-        }
+        StepScalars { learning_rate, step, scale }
     }
 }
 
@@ -124,12 +111,7 @@ impl Training {
         make: &dyn Fn(&[Part]) -> Box<dyn Optimizer>,
     ) -> Training {
         let parts: Vec<Part> = choices.iter().map(|choice| choice.part(device)).collect();
-        Training {
-            device: device.clone(),
-            choices,
-            optimizer: make(&parts),
-            parts,
-        }
+        Training { device: device.clone(), choices, optimizer: make(&parts), parts }
     }
 
     pub(crate) fn gradients(&self, step: u32) -> Vec<Tensor> {
@@ -141,10 +123,7 @@ impl Training {
     }
 
     pub(crate) fn step_with(&mut self, step: u32, scale: f32) {
-        let (gradients, scalars) = (
-            self.gradients(step),
-            Scalars::new(&self.device, step, scale),
-        );
+        let (gradients, scalars) = (self.gradients(step), Scalars::new(&self.device, step, scale));
         let done = self.optimizer.step(&self.parts, &gradients, scalars.lend());
         done.unwrap();
     }
@@ -157,10 +136,7 @@ impl Training {
     pub(crate) fn tensors(&self) -> Vec<(String, Tensor)> {
         let params = self.parts.iter();
         let params = params.map(|part| (format!("param/{}", part.name()), part.value().clone()));
-        let of_state = |State {
-                            name: state,
-                            tensors,
-                        }: State| {
+        let of_state = |State { name: state, tensors }: State| {
             let tensors = tensors.into_iter();
             tensors.map(move |(name, tensor)| (format!("{state}/{name}"), tensor))
         };
@@ -171,9 +147,7 @@ impl Training {
     /// The values of [`Training::tensors`].
     pub(crate) fn values(&self) -> Vec<(String, Vec<f32>)> {
         let tensors = self.tensors().into_iter();
-        tensors
-            .map(|(name, tensor)| (name, f32s(&tensor)))
-            .collect()
+        tensors.map(|(name, tensor)| (name, f32s(&tensor))).collect()
     }
 }
 
@@ -184,14 +158,9 @@ pub(crate) fn f32s(x: &Tensor) -> Vec<f32> {
 /// The largest difference, relative to the largest expected value.
 pub(crate) fn distance(actual: &[f32], expected: &[f32]) -> f64 {
     assert_eq!(actual.len(), expected.len());
-    let differences = actual
-        .iter()
-        .zip(expected)
-        .map(|(a, b)| (f64::from(*a) - f64::from(*b)).abs());
-    let largest = expected
-        .iter()
-        .map(|x| f64::from(x.abs()))
-        .fold(0.0, f64::max);
+    let differences =
+        actual.iter().zip(expected).map(|(a, b)| (f64::from(*a) - f64::from(*b)).abs());
+    let largest = expected.iter().map(|x| f64::from(x.abs())).fold(0.0, f64::max);
     // NaN is further than anything.
     let far = |a: f64, b: f64| if b.is_nan() { f64::INFINITY } else { a.max(b) };
     differences.fold(0.0, far) / largest

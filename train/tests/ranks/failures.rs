@@ -100,8 +100,5 @@ fn a_run_folder_that_cannot_be_used_is_an_error_of_all() {
     let failed = place.train_with("run", (&MESHES[0], &[]), |_, session| session);
     let (rank, message) = failure(failed.unwrap_err());
     assert_eq!(rank, 0, "{message}");
-    assert!(
-        message.contains("cannot write to the run folder"),
-        "{message}"
-    );
+    assert!(message.contains("cannot write to the run folder"), "{message}");
 }

@@ -51,17 +51,8 @@ fn options_of_a_run_have_the_losses_of_one_rank() {
     place.train_alone("first", &["train.steps=3"]);
     let from = format!("model.from={:?}", place.path("first"));
     let cases: [(&[&str], f64); 4] = [
-        (
-            &["optimizer.name=muon", "optimizer.product_dtype=f32"],
-            TOLERANCE,
-        ),
-        (
-            &[
-                "optimizer.ema_decay=0.9",
-                "train.activation_checkpointing=true",
-            ],
-            TOLERANCE,
-        ),
+        (&["optimizer.name=muon", "optimizer.product_dtype=f32"], TOLERANCE),
+        (&["optimizer.ema_decay=0.9", "train.activation_checkpointing=true"], TOLERANCE),
         (&["train.dtype=bf16"], 3e-2),
         (&[&from], TOLERANCE),
     ];
@@ -105,9 +96,7 @@ fn a_resumed_run_has_the_same_bits() {
 
         let losses = |run: &str| -> Vec<_> {
             let records = place.records(run).into_iter();
-            records
-                .map(|it| (it.step, it.loss, it.grad_norm, it.val_loss))
-                .collect()
+            records.map(|it| (it.step, it.loss, it.grad_norm, it.val_loss)).collect()
         };
         assert_eq!(losses(&whole), losses(&halves));
         let last = |run: &str| files(&place.path(run).join("step-000020"));
@@ -135,11 +124,7 @@ fn a_run_resumes_on_any_mesh() {
             copy(&place.path(name), &place.path(&run));
             assert_eq!(place.train(&run, on, &[]).step, STEPS);
             let difference = place.differ("alone", &run);
-            assert!(
-                difference < TOLERANCE,
-                "{name} to {:?}: {difference}",
-                on.sets
-            );
+            assert!(difference < TOLERANCE, "{name} to {:?}: {difference}", on.sets);
         }
     }
 }
@@ -169,9 +154,8 @@ fn ranks_save_the_files_of_one_rank() {
             fs::create_dir(&run).unwrap();
             let mesh = Mesh::new(&[ranks], &["dp"]).unwrap();
             let saved = Local::new(ranks).threads(1).launch(|rank| {
-                Redistributor::new(rank).run_on(&mesh, || {
-                    save_again(&summary.checkpoint, &run, home(), &mesh, rank)
-                })
+                Redistributor::new(rank)
+                    .run_on(&mesh, || save_again(&summary.checkpoint, &run, home(), &mesh, rank))
             });
             saved.unwrap();
             let found = files(&run.join("step-000003"));
@@ -205,9 +189,7 @@ fn save_again(
     let config = Config::read::<Tables>(Some(&from.join("trainer/config.toml")), &[])?;
     let tokenizer = Tokenizer::from_file(&from.join("tokenizer.json"))?;
     let model = qwen3::model(&config, tokenizer.vocab_size(), Some(&saved))?;
-    Homes::new(rank, mesh, home.clone())
-        .unit("model.layers.*", home)
-        .settle(&model)?;
+    Homes::new(rank, mesh, home.clone()).unit("model.layers.*", home).settle(&model)?;
     let (device, options) = (rank.device(), ReadOptions::default());
     checkpoint::load_params(&saved, &model, device, options)?;
     meshgrad_autograd::Module::materialize_missing(&model, device, 0)?;
@@ -232,33 +214,15 @@ fn save_again(
 fn degrees_that_do_not_fit_are_refused() {
     let place = Place::moe();
     let cases: [(On, &str); 4] = [
+        (On { ranks: 3, sets: &["parallel.tp=2"] }, "[parallel]: "),
+        (On { ranks: 2, sets: &["parallel.dp_shard=4"] }, "[parallel]: "),
         (
-            On {
-                ranks: 3,
-                sets: &["parallel.tp=2"],
-            },
-            "[parallel]: ",
-        ),
-        (
-            On {
-                ranks: 2,
-                sets: &["parallel.dp_shard=4"],
-            },
-            "[parallel]: ",
-        ),
-        (
-            On {
-                ranks: 8,
-                sets: &[],
-            },
+            On { ranks: 8, sets: &[] },
             "train.micro_batch_size: 4 sequences cannot be divided among 8 data-parallel ranks \
              (dp_shard); use 8",
         ),
         (
-            On {
-                ranks: 4,
-                sets: &["parallel.dp_replicate=2", "train.micro_batch_size=2"],
-            },
+            On { ranks: 4, sets: &["parallel.dp_replicate=2", "train.micro_batch_size=2"] },
             "train.micro_batch_size: 2 sequences cannot be divided among 4 data-parallel ranks \
              (dp_replicate x dp_shard); use 4",
         ),

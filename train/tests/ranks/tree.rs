@@ -6,25 +6,13 @@ use crate::world::{Files, On, Place, files};
 
 const TREE: &str = "train.reduction=tree";
 
-const TWO: On = On {
-    ranks: 2,
-    sets: &[TREE],
-};
+const TWO: On = On { ranks: 2, sets: &[TREE] };
 
 /// Homes and microbatches of four ranks.
 const FOUR: [On; 3] = [
-    On {
-        ranks: 4,
-        sets: &[TREE, "parallel.dp_replicate=4"],
-    },
-    On {
-        ranks: 4,
-        sets: &[TREE, "parallel.dp_replicate=2", "train.micro_batch_size=8"],
-    },
-    On {
-        ranks: 4,
-        sets: &[TREE, "parallel.home=zero1"],
-    },
+    On { ranks: 4, sets: &[TREE, "parallel.dp_replicate=4"] },
+    On { ranks: 4, sets: &[TREE, "parallel.dp_replicate=2", "train.micro_batch_size=8"] },
+    On { ranks: 4, sets: &[TREE, "parallel.home=zero1"] },
 ];
 
 /// The tensors of the last checkpoint, and all metrics.
@@ -82,10 +70,7 @@ fn ranks_that_no_tree_fits_are_refused() {
         ),
     ];
     for (ranks, sets, expected) in cases {
-        let on = On {
-            ranks,
-            sets: &[TREE],
-        };
+        let on = On { ranks, sets: &[TREE] };
         let refused = place.train_with("refused", (&on, sets), |_, session| session);
         let error = refused.unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");

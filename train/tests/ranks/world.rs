@@ -79,36 +79,15 @@ pub(crate) struct On {
     pub(crate) sets: &'static [&'static str],
 }
 
-pub(crate) const ONE: On = On {
-    ranks: 1,
-    sets: &[],
-};
+pub(crate) const ONE: On = On { ranks: 1, sets: &[] };
 
 /// Each home, uneven microbatches, and tensor parallelism alone and inside.
 pub(crate) const MESHES: [On; 7] = [
-    On {
-        ranks: 2,
-        sets: &["parallel.dp_replicate=2"],
-    },
-    On {
-        ranks: 3,
-        sets: &[],
-    },
-    On {
-        ranks: 4,
-        sets: &["parallel.home=zero1"],
-    },
-    On {
-        ranks: 4,
-        sets: &[
-            "parallel.dp_replicate=2",
-            "parallel.reshard_after_forward=false",
-        ],
-    },
-    On {
-        ranks: 2,
-        sets: &["parallel.tp=2", "parallel.shard_experts=true"],
-    },
+    On { ranks: 2, sets: &["parallel.dp_replicate=2"] },
+    On { ranks: 3, sets: &[] },
+    On { ranks: 4, sets: &["parallel.home=zero1"] },
+    On { ranks: 4, sets: &["parallel.dp_replicate=2", "parallel.reshard_after_forward=false"] },
+    On { ranks: 2, sets: &["parallel.tp=2", "parallel.shard_experts=true"] },
     On {
         ranks: 4,
         sets: &[
@@ -215,28 +194,18 @@ impl Place {
         let (a, b) = (self.records(a), self.records(b));
         assert_eq!(a.len(), b.len());
         let pairs = a.iter().zip(&b).flat_map(|(a, b)| {
-            assert_eq!(
-                (a.step, a.lr, a.val_loss.is_some()),
-                (b.step, b.lr, b.val_loss.is_some())
-            );
+            assert_eq!((a.step, a.lr, a.val_loss.is_some()), (b.step, b.lr, b.val_loss.is_some()));
             let val = a.val_loss.zip(b.val_loss);
-            [(a.loss, b.loss), (a.grad_norm, b.grad_norm)]
-                .into_iter()
-                .chain(val)
+            [(a.loss, b.loss), (a.grad_norm, b.grad_norm)].into_iter().chain(val)
         });
-        pairs
-            .map(|(a, b)| (a - b).abs() / a.abs().max(b.abs()))
-            .fold(0.0, f64::max)
+        pairs.map(|(a, b)| (a - b).abs() / a.abs().max(b.abs())).fold(0.0, f64::max)
     }
 }
 
 /// `rank` with a fault in the communicators of homes.
 fn faulty_homes(rank: &LocalRank, fault: Fault) -> RewiredRank<'_> {
     let faulty = RewiredRank::faulty(rank, fault).connector();
-    let connector = FaultyHomes {
-        faulty,
-        intact: rank.connector(),
-    };
+    let connector = FaultyHomes { faulty, intact: rank.connector() };
     RewiredRank::new(rank, Arc::new(connector))
 }
 

@@ -69,13 +69,8 @@ impl SimFs {
     }
 
     fn of(tree: Tree) -> SimFs {
-        let shared = Shared {
-            tree,
-            ..Shared::default()
-        };
-        SimFs {
-            shared: Arc::new(Mutex::new(shared)),
-        }
+        let shared = Shared { tree, ..Shared::default() };
+        SimFs { shared: Arc::new(Mutex::new(shared)) }
     }
 
     /// Records every state from now on, for [`SimFs::history`].
@@ -108,11 +103,7 @@ impl SimFs {
     }
 
     fn handle(&self, ino: Ino, path: &Path) -> Box<dyn VfsFile> {
-        Box::new(SimFile {
-            fs: self.clone(),
-            ino,
-            path: path.to_owned(),
-        })
+        Box::new(SimFile { fs: self.clone(), ino, path: path.to_owned() })
     }
 
     fn move_entry(&self, from: &Path, to: &Path, replace: bool) -> io::Result<()> {
@@ -148,9 +139,7 @@ impl SimFs {
             (Node::Folder(_), _) => return Err(io::ErrorKind::IsADirectory.into()),
             (Node::File(_), _) => return Err(io::ErrorKind::NotADirectory.into()),
         }
-        shared
-            .tree
-            .change_names(folder, NameChange::Remove { name })?;
+        shared.tree.change_names(folder, NameChange::Remove { name })?;
         shared.record(|| format!("remove {}", path.display()));
         Ok(())
     }
@@ -163,9 +152,7 @@ impl SimFs {
         }
 
         let ino = shared.tree.add(node);
-        shared
-            .tree
-            .change_names(folder, NameChange::Add { name, ino })?;
+        shared.tree.change_names(folder, NameChange::Add { name, ino })?;
         shared.record(|| format!("{word} {}", path.display()));
         Ok(ino)
     }
@@ -174,10 +161,7 @@ impl SimFs {
 impl Shared {
     fn record(&mut self, operation: impl FnOnce() -> String) {
         if let Some(history) = &mut self.history {
-            history.push(Recorded {
-                operation: operation(),
-                tree: self.tree.clone(),
-            });
+            history.push(Recorded { operation: operation(), tree: self.tree.clone() });
         }
     }
 }
@@ -197,8 +181,7 @@ impl Vfs for SimFs {
     }
 
     fn make_dir(&self, path: &Path) -> io::Result<()> {
-        self.add_entry(path, Node::new_folder(), "make folder")
-            .map(|_| ())
+        self.add_entry(path, Node::new_folder(), "make folder").map(|_| ())
     }
 
     fn remove_dir(&self, path: &Path) -> io::Result<()> {
@@ -299,10 +282,7 @@ impl VfsFile for SimFile {
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<usize> {
         check_size(offset.saturating_add(bytes.len() as u64))?;
         let mut shared = self.fs.lock_shared();
-        let change = FileChange::Write {
-            offset: offset as usize,
-            bytes: bytes.into(),
-        };
+        let change = FileChange::Write { offset: offset as usize, bytes: bytes.into() };
         shared.tree.change_file(self.ino, change)?;
         let end = offset + bytes.len() as u64;
         shared.record(|| format!("write bytes {offset}..{end} of {}", self.path.display()));

@@ -93,10 +93,7 @@ impl Tree {
 
         let mut named = BTreeMap::new();
         keep_named(&mut nodes, ROOT, &mut named);
-        Tree {
-            nodes: named,
-            uniques: self.uniques,
-        }
+        Tree { nodes: named, uniques: self.uniques }
     }
 }
 
@@ -132,12 +129,7 @@ impl Chance {
         };
         let mut random = SplitMix64::new(seed);
         let likely = 1 + random.below(3);
-        Chance {
-            survivors,
-            at: 0,
-            random,
-            likely,
-        }
+        Chance { survivors, at: 0, random, likely }
     }
 
     fn survives(&mut self) -> bool {
@@ -169,11 +161,7 @@ impl Chance {
             content.resize(content.len().max(file.cached.len()), 0);
         }
         let content = Arc::new(content);
-        Arc::new(File {
-            synced: Arc::clone(&content),
-            cached: content,
-            pending: Vec::new(),
-        })
+        Arc::new(File { synced: Arc::clone(&content), cached: content, pending: Vec::new() })
     }
 
     fn write(&mut self, change: &FileChange, content: &mut Vec<u8>) {
@@ -190,10 +178,8 @@ impl Chance {
             let left_in_sector = SECTOR - (offset + start) % SECTOR;
             let end = bytes.len().min(start + left_in_sector);
             if self.random.below(2) == 0 {
-                let sector = FileChange::Write {
-                    offset: offset + start,
-                    bytes: bytes[start..end].into(),
-                };
+                let sector =
+                    FileChange::Write { offset: offset + start, bytes: bytes[start..end].into() };
                 sector.apply(content);
             }
             start = end;
@@ -210,11 +196,7 @@ impl Chance {
                 change.apply(&mut names);
             }
         }
-        Arc::new(Folder {
-            synced: names.clone(),
-            cached: names,
-            pending: Vec::new(),
-        })
+        Arc::new(Folder { synced: names.clone(), cached: names, pending: Vec::new() })
     }
 }
 
@@ -257,10 +239,7 @@ mod tests {
 
         create(&fs, "/b", b"three");
         fs.sync_dir(Path::new("/")).unwrap();
-        assert_eq!(
-            content(&fs.after_crash(Survivors::None), "/b").unwrap(),
-            b""
-        );
+        assert_eq!(content(&fs.after_crash(Survivors::None), "/b").unwrap(), b"");
     }
 
     /// Renames in one folder survive a power cut independently of each other.
@@ -271,10 +250,8 @@ mod tests {
             create(&fs, path, b"").sync_data().unwrap();
         }
         fs.sync_dir(Path::new("/")).unwrap();
-        fs.rename_no_replace(Path::new("/a"), Path::new("/x"))
-            .unwrap();
-        fs.rename_no_replace(Path::new("/b"), Path::new("/y"))
-            .unwrap();
+        fs.rename_no_replace(Path::new("/a"), Path::new("/x")).unwrap();
+        fs.rename_no_replace(Path::new("/b"), Path::new("/y")).unwrap();
 
         let pending = fs.lock_shared().tree.pending();
         let states: BTreeSet<_> = Survivors::choose(pending, 64, 7)
@@ -282,10 +259,7 @@ mod tests {
             .map(|survivors| fs.after_crash(survivors).list(Path::new("/")).unwrap())
             .collect();
         let expected = [["a", "b"], ["x", "y"], ["a", "y"], ["b", "x"]];
-        assert_eq!(
-            states,
-            expected.map(|names| names.map(Into::into).into()).into()
-        );
+        assert_eq!(states, expected.map(|names| names.map(Into::into).into()).into());
     }
 
     #[test]
@@ -303,11 +277,7 @@ mod tests {
             assert!(bytes[..100].iter().all(|&byte| byte == 1));
             for sector in bytes[100..100 + 3 * SECTOR].chunk_by(|a, b| a == b) {
                 let is_end = sector.len() % SECTOR == 100 || sector.len() % SECTOR == SECTOR - 100;
-                assert!(
-                    is_end || sector.len().is_multiple_of(SECTOR),
-                    "{}",
-                    sector.len()
-                );
+                assert!(is_end || sector.len().is_multiple_of(SECTOR), "{}", sector.len());
             }
             seen.insert(bytes);
         }

@@ -55,10 +55,7 @@ pub(super) enum NameChange {
 
 impl Default for Tree {
     fn default() -> Tree {
-        Tree {
-            nodes: BTreeMap::from([(ROOT, Node::new_folder())]),
-            uniques: 0,
-        }
+        Tree { nodes: BTreeMap::from([(ROOT, Node::new_folder())]), uniques: 0 }
     }
 }
 
@@ -140,10 +137,7 @@ impl Tree {
 
     /// Adds a node without a name.
     pub(super) fn add(&mut self, node: Node) -> Ino {
-        let ino = self
-            .nodes
-            .last_key_value()
-            .map_or(ROOT, |(last, _)| last + 1);
+        let ino = self.nodes.last_key_value().map_or(ROOT, |(last, _)| last + 1);
         self.nodes.insert(ino, node);
         ino
     }

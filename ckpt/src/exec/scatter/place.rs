@@ -22,12 +22,7 @@ pub(super) fn each(loops: &[ByteLoop], from: u64, to: u64, visit: &mut impl FnMu
         [] => visit(from, to),
         [inner @ .., outer] => {
             for iteration in 0..outer.count {
-                each(
-                    inner,
-                    from + iteration * outer.from,
-                    to + iteration * outer.to,
-                    visit,
-                );
+                each(inner, from + iteration * outer.from, to + iteration * outer.to, visit);
             }
         }
     }

@@ -205,12 +205,7 @@ mod tests {
             let row = (start as u64..(start + len) as u64, &from[..len]);
             stream(&mut &mut to[..], [row].into_iter());
             assert!(to[start..][..len] == from[..len]);
-            assert!(
-                to[..start]
-                    .iter()
-                    .chain(&to[start + len..])
-                    .all(|byte| *byte == 0)
-            );
+            assert!(to[..start].iter().chain(&to[start + len..]).all(|byte| *byte == 0));
         }
     }
 }

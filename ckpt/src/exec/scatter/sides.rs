@@ -24,10 +24,7 @@ impl<'l> Side<'l> {
     /// The offset between iterations of the innermost loop.
     pub(super) fn stride(&self) -> Offset {
         let first = self.0.first();
-        first.map_or(Offset::default(), |it| Offset {
-            from: it.from,
-            to: it.to,
-        })
+        first.map_or(Offset::default(), |it| Offset { from: it.from, to: it.to })
     }
 
     /// The offsets of the iterations, starting with number `first`.
@@ -63,11 +60,7 @@ impl<'l> Side<'l> {
     }
 }
 
-const ONCE: ByteLoop = ByteLoop {
-    count: 1,
-    from: 0,
-    to: 0,
-};
+const ONCE: ByteLoop = ByteLoop { count: 1, from: 0, to: 0 };
 
 /// The loops of a copy: first over the rows of tiles, then over their columns, then around the
 /// tiles.
@@ -88,11 +81,7 @@ impl Sides {
         let mut rows = least(&mut left, |it| it.from);
         extend(&mut columns, &mut left, wide, |it| it.to);
         extend(&mut rows, &mut left, high, |it| it.from);
-        Sides {
-            rows: rows.len(),
-            columns: columns.len(),
-            loops: [rows, columns, left].concat(),
-        }
+        Sides { rows: rows.len(), columns: columns.len(), loops: [rows, columns, left].concat() }
     }
 
     /// The loops along the window.
@@ -144,8 +133,7 @@ mod tests {
 
     fn loops(all: &[(u64, u64, u64)]) -> Vec<ByteLoop> {
         let all = all.iter().copied();
-        all.map(|(count, from, to)| ByteLoop { count, from, to })
-            .collect()
+        all.map(|(count, from, to)| ByteLoop { count, from, to }).collect()
     }
 
     /// In a permutation with short contiguous ranges, loops that continue each other form one side.
@@ -168,10 +156,7 @@ mod tests {
         let side = Side(&all);
         let every: Vec<Offset> = (0..4)
             .flat_map(|c| (0..2).flat_map(move |b| (0..3).map(move |a| (a, b, c))))
-            .map(|(a, b, c)| Offset {
-                from: a + 10 * b + 50 * c,
-                to: 100 * a + 7 * b + c,
-            })
+            .map(|(a, b, c)| Offset { from: a + 10 * b + 50 * c, to: 100 * a + 7 * b + c })
             .collect();
         for first in 0..=24 {
             let offsets: Vec<Offset> = side.offsets(first as u64).collect();

@@ -55,10 +55,7 @@ pub(super) enum ElementWriter<'w> {
 impl ElementWriter<'_> {
     /// The writer for unchanged elements.
     pub(super) fn of(part: &Part<'_>) -> ElementWriter<'static> {
-        let steps = part
-            .loops
-            .iter()
-            .map(|it| it.count.saturating_sub(1) * it.to);
+        let steps = part.loops.iter().map(|it| it.count.saturating_sub(1) * it.to);
         match steps.sum::<u64>() < FAR {
             true => ElementWriter::Copy,
             false => ElementWriter::Stream,
@@ -85,11 +82,7 @@ pub(super) fn write(
     place: &mut dyn Destination,
     writer: ElementWriter<'_>,
 ) {
-    let sides = Sides::new(
-        part.loops,
-        ROWS as u64,
-        ROW as u64 / u64::from(part.element),
-    );
+    let sides = Sides::new(part.loops, ROWS as u64, ROW as u64 / u64::from(part.element));
     let mut tiles = Tiles {
         window,
         place,

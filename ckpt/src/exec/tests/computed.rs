@@ -85,14 +85,7 @@ fn computed_tensors_compose_with_other_operations() {
     let folder = Folder::open(place.path()).unwrap();
     let sources = Sources::open(&folder, BackendChoice::Auto).unwrap();
     let mut digests = BTreeMap::new();
-    for (window, threads) in [
-        (1, 1),
-        (16, 3),
-        (60, 2),
-        (100, 4),
-        (1 << 20, 1),
-        (1 << 20, 4),
-    ] {
+    for (window, threads) in [(1, 1), (16, 3), (60, 2), (100, 4), (1 << 20, 1), (1 << 20, 4)] {
         for part in [false, true] {
             let requests = bound.outputs().map(|spec| {
                 let from = u64::from(part && spec.shape[0] > 2);
@@ -100,11 +93,7 @@ fn computed_tensors_compose_with_other_operations() {
                 LoadRequest::new(spec.name.clone(), bound.expr(&spec.name).unwrap(), region)
             });
             let requests: Vec<LoadRequest> = requests.collect();
-            let options = Options {
-                window,
-                threads,
-                ..Options::default()
-            };
+            let options = Options { window, threads, ..Options::default() };
             let catalog = Catalog::of(&folder);
             let plan = LoadPlan::new(bound.graph(), &catalog, &requests, &options).unwrap();
             let digest = digests.entry((window, part)).or_insert(plan.digest());
@@ -120,12 +109,7 @@ fn computed_tensors_compose_with_other_operations() {
                 for (row, column) in rows.flat_map(|row| columns.clone().map(move |it| (row, it))) {
                     let found = f32::from_le_bytes(*elements.next().unwrap());
                     let targets = expected(&request.target, row, column);
-                    assert_eq!(
-                        f64::from(found),
-                        targets,
-                        "{} {row} {column}",
-                        request.target
-                    );
+                    assert_eq!(f64::from(found), targets, "{} {row} {column}", request.target);
                 }
             }
         }
@@ -185,13 +169,8 @@ fn depth_is_limited() {
     );
 
     let requests = [LoadRequest::all("made", &graph, made)];
-    let plan = LoadPlan::new(
-        &graph,
-        &Catalog::of(&folder),
-        &requests,
-        &Options::default(),
-    )
-    .unwrap();
+    let plan =
+        LoadPlan::new(&graph, &Catalog::of(&folder), &requests, &Options::default()).unwrap();
     let sink = Collect::default();
     let sources = Sources::open(&folder, BackendChoice::Auto).unwrap();
     execute(&plan, &sources, &sink, &|_| {}).unwrap();

@@ -15,16 +15,13 @@ use crate::{Error, Folder};
 fn execute_all(plans: &[&LoadPlan], sources: &[Sources]) -> Vec<(Result<Stats, Error>, Collect)> {
     thread::scope(|scope| {
         let replicas = Replica::all(plans.len()).into_iter();
-        let threads = replicas
-            .zip(plans)
-            .zip(sources)
-            .map(|((replica, plan), sources)| {
-                scope.spawn(move || {
-                    let sink = Collect::default();
-                    let stats = execute_shared(plan, sources, &sink, &replica, &|_| {});
-                    (stats, sink)
-                })
-            });
+        let threads = replicas.zip(plans).zip(sources).map(|((replica, plan), sources)| {
+            scope.spawn(move || {
+                let sink = Collect::default();
+                let stats = execute_shared(plan, sources, &sink, &replica, &|_| {});
+                (stats, sink)
+            })
+        });
         let threads: Vec<_> = threads.collect();
         threads.into_iter().map(|it| it.join().unwrap()).collect()
     })
@@ -79,10 +76,7 @@ fn one_replicas_error_stops_all() {
         match replica {
             1 => assert!(matches!(error, Error::FileChanged { .. }), "{error}"),
             _ => assert!(
-                matches!(
-                    error,
-                    Error::Exchange(ExchangeError::Stopped { replica: 1 })
-                ),
+                matches!(error, Error::Exchange(ExchangeError::Stopped { replica: 1 })),
                 "{error}"
             ),
         }
@@ -94,20 +88,12 @@ fn one_replicas_error_stops_all() {
 fn replicas_with_different_plans_are_rejected() {
     let (_temp, folder, plan) = large();
     let mut graph = crate::graph::Graph::new();
-    let x = graph
-        .source("x", crate::Dtype::F32, &[1 << 10, 1 << 10])
-        .unwrap();
+    let x = graph.source("x", crate::Dtype::F32, &[1 << 10, 1 << 10]).unwrap();
     let request = crate::plan::LoadRequest::all("x", &graph, x);
-    let other = LoadPlan::new(
-        &graph,
-        &Catalog::of(&folder),
-        &[request],
-        &Options::default(),
-    )
-    .unwrap();
-    let sources: Vec<Sources> = (0..3)
-        .map(|_| Sources::open(&folder, BackendChoice::Auto).unwrap())
-        .collect();
+    let other =
+        LoadPlan::new(&graph, &Catalog::of(&folder), &[request], &Options::default()).unwrap();
+    let sources: Vec<Sources> =
+        (0..3).map(|_| Sources::open(&folder, BackendChoice::Auto).unwrap()).collect();
 
     for (stats, sink) in execute_all(&[&plan, &plan, &other], &sources) {
         let error = stats.unwrap_err();
@@ -139,10 +125,7 @@ fn replicas_can_load_again_but_only_together() {
 
     drop(replicas.pop());
     let error = load(&replicas[0]).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "replica 1 has stopped: see its own error"
-    );
+    assert_eq!(error.to_string(), "replica 1 has stopped: see its own error");
 }
 
 /// A received chunk must have the planned size.

@@ -88,10 +88,7 @@ impl World {
     }
 
     fn below(&mut self, bound: u64) -> u64 {
-        self.seed = self
-            .seed
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1);
+        self.seed = self.seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         (self.seed >> 33) % bound
     }
 
@@ -126,8 +123,7 @@ impl World {
         let elements = all.iter().filter(inside).map(|at| value.at(at)).collect();
         self.meant.push((dtype, elements));
         let name = format!("target {}", self.requests.len());
-        self.requests
-            .push(LoadRequest::new(name, value.expr, region));
+        self.requests.push(LoadRequest::new(name, value.expr, region));
         self.requested.push((dtype, value));
     }
 
@@ -150,12 +146,7 @@ impl World {
         };
         let bytes = (0..count * dtype.bits() as u64 / 8).map(|_| self.below(256) as u8);
         let bytes = bytes.collect();
-        self.tensors.push(Tensor {
-            name,
-            dtype,
-            value: value.clone(),
-            bytes,
-        });
+        self.tensors.push(Tensor { name, dtype, value: value.clone(), bytes });
         value
     }
 
@@ -178,9 +169,7 @@ impl World {
                     dims.swap(at, self.below(at as u64 + 1) as usize);
                 }
                 let mut of = vec![0; rank];
-                dims.iter()
-                    .zip(shape)
-                    .for_each(|(dim, extent)| of[*dim] = *extent);
+                dims.iter().zip(shape).for_each(|(dim, extent)| of[*dim] = *extent);
                 let of = self.value(&of, depth, dtype);
                 let expr = self.graph.permute(of.expr, &dims).unwrap();
                 Value::new(expr, shape, |at| {
@@ -218,9 +207,8 @@ impl World {
             }
             3 if shape[dim] <= 4 => {
                 let one = with(dim..dim + 1, &[]);
-                let of: Vec<Value> = (0..shape[dim])
-                    .map(|_| self.value(&one, depth, dtype))
-                    .collect();
+                let of: Vec<Value> =
+                    (0..shape[dim]).map(|_| self.value(&one, depth, dtype)).collect();
                 let exprs: Vec<Expr> = of.iter().map(|it| it.expr).collect();
                 let expr = self.graph.stack(&exprs, dim).unwrap();
                 Value::new(expr, shape, |at| {
@@ -233,25 +221,16 @@ impl World {
                 let extent = shape[dim] * shape[dim + 1];
                 let of = self.value(&with(dim..dim + 2, &[extent]), depth, dtype);
                 let expr = self.graph.unflatten(of.expr, dim, shape[dim]).unwrap();
-                Value {
-                    expr,
-                    shape: shape.to_vec(),
-                    ..of
-                }
+                Value { expr, shape: shape.to_vec(), ..of }
             }
             5 => {
-                let rows: Vec<u64> = (1..=shape[dim])
-                    .filter(|it| shape[dim].is_multiple_of(*it))
-                    .collect();
+                let rows: Vec<u64> =
+                    (1..=shape[dim]).filter(|it| shape[dim].is_multiple_of(*it)).collect();
                 let rows = rows[self.below(rows.len() as u64) as usize];
                 let of = with(dim..dim + 1, &[rows, shape[dim] / rows]);
                 let of = self.value(&of, depth, dtype);
                 let expr = self.graph.flatten(of.expr, dim).unwrap();
-                Value {
-                    expr,
-                    shape: shape.to_vec(),
-                    ..of
-                }
+                Value { expr, shape: shape.to_vec(), ..of }
             }
             _ => self.value(shape, depth, dtype),
         }

@@ -29,17 +29,11 @@ impl Dense {
             element
         });
         let elements = elements.collect();
-        Dense {
-            shape: shape.to_vec(),
-            elements,
-        }
+        Dense { shape: shape.to_vec(), elements }
     }
 
     pub(super) fn at(&self, at: &[u64]) -> u64 {
-        let index = at
-            .iter()
-            .zip(&self.shape)
-            .fold(0, |index, (at, extent)| index * extent + at);
+        let index = at.iter().zip(&self.shape).fold(0, |index, (at, extent)| index * extent + at);
         self.elements[index as usize]
     }
 }
@@ -54,11 +48,7 @@ pub(super) struct Evaluation<'g> {
 
 impl Evaluation<'_> {
     pub(super) fn new(graph: &Graph) -> Evaluation<'_> {
-        Evaluation {
-            graph,
-            leaves: HashMap::new(),
-            next: 0,
-        }
+        Evaluation { graph, leaves: HashMap::new(), next: 0 }
     }
 
     /// The tensor of a leaf, the same on every call.
@@ -78,11 +68,7 @@ impl Evaluation<'_> {
         let shape = graph.shape(expr).to_vec();
         match &graph.node(expr).op {
             Op::Source(id) => self.leaf(Leaf::Source(*id), &shape),
-            Op::View {
-                of,
-                offset,
-                strides,
-            } => {
+            Op::View { of, offset, strides } => {
                 let of = self.leaf(Leaf::Source(*of), graph.source_shape(*of));
                 Dense::of(&shape, |at| {
                     let terms = at.iter().zip(strides).map(|(at, stride)| at * stride);
@@ -107,12 +93,7 @@ impl Evaluation<'_> {
                     of.at(&from)
                 })
             }
-            Op::Slice {
-                of,
-                dim,
-                start,
-                step,
-            } => {
+            Op::Slice { of, dim, start, step } => {
                 let of = self.of(*of);
                 Dense::of(&shape, |at| {
                     let mut from = at.to_vec();
@@ -147,10 +128,9 @@ impl Evaluation<'_> {
                     of[which as usize].at(&from)
                 })
             }
-            Op::Unflatten { of, .. } | Op::Flatten { of, .. } => Dense {
-                shape,
-                elements: self.of(*of).elements,
-            },
+            Op::Unflatten { of, .. } | Op::Flatten { of, .. } => {
+                Dense { shape, elements: self.of(*of).elements }
+            }
         }
     }
 }

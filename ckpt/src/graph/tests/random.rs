@@ -16,11 +16,7 @@ fn expression(graph: &mut Graph, rng: &mut SplitMix64, shape: &[u64], depth: u32
     if depth == 0 || shape.is_empty() {
         return leaf(graph, rng, shape);
     }
-    let (dim, rank, depth) = (
-        rng.below(shape.len() as u64) as usize,
-        shape.len(),
-        depth - 1,
-    );
+    let (dim, rank, depth) = (rng.below(shape.len() as u64) as usize, shape.len(), depth - 1);
     let with = |at: Range<usize>, new: &[u64]| {
         let mut other = shape.to_vec();
         other.splice(at, new.iter().copied());
@@ -31,9 +27,7 @@ fn expression(graph: &mut Graph, rng: &mut SplitMix64, shape: &[u64], depth: u32
             let mut dims: Vec<usize> = (0..rank).collect();
             (1..rank).for_each(|at| dims.swap(at, rng.below(at as u64 + 1) as usize));
             let mut of = vec![0; rank];
-            dims.iter()
-                .zip(shape)
-                .for_each(|(dim, extent)| of[*dim] = *extent);
+            dims.iter().zip(shape).for_each(|(dim, extent)| of[*dim] = *extent);
             let of = expression(graph, rng, &of, depth);
             graph.permute(of, &dims).unwrap()
         }
@@ -52,9 +46,8 @@ fn expression(graph: &mut Graph, rng: &mut SplitMix64, shape: &[u64], depth: u32
         }
         3 if shape[dim] <= 4 => {
             let one = with(dim..dim + 1, &[]);
-            let of: Vec<Expr> = (0..shape[dim])
-                .map(|_| expression(graph, rng, &one, depth))
-                .collect();
+            let of: Vec<Expr> =
+                (0..shape[dim]).map(|_| expression(graph, rng, &one, depth)).collect();
             graph.stack(&of, dim).unwrap()
         }
         4 if dim + 1 < rank => {
@@ -63,9 +56,8 @@ fn expression(graph: &mut Graph, rng: &mut SplitMix64, shape: &[u64], depth: u32
             graph.unflatten(of, dim, shape[dim]).unwrap()
         }
         5 => {
-            let divisors: Vec<u64> = (1..=shape[dim])
-                .filter(|it| shape[dim].is_multiple_of(*it))
-                .collect();
+            let divisors: Vec<u64> =
+                (1..=shape[dim]).filter(|it| shape[dim].is_multiple_of(*it)).collect();
             let rows = divisors[rng.below(divisors.len() as u64) as usize];
             let of = with(dim..dim + 1, &[rows, shape[dim] / rows]);
             let of = expression(graph, rng, &of, depth);
@@ -102,9 +94,7 @@ fn leaf(graph: &mut Graph, rng: &mut SplitMix64, shape: &[u64]) -> Expr {
             let of = of.unwrap();
             graph.compute(&[of], &Computation::new(Opaque)).unwrap()
         }
-        2 => graph
-            .source(&format!("{shape:?}"), Dtype::F32, shape)
-            .unwrap(),
+        2 => graph.source(&format!("{shape:?}"), Dtype::F32, shape).unwrap(),
         _ => {
             let name = format!("{}", graph.sources().len());
             graph.source(&name, Dtype::F32, shape).unwrap()

@@ -17,11 +17,9 @@ fn views_equal_slices_and_permutations() {
     let other_transposed = graph.transpose(matrix, 0, 1).unwrap();
     let rows = graph.slice(matrix, 0, (1, 2, 2)).unwrap();
     let other_steps = graph.slice(rows, 1, (1, 3, 2)).unwrap();
-    for (view, other) in [
-        (whole, unflattened),
-        (transposed, other_transposed),
-        (steps, other_steps),
-    ] {
+    for (view, other) in
+        [(whole, unflattened), (transposed, other_transposed), (steps, other_steps)]
+    {
         assert_eq!(graph.shape(view), graph.shape(other));
         let all = |of: Expr| graph.copies_of_all(of).unwrap();
         assert_eq!(all(view), all(other));
@@ -47,10 +45,7 @@ fn views_outside_of_their_source_are_errors() {
         (permuted, 0, &[2], &[1]),
     ] {
         let made = graph.view(of, offset, shape, strides);
-        assert!(
-            matches!(made, Err(GraphError::View { .. })),
-            "{shape:?} {strides:?}"
-        );
+        assert!(matches!(made, Err(GraphError::View { .. })), "{shape:?} {strides:?}");
     }
 }
 
@@ -73,9 +68,7 @@ fn views_are_imported_with_their_source() {
     assert_eq!(graph.sources_of(made), ["stored"].into());
     let copies = |graph: &Graph, of| {
         let copies = graph.copies_of_all(of).unwrap().into_iter();
-        copies
-            .map(|it| (it.source_offset, it.loops))
-            .collect::<Vec<_>>()
+        copies.map(|it| (it.source_offset, it.loops)).collect::<Vec<_>>()
     };
     assert_eq!(copies(&graph, made), copies(&other, view));
 
@@ -83,10 +76,5 @@ fn views_are_imported_with_their_source() {
     let joined = graph.concat(&[second, first], 0).unwrap();
     let error = graph.import(&other, &|name| (name == "b").then_some(joined));
     let error = error.unwrap_err();
-    assert_eq!(
-        error,
-        GraphError::NoSource {
-            name: "b".to_owned()
-        }
-    );
+    assert_eq!(error, GraphError::NoSource { name: "b".to_owned() });
 }

@@ -4,9 +4,7 @@ use super::{bind, specs};
 use crate::mapping::{AllowedProblems, Mapping, TensorSpec};
 
 fn reject(map: &str, sources: &[TensorSpec], targets: Option<&[TensorSpec]>) -> String {
-    let bound = Mapping::parse(map)
-        .unwrap()
-        .bind(sources, targets, &AllowedProblems::none());
+    let bound = Mapping::parse(map).unwrap().bind(sources, targets, &AllowedProblems::none());
     bound.unwrap_err().to_string()
 }
 
@@ -21,10 +19,7 @@ fn rules_that_cannot_work_are_reported() {
             "impossible: line 2 of the map: stack along dim 0: operand 0 has shape [4] and operand \
              1 has [6]",
         ),
-        (
-            "x = stack(m.{e}, each=e)",
-            "missing: `m.1`, required by line 2 of the map",
-        ),
+        ("x = stack(m.{e}, each=e)", "missing: `m.1`, required by line 2 of the map"),
         (
             "x = select(a, 4)",
             "impossible: line 2 of the map: slice: 1 elements from index 4 with step 1 exceed \
@@ -38,10 +33,7 @@ fn rules_that_cannot_work_are_reported() {
             "x.{l} = squeeze(m.{l}, dim=-1)",
             "impossible: line 2 of the map with l=0: squeeze: dim 1 has 3 elements, not 1",
         ),
-        (
-            "a = b",
-            "made twice: lines 1 and 2 of the map both produce `a`",
-        ),
+        ("a = b", "made twice: lines 1 and 2 of the map both produce `a`"),
         (
             "slice(x, 0, 2) = a",
             "unsolvable: line 2 of the map: slice on the left side: its result does not \
@@ -87,30 +79,12 @@ fn rules_that_cannot_work_are_reported() {
 #[test]
 fn syntax_errors_have_a_position() {
     let cases = [
-        (
-            "a",
-            "line 1, column 2: expected `=` between the two sides, found the end of the line",
-        ),
-        (
-            "a = b c",
-            "line 1, column 7: expected the end of the rule, found `c`",
-        ),
-        (
-            "a = (b)",
-            "line 1, column 5: expected a name or an operation, found `(`",
-        ),
-        (
-            "# all\na = concat(b,\n  c, dim=)",
-            "line 3, column 10: expected a value, found `)`",
-        ),
-        (
-            "a = concat(b",
-            "line 1, column 13: expected `,` or `)`, found the end of the line",
-        ),
-        (
-            "a = \"b",
-            "line 1, column 5: a quoted name must end on the line on which it starts",
-        ),
+        ("a", "line 1, column 2: expected `=` between the two sides, found the end of the line"),
+        ("a = b c", "line 1, column 7: expected the end of the rule, found `c`"),
+        ("a = (b)", "line 1, column 5: expected a name or an operation, found `(`"),
+        ("# all\na = concat(b,\n  c, dim=)", "line 3, column 10: expected a value, found `)`"),
+        ("a = concat(b", "line 1, column 13: expected `,` or `)`, found the end of the line"),
+        ("a = \"b", "line 1, column 5: a quoted name must end on the line on which it starts"),
         (
             "[a",
             "line 1, column 3: expected `=` between the two prefixes, found the end of the \
@@ -135,10 +109,7 @@ fn syntax_errors_have_a_position() {
             "a = stack(b, sides=1)",
             "line 1, column 5: stack takes no `sides=`: stack(x, y, dim=0) or stack(x.{e}, each=e)",
         ),
-        (
-            "a = stack(b, dim=x)",
-            "line 1, column 5: dim must be a number, not `x`",
-        ),
+        ("a = stack(b, dim=x)", "line 1, column 5: dim must be a number, not `x`"),
         (
             "a = stack(b, c, each=e)",
             "line 1, column 5: stack takes no `each=` except with a single operand: stack(x, y, \
@@ -187,20 +158,11 @@ fn lossy_maps_have_no_inverse() {
             "the map has no inverse: 1 problem\n  unsolvable: line 1 of the map: mean on the left \
              side: its result does not determine its operands",
         ),
-        (
-            "x = scale(a, 0.1)\ny = b",
-            "a round trip would change `a`: scale changes its values",
-        ),
-        (
-            "x = cast(a, BF16)\ny = b",
-            "a round trip would change `a`: cast changes its values",
-        ),
+        ("x = scale(a, 0.1)\ny = b", "a round trip would change `a`: scale changes its values"),
+        ("x = cast(a, BF16)\ny = b", "a round trip would change `a`: cast changes its values"),
     ];
     for (map, message) in cases {
-        assert_eq!(
-            bind(map, &sources).inverse().unwrap_err().to_string(),
-            message
-        );
+        assert_eq!(bind(map, &sources).inverse().unwrap_err().to_string(), message);
     }
 }
 

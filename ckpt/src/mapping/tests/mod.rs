@@ -15,9 +15,7 @@ fn specs(tensors: &[(&str, &[u64])]) -> Vec<TensorSpec> {
 }
 
 fn bind(map: &str, sources: &[TensorSpec]) -> Bound {
-    let bound = Mapping::parse(map)
-        .unwrap()
-        .bind(sources, None, &AllowedProblems::none());
+    let bound = Mapping::parse(map).unwrap().bind(sources, None, &AllowedProblems::none());
     bound.unwrap_or_else(|report| panic!("{report}"))
 }
 

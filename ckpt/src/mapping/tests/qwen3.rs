@@ -53,10 +53,7 @@ fn qwen3_moe(layers: u64, experts: u64, tied: bool) -> Vec<TensorSpec> {
                 ("up", [features, hidden]),
                 ("down", [hidden, features]),
             ] {
-                add(
-                    format!("{layer}.mlp.experts.{e}.{name}_proj.weight"),
-                    &shape,
-                );
+                add(format!("{layer}.mlp.experts.{e}.{name}_proj.weight"), &shape);
             }
         }
     }
@@ -94,25 +91,13 @@ fn a_mixture_of_experts_round_trips() {
 fn only_requested_tensors_are_read() {
     let sources = qwen3_moe(3, 2, true);
     let whole = bind(QWEN3_MOE, &sources);
-    let targets: Vec<TensorSpec> = whole
-        .outputs()
-        .filter(|it| it.name.contains(".1."))
-        .collect();
+    let targets: Vec<TensorSpec> = whole.outputs().filter(|it| it.name.contains(".1.")).collect();
     let mapping = Mapping::parse(QWEN3_MOE).unwrap();
-    let stage = mapping
-        .bind(&sources, Some(&targets), &AllowedProblems::none())
-        .unwrap();
+    let stage = mapping.bind(&sources, Some(&targets), &AllowedProblems::none()).unwrap();
     assert_eq!(stage.outputs().collect::<Vec<_>>(), targets);
-    assert!(
-        stage
-            .inputs()
-            .all(|it| it.name.starts_with("model.layers.1."))
-    );
+    assert!(stage.inputs().all(|it| it.name.starts_with("model.layers.1.")));
     assert_eq!(stage.inputs().count(), 8 + 1 + 2 * 3);
-    assert_eq!(
-        stage.report().skipped,
-        sources.len() - stage.inputs().count()
-    );
+    assert_eq!(stage.report().skipped, sources.len() - stage.inputs().count());
 }
 
 #[test]
@@ -127,9 +112,7 @@ fn all_mismatches_are_reported_together() {
     targets[1].dtype = Dtype::F16;
     targets.push(TensorSpec::new("absent", Dtype::F32, &[1]));
 
-    let report = mapping
-        .bind(&sources, Some(&targets), &AllowedProblems::none())
-        .unwrap_err();
+    let report = mapping.bind(&sources, Some(&targets), &AllowedProblems::none()).unwrap_err();
     let expected = "5 problems
   mismatched: `lm_head.weight` should be BF16 [20, 9], but line 4 of the map produces BF16 [20, 8]
   missing: `model.layers.1.mlp.experts.1.up_proj.weight`, required by line 12 of the map
@@ -139,13 +122,8 @@ fn all_mismatches_are_reported_together() {
     assert_eq!(report.to_string(), expected);
 
     let allowed = ["unexpected:extra", "unmade:abs{r:path}", "narrowed"];
-    let allowed = allowed
-        .iter()
-        .try_fold(AllowedProblems::none(), |all, it| all.and(it))
-        .unwrap();
-    let report = mapping
-        .bind(&sources, Some(&targets), &allowed)
-        .unwrap_err();
+    let allowed = allowed.iter().try_fold(AllowedProblems::none(), |all, it| all.and(it)).unwrap();
+    let report = mapping.bind(&sources, Some(&targets), &allowed).unwrap_err();
     assert_eq!((report.problems.len(), report.allowed.len()), (2, 3));
     assert!(AllowedProblems::none().and("missing:x").is_err());
 }
@@ -159,29 +137,15 @@ fn maps_compose() {
         inner.{rest:path} = {rest:path}
         q.{l} = slice(model.layers.{l}.self_attn.qkv_proj.weight, 0, 16)
         kv.{l} = slice(model.layers.{l}.self_attn.qkv_proj.weight, 16, 24)";
-    let both = fused.then(
-        &Mapping::parse(scoped).unwrap(),
-        None,
-        &AllowedProblems::none(),
-    );
+    let both = fused.then(&Mapping::parse(scoped).unwrap(), None, &AllowedProblems::none());
     let both = both.unwrap();
-    let q = both
-        .graph()
-        .copies(both.expr("q.1").unwrap(), &[0..16, 0..8])
-        .unwrap();
+    let q = both.graph().copies(both.expr("q.1").unwrap(), &[0..16, 0..8]).unwrap();
     let [q] = &q[..] else { panic!("{q:?}") };
-    assert_eq!(
-        both.graph().leaf_name(q.from),
-        "model.layers.1.self_attn.q_proj.weight"
-    );
+    assert_eq!(both.graph().leaf_name(q.from), "model.layers.1.self_attn.q_proj.weight");
 
     let cut = "concat(q.{l}, kv.{l}, shares=2:1) = model.layers.{l}.self_attn.qkv_proj.weight
                inner.{rest:path} = {rest:path}";
-    let both = fused.then(
-        &Mapping::parse(cut).unwrap(),
-        None,
-        &AllowedProblems::none(),
-    );
+    let both = fused.then(&Mapping::parse(cut).unwrap(), None, &AllowedProblems::none());
     let back = both.unwrap().inverse().unwrap();
     let mut expected = sources.clone();
     expected.sort_by(|a, b| a.name.cmp(&b.name));
@@ -194,11 +158,6 @@ fn losses_between_chained_maps_are_reported() {
     let sources = specs(&[("a", &[4]), ("b", &[6])]);
     let both = bind("ab = concat(a, b)", &sources);
     let first = Mapping::parse("x = slice(ab, 0, 5)").unwrap();
-    let report = both
-        .then(&first, None, &AllowedProblems::none())
-        .unwrap_err();
-    assert_eq!(
-        report.to_string(),
-        "1 problem\n  partly used: 1 of 6 elements of `b`"
-    );
+    let report = both.then(&first, None, &AllowedProblems::none()).unwrap_err();
+    assert_eq!(report.to_string(), "1 problem\n  partly used: 1 of 6 elements of `b`");
 }

@@ -48,11 +48,7 @@ fn term(rng: &mut SplitMix64, shape: &[u64], depth: u32, sources: &mut Vec<Tenso
         5 if dim + 1 < rank => {
             let mut joined = shape.to_vec();
             joined.splice(dim..dim + 2, [shape[dim] * shape[dim + 1]]);
-            format!(
-                "unflatten({}, {}, dim={dim})",
-                next(rng, &joined),
-                shape[dim]
-            )
+            format!("unflatten({}, {}, dim={dim})", next(rng, &joined), shape[dim])
         }
         6 => format!("squeeze({}, dim={dim})", next(rng, &with(&[1, shape[dim]]))),
         _ => next(rng, shape),
@@ -194,10 +190,7 @@ fn wrong_inverses_are_detected() {
         ("concat(b, a, shares=2:1) = x", false),
         ("concat(a, b, shares=2:1) = x", false),
         ("concat(a, c, shares=1:2) = x", false),
-        (
-            "a = slice(x, 1, 3)\nb = slice(x, 2, 6)\nfirst = slice(x, 0, 1)",
-            false,
-        ),
+        ("a = slice(x, 1, 3)\nb = slice(x, 2, 6)\nfirst = slice(x, 0, 1)", false),
     ] {
         let back = bind(back, &made);
         assert_eq!(is_restored(&there, &back, &sources), restored);

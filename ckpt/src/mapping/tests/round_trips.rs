@@ -65,10 +65,7 @@ fn declared_extents_must_match_the_tensors() {
         let report = rejected(map, &sources);
         assert!(report.contains(message), "{map}: {report}");
     }
-    for map in [
-        "x = concat(a, b, shares=4:8)",
-        "y = b\nx = flatten(a, rows=4)",
-    ] {
+    for map in ["x = concat(a, b, shares=4:8)", "y = b\nx = flatten(a, rows=4)"] {
         let bound = there(map, &sources).unwrap();
         assert_eq!(bound.round_trip(), Ok(Default::default()), "{map}");
     }
@@ -78,10 +75,8 @@ fn declared_extents_must_match_the_tensors() {
 #[test]
 fn a_refused_inverse_is_not_proven() {
     let sources = specs(&[("a", &[4]), ("b", &[4])]);
-    let cases = [
-        ("x = concat(a, b)", "specify shares="),
-        ("x = flatten(stack(a, b))", "specify rows="),
-    ];
+    let cases =
+        [("x = concat(a, b)", "specify shares="), ("x = flatten(stack(a, b))", "specify rows=")];
     for (map, why) in cases {
         let bound = there(map, &sources).unwrap();
         assert!(bound.inverse().is_ok(), "{map}");
@@ -97,10 +92,7 @@ fn an_inverse_that_uses_another_rule_is_not_proven() {
     let map = "a.{l} ?= b.{l}\n{r:path} = {r:path}";
     let bound = bind(map, &specs(&[("a.0", &[4])]));
     let error = bound.round_trip().unwrap_err().to_string();
-    assert!(
-        error.contains("missing: `b.0`, required by line 1 of the map"),
-        "{error}"
-    );
+    assert!(error.contains("missing: `b.0`, required by line 1 of the map"), "{error}");
 }
 
 /// Tensors that were left out with permission do not come back.
@@ -108,9 +100,7 @@ fn an_inverse_that_uses_another_rule_is_not_proven() {
 fn a_map_that_leaves_tensors_out_is_not_proven() {
     let sources = specs(&[("a", &[4]), ("b", &[4])]);
     let allowed = AllowedProblems::none().and("unexpected").unwrap();
-    let bound = Mapping::parse("x = a")
-        .unwrap()
-        .bind(&sources, None, &allowed);
+    let bound = Mapping::parse("x = a").unwrap().bind(&sources, None, &allowed);
     let error = bound.unwrap().round_trip().unwrap_err();
     assert_eq!(error.to_string(), "`b` is left out, which was allowed");
 }
@@ -193,10 +183,7 @@ fn copies_that_drop_the_original_are_errors() {
         let bound = bind(&format!("{rest}{map}"), &sources);
         bound.outputs().map(|it| it.name).collect()
     };
-    assert_eq!(
-        names("head = embed\nembed = embed"),
-        ["embed", "head", "norm"]
-    );
+    assert_eq!(names("head = embed\nembed = embed"), ["embed", "head", "norm"]);
     assert_eq!(names("head = rename(embed)"), ["head", "norm"]);
     assert_eq!(names("norm = embed\nembed = norm"), ["embed", "norm"]);
     // Without a rule that keeps names, every name is given by the map.

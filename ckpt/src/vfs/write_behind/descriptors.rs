@@ -31,12 +31,7 @@ impl Descriptors {
     }
 
     pub(super) fn new(cached: &Arc<File>, direct: File, write: Write) -> Descriptors {
-        Descriptors {
-            cached: Arc::clone(cached),
-            direct,
-            write,
-            rejected: AtomicBool::new(false),
-        }
+        Descriptors { cached: Arc::clone(cached), direct, write, rejected: AtomicBool::new(false) }
     }
 
     /// Whether all further writes go through the page cache.
@@ -61,8 +56,7 @@ impl Descriptors {
                 },
             }
         }
-        self.cached
-            .write_all_at(&pages[done..], offset + done as u64)
+        self.cached.write_all_at(&pages[done..], offset + done as u64)
     }
 }
 
@@ -76,9 +70,7 @@ fn open_direct(file: &File) -> Option<File> {
     let direct = rustix::fs::OFlags::DIRECT.bits() as i32;
     let mut options = OpenOptions::new();
     let options = options.write(true).custom_flags(direct);
-    options
-        .open(format!("/proc/self/fd/{}", file.as_raw_fd()))
-        .ok()
+    options.open(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()
 }
 
 #[cfg(not(target_os = "linux"))]

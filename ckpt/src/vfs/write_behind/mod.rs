@@ -62,10 +62,7 @@ struct DirectWriter {
 
 impl WriteBehind {
     pub(super) fn new(file: File) -> WriteBehind {
-        WriteBehind {
-            file: Arc::new(file),
-            direct: OnceLock::new(),
-        }
+        WriteBehind { file: Arc::new(file), direct: OnceLock::new() }
     }
 
     /// The file, after all writes have reached it or the cache.

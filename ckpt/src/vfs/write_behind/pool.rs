@@ -80,11 +80,7 @@ impl Pool {
             queued: Condvar::new(),
             freed: Condvar::new(),
         });
-        let mut pool = Pool {
-            shared,
-            block_bytes,
-            threads: Vec::new(),
-        };
+        let mut pool = Pool { shared, block_bytes, threads: Vec::new() };
         for _ in 0..threads {
             let shared = Arc::clone(&pool.shared);
             let thread = Builder::new().name("checkpoint writer".to_owned());
@@ -164,9 +160,7 @@ impl Job {
     /// Writes the job and returns its block.
     fn run(mut self) -> Aligned {
         let len = (self.range.end - self.range.start) as usize;
-        let written = self
-            .to
-            .write_all(&self.block.bytes()[..len], self.range.start);
+        let written = self.to.write_all(&self.block.bytes()[..len], self.range.start);
         // Release the descriptors first: once no write is pending, the writer may be dropped, and
         // that must close the file.
         drop(self.to);

@@ -106,10 +106,7 @@ impl Fixture {
             pool: Arc::clone(&self.pool),
             min_bytes: PAGE,
         });
-        WriteBehind {
-            file,
-            direct: OnceLock::from(direct),
-        }
+        WriteBehind { file, direct: OnceLock::from(direct) }
     }
 }
 
@@ -123,9 +120,7 @@ fn write_all(file: &WriteBehind, mut bytes: &[u8], mut offset: u64) -> io::Resul
 }
 
 fn bytes(len: usize, seed: usize) -> Vec<u8> {
-    (0..len)
-        .map(|at| (at * 7 + at / 251 + seed * 31) as u8)
-        .collect()
+    (0..len).map(|at| (at * 7 + at / 251 + seed * 31) as u8).collect()
 }
 
 proptest! {
@@ -220,9 +215,7 @@ fn a_write_error_is_permanent() {
 fn rejected_direct_writes_are_not_retried() {
     let fixture = Fixture::new();
     let file = fixture.file(refusing);
-    let Some(Some(direct)) = file.direct.get() else {
-        panic!("simulated failure")
-    };
+    let Some(Some(direct)) = file.direct.get() else { panic!("simulated failure") };
     assert!(!direct.to.is_rejected());
     write_all(&file, &[1; PAGE], 0).unwrap();
     file.flushed().unwrap();
@@ -238,9 +231,7 @@ fn a_closed_file_has_no_pending_writes() {
     let fixture = Fixture::new();
     for _ in 0..20 {
         let file = fixture.file(honest);
-        let Some(Some(direct)) = file.direct.get() else {
-            panic!("simulated failure")
-        };
+        let Some(Some(direct)) = file.direct.get() else { panic!("simulated failure") };
         let descriptors: Weak<Descriptors> = Arc::downgrade(&direct.to);
         let expected = bytes(5 * PAGE, 0);
         write_all(&file, &expected, 0).unwrap();

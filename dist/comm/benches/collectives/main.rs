@@ -120,12 +120,8 @@ fn print(collective: Collective, bytes: usize, seconds: f64) {
 /// Starts all contestants, in turn.
 fn compare(arguments: &Arguments) -> anyhow::Result<()> {
     let torch = arguments.peer.torch.as_deref();
-    let mut contestants = vec![
-        Contestant::Local,
-        Contestant::Host,
-        Contestant::Mpi,
-        Contestant::Raw,
-    ];
+    let mut contestants =
+        vec![Contestant::Local, Contestant::Host, Contestant::Mpi, Contestant::Raw];
     contestants.extend(torch.map(|_| Contestant::Gloo));
     let mut samples = Samples::new();
     for ranks in RANKS {
@@ -134,10 +130,7 @@ fn compare(arguments: &Arguments) -> anyhow::Result<()> {
             let figures = run(contestant, ranks, arguments, torch)?;
             if round > 0 || arguments.rounds == 0 {
                 for (figure, seconds) in figures {
-                    samples
-                        .entry((figure, contestant))
-                        .or_default()
-                        .push(seconds);
+                    samples.entry((figure, contestant)).or_default().push(seconds);
                 }
             }
             anyhow::Ok(())
@@ -183,11 +176,7 @@ fn run(
     let output = output.context("cannot start the ranks; is Open MPI installed?")?;
     let text = String::from_utf8_lossy(&output.stdout);
     let error = String::from_utf8_lossy(&output.stderr);
-    ensure!(
-        output.status.success(),
-        "{} failed: {error}",
-        name(contestant)
-    );
+    ensure!(output.status.success(), "{} failed: {error}", name(contestant));
     text.lines()
         .filter_map(|line| line.strip_prefix("figure "))
         .map(|line| figure(line, ranks).with_context(|| format!("`{line}` is not a figure")))
@@ -230,11 +219,8 @@ fn report(samples: &Samples) -> Vec<Value> {
         &Vec<f64>,
     )| {
         let spread = Spread::of(samples);
-        let micro = Spread {
-            median: 1e6 * spread.median,
-            min: 1e6 * spread.min,
-            max: 1e6 * spread.max,
-        };
+        let micro =
+            Spread { median: 1e6 * spread.median, min: 1e6 * spread.min, max: 1e6 * spread.max };
         let kind = MEASURED.into_iter().find(|it| it.name() == *collective);
         let timing = Timing {
             collective: kind.unwrap_or(Collective::Barrier),

@@ -172,11 +172,7 @@ fn run(
     let own = std::env::current_exe()?;
     let value = contestant.to_possible_value();
     let role = value.map_or_else(String::new, |value| value.get_name().to_owned());
-    let processes = if contestant == Contestant::Local {
-        1
-    } else {
-        ranks
-    };
+    let processes = if contestant == Contestant::Local { 1 } else { ranks };
     let meeting = std::env::temp_dir().join(format!("redistribute-{}", std::process::id()));
     // A file of the last ranks would be taken for the meeting point.
     let _ = std::fs::remove_file(&meeting);
@@ -192,15 +188,11 @@ fn run(
             _ => Command::new(&own),
         };
         command.args(["--role", &role, "--rank", &rank.to_string()]);
-        command
-            .args(["--ranks", &ranks.to_string(), "--meeting"])
-            .arg(&meeting);
+        command.args(["--ranks", &ranks.to_string(), "--meeting"]).arg(&meeting);
         let command = command.stdout(Stdio::piped()).stderr(Stdio::piped());
         command.spawn().context("cannot start a rank")
     };
-    let children = (0..processes)
-        .map(start)
-        .collect::<anyhow::Result<Vec<_>>>()?;
+    let children = (0..processes).map(start).collect::<anyhow::Result<Vec<_>>>()?;
     let mut figures = Vec::new();
     for child in children {
         let output = child.wait_with_output()?;
@@ -237,13 +229,9 @@ fn report(samples: &Samples, contestants: &[Contestant]) -> Vec<Value> {
         };
         let [local, host, dtensor] =
             [Contestant::Local, Contestant::Host, Contestant::Dtensor].map(micros);
-        let ratio = dtensor
-            .zip(host)
-            .map(|(dtensor, host)| dtensor.median / host.median);
+        let ratio = dtensor.zip(host).map(|(dtensor, host)| dtensor.median / host.median);
         let text = ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.2}"));
-        let cells = [local, host, dtensor]
-            .map(meshgrad_harness::cell)
-            .join(" | ");
+        let cells = [local, host, dtensor].map(meshgrad_harness::cell).join(" | ");
         println!("| {name} | {bytes} | {ranks} | {cells} | {text} |");
         match ratio {
             Some(ratio) if *bytes <= GOAL_BYTES && ratio >= 2.0 => reached += 1,
@@ -263,9 +251,7 @@ fn report(samples: &Samples, contestants: &[Contestant]) -> Vec<Value> {
         println!(
             "\ngoal: host at least twice as fast as DTensor up to 1 MiB: reached in {reached} of {all} figures"
         );
-        missed
-            .iter()
-            .for_each(|figure| println!("missed: {figure}"));
+        missed.iter().for_each(|figure| println!("missed: {figure}"));
     }
     rows
 }
@@ -277,10 +263,7 @@ fn shardings(axes: usize) -> anyhow::Result<Vec<Sharding>> {
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let mesh = Mesh::new(&vec![2; axes], &names)?;
     let sharding = |placement: &Placement, names: &[&str]| {
-        let along: Vec<_> = names
-            .iter()
-            .map(|name| (*name, placement.clone()))
-            .collect();
+        let along: Vec<_> = names.iter().map(|name| (*name, placement.clone())).collect();
         Sharding::new(&mesh, along, &[4096, 4096])
     };
     let backwards: Vec<&str> = names.iter().rev().copied().collect();
@@ -307,10 +290,7 @@ fn known_plans() -> anyhow::Result<Value> {
             let shape = all[0].local_shape(0).unwrap_or_default();
             let x = Tensor::zeros(Rank::device(rank), &shape, DType::F32, Kind::Value)?;
             let x = x.with_sharding(&all[0], 0)?;
-            for pair in all
-                .iter()
-                .flat_map(|from| all.iter().map(move |to| (from, to)))
-            {
+            for pair in all.iter().flat_map(|from| all.iter().map(move |to| (from, to))) {
                 redistributor.plan(pair.0, pair.1, 32)?;
             }
             for _ in 0..11 {
@@ -350,10 +330,7 @@ fn made_plans(rounds: usize) -> anyhow::Result<Value> {
         let all = shardings(axes)?;
         let mut times = Vec::new();
         for _ in 0..rounds {
-            for (from, to) in all
-                .iter()
-                .flat_map(|from| all.iter().map(move |to| (from, to)))
-            {
+            for (from, to) in all.iter().flat_map(|from| all.iter().map(move |to| (from, to))) {
                 let (hosts, links) = (Hosts::Uniform(4), LinkCosts::default());
                 let (time, plan) = seconds(|| Redistribution::plan(from, to, 32, &hosts, &links));
                 black_box(plan?);

@@ -36,27 +36,18 @@ enum Time {
 impl Clock {
     /// A clock in real time, starting at zero now.
     pub fn real() -> Clock {
-        Clock {
-            time: Time::Real(Arc::default()),
-            rank: 0,
-        }
+        Clock { time: Time::Real(Arc::default()), rank: 0 }
     }
 
     /// The clock of rank 0 of `ranks` in simulated time. Ranks run one at a time, in an order that
     /// depends on `seed`; each calls [`Clock::enter`] first and [`Clock::leave`] last.
     pub(crate) fn simulated(ranks: usize, seed: u64) -> Clock {
-        Clock {
-            time: Time::Simulated(Arc::new(Simulation::new(ranks, seed))),
-            rank: 0,
-        }
+        Clock { time: Time::Simulated(Arc::new(Simulation::new(ranks, seed))), rank: 0 }
     }
 
     /// The clock of another rank of the same world.
     pub(crate) fn of_rank(&self, rank: usize) -> Clock {
-        Clock {
-            time: self.time.clone(),
-            rank,
-        }
+        Clock { time: self.time.clone(), rank }
     }
 
     /// The time since the clock started.

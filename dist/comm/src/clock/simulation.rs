@@ -26,10 +26,7 @@ struct State {
 
 enum Task {
     Ready,
-    Waiting {
-        completion: Option<Completion>,
-        until: Option<Duration>,
-    },
+    Waiting { completion: Option<Completion>, until: Option<Duration> },
     Ended,
 }
 
@@ -44,10 +41,7 @@ impl Simulation {
             calls: 0,
         };
         state.select();
-        Simulation {
-            state: Mutex::new(state),
-            turns: (0..ranks).map(|_| Condvar::new()).collect(),
-        }
+        Simulation { state: Mutex::new(state), turns: (0..ranks).map(|_| Condvar::new()).collect() }
     }
 
     pub(super) fn now(&self) -> Duration {

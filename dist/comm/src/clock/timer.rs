@@ -29,10 +29,7 @@ struct State {
 
 impl Default for Timer {
     fn default() -> Timer {
-        Timer {
-            start: Instant::now(),
-            shared: Arc::default(),
-        }
+        Timer { start: Instant::now(), shared: Arc::default() }
     }
 }
 

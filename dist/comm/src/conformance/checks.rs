@@ -36,10 +36,7 @@ pub(super) fn ragged<T: Plain>() -> [(&'static str, Run); 4] {
         ("all_gather_rows", all_gather_rows::<T>),
         ("reduce_scatter_rows", reduce_scatter_rows::<T>),
         ("all_to_all_rows", all_to_all_rows::<T>),
-        (
-            "gather_rows and scatter_rows",
-            gather_rows_and_scatter_rows::<T>,
-        ),
+        ("gather_rows and scatter_rows", gather_rows_and_scatter_rows::<T>),
     ]
 }
 
@@ -82,9 +79,7 @@ fn same<T: Plain>(what: &str, actual: Pending<Tensor>, expected: &[T]) -> Result
             let at = at.count();
             let (one, other) = (actual.get(at), expected.get(at));
             let dtype = T::DTYPE;
-            Err(format!(
-                "{what} of {dtype} differs at {at}: {one:?}, expected {other:?}"
-            ))
+            Err(format!("{what} of {dtype} differs at {at}: {one:?}, expected {other:?}"))
         }
     }
 }
@@ -116,16 +111,9 @@ fn all_reduce<T: Plain>(comm: &dyn Communicator, count: usize) -> Result<(), Str
     let columns = tensor(comm, &all[comm.index()], 2)?.transpose(0, 1);
     let max = comm.all_reduce(&columns.map_err(text)?, Reduction::Max);
     let expected = reduced(&all, Reduction::Max);
-    let (even, odd) = (
-        expected.iter().step_by(2),
-        expected[1.min(count)..].iter().step_by(2),
-    );
+    let (even, odd) = (expected.iter().step_by(2), expected[1.min(count)..].iter().step_by(2));
     let expected: Vec<T> = even.chain(odd).copied().collect();
-    same(
-        "all_reduce of a transposed tensor",
-        max.map_err(text)?,
-        &expected,
-    )
+    same("all_reduce of a transposed tensor", max.map_err(text)?, &expected)
 }
 
 fn all_reduce_in_place<T: Plain>(comm: &dyn Communicator, count: usize) -> Result<(), String> {
@@ -144,11 +132,7 @@ fn all_reduce_in_place<T: Plain>(comm: &dyn Communicator, count: usize) -> Resul
 fn all_gather<T: Plain>(comm: &dyn Communicator, count: usize) -> Result<(), String> {
     let all = inputs::<T>(comm, 3 * count);
     let x = tensor(comm, &all[comm.index()], 3)?;
-    same(
-        "all_gather",
-        comm.all_gather(&x).map_err(text)?,
-        &all.concat(),
-    )
+    same("all_gather", comm.all_gather(&x).map_err(text)?, &all.concat())
 }
 
 fn reduce_scatter<T: Plain>(comm: &dyn Communicator, count: usize) -> Result<(), String> {
@@ -207,13 +191,7 @@ fn reduce_in_place<T: Plain>(comm: &dyn Communicator, count: usize) -> Result<()
     for (root, reduction) in [0, comm.size() - 1].into_iter().zip(reductions::<T>()) {
         let x = mutable(comm, &all[comm.index()], 1)?;
         let result = comm.reduce_in_place(&x, reduction, root).map_err(text)?;
-        at_root(
-            "reduce_in_place",
-            comm,
-            root,
-            result,
-            &reduced(&all, reduction),
-        )?;
+        at_root("reduce_in_place", comm, root, result, &reduced(&all, reduction))?;
     }
     Ok(())
 }
@@ -313,9 +291,7 @@ fn fused<T: Plain>(comm: &dyn Communicator, count: usize) -> Result<(), String> 
 }
 
 fn rows(comm: &dyn Communicator, count: usize) -> Vec<usize> {
-    (0..comm.size())
-        .map(|index| (2 * index + count) % 4)
-        .collect()
+    (0..comm.size()).map(|index| (2 * index + count) % 4).collect()
 }
 
 fn all_gather_rows<T: Plain>(comm: &dyn Communicator, count: usize) -> Result<(), String> {
@@ -335,10 +311,7 @@ fn reduce_scatter_rows<T: Plain>(comm: &dyn Communicator, count: usize) -> Resul
     let rows = rows(comm, count);
     let all = inputs::<T>(comm, 3 * rows.iter().sum::<usize>());
     let x = tensor(comm, &all[comm.index()], 3)?;
-    let (start, own) = (
-        3 * rows[..comm.index()].iter().sum::<usize>(),
-        3 * rows[comm.index()],
-    );
+    let (start, own) = (3 * rows[..comm.index()].iter().sum::<usize>(), 3 * rows[comm.index()]);
     for reduction in reductions::<T>() {
         let part = comm.reduce_scatter_rows(&x, &rows, reduction);
         let expected = &reduced(&all, reduction)[start..start + own];

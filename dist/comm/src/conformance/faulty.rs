@@ -95,11 +95,7 @@ impl<C: Communicator> Faulty<C> {
     /// Pretends that `inner` is the communicator of `group`. The ranks of `inner` must be in the
     /// [order](Fault::order) of the fault.
     pub fn new(fault: Fault, group: Group, inner: C) -> Faulty<C> {
-        Faulty {
-            fault,
-            group,
-            inner,
-        }
+        Faulty { fault, group, inner }
     }
 }
 
@@ -179,10 +175,6 @@ impl GroupConnector for FaultyConnector {
     fn connect(&self, name: &str, group: &Group) -> Result<Arc<dyn Communicator>> {
         let order = Group::new(self.fault.order(group.ranks())).map_err(Error::other)?;
         let communicator = self.connector.connect(name, &order)?;
-        Ok(Arc::new(Faulty::new(
-            self.fault,
-            group.clone(),
-            communicator,
-        )))
+        Ok(Arc::new(Faulty::new(self.fault, group.clone(), communicator)))
     }
 }

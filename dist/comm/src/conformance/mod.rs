@@ -112,14 +112,7 @@ pub fn checks() -> Vec<Check> {
 }
 
 fn of_dtype<T: Plain>() -> Vec<Check> {
-    let check = |is_ragged| {
-        move |(name, run)| Check {
-            name,
-            dtype: T::DTYPE,
-            is_ragged,
-            run,
-        }
-    };
+    let check = |is_ragged| move |(name, run)| Check { name, dtype: T::DTYPE, is_ragged, run };
     let even = checks::even::<T>().into_iter().map(check(false));
     let ragged = checks::ragged::<T>().into_iter().map(check(true));
     even.chain(ragged).collect()

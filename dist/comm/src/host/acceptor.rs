@@ -43,11 +43,7 @@ pub(super) struct Admitted {
 impl Acceptor {
     pub(super) fn new(listener: TcpListener, secret: Secret) -> io::Result<Acceptor> {
         listener.set_nonblocking(true)?;
-        Ok(Acceptor {
-            listener,
-            secret,
-            pending: Vec::new(),
-        })
+        Ok(Acceptor { listener, secret, pending: Vec::new() })
     }
 
     pub(super) fn listener(&self) -> &TcpListener {
@@ -127,10 +123,6 @@ impl Pending {
         let response = self.response.as_slice().try_into().ok()?;
         let (claim, proof) = handshake::check(secret, &self.nonce, response)?;
         self.stream.write_all(&proof).ok()?;
-        Some(Admitted {
-            stream: self.stream,
-            from: self.from,
-            claim,
-        })
+        Some(Admitted { stream: self.stream, from: self.from, claim })
     }
 }

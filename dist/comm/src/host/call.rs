@@ -91,12 +91,8 @@ impl Call {
             engine::parts(&mut tensors, &rounds[0], index, &members)?
         };
         let ticket = counters.ticket(request);
-        let place = |member| Place {
-            member,
-            call: None,
-            since: None,
-            parts: vec![None; rounds.len()],
-        };
+        let place =
+            |member| Place { member, call: None, since: None, parts: vec![None; rounds.len()] };
         let mut call = Call {
             membership: membership.clone(),
             completion: Completion::default(),
@@ -115,10 +111,7 @@ impl Call {
     }
 
     pub(super) fn key(&self) -> CallKey {
-        CallKey {
-            group: self.membership.id,
-            key: self.key,
-        }
+        CallKey { group: self.membership.id, key: self.key }
     }
 
     pub(super) fn site(&self) -> CallSite {
@@ -138,10 +131,7 @@ impl Call {
                 continue;
             }
             let call = own.clone();
-            let frame = Frame {
-                message: Message::Part { key, round, call },
-                payload: part,
-            };
+            let frame = Frame { message: Message::Part { key, round, call }, payload: part };
             frames.push((self.membership.group.ranks()[place.member], frame));
         }
         frames
@@ -152,13 +142,7 @@ impl Call {
     /// # Errors
     /// [`CommError::Mismatch`] if its call differs.
     pub(super) fn add(&mut self, arrival: Arrival) -> Result<(), CommError> {
-        let Arrival {
-            rank,
-            round,
-            call,
-            part,
-            at,
-        } = arrival;
+        let Arrival { rank, round, call, part, at } = arrival;
         let group = &self.membership.group;
         let ranks = group.ranks();
         let place = self.places.iter_mut().find(|it| ranks[it.member] == rank);
@@ -204,10 +188,7 @@ impl Call {
     /// The ranks whose part of the current round has not arrived.
     pub(super) fn missing(&self) -> Vec<usize> {
         let ranks = self.membership.group.ranks();
-        let missing = self
-            .places
-            .iter()
-            .filter(|it| it.parts[self.round].is_none());
+        let missing = self.places.iter().filter(|it| it.parts[self.round].is_none());
         missing.map(|place| ranks[place.member]).collect()
     }
 
@@ -231,11 +212,7 @@ impl Call {
 
     /// The error of a call whose `missing` ranks have left.
     pub(super) fn returned(&self, missing: Vec<usize>) -> CommError {
-        CommError::Returned {
-            group: self.membership.group.clone(),
-            call: self.site(),
-            missing,
-        }
+        CommError::Returned { group: self.membership.group.clone(), call: self.site(), missing }
     }
 
     /// The error of a call that is ready, but too late.
@@ -249,9 +226,7 @@ impl Call {
         let first = self.places.iter().min_by_key(|place| place.since);
         let last = self.places.iter().max_by_key(|place| place.since);
         let since = |place: Option<&Place>| place.and_then(|place| place.since);
-        let after = since(last)
-            .zip(since(first))
-            .map(|(last, first)| last - first);
+        let after = since(last).zip(since(first)).map(|(last, first)| last - first);
         CommError::Straggler {
             group: self.membership.group.clone(),
             first: first.map_or_else(|| self.site(), site),
@@ -295,9 +270,7 @@ impl Call {
         let round = &self.rounds[self.round];
         let (number, group) = (self.ticket.number, &self.membership.group);
         for place in &self.places {
-            let bytes = place.parts[self.round]
-                .as_ref()
-                .map_or(0, |part| part.len());
+            let bytes = place.parts[self.round].as_ref().map_or(0, |part| part.len());
             let is_receiver = match self.key.between {
                 Members::All => true,
                 Members::Two(sender, receiver) => {

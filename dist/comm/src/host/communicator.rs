@@ -66,12 +66,7 @@ impl Communicator for HostCommunicator {
             }
             _ => {}
         }
-        let Member {
-            shared,
-            membership,
-            counters,
-            ..
-        } = &*self.0;
+        let Member { shared, membership, counters, .. } = &*self.0;
         let contribution = Contribution::lend(operands, &request)?;
         let (call, frames) = Call::new(membership, request, counters, contribution.clone())?;
         let begun = Begun {
@@ -125,8 +120,7 @@ impl Begun {
                 let reported = *reported.get_or_insert(now);
                 let heard = self.shared.asked().map_or(reported, |it| it.max(reported));
                 if now - heard > self.grace + VERDICT {
-                    self.shared
-                        .died(0, "it does not ask why a collective is not complete");
+                    self.shared.died(0, "it does not ask why a collective is not complete");
                 }
             }
             until = now + REPORT_AGAIN;
@@ -136,12 +130,7 @@ impl Begun {
 
 impl fmt::Debug for HostCommunicator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "HostCommunicator(rank {} of {})",
-            self.rank(),
-            self.group()
-        )
+        write!(f, "HostCommunicator(rank {} of {})", self.rank(), self.group())
     }
 }
 
@@ -162,16 +151,11 @@ impl Connect for HostConnector {
 
     fn begin(&mut self, creation: &Creation<'_>) -> Result<HostCommunicator, CommError> {
         let (group, rank, world) = (creation.group, self.shared.rank, self.shared.world);
-        let index = group.index_of(rank).ok_or_else(|| CommError::NotMember {
-            rank,
-            group: group.clone(),
-        })?;
+        let index = group
+            .index_of(rank)
+            .ok_or_else(|| CommError::NotMember { rank, group: group.clone() })?;
         if let Some(rank) = group.ranks().iter().find(|rank| **rank >= world) {
-            return Err(CommError::OutsideWorld {
-                group: group.clone(),
-                rank: *rank,
-                world,
-            });
+            return Err(CommError::OutsideWorld { group: group.clone(), rank: *rank, world });
         }
         let deadline = group.options().timeout.unwrap_or(self.deadline);
         let membership = Membership {

@@ -24,11 +24,7 @@ impl Connection {
     pub(super) fn new(stream: TcpStream) -> io::Result<Connection> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
-        Ok(Connection {
-            stream,
-            reader: FrameReader::default(),
-            queue: VecDeque::new(),
-        })
+        Ok(Connection { stream, reader: FrameReader::default(), queue: VecDeque::new() })
     }
 
     pub(super) fn stream(&self) -> &TcpStream {
@@ -58,11 +54,7 @@ impl Connection {
     }
 
     pub(super) fn push(&mut self, frame: Frame) -> Result<(), FrameError> {
-        self.queue.push_back(Outgoing {
-            head: frame.head()?,
-            frame,
-            written: 0,
-        });
+        self.queue.push_back(Outgoing { head: frame.head()?, frame, written: 0 });
         Ok(())
     }
 

@@ -60,11 +60,7 @@ impl Coordinator {
             .name("coordinator".to_owned())
             .spawn(move || state.serve(&stopped, &sleeper))
             .map_err(failed())?;
-        Ok(Coordinator {
-            thread: Some(thread),
-            stop,
-            waker,
-        })
+        Ok(Coordinator { thread: Some(thread), stop, waker })
     }
 
     /// Waits until all ranks have left.
@@ -183,12 +179,8 @@ impl State {
                 }
             }
             None => {
-                let client = Client {
-                    connection,
-                    from: admitted.from,
-                    has_joined: false,
-                    listener: None,
-                };
+                let client =
+                    Client { connection, from: admitted.from, has_joined: false, listener: None };
                 self.clients.insert(rank, client);
             }
         }
@@ -200,9 +192,7 @@ impl State {
             received.push((*rank, client.connection.read()));
         }
         for (rank, (frames, result)) in received {
-            frames
-                .into_iter()
-                .for_each(|frame| self.handle(rank, frame));
+            frames.into_iter().for_each(|frame| self.handle(rank, frame));
             if let Err(error) = result {
                 self.lost(rank, &error);
             }
@@ -228,10 +218,7 @@ impl State {
             Message::Expired { key, limit, grace } => {
                 self.inquiries.expired(key, limit, grace);
             }
-            Message::Failed {
-                communicator,
-                error,
-            } => self.inquiries.failed(communicator, error),
+            Message::Failed { communicator, error } => self.inquiries.failed(communicator, error),
             Message::Answer { number } => match serde_json::from_slice(&frame.payload) {
                 Ok(answer) => self.inquiries.answer(rank, number, answer),
                 Err(error) => self.died(rank, &format!("its answer cannot be read: {error}")),
@@ -240,14 +227,12 @@ impl State {
                 self.remove(rank);
                 for (other, client) in &mut self.clients {
                     let message = match &failure {
-                        Some((failed, reason)) => Message::Died {
-                            rank: *failed,
-                            reason: reason.clone(),
-                        },
-                        None => Message::Left {
-                            rank,
-                            sent: sent.get(*other).copied().unwrap_or(0),
-                        },
+                        Some((failed, reason)) => {
+                            Message::Died { rank: *failed, reason: reason.clone() }
+                        }
+                        None => {
+                            Message::Left { rank, sent: sent.get(*other).copied().unwrap_or(0) }
+                        }
                     };
                     // A connection that fails is noticed when it is read.
                     let _ = client.connection.push(message.into());
@@ -274,10 +259,7 @@ impl State {
         }
         self.has_started = true;
         let run = self.run;
-        self.tell_all(|_| Message::Members {
-            run,
-            listeners: listeners.clone(),
-        });
+        self.tell_all(|_| Message::Members { run, listeners: listeners.clone() });
     }
 
     fn gathered(&mut self, number: u64) {
@@ -286,10 +268,8 @@ impl State {
         };
         let lengths = parts.values().map(Vec::len).collect();
         let payload: Vec<u8> = parts.into_values().flatten().collect();
-        let frame = Frame {
-            message: Message::Gathered { number, lengths },
-            payload: payload.into(),
-        };
+        let frame =
+            Frame { message: Message::Gathered { number, lengths }, payload: payload.into() };
         for client in self.clients.values_mut() {
             // A connection that fails is noticed when it is read.
             let _ = client.connection.push(frame.clone());
@@ -309,10 +289,7 @@ impl State {
         if self.clients.remove(&rank).is_none() {
             return;
         }
-        self.tell_all(|_| Message::Died {
-            rank,
-            reason: reason.to_owned(),
-        });
+        self.tell_all(|_| Message::Died { rank, reason: reason.to_owned() });
     }
 
     fn remove(&mut self, rank: usize) {
@@ -335,9 +312,7 @@ impl State {
     }
 
     fn refuse_all(&mut self, reason: &str) {
-        self.tell_all(|_| Message::Refused {
-            reason: reason.to_owned(),
-        });
+        self.tell_all(|_| Message::Refused { reason: reason.to_owned() });
         let clients = std::mem::take(&mut self.clients);
         let connections = clients.into_values().map(|client| client.connection);
         self.leaving.extend(connections);
@@ -357,8 +332,7 @@ impl State {
             // A connection that fails is noticed when it is read.
             let _ = client.connection.write();
         }
-        self.leaving
-            .retain_mut(|connection| connection.write().is_ok() && connection.is_writing());
+        self.leaving.retain_mut(|connection| connection.write().is_ok() && connection.is_writing());
     }
 
     /// Writes what is left, for a short time.

@@ -37,15 +37,8 @@ pub(super) fn rounds(call: &Fingerprint, size: usize) -> Vec<Fingerprint> {
     }
     let shard = |index: usize| (index + 1) * count / size - index * count / size;
     let counts = Counts::Ragged((0..size).map(shard).collect());
-    let round = |collective| Fingerprint {
-        collective,
-        counts: counts.clone(),
-        ..call.clone()
-    };
-    vec![
-        round(Collective::ReduceScatter),
-        round(Collective::AllGather),
-    ]
+    let round = |collective| Fingerprint { collective, counts: counts.clone(), ..call.clone() };
+    vec![round(Collective::ReduceScatter), round(Collective::AllGather)]
 }
 
 /// The elements of member `from` that member `to` needs.

@@ -114,9 +114,6 @@ impl fmt::Debug for JoinError {
 
 impl JoinError {
     pub(super) fn system(what: &'static str) -> impl FnOnce(std::io::Error) -> JoinError {
-        move |error| JoinError::System {
-            what,
-            reason: error.to_string(),
-        }
+        move |error| JoinError::System { what, reason: error.to_string() }
     }
 }

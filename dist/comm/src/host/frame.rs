@@ -28,10 +28,7 @@ pub(super) struct Frame {
 
 impl From<Message> for Frame {
     fn from(message: Message) -> Frame {
-        Frame {
-            message,
-            payload: Bytes::default(),
-        }
+        Frame { message, payload: Bytes::default() }
     }
 }
 
@@ -43,11 +40,7 @@ pub(super) enum FrameError {
     #[error("the connection failed: {0}")]
     Io(#[from] io::Error),
     #[error("it sent {what} of {length} bytes, but at most {limit} are allowed")]
-    TooLong {
-        what: &'static str,
-        length: usize,
-        limit: usize,
-    },
+    TooLong { what: &'static str, length: usize, limit: usize },
     #[error("it sent data that is not a frame")]
     NotAFrame,
     #[error("it sent a message that cannot be read: {0}")]
@@ -73,11 +66,7 @@ impl Frame {
 fn check_length(what: &'static str, length: usize, limit: usize) -> Result<(), FrameError> {
     match length <= limit {
         true => Ok(()),
-        false => Err(FrameError::TooLong {
-            what,
-            length,
-            limit,
-        }),
+        false => Err(FrameError::TooLong { what, length, limit }),
     }
 }
 
@@ -112,10 +101,7 @@ impl FrameReader {
         let message = serde_json::from_slice(&self.message).map_err(FrameError::Message)?;
         self.prelude.clear();
         self.message.clear();
-        Ok(Some(Frame {
-            message,
-            payload: std::mem::take(&mut self.payload).into(),
-        }))
+        Ok(Some(Frame { message, payload: std::mem::take(&mut self.payload).into() }))
     }
 }
 
@@ -123,9 +109,7 @@ impl FrameReader {
 /// and the rest.
 #[cfg(feature = "mpi")]
 pub(super) fn split_head(bytes: &[u8]) -> Result<(Message, usize, &[u8]), FrameError> {
-    let (prelude, rest) = bytes
-        .split_at_checked(PRELUDE)
-        .ok_or(FrameError::NotAFrame)?;
+    let (prelude, rest) = bytes.split_at_checked(PRELUDE).ok_or(FrameError::NotAFrame)?;
     let (length, payload) = lengths(prelude)?;
     let (message, rest) = rest.split_at_checked(length).ok_or(FrameError::NotAFrame)?;
     let message = serde_json::from_slice(message).map_err(FrameError::Message)?;
@@ -142,10 +126,7 @@ fn lengths(prelude: &[u8]) -> Result<(usize, usize), FrameError> {
     if message ^ CHECK != check {
         return Err(FrameError::NotAFrame);
     }
-    let (message, payload) = (
-        message as usize,
-        usize::try_from(payload).unwrap_or(usize::MAX),
-    );
+    let (message, payload) = (message as usize, usize::try_from(payload).unwrap_or(usize::MAX));
     check_length("a message", message, MAX_MESSAGE)?;
     check_length("a payload", payload, MAX_PAYLOAD)?;
     Ok((message, payload))
@@ -207,15 +188,10 @@ mod tests {
         let frame = |_| Frame {
             message: match random.below(3) {
                 0 => Message::Gather { number: 7 },
-                1 => Message::Refused {
-                    reason: "x".repeat(random.below(200)),
-                },
+                1 => Message::Refused { reason: "x".repeat(random.below(200)) },
                 _ => Message::Left { rank: 3, sent: 9 },
             },
-            payload: (0..random.below(300))
-                .map(|at| at as u8)
-                .collect::<Vec<u8>>()
-                .into(),
+            payload: (0..random.below(300)).map(|at| at as u8).collect::<Vec<u8>>().into(),
         };
         (0..5).map(frame).collect()
     }

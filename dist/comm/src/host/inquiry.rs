@@ -75,10 +75,7 @@ impl Inquiries {
         if let CommError::Straggler { group, first, .. } = &error {
             // If all members had started the collective in time, its transfer was slow.
             let is_it = |key: &CallKey| (key.group, key.key.number) == (communicator, first.number);
-            let slow = self
-                .expired
-                .iter()
-                .find(|(key, it)| it.is_slow && is_it(key));
+            let slow = self.expired.iter().find(|(key, it)| it.is_slow && is_it(key));
             if let Some((_, expired)) = slow {
                 error = slow_transfer(group, first, expired.limit);
             }
@@ -201,16 +198,12 @@ impl Inquiries {
     ) -> Option<Message> {
         let dependents = graph.dependents(causes);
         let communicators = dependents.iter().map(|at| keys[*at].group).chain(also);
-        let communicators: BTreeSet<GroupId> = communicators
-            .filter(|communicator| !self.decided.contains(communicator))
-            .collect();
-        self.expired
-            .retain(|key, _| !communicators.contains(&key.group));
+        let communicators: BTreeSet<GroupId> =
+            communicators.filter(|communicator| !self.decided.contains(communicator)).collect();
+        self.expired.retain(|key, _| !communicators.contains(&key.group));
         self.decided.extend(&communicators);
-        (!communicators.is_empty()).then(|| Message::Verdict {
-            communicators: communicators.into_iter().collect(),
-            error,
-        })
+        (!communicators.is_empty())
+            .then(|| Message::Verdict { communicators: communicators.into_iter().collect(), error })
     }
 }
 
@@ -231,17 +224,12 @@ fn open_collectives(answers: &BTreeMap<usize, Answer>) -> Vec<(CallKey, Open)> {
         for started in &answer.calls {
             let open = all.entry(started.key).or_insert_with(|| Open {
                 group: started.group.clone(),
-                stuck: Stuck {
-                    waiting: Vec::new(),
-                    missing: started.missing.clone(),
-                },
+                stuck: Stuck { waiting: Vec::new(), missing: started.missing.clone() },
                 calls: Vec::new(),
                 not_joined: Vec::new(),
             });
             open.calls.push(started.call.clone());
-            open.stuck
-                .waiting
-                .extend(started.is_waiting.then_some(rank));
+            open.stuck.waiting.extend(started.is_waiting.then_some(rank));
             // A missing rank's part may have reached some ranks: it is missing only if all lack it.
             let is_missing = |rank: &usize| started.missing.contains(rank);
             open.stuck.missing.retain(is_missing);
@@ -249,11 +237,8 @@ fn open_collectives(answers: &BTreeMap<usize, Answer>) -> Vec<(CallKey, Open)> {
     }
     for (key, open) in &mut all {
         // A rank that has started it is not missing: its parts are on their way.
-        let has_started = |rank: &usize| {
-            answers
-                .get(rank)
-                .is_some_and(|it: &Answer| it.has_started(key))
-        };
+        let has_started =
+            |rank: &usize| answers.get(rank).is_some_and(|it: &Answer| it.has_started(key));
         open.stuck.missing.retain(|rank| !has_started(rank));
         open.stuck.missing.sort_unstable();
         let lacks_it = |rank: &&usize| {
@@ -284,10 +269,7 @@ mod tests {
 
     fn key(ranks: &[usize], number: u64) -> CallKey {
         let between = Members::All;
-        CallKey {
-            group: GroupId::of(&group(ranks), 0),
-            key: Key { between, number },
-        }
+        CallKey { group: GroupId::of(&group(ranks), 0), key: Key { between, number } }
     }
 
     /// The answer of `rank`: the collectives in which it waits, each with the ranks that it misses.
@@ -377,10 +359,7 @@ mod tests {
     #[test]
     fn ranks_that_wait_for_each_other_are_found_at_once() {
         let (mut inquiries, now) = expired(&[0, 1], 0);
-        let answers = vec![
-            answer(0, &[(&[0, 1], 0, &[1])]),
-            answer(1, &[(&[1, 0], 0, &[0])]),
-        ];
+        let answers = vec![answer(0, &[(&[0, 1], 0, &[1])]), answer(1, &[(&[1, 0], 0, &[0])])];
         let found = ask(&mut inquiries, now - Duration::from_secs(1), answers);
         assert_eq!(found[0].verdict(), Some(Verdict::OrderInversion));
     }
@@ -393,14 +372,7 @@ mod tests {
         done.counts.push((key(&[0, 1], 0).group, Members::All, 1));
         let answers = vec![answer(0, &[(&[0, 1], 0, &[1])]), done];
         let first = answers[0].calls[0].call.clone();
-        assert_eq!(
-            ask(
-                &mut inquiries,
-                now - Duration::from_secs(1),
-                answers.clone()
-            ),
-            []
-        );
+        assert_eq!(ask(&mut inquiries, now - Duration::from_secs(1), answers.clone()), []);
         inquiries.failed(
             key(&[0, 1], 0).group,
             CommError::Straggler {

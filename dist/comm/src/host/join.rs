@@ -166,11 +166,7 @@ impl Host {
             None => {
                 let (acceptor, address) = accept(&stream, &secret)?;
                 let (control, run, listeners) = host.enter(stream, Some(address), until)?;
-                let addresses = Addresses {
-                    run,
-                    secret,
-                    listeners,
-                };
+                let addresses = Addresses { run, secret, listeners };
                 (control, Carrier::Tcp(addresses, acceptor))
             }
         };
@@ -229,17 +225,9 @@ impl Host {
             };
             if !may_pass || Instant::now() + RETRY >= until {
                 return Err(match error {
-                    JoinError::Unreachable {
-                        rank,
-                        address,
-                        reason,
-                        ..
-                    } => JoinError::Unreachable {
-                        rank,
-                        address,
-                        waited: began.elapsed(),
-                        reason,
-                    },
+                    JoinError::Unreachable { rank, address, reason, .. } => {
+                        JoinError::Unreachable { rank, address, waited: began.elapsed(), reason }
+                    }
                     other => other,
                 });
             }
@@ -280,10 +268,7 @@ impl Host {
         listener: Option<SocketAddr>,
         until: Instant,
     ) -> Result<(Connection, Run, Vec<SocketAddr>), JoinError> {
-        let refused = |reason: String| JoinError::Refused {
-            rank: self.rank,
-            reason,
-        };
+        let refused = |reason: String| JoinError::Refused { rank: self.rank, reason };
         let lost = |error: &dyn std::fmt::Display| refused(format!("{error}"));
         let failed = || JoinError::system("the rank could not open a socket");
         let mut control = Connection::new(stream).map_err(failed())?;
@@ -383,15 +368,9 @@ mod tests {
         thread::scope(|scope| {
             let lead = host(0).listener(listener);
             let first = scope.spawn(|| lead.join().map(drop));
-            let oversized = [
-                u32::MAX.to_le_bytes(),
-                (u32::MAX ^ 0x6d67_7264).to_le_bytes(),
-            ];
-            for garbage in [
-                [0xff; 64].as_slice(),
-                &[oversized.concat(), vec![0; 8]].concat(),
-                &[],
-            ] {
+            let oversized = [u32::MAX.to_le_bytes(), (u32::MAX ^ 0x6d67_7264).to_le_bytes()];
+            for garbage in [[0xff; 64].as_slice(), &[oversized.concat(), vec![0; 8]].concat(), &[]]
+            {
                 let (mut stream, _) = host(1).attempt(until).unwrap();
                 stream.set_read_timeout(None).unwrap();
                 stream.write_all(garbage).unwrap();

@@ -47,9 +47,7 @@ impl MeetingFile {
             .open(&new)
             .map_err(failed)?;
         let content = [point.address.as_bytes(), b"\n", point.secret.expose()].concat();
-        let written = file
-            .write_all(&content)
-            .and_then(|()| fs::rename(&new, path));
+        let written = file.write_all(&content).and_then(|()| fs::rename(&new, path));
         if let Err(error) = written {
             let _ = fs::remove_file(&new); // the first error counts
             return Err(failed(error));
@@ -79,10 +77,9 @@ fn read(path: &Path) -> Result<Point, JoinError> {
     file.take(4096).read_to_end(&mut content).map_err(failed)?;
     let mut lines = content.splitn(2, |byte| *byte == b'\n');
     match (lines.next().map(std::str::from_utf8), lines.next()) {
-        (Some(Ok(address)), Some(secret)) => Ok(Point {
-            address: address.to_owned(),
-            secret: Secret::new(secret)?,
-        }),
+        (Some(Ok(address)), Some(secret)) => {
+            Ok(Point { address: address.to_owned(), secret: Secret::new(secret)? })
+        }
         _ => Err(wrong(path, "is not a meeting file; delete it".to_owned())),
     }
 }
@@ -103,19 +100,13 @@ fn check_owner(path: &Path, file: &File) -> Result<(), JoinError> {
         0 => Ok(()),
         _ => Err(wrong(
             path,
-            format!(
-                "has mode {:o}, but must be 600; delete it",
-                metadata.mode() & 0o777
-            ),
+            format!("has mode {:o}, but must be 600; delete it", metadata.mode() & 0o777),
         )),
     }
 }
 
 fn wrong(path: &Path, problem: String) -> JoinError {
-    JoinError::MeetingFile {
-        path: path.to_owned(),
-        problem,
-    }
+    JoinError::MeetingFile { path: path.to_owned(), problem }
 }
 
 #[cfg(test)]
@@ -123,10 +114,7 @@ mod tests {
     use super::*;
 
     fn point(address: &str) -> Point {
-        Point {
-            address: address.to_owned(),
-            secret: Secret::random().unwrap(),
-        }
+        Point { address: address.to_owned(), secret: Secret::random().unwrap() }
     }
 
     fn path(name: &str) -> PathBuf {

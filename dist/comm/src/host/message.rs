@@ -24,22 +24,12 @@ pub(super) enum Message {
     Gather { number: u64 },
     /// This rank leaves. `sent` is the number of frames that it has sent to each rank, `failure` the
     /// rank whose failure ended the world for this rank, and the reason.
-    Leave {
-        sent: Vec<u64>,
-        failure: Option<(usize, String)>,
-    },
+    Leave { sent: Vec<u64>, failure: Option<(usize, String)> },
 
     /// A collective that this rank waits in has reached its time limit.
-    Expired {
-        key: CallKey,
-        limit: Duration,
-        grace: Duration,
-    },
+    Expired { key: CallKey, limit: Duration, grace: Duration },
     /// A communicator has to fail.
-    Failed {
-        communicator: GroupId,
-        error: CommError,
-    },
+    Failed { communicator: GroupId, error: CommError },
     /// The payload is the answer to an inquiry, which may be longer than a message: an [`Answer`].
     Answer { number: u64 },
 
@@ -48,10 +38,7 @@ pub(super) enum Message {
     Refused { reason: String },
     /// All ranks have joined. Has the addresses where they accept connections, if data is sent over
     /// TCP.
-    Members {
-        run: Run,
-        listeners: Vec<SocketAddr>,
-    },
+    Members { run: Run, listeners: Vec<SocketAddr> },
     /// The payload is the parts of all ranks, of these lengths.
     Gathered { number: u64, lengths: Vec<usize> },
     /// A rank left. It has sent `sent` frames to the receiver of this message.
@@ -61,18 +48,11 @@ pub(super) enum Message {
     /// Which collectives has the rank started? Those of `late` may not complete any more.
     Inquiry { number: u64, late: Vec<CallKey> },
     /// Communicators failed.
-    Verdict {
-        communicators: Vec<GroupId>,
-        error: CommError,
-    },
+    Verdict { communicators: Vec<GroupId>, error: CommError },
 
     // From a rank to another one.
     /// The payload is what the sender contributes for the receiver in a round of a collective.
-    Part {
-        key: CallKey,
-        round: usize,
-        call: WireCall,
-    },
+    Part { key: CallKey, round: usize, call: WireCall },
 }
 
 /// What a rank has started.
@@ -171,10 +151,9 @@ impl WireCall {
             counts: match &call.counts {
                 Counts::Even(count) => WireCounts::Even(*count),
                 Counts::Ragged(counts) => WireCounts::Ragged(counts.to_vec()),
-                Counts::Pairwise { send, recv } => WireCounts::Pairwise {
-                    send: send.to_vec(),
-                    recv: recv.to_vec(),
-                },
+                Counts::Pairwise { send, recv } => {
+                    WireCounts::Pairwise { send: send.to_vec(), recv: recv.to_vec() }
+                }
             },
             reduction: call.reduction.map(|reduction| reduction.to_string()),
             root: call.root,
@@ -196,10 +175,9 @@ impl WireCall {
             counts: match self.counts {
                 WireCounts::Even(count) => Counts::Even(count),
                 WireCounts::Ragged(counts) => Counts::Ragged(listed(counts)?),
-                WireCounts::Pairwise { send, recv } => Counts::Pairwise {
-                    send: listed(send)?,
-                    recv: listed(recv)?,
-                },
+                WireCounts::Pairwise { send, recv } => {
+                    Counts::Pairwise { send: listed(send)?, recv: listed(recv)? }
+                }
             },
             reduction: match self.reduction {
                 None => None,
@@ -207,10 +185,7 @@ impl WireCall {
             },
             root: self.root,
         };
-        Some(RemoteCall {
-            fingerprint,
-            at: self.at,
-        })
+        Some(RemoteCall { fingerprint, at: self.at })
     }
 }
 
@@ -223,11 +198,6 @@ pub(super) struct RemoteCall {
 
 impl RemoteCall {
     pub(super) fn site(&self, rank: usize, number: u64) -> CallSite {
-        CallSite {
-            rank,
-            call: self.fingerprint.to_string(),
-            number,
-            at: self.at.clone(),
-        }
+        CallSite { rank, call: self.fingerprint.to_string(), number, at: self.at.clone() }
     }
 }

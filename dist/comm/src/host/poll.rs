@@ -40,11 +40,7 @@ pub(super) struct Poll<'a> {
 impl<'a> Poll<'a> {
     /// Waits for the waker.
     pub(super) fn new(sleeper: &'a Sleeper) -> Poll<'a> {
-        let mut poll = Poll {
-            sleeper,
-            fds: Vec::new(),
-            limit: None,
-        };
+        let mut poll = Poll { sleeper, fds: Vec::new(), limit: None };
         poll.read(&sleeper.0);
         poll
     }

@@ -130,9 +130,7 @@ impl Progress {
             return;
         };
         let (frames, result) = control.read();
-        frames
-            .into_iter()
-            .for_each(|frame| self.control_frame(frame));
+        frames.into_iter().for_each(|frame| self.control_frame(frame));
         if let Err(error) = result {
             self.control = None;
             // The coordinator closes it after the farewell.
@@ -148,10 +146,9 @@ impl Progress {
             Message::Left { rank, sent } => self.shared.left(rank, sent),
             Message::Died { rank, reason } => self.shared.died(rank, reason),
             Message::Inquiry { number, late } => self.shared.inquire(number, late),
-            Message::Verdict {
-                communicators,
-                error,
-            } => self.shared.verdict(&communicators, &error),
+            Message::Verdict { communicators, error } => {
+                self.shared.verdict(&communicators, &error)
+            }
             Message::Gathered { number, lengths } => {
                 let mut rest: &[u8] = &frame.payload;
                 let split = |length| {
@@ -164,9 +161,7 @@ impl Progress {
                     None => self.shared.died(0, "it sent parts of a wrong length"),
                 }
             }
-            _ => self
-                .shared
-                .died(0, "it sent a message that is not for a rank"),
+            _ => self.shared.died(0, "it sent a message that is not for a rank"),
         }
     }
 
@@ -183,9 +178,7 @@ struct End(Arc<Shared>);
 impl Drop for End {
     fn drop(&mut self) {
         match thread::panicking() {
-            true => self
-                .0
-                .died(self.0.rank, "its thread for collectives panicked"),
+            true => self.0.died(self.0.rank, "its thread for collectives panicked"),
             false => self.0.end(Ended::Left),
         }
     }

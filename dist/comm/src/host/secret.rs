@@ -64,9 +64,8 @@ impl fmt::Debug for Secret {
 /// Random bytes of the operating system.
 pub(super) fn random<const N: usize>() -> Result<[u8; N], JoinError> {
     let mut bytes = [0; N];
-    getrandom::fill(&mut bytes).map_err(|error| JoinError::NoRandomness {
-        reason: error.to_string(),
-    })?;
+    getrandom::fill(&mut bytes)
+        .map_err(|error| JoinError::NoRandomness { reason: error.to_string() })?;
     Ok(bytes)
 }
 

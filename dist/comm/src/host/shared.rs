@@ -74,18 +74,8 @@ pub(super) struct Outbox {
 
 impl Shared {
     pub(super) fn new(rank: usize, world: usize, waker: Waker) -> Shared {
-        let state = State {
-            received: vec![0; world],
-            sent: vec![0; world],
-            ..State::default()
-        };
-        Shared {
-            rank,
-            world,
-            waker,
-            state: Mutex::new(state),
-            changed: Condvar::new(),
-        }
+        let state = State { received: vec![0; world], sent: vec![0; world], ..State::default() };
+        Shared { rank, world, waker, state: Mutex::new(state), changed: Condvar::new() }
     }
 
     pub(super) fn wake(&self) {
@@ -125,11 +115,8 @@ impl Shared {
                 return;
             };
             drop(state);
-            let guard = Interrupted(
-                &call.completion.clone(),
-                &call.membership.clone(),
-                key.key.number,
-            );
+            let guard =
+                Interrupted(&call.completion.clone(), &call.membership.clone(), key.key.number);
             let result = call.finish_round();
             state = self.lock();
             match result {
@@ -167,8 +154,7 @@ impl Shared {
         let ready = state.open.values().filter(|call| call.is_ready());
         let keys: Vec<CallKey> = ready.map(Call::key).collect();
         drop(state);
-        keys.into_iter()
-            .for_each(|key| self.settle(self.lock(), key));
+        keys.into_iter().for_each(|key| self.settle(self.lock(), key));
     }
 
     /// Handles a frame of another rank. An error is the reason to close the connection.
@@ -177,13 +163,8 @@ impl Shared {
         state.received[rank] += 1;
         match frame.message {
             Message::Part { key, round, call } => {
-                let arrival = Arrival {
-                    rank,
-                    round,
-                    call,
-                    part: frame.payload,
-                    at: Instant::now(),
-                };
+                let arrival =
+                    Arrival { rank, round, call, part: frame.payload, at: Instant::now() };
                 state.arrive(key, arrival);
                 if state.left.contains_key(&rank) {
                     state.check_left();
@@ -202,11 +183,8 @@ impl Shared {
             return false; // it runs, or is complete
         };
         call.is_late = true;
-        let message = Message::Expired {
-            key,
-            limit: call.membership.deadline,
-            grace: call.membership.grace,
-        };
+        let message =
+            Message::Expired { key, limit: call.membership.deadline, grace: call.membership.grace };
         state.outbox.control.push(message.into());
         drop(state);
         self.wake();
@@ -347,10 +325,7 @@ impl Shared {
     }
 
     pub(super) fn gather(&self, number: u64, bytes: &[u8]) {
-        let frame = Frame {
-            message: Message::Gather { number },
-            payload: bytes.to_vec().into(),
-        };
+        let frame = Frame { message: Message::Gather { number }, payload: bytes.to_vec().into() };
         self.lock().outbox.control.push(frame);
         self.wake();
     }
@@ -441,10 +416,7 @@ impl State {
     /// fails it.
     fn report(&mut self, communicator: GroupId, error: CommError) {
         if self.reported.insert(communicator) {
-            let message = Message::Failed {
-                communicator,
-                error,
-            };
+            let message = Message::Failed { communicator, error };
             self.outbox.control.push(message.into());
         }
     }
@@ -486,9 +458,7 @@ impl Ended {
                 rank: *rank,
                 reason: reason.clone(),
             },
-            Ended::Left => CommError::Left {
-                rank: call.membership.rank(),
-            },
+            Ended::Left => CommError::Left { rank: call.membership.rank() },
         }
     }
 }
@@ -499,10 +469,7 @@ struct Interrupted<'a>(&'a Completion, &'a Arc<Membership>, u64);
 impl Drop for Interrupted<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let error = CommError::Interrupted {
-                group: self.1.group.clone(),
-                number: self.2,
-            };
+            let error = CommError::Interrupted { group: self.1.group.clone(), number: self.2 };
             self.0.complete(Err(error.into()));
         }
     }

@@ -223,10 +223,7 @@ impl DataPlane for Tcp {
 
 impl Outgoing {
     fn lost(reason: String) -> Outgoing {
-        Outgoing::Lost {
-            since: Instant::now(),
-            reason,
-        }
+        Outgoing::Lost { since: Instant::now(), reason }
     }
 
     fn lost_since(&self) -> Option<(Instant, &str)> {
@@ -243,11 +240,7 @@ impl Opener {
         let (done, opened) = channel();
         let thread = thread::Builder::new().name(format!("opener of rank {}", shared.rank));
         let thread = thread.spawn(move || open_all(&addresses, &shared, &to_open, &done))?;
-        Ok(Opener {
-            requests: Some(requests),
-            opened,
-            thread: Some(thread),
-        })
+        Ok(Opener { requests: Some(requests), opened, thread: Some(thread) })
     }
 
     fn request(&self, rank: usize) {

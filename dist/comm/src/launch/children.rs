@@ -61,19 +61,13 @@ fn wait_for(process: &Child) -> io::Result<u8> {
 
 impl Children {
     pub(super) fn new() -> io::Result<Children> {
-        Ok(Children {
-            ranks: Vec::new(),
-            ends: Ends::new()?,
-        })
+        Ok(Children { ranks: Vec::new(), ends: Ends::new()? })
     }
 
     pub(super) fn push(&mut self, process: Child) -> io::Result<()> {
         let pid = pid(&process).ok_or(Errno::CHILD)?;
         let is_running = true;
-        self.ranks.push(Rank {
-            process,
-            is_running,
-        });
+        self.ranks.push(Rank { process, is_running });
         self.ends.push(pid)
     }
 
@@ -85,9 +79,8 @@ impl Children {
     /// stopped.
     pub(super) fn wait(&mut self, stop: &AtomicBool) -> io::Result<Ended> {
         let mut outcome = Ended::Success;
-        let mut signals = [(Duration::ZERO, Signal::TERM), (END, Signal::KILL)]
-            .into_iter()
-            .peekable();
+        let mut signals =
+            [(Duration::ZERO, Signal::TERM), (END, Signal::KILL)].into_iter().peekable();
         let mut since: Option<Instant> = None;
         while self.ranks.iter().any(|rank| rank.is_running) {
             let mut failed = None;

@@ -30,10 +30,7 @@ mod pidfds {
 
     impl Ends {
         pub(in super::super) fn new() -> io::Result<Ends> {
-            Ok(Ends {
-                epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
-                processes: Vec::new(),
-            })
+            Ok(Ends { epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?, processes: Vec::new() })
         }
 
         /// Adds the process of the next rank, right after its start.

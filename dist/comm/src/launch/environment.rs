@@ -215,12 +215,7 @@ fn check_equal(
 ) -> Result<(), EnvironmentError> {
     match first_value == second_value {
         true => Ok(()),
-        false => Err(EnvironmentError::Contradiction {
-            first,
-            first_value,
-            second,
-            second_value,
-        }),
+        false => Err(EnvironmentError::Contradiction { first, first_value, second, second_value }),
     }
 }
 
@@ -245,11 +240,7 @@ mod tests {
     fn every_launcher_is_recognized() {
         assert_eq!(read(&[]), Ok(None));
         assert_eq!(read(&[("SLURM_NTASKS", "4")]), Ok(None)); // a shell in an allocation
-        let meeting = [
-            ("MASTER_ADDR", "n1"),
-            ("MASTER_PORT", "29500"),
-            ("MESHGRAD_SECRET", LONG),
-        ];
+        let meeting = [("MASTER_ADDR", "n1"), ("MASTER_PORT", "29500"), ("MESHGRAD_SECRET", LONG)];
         for names in &LAUNCHERS {
             let place = [
                 (names.rank, "3"),
@@ -257,9 +248,7 @@ mod tests {
                 (names.local_rank, "1"),
                 (names.local_size, "2"),
             ];
-            let found = read(&[place.as_slice(), &meeting].concat())
-                .unwrap()
-                .unwrap();
+            let found = read(&[place.as_slice(), &meeting].concat()).unwrap().unwrap();
             assert_eq!(found.to_string(), "rank 3 of 8, meeting at n1:29500");
             assert_eq!((found.local_rank(), found.local_size()), (1, 2));
         }
@@ -286,11 +275,7 @@ mod tests {
 
     #[test]
     fn the_meeting_point_depends_on_the_launcher() {
-        let place = [
-            ("RANK", "1"),
-            ("WORLD_SIZE", "2"),
-            ("MESHGRAD_SECRET", LONG),
-        ];
+        let place = [("RANK", "1"), ("WORLD_SIZE", "2"), ("MESHGRAD_SECRET", LONG)];
         let with = |more: &[(&'static str, &'static str)]| at(&[place.as_slice(), more].concat());
         let store = [
             ("MASTER_ADDR", "::1"),
@@ -300,10 +285,7 @@ mod tests {
         assert_eq!(with(&store), "rank 1 of 2, meeting at [::1]:29501");
         let own = [store.as_slice(), &[("MESHGRAD_PORT", "7")]].concat();
         assert_eq!(with(&own), "rank 1 of 2, meeting at [::1]:7");
-        let slurm = [
-            ("SLURM_JOB_ID", "123456"),
-            ("SLURM_STEP_NODELIST", "gpu[07-12,20]-x,login1"),
-        ];
+        let slurm = [("SLURM_JOB_ID", "123456"), ("SLURM_STEP_NODELIST", "gpu[07-12,20]-x,login1")];
         assert_eq!(with(&slurm), "rank 1 of 2, meeting at gpu07-x:23456");
         let step = [slurm.as_slice(), &[("SLURM_STEP_ID", "1")]].concat();
         assert_eq!(with(&step), "rank 1 of 2, meeting at gpu07-x:21375");
@@ -320,16 +302,9 @@ mod tests {
     /// MPICH sets no name of the run, so the parent's process id is used.
     #[test]
     fn runs_without_a_name_do_not_share_a_file() {
-        let file = at(&[
-            ("PMI_RANK", "0"),
-            ("PMI_SIZE", "2"),
-            ("MPI_LOCALNRANKS", "2"),
-        ]);
+        let file = at(&[("PMI_RANK", "0"), ("PMI_SIZE", "2"), ("MPI_LOCALNRANKS", "2")]);
         let parent = std::os::unix::process::parent_id();
-        assert!(
-            file.contains(&format!("-parent-{parent}.meeting")),
-            "{file}"
-        );
+        assert!(file.contains(&format!("-parent-{parent}.meeting")), "{file}");
     }
 
     #[test]
@@ -341,34 +316,16 @@ mod tests {
         };
         let cases: [(&[(&str, &str)], &str); 10] = [
             (
-                &[
-                    ("RANK", "1"),
-                    ("WORLD_SIZE", "2"),
-                    ("LOCAL_WORLD_SIZE", "2"),
-                ],
+                &[("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2")],
                 "2 ranks of one host need a name for their run; set MESHGRAD_RUN",
             ),
-            (
-                &[("PMIX_RANK", "1")],
-                "PMIX_RANK is set, but WORLD_SIZE is not",
-            ),
+            (&[("PMIX_RANK", "1")], "PMIX_RANK is set, but WORLD_SIZE is not"),
             (&[("RANK", "1")], "RANK is set, but WORLD_SIZE is not"),
             (&[("WORLD_SIZE", "2")], "WORLD_SIZE is set, but RANK is not"),
+            (&[("RANK", "x"), ("WORLD_SIZE", "2")], "RANK is `x`, which is not a number"),
+            (&[("RANK", "2"), ("WORLD_SIZE", "2")], "RANK is 2, but WORLD_SIZE is 2"),
             (
-                &[("RANK", "x"), ("WORLD_SIZE", "2")],
-                "RANK is `x`, which is not a number",
-            ),
-            (
-                &[("RANK", "2"), ("WORLD_SIZE", "2")],
-                "RANK is 2, but WORLD_SIZE is 2",
-            ),
-            (
-                &[
-                    ("RANK", "1"),
-                    ("WORLD_SIZE", "2"),
-                    ("PMI_RANK", "0"),
-                    ("PMI_SIZE", "2"),
-                ],
+                &[("RANK", "1"), ("WORLD_SIZE", "2"), ("PMI_RANK", "0"), ("PMI_SIZE", "2")],
                 "RANK is 1, but PMI_RANK is 0",
             ),
             (
@@ -385,10 +342,7 @@ mod tests {
                 &[("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "n1")],
                 "MASTER_ADDR is set, but MASTER_PORT is not",
             ),
-            (
-                &[("RANK", "1"), ("WORLD_SIZE", "2")],
-                "set MASTER_ADDR and MASTER_PORT",
-            ),
+            (&[("RANK", "1"), ("WORLD_SIZE", "2")], "set MASTER_ADDR and MASTER_PORT"),
         ];
         for (variables, expected) in cases {
             let error = error(variables);

@@ -132,16 +132,9 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
             known.push(self.unnamed_run(world)?);
         }
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
-        let run: String = known
-            .join("-")
-            .chars()
-            .map(|c| if is_plain(c) { c } else { '_' })
-            .take(120)
-            .collect();
-        let folder = self
-            .text("XDG_RUNTIME_DIR")
-            .map(PathBuf::from)
-            .filter(|it| it.is_dir());
+        let run: String =
+            known.join("-").chars().map(|c| if is_plain(c) { c } else { '_' }).take(120).collect();
+        let folder = self.text("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|it| it.is_dir());
         let user = rustix::process::geteuid().as_raw();
         let folder = folder.unwrap_or_else(std::env::temp_dir);
         Ok(folder.join(format!("meshgrad-{user}-{run}.meeting")))

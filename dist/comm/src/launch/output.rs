@@ -47,10 +47,7 @@ pub(super) fn copy_lines(
 
 /// Waits for bytes or an end of the source, or for the end of the ranks.
 fn wait(from: &impl AsFd, ended: &impl AsFd) -> (bool, bool) {
-    let mut fds = [
-        PollFd::new(from, PollFlags::IN),
-        PollFd::new(ended, PollFlags::IN),
-    ];
+    let mut fds = [PollFd::new(from, PollFlags::IN), PollFd::new(ended, PollFlags::IN)];
     // The only other error is a lack of memory. A read then waits for the source alone.
     match retry_on_intr(|| poll(&mut fds, None)) {
         Ok(_) => (!fds[0].revents().is_empty(), !fds[1].revents().is_empty()),
@@ -103,10 +100,7 @@ mod tests {
             drop(writer);
         });
         let pieces = pieces.into_inner().unwrap().0;
-        assert!(
-            pieces.iter().all(|it| *it <= 2 * LONGEST_LINE),
-            "{pieces:?}"
-        );
+        assert!(pieces.iter().all(|it| *it <= 2 * LONGEST_LINE), "{pieces:?}");
         let added = pieces.len() * "[0] \n".len();
         assert_eq!(pieces.iter().sum::<usize>(), sent + added);
     }

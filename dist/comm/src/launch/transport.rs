@@ -54,13 +54,11 @@ impl World {
     /// [`EnvironmentError`], including one for a transport whose feature is off.
     pub fn from_env_over(transport: Transport) -> Result<World, EnvironmentError> {
         let environment = Environment::read()?;
-        Ok(
-            match (transport.choose(environment.as_ref()), &environment) {
-                (Transport::Mpi, environment) => join_mpi(environment.as_ref())?,
-                (_, Some(environment)) => environment.host()?.join()?,
-                (_, None) => Host::alone()?.join()?,
-            },
-        )
+        Ok(match (transport.choose(environment.as_ref()), &environment) {
+            (Transport::Mpi, environment) => join_mpi(environment.as_ref())?,
+            (_, Some(environment)) => environment.host()?.join()?,
+            (_, None) => Host::alone()?.join()?,
+        })
     }
 }
 
@@ -75,9 +73,7 @@ fn join_mpi(environment: Option<&Environment>) -> Result<World, JoinError> {
 
 #[cfg(not(feature = "mpi"))]
 fn join_mpi(_environment: Option<&Environment>) -> Result<World, JoinError> {
-    Err(JoinError::Mpi {
-        reason: "this program was built without the feature `mpi`".to_owned(),
-    })
+    Err(JoinError::Mpi { reason: "this program was built without the feature `mpi`".to_owned() })
 }
 
 #[cfg(test)]
@@ -104,10 +100,7 @@ mod tests {
             true => Transport::Mpi,
             false => Transport::Host,
         };
-        assert_eq!(
-            under("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-            with_feature
-        );
+        assert_eq!(under("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), with_feature);
         assert_eq!(under("RANK", "WORLD_SIZE"), Transport::Host);
         assert_eq!(Transport::Auto.choose(None), Transport::Host);
     }

@@ -48,9 +48,8 @@ impl LocalCommunicator {
     /// # Errors
     /// [`CommError::Start`] when `rank` is too large for a group.
     pub fn alone(rank: usize, device: &Device) -> Result<LocalCommunicator, CommError> {
-        let group = Group::new([rank]).map_err(|error| CommError::Start {
-            reason: error.to_string(),
-        })?;
+        let group =
+            Group::new([rank]).map_err(|error| CommError::Start { reason: error.to_string() })?;
         let table = Arc::new(Table::new(group, Duration::MAX, Arc::default()));
         Ok(LocalCommunicator::new(table, 0, device.clone()))
     }
@@ -72,13 +71,7 @@ impl LocalCommunicator {
 
     /// Starts calls as one entry of the table: a transfer, or one or more fused collectives.
     fn begin(&self, calls: Vec<(Request, Contribution)>) -> Result<Begun> {
-        let Member {
-            table,
-            index,
-            clock,
-            counters,
-            ..
-        } = &*self.0;
+        let Member { table, index, clock, counters, .. } = &*self.0;
         clock.yield_now();
         let is_transfer = calls.iter().any(|(request, _)| request.peer.is_some());
         let arrivals = calls.into_iter().map(|(request, contribution)| Arrival {
@@ -152,11 +145,6 @@ impl Communicator for LocalCommunicator {
 
 impl fmt::Debug for LocalCommunicator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "LocalCommunicator(rank {} of {})",
-            self.rank(),
-            self.group()
-        )
+        write!(f, "LocalCommunicator(rank {} of {})", self.rank(), self.group())
     }
 }

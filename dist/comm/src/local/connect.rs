@@ -19,11 +19,7 @@ pub struct LocalConnector {
 
 impl LocalConnector {
     pub(super) fn new(rank: usize, device: Device, world: Arc<World>) -> LocalConnector {
-        LocalConnector {
-            rank,
-            device,
-            world,
-        }
+        LocalConnector { rank, device, world }
     }
 }
 
@@ -36,17 +32,10 @@ impl Connect for LocalConnector {
         let group = creation.group;
         let index = group
             .index_of(self.rank)
-            .ok_or_else(|| CommError::NotMember {
-                rank: self.rank,
-                group: group.clone(),
-            })?;
+            .ok_or_else(|| CommError::NotMember { rank: self.rank, group: group.clone() })?;
         let world = self.world.all().len();
         if let Some(rank) = group.ranks().iter().find(|rank| **rank >= world) {
-            return Err(CommError::OutsideWorld {
-                group: group.clone(),
-                rank: *rank,
-                world,
-            });
+            return Err(CommError::OutsideWorld { group: group.clone(), rank: *rank, world });
         }
         let table = self.world.join(group, creation.generation);
         Ok(LocalCommunicator::new(table, index, self.device.clone()))

@@ -107,10 +107,7 @@ fn reduce<T: Reduce>(
     let mut reducer = Reducer::new(reduction);
     for start in range.clone().step_by(CHUNK) {
         let chunk = start..range.end.min(start + CHUNK);
-        let sources: Vec<&[T]> = parts
-            .iter()
-            .map(|part| &part.source()[chunk.clone()])
-            .collect();
+        let sources: Vec<&[T]> = parts.iter().map(|part| &part.source()[chunk.clone()]).collect();
         let reduced = reducer.reduce(&sources);
         drop(sources);
         for part in &mut parts[into.clone()] {

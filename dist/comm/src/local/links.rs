@@ -20,11 +20,7 @@ pub(super) struct Links {
 
 impl Links {
     pub(super) fn new(costs: LinkCosts, hosts: Hosts) -> Links {
-        Links {
-            costs,
-            hosts,
-            free: Mutex::default(),
-        }
+        Links { costs, hosts, free: Mutex::default() }
     }
 
     /// The time at which collectives that `ranks` start together at `now` have been transferred, as
@@ -50,11 +46,7 @@ impl Links {
         let carried = (u128::from(bytes) * u128::from(link.ns_per_mib)) >> 20;
         let carried = u64::try_from(carried).unwrap_or(u64::MAX);
         let latency = link.latency_ns.saturating_mul(hops);
-        let nanos = self
-            .costs
-            .launch_ns
-            .saturating_add(latency)
-            .saturating_add(carried);
+        let nanos = self.costs.launch_ns.saturating_add(latency).saturating_add(carried);
 
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         let busy = ranks.iter().filter_map(|rank| free.get(rank).copied());

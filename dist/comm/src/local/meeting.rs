@@ -62,7 +62,5 @@ impl Failed {
 /// Gives up the tensors of a collective. Returns those whose `Pending` was dropped and that may
 /// wait for a GPU when freed. Complete the collective before freeing them.
 pub(super) fn release(arrivals: impl Iterator<Item = Arrival>) -> Vec<Tensors> {
-    arrivals
-        .filter_map(|one| one.contribution.release())
-        .collect()
+    arrivals.filter_map(|one| one.contribution.release()).collect()
 }

@@ -183,12 +183,8 @@ impl Local {
         E: Into<Box<dyn StdError + Send + Sync>>,
     {
         let all: Vec<usize> = (0..self.ranks).collect();
-        let all = Group::new(all).map_err(|error| RunError::Start {
-            reason: error.to_string(),
-        })?;
-        let devices = self
-            .checked_devices()
-            .map_err(|reason| RunError::Start { reason })?;
+        let all = Group::new(all).map_err(|error| RunError::Start { reason: error.to_string() })?;
+        let devices = self.checked_devices().map_err(|reason| RunError::Start { reason })?;
         let launch = Launch {
             devices,
             world: Arc::new(World::new(all, self.rules())),
@@ -218,9 +214,7 @@ impl Local {
         };
         let (given, ranks) = (devices.len(), self.ranks);
         if given != ranks {
-            return Err(format!(
-                "{given} devices for {ranks} ranks; pass one per rank"
-            ));
+            return Err(format!("{given} devices for {ranks} ranks; pass one per rank"));
         }
         if let Some(meta) = devices.iter().find(|device| !device.computes()) {
             return Err(format!("{meta} computes no values; use `Plan`"));
@@ -305,10 +299,7 @@ impl Launch<'_> {
         let local = LocalRank::new(rank, device.clone(), self.world.clone());
         match catch_unwind(AssertUnwindSafe(|| device.run(|| main(&local)))) {
             Ok(result) => result.map_err(|error| failed(error.into())),
-            Err(panic) => Err(RunError::Panic {
-                rank,
-                message: message(panic),
-            }),
+            Err(panic) => Err(RunError::Panic { rank, message: message(panic) }),
         }
     }
 
@@ -391,13 +382,7 @@ impl LocalRank {
     fn new(rank: usize, device: Device, world: Arc<World>) -> LocalRank {
         let connector = LocalConnector::new(rank, device.clone(), world.clone());
         let shares = Arc::new(Shares::new(rank, device.clone(), connector));
-        LocalRank {
-            rank,
-            device,
-            clock: world.rules().clock.of_rank(rank),
-            world,
-            shares,
-        }
+        LocalRank { rank, device, clock: world.rules().clock.of_rank(rank), world, shares }
     }
 
     /// Its number, from 0.

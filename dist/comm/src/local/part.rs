@@ -5,16 +5,9 @@ use std::ops::Range;
 /// One member's elements.
 pub(super) enum Part<'a, T> {
     /// Input and output are different memory. In place, there is only an output.
-    Apart {
-        input: Option<&'a [T]>,
-        output: Option<&'a mut [T]>,
-    },
+    Apart { input: Option<&'a [T]>, output: Option<&'a mut [T]> },
     /// Both are ranges of one slice.
-    Shared {
-        all: &'a mut [T],
-        input: Range<usize>,
-        output: Range<usize>,
-    },
+    Shared { all: &'a mut [T], input: Range<usize>, output: Range<usize> },
 }
 
 impl<'a, T: Copy> Part<'a, T> {
@@ -65,10 +58,9 @@ impl<'a, T: Copy> Part<'a, T> {
     /// Copies elements `from` of its source to its output, from `at` on.
     fn keep(&mut self, from: Range<usize>, at: usize) {
         match self {
-            Part::Apart {
-                input: Some(input),
-                output: Some(output),
-            } => write(output, at, &input[from]),
+            Part::Apart { input: Some(input), output: Some(output) } => {
+                write(output, at, &input[from])
+            }
             Part::Apart { .. } => {}
             Part::Shared { all, input, output } => {
                 let from = input.start + from.start..input.start + from.end;
@@ -89,12 +81,7 @@ pub(super) struct Move {
 
 impl Move {
     pub(super) fn run<T: Copy>(self, parts: &mut [Part<'_, T>]) {
-        let Move {
-            sender,
-            from,
-            receiver,
-            at,
-        } = self;
+        let Move { sender, from, receiver, at } = self;
         if sender == receiver {
             parts[sender].keep(from, at);
         } else if let Ok([sender, receiver]) = parts.get_disjoint_mut([sender, receiver])

@@ -61,10 +61,8 @@ pub(super) fn of_moves<'a, T: Copy>(
         Part::Apart { input, .. } => *input,
         Part::Shared { .. } => None,
     };
-    let sources: Option<Vec<&'a [T]>> = moves
-        .iter()
-        .map(|one| Some(&input(one.sender)?[one.from.clone()]))
-        .collect();
+    let sources: Option<Vec<&'a [T]>> =
+        moves.iter().map(|one| Some(&input(one.sender)?[one.from.clone()])).collect();
     let sources = sources?;
     let mut copies = Copies::new();
     for (one, source) in moves.iter().zip(sources) {

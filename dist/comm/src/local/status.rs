@@ -44,11 +44,7 @@ impl Status {
         let missing: Vec<usize> = missing.iter().copied().filter(has_returned).collect();
         let error = state.returned.get_mut(missing.first()?)?;
         if error.is_none() {
-            *error = Some(CommError::Returned {
-                group: group.clone(),
-                call: call()?,
-                missing,
-            });
+            *error = Some(CommError::Returned { group: group.clone(), call: call()?, missing });
         }
         error.clone()
     }

@@ -65,12 +65,7 @@ pub(super) struct Begun {
 
 impl Table {
     pub(super) fn new(group: Group, deadline: Duration, world: Arc<Shared>) -> Table {
-        Table {
-            group,
-            deadline,
-            world,
-            state: Mutex::default(),
-        }
+        Table { group, deadline, world, state: Mutex::default() }
     }
 
     pub(super) fn group(&self) -> &Group {
@@ -118,12 +113,7 @@ impl Table {
                 return Err(self.world.watch.fail(key, &table, error));
             }
         }
-        Ok(Begun {
-            completion,
-            key,
-            rank,
-            until: now.checked_add(self.deadline),
-        })
+        Ok(Begun { completion, key, rank, until: now.checked_add(self.deadline) })
     }
 
     /// Adds a member's calls to its collective. An error fails the communicator.
@@ -173,9 +163,7 @@ impl Table {
                 return result;
             }
             let limit = self.deadline;
-            let expired = world
-                .watch
-                .expire(begun.key, &table, &world.status, limit, attempt);
+            let expired = world.watch.expire(begun.key, &table, &world.status, limit, attempt);
             until = match expired {
                 Expiry::Extend => clock.now().checked_add(self.rules().grace(limit)),
                 Expiry::Over => None,
@@ -197,18 +185,11 @@ impl Table {
         let (first, second) = if first.len() == calls.len() {
             let mut pairs = first.iter().zip(calls);
             let (one, other) = pairs.find(|(one, other)| !agree(&one.ticket, &other.ticket))?;
-            (
-                CallSite::new(first_rank(), &one.ticket),
-                CallSite::new(rank, &other.ticket),
-            )
+            (CallSite::new(first_rank(), &one.ticket), CallSite::new(rank, &other.ticket))
         } else {
             (site(first_rank(), first), site(rank, calls))
         };
-        Some(CommError::Mismatch {
-            group: self.group.clone(),
-            first,
-            second,
-        })
+        Some(CommError::Mismatch { group: self.group.clone(), first, second })
     }
 
     /// The error if the last member of a collective arrived after the time limit of another.
@@ -247,11 +228,8 @@ impl Table {
     fn finish(self: &Arc<Table>, key: Key, meeting: Meeting) {
         let ranks = key.between.ranks(&self.group);
         let completion = meeting.completion;
-        let guard = Interrupted {
-            completion: Some(&completion),
-            group: &self.group,
-            number: key.number,
-        };
+        let guard =
+            Interrupted { completion: Some(&completion), group: &self.group, number: key.number };
         let fused = by_call(meeting.places);
         let end = self.end_of_transfer(&ranks, &fused);
         let mut works = fused
@@ -319,11 +297,7 @@ impl OpenCollectives for Table {
             index.is_some_and(|index| state.joined.contains(&index))
         };
         let not_joined = missing.iter().copied().filter(|rank| !has_joined(rank));
-        Some(Snapshot {
-            calls: calls.collect(),
-            not_joined: not_joined.collect(),
-            missing,
-        })
+        Some(Snapshot { calls: calls.collect(), not_joined: not_joined.collect(), missing })
     }
 
     fn set_late(&self, key: Key) {
@@ -358,9 +332,7 @@ fn agree(one: &Ticket, other: &Ticket) -> bool {
 fn site(rank: usize, calls: &[Arrival]) -> CallSite {
     let mut site = CallSite::new(rank, &calls[0].ticket);
     if calls.len() > 1 {
-        let texts = calls
-            .iter()
-            .map(|one| one.ticket.request.fingerprint.to_string());
+        let texts = calls.iter().map(|one| one.ticket.request.fingerprint.to_string());
         site.call = format!("fuse({})", texts.collect::<Vec<_>>().join(", "));
     }
     site
@@ -390,10 +362,7 @@ impl Interrupted<'_> {
 impl Drop for Interrupted<'_> {
     fn drop(&mut self) {
         if let Some(completion) = self.completion {
-            let error = CommError::Interrupted {
-                group: self.group.clone(),
-                number: self.number,
-            };
+            let error = CommError::Interrupted { group: self.group.clone(), number: self.number };
             completion.complete(Err(error.into()));
         }
     }

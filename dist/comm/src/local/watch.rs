@@ -85,17 +85,8 @@ impl Watch {
         key: Key,
         table: Arc<dyn OpenCollectives>,
     ) -> Leave<'_> {
-        self.lock().push(Waiting {
-            rank,
-            key,
-            table: table.clone(),
-        });
-        Leave {
-            watch: self,
-            rank,
-            key,
-            table,
-        }
+        self.lock().push(Waiting { rank, key, table: table.clone() });
+        Leave { watch: self, rank, key, table }
     }
 
     /// The number of ranks that wait in a collective.
@@ -182,10 +173,7 @@ fn open_collectives(waiting: &[Waiting]) -> (Vec<Place>, Vec<Open>) {
         } else if let Some(snapshot) = table.snapshot(*key) {
             let open = Open {
                 group: table.group().clone(),
-                stuck: Stuck {
-                    waiting: vec![*rank],
-                    missing: snapshot.missing,
-                },
+                stuck: Stuck { waiting: vec![*rank], missing: snapshot.missing },
                 calls: snapshot.calls,
                 not_joined: snapshot.not_joined,
             };
@@ -204,12 +192,7 @@ fn open_collectives(waiting: &[Waiting]) -> (Vec<Place>, Vec<Open>) {
 
 fn returned(open: &[Open], among: &[usize], status: &Status) -> Option<Found> {
     among.iter().find_map(|at| {
-        let Open {
-            group,
-            stuck,
-            calls,
-            ..
-        } = &open[*at];
+        let Open { group, stuck, calls, .. } = &open[*at];
         let error = status.returned(group, &stuck.missing, || calls.first().cloned())?;
         Some((error, vec![*at]))
     })

@@ -22,9 +22,7 @@ pub(super) fn reductions(call: &Fingerprint, members: usize) -> Vec<(Range<usize
 
 /// What a collective copies, in the order of receivers and of their outputs.
 pub(super) fn moves(arrivals: &[Arrival]) -> Vec<Move> {
-    let counts = arrivals
-        .iter()
-        .map(|one| &one.ticket.request.fingerprint.counts);
+    let counts = arrivals.iter().map(|one| &one.ticket.request.fingerprint.counts);
     let counts: Vec<&Counts> = counts.collect();
     let call = &arrivals[0].ticket.request.fingerprint;
     let (members, common) = (counts.len(), &call.counts);
@@ -64,12 +62,7 @@ pub(super) fn moves(arrivals: &[Arrival]) -> Vec<Move> {
 }
 
 fn one(sender: usize, from: Range<usize>, receiver: usize) -> Move {
-    Move {
-        sender,
-        from,
-        receiver,
-        at: 0,
-    }
+    Move { sender, from, receiver, at: 0 }
 }
 
 /// Copies from each member to one, one after another: these elements of each.
@@ -78,12 +71,7 @@ fn to_one(receiver: usize, from: impl Iterator<Item = Range<usize>>) -> Vec<Move
     let copy = |(sender, from): (usize, Range<usize>)| {
         let start = at;
         at += from.len();
-        Move {
-            sender,
-            from,
-            receiver,
-            at: start,
-        }
+        Move { sender, from, receiver, at: start }
     };
     from.enumerate().map(copy).collect()
 }

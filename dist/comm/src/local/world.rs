@@ -32,15 +32,8 @@ struct Joining {
 
 impl World {
     pub(super) fn new(all: Group, rules: Rules) -> World {
-        let shared = Shared {
-            rules,
-            ..Shared::default()
-        };
-        World {
-            all,
-            shared: Arc::new(shared),
-            state: Mutex::default(),
-        }
+        let shared = Shared { rules, ..Shared::default() };
+        World { all, shared: Arc::new(shared), state: Mutex::default() }
     }
 
     pub(super) fn rules(&self) -> &Rules {
@@ -94,11 +87,7 @@ impl World {
     }
 
     fn tables(&self) -> Vec<Arc<Table>> {
-        self.lock()
-            .tables
-            .iter()
-            .filter_map(Weak::upgrade)
-            .collect()
+        self.lock().tables.iter().filter_map(Weak::upgrade).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

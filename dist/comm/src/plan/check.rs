@@ -198,11 +198,7 @@ impl<'a> Run<'a> {
         let progress = &mut self.progress[log];
         let event = progress.at;
         let number = progress.numbers.entry((group, request.peer)).or_default();
-        let call = Call {
-            log,
-            logged,
-            number: *number,
-        };
+        let call = Call { log, logged, number: *number };
         *number += 1;
 
         let own_index = || self.groups[group].index_of(self.logs[log].rank());
@@ -260,9 +256,7 @@ impl<'a> Run<'a> {
         });
         mismatch.or_else(|| {
             let complete = self.meetings.iter().filter(|meeting| meeting.is_complete());
-            complete
-                .filter_map(|meeting| self.pair_mismatch(meeting))
-                .next()
+            complete.filter_map(|meeting| self.pair_mismatch(meeting)).next()
         })
     }
 
@@ -315,9 +309,7 @@ impl<'a> Run<'a> {
                 waits_for: step.waits_for,
             }
         });
-        Err(CommError::OrderInversion {
-            cycle: waits.collect(),
-        })
+        Err(CommError::OrderInversion { cycle: waits.collect() })
     }
 
     fn checked(&self) -> Checked {
@@ -362,19 +354,15 @@ impl<'a> Run<'a> {
         let waiting = meeting.waiting.iter().map(|log| self.logs[*log].rank());
         let mut waiting: Vec<usize> = waiting.collect();
         waiting.sort_unstable();
-        Stuck {
-            waiting,
-            missing: self.missing(meeting),
-        }
+        Stuck { waiting, missing: self.missing(meeting) }
     }
 
     /// The ranks with logs that have not started a collective, in ascending order.
     fn missing(&self, meeting: &Meeting<'a>) -> Vec<usize> {
         let group = self.groups[meeting.group];
         let arrivals = meeting.arrivals.iter();
-        let arrived: BTreeSet<(usize, bool)> = arrivals
-            .map(|call| (self.logs[call.log].rank(), call.receives()))
-            .collect();
+        let arrived: BTreeSet<(usize, bool)> =
+            arrivals.map(|call| (self.logs[call.log].rank(), call.receives())).collect();
         let ranks = meeting.key.between.ranks(group).into_iter().enumerate();
         let is_transfer = meeting.key.between != Members::All;
         let missing = ranks.filter(|(place, rank)| {
@@ -387,10 +375,7 @@ impl<'a> Run<'a> {
     }
 
     fn site(&self, call: Call<'_>) -> CallSite {
-        let ticket = Ticket {
-            number: call.number,
-            request: call.logged.request.clone(),
-        };
+        let ticket = Ticket { number: call.number, request: call.logged.request.clone() };
         let mut site = CallSite::new(self.logs[call.log].rank(), &ticket);
         if call.logged.fused > 1 {
             site.call = format!("{} in fuse of {}", site.call, call.logged.fused);

@@ -39,11 +39,7 @@ pub struct LoggedCall {
 
 impl CommLog {
     pub(super) fn new(rank: usize) -> CommLog {
-        CommLog {
-            rank,
-            groups: Vec::new(),
-            events: Vec::new(),
-        }
+        CommLog { rank, groups: Vec::new(), events: Vec::new() }
     }
 
     /// The rank.

@@ -60,13 +60,9 @@ impl Plan {
     /// [`CommError::Start`] when a world cannot have this size.
     pub fn new(ranks: usize) -> Result<Plan, CommError> {
         let all: Vec<usize> = (0..ranks).collect();
-        let all = Group::new(all).map_err(|error| CommError::Start {
-            reason: error.to_string(),
-        })?;
-        Ok(Plan {
-            all,
-            like: Device::cpu(),
-        })
+        let all =
+            Group::new(all).map_err(|error| CommError::Start { reason: error.to_string() })?;
+        Ok(Plan { all, like: Device::cpu() })
     }
 
     /// Makes the meta devices model `device` instead.
@@ -108,9 +104,7 @@ impl Plan {
         &self,
         main: impl Fn(&PlanRank) -> Result<(), E>,
     ) -> Result<Vec<CommLog>, E> {
-        (0..self.all.len())
-            .map(|rank| self.trace(rank, &main))
-            .collect()
+        (0..self.all.len()).map(|rank| self.trace(rank, &main)).collect()
     }
 }
 
@@ -171,15 +165,10 @@ impl PlanRank {
                 group: group.clone(),
                 logged: self.lock().group(group),
             }),
-            (None, _) => Err(CommError::NotMember {
-                rank: self.rank,
-                group: group.clone(),
-            }),
-            (_, Some(rank)) => Err(CommError::OutsideWorld {
-                group: group.clone(),
-                rank: *rank,
-                world,
-            }),
+            (None, _) => Err(CommError::NotMember { rank: self.rank, group: group.clone() }),
+            (_, Some(rank)) => {
+                Err(CommError::OutsideWorld { group: group.clone(), rank: *rank, world })
+            }
         }
     }
 
@@ -267,12 +256,7 @@ impl PlanCommunicator {
             Output::New(tensor) => Some(tensor.finish()),
             Output::Into(tensor) => Some(tensor),
         };
-        let call = self.rank.lock().start(LoggedCall {
-            group: self.logged,
-            request,
-            bytes,
-            fused,
-        });
+        let call = self.rank.lock().start(LoggedCall { group: self.logged, request, bytes, fused });
 
         let rank = self.rank.clone();
         Pending::by_host(move || {

@@ -38,11 +38,7 @@ impl Equivalent<Key> for KeyRef<'_> {
 
 impl From<&KeyRef<'_>> for Key {
     fn from(key: &KeyRef<'_>) -> Key {
-        Key {
-            from: key.from.clone(),
-            to: key.to.clone(),
-            bits: key.bits,
-        }
+        Key { from: key.from.clone(), to: key.to.clone(), bits: key.bits }
     }
 }
 
@@ -65,10 +61,7 @@ impl From<&KeyRefs<'_>> for Vec<Key> {
 
 impl<K: Eq + Hash, P> Plans<K, P> {
     pub(super) fn new(most: usize) -> Plans<K, P> {
-        Plans {
-            kept: Mutex::default(),
-            most,
-        }
+        Plans { kept: Mutex::default(), most }
     }
 
     /// The plan for `key`, which `make` makes if it is not known.
@@ -123,14 +116,8 @@ mod tests {
             assert_eq!(plan.bytes(), (extent.div_ceil(2) * bits / 8) as u64);
             made
         };
-        assert_eq!(
-            [plan("tp", 8, 32), plan("tp", 8, 32), plan("tp", 8, 16)],
-            [1, 1, 2]
-        );
-        assert_eq!(
-            [plan("dp", 8, 32), plan("tp", 9, 32), plan("tp", 8, 32)],
-            [3, 4, 4]
-        );
+        assert_eq!([plan("tp", 8, 32), plan("tp", 8, 32), plan("tp", 8, 16)], [1, 1, 2]);
+        assert_eq!([plan("dp", 8, 32), plan("tp", 9, 32), plan("tp", 8, 32)], [3, 4, 4]);
         for extent in 10..2 * MOST {
             plan("tp", extent, 32);
         }

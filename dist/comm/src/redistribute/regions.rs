@@ -30,11 +30,7 @@ pub(super) fn part(x: &Tensor, outer: &Region, inner: &Region) -> Result<Tensor>
 
 fn at_positions(x: &Tensor, dim: usize, positions: &IndexSet) -> Result<Tensor> {
     let slice = |range: &Range<usize>| x.slice(dim as isize, range.clone());
-    let slices: Vec<Tensor> = positions
-        .ranges()
-        .iter()
-        .map(slice)
-        .collect::<Result<_>>()?;
+    let slices: Vec<Tensor> = positions.ranges().iter().map(slice).collect::<Result<_>>()?;
     concatenated(slices, dim)
 }
 

@@ -14,11 +14,7 @@ use crate::communicator::Communicator;
 pub(super) fn compare(member: &Member, name: &str, x: &Tensor, sharding: &Sharding) -> Result<()> {
     let mesh = sharding.mesh();
     let replicates = |(axis, at): (_, Placement)| (at == Placement::Replicate).then_some(axis);
-    let axes: Vec<&str> = sharding
-        .placements()
-        .into_iter()
-        .filter_map(replicates)
-        .collect();
+    let axes: Vec<&str> = sharding.placements().into_iter().filter_map(replicates).collect();
     let group = mesh.group(&axes, member.rank).map_err(Error::other)?;
     let Some(group) = group.filter(|group| group.ranks().len() > 1) else {
         return Ok(());
@@ -26,11 +22,7 @@ pub(super) fn compare(member: &Member, name: &str, x: &Tensor, sharding: &Shardi
 
     let communicator = member.communicator(&group)?;
     let described = format!("{name}, {}{} ({sharding})", x.dtype(), x.global_shape());
-    let words = [
-        hash(described.as_bytes()),
-        digest(x)?,
-        described.len() as i64,
-    ];
+    let words = [hash(described.as_bytes()), digest(x)?, described.len() as i64];
     let words = Tensor::from_slice(x.device(), &[3], &words)?;
     let words = communicator.all_gather(&words)?.wait()?.local();
     if !words.device().computes() {
@@ -88,12 +80,7 @@ fn exchanged(
     let bytes: Vec<i32> = text.bytes().map(i32::from).collect();
     let bytes = Tensor::from_slice(x.device(), &[bytes.len()], &bytes)?;
     let all = communicator.all_gather_rows(&bytes, lengths)?.wait()?;
-    let all: Vec<u8> = all
-        .local()
-        .to_vec::<i32>()?
-        .iter()
-        .map(|byte| *byte as u8)
-        .collect();
+    let all: Vec<u8> = all.local().to_vec::<i32>()?.iter().map(|byte| *byte as u8).collect();
     let mut rest = &all[..];
     let mut next = |length: &usize| {
         let (text, after) = rest.split_at(*length);

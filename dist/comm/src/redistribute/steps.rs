@@ -22,18 +22,12 @@ pub(super) struct Runner {
 
 impl Runner {
     pub(super) fn new(member: Arc<Member>) -> Runner {
-        Runner {
-            member,
-            chunk: None,
-        }
+        Runner { member, chunk: None }
     }
 
     /// Redistributes one chunk of each tensor.
     pub(super) fn of_chunk(self, chunks: &Chunks, chunk: usize) -> Runner {
-        Runner {
-            chunk: Some((chunks.clone(), chunk)),
-            ..self
-        }
+        Runner { chunk: Some((chunks.clone(), chunk)), ..self }
     }
 
     /// The rank's part `x`, without sharding, after all steps.
@@ -88,10 +82,7 @@ impl Runner {
     /// The rank's part after `step`.
     fn step(&self, step: &Step, x: &Tensor) -> Result<Pending<Tensor>> {
         let rank = self.member.rank;
-        let (before, after) = (
-            self.region(step.from(), rank)?,
-            self.region(step.to(), rank)?,
-        );
+        let (before, after) = (self.region(step.from(), rank)?, self.region(step.to(), rank)?);
         let Some(group) = step.group(rank) else {
             return Err(Error::Argument {
                 op: "redistribute",
@@ -124,30 +115,20 @@ impl Runner {
         let parts = members(group, |rank| self.region(step.from(), rank))?;
         let after = self.region(step.to(), self.member.rank)?;
         let flat = ops::reshape(x, &[x.elements()])?;
-        let gathered = self
-            .communicator(group)?
-            .all_gather_rows(&flat, &counts(&parts))?;
+        let gathered = self.communicator(group)?.all_gather_rows(&flat, &counts(&parts))?;
         Ok(then(gathered, move |all| assembled(&all, &parts, &after)))
     }
 
     fn all_to_all(&self, step: &Step, group: &Group, x: &Tensor) -> Result<Pending<Tensor>> {
         let rank = self.member.rank;
-        let (before, after) = (
-            self.region(step.from(), rank)?,
-            self.region(step.to(), rank)?,
-        );
-        let sent = members(group, |to| {
-            Ok(before.intersection(&self.region(step.to(), to)?))
-        })?;
-        let received = members(group, |from| {
-            Ok(self.region(step.from(), from)?.intersection(&after))
-        })?;
+        let (before, after) = (self.region(step.from(), rank)?, self.region(step.to(), rank)?);
+        let sent = members(group, |to| Ok(before.intersection(&self.region(step.to(), to)?)))?;
+        let received =
+            members(group, |from| Ok(self.region(step.from(), from)?.intersection(&after)))?;
         let flat = flattened(x, &before, &sent)?;
         let communicator = self.communicator(group)?;
         let exchanged = communicator.all_to_all_rows(&flat, &counts(&sent), &counts(&received))?;
-        Ok(then(exchanged, move |all| {
-            assembled(&all, &received, &after)
-        }))
+        Ok(then(exchanged, move |all| assembled(&all, &received, &after)))
     }
 
     fn reduce_scatter(
@@ -158,10 +139,7 @@ impl Runner {
         by: ReduceOp,
     ) -> Result<Pending<Tensor>> {
         let rank = self.member.rank;
-        let (before, after) = (
-            self.region(step.from(), rank)?,
-            self.region(step.to(), rank)?,
-        );
+        let (before, after) = (self.region(step.from(), rank)?, self.region(step.to(), rank)?);
         let parts = members(group, |rank| self.region(step.to(), rank))?;
         let (reduction, scale) = reduction(by, group);
         let flat = flattened(x, &before, &parts)?;

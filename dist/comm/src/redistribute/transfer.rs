@@ -45,12 +45,7 @@ impl Redistributor {
         from: &Sharding,
         to: &Sharding,
     ) -> Result<Option<Tensor>> {
-        let tensor = Transferred {
-            value: x,
-            dtype,
-            from,
-            to,
-        };
+        let tensor = Transferred { value: x, dtype, from, to };
         Ok(self.transfer_all(&[tensor])?.pop().flatten())
     }
 
@@ -83,10 +78,8 @@ impl Redistributor {
             let planned: Vec<_> = tensors.iter().map(Transferred::planned).collect();
             Transfer::plan(&planned)
         })?;
-        let mut results: Vec<Assembly> = tensors
-            .iter()
-            .map(|tensor| tensor.assembly(rank))
-            .collect::<Result<_>>()?;
+        let mut results: Vec<Assembly> =
+            tensors.iter().map(|tensor| tensor.assembly(rank)).collect::<Result<_>>()?;
 
         let ranks: BTreeSet<usize> = tensors.iter().flat_map(Transferred::ranks).collect();
         let is_idle = plan.messages().is_empty() || !ranks.contains(&rank);
@@ -151,10 +144,7 @@ fn packed(parts: &Parts, tensors: &[Transferred<'_>], rank: usize) -> Result<Ten
     let flat = |(at, inner): &(usize, Region)| {
         let tensor = &tensors[*at];
         let x = tensor.value.ok_or_else(|| tensor.misplaced(rank))?.local();
-        ops::reshape(
-            &part(&x, &region(tensor.from, rank)?, inner)?,
-            &[inner.elements()],
-        )
+        ops::reshape(&part(&x, &region(tensor.from, rank)?, inner)?, &[inner.elements()])
     };
     let flat = parts.iter().map(flat).collect::<Result<Vec<Tensor>>>()?;
     ops::concat(&flat.iter().collect::<Vec<_>>(), 0)
@@ -162,19 +152,11 @@ fn packed(parts: &Parts, tensors: &[Transferred<'_>], rank: usize) -> Result<Ten
 
 impl Transferred<'_> {
     fn key(&self) -> KeyRef<'_> {
-        KeyRef {
-            from: self.from,
-            to: self.to,
-            bits: self.dtype.bits(),
-        }
+        KeyRef { from: self.from, to: self.to, bits: self.dtype.bits() }
     }
 
     fn planned(&self) -> TransferTensor<'_> {
-        TransferTensor {
-            from: self.from,
-            to: self.to,
-            element_bits: self.dtype.bits(),
-        }
+        TransferTensor { from: self.from, to: self.to, element_bits: self.dtype.bits() }
     }
 
     fn ranks(&self) -> Vec<usize> {
@@ -227,10 +209,7 @@ impl Transferred<'_> {
                 parts.push((kept.clone(), ops::copy(&part(&x.local(), &own, &kept)?)?));
             }
         }
-        Ok(Assembly {
-            target: Some((self.to.clone(), whole, self.dtype)),
-            parts,
-        })
+        Ok(Assembly { target: Some((self.to.clone(), whole, self.dtype)), parts })
     }
 }
 

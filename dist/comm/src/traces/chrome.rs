@@ -41,26 +41,15 @@ fn of_rank(trace: &RankTrace) -> Vec<Value> {
     let rank = trace.rank;
     let ops = trace.ops.iter().map(|op| Event {
         name: op.name.to_owned(),
-        span: Span {
-            start: op.start,
-            end: op.end,
-        },
+        span: Span { start: op.start, end: op.end },
         arguments: json!({}),
     });
-    let collectives = trace
-        .collectives
-        .iter()
-        .map(|it| of_collective(it, it.span()));
+    let collectives = trace.collectives.iter().map(|it| of_collective(it, it.span()));
     let waits = trace.collectives.iter();
     let waits = waits.filter_map(|it| it.wait.map(|wait| of_collective(it, wait)));
 
     let mut events = vec![
-        metadata(
-            rank,
-            0,
-            "process_name",
-            json!({ "name": format!("rank {rank}") }),
-        ),
+        metadata(rank, 0, "process_name", json!({ "name": format!("rank {rank}") })),
         metadata(rank, 0, "process_sort_index", json!({ "sort_index": rank })),
     ];
     events.extend(track(rank, 0, "ops", ops.collect()));
@@ -100,12 +89,7 @@ fn track(rank: usize, number: usize, kind: &str, mut events: Vec<Event>) -> Vec<
                     0 => kind.to_owned(),
                     _ => format!("{kind} {}", lane + 1),
                 };
-                written.push(metadata(
-                    rank,
-                    thread,
-                    "thread_name",
-                    json!({ "name": name }),
-                ));
+                written.push(metadata(rank, thread, "thread_name", json!({ "name": name })));
                 let order = json!({ "sort_index": thread });
                 written.push(metadata(rank, thread, "thread_sort_index", order));
             }

@@ -92,10 +92,7 @@ impl CollectiveSpan {
     /// From its call to the end of the wait for it, which may be later than its completion; without
     /// a wait, its call.
     pub fn span(&self) -> Span {
-        Span {
-            start: self.call.start,
-            end: self.wait.unwrap_or(self.call).end,
-        }
+        Span { start: self.call.start, end: self.wait.unwrap_or(self.call).end }
     }
 }
 

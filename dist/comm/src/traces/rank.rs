@@ -41,10 +41,7 @@ pub struct TracedRank<'a> {
 impl<'a> TracedRank<'a> {
     /// `rank` with nothing counted. Communicators that `rank` itself connects are not counted.
     pub fn new(rank: &'a dyn Rank) -> TracedRank<'a> {
-        TracedRank {
-            rank,
-            tracer: Arc::new(Tracer::new(rank.clock().clone())),
-        }
+        TracedRank { rank, tracer: Arc::new(Tracer::new(rank.clock().clone())) }
     }
 
     /// What was counted so far.
@@ -81,10 +78,7 @@ impl Rank for TracedRank<'_> {
     }
 
     fn connector(&self) -> Arc<dyn GroupConnector> {
-        Arc::new(TracedConnector {
-            connector: self.rank.connector(),
-            tracer: self.tracer.clone(),
-        })
+        Arc::new(TracedConnector { connector: self.rank.connector(), tracer: self.tracer.clone() })
     }
 }
 
@@ -119,11 +113,7 @@ struct Begun {
 
 impl TracedCommunicator {
     fn begin(&self, request: &Request, operands: &Operands) -> Begun {
-        Begun {
-            request: request.clone(),
-            bytes: operands.bytes(),
-            at: self.tracer.now(),
-        }
+        Begun { request: request.clone(), bytes: operands.bytes(), at: self.tracer.now() }
     }
 
     /// A call that has started takes a number, as in `inner`.
@@ -132,10 +122,7 @@ impl TracedCommunicator {
             group: self.inner.group().clone(),
             ticket: self.counters.ticket(begun.request),
             bytes: begun.bytes,
-            call: Span {
-                start: begun.at,
-                end: self.tracer.now(),
-            },
+            call: Span { start: begun.at, end: self.tracer.now() },
             wait: None,
         };
         self.tracer.started(span, pending)
@@ -170,8 +157,6 @@ impl Communicator for TracedCommunicator {
         let begun: Vec<Begun> = calls.iter().map(begin).collect();
         let pending = self.inner.start_fused(calls)?;
         let started = begun.into_iter().zip(pending);
-        Ok(started
-            .map(|(begun, pending)| self.started(begun, pending))
-            .collect())
+        Ok(started.map(|(begun, pending)| self.started(begun, pending)).collect())
     }
 }

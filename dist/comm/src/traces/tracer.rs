@@ -28,10 +28,7 @@ struct State {
 
 impl Tracer {
     pub(super) fn new(clock: Clock) -> Tracer {
-        Tracer {
-            clock,
-            state: Mutex::default(),
-        }
+        Tracer { clock, state: Mutex::default() }
     }
 
     pub(super) fn now(&self) -> Duration {
@@ -120,22 +117,14 @@ impl Recording {
         }
         let ops = device.trace_ops(move || clock.now())?;
         state.spans = Some(BTreeMap::new());
-        Ok(Recording {
-            rank,
-            tracer: tracer.clone(),
-            ops: Some(ops),
-        })
+        Ok(Recording { rank, tracer: tracer.clone(), ops: Some(ops) })
     }
 
     /// Ends the recording and returns it.
     pub fn finish(mut self) -> RankTrace {
         let ops = self.ops.take().map_or_else(Vec::new, OpTrace::finish);
         let spans = self.tracer.lock().spans.take().unwrap_or_default();
-        RankTrace {
-            rank: self.rank,
-            collectives: spans.into_values().collect(),
-            ops,
-        }
+        RankTrace { rank: self.rank, collectives: spans.into_values().collect(), ops }
     }
 }
 

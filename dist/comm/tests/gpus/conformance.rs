@@ -34,11 +34,7 @@ fn settings_do_not_change_results() {
     let test = "conformance::settings_do_not_change_results";
     in_each_order(test, &STREAMS[..2], || {
         let links = gpus(3).links(LinkCosts::default(), Hosts::Uniform(2));
-        for local in [
-            gpus(3).strict(true),
-            gpus(3).simulated(1),
-            links.strict(true).simulated(2),
-        ] {
+        for local in [gpus(3).strict(true), gpus(3).simulated(1), links.strict(true).simulated(2)] {
             check(&local, &[0, 5], LocalRank::world);
         }
     });

@@ -130,10 +130,7 @@ fn a_device_error_is_returned_to_all_members() {
             };
             let largest = rank.world()?.reduce(&x, Reduction::Max, 1)?.wait();
             let error = largest.map(drop).unwrap_err();
-            assert!(
-                matches!(error, Error::Cuda(CudaError::Launch { .. })),
-                "{error}"
-            );
+            assert!(matches!(error, Error::Cuda(CudaError::Launch { .. })), "{error}");
             if rank.rank() != 1 {
                 assert_eq!(device.waits(), waits);
                 assert_eq!(full(rank, 5, 2.0)?.to_vec::<f32>()?, [2.0; 5]);

@@ -70,11 +70,9 @@ fn every_check_detects_every_fault() {
             let differs = |one: &Result<(), String>| one.as_ref().is_err_and(detects);
             match fault {
                 Fault::None => assert_eq!(all, [Ok(()), Ok(()), Ok(())]),
-                _ => assert!(
-                    all.iter().any(differs),
-                    "{} accepts {fault:?}: {all:?}",
-                    check.name()
-                ),
+                _ => {
+                    assert!(all.iter().any(differs), "{} accepts {fault:?}: {all:?}", check.name())
+                }
             }
         }
     }

@@ -159,11 +159,7 @@ fn a_rank_may_leave_before_its_message_is_received() {
             _ => {
                 std::thread::sleep(Duration::from_millis(50));
                 let received = comm.recv(&[count], DType::F32, 1)?.wait()?;
-                Ok(received
-                    .to_vec::<f32>()?
-                    .iter()
-                    .map(|x| f64::from(*x))
-                    .sum())
+                Ok(received.to_vec::<f32>()?.iter().map(|x| f64::from(*x)).sum())
             }
         }
     });
@@ -222,10 +218,7 @@ fn ranks_that_do_not_join_are_named() {
     });
     for error in joined {
         let message = error.unwrap_err().to_string();
-        assert!(
-            message.contains("ranks [1, 3] of 4 did not join"),
-            "{message}"
-        );
+        assert!(message.contains("ranks [1, 3] of 4 did not join"), "{message}");
     }
 }
 
@@ -253,10 +246,7 @@ fn ranks_with_other_numbers_are_refused() {
         let refused: Vec<JoinError> = twice.into_iter().filter_map(Result::err).collect();
         let [refused] = <[JoinError; 1]>::try_from(refused).unwrap();
         assert!(refusal(refused).contains("rank 1 has already joined from 127.0.0.1"));
-        assert_eq!(
-            (first.join().unwrap(), last.join().unwrap()),
-            (Ok(()), Ok(()))
-        );
+        assert_eq!((first.join().unwrap(), last.join().unwrap()), (Ok(()), Ok(())));
     });
     let error = worlds::host(5, 5, "127.0.0.1:1").join().unwrap_err();
     assert_eq!(error, JoinError::OutsideWorld { rank: 5, world: 5 });

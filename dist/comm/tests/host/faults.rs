@@ -55,11 +55,7 @@ fn run(injection: Injection) -> Vec<Option<CommError>> {
 }
 
 fn main(world: &World, injection: Injection) -> Result<()> {
-    let pace = Pace {
-        sleep: &thread::sleep,
-        late: LATE,
-        forever: 3 * DEADLINE,
-    };
+    let pace = Pace { sleep: &thread::sleep, late: LATE, forever: 3 * DEADLINE };
     main_of_rank(world, injection, &pace)
 }
 

@@ -17,12 +17,7 @@ const ROLE: &str = "MESHGRAD_TEST_ROLE";
 
 fn start(role: &str, rank: usize, ranks: usize, address: &str) -> Child {
     Command::new(std::env::current_exe().unwrap())
-        .args([
-            "processes::child",
-            "--exact",
-            "--nocapture",
-            "--test-threads=1",
-        ])
+        .args(["processes::child", "--exact", "--nocapture", "--test-threads=1"])
         .env(ROLE, format!("{role} {rank} {ranks} {address}"))
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -68,9 +63,8 @@ fn child() {
 fn processes_conform() {
     for ranks in [3, 4] {
         let address = address();
-        let children: Vec<Child> = (0..ranks)
-            .map(|rank| start("conform", rank, ranks, &address))
-            .collect();
+        let children: Vec<Child> =
+            (0..ranks).map(|rank| start("conform", rank, ranks, &address)).collect();
         succeed(children);
     }
 }
@@ -88,9 +82,8 @@ fn succeed(children: Vec<Child>) {
 fn a_rank_that_is_killed_while_joining_can_be_replaced() {
     for seed in 0..3 {
         let address = address();
-        let mut children: Vec<Child> = (0..3)
-            .map(|rank| start("conform", rank, 4, &address))
-            .collect();
+        let mut children: Vec<Child> =
+            (0..3).map(|rank| start("conform", rank, 4, &address)).collect();
         std::thread::sleep(Duration::from_millis(40 * seed));
         let mut victim = children.pop().unwrap();
         victim.kill().unwrap();
@@ -109,13 +102,10 @@ fn killed_ranks_are_named() {
     for seed in 0..kills {
         let address = address();
         let victim = (seed % ranks) as usize;
-        let mut children: Vec<Child> = (0..ranks as usize)
-            .map(|rank| start("loop", rank, ranks as usize, &address))
-            .collect();
-        let mut outputs: Vec<_> = children
-            .iter_mut()
-            .map(|child| BufReader::new(child.stdout.take().unwrap()))
-            .collect();
+        let mut children: Vec<Child> =
+            (0..ranks as usize).map(|rank| start("loop", rank, ranks as usize, &address)).collect();
+        let mut outputs: Vec<_> =
+            children.iter_mut().map(|child| BufReader::new(child.stdout.take().unwrap())).collect();
         for output in &mut outputs {
             let is_ready = |line: &str| line.trim() == "ready";
             assert!(output.by_ref().lines().any(|line| is_ready(&line.unwrap())));

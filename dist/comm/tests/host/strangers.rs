@@ -68,9 +68,8 @@ fn pester(address: &str, seed: u64, done: &AtomicBool) {
         let Ok(mut stream) = TcpStream::connect(address) else {
             return; // the world has ended
         };
-        let mut garbage: Vec<u8> = (0..random % 300)
-            .map(|at| (random >> (at % 57)) as u8)
-            .collect();
+        let mut garbage: Vec<u8> =
+            (0..random % 300).map(|at| (random >> (at % 57)) as u8).collect();
         if random.is_multiple_of(3) {
             garbage.splice(0..0, *b"meshgrad\x01"); // the right start
         }
@@ -101,15 +100,9 @@ fn another_program_at_the_address_is_an_error() {
             assert!(sent.is_empty()); // nothing that depends on the secret
         });
         let error = worlds::host(1, 2, &address).join().unwrap_err();
-        assert!(
-            error.to_string().contains("not a meshgrad process"),
-            "{error}"
-        );
+        assert!(error.to_string().contains("not a meshgrad process"), "{error}");
     });
     let soon = worlds::host(1, 2, "127.0.0.1:9").join_deadline(Duration::from_millis(200));
     let error = soon.deadline(DEADLINE).join().unwrap_err();
-    assert!(
-        matches!(error, JoinError::Unreachable { rank: 1, .. }),
-        "{error}"
-    );
+    assert!(matches!(error, JoinError::Unreachable { rank: 1, .. }), "{error}");
 }

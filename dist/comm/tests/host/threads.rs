@@ -55,8 +55,5 @@ fn groups_need_no_threads() {
     child.args(["threads::child", "--exact", "--test-threads=1"]);
     let output = child.env(CHILD, "1").output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
-    assert!(
-        output.status.success() && text.contains("1 passed"),
-        "{text}"
-    );
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
 }

@@ -88,11 +88,7 @@ pub(crate) fn injections() -> Vec<Injection> {
         for step in 0..STEPS.len() {
             for victim in 0..RANKS {
                 let is_possible = fault != Fault::Inversion || step + 1 < STEPS.len();
-                all.extend(is_possible.then_some(Injection {
-                    fault,
-                    step,
-                    victim,
-                }));
+                all.extend(is_possible.then_some(Injection { fault, step, victim }));
             }
         }
     }
@@ -114,9 +110,7 @@ pub(crate) fn call(comm: &dyn Communicator, step: usize, rows: usize) -> Result<
     let x = ops::full(comm.device(), &[rows], DType::F32, 1.0)?;
     match step {
         0 => comm.all_reduce(&x, Reduction::Sum)?.wait()?,
-        1 => comm
-            .all_reduce_in_place(&mutable(&x)?, Reduction::Max)?
-            .wait()?,
+        1 => comm.all_reduce_in_place(&mutable(&x)?, Reduction::Max)?.wait()?,
         2 => comm.all_gather(&x)?.wait()?,
         3 => comm.broadcast(&x, 1)?.wait()?,
         4 => comm.reduce_scatter(&x, Reduction::Sum)?.wait()?,
@@ -133,20 +127,14 @@ fn mutable(x: &Tensor) -> Result<Tensor> {
 
 /// The log that the injector writes: what a trace without faults says about the victim's call.
 pub(crate) fn expected(injection: Injection) -> Expected {
-    let Injection {
-        fault,
-        step,
-        victim,
-    } = injection;
-    let log = Plan::new(RANKS)
-        .unwrap()
-        .trace(victim, |rank| -> Result<()> {
-            for at in 0..STEPS.len() {
-                let comm = rank.connect(&group(at, victim, fault, step))?;
-                call(&comm, at, 4)?;
-            }
-            Ok(())
-        });
+    let Injection { fault, step, victim } = injection;
+    let log = Plan::new(RANKS).unwrap().trace(victim, |rank| -> Result<()> {
+        for at in 0..STEPS.len() {
+            let comm = rank.connect(&group(at, victim, fault, step))?;
+            call(&comm, at, 4)?;
+        }
+        Ok(())
+    });
     let log = log.unwrap();
     let calls: Vec<_> = log.calls().collect();
     let (verdict, of) = match fault {
@@ -173,11 +161,7 @@ pub(crate) fn expected(injection: Injection) -> Expected {
 }
 
 pub(crate) fn main_of_rank(rank: &dyn Rank, injection: Injection, pace: &Pace<'_>) -> Result<()> {
-    let Injection {
-        fault,
-        step,
-        victim,
-    } = injection;
+    let Injection { fault, step, victim } = injection;
     let mut order: Vec<usize> = (0..STEPS.len()).collect();
     let is_victim = rank.rank() == victim;
     if is_victim && fault == Fault::Inversion {
@@ -219,10 +203,7 @@ pub(crate) fn judge(
         }
         _ => false,
     };
-    let mut reports = errors
-        .iter()
-        .flatten()
-        .filter(|error| !is_consequence(error));
+    let mut reports = errors.iter().flatten().filter(|error| !is_consequence(error));
     let report = reports.next().ok_or("no report")?;
     if let Some(other) = reports.find(|other| *other != report) {
         return Err(format!("two values: {report}, {other}"));
@@ -236,35 +217,21 @@ pub(crate) fn judge(
         named && ranks == [injection.victim]
     };
     let is_named = match report {
-        CommError::Timeout {
-            group,
-            call,
-            missing: ranks,
-            ..
+        CommError::Timeout { group, call, missing: ranks, .. }
+        | CommError::BootstrapStuck { group, call, missing: ranks } => {
+            is_step(group, call.number, ranks) && call.at == expected.call.at
         }
-        | CommError::BootstrapStuck {
-            group,
-            call,
-            missing: ranks,
-        } => is_step(group, call.number, ranks) && call.at == expected.call.at,
         // Whichever rank noticed first; it may be a step ahead.
         CommError::Returned { group, missing, .. } => {
             let (ranks, victim) = (group.ranks(), injection.victim);
             ranks.contains(&victim) && *missing == [victim]
         }
-        CommError::Mismatch {
-            group,
-            first,
-            second,
-        } => {
+        CommError::Mismatch { group, first, second } => {
             let (one, other) = match first.rank == injection.victim {
                 true => (first, second),
                 false => (second, first),
             };
-            let same = CallSite {
-                rank: other.rank,
-                ..expected.call.clone()
-            };
+            let same = CallSite { rank: other.rank, ..expected.call.clone() };
             *group == expected.group && one.rank == injection.victim && *other == same
         }
         CommError::OrderInversion { cycle } => {
@@ -273,9 +240,7 @@ pub(crate) fn judge(
                 .any(|wait| (&wait.group, &wait.call) == (&expected.group, &expected.call));
             is_step && cycle.len() == 2 && cycle[0].waits_for == cycle[1].call.rank
         }
-        CommError::Straggler {
-            group, late, after, ..
-        } => {
+        CommError::Straggler { group, late, after, .. } => {
             let is_step = (group, late) == (&expected.group, &expected.call);
             is_step && delay.contains(after)
         }

@@ -41,10 +41,7 @@ fn mismatched_calls_fail_on_all_members() {
         (
             |rank| {
                 let x = ops::full(rank.device(), &[4], DType::F64, 1.0)?;
-                rank.world()?
-                    .all_reduce(&x, Reduction::Sum)?
-                    .wait()
-                    .map(drop)
+                rank.world()?.all_reduce(&x, Reduction::Sum)?.wait().map(drop)
             },
             "all_reduce(f64 x 4, sum)",
         ),
@@ -108,10 +105,7 @@ fn roots_and_numbers_of_rows_are_compared() {
     });
     for error in all {
         let error = comm_error(error);
-        let CommError::PairCounts {
-            sender, receiver, ..
-        } = &error
-        else {
+        let CommError::PairCounts { sender, receiver, .. } = &error else {
             panic!("{error}");
         };
         assert_eq!((sender.rank, receiver.rank), (1, 0));
@@ -127,14 +121,8 @@ fn roots_and_numbers_of_rows_are_compared() {
     });
     for error in all {
         let message = comm_error(error).to_string();
-        assert!(
-            message.contains("rank 0 called send(f32 x 4) at "),
-            "{message}"
-        );
-        assert!(
-            message.contains("rank 1 called recv(f32 x 5) at "),
-            "{message}"
-        );
+        assert!(message.contains("rank 0 called send(f32 x 4) at "), "{message}");
+        assert!(message.contains("rank 1 called recv(f32 x 5) at "), "{message}");
     }
 }
 
@@ -152,9 +140,7 @@ fn a_deadline_names_the_missing_ranks() {
             let waiting = wait.lock().unwrap();
             (0..3).for_each(|_| waiting.recv().unwrap());
         }
-        let result = world
-            .all_reduce(&x(rank, 3)?, Reduction::Sum)
-            .and_then(|sum| sum.wait());
+        let result = world.all_reduce(&x(rank, 3)?, Reduction::Sum).and_then(|sum| sum.wait());
         failed.send(()).unwrap();
         result
     });
@@ -166,10 +152,7 @@ fn a_deadline_names_the_missing_ranks() {
     assert_eq!((missing.as_slice(), call.number), (&[2][..], 1));
     let message = errors[0].to_string();
     assert!(message.starts_with("collective 1 of [0, 1, 2, 3] timed out after 500ms: rank "));
-    assert!(
-        message.contains("called all_reduce(f32 x 3, sum) at "),
-        "{message}"
-    );
+    assert!(message.contains("called all_reduce(f32 x 3, sum) at "), "{message}");
     assert!(message.contains("but rank 2 did not start it"), "{message}");
 }
 
@@ -258,10 +241,7 @@ fn a_panic_or_error_of_one_rank_ends_the_others() {
     let seen = seen.into_inner().unwrap();
     assert_eq!(seen.len(), 6);
     for error in seen {
-        assert!(
-            matches!(error, CommError::RankFailed { rank: 2, .. }),
-            "{error}"
-        );
+        assert!(matches!(error, CommError::RankFailed { rank: 2, .. }), "{error}");
     }
 }
 
@@ -284,22 +264,10 @@ fn invalid_arguments_are_errors_and_take_no_number() {
             world.all_to_all(&three).map(drop).unwrap_err(),
             world.all_gather_rows(&one, &[1]).map(drop).unwrap_err(),
             world.all_gather_rows(&one, &[3, 3]).map(drop).unwrap_err(),
-            world
-                .reduce_scatter_rows(&three, &rows, sum)
-                .map(drop)
-                .unwrap_err(),
-            world
-                .reduce_scatter_rows(&three, &[1, 1], sum)
-                .map(drop)
-                .unwrap_err(),
-            world
-                .scatter(None, &[1], DType::F32, rank.rank())
-                .map(drop)
-                .unwrap_err(),
-            world
-                .scatter(Some(&one), &[1], DType::F32, 1 - rank.rank())
-                .map(drop)
-                .unwrap_err(),
+            world.reduce_scatter_rows(&three, &rows, sum).map(drop).unwrap_err(),
+            world.reduce_scatter_rows(&three, &[1, 1], sum).map(drop).unwrap_err(),
+            world.scatter(None, &[1], DType::F32, rank.rank()).map(drop).unwrap_err(),
+            world.scatter(Some(&one), &[1], DType::F32, 1 - rank.rank()).map(drop).unwrap_err(),
         ];
         for error in errors {
             assert!(error.downcast_ref::<CommError>().is_some(), "{error}");
@@ -338,10 +306,7 @@ fn operands_are_borrowed_until_the_wait() {
 
         let pending = world.all_gather(&gradient)?;
         assert!(gradient.to_vec::<f32>().is_ok());
-        assert!(matches!(
-            ops::fill_into(&gradient, 0.0),
-            Err(Error::Busy { .. })
-        ));
+        assert!(matches!(ops::fill_into(&gradient, 0.0), Err(Error::Busy { .. })));
         pending.wait()?;
         ops::fill_into(&gradient, 0.0)
     });
@@ -357,20 +322,10 @@ fn extremes_propagate_the_first_nan() {
         let x = Tensor::from_slice(rank.device(), &[2], &of_rank)?;
         let world = rank.world()?;
         let (max, min) = (
-            world
-                .all_reduce(&x, Reduction::Max)?
-                .wait()?
-                .to_vec::<f32>()?,
-            world
-                .all_reduce(&x, Reduction::Min)?
-                .wait()?
-                .to_vec::<f32>()?,
+            world.all_reduce(&x, Reduction::Max)?.wait()?.to_vec::<f32>()?,
+            world.all_reduce(&x, Reduction::Min)?.wait()?.to_vec::<f32>()?,
         );
-        Ok([max, min]
-            .concat()
-            .iter()
-            .map(|x| x.to_bits())
-            .collect::<Vec<_>>())
+        Ok([max, min].concat().iter().map(|x| x.to_bits()).collect::<Vec<_>>())
     });
     let expected = [payload, -0.0, payload, -1.0].map(f32::to_bits);
     for bits in all {
@@ -385,10 +340,7 @@ fn a_world_of_one_rank_never_waits() {
         let world = rank.world()?;
         assert_eq!((world.rank(), world.index(), world.size()), (0, 0, 1));
         world.barrier()?.wait()?;
-        world
-            .all_reduce(&x(rank, 2)?, Reduction::Mean)?
-            .wait()?
-            .to_vec::<f32>()
+        world.all_reduce(&x(rank, 2)?, Reduction::Mean)?.wait()?.to_vec::<f32>()
     });
     assert_eq!(all, [Ok(vec![1.0; 2])]);
     let none = Local::run(0, |_| Ok::<_, String>(()));

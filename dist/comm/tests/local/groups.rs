@@ -62,10 +62,7 @@ fn overlapping_groups_do_not_deadlock() {
 fn the_registry_shares_communicators() {
     let group = Group::new([0, 1]).unwrap();
     let results = Local::run(2, |rank| -> Result<()> {
-        let (actor, critic) = (
-            rank.connect("actor", &group)?,
-            rank.connect("critic", &group)?,
-        );
+        let (actor, critic) = (rank.connect("actor", &group)?, rank.connect("critic", &group)?);
         let x = Tensor::scalar(rank.device(), 1.0f32)?;
         // With one communicator per name, each rank would wait alone.
         let (first, second) = match rank.rank() {
@@ -80,14 +77,9 @@ fn the_registry_shares_communicators() {
         let other = rank.connect("other", &group.clone().with_options(options))?;
         other.barrier()?.wait()?;
 
-        let report = rank
-            .registry()
-            .report(&Hosts::uniform(2).map_err(Error::other)?);
+        let report = rank.registry().report(&Hosts::uniform(2).map_err(Error::other)?);
         assert_eq!(report.communicators.len(), 2);
-        assert!(
-            report.to_string().contains("for `actor`, `critic`"),
-            "{report}"
-        );
+        assert!(report.to_string().contains("for `actor`, `critic`"), "{report}");
         Ok(())
     });
     results.unwrap();
@@ -107,13 +99,7 @@ fn a_singleton_group_has_a_communicator_for_its_member_only() {
         let alone = alone?;
         assert_eq!((alone.rank(), alone.size()), (1, 1));
         let x = Tensor::scalar(rank.device(), 3.0f32)?;
-        assert_eq!(
-            alone
-                .all_reduce(&x, Reduction::Sum)?
-                .wait()?
-                .item::<f32>()?,
-            3.0
-        );
+        assert_eq!(alone.all_reduce(&x, Reduction::Sum)?.wait()?.item::<f32>()?, 3.0);
 
         let outside = Group::new([1, 2]).map_err(Error::other)?;
         let error = rank.connect("outside", &outside).unwrap_err();
@@ -128,8 +114,7 @@ fn a_singleton_group_has_a_communicator_for_its_member_only() {
 fn bytes_of_any_lengths_are_gathered() {
     let gathered = Local::run(4, |rank| {
         let length = [3, 0, 1, 2000][rank.rank()];
-        rank.world()?
-            .all_gather_bytes(&vec![rank.rank() as u8; length])
+        rank.world()?.all_gather_bytes(&vec![rank.rank() as u8; length])
     });
     let expected = [vec![0; 3], vec![], vec![2; 1], vec![3; 2000]];
     for messages in gathered.unwrap() {

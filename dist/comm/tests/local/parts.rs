@@ -20,9 +20,7 @@ fn before(rows: &[usize], member: usize) -> usize {
 }
 
 fn values(rank: usize, rows: usize) -> Vec<f32> {
-    (0..rows * WIDTH)
-        .map(|at| (100 * rank + at) as f32)
-        .collect()
+    (0..rows * WIDTH).map(|at| (100 * rank + at) as f32).collect()
 }
 
 fn tensor(rank: &LocalRank, rows: usize) -> Result<Tensor> {
@@ -47,9 +45,7 @@ fn parts_and_wholes_share_a_buffer() {
             let world = rank.world()?;
             let me = rank.rank();
             let own = rows[me];
-            let gathered: Vec<f32> = (0..ranks)
-                .flat_map(|rank| values(rank, rows[rank]))
-                .collect();
+            let gathered: Vec<f32> = (0..ranks).flat_map(|rank| values(rank, rows[rank])).collect();
             for at in [before(&rows, me), total] {
                 let buffer = buffer(rank, total + own, at, &values(me, own))?;
                 let (whole, part) = (buffer.slice(0, 0..total)?, buffer.slice(0, at..at + own)?);
@@ -73,9 +69,7 @@ fn parts_and_wholes_share_a_buffer() {
             let buffer = buffer(rank, even, 2 * me, &values(me, 2))?;
             let part = buffer.slice(0, 2 * me..2 * me + 2)?;
             world.all_gather_into(&part, &buffer)?.wait()?;
-            world
-                .reduce_scatter_into(&buffer, Reduction::Max, &part)?
-                .wait()?;
+            world.reduce_scatter_into(&buffer, Reduction::Max, &part)?.wait()?;
             let gathered: Vec<f32> = (0..ranks).flat_map(|rank| values(rank, 2)).collect();
             assert_eq!(buffer.to_vec::<f32>()?, gathered);
             Ok(())
@@ -94,19 +88,12 @@ fn an_overlap_elsewhere_is_an_error() {
         let part = buffer.slice(0, 2 * wrong..2 * wrong + 2)?;
         let errors = [
             world.all_gather_into(&part, &buffer).map(drop),
-            world
-                .reduce_scatter_into(&buffer, Reduction::Sum, &part)
-                .map(drop),
-            world
-                .reduce_scatter_into(&buffer, Reduction::Sum, &buffer.slice(0, 1..3)?)
-                .map(drop),
+            world.reduce_scatter_into(&buffer, Reduction::Sum, &part).map(drop),
+            world.reduce_scatter_into(&buffer, Reduction::Sum, &buffer.slice(0, 1..3)?).map(drop),
         ];
         for error in errors {
             let message = error.unwrap_err().to_string();
-            assert!(
-                message.contains("is not this member's part of it"),
-                "{message}"
-            );
+            assert!(message.contains("is not this member's part of it"), "{message}");
         }
         world.barrier()?.wait()
     });
@@ -121,10 +108,7 @@ fn a_root_reduces_in_place() {
             let x = buffer(rank, 2, 0, &values(rank.rank(), 2))?;
             let result = world.reduce_in_place(&x, Reduction::Sum, root)?.wait()?;
             let is_root = rank.rank() == root;
-            assert_eq!(
-                result.map(|x| x.storage_id()),
-                is_root.then(|| x.storage_id())
-            );
+            assert_eq!(result.map(|x| x.storage_id()), is_root.then(|| x.storage_id()));
             let expected = match is_root {
                 true => vec![300.0, 303.0, 306.0, 309.0],
                 false => values(rank.rank(), 2),
@@ -145,33 +129,31 @@ fn the_bits_of_large_collectives_do_not_depend_on_threads() {
     let rows = [100_003, 0, 60_001];
     let total = rows.iter().sum::<usize>();
     let run = |threads: usize| {
-        let results = Local::new(3)
-            .threads(threads)
-            .launch(|rank| -> Result<Vec<Vec<u32>>> {
-                let (world, me) = (rank.world()?, rank.rank());
-                let value = |at: usize| ((at * 2_654_435_761 + me) % 1_000) as f32 * 0.37 - 100.0;
-                let values: Vec<f32> = (0..total * WIDTH).map(value).collect();
-                let whole = Tensor::from_slice(rank.device(), &[total, WIDTH], &values)?;
-                let own = whole.slice(0, 0..rows[me])?;
-                let in_place = buffer(rank, total, 0, &values)?;
-                let sum = Reduction::Sum;
-                let sent = [20_001 * me, total - 20_001 * me - 7, 7];
-                let received = (0..3).map(|rank| [20_001 * rank, total - 20_001 * rank - 7, 7][me]);
-                let received: Vec<usize> = received.collect();
-                let results = [
-                    world.all_reduce(&whole, sum)?,
-                    world.all_reduce_in_place(&in_place, Reduction::Mean)?,
-                    world.reduce_scatter_rows(&whole, &rows, sum)?,
-                    world.all_gather_rows(&own, &rows)?,
-                    world.all_to_all_rows(&whole, &sent, &received)?,
-                    world.broadcast(&whole, 2)?,
-                ];
-                let bits = results.into_iter().map(|result| {
-                    let values = result.wait()?.to_vec::<f32>()?;
-                    Ok(values.iter().map(|x| x.to_bits()).collect())
-                });
-                bits.collect()
+        let results = Local::new(3).threads(threads).launch(|rank| -> Result<Vec<Vec<u32>>> {
+            let (world, me) = (rank.world()?, rank.rank());
+            let value = |at: usize| ((at * 2_654_435_761 + me) % 1_000) as f32 * 0.37 - 100.0;
+            let values: Vec<f32> = (0..total * WIDTH).map(value).collect();
+            let whole = Tensor::from_slice(rank.device(), &[total, WIDTH], &values)?;
+            let own = whole.slice(0, 0..rows[me])?;
+            let in_place = buffer(rank, total, 0, &values)?;
+            let sum = Reduction::Sum;
+            let sent = [20_001 * me, total - 20_001 * me - 7, 7];
+            let received = (0..3).map(|rank| [20_001 * rank, total - 20_001 * rank - 7, 7][me]);
+            let received: Vec<usize> = received.collect();
+            let results = [
+                world.all_reduce(&whole, sum)?,
+                world.all_reduce_in_place(&in_place, Reduction::Mean)?,
+                world.reduce_scatter_rows(&whole, &rows, sum)?,
+                world.all_gather_rows(&own, &rows)?,
+                world.all_to_all_rows(&whole, &sent, &received)?,
+                world.broadcast(&whole, 2)?,
+            ];
+            let bits = results.into_iter().map(|result| {
+                let values = result.wait()?.to_vec::<f32>()?;
+                Ok(values.iter().map(|x| x.to_bits()).collect())
             });
+            bits.collect()
+        });
         results.unwrap()
     };
     let one = run(1);
@@ -201,16 +183,8 @@ fn ragged_scatter_inverts_ragged_gather() {
         let (short, root) = (&rows[..4], rank.rank());
         assert!(world.gather_rows(&own, short, root).is_err());
         let x = Some(&own);
-        assert!(
-            world
-                .scatter_rows(x, short, &[WIDTH], DType::F32, root)
-                .is_err()
-        );
-        assert!(
-            world
-                .scatter_rows(x, &[1; 5], &[3], DType::F32, root)
-                .is_err()
-        );
+        assert!(world.scatter_rows(x, short, &[WIDTH], DType::F32, root).is_err());
+        assert!(world.scatter_rows(x, &[1; 5], &[3], DType::F32, root).is_err());
         Ok(())
     });
     results.unwrap();
@@ -247,16 +221,6 @@ fn a_transport_without_result_is_an_error() {
     let x = ops::full(alone.device(), &[1], DType::F32, 1.0).unwrap();
     let error = alone.all_gather(&x).unwrap().wait().unwrap_err();
     let collective = meshgrad_comm::Collective::AllGather;
-    assert_eq!(
-        error.downcast_ref(),
-        Some(&CommError::NoResult { collective })
-    );
-    assert_eq!(
-        alone
-            .reduce(&x, Reduction::Sum, 0)
-            .unwrap()
-            .wait()
-            .map(|x| x.is_none()),
-        Ok(true)
-    );
+    assert_eq!(error.downcast_ref(), Some(&CommError::NoResult { collective }));
+    assert_eq!(alone.reduce(&x, Reduction::Sum, 0).unwrap().wait().map(|x| x.is_none()), Ok(true));
 }

@@ -55,56 +55,36 @@ impl<'a> Ranks<'a> {
 
     /// This rank's tokens of the sum over ranks.
     fn scatter(&self, x: &Var) -> Result<Var> {
-        let y = self
-            .world
-            .reduce_scatter_rows(x.value(), &self.rows, Reduction::Sum)?
-            .wait()?;
+        let y = self.world.reduce_scatter_rows(x.value(), &self.rows, Reduction::Sum)?.wait()?;
         let (world, rows) = (self.world.clone(), self.rows.clone());
-        y.tracked_linear([x], move |dy, [dx]| {
-            dx.add(|| world.all_gather_rows(dy, &rows)?.wait())
-        })
+        y.tracked_linear([x], move |dy, [dx]| dx.add(|| world.all_gather_rows(dy, &rows)?.wait()))
     }
 }
 
 /// Dim 0 sharded over the axes, the outermost first.
 fn sharded(mesh: &Mesh, axes: &[&str], shape: &[usize]) -> Sharding {
-    let placements: Vec<_> = axes
-        .iter()
-        .map(|axis| (*axis, Placement::shard(0)))
-        .collect();
+    let placements: Vec<_> = axes.iter().map(|axis| (*axis, Placement::shard(0))).collect();
     Sharding::new(mesh, placements, shape).unwrap()
 }
 
 /// The sum over experts of silu(scale(x) w[expert]), and the gradients of x, w and scale.
 fn experts(ranks: Option<&Ranks<'_>>) -> Result<Vec<Tensor>> {
     let device = ranks.map_or_else(Device::cpu, |ranks| ranks.device.clone());
-    let w = Param::new(
-        "w",
-        [EXPERTS, FEATURES, FEATURES],
-        Init::Normal { std: 0.5 },
-    );
+    let w = Param::new("w", [EXPERTS, FEATURES, FEATURES], Init::Normal { std: 0.5 });
     let scale = Param::new("scale", [FEATURES], Init::Normal { std: 0.5 });
     let mut x = runtime::affine(&whole(&device, &[TOKENS, FEATURES]), 0.02, -0.5)?;
     if let Some(ranks) = ranks {
         w.shard(&sharded(ranks.experts, &["ep"], w.shape()), ranks.rank)?;
-        scale.shard(
-            &Sharding::replicated(ranks.tokens, scale.shape())?,
-            ranks.rank,
-        )?;
-        x = part(
-            &x,
-            &sharded(ranks.tokens, &["dp", "tp"], x.shape()),
-            ranks.rank,
-        );
+        scale.shard(&Sharding::replicated(ranks.tokens, scale.shape())?, ranks.rank)?;
+        x = part(&x, &sharded(ranks.tokens, &["dp", "tp"], x.shape()), ranks.rank);
     }
     w.materialize(&device, 1)?;
     scale.materialize(&device, 2)?;
 
     let one = Mesh::new(&[1, 1], &["dp", "tp"]).unwrap();
     let experts_of_one = Mesh::new(&[1], &["ep"]).unwrap();
-    let (tokens, experts) = ranks.map_or((&one, &experts_of_one), |ranks| {
-        (ranks.tokens, ranks.experts)
-    });
+    let (tokens, experts) =
+        ranks.map_or((&one, &experts_of_one), |ranks| (ranks.tokens, ranks.experts));
     let over_tokens = ["dp", "tp"].map(|axis| (axis, Placement::shard(0)));
     let ((x, y), tape) = Tape::record(|| {
         let x = Var::input(x);
@@ -164,12 +144,8 @@ fn experts_of_another_mesh_have_the_gradients_of_one_rank() {
         let all_near = results.is_ok_and(|results| {
             let results = on_one_device(&results);
             let of = |at: usize| results.iter().map(|it| it[at].clone()).collect::<Vec<_>>();
-            let compare = || {
-                expected
-                    .iter()
-                    .enumerate()
-                    .all(|(at, expected)| near(&of(at), expected))
-            };
+            let compare =
+                || expected.iter().enumerate().all(|(at, expected)| near(&of(at), expected));
             std::panic::catch_unwind(compare).unwrap_or(false)
         });
         assert_eq!(all_near, fault == Fault::None, "{fault:?}");
@@ -189,15 +165,9 @@ fn unsharded_operands_among_ranks_are_errors() {
         };
         doubled()?;
         let redistributor = Arc::new(Redistributor::new(rank));
-        let error = with_redistribution(redistributor, doubled)
-            .err()
-            .unwrap()
-            .to_string();
+        let error = with_redistribution(redistributor, doubled).err().unwrap().to_string();
         assert!(error.starts_with("local: f32[3] on "), "{error}");
-        assert!(
-            error.contains("with_sharding") && error.contains("single rank"),
-            "{error}"
-        );
+        assert!(error.contains("with_sharding") && error.contains("single rank"), "{error}");
         Ok(())
     })
     .unwrap();

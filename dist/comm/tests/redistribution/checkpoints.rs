@@ -117,10 +117,7 @@ fn on_ranks(rank: &dyn Rank, how: How) -> Result<Vec<Tensor>> {
 #[test]
 fn backward_outside_of_the_scopes_gives_the_same_gradients() {
     let results = |checkpointed, inside| {
-        let how = How {
-            checkpointed,
-            inside,
-        };
+        let how = How { checkpointed, inside };
         let results = Local::run(6, |rank| on_ranks(rank, how)).unwrap();
         on_one_device(&results)
     };
@@ -129,14 +126,7 @@ fn backward_outside_of_the_scopes_gives_the_same_gradients() {
         all.map(|x| x.local().to_vec().unwrap()).collect()
     };
     let plain = results(false, true);
-    let expected = gradients(
-        None,
-        How {
-            checkpointed: false,
-            inside: true,
-        },
-    )
-    .unwrap();
+    let expected = gradients(None, How { checkpointed: false, inside: true }).unwrap();
     for (at, expected) in expected.iter().enumerate() {
         let parts: Vec<Tensor> = plain.iter().map(|of_rank| of_rank[at].clone()).collect();
         assert!(near(&parts, expected), "gradient {at}");
@@ -151,19 +141,14 @@ fn backward_outside_of_the_scopes_gives_the_same_gradients() {
 #[test]
 fn recomputed_communication_is_counted() {
     let executed = |checkpointed, inside| -> Vec<Vec<Executed>> {
-        let how = How {
-            checkpointed,
-            inside,
-        };
+        let how = How { checkpointed, inside };
         let executed = Local::run(6, |rank| -> Result<_> {
             let recorder = Recorder::default();
             on_ranks(&recorder.on(rank, Deviation::None), how)?;
             Ok(recorder.take())
         });
         let plan = Plan::new(6).unwrap();
-        let logs = plan
-            .trace_all(|rank| on_ranks(rank, how).map(drop))
-            .unwrap();
+        let logs = plan.trace_all(|rank| on_ranks(rank, how).map(drop)).unwrap();
         check_logs(&logs).unwrap();
         let executed = executed.unwrap();
         assert_eq!(logs.iter().map(logged).collect::<Vec<_>>(), executed);

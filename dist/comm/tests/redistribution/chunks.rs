@@ -156,13 +156,7 @@ fn bits(
         for (_, gradient) in grads.all()? {
             tensors.push(gradient);
         }
-        let of = |x: &Tensor| {
-            Ok(x.local()
-                .to_vec::<f32>()?
-                .iter()
-                .map(|x| x.to_bits())
-                .collect())
-        };
+        let of = |x: &Tensor| Ok(x.local().to_vec::<f32>()?.iter().map(|x| x.to_bits()).collect());
         tensors.iter().map(of).collect()
     })
 }

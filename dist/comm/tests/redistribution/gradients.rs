@@ -28,11 +28,7 @@ fn gradients_of_every_pair_of_shardings() {
             assert_eq!(sharding, &from.without_partials(), "{what}");
             let expected = whole(parts[0].device(), &[7, 5]);
             let values = |x: &Tensor| x.to_vec::<f32>().unwrap();
-            assert_eq!(
-                values(&assemble(&parts, &what)),
-                values(&expected),
-                "{what}"
-            );
+            assert_eq!(values(&assemble(&parts, &what)), values(&expected), "{what}");
         }
     }
 }
@@ -139,18 +135,13 @@ fn two_parallel_layers_have_the_gradients_of_one_rank() {
         let results = Local::run(6, |rank| {
             let rank = RewiredRank::faulty(rank, fault);
             let redistributor: Arc<dyn Redistribute> = Arc::new(Redistributor::new(&rank));
-            with_redistribution(redistributor, || {
-                two_layers(Some((&rank, &mesh))).map(Vec::from)
-            })
+            with_redistribution(redistributor, || two_layers(Some((&rank, &mesh))).map(Vec::from))
         })
         .unwrap();
         let results = on_one_device(&results);
         let of = |at: usize| -> Vec<Tensor> { results.iter().map(|it| it[at].clone()).collect() };
         let all_near = std::panic::catch_unwind(|| {
-            expected
-                .iter()
-                .enumerate()
-                .all(|(at, expected)| near(&of(at), expected))
+            expected.iter().enumerate().all(|(at, expected)| near(&of(at), expected))
         });
         assert_eq!(all_near.unwrap_or(false), fault == Fault::None, "{fault:?}");
     }
@@ -171,10 +162,7 @@ fn a_partial_maximum_is_not_tracked() {
         };
         recorded(Var::constant)?;
         let error = recorded(Var::input).err().unwrap();
-        assert!(
-            matches!(error, Error::Tape(TapeError::PartialMax { .. })),
-            "{error}"
-        );
+        assert!(matches!(error, Error::Tape(TapeError::PartialMax { .. })), "{error}");
         Ok(())
     })
     .unwrap();

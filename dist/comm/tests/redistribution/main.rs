@@ -81,9 +81,7 @@ fn shardings(mesh: &Mesh, shape: &[usize]) -> Vec<Sharding> {
 /// Every `step`th pair of shardings, at which a rank redistributes a tensor.
 fn pairs(mesh: &Mesh, shape: &[usize], step: usize) -> Vec<[Sharding; 2]> {
     let all = shardings(mesh, shape);
-    let pairs = all
-        .iter()
-        .flat_map(|from| all.iter().map(move |to| [from.clone(), to.clone()]));
+    let pairs = all.iter().flat_map(|from| all.iter().map(move |to| [from.clone(), to.clone()]));
     pairs.step_by(step).collect()
 }
 
@@ -105,11 +103,7 @@ fn check(pairs: &[[Sharding; 2]], results: &[Vec<Tensor>]) {
         assert_eq!(parts[0].sharding(), Some(to), "{what}");
         let actual = assemble(&parts, &what);
         let expected = whole(actual.device(), to.shape());
-        assert_eq!(
-            actual.to_vec::<f32>().unwrap(),
-            expected.to_vec::<f32>().unwrap(),
-            "{what}"
-        );
+        assert_eq!(actual.to_vec::<f32>().unwrap(), expected.to_vec::<f32>().unwrap(), "{what}");
     }
 }
 
@@ -148,11 +142,8 @@ fn every_pair_of_shardings_on_two_axes() {
 #[test]
 fn pairs_of_shards_of_several_ranges_on_two_axes() {
     let mesh = Mesh::new(&[2, 3], &["dp", "tp"]).unwrap();
-    let (ends, blocks, rows) = (
-        Placement::head_and_tail(0),
-        Placement::in_blocks(0, 5),
-        Placement::shard(0),
-    );
+    let (ends, blocks, rows) =
+        (Placement::head_and_tail(0), Placement::in_blocks(0, 5), Placement::shard(0));
     let (columns, whole) = (Placement::shard(1), Placement::Replicate);
     let sum = Placement::Partial(Reduction::Sum);
     let list = [
@@ -229,9 +220,8 @@ fn shards_of_replicated_tensors_send_nothing() {
     assert_eq!(values(&assemble(&parts, "the shards")), values(&alone));
 
     let outside = Mesh::from_ranks(&[1, 2], &[2], &["tp"]).unwrap();
-    let refused = Local::run(1, |rank| {
-        Redistributor::new(rank).run_on(&outside, || shard(rank.device()))
-    });
+    let refused =
+        Local::run(1, |rank| Redistributor::new(rank).run_on(&outside, || shard(rank.device())));
     assert!(refused.unwrap_err().to_string().contains("not in the mesh"));
 }
 
@@ -258,10 +248,7 @@ fn invalid_redistributions_are_errors() {
         assert!(redistributor.redistribute(&x, &longer).is_err());
         assert!(redistributor.redistribute(&x.local(), &sharding).is_err());
         let outside = redistribute(&x, [("tp", Placement::Replicate)]).unwrap_err();
-        assert!(
-            outside.to_string().contains("with_redistribution"),
-            "{outside}"
-        );
+        assert!(outside.to_string().contains("with_redistribution"), "{outside}");
         Ok(())
     })
     .unwrap();
@@ -281,10 +268,8 @@ fn planted_faults_are_found() {
     let mesh = Mesh::new(&[3], &["tp"]).unwrap();
     let even = |placement: Placement| Sharding::new(&mesh, [("tp", placement)], &[6, 3]).unwrap();
     let (rows, columns) = (even(Placement::shard(0)), even(Placement::shard(1)));
-    let (partial, replicated) = (
-        even(Placement::Partial(Reduction::Sum)),
-        even(Placement::Replicate),
-    );
+    let (partial, replicated) =
+        (even(Placement::Partial(Reduction::Sum)), even(Placement::Replicate));
     let pairs = [
         [rows.clone(), replicated.clone()],
         [rows.clone(), columns],
@@ -294,19 +279,14 @@ fn planted_faults_are_found() {
     for fault in Fault::ALL {
         for pair in &pairs {
             let pair = std::slice::from_ref(pair);
-            let results = Local::run(3, |rank| {
-                redistributed(&RewiredRank::faulty(rank, fault), pair)
-            });
+            let results =
+                Local::run(3, |rank| redistributed(&RewiredRank::faulty(rank, fault), pair));
             let Ok(results) = results else { continue };
             let results = on_one_device(&results);
             let checked = std::panic::catch_unwind(|| check(pair, &results));
             // A sum does not depend on the order of its terms.
             let is_sum = pair[0][0].partials().len() == 1 && pair[0][1].is_replicated();
-            assert_eq!(
-                checked.is_err(),
-                !(is_sum && fault == Fault::Swapped),
-                "{fault:?}"
-            );
+            assert_eq!(checked.is_err(), !(is_sum && fault == Fault::Swapped), "{fault:?}");
         }
     }
 }

@@ -38,9 +38,7 @@ fn gradients(
 ) -> Vec<Tensor> {
     let gradient = |(at, sharding): (usize, &Sharding)| {
         let count: usize = sharding.shape().iter().product();
-        let values: Vec<f32> = (0..count)
-            .map(|i| scale * ((i + 7 * at) as f32).sin())
-            .collect();
+        let values: Vec<f32> = (0..count).map(|i| scale * ((i + 7 * at) as f32).sin()).collect();
         let whole = Tensor::from_slice(device, sharding.shape(), &values).unwrap();
         match rank {
             Some(rank) => part(&whole, sharding, rank),
@@ -84,10 +82,7 @@ fn the_norm_of_sharded_gradients_is_that_of_the_whole() {
         let expected = expected.map(|x| x.item::<f32>().unwrap());
         for actual in on_ranks(of, Fault::None) {
             for (actual, expected) in actual.into_iter().zip(expected) {
-                assert!(
-                    (actual - expected).abs() <= 1e-6 * expected,
-                    "{actual} {expected}"
-                );
+                assert!((actual - expected).abs() <= 1e-6 * expected, "{actual} {expected}");
             }
         }
     }
@@ -102,11 +97,8 @@ fn partial_gradients_have_no_norm() {
     let partial = [("tp", Placement::Partial(Reduction::Sum))];
     let partial = Sharding::new(&mesh(), partial, &[4]).unwrap();
     let messages = Local::run(6, |rank| -> Result<String> {
-        let x = &gradients(
-            (std::slice::from_ref(&partial), 1.0),
-            rank.device(),
-            Some(rank.rank()),
-        )[0];
+        let x =
+            &gradients((std::slice::from_ref(&partial), 1.0), rank.device(), Some(rank.rank()))[0];
         Ok(ops::global_norm(&[x]).unwrap_err().to_string())
     });
     let message = &messages.unwrap()[0];

@@ -73,9 +73,7 @@ fn difference(mesh: &Mesh, pairs: &[[Sharding; 2]], deviation: Deviation) -> Opt
         for (rank, calls) in calls.iter().enumerate() {
             let planned: Vec<Executed> = planned[rank].by_ref().take(calls.len()).collect();
             if planned != **calls {
-                return Some(format!(
-                    "{from} to {to}: {calls:?}, but planned {planned:?}"
-                ));
+                return Some(format!("{from} to {to}: {calls:?}, but planned {planned:?}"));
             }
         }
         let plan = Redistribution::plan(from, to, 32, &hosts, &links).unwrap();
@@ -95,10 +93,7 @@ fn logs_and_bytes_of_every_pair_on_one_axis() {
     for ranks in [2, 3, 5] {
         let mesh = Mesh::new(&[ranks], &["tp"]).unwrap();
         for shape in [&[7, 4][..], &[2, 5], &[0, 3], &[6]] {
-            assert_eq!(
-                difference(&mesh, &pairs(&mesh, shape, 1), Deviation::None),
-                None
-            );
+            assert_eq!(difference(&mesh, &pairs(&mesh, shape, 1), Deviation::None), None);
         }
     }
 }
@@ -125,9 +120,6 @@ fn deviations_from_the_plan_are_found() {
     let mesh = Mesh::new(&[3], &["tp"]).unwrap();
     let pairs = pairs(&mesh, &[7, 4], 1);
     for deviation in [Deviation::DroppedReduction, Deviation::ExtraGather] {
-        assert!(
-            difference(&mesh, &pairs, deviation).is_some(),
-            "{deviation:?}"
-        );
+        assert!(difference(&mesh, &pairs, deviation).is_some(), "{deviation:?}");
     }
 }

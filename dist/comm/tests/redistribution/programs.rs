@@ -45,11 +45,7 @@ impl Random {
         let mut placements = Vec::new();
         for axis in mesh.axes() {
             let at = self.placement(shape.len());
-            let at = if at.dim().is_some() {
-                at
-            } else {
-                Placement::Replicate
-            };
+            let at = if at.dim().is_some() { at } else { Placement::Replicate };
             placements.push((axis.name().to_owned(), at));
         }
         if self.below(2) == 0 {
@@ -71,10 +67,8 @@ fn call(on: On<'_>, operands: &[&Var], op: impl Fn(&[&Var]) -> Result<Var>) -> R
         return op(operands);
     };
     let moved = |to: &dyn Fn(&Var) -> Vec<(String, Placement)>| -> Result<Var> {
-        let moved: Result<Vec<Var>> = operands
-            .iter()
-            .map(|x| ops::redistribute(*x, to(x)))
-            .collect();
+        let moved: Result<Vec<Var>> =
+            operands.iter().map(|x| ops::redistribute(*x, to(x))).collect();
         op(&moved?.iter().collect::<Vec<_>>())
     };
     match moved(&|x| x.value().sharding().map(named).unwrap_or_default()) {
@@ -94,9 +88,7 @@ fn everywhere(mesh: &Mesh) -> Vec<(String, Placement)> {
 fn step(random: &mut Random, on: On<'_>, xs: &[Var], weights: &[Var]) -> Result<Var> {
     let mut pick = || &xs[random.below(xs.len())];
     let (a, b) = (pick(), pick());
-    let [matrix, gain] = weights else {
-        unreachable!()
-    };
+    let [matrix, gain] = weights else { unreachable!() };
     match random.below(9) {
         0 => call(on, &[a, b], |x| ops::add(x[0], x[1])),
         1 => call(on, &[a, b], |x| ops::mul(x[0], x[1])),
@@ -128,12 +120,7 @@ fn step(random: &mut Random, on: On<'_>, xs: &[Var], weights: &[Var]) -> Result<
 fn run(seed: u64, on: On<'_>) -> Result<Vec<Tensor>> {
     let device = on.map_or_else(Device::cpu, |(rank, _)| rank.device().clone());
     let mut random = Random(seed);
-    let shapes = [
-        &[ROWS, COLUMNS][..],
-        &[ROWS, COLUMNS],
-        &[COLUMNS, COLUMNS],
-        &[COLUMNS],
-    ];
+    let shapes = [&[ROWS, COLUMNS][..], &[ROWS, COLUMNS], &[COLUMNS, COLUMNS], &[COLUMNS]];
     let mut placing = Random(seed ^ 1);
     let operands = shapes.map(|shape| {
         let numbers = runtime::cast(&whole(&device, shape), meshgrad_runtime::DType::F64).unwrap();
@@ -194,22 +181,14 @@ fn agrees(seed: u64, mesh: &Mesh, fault: Fault) -> bool {
     results.is_ok_and(|results| {
         let results = on_one_device(&results);
         let of = |at: usize| results.iter().map(|it| it[at].clone()).collect::<Vec<_>>();
-        let all = || {
-            expected
-                .iter()
-                .enumerate()
-                .all(|(at, expected)| is_near(&of(at), expected))
-        };
+        let all = || expected.iter().enumerate().all(|(at, expected)| is_near(&of(at), expected));
         std::panic::catch_unwind(all).unwrap_or(false)
     })
 }
 
 #[test]
 fn random_programs_agree_with_one_rank() {
-    for mesh in [
-        Mesh::new(&[3, 1], &["dp", "tp"]),
-        Mesh::new(&[2, 3], &["dp", "tp"]),
-    ] {
+    for mesh in [Mesh::new(&[3, 1], &["dp", "tp"]), Mesh::new(&[2, 3], &["dp", "tp"])] {
         let mesh = mesh.unwrap();
         for seed in 0..150 {
             assert!(agrees(seed, &mesh, Fault::None), "program {seed} on {mesh}");

@@ -24,10 +24,7 @@ fn mesh() -> Mesh {
 
 /// A pair of shardings whose plan has two collectives.
 fn two_collectives() -> [Sharding; 2] {
-    let from = [
-        ("dp", Placement::shard(0)),
-        ("tp", Placement::Partial(Reduction::Sum)),
-    ];
+    let from = [("dp", Placement::shard(0)), ("tp", Placement::Partial(Reduction::Sum))];
     let from = Sharding::new(&mesh(), from, &[6, 4]).unwrap();
     let to = Sharding::replicated(&mesh(), &[6, 4]).unwrap();
     let links = LinkCosts::default();
@@ -76,10 +73,7 @@ fn started_redistributions_have_the_results_of_others() {
 fn started_redistributions_on_overlapping_meshes() {
     let meshes = [[0, 1, 2, 3], [2, 3, 4, 5]];
     let meshes = meshes.map(|ranks| Mesh::from_ranks(&ranks, &[2, 2], &["dp", "tp"]).unwrap());
-    let placements = [
-        ("dp", Placement::shard(0)),
-        ("tp", Placement::Partial(Reduction::Sum)),
-    ];
+    let placements = [("dp", Placement::shard(0)), ("tp", Placement::Partial(Reduction::Sum))];
     Local::run(6, |rank| -> Result<()> {
         let redistributor = Redistributor::new(rank);
         let mut started = Vec::new();
@@ -117,10 +111,7 @@ impl Gate {
         let state = self.state.lock().unwrap();
         let is_closed = |state: &mut (usize, bool)| state.0 < 2 || !state.1;
         let limit = Duration::from_secs(60);
-        let (_state, waited) = self
-            .changed
-            .wait_timeout_while(state, limit, is_closed)
-            .unwrap();
+        let (_state, waited) = self.changed.wait_timeout_while(state, limit, is_closed).unwrap();
         match waited.timed_out() {
             true => Err(Error::Argument {
                 op: "test",
@@ -138,10 +129,7 @@ struct Gated<T> {
 
 impl GroupConnector for Gated<Arc<dyn GroupConnector>> {
     fn connect(&self, name: &str, group: &Group) -> Result<Arc<dyn Communicator>> {
-        Ok(Arc::new(Gated {
-            inner: self.inner.connect(name, group)?,
-            gate: self.gate.clone(),
-        }))
+        Ok(Arc::new(Gated { inner: self.inner.connect(name, group)?, gate: self.gate.clone() }))
     }
 }
 
@@ -183,17 +171,11 @@ fn started_redistributions_overlap() {
         [one_collective(), two_collectives()],
         [one_collective(), one_collective()],
     ] {
-        let links = LinkCosts {
-            launch_ns: 1_000_000,
-            ..LinkCosts::default()
-        };
+        let links = LinkCosts { launch_ns: 1_000_000, ..LinkCosts::default() };
         let local = Local::new(4).threads(1).links(links, Hosts::Uniform(4));
         let results = local.launch(|rank| -> Result<Vec<Tensor>> {
             let gate = Arc::new(Gate::default());
-            let connector = Gated {
-                inner: rank.connector(),
-                gate: gate.clone(),
-            };
+            let connector = Gated { inner: rank.connector(), gate: gate.clone() };
             let connector = Arc::new(connector);
             let rank = RewiredRank::new(rank, connector);
             let redistributor = Redistributor::new(&rank);
@@ -210,22 +192,13 @@ fn started_redistributions_overlap() {
 /// 1 us per launch, 1 us and 1 ms per MiB.
 const LINKS: LinkCosts = LinkCosts {
     launch_ns: 1_000,
-    within: Link {
-        latency_ns: 1_000,
-        ns_per_mib: 1_000_000,
-    },
-    across: Link {
-        latency_ns: 1_000,
-        ns_per_mib: 1_000_000,
-    },
+    within: Link { latency_ns: 1_000, ns_per_mib: 1_000_000 },
+    across: Link { latency_ns: 1_000, ns_per_mib: 1_000_000 },
 };
 
 /// The simulated time until an all_gather of 1 MiB per rank and a computation are complete.
 fn simulated(main: impl Fn(&LocalRank, &Tensor) -> Result<()> + Sync) -> Duration {
-    let local = Local::new(2)
-        .threads(1)
-        .links(LINKS, Hosts::Uniform(2))
-        .simulated(1);
+    let local = Local::new(2).threads(1).links(LINKS, Hosts::Uniform(2)).simulated(1);
     let times = local.launch(|rank| {
         let mesh = Mesh::new(&[2], &["tp"]).unwrap();
         let rows = Sharding::new(&mesh, [("tp", Placement::shard(0))], &[1 << 19]).unwrap();
@@ -265,10 +238,7 @@ fn plans_of_several_collectives_run_when_they_are_waited_for() {
         let started: Vec<Pending<Tensor>> = started.collect::<Result<_>>()?;
         started.into_iter().map(Pending::wait).collect()
     };
-    let results = Local::new(4)
-        .threads(1)
-        .simulated(3)
-        .launch(|rank| run(rank));
+    let results = Local::new(4).threads(1).simulated(3).launch(|rank| run(rank));
     check(&pairs, &on_one_device(&results.unwrap()));
 
     let logs = Plan::new(4).unwrap().trace_all(|rank| {
@@ -276,9 +246,7 @@ fn plans_of_several_collectives_run_when_they_are_waited_for() {
         for [from, to] in &pairs {
             let shape = from.local_shape(rank.rank()).unwrap();
             let x = Tensor::zeros(rank.device(), &shape, DType::F32, Kind::Value)?;
-            redistributor
-                .start(&x.with_sharding(from, rank.rank())?, to)?
-                .wait()?;
+            redistributor.start(&x.with_sharding(from, rank.rank())?, to)?.wait()?;
         }
         Ok::<_, Error>(())
     });
@@ -310,10 +278,7 @@ fn a_dropped_result_does_not_stop_other_ranks() {
 /// before.
 #[test]
 fn errors_are_returned_by_wait() {
-    let cases = [
-        (one_collective(), &[2][..]),
-        (two_collectives(), &[0, 1, 2]),
-    ];
+    let cases = [(one_collective(), &[2][..]), (two_collectives(), &[0, 1, 2])];
     for (pair, needing) in cases {
         let errors = Mutex::new(BTreeMap::new());
         let result = Local::run(4, |rank| -> Result<()> {

@@ -41,16 +41,10 @@ fn step(rank: &dyn Rank, mesh: &Mesh, other: Other) -> Result<()> {
     let (loss, tape) = Tape::record(|| {
         let loss = ops::sum(&ops::linear(&x, &w.var()?)?, &[0, 1])?;
         let root = Var::constant(filled(&[], value(Other::Root, 1.0))?);
-        ops::add(
-            &ops::redistribute(&loss, [("dp", Placement::Replicate)])?,
-            &root,
-        )
+        ops::add(&ops::redistribute(&loss, [("dp", Placement::Replicate)])?, &root)
     })?;
     let mut grads = Grads::new(&[w])?;
-    tape.backward(
-        &[(&loss, filled(&[], value(Other::RootGradient, 1.0))?)],
-        &mut grads,
-    )
+    tape.backward(&[(&loss, filled(&[], value(Other::RootGradient, 1.0))?)], &mut grads)
 }
 
 #[test]
@@ -92,11 +86,7 @@ fn parameters_and_gradients_are_compared() {
         let result = Local::run(3, |rank| -> Result<()> {
             let redistributor = Arc::new(Redistributor::new(rank).strict());
             let w = Param::new("w", [3], Init::Zeros);
-            let value = if other && rank.rank() == 1 {
-                2.0f32
-            } else {
-                1.0
-            };
+            let value = if other && rank.rank() == 1 { 2.0f32 } else { 1.0 };
             let value = Tensor::from_slice(rank.device(), &[3], &[value; 3])?;
             let replicated = Sharding::replicated(&mesh, &[3])?;
             w.set(&value.with_sharding(&replicated, rank.rank())?)?;
@@ -145,10 +135,7 @@ fn gradients_are_compared_before_they_are_reported() {
         })
     });
     let error = result.unwrap_err().to_string();
-    assert!(
-        error.contains("the gradient of `w`") && error.contains("[1, 2]"),
-        "{error}"
-    );
+    assert!(error.contains("the gradient of `w`") && error.contains("[1, 2]"), "{error}");
     assert_eq!(reported.load(Ordering::Relaxed), 0);
 }
 

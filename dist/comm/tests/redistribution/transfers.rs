@@ -22,18 +22,13 @@ fn all() -> Vec<Sharding> {
         Mesh::from_ranks(&[4, 5], &[2], &["tp"]),
         Mesh::new(&[2, 3], &["dp", "tp"]),
     ];
-    let all = meshes
-        .into_iter()
-        .flat_map(|mesh| shardings(&mesh.unwrap(), &SHAPE));
-    all.filter(|sharding| sharding.partials().is_empty())
-        .collect()
+    let all = meshes.into_iter().flat_map(|mesh| shardings(&mesh.unwrap(), &SHAPE));
+    all.filter(|sharding| sharding.partials().is_empty()).collect()
 }
 
 fn pairs() -> Vec<[Sharding; 2]> {
     let all = all();
-    let pairs = all
-        .iter()
-        .flat_map(|from| all.iter().map(move |to| [from.clone(), to.clone()]));
+    let pairs = all.iter().flat_map(|from| all.iter().map(move |to| [from.clone(), to.clone()]));
     pairs.collect()
 }
 
@@ -73,9 +68,7 @@ fn messages(executed: &[Executed], rank: usize) -> Vec<(usize, usize, u64)> {
 fn planned(tensors: &[TransferTensor<'_>]) -> Vec<(usize, usize, u64)> {
     let plan = Transfer::plan(tensors).unwrap();
     let messages = plan.messages().iter();
-    messages
-        .map(|message| (message.sender, message.receiver, message.bytes))
-        .collect()
+    messages.map(|message| (message.sender, message.receiver, message.bytes)).collect()
 }
 
 /// Each rank gets its part, the messages are those of the plan, and `Plan` logs them.
@@ -108,19 +101,10 @@ fn every_pair_of_shardings_on_two_meshes() {
     for (at, pair) in pairs.iter().enumerate() {
         let [from, to] = pair;
         let of_ranks = results.iter().map(|result| result[at].0.clone());
-        assert!(
-            are_correct(pair, &of_ranks.collect::<Vec<_>>()),
-            "{from:?} to {to:?}"
-        );
+        assert!(are_correct(pair, &of_ranks.collect::<Vec<_>>()), "{from:?} to {to:?}");
         let sent = results.iter().enumerate();
-        let sent: Vec<_> = sent
-            .flat_map(|(rank, result)| messages(&result[at].1, rank))
-            .collect();
-        let tensor = TransferTensor {
-            from,
-            to,
-            element_bits: 32,
-        };
+        let sent: Vec<_> = sent.flat_map(|(rank, result)| messages(&result[at].1, rank)).collect();
+        let tensor = TransferTensor { from, to, element_bits: 32 };
         assert_eq!(sent, planned(&[tensor]), "{from:?} to {to:?}");
     }
     for (log, result) in logs.iter().zip(&results) {
@@ -149,11 +133,7 @@ fn weights_of_a_model_are_transferred_together() {
     let shardings: Vec<[Sharding; 2]> = shardings.collect();
     let value = |device: &Device, at: usize| {
         let (shape, dtype, _) = weights[at];
-        ops::cast(
-            &ops::affine(&whole(device, &shape), 1.0, at as f64).unwrap(),
-            dtype,
-        )
-        .unwrap()
+        ops::cast(&ops::affine(&whole(device, &shape), 1.0, at as f64).unwrap(), dtype).unwrap()
     };
 
     let results = Local::run(6, |rank| -> Result<_> {
@@ -195,11 +175,7 @@ fn weights_of_a_model_are_transferred_together() {
             let Some(moved) = moved else { continue };
             let expected = part(&value(&Device::cpu(), at), to, rank);
             let values = |x: &Tensor| ops::cast(&x.local(), DType::F64).unwrap().to_vec::<f64>();
-            assert_eq!(
-                values(moved),
-                values(&expected),
-                "weight {at} of rank {rank}"
-            );
+            assert_eq!(values(moved), values(&expected), "weight {at} of rank {rank}");
         }
     }
     let mut sent: BTreeMap<(usize, usize), (usize, u64)> = BTreeMap::new();
@@ -212,17 +188,10 @@ fn weights_of_a_model_are_transferred_together() {
     let tensors = shardings
         .iter()
         .zip(&weights)
-        .map(|([from, to], (_, dtype, _))| TransferTensor {
-            from,
-            to,
-            element_bits: dtype.bits(),
-        });
+        .map(|([from, to], (_, dtype, _))| TransferTensor { from, to, element_bits: dtype.bits() });
     let planned = planned(&tensors.collect::<Vec<_>>());
     assert!(sent.values().all(|(count, _)| *count <= 2), "{sent:?}");
-    let sent: Vec<_> = sent
-        .into_iter()
-        .map(|((from, to), (_, bytes))| (from, to, bytes))
-        .collect();
+    let sent: Vec<_> = sent.into_iter().map(|((from, to), (_, bytes))| (from, to, bytes)).collect();
     assert_eq!(sent, planned);
 }
 

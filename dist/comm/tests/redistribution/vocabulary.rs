@@ -33,11 +33,8 @@ fn train(rank: Option<(&dyn Rank, &Mesh)>, classes: usize) -> Result<[Tensor; 3]
     let sharded = |x: &Tensor, placements: &[(&str, Placement)]| match rank {
         None => x.clone(),
         Some((rank, mesh)) => {
-            let placements: Vec<_> = placements
-                .iter()
-                .filter(|(axis, _)| mesh.axis(axis).is_ok())
-                .cloned()
-                .collect();
+            let placements: Vec<_> =
+                placements.iter().filter(|(axis, _)| mesh.axis(axis).is_ok()).cloned().collect();
             let sharding = Sharding::new(mesh, placements, x.shape()).unwrap();
             part(x, &sharding, rank.rank())
         }
@@ -68,10 +65,7 @@ fn train(rank: Option<(&dyn Rank, &Mesh)>, classes: usize) -> Result<[Tensor; 3]
     weights.run(&mut grads)?;
     let (dx, dtable) = (dx.remove(0), grads.get(&table)?);
     if rank.is_some() {
-        assert_eq!(
-            dtable.sharding().unwrap().placement("tp"),
-            Ok(Placement::shard(0))
-        );
+        assert_eq!(dtable.sharding().unwrap().placement("tp"), Ok(Placement::shard(0)));
     }
     Ok([loss.into_value(), dx, dtable])
 }

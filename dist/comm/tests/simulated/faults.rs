@@ -22,11 +22,7 @@ fn run(injection: Injection, seed: u64) -> Vec<Option<CommError>> {
     let local = Local::new(RANKS).threads(1).deadline(DEADLINE).grace(GRACE);
     let result = local.simulated(seed).launch(|rank| {
         let sleep = |duration| rank.clock().sleep(duration);
-        let pace = Pace {
-            sleep: &sleep,
-            late: LATE,
-            forever: 100 * DEADLINE,
-        };
+        let pace = Pace { sleep: &sleep, late: LATE, forever: 100 * DEADLINE };
         let result = main_of_rank(rank, injection, &pace);
         let error = result.as_ref().err();
         let error = error.map(|error| error.downcast_ref::<CommError>().unwrap().clone());

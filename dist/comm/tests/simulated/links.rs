@@ -9,14 +9,8 @@ use meshgrad_runtime::{DType, Error, Result, Tensor, ops};
 /// 1 us per launch, 1 us and 1 ms per MiB within a host, 10 us and 10 ms across hosts.
 const COSTS: LinkCosts = LinkCosts {
     launch_ns: 1_000,
-    within: Link {
-        latency_ns: 1_000,
-        ns_per_mib: 1_000_000,
-    },
-    across: Link {
-        latency_ns: 10_000,
-        ns_per_mib: 10_000_000,
-    },
+    within: Link { latency_ns: 1_000, ns_per_mib: 1_000_000 },
+    across: Link { latency_ns: 10_000, ns_per_mib: 10_000_000 },
 };
 
 const MIB: usize = 1 << 18; // f32 elements
@@ -27,10 +21,7 @@ fn micros(micros: u64) -> Duration {
 
 /// The time of `main` on each rank of a world with two ranks per host.
 fn times(ranks: usize, main: impl Fn(&LocalRank) -> Result<()> + Sync) -> Vec<Duration> {
-    let local = Local::new(ranks)
-        .threads(1)
-        .links(COSTS, Hosts::Uniform(2))
-        .simulated(1);
+    let local = Local::new(ranks).threads(1).links(COSTS, Hosts::Uniform(2)).simulated(1);
     let times = local.launch(|rank| {
         main(rank)?;
         Ok::<_, Error>(rank.clock().now())
@@ -46,10 +37,7 @@ fn x(rank: &LocalRank, elements: usize) -> Result<Tensor> {
 fn transfers_take_the_time_of_their_slowest_link() {
     let all_reduce = |rank: &LocalRank| -> Result<()> {
         let sum = rank.world()?.all_reduce(&x(rank, MIB)?, Reduction::Sum)?;
-        assert_eq!(
-            sum.wait()?.to_vec::<f32>()?[MIB - 1],
-            rank.world_size() as f32
-        );
+        assert_eq!(sum.wait()?.to_vec::<f32>()?[MIB - 1], rank.world_size() as f32);
         Ok(())
     };
     // 2 hops and 2 x 1/2 MiB.
@@ -107,9 +95,7 @@ fn transfers_of_a_rank_share_its_link() {
         let low = rank.rank() / 2 * 2;
         let group = Group::new([low, low + 1]).map_err(Error::other)?;
         let pair = rank.connect("pair", &group)?;
-        pair.all_reduce(&x(rank, MIB)?, Reduction::Sum)?
-            .wait()
-            .map(drop)
+        pair.all_reduce(&x(rank, MIB)?, Reduction::Sum)?.wait().map(drop)
     };
     assert_eq!(times(4, pairs), [micros(1_003); 4]);
 }

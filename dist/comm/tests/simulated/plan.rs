@@ -15,19 +15,15 @@ use crate::program::{Program, Random};
 fn logs(program: &Program) -> Vec<CommLog> {
     let plan = Plan::new(program.ops.len()).unwrap();
     let logs = plan.trace_all(|rank| {
-        program.run(rank.rank(), |group| {
-            rank.connect(group).map_err(Error::other)
-        })
+        program.run(rank.rank(), |group| rank.connect(group).map_err(Error::other))
     });
     logs.unwrap()
 }
 
 /// The first error of a run.
 fn run(program: &Program, seed: u64) -> Result<(), CommError> {
-    let local = Local::new(program.ops.len())
-        .threads(1)
-        .deadline(Duration::from_secs(60))
-        .simulated(seed);
+    let local =
+        Local::new(program.ops.len()).threads(1).deadline(Duration::from_secs(60)).simulated(seed);
     let result =
         local.launch(|rank| program.run(rank.rank(), |group| rank.connect("random", group)));
     match result {
@@ -74,10 +70,7 @@ fn the_checker_predicts_runs() {
     for (_, program, seed) in programs() {
         let predicted = check_logs(&logs(&program)).map(drop);
         let actual = run(&program, seed);
-        assert!(
-            agree(&predicted, &actual),
-            "{seed}: {program:?}{predicted:?}\n{actual:?}"
-        );
+        assert!(agree(&predicted, &actual), "{seed}: {program:?}{predicted:?}\n{actual:?}");
         let verdict = predicted.as_ref().err().and_then(CommError::verdict);
         outcomes[match verdict {
             None => 0,
@@ -112,9 +105,7 @@ fn a_cycle_names_calls_and_lines() {
             let x = ops::full(rank.device(), &[4], DType::F32, 1.0)?;
             let first = rank.connect(&next)?.all_reduce(&x, Reduction::Sum)?;
             first.wait()?;
-            rank.connect(&before)?
-                .all_reduce(&x, Reduction::Sum)?
-                .wait()?;
+            rank.connect(&before)?.all_reduce(&x, Reduction::Sum)?.wait()?;
             Ok(())
         });
         let error = check_logs(&logs.unwrap()).unwrap_err();
@@ -151,10 +142,7 @@ fn a_log_is_readable() {
     let text = log.to_string();
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines.len(), 7);
-    assert!(
-        lines[1].contains("all_gather(bf16 x 6)  24 B  [99998, 99999]"),
-        "{text}"
-    );
+    assert!(lines[1].contains("all_gather(bf16 x 6)  24 B  [99998, 99999]"), "{text}");
     assert!(lines[1].contains("plan.rs:"), "{text}");
     assert_eq!(lines[3].trim(), "2  wait for 1");
     assert_eq!(
@@ -192,9 +180,7 @@ fn representative_ranks_are_enough() {
     let corners = [0, 1, 50, 51];
     let fine: Vec<CommLog> = corners.map(|rank| trace(rank, false)).into();
     check_logs(&fine).unwrap();
-    let inverted: Vec<CommLog> = corners
-        .map(|rank| trace(rank, rank == 0 || rank == 51))
-        .into();
+    let inverted: Vec<CommLog> = corners.map(|rank| trace(rank, rank == 0 || rank == 51)).into();
     let error = check_logs(&inverted).unwrap_err();
     assert!(matches!(error, CommError::OrderInversion { cycle } if cycle.len() == 4));
 }
@@ -208,8 +194,7 @@ fn every_rank_of_a_large_world_is_checked() {
     let logs = plan.trace_all(|rank| -> Result<()> {
         let connect = |axis| -> Result<_> {
             let group = mesh.group([axis], rank.rank()).map_err(Error::other)?;
-            rank.connect(&group.expect("a member"))
-                .map_err(Error::other)
+            rank.connect(&group.expect("a member")).map_err(Error::other)
         };
         let (pp, dp, tp) = (connect("pp")?, connect("dp")?, connect("tp")?);
         let mut x = ops::full(rank.device(), &[8], DType::F32, 1.0)?;
@@ -282,10 +267,7 @@ fn invalid_ranks_and_groups_are_errors() {
     let plan = Plan::new(4).unwrap().like(&Device::cpu());
     let trace = plan.trace(4, |_| Ok::<_, Error>(()));
     let error = trace.unwrap_err().to_string();
-    assert_eq!(
-        error,
-        "rank 4 is not in a world of 4 ranks; pass a rank below 4"
-    );
+    assert_eq!(error, "rank 4 is not in a world of 4 ranks; pass a rank below 4");
     let log = plan.trace(1, |rank| -> Result<()> {
         assert!(rank.connect(&Group::new([0, 2]).unwrap()).is_err());
         assert!(rank.connect(&Group::new([1, 4]).unwrap()).is_err());

@@ -31,12 +31,7 @@ pub(crate) enum Kind {
 /// What a rank does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
-    Start {
-        id: usize,
-        group: usize,
-        kind: Kind,
-        count: usize,
-    },
+    Start { id: usize, group: usize, kind: Kind, count: usize },
     Wait(usize),
 }
 
@@ -62,9 +57,8 @@ impl Program {
     /// which may deadlock.
     pub(crate) fn random(random: &mut Random) -> Program {
         let ranks = 2 + random.below(4);
-        let groups: Vec<Group> = (0..1 + random.below(3))
-            .map(|at| random_group(random, ranks, at))
-            .collect();
+        let groups: Vec<Group> =
+            (0..1 + random.below(3)).map(|at| random_group(random, ranks, at)).collect();
         let mut ops: Vec<Vec<Op>> = vec![Vec::new(); ranks];
         for id in 0..1 + random.below(7) {
             let group = random.below(groups.len());
@@ -83,12 +77,7 @@ impl Program {
                     _ => true,
                 };
                 if takes_part {
-                    let start = Op::Start {
-                        id,
-                        group,
-                        kind,
-                        count,
-                    };
+                    let start = Op::Start { id, group, kind, count };
                     ops[*rank].push(start);
                 }
             }
@@ -161,12 +150,7 @@ impl Program {
         let mut pending: Vec<(usize, Pending<()>)> = Vec::new();
         for op in &self.ops[rank] {
             match *op {
-                Op::Start {
-                    id,
-                    group,
-                    kind,
-                    count,
-                } => {
+                Op::Start { id, group, kind, count } => {
                     let comm = comms[group].as_ref().expect("a member");
                     pending.push((id, start(comm, kind, count)?));
                 }

@@ -14,10 +14,7 @@ const SECOND: Duration = Duration::from_secs(1);
 
 fn comm_error<T: std::fmt::Debug>(result: Result<T>) -> CommError {
     let error = result.unwrap_err();
-    error
-        .downcast_ref::<CommError>()
-        .expect("a CommError")
-        .clone()
+    error.downcast_ref::<CommError>().expect("a CommError").clone()
 }
 
 fn x(rank: &LocalRank, extent: usize) -> Result<Tensor> {
@@ -37,10 +34,7 @@ fn outcomes<T: Send>(
 #[test]
 fn a_verdict_names_the_cause_at_the_end_of_a_chain() {
     for seed in 0..20 {
-        let local = Local::new(5)
-            .threads(1)
-            .deadline(10 * SECOND)
-            .simulated(seed);
+        let local = Local::new(5).threads(1).deadline(10 * SECOND).simulated(seed);
         let all = outcomes(&local, |rank| {
             let group =
                 |ranks: [usize; 2]| rank.connect("pair", &Group::new(ranks).map_err(Error::other)?);
@@ -62,18 +56,13 @@ fn a_verdict_names_the_cause_at_the_end_of_a_chain() {
                 }
             }
         });
-        let errors: Vec<Option<CommError>> = all
-            .into_iter()
-            .map(|result| result.is_err().then(|| comm_error(result)))
-            .collect();
+        let errors: Vec<Option<CommError>> =
+            all.into_iter().map(|result| result.is_err().then(|| comm_error(result))).collect();
         let Some(CommError::Timeout { group, missing, .. }) = &errors[0] else {
             panic!("{errors:?}");
         };
         assert_eq!((group.ranks(), missing.as_slice()), (&[0, 2][..], &[2][..]));
-        assert!(
-            errors[2] == errors[0] && errors[3] == errors[0],
-            "{errors:?}"
-        );
+        assert!(errors[2] == errors[0] && errors[3] == errors[0], "{errors:?}");
         assert!(errors[1].is_none() && errors[4].is_none());
     }
 }
@@ -89,10 +78,7 @@ fn strict_mode_finds_orders_that_could_deadlock() {
         if rank.rank() == 1 {
             groups.reverse();
         }
-        let (one, two) = (
-            rank.connect("one", groups[0])?,
-            rank.connect("two", groups[1])?,
-        );
+        let (one, two) = (rank.connect("one", groups[0])?, rank.connect("two", groups[1])?);
         let first = one.all_reduce(&x(rank, 2)?, Reduction::Sum)?;
         two.all_reduce(&x(rank, 2)?, Reduction::Sum)?.wait()?;
         first.wait().map(drop)
@@ -122,10 +108,7 @@ fn strict_mode_compares_before_calls_return() {
         let called = world.all_reduce(&x(rank, extent)?, Reduction::Sum);
         Ok(called.map(drop))
     });
-    let errors: Vec<CommError> = all
-        .into_iter()
-        .map(|one| comm_error(one.unwrap()))
-        .collect();
+    let errors: Vec<CommError> = all.into_iter().map(|one| comm_error(one.unwrap())).collect();
     assert!(errors.iter().all(|error| *error == errors[0]), "{errors:?}");
     assert_eq!(errors[0].verdict(), Some(Verdict::Mismatch));
 }
@@ -134,10 +117,7 @@ fn strict_mode_compares_before_calls_return() {
 #[test]
 fn a_late_rank_is_distinguished_from_a_missing_one() {
     let run = |late: Duration| {
-        let local = Local::new(3)
-            .threads(1)
-            .deadline(10 * SECOND)
-            .grace(4 * SECOND);
+        let local = Local::new(3).threads(1).deadline(10 * SECOND).grace(4 * SECOND);
         outcomes(&local.simulated(1), |rank| {
             let world = rank.world()?;
             if rank.rank() == 1 {
@@ -170,10 +150,7 @@ fn a_simulation_can_be_repeated() {
             let world = rank.world()?;
             for step in 0..5u32 {
                 let pending = world.all_reduce(&x(rank, 1)?, Reduction::Sum)?;
-                trace
-                    .lock()
-                    .unwrap()
-                    .push((rank.rank(), step, rank.clock().now()));
+                trace.lock().unwrap().push((rank.rank(), step, rank.clock().now()));
                 rank.clock().sleep(SECOND * (rank.rank() as u32 + 1));
                 pending.wait()?;
             }
@@ -200,10 +177,7 @@ fn fused_collectives_are_one_entry() {
             let received = world.recv(&[3], DType::F32, before)?;
             Ok((sum, sent, received, world.all_gather(&x)?))
         })?;
-        assert_eq!(
-            gathered.wait()?.to_vec::<f32>()?,
-            [[0.0; 3], [1.0; 3], [2.0; 3]].concat()
-        );
+        assert_eq!(gathered.wait()?.to_vec::<f32>()?, [[0.0; 3], [1.0; 3], [2.0; 3]].concat());
         assert_eq!(sum.wait()?.to_vec::<f32>()?, [3.0; 3]);
         assert_eq!(received.wait()?.to_vec::<f32>()?, [before as f32; 3]);
         sent.wait()?;
@@ -254,18 +228,12 @@ fn uniform_values_keep_their_group() {
         assert_eq!((*largest.get(), *first.get()), (3, (me / 2 * 2) as i64));
         assert_eq!(largest.get_in(pair.group()), Ok(&3));
         let error = first.get_in(world.group()).unwrap_err();
-        assert!(
-            error.to_string().contains("may differ on [0, 1, 2, 3]"),
-            "{error}"
-        );
+        assert!(error.to_string().contains("may differ on [0, 1, 2, 3]"), "{error}");
 
         let twice = largest.clone().zip(Uniform::constant(|| 2))?;
         let twice = twice.map(|(largest, two)| largest * two);
         assert_eq!(format!("{twice:?}"), "Uniform(6 on [0, 1, 2, 3])");
-        assert!(matches!(
-            twice.zip(first),
-            Err(CommError::NotUniform { .. })
-        ));
+        assert!(matches!(twice.zip(first), Err(CommError::NotUniform { .. })));
         Ok(())
     });
     results.unwrap();

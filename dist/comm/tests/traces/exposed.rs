@@ -13,15 +13,8 @@ use crate::program::RANKS;
 use crate::stats::check_sums;
 
 /// 1 us per launch, and 10 us and 10 ms per MiB on each link.
-const COSTS: LinkCosts = LinkCosts {
-    launch_ns: 1_000,
-    within: LINK,
-    across: LINK,
-};
-const LINK: Link = Link {
-    latency_ns: 10_000,
-    ns_per_mib: 10_000_000,
-};
+const COSTS: LinkCosts = LinkCosts { launch_ns: 1_000, within: LINK, across: LINK };
+const LINK: Link = Link { latency_ns: 10_000, ns_per_mib: 10_000_000 };
 
 const MIB: usize = 1 << 18; // f32 elements
 const ROWS: [usize; RANKS] = [1, 0, 2];
@@ -34,18 +27,14 @@ fn micros(micros: u64) -> Duration {
 fn launch<T: Send>(main: impl Fn(&LocalRank, &TracedRank<'_>) -> Result<T> + Sync) -> Vec<T> {
     let local = Local::new(RANKS).threads(1);
     let local = local.links(COSTS, Hosts::Uniform(2)).simulated(1);
-    local
-        .launch(|rank| main(rank, &TracedRank::new(rank)))
-        .unwrap()
+    local.launch(|rank| main(rank, &TracedRank::new(rank))).unwrap()
 }
 
 type Start = fn(&dyn Communicator) -> Result<Pending<Tensor>>;
 
 /// Collectives, and the time of their rings.
-const COLLECTIVES: [(Start, u64); 2] = [
-    (all_reduce, 1 + 4 * 10 + 4 * 10_000),
-    (all_gather, 1 + 2 * 10 + 4 * 10_000),
-];
+const COLLECTIVES: [(Start, u64); 2] =
+    [(all_reduce, 1 + 4 * 10 + 4 * 10_000), (all_gather, 1 + 2 * 10 + 4 * 10_000)];
 
 /// 4 hops, and 4 x 1/3 of 3 MiB.
 fn all_reduce(world: &dyn Communicator) -> Result<Pending<Tensor>> {
@@ -70,10 +59,7 @@ fn exposed(start: Start, before: [u64; RANKS], beside: [u64; RANKS]) -> Vec<Dura
         local.clock().sleep(micros(beside[own]));
         pending.wait()?;
         let (stats, trace) = (rank.stats(), recording.finish());
-        check_sums(stats, &trace).map_err(|problem| Error::Argument {
-            op: "record",
-            problem,
-        })?;
+        check_sums(stats, &trace).map_err(|problem| Error::Argument { op: "record", problem })?;
         Ok(stats.exposed)
     })
 }
@@ -111,16 +97,10 @@ fn a_recording_has_the_waits_for_earlier_collectives() {
         pending.wait()?;
         let (stats, trace) = (rank.stats() - before, recording.finish());
         let modelled = micros(COLLECTIVES[0].1);
-        let expected = CommStats {
-            exposed: modelled,
-            ..CommStats::default()
-        };
+        let expected = CommStats { exposed: modelled, ..CommStats::default() };
         assert_eq!(stats, expected);
-        let waits: Vec<Duration> = trace
-            .collectives
-            .iter()
-            .filter_map(|span| Some(span.wait?.duration()))
-            .collect();
+        let waits: Vec<Duration> =
+            trace.collectives.iter().filter_map(|span| Some(span.wait?.duration())).collect();
         assert_eq!(waits, [modelled]);
         Ok(())
     });

@@ -18,9 +18,7 @@ pub(crate) fn run(rank: &dyn Rank) -> Result<()> {
     let sum = world.all_reduce(&x(4)?, Reduction::Sum)?;
     ops::exp(&x(4)?)?;
     world.all_gather_rows(&x(ROWS[own])?, &ROWS)?.wait()?;
-    world
-        .reduce_scatter_rows(&x(all)?, &ROWS, Reduction::Sum)?
-        .wait()?;
+    world.reduce_scatter_rows(&x(all)?, &ROWS, Reduction::Sum)?.wait()?;
     let sent = |from: usize, to: usize| (from + 2 * to) % 4;
     let send: Vec<usize> = (0..RANKS).map(|to| sent(own, to)).collect();
     let recv: Vec<usize> = (0..RANKS).map(|from| sent(from, own)).collect();
@@ -42,9 +40,7 @@ pub(crate) fn run(rank: &dyn Rank) -> Result<()> {
     world.barrier()?.wait()?;
 
     let gradient = Tensor::zeros(device, &[7], DType::F32, Kind::Gradient)?;
-    world
-        .all_reduce_in_place(&gradient, Reduction::Mean)?
-        .wait()?;
+    world.all_reduce_in_place(&gradient, Reduction::Mean)?.wait()?;
     let (one, other) = world.fuse(|world| {
         let one = world.all_reduce(&x(1)?, Reduction::Sum)?;
         Ok((one, world.all_gather(&x(2)?)?))

@@ -32,10 +32,7 @@ fn all_transports_count_what_the_plan_logs() {
     let logs = plan.trace_all(|rank| program::run(rank)).unwrap();
     for (transport, ranks) in program::on_all_transports() {
         for ((stats, _), log) in ranks.iter().zip(&logs) {
-            let logged = (
-                log.calls().count() as u64,
-                log.calls().map(|call| call.bytes).sum(),
-            );
+            let logged = (log.calls().count() as u64, log.calls().map(|call| call.bytes).sum());
             let counted = (stats.collectives, stats.bytes);
             assert_eq!(counted, logged, "{transport}, rank {}", log.rank());
         }
@@ -56,9 +53,7 @@ fn a_call_counts_the_larger_of_input_and_output() {
         let (world, own) = (rank.world()?, rank.rank());
         let x = ops::full(rank.device(), &[rows[own], 3], DType::F32, 1.0)?;
         Ok::<_, Error>([
-            bytes(&rank, &|| {
-                world.all_gather_rows(&x, &rows)?.wait().map(drop)
-            })?,
+            bytes(&rank, &|| world.all_gather_rows(&x, &rows)?.wait().map(drop))?,
             bytes(&rank, &|| world.gather_rows(&x, &rows, 2)?.wait().map(drop))?,
             bytes(&rank, &|| world.barrier()?.wait())?,
         ])
@@ -83,10 +78,7 @@ fn recordings_have_all_that_is_counted() {
         }
         let waits = ranks.iter().flat_map(|(_, trace)| &trace.collectives);
         let unwaited = waits.filter(|span| span.wait.is_none()).count();
-        assert_eq!(
-            unwaited, RANKS,
-            "{transport}: one per rank is never waited for"
-        );
+        assert_eq!(unwaited, RANKS, "{transport}: one per rank is never waited for");
     }
 }
 

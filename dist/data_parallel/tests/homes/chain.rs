@@ -23,9 +23,7 @@ impl Chain {
             let weight = Param::new(name, [width, width], Init::Normal { std: 0.1 });
             Layer { weight }
         };
-        Chain {
-            layers: (0..layers).map(layer).collect(),
-        }
+        Chain { layers: (0..layers).map(layer).collect() }
     }
 
     /// The result of the last layer.

@@ -75,10 +75,7 @@ fn messages_name_the_unit_and_the_way_out() {
     });
     let tied = |homes: Homes| homes.tied("layers.0", Home::fsdp(["dp"]), &[0, 1]);
     let messages = [
-        (
-            "axis twice",
-            settled(|homes| homes, Home::hsdp(["dp"], ["dp"])),
-        ),
+        ("axis twice", settled(|homes| homes, Home::hsdp(["dp"], ["dp"]))),
         ("unknown axis", settled(|homes| homes, Home::fsdp(["pd"]))),
         ("no module", settled(unit("layer.*"), Home::fsdp(["dp"]))),
         ("pattern", settled(unit("layers.[0"), Home::fsdp(["dp"]))),

@@ -33,11 +33,7 @@ fn on_rank(rank: &dyn Rank, home: &Home) -> Result<Costs> {
         model.step(device, ("dp", ROWS), &mut grads)?;
         let before = device.work().flops;
         let saved = model.step(device, ("dp", ROWS), &mut grads)?;
-        Ok(Costs {
-            flops: device.work().flops - before,
-            peak: device.memory_stats().peak,
-            saved,
-        })
+        Ok(Costs { flops: device.work().flops - before, peak: device.memory_stats().peak, saved })
     })
 }
 

@@ -22,9 +22,7 @@ fn on_stage(rank: &dyn Rank, mesh: &Mesh) -> Result<Outcome> {
     };
     let stage_mesh = mesh.at("pp", stage).map_err(Error::other)?;
     Redistributor::new(rank).run_on(&stage_mesh, || {
-        let params = names
-            .iter()
-            .map(|name| Param::new(*name, [3, 4], Init::Ones));
+        let params = names.iter().map(|name| Param::new(*name, [3, 4], Init::Ones));
         let params: Vec<Param> = params.collect();
         Homes::of_stage(rank, mesh, "pp", Home::fsdp(["dp"]))?
             .tied("table", Home::zero1(["dp"]), &[0, 2])

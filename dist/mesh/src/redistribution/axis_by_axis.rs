@@ -10,12 +10,7 @@ use crate::placements::{Geometry, Placements};
 use crate::redistribution::moves::{self, Move};
 
 pub(crate) fn plan(geometry: Geometry, from: &Placements, to: &Placements) -> Vec<Move> {
-    let mut walk = Walk {
-        geometry,
-        to,
-        state: from.clone(),
-        moves: Vec::new(),
-    };
+    let mut walk = Walk { geometry, to, state: from.clone(), moves: Vec::new() };
     let axes = geometry.axis_sizes.len();
     if !from.shards().is_empty() {
         for axis in from.order(axes).into_iter().rev() {

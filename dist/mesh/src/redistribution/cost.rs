@@ -40,14 +40,8 @@ impl Default for LinkCosts {
     fn default() -> LinkCosts {
         LinkCosts {
             launch_ns: 6_600,
-            within: Link {
-                latency_ns: 600,
-                ns_per_mib: 11_956,
-            },
-            across: Link {
-                latency_ns: 2_700,
-                ns_per_mib: 54_347,
-            },
+            within: Link { latency_ns: 600, ns_per_mib: 11_956 },
+            across: Link { latency_ns: 2_700, ns_per_mib: 54_347 },
         }
     }
 }
@@ -110,10 +104,7 @@ impl<'a> CostModel<'a> {
         let traffic = self.traffic(from, step);
         let link = self.link(step);
         let carried = (u128::from(traffic.bytes()) * u128::from(link.ns_per_mib)) >> 20;
-        (
-            traffic,
-            self.latency(step).saturating_add(saturated(carried)),
-        )
+        (traffic, self.latency(step).saturating_add(saturated(carried)))
     }
 
     /// The part of a move's time that does not depend on its bytes, in nanoseconds.
@@ -124,9 +115,7 @@ impl<'a> CostModel<'a> {
             Action::AllReduce(_) => 2 * self.others(step),
         };
         let latency = self.link(step).latency_ns;
-        self.links
-            .launch_ns
-            .saturating_add(hops.saturating_mul(latency))
+        self.links.launch_ns.saturating_add(hops.saturating_mul(latency))
     }
 
     fn traffic(&mut self, from: &Placements, step: &Move) -> Traffic {
@@ -174,12 +163,8 @@ impl<'a> CostModel<'a> {
         let crosses = |axes: &SmallVec<[usize; 4]>| {
             let names: SmallVec<[&str; 4]> =
                 axes.iter().map(|at| mesh.axes()[*at].name()).collect();
-            let groups = mesh
-                .groups(names.as_slice())
-                .expect("axes of the mesh, each once");
-            groups
-                .iter()
-                .any(|group| hosts.spanned_by(group.ranks()) > 1)
+            let groups = mesh.groups(names.as_slice()).expect("axes of the mesh, each once");
+            groups.iter().any(|group| hosts.spanned_by(group.ranks()) > 1)
         };
         *self.crossing.entry(key).or_insert_with_key(crosses)
     }
@@ -189,10 +174,7 @@ impl<'a> CostModel<'a> {
         let dims = 0..self.geometry.shape.len();
         let (changed, same): (Vec<usize>, Vec<usize>) =
             dims.partition(|dim| from.shards_of(*dim) != to.shards_of(*dim));
-        let rest: u64 = same
-            .iter()
-            .map(|dim| from.largest(*dim, self.geometry) as u64)
-            .product();
+        let rest: u64 = same.iter().map(|dim| from.largest(*dim, self.geometry) as u64).product();
 
         let mut axes: SmallVec<[usize; 8]> = changed
             .iter()
@@ -221,10 +203,7 @@ impl<'a> CostModel<'a> {
                 break;
             }
         }
-        Traffic {
-            sent: self.bytes(most.sent),
-            received: self.bytes(most.received),
-        }
+        Traffic { sent: self.bytes(most.sent), received: self.bytes(most.received) }
     }
 }
 
@@ -241,10 +220,7 @@ fn advance(coordinate: &mut [usize], axes: &[usize], sizes: &[usize]) -> bool {
 }
 
 fn both_ways(bytes: u64) -> Traffic {
-    Traffic {
-        sent: bytes,
-        received: bytes,
-    }
+    Traffic { sent: bytes, received: bytes }
 }
 
 fn saturated(value: u128) -> u64 {

@@ -77,11 +77,7 @@ impl Redistribution {
             let before = steps.last().map_or(from, |step| &step.to).clone();
             steps.push(Step::new(before, step, &mut model));
         }
-        Ok(Redistribution {
-            from: from.clone(),
-            to: to.clone(),
-            steps,
-        })
+        Ok(Redistribution { from: from.clone(), to: to.clone(), steps })
     }
 
     /// The source.
@@ -167,8 +163,7 @@ impl Step {
     pub fn dims(&self) -> Vec<usize> {
         let (from, to) = (self.from.canonical(), self.to.canonical());
         let dims = 0..self.from.shape().len();
-        dims.filter(|dim| from.shards_of(*dim) != to.shards_of(*dim))
-            .collect()
+        dims.filter(|dim| from.shards_of(*dim) != to.shards_of(*dim)).collect()
     }
 
     /// The sharding before the step.
@@ -197,11 +192,7 @@ impl Step {
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let axes = self.axes.join(", ");
-        write!(
-            f,
-            "{} over {axes}: {} -> {}",
-            self.action, self.from, self.to
-        )?;
+        write!(f, "{} over {axes}: {} -> {}", self.action, self.from, self.to)?;
         match self.traffic.bytes() {
             0 => Ok(()),
             bytes => write!(f, " ({bytes} bytes)"),
@@ -270,10 +261,7 @@ fn check(from: &Sharding, to: &Sharding) -> Result<(), ShardingError> {
             let ranks = crate::text::ranks(&sharding.mesh().ranks());
             format!("{} of ranks {ranks}", sharding.mesh())
         };
-        return Err(ShardingError::MeshMismatch {
-            from: text(from),
-            to: text(to),
-        });
+        return Err(ShardingError::MeshMismatch { from: text(from), to: text(to) });
     }
     if from.shape() != to.shape() {
         return Err(ShardingError::ShapeMismatch {

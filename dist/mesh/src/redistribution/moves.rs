@@ -63,14 +63,7 @@ impl<'a> Moves<'a> {
             Scope::All => options(from, to, &movable, dims.into_iter().chain(spare).collect()),
             Scope::Direct => to.shards().to_vec(),
         };
-        Moves {
-            geometry,
-            target: to,
-            movable,
-            options,
-            spare,
-            scope,
-        }
+        Moves { geometry, target: to, movable, options, spare, scope }
     }
 
     /// The number of axes that may move.
@@ -86,11 +79,7 @@ impl<'a> Moves<'a> {
         for inner in self.innermost(state) {
             self.exchanges(state, &inner, &mut moves);
             let to = without(state, &inner);
-            moves.push(Move {
-                action: Action::AllGather,
-                axes: inner,
-                to,
-            });
+            moves.push(Move { action: Action::AllGather, axes: inner, to });
         }
         moves
     }
@@ -114,12 +103,8 @@ impl<'a> Moves<'a> {
     }
 
     fn reductions(&self, state: &Placements, moves: &mut Vec<Move>) {
-        let partial: Vec<usize> = self
-            .movable
-            .iter()
-            .copied()
-            .filter(|axis| state.reduction(*axis).is_some())
-            .collect();
+        let partial: Vec<usize> =
+            self.movable.iter().copied().filter(|axis| state.reduction(*axis).is_some()).collect();
         for chosen in subsets(&partial) {
             moves.push(all_reduce(state, &chosen, self.geometry));
             let reduced = without(state, &chosen);
@@ -142,11 +127,7 @@ impl<'a> Moves<'a> {
         };
         for to in self.inside(&without(state, inner), inner, None) {
             if !inner.iter().any(|axis| stays(&to, *axis)) {
-                moves.push(Move {
-                    action: Action::AllToAll,
-                    axes: shard_order(state, inner),
-                    to,
-                });
+                moves.push(Move { action: Action::AllToAll, axes: shard_order(state, inner), to });
             }
         }
     }
@@ -155,15 +136,8 @@ impl<'a> Moves<'a> {
     fn innermost(&self, state: &Placements) -> Vec<SmallVec<[usize; 4]>> {
         let mut choices: Vec<SmallVec<[usize; 4]>> = vec![SmallVec::new()];
         for dim in 0..self.geometry.shape.len() {
-            let axes: Vec<usize> = state
-                .shards_of(dim)
-                .iter()
-                .map(|shard| shard.axis)
-                .collect();
-            let movable = axes
-                .iter()
-                .rev()
-                .take_while(|axis| self.movable.contains(axis));
+            let axes: Vec<usize> = state.shards_of(dim).iter().map(|shard| shard.axis).collect();
+            let movable = axes.iter().rev().take_while(|axis| self.movable.contains(axis));
             let first = axes.len() - movable.count();
             let tails = (first..=axes.len()).map(|at| &axes[at..]);
             choices = tails
@@ -190,19 +164,13 @@ impl<'a> Moves<'a> {
         for axis in axes {
             let options = self.options.iter().filter(|shard| shard.axis == *axis);
             shards = options
-                .flat_map(|option| {
-                    shards
-                        .iter()
-                        .flat_map(move |shards| inserted(shards, option))
-                })
+                .flat_map(|option| shards.iter().flat_map(move |shards| inserted(shards, option)))
                 .collect();
         }
         let pushed = |shards: Vec<AxisShard>| {
             let mut to = base.clone();
             let mut shards = shards.into_iter();
-            shards
-                .all(|shard| to.push(shard, self.geometry).is_ok())
-                .then_some(to)
+            shards.all(|shard| to.push(shard, self.geometry).is_ok()).then_some(to)
         };
         shards.into_iter().filter_map(pushed).collect()
     }
@@ -275,9 +243,7 @@ fn options(
     mut dims: Vec<usize>,
 ) -> Vec<AxisShard> {
     dims.sort_unstable();
-    let evens = movable
-        .iter()
-        .flat_map(|axis| dims.iter().map(move |dim| even(*axis, *dim)));
+    let evens = movable.iter().flat_map(|axis| dims.iter().map(move |dim| even(*axis, *dim)));
     let mut options: Vec<AxisShard> = evens.collect();
     for shard in from.shards().iter().chain(to.shards()) {
         if movable.contains(&shard.axis) && !options.contains(shard) {
@@ -288,27 +254,15 @@ fn options(
 }
 
 fn even(axis: usize, dim: usize) -> AxisShard {
-    AxisShard {
-        dim,
-        axis,
-        division: Division::Even,
-    }
+    AxisShard { dim, axis, division: Division::Even }
 }
 
 /// An unsharded dim for intermediate steps, such as a reduce_scatter followed by an all_gather.
 /// Prefers dims that divide evenly, then the longest.
 fn spare_dim(geometry: Geometry, movable: &[usize], shard: &[usize]) -> Option<usize> {
-    let ranks: usize = movable
-        .iter()
-        .map(|axis| geometry.axis_sizes[*axis])
-        .product();
+    let ranks: usize = movable.iter().map(|axis| geometry.axis_sizes[*axis]).product();
     let spare = |dim: &usize| geometry.shape[*dim] >= ranks && !shard.contains(dim);
-    let worth = |dim: &usize| {
-        (
-            geometry.shape[*dim].is_multiple_of(ranks),
-            geometry.shape[*dim],
-        )
-    };
+    let worth = |dim: &usize| (geometry.shape[*dim].is_multiple_of(ranks), geometry.shape[*dim]);
     let dims = 0..geometry.shape.len();
     dims.filter(spare).max_by_key(worth)
 }
@@ -316,10 +270,7 @@ fn spare_dim(geometry: Geometry, movable: &[usize], shard: &[usize]) -> Option<u
 /// All nonempty subsets.
 fn subsets(axes: &[usize]) -> Vec<SmallVec<[usize; 4]>> {
     let chosen = |mask: u32| {
-        let members = axes
-            .iter()
-            .enumerate()
-            .filter(|(at, _)| mask >> at & 1 == 1);
+        let members = axes.iter().enumerate().filter(|(at, _)| mask >> at & 1 == 1);
         members.map(|(_, axis)| *axis).collect()
     };
     (1..1u32 << axes.len()).map(chosen).collect()
@@ -373,11 +324,7 @@ pub(crate) fn make_shard(
         (None, Some(_)) => Action::ReduceScatter(reduce_op(state, &[shard.axis], geometry)),
         (None, None) => Action::Slice,
     };
-    Some(Move {
-        action,
-        axes: SmallVec::from_slice(&[shard.axis]),
-        to,
-    })
+    Some(Move { action, axes: SmallVec::from_slice(&[shard.axis]), to })
 }
 
 /// Makes an axis partial locally, if the target requires it.
@@ -399,19 +346,12 @@ pub(crate) fn make_partial(
     }
     let mut to = without(state, &[axis]);
     to.make_partial(axis, reduction, geometry);
-    Some(Move {
-        action: Action::MakePartial(reduction),
-        axes: SmallVec::from_slice(&[axis]),
-        to,
-    })
+    Some(Move { action: Action::MakePartial(reduction), axes: SmallVec::from_slice(&[axis]), to })
 }
 
 /// The reduction over these axes: a mean is a sum with a divisor.
 fn reduce_op(state: &Placements, axes: &[usize], geometry: Geometry) -> ReduceOp {
-    let mut reduce_op = ReduceOp {
-        reduction: Reduction::Sum,
-        divisor: 1,
-    };
+    let mut reduce_op = ReduceOp { reduction: Reduction::Sum, divisor: 1 };
     for axis in axes {
         match state.reduction(*axis) {
             Some(Reduction::Avg) => reduce_op.divisor *= geometry.axis_sizes[*axis],

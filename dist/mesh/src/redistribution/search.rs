@@ -209,10 +209,7 @@ mod tests {
 
     impl Random {
         fn below(&mut self, bound: usize) -> usize {
-            self.0 = self
-                .0
-                .wrapping_mul(6364136223846793005)
-                .wrapping_add(1442695040888963407);
+            self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             ((self.0 >> 33) % bound as u64) as usize
         }
 
@@ -254,10 +251,7 @@ mod tests {
                     let plan = plan(geometry, old, new, &mut model);
                     let effort = model.effort();
                     let ranks = mesh.len() as u64;
-                    assert!(
-                        effort <= MANY_AXES_EFFORT[1] + 64 * ranks,
-                        "{from} to {to}: {effort}"
-                    );
+                    assert!(effort <= MANY_AXES_EFFORT[1] + 64 * ranks, "{from} to {to}: {effort}");
                     let bound = axis_by_axis::plan(geometry, old, new);
                     let [ours, theirs] = [plan, bound].map(|plan| {
                         assert_eq!(plan.last().map(|step| &step.to), Some(new));
@@ -272,9 +266,6 @@ mod tests {
             }
         }
         assert!(planned > 30, "{planned}");
-        assert!(
-            2 * faster > planned && 2 * fewer > planned,
-            "{faster}, {fewer} of {planned}"
-        );
+        assert!(2 * faster > planned && 2 * fewer > planned, "{faster}, {fewer} of {planned}");
     }
 }

@@ -28,9 +28,7 @@ impl ShardingRule {
         }
         let operands: Vec<_> = operands.iter().copied().map(Some).collect();
         let results = self.derive(&operands)?.into_iter().zip(shapes);
-        results
-            .map(|(result, shape)| result.sharding(shape))
-            .collect()
+        results.map(|(result, shape)| result.sharding(shape)).collect()
     }
 
     /// The placements of the results, given the shardings of the operands. One operand that is
@@ -114,19 +112,13 @@ impl ShardingRule {
                 });
             }
         }
-        first
-            .map(|(_, mesh)| mesh)
-            .ok_or_else(|| self.no_sharding(0))
+        first.map(|(_, mesh)| mesh).ok_or_else(|| self.no_sharding(0))
     }
 
     fn no_sharding(&self, operand: usize) -> RuleError {
         RuleError::NoSharding {
             op: self.op.clone(),
-            operand: self
-                .operands
-                .get(operand)
-                .map(|it| it.name.clone())
-                .unwrap_or_default(),
+            operand: self.operands.get(operand).map(|it| it.name.clone()).unwrap_or_default(),
         }
     }
 
@@ -173,11 +165,7 @@ impl ShardingRule {
         let with_dim = shardings.filter_map(|(operand, (sharding, dims))| {
             let sharding = (*sharding)?;
             let (dim, _) = Bound::position(dims, id)?;
-            Some(OperandDim {
-                operand,
-                dim,
-                sharding,
-            })
+            Some(OperandDim { operand, dim, sharding })
         });
         with_dim.collect()
     }
@@ -208,10 +196,8 @@ impl ShardingRule {
         let mut ordered = Vec::with_capacity(waiting.len());
         while !waiting.is_empty() {
             let is_inner = |axis: &str| {
-                let mut outer = operands
-                    .iter()
-                    .flatten()
-                    .flat_map(|sharding| self.outer_axes(sharding, axis));
+                let mut outer =
+                    operands.iter().flatten().flat_map(|sharding| self.outer_axes(sharding, axis));
                 outer.any(|other| waiting.contains(&other))
             };
             // No axis qualifies if unrelated dims are sharded in opposite orders: take any.
@@ -230,9 +216,7 @@ impl ShardingRule {
         let merged = self.dims_merged_before(dim);
         let merged = merged.flat_map(|dim| sharding.axes_of_dim(dim));
         let own = sharding.axes_of_dim(dim).into_iter();
-        merged
-            .chain(own.take_while(|other| *other != axis))
-            .collect()
+        merged.chain(own.take_while(|other| *other != axis)).collect()
     }
 }
 

@@ -176,11 +176,7 @@ impl<'a> Extents<'a> {
         }
         let mut extents = Extents {
             rule,
-            names: rule
-                .names
-                .iter()
-                .map(|name| Some((name.extent?, 0)))
-                .collect(),
+            names: rule.names.iter().map(|name| Some((name.extent?, 0))).collect(),
             leading: None,
             broadcast: Vec::new(),
         };
@@ -285,22 +281,16 @@ impl<'a> Extents<'a> {
             _ => self.ids(operand),
         };
         let dims = ids.into_iter().zip(shape);
-        dims.map(|(id, extent)| BoundDim {
-            id,
-            extent: *extent,
-            is_known: true,
-        })
-        .collect()
+        dims.map(|(id, extent)| BoundDim { id, extent: *extent, is_known: true }).collect()
     }
 
     /// `None` if the signature declares the dims as `*`.
     fn of_result(&self, result: &Tensor) -> Option<BoundDims> {
         let ids = match result.dims.first() {
             Some(DimSpec::Any) => return None,
-            Some(DimSpec::Broadcast) => (0..self.broadcast.len())
-                .rev()
-                .map(|at| Some(DimId::Broadcast(at)))
-                .collect(),
+            Some(DimSpec::Broadcast) => {
+                (0..self.broadcast.len()).rev().map(|at| Some(DimId::Broadcast(at))).collect()
+            }
             _ => self.ids(result),
         };
         let extents = self.extents(result);

@@ -34,9 +34,7 @@ impl DerivedSharding {
             None => local.to_vec(),
             Some(extents) if extents.len() == local.len() => {
                 let extents = extents.iter().zip(local);
-                extents
-                    .map(|(global, local)| global.unwrap_or(*local))
-                    .collect()
+                extents.map(|(global, local)| global.unwrap_or(*local)).collect()
             }
             Some(extents) => {
                 return Err(RuleError::DimCount {

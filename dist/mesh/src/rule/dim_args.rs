@@ -111,10 +111,7 @@ impl ShardingRule {
     #[must_use]
     pub fn with_target(mut self) -> ShardingRule {
         if let Some(result) = self.results.first() {
-            self.operands.push(super::Tensor {
-                name: "to".to_owned(),
-                dims: result.dims.clone(),
-            });
+            self.operands.push(super::Tensor { name: "to".to_owned(), dims: result.dims.clone() });
         }
         self
     }
@@ -241,10 +238,8 @@ impl ShardingRule {
     /// As [`ShardingRule::reduction`].
     pub fn permute(op: &str, order: &[usize]) -> Result<ShardingRule, RuleError> {
         check_dims(op, order.len(), order)?;
-        let (from, to) = (
-            written(0..order.len(), |_| false),
-            written(order.iter().copied(), |_| false),
-        );
+        let (from, to) =
+            (written(0..order.len(), |_| false), written(order.iter().copied(), |_| false));
         ShardingRule::new(op, &format!("x[{from}] -> y[{to}]"))?.linear_in(&["x"])
     }
 }
@@ -267,9 +262,8 @@ fn indexed(
         false => format!("part{at}!"),
     };
     let whole = |at: usize| if at == dim { "" } else { "!" };
-    let indexed: Vec<String> = (0..shape.len())
-        .map(|at| name(at, format!("d{at}{}", whole(at))))
-        .collect();
+    let indexed: Vec<String> =
+        (0..shape.len()).map(|at| name(at, format!("d{at}{}", whole(at)))).collect();
     let index: Vec<String> = (0..index.len())
         .map(|at| match at < shape.len() {
             true => name(at, of_index(at)),
@@ -300,12 +294,10 @@ fn added_dims(op: &str, from: &[usize], to: &[usize]) -> Result<usize, RuleError
         let mut pairs = from.iter().zip(&to[added..]);
         pairs.all(|(from, to)| from == to || *from == 1)
     };
-    added
-        .filter(|added| fits(*added))
-        .ok_or_else(|| RuleError::Argument {
-            op: op.to_owned(),
-            problem: format!("the global shape {from:?} does not broadcast to {to:?}"),
-        })
+    added.filter(|added| fits(*added)).ok_or_else(|| RuleError::Argument {
+        op: op.to_owned(),
+        problem: format!("the global shape {from:?} does not broadcast to {to:?}"),
+    })
 }
 
 fn check_dims(op: &str, ndim: usize, dims: &[usize]) -> Result<(), RuleError> {
@@ -315,10 +307,7 @@ fn check_dims(op: &str, ndim: usize, dims: &[usize]) -> Result<(), RuleError> {
             false if *dim >= ndim => format!("dim {dim} is out of range for {ndim} dims"),
             false => continue,
         };
-        return Err(RuleError::Argument {
-            op: op.to_owned(),
-            problem,
-        });
+        return Err(RuleError::Argument { op: op.to_owned(), problem });
     }
     Ok(())
 }

@@ -240,50 +240,25 @@ pub enum Problem {
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Problem::NotWhole {
-                operand,
-                has,
-                dim,
-                name,
-            } => {
+            Problem::NotWhole { operand, has, dim, name } => {
                 let dim = dim_text(*dim, name);
                 write!(f, "`{operand}` is {has}, but the op needs {dim} whole")
             }
-            Problem::UnequalShards {
-                operand,
-                dim,
-                name,
-                sizes,
-                in_proportion_to,
-            } => {
+            Problem::UnequalShards { operand, dim, name, sizes, in_proportion_to } => {
                 let (dim, sizes) = (dim_text(*dim, name), sizes_text(sizes));
-                write!(
-                    f,
-                    "`{operand}` shards {dim} into {sizes}, but the op needs "
-                )?;
+                write!(f, "`{operand}` shards {dim} into {sizes}, but the op needs ")?;
                 match in_proportion_to {
                     Some(other) => write!(f, "shards in proportion to those of `{other}`"),
                     None => f.write_str("equal shards"),
                 }
             }
             Problem::NoPlacement { operand, has } => {
-                write!(
-                    f,
-                    "`{operand}` is {has}, which no placement of the result can express"
-                )
+                write!(f, "`{operand}` is {has}, which no placement of the result can express")
             }
             Problem::NotLinear { operand, has } => {
                 write!(f, "`{operand}` is {has}, but the op is not linear in it")
             }
-            Problem::Conflict {
-                operand,
-                has,
-                needs,
-                because,
-                because_has,
-                dim,
-                in_place,
-            } => {
+            Problem::Conflict { operand, has, needs, because, because_has, dim, in_place } => {
                 write!(f, "`{because}` is {because_has}")?;
                 if let Some(dim) = dim {
                     write!(f, " (`{dim}`)")?;

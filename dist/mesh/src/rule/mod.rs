@@ -82,10 +82,7 @@ struct Tensor {
 
 impl Tensor {
     fn new(spec: &TensorSpec) -> Tensor {
-        Tensor {
-            name: spec.name.to_owned(),
-            dims: spec.dims.clone(),
-        }
+        Tensor { name: spec.name.to_owned(), dims: spec.dims.clone() }
     }
 }
 
@@ -131,10 +128,7 @@ impl ShardingRule {
     /// # Errors
     /// [`RuleError::Signature`].
     pub fn new(op: &str, signature: &str) -> Result<ShardingRule, RuleError> {
-        Ok(ShardingRule::from_signature(
-            op,
-            &ParsedSignature::parse(signature)?,
-        ))
+        Ok(ShardingRule::from_signature(op, &ParsedSignature::parse(signature)?))
     }
 
     /// The rule of an op with a parsed signature; see [`ShardingRule::new`].
@@ -172,10 +166,7 @@ impl ShardingRule {
         for together in operands {
             let together = together.split('+').map(|name| self.operand(name.trim()));
             let operands = together.collect::<Result<_, _>>()?;
-            self.partial_inputs.push(PartialInputs {
-                operands,
-                reductions: LINEAR,
-            });
+            self.partial_inputs.push(PartialInputs { operands, reductions: LINEAR });
         }
         Ok(self)
     }

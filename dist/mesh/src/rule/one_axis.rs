@@ -22,19 +22,9 @@ pub(super) fn propagate(
     given: &[Placement],
 ) -> Result<Strategy, RuleError> {
     let ranks = ranks.max(1);
-    let axis = Axis {
-        bound,
-        name,
-        ranks,
-        given,
-    };
+    let axis = Axis { bound, name, ranks, given };
     axis.check_dims()?;
-    let mut strategies = Strategies {
-        bound,
-        ranks,
-        given,
-    }
-    .all();
+    let mut strategies = Strategies { bound, ranks, given }.all();
     match strategies.iter().position(|strategy| axis.allows(strategy)) {
         Some(strategy) => Ok(strategies.swap_remove(strategy)),
         // On one rank every placement is equivalent to replicate.
@@ -105,10 +95,7 @@ impl Axis<'_> {
         };
 
         let dim = *dim;
-        if strategies
-            .iter()
-            .any(|strategy| strategy.operands[at].dim() == Some(dim))
-        {
+        if strategies.iter().any(|strategy| strategy.operands[at].dim() == Some(dim)) {
             return None;
         }
         let name = self.bound.dim_name(at, dim).map(str::to_owned);
@@ -124,38 +111,25 @@ impl Axis<'_> {
                 sizes: division.sizes(bound_dim.extent, self.ranks),
                 in_proportion_to: self.bound.in_proportion_to(id).map(str::to_owned),
             },
-            None => Problem::NotWhole {
-                operand,
-                has,
-                dim,
-                name,
-            },
+            None => Problem::NotWhole { operand, has, dim, name },
         })
     }
 
     /// What one operand requires of another, in the strategy that changes the fewest operands.
     fn conflict(&self, strategies: &[Strategy]) -> Problem {
         let changed = |strategy: &&Strategy| {
-            (0..self.given.len())
-                .filter(|at| !self.fits(strategy, *at))
-                .count()
+            (0..self.given.len()).filter(|at| !self.fits(strategy, *at)).count()
         };
         let reason = |strategy: &Strategy| {
             let not_replicated = |at: &usize| self.given[*at] != Placement::Replicate;
-            (0..self.given.len())
-                .filter(not_replicated)
-                .find(|at| self.fits(strategy, *at))
+            (0..self.given.len()).filter(not_replicated).find(|at| self.fits(strategy, *at))
         };
-        let nearest = strategies
-            .iter()
-            .filter(|strategy| reason(strategy).is_some())
-            .min_by_key(changed);
+        let nearest =
+            strategies.iter().filter(|strategy| reason(strategy).is_some()).min_by_key(changed);
         // Never falls back: each operand alone fits some strategy, and not all are replicated.
         let strategy = nearest.unwrap_or(&strategies[0]);
         let because = reason(strategy).unwrap_or(0);
-        let at = (0..self.given.len())
-            .find(|at| !self.fits(strategy, *at))
-            .unwrap_or(0);
+        let at = (0..self.given.len()).find(|at| !self.fits(strategy, *at)).unwrap_or(0);
 
         let has_dim = self.given[because].dim();
         Problem::Conflict {
@@ -164,9 +138,7 @@ impl Axis<'_> {
             needs: strategy.operands[at].clone(),
             because: self.operand(because),
             because_has: self.given[because].clone(),
-            dim: has_dim
-                .and_then(|dim| self.bound.dim_name(because, dim))
-                .map(str::to_owned),
+            dim: has_dim.and_then(|dim| self.bound.dim_name(because, dim)).map(str::to_owned),
             in_place: self.bound.rule.in_place(at).is_some(),
         }
     }

@@ -123,9 +123,7 @@ impl fmt::Display for Remedy {
 
 /// The remedies that move the fewest elements.
 pub(super) fn cheapest(axis: &Axis<'_>, strategies: &[Strategy]) -> Vec<Remedy> {
-    let remedies = strategies
-        .iter()
-        .filter_map(|strategy| remedy(axis, strategy));
+    let remedies = strategies.iter().filter_map(|strategy| remedy(axis, strategy));
     let mut remedies: Vec<(u128, Remedy)> = remedies.collect();
     remedies.sort_by_key(|(cost, remedy)| (*cost, remedy.changes.len()));
     let remedies = remedies.into_iter().map(|(_, remedy)| remedy);
@@ -151,12 +149,7 @@ fn remedy(axis: &Axis<'_>, strategy: &Strategy) -> Option<(u128, Remedy)> {
             cost = sum(cost, axis.ranks as u128, elements(dims));
         }
     }
-    let names = axis
-        .bound
-        .rule
-        .results
-        .iter()
-        .map(|result| result.name.clone());
+    let names = axis.bound.rule.results.iter().map(|result| result.name.clone());
     let results = names.zip(strategy.results.iter().cloned()).collect();
     Some((cost, Remedy { changes, results }))
 }

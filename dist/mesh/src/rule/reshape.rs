@@ -163,10 +163,7 @@ fn runs(from: &[usize], to: &[usize]) -> Vec<Run> {
                 j += 1;
             }
         }
-        runs.push(Run {
-            from: first..i,
-            to: becomes..j,
-        });
+        runs.push(Run { from: first..i, to: becomes..j });
         (left, right) = (larger(from, i), larger(to, j));
     }
     runs

@@ -80,15 +80,11 @@ impl Strategies<'_> {
             let (dim, extent) = Bound::position(dims, id)?;
             Some((dim, extent, given))
         });
-        let sharded = with_dim
-            .clone()
-            .find_map(|(dim, extent, given)| match given {
-                Placement::Shard(at, division) if *at == dim => Some((division.clone(), extent)),
-                _ => None,
-            });
-        let whole = with_dim
-            .map(|(_, extent, _)| (Division::Even, extent))
-            .next();
+        let sharded = with_dim.clone().find_map(|(dim, extent, given)| match given {
+            Placement::Shard(at, division) if *at == dim => Some((division.clone(), extent)),
+            _ => None,
+        });
+        let whole = with_dim.map(|(_, extent, _)| (Division::Even, extent)).next();
         let (division, extent) = sharded.or(whole)?;
         Some(DimShard {
             id,
@@ -101,11 +97,7 @@ impl Strategies<'_> {
 
     fn keep_partial(&self, inputs: &PartialInputs, reduction: Reduction) -> Strategy {
         let partial = Placement::Partial(reduction);
-        let Strategy {
-            mut operands,
-            mut results,
-            ..
-        } = Strategy::replicate(self.bound);
+        let Strategy { mut operands, mut results, .. } = Strategy::replicate(self.bound);
         for operand in &inputs.operands {
             operands[*operand] = partial.clone();
         }
@@ -125,11 +117,7 @@ impl Strategies<'_> {
                 *operand = results[result].clone();
             }
         }
-        Strategy {
-            operands,
-            results,
-            sharded,
-        }
+        Strategy { operands, results, sharded }
     }
 }
 
@@ -162,8 +150,7 @@ impl DimShard {
         if self.uneven {
             return None;
         }
-        self.division
-            .scaled(self.extent, self.ranks, (extent, self.extent))
+        self.division.scaled(self.extent, self.ranks, (extent, self.extent))
     }
 
     fn is_equal(&self) -> bool {

@@ -67,14 +67,8 @@ fn shardings(mesh: &Mesh, shape: &[usize], ragged: &[Placement]) -> Vec<Sharding
 /// A network on which only bytes matter, so that small tensors get the plans of large ones.
 const SLOW: LinkCosts = LinkCosts {
     launch_ns: 1,
-    within: Link {
-        latency_ns: 0,
-        ns_per_mib: 1 << 30,
-    },
-    across: Link {
-        latency_ns: 0,
-        ns_per_mib: 1 << 33,
-    },
+    within: Link { latency_ns: 0, ns_per_mib: 1 << 30 },
+    across: Link { latency_ns: 0, ns_per_mib: 1 << 33 },
 };
 
 /// A plan exists unless a partial axis changes its reduction. It ends at the target, where each
@@ -129,11 +123,8 @@ fn all_pairs_on_one_axis_are_correct() {
             let last = Placement::ragged(0, sizes.clone());
             sizes[0] = 1;
             sizes[ranks - 1] -= 1;
-            let shardings = shardings(
-                &mesh(&[ranks]),
-                &shape,
-                &[last, Placement::ragged(0, sizes)],
-            );
+            let shardings =
+                shardings(&mesh(&[ranks]), &shape, &[last, Placement::ragged(0, sizes)]);
             assert!(shardings.len() >= 7);
             check_all(&shardings);
         }
@@ -187,9 +178,7 @@ fn pairs_of_shards_of_several_ranges_are_correct() {
 #[test]
 fn pairs_on_three_axes_are_correct() {
     let shardings = shardings(&mesh(&[2, 2, 2]), &[5, 7], &[]);
-    let pairs = shardings
-        .iter()
-        .flat_map(|from| shardings.iter().map(move |to| (from, to)));
+    let pairs = shardings.iter().flat_map(|from| shardings.iter().map(move |to| (from, to)));
     let mut count = 0;
     for (from, to) in pairs.step_by(37) {
         check(from, to);
@@ -203,9 +192,8 @@ fn pairs_on_three_axes_are_correct() {
 fn predicted_traffic_equals_moved_bytes() {
     for (sizes, shape) in [([2, 2], [8, 8]), ([2, 3], [12, 12]), ([3, 2], [5, 7])] {
         let shardings = shardings(&mesh(&sizes), &shape, &[]);
-        for (from, to) in shardings
-            .iter()
-            .flat_map(|from| shardings.iter().map(move |to| (from, to)))
+        for (from, to) in
+            shardings.iter().flat_map(|from| shardings.iter().map(move |to| (from, to)))
         {
             let Ok(plan) = plan(from, to) else { continue };
             for step in plan.steps() {
@@ -215,10 +203,7 @@ fn predicted_traffic_equals_moved_bytes() {
                 };
                 let stated = step.traffic().received;
                 let padded = step.action() == Action::AllGather && shape == [5, 7];
-                assert!(
-                    stated == moved || padded && stated > moved,
-                    "{step}: {moved}"
-                );
+                assert!(stated == moved || padded && stated > moved, "{step}: {moved}");
             }
         }
     }
@@ -228,10 +213,7 @@ fn predicted_traffic_equals_moved_bytes() {
 fn missing(from: &Sharding, to: &Sharding) -> u64 {
     let missing = |rank: usize| {
         let (before, after) = (inside(from, rank), inside(to, rank));
-        let missing = before
-            .iter()
-            .zip(&after)
-            .filter(|(before, after)| !**before && **after);
+        let missing = before.iter().zip(&after).filter(|(before, after)| !**before && **after);
         4 * missing.count() as u64
     };
     (0..from.mesh().len()).map(missing).max().unwrap()
@@ -325,10 +307,8 @@ fn a_sum_is_reduced_within_hosts_first() {
     );
     assert_eq!(
         lines(&plan_within(&from, &to)),
-        [
-            "all_reduce(sum) over dp, tp: dp: partial(sum), tp: partial(sum) \
-          -> dp: replicate, tp: replicate (58720256 bytes)"
-        ]
+        ["all_reduce(sum) over dp, tp: dp: partial(sum), tp: partial(sum) \
+          -> dp: replicate, tp: replicate (58720256 bytes)"]
     );
 }
 
@@ -374,11 +354,9 @@ fn equal_shardings_need_no_steps() {
 /// The most axes for which all moves are searched, and more.
 #[test]
 fn pairs_on_many_axes_are_correct() {
-    for names in [
-        &["a", "b", "c", "d"][..],
-        &["a", "b", "c", "d", "e"],
-        &["a", "b", "c", "d", "e", "f"],
-    ] {
+    for names in
+        [&["a", "b", "c", "d"][..], &["a", "b", "c", "d", "e"], &["a", "b", "c", "d", "e", "f"]]
+    {
         let mesh = Mesh::new(&vec![2; names.len()], names).unwrap();
         let sharding = |placement: Placement| {
             let along = names.iter().map(|axis| (*axis, placement.clone()));
@@ -418,17 +396,10 @@ fn six_axes_move_together() {
     let across = Redistribution::plan(&sum, &whole, 32, &hosts, &LinkCosts::default()).unwrap();
     let ends = [across.steps().first(), across.steps().last()].map(|step| {
         let step = step.unwrap();
-        (
-            step.action().to_string(),
-            step.axes().collect::<Vec<_>>().join(" "),
-        )
+        (step.action().to_string(), step.axes().collect::<Vec<_>>().join(" "))
     });
     let expected = ["reduce_scatter(sum)", "all_gather"];
-    assert_eq!(
-        ends,
-        expected.map(|action| (action.to_owned(), "d e f".to_owned())),
-        "{across}"
-    );
+    assert_eq!(ends, expected.map(|action| (action.to_owned(), "d e f".to_owned())), "{across}");
 }
 
 #[test]
@@ -438,10 +409,7 @@ fn impossible_redistributions_are_errors() {
     let error = |from: &Sharding, to: &Sharding| plan(from, to).unwrap_err().to_string();
 
     assert_eq!(
-        error(
-            &sharding(partial(Reduction::Sum)),
-            &sharding(partial(Reduction::Max))
-        ),
+        error(&sharding(partial(Reduction::Sum)), &sharding(partial(Reduction::Max))),
         "cannot redistribute axis `tp` from partial(sum) to partial(max): redistribute to replicate \
          or shard first"
     );

@@ -22,9 +22,7 @@ impl Tensor {
             partials.iter().map(along).fold(1, |part, at| part * 7 + at)
         };
         let value = |at: usize, part: usize| {
-            let mixed = (at + 1)
-                .wrapping_mul(2_654_435_761)
-                .wrapping_mul(2 * part + 1);
+            let mixed = (at + 1).wrapping_mul(2_654_435_761).wrapping_mul(2 * part + 1);
             ((mixed >> 3) % 97) as i64 * UNIT - 40 * UNIT
         };
         let hold = |rank: usize| {
@@ -32,9 +30,7 @@ impl Tensor {
             let filled = |(at, inside): (usize, bool)| inside.then(|| value(at, part(rank)));
             inside.into_iter().enumerate().map(filled).collect()
         };
-        Tensor {
-            held: (0..sharding.mesh().len()).map(hold).collect(),
-        }
+        Tensor { held: (0..sharding.mesh().len()).map(hold).collect() }
     }
 
     /// The value of each element of the global tensor. Asserts that all ranks agree on it.
@@ -45,24 +41,14 @@ impl Tensor {
         let mut value: Vec<Option<i64>> = vec![None; len];
         for group in sharding.mesh().groups(&axes).unwrap() {
             for (at, value) in value.iter_mut().enumerate() {
-                let parts: Option<Vec<i64>> = group
-                    .ranks()
-                    .iter()
-                    .map(|rank| self.held[*rank][at])
-                    .collect();
+                let parts: Option<Vec<i64>> =
+                    group.ranks().iter().map(|rank| self.held[*rank][at]).collect();
                 let Some(parts) = parts else { continue };
                 let reduced = reduced(&parts, &partials, sharding);
-                assert_eq!(
-                    *value.get_or_insert(reduced),
-                    reduced,
-                    "ranks of {sharding:?} differ"
-                );
+                assert_eq!(*value.get_or_insert(reduced), reduced, "ranks of {sharding:?} differ");
             }
         }
-        value
-            .into_iter()
-            .map(|value| value.expect("every element is held by some rank"))
-            .collect()
+        value.into_iter().map(|value| value.expect("every element is held by some rank")).collect()
     }
 
     /// Asserts that every rank holds exactly its region.
@@ -92,9 +78,7 @@ impl Tensor {
                 .map(|(at, inside)| inside.then(|| element(step, &members, mine, first, at)))
                 .collect()
         };
-        Tensor {
-            held: (0..self.held.len()).map(rank).collect(),
-        }
+        Tensor { held: (0..self.held.len()).map(rank).collect() }
     }
 }
 
@@ -110,9 +94,7 @@ fn element(step: &Step, members: &[&Held], mine: &Held, first: bool, at: usize) 
         Action::MakePartial(_) => mine[at].unwrap(),
         Action::AllGather | Action::AllToAll => {
             let mut values = members.iter().filter_map(|held| held[at]);
-            let value = values
-                .next()
-                .expect("a rank of the group holds the element");
+            let value = values.next().expect("a rank of the group holds the element");
             assert_eq!(values.next(), None, "two ranks hold an element: {step}");
             value
         }
@@ -133,18 +115,11 @@ fn combined(parts: &[i64], reduce_op: ReduceOp) -> i64 {
 }
 
 fn reduced(parts: &[i64], partials: &[(&str, Reduction)], sharding: &Sharding) -> i64 {
-    if partials
-        .iter()
-        .any(|(_, reduction)| *reduction == Reduction::Max)
-    {
+    if partials.iter().any(|(_, reduction)| *reduction == Reduction::Max) {
         return *parts.iter().max().unwrap();
     }
-    let means = partials
-        .iter()
-        .filter(|(_, reduction)| *reduction == Reduction::Avg);
-    let divisor = means
-        .map(|(axis, _)| sharding.mesh().size(axis).unwrap())
-        .product();
+    let means = partials.iter().filter(|(_, reduction)| *reduction == Reduction::Avg);
+    let divisor = means.map(|(axis, _)| sharding.mesh().size(axis).unwrap()).product();
     exact(parts.iter().sum(), divisor)
 }
 
@@ -157,21 +132,14 @@ fn exact(sum: i64, divisor: usize) -> i64 {
 pub(crate) fn inside(sharding: &Sharding, rank: usize) -> Vec<bool> {
     let region = sharding.region(rank).unwrap();
     let len: usize = sharding.shape().iter().product();
-    (0..len)
-        .map(|at| is_inside(&region, sharding.shape(), at))
-        .collect()
+    (0..len).map(|at| is_inside(&region, sharding.shape(), at)).collect()
 }
 
 fn is_inside(region: &Region, shape: &[usize], at: usize) -> bool {
     let mut rest = at;
-    region
-        .dims()
-        .iter()
-        .zip(shape)
-        .rev()
-        .all(|(indices, extent)| {
-            let index = rest % extent;
-            rest /= extent;
-            indices.ranges().iter().any(|range| range.contains(&index))
-        })
+    region.dims().iter().zip(shape).rev().all(|(indices, extent)| {
+        let index = rest % extent;
+        rest /= extent;
+        indices.ranges().iter().any(|range| range.contains(&index))
+    })
 }

@@ -15,10 +15,7 @@ pub(crate) struct TorchPlan<'a> {
 }
 
 pub(crate) fn plans() -> Vec<TorchPlan<'static>> {
-    include_str!("../golden/torch-steps.txt")
-        .lines()
-        .map(TorchPlan::parse)
-        .collect()
+    include_str!("../golden/torch-steps.txt").lines().map(TorchPlan::parse).collect()
 }
 
 /// The plans of torch's graph planner, which it uses when axes shard a dim in an order other than
@@ -29,16 +26,11 @@ pub(crate) fn ordered_plans() -> Vec<(Vec<usize>, Vec<usize>, TorchPlan<'static>
         let (shape, sizes) = head.split_once(" on ").unwrap();
         (numbers(sizes), numbers(shape), TorchPlan::parse(plan))
     };
-    include_str!("../golden/torch-ordered-steps.txt")
-        .lines()
-        .map(parse)
-        .collect()
+    include_str!("../golden/torch-ordered-steps.txt").lines().map(parse).collect()
 }
 
 fn numbers(text: &str) -> Vec<usize> {
-    text.split('x')
-        .map(|number| number.parse().unwrap())
-        .collect()
+    text.split('x').map(|number| number.parse().unwrap()).collect()
 }
 
 impl<'a> TorchPlan<'a> {
@@ -119,20 +111,14 @@ impl Cost {
 }
 
 fn ranks(mesh: &Mesh, changes: &[Change]) -> u64 {
-    changes
-        .iter()
-        .map(|change| mesh.shape()[change.0] as u64)
-        .product()
+    changes.iter().map(|change| mesh.shape()[change.0] as u64).product()
 }
 
 /// The number of steps, from the first, that torch merges: adjacent ones with the same action,
 /// where sum and mean count as the same. A reduce_scatter is merged only if its dim divides evenly.
 fn adjacent(mesh: &Mesh, changes: &[Change], before: &[usize]) -> usize {
     let first = &changes[0];
-    let same = changes
-        .iter()
-        .take_while(|next| merges(first, next))
-        .count();
+    let same = changes.iter().take_while(|next| merges(first, next)).count();
     let scatters = is_partial(first.1) && first.2.starts_with('S');
     let divides = |len: usize| {
         let ranks = ranks(mesh, &changes[..len]);

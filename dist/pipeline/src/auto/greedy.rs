@@ -77,18 +77,10 @@ impl<'a> Greedy<'a> {
             StageState {
                 next: Default::default(),
                 charge: charge(stage),
-                reserve: on_rank
-                    .filter(|&&it| it > stage)
-                    .map(|&it| charge(it))
-                    .sum(),
+                reserve: on_rank.filter(|&&it| it > stage).map(|&it| charge(it)).sum(),
             }
         };
-        let rank = || RankState {
-            free: 0.0,
-            memory: 0.0,
-            last: Op::Backward,
-            actions: Vec::new(),
-        };
+        let rank = || RankState { free: 0.0, memory: 0.0, last: Op::Backward, actions: Vec::new() };
         let start = |rank| Reverse(Event { time: 0.0, rank });
         Greedy {
             placement,
@@ -187,8 +179,7 @@ impl<'a> Greedy<'a> {
             let forward = self.stages[it.stage].next[Op::Forward as usize];
             it.microbatch < forward && self.has_input(*it, time)
         };
-        next.filter(is_ready)
-            .min_by_key(|it| (it.microbatch, it.stage))
+        next.filter(is_ready).min_by_key(|it| (it.microbatch, it.stage))
     }
 
     fn weight(&self, rank: usize) -> Option<Compute> {
@@ -196,8 +187,7 @@ impl<'a> Greedy<'a> {
         let next = stages.filter_map(|&stage| self.next(Op::BackwardWeight, stage));
         let is_ready =
             |it: &Compute| it.microbatch < self.stages[it.stage].next[Op::BackwardInput as usize];
-        next.filter(is_ready)
-            .min_by_key(|it| (it.microbatch, Reverse(it.stage)))
+        next.filter(is_ready).min_by_key(|it| (it.microbatch, Reverse(it.stage)))
     }
 
     fn start(&mut self, rank: usize, time: f64, compute: Compute) {

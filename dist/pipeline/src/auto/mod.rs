@@ -35,15 +35,9 @@ impl Auto {
         let mut consider = |schedule: Schedule, named: Option<Named>| -> Result<()> {
             let program = schedule.lower(&Lowering::default())?;
             let simulation = program.simulate(costs)?;
-            let is_better = best
-                .as_ref()
-                .is_none_or(|it| is_better(&simulation, &it.simulation));
+            let is_better = best.as_ref().is_none_or(|it| is_better(&simulation, &it.simulation));
             if is_better && fits(simulation.peak_memory(), budget) {
-                best = Some(Auto {
-                    schedule,
-                    simulation,
-                    named,
-                });
+                best = Some(Auto { schedule, simulation, named });
             }
             Ok(())
         };
@@ -62,10 +56,7 @@ impl Auto {
                 }
             }
         }
-        best.ok_or_else(|| Error::MemoryCap {
-            cap: budget,
-            least: least_cap(shape, costs),
-        })
+        best.ok_or_else(|| Error::MemoryCap { cap: budget, least: least_cap(shape, costs) })
     }
 }
 

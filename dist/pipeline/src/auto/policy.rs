@@ -37,10 +37,8 @@ impl Policy {
     /// All policies. Budgets below the given one keep a rank from running ahead of the others.
     pub(crate) fn all(placement: &Placement, costs: &Costs, budget: f64) -> Vec<Policy> {
         let full = placement.ranks() as f64 * one_microbatch(placement, &costs.activation);
-        let mut budgets: Vec<f64> = [full, 1.5 * full, 2.0 * full]
-            .into_iter()
-            .filter(|&it| it < budget)
-            .collect();
+        let mut budgets: Vec<f64> =
+            [full, 1.5 * full, 2.0 * full].into_iter().filter(|&it| it < budget).collect();
         budgets.push(budget);
 
         let mut all = Vec::new();
@@ -70,12 +68,6 @@ pub(crate) fn fits(memory: f64, budget: f64) -> bool {
 
 /// The memory of one microbatch on the rank where it needs most.
 pub(crate) fn one_microbatch(placement: &Placement, of_stage: &[f64]) -> f64 {
-    let sum = |rank| {
-        placement
-            .stages_of(rank)
-            .iter()
-            .map(|&it| of_stage[it])
-            .sum::<f64>()
-    };
+    let sum = |rank| placement.stages_of(rank).iter().map(|&it| of_stage[it]).sum::<f64>();
     (0..placement.ranks()).map(sum).fold(0.0, f64::max)
 }

@@ -10,9 +10,7 @@ fn stages(rank: usize, shape: Shape) -> impl DoubleEndedIterator<Item = usize> {
 pub(crate) fn inference(rank: usize, shape: Shape) -> Vec<Action> {
     let forward = |stage| (0..shape.microbatches()).map(move |it| (stage, it));
     let pairs = stages(rank, shape).flat_map(forward);
-    pairs
-        .map(|(stage, it)| Compute::new(Op::Forward, stage, it).into())
-        .collect()
+    pairs.map(|(stage, it)| Compute::new(Op::Forward, stage, it).into()).collect()
 }
 
 /// All forward passes, then all backward passes in the same order of microbatches.

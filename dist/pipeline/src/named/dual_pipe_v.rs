@@ -13,8 +13,7 @@ pub(crate) fn dual_pipe_v(rank: usize, shape: Shape) -> Vec<Action> {
     let mut list = List::new(rank, shape);
 
     list.counted.repeat(2 * hops, &[(Op::Forward, 0)]);
-    list.counted
-        .repeat(rank + 1, &[(Op::Forward, 0), (Op::Forward, 1)]);
+    list.counted.repeat(rank + 1, &[(Op::Forward, 0), (Op::Forward, 1)]);
     for _ in 0..hops {
         list.input(1);
         list.weight();
@@ -62,10 +61,7 @@ struct List {
 
 impl List {
     fn new(rank: usize, shape: Shape) -> List {
-        List {
-            counted: Counted::new(rank, shape),
-            weights: VecDeque::new(),
-        }
+        List { counted: Counted::new(rank, shape), weights: VecDeque::new() }
     }
 
     fn forward(&mut self, leg: usize) {
@@ -80,18 +76,13 @@ impl List {
     fn pair(&mut self, forward_leg: usize, backward_leg: usize) {
         let forward = self.counted.take(Op::Forward, forward_leg);
         let backward = self.next_backward(Op::Backward, backward_leg);
-        self.counted
-            .actions
-            .push(Action::Overlapped(forward, backward));
+        self.counted.actions.push(Action::Overlapped(forward, backward));
     }
 
     fn input(&mut self, leg: usize) {
         let input = self.next_backward(Op::BackwardInput, leg);
         self.counted.actions.push(input.into());
-        self.weights.push_back(Compute {
-            op: Op::BackwardWeight,
-            ..input
-        });
+        self.weights.push_back(Compute { op: Op::BackwardWeight, ..input });
     }
 
     fn weight(&mut self) {

@@ -49,10 +49,7 @@ impl Named {
         let (is_supported, permitted) = match self {
             Named::Gpipe | Named::OneFOneB | Named::Zb1p => (stages == ranks, "one stage per rank"),
             Named::Zbv | Named::DualPipeV => (stages == 2 * ranks, "two stages per rank"),
-            _ => (
-                stages.is_multiple_of(ranks),
-                "the same number of stages on every rank",
-            ),
+            _ => (stages.is_multiple_of(ranks), "the same number of stages on every rank"),
         };
         if is_supported {
             return Ok(());
@@ -67,13 +64,7 @@ impl Named {
                 format!("{below} or {} stages", below + ranks)
             }
         };
-        Err(Error::Stages {
-            schedule: self,
-            permitted,
-            stages,
-            ranks,
-            remedy,
-        })
+        Err(Error::Stages { schedule: self, permitted, stages, ranks, remedy })
     }
 
     fn check_microbatches(self, shape: Shape) -> Result<()> {
@@ -98,9 +89,7 @@ impl Named {
             ranks,
             rule,
             below: (1..microbatches).rev().find(|&it| supports(it)),
-            above: (microbatches + 1..)
-                .find(|&it| supports(it))
-                .unwrap_or(usize::MAX),
+            above: (microbatches + 1..).find(|&it| supports(it)).unwrap_or(usize::MAX),
         })
     }
 }
@@ -110,8 +99,6 @@ impl FromStr for Named {
 
     fn from_str(name: &str) -> Result<Named> {
         let named = Named::ALL.into_iter().find(|it| it.name() == name);
-        named.ok_or_else(|| Error::UnknownSchedule {
-            name: name.to_string(),
-        })
+        named.ok_or_else(|| Error::UnknownSchedule { name: name.to_string() })
     }
 }

@@ -63,14 +63,7 @@ impl Order {
         };
         let total = chunks * microbatches;
         let warm_up = (chunks - 1) * round + per_hop * (ranks - 1 - rank);
-        Order {
-            rank,
-            ranks,
-            chunks,
-            round,
-            total,
-            warm_up: warm_up.min(total),
-        }
+        Order { rank, ranks, chunks, round, total, warm_up: warm_up.min(total) }
     }
 
     fn whole_backward(&self) -> Vec<Action> {

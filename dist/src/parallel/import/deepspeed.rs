@@ -25,21 +25,12 @@ const DEGREES: [(Parallelism, &[&str]); 7] = [
     (Parallelism::Pp, &["pipeline_model_parallel_size"]),
     (Parallelism::Sp, &["sequence_parallel_size"]),
     (Parallelism::CpShard, &["context_parallel_size"]),
-    (
-        Parallelism::Ep,
-        &["expert_parallel.autoep_size", "expert_model_parallel_size"],
-    ),
+    (Parallelism::Ep, &["expert_parallel.autoep_size", "expert_model_parallel_size"]),
     (
         Parallelism::Etp,
-        &[
-            "expert_parallel.expert_tensor_parallel_size",
-            "expert_tensor_parallel_size",
-        ],
+        &["expert_parallel.expert_tensor_parallel_size", "expert_tensor_parallel_size"],
     ),
-    (
-        Parallelism::DpReplicate,
-        &["num_distributed_optimizer_instances"],
-    ),
+    (Parallelism::DpReplicate, &["num_distributed_optimizer_instances"]),
 ];
 
 /// The pull request's order with sequence parallelism: the ranks of a sequence are consecutive.
@@ -50,13 +41,9 @@ const ORDER_OF_DATA_FIRST: &str = "tp-dp-ep-pp";
 /// Reads a DeepSpeed configuration; `path` names the text in errors. dp_shard is
 /// `data_parallel_size`; without that key it is inferred.
 pub fn deepspeed(text: &str, path: &str) -> Settings {
-    of_tree(Tree::of_json(text, path), |file, settings| {
-        match file.is_table() {
-            true => read(file, settings),
-            false => file
-                .scalar()
-                .reject(settings, "an object of settings", &file.location),
-        }
+    of_tree(Tree::of_json(text, path), |file, settings| match file.is_table() {
+        true => read(file, settings),
+        false => file.scalar().reject(settings, "an object of settings", &file.location),
     })
 }
 
@@ -112,9 +99,7 @@ fn data(file: &Tree, settings: &mut Settings) {
     match file.get("data_parallel_size") {
         Some(value) if value.scalar() != Scalar::Nothing => {
             let location = value.location.clone();
-            value
-                .scalar()
-                .set_degree(settings, Parallelism::DpShard, location);
+            value.scalar().set_degree(settings, Parallelism::DpShard, location);
         }
         _ => {
             let default = Source::default_of("DeepSpeed");

@@ -17,10 +17,7 @@ const DEGREES: [(&str, Parallelism); 6] = [
     ("--context-parallel-size", Parallelism::CpShard),
     ("--expert-model-parallel-size", Parallelism::Ep),
     ("--expert-tensor-parallel-size", Parallelism::Etp),
-    (
-        "--num-distributed-optimizer-instances",
-        Parallelism::DpReplicate,
-    ),
+    ("--num-distributed-optimizer-instances", Parallelism::DpReplicate),
 ];
 
 /// The order of `--use-tp-pp-dp-mapping`.
@@ -29,10 +26,8 @@ const ORDER_OF_MAPPING: &str = "tp-cp-ep-pp-dp";
 /// Reads Megatron's arguments, such as `--tensor-model-parallel-size 2`. dp_shard is inferred, and
 /// etp defaults to tp. The file of `--nccl-communicator-config-path` is read too.
 pub fn megatron_arguments<S: AsRef<str>>(arguments: impl IntoIterator<Item = S>) -> Settings {
-    let words: Vec<String> = arguments
-        .into_iter()
-        .flat_map(|word| split_equals(word.as_ref()))
-        .collect();
+    let words: Vec<String> =
+        arguments.into_iter().flat_map(|word| split_equals(word.as_ref())).collect();
     let mut settings = Settings::new();
     let mut has_etp = false;
     let mut tensor: Option<(Size, Source)> = None;
@@ -95,10 +90,7 @@ fn split_equals(word: &str) -> Vec<String> {
 /// The words after a flag up to the next flag.
 fn values_after(words: &[String], flag: usize) -> &[String] {
     let values = &words[flag + 1..];
-    let len = values
-        .iter()
-        .position(|word| word.starts_with("--"))
-        .unwrap_or(values.len());
+    let len = values.iter().position(|word| word.starts_with("--")).unwrap_or(values.len());
     &values[..len]
 }
 
@@ -172,9 +164,11 @@ mod tests {
 
         let mapped = arguments("--use-tp-pp-dp-mapping");
         let mut expected = Settings::new();
-        expected
-            .order("tp-cp-ep-pp-dp", Source::flag("--use-tp-pp-dp-mapping"))
-            .set(Parallelism::DpShard, Size::Auto, default());
+        expected.order("tp-cp-ep-pp-dp", Source::flag("--use-tp-pp-dp-mapping")).set(
+            Parallelism::DpShard,
+            Size::Auto,
+            default(),
+        );
         assert_eq!(mapped, expected);
     }
 
@@ -184,11 +178,7 @@ mod tests {
             "--tensor-model-parallel-size --context-parallel-size two \
              --high-priority-stream-groups tp ttp --nccl-communicator-config-path /nowhere.yaml",
         );
-        let texts: Vec<String> = settings
-            .violations()
-            .iter()
-            .map(|it| it.to_string())
-            .collect();
+        let texts: Vec<String> = settings.violations().iter().map(|it| it.to_string()).collect();
         assert_eq!(texts.len(), 4, "{texts:?}");
         assert!(texts[0].contains("expected one value, got 0"));
         assert!(texts[1].starts_with("cp_shard is `two` (--context-parallel-size)"));

@@ -89,18 +89,14 @@ fn of_section(
     name: &str,
     read: impl FnOnce(&Tree, &mut Settings),
 ) -> Settings {
-    of_tree(Tree::of_toml(text, path), |file, settings| {
-        match file.get(name) {
-            Some(section) if section.is_table() => read(section, settings),
-            Some(other) => other
-                .scalar()
-                .reject(settings, "a section", &other.location),
-            None => {
-                settings.add_violation(Violation::Unreadable {
-                    location: Source::file(path),
-                    problem: format!("has no section [{name}]"),
-                });
-            }
+    of_tree(Tree::of_toml(text, path), |file, settings| match file.get(name) {
+        Some(section) if section.is_table() => read(section, settings),
+        Some(other) => other.scalar().reject(settings, "a section", &other.location),
+        None => {
+            settings.add_violation(Violation::Unreadable {
+                location: Source::file(path),
+                problem: format!("has no section [{name}]"),
+            });
         }
     })
 }

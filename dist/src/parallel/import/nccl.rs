@@ -34,13 +34,8 @@ pub(super) const GROUPS: [&str; 21] = [
     "intra_dist_opt_instance",
 ];
 
-const FIELDS: [&str; 5] = [
-    "is_high_priority_stream",
-    "cga_cluster_size",
-    "max_ctas",
-    "min_ctas",
-    "net_name",
-];
+const FIELDS: [&str; 5] =
+    ["is_high_priority_stream", "cga_cluster_size", "max_ctas", "min_ctas", "net_name"];
 
 /// Reads a file for Megatron's `--nccl-communicator-config-path`; `path` names the text in errors.
 /// Groups and fields that Megatron silently ignores are violations.
@@ -66,10 +61,8 @@ pub fn megatron_nccl(text: &str, path: &str) -> Settings {
         Err(error) => {
             let line = error.marker().line();
             let location = location.at_line(line);
-            settings.add_violation(unreadable(
-                &location,
-                &format!("invalid YAML: {}", error.info()),
-            ));
+            settings
+                .add_violation(unreadable(&location, &format!("invalid YAML: {}", error.info())));
         }
     }
     settings
@@ -81,10 +74,7 @@ pub fn megatron_nccl_file(path: impl AsRef<Path>) -> Settings {
 }
 
 fn unreadable(location: &Source, problem: &str) -> Violation {
-    Violation::Unreadable {
-        location: location.clone(),
-        problem: problem.to_owned(),
-    }
+    Violation::Unreadable { location: location.clone(), problem: problem.to_owned() }
 }
 
 fn read_group(group: &Yaml, options: &Yaml, location: &Source, settings: &mut Settings) {
@@ -172,9 +162,11 @@ mod tests {
         let mut pp = GroupOptions::default();
         pp.net_name = Some("socket".to_owned());
         let mut expected = Settings::new();
-        expected
-            .options("tp", tp, Source::file("nccl.yaml").at_key("tp"))
-            .options("pp", pp, Source::file("nccl.yaml").at_key("pp"));
+        expected.options("tp", tp, Source::file("nccl.yaml").at_key("tp")).options(
+            "pp",
+            pp,
+            Source::file("nccl.yaml").at_key("pp"),
+        );
         assert_eq!(settings, expected);
         assert_eq!(megatron_nccl("", "nccl.yaml"), Settings::new());
     }

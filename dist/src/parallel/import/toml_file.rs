@@ -40,15 +40,8 @@ use crate::parallel::degree::parse_size;
 use crate::parallel::{Domain, Member, Parallelism, Settings, Subgroup, View, Violation};
 
 /// The keys of the section other than degrees.
-const KEYS: [&str; 7] = [
-    "world",
-    "ranks_per_host",
-    "order",
-    "domains",
-    "views",
-    "picks",
-    "options",
-];
+const KEYS: [&str; 7] =
+    ["world", "ranks_per_host", "order", "domains", "views", "picks", "options"];
 
 const OPTIONS: [&str; 11] = [
     "timeout_seconds",
@@ -81,9 +74,7 @@ fn read(section: &Tree, settings: &mut Settings) {
         match (Parallelism::from_name(key), key.as_str()) {
             (Some(kind), _) => value.scalar().set_degree(settings, kind, location.clone()),
             (None, "world" | "ranks_per_host") => {
-                let ranks = value
-                    .scalar()
-                    .count_or_reject(settings, "a number of ranks", location);
+                let ranks = value.scalar().count_or_reject(settings, "a number of ranks", location);
                 match (ranks, key.as_str()) {
                     (None, _) => {}
                     (Some(ranks), "world") => {
@@ -148,9 +139,7 @@ fn texts<const N: usize>(
         }
     }
     let found = keys.map(|key| match table.get(key) {
-        Some(value) => value
-            .scalar()
-            .text_or_reject(settings, "a string", &value.location),
+        Some(value) => value.scalar().text_or_reject(settings, "a string", &value.location),
         None => {
             settings.add_violation(Violation::Unreadable {
                 location: table.location.clone(),
@@ -222,9 +211,7 @@ fn member(value: &Scalar) -> Option<Member> {
 fn read_options(group: &str, table: &Tree, settings: &mut Settings) {
     if !table.is_table() {
         let location = &table.location;
-        table
-            .scalar()
-            .reject(settings, "a table of options", location);
+        table.scalar().reject(settings, "a table of options", location);
         return;
     }
     let mut options = GroupOptions::default();
@@ -307,10 +294,7 @@ mod tests {
             .set(Parallelism::DpShard, Size::Auto, at(6, "dp_shard"))
             .order("tp-cp-ep-dp-pp", at(7, "order"))
             .domain(rollout, at(8, "domains"))
-            .view(
-                View::new("tokens", "regular", ["dp_shard", "cp_shard"]),
-                at(9, "views"),
-            )
+            .view(View::new("tokens", "regular", ["dp_shard", "cp_shard"]), at(9, "views"))
             .subgroup(Subgroup::new("ends", "pp", members), at(10, "picks"))
             .options("tp", options, at(11, "options.tp"));
         assert_eq!(toml(text, "run.toml"), expected);
@@ -331,11 +315,8 @@ mod tests {
             options.pp = 3
         "#;
         let settings = toml(text, "run.toml");
-        let mut texts: Vec<String> = settings
-            .violations()
-            .iter()
-            .map(|it| it.to_string())
-            .collect();
+        let mut texts: Vec<String> =
+            settings.violations().iter().map(|it| it.to_string()).collect();
         texts.sort();
         let expected = [
             "pp is `0.5` (run.toml:5",
@@ -358,10 +339,6 @@ mod tests {
         let broken = toml("[parallel]\npp = = 2\n", "run.toml");
         let text = broken.violations()[0].to_string();
         assert!(text.starts_with("run.toml:2: invalid TOML"), "{text}");
-        assert!(
-            toml("", "run.toml").violations()[0]
-                .to_string()
-                .contains("no section [parallel]")
-        );
+        assert!(toml("", "run.toml").violations()[0].to_string().contains("no section [parallel]"));
     }
 }

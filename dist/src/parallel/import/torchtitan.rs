@@ -67,16 +67,8 @@ fn read(section: &Tree, settings: &mut Settings) {
         }
     }
     let defaults = [
-        (
-            "data_parallel_shard_degree",
-            Parallelism::DpShard,
-            Size::Auto,
-        ),
-        (
-            "expert_tensor_parallel_degree",
-            Parallelism::Etp,
-            Size::Ranks(1),
-        ),
+        ("data_parallel_shard_degree", Parallelism::DpShard, Size::Auto),
+        ("expert_tensor_parallel_degree", Parallelism::Etp, Size::Ranks(1)),
     ];
     for (key, kind, size) in defaults {
         if section.get(key).is_none() {
@@ -125,18 +117,8 @@ mod tests {
         };
         let mut expected = Settings::new();
         let degrees = [
-            (
-                5,
-                "data_parallel_replicate_degree",
-                Parallelism::DpReplicate,
-                2.into(),
-            ),
-            (
-                6,
-                "data_parallel_shard_degree",
-                Parallelism::DpShard,
-                Size::Auto,
-            ),
+            (5, "data_parallel_replicate_degree", Parallelism::DpReplicate, 2.into()),
+            (6, "data_parallel_shard_degree", Parallelism::DpShard, Size::Auto),
             (7, "context_parallel_degree", Parallelism::CpShard, 2.into()),
             (8, "tensor_parallel_degree", Parallelism::Tp, 4.into()),
             (9, "pipeline_parallel_degree", Parallelism::Pp, 8.into()),
@@ -152,11 +134,8 @@ mod tests {
     #[test]
     fn errors_have_their_lines() {
         let text = "[parallelism]\ntensor_paralel_degree = 2\npipeline_parallel_degree = -1\n";
-        let texts: Vec<String> = torchtitan(text, "x.toml")
-            .violations()
-            .iter()
-            .map(ToString::to_string)
-            .collect();
+        let texts: Vec<String> =
+            torchtitan(text, "x.toml").violations().iter().map(ToString::to_string).collect();
         assert_eq!(
             texts,
             [

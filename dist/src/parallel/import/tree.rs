@@ -110,10 +110,7 @@ impl TomlReader<'_> {
             let key: &std::borrow::Cow<'_, str> = key.get_ref();
             (key.to_string(), self.value(value, &joined(keys, key)))
         };
-        Tree {
-            node: Node::Table(table.iter().map(entry).collect()),
-            location,
-        }
+        Tree { node: Node::Table(table.iter().map(entry).collect()), location }
     }
 
     fn value(&self, value: &Spanned<DeValue<'_>>, keys: &str) -> Tree {

@@ -89,12 +89,8 @@ fn find(symbol: &str, version: i32) -> Option<*const c_void> {
         "cuMemAdvise" | "cuMemPrefetchAsync" if version < 13000 => return None,
         _ => 4,
     };
-    let versions = (2..=newest)
-        .rev()
-        .map(|number| format!("{symbol}_v{number}"));
-    versions
-        .chain([symbol.to_owned()])
-        .find_map(|name| export(&name))
+    let versions = (2..=newest).rev().map(|number| format!("{symbol}_v{number}"));
+    versions.chain([symbol.to_owned()]).find_map(|name| export(&name))
 }
 
 fn all() -> impl Iterator<Item = Export> {

@@ -37,10 +37,7 @@ impl HostRange {
     /// the operation has run, and nothing else writes it meanwhile. If `start` is not a host
     /// pointer, nothing may be read or written through this range.
     pub(crate) unsafe fn new(start: *const c_void, bytes: usize) -> HostRange {
-        HostRange {
-            start: start.cast_mut().cast(),
-            bytes,
-        }
+        HostRange { start: start.cast_mut().cast(), bytes }
     }
 
     pub(crate) fn address(&self) -> u64 {
@@ -64,28 +61,18 @@ impl HostRange {
     pub(crate) fn read(&self, offset: usize, into: &mut [u8]) {
         self.check(offset, into.len());
         // SAFETY: in bounds (checked above); the caller of `new` guarantees the memory.
-        unsafe {
-            self.start
-                .add(offset)
-                .copy_to(into.as_mut_ptr(), into.len())
-        }
+        unsafe { self.start.add(offset).copy_to(into.as_mut_ptr(), into.len()) }
     }
 
     /// Copies a buffer to `offset`.
     pub(crate) fn write(&self, offset: usize, bytes: &[u8]) {
         self.check(offset, bytes.len());
         // SAFETY: in bounds (checked above); the caller of `new` guarantees the memory.
-        unsafe {
-            self.start
-                .add(offset)
-                .copy_from(bytes.as_ptr(), bytes.len())
-        }
+        unsafe { self.start.add(offset).copy_from(bytes.as_ptr(), bytes.len()) }
     }
 
     fn check(&self, offset: usize, bytes: usize) {
-        let fits = offset
-            .checked_add(bytes)
-            .is_some_and(|end| end <= self.bytes);
+        let fits = offset.checked_add(bytes).is_some_and(|end| end <= self.bytes);
         assert!(
             fits,
             "{bytes} bytes at offset {offset} exceed a host range of {} bytes",
@@ -124,10 +111,7 @@ impl HostCall {
         function: unsafe extern "C" fn(*mut c_void),
         data: *mut c_void,
     ) -> HostCall {
-        HostCall {
-            function: HostFunction::Plain(function),
-            data,
-        }
+        HostCall { function: HostFunction::Plain(function), data }
     }
 
     /// A `cuStreamAddCallback` callback.
@@ -140,10 +124,7 @@ impl HostCall {
         stream: u64,
         data: *mut c_void,
     ) -> HostCall {
-        HostCall {
-            function: HostFunction::Callback(function, stream),
-            data,
-        }
+        HostCall { function: HostFunction::Callback(function, stream), data }
     }
 
     /// Calls the function; meanwhile [`is_calling`] returns true on this thread.

@@ -37,9 +37,7 @@ const PREFERRED_CLUSTER: c_int = 11;
 
 impl Configuration {
     fn attributes(&self) -> Result<Vec<Attribute>> {
-        (0..self.count as usize)
-            .map(|index| self.attributes.at(index).get())
-            .collect()
+        (0..self.count as usize).map(|index| self.attributes.at(index).get()).collect()
     }
 
     /// The number of blocks per cluster.
@@ -48,9 +46,7 @@ impl Configuration {
         let cluster = attributes.iter().find(|it| it.id == CLUSTER);
         Ok(cluster.map_or(1, |it| {
             let [xy, z, ..] = it.value;
-            (xy as u32)
-                .saturating_mul((xy >> 32) as u32)
-                .saturating_mul(z as u32)
+            (xy as u32).saturating_mul((xy >> 32) as u32).saturating_mul(z as u32)
         }))
     }
 

@@ -17,11 +17,8 @@ const ERROR_LOG_BYTES: c_int = 6;
 const OPTIONS: c_int = 34;
 
 /// Magic bytes of images that are not PTX: ELF and two kinds of fat binaries.
-const BINARIES: [[u8; 4]; 3] = [
-    *b"\x7fELF",
-    0xba55_ed50_u32.to_le_bytes(),
-    0x4662_43b1_u32.to_le_bytes(),
-];
+const BINARIES: [[u8; 4]; 3] =
+    [*b"\x7fELF", 0xba55_ed50_u32.to_le_bytes(), 0x4662_43b1_u32.to_le_bytes()];
 
 exports! {
     fn cuModuleLoad(module: Out<u64>, path: Text) {
@@ -149,10 +146,7 @@ struct Log {
 
 impl Log {
     fn find(count: usize, options: In<c_int>, values: Out<Pointer>) -> Result<Log> {
-        let mut log = Log {
-            info: (None, 0, None),
-            error: (None, 0, None),
-        };
+        let mut log = Log { info: (None, 0, None), error: (None, 0, None) };
         for index in 0..count {
             let option = options.at(index).get()?;
             let place = values.at(index);

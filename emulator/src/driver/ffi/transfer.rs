@@ -35,10 +35,7 @@ struct Copy2dSide {
 impl Copy2dSide {
     /// The copied region, from its first byte on. `CUmemorytype` selects the pointer.
     fn end(&self, extent: usize) -> Result<Endpoint> {
-        let offset = self
-            .y
-            .checked_mul(self.pitch)
-            .and_then(|rows| rows.checked_add(self.x));
+        let offset = self.y.checked_mul(self.pitch).and_then(|rows| rows.checked_add(self.x));
         let offset = offset
             .ok_or_else(|| Code::InvalidValue.because("the offset of a 2D copy overflows"))?;
         match self.memory {
@@ -72,17 +69,10 @@ fn copy_2d(order: CopyOrder, copy: Copy2d) -> Result<()> {
     };
     let extents = rows.extent(rows.to_pitch).zip(rows.extent(rows.from_pitch));
     let (to_bytes, from_bytes) = extents.ok_or_else(|| {
-        Code::InvalidValue.because(format!(
-            "the pitch is less than the row width of {} bytes",
-            rows.width
-        ))
+        Code::InvalidValue
+            .because(format!("the pitch is less than the row width of {} bytes", rows.width))
     })?;
-    driver()?.copy(
-        order,
-        copy.to.end(to_bytes)?,
-        copy.from.end(from_bytes)?,
-        rows,
-    )
+    driver()?.copy(order, copy.to.end(to_bytes)?, copy.from.end(from_bytes)?, rows)
 }
 
 exports! {

@@ -14,11 +14,7 @@ use crate::driver::work::Work;
 
 #[test]
 fn capture_records_and_graphs_replay() {
-    for order in [
-        StreamOrder::Ordered,
-        StreamOrder::Random(1),
-        StreamOrder::Random(2),
-    ] {
+    for order in [StreamOrder::Ordered, StreamOrder::Random(1), StreamOrder::Random(2)] {
         let machine = Machine::new(order);
         let driver = &machine.driver;
         let (origin, side) = (machine.stream(), machine.stream());
@@ -43,10 +39,7 @@ fn capture_records_and_graphs_replay() {
         driver.synchronize_context().unwrap();
         assert_eq!([a, b, c].map(|at| machine.byte(at)), [9, 9, 9]);
         driver.destroy_executable(executable).unwrap();
-        assert_eq!(
-            code(driver.launch_graph(executable, origin)),
-            Some(Code::InvalidValue)
-        );
+        assert_eq!(code(driver.launch_graph(executable, origin)), Some(Code::InvalidValue));
     }
 }
 
@@ -75,36 +68,26 @@ type IllegalCall = (&'static str, Code, fn(&Machine, u64) -> Option<Code>);
 #[test]
 fn illegal_calls_invalidate_a_capture() {
     let refusals: [IllegalCall; 7] = [
-        (
-            "stream synchronization",
-            Code::StreamCaptureUnsupported,
-            |it, stream| code(it.driver.synchronize_stream(stream)),
-        ),
-        (
-            "stream query",
-            Code::StreamCaptureUnsupported,
-            |it, stream| code(it.driver.query_stream(stream)),
-        ),
-        (
-            "context synchronization",
-            Code::StreamCaptureUnsupported,
-            |it, _| code(it.driver.synchronize_context()),
-        ),
+        ("stream synchronization", Code::StreamCaptureUnsupported, |it, stream| {
+            code(it.driver.synchronize_stream(stream))
+        }),
+        ("stream query", Code::StreamCaptureUnsupported, |it, stream| {
+            code(it.driver.query_stream(stream))
+        }),
+        ("context synchronization", Code::StreamCaptureUnsupported, |it, _| {
+            code(it.driver.synchronize_context())
+        }),
         ("an allocation", Code::StreamCaptureUnsupported, |it, _| {
             code(it.driver.allocate(16, AllocationKind::Device))
         }),
         ("the legacy stream", Code::StreamCaptureImplicit, |it, _| {
             code(it.driver.fill(CopyOrder::InStream(LEGACY), 0, &[0], 0))
         }),
-        (
-            "an uncaptured event",
-            Code::StreamCaptureIsolation,
-            |it, stream| {
-                let (event, other) = (it.driver.create_event(0).unwrap(), it.stream());
-                it.driver.record_event(event, other, 0).unwrap();
-                code(it.driver.wait_event(stream, event, 0))
-            },
-        ),
+        ("an uncaptured event", Code::StreamCaptureIsolation, |it, stream| {
+            let (event, other) = (it.driver.create_event(0).unwrap(), it.stream());
+            it.driver.record_event(event, other, 0).unwrap();
+            code(it.driver.wait_event(stream, event, 0))
+        }),
         ("another capture", Code::StreamCaptureMerge, |it, stream| {
             let (event, other) = (it.driver.create_event(0).unwrap(), it.stream());
             it.driver.begin_capture(other, CaptureMode::Global).unwrap();
@@ -115,10 +98,7 @@ fn illegal_calls_invalidate_a_capture() {
     for (name, expected, rejected) in refusals {
         let machine = Machine::new(StreamOrder::Ordered);
         let stream = machine.blocking_stream();
-        machine
-            .driver
-            .begin_capture(stream, CaptureMode::Global)
-            .unwrap();
+        machine.driver.begin_capture(stream, CaptureMode::Global).unwrap();
         assert_eq!(rejected(&machine, stream), Some(expected), "{name}");
         let status = machine.driver.capture_status(stream);
         assert_eq!(status, Ok(CaptureStatus::Invalidated), "{name}");
@@ -126,11 +106,7 @@ fn illegal_calls_invalidate_a_capture() {
         assert_eq!(code(more), Some(Code::StreamCaptureInvalidated), "{name}");
         let end = machine.driver.end_capture(stream);
         assert_eq!(code(end), Some(Code::StreamCaptureInvalidated), "{name}");
-        assert_eq!(
-            machine.driver.capture_status(stream),
-            Ok(CaptureStatus::None),
-            "{name}"
-        );
+        assert_eq!(machine.driver.capture_status(stream), Ok(CaptureStatus::None), "{name}");
     }
 }
 
@@ -142,15 +118,9 @@ fn captures_begin_and_end_in_the_same_stream_and_thread() {
     let begin = |stream, mode| driver.begin_capture(stream, mode);
 
     assert_eq!(code(driver.end_capture(origin)), Some(Code::IllegalState));
-    assert_eq!(
-        code(begin(LEGACY, CaptureMode::Relaxed)),
-        Some(Code::StreamCaptureUnsupported)
-    );
+    assert_eq!(code(begin(LEGACY, CaptureMode::Relaxed)), Some(Code::StreamCaptureUnsupported));
     begin(origin, CaptureMode::ThreadLocal).unwrap();
-    assert_eq!(
-        code(begin(origin, CaptureMode::Global)),
-        Some(Code::IllegalState)
-    );
+    assert_eq!(code(begin(origin, CaptureMode::Global)), Some(Code::IllegalState));
     let elsewhere = thread::scope(|scope| {
         let end = || {
             driver.push_context(machine.context)?;
@@ -166,22 +136,13 @@ fn captures_begin_and_end_in_the_same_stream_and_thread() {
     begin(origin, CaptureMode::Global).unwrap();
     machine.order(origin, side);
     machine.fill(side, machine_memory(&machine), 1).unwrap();
-    assert_eq!(
-        code(driver.end_capture(origin)),
-        Some(Code::StreamCaptureUnjoined)
-    );
+    assert_eq!(code(driver.end_capture(origin)), Some(Code::StreamCaptureUnjoined));
     assert_eq!(driver.capture_status(side), Ok(CaptureStatus::None));
 
     begin(origin, CaptureMode::Global).unwrap();
     machine.order(origin, side);
-    assert_eq!(
-        code(driver.end_capture(side)),
-        Some(Code::StreamCaptureUnmatched)
-    );
-    assert_eq!(
-        code(driver.end_capture(origin)),
-        Some(Code::StreamCaptureInvalidated)
-    );
+    assert_eq!(code(driver.end_capture(side)), Some(Code::StreamCaptureUnmatched));
+    assert_eq!(code(driver.end_capture(origin)), Some(Code::StreamCaptureInvalidated));
 
     // A relaxed capture rejects no call, and a thread with the relaxed mode may make any call.
     begin(origin, CaptureMode::Relaxed).unwrap();
@@ -212,15 +173,9 @@ fn a_captured_event_is_valid_only_in_its_capture() {
     driver.begin_capture(origin, CaptureMode::Relaxed).unwrap();
     driver.record_event(event, origin, 0).unwrap();
     assert_eq!(code(driver.query_event(event)), Some(Code::CapturedEvent));
-    assert_eq!(
-        code(driver.synchronize_event(event)),
-        Some(Code::CapturedEvent)
-    );
+    assert_eq!(code(driver.synchronize_event(event)), Some(Code::CapturedEvent));
     driver.end_capture(origin).unwrap();
-    assert_eq!(
-        code(driver.wait_event(other, event, 0)),
-        Some(Code::CapturedEvent)
-    );
+    assert_eq!(code(driver.wait_event(other, event, 0)), Some(Code::CapturedEvent));
     // After another record, it is an ordinary event again.
     driver.record_event(event, origin, 0).unwrap();
     driver.wait_event(other, event, 0).unwrap();
@@ -244,10 +199,8 @@ fn external_event_records_are_graph_nodes() {
 
 #[test]
 fn memory_of_graphs_is_freed_between_launches() {
-    let machine = Machine::with(Configuration {
-        memory: Some(1 << 16),
-        ..Configuration::default()
-    });
+    let machine =
+        Machine::with(Configuration { memory: Some(1 << 16), ..Configuration::default() });
     let driver = &machine.driver;
     let stream = machine.stream();
     let allocating = |frees: bool| {
@@ -265,10 +218,7 @@ fn memory_of_graphs_is_freed_between_launches() {
     assert_eq!(code(driver.free(address)), Some(Code::InvalidValue));
     driver.launch_graph(executable, stream).unwrap();
     assert_eq!(machine.byte(address), 3);
-    assert_eq!(
-        code(driver.launch_graph(executable, stream)),
-        Some(Code::InvalidValue)
-    );
+    assert_eq!(code(driver.launch_graph(executable, stream)), Some(Code::InvalidValue));
     driver.free_async(address, stream).unwrap();
     driver.launch_graph(executable, stream).unwrap();
 

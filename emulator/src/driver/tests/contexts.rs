@@ -25,20 +25,14 @@ fn destroyed_contexts_cannot_be_used() {
     driver.set_current_context(Some(created)).unwrap();
     driver.destroy_context(created).unwrap();
     assert_eq!(code(driver.current_device()), Some(Code::InvalidContext));
-    assert_eq!(
-        code(driver.push_context(created)),
-        Some(Code::ContextIsDestroyed)
-    );
+    assert_eq!(code(driver.push_context(created)), Some(Code::ContextIsDestroyed));
 
     driver.push_context(machine.context).unwrap();
     assert_eq!(driver.retain_primary(0), Ok(machine.context));
     driver.release_primary(0).unwrap();
     assert_eq!(driver.current_device(), Ok(0));
     driver.release_primary(0).unwrap();
-    assert_eq!(
-        code(driver.current_device()),
-        Some(Code::ContextIsDestroyed)
-    );
+    assert_eq!(code(driver.current_device()), Some(Code::ContextIsDestroyed));
     assert_eq!(code(driver.release_primary(0)), Some(Code::InvalidContext));
     // A primary context has the same handle after a reset.
     assert_eq!(driver.retain_primary(0), Ok(machine.context));
@@ -68,10 +62,7 @@ fn limits_are_those_of_the_device() {
 
 #[test]
 fn leaks_of_a_destroyed_context_are_reported() {
-    let machine = Machine::with(Configuration {
-        leaks: Leaks::Error,
-        ..Configuration::default()
-    });
+    let machine = Machine::with(Configuration { leaks: Leaks::Error, ..Configuration::default() });
     let driver = &machine.driver;
     let kept = driver.allocate(100, AllocationKind::Device).unwrap();
     driver.allocate(50, AllocationKind::Pinned).unwrap();

@@ -38,12 +38,8 @@ fn parameters(to: u64, value: u32, offset: u32) -> Box<[u8]> {
     [&to.to_le_bytes()[..], &scalars].concat().into()
 }
 
-const ONE_THREAD: Shape = Shape {
-    grid: [1; 3],
-    block: [1; 3],
-    dynamic_shared: 0,
-    is_cooperative: false,
-};
+const ONE_THREAD: Shape =
+    Shape { grid: [1; 3], block: [1; 3], dynamic_shared: 0, is_cooperative: false };
 
 #[test]
 fn kernels_run_in_the_order_of_their_stream() {
@@ -54,20 +50,14 @@ fn kernels_run_in_the_order_of_their_stream() {
         let store = driver.function(module, "store").unwrap();
         assert_eq!(driver.function(module, "store"), Ok(store));
         let (stream, at) = (machine.stream(), machine.memory());
-        driver
-            .launch(store, ONE_THREAD, stream, parameters(at, 2, 1))
-            .unwrap();
+        driver.launch(store, ONE_THREAD, stream, parameters(at, 2, 1)).unwrap();
         driver.synchronize_stream(stream).unwrap();
         assert_eq!(machine.byte(at + 4), 42);
 
         let (base, bytes) = driver.global(module, "base").unwrap();
         assert_eq!(bytes, 4);
-        driver
-            .fill(CopyOrder::InStream(stream), base, &7_u32.to_le_bytes(), 1)
-            .unwrap();
-        driver
-            .launch(store, ONE_THREAD, stream, parameters(at, 2, 1))
-            .unwrap();
+        driver.fill(CopyOrder::InStream(stream), base, &7_u32.to_le_bytes(), 1).unwrap();
+        driver.launch(store, ONE_THREAD, stream, parameters(at, 2, 1)).unwrap();
         driver.synchronize_stream(stream).unwrap();
         assert_eq!(machine.byte(at + 4), 9);
         driver.unload(module).unwrap();
@@ -110,11 +100,7 @@ fn invalid_launches_are_rejected() {
     let module = driver.load(STORE).unwrap();
     let kernel = driver.function(module, "shared").unwrap();
     let launch = |block: u32, dynamic_shared: u32| {
-        let shape = Shape {
-            block: [block, 1, 1],
-            dynamic_shared,
-            ..ONE_THREAD
-        };
+        let shape = Shape { block: [block, 1, 1], dynamic_shared, ..ONE_THREAD };
         code(driver.launch(kernel, shape, LEGACY, Box::from([0; 8])))
     };
     assert_eq!(launch(64, 0), None);
@@ -127,24 +113,14 @@ fn invalid_launches_are_rejected() {
     assert_eq!(launch(1, 232_448 - 4096), None);
 
     let attribute = |number| driver.function_attribute(kernel, number);
-    assert_eq!(
-        (attribute(0), attribute(1), attribute(6)),
-        (Ok(64), Ok(4096), Ok(90))
-    );
+    assert_eq!((attribute(0), attribute(1), attribute(6)), (Ok(64), Ok(4096), Ok(90)));
     assert_eq!(code(attribute(99)), Some(Code::InvalidValue));
-    let cooperative = Shape {
-        grid: [132 * 32 + 1, 1, 1],
-        is_cooperative: true,
-        ..ONE_THREAD
-    };
+    let cooperative = Shape { grid: [132 * 32 + 1, 1, 1], is_cooperative: true, ..ONE_THREAD };
     assert_eq!(
         code(driver.launch(kernel, cooperative, LEGACY, Box::from([0; 8]))),
         Some(Code::CooperativeLaunchTooLarge)
     );
-    assert_eq!(
-        code(driver.function(module, "missing")),
-        Some(Code::NotFound)
-    );
+    assert_eq!(code(driver.function(module, "missing")), Some(Code::NotFound));
     assert_eq!(code(driver.global(module, "missing")), Some(Code::NotFound));
 
     let other = driver.create_context(0, 0).unwrap();

@@ -9,24 +9,15 @@ use crate::driver::transfer::CopyOrder;
 
 #[test]
 fn memory_is_limited_and_can_be_reused() {
-    let machine = Machine::with(Configuration {
-        memory: Some(1 << 20),
-        ..Configuration::default()
-    });
+    let machine =
+        Machine::with(Configuration { memory: Some(1 << 20), ..Configuration::default() });
     let driver = &machine.driver;
     assert_eq!(driver.memory_info(), Ok((1 << 20, 1 << 20)));
     let half = driver.allocate(1 << 19, AllocationKind::Device).unwrap();
     assert_eq!(driver.memory_info(), Ok((1 << 19, 1 << 20)));
-    let error = driver
-        .allocate((1 << 19) + 1, AllocationKind::Device)
-        .unwrap_err();
+    let error = driver.allocate((1 << 19) + 1, AllocationKind::Device).unwrap_err();
     assert_eq!(error.code, Code::OutOfMemory);
-    assert!(
-        error
-            .message
-            .contains("524289 bytes requested, 524288 of 1048576 free"),
-        "{error}"
-    );
+    assert!(error.message.contains("524289 bytes requested, 524288 of 1048576 free"), "{error}");
     // Page-locked memory uses no device memory.
     let pinned = driver.allocate(1 << 21, AllocationKind::Pinned).unwrap();
     assert_eq!(code(driver.free(pinned)), Some(Code::InvalidValue));
@@ -35,35 +26,19 @@ fn memory_is_limited_and_can_be_reused() {
     assert_eq!(driver.memory_info(), Ok((1 << 20, 1 << 20)));
 
     let error = driver.free(half).unwrap_err();
-    assert!(
-        error
-            .message
-            .contains("allocation #1 (524288 bytes, device 0, freed)"),
-        "{error}"
-    );
-    assert_eq!(
-        code(driver.allocate(0, AllocationKind::Device)),
-        Some(Code::InvalidValue)
-    );
+    assert!(error.message.contains("allocation #1 (524288 bytes, device 0, freed)"), "{error}");
+    assert_eq!(code(driver.allocate(0, AllocationKind::Device)), Some(Code::InvalidValue));
     assert_eq!(driver.free(0), Ok(()));
     let at = driver.allocate(64, AllocationKind::Device).unwrap();
     assert_eq!(code(driver.free(at + 8)), Some(Code::InvalidValue));
-    assert_eq!(
-        code(machine.fill(LEGACY, at + 56, 1)),
-        Some(Code::InvalidValue)
-    );
-    assert_eq!(
-        code(driver.fill(CopyOrder::Now, at + 1, &[0; 4], 1)),
-        Some(Code::InvalidValue)
-    );
+    assert_eq!(code(machine.fill(LEGACY, at + 56, 1)), Some(Code::InvalidValue));
+    assert_eq!(code(driver.fill(CopyOrder::Now, at + 1, &[0; 4], 1)), Some(Code::InvalidValue));
 }
 
 #[test]
 fn pools_keep_memory_up_to_their_release_threshold() {
-    let machine = Machine::with(Configuration {
-        memory: Some(1 << 20),
-        ..Configuration::default()
-    });
+    let machine =
+        Machine::with(Configuration { memory: Some(1 << 20), ..Configuration::default() });
     let driver = &machine.driver;
     let pool = driver.default_pool(0).unwrap();
     let levels = || [5, 6, 7, 8].map(|attribute| driver.pool_attribute(pool, attribute).unwrap());
@@ -87,19 +62,14 @@ fn pools_keep_memory_up_to_their_release_threshold() {
     driver.synchronize_stream(stream).unwrap();
     assert_eq!(levels()[0], 1200);
     // Unused pool memory is available to other allocations.
-    let rest = driver
-        .allocate((1 << 20) - 500, AllocationKind::Device)
-        .unwrap();
+    let rest = driver.allocate((1 << 20) - 500, AllocationKind::Device).unwrap();
     assert_eq!(levels()[0], 500);
     driver.free(rest).unwrap();
     driver.trim_pool(pool, 0).unwrap();
     driver.set_pool_attribute(pool, 6, 0).unwrap();
     assert_eq!(levels()[..2], [500, 500]);
     driver.free(second).unwrap();
-    assert_eq!(
-        code(driver.free_async(second, stream)),
-        Some(Code::InvalidValue)
-    );
+    assert_eq!(code(driver.free_async(second, stream)), Some(Code::InvalidValue));
 
     let own = driver.create_pool(0, 0).unwrap();
     driver.set_device_pool(0, own).unwrap();
@@ -125,10 +95,7 @@ fn memory_freed_in_a_stream_is_available_after_synchronization() {
             machine.driver.free_async(at, stream).unwrap();
             // Any later use is an error, whether or not the free has run.
             assert_eq!(code(machine.fill(stream, at, 2)), Some(Code::InvalidValue));
-            assert_eq!(
-                code(machine.driver.free_async(at, stream)),
-                Some(Code::InvalidValue)
-            );
+            assert_eq!(code(machine.driver.free_async(at, stream)), Some(Code::InvalidValue));
         }
     }
 }
@@ -148,14 +115,8 @@ fn a_free_before_a_use_is_a_sticky_error() {
         };
         assert_eq!(error.code, Code::IllegalAddress);
         assert!(error.message.contains("freed"), "{error}");
-        assert_eq!(
-            code(driver.allocate(16, AllocationKind::Device)),
-            Some(Code::IllegalAddress)
-        );
-        assert_eq!(
-            code(driver.synchronize_stream(using)),
-            Some(Code::IllegalAddress)
-        );
+        assert_eq!(code(driver.allocate(16, AllocationKind::Device)), Some(Code::IllegalAddress));
+        assert_eq!(code(driver.synchronize_stream(using)), Some(Code::IllegalAddress));
         assert!(driver.reports().last().contains("freed before it ran"));
         true
     });

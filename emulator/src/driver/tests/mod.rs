@@ -29,17 +29,11 @@ struct Machine {
 
 impl Machine {
     fn new(streams: StreamOrder) -> Machine {
-        Machine::with(Configuration {
-            streams,
-            ..Configuration::default()
-        })
+        Machine::with(Configuration { streams, ..Configuration::default() })
     }
 
     fn with(configuration: Configuration) -> Machine {
-        let configuration = Configuration {
-            quiet: true,
-            ..configuration
-        };
+        let configuration = Configuration { quiet: true, ..configuration };
         let driver = Driver::new(configuration, Options::default());
         let context = driver.retain_primary(0).unwrap();
         driver.push_context(context).unwrap();
@@ -62,14 +56,12 @@ impl Machine {
     }
 
     fn fill(&self, stream: u64, to: u64, value: u8) -> Result<()> {
-        self.driver
-            .fill(CopyOrder::InStream(stream), to, &[value], 16)
+        self.driver.fill(CopyOrder::InStream(stream), to, &[value], 16)
     }
 
     fn copy(&self, stream: u64, to: u64, from: u64) -> Result<()> {
         let (to, from) = (Endpoint::Device(to), Endpoint::Device(from));
-        self.driver
-            .copy(CopyOrder::InStream(stream), to, from, Rows::linear(16))
+        self.driver.copy(CopyOrder::InStream(stream), to, from, Rows::linear(16))
     }
 
     fn byte(&self, address: u64) -> u8 {
@@ -88,9 +80,7 @@ impl Machine {
 
     /// Captures `stream` while `act` runs, and instantiates the graph.
     fn capture(&self, stream: u64, act: impl FnOnce()) -> ExecutableHandle {
-        self.driver
-            .begin_capture(stream, CaptureMode::Global)
-            .unwrap();
+        self.driver.begin_capture(stream, CaptureMode::Global).unwrap();
         act();
         let graph = self.driver.end_capture(stream).unwrap();
         let executable = self.driver.instantiate(graph, 0).unwrap();
@@ -106,7 +96,5 @@ fn code<T>(result: Result<T>) -> Option<Code> {
 /// The results of `run` for many seeds.
 fn outcomes(run: impl Fn(&Machine) -> u8) -> BTreeSet<u8> {
     let seeds = 0..64;
-    seeds
-        .map(|seed| run(&Machine::new(StreamOrder::Random(seed))))
-        .collect()
+    seeds.map(|seed| run(&Machine::new(StreamOrder::Random(seed)))).collect()
 }

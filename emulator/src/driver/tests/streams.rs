@@ -22,14 +22,8 @@ fn some_seed_exposes_a_missing_event() {
         machine.driver.synchronize_context().unwrap();
         machine.byte(to)
     };
-    assert_eq!(
-        outcomes(|it| produce_and_consume(it, false)),
-        BTreeSet::from([0, 7])
-    );
-    assert_eq!(
-        outcomes(|it| produce_and_consume(it, true)),
-        BTreeSet::from([7])
-    );
+    assert_eq!(outcomes(|it| produce_and_consume(it, false)), BTreeSet::from([0, 7]));
+    assert_eq!(outcomes(|it| produce_and_consume(it, true)), BTreeSet::from([7]));
 }
 
 #[test]
@@ -60,10 +54,7 @@ fn a_synchronous_fill_of_pinned_memory_is_complete() {
 #[test]
 fn an_early_read_of_managed_memory_finds_old_bytes_with_some_seed() {
     let read = |machine: &Machine, synchronizes: bool| {
-        let at = machine
-            .driver
-            .allocate(16, AllocationKind::Managed)
-            .unwrap();
+        let at = machine.driver.allocate(16, AllocationKind::Managed).unwrap();
         let stream = machine.stream();
         machine.fill(stream, at, 7).unwrap();
         if synchronizes {
@@ -90,11 +81,7 @@ fn the_legacy_stream_synchronizes_with_blocking_streams_only() {
     let per_thread = outcomes(|it| through_legacy(it, 2, it.blocking_stream()));
     assert_eq!(per_thread, BTreeSet::from([7]));
     let destroyed = outcomes(|machine| {
-        let (stream, a, b) = (
-            machine.blocking_stream(),
-            machine.memory(),
-            machine.memory(),
-        );
+        let (stream, a, b) = (machine.blocking_stream(), machine.memory(), machine.memory());
         machine.fill(stream, a, 7).unwrap();
         machine.driver.destroy_stream(stream).unwrap();
         machine.copy(LEGACY, b, a).unwrap();
@@ -139,10 +126,7 @@ fn polling_terminates() {
 fn events_measure_time_and_report_misuse() {
     let machine = Machine::new(StreamOrder::Ordered);
     let driver = &machine.driver;
-    let (start, end) = (
-        driver.create_event(0).unwrap(),
-        driver.create_event(0).unwrap(),
-    );
+    let (start, end) = (driver.create_event(0).unwrap(), driver.create_event(0).unwrap());
     assert_eq!(driver.query_event(start), Ok(()));
     assert_eq!(code(driver.elapsed(start, end)), Some(Code::InvalidHandle));
     driver.record_event(start, LEGACY, 0).unwrap();
@@ -153,19 +137,10 @@ fn events_measure_time_and_report_misuse() {
 
     let no_time = driver.create_event(2).unwrap();
     driver.record_event(no_time, LEGACY, 0).unwrap();
-    assert_eq!(
-        code(driver.elapsed(start, no_time)),
-        Some(Code::InvalidHandle)
-    );
+    assert_eq!(code(driver.elapsed(start, no_time)), Some(Code::InvalidHandle));
     driver.destroy_event(no_time).unwrap();
-    assert_eq!(
-        code(driver.destroy_event(no_time)),
-        Some(Code::InvalidHandle)
-    );
-    assert_eq!(
-        code(driver.record_event(no_time, LEGACY, 0)),
-        Some(Code::InvalidHandle)
-    );
+    assert_eq!(code(driver.destroy_event(no_time)), Some(Code::InvalidHandle));
+    assert_eq!(code(driver.record_event(no_time, LEGACY, 0)), Some(Code::InvalidHandle));
     assert_eq!(code(driver.create_event(8)), Some(Code::InvalidValue));
 
     let machine = Machine::new(StreamOrder::Random(0));
@@ -175,10 +150,7 @@ fn events_measure_time_and_report_misuse() {
         machine.fill(stream, at, 1).unwrap();
     }
     machine.driver.record_event(event, stream, 0).unwrap();
-    assert_eq!(
-        code(machine.driver.query_event(event)),
-        Some(Code::NotReady)
-    );
+    assert_eq!(code(machine.driver.query_event(event)), Some(Code::NotReady));
 }
 
 #[test]
@@ -189,20 +161,11 @@ fn a_stream_waits_for_a_value_that_another_stream_writes() {
         let (flag, at) = (machine.memory(), machine.memory());
         machine.driver.wait_value(waiting, flag, 3, 4, 0).unwrap();
         machine.fill(waiting, at, 7).unwrap();
-        machine
-            .driver
-            .write_value(writing, flag, &2_u32.to_le_bytes())
-            .unwrap();
+        machine.driver.write_value(writing, flag, &2_u32.to_le_bytes()).unwrap();
         machine.driver.synchronize_stream(writing).unwrap();
-        assert_eq!(
-            code(machine.driver.query_stream(waiting)),
-            Some(Code::NotReady)
-        );
+        assert_eq!(code(machine.driver.query_stream(waiting)), Some(Code::NotReady));
         assert_eq!(machine.byte(at), 0);
-        machine
-            .driver
-            .write_value(writing, flag, &3_u32.to_le_bytes())
-            .unwrap();
+        machine.driver.write_value(writing, flag, &3_u32.to_le_bytes()).unwrap();
         machine.driver.synchronize_stream(waiting).unwrap();
         assert_eq!(machine.byte(at), 7);
         assert_eq!(

@@ -48,17 +48,13 @@ impl Default for LineLocks {
 impl LineLocks {
     /// Locks the lines of block number `block` that contain these bytes.
     pub(crate) fn lock(&self, block: usize, offsets: impl Iterator<Item = usize>) -> LineGuard<'_> {
-        let wanted = offsets.fold(0, |all, offset| {
-            all | 1 << ((offset / (GRANULE * LINE) + block) % LOCKS)
-        });
+        let wanted =
+            offsets.fold(0, |all, offset| all | 1 << ((offset / (GRANULE * LINE) + block) % LOCKS));
         // All threads acquire the locks in the same order, which avoids deadlock.
         for lock in self.selected(wanted) {
             lock.acquire();
         }
-        LineGuard {
-            locks: self,
-            held: wanted,
-        }
+        LineGuard { locks: self, held: wanted }
     }
 
     fn selected(&self, bits: u64) -> impl Iterator<Item = &Lock> {

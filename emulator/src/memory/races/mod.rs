@@ -123,14 +123,7 @@ impl LaneRanges<'_> {
             }
             for_granules(offset, self.bytes, |first, bytes| {
                 let me = me.of_bytes(bytes);
-                f(
-                    lane,
-                    GranuleRange {
-                        first,
-                        count: 1,
-                        me,
-                    },
-                );
+                f(lane, GranuleRange { first, count: 1, me });
             });
         }
     }
@@ -149,20 +142,14 @@ impl LaneRanges<'_> {
                     | duplicates::<16>(&self)
             },
         );
-        LaneRanges {
-            lanes: self.lanes & !duplicates,
-            ..self
-        }
+        LaneRanges { lanes: self.lanes & !duplicates, ..self }
     }
 }
 
 /// Lanes that access the same bytes as the lane `DISTANCE` after them.
 #[inline(always)]
 fn duplicates<const DISTANCE: usize>(ranges: &LaneRanges<'_>) -> u32 {
-    let (these, those) = (
-        &ranges.offsets[..32 - DISTANCE],
-        &ranges.offsets[DISTANCE..],
-    );
+    let (these, those) = (&ranges.offsets[..32 - DISTANCE], &ranges.offsets[DISTANCE..]);
     let mut same = 0;
     for (lane, (this, that)) in these.iter().zip(those).enumerate() {
         same |= u32::from(this == that) << lane;
@@ -195,10 +182,7 @@ impl RaceShadow {
     /// For a block of `bytes` bytes.
     pub(crate) fn new(bytes: usize) -> RaceShadow {
         let lines = bytes.div_ceil(GRANULE * LINE);
-        RaceShadow {
-            granules: zeroed_slice_box(lines * LINE),
-            lines: zeroed_slice_box(lines),
-        }
+        RaceShadow { granules: zeroed_slice_box(lines * LINE), lines: zeroed_slice_box(lines) }
     }
 
     /// Clears all marks, so that stamps can restart.
@@ -384,10 +368,7 @@ impl RaceShadow {
     pub(crate) fn last_writes(&self, offset: usize, stamp: u32) -> [Option<PriorAccess>; 2] {
         let granule = offset / GRANULE;
         let of_line = self.lines[granule / LINE].record.last_write();
-        let writes = [
-            of_line.in_line(granule),
-            self.granules[granule].last_write(),
-        ];
+        let writes = [of_line.in_line(granule), self.granules[granule].last_write()];
         writes.map(|write| Some(write).filter(|it| it.mark.stamp() == u64::from(stamp)))
     }
 
@@ -417,10 +398,7 @@ impl LineRange {
     #[inline(always)]
     pub(crate) fn new(offset: usize, granules: usize) -> LineRange {
         debug_assert!(offset.is_multiple_of(GRANULE * LINE) && matches!(granules, 1 | 2 | 4));
-        LineRange {
-            line: offset / (GRANULE * LINE),
-            granules,
-        }
+        LineRange { line: offset / (GRANULE * LINE), granules }
     }
 
     #[inline(always)]

@@ -20,11 +20,7 @@ pub(crate) struct PriorAccess {
 
 impl PriorAccess {
     /// No access: no launch has this stamp.
-    pub(super) const NONE: PriorAccess = PriorAccess {
-        mark: Mark::NONE,
-        wrote: false,
-        pc: None,
-    };
+    pub(super) const NONE: PriorAccess = PriorAccess { mark: Mark::NONE, wrote: false, pc: None };
 
     /// The access of one granule, derived from the access of its line.
     #[inline(always)]
@@ -95,11 +91,7 @@ impl Record {
                 wrote: false,
                 pc: Some(self.read_pc.load(Relaxed)),
             },
-            PriorAccess {
-                mark: Mark(self.other_read.load(Relaxed)),
-                wrote: false,
-                pc: None,
-            },
+            PriorAccess { mark: Mark(self.other_read.load(Relaxed)), wrote: false, pc: None },
         ]
     }
 }

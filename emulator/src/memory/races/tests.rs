@@ -18,11 +18,7 @@ impl HappensBefore for After {
 }
 
 fn at(order: &After, pc: u32) -> Accessor<'_, After> {
-    Accessor {
-        order,
-        pc,
-        contended: false,
-    }
+    Accessor { order, pc, contended: false }
 }
 
 fn by(warp: u8, clock: u32) -> Mark {
@@ -42,11 +38,7 @@ fn write(shadow: &RaceShadow, order: u32, me: Mark, range: (u64, usize)) -> Opti
 }
 
 fn one_lane(offsets: &[u64; 32], bytes: usize) -> LaneRanges<'_> {
-    LaneRanges {
-        lanes: 1,
-        offsets,
-        bytes,
-    }
+    LaneRanges { lanes: 1, offsets, bytes }
 }
 
 #[test]
@@ -105,30 +97,24 @@ fn earlier_launches_and_equal_values_do_not_race() {
 fn only_a_write_that_changes_memory_races_with_concurrent_writes() {
     const WARPS: u8 = 4;
 
-    let (shadow, block, locks) = (
-        RaceShadow::new(128),
-        Block::new(128).unwrap(),
-        LineLocks::default(),
-    );
+    let (shadow, block, locks) =
+        (RaceShadow::new(128), Block::new(128).unwrap(), LineLocks::default());
     let start = Barrier::new(usize::from(WARPS));
     // The number of reported races in each epoch.
     let reported = [const { AtomicU32::new(0) }; 1000];
     let write = |warp: u8, epoch: u32, value: u32| {
         let changes = || block.load_u32(0) != value;
         let order = After(epoch);
-        let accessor = Accessor {
-            contended: true,
-            ..at(&order, 7)
-        };
+        let accessor = Accessor { contended: true, ..at(&order, 7) };
         let _locked = locks.lock(3, [0].into_iter());
         let found = match warp.is_multiple_of(2) {
             true => {
                 let ranges = one_lane(&[0; 32], 4);
                 shadow.write(&accessor, by(warp, epoch), ranges, |_, _| changes())
             }
-            false => shadow.write_lines(&accessor, by(warp, epoch), LineRange::new(0, 1), |_| {
-                changes()
-            }),
+            false => {
+                shadow.write_lines(&accessor, by(warp, epoch), LineRange::new(0, 1), |_| changes())
+            }
         };
         block.store_u32(0, value);
         reported[epoch as usize].fetch_add(u32::from(found.is_some()), Relaxed);
@@ -177,11 +163,7 @@ impl Access {
         }
         let bytes = granules * GRANULE;
         let offsets = std::array::from_fn(|lane| (lane * bytes) as u64);
-        let ranges = LaneRanges {
-            lanes: u32::MAX,
-            offsets: &offsets,
-            bytes,
-        };
+        let ranges = LaneRanges { lanes: u32::MAX, offsets: &offsets, bytes };
         match self.writes {
             true => shadow.write(&accessor, me, ranges, |_, _| true),
             false => shadow.read(&accessor, me, ranges),
@@ -195,12 +177,7 @@ fn accesses() -> impl Strategy<Value = Vec<Access>> {
         let mut epoch = 1;
         let access = |(warp, writes, as_lines, barrier)| {
             epoch += u32::from(barrier == 0);
-            Access {
-                warp,
-                epoch,
-                writes,
-                as_lines,
-            }
+            Access { warp, epoch, writes, as_lines }
         };
         steps.into_iter().map(access).collect()
     })

@@ -20,11 +20,7 @@ fn ulp(y: f64) -> f64 {
 }
 
 fn allowed_of_angle(x: f32) -> f64 {
-    if x.abs() <= std::f32::consts::TAU {
-        2.0_f64.powf(-20.5)
-    } else {
-        2.0_f64.powf(-14.7)
-    }
+    if x.abs() <= std::f32::consts::TAU { 2.0_f64.powf(-20.5) } else { 2.0_f64.powf(-14.7) }
 }
 
 const INSTRUCTIONS: [Instruction; 8] = [
@@ -43,12 +39,7 @@ const INSTRUCTIONS: [Instruction; 8] = [
             2.0_f64.powi(-22) * if near_one { 1.0 } else { y.abs() }
         },
     },
-    Instruction {
-        name: "rcp",
-        ours: approximate::rcp,
-        exact: |x| 1.0 / x,
-        allowed: |_, y| ulp(y),
-    },
+    Instruction { name: "rcp", ours: approximate::rcp, exact: |x| 1.0 / x, allowed: |_, y| ulp(y) },
     Instruction {
         name: "sqrt",
         ours: approximate::sqrt,
@@ -102,12 +93,7 @@ fn rounded_results_are_the_nearest() {
                 continue;
             }
             if exact.is_infinite() || exact == 0.0 {
-                assert_eq!(
-                    ours.to_bits(),
-                    (exact as f32).to_bits(),
-                    "{} {x:e}",
-                    instruction.name
-                );
+                assert_eq!(ours.to_bits(), (exact as f32).to_bits(), "{} {x:e}", instruction.name);
                 continue;
             }
             let margin = exact.abs() * 2.0_f64.powi(-49);
@@ -119,11 +105,7 @@ fn rounded_results_are_the_nearest() {
                 assert!(ours == low || ours == high, "{} {x:e}", instruction.name);
             }
         }
-        assert!(
-            ambiguous < 100,
-            "{}: {ambiguous} of half a million",
-            instruction.name
-        );
+        assert!(ambiguous < 100, "{}: {ambiguous} of half a million", instruction.name);
     }
 }
 
@@ -140,47 +122,23 @@ fn perturbed_results_use_the_documented_error() {
             assert_eq!(ours.to_bits(), perturbed(x, 1).to_bits());
             if exact.is_nan() || rounded.is_infinite() || rounded == 0.0 {
                 let rounded = (instruction.ours)(x, Approximation::Rounded);
-                assert_eq!(
-                    ours.to_bits(),
-                    rounded.to_bits(),
-                    "{} {x:e}",
-                    instruction.name
-                );
+                assert_eq!(ours.to_bits(), rounded.to_bits(), "{} {x:e}", instruction.name);
                 continue;
             }
             // A subnormal result may be off by one, even if the relative bound is smaller.
             let allowed = (instruction.allowed)(x, exact);
-            let limit = if exact.abs() < 1.2e-38 {
-                allowed.max(2.0_f64.powi(-149))
-            } else {
-                allowed
-            };
+            let limit =
+                if exact.abs() < 1.2e-38 { allowed.max(2.0_f64.powi(-149)) } else { allowed };
             let error = (f64::from(ours) - exact).abs();
-            assert!(
-                error <= limit * (1.0 + 1e-6),
-                "{} {x:e}: {ours:e}",
-                instruction.name
-            );
+            assert!(error <= limit * (1.0 + 1e-6), "{} {x:e}: {ours:e}", instruction.name);
             largest = largest.max(error / allowed);
             moved += u32::from(ours != rounded);
             other_seed += u32::from(ours != perturbed(x, 2));
             count += 1;
         }
-        assert!(
-            largest > 0.8,
-            "{}: only {largest} of what is allowed",
-            instruction.name
-        );
-        assert!(
-            moved > count / 20,
-            "{}: {moved} of {count} moved",
-            instruction.name
-        );
-        assert!(
-            other_seed > count / 20,
-            "{}: {other_seed} of {count}",
-            instruction.name
-        );
+        assert!(largest > 0.8, "{}: only {largest} of what is allowed", instruction.name);
+        assert!(moved > count / 20, "{}: {moved} of {count} moved", instruction.name);
+        assert!(other_seed > count / 20, "{}: {other_seed} of {count}", instruction.name);
     }
 }
 
@@ -200,24 +158,15 @@ fn special_values_follow_the_tables() {
     ];
     for approximation in [Approximation::Rounded, Approximation::Perturbed { seed: 3 }] {
         for (name, results) in tables {
-            let known = INSTRUCTIONS
-                .iter()
-                .find(|instruction| instruction.name == name);
+            let known = INSTRUCTIONS.iter().find(|instruction| instruction.name == name);
             let instruction = known.expect("in the list above");
             for (x, expected) in operands.into_iter().zip(results) {
                 let ours = (instruction.ours)(x, approximation);
                 if x == -1.5 && !expected.is_nan() {
                     let allowed = (instruction.allowed)(x, expected.into()) as f32;
-                    assert!(
-                        (ours - expected).abs() <= allowed * 1.1,
-                        "{name}({x}) = {ours}"
-                    );
+                    assert!((ours - expected).abs() <= allowed * 1.1, "{name}({x}) = {ours}");
                 } else {
-                    let expected = if expected.is_nan() {
-                        0x7fff_ffff
-                    } else {
-                        expected.to_bits()
-                    };
+                    let expected = if expected.is_nan() { 0x7fff_ffff } else { expected.to_bits() };
                     assert_eq!(ours.to_bits(), expected, "{name}({x}) = {ours}");
                 }
             }
@@ -240,10 +189,7 @@ fn special_values_follow_the_tables() {
 fn quotients() {
     let values = edge_case_f32();
     let mut moved = 0;
-    for (a, b) in values
-        .iter()
-        .flat_map(|&a| values.iter().map(move |&b| (a, b)))
-    {
+    for (a, b) in values.iter().flat_map(|&a| values.iter().map(move |&b| (a, b))) {
         let exact = f64::from(a) / f64::from(b);
         let correct = a / b;
         let full = approximate::div_full(a, b, Approximation::Rounded);
@@ -268,10 +214,7 @@ fn quotients() {
             (true, false) => f32::NAN,
             (true, true) => 0.0_f32.copysign(a * b.signum()),
         };
-        assert!(
-            same(approximated, expected),
-            "{a:e} / {b:e} = {approximated:e}"
-        );
+        assert!(same(approximated, expected), "{a:e} / {b:e} = {approximated:e}");
     }
     assert!(moved > 100);
 }
@@ -298,10 +241,7 @@ fn check_halves<H: Half>(ours: OnHalves, exact: fn(f64) -> f64, allowed: fn(f64)
             continue;
         }
         let neighbors = [result.wrapping_sub(1), result.wrapping_add(1)];
-        for other in neighbors
-            .into_iter()
-            .filter(|&other| !error(other).is_nan())
-        {
+        for other in neighbors.into_iter().filter(|&other| !error(other).is_nan()) {
             assert!(error(result) <= error(other) * (1.0 + 1e-9), "{bits:x}");
         }
         if x == 0.0 || x.is_infinite() {
@@ -310,10 +250,7 @@ fn check_halves<H: Half>(ours: OnHalves, exact: fn(f64) -> f64, allowed: fn(f64)
         // Near subnormals and infinity, a relative error means little.
         let is_ordinary = result & 0x7fff >= H::SMALLEST_NORMAL && H::widen(result + 1).is_finite();
         if is_ordinary {
-            assert!(
-                error(perturbed) <= allowed(exact),
-                "{bits:x}: {perturbed:x} for {result:x}"
-            );
+            assert!(error(perturbed) <= allowed(exact), "{bits:x}: {perturbed:x} for {result:x}");
             moved += u32::from(perturbed != result);
             tolerated += 1;
         }
@@ -340,47 +277,24 @@ fn coarse_f64_reciprocals() {
             (approximate::coarse_rcp_f64(-x), -1.0 / x),
             (approximate::coarse_rsqrt_f64(x), 1.0 / x.sqrt()),
         ] {
-            assert!(
-                (ours / exact - 1.0).abs() < 2.0_f64.powi(-19),
-                "{x:e}: {ours:e}"
-            );
+            assert!((ours / exact - 1.0).abs() < 2.0_f64.powi(-19), "{x:e}: {ours:e}");
             assert_eq!(ours.to_bits() as u32, 0);
         }
         let full = approximate::rsqrt_f64(x);
-        assert!(
-            (full * full * x - 1.0).abs() < 2.0_f64.powi(-50),
-            "{x:e}: {full:e}"
-        );
+        assert!((full * full * x - 1.0).abs() < 2.0_f64.powi(-50), "{x:e}: {full:e}");
         let same_upper_word = f64::from_bits(x.to_bits() ^ 0xffff_ffff);
-        assert_eq!(
-            approximate::coarse_rcp_f64(x),
-            approximate::coarse_rcp_f64(same_upper_word)
-        );
+        assert_eq!(approximate::coarse_rcp_f64(x), approximate::coarse_rcp_f64(same_upper_word));
         x *= 1.37;
     }
     let (tiny, huge) = (f64::from_bits(1 << 40), f64::MAX);
-    let rcp = [
-        0.0,
-        -0.0,
-        tiny,
-        -tiny,
-        f64::INFINITY,
-        f64::NEG_INFINITY,
-        -huge,
-    ];
+    let rcp = [0.0, -0.0, tiny, -tiny, f64::INFINITY, f64::NEG_INFINITY, -huge];
     let inf = f64::INFINITY;
     assert_eq!(
         rcp.map(|x| approximate::coarse_rcp_f64(x).to_bits()),
         [inf, -inf, inf, -inf, 0.0, -0.0, -0.0].map(f64::to_bits),
     );
-    assert_eq!(
-        [0.0, -0.0, -tiny, inf].map(approximate::coarse_rsqrt_f64),
-        [inf, -inf, -inf, 0.0]
-    );
-    for nan in [
-        approximate::coarse_rcp_f64(f64::NAN),
-        approximate::coarse_rsqrt_f64(-1.0),
-    ] {
+    assert_eq!([0.0, -0.0, -tiny, inf].map(approximate::coarse_rsqrt_f64), [inf, -inf, -inf, 0.0]);
+    for nan in [approximate::coarse_rcp_f64(f64::NAN), approximate::coarse_rsqrt_f64(-1.0)] {
         assert_eq!(nan.to_bits(), 0x7fff_ffff_0000_0000);
     }
 }

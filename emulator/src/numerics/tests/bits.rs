@@ -8,17 +8,9 @@ use super::super::bits::*;
 fn extract(a: u64, position: u32, length: u32, signed: bool, width: u32) -> u64 {
     let (msb, position, length) = (width - 1, position & 0xff, length & 0xff);
     let bit = |index: u32| a >> index & 1;
-    let sign = if !signed || length == 0 {
-        0
-    } else {
-        bit((position + length - 1).min(msb))
-    };
+    let sign = if !signed || length == 0 { 0 } else { bit((position + length - 1).min(msb)) };
     (0..=msb).fold(0, |d, i| {
-        d | (if i < length && position + i <= msb {
-            bit(position + i)
-        } else {
-            sign
-        }) << i
+        d | (if i < length && position + i <= msb { bit(position + i) } else { sign }) << i
     })
 }
 
@@ -27,9 +19,7 @@ fn insert(a: u64, b: u64, position: u32, length: u32, width: u32) -> u64 {
     let (position, length) = (position & 0xff, length & 0xff);
     (0..length)
         .filter(|i| position + i < width)
-        .fold(b, |f, i| {
-            f & !(1 << (position + i)) | (a >> i & 1) << (position + i)
-        })
+        .fold(b, |f, i| f & !(1 << (position + i)) | (a >> i & 1) << (position + i))
 }
 
 /// The manual's loop for fns, whose base is below 32.
@@ -152,38 +142,19 @@ proptest! {
 fn permutations_follow_the_table() {
     use Permutation::*;
     let table = [
-        (
-            Forward4,
-            [[3, 2, 1, 0], [4, 3, 2, 1], [5, 4, 3, 2], [6, 5, 4, 3]],
-        ),
-        (
-            Backward4,
-            [[5, 6, 7, 0], [6, 7, 0, 1], [7, 0, 1, 2], [0, 1, 2, 3]],
-        ),
+        (Forward4, [[3, 2, 1, 0], [4, 3, 2, 1], [5, 4, 3, 2], [6, 5, 4, 3]]),
+        (Backward4, [[5, 6, 7, 0], [6, 7, 0, 1], [7, 0, 1, 2], [0, 1, 2, 3]]),
         (Replicate8, [[0; 4], [1; 4], [2; 4], [3; 4]]),
-        (
-            EdgeClampLeft,
-            [[3, 2, 1, 0], [3, 2, 1, 1], [3, 2, 2, 2], [3, 3, 3, 3]],
-        ),
-        (
-            EdgeClampRight,
-            [[0, 0, 0, 0], [1, 1, 1, 0], [2, 2, 1, 0], [3, 2, 1, 0]],
-        ),
-        (
-            Replicate16,
-            [[1, 0, 1, 0], [3, 2, 3, 2], [1, 0, 1, 0], [3, 2, 3, 2]],
-        ),
+        (EdgeClampLeft, [[3, 2, 1, 0], [3, 2, 1, 1], [3, 2, 2, 2], [3, 3, 3, 3]]),
+        (EdgeClampRight, [[0, 0, 0, 0], [1, 1, 1, 0], [2, 2, 1, 0], [3, 2, 1, 0]]),
+        (Replicate16, [[1, 0, 1, 0], [3, 2, 3, 2], [1, 0, 1, 0], [3, 2, 3, 2]]),
     ];
     // Byte i of the pair has the value 0x80 + i.
     let (a, b) = (0x8382_8180, 0x8786_8584);
     for (mode, rows) in table {
         for (control, row) in rows.into_iter().enumerate() {
             let expected = u32::from_be_bytes(row.map(|byte: u8| 0x80 + byte));
-            assert_eq!(
-                prmt(a, b, control as u32, mode),
-                expected,
-                "{mode:?} {control}"
-            );
+            assert_eq!(prmt(a, b, control as u32, mode), expected, "{mode:?} {control}");
         }
     }
     assert_eq!(prmt(a, b, 0x7531, Selected), 0x8785_8381);

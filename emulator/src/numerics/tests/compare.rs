@@ -19,15 +19,9 @@ const TABLE: [(Comparison, [bool; 4]); 14] = [
     (Comparison::EqualOrUnordered, [false, true, false, true]),
     (Comparison::NotEqualOrUnordered, [true, false, true, true]),
     (Comparison::LessOrUnordered, [true, false, false, true]),
-    (
-        Comparison::LessOrEqualOrUnordered,
-        [true, true, false, true],
-    ),
+    (Comparison::LessOrEqualOrUnordered, [true, true, false, true]),
     (Comparison::GreaterOrUnordered, [false, false, true, true]),
-    (
-        Comparison::GreaterOrEqualOrUnordered,
-        [false, true, true, true],
-    ),
+    (Comparison::GreaterOrEqualOrUnordered, [false, true, true, true]),
     (Comparison::Ordered, [true, true, true, false]),
     (Comparison::Unordered, [false, false, false, true]),
 ];
@@ -36,18 +30,10 @@ const TABLE: [(Comparison, [bool; 4]); 14] = [
 fn relations_follow_the_table() {
     for (relation, expected) in TABLE {
         let pairs = [(1.0, 2.0), (0.0, -0.0), (3.0, 2.0), (1.0, f32::NAN)];
-        assert_eq!(
-            pairs.map(|(a, b)| relation.holds(a, b)),
-            expected,
-            "{relation:?}"
-        );
+        assert_eq!(pairs.map(|(a, b)| relation.holds(a, b)), expected, "{relation:?}");
         assert_eq!(relation.holds(f64::NAN, 1.0), expected[3], "{relation:?}");
         let integers = [(-1, 2), (7, 7), (3, i32::MIN)];
-        assert_eq!(
-            integers.map(|(a, b)| relation.holds(a, b)),
-            expected[..3],
-            "{relation:?}"
-        );
+        assert_eq!(integers.map(|(a, b)| relation.holds(a, b)), expected[..3], "{relation:?}");
     }
 }
 
@@ -56,10 +42,8 @@ fn minima_and_maxima_order_zeros_and_drop_nan() {
     for a in edge_case_f32() {
         for b in edge_case_f32() {
             let (low, high) = (min_f32(a, b, Ignored), max_f32(a, b, Ignored));
-            let (low64, high64) = (
-                min_f64(f64::from(a), f64::from(b)),
-                max_f64(f64::from(a), f64::from(b)),
-            );
+            let (low64, high64) =
+                (min_f64(f64::from(a), f64::from(b)), max_f64(f64::from(a), f64::from(b)));
             let expected = match (a.is_nan(), b.is_nan()) {
                 (true, true) => [NAN_F32; 2],
                 (true, false) => [b; 2],
@@ -67,11 +51,7 @@ fn minima_and_maxima_order_zeros_and_drop_nan() {
                 (false, false) if a.total_cmp(&b).is_lt() => [a, b],
                 (false, false) => [b, a],
             };
-            assert_eq!(
-                [low, high].map(f32::to_bits),
-                expected.map(f32::to_bits),
-                "{a:e}, {b:e}"
-            );
+            assert_eq!([low, high].map(f32::to_bits), expected.map(f32::to_bits), "{a:e}, {b:e}");
             if !low.is_nan() {
                 let expected = expected.map(|x| f64::from(x).to_bits());
                 assert_eq!([low64, high64].map(f64::to_bits), expected, "{a:e}, {b:e}");
@@ -81,11 +61,7 @@ fn minima_and_maxima_order_zeros_and_drop_nan() {
             let poisoned = a.is_nan() || b.is_nan();
             let strict = [min_f32(a, b, Propagated), max_f32(a, b, Propagated)];
             let expected = if poisoned { [NAN_F32; 2] } else { expected };
-            assert_eq!(
-                strict.map(f32::to_bits),
-                expected.map(f32::to_bits),
-                "{a:e}, {b:e}"
-            );
+            assert_eq!(strict.map(f32::to_bits), expected.map(f32::to_bits), "{a:e}, {b:e}");
         }
     }
 }

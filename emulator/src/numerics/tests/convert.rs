@@ -22,20 +22,12 @@ const INTEGERS: [Integer; 8] = [
 fn value(register: u64, of: Integer) -> i128 {
     let modulus = 1_i128 << of.bits;
     let low = i128::from(register) & (modulus - 1);
-    if of.signed && low >= modulus / 2 {
-        low - modulus
-    } else {
-        low
-    }
+    if of.signed && low >= modulus / 2 { low - modulus } else { low }
 }
 
 fn range(of: Integer) -> (i128, i128) {
     let modulus = 1_i128 << of.bits;
-    if of.signed {
-        (-modulus / 2, modulus / 2 - 1)
-    } else {
-        (0, modulus - 1)
-    }
+    if of.signed { (-modulus / 2, modulus / 2 - 1) } else { (0, modulus - 1) }
 }
 
 /// Registers, with the edges of all types overrepresented.
@@ -273,22 +265,11 @@ fn nan_converts_as_the_manual_specifies() {
     let from_f64 = of(&|to| f64_to_integer(f64::NAN, Rounding::Zero, to));
     let top = |bits: u32| 1_u64 << (bits - 1);
     let signed = |bits: u32| top(bits).wrapping_neg();
-    let expected = [
-        top(8),
-        signed(8),
-        top(16),
-        signed(16),
-        top(32),
-        signed(32),
-        top(64),
-        signed(64),
-    ];
+    let expected =
+        [top(8), signed(8), top(16), signed(16), top(32), signed(32), top(64), signed(64)];
     assert_eq!(from_f64, expected);
 
-    assert_eq!(
-        f32_to_f64(f32::from_bits(0xff80_0001)).to_bits(),
-        0xfff8_0000_2000_0000
-    );
+    assert_eq!(f32_to_f64(f32::from_bits(0xff80_0001)).to_bits(), 0xfff8_0000_2000_0000);
     assert_eq!(f32_to_f64(f32::NEG_INFINITY), f64::NEG_INFINITY);
     assert_eq!(f32_to_f64(f32::from_bits(1)), 2.0_f64.powi(-149));
 }
@@ -299,10 +280,7 @@ fn the_first_operand_is_the_upper_half_of_a_pair() {
     assert_eq!(f32_pair_to_bf16(1.0, -2.0, Rounding::Nearest), 0x3f80_c000);
     assert_eq!(Float8::E4M3.narrow_pair(1e9, -1.0, false), 0x7eb8);
     assert_eq!(Float8::E4M3.narrow_pair(1e9, -1.0, true), 0x7e00);
-    assert_eq!(
-        Float8::E5M2.narrow_pair(f32::NEG_INFINITY, 1.0, false),
-        0xfb3c
-    );
+    assert_eq!(Float8::E5M2.narrow_pair(f32::NEG_INFINITY, 1.0, false), 0xfb3c);
     assert_eq!(Float8::E4M3.widen_pair(0x7eb8), 0x5f00_bc00);
     assert_eq!(Float8::E5M2.widen_pair(0x7c3c), 0x7c00_3c00);
 }

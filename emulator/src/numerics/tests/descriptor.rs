@@ -31,10 +31,7 @@ impl Layout {
         let (group, unit) = match (self.transposed, self.width) {
             (_, 1) => (lines * self.stride + ks * self.leading, 0),
             (false, _) => (lines * self.stride, ks),
-            (true, width) => (
-                lines / width * self.leading + ks * self.stride,
-                lines % width,
-            ),
+            (true, width) => (lines / width * self.leading + ks * self.stride, lines % width),
         };
         // The permutation of row r of 8: unit u is at u xor r, and the rows of narrower swizzles
         // share a permutation.
@@ -103,10 +100,7 @@ fn wrong_descriptors_are_refused() {
     let refused = |bits: u64| Descriptor::parse(bits).unwrap_err();
     for unused in [14, 15, 30, 31, 46, 48, 52, 61] {
         let wrong = refused(1 << unused);
-        assert!(
-            matches!(wrong, WrongDescriptor::Invalid(_)),
-            "bit {unused}: {wrong:?}"
-        );
+        assert!(matches!(wrong, WrongDescriptor::Invalid(_)), "bit {unused}: {wrong:?}");
     }
     for bit in 49..52 {
         let wrong = refused(1 << bit);

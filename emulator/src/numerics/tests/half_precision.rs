@@ -21,15 +21,9 @@ fn any_half() -> impl Strategy<Value = u16> {
 fn widening_matches_the_half_crate() {
     for bits in 0..=u16::MAX {
         let (ours, theirs) = (F16::widen(bits), half::f16::from_bits(bits).to_f32());
-        assert!(
-            ours.to_bits() == theirs.to_bits() || ours.is_nan() && theirs.is_nan(),
-            "{bits:x}"
-        );
+        assert!(ours.to_bits() == theirs.to_bits() || ours.is_nan() && theirs.is_nan(), "{bits:x}");
         let (ours, theirs) = (Bf16::widen(bits), half::bf16::from_bits(bits).to_f32());
-        assert!(
-            ours.to_bits() == theirs.to_bits() || ours.is_nan() && theirs.is_nan(),
-            "{bits:x}"
-        );
+        assert!(ours.to_bits() == theirs.to_bits() || ours.is_nan() && theirs.is_nan(), "{bits:x}");
     }
 }
 
@@ -38,16 +32,8 @@ fn check_narrowing(x: f32) {
         assert_eq!((F16::narrow(x), Bf16::narrow(x)), (NAN_HALF, NAN_HALF));
         return;
     }
-    assert_eq!(
-        F16::narrow(x),
-        half::f16::from_f32(x).to_bits(),
-        "f16 of {x:e}"
-    );
-    assert_eq!(
-        Bf16::narrow(x),
-        half::bf16::from_f32(x).to_bits(),
-        "bf16 of {x:e}"
-    );
+    assert_eq!(F16::narrow(x), half::f16::from_f32(x).to_bits(), "f16 of {x:e}");
+    assert_eq!(Bf16::narrow(x), half::bf16::from_f32(x).to_bits(), "bf16 of {x:e}");
 }
 
 /// Every number of both formats, every midpoint between two numbers, and their neighbors.
@@ -87,22 +73,10 @@ fn check_arithmetic<H: Half>(format: Format, one: u16, a: u16, b: u16, c: u16) {
     let minus_zero = 0x8000;
     // A zero product must keep its sign: add the zero that does not change it.
     let product = fused(a, b, if (a ^ b) & 0x8000 != 0 { minus_zero } else { 0 });
-    assert_eq!(
-        half_ops::fma::<H>(a, b, c),
-        fused(a, b, c),
-        "fma {a:x} {b:x} {c:x}"
-    );
+    assert_eq!(half_ops::fma::<H>(a, b, c), fused(a, b, c), "fma {a:x} {b:x} {c:x}");
     assert_eq!(half_ops::mul::<H>(a, b), product, "mul {a:x} {b:x}");
-    assert_eq!(
-        half_ops::add::<H>(a, b),
-        fused(a, one, b),
-        "add {a:x} {b:x}"
-    );
-    assert_eq!(
-        half_ops::sub::<H>(a, b),
-        fused(a, one, half_ops::neg(b)),
-        "sub {a:x} {b:x}"
-    );
+    assert_eq!(half_ops::add::<H>(a, b), fused(a, one, b), "add {a:x} {b:x}");
+    assert_eq!(half_ops::sub::<H>(a, b), fused(a, one, half_ops::neg(b)), "sub {a:x} {b:x}");
 }
 
 proptest! {
@@ -151,17 +125,9 @@ fn minima_maxima_and_modifiers() {
     const NAN: u16 = 0x7e01;
     let min = |a, b| half_ops::min::<F16>(a, b, Ignored);
     let max = |a, b| half_ops::max::<F16>(a, b, Ignored);
-    assert_eq!(
-        (min(0, 0x8000), max(0x8000, 0)),
-        (0x8000, 0),
-        "minus zero is below plus zero"
-    );
+    assert_eq!((min(0, 0x8000), max(0x8000, 0)), (0x8000, 0), "minus zero is below plus zero");
     assert_eq!((min(NAN, ONE), max(ONE, NAN)), (ONE, ONE), "one NaN loses");
-    assert_eq!(
-        (min(NAN, NAN), max(0xfe00, NAN)),
-        (NAN_HALF, NAN_HALF),
-        "two NaN win"
-    );
+    assert_eq!((min(NAN, NAN), max(0xfe00, NAN)), (NAN_HALF, NAN_HALF), "two NaN win");
     assert_eq!(half_ops::min::<F16>(NAN, ONE, Propagated), NAN_HALF);
     assert_eq!(half_ops::max::<Bf16>(0x3f80, 0xff81, Propagated), NAN_HALF);
     assert_eq!(half_ops::xorsign::<F16>(ONE, 0xc000, 0x3c00), 0xbc00);

@@ -17,10 +17,8 @@ use super::edge_case_f32;
 /// Operands for 32 lanes: all pairs of edge cases, warp by warp.
 fn warps() -> Vec<[[f32; 32]; 2]> {
     let values = edge_case_f32();
-    let pairs: Vec<[f32; 2]> = values
-        .iter()
-        .flat_map(|&a| values.iter().map(move |&b| [a, b]))
-        .collect();
+    let pairs: Vec<[f32; 2]> =
+        values.iter().flat_map(|&a| values.iter().map(move |&b| [a, b])).collect();
     let lanes = |pairs: &[[f32; 2]]| {
         [0, 1].map(|operand| std::array::from_fn(|lane| pairs[lane % pairs.len()][operand]))
     };
@@ -90,17 +88,10 @@ float_lanes!(fma_zero, |a, b| rounding::fma(a, b, a, Rounding::Zero));
 float_lanes!(div, |a, b| rounding::div(a, b, Rounding::Nearest));
 float_lanes!(sqrt, |a, _b| rounding::sqrt(a, Rounding::Nearest));
 float_lanes!(sqrt_down, |a, _b| rounding::sqrt(a, Rounding::Down));
-float_lanes!(saturated, |a, b| rounding::saturate(rounding::mul(
-    a,
-    b,
-    Rounding::Nearest
-)));
+float_lanes!(saturated, |a, b| rounding::saturate(rounding::mul(a, b, Rounding::Nearest)));
 float_lanes!(min, |a, b| min_f32(a, b, NanOperand::Ignored));
 float_lanes!(max_nan, |a, b| max_f32(a, b, NanOperand::Propagated));
-float_lanes!(integral, |a, _b| convert::integral_f32(
-    a,
-    Rounding::Nearest
-));
+float_lanes!(integral, |a, _b| convert::integral_f32(a, Rounding::Nearest));
 float_lanes!(ex2, |a, _b| approximate::ex2(a, ROUNDED));
 float_lanes!(lg2, |a, _b| approximate::lg2(a, ROUNDED));
 float_lanes!(sin, |a, _b| approximate::sin(a, ROUNDED));
@@ -108,18 +99,9 @@ float_lanes!(tanh, |a, _b| approximate::tanh(a, ROUNDED));
 float_lanes!(rsqrt, |a, _b| approximate::rsqrt(a, PERTURBED));
 float_lanes!(quotient, |a, b| approximate::div_full(a, b, PERTURBED));
 
-lanes!(flushed, |a, b| rounding::flush(a).to_bits()
-    ^ rounding::flush(b).to_bits());
-lanes!(to_bf16, |a, b| convert::f32_pair_to_bf16(
-    a,
-    b,
-    Rounding::Nearest
-));
-lanes!(to_f16, |a, b| convert::f32_pair_to_f16(
-    a,
-    b,
-    Rounding::Nearest
-));
+lanes!(flushed, |a, b| rounding::flush(a).to_bits() ^ rounding::flush(b).to_bits());
+lanes!(to_bf16, |a, b| convert::f32_pair_to_bf16(a, b, Rounding::Nearest));
+lanes!(to_f16, |a, b| convert::f32_pair_to_f16(a, b, Rounding::Nearest));
 lanes!(to_s32, |a, b| {
     let convert = |x| convert::f32_to_integer(x, Rounding::Nearest, Integer::S32) as u32;
     convert(a) ^ convert(b).rotate_left(1)

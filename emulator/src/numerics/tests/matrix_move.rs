@@ -34,8 +34,5 @@ fn moves_are_inverses() {
     assert_eq!(collect(&distribute(&matrix)), matrix);
     assert_eq!(transpose(&transpose(&matrix)), matrix);
     assert_ne!(transpose(&matrix), matrix);
-    assert_eq!(
-        [address_lane(0, 7), address_lane(1, 0), address_lane(3, 7)],
-        [7, 8, 31]
-    );
+    assert_eq!([address_lane(0, 7), address_lane(1, 0), address_lane(3, 7)], [7, 8, 31]);
 }

@@ -18,12 +18,7 @@ use proptest::prelude::*;
 
 use super::rounding::Rounding;
 
-const MODES: [Rounding; 4] = [
-    Rounding::Nearest,
-    Rounding::Zero,
-    Rounding::Down,
-    Rounding::Up,
-];
+const MODES: [Rounding; 4] = [Rounding::Nearest, Rounding::Zero, Rounding::Down, Rounding::Up];
 
 /// Bit patterns that cover every kind of f32, for sweeps over all pairs.
 fn edge_case_f32() -> Vec<f32> {

@@ -8,16 +8,8 @@ use super::{MODES, any_f32, any_f64, edge_case_f32};
 /// Fails unless both have the same bits. A NaN of `theirs` counts as the canonical one.
 #[track_caller]
 fn assert_same(ours: f32, theirs: f32, what: &str) {
-    let theirs = if theirs.is_nan() {
-        rounding::NAN_F32
-    } else {
-        theirs
-    };
-    assert_eq!(
-        ours.to_bits(),
-        theirs.to_bits(),
-        "{what}: {ours:e} but {theirs:e}"
-    );
+    let theirs = if theirs.is_nan() { rounding::NAN_F32 } else { theirs };
+    assert_eq!(ours.to_bits(), theirs.to_bits(), "{what}: {ours:e} but {theirs:e}");
 }
 
 /// Every operation in every mode gives the same bits as the processor with its control word set to
@@ -31,31 +23,11 @@ mod as_the_processor {
     fn check_f32(a: f32, b: f32, c: f32) {
         for mode in MODES {
             let what = |name: &str| format!("{name} {a:e}, {b:e}, {c:e} {mode:?}");
-            assert_same(
-                rounding::add(a, b, mode),
-                processor::add(a, b, mode),
-                &what("add"),
-            );
-            assert_same(
-                rounding::sub(a, b, mode),
-                processor::sub(a, b, mode),
-                &what("sub"),
-            );
-            assert_same(
-                rounding::mul(a, b, mode),
-                processor::mul(a, b, mode),
-                &what("mul"),
-            );
-            assert_same(
-                rounding::div(a, b, mode),
-                processor::div(a, b, mode),
-                &what("div"),
-            );
-            assert_same(
-                rounding::rcp(b, mode),
-                processor::div(1.0, b, mode),
-                &what("rcp"),
-            );
+            assert_same(rounding::add(a, b, mode), processor::add(a, b, mode), &what("add"));
+            assert_same(rounding::sub(a, b, mode), processor::sub(a, b, mode), &what("sub"));
+            assert_same(rounding::mul(a, b, mode), processor::mul(a, b, mode), &what("mul"));
+            assert_same(rounding::div(a, b, mode), processor::div(a, b, mode), &what("div"));
+            assert_same(rounding::rcp(b, mode), processor::div(1.0, b, mode), &what("rcp"));
             let root = processor::sqrt_of_second(b, b, mode);
             assert_same(rounding::sqrt(b, mode), root, &what("sqrt"));
             if std::is_x86_feature_detected!("fma") {
@@ -69,11 +41,7 @@ mod as_the_processor {
     /// NaN of an invalid operation.
     fn assert_same_f64(ours: f64, theirs: f64, operands: &[f64], what: &str) {
         if !theirs.is_nan() {
-            assert_eq!(
-                ours.to_bits(),
-                theirs.to_bits(),
-                "{what}: {ours:e} but {theirs:e}"
-            );
+            assert_eq!(ours.to_bits(), theirs.to_bits(), "{what}: {ours:e} but {theirs:e}");
             return;
         }
         let first = operands.iter().find(|x| x.is_nan());
@@ -86,26 +54,10 @@ mod as_the_processor {
             let what = |name: &str| format!("{name} {a:e}, {b:e}, {c:e} {mode:?}");
             let two = [a, b];
             let pairs = [
-                (
-                    "add",
-                    double::add_f64(a, b, mode),
-                    processor::add_f64(a, b, mode),
-                ),
-                (
-                    "sub",
-                    double::sub_f64(a, b, mode),
-                    processor::sub_f64(a, b, mode),
-                ),
-                (
-                    "mul",
-                    double::mul_f64(a, b, mode),
-                    processor::mul_f64(a, b, mode),
-                ),
-                (
-                    "div",
-                    double::div_f64(a, b, mode),
-                    processor::div_f64(a, b, mode),
-                ),
+                ("add", double::add_f64(a, b, mode), processor::add_f64(a, b, mode)),
+                ("sub", double::sub_f64(a, b, mode), processor::sub_f64(a, b, mode)),
+                ("mul", double::mul_f64(a, b, mode), processor::mul_f64(a, b, mode)),
+                ("div", double::div_f64(a, b, mode), processor::div_f64(a, b, mode)),
             ];
             for (name, ours, theirs) in pairs {
                 assert_same_f64(ours, theirs, &two, &what(name));
@@ -115,10 +67,8 @@ mod as_the_processor {
             let root = processor::sqrt_of_second_f64(b, b, mode);
             assert_same_f64(double::sqrt_f64(b, mode), root, &[b], &what("sqrt"));
             if std::is_x86_feature_detected!("fma") {
-                let (ours, theirs) = (
-                    double::fma_f64(a, b, c, mode),
-                    processor::fma_f64(a, b, c, mode),
-                );
+                let (ours, theirs) =
+                    (double::fma_f64(a, b, c, mode), processor::fma_f64(a, b, c, mode));
                 assert_same_f64(ours, theirs, &[a, b, c], &what("fma"));
             }
             let narrowed = processor::f64_to_f32(a, mode);
@@ -187,16 +137,8 @@ fn flush_keeps_signs_and_saturate_drops_them() {
         (f32::NEG_INFINITY, f32::NEG_INFINITY, 0.0),
     ];
     for (x, flushed, saturated) in cases {
-        assert_eq!(
-            rounding::flush(x).to_bits(),
-            flushed.to_bits(),
-            "flush {x:e}"
-        );
-        assert_eq!(
-            rounding::saturate(x).to_bits(),
-            saturated.to_bits(),
-            "saturate {x:e}"
-        );
+        assert_eq!(rounding::flush(x).to_bits(), flushed.to_bits(), "flush {x:e}");
+        assert_eq!(rounding::saturate(x).to_bits(), saturated.to_bits(), "saturate {x:e}");
     }
     assert_eq!(rounding::saturate(f32::NAN).to_bits(), 0);
     assert!(rounding::flush(f32::NAN).is_nan());

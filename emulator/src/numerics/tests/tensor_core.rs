@@ -13,27 +13,14 @@ fn kind(a: Operand, b: Operand, accumulator: Accumulator, k: usize) -> MmaKind {
 
 /// Every `MmaKind` that the emulator supports.
 fn all_kinds() -> Vec<MmaKind> {
-    let operands = [
-        Operand::F16,
-        Operand::Bf16,
-        Operand::Tf32,
-        Operand::S8,
-        Operand::U8,
-    ];
-    let accumulators = [
-        Accumulator::F32,
-        Accumulator::F16,
-        Accumulator::S32,
-        Accumulator::SaturatedS32,
-    ];
+    let operands = [Operand::F16, Operand::Bf16, Operand::Tf32, Operand::S8, Operand::U8];
+    let accumulators =
+        [Accumulator::F32, Accumulator::F16, Accumulator::S32, Accumulator::SaturatedS32];
     let mut kinds = Vec::new();
     for (a, b) in operands.iter().flat_map(|&a| operands.map(|b| (a, b))) {
         for accumulator in accumulators {
             kinds.extend(
-                [4, 8, 16, 32]
-                    .map(|k| MmaKind::new(a, b, accumulator, k))
-                    .iter()
-                    .flatten(),
+                [4, 8, 16, 32].map(|k| MmaKind::new(a, b, accumulator, k)).iter().flatten(),
             );
         }
     }
@@ -46,10 +33,7 @@ fn manual_a(kind: MmaKind, lane: usize, i: usize) -> (usize, usize) {
     let (group, thread) = (lane >> 2, lane % 4);
     match (kind.a().per_register(), kind.k()) {
         (1, 4) => (if i == 0 { group } else { group + 8 }, thread),
-        (1, _) => (
-            if i & 1 == 0 { group } else { group + 8 },
-            thread + if i < 2 { 0 } else { 4 },
-        ),
+        (1, _) => (if i & 1 == 0 { group } else { group + 8 }, thread + if i < 2 { 0 } else { 4 }),
         (2, 8) => (if i < 2 { group } else { group + 8 }, thread * 2 + (i & 1)),
         (2, _) => {
             let upper = i < 2 || (4..6).contains(&i);
@@ -81,27 +65,16 @@ fn layouts_match_the_manual() {
         let packed = kind.a().per_register();
         for (lane, i) in (0..32).flat_map(|lane| (0..16 * kind.k() / 32).map(move |i| (lane, i))) {
             let (row, column) = a_position(lane, i / packed, packed);
-            assert_eq!(
-                (row, column + i % packed),
-                manual_a(kind, lane, i),
-                "{kind:?} {lane} {i}"
-            );
+            assert_eq!((row, column + i % packed), manual_a(kind, lane, i), "{kind:?} {lane} {i}");
         }
         for (lane, i) in (0..32).flat_map(|lane| (0..8 * kind.k() / 32).map(move |i| (lane, i))) {
             let (row, column) = b_position(lane, i / packed, packed);
-            assert_eq!(
-                (row + i % packed, column),
-                manual_b(kind, lane, i),
-                "{kind:?} {lane} {i}"
-            );
+            assert_eq!((row + i % packed, column), manual_b(kind, lane, i), "{kind:?} {lane} {i}");
         }
     }
     for (lane, i) in (0..32).flat_map(|lane| (0..4).map(move |i| (lane, i))) {
         let row = if i < 2 { lane >> 2 } else { (lane >> 2) + 8 };
-        assert_eq!(
-            accumulator_position(lane, i),
-            (row, (lane % 4) * 2 + (i & 1))
-        );
+        assert_eq!(accumulator_position(lane, i), (row, (lane % 4) * 2 + (i & 1)));
     }
 }
 
@@ -119,11 +92,7 @@ fn register_counts() {
         (kind(Op::U8, Op::S8, Acc::SaturatedS32, 32), [4, 2, 4]),
     ];
     for (kind, registers) in cases {
-        let ours = [
-            kind.a_registers(),
-            kind.b_registers(),
-            kind.accumulator_registers(),
-        ];
+        let ours = [kind.a_registers(), kind.b_registers(), kind.accumulator_registers()];
         assert_eq!(ours, registers, "{kind:?}");
     }
     assert_eq!(all_kinds().len(), 4 + 2 + 2 + 4 * 2 * 2);
@@ -266,12 +235,6 @@ fn nan_results_are_canonical() {
     let kind = kind(Operand::Bf16, Operand::Bf16, Accumulator::F32, 8);
     let infinity_times_zero = [[0x7f80; 32]; 2];
     let mut d = [[0; 32]; 4];
-    multiply(
-        kind,
-        &infinity_times_zero,
-        &[[0; 32]],
-        &[[0; 32]; 4],
-        &mut d,
-    );
+    multiply(kind, &infinity_times_zero, &[[0; 32]], &[[0; 32]; 4], &mut d);
     assert!(d.iter().flatten().all(|&bits| bits == 0x7fff_ffff));
 }

@@ -52,11 +52,7 @@ impl Decoding<'_, '_, '_> {
         self.opcode.take_where(|_| true);
         let to = self.lowering.destination(to, Type::B64)?;
         let from = self.lowering.source(&Operand::Integer(0), Type::B64)?;
-        Ok(Op::Move {
-            to,
-            from,
-            wide: true,
-        })
+        Ok(Op::Move { to, from, wide: true })
     }
 
     fn fraction(&mut self, operand: &Operand) -> Result<()> {
@@ -68,9 +64,7 @@ impl Decoding<'_, '_, '_> {
         };
         match fraction > 0.0 && fraction <= 1.0 {
             true => Ok(()),
-            false => Err(format!(
-                "the fraction {fraction} must be above 0 and at most 1"
-            )),
+            false => Err(format!("the fraction {fraction} must be above 0 and at most 1")),
         }
     }
 }

@@ -16,9 +16,7 @@ const FLUSH: u32 = 1;
 fn approximation(modifier: u32) -> Approximation {
     match modifier >> 1 {
         0 => Approximation::Rounded,
-        seed => Approximation::Perturbed {
-            seed: u64::from(seed),
-        },
+        seed => Approximation::Perturbed { seed: u64::from(seed) },
     }
 }
 

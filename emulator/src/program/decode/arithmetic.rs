@@ -28,13 +28,13 @@ macro_rules! binary_of_type {
                 u32::from(integer::$s16(a as i16, b as i16) as u16)
             })),
             Type::U32 => Some(lanes!(|a: u32, b: u32| -> u32 { integer::$u32(a, b) })),
-            Type::S32 => Some(lanes!(|a: u32, b: u32| -> u32 {
-                integer::$s32(a as i32, b as i32) as u32
-            })),
+            Type::S32 => {
+                Some(lanes!(|a: u32, b: u32| -> u32 { integer::$s32(a as i32, b as i32) as u32 }))
+            }
             Type::U64 => Some(lanes!(|a: u64, b: u64| -> u64 { integer::$u64(a, b) })),
-            Type::S64 => Some(lanes!(|a: u64, b: u64| -> u64 {
-                integer::$s64(a as i64, b as i64) as u64
-            })),
+            Type::S64 => {
+                Some(lanes!(|a: u64, b: u64| -> u64 { integer::$s64(a as i64, b as i64) as u64 }))
+            }
             _ => None,
         }
     };
@@ -275,9 +275,7 @@ impl Decoding<'_, '_, '_> {
 
 fn signed_abs(kind: Type) -> Option<Compute> {
     match kind {
-        Type::S16 => Some(lanes!(|a: u32| -> u32 {
-            u32::from((a as i16).unsigned_abs())
-        })),
+        Type::S16 => Some(lanes!(|a: u32| -> u32 { u32::from((a as i16).unsigned_abs()) })),
         Type::S32 => Some(lanes!(|a: u32| -> u32 { (a as i32).unsigned_abs() })),
         Type::S64 => Some(lanes!(|a: u64| -> u64 { (a as i64).unsigned_abs() })),
         _ => None,

@@ -38,11 +38,7 @@ impl Decoding<'_, '_, '_> {
         self.opcode.kind()?;
         let [address] = self.exactly()?;
         let (address, _) = self.lowering.address(address)?;
-        Ok(Op::ArriveForCopies(ArriveForCopies {
-            address,
-            space,
-            increments,
-        }))
+        Ok(Op::ArriveForCopies(ArriveForCopies { address, space, increments }))
     }
 
     fn copy(&mut self) -> Result<Op> {
@@ -58,9 +54,7 @@ impl Decoding<'_, '_, '_> {
         let bytes = *bytes as usize;
         let allowed: &[usize] = if whole_lines { &[16] } else { &[4, 8, 16] };
         if !allowed.contains(&bytes) {
-            return Err(format!(
-                "the copy has {bytes} bytes; the size must be one of {allowed:?}"
-            ));
+            return Err(format!("the copy has {bytes} bytes; the size must be one of {allowed:?}"));
         }
         let (source_bytes, ignore) = match rest {
             [] => (None, None),

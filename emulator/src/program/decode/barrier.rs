@@ -23,10 +23,9 @@ impl Decoding<'_, '_, '_> {
         if self.opcode.take("red") {
             return self.barrier_with_reduction(aligned);
         }
-        let action = self.opcode.choose(&[
-            ("sync", BarrierAction::Sync),
-            ("arrive", BarrierAction::Arrive),
-        ])?;
+        let action = self
+            .opcode
+            .choose(&[("sync", BarrierAction::Sync), ("arrive", BarrierAction::Arrive)])?;
         let (id, threads) = match self.operands {
             [id] => (id, None),
             [id, threads] => (id, Some(threads)),
@@ -40,9 +39,7 @@ impl Decoding<'_, '_, '_> {
 
     fn barrier_with_reduction(&mut self, aligned: bool) -> Result<Op> {
         let counts = self.opcode.take("popc");
-        let vote = self
-            .opcode
-            .take_any(&[("and", VoteKind::All), ("or", VoteKind::Any)]);
+        let vote = self.opcode.take_any(&[("and", VoteKind::All), ("or", VoteKind::Any)]);
         self.opcode.kind()?;
         let (to, id, threads, from) = match self.operands {
             [to, id, from] => (to, id, None, from),
@@ -51,15 +48,12 @@ impl Decoding<'_, '_, '_> {
         };
         let from = self.lowering.predicate_source(from)?;
         let action = match (counts, vote) {
-            (true, None) => BarrierAction::Count {
-                to: self.lowering.destination(to, Type::U32)?,
-                from,
-            },
-            (false, Some(kind)) => BarrierAction::Reduce {
-                kind,
-                to: self.lowering.predicate(to)?,
-                from,
-            },
+            (true, None) => {
+                BarrierAction::Count { to: self.lowering.destination(to, Type::U32)?, from }
+            }
+            (false, Some(kind)) => {
+                BarrierAction::Reduce { kind, to: self.lowering.predicate(to)?, from }
+            }
             _ => return Err("expected `.popc`, `.and` or `.or`".into()),
         };
         self.barrier_op(action, id, threads, aligned)
@@ -74,12 +68,7 @@ impl Decoding<'_, '_, '_> {
     ) -> Result<Op> {
         let id = self.lowering.source(id, Type::U32)?;
         let threads = threads.map(|threads| self.lowering.source(threads, Type::U32));
-        Ok(Op::Barrier(Barrier {
-            action,
-            id,
-            threads: threads.transpose()?,
-            aligned,
-        }))
+        Ok(Op::Barrier(Barrier { action, id, threads: threads.transpose()?, aligned }))
     }
 
     fn fence(&mut self) -> Result<Op> {
@@ -87,12 +76,7 @@ impl Decoding<'_, '_, '_> {
         if self.opcode.take("proxy") {
             return self.proxy_fence();
         }
-        self.opcode.take_any(&[
-            ("sc", ()),
-            ("acq_rel", ()),
-            ("acquire", ()),
-            ("release", ()),
-        ]);
+        self.opcode.take_any(&[("sc", ()), ("acq_rel", ()), ("acquire", ()), ("release", ())]);
         let scope = self.opcode.choose(&SCOPES)?;
         self.lowering.communicates |= scope == Scope::Gpu;
         Ok(Op::Fence(scope))

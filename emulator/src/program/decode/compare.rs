@@ -30,11 +30,8 @@ const COMPARISONS: [(&str, Comparison); 18] = [
     ("nan", Comparison::Unordered),
 ];
 
-const COMBINES: [(&str, Combine); 3] = [
-    ("and", Combine::And),
-    ("or", Combine::Or),
-    ("xor", Combine::Xor),
-];
+const COMBINES: [(&str, Combine); 3] =
+    [("and", Combine::And), ("or", Combine::Or), ("xor", Combine::Xor)];
 
 /// A [`Compare`] for a comparison. `$see` converts the bits of a lane to the compared type. Each
 /// relation has its own code, so that its loop over the lanes vectorizes.
@@ -123,18 +120,8 @@ impl<'i> Decoding<'_, '_, 'i> {
             Operand::Name(name) if name == "_" => Ok(None),
             other => self.lowering.predicate(other).map(Some),
         };
-        let (to, second_to) = (
-            predicate(to)?,
-            second_to.map(predicate).transpose()?.flatten(),
-        );
-        Ok(Op::SetPredicate(SetPredicate {
-            compare,
-            sources,
-            to,
-            second_to,
-            second,
-            combine,
-        }))
+        let (to, second_to) = (predicate(to)?, second_to.map(predicate).transpose()?.flatten());
+        Ok(Op::SetPredicate(SetPredicate { compare, sources, to, second_to, second, combine }))
     }
 
     /// The destination, the sources, and the combination.
@@ -151,10 +138,7 @@ impl<'i> Decoding<'_, '_, 'i> {
                 ([to, a, b], Some((combine, with)))
             }
         };
-        let sources = [
-            self.lowering.source(a, kind)?,
-            self.lowering.source(b, kind)?,
-        ];
+        let sources = [self.lowering.source(a, kind)?, self.lowering.source(b, kind)?];
         Ok((to, sources, combine))
     }
 
@@ -203,12 +187,7 @@ impl<'i> Decoding<'_, '_, 'i> {
             Some(high) => vec![(low, truth & 0xffff), (high, truth & 0xffff_0000)],
         };
         let (to, sources, combine) = self.compared(kind, combine)?;
-        Ok(Op::Set(Set {
-            compares,
-            sources,
-            to: self.lowering.destination(to, result)?,
-            combine,
-        }))
+        Ok(Op::Set(Set { compares, sources, to: self.lowering.destination(to, result)?, combine }))
     }
 
     /// `testp`: the class of a number.
@@ -246,10 +225,7 @@ impl<'i> Decoding<'_, '_, 'i> {
         let Some(index) = source.index else {
             return Err("`selp` needs a predicate".into());
         };
-        let (mut a, mut b) = (
-            self.lowering.source(a, kind)?,
-            self.lowering.source(b, kind)?,
-        );
+        let (mut a, mut b) = (self.lowering.source(a, kind)?, self.lowering.source(b, kind)?);
         if source.negated {
             (a, b) = (b, a);
         }

@@ -279,11 +279,7 @@ fn convert_one(a: u64, conversion: Conversion) -> u64 {
         BF16_CODE => from_f32(Bf16::widen(a as u16), conversion),
         _ => from_f32(f32::from_bits(a as u32), conversion),
     };
-    if conversion.has(SHORT) {
-        bits & 0xffff
-    } else {
-        bits
-    }
+    if conversion.has(SHORT) { bits & 0xffff } else { bits }
 }
 
 #[inline(always)]
@@ -292,22 +288,15 @@ fn from_integer(a: u64, from: Integer, conversion: Conversion) -> u64 {
         code if code < 8 => {
             convert::integer_to_integer(a, from, integer(code), conversion.has(SATURATE))
         }
-        F16_CODE => finish_half::<F16>(
-            convert::integer_to_f16(a, from, conversion.rounding()),
-            conversion,
-        ),
+        F16_CODE => {
+            finish_half::<F16>(convert::integer_to_f16(a, from, conversion.rounding()), conversion)
+        }
         BF16_CODE => finish_half::<Bf16>(
             convert::integer_to_bf16(a, from, conversion.rounding()),
             conversion,
         ),
-        F64_CODE => finish_f64(
-            convert::integer_to_f64(a, from, conversion.rounding()),
-            conversion,
-        ),
-        _ => finish_f32(
-            convert::integer_to_f32(a, from, conversion.rounding()),
-            conversion,
-        ),
+        F64_CODE => finish_f64(convert::integer_to_f64(a, from, conversion.rounding()), conversion),
+        _ => finish_f32(convert::integer_to_f32(a, from, conversion.rounding()), conversion),
     }
 }
 

@@ -188,28 +188,13 @@ impl Decoding<'_, '_, '_> {
 
 fn f32_of(name: &str, modifier: u32) -> Option<(Compute, u8)> {
     Some(match name {
-        "add" => (
-            f32_arithmetic!(modifier, |a, b| a + b, |r| rounding::add(a, b, r)),
-            1,
-        ),
-        "sub" => (
-            f32_arithmetic!(modifier, |a, b| a - b, |r| rounding::sub(a, b, r)),
-            1,
-        ),
-        "mul" => (
-            f32_arithmetic!(modifier, |a, b| a * b, |r| rounding::mul(a, b, r)),
-            1,
-        ),
-        "div" => (
-            f32_arithmetic!(modifier, |a, b| a / b, |r| rounding::div(a, b, r)),
-            1,
-        ),
-        "fma" => (
-            f32_arithmetic!(modifier, |a, b, c| a.mul_add(b, c), |r| rounding::fma(
-                a, b, c, r
-            )),
-            2,
-        ),
+        "add" => (f32_arithmetic!(modifier, |a, b| a + b, |r| rounding::add(a, b, r)), 1),
+        "sub" => (f32_arithmetic!(modifier, |a, b| a - b, |r| rounding::sub(a, b, r)), 1),
+        "mul" => (f32_arithmetic!(modifier, |a, b| a * b, |r| rounding::mul(a, b, r)), 1),
+        "div" => (f32_arithmetic!(modifier, |a, b| a / b, |r| rounding::div(a, b, r)), 1),
+        "fma" => {
+            (f32_arithmetic!(modifier, |a, b, c| a.mul_add(b, c), |r| rounding::fma(a, b, c, r)), 2)
+        }
         _ => return None,
     })
 }

@@ -73,10 +73,7 @@ impl Decoding<'_, '_, '_> {
             | flag(saturate || self.opcode.take("sat"), SATURATE)
             | flag(self.opcode.take("relu"), RELU)
             | flag(self.opcode.take("NaN"), NAN)
-            | flag(
-                self.opcode.take("xorsign") && self.opcode.take("abs"),
-                BY_SIGNS,
-            );
+            | flag(self.opcode.take("xorsign") && self.opcode.take("abs"), BY_SIGNS);
         let Some((compute, flops)) = half_of(self.opcode.name, kind) else {
             return self.opcode.wrong_type(kind);
         };
@@ -92,18 +89,8 @@ fn half_of(name: &str, kind: Type) -> Option<(Compute, u8)> {
         "fma" => halves!(kind, |a, b, c| |_| half::fma::<H>(a, b, c)),
         "neg" => halves!(kind, |a| |_| half::neg(a)),
         "abs" => halves!(kind, |a| |_| half::abs(a)),
-        "min" => halves!(kind, |a, b| |of: Modified| extremum::<H>(
-            a,
-            b,
-            of,
-            half::min::<H>
-        )),
-        "max" => halves!(kind, |a, b| |of: Modified| extremum::<H>(
-            a,
-            b,
-            of,
-            half::max::<H>
-        )),
+        "min" => halves!(kind, |a, b| |of: Modified| extremum::<H>(a, b, of, half::min::<H>)),
+        "max" => halves!(kind, |a, b| |of: Modified| extremum::<H>(a, b, of, half::max::<H>)),
         _ => None,
     }?;
     let pairs = 1 + u8::from(kind.bits() == 32);

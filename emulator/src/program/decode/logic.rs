@@ -76,10 +76,7 @@ impl Decoding<'_, '_, '_> {
     }
 
     fn predicates(&mut self) -> Result<Op> {
-        let always = PredicateSource {
-            index: None,
-            negated: false,
-        };
+        let always = PredicateSource { index: None, negated: false };
         let (to, sources, table) = match self.opcode.name {
             "not" => {
                 let [to, a] = self.exactly()?;
@@ -97,11 +94,7 @@ impl Decoding<'_, '_, '_> {
                 (to, [a, b], table)
             }
         };
-        Ok(Op::Predicates {
-            to: self.lowering.predicate(to)?,
-            from: sources,
-            table,
-        })
+        Ok(Op::Predicates { to: self.lowering.predicate(to)?, from: sources, table })
     }
 
     fn shift(&mut self) -> Result<Op> {

@@ -40,10 +40,7 @@ impl Decoding<'_, '_, '_> {
         let [to, address] = self.exactly()?;
         let to = self.registers_of(to, Type::B32)?;
         if to.len() != count {
-            return Err(format!(
-                "`ldmatrix` has {} registers for {count} matrices",
-                to.len()
-            ));
+            return Err(format!("`ldmatrix` has {} registers for {count} matrices", to.len()));
         }
         Ok(Op::LoadMatrix(LoadMatrix {
             to,
@@ -86,12 +83,8 @@ impl Decoding<'_, '_, '_> {
         self.opcode.choose(&[("row", ())])?;
         self.opcode.choose(&[("col", ())])?;
         let saturates = self.opcode.take("satfinite");
-        let [d, a, b, c] = [
-            self.opcode.kind()?,
-            self.opcode.kind()?,
-            self.opcode.kind()?,
-            self.opcode.kind()?,
-        ];
+        let [d, a, b, c] =
+            [self.opcode.kind()?, self.opcode.kind()?, self.opcode.kind()?, self.opcode.kind()?];
         let kind = match (k, a) {
             (0, Type::F64) if [d, b, c] == [Type::F64; 3] && !saturates => None,
             _ => match kind_of([d, a, b, c], k, saturates) {
@@ -112,19 +105,12 @@ impl Decoding<'_, '_, '_> {
             None => [2, 1, 1, 2],
             Some(kind) => {
                 let accumulators = kind.accumulator_registers();
-                [
-                    accumulators,
-                    kind.a_registers(),
-                    kind.b_registers(),
-                    accumulators,
-                ]
+                [accumulators, kind.a_registers(), kind.b_registers(), accumulators]
             }
         };
         let given = [&multiply.d, &multiply.a, &multiply.b, &multiply.c].map(Vec::len);
         if given != expected {
-            return Err(format!(
-                "the operands have {given:?} registers; expected {expected:?}"
-            ));
+            return Err(format!("the operands have {given:?} registers; expected {expected:?}"));
         }
         Ok(Op::Multiply(multiply))
     }

@@ -40,11 +40,7 @@ impl<'i> Decoding<'_, '_, 'i> {
         };
         self.opcode.kind()?;
         let (address, _) = self.lowering.address(address)?;
-        Ok(Op::Mbarrier(Mbarrier {
-            action,
-            address,
-            space,
-        }))
+        Ok(Op::Mbarrier(Mbarrier { action, address, space }))
     }
 
     /// The space of an mbarrier's address.
@@ -82,9 +78,7 @@ impl<'i> Decoding<'_, '_, 'i> {
             [to, address, last] => (to, address, Some(last)),
             _ => return Err("expected a state, an address and an optional count".into()),
         };
-        let last = last
-            .map(|it| self.lowering.source(it, Type::U32))
-            .transpose()?;
+        let last = last.map(|it| self.lowering.source(it, Type::U32)).transpose()?;
         match (expects, completes, last) {
             (true, _, None) => return Err("`.expect_tx` needs a number of bytes".into()),
             (true, ..) => self.require_sm90("`.expect_tx`")?,
@@ -129,12 +123,8 @@ impl<'i> Decoding<'_, '_, 'i> {
             true => Phase::Parity(self.lowering.source(phase, Type::U32)?),
             false => Phase::State(self.lowering.source(phase, Type::B64)?),
         };
-        let action = MbarrierAction::Test {
-            to: self.lowering.predicate(to)?,
-            phase,
-            suspends,
-            acquires,
-        };
+        let action =
+            MbarrierAction::Test { to: self.lowering.predicate(to)?, phase, suspends, acquires };
         Ok((address, action))
     }
 

@@ -27,12 +27,8 @@ const STRENGTHS: [(&str, Strength); 6] = [
     ("acq_rel", Strength::AcquireRelease),
 ];
 
-pub(super) const SCOPES: [(&str, Scope); 4] = [
-    ("cta", Scope::Cta),
-    ("gpu", Scope::Gpu),
-    ("gl", Scope::Gpu),
-    ("sys", Scope::Gpu),
-];
+pub(super) const SCOPES: [(&str, Scope); 4] =
+    [("cta", Scope::Cta), ("gpu", Scope::Gpu), ("gl", Scope::Gpu), ("sys", Scope::Gpu)];
 
 /// Cache hints, which have no effect here.
 fn is_cache_advice(modifier: &str) -> bool {
@@ -105,23 +101,15 @@ impl Decoding<'_, '_, '_> {
             && let Ok((slot, bits)) = self.lowering.register(operand)
         {
             return match bits >= kind.bits() {
-                true => Ok(Target {
-                    slot: Some(slot),
-                    bits,
-                }),
-                false => Err(format!(
-                    "`{name}` has {bits} bits, which cannot hold {kind}"
-                )),
+                true => Ok(Target { slot: Some(slot), bits }),
+                false => Err(format!("`{name}` has {bits} bits, which cannot hold {kind}")),
             };
         }
         if !store {
             let (slot, bits) = self.lowering.register_or_sink(operand)?;
             return Ok(Target { slot, bits });
         }
-        Ok(Target {
-            slot: Some(self.lowering.source(operand, kind)?),
-            bits: kind.bits().max(32),
-        })
+        Ok(Target { slot: Some(self.lowering.source(operand, kind)?), bits: kind.bits().max(32) })
     }
 
     pub(super) fn atomic(&mut self) -> Result<Op> {
@@ -229,11 +217,7 @@ fn update(what: Update, kind: Type) -> Option<fn(u64, u64) -> u64> {
         (Update::CompareAndSwap, B16 | B32 | B64) => |_, b| b,
         (Update::Increment, U32) => |a, b| if a as u32 >= b as u32 { 0 } else { a + 1 },
         (Update::Decrement, U32) => |a, b| {
-            if a as u32 == 0 || a as u32 > b as u32 {
-                b
-            } else {
-                a - 1
-            }
+            if a as u32 == 0 || a as u32 > b as u32 { b } else { a - 1 }
         },
         _ => return None,
     })

@@ -84,9 +84,7 @@ impl<'i> Decoding<'_, '_, 'i> {
             "ldmatrix" | "movmatrix" | "mma" | "wmma" => self.matrix(),
             other => {
                 let reason = grammar::reason(other);
-                Err(format!(
-                    "the instruction `{other}` is not supported{reason}"
-                ))
+                Err(format!("the instruction `{other}` is not supported{reason}"))
             }
         }
     }
@@ -96,8 +94,7 @@ impl<'i> Decoding<'_, '_, 'i> {
         let all: Vec<_> = self.operands.iter().collect();
         let given = all.len();
         let name = self.opcode.name;
-        all.try_into()
-            .map_err(|_| format!("`{name}` has {given} operands; expected {N}"))
+        all.try_into().map_err(|_| format!("`{name}` has {given} operands; expected {N}"))
     }
 
     /// The operands without the policy that `.L2::cache_hint` appends. The policy has no effect
@@ -134,9 +131,7 @@ impl<'i> Decoding<'_, '_, 'i> {
     ) -> Result<Op> {
         if self.operands.len() != kinds.len() {
             let (name, given, expected) = (self.opcode.name, self.operands.len(), kinds.len());
-            return Err(format!(
-                "`{name}` has {given} operands; expected {expected}"
-            ));
+            return Err(format!("`{name}` has {given} operands; expected {expected}"));
         }
         let mut operands = Operands {
             destination: self.lowering.destination(&self.operands[0], kinds[0])?,
@@ -147,12 +142,7 @@ impl<'i> Decoding<'_, '_, 'i> {
         for (index, kind) in kinds.iter().enumerate().skip(1) {
             operands.sources[index - 1] = self.lowering.source(&self.operands[index], *kind)?;
         }
-        Ok(Op::Compute {
-            compute,
-            operands,
-            shadow: self.shadow(kinds),
-            flops,
-        })
+        Ok(Op::Compute { compute, operands, shadow: self.shadow(kinds), flops })
     }
 }
 

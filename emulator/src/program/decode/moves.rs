@@ -9,11 +9,8 @@ use crate::program::opcode::Type;
 use crate::ptx::syntax::Operand;
 
 /// The state spaces with a window in the generic address space.
-const WINDOWS: [(&str, u64); 3] = [
-    ("shared", windows::SHARED),
-    ("shared::cta", windows::SHARED),
-    ("local", windows::LOCAL),
-];
+const WINDOWS: [(&str, u64); 3] =
+    [("shared", windows::SHARED), ("shared::cta", windows::SHARED), ("local", windows::LOCAL)];
 
 /// A half of a 64-bit clock.
 #[derive(Clone, Copy, PartialEq)]
@@ -47,15 +44,8 @@ impl Decoding<'_, '_, '_> {
         if kind == Type::Predicate {
             let from = self.lowering.predicate_source(from)?;
             let to = self.lowering.predicate(to)?;
-            let always = PredicateSource {
-                index: None,
-                negated: false,
-            };
-            return Ok(Op::Predicates {
-                to,
-                from: [from, always],
-                table: 0b1010,
-            });
+            let always = PredicateSource { index: None, negated: false };
+            return Ok(Op::Predicates { to, from: [from, always], table: 0b1010 });
         }
         match (to, from) {
             (Operand::Vector(parts), from) => self.split(parts, from, kind),
@@ -84,28 +74,19 @@ impl Decoding<'_, '_, '_> {
             return Ok(Op::Clock { to, wide });
         };
         let now = self.lowering.names.new_register(true);
-        self.lowering.push_before(Op::Clock {
-            to: now,
-            wide: true,
-        });
-        Ok(Op::Split {
-            to: vec![None, Some(to)],
-            from: now,
-            bits: 32,
-        })
+        self.lowering.push_before(Op::Clock { to: now, wide: true });
+        Ok(Op::Split { to: vec![None, Some(to)], from: now, bits: 32 })
     }
 
     fn split(&mut self, parts: &[Operand], from: &Operand, kind: Type) -> Result<Op> {
         let from = self.lowering.source(from, kind)?;
         let bits = self.part_bits(kind, parts.len())?;
-        let slots = parts
-            .iter()
-            .map(|part| match self.lowering.register_or_sink(part)? {
-                (Some(_), other) if other != bits => Err(format!(
-                    "a register of {other} bits cannot hold a part of {bits} bits"
-                )),
-                (slot, _) => Ok(slot),
-            });
+        let slots = parts.iter().map(|part| match self.lowering.register_or_sink(part)? {
+            (Some(_), other) if other != bits => {
+                Err(format!("a register of {other} bits cannot hold a part of {bits} bits"))
+            }
+            (slot, _) => Ok(slot),
+        });
         let to = slots.collect::<Result<Vec<_>>>()?;
         Ok(Op::Split { to, from, bits })
     }
@@ -113,9 +94,7 @@ impl Decoding<'_, '_, '_> {
     fn join(&mut self, to: &Operand, parts: &[Operand], kind: Type) -> Result<Op> {
         let to = self.lowering.destination(to, kind)?;
         let bits = self.part_bits(kind, parts.len())?;
-        let slots = parts
-            .iter()
-            .map(|part| self.lowering.source_of_bits(part, bits, false));
+        let slots = parts.iter().map(|part| self.lowering.source_of_bits(part, bits, false));
         let from = slots.collect::<Result<Vec<_>>>()?;
         Ok(Op::Join { to, from, bits })
     }
@@ -140,11 +119,7 @@ impl Decoding<'_, '_, '_> {
         let source = self.lowering.source(from, kind)?;
         let destination = self.lowering.destination(to, kind)?;
         let Some(window) = window else {
-            return Ok(Op::Move {
-                to: destination,
-                from: source,
-                wide: kind.bits() == 64,
-            });
+            return Ok(Op::Move { to: destination, from: source, wide: kind.bits() == 64 });
         };
         if kind != Type::U64 {
             return self.opcode.wrong_type(kind);

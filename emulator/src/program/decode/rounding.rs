@@ -70,39 +70,19 @@ pub(super) fn input_f32(a: u32, modifier: u32) -> f32 {
 
 #[inline(always)]
 pub(super) fn output_f32(value: f32, modifier: u32) -> u32 {
-    let value = if modifier & FLUSH != 0 {
-        flush(value)
-    } else {
-        value
-    };
-    let value = if modifier & SATURATE != 0 {
-        saturate(value)
-    } else {
-        value
-    };
+    let value = if modifier & FLUSH != 0 { flush(value) } else { value };
+    let value = if modifier & SATURATE != 0 { saturate(value) } else { value };
     value.to_bits()
 }
 
 #[inline(always)]
 pub(super) fn input_half<H: Half>(a: u16, modifier: u32) -> u16 {
-    if modifier & FLUSH != 0 {
-        half::flush::<H>(a)
-    } else {
-        a
-    }
+    if modifier & FLUSH != 0 { half::flush::<H>(a) } else { a }
 }
 
 #[inline(always)]
 pub(super) fn output_half<H: Half>(value: u16, modifier: u32) -> u16 {
     let value = input_half::<H>(value, modifier);
-    let value = if modifier & SATURATE != 0 {
-        half::saturate::<H>(value)
-    } else {
-        value
-    };
-    if modifier & RELU != 0 {
-        half::relu::<H>(value)
-    } else {
-        value
-    }
+    let value = if modifier & SATURATE != 0 { half::saturate::<H>(value) } else { value };
+    if modifier & RELU != 0 { half::relu::<H>(value) } else { value }
 }

@@ -37,9 +37,7 @@ impl Decoding<'_, '_, '_> {
         let has = |modifier| self.opcode.text.split('.').any(|it| it == modifier);
         let bitwise = BITWISE.iter().find(|(known, _)| *known == name);
         match (name, kinds) {
-            _ if bitwise.is_some() => Rule::Bits {
-                data: bitwise.map_or(0, |(_, data)| *data),
-            },
+            _ if bitwise.is_some() => Rule::Bits { data: bitwise.map_or(0, |(_, data)| *data) },
             _ if matches!(kind, Type::F16x2 | Type::BF16x2) => Rule::Elements(16),
             ("cvt", [_, Type::F32, Type::F32]) => Rule::Pack,
             (_, [_, _, _, _]) if name.starts_with('v') && !has("add") => {

@@ -47,9 +47,7 @@ impl Decoding<'_, '_, '_> {
         };
         let accumulates = self.opcode.take("add");
         let saturates = name != "vset" && !accumulates && self.opcode.take("sat");
-        let form = form
-            .with(Form::ACCUMULATES, accumulates)
-            .with(Form::SATURATES, saturates);
+        let form = form.with(Form::ACCUMULATES, accumulates).with(Form::SATURATES, saturates);
         self.uniform(compute, Type::U32, form.bits(), 0)
     }
 

@@ -24,9 +24,7 @@ impl Decoding<'_, '_, '_> {
         }
         if !self.opcode.take("sync") {
             let name = self.opcode.name;
-            return Err(format!(
-                "`{name}` without `.sync` is not supported since sm_70"
-            ));
+            return Err(format!("`{name}` without `.sync` is not supported since sm_70"));
         }
         match self.opcode.name {
             "shfl" => self.shuffle(),

@@ -7,25 +7,15 @@ use crate::program::opcode::Type;
 use crate::ptx::syntax::Operand;
 
 const SHAPES: [(&str, Shape); 4] = [
-    (
-        "m16n16k16",
-        Shape {
-            m: 16,
-            n: 16,
-            k: 16,
-        },
-    ),
+    ("m16n16k16", Shape { m: 16, n: 16, k: 16 }),
     ("m32n8k16", Shape { m: 32, n: 8, k: 16 }),
     ("m8n32k16", Shape { m: 8, n: 32, k: 16 }),
     ("m16n16k8", Shape { m: 16, n: 16, k: 8 }),
 ];
 
 /// The state spaces of matrices.
-const SPACES: [(&str, Space); 3] = [
-    ("global", Space::Global),
-    ("shared", Space::Shared),
-    ("shared::cta", Space::Shared),
-];
+const SPACES: [(&str, Space); 3] =
+    [("global", Space::Global), ("shared", Space::Shared), ("shared::cta", Space::Shared)];
 
 /// Whether memory is in row-major order.
 const LAYOUTS: [(&str, bool); 2] = [("row", true), ("col", false)];
@@ -55,11 +45,7 @@ impl Decoding<'_, '_, '_> {
             }
             _ => return Err("expected an address and a list of registers".into()),
         };
-        let dense = if row_major {
-            fragment.columns
-        } else {
-            fragment.rows
-        };
+        let dense = if row_major { fragment.columns } else { fragment.rows };
         let stride = match stride {
             Some(stride) => self.lowering.source(stride, Type::U32)?,
             None => {
@@ -147,8 +133,6 @@ fn expect_registers(fragments: &[Fragment], given: &[usize]) -> Result<()> {
     let expected: Vec<_> = fragments.iter().map(|it| it.registers).collect();
     match expected == given {
         true => Ok(()),
-        false => Err(format!(
-            "the operands have {given:?} registers; expected {expected:?}"
-        )),
+        false => Err(format!("the operands have {given:?} registers; expected {expected:?}")),
     }
 }

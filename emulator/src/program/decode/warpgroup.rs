@@ -41,11 +41,7 @@ impl<'i> Decoding<'_, '_, 'i> {
             let text = self.opcode.text;
             format!("`{text}` needs a shape m64nNk16, where N is a multiple of 8 up to 256")
         })?;
-        let [d, a, b] = [
-            self.opcode.kind()?,
-            self.opcode.kind()?,
-            self.opcode.kind()?,
-        ];
+        let [d, a, b] = [self.opcode.kind()?, self.opcode.kind()?, self.opcode.kind()?];
         let element = match (d, a, b) {
             (Type::F32, Type::BF16, Type::BF16) => Element::Bf16,
             (Type::F32, Type::F16, Type::F16) => Element::F16,

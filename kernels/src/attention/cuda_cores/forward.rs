@@ -56,9 +56,7 @@ pub(in super::super) fn forward(entry: String, dtype: Dtype) -> Ptx {
         let row = cta.first + products.row();
         for (i, total) in (0..).zip(totals) {
             let exists = (row + i).lt(cta.queries.length);
-            lines
-                .element::<f32>(row + i)
-                .store_if(leads & exists, total.lse);
+            lines.element::<f32>(row + i).store_if(leads & exists, total.lse);
         }
     });
     k.finish()

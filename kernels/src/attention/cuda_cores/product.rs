@@ -194,9 +194,7 @@ impl<'k> Products<'k> {
         let rows_left = (rows.count - row).signed();
         let columns_left = (self.head_dim - column).signed();
         let size = self.dtype.size();
-        let mut to = rows
-            .start
-            .byte_add(row.wide() * rows.stride + column.mul_wide(size));
+        let mut to = rows.start.byte_add(row.wide() * rows.stride + column.mul_wide(size));
         for i in 0..EACH as usize {
             let exists = rows_left.gt(i as i32);
             for j in 0..EACH as usize {
@@ -220,19 +218,11 @@ impl<'k> Products<'k> {
         transposed: bool,
         set: impl Fn(usize, usize, Pred<'k>),
     ) {
-        let [query, key] = if transposed {
-            [column, row]
-        } else {
-            [row, column]
-        };
+        let [query, key] = if transposed { [column, row] } else { [row, column] };
         let all_visible = cta.all_visible((query, ROWS_PER_CTA), (key, ROWS_PER_CTA));
         self.k.if_(!all_visible, || {
             let (row, column) = (row + self.row(), column + self.x);
-            let [query, key] = if transposed {
-                [column, row]
-            } else {
-                [row, column]
-            };
+            let [query, key] = if transposed { [column, row] } else { [row, column] };
             let behind = cta.behind(query, key);
             let left = (cta.keys.length - key).signed();
             for i in 0..EACH {

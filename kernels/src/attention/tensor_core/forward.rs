@@ -71,11 +71,7 @@ pub(in super::super) fn forward(entry: String, lines: Lines) -> Ptx {
             let scores = scores(k, lines, &queries, keys.at(current), shape.streamed_rows);
             wait(k, lines);
             scale(&scores, call.scale * std::f32::consts::LOG2_E);
-            let score_tile = ScoreTile {
-                query: row,
-                key,
-                transposed: false,
-            };
+            let score_tile = ScoreTile { query: row, key, transposed: false };
             mask_scores(&cta, &scores, score_tile, |score, visible| {
                 score.set(visible.select(**score, f32::NEG_INFINITY));
             });

@@ -85,11 +85,7 @@ pub(in super::super) fn grad_keys(entry: String, lines: Lines) -> Ptx {
                         weight.set(weight.fma(factor, -lse[i % 2]).exp2_approx());
                     }
                 }
-                let score_tile = ScoreTile {
-                    query,
-                    key: row,
-                    transposed: true,
-                };
+                let score_tile = ScoreTile { query, key: row, transposed: true };
                 mask_scores(&cta, &weights, score_tile, |weight, visible| {
                     weight.set(visible.select(**weight, 0.0));
                 });
@@ -112,10 +108,7 @@ pub(in super::super) fn grad_keys(entry: String, lines: Lines) -> Ptx {
         k.wait_for_copies(0);
         k.barrier();
 
-        let results = [
-            (given.dk, &key_sums, call.scale),
-            (given.dv, &value_sums, k.constant(1.0)),
-        ];
+        let results = [(given.dk, &key_sums, call.scale), (given.dv, &value_sums, k.constant(1.0))];
         for ((to, sums, factor), tile) in results.into_iter().zip(stationary) {
             let to = to.rows(cta.batch, cta.all_keys, cta.head);
             tile.store(to, cta.first, first_column, columns, |tile, half| {

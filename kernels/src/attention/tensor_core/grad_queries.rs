@@ -73,11 +73,7 @@ pub(in super::super) fn grad_queries(entry: String, lines: Lines) -> Ptx {
                     weight.set(weight.fma(factor, -lse[i / 2]).exp2_approx());
                 }
             }
-            let score_tile = ScoreTile {
-                query: row,
-                key,
-                transposed: false,
-            };
+            let score_tile = ScoreTile { query: row, key, transposed: false };
             mask_scores(&cta, &weights, score_tile, |weight, visible| {
                 weight.set(visible.select(**weight, 0.0));
             });

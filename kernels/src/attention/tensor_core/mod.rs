@@ -50,10 +50,7 @@ pub(super) struct Shape {
 impl Shape {
     /// Tile sizes of the forward kernel.
     pub(super) fn forward(lines: Lines) -> Shape {
-        Shape {
-            lines,
-            streamed_rows: if lines.head_dim <= 128 { 64 } else { 32 },
-        }
+        Shape { lines, streamed_rows: if lines.head_dim <= 128 { 64 } else { 32 } }
     }
 
     /// Tile sizes of both gradient kernels.
@@ -62,10 +59,7 @@ impl Shape {
             Products::Warps => 64,
             Products::Warpgroups => 128,
         };
-        Shape {
-            lines,
-            streamed_rows: if lines.head_dim <= most { 64 } else { 32 },
-        }
+        Shape { lines, streamed_rows: if lines.head_dim <= most { 64 } else { 32 } }
     }
 
     /// CTAs that share the columns of the gradients of keys and values.
@@ -134,17 +128,9 @@ fn mask_scores<'k>(
     score_tile: ScoreTile<'k>,
     set: impl Fn(&Variable<'k, f32>, Pred<'k>),
 ) {
-    let ScoreTile {
-        query,
-        key,
-        transposed,
-    } = score_tile;
+    let ScoreTile { query, key, transposed } = score_tile;
     let (k, columns) = (query.kernel(), 8 * scores.len() as u32);
-    let [queries, keys] = if transposed {
-        [columns, 16]
-    } else {
-        [16, columns]
-    };
+    let [queries, keys] = if transposed { [columns, 16] } else { [16, columns] };
     k.if_(!cta.all_visible((query, queries), (key, keys)), || {
         let lane = k.lane();
         let (row, column) = (lane >> 2, (lane & 3) * 2);
@@ -157,11 +143,7 @@ fn mask_scores<'k>(
         for (tile, scores) in (0..).zip(scores) {
             for (i, score) in (0..).zip(scores) {
                 let (row, column) = (8 * (i / 2), 8 * tile + i % 2);
-                let [query, key] = if transposed {
-                    [column, row]
-                } else {
-                    [row, column]
-                };
+                let [query, key] = if transposed { [column, row] } else { [row, column] };
                 let visible = cta.is_visible(behind + query - key) & left.gt(key as i32);
                 set(score, visible);
             }

@@ -56,9 +56,7 @@ pub(super) fn scores<'k>(
 #[track_caller]
 fn add_step<'k>(sums: &Sums<'k>, rows: AFragment<'k>, others: MatrixRow<'k>, lines: Lines) {
     for (block, sums) in (0..).zip(sums.chunks_exact(2)) {
-        let b_fragments = others
-            .offset(16 * block * lines.pitch())
-            .load_matrices(false);
+        let b_fragments = others.offset(16 * block * lines.pitch()).load_matrices(false);
         mma_bf16(&sums[0], rows, [b_fragments[0], b_fragments[1]]);
         mma_bf16(&sums[1], rows, [b_fragments[2], b_fragments[3]]);
     }

@@ -89,12 +89,7 @@ impl<'k> Tile<'k> {
             Products::Warps => k.shared::<Bf16>(elements),
             Products::Warpgroups => k.shared_aligned::<Bf16>(elements, OPERAND_ALIGNMENT),
         };
-        Tile {
-            k,
-            lines,
-            rows,
-            shared,
-        }
+        Tile { k, lines, rows, shared }
     }
 
     /// The size of one buffer.
@@ -218,9 +213,7 @@ impl<'k> Tile<'k> {
         let row = first_row + (thread >> 3);
         let column = first_column + (thread & 7) * 8;
         let left = (to.count - row).signed();
-        let mut to_row = to
-            .start
-            .byte_add(row.wide() * to.stride + (column * 2).wide());
+        let mut to_row = to.start.byte_add(row.wide() * to.stride + (column * 2).wide());
         let own = self.own_chunk();
         for pass in 0..self.rows / PASS {
             let exists = left.gt((pass * PASS) as i32);
@@ -275,8 +268,7 @@ impl<'k> Stream<'k> {
             }
             from = from.byte_add(self.pass_bytes);
         }
-        self.from
-            .advance(self.pass_bytes * u64::from(self.tile.rows / PASS));
+        self.from.advance(self.pass_bytes * u64::from(self.tile.rows / PASS));
         self.left.add(-(self.tile.rows as i32));
     }
 }

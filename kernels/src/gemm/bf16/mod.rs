@@ -148,9 +148,7 @@ impl Warps {
 impl GemmBf16 {
     /// The launch for `batch` products; `None` if C is empty.
     pub fn launch(&self, m: u32, n: u32, batch: u32) -> Option<Launch> {
-        let launch = self
-            .tile
-            .launch(m, n, batch, Warps::of(self.tile).threads)?;
+        let launch = self.tile.launch(m, n, batch, Warps::of(self.tile).threads)?;
         Some(launch.with_dynamic_shared(self.dynamic_shared()))
     }
 
@@ -199,10 +197,7 @@ impl GemmBf16 {
             along_k: along_k[1],
         };
         let behind_a = shared.offset(2 * ring.depth * self.tile.rows());
-        let slices = [
-            Slice::new(k, self, strip_a, shared),
-            Slice::new(k, self, strip_b, behind_a),
-        ];
+        let slices = [Slice::new(k, self, strip_a, shared), Slice::new(k, self, strip_b, behind_a)];
         let sums = Sums::new(k, warps);
         match self.tile {
             Tile::Warpgroups => self.sum_in_warpgroups(k, call, &slices, &sums),
@@ -289,11 +284,7 @@ impl GemmBf16 {
     /// The first stage of the ring.
     fn stage<'k>(&self, k: &'k Kernel) -> Stage<'k> {
         let bytes = 2 * self.stage_elements();
-        Stage {
-            offset: k.var(0u32),
-            bytes,
-            end: bytes * Ring::of(self.tile).stages,
-        }
+        Stage { offset: k.var(0u32), bytes, end: bytes * Ring::of(self.tile).stages }
     }
 
     /// Elements per stage: a slice of A and a slice of B.

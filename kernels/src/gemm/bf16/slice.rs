@@ -108,13 +108,7 @@ impl<'k> Slice<'k> {
         strip: Strip<'k>,
         shared: SharedAddress<'k>,
     ) -> Slice<'k> {
-        let Strip {
-            matrix,
-            first,
-            extent,
-            length,
-            along_k,
-        } = strip;
+        let Strip { matrix, first, extent, length, along_k } = strip;
         let lines = Lines::new(along_k, length, variant.tile);
         let line = k.thread() >> lines.chunks.trailing_zeros();
         let chunk = k.thread() & (lines.chunks - 1);
@@ -124,14 +118,8 @@ impl<'k> Slice<'k> {
             false => (first + chunk * CHUNK, line),
         };
         let (from, slice_bytes) = match along_k {
-            true => (
-                matrix.element(outer, depth, 2),
-                k.constant(u64::from(2 * lines.depth)),
-            ),
-            false => (
-                matrix.element(depth, outer, 2),
-                matrix.leading * u64::from(2 * lines.depth),
-            ),
+            true => (matrix.element(outer, depth, 2), k.constant(u64::from(2 * lines.depth))),
+            false => (matrix.element(depth, outer, 2), matrix.leading * u64::from(2 * lines.depth)),
         };
         Slice {
             k,
@@ -204,8 +192,7 @@ impl<'k> Slice<'k> {
     /// The slice in the first buffer, as an operand of a product of a warpgroup.
     #[track_caller]
     pub(super) fn operand(&self) -> GroupOperand<'k> {
-        self.shared
-            .group_operand(self.lines.along_k, self.lines.depth)
+        self.shared.group_operand(self.lines.along_k, self.lines.depth)
     }
 
     /// The part of every slice that a warp reads: `count` blocks of 16 rows (columns) from `first`
@@ -226,11 +213,7 @@ impl<'k> Slice<'k> {
             // Steps along k are 16 lines apart: one address per block.
             false => lines.offset(last * 8 + in_matrix, (first >> 3) + lower + start * 2),
         };
-        let starts = if lines.along_k {
-            lines.depth / 16
-        } else {
-            count
-        };
+        let starts = if lines.along_k { lines.depth / 16 } else { count };
         Blocks {
             lines,
             starts: (0..starts)
@@ -253,11 +236,7 @@ impl<'k> Blocks<'k> {
     #[track_caller]
     pub(super) fn at(&self, stage: U32<'k>) -> Blocks<'k> {
         let starts = self.starts.iter().map(|start| start.byte_add(stage));
-        Blocks {
-            lines: self.lines,
-            starts: starts.collect(),
-            count: self.count,
-        }
+        Blocks { lines: self.lines, starts: starts.collect(), count: self.count }
     }
 
     /// The blocks at a step of 16 along k.

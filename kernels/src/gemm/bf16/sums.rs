@@ -19,11 +19,7 @@ impl<'k> Sums<'k> {
     pub(super) fn new(k: &'k Kernel, warps: Warps) -> Sums<'k> {
         let tiles = (warps.rows / 16) * (warps.columns / 8);
         let zeros = |_| [(); 4].map(|()| k.var(0.0_f32));
-        Sums {
-            k,
-            warps,
-            tiles: (0..tiles).map(zeros).collect(),
-        }
+        Sums { k, warps, tiles: (0..tiles).map(zeros).collect() }
     }
 
     /// The fragments in row-major order.
@@ -60,11 +56,7 @@ impl<'k> Sums<'k> {
         let rows_left = (extents[0] - row).signed();
         let size = variant.output.size();
         let in_fours = variant.aligned && variant.output == Output::Bf16;
-        let first = if in_fours {
-            four_of(lane)
-        } else {
-            (lane & 3) * 2
-        };
+        let first = if in_fours { four_of(lane) } else { (lane & 3) * 2 };
         let column = origin[1] + first;
         let columns_left = (extents[1] - column).signed();
 
@@ -74,15 +66,9 @@ impl<'k> Sums<'k> {
         for (block, tiles) in (0..).zip(of_row) {
             for half in 0..2 {
                 let inside = rows_left.gt(16 * block + 8 * half as i32);
-                let pairs: Vec<[F32<'k>; 2]> = tiles
-                    .iter()
-                    .map(|sums| [*sums[2 * half], *sums[2 * half + 1]])
-                    .collect();
-                let row = RowEnd {
-                    to,
-                    inside,
-                    columns_left,
-                };
+                let pairs: Vec<[F32<'k>; 2]> =
+                    tiles.iter().map(|sums| [*sums[2 * half], *sums[2 * half + 1]]).collect();
+                let row = RowEnd { to, inside, columns_left };
                 match in_fours {
                     true => row.store_fours(lane, &pairs),
                     false => row.store_pairs(variant, &pairs),

@@ -60,12 +60,9 @@ impl GroupedM {
     /// of [`GemmBf16::aligned`] and is ignored for f32.
     pub fn new(dtype: Dtype, order: Order, tile: Tile, aligned: bool) -> GroupedM {
         let product = match dtype {
-            Dtype::F32 => Product::F32(GemmF32 {
-                a: Order::RowMajor,
-                b: order,
-                tile,
-                accumulate: false,
-            }),
+            Dtype::F32 => {
+                Product::F32(GemmF32 { a: Order::RowMajor, b: order, tile, accumulate: false })
+            }
             Dtype::Bf16 => Product::Bf16(GemmBf16 {
                 a: Order::RowMajor,
                 b: order,
@@ -117,13 +114,7 @@ impl Variant for GroupedM {
             let c = || call.c.lines_from(found.start, size_of_c);
             // Rows past the last group have an empty sum, so zeros are stored.
             let depth = found.group.lt(offsets.groups).select(call.k, 0u32);
-            let call = Call {
-                a,
-                b,
-                m: found.rows,
-                k: depth,
-                ..call
-            };
+            let call = Call { a, b, m: found.rows, k: depth, ..call };
             self.product.multiply(k, &call, [found.row, cta.column], c);
         });
         k.finish()
@@ -140,12 +131,7 @@ impl GroupedK {
     pub fn new(dtype: Dtype, tile: Tile, adds: bool, aligned: bool) -> GroupedK {
         let (a, b) = (Order::ColumnMajor, Order::RowMajor);
         let product = match dtype {
-            Dtype::F32 => Product::F32(GemmF32 {
-                a,
-                b,
-                tile,
-                accumulate: adds,
-            }),
+            Dtype::F32 => Product::F32(GemmF32 { a, b, tile, accumulate: adds }),
             Dtype::Bf16 => Product::Bf16(GemmBf16 {
                 a,
                 b,
@@ -178,12 +164,7 @@ impl Variant for GroupedK {
         let sum = || {
             let [a, b] = [call.a, call.b].map(|matrix| matrix.lines_from(start, size));
             let c = || call.c.of_batch(cta.batch, size_of_c);
-            let call = Call {
-                a,
-                b,
-                k: rows,
-                ..call
-            };
+            let call = Call { a, b, k: rows, ..call };
             self.product.multiply(k, &call, [cta.row, cta.column], c);
         };
         match self.adds {
@@ -274,10 +255,7 @@ mod tests {
     #[test]
     fn small_groups_take_small_tiles() {
         let tile = |warpgroup_products, rows, n, groups| {
-            let chip = Chip {
-                multiprocessors: 132,
-                warpgroup_products,
-            };
+            let chip = Chip { multiprocessors: 132, warpgroup_products };
             GroupedM::tile(rows, n, groups, true, chip)
         };
         assert_eq!(tile(false, 65536, 2048, 128), Tile::Large);

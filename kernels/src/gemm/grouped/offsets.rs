@@ -118,13 +118,7 @@ impl<'k> Offsets<'k> {
         let end = self.load(group + 1, owned).unsigned().low();
         let end = owned.select(end, self.rows);
         let row = (number - right.select(first_number(group, start), 0u32)) << shift;
-        Found {
-            exists: row.lt(end - start),
-            group,
-            start,
-            rows: end - start,
-            row,
-        }
+        Found { exists: row.lt(end - start), group, start, rows: end - start, row }
     }
 
     /// The offset at an index if `exists`; otherwise 0.

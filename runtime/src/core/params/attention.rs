@@ -43,10 +43,7 @@ pub enum AttentionSequences {
 impl AttentionMask {
     /// Each query attends to itself and the keys before it.
     pub fn causal() -> AttentionMask {
-        AttentionMask {
-            causal: true,
-            ..AttentionMask::default()
-        }
+        AttentionMask { causal: true, ..AttentionMask::default() }
     }
 
     /// The number of (query, key) pairs per row, for counting FLOPs. The queries start at position

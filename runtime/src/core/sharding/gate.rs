@@ -38,11 +38,7 @@ impl Gate<'_> {
             return Ok(None);
         };
         self.check_all(first)?;
-        let key = Key {
-            op: self.id,
-            operands: self.operands,
-            arguments: self.arguments,
-        };
+        let key = Key { op: self.id, operands: self.operands, arguments: self.arguments };
         let results = key.results(|| {
             let rank = self.one_rank(first)?;
             let rule = rule().map_err(ShardedTensorError::from)?;
@@ -90,11 +86,7 @@ impl Gate<'_> {
     }
 
     fn derive(&self, rule: &ShardingRule, rank: usize) -> Result<Results> {
-        let shardings: Vec<_> = self
-            .operands
-            .iter()
-            .map(|tag| tag.map(Tag::sharding))
-            .collect();
+        let shardings: Vec<_> = self.operands.iter().map(|tag| tag.map(Tag::sharding)).collect();
         let results = match self.last_is_open {
             true => rule.derive_into(&shardings),
             false => rule.derive(&shardings),
@@ -107,9 +99,6 @@ impl Gate<'_> {
             }
             None => Ok(ResultTag::Open(Box::new(result))),
         });
-        Ok(Results {
-            rank,
-            results: results.collect::<Result<_>>()?,
-        })
+        Ok(Results { rank, results: results.collect::<Result<_>>()? })
     }
 }

@@ -104,10 +104,7 @@ impl Key<'_> {
     }
 
     fn slot(&self) -> usize {
-        let ids = self
-            .operands
-            .iter()
-            .map(|tag| tag.map_or(0, |tag| tag.id()));
+        let ids = self.operands.iter().map(|tag| tag.map_or(0, |tag| tag.id()));
         let words = ids.chain(self.arguments.iter().copied());
         let mix = |hash: u64, word: usize| {
             (hash.rotate_left(5) ^ word as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)

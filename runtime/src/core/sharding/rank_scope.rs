@@ -20,10 +20,7 @@ pub struct RankScope {
 impl RankScope {
     /// The scope of this thread.
     pub fn current() -> RankScope {
-        RankScope {
-            mesh: scope::current(),
-            redistribution: redistribute::current(),
-        }
+        RankScope { mesh: scope::current(), redistribution: redistribute::current() }
     }
 
     /// Calls `body` inside of this scope, and outside of any other.

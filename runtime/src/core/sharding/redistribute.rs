@@ -149,9 +149,7 @@ pub fn redistribute_like(x: &Tensor, like: &Tensor) -> Result<Tensor> {
 /// # Errors
 /// As [`redistribute`].
 pub fn full_tensor(x: &Tensor) -> Result<Tensor> {
-    let axes = x
-        .sharding()
-        .map_or(&[][..], |sharding| sharding.mesh().axes());
+    let axes = x.sharding().map_or(&[][..], |sharding| sharding.mesh().axes());
     let replicated = axes.iter().map(|axis| (axis.name(), Placement::Replicate));
     redistribute(x, replicated.collect::<Vec<_>>())
 }
@@ -207,16 +205,10 @@ pub fn with_placements<S: AsRef<str>>(
         };
         own.contains(&(*axis, at.clone())) && !placements.iter().any(shares_dim)
     };
-    let changes = placements
-        .iter()
-        .map(|(axis, at)| (axis.as_ref(), at.clone()));
+    let changes = placements.iter().map(|(axis, at)| (axis.as_ref(), at.clone()));
     let changes: Vec<_> = changes.filter(|change| !stays(change)).collect();
     let is_kept = |axis: &str| changes.iter().all(|(changed, _)| *changed != axis);
-    let mut all: Vec<_> = own
-        .iter()
-        .filter(|(axis, _)| is_kept(axis))
-        .cloned()
-        .collect();
+    let mut all: Vec<_> = own.iter().filter(|(axis, _)| is_kept(axis)).cloned().collect();
     all.extend(changes);
     Sharding::new(from.mesh(), all, from.shape())
 }

@@ -44,10 +44,7 @@ impl ShardedShape {
     /// [`Error::Sharding`](crate::Error::Sharding) when the rank is not in the mesh.
     pub fn new(sharding: &Sharding, rank: usize) -> Result<ShardedShape> {
         let tag = Tag::new(sharding.without_partials(), rank)?;
-        Ok(ShardedShape {
-            global: Shape::new(sharding.shape())?,
-            tag: Some(tag),
-        })
+        Ok(ShardedShape { global: Shape::new(sharding.shape())?, tag: Some(tag) })
     }
 
     /// The shape of this rank's part.
@@ -132,10 +129,7 @@ impl ShardedShape {
         let partials = like.sharding().partials().into_iter();
         let partials = partials.map(|(axis, by)| (axis, Placement::Partial(by)));
         let placements: Vec<_> = shards.chain(partials).collect();
-        let tag = Tag::new(
-            Sharding::new(own.mesh(), placements, own.shape())?,
-            tag.rank(),
-        )?;
+        let tag = Tag::new(Sharding::new(own.mesh(), placements, own.shape())?, tag.rank())?;
         tag.check("part_like", x.shape())?;
         Ok(x.with_tag(Some(tag)))
     }

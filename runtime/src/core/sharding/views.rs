@@ -81,10 +81,7 @@ pub(super) fn broadcast_like(x: &Tag, like: &Tag, repeated: &[usize]) -> Result<
     let (from, to) = (x.sharding().shape(), like.sharding().shape());
     let rule = || ShardingRule::broadcast_like(BROADCAST_LIKE, from, to, repeated);
     let results = gate.results(rule)?;
-    results.map_or_else(
-        || Ok(x.clone()),
-        |results| results.of_shape(0, like.local()),
-    )
+    results.map_or_else(|| Ok(x.clone()), |results| results.of_shape(0, like.local()))
 }
 
 /// The tag of `count` tensors like `x` concatenated along dim `dim`: shards of the dim are in
@@ -104,10 +101,7 @@ pub(crate) fn repeated_for(x: &Tag, table: &Tag) -> Result<Tag> {
         let of = |tag: &Tag| {
             let mesh = tag.sharding().mesh();
             let ranks: Vec<usize> = mesh.ranks().into_iter().take(FEW_RANKS).collect();
-            format!(
-                "rank {} on the mesh {mesh} (first ranks {ranks:?})",
-                tag.rank()
-            )
+            format!("rank {} on the mesh {mesh} (first ranks {ranks:?})", tag.rank())
         };
         let problem = format!("`x` belongs to {}, but the table to {}", of(x), of(table));
         let op = "rope".to_owned();
@@ -115,14 +109,11 @@ pub(crate) fn repeated_for(x: &Tag, table: &Tag) -> Result<Tag> {
     }
     let batches = of_x.placements().into_iter();
     let batches = batches.filter(|(_, placement)| placement.dim() == Some(0));
-    let own = of_table
-        .placements()
-        .into_iter()
-        .filter_map(|(axis, placement)| match placement {
-            Placement::Shard(dim, division) => Some((axis, Placement::Shard(dim + 1, division))),
-            Placement::Replicate => None,
-            partial => Some((axis, partial)),
-        });
+    let own = of_table.placements().into_iter().filter_map(|(axis, placement)| match placement {
+        Placement::Shard(dim, division) => Some((axis, Placement::Shard(dim + 1, division))),
+        Placement::Replicate => None,
+        partial => Some((axis, partial)),
+    });
     let placements: Vec<_> = batches.chain(own).collect();
     let shape = [&of_x.shape()[..1], of_table.shape()].concat();
     let sharding = Sharding::new(of_x.mesh(), placements, &shape);

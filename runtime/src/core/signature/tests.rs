@@ -58,8 +58,5 @@ fn messages_name_both_values() {
 #[test]
 fn devices_must_agree() {
     let (x, w) = (on(&Device::cpu(), &[4]), on(&Device::cpu(), &[5, 4]));
-    assert!(matches!(
-        LINEAR.call(&[&x, &w]),
-        Err(Error::Devices { op: "linear", .. })
-    ));
+    assert!(matches!(LINEAR.call(&[&x, &w]), Err(Error::Devices { op: "linear", .. })));
 }

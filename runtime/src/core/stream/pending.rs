@@ -53,10 +53,7 @@ impl<T> Pending<T> {
         T: 'static,
     {
         match self.0 {
-            Work::Stream { value, join } => Pending(Work::Stream {
-                value: f(value),
-                join,
-            }),
+            Work::Stream { value, join } => Pending(Work::Stream { value: f(value), join }),
             Work::Host(wait) => Pending::by_host(move || wait().map(f)),
         }
     }

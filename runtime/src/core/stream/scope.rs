@@ -40,10 +40,7 @@ impl Scope {
     }
 
     fn scope_id(&self) -> ScopeId {
-        ScopeId {
-            scope: self.id,
-            stream: self.pool.stream,
-        }
+        ScopeId { scope: self.id, stream: self.pool.stream }
     }
 
     /// Keeps `storage` alive until the work is waited for, and records a use if it is mutable.
@@ -109,19 +106,13 @@ thread_local! {
 
 /// Calls `f` with the innermost scope of `device` on this thread.
 fn innermost<T>(device: &Device, f: impl FnOnce(Option<&mut Scope>) -> T) -> T {
-    SCOPES.with_borrow_mut(|scopes| {
-        f(scopes
-            .iter_mut()
-            .rev()
-            .find(|scope| scope.device == *device))
-    })
+    SCOPES
+        .with_borrow_mut(|scopes| f(scopes.iter_mut().rev().find(|scope| scope.device == *device)))
 }
 
 /// The pool of the current scope, from which tensors are allocated.
 pub(crate) fn pool(device: &Device) -> Pool {
-    innermost(device, |scope| {
-        scope.map_or_else(Pool::default, |scope| scope.pool)
-    })
+    innermost(device, |scope| scope.map_or_else(Pool::default, |scope| scope.pool))
 }
 
 /// The current stream of `gpu`, which belongs to `device`.
@@ -140,9 +131,7 @@ pub(crate) fn record_use(storage: &Arc<Storage>, access: Access, op: &'static st
         let of_device = |scope: &&mut Scope| scope.device == *storage.device();
         // A scope's stream has waited for the streams of the enclosing scopes.
         let before = |stream| {
-            let mut around = scopes
-                .iter()
-                .filter(|scope| scope.device == *storage.device());
+            let mut around = scopes.iter().filter(|scope| scope.device == *storage.device());
             around.any(|scope| scope.pool.stream == stream)
         };
         if storage.kind() != Kind::Value && !storage.uses().allow(access, before) {
@@ -159,9 +148,7 @@ pub(crate) fn record_use(storage: &Arc<Storage>, access: Access, op: &'static st
 
 /// Whether the current scope of `device` belongs to a [`StreamWork`](crate::StreamWork).
 pub(crate) fn in_stream_work(device: &Device) -> bool {
-    innermost(device, |scope| {
-        scope.is_some_and(|scope| scope.is_stream_work)
-    })
+    innermost(device, |scope| scope.is_some_and(|scope| scope.is_stream_work))
 }
 
 /// Keeps storages of other devices and streams until the work of the current scope of `device` is

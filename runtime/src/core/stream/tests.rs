@@ -11,10 +11,7 @@ fn counted_gpu() -> Device {
         l2_cache: 50 << 20,
         shared_memory: 232_448,
     };
-    Device::meta(&Properties {
-        gpu: Some(gpu),
-        ..Device::cpu().properties().clone()
-    })
+    Device::meta(&Properties { gpu: Some(gpu), ..Device::cpu().properties().clone() })
 }
 
 fn tensor(device: &Device) -> Tensor {
@@ -62,11 +59,7 @@ fn freed_memory_returns_to_its_stream() {
     let first = unused.address("test").unwrap();
     drop(unused);
     let used = make().wait().unwrap();
-    assert_eq!(
-        used.address("test").unwrap(),
-        first,
-        "no other stream used it"
-    );
+    assert_eq!(used.address("test").unwrap(), first, "no other stream used it");
 
     ops::neg(&used).unwrap();
     let inside = with_stream(&stream, || {
@@ -110,10 +103,7 @@ fn devices_without_streams_run_work_synchronously() {
     let device = Device::cpu();
     let stream = device.stream().unwrap();
     let x = tensor(&device);
-    let y = with_stream(&stream, || ops::neg(&x))
-        .unwrap()
-        .wait()
-        .unwrap();
+    let y = with_stream(&stream, || ops::neg(&x)).unwrap().wait().unwrap();
     assert_eq!(y.to_vec::<f32>().unwrap()[..2], [-1.0; 2]);
 }
 
@@ -124,11 +114,7 @@ fn graphs_own_their_memory() {
     let x = tensor(&device);
     let graph = device.capture(|| ops::neg(&ops::neg(&x)?)).unwrap();
     drop(x);
-    assert_eq!(
-        device.memory_stats().live,
-        2 * ONE,
-        "x, which the graph reads, and its result"
-    );
+    assert_eq!(device.memory_stats().live, 2 * ONE, "x, which the graph reads, and its result");
     drop(graph);
     assert_eq!(device.memory_stats().live, 0);
 
@@ -139,10 +125,7 @@ fn graphs_own_their_memory() {
 
     let cpu = Device::cpu();
     let refused = cpu.capture(|| Ok::<(), Error>(())).err();
-    assert!(matches!(
-        refused,
-        Some(Error::Argument { op: "capture", .. })
-    ));
+    assert!(matches!(refused, Some(Error::Argument { op: "capture", .. })));
 }
 
 /// Mutable tensors that a scope allocates are freed when they are dropped, and their memory is

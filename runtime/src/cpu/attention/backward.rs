@@ -62,8 +62,7 @@ impl<E: Element> Saved<'_, E> {
 
         let rows = shape.batch * shape.heads * shape.queries;
         check_len("lse", self.lse.len(), rows)?;
-        self.dlse
-            .map_or(Ok(()), |dlse| check_len("dlse", dlse.len(), rows))
+        self.dlse.map_or(Ok(()), |dlse| check_len("dlse", dlse.len(), rows))
     }
 }
 
@@ -105,12 +104,7 @@ pub(super) fn run<E: Element>(
             let rows = slabs.rows(index, &segment, shape.group());
             for start in rows.clone().step_by(ROWS) {
                 let rows = start..rows.end.min(start + ROWS);
-                let group = Group {
-                    attention,
-                    segment: &segment,
-                    kv_head,
-                    rows,
-                };
+                let group = Group { attention, segment: &segment, kv_head, rows };
                 backward_group(&group, saved, slab, &dq);
             }
         }
@@ -132,21 +126,9 @@ fn backward_group<E: Element>(
     let strips = group.rows.len().div_ceil(STRIP) * STRIP * width;
 
     let (block, scores) = (KEYS * width, KEYS * STRIP);
-    let lengths = [
-        strips, strips, strips, strips, strips, block, block, scores, scores,
-    ];
+    let lengths = [strips, strips, strips, strips, strips, block, block, scores, scores];
     with_blocks(lengths, |blocks| {
-        let [
-            q,
-            q_columns,
-            dout,
-            dout_columns,
-            dq_sums,
-            keys,
-            values,
-            weights,
-            dscores,
-        ] = blocks;
+        let [q, q_columns, dout, dout_columns, dq_sums, keys, values, weights, dscores] = blocks;
         let (dk, dv) = slab.split_at_mut(slab.len() / 2);
         let run = BackwardGroup {
             group,
@@ -210,31 +192,21 @@ impl<E: Element> WithSimd for BackwardGroup<'_, E> {
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
         let strips: [_; STRIPS] = std::array::from_fn(|index| self.group.strip(index));
-        let mut per_row = [PerRow {
-            lse: [Real::ZERO; STRIP],
-            delta: [Real::ZERO; STRIP],
-        }; STRIPS];
+        let mut per_row = [PerRow { lse: [Real::ZERO; STRIP], delta: [Real::ZERO; STRIP] }; STRIPS];
         for (index, strip) in strips.iter().enumerate() {
             if strip.rows > 0 {
                 self.load_strip(simd, index, strip, &mut per_row[index]);
             }
         }
 
-        let visible = || {
-            strips
-                .iter()
-                .map(|strip| &strip.keys)
-                .filter(|keys| !keys.is_empty())
-        };
+        let visible = || strips.iter().map(|strip| &strip.keys).filter(|keys| !keys.is_empty());
         let first = visible().map(|keys| keys.start).min().unwrap_or(0);
         let end = visible().map(|keys| keys.end).max().unwrap_or(0);
 
         for block in (first / KEYS * KEYS..end).step_by(KEYS) {
             let loaded = block.max(first)..(block + KEYS).min(end);
-            self.group
-                .load_keys(&self.group.attention.k, loaded.clone(), self.keys);
-            self.group
-                .load_keys(&self.group.attention.v, loaded.clone(), self.values);
+            self.group.load_keys(&self.group.attention.k, loaded.clone(), self.keys);
+            self.group.load_keys(&self.group.attention.v, loaded.clone(), self.values);
 
             for (index, strip) in strips.iter().enumerate() {
                 let keys = loaded.start.max(strip.keys.start)..loaded.end.min(strip.keys.end);
@@ -261,12 +233,7 @@ impl<E: Element> BackwardGroup<'_, E> {
         strip: &Strip<E::Real>,
         per_row: &mut PerRow<E::Real>,
     ) {
-        let Shape {
-            queries,
-            heads,
-            head_dim,
-            ..
-        } = self.group.attention.shape;
+        let Shape { queries, heads, head_dim, .. } = self.group.attention.shape;
         let width = padded(head_dim);
         let at = index * STRIP * width..(index + 1) * STRIP * width;
         let (q, dout) = (&mut self.q[at.clone()], &mut self.dout[at.clone()]);
@@ -388,24 +355,13 @@ impl<E: Element> BackwardGroup<'_, E> {
 
     #[inline(always)]
     fn store(&self, index: usize, strip: &Strip<E::Real>) {
-        let Shape {
-            queries,
-            heads,
-            head_dim,
-            ..
-        } = self.group.attention.shape;
+        let Shape { queries, heads, head_dim, .. } = self.group.attention.shape;
         let width = padded(head_dim);
 
         for (row, [b, t, h]) in (0..strip.rows).zip(self.group.row_indices(strip.first)) {
             // SAFETY: rows are split among tasks, so only this task writes row (b, t, h), and once.
-            let dq = unsafe {
-                self.dq
-                    .part(((b * queries + t) * heads + h) * head_dim, head_dim)
-            };
-            for (dq, sum) in dq
-                .iter_mut()
-                .zip(&self.dq_sums[(index * STRIP + row) * width..])
-            {
+            let dq = unsafe { self.dq.part(((b * queries + t) * heads + h) * head_dim, head_dim) };
+            for (dq, sum) in dq.iter_mut().zip(&self.dq_sums[(index * STRIP + row) * width..]) {
                 *dq = E::from_real(*sum);
             }
         }

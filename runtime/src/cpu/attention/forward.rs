@@ -37,12 +37,7 @@ pub(super) fn run<E: Element>(attention: &Attention<E>, out: &mut [E], lse: &mut
             let rows = rows.start.max(start)..rows.end.min(end);
             if !rows.is_empty() {
                 let rows = rows.start - start..rows.end - start;
-                let group = Group {
-                    attention,
-                    segment: &segment,
-                    kv_head,
-                    rows,
-                };
+                let group = Group { attention, segment: &segment, kv_head, rows };
                 forward_group(&group, &out, &lse);
             }
         }
@@ -54,24 +49,10 @@ fn forward_group<E: Element>(group: &Group<E>, out: &SharedSlice<E>, lse: &Share
     let width = padded(shape.head_dim);
     let strips = group.rows.len().div_ceil(STRIP);
 
-    let lengths = [
-        strips * STRIP * width,
-        strips * STRIP * width,
-        KEYS * width,
-        KEYS * width,
-        KEYS * STRIP,
-    ];
+    let lengths =
+        [strips * STRIP * width, strips * STRIP * width, KEYS * width, KEYS * width, KEYS * STRIP];
     with_blocks(lengths, |[queries, sums, keys, values, scores]| {
-        let run = ForwardGroup {
-            group,
-            queries,
-            sums,
-            keys,
-            values,
-            scores,
-            out,
-            lse,
-        };
+        let run = ForwardGroup { group, queries, sums, keys, values, scores, out, lse };
         Arch::new().dispatch(run);
     });
 }
@@ -105,29 +86,19 @@ impl<E: Element> WithSimd for ForwardGroup<'_, E> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(mut self, simd: S) {
-        let start = Running {
-            maximum: [Real::NEG_INFINITY; STRIP],
-            sum: [Real::ZERO; STRIP],
-        };
+        let start = Running { maximum: [Real::NEG_INFINITY; STRIP], sum: [Real::ZERO; STRIP] };
         let mut running = [start; STRIPS];
         let strips: [_; STRIPS] = std::array::from_fn(|index| self.group.strip(index));
         self.load_queries(&strips);
 
-        let visible = || {
-            strips
-                .iter()
-                .map(|strip| &strip.keys)
-                .filter(|keys| !keys.is_empty())
-        };
+        let visible = || strips.iter().map(|strip| &strip.keys).filter(|keys| !keys.is_empty());
         let first = visible().map(|keys| keys.start).min().unwrap_or(0);
         let end = visible().map(|keys| keys.end).max().unwrap_or(0);
 
         for block in (first / KEYS * KEYS..end).step_by(KEYS) {
             let loaded = block.max(first)..(block + KEYS).min(end);
-            self.group
-                .load_keys(&self.group.attention.k, loaded.clone(), self.keys);
-            self.group
-                .load_keys(&self.group.attention.v, loaded.clone(), self.values);
+            self.group.load_keys(&self.group.attention.k, loaded.clone(), self.keys);
+            self.group.load_keys(&self.group.attention.v, loaded.clone(), self.values);
 
             for (index, strip) in strips.iter().enumerate() {
                 let keys = loaded.start.max(strip.keys.start)..loaded.end.min(strip.keys.end);
@@ -213,12 +184,7 @@ impl<E: Element> ForwardGroup<'_, E> {
     /// out = sums / sum, lse = maximum + ln(sum).
     #[inline(always)]
     fn store(&self, index: usize, strip: &Strip<E::Real>, running: &Running<E::Real>) {
-        let Shape {
-            queries,
-            heads,
-            head_dim,
-            ..
-        } = self.group.attention.shape;
+        let Shape { queries, heads, head_dim, .. } = self.group.attention.shape;
         let width = padded(head_dim);
 
         for (row, [b, t, h]) in (0..strip.rows).zip(self.group.row_indices(strip.first)) {
@@ -226,19 +192,13 @@ impl<E: Element> ForwardGroup<'_, E> {
 
             // SAFETY: rows are split among tasks, so only this task writes row (b, t, h), and once.
             let (out, lse) = unsafe {
-                let out = self
-                    .out
-                    .part(((b * queries + t) * heads + h) * head_dim, head_dim);
+                let out = self.out.part(((b * queries + t) * heads + h) * head_dim, head_dim);
                 (out, self.lse.part((b * heads + h) * queries + t, 1))
             };
 
             let none = sum == E::Real::ZERO;
             let factor = if none { sum } else { E::Real::ONE / sum };
-            lse[0] = if none {
-                E::Real::NEG_INFINITY
-            } else {
-                maximum + sum.ln()
-            };
+            lse[0] = if none { E::Real::NEG_INFINITY } else { maximum + sum.ln() };
 
             let sums = &self.sums[(index * STRIP + row) * width..];
             for (out, sum) in out.iter_mut().zip(sums) {

@@ -94,10 +94,8 @@ impl<E: Element> Group<'_, E> {
         let mut common = 0..usize::MAX;
         for (row, [_, t, _]) in (0..rows).zip(self.row_indices(first)) {
             let visible = self.segment.visible(t);
-            (low[row], high[row]) = (
-                Real::from_count(visible.start),
-                Real::from_count(visible.end),
-            );
+            (low[row], high[row]) =
+                (Real::from_count(visible.start), Real::from_count(visible.end));
 
             common = common.start.max(visible.start)..common.end.min(visible.end);
             if !visible.is_empty() {
@@ -106,14 +104,7 @@ impl<E: Element> Group<'_, E> {
         }
 
         let keys = first_visible.min(end)..end;
-        Strip {
-            first,
-            rows,
-            keys,
-            common,
-            low,
-            high,
-        }
+        Strip { first, rows, keys, common, low, high }
     }
 
     /// Copies rows of a [B, Tq, Hq, D] operand to [STRIP, padded D]; missing rows are zero.

@@ -23,11 +23,7 @@ impl Offsets<'_> {
     fn check(self, name: &'static str, end: usize) -> Result<(), AttentionError> {
         let rises = self.0.is_sorted();
         let spans = self.0.first() == Some(&0) && self.0.last() == Some(&(end as i64));
-        if rises && spans {
-            Ok(())
-        } else {
-            Err(AttentionError::Offsets { name, end })
-        }
+        if rises && spans { Ok(()) } else { Err(AttentionError::Offsets { name, end }) }
     }
 }
 
@@ -89,16 +85,11 @@ impl Segment {
         let len = self.keys.len() as i64;
         let position = self.first_position + (t - self.queries.start) as i64;
 
-        let end = if self.causal {
-            (position + 1).clamp(0, len)
-        } else {
-            len
-        };
+        let end = if self.causal { (position + 1).clamp(0, len) } else { len };
         let start = match self.window {
-            Some(window) => position
-                .saturating_add(1)
-                .saturating_sub_unsigned(window as u64)
-                .clamp(0, end),
+            Some(window) => {
+                position.saturating_add(1).saturating_sub_unsigned(window as u64).clamp(0, end)
+            }
             None => 0,
         };
         start as usize..end as usize
@@ -118,17 +109,11 @@ impl Mask<'_> {
                     }
                 }
                 match k_len.iter().find(|len| **len > shape.keys) {
-                    Some(&len) => Err(AttentionError::KeyLength {
-                        len,
-                        keys: shape.keys,
-                    }),
+                    Some(&len) => Err(AttentionError::KeyLength { len, keys: shape.keys }),
                     None => Ok(()),
                 }
             }
-            Sequences::Packed {
-                cu_seqlens_q,
-                cu_seqlens_k,
-            } => {
+            Sequences::Packed { cu_seqlens_q, cu_seqlens_k } => {
                 if shape.batch != 1 {
                     return Err(AttentionError::PackedBatch { batch: shape.batch });
                 }
@@ -157,14 +142,7 @@ impl Mask<'_> {
         (0..count).map(move |index| {
             let (queries, keys, first_position) = mask.extents(batch, index, &shape);
             let (causal, window) = (mask.causal, mask.window);
-            Segment {
-                batch,
-                queries,
-                keys,
-                first_position,
-                causal,
-                window,
-            }
+            Segment { batch, queries, keys, first_position, causal, window }
         })
     }
 
@@ -181,10 +159,7 @@ impl Mask<'_> {
                 let first = i64::try_from(first).unwrap_or(i64::MAX).min(i64::MAX / 2);
                 (0..shape.queries, 0..of_row(k_len), first)
             }
-            Sequences::Packed {
-                cu_seqlens_q,
-                cu_seqlens_k,
-            } => {
+            Sequences::Packed { cu_seqlens_q, cu_seqlens_k } => {
                 let queries = cu_seqlens_q.get(index)..cu_seqlens_q.get(index + 1);
                 let keys = cu_seqlens_k.get(index)..cu_seqlens_k.get(index + 1);
                 let first = keys.len() as i64 - queries.len() as i64;

@@ -35,18 +35,10 @@ impl Slabs {
     pub(super) fn of(shape: &Shape) -> Self {
         let heads = (shape.batch * shape.kv_heads).max(1);
         let wanted = (ENOUGH_TASKS / heads).max(1);
-        let queries = shape
-            .queries
-            .div_ceil(wanted)
-            .next_multiple_of(STRIP)
-            .max(QUERIES_PER_SLAB);
+        let queries = shape.queries.div_ceil(wanted).next_multiple_of(STRIP).max(QUERIES_PER_SLAB);
 
         let len = 2 * shape.keys * padded(shape.head_dim);
-        Self {
-            count: shape.queries.div_ceil(queries),
-            queries,
-            len,
-        }
+        Self { count: shape.queries.div_ceil(queries), queries, len }
     }
 
     /// The rows of a segment that belong to slab `index`. Several sequences can share a slab,
@@ -76,12 +68,7 @@ pub(super) fn add_slabs<E: Element>(
     offset: usize,
     to: &mut [E],
 ) {
-    let Shape {
-        keys,
-        kv_heads,
-        head_dim,
-        ..
-    } = *shape;
+    let Shape { keys, kv_heads, head_dim, .. } = *shape;
     let width = padded(head_dim);
     let row = kv_heads * head_dim;
     for_blocks(to, KEYS_PER_TASK * row, |start, to| {
@@ -105,12 +92,8 @@ fn add_rows<E: Element>(slabs: &Slabs, from: &[E::Real], to: &mut [E]) {
         let mut sum = [E::Real::ZERO; LANES];
         for slab in 0..slabs.count {
             let part = &from[slab * slabs.len + first..][..LANES];
-            sum.iter_mut()
-                .zip(part)
-                .for_each(|(sum, part)| *sum = *sum + *part);
+            sum.iter_mut().zip(part).for_each(|(sum, part)| *sum = *sum + *part);
         }
-        to.iter_mut()
-            .zip(sum)
-            .for_each(|(to, sum)| *to = E::from_real(sum));
+        to.iter_mut().zip(sum).for_each(|(to, sum)| *to = E::from_real(sum));
     }
 }

@@ -39,10 +39,7 @@ fn assert_near<E: Number>(case: &Case, tolerance: f64) {
     for (actual, expected) in actual.lse().into_iter().zip(&expected.lse) {
         let near =
             (actual - expected).abs() <= 1e-5_f64.max(tolerance * 1e-2) * expected.abs().max(1.0);
-        assert!(
-            actual == *expected || near,
-            "lse {actual}, not {expected}, in {case:?}"
-        );
+        assert!(actual == *expected || near, "lse {actual}, not {expected}, in {case:?}");
     }
 }
 
@@ -86,21 +83,12 @@ fn every_mask_equals_the_definition() {
 #[test]
 fn long_sequences_equal_the_definition() {
     let mut case = Case::new(2100, 2100, 1, 8).causal();
-    case.shape = Shape {
-        batch: 1,
-        heads: 1,
-        kv_heads: 1,
-        ..case.shape
-    };
+    case.shape = Shape { batch: 1, heads: 1, kv_heads: 1, ..case.shape };
     assert!(backward_workspace(&case.shape) > 2 * 2 * 2100 * 16);
     assert_near::<f32>(&case, 3e-6);
 
     let mut packed = Case::packed(&[(900, 900), (1130, 1130), (70, 70)], 1, 8).causal();
-    packed.shape = Shape {
-        heads: 1,
-        kv_heads: 1,
-        ..packed.shape
-    };
+    packed.shape = Shape { heads: 1, kv_heads: 1, ..packed.shape };
     assert_near::<f32>(&packed, 3e-6);
 }
 
@@ -128,20 +116,13 @@ fn gradients_equal_central_differences() {
     const STEP: f64 = 1e-5;
 
     let packed = Case::packed(&[(3, 3), (2, 4)], 2, 3).causal();
-    for case in [
-        Case::new(4, 5, 2, 3),
-        Case::new(5, 5, 1, 3).causal().window(2),
-        packed,
-    ] {
+    for case in [Case::new(4, 5, 2, 3), Case::new(5, 5, 1, 3).causal().window(2), packed] {
         let mut x = Operands::<f64>::random(&case);
         let actual = attend(&case, &x);
 
         type Field = fn(&mut Operands<f64>) -> &mut Vec<f64>;
-        let fields: [(&[f64], Field); 3] = [
-            (&actual.dq, |x| &mut x.q),
-            (&actual.dk, |x| &mut x.k),
-            (&actual.dv, |x| &mut x.v),
-        ];
+        let fields: [(&[f64], Field); 3] =
+            [(&actual.dq, |x| &mut x.q), (&actual.dk, |x| &mut x.k), (&actual.dv, |x| &mut x.v)];
         for (gradient, field) in fields {
             for (index, gradient) in gradient.iter().enumerate() {
                 let mut shifted = |by: f64| {
@@ -151,10 +132,7 @@ fn gradients_equal_central_differences() {
                     loss
                 };
                 let difference = (shifted(STEP) - shifted(-STEP)) / (2.0 * STEP);
-                assert!(
-                    (difference - gradient).abs() < 1e-8,
-                    "{difference} {gradient} {case:?}"
-                );
+                assert!((difference - gradient).abs() < 1e-8, "{difference} {gradient} {case:?}");
             }
         }
     }
@@ -163,10 +141,7 @@ fn gradients_equal_central_differences() {
 /// bf16 has 8 bits of precision, so results are compared by direction and norm.
 #[test]
 fn bf16_keeps_angle_and_norm() {
-    for case in [
-        Case::new(130, 130, 2, 64).causal(),
-        Case::new(65, 130, 4, 20).masked(2),
-    ] {
+    for case in [Case::new(130, 130, 2, 64).causal(), Case::new(65, 130, 4, 20).masked(2)] {
         let x = Operands::<bf16>::random(&case);
         let (actual, expected) = (attend(&case, &x), reference(&case, &x.values()));
 
@@ -177,10 +152,7 @@ fn bf16_keeps_angle_and_norm() {
             let dot: f64 = actual.iter().zip(expected).map(|(a, b)| a * b).sum();
             let cosine = dot / (norm(&actual) * norm(expected));
             assert!(cosine > 1.0 - 1e-5, "{name}: cosine {cosine}");
-            assert!(
-                (norm(&actual) / norm(expected) - 1.0).abs() < 1e-3,
-                "{name}"
-            );
+            assert!((norm(&actual) / norm(expected) - 1.0).abs() < 1e-3, "{name}");
         }
     }
 }
@@ -215,13 +187,7 @@ fn cached_decoding_equals_full_forward() {
     fn check<E: Number>(full: &Case, step: usize) {
         let x = Operands::<E>::random(full);
         let expected = attend(full, &x);
-        let Shape {
-            batch,
-            queries,
-            heads,
-            head_dim,
-            ..
-        } = full.shape;
+        let Shape { batch, queries, heads, head_dim, .. } = full.shape;
 
         for start in (0..queries).step_by(step) {
             let (count, valid) = (step.min(queries - start), (start + step).min(queries));
@@ -243,14 +209,8 @@ fn cached_decoding_equals_full_forward() {
             let mut q = dense(&x.q, full.shape.of_queries());
             q.offset = start * heads * head_dim;
             let (k, v) = (dense(&k, of_k), dense(&v, of_k));
-            let attention = Attention {
-                shape: case.shape,
-                q,
-                k,
-                v,
-                mask: case.mask(),
-                scale: full.scale(),
-            };
+            let attention =
+                Attention { shape: case.shape, q, k, v, mask: case.mask(), scale: full.scale() };
             attention.forward(&mut out, &mut lse).unwrap();
 
             for b in 0..batch {
@@ -292,13 +252,7 @@ fn packed_equals_separate() {
     let all = attend(&packed, &x);
 
     let (mut query, mut key) = (0, 0);
-    let Shape {
-        heads,
-        kv_heads,
-        head_dim,
-        queries: total,
-        ..
-    } = packed.shape;
+    let Shape { heads, kv_heads, head_dim, queries: total, .. } = packed.shape;
     for (queries, keys) in lengths {
         let mut one = Case::new(queries, keys, 2, head_dim).causal().window(48);
         one = one.at(&[keys - queries], &[keys]);
@@ -314,9 +268,7 @@ fn packed_equals_separate() {
                 k: x.k[of_k.clone()].to_vec(),
                 v: x.v[of_k.clone()].to_vec(),
                 dout: x.dout[of_q.clone()].to_vec(),
-                dlse: (0..heads)
-                    .flat_map(|h| x.dlse[of_lse(h)].to_vec())
-                    .collect(),
+                dlse: (0..heads).flat_map(|h| x.dlse[of_lse(h)].to_vec()).collect(),
             },
         );
 
@@ -324,9 +276,7 @@ fn packed_equals_separate() {
         assert_same_bits("dq", &all.dq[of_q], &alone.dq, &one);
         assert_same_bits("dk", &all.dk[of_k.clone()], &alone.dk, &one);
         assert_same_bits("dv", &all.dv[of_k], &alone.dv, &one);
-        let lse: Vec<_> = (0..heads)
-            .flat_map(|h| all.lse[of_lse(h)].to_vec())
-            .collect();
+        let lse: Vec<_> = (0..heads).flat_map(|h| all.lse[of_lse(h)].to_vec()).collect();
         assert_same_bits("lse", &lse, &alone.lse, &one);
 
         (query, key) = (query + queries, key + keys);
@@ -337,14 +287,7 @@ fn packed_equals_separate() {
 #[test]
 fn fused_views_equal_contiguous_operands() {
     let case = Case::new(67, 67, 2, 20).causal();
-    let Shape {
-        batch,
-        queries,
-        heads,
-        kv_heads,
-        head_dim,
-        ..
-    } = case.shape;
+    let Shape { batch, queries, heads, kv_heads, head_dim, .. } = case.shape;
     let x = Operands::<f32>::random(&case);
     let expected = attend(&case, &x);
 
@@ -362,14 +305,8 @@ fn fused_views_equal_contiguous_operands() {
     };
 
     let (q, k, v) = (view(0), view(heads), view(heads + kv_heads));
-    let attention = Attention {
-        shape: case.shape,
-        q,
-        k,
-        v,
-        mask: case.mask(),
-        scale: case.scale(),
-    };
+    let attention =
+        Attention { shape: case.shape, q, k, v, mask: case.mask(), scale: case.scale() };
     let mut out = vec![f32::NAN; case.query_len()];
     let mut lse = vec![f32::NAN; case.rows()];
     attention.forward(&mut out, &mut lse).unwrap();
@@ -411,57 +348,30 @@ fn wrong_arguments_are_errors() {
     };
     let error = |attention: &Attention<f32>| {
         let mut out = vec![0.0; case.query_len()];
-        attention
-            .forward(&mut out, &mut vec![0.0; case.rows()])
-            .unwrap_err()
-            .to_string()
+        attention.forward(&mut out, &mut vec![0.0; case.rows()]).unwrap_err().to_string()
     };
 
-    let heads = Attention {
-        shape: Shape { heads: 3, ..shape },
-        ..good
-    };
+    let heads = Attention { shape: Shape { heads: 3, ..shape }, ..good };
     assert!(error(&heads).contains("3 query heads are not a multiple of 2"));
 
-    let long = Attention {
-        shape: Shape { keys: 7, ..shape },
-        ..good
-    };
+    let long = Attention { shape: Shape { keys: 7, ..shape }, ..good };
     assert!(error(&long).contains("`k`"));
 
-    let far = Attention {
-        q: Rows {
-            strides: [usize::MAX, 1, 1],
-            ..good.q
-        },
-        ..good
-    };
+    let far = Attention { q: Rows { strides: [usize::MAX, 1, 1], ..good.q }, ..good };
     assert!(error(&far).contains("`q`"));
 
-    let masked = |sequences| Attention {
-        mask: Mask {
-            sequences,
-            ..good.mask
-        },
-        ..good
-    };
+    let masked = |sequences| Attention { mask: Mask { sequences, ..good.mask }, ..good };
     let rows = |q_offset, k_len| masked(Sequences::Rows { q_offset, k_len });
     assert!(error(&rows(&[0], &[7])).contains("`k_len` is 7, but there are only 6 keys"));
     assert!(error(&rows(&[0, 0, 0], &[6])).contains("`q_offset` has 3 values"));
 
     let offsets = Offsets(&[0, 4]);
-    let packed = masked(Sequences::Packed {
-        cu_seqlens_q: offsets,
-        cu_seqlens_k: offsets,
-    });
+    let packed = masked(Sequences::Packed { cu_seqlens_q: offsets, cu_seqlens_k: offsets });
     assert!(error(&packed).contains("batch of 1, not 2"));
 
     let one = Shape { batch: 1, ..shape };
     assert!(
-        error(&Attention {
-            shape: one,
-            ..packed
-        })
-        .contains("`cu_seqlens_k` must be non-decreasing")
+        error(&Attention { shape: one, ..packed })
+            .contains("`cu_seqlens_k` must be non-decreasing")
     );
 }

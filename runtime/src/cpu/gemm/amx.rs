@@ -108,10 +108,7 @@ impl Kernel for AmxKernel {
     const DEPTH_STEP: usize = 2 * PAIRS;
 
     fn tile(self) -> Tile {
-        Tile {
-            rows: TILE,
-            cols: TILE,
-        }
+        Tile { rows: TILE, cols: TILE }
     }
 
     #[inline(always)]

@@ -26,11 +26,7 @@ impl<T: Copy, C: Copy> Problem<'_, T, C> {
         }
 
         let (a, b) = (self.b.transposed(), self.a.transposed());
-        Self {
-            a,
-            b,
-            c: self.c.transposed(),
-        }
+        Self { a, b, c: self.c.transposed() }
     }
 
     fn multiply_adds(&self) -> usize {
@@ -76,9 +72,7 @@ pub(super) fn multiply_all<'a, K, C>(
     C: Output<K::Sum> + 'a,
 {
     let problem = |index| problem(index).along_rows();
-    let work = (0..count)
-        .map(|i| problem(i).multiply_adds())
-        .fold(0, usize::saturating_add);
+    let work = (0..count).map(|i| problem(i).multiply_adds()).fold(0, usize::saturating_add);
 
     let threads = match work < SERIAL_MULTIPLY_ADDS {
         true => 1,
@@ -152,9 +146,7 @@ impl Grid {
             let block = rows * cols.next_multiple_of(tile.cols) + PACKING_COST * (rows + cols);
             grid.blocks().div_ceil(threads) * block
         };
-        grids
-            .min_by_key(time)
-            .unwrap_or(Self { down: 1, across: 1 })
+        grids.min_by_key(time).unwrap_or(Self { down: 1, across: 1 })
     }
 
     fn blocks(self) -> usize {
@@ -280,11 +272,8 @@ fn multiply_one_row<K, C>(
     let (tile, depth) = (kernel.tile(), a.cols());
     for col in (0..c.cols()).step_by(tile.cols) {
         let cols = tile.cols.min(c.cols() - col);
-        let part = Problem {
-            a,
-            b: b.part([0, col], [depth, cols]),
-            c: c.part([0, col], [1, cols]),
-        };
+        let part =
+            Problem { a, b: b.part([0, col], [depth, cols]), c: c.part([0, col], [1, cols]) };
         let sums = &mut memory.sums[..tile.len()];
         match kernel.multiply_row(a, part.b.transposed(), &mut sums[..cols]) {
             Some(()) => store(part.c, sums, tile, update),
@@ -318,11 +307,7 @@ fn multiply_slabs<const SLAB: usize, K, C>(
     K: Kernel,
     C: Output<K::Sum>,
 {
-    let Memory {
-        a: a_panels,
-        b: b_panel,
-        sums,
-    } = memory;
+    let Memory { a: a_panels, b: b_panel, sums } = memory;
     let Problem { a, b, c } = block;
     let (tile, depth) = (kernel.tile(), a.cols());
     let b_t = b.transposed();
@@ -330,11 +315,7 @@ fn multiply_slabs<const SLAB: usize, K, C>(
     for slab in (0..depth).step_by(slab_depth::<K>(SLAB)) {
         let live_depth = slab_depth::<K>(SLAB).min(depth - slab);
         let units = live_depth.next_multiple_of(K::DEPTH_STEP) / K::DEPTH_PER_UNIT;
-        let start = if slab == 0 {
-            Start::Zero
-        } else {
-            Start::Resume
-        };
+        let start = if slab == 0 { Start::Zero } else { Start::Resume };
         let is_last = slab + live_depth == depth;
 
         let (a_len, b_len) = (tile.rows * units, tile.cols * units);
@@ -369,15 +350,9 @@ fn multiply_slabs<const SLAB: usize, K, C>(
                 }
                 let a_rows = match unpacked {
                     Some(rows) => rows.after(row),
-                    None => Rows {
-                        units: &a_panels[panel * a_stride..][..a_len],
-                        order,
-                    },
+                    None => Rows { units: &a_panels[panel * a_stride..][..a_len], order },
                 };
-                let live = Tile {
-                    rows: tile.rows.min(c.rows() - row),
-                    cols,
-                };
+                let live = Tile { rows: tile.rows.min(c.rows() - row), cols };
                 let sums = &mut sums[next_sums..][..tile.len()];
                 next_sums += sum_stride;
 

@@ -29,10 +29,7 @@ pub(super) struct Dot {
 
 impl Dot {
     pub(super) fn detect() -> Option<Self> {
-        Some(Self {
-            instruction: Bf16Dot::try_new()?,
-            vectors: V4::try_new()?,
-        })
+        Some(Self { instruction: Bf16Dot::try_new()?, vectors: V4::try_new()? })
     }
 
     /// As [`Dot::detect`], but only if the instruction is faster than widening to f32.
@@ -94,10 +91,7 @@ impl Arithmetic for Dot {
     fn multiply_add(self, a: u32x16, b: u32x16, sum: f32x16) -> f32x16 {
         // SAFETY: `instruction` proves support; the types are plain 64-byte vectors.
         unsafe {
-            let (a, b) = (
-                transmute::<u32x16, __m512bh>(a),
-                transmute::<u32x16, __m512bh>(b),
-            );
+            let (a, b) = (transmute::<u32x16, __m512bh>(a), transmute::<u32x16, __m512bh>(b));
             let sum = transmute::<f32x16, __m512>(sum);
             transmute::<__m512, f32x16>(_mm512_dpbf16_ps(sum, a, b))
         }

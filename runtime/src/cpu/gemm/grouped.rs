@@ -30,12 +30,7 @@ where
     O: Copy + TryInto<usize> + Sync,
 {
     let op = "grouped_gemm";
-    agree(
-        op,
-        "columns of x and rows of each w",
-        &[x.cols()],
-        &[w.rows()],
-    )?;
+    agree(op, "columns of x and rows of each w", &[x.cols()], &[w.rows()])?;
     agree(op, "columns of each w and of y", &[w.cols()], &[y.cols()])?;
     agree(op, "rows of x and of y", &[x.rows()], &[y.rows()])?;
     agree(op, "batch extents of x and []", x.batch(), &[])?;
@@ -46,19 +41,11 @@ where
     let y = y.target();
     let problem = |g| {
         let (start, len) = groups.rows(g);
-        Problem {
-            a: x.part([start, 0], [len, k]),
-            b: w.at(g),
-            c: y.part([start, 0], [len, n]),
-        }
+        Problem { a: x.part([start, 0], [len, k]), b: w.at(g), c: y.part([start, 0], [len, n]) }
     };
 
     let count = groups.count();
-    T::with_kernel(Run {
-        count,
-        problem: &problem,
-        update,
-    });
+    T::with_kernel(Run { count, problem: &problem, update });
     Ok(())
 }
 
@@ -85,18 +72,8 @@ where
     O: Copy + TryInto<usize> + Sync,
 {
     let op = "grouped_gemm_weight";
-    agree(
-        op,
-        "columns of x and rows of each dw",
-        &[x.cols()],
-        &[dw.rows()],
-    )?;
-    agree(
-        op,
-        "columns of dy and of each dw",
-        &[dy.cols()],
-        &[dw.cols()],
-    )?;
+    agree(op, "columns of x and rows of each dw", &[x.cols()], &[dw.rows()])?;
+    agree(op, "columns of dy and of each dw", &[dy.cols()], &[dw.cols()])?;
     agree(op, "rows of x and of dy", &[x.rows()], &[dy.rows()])?;
     agree(op, "batch extents of x and []", x.batch(), &[])?;
     agree(op, "batch extents of dy and []", dy.batch(), &[])?;
@@ -107,19 +84,11 @@ where
     let problem = |g| {
         let (start, len) = groups.rows(g);
         let x = x.part([start, 0], [len, m]);
-        Problem {
-            a: x.transposed(),
-            b: dy.part([start, 0], [len, n]),
-            c: dw.at(g),
-        }
+        Problem { a: x.transposed(), b: dy.part([start, 0], [len, n]), c: dw.at(g) }
     };
 
     let count = groups.count();
-    T::with_kernel(Run {
-        count,
-        problem: &problem,
-        update,
-    });
+    T::with_kernel(Run { count, problem: &problem, update });
     Ok(())
 }
 
@@ -137,12 +106,7 @@ impl<'a, O: Copy + TryInto<usize>> Groups<'a, O> {
         rows: usize,
     ) -> Result<Self, GemmError> {
         let groups = offsets.len().saturating_sub(1);
-        agree(
-            op,
-            "groups in the offsets and batch extents",
-            &[groups],
-            batch,
-        )?;
+        agree(op, "groups in the offsets and batch extents", &[groups], batch)?;
 
         let mut last = 0;
         for (index, &offset) in offsets.iter().enumerate() {

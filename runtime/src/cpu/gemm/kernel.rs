@@ -49,10 +49,7 @@ impl<P> Rows<'_, P> {
             Order::Rows { stride } => rows * stride,
             Order::Depth => rows,
         };
-        Rows {
-            units: &self.units[start..],
-            ..self
-        }
+        Rows { units: &self.units[start..], ..self }
     }
 }
 
@@ -115,10 +112,7 @@ pub(super) trait WithKernel<T: Element> {
 }
 
 /// An element type of A and B: f32, f64 or bf16.
-#[expect(
-    private_bounds,
-    reason = "sealed: each element type has its kernels here"
-)]
+#[expect(private_bounds, reason = "sealed: each element type has its kernels here")]
 pub(crate) trait Element: Dispatch {
     /// The accumulator type.
     type Sum: Pod + Send + Sync;

@@ -31,15 +31,8 @@ impl<'a> Layout<'a> {
             return Err(GemmError::BatchRank { extents, strides });
         }
 
-        let mut layout = Self {
-            offset: 0,
-            rows,
-            cols,
-            row_stride,
-            col_stride,
-            batch,
-            batch_strides,
-        };
+        let mut layout =
+            Self { offset: 0, rows, cols, row_stride, col_stride, batch, batch_strides };
         if layout.dims().any(|(extent, _)| extent == 0) {
             return Ok(layout);
         }
@@ -54,12 +47,7 @@ impl<'a> Layout<'a> {
 
         if lowest < 0 || highest >= len as i128 {
             let (extents, strides) = layout.dims().unzip();
-            return Err(GemmError::OutOfBounds {
-                extents,
-                strides,
-                offset,
-                len,
-            });
+            return Err(GemmError::OutOfBounds { extents, strides, offset, len });
         }
 
         layout.offset = offset as isize;
@@ -98,11 +86,7 @@ impl<'a> Layout<'a> {
 
     fn dims(&self) -> impl Iterator<Item = (usize, isize)> + use<'a> {
         let matrix = [(self.rows, self.row_stride), (self.cols, self.col_stride)];
-        let batch = self
-            .batch
-            .iter()
-            .copied()
-            .zip(self.batch_strides.iter().copied());
+        let batch = self.batch.iter().copied().zip(self.batch_strides.iter().copied());
         batch.chain(matrix)
     }
 
@@ -124,12 +108,7 @@ impl<'a> Layout<'a> {
             index /= extent;
         }
 
-        Self {
-            offset,
-            batch: &[],
-            batch_strides: &[],
-            ..self
-        }
+        Self { offset, batch: &[], batch_strides: &[], ..self }
     }
 
     /// The `rows` x `cols` submatrix whose first element is (row, col). It must be within bounds.
@@ -138,12 +117,7 @@ impl<'a> Layout<'a> {
         let empty = rows == 0 || cols == 0;
         let offset = if empty { 0 } else { self.index(row, col) };
 
-        Self {
-            offset,
-            rows,
-            cols,
-            ..self
-        }
+        Self { offset, rows, cols, ..self }
     }
 
     fn index(&self, row: usize, col: usize) -> isize {
@@ -200,10 +174,7 @@ impl<'a, T: Copy> MatrixRef<'a, T> {
 
     /// The transpose, without a copy.
     pub(crate) fn transposed(self) -> Self {
-        Self {
-            layout: self.layout.transposed(),
-            ..self
-        }
+        Self { layout: self.layout.transposed(), ..self }
     }
 
     /// Rows of each matrix.
@@ -222,17 +193,11 @@ impl<'a, T: Copy> MatrixRef<'a, T> {
     }
 
     pub(super) fn at(self, index: usize) -> Self {
-        Self {
-            layout: self.layout.at(index),
-            ..self
-        }
+        Self { layout: self.layout.at(index), ..self }
     }
 
     pub(super) fn part(self, start: [usize; 2], extents: [usize; 2]) -> Self {
-        Self {
-            layout: self.layout.part(start, extents),
-            ..self
-        }
+        Self { layout: self.layout.part(start, extents), ..self }
     }
 
     pub(super) fn get(&self, row: usize, col: usize) -> T {
@@ -249,8 +214,7 @@ impl<'a, T: Copy> MatrixRef<'a, T> {
     pub(super) fn contiguous_rows(&self) -> Option<(&'a [T], usize)> {
         let stride = usize::try_from(self.layout.row_stride).ok()?;
         let start = self.layout.index(0, 0) as usize;
-        self.rows_are_contiguous()
-            .then(|| (&self.data[start..], stride))
+        self.rows_are_contiguous().then(|| (&self.data[start..], stride))
     }
 
     /// Divides the elements into `count` parts and prefetches part `index`. Does nothing if neither
@@ -332,19 +296,13 @@ impl<'a, T: Copy> MatrixMut<'a, T> {
         batch_strides: &'a [isize],
     ) -> Result<Self, GemmError> {
         let layout = Layout::new(data.len(), offset, extents, strides, (batch, batch_strides))?;
-        Ok(Self {
-            data,
-            layout: layout.without_overlap()?,
-        })
+        Ok(Self { data, layout: layout.without_overlap()? })
     }
 
     /// The transpose, without a copy.
     #[cfg(test)]
     pub(crate) fn transposed(self) -> Self {
-        Self {
-            layout: self.layout.transposed(),
-            ..self
-        }
+        Self { layout: self.layout.transposed(), ..self }
     }
 
     /// Rows of each matrix.
@@ -364,11 +322,7 @@ impl<'a, T: Copy> MatrixMut<'a, T> {
 
     /// A view of the same memory that threads can share.
     pub(super) fn target(&mut self) -> Target<'_, T> {
-        Target {
-            data: self.data.as_mut_ptr(),
-            layout: self.layout,
-            borrow: PhantomData,
-        }
+        Target { data: self.data.as_mut_ptr(), layout: self.layout, borrow: PhantomData }
     }
 }
 
@@ -403,24 +357,15 @@ impl<'a, T: Copy> Target<'a, T> {
     }
 
     pub(super) fn at(self, index: usize) -> Self {
-        Self {
-            layout: self.layout.at(index),
-            ..self
-        }
+        Self { layout: self.layout.at(index), ..self }
     }
 
     pub(super) fn part(self, start: [usize; 2], extents: [usize; 2]) -> Self {
-        Self {
-            layout: self.layout.part(start, extents),
-            ..self
-        }
+        Self { layout: self.layout.part(start, extents), ..self }
     }
 
     pub(super) fn transposed(self) -> Self {
-        Self {
-            layout: self.layout.transposed(),
-            ..self
-        }
+        Self { layout: self.layout.transposed(), ..self }
     }
 
     /// Whether the row stride is smaller than the column stride.

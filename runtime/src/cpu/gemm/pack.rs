@@ -339,10 +339,7 @@ fn adjacent_elements<'a, T: Pod, U: Unit<T>>(
     if !by_depth.rows_are_contiguous() || last >= lanes.cols() || count == 0 {
         return None;
     }
-    Some((
-        by_depth.row(first, first_lane, count),
-        by_depth.row(last, first_lane, count),
-    ))
+    Some((by_depth.row(first, first_lane, count), by_depth.row(last, first_lane, count)))
 }
 
 #[inline(always)]

@@ -26,10 +26,7 @@ impl Numbers {
     }
 
     fn bits(&mut self) -> u64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1);
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         self.0 >> 33
     }
 
@@ -39,9 +36,7 @@ impl Numbers {
 
     /// Uniform in [-1, 1), rounded to `T`.
     pub(super) fn vec<T: Number>(&mut self, len: usize) -> Vec<T> {
-        (0..len)
-            .map(|_| T::from_f64(self.bits() as f64 / (1u64 << 30) as f64 - 1.0))
-            .collect()
+        (0..len).map(|_| T::from_f64(self.bits() as f64 / (1u64 << 30) as f64 - 1.0)).collect()
     }
 }
 

@@ -75,10 +75,7 @@ impl<A: Arithmetic> Kernel for VectorKernel<A> {
     const DEPTH_STEP: usize = A::Packed::DEPTH;
 
     fn tile(self) -> Tile {
-        Tile {
-            rows: Self::ROWS,
-            cols: Self::COLS,
-        }
+        Tile { rows: Self::ROWS, cols: Self::COLS }
     }
 
     #[inline(always)]
@@ -91,12 +88,7 @@ impl<A: Arithmetic> Kernel for VectorKernel<A> {
         let (elements, stride) = rows.contiguous_rows()?;
         let whole = stride % A::Packed::DEPTH == 0 && rows.cols() % A::Packed::DEPTH == 0;
         let units = A::unpacked(elements).filter(|_| whole)?;
-        Some(Rows {
-            units,
-            order: Order::Rows {
-                stride: stride / A::Packed::DEPTH,
-            },
-        })
+        Some(Rows { units, order: Order::Rows { stride: stride / A::Packed::DEPTH } })
     }
 
     #[inline(always)]
@@ -116,9 +108,7 @@ impl<A: Arithmetic> Kernel for VectorKernel<A> {
             let live = Self::ROWS.min(rows.rows() - first);
             pack_rows(rows.part([first, 0], [live, rows.cols()]), panel);
         }
-        Order::Rows {
-            stride: rows.cols().div_ceil(A::Packed::DEPTH),
-        }
+        Order::Rows { stride: rows.cols().div_ceil(A::Packed::DEPTH) }
     }
 
     #[inline(always)]

@@ -2,14 +2,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-const BASE: Pool = Pool {
-    stream: 0,
-    graph: 0,
-};
-const SIDE: Pool = Pool {
-    stream: 1,
-    graph: 0,
-};
+const BASE: Pool = Pool { stream: 0, graph: 0 };
+const SIDE: Pool = Pool { stream: 1, graph: 0 };
 
 fn allocator(capacity: usize) -> Allocator {
     Allocator::new(Box::new(MetaSegments::new(capacity)), capacity)
@@ -98,10 +92,7 @@ fn out_of_memory_empties_the_cache_first_and_then_reports_what_is_in_use() {
 /// The report lists memory of graphs separately, and names other users of the GPU.
 #[test]
 fn out_of_memory_names_graphs_and_other_users() {
-    let private = Pool {
-        stream: 0,
-        graph: 7,
-    };
+    let private = Pool { stream: 0, graph: 7 };
     // Other processes use 100 of the 200 MiB.
     let mut memory = Allocator::new(Box::new(MetaSegments::new(100 * MIB)), 200 * MIB);
     let inside = memory.allocate(private, 40 * MIB).unwrap();
@@ -120,15 +111,10 @@ fn out_of_memory_names_graphs_and_other_users() {
 /// A graph owns its memory until it is dropped, because every launch uses it again.
 #[test]
 fn graphs_keep_their_memory() {
-    let private = Pool {
-        stream: 0,
-        graph: 7,
-    };
+    let private = Pool { stream: 0, graph: 7 };
     let mut memory = allocator(64 * MIB);
-    let (inside, result) = (
-        memory.allocate(private, 4 * MIB).unwrap(),
-        memory.allocate(private, 4 * MIB).unwrap(),
-    );
+    let (inside, result) =
+        (memory.allocate(private, 4 * MIB).unwrap(), memory.allocate(private, 4 * MIB).unwrap());
     let address = inside.address();
     memory.free(inside, false);
     memory.empty_cache();

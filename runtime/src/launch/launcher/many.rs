@@ -24,11 +24,7 @@ impl Launcher<'_> {
         self.expect_disjoint(changed)?;
         let storages: HashSet<usize> = changed.iter().map(|x| x.storage_id()).collect();
         let may_change = |x: &&&Tensor| x.kind() != Kind::Value;
-        if read
-            .iter()
-            .filter(may_change)
-            .any(|x| storages.contains(&x.storage_id()))
-        {
+        if read.iter().filter(may_change).any(|x| storages.contains(&x.storage_id())) {
             return Err(Error::Busy { op: self.op });
         }
 

@@ -42,10 +42,7 @@ impl Matrices {
     }
 
     pub(super) fn part(&self, gpu: &Launcher<'_>) -> Result<Part> {
-        Ok(Part {
-            address: gpu.ptr(&self.tensor)?,
-            layout: self.layout,
-        })
+        Ok(Part { address: gpu.ptr(&self.tensor)?, layout: self.layout })
     }
 }
 
@@ -142,12 +139,7 @@ impl Part {
             Order::ColumnMajor => Order::RowMajor,
         };
         Part {
-            layout: MatrixLayout {
-                rows: layout.columns,
-                columns: layout.rows,
-                order,
-                ..layout
-            },
+            layout: MatrixLayout { rows: layout.columns, columns: layout.rows, order, ..layout },
             ..self
         }
     }
@@ -232,12 +224,8 @@ pub(in crate::launch) struct Sums {
 
 impl Sums {
     /// The split-k parts, in a workspace.
-    pub(super) const OF_PARTS: Sums = Sums {
-        dtype: DType::F32,
-        adds: false,
-        aligned: true,
-        leading: None,
-    };
+    pub(super) const OF_PARTS: Sums =
+        Sums { dtype: DType::F32, adds: false, aligned: true, leading: None };
 
     pub(super) fn output(&self) -> Output {
         match (self.dtype, self.adds) {
@@ -287,12 +275,7 @@ impl Product {
         let (bytes, aligned) = into.bytes_to(row);
         Product {
             address: into.address.byte_add(bytes),
-            sums: Sums {
-                dtype: into.dtype,
-                adds,
-                aligned,
-                leading: Some(into.leading),
-            },
+            sums: Sums { dtype: into.dtype, adds, aligned, leading: Some(into.leading) },
         }
     }
 }
@@ -315,15 +298,8 @@ mod tests {
         assert_eq!((straight.count, straight.batch), (6, 20));
 
         let transposed = x.layout.transpose(2, 3).unwrap();
-        let transposed = MatrixLayout::of(&Operand {
-            layout: transposed,
-            ..x
-        })
-        .unwrap();
-        assert_eq!(
-            (transposed.order, transposed.leading),
-            (Order::ColumnMajor, 5)
-        );
+        let transposed = MatrixLayout::of(&Operand { layout: transposed, ..x }).unwrap();
+        assert_eq!((transposed.order, transposed.leading), (Order::ColumnMajor, 5));
         assert_eq!((transposed.rows, transposed.columns), (5, 4));
 
         // Interleaved heads: the stride between the matrices of the batch is not constant.
@@ -334,13 +310,7 @@ mod tests {
     #[test]
     fn the_alignment_of_a_part_depends_on_its_own_address() {
         fn whole<P>(address: P) -> Lines<P> {
-            Lines {
-                address,
-                dtype: DType::BF16,
-                columns: 20,
-                leading: 20,
-                aligned: true,
-            }
+            Lines { address, dtype: DType::BF16, columns: 20, leading: 20, aligned: true }
         }
 
         let [aligned, unaligned] = [2..5, 1..5].map(|rows| whole(In(4096)).part(&rows));

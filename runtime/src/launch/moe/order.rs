@@ -42,10 +42,8 @@ impl Sort {
         extent(FAMILY, "experts", first_expert.saturating_add(held), most)?;
         let (first_expert, held) = (first_expert as u32, held as u32);
 
-        let (histogram, scatter) = (
-            ExpertHistogram::new(index, held),
-            ExpertScatter::new(index, held),
-        );
+        let (histogram, scatter) =
+            (ExpertHistogram::new(index, held), ExpertScatter::new(index, held));
         Ok(Sort {
             histogram: Plan::new(histogram.launch(blocks, held), histogram),
             starts: Plan::new(ExpertStarts.launch(held), ExpertStarts),
@@ -74,17 +72,9 @@ pub(crate) fn expert_order(
     [counts, totals]: [&UninitTensor; 2],
     [offsets, order, row_of_slot]: [&UninitTensor; 3],
 ) -> Result<()> {
-    let &Sort {
-        blocks,
-        first_expert,
-        held,
-        ..
-    } = plan;
-    let (indices, counts, totals) = (
-        gpu.ptr(indices)?,
-        gpu.uninit_ptr(counts)?,
-        gpu.uninit_ptr(totals)?,
-    );
+    let &Sort { blocks, first_expert, held, .. } = plan;
+    let (indices, counts, totals) =
+        (gpu.ptr(indices)?, gpu.uninit_ptr(counts)?, gpu.uninit_ptr(totals)?);
     let offsets = gpu.uninit_ptr(offsets)?;
 
     let arguments = ExpertHistogramArguments {
@@ -96,17 +86,9 @@ pub(crate) fn expert_order(
         first_expert,
     };
     gpu.run(&plan.histogram, &arguments)?;
-    let arguments = ExpertStartsArguments {
-        counts,
-        totals,
-        blocks: blocks.count(),
-    };
+    let arguments = ExpertStartsArguments { counts, totals, blocks: blocks.count() };
     gpu.run(&plan.starts, &arguments)?;
-    let arguments = ExpertOffsetsArguments {
-        totals: totals.written(),
-        offsets,
-        held,
-    };
+    let arguments = ExpertOffsetsArguments { totals: totals.written(), offsets, held };
     gpu.run(&plan.offsets, &arguments)?;
     let arguments = ExpertScatterArguments {
         indices,
@@ -130,19 +112,11 @@ pub(crate) fn expert_counts(
     offsets: &Tensor,
     counts: &UninitTensor,
 ) -> Result<()> {
-    let held = extent(
-        FAMILY,
-        "experts",
-        counts.shape().elements(),
-        i32::MAX as u32,
-    );
+    let held = extent(FAMILY, "experts", counts.shape().elements(), i32::MAX as u32);
     let held = gpu.planned(held)?;
     let plan = Plan::new(ExpertCounts.launch(held), ExpertCounts);
-    let arguments = ExpertCountsArguments {
-        offsets: gpu.ptr(offsets)?,
-        counts: gpu.uninit_ptr(counts)?,
-        held,
-    };
+    let arguments =
+        ExpertCountsArguments { offsets: gpu.ptr(offsets)?, counts: gpu.uninit_ptr(counts)?, held };
     gpu.run(&plan, &arguments)
 }
 

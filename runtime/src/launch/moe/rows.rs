@@ -21,15 +21,8 @@ pub(crate) fn permute_tokens(
     y: &UninitTensor,
 ) -> Result<()> {
     let last = offsets.elements().saturating_sub(1);
-    let segments = u32::try_from(last)
-        .unwrap_or(u32::MAX)
-        .clamp(1, MAX_SEGMENTS);
-    let plan = permute(
-        &Operand::of(x),
-        [y.shape()[0], top_k],
-        segments,
-        weights.is_some(),
-    );
+    let segments = u32::try_from(last).unwrap_or(u32::MAX).clamp(1, MAX_SEGMENTS);
+    let plan = permute(&Operand::of(x), [y.shape()[0], top_k], segments, weights.is_some());
     let plan = gpu.planned(plan)?;
     let arguments = PermuteTokensArguments {
         x: gpu.ptr(x)?,
@@ -149,22 +142,12 @@ fn unpermute_grad_weights(
     [dout, y, row_of_slot]: &[Operand; 3],
 ) -> Result<Moved<UnpermuteGradWeights>, PlanError> {
     let features = features_of(y)?;
-    let slots = extent(
-        FAMILY,
-        "slots",
-        row_of_slot.layout.shape().elements(),
-        MAX_EXTENT,
-    )?;
+    let slots = extent(FAMILY, "slots", row_of_slot.layout.shape().elements(), MAX_EXTENT)?;
     let variant = UnpermuteGradWeights::new(float(y.dtype)?, features, aligned(&[dout, y]));
     Ok(Moved {
         kernel: Plan::new(variant.launch(slots), variant),
         rows: extent(FAMILY, "rows", y.layout.shape()[0], MAX_EXTENT)?,
-        top_k: extent(
-            FAMILY,
-            "slots of a token",
-            row_of_slot.layout.shape()[1],
-            MAX_EXTENT,
-        )?,
+        top_k: extent(FAMILY, "slots of a token", row_of_slot.layout.shape()[1], MAX_EXTENT)?,
         features,
     })
 }
@@ -192,21 +175,10 @@ mod tests {
         assert_eq!(variant(0), variant(8));
         assert_ne!(variant(0), variant(1));
 
-        let (none, row_of_slot) = (
-            operand(DType::F32, &[0, 8], 0),
-            operand(DType::I32, &[0, 2], 0),
-        );
-        assert_eq!(
-            unpermute(&none, &row_of_slot, true).unwrap().kernel.launch,
-            None
-        );
-        assert_eq!(
-            unpermute_grad_weights(&[none, none, row_of_slot])
-                .unwrap()
-                .kernel
-                .launch,
-            None
-        );
+        let (none, row_of_slot) =
+            (operand(DType::F32, &[0, 8], 0), operand(DType::I32, &[0, 2], 0));
+        assert_eq!(unpermute(&none, &row_of_slot, true).unwrap().kernel.launch, None);
+        assert_eq!(unpermute_grad_weights(&[none, none, row_of_slot]).unwrap().kernel.launch, None);
         let refused = permute(&operand(DType::F64, &[1, 8], 0), [2, 2], 3, true);
         assert_eq!(refused.err(), Some(PlanError::DType(DType::F64)));
     }

@@ -37,10 +37,7 @@ pub(super) fn queries(q: &Tensor) -> Vec<Queries> {
     let mut end = 0;
     let ranges = tag.region().dims()[1].ranges().iter().map(|range| {
         end += range.len();
-        Queries {
-            first: range.start,
-            own: end - range.len()..end,
-        }
+        Queries { first: range.start, own: end - range.len()..end }
     });
     ranges.collect()
 }
@@ -67,19 +64,12 @@ pub(super) fn local_mask<'a>(
             q_offset: checked("q_offset", q_offset, List::PerRow)?,
             k_len: checked("k_len", k_len, List::PerRow)?,
         },
-        Packed {
-            cu_seqlens_q,
-            cu_seqlens_k,
-        } => Packed {
+        Packed { cu_seqlens_q, cu_seqlens_k } => Packed {
             cu_seqlens_q: checked("cu_seqlens_q", cu_seqlens_q, List::Offsets)?,
             cu_seqlens_k: checked("cu_seqlens_k", cu_seqlens_k, List::Offsets)?,
         },
     };
-    Ok(Cow::Owned(AttentionMask {
-        sequences,
-        causal: mask.causal,
-        window: mask.window,
-    }))
+    Ok(Cow::Owned(AttentionMask { sequences, causal: mask.causal, window: mask.window }))
 }
 
 /// Checks one tensor of the mask by the rule of an op that has it and `q` as operands.

@@ -45,10 +45,7 @@ pub fn linear_cross_entropy_shards(
     let logits = gate.results(|| ShardingRule::new(SHARDS, rule))?;
 
     let (of_x, of_w, own_labels) = (x.local(), w.local(), labels.local());
-    let targets = Targets {
-        labels: &own_labels,
-        ..Targets::new(labels, ignore_index, w)
-    };
+    let targets = Targets { labels: &own_labels, ..Targets::new(labels, ignore_index, w) };
     let (max, sum_exp, label_logit) = linear_cross_entropy(&of_x, &of_w, targets)?;
     let rows = max.shape().len();
     let own = [max, sum_exp, label_logit].map(|statistic| statistic.unsqueeze(rows));
@@ -70,21 +67,11 @@ fn per_shard(logits: &Sharding) -> Result<Sharding, ShardedTensorError> {
     let last = shape.len() - 1;
     shape[last] = 1;
     for axis in logits.axes_of_dim(last) {
-        shape[last] *= logits
-            .mesh()
-            .size(axis)
-            .map_err(meshgrad_mesh::ShardingError::from)?;
+        shape[last] *= logits.mesh().size(axis).map_err(meshgrad_mesh::ShardingError::from)?;
     }
     let placements = logits.placements().into_iter().map(|(axis, placement)| {
         let is_last = placement.dim() == Some(last);
-        (
-            axis,
-            if is_last {
-                Placement::shard(last)
-            } else {
-                placement
-            },
-        )
+        (axis, if is_last { Placement::shard(last) } else { placement })
     });
     let placements: Vec<_> = placements.collect();
     Ok(Sharding::new(logits.mesh(), placements, &shape)?)

@@ -20,13 +20,8 @@ fn rows_of(x: &Tensor, ends: &[i64]) -> Tensor {
 }
 
 /// Offsets for 12 rows. Some groups are empty, and some rows belong to no group.
-const ENDS: [&[i64]; 5] = [
-    &[0, 3, 3, 10, 12],
-    &[0, 0, 0, 0, 0],
-    &[0, 12, 12, 12, 12],
-    &[0, 5],
-    &[0],
-];
+const ENDS: [&[i64]; 5] =
+    [&[0, 3, 3, 10, 12], &[0, 0, 0, 0, 0], &[0, 12, 12, 12, 12], &[0, 5], &[0]];
 
 /// A grouped product and its gradients equal a loop of matrix products over the groups, bit for
 /// bit.
@@ -36,12 +31,8 @@ fn grouped_matmul_equals_a_loop_over_groups() {
     for dtype in [DType::F64, DType::F32, DType::BF16] {
         for ends in ENDS {
             let (c, i, o, g) = (12, 7, 5, ends.len() - 1);
-            let x = numbered(&device, &[i, c], 0.3, dtype)
-                .transpose(0, 1)
-                .unwrap();
-            let w = numbered(&device, &[g, i, o], 0.7, dtype)
-                .transpose(1, 2)
-                .unwrap();
+            let x = numbered(&device, &[i, c], 0.3, dtype).transpose(0, 1).unwrap();
+            let w = numbered(&device, &[g, i, o], 0.7, dtype).transpose(1, 2).unwrap();
             let dy = numbered(&device, &[c, o], 1.1, dtype);
             let at = offsets(&device, ends);
 
@@ -52,10 +43,7 @@ fn grouped_matmul_equals_a_loop_over_groups() {
             for _ in 0..2 {
                 grouped_matmul_grad_weight_into(&dy, &x, &at, &mut dw).unwrap();
             }
-            assert_eq!(
-                (y.shape().to_vec(), dx.shape().to_vec()),
-                (vec![c, o], vec![c, i])
-            );
+            assert_eq!((y.shape().to_vec(), dx.shape().to_vec()), (vec![c, o], vec![c, i]));
 
             let dw = dw.total().unwrap().clone();
             for (group, ends) in ends.windows(2).enumerate() {
@@ -172,14 +160,10 @@ fn offsets_are_checked() {
         let refused = |result: Result<()>| matches!(result, Err(Error::Argument { .. }));
         assert!(refused(grouped_matmul_nt(&x, &w, &at).map(drop)));
         assert!(refused(grouped_matmul_grad_input(&dy, &w, &at).map(drop)));
-        assert!(refused(grouped_matmul_grad_weight_into(
-            &dy, &x, &at, &mut dw
-        )));
+        assert!(refused(grouped_matmul_grad_weight_into(&dy, &x, &at, &mut dw)));
     }
     assert_eq!(
-        grouped_matmul_nt(&x, &w, &offsets(&device, &[0, 4]))
-            .unwrap_err()
-            .to_string(),
+        grouped_matmul_nt(&x, &w, &offsets(&device, &[0, 4])).unwrap_err().to_string(),
         "grouped_matmul_nt: `offsets` needs 3 elements for 2 groups; the op is `x: F[c! i], w: F[g! o i], \
          offsets: i64[b!] -> y: F[c o]` and was given x f32[4, 3], w f32[2, 5, 3], offsets i64[2]"
     );

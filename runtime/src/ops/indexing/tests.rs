@@ -13,14 +13,8 @@ fn values(x: &Tensor) -> Vec<f64> {
 
 fn indices(device: &Device, shape: &[usize], extent: usize, dtype: DType) -> Tensor {
     let count: usize = shape.iter().product();
-    let elements: Vec<i64> = (0..count)
-        .map(|i| ((i * i * 7 + i / 2) % extent) as i64)
-        .collect();
-    ops::cast(
-        &Tensor::from_slice(device, shape, &elements).unwrap(),
-        dtype,
-    )
-    .unwrap()
+    let elements: Vec<i64> = (0..count).map(|i| ((i * i * 7 + i / 2) % extent) as i64).collect();
+    ops::cast(&Tensor::from_slice(device, shape, &elements).unwrap(), dtype).unwrap()
 }
 
 fn dot(a: &Tensor, b: &Tensor) -> f64 {
@@ -43,10 +37,7 @@ fn coordinates(mut at: usize, shape: &[usize]) -> Vec<usize> {
 }
 
 fn place(coordinates: &[usize], shape: &[usize]) -> usize {
-    coordinates
-        .iter()
-        .zip(shape)
-        .fold(0, |place, (c, extent)| place * extent + c)
+    coordinates.iter().zip(shape).fold(0, |place, (c, extent)| place * extent + c)
 }
 
 /// concat(split(x)) == x along any dim, for contiguous and transposed x, and with empty parts.
@@ -67,19 +58,14 @@ fn concat_undoes_split() {
         }
     }
     let empty = numbered(&device, &[0, 3], 0.1, DType::F32);
-    assert_eq!(
-        concat(&[&empty, &empty], 1).unwrap().shape().to_vec(),
-        [0, 6]
-    );
+    assert_eq!(concat(&[&empty, &empty], 1).unwrap().shape().to_vec(), [0, 6]);
 }
 
 #[test]
 fn concat_and_split_reject_mismatched_operands() {
     let device = Device::cpu();
-    let (a, b) = (
-        numbered(&device, &[2, 3], 0.1, DType::F32),
-        numbered(&device, &[2, 4], 0.1, DType::F32),
-    );
+    let (a, b) =
+        (numbered(&device, &[2, 3], 0.1, DType::F32), numbered(&device, &[2, 4], 0.1, DType::F32));
     assert_eq!(
         concat(&[&a, &b], 0).unwrap_err().to_string(),
         "concat: all extents except those of dim 0 must be equal; the op is `first: T[*], other: T[*] -> y: T[*]` \
@@ -91,10 +77,7 @@ fn concat_and_split_reject_mismatched_operands() {
     assert!(matches!(concat(&[&a, &c], 0), Err(Error::Signature { .. })));
     assert!(matches!(concat(&[&a], 2), Err(Error::NoDim { .. })));
     assert!(matches!(split(&a, &[1, 1], 1), Err(Error::Argument { .. })));
-    assert!(matches!(
-        split(&a, &[usize::MAX, 4], 1),
-        Err(Error::Argument { .. })
-    ));
+    assert!(matches!(split(&a, &[usize::MAX, 4], 1), Err(Error::Argument { .. })));
 }
 
 #[test]
@@ -102,9 +85,7 @@ fn index_select_equals_a_loop_and_its_gradient_is_its_adjoint() {
     let device = Device::cpu();
     for dtype in [DType::F64, DType::F32, DType::BF16] {
         for shape in [[3, 4, 5], [1, 300, 70], [600, 2, 40]] {
-            let x = numbered(&device, &shape, 0.3, dtype)
-                .transpose(0, 1)
-                .unwrap();
+            let x = numbered(&device, &shape, 0.3, dtype).transpose(0, 1).unwrap();
             for dim in 0..3 {
                 for m in [0, 1, 17] {
                     let shape = x.shape();
@@ -142,10 +123,7 @@ fn assert_rounded(actual: &Tensor, expected: &[f64], dtype: DType) {
     };
     for (actual, expected) in values(actual).iter().zip(expected) {
         let allowed = of_sum + of_result * expected.abs();
-        assert!(
-            (actual - expected).abs() <= allowed,
-            "{actual} is not {expected}"
-        );
+        assert!((actual - expected).abs() <= allowed, "{actual} is not {expected}");
     }
 }
 
@@ -169,9 +147,7 @@ fn gather_and_scatter_add_equal_loops() {
             let dim = *dim;
             let reversed: Vec<usize> = shape.iter().rev().copied().collect();
             let order: Vec<usize> = (0..shape.len()).rev().collect();
-            let x = numbered(&device, &reversed, 0.3, dtype)
-                .permute(&order)
-                .unwrap();
+            let x = numbered(&device, &reversed, 0.3, dtype).permute(&order).unwrap();
             let index = indices(&device, index_shape, shape[dim], DType::I32);
             let src = numbered(&device, index_shape, 0.7, dtype);
 
@@ -205,26 +181,16 @@ fn indices_are_checked() {
         "index_select: index -1 at position 1 is outside of 0..3"
     );
     let index = Tensor::from_slice(&device, &[1, 2], &[0i64, 3]).unwrap();
-    assert!(matches!(
-        gather(&x, 1, &index),
-        Err(Error::IndexOutOfRange { index: 3, .. })
-    ));
+    assert!(matches!(gather(&x, 1, &index), Err(Error::IndexOutOfRange { index: 3, .. })));
     let src = numbered(&device, &[1, 2], 0.1, DType::F32);
     assert!(matches!(
         scatter_add(&[2, 3], 1, &index, &src),
-        Err(Error::IndexOutOfRange {
-            position: 1,
-            extent: 3,
-            ..
-        })
+        Err(Error::IndexOutOfRange { position: 1, extent: 3, .. })
     ));
     let wide = Tensor::from_slice(&device, &[1, 4], &[0i64; 4]).unwrap();
     assert!(matches!(gather(&x, 0, &wide), Err(Error::Signature { .. })));
     let dy = numbered(&device, &[2, 3], 0.1, DType::F32);
-    assert!(matches!(
-        index_select_grad(&dy, 1, &ids, 3),
-        Err(Error::Signature { .. })
-    ));
+    assert!(matches!(index_select_grad(&dy, 1, &ids, 3), Err(Error::Signature { .. })));
 }
 
 #[test]

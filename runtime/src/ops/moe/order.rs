@@ -42,16 +42,8 @@ pub fn expert_order(
     held: usize,
 ) -> Result<ExpertOrder> {
     let mut call = EXPERT_ORDER.call(&[indices])?;
-    let refuse = |problem| {
-        Err(Error::Argument {
-            op: EXPERT_ORDER.name(),
-            problem,
-        })
-    };
-    if first_expert
-        .checked_add(held)
-        .is_none_or(|end| end > experts)
-    {
+    let refuse = |problem| Err(Error::Argument { op: EXPERT_ORDER.name(), problem });
+    if first_expert.checked_add(held).is_none_or(|end| end > experts) {
         return refuse(format!(
             "{held} experts from {first_expert} on exceed the {experts} experts"
         ));
@@ -62,10 +54,7 @@ pub fn expert_order(
         ));
     }
     if indices.elements() > i32::MAX as usize {
-        return refuse(format!(
-            "{:?} has more than 2^31 - 1 elements",
-            indices.shape()
-        ));
+        return refuse(format!("{:?} has more than 2^31 - 1 elements", indices.shape()));
     }
 
     call.set_extent("g", held + 1);
@@ -79,10 +68,8 @@ pub fn expert_order(
             let plan = launch::Sort::plan(indices.dtype(), slots, first_expert, held);
             let plan = gpu.planned(plan)?;
             let [cells, totals] = plan.workspaces();
-            let (counts, totals) = (
-                call.workspace(cells, DType::I32)?,
-                call.workspace(totals, DType::I32)?,
-            );
+            let (counts, totals) =
+                (call.workspace(cells, DType::I32)?, call.workspace(totals, DType::I32)?);
             let results = [&offsets, &order, &row_of_slot];
             let workspaces = [&counts, &totals];
             launch::expert_order(gpu, &plan, &indices, experts, workspaces, results)
@@ -98,11 +85,7 @@ pub fn expert_order(
         }),
     }?;
     let (offsets, order) = (offsets.finish(), order.finish());
-    Ok(ExpertOrder {
-        offsets,
-        order,
-        row_of_slot: row_of_slot.finish(),
-    })
+    Ok(ExpertOrder { offsets, order, row_of_slot: row_of_slot.finish() })
 }
 
 /// The number of rows of each local expert, for load statistics.
@@ -116,10 +99,7 @@ pub fn expert_counts(offsets: &Tensor) -> Result<Tensor> {
     let mut call = EXPERT_COUNTS.call(&[offsets])?;
     let Some(held) = offsets.elements().checked_sub(1) else {
         let problem = "`offsets` is empty; it needs one element more than there are experts".into();
-        return Err(Error::Argument {
-            op: call.name(),
-            problem,
-        });
+        return Err(Error::Argument { op: call.name(), problem });
     };
 
     call.set_extent("e", held);

@@ -49,10 +49,7 @@ pub fn router_top_k(
     let experts = call.extent("e");
     if k == 0 || k > experts {
         let problem = format!("k = {k} is not in 1..={experts}, the number of experts");
-        return Err(Error::Argument {
-            op: call.name(),
-            problem,
-        });
+        return Err(Error::Argument { op: call.name(), problem });
     }
 
     call.set_extent("k", k);

@@ -12,12 +12,9 @@ pub(super) static PERMUTE: Signature = Signature::new(
     0,
 )
 .linear_in(&["x"]);
-pub(super) static PERMUTE_GRAD: Signature = Signature::new(
-    "permute_tokens_grad",
-    "dy: F[c! h], row_of_slot: i32[n k] -> dx: F[n h]",
-    0,
-)
-.linear_in(&["dy"]);
+pub(super) static PERMUTE_GRAD: Signature =
+    Signature::new("permute_tokens_grad", "dy: F[c! h], row_of_slot: i32[n k] -> dx: F[n h]", 0)
+        .linear_in(&["dy"]);
 pub(super) static UNPERMUTE: Signature = Signature::new(
     "unpermute_tokens",
     "y: F[c! h], weights: G[n k], row_of_slot: i32[n k] -> out: F[n h]",
@@ -117,11 +114,8 @@ pub fn unpermute_tokens(y: &Tensor, weights: &Tensor, row_of_slot: &Tensor) -> R
     let mut call = call.with_flops((2 * row_of_slot.elements() * width) as u64);
     let mut out = call.output(0)?;
 
-    let (y, row_of_slot, weights) = (
-        contiguous(y)?,
-        contiguous(row_of_slot)?,
-        widened(weights, y.dtype())?,
-    );
+    let (y, row_of_slot, weights) =
+        (contiguous(y)?, contiguous(row_of_slot)?, widened(weights, y.dtype())?);
     match call.device().is_gpu() {
         true => call.launch(|gpu| launch::unpermute_tokens(gpu, &y, Some(&weights), &row_of_slot, &out)),
         false => call.compute(|| {
@@ -158,10 +152,7 @@ pub fn unpermute_tokens_grad_input(
     let (width, top_k) = (call.extent("h"), call.extent("k"));
     let capacity = call.extent("c");
     if weights.elements() != capacity {
-        let problem = format!(
-            "`order` needs {} elements, one per weight",
-            weights.elements()
-        );
+        let problem = format!("`order` needs {} elements, one per weight", weights.elements());
         return Err(UNPERMUTE_GRAD_INPUT.error(&operands, problem));
     }
 
@@ -255,10 +246,7 @@ struct Rows {
 
 impl Rows {
     fn new(order: &Tensor, offsets: &Tensor) -> Result<Rows> {
-        Ok(Rows {
-            order: contiguous(order)?,
-            offsets: contiguous(offsets)?,
-        })
+        Ok(Rows { order: contiguous(order)?, offsets: contiguous(offsets)? })
     }
 
     /// The operands of a GPU kernel, which checks the last offset and each slot that it reads.

@@ -25,10 +25,7 @@ fn assert_close(actual: &[f64], expected: &[f64], tolerance: f64) {
     assert_eq!(actual.len(), expected.len());
     for (actual, expected) in actual.iter().zip(expected) {
         let off = (actual - expected).abs();
-        assert!(
-            off <= tolerance * (1.0 + expected.abs()),
-            "{actual} is not {expected}"
-        );
+        assert!(off <= tolerance * (1.0 + expected.abs()), "{actual} is not {expected}");
     }
 }
 
@@ -48,17 +45,11 @@ const FLOATS: [DType; 3] = [DType::F64, DType::F32, DType::BF16];
 fn router_top_k_is_a_stable_sort() {
     let device = Device::cpu();
     for dtype in FLOATS {
-        for (n, e, k) in [
-            (0, 4, 2),
-            (1, 1, 1),
-            (3, 3, 3),
-            (17, 8, 2),
-            (300, 130, 130),
-            (40, 512, 8),
-        ] {
-            let coarse: Vec<f64> = (0..n * e)
-                .map(|i| ((i * i * 31 + i) % 13) as f64 / 16.0)
-                .collect();
+        for (n, e, k) in
+            [(0, 4, 2), (1, 1, 1), (3, 3, 3), (17, 8, 2), (300, 130, 130), (40, 512, 8)]
+        {
+            let coarse: Vec<f64> =
+                (0..n * e).map(|i| ((i * i * 31 + i) % 13) as f64 / 16.0).collect();
             let p = Tensor::from_slice(&device, &[e, n], &coarse).unwrap();
             let p = ops::cast(&p, dtype).unwrap().transpose(0, 1).unwrap();
             let bias = numbered(&device, &[e], 0.9, dtype.accumulator());
@@ -149,10 +140,7 @@ fn order_is_a_stable_sort_and_row_of_slot_is_its_inverse() {
 
             let (order, row_of_slot) = (ints(&sorted.order), ints(&sorted.row_of_slot));
             let used = expected.len();
-            assert_eq!(
-                order[..used],
-                expected.iter().map(|s| *s as i64).collect::<Vec<_>>()
-            );
+            assert_eq!(order[..used], expected.iter().map(|s| *s as i64).collect::<Vec<_>>());
             for (slot, at) in row_of_slot.iter().enumerate() {
                 let row = expected.iter().position(|other| *other == slot);
                 assert_eq!(*at, row.map_or(-1, |row| row as i64));
@@ -204,23 +192,16 @@ fn probabilities(device: &Device, n: usize, e: usize, dead: &[usize], dtype: DTy
         false => 0.5 + 0.4 * (at as f64 * 1.7).sin(),
     };
     let elements: Vec<f64> = (0..n * e).map(value).collect();
-    ops::cast(
-        &Tensor::from_slice(device, &[n, e], &elements).unwrap(),
-        dtype,
-    )
-    .unwrap()
+    ops::cast(&Tensor::from_slice(device, &[n, e], &elements).unwrap(), dtype).unwrap()
 }
 
 #[test]
 fn a_layer_equals_a_loop_over_tokens_and_experts() {
     let device = Device::cpu();
     for dtype in FLOATS {
-        for (n, h, o, e, k) in [
-            (0, 4, 3, 4, 2),
-            (1, 3, 1, 2, 2),
-            (17, 5, 7, 4, 3),
-            (65, 33, 17, 8, 2),
-        ] {
+        for (n, h, o, e, k) in
+            [(0, 4, 3, 4, 2), (1, 3, 1, 2, 2), (17, 5, 7, 4, 3), (65, 33, 17, 8, 2)]
+        {
             let x = numbered(&device, &[n, h], 0.37, dtype);
             let w = numbered(&device, &[e, o, h], 0.61, dtype);
             for dead in [vec![], vec![0], vec![1, e - 1]] {
@@ -264,9 +245,7 @@ fn shards_of_experts_sum_to_the_whole() {
         let mut sum = vec![0.0; n * o];
         for cut in cuts.windows(2) {
             let part = values(&layer(&x, &p, &w, k, (cut[0], cut[1] - cut[0])));
-            sum.iter_mut()
-                .zip(part)
-                .for_each(|(sum, part)| *sum += part);
+            sum.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
         }
         assert_close(&sum, &whole, 1e-12);
     }
@@ -283,17 +262,11 @@ fn gradients_are_adjoints() {
         let chosen = indices(&device, &[n, k], |at| (at * at + at) % e);
         for (first, held) in [(0, e), (e / 2, e - e / 2)] {
             let sorted = expert_order(&chosen, e, first, held).unwrap();
-            let ExpertOrder {
-                offsets,
-                order,
-                row_of_slot,
-            } = &sorted;
+            let ExpertOrder { offsets, order, row_of_slot } = &sorted;
             let used = *ints(offsets).last().unwrap() as usize;
             let cut = |x: &Tensor| x.slice(0, 0..used).unwrap();
 
-            let x = numbered(&device, &[h, n], 0.3, DType::F64)
-                .transpose(0, 1)
-                .unwrap();
+            let x = numbered(&device, &[h, n], 0.3, DType::F64).transpose(0, 1).unwrap();
             let z = numbered(&device, &[n * k, h], 0.7, DType::F64);
             let weights = numbered(&device, &[n, k], 1.1, DType::F64);
 
@@ -326,10 +299,7 @@ fn narrow_rows_are_rounded_once() {
         let wide = |x: &Tensor| ops::cast(x, DType::F64).unwrap();
         let exact = unpermute_tokens(&wide(&y), &wide(&weights), &sorted.row_of_slot).unwrap();
         for (narrow, exact) in values(&narrow).iter().zip(values(&exact)) {
-            assert!(
-                (narrow - exact).abs() <= exact.abs() / 256.0 + 1e-6,
-                "{narrow} {exact}"
-            );
+            assert!((narrow - exact).abs() <= exact.abs() / 256.0 + 1e-6, "{narrow} {exact}");
         }
         let dweights = unpermute_tokens_grad_weights(&narrow, &y, &sorted.row_of_slot).unwrap();
         assert_eq!(dweights.dtype(), DType::F32);
@@ -353,11 +323,7 @@ fn bits_do_not_depend_on_threads() {
             let dp = router_top_k_grad(&p, &chosen, &weights, true).unwrap();
             let all = [y, weights, dweights, dp];
             all.map(|x| {
-                x.to_vec::<f32>()
-                    .unwrap()
-                    .into_iter()
-                    .map(f32::to_bits)
-                    .collect::<Vec<_>>()
+                x.to_vec::<f32>().unwrap().into_iter().map(f32::to_bits).collect::<Vec<_>>()
             })
         })
     };
@@ -374,10 +340,7 @@ fn mismatched_operands_are_rejected() {
     let device = Device::cpu();
     let p = numbered(&device, &[2, 4], 0.3, DType::F32);
     for k in [0, 5] {
-        assert!(matches!(
-            router_top_k(&p, k, true, None),
-            Err(Error::Argument { .. })
-        ));
+        assert!(matches!(router_top_k(&p, k, true, None), Err(Error::Argument { .. })));
     }
 
     let chosen = indices(&device, &[2, 2], |at| at);
@@ -397,24 +360,13 @@ fn mismatched_operands_are_rejected() {
     assert!(permute_tokens(&x, &order, &offsets(&[0, 3])).is_ok());
     assert!(matches!(
         permute_tokens(&x, &order, &offsets(&[0, 4])),
-        Err(Error::IndexOutOfRange {
-            index: 4,
-            position: 3,
-            extent: 4,
-            ..
-        })
+        Err(Error::IndexOutOfRange { index: 4, position: 3, extent: 4, .. })
     ));
     for ends in [&[][..], &[1, 2], &[0, 2, 1], &[0, 5]] {
-        assert!(matches!(
-            permute_tokens(&x, &order, &offsets(ends)),
-            Err(Error::Argument { .. })
-        ));
+        assert!(matches!(permute_tokens(&x, &order, &offsets(ends)), Err(Error::Argument { .. })));
     }
     let odd = scalar_list(&device, &[0i32, 1, 2]);
-    assert!(matches!(
-        permute_tokens(&x, &odd, &offsets(&[0, 3])),
-        Err(Error::Signature { .. })
-    ));
+    assert!(matches!(permute_tokens(&x, &odd, &offsets(&[0, 3])), Err(Error::Signature { .. })));
 
     let row_of_slot = indices(&device, &[2, 2], |at| at + 1);
     let y = numbered(&device, &[4, 3], 0.3, DType::F32);
@@ -433,11 +385,7 @@ fn a_meta_device_runs_the_layer() {
         let make =
             |shape: &[usize]| Tensor::zeros(device, shape, DType::F32, crate::Kind::Cache).unwrap();
         let y = layer(&make(&[n, h]), &make(&[n, e]), &make(&[e, o, h]), k, (0, e));
-        (
-            y.shape().to_vec(),
-            device.work(),
-            device.memory_stats().peak,
-        )
+        (y.shape().to_vec(), device.work(), device.memory_stats().peak)
     };
     let meta = Device::meta(real.properties());
     assert_eq!(run(&meta), run(&real));

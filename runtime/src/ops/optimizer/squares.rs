@@ -29,10 +29,7 @@ static SUM_OF_SQUARES: &str = "sum_of_squares";
 pub fn sum_of_squares(tensors: &[&Tensor]) -> Result<Tensor> {
     let Some(first) = tensors.first() else {
         let problem = "needs at least one tensor".into();
-        return Err(Error::Argument {
-            op: SUM_OF_SQUARES,
-            problem,
-        });
+        return Err(Error::Argument { op: SUM_OF_SQUARES, problem });
     };
     let mut axes: Vec<String> = Vec::new();
     for tensor in tensors {

@@ -1,26 +1,15 @@
 use super::*;
 use crate::{DType, Device, Kind, ops};
 
-const ADAMW: AdamW = AdamW {
-    beta1: 0.9,
-    beta2: 0.95,
-    eps: 1e-8,
-    weight_decay: 0.1,
-};
+const ADAMW: AdamW = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
 
 /// `count` numbers that differ for each element and `salt`.
 fn numbers(count: usize, salt: usize) -> Vec<f64> {
-    (0..count)
-        .map(|i| ((i * 3 + salt * 17) as f64 * 0.7).sin())
-        .collect()
+    (0..count).map(|i| ((i * 3 + salt * 17) as f64 * 0.7).sin()).collect()
 }
 
 fn tensor(device: &Device, values: &[f64], dtype: DType) -> Tensor {
-    ops::cast(
-        &Tensor::from_slice(device, &[values.len()], values).unwrap(),
-        dtype,
-    )
-    .unwrap()
+    ops::cast(&Tensor::from_slice(device, &[values.len()], values).unwrap(), dtype).unwrap()
 }
 
 fn changing(kind: Kind, values: &Tensor) -> Tensor {
@@ -47,27 +36,12 @@ impl Trained {
             Tensor::zeros(device, &[count], accumulator, kind).unwrap()
         };
         let param = changing(Kind::Parameter, &tensor(device, &numbers(count, 0), dtype));
-        Trained {
-            param,
-            exp_avg: zeros(),
-            exp_avg_sq: zeros(),
-        }
+        Trained { param, exp_avg: zeros(), exp_avg_sq: zeros() }
     }
 
     fn operands<'a>(&'a self, gradient: &'a Tensor) -> AdamWOperands<'a> {
-        let Trained {
-            param,
-            exp_avg,
-            exp_avg_sq,
-        } = self;
-        AdamWOperands {
-            param,
-            gradient,
-            exp_avg,
-            exp_avg_sq,
-            constants: ADAMW,
-            rounding: None,
-        }
+        let Trained { param, exp_avg, exp_avg_sq } = self;
+        AdamWOperands { param, gradient, exp_avg, exp_avg_sq, constants: ADAMW, rounding: None }
     }
 
     fn all(&self) -> [Vec<f64>; 3] {
@@ -86,11 +60,7 @@ impl Scalars {
 
     fn lend(&self) -> StepScalars<'_> {
         let [learning_rate, step, scale] = &self.0;
-        StepScalars {
-            learning_rate,
-            step,
-            scale,
-        }
+        StepScalars { learning_rate, step, scale }
     }
 }
 
@@ -101,10 +71,7 @@ fn naive(state: &mut [f64; 3], gradient: f64, step: i32) {
     *p *= 1.0 - 0.01f32 as f64 * 0.1;
     *m = 0.9 * *m + 0.1 * g;
     *v = 0.95 * *v + 0.05 * g * g;
-    let (m_hat, v_hat) = (
-        *m / (1.0 - 0.9f64.powi(step)),
-        *v / (1.0 - 0.95f64.powi(step)),
-    );
+    let (m_hat, v_hat) = (*m / (1.0 - 0.9f64.powi(step)), *v / (1.0 - 0.95f64.powi(step)));
     *p -= 0.01f32 as f64 * m_hat / (v_hat.sqrt() + 1e-8);
 }
 
@@ -129,11 +96,8 @@ fn adamw_follows_its_formula() {
                 column.view(&[count]).unwrap().unwrap()
             });
             let scalars = Scalars::new(&device, 0.01, step as f64, 0.5);
-            let operands: Vec<_> = trained
-                .iter()
-                .zip(&gradients)
-                .map(|(one, dp)| one.operands(dp))
-                .collect();
+            let operands: Vec<_> =
+                trained.iter().zip(&gradients).map(|(one, dp)| one.operands(dp)).collect();
             adamw_step_many(&operands, scalars.lend()).unwrap();
 
             for (expected, gradient) in expected.iter_mut().zip(&gradients) {
@@ -184,18 +148,10 @@ fn one_step_of_many_equals_separate_steps() {
         let mut parts = Vec::new();
         let mut start = 0;
         for count in counts {
-            let Trained {
-                param,
-                exp_avg,
-                exp_avg_sq,
-            } = &flat;
+            let Trained { param, exp_avg, exp_avg_sq } = &flat;
             let [param, exp_avg, exp_avg_sq] =
                 [param, exp_avg, exp_avg_sq].map(|x| part(x, start, count));
-            parts.push(Trained {
-                param,
-                exp_avg,
-                exp_avg_sq,
-            });
+            parts.push(Trained { param, exp_avg, exp_avg_sq });
             start += count;
         }
 
@@ -204,11 +160,8 @@ fn one_step_of_many_equals_separate_steps() {
                 let scalars = Scalars::new(&device, 0.01, step as f64, 1.0);
                 let gradient = |count| tensor(&device, &numbers(count, step), DType::F32);
                 let gradients = counts.map(gradient);
-                let operands: Vec<_> = parts
-                    .iter()
-                    .zip(&gradients)
-                    .map(|(one, dp)| one.operands(dp))
-                    .collect();
+                let operands: Vec<_> =
+                    parts.iter().zip(&gradients).map(|(one, dp)| one.operands(dp)).collect();
                 match together {
                     true => adamw_step_many(&operands, scalars.lend()).unwrap(),
                     false => operands.iter().for_each(|one| {
@@ -239,11 +192,7 @@ fn a_step_without_a_finite_norm_changes_nothing() {
             assert!(!mean_norm.item::<f32>().unwrap().is_finite());
 
             let Scalars([learning_rate, step, _]) = Scalars::new(&device, 0.01, 1.0, 1.0);
-            let scalars = StepScalars {
-                learning_rate: &learning_rate,
-                step: &step,
-                scale: &scale,
-            };
+            let scalars = StepScalars { learning_rate: &learning_rate, step: &step, scale: &scale };
             adamw_step_many(&[trained.operands(&gradient)], scalars).unwrap();
             assert_eq!(trained.all(), before);
         }
@@ -257,16 +206,10 @@ fn invalid_steps_are_rejected() {
     let gradient = tensor(&device, &[1.0; 4], DType::F32);
     let scalars = Scalars::new(&device, 0.01, 0.0, 1.0);
     let step = |operands: &[AdamWOperands<'_>], scalars: &Scalars| {
-        adamw_step_many(operands, scalars.lend())
-            .err()
-            .unwrap()
-            .to_string()
+        adamw_step_many(operands, scalars.lend()).err().unwrap().to_string()
     };
     let one = trained.operands(&gradient);
-    assert_eq!(
-        step(&[one], &scalars),
-        "adamw_step: step is 0; steps count from 1"
-    );
+    assert_eq!(step(&[one], &scalars), "adamw_step: step is 0; steps count from 1");
 
     let scalars = Scalars::new(&device, 0.01, 1.0, 1.0);
     let before = trained.all();
@@ -274,10 +217,7 @@ fn invalid_steps_are_rejected() {
         step(&[one, one], &scalars),
         "adamw_step: writes twice to the elements of f32[4] on cpu"
     );
-    let wide = AdamWOperands {
-        exp_avg: &tensor(&device, &[0.0; 4], DType::F64),
-        ..one
-    };
+    let wide = AdamWOperands { exp_avg: &tensor(&device, &[0.0; 4], DType::F64), ..one };
     assert!(step(&[one, wide], &scalars).contains("`exp_avg` must be f32"));
     assert_eq!(trained.all(), before);
     assert!(adamw_step_many(&[], scalars.lend()).is_ok());
@@ -287,10 +227,7 @@ fn invalid_steps_are_rejected() {
 #[test]
 fn global_norm_is_the_norm_of_all_elements() {
     let device = Device::cpu();
-    let exp_avg_sq = ops::reshape(
-        &tensor(&device, &numbers(40_000, 2), DType::F32),
-        &[200, 200],
-    );
+    let exp_avg_sq = ops::reshape(&tensor(&device, &numbers(40_000, 2), DType::F32), &[200, 200]);
     let tensors = [
         exp_avg_sq.unwrap().transpose(0, 1).unwrap(),
         tensor(&device, &numbers(17, 3), DType::F64),
@@ -317,11 +254,7 @@ fn norms_do_not_depend_on_threads() {
         device.run(|| {
             let long = tensor(&device, &numbers(100_000, 3), DType::F32);
             let short = tensor(&device, &numbers(100, 4), DType::F32);
-            global_norm(&[&short, &long])
-                .unwrap()
-                .item::<f32>()
-                .unwrap()
-                .to_bits()
+            global_norm(&[&short, &long]).unwrap().item::<f32>().unwrap().to_bits()
         })
     };
     assert_eq!(norm(1), norm(3));
@@ -361,20 +294,10 @@ fn meta_devices_only_count() {
     let (scale, _) = clip_scale(&norm, &norm, 1.0).unwrap();
     let (before, live) = (device.work(), device.memory_stats().live);
 
-    let scalars = StepScalars {
-        learning_rate: &norm,
-        step: &norm,
-        scale: &scale,
-    };
-    let operands = [
-        trained[0].operands(&gradients[0]),
-        trained[1].operands(&gradients[1]),
-    ];
+    let scalars = StepScalars { learning_rate: &norm, step: &norm, scale: &scale };
+    let operands = [trained[0].operands(&gradients[0]), trained[1].operands(&gradients[1])];
     adamw_step_many(&operands, scalars).unwrap();
     let after = device.work();
-    assert_eq!(
-        (after.ops - before.ops, after.flops - before.flops),
-        (2, 16 * 8)
-    );
+    assert_eq!((after.ops - before.ops, after.flops - before.flops), (2, 16 * 8));
     assert_eq!(device.memory_stats().live, live);
 }

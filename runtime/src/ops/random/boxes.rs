@@ -19,11 +19,7 @@ pub(super) fn by_boxes(
     if !key.needs_boxes(x)? {
         return Ok(None);
     }
-    let boxes = Boxes {
-        key: key.key(),
-        dims: tag.region().dims(),
-        f: &f,
-    };
+    let boxes = Boxes { key: key.key(), dims: tag.region().dims(), f: &f };
     let whole = Region::whole(tag.sharding().shape())?;
     boxes.joined(0, x.local(), whole).map(Some)
 }

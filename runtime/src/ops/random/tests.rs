@@ -92,10 +92,7 @@ fn dtypes_differ_by_rounding_only() {
 
     let of = |dtype| normal(&device, &[10_000], dtype, key, 0.0, 1.0).unwrap();
     for (wide, single) in f64s(&of(DType::F64)).iter().zip(f64s(&of(DType::F32))) {
-        assert!(
-            (wide - single).abs() < 1e-6 * wide.abs().max(1e-2),
-            "{wide} {single}"
-        );
+        assert!((wide - single).abs() < 1e-6 * wide.abs().max(1e-2), "{wide} {single}");
     }
 }
 
@@ -170,24 +167,14 @@ fn moments_match_the_distribution() {
 #[test]
 fn uniform_values_stay_below_the_end() {
     let device = Device::cpu();
-    let intervals = [
-        (0.0, 1.0),
-        (-1.0, 0.0),
-        (-3.0, -2.0),
-        (0.1, 0.100_1),
-        (0.0, 1e-30),
-        (2.0, 2.0),
-    ];
+    let intervals =
+        [(0.0, 1.0), (-1.0, 0.0), (-3.0, -2.0), (0.1, 0.100_1), (0.0, 1e-30), (2.0, 2.0)];
     for (low, high) in intervals {
         for dtype in [DType::F64, DType::F32, DType::BF16] {
             let values = f64s(&uniform(&device, &[5000], dtype, Key::new(0), low, high).unwrap());
             let rounded = super::super::full(&device, &[1], dtype, low).unwrap();
             let least = f64s(&rounded)[0];
-            assert!(
-                values
-                    .iter()
-                    .all(|x| *x >= least && (*x < high || *x == least))
-            );
+            assert!(values.iter().all(|x| *x >= least && (*x < high || *x == least)));
         }
     }
     assert_eq!(below::<f32>(1.0), 1.0 - 2f64.powi(-24));
@@ -204,19 +191,12 @@ fn dropout_grad_has_the_same_mask() {
     for dtype in [DType::F64, DType::F32, DType::BF16] {
         let x = normal(&device, &[300, 70], dtype, Key::new(1), 0.0, 1.0).unwrap();
         let x = x.transpose(0, 1).unwrap();
-        let (y, dx) = (
-            dropout(&x, key, 0.25).unwrap(),
-            dropout_grad(&x, key, 0.25).unwrap(),
-        );
+        let (y, dx) = (dropout(&x, key, 0.25).unwrap(), dropout_grad(&x, key, 0.25).unwrap());
         let mask = dropout_mask(&device, &[70, 300], key, 0.25).unwrap();
         let mask = mask.to_vec::<Bool>().unwrap();
         assert_eq!(f64s(&y), f64s(&dx));
 
-        let rounding = if dtype == DType::BF16 {
-            2f64.powi(-8)
-        } else {
-            1e-6
-        };
+        let rounding = if dtype == DType::BF16 { 2f64.powi(-8) } else { 1e-6 };
         for ((x, y), kept) in f64s(&x).iter().zip(f64s(&y)).zip(&mask) {
             let expected = if kept.get() { x / 0.75 } else { 0.0 };
             assert!((y - expected).abs() <= rounding * expected.abs());
@@ -243,14 +223,7 @@ fn invalid_arguments_are_rejected() {
     let region = Region::whole(&[2, 2]).unwrap();
     let message = |result: Result<Tensor>| result.err().unwrap().to_string();
     assert_eq!(
-        message(normal(
-            &device,
-            &[4],
-            DType::F32,
-            key.within(&region),
-            0.0,
-            1.0
-        )),
+        message(normal(&device, &[4], DType::F32, key.within(&region), 0.0, 1.0)),
         "normal: the tensor has shape [4], but the region of its key has shape [2, 2]"
     );
     assert!(normal(&device, &[4], DType::I64, key, 0.0, 1.0).is_err());
@@ -260,10 +233,7 @@ fn invalid_arguments_are_rejected() {
     assert!(uniform(&device, &[4], DType::F32, key, f64::NAN, 0.0).is_err());
 
     let value = normal(&device, &[4, 0], DType::F32, key, 0.0, 1.0).unwrap();
-    assert!(matches!(
-        normal_into(&value, key, 0.0, 1.0),
-        Err(Error::Immutable { .. })
-    ));
+    assert!(matches!(normal_into(&value, key, 0.0, 1.0), Err(Error::Immutable { .. })));
 }
 
 #[test]

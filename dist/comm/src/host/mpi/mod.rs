@@ -104,9 +104,8 @@ impl Mpi {
         let (listener, address, secret) = meet(&all, local == world)?;
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let threads = self.threads.unwrap_or((cores / local).max(1));
-        let mut host = Host::new(rank, world, address, secret)
-            .threads(threads)
-            .strict(self.is_strict);
+        let mut host =
+            Host::new(rank, world, address, secret).threads(threads).strict(self.is_strict);
         if let Some(deadline) = self.deadline {
             host = host.deadline(deadline).join_deadline(deadline);
         }
@@ -132,9 +131,7 @@ impl Library {
             return Err(mpi_error("this process has initialized it before"));
         };
         if threading < Threading::Serialized {
-            return Err(mpi_error(
-                "the library was built without support for threads",
-            ));
+            return Err(mpi_error("the library was built without support for threads"));
         }
         let wire = Wire::new(universe.world().duplicate());
         Ok(Library {
@@ -211,10 +208,7 @@ fn listen(is_one_host: bool) -> Result<(TcpListener, String, Secret), JoinError>
         true => ("127.0.0.1", "127.0.0.1".to_owned()),
         false => {
             let name = mpi::environment::processor_name();
-            (
-                "0.0.0.0",
-                name.map_err(|error| mpi_error(error.to_string()))?,
-            )
+            ("0.0.0.0", name.map_err(|error| mpi_error(error.to_string()))?)
         }
     };
     let listener = TcpListener::bind((interface, 0)).map_err(failed())?;
@@ -223,7 +217,5 @@ fn listen(is_one_host: bool) -> Result<(TcpListener, String, Secret), JoinError>
 }
 
 fn mpi_error(reason: impl Into<String>) -> JoinError {
-    JoinError::Mpi {
-        reason: reason.into(),
-    }
+    JoinError::Mpi { reason: reason.into() }
 }

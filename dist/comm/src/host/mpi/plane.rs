@@ -108,14 +108,13 @@ impl MpiPlane {
 
     fn advance_sends(&mut self) -> Result<(), MpiError> {
         let mut failed = None;
-        self.sending
-            .retain_mut(|transfer| match transfer.sending.is_done() {
-                Ok(is_done) => !is_done,
-                Err(error) => {
-                    failed = Some(error);
-                    true
-                }
-            });
+        self.sending.retain_mut(|transfer| match transfer.sending.is_done() {
+            Ok(is_done) => !is_done,
+            Err(error) => {
+                failed = Some(error);
+                true
+            }
+        });
         failed.map_or(Ok(()), Err)
     }
 

@@ -60,17 +60,12 @@ impl Wire {
         // SAFETY: the communicator is alive.
         let code = unsafe { ffi::MPI_Comm_set_errhandler(raw, ffi::RSMPI_ERRORS_RETURN) };
         check("MPI_Comm_set_errhandler", code)?;
-        Ok(Wire {
-            communicator: ManuallyDrop::new(communicator),
-        })
+        Ok(Wire { communicator: ManuallyDrop::new(communicator) })
     }
 
     /// Starts to send bytes to a rank.
     pub(super) fn send(&self, bytes: Bytes, rank: usize, tag: c_int) -> Result<Sending, MpiError> {
-        let mut sending = Sending {
-            requests: Requests(Vec::new()),
-            bytes: Some(bytes.clone()),
-        };
+        let mut sending = Sending { requests: Requests(Vec::new()), bytes: Some(bytes.clone()) };
         for piece in bytes.chunks(PIECE) {
             let mut request = MaybeUninit::uninit();
             // SAFETY: `sending` keeps the bytes, or leaks them, until the request is complete.
@@ -179,11 +174,7 @@ impl Drop for Sending {
 
 impl Receiving {
     fn new(length: usize) -> Receiving {
-        Receiving {
-            requests: Requests(Vec::new()),
-            bytes: Vec::with_capacity(length),
-            length,
-        }
+        Receiving { requests: Requests(Vec::new()), bytes: Vec::with_capacity(length), length }
     }
 
     /// The bytes, if all have arrived. They are returned once.

@@ -39,9 +39,7 @@ fn each_wait_is_needed() {
             found.iter().any(|text| is_expected(&text)),
             "without {wait:?} nothing is found: {found:?}"
         );
-        let by_sanitizer = found
-            .iter()
-            .filter(|it| it.contains("uninitialized-global"));
+        let by_sanitizer = found.iter().filter(|it| it.contains("uninitialized-global"));
         let (by_sanitizer, found) = (by_sanitizer.count(), found.len());
         println!("{wait:?}: {found} of {SEEDS} orders fail, {by_sanitizer} in the sanitizer");
         if wait != Wait::End {

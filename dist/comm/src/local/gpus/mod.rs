@@ -47,9 +47,7 @@ fn enqueue(members: &mut [Member<'_>], arrivals: &[Arrival]) -> Result<()> {
     let fingerprint = &arrivals[0].ticket.request.fingerprint;
     all_wait(members, Wait::Operands)?;
     let Some(reduction) = fingerprint.reduction else {
-        return moves(arrivals)
-            .into_iter()
-            .try_for_each(|one| copy(members, one));
+        return moves(arrivals).into_iter().try_for_each(|one| copy(members, one));
     };
     let shards = shards(fingerprint, members.len());
     for shard in &shards {
@@ -105,22 +103,13 @@ impl<'a> Member<'a> {
             return None;
         };
         let (source, output) = tensors.gpu_slices();
-        Some(Member {
-            work,
-            source,
-            output,
-        })
+        Some(Member { work, source, output })
     }
 }
 
 /// Copies on the receiver's stream.
 fn copy(members: &mut [Member<'_>], one: Move) -> Result<()> {
-    let Move {
-        sender,
-        from,
-        receiver,
-        at,
-    } = one;
+    let Move { sender, from, receiver, at } = one;
     let to = at..at + from.len();
     if let (Some(source), Some(output)) = (&members[sender].source, &members[receiver].output) {
         let (source, output) = (source.part(from)?, output.part(to)?);
@@ -146,19 +135,13 @@ fn shards(call: &Fingerprint, n: usize) -> Vec<Shard> {
             let each = count.div_ceil(n).max(1);
             let of_member = |member: usize| {
                 let start = (member * each).min(count);
-                Shard {
-                    elements: start..(start + each).min(count),
-                    member,
-                    at: start,
-                }
+                Shard { elements: start..(start + each).min(count), member, at: start }
             };
             (0..n).map(of_member).collect()
         }
-        Collective::Reduce => vec![Shard {
-            elements: 0..count,
-            member: call.root.unwrap_or(0),
-            at: 0,
-        }],
+        Collective::Reduce => {
+            vec![Shard { elements: 0..count, member: call.root.unwrap_or(0), at: 0 }]
+        }
         _ => {
             let of_member = |(elements, members): (Range<usize>, Range<usize>)| Shard {
                 elements,

@@ -26,10 +26,7 @@ fn call(collective: Collective, contribution: Contribution) -> Vec<Arrival> {
         peer: None,
         caller: Location::caller(),
     };
-    vec![Arrival {
-        ticket: Counters::new(1).ticket(request),
-        contribution,
-    }]
+    vec![Arrival { ticket: Counters::new(1).ticket(request), contribution }]
 }
 
 fn barrier(contribution: Contribution) -> Vec<Arrival> {

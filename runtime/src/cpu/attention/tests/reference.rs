@@ -7,14 +7,8 @@ use super::super::*;
 
 #[derive(Clone, Debug)]
 pub(super) enum Owned {
-    Rows {
-        q_offset: Vec<usize>,
-        k_len: Vec<usize>,
-    },
-    Packed {
-        q: Vec<i64>,
-        k: Vec<i64>,
-    },
+    Rows { q_offset: Vec<usize>, k_len: Vec<usize> },
+    Packed { q: Vec<i64>, k: Vec<i64> },
 }
 
 /// A shape and a mask.
@@ -38,16 +32,8 @@ impl Case {
             head_dim,
             first_query: 0,
         };
-        let sequences = Owned::Rows {
-            q_offset: vec![0],
-            k_len: vec![keys],
-        };
-        Self {
-            shape,
-            causal: false,
-            window: None,
-            sequences,
-        }
+        let sequences = Owned::Rows { q_offset: vec![0], k_len: vec![keys] };
+        Self { shape, causal: false, window: None, sequences }
     }
 
     pub(super) fn packed(lengths: &[(usize, usize)], group: usize, head_dim: usize) -> Self {
@@ -75,10 +61,7 @@ impl Case {
     }
 
     pub(super) fn at(mut self, q_offset: &[usize], k_len: &[usize]) -> Self {
-        self.sequences = Owned::Rows {
-            q_offset: q_offset.to_vec(),
-            k_len: k_len.to_vec(),
-        };
+        self.sequences = Owned::Rows { q_offset: q_offset.to_vec(), k_len: k_len.to_vec() };
         self
     }
 
@@ -90,9 +73,7 @@ impl Case {
             1 => self.causal(),
             2 => self.causal().window(1 + keys / 3),
             3 => self.window(5),
-            4 => self
-                .causal()
-                .at(&[keys.saturating_sub(queries)], &[keys, keys.div_ceil(2)]),
+            4 => self.causal().at(&[keys.saturating_sub(queries)], &[keys, keys.div_ceil(2)]),
             _ => self.at(&[0, 3], &[keys.div_ceil(3), 0]),
         }
     }
@@ -100,16 +81,11 @@ impl Case {
     pub(super) fn mask(&self) -> Mask<'_> {
         let sequences = match &self.sequences {
             Owned::Rows { q_offset, k_len } => Sequences::Rows { q_offset, k_len },
-            Owned::Packed { q, k } => Sequences::Packed {
-                cu_seqlens_q: Offsets(q),
-                cu_seqlens_k: Offsets(k),
-            },
+            Owned::Packed { q, k } => {
+                Sequences::Packed { cu_seqlens_q: Offsets(q), cu_seqlens_k: Offsets(k) }
+            }
         };
-        Mask {
-            causal: self.causal,
-            window: self.window,
-            sequences,
-        }
+        Mask { causal: self.causal, window: self.window, sequences }
     }
 
     /// Whether query i attends to key j, by the definition of the mask.
@@ -131,9 +107,7 @@ impl Case {
         };
 
         let causal = !self.causal || key <= position;
-        let window = self
-            .window
-            .is_none_or(|window| key > position - window as i64);
+        let window = self.window.is_none_or(|window| key > position - window as i64);
         valid && causal && window
     }
 
@@ -159,11 +133,7 @@ pub(super) fn strides([_, t, h, d]: [usize; 4]) -> [usize; 3] {
 }
 
 pub(super) fn dense<T>(data: &[T], extents: [usize; 4]) -> Rows<'_, T> {
-    Rows {
-        data,
-        offset: 0,
-        strides: strides(extents),
-    }
+    Rows { data, offset: 0, strides: strides(extents) }
 }
 
 /// Sums of three uniform numbers, in [-3, 3), which are distributed similarly to activations.
@@ -175,9 +145,7 @@ pub(super) fn random(len: usize, seed: u64) -> Vec<f64> {
         state ^= state << 17;
         (state >> 11) as f64 / (1u64 << 53) as f64
     };
-    (0..len)
-        .map(|_| 2.0 * (next() + next() + next()) - 3.0)
-        .collect()
+    (0..len).map(|_| 2.0 * (next() + next() + next()) - 3.0).collect()
 }
 
 /// Elements of any dtype, for generic tests.
@@ -255,12 +223,7 @@ pub(super) struct Results<E: Element> {
 
 impl<E: Number> Results<E> {
     pub(super) fn elements(&self) -> [(&'static str, &[E]); 4] {
-        [
-            ("out", &self.out),
-            ("dq", &self.dq),
-            ("dk", &self.dk),
-            ("dv", &self.dv),
-        ]
+        [("out", &self.out), ("dq", &self.dq), ("dk", &self.dk), ("dv", &self.dv)]
     }
 
     pub(super) fn lse(&self) -> Vec<f64> {
@@ -294,34 +257,15 @@ pub(super) fn attend<E: Number>(case: &Case, x: &Operands<E>) -> Results<E> {
         dlse: Some(&dlse),
     };
     let mut workspace = vec![nan.to_real(); backward_workspace(&shape)];
-    let gradients = Gradients {
-        dq: &mut dq,
-        dk: &mut dk,
-        dv: &mut dv,
-    };
-    attention
-        .backward(&saved, gradients, &mut workspace)
-        .unwrap();
+    let gradients = Gradients { dq: &mut dq, dk: &mut dk, dv: &mut dv };
+    attention.backward(&saved, gradients, &mut workspace).unwrap();
 
-    Results {
-        out,
-        lse,
-        dq,
-        dk,
-        dv,
-    }
+    Results { out, lse, dq, dk, dv }
 }
 
 /// Attention and its gradients by definition, one row at a time.
 pub(super) fn reference(case: &Case, x: &Operands<f64>) -> Results<f64> {
-    let Shape {
-        batch,
-        queries,
-        keys,
-        heads,
-        head_dim,
-        ..
-    } = case.shape;
+    let Shape { batch, queries, keys, heads, head_dim, .. } = case.shape;
     let [of_q, of_k] = [case.shape.of_queries(), case.shape.of_keys()];
     let at = |extents, [b, t, h]: [usize; 3]| {
         let [by_b, by_t, by_h] = strides(extents);
@@ -351,10 +295,8 @@ pub(super) fn reference(case: &Case, x: &Operands<f64>) -> Results<f64> {
             }
 
             let q = &x.q[row.clone()];
-            let scores: Vec<_> = seen
-                .iter()
-                .map(|key| case.scale() * dot(q, &x.k[key.clone()]))
-                .collect();
+            let scores: Vec<_> =
+                seen.iter().map(|key| case.scale() * dot(q, &x.k[key.clone()])).collect();
             let maximum = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let sum: f64 = scores.iter().map(|score| (score - maximum).exp()).sum();
             let lse = maximum + sum.ln();

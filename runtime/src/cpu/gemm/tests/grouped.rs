@@ -7,20 +7,13 @@ use super::*;
 fn a_batch_equals_a_loop() {
     let (heads, m, n, k) = (6, 40, 33, 70);
     let mut numbers = Numbers::new(5);
-    let (a, b) = (
-        numbers.vec::<f32>(2 * heads * m * k),
-        numbers.vec::<f32>(3 * k * n),
-    );
+    let (a, b) = (numbers.vec::<f32>(2 * heads * m * k), numbers.vec::<f32>(3 * k * n));
 
     // a is [2, m, heads, k]; pairs of heads share b: [1, 3, 1, k, n] with zero strides.
     let batch = [2, 3, 2];
     let a_strides = [(m * heads * k) as isize, 2 * k as isize, k as isize];
     let b_strides = [0, (k * n) as isize, 0];
-    let c_strides = [
-        (heads * m * n) as isize,
-        (2 * m * n) as isize,
-        (m * n) as isize,
-    ];
+    let c_strides = [(heads * m * n) as isize, (2 * m * n) as isize, (m * n) as isize];
     let (a_row, b_row) = ((heads * k) as isize, n as isize);
 
     let mut together = vec![0f32; 2 * heads * m * n];
@@ -66,11 +59,7 @@ where
     let mut numbers = Numbers::new(9);
     let (x, w) = (numbers.vec::<T>(ROWS * k), numbers.vec::<T>(GROUPS * k * n));
     let old = numbers.vec::<C>(ROWS * n);
-    let weight_strides = if transposed {
-        [1, k as isize]
-    } else {
-        [n as isize, 1]
-    };
+    let weight_strides = if transposed { [1, k as isize] } else { [n as isize, 1] };
 
     let x = MatrixRef::new(&x, [ROWS, k]).unwrap();
     let (batch, batch_strides) = ([GROUPS], [(k * n) as isize]);
@@ -121,22 +110,13 @@ where
     let (batch, batch_strides) = ([GROUPS], [(m * n) as isize]);
     let strides = [n as isize, 1];
     let dw = MatrixMut::batched(&mut together, 0, [m, n], strides, &batch, &batch_strides);
-    with_threads(3, || {
-        grouped_gemm_weight(x, dy, dw.unwrap(), &OFFSETS, update)
-    })
-    .unwrap();
+    with_threads(3, || grouped_gemm_weight(x, dy, dw.unwrap(), &OFFSETS, update)).unwrap();
 
     let mut one_by_one = old.clone();
     for (g, dw) in one_by_one.chunks_mut(m * n).enumerate() {
         let (start, len) = group(g);
         let (x, dy) = (x.part([start, 0], [len, m]), dy.part([start, 0], [len, n]));
-        gemm(
-            x.transposed(),
-            dy,
-            MatrixMut::new(dw, [m, n]).unwrap(),
-            update,
-        )
-        .unwrap();
+        gemm(x.transposed(), dy, MatrixMut::new(dw, [m, n]).unwrap(), update).unwrap();
     }
     assert_eq!(bits(&together), bits(&one_by_one));
 
@@ -171,11 +151,7 @@ fn offsets_must_be_non_decreasing_and_in_bounds() {
 
     assert_eq!(run(&[0, 2, 3]), Ok(()));
     for (bad, index) in [([0, 2, 4], 2), ([0, 3, 2], 2), ([-1, 0, 3], 0)] {
-        let expected = GemmError::Offsets {
-            op: "grouped_gemm",
-            index,
-            rows: 3,
-        };
+        let expected = GemmError::Offsets { op: "grouped_gemm", index, rows: 3 };
         assert_eq!(run(&bad), Err(expected));
     }
     assert!(matches!(run(&[0, 3]), Err(GemmError::Mismatch { .. })));

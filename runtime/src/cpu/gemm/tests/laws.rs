@@ -59,22 +59,12 @@ where
 
         let (a, b) = (view(&a_data, a_order, m, k), view(&b_data, b_order, k, n));
         let mut c_new = c_old.clone();
-        product_by(
-            kernel,
-            a,
-            b,
-            view_mut(&mut c_new, c_order, m, n),
-            self.update,
-        );
+        product_by(kernel, a, b, view_mut(&mut c_new, c_order, m, n), self.update);
 
         let (old, new) = (view(&c_old, c_order, m, n), view(&c_new, c_order, m, n));
         for i in 0..m {
             for j in 0..n {
-                let start = if self.update == Update::Add {
-                    old.get(i, j).to_f64()
-                } else {
-                    0.0
-                };
+                let start = if self.update == Update::Add { old.get(i, j).to_f64() } else { 0.0 };
                 let products = (0..k).map(|p| a.get(i, p).to_f64() * b.get(p, j).to_f64());
                 let (mut sum, mut magnitude) = (start, start.abs());
                 for product in products {
@@ -116,15 +106,9 @@ fn cases() -> impl Iterator<Item = ([usize; 3], [Order; 3], Update)> {
         (extents, [0; 3].map(|_| ORDERS[numbers.below(ORDERS.len())]))
     });
 
-    let pairs = ORDERS
-        .into_iter()
-        .flat_map(|a| ORDERS.map(|b| [a, b, Order::Rows]));
+    let pairs = ORDERS.into_iter().flat_map(|a| ORDERS.map(|b| [a, b, Order::Rows]));
     let ordered = pairs.flat_map(|orders| {
-        [
-            ([13, 35, 70], orders),
-            ([40, 17, 1100], orders),
-            ([1, 50, 33], orders),
-        ]
+        [([13, 35, 70], orders), ([40, 17, 1100], orders), ([1, 50, 33], orders)]
     });
     let large = [([600, 300, 65], [Order::Rows, Order::Columns, Order::Rows])];
 
@@ -181,13 +165,7 @@ where
         let (a, b) = (view(&a, a_order, m, k), view(&b, b_order, k, n));
 
         let mut whole = vec![T::Sum::from_f64(0.0); m * n];
-        product_by(
-            kernel,
-            a,
-            b,
-            view_mut(&mut whole, Order::Rows, m, n),
-            Update::Replace,
-        );
+        product_by(kernel, a, b, view_mut(&mut whole, Order::Rows, m, n), Update::Replace);
 
         for rows in [1, 2, 3, 5, 8, 16, 17, 65] {
             let rows = rows.min(m);
@@ -197,26 +175,15 @@ where
             product_by(kernel, a.part([first, 0], [rows, k]), b, c, Update::Replace);
 
             let expected = &whole[first * n..(first + rows) * n];
-            assert_eq!(
-                bits(&part),
-                bits(expected),
-                "{rows} rows of {:?}",
-                self.extents
-            );
+            assert_eq!(bits(&part), bits(expected), "{rows} rows of {:?}", self.extents);
         }
     }
 }
 
 #[test]
 fn bits_of_a_row_do_not_depend_on_the_others() {
-    let extents = [
-        [1, 1, 1],
-        [130, 8, 40],
-        [130, 16, 300],
-        [130, 64, 700],
-        [70, 33, 2],
-        [90, 5, 1500],
-    ];
+    let extents =
+        [[1, 1, 1], [130, 8, 40], [130, 16, 300], [130, 64, 700], [70, 33, 2], [90, 5, 1500]];
     for extents in extents {
         for orders in [
             [Order::Rows, Order::Rows],
@@ -234,13 +201,7 @@ fn bits_of_a_row_do_not_depend_on_the_others() {
 
 #[test]
 fn bits_do_not_depend_on_threads() {
-    let shapes = [
-        [1, 700, 900],
-        [700, 1, 900],
-        [300, 260, 128],
-        [517, 400, 1025],
-        [64, 2000, 65],
-    ];
+    let shapes = [[1, 700, 900], [700, 1, 900], [300, 260, 128], [517, 400, 1025], [64, 2000, 65]];
     for [m, n, k] in shapes {
         let mut numbers = Numbers::new(n as u64);
         let (a, b) = (numbers.vec::<f32>(m * k), numbers.vec::<f32>(k * n));
@@ -251,10 +212,7 @@ fn bits_do_not_depend_on_threads() {
             let (mut c, mut c_half) = (vec![0f32; m * n], vec![bf16::ZERO; m * n]);
             let (a, b) = (view(&a, Order::Rows, m, k), view(&b, Order::Columns, k, n));
             super::super::gemm(a, b, view_mut(&mut c, Order::Rows, m, n), Update::Replace).unwrap();
-            let (a, b) = (
-                view(&a_half, Order::Rows, m, k),
-                view(&b_half, Order::Columns, k, n),
-            );
+            let (a, b) = (view(&a_half, Order::Rows, m, k), view(&b_half, Order::Columns, k, n));
             let c_view = view_mut(&mut c_half, Order::Rows, m, n);
             super::super::gemm(a, b, c_view, Update::Replace).unwrap();
             (c, c_half)
@@ -263,16 +221,8 @@ fn bits_do_not_depend_on_threads() {
         let (one, one_half) = with_threads(1, product);
         for threads in [2, 3, 8] {
             let (many, many_half) = with_threads(threads, product);
-            assert_eq!(
-                bits(&one),
-                bits(&many),
-                "{m} x {n} x {k}, {threads} threads"
-            );
-            assert_eq!(
-                bits(&one_half),
-                bits(&many_half),
-                "{m} x {n} x {k}, {threads} threads"
-            );
+            assert_eq!(bits(&one), bits(&many), "{m} x {n} x {k}, {threads} threads");
+            assert_eq!(bits(&one_half), bits(&many_half), "{m} x {n} x {k}, {threads} threads");
         }
     }
 }
@@ -292,13 +242,7 @@ where
 
         let mut direct = vec![T::Sum::from_f64(0.0); m * n];
         let mut swapped = direct.clone();
-        product_by(
-            kernel,
-            a,
-            b,
-            view_mut(&mut direct, Order::Rows, m, n),
-            Update::Replace,
-        );
+        product_by(kernel, a, b, view_mut(&mut direct, Order::Rows, m, n), Update::Replace);
         let c = view_mut(&mut swapped, Order::Rows, m, n).transposed();
         product_by(kernel, b.transposed(), a.transposed(), c, Update::Replace);
 
@@ -330,13 +274,7 @@ where
 
         let mut c = vec![T::Sum::from_f64(0.0); m * n];
         let (a, b) = (view(&a, Order::Rows, m, k), view(&b, Order::Rows, k, n));
-        product_by(
-            kernel,
-            a,
-            b,
-            view_mut(&mut c, Order::Rows, m, n),
-            Update::Replace,
-        );
+        product_by(kernel, a, b, view_mut(&mut c, Order::Rows, m, n), Update::Replace);
 
         for (index, value) in c.iter().map(|c| c.to_f64()).enumerate() {
             match (index / n, index % n) {
@@ -369,13 +307,7 @@ impl EachKernel<bf16> for SumsInF32 {
         let mut c = [bf16::ONE];
 
         let (a, b) = (view(&a, Order::Rows, 1, k), view(&ones, Order::Rows, k, 1));
-        product_by(
-            kernel,
-            a,
-            b,
-            view_mut(&mut c, Order::Rows, 1, 1),
-            Update::Add,
-        );
+        product_by(kernel, a, b, view_mut(&mut c, Order::Rows, 1, 1), Update::Add);
         assert_eq!(c[0].to_f32(), 3.0);
     }
 }
@@ -391,16 +323,9 @@ fn rounding_to_bf16_equals_half_crate() {
     let ties = (0..=u32::from(u16::MAX)).map(|high| high << 16 | 0x8000);
     let others = (0..200_000).map(|_| numbers.bits() as u32 ^ (numbers.bits() << 7) as u32);
 
-    for bits in ties
-        .chain(others)
-        .chain([0x7f80_0001, 0x7fff_ffff, 0xff80_0000, 0x7f7f_ffff])
-    {
+    for bits in ties.chain(others).chain([0x7f80_0001, 0x7fff_ffff, 0xff80_0000, 0x7f7f_ffff]) {
         let value = f32::from_bits(bits);
         let rounded = <bf16 as Output<f32>>::replace(value);
-        assert_eq!(
-            rounded.to_bits(),
-            bf16::from_f32(value).to_bits(),
-            "{bits:#x}"
-        );
+        assert_eq!(rounded.to_bits(), bf16::from_f32(value).to_bits(), "{bits:#x}");
     }
 }
