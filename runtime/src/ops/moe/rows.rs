@@ -41,7 +41,6 @@ pub(super) static UNPERMUTE_GRAD_WEIGHTS: Signature = Signature::new(
 /// returns [C, H]. Rows after the last offset are unspecified.
 ///
 /// # Errors
-/// # Errors
 /// [`Error::Signature`]; [`Error::IndexOutOfRange`]; [`Error::Argument`] for offsets that do not
 /// start at 0, decrease or exceed the rows. A GPU checks only the last offset, and reports what is
 /// out of range at the next synchronization.
