@@ -80,16 +80,18 @@ impl OpRecorder {
 
     /// Runs the kernel of an op, and records it if there is a recording.
     pub(crate) fn run<T>(&self, name: &'static str, kernel: impl FnOnce() -> T) -> T {
-        let Some(now) = self.clock() else {
-            return kernel();
-        };
-        let start = now();
+        let start = self.clock().map(|now| (now(), now));
         let value = kernel();
-        let end = now();
-        if let Some(recording) = &mut *self.lock() {
-            recording.ops.push(OpSpan { name, start, end });
+        if let Some((start, now)) = start {
+            self.record(OpSpan { name, start, end: now() });
         }
         value
+    }
+
+    fn record(&self, span: OpSpan) {
+        if let Some(recording) = &mut *self.lock() {
+            recording.ops.push(span);
+        }
     }
 
     /// The clock of the recording, if there is one.

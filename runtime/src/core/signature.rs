@@ -123,9 +123,9 @@ impl Signature {
         &'static self,
         operands: &[&Tensor],
         arguments: &[usize],
-        rule: impl FnOnce() -> Result<ShardingRule, RuleError>,
+        rule: impl Fn() -> Result<ShardingRule, RuleError>,
     ) -> Result<Call> {
-        let results = self.gate(operands, None, arguments, rule)?;
+        let results = self.gate(operands, None, arguments, &rule)?;
         self.checked(operands, results)
     }
 
@@ -139,7 +139,7 @@ impl Signature {
         operands: &[&Tensor],
         to: &ShardedShape,
         arguments: &[usize],
-        rule: impl FnOnce() -> Result<ShardingRule, RuleError>,
+        rule: impl Fn() -> Result<ShardingRule, RuleError>,
     ) -> Result<Call> {
         let Some(to) = to.tag() else {
             return self.call_with(operands, arguments, rule);
@@ -154,7 +154,7 @@ impl Signature {
             last_is_open: false,
             arguments,
         };
-        let results = gate.results(|| Ok(rule()?.with_target()))?;
+        let results = gate.results(&|| Ok(rule()?.with_target()))?;
         self.checked(operands, results)
     }
 
@@ -171,7 +171,7 @@ impl Signature {
         let all = &all[..=operands.len()];
         let rule = || Ok(self.sharding_rule().clone());
         let arguments: &[usize] = if open.is_some() { &[1] } else { &[] };
-        let results = self.gate(all, open, arguments, rule)?;
+        let results = self.gate(all, open, arguments, &rule)?;
         self.checked(all, results)
     }
 
@@ -181,7 +181,7 @@ impl Signature {
         operands: &[&Tensor],
         open: Option<Option<&Tag>>,
         arguments: &[usize],
-        rule: impl FnOnce() -> Result<ShardingRule, RuleError>,
+        rule: &dyn Fn() -> Result<ShardingRule, RuleError>,
     ) -> Result<Option<Arc<Results>>> {
         let shards = open.flatten();
         if shards.is_none() && operands.iter().all(|x| x.tag().is_none()) {
@@ -588,6 +588,12 @@ impl Call {
     /// # Errors
     /// The error of `kernel`; [`Error::NoKernel`] on a GPU.
     pub fn compute(&self, kernel: impl FnOnce() -> Result<()>) -> Result<()> {
+        let mut kernel = Some(kernel);
+        self.compute_any(&mut || kernel.take().map_or(Ok(()), |kernel| kernel()))
+    }
+
+    /// [`Call::compute`], compiled once for all kernels.
+    fn compute_any(&self, kernel: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         if self.device.is_gpu() {
             return Err(self.device.no_kernel(self.name()));
         }

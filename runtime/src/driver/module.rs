@@ -2,12 +2,13 @@
 
 use std::any::{Any, TypeId};
 use std::ffi::{CString, c_void};
+use std::hash::BuildHasher;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys::{
     self, CUfunction, CUfunction_attribute, CUjit_option, CUmodule, CUresult,
 };
-use hashbrown::HashMap;
+use hashbrown::{DefaultHashBuilder, HashTable};
 use meshgrad_kernels::{Launch, Ptx, Variant};
 
 use super::context::relaxed;
@@ -24,33 +25,58 @@ const LOG: usize = 16 << 10;
 /// The kernels loaded into a context, by variant.
 pub(crate) struct Modules {
     context: Arc<Context>,
-    /// A `HashMap<V, Function>` per type of variant, so that a lookup allocates nothing.
-    functions: Mutex<HashMap<TypeId, Box<dyn Any + Send>>>,
-    loaded: Mutex<Vec<Module>>,
+    loaded: Mutex<HashTable<Loaded>>,
+    hasher: DefaultHashBuilder,
+}
+
+/// A loaded kernel and its variant.
+struct Loaded {
+    hash: u64,
+    variant: Box<dyn AnyVariant>,
+    module: Module,
+}
+
+/// A [`Variant`] of any type, so that one table has all kernels.
+trait AnyVariant: Send {
+    fn is(&self, other: &dyn Any) -> bool;
+}
+
+impl<V: Variant> AnyVariant for V {
+    fn is(&self, other: &dyn Any) -> bool {
+        other.downcast_ref() == Some(self)
+    }
 }
 
 impl Modules {
     pub(crate) fn new(context: &Arc<Context>) -> Modules {
-        Modules { context: context.clone(), functions: Mutex::default(), loaded: Mutex::default() }
+        Modules {
+            context: context.clone(),
+            loaded: Mutex::default(),
+            hasher: DefaultHashBuilder::default(),
+        }
     }
 
     /// The kernel of `variant`; the driver compiles it at first use.
     pub(crate) fn function<V: Variant>(&self, variant: &V) -> Result<Function, CudaError> {
-        let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
-        let of_type = functions
-            .entry(TypeId::of::<V>())
-            .or_insert_with(|| Box::new(HashMap::<V, Function>::new()));
-        // The outer map is keyed by the variant type of the inner map.
-        let of_type =
-            of_type.downcast_mut::<HashMap<V, Function>>().expect("a map of this variant");
-        if let Some(function) = of_type.get(variant) {
-            return Ok(*function);
+        let hash = self.hasher.hash_one((TypeId::of::<V>(), variant));
+        self.find_or_load(hash, variant, &|| (Box::new(variant.clone()), variant.ptx()))
+    }
+
+    fn find_or_load(
+        &self,
+        hash: u64,
+        variant: &dyn Any,
+        write: &dyn Fn() -> (Box<dyn AnyVariant>, Ptx),
+    ) -> Result<Function, CudaError> {
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(found) = loaded.find(hash, |it| it.variant.is(variant)) {
+            return Ok(found.module.function);
         }
 
-        let module = Module::new(&self.context, &variant.ptx())?;
+        let (variant, ptx) = write();
+        let module = Module::new(&self.context, &ptx)?;
         let function = module.function;
-        self.loaded.lock().unwrap_or_else(PoisonError::into_inner).push(module);
-        of_type.insert(variant.clone(), function);
+        loaded.insert_unique(hash, Loaded { hash, variant, module }, |it| it.hash);
         Ok(function)
     }
 
@@ -65,15 +91,26 @@ impl Modules {
         stream: &RawStream,
     ) -> Result<(), CudaError> {
         let (function, packed) = (self.function(variant)?, variant.pack(arguments));
+        self.start(function, launch, packed.bytes(), stream, &|| variant.entry())
+    }
+
+    fn start(
+        &self,
+        function: Function,
+        launch: &Launch,
+        bytes: &[u8],
+        stream: &RawStream,
+        entry: &dyn Fn() -> String,
+    ) -> Result<(), CudaError> {
         let failed = |reason| CudaError::Launch {
             device: self.context.to_string(),
-            entry: variant.entry(),
+            entry: entry(),
             grid: launch.grid,
             block: launch.block,
             shared: launch.dynamic_shared,
             reason,
         };
-        let (bytes, mut len) = (packed.bytes(), packed.bytes().len());
+        let mut len = bytes.len();
         if len != function.parameter_bytes {
             return Err(failed(format!(
                 "the kernel's parameters take {} bytes, but the arguments have {len}; declare only those \

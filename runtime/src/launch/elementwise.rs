@@ -6,7 +6,7 @@ use meshgrad_kernels::assembler::List;
 use meshgrad_kernels::elementwise::{Element, Elementwise, ElementwiseArguments, IterationSpace};
 use meshgrad_kernels::{In, Out};
 
-use super::symbol::{self, Constants};
+use super::symbol::{self, Constants, Trace};
 use crate::Function;
 use crate::launch::{Launcher, Operand, Plan, PlanError, float};
 use crate::{DType, Number, Result, Tensor, UninitTensor};
@@ -60,12 +60,12 @@ impl Function<1> for Same {
 
 /// y\[i\] = x\[i\] in y's dtype, for f32, bf16 and bool.
 pub(crate) fn cast(gpu: &Launcher<'_>, x: &Tensor, y: &Target) -> Result<()> {
-    map(gpu, &Same, [x], y)
+    map(gpu, &|| symbol::trace(&Same), [x], y)
 }
 
 /// y\[i\] = x\[i\] in y's dtype, from elements at `from` with the layout of `x`.
 pub(crate) fn cast_from(gpu: &Launcher<'_>, x: Operand, from: In, y: &Target) -> Result<()> {
-    let plan = gpu.planned(plan(&Same, [x], y.operand))?;
+    let plan = gpu.planned(plan(&|| symbol::trace(&Same), [x], y.operand))?;
     launch(gpu, &plan, &[from], y)
 }
 
@@ -79,7 +79,7 @@ pub(crate) fn where_(gpu: &Launcher<'_>, operands: [&Tensor; 3], y: &Target) -> 
         }
     }
 
-    map(gpu, &Where, operands, y)
+    map(gpu, &|| symbol::trace(&Where), operands, y)
 }
 
 /// to\[i\] += x\[i\], or to\[i\] = x\[i\] if `to` is `empty`.
@@ -95,7 +95,8 @@ pub(crate) fn accumulate(gpu: &Launcher<'_>, x: &Tensor, to: &Target, empty: boo
     if empty {
         return cast(gpu, x, to);
     }
-    let plan = gpu.planned(plan(&Sum, [to.operand, Operand::of(x)], to.operand))?;
+    let operands = [to.operand, Operand::of(x)];
+    let plan = gpu.planned(plan(&|| symbol::trace(&Sum), operands, to.operand))?;
     // Updating in place is safe: the thread that writes an element is the only one that reads it.
     launch(gpu, &plan, &[to.address.written(), gpu.ptr(x)?], to)
 }
@@ -103,7 +104,7 @@ pub(crate) fn accumulate(gpu: &Launcher<'_>, x: &Tensor, to: &Target, empty: boo
 /// y\[i\] = f(inputs\[..\]\[i\]), inputs read in row-major order.
 pub(crate) fn map<const N: usize>(
     gpu: &Launcher<'_>,
-    f: &impl Function<N>,
+    f: Trace<'_>,
     inputs: [&Tensor; N],
     y: &Target,
 ) -> Result<()> {
@@ -124,7 +125,7 @@ struct Elements {
 
 /// y\[i\] = f(inputs\[..\]\[i\]) in one kernel.
 fn plan<const N: usize>(
-    f: &impl Function<N>,
+    f: Trace<'_>,
     inputs: [Operand; N],
     y: Operand,
 ) -> Result<Elements, PlanError> {
@@ -137,7 +138,7 @@ fn plan<const N: usize>(
     let strides = inputs.each_ref().map(|input| input.layout.strides());
     let space = IterationSpace::new(y.layout.shape(), y.layout.strides(), &strides)?;
     let aligned = y.is_aligned() && inputs.iter().all(Operand::is_aligned);
-    let (expression, constants) = symbol::trace(f)?;
+    let (expression, constants) = f()?;
     let variant = Elementwise::new(expression, &formats, result, space.layout(aligned))?;
     Ok(Elements { kernel: Plan::new(variant.launch(space.elements()), variant), space, constants })
 }
@@ -181,7 +182,7 @@ mod tests {
     }
 
     fn form(x: Operand, y: Operand) -> Form {
-        plan(&Twice, [x], y).unwrap().kernel.variant.layout()
+        plan(&|| symbol::trace(&Twice), [x], y).unwrap().kernel.variant.layout()
     }
 
     #[test]
@@ -202,9 +203,9 @@ mod tests {
     #[test]
     fn empty_inputs_launch_nothing_and_f64_is_rejected() {
         let none = operand(DType::F32, &[0, 3], 0);
-        assert_eq!(plan(&Twice, [none], none).unwrap().kernel.launch, None);
+        assert_eq!(plan(&|| symbol::trace(&Twice), [none], none).unwrap().kernel.launch, None);
         let double = operand(DType::F64, &[3], 0);
-        let refused = plan(&Twice, [double], double).err();
+        let refused = plan(&|| symbol::trace(&Twice), [double], double).err();
         assert_eq!(refused, Some(PlanError::DType(DType::F64)));
     }
 }

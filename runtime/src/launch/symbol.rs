@@ -166,6 +166,9 @@ thread_local! {
     static TRACED: RefCell<HashMap<Steps, Expression>> = RefCell::default();
 }
 
+/// The trace of a function whose type is not known, so that plans are compiled once for all.
+pub(crate) type Trace<'a> = &'a dyn Fn() -> Result<(Expression, Constants), Error>;
+
 /// Traces `f`: returns its expression, and the values of its scalar arguments.
 ///
 /// # Errors

@@ -64,7 +64,11 @@ impl OpCase {
         operands: Vec<Tensor>,
         call: impl Fn(&Operands) -> Result<Vec<Tensor>> + 'static,
     ) -> OpCase {
-        OpCase { op, name: op.to_owned(), operands, writes: false, call: Box::new(call) }
+        OpCase::boxed(op, operands, Box::new(call))
+    }
+
+    fn boxed(op: &'static str, operands: Vec<Tensor>, call: Call) -> OpCase {
+        OpCase { op, name: op.to_owned(), operands, writes: false, call }
     }
 
     /// The whole operands.
@@ -167,7 +171,7 @@ pub(super) fn case<const N: usize, R: Results>(
     operands: [&Tensor; N],
     call: impl Fn([&Tensor; N]) -> Result<R> + 'static,
 ) -> OpCase {
-    let operands = operands.map(Tensor::clone).to_vec();
+    let operands = operands.into_iter().cloned().collect();
     OpCase::new(op, operands, move |of| Ok(call(of.first())?.list()))
 }
 

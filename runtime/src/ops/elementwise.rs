@@ -3,6 +3,7 @@
 use crate::Function;
 use crate::cpu::elementwise as cpu;
 use crate::launch::elementwise::{self as launch, Target};
+use crate::launch::symbol::{self, Trace};
 use crate::{Call, Error, Result, Tensor, UninitTensor};
 
 /// `y[i] = f(inputs[0][i], inputs[1][i], ..)`, on any device. Use it to implement an elementwise
@@ -50,16 +51,18 @@ pub fn map<const N: usize>(
     inputs: [&Tensor; N],
     y: &mut UninitTensor,
 ) -> Result<()> {
-    let fits = |x: &&Tensor| x.shape() == y.shape() && x.dtype() == y.dtype();
-    if let Some(other) = inputs.into_iter().find(|x| !fits(x)) {
-        let problem = format!(
-            "cannot map {other:?} to {}{}; cast and broadcast it first",
-            y.dtype(),
-            y.shape()
-        );
-        return Err(Error::Argument { op: call.name(), problem });
-    }
-    run(call, f, inputs, y, |y| cpu::map(f, inputs, y))
+    check(call, &inputs, y)?;
+    run(call, &|| symbol::trace(f), inputs, y, &|y| cpu::map(f, inputs, y))
+}
+
+fn check(call: &Call, inputs: &[&Tensor], y: &UninitTensor) -> Result<()> {
+    let fits = |x: &&&Tensor| x.shape() == y.shape() && x.dtype() == y.dtype();
+    let Some(other) = inputs.iter().find(|x| !fits(x)) else {
+        return Ok(());
+    };
+    let (dtype, shape) = (y.dtype(), y.shape());
+    let problem = format!("cannot map {other:?} to {dtype}{shape}; cast and broadcast it first");
+    Err(Error::Argument { op: call.name(), problem })
 }
 
 /// `y[i] = (f(inputs[0][i], inputs[1][i], ..) == 1)`, for an `f` that returns 0 or 1.
@@ -69,16 +72,16 @@ pub(super) fn test<const N: usize>(
     inputs: [&Tensor; N],
     y: &mut UninitTensor,
 ) -> Result<()> {
-    run(call, f, inputs, y, |y| cpu::predicate(f, inputs, y))
+    run(call, &|| symbol::trace(f), inputs, y, &|y| cpu::predicate(f, inputs, y))
 }
 
-/// Runs `f` on a GPU, or `on_cpu` on a CPU.
+/// Runs `f` on a GPU, or `on_cpu` on a CPU. Compiled once per number of inputs, not per function.
 fn run<const N: usize>(
     call: &Call,
-    f: &impl Function<N>,
+    f: Trace<'_>,
     inputs: [&Tensor; N],
     y: &mut UninitTensor,
-    on_cpu: impl FnOnce(&mut UninitTensor) -> Result<()>,
+    on_cpu: &dyn Fn(&mut UninitTensor) -> Result<()>,
 ) -> Result<()> {
     match call.device().is_gpu() {
         true => call.launch(|gpu| launch::map(gpu, f, inputs, &Target::uninit(gpu, y)?)),

@@ -32,14 +32,14 @@ impl Gate<'_> {
     /// [`ShardedTensorError`].
     pub(crate) fn results(
         &self,
-        rule: impl FnOnce() -> Result<ShardingRule, RuleError>,
+        rule: &dyn Fn() -> Result<ShardingRule, RuleError>,
     ) -> Result<Option<Arc<Results>>> {
         let Some(first) = self.operands.iter().position(Option::is_some) else {
             return Ok(None);
         };
         self.check_all(first)?;
         let key = Key { op: self.id, operands: self.operands, arguments: self.arguments };
-        let results = key.results(|| {
+        let results = key.results(&|| {
             let rank = self.one_rank(first)?;
             let rule = rule().map_err(ShardedTensorError::from)?;
             self.derive(&rule, rank)

@@ -79,7 +79,7 @@ thread_local! {
 
 impl Key<'_> {
     /// The results of the call: remembered from an equal call, or else computed by `derive`.
-    pub(super) fn results(&self, derive: impl FnOnce() -> Result<Results>) -> Result<Arc<Results>> {
+    pub(super) fn results(&self, derive: &dyn Fn() -> Result<Results>) -> Result<Arc<Results>> {
         let slot = self.slot();
         let kept = ENTRIES.with_borrow(|entries| {
             let entry = entries.get(slot)?.as_ref()?;

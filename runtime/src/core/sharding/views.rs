@@ -80,7 +80,7 @@ pub(super) fn broadcast_like(x: &Tag, like: &Tag, repeated: &[usize]) -> Result<
     };
     let (from, to) = (x.sharding().shape(), like.sharding().shape());
     let rule = || ShardingRule::broadcast_like(BROADCAST_LIKE, from, to, repeated);
-    let results = gate.results(rule)?;
+    let results = gate.results(&rule)?;
     results.map_or_else(|| Ok(x.clone()), |results| results.of_shape(0, like.local()))
 }
 
@@ -124,7 +124,7 @@ fn tag(
     op: &'static &'static str,
     x: &Tag,
     arguments: &[usize],
-    rule: impl FnOnce() -> Result<ShardingRule, RuleError>,
+    rule: impl Fn() -> Result<ShardingRule, RuleError>,
 ) -> Result<Tag> {
     let gate = Gate {
         op,
@@ -134,7 +134,7 @@ fn tag(
         last_is_open: false,
         arguments,
     };
-    let results = gate.results(rule)?;
+    let results = gate.results(&rule)?;
     // The operand has a sharding, so the result has one.
     results.map_or_else(|| Ok(x.clone()), |results| results.of_shape(0, x.local()))
 }

@@ -87,7 +87,7 @@ fn check(
         last_is_open: false,
         arguments: &[usize::from(list == List::Offsets)],
     };
-    gate.results(|| {
+    gate.results(&|| {
         let is_single = x.global_shape().elements() == 1;
         let signature = match list {
             List::PerRow if is_single => format!("q[b t h d!], {name}[*] -> {result}[b t h d]"),

@@ -42,7 +42,7 @@ pub fn linear_cross_entropy_shards(
         arguments: &[],
     };
     let rule = "x[.. d!], w[v d!], labels[..] -> logits[.. v]";
-    let logits = gate.results(|| ShardingRule::new(SHARDS, rule))?;
+    let logits = gate.results(&|| ShardingRule::new(SHARDS, rule))?;
 
     let (of_x, of_w, own_labels) = (x.local(), w.local(), labels.local());
     let targets = Targets { labels: &own_labels, ..Targets::new(labels, ignore_index, w) };

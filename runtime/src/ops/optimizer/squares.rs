@@ -86,7 +86,7 @@ fn sharding_axes(first: &Tensor, x: &Tensor) -> Result<Vec<String>> {
         arguments: &[],
     };
     let rule = "first[], x[..] -> sum[]";
-    let Some(results) = gate.results(|| ShardingRule::new(SUM_OF_SQUARES, rule))? else {
+    let Some(results) = gate.results(&|| ShardingRule::new(SUM_OF_SQUARES, rule))? else {
         return Ok(Vec::new());
     };
     let sum = results.of_shape(0, &Shape::default())?;
