@@ -17,7 +17,7 @@ mod plan;
 mod reshard;
 mod torch;
 mod verify;
-#[path = "../../ckpt/tests/torch/zips.rs"]
+#[path = "../../ckpt/tests/all/torch/zips.rs"]
 mod zips;
 
 use std::io::ErrorKind;

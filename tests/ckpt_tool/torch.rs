@@ -11,7 +11,7 @@ use crate::zips::{Style, zip};
 use crate::{TestDir, shown_without_times};
 
 fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("ckpt/tests/torch/fixtures")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("ckpt/tests/all/torch/fixtures")
 }
 
 /// Copies a fixture.

@@ -28,7 +28,7 @@ fn child_runs_its_job() {
 
 fn spawn(job: &Job) -> Command {
     let mut command = Command::new(env::current_exe().unwrap());
-    command.args(["--exact", "child_runs_its_job", "--nocapture"]).env(JOB, job.argument());
+    command.args(["--exact", "crash::child_runs_its_job", "--nocapture"]).env(JOB, job.argument());
     command
 }
 

@@ -1,16 +1,21 @@
 //! More than 200 files, each with its expected verdict.
 
-use crate::Expected::{Read, Rejected, Stricter};
-use crate::{Probe, file_of};
+use crate::headers::Expected::{Read, Rejected, Stricter};
+use crate::headers::{Probe, file_of};
 
 /// More levels than any stack can hold. Fewer under Miri, which is slow.
 const MANY: usize = if cfg!(miri) { 1_000 } else { 100_000 };
 
 /// Not JSON of the expected form.
-const JSON: crate::Expected = Rejected("Json");
+const JSON: crate::headers::Expected = Rejected("Json");
 
 /// A probe of a header with `data` zero bytes after it.
-fn probe(what: &str, header: impl AsRef<[u8]>, data: usize, expected: crate::Expected) -> Probe {
+fn probe(
+    what: &str,
+    header: impl AsRef<[u8]>,
+    data: usize,
+    expected: crate::headers::Expected,
+) -> Probe {
     Probe { what: what.to_owned(), bytes: file_of(header.as_ref(), &vec![0; data]), expected }
 }
 

@@ -6,9 +6,10 @@ mod links;
 use std::fs;
 use std::path::Path;
 
-use meshgrad_ckpt::{Dtype, Error, FileWriter, Folder, IndexError};
+use meshgrad_ckpt::{Error, Folder, IndexError};
 
-use crate::corpus::corpus;
+use crate::indexes::corpus::corpus;
+use crate::on_disk::write_shard;
 
 const INDEX: &str = "model.safetensors.index.json";
 
@@ -23,15 +24,6 @@ pub(crate) struct Probe {
 
 /// The one-letter names of the tensors found, or the violated rule.
 pub(crate) type Expected = Result<&'static str, &'static str>;
-
-pub(crate) fn write_shard(path: &Path, names: &[&str]) {
-    let mut writer = FileWriter::new();
-    for name in names {
-        writer.add(name, Dtype::F32, &[2]).unwrap();
-    }
-    let data = |name: &str| name.bytes().cycle().take(8).collect::<Vec<u8>>();
-    writer.save(path, |tensor, out| out.append(&data(&tensor.name))).unwrap();
-}
 
 fn rule(error: &Error) -> String {
     let name = |debug: String| debug.split(' ').next().unwrap_or_default().to_owned();

@@ -5,7 +5,8 @@ use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 
-use crate::{Expected, INDEX, Probe, write_shard};
+use crate::indexes::{Expected, INDEX, Probe};
+use crate::on_disk::write_shard;
 
 /// The file of each tensor.
 const PLACES: &str = r#""a":"x","b":"x","c":"y""#;

@@ -12,8 +12,8 @@ use std::fs;
 
 use meshgrad_ckpt::{Error, Header, TensorFile};
 
-use crate::corpus::corpus;
-use crate::reference::{STRICTER, Verdict, verdict};
+use crate::headers::corpus::corpus;
+use crate::headers::reference::{STRICTER, Verdict, verdict};
 
 /// A file and its expected verdict.
 #[derive(Clone)]

@@ -13,6 +13,8 @@ use meshgrad_ckpt::{
     keep_last, newest, scan, step_name, sweep,
 };
 
+use crate::on_disk::{names_in, steps};
+
 /// Starts a checkpoint of three files, whose content depends on the step.
 fn stage(parent: &Path, step: u64) -> Staging {
     let mut staging = Staging::new(parent, &step_name(step)).unwrap();
@@ -29,19 +31,6 @@ fn stage(parent: &Path, step: u64) -> Staging {
 
 fn save(parent: &Path, step: u64) -> Committed {
     stage(parent, step).commit().unwrap()
-}
-
-fn steps(parent: &Path) -> Vec<u64> {
-    let found = discover(parent).unwrap();
-    found.iter().map(|published| published.step().unwrap()).collect()
-}
-
-fn names_in(folder: &Path) -> Vec<String> {
-    let entries = fs::read_dir(folder).unwrap();
-    let mut names: Vec<String> =
-        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
-    names.sort();
-    names
 }
 
 /// Copies a folder recursively: its state after a kill at this moment.

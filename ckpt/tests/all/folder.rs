@@ -3,22 +3,11 @@
 use std::fs;
 use std::path::Path;
 
-use meshgrad_ckpt::{Committed, Dtype, Error, FileWriter, Folder, FolderWriter, Staging};
+use meshgrad_ckpt::{Committed, Dtype, Error, Folder, FolderWriter, Staging};
+
+use crate::on_disk::{data_of, names_in, write_shard};
 
 const INDEX: &str = "model.safetensors.index.json";
-
-/// The data of a tensor, different for each name.
-fn data_of(name: &str, len: usize) -> Vec<u8> {
-    name.bytes().cycle().take(len).collect()
-}
-
-fn write_shard(path: &Path, names: &[&str]) {
-    let mut writer = FileWriter::new();
-    for name in names {
-        writer.add(name, Dtype::F32, &[2]).unwrap();
-    }
-    writer.save(path, |tensor, out| out.append(&data_of(&tensor.name, tensor.byte_len()))).unwrap();
-}
 
 fn write_index(folder: &Path, total_size: u64, entries: &[(&str, &str)]) {
     let entries: Vec<String> =
@@ -54,14 +43,6 @@ fn publish(parent: &Path, name: &str, max_shard_bytes: u64) -> Committed {
         })
         .unwrap();
     staging.commit().unwrap()
-}
-
-fn names_in(folder: &Path) -> Vec<String> {
-    let entries = fs::read_dir(folder).unwrap();
-    let mut names: Vec<String> =
-        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
-    names.sort();
-    names
 }
 
 /// Any split into files contains the same tensors, and the same call twice gives the same bytes.

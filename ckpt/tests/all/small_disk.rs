@@ -15,6 +15,8 @@ use meshgrad_ckpt::{
     keep_last, step_name,
 };
 
+use crate::on_disk::names_in;
+
 const DISK: &str = "MESHGRAD_CKPT_SMALL_DISK";
 const MIB: usize = 1 << 20;
 
@@ -33,19 +35,11 @@ fn a_full_disk_loses_nothing() {
         return;
     }
 
-    let child = "exec \"$2\" --exact child_saves_until_the_disk_is_full --nocapture";
+    let child = "exec \"$2\" --exact small_disk::child_saves_until_the_disk_is_full --nocapture";
     let output = mounted(child).unwrap();
     let [said, errors] = [&output.stdout, &output.stderr].map(|it| String::from_utf8_lossy(it));
     assert!(output.status.success(), "{said}\n{errors}");
     assert!(said.contains("the disk was full"), "{said}\n{errors}");
-}
-
-fn names_in(folder: &Path) -> Vec<String> {
-    let entries = fs::read_dir(folder).unwrap();
-    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    let mut names: Vec<String> = names.collect();
-    names.sort();
-    names
 }
 
 fn model(bytes: usize) -> FolderWriter {

@@ -1,6 +1,6 @@
-"""Writes ckpt/tests/torch/fixtures: models that PyTorch wrote, and the same tensors as safetensors.
+"""Writes ckpt/tests/all/torch/fixtures: models that PyTorch wrote, and the same tensors as safetensors.
 
-    python3 ckpt/tests/torch/make_fixtures.py      # torch 2.15.0, safetensors 0.8.0
+    python3 ckpt/tests/all/torch/make_fixtures.py      # torch 2.15.0, safetensors 0.8.0
 
 The tests need neither Python nor torch.
 """

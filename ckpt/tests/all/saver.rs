@@ -8,8 +8,10 @@ use std::{fs, thread};
 
 use meshgrad_ckpt::{
     Committed, Dtype, Error, Folder, FolderWriter, Result, Saver, Snapshot, Staging, Submitted,
-    Task, WhenBusy, Writer, discover, step_name,
+    Task, WhenBusy, Writer, step_name,
 };
+
+use crate::on_disk::steps;
 
 /// A snapshot whose save waits until it is released.
 fn held(run: &Path, step: u64) -> (Snapshot, Sender<()>) {
@@ -35,11 +37,6 @@ fn started<T>(begin: Submitted<T>) -> Option<Result<T>> {
         Submitted::Started { previous } => previous,
         Submitted::Busy(task) => panic!("{task:?} was rejected"),
     }
-}
-
-fn steps(run: &Path) -> Vec<u64> {
-    let found = discover(run).unwrap();
-    found.iter().map(|committed| committed.step().unwrap()).collect()
 }
 
 /// The weights change all the time while they are saved; the saved bytes are those of the snapshot.

@@ -7,8 +7,8 @@ use std::panic::catch_unwind;
 
 use meshgrad_ckpt_crash::SplitMix64;
 
-use crate::file_of;
-use crate::reference::{STRICTER, Verdict, verdict};
+use crate::headers::file_of;
+use crate::headers::reference::{STRICTER, Verdict, verdict};
 
 /// 200,000 mutants take a few seconds. Miri is slow, so it runs 200.
 const MUTANTS: u64 = if cfg!(miri) { 200 } else { 200_000 };

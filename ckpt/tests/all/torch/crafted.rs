@@ -4,8 +4,8 @@ use std::fs;
 
 use meshgrad_ckpt::{Error, torch};
 
-use crate::tensors;
-use crate::zips::{Style, zip};
+use crate::torch::tensors;
+use crate::torch::zips::{Style, zip};
 
 /// The opcodes that make a tensor of two floats in storage `0`.
 const TENSOR: &[u8] = b"ctorch._utils\n_rebuild_tensor_v2\n(\

@@ -6,7 +6,7 @@ use std::path::Path;
 use meshgrad_ckpt::torch::{self};
 use meshgrad_ckpt::{Dtype, Links};
 
-use crate::tensors;
+use crate::torch::tensors;
 
 /// What a folder gives: the number of tensors, or an error.
 fn outcome(folder: &Path) -> Result<usize, String> {
@@ -31,7 +31,7 @@ struct Copy {
 
 impl Copy {
     fn of(fixture: &str, file: &str) -> Copy {
-        let place = crate::copy(fixture);
+        let place = crate::torch::copy(fixture);
         Copy { bytes: fs::read(place.path().join(file)).unwrap(), file: file.to_owned(), place }
     }
 

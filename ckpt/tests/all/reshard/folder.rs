@@ -169,7 +169,7 @@ const REPORT: &str = "report ";
 fn spawn(job: &Job) -> Child {
     let mut command = Command::new(env::current_exe().unwrap());
     command
-        .args(["--exact", "folder::child_writes_its_rank", "--nocapture"])
+        .args(["--exact", "reshard::folder::child_writes_its_rank", "--nocapture"])
         .env(JOB, serde_json::to_string(job).unwrap())
         .stdout(Stdio::piped());
     command.spawn().unwrap()

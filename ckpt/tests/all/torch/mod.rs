@@ -21,7 +21,7 @@ use meshgrad_ckpt::{Dtype, Error, Folder, Links};
 use tempfile::TempDir;
 
 fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/torch/fixtures")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/all/torch/fixtures")
 }
 
 /// A copy of a fixture.

@@ -12,7 +12,7 @@ use meshgrad_ckpt::{Committed, Dtype, Error, Result};
 use meshgrad_ckpt_crash::{Fault, FaultFs, Op, Rule};
 use meshgrad_mesh::{Mesh, Placement, Sharding};
 
-use crate::world::{
+use crate::sharded::world::{
     Layout, Model, Rank, SIZES, Sizes, files, on_ranks, save_models, save_on, save_whole,
 };
 

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use meshgrad_ckpt::{Error, Folder};
 
-use crate::{INDEX, write_shard};
+use crate::indexes::INDEX;
+use crate::on_disk::write_shard;
 
 const SINGLE: &str = "model.safetensors";
 
