@@ -7,7 +7,7 @@ mod overlap;
 mod paced;
 mod resources;
 mod rounding;
-#[path = "../../../models/tests/small/mod.rs"]
+#[path = "../../../models/tests/all/small.rs"]
 mod small;
 mod step;
 mod tied;

@@ -4,9 +4,9 @@ use meshgrad_autograd::{Module, Result};
 use meshgrad_comm::{Plan, Rank, Redistributor};
 use meshgrad_models::{Compute, Model, Qwen3};
 
-use crate::cases::{CASES, Case};
-use crate::run::{batch, gradients, sharded};
-use crate::unchanged;
+use crate::sharded::cases::{CASES, Case};
+use crate::sharded::run::{batch, gradients, sharded};
+use crate::sharded::unchanged;
 
 /// The collectives that rank 0 starts, with their bytes.
 type Calls = Vec<(String, u64)>;

@@ -13,7 +13,7 @@ use meshgrad_models::config::Qwen3Config;
 use meshgrad_models::{Compute, Model, ModelParallelism, Qwen3, TokenBatch, hf};
 use meshgrad_runtime::{DType, Device, Tensor, redistribute};
 
-use crate::run::{gradients, outcome_of};
+use crate::sharded::run::{gradients, outcome_of};
 use crate::small::{distance, norm};
 
 /// The largest difference of the loss or a gradient from torch's, relative to the norm of torch's.

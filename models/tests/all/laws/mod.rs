@@ -7,9 +7,10 @@ mod lora;
 mod shapes;
 
 use meshgrad_autograd::{Grads, Module, Tape};
-use meshgrad_models::config::Qwen3Config;
 use meshgrad_models::{Balancing, Compute, Loss, Model, Qwen3, TokenBatch};
 use meshgrad_runtime::{DType, Device, Key, Tensor, ops};
+
+use crate::small::config;
 
 /// Sliding and full attention; two query heads per key head.
 const WINDOW: &str = r#"
@@ -67,10 +68,6 @@ const YARN: &str = r#"
 "#;
 
 const F32: Compute = Compute { dtype: DType::F32, checkpointing: false };
-
-fn config(text: &str) -> Qwen3Config {
-    toml::from_str(text).unwrap()
-}
 
 fn model(text: &str, device: &Device) -> Qwen3 {
     Qwen3::materialized(&config(text), device, 7).unwrap()

@@ -12,7 +12,7 @@ use meshgrad_runtime::{
     with_redistribution,
 };
 
-use crate::cases::Case;
+use crate::sharded::cases::Case;
 use crate::small::{BALANCING, add_adapters, distance, norm};
 
 const TOKENS: usize = 7;

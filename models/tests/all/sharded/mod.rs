@@ -10,8 +10,6 @@ mod parts;
 mod plans;
 mod recomputed;
 mod run;
-#[path = "../small/mod.rs"]
-mod small;
 mod torch;
 
 use std::collections::BTreeMap;

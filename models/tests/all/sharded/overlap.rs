@@ -7,8 +7,8 @@ use meshgrad_comm::{Local, LocalRank, Redistributor};
 use meshgrad_mesh::{Chunks, Sharding};
 use meshgrad_runtime::{Pending, Redistribute, Result, Tensor, ops};
 
-use crate::cases::{CASES, Case};
-use crate::run::{Outcome, on_ranks, on_ranks_through};
+use crate::sharded::cases::{CASES, Case};
+use crate::sharded::run::{Outcome, on_ranks, on_ranks_through};
 
 /// Every tensor-parallel case, with and without checkpointing, in f32 and bf16; and with one row
 /// per rank, so that sequences are divided into chunks and not the batch.

@@ -3,7 +3,7 @@
 use meshgrad_models::{Balancing, Compute};
 use meshgrad_runtime::{DType, Device};
 
-use crate::{EXPERTS, F32, WINDOW, gradients, ids, model};
+use crate::laws::{EXPERTS, F32, WINDOW, gradients, ids, model};
 
 fn dot(a: &[f32], b: &[f32]) -> f64 {
     let products = a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b));

@@ -5,7 +5,7 @@ use meshgrad_mesh::{Mesh, Placement, Reduction};
 use meshgrad_models::{Model, ModelParallelism, ModelPlan, Qwen3};
 use meshgrad_runtime::Device;
 
-use crate::cases::{CASES, Case};
+use crate::sharded::cases::{CASES, Case};
 
 #[derive(Module)]
 #[module(crate = meshgrad_autograd)]

@@ -7,10 +7,10 @@ use meshgrad_mesh::Placement;
 use meshgrad_models::{Generate, Qwen3};
 use meshgrad_runtime::{DType, Device, Tensor, full_tensor, redistribute};
 
-use crate::cases::{CASES, Case};
-use crate::run::{SEED, model, sharded};
+use crate::sharded::cases::{CASES, Case};
+use crate::sharded::run::{SEED, model, sharded};
+use crate::sharded::unchanged;
 use crate::small::{distance, norm};
-use crate::unchanged;
 
 const ROWS: usize = 2;
 const PROMPT: usize = 3;

@@ -6,7 +6,7 @@ use meshgrad_models::hf::{self, Experts};
 use meshgrad_models::{Model, Qwen3, TokenBatch};
 use meshgrad_runtime::{Device, Tensor};
 
-use crate::{EXPERTS, F32, ids, model};
+use crate::laws::{EXPERTS, F32, ids, model};
 
 /// The model with low-rank updates of some projections, and the parameters of the updates.
 fn adapted(device: &Device) -> (Qwen3, Vec<Param>) {

@@ -7,7 +7,7 @@ use meshgrad_models::config::Qwen3Config;
 use meshgrad_models::{Compute, Model, ModelParallelism, Qwen3, TokenBatch};
 use meshgrad_runtime::{DType, Device, Tensor};
 
-use crate::run::gradients;
+use crate::sharded::run::gradients;
 
 const TOKENS: usize = 96;
 const VOCABULARY: usize = 4096;

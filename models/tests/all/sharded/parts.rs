@@ -4,8 +4,8 @@ use meshgrad_autograd::{Module, Result};
 use meshgrad_models::{Loss, Model, PartError, Qwen3};
 use meshgrad_runtime::Device;
 
-use crate::cases::{CASES, Case};
-use crate::run::{Expected, Outcome, SEED, batch, gradients, outcome_of};
+use crate::sharded::cases::{CASES, Case};
+use crate::sharded::run::{Expected, Outcome, SEED, batch, gradients, outcome_of};
 use crate::small::BALANCING;
 
 /// The loss of three parts: the first layer, no layer, and all others.

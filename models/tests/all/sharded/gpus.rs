@@ -4,9 +4,9 @@ use meshgrad_comm::Local;
 use meshgrad_comm::conformance::Fault;
 use meshgrad_runtime::Device;
 
-use crate::cases::CASES;
-use crate::run::{Expected, on_ranks_of};
-use crate::unchanged;
+use crate::sharded::cases::CASES;
+use crate::sharded::run::{Expected, on_ranks_of};
+use crate::sharded::unchanged;
 
 /// As on the CPU: dense and sparse, with every kind of seam.
 #[test]

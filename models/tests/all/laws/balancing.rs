@@ -6,7 +6,8 @@ use meshgrad_models::moe::Moe;
 use meshgrad_models::{Balancing, Compute, Qwen3};
 use meshgrad_runtime::{DType, Device, Key, Tensor, ops};
 
-use crate::{EXPERTS, F32, config, gradients, ids, model};
+use crate::laws::{EXPERTS, F32, gradients, ids, model};
+use crate::small::config;
 
 fn imbalance(counts: &Tensor) -> f32 {
     let counts = counts.to_vec::<f32>().unwrap();

@@ -3,7 +3,7 @@
 use meshgrad_models::{Cache, Compute, Generate, Qwen3};
 use meshgrad_runtime::{DType, Device, Tensor, ops};
 
-use crate::{EXPERTS, GROUPED, WINDOW, YARN, ids, model};
+use crate::laws::{EXPERTS, GROUPED, WINDOW, YARN, ids, model};
 
 const TOKENS: usize = 18;
 
