@@ -8,7 +8,7 @@ use meshgrad_dist::registry::{AgreedPlan, Exchange, Plan, PlanDigest, RegistryEr
 use meshgrad_mesh::{Channel, Group, GroupOptions, Mesh};
 use proptest::prelude::*;
 
-use crate::world::{Shared, World, folded, group};
+use crate::registry::world::{Shared, World, folded, group};
 
 fn pairs_and_all() -> Vec<Group> {
     let mesh = Mesh::new(&[2, 2, 2], &["pp", "dp", "tp"]).unwrap();
@@ -42,7 +42,7 @@ fn faulty(group: &Group, fault: Fault) -> Option<Group> {
         }
         Fault::OtherOrder => {
             ranks.reverse();
-            Some(crate::world::group(&ranks))
+            Some(crate::registry::world::group(&ranks))
         }
     }
 }

@@ -1,13 +1,12 @@
 //! Settings from several sources, and the message of every violation.
 
-mod table;
-
 use meshgrad_dist::parallel::{
     Domain, Member, Order, ParallelConfig, Parallelism, Settings, Source, Subgroup, View, Violation,
 };
 use meshgrad_mesh::{GroupOptions, Size};
 use proptest::prelude::*;
-use table::{here, settings};
+
+use crate::table::{here, settings};
 
 fn flag(name: &str) -> Source {
     Source::flag(format!("--{}", name.replace('_', "-")))
@@ -231,7 +230,7 @@ fn the_guide_shows_the_actual_message() {
     let mut settings = flags(&[("world", "8"), ("tp", "2"), ("order", "tp-zp-dp-pp")]);
     settings.set(Parallelism::Tp, 4, file(14, "parallel.tp"));
     settings.view(View::new("mine", "dense", ["dp_cp_shrd"]), file(20, "views.mine"));
-    let guide = include_str!("../../docs/parallel-state.md");
+    let guide = include_str!("../../../docs/parallel-state.md");
     let printed = message(&settings);
     assert!(guide.contains(&printed), "{printed}");
 }

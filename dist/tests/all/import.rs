@@ -2,16 +2,12 @@
 //! tables of torchtitan, Megatron-LM and DeepSpeed (`scripts/parallel-golden`).
 
 use std::fmt::Write;
-use std::fs;
 
 use meshgrad_dist::parallel::import::{deepspeed, megatron_arguments, megatron_nccl, torchtitan};
 use meshgrad_dist::parallel::{ParallelConfig, ParallelState, Settings, Source, View};
 use serde_json::Value;
 
-fn golden(name: &str) -> Value {
-    let path = format!("{}/tests/golden/{name}", env!("CARGO_MANIFEST_DIR"));
-    serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
-}
+use crate::table::{lists, table};
 
 fn rows<'v>(table: &'v Value, key: &str) -> &'v Vec<Value> {
     table[key].as_array().unwrap()
@@ -23,10 +19,6 @@ fn number(value: &Value) -> usize {
 
 fn ranks(value: &Value) -> Vec<usize> {
     value.as_array().unwrap().iter().map(number).collect()
-}
-
-fn lists(value: &Value) -> Vec<Vec<usize>> {
-    value.as_array().unwrap().iter().map(ranks).collect()
 }
 
 fn on(mut settings: Settings, world: usize) -> Settings {
@@ -77,7 +69,7 @@ fn torchtitan_text(section: &Value, given: &Value) -> String {
 fn torchtitan_groups_are_equal() {
     let mut compared = 0;
     for file in ["torchtitan.json", "torchtitan-0.2.2.json"] {
-        let table = golden(file);
+        let table = table(file);
         for row in rows(&table, "meshes") {
             let text = torchtitan_text(&table["section"], &row["given"]);
             let state = state(&on(torchtitan(&text, "train.toml"), number(&row["world"])));
@@ -104,7 +96,7 @@ fn torchtitan_groups_are_equal() {
 #[test]
 fn torchtitan_defaults_are_read() {
     for file in ["torchtitan.json", "torchtitan-0.2.2.json"] {
-        let table = golden(file);
+        let table = table(file);
         let mut text = "[parallelism]\n".to_owned();
         for (key, default) in table["section"]["defaults"].as_object().unwrap() {
             if !default.is_null() {
@@ -122,7 +114,7 @@ fn torchtitan_defaults_are_read() {
 #[test]
 fn configurations_that_torchtitan_rejects_are_rejected() {
     for file in ["torchtitan.json", "torchtitan-0.2.2.json"] {
-        let table = golden(file);
+        let table = table(file);
         for row in rows(&table, "refused") {
             if row["raises"].is_null() {
                 continue;
@@ -147,10 +139,10 @@ fn megatron_line(arguments: &Value, given: &Value) -> Vec<String> {
     words.collect()
 }
 
-/// Passes sizes as arguments. tests/megatron.rs compares all groups.
+/// Passes sizes as arguments. `megatron.rs` compares all groups.
 #[test]
 fn megatron_arguments_give_equal_groups() {
-    let table = golden("megatron.json");
+    let table = table("megatron.json");
     let known = ["tensor", "pipeline", "context", "expert", "expert_tensor", "instances"];
     let mut compared = 0;
     for row in rows(&table, "initialize") {
@@ -175,7 +167,7 @@ fn megatron_arguments_give_equal_groups() {
 
 #[test]
 fn nccl_options_match_megatron() {
-    let table = &golden("megatron.json")["nccl"];
+    let table = &table("megatron.json")["nccl"];
     let settings = megatron_nccl(table["file"].as_str().unwrap(), "nccl.yaml");
     // Megatron silently ignores an unknown group and two unknown fields.
     let texts: Vec<String> = settings.violations().iter().map(|it| it.to_string()).collect();
@@ -224,7 +216,7 @@ fn deepspeed_files_give_equal_groups() {
     ];
     let expert = [("tp", "ep_tp"), ("ep", "ep"), ("dp", "ep_dp"), ("tp-ep", "tp_ep_mp")];
     let mut compared = 0;
-    for row in rows(&golden("deepspeed.json"), "pull_request_groups") {
+    for row in rows(&table("deepspeed.json"), "pull_request_groups") {
         let mut file = serde_json::Map::new();
         file.insert("order".to_owned(), row["order"].clone());
         for (degree, key) in keys {
@@ -261,7 +253,7 @@ fn deepspeed_files_give_equal_groups() {
 /// the release.
 #[test]
 fn deepspeed_groups_match_the_release() {
-    let table = golden("deepspeed.json");
+    let table = table("deepspeed.json");
     for row in rows(&table, "sequence") {
         let text = format!(r#"{{"sequence_parallel_size": {}}}"#, row["sp"]);
         let state = state(&on(deepspeed(&text, "ds.json"), number(&row["world"])));
@@ -310,7 +302,7 @@ fn assert_groups(state: &ParallelState, name: &str, mut expected: Vec<Vec<usize>
 
 #[test]
 fn deepspeed_experts_match_the_release() {
-    let table = golden("deepspeed.json");
+    let table = table("deepspeed.json");
     let one = Value::from(1);
     for row in rows(&table, "expert") {
         let given = &row["given"];

@@ -1,7 +1,5 @@
 //! Reads golden tables of other libraries and creates the corresponding settings.
 
-#![allow(dead_code, reason = "each test uses a part")]
-
 use std::path::Path;
 
 use meshgrad_dist::parallel::{ParallelConfig, Parallelism, Settings, Source, Violations};

@@ -8,8 +8,8 @@ use std::collections::BTreeSet;
 
 use meshgrad_mesh::{Group, Mesh};
 
-use crate::generators::{Kind, Megatron, Titan};
-use crate::world::{Shared, World, group};
+use crate::registry::generators::{Kind, Megatron, Titan};
+use crate::registry::world::{Shared, World, group};
 
 /// The number of calls that create a group (every rank makes the same calls), and the number of
 /// those groups that contain rank 0.

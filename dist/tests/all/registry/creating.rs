@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use meshgrad_mesh::{Channel, Group};
 use proptest::prelude::*;
 
-use crate::world::{NOW, Shared, World, group};
+use crate::registry::world::{NOW, Shared, World, group};
 
 /// The order in which ranks run.
 #[derive(Debug, Clone)]

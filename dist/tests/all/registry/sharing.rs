@@ -5,7 +5,7 @@ use std::time::Duration;
 use meshgrad_dist::registry::{RecordingConnector, Registry, Share, Stage};
 use meshgrad_mesh::{Channel, GroupOptions, Hosts, Mesh};
 
-use crate::world::{NOW, Shared, World, group};
+use crate::registry::world::{NOW, Shared, World, group};
 
 #[test]
 fn equal_groups_share_a_communicator() {

@@ -1,8 +1,6 @@
 //! For the same sizes, groups equal those of Megatron-LM and of DeepSpeed's pull request 7726: the
 //! same lists in the same order.
 
-mod table;
-
 use std::collections::BTreeMap;
 
 use meshgrad_dist::parallel::{
@@ -10,7 +8,8 @@ use meshgrad_dist::parallel::{
 };
 use proptest::prelude::*;
 use serde_json::Value;
-use table::{config, digest, lists, number, ordered, table};
+
+use crate::table::{config, digest, lists, number, ordered, table};
 
 /// The configuration with the sizes of one row of Megatron's table.
 fn sized(row: &Value, order: &str) -> Result<ParallelConfig, Vec<Violation>> {

@@ -1,8 +1,6 @@
 //! Parallel states: the groups of every rank, states on arbitrary ranks, and several states in one
 //! process.
 
-mod table;
-
 use std::collections::BTreeSet;
 
 use meshgrad_dist::parallel::{
@@ -10,7 +8,8 @@ use meshgrad_dist::parallel::{
     StateError, Subgroup, View,
 };
 use meshgrad_mesh::{Channel, Group, GroupOptions, Mesh, Size};
-use table::{config, here, lists, number, ordered, settings, table};
+
+use crate::table::{config, here, lists, number, ordered, settings, table};
 
 fn ranks(group: Option<Group>) -> Vec<usize> {
     group.unwrap().ranks().to_vec()

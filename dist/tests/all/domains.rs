@@ -1,11 +1,10 @@
 //! Domains, compared with d9d's and with their invariants.
 
-mod table;
-
 use meshgrad_dist::parallel::{Order, ParallelConfig, Parallelism, Token};
 use meshgrad_mesh::{Mesh, RankLayout, Relation};
 use proptest::prelude::*;
-use table::{config, here, number, ordered, settings, table};
+
+use crate::table::{config, here, number, ordered, settings, table};
 
 fn domain<'a>(config: &'a ParallelConfig, name: &str) -> &'a Mesh {
     let found = config.domains().iter().find(|(domain, _)| domain == name);

@@ -8,7 +8,7 @@ use meshgrad_dist::registry::{
 };
 use meshgrad_mesh::{GroupOptions, Hosts};
 
-use crate::world::{NOW, World, folded, group};
+use crate::registry::world::{NOW, World, folded, group};
 
 fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
