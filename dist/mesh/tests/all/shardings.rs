@@ -42,7 +42,7 @@ fn parse(mesh: &Mesh, names: &str, shape: &[usize]) -> Sharding {
 /// A golden line lists the local shape and offsets of each rank: `5x2 on 2 as S0: 3x2@0,0 2x2@3,0`.
 #[test]
 fn regions_match_torch() {
-    let lines = include_str!("golden/torch-boxes.txt").lines();
+    let lines = include_str!("../golden/torch-boxes.txt").lines();
     let mut count = 0;
     for line in lines {
         let (head, boxes) = line.split_once(": ").unwrap();

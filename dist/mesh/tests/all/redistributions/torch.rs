@@ -2,7 +2,7 @@
 
 use meshgrad_mesh::{LinkCosts, Mesh, Placement, Reduction, Sharding};
 
-use crate::NAMES;
+use crate::redistributions::NAMES;
 
 /// One step: an axis, and its placements before and after.
 type Change<'a> = (usize, &'a str, &'a str);
@@ -15,7 +15,7 @@ pub(crate) struct TorchPlan<'a> {
 }
 
 pub(crate) fn plans() -> Vec<TorchPlan<'static>> {
-    include_str!("../golden/torch-steps.txt").lines().map(TorchPlan::parse).collect()
+    include_str!("../../golden/torch-steps.txt").lines().map(TorchPlan::parse).collect()
 }
 
 /// The plans of torch's graph planner, which it uses when axes shard a dim in an order other than
@@ -26,7 +26,7 @@ pub(crate) fn ordered_plans() -> Vec<(Vec<usize>, Vec<usize>, TorchPlan<'static>
         let (shape, sizes) = head.split_once(" on ").unwrap();
         (numbers(sizes), numbers(shape), TorchPlan::parse(plan))
     };
-    include_str!("../golden/torch-ordered-steps.txt").lines().map(parse).collect()
+    include_str!("../../golden/torch-ordered-steps.txt").lines().map(parse).collect()
 }
 
 fn numbers(text: &str) -> Vec<usize> {
