@@ -1,8 +1,6 @@
 //! `auto` is never slower than the best schedule of the literature, keeps within its memory cap, and
 //! names the least cap that works.
 
-mod random;
-
 use meshgrad_pipeline::{Auto, Costs, Error, Lowering, Named, Program, Shape};
 use proptest::prelude::*;
 
@@ -29,7 +27,7 @@ proptest! {
 
     #[test]
     fn never_slower_than_the_literature_and_within_the_cap(
-        (shape, costs) in random::shape_and_costs(),
+        (shape, costs) in crate::random::shape_and_costs(),
         factor in 1.0..6.0f64,
     ) {
         let cap = factor * least_cap(shape, &costs);
@@ -48,7 +46,7 @@ proptest! {
 
     /// The least cap of the error works, and anything less does not.
     #[test]
-    fn the_least_cap_works((shape, costs) in random::shape_and_costs()) {
+    fn the_least_cap_works((shape, costs) in crate::random::shape_and_costs()) {
         let least = least_cap(shape, &costs);
         let auto = Auto::search(shape, &costs, Some(least)).unwrap();
         prop_assert!(auto.simulation.peak_memory() <= least * (1.0 + ROUNDING));

@@ -1,8 +1,6 @@
 //! The simulator against a second one: a clock and a queue of events, instead of the longest paths
 //! through a total order.
 
-mod random;
-
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use meshgrad_pipeline::{Action, Costs, Lowering, Message, Named, Program, Shape};
@@ -182,7 +180,7 @@ proptest! {
 
     #[test]
     fn both_simulators_agree(
-        (shape, costs) in random::shape_and_costs(),
+        (shape, costs) in crate::random::shape_and_costs(),
         resident in prop_oneof![Just(None), (2..4usize).prop_map(Some)],
         reduce: bool,
     ) {
@@ -202,7 +200,7 @@ proptest! {
 
     /// Peaks, recounted from the times instead of the order.
     #[test]
-    fn peaks_equal_a_count_over_time((shape, costs) in random::shape_and_costs()) {
+    fn peaks_equal_a_count_over_time((shape, costs) in crate::random::shape_and_costs()) {
         use meshgrad_pipeline::Op;
         let training = Named::ALL.into_iter().filter(|&it| it != Named::Inference);
         for schedule in training.filter_map(|it| it.schedule(shape).ok()) {
