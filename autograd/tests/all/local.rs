@@ -1,4 +1,4 @@
-//! Bodies of `local` on one rank. `dist/comm/tests/redistribution` has bodies that communicate.
+//! Bodies of `local` on one rank. `dist/comm/tests/all/redistribution` has bodies that communicate.
 
 use meshgrad_autograd::{
     Error, Grads, Init, LocalOperand, LocalResult, Param, Result, Tape, TapeError, Var, checkpoint,

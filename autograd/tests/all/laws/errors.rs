@@ -6,7 +6,7 @@ use meshgrad_autograd::{
 use meshgrad_mesh::Mesh;
 use meshgrad_runtime::{DType, Device};
 
-use crate::{Net, numbers};
+use crate::laws::{Net, numbers};
 
 #[test]
 fn an_op_without_backward_is_an_error() {

@@ -5,7 +5,7 @@ use meshgrad_autograd::{
 };
 use meshgrad_runtime::{DType, Device, Shape, Tensor};
 
-use crate::{
+use crate::laws::{
     Backward, Block, Net, bits, checkpointed, gradients, nested, numbers, plain, scaled_first,
 };
 

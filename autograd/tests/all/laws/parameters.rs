@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use meshgrad_autograd::{Error, Grads, Init, Param, Spec, Tape, TapeError, Track, Var, ops};
 use meshgrad_runtime::{DType, Kind, Shape, Tensor};
 
-use crate::{Block, Net, checkpointed, nested, numbers, plain};
+use crate::laws::{Block, Net, checkpointed, nested, numbers, plain};
 
 #[test]
 fn an_unused_parameter_is_an_error_unless_optional() {

@@ -8,7 +8,7 @@ use meshgrad_autograd::{
 };
 use meshgrad_runtime::{Device, Tensor};
 
-use crate::{Net, checkpointed, numbers};
+use crate::laws::{Net, checkpointed, numbers};
 
 #[test]
 fn an_add_saves_nothing() {

@@ -3,7 +3,7 @@
 use meshgrad_autograd::{Result, Var, ops};
 use meshgrad_runtime::{Device, Tensor};
 
-use crate::numbers;
+use crate::laws::numbers;
 
 /// The shape and the elements of the result.
 fn reshaped(x: &Tensor, op: impl Fn(&Tensor) -> Result<Tensor>) -> Vec<usize> {
