@@ -158,7 +158,7 @@ fn child() {
 }
 
 /// The arguments with which this program is a child.
-const AS_CHILD: [&str; 4] = ["child", "--exact", "--nocapture", "--test-threads=1"];
+const AS_CHILD: [&str; 4] = ["launch::child", "--exact", "--nocapture", "--test-threads=1"];
 
 #[test]
 fn launched_processes_find_their_world() {

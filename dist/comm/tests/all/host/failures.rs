@@ -6,7 +6,7 @@ use std::time::Duration;
 use meshgrad_comm::{Collectives, CommError, JoinError, Reduction, World};
 use meshgrad_runtime::{DType, Result, Tensor, ops};
 
-use crate::worlds::{self, DEADLINE, run};
+use crate::host::worlds::{self, DEADLINE, run};
 
 fn x(world: &World, extent: usize) -> Result<Tensor> {
     ops::full(world.device(), &[extent], DType::F32, 1.0)

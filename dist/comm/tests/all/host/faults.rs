@@ -7,10 +7,10 @@ use std::time::Duration;
 use meshgrad_comm::{CommError, World};
 use meshgrad_runtime::Result;
 
+use crate::host::worlds;
 use crate::injection::{
     Expected, Fault, Injection, Pace, RANKS, expected, injections, judge, main_of_rank,
 };
-use crate::worlds;
 
 /// Longer than a rank that can run ever needs for a step.
 const DEADLINE: Duration = Duration::from_secs(3);

@@ -4,9 +4,7 @@
 mod conformance;
 mod failures;
 mod faults;
-#[path = "../injection/mod.rs"]
-mod injection;
 mod processes;
 mod strangers;
 mod threads;
-mod worlds;
+pub(crate) mod worlds;

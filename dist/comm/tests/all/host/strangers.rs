@@ -9,7 +9,7 @@ use std::time::Duration;
 use meshgrad_comm::{Collectives, Host, JoinError, Reduction, Secret};
 use meshgrad_runtime::Tensor;
 
-use crate::worlds::{self, DEADLINE};
+use crate::host::worlds::{self, DEADLINE};
 
 #[test]
 fn short_secrets_are_refused() {

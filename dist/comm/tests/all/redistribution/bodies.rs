@@ -13,7 +13,7 @@ use meshgrad_runtime::{
 };
 
 use crate::parts::part;
-use crate::{near, on_one_device, whole};
+use crate::redistribution::{near, on_one_device, whole};
 
 const TOKENS: usize = 13;
 const EXPERTS: usize = 7;

@@ -8,8 +8,8 @@ use meshgrad_mesh::{Mesh, Placement, Sharding};
 use meshgrad_runtime::{DType, Device, Error, Result, Tensor, ops as runtime};
 
 use crate::parts::part;
-use crate::recorder::{Deviation, Executed, Recorder, logged};
-use crate::{near, on_one_device, whole};
+use crate::redistribution::recorder::{Deviation, Executed, Recorder, logged};
+use crate::redistribution::{near, on_one_device, whole};
 
 /// How a rank computes gradients.
 #[derive(Clone, Copy, PartialEq)]

@@ -8,7 +8,7 @@ use meshgrad_mesh::{Chunks, Mesh, Placement, Sharding};
 use meshgrad_runtime::{Pending, Redistribute, Tensor, ops as runtime};
 
 use crate::parts::part;
-use crate::{pairs, whole};
+use crate::redistribution::{pairs, whole};
 
 /// The elements of some rows of `x`.
 fn elements(x: &Tensor, rows: &[Range<usize>]) -> Vec<f32> {

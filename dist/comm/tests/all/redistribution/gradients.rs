@@ -11,7 +11,7 @@ use meshgrad_runtime::{
 };
 
 use crate::parts::{assemble, part};
-use crate::{near, on_one_device, pairs, whole};
+use crate::redistribution::{near, on_one_device, pairs, whole};
 
 /// The gradient of a redistribution is the gradient of its result, with the operand's shards.
 #[test]

@@ -1,9 +1,6 @@
 //! Redistributions on the ranks of a world: the values after any plan are those of the global
 //! tensor, and planted faults are found.
 
-#[path = "../../../../opcheck/tests/sharding/parts.rs"]
-mod parts;
-
 mod bodies;
 mod checkpoints;
 mod chunks;
@@ -26,8 +23,9 @@ use meshgrad_runtime::{
     Device, Redistribute, Result, Tensor, ops, redistribute, with_redistribution,
 };
 
-use parts::{assemble, part};
 use recorder::{Deviation, Recorder};
+
+use crate::parts::{assemble, part};
 
 /// Distinct small integers, so that sums are exact in f32.
 fn whole(device: &Device, shape: &[usize]) -> Tensor {

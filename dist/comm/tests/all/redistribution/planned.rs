@@ -5,8 +5,8 @@ use meshgrad_mesh::{Hosts, LinkCosts, Mesh, Redistribution, Sharding};
 use meshgrad_runtime::{DType, Error, Kind, Redistribute, Result, Tensor};
 
 use crate::parts::part;
-use crate::recorder::{Deviation, Executed, Recorder, logged};
-use crate::{pairs, whole};
+use crate::redistribution::recorder::{Deviation, Executed, Recorder, logged};
+use crate::redistribution::{pairs, whole};
 
 /// What a rank executes for each pair of shardings.
 fn executed(

@@ -10,27 +10,17 @@ use meshgrad_runtime::{
     Device, Error, ShardedTensorError, Tensor, ops as runtime, with_mesh, with_redistribution,
 };
 
-use crate::gradients::named;
 use crate::parts::{assemble, part};
-use crate::{on_one_device, whole};
+use crate::random::Random;
+use crate::redistribution::gradients::named;
+use crate::redistribution::{on_one_device, whole};
 
 const ROWS: usize = 5;
 const COLUMNS: usize = 4;
 /// Ops of a program.
 const OPS: usize = 8;
 
-/// A sequence that depends on its seed only (Steele et al. 2014, "Fast splittable pseudorandom
-/// number generators").
-struct Random(u64);
-
 impl Random {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((mixed ^ (mixed >> 31)) % end as u64) as usize
-    }
-
     fn placement(&mut self, dims: usize) -> Placement {
         match self.below(dims + 3) {
             0 => Placement::Replicate,

@@ -14,9 +14,10 @@ use meshgrad_runtime::{
     with_redistribution,
 };
 
-use crate::parts::part;
-use crate::{check, on_one_device, pairs, whole};
 use meshgrad_comm::conformance::RewiredRank;
+
+use crate::parts::part;
+use crate::redistribution::{check, on_one_device, pairs, whole};
 
 fn mesh() -> Mesh {
     Mesh::new(&[2, 2], &["dp", "tp"]).unwrap()

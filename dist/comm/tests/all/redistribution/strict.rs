@@ -10,8 +10,8 @@ use meshgrad_runtime::{
     DType, Error, Kind, Result, Tensor, ops as runtime, with_mesh, with_redistribution,
 };
 
-use crate::gradients::two_layers;
-use crate::recorder::{Deviation, Recorder, logged};
+use crate::redistribution::gradients::two_layers;
+use crate::redistribution::recorder::{Deviation, Recorder, logged};
 
 /// Where rank 4 has another value.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -9,8 +9,8 @@ use meshgrad_mesh::{Mesh, Placement, Reduction, Sharding, Transfer, TransferTens
 use meshgrad_runtime::{DType, Device, Error, Kind, Result, Tensor, ops};
 
 use crate::parts::part;
-use crate::recorder::{Deviation, Executed, Recorder, logged};
-use crate::{shardings, whole};
+use crate::redistribution::recorder::{Deviation, Executed, Recorder, logged};
+use crate::redistribution::{shardings, whole};
 
 const SHAPE: [usize; 2] = [7, 5];
 

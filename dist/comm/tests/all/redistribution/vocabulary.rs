@@ -8,8 +8,8 @@ use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_mesh::{Mesh, Placement, Sharding};
 use meshgrad_runtime::{Device, Result, Tensor, ops as runtime, with_redistribution};
 
-use crate::on_one_device;
 use crate::parts::{assemble, assert_near, part};
+use crate::redistribution::on_one_device;
 
 const TOKENS: usize = 7;
 const FEATURES: usize = 6;

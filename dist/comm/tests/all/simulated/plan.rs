@@ -10,7 +10,8 @@ use meshgrad_dist::registry::Registry;
 use meshgrad_mesh::{Group, Mesh};
 use meshgrad_runtime::{DType, Device, Error, Result, ops};
 
-use crate::program::{Program, Random};
+use crate::random::Random;
+use crate::simulated::program::Program;
 
 fn logs(program: &Program) -> Vec<CommLog> {
     let plan = Plan::new(program.ops.len()).unwrap();

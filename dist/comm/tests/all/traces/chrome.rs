@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use meshgrad_comm::{RankTrace, chrome_trace};
 use serde_json::Value;
 
-use crate::program::{self, RANKS};
+use crate::traces::program::{self, RANKS};
 
 /// A nanosecond, in the format's microseconds.
 const NANOSECOND: f64 = 1e-3;

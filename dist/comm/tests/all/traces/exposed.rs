@@ -9,8 +9,8 @@ use meshgrad_comm::{
 use meshgrad_mesh::{Hosts, Link, LinkCosts};
 use meshgrad_runtime::{DType, Error, Pending, Result, Tensor, ops};
 
-use crate::program::RANKS;
-use crate::stats::check_sums;
+use crate::traces::program::RANKS;
+use crate::traces::stats::check_sums;
 
 /// 1 us per launch, and 10 us and 10 ms per MiB on each link.
 const COSTS: LinkCosts = LinkCosts { launch_ns: 1_000, within: LINK, across: LINK };

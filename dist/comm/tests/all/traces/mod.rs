@@ -5,5 +5,3 @@ mod chrome;
 mod exposed;
 mod program;
 mod stats;
-#[path = "../host/worlds.rs"]
-mod worlds;

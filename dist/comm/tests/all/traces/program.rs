@@ -4,7 +4,7 @@ use meshgrad_comm::{Collectives, CommStats, Local, Plan, Rank, RankTrace, Reduct
 use meshgrad_mesh::Group;
 use meshgrad_runtime::{DType, Error, Kind, Result, Tensor, ops};
 
-use crate::worlds;
+use crate::host::worlds;
 
 pub(crate) const RANKS: usize = 3;
 const ROWS: [usize; RANKS] = [2, 0, 3];

@@ -8,7 +8,7 @@ use meshgrad_comm::{
 };
 use meshgrad_runtime::{DType, Error, Result, ops};
 
-use crate::program::{self, RANKS};
+use crate::traces::program::{self, RANKS};
 
 /// Checks that a recording has everything that was counted meanwhile.
 pub(crate) fn check_sums(stats: CommStats, trace: &RankTrace) -> Result<(), String> {
