@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use approx::{assert_relative_eq, assert_relative_ne};
 use meshgrad_autograd::{Init, Module, Param, Result, Spec, ops};
 use meshgrad_models::{Compute, Loss, Model};
 use meshgrad_runtime::{DType, Device, Tensor};
@@ -195,6 +196,6 @@ fn validation_uses_the_averages() {
         let errors = weights.iter().zip(x).map(|(w, x)| w * x - 1.0);
         f64::from(errors.map(|error| error * error).sum::<f32>()) / 3.0
     };
-    assert!((validated / loss(&average) - 1.0).abs() < 1e-5);
-    assert!((validated / loss(&after) - 1.0).abs() > 1e-3);
+    assert_relative_eq!(validated, loss(&average), max_relative = 1e-5);
+    assert_relative_ne!(validated, loss(&after), max_relative = 1e-3);
 }

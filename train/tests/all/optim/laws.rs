@@ -1,5 +1,6 @@
 //! Laws of every optimizer.
 
+use approx::assert_relative_eq;
 use meshgrad_runtime::{DType, Device, Tensor, ops};
 use meshgrad_train::optim::{
     AdamW, AdamWConfig, Granularity, Group, Groups, Lion, LionConfig, Muon, MuonConfig, Optimizer,
@@ -185,7 +186,7 @@ fn groups_change_learning_rates_and_decays() {
         let usual = train(None);
         let [_, tall, halved, _] = train(Some(group(0.5, None)))[..] else { unreachable!() };
         // Only `tall` ends in `all`.
-        assert!((tall - 0.5 * usual[1]).abs() < 1e-5 * usual[1]);
+        assert_relative_eq!(tall, 0.5 * usual[1], max_relative = 1e-5);
         assert_eq!(halved, usual[2]);
         assert_eq!(train(Some(group(0.0, None)))[1], 0.0);
         assert_ne!(train(Some(group(1.0, Some(0.5))))[1], usual[1]);

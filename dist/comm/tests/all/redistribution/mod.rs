@@ -16,6 +16,7 @@ mod vocabulary;
 
 use std::sync::Arc;
 
+use approx::relative_eq;
 use meshgrad_comm::conformance::{Fault, RewiredRank};
 use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_mesh::{Mesh, Placement, Reduction, Sharding};
@@ -252,12 +253,11 @@ fn invalid_redistributions_are_errors() {
     .unwrap();
 }
 
-/// Whether the ranks' parts together are near `expected`.
+/// Whether the ranks' parts together are near `expected`, in f32.
 fn near(parts: &[Tensor], expected: &Tensor) -> bool {
     let actual = assemble(parts, "the result").to_vec::<f32>().unwrap();
     let expected = expected.to_vec::<f32>().unwrap();
-    let near = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-5 * (1.0 + b.abs());
-    actual.len() == expected.len() && actual.iter().zip(&expected).all(near)
+    relative_eq!(actual[..], expected[..], epsilon = 1e-5, max_relative = 1e-5)
 }
 
 /// Each fault is found in a redistribution that communicates.

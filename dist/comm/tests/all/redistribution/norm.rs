@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use approx::assert_relative_eq;
 use meshgrad_autograd::ops;
 use meshgrad_comm::conformance::{Fault, RewiredRank};
 use meshgrad_comm::{Local, Rank, Redistributor};
@@ -81,9 +82,7 @@ fn the_norm_of_sharded_gradients_is_that_of_the_whole() {
         let expected = norm(&gradients(of, &device, None), &weight).unwrap();
         let expected = expected.map(|x| x.item::<f32>().unwrap());
         for actual in on_ranks(of, Fault::None) {
-            for (actual, expected) in actual.into_iter().zip(expected) {
-                assert!((actual - expected).abs() <= 1e-6 * expected, "{actual} {expected}");
-            }
+            assert_relative_eq!(actual[..], expected[..], epsilon = 0.0, max_relative = 1e-6);
         }
     }
     let sound = on_ranks((&all, 1.0), Fault::None);

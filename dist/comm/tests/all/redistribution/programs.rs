@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use approx::relative_eq;
 use meshgrad_autograd::{Result, Tape, Var, ops};
 use meshgrad_comm::conformance::{Fault, RewiredRank};
 use meshgrad_comm::{Local, Rank, Redistributor};
@@ -150,8 +151,7 @@ fn run(seed: u64, on: On<'_>) -> Result<Vec<Tensor>> {
 fn is_near(parts: &[Tensor], expected: &Tensor) -> bool {
     let actual = assemble(parts, "the result").to_vec::<f64>().unwrap();
     let expected = expected.to_vec::<f64>().unwrap();
-    let near = |(a, b): (&f64, &f64)| (a - b).abs() <= 1e-9 * (1.0 + b.abs());
-    actual.len() == expected.len() && actual.iter().zip(&expected).all(near)
+    relative_eq!(actual[..], expected[..], epsilon = 1e-9, max_relative = 1e-9)
 }
 
 /// Whether the program gives on ranks what it gives on one.
