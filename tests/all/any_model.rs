@@ -1,7 +1,5 @@
 //! A model that meshgrad does not know trains, resumes, samples and is saved like Qwen3.
 
-use std::collections::BTreeMap;
-use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -18,6 +16,8 @@ use meshgrad::train::events::Event;
 use meshgrad::train::metrics;
 use meshgrad::train::optim::{Granularity, Optimizer, Part, State};
 use meshgrad::train::session::{Session, Summary};
+
+use crate::on_disk::{Files, checkpoint_files};
 
 /// Predicts a token from the one before it, and counts the tokens it was trained on.
 #[derive(Module)]
@@ -106,14 +106,6 @@ fn trained(run: &Path, stop_after: Option<u64>) -> Summary {
     session.train(|data, _| Ok(Bigram::new(data.tokenizer.vocab_size()))).unwrap()
 }
 
-/// Every file of a checkpoint but the configuration.
-fn files(checkpoint: &Path) -> BTreeMap<String, Vec<u8>> {
-    let committed = meshgrad::ckpt::Committed::open(checkpoint).unwrap();
-    let files = committed.files().map(|(path, _)| path.to_owned());
-    let files = files.filter(|path| path != "trainer/config.toml");
-    files.map(|path| (path.clone(), fs::read(checkpoint.join(&path)).unwrap())).collect()
-}
-
 #[test]
 fn a_run_that_was_stopped_and_resumed_gives_the_same_bits() {
     let temp = tempfile::tempdir().unwrap();
@@ -124,8 +116,11 @@ fn a_run_that_was_stopped_and_resumed_gives_the_same_bits() {
     }
 
     let last = "step-000006";
-    assert!(files(&whole.join(last)) == files(&parts.join(last)));
-    assert!(files(&whole.join("step-000002")) != files(&whole.join("step-000004")));
+    assert!(checkpoint_files(&whole.join(last)) == checkpoint_files(&parts.join(last)));
+    assert!(
+        checkpoint_files(&whole.join("step-000002"))
+            != checkpoint_files(&whole.join("step-000004"))
+    );
     assert!(summary.val_loss.unwrap() < 5.6, "{summary:?}");
 
     // The buffer counted every token once, and the model's own metric is recorded.
@@ -165,7 +160,7 @@ fn a_low_rank_update_of_a_loaded_model_is_trained_alone() {
     train(&parts, Some(3));
     train(&parts, None);
     let last = whole.join("step-000006");
-    assert!(files(&last) == files(&parts.join("step-000006")));
+    assert!(checkpoint_files(&last) == checkpoint_files(&parts.join("step-000006")));
 
     let stored = meshgrad::ckpt::TensorFile::open(last.join("model.safetensors")).unwrap();
     let mut changed = Vec::new();
@@ -316,7 +311,7 @@ const SCHEDULES: [(&str, &[&str]); 5] = [
 #[test]
 fn every_configured_optimizer_and_schedule_resumes_exactly() {
     let groups = "optimizer.groups=[{ pattern = 'embedding', learning_rate_factor = 0.5 }]";
-    let mut ends: Vec<BTreeMap<String, Vec<u8>>> = Vec::new();
+    let mut ends: Vec<Files> = Vec::new();
     for ((name, keys), (kind, steps)) in OPTIMIZERS.into_iter().zip(SCHEDULES) {
         let (name, kind) = (format!("optimizer.name={name}"), format!("schedule.kind={kind}"));
         let sets = [&[&name, &kind, groups], keys, steps].concat();
@@ -328,16 +323,16 @@ fn every_configured_optimizer_and_schedule_resumes_exactly() {
             let session = session.stop_after(stop_after);
             session.train(|data, _| build(data.tokenizer.vocab_size())).unwrap().checkpoint
         };
-        let whole = files(&run("whole", None));
+        let whole = checkpoint_files(&run("whole", None));
         run("parts", Some(1));
         run("parts", Some(4));
-        let parts = files(&run("parts", None));
+        let parts = checkpoint_files(&run("parts", None));
         assert!(whole == parts, "{sets:?}");
         assert!(ends.iter().all(|other| *other != whole), "{sets:?}");
         ends.push(whole);
     }
-    assert!(ends[1].contains_key("trainer/ema/model.safetensors"));
-    assert!(ends[4].contains_key("trainer/momentum_buffer/model.safetensors"));
+    assert!(ends[1].contains_key(Path::new("trainer/ema/model.safetensors")));
+    assert!(ends[4].contains_key(Path::new("trainer/momentum_buffer/model.safetensors")));
 }
 
 /// bf16 parameters that are rounded at random resume exactly, too.
@@ -358,10 +353,10 @@ fn stochastic_rounding_resumes_exactly() {
         let session = session.stop_after(stop_after);
         session.train(|data, _| Ok(rounded(data.tokenizer.vocab_size()))).unwrap().checkpoint
     };
-    let whole = files(&run("whole", "stochastic", None));
+    let whole = checkpoint_files(&run("whole", "stochastic", None));
     run("parts", "stochastic", Some(3));
-    assert!(whole == files(&run("parts", "stochastic", None)));
-    assert!(whole != files(&run("nearest", "nearest", None)));
+    assert!(whole == checkpoint_files(&run("parts", "stochastic", None)));
+    assert!(whole != checkpoint_files(&run("nearest", "nearest", None)));
 }
 
 /// If the caller sets a schedule, the configuration's schedule is not read.
@@ -460,7 +455,7 @@ fn a_session_takes_any_optimizer_and_schedule() {
     };
     let whole = run("whole", None);
     run("parts", Some(3));
-    assert!(files(&whole) == files(&run("parts", None)));
+    assert!(checkpoint_files(&whole) == checkpoint_files(&run("parts", None)));
 
     let stored = meshgrad::ckpt::TensorFile::open(whole.join("trainer/steps/model.safetensors"));
     let steps = stored.unwrap().read("steps").unwrap();

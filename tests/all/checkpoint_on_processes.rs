@@ -1,6 +1,5 @@
 //! Processes that save and load one checkpoint together. This test program starts itself as each rank.
 
-use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -15,6 +14,8 @@ use meshgrad::models::hf::{self, Experts, Loader};
 use meshgrad::models::{Model, folder};
 use meshgrad::prelude::*;
 use meshgrad::{checkpoint_ranks, ckpt};
+
+use crate::on_disk::files;
 
 const RANKS: usize = 3;
 const SEED: u64 = 7;
@@ -117,17 +118,6 @@ fn line(output: &Output, word: &str) -> String {
     found.next().unwrap_or_else(|| panic!("{text}{errors}")).trim().to_owned()
 }
 
-fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
-    let entries = std::fs::read_dir(folder).unwrap();
-    let paths = entries.map(|entry| entry.unwrap().path());
-    paths
-        .map(|path| {
-            let name = path.file_name().unwrap().to_string_lossy().into_owned();
-            (name, std::fs::read(path).unwrap())
-        })
-        .collect()
-}
-
 /// Three processes, each with its shards, write the folder that one process writes for the whole
 /// model, each byte once, and load their shards from it.
 #[test]
@@ -149,7 +139,7 @@ fn processes_write_the_folder_of_one() {
     let expected = files(&dir.path().join("whole"));
     assert!(files(&dir.path().join("sharded")) == expected);
     assert!(written.iter().all(|bytes| *bytes > 0), "{written:?}");
-    assert_eq!(written.iter().sum::<usize>(), expected["model.safetensors"].len());
+    assert_eq!(written.iter().sum::<usize>(), expected[Path::new("model.safetensors")].len());
     ckpt::Committed::open(dir.path().join("sharded")).unwrap().verify().unwrap();
 }
 

@@ -13,6 +13,7 @@ use meshgrad::train::run_folder::RunFolder;
 use meshgrad::train::sampler::{Batch, Order, Windows};
 use serde_json::Value;
 
+use crate::on_disk::flip;
 use crate::test_dir::TestDir;
 
 /// As in `make_finetune.py`.
@@ -183,9 +184,7 @@ fn a_run_is_fine_tuned_from_its_newest_intact_checkpoint() {
     assert!(output.contains(expected), "{output}");
 
     let weights = dir.path("run/step-000020/model.safetensors");
-    let mut bytes = fs::read(&weights).unwrap();
-    *bytes.last_mut().unwrap() ^= 1;
-    fs::write(&weights, &bytes).unwrap();
+    flip(&weights, fs::metadata(&weights).unwrap().len() as usize - 1, 0);
     let output = again("older");
     assert!(output.contains("skipped: run/step-000020 is damaged"), "{output}");
     assert!(output.contains("weights of run/step-000010"), "{output}");

@@ -10,6 +10,7 @@ mod configs;
 mod finetune;
 mod mesh_tool;
 mod meta;
+mod on_disk;
 mod parity;
 mod pipeline_tool;
 mod program;

@@ -13,6 +13,7 @@ use meshgrad::train::events::Event;
 use meshgrad::train::qwen3;
 use meshgrad::train::session::Session;
 
+use crate::on_disk::{checkpoint_files, flip};
 use crate::test_dir::{MESHGRAD, Output, TestDir};
 
 /// A small run over this repository's own text.
@@ -77,23 +78,11 @@ fn train(dir: &TestDir, run: &str, arguments: &[&str]) -> String {
     dir.succeeds(&[&["train", "small.toml", "--run-dir", run], arguments].concat())
 }
 
-/// Every file of a checkpoint, by path and content, except the configuration, which may differ.
-fn content(checkpoint: &Path) -> Vec<(String, Vec<u8>)> {
-    let committed = meshgrad::ckpt::Committed::open(checkpoint).unwrap();
-    committed.verify().unwrap();
-    let files = committed.files().map(|(path, _)| path.to_owned());
-    files
-        .filter(|path| path != "trainer/config.toml")
-        .map(|path| (path.clone(), fs::read(checkpoint.join(&path)).unwrap()))
-        .collect()
-}
-
 fn assert_same_checkpoint(a: &Path, b: &Path) {
-    let (a, b) = (content(a), content(b));
-    assert_eq!(a.len(), b.len());
-    for ((path, a), (other, b)) in a.iter().zip(&b) {
-        assert_eq!(path, other);
-        assert!(a == b, "{path} differs");
+    let (a, b) = (checkpoint_files(a), checkpoint_files(b));
+    assert!(a.keys().eq(b.keys()));
+    for (path, content) in &a {
+        assert!(*content == b[path], "{} differs", path.display());
     }
 }
 
@@ -324,10 +313,7 @@ fn damaged_weights_are_not_used() {
     };
     let earlier = sample("run/step-000003", &[]).stdout;
     let model = dir.path("run/step-000006/model.safetensors");
-    let mut bytes = fs::read(&model).unwrap();
-    let end = bytes.len() - 1;
-    bytes[end] ^= 1;
-    fs::write(&model, bytes).unwrap();
+    flip(&model, fs::metadata(&model).unwrap().len() as usize - 1, 0);
 
     let of_run = sample("run", &[]);
     assert_eq!(of_run.stdout, earlier);
@@ -474,11 +460,11 @@ fn errors_of_invalid_input_name_it() {
 fn a_loss_that_is_not_finite_ends_the_run() {
     let dir = dir();
     train(&dir, "run", &["--stop-after", "3"]);
-    let before = content(&dir.path("run").join("step-000003"));
+    let before = checkpoint_files(&dir.path("run/step-000003"));
     let huge = ["train", "small.toml", "--run-dir", "run", "--set", "optimizer.learning_rate=1e30"];
     let message = dir.fails(&huge);
     assert!(message.contains("learning_rate") && message.contains("step-000003"), "{message}");
-    assert_eq!(before, content(&dir.path("run").join("step-000003")));
+    assert!(before == checkpoint_files(&dir.path("run/step-000003")));
 }
 
 /// The emulated GPU trains, counts launches, and generates text.

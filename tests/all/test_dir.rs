@@ -141,3 +141,9 @@ impl Output {
         serde_json::from_str(&self.stdout).unwrap_or_else(|_| panic!("{}", self.shown()))
     }
 }
+
+/// Sends a signal such as `INT` to a process, and returns whether the process exists.
+pub(crate) fn signal(process: u32, name: &str) -> bool {
+    let arguments = [format!("-{name}"), process.to_string()];
+    Command::new("kill").args(arguments).status().unwrap().success()
+}

@@ -1,9 +1,8 @@
 //! `meshgrad train` on ranks: threads and processes train the same run, and killed ranks lose nothing
 //! that was saved.
 
-use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::Duration;
@@ -12,7 +11,8 @@ use approx::assert_relative_eq;
 use meshgrad::ckpt::Committed;
 use meshgrad::train::metrics::{self, Record};
 
-use crate::test_dir::{MESHGRAD, Output, TestDir};
+use crate::on_disk::files;
+use crate::test_dir::{MESHGRAD, Output, TestDir, signal};
 
 const CONFIG: &str = r#"
 [data]
@@ -58,22 +58,6 @@ fn losses(run: &Path) -> Vec<Record> {
     untimed.collect()
 }
 
-/// The files of a checkpoint, with their contents.
-fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
-    let mut found = BTreeMap::new();
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        match path.is_dir() {
-            true => found.extend(files(&path)),
-            false => {
-                let bytes = fs::read(&path).unwrap();
-                found.insert(path, bytes);
-            }
-        }
-    }
-    found
-}
-
 /// Threads and processes print one header and one line per step, and write the same bits.
 #[test]
 fn threads_and_processes_train_the_same_run() {
@@ -94,8 +78,7 @@ fn threads_and_processes_train_the_same_run() {
     assert_eq!(records.len(), 6);
     assert!(records.iter().all(|it| it.ranks == Some(3) && it.comm_bytes > Some(1000)));
     assert_eq!(records, losses(&processes));
-    let saved =
-        |run: &Path| -> Vec<Vec<u8>> { files(&run.join("step-000006")).into_values().collect() };
+    let saved = |run: &Path| files(&run.join("step-000006"));
     assert!(saved(&threads).len() > 8 && saved(&threads) == saved(&processes));
 
     for rank in 0..3 {
@@ -244,7 +227,7 @@ fn a_signal_stops_all_processes_together() {
     let long = ["--run-dir", "run", "--set", "train.steps=100000", "--set", "log.val_every=0"];
     let launcher = start(&mut launch(&dir, "3", &long));
     wait_for_steps(&dir.path("run"), 3);
-    signal(launcher.id(), "TERM");
+    assert!(signal(launcher.id(), "TERM"));
     let stopped = launcher.wait_with_output().unwrap();
     let output = String::from_utf8_lossy(&stopped.stdout).into_owned();
     assert!(output.contains("the same command resumes from there"), "{output}");
@@ -326,11 +309,6 @@ fn wait_for_steps(run: &Path, steps: usize) {
         }
         thread::sleep(Duration::from_millis(10));
     }
-}
-
-fn signal(process: u32, name: &str) {
-    let id = process.to_string();
-    Command::new("kill").args([&format!("-{name}"), &id]).status().unwrap();
 }
 
 /// The processes that `parent` has started.

@@ -1,7 +1,8 @@
 //! `bench`: checks the report without its figures, and that all files are removed.
 
 use std::fs;
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::Stdio;
 
 use approx::assert_relative_eq;
 use meshgrad::ckpt::Dtype;
@@ -9,7 +10,8 @@ use serde_json::Value;
 
 use crate::ckpt_tool::models::{self, Model};
 use crate::ckpt_tool::shown;
-use crate::test_dir::{Output, TestDir};
+use crate::on_disk::files;
+use crate::test_dir::{Output, TestDir, signal};
 
 /// A model of a few MB, which exceeds the minimum memory of a load.
 fn model() -> Model {
@@ -106,21 +108,12 @@ fn the_recommended_budget_suffices() {
     assert_eq!(enough.code, 0, "{}", enough.shown());
 }
 
-fn files_of(dir: &TestDir, folder: &str) -> Vec<(String, Vec<u8>)> {
-    let names = dir.names(folder).into_iter();
-    let read = |name: String| {
-        let bytes = fs::read(dir.path(folder).join(&name)).unwrap();
-        (name, bytes)
-    };
-    names.map(read).collect()
-}
-
 /// The report has all bytes and samples, and the checkpoint is unchanged.
 #[test]
 fn the_report_has_all_bytes_and_samples() {
     let dir = dir();
-    let before = files_of(&dir, "model");
-    let is_data = |name: &str| name.ends_with(".safetensors");
+    let before = files(&dir.path("model"));
+    let is_data = |name: &Path| name.extension().is_some_and(|it| it == "safetensors");
     let data = before.iter().filter(|(name, _)| is_data(name));
     let file_bytes: usize = data.map(|(_, bytes)| bytes.len()).sum();
     let tensors = model();
@@ -141,7 +134,7 @@ fn the_report_has_all_bytes_and_samples() {
             }
         }
     }
-    assert_eq!(files_of(&dir, "model"), before);
+    assert!(files(&dir.path("model")) == before);
     assert!(dir.names("disk").is_empty());
 }
 
@@ -207,9 +200,7 @@ fn an_interrupted_bench_leaves_no_files() {
     while dir.names("disk").is_empty() {
         std::thread::yield_now();
     }
-    let mut kill = Command::new("kill");
-    let killed = kill.args(["-INT", &child.id().to_string()]).status();
-    assert!(killed.unwrap().success());
+    assert!(signal(child.id(), "INT"));
 
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(1));

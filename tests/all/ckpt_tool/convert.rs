@@ -1,7 +1,7 @@
 //! `convert`: the output is what the map specifies, in both directions.
 
 use std::fs;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use half::bf16;
 use meshgrad::ckpt::Dtype;
@@ -9,7 +9,7 @@ use meshgrad::ckpt::Dtype;
 use crate::ckpt_tool::models::{self, Model};
 use crate::ckpt_tool::plan::FUSED;
 use crate::ckpt_tool::shown_without_times;
-use crate::test_dir::TestDir;
+use crate::test_dir::{TestDir, signal};
 
 fn dir() -> TestDir {
     let dir = TestDir::new();
@@ -337,8 +337,7 @@ fn an_interrupted_conversion_leaves_no_files() {
     while dir.names("") == before && child.try_wait().unwrap().is_none() {
         std::thread::yield_now();
     }
-    let killed = Command::new("kill").args(["-INT", &child.id().to_string()]).status();
-    assert!(killed.unwrap().success());
+    assert!(signal(child.id(), "INT"));
     let output = child.wait_with_output().unwrap();
     match output.status.success() {
         true => assert_eq!(dir.names("out"), ["manifest.json", "model.safetensors"]),

@@ -2,10 +2,11 @@
 //! and no command writes a new manifest for it.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use crate::ckpt_tool::models;
 use crate::ckpt_tool::shown_without_times;
+use crate::on_disk::{files, flip};
 use crate::test_dir::TestDir;
 
 const MAP: &str = "{r:path} = {r:path}";
@@ -18,26 +19,6 @@ fn dir() -> TestDir {
     fs::write(dir.path("all.map"), MAP).unwrap();
     fs::write(dir.path("placements"), PLACEMENTS).unwrap();
     dir
-}
-
-fn flip(path: &Path, at: usize, bit: u32) {
-    let mut bytes = fs::read(path).unwrap();
-    bytes[at] ^= 1 << bit;
-    fs::write(path, bytes).unwrap();
-}
-
-/// The files of a folder and of its subfolders.
-fn files(folder: &Path) -> Vec<PathBuf> {
-    let mut files = Vec::new();
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        match path.is_dir() {
-            true => files.extend(self::files(&path)),
-            false => files.push(path),
-        }
-    }
-    files.sort();
-    files
 }
 
 /// No command that copies data accepts a changed byte.
@@ -128,19 +109,19 @@ fn expect_damage(dir: &TestDir, file: &Path, what: &str) {
 #[test]
 fn flipped_bits_are_detected() {
     let dir = dir();
-    let files = files(&dir.path("run/step-000001"));
-    let sizes = files.iter().map(|file| fs::metadata(file).unwrap().len());
-    let sizes: Vec<u64> = sizes.collect();
+    let checkpoint = dir.path("run/step-000001");
+    let (files, contents): (Vec<_>, Vec<_>) = files(&checkpoint).into_iter().unzip();
+    let sizes: Vec<u64> = contents.iter().map(|it| it.len() as u64).collect();
     for seed in 0..200 {
         // Every second flip is in a random file, so that small ones are hit too.
         let file = (number(3 * seed) % files.len() as u64) as usize;
         let largest = (0..files.len()).max_by_key(|at| sizes[*at]).unwrap();
         let file = if seed % 2 == 0 { largest } else { file };
-        let (path, bit) = (&files[file], (number(3 * seed + 1) % 8) as u32);
+        let (path, bit) = (checkpoint.join(&files[file]), (number(3 * seed + 1) % 8) as u32);
         let at = (number(3 * seed + 2) % sizes[file]) as usize;
-        flip(path, at, bit);
-        expect_damage(&dir, path, &format!("bit {bit} of byte {at}"));
-        flip(path, at, bit);
+        flip(&path, at, bit);
+        expect_damage(&dir, &path, &format!("bit {bit} of byte {at}"));
+        flip(&path, at, bit);
     }
     let intact = dir.ckpt(&["verify", "run", "--deep"]);
     assert_eq!(intact.code, 0, "{}", intact.shown());
@@ -150,8 +131,9 @@ fn flipped_bits_are_detected() {
 #[test]
 fn truncated_files_are_detected() {
     let dir = dir();
-    for path in files(&dir.path("run/step-000001")) {
-        let bytes = fs::read(&path).unwrap();
+    let checkpoint = dir.path("run/step-000001");
+    for (name, bytes) in files(&checkpoint) {
+        let path = checkpoint.join(name);
         for length in [0, bytes.len() / 2, bytes.len() - 1] {
             fs::write(&path, &bytes[..length]).unwrap();
             expect_damage(&dir, &path, &format!("truncation to {length}"));

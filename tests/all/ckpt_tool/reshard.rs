@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use crate::ckpt_tool::models::{self, Model, Tensor};
 use crate::ckpt_tool::shown_without_times;
+use crate::on_disk::checkpoint_files;
 use crate::test_dir::TestDir;
 
 /// Tensors sharded by rows, columns, both, or not at all, with sizes that the ranks do not divide.
@@ -133,30 +134,14 @@ fn splits_of_splits_equal_splits_of_the_model() {
         for (to, layout) in layouts.into_iter().enumerate() {
             let made = format!("{from}-to-{to}");
             split(&direct(from), &made, layout);
-            assert_eq!(files(&dir, &made), files(&dir, &direct(to)), "{made}");
+            let [files, expected] = [&made, &direct(to)].map(|it| checkpoint_files(&dir.path(it)));
+            assert!(files == expected, "{made}");
         }
         let merged = format!("merged-{from}");
         let output = dir.ckpt(&["reshard", &direct(from), &merged, "--merge"]);
         assert_eq!(output.code, 0, "{}", output.shown());
         assert_eq!(models::read(&dir.path(&merged)), model(), "{from}");
     }
-}
-
-/// All files of a folder and of the folders in it, except the manifest.
-fn files(dir: &TestDir, folder: &str) -> Vec<(String, Vec<u8>)> {
-    let mut files = Vec::new();
-    for name in dir.names(folder) {
-        let path = format!("{folder}/{name}");
-        match dir.path(&path).is_dir() {
-            true => files.extend(self::files(dir, &path)),
-            false if name == "manifest.json" => {}
-            false => {
-                let below = path.split_once('/').map_or("", |it| it.1).to_owned();
-                files.push((below, fs::read(dir.path(&path)).unwrap()));
-            }
-        }
-    }
-    files
 }
 
 /// A tensor larger than the budget goes from one split to another by rows.

@@ -5,16 +5,10 @@ use std::path::Path;
 
 use crate::ckpt_tool::models;
 use crate::ckpt_tool::shown;
+use crate::on_disk::flip;
 use crate::test_dir::TestDir;
 
 type Damage = fn(&Path);
-
-/// Changes one byte of a file.
-fn flip(path: &Path, at: usize) {
-    let mut bytes = fs::read(path).unwrap();
-    bytes[at] ^= 1;
-    fs::write(path, bytes).unwrap();
-}
 
 fn truncate(path: &Path) {
     let bytes = fs::read(path).unwrap();
@@ -31,7 +25,7 @@ fn output() {
     }
     models::shards(&dir.path("model"), &model);
 
-    flip(&dir.path("bad/step-000100/trainer/state.json"), 0);
+    flip(&dir.path("bad/step-000100/trainer/state.json"), 0, 0);
     truncate(&dir.path("bad/step-000200/model.safetensors"));
     models::checkpoint(&dir.path("bad"), 400, &model);
     fs::remove_file(dir.path("bad/step-000400/trainer/state.json")).unwrap();
@@ -66,13 +60,13 @@ fn every_changed_byte_is_detected() {
         let path = dir.path("run/step-000001").join(file);
         let len = fs::metadata(&path).unwrap().len() as usize;
         for at in [0, len / 3, len / 2, len - 1] {
-            flip(&path, at);
+            flip(&path, at, 0);
             let output = dir.ckpt(&["verify", "run", "--deep"]);
             // The final line break of the manifest is not significant.
             let harmless =
                 file == "manifest.json" && fs::read(&path).unwrap()[at].is_ascii_whitespace();
             assert_eq!(output.code, i32::from(!harmless), "{file} {at}: {}", output.shown());
-            flip(&path, at);
+            flip(&path, at, 0);
         }
     }
     assert_eq!(dir.ckpt(&["verify", "run", "--deep"]).code, 0);
@@ -84,9 +78,9 @@ fn damaged_headers_and_indexes_are_detected_without_a_manifest() {
     let dir = TestDir::new();
     let damages: [(&str, &str, Damage); 4] = [
         ("truncated", "model-00001-of-00004.safetensors", truncate),
-        ("header", "model-00001-of-00004.safetensors", |file| flip(file, 8)),
+        ("header", "model-00001-of-00004.safetensors", |file| flip(file, 8, 0)),
         ("shard", "model-00002-of-00004.safetensors", |file| fs::remove_file(file).unwrap()),
-        ("index", "model.safetensors.index.json", |file| flip(file, 0)),
+        ("index", "model.safetensors.index.json", |file| flip(file, 0, 0)),
     ];
     for (name, file, damage) in damages {
         let model = dir.path(name);
