@@ -3,6 +3,7 @@
 
 use std::sync::LazyLock;
 
+use approx::assert_relative_eq;
 use meshgrad::models::{Balancing, Compute, Loss, Model, TokenBatch};
 use meshgrad::prelude::*;
 use meshgrad::runtime::Error;
@@ -124,10 +125,7 @@ fn losses_agree_with_the_cpu() {
         let config = config(sets);
         let expected = Run::new(&config, &Device::cpu()).losses(5);
         let actual = Run::new(&config, &gpu()).losses(5);
-        for (actual, expected) in actual.iter().zip(&expected) {
-            let difference = (actual / expected - 1.0).abs();
-            assert!(difference <= 1e-4, "{actual}, expected {expected}: off by {difference:e}");
-        }
+        assert_relative_eq!(actual[..], expected[..], max_relative = 1e-4);
         assert!(expected[4] < expected[0], "the model learns: {expected:?}");
     }
 }
@@ -211,9 +209,7 @@ fn runs_move_between_devices() {
     let cpu = Device::cpu();
     let stayed = losses([&cpu, &cpu]);
     for devices in [[&cpu, &gpu], [&gpu, &cpu]] {
-        for (moved, stayed) in losses(devices).iter().zip(&stayed) {
-            assert!((moved / stayed - 1.0).abs() <= 1e-4, "{moved} and {stayed}");
-        }
+        assert_relative_eq!(losses(devices)[..], stayed[..], max_relative = 1e-4);
     }
 }
 

@@ -4,7 +4,8 @@
     make_finetune.py start       writes the model that both fine-tune
     make_finetune.py losses      trains it on batches.safetensors with torch's AdamW, and evaluates it on text.txt
 
-Between the two, `MESHGRAD_BLESS=1 cargo test --test finetune` writes batches.safetensors, the batches of meshgrad.
+Between the two, `MESHGRAD_BLESS=1 cargo test -p meshgrad --test all same_batches` writes batches.safetensors, the
+batches of meshgrad.
 
 Legend: S steps, B sequences, T tokens.
 """
@@ -44,7 +45,7 @@ CONFIG = {
 }
 GENERATION = {"bos_token_id": 260, "eos_token_id": [256, 261], "temperature": 0.7, "top_k": 20}
 
-# As in tests/finetune.rs.
+# As in tests/all/finetune.rs.
 LEARNING_RATE, BETAS, EPS, WEIGHT_DECAY, MAX_GRAD_NORM = 2e-3, (0.9, 0.95), 1e-8, 0.1, 1.0
 EVAL_TOKENS = 32
 

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use approx::relative_eq;
 use meshgrad_mesh::{IndexSet, Placement, Reduction, Region, Sharding};
 use meshgrad_runtime::{DType, Tensor, ops};
 
@@ -104,7 +105,7 @@ fn values(x: &Tensor) -> Vec<f64> {
 pub(crate) fn assert_near(actual: &Tensor, expected: &Tensor, tolerance: f64, what: &str) {
     assert_eq!(actual.shape(), expected.shape(), "{what}");
     for (actual, expected) in values(actual).into_iter().zip(values(expected)) {
-        let near = (actual - expected).abs() <= tolerance * (1.0 + expected.abs());
-        assert!(near || actual == expected, "{what}: {actual} is not {expected}");
+        let near = relative_eq!(actual, expected, epsilon = tolerance, max_relative = tolerance);
+        assert!(near, "{what}: {actual} is not {expected}");
     }
 }

@@ -1,5 +1,6 @@
 //! A parameter that two of three stages of a pipeline have.
 
+use approx::assert_relative_eq;
 use meshgrad_autograd::{Grads, Init, Module, Param, Tape, Var, norm_over_ranks, ops as tracked};
 use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_data_parallel::{Home, Homes};
@@ -64,6 +65,6 @@ fn copies_have_the_gradient_of_their_stages_and_count_once() {
             _ => vec![weight, ("table".to_owned(), table)],
         };
         assert_eq!(gradients, expected);
-        assert!((of_stage - norm).abs() < 1e-5 * norm, "{of_stage}, {norm}");
+        assert_relative_eq!(of_stage, norm, max_relative = 1e-5);
     }
 }

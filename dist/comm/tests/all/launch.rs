@@ -1,0 +1,230 @@
+//! Processes of a launcher: their variables, how they end, and the worlds that they join.
+
+use std::ffi::OsString;
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use meshgrad_comm::launch::{Ended, Environment, Launch, LaunchError, Transport};
+use meshgrad_comm::{Host, World, conformance};
+
+fn launch(ranks: usize, command: &[&str]) -> Launch {
+    let command = command.iter().map(OsString::from).collect();
+    Launch::new(ranks, command).unwrap()
+}
+
+/// Runs a shell script as every rank. Returns how it ended, and the lines of both outputs, sorted.
+fn shell(ranks: usize, script: &str) -> (Ended, Vec<String>, Vec<String>) {
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let never = AtomicBool::new(false);
+    let ended = launch(ranks, &["sh", "-c", script]).run(&never, &mut out, &mut err);
+    let lines = |bytes: Vec<u8>| {
+        let text = String::from_utf8(bytes).unwrap();
+        let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        lines.sort();
+        lines
+    };
+    (ended.unwrap(), lines(out), lines(err))
+}
+
+#[test]
+fn processes_get_the_variables_of_torchrun() {
+    let script = "echo $RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE at $MASTER_ADDR
+        printf 'no end of line' >&2
+        test -n \"$MASTER_PORT\" && test ${#MESHGRAD_SECRET} -ge 32";
+    let (ended, out, err) = shell(11, script);
+    assert_eq!(ended, Ended::Success);
+    let mut expected: Vec<String> =
+        (0..11).map(|rank| format!("[{rank:2}] {rank} of 11, {rank} of 11 at 127.0.0.1")).collect();
+    expected.sort();
+    assert_eq!(out, expected);
+    assert!(err.contains(&"[ 7] no end of line".to_owned()), "{err:?}");
+}
+
+/// The code of the rank that failed is returned. The others are stopped, with what they started.
+#[test]
+fn all_are_stopped_when_one_fails() {
+    let others = "sleep 1000 & wait";
+    for (failing, code) in [("exit 7", 7), ("kill -KILL $$", 137)] {
+        let script = format!("if [ $RANK = 1 ]; then {failing}; fi; {others}");
+        let (ended, ..) = shell(3, &script);
+        assert_eq!(ended, Ended::Failed { rank: 1, code });
+    }
+}
+
+#[test]
+fn all_are_stopped_from_outside() {
+    let stop = AtomicBool::new(false);
+    let script = "trap 'echo saved; exit 0' TERM; echo ready; sleep 1000 & wait";
+    let launch = launch(2, &["sh", "-c", script]);
+    let mut out = Vec::new();
+    let ended = std::thread::scope(|scope| {
+        let run = scope.spawn(|| launch.run(&stop, &mut out, std::io::sink()));
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        stop.store(true, Ordering::Relaxed);
+        run.join().unwrap()
+    });
+    assert_eq!(ended.unwrap(), Ended::Stopped);
+    let text = String::from_utf8(out).unwrap();
+    assert_eq!(text.matches("saved").count(), 2, "{text}");
+}
+
+/// A rank fails because another has failed, right after it. The first one is blamed, not the
+/// lowest.
+#[test]
+fn the_first_rank_that_fails_is_blamed() {
+    let pipe = std::env::temp_dir().join(format!("meshgrad-first-{}", std::process::id()));
+    let pipe = pipe.display().to_string();
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let script = format!(
+        "case $RANK in
+            2) echo $$ >{pipe}; exit 5;;
+            0) read pid <{pipe}
+                while read _ _ state _ </proc/$pid/stat; [ $state != Z ]; do :; done
+                sleep 0.3 # on a busy machine the launcher runs late
+                exit 3;;
+            1) trap 'exit 0' TERM; sleep 1000 & wait;;
+        esac"
+    );
+    let ended = (0..5).map(|_| shell(3, &script).0);
+    let ended: Vec<Ended> = ended.collect();
+    let first = ended.iter().filter(|it| **it == Ended::Failed { rank: 2, code: 5 });
+    assert_eq!(first.count(), ended.len(), "{ended:?}");
+    std::fs::remove_file(pipe).unwrap();
+}
+
+/// The state of a process, such as `S`, or `Z` if it has ended; `None` if it does not exist.
+fn state(pid: &str) -> Option<String> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find(|line| line.starts_with("State:"))?;
+    Some(line.split_whitespace().nth(1)?.to_owned())
+}
+
+/// What a rank leaves behind is stopped. A process in a session of its own goes on, and is not
+/// waited for although it keeps the rank's output open.
+#[test]
+fn launch_does_not_wait_for_descendants() {
+    let script = "sleep 1000 & echo $!; setsid sleep 1000 & echo $!
+        while read name </proc/$!/comm; [ $name != sleep ]; do sleep 0.01; done; exit $CODE";
+    for code in ["0", "4"] {
+        let (ended, out, _) = shell(1, &script.replace("$CODE", code));
+        let expected = match code {
+            "0" => Ended::Success,
+            _ => Ended::Failed { rank: 0, code: 4 },
+        };
+        assert_eq!(ended, expected);
+        let pids: Vec<&str> = out.iter().filter_map(|line| line.strip_prefix("[0] ")).collect();
+        let has_ended = |pid: &&&str| state(pid).is_none_or(|it| it == "Z");
+        while pids.iter().filter(has_ended).count() == 0 {
+            std::thread::yield_now(); // the signal was sent
+        }
+        let outlives: Vec<_> = pids.iter().filter(|pid| !has_ended(pid)).collect();
+        assert_eq!(outlives.len(), 1, "{pids:?}");
+        let killed = Command::new("kill").arg(outlives[0]).status().unwrap();
+        assert!(killed.success());
+    }
+}
+
+#[test]
+fn a_command_that_does_not_exist_is_named() {
+    let never = AtomicBool::new(false);
+    let run = launch(2, &["no-such-program"]).run(&never, std::io::sink(), std::io::sink());
+    let error = run.unwrap_err().to_string();
+    assert!(error.contains("rank 0: `no-such-program` could not be started"), "{error}");
+    for (ranks, command) in [(0, vec!["true".into()]), (2, vec![])] {
+        let error = Launch::new(ranks, command).unwrap_err();
+        assert!(matches!(error, LaunchError::Nothing { .. }), "{error}");
+    }
+}
+
+const CHILD: &str = "MESHGRAD_TEST_CHILD";
+
+/// The main function of a rank; without its variable it does nothing.
+#[test]
+fn child() {
+    if std::env::var(CHILD).is_err() {
+        return;
+    }
+    let environment = Environment::read().unwrap().unwrap();
+    let world = match std::env::var_os("PMIX_NAMESPACE") {
+        Some(_) => World::from_env_over(Transport::Host), // a test that only sets variables of mpirun
+        None => World::from_env(),
+    };
+    let world = world.unwrap();
+    assert_eq!(world.rank(), environment.rank());
+    assert_eq!(world.world_size(), environment.world_size());
+    conformance::check(&*world.world().unwrap(), &[0, 3]).unwrap();
+}
+
+/// The arguments with which this program is a child.
+const AS_CHILD: [&str; 4] = ["launch::child", "--exact", "--nocapture", "--test-threads=1"];
+
+#[test]
+fn launched_processes_find_their_world() {
+    let program = std::env::current_exe().unwrap();
+    let program = program.to_str().unwrap();
+    let command = ["env", &format!("{CHILD}=1"), program];
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let never = AtomicBool::new(false);
+    let launch = launch(3, &[command.as_slice(), &AS_CHILD].concat());
+    let ended = launch.run(&never, &mut out, &mut err).unwrap();
+    assert_eq!(ended, Ended::Success, "{}", String::from_utf8_lossy(&err));
+}
+
+/// Ranks of one host whose launcher states no meeting point, as mpirun, meet through a file: also
+/// over the file of an earlier run that was killed.
+#[test]
+fn ranks_of_a_host_meet_through_a_file() {
+    let folder = std::env::temp_dir().join(format!("meshgrad-launch-{}", std::process::id()));
+    std::fs::create_dir(&folder).unwrap();
+    let user = std::process::Command::new("id").arg("-u").output().unwrap();
+    let user = String::from_utf8(user.stdout).unwrap();
+    let stale = folder.join(format!("meshgrad-{}-test_run.meeting", user.trim()));
+    std::fs::write(&stale, "127.0.0.1:9\nthe secret of an earlier run").unwrap();
+    std::fs::set_permissions(&stale, PermissionsExt::from_mode(0o600)).unwrap();
+
+    let children: Vec<_> = [2, 1, 0]
+        .map(|rank: usize| {
+            std::thread::sleep(std::time::Duration::from_millis(50)); // rank 0 is the last one
+            Command::new(std::env::current_exe().unwrap())
+                .args(AS_CHILD)
+                .env(CHILD, "1")
+                .env("XDG_RUNTIME_DIR", &folder)
+                .env("PMIX_NAMESPACE", "test/run")
+                .env("OMPI_COMM_WORLD_RANK", rank.to_string())
+                .env("OMPI_COMM_WORLD_SIZE", "3")
+                .env("OMPI_COMM_WORLD_LOCAL_SIZE", "3")
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap()
+        })
+        .into();
+    for child in children {
+        let output = child.wait_with_output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{text}");
+    }
+    std::fs::remove_dir(&folder).unwrap(); // rank 0 has removed the file
+}
+
+/// A FIFO at the path of the meeting file is an error, and blocks nothing.
+#[test]
+fn a_fifo_is_not_a_meeting_file() {
+    let path = std::env::temp_dir().join(format!("meshgrad-fifo-{}", std::process::id()));
+    assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+    let host = Host::through_file(1, 2, &path).join_deadline(Duration::from_millis(200));
+    let error = host.join().unwrap_err().to_string();
+    std::fs::remove_file(&path).unwrap();
+    assert!(error.contains("is not a regular file; delete it"), "{error}");
+}
+
+#[test]
+fn a_process_without_a_launcher_is_alone() {
+    if Environment::read().unwrap().is_none() {
+        let world = World::from_env().unwrap();
+        assert_eq!((world.rank(), world.world_size()), (0, 1));
+        conformance::check(&*world.world().unwrap(), &[3]).unwrap();
+    }
+}

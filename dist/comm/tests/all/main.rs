@@ -1,0 +1,13 @@
+//! All tests of the crate that may share a process. `tests/gpus` runs on GPU machines by itself, and
+//! `tests/mpi.rs` under mpirun.
+
+mod host;
+mod injection;
+mod launch;
+mod local;
+#[path = "../../../../opcheck/tests/sharding/parts.rs"]
+mod parts;
+mod random;
+mod redistribution;
+mod simulated;
+mod traces;

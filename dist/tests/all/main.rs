@@ -1,0 +1,10 @@
+//! All tests of the crate, in one process.
+
+mod domains;
+mod import;
+mod imports;
+mod megatron;
+mod registry;
+mod settings;
+mod state;
+mod table;

@@ -1,0 +1,31 @@
+//! Ranks whose devices are emulated GPUs.
+
+use meshgrad_comm::Local;
+use meshgrad_comm::conformance::Fault;
+use meshgrad_runtime::Device;
+
+use crate::sharded::cases::CASES;
+use crate::sharded::run::{Expected, on_ranks_of};
+use crate::sharded::unchanged;
+
+/// As on the CPU: dense and sparse, with every kind of seam.
+#[test]
+fn emulated_gpus_have_the_loss_and_gradients_of_one_cpu() {
+    if !Device::emulator_is_built() {
+        println!("skipped: the emulator is not built");
+        return;
+    }
+    let with_all_seams = CASES.iter().filter(|case| case.sequence && case.mesh().len() == 3);
+    let cases: Vec<_> = with_all_seams.filter(|case| !case.bf16).collect();
+    assert!(cases.len() >= 3);
+    for case in cases {
+        let devices = (0..3).map(|_| Device::emulator(0).unwrap());
+        let local = Local::new(3).devices(devices.collect());
+        let outcomes = on_ranks_of(&local, case, Fault::None, unchanged).unwrap();
+        let expected = Expected::of(case).unwrap();
+        for outcome in &outcomes {
+            let same = expected.compare(outcome);
+            assert!(same.is_ok(), "{case}: {same:?}");
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! No rank allocates a whole logits, matrix or inner activation.
+
+use meshgrad_autograd::{Module, Result};
+use meshgrad_comm::{Local, Rank, Redistributor};
+use meshgrad_mesh::Mesh;
+use meshgrad_models::config::Qwen3Config;
+use meshgrad_models::{Compute, Model, ModelParallelism, Qwen3, TokenBatch};
+use meshgrad_runtime::{DType, Device, Tensor};
+
+use crate::sharded::run::gradients;
+
+const TOKENS: usize = 96;
+const VOCABULARY: usize = 4096;
+const HIDDEN: usize = 32;
+const INNER: usize = 1024;
+
+fn config() -> Qwen3Config {
+    let text = format!(
+        r#"
+        model_type = "qwen3"
+        vocab_size = {VOCABULARY}
+        hidden_size = {HIDDEN}
+        intermediate_size = {INNER}
+        num_hidden_layers = 2
+        num_attention_heads = 4
+        num_key_value_heads = 4
+        tie_word_embeddings = true
+        "#
+    );
+    toml::from_str(&text).unwrap()
+}
+
+/// The largest allocation, and the peak, of a step and of what comes before it, in bytes.
+fn largest_and_peak(device: &Device, model: &Qwen3) -> Result<[usize; 2]> {
+    model.materialize(device, 1)?;
+    let ids: Vec<i64> = (0..TOKENS).map(|at| (at * 31 % VOCABULARY) as i64).collect();
+    let ids = Tensor::from_slice(device, &[1, TOKENS], &ids)?.as_replicated()?;
+    let batch = TokenBatch::new(&ids, &ids);
+    let compute = Compute { dtype: DType::F32, checkpointing: false };
+    gradients(&model.params(), || model.loss(&batch, compute))?;
+    let stats = device.memory_stats();
+    Ok([stats.largest, stats.peak])
+}
+
+/// Of each of four ranks, with sequence parallelism.
+fn on_ranks(chunks: usize) -> Vec<[usize; 2]> {
+    let mesh = Mesh::new(&[4], &["tp"]).unwrap();
+    let of_ranks = Local::run(4, |rank| {
+        Redistributor::new(rank).run_on(&mesh, || {
+            let model = Qwen3::new(&config())?;
+            let parallelism = ModelParallelism::new(&mesh).tensor(["tp"]).unwrap();
+            let parallelism = parallelism.sequence_parallel(true).overlap_chunks(chunks);
+            let plan = model.plan(&parallelism)?;
+            plan.apply(&model, Rank::rank(rank))?;
+            largest_and_peak(rank.device(), &model)
+        })
+    });
+    of_ranks.unwrap()
+}
+
+#[test]
+fn no_rank_allocates_what_is_sharded() {
+    let bytes = |elements: usize| 4 * elements;
+    let logits = bytes(TOKENS * VOCABULARY);
+    let matrix = bytes(VOCABULARY * HIDDEN);
+    let activation = bytes(TOKENS * 2 * INNER);
+    let smallest = logits.min(matrix).min(activation);
+
+    let device = Device::cpu();
+    let [alone, _] = largest_and_peak(&device, &Qwen3::new(&config()).unwrap()).unwrap();
+    assert!(alone >= smallest, "{alone}");
+
+    for (rank, [largest, _]) in on_ranks(1).into_iter().enumerate() {
+        assert!(largest < smallest, "rank {rank}: {largest} of {smallest} bytes");
+    }
+}
+
+/// Two chunks are in memory in addition, each before and after its collective.
+#[test]
+fn overlap_adds_chunks_to_the_peak() {
+    const CHUNKS: usize = 4;
+
+    let chunk = 4 * TOKENS * HIDDEN / CHUNKS;
+    let ranks = on_ranks(1).into_iter().zip(on_ranks(CHUNKS));
+    for (rank, ([_, whole], [_, overlapped])) in ranks.enumerate() {
+        assert!(
+            overlapped <= whole + 4 * chunk,
+            "rank {rank}: {overlapped} bytes, {whole} without overlap"
+        );
+    }
+}

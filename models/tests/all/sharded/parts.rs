@@ -1,0 +1,93 @@
+//! Parts of a model, one after the other, compute what the whole model does.
+
+use meshgrad_autograd::{Module, Result};
+use meshgrad_models::{Loss, Model, PartError, Qwen3};
+use meshgrad_runtime::Device;
+
+use crate::sharded::cases::{CASES, Case};
+use crate::sharded::run::{Expected, Outcome, SEED, batch, gradients, outcome_of};
+use crate::small::BALANCING;
+
+/// The loss of three parts: the first layer, no layer, and all others.
+fn parts(case: &Case) -> Result<[Qwen3; 3]> {
+    let config = case.config();
+    let layers = config.num_hidden_layers;
+    let part = |layers, first, last| -> Result<Qwen3> {
+        let mut part = Qwen3::part(&config, layers, first, last)?;
+        part.add_router_biases();
+        Ok(part)
+    };
+    Ok([part(0..1, true, false)?, part(1..1, false, false)?, part(1..layers, false, true)?])
+}
+
+fn loss(parts: &[Qwen3; 3], case: &Case, device: &Device) -> Result<Loss> {
+    let batch = batch(case, device)?;
+    let compute = case.compute();
+    let at = parts[0].positions_of(&batch)?;
+    let mut stream = parts[0].embed(&batch.ids, compute)?;
+    for part in parts {
+        stream = part.advance(stream, &at, compute)?;
+    }
+    let last = parts[2].clone().balanced(BALANCING);
+    let loss = last.finish(stream, &batch.labels)?;
+    Ok(loss)
+}
+
+/// The gradients of a tied table are added, as its two copies in a pipeline must be.
+fn outcome(case: &Case) -> Result<Outcome> {
+    let device = Device::cpu();
+    let parts = parts(case)?;
+    for part in &parts {
+        part.materialize(&device, SEED)?;
+    }
+    let params = parts.iter().flat_map(Module::params).collect::<Vec<_>>();
+    let (loss, mut grads) = gradients(&params, || loss(&parts, case, &device))?;
+    let first = parts.iter().map(|part| part.sparse_blocks().count());
+    let mut counts = loss.statistics.as_slice();
+    for (part, sparse) in parts.iter().zip(first) {
+        let (own, others) = counts.split_at(sparse);
+        part.clone().balanced(BALANCING).after_step(own)?;
+        counts = others;
+    }
+    let buffers = parts.iter().flat_map(Module::buffers).collect::<Vec<_>>();
+    let mut outcome = outcome_of(&loss, &mut grads, &buffers)?;
+
+    let table = "model.embed_tokens.weight";
+    let tables: Vec<usize> = (0..outcome.len()).filter(|at| outcome[*at].0 == table).collect();
+    if let [first, second] = tables[..] {
+        let (_, of_head) = outcome.remove(second);
+        for (sum, gradient) in outcome[first].1.iter_mut().zip(of_head) {
+            *sum += gradient;
+        }
+    }
+    Ok(outcome)
+}
+
+#[test]
+fn parts_compute_what_the_model_does() {
+    let mut models = Vec::new();
+    for case in CASES.iter().filter(|case| !case.bf16) {
+        if !models.contains(&case.model) {
+            models.push(case.model);
+            let outcome = outcome(case).unwrap();
+            Expected::of(case).unwrap().compare(&outcome).unwrap();
+        }
+    }
+    assert!(models.len() >= 3);
+}
+
+#[test]
+fn a_part_refuses_what_it_cannot_do() {
+    let case = &CASES[0];
+    let [first, middle, last] = parts(case).unwrap();
+    let device = Device::cpu();
+    let batch = batch(case, &device).unwrap();
+    for part in [&first, &middle, &last] {
+        part.materialize(&device, SEED).unwrap();
+    }
+    let error = |part: &Qwen3| part.loss(&batch, case.compute()).err().unwrap();
+    assert_eq!(error(&first).downcast_ref(), Some(&PartError::NoHead));
+    assert_eq!(error(&last).downcast_ref(), Some(&PartError::NoEmbedding));
+    let outside = Qwen3::part(&case.config(), 1..5, false, true).err().unwrap();
+    assert!(outside.to_string().contains("1..5 are not a range of the model's 3 layers"));
+}

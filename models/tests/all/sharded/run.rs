@@ -1,0 +1,196 @@
+//! One step of a model, on one rank and on the ranks of a mesh.
+
+use std::sync::Arc;
+
+use meshgrad_autograd::{Buffer, Grads, Module, Param, Result, Tape};
+use meshgrad_comm::conformance::{Fault, RewiredRank};
+use meshgrad_comm::{Local, LocalRank, Rank, Redistributor};
+use meshgrad_mesh::Placement;
+use meshgrad_models::{IGNORE_INDEX, Loss, Model, ModelPlan, Qwen3, TokenBatch};
+use meshgrad_runtime::{
+    DType, Device, Redistribute, Tensor, full_tensor, ops, redistribute, with_mesh,
+    with_redistribution,
+};
+
+use crate::sharded::cases::Case;
+use crate::small::{BALANCING, add_adapters, distance, norm};
+
+const TOKENS: usize = 7;
+pub(crate) const SEED: u64 = 7;
+
+/// What a step computes: every tensor under its name, whole.
+pub(crate) type Outcome = Vec<(String, Vec<f32>)>;
+
+/// Ids and labels, of which some are ignored.
+pub(crate) fn batch(case: &Case, device: &Device) -> Result<TokenBatch> {
+    let vocabulary = case.config().vocab_size;
+    let id = |at: usize, by: usize| ((at * by + at * at + 5) % vocabulary) as i64;
+    let ids: Vec<i64> = (0..case.rows * TOKENS).map(|at| id(at, 11)).collect();
+    let label = |at: usize| match at % 5 {
+        3 => IGNORE_INDEX,
+        _ => id(at, 17),
+    };
+    let labels: Vec<i64> = (0..case.rows * TOKENS).map(label).collect();
+    let shape = [case.rows, TOKENS];
+    let ids = Tensor::from_slice(device, &shape, &ids)?.as_replicated()?;
+    let labels = Tensor::from_slice(device, &shape, &labels)?.as_replicated()?;
+    let rows = [("dp", Placement::shard(0))];
+    let rows = &rows[..usize::from(case.mesh.iter().any(|(axis, _)| *axis == "dp"))];
+    Ok(TokenBatch::new(&redistribute(&ids, rows)?, &redistribute(&labels, rows)?))
+}
+
+/// The loss that `loss` computes, and the gradients of its total.
+pub(crate) fn gradients(
+    params: &[Param],
+    loss: impl FnOnce() -> Result<Loss>,
+) -> Result<(Loss, Grads)> {
+    let mut grads = Grads::new(params)?;
+    let (loss, tape) = Tape::record(loss)?;
+    let one = ops::full(loss.total.value().device(), &[], DType::F32, 1.0)?;
+    tape.backward(&[(&loss.total, one)], &mut grads)?;
+    Ok((loss, grads))
+}
+
+fn step(case: &Case, model: &Qwen3, device: &Device) -> Result<Outcome> {
+    let model = model.clone().balanced(BALANCING);
+    let batch = batch(case, device)?;
+    let (loss, mut grads) = gradients(&model.params(), || model.loss(&batch, case.compute()))?;
+    model.after_step(&loss.statistics)?;
+    outcome_of(&loss, &mut grads, &model.buffers())
+}
+
+/// The losses, statistics, gradients and buffers of a step.
+pub(crate) fn outcome_of(loss: &Loss, grads: &mut Grads, buffers: &[Buffer]) -> Result<Outcome> {
+    let mut outcome = vec![
+        ("total".to_owned(), loss.total.value().to_vec()?),
+        ("sum".to_owned(), loss.sum.to_vec()?),
+        ("weight".to_owned(), loss.weight.to_vec()?),
+    ];
+    for (layer, counts) in loss.statistics.iter().enumerate() {
+        outcome.push((format!("counts {layer}"), counts.to_vec()?));
+    }
+    for (param, gradient) in grads.all()? {
+        outcome.push((param.name().to_owned(), full_tensor(&gradient)?.to_vec()?));
+    }
+    for buffer in buffers {
+        outcome.push((buffer.name().to_owned(), buffer.value()?.to_vec()?));
+    }
+    Ok(outcome)
+}
+
+/// With adapters that are not zero, if the case has them.
+pub(crate) fn model(case: &Case) -> Result<Qwen3> {
+    let mut model = Qwen3::new(&case.config())?;
+    model.add_router_biases();
+    if case.lora {
+        add_adapters(&mut model);
+    }
+    Ok(model)
+}
+
+fn on_one_rank(case: &Case) -> Result<Outcome> {
+    let device = Device::cpu();
+    let model = model(case)?;
+    model.materialize(&device, SEED)?;
+    step(case, &model, &device)
+}
+
+/// The outcome of every rank of the case's mesh, with the plan changed by `change`.
+pub(crate) fn on_ranks(
+    case: &Case,
+    fault: Fault,
+    change: impl Fn(ModelPlan) -> ModelPlan + Sync,
+) -> std::result::Result<Vec<Outcome>, String> {
+    on_ranks_of(&Local::new(case.mesh().len()), case, fault, change)
+}
+
+/// As [`on_ranks`], on the ranks of `local`.
+pub(crate) fn on_ranks_of(
+    local: &Local,
+    case: &Case,
+    fault: Fault,
+    change: impl Fn(ModelPlan) -> ModelPlan + Sync,
+) -> std::result::Result<Vec<Outcome>, String> {
+    let through = |rank: &LocalRank| -> Arc<dyn Redistribute> {
+        Arc::new(Redistributor::new(&RewiredRank::faulty(rank, fault)))
+    };
+    on_ranks_through(local, case, through, change)
+}
+
+/// As [`on_ranks`], where each rank redistributes by `through`.
+pub(crate) fn on_ranks_through(
+    local: &Local,
+    case: &Case,
+    through: impl Fn(&LocalRank) -> Arc<dyn Redistribute> + Sync,
+    change: impl Fn(ModelPlan) -> ModelPlan + Sync,
+) -> std::result::Result<Vec<Outcome>, String> {
+    let mesh = case.mesh();
+    let outcomes = local.launch(|rank| {
+        let step = || {
+            let model = sharded(case, rank, &change)?;
+            step(case, &model, rank.device())
+        };
+        with_redistribution(through(rank), || with_mesh(&mesh, rank.rank(), step))
+    });
+    outcomes.map_err(|error| error.to_string())
+}
+
+/// A rank's part of a model, with values.
+pub(crate) fn sharded(
+    case: &Case,
+    rank: &dyn Rank,
+    change: impl Fn(ModelPlan) -> ModelPlan,
+) -> Result<Qwen3> {
+    let model = model(case)?;
+    let plan = model.plan(&case.parallelism(&case.mesh()))?;
+    change(plan).apply(&model, rank.rank())?;
+    model.materialize(rank.device(), SEED)?;
+    Ok(model)
+}
+
+/// The outcome of one rank.
+pub(crate) struct Expected {
+    outcome: Outcome,
+    /// In bf16, the outcome in f32.
+    exact: Option<Outcome>,
+}
+
+impl Expected {
+    pub(crate) fn of(case: &Case) -> Result<Expected> {
+        let exact = Case { bf16: false, ..*case };
+        let exact = case.bf16.then(|| on_one_rank(&exact)).transpose()?;
+        let outcome = on_one_rank(case)?;
+        Ok(Expected { outcome, exact })
+    }
+
+    /// Checks that each tensor of `actual` is near; in bf16, that it is about as near to the exact
+    /// outcome as that of one rank.
+    pub(crate) fn compare(&self, actual: &Outcome) -> std::result::Result<(), String> {
+        let names = |outcome: &Outcome| -> Vec<String> {
+            outcome.iter().map(|(name, _)| name.clone()).collect()
+        };
+        if names(actual) != names(&self.outcome) {
+            return Err(format!("other tensors: {:?}", names(actual)));
+        }
+        let mut problems = Vec::new();
+        for (at, (name, actual)) in actual.iter().enumerate() {
+            let one_rank = &self.outcome[at].1;
+            let exact = self.exact.as_ref().map_or(one_rank, |exact| &exact[at].1);
+            let (size, own) = (norm(exact), distance(one_rank, exact));
+            let allowed = match self.exact {
+                Some(_) => 3.0 * own + 0.01 * size,
+                None => 2e-5 * size + 1e-6,
+            };
+            let difference = distance(actual, exact);
+            if actual.len() != exact.len() || difference.is_nan() || difference > allowed {
+                problems.push(format!(
+                    "{name}: differs by {difference:.1e}, and one rank by {own:.1e}, of {size:.1e}"
+                ));
+            }
+        }
+        match problems.is_empty() {
+            true => Ok(()),
+            false => Err(problems.join("; ")),
+        }
+    }
+}

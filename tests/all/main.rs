@@ -1,0 +1,24 @@
+//! Tests that cross crates, and tests of the program, in one process. `tests/training_on_gpu.rs` runs
+//! on GPU machines by itself.
+
+mod any_model;
+mod checkpoint_on_processes;
+mod ckpt_tool;
+mod cli;
+mod comm_tool;
+mod configs;
+mod finetune;
+mod mesh_tool;
+mod meta;
+mod on_disk;
+mod parity;
+mod pipeline_tool;
+mod program;
+mod sample;
+#[cfg(target_os = "linux")]
+mod terminal;
+mod test_dir;
+mod train_on_ranks;
+mod transfer;
+#[path = "../../ckpt/tests/all/torch/zips.rs"]
+mod zips;

@@ -1,0 +1,24 @@
+//! All tests of the crate, in one process.
+
+mod balancing;
+mod bigram;
+mod damage;
+mod exact;
+mod gpu;
+mod homes;
+mod memory;
+mod mesh_of_one;
+mod on_disk;
+mod optim;
+mod own_tables;
+#[cfg(feature = "parquet")]
+mod parquet;
+mod ranks;
+mod resume;
+mod sampling;
+mod sleep;
+#[path = "../../../models/tests/all/small.rs"]
+mod small;
+mod small_moe;
+mod start_from;
+mod trainer;

@@ -1,0 +1,87 @@
+//! Averages of weights.
+
+use meshgrad_runtime::{DType, Device, ops};
+use meshgrad_train::optim::Ema;
+
+use crate::optim::cases::cases;
+use crate::optim::training::{
+    Choice, NAMES, SCALE, STEPS, Training, distance, f32s, fixture, whole,
+};
+
+const DECAY: f64 = 0.9;
+
+/// The averages after `steps` steps of AdamW.
+fn averages(decay: f64, scale: f32) -> Vec<(String, Vec<f32>)> {
+    let make = &cases()[0].make;
+    let mut training = Training::new(&Device::cpu(), whole(&NAMES), &**make);
+    let ema = Ema::new(&training.parts, decay).unwrap();
+    for step in 1..=STEPS {
+        training.step_with(step, scale);
+        ema.update(&training.parts).unwrap();
+    }
+    let tensors = ema.state().tensors.into_iter();
+    tensors.map(|(name, tensor)| (name, f32s(&tensor))).collect()
+}
+
+#[test]
+fn averages_equal_torch() {
+    let further = |decay: f64, scale: f32| {
+        let averages = averages(decay, scale).into_iter();
+        let further = averages.filter(|(name, values)| {
+            distance(values, &fixture(&format!("adamw/ema/{name}")).values) > 2e-6
+        });
+        further.count()
+    };
+    assert_eq!(further(DECAY, SCALE), 0);
+    assert_eq!(further(DECAY + 0.001, SCALE), NAMES.len());
+    assert_eq!(further(0.1, SCALE), NAMES.len());
+}
+
+/// An evaluation with the averages leaves the weights as they were, even if their dtype cannot hold
+/// the averages.
+#[test]
+fn weights_are_restored() {
+    let device = Device::cpu();
+    for dtype in [DType::F32, DType::BF16] {
+        let choices = NAMES.map(|name| Choice { dtype, ..Choice::whole(name) });
+        let make = &cases()[0].make;
+        let mut training = Training::new(&device, choices.to_vec(), &**make);
+        let ema = Ema::new(&training.parts, DECAY).unwrap();
+        training.run(1..4);
+        ema.update(&training.parts).unwrap();
+
+        let weights = |training: &Training| -> Vec<Vec<f32>> {
+            training.parts.iter().map(|part| f32s(part.value())).collect()
+        };
+        let before = weights(&training);
+        let rounded = |name_and_tensor: &(_, meshgrad_runtime::Tensor)| {
+            f32s(&ops::cast(&name_and_tensor.1, dtype).unwrap())
+        };
+        let averages: Vec<Vec<f32>> = ema.state().tensors.iter().map(rounded).collect();
+
+        let originals = ema.apply(&training.parts).unwrap();
+        assert_eq!(weights(&training), averages);
+        assert_ne!(averages, before);
+        originals.restore(&training.parts).unwrap();
+        assert_eq!(weights(&training), before);
+    }
+}
+
+#[test]
+fn other_parts_are_errors() {
+    let make = &cases()[0].make;
+    let training = Training::new(&Device::cpu(), whole(&NAMES), &**make);
+    let ema = Ema::new(&training.parts[1..], DECAY).unwrap();
+    let message = ema.update(&training.parts).unwrap_err().to_string();
+    assert_eq!(
+        message,
+        "the averages were constructed for 3 part(s), but now there are 4; pass the same parts"
+    );
+    let message = ema.update(&training.parts[..3]).unwrap_err().to_string();
+    assert_eq!(
+        message,
+        "a part was `tall` f32[9, 4], rows 0..9 of [9, 4] at construction, but is now `wide` \
+         f32[5, 7], rows 0..5 of [5, 7]; construct a new optimizer"
+    );
+    assert!(Ema::new(&training.parts, 1.5).is_err());
+}

@@ -1,0 +1,231 @@
+//! Errors of optimizers name the parameter or constant, the values and the remedy.
+
+use std::sync::OnceLock;
+
+use meshgrad_autograd::{Init, Module, Param, Spec};
+use meshgrad_runtime::ops::StepScalars;
+use meshgrad_runtime::{DType, Device, Kind, Tensor};
+use meshgrad_train::Result;
+use meshgrad_train::config::{Algorithm, OptimizerConfig};
+use meshgrad_train::optim::{
+    AdamW, AdamWConfig, Granularity, Groups, Lion, LionConfig, Muon, MuonConfig, Optimizer, Part,
+    Rounding, Sgd, SgdConfig, State,
+};
+use meshgrad_train::updater::Updater;
+
+use crate::optim::training::Scalars;
+
+fn cpu() -> &'static Device {
+    static CPU: OnceLock<Device> = OnceLock::new();
+    CPU.get_or_init(Device::cpu)
+}
+
+fn value(shape: &[usize], dtype: DType) -> Tensor {
+    Tensor::zeros(cpu(), shape, dtype, Kind::Parameter).unwrap()
+}
+
+fn part(rows: std::ops::Range<usize>, dtype: DType) -> Part {
+    let value = value(&[rows.len(), 6], dtype);
+    Part::new("experts", value, &[3, 4, 6], rows).unwrap()
+}
+
+fn message<T, E: std::fmt::Display>(result: std::result::Result<T, E>) -> String {
+    result.err().map(|error| error.to_string()).unwrap_or_default()
+}
+
+#[test]
+fn parts_have_their_rows() {
+    let of =
+        |shape: &[usize], rows| message(Part::new("w", value(shape, DType::F32), &[3, 4, 6], rows));
+    assert_eq!(
+        of(&[5, 6], 8..13),
+        "part of `w`: rows 8..13 are outside of the 12 rows of shape [3, 4, 6]"
+    );
+    assert_eq!(
+        of(&[5, 6], 0..4),
+        "part of `w`: rows 0..4 of a parameter of shape [3, 4, 6] need 24 elements in a contiguous \
+         tensor, but the value has shape [5, 6]"
+    );
+    let transposed = value(&[6, 4], DType::F32).transpose(0, 1).unwrap();
+    assert!(message(Part::new("w", transposed, &[4, 6], 0..4)).contains("contiguous"));
+    let scalar = Part::new("s", value(&[], DType::F32), &[], 0..1).unwrap();
+    assert_eq!(scalar.rows(), 0..1);
+}
+
+#[test]
+fn a_step_needs_the_parts_of_the_construction() {
+    let (device, groups) = (cpu(), Groups::default());
+    let parts = [part(0..4, DType::F32)];
+    let mut lion = Lion::new(&parts, LionConfig::default(), &groups).unwrap();
+    let gradient = Tensor::from_slice(device, &[4, 6], &[0.0f32; 24]).unwrap();
+    let scalars = Scalars::new(device, 1, 1.0);
+    let mut step =
+        |parts: &[Part], gradients: &[Tensor]| message(lion.step(parts, gradients, scalars.lend()));
+
+    assert_eq!(step(&parts, std::slice::from_ref(&gradient)), "");
+    assert_eq!(
+        step(&parts, &[]),
+        "the optimizer was constructed with 1 part(s), but the step has 1 part(s) and 0 gradient(s)"
+    );
+    assert_eq!(
+        step(&[part(4..8, DType::F32)], std::slice::from_ref(&gradient)),
+        "a part was `experts` f32[4, 6], rows 0..4 of [3, 4, 6] at construction, but is now \
+         `experts` f32[4, 6], rows 4..8 of [3, 4, 6]; construct a new optimizer"
+    );
+    let one = Tensor::from_slice(device, &[1], &[0.0f32]).unwrap();
+    assert_eq!(
+        step(&parts, &[one]),
+        "the gradient of `experts` has shape [1], but the value has shape [4, 6]"
+    );
+}
+
+#[test]
+fn configurations_are_checked() {
+    let (parts, groups) = ([part(2..6, DType::F32)], Groups::default());
+    assert_eq!(
+        message(Muon::new(&parts, MuonConfig::default(), &groups)),
+        "`experts`: rows 2..6 split a matrix of 4 rows, but muon needs whole matrices"
+    );
+    let products = MuonConfig { product_dtype: DType::F64, ..MuonConfig::default() };
+    assert_eq!(
+        message(Muon::new(&parts, products, &groups)),
+        "muon: products cannot be f64; use bf16 or f32"
+    );
+    let beta1 = AdamWConfig { beta1: 1.0, ..AdamWConfig::default() };
+    assert_eq!(
+        message(AdamW::new(&parts, beta1, &groups)),
+        "adamw: beta1 is 1, but must be in [0, 1)"
+    );
+    let nesterov = SgdConfig { nesterov: true, ..SgdConfig::default() };
+    assert_eq!(
+        message(Sgd::new(&parts, nesterov, &groups)),
+        "sgd: momentum is 0, but must be above 0 with nesterov"
+    );
+    let bf16 = AdamWConfig { state_dtype: DType::BF16, ..AdamWConfig::default() };
+    assert_eq!(
+        message(AdamW::new(&[part(0..4, DType::F64)], bf16, &groups)),
+        "adamw: state of `experts` (f64) cannot be bf16; use f32 or bf16 state with f32 or bf16 \
+         parameters"
+    );
+    let eps = AdamWConfig { eps: 0.0, ..AdamWConfig::default() };
+    assert_eq!(
+        message(AdamW::new(&parts, eps, &groups)),
+        "adamw: eps is 0, but must be finite and above 0"
+    );
+    let decay = LionConfig { weight_decay: f64::NAN, ..LionConfig::default() };
+    assert_eq!(
+        message(Lion::new(&parts, decay, &groups)),
+        "lion: weight_decay is NaN, but must be finite and at least 0"
+    );
+}
+
+#[derive(Module)]
+#[module(crate = meshgrad_autograd)]
+struct Layer {
+    embedding: Param,
+    matrix: Param,
+    norm: Param,
+}
+
+impl Layer {
+    fn new(embedding: DType, matrix: DType, norm: DType) -> Layer {
+        let layer = Layer {
+            embedding: param("embed", [5, 4], embedding),
+            matrix: param("matrix", [4, 4], matrix),
+            norm: param("norm", [4], norm),
+        };
+        layer.materialize(cpu(), 1).unwrap();
+        layer
+    }
+}
+
+fn param<const N: usize>(name: &str, shape: [usize; N], dtype: DType) -> Param {
+    let spec = Spec { dtype, ..Spec::new(shape, Init::Ones) };
+    Param::with_spec(name, spec)
+}
+
+/// Stochastic rounding needs a bf16 parameter that AdamW updates, anywhere in the model. It is not
+/// an error if all parts of a rank are f32.
+#[test]
+fn stochastic_rounding_needs_a_bf16_parameter_of_the_model() {
+    let adamw = OptimizerConfig::named("adamw").unwrap();
+    let muon = OptimizerConfig::named("muon").unwrap();
+    let of = |config: &OptimizerConfig, model: Layer| {
+        let mut config = config.clone();
+        match &mut config.algorithm {
+            Algorithm::AdamW(constants) => constants.rounding = Rounding::Stochastic,
+            Algorithm::Muon(constants) => constants.adamw.rounding = Rounding::Stochastic,
+            _ => unreachable!(),
+        }
+        message(Updater::new(&model, cpu(), &config, 1))
+    };
+    let (f32, bf16) = (DType::F32, DType::BF16);
+    let without = "stochastic rounding has no effect, because AdamW updates no bf16 parameter: \
+                   `embed` is f32; use rounding nearest, or parameters in bf16";
+    for (expected, config, model) in [
+        (without, &adamw, Layer::new(f32, f32, f32)),
+        ("", &adamw, Layer::new(f32, f32, bf16)),
+        ("", &adamw, Layer::new(f32, bf16, f32)),
+        // Muon updates the matrix itself, and rounds it to nearest.
+        (without, &muon, Layer::new(f32, bf16, f32)),
+        ("", &muon, Layer::new(bf16, f32, f32)),
+        ("", &muon, Layer::new(f32, f32, bf16)),
+    ] {
+        assert_eq!(of(config, model), expected);
+    }
+
+    let rounding = AdamWConfig { rounding: Rounding::Stochastic, ..AdamWConfig::default() };
+    let of_one_rank = [part(0..4, f32)];
+    AdamW::new(&of_one_rank, rounding, &Groups::default()).unwrap();
+}
+
+/// An optimizer with state of these names.
+struct Named(Vec<&'static str>);
+
+impl Optimizer for Named {
+    fn name(&self) -> &str {
+        "named"
+    }
+
+    fn granularity(&self) -> Granularity {
+        Granularity::Element
+    }
+
+    fn state(&self) -> Vec<State> {
+        let names = self.0.iter();
+        let empty = |name: &&'static str| State { name, tensors: Vec::new() };
+        names.map(empty).collect()
+    }
+
+    fn step(&mut self, _: &[Part], _: &[Tensor], _: StepScalars<'_>) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// The names of the state must be distinct and valid names of folders in a checkpoint.
+#[test]
+fn names_of_state_are_checked() {
+    let model = Layer::new(DType::F32, DType::F32, DType::F32);
+    let of = |names: &[&'static str]| {
+        let make =
+            |_: &[Part]| -> Result<Box<dyn Optimizer>> { Ok(Box::new(Named(names.to_vec()))) };
+        message(Updater::with(&model, cpu(), 1.0, make))
+    };
+    assert_eq!(of(&["exp_avg", "exp_avg_sq", "steps2"]), "");
+    for (names, wrong) in [
+        (&["exp_avg", "ema"][..], "ema"),
+        (&["buffers"], "buffers"),
+        (&["sum", "count", "sum"], "sum"),
+        (&[""], ""),
+        (&["../sum"], "../sum"),
+        (&["state.json"], "state.json"),
+    ] {
+        assert_eq!(
+            of(names),
+            format!(
+                "the optimizer `named` cannot have a state named `{wrong}`: give each state a name \
+                 of its own, of letters, digits, `_` and `-`, other than `ema` and `buffers`"
+            )
+        );
+    }
+}

@@ -1,0 +1,104 @@
+//! Stops and failures of one rank: all ranks end together, and nothing saved is lost.
+
+use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use meshgrad_comm::RunError;
+use meshgrad_train::TrainError;
+use meshgrad_train::events::Event;
+use meshgrad_train::ranks::failed_elsewhere;
+
+use crate::ranks::world::{MESHES, Place, STEPS};
+
+/// A request to stop on one rank stops all after the same step, with a checkpoint.
+#[test]
+fn all_ranks_stop_together() {
+    let place = Place::moe();
+    let on = &MESHES[1];
+    static STOP: [AtomicBool; 3] = [const { AtomicBool::new(false) }; 3];
+    let stopped = place.train_with("run", (on, &[]), |rank, session| {
+        let own = rank.rank();
+        let session = session.stop_when(&STOP[own]);
+        match own {
+            2 => session.subscribe("stop", |event| {
+                if let Event::StepStarted { step: 5 } = event {
+                    STOP[2].store(true, Ordering::Relaxed);
+                }
+                Ok(())
+            }),
+            _ => session,
+        }
+    });
+    let stopped = stopped.unwrap();
+    assert!(stopped.iter().all(|it| *it == stopped[0]));
+    assert!((5..=6).contains(&stopped[0].step), "{}", stopped[0].step);
+    assert!(stopped[0].checkpoint.exists());
+    assert_eq!(place.train("run", on, &[]).step, STEPS);
+    place.train("whole", on, &[]);
+    assert_eq!(place.differ("run", "whole"), 0.0);
+}
+
+/// The rank and the message of the first failure, and the errors of all ranks.
+fn failure(error: RunError) -> (usize, String) {
+    match error {
+        RunError::Rank { rank, source } => match source.downcast_ref::<TrainError>() {
+            Some(error) => failed_elsewhere(error).unwrap_or((rank, error.to_string())),
+            None => (rank, source.to_string()),
+        },
+        other => panic!("{other}"),
+    }
+}
+
+/// An error of one rank, in a step or between steps, ends all ranks, with its message. The last
+/// checkpoint stays, and the run resumes from it.
+#[test]
+fn an_error_on_one_rank_ends_all() {
+    let place = Place::moe();
+    let on = &MESHES[1];
+    for (number, victim) in [(0, 2), (1, 1), (2, 0)] {
+        let run = format!("run-{number}");
+        let failed = place.train_with(&run, (on, &[]), |rank, session| {
+            let is_victim = rank.rank() == victim;
+            session.subscribe("fault", move |event| match (event, number) {
+                (Event::ForwardBackwardFinished { step: 13, .. }, 0)
+                | (Event::StepStarted { step: 13 }, 1)
+                | (Event::CheckpointStarted { step: 20 }, 2)
+                    if is_victim =>
+                {
+                    Err("the planted fault".into())
+                }
+                _ => Ok(()),
+            })
+        });
+        let (rank, message) = failure(failed.unwrap_err());
+        assert_eq!(rank, victim, "{message}");
+        assert!(message.contains("the planted fault"), "{message}");
+
+        assert!(place.path(&run).join("step-000010").exists());
+        place.train(&run, on, &[]);
+        place.train("whole", on, &["train.steps=20"]);
+        assert_eq!(place.differ(&run, "whole"), 0.0);
+        fs::remove_dir_all(place.path("whole")).unwrap();
+    }
+}
+
+/// A loss that is not finite ends all ranks with the same error.
+#[test]
+fn all_ranks_find_that_a_step_diverged() {
+    let place = Place::moe();
+    let sets = ["optimizer.learning_rate=1e30", "schedule.warmup_steps=0"];
+    let failed = place.train_with("run", (&MESHES[1], &sets), |_, session| session);
+    let error = failed.unwrap_err().to_string();
+    assert!(error.contains("diverged"), "{error}");
+}
+
+/// A folder that rank 0 cannot open is its error, which all others have too.
+#[test]
+fn a_run_folder_that_cannot_be_used_is_an_error_of_all() {
+    let place = Place::moe();
+    fs::write(place.path("run"), "not a folder").unwrap();
+    let failed = place.train_with("run", (&MESHES[0], &[]), |_, session| session);
+    let (rank, message) = failure(failed.unwrap_err());
+    assert_eq!(rank, 0, "{message}");
+    assert!(message.contains("cannot write to the run folder"), "{message}");
+}

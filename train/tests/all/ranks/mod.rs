@@ -1,0 +1,237 @@
+//! Training on ranks: the losses of one rank on any mesh, the checkpoints of one rank, and stops and
+//! failures of all ranks together.
+
+mod failures;
+mod tree;
+mod world;
+
+use std::fs;
+use std::path::Path;
+
+use meshgrad_ckpt::Committed;
+use meshgrad_ckpt::ranks::ShardedSnapshot;
+use meshgrad_comm::conformance::Fault;
+use meshgrad_comm::{Local, Redistributor};
+use meshgrad_data_parallel::{Home, Homes};
+use meshgrad_mesh::Mesh;
+use meshgrad_train::checkpoint::{self, ReadOptions, Saved};
+use meshgrad_train::config::Config;
+use meshgrad_train::qwen3::{self, Tables};
+use meshgrad_train::ranks::checkpoint_ranks;
+use meshgrad_train::tokenizer::Tokenizer;
+use meshgrad_train::updater::Updater;
+
+use crate::on_disk::{Files, files};
+use crate::ranks::world::{MESHES, ONE, On, Place, STEPS};
+
+/// The largest relative difference of a loss or norm from that of one rank, in f32.
+const TOLERANCE: f64 = 1e-3;
+
+#[test]
+fn any_mesh_has_the_losses_of_one_rank() {
+    for (name, place) in [("moe", Place::moe()), ("dense", Place::dense())] {
+        place.train_alone("alone", &[]);
+        for (number, on) in MESHES.iter().enumerate() {
+            let run = format!("{number}");
+            let summary = place.train(&run, on, &[]);
+            assert_eq!(summary.step, STEPS);
+            let difference = place.differ("alone", &run);
+            assert!(
+                difference < TOLERANCE,
+                "{name} on {} ranks, {:?}: {difference}",
+                on.ranks,
+                on.sets
+            );
+        }
+    }
+}
+
+/// Other optimizers, averages, bf16 and checkpointing, and a run that starts with the weights of another.
+#[test]
+fn options_of_a_run_have_the_losses_of_one_rank() {
+    let place = Place::moe();
+    place.train_alone("first", &["train.steps=3"]);
+    let from = format!("model.from={:?}", place.path("first"));
+    let cases: [(&[&str], f64); 4] = [
+        (&["optimizer.name=muon", "optimizer.product_dtype=f32"], TOLERANCE),
+        (&["optimizer.ema_decay=0.9", "train.activation_checkpointing=true"], TOLERANCE),
+        (&["train.dtype=bf16"], 3e-2),
+        (&[&from], TOLERANCE),
+    ];
+    for (number, (sets, tolerance)) in cases.iter().enumerate() {
+        let [alone, ranks] = ["alone", "ranks"].map(|name| format!("{name}-{number}"));
+        place.train_alone(&alone, sets);
+        place.train(&ranks, &MESHES[1], sets);
+        let difference = place.differ(&alone, &ranks);
+        assert!(difference < *tolerance, "{sets:?}: {difference}");
+    }
+}
+
+/// A fault in the communication of parameters or gradients changes the losses.
+#[test]
+fn planted_faults_are_found() {
+    let place = Place::moe();
+    place.train_alone("alone", &[]);
+    for fault in [Fault::Dropped, Fault::Scaled, Fault::Swapped] {
+        let run = format!("{fault:?}");
+        // Ranks of which each has other rows than the others expect may also fail.
+        if place.train_faulty(&run, &MESHES[1], fault) {
+            let difference = place.differ("alone", &run);
+            assert!(difference > TOLERANCE, "{fault:?}: {difference}");
+        } else {
+            assert_eq!(fault, Fault::Swapped);
+        }
+    }
+}
+
+/// A run that stops and resumes on the same mesh has the bits of one that does not.
+#[test]
+fn a_resumed_run_has_the_same_bits() {
+    let place = Place::moe();
+    for on in &MESHES[1..4] {
+        let names = [on.ranks, on.sets.len()].map(|it| it.to_string());
+        let [whole, halves] = ["whole", "halves"].map(|name| format!("{name}-{}", names.join("-")));
+        place.train(&whole, on, &[]);
+        let first = place.train_with(&halves, (on, &[]), |_, session| session.stop_after(7));
+        assert_eq!(first.unwrap()[0].step, 7);
+        place.train(&halves, on, &[]);
+
+        let losses = |run: &str| -> Vec<_> {
+            let records = place.records(run).into_iter();
+            records.map(|it| (it.step, it.loss, it.grad_norm, it.val_loss)).collect()
+        };
+        assert_eq!(losses(&whole), losses(&halves));
+        let last = |run: &str| files(&place.path(run).join("step-000020"));
+        assert!(last(&whole) == last(&halves), "{:?}", on.sets);
+    }
+}
+
+/// A run that was saved on one mesh continues on any other, with the losses of one rank.
+#[test]
+fn a_run_resumes_on_any_mesh() {
+    let place = Place::moe();
+    place.train_alone("alone", &[]);
+    let sources = [
+        (&MESHES[1], "fsdp"),
+        (&MESHES[3], "hsdp"),
+        (&MESHES[5], "tp"),
+        (&MESHES[6], "all"),
+        (&ONE, "one"),
+    ];
+    for (from, name) in sources {
+        let stopped = place.train_with(name, (from, &[]), |_, session| session.stop_after(10));
+        assert_eq!(stopped.unwrap()[0].step, 10);
+        for (number, on) in MESHES.iter().chain([&ONE]).enumerate() {
+            let run = format!("{name}-{number}");
+            copy(&place.path(name), &place.path(&run));
+            assert_eq!(place.train(&run, on, &[]).step, STEPS);
+            let difference = place.differ("alone", &run);
+            assert!(difference < TOLERANCE, "{name} to {:?}: {difference}", on.sets);
+        }
+    }
+}
+
+fn copy(from: &Path, to: &Path) {
+    for (name, bytes) in files(from) {
+        let path = to.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, bytes).unwrap();
+    }
+}
+
+/// A checkpoint that ranks load and save again has the bytes of the one that one rank saved.
+#[test]
+fn ranks_save_the_files_of_one_rank() {
+    for place in [Place::moe(), Place::dense()] {
+        let summary = place.train_alone("alone", &["optimizer.ema_decay=0.9", "train.steps=3"]);
+        let expected = files(&summary.checkpoint);
+        let homes: [Named; 4] = [
+            ("replicate", || Home::replicate(["dp"])),
+            ("zero1", || Home::zero1(["dp"])),
+            ("fsdp", || Home::fsdp(["dp"])),
+            ("whole", || Home::fsdp(["dp"]).whole_matrices()),
+        ];
+        for (ranks, (name, home)) in homes.iter().flat_map(|home| [(2, home), (3, home)]) {
+            let run = place.path(&format!("{name}-{ranks}"));
+            fs::create_dir(&run).unwrap();
+            let mesh = Mesh::new(&[ranks], &["dp"]).unwrap();
+            let saved = Local::new(ranks).threads(1).launch(|rank| {
+                Redistributor::new(rank)
+                    .run_on(&mesh, || save_again(&summary.checkpoint, &run, home(), &mesh, rank))
+            });
+            saved.unwrap();
+            let found = files(&run.join("step-000003"));
+            let names = |files: &Files| -> Vec<_> { files.keys().cloned().collect() };
+            assert_eq!(names(&found), names(&expected));
+            for ((file, found), (_, expected)) in found.iter().zip(&expected) {
+                assert!(
+                    found == expected,
+                    "{name} on {ranks} ranks: {} is\n{}\nnot\n{}",
+                    file.display(),
+                    String::from_utf8_lossy(found),
+                    String::from_utf8_lossy(expected)
+                );
+            }
+        }
+    }
+}
+
+/// A home and its name.
+type Named = (&'static str, fn() -> Home);
+
+fn save_again(
+    from: &Path,
+    run: &Path,
+    home: Home,
+    mesh: &Mesh,
+    rank: &meshgrad_comm::LocalRank,
+) -> meshgrad_train::Result<()> {
+    let saved = Committed::open(from)?;
+    let config = Config::read::<Tables>(Some(&from.join("trainer/config.toml")), &[])?;
+    let tokenizer = Tokenizer::from_file(&from.join("tokenizer.json"))?;
+    let model = qwen3::model(&config, tokenizer.vocab_size(), Some(&saved))?;
+    Homes::new(rank, mesh, home.clone()).unit("model.layers.*", home).settle(&model)?;
+    let (device, options) = (rank.device(), ReadOptions::default());
+    checkpoint::load_params(&saved, &model, device, options)?;
+    meshgrad_autograd::Module::materialize_missing(&model, device, 0)?;
+    let (updater, _grads) = Updater::new(&model, device, &config.optimizer, config.train.seed)?;
+    let state = checkpoint::load_state(&saved, &model, &updater, options)?;
+    let snapshot = checkpoint::sharded_snapshot(
+        run,
+        &Saved {
+            config: &config,
+            model: &model,
+            updater: &updater,
+            tokenizer: &tokenizer,
+            state: &state,
+        },
+    );
+    ShardedSnapshot::save(snapshot, &mut checkpoint_ranks(rank)?)?;
+    Ok(())
+}
+
+/// Degrees that do not fit are refused with all problems, before anything is written.
+#[test]
+fn degrees_that_do_not_fit_are_refused() {
+    let place = Place::moe();
+    let cases: [(On, &str); 4] = [
+        (On { ranks: 3, sets: &["parallel.tp=2"] }, "[parallel]: "),
+        (On { ranks: 2, sets: &["parallel.dp_shard=4"] }, "[parallel]: "),
+        (
+            On { ranks: 8, sets: &[] },
+            "train.micro_batch_size: 4 sequences cannot be divided among 8 data-parallel ranks \
+             (dp_shard); use 8",
+        ),
+        (
+            On { ranks: 4, sets: &["parallel.dp_replicate=2", "train.micro_batch_size=2"] },
+            "train.micro_batch_size: 2 sequences cannot be divided among 4 data-parallel ranks \
+             (dp_replicate x dp_shard); use 4",
+        ),
+    ];
+    for (on, expected) in cases {
+        let error = place.train_with("refused", (&on, &[]), |_, session| session);
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+        assert!(!place.path("refused").exists());
+    }
+}

@@ -1,0 +1,201 @@
+//! The trainer: events in order, steps that a subscriber stops, and validation with averages.
+
+use std::sync::{Arc, Mutex};
+
+use approx::{assert_relative_eq, assert_relative_ne};
+use meshgrad_autograd::{Init, Module, Param, Result, Spec, ops};
+use meshgrad_models::{Compute, Loss, Model};
+use meshgrad_runtime::{DType, Device, Tensor};
+use meshgrad_train::TrainError;
+use meshgrad_train::config::{Config, NoTables};
+use meshgrad_train::events::{Event, Outcome};
+use meshgrad_train::trainer::Trainer;
+
+/// Fits `weight * x` to 1.
+#[derive(Module)]
+#[module(crate = meshgrad_autograd)]
+struct Slope {
+    weight: Param,
+}
+
+impl Model for Slope {
+    type Batch = Tensor;
+
+    fn loss(&self, x: &Tensor, _: Compute) -> Result<Loss> {
+        let y = ops::mul(
+            &self.weight.var_as(DType::F32)?,
+            &meshgrad_autograd::Var::constant(x.clone()),
+        )?;
+        let error = ops::affine(&y, 1.0, -1.0)?;
+        let weight = Tensor::scalar(x.device(), x.elements() as f32)?;
+        Ok(Loss::new(ops::sum(&ops::mul(&error, &error)?, &[0])?, weight))
+    }
+}
+
+fn trainer() -> Trainer<Slope> {
+    trainer_with("optimizer.ema_decay=0")
+}
+
+fn trainer_with(set: &str) -> Trainer<Slope> {
+    let device = Device::cpu();
+    let model = Slope { weight: Param::new("weight", [3], Init::Normal { std: 1.0 }) };
+    model.materialize(&device, 1).unwrap();
+    // With this optimizer, adding a gradient twice changes the step.
+    let plain = "optimizer = { name = 'sgd', learning_rate = 0.01, max_grad_norm = 0 }
+                 schedule = { kind = 'constant', warmup_steps = 0 }";
+    let config = Config::parse::<NoTables>(plain, "the test", &[set.parse().unwrap()]).unwrap();
+    Trainer::new(model, &config, &device).unwrap()
+}
+
+/// Stochastic rounding follows from the seed of the run, and needs a parameter that it rounds.
+#[test]
+fn stochastic_rounding_follows_the_seed() {
+    let device = Device::cpu();
+    let trained = |dtype: DType, sets: &[&str]| -> Result<Vec<f32>, TrainError> {
+        let spec = Spec { dtype, ..Spec::new([3], Init::Ones) };
+        let model = Slope { weight: Param::with_spec("weight", spec) };
+        model.materialize(&device, 1)?;
+        let sets: Vec<_> = sets.iter().map(|set| set.parse().unwrap()).collect();
+        let config = Config::parse::<NoTables>("", "the test", &sets)?;
+        let mut trainer = Trainer::new(model, &config, &device)?;
+        for step in 1..=30 {
+            let batch = Tensor::from_slice(&device, &[3], &[2.0f32, 3.0, 4.0])?;
+            let _ = trainer.step(step, [Ok(batch)])?;
+        }
+        let value = trainer.model.weight.value()?;
+        Ok(ops::cast(&value, DType::F32)?.to_vec()?)
+    };
+    let stochastic = "optimizer.rounding=stochastic";
+    let once = trained(DType::BF16, &[stochastic]).unwrap();
+    assert_eq!(trained(DType::BF16, &[stochastic]).unwrap(), once);
+    let seeded = [stochastic, "train.seed=2"];
+    assert_ne!(trained(DType::BF16, &seeded).unwrap(), once);
+    let other_seed = trained(DType::BF16, &["train.seed=2"]).unwrap();
+    assert_eq!(trained(DType::BF16, &[]).unwrap(), other_seed);
+
+    let error = trained(DType::F32, &[stochastic]).unwrap_err().to_string();
+    assert!(error.contains("no bf16 parameter: `weight` is f32; use rounding nearest"), "{error}");
+}
+
+/// Step `step`, of two microbatches.
+fn step(trainer: &mut Trainer<Slope>, step: u64) -> Result<(), TrainError> {
+    let weight = trainer.model.weight.value().unwrap();
+    let batch = |at: u64| {
+        let values = [step as f32, at as f32, 2.0];
+        Ok(Tensor::from_slice(weight.device(), &[3], &values)?)
+    };
+    trainer.step(step, [batch(1), batch(2)]).map(|_| ())
+}
+
+fn weights(trainer: &Trainer<Slope>) -> Vec<f32> {
+    trainer.model.weight.value().unwrap().to_vec().unwrap()
+}
+
+/// The first error ends the step, and later subscribers are not called.
+#[test]
+fn subscribers_are_called_in_order_until_one_fails() {
+    let mut trainer = trainer();
+    let calls = Arc::new(Mutex::new(Vec::new()));
+    for name in ["first", "second", "third"] {
+        let calls = calls.clone();
+        trainer.events.subscribe(name, move |event| -> Outcome {
+            calls.lock().unwrap().push(format!("{name}: {event}"));
+            match event {
+                Event::ForwardBackwardStarted { step: 1 } if name == "second" => {
+                    Err("no such data".into())
+                }
+                _ => Ok(()),
+            }
+        });
+    }
+    let error = step(&mut trainer, 1).unwrap_err();
+    assert!(matches!(&error, TrainError::Subscriber { name, .. } if name == "second"));
+    assert_eq!(
+        error.to_string(),
+        "subscriber `second` failed at step 1, forward and backward started: no such data"
+    );
+    let expected = [
+        "first: step 1 started",
+        "second: step 1 started",
+        "third: step 1 started",
+        "first: step 1, forward and backward started",
+        "second: step 1, forward and backward started",
+    ];
+    assert_eq!(*calls.lock().unwrap(), expected);
+}
+
+/// A step that is stopped before the optimizer changes nothing: the repeated step gives the bits of
+/// an undisturbed one.
+#[test]
+fn a_stopped_step_can_be_repeated() {
+    let mut undisturbed = trainer();
+    step(&mut undisturbed, 1).unwrap();
+
+    type Stops = fn(&Event<'_>) -> bool;
+    let stops: [Stops; 4] = [
+        |event| matches!(event, Event::StepStarted { .. }),
+        |event| matches!(event, Event::ForwardBackwardStarted { .. }),
+        |event| matches!(event, Event::ForwardBackwardFinished { .. }),
+        |event| matches!(event, Event::OptimizerStarted { .. }),
+    ];
+    for stops in stops {
+        let mut trainer = trainer();
+        let before = weights(&trainer);
+        let mut left = 2;
+        trainer.events.subscribe("stop", move |event| {
+            let stop = stops(&event) && left > 0;
+            left -= u32::from(stop);
+            if stop { Err("stop".into()) } else { Ok(()) }
+        });
+        for _ in 0..2 {
+            step(&mut trainer, 1).unwrap_err();
+            assert_eq!(weights(&trainer), before);
+        }
+        step(&mut trainer, 1).unwrap();
+        assert_eq!(weights(&trainer), weights(&undisturbed));
+    }
+}
+
+/// A subscriber sees the gradients that the optimizer gets, and may change them.
+#[test]
+fn subscribers_may_change_gradients() {
+    let mut trainer = trainer();
+    let before = weights(&trainer);
+    trainer.events.subscribe("freeze", |event| {
+        if let Event::ForwardBackwardFinished { gradients, weight, .. } = event {
+            let [(param, gradient)] = gradients else {
+                return Err("one parameter".into());
+            };
+            assert_eq!((param.name(), weight.item::<f32>()?), ("weight", 6.0));
+            assert_ne!(gradient.to_vec::<f32>()?, [0.0; 3]);
+            ops::fill_into(gradient, 0.0)?;
+        }
+        Ok(())
+    });
+    step(&mut trainer, 1).unwrap();
+    assert_eq!(weights(&trainer), before);
+}
+
+/// Validation computes with the averages of the weights and leaves the weights as they are.
+#[test]
+fn validation_uses_the_averages() {
+    let mut trainer = trainer_with("optimizer.ema_decay=0.75");
+    let before = weights(&trainer);
+    step(&mut trainer, 1).unwrap();
+    let after = weights(&trainer);
+    let average = before.iter().zip(&after).map(|(a, b)| 0.75 * a + 0.25 * b);
+    let average: Vec<f32> = average.collect();
+
+    let x = [3.0, -1.0, 2.0];
+    let device = trainer.model.weight.value().unwrap().device().clone();
+    let batch = Tensor::from_slice(&device, &[3], &x).unwrap();
+    let validated = trainer.validate(1, [Ok(batch)]).unwrap();
+    assert_eq!(weights(&trainer), after);
+
+    let loss = |weights: &[f32]| {
+        let errors = weights.iter().zip(x).map(|(w, x)| w * x - 1.0);
+        f64::from(errors.map(|error| error * error).sum::<f32>()) / 3.0
+    };
+    assert_relative_eq!(validated, loss(&average), max_relative = 1e-5);
+    assert_relative_ne!(validated, loss(&after), max_relative = 1e-3);
+}
