@@ -1,8 +1,11 @@
 //! Assembles kernels with NVIDIA's ptxas. There must be no warnings, and the use of registers and
 //! memory must match a golden table.
+//!
+//! A line of the table holds a digest of the PTX and of the version of ptxas. A kernel whose digest
+//! has not changed is not assembled again, unless `MESHGRAD_EXHAUSTIVE=1`.
 
+use std::collections::HashMap;
 use std::fmt::Write;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,9 +13,13 @@ use std::sync::{Mutex, PoisonError};
 use std::{env, fs, thread};
 
 use meshgrad_kernels::{Ptx, Target};
+use twox_hash::XxHash3_64;
 
 /// Exit status of scripts/cuda-tools if PyPI is unreachable.
 const UNREACHABLE: i32 = 3;
+
+/// The script that installs ptxas, with its version.
+const INSTALLER: &str = include_str!("../../../scripts/cuda-tools");
 
 /// Strings in the output of ptxas that mean a defect of a kernel: spills and local memory,
 /// serialized wgmma, ignored setmaxnreg, barriers named by registers.
@@ -22,19 +29,56 @@ const MISTAKES: [&str; 4] = ["warning", "error", "(C75", "sed 16 barriers"];
 /// registers and memory with the table `golden`, a path in the crate's folder `tests`.
 /// `UPDATE_GOLDEN=1` rewrites the table. Without ptxas, prints a message and returns.
 pub(crate) fn assemble(kernels: &[Ptx], golden: &str) {
-    let Some(ptxas) = ptxas() else {
-        println!("skipped: ptxas needs Linux on x86-64, and access to PyPI for its installation");
-        return;
-    };
-    let jobs: Vec<(&Ptx, &str)> = kernels
-        .iter()
-        .flat_map(|ptx| architectures(ptx).iter().map(move |arch| (ptx, *arch)))
-        .collect();
-
-    let mut lines = in_parallel(&jobs, |(ptx, arch)| line_of_table(&ptxas, ptx, arch));
-    lines.sort();
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(golden);
+    let known = match env::var_os("MESHGRAD_EXHAUSTIVE") {
+        None => known(&golden),
+        Some(_) => HashMap::new(),
+    };
+    let jobs = kernels.iter().flat_map(|ptx| architectures(ptx).iter().map(move |it| (ptx, *it)));
+    let (mut lines, mut changed) = (Vec::new(), Vec::new());
+    for (ptx, arch) in jobs {
+        let digest = digest(ptx);
+        match known.get(&[ptx.entry.as_str(), arch, &digest].map(str::to_owned)) {
+            Some(line) => lines.push(line.clone()),
+            None => changed.push((ptx, arch, digest)),
+        }
+    }
+
+    println!("{} kernels are as in the table, {} are assembled", lines.len(), changed.len());
+    if !changed.is_empty() {
+        let Some(ptxas) = ptxas() else {
+            println!("skipped: ptxas needs Linux on x86-64, and PyPI for its installation");
+            return;
+        };
+        lines.extend(in_parallel(&changed, |job| line_of_table(&ptxas, job)));
+    }
+    lines.sort();
     compare_with_golden(&golden, &aligned(&lines));
+}
+
+/// The lines of a table by kernel, architecture and digest.
+fn known(golden: &Path) -> HashMap<[String; 3], Columns> {
+    let table = fs::read_to_string(golden).unwrap_or_default();
+    let columns = |line: &str| {
+        let columns: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+        Columns::try_from(columns).ok()
+    };
+    let lines = table.lines().filter_map(columns);
+    lines.map(|line| ([line[0].clone(), line[1].clone(), line[2].clone()], line)).collect()
+}
+
+/// A digest of everything that the columns of a line depend on. The lines of Rust that instructions
+/// come from do not count.
+fn digest(ptx: &Ptx) -> String {
+    let version = INSTALLER.lines().find(|line| line.starts_with("version=")).unwrap();
+    let mut text = format!("{version} {}\n", ptx.dynamic_shared);
+    for line in ptx.text.lines() {
+        if ![".loc", ".file"].iter().any(|mark| line.trim_start().starts_with(mark)) {
+            text.push_str(line);
+            text.push('\n');
+        }
+    }
+    format!("{:016x}", XxHash3_64::oneshot(text.as_bytes()))
 }
 
 /// The GPUs to assemble for. PTX for sm_80 runs on all of them, PTX for sm_90a only on sm_90a.
@@ -59,14 +103,12 @@ fn ptxas() -> Option<PathBuf> {
     Some(String::from_utf8(output.stdout).unwrap().trim().into())
 }
 
-type Columns = [String; 6];
+type Columns = [String; 7];
 
-/// The columns of the table: name, architecture, registers, shared memory, stack, spills.
-fn line_of_table(ptxas: &Path, ptx: &Ptx, arch: &str) -> Columns {
+/// The columns of the table: name, architecture, digest, registers, shared memory, stack, spills.
+fn line_of_table(ptxas: &Path, (ptx, arch, digest): &(&Ptx, &str, String)) -> Columns {
     // The name of a kernel can be longer than that of a file.
-    let mut hasher = DefaultHasher::new();
-    ptx.entry.hash(&mut hasher);
-    let name = format!("{}-{:016x}-{arch}.ptx", std::process::id(), hasher.finish());
+    let name = format!("{}-{digest}-{arch}.ptx", std::process::id());
     let source = env::temp_dir().join(name);
     fs::write(&source, &ptx.text).unwrap();
     let output = Command::new(ptxas)
@@ -86,7 +128,8 @@ fn line_of_table(ptxas: &Path, ptx: &Ptx, arch: &str) -> Columns {
     let spills = count("bytes spill stores") + count("bytes spill loads");
     [
         ptx.entry.clone(),
-        arch.to_owned(),
+        (*arch).to_owned(),
+        digest.clone(),
         count("registers").to_string(),
         shared.to_string(),
         count("bytes stack frame").to_string(),
@@ -118,13 +161,15 @@ pub(crate) fn in_parallel<J: Sync, R: Send>(jobs: &[J], f: impl Fn(&J) -> R + Sy
 }
 
 fn aligned(lines: &[Columns]) -> String {
-    let header = ["kernel", "arch", "registers", "shared", "stack", "spills"].map(str::to_owned);
+    let header = ["kernel", "arch", "digest", "registers", "shared", "stack", "spills"];
+    let header = header.map(str::to_owned);
     let width = lines.iter().map(|line| line[0].len()).max().unwrap_or(0);
     let mut table = String::new();
-    for [name, arch, registers, shared, stack, spills] in [&header].into_iter().chain(lines) {
+    for [name, arch, digest, numbers @ ..] in [&header].into_iter().chain(lines) {
+        let [registers, shared, stack, spills] = numbers;
         writeln!(
             table,
-            "{name:width$}  {arch:6}  {registers:>9}  {shared:>6}  {stack:>5}  {spills:>6}"
+            "{name:width$}  {arch:6}  {digest:16}  {registers:>9}  {shared:>6}  {stack:>5}  {spills:>6}"
         )
         .unwrap();
     }
