@@ -176,7 +176,7 @@ pub(super) fn transpose_in_memory<'a>(shape: [usize; 2], arena: &'a Arena) -> Co
         }
         Ok(())
     };
-    let mut contestant = contestant(TRANSPOSE_IN_MEMORY.to_owned(), Path::new(""), move || turn());
+    let mut contestant = contestant(TRANSPOSE_IN_MEMORY.to_owned(), Path::new(""), turn);
     contestant.files.clear();
     contestant
 }

@@ -177,7 +177,7 @@ fn splitting_again_detects_damage_and_different_replicas() {
         dir.ckpt(&[&["reshard", "split", "again"], &other[..]].concat())
     };
     let flip = |name: &str, rank: u64| {
-        let path = dir.path(&format!("split/rank-{rank:05}/model.safetensors"));
+        let path = dir.path(format!("split/rank-{rank:05}/model.safetensors"));
         let tensor = TensorFile::open(&path).unwrap().get(name).unwrap().clone();
         let mut bytes = fs::read(&path).unwrap();
         bytes[tensor.range.start as usize] ^= 1;
@@ -227,7 +227,7 @@ fn ranks_that_contradict_the_layout_are_named() {
         fs::remove_file(dir.path("split/manifest.json")).unwrap();
     };
     let merge = || dir.ckpt(&["reshard", "split", "merged", "--merge"]);
-    let file = |rank: u64| dir.path(&format!("split/rank-{rank:05}/model.safetensors"));
+    let file = |rank: u64| dir.path(format!("split/rank-{rank:05}/model.safetensors"));
 
     split();
     fs::copy(file(2), file(1)).unwrap();

@@ -170,6 +170,7 @@ fn launched_processes_find_their_world() {
     let launch = launch(3, &[command.as_slice(), &AS_CHILD].concat());
     let ended = launch.run(&never, &mut out, &mut err).unwrap();
     assert_eq!(ended, Ended::Success, "{}", String::from_utf8_lossy(&err));
+    assert_eq!(String::from_utf8_lossy(&out).matches("1 passed").count(), 3);
 }
 
 /// Ranks of one host whose launcher states no meeting point, as mpirun, meet through a file: also

@@ -111,6 +111,6 @@ fn overlapping_collectives_are_on_several_threads() {
         assert_eq!(first.arguments["bytes"], 40);
         assert_eq!(first.arguments["group"], "[0, 1, 2]");
         let at = first.arguments["at"].as_str().unwrap();
-        assert!(at.contains("tests/traces/program.rs"), "{at}");
+        assert!(at.contains("tests/all/traces/program.rs"), "{at}");
     }
 }
