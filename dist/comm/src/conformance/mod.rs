@@ -21,8 +21,7 @@ mod checks;
 mod faulty;
 mod plain;
 
-use half::{bf16, f16};
-use meshgrad_runtime::{Bool, DType};
+use meshgrad_runtime::DType;
 
 use crate::communicator::Communicator;
 use checks::Run;
@@ -33,7 +32,7 @@ use plain::Plain;
 #[derive(Clone, Copy, Debug)]
 pub struct Check {
     name: &'static str,
-    dtype: DType,
+    of: &'static dyn Plain,
     is_ragged: bool,
     run: Run,
 }
@@ -46,7 +45,7 @@ impl Check {
 
     /// The dtype.
     pub fn dtype(&self) -> DType {
-        self.dtype
+        self.of.dtype()
     }
 
     /// Whether members have different numbers of rows.
@@ -59,9 +58,9 @@ impl Check {
     /// # Errors
     /// [`Difference`] from the expected result.
     pub fn run(&self, communicator: &dyn Communicator, count: usize) -> Result<(), Difference> {
-        (self.run)(communicator, count).map_err(|problem| Difference {
+        (self.run)(communicator, self.of, count).map_err(|problem| Difference {
             check: self.name,
-            dtype: self.dtype,
+            dtype: self.dtype(),
             count,
             problem,
         })
@@ -97,23 +96,11 @@ pub fn check(communicator: &dyn Communicator, counts: &[usize]) -> Result<(), Di
 
 /// Every check for every dtype.
 pub fn checks() -> Vec<Check> {
-    let all = [
-        of_dtype::<f64>(),
-        of_dtype::<f32>(),
-        of_dtype::<bf16>(),
-        of_dtype::<f16>(),
-        of_dtype::<i64>(),
-        of_dtype::<i32>(),
-        of_dtype::<u32>(),
-        of_dtype::<u8>(),
-        of_dtype::<Bool>(),
-    ];
-    all.concat()
+    plain::ALL.into_iter().flat_map(of_dtype).collect()
 }
 
-fn of_dtype<T: Plain>() -> Vec<Check> {
-    let check = |is_ragged| move |(name, run)| Check { name, dtype: T::DTYPE, is_ragged, run };
-    let even = checks::even::<T>().into_iter().map(check(false));
-    let ragged = checks::ragged::<T>().into_iter().map(check(true));
-    even.chain(ragged).collect()
+fn of_dtype(of: &'static dyn Plain) -> impl Iterator<Item = Check> {
+    let check = move |is_ragged| move |(name, run)| Check { name, of, is_ragged, run };
+    let even = checks::even().into_iter().map(check(false));
+    even.chain(checks::ragged().into_iter().map(check(true)))
 }

@@ -1,13 +1,98 @@
 //! Inputs of every rank, and plain reductions to compare with.
 
+use std::fmt::Debug;
+use std::marker::PhantomData;
+
 use half::{bf16, f16};
-use meshgrad_runtime::{Bool, Element};
+use meshgrad_runtime::{Bool, DType, Device, Element, Result, Tensor};
 
 use crate::ticket::Reduction;
 
+/// The bits of an element, so that checks are compiled once and not for each dtype.
+pub(super) type Bits = u64;
+
+/// The elements of a dtype.
+pub(super) trait Plain: Sync + Debug {
+    fn dtype(&self) -> DType;
+
+    /// The input of `rank`: a function of the dtype and the arguments only.
+    fn input(&self, rank: usize, count: usize) -> Vec<Bits>;
+
+    /// The element-wise reduction of the inputs.
+    fn reduced(&self, inputs: &[Vec<Bits>], reduction: Reduction) -> Vec<Bits>;
+
+    fn tensor(&self, device: &Device, shape: &[usize], elements: &[Bits]) -> Result<Tensor>;
+
+    fn bits(&self, x: &Tensor) -> Result<Vec<Bits>>;
+
+    fn text(&self, element: Bits) -> String;
+}
+
+/// All dtypes.
+pub(super) const ALL: [&dyn Plain; 9] = [
+    &Of::<f64>::NEW,
+    &Of::<f32>::NEW,
+    &Of::<bf16>::NEW,
+    &Of::<f16>::NEW,
+    &Of::<i64>::NEW,
+    &Of::<i32>::NEW,
+    &Of::<u32>::NEW,
+    &Of::<u8>::NEW,
+    &Of::<Bool>::NEW,
+];
+
+/// [`Plain`] for elements of type `T`.
+#[derive(Debug)]
+struct Of<T>(PhantomData<fn() -> T>);
+
+impl<T> Of<T> {
+    const NEW: Of<T> = Of(PhantomData);
+}
+
+impl<T: Number> Plain for Of<T> {
+    fn dtype(&self) -> DType {
+        T::DTYPE
+    }
+
+    fn input(&self, rank: usize, count: usize) -> Vec<Bits> {
+        (0..count).map(|at| T::of(hash(rank, at)).bits()).collect()
+    }
+
+    fn reduced(&self, inputs: &[Vec<Bits>], reduction: Reduction) -> Vec<Bits> {
+        let at = |at: usize| {
+            let values: Vec<T> = inputs.iter().map(|input| T::of_bits(input[at])).collect();
+            T::reduced(&values, reduction).bits()
+        };
+        (0..inputs[0].len()).map(at).collect()
+    }
+
+    fn tensor(&self, device: &Device, shape: &[usize], elements: &[Bits]) -> Result<Tensor> {
+        let elements: Vec<T> = elements.iter().map(|bits| T::of_bits(*bits)).collect();
+        Tensor::from_slice(device, shape, &elements)
+    }
+
+    fn bits(&self, x: &Tensor) -> Result<Vec<Bits>> {
+        Ok(x.to_vec::<T>()?.into_iter().map(T::bits).collect())
+    }
+
+    fn text(&self, element: Bits) -> String {
+        format!("{:?}", T::of_bits(element))
+    }
+}
+
 /// An element with inputs and reductions that share no code with the library.
-pub(super) trait Plain: Element {
+trait Number: Element {
     fn of(hash: u64) -> Self;
+
+    fn bits(self) -> Bits {
+        let mut bits = [0; size_of::<Bits>()];
+        bits[..size_of::<Self>()].copy_from_slice(bytemuck::bytes_of(&self));
+        Bits::from_le_bytes(bits)
+    }
+
+    fn of_bits(bits: Bits) -> Self {
+        bytemuck::pod_read_unaligned(&bits.to_le_bytes()[..size_of::<Self>()])
+    }
 
     fn sum(values: &[Self], mean: bool) -> Self;
 
@@ -58,7 +143,7 @@ fn float(hash: u64) -> f64 {
 
 macro_rules! plain_floats {
     ($($rust:ty: $wide:ty, $widen:expr, $narrow:expr;)+) => {
-        $(impl Plain for $rust {
+        $(impl Number for $rust {
             fn of(hash: u64) -> $rust {
                 <$rust>::from_f64(float(hash))
             }
@@ -85,7 +170,7 @@ plain_floats! {
 
 macro_rules! plain_integers {
     ($($rust:ty)+) => {
-        $(impl Plain for $rust {
+        $(impl Number for $rust {
             fn of(hash: u64) -> $rust {
                 hash as $rust // of full range, so that sums wrap
             }
@@ -104,7 +189,7 @@ macro_rules! plain_integers {
 
 plain_integers! { i64 i32 u32 u8 }
 
-impl Plain for Bool {
+impl Number for Bool {
     fn of(hash: u64) -> Bool {
         Bool::from(hash & 512 == 0)
     }
@@ -118,23 +203,10 @@ impl Plain for Bool {
     }
 }
 
-/// The input of `rank`: a function of its arguments only.
-pub(super) fn input<T: Plain>(rank: usize, count: usize) -> Vec<T> {
-    let element = |at: usize| {
-        let mut hash = (rank as u64) << 32 ^ at as u64 ^ 0x9e37_79b9_7f4a_7c15;
-        for _ in 0..3 {
-            hash = (hash ^ hash >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        }
-        T::of(hash ^ hash >> 32)
-    };
-    (0..count).map(element).collect()
-}
-
-/// The element-wise reduction of the inputs.
-pub(super) fn reduced<T: Plain>(inputs: &[Vec<T>], reduction: Reduction) -> Vec<T> {
-    let at = |at: usize| -> T {
-        let values: Vec<T> = inputs.iter().map(|input| input[at]).collect();
-        T::reduced(&values, reduction)
-    };
-    (0..inputs[0].len()).map(at).collect()
+fn hash(rank: usize, at: usize) -> u64 {
+    let mut hash = (rank as u64) << 32 ^ at as u64 ^ 0x9e37_79b9_7f4a_7c15;
+    for _ in 0..3 {
+        hash = (hash ^ hash >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    }
+    hash ^ hash >> 32
 }
