@@ -11,7 +11,8 @@ use meshgrad_kernels::{In, Launch, Out, Variant};
 use super::plan::{Plan, PlanError};
 use crate::core::stream;
 use crate::core::stream_uses::Access;
-use crate::{Call, Device, Error, Kind, Result, Tensor, UninitTensor};
+use crate::driver::{Gpu, RawStream};
+use crate::{Call, CudaError, Device, Error, Kind, Result, Tensor, UninitTensor};
 
 impl Call {
     /// Counts the op, and launches its kernels on a GPU. On a meta device launches are only
@@ -165,14 +166,16 @@ impl<'a> Launcher<'a> {
         let Some(launch) = &plan.launch else {
             return Ok(());
         };
-        self.device.count_launch();
         #[cfg(test)]
         super::recorded::note(self.op, &plan.variant);
+        self.counted(&|gpu, stream| gpu.launch(&plan.variant, launch, arguments, stream))
+    }
+
+    /// Counts a launch, and calls `launch` on a GPU.
+    fn counted(&self, launch: &dyn Fn(&Gpu, &RawStream) -> Result<(), CudaError>) -> Result<()> {
+        self.device.count_launch();
         match self.device.gpu() {
-            Some(gpu) => {
-                let stream = stream::raw(self.device, gpu);
-                Ok(gpu.launch(&plan.variant, launch, arguments, &stream)?)
-            }
+            Some(gpu) => Ok(launch(gpu, &stream::raw(self.device, gpu))?),
             None => Ok(()),
         }
     }

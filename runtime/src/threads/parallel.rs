@@ -19,10 +19,15 @@ pub(crate) fn for_tasks(count: usize, task: &(dyn Fn(usize) + Sync)) {
 /// Calls `f(start, part)` for each block of `out`, `block` elements long, in parallel if there are
 /// several. An empty `out` is one empty block.
 pub(crate) fn for_blocks<T: Send>(out: &mut [T], block: usize, f: impl Fn(usize, &mut [T]) + Sync) {
-    if out.len() <= block {
-        return f(0, out);
+    // Compiled once per element type, not per kernel.
+    fn each<T: Send>(out: &mut [T], block: usize, f: &(dyn Fn(usize, &mut [T]) + Sync)) {
+        if out.len() <= block {
+            return f(0, out);
+        }
+        for_parts(blocks(out, block), |at, part| f(at * block, part));
     }
-    for_parts(blocks(out, block), |at, part| f(at * block, part));
+
+    each(out, block, &f);
 }
 
 /// Calls `f` with the index and the part of each task, in parallel if there are several.
