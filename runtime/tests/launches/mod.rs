@@ -1,5 +1,5 @@
 //! Launches every kernel of every op. `ptxas` must assemble each kernel without a warning, and the
-//! emulator runs each in ten schedules. Every instruction must be executed by some launch.
+//! emulator runs each in several schedules. Every instruction must be executed by some launch.
 //!
 //! This includes the kernels generated for elementwise ops, which the catalogue of the `kernels`
 //! crate cannot list.
@@ -8,6 +8,8 @@ mod copies;
 mod extents;
 mod operands;
 mod ptxas;
+#[path = "../../../kernels/tests/all/sample.rs"]
+mod sample;
 mod schedules;
 mod tree_reduce;
 

@@ -1,5 +1,5 @@
-//! The emulator runs every kernel that the ops launch, in ten schedules. It must report no error,
-//! every instruction must be executed, and a meta device must count the same work.
+//! The emulator runs every kernel that the ops launch, in several schedules. It must report no
+//! error, every instruction must be executed, and a meta device must count the same work.
 //!
 //! `cargo test -p meshgrad-runtime --lib launches::schedules -- --nocapture` prints a table.
 
@@ -11,10 +11,10 @@ use std::{env, fs, io};
 use serde::{Deserialize, Serialize};
 
 use super::ptxas::assemble::in_parallel;
-use super::{DTYPES, LAUNCHES, launch, launched};
+use super::{DTYPES, LAUNCHES, launch, launched, sample};
 use crate::Device;
 
-/// The number of random schedules, in addition to the eager and the lazy one.
+/// The number of random schedules of an exhaustive run, in addition to the eager and the lazy one.
 const RANDOM_SCHEDULES: u64 = 8;
 
 /// The environment variable with the path that a child process writes its [`Reached`] to.
@@ -111,7 +111,7 @@ fn kernels_by_family() -> Vec<(&'static str, BTreeSet<String>)> {
 /// The emulator's `SCHEDULE` and `ASYNC` options: asynchronous copies complete as early as
 /// possible, as late as possible, or at random.
 fn schedules() -> Vec<[String; 2]> {
-    let random = (0..RANDOM_SCHEDULES).map(|seed| {
+    let random = sample::schedules(RANDOM_SCHEDULES).into_iter().map(|seed| {
         let (schedule, asynchronous) = (2 + seed, 3 + seed);
         [format!("random:{schedule}"), format!("random:{asynchronous}")]
     });
