@@ -1,6 +1,7 @@
 // C = A B^T in bf16 as usual on sm_80: a ring of stages filled by cp.async, read by ldmatrix,
 // multiplied by mma.sync. A is M x K, B is N x K, both row-major; sizes are multiples of the tile.
 // Four warps, a 64 x 64 tile.
+// nvcc: -lineinfo
 
 #include <cstdint>
 #include <cuda_pipeline.h>

@@ -1,4 +1,4 @@
-//! cudarc's numbered examples and its safe layer, unmodified, on the emulator.
+//! cudarc's numbered examples, its safe layer and its raw bindings, unmodified, on the emulator.
 
 #![cfg(target_os = "linux")]
 
@@ -9,6 +9,7 @@ mod examples;
 mod launches;
 mod memory;
 mod streams;
+mod structures;
 
 use std::ffi::c_char;
 use std::sync::Arc;

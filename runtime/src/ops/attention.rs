@@ -431,6 +431,8 @@ fn not_negative(op: &'static str, name: &str, values: Vec<i64>) -> Result<Vec<us
 
 #[cfg(test)]
 mod tests {
+    use approx::assert_abs_diff_eq;
+
     use super::*;
     use crate::{Device, ops};
 
@@ -466,9 +468,7 @@ mod tests {
     }
 
     fn assert_close(actual: &Tensor, expected: &[f64]) {
-        for (actual, expected) in actual.to_vec::<f64>().unwrap().iter().zip(expected) {
-            assert!((actual - expected).abs() < 1e-12, "{actual} {expected}");
-        }
+        assert_abs_diff_eq!(actual.to_vec::<f64>().unwrap()[..], *expected, epsilon = 1e-12);
     }
 
     /// Operands can be views of one fused q, k and v projection.

@@ -259,6 +259,8 @@ fn batch_mut<'a, T: Copy>(elements: &'a mut [T], layout: &'a Layout) -> Result<M
 
 #[cfg(test)]
 mod tests {
+    use approx::assert_abs_diff_eq;
+
     use super::*;
     use crate::{DType, Device, Shape};
 
@@ -281,11 +283,7 @@ mod tests {
     }
 
     fn assert_close(actual: &Tensor, expected: &[f64]) {
-        let actual = actual.to_vec::<f64>().unwrap();
-        assert_eq!(actual.len(), expected.len());
-        for (actual, expected) in actual.iter().zip(expected) {
-            assert!((actual - expected).abs() < 1e-12, "{actual} {expected}");
-        }
+        assert_abs_diff_eq!(actual.to_vec::<f64>().unwrap()[..], *expected, epsilon = 1e-12);
     }
 
     /// Operands can be transposed views of a batch.

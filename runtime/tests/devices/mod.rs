@@ -4,6 +4,7 @@
 
 use std::sync::OnceLock;
 
+use approx::relative_eq;
 use meshgrad_mesh::Sharding;
 use meshgrad_runtime::{DType, Device, Tensor, ops};
 
@@ -53,15 +54,15 @@ pub(crate) fn values(x: &Tensor) -> Vec<f64> {
     exact(x).to_vec().unwrap()
 }
 
-/// Asserts that the error of every element is at most `tolerance` times the expected magnitude, or
-/// times `unit` if that is larger.
+/// Asserts that the error of every element is at most `tolerance` times its magnitude, or times
+/// `unit` if that is larger.
 #[track_caller]
 pub(crate) fn assert_close(actual: &Tensor, expected: &Tensor, tolerance: f64, unit: f64) {
     assert_eq!(actual.shape(), expected.shape());
     let pairs = values(actual).into_iter().zip(values(expected));
     for (at, (actual, expected)) in pairs.enumerate() {
-        let allowed = tolerance * expected.abs().max(unit);
-        let close = (actual - expected).abs() <= allowed || actual == expected;
+        let close =
+            relative_eq!(actual, expected, epsilon = tolerance * unit, max_relative = tolerance);
         assert!(
             close || (actual.is_nan() && expected.is_nan()),
             "element {at} is {actual}, expected {expected}"

@@ -8,6 +8,8 @@ mod copies;
 mod extents;
 mod operands;
 mod ptxas;
+#[path = "../../../kernels/tests/all/sample.rs"]
+mod sample;
 mod schedules;
 mod tree_reduce;
 

@@ -1,6 +1,6 @@
 //! `ptxas` must assemble every kernel that the ops launch, without a warning.
 
-#[path = "../../../kernels/tests/ptxas/assemble.rs"]
+#[path = "../../../kernels/tests/all/ptxas/assemble.rs"]
 pub(super) mod assemble;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,5 +1,4 @@
-//! The emulator runs every kernel that the ops launch, in an eager schedule and one of nine others,
-//! which `MESHGRAD_TEST_SEED` selects; with `MESHGRAD_EXHAUSTIVE=1` in all of them. It must report no
+//! The emulator runs every kernel that the ops launch, in several schedules. It must report no
 //! error, every instruction must be executed, and a meta device must count the same work.
 //!
 //! `cargo test -p meshgrad-runtime --lib launches::schedules -- --nocapture` prints a table.
@@ -12,10 +11,10 @@ use std::{env, fs, io};
 use serde::{Deserialize, Serialize};
 
 use super::ptxas::assemble::in_parallel;
-use super::{DTYPES, LAUNCHES, launch, launched};
+use super::{DTYPES, LAUNCHES, launch, launched, sample};
 use crate::Device;
 
-/// The number of random schedules, in addition to the eager and the lazy one.
+/// The number of random schedules of an exhaustive run, in addition to the eager and the lazy one.
 const RANDOM_SCHEDULES: u64 = 8;
 
 /// The environment variable with the path that a child process writes its [`Reached`] to.
@@ -112,21 +111,13 @@ fn kernels_by_family() -> Vec<(&'static str, BTreeSet<String>)> {
 /// The emulator's `SCHEDULE` and `ASYNC` options: asynchronous copies complete as early as
 /// possible, as late as possible, or at random.
 fn schedules() -> Vec<[String; 2]> {
-    let random = (0..RANDOM_SCHEDULES).map(|seed| {
+    let random = sample::schedules(RANDOM_SCHEDULES).into_iter().map(|seed| {
         let (schedule, asynchronous) = (2 + seed, 3 + seed);
         [format!("random:{schedule}"), format!("random:{asynchronous}")]
     });
-    let [eager, lazy] = [["ordered", "eager"], ["random:1", "lazy"]];
-    let others: Vec<_> = [lazy.map(str::to_owned)].into_iter().chain(random).collect();
-    let chosen = match env::var_os("MESHGRAD_EXHAUSTIVE") {
-        Some(_) => others,
-        None => {
-            let seed = env::var("MESHGRAD_TEST_SEED").map_or(0, |seed| seed.parse().unwrap());
-            println!("MESHGRAD_TEST_SEED={seed}");
-            vec![others[seed % others.len()].clone()]
-        }
-    };
-    [eager.map(str::to_owned)].into_iter().chain(chosen).collect()
+    let plain = [["ordered", "eager"], ["random:1", "lazy"]];
+    let plain = plain.map(|options| options.map(str::to_owned));
+    plain.into_iter().chain(random).collect()
 }
 
 /// Runs all launches in a child process. Returns the name of the schedule and the instructions that

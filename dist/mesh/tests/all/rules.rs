@@ -1,4 +1,4 @@
-//! Sharding rules and their errors. runtime/tests/sharding tests the results of real ops.
+//! Sharding rules and their errors. runtime/tests/all/sharding tests the results of real ops.
 
 use meshgrad_mesh::{Division, Mesh, Placement, Reduction, RuleError, Sharding, ShardingRule};
 use proptest::prelude::*;

@@ -2,6 +2,7 @@
 
 mod reference;
 
+use approx::{assert_relative_eq, relative_eq};
 use half::bf16;
 
 use super::*;
@@ -37,9 +38,9 @@ fn assert_near<E: Number>(case: &Case, tolerance: f64) {
         );
     }
     for (actual, expected) in actual.lse().into_iter().zip(&expected.lse) {
-        let near =
-            (actual - expected).abs() <= 1e-5_f64.max(tolerance * 1e-2) * expected.abs().max(1.0);
-        assert!(actual == *expected || near, "lse {actual}, not {expected}, in {case:?}");
+        let tolerance = 1e-5_f64.max(tolerance * 1e-2);
+        let near = relative_eq!(actual, *expected, epsilon = tolerance, max_relative = tolerance);
+        assert!(near, "lse {actual}, not {expected}, in {case:?}");
     }
 }
 
@@ -152,7 +153,7 @@ fn bf16_keeps_angle_and_norm() {
             let dot: f64 = actual.iter().zip(expected).map(|(a, b)| a * b).sum();
             let cosine = dot / (norm(&actual) * norm(expected));
             assert!(cosine > 1.0 - 1e-5, "{name}: cosine {cosine}");
-            assert!((norm(&actual) / norm(expected) - 1.0).abs() < 1e-3, "{name}");
+            assert_relative_eq!(norm(&actual), norm(expected), max_relative = 1e-3);
         }
     }
 }

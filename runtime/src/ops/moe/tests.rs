@@ -1,3 +1,5 @@
+use approx::assert_relative_eq;
+
 use super::*;
 use crate::{DType, Device, Element, Error, Tensor, ops};
 
@@ -22,11 +24,7 @@ fn indices(device: &Device, shape: &[usize], of: impl Fn(usize) -> usize) -> Ten
 }
 
 fn assert_close(actual: &[f64], expected: &[f64], tolerance: f64) {
-    assert_eq!(actual.len(), expected.len());
-    for (actual, expected) in actual.iter().zip(expected) {
-        let off = (actual - expected).abs();
-        assert!(off <= tolerance * (1.0 + expected.abs()), "{actual} is not {expected}");
-    }
+    assert_relative_eq!(*actual, *expected, epsilon = tolerance, max_relative = tolerance);
 }
 
 fn rounding(dtype: DType) -> f64 {
