@@ -13,7 +13,7 @@ use meshgrad_kernels::indexing::{
 use meshgrad_kernels::sort::{RadixPass, RadixPassArguments, passes_for, workspace_words};
 use meshgrad_kernels::{Dtype, In, Out};
 
-use crate::device::{Device, encoded, values};
+use crate::device::{Device, values};
 use crate::traffic::{
     assert_bytes, assert_moved, assert_no_conflicts, assert_once, assert_whole_sectors_of,
 };

@@ -7,7 +7,7 @@ use meshgrad_kernels::router::{
 };
 use meshgrad_kernels::{Dtype, In, Out};
 
-use crate::device::{Device, decoded, encoded, values};
+use crate::device::{Device, encoded, values};
 use crate::token_permute::lanes_of;
 use crate::traffic::assert_moved;
 
@@ -30,7 +30,6 @@ struct Problem {
     dtype: Dtype,
     extents: [usize; 3],
     probabilities: Vec<f32>,
-    bias: Vec<f32>,
     on_device: [u64; 2],
 }
 
@@ -51,7 +50,7 @@ impl Problem {
         let bias: Vec<f32> = values(dtype, experts, 6).iter().map(coarse).collect();
         let on_device =
             [device.put_floats(dtype, &probabilities), device.put_floats(Dtype::F32, &bias)];
-        Problem { dtype, extents, probabilities, bias, on_device }
+        Problem { dtype, extents, probabilities, on_device }
     }
 
     fn slots(&self) -> usize {
