@@ -230,12 +230,20 @@ where
             sums: bytemuck::cast_slice_mut(&mut buffers.sums),
         };
 
-        // Everything below must be inlined: a function that is not inlined is compiled without the
-        // kernel's vector instructions.
-        kernel.vectorize(
-            #[inline(always)]
-            || multiply_parts(kernel, block, update, &mut memory),
-        );
+        // Everything below, including the micro-kernels, must be inlined. A function that is not
+        // inlined would be compiled without the kernel's vector instructions.
+        // The two products are functions of their own: in one function, the compiler keeps the
+        // accumulators of the general one in memory.
+        match block.c.rows() {
+            1 => kernel.vectorize(
+                #[inline(always)]
+                || multiply_one_row(kernel, block, update, &mut memory),
+            ),
+            _ => kernel.vectorize(
+                #[inline(always)]
+                || multiply_slabs::<SLAB_BYTES, K, C>(kernel, block, update, &mut memory),
+            ),
+        }
     });
 }
 
@@ -248,10 +256,10 @@ struct Memory<'a, K: Kernel> {
     sums: &'a mut [K::Sum],
 }
 
-/// The product in slabs. With a single row, each element of B is used once, so B is read in place if
-/// the kernel can, and else packed in slabs that stay in the L1 cache.
+/// The product of a single row. Each element of B is used once, so B is read in place if the kernel
+/// can, and else packed in slabs that stay in the L1 cache.
 #[inline(always)]
-fn multiply_parts<K, C>(
+fn multiply_one_row<K, C>(
     kernel: K,
     block: Problem<'_, K::Input, C>,
     update: Update,
@@ -262,21 +270,15 @@ fn multiply_parts<K, C>(
 {
     let Problem { a, b, c } = block;
     let (tile, depth) = (kernel.tile(), a.cols());
-    let is_one_row = c.rows() == 1;
-    let (slab_bytes, most_cols) =
-        if is_one_row { (ROW_SLAB_BYTES, tile.cols) } else { (SLAB_BYTES, c.cols()) };
-
-    for col in (0..c.cols()).step_by(most_cols.max(1)) {
-        let cols = most_cols.min(c.cols() - col);
-        let (b, c) = (b.part([0, col], [depth, cols]), c.part([0, col], [c.rows(), cols]));
-        if is_one_row {
-            let sums = &mut memory.sums[..tile.len()];
-            if kernel.multiply_row(a, b.transposed(), &mut sums[..cols]).is_some() {
-                store(c, sums, tile, update);
-                continue;
-            }
+    for col in (0..c.cols()).step_by(tile.cols) {
+        let cols = tile.cols.min(c.cols() - col);
+        let part =
+            Problem { a, b: b.part([0, col], [depth, cols]), c: c.part([0, col], [1, cols]) };
+        let sums = &mut memory.sums[..tile.len()];
+        match kernel.multiply_row(a, part.b.transposed(), &mut sums[..cols]) {
+            Some(()) => store(part.c, sums, tile, update),
+            None => multiply_slabs::<ROW_SLAB_BYTES, K, C>(kernel, part, update, memory),
         }
-        multiply_slabs(kernel, Problem { a, b, c }, update, slab_bytes, memory);
     }
 }
 
@@ -296,11 +298,10 @@ fn store_empty_product<S: Zeroable + Copy, C: Output<S>>(c: Target<'_, C>, updat
 }
 
 #[inline(always)]
-fn multiply_slabs<K, C>(
+fn multiply_slabs<const SLAB: usize, K, C>(
     kernel: K,
     block: Problem<'_, K::Input, C>,
     update: Update,
-    slab_bytes: usize,
     memory: &mut Memory<'_, K>,
 ) where
     K: Kernel,
@@ -311,9 +312,8 @@ fn multiply_slabs<K, C>(
     let (tile, depth) = (kernel.tile(), a.cols());
     let b_t = b.transposed();
 
-    let slab_depth = slab_depth::<K>(slab_bytes);
-    for slab in (0..depth).step_by(slab_depth) {
-        let live_depth = slab_depth.min(depth - slab);
+    for slab in (0..depth).step_by(slab_depth::<K>(SLAB)) {
+        let live_depth = slab_depth::<K>(SLAB).min(depth - slab);
         let units = live_depth.next_multiple_of(K::DEPTH_STEP) / K::DEPTH_PER_UNIT;
         let start = if slab == 0 { Start::Zero } else { Start::Resume };
         let is_last = slab + live_depth == depth;

@@ -51,16 +51,11 @@ impl Arithmetic for Dot {
     type Input = bf16;
     type Packed = u32;
     type Sum = f32;
-    type OfUnits = Self;
     type Units = u32x16;
     type Sums = f32x16;
 
     const LANES: usize = 16;
     const REGISTERS: usize = 32;
-
-    fn of_units(self) -> Self {
-        self
-    }
 
     #[inline(always)]
     fn vectorize<R>(self, f: impl FnOnce() -> R) -> R {

@@ -22,8 +22,6 @@ pub(super) trait Arithmetic: Copy + Send + Sync {
     type Input: Element;
     type Packed: Unit<Self::Input>;
     type Sum: Pod;
-    /// The arithmetic of packed units. Inputs of several types share it, and so its machine code.
-    type OfUnits: Arithmetic<Packed = Self::Packed, Sum = Self::Sum>;
     /// A vector of packed units.
     type Units: Copy;
     /// A vector of accumulators, one per unit.
@@ -33,8 +31,6 @@ pub(super) trait Arithmetic: Copy + Send + Sync {
     const LANES: usize;
     /// Vector registers of the machine.
     const REGISTERS: usize;
-
-    fn of_units(self) -> Self::OfUnits;
 
     /// Runs `f` with the instruction set enabled.
     fn vectorize<R>(self, f: impl FnOnce() -> R) -> R;
@@ -129,7 +125,21 @@ impl<A: Arithmetic> Kernel for VectorKernel<A> {
         start: Start,
         sums: &mut [A::Sum],
     ) {
-        multiply_tile(self.0.of_units(), a, b, live, start, sums);
+        // Skips unused rows (of a short group, or a single token) down to half a tile or one row,
+        // and unused columns in whole vectors.
+        if Self::HAS_32_REGISTERS {
+            match live.rows {
+                5.. => multiply_rows::<A, 8, 8, 3>(self.0, a, b, live, start, sums),
+                2.. => multiply_rows::<A, 4, 8, 3>(self.0, a, b, live, start, sums),
+                _ => multiply_rows::<A, 1, 8, 3>(self.0, a, b, live, start, sums),
+            }
+        } else {
+            match live.rows {
+                4.. => multiply_rows::<A, 6, 6, 2>(self.0, a, b, live, start, sums),
+                2.. => multiply_rows::<A, 3, 6, 2>(self.0, a, b, live, start, sums),
+                _ => multiply_rows::<A, 1, 6, 2>(self.0, a, b, live, start, sums),
+            }
+        }
     }
 
     #[inline(always)]
@@ -141,39 +151,6 @@ impl<A: Arithmetic> Kernel for VectorKernel<A> {
     ) -> Option<()> {
         A::multiply_row(row, cols, sums)
     }
-}
-
-/// See [`Kernel::multiply`]. A function of its own, so that it is compiled once per instruction set:
-/// the loops around it are compiled per type of A, B and C.
-#[inline(never)]
-fn multiply_tile<A: Arithmetic>(
-    math: A,
-    a: Rows<'_, A::Packed>,
-    b: &[A::Packed],
-    live: Tile,
-    start: Start,
-    sums: &mut [A::Sum],
-) {
-    // Skips unused rows (of a short group, or a single token) down to half a tile or one row, and
-    // unused columns in whole vectors.
-    math.vectorize(
-        #[inline(always)]
-        || {
-            if VectorKernel::<A>::HAS_32_REGISTERS {
-                match live.rows {
-                    5.. => multiply_rows::<A, 8, 8, 3>(math, a, b, live, start, sums),
-                    2.. => multiply_rows::<A, 4, 8, 3>(math, a, b, live, start, sums),
-                    _ => multiply_rows::<A, 1, 8, 3>(math, a, b, live, start, sums),
-                }
-            } else {
-                match live.rows {
-                    4.. => multiply_rows::<A, 6, 6, 2>(math, a, b, live, start, sums),
-                    2.. => multiply_rows::<A, 3, 6, 2>(math, a, b, live, start, sums),
-                    _ => multiply_rows::<A, 1, 6, 2>(math, a, b, live, start, sums),
-                }
-            }
-        },
-    );
 }
 
 /// Computes the first `ROWS` of the `TILE_ROWS` rows of a tile, which are `VECTORS` vectors wide. In
@@ -331,16 +308,11 @@ where
     type Input = Input;
     type Packed = f32;
     type Sum = f32;
-    type OfUnits = F32<S, f32>;
     type Units = S::f32s;
     type Sums = S::f32s;
 
     const LANES: usize = S::F32_LANES;
     const REGISTERS: usize = S::REGISTER_COUNT;
-
-    fn of_units(self) -> F32<S, f32> {
-        F32::new(self.0)
-    }
 
     #[inline(always)]
     fn vectorize<R>(self, f: impl FnOnce() -> R) -> R {
@@ -405,16 +377,11 @@ impl<S: Simd> Arithmetic for F64<S> {
     type Input = f64;
     type Packed = f64;
     type Sum = f64;
-    type OfUnits = Self;
     type Units = S::f64s;
     type Sums = S::f64s;
 
     const LANES: usize = S::F64_LANES;
     const REGISTERS: usize = S::REGISTER_COUNT;
-
-    fn of_units(self) -> Self {
-        self
-    }
 
     #[inline(always)]
     fn vectorize<R>(self, f: impl FnOnce() -> R) -> R {
