@@ -22,6 +22,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use meshgrad_ckpt::vfs::Lock;
+
 pub(crate) use rollback::Rollback;
 
 const CONFIG: &str = "config.toml";
@@ -90,7 +92,7 @@ pub struct RunFolder {
     /// The outermost folder that was created, if the folder was missing.
     created: Option<PathBuf>,
     /// `None` on ranks other than 0.
-    lock: Option<Arc<File>>,
+    lock: Option<Arc<Lock>>,
 }
 
 impl RunFolder {
@@ -108,8 +110,8 @@ impl RunFolder {
         let created = missing.last().map(Path::to_owned);
         fs::create_dir_all(path).map_err(unwritable)?;
         let lock = File::create(path.join(LOCK)).map_err(unwritable)?;
-        match lock.try_lock() {
-            Ok(()) => Ok(Self { path: path.to_owned(), created, lock: Some(Arc::new(lock)) }),
+        match Lock::of_file(lock) {
+            Ok(lock) => Ok(Self { path: path.to_owned(), created, lock: Some(Arc::new(lock)) }),
             Err(TryLockError::WouldBlock) => Err(RunFolderError::InUse { path: path.to_owned() }),
             Err(TryLockError::Error(source)) => Err(unwritable(source)),
         }

@@ -19,6 +19,7 @@ mod write_behind;
 use std::any::Any;
 use std::ffi::OsString;
 use std::fmt;
+use std::fs::{File, TryLockError};
 use std::io;
 use std::path::Path;
 
@@ -137,6 +138,26 @@ impl Lock {
     /// A lock that lives as long as `held`.
     pub fn new(held: impl Any + Send + Sync) -> Lock {
         Lock { _held: Box::new(held) }
+    }
+
+    /// Locks an open file or folder of the operating system.
+    ///
+    /// # Errors
+    /// When another process or handle holds the lock, and when the file system has no locks.
+    pub fn of_file(file: File) -> Result<Lock, TryLockError> {
+        file.try_lock()?;
+        Ok(Lock::new(Unlocks(file)))
+    }
+}
+
+/// Unlocks the file when dropped. Closing it would not be enough: a process that another thread is
+/// just starting has a copy of the handle until it executes its program.
+struct Unlocks(File);
+
+impl Drop for Unlocks {
+    fn drop(&mut self) {
+        // Closing the file is the only other way to unlock it, and follows.
+        let _ = self.0.unlock();
     }
 }
 

@@ -125,11 +125,12 @@ impl Vfs for RealFs {
 
     fn lock(&self, path: &Path) -> io::Result<Lock> {
         let handle = File::open(path)?;
-        match handle.try_lock() {
+        let opened = handle.metadata()?;
+        match Lock::of_file(handle) {
             // If it is not the same, it was removed, and perhaps created again, between the two
             // calls.
-            Ok(()) if is_same(&handle, path) => Ok(Lock::new(handle)),
-            Ok(()) => Err(io::ErrorKind::NotFound.into()),
+            Ok(lock) if is_same(&opened, path) => Ok(lock),
+            Ok(_) => Err(io::ErrorKind::NotFound.into()),
             Err(TryLockError::WouldBlock) => Err(io::ErrorKind::WouldBlock.into()),
             Err(TryLockError::Error(_)) => Err(io::ErrorKind::Unsupported.into()),
         }
@@ -151,11 +152,9 @@ impl Vfs for RealFs {
 }
 
 /// Whether the path still refers to the opened folder.
-fn is_same(handle: &File, folder: &Path) -> bool {
-    match (handle.metadata(), fs::metadata(folder)) {
-        (Ok(opened), Ok(named)) => (opened.dev(), opened.ino()) == (named.dev(), named.ino()),
-        _ => false,
-    }
+fn is_same(opened: &fs::Metadata, folder: &Path) -> bool {
+    fs::metadata(folder)
+        .is_ok_and(|named| (opened.dev(), opened.ino()) == (named.dev(), named.ino()))
 }
 
 impl VfsFile for RealFile {
@@ -247,6 +246,20 @@ mod tests {
         }
         RealFs.rename_no_replace(&from, &to).unwrap();
         assert!(to.is_dir() && !from.exists());
+    }
+
+    #[test]
+    fn a_lock_ends_while_a_copy_of_its_handle_is_open() {
+        let folder = tempfile::tempdir().unwrap();
+        let handle = File::open(folder.path()).unwrap();
+        // As a process that is being started has.
+        let copy = handle.try_clone().unwrap();
+
+        let held = Lock::of_file(handle).unwrap();
+        assert!(RealFs.lock(folder.path()).is_err());
+        drop(held);
+        RealFs.lock(folder.path()).unwrap();
+        drop(copy);
     }
 
     /// A checkpoint has the mode of any new file, so the umask decides which users may read it.

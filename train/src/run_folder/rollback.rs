@@ -1,9 +1,10 @@
 //! Undoes what a start wrote to the run folder, unless the start succeeds.
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{fs, io};
+
+use meshgrad_ckpt::vfs::Lock;
 
 use super::{LOCK, REPLACED, RESULTS, Result, RunFolder, RunFolderError, next_aside, partial};
 
@@ -20,7 +21,7 @@ pub(crate) struct Rollback {
     created: Option<PathBuf>,
     is_kept: bool,
     /// The folder stays locked until its files are restored.
-    _lock: Option<Arc<File>>,
+    _lock: Option<Arc<Lock>>,
 }
 
 impl Rollback {
