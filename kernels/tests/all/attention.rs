@@ -424,7 +424,8 @@ fn bits_of_a_query_do_not_depend_on_other_queries() {
     }
 }
 
-/// A part of the queries has the bits that it has among all of them.
+/// A part of the queries has the bits that it has among all of them. The gradients of keys and
+/// values are sums over the parts.
 #[test]
 fn parts_of_the_queries_equal_the_whole() {
     let device = Device::plain();
@@ -433,25 +434,35 @@ fn parts_of_the_queries_equal_the_whole() {
         // The last queries have no keys.
         let cached = Standing::Cached(vec![20], vec![30]);
         for whole in [rows.clone(), rows.clone().window(9), rows.window(9).at(cached)] {
-            let all = of_queries(&device, &whole);
+            let (all, of_keys) = gradients(&device, &whole);
+            let mut sums = of_keys.each_ref().map(|of_key| vec![0.0; of_key.len()]);
             for part in [0..37, 37..101, 101..130] {
                 let row = whole.heads * head_dim;
                 let of_part = part.start * row..part.end * row;
                 let case = whole.clone().part(part);
-                for (own, all) in of_queries(&device, &case).iter().zip(&all) {
+                let (own, of_part_keys) = gradients(&device, &case);
+                for (own, all) in own.iter().zip(&all) {
                     assert!(own == &all[of_part.clone()], "{case:?}");
                 }
+                for (sum, own) in sums.iter_mut().zip(&of_part_keys) {
+                    sum.iter_mut().zip(own).for_each(|(sum, own)| *sum += f64::from(*own));
+                }
+            }
+            let bound = if whole.dtype() == Dtype::F32 { 2e-6 } else { 8e-3 };
+            for (all, sum) in of_keys.concat().into_iter().zip(sums.concat()) {
+                let error = (f64::from(all) - sum).abs();
+                assert!(error <= bound * (1.0 + sum.abs()), "{all}, not {sum}, in {whole:?}");
             }
         }
     }
 }
 
-/// The results that have a row per query, and their gradient.
-fn of_queries(device: &Device, case: &Case) -> [Vec<f32>; 2] {
+/// The results that have a row per query: out and dq. Those that have a row per key: dk and dv.
+fn gradients(device: &Device, case: &Case) -> ([Vec<f32>; 2], [Vec<f32>; 2]) {
     let run = Run::new(device, case);
     let forward = run.forward();
-    let ([dq, ..], _) = run.backward(forward.on_device);
-    [forward.out, dq]
+    let ([dq, dk, dv], _) = run.backward(forward.on_device);
+    ([forward.out, dq], [dk, dv])
 }
 
 /// Checks that out-of-range positions, lengths and offsets are reported and clamped.

@@ -55,7 +55,8 @@ fn assert_told(device: &Device, word: u64, ids: &[i64], extent: usize) {
     assert_eq!(Fault::from_word(word).map(|fault| fault.index), expected);
 }
 
-/// y\[o, j\] = x\[o, ids\[j\]\] for rows of `inner` bytes. Returns the bytes of y.
+/// y\[o, j\] = x\[o, ids\[j\]\] for rows of `inner` bytes, or 0 if the id is out of range. Returns the
+/// bytes of y.
 fn select(
     device: &Device,
     variant: (IndexSelect, Unit),
@@ -89,7 +90,15 @@ fn select(
     }
 
     assert_told(device, word, ids, extent);
-    device.bytes(arguments.y.0, count)
+    let y = device.bytes(arguments.y.0, count);
+    for (at, row) in y.chunks(inner).enumerate() {
+        let (o, id) = (at / ids.len(), ids[at % ids.len()]);
+        match usize::try_from(id).ok().filter(|id| *id < extent) {
+            Some(id) => assert_eq!(row, &x[(o * extent + id) * inner..][..inner]),
+            None => assert!(row.iter().all(|byte| *byte == 0)),
+        }
+    }
+    y
 }
 
 #[test]
@@ -108,7 +117,8 @@ fn chosen_rows_are_read_once() {
     select(&device, variant, IndexDtype::I64, [1, 9, 32], &negative);
 }
 
-/// y\[r, c\] = x\[r, index\[r, c\]\] with a transposed index tensor. Returns the bytes of y.
+/// y\[r, c\] = x\[r, index\[r, c\]\] with a transposed index tensor, or 0 if the index is out of
+/// range. Returns the bytes of y.
 fn gather(device: &Device, unit: Unit, format: IndexDtype, wide: bool, ids: &[i64; 15]) -> Vec<u8> {
     let size = unit.bytes() as usize;
     let x = bytes(3 * 7 * size);
@@ -132,7 +142,15 @@ fn gather(device: &Device, unit: Unit, format: IndexDtype, wide: bool, ids: &[i6
     assert_eq!(moved, expected, "each element is moved once");
 
     assert_told(device, word, ids, 7);
-    device.bytes(arguments.y.0, 15 * size)
+    let y = device.bytes(arguments.y.0, 15 * size);
+    for (at, y) in y.chunks(size).enumerate() {
+        let (row, id) = (at / 5, ids[at % 5 * 3 + at / 5]);
+        match usize::try_from(id).ok().filter(|id| *id < 7) {
+            Some(id) => assert_eq!(y, &x[(row * 7 + id) * size..][..size]),
+            None => assert!(y.iter().all(|byte| *byte == 0)),
+        }
+    }
+    y
 }
 
 const INSIDE: [i64; 15] = [0, 6, 3, 3, 3, 1, 5, 2, 4, 6, 0, 0, 1, 2, 3];
@@ -282,12 +300,17 @@ fn some_ids(count: usize, rows: usize) -> Vec<i64> {
     ids
 }
 
-/// One CTA and several, rows of one digit and of two.
+/// One CTA and several, rows of one digit and of two. Keys do not depend on whether strides need 64
+/// bits.
 #[test]
 fn passes_of_a_sort_move_the_minimum() {
     let device = Device::plain();
     for (count, rows) in [(2, 1), (33, 5), (700, 300), (4500, 70)] {
-        sort(&device, IndexDtype::I64, false, some_ids(count, rows), rows);
+        let [near, far] = [false, true].map(|wide| {
+            let sorted = sort(&device, IndexDtype::I64, wide, some_ids(count, rows), rows);
+            sorted.lists.map(|list| device.bytes(list, 4 * count))
+        });
+        assert!(near == far);
     }
 }
 

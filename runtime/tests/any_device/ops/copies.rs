@@ -34,7 +34,8 @@ fn bits(x: &Tensor) -> Vec<u8> {
     }
 }
 
-/// Views of a [6, 20, 33] tensor: contiguous, transposed, strided, broadcast, empty.
+/// Views of a [6, 20, 33] tensor: contiguous, transposed, strided, broadcast, empty, in rows of 16
+/// elements.
 fn views(x: &Tensor) -> Vec<Tensor> {
     let transposed = |a, b| x.transpose(a, b).unwrap();
     vec![
@@ -46,6 +47,7 @@ fn views(x: &Tensor) -> Vec<Tensor> {
         transposed(1, 2).slice(1, 3..20).unwrap(),
         x.slice(0, 2..2).unwrap(),
         x.slice(1, 4..5).unwrap().broadcast_to(&[6, 9, 33]).unwrap(),
+        ops::reshape(x, &[6, 15, 44]).unwrap().slice(2, 4..20).unwrap(),
         // No two dims can be merged.
         ops::reshape(x, &[2, 3, 4, 5, 3, 11]).unwrap().permute(&[1, 3, 5, 0, 2, 4]).unwrap(),
     ]
@@ -215,21 +217,26 @@ fn concats_of_every_dtype_and_dim() {
     }
 }
 
-/// Rows are copied into a cache at a position given by a tensor.
+/// Rows are copied into a cache at a position given by a tensor. Nothing else is written.
 #[test]
 fn copies_at_a_position() {
     for device in devices() {
         for dtype in [DType::F32, DType::BF16, DType::U8] {
             for inner in [1, 3, 16] {
                 let x = elements(&[2, 3, inner], dtype);
-                let into = Tensor::zeros(&device, &[2, 8, inner], dtype, Kind::Cache).unwrap();
+                let empty = || Tensor::zeros(&device, &[2, 8, inner], dtype, Kind::Cache).unwrap();
                 let on_device = on(&device, &x);
-                for start in [5i64, 0, 2] {
-                    let at = Tensor::from_slice(&device, &[1], &[start]).unwrap();
+                for start in [5, 0, 2] {
+                    let into = empty();
+                    let at = Tensor::from_slice(&device, &[1], &[start as i64]).unwrap();
                     ops::copy_at_into(&on_device, &into, &at).unwrap();
-                    let rows = into.slice(1, start as usize..start as usize + 3).unwrap();
+                    let rows = into.slice(1, start..start + 3).unwrap();
                     assert_eq!(bits(&rows), bits(&x), "{dtype} at {start} on {device}");
+                    for around in [into.slice(1, 0..start), into.slice(1, start + 3..8)] {
+                        assert!(bits(&around.unwrap()).iter().all(|byte| *byte == 0));
+                    }
                 }
+                let into = empty();
                 let transposed = ops::copy(&x.transpose(0, 2).unwrap()).unwrap();
                 let transposed = on(&device, &transposed).transpose(0, 2).unwrap();
                 let at = Tensor::from_slice(&device, &[1], &[4i64]).unwrap();

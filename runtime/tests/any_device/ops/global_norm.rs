@@ -14,6 +14,8 @@ fn norms_of_many_tensors() {
             of(&[20, 30], DType::F32).transpose(0, 1).unwrap(),
             of(&[0], DType::F32),
             of(&[300], DType::BF16).slice(0, 1..300).unwrap(),
+            of(&[1100], DType::BF16),
+            of(&[9001], DType::F32).slice(0, 1..9001).unwrap(),
         ];
         tensors.extend((0..20).map(|i| of(&[i], DType::F32)));
         let squares: f64 = tensors.iter().flat_map(values).map(|x| x * x).sum();

@@ -8,7 +8,7 @@ const EPS: f64 = 1e-6;
 /// Rows that fit in the registers of a few lanes, of a warp or of a CTA, and rows that do not; whole
 /// vectors or not; one element; no rows, no features; a transposed tensor.
 fn operands(device: &meshgrad_runtime::Device, dtype: DType) -> Vec<Tensor> {
-    let shapes: [&[usize]; 9] = [
+    let shapes: [&[usize]; 12] = [
         &[3, 64],
         &[2, 5, 7],
         &[1, 1],
@@ -18,6 +18,9 @@ fn operands(device: &meshgrad_runtime::Device, dtype: DType) -> Vec<Tensor> {
         &[2, 2056],
         &[2, 1025],
         &[2, 5000],
+        &[5, 264],    // a warp with several accesses per lane, ragged; two CTAs
+        &[1, 16_384], // f32: a loop over vectors; bf16: four vectors per thread
+        &[200, 7],    // sums of columns by elements, in four blocks
     ];
     let mut all: Vec<Tensor> =
         shapes.iter().map(|shape| numbered(device, shape, dtype, 2.0)).collect();

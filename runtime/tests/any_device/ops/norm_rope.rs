@@ -10,8 +10,8 @@ const EPS: f64 = 1e-6;
 const STYLES: [RopeStyle; 2] = [RopeStyle::Half, RopeStyle::Interleaved];
 
 /// Extents [heads, features, rotated pairs]: features that are whole vectors or not; all, some or
-/// no features rotated; no heads; no features.
-const EXTENTS: [[usize; 3]; 10] = [
+/// no features rotated; more pairs than lanes in a loop; no heads; no features.
+const EXTENTS: [[usize; 3]; 11] = [
     [2, 128, 64],
     [1, 320, 160],
     [22, 64, 32],
@@ -20,6 +20,7 @@ const EXTENTS: [[usize; 3]; 10] = [
     [2, 9, 3],
     [1, 2, 1],
     [2, 5, 0],
+    [1, 325, 161],
     [0, 64, 32],
     [2, 0, 0],
 ];

@@ -88,6 +88,10 @@ fn everything(device: &Device) -> Vec<Trained> {
     // Global indices beyond 32 bits.
     let huge = Region::whole(&[1 << 30, 2000]).unwrap();
     let far = huge.slice(0, 1 << 29..(1 << 29) + 6).unwrap().slice(1, 8..20).unwrap();
+    // Boxes of three dims, whose rows are whole blocks of four or not.
+    let planes = Region::whole(&[4, 6, 20]).unwrap();
+    let planes = planes.slice(0, 1..3).unwrap().slice(1, 2..5).unwrap();
+    let (blocks, ragged) = (planes.slice(2, 8..16).unwrap(), planes.slice(2, 3..10).unwrap());
     let within = |region: &Region| new(region.shape(), DType::BF16, 0).rounded(key.within(region));
 
     let mut all = vec![
@@ -103,6 +107,8 @@ fn everything(device: &Device) -> Vec<Trained> {
         within(&columns),
         within(&odd),
         within(&far),
+        within(&blocks),
+        within(&ragged),
     ];
     all[1].constants.weight_decay = 0.0;
     let transposed = numbered(device, &[300, 70], DType::F32, 0.2);
@@ -115,7 +121,7 @@ fn steps_have_the_bits_of_the_cpu() {
     let trained = |device: &Device| {
         let all = everything(device);
         let mut table = AdamWTable::default();
-        for step in 1..4 {
+        for step in [1, 2, 1001] {
             let scalars = Scalars::new(device, 0.01, step as f32, 0.7);
             let operands: Vec<_> = all.iter().map(Trained::operands).collect();
             table.step(&operands, scalars.lend()).unwrap();

@@ -46,10 +46,10 @@ fn check(x: &Tensor, dims: &[isize], dtype: DType) {
         assert_eq!(y.dtype(), dtype);
         assert_close(&y, &op(&exact(x), dims).unwrap(), rounding(dtype), unit);
     }
-    // The maximum is exact.
-    let largest = ops::max(x, dims).unwrap();
-    let exact_largest = ops::max(&exact(x), dims).unwrap();
-    assert_eq!(values(&largest), values(&exact_largest));
+    // Extremes are exact.
+    for op in [ops::max as Op, ops::min] {
+        assert_eq!(values(&op(x, dims).unwrap()), values(&op(&exact(x), dims).unwrap()));
+    }
 }
 
 #[test]

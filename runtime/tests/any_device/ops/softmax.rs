@@ -5,8 +5,18 @@ use meshgrad_runtime::{DType, Device, Result, Tensor, ops};
 
 /// Rows that fit in registers and rows that do not; one element; no elements; strided tensors.
 fn operands(device: &Device, dtype: DType) -> Vec<Tensor> {
-    let shapes: [&[usize]; 7] =
-        [&[3, 64], &[2, 5, 7], &[1, 1], &[0, 8], &[8, 0], &[130, 96], &[2, 16_400]];
+    let shapes: [&[usize]; 10] = [
+        &[3, 64],
+        &[2, 5, 7],
+        &[1, 1],
+        &[0, 8],
+        &[8, 0],
+        &[130, 96],
+        &[2, 16_400],
+        &[5, 264],  // a warp with several accesses per lane
+        &[2, 1160], // the registers of a CTA, ragged
+        &[2, 301],  // elements, in more than one iteration
+    ];
     let mut all: Vec<Tensor> =
         shapes.iter().map(|shape| numbered(device, shape, dtype, 6.0)).collect();
     let transposed = numbered(device, &[6, 10], dtype, 6.0);

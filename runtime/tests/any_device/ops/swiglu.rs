@@ -5,8 +5,8 @@ use meshgrad_runtime::{DType, Device, Tensor, ops};
 
 /// Rows that are whole vectors or not; one element; no rows; no features; strided tensors.
 fn operands(device: &Device, dtype: DType) -> Vec<Tensor> {
-    let shapes: [&[usize]; 6] =
-        [&[3, 2, 64], &[2, 40, 2, 96], &[5, 2, 7], &[2, 1], &[0, 2, 8], &[4, 2, 0]];
+    let shapes: [&[usize]; 7] =
+        [&[3, 2, 64], &[2, 40, 2, 96], &[5, 2, 7], &[2, 2, 301], &[2, 1], &[0, 2, 8], &[4, 2, 0]];
     let mut all: Vec<Tensor> =
         shapes.iter().map(|shape| numbered(device, shape, dtype, 6.0)).collect();
     let transposed = numbered(device, &[2, 6, 16], dtype, 6.0);

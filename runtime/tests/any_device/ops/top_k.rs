@@ -31,7 +31,16 @@ fn places(x: &Tensor) -> Vec<i64> {
 fn argmax_and_argmin() {
     for device in devices() {
         for dtype in [DType::F32, DType::BF16] {
-            for shape in [[1, 1, 1], [3, 17, 2], [2, 1100, 3], [0, 4, 2], [2, 3, 9001]] {
+            let shapes = [
+                [1, 1, 1],
+                [3, 17, 2],
+                [2, 1100, 3],
+                [0, 4, 2],
+                [2, 3, 9001],
+                [1, 1, 9001], // a row in chunks that ends within a vector
+                [1, 3, 64],   // vectors of a warp
+            ];
+            for shape in shapes {
                 let x = coarse(&device, &shape, dtype);
                 for (dim, extent) in (0..).zip(shape) {
                     if extent == 0 {
@@ -59,6 +68,7 @@ fn top_k_elements() {
                 (1, 1, 1),
                 (3, 17, 17),
                 (70, 30, 5),
+                (2, 300, 5), // tiles of two warps
                 (1, 1024, 1024),
                 (2, 1030, 7),
                 (2, 2100, 1500),
