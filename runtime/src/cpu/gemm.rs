@@ -91,17 +91,13 @@ where
 }
 
 /// A list of products to run with a kernel.
-struct Run<'p, 'a, T, C> {
+struct Run<'p, 'a, T: Element> {
     count: usize,
-    problem: &'p (dyn Fn(usize) -> Problem<'a, T, C> + Sync),
+    problem: &'p (dyn Fn(usize) -> Problem<'a, T, T::Sum> + Sync),
     update: Update,
 }
 
-impl<'a, T, C> WithKernel<T> for Run<'_, 'a, T, C>
-where
-    T: Element,
-    C: Output<T::Sum> + 'a,
-{
+impl<T: Element> WithKernel<T> for Run<'_, '_, T> {
     fn run<K: Kernel<Input = T, Sum = T::Sum>>(self, kernel: K) {
         multiply_all(kernel, self.count, self.problem, self.update);
     }

@@ -5,19 +5,19 @@ use std::mem::size_of;
 
 use bytemuck::{Pod, Zeroable};
 
-use super::kernel::{Kernel, Output, Rows, Start, Tile};
+use super::kernel::{Kernel, Rows, Start, Tile};
 use super::matrix::Target;
 use super::{MatrixRef, Update};
 use crate::cpu::{for_tasks, threads};
 
 /// One product of a batch or a group.
-pub(super) struct Problem<'a, T, C> {
+pub(super) struct Problem<'a, T, S> {
     pub(super) a: MatrixRef<'a, T>,
     pub(super) b: MatrixRef<'a, T>,
-    pub(super) c: Target<'a, C>,
+    pub(super) c: Target<'a, S>,
 }
 
-impl<T: Copy, C: Copy> Problem<'_, T, C> {
+impl<T: Copy, S: Copy> Problem<'_, T, S> {
     /// Returns the transposed problem C^T = B^T A^T if C is column-major, so that tiles are stored
     /// along contiguous rows. The bits are equal, because multiplication is commutative.
     fn along_rows(self) -> Self {
@@ -62,15 +62,12 @@ const PACKING_COST: usize = 10;
 const SERIAL_MULTIPLY_ADDS: usize = 1 << 19;
 
 /// Computes `count` products. The blocks of all products run in parallel.
-pub(super) fn multiply_all<'a, K, C>(
+pub(super) fn multiply_all<'a, K: Kernel>(
     kernel: K,
     count: usize,
-    problem: &(dyn Fn(usize) -> Problem<'a, K::Input, C> + Sync),
+    problem: &(dyn Fn(usize) -> Problem<'a, K::Input, K::Sum> + Sync),
     update: Update,
-) where
-    K: Kernel,
-    C: Output<K::Sum> + 'a,
-{
+) {
     let problem = |index| problem(index).along_rows();
     let work = (0..count).map(|i| problem(i).multiply_adds()).fold(0, usize::saturating_add);
 
@@ -114,11 +111,7 @@ struct Grid {
 
 impl Grid {
     /// The grid with the shortest estimated time on `threads` threads.
-    fn new<K: Kernel, C: Copy>(
-        kernel: K,
-        problem: &Problem<'_, K::Input, C>,
-        threads: usize,
-    ) -> Self {
+    fn new<K: Kernel>(kernel: K, problem: &Problem<'_, K::Input, K::Sum>, threads: usize) -> Self {
         let tile = kernel.tile();
         let (rows, cols) = (problem.c.rows(), problem.c.cols());
         if rows == 0 || cols == 0 {
@@ -154,16 +147,13 @@ impl Grid {
     }
 
     /// Computes block `index` of a problem on this thread.
-    fn multiply<K, C>(
+    fn multiply<K: Kernel>(
         self,
         kernel: K,
-        problem: &Problem<'_, K::Input, C>,
+        problem: &Problem<'_, K::Input, K::Sum>,
         index: usize,
         update: Update,
-    ) where
-        K: Kernel,
-        C: Output<K::Sum>,
-    {
+    ) {
         let (tile, depth) = (kernel.tile(), problem.a.cols());
         let (down, across) = (index / self.across, index % self.across);
         let (first_row, rows) = block_range(problem.c.rows(), self.down, down, tile.rows);
@@ -214,11 +204,7 @@ fn buffer(bytes: usize) -> Vec<CacheLine> {
     vec![CacheLine::zeroed(); bytes.div_ceil(size_of::<CacheLine>())]
 }
 
-fn multiply_block<K, C>(kernel: K, block: Problem<'_, K::Input, C>, update: Update)
-where
-    K: Kernel,
-    C: Output<K::Sum>,
-{
+fn multiply_block<K: Kernel>(kernel: K, block: Problem<'_, K::Input, K::Sum>, update: Update) {
     if block.a.cols() == 0 {
         return store_empty_product(block.c, update);
     }
@@ -241,7 +227,7 @@ where
             ),
             _ => kernel.vectorize(
                 #[inline(always)]
-                || multiply_slabs::<SLAB_BYTES, K, C>(kernel, block, update, &mut memory),
+                || multiply_slabs::<SLAB_BYTES, K>(kernel, block, update, &mut memory),
             ),
         }
     });
@@ -259,15 +245,12 @@ struct Memory<'a, K: Kernel> {
 /// The product of a single row. Each element of B is used once, so B is read in place if the kernel
 /// can, and else packed in slabs that stay in the L1 cache.
 #[inline(always)]
-fn multiply_one_row<K, C>(
+fn multiply_one_row<K: Kernel>(
     kernel: K,
-    block: Problem<'_, K::Input, C>,
+    block: Problem<'_, K::Input, K::Sum>,
     update: Update,
     memory: &mut Memory<'_, K>,
-) where
-    K: Kernel,
-    C: Output<K::Sum>,
-{
+) {
     let Problem { a, b, c } = block;
     let (tile, depth) = (kernel.tile(), a.cols());
     for col in (0..c.cols()).step_by(tile.cols) {
@@ -276,14 +259,15 @@ fn multiply_one_row<K, C>(
             Problem { a, b: b.part([0, col], [depth, cols]), c: c.part([0, col], [1, cols]) };
         let sums = &mut memory.sums[..tile.len()];
         match kernel.multiply_row(a, part.b.transposed(), &mut sums[..cols]) {
-            Some(()) => store(part.c, sums, tile, update),
-            None => multiply_slabs::<ROW_SLAB_BYTES, K, C>(kernel, part, update, memory),
+            // SAFETY: a part of the block, which only this thread writes.
+            Some(()) => unsafe { part.c.update(sums, tile.cols, update) },
+            None => multiply_slabs::<ROW_SLAB_BYTES, K>(kernel, part, update, memory),
         }
     }
 }
 
 /// Stores the product for k = 0.
-fn store_empty_product<S: Zeroable + Copy, C: Output<S>>(c: Target<'_, C>, update: Update) {
+fn store_empty_product<S: Zeroable + Copy>(c: Target<'_, S>, update: Update) {
     if update == Update::Add {
         return;
     }
@@ -292,21 +276,18 @@ fn store_empty_product<S: Zeroable + Copy, C: Output<S>>(c: Target<'_, C>, updat
         for col in 0..c.cols() {
             let element = c.part([row, col], [1, 1]);
             // SAFETY: the element is in this block, which only this thread writes.
-            unsafe { element.update_row(0, &[S::zeroed()], |c, sum| *c = C::replace(sum)) };
+            unsafe { element.update(&[S::zeroed()], 1, update) };
         }
     }
 }
 
 #[inline(always)]
-fn multiply_slabs<const SLAB: usize, K, C>(
+fn multiply_slabs<const SLAB: usize, K: Kernel>(
     kernel: K,
-    block: Problem<'_, K::Input, C>,
+    block: Problem<'_, K::Input, K::Sum>,
     update: Update,
     memory: &mut Memory<'_, K>,
-) where
-    K: Kernel,
-    C: Output<K::Sum>,
-{
+) {
     let Memory { a: a_panels, b: b_panel, sums } = memory;
     let Problem { a, b, c } = block;
     let (tile, depth) = (kernel.tile(), a.cols());
@@ -359,23 +340,9 @@ fn multiply_slabs<const SLAB: usize, K, C>(
                 kernel.multiply(a_rows, b_panel, live, start, sums);
                 if is_last {
                     let c = c.part([row, col], [live.rows, live.cols]);
-                    store(c, sums, tile, update);
+                    // SAFETY: a part of the block, which only this thread writes.
+                    unsafe { c.update(sums, tile.cols, update) };
                 }
-            }
-        }
-    }
-}
-
-/// Stores the used part of a finished tile in C.
-#[inline(always)]
-fn store<S: Copy, C: Output<S>>(c: Target<'_, C>, sums: &[S], tile: Tile, update: Update) {
-    for (row, sums) in sums.chunks_exact(tile.cols).take(c.rows()).enumerate() {
-        let sums = &sums[..c.cols()];
-        // SAFETY: row and columns are in `c`, a part of the block, which only this thread writes.
-        unsafe {
-            match update {
-                Update::Replace => c.update_row(row, sums, |c, sum| *c = C::replace(sum)),
-                Update::Add => c.update_row(row, sums, |c, sum| *c = c.add(sum)),
             }
         }
     }

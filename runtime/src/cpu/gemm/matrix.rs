@@ -2,6 +2,11 @@
 
 use std::marker::PhantomData;
 
+use pulp::Arch;
+
+use super::Update;
+use super::kernel::Output;
+use super::vector::Closure;
 use crate::GemmError;
 use crate::cpu::prefetch::prefetch;
 
@@ -321,33 +326,39 @@ impl<'a, T: Copy> MatrixMut<'a, T> {
     }
 
     /// A view of the same memory that threads can share.
-    pub(super) fn target(&mut self) -> Target<'_, T> {
-        Target { data: self.data.as_mut_ptr(), layout: self.layout, borrow: PhantomData }
+    pub(super) fn target<S: Copy>(&mut self) -> Target<'_, S>
+    where
+        T: Output<S>,
+    {
+        let data = self.data.as_mut_ptr().cast();
+        Target { data, layout: self.layout, update: update_rows::<T, S>, borrow: PhantomData }
     }
 }
 
-/// A [`MatrixMut`] shared by threads, each of which writes disjoint elements.
-pub(super) struct Target<'a, T> {
-    data: *mut T,
+/// A [`MatrixMut`] shared by threads, each of which writes disjoint elements. Its element type is
+/// erased, so that products are compiled once per type `S` of accumulators.
+pub(super) struct Target<'a, S> {
+    data: *mut (),
     layout: Layout<'a>,
-    borrow: PhantomData<&'a mut [T]>,
+    update: UpdateRows<S>,
+    borrow: PhantomData<&'a mut [S]>,
 }
 
-impl<T> Clone for Target<'_, T> {
+impl<S> Clone for Target<'_, S> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<T> Copy for Target<'_, T> {}
+impl<S> Copy for Target<'_, S> {}
 
-// SAFETY: elements are accessed only through `update_row`, whose callers guarantee that no two
-// threads access the same element. `T: Send` allows threads to write elements of another thread.
-unsafe impl<T: Send> Send for Target<'_, T> {}
+// SAFETY: elements are accessed only through `update_rows`, whose callers guarantee that no two
+// threads access the same element. Elements are `Send`, because `Output` is.
+unsafe impl<S> Send for Target<'_, S> {}
 // SAFETY: as above.
-unsafe impl<T: Send> Sync for Target<'_, T> {}
+unsafe impl<S> Sync for Target<'_, S> {}
 
-impl<'a, T: Copy> Target<'a, T> {
+impl<S: Copy> Target<'_, S> {
     pub(super) fn rows(&self) -> usize {
         self.layout.rows
     }
@@ -373,35 +384,76 @@ impl<'a, T: Copy> Target<'a, T> {
         self.layout.row_stride.unsigned_abs() < self.layout.col_stride.unsigned_abs()
     }
 
-    /// Calls `update(element, value)` for the elements of a row, one per value.
+    /// Updates all elements with sums, whose rows are `stride` apart.
     ///
     /// # Safety
-    /// `row` and `values.len()` must be within the matrix, and no other thread may access these
-    /// elements meanwhile.
-    #[inline(always)]
-    pub(super) unsafe fn update_row<S: Copy>(
-        self,
-        row: usize,
-        values: &[S],
-        update: impl Fn(&mut T, S),
-    ) {
-        debug_assert!(row < self.layout.rows && values.len() <= self.layout.cols);
-        // SAFETY: the layout was checked against the slice when the view was constructed.
-        let start = unsafe { self.data.offset(self.layout.index(row, 0)) };
+    /// No other thread may access the elements meanwhile.
+    pub(super) unsafe fn update(self, sums: &[S], stride: usize, update: Update) {
+        // SAFETY: `data` has the element type of the function, because both are of one `MatrixMut`;
+        // the layout was checked against its slice. The caller promises the rest.
+        unsafe { (self.update)(self.data, self.layout, sums, stride, update) }
+    }
+}
 
-        if self.layout.col_stride == 1 {
-            // SAFETY: consecutive elements of the row, which only the caller accesses.
-            let row = unsafe { std::slice::from_raw_parts_mut(start, values.len()) };
-            for (element, &value) in row.iter_mut().zip(values) {
-                update(element, value);
+/// [`update_rows`] of an element type.
+type UpdateRows<S> = unsafe fn(*mut (), Layout<'_>, &[S], usize, Update);
+
+/// Updates the elements of a matrix with sums, whose rows are `stride` apart.
+///
+/// # Safety
+/// `data` must be elements of type `T`, all elements of the layout must be within them, and no other
+/// thread may access these meanwhile.
+unsafe fn update_rows<T: Output<S>, S: Copy>(
+    data: *mut (),
+    layout: Layout<'_>,
+    sums: &[S],
+    stride: usize,
+    update: Update,
+) {
+    Arch::new().dispatch(Closure(
+        #[inline(always)]
+        || {
+            for (row, sums) in sums.chunks_exact(stride).take(layout.rows).enumerate() {
+                // SAFETY: the row is within the layout.
+                let start = unsafe { data.cast::<T>().offset(layout.index(row, 0)) };
+                let (sums, step) = (&sums[..layout.cols], layout.col_stride);
+                // SAFETY: the elements are a row of the layout.
+                unsafe {
+                    match update {
+                        Update::Replace => {
+                            update_row(start, step, sums, |c, sum| *c = T::replace(sum))
+                        }
+                        Update::Add => update_row(start, step, sums, |c, sum| *c = c.add(sum)),
+                    }
+                }
             }
-            return;
-        }
+        },
+    ));
+}
 
-        for (col, &value) in values.iter().enumerate() {
-            // SAFETY: an element of the row, which only the caller accesses.
-            let element = unsafe { &mut *start.offset(col as isize * self.layout.col_stride) };
+/// Calls `update(element, value)` for elements that are `step` apart, one per value.
+///
+/// # Safety
+/// The elements must be valid, and no other thread may access them meanwhile.
+#[inline(always)]
+unsafe fn update_row<T, S: Copy>(
+    start: *mut T,
+    step: isize,
+    values: &[S],
+    update: impl Fn(&mut T, S),
+) {
+    if step == 1 {
+        // SAFETY: consecutive elements, which only the caller accesses.
+        let row = unsafe { std::slice::from_raw_parts_mut(start, values.len()) };
+        for (element, &value) in row.iter_mut().zip(values) {
             update(element, value);
         }
+        return;
+    }
+
+    for (at, &value) in values.iter().enumerate() {
+        // SAFETY: an element that only the caller accesses.
+        let element = unsafe { &mut *start.offset(at as isize * step) };
+        update(element, value);
     }
 }

@@ -94,7 +94,7 @@ pub(super) fn product_by<K, C>(
     K: Kernel,
     C: Output<K::Sum>,
 {
-    let c = c.target();
+    let c = c.target::<K::Sum>();
     multiply_all(kernel, 1, &|_| Problem { a, b, c }, update);
 }
 
