@@ -5,7 +5,7 @@ use std::mem::size_of;
 
 use bytemuck::{Pod, Zeroable};
 
-use super::kernel::{Kernel, Rows, Start, Tile};
+use super::kernel::{Kernel, Rows, Start, Sum, Tile};
 use super::matrix::Target;
 use super::{MatrixRef, Update};
 use crate::cpu::{for_tasks, threads};
@@ -17,7 +17,7 @@ pub(super) struct Problem<'a, T, S> {
     pub(super) c: Target<'a, S>,
 }
 
-impl<T: Copy, S: Copy> Problem<'_, T, S> {
+impl<T: Copy, S: Sum> Problem<'_, T, S> {
     /// Returns the transposed problem C^T = B^T A^T if C is column-major, so that tiles are stored
     /// along contiguous rows. The bits are equal, because multiplication is commutative.
     fn along_rows(self) -> Self {
@@ -267,7 +267,7 @@ fn multiply_one_row<K: Kernel>(
 }
 
 /// Stores the product for k = 0.
-fn store_empty_product<S: Zeroable + Copy>(c: Target<'_, S>, update: Update) {
+fn store_empty_product<S: Sum>(c: Target<'_, S>, update: Update) {
     if update == Update::Add {
         return;
     }

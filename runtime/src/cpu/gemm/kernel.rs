@@ -58,7 +58,7 @@ impl<P> Rows<'_, P> {
 pub(super) trait Kernel: Copy + Send + Sync {
     type Input: Element;
     type Packed: Pod;
-    type Sum: Pod;
+    type Sum: Sum;
 
     /// Elements along k in one `Packed`.
     const DEPTH_PER_UNIT: usize;
@@ -115,7 +115,7 @@ pub(super) trait WithKernel<T: Element> {
 #[expect(private_bounds, reason = "sealed: each element type has its kernels here")]
 pub(crate) trait Element: Dispatch {
     /// The accumulator type.
-    type Sum: Pod + Send + Sync;
+    type Sum: Sum;
 }
 
 pub(super) trait Dispatch: Pod + Send + Sync {
@@ -137,8 +137,25 @@ impl Element for bf16 {
     type Sum = f32;
 }
 
-/// An element type of C for accumulators of type `S`.
+/// A type of accumulators: f32 or f64.
+pub(crate) trait Sum: Pod + Send + Sync + Output<Self> {
+    /// The other element type of C; for f64, which has none, f64.
+    type Narrow: Output<Self>;
+}
+
+impl Sum for f32 {
+    type Narrow = bf16;
+}
+
+impl Sum for f64 {
+    type Narrow = f64;
+}
+
+/// An element type of C for accumulators of type `S`: `S` itself or [`Sum::Narrow`].
 pub(crate) trait Output<S>: Copy + Send + Sync {
+    /// Whether this is [`Sum::Narrow`] and not `S`.
+    const IS_NARROW: bool = false;
+
     /// The sum, rounded.
     fn replace(sum: S) -> Self;
     /// `self + sum`, computed in `S` and rounded.
@@ -170,6 +187,8 @@ impl Output<f64> for f64 {
 }
 
 impl Output<f32> for bf16 {
+    const IS_NARROW: bool = true;
+
     #[inline(always)]
     fn replace(sum: f32) -> Self {
         bf16::narrow(sum)

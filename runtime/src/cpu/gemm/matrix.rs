@@ -2,11 +2,8 @@
 
 use std::marker::PhantomData;
 
-use pulp::Arch;
-
 use super::Update;
-use super::kernel::Output;
-use super::vector::Closure;
+use super::kernel::{Output, Sum};
 use crate::GemmError;
 use crate::cpu::prefetch::prefetch;
 
@@ -326,21 +323,22 @@ impl<'a, T: Copy> MatrixMut<'a, T> {
     }
 
     /// A view of the same memory that threads can share.
-    pub(super) fn target<S: Copy>(&mut self) -> Target<'_, S>
+    pub(super) fn target<S: Sum>(&mut self) -> Target<'_, S>
     where
         T: Output<S>,
     {
         let data = self.data.as_mut_ptr().cast();
-        Target { data, layout: self.layout, update: update_rows::<T, S>, borrow: PhantomData }
+        Target { data, is_narrow: T::IS_NARROW, layout: self.layout, borrow: PhantomData }
     }
 }
 
-/// A [`MatrixMut`] shared by threads, each of which writes disjoint elements. Its element type is
-/// erased, so that products are compiled once per type `S` of accumulators.
+/// A [`MatrixMut`] shared by threads, each of which writes disjoint elements. Whether its elements
+/// are accumulators or narrower is a value, so that products are compiled once for both.
 pub(super) struct Target<'a, S> {
     data: *mut (),
+    /// Whether the elements are of type [`Sum::Narrow`] instead of `S`.
+    is_narrow: bool,
     layout: Layout<'a>,
-    update: UpdateRows<S>,
     borrow: PhantomData<&'a mut [S]>,
 }
 
@@ -352,13 +350,13 @@ impl<S> Clone for Target<'_, S> {
 
 impl<S> Copy for Target<'_, S> {}
 
-// SAFETY: elements are accessed only through `update_rows`, whose callers guarantee that no two
-// threads access the same element. Elements are `Send`, because `Output` is.
+// SAFETY: elements are accessed only through `update`, whose callers guarantee that no two threads
+// access the same element. Both types of elements are `Send`, because `Output` is.
 unsafe impl<S> Send for Target<'_, S> {}
 // SAFETY: as above.
 unsafe impl<S> Sync for Target<'_, S> {}
 
-impl<S: Copy> Target<'_, S> {
+impl<S: Sum> Target<'_, S> {
     pub(super) fn rows(&self) -> usize {
         self.layout.rows
     }
@@ -388,72 +386,51 @@ impl<S: Copy> Target<'_, S> {
     ///
     /// # Safety
     /// No other thread may access the elements meanwhile.
+    #[inline(always)]
     pub(super) unsafe fn update(self, sums: &[S], stride: usize, update: Update) {
-        // SAFETY: `data` has the element type of the function, because both are of one `MatrixMut`;
-        // the layout was checked against its slice. The caller promises the rest.
-        unsafe { (self.update)(self.data, self.layout, sums, stride, update) }
-    }
-}
-
-/// [`update_rows`] of an element type.
-type UpdateRows<S> = unsafe fn(*mut (), Layout<'_>, &[S], usize, Update);
-
-/// Updates the elements of a matrix with sums, whose rows are `stride` apart.
-///
-/// # Safety
-/// `data` must be elements of type `T`, all elements of the layout must be within them, and no other
-/// thread may access these meanwhile.
-unsafe fn update_rows<T: Output<S>, S: Copy>(
-    data: *mut (),
-    layout: Layout<'_>,
-    sums: &[S],
-    stride: usize,
-    update: Update,
-) {
-    Arch::new().dispatch(Closure(
-        #[inline(always)]
-        || {
-            for (row, sums) in sums.chunks_exact(stride).take(layout.rows).enumerate() {
-                // SAFETY: the row is within the layout.
-                let start = unsafe { data.cast::<T>().offset(layout.index(row, 0)) };
-                let (sums, step) = (&sums[..layout.cols], layout.col_stride);
-                // SAFETY: the elements are a row of the layout.
-                unsafe {
-                    match update {
-                        Update::Replace => {
-                            update_row(start, step, sums, |c, sum| *c = T::replace(sum))
-                        }
-                        Update::Add => update_row(start, step, sums, |c, sum| *c = c.add(sum)),
+        for (row, sums) in sums.chunks_exact(stride).take(self.layout.rows).enumerate() {
+            let sums = &sums[..self.layout.cols];
+            // SAFETY: the row and the columns are in the matrix, and `is_narrow` tells its type.
+            unsafe {
+                match (self.is_narrow, update) {
+                    (false, Update::Replace) => {
+                        self.update_row(row, sums, |_, sum| S::replace(sum))
+                    }
+                    (false, Update::Add) => self.update_row(row, sums, |c: S, sum| c.add(sum)),
+                    (true, Update::Replace) => {
+                        self.update_row(row, sums, |_, sum| S::Narrow::replace(sum));
+                    }
+                    (true, Update::Add) => {
+                        self.update_row(row, sums, |c: S::Narrow, sum| c.add(sum));
                     }
                 }
             }
-        },
-    ));
-}
-
-/// Calls `update(element, value)` for elements that are `step` apart, one per value.
-///
-/// # Safety
-/// The elements must be valid, and no other thread may access them meanwhile.
-#[inline(always)]
-unsafe fn update_row<T, S: Copy>(
-    start: *mut T,
-    step: isize,
-    values: &[S],
-    update: impl Fn(&mut T, S),
-) {
-    if step == 1 {
-        // SAFETY: consecutive elements, which only the caller accesses.
-        let row = unsafe { std::slice::from_raw_parts_mut(start, values.len()) };
-        for (element, &value) in row.iter_mut().zip(values) {
-            update(element, value);
         }
-        return;
     }
 
-    for (at, &value) in values.iter().enumerate() {
-        // SAFETY: an element that only the caller accesses.
-        let element = unsafe { &mut *start.offset(at as isize * step) };
-        update(element, value);
+    /// Replaces the elements of a row by `update(element, sum)`, one per sum.
+    ///
+    /// # Safety
+    /// `row` and `sums.len()` must be within the matrix, its elements must be of type `T`, and no
+    /// other thread may access them meanwhile.
+    #[inline(always)]
+    unsafe fn update_row<T: Copy>(self, row: usize, sums: &[S], update: impl Fn(T, S) -> T) {
+        // SAFETY: the layout was checked against the slice when the view was constructed.
+        let start = unsafe { self.data.cast::<T>().offset(self.layout.index(row, 0)) };
+
+        if self.layout.col_stride == 1 {
+            // SAFETY: consecutive elements of the row, which only the caller accesses.
+            let row = unsafe { std::slice::from_raw_parts_mut(start, sums.len()) };
+            for (element, &sum) in row.iter_mut().zip(sums) {
+                *element = update(*element, sum);
+            }
+            return;
+        }
+
+        for (col, &sum) in sums.iter().enumerate() {
+            // SAFETY: an element of the row, which only the caller accesses.
+            let element = unsafe { &mut *start.offset(col as isize * self.layout.col_stride) };
+            *element = update(*element, sum);
+        }
     }
 }

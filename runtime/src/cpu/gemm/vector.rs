@@ -7,12 +7,11 @@
 
 use std::marker::PhantomData;
 
-use bytemuck::Pod;
 use half::bf16;
 use pulp::{Arch, Simd, WithSimd};
 
 use super::MatrixRef;
-use super::kernel::{Dispatch, Element, Kernel, Order, Rows, Start, Tile, WithKernel};
+use super::kernel::{Dispatch, Element, Kernel, Order, Rows, Start, Sum, Tile, WithKernel};
 use super::pack::{Unit, pack_by_depth, pack_panels_by_depth, pack_rows};
 #[cfg(target_arch = "x86_64")]
 use super::row;
@@ -21,7 +20,7 @@ use super::row;
 pub(super) trait Arithmetic: Copy + Send + Sync {
     type Input: Element;
     type Packed: Unit<Self::Input>;
-    type Sum: Pod;
+    type Sum: Sum;
     /// A vector of packed units.
     type Units: Copy;
     /// A vector of accumulators, one per unit.
