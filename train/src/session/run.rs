@@ -118,7 +118,9 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
         let is_of_other_run = start.is_of_other_run();
         let (trainer, first_step) = match start.checkpoint() {
             None => {
-                init(&model, device, &mut notes)?;
+                ranks.agree(init(&model, device, &mut notes))?;
+                let skipped = notes.iter().filter(|note| note.starts_with("skipped: ")).count();
+                ranks.check_equal(&json!({ "model.from": { "damaged checkpoints": skipped } }))?;
                 (trainer(session, model)?, 0)
             }
             Some(_) => {
