@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use meshgrad_runtime::{DType, Result, Shape, Tensor, ops};
 
-use crate::Param;
 use crate::spec::ParamId;
 
 /// The home of a parameter: this rank keeps some rows of its part of the parameter's sharding, and
@@ -104,13 +103,6 @@ pub trait HomeGradients: Send {
 
     /// The buffers that are kept from one step to the next.
     fn buffers(&self) -> Vec<Tensor>;
-}
-
-/// Ends a pass over a model without backward, such as an evaluation, so that nothing is gathered for
-/// a backward that does not follow. All ranks call this after the pass, before rows are written.
-pub fn end_pass(params: &[Param]) {
-    let homes = params.iter().filter_map(Param::home);
-    homes.for_each(|home| home.unit().end_pass());
 }
 
 /// The number of rows of a tensor of this shape.
