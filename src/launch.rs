@@ -2,13 +2,13 @@
 
 use std::ffi::OsString;
 use std::io;
+use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering;
 
-use anyhow::Context;
 use meshgrad::comm::launch::{Ended, Launch};
-use signal_hook::consts;
+
+use crate::signals::{Messages, Stop};
 
 /// The exit code after Ctrl-C, as of shells.
 const STOPPED: u8 = 130;
@@ -18,19 +18,25 @@ pub(crate) struct LaunchArguments {
     /// Number of processes.
     #[arg(short = 'n', long, value_name = "N")]
     ranks: usize,
+    /// Also write the output of each rank to a file in this folder: DIR/rank-N.log.
+    #[arg(long, value_name = "DIR")]
+    log_dir: Option<PathBuf>,
     /// After `--`: the program and its arguments.
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
 
 pub(crate) fn launch(arguments: &LaunchArguments) -> anyhow::Result<ExitCode> {
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [consts::SIGINT, consts::SIGTERM, consts::SIGHUP] {
-        signal_hook::flag::register(signal, stop.clone())
-            .context("cannot install a handler for Ctrl-C")?;
+    let stop = Stop::listen(Messages {
+        stopping: "stopping the ranks, which have 30 seconds to save; a second Ctrl-C ends them at once",
+        ended: "ended the ranks at once",
+    })?;
+    stop.has_started.store(true, Ordering::Relaxed);
+    let mut launch = Launch::new(arguments.ranks, arguments.command.clone())?;
+    if let Some(dir) = &arguments.log_dir {
+        launch = launch.log_dir(dir);
     }
-    let launch = Launch::new(arguments.ranks, arguments.command.clone())?;
-    Ok(match launch.run(&stop, io::stdout(), io::stderr())? {
+    Ok(match launch.run(&stop.is_requested, io::stdout(), io::stderr())? {
         Ended::Success => ExitCode::SUCCESS,
         Ended::Failed { rank, code } => {
             eprintln!("error: rank {rank} failed with exit code {code}");

@@ -19,6 +19,7 @@ mod next;
 mod pipeline;
 mod runs;
 mod sample;
+mod signals;
 mod table;
 mod train;
 

@@ -4,8 +4,7 @@
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering;
 
 use anyhow::{Context, anyhow, ensure};
 use meshgrad::comm::launch::Environment;
@@ -13,6 +12,7 @@ use meshgrad::comm::{Local, Rank, RunError, World};
 use meshgrad::runtime::Device;
 use meshgrad::train::TrainError;
 use meshgrad::train::config::{Config, Override, toml};
+use meshgrad::train::events::Event;
 use meshgrad::train::qwen3;
 use meshgrad::train::ranks::{check_ranks, failed_elsewhere};
 use meshgrad::train::run_folder::RunFolder;
@@ -21,6 +21,7 @@ use meshgrad::train::session::{Resume, Session, Summary};
 use crate::device::OnFastest;
 use crate::next::{self, StartedAs};
 use crate::runs;
+use crate::signals::{Messages, Stop};
 
 #[derive(clap::Args)]
 pub(crate) struct TrainArguments {
@@ -69,11 +70,12 @@ struct Run {
     dir: PathBuf,
     resume: Resume,
     stop_after: Option<u64>,
-    stop: Arc<AtomicBool>,
+    stop: Stop,
 }
 
 impl Run {
-    fn new(arguments: &TrainArguments) -> anyhow::Result<Run> {
+    /// `speaks`: whether this process prints for the run.
+    fn new(arguments: &TrainArguments, speaks: bool) -> anyhow::Result<Run> {
         let (file, sets) = (arguments.config.as_deref(), arguments.overrides()?);
         let config = Config::read::<qwen3::Tables>(file, &sets)?;
         let dir = match &arguments.run_dir {
@@ -88,7 +90,12 @@ impl Run {
                 Resume::From(folder.into())
             }
         };
-        Ok(Run { config, dir, resume, stop_after: arguments.stop_after, stop: stop_on_signals()? })
+        let messages = match speaks {
+            true => MESSAGES,
+            false => Messages::default(),
+        };
+        let stop = Stop::listen(messages)?;
+        Ok(Run { config, dir, resume, stop_after: arguments.stop_after, stop })
     }
 
     /// The session of `rank`, or of a run on one rank.
@@ -97,7 +104,14 @@ impl Run {
             .run_dir(&self.dir)
             .resume(self.resume.clone())
             .stop_after(self.stop_after)
-            .stop_when(&self.stop);
+            .stop_when(&self.stop.is_requested);
+        let has_started = self.stop.has_started.clone();
+        let session = session.subscribe("signals", move |event| {
+            if let Event::ConfigurationFinished { .. } = event {
+                has_started.store(true, Ordering::Relaxed);
+            }
+            Ok(())
+        });
         match rank {
             Some(rank) => session.on(rank),
             None => session,
@@ -105,16 +119,10 @@ impl Run {
     }
 }
 
-fn stop_on_signals() -> anyhow::Result<Arc<AtomicBool>> {
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        // A second signal ends the program immediately.
-        signal_hook::flag::register_conditional_shutdown(signal, 1, stop.clone())
-            .and_then(|_| signal_hook::flag::register(signal, stop.clone()))
-            .context("cannot install a handler for Ctrl-C")?;
-    }
-    Ok(stop)
-}
+const MESSAGES: Messages = Messages {
+    stopping: "stopping after this step, with a checkpoint; a second Ctrl-C ends the run at once",
+    ended: "ended at once; the same command resumes from the last checkpoint",
+};
 
 /// `has_threads`: whether the number of the CPU's threads is given.
 pub(crate) fn train(
@@ -123,14 +131,9 @@ pub(crate) fn train(
     has_threads: bool,
 ) -> anyhow::Result<ExitCode> {
     if let Some(environment) = Environment::read()?.filter(|it| it.world_size() > 1) {
-        let trained = train_as_process(arguments, cpu, has_threads);
-        // If a rank fails, rank 0 reports it.
-        return match trained {
-            Err(_) if environment.rank() > 0 => Ok(ExitCode::FAILURE),
-            trained => trained.map(|()| ExitCode::SUCCESS),
-        };
+        return train_as_process(arguments, cpu, has_threads, environment.rank());
     }
-    let run = Run::new(arguments)?;
+    let run = Run::new(arguments, true)?;
     match arguments.ranks.map(usize::from) {
         None | Some(1) => {
             let device = arguments.device.open(cpu)?;
@@ -138,7 +141,6 @@ pub(crate) fn train(
             print_summary(&summary, &run, StartedAs::OneRank);
         }
         Some(ranks) => {
-            check_ranks(&run.config, ranks)?;
             let summary = train_on_threads(&run, ranks, arguments, cpu)?;
             print_summary(&summary, &run, StartedAs::Threads(ranks));
         }
@@ -153,7 +155,11 @@ fn train_on_threads(
     arguments: &TrainArguments,
     cpu: &Device,
 ) -> anyhow::Result<Summary> {
-    let local = match arguments.device.of_ranks(ranks, cpu)? {
+    check_ranks(&run.config, ranks)?;
+    let devices = arguments.device.of_ranks(ranks, cpu)?;
+    let cpus = || vec![cpu.clone(); ranks];
+    qwen3::check_threads(&run.config, &devices.clone().unwrap_or_else(cpus))?;
+    let local = match devices {
         Some(devices) => Local::new(ranks).devices(devices),
         None => Local::new(ranks).threads((cpu.properties().threads / ranks).max(1)),
     };
@@ -186,12 +192,13 @@ fn named(rank: usize, message: &str) -> anyhow::Error {
     }
 }
 
-/// Trains as the rank that the launcher's variables specify.
-fn train_as_process(
+/// The run of a process that a launcher has started as rank `rank`.
+fn run_of_process(
     arguments: &TrainArguments,
     cpu: &Device,
     has_threads: bool,
-) -> anyhow::Result<()> {
+    rank: usize,
+) -> anyhow::Result<Run> {
     ensure!(
         arguments.ranks.is_none(),
         "--ranks is for threads of one process, but a launcher has started this one; leave it out"
@@ -205,8 +212,20 @@ fn train_as_process(
         "ranks that are processes compute on CPUs; use --device cpu, or --ranks N for the GPUs of this \
          machine"
     );
-    let run = Run::new(arguments);
-    let world = World::from_env()?;
+    Run::new(arguments, rank == 0)
+}
+
+/// Trains as rank `rank`, as the launcher's variables say.
+fn train_as_process(
+    arguments: &TrainArguments,
+    cpu: &Device,
+    has_threads: bool,
+    rank: usize,
+) -> anyhow::Result<ExitCode> {
+    // The other ranks learn of an error once all have joined.
+    let run = run_of_process(arguments, cpu, has_threads, rank);
+    // No rank speaks for one that cannot join.
+    let world = World::from_env().with_context(|| format!("rank {rank} cannot join"))?;
     let own = |error: anyhow::Error| (world.rank(), crate::message(&error));
     let trained = run.map_err(own).and_then(|run| {
         let summary = qwen3::train(run.session(world.device(), Some(&world)));
@@ -217,13 +236,17 @@ fn train_as_process(
     match trained {
         Ok((summary, run)) if world.rank() == 0 => {
             print_summary(&summary, &run, StartedAs::Processes(world.world_size()));
-            Ok(())
+            Ok(ExitCode::SUCCESS)
         }
-        Ok(_) => Ok(()),
-        Err((rank, message)) => {
-            let error = named(rank, &message);
-            world.fail_with(rank, message);
-            Err(error)
+        Ok(_) => Ok(ExitCode::SUCCESS),
+        Err((failed, message)) => {
+            let error = named(failed, &message);
+            world.fail_with(failed, message);
+            match rank {
+                0 => Err(error),
+                // Rank 0 reports it.
+                _ => Ok(ExitCode::FAILURE),
+            }
         }
     }
 }

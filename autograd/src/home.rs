@@ -49,6 +49,9 @@ pub trait HomeUnit: Send + Sync {
     /// Frees gathered values, because rows have new ones, here or on another rank, or to save memory.
     fn free(&self);
 
+    /// Ends a pass over the model. Values that are gathered ahead of their use are freed.
+    fn end_pass(&self);
+
     /// The sum of the values of `x` on all ranks that share in the model's parameters.
     ///
     /// # Errors

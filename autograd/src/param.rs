@@ -336,6 +336,13 @@ impl Param {
     }
 }
 
+/// Ends a pass over a model without backward, such as an evaluation, so that nothing is gathered for
+/// a backward that does not follow. All ranks call this after the pass, before rows are written.
+pub fn end_pass(params: &[Param]) {
+    let homes = params.iter().filter_map(Param::home);
+    homes.for_each(|home| home.unit().end_pass());
+}
+
 /// `f32[4, 2] (tp: shard(0))`.
 pub(crate) fn describe(dtype: DType, shape: &Shape, sharding: Option<&Sharding>) -> String {
     match sharding {

@@ -145,7 +145,7 @@ pub(crate) fn record_local<T>(body: impl FnOnce() -> Result<T>) -> Result<(T, Ta
 }
 
 /// Whether a tape records on this thread.
-pub(crate) fn is_recording() -> bool {
+pub fn is_recording() -> bool {
     current(|recorder| Some(recorder.keeps_records)).unwrap_or(false)
 }
 

@@ -2,6 +2,7 @@
 //! that was saved.
 
 use std::fs;
+use std::io::Read;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -143,7 +144,12 @@ fn gpus_are_ranks() {
 #[test]
 fn bad_input_is_one_error() {
     let dir = TestDir::with_run(CONFIG);
-    let cases: [(&[&str], &str); 5] = [
+    let large = ["model.hidden_size=8192", "model.intermediate_size=28672", "parallel.tp=8"];
+    let large = large.iter().flat_map(|set| ["--set", *set]);
+    let more = ["--set", "model.num_hidden_layers=80", "--set", "model.num_attention_heads=64"];
+    let large: Vec<&str> = ["--ranks", "8"].into_iter().chain(large).chain(more).collect();
+    let cases: [(&[&str], &str); 6] = [
+        (&large, "are free on cpu for 8 ranks; not even train.micro_batch_size=1"),
         (
             &["--set", "parallel.tp=2"],
             "the world 1 (the number of ranks) is not a multiple of 2, the product of",
@@ -234,6 +240,144 @@ fn a_signal_stops_all_processes_together() {
     let run = dir.path("run");
     let done = losses(&run).len();
     assert!(run.join(format!("step-{done:06}")).exists());
+}
+
+/// SIGHUP, as of a terminal that closes, saves and stops. A second signal ends at once, and says so.
+#[test]
+fn a_second_signal_ends_at_once() {
+    let dir = TestDir::with_run(CONFIG);
+    let long = ["--set", "train.steps=100000", "--set", "log.val_every=0"];
+    let train = |run: &str, more: &[&str]| {
+        let own = ["train", "small.toml", "--device", "cpu", "--run-dir", run];
+        start(&mut dir.command(&[&own[..], &long, more].concat()))
+    };
+    let run = train("hangup", &[]);
+    wait_for_steps(&dir.path("hangup"), 3);
+    assert!(signal(run.id(), "HUP"));
+    let stopped = run.wait_with_output().unwrap();
+    let output = String::from_utf8_lossy(&stopped.stdout);
+    assert!(stopped.status.success() && output.contains("stopped after step"), "{output}");
+
+    // A step that does not end.
+    let endless = ["--set", "train.batch_size=1000000", "--set", "train.micro_batch_size=1"];
+    let mut run = train("endless", &endless);
+    // The header is printed when the configuration is finished.
+    read_to(run.stdout.as_mut().unwrap(), "  run ");
+    assert!(signal(run.id(), "INT"));
+    let mut errors = run.stderr.take().unwrap();
+    read_to(&mut errors, "stopping after this step");
+    assert!(signal(run.id(), "INT"));
+    read_to(&mut errors, "ended at once");
+    assert_eq!(run.wait().unwrap().code(), Some(130));
+}
+
+/// Reads until a line has `text`.
+fn read_to(from: &mut impl Read, text: &str) {
+    let (mut line, mut byte) = (Vec::new(), [0]);
+    while !String::from_utf8_lossy(&line).contains(text) {
+        from.read_exact(&mut byte).unwrap_or_else(|_| panic!("no line with {text}"));
+        match byte {
+            [b'\n'] => line.clear(),
+            [byte] => line.push(byte),
+        }
+    }
+}
+
+/// A rank that waits for others says so, and ends at the first signal.
+#[test]
+fn a_rank_that_waits_to_join_can_be_stopped() {
+    let dir = TestDir::with_run(CONFIG);
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let mut command = dir.command(&["train", "small.toml"]);
+    let place = [("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")];
+    command.envs(place).env("MASTER_PORT", port.to_string());
+    command.env("MESHGRAD_SECRET", "a secret of 16 bytes");
+    let mut rank = start(&mut command);
+    read_to(rank.stderr.as_mut().unwrap(), "rank 1 of 2 waits for rank 0: 127.0.0.1:");
+    assert!(signal(rank.id(), "TERM"));
+    assert_eq!(rank.wait().unwrap().code(), Some(143));
+}
+
+/// A rank that cannot join prints why, and ends all.
+#[test]
+fn a_rank_that_cannot_join_says_why() {
+    let dir = TestDir::with_run(CONFIG);
+    let other = "if [ $RANK = 1 ]; then export $OTHER; fi; exec \"$0\" \"$@\"";
+    let cases = [
+        ("MESHGRAD_SECRET=another-secret-of-one", "did not prove that it knows the secret"),
+        ("WORLD_SIZE=3", "its world has 3 ranks, but that of rank 0 has 2"),
+    ];
+    for (variable, expected) in cases {
+        let own = ["launch", "-n", "2", "--", "sh", "-c", other, MESHGRAD, "train", "small.toml"];
+        let failed = Output::of(dir.command(&own).env("OTHER", variable));
+        let line = failed.stderr.lines().find(|line| line.starts_with("[1] error: rank 1"));
+        assert!(line.is_some_and(|line| line.contains(expected)), "{}", failed.shown());
+        assert!(
+            failed.stderr.contains("error: rank 1 failed with exit code 1"),
+            "{}",
+            failed.shown()
+        );
+    }
+}
+
+/// If the launcher is killed, its ranks are stopped.
+#[test]
+fn ranks_do_not_outlive_their_launcher() {
+    let dir = TestDir::new();
+    let script = "echo $$ >$RANK.new; mv $RANK.new $RANK; exec sleep 1000";
+    let launcher = start(&mut dir.command(&["launch", "-n", "2", "--", "sh", "-c", script]));
+    let ranks = ["0", "1"].map(|rank| {
+        while !dir.path(rank).exists() {
+            thread::sleep(Duration::from_millis(10));
+        }
+        fs::read_to_string(dir.path(rank)).unwrap().trim().to_owned()
+    });
+    assert!(signal(launcher.id(), "KILL"));
+    let runs = |rank: &String| {
+        let status = fs::read_to_string(format!("/proc/{rank}/status")).unwrap_or_default();
+        status.contains("Name:\tsleep") && !status.contains("State:\tZ")
+    };
+    for _ in 0..3000 {
+        if !ranks.iter().any(runs) {
+            return;
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    panic!("{ranks:?} still run");
+}
+
+/// Damage that a single rank sees, here because its copy of the checkpoint is damaged, makes all
+/// ranks fall back to the checkpoint before.
+#[test]
+fn damage_that_one_rank_sees_is_skipped_by_all() {
+    let dir = TestDir::with_run(CONFIG);
+    let text = format!("data.paths=[{:?}]", dir.path("text.txt"));
+    let first = ["--run-dir", "first", "--set", &text, "--stop-after", "4"];
+    dir.succeeds(&[&["train", "small.toml", "--ranks", "2"], &first[..]].concat());
+    let damages: [(&str, fn(&mut Vec<u8>)); 2] = [
+        ("flipped", |bytes| *bytes.last_mut().unwrap() ^= 1),
+        ("cut", |bytes| bytes.truncate(bytes.len() - 1)),
+    ];
+    for (name, damage) in damages {
+        for rank in 0..2 {
+            for (file, mut bytes) in files(&dir.path("first")) {
+                if rank == 1 && file.ends_with("step-000004/model.safetensors") {
+                    damage(&mut bytes);
+                }
+                let path = dir.path(format!("{name}-{rank}/saved")).join(file);
+                fs::create_dir_all(path.parent().unwrap()).unwrap();
+                fs::write(path, bytes).unwrap();
+            }
+        }
+        let script = format!("cd {name}-$RANK; exec \"$0\" \"$@\"");
+        let run = format!("../{name}");
+        let arguments = ["../small.toml", "--run-dir", &run, "--resume", "saved", "--set", &text];
+        let own = ["launch", "-n", "2", "--", "sh", "-c", &script, MESHGRAD, "train"];
+        let output = dir.succeeds(&[&own[..], &arguments].concat());
+        assert!(output.contains("resuming after step 2"), "{output}");
+        assert!(output.contains("skipped: rank 1: "), "{output}");
+        assert_eq!(losses(&dir.path(name)).len(), 4);
+    }
 }
 
 /// If a rank is killed at any moment, the newest checkpoint is whole, and the run continues from it

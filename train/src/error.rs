@@ -85,6 +85,16 @@ pub enum TrainError {
         /// Its error.
         message: String,
     },
+    /// Ranks with different settings, programs or data.
+    #[error(
+        "the ranks of a run must be equal:\n  {}\nstart all ranks with the same program, configuration \
+         and data",
+        differences.join("\n  ")
+    )]
+    Unequal {
+        /// Key, values and ranks of every difference.
+        differences: Vec<String>,
+    },
     /// `[model]` is invalid.
     #[error("[model]: {message}")]
     ModelTable {

@@ -117,13 +117,15 @@ impl Candidates {
     /// `error`, if the checkpoint is not damaged; [`TrainError::NoneIntact`];
     /// [`TrainError::Unreadable`].
     pub fn skip(&mut self, checkpoint: &Committed, error: TrainError) -> Result<Committed> {
-        let problem = match error {
-            error if is_disk_failure(&error) => error.to_string(),
-            error if !self.verify => return Err(error),
-            TrainError::Folder(error) => damage(folder::or_damage(checkpoint, error))?,
-            TrainError::Checkpoint(error) => damage(folder::or_damage(checkpoint, error.into()))?,
-            error => return Err(error),
-        };
+        let problem = damage_in(checkpoint, error, self.verify)?;
+        self.skip_damaged(problem)
+    }
+
+    /// Skips the checkpoint that was chosen, because of the damage `problem`. Returns the next.
+    ///
+    /// # Errors
+    /// [`TrainError::NoneIntact`]; [`TrainError::Unreadable`].
+    pub(crate) fn skip_damaged(&mut self, problem: String) -> Result<Committed> {
         self.skipped.push(problem);
         let next = self.choose()?;
         next.ok_or_else(|| self.none_intact())
@@ -177,8 +179,20 @@ impl Candidates {
     }
 }
 
+/// The message of `error`, with which `checkpoint` could not be read, if the checkpoint is damaged;
+/// otherwise fails with `error`. Without `verify`, only a disk that fails counts.
+pub(crate) fn damage_in(checkpoint: &Committed, error: TrainError, verify: bool) -> Result<String> {
+    match error {
+        error if is_disk_failure(&error) => Ok(error.to_string()),
+        error if !verify => Err(error),
+        TrainError::Folder(error) => damage(folder::or_damage(checkpoint, error)),
+        TrainError::Checkpoint(error) => damage(folder::or_damage(checkpoint, error.into())),
+        error => Err(error),
+    }
+}
+
 /// The message of `error` if it is damage; otherwise fails with `error`.
-fn damage(error: folder::Error) -> Result<String> {
+pub(crate) fn damage(error: folder::Error) -> Result<String> {
     match is_damage(&error) {
         true => Ok(error.to_string()),
         false => Err(error.into()),

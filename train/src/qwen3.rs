@@ -7,11 +7,13 @@ use meshgrad_autograd::Module;
 use meshgrad_ckpt::Committed;
 use meshgrad_models::config::Qwen3Config;
 use meshgrad_models::{Balancing, Qwen3, folder, hf};
+use meshgrad_runtime::Device;
 use toml::Value;
 
-use crate::config::Config;
+use crate::config::{Config, TokenizerChoice};
 use crate::session::{Session, Summary};
-use crate::{Result, TrainError, checkpoint};
+use crate::tokenizer::Tokenizer;
+use crate::{Result, TrainError, checkpoint, memory};
 pub use tables::{BalancingConfig, ModelTable, Tables};
 use weights::{fill, model_folder};
 pub use weights::{load, load_checkpoint};
@@ -35,6 +37,24 @@ pub fn train(session: Session<'_>) -> Result<Summary> {
             Ok(model.materialize_missing(device, config.train.seed)?)
         },
     )
+}
+
+/// Checks, before threads and files exist, that a new run of the Qwen3 of `[model]` fits in the memory
+/// that is free when threads of this process train it, one rank on each of `devices`.
+///
+/// # Errors
+/// [`TrainError::Memory`], with settings that fit, if there are any.
+pub fn check_threads(config: &Config, devices: &[Device]) -> Result<()> {
+    let vocab_size = match &config.data.tokenizer {
+        TokenizerChoice::Byte => Tokenizer::byte().vocab_size(),
+        TokenizerChoice::Bpe(size) => *size,
+        TokenizerChoice::File(path) => Tokenizer::from_file(path)?.vocab_size(),
+    };
+    match model(config, vocab_size, None) {
+        Ok(model) => memory::check_threads(&model, config, devices),
+        // The run reports it. A trained tokenizer may have fewer tokens than its limit.
+        Err(_) => Ok(()),
+    }
 }
 
 /// The Qwen3 of `[model]`, balanced as `[balancing]` says, for a new run or for the state in the

@@ -8,6 +8,7 @@
 
 mod checkpoint;
 mod division;
+mod equal;
 
 use std::fmt;
 use std::sync::Arc;
@@ -31,10 +32,14 @@ use crate::{Result, TrainError};
 pub use checkpoint::checkpoint_ranks;
 pub(crate) use division::BatchPart;
 use division::Division;
+pub use equal::check_equal;
 
 /// How long ranks wait for one that prepares the data or writes a checkpoint. A rank that exits is
 /// detected immediately.
 const LIMIT: Duration = Duration::from_secs(3600);
+
+/// How long ranks wait for each other when something has failed on all of them at once.
+const TOGETHER: Duration = Duration::from_secs(10);
 
 /// The ranks of a run.
 #[derive(Clone)]
@@ -68,7 +73,7 @@ impl<'r> RunRanks<'r> {
         let member = Some(Member {
             rank,
             traced: Arc::new(TracedRank::new(rank)),
-            control: rank.connect("control", &all(rank, Channel::Main)?)?,
+            control: rank.connect("control", &all(rank, Channel::Main, LIMIT)?)?,
             division,
         });
         Ok(RunRanks { member })
@@ -183,6 +188,25 @@ impl<'r> RunRanks<'r> {
         member.map_or(rows, |it| it.division.padded(rows))
     }
 
+    /// As [`check_equal`], on the ranks of this run.
+    pub(crate) fn check_equal(&self, settings: &impl Serialize) -> Result<Vec<String>> {
+        match &self.member {
+            None => Ok(Vec::new()),
+            Some(member) => check_equal(member.rank, settings),
+        }
+    }
+
+    /// The values of all ranks, in rank order. All ranks make this call.
+    ///
+    /// # Errors
+    /// When ranks cannot communicate.
+    pub(crate) fn gather<T: Serialize + DeserializeOwned>(&self, mine: T) -> Result<Vec<T>> {
+        match &self.member {
+            None => Ok(vec![mine]),
+            Some(member) => member.exchange(&mine),
+        }
+    }
+
     /// `result`, if no rank has failed. All ranks make this call.
     ///
     /// # Errors
@@ -204,6 +228,34 @@ impl<'r> RunRanks<'r> {
             }
             _ => result,
         }
+    }
+
+    /// What all ranks have read, or the damage that the first of them sees. All ranks make this call.
+    ///
+    /// # Errors
+    /// As [`RunRanks::agree`].
+    pub(crate) fn agree_on_damage<T>(
+        &self,
+        read: Result<Result<T, String>>,
+    ) -> Result<Result<T, String>> {
+        let read = self.agree(read)?;
+        let problems = self.gather(read.as_ref().err().cloned())?;
+        let seen = problems.into_iter().enumerate().find_map(|(rank, it)| Some((rank, it?)));
+        Ok(match seen {
+            None => read,
+            Some((0, problem)) => Err(problem),
+            Some((rank, problem)) => Err(format!("rank {rank}: {problem}")),
+        })
+    }
+
+    /// Whether all ranks make this call, which each does after a failure. A rank that does not has not
+    /// failed, and waits for the others.
+    pub(crate) fn all_are_here(&self) -> bool {
+        let meet = |member: &Member<'_>| {
+            let group = all(member.rank, Channel::Own(2), TOGETHER)?;
+            member.rank.connect("failure", &group)?.all_gather_bytes(&[])
+        };
+        self.member.as_ref().is_none_or(|member| meet(member).is_ok())
     }
 
     /// The result of `make` on rank 0, which is only called there. All ranks make this call.
@@ -305,11 +357,11 @@ fn divided(config: &Config, ranks: usize, rank: usize) -> Result<Option<Division
     division.transpose()
 }
 
-/// The group of all ranks on a channel, for messages that may take long.
-fn all(rank: &dyn Rank, channel: Channel) -> Result<Group, RuntimeError> {
+/// The group of all ranks on a channel, whose messages take at most `limit`.
+fn all(rank: &dyn Rank, channel: Channel, limit: Duration) -> Result<Group, RuntimeError> {
     let all: Vec<usize> = (0..rank.world_size()).collect();
     let mut options = GroupOptions::default();
-    options.timeout = Some(LIMIT);
+    options.timeout = Some(limit);
     let group = Group::new(all).map_err(RuntimeError::other)?;
     Ok(group.with_channel(channel).with_options(options))
 }

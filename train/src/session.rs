@@ -18,13 +18,13 @@ use meshgrad_models::{Generate, Model, TokenBatch};
 use meshgrad_runtime::Device;
 use serde::{Deserialize, Serialize};
 
-use crate::Result;
-use crate::config::{Config, ScheduleConfig};
+use crate::config::{Config, Reduction, ScheduleConfig};
 use crate::data::Data;
 use crate::events::{Event, Events, Outcome};
 use crate::optim::{Optimizer, Part};
-use crate::ranks::RunRanks;
+use crate::ranks::{RunRanks, check_equal};
 use crate::schedule::Schedule;
+use crate::{Result, TrainError};
 use opened::Opened;
 pub use resume::Resume;
 
@@ -217,6 +217,7 @@ impl<'a> Session<'a> {
         build: impl FnOnce(&Data, Option<&Committed>) -> Result<M>,
         init: impl FnOnce(&M, &Device, &mut Vec<String>) -> Result<()>,
     ) -> Result<Summary> {
+        let notes = self.check_equal()?;
         self.config.check()?;
         if self.schedule.is_none() {
             self.config.schedule.of_run(self.config.train.steps)?;
@@ -227,9 +228,32 @@ impl<'a> Session<'a> {
         ranks.on_mesh(|| {
             self.events.report(Event::ConfigurationStarted { config })?;
             let model = build(&opened.data, opened.start.checkpoint())?;
-            let parts = run::Parts { opened, model, init, ranks: ranks.clone() };
+            let parts = run::Parts { opened, model, init, ranks: ranks.clone(), notes };
             run::train(self, parts)
         })
+    }
+
+    /// Checks that all ranks train the same run. Returns messages to report.
+    fn check_equal(&self) -> Result<Vec<String>> {
+        let Some(rank) = self.rank.filter(|rank| rank.world_size() > 1) else {
+            return Ok(Vec::new());
+        };
+        let mut settings = self.config.shared()?;
+        let last = self.stop_after.unwrap_or(self.config.train.steps);
+        let has_own_optimizer = self.optimizer.is_some();
+        settings.insert("stop_after".into(), last.to_string().into());
+        settings.insert("has_own_optimizer".into(), has_own_optimizer.into());
+        let warnings = check_equal(rank, &settings)?;
+        match self.config.train.reduction {
+            // Ranks with different instructions cannot have the bits of one.
+            Reduction::Tree if !warnings.is_empty() => {
+                let differences = warnings
+                    .into_iter()
+                    .map(|it| format!("{it}; use equal machines, or train.reduction = \"sum\""));
+                Err(TrainError::Unequal { differences: differences.collect() })
+            }
+            _ => Ok(warnings.iter().map(|it| format!("warning: {it}")).collect()),
+        }
     }
 }
 

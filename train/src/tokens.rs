@@ -12,6 +12,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
+use twox_hash::XxHash3_128;
 
 use crate::run_folder::partial;
 pub use header::CacheKey;
@@ -72,6 +73,10 @@ impl Part<'_> {
         Extent { ids, text_bytes, trained_ids, trained_bytes }
     }
 }
+
+/// The bytes of a block of [`TokenCache::digest`], and the most blocks.
+const DIGEST_BLOCK: usize = 64 << 10;
+const DIGEST_BLOCKS: usize = 256;
 
 /// A memory-mapped token cache.
 pub struct TokenCache {
@@ -144,6 +149,16 @@ impl TokenCache {
     /// What it was made from.
     pub(crate) fn own_key(&self) -> CacheKey {
         self.header.key
+    }
+
+    /// A digest of the file, of which at most 16 MiB are read, at equal distances.
+    pub(crate) fn digest(&self) -> u128 {
+        let blocks = self.map.chunks(DIGEST_BLOCK);
+        let stride = blocks.len().div_ceil(DIGEST_BLOCKS).max(1);
+        let mut hash = XxHash3_128::new();
+        hash.write(&self.map.len().to_le_bytes());
+        blocks.step_by(stride).for_each(|block| hash.write(block));
+        hash.finish_128()
     }
 
     /// The training text, all sources in order.

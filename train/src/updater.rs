@@ -1,6 +1,6 @@
 //! The update of a model after backward: gradient norm, clipping, and a step of any optimizer.
 
-use meshgrad_autograd::{Grads, Module, Param, norm_over_ranks};
+use meshgrad_autograd::{Grads, Module, Param, end_pass, norm_over_ranks};
 use meshgrad_runtime::ops::{self, StepScalars};
 use meshgrad_runtime::{DType, Device, Kind, Tensor, without_mesh};
 
@@ -101,18 +101,21 @@ impl Updater {
         Ok(self)
     }
 
-    /// Calls `f` while the parameters are set to their averages, if there are averages.
+    /// Calls `f`, an evaluation, while the parameters are set to their averages, if there are averages.
     ///
     /// # Errors
     /// Those of `f`; when memory runs out.
     pub fn averaged<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<T> {
         let Some(ema) = &self.ema else {
-            return f();
+            let result = f();
+            end_pass(&self.params);
+            return result;
         };
         let parts = self.parts()?;
         let originals = ema.apply(&parts)?;
         self.written();
         let result = f();
+        end_pass(&self.params);
         originals.restore(&parts)?;
         self.written();
         result

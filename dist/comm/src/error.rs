@@ -446,7 +446,7 @@ impl From<CommError> for Error {
 }
 
 /// `rank 3` or `ranks [1, 2]`.
-fn ranks(ranks: &[usize]) -> String {
+pub(crate) fn ranks(ranks: &[usize]) -> String {
     match ranks {
         [one] => format!("rank {one}"),
         several => format!("ranks {several:?}"),

@@ -32,6 +32,7 @@ mod communicator;
 pub mod conformance;
 mod contribution;
 mod error;
+mod first_failure;
 mod fuse;
 mod hang;
 mod host;

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use meshgrad_autograd::{HomeGradients, ParamId};
+use meshgrad_autograd::{HomeGradients, HomeUnit, ParamId};
 use meshgrad_comm::{Collectives, Communicator, Reduction};
 use meshgrad_runtime::{
     Accumulator, DType, Device, Error, Kind, Pending, Result, Shape, Tensor, UninitTensor, ops,
@@ -77,7 +77,7 @@ impl HomeGradients for Gradients {
                 None => ops::fill_into(&self.buffer(position)?, 0.0)?,
             }
         }
-        self.unit.end_backward();
+        self.unit.end_use();
         let unit = &self.unit;
         self.buffers.iter_mut().try_for_each(|buffer| buffer.reduce(unit, is_last))
     }

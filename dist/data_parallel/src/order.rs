@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use meshgrad_autograd::is_recording;
 use meshgrad_runtime::Result;
 
 use crate::unit::Unit;
@@ -24,8 +25,9 @@ struct State {
     next: HashMap<(Use, Use), Use>,
 }
 
-/// The unit that is used; `None` between two passes.
-type Use = Option<usize>;
+/// The unit that is used, and whether a tape records; `None` between two passes. A forward pass that
+/// is not recorded has an order of its own, because no backward follows it.
+type Use = Option<(usize, bool)>;
 
 /// A unit that is used within this number of changes stays gathered.
 const KEPT_AHEAD: usize = 2;
@@ -47,10 +49,10 @@ impl Order {
     pub(crate) fn enter(&self, unit: usize) -> Result<()> {
         let (others, first) = {
             let mut state = self.state();
-            if state.current == Some(unit) {
+            if state.current.is_some_and(|(current, _)| current == unit) {
                 return Ok(());
             }
-            state.advance(Some(unit));
+            state.advance(Some((unit, is_recording())));
             let ahead = state.expected(self.prefetch.max(KEPT_AHEAD));
             let units = state.units.iter().enumerate();
             let is_expected = |at: usize| at == unit || ahead.contains(&at);
@@ -64,8 +66,8 @@ impl Order {
         first.iter().try_for_each(|unit| unit.start())
     }
 
-    /// Notes that a backward pass has ended, and frees units, also those without gradients. None is
-    /// gathered ahead of the next pass, because its rows may get new values before.
+    /// Notes that a pass has ended, and frees units, also those without gradients. None is gathered
+    /// ahead of the next pass, because its rows may get new values before.
     pub(crate) fn end_pass(&self) {
         let units: Vec<Arc<Unit>> = {
             let mut state = self.state();
@@ -75,7 +77,7 @@ impl Order {
             state.advance(None);
             state.units.iter().filter_map(Weak::upgrade).collect()
         };
-        units.iter().for_each(|unit| unit.end_backward());
+        units.iter().for_each(|unit| unit.end_use());
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -96,7 +98,7 @@ impl State {
         while expected.len() < count
             && let Some(Some(next)) = self.next.get(&(before, current))
         {
-            expected.push(*next);
+            expected.push(next.0);
             (before, current) = (current, Some(*next));
         }
         expected

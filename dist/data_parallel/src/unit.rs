@@ -1,6 +1,7 @@
 //! The values of a unit: the rows that this rank keeps, and gathered ones.
 
 use std::collections::HashMap;
+use std::mem;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -172,7 +173,7 @@ impl Unit {
         let mut gathered = self.current()?;
         self.start_in(&mut gathered)?;
         if let Whole::Pending(pending) = &mut gathered.whole {
-            let pending = std::mem::take(pending);
+            let pending = mem::take(pending);
             gathered.whole = Whole::Freed;
             let storages = pending.into_iter().enumerate();
             let storages = storages.map(|(layout, gather)| {
@@ -228,16 +229,12 @@ impl Unit {
         }
     }
 
-    /// Frees gathered values when the gradients are complete.
-    pub(crate) fn end_backward(&self) {
-        if self.home.reshard != Reshard::AfterStep {
+    /// Frees gathered values when a pass has ended, and always those that were not used.
+    pub(crate) fn end_use(&self) {
+        let is_pending = matches!(self.gathered().whole, Whole::Pending(_));
+        if is_pending || self.home.reshard != Reshard::AfterStep {
             self.free();
         }
-    }
-
-    /// Ends a backward pass.
-    pub(crate) fn end_pass(&self) {
-        self.order.end_pass();
     }
 
     /// What is gathered, of the rows as they are now.
@@ -274,8 +271,16 @@ impl HomeUnit for Unit {
     fn free(&self) {
         let mut gathered = self.gathered();
         gathered.version = None;
-        gathered.whole = Whole::Freed;
+        if let Whole::Pending(pending) = mem::replace(&mut gathered.whole, Whole::Freed) {
+            // Until a gather is complete, the rows that it reads cannot be written. If it fails, so
+            // do the collectives that follow.
+            pending.into_iter().for_each(|gather| drop(gather.wait()));
+        }
         gathered.single.clear();
+    }
+
+    fn end_pass(&self) {
+        self.order.end_pass();
     }
 
     fn sum(&self, x: &Tensor) -> Result<Tensor> {

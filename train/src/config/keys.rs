@@ -105,7 +105,7 @@ pub const KEYS: &[Meaning] = &[
     ("optimizer.beta2", "decay of the squared gradient's average; for `lion` that of the momentum"),
     (
         "optimizer.eps",
-        "added to the denominator; for `muon` the smallest norm that a direction is divided by",
+        "added to the denominator; for `muon` the smallest norm of a direction that updates its matrix",
     ),
     ("optimizer.state_dtype", "`f32` or `bf16`: dtype of the optimizer's state"),
     (

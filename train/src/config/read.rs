@@ -6,12 +6,12 @@
 
 use std::path::Path;
 
-use toml::Table;
+use toml::{Table, Value};
 
 use super::setting::{Setting, insert, lookup, paths};
 use super::sources::{Override, Sources};
 use super::tables::{ModelTables, check_defaults, check_names, check_strict, written};
-use super::{Config, ConfigError, Violations, choice};
+use super::{Config, ConfigError, TokenizerChoice, Violations, choice};
 
 impl Config {
     /// Reads `file` (or uses the defaults), applies `overrides` in order and validates the result.
@@ -75,7 +75,39 @@ impl Config {
     pub fn to_toml(&self) -> Result<String, ConfigError> {
         Ok(toml::to_string(self)?)
     }
+
+    /// The settings that all ranks of a run share: those that change its numbers, or which
+    /// collectives follow each other. Paths, output, and what only rank 0 does are left out.
+    ///
+    /// # Errors
+    /// As [`Config::to_toml`].
+    pub fn shared(&self) -> Result<Table, ConfigError> {
+        let mut table = Table::try_from(self)?;
+        for (name, key) in OWN_KEYS {
+            if let Some(Value::Table(keys)) = table.get_mut(name) {
+                keys.remove(key);
+            }
+        }
+        if let (TokenizerChoice::File(_), Some(Value::Table(data))) =
+            (&self.data.tokenizer, table.get_mut("data"))
+        {
+            data.remove("tokenizer");
+        }
+        Ok(table)
+    }
 }
+
+/// The tables and keys that may differ between the ranks of a run.
+const OWN_KEYS: [(&str, &str); 8] = [
+    ("model", "from"),
+    ("data", "paths"),
+    ("data", "validation"),
+    ("data", "sources"),
+    ("checkpoint", "keep"),
+    ("log", "every"),
+    ("log", "tensorboard"),
+    ("log", "trace_step"),
+];
 
 /// Deserializes `resolved`: the configuration, and the tables of its model.
 fn typed<T: ModelTables>(resolved: &Table) -> Result<(Config, T), toml::de::Error> {

@@ -170,7 +170,7 @@ pub struct MuonConfig {
     pub iterations: u32,
     /// Coefficients of the iteration.
     pub coefficients: [f64; 3],
-    /// The smallest norm that a direction is divided by, above 0.
+    /// The smallest norm of a direction that updates its matrix, above 0.
     pub eps: f64,
     /// The dtype of the operands of the iteration's products, bf16 or f32. Sums are f32.
     #[serde(with = "float")]

@@ -46,7 +46,8 @@ static STEP: Signature = Signature::new(
 /// X = a X + (b A + c A A) X
 /// ```
 ///
-/// [`AdjustLearningRate`](super::AdjustLearningRate) gives the factor.
+/// [`AdjustLearningRate`](super::AdjustLearningRate) gives the factor. A matrix whose direction has a
+/// norm below [`MuonConfig::eps`], such as a router with one expert per token, is not updated.
 ///
 /// Parameters with more than two dims are lists of matrices, such as the weights of experts. AdamW
 /// updates parameters with fewer than two dims and those of [`MuonConfig::adamw_names`].
@@ -233,7 +234,8 @@ impl Function<2> for Normalize {
     #[inline(always)]
     fn value<W: Number>(&self, [x, squares]: [W; 2]) -> W {
         let (norm, eps) = (squares.sqrt(), W::constant(self.eps));
-        x / norm.if_lt(eps, eps, norm)
+        // A smaller direction is rounding noise, which the iteration would make a full update.
+        norm.if_lt(eps, W::constant(0.0), x / norm)
     }
 }
 

@@ -5,7 +5,7 @@ use meshgrad_comm::{Collectives, Rank};
 use meshgrad_mesh::Channel;
 use meshgrad_runtime::Result;
 
-use super::all;
+use super::{LIMIT, all};
 
 /// The channel of checkpoints, which are written beside training.
 const CHECKPOINT: Channel = Channel::Own(1);
@@ -42,7 +42,7 @@ const CHECKPOINT: Channel = Channel::Own(1);
 /// # Errors
 /// As [`Rank::connect`].
 pub fn checkpoint_ranks(rank: &dyn Rank) -> Result<Ranks<'static>> {
-    let all = rank.connect("checkpoint", &all(rank, CHECKPOINT)?)?;
+    let all = rank.connect("checkpoint", &all(rank, CHECKPOINT, LIMIT)?)?;
     let gather = move |mine: &[u8]| Ok(all.all_gather_bytes(mine)?);
     Ok(Ranks::new(rank.rank(), rank.world_size(), gather))
 }

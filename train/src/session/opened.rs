@@ -3,14 +3,16 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use meshgrad_ckpt::Committed;
+use meshgrad_ckpt::{Committed, is_disk_failure};
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use twox_hash::XxHash3_128;
 
 use super::resume::Resume;
 use super::start::Start;
 use crate::config::Config;
 use crate::data::{Data, TextInfo};
+use crate::intact::damage;
 use crate::ranks::RunRanks;
 use crate::run_folder::{Rollback, RunFolder, RunFolderError};
 use crate::tokenizer::Tokenizer;
@@ -44,18 +46,47 @@ impl<'a> Opened<'a> {
         resume: &Resume,
         ranks: &RunRanks<'_>,
     ) -> Result<Opened<'a>> {
-        let mut first = None;
-        let broadcast = ranks.broadcast(|| {
-            let opened = Opened::of_first_rank(config, run_dir, resume)?;
-            let broadcast = opened.to_broadcast()?;
-            first = Some(opened);
-            Ok(broadcast)
-        })?;
-        let opened = match first {
-            Some(opened) => Ok(opened),
-            None => Opened::of_other_rank(config, run_dir, broadcast),
-        };
-        ranks.agree(opened)
+        let (mut first, mut damage) = (None, None);
+        loop {
+            let broadcast = ranks.broadcast(|| {
+                let mut opened = match first.take() {
+                    Some(opened) => opened,
+                    None => Opened::of_first_rank(config, run_dir, resume)?,
+                };
+                if let Some(problem) = damage.take() {
+                    opened.start.choose_again(problem)?;
+                }
+                let broadcast = opened.to_broadcast()?;
+                first = Some(opened);
+                Ok(broadcast)
+            })?;
+            let other = match first {
+                Some(_) => Ok(Ok(None)),
+                None => Opened::of_other_rank(config, run_dir, broadcast).map(|it| it.map(Some)),
+            };
+            // A rank may be the only one that sees damage of the checkpoint.
+            match ranks.agree_on_damage(other)? {
+                Ok(other) => {
+                    if let Some(opened) = other.or_else(|| first.take()) {
+                        opened.check_data(ranks)?;
+                        return Ok(opened);
+                    }
+                }
+                Err(problem) => damage = Some(problem),
+            }
+        }
+    }
+
+    /// Checks that all ranks have the same tokens and tokenizer.
+    fn check_data(&self, ranks: &RunRanks<'_>) -> Result<()> {
+        if ranks.count() > 1 {
+            let Data { texts, tokenizer, tokens } = &self.data;
+            let [text, tokenizer, tokens] =
+                [texts.digest, tokenizer.digest()?, tokens.digest()].map(|it| format!("{it:032x}"));
+            let data = json!({ "text": text, "tokenizer": tokenizer, "tokens": tokens });
+            ranks.check_equal(&json!({ "digest of data": data }))?;
+        }
+        Ok(())
     }
 
     fn of_first_rank(config: &'a Config, run_dir: &Path, resume: &Resume) -> Result<Opened<'a>> {
@@ -67,21 +98,33 @@ impl<'a> Opened<'a> {
         Ok(Opened { folder, data, start, rollback })
     }
 
-    fn of_other_rank(config: &'a Config, run_dir: &Path, first: Broadcast) -> Result<Opened<'a>> {
+    /// As rank 0 has opened it; the problem if this rank sees damage of the checkpoint.
+    fn of_other_rank(
+        config: &'a Config,
+        run_dir: &Path,
+        first: Broadcast,
+    ) -> Result<Result<Opened<'a>, String>> {
         let folder = RunFolder::of_other_rank(run_dir);
-        let checkpoint = first.checkpoint.as_deref();
-        if let Some(path) = checkpoint
-            && manifest_digest(path).ok() != first.manifest
-        {
-            let path = path.to_owned();
-            return Err(TrainError::NotShared { path });
+        let mut checkpoint = None;
+        if let Some(path) = &first.checkpoint {
+            match manifest_digest(path) {
+                Err(error) if is_disk_failure(&error) => return Ok(Err(error.to_string())),
+                digest if digest.as_ref().ok() != first.manifest.as_ref() => {
+                    return Err(TrainError::NotShared { path: path.clone() });
+                }
+                _ => {}
+            }
+            checkpoint = match Committed::open(path) {
+                Ok(checkpoint) => Some(checkpoint),
+                Err(error) => return Ok(Err(damage(error.into())?)),
+            };
         }
-        Ok(Opened {
+        Ok(Ok(Opened {
             data: Data::of_other_rank(first.texts, first.tokens, &folder)?,
-            start: Start::of_other_rank(checkpoint, config)?,
+            start: Start::of_other_rank(checkpoint, config),
             folder,
             rollback: None,
-        })
+        }))
     }
 
     fn to_broadcast(&self) -> Result<Broadcast> {

@@ -4,10 +4,13 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+use meshgrad_autograd::{Module, Param};
 use meshgrad_ckpt::{Saver, WhenBusy, step_name};
 use meshgrad_comm::{CommStats, chrome_trace};
 use meshgrad_models::{Generate, Model, TokenBatch};
 use meshgrad_runtime::Device;
+use serde_json::json;
+use twox_hash::XxHash3_64;
 
 use super::opened::Opened;
 use super::records::Records;
@@ -34,6 +37,8 @@ pub(super) struct Parts<'a, M, I> {
     /// Sets the values of a new run's model; adds messages to report.
     pub(super) init: I,
     pub(super) ranks: RunRanks<'a>,
+    /// Messages to report.
+    pub(super) notes: Vec<String>,
 }
 
 /// Trains a model until the run ends.
@@ -84,6 +89,8 @@ pub(super) struct Run<'a, M> {
     last_read: Option<Instant>,
     /// Writes checkpoints in the background.
     pub(super) saver: Saver,
+    /// The step that was saved last.
+    pub(super) saved_step: Option<u64>,
     /// How long the last save held up training, until a record has it.
     pub(super) save_stall: Option<Duration>,
 }
@@ -93,7 +100,7 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
     where
         I: FnOnce(&M, &Device, &mut Vec<String>) -> Result<()>,
     {
-        let Parts { opened, model, init, ranks } = parts;
+        let Parts { opened, model, init, ranks, mut notes } = parts;
         let Opened { folder, data, start, .. } = opened;
         let Session { config, device, .. } = session;
         let (seq_len, rows) = (config.train.seq_len, config.train.batch_size);
@@ -102,17 +109,18 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
         let validation = data.validation_windows(seq_len)?;
 
         let (stop, stop_after) = (session.stop, session.stop_after);
-        let model = match session.optimizer {
-            None if ranks.count() == 1 => memory::check(model, config, device)?,
-            // The state of a program's own optimizer is known only after its construction.
-            _ => model,
-        };
+        ranks.check_equal(&json!({ "model.parameters": parameters(&model) }))?;
+        // The state of a program's own optimizer is known only after its construction.
+        if session.optimizer.is_none() {
+            memory::check(&model, config, device, &ranks)?;
+        }
         ranks.divide(&model)?;
-        let mut notes = Vec::new();
         let is_of_other_run = start.is_of_other_run();
         let (trainer, first_step) = match start.checkpoint() {
             None => {
-                init(&model, device, &mut notes)?;
+                ranks.agree(init(&model, device, &mut notes))?;
+                let skipped = notes.iter().filter(|note| note.starts_with("skipped: ")).count();
+                ranks.check_equal(&json!({ "model.from": { "damaged checkpoints": skipped } }))?;
                 (trainer(session, model)?, 0)
             }
             Some(_) => {
@@ -162,6 +170,7 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
             notes,
             val_loss: None,
             last_read: None,
+            saved_step: None,
             save_stall: None,
         })
     }
@@ -271,8 +280,11 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
             record.comm_bytes = Some(of_step.bytes);
             record.comm_exposed_s = Some(of_step.exposed.as_secs_f64());
         }
+        let mut validated = Ok(());
         if self.validates(step) {
-            (record.val_loss, record.val_bits_per_byte) = self.validate(step)?;
+            validated = self.validate(step).map(|(loss, bits_per_byte)| {
+                (record.val_loss, record.val_bits_per_byte) = (loss, bits_per_byte);
+            });
         }
         if let Some(records) = &mut self.records {
             records.append(&record)?;
@@ -288,7 +300,7 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
             eta: report::eta(training_started.elapsed(), done, steps),
         };
         self.reporter.step(&record, &progress);
-        Ok(())
+        self.or_save(step, validated)
     }
 
     /// The duration of a step whose metrics have just been read. On a CPU it is the host's time. A
@@ -344,7 +356,8 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
             false => due(self.config.sample.every),
         };
         if samples {
-            self.sample(step)?;
+            let sampled = self.sample(step);
+            self.or_save(step, sampled)?;
         }
         Ok(())
     }
@@ -400,6 +413,15 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
             has_conversations: self.data.tokens.training().is_masked(),
         })
     }
+}
+
+/// The number of a model's parameters, and a digest of their names, shapes and dtypes.
+fn parameters(model: &impl Module) -> String {
+    let params = model.params();
+    let of =
+        |param: &Param| format!("{} {} {:?}\n", param.name(), param.spec().dtype, param.shape());
+    let listed: String = params.iter().map(of).collect();
+    format!("{} with digest {:016x}", params.len(), XxHash3_64::oneshot(listed.as_bytes()))
 }
 
 /// A step that the host has enqueued, and what it communicated; `None` for a single rank.

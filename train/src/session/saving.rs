@@ -67,6 +67,20 @@ impl<M: Model<Batch = TokenBatch> + Generate> Run<'_, M> {
         Ok(stops)
     }
 
+    /// `result` of a validation or a sample after `step`. If it failed, the state is saved first, so
+    /// that no step is lost.
+    pub(super) fn or_save(&mut self, step: u64, result: Result<()>) -> Result<()> {
+        // If other ranks have not failed, they wait for this one and cannot save with it.
+        if result.is_err() && self.ranks.all_are_here() {
+            if self.saved_step != Some(step) {
+                self.save(step)?;
+            }
+            let saved = self.saver.wait();
+            self.saved(saved)?;
+        }
+        result
+    }
+
     /// Copies the state and starts to write it in the background.
     pub(super) fn save(&mut self, step: u64) -> Result<()> {
         let started = Instant::now();
@@ -108,6 +122,7 @@ impl<M: Model<Batch = TokenBatch> + Generate> Run<'_, M> {
         });
         // No save is running, so this one starts.
         let _ = self.saver.submit(task);
+        self.saved_step = Some(step);
         self.save_stall = Some(started.elapsed());
         Ok(())
     }

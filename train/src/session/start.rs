@@ -10,7 +10,7 @@ use super::resume::Resume;
 use crate::checkpoint::{self, Change, ReadOptions};
 use crate::config::Config;
 use crate::data::Data;
-use crate::intact::Candidates;
+use crate::intact::{Candidates, damage, damage_in};
 use crate::ranks::RunRanks;
 use crate::report::with_loading_bar;
 use crate::run_folder::RunFolder;
@@ -57,17 +57,8 @@ impl<'a> Start<'a> {
     }
 
     /// The start that rank 0 has chosen.
-    pub(super) fn of_other_rank(
-        checkpoint: Option<&Path>,
-        config: &'a Config,
-    ) -> Result<Start<'a>> {
-        Ok(Start {
-            config,
-            resume: checkpoint.map(Committed::open).transpose()?,
-            candidates: None,
-            changes: Vec::new(),
-            is_of_other_run: false,
-        })
+    pub(super) fn of_other_rank(resume: Option<Committed>, config: &'a Config) -> Start<'a> {
+        Start { config, resume, candidates: None, changes: Vec::new(), is_of_other_run: false }
     }
 
     /// Whether the checkpoint is in the folder of another run. That folder then has the metrics of
@@ -99,52 +90,73 @@ impl<'a> Start<'a> {
         device: &Device,
         notes: &mut Vec<String>,
     ) -> Result<u64> {
-        let Some(mut chosen) = self.resume.take() else {
+        let Some(chosen) = self.resume.take() else {
             return Ok(0);
         };
-        let verify = self.config.checkpoint.verify;
-        let (model, updater) = (&trainer.model, &trainer.updater);
+        let mut path = chosen.path().to_owned();
         loop {
             // A checkpoint need not have buffers.
-            checkpoint::init_buffers(model, device, self.config.train.seed)?;
-            let read = |progress: &(dyn Fn(u64, u64) + Sync)| {
-                let options = ReadOptions { verify, progress };
-                checkpoint::restore(&chosen, model, updater, options)
-            };
-            let restored = match ranks.is_first() {
-                true => with_loading_bar(read),
-                false => read(&|_, _| {}),
-            };
-            match ranks.agree(restored) {
-                Ok(state) => {
+            checkpoint::init_buffers(&trainer.model, device, self.config.train.seed)?;
+            let read = self.read(&path, trainer, ranks.is_first());
+            match ranks.agree_on_damage(read)? {
+                Ok(step) => {
                     self.explain(notes);
-                    return Ok(state.step);
+                    return Ok(step);
                 }
-                Err(error) => {
-                    let path = ranks.broadcast(|| self.skip(&chosen, error, data))?;
-                    chosen = ranks.agree(Committed::open(path).map_err(TrainError::from))?;
-                }
+                Err(problem) => path = ranks.broadcast(|| self.skip(problem, data))?,
             }
         }
     }
 
-    /// On rank 0, the path of the checkpoint to try after `chosen`, which failed with `error`.
-    fn skip(&mut self, chosen: &Committed, error: TrainError, data: &Data) -> Result<PathBuf> {
-        let error = match error {
-            // The type of another rank's error is not known here.
-            TrainError::OnRank { .. } => match chosen.verify() {
-                Err(damage) => damage.into(),
-                Ok(_) => error,
-            },
-            error => error,
+    /// The step of the checkpoint at `path`, whose state `trainer` then has; the problem if this rank
+    /// sees damage.
+    fn read<M: Model>(
+        &self,
+        path: &Path,
+        trainer: &Trainer<M>,
+        is_first: bool,
+    ) -> Result<Result<u64, String>> {
+        let verify = self.config.checkpoint.verify;
+        let checkpoint = match Committed::open(path) {
+            Ok(checkpoint) => checkpoint,
+            Err(error) => return Ok(Err(damage(error.into())?)),
         };
-        let Some(candidates) = &mut self.candidates else {
-            return Err(error);
+        let read = |progress: &(dyn Fn(u64, u64) + Sync)| {
+            let options = ReadOptions { verify, progress };
+            checkpoint::restore(&checkpoint, &trainer.model, &trainer.updater, options)
         };
-        let next = candidates.skip(chosen, error)?;
-        self.changes = checkpoint::check_config(&next, self.config)?;
+        let restored = match is_first {
+            true => with_loading_bar(read),
+            false => read(&|_, _| {}),
+        };
+        match restored {
+            Ok(state) => Ok(Ok(state.step)),
+            Err(error) => Ok(Err(damage_in(&checkpoint, error, verify)?)),
+        }
+    }
+
+    /// On rank 0, the path of the checkpoint to try after the chosen one, which has the damage
+    /// `problem`.
+    fn skip(&mut self, problem: String, data: &Data) -> Result<PathBuf> {
+        let next = self.choose_next(problem)?;
         checkpoint::check_data(&next, data.texts.digest, &data.tokenizer)?;
         Ok(next.path().to_owned())
+    }
+
+    fn choose_next(&mut self, problem: String) -> Result<Committed> {
+        let candidates = self.candidates.as_mut();
+        // Only rank 0 has candidates, and only it chooses.
+        let candidates =
+            candidates.ok_or(TrainError::OnRank { rank: 0, message: problem.clone() })?;
+        let next = candidates.skip_damaged(problem)?;
+        self.changes = checkpoint::check_config(&next, self.config)?;
+        Ok(next)
+    }
+
+    /// Chooses another checkpoint in place of the one that a rank sees to be damaged.
+    pub(super) fn choose_again(&mut self, problem: String) -> Result<()> {
+        self.resume = Some(self.choose_next(problem)?);
+        Ok(())
     }
 
     /// Adds what happened to checkpoints, and which settings have changed.

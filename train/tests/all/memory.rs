@@ -1,8 +1,10 @@
-//! The predicted memory of a run equals the measured memory.
+//! The predicted memory of a run equals the measured memory, on one rank and on several.
 
+use meshgrad_comm::Local;
 use meshgrad_runtime::Device;
+use meshgrad_train::TrainError;
 use meshgrad_train::config::Config;
-use meshgrad_train::memory::predict;
+use meshgrad_train::memory::{check_threads, predict, predict_rank};
 use meshgrad_train::qwen3::{self, Tables};
 use meshgrad_train::session::Session;
 
@@ -39,11 +41,81 @@ fn the_peak_of_a_run_is_predicted() {
         let measured = device.memory_stats().peak as u64;
 
         let model = qwen3::model(&config, 257, None).unwrap();
-        let (_, needed) = predict(model, &config, device.properties());
-        let needed = needed.unwrap();
+        let needed = predict(&model, &config, device.properties()).unwrap();
         assert_eq!(needed.device, measured, "{set}");
         let saved = run.join("step-000003");
         let size = |name: &str| saved.join(name).metadata().map_or(0, |it| it.len());
         assert!(needed.saving > size("model.safetensors"), "{set}");
     }
+}
+
+/// So is the peak of every rank of a mesh.
+#[test]
+fn the_peak_of_every_rank_is_predicted() {
+    let place = tempfile::tempdir().unwrap();
+    let text: String = (0..400).map(|line| format!("line {line}\n")).collect();
+    std::fs::write(place.path().join("text"), text).unwrap();
+    let file = CONFIG.replace("TEXT", place.path().join("text").to_str().unwrap());
+    let cases: [(usize, &[&str]); 6] = [
+        (2, &[]),
+        (3, &["train.micro_batch_size=4", "train.dtype=bf16"]),
+        (2, &["parallel.dp_replicate=2"]),
+        (2, &["parallel.home=zero1", "optimizer.ema_decay=0.9"]),
+        (2, &["parallel.tp=2", "model.num_key_value_heads=2", "parallel.sequence_parallel=true"]),
+        (
+            4,
+            &[
+                "parallel.tp=2",
+                "model.num_key_value_heads=2",
+                "train.activation_checkpointing=true",
+            ],
+        ),
+    ];
+    for (number, (ranks, sets)) in cases.into_iter().enumerate() {
+        let overrides: Vec<_> = sets.iter().map(|set| set.parse().unwrap()).collect();
+        let config = Config::parse::<Tables>(&file, "the test", &overrides).unwrap();
+        let run = place.path().join(format!("run-{number}"));
+        let measured = Local::new(ranks).threads(1).launch(|rank| {
+            qwen3::train(Session::new(&config, rank.device()).on(rank).run_dir(&run))?;
+            Ok::<_, TrainError>(rank.device().memory_stats().peak as u64)
+        });
+        for (rank, measured) in measured.unwrap().into_iter().enumerate() {
+            let model = qwen3::model(&config, 257, None).unwrap();
+            let like = Device::cpu().properties().clone();
+            let needed = predict_rank(&model, &config, &like, rank, ranks).unwrap();
+            // Ranks also send each other a few messages.
+            let difference = measured.abs_diff(needed.device);
+            assert!(difference <= 1024, "{sets:?} rank {rank}: {} {measured}", needed.device);
+        }
+    }
+}
+
+/// A model whose shards fit each, but not together, is refused before a thread starts.
+#[test]
+fn ranks_that_do_not_fit_together_are_refused() {
+    let sets = [
+        "data.tokenizer=byte",
+        "model.model_type=qwen3",
+        "model.hidden_size=8192",
+        "model.intermediate_size=28672",
+        "model.num_hidden_layers=80",
+        "model.num_attention_heads=64",
+        "model.num_key_value_heads=8",
+        "parallel.tp=8",
+    ];
+    let sets: Vec<_> = sets.iter().map(|set| set.parse().unwrap()).collect();
+    let config = Config::parse::<Tables>("", "the test", &sets).unwrap();
+    let devices: Vec<Device> = (0..8).map(|_| Device::cpu()).collect();
+    match qwen3::check_threads(&config, &devices) {
+        Err(TrainError::Memory { device, needed, .. }) => {
+            assert_eq!(device, "cpu for 8 ranks");
+            // 70 billion parameters, each 16 bytes and again 12 in the copy that is saved.
+            assert!(needed > 68_000_000_000 * 28, "{needed}");
+        }
+        other => panic!("{other:?}"),
+    }
+    let small = Config::parse::<Tables>("data.tokenizer = 'byte'", "the test", &[]).unwrap();
+    qwen3::check_threads(&small, &devices[..2]).unwrap();
+    let model = qwen3::model(&small, 257, None).unwrap();
+    check_threads(&model, &small, &devices).unwrap();
 }

@@ -32,12 +32,14 @@ pub(super) struct Coordinator {
 }
 
 impl Coordinator {
-    /// Starts it for a world of `world` ranks, which must join before `deadline`.
+    /// Starts it for a world of `world` ranks, which must join before `deadline`. A rank that has
+    /// waited for `notice` learns for which.
     pub(super) fn start(
         listener: TcpListener,
         world: usize,
         secret: Secret,
         deadline: Instant,
+        notice: Duration,
     ) -> Result<Coordinator, JoinError> {
         let failed = || JoinError::system("the coordinator could not be started");
         let acceptor = Acceptor::new(listener, secret).map_err(failed())?;
@@ -53,6 +55,7 @@ impl Coordinator {
             inquiries: Inquiries::default(),
             has_started: false,
             deadline,
+            notice,
             began: Instant::now(),
         };
         let stopped = stop.clone();
@@ -93,6 +96,7 @@ struct State {
     /// Whether all ranks have joined.
     has_started: bool,
     deadline: Instant,
+    notice: Duration,
     began: Instant,
 }
 
@@ -102,6 +106,8 @@ struct Client {
     has_joined: bool,
     /// Where the rank accepts data, over TCP.
     listener: Option<SocketAddr>,
+    /// When it is told for which ranks it waits; `None` if it was.
+    notice: Option<Instant>,
 }
 
 impl State {
@@ -117,6 +123,7 @@ impl State {
             for message in self.inquiries.advance(now, &ranks) {
                 self.tell_all(|_| message.clone());
             }
+            self.notify_waiting(now);
             self.write();
             if !self.has_started && now >= self.deadline {
                 self.give_up();
@@ -140,7 +147,9 @@ impl State {
         for connection in clients.chain(&self.leaving) {
             poll.connection(connection);
         }
-        let join = (!self.has_started).then_some(self.deadline);
+        let notices = self.clients.values().filter_map(|client| client.notice);
+        let next = notices.chain([self.deadline]).min();
+        let join = next.filter(|_| !self.has_started);
         let deadlines = [self.acceptor.deadline(), self.inquiries.deadline(), join];
         for deadline in deadlines.into_iter().flatten() {
             poll.until(deadline);
@@ -179,8 +188,13 @@ impl State {
                 }
             }
             None => {
-                let client =
-                    Client { connection, from: admitted.from, has_joined: false, listener: None };
+                let client = Client {
+                    connection,
+                    from: admitted.from,
+                    has_joined: false,
+                    listener: None,
+                    notice: Some(Instant::now() + self.notice),
+                };
                 self.clients.insert(rank, client);
             }
         }
@@ -298,10 +312,29 @@ impl State {
         }
     }
 
+    /// Tells ranks that have waited for a while which ranks are missing.
+    fn notify_waiting(&mut self, now: Instant) {
+        if self.has_started {
+            return;
+        }
+        let missing = self.missing();
+        for client in self.clients.values_mut() {
+            if client.notice.take_if(|due| *due <= now).is_some() {
+                let message = Message::Waiting { missing: missing.clone() };
+                // A connection that fails is noticed when it is read.
+                let _ = client.connection.push(message.into());
+            }
+        }
+    }
+
+    /// The ranks that have not joined.
+    fn missing(&self) -> Vec<usize> {
+        let has_joined = |rank: &usize| self.clients.get(rank).is_some_and(|it| it.has_joined);
+        (0..self.world).filter(|rank| !has_joined(rank)).collect()
+    }
+
     fn give_up(&mut self) {
-        let missing: Vec<usize> = (0..self.world)
-            .filter(|rank| !self.clients.get(rank).is_some_and(|it| it.has_joined))
-            .collect();
+        let missing = self.missing();
         let waited = self.began.elapsed().as_secs_f32();
         let reason = format!(
             "ranks {missing:?} of {} did not join within {waited:.1} s; see whether their \
@@ -312,7 +345,7 @@ impl State {
     }
 
     fn refuse_all(&mut self, reason: &str) {
-        self.tell_all(|_| Message::Refused { reason: reason.to_owned() });
+        self.tell_all(|_| Message::Incomplete { reason: reason.to_owned() });
         let clients = std::mem::take(&mut self.clients);
         let connections = clients.into_values().map(|client| client.connection);
         self.leaving.extend(connections);

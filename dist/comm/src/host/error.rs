@@ -79,6 +79,15 @@ pub enum JoinError {
         reason: String,
     },
 
+    /// The world could not start, for all ranks.
+    #[error("rank {rank} waited in vain: {reason}")]
+    Incomplete {
+        /// This rank.
+        rank: usize,
+        /// The reason.
+        reason: String,
+    },
+
     /// The file with the meeting point cannot be used.
     #[error("{}: {problem}", path.display())]
     MeetingFile {
@@ -113,6 +122,14 @@ impl fmt::Debug for JoinError {
 }
 
 impl JoinError {
+    /// What hinders a rank that waits for rank 0, and where.
+    pub(super) fn shortly(&self) -> String {
+        match self {
+            JoinError::Unreachable { address, reason, .. } => format!("{address}: {reason}"),
+            other => other.to_string(),
+        }
+    }
+
     pub(super) fn system(what: &'static str) -> impl FnOnce(std::io::Error) -> JoinError {
         move |error| JoinError::System { what, reason: error.to_string() }
     }

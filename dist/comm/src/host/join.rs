@@ -21,11 +21,14 @@ use super::poll::{Poll, Waker};
 use super::secret::Secret;
 use super::tcp::Addresses;
 use super::world::{Carrier, Parts, World};
+use crate::error::ranks;
 
 /// The time limit of a collective, and of joining, if none is set.
 const DEADLINE: Duration = Duration::from_secs(300);
 /// The time limit of an attempt to reach rank 0.
 const ATTEMPT: Duration = Duration::from_secs(10);
+/// How long a rank waits for others before it says so.
+const NOTICE: Duration = Duration::from_secs(5);
 /// The pause between attempts to reach rank 0.
 const RETRY: Duration = Duration::from_millis(50);
 
@@ -55,6 +58,9 @@ pub struct Host {
     join_deadline: Duration,
     grace: Option<Duration>,
     is_strict: bool,
+    /// How long this rank waits before it says for which ranks.
+    notice: Duration,
+    say: fn(&str),
 }
 
 impl Host {
@@ -91,6 +97,8 @@ impl Host {
             join_deadline: DEADLINE,
             grace: None,
             is_strict: false,
+            notice: NOTICE,
+            say: |message| eprintln!("{message}"),
         }
     }
 
@@ -131,7 +139,8 @@ impl Host {
         self
     }
 
-    /// Joins. Waits until all ranks have joined.
+    /// Joins. Waits until all ranks have joined. After five seconds, prints for which ranks it waits,
+    /// and where.
     ///
     /// # Errors
     /// [`JoinError`].
@@ -157,15 +166,16 @@ impl Host {
             0 => Some(host.lead(until)?),
             _ => None,
         };
-        let (stream, secret) = host.reach(began, until)?;
+        let (stream, Point { address: lead_address, secret }) = host.reach(began, until)?;
         let (control, carrier) = match engine {
             Some(engine) => {
-                let (control, ..) = host.enter(stream, None, until)?;
+                let (control, ..) = host.enter(stream, &lead_address, None, until)?;
                 (control, Carrier::Engine(engine))
             }
             None => {
                 let (acceptor, address) = accept(&stream, &secret)?;
-                let (control, run, listeners) = host.enter(stream, Some(address), until)?;
+                let (control, run, listeners) =
+                    host.enter(stream, &lead_address, Some(address), until)?;
                 let addresses = Addresses { run, secret, listeners };
                 (control, Carrier::Tcp(addresses, acceptor))
             }
@@ -203,7 +213,8 @@ impl Host {
             Meeting::At(point) => (point.secret.clone(), None),
             Meeting::File(path) => (Secret::random()?, Some(path.clone())),
         };
-        let coordinator = Coordinator::start(listener, self.world, secret.clone(), until)?;
+        let coordinator =
+            Coordinator::start(listener, self.world, secret.clone(), until, self.notice)?;
         let point = Point { address, secret };
         let file = path.map(|path| MeetingFile::write(&path, &point));
         self.meeting = Meeting::At(point);
@@ -211,7 +222,8 @@ impl Host {
     }
 
     /// Connects to the coordinator, which may not listen yet.
-    fn reach(&self, began: Instant, until: Instant) -> Result<(TcpStream, Secret), JoinError> {
+    fn reach(&self, began: Instant, until: Instant) -> Result<(TcpStream, Point), JoinError> {
+        let mut notice = Some(began + self.notice);
         loop {
             let error = match self.attempt(until) {
                 Ok(found) => return Ok(found),
@@ -231,12 +243,17 @@ impl Host {
                     other => other,
                 });
             }
+            if notice.take_if(|due| *due <= Instant::now()).is_some() {
+                let Host { rank, world, say, .. } = self;
+                say(&format!("rank {rank} of {world} waits for rank 0: {}", error.shortly()));
+            }
             thread::sleep(RETRY);
         }
     }
 
-    fn attempt(&self, until: Instant) -> Result<(TcpStream, Secret), JoinError> {
-        let Point { address, secret } = self.meeting.point()?;
+    fn attempt(&self, until: Instant) -> Result<(TcpStream, Point), JoinError> {
+        let point = self.meeting.point()?;
+        let Point { address, secret } = &point;
         let unreachable = |error: io::Error| JoinError::Unreachable {
             rank: self.rank,
             address: address.clone(),
@@ -250,9 +267,9 @@ impl Host {
             run: Run::default(),
         };
         let until = until.min(Instant::now() + ATTEMPT);
-        let mut stream = connect(&address, until).map_err(unreachable)?;
-        match handshake::connect(&mut stream, &secret, claim, until) {
-            Ok(()) => Ok((stream, secret)),
+        let mut stream = connect(address, until).map_err(unreachable)?;
+        match handshake::connect(&mut stream, secret, claim, until) {
+            Ok(()) => Ok((stream, point)),
             Err(Failure::Connection(error)) => Err(unreachable(error)),
             Err(Failure::Stranger(reason)) => Err(JoinError::Secret {
                 peer: format!("rank 0 at {address}"),
@@ -265,6 +282,7 @@ impl Host {
     fn enter(
         &self,
         stream: TcpStream,
+        address: &str,
         listener: Option<SocketAddr>,
         until: Instant,
     ) -> Result<(Connection, Run, Vec<SocketAddr>), JoinError> {
@@ -284,6 +302,15 @@ impl Host {
                 Some(frame) => match frame.message {
                     Message::Members { run, listeners } if listeners.len() == addresses => {
                         return Ok((control, run, listeners));
+                    }
+                    Message::Waiting { missing } => {
+                        let Host { rank, world, say, .. } = self;
+                        let missing = ranks(&missing);
+                        say(&format!("rank {rank} of {world} waits at {address} for {missing}"));
+                        continue;
+                    }
+                    Message::Incomplete { reason } => {
+                        return Err(JoinError::Incomplete { rank: self.rank, reason });
                     }
                     Message::Refused { reason } => return Err(refused(reason)),
                     _ => return Err(refused("it sent an unexpected message".to_owned())),
@@ -353,8 +380,36 @@ fn local(listener: &TcpListener) -> Result<SocketAddr, JoinError> {
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
+    use std::sync::Mutex;
 
     use super::*;
+
+    /// Each rank that waits says for whom and where, whether it has reached rank 0 or not.
+    #[test]
+    fn waiting_ranks_say_for_whom() {
+        static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
+        let said = |message: &str| {
+            while !SAID.lock().unwrap().iter().any(|it| it.starts_with(message)) {
+                thread::sleep(RETRY);
+            }
+        };
+        let secret = Secret::new([7; 16]).unwrap();
+        let address = local(&TcpListener::bind("127.0.0.1:0").unwrap()).unwrap().to_string();
+        let host = |rank| {
+            let host = Host::new(rank, 3, address.clone(), secret.clone()).threads(1);
+            let say = |message: &str| SAID.lock().unwrap().push(message.to_owned());
+            Host { notice: Duration::from_millis(50), say, ..host }
+        };
+        thread::scope(|scope| {
+            let second = scope.spawn(|| host(1).join().map(drop));
+            said(&format!("rank 1 of 3 waits for rank 0: {address}: "));
+            let first = scope.spawn(|| host(0).join().map(drop));
+            said(&format!("rank 1 of 3 waits at {address} for "));
+            said(&format!("rank 0 of 3 waits at {address} for "));
+            assert!(host(2).join().is_ok());
+            assert_eq!((first.join().unwrap(), second.join().unwrap()), (Ok(()), Ok(())));
+        });
+    }
 
     /// Data that is not a frame closes the connection, even if the process knows the secret. The
     /// rank can join afterwards, and also after its process ended while it joined.

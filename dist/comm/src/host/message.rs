@@ -36,6 +36,10 @@ pub(super) enum Message {
     // From the coordinator to a rank.
     /// The rank may not join.
     Refused { reason: String },
+    /// These ranks have not joined.
+    Waiting { missing: Vec<usize> },
+    /// The world cannot start.
+    Incomplete { reason: String },
     /// All ranks have joined. Has the addresses where they accept connections, if data is sent over
     /// TCP.
     Members { run: Run, listeners: Vec<SocketAddr> },

@@ -13,6 +13,7 @@ use super::frame::Frame;
 use super::message::{Answer, CallKey, GroupId, Message};
 use super::poll::Waker;
 use crate::error::CommError;
+use crate::first_failure::report_failure;
 use crate::members::Members;
 
 pub(super) struct Shared {
@@ -250,6 +251,7 @@ impl Shared {
     /// Ends the world because a rank failed or its process ended.
     pub(super) fn died(&self, rank: usize, reason: impl Into<String>) {
         let reason = reason.into();
+        report_failure(rank);
         self.end(Ended::Died { rank, reason });
     }
 

@@ -12,6 +12,7 @@ use rustix::io::{Errno, retry_on_intr};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
 use super::ends::Ends;
+use super::guard::Guard;
 
 /// How long the other ranks may take to report why they fail before they are asked to end.
 const REPORT: Duration = Duration::from_secs(1);
@@ -41,11 +42,19 @@ pub enum Ended {
 pub(super) struct Children {
     ranks: Vec<Rank>,
     ends: Ends,
+    guard: Option<Guard>,
 }
 
 struct Rank {
     process: Child,
-    is_running: bool,
+    /// The exit code; `None` while it runs.
+    code: Option<u8>,
+}
+
+impl Rank {
+    fn is_running(&self) -> bool {
+        self.code.is_none()
+    }
 }
 
 /// Waits until a process ends, and does not reap it. Returns its exit code: 128 plus the signal's
@@ -61,13 +70,15 @@ fn wait_for(process: &Child) -> io::Result<u8> {
 
 impl Children {
     pub(super) fn new() -> io::Result<Children> {
-        Ok(Children { ranks: Vec::new(), ends: Ends::new()? })
+        Ok(Children { ranks: Vec::new(), ends: Ends::new()?, guard: Some(Guard::start()?) })
     }
 
     pub(super) fn push(&mut self, process: Child) -> io::Result<()> {
         let pid = pid(&process).ok_or(Errno::CHILD)?;
-        let is_running = true;
-        self.ranks.push(Rank { process, is_running });
+        if let Some(guard) = &mut self.guard {
+            guard.add(process.id())?;
+        }
+        self.ranks.push(Rank { process, code: None });
         self.ends.push(pid)
     }
 
@@ -76,13 +87,17 @@ impl Children {
     }
 
     /// Waits until all processes have ended. When one fails or `stop` is set, the others are
-    /// stopped.
-    pub(super) fn wait(&mut self, stop: &AtomicBool) -> io::Result<Ended> {
+    /// stopped. `failed_first` returns the rank that the others name as the first that failed.
+    pub(super) fn wait(
+        &mut self,
+        stop: &AtomicBool,
+        failed_first: impl FnOnce() -> Option<usize>,
+    ) -> io::Result<Ended> {
         let mut outcome = Ended::Success;
         let mut signals =
             [(Duration::ZERO, Signal::TERM), (END, Signal::KILL)].into_iter().peekable();
         let mut since: Option<Instant> = None;
-        while self.ranks.iter().any(|rank| rank.is_running) {
+        while self.ranks.iter().any(Rank::is_running) {
             let mut failed = None;
             for rank in self.ends.next(LOOK)? {
                 let ended = self.ended(rank)?;
@@ -102,9 +117,15 @@ impl Children {
             };
             let waited = since.get_or_insert_with(Instant::now).elapsed();
             if let Some((_, signal)) = signals.next_if(|(after, _)| waited >= grace + *after) {
-                let running = self.ranks.iter().filter(|rank| rank.is_running);
+                let running = self.ranks.iter().filter(|rank| rank.is_running());
                 running.for_each(|rank| signal_group(&rank.process, signal));
             }
+        }
+        if let Ended::Failed { .. } = outcome
+            && let Some(rank) = failed_first()
+            && let Some(code @ 1..) = self.ranks.get(rank).and_then(|rank| rank.code)
+        {
+            outcome = Ended::Failed { rank, code };
         }
         Ok(outcome)
     }
@@ -113,7 +134,7 @@ impl Children {
     fn ended(&mut self, rank: usize) -> io::Result<Option<Ended>> {
         let ended = &mut self.ranks[rank];
         let code = wait_for(&ended.process)?;
-        ended.is_running = false;
+        ended.code = Some(code);
         if code == 0 {
             return Ok(None);
         }
@@ -123,8 +144,10 @@ impl Children {
 
     /// Kills the processes that run, stops what the others started, and reaps them.
     pub(super) fn reap(&mut self) {
+        // It must not signal processes that have been reaped.
+        self.guard = None;
         for rank in &self.ranks {
-            let signal = match rank.is_running {
+            let signal = match rank.is_running() {
                 true => Signal::KILL,
                 false => Signal::TERM,
             };

@@ -39,12 +39,19 @@ const LAUNCHERS: [Names; 4] = [
         local_size: "MPI_LOCALNRANKS",
     },
     Names {
-        rank: "SLURM_PROCID",
+        rank: SLURM_RANK,
         world: "SLURM_NTASKS",
         local_rank: "SLURM_LOCALID",
         local_size: "SLURM_STEP_TASKS_PER_NODE",
     },
 ];
+
+/// The rank in a step of Slurm. The shell of a job has it too, but is not a rank.
+const SLURM_RANK: &str = "SLURM_PROCID";
+/// The number of tasks of a step, which may be less than that of its job.
+const SLURM_STEP_TASKS: &str = "SLURM_STEP_NUM_TASKS";
+/// Slurm's own steps have ids from here on, such as those of batch scripts and interactive shells.
+const SLURM_RESERVED_STEPS: usize = 4_294_967_290;
 
 /// What the launchers of MPI libraries set.
 const MPI: [&str; 2] = ["OMPI_COMM_WORLD_RANK", "PMI_RANK"];
@@ -73,28 +80,43 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
 
     /// Rank and world from one launcher.
     fn place(&self, names: &Names) -> Result<Option<(usize, usize)>, EnvironmentError> {
+        let is_slurm = names.rank == SLURM_RANK;
+        if is_slurm && !self.is_slurm_step()? {
+            return Ok(None);
+        }
+        let world_name = match is_slurm && self.text(SLURM_STEP_TASKS).is_some() {
+            true => SLURM_STEP_TASKS,
+            false => names.world,
+        };
         let gap = |present, missing| Err(EnvironmentError::Gap { present, missing });
-        let (rank, world) = (self.number(names.rank)?, self.number(names.world)?);
+        let (rank, world) = (self.number(names.rank)?, self.number(world_name)?);
         match (rank, world) {
             (Some(rank), Some(world)) if rank < world => Ok(Some((rank, world))),
             (Some(value), Some(size)) => Err(EnvironmentError::Outside {
                 name: names.rank,
                 value,
-                size_name: names.world,
+                size_name: world_name,
                 size,
             }),
-            // A shell in an allocation.
-            (None, Some(_)) if names.rank == "SLURM_PROCID" => Ok(None),
-            (Some(_), None) => gap(names.rank, names.world),
-            (None, Some(_)) => gap(names.world, names.rank),
+            (Some(_), None) => gap(names.rank, world_name),
+            (None, Some(_)) => gap(world_name, names.rank),
             (None, None) => Ok(None),
         }
+    }
+
+    /// Whether srun started the process. Batch scripts and interactive shells are the only process
+    /// of their step.
+    fn is_slurm_step(&self) -> Result<bool, EnvironmentError> {
+        let step = self.number("SLURM_STEP_ID")?;
+        Ok(self.text(SLURM_RANK).is_some() && step.is_some_and(|id| id < SLURM_RESERVED_STEPS))
     }
 
     /// PMIx has no variable for the number of ranks, so it is not enough.
     fn check_pmix(&self) -> Result<Option<Environment>, EnvironmentError> {
         let (present, missing) = ("PMIX_RANK", "WORLD_SIZE");
-        match self.text(present) {
+        // Slurm may start interactive shells with PMIx.
+        let is_shell = self.text(SLURM_RANK).is_some();
+        match self.text(present).filter(|_| !is_shell) {
             Some(_) => Err(EnvironmentError::Gap { present, missing }),
             None => Ok(None),
         }
@@ -239,8 +261,12 @@ mod tests {
     #[test]
     fn every_launcher_is_recognized() {
         assert_eq!(read(&[]), Ok(None));
-        assert_eq!(read(&[("SLURM_NTASKS", "4")]), Ok(None)); // a shell in an allocation
-        let meeting = [("MASTER_ADDR", "n1"), ("MASTER_PORT", "29500"), ("MESHGRAD_SECRET", LONG)];
+        let meeting = [
+            ("MASTER_ADDR", "n1"),
+            ("MASTER_PORT", "29500"),
+            ("MESHGRAD_SECRET", LONG),
+            ("SLURM_STEP_ID", "0"),
+        ];
         for names in &LAUNCHERS {
             let place = [
                 (names.rank, "3"),
@@ -254,10 +280,36 @@ mod tests {
         }
     }
 
+    /// The shell of an allocation, a batch script, and interactive shells: the variables of the job
+    /// are set, but no ranks are started.
+    #[test]
+    fn shells_of_slurm_are_not_ranks() {
+        let job = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4"), ("SLURM_LOCALID", "0")];
+        let read = |more: &[(&'static str, &'static str)]| read(&[job.as_slice(), more].concat());
+        assert_eq!(super::tests::read(&job[1..]), Ok(None));
+        assert_eq!(read(&[]), Ok(None));
+        for reserved in ["4294967290", "4294967291", "4294967292", "4294967295"] {
+            assert_eq!(read(&[("SLURM_STEP_ID", reserved)]), Ok(None));
+            assert_eq!(read(&[("SLURM_STEP_ID", reserved), ("PMIX_RANK", "0")]), Ok(None));
+        }
+        // A step with fewer tasks than its job.
+        let meeting = [("SLURM_STEP_ID", "2"), ("MASTER_ADDR", "n1"), ("MASTER_PORT", "5")];
+        let step = |tasks| {
+            let more = [("SLURM_STEP_NUM_TASKS", tasks), ("MESHGRAD_SECRET", LONG)];
+            read(&[meeting.as_slice(), &more].concat()).unwrap().unwrap().world_size()
+        };
+        assert_eq!((step("1"), step("2"), step("4")), (1, 2, 4));
+        let outside =
+            [("SLURM_PROCID", "2"), ("SLURM_STEP_NUM_TASKS", "2"), ("SLURM_STEP_ID", "2")];
+        let error = super::tests::read(&outside).unwrap_err().to_string();
+        assert!(error.contains("SLURM_PROCID is 2, but SLURM_STEP_NUM_TASKS is 2"), "{error}");
+    }
+
     #[test]
     fn slurm_counts_the_tasks_of_each_node() {
         let local_size = |tasks: &str| {
             let place = [
+                ("SLURM_STEP_ID", "0"),
                 ("SLURM_PROCID", "5"),
                 ("SLURM_NTASKS", "8"),
                 ("SLURM_LOCALID", "1"),
@@ -353,7 +405,7 @@ mod tests {
     /// torchrun under SLURM: the variables of SLURM are those of torchrun's own process.
     #[test]
     fn the_innermost_launcher_is_used() {
-        let slurm = [("SLURM_PROCID", "1"), ("SLURM_NTASKS", "2")];
+        let slurm = [("SLURM_PROCID", "1"), ("SLURM_NTASKS", "2"), ("SLURM_STEP_ID", "0")];
         let torchrun = [
             ("RANK", "9"),
             ("WORLD_SIZE", "16"),

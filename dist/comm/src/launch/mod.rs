@@ -6,11 +6,13 @@
 //! - `processes.rs`: starts the ranks of one host, as `meshgrad launch` does.
 //! - `children.rs`: waits for them and stops them.
 //! - `ends.rs`: which ended first.
+//! - `guard.rs`: stops them when the launcher is killed.
 //! - `output.rs`: copies their output.
 
 mod children;
 mod ends;
 mod environment;
+mod guard;
 mod meeting;
 mod output;
 mod processes;

@@ -1,5 +1,6 @@
 //! The output of the processes, line by line.
 
+use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::sync::{Mutex, PoisonError};
@@ -12,12 +13,13 @@ const LONGEST_LINE: usize = 64 << 10;
 /// The most bytes that are read from a pipe after the ranks have ended: more than a pipe holds.
 const REST: usize = 1 << 20;
 
-/// Copies lines with a prefix, until the source ends. Processes that outlive the ranks may keep it
+/// Copies lines with a prefix, and without it to `log`, until the source ends. Processes that outlive the ranks may keep it
 /// open, so once `ended` is readable, only the bytes already in it are copied.
 pub(super) fn copy_lines(
     mut from: impl Read + AsFd,
     prefix: &str,
     into: &Mutex<impl Write>,
+    log: Option<&Mutex<File>>,
     ended: &impl AsFd,
 ) {
     let (mut line, mut bytes) = (Vec::new(), [0; 8192]);
@@ -33,7 +35,7 @@ pub(super) fn copy_lines(
         for part in bytes[..count].split_inclusive(|byte| *byte == b'\n') {
             line.extend_from_slice(part);
             if part.ends_with(b"\n") || line.len() >= LONGEST_LINE {
-                write_line(&mut line, prefix, into);
+                write_line(&mut line, prefix, into, log);
             }
         }
         if has_ended {
@@ -41,7 +43,7 @@ pub(super) fn copy_lines(
         }
     }
     if !line.is_empty() {
-        write_line(&mut line, prefix, into);
+        write_line(&mut line, prefix, into, log);
     }
 }
 
@@ -55,9 +57,18 @@ fn wait(from: &impl AsFd, ended: &impl AsFd) -> (bool, bool) {
     }
 }
 
-fn write_line(line: &mut Vec<u8>, prefix: &str, into: &Mutex<impl Write>) {
+fn write_line(
+    line: &mut Vec<u8>,
+    prefix: &str,
+    into: &Mutex<impl Write>,
+    log: Option<&Mutex<File>>,
+) {
     if !line.ends_with(b"\n") {
         line.push(b'\n');
+    }
+    if let Some(log) = log {
+        // If the disk is full, the processes go on.
+        let _ = log.lock().unwrap_or_else(PoisonError::into_inner).write_all(line);
     }
     let mut into = into.lock().unwrap_or_else(PoisonError::into_inner);
     // If the reader has gone, the processes go on.
@@ -95,7 +106,7 @@ mod tests {
         let pieces = Mutex::new(Pieces::default());
         let sent = 20 * LONGEST_LINE;
         thread::scope(|scope| {
-            scope.spawn(|| copy_lines(reader, "[0] ", &pieces, &ended));
+            scope.spawn(|| copy_lines(reader, "[0] ", &pieces, None, &ended));
             writer.write_all(&vec![b'x'; sent]).unwrap();
             drop(writer);
         });
@@ -113,13 +124,13 @@ mod tests {
         let into = Mutex::new(Vec::new());
         writer.write_all(b"one\ntwo").unwrap();
         drop(running);
-        copy_lines(reader, "[0] ", &into, &ended); // the writer is still open
+        copy_lines(reader, "[0] ", &into, None, &ended); // the writer is still open
         assert_eq!(into.into_inner().unwrap(), b"[0] one\n[0] two\n");
 
         let (reader, mut writer) = io::pipe().unwrap();
         thread::scope(|scope| {
             scope.spawn(move || while writer.write_all(&[b'y'; 4096]).is_ok() {});
-            copy_lines(reader, "", &Mutex::new(io::sink()), &ended);
+            copy_lines(reader, "", &Mutex::new(io::sink()), None, &ended);
         });
     }
 }

@@ -1,9 +1,11 @@
 //! Starts the ranks of one host as processes.
 
 use std::ffi::OsString;
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::net::TcpListener;
 use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
@@ -11,6 +13,7 @@ use std::thread::{self, Scope};
 
 use super::children::{Children, Ended};
 use super::output::copy_lines;
+use crate::first_failure::{self, FailureFile};
 use crate::host::{JoinError, Secret};
 
 /// N processes that run one command, each as a rank.
@@ -18,6 +21,7 @@ use crate::host::{JoinError, Secret};
 pub struct Launch {
     ranks: usize,
     command: Vec<OsString>,
+    log_dir: Option<PathBuf>,
 }
 
 /// Why processes could not be started.
@@ -46,6 +50,15 @@ pub enum LaunchError {
     #[error("{0}")]
     Join(#[from] JoinError),
 
+    /// The output of a rank cannot be written to a file.
+    #[error("{}: {source}; choose another folder for the output of the ranks", path.display())]
+    Log {
+        /// The file or folder.
+        path: PathBuf,
+        /// The reason.
+        source: io::Error,
+    },
+
     /// A process or its output was lost.
     #[error("{what}: {source}")]
     System {
@@ -65,15 +78,24 @@ impl Launch {
         let problem = match (ranks, command.is_empty()) {
             (0, _) => "a world needs at least 1 rank",
             (_, true) => "there is no command; pass one after `--`",
-            _ => return Ok(Launch { ranks, command }),
+            _ => return Ok(Launch { ranks, command, log_dir: None }),
         };
         Err(LaunchError::Nothing { problem })
     }
 
+    /// Also writes the output of each rank to a file `rank-N.log` in this folder, which is created if
+    /// it is missing.
+    #[must_use]
+    pub fn log_dir(mut self, dir: impl Into<PathBuf>) -> Launch {
+        self.log_dir = Some(dir.into());
+        self
+    }
+
     /// Runs the processes with torchrun's variables and a new secret, and waits for them. Each line
     /// of their output is prefixed with the rank; lines above 64 KiB are split. When a process
-    /// fails, or `stop` is set, the others are stopped. At the end, their remaining descendants are
-    /// killed, except those that have left the process groups.
+    /// fails, or `stop` is set, the others are stopped; so they are when this process is killed. At
+    /// the end, their remaining descendants are killed, except those that have left the process
+    /// groups.
     ///
     /// # Errors
     /// [`LaunchError`].
@@ -83,14 +105,17 @@ impl Launch {
         stdout: impl Write + Send,
         stderr: impl Write + Send,
     ) -> Result<Ended, LaunchError> {
-        let mut children = self.start()?;
+        let logs = self.logs()?;
+        let secret = Secret::random()?;
+        let failure = FailureFile::new(&text(&Secret::random()?)[..16]);
+        let mut children = self.start(&secret, failure.path())?;
         let outputs = (Mutex::new(stdout), Mutex::new(stderr));
         let (ended, running) = io::pipe().map_err(system("no pipe"))?;
         thread::scope(|scope| {
-            let copied = self.copy_outputs(scope, &mut children, &outputs, &ended);
+            let copied = self.copy_outputs(scope, &mut children, &outputs, &logs, &ended);
             let copied = copied.map_err(system("a thread could not be started"));
             let result = copied.and_then(|()| {
-                let waited = children.wait(stop);
+                let waited = children.wait(stop, || failure.rank());
                 waited.map_err(system("a process was lost"))
             });
             children.reap();
@@ -105,6 +130,7 @@ impl Launch {
         scope: &'scope Scope<'scope, '_>,
         children: &mut Children,
         (stdout, stderr): &'scope (Mutex<O>, Mutex<E>),
+        logs: &'scope [Mutex<File>],
         ended: &'scope io::PipeReader,
     ) -> io::Result<()> {
         let width = (self.ranks - 1).to_string().len();
@@ -113,20 +139,34 @@ impl Launch {
             let prefix = format!("[{rank:width$}] ");
             if let Some(from) = process.stdout.take() {
                 let prefix = prefix.clone();
-                let copy = move || copy_lines(from, &prefix, stdout, ended);
+                let copy = move || copy_lines(from, &prefix, stdout, logs.get(rank), ended);
                 thread().spawn_scoped(scope, copy)?;
             }
             if let Some(from) = process.stderr.take() {
-                let copy = move || copy_lines(from, &prefix, stderr, ended);
+                let copy = move || copy_lines(from, &prefix, stderr, logs.get(rank), ended);
                 thread().spawn_scoped(scope, copy)?;
             }
         }
         Ok(())
     }
 
-    fn start(&self) -> Result<Children, LaunchError> {
-        let secret = Secret::random()?;
-        let secret = String::from_utf8_lossy(secret.expose()).into_owned();
+    /// The files of the ranks, in their order; none without a folder.
+    fn logs(&self) -> Result<Vec<Mutex<File>>, LaunchError> {
+        let Some(dir) = &self.log_dir else {
+            return Ok(Vec::new());
+        };
+        let failed = |path: &Path, source| LaunchError::Log { path: path.to_owned(), source };
+        fs::create_dir_all(dir).map_err(|source| failed(dir, source))?;
+        let width = (self.ranks - 1).to_string().len();
+        let files = (0..self.ranks).map(|rank| {
+            let path = dir.join(format!("rank-{rank:0width$}.log"));
+            File::create(&path).map(Mutex::new).map_err(|source| failed(&path, source))
+        });
+        files.collect()
+    }
+
+    fn start(&self, secret: &Secret, failure: &Path) -> Result<Children, LaunchError> {
+        let secret = text(secret);
         let port = free_port().map_err(system("no free port"))?;
         let mut children = Children::new().map_err(system("no descriptor"))?;
         for rank in 0..self.ranks {
@@ -140,6 +180,7 @@ impl Launch {
                 .env("MASTER_ADDR", "127.0.0.1")
                 .env("MASTER_PORT", port.to_string())
                 .env("MESHGRAD_SECRET", &secret)
+                .env(first_failure::VARIABLE, failure)
                 .env("MESHGRAD_RUN", format!("launch-{}", std::process::id()))
                 .env_remove("MESHGRAD_PORT")
                 .env_remove("TORCHELASTIC_RUN_ID")
@@ -158,6 +199,10 @@ impl Launch {
         }
         Ok(children)
     }
+}
+
+fn text(secret: &Secret) -> String {
+    String::from_utf8_lossy(secret.expose()).into_owned()
 }
 
 fn system(what: &'static str) -> impl Fn(io::Error) -> LaunchError {

@@ -126,6 +126,53 @@ fn launch_does_not_wait_for_descendants() {
     }
 }
 
+/// The rank that fails first is named, although another one that fails as a consequence ends before.
+#[test]
+fn a_rank_that_fails_slowly_is_blamed() {
+    let program = std::env::current_exe().unwrap();
+    let command = ["env", &format!("{CHILD}=fails"), program.to_str().unwrap()];
+    let launch = launch(3, &[command.as_slice(), &AS_CHILD].concat());
+    let never = AtomicBool::new(false);
+    let ended = launch.run(&never, std::io::sink(), std::io::sink()).unwrap();
+    assert!(matches!(ended, Ended::Failed { rank: 1, .. }), "{ended:?}");
+}
+
+/// Rank 1 fails and takes its time to end; the others fail because it has, and end at once.
+fn fail(world: World) -> ! {
+    if world.rank() == 1 {
+        world.fail("the planted fault");
+        std::thread::sleep(Duration::from_millis(500));
+        std::process::exit(3);
+    }
+    conformance::check(&*world.world().unwrap(), &[3]).unwrap_err();
+    std::process::exit(4);
+}
+
+/// The output of each rank is also in a file, both streams together and without the prefix.
+#[test]
+fn each_rank_has_a_log() {
+    let folder = std::env::temp_dir().join(format!("meshgrad-logs-{}", std::process::id()));
+    let script = "echo out of $RANK; echo err of $RANK >&2";
+    let launch = launch(11, &["sh", "-c", script]).log_dir(folder.join("new"));
+    let never = AtomicBool::new(false);
+    let ended = launch.run(&never, std::io::sink(), std::io::sink());
+    assert_eq!(ended.unwrap(), Ended::Success);
+    for rank in [0, 7, 10] {
+        let log = std::fs::read_to_string(folder.join(format!("new/rank-{rank:02}.log"))).unwrap();
+        let mut lines: Vec<&str> = log.lines().collect();
+        lines.sort();
+        assert_eq!(lines, [format!("err of {rank}"), format!("out of {rank}")]);
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+    let refused = launch_in("/dev/null").unwrap_err().to_string();
+    assert!(refused.contains("/dev/null"), "{refused}");
+}
+
+fn launch_in(log_dir: &str) -> Result<Ended, LaunchError> {
+    let never = AtomicBool::new(false);
+    launch(1, &["true"]).log_dir(log_dir).run(&never, std::io::sink(), std::io::sink())
+}
+
 #[test]
 fn a_command_that_does_not_exist_is_named() {
     let never = AtomicBool::new(false);
@@ -154,6 +201,9 @@ fn child() {
     let world = world.unwrap();
     assert_eq!(world.rank(), environment.rank());
     assert_eq!(world.world_size(), environment.world_size());
+    if std::env::var(CHILD).is_ok_and(|it| it == "fails") {
+        fail(world);
+    }
     conformance::check(&*world.world().unwrap(), &[0, 3]).unwrap();
 }
 

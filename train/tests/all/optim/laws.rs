@@ -218,3 +218,18 @@ fn muon_leaves_other_parameters_to_adamw() {
         assert!(all.contains(&expected), "{}", expected.0);
     }
 }
+
+/// A gradient that is only rounding noise is not made an update.
+#[test]
+fn muon_skips_directions_of_rounding_noise() {
+    let device = Device::cpu();
+    let make = muon(MuonConfig { weight_decay: 0.0, ..MuonConfig::default() });
+    for (scale, updates) in [(1e-3, true), (1e-12, false)] {
+        let mut training = Training::new(&device, whole(&MATRICES), &*make);
+        let before = training.values();
+        training.step_with(1, scale);
+        for (now, before) in training.values().iter().zip(&before).take(MATRICES.len()) {
+            assert_eq!(now != before, updates, "{} with a scale of {scale}", now.0);
+        }
+    }
+}

@@ -8,7 +8,7 @@ use meshgrad_train::TrainError;
 use meshgrad_train::events::Event;
 use meshgrad_train::ranks::failed_elsewhere;
 
-use crate::ranks::world::{MESHES, Place, STEPS};
+use crate::ranks::world::{MESHES, ONE, Place, STEPS};
 
 /// A request to stop on one rank stops all after the same step, with a checkpoint.
 #[test]
@@ -101,4 +101,44 @@ fn a_run_folder_that_cannot_be_used_is_an_error_of_all() {
     let (rank, message) = failure(failed.unwrap_err());
     assert_eq!(rank, 0, "{message}");
     assert!(message.contains("cannot write to the run folder"), "{message}");
+}
+
+/// Averages of the weights are evaluated with homes of any kind, and the values are those of one rank.
+#[test]
+fn averages_are_evaluated_on_ranks() {
+    let place = Place::dense();
+    let sets = ["optimizer.ema_decay=0.9", "log.val_every=2", "sample.every=3", "train.steps=6"];
+    place.train_alone("alone", &sets);
+    for (number, on) in MESHES[..6].iter().enumerate() {
+        let run = format!("{number}");
+        place.train(&run, on, &sets);
+        assert!(place.differ("alone", &run) < 1e-3, "{:?}", on.sets);
+    }
+}
+
+/// A validation or a sample that fails ends the run, but the state of its step is saved first.
+#[test]
+fn a_failed_evaluation_costs_no_step() {
+    let place = Place::moe();
+    let sets = ["checkpoint.every=0", "log.val_every=3", "sample.every=5", "train.steps=6"];
+    for (number, on) in [&ONE, &MESHES[1]].into_iter().enumerate() {
+        for (fails_at, name) in [(3, "validation"), (5, "sample"), (6, "last")] {
+            let run = format!("{name}-{number}");
+            let failed = place.train_with(&run, (on, &sets), |_, session| {
+                session.subscribe("fault", move |event| match event {
+                    Event::EvaluationFinished { step, .. } | Event::Sampled { step, .. }
+                        if step == fails_at =>
+                    {
+                        Err("the planted fault".into())
+                    }
+                    _ => Ok(()),
+                })
+            });
+            let (_, message) = failure(failed.unwrap_err());
+            assert!(message.contains("the planted fault"), "{message}");
+            let saved = place.path(&run).join(format!("step-{fails_at:06}"));
+            assert!(saved.exists(), "{name} on {} ranks", on.ranks);
+            assert_eq!(place.records(&run).len() as u64, fails_at);
+        }
+    }
 }

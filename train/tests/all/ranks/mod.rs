@@ -1,6 +1,7 @@
 //! Training on ranks: the losses of one rank on any mesh, the checkpoints of one rank, and stops and
 //! failures of all ranks together.
 
+mod equal;
 mod failures;
 mod tree;
 mod world;

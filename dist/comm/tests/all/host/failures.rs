@@ -219,6 +219,7 @@ fn ranks_that_do_not_join_are_named() {
     for error in joined {
         let message = error.unwrap_err().to_string();
         assert!(message.contains("ranks [1, 3] of 4 did not join"), "{message}");
+        assert!(!message.contains("refused"), "{message}");
     }
 }
 
