@@ -29,7 +29,7 @@ pub(crate) struct LaunchArguments {
 pub(crate) fn launch(arguments: &LaunchArguments) -> anyhow::Result<ExitCode> {
     let stop = Stop::listen(Messages {
         stopping: "stopping the ranks, which have 30 seconds to save; a second Ctrl-C ends them at once",
-        ended: "ended the ranks at once",
+        ended: "ended; ranks that do not end now are killed after 30 seconds",
     })?;
     stop.has_started.store(true, Ordering::Relaxed);
     let mut launch = Launch::new(arguments.ranks, arguments.command.clone())?;

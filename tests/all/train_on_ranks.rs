@@ -324,15 +324,16 @@ fn a_rank_that_cannot_join_says_why() {
 #[test]
 fn ranks_do_not_outlive_their_launcher() {
     let dir = TestDir::new();
-    let script = "echo $$ >$RANK.new; mv $RANK.new $RANK; exec sleep 1000";
-    let launcher = start(&mut dir.command(&["launch", "-n", "2", "--", "sh", "-c", script]));
+    let script = "echo $$ >$RANK.new; mv $RANK.new $RANK; exec sleep 60";
+    let mut launcher = start(&mut dir.command(&["launch", "-n", "2", "--", "sh", "-c", script]));
     let ranks = ["0", "1"].map(|rank| {
         while !dir.path(rank).exists() {
             thread::sleep(Duration::from_millis(10));
         }
         fs::read_to_string(dir.path(rank)).unwrap().trim().to_owned()
     });
-    assert!(signal(launcher.id(), "KILL"));
+    launcher.kill().unwrap();
+    launcher.wait().unwrap();
     let runs = |rank: &String| {
         let status = fs::read_to_string(format!("/proc/{rank}/status")).unwrap_or_default();
         status.contains("Name:\tsleep") && !status.contains("State:\tZ")
@@ -346,6 +347,9 @@ fn ranks_do_not_outlive_their_launcher() {
     panic!("{ranks:?} still run");
 }
 
+/// Damages the bytes of a file.
+type Damage = fn(&mut Vec<u8>);
+
 /// Damage that a single rank sees, here because its copy of the checkpoint is damaged, makes all
 /// ranks fall back to the checkpoint before.
 #[test]
@@ -354,7 +358,7 @@ fn damage_that_one_rank_sees_is_skipped_by_all() {
     let text = format!("data.paths=[{:?}]", dir.path("text.txt"));
     let first = ["--run-dir", "first", "--set", &text, "--stop-after", "4"];
     dir.succeeds(&[&["train", "small.toml", "--ranks", "2"], &first[..]].concat());
-    let damages: [(&str, fn(&mut Vec<u8>)); 2] = [
+    let damages: [(&str, Damage); 2] = [
         ("flipped", |bytes| *bytes.last_mut().unwrap() ^= 1),
         ("cut", |bytes| bytes.truncate(bytes.len() - 1)),
     ];

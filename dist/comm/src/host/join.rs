@@ -389,7 +389,9 @@ mod tests {
     fn waiting_ranks_say_for_whom() {
         static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
         let said = |message: &str| {
+            let until = Instant::now() + Duration::from_secs(60);
             while !SAID.lock().unwrap().iter().any(|it| it.starts_with(message)) {
+                assert!(Instant::now() < until, "no rank says `{message}`");
                 thread::sleep(RETRY);
             }
         };

@@ -12,7 +12,15 @@ const SCRIPT: &str = "trap '' HUP INT TERM
     groups=
     while read -r group; do groups=\"$groups $group\"; done
     kill -TERM $groups
-    sleep 30
+    seconds=0
+    while [ $seconds -lt 30 ]; do
+        left=
+        for group in $groups; do kill -0 $group && left=\"$left $group\"; done
+        groups=$left
+        [ -n \"$groups\" ] || exit
+        sleep 1
+        seconds=$((seconds + 1))
+    done
     kill -KILL $groups";
 
 /// The shell, which is ended first of all when dropped.
