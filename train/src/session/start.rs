@@ -108,7 +108,7 @@ impl<'a> Start<'a> {
             // A checkpoint need not have buffers.
             checkpoint::init_buffers(model, device, self.config.train.seed)?;
             let read = |progress: &(dyn Fn(u64, u64) + Sync)| {
-                let options = ReadOptions { verify, progress };
+                let options = ReadOptions { verify, progress, ..ReadOptions::default() };
                 checkpoint::restore(&chosen, model, updater, options)
             };
             let restored = match ranks.is_first() {
