@@ -51,7 +51,12 @@ pub(crate) fn forward(arguments: &ForwardArguments, device: &Device) -> anyhow::
         if let (true, Some(checkpoint)) = (options.verify, sealed) {
             loader = loader.sealed_by(checkpoint);
         }
-        Ok(loader.load(device)?)
+        if options.ignore_unused {
+            loader = loader.ignore_unused();
+        }
+        let loaded = loader.load(device)?;
+        hf::ignored_note(folder, &loaded.ignored).into_iter().for_each(options.note);
+        Ok(loaded)
     })?;
     let input = TensorFile::open(&arguments.input)?;
     let ids = read_ids(&input, "input_ids", device)?

@@ -19,6 +19,9 @@ pub(crate) struct Checks {
     /// NaN or infinite.
     #[arg(long)]
     no_verify: bool,
+    /// Ignore tensors of a Hugging Face folder that the model does not have.
+    #[arg(long)]
+    ignore_unused: bool,
 }
 
 /// A model and the folder it was loaded from.
@@ -64,7 +67,12 @@ pub(crate) fn read<T>(
     runs::check_exists(path, " or a Hugging Face folder")?;
     let verify = !checks.no_verify;
     let load = |folder: &Path, sealed: Option<&Committed>| {
-        with_loading_bar(|progress| load(folder, sealed, ReadOptions { verify, progress }))
+        let note = |text: String| eprintln!("{text}");
+        with_loading_bar(|progress| {
+            let ignore_unused = checks.ignore_unused;
+            let options = ReadOptions { verify, progress, ignore_unused, note: &note };
+            load(folder, sealed, options)
+        })
     };
     let Some(mut candidates) = Candidates::find(path, verify)? else {
         return Ok(load(path, None)?);

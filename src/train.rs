@@ -38,6 +38,10 @@ pub(crate) struct TrainArguments {
     /// a run: as `--set model.from=DIR`.
     #[arg(long, value_name = "DIR")]
     from: Option<String>,
+    /// Ignore tensors of the folder in --from that the model does not have: as `--set
+    /// model.ignore_unused=true`.
+    #[arg(long, requires = "from")]
+    ignore_unused: bool,
     /// Set a key, as in `--set train.steps=100`; may be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     sets: Vec<Override>,
@@ -59,7 +63,9 @@ impl TrainArguments {
     fn overrides(&self) -> anyhow::Result<Vec<Override>> {
         let from = self.from.as_ref();
         let from = from.map(|from| format!("model.from={}", toml::Value::from(from.as_str())));
-        let from = from.map(|set| set.parse()).transpose()?;
+        let ignore = self.ignore_unused.then(|| "model.ignore_unused=true".to_owned());
+        let from = from.into_iter().chain(ignore).map(|set| set.parse());
+        let from: Vec<Override> = from.collect::<Result<_, _>>()?;
         Ok(from.into_iter().chain(self.sets.iter().cloned()).collect())
     }
 }

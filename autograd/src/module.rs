@@ -1,13 +1,13 @@
 //! Modules: containers of parameters, buffers and seams, which name and visit them.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
 pub use meshgrad_derive::Module;
 use meshgrad_runtime::Device;
 
-use crate::{Buffer, Param, Result, Seam};
+use crate::{Buffer, Param, ParamId, Result, Seam, TapeError};
 
 /// A container of parameters and buffers: a model, a block, an adapter.
 ///
@@ -103,12 +103,24 @@ pub trait Module {
         seams.0
     }
 
+    /// Checks that no two parameters or buffers have one name: a checkpoint would store one of them.
+    /// A tied parameter, which is one [`Param`] in several fields, passes.
+    ///
+    /// # Errors
+    /// [`TapeError::SameName`] with both fields.
+    fn check_names(&self) -> Result<()> {
+        let mut names = Names::default();
+        self.visit(&mut names);
+        names.repeated.map_or(Ok(()), |error| Err(error.into()))
+    }
+
     /// Sets the initial value of every parameter and buffer on `device`. It depends only on `seed`,
     /// names and positions.
     ///
     /// # Errors
-    /// [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
+    /// As [`Module::check_names`]; [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
     fn materialize(&self, device: &Device, seed: u64) -> Result<()> {
+        self.check_names()?;
         for param in self.params() {
             param.materialize(device, seed)?;
         }
@@ -124,6 +136,7 @@ pub trait Module {
     /// # Errors
     /// As [`Module::materialize`].
     fn materialize_missing(&self, device: &Device, seed: u64) -> Result<()> {
+        self.check_names()?;
         for param in self.params() {
             if !param.has_value() {
                 param.materialize(device, seed)?;
@@ -153,6 +166,61 @@ pub trait Visitor {
     /// Called for each seam.
     fn seam(&mut self, seam: &Seam) {
         let _ = seam;
+    }
+
+    /// Called before a field of a derived module, or an element of a list, is visited.
+    fn enter(&mut self, field: &dyn fmt::Display) {
+        let _ = field;
+    }
+
+    /// Called after it.
+    fn leave(&mut self) {}
+}
+
+/// The fields that have a name, and the first name of two parameters or buffers.
+#[derive(Default)]
+struct Names {
+    path: Vec<String>,
+    visited: usize,
+    fields: HashMap<String, (ParamId, String)>,
+    repeated: Option<TapeError>,
+}
+
+impl Names {
+    fn add(&mut self, param: &Param) {
+        self.visited += 1;
+        let field = match self.path.is_empty() {
+            // A module that implements `visit` itself need not name fields.
+            true => format!("number {} of `visit`", self.visited),
+            false => format!("`{}`", self.path.join(".")),
+        };
+        let name = param.name();
+        match self.fields.get(name) {
+            None => drop(self.fields.insert(name.to_owned(), (param.id(), field))),
+            Some((id, first)) if *id != param.id() => {
+                let (name, first) = (name.to_owned(), first.clone());
+                self.repeated.get_or_insert(TapeError::SameName { name, first, second: field });
+            }
+            Some(_) => {}
+        }
+    }
+}
+
+impl Visitor for Names {
+    fn param(&mut self, param: &Param) {
+        self.add(param);
+    }
+
+    fn buffer(&mut self, buffer: &Buffer) {
+        self.add(buffer.as_param());
+    }
+
+    fn enter(&mut self, field: &dyn fmt::Display) {
+        self.path.push(field.to_string());
+    }
+
+    fn leave(&mut self) {
+        self.path.pop();
     }
 }
 
@@ -224,7 +292,11 @@ impl<M: Module> Module for Option<M> {
 
 impl<M: Module> Module for [M] {
     fn visit(&self, visitor: &mut dyn Visitor) {
-        self.iter().for_each(|module| module.visit(visitor));
+        for (index, module) in self.iter().enumerate() {
+            visitor.enter(&index);
+            module.visit(visitor);
+            visitor.leave();
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use proc_macro2::TokenStream;
 use quote::{format_ident, quote, quote_spanned};
+use syn::ext::IdentExt;
 use syn::spanned::Spanned;
 use syn::{Data, DeriveInput, Error, Field, Fields, Path, Result, parse_quote};
 
@@ -74,9 +75,15 @@ fn visit_fields(fields: &Fields, autograd: &Path) -> Result<(TokenStream, TokenS
             None => pattern,
         });
         if !skipped {
+            let name = match &field.ident {
+                Some(name) => name.unraw().to_string(),
+                None => at.to_string(),
+            };
             // The span of the field's type: an error about a missing `Module` points there.
             visits.push(quote_spanned! { field.ty.span() =>
+                #autograd::Visitor::enter(visitor, &#name);
                 #autograd::Module::visit(#bound, visitor);
+                #autograd::Visitor::leave(visitor);
             });
         }
     }

@@ -22,6 +22,7 @@ use meshgrad_autograd::Init;
 use serde::{Deserialize, Deserializer, Serialize};
 
 pub use count::ParameterCount;
+pub(crate) use error::way_out_of;
 pub use error::{ConfigError, Problem};
 pub use rope::{Rope, RopeKeys, RopeScaling, RopeType, Yarn};
 
@@ -182,7 +183,8 @@ pub struct Qwen3Config {
     /// Token or tokens that end a text. The model itself does not use them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eos_token_id: Option<TokenIds>,
-    /// Padding token. transformers does not train its embedding; meshgrad does.
+    /// Padding token. The lookup of its embedding has no gradient, as in torch; a negative id
+    /// counts from the end of the vocabulary.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pad_token_id: Option<i64>,
 
@@ -238,6 +240,14 @@ impl Qwen3Config {
     /// The initial value of projections, embeddings and experts.
     pub(crate) fn init(&self) -> Init {
         Init::Normal { std: self.initializer_range }
+    }
+
+    /// The row of the embedding whose lookup has no gradient.
+    pub(crate) fn padding(&self) -> Option<usize> {
+        let id = self.pad_token_id?;
+        let rows = self.vocab_size as i64;
+        let row = if id < 0 { id.checked_add(rows)? } else { id };
+        usize::try_from(row).ok().filter(|row| *row < self.vocab_size)
     }
 
     /// Features per attention head; 0 without heads, which [`validate`](Self::validate) reports.

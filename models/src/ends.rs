@@ -19,6 +19,8 @@ pub struct Embedding {
     pub weight: Param,
     /// After the lookup.
     pub output: Seam,
+    /// The id of padding, whose row gets no gradient from the lookup.
+    pub padding: Option<usize>,
 }
 
 /// The norm after the last layer, and the projection to the vocabulary.
@@ -40,8 +42,12 @@ impl Embedding {
     /// When an id is out of range.
     pub fn forward(&self, ids_bt: &Tensor, dtype: DType) -> Result<Var> {
         let ids_bt = self.input.redistribute(ids_bt)?;
-        let x_btd = ops::embedding(&self.weight.var_as(dtype)?, &ids_bt)?.as_activation()?;
-        self.output.redistribute(&x_btd)
+        let weight = self.weight.var_as(dtype)?;
+        let x_btd = match self.padding {
+            Some(padding) => ops::embedding_with_padding(&weight, &ids_bt, padding)?,
+            None => ops::embedding(&weight, &ids_bt)?,
+        };
+        self.output.redistribute(&x_btd.as_activation()?)
     }
 }
 

@@ -18,7 +18,7 @@ use std::path::Path;
 
 use meshgrad_autograd::{Buffer, Module, Param};
 use meshgrad_ckpt::exec::{OpenTensors, Stats, check_ties, gather};
-use meshgrad_ckpt::mapping::{AllowedProblems, Bound, Mapping, TensorSpec};
+use meshgrad_ckpt::mapping::{AllowedProblems, Bound, Mapping, Problem, TensorSpec};
 use meshgrad_ckpt::plan::{LoadRequest, PlanError};
 use meshgrad_ckpt::ranks::{Ranks, Saved, ShardedSnapshot};
 use meshgrad_ckpt::{Folder, FolderWriter, Snapshot};
@@ -48,6 +48,7 @@ pub fn by_name() -> Result<Mapping> {
 pub fn save(module: &impl Module, dir: &Path) -> Result<()> {
     let (parent, name) = split(dir);
     let mut snapshot = Snapshot::new(parent, &name);
+    module.check_names()?;
     let values = [params(module)?, buffers(module)?].concat();
     add_tensors(&values, &by_name()?, &mut snapshot, "")?;
     snapshot.save()?;
@@ -63,7 +64,8 @@ pub fn save(module: &impl Module, dir: &Path) -> Result<()> {
 /// [`Error::Checkpoint`] with a [`RanksError`](meshgrad_ckpt::ranks::RanksError), on all ranks, when
 /// a rank fails, or no rank has some elements of a tensor. The folder then does not exist.
 pub fn save_sharded(module: &impl Module, dir: &Path, ranks: &mut Ranks<'_>) -> Result<Saved> {
-    let values = params(module).and_then(|params| Ok([params, buffers(module)?].concat()));
+    let named = module.check_names().map_err(Error::from).and_then(|()| params(module));
+    let values = named.and_then(|params| Ok([params, buffers(module)?].concat()));
     let snapshot = match &values {
         Ok(values) => of_shards(values, dir),
         Err(error) => return Ok(ShardedSnapshot::save(Err(error), ranks)?),
@@ -92,9 +94,11 @@ fn split(dir: &Path) -> (&Path, Cow<'_, str>) {
 /// [`Error::Tensors`] with all tensors that are missing, unexpected or of another shape;
 /// [`Error::Load`] when a file is damaged or memory runs out. The values are then unchanged.
 pub fn load(module: &impl Module, dir: &Path, device: &Device) -> Result<Stats> {
+    module.check_names()?;
     let (params, buffers) = (module.params(), module.buffers());
     let (folder, options) = (Folder::open(dir)?, LoadOptions::default());
-    fill_all(&params, &buffers, device, &folder, &by_name()?, &options)
+    let read = |tensors: &[NamedTensor]| read(tensors, &folder, &by_name()?, &options);
+    fill_all(&params, &buffers, device, read)
 }
 
 /// The values of the parameters of a module; of those with a home, the rows of this rank.
@@ -209,19 +213,51 @@ pub fn fill(
     mapping: &Mapping,
     options: &LoadOptions<'_>,
 ) -> Result<Stats> {
-    fill_all(&module.params(), &[], device, folder, mapping, options)
+    let read = |tensors: &[NamedTensor]| read(tensors, folder, mapping, options);
+    module.check_names()?;
+    fill_all(&module.params(), &[], device, read)
 }
 
-/// Reads new values of `params` and `buffers`, and sets them once all are read. Rows of homes are
-/// read to their place.
-fn fill_all(
-    params: &[Param],
-    buffers: &[Buffer],
+/// As [`fill`], for a module that is a part of a model, such as a pipeline stage. Tensors of the
+/// folder that it does not use are left to the other parts.
+///
+/// # Errors
+/// As [`fill`].
+pub fn fill_part(
+    module: &impl Module,
     device: &Device,
     folder: &Folder,
     mapping: &Mapping,
     options: &LoadOptions<'_>,
 ) -> Result<Stats> {
+    let all = AllowedProblems::none().and("unexpected")?;
+    let filled = fill_allowing(module, device, folder, mapping, &all, options);
+    filled.map(|(stats, _)| stats)
+}
+
+/// As [`fill`], without the tensors of the folder that are unexpected and `allowed`. Returns their
+/// names, too.
+pub(crate) fn fill_allowing(
+    module: &impl Module,
+    device: &Device,
+    folder: &Folder,
+    mapping: &Mapping,
+    allowed: &AllowedProblems,
+    options: &LoadOptions<'_>,
+) -> Result<(Stats, Vec<String>)> {
+    let read = |tensors: &[NamedTensor]| read_allowing(tensors, folder, mapping, allowed, options);
+    module.check_names()?;
+    fill_all(&module.params(), &[], device, read)
+}
+
+/// Reads new values of `params` and `buffers`, and sets them once all are read. Rows of homes are
+/// read to their place.
+fn fill_all<T>(
+    params: &[Param],
+    buffers: &[Buffer],
+    device: &Device,
+    read: impl FnOnce(&[NamedTensor]) -> Result<T>,
+) -> Result<T> {
     let unfilled = |name: &str, shape: ShardedShape, dtype: DType| {
         let value = UninitTensor::with_kind(device, *shape.local(), dtype, Kind::Parameter);
         let value = value.map_err(|source| meshgrad_load::Error::not_loaded(name, source))?;
@@ -235,7 +271,7 @@ fn fill_all(
         .iter()
         .map(|buffer| unfilled(buffer.name(), buffer.sharded_shape(), buffer.dtype()));
     let tensors: Vec<NamedTensor> = of_params.chain(of_buffers).collect::<Result<_>>()?;
-    let stats = read(&tensors, folder, mapping, options)?;
+    let result = read(&tensors)?;
 
     let (of_params, of_buffers) = tensors.split_at(params.len());
     for (param, named) in params.iter().zip(of_params) {
@@ -247,12 +283,12 @@ fn fill_all(
     for (buffer, named) in buffers.iter().zip(of_buffers) {
         buffer.set(&named.tensor)?;
     }
-    Ok(stats)
+    Ok(result)
 }
 
-/// Reads `tensors`, of a mutable kind, from `folder` with [`meshgrad_load::load`]. Of a sharded
-/// tensor, only the region of this rank is read, and of a home only its rows, directly into the
-/// tensor; call [`Param::rows_written`] then.
+/// Reads `tensors`, of a mutable kind, from `folder` with [`meshgrad_load::load`]. They are all
+/// that the folder has: another tensor there is an error. Of a sharded tensor, only the region of
+/// this rank is read, and of a home only its rows, directly into the tensor; call [`Param::rows_written`] then.
 ///
 /// # Errors
 /// [`Error::Partial`]; [`Error::Tensors`] with all tensors that are missing, unexpected or of another shape;
@@ -265,7 +301,18 @@ pub fn read(
     mapping: &Mapping,
     options: &LoadOptions<'_>,
 ) -> Result<Stats> {
-    let result = read_unchecked(tensors, folder, mapping, options);
+    let read = read_allowing(tensors, folder, mapping, &AllowedProblems::none(), options);
+    read.map(|(stats, _)| stats)
+}
+
+fn read_allowing(
+    tensors: &[NamedTensor],
+    folder: &Folder,
+    mapping: &Mapping,
+    allowed: &AllowedProblems,
+    options: &LoadOptions<'_>,
+) -> Result<(Stats, Vec<String>)> {
+    let result = read_unchecked(tensors, folder, mapping, allowed, options);
     result.map_err(|error| match options.sealed_by {
         Some(checkpoint) => or_damage(checkpoint, error),
         None => error,
@@ -276,14 +323,21 @@ fn read_unchecked(
     tensors: &[NamedTensor],
     folder: &Folder,
     mapping: &Mapping,
+    allowed: &AllowedProblems,
     options: &LoadOptions<'_>,
-) -> Result<Stats> {
+) -> Result<(Stats, Vec<String>)> {
     let stored: Vec<TensorSpec> = folder.tensors().map(TensorSpec::from).collect();
     let expected = specs(tensors)?;
-    let allowed = AllowedProblems::none().and("narrowed")?;
-    let bound = mapping.bind(&stored, Some(&expected), &allowed);
+    let allowed = allowed.clone().and("narrowed")?;
+    let bound = mapping.bind_whole(&stored, &expected, &allowed);
     let bound =
         bound.map_err(|report| Error::Tensors { folder: folder.path().to_owned(), report })?;
+    let allowed = bound.report().allowed.iter();
+    let unused = allowed.filter_map(|problem| match problem {
+        Problem::Unused { name } => Some(name.clone()),
+        _ => None,
+    });
+    let unused = unused.collect();
     let (rank, ranks) = shards::position(tensors);
     check_ties(&bound, folder, rank, ranks)?;
 
@@ -302,5 +356,6 @@ fn read_unchecked(
         }
     }
     let loaded = meshgrad_load::load(folder, &graph, &requests, options);
-    loaded.map_err(|error| damage::located(folder, error))
+    let stats = loaded.map_err(|error| damage::located(folder, error))?;
+    Ok((stats, unused))
 }

@@ -8,12 +8,14 @@
 
 pub(crate) mod adapters;
 mod companions;
+mod foreign;
 mod loader;
 mod map;
 mod save;
 
 pub use crate::folder::{Error, Result};
+pub use adapters::{FILE as ADAPTERS, adapters};
 pub use companions::companions;
-pub use loader::{Filled, Loaded, Loader, add_adapters, load, read_config};
+pub use loader::{Filled, Loaded, Loader, add_adapters, ignored_note, load, read_config};
 pub use map::{Experts, map};
 pub use save::{add_model, add_shards};

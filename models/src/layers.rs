@@ -167,6 +167,15 @@ impl RmsNorm {
         ops::add_rms_norm(x, added, &self.weight.var_as(x.dtype())?, self.eps)
     }
 
+    /// The residual stream `x`, a sum that is already computed, and its norm: the same bits as
+    /// [`RmsNorm::forward_sum`].
+    ///
+    /// # Errors
+    /// When the last dim of `x` has another size.
+    pub fn forward_residual(&self, x: &Var) -> Result<(Var, Var)> {
+        ops::residual_rms_norm(x, &self.weight.var_as(x.dtype())?, self.eps)
+    }
+
     /// The norm of each head of `x` [b, t, heads, features], rotated by the angles of its position,
     /// in one pass. `cos` and `sin` are [b, t, features / 2].
     ///

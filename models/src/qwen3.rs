@@ -130,6 +130,7 @@ impl Qwen3 {
                 input: Seam::new(at.sub("embed_tokens.input")),
                 weight: table.clone(),
                 output: Seam::new(at.sub("embed_tokens.output")),
+                padding: config.padding(),
             }),
             layers: layers.map(|layer| Layer::new(&at, config, layer)).collect(),
             sums: Seam::new("sums"),
@@ -143,6 +144,12 @@ impl Qwen3 {
     /// The configuration.
     pub fn config(&self) -> &Qwen3Config {
         &self.config
+    }
+
+    /// Whether it is the whole model, and not a [`Qwen3::part`].
+    pub(crate) fn is_whole(&self) -> bool {
+        let has_ends = self.embedding.is_some() && self.head.is_some();
+        has_ends && self.layers.len() == self.config.num_hidden_layers
     }
 
     /// Sets how the load of experts is balanced. Parameters stay shared with clones of the model.

@@ -10,7 +10,8 @@ use crate::layers::RmsNorm;
 /// A running sum of the results of blocks: `x = (&x + block(&norm.of(&x)?)?)?`.
 ///
 /// An addition is deferred to the next norm, which computes the sum and its norm in one pass
-/// ([`ops::add_rms_norm`]).
+/// ([`ops::add_rms_norm`]). A stream that starts with a sum, as in a checkpointed layer, has the
+/// same bits and gradients ([`ops::residual_rms_norm`]).
 pub struct Residual {
     base: Var,
     added: Option<Var>,
@@ -29,14 +30,14 @@ impl Residual {
     /// # Errors
     /// When shapes do not match.
     pub fn sum(&self) -> Result<Var> {
-        match (&self.added, self.sum.get()) {
-            (None, _) => Ok(self.base.clone()),
-            (Some(_), Some(sum)) => Ok(sum.clone()),
-            (Some(added), None) => {
-                let sum = ops::add(&self.base, added)?;
-                Ok(self.sum.get_or_init(|| sum).clone())
-            }
+        if let Some(sum) = self.sum.get() {
+            return Ok(sum.clone());
         }
+        let sum = match &self.added {
+            Some(added) => ops::add(&self.base, added)?,
+            None => self.base.clone(),
+        };
+        Ok(self.sum.get_or_init(|| sum).clone())
     }
 }
 
@@ -46,14 +47,15 @@ impl RmsNorm {
     /// # Errors
     /// When shapes do not match.
     pub fn of(&self, x: &Residual) -> Result<Var> {
-        match (&x.added, x.sum.get()) {
-            (Some(added), None) => {
-                let (sum, normed) = self.forward_sum(&x.base, added)?;
-                x.sum.get_or_init(|| sum);
-                Ok(normed)
-            }
-            _ => self.forward(&x.sum()?),
+        if let Some(sum) = x.sum.get() {
+            return self.forward(sum);
         }
+        let (sum, normed) = match &x.added {
+            Some(added) => self.forward_sum(&x.base, added)?,
+            None => self.forward_residual(&x.base)?,
+        };
+        x.sum.get_or_init(|| sum);
+        Ok(normed)
     }
 }
 

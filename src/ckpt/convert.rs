@@ -72,6 +72,12 @@ pub(super) struct Report {
     rounded: u64,
     /// Tensors with finite elements that `dtype` or the map made infinite.
     overflows: Vec<Overflow>,
+    /// Of an export: which weights of the run are written, and the low-rank updates merged into
+    /// them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) weights: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) merged: Option<u64>,
     /// Changes of config.json because the map changes dtypes.
     config: Vec<String>,
     /// Problems that were allowed.
@@ -101,6 +107,8 @@ pub(super) struct Conversion<'a> {
     pub(super) mapping: &'a Mapping,
     pub(super) allowed_problems: AllowedProblems,
     pub(super) dtype: Option<FloatType>,
+    /// A file beside the model that does not describe the destination.
+    pub(super) left_out: Option<&'a str>,
     pub(super) destination: &'a PathBuf,
     pub(super) max_shard: ByteSize,
     pub(super) limits: Limits,
@@ -122,6 +130,7 @@ pub(super) fn convert(arguments: &ConvertArguments, threads: usize) -> anyhow::R
         mapping: &mapping,
         allowed_problems: arguments.allow.problems()?,
         dtype: arguments.dtype,
+        left_out: None,
         destination: &arguments.destination,
         max_shard: arguments.max_shard,
         limits: Limits { interrupt: Interrupt::listen()?, budget: arguments.budget, threads },
@@ -176,7 +185,7 @@ impl Conversion<'_> {
             .map(|it| it.shape.iter().product::<u64>() * it.dtype.bits() as u64 / 8)
             .sum();
         let mut staging = stage(self.destination)?;
-        let sidecars = Sidecars::of(self.source);
+        let sidecars = Sidecars::of(self.source).without(self.left_out);
         let change = ConfigChange::of(&self.source.specs(), &made, self.dtype);
         let copied = sidecars.copy(&mut staging, &change)?;
         let progress = progress_bar(bytes);
@@ -211,6 +220,8 @@ impl Conversion<'_> {
             dtype: self.dtype.map(|dtype| dtype.dtype().name()),
             rounded: retyped.as_ref().map_or(0, rounded),
             overflows,
+            weights: None,
+            merged: None,
             config: change.described(&copied.names),
             allowed,
             warnings,
@@ -287,6 +298,12 @@ impl Report {
             let rounded = round_trip.proven && self.rounded > 0;
             let end = if rounded { "; rounding is not undone" } else { "" };
             note("inverse", round_trip.text() + end);
+        }
+        if let Some(weights) = &self.weights {
+            note("weights", weights.clone());
+        }
+        if let Some(merged) = self.merged {
+            note("merged", size::counted(merged, "low-rank update"));
         }
         if let Some(dtype) = self.dtype {
             let rounded = size::counted(self.rounded, "tensor");

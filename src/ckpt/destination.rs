@@ -113,6 +113,7 @@ pub(super) struct Sidecars<'a> {
     folder: Option<&'a Path>,
     checkpoint: Option<&'a Committed>,
     links: Links,
+    left_out: Option<&'a str>,
 }
 
 /// The files that were copied, and links that were not.
@@ -138,7 +139,13 @@ impl<'a> Sidecars<'a> {
             folder: source.folder_path(),
             checkpoint: source.checkpoint(),
             links: source.links(),
+            left_out: None,
         }
+    }
+
+    /// Leaves out the file of this name.
+    pub(super) fn without(self, name: Option<&'a str>) -> Sidecars<'a> {
+        Sidecars { left_out: name, ..self }
     }
 
     /// Copies the files, with a changed configuration, and returns their names.
@@ -152,6 +159,9 @@ impl<'a> Sidecars<'a> {
             return Ok(copied);
         };
         for (name, path) in sidecar_files(folder)? {
+            if self.left_out == Some(&name) {
+                continue;
+            }
             if self.links == Links::Refuse && is_foreign_link(folder, &path) {
                 copied.links.push(path);
                 continue;

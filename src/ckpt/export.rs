@@ -1,9 +1,12 @@
 //! `meshgrad ckpt export`: exports a checkpoint of a run as a Hugging Face folder.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::ensure;
 use meshgrad::ckpt::mapping::{AllowedProblems, Mapping};
+use meshgrad::models::hf;
+use meshgrad::train::checkpoint;
 
 use super::arguments::{LinkArguments, mapping_errors};
 use super::convert::Conversion;
@@ -22,6 +25,9 @@ pub(super) struct ExportArguments {
     /// The folder to create, in the format of transformers; it must not exist.
     #[arg(long, value_name = "DESTINATION")]
     hf: PathBuf,
+    /// Export the weights that training continues from, where a run also averages them.
+    #[arg(long)]
+    raw: bool,
     /// The dtype of the weights; rounds to nearest even.
     #[arg(long, value_name = "DTYPE", ignore_case = true, default_value = "BF16")]
     dtype: FloatType,
@@ -39,8 +45,9 @@ pub(super) struct ExportArguments {
 }
 
 pub(super) fn export(arguments: &ExportArguments, threads: usize) -> anyhow::Result<Answer> {
-    let source = Source::open_intact(&arguments.checkpoint, arguments.links.links())?;
-    let folder = source.path();
+    let mut source = Source::open_intact(&arguments.checkpoint, arguments.links.links())?;
+    let folder = source.path().to_owned();
+    let folder = folder.as_path();
     ensure!(
         source.folder_path().is_some(),
         "{} is a file; give its folder, which must contain config.json, or convert the file with \
@@ -53,23 +60,52 @@ pub(super) fn export(arguments: &ExportArguments, threads: usize) -> anyhow::Res
          `meshgrad ckpt convert`",
         display_path(folder)
     );
-    // Checkpoints already use the names of the hub.
-    let mapping = Mapping::identity();
+    let weights = match (checkpoint::has_averages(folder), arguments.raw) {
+        (false, _) => None,
+        (true, false) => {
+            source = source.overlaid(checkpoint::AVERAGES)?;
+            Some("averages of the run; --raw exports those that training continues from")
+        }
+        (true, true) => Some("those that training continues from, not their averages"),
+    };
+    if checkpoint::has_buffers(folder) {
+        source.warnings.push(format!(
+            "left out of {}: router biases, for which the format has no place",
+            display_path(folder)
+        ));
+    }
+    let adapters = hf::adapters(folder)?;
+    let mapping = merging(&adapters)?;
     let conversion = Conversion {
         source: &source,
         mapping: &mapping,
         allowed_problems: AllowedProblems::none(),
         dtype: Some(arguments.dtype),
+        left_out: (!adapters.is_empty()).then_some(hf::ADAPTERS),
         destination: &arguments.hf,
         max_shard: arguments.max_shard,
         limits: Limits { interrupt: Interrupt::listen()?, budget: arguments.budget, threads },
     };
-    let report = match mapping.bind(&source.specs(), None, &conversion.allowed_problems) {
+    let mut report = match mapping.bind(&source.specs(), None, &conversion.allowed_problems) {
         Ok(bound) => conversion.run(&bound)?,
         Err(report) => return mapping_errors(folder, &None, &report, arguments.json),
     };
+    report.weights = weights.map(str::to_owned);
+    report.merged = Some(adapters.len() as u64).filter(|merged| *merged > 0);
     if arguments.json {
         return Answer::json(&report, 0);
     }
     Ok(report.answer())
+}
+
+/// The map that merges these low-rank updates, by the paths of their projections with their scales,
+/// and keeps all other tensors. Checkpoints already use the names of the hub.
+fn merging(adapters: &BTreeMap<String, f64>) -> anyhow::Result<Mapping> {
+    let rule = |(path, scale): (&String, &f64)| {
+        let [weight, a, b] =
+            ["weight", "lora_A.weight", "lora_B.weight"].map(|name| format!("\"{path}.{name}\""));
+        format!("{weight} = lora({weight}, {a}, {b}, scale={scale:?})\n")
+    };
+    let rules: String = adapters.iter().map(rule).collect();
+    Ok(Mapping::parse(&(rules + "{rest:path} = {rest:path}"))?)
 }

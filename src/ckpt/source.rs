@@ -12,7 +12,9 @@ use meshgrad::ckpt::mapping::TensorSpec;
 use meshgrad::ckpt::plan::LoadRequest;
 use meshgrad::ckpt::source::{BackendChoice, Sources};
 use meshgrad::ckpt::torch::{self, TorchModel};
-use meshgrad::ckpt::{Assembly, Committed, Error, Folder, IntegrityError, Links, TensorFile, scan};
+use meshgrad::ckpt::{
+    Assembly, Committed, Error, Folder, IntegrityError, Links, Part, TensorFile, scan,
+};
 
 use super::beside::beside_torch;
 use super::size;
@@ -108,6 +110,27 @@ impl Source {
             damage: None,
             warnings: Vec::new(),
         }
+    }
+
+    /// The same model, with the tensors of its subfolder `inner` in place of its own of the same
+    /// names.
+    pub(super) fn overlaid(self, inner: &str) -> anyhow::Result<Source> {
+        let over = Folder::open_with(self.path().join(inner), self.links)?;
+        let own = self.stored().files().iter().map(|file| ("own", file.path()));
+        let files = own.chain(over.files().iter().map(|file| ("over", file.path())));
+        let opened = files.map(|(prefix, path)| Ok((prefix.to_owned(), TensorFile::open(path)?)));
+        let opened: Vec<(String, TensorFile)> = opened.collect::<Result<_, Error>>()?;
+        let mut assembly = Assembly::new(Folder::of_files(self.path(), opened)?);
+        for spec in self.specs() {
+            let stored = match over.get(&spec.name) {
+                Some(_) => format!("over/{}", spec.name),
+                None => format!("own/{}", spec.name),
+            };
+            let whole = spec.shape.iter().map(|extent| 0..*extent).collect();
+            let part = Part::stored(&mut assembly, &stored, spec.dtype, whole)?;
+            assembly.add(&spec.name, &spec.shape, vec![part])?;
+        }
+        Ok(Source { store: Store::InParts(assembly), ..self })
     }
 
     pub(super) fn with_links(self, links: Links) -> Source {

@@ -20,5 +20,6 @@ mod terminal;
 mod test_dir;
 mod train_on_ranks;
 mod transfer;
+mod unused;
 #[path = "../../ckpt/tests/all/torch/zips.rs"]
 mod zips;

@@ -115,6 +115,35 @@ fn logits_loss_and_gradients_match_transformers() {
     }
 }
 
+/// With `pad_token_id`, the gradients are those of transformers without it, except that the row of
+/// padding is zero: `padding_idx` of torch's embedding.
+#[test]
+fn padding_has_no_gradient() {
+    let place = tempfile::tempdir().unwrap();
+    let fixture =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/parity/fixtures/dense-defaults");
+    let padded = place.path().join("padded");
+    std::fs::create_dir(&padded).unwrap();
+    for name in ["config.json", "input.safetensors", "model.safetensors"] {
+        std::fs::copy(fixture.join(name), padded.join(name)).unwrap();
+    }
+    let input = TensorFile::open(fixture.join("input.safetensors")).unwrap();
+    let padding = input.read("input_ids").unwrap()[0]; // little-endian
+    let config = std::fs::read_to_string(padded.join("config.json")).unwrap();
+    let config = config.replacen('{', &format!("{{ \"pad_token_id\": {padding},"), 1);
+    std::fs::write(padded.join("config.json"), config).unwrap();
+
+    let output = place.path().join("out.safetensors");
+    forward(&padded, &output, &[]);
+    let mut expected = read(&fixture.join("expected.safetensors"));
+    let actual = read(&output);
+    assert!(!differences(&expected, &actual).is_empty());
+    let (shape, gradient) = expected.get_mut("grad.model.embed_tokens.weight").unwrap();
+    gradient[usize::from(padding) * shape[1]..][..shape[1]].fill(0.0);
+    let found = differences(&expected, &actual);
+    assert!(found.is_empty(), "{}", found.join("\n"));
+}
+
 /// Logits, loss and gradients match on a GPU too: the emulator, or the machine's GPU if
 /// `MESHGRAD_TEST_GPU` is `cuda`. The fixtures have experts, dense layers, windows, biases and
 /// scaled positions.

@@ -23,12 +23,12 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use meshgrad_autograd::{Module, Param};
-use meshgrad_ckpt::mapping::Mapping;
+use meshgrad_ckpt::mapping::{Mapping, Problem};
 use meshgrad_ckpt::ranks::ShardedSnapshot;
 use meshgrad_ckpt::{Committed, Folder, Snapshot, step_name};
-use meshgrad_models::Model;
 use meshgrad_models::folder::{self, NamedTensor};
 use meshgrad_models::load::LoadOptions;
+use meshgrad_models::{Model, hf};
 use meshgrad_runtime::Device;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -43,7 +43,8 @@ use end_of_text::Ends;
 pub use end_of_text::ends_of_text;
 pub use settings::{Change, check_config};
 
-const AVERAGES: &str = "trainer/ema";
+/// The folder of a checkpoint that has the averages of the weights, if the run keeps them.
+pub const AVERAGES: &str = "trainer/ema";
 const BUFFERS: &str = "trainer/buffers";
 const STATE: &str = "trainer/state.json";
 const OPTIMIZER: &str = "trainer/optimizer.json";
@@ -234,11 +235,16 @@ pub struct ReadOptions<'a> {
     /// Called after each read, from any thread, with the bytes read so far and the total,
     /// separately for each part.
     pub progress: &'a (dyn Fn(u64, u64) + Sync),
+    /// Whether tensors of a Hugging Face folder that the model does not have are ignored
+    /// ([`Loader::ignore_unused`](meshgrad_models::hf::Loader::ignore_unused)). Default `false`.
+    pub ignore_unused: bool,
+    /// Called with messages for the user, such as how many tensors were ignored.
+    pub note: &'a dyn Fn(String),
 }
 
 impl Default for ReadOptions<'_> {
     fn default() -> Self {
-        ReadOptions { verify: true, progress: &|_, _| {} }
+        ReadOptions { verify: true, progress: &|_, _| {}, ignore_unused: false, note: &|_| {} }
     }
 }
 
@@ -319,8 +325,30 @@ pub fn load_params(
 ) -> Result<()> {
     let stored = Folder::open(checkpoint.path())?;
     let (mapping, options) = (model.stored_as()?, options.of_weights(checkpoint));
-    folder::fill(model, device, &stored, &mapping, &options)?;
+    let filled = folder::fill(model, device, &stored, &mapping, &options);
+    filled.map_err(|error| or_other_model(checkpoint, error))?;
     Ok(())
+}
+
+/// [`TrainError::OtherModel`], if the tensors do not match.
+fn or_other_model(checkpoint: &Committed, error: folder::Error) -> TrainError {
+    let folder::Error::Tensors { report, .. } = error else {
+        return error.into();
+    };
+    let is_adapter = |problem: &Problem| match problem {
+        Problem::Unused { name } => name.contains(".lora_"),
+        _ => false,
+    };
+    let adapters = hf::adapters(checkpoint.path()).unwrap_or_default();
+    let adapters = match report.problems.iter().any(is_adapter) {
+        true => adapters.len(),
+        false => 0,
+    };
+    TrainError::OtherModel {
+        checkpoint: checkpoint.path().to_owned(),
+        adapters,
+        report: Box::new(report),
+    }
 }
 
 /// Loads the optimizer state and the buffers of a checkpoint. If it has no buffers, those of the
@@ -366,7 +394,8 @@ pub(crate) fn restore(
     let stored = Folder::open(checkpoint.path())?;
     let params = folder::params(model)?;
     let of_weights = options.of_weights(checkpoint);
-    folder::read(&params, &stored, &model.stored_as()?, &of_weights)?;
+    folder::read(&params, &stored, &model.stored_as()?, &of_weights)
+        .map_err(|error| or_other_model(checkpoint, error))?;
     model.params().iter().for_each(Param::rows_written);
     load_state(checkpoint, model, updater, options)
 }

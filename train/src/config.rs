@@ -45,6 +45,10 @@ pub struct Config {
     /// The tables of the model, with every default. [`Config::model_tables`] gives them their type.
     #[serde(flatten)]
     pub tables: toml::Table,
+    /// The folder whose weights a new run starts with ([`ModelTables::weights_from`]). A program
+    /// that reads them itself sets this to `None`.
+    #[serde(skip)]
+    pub weights_from: Option<PathBuf>,
     /// Text and tokenizer.
     pub data: DataConfig,
     /// Steps, batches, dtype, seed.

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use meshgrad_ckpt::mapping::Report;
+
 use crate::config::ConfigError;
 use crate::corpus::CorpusError;
 use crate::metrics::MetricsError;
@@ -153,6 +155,26 @@ pub enum TrainError {
         /// Its value now.
         now: String,
     },
+    /// A checkpoint of another model than the program builds.
+    #[error("{}", other_model(checkpoint, *adapters, report))]
+    OtherModel {
+        /// The checkpoint.
+        checkpoint: PathBuf,
+        /// Projections that have low-rank updates there.
+        adapters: usize,
+        /// The tensors that differ.
+        report: Box<Report>,
+    },
+    /// A session that does not read the weights that the configuration names.
+    #[error(
+        "model.from = {}, but Session::train reads no weights: use qwen3::train_with, which reads them \
+         and then changes the model (for example, adds adapters); a program that has read them itself \
+         sets Config::weights_from to None", from.display()
+    )]
+    WeightsFrom {
+        /// The folder.
+        from: PathBuf,
+    },
     /// A path without a checkpoint.
     #[error(
         "{} is neither a checkpoint nor a run with checkpoints", at.display()
@@ -250,6 +272,21 @@ pub enum TrainError {
 impl fmt::Debug for TrainError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
+    }
+}
+
+fn other_model(checkpoint: &Path, adapters: usize, report: &Report) -> String {
+    let checkpoint = checkpoint.display();
+    match adapters {
+        0 => format!(
+            "{checkpoint} is of another model than this program builds; use the program that started \
+             the run: {report}"
+        ),
+        _ => format!(
+            "{checkpoint} has low-rank updates of {adapters} projections, which this program does not \
+             add; resume it with the program that started the run, or start a new run with its merged \
+             weights (--from {checkpoint})"
+        ),
     }
 }
 

@@ -23,14 +23,50 @@ pub use weights::{load, load_checkpoint};
 /// # Errors
 /// As [`Session::train`] and [`model_config`].
 pub fn train(session: Session<'_>) -> Result<Summary> {
+    train_with(session, |_| Ok(()))
+}
+
+/// As [`train`], for a model that `change` changes before it has values, in new and in resumed runs.
+/// Parameters that it adds, such as adapters, get their initial values, and all others the weights
+/// of `model.from`.
+///
+/// ```no_run
+/// use meshgrad_autograd::Module;
+/// use meshgrad_train::qwen3;
+/// # use meshgrad_train::session::Session;
+///
+/// # fn train(session: Session<'_>) -> meshgrad_train::Result<()> {
+/// qwen3::train_with(session, |model| {
+///     model.freeze();
+///     for projection in model.projections_mut() {
+///         projection.add_lora(8, 16.0);
+///     }
+///     Ok(())
+/// })?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// As [`train`], and those of `change`.
+pub fn train_with(
+    session: Session<'_>,
+    change: impl FnOnce(&mut Qwen3) -> Result<()>,
+) -> Result<Summary> {
     let config = session.config;
     // Report errors before the text is read.
     let tables = config.model_tables::<Tables>()?;
     session.train_from(
-        |data, checkpoint| model(config, data.tokenizer.vocab_size(), checkpoint),
+        |data, checkpoint| {
+            let mut model = model(config, data.tokenizer.vocab_size(), checkpoint)?;
+            change(&mut model)?;
+            Ok(model)
+        },
         |model, device, notes| {
             if let Some(from) = tables.model.origin() {
-                notes.extend(fill(model, from, device, config.checkpoint.verify)?);
+                let ignore_unused = tables.model.ignores_unused();
+                let verify = config.checkpoint.verify;
+                notes.extend(fill(model, from, device, verify, ignore_unused)?);
             }
             // Without a folder, this initializes everything; with one, only router biases that the
             // folder lacks.

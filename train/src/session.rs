@@ -193,8 +193,11 @@ impl<'a> Session<'a> {
         self,
         build: impl FnOnce(&Data, Option<&Committed>) -> Result<M>,
     ) -> Result<Summary> {
-        let seed = self.config.train.seed;
-        self.train_from(build, move |model, device, _| Ok(model.materialize_missing(device, seed)?))
+        let (seed, from) = (self.config.train.seed, self.config.weights_from.clone());
+        self.train_from(build, move |model, device, _| match from {
+            None => Ok(model.materialize_missing(device, seed)?),
+            Some(from) => Err(TrainError::WeightsFrom { from }),
+        })
     }
 
     /// As [`Session::train`]; `init` sets the values of a new run's model, and adds messages to

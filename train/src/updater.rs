@@ -56,6 +56,7 @@ impl Updater {
         max_grad_norm: f64,
         make: impl FnOnce(&[Part]) -> Result<Box<dyn Optimizer>>,
     ) -> Result<(Updater, Grads)> {
+        model.check_names()?;
         let params = model.trained();
         let is_divided = params.iter().any(|param| param.home().is_some());
         let make = || {

@@ -230,3 +230,89 @@ fn materialize_sets_parameters_and_buffers_but_no_skipped_fields() {
     assert_eq!((model.scale, model.name, model.dtype), (2.0, "model", DType::F32));
     assert_eq!(model.path, ModulePath::root());
 }
+
+#[derive(Module)]
+#[module(crate = meshgrad_autograd)]
+struct Network {
+    up: Param,
+    #[module(skip)]
+    _skipped: Param,
+    blocks: Vec<Linear>,
+    r#gate: Option<Buffer>,
+}
+
+#[derive(Module)]
+#[module(crate = meshgrad_autograd)]
+struct Linear(Param, [Buffer; 2]);
+
+#[derive(Module)]
+#[module(crate = meshgrad_autograd)]
+struct Outer {
+    model: Network,
+}
+
+/// A network whose tensors have these names, in the order of `visit`.
+fn network(names: [&str; 8]) -> Outer {
+    let [up, w0, a0, b0, w1, a1, b1, gate] = names;
+    let linear = |w, a, b| Linear(param(w), [buffer(a), buffer(b)]);
+    let blocks = vec![linear(w0, a0, b0), linear(w1, a1, b1)];
+    Outer {
+        model: Network { up: param(up), _skipped: param("up"), blocks, r#gate: Some(buffer(gate)) },
+    }
+}
+
+/// Two parameters or buffers with one name are an error that names both fields, before any value
+/// exists. One parameter in two fields is not.
+#[test]
+fn names_are_unique() {
+    let fields = [
+        "model.up",
+        "model.blocks.0.0",
+        "model.blocks.0.1.0",
+        "model.blocks.0.1.1",
+        "model.blocks.1.0",
+        "model.blocks.1.1.0",
+        "model.blocks.1.1.1",
+        "model.gate",
+    ];
+    let (device, names) = (Device::cpu(), ["up", "1", "2", "3", "4", "5", "6", "7"]);
+    network(names).materialize(&device, 1).unwrap();
+    for first in 0..names.len() {
+        for second in first + 1..names.len() {
+            let mut names = names;
+            names[second] = names[first];
+            let network = network(names);
+            let expected = format!(
+                "`{}` and `{}` are two parameters or buffers named `{}`",
+                fields[first], fields[second], names[first]
+            );
+            for result in [network.materialize(&device, 1), network.materialize_missing(&device, 1)]
+            {
+                let error = result.unwrap_err().to_string();
+                assert!(error.starts_with(&expected), "{error}");
+            }
+            assert!(network.params().iter().all(|param| !param.has_value()));
+        }
+    }
+
+    let mut tied = network(names);
+    tied.model.blocks[1].0 = tied.model.up.clone();
+    tied.materialize(&device, 1).unwrap();
+}
+
+/// A module that implements `visit` itself need not name its fields.
+#[test]
+fn names_are_unique_without_fields() {
+    struct Own([Param; 3]);
+
+    impl Module for Own {
+        fn visit(&self, visitor: &mut dyn Visitor) {
+            self.0.iter().for_each(|param| visitor.param(param));
+        }
+    }
+
+    let own = Own(["a", "b", "a"].map(param));
+    let error = own.materialize(&Device::cpu(), 1).unwrap_err().to_string();
+    let expected = "number 1 of `visit` and number 3 of `visit` are two parameters";
+    assert!(error.starts_with(expected), "{error}");
+}

@@ -55,6 +55,16 @@ pub(super) struct Binding {
     pub(super) report: Report,
 }
 
+impl Binding {
+    /// Reports every source that is not used.
+    pub(super) fn expect_all_used(&mut self) {
+        let problems = &mut self.report.problems;
+        problems.retain(|problem| !matches!(problem, Problem::Unexpected { .. }));
+        let unused = self.tensors.named.iter().filter(|(_, expr)| !self.used.contains(*expr));
+        problems.extend(unused.map(|(name, _)| Problem::Unused { name: name.to_string() }));
+    }
+}
+
 /// The dtypes of the outputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dtypes {

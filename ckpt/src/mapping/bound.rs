@@ -90,13 +90,33 @@ impl Mapping {
         targets: Option<&[TensorSpec]>,
         allowed: &AllowedProblems,
     ) -> Result<Bound, Report> {
+        Bound::new(Vec::new(), self, self.binding(sources, targets), allowed)
+    }
+
+    /// As [`Mapping::bind`], for `targets` that are a whole model: a source that none of them uses
+    /// is [`Problem::Unused`]. [`Mapping::bind`] leaves it to other parts of the model.
+    ///
+    /// # Errors
+    /// As [`Mapping::bind`].
+    pub fn bind_whole(
+        &self,
+        sources: &[TensorSpec],
+        targets: &[TensorSpec],
+        allowed: &AllowedProblems,
+    ) -> Result<Bound, Report> {
+        let mut binding = self.binding(sources, Some(targets));
+        binding.expect_all_used();
+        Bound::new(Vec::new(), self, binding, allowed)
+    }
+
+    fn binding(&self, sources: &[TensorSpec], targets: Option<&[TensorSpec]>) -> Binding {
         let (tensors, unreadable) = Tensors::of(sources);
         let mut binding = bind(self, tensors, targets, Dtypes::AsRequested);
         for (name, error) in unreadable {
             binding.report.add(Problem::Unreadable { name, error });
         }
         find_partly_used(&mut binding);
-        Bound::new(Vec::new(), self, binding, allowed)
+        binding
     }
 
     /// Binds the reversed map to the tensors of a model, to store all of them. The model need not

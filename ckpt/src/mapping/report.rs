@@ -48,6 +48,11 @@ pub enum Problem {
         /// Its name.
         name: String,
     },
+    /// A source that no target of a whole model uses.
+    Unused {
+        /// Its name.
+        name: String,
+    },
     /// A source that is only partly used.
     PartlyUsed {
         /// Its name.
@@ -141,7 +146,7 @@ pub struct AllowedProblems(Vec<(ProblemKind, Template)>);
 pub enum ProblemKind {
     /// [`Problem::Unmade`]: the load does not write the target.
     Unmade,
-    /// [`Problem::Unexpected`].
+    /// [`Problem::Unexpected`] and [`Problem::Unused`].
     Unexpected,
     /// [`Problem::PartlyUsed`].
     PartlyUsed,
@@ -214,7 +219,9 @@ impl Problem {
     fn kind(&self) -> Option<(ProblemKind, &str)> {
         match self {
             Problem::Unmade { name } => Some((ProblemKind::Unmade, name)),
-            Problem::Unexpected { name } => Some((ProblemKind::Unexpected, name)),
+            Problem::Unexpected { name } | Problem::Unused { name } => {
+                Some((ProblemKind::Unexpected, name))
+            }
             Problem::PartlyUsed { name, .. } => Some((ProblemKind::PartlyUsed, name)),
             Problem::Narrowed { name, .. } => Some((ProblemKind::Narrowed, name)),
             Problem::Unmatched { name, .. } => Some((ProblemKind::Unmatched, name)),
@@ -228,7 +235,9 @@ impl Problem {
     /// The tensor that is not used, or only partly.
     pub(super) fn left_out(&self) -> Option<&str> {
         match self {
-            Problem::Unexpected { name } | Problem::PartlyUsed { name, .. } => Some(name),
+            Problem::Unexpected { name }
+            | Problem::Unused { name }
+            | Problem::PartlyUsed { name, .. } => Some(name),
             _ => None,
         }
     }
@@ -282,6 +291,9 @@ impl fmt::Display for Problem {
             ),
             Problem::Unexpected { name } => {
                 write!(f, "unexpected: no rule uses `{}`", name.escape_debug())
+            }
+            Problem::Unused { name } => {
+                write!(f, "unexpected: the model does not use `{}`", name.escape_debug())
             }
             Problem::PartlyUsed { name, used, elements } => {
                 write!(f, "partly used: {used} of {elements} elements of `{}`", name.escape_debug())

@@ -23,6 +23,19 @@ pub enum ConfigError {
         found: String,
     },
 
+    /// Quantized weights.
+    #[error(
+        "{key} in config.json says that the weights are quantized ({method}), and they \
+         would be read without their scales; {}",
+        way_out_of(method)
+    )]
+    Quantized {
+        /// The key.
+        key: &'static str,
+        /// `quant_method`, or `unknown method`.
+        method: String,
+    },
+
     /// Unknown keys. Ignoring them could change the computation.
     #[error(
         "config.json has unknown keys: {}; remove them if they do not affect the computation",
@@ -204,6 +217,20 @@ pub enum Problem {
         /// The missing key.
         key: &'static str,
     },
+}
+
+/// How to dequantize weights of this method.
+pub(crate) fn way_out_of(method: &str) -> &'static str {
+    match method {
+        "fp8" => {
+            "run `meshgrad ckpt convert DIR NEW --map qwen3-fp8.map` (docs/checkpoint-tool.md, \
+             \"convert\") and load NEW"
+        }
+        _ => {
+            "load it with the library that quantized it (in transformers: `model.dequantize()`), save \
+             it with `save_pretrained`, and load that folder"
+        }
+    }
 }
 
 fn list(problems: &[Problem]) -> String {

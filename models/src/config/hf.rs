@@ -95,6 +95,7 @@ impl Qwen3Config {
             }
         };
         let model_type = model_type(&keys)?;
+        refuse_quantized(&mut keys)?;
         unify_experts(&mut keys)?;
         keys.retain(|key, _| !IGNORED_KEYS.contains(&key.as_str()));
 
@@ -183,6 +184,19 @@ fn model_type(keys: &Map<String, Value>) -> Result<ModelType, ConfigError> {
         .into_iter()
         .find(|known| known.name() == found)
         .ok_or_else(|| ConfigError::ModelType { found: format!("`{found}`") })
+}
+
+/// Removes the keys of quantization if they are null.
+fn refuse_quantized(keys: &mut Map<String, Value>) -> Result<(), ConfigError> {
+    for key in ["quantization_config", "compression_config"] {
+        let quantization = keys.shift_remove(key).filter(|value| !value.is_null());
+        if let Some(quantization) = quantization {
+            let method = quantization.get("quant_method").and_then(Value::as_str);
+            let method = method.unwrap_or("unknown method").to_owned();
+            return Err(ConfigError::Quantized { key, method });
+        }
+    }
+    Ok(())
 }
 
 fn unify_experts(keys: &mut Map<String, Value>) -> Result<(), ConfigError> {

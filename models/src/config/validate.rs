@@ -56,6 +56,12 @@ impl Qwen3Config {
     }
 
     fn check_numbers(&self, problems: &mut Vec<Problem>) {
+        if let Some(id) = self.pad_token_id
+            && self.padding().is_none()
+        {
+            let (key, value) = ("pad_token_id", id as f64);
+            problems.push(Problem::Range { key, value, expected: "a token of the vocabulary" });
+        }
         let numbers = [
             ("rms_norm_eps", self.rms_norm_eps),
             ("initializer_range", self.initializer_range),

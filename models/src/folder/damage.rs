@@ -33,6 +33,7 @@ pub fn or_damage(checkpoint: &Committed, error: Error) -> Error {
     if let Error::Runtime(_)
     | Error::NotFinite { .. }
     | Error::Damaged { .. }
+    | Error::Quantized { .. }
     | Error::Load(LoadError::NotLoaded { .. } | LoadError::PinnedBound { .. }) = error
     {
         return error;

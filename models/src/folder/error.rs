@@ -36,7 +36,7 @@ pub enum Error {
         source: ConfigError,
     },
 
-    /// An invalid lora.json.
+    /// An invalid lora.json, or adapters of another program.
     #[error("{}: {problem}", path.display())]
     Adapters {
         /// The file.
@@ -61,6 +61,34 @@ pub enum Error {
         folder: PathBuf,
         /// Missing, unexpected and different tensors.
         report: Report,
+    },
+
+    /// A folder with tensors that the model does not have, and all that it has.
+    #[error(
+        "{}: the model does not use all tensors: {report}\nif config.json is right and they do not \
+         matter, load it with --ignore-unused (in a program: Loader::ignore_unused)", folder.display()
+    )]
+    Unused {
+        /// The folder.
+        folder: PathBuf,
+        /// The tensors.
+        report: Report,
+    },
+
+    /// A folder with quantized weights.
+    #[error(
+        "{}: weights are quantized ({method}, as `{}` shows), and would be read without their scales; \
+         {way_out}", folder.display(), tensor.escape_debug()
+    )]
+    Quantized {
+        /// The folder.
+        folder: PathBuf,
+        /// A tensor that only quantized models have.
+        tensor: String,
+        /// The method.
+        method: &'static str,
+        /// How to dequantize them.
+        way_out: &'static str,
     },
 
     /// A checkpoint whose files differ from its manifest.
@@ -106,6 +134,13 @@ pub enum Error {
         tensor: String,
         /// Its sharding.
         sharding: String,
+    },
+
+    /// Two tensors with one name.
+    #[error("two tensors are named `{}`; give each its own name", tensor.escape_debug())]
+    OneName {
+        /// The name.
+        tensor: String,
     },
 
     /// Tensors that cannot be written under the names and shapes of the mapping.

@@ -1,6 +1,6 @@
 //! The tensors of a folder in memory, and the bytes of those that are written.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use half::bf16;
@@ -11,7 +11,7 @@ use meshgrad_ckpt::mapping::TensorSpec;
 use meshgrad_load::stored_dtype;
 use meshgrad_runtime::{Element, ReadGuard, ShardedShape, Tensor};
 
-use super::error::Result;
+use super::error::{Error, Result};
 
 /// A tensor with a name: the value of a parameter or buffer, a gradient, optimizer state.
 #[derive(Clone, Debug)]
@@ -76,8 +76,24 @@ pub fn beside(module: &impl Module, tensors: Vec<(String, Tensor)>) -> Vec<Named
 }
 
 /// Names, dtypes and global shapes.
+///
+/// # Errors
+/// [`Error::OneName`]; see [`spec`].
 pub(super) fn specs(tensors: &[NamedTensor]) -> Result<Vec<TensorSpec>> {
+    check_names(tensors)?;
     tensors.iter().map(spec).collect()
+}
+
+/// Checks that no two tensors have one name: a folder would store one of them.
+///
+/// # Errors
+/// [`Error::OneName`].
+pub(super) fn check_names(tensors: &[NamedTensor]) -> Result<()> {
+    let mut names = BTreeSet::new();
+    match tensors.iter().find(|named| !names.insert(named.name.as_str())) {
+        None => Ok(()),
+        Some(named) => Err(Error::OneName { tensor: named.name.clone() }),
+    }
 }
 
 pub(super) fn spec(named: &NamedTensor) -> Result<TensorSpec> {

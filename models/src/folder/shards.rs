@@ -13,7 +13,7 @@ use meshgrad_mesh::Region;
 use meshgrad_runtime::Tensor;
 
 use super::error::{Error, Result};
-use super::memory::{HomeRows, NamedTensor, bytes, spec};
+use super::memory::{HomeRows, NamedTensor, bytes, check_names, spec};
 
 /// Adds this rank's shards of `tensors` to a snapshot, as the safetensors files of its folder
 /// `folder` (empty for its root). A tensor without a sharding is whole, and equal on all ranks that
@@ -62,6 +62,7 @@ pub fn add_shard_copies(
 }
 
 fn shards(tensors: &[NamedTensor]) -> Result<Vec<Shard>> {
+    check_names(tensors)?;
     let shard = |named: &NamedTensor| {
         let shard = match region(named)? {
             Some(region) => Shard::new(spec(named)?, &region),

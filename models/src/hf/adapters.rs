@@ -2,6 +2,7 @@
 //! the path of its projection. The matrices are stored as tensors.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use meshgrad_ckpt::Folder;
 use serde::{Deserialize, Serialize};
@@ -10,7 +11,7 @@ use crate::folder::{Error, Result};
 use crate::layers::Linear;
 
 /// The file beside config.json.
-pub(crate) const FILE: &str = "lora.json";
+pub const FILE: &str = "lora.json";
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -36,6 +37,27 @@ pub(crate) fn written<'a>(
     }
 }
 
+/// The low-rank updates of the folder `dir`: their scales, by the paths of their projections. Empty
+/// without a lora.json.
+///
+/// # Errors
+/// [`Error::File`], [`Error::Adapters`].
+pub fn adapters(dir: &Path) -> Result<BTreeMap<String, f64>> {
+    let shapes = read(&dir.join(FILE))?.into_iter();
+    Ok(shapes.map(|(path, shape)| (path, shape.scale)).collect())
+}
+
+/// Empty if the file does not exist.
+fn read(path: &Path) -> Result<BTreeMap<String, Shape>> {
+    if !path.exists() {
+        return Ok(BTreeMap::new());
+    }
+    let text = std::fs::read_to_string(path)
+        .map_err(|source| Error::File { path: path.to_owned(), source })?;
+    let shapes = serde_json::from_str(&text);
+    shapes.map_err(|error| Error::Adapters { path: path.to_owned(), problem: error.to_string() })
+}
+
 /// Adds the low-rank updates of `folder` to `projections`. Their parameters have no values yet.
 ///
 /// # Errors
@@ -45,14 +67,8 @@ pub(crate) fn add<'a>(
     folder: &Folder,
 ) -> Result<()> {
     let path = folder.path().join(FILE);
-    if !path.exists() {
-        return Ok(());
-    }
-    let text = std::fs::read_to_string(&path)
-        .map_err(|source| Error::File { path: path.clone(), source })?;
+    let mut shapes = read(&path)?;
     let invalid = |problem: String| Error::Adapters { path: path.clone(), problem };
-    let shapes: Result<BTreeMap<String, Shape>, _> = serde_json::from_str(&text);
-    let mut shapes = shapes.map_err(|error| invalid(error.to_string()))?;
     for linear in projections {
         if let Some(Shape { rank, scale }) = shapes.remove(&linear.path().to_string()) {
             check_rank(linear, rank, folder).map_err(invalid)?;

@@ -3,23 +3,29 @@
 use std::path::Path;
 
 use meshgrad_ckpt::exec::Stats;
+use meshgrad_ckpt::mapping::{AllowedProblems, Problem};
 use meshgrad_ckpt::{Committed, Folder};
 use meshgrad_load::LoadOptions;
 use meshgrad_runtime::Device;
 
-use super::adapters;
 use super::map::{Experts, map};
+use super::{adapters, foreign};
 use crate::Qwen3;
 use crate::config::Qwen3Config;
 use crate::folder::{self, Error, Result};
+
+/// Tensors of Hugging Face folders that do not change what a model computes: the frequencies that
+/// old versions of transformers saved, and the layers that predict further tokens.
+const WITHOUT_EFFECT: [&str; 3] =
+    ["{r:path}.rotary_emb.inv_freq", "model.mtp.{r:path}", "mtp.{r:path}"];
 
 /// Loads the model in `dir` (config.json and safetensors files) to `device`, with its low-rank
 /// updates if it has any.
 ///
 /// # Errors
-/// [`Error::ConfigFile`]; [`Error::Adapters`]; [`Error::Tensors`] with all tensors that are
-/// missing, unexpected or of another shape; [`Error::Load`] when a file is damaged or memory runs
-/// out.
+/// [`Error::ConfigFile`]; [`Error::Adapters`]; [`Error::Quantized`]; [`Error::Tensors`] with all
+/// tensors that are missing, unexpected or of another shape; [`Error::Unused`] if only some are
+/// unexpected; [`Error::Load`] when a file is damaged or memory runs out.
 pub fn load(dir: &Path, device: &Device) -> Result<Loaded> {
     Loader::new(dir).load(device)
 }
@@ -27,8 +33,9 @@ pub fn load(dir: &Path, device: &Device) -> Result<Loaded> {
 /// Reads config.json of `dir`.
 ///
 /// # Errors
-/// [`Error::File`], [`Error::ConfigFile`].
+/// [`Error::File`], [`Error::ConfigFile`]; [`Error::Adapters`] if `dir` has an adapter of PEFT.
 pub fn read_config(dir: &Path) -> Result<Qwen3Config> {
+    foreign::check_no_adapter(dir)?;
     let path = dir.join("config.json");
     let text = std::fs::read_to_string(&path)
         .map_err(|source| Error::File { path: path.clone(), source })?;
@@ -51,15 +58,33 @@ pub struct Loaded {
     pub experts: Experts,
     /// Bytes that were read and written.
     pub stats: Stats,
+    /// As [`Filled::ignored`].
+    pub ignored: Vec<String>,
 }
 
 /// What [`Loader::fill`] found and read.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Filled {
     /// How the folder stores experts.
     pub experts: Experts,
     /// Bytes that were read and written.
     pub stats: Stats,
+    /// The tensors of the folder that the whole model does not have; see
+    /// [`Loader::ignore_unused`]. Empty for a part of a model.
+    pub ignored: Vec<String>,
+}
+
+/// The line that tells a user which tensors of `dir` were ignored, if any.
+pub fn ignored_note(dir: &Path, ignored: &[String]) -> Option<String> {
+    let first = ignored.first()?.escape_debug();
+    let tensors = match ignored.len() {
+        1 => "1 tensor".to_owned(),
+        count => format!("{count} tensors"),
+    };
+    Some(format!(
+        "{}: ignored {tensors} without a use in the model, such as `{first}`",
+        dir.display()
+    ))
 }
 
 /// Loads a folder with options.
@@ -82,12 +107,13 @@ pub struct Filled {
 pub struct Loader<'a> {
     dir: &'a Path,
     options: LoadOptions<'a>,
+    ignores_unused: bool,
 }
 
 impl<'a> Loader<'a> {
     /// A loader of the folder `dir`.
     pub fn new(dir: &'a Path) -> Loader<'a> {
-        Loader { dir, options: LoadOptions::default() }
+        Loader { dir, options: LoadOptions::default(), ignores_unused: false }
     }
 
     /// Calls `progress` after each read, from any thread, with the bytes read so far and the total.
@@ -120,6 +146,14 @@ impl<'a> Loader<'a> {
         self
     }
 
+    /// Ignores all tensors that the model does not have. By default they are an error, because
+    /// they may belong to what the folder's model computes, except for a few that never do, such as
+    /// `rotary_emb.inv_freq`.
+    pub fn ignore_unused(mut self) -> Loader<'a> {
+        self.ignores_unused = true;
+        self
+    }
+
     /// Loads the model of the folder.
     ///
     /// # Errors
@@ -140,12 +174,13 @@ impl<'a> Loader<'a> {
         let mut model = Qwen3::new(&read_config(self.dir)?)?;
         let folder = Folder::open(self.dir)?;
         add_adapters(&mut model, &folder)?;
-        let Filled { experts, stats } = self.fill_from(&folder, &model, device)?;
-        Ok(Loaded { model, experts, stats })
+        let Filled { experts, stats, ignored } = self.fill_from(&folder, &model, device)?;
+        Ok(Loaded { model, experts, stats, ignored })
     }
 
     /// Loads every parameter of `model`. Float dtypes are converted. Of a sharded parameter
-    /// ([`Param::shard`](meshgrad_autograd::Param::shard)), only the region of this rank is read.
+    /// ([`Param::shard`](meshgrad_autograd::Param::shard)), only the region of this rank is read. A
+    /// [`Qwen3::part`] leaves the tensors of other parts out.
     ///
     /// ```no_run
     /// use std::path::Path;
@@ -179,9 +214,33 @@ impl<'a> Loader<'a> {
     }
 
     fn fill_from(&self, folder: &Folder, model: &Qwen3, device: &Device) -> Result<Filled> {
+        foreign::check_no_adapter(folder.path())?;
+        foreign::check_not_quantized(folder)?;
         let experts = Experts::of(folder.tensors().map(|tensor| tensor.name.as_str()));
         let map = map(experts, model.config().tie_word_embeddings)?;
-        let stats = folder::fill(model, device, folder, &map, &self.options)?;
-        Ok(Filled { experts, stats })
+        if !model.is_whole() {
+            let stats = folder::fill_part(model, device, folder, &map, &self.options)?;
+            return Ok(Filled { experts, stats, ignored: Vec::new() });
+        }
+        let names: &[&str] = match self.ignores_unused {
+            true => &["{all:path}"],
+            false => &WITHOUT_EFFECT,
+        };
+        let allow = |allowed: AllowedProblems, name| allowed.and(&format!("unexpected:{name}"));
+        let allowed = names.iter().try_fold(AllowedProblems::none(), allow)?;
+        let filled = folder::fill_allowing(model, device, folder, &map, &allowed, &self.options);
+        let (stats, ignored) = filled.map_err(or_unused)?;
+        Ok(Filled { experts, stats, ignored })
+    }
+}
+
+/// [`Error::Unused`], if unused tensors are all that is wrong.
+fn or_unused(error: Error) -> Error {
+    let is_unused = |problem: &Problem| matches!(problem, Problem::Unused { .. });
+    match error {
+        Error::Tensors { folder, report } if report.problems.iter().all(is_unused) => {
+            Error::Unused { folder, report }
+        }
+        error => error,
     }
 }

@@ -23,7 +23,7 @@ pub(crate) const DENSE: &str = r#"
     initializer_range = 0.2
 "#;
 
-/// Two key-value heads; tied embeddings; a sliding window.
+/// Two key-value heads; tied embeddings; padding; a sliding window.
 pub(crate) const TIED: &str = r#"
     model_type = "qwen3"
     vocab_size = 61
@@ -34,6 +34,7 @@ pub(crate) const TIED: &str = r#"
     num_key_value_heads = 2
     head_dim = 4
     tie_word_embeddings = true
+    pad_token_id = 5
     use_sliding_window = true
     sliding_window = 3
     layer_types = ["sliding_attention", "full_attention"]

@@ -44,6 +44,12 @@ fn special_inputs(at: &Inputs<'_>, cases: &mut Cases) -> Result<()> {
     let norm =
         cases.composed("rms_norm, aligned", inputs, [], |[x, w], []| ops::rms_norm(x, w, 1e-3))?;
     norm.weights = &[1];
+
+    let inputs = [at.numbers("x", &[3, 5])?, at.positive("w", &[5])?];
+    let norm = cases.composed("residual_rms_norm", inputs, [], |[x, w], []| {
+        ops::residual_rms_norm(x, w, 1e-3)
+    })?;
+    norm.weights = &[1];
     Ok(())
 }
 

@@ -90,6 +90,21 @@ pub enum TapeError {
         names: Vec<String>,
     },
 
+    /// Two parameters or buffers of a module with one name.
+    #[error(
+        "{first} and {second} are two parameters or buffers named `{name}`, of which a checkpoint would \
+         store one: give each the path of its field (`ModulePath`), or put one `Param` in both to tie \
+         them"
+    )]
+    SameName {
+        /// The name.
+        name: String,
+        /// The first field.
+        first: String,
+        /// The second field.
+        second: String,
+    },
+
     /// A parameter without a value.
     #[error("parameter `{name}` has no value: call `materialize` or load a checkpoint first")]
     NotMaterialized {

@@ -3,10 +3,14 @@
 use std::fs;
 use std::path::Path;
 
+use approx::assert_relative_eq;
 use half::bf16;
-use meshgrad::ckpt::{FolderWriter, Staging, step_name};
-use meshgrad::models::hf;
-use meshgrad::runtime::Device;
+use meshgrad::autograd::{Module, ops};
+use meshgrad::ckpt::{FolderWriter, Snapshot, Staging, step_name};
+use meshgrad::models::folder::{self, NamedTensor};
+use meshgrad::models::hf::{self, Experts};
+use meshgrad::models::{Compute, Qwen3};
+use meshgrad::runtime::{DType, Device, Key, Tensor};
 use serde_json::Value;
 
 use crate::ckpt_tool::models::{self, Model};
@@ -80,5 +84,95 @@ fn the_export_is_a_loadable_model() {
         let floats = floats.map(|it| f32::from_le_bytes(it.try_into().unwrap()));
         let wanted: Vec<u8> = floats.flat_map(|it| bf16::from_f32(it).to_le_bytes()).collect();
         assert_eq!(rounded.bytes, wanted, "{name}");
+    }
+}
+
+/// A model from transformers, with trained low-rank updates if `adapted`.
+fn model(adapted: bool) -> Qwen3 {
+    let fixture = "tests/parity/fixtures/dense-gqa-tied";
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join(fixture);
+    let device = Device::cpu();
+    let mut model = hf::load(&fixture, &device).unwrap().model;
+    if adapted {
+        model.freeze();
+        for projection in model.projections_mut().step_by(2) {
+            projection.add_lora(3, 5.0);
+        }
+        for param in model.trained() {
+            let (shape, key) = (param.shape().to_vec(), Key::new(4).fold_name(param.name()));
+            let value = ops::normal(&device, &shape, DType::F32, key, 0.0, 0.3).unwrap();
+            param.set(&value).unwrap();
+        }
+    }
+    model
+}
+
+/// The averages of what is trained of `model`.
+fn averages(model: &Qwen3) -> Vec<NamedTensor> {
+    let halves = model.trained().into_iter().map(|param| {
+        let half = ops::affine(&param.value().unwrap(), 0.5, 0.0).unwrap();
+        NamedTensor::new(param.name(), half)
+    });
+    halves.collect()
+}
+
+fn logits(model: &Qwen3) -> Vec<f32> {
+    let device = model.params()[0].value().unwrap().device().clone();
+    let ids = Tensor::from_slice(&device, &[1, 6], &[5i64, 0, 17, 3, 60, 2]).unwrap();
+    let compute = Compute { dtype: DType::F32, checkpointing: false };
+    model.logits(&ids, compute).unwrap().value().to_vec().unwrap()
+}
+
+/// An export computes what the run computes: low-rank updates are merged, and the averages of the
+/// weights are taken unless `--raw` asks for the others. The report says both.
+#[test]
+fn the_export_computes_what_the_run_computes() {
+    let map = hf::map(Experts::OneByOne, false).unwrap();
+    for (adapted, averaged) in [(true, false), (false, true), (true, true)] {
+        let dir = TestDir::new();
+        let model = model(adapted);
+        let mut snapshot = Snapshot::new(dir.path("run"), &step_name(7));
+        fs::create_dir(dir.path("run")).unwrap();
+        hf::add_model(&model, Experts::OneByOne, &mut snapshot, "").unwrap();
+        let buffer = Tensor::from_slice(&Device::cpu(), &[2], &[0.0f32, 1.0]).unwrap();
+        let buffers = [NamedTensor::new("bias", buffer)];
+        folder::add_tensors(&buffers, &map, &mut snapshot, "trainer/buffers").unwrap();
+        if averaged {
+            folder::add_tensors(&averages(&model), &map, &mut snapshot, "trainer/ema").unwrap();
+        }
+        snapshot.save().unwrap();
+
+        let export = |to: &str, more: &[&str]| {
+            let command = ["export", "run", "--hf", to, "--dtype", "F32"];
+            let output = dir.ckpt(&[&command[..], more].concat());
+            assert_eq!(output.code, 0, "{}", output.shown());
+            assert!(!dir.path(to).join("lora.json").exists());
+            let loaded = hf::load(&dir.path(to), &Device::cpu()).unwrap().model;
+            (logits(&loaded), output)
+        };
+        let (raw, raw_output) = export("raw", &["--raw"]);
+        let (actual, output) = export("plain", &[]);
+        let expect = |actual: &[f32]| {
+            for (actual, expected) in actual.iter().zip(logits(&model)) {
+                assert_relative_eq!(*actual, expected, epsilon = 1e-4, max_relative = 1e-4);
+            }
+        };
+        expect(&raw);
+        for named in averages(&model).into_iter().filter(|_| averaged) {
+            let params = model.params();
+            let param = params.iter().find(|param| param.name() == named.name).unwrap();
+            param.set(&named.tensor).unwrap();
+        }
+        expect(&actual);
+        assert_eq!(raw == actual, !averaged);
+
+        let (shown, raw_shown) = (output.shown(), raw_output.shown());
+        assert_eq!(shown.contains("averages of the run; --raw exports"), averaged, "{shown}");
+        assert_eq!(raw_shown.contains("not their averages"), averaged, "{raw_shown}");
+        assert_eq!(shown.contains("5 low-rank updates"), adapted, "{shown}");
+        assert!(shown.contains("router biases, for which the format has no place"), "{shown}");
+        let json = dir.ckpt(&["export", "run", "--hf", "json", "--json"]).json();
+        assert_eq!(json["weights"].is_string(), averaged);
+        assert_eq!(json["merged"].is_u64(), adapted);
     }
 }

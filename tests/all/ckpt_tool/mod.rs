@@ -12,7 +12,7 @@ mod export;
 mod files;
 mod gc;
 mod inspect;
-mod models;
+pub(crate) mod models;
 mod plan;
 mod reshard;
 mod torch;

@@ -40,7 +40,8 @@ impl Change {
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
         };
         // The weights of a run that resumes are in the checkpoint.
-        self.key == "model.from" || !UNCHANGING.iter().any(|key| is_or_has(key))
+        ["model.from", "model.ignore_unused"].contains(&&*self.key)
+            || !UNCHANGING.iter().any(|key| is_or_has(key))
     }
 }
 
@@ -152,7 +153,14 @@ mod tests {
         for key in ["model", "model.rope.x", "train.seed", "data.val_fraction"] {
             assert!(!allowed(key), "{key}");
         }
-        for key in ["models", "train.seeds", "train.steps", "data.paths", "model.from"] {
+        for key in [
+            "models",
+            "train.seeds",
+            "train.steps",
+            "data.paths",
+            "model.from",
+            "model.ignore_unused",
+        ] {
             assert!(allowed(key), "{key}");
         }
     }

@@ -55,6 +55,7 @@ impl Config {
         }
         check_strict::<T>(&config.tables)?;
         config.tables = written(&tables)?;
+        config.weights_from = tables.weights_from();
         Violations([tables.violations(&config), config.violations()].concat()).check()?;
         Ok(config)
     }

@@ -1,6 +1,7 @@
 //! The tables of a configuration that belong to a model: `[model]`, and any others.
 
 use std::any::type_name;
+use std::path::PathBuf;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -79,6 +80,14 @@ pub trait ModelTables: Default + Serialize + DeserializeOwned {
     fn violations(&self, config: &Config) -> Vec<Violation> {
         let _ = config;
         Vec::new()
+    }
+
+    /// The folder whose weights a new run starts with. [`Session::train`] refuses to start with
+    /// other weights in silence.
+    ///
+    /// [`Session::train`]: crate::session::Session::train
+    fn weights_from(&self) -> Option<PathBuf> {
+        None
     }
 
     /// The meanings of keys, for [`Config::annotated`]. Keys without a default may be listed too,

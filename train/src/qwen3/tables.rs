@@ -1,6 +1,6 @@
 //! `[model]` and `[balancing]`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use meshgrad_models::config::{ConfigError as ModelError, Problem, Qwen3Config};
 use serde::{Deserialize, Serialize};
@@ -11,6 +11,9 @@ use crate::config::{CheckpointConfig, Config, Meaning, ModelTables, Violation};
 
 /// The key of the folder whose weights a new run starts with.
 const FROM: &str = "from";
+
+/// The key that ignores tensors of that folder that the model does not have.
+const IGNORE_UNUSED: &str = "ignore_unused";
 
 /// The tables of a Qwen3. By default, it is a Qwen3-MoE of about 9 million parameters.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -23,8 +26,8 @@ pub struct Tables {
 }
 
 /// `[model]`: the keys of [`Qwen3Config`], which are those of Hugging Face's `config.json`, and
-/// `from`: a Hugging Face folder, a checkpoint or a run that a new run starts with. Values have the
-/// types of [`Qwen3Config`]. Keys may be missing.
+/// `from`: a Hugging Face folder, a checkpoint or a run that a new run starts with, and
+/// `ignore_unused`. Values have the types of [`Qwen3Config`]. Keys may be missing.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Table", into = "Table")]
 pub struct ModelTable(Table);
@@ -35,6 +38,10 @@ const KEYS: &[Meaning] = &[
         "model.from",
         "a Hugging Face folder, a checkpoint or a run that a new run starts with; its config.json \
          has the defaults of the other keys",
+    ),
+    (
+        "model.ignore_unused",
+        "ignore tensors of the folder `from` that the model does not have; unset: they are an error",
     ),
     (
         "model.model_type",
@@ -95,7 +102,10 @@ const KEYS: &[Meaning] = &[
     ("model.output_router_logits", "written to config.json for transformers; training ignores it"),
     ("model.bos_token_id", "written to config.json; training ignores it"),
     ("model.eos_token_id", "written to config.json; training ignores it"),
-    ("model.pad_token_id", "written to config.json; training ignores it"),
+    (
+        "model.pad_token_id",
+        "token whose row of the embedding gets no gradient from the input, as in torch; unset: none",
+    ),
     (
         "balancing.bias_update_rate",
         "change of a router bias per step, up for experts with few tokens, down for those with \
@@ -165,6 +175,10 @@ impl ModelTables for Tables {
         };
         let missing = self.model.missing();
         missing.into_iter().chain(invalid.map(violation)).collect()
+    }
+
+    fn weights_from(&self) -> Option<PathBuf> {
+        self.model.origin().map(Path::to_owned)
     }
 
     fn keys() -> &'static [Meaning] {
@@ -267,6 +281,11 @@ impl ModelTable {
         self.0.get(FROM)?.as_str().map(Path::new)
     }
 
+    /// Whether tensors of that folder that the model does not have are ignored.
+    pub(super) fn ignores_unused(&self) -> bool {
+        self.0.get(IGNORE_UNUSED).and_then(Value::as_bool).unwrap_or(false)
+    }
+
     /// The violation if the folder in `from` cannot be read, unless all keys are known without it.
     fn unreadable_from(&self, verify: bool) -> Option<Violation> {
         let error = match self.0.contains_key("vocab_size") {
@@ -279,7 +298,7 @@ impl ModelTable {
     /// The keys of [`Qwen3Config`].
     pub(super) fn sizes(&self) -> Table {
         let mut sizes = self.0.clone();
-        sizes.remove(FROM);
+        sizes.retain(|key, _| ![FROM, IGNORE_UNUSED].contains(&key));
         sizes
     }
 }
@@ -300,6 +319,10 @@ impl TryFrom<Table> for ModelTable {
         if from.as_ref().is_some_and(|from| !from.is_str()) {
             return Err(format!("`{FROM}` is not the path of a folder"));
         }
+        let ignore_unused = written.remove(IGNORE_UNUSED);
+        if ignore_unused.as_ref().is_some_and(|ignore| !ignore.is_bool()) {
+            return Err(format!("`{IGNORE_UNUSED}` is neither true nor false"));
+        }
         complete.extend(written.clone());
         let config: Result<Qwen3Config, toml::de::Error> = complete.try_into();
         let config = config.map_err(|error| error.message().to_owned())?;
@@ -310,6 +333,7 @@ impl TryFrom<Table> for ModelTable {
             }
         }
         written.extend(from.map(|from| (FROM.to_owned(), from)));
+        written.extend(ignore_unused.map(|ignore| (IGNORE_UNUSED.to_owned(), ignore)));
         Ok(ModelTable(written))
     }
 }

@@ -1,12 +1,13 @@
 //! Weights of a Hugging Face folder, a checkpoint or a run.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use meshgrad_ckpt::{Committed, Folder};
 use meshgrad_models::config::Qwen3Config;
-use meshgrad_models::hf::{self, Loader};
+use meshgrad_models::hf::{self, Loaded, Loader};
 use meshgrad_models::{Qwen3, folder};
 use meshgrad_runtime::Device;
 
@@ -40,17 +41,20 @@ pub(super) fn fill(
     from: &Path,
     device: &Device,
     verify: bool,
+    ignore_unused: bool,
 ) -> Result<Vec<String>> {
+    let notes = RefCell::new(Vec::new());
+    let note = |text| notes.borrow_mut().push(text);
     let fill = |folder: &Path, sealed: Option<&Committed>| {
         with_loading_bar(|progress| {
-            let options = ReadOptions { verify, progress };
+            let options = ReadOptions { verify, progress, ignore_unused, note: &note };
             fill_from(model, folder, sealed, device, options)
         })
     };
     let Some(mut candidates) = Candidates::find(from, verify)? else {
         refuse_unsealed_state(from)?;
         fill(from, None)?;
-        return Ok(Vec::new());
+        return Ok(notes.take());
     };
     let configured = model_folder(from, verify)?;
     let filled = candidates.read(|checkpoint| {
@@ -66,7 +70,7 @@ pub(super) fn fill(
         };
         format!("starting with the weights of {}{with}", checkpoint.path().display())
     });
-    Ok(skipped.chain(started).collect())
+    Ok(skipped.chain(started).chain(notes.take()).collect())
 }
 
 /// Checks that the checkpoint `older` has the configuration, the tokenizer and the other files for
@@ -122,11 +126,13 @@ fn fill_from(
     options: ReadOptions<'_>,
 ) -> Result<Vec<&'static str>> {
     let mut taken = Vec::new();
-    // It shares the parameters of `model`, but has its own low-rank updates, which are merged
-    // below.
+    // It shares the parameters of `model`, but has the low-rank updates of the folder, which are
+    // merged below.
     let mut adapted = model.clone();
+    adapted.projections_mut().for_each(|projection| projection.lora = None);
     hf::add_adapters(&mut adapted, &Folder::open(folder)?)?;
-    loader(folder, sealed, options).fill(&adapted, device)?;
+    let filled = loader(folder, sealed, options).fill(&adapted, device)?;
+    hf::ignored_note(folder, &filled.ignored).into_iter().for_each(options.note);
     if let Some(checkpoint) = sealed {
         if checkpoint::has_averages(folder) {
             checkpoint::load_averages(checkpoint, &adapted, options)?;
@@ -156,6 +162,10 @@ fn loader<'a>(
     options: ReadOptions<'a>,
 ) -> Loader<'a> {
     let loader = Loader::new(folder).progress(options.progress);
+    let loader = match options.ignore_unused {
+        true => loader.ignore_unused(),
+        false => loader,
+    };
     match (options.verify, sealed) {
         (false, _) => loader,
         (true, None) => loader.only_finite(),
@@ -195,7 +205,8 @@ fn load_from(
     if sealed.is_none() {
         refuse_unsealed_state(folder)?;
     }
-    let mut model = loader(folder, sealed, options).load(device)?.model;
+    let Loaded { mut model, ignored, .. } = loader(folder, sealed, options).load(device)?;
+    hf::ignored_note(folder, &ignored).into_iter().for_each(options.note);
     if checkpoint::has_buffers(folder) {
         model.add_router_biases();
     }

@@ -122,7 +122,7 @@ impl<'a> Start<'a> {
             Err(error) => return Ok(Err(damage(error.into())?)),
         };
         let read = |progress: &(dyn Fn(u64, u64) + Sync)| {
-            let options = ReadOptions { verify, progress };
+            let options = ReadOptions { verify, progress, ..ReadOptions::default() };
             checkpoint::restore(&checkpoint, &trainer.model, &trainer.updater, options)
         };
         let restored = match is_first {

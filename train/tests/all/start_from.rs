@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use meshgrad_autograd::Module;
 use meshgrad_ckpt::{Committed, Staging};
-use meshgrad_models::folder;
+use meshgrad_models::{Qwen3, folder};
 use meshgrad_runtime::Device;
 use meshgrad_train::checkpoint::{self, ReadOptions};
 use meshgrad_train::config::Config;
@@ -206,4 +206,75 @@ fn damage_is_seen_before_a_run_starts() {
     let session = Session::new(&config, &device).run_dir(place.path().join("new"));
     let error = qwen3::train(session).unwrap_err().to_string();
     assert!(error.contains("it has no manifest.json"), "{error}");
+}
+
+fn adapt(model: &mut Qwen3) -> meshgrad_train::Result<()> {
+    model.freeze();
+    model.projections_mut().step_by(3).for_each(|projection| projection.add_lora(3, 5.0));
+    Ok(())
+}
+
+/// `train_with` trains adapters on the weights of `model.from`, merged with the adapters that these
+/// have. `Session::train`, which would train them on random weights, refuses.
+#[test]
+fn adapters_train_on_the_weights_that_a_run_starts_with() {
+    let place = tempfile::tempdir().unwrap();
+    let first = place.path().join("first");
+    train(&first, &["optimizer.learning_rate=0.05"], true);
+    let (config, device) = (config_from(&first, &["optimizer.learning_rate=0.05"]), Device::cpu());
+    let run = place.path().join("run");
+    qwen3::train_with(Session::new(&config, &device).run_dir(&run), adapt).unwrap();
+    let saved = qwen3::load(&run.join("step-000004"), &device, ReadOptions::default()).unwrap();
+    let (adapters, base): (Values, Values) =
+        values(&saved).into_iter().partition(|(name, _)| name.contains("lora_"));
+    assert_eq!(base, stored(&first.join("step-000004")));
+    let of_b = |(name, _): &(&String, &Vec<f32>)| name.contains("lora_B");
+    let mut of_b = adapters.iter().filter(of_b);
+    assert!(of_b.all(|(_, values)| values.iter().any(|value| *value != 0.0)));
+
+    let build = |config: &Config| {
+        let session = Session::new(config, &device).run_dir(place.path().join("own"));
+        session.train(|data, from| {
+            let mut model = qwen3::model(config, data.tokenizer.vocab_size(), from)?;
+            adapt(&mut model)?;
+            Ok(model)
+        })
+    };
+    let error = build(&config).unwrap_err().to_string();
+    let expected = format!("model.from = {}, but Session::train reads no weights", first.display());
+    assert!(error.starts_with(&expected) && error.contains("qwen3::train_with"), "{error}");
+    assert!(!place.path().join("own").exists());
+    build(&Config { weights_from: None, ..config.clone() }).unwrap();
+}
+
+/// A checkpoint of another model than the program builds is refused with the way out; if it has
+/// adapters that the program does not add, the error says so.
+#[test]
+fn a_run_resumes_with_its_program() {
+    let place = tempfile::tempdir().unwrap();
+    let [adapted, plain] = ["adapted", "plain"].map(|name| place.path().join(name));
+    train(&adapted, &[], true);
+    train(&plain, &[], false);
+    let (config, device) = (config(&[]), Device::cpu());
+    let session = |run: &Path| Session::new(&config, &device).run_dir(run);
+
+    let error = qwen3::train(session(&adapted)).unwrap_err().to_string();
+    let count = qwen3::load(&adapted.join("step-000004"), &device, ReadOptions::default());
+    let count = count.unwrap().projections().filter(|it| it.lora.is_some()).count();
+    for part in [
+        format!(
+            "{} has low-rank updates of {count} projections",
+            adapted.join("step-000004").display()
+        ),
+        "resume it with the program that started the run".to_owned(),
+        "--from ".to_owned(),
+    ] {
+        assert!(error.contains(&part), "{error}");
+    }
+    qwen3::train_with(session(&adapted), adapt).unwrap();
+
+    let error = qwen3::train_with(session(&plain), adapt).unwrap_err().to_string();
+    assert!(error.contains("is of another model than this program builds"), "{error}");
+    assert!(error.contains("lora_A.weight"), "{error}");
+    qwen3::train(session(&plain)).unwrap();
 }

@@ -10,6 +10,7 @@ use meshgrad_train::TrainError;
 use meshgrad_train::config::{Config, NoTables};
 use meshgrad_train::events::{Event, Outcome};
 use meshgrad_train::trainer::Trainer;
+use meshgrad_train::updater::Updater;
 
 /// Fits `weight * x` to 1.
 #[derive(Module)]
@@ -45,6 +46,20 @@ fn trainer_with(set: &str) -> Trainer<Slope> {
                  schedule = { kind = 'constant', warmup_steps = 0 }";
     let config = Config::parse::<NoTables>(plain, "the test", &[set.parse().unwrap()]).unwrap();
     Trainer::new(model, &config, &device).unwrap()
+}
+
+/// Parameters that have values may not have one name either: a checkpoint would store one of them.
+#[test]
+fn parameters_with_one_name_are_not_trained() {
+    let device = Device::cpu();
+    let twice = ["weight"; 2].map(|name| Param::new(name, [3], Init::Ones));
+    twice.iter().for_each(|param| param.materialize(&device, 1).unwrap());
+    let updater = Updater::new(&twice, &device, &Config::default().optimizer, 1);
+    let error = updater.err().unwrap().to_string();
+    assert!(
+        error.starts_with("`0` and `1` are two parameters or buffers named `weight`"),
+        "{error}"
+    );
 }
 
 /// Stochastic rounding follows from the seed of the run, and needs a parameter that it rounds.

@@ -2,9 +2,12 @@
 
 mod balancing;
 mod bf16;
+mod checkpointing;
 mod decoding;
 mod lora;
+mod padding;
 mod shapes;
+mod unused;
 
 use meshgrad_autograd::{Grads, Module, Tape};
 use meshgrad_models::{Balancing, Compute, Loss, Model, Qwen3, TokenBatch};

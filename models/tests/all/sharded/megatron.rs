@@ -151,6 +151,7 @@ impl Comparison<'_> {
             input: Seam::new("input"),
             weight: Param::new("weight", [shape[0], shape[1]], init),
             output: Seam::new("output"),
+            padding: None,
         };
         embedding.weight.set(&table)?;
         embedding.output.place([("tp", self.between_layers())]);

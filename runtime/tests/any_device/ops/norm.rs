@@ -60,7 +60,15 @@ fn check_sum(x: &Tensor, dtype: DType) {
     let expected = ops::add(&exact(x), &exact(&added)).unwrap();
     assert_close(&sum, &expected, rounding(dtype), 0.0);
 
-    // The norm is computed from the rounded sum, as with separate ops.
+    // The norm is computed from the rounded sum, as with separate ops: bit for bit, so that a stream
+    // may be cut between the two.
+    let (separate, separate_inv_rms) = ops::rms_norm(&sum, &w, EPS).unwrap();
+    let bits = |x: &Tensor| -> Vec<u32> {
+        let values = ops::cast(x, DType::F32).unwrap().to_vec::<f32>().unwrap();
+        values.into_iter().map(f32::to_bits).collect()
+    };
+    assert_eq!(bits(&y), bits(&separate));
+    assert_eq!(bits(&inv_rms), bits(&separate_inv_rms));
     let (expected, exact_inv_rms) = ops::rms_norm(&exact(&sum), &exact(&w), EPS).unwrap();
     assert_eq!((y.dtype(), inv_rms.dtype()), (dtype, DType::F32));
     assert_close(&y, &expected, 4.0 * rounding(dtype), 0.1);
