@@ -27,6 +27,7 @@ mod block;
 mod grouped;
 mod kernel;
 mod matrix;
+mod output;
 mod pack;
 mod vector;
 
@@ -41,21 +42,13 @@ mod row;
 mod tests;
 
 pub(crate) use grouped::{grouped_gemm, grouped_gemm_weight};
-pub(crate) use kernel::{Element, Output};
+pub(crate) use kernel::Element;
 pub(crate) use matrix::{MatrixMut, MatrixRef};
+pub(crate) use output::{Output, Update};
 
 use crate::GemmError;
 use block::{Problem, multiply_all};
 use kernel::{Kernel, WithKernel};
-
-/// How C is updated.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Update {
-    /// `C = A B`; the old value is not read.
-    Replace,
-    /// `C += A B`, added in the accumulator type and rounded once.
-    Add,
-}
 
 /// `C = A B` or `C += A B`, for one matrix or a batch of them.
 ///

@@ -5,8 +5,9 @@ use std::mem::size_of;
 
 use bytemuck::{Pod, Zeroable};
 
-use super::kernel::{Kernel, Rows, Start, Sum, Tile};
+use super::kernel::{Kernel, Rows, Start, Tile};
 use super::matrix::Target;
+use super::output::Sum;
 use super::{MatrixRef, Update};
 use crate::cpu::{for_tasks, threads};
 

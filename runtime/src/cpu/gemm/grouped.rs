@@ -4,7 +4,8 @@
 //! none. Rows outside of all groups are neither read nor written.
 
 use super::block::Problem;
-use super::kernel::{Element, Output};
+use super::kernel::Element;
+use super::output::Output;
 use super::{MatrixMut, MatrixRef, Run, Update, agree};
 use crate::GemmError;
 

@@ -2,8 +2,7 @@
 
 use std::marker::PhantomData;
 
-use super::Update;
-use super::kernel::{Output, Sum};
+use super::output::{Output, Sum, Update};
 use crate::GemmError;
 use crate::cpu::prefetch::prefetch;
 

@@ -5,7 +5,8 @@ use half::bf16;
 use pulp::Simd;
 
 use super::block::{Problem, multiply_all};
-use super::kernel::{Element, Kernel, Output, WithKernel};
+use super::kernel::{Element, Kernel, WithKernel};
+use super::output::Output;
 use super::vector::{F32, F64, VectorKernel};
 use super::{GemmError, MatrixMut, MatrixRef, Update};
 use crate::threads::with_threads;

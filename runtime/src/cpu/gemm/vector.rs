@@ -11,7 +11,8 @@ use half::bf16;
 use pulp::{Arch, Simd, WithSimd};
 
 use super::MatrixRef;
-use super::kernel::{Dispatch, Element, Kernel, Order, Rows, Start, Sum, Tile, WithKernel};
+use super::kernel::{Dispatch, Element, Kernel, Order, Rows, Start, Tile, WithKernel};
+use super::output::Sum;
 use super::pack::{Unit, pack_by_depth, pack_panels_by_depth, pack_rows};
 #[cfg(target_arch = "x86_64")]
 use super::row;
