@@ -188,7 +188,7 @@ impl<'a> Session<'a> {
     /// A run that was stopped and resumed at any step is bit-identical to an uninterrupted one.
     ///
     /// # Errors
-    /// [`TrainError`](crate::TrainError), and those of `build`; checkpoints saved before remain.
+    /// [`TrainError`], and those of `build`; checkpoints saved before remain.
     pub fn train<M: Model<Batch = TokenBatch> + Generate>(
         self,
         build: impl FnOnce(&Data, Option<&Committed>) -> Result<M>,
