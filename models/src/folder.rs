@@ -288,7 +288,8 @@ fn fill_all<T>(
 
 /// Reads `tensors`, of a mutable kind, from `folder` with [`meshgrad_load::load`]. They are all
 /// that the folder has: another tensor there is an error. Of a sharded tensor, only the region of
-/// this rank is read, and of a home only its rows, directly into the tensor; call [`Param::rows_written`] then.
+/// this rank is read, and of a home only its rows, directly into the tensor; call
+/// [`Param::rows_written`] then.
 ///
 /// # Errors
 /// [`Error::Partial`]; [`Error::Tensors`] with all tensors that are missing, unexpected or of another shape;
