@@ -213,9 +213,9 @@ pub fn fill(
     mapping: &Mapping,
     options: &LoadOptions<'_>,
 ) -> Result<Stats> {
-    let read = |tensors: &[NamedTensor]| read(tensors, folder, mapping, options);
-    module.check_names()?;
-    fill_all(&module.params(), &[], device, read)
+    let none = AllowedProblems::none();
+    let filled = fill_allowing(module, device, folder, mapping, &none, options);
+    filled.map(|(stats, _)| stats)
 }
 
 /// As [`fill`], for a module that is a part of a model, such as a pipeline stage. Tensors of the

@@ -46,8 +46,7 @@ pub(super) struct ExportArguments {
 
 pub(super) fn export(arguments: &ExportArguments, threads: usize) -> anyhow::Result<Answer> {
     let mut source = Source::open_intact(&arguments.checkpoint, arguments.links.links())?;
-    let folder = source.path().to_owned();
-    let folder = folder.as_path();
+    let folder = &source.path().to_owned();
     ensure!(
         source.folder_path().is_some(),
         "{} is a file; give its folder, which must contain config.json, or convert the file with \

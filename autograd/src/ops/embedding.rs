@@ -20,10 +20,7 @@ pub fn embedding<V: Operand>(table: &V, ids: &Tensor) -> Result<V> {
 }
 
 /// As [`embedding`], but the row `padding` of the table gets no gradient, as with torch's
-/// `padding_idx`.
-///
-/// # Errors
-/// As [`embedding`].
+/// `padding_idx`. Shapes, dtypes and errors are those of [`embedding`].
 pub fn embedding_with_padding<V: Operand>(table: &V, ids: &Tensor, padding: usize) -> Result<V> {
     let y = ops::embedding(table.value(), ids)?;
     let saved_ids = ids.save();

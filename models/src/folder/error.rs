@@ -6,7 +6,7 @@ use meshgrad_ckpt::exec::MemoryError;
 use meshgrad_ckpt::mapping::{InvalidAllowance, MapError, Report};
 use meshgrad_ckpt::plan::PlanError;
 
-use crate::config::ConfigError;
+use crate::config::{ConfigError, way_out_of};
 
 /// The result of reading or writing a folder.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -78,7 +78,7 @@ pub enum Error {
     /// A folder with quantized weights.
     #[error(
         "{}: weights are quantized ({method}, as `{}` shows), and would be read without their scales; \
-         {way_out}", folder.display(), tensor.escape_debug()
+         {}", folder.display(), tensor.escape_debug(), way_out_of(method)
     )]
     Quantized {
         /// The folder.
@@ -87,8 +87,6 @@ pub enum Error {
         tensor: String,
         /// The method.
         method: &'static str,
-        /// How to dequantize them.
-        way_out: &'static str,
     },
 
     /// A checkpoint whose files differ from its manifest.

@@ -4,7 +4,6 @@ use std::path::Path;
 
 use meshgrad_ckpt::Folder;
 
-use crate::config::way_out_of;
 use crate::folder::{Error, Result};
 
 /// The file of PEFT that describes an adapter.
@@ -37,7 +36,6 @@ pub(super) fn check_not_quantized(folder: &Folder) -> Result<()> {
             folder: folder.path().to_owned(),
             tensor: tensor.clone(),
             method,
-            way_out: way_out_of(method),
         }),
     }
 }

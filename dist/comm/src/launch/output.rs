@@ -13,8 +13,9 @@ const LONGEST_LINE: usize = 64 << 10;
 /// The most bytes that are read from a pipe after the ranks have ended: more than a pipe holds.
 const REST: usize = 1 << 20;
 
-/// Copies lines with a prefix, and without it to `log`, until the source ends. Processes that outlive the ranks may keep it
-/// open, so once `ended` is readable, only the bytes already in it are copied.
+/// Copies lines with a prefix, and without it to `log`, until the source ends. Processes that
+/// outlive the ranks may keep it open, so once `ended` is readable, only the bytes already in it
+/// are copied.
 pub(super) fn copy_lines(
     mut from: impl Read + AsFd,
     prefix: &str,
