@@ -1,158 +1,18 @@
 //! The memory of a run, predicted on a meta device before the run starts: of every rank, and of all
 //! ranks of a host together.
 
-use std::fs;
+mod predict;
+mod share;
 
-use meshgrad_autograd::{Buffer, Module, Param, Values, Visitor};
-use meshgrad_comm::Plan;
-use meshgrad_models::{Compute, Loss, Model, TokenBatch};
-use meshgrad_runtime::{Device, Error as RuntimeError, Kind, Properties, Tensor};
-use serde::{Deserialize, Serialize};
+use meshgrad_models::{Model, TokenBatch};
+use meshgrad_runtime::Device;
 
-use crate::config::{Config, Reduction};
+pub(crate) use self::predict::allocate_params;
+pub use self::predict::{Needed, predict, predict_rank};
+use self::share::{Free, Lacking, Share, host, lacking, total};
+use crate::config::Config;
 use crate::ranks::{RunRanks, check_ranks};
-use crate::trainer::Trainer;
-use crate::updater::Updater;
-use crate::{Result, TrainError, checkpoint};
-
-/// The memory that a run needs, in bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Needed {
-    /// The peak on the device: parameters, gradients, optimizer state, activations.
-    pub device: u64,
-    /// The copy of the training state that is written in the background, in host memory.
-    pub saving: u64,
-}
-
-/// Predicts the memory of training `model` on a device with the properties `like`, on a single rank;
-/// `None` if the model cannot run on a meta device, because it reads values.
-pub fn predict<M>(model: &M, config: &Config, like: &Properties) -> Option<Needed>
-where
-    M: Model<Batch = TokenBatch>,
-{
-    predict_rank(model, config, like, 0, 1)
-}
-
-/// As [`predict`], for rank `rank` of `ranks` on the mesh of `config.parallel`; `None` also if
-/// `config` does not fit that many ranks.
-pub fn predict_rank<M>(
-    model: &M,
-    config: &Config,
-    like: &Properties,
-    rank: usize,
-    ranks: usize,
-) -> Option<Needed>
-where
-    M: Model<Batch = TokenBatch>,
-{
-    let mut like = like.clone();
-    if let Some(gpu) = &mut like.gpu {
-        // The meta device has more memory than the GPU, so that a prediction above the GPU's memory
-        // does not fail.
-        gpu.memory = usize::MAX / 4;
-    }
-    let meta = Device::meta(&like);
-    let values = Values::take(model);
-    let needed = match ranks {
-        1 => RunRanks::new(None, config).and_then(|alone| rehearse(model, config, &meta, &alone)),
-        _ => rehearse_rank(model, config, &meta, rank, ranks),
-    };
-    values.restore();
-    needed.ok()
-}
-
-/// Rehearses one of several ranks. Its collectives send nothing.
-fn rehearse_rank<M>(
-    model: &M,
-    config: &Config,
-    like: &Device,
-    rank: usize,
-    ranks: usize,
-) -> Result<Needed>
-where
-    M: Model<Batch = TokenBatch>,
-{
-    let mut needed = Err(TrainError::NoBatch);
-    let world = Plan::new(ranks).map_err(RuntimeError::from)?.like(like);
-    world.trace(rank, |rank| -> Result<()> {
-        let ranks = RunRanks::new(Some(rank), config)?;
-        needed = ranks.on_mesh(|| rehearse(model, config, rank.device(), &ranks));
-        Ok(())
-    })?;
-    needed
-}
-
-fn rehearse<M>(model: &M, config: &Config, meta: &Device, ranks: &RunRanks<'_>) -> Result<Needed>
-where
-    M: Model<Batch = TokenBatch>,
-{
-    ranks.divide(model)?;
-    allocate(model, meta)?;
-    let updater = Updater::new(model, meta, &config.optimizer, config.train.seed)?;
-    let mut trainer = Trainer::with(OnMeta(model), updater, Box::new(|_| 1.0), config, meta);
-
-    let saved = saved_bytes(&trainer)?;
-    let rows = config.train.rows_of_pass(ranks.batch_parts());
-    let passes = config.train.batch_size / rows;
-    let count = match config.train.reduction {
-        // Later passes need as much as the second.
-        Reduction::Sum => passes.min(2),
-        Reduction::Tree => passes,
-    };
-    let part = ranks.part_of_batch(rows, config.train.seq_len)?;
-    let shape = [part.rows.len(), config.train.seq_len];
-    let zeros = vec![0i64; shape[0] * shape[1]];
-    trainer.rehearse(count, || {
-        let tensor = || part.tensor(Tensor::from_slice(meta, &shape, &zeros)?);
-        Ok(TokenBatch::new(&tensor()?, &tensor()?))
-    })?;
-    Ok(Needed { device: meta.memory_stats().peak as u64, saving: saved })
-}
-
-/// A borrowed model, of which a rehearsal needs the loss only.
-struct OnMeta<'m, M>(&'m M);
-
-impl<M: Model> Module for OnMeta<'_, M> {
-    fn visit(&self, visitor: &mut dyn Visitor) {
-        self.0.visit(visitor);
-    }
-}
-
-impl<M: Model> Model for OnMeta<'_, M> {
-    type Batch = M::Batch;
-
-    fn loss(&self, batch: &M::Batch, compute: Compute) -> Result<Loss, RuntimeError> {
-        self.0.loss(batch, compute)
-    }
-}
-
-/// Bytes of everything that a checkpoint copies.
-fn saved_bytes<M: Model>(trainer: &Trainer<M>) -> Result<u64> {
-    let Trainer { model, updater, .. } = trainer;
-    let (params, buffers) = (model.params(), model.buffers());
-    let values = params.iter().map(Param::kept).chain(buffers.iter().map(Buffer::value));
-    let state = updater.state().into_iter().flat_map(|part| part.tensors);
-    let all = values.chain(state.map(|(_, tensor)| Ok(tensor)));
-    let bytes = |tensor: Tensor| tensor.dtype().bytes(tensor.elements()) as u64;
-    all.map(|tensor| Ok(bytes(tensor?))).sum()
-}
-
-/// Allocates parameters and buffers on `device`, a meta device.
-fn allocate(model: &impl Model, device: &Device) -> Result<()> {
-    allocate_params(model, device)?;
-    checkpoint::init_buffers(model, device, 0)
-}
-
-/// Allocates the parameters of a model on `device`, except those that have a home. Their values are
-/// set later.
-pub(crate) fn allocate_params(model: &impl Model, device: &Device) -> Result<()> {
-    let params = model.params().into_iter();
-    for param in params.filter(|param| param.home().is_none()) {
-        let (shape, dtype) = (param.shape(), param.spec().dtype);
-        param.set(&Tensor::zeros(device, shape, dtype, Kind::Parameter)?)?;
-    }
-    Ok(())
-}
+use crate::{Result, TrainError};
 
 /// Checks that training `model` as `config` says fits in the memory that is free, with all ranks of a
 /// host together. Models whose memory is unknown are taken to fit. All ranks make this call, before
@@ -250,92 +110,6 @@ fn check_against(
     }
     let Lacking { name, needed, free, .. } = lacking;
     Err(TrainError::Memory { device: name, needed, free, fits })
-}
-
-/// A name for this host that other hosts do not have.
-fn host() -> String {
-    fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default()
-}
-
-/// What a rank needs of a memory.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Share {
-    /// The host and the name, which identify the memory.
-    memory: (String, String),
-    needed: u64,
-    /// Bytes that are free; `None` if that is unknown.
-    free: Option<u64>,
-}
-
-/// A memory that is too small.
-struct Lacking {
-    memory: (String, String),
-    name: String,
-    needed: u64,
-    free: u64,
-}
-
-/// The bytes that all ranks need of a memory.
-fn total(shares: &[Share], memory: &(String, String)) -> u64 {
-    shares.iter().filter(|share| share.memory == *memory).map(|share| share.needed).sum()
-}
-
-/// The first memory that is too small for all ranks that use it.
-fn lacking(shares: &[Share]) -> Option<Lacking> {
-    shares.iter().find_map(|share| {
-        let memory = &share.memory;
-        let same = shares.iter().filter(|other| other.memory == *memory);
-        let free = same.clone().filter_map(|it| it.free).min()?;
-        let (needed, count) = (total(shares, memory), same.count());
-        let name = match count {
-            1 => memory.1.clone(),
-            _ => format!("{} for {count} ranks", memory.1),
-        };
-        (needed > free).then(|| Lacking { memory: memory.clone(), name, needed, free })
-    })
-}
-
-impl Needed {
-    /// What is needed of the memory of `device` on `host`, and of the host's if that is another.
-    fn shares(self, device: &Device, host: &str, free: Free) -> Vec<Share> {
-        let share =
-            |name: String, needed, free| Share { memory: (host.to_owned(), name), needed, free };
-        match device.is_gpu() {
-            false => vec![share(device.to_string(), self.device + self.saving, free.device)],
-            true => vec![
-                share(device.to_string(), self.device, free.device),
-                share("the host".to_owned(), self.saving, free.host),
-            ],
-        }
-    }
-
-    /// The larger bytes of each memory.
-    fn max(self, other: Needed) -> Needed {
-        Needed { device: self.device.max(other.device), saving: self.saving.max(other.saving) }
-    }
-}
-
-/// Bytes that are free; `None` where that is unknown.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Free {
-    device: Option<u64>,
-    /// On the host, if the device is a GPU.
-    host: Option<u64>,
-}
-
-impl Free {
-    fn of(device: &Device) -> Result<Free> {
-        let bytes = |device: &Device| -> Result<Option<u64>> {
-            Ok(device.available_memory()?.map(|bytes| bytes as u64))
-        };
-        Ok(Free {
-            device: bytes(device)?,
-            host: match device.is_gpu() {
-                true => bytes(&Device::cpu())?,
-                false => None,
-            },
-        })
-    }
 }
 
 /// Configurations that train the same with less memory, the fastest first: smaller microbatches,
@@ -437,26 +211,5 @@ mod tests {
             }
             assert_eq!(value(&model), before);
         }
-    }
-
-    /// The ranks of a host need its memory together, those of another host do not.
-    #[test]
-    fn ranks_of_a_host_are_summed() {
-        let cpu = Device::cpu();
-        let needed = Needed { device: 70, saving: 40 };
-        let shares = |host: &str, free| {
-            let free = Free { device: free, host: None };
-            needed.shares(&cpu, host, free)
-        };
-        let lacks = |shares: &[Vec<Share>]| {
-            let lacking = lacking(&shares.concat())?;
-            Some((lacking.name, lacking.needed, lacking.free))
-        };
-        assert_eq!(lacks(&[shares("a", Some(110))]), None);
-        assert_eq!(lacks(&[shares("a", Some(109))]), Some(("cpu".to_owned(), 110, 109)));
-        assert_eq!(lacks(&[shares("a", Some(200)), shares("b", Some(200))]), None);
-        let both = [shares("a", Some(220)), shares("b", Some(200)), shares("b", Some(219))];
-        assert_eq!(lacks(&both), Some(("cpu for 2 ranks".to_owned(), 220, 200)));
-        assert_eq!(lacks(&[shares("a", None), shares("a", None)]), None);
     }
 }

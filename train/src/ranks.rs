@@ -33,6 +33,7 @@ pub use checkpoint::checkpoint_ranks;
 pub(crate) use division::BatchPart;
 use division::Division;
 pub use equal::check_equal;
+pub(crate) use equal::weigh;
 
 /// How long ranks wait for one that prepares the data or writes a checkpoint. A rank that exits is
 /// detected immediately.

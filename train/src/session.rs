@@ -18,11 +18,11 @@ use meshgrad_models::{Generate, Model, TokenBatch};
 use meshgrad_runtime::Device;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Config, Reduction, ScheduleConfig};
+use crate::config::{Config, ScheduleConfig};
 use crate::data::Data;
 use crate::events::{Event, Events, Outcome};
 use crate::optim::{Optimizer, Part};
-use crate::ranks::{RunRanks, check_equal};
+use crate::ranks::{RunRanks, check_equal, weigh};
 use crate::schedule::Schedule;
 use crate::{Result, TrainError};
 use opened::Opened;
@@ -246,17 +246,7 @@ impl<'a> Session<'a> {
         let has_own_optimizer = self.optimizer.is_some();
         settings.insert("stop_after".into(), last.to_string().into());
         settings.insert("has_own_optimizer".into(), has_own_optimizer.into());
-        let warnings = check_equal(rank, &settings)?;
-        match self.config.train.reduction {
-            // Ranks with different instructions cannot have the bits of one.
-            Reduction::Tree if !warnings.is_empty() => {
-                let differences = warnings
-                    .into_iter()
-                    .map(|it| format!("{it}; use equal machines, or train.reduction = \"sum\""));
-                Err(TrainError::Unequal { differences: differences.collect() })
-            }
-            _ => Ok(warnings.iter().map(|it| format!("warning: {it}")).collect()),
-        }
+        weigh(check_equal(rank, &settings)?, self.config.train.reduction)
     }
 }
 

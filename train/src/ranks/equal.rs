@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{LIMIT, all};
+use crate::config::Reduction;
 use crate::{Result, TrainError};
 
 /// The features of this crate that are on.
@@ -150,6 +151,20 @@ impl std::fmt::Display for Ranges<'_> {
     }
 }
 
+/// Ranks with different instructions cannot have the bits of one. So with a tree, the
+/// warnings of [`check_equal`] are errors; else they are messages to report.
+pub(crate) fn weigh(warnings: Vec<String>, reduction: Reduction) -> Result<Vec<String>> {
+    let warnings = warnings.into_iter();
+    match reduction {
+        Reduction::Tree if warnings.len() > 0 => {
+            let differences = warnings
+                .map(|it| format!("{it}; use equal machines, or train.reduction = \"sum\""));
+            Err(TrainError::Unequal { differences: differences.collect() })
+        }
+        _ => Ok(warnings.map(|it| format!("warning: {it}")).collect()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -179,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn other_instructions_are_a_warning() {
+    fn other_instructions_are_a_warning_and_with_a_tree_an_error() {
         let ranks = ["avx512 with bf16", "avx2"].map(|simd| compared(&[("a", "1")], simd));
         let warnings = compare(&ranks).unwrap();
         assert_eq!(warnings.len(), 1);
@@ -187,5 +202,13 @@ mod tests {
             warnings[0].ends_with("avx512 with bf16 on rank 0, avx2 on rank 1"),
             "{warnings:?}"
         );
+        let reported = weigh(warnings.clone(), Reduction::Sum).unwrap();
+        assert_eq!(reported, [format!("warning: {}", warnings[0])]);
+        let error = weigh(warnings, Reduction::Tree).unwrap_err().to_string();
+        assert!(
+            error.contains("avx2 on rank 1; use equal machines, or train.reduction"),
+            "{error}"
+        );
+        assert_eq!(weigh(Vec::new(), Reduction::Tree).unwrap(), Vec::<String>::new());
     }
 }

@@ -1,0 +1,158 @@
+//! The memory of one rank, from a step on a meta device.
+
+use meshgrad_autograd::{Buffer, Module, Param, Values, Visitor};
+use meshgrad_comm::Plan;
+use meshgrad_models::{Compute, Loss, Model, TokenBatch};
+use meshgrad_runtime::{Device, Error as RuntimeError, Kind, Properties, Tensor};
+
+use crate::config::{Config, Reduction};
+use crate::ranks::RunRanks;
+use crate::trainer::Trainer;
+use crate::updater::Updater;
+use crate::{Result, TrainError, checkpoint};
+
+/// The memory that a run needs, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Needed {
+    /// The peak on the device: parameters, gradients, optimizer state, activations.
+    pub device: u64,
+    /// The copy of the training state that is written in the background, in host memory.
+    pub saving: u64,
+}
+
+impl Needed {
+    /// The larger of two needs, of each memory.
+    pub(super) fn max(self, other: Needed) -> Needed {
+        Needed { device: self.device.max(other.device), saving: self.saving.max(other.saving) }
+    }
+}
+
+/// Predicts the memory of training `model` on a device with the properties `like`, on a single rank;
+/// `None` if the model cannot run on a meta device, because it reads values.
+pub fn predict<M>(model: &M, config: &Config, like: &Properties) -> Option<Needed>
+where
+    M: Model<Batch = TokenBatch>,
+{
+    predict_rank(model, config, like, 0, 1)
+}
+
+/// As [`predict`], for rank `rank` of `ranks` on the mesh of `config.parallel`; `None` also if
+/// `config` does not fit that many ranks.
+pub fn predict_rank<M>(
+    model: &M,
+    config: &Config,
+    like: &Properties,
+    rank: usize,
+    ranks: usize,
+) -> Option<Needed>
+where
+    M: Model<Batch = TokenBatch>,
+{
+    let mut like = like.clone();
+    if let Some(gpu) = &mut like.gpu {
+        // The meta device has more memory than the GPU, so that a prediction above the GPU's memory
+        // does not fail.
+        gpu.memory = usize::MAX / 4;
+    }
+    let meta = Device::meta(&like);
+    let values = Values::take(model);
+    let needed = match ranks {
+        1 => RunRanks::new(None, config).and_then(|alone| rehearse(model, config, &meta, &alone)),
+        _ => rehearse_rank(model, config, &meta, rank, ranks),
+    };
+    values.restore();
+    needed.ok()
+}
+
+/// Rehearses one of several ranks. Its collectives send nothing.
+fn rehearse_rank<M>(
+    model: &M,
+    config: &Config,
+    like: &Device,
+    rank: usize,
+    ranks: usize,
+) -> Result<Needed>
+where
+    M: Model<Batch = TokenBatch>,
+{
+    let mut needed = Err(TrainError::NoBatch);
+    let world = Plan::new(ranks).map_err(RuntimeError::from)?.like(like);
+    world.trace(rank, |rank| -> Result<()> {
+        let ranks = RunRanks::new(Some(rank), config)?;
+        needed = ranks.on_mesh(|| rehearse(model, config, rank.device(), &ranks));
+        Ok(())
+    })?;
+    needed
+}
+
+fn rehearse<M>(model: &M, config: &Config, meta: &Device, ranks: &RunRanks<'_>) -> Result<Needed>
+where
+    M: Model<Batch = TokenBatch>,
+{
+    ranks.divide(model)?;
+    allocate(model, meta)?;
+    let updater = Updater::new(model, meta, &config.optimizer, config.train.seed)?;
+    let mut trainer = Trainer::with(OnMeta(model), updater, Box::new(|_| 1.0), config, meta);
+
+    let saved = saved_bytes(&trainer)?;
+    let rows = config.train.rows_of_pass(ranks.batch_parts());
+    let passes = config.train.batch_size / rows;
+    let count = match config.train.reduction {
+        // Later passes need as much as the second.
+        Reduction::Sum => passes.min(2),
+        Reduction::Tree => passes,
+    };
+    let part = ranks.part_of_batch(rows, config.train.seq_len)?;
+    let shape = [part.rows.len(), config.train.seq_len];
+    let zeros = vec![0i64; shape[0] * shape[1]];
+    trainer.rehearse(count, || {
+        let tensor = || part.tensor(Tensor::from_slice(meta, &shape, &zeros)?);
+        Ok(TokenBatch::new(&tensor()?, &tensor()?))
+    })?;
+    Ok(Needed { device: meta.memory_stats().peak as u64, saving: saved })
+}
+
+/// A borrowed model, of which a rehearsal needs the loss only.
+struct OnMeta<'m, M>(&'m M);
+
+impl<M: Model> Module for OnMeta<'_, M> {
+    fn visit(&self, visitor: &mut dyn Visitor) {
+        self.0.visit(visitor);
+    }
+}
+
+impl<M: Model> Model for OnMeta<'_, M> {
+    type Batch = M::Batch;
+
+    fn loss(&self, batch: &M::Batch, compute: Compute) -> Result<Loss, RuntimeError> {
+        self.0.loss(batch, compute)
+    }
+}
+
+/// Bytes of everything that a checkpoint copies.
+fn saved_bytes<M: Model>(trainer: &Trainer<M>) -> Result<u64> {
+    let Trainer { model, updater, .. } = trainer;
+    let (params, buffers) = (model.params(), model.buffers());
+    let values = params.iter().map(Param::kept).chain(buffers.iter().map(Buffer::value));
+    let state = updater.state().into_iter().flat_map(|part| part.tensors);
+    let all = values.chain(state.map(|(_, tensor)| Ok(tensor)));
+    let bytes = |tensor: Tensor| tensor.dtype().bytes(tensor.elements()) as u64;
+    all.map(|tensor| Ok(bytes(tensor?))).sum()
+}
+
+/// Allocates parameters and buffers on `device`, a meta device.
+fn allocate(model: &impl Model, device: &Device) -> Result<()> {
+    allocate_params(model, device)?;
+    checkpoint::init_buffers(model, device, 0)
+}
+
+/// Allocates the parameters of a model on `device`, except those that have a home. Their values are
+/// set later.
+pub(crate) fn allocate_params(model: &impl Model, device: &Device) -> Result<()> {
+    let params = model.params().into_iter();
+    for param in params.filter(|param| param.home().is_none()) {
+        let (shape, dtype) = (param.shape(), param.spec().dtype);
+        param.set(&Tensor::zeros(device, shape, dtype, Kind::Parameter)?)?;
+    }
+    Ok(())
+}
