@@ -1,13 +1,12 @@
 //! Processes that save and load one checkpoint together. This test program starts itself as each rank.
 
-use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use meshgrad::ckpt::Snapshot;
 use meshgrad::ckpt::ranks::ShardedSnapshot;
-use meshgrad::comm::{Host, Secret};
+use meshgrad::comm::{Host, Secret, free_port};
 use meshgrad::mesh::Mesh;
 use meshgrad::models::config::Qwen3Config;
 use meshgrad::models::hf::{self, Experts, Loader};
@@ -90,9 +89,7 @@ fn child() {
 
 /// Runs all ranks in a role; their outputs, in rank order.
 fn run(role: &str, folder: &Path) -> Vec<Output> {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    drop(listener);
+    let address = format!("127.0.0.1:{}", free_port().unwrap());
     let start = |rank| {
         let role = format!("{role} {rank} {address} {}", folder.display());
         let mut command = Command::new(std::env::current_exe().unwrap());

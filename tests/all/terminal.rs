@@ -20,10 +20,11 @@ log = { val_every = 0, every = 10 }
 
 /// What the program writes to a terminal with this many columns.
 fn on_terminal(columns: u16, dir: &TestDir, arguments: &[&str]) -> String {
-    let controller = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+    // Processes that other tests start do not keep it open.
+    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+    let controller = openpt(flags).unwrap();
     grantpt(&controller).unwrap();
     unlockpt(&controller).unwrap();
-    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY;
     let terminal: OwnedFd = ioctl_tiocgptpeer(controller.as_fd(), flags).unwrap();
     let size = Winsize { ws_row: 24, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
     tcsetwinsize(&terminal, size).unwrap();

@@ -287,10 +287,9 @@ fn read_to(from: &mut impl Read, text: &str) {
 #[test]
 fn a_rank_that_waits_to_join_can_be_stopped() {
     let dir = TestDir::with_run(CONFIG);
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let mut command = dir.command(&["train", "small.toml"]);
     let place = [("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")];
-    command.envs(place).env("MASTER_PORT", port.to_string());
+    command.envs(place).env("MASTER_PORT", "9"); // nobody listens there
     command.env("MESHGRAD_SECRET", "a secret of 16 bytes");
     let mut rank = start(&mut command);
     read_to(rank.stderr.as_mut().unwrap(), "rank 1 of 2 waits for rank 0: 127.0.0.1:");
@@ -332,6 +331,17 @@ fn ranks_do_not_outlive_their_launcher() {
         }
         fs::read_to_string(dir.path(rank)).unwrap().trim().to_owned()
     });
+    // It copies the outputs of its ranks only after it has told the guard about all of them.
+    let copies = |thread: &str| {
+        let threads = fs::read_dir(format!("/proc/{}/task", launcher.id())).unwrap();
+        let name = |entry: std::io::Result<fs::DirEntry>| {
+            fs::read_to_string(entry.unwrap().path().join("comm")).unwrap_or_default()
+        };
+        threads.map(name).any(|name| name.trim() == thread)
+    };
+    while !copies("launched rank 1") {
+        thread::sleep(Duration::from_millis(10));
+    }
     launcher.kill().unwrap();
     launcher.wait().unwrap();
     let runs = |rank: &String| {
@@ -402,8 +412,9 @@ fn killed_ranks_lose_nothing_that_was_saved() {
         let from = losses_or_none(&run).len();
         wait_for_steps(&run, (from + 1 + repetition as usize % 7).min(59));
         thread::sleep(Duration::from_micros(repetition * 7919 % 20_000));
+        // The first one is the guard of the others.
         let victims = children(launcher.id());
-        if let Some(victim) = victims.get(repetition as usize % 3) {
+        if let Some(victim) = victims.get(1 + repetition as usize % 3) {
             signal(*victim, "KILL");
             killed += 1;
         }

@@ -60,6 +60,7 @@ pub use fuse::Fused;
 pub use host::Mpi;
 pub use host::{
     ExchangeError, Host, HostCommunicator, HostConnector, HostExchange, JoinError, Secret, World,
+    free_port,
 };
 pub use local::{Local, LocalCommunicator, LocalConnector, LocalRank, RunError};
 pub use plan::{

@@ -195,16 +195,17 @@ fn mismatched_calls_fail_on_all_ranks() {
 /// All three ranks, with a short time limit.
 fn impatient() -> Group {
     let mut options = GroupOptions::default();
-    options.timeout = Some(Duration::from_secs(2));
+    options.timeout = Some(Duration::from_secs(4));
     Group::new([0, 1, 2]).unwrap().with_options(options)
 }
 
 /// Rank 1 does not start the collective.
 fn late() {
     let world = join();
+    world.world().unwrap().barrier().unwrap().wait().unwrap();
     let all = world.connect("late", &impatient()).unwrap();
     if world.rank() == 1 {
-        std::thread::sleep(Duration::from_secs(6));
+        std::thread::sleep(Duration::from_secs(12));
     }
     let error = all.barrier().and_then(|it| it.wait());
     fail(&world, &error.unwrap_err());
@@ -225,6 +226,7 @@ fn inversion() {
         groups.reverse();
     }
     let barriers = || -> Result<()> {
+        world.world()?.barrier()?.wait()?;
         for group in &groups {
             world.connect("inverted", group)?.barrier()?.wait()?;
         }

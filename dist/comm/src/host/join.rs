@@ -396,7 +396,7 @@ mod tests {
             }
         };
         let secret = Secret::new([7; 16]).unwrap();
-        let address = local(&TcpListener::bind("127.0.0.1:0").unwrap()).unwrap().to_string();
+        let address = format!("127.0.0.1:{}", super::super::free_port().unwrap());
         let host = |rank| {
             let host = Host::new(rank, 3, address.clone(), secret.clone()).threads(1);
             let say = |message: &str| SAID.lock().unwrap().push(message.to_owned());

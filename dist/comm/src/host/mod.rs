@@ -8,6 +8,7 @@
 //! - `secret.rs`, `handshake.rs`, `acceptor.rs`: only processes that know the secret get in.
 //! - `bytes.rs`, `frame.rs`, `message.rs`, `connection.rs`, `poll.rs`: what is sent, and how.
 //! - `coordinator.rs`, `meeting.rs`, `join.rs`: the control plane, and how a rank joins it.
+//! - `port.rs`: a port for a rank 0 that is yet to start.
 //! - `inquiry.rs`: why collectives do not complete, decided by the coordinator.
 //! - `engine.rs`, `call.rs`: the rounds of a collective.
 //! - `shared.rs`, `progress.rs`: a rank's open collectives, and the thread that completes them.
@@ -32,6 +33,7 @@ mod message;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod poll;
+mod port;
 mod progress;
 mod secret;
 mod shared;
@@ -43,5 +45,6 @@ pub use error::JoinError;
 pub use join::Host;
 #[cfg(feature = "mpi")]
 pub use mpi::Mpi;
+pub use port::free_port;
 pub use secret::Secret;
 pub use world::World;

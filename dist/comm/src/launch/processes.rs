@@ -3,7 +3,6 @@
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::net::TcpListener;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -14,7 +13,7 @@ use std::thread::{self, Scope};
 use super::children::{Children, Ended};
 use super::output::copy_lines;
 use crate::first_failure::{self, FailureFile};
-use crate::host::{JoinError, Secret};
+use crate::host::{JoinError, Secret, free_port};
 
 /// N processes that run one command, each as a rank.
 #[derive(Clone, Debug)]
@@ -167,7 +166,7 @@ impl Launch {
 
     fn start(&self, secret: &Secret, failure: &Path) -> Result<Children, LaunchError> {
         let secret = text(secret);
-        let port = free_port().map_err(system("no free port"))?;
+        let port = free_port()?;
         let mut children = Children::new().map_err(system("no descriptor"))?;
         for rank in 0..self.ranks {
             let mut command = Command::new(&self.command[0]);
@@ -207,8 +206,4 @@ fn text(secret: &Secret) -> String {
 
 fn system(what: &'static str) -> impl Fn(io::Error) -> LaunchError {
     move |source| LaunchError::System { what, source }
-}
-
-fn free_port() -> io::Result<u16> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }

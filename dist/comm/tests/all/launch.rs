@@ -58,24 +58,42 @@ fn all_are_stopped_from_outside() {
     let stop = AtomicBool::new(false);
     let script = "trap 'echo saved; exit 0' TERM; echo ready; sleep 1000 & wait";
     let launch = launch(2, &["sh", "-c", script]);
-    let mut out = Vec::new();
-    let ended = std::thread::scope(|scope| {
-        let run = scope.spawn(|| launch.run(&stop, &mut out, std::io::sink()));
-        std::thread::sleep(std::time::Duration::from_millis(300));
-        stop.store(true, Ordering::Relaxed);
-        run.join().unwrap()
-    });
+    let mut out = StopsWhenReady { text: Vec::new(), stop: &stop };
+    let ended = launch.run(&stop, &mut out, std::io::sink());
     assert_eq!(ended.unwrap(), Ended::Stopped);
-    let text = String::from_utf8(out).unwrap();
-    assert_eq!(text.matches("saved").count(), 2, "{text}");
+    assert_eq!((out.count("ready"), out.count("saved")), (2, 2));
+}
+
+/// An output that stops the launch when both ranks are ready.
+struct StopsWhenReady<'s> {
+    text: Vec<u8>,
+    stop: &'s AtomicBool,
+}
+
+impl StopsWhenReady<'_> {
+    fn count(&self, word: &str) -> usize {
+        String::from_utf8_lossy(&self.text).matches(word).count()
+    }
+}
+
+impl std::io::Write for StopsWhenReady<'_> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.text.extend(bytes);
+        self.stop.store(self.count("ready") == 2, Ordering::Relaxed);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
 }
 
 /// A rank fails because another has failed, right after it. The first one is blamed, not the
 /// lowest.
 #[test]
 fn the_first_rank_that_fails_is_blamed() {
-    let pipe = std::env::temp_dir().join(format!("meshgrad-first-{}", std::process::id()));
-    let pipe = pipe.display().to_string();
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("pipe").display().to_string();
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     let script = format!(
         "case $RANK in
@@ -91,7 +109,6 @@ fn the_first_rank_that_fails_is_blamed() {
     let ended: Vec<Ended> = ended.collect();
     let first = ended.iter().filter(|it| **it == Ended::Failed { rank: 2, code: 5 });
     assert_eq!(first.count(), ended.len(), "{ended:?}");
-    std::fs::remove_file(pipe).unwrap();
 }
 
 /// The state of a process, such as `S`, or `Z` if it has ended; `None` if it does not exist.
@@ -151,7 +168,8 @@ fn fail(world: World) -> ! {
 /// The output of each rank is also in a file, both streams together and without the prefix.
 #[test]
 fn each_rank_has_a_log() {
-    let folder = std::env::temp_dir().join(format!("meshgrad-logs-{}", std::process::id()));
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path();
     let script = "echo out of $RANK; echo err of $RANK >&2";
     let launch = launch(11, &["sh", "-c", script]).log_dir(folder.join("new"));
     let never = AtomicBool::new(false);
@@ -163,7 +181,6 @@ fn each_rank_has_a_log() {
         lines.sort();
         assert_eq!(lines, [format!("err of {rank}"), format!("out of {rank}")]);
     }
-    std::fs::remove_dir_all(&folder).unwrap();
     let refused = launch_in("/dev/null").unwrap_err().to_string();
     assert!(refused.contains("/dev/null"), "{refused}");
 }
@@ -227,8 +244,8 @@ fn launched_processes_find_their_world() {
 /// over the file of an earlier run that was killed.
 #[test]
 fn ranks_of_a_host_meet_through_a_file() {
-    let folder = std::env::temp_dir().join(format!("meshgrad-launch-{}", std::process::id()));
-    std::fs::create_dir(&folder).unwrap();
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path();
     let user = std::process::Command::new("id").arg("-u").output().unwrap();
     let user = String::from_utf8(user.stdout).unwrap();
     let stale = folder.join(format!("meshgrad-{}-test_run.meeting", user.trim()));
@@ -241,7 +258,7 @@ fn ranks_of_a_host_meet_through_a_file() {
             Command::new(std::env::current_exe().unwrap())
                 .args(AS_CHILD)
                 .env(CHILD, "1")
-                .env("XDG_RUNTIME_DIR", &folder)
+                .env("XDG_RUNTIME_DIR", folder)
                 .env("PMIX_NAMESPACE", "test/run")
                 .env("OMPI_COMM_WORLD_RANK", rank.to_string())
                 .env("OMPI_COMM_WORLD_SIZE", "3")
@@ -257,17 +274,17 @@ fn ranks_of_a_host_meet_through_a_file() {
         let text = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{text}");
     }
-    std::fs::remove_dir(&folder).unwrap(); // rank 0 has removed the file
+    assert_eq!(folder.read_dir().unwrap().count(), 0); // rank 0 has removed the file
 }
 
 /// A FIFO at the path of the meeting file is an error, and blocks nothing.
 #[test]
 fn a_fifo_is_not_a_meeting_file() {
-    let path = std::env::temp_dir().join(format!("meshgrad-fifo-{}", std::process::id()));
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("pipe");
     assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
     let host = Host::through_file(1, 2, &path).join_deadline(Duration::from_millis(200));
     let error = host.join().unwrap_err().to_string();
-    std::fs::remove_file(&path).unwrap();
     assert!(error.contains("is not a regular file; delete it"), "{error}");
 }
 

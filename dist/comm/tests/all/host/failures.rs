@@ -4,6 +4,7 @@ use std::sync::Barrier;
 use std::time::Duration;
 
 use meshgrad_comm::{Collectives, CommError, JoinError, Reduction, World};
+use meshgrad_mesh::{Group, GroupOptions};
 use meshgrad_runtime::{DType, Result, Tensor, ops};
 
 use crate::host::worlds::{self, DEADLINE, run};
@@ -101,10 +102,14 @@ fn pairs_that_disagree_fail_on_all_members() {
 /// the collective if it starts it before it has heard of the failure, but not the next one.
 #[test]
 fn a_deadline_names_the_missing_rank() {
+    let mut options = GroupOptions::default();
+    options.timeout = Some(Duration::from_secs(2));
+    let soon = Group::new([0, 1, 2, 3]).unwrap().with_options(options);
     let failed = Barrier::new(4);
-    let all = outcomes(4, Duration::from_millis(500), |world| {
-        let comm = world.world()?;
-        comm.barrier()?.wait()?;
+    let all = outcomes(4, DEADLINE, |world| {
+        // Connections open.
+        world.world()?.barrier()?.wait()?;
+        let comm = world.connect("soon", &soon)?;
         if world.rank() == 2 {
             failed.wait();
         }
@@ -121,7 +126,7 @@ fn a_deadline_names_the_missing_rank() {
         let CommError::Timeout { missing, call, .. } = &error else {
             panic!("{error}");
         };
-        assert_eq!((missing.as_slice(), call.number), (&[2][..], 1));
+        assert_eq!((missing.as_slice(), call.number), (&[2][..], 0));
         assert!(error.to_string().contains("failures.rs:"), "{error}");
     }
 }
@@ -204,7 +209,7 @@ fn a_consequence_names_the_rank_that_failed_first() {
 #[test]
 fn ranks_that_do_not_join_are_named() {
     let (listener, address) = worlds::listener();
-    let soon = Duration::from_millis(700);
+    let soon = Duration::from_secs(3);
     let joined = std::thread::scope(|scope| {
         let first = scope.spawn(|| {
             let host = worlds::host(0, 4, &address).join_deadline(soon);

@@ -13,11 +13,11 @@ use crate::injection::{
 };
 
 /// Longer than a rank that can run ever needs for a step.
-const DEADLINE: Duration = Duration::from_secs(3);
+const DEADLINE: Duration = Duration::from_secs(5);
 /// Stragglers have a long grace period, so that they are not missing on a busy machine. It does not
 /// delay their verdict.
 const GRACE: Duration = Duration::from_secs(60);
-const LATE: Duration = Duration::from_secs(5);
+const LATE: Duration = Duration::from_secs(9);
 
 /// Every rank's error, in a run with a fault.
 fn run(injection: Injection) -> Vec<Option<CommError>> {
@@ -55,7 +55,7 @@ fn run(injection: Injection) -> Vec<Option<CommError>> {
 }
 
 fn main(world: &World, injection: Injection) -> Result<()> {
-    let pace = Pace { sleep: &thread::sleep, late: LATE, forever: 3 * DEADLINE };
+    let pace = Pace { sleep: &thread::sleep, late: LATE, forever: 2 * DEADLINE };
     main_of_rank(world, injection, &pace)
 }
 

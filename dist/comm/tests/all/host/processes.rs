@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use meshgrad_comm::{Collectives, CommError, Reduction, conformance};
+use meshgrad_comm::{Collectives, CommError, Reduction, conformance, free_port};
 use meshgrad_runtime::{DType, ops};
 
 use crate::host::worlds;
@@ -27,7 +27,7 @@ fn start(role: &str, rank: usize, ranks: usize, address: &str) -> Child {
 
 /// A free port of this host.
 fn address() -> String {
-    worlds::listener().1
+    format!("127.0.0.1:{}", free_port().unwrap())
 }
 
 /// The main function of a child process; without a role it does nothing.

@@ -33,18 +33,19 @@ fn count(rank: &dyn Rank) -> Result<[usize; 2]> {
     Ok([before, after])
 }
 
-/// The main function of the child process; without the variable it does nothing.
+/// The main function of the child process; without the variable it does nothing. A thread that has
+/// ended may still be counted before.
 #[test]
 fn child() {
     if std::env::var_os(CHILD).is_none() {
         return;
     }
     for [before, after] in worlds::run(RANKS, DEADLINE, |world| count(&world).unwrap()) {
-        assert_eq!(before, after, "Host");
+        assert!(after <= before, "Host: {before}, then {after}");
     }
     let local = Local::new(RANKS).threads(1).launch(|rank| count(rank));
     for [before, after] in local.unwrap() {
-        assert_eq!(before, after, "Local");
+        assert!(after <= before, "Local: {before}, then {after}");
     }
 }
 

@@ -1,7 +1,7 @@
 //! Failures: mismatched calls, missing ranks, panics, and misuse of tensors.
 
-use std::sync::Mutex;
 use std::sync::mpsc::channel;
+use std::sync::{Barrier, Mutex};
 use std::time::Duration;
 
 use meshgrad_comm::{Collectives, CommError, Communicator, Local, LocalRank, Reduction, RunError};
@@ -129,7 +129,7 @@ fn roots_and_numbers_of_rows_are_compared() {
 /// All waiting ranks fail at the deadline, and so does the late rank afterwards.
 #[test]
 fn a_deadline_names_the_missing_ranks() {
-    let local = Local::new(4).deadline(Duration::from_millis(500));
+    let local = Local::new(4).deadline(Duration::from_secs(2));
     let (failed, wait) = channel();
     let wait = Mutex::new(wait);
     let all = outcomes(&local, |rank| {
@@ -151,7 +151,7 @@ fn a_deadline_names_the_missing_ranks() {
     };
     assert_eq!((missing.as_slice(), call.number), (&[2][..], 1));
     let message = errors[0].to_string();
-    assert!(message.starts_with("collective 1 of [0, 1, 2, 3] timed out after 500ms: rank "));
+    assert!(message.starts_with("collective 1 of [0, 1, 2, 3] timed out after 2s: rank "));
     assert!(message.contains("called all_reduce(f32 x 3, sum) at "), "{message}");
     assert!(message.contains("but rank 2 did not start it"), "{message}");
 }
@@ -159,8 +159,10 @@ fn a_deadline_names_the_missing_ranks() {
 /// In real time, too, both ranks of a deadlock get the same verdict.
 #[test]
 fn a_deadlock_is_an_order_inversion() {
-    let local = Local::new(2).deadline(Duration::from_millis(100));
+    let local = Local::new(2).deadline(Duration::from_secs(2));
+    let start = Barrier::new(2);
     let all = outcomes(&local, |rank| {
+        start.wait();
         let mut groups = [Group::new([0, 1]).unwrap(), Group::new([1, 0]).unwrap()];
         if rank.rank() == 1 {
             groups.reverse();
