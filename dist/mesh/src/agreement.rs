@@ -7,10 +7,11 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::hash::Hasher;
 
+use meshgrad_error::{Result, bail};
 use twox_hash::XxHash3_64;
 
 use crate::rank_map::RankMap;
-use crate::{Mesh, MeshError, Result, text};
+use crate::{Mesh, text};
 
 /// A short digest of a mesh. Equal meshes have equal fingerprints; different meshes differ except
 /// for collisions of a 64-bit hash.
@@ -58,7 +59,7 @@ fn put_ranks(hash: &mut XxHash3_64, ranks: &RankMap) {
 /// Compares the fingerprints of rank 0, 1, ...
 ///
 /// # Errors
-/// [`MeshError::Disagreement`] with all meshes and their ranks, the most common mesh first.
+/// When they differ, with all meshes and their ranks, the most common mesh first.
 pub fn check_agreement(fingerprints: &[Fingerprint]) -> Result<()> {
     let mut holders: BTreeMap<&Fingerprint, Vec<usize>> = BTreeMap::new();
     for (rank, fingerprint) in fingerprints.iter().enumerate() {
@@ -78,5 +79,6 @@ pub fn check_agreement(fingerprints: &[Fingerprint]) -> Result<()> {
             fingerprint.digest
         )
     });
-    Err(MeshError::Disagreement(texts.collect()))
+    let texts: Vec<String> = texts.collect();
+    bail!(Invalid, "ranks have different meshes: {}", texts.join("; "))
 }

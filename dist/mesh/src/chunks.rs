@@ -22,7 +22,7 @@ use crate::{IndexSet, Region, Sharding};
 /// let part = |chunk, rank| chunks.part(chunk, &from.region(rank).unwrap()).to_string();
 /// assert_eq!([part(0, 0), part(0, 1)], ["[0..1, 0..2, 0..4]", "[0..1, 4..6, 0..4]"]);
 /// assert_eq!([part(1, 0), part(1, 1)], ["[0..1, 2..4, 0..4]", "[0..1, 6..8, 0..4]"]);
-/// # Ok::<(), meshgrad_mesh::ShardingError>(())
+/// # Ok::<(), meshgrad_mesh::Error>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chunks {

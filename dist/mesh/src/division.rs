@@ -6,6 +6,8 @@ use std::iter::once;
 use std::ops::Range;
 use std::sync::Arc;
 
+use meshgrad_error::Result;
+
 use crate::IndexSet;
 
 /// How the indices of a dim are divided among the ranks of an axis.

@@ -6,9 +6,10 @@
 use std::fmt;
 use std::sync::Arc;
 
+use meshgrad_error::{Error, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
-use crate::{GroupOptions, MAX_RANKS, MeshError, Result, text};
+use crate::{GroupOptions, MAX_RANKS, text};
 
 /// Ordered ranks with the channel and options of their communicator. Cheap to clone.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -23,7 +24,7 @@ impl Group {
     /// A group of these ranks in this order, on the main channel with the default options.
     ///
     /// # Errors
-    /// [`MeshError::EmptyGroup`], [`MeshError::MemberTwice`], [`MeshError::MemberTooLarge`].
+    /// For no ranks, a rank that is listed twice, and a rank that is not below [`MAX_RANKS`].
     pub fn new(ranks: impl Into<Arc<[usize]>>) -> Result<Group> {
         let ranks = ranks.into();
         check_members(&ranks)?;
@@ -105,7 +106,7 @@ impl From<Group> for Plain {
 }
 
 impl TryFrom<Plain> for Group {
-    type Error = MeshError;
+    type Error = Error;
 
     fn try_from(plain: Plain) -> Result<Group> {
         let group = Group::new(plain.ranks)?.with_channel(plain.channel);
@@ -118,16 +119,21 @@ fn check_members(ranks: &[usize]) -> Result<()> {
     members.sort_unstable();
     let twice = members.windows(2).find(|pair| pair[0].0 == pair[1].0);
 
-    match (members.last(), twice) {
-        (None, _) => Err(MeshError::EmptyGroup),
-        (Some((rank, _)), _) if *rank >= MAX_RANKS => {
-            Err(MeshError::MemberTooLarge { rank: *rank })
-        }
-        (_, Some(pair)) => {
-            Err(MeshError::MemberTwice { rank: pair[0].0, first: pair[0].1, second: pair[1].1 })
-        }
-        _ => Ok(()),
+    let Some((largest, _)) = members.last() else {
+        bail!(Invalid, "a group has no ranks: it needs at least one");
+    };
+    ensure!(
+        *largest < MAX_RANKS,
+        Invalid,
+        "a group has rank {largest}, but ranks are below {MAX_RANKS}"
+    );
+    if let Some([(rank, first), (_, second)]) = twice {
+        bail!(
+            Invalid,
+            "rank {rank} is member {first} of a group and again member {second}: list each rank once"
+        );
     }
+    Ok(())
 }
 
 /// `[0, 1] on channel gather with timeout 10s`; defaults are omitted.

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use crate::{MeshError, Result};
+use meshgrad_error::Result;
+
+use crate::layout::checked_ranks;
 
 /// The host index of each rank.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -17,12 +19,9 @@ impl Hosts {
     /// Hosts of `ranks` ranks each.
     ///
     /// # Errors
-    /// [`MeshError::NoRanks`] for 0.
+    /// For 0.
     pub fn uniform(ranks: usize) -> Result<Hosts> {
-        match ranks {
-            0 => Err(MeshError::NoRanks),
-            _ => Ok(Hosts::Uniform(ranks)),
-        }
+        checked_ranks(1, ranks).map(Hosts::Uniform)
     }
 
     /// The host of a rank, if known.

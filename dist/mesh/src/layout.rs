@@ -15,9 +15,8 @@
 
 use std::fmt;
 
+use meshgrad_error::{Result, ensure, error};
 use smallvec::SmallVec;
-
-use crate::{MAX_RANKS, MeshError, Result};
 
 /// One size and stride of a [`RankLayout`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -42,6 +41,10 @@ pub struct RankLayout {
     modes: SmallVec<[Mode; 3]>,
 }
 
+/// The most ranks of a mesh: larger than any cluster, and small enough that products do not
+/// overflow.
+pub const MAX_RANKS: usize = 1 << 24;
+
 impl RankLayout {
     /// The layout that contains only rank 0.
     pub fn singleton() -> RankLayout {
@@ -51,7 +54,7 @@ impl RankLayout {
     /// The ranks `0..len`.
     ///
     /// # Errors
-    /// [`MeshError::NoRanks`] for 0, [`MeshError::TooManyRanks`] above [`MAX_RANKS`].
+    /// For 0, and above [`MAX_RANKS`].
     pub fn contiguous(len: usize) -> Result<RankLayout> {
         RankLayout::new([(len, 1)])
     }
@@ -59,8 +62,7 @@ impl RankLayout {
     /// A layout with these sizes and strides, slowest first.
     ///
     /// # Errors
-    /// [`MeshError::NoRanks`] for a size of 0, [`MeshError::TooManyRanks`], and
-    /// [`MeshError::Overlap`] for modes that are not separable.
+    /// For a size of 0, more than [`MAX_RANKS`] ranks, and modes that are not separable.
     pub fn new(modes: impl IntoIterator<Item = (usize, usize)>) -> Result<RankLayout> {
         RankLayout::canonical(modes.into_iter().map(|(size, stride)| Mode { size, stride }))
     }
@@ -68,7 +70,7 @@ impl RankLayout {
     /// One layout per size: the axes of a row-major mesh, the last one fastest.
     ///
     /// # Errors
-    /// [`MeshError::NoRanks`], [`MeshError::TooManyRanks`].
+    /// For a size of 0, and more than [`MAX_RANKS`] ranks.
     pub fn row_major(sizes: &[usize]) -> Result<Vec<RankLayout>> {
         let mut stride = 1;
         let mut layouts = Vec::with_capacity(sizes.len());
@@ -105,9 +107,16 @@ impl RankLayout {
     fn check_separable(&self) -> Result<()> {
         let mut finer = Mode { size: 1, stride: 1 };
         for mode in self.by_stride() {
-            if mode.stride == 0 || mode.stride % finer.end() != 0 {
-                return Err(MeshError::Overlap { layout: self.to_string(), coarser: mode, finer });
-            }
+            let Mode { size, stride } = mode;
+            ensure!(
+                stride > 0 && stride.is_multiple_of(finer.end()),
+                Invalid,
+                "layout {self} is not separable: the stride {stride} of its mode {size}:{stride} must \
+                 be a multiple of {}, the span of its finer mode {}:{}",
+                finer.end(),
+                finer.size,
+                finer.stride
+            );
             finer = mode;
         }
         Ok(())
@@ -191,7 +200,7 @@ impl RankLayout {
     /// Concatenates layouts, the last one fastest: flattens axes, contiguous or not.
     ///
     /// # Errors
-    /// [`MeshError::Overlap`] if two of them share digits; [`MeshError::TooManyRanks`].
+    /// When two of them share digits; for more than [`MAX_RANKS`] ranks.
     pub fn concat<'a>(layouts: impl IntoIterator<Item = &'a RankLayout>) -> Result<RankLayout> {
         let modes = layouts.into_iter().flat_map(|layout| layout.modes.iter().copied());
         RankLayout::canonical(modes)
@@ -200,18 +209,18 @@ impl RankLayout {
     /// Splits a layout into several, the last one fastest: the inverse of [`RankLayout::concat`].
     ///
     /// # Errors
-    /// [`MeshError::WrongSplit`] if the sizes do not multiply to [`RankLayout::len`] or do not
-    /// divide the modes.
+    /// When the sizes do not multiply to [`RankLayout::len`] or do not divide the modes.
     pub fn split(&self, sizes: &[usize]) -> Result<Vec<RankLayout>> {
-        let wrong = || MeshError::WrongSplit {
-            layout: self.to_string(),
-            len: self.len(),
-            sizes: sizes.to_vec(),
+        let len = self.len();
+        let wrong = || {
+            error!(
+                Invalid,
+                "layout {self} of {len} ranks cannot be split into {sizes:?}: the sizes must multiply \
+                 to {len} and divide its modes"
+            )
         };
         let product = sizes.iter().try_fold(1, |product: usize, size| product.checked_mul(*size));
-        if product != Some(self.len()) {
-            return Err(wrong());
-        }
+        product.filter(|product| *product == len).ok_or_else(wrong)?;
 
         let mut index_stride = 1;
         let mut parts = Vec::with_capacity(sizes.len());
@@ -226,11 +235,15 @@ impl RankLayout {
     /// Composes two layouts: the ranks of `inner` are indices into this one.
     ///
     /// # Errors
-    /// [`MeshError::WrongComposition`] if an index is out of range, or a mode would be split
-    /// unevenly.
+    /// When an index is out of range, or a mode would be split unevenly.
     pub fn compose(&self, inner: &RankLayout) -> Result<RankLayout> {
-        let wrong =
-            || MeshError::WrongComposition { outer: self.to_string(), inner: inner.to_string() };
+        let wrong = || {
+            error!(
+                Invalid,
+                "layout {self} cannot be composed with {inner}: an index is out of range, or a mode \
+                 is split unevenly"
+            )
+        };
         if inner.span() > self.len() || self.carries(inner) {
             return Err(wrong());
         }
@@ -290,7 +303,7 @@ impl RankLayout {
     /// the offsets of all groups with this layout.
     ///
     /// # Errors
-    /// [`MeshError::WrongWorld`] if `world` is not a multiple of the span.
+    /// When `world` is not a multiple of the span.
     pub fn complement(&self, world: usize) -> Result<RankLayout> {
         let mut begin = 1;
         let mut modes: SmallVec<[Mode; 3]> = SmallVec::new();
@@ -298,9 +311,11 @@ impl RankLayout {
             modes.push(Mode { size: mode.stride / begin, stride: begin });
             begin = mode.end();
         }
-        if world == 0 || !world.is_multiple_of(begin) {
-            return Err(MeshError::WrongWorld { layout: self.to_string(), multiple: begin, world });
-        }
+        ensure!(
+            world > 0 && world.is_multiple_of(begin),
+            Invalid,
+            "groups of layout {self} do not fill {world} ranks: the world must be a multiple of {begin}"
+        );
         modes.push(Mode { size: world / begin, stride: begin });
         modes.reverse();
         RankLayout::canonical(modes)
@@ -319,13 +334,9 @@ impl RankLayout {
 
 /// The product, if it is at most [`MAX_RANKS`].
 pub(crate) fn checked_ranks(product: usize, size: usize) -> Result<usize> {
-    if size == 0 {
-        return Err(MeshError::NoRanks);
-    }
-    product
-        .checked_mul(size)
-        .filter(|ranks| *ranks <= MAX_RANKS)
-        .ok_or(MeshError::TooManyRanks { product, size })
+    ensure!(size > 0, Invalid, "a size is 0, but a layout has at least one rank");
+    let ranks = product.checked_mul(size).filter(|ranks| *ranks <= MAX_RANKS);
+    ranks.ok_or_else(|| error!(Invalid, "{product} x {size} ranks exceed the limit of {MAX_RANKS}"))
 }
 
 /// `(2, 2):(4, 1)`, `8:1`, `1:0` for rank 0 alone.

@@ -10,11 +10,12 @@
 use std::fmt;
 use std::sync::Arc;
 
+use meshgrad_error::{Result, bail, ensure, error};
 use smallvec::SmallVec;
 
 use crate::rank_map::RankMap;
 use crate::size::part_sizes;
-use crate::{Group, MeshError, RankLayout, Result, Size, text};
+use crate::{Group, RankLayout, Size, text};
 
 /// An axis: a name and the layout of its ranks.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -56,8 +57,7 @@ impl Mesh {
     /// A mesh over ranks 0, 1, ... in row-major order: the last axis varies fastest.
     ///
     /// # Errors
-    /// [`MeshError::ShapeAndNames`], [`MeshError::EmptyAxis`], [`MeshError::UnnamedAxis`],
-    /// [`MeshError::DuplicateAxis`], [`MeshError::TooManyRanks`].
+    /// When an axis has no size, no name or the name of another; above [`MAX_RANKS`](crate::MAX_RANKS) ranks.
     pub fn new(shape: &[usize], names: &[&str]) -> Result<Mesh> {
         let axes = named_axes(shape, names)?;
         let len = axes.iter().map(Axis::size).product();
@@ -67,17 +67,13 @@ impl Mesh {
     /// A mesh over these ranks in row-major order.
     ///
     /// # Errors
-    /// As [`Mesh::new`], [`MeshError::WrongRankCount`], [`MeshError::DuplicateRank`].
+    /// As [`Mesh::new`]; for a rank that is listed twice, and when the sizes do not multiply to the
+    /// number of ranks.
     pub fn from_ranks(ranks: &[usize], shape: &[usize], names: &[&str]) -> Result<Mesh> {
         let axes = named_axes(shape, names)?;
         let product: usize = axes.iter().map(Axis::size).product();
-        if product != ranks.len() {
-            return Err(MeshError::WrongRankCount {
-                axes: axes_text(&axes),
-                product,
-                given: ranks.len(),
-            });
-        }
+        let (needed, given) = (axes_text(&axes), ranks.len());
+        ensure!(product == given, Invalid, "mesh {needed} needs {product} ranks, got {given}");
         Ok(Mesh::whole(RankMap::listed(ranks)?, axes))
     }
 
@@ -93,24 +89,25 @@ impl Mesh {
     /// The axis with this name.
     ///
     /// # Errors
-    /// [`MeshError::UnknownAxis`].
+    /// When there is none.
     pub fn axis(&self, name: &str) -> Result<&Axis> {
         self.axis_at(name).map(|at| &self.axes[at])
     }
 
     fn axis_at(&self, name: &str) -> Result<usize> {
         let found = self.axes.iter().position(|axis| axis.name() == name);
-        found.ok_or_else(|| MeshError::UnknownAxis {
-            axis: name.to_owned(),
-            axes: axes_text(&self.axes),
-            nearest: text::nearest_name(name, self.axes.iter().map(Axis::name)),
+        found.ok_or_else(|| {
+            let nearest = text::nearest_name(name, self.axes.iter().map(Axis::name));
+            let hint = nearest.map(|name| format!("; did you mean `{name}`?")).unwrap_or_default();
+            let axes = axes_text(&self.axes);
+            error!(Missing, "axis `{name}` is not in the mesh (axes: {axes}){hint}")
         })
     }
 
     /// The size of an axis.
     ///
     /// # Errors
-    /// [`MeshError::UnknownAxis`].
+    /// When the mesh does not have the axis.
     pub fn size(&self, name: &str) -> Result<usize> {
         self.axis(name).map(Axis::size)
     }
@@ -173,7 +170,7 @@ impl Mesh {
     /// The coordinate of a rank on one axis; `None` if it is not in the mesh.
     ///
     /// # Errors
-    /// [`MeshError::UnknownAxis`].
+    /// When the mesh does not have the axis.
     pub fn local_rank(&self, name: &str, rank: usize) -> Result<Option<usize>> {
         let axis = self.axis(name)?;
         Ok(self.position(rank).map(|at| axis.layout.coordinate(at)))
@@ -183,7 +180,7 @@ impl Mesh {
     /// `rank` is not in the mesh.
     ///
     /// # Errors
-    /// [`MeshError::UnknownAxis`], [`MeshError::OutsideAxis`].
+    /// For an axis that the mesh does not have, and an index that is not below its size.
     pub fn peer(&self, rank: usize, name: &str, index: usize) -> Result<Option<usize>> {
         let axis = self.axis(name)?;
         let along = offset(axis, index)?;
@@ -194,7 +191,7 @@ impl Mesh {
     /// Keeps some axes, in any order. The other axes become parallel instances.
     ///
     /// # Errors
-    /// [`MeshError::UnknownAxis`], [`MeshError::AxisTwice`].
+    /// For an axis that the mesh does not have, or that is named twice.
     pub fn select<S: AsRef<str>>(&self, names: impl AsRef<[S]>) -> Result<Mesh> {
         let chosen = self.chosen(names.as_ref())?;
         let left_out = (0..self.axes.len()).filter(|at| !chosen.contains(at));
@@ -213,7 +210,8 @@ impl Mesh {
     /// new axis takes the position of the first of them.
     ///
     /// # Errors
-    /// [`MeshError::UnknownAxis`], [`MeshError::AxisTwice`], [`MeshError::DuplicateAxis`].
+    /// For an axis that the mesh does not have or that is named twice; when another axis has the
+    /// name.
     pub fn flatten<S: AsRef<str>>(&self, names: impl AsRef<[S]>, name: &str) -> Result<Mesh> {
         let chosen = self.chosen(names.as_ref())?;
         let parts: SmallVec<[Axis; 6]> = chosen.iter().map(|at| self.axes[*at].clone()).collect();
@@ -231,9 +229,8 @@ impl Mesh {
     /// Splits an axis into several; the last one varies fastest.
     ///
     /// # Errors
-    /// [`MeshError::UnknownAxis`], [`MeshError::WrongParts`], [`MeshError::TwoAutos`],
-    /// [`MeshError::DuplicateAxis`], [`MeshError::WrongSplit`] for a flattened axis that cannot be
-    /// split there.
+    /// For an axis that the mesh does not have; for sizes that do not multiply to its size, more
+    /// than one [`Size::Auto`], names that are taken, and a flattened axis that cannot be split so.
     pub fn split(&self, name: &str, parts: &[(&str, Size)]) -> Result<Mesh> {
         let at = self.axis_at(name)?;
         let axis = &self.axes[at];
@@ -251,7 +248,7 @@ impl Mesh {
     /// Fixes the coordinate on an axis at `index` and drops the axis.
     ///
     /// # Errors
-    /// [`MeshError::UnknownAxis`], [`MeshError::OutsideAxis`].
+    /// For an axis that the mesh does not have, and an index that is not below its size.
     pub fn at(&self, name: &str, index: usize) -> Result<Mesh> {
         let at = self.axis_at(name)?;
         let mut mesh = self.clone();
@@ -264,7 +261,7 @@ impl Mesh {
     /// is not in the mesh.
     ///
     /// # Errors
-    /// [`MeshError::UnknownAxis`], [`MeshError::AxisTwice`].
+    /// For an axis that the mesh does not have, or that is named twice.
     pub fn group<S: AsRef<str>>(
         &self,
         names: impl AsRef<[S]>,
@@ -278,7 +275,7 @@ impl Mesh {
     /// All groups along some axes, in the order of their first members.
     ///
     /// # Errors
-    /// [`MeshError::UnknownAxis`], [`MeshError::AxisTwice`].
+    /// For an axis that the mesh does not have, or that is named twice.
     pub fn groups<S: AsRef<str>>(&self, names: impl AsRef<[S]>) -> Result<Vec<Group>> {
         let layout = self.along(names.as_ref())?;
         let others = self.select(names)?.instances;
@@ -301,7 +298,7 @@ impl Mesh {
     /// Checks that the mesh has exactly the ranks `0..world`.
     ///
     /// # Errors
-    /// [`MeshError::NotTheWorld`], with the missing ranks.
+    /// When it has others, with the missing ranks.
     pub fn covers(&self, world: usize) -> Result<()> {
         let len = self.len() * self.instances();
         let is_world = len == world && self.ranks == RankMap::Identity { len };
@@ -314,19 +311,29 @@ impl Mesh {
         if missing.is_empty() && outside.is_empty() {
             return Ok(());
         }
-        Err(MeshError::NotTheWorld { mesh: axes_text(&self.axes), len, world, missing, outside })
+        let missing = (!missing.is_empty())
+            .then(|| format!("ranks {} are not in the mesh", text::ranks(&missing)));
+        let outside = (!outside.is_empty())
+            .then(|| format!("ranks {} of the mesh are not in the world", text::ranks(&outside)));
+        let differences: Vec<String> = missing.into_iter().chain(outside).collect();
+        bail!(
+            Invalid,
+            "mesh {} has {len} ranks but the world has {world}: {}; change a size so that the \
+             product is {world}, or list the ranks with from_ranks",
+            axes_text(&self.axes),
+            differences.join(", ")
+        )
     }
 
     /// The indices of the named axes.
     fn chosen<S: AsRef<str>>(&self, names: &[S]) -> Result<SmallVec<[usize; 6]>> {
         let mut chosen = SmallVec::new();
         for name in names {
-            let at = self.axis_at(name.as_ref())?;
+            let name = name.as_ref();
+            let at = self.axis_at(name)?;
             if chosen.contains(&at) {
-                return Err(MeshError::AxisTwice {
-                    axis: name.as_ref().to_owned(),
-                    given: names.iter().map(|name| name.as_ref().to_owned()).collect(),
-                });
+                let given: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
+                bail!(Invalid, "axis `{name}` is named twice in {given:?}: name it once");
             }
             chosen.push(at);
         }
@@ -354,14 +361,15 @@ impl Mesh {
 }
 
 fn named_axes(shape: &[usize], names: &[&str]) -> Result<SmallVec<[Axis; 6]>> {
-    if shape.len() != names.len() {
-        return Err(MeshError::ShapeAndNames {
-            sizes: shape.to_vec(),
-            names: names.iter().map(|name| (*name).to_owned()).collect(),
-        });
-    }
-    if let Some(at) = shape.iter().position(|size| *size == 0) {
-        return Err(MeshError::EmptyAxis { axis: names[at].to_owned() });
+    ensure!(
+        shape.len() == names.len(),
+        Invalid,
+        "got {} sizes {shape:?} but {} names {names:?}: each axis needs one of each",
+        shape.len(),
+        names.len()
+    );
+    for (name, size) in names.iter().zip(shape) {
+        check_size(name, *size)?;
     }
     let layouts = RankLayout::row_major(shape)?;
     let axes =
@@ -373,16 +381,26 @@ fn named_axes(shape: &[usize], names: &[&str]) -> Result<SmallVec<[Axis; 6]>> {
 
 fn check_names(axes: &[Axis]) -> Result<()> {
     for (at, axis) in axes.iter().enumerate() {
-        if axis.name.is_empty() {
-            return Err(MeshError::UnnamedAxis { axes: axes_text(axes) });
-        }
-        if axes[..at].iter().any(|other| other.name == axis.name) {
-            return Err(MeshError::DuplicateAxis {
-                axis: axis.name().to_owned(),
-                axes: axes_text(axes),
-            });
-        }
+        let (name, all) = (axis.name(), || axes_text(axes));
+        ensure!(
+            !name.is_empty(),
+            Invalid,
+            "an axis of {} has an empty name: use at least one character",
+            all()
+        );
+        let is_new = axes[..at].iter().all(|other| other.name() != name);
+        ensure!(
+            is_new,
+            Invalid,
+            "two axes are named `{name}` (axes: {}): rename one of them",
+            all()
+        );
     }
+    Ok(())
+}
+
+pub(crate) fn check_size(axis: &str, size: usize) -> Result<()> {
+    ensure!(size > 0, Invalid, "axis `{axis}` has size 0: use at least 1, or leave the axis out");
     Ok(())
 }
 
@@ -392,13 +410,12 @@ fn flattened(axes: &[Axis]) -> RankLayout {
 }
 
 fn offset(axis: &Axis, index: usize) -> Result<usize> {
-    if index >= axis.size() {
-        return Err(MeshError::OutsideAxis {
-            axis: axis.name().to_owned(),
-            size: axis.size(),
-            index,
-        });
-    }
+    let (name, size) = (axis.name(), axis.size());
+    ensure!(
+        index < size,
+        Invalid,
+        "coordinate {index} is out of range for axis `{name}` of size {size}"
+    );
     Ok(axis.layout.rank(index))
 }
 

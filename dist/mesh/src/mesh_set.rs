@@ -1,7 +1,9 @@
 //! Disjoint meshes, such as those of a trainer and a rollout engine.
 
+use meshgrad_error::{Result, bail};
+
+use crate::Mesh;
 use crate::relation::common_digits;
-use crate::{Mesh, MeshError, Result};
 
 /// Meshes that share no rank.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -13,18 +15,17 @@ impl Mesh {
     /// Combines meshes that share no rank.
     ///
     /// # Errors
-    /// [`MeshError::NotDisjoint`] with a rank that two of them share.
+    /// When two of them share a rank, which is named.
     pub fn disjoint(parts: &[Mesh]) -> Result<MeshSet> {
         for (second, mesh) in parts.iter().enumerate() {
             for (first, other) in parts[..second].iter().enumerate() {
                 if let Some(rank) = shared_rank(other, mesh) {
-                    return Err(MeshError::NotDisjoint {
-                        rank,
-                        first,
-                        first_mesh: other.to_string(),
-                        second,
-                        second_mesh: mesh.to_string(),
-                    });
+                    bail!(
+                        Invalid,
+                        "rank {rank} is in part {first} ({other}) and in part {second} ({mesh}), \
+                         but parts must be disjoint: slice both from one mesh with `at`, or list \
+                         other ranks"
+                    );
                 }
             }
         }

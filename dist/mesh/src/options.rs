@@ -8,9 +8,8 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use meshgrad_error::{Error, Result, error};
 use serde::{Deserialize, Serialize};
-
-use crate::{MeshError, Result};
 
 /// Options of a communicator. `None` leaves the choice to the transport. Names in backquotes are
 /// fields of `ncclConfig_t` (NCCL 2.30); other transports ignore options that they lack.
@@ -107,7 +106,7 @@ impl GroupOptions {
     /// Checks the ranges of all values.
     ///
     /// # Errors
-    /// [`MeshError::WrongOption`] with the first invalid option.
+    /// With the first invalid option.
     pub fn check(&self) -> Result<()> {
         let ranges: [(&'static str, Option<u32>, RangeInclusive<u32>); 8] = [
             ("min_ctas", self.min_ctas, 1..=u32::MAX),
@@ -177,8 +176,8 @@ impl GroupOptions {
     }
 }
 
-fn wrong(option: &'static str, value: impl ToString, expected: String) -> MeshError {
-    MeshError::WrongOption { option, value: value.to_string(), expected }
+fn wrong(option: &str, value: impl std::fmt::Display, expected: String) -> Error {
+    error!(Invalid, "group option `{option}` is {value}, expected {expected}")
 }
 
 fn spelled(range: &RangeInclusive<u32>) -> String {

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeSet;
 
+use meshgrad_error::Result;
 use smallvec::SmallVec;
 
 use crate::division::DivisionError;

@@ -1,9 +1,8 @@
 //! The mapping between positions of a mesh and ranks.
 
+use meshgrad_error::{Result, bail};
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
-
-use crate::{MeshError, Result};
 
 /// Ranks by position. Shared by all meshes derived from one.
 #[derive(Debug, Clone)]
@@ -28,12 +27,13 @@ impl RankMap {
             ranks.iter().enumerate().map(|(position, rank)| (*rank, position)).collect();
         positions.sort_unstable();
 
-        if let Some(pair) = positions.windows(2).find(|pair| pair[0].0 == pair[1].0) {
-            return Err(MeshError::DuplicateRank {
-                rank: pair[0].0,
-                first: pair[0].1,
-                second: pair[1].1,
-            });
+        let twice = positions.windows(2).find(|pair| pair[0].0 == pair[1].0);
+        if let Some([(rank, first), (_, second)]) = twice {
+            bail!(
+                Invalid,
+                "rank {rank} is at position {first} and again at position {second} of the mesh: \
+                 list each rank once"
+            );
         }
         if ranks.iter().enumerate().all(|(at, rank)| at == *rank) {
             return Ok(RankMap::Identity { len: ranks.len() });

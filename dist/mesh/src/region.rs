@@ -222,7 +222,7 @@ impl Region {
     /// # fn sharding_of_rank_0(sharding: &Sharding) -> meshgrad_mesh::Region {
     /// #     sharding.region(0).unwrap()
     /// # }
-    /// # Ok::<(), meshgrad_mesh::ShardingError>(())
+    /// # Ok::<(), meshgrad_mesh::Error>(())
     /// ```
     pub fn boxes(&self) -> Vec<Vec<Range<usize>>> {
         if self.is_empty() {

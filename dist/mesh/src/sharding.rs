@@ -8,9 +8,11 @@
 use std::fmt;
 use std::sync::Arc;
 
+use meshgrad_error::{Error, Result, bail, ensure, error};
+
 use crate::division::DivisionError;
 use crate::placements::{AxisShard, Geometry, Placements};
-use crate::{Axis, Division, IndexSet, Mesh, Placement, Reduction, Region, ShardingError};
+use crate::{Axis, Division, IndexSet, Mesh, Placement, Reduction, Region};
 
 /// The most elements of a tensor, so that its size in bits does not overflow.
 const MAX_ELEMENTS: usize = 1 << 56;
@@ -44,15 +46,14 @@ impl Sharding {
     /// named replicate.
     ///
     /// # Errors
-    /// [`ShardingError::Mesh`] for an unknown axis, [`ShardingError::DuplicatePlacement`],
-    /// [`ShardingError::NoSuchDim`], [`ShardingError::RaggedCount`], [`ShardingError::RaggedSum`],
-    /// [`ShardingError::RaggedUnequal`], [`ShardingError::BlockLength`],
-    /// [`ShardingError::MixedReductions`], [`ShardingError::TooManyElements`].
+    /// For an axis that the mesh does not have or that has two placements; for a dim that the tensor
+    /// does not have; for a division that does not fit; for partial reductions that do not commute;
+    /// for more than 2^56 elements.
     pub fn new<S: AsRef<str>>(
         mesh: &Mesh,
         placements: impl AsRef<[(S, Placement)]>,
         shape: &[usize],
-    ) -> Result<Sharding, ShardingError> {
+    ) -> Result<Sharding> {
         let mut sharding = Sharding::replicated(mesh, shape)?;
         let placements = placements.as_ref();
         for (at, (name, placement)) in placements.iter().enumerate() {
@@ -60,11 +61,10 @@ impl Sharding {
             mesh.axis(name)?;
             let before = placements[..at].iter().find(|(other, _)| other.as_ref() == name);
             if let Some((_, first)) = before {
-                return Err(ShardingError::DuplicatePlacement {
-                    axis: name.to_owned(),
-                    first: first.clone(),
-                    second: placement.clone(),
-                });
+                bail!(
+                    Invalid,
+                    "axis `{name}` has two placements, {first} and {placement}: state one"
+                );
             }
             sharding.put(name, placement)?;
         }
@@ -74,13 +74,15 @@ impl Sharding {
     /// A sharding that replicates the tensor on every rank.
     ///
     /// # Errors
-    /// [`ShardingError::TooManyElements`].
-    pub fn replicated(mesh: &Mesh, shape: &[usize]) -> Result<Sharding, ShardingError> {
+    /// For more than 2^56 elements.
+    pub fn replicated(mesh: &Mesh, shape: &[usize]) -> Result<Sharding> {
         let elements =
             shape.iter().try_fold(1usize, |product, extent| product.checked_mul((*extent).max(1)));
-        if elements.is_none_or(|elements| elements > MAX_ELEMENTS) {
-            return Err(ShardingError::TooManyElements { shape: shape.to_vec() });
-        }
+        ensure!(
+            elements.is_some_and(|elements| elements <= MAX_ELEMENTS),
+            Invalid,
+            "tensor {shape:?} has more than 2^56 elements"
+        );
         Ok(Sharding {
             mesh: mesh.clone(),
             shape: shape.into(),
@@ -89,79 +91,99 @@ impl Sharding {
         })
     }
 
-    fn put(&mut self, name: &str, placement: &Placement) -> Result<(), ShardingError> {
+    fn put(&mut self, name: &str, placement: &Placement) -> Result<()> {
         let axis = self.axis_index(name)?;
         match placement {
             Placement::Replicate => Ok(()),
             Placement::Partial(reduction) => self.put_partial(axis, *reduction),
-            Placement::Shard(dim, _) if *dim >= self.shape.len() => Err(ShardingError::NoSuchDim {
-                axis: name.to_owned(),
-                dim: *dim,
-                shape: self.shape.to_vec(),
-            }),
             Placement::Shard(dim, division) => {
+                let has = match self.shape.len() {
+                    0 => "no dims: replicate it".to_owned(),
+                    1 => "only dim 0".to_owned(),
+                    dims => format!("dims 0 to {}", dims - 1),
+                };
+                ensure!(
+                    *dim < self.shape.len(),
+                    Invalid,
+                    "axis `{name}` shards dim {dim}, but the tensor {:?} has {has}",
+                    self.shape
+                );
                 self.put_shard(AxisShard { dim: *dim, axis, division: division.clone() })
             }
         }
     }
 
-    fn put_partial(&mut self, axis: usize, reduction: Reduction) -> Result<(), ShardingError> {
+    fn put_partial(&mut self, axis: usize, reduction: Reduction) -> Result<()> {
         let geometry = Geometry { shape: &self.shape, axis_sizes: &self.axis_sizes };
         let conflict = self.placements.conflict(reduction);
-        match conflict.filter(|_| geometry.axis_sizes[axis] > 1) {
-            Some((other, first)) => Err(ShardingError::MixedReductions {
-                first_axis: self.axis_name(other).to_owned(),
-                first,
-                second_axis: self.axis_name(axis).to_owned(),
-                second: reduction,
-            }),
-            None => {
-                self.placements.make_partial(axis, reduction, geometry);
-                Ok(())
-            }
+        if let Some((other, first)) = conflict.filter(|_| geometry.axis_sizes[axis] > 1) {
+            bail!(
+                Invalid,
+                "axis `{}` is partial({first}) and axis `{}` is partial({reduction}), which do not \
+                 commute: reduce one of them first",
+                self.axis_name(other),
+                self.axis_name(axis)
+            );
         }
+        self.placements.make_partial(axis, reduction, geometry);
+        Ok(())
     }
 
-    fn put_shard(&mut self, shard: AxisShard) -> Result<(), ShardingError> {
+    fn put_shard(&mut self, shard: AxisShard) -> Result<()> {
         let geometry = Geometry { shape: &self.shape, axis_sizes: &self.axis_sizes };
         let pushed = self.placements.push(shard.clone(), geometry);
         pushed.map_err(|error| self.error(shard, error))
     }
 
-    fn error(&self, shard: AxisShard, error: DivisionError) -> ShardingError {
+    fn error(&self, shard: AxisShard, error: DivisionError) -> Error {
         let AxisShard { dim, axis, division } = shard;
-        let sizes = division.ragged().to_vec();
+        let sizes = division.ragged();
         let outer = self.placements.shards_of(dim).iter();
-        let outer = outer.map(|shard| self.axis_name(shard.axis).to_owned()).collect();
+        let outer: Vec<String> =
+            outer.map(|shard| format!("`{}`", self.axis_name(shard.axis))).collect();
+        let outer = outer.join(", ");
+        let inside = match outer.is_empty() {
+            true => String::new(),
+            false => format!(" inside the shards of {outer}"),
+        };
         let extents = self.placements.shard_extents(dim, self.geometry());
-        let ranks = self.axis_sizes[axis];
-        let axis = self.axis_name(axis).to_owned();
-        match (error, division) {
-            (DivisionError::Count, _) => ShardingError::RaggedCount { axis, ranks, dim, sizes },
-            (DivisionError::Sum, division) => ShardingError::RaggedSum {
-                axis,
-                dim,
-                sizes,
-                extent: match division {
+        let (ranks, axis) = (self.axis_sizes[axis], self.axis_name(axis));
+        match error {
+            DivisionError::Count => error!(
+                Invalid,
+                "axis `{axis}` has {ranks} ranks but shards dim {dim} into {} sizes {sizes:?}: give \
+                 one size per rank, 0 for an empty shard",
+                sizes.len()
+            ),
+            DivisionError::Sum => {
+                let sum: u128 = sizes.iter().map(|size| *size as u128).sum();
+                let extent = match division {
                     Division::InBlocks { length, .. } => length,
                     _ => extents.into_iter().sum(),
-                },
-                outer,
-            },
-            (DivisionError::BlockLength, division) => ShardingError::BlockLength {
-                axis,
-                dim,
-                division,
-                outer,
-                extents: extents.into_iter().collect(),
-            },
-            (DivisionError::UnequalShards, _) => ShardingError::RaggedUnequal {
-                axis,
-                dim,
-                sizes,
-                outer,
-                extents: extents.into_iter().collect(),
-            },
+                };
+                error!(
+                    Invalid,
+                    "axis `{axis}` shards dim {dim} into sizes {sizes:?}, which add up to {sum}, but \
+                     the extent is {extent}{inside}"
+                )
+            }
+            DivisionError::BlockLength => {
+                let extents: Vec<String> = extents.iter().map(usize::to_string).collect();
+                error!(
+                    Invalid,
+                    "axis `{axis}` shards dim {dim} {division}{inside}, but the extent is {}: the \
+                     length of a block must be at least 1 and divide it into at most 2^20 blocks",
+                    extents.join(" or ")
+                )
+            }
+            DivisionError::UnequalShards => {
+                let extents: Vec<usize> = extents.into_iter().collect();
+                error!(
+                    Invalid,
+                    "axis `{axis}` shards dim {dim} into sizes {sizes:?}{inside}, which have \
+                     different extents {extents:?}: place `{axis}` before {outer}, or shard evenly"
+                )
+            }
         }
     }
 
@@ -178,8 +200,8 @@ impl Sharding {
     /// The placement on an axis.
     ///
     /// # Errors
-    /// [`ShardingError::Mesh`] for an unknown axis.
-    pub fn placement(&self, axis: &str) -> Result<Placement, ShardingError> {
+    /// When the mesh does not have the axis.
+    pub fn placement(&self, axis: &str) -> Result<Placement> {
         Ok(self.placements.placement(self.axis_index(axis)?))
     }
 
@@ -261,7 +283,7 @@ impl Sharding {
         self.mesh.axes()[axis].name()
     }
 
-    fn axis_index(&self, name: &str) -> Result<usize, ShardingError> {
+    fn axis_index(&self, name: &str) -> Result<usize> {
         self.mesh.axis(name)?;
         let before = self.mesh.axes().iter().map(Axis::name).take_while(|axis| *axis != name);
         Ok(before.count())

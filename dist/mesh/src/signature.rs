@@ -4,6 +4,8 @@
 //! [`ShardingRule`](crate::ShardingRule) derives shardings from it. The parser keeps dtypes as
 //! text; the runtime interprets them.
 
+use meshgrad_error::{Result, error};
+
 /// A parsed signature: operands, results and the dims that have names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParsedSignature<'a> {
@@ -50,24 +52,14 @@ pub struct NamedDim<'a> {
     pub whole: bool,
 }
 
-/// A text that is not a signature.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{text}` is not a signature: {problem}")]
-pub struct SignatureError {
-    /// The text.
-    pub text: String,
-    /// What is wrong with it.
-    pub problem: String,
-}
-
 impl<'a> ParsedSignature<'a> {
     /// Parses a text such as `x: F[.. i], w: F[o i] -> y: F[.. o]`. Dtypes are optional.
     ///
     /// # Errors
-    /// [`SignatureError`] for malformed text, for a signature without operands, and for `..` or `~`
-    /// in a result when no operand has it.
-    pub fn parse(text: &'a str) -> Result<ParsedSignature<'a>, SignatureError> {
-        parse(text).map_err(|problem| SignatureError { text: text.to_owned(), problem })
+    /// For malformed text, for a signature without operands, and for `..` or `~` in a result when no
+    /// operand has it.
+    pub fn parse(text: &'a str) -> Result<ParsedSignature<'a>> {
+        parse(text).map_err(|problem| error!(Invalid, "`{text}` is not a signature: {problem}"))
     }
 }
 

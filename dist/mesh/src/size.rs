@@ -1,9 +1,11 @@
 //! The sizes of the parts of a split axis, one of which may be inferred.
 
+use meshgrad_error::{Result, bail, ensure};
 use smallvec::SmallVec;
 
+use crate::Axis;
 use crate::layout::checked_ranks;
-use crate::{Axis, MeshError, Result};
+use crate::mesh::check_size;
 
 /// A size that is given or inferred from the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -33,27 +35,34 @@ pub(crate) fn part_sizes(axis: &Axis, parts: &[(&str, Size)]) -> Result<SmallVec
     for (name, size) in parts {
         match size {
             Size::Auto => autos += 1,
-            Size::Ranks(0) => {
-                return Err(MeshError::EmptyAxis { axis: (*name).to_owned() });
+            Size::Ranks(size) => {
+                check_size(name, *size)?;
+                product = checked_ranks(product, *size)?;
             }
-            Size::Ranks(size) => product = checked_ranks(product, *size)?,
         }
     }
-    if autos > 1 {
-        return Err(MeshError::TwoAutos { axis: axis.name().to_owned(), parts: text() });
-    }
-    let fits = axis.size().is_multiple_of(product) && (autos == 1 || product == axis.size());
-    if !fits {
-        return Err(MeshError::WrongParts {
-            axis: axis.name().to_owned(),
-            size: axis.size(),
-            parts: text(),
-            product,
-        });
+    let (name, ranks) = (axis.name(), axis.size());
+    ensure!(
+        autos <= 1,
+        Invalid,
+        "axis `{name}` is split into {}: only one size can be `auto`; give the others a number",
+        text()
+    );
+    let divides = ranks.is_multiple_of(product);
+    if !divides || (autos == 0 && product != ranks) {
+        let hint = match divides {
+            true => format!("a part of size {} is missing", ranks / product),
+            false => format!("{product} does not divide {ranks}"),
+        };
+        bail!(
+            Invalid,
+            "axis `{name}` has size {ranks} but its parts {} multiply to {product}; {hint}",
+            text()
+        );
     }
     let size_of = |(_, size): &(&str, Size)| match size {
         Size::Ranks(size) => *size,
-        Size::Auto => axis.size() / product,
+        Size::Auto => ranks / product,
     };
     Ok(parts.iter().map(size_of).collect())
 }

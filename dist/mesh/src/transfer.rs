@@ -6,7 +6,10 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
-use crate::{Region, Sharding, ShardingError};
+use meshgrad_error::{Result, bail, ensure};
+
+use crate::redistribution::check_shapes;
+use crate::{Region, Sharding};
 
 /// A tensor of a [`Transfer`].
 #[derive(Debug, Clone, Copy)]
@@ -74,9 +77,8 @@ impl Transfer {
     /// The plan for a list of tensors, whose messages are shared.
     ///
     /// # Errors
-    /// [`ShardingError::ShapeMismatch`]; [`ShardingError::TransferPartial`] if a source or a target
-    /// is partial; [`ShardingError::TransferInstances`] for a mesh with parallel instances.
-    pub fn plan(tensors: &[TransferTensor<'_>]) -> Result<Transfer, ShardingError> {
+    /// When shapes differ, a source or a target is partial, or a mesh has parallel instances.
+    pub fn plan(tensors: &[TransferTensor<'_>]) -> Result<Transfer> {
         let mut sent: HashMap<usize, u64> = HashMap::new();
         let mut messages: BTreeMap<(usize, usize), TransferMessage> = BTreeMap::new();
         for (at, tensor) in tensors.iter().enumerate() {
@@ -152,26 +154,26 @@ fn regions(sharding: &Sharding) -> Vec<Held> {
     held
 }
 
-fn check(tensor: &TransferTensor<'_>) -> Result<(), ShardingError> {
+fn check(tensor: &TransferTensor<'_>) -> Result<()> {
     let TransferTensor { from, to, .. } = tensor;
-    if from.shape() != to.shape() {
-        return Err(ShardingError::ShapeMismatch {
-            from: from.shape().to_vec(),
-            to: to.shape().to_vec(),
-        });
-    }
+    check_shapes(from, to)?;
     for (sharding, end) in [(from, "from"), (to, "to")] {
         let instances = sharding.mesh().instances();
-        if instances > 1 {
-            let mesh = sharding.mesh().to_string();
-            return Err(ShardingError::TransferInstances { mesh, instances });
-        }
+        ensure!(
+            instances <= 1,
+            Invalid,
+            "cannot transfer from or to the {instances} parallel instances of {}, whose values may \
+             differ: state the sharding on a mesh with all axes",
+            sharding.mesh()
+        );
         if let Some((axis, _)) = sharding.partials().first() {
-            return Err(ShardingError::TransferPartial {
-                end,
-                axis: (*axis).to_owned(),
-                sharding: sharding.to_string(),
-            });
+            let way = match end {
+                "from" => format!("redistribute it to replicate or shard on axis `{axis}` first"),
+                _ => format!(
+                    "transfer to replicate or shard on axis `{axis}`, and redistribute it there"
+                ),
+            };
+            bail!(Invalid, "cannot transfer {end} partial values ({sharding}): {way}");
         }
     }
     Ok(())

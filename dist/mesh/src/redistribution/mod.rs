@@ -15,8 +15,10 @@ use std::sync::Arc;
 
 pub use cost::{Link, LinkCosts, Traffic};
 
+use meshgrad_error::{Result, bail, ensure};
+
 use crate::placements::Placements;
-use crate::{Group, Hosts, Reduction, Sharding, ShardingError};
+use crate::{Group, Hosts, Reduction, Sharding};
 use cost::CostModel;
 use moves::Move;
 
@@ -58,15 +60,14 @@ impl Redistribution {
     /// A search that exceeds its budget returns the best plan found.
     ///
     /// # Errors
-    /// [`ShardingError::MeshMismatch`], [`ShardingError::ShapeMismatch`],
-    /// [`ShardingError::ReductionMismatch`].
+    /// When meshes, shapes, or the reductions of partial values differ.
     pub fn plan(
         from: &Sharding,
         to: &Sharding,
         element_bits: usize,
         hosts: &Hosts,
         links: &LinkCosts,
-    ) -> Result<Redistribution, ShardingError> {
+    ) -> Result<Redistribution> {
         check(from, to)?;
         let mut model = CostModel::new(from.geometry(), from.mesh(), hosts, links, element_bits);
         let (old, new) = (from.canonical(), to.canonical());
@@ -255,32 +256,43 @@ impl fmt::Display for ReduceOp {
     }
 }
 
-fn check(from: &Sharding, to: &Sharding) -> Result<(), ShardingError> {
-    if from.mesh() != to.mesh() {
-        let text = |sharding: &Sharding| {
-            let ranks = crate::text::ranks(&sharding.mesh().ranks());
-            format!("{} of ranks {ranks}", sharding.mesh())
-        };
-        return Err(ShardingError::MeshMismatch { from: text(from), to: text(to) });
-    }
-    if from.shape() != to.shape() {
-        return Err(ShardingError::ShapeMismatch {
-            from: from.shape().to_vec(),
-            to: to.shape().to_vec(),
-        });
-    }
+fn check(from: &Sharding, to: &Sharding) -> Result<()> {
+    let mesh = |sharding: &Sharding| {
+        let ranks = crate::text::ranks(&sharding.mesh().ranks());
+        format!("{} of ranks {ranks}", sharding.mesh())
+    };
+    ensure!(
+        from.mesh() == to.mesh(),
+        Invalid,
+        "cannot redistribute from mesh {} to mesh {}: transfer it between the meshes, or state both \
+         shardings on one mesh, from which these can be derived by select, split and flatten",
+        mesh(from),
+        mesh(to)
+    );
+    check_shapes(from, to)?;
     check_reductions(from, to.canonical())
 }
 
-fn check_reductions(from: &Sharding, to: &Placements) -> Result<(), ShardingError> {
+pub(crate) fn check_shapes(from: &Sharding, to: &Sharding) -> Result<()> {
+    let (from, to) = (from.shape(), to.shape());
+    ensure!(
+        from == to,
+        Invalid,
+        "cannot redistribute from shape {from:?} to {to:?}: reshape first"
+    );
+    Ok(())
+}
+
+fn check_reductions(from: &Sharding, to: &Placements) -> Result<()> {
     for (axis, held) in from.canonical().partials() {
         match to.reduction(*axis) {
             Some(target) if target != *held => {
-                return Err(ShardingError::ReductionMismatch {
-                    axis: from.axis_name(*axis).to_owned(),
-                    from: *held,
-                    to: target,
-                });
+                bail!(
+                    Invalid,
+                    "cannot redistribute axis `{}` from partial({held}) to partial({target}): \
+                     redistribute to replicate or shard first",
+                    from.axis_name(*axis)
+                );
             }
             _ => {}
         }

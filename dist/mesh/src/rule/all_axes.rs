@@ -1,9 +1,11 @@
 //! Propagation over all axes of a mesh, one axis at a time, outer axes first.
 
+use meshgrad_error::{Error, Result, bail, ensure, error};
+
 use super::bound::{Bound, DimId};
 use super::derived::DerivedSharding;
 use super::one_axis::propagate;
-use super::{RuleError, ShardingRule};
+use super::{ShardingRule, check_count};
 use crate::{Mesh, Placement, Sharding};
 
 impl ShardingRule {
@@ -11,21 +13,10 @@ impl ShardingRule {
     /// the results on any rank; global extents that no operand determines are taken from them.
     ///
     /// # Errors
-    /// As [`ShardingRule::derive`]; [`RuleError::TensorCount`] and [`RuleError::DimCount`] for
-    /// shapes that do not fit the signature; [`RuleError::Sharding`].
-    pub fn propagate(
-        &self,
-        operands: &[&Sharding],
-        shapes: &[&[usize]],
-    ) -> Result<Vec<Sharding>, RuleError> {
-        if shapes.len() != self.results.len() {
-            return Err(RuleError::TensorCount {
-                op: self.op.clone(),
-                what: "results",
-                names: self.results().map(str::to_owned).collect(),
-                given: shapes.len(),
-            });
-        }
+    /// As [`ShardingRule::derive`]; for shapes that do not fit the signature; when the placements
+    /// of a result do not combine.
+    pub fn propagate(&self, operands: &[&Sharding], shapes: &[&[usize]]) -> Result<Vec<Sharding>> {
+        check_count(&self.op, "results", &self.results, shapes.len())?;
         let operands: Vec<_> = operands.iter().copied().map(Some).collect();
         let results = self.derive(&operands)?.into_iter().zip(shapes);
         results.map(|(result, shape)| result.sharding(shape)).collect()
@@ -35,15 +26,10 @@ impl ShardingRule {
     /// modified in place may have no sharding: it takes that of its result.
     ///
     /// # Errors
-    /// [`RuleError::Incompatible`] for the outermost axis without a strategy, with remedies;
-    /// [`RuleError::ShardOrder`] if two operands shard a dim over the same axes in different
-    /// orders; [`RuleError::MeshMismatch`]; [`RuleError::TensorCount`], [`RuleError::DimCount`],
-    /// [`RuleError::Extents`] for operands that do not fit the signature; [`RuleError::NoSharding`]
-    /// for other operands without one.
-    pub fn derive(
-        &self,
-        operands: &[Option<&Sharding>],
-    ) -> Result<Vec<DerivedSharding>, RuleError> {
+    /// With an [`Incompatible`](super::Incompatible) for the outermost axis without a strategy;
+    /// when two operands shard a dim over the same axes in different orders, are on different
+    /// meshes or do not fit the signature; for other operands without a sharding.
+    pub fn derive(&self, operands: &[Option<&Sharding>]) -> Result<Vec<DerivedSharding>> {
         self.derive_with(operands, None)
     }
 
@@ -52,10 +38,7 @@ impl ShardingRule {
     ///
     /// # Errors
     /// As [`ShardingRule::derive`].
-    pub fn derive_into(
-        &self,
-        operands: &[Option<&Sharding>],
-    ) -> Result<Vec<DerivedSharding>, RuleError> {
+    pub fn derive_into(&self, operands: &[Option<&Sharding>]) -> Result<Vec<DerivedSharding>> {
         self.derive_with(operands, operands.len().checked_sub(1))
     }
 
@@ -63,7 +46,7 @@ impl ShardingRule {
         &self,
         operands: &[Option<&Sharding>],
         open: Option<usize>,
-    ) -> Result<Vec<DerivedSharding>, RuleError> {
+    ) -> Result<Vec<DerivedSharding>> {
         let shapes: Vec<_> = operands.iter().map(|it| it.map(Sharding::shape)).collect();
         let mut bound = Bound::new(self, &shapes)?;
         bound.open = bound.open.or(open);
@@ -90,7 +73,7 @@ impl ShardingRule {
     }
 
     /// The mesh of the operands. An operand without a sharding must take that of its result.
-    fn one_mesh<'a>(&self, operands: &[Option<&'a Sharding>]) -> Result<&'a Mesh, RuleError> {
+    fn one_mesh<'a>(&self, operands: &[Option<&'a Sharding>]) -> Result<&'a Mesh> {
         let mut first: Option<(usize, &Mesh)> = None;
         let mut open = 0;
         for (at, sharding) in operands.iter().enumerate() {
@@ -103,23 +86,21 @@ impl ShardingRule {
             };
             let (other, mesh) = *first.get_or_insert((at, sharding.mesh()));
             if sharding.mesh() != mesh {
-                return Err(RuleError::MeshMismatch {
-                    op: self.op.clone(),
-                    operand: self.operands[at].name.clone(),
-                    mesh: sharding.mesh().to_string(),
-                    other: self.operands[other].name.clone(),
-                    other_mesh: mesh.to_string(),
-                });
+                let [operand, other] = [at, other].map(|at| &self.operands[at].name);
+                bail!(
+                    Invalid,
+                    "{}: `{operand}` is on the mesh {} and `{other}` on {mesh}: put them on one mesh",
+                    self.op,
+                    sharding.mesh()
+                );
             }
         }
         first.map(|(_, mesh)| mesh).ok_or_else(|| self.no_sharding(0))
     }
 
-    fn no_sharding(&self, operand: usize) -> RuleError {
-        RuleError::NoSharding {
-            op: self.op.clone(),
-            operand: self.operands.get(operand).map(|it| it.name.clone()).unwrap_or_default(),
-        }
+    fn no_sharding(&self, operand: usize) -> Error {
+        let operand = self.operands.get(operand).map_or("", |it| &it.name);
+        error!(Invalid, "{}: `{operand}` has no sharding", self.op)
     }
 
     /// The results with their global extents, before any axis.
@@ -138,11 +119,7 @@ impl ShardingRule {
         results.collect()
     }
 
-    fn check_orders(
-        &self,
-        bound: &Bound<'_>,
-        operands: &[Option<&Sharding>],
-    ) -> Result<(), RuleError> {
+    fn check_orders(&self, bound: &Bound<'_>, operands: &[Option<&Sharding>]) -> Result<()> {
         for id in bound.ids() {
             let operands_with_dim = self.operands_with_dim(bound, operands, id);
             for (at, first) in operands_with_dim.iter().enumerate() {
@@ -170,23 +147,25 @@ impl ShardingRule {
         with_dim.collect()
     }
 
-    fn check_order(&self, one: &OperandDim<'_>, other: &OperandDim<'_>) -> Result<(), RuleError> {
+    fn check_order(&self, one: &OperandDim<'_>, other: &OperandDim<'_>) -> Result<()> {
         let (axes, other_axes) = (one.axes(), other.axes());
         // An axis that shards only one of them is checked by the propagation along that axis.
         let both = axes.iter().filter(|axis| other_axes.contains(axis));
         let other_both = other_axes.iter().filter(|axis| axes.contains(axis));
-        match both.eq(other_both) {
-            true => Ok(()),
-            false => Err(RuleError::ShardOrder {
-                op: self.op.clone(),
-                operand: self.operands[one.operand].name.clone(),
-                dim: one.dim,
-                sharding: one.sharding.to_string(),
-                other: self.operands[other.operand].name.clone(),
-                other_dim: other.dim,
-                other_sharding: other.sharding.to_string(),
-            }),
-        }
+        ensure!(
+            both.eq(other_both),
+            Invalid,
+            "{}: the same axes shard dim {} of `{}` ({}) and dim {} of `{}` ({}) in different orders: \
+             redistribute one of them",
+            self.op,
+            one.dim,
+            self.operands[one.operand].name,
+            one.sharding,
+            other.dim,
+            self.operands[other.operand].name,
+            other.sharding
+        );
+        Ok(())
     }
 
     /// The axes of a mesh. Of the axes that shard one dim, or dims that a reshape merges, the outer

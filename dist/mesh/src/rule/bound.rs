@@ -1,6 +1,8 @@
 //! A rule bound to the shapes of one call: the identity and extent of every dim.
 
-use super::{RuleError, ShardingRule, Tensor};
+use meshgrad_error::{Error, Result, error};
+
+use super::{ShardingRule, Tensor, check_count, wrong_dims};
 use crate::{DimSpec, Reduction};
 
 /// Identifies a dim across tensors. It is sharded in all of them or in none.
@@ -51,10 +53,7 @@ pub(super) struct ShardedDim {
 
 impl<'a> Bound<'a> {
     /// At most one operand has no shape: it is modified in place and has the dims of its result.
-    pub(super) fn new(
-        rule: &'a ShardingRule,
-        shapes: &[Option<&[usize]>],
-    ) -> Result<Bound<'a>, RuleError> {
+    pub(super) fn new(rule: &'a ShardingRule, shapes: &[Option<&[usize]>]) -> Result<Bound<'a>> {
         let extents = Extents::of(rule, shapes)?;
         let operands = rule.operands.iter().zip(shapes);
         let operands = operands.map(|(operand, shape)| match shape {
@@ -162,18 +161,8 @@ struct Extents<'a> {
 }
 
 impl<'a> Extents<'a> {
-    fn of(
-        rule: &'a ShardingRule,
-        shapes: &[Option<&'a [usize]>],
-    ) -> Result<Extents<'a>, RuleError> {
-        if shapes.len() != rule.operands.len() {
-            return Err(RuleError::TensorCount {
-                op: rule.op.clone(),
-                what: "operands",
-                names: rule.operand_names(),
-                given: shapes.len(),
-            });
-        }
+    fn of(rule: &'a ShardingRule, shapes: &[Option<&'a [usize]>]) -> Result<Extents<'a>> {
+        check_count(&rule.op, "operands", &rule.operands, shapes.len())?;
         let mut extents = Extents {
             rule,
             names: rule.names.iter().map(|name| Some((name.extent?, 0))).collect(),
@@ -188,7 +177,7 @@ impl<'a> Extents<'a> {
         Ok(extents)
     }
 
-    fn bind(&mut self, at: usize, shape: &'a [usize]) -> Result<(), RuleError> {
+    fn bind(&mut self, at: usize, shape: &'a [usize]) -> Result<()> {
         let dims = &self.rule.operands[at].dims;
         match dims.first() {
             Some(DimSpec::Any) => return Ok(()),
@@ -202,7 +191,8 @@ impl<'a> Extents<'a> {
         let leading = shape.len().checked_sub(named.len());
         let leading = leading.filter(|count| *count == 0 || named.len() < dims.len());
         let Some(leading) = leading else {
-            return Err(self.wrong_dims(at, named.len(), shape));
+            let rule = self.rule;
+            return Err(wrong_dims(&rule.op, &rule.operands[at].name, named.len(), shape));
         };
         if named.len() < dims.len() {
             self.bind_leading(at, &shape[..leading])?;
@@ -213,7 +203,7 @@ impl<'a> Extents<'a> {
         Ok(())
     }
 
-    fn bind_dim(&mut self, at: usize, dim: DimSpec, extent: usize) -> Result<(), RuleError> {
+    fn bind_dim(&mut self, at: usize, dim: DimSpec, extent: usize) -> Result<()> {
         let (bound, from, name) = match dim {
             DimSpec::Fixed(fixed) => (fixed, at, fixed.to_string()),
             DimSpec::Named(name) => {
@@ -228,7 +218,7 @@ impl<'a> Extents<'a> {
         }
     }
 
-    fn bind_leading(&mut self, at: usize, dims: &'a [usize]) -> Result<(), RuleError> {
+    fn bind_leading(&mut self, at: usize, dims: &'a [usize]) -> Result<()> {
         let (bound, from) = *self.leading.get_or_insert((dims, at));
         match bound == dims {
             true => Ok(()),
@@ -239,7 +229,7 @@ impl<'a> Extents<'a> {
         }
     }
 
-    fn bind_broadcast(&mut self, at: usize, shape: &[usize]) -> Result<(), RuleError> {
+    fn bind_broadcast(&mut self, at: usize, shape: &[usize]) -> Result<()> {
         for (from_last, extent) in shape.iter().rev().enumerate() {
             match self.broadcast.get_mut(from_last) {
                 None => self.broadcast.push(*extent),
@@ -255,23 +245,9 @@ impl<'a> Extents<'a> {
         Ok(())
     }
 
-    fn wrong_dims(&self, at: usize, needed: usize, shape: &[usize]) -> RuleError {
-        RuleError::DimCount {
-            op: self.rule.op.clone(),
-            tensor: self.rule.operands[at].name.clone(),
-            needed,
-            shape: shape.to_vec(),
-        }
-    }
-
-    fn disagree(&self, at: usize, has: String, from: usize, other_has: String) -> RuleError {
-        RuleError::Extents {
-            op: self.rule.op.clone(),
-            operand: self.rule.operands[at].name.clone(),
-            has,
-            other: self.rule.operands[from].name.clone(),
-            other_has,
-        }
+    fn disagree(&self, at: usize, has: String, from: usize, other_has: String) -> Error {
+        let [operand, other] = [at, from].map(|at| &self.rule.operands[at].name);
+        error!(Invalid, "{}: `{operand}` has {has}, but `{other}` needs {other_has}", self.rule.op)
     }
 
     fn of_operand(&self, operand: &Tensor, shape: &[usize]) -> BoundDims {

@@ -1,7 +1,9 @@
 //! What a rule says about a result: its placements, and the global extents that the operands
 //! determine.
 
-use super::RuleError;
+use meshgrad_error::Result;
+
+use super::wrong_dims;
 use crate::{Mesh, Placement, Sharding};
 
 /// The sharding of a result, up to the extents that no operand determines.
@@ -27,9 +29,9 @@ impl DerivedSharding {
     /// The sharding of a result that has the shape `local` on any rank.
     ///
     /// # Errors
-    /// [`RuleError::DimCount`] for another number of dims; [`RuleError::Sharding`], for example
-    /// when the result would be a partial sum along one axis and a partial maximum along another.
-    pub fn sharding(&self, local: &[usize]) -> Result<Sharding, RuleError> {
+    /// For another number of dims; when the placements do not combine, for example because the
+    /// result would be a partial sum along one axis and a partial maximum along another.
+    pub fn sharding(&self, local: &[usize]) -> Result<Sharding> {
         let shape = match &self.extents {
             None => local.to_vec(),
             Some(extents) if extents.len() == local.len() => {
@@ -37,14 +39,9 @@ impl DerivedSharding {
                 extents.map(|(global, local)| global.unwrap_or(*local)).collect()
             }
             Some(extents) => {
-                return Err(RuleError::DimCount {
-                    op: self.op.clone(),
-                    tensor: self.result.clone(),
-                    needed: extents.len(),
-                    shape: local.to_vec(),
-                });
+                return Err(wrong_dims(&self.op, &self.result, extents.len(), local));
             }
         };
-        Ok(Sharding::new(&self.mesh, &self.placements, &shape)?)
+        Sharding::new(&self.mesh, &self.placements, &shape)
     }
 }

@@ -1,6 +1,8 @@
 //! Rules of ops that take dims as arguments: each call has its own signature.
 
-use super::{LINEAR, PartialInputs, RuleError, ShardingRule};
+use meshgrad_error::{Result, ensure, error};
+
+use super::{LINEAR, PartialInputs, ShardingRule};
 use crate::Reduction;
 
 impl ShardingRule {
@@ -9,13 +11,13 @@ impl ShardingRule {
     /// is wrong.
     ///
     /// # Errors
-    /// [`RuleError::Argument`] for a dim that is out of range or repeated.
+    /// For a dim that is out of range or repeated.
     pub fn reduction(
         op: &str,
         ndim: usize,
         dims: &[usize],
         by: Option<Reduction>,
-    ) -> Result<ShardingRule, RuleError> {
+    ) -> Result<ShardingRule> {
         check_dims(op, ndim, dims)?;
         let whole = |dim| by.is_none() && dims.contains(&dim);
         let operand = written(0..ndim, whole);
@@ -42,12 +44,7 @@ impl ShardingRule {
     ///
     /// # Errors
     /// As [`ShardingRule::reduction`].
-    pub fn concat(
-        op: &str,
-        operands: usize,
-        ndim: usize,
-        dim: usize,
-    ) -> Result<ShardingRule, RuleError> {
+    pub fn concat(op: &str, operands: usize, ndim: usize, dim: usize) -> Result<ShardingRule> {
         check_dims(op, ndim, &[dim])?;
         let of = |tensor: &str| {
             let dims = (0..ndim).map(|at| match at == dim {
@@ -67,12 +64,7 @@ impl ShardingRule {
     ///
     /// # Errors
     /// As [`ShardingRule::reduction`].
-    pub fn stack(
-        op: &str,
-        operands: usize,
-        ndim: usize,
-        dim: usize,
-    ) -> Result<ShardingRule, RuleError> {
+    pub fn stack(op: &str, operands: usize, ndim: usize, dim: usize) -> Result<ShardingRule> {
         check_dims(op, ndim, &[dim])?;
         let names: Vec<String> = (0..operands).map(|at| format!("x{at}")).collect();
         let dims = written(0..ndim, |_| false);
@@ -89,7 +81,7 @@ impl ShardingRule {
     ///
     /// # Errors
     /// As [`ShardingRule::reduction`].
-    pub fn index_select(op: &str, ndim: usize, dim: usize) -> Result<ShardingRule, RuleError> {
+    pub fn index_select(op: &str, ndim: usize, dim: usize) -> Result<ShardingRule> {
         check_dims(op, ndim, &[dim])?;
         let (from, to) = (written(0..ndim, |_| false), selected(ndim, dim));
         ShardingRule::new(op, &format!("x[{from}], ids[ids] -> y[{to}]"))?.linear_in(&["x"])
@@ -100,7 +92,7 @@ impl ShardingRule {
     ///
     /// # Errors
     /// As [`ShardingRule::reduction`].
-    pub fn index_select_grad(op: &str, ndim: usize, dim: usize) -> Result<ShardingRule, RuleError> {
+    pub fn index_select_grad(op: &str, ndim: usize, dim: usize) -> Result<ShardingRule> {
         check_dims(op, ndim, &[dim])?;
         let (from, to) = (selected(ndim, dim), written(0..ndim, |_| false));
         ShardingRule::new(op, &format!("dy[{from}], ids[ids] -> dx[{to}]"))?.linear_in(&["dy"])
@@ -122,12 +114,7 @@ impl ShardingRule {
     ///
     /// # Errors
     /// As [`ShardingRule::reduction`].
-    pub fn gather(
-        op: &str,
-        from: &[usize],
-        index: &[usize],
-        dim: usize,
-    ) -> Result<ShardingRule, RuleError> {
+    pub fn gather(op: &str, from: &[usize], index: &[usize], dim: usize) -> Result<ShardingRule> {
         let [x, ids] = indexed(op, from, index, dim)?;
         ShardingRule::new(op, &format!("x[{x}], index[{ids}] -> y[{ids}]"))?.linear_in(&["x"])
     }
@@ -143,7 +130,7 @@ impl ShardingRule {
         to: &[usize],
         index: &[usize],
         dim: usize,
-    ) -> Result<ShardingRule, RuleError> {
+    ) -> Result<ShardingRule> {
         let [y, ids] = indexed(op, to, index, dim)?;
         let rule = ShardingRule::new(op, &format!("src[{ids}], index[{ids}] -> y[{y}]"))?;
         rule.linear_in(&["src"])
@@ -154,12 +141,7 @@ impl ShardingRule {
     ///
     /// # Errors
     /// As [`ShardingRule::reduction`].
-    pub fn slice(
-        op: &str,
-        ndim: usize,
-        dim: usize,
-        extent: usize,
-    ) -> Result<ShardingRule, RuleError> {
+    pub fn slice(op: &str, ndim: usize, dim: usize, extent: usize) -> Result<ShardingRule> {
         check_dims(op, ndim, &[dim])?;
         let from = written(0..ndim, |at| at == dim);
         let to = from.replace(&format!("d{dim}!"), "range!");
@@ -171,8 +153,8 @@ impl ShardingRule {
     /// Inserts a dim of extent 1 before dim `dim` of a tensor of `ndim` dims.
     ///
     /// # Errors
-    /// [`RuleError::Argument`] for a dim above `ndim`.
-    pub fn unsqueeze(op: &str, ndim: usize, dim: usize) -> Result<ShardingRule, RuleError> {
+    /// For a dim above `ndim`.
+    pub fn unsqueeze(op: &str, ndim: usize, dim: usize) -> Result<ShardingRule> {
         check_dims(op, ndim + 1, &[dim])?;
         let from = written(0..ndim, |_| false);
         let mut to: Vec<&str> = from.split_whitespace().collect();
@@ -192,8 +174,8 @@ impl ShardingRule {
     /// extent 1. The other dims can be sharded.
     ///
     /// # Errors
-    /// [`RuleError::Argument`] when `from` has more dims.
-    pub fn broadcast(op: &str, from: &[usize], to: &[usize]) -> Result<ShardingRule, RuleError> {
+    /// When `from` has more dims.
+    pub fn broadcast(op: &str, from: &[usize], to: &[usize]) -> Result<ShardingRule> {
         let added = added_dims(op, from, to)?;
         let is_kept = |dim: usize| dim >= added && from[dim - added] == to[dim];
         let name = |dim: usize, other: &str| match is_kept(dim) {
@@ -220,7 +202,7 @@ impl ShardingRule {
         from: &[usize],
         to: &[usize],
         repeated: &[usize],
-    ) -> Result<ShardingRule, RuleError> {
+    ) -> Result<ShardingRule> {
         let added = added_dims(op, from, to)?;
         let of_x = |dim: usize| match repeated.contains(&dim) {
             true => "1".to_owned(),
@@ -236,7 +218,7 @@ impl ShardingRule {
     ///
     /// # Errors
     /// As [`ShardingRule::reduction`].
-    pub fn permute(op: &str, order: &[usize]) -> Result<ShardingRule, RuleError> {
+    pub fn permute(op: &str, order: &[usize]) -> Result<ShardingRule> {
         check_dims(op, order.len(), order)?;
         let (from, to) =
             (written(0..order.len(), |_| false), written(order.iter().copied(), |_| false));
@@ -245,12 +227,7 @@ impl ShardingRule {
 }
 
 /// The dims of a tensor that is indexed along `dim`, and those of the index.
-fn indexed(
-    op: &str,
-    shape: &[usize],
-    index: &[usize],
-    dim: usize,
-) -> Result<[String; 2], RuleError> {
+fn indexed(op: &str, shape: &[usize], index: &[usize], dim: usize) -> Result<[String; 2]> {
     check_dims(op, shape.len(), &[dim])?;
     let is_shared = |at: usize| at != dim && index.get(at) == Some(&shape[at]);
     let name = |at: usize, other: String| match is_shared(at) {
@@ -288,26 +265,22 @@ fn written(dims: impl Iterator<Item = usize>, whole: impl Fn(usize) -> bool) -> 
 }
 
 /// The number of dims that a broadcast from shape `from` to shape `to` adds in front.
-fn added_dims(op: &str, from: &[usize], to: &[usize]) -> Result<usize, RuleError> {
+fn added_dims(op: &str, from: &[usize], to: &[usize]) -> Result<usize> {
     let added = to.len().checked_sub(from.len());
     let fits = |added: usize| {
         let mut pairs = from.iter().zip(&to[added..]);
         pairs.all(|(from, to)| from == to || *from == 1)
     };
-    added.filter(|added| fits(*added)).ok_or_else(|| RuleError::Argument {
-        op: op.to_owned(),
-        problem: format!("the global shape {from:?} does not broadcast to {to:?}"),
+    added.filter(|added| fits(*added)).ok_or_else(|| {
+        error!(Invalid, "{op}: the global shape {from:?} does not broadcast to {to:?}")
     })
 }
 
-fn check_dims(op: &str, ndim: usize, dims: &[usize]) -> Result<(), RuleError> {
+fn check_dims(op: &str, ndim: usize, dims: &[usize]) -> Result<()> {
     for (at, dim) in dims.iter().enumerate() {
-        let problem = match dims[..at].contains(dim) {
-            true => format!("dim {dim} is repeated in {dims:?}"),
-            false if *dim >= ndim => format!("dim {dim} is out of range for {ndim} dims"),
-            false => continue,
-        };
-        return Err(RuleError::Argument { op: op.to_owned(), problem });
+        let is_new = !dims[..at].contains(dim);
+        ensure!(is_new, Invalid, "{op}: dim {dim} is repeated in {dims:?}");
+        ensure!(*dim < ndim, Invalid, "{op}: dim {dim} is out of range for {ndim} dims");
     }
     Ok(())
 }

@@ -23,19 +23,20 @@ mod all_axes;
 mod bound;
 mod derived;
 mod dim_args;
-mod error;
+mod incompatible;
 mod one_axis;
 mod remedy;
 mod reshape;
 mod strategy;
 
 pub use derived::DerivedSharding;
-pub use error::{Incompatible, Problem, RuleError};
+pub use incompatible::{Incompatible, Problem};
 pub use remedy::{Change, Remedy};
 
 use std::collections::BTreeSet;
 
 use bound::Bound;
+use meshgrad_error::{Error, Result, ensure, error};
 use reshape::Run;
 
 use crate::{DimSpec, ParsedSignature, Placement, Reduction, TensorSpec};
@@ -45,7 +46,7 @@ use crate::{DimSpec, ParsedSignature, Placement, Reduction, TensorSpec};
 /// ```
 /// use meshgrad_mesh::{Placement, ShardingRule};
 ///
-/// # fn main() -> Result<(), meshgrad_mesh::RuleError> {
+/// # fn main() -> Result<(), meshgrad_mesh::Error> {
 /// let linear = ShardingRule::new("linear", "x[.. i], w[o i] -> y[.. o]")?;
 /// let linear = linear.linear_in(&["x", "w"])?;
 /// let propagate = |x, w| linear.propagate_axis("tp", 2, &[(&[64, 8], x), (&[32, 8], w)]);
@@ -126,8 +127,8 @@ impl ShardingRule {
     /// An operand with the name of a result is modified in place, so both have one placement.
     ///
     /// # Errors
-    /// [`RuleError::Signature`].
-    pub fn new(op: &str, signature: &str) -> Result<ShardingRule, RuleError> {
+    /// For text that is not a signature.
+    pub fn new(op: &str, signature: &str) -> Result<ShardingRule> {
         Ok(ShardingRule::from_signature(op, &ParsedSignature::parse(signature)?))
     }
 
@@ -161,8 +162,8 @@ impl ShardingRule {
     /// results must be linear in them.
     ///
     /// # Errors
-    /// [`RuleError::UnknownOperand`].
-    pub fn linear_in(mut self, operands: &[&str]) -> Result<ShardingRule, RuleError> {
+    /// For a name that no operand has.
+    pub fn linear_in(mut self, operands: &[&str]) -> Result<ShardingRule> {
         for together in operands {
             let together = together.split('+').map(|name| self.operand(name.trim()));
             let operands = together.collect::<Result<_, _>>()?;
@@ -176,8 +177,8 @@ impl ShardingRule {
     /// when the extent of `groups` is 1, or when outer axes have sharded it evenly to 1.
     ///
     /// # Errors
-    /// [`RuleError::UnknownDim`].
-    pub fn grouped(mut self, many: &str, groups: &str) -> Result<ShardingRule, RuleError> {
+    /// For a name that no dim has.
+    pub fn grouped(mut self, many: &str, groups: &str) -> Result<ShardingRule> {
         let (many, groups) = (self.dim(many)?, self.dim(groups)?);
         self.names[many].groups = Some(groups);
         Ok(self)
@@ -202,23 +203,23 @@ impl ShardingRule {
     /// of each operand.
     ///
     /// # Errors
-    /// [`RuleError::Incompatible`], with remedies; [`RuleError::TensorCount`],
-    /// [`RuleError::DimCount`], [`RuleError::Extents`] for operands that do not fit the signature;
-    /// [`RuleError::Argument`] for a division that does not fit its dim.
+    /// With an [`Incompatible`] for placements without a strategy; for operands that do not fit the
+    /// signature, and a division that does not fit its dim.
     pub fn propagate_axis(
         &self,
         axis: &str,
         ranks: usize,
         operands: &[(&[usize], Placement)],
-    ) -> Result<Vec<Placement>, RuleError> {
+    ) -> Result<Vec<Placement>> {
         let shapes: Vec<_> = operands.iter().map(|(shape, _)| Some(*shape)).collect();
         let placements = operands.iter().zip(self.operands());
         let placements = placements.map(|((shape, at), name)| {
-            fitted(at, shape, ranks).ok_or_else(|| RuleError::Argument {
-                op: self.op.clone(),
-                problem: format!(
-                    "`{name}` of shape {shape:?} is {at}, which does not fit over {ranks} ranks"
-                ),
+            fitted(at, shape, ranks).ok_or_else(|| {
+                error!(
+                    Invalid,
+                    "{}: `{name}` of shape {shape:?} is {at}, which does not fit over {ranks} ranks",
+                    self.op
+                )
             })
         });
         let placements: Vec<Placement> = placements.collect::<Result<_, _>>()?;
@@ -226,26 +227,21 @@ impl ShardingRule {
         Ok(one_axis::propagate(&bound, axis, ranks, &placements)?.results)
     }
 
-    fn operand(&self, name: &str) -> Result<usize, RuleError> {
+    fn operand(&self, name: &str) -> Result<usize> {
         let found = self.operands.iter().position(|known| known.name == name);
-        found.ok_or_else(|| RuleError::UnknownOperand {
-            op: self.op.clone(),
-            name: name.to_owned(),
-            operands: self.operand_names(),
+        found.ok_or_else(|| {
+            let operands: Vec<&str> = self.operands().collect();
+            let (op, operands) = (&self.op, operands.join(", "));
+            error!(Invalid, "{op}: unknown operand `{name}` (operands: {operands})")
         })
     }
 
-    fn dim(&self, name: &str) -> Result<usize, RuleError> {
+    fn dim(&self, name: &str) -> Result<usize> {
         let found = self.names.iter().position(|known| known.text == name);
-        found.ok_or_else(|| RuleError::UnknownDim {
-            op: self.op.clone(),
-            name: name.to_owned(),
-            dims: self.names.iter().map(|name| name.text.clone()).collect(),
+        found.ok_or_else(|| {
+            let dims: Vec<&str> = self.names.iter().map(|name| name.text.as_str()).collect();
+            error!(Invalid, "{}: unknown dim `{name}` (dims: {})", self.op, dims.join(", "))
         })
-    }
-
-    fn operand_names(&self) -> Vec<String> {
-        self.operands().map(str::to_owned).collect()
     }
 
     /// The result that operand `at` becomes, if it is modified in place.
@@ -253,6 +249,17 @@ impl ShardingRule {
         let name = &self.operands[at].name;
         self.results.iter().position(|result| result.name == *name)
     }
+}
+
+fn check_count(op: &str, what: &str, tensors: &[Tensor], given: usize) -> Result<()> {
+    let names: Vec<&str> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
+    let (count, names) = (names.len(), names.join(", "));
+    ensure!(count == given, Invalid, "{op}: expected {count} {what} ({names}), got {given}");
+    Ok(())
+}
+
+fn wrong_dims(op: &str, tensor: &str, needed: usize, shape: &[usize]) -> Error {
+    error!(Invalid, "{op}: `{tensor}` needs {needed} dims, but its shape is {shape:?}")
 }
 
 /// The canonical form of a placement of a tensor of `shape`. `None` if it does not fit.

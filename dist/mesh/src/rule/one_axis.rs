@@ -1,9 +1,11 @@
 //! Propagation along one axis: selects the strategy that the operands' placements allow, or reports
 //! why there is none.
 
+use meshgrad_error::{Error, Kind, Result, ensure};
+
 use super::bound::Bound;
 use super::strategy::{Strategies, Strategy};
-use super::{Incompatible, Problem, RuleError, remedy};
+use super::{Incompatible, Problem, remedy};
 use crate::Placement;
 
 /// An axis, and the operands' placements along it.
@@ -20,7 +22,7 @@ pub(super) fn propagate(
     name: &str,
     ranks: usize,
     given: &[Placement],
-) -> Result<Strategy, RuleError> {
+) -> Result<Strategy> {
     let ranks = ranks.max(1);
     let axis = Axis { bound, name, ranks, given };
     axis.check_dims()?;
@@ -34,18 +36,18 @@ pub(super) fn propagate(
 }
 
 impl Axis<'_> {
-    fn check_dims(&self) -> Result<(), RuleError> {
+    fn check_dims(&self) -> Result<()> {
         let rule = self.bound.rule;
         for (at, (placement, dims)) in self.given.iter().zip(&self.bound.operands).enumerate() {
-            if placement.dim().is_some_and(|dim| dim >= dims.len()) {
-                return Err(RuleError::NoSuchDim {
-                    op: rule.op.clone(),
-                    operand: rule.operands[at].name.clone(),
-                    placement: placement.clone(),
-                    axis: self.name.to_owned(),
-                    dims: dims.len(),
-                });
-            }
+            let dims = dims.len();
+            ensure!(
+                placement.dim().is_none_or(|dim| dim < dims),
+                Invalid,
+                "{}: `{}` is {placement} on axis `{}`, but has {dims} dims",
+                rule.op,
+                rule.operands[at].name,
+                self.name
+            );
         }
         Ok(())
     }
@@ -72,13 +74,14 @@ impl Axis<'_> {
         }
     }
 
-    fn incompatible(&self, strategies: &[Strategy]) -> RuleError {
-        RuleError::Incompatible(Box::new(Incompatible {
+    fn incompatible(&self, strategies: &[Strategy]) -> Error {
+        let incompatible = Incompatible {
             op: self.bound.rule.op.clone(),
             axis: self.name.to_owned(),
             problem: self.problem(strategies),
             remedies: remedy::cheapest(self, strategies),
-        }))
+        };
+        Error::with_details(Kind::Invalid, incompatible)
     }
 
     fn problem(&self, strategies: &[Strategy]) -> Problem {

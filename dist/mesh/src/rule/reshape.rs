@@ -7,8 +7,10 @@
 
 use std::ops::Range;
 
+use meshgrad_error::{Result, ensure};
+
+use super::ShardingRule;
 use super::bound::{Bound, BoundDim, DimId};
-use super::{RuleError, ShardingRule};
 use crate::Division;
 
 /// Adjacent dims of the operand that become adjacent dims of the result.
@@ -23,17 +25,14 @@ impl ShardingRule {
     /// dim of the result. Of merged dims [b t], a shard of t is in blocks of the extent of t.
     ///
     /// # Errors
-    /// [`RuleError::Argument`] when the numbers of elements differ or overflow.
-    pub fn reshape(op: &str, from: &[usize], to: &[usize]) -> Result<ShardingRule, RuleError> {
+    /// When the numbers of elements differ or overflow.
+    pub fn reshape(op: &str, from: &[usize], to: &[usize]) -> Result<ShardingRule> {
         let fits = elements(from).is_some_and(|count| elements(to) == Some(count));
-        if !fits {
-            return Err(RuleError::Argument {
-                op: op.to_owned(),
-                problem: format!(
-                    "shapes {from:?} and {to:?} differ in their number of elements, or have too many"
-                ),
-            });
-        }
+        ensure!(
+            fits,
+            Invalid,
+            "{op}: shapes {from:?} and {to:?} differ in their number of elements, or have too many"
+        );
         let (x, y) = (whole_dims("x", from.len()), whole_dims("y", to.len()));
         let mut rule = ShardingRule::new(op, &format!("x[{x}] -> y[{y}]"))?.linear_in(&["x"])?;
 

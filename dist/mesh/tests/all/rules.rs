@@ -1,6 +1,8 @@
 //! Sharding rules and their errors. runtime/tests/all/sharding tests the results of real ops.
 
-use meshgrad_mesh::{Division, Mesh, Placement, Reduction, RuleError, Sharding, ShardingRule};
+use meshgrad_mesh::{
+    Division, Error, Incompatible, Mesh, Placement, Reduction, Sharding, ShardingRule,
+};
 use proptest::prelude::*;
 
 const R: Placement = Placement::Replicate;
@@ -38,7 +40,7 @@ fn attention() -> ShardingRule {
 fn infer<const N: usize>(
     rule: &ShardingRule,
     operands: [(&[usize], Placement); N],
-) -> Result<Vec<Placement>, RuleError> {
+) -> Result<Vec<Placement>, Error> {
     rule.propagate_axis("tp", 2, &operands)
 }
 
@@ -229,9 +231,7 @@ fn remedies_lead_to_the_promised_results() {
             let Err(error) = infer(&placements) else {
                 continue;
             };
-            let RuleError::Incompatible(wrong) = error else {
-                panic!("{error}");
-            };
+            let wrong = error.details::<Incompatible>().unwrap();
             assert!(!wrong.remedies.is_empty(), "{wrong}");
             for remedy in &wrong.remedies {
                 let mut helped = placements.clone();

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use meshgrad_mesh::{Division, Mesh, Placement, Reduction, Region, Sharding, ShardingError};
+use meshgrad_mesh::{Division, Error, Mesh, Placement, Reduction, Region, Sharding};
 
 const SUM: Placement = Placement::Partial(Reduction::Sum);
 const MAX: Placement = Placement::Partial(Reduction::Max);
@@ -297,7 +297,7 @@ fn regions_follow_mesh_coordinates() {
 #[test]
 fn errors_name_the_remedy() {
     let mesh = Mesh::new(&[2, 3], &["dp", "tp"]).unwrap();
-    let error = |placements: &[(&str, Placement)], shape: &[usize]| -> ShardingError {
+    let error = |placements: &[(&str, Placement)], shape: &[usize]| -> Error {
         Sharding::new(&mesh, placements, shape).unwrap_err()
     };
     let message = |placements: &[(&str, Placement)]| error(placements, &[7, 6]).to_string();
@@ -338,7 +338,7 @@ fn errors_name_the_remedy() {
          extents [3, 4]: place `tp` before `dp`, or shard evenly"
     );
     let many = error(&[("tp", Placement::in_blocks(0, 1))], &[1 << 40]);
-    assert!(matches!(many, ShardingError::BlockLength { .. }), "{many}");
+    assert!(many.to_string().contains("the length of a block must"), "{many}");
     for length in [0, 4] {
         assert_eq!(
             message(&[("dp", shard(1)), ("tp", Placement::in_blocks(1, length))]),
@@ -359,7 +359,8 @@ fn errors_name_the_remedy() {
         format!("tensor [{}, 0] has more than 2^56 elements", usize::MAX)
     );
     let huge = Placement::ragged(0, [usize::MAX, usize::MAX, usize::MAX]);
-    assert!(matches!(error(&[("tp", huge)], &[7]), ShardingError::RaggedSum { .. }));
+    let huge = error(&[("tp", huge)], &[7]).to_string();
+    assert!(huge.contains("which add up to 55340232221128654845, but the extent is 7"), "{huge}");
 }
 
 #[test]

@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 
 use meshgrad_mesh::{
-    Mesh, Placement, Reduction, Region, Sharding, ShardingError, Transfer, TransferMessage,
-    TransferTensor,
+    Error, Mesh, Placement, Reduction, Region, Sharding, Transfer, TransferMessage, TransferTensor,
 };
 
 const SHAPE: [usize; 2] = [7, 5];
@@ -107,7 +106,7 @@ fn flaw(from: &Sharding, to: &Sharding, messages: &[TransferMessage]) -> Option<
     (!received.is_empty()).then(|| "a rank outside of the target receives".to_owned())
 }
 
-fn plan(from: &Sharding, to: &Sharding) -> Result<Transfer, ShardingError> {
+fn plan(from: &Sharding, to: &Sharding) -> Result<Transfer, Error> {
     let element_bits = 16;
     Transfer::plan(&[TransferTensor { from, to, element_bits }])
 }

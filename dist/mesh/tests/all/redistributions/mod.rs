@@ -4,8 +4,7 @@ mod simulate;
 mod torch;
 
 use meshgrad_mesh::{
-    Action, Hosts, Link, LinkCosts, Mesh, Placement, Redistribution, Reduction, Sharding,
-    ShardingError,
+    Action, Error, Hosts, Link, LinkCosts, Mesh, Placement, Redistribution, Reduction, Sharding,
 };
 use simulate::{Tensor, inside};
 
@@ -24,7 +23,7 @@ fn partial(reduction: Reduction) -> Placement {
 }
 
 /// A plan with two ranks per host and 4 bytes per element.
-fn plan(from: &Sharding, to: &Sharding) -> Result<Redistribution, ShardingError> {
+fn plan(from: &Sharding, to: &Sharding) -> Result<Redistribution, Error> {
     Redistribution::plan(from, to, 32, &Hosts::Uniform(2), &LinkCosts::default())
 }
 
@@ -84,7 +83,7 @@ fn check(from: &Sharding, to: &Sharding) {
                 check_plan(from, to, &plan);
             }
             Err(error) => {
-                let refused = matches!(error, ShardingError::ReductionMismatch { .. });
+                let refused = error.to_string().contains("from partial(");
                 assert!(changed && refused, "{error}");
             }
         }
