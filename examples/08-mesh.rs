@@ -4,7 +4,7 @@
 
 use std::fmt::Write;
 
-use meshgrad::mesh::{Mesh, MeshError};
+use meshgrad::mesh::{Mesh, Result};
 
 const WORLD: usize = 8;
 
@@ -73,7 +73,7 @@ fn view(rank: usize) -> Result<String, Box<dyn std::error::Error>> {
 }
 
 /// Returns the errors of some mistakes. Every rank gets them, before any communication.
-fn mistakes() -> Result<String, MeshError> {
+fn mistakes() -> Result<String> {
     let mesh = Mesh::new(&[2, 4], &["replicate", "shard"])?;
     let errors = [
         mesh.select(["shards"]).err(),

@@ -25,7 +25,7 @@
 
 use std::ops::Range;
 
-use meshgrad_mesh::{Mesh, Placement, Sharding, ShardingError};
+use meshgrad_mesh::{Mesh, Placement, Sharding};
 
 use crate::mapping::{Template, TemplateError};
 
@@ -146,7 +146,7 @@ pub enum LayoutError {
         /// The tensor.
         name: String,
         /// The reason.
-        problem: ShardingError,
+        problem: meshgrad_mesh::Error,
     },
     /// A rank outside the layout.
     #[error("invalid rank {rank}: {axes} has {ranks} ranks, numbered from 0")]

@@ -27,30 +27,43 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Kind {
     /// An argument, a setting or a call is not allowed.
     Invalid,
-    /// It is allowed, but not here: by this device, file format or build.
+    /// It is allowed, but not here: by this device, format, version or build.
     Unsupported,
-    /// A file, a name or an entry does not exist.
+    /// A file, a name, an entry or a device does not exist.
     Missing,
-    /// Stored or received bytes are not what was written.
+    /// Bytes or text that do not have their format.
+    Malformed,
+    /// Stored bytes that are not what was written, as their digests prove.
     Damaged,
+    /// Two things that must agree, such as a file and a model, do not.
+    Mismatch,
+    /// A value is infinite or not a number.
+    NotFinite,
+    /// A meta device has shapes, but no values.
+    NoValues,
     /// Someone else uses it.
     Busy,
     /// A memory is too small.
     OutOfMemory,
+    /// Another rank failed.
+    PeerFailed,
     /// Ranks wait for each other, or for one that does not come.
-    Deadlocked,
-    /// The operating system, a driver or a library failed.
+    Stuck,
+    /// A GPU or its driver failed.
+    Device,
+    /// The operating system or a library failed.
     System,
 }
 
-/// An error: a message for people, a kind for callers.
+/// An error: a message for people, a kind for callers. A clone is cheap.
 #[derive(Clone)]
-pub struct Error(Box<Parts>);
+pub struct Error(Arc<Parts>);
 
 #[derive(Clone)]
 struct Parts {
     kind: Kind,
     message: String,
+    /// A value that says the same.
     details: Option<Arc<dyn Any + Send + Sync>>,
     source: Option<Arc<dyn StdError + Send + Sync>>,
 }
@@ -58,20 +71,27 @@ struct Parts {
 impl Error {
     /// An error with a message.
     pub fn new(kind: Kind, message: impl Into<String>) -> Error {
-        Error(Box::new(Parts { kind, message: message.into(), details: None, source: None }))
+        Error(Arc::new(Parts { kind, message: message.into(), details: None, source: None }))
     }
 
     /// An error whose message is that of `details`, which [`Error::details`] returns.
     pub fn with_details(kind: Kind, details: impl fmt::Display + Any + Send + Sync) -> Error {
-        let mut error = Error::new(kind, details.to_string());
-        error.0.details = Some(Arc::new(details));
-        error
+        let (message, details) = (details.to_string(), Some(Arc::new(details) as _));
+        Error(Arc::new(Parts { kind, message, details, source: None }))
     }
 
-    /// The same error with what caused it.
+    /// The same error with what caused it. The message should contain that of `source`.
     #[must_use]
     pub fn caused_by(mut self, source: impl StdError + Send + Sync + 'static) -> Error {
-        self.0.source = Some(Arc::new(source));
+        Arc::make_mut(&mut self.0).source = Some(Arc::new(source));
+        self
+    }
+
+    /// The same error with `context` and a colon in front of its message.
+    #[must_use]
+    pub fn context(mut self, context: impl fmt::Display) -> Error {
+        let parts = Arc::make_mut(&mut self.0);
+        parts.message = format!("{context}: {}", parts.message);
         self
     }
 
@@ -92,11 +112,10 @@ impl fmt::Display for Error {
     }
 }
 
-/// As in `Invalid("a size is 0")`.
+/// The message: `main` and `unwrap` print this.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}({:?})", self.0.kind, self.0.message)?;
-        self.source().map_or(Ok(()), |source| write!(f, " caused by {source:?}"))
+        write!(f, "{self}")
     }
 }
 
@@ -165,7 +184,12 @@ mod tests {
         assert_eq!(error.source().unwrap().to_string(), "the cause");
         assert_eq!(error, error!(Damaged, "3 is not {}", 4));
         assert_ne!(error, error!(Invalid, "3 is not 4"));
-        let shown = format!("{:?}", error.clone());
-        assert!(shown.starts_with("Damaged(\"3 is not 4\") caused by "), "{shown}");
+        assert_eq!(format!("{:?}", error.clone()), "3 is not 4");
+        let with_context = error.clone().context("in front");
+        assert_eq!(
+            (with_context.to_string(), error.to_string()),
+            ("in front: 3 is not 4".to_owned(), "3 is not 4".to_owned())
+        );
+        assert_eq!(with_context.details(), Some(&Sizes([3, 4])));
     }
 }

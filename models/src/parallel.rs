@@ -1,6 +1,6 @@
 //! Which axes of a mesh a model is parallel over, and how.
 
-use meshgrad_mesh::{Mesh, MeshError, Placement};
+use meshgrad_mesh::{Mesh, Placement};
 
 /// How a model is distributed over a mesh. Axes that are not named are data parallel.
 ///
@@ -10,7 +10,7 @@ use meshgrad_mesh::{Mesh, MeshError, Placement};
 ///
 /// let mesh = Mesh::new(&[2, 4], &["dp", "tp"])?;
 /// let parallelism = ModelParallelism::new(&mesh).tensor(["tp"])?.sequence_parallel(true);
-/// # Ok::<(), meshgrad_mesh::MeshError>(())
+/// # Ok::<(), meshgrad_mesh::Error>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct ModelParallelism {
@@ -50,11 +50,11 @@ impl ModelParallelism {
     /// replicate them.
     ///
     /// # Errors
-    /// [`MeshError::UnknownAxis`].
+    /// When the mesh does not have the axis.
     pub fn tensor<S: AsRef<str>>(
         mut self,
         axes: impl AsRef<[S]>,
-    ) -> Result<ModelParallelism, MeshError> {
+    ) -> meshgrad_mesh::Result<ModelParallelism> {
         let sized = |axis: &S| Ok((axis.as_ref().to_owned(), self.mesh.size(axis.as_ref())?));
         self.tensor = axes.as_ref().iter().map(sized).collect::<Result<_, _>>()?;
         Ok(self)

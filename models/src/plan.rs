@@ -4,7 +4,7 @@ use std::fmt;
 
 use glob::Pattern;
 use meshgrad_autograd::{Buffer, Error, Module, Param, Result, Seam};
-use meshgrad_mesh::{Mesh, Placement, Sharding, ShardingError};
+use meshgrad_mesh::{Mesh, Placement, Sharding};
 
 /// A table from names of parameters, buffers and seams to placements. Parameters that no row names
 /// are replicated; seams that no row names redistribute nothing.
@@ -19,7 +19,7 @@ use meshgrad_mesh::{Mesh, Placement, Sharding, ShardingError};
 ///     .place("*.down.weight", [("tp", Placement::shard(1))])
 ///     .place("*.mlp.output", [("tp", Placement::Replicate)]);
 /// # let _ = plan;
-/// # Ok::<(), meshgrad_mesh::MeshError>(())
+/// # Ok::<(), meshgrad_mesh::Error>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct ModelPlan {
@@ -317,7 +317,7 @@ pub enum PlanProblem {
         /// The placements.
         placements: String,
         /// The reason.
-        source: ShardingError,
+        source: meshgrad_mesh::Error,
     },
 
     /// A parameter or buffer as partial values.

@@ -21,8 +21,7 @@ impl RankGenerator {
     /// A generator for this order. Tokens without a size have size 1.
     ///
     /// # Errors
-    /// [`meshgrad_mesh::MeshError::NoRanks`] for a size of 0,
-    /// [`meshgrad_mesh::MeshError::TooManyRanks`].
+    /// For a size of 0, and more than [`MAX_RANKS`](meshgrad_mesh::MAX_RANKS) ranks.
     pub fn new(order: &Order, sizes: &BTreeMap<Token, usize>) -> Result<RankGenerator> {
         let tokens: Vec<Token> = order.slowest_first().collect();
         let size = |token: &Token| sizes.get(token).copied().unwrap_or(1);

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use meshgrad_mesh::{Channel, Group, MAX_RANKS, Mesh, MeshError, RankLayout};
+use meshgrad_mesh::{Channel, Group, MAX_RANKS, Mesh, RankLayout};
 
 use super::by_host::ByHost;
 use super::config::ParallelConfig;
@@ -90,7 +90,7 @@ pub enum StateError {
 
     /// The number of ranks differs from the configuration's, or ranks are not distinct.
     #[error(transparent)]
-    Mesh(#[from] MeshError),
+    Mesh(#[from] meshgrad_mesh::Error),
 }
 
 impl ParallelState {
@@ -127,7 +127,8 @@ impl ParallelState {
     /// The state on these ranks, in this order.
     ///
     /// # Errors
-    /// [`MeshError::WrongRankCount`], [`MeshError::DuplicateRank`], [`StateError::RankTooLarge`].
+    /// For a rank that is listed twice, and for another number of ranks than the mesh needs;
+    /// [`StateError::RankTooLarge`].
     pub fn on_ranks(
         config: impl Into<Arc<ParallelConfig>>,
         ranks: &[usize],
@@ -143,7 +144,7 @@ impl ParallelState {
             Ok((name.clone(), Mesh::from_ranks(&mapped, &mesh.shape(), &names)?))
         });
         Ok(ParallelState {
-            domains: domains.collect::<Result<_, MeshError>>()?,
+            domains: domains.collect::<meshgrad_mesh::Result<_>>()?,
             by_host: by_host(&config, ranks),
             world,
             ranks: ranks.into(),

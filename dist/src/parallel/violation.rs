@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use meshgrad_mesh::{MAX_RANKS, MeshError};
+use meshgrad_mesh::{Error, MAX_RANKS};
 
 use super::degree::Parallelism;
 use super::domains::EXPERT;
@@ -273,7 +273,7 @@ pub enum Violation {
         /// What is invalid.
         what: String,
         /// The error.
-        error: MeshError,
+        error: Error,
     },
 }
 

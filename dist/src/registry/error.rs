@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use meshgrad_mesh::MeshError;
+use meshgrad_mesh::Error;
 
 use super::text;
 
@@ -18,12 +18,12 @@ pub enum RegistryError {
         /// The group.
         group: String,
         /// The invalid option.
-        source: MeshError,
+        source: Error,
     },
 
     /// Ranks have different meshes.
     #[error("no communicator was created: {0}")]
-    MeshesDiffer(MeshError),
+    MeshesDiffer(Error),
 
     /// Some members of a group need its communicator and others do not.
     #[error(

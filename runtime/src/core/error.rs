@@ -304,8 +304,8 @@ impl Error {
     }
 }
 
-impl From<meshgrad_mesh::ShardingError> for Error {
-    fn from(error: meshgrad_mesh::ShardingError) -> Error {
+impl From<meshgrad_mesh::Error> for Error {
+    fn from(error: meshgrad_mesh::Error) -> Error {
         ShardedTensorError::from(error).into()
     }
 }

@@ -24,7 +24,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use meshgrad_mesh::{DimSpec, ParsedSignature, RuleError, ShardingRule, TensorSpec};
+use meshgrad_mesh::{DimSpec, ParsedSignature, ShardingRule, TensorSpec};
 
 use crate::core::sharding::gate::Gate;
 use crate::core::sharding::memo::Results;
@@ -123,7 +123,7 @@ impl Signature {
         &'static self,
         operands: &[&Tensor],
         arguments: &[usize],
-        rule: impl Fn() -> Result<ShardingRule, RuleError>,
+        rule: impl Fn() -> Result<ShardingRule, meshgrad_mesh::Error>,
     ) -> Result<Call> {
         let results = self.gate(operands, None, arguments, &rule)?;
         self.checked(operands, results)
@@ -139,7 +139,7 @@ impl Signature {
         operands: &[&Tensor],
         to: &ShardedShape,
         arguments: &[usize],
-        rule: impl Fn() -> Result<ShardingRule, RuleError>,
+        rule: impl Fn() -> Result<ShardingRule, meshgrad_mesh::Error>,
     ) -> Result<Call> {
         let Some(to) = to.tag() else {
             return self.call_with(operands, arguments, rule);
@@ -181,7 +181,7 @@ impl Signature {
         operands: &[&Tensor],
         open: Option<Option<&Tag>>,
         arguments: &[usize],
-        rule: &dyn Fn() -> Result<ShardingRule, RuleError>,
+        rule: &dyn Fn() -> Result<ShardingRule, meshgrad_mesh::Error>,
     ) -> Result<Option<Arc<Results>>> {
         let shards = open.flatten();
         if shards.is_none() && operands.iter().all(|x| x.tag().is_none()) {

@@ -4,7 +4,7 @@ use std::hash::Hash;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use hashbrown::{Equivalent, HashMap};
-use meshgrad_mesh::{Sharding, ShardingError};
+use meshgrad_mesh::{Result, Sharding};
 
 /// A bounded cache of plans.
 pub(super) struct Plans<K, P> {
@@ -68,8 +68,8 @@ impl<K: Eq + Hash, P> Plans<K, P> {
     pub(super) fn get<Q: Hash + Equivalent<K>>(
         &self,
         key: &Q,
-        make: impl FnOnce() -> Result<P, ShardingError>,
-    ) -> Result<Arc<P>, ShardingError>
+        make: impl FnOnce() -> Result<P>,
+    ) -> Result<Arc<P>>
     where
         K: for<'a> From<&'a Q>,
     {

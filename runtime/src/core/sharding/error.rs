@@ -1,18 +1,12 @@
 //! Errors of tensors that are parts of global tensors.
 
-use meshgrad_mesh::{RuleError, ShardingError};
-
 /// An error of a sharded tensor.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShardedTensorError {
-    /// The shardings of the operands do not fit the op.
+    /// The shardings of the operands do not fit the op, or the sharding is invalid.
     #[error(transparent)]
-    Rule(#[from] RuleError),
-
-    /// The sharding is invalid.
-    #[error(transparent)]
-    Sharding(#[from] ShardingError),
+    Mesh(#[from] meshgrad_mesh::Error),
 
     /// Some operands of an op have a sharding, and others have none.
     #[error(

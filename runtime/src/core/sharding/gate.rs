@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use meshgrad_mesh::{RuleError, ShardingRule};
+use meshgrad_mesh::ShardingRule;
 
 use super::error::ShardedTensorError;
 use super::memo::{Key, ResultTag, Results};
@@ -32,7 +32,7 @@ impl Gate<'_> {
     /// [`ShardedTensorError`].
     pub(crate) fn results(
         &self,
-        rule: &dyn Fn() -> Result<ShardingRule, RuleError>,
+        rule: &dyn Fn() -> Result<ShardingRule, meshgrad_mesh::Error>,
     ) -> Result<Option<Arc<Results>>> {
         let Some(first) = self.operands.iter().position(Option::is_some) else {
             return Ok(None);

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use meshgrad_mesh::{Chunks, Placement, Sharding, ShardingError};
+use meshgrad_mesh::{Chunks, Placement, Sharding};
 
 use super::error::ShardedTensorError;
 use crate::{Pending, Result, Tensor};
@@ -191,11 +191,11 @@ fn target<S: AsRef<str>>(
 /// `from` with these placements on the named axes: what [`redistribute`] gives a tensor.
 ///
 /// # Errors
-/// [`ShardingError`] for placements that are invalid.
+/// For placements that are invalid.
 pub fn with_placements<S: AsRef<str>>(
     from: &Sharding,
     placements: &[(S, Placement)],
-) -> Result<Sharding, ShardingError> {
+) -> Result<Sharding, meshgrad_mesh::Error> {
     let own = from.placements();
     // An axis that already has the placement stays inside or outside of others, unless the list
     // gives an order by naming several axes of one dim.

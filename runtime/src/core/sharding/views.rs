@@ -1,6 +1,7 @@
 //! The shardings of views.
 
-use meshgrad_mesh::{Placement, RuleError, Sharding, ShardingRule};
+use meshgrad_error::error;
+use meshgrad_mesh::{Placement, Sharding, ShardingRule};
 
 use super::error::ShardedTensorError;
 use super::gate::Gate;
@@ -103,9 +104,8 @@ pub(crate) fn repeated_for(x: &Tag, table: &Tag) -> Result<Tag> {
             let ranks: Vec<usize> = mesh.ranks().into_iter().take(FEW_RANKS).collect();
             format!("rank {} on the mesh {mesh} (first ranks {ranks:?})", tag.rank())
         };
-        let problem = format!("`x` belongs to {}, but the table to {}", of(x), of(table));
-        let op = "rope".to_owned();
-        return Err(ShardedTensorError::from(RuleError::Argument { op, problem }).into());
+        let (x, table) = (of(x), of(table));
+        return Err(error!(Invalid, "rope: `x` belongs to {x}, but the table to {table}").into());
     }
     let batches = of_x.placements().into_iter();
     let batches = batches.filter(|(_, placement)| placement.dim() == Some(0));
@@ -124,7 +124,7 @@ fn tag(
     op: &'static &'static str,
     x: &Tag,
     arguments: &[usize],
-    rule: impl Fn() -> Result<ShardingRule, RuleError>,
+    rule: impl Fn() -> Result<ShardingRule, meshgrad_mesh::Error>,
 ) -> Result<Tag> {
     let gate = Gate {
         op,

@@ -67,7 +67,7 @@ fn per_shard(logits: &Sharding) -> Result<Sharding, ShardedTensorError> {
     let last = shape.len() - 1;
     shape[last] = 1;
     for axis in logits.axes_of_dim(last) {
-        shape[last] *= logits.mesh().size(axis).map_err(meshgrad_mesh::ShardingError::from)?;
+        shape[last] *= logits.mesh().size(axis)?;
     }
     let placements = logits.placements().into_iter().map(|(axis, placement)| {
         let is_last = placement.dim() == Some(last);

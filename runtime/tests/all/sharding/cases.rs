@@ -1,6 +1,6 @@
 //! The cases of the table of ops, with their sharding rules.
 
-use meshgrad_mesh::{Reduction, RuleError, ShardingRule};
+use meshgrad_mesh::{Reduction, ShardingRule};
 use meshgrad_runtime::op_cases::{OpCase, small};
 use meshgrad_runtime::ops;
 
@@ -33,7 +33,7 @@ pub(crate) fn cases() -> Vec<Case> {
 }
 
 /// The rule of the op's signature, unless it depends on arguments of the op.
-fn rule(case: &OpCase) -> Result<ShardingRule, RuleError> {
+fn rule(case: &OpCase) -> meshgrad_mesh::Result<ShardingRule> {
     let (op, shapes) = (case.op, case.operands.iter().map(|x| &x.shape()[..]));
     let shapes: Vec<&[usize]> = shapes.collect();
     let reduced = |dims: &[usize], by| ShardingRule::reduction(op, 3, dims, by);

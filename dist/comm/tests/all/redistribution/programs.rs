@@ -63,7 +63,7 @@ fn call(on: On<'_>, operands: &[&Var], op: impl Fn(&[&Var]) -> Result<Var>) -> R
         op(&moved?.iter().collect::<Vec<_>>())
     };
     match moved(&|x| x.value().sharding().map(named).unwrap_or_default()) {
-        Err(Error::Sharding(error)) if matches!(*error, ShardedTensorError::Rule(_)) => {
+        Err(Error::Sharding(error)) if matches!(*error, ShardedTensorError::Mesh(_)) => {
             moved(&|_| everywhere(mesh))
         }
         result => result,
