@@ -4,10 +4,13 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::graph::{Expr, Graph, GraphError};
+use meshgrad_error::{Error, Kind, Result, error};
+
+use crate::error::duplicate_tensor;
+use crate::graph::{Expr, Graph};
 use crate::mapping::TensorSpec;
 use crate::plan::LoadRequest;
-use crate::{Dtype, Error, Folder, Result};
+use crate::{Dtype, Folder};
 
 /// Tensors as expressions over the stored tensors of a folder.
 ///
@@ -48,13 +51,13 @@ impl Assembly {
     /// Adds a tensor that is a grid of parts, which must cover it exactly once.
     ///
     /// # Errors
-    /// [`Error::Parts`] for overlaps and gaps; [`Error::DuplicateTensor`]; [`Error::Assembly`].
+    /// For overlaps and gaps, a second tensor of this name, and parts that cannot be concatenated.
     pub fn add(&mut self, name: &str, shape: &[u64], parts: Vec<Part>) -> Result<()> {
         let mut grid = Grid { graph: &mut self.graph, name, shape };
         let made = grid.join(parts, 0)?;
         match self.tensors.insert(name.into(), made) {
             None => Ok(()),
-            Some(_) => Err(Error::DuplicateTensor { name: name.to_owned() }),
+            Some(_) => Err(duplicate_tensor(Kind::Malformed, name)),
         }
     }
 
@@ -69,12 +72,12 @@ impl Assembly {
     /// Rewrites a graph over the assembled tensors, and its requests, to use the stored tensors.
     ///
     /// # Errors
-    /// [`GraphError::Redefined`] for a source that is not an assembled tensor.
+    /// For a source that is not an assembled tensor.
     pub fn inline(
         &self,
         graph: &Graph,
         requests: Vec<LoadRequest>,
-    ) -> std::result::Result<(Graph, Vec<LoadRequest>), GraphError> {
+    ) -> Result<(Graph, Vec<LoadRequest>)> {
         let mut stored = self.graph.clone();
         let made = stored.import(graph, &|name| self.tensors.get(name).copied())?;
         let moved = requests
@@ -125,19 +128,31 @@ impl Grid<'_> {
             [alone] => Ok(alone),
             _ => self.graph.concat(&joined, dim),
         };
-        whole.map_err(|problem| Error::Assembly { name: self.name.to_owned(), problem })
+        whole.map_err(|problem| not_assembled(self.name, problem))
     }
 
     fn uneven(&self, dim: usize, end: u64, start: u64) -> Error {
-        Error::Parts { name: self.name.to_owned(), shape: self.shape.to_vec(), dim, end, start }
+        error!(
+            Malformed,
+            "the parts of `{}` of shape {:?} do not cover it exactly once: in dim {dim}, parts end \
+             at {end} and the next one starts at {start}",
+            self.name.escape_debug(),
+            self.shape
+        )
     }
+}
+
+/// The error for a tensor that cannot be assembled from its parts: a limit of expressions, such as
+/// the number of copies.
+pub(crate) fn not_assembled(name: &str, problem: Error) -> Error {
+    error!(Unsupported, "`{}` cannot be assembled: {problem}", name.escape_debug())
 }
 
 impl Part {
     /// A whole stored tensor as a part.
     ///
     /// # Errors
-    /// [`Error::Assembly`].
+    /// For a stored tensor that was already added with another dtype or shape.
     pub fn stored(
         assembly: &mut Assembly,
         stored: &str,
@@ -146,7 +161,7 @@ impl Part {
     ) -> Result<Part> {
         let shape: Vec<u64> = region.iter().map(|range| range.end - range.start).collect();
         let made = assembly.graph.source(stored, dtype, &shape);
-        let expr = made.map_err(|problem| Error::Assembly { name: stored.to_owned(), problem })?;
+        let expr = made.map_err(|problem| not_assembled(stored, problem))?;
         Ok(Part { region, expr })
     }
 }

@@ -9,12 +9,15 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use meshgrad_error::Result;
+
 use crate::blocks::Block;
-use crate::integrity::IntegrityError;
+use crate::error::io_error;
+use crate::integrity::{Incomplete, IntegrityError};
 use crate::manifest::{About, MANIFEST_FILE, MAX_MANIFEST_BYTES, Manifest};
 use crate::step_name::step_of;
+use crate::verify;
 use crate::vfs::{self, FileKind, Vfs};
-use crate::{Error, Result, verify};
 
 /// A complete checkpoint: sealed, with every file present and of its recorded size.
 #[derive(Clone)]
@@ -46,7 +49,7 @@ impl Committed {
         let is_gone =
             || matches!(vfs.metadata(path), Err(e) if e.kind() == io::ErrorKind::NotFound);
         match Committed::check(Arc::clone(vfs), path) {
-            Err(Error::Incomplete { .. }) if is_gone() => Ok(None),
+            Err(error) if error.details::<Incomplete>().is_some() && is_gone() => Ok(None),
             checked => checked.map(Some),
         }
     }
@@ -58,7 +61,7 @@ impl Committed {
 
         match committed.wrong_sizes()?.into_iter().next() {
             None => Ok(committed),
-            Some(problem) => Err(committed.incomplete(problem)),
+            Some(problem) => Err(problem.of(&committed.path)),
         }
     }
 
@@ -86,12 +89,12 @@ impl Committed {
     /// Reads every file and compares the digests, which detects damage on the disk.
     ///
     /// # Errors
-    /// [`Error::Incomplete`] with the first damage; [`Error::Io`].
+    /// [`Incomplete`] with the first damage; when a file cannot be read.
     pub fn verify(&self) -> Result<()> {
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         match self.find_damage(threads, |_bytes| {})?.into_iter().next() {
             None => Ok(()),
-            Some(problem) => Err(self.incomplete(problem)),
+            Some(problem) => Err(problem.of(&self.path)),
         }
     }
 
@@ -107,7 +110,7 @@ impl Committed {
         let folder = verify::SealedFiles { vfs: &*self.vfs, folder: &self.path, files: &[listed] };
         match folder.wrong_blocks(1, &|_bytes| {})?.into_iter().next() {
             None => Ok(()),
-            Some(problem) => Err(self.incomplete(problem)),
+            Some(problem) => Err(problem.of(&self.path)),
         }
     }
 
@@ -123,7 +126,7 @@ impl Committed {
         let name = name.to_string_lossy().into_owned();
         match self.manifest.files.get(&name) {
             Some(content) => Ok((name, &content.blocks)),
-            None => Err(self.incomplete(IntegrityError::Unlisted { file: name })),
+            None => Err(IntegrityError::Unlisted { file: name }.of(&self.path)),
         }
     }
 
@@ -132,7 +135,7 @@ impl Committed {
     /// may call `progress` with the number of bytes just read.
     ///
     /// # Errors
-    /// [`Error::Io`] when a file cannot be read.
+    /// When a file cannot be read.
     pub fn find_damage(
         &self,
         threads: usize,
@@ -179,19 +182,15 @@ impl Committed {
         let folder = verify::SealedFiles { vfs: &*self.vfs, folder: &self.path, files: &files };
         folder.wrong_blocks(threads, progress)
     }
-
-    fn incomplete(&self, problem: IntegrityError) -> Error {
-        Error::Incomplete { path: self.path.clone(), problem }
-    }
 }
 
 /// Reads and checks the manifest of a folder.
 fn read_manifest(vfs: &dyn Vfs, folder: &Path) -> Result<Manifest> {
-    let incomplete = |problem| Error::Incomplete { path: folder.to_owned(), problem };
+    let incomplete = |problem: IntegrityError| problem.of(folder);
     file_size(vfs, folder, MANIFEST_FILE)?.ok_or_else(|| incomplete(IntegrityError::NoManifest))?;
 
     let path = folder.join(MANIFEST_FILE);
-    let error = |error| Error::io("read", &path, error);
+    let error = |error| io_error("read", &path, error);
     let file = vfs.open_below(folder, MANIFEST_FILE).map_err(error)?;
     let bytes = file.size().map_err(error)?;
     if bytes > MAX_MANIFEST_BYTES {
@@ -219,7 +218,7 @@ fn file_size(vfs: &dyn Vfs, folder: &Path, file: &str) -> Result<Option<u64>> {
             (Ok(_), _) => return Ok(None),
             (Err(error), _) => match error.kind() {
                 io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => return Ok(None),
-                _ => return Err(Error::io("read", &path, error)),
+                _ => return Err(io_error("read", &path, error)),
             },
         }
     }

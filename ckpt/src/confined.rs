@@ -9,10 +9,11 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use meshgrad_error::{Result, error};
 use rustix::fs::{CWD, Mode, OFlags, openat, readlinkat};
 use rustix::io::Errno;
 
-use crate::error::{Error, Result};
+use crate::error::{io_error, not_a_file};
 use crate::names::check_file_name;
 use crate::no_links::{FOLDER, READ, open_in};
 
@@ -50,11 +51,11 @@ struct Blobs {
 
 impl ConfinedFolder {
     pub(crate) fn new(path: &Path, links: Links) -> Result<ConfinedFolder> {
-        let error = |errno: Errno| Error::io("open", path, errno.into());
-        let folder = openat(CWD, path, FOLDER, Mode::empty()).map_err(error)?;
+        let failed = |errno: Errno| io_error("open", path, errno.into());
+        let folder = openat(CWD, path, FOLDER, Mode::empty()).map_err(failed)?;
 
-        let real = fs::canonicalize(path).map_err(|error| Error::io("open", path, error))?;
-        let blobs = Blobs::of_snapshot(&real, &folder).map_err(error)?;
+        let real = fs::canonicalize(path).map_err(|error| io_error("open", path, error))?;
+        let blobs = Blobs::of_snapshot(&real, &folder).map_err(failed)?;
 
         Ok(ConfinedFolder { path: path.to_owned(), folder, blobs, links })
     }
@@ -84,10 +85,18 @@ impl ConfinedFolder {
     fn follow(&self, name: &str) -> Result<Option<File>> {
         let path = self.path_of(name);
         let target = readlinkat(&self.folder, name, Vec::new())
-            .map_err(|errno| Error::io("follow", &path, errno.into()))?;
+            .map_err(|errno| io_error("follow", &path, errno.into()))?;
         let target = Path::new(OsStr::from_bytes(target.as_bytes()));
 
-        let rejected = || Error::Link { path: path.clone(), target: target.to_owned() };
+        let rejected = || {
+            error!(
+                System,
+                "{} is a link to {target:?}, and links are followed only within the Hugging Face \
+                 cache; replace it with a copy of the file, or pass --follow-links to `meshgrad \
+                 ckpt`",
+                path.display()
+            )
+        };
 
         // The link is read once, so the file that is opened is the file that was checked.
         let blobs = self.blobs.as_ref().ok_or_else(rejected)?;
@@ -128,16 +137,15 @@ impl Blobs {
 
 /// Rejects folders, pipes, sockets and devices.
 fn regular(path: &Path, opened: rustix::io::Result<OwnedFd>) -> Result<File> {
-    let not_a_file = || Error::NotAFile { path: path.to_owned() };
-    let error = |error: std::io::Error| Error::io("open", path, error);
+    let failed = |error: std::io::Error| io_error("open", path, error);
 
     let file = match opened {
         Ok(file) => File::from(file),
         // A socket, or a device without a driver.
-        Err(Errno::NXIO | Errno::NODEV) => return Err(not_a_file()),
-        Err(errno) => return Err(error(errno.into())),
+        Err(Errno::NXIO | Errno::NODEV) => return Err(not_a_file(path)),
+        Err(errno) => return Err(failed(errno.into())),
     };
-    if file.metadata().map_err(error)?.is_file() { Ok(file) } else { Err(not_a_file()) }
+    if file.metadata().map_err(failed)?.is_file() { Ok(file) } else { Err(not_a_file(path)) }
 }
 
 #[cfg(all(test, not(miri)))]

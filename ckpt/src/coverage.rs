@@ -4,57 +4,19 @@ use std::ops::Range;
 
 use crate::blocks::Block;
 
-/// Why parts do not form a whole file.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum CoverageError {
-    /// No writer wrote these bytes.
-    #[error(
-        "bytes {}..{} were not written (writer before: {}, writer after: {})", range.start, range.end,
-        writer_text(.before), writer_text(.after)
-    )]
-    Gap {
-        /// The bytes.
-        range: Range<u64>,
-        /// The writer of the bytes before.
-        before: Option<String>,
-        /// The writer of the bytes after.
-        after: Option<String>,
-    },
-    /// Two parts contain these bytes.
-    #[error(
-        "bytes {}..{} were written twice, by `{}` and by `{}`", range.start, range.end,
-        writers[0], writers[1]
-    )]
-    Overlap {
-        /// The bytes.
-        range: Range<u64>,
-        /// The writers.
-        writers: [String; 2],
-    },
-}
-
-impl CoverageError {
-    /// The bytes that were not written, or were written twice.
-    pub fn range(&self) -> &Range<u64> {
-        match self {
-            CoverageError::Gap { range, .. } | CoverageError::Overlap { range, .. } => range,
-        }
-    }
-}
-
-fn writer_text(writer: &Option<String>) -> String {
-    match writer {
-        Some(writer) => format!("`{writer}`"),
-        None => "none".to_owned(),
-    }
+/// Bytes that were not written, or were written twice.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Uncovered {
+    pub(crate) range: Range<u64>,
+    /// The bytes and their writers.
+    pub(crate) problem: String,
 }
 
 /// Sorts the parts and checks that they are exactly bytes `0..len`.
 pub(crate) fn check_coverage(
     len: u64,
     mut parts: Vec<(&str, Block)>,
-) -> Result<Vec<Block>, CoverageError> {
+) -> Result<Vec<Block>, Uncovered> {
     parts.sort_by_key(|&(writer, block)| (block.offset, block.bytes, writer));
 
     let mut end = 0;
@@ -64,9 +26,11 @@ pub(crate) fn check_coverage(
             return Err(gap(end..block.offset, last, Some(writer)));
         }
         if block.offset < end {
-            let writers = [last.unwrap_or_default(), writer].map(str::to_owned);
             let range = block.offset..end.min(block.end());
-            return Err(CoverageError::Overlap { range, writers });
+            let (Range { start, end }, last) = (&range, last.unwrap_or_default());
+            let problem =
+                format!("bytes {start}..{end} were written twice, by `{last}` and by `{writer}`");
+            return Err(Uncovered { range, problem });
         }
         end = block.end();
         last = Some(writer);
@@ -78,8 +42,16 @@ pub(crate) fn check_coverage(
     Ok(parts.into_iter().map(|(_, block)| block).collect())
 }
 
-fn gap(range: Range<u64>, before: Option<&str>, after: Option<&str>) -> CoverageError {
-    CoverageError::Gap { range, before: before.map(str::to_owned), after: after.map(str::to_owned) }
+fn gap(range: Range<u64>, before: Option<&str>, after: Option<&str>) -> Uncovered {
+    let text = |writer: Option<&str>| writer.map_or("none".to_owned(), |it| format!("`{it}`"));
+    let problem = format!(
+        "bytes {}..{} were not written (writer before: {}, writer after: {})",
+        range.start,
+        range.end,
+        text(before),
+        text(after)
+    );
+    Uncovered { range, problem }
 }
 
 #[cfg(test)]
@@ -97,7 +69,7 @@ mod tests {
     fn gaps_and_overlaps_name_bytes_and_writers() {
         let error = |len, parts: &[(&'static str, Range<u64>)]| {
             let parts = parts.iter().map(|(writer, range)| (*writer, block(range.clone())));
-            check_coverage(len, parts.collect()).unwrap_err().to_string()
+            check_coverage(len, parts.collect()).unwrap_err().problem
         };
 
         assert_eq!(
@@ -142,11 +114,11 @@ mod tests {
             let picked = pick.index(blocks.len());
             let mut fewer = blocks.clone();
             fewer.remove(picked);
-            let is_gap = matches!(check_coverage(end, fewer), Err(CoverageError::Gap { .. }));
-            prop_assert!(is_gap);
+            let gap = check_coverage(end, fewer).unwrap_err().problem;
+            prop_assert!(gap.contains("were not written"), "{}", gap);
             blocks.push(blocks[picked]);
-            let is_overlap = matches!(check_coverage(end, blocks), Err(CoverageError::Overlap { .. }));
-            prop_assert!(is_overlap);
+            let overlap = check_coverage(end, blocks).unwrap_err().problem;
+            prop_assert!(overlap.contains("were written twice"), "{}", overlap);
         }
     }
 }

@@ -6,10 +6,13 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use meshgrad_error::{Error, Result, bail};
+
+use crate::Committed;
 use crate::disk;
+use crate::error::io_error;
 use crate::step_name::{step_name, step_of};
 use crate::vfs::{RealFs, Vfs};
-use crate::{Committed, Error, Result};
 
 /// The contents of a folder of checkpoints.
 #[derive(Debug, Default)]
@@ -34,7 +37,7 @@ pub struct Newest {
 /// Leftovers of interrupted saves and other names are ignored.
 ///
 /// # Errors
-/// [`Error::Io`] when `parent` cannot be read.
+/// When `parent` cannot be read.
 pub fn scan(parent: impl AsRef<Path>) -> Result<Scan> {
     scan_in(Arc::new(RealFs), parent)
 }
@@ -60,7 +63,7 @@ pub fn scan_in(vfs: Arc<dyn Vfs>, parent: impl AsRef<Path>) -> Result<Scan> {
 /// The complete checkpoints of steps in `parent`, by ascending step.
 ///
 /// # Errors
-/// [`Error::Io`] when `parent` cannot be read.
+/// When `parent` cannot be read.
 pub fn discover(parent: impl AsRef<Path>) -> Result<Vec<Committed>> {
     Ok(scan(parent)?.complete)
 }
@@ -69,7 +72,7 @@ pub fn discover(parent: impl AsRef<Path>) -> Result<Vec<Committed>> {
 /// checked.
 ///
 /// # Errors
-/// [`Error::Io`] when `parent` cannot be read.
+/// When `parent` cannot be read.
 pub fn newest(parent: impl AsRef<Path>) -> Result<Newest> {
     newest_in(Arc::new(RealFs), parent)
 }
@@ -106,8 +109,8 @@ impl Committed {
     /// Opens a checkpoint with any name.
     ///
     /// # Errors
-    /// [`Error::NoCheckpoint`] if the folder does not exist; [`Error::Incomplete`] with the
-    /// problem; [`Error::Io`].
+    /// When the folder does not exist ([`Kind::Missing`](crate::Kind::Missing)), is not a complete
+    /// checkpoint ([`Incomplete`](crate::Incomplete)), or cannot be read.
     pub fn open(path: impl AsRef<Path>) -> Result<Committed> {
         Committed::open_in(Arc::new(RealFs), path)
     }
@@ -121,7 +124,12 @@ impl Committed {
         match Committed::find(&vfs, path)? {
             Some(committed) => Ok(committed),
             None => {
-                Err(Error::NoCheckpoint { path: path.to_owned(), newest: newest_beside(vfs, path) })
+                let newest = newest_beside(vfs, path).map(|newest| {
+                    let newest = newest.display();
+                    format!("the newest complete checkpoint in its parent folder is {newest}")
+                });
+                let none = || "its parent folder has no complete checkpoint".to_owned();
+                bail!(Missing, "{} does not exist; {}", path.display(), newest.unwrap_or_else(none))
             }
         }
     }
@@ -136,7 +144,7 @@ fn newest_beside(vfs: Arc<dyn Vfs>, path: &Path) -> Option<PathBuf> {
 /// The names in a folder, sorted. Names that are not UTF-8 are left out, because no checkpoint has
 /// one.
 pub(crate) fn names_in(vfs: &dyn Vfs, folder: &Path) -> Result<Vec<String>> {
-    let names = vfs.list(folder).map_err(|error| Error::io("read", folder, error))?;
+    let names = vfs.list(folder).map_err(|error| io_error("read", folder, error))?;
     let names = names.into_iter().filter_map(|name| name.into_string().ok());
     let mut names: Vec<String> = names.collect();
     names.sort_unstable();

@@ -37,7 +37,7 @@ mod tests {
     #[test]
     fn only_disk_errors_are_disk_failures() {
         let of = |errno: Errno| {
-            let error = crate::Error::io("read", Path::new("x"), errno.into());
+            let error = crate::io_error("read", Path::new("x"), errno.into());
             is_disk_failure(&error)
         };
         assert!(of(Errno::IO) && of(Errno::BADMSG));

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use meshgrad_error::{Error, Result, error};
 use serde::{Deserialize, Serialize};
 
 /// An element type of the safetensors format (all 22 of version 0.8).
@@ -128,24 +129,15 @@ impl fmt::Display for Dtype {
     }
 }
 
-/// The text is not the name of a safetensors dtype.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{}` is not a safetensors dtype; they are {}", .0.escape_debug(), names())]
-pub struct UnknownDtype(pub String);
-
-fn names() -> String {
-    TABLE.map(|(_, name, _)| name).join(" ")
-}
-
 impl FromStr for Dtype {
-    type Err = UnknownDtype;
+    type Err = Error;
 
-    fn from_str(text: &str) -> Result<Dtype, UnknownDtype> {
-        TABLE
-            .iter()
-            .find(|(_, name, _)| *name == text)
-            .map(|(dtype, _, _)| *dtype)
-            .ok_or_else(|| UnknownDtype(text.to_owned()))
+    fn from_str(text: &str) -> Result<Dtype> {
+        let found = TABLE.iter().find(|(_, name, _)| *name == text);
+        found.map(|(dtype, _, _)| *dtype).ok_or_else(|| {
+            let (text, names) = (text.escape_debug(), TABLE.map(|(_, name, _)| name).join(" "));
+            error!(Invalid, "`{text}` is not a safetensors dtype; they are {names}")
+        })
     }
 }
 
@@ -156,9 +148,9 @@ impl From<Dtype> for String {
 }
 
 impl TryFrom<String> for Dtype {
-    type Error = UnknownDtype;
+    type Error = Error;
 
-    fn try_from(text: String) -> Result<Dtype, UnknownDtype> {
+    fn try_from(text: String) -> Result<Dtype> {
         text.parse()
     }
 }

@@ -6,15 +6,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use meshgrad_error::{Error, Kind, Result, bail, ensure, error};
 use serde::ser::{Serialize, SerializeMap, SerializeStruct, Serializer};
 
 use crate::disk;
+use crate::error::{duplicate_tensor, io_error};
 use crate::header::PREFIX;
 use crate::limits::{MAX_DIMS, MAX_HEADER_BYTES};
 use crate::names::{METADATA_KEY, check_tensor_name};
 use crate::output_file::{OutputFile, replace_file};
 use crate::space;
-use crate::{Dtype, Error, Result, TensorInfo};
+use crate::{Dtype, TensorInfo};
 
 /// Offsets in a file are signed; the header needs some room too.
 const MAX_DATA_BYTES: u64 = i64::MAX as u64 - (PREFIX + MAX_HEADER_BYTES) as u64;
@@ -54,7 +56,7 @@ pub(crate) struct Planned {
 impl Planned {
     pub(crate) fn new(name: &str, dtype: Dtype, shape: &[usize]) -> Result<Planned> {
         if let Err(problem) = check_tensor_name(name) {
-            return Err(Error::TensorName { name: name.to_owned(), problem });
+            bail!(Invalid, "invalid tensor name `{}`: {problem}", name.escape_debug());
         }
 
         match dtype.byte_len(shape) {
@@ -64,13 +66,18 @@ impl Planned {
                 shape: shape.to_vec(),
                 byte_len,
             }),
-            _ => Err(Error::TensorSize { name: name.to_owned(), dtype, shape: shape.to_vec() }),
+            _ => Err(bad_size(name, dtype, shape)),
         }
     }
+}
 
-    fn bad_size(self) -> Error {
-        Error::TensorSize { name: self.name, dtype: self.dtype.0, shape: self.shape }
-    }
+fn bad_size(name: &str, dtype: Dtype, shape: &[usize]) -> Error {
+    error!(
+        Invalid,
+        "tensor `{}` of {dtype} {shape:?} does not fit a file: it has more than {MAX_DIMS} dims, \
+         no whole number of bytes, or makes the file larger than 2^63 bytes",
+        name.escape_debug()
+    )
 }
 
 /// A file whose layout is complete before any byte is written.
@@ -118,8 +125,7 @@ impl TensorSink<'_> {
     /// Appends bytes of the tensor: row-major, little-endian.
     ///
     /// # Errors
-    /// [`Error::WrongDataLength`] for more bytes than the tensor has; [`Error::NoSpace`] and
-    /// [`Error::Io`].
+    /// For more bytes than the tensor has; as [`OutputFile::append`].
     pub fn append(&mut self, bytes: &[u8]) -> Result<()> {
         self.actual = self.actual.saturating_add(bytes.len());
         if self.actual > self.expected {
@@ -129,12 +135,14 @@ impl TensorSink<'_> {
     }
 
     fn wrong_data(&self) -> Error {
-        Error::WrongDataLength {
-            path: self.file.path().to_owned(),
-            name: self.name.to_owned(),
-            expected: self.expected,
-            actual: self.actual,
-        }
+        let TensorSink { file, name, expected, actual } = self;
+        error!(
+            Invalid,
+            "tensor `{}` has {expected} bytes but received {actual}{} in {}",
+            name.escape_debug(),
+            if actual > expected { " or more" } else { "" },
+            file.path().display()
+        )
     }
 }
 
@@ -147,20 +155,20 @@ impl FileWriter {
     /// Adds a tensor; its data is requested when the file is written.
     ///
     /// # Errors
-    /// [`Error::TensorName`], [`Error::DuplicateTensor`], [`Error::TensorSize`].
+    /// For an invalid or repeated name, and a tensor that does not fit the file.
     pub fn add(&mut self, name: &str, dtype: Dtype, shape: &[usize]) -> Result<()> {
         self.add_planned(Planned::new(name, dtype, shape)?)
     }
 
     pub(crate) fn add_planned(&mut self, tensor: Planned) -> Result<()> {
         if self.names.contains(&tensor.name) {
-            return Err(Error::DuplicateTensor { name: tensor.name });
+            return Err(duplicate_tensor(Kind::Invalid, &tensor.name));
         }
 
         let data_len = self.data_len.checked_add(tensor.byte_len as u64);
         match data_len.filter(|&bytes| bytes <= MAX_DATA_BYTES) {
             Some(bytes) => self.data_len = bytes,
-            None => return Err(tensor.bad_size()),
+            None => return Err(bad_size(&tensor.name, tensor.dtype.0, &tensor.shape)),
         }
 
         self.names.insert(tensor.name.clone());
@@ -181,7 +189,7 @@ impl FileWriter {
     /// The size of the file in bytes.
     ///
     /// # Errors
-    /// [`Error::HeaderTooLarge`].
+    /// When the header is too large for the format.
     pub fn file_len(&self) -> Result<u64> {
         Ok(self.plan()?.bytes)
     }
@@ -190,7 +198,7 @@ impl FileWriter {
     /// to a [`SharedFile`](crate::SharedFile).
     ///
     /// # Errors
-    /// [`Error::HeaderTooLarge`].
+    /// When the header is too large for the format.
     pub fn plan(&self) -> Result<PlannedFile> {
         self.plan_for(Path::new("the file"))
     }
@@ -209,8 +217,9 @@ impl FileWriter {
     /// tensor's bytes.
     ///
     /// # Errors
-    /// Errors of `data`; [`Error::WrongDataLength`]; [`Error::HeaderTooLarge`]; [`Error::NoSpace`]
-    /// and [`Error::Io`]. An existing file at `path` is then untouched.
+    /// Errors of `data`; when it does not append the tensor's bytes, the header is too large, or
+    /// the file cannot be written ([`NoSpace`](crate::NoSpace) if the disk is full). An existing
+    /// file at `path` is then untouched.
     pub fn save<E: From<Error>>(
         &self,
         path: impl AsRef<Path>,
@@ -251,16 +260,17 @@ impl FileWriter {
     fn header(&self, path: &Path) -> Result<Vec<u8>> {
         // Strings and integers always have a JSON form.
         let mut json = serde_json::to_vec(&HeaderJson(self))
-            .map_err(|error| Error::io("lay out", path, error.into()))?;
+            .map_err(|error| io_error("lay out", path, error.into()))?;
         json.resize(json.len().next_multiple_of(PREFIX), b' ');
 
-        if json.len() > MAX_HEADER_BYTES {
-            return Err(Error::HeaderTooLarge {
-                path: path.to_owned(),
-                header_len: json.len(),
-                limit: MAX_HEADER_BYTES,
-            });
-        }
+        ensure!(
+            json.len() <= MAX_HEADER_BYTES,
+            Invalid,
+            "the header of {} would have {} bytes, but the format allows {MAX_HEADER_BYTES}; write \
+             fewer tensors per file",
+            path.display(),
+            json.len()
+        );
         Ok(json)
     }
 }
@@ -299,7 +309,6 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::NameError;
 
     #[test]
     fn invalid_tensors_are_rejected_when_added() {
@@ -307,19 +316,19 @@ mod tests {
         writer.add("w", Dtype::F32, &[2]).unwrap();
 
         let error = writer.add("w", Dtype::F16, &[2]).unwrap_err();
-        assert!(matches!(error, Error::DuplicateTensor { .. }), "{error}");
+        assert!(error.to_string().starts_with("two tensors have the name `w`"), "{error}");
 
         let error = writer.add("", Dtype::F32, &[2]).unwrap_err();
-        assert!(matches!(error, Error::TensorName { problem: NameError::Empty, .. }), "{error}");
+        assert_eq!(error.to_string(), "invalid tensor name ``: it is empty");
 
         let error = writer.add("huge", Dtype::F32, &[usize::MAX, 2]).unwrap_err();
-        assert!(matches!(error, Error::TensorSize { .. }), "{error}");
+        assert!(error.to_string().contains("does not fit a file"), "{error}");
 
         for name in ["a", "b"] {
             let _ = writer.add(name, Dtype::U8, &[usize::MAX / 9]);
         }
         let error = writer.add("too much", Dtype::U8, &[usize::MAX / 2]).unwrap_err();
-        assert!(matches!(error, Error::TensorSize { .. }), "{error}");
+        assert!(error.to_string().contains("does not fit a file"), "{error}");
 
         let error = writer.add("half", Dtype::F4, &[3]).unwrap_err();
         assert!(error.to_string().contains("`half` of F4 [3]"), "{error}");
@@ -337,10 +346,8 @@ mod tests {
 
         for given in [0, 7, 9] {
             let error = writer.save(&path, |_, data| data.append(&vec![0; given])).unwrap_err();
-            let Error::WrongDataLength { expected: 8, actual: found, .. } = error else {
-                panic!("{error}")
-            };
-            assert_eq!(found, given);
+            let found = format!("tensor `w` has 8 bytes but received {given} ");
+            assert!(error.to_string().replace(" or more", "").starts_with(&found), "{error}");
             assert_eq!(fs::read(&path).unwrap(), b"old");
             assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
         }

@@ -1,15 +1,19 @@
 //! Reading a Hugging Face folder: one file, or several and an index.
 
+use std::fmt;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use meshgrad_error::{Error, Kind, Result, bail, ensure, error};
+
 use crate::confined::{ConfinedFolder, Links};
+use crate::error::{duplicate_tensor, io_error};
 use crate::index::{INDEX_FILE, Index, SINGLE_FILE};
-use crate::index_error::IndexError;
 use crate::limits::MAX_INDEX_BYTES;
+use crate::names::Listed;
 use crate::tensor_file::no_tensor;
-use crate::{Error, Result, TensorFile, TensorInfo};
+use crate::{TensorFile, TensorInfo};
 
 /// The tensors of a folder, in one or several files.
 ///
@@ -31,11 +35,7 @@ type Location = (usize, usize);
 /// The index of a folder declares a different size than its tensors have.
 ///
 /// Not an error: some known writers count tied tensors twice, or not at all.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{} declares {declared} bytes for all tensors, but they have {found}; the tensors themselves \
-     are complete", index.display()
-)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SizeMismatch {
     /// The index.
     pub index: PathBuf,
@@ -45,13 +45,26 @@ pub struct SizeMismatch {
     pub found: u64,
 }
 
+impl fmt::Display for SizeMismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} declares {} bytes for all tensors, but they have {}; the tensors themselves are \
+             complete",
+            self.index.display(),
+            self.declared,
+            self.found
+        )
+    }
+}
+
 impl Folder {
     /// Opens a folder with `model.safetensors` or `model.safetensors.index.json`, and checks index
     /// and headers completely. Reads no data.
     ///
     /// # Errors
-    /// [`Error::NoModel`], [`Error::TwoModels`]; all disagreements of index and files, with names;
-    /// [`Error::Link`]; errors of [`TensorFile::open`].
+    /// When the folder has no model ([`Kind::Missing`]) or two, index and files disagree, or a file
+    /// is a link; errors of [`TensorFile::open`].
     pub fn open(path: impl AsRef<Path>) -> Result<Folder> {
         Folder::open_with(path, Links::Refuse)
     }
@@ -66,7 +79,13 @@ impl Folder {
 
         let single = confined.open(SINGLE_FILE)?;
         match (single, confined.open(INDEX_FILE)?) {
-            (None, None) => Err(Error::NoModel { folder: path }),
+            (None, None) => bail!(
+                Missing,
+                "{} contains neither model.safetensors nor model.safetensors.index.json; pass a \
+                 folder that has one of them, or convert a model of PyTorch with `meshgrad ckpt \
+                 convert`",
+                path.display()
+            ),
             (Some(file), None) => Folder::of_file(path, &confined, file),
             (single, Some(index)) => Folder::of_index(path, &confined, index, single.is_some()),
         }
@@ -91,10 +110,14 @@ impl Folder {
         let index = (INDEX_FILE, file);
         let folder = open_indexed(&path, confined, index, &mut TensorFile::of)?;
         let is_single = |file: &TensorFile| file.path().ends_with(SINGLE_FILE);
-        match has_single && !folder.files.iter().any(is_single) {
-            true => Err(Error::TwoModels { folder: path }),
-            false => Ok(folder),
-        }
+        ensure!(
+            !has_single || folder.files.iter().any(is_single),
+            System,
+            "{} contains model.safetensors and an index that does not name it; remove the obsolete \
+             one",
+            path.display()
+        );
+        Ok(folder)
     }
 
     /// The folder's path.
@@ -120,7 +143,7 @@ impl Folder {
     /// The file that contains this tensor.
     ///
     /// # Errors
-    /// [`Error::NoTensor`].
+    /// When there is no such tensor.
     pub fn file_of(&self, name: &str) -> Result<&TensorFile> {
         match self.location(name) {
             Some((file, _)) => Ok(&self.files[file]),
@@ -197,7 +220,7 @@ impl Folder {
     /// file.
     ///
     /// # Errors
-    /// [`Error::DuplicateTensor`].
+    /// When two tensors have the same name.
     pub fn of_files(
         path: impl AsRef<Path>,
         files: impl IntoIterator<Item = (String, TensorFile)>,
@@ -217,8 +240,7 @@ impl Folder {
         locations.sort_by(|a, b| name(a).cmp(name(b)));
         let same = locations.windows(2).find(|pair| name(&pair[0]) == name(&pair[1]));
         if let Some(pair) = same {
-            let name = name(&pair[0]).to_owned();
-            return Err(Error::DuplicateTensor { name });
+            return Err(duplicate_tensor(Kind::Malformed, name(&pair[0])));
         }
         Ok(Folder { path, files, locations, declared_bytes: None })
     }
@@ -233,8 +255,7 @@ pub(crate) fn open_indexed(
 ) -> Result<Folder> {
     let index_path = confined.path_of(name);
     let json = read_index(&index_path, &file)?;
-    let index = Index::parse(&json)
-        .map_err(|problem| Error::Index { path: index_path.clone(), problem })?;
+    let index = Index::parse(&json).map_err(|problem| not_an_index(&index_path, problem))?;
     Ok(Folder {
         path: path.to_owned(),
         files: open_shards(confined, &index_path, &index, open)?,
@@ -247,18 +268,21 @@ pub(crate) fn open_indexed(
 type OpenShard<'a> = &'a mut dyn FnMut(PathBuf, File) -> Result<TensorFile>;
 
 fn read_index(path: &Path, file: &File) -> Result<Vec<u8>> {
-    let error = |error| Error::io("read", path, error);
+    let failed = |error| io_error("read", path, error);
 
-    let bytes = file.metadata().map_err(error)?.len();
+    let bytes = file.metadata().map_err(failed)?.len();
     if bytes > MAX_INDEX_BYTES {
-        return Err(Error::Index {
-            path: path.to_owned(),
-            problem: IndexError::TooLarge { bytes },
-        });
+        let problem =
+            error!(Malformed, "it has {bytes} bytes, more than the limit of {MAX_INDEX_BYTES}");
+        return Err(not_an_index(path, problem));
     }
     let mut json = vec![0; bytes as usize];
-    file.read_exact_at(&mut json, 0).map_err(error)?;
+    file.read_exact_at(&mut json, 0).map_err(failed)?;
     Ok(json)
+}
+
+fn not_an_index(path: &Path, problem: Error) -> Error {
+    problem.context(format_args!("{} is not an index of model files", path.display()))
 }
 
 /// Opens all files that the index names and checks that they match the index.
@@ -276,9 +300,13 @@ fn open_shards(
             None => missing.push(name.to_string()),
         }
     }
-    if !missing.is_empty() {
-        return Err(Error::MissingShards { index: index_path.to_owned(), files: missing });
-    }
+    ensure!(
+        missing.is_empty(),
+        Malformed,
+        "{} names missing files: {}; download them again",
+        index_path.display(),
+        Listed(&missing)
+    );
 
     let mut placed = vec![Vec::new(); index.files.len()];
     for (tensor, file) in &index.file_of {
@@ -301,17 +329,24 @@ fn check_shard(index_path: &Path, placed: &[&str], file: &TensorFile) -> Result<
         return Ok(());
     }
 
-    let absent = placed.iter().filter(|name| file.get(name).is_none());
-    let absent: Vec<String> = absent.map(|name| (*name).to_owned()).collect();
-    let unexpected = found.filter(|name| placed.binary_search(name).is_err());
-    let unexpected: Vec<String> = unexpected.map(str::to_owned).collect();
+    let absent = placed.iter().copied().filter(|name| file.get(name).is_none());
+    let absent: Vec<&str> = absent.collect();
+    let unexpected: Vec<&str> = found.filter(|name| placed.binary_search(name).is_err()).collect();
 
-    let (index, shard) = (index_path.to_owned(), file.path().to_owned());
-    if absent.is_empty() {
-        Err(Error::NotInIndex { index, shard, names: unexpected })
-    } else {
-        Err(Error::NotInShard { index, shard, names: absent })
-    }
+    let (index, shard) = (index_path.display(), file.path().display());
+    ensure!(
+        absent.is_empty(),
+        Malformed,
+        "{shard} lacks tensors that {index} lists for it: {}; index and files belong to different \
+         models or versions",
+        Listed(&absent)
+    );
+    bail!(
+        Malformed,
+        "{shard} contains tensors that {index} does not list for it: {}; index and files belong to \
+         different models or versions",
+        Listed(&unexpected)
+    )
 }
 
 /// The location of each tensor, sorted by name; the files match the index.

@@ -18,11 +18,11 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use meshgrad_error::{Error, Result, ensure};
+
 use crate::index::{self, INDEX_FILE};
 use crate::tensor_file::no_tensor;
-use crate::{
-    Digest, Error, PlannedFile, Result, Staging, TensorInfo, TensorSink, Writer, write_region,
-};
+use crate::{Digest, PlannedFile, Staging, TensorInfo, TensorSink, Writer, write_region};
 
 /// The files of a Hugging Face folder, with headers and the offsets of their tensors.
 ///
@@ -135,7 +135,7 @@ impl FolderLayout {
     /// Called by the coordinator.
     ///
     /// # Errors
-    /// [`Error::NoSpace`], before anything is written; errors of [`Staging::create`].
+    /// [`NoSpace`](crate::NoSpace), before anything is written; errors of [`Staging::create`].
     pub fn create(&self, staging: &mut Staging) -> Result<()> {
         staging.check_space(self.bytes())?;
         staging.create_planned(self.files())?;
@@ -146,8 +146,8 @@ impl FolderLayout {
     /// one rank must write each element.
     ///
     /// # Errors
-    /// [`Error::NoTensor`]; [`Error::LayoutMismatch`] if the files were created by another layout;
-    /// errors of [`Writer::file`] and [`write_region`].
+    /// When there is no such tensor, or the files were created by another layout; errors of
+    /// [`Writer::file`] and [`write_region`].
     pub fn write_region(
         &self,
         writer: &mut Writer,
@@ -162,13 +162,15 @@ impl FolderLayout {
         let LaidOut { path, file } = &self.files[number];
 
         let shared = writer.file(path)?;
-        if shared.size() != file.bytes {
-            return Err(Error::LayoutMismatch {
-                path: shared.path().to_owned(),
-                planned: file.bytes,
-                found: shared.size(),
-            });
-        }
+        ensure!(
+            shared.size() == file.bytes,
+            Mismatch,
+            "{} was created with {} bytes, but this rank's layout has {}: all ranks must lay out \
+             the same tensors, added in the same order",
+            shared.path().display(),
+            shared.size(),
+            file.bytes
+        );
         write_region(&shared, &file.tensors[at], region, bytes)
     }
 

@@ -3,9 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use meshgrad_error::{Error, Kind, Result};
+
+use crate::error::duplicate_tensor;
 use crate::file_writer::Planned;
 use crate::index::SINGLE_FILE;
-use crate::{Dtype, Error, FileWriter, FolderLayout, Result, Staging, TensorInfo, TensorSink};
+use crate::{Dtype, FileWriter, FolderLayout, Staging, TensorInfo, TensorSink};
 
 /// The default of `transformers`: 5 GB.
 const DEFAULT_MAX_SHARD_BYTES: u64 = 5_000_000_000;
@@ -53,12 +56,12 @@ impl FolderWriter {
     /// Adds a tensor; its data is requested when the folder is written.
     ///
     /// # Errors
-    /// [`Error::TensorName`], [`Error::DuplicateTensor`], [`Error::TensorSize`].
+    /// As [`FileWriter::add`].
     pub fn add(&mut self, name: &str, dtype: Dtype, shape: &[usize]) -> Result<()> {
         let tensor = Planned::new(name, dtype, shape)?;
 
         if !self.names.insert(tensor.name.clone()) {
-            return Err(Error::DuplicateTensor { name: tensor.name });
+            return Err(duplicate_tensor(Kind::Invalid, &tensor.name));
         }
         self.tensors.push(tensor);
         Ok(())
@@ -77,8 +80,8 @@ impl FolderWriter {
     /// bytes.
     ///
     /// # Errors
-    /// Errors of `data`; [`Error::WrongDataLength`]; [`Error::HeaderTooLarge`]; [`Error::NoSpace`],
-    /// before anything is written if the system reports free space; [`Error::Io`].
+    /// Errors of `data`; as [`FileWriter::save`]. If the system reports free space, a lack of space
+    /// is found before anything is written.
     pub fn write<E: From<Error>>(
         self,
         staging: &mut Staging,
@@ -93,7 +96,7 @@ impl FolderWriter {
     /// added.
     ///
     /// # Errors
-    /// [`Error::HeaderTooLarge`].
+    /// When a header is too large for the format.
     pub fn layout(&self, folder: &str) -> Result<FolderLayout> {
         let shards = split(&self.tensors, self.max_shard_bytes);
         let count = shards.len();

@@ -17,18 +17,21 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use meshgrad_error::Result;
+
 use crate::discover::names_in;
+use crate::error::io_error;
 use crate::leftovers::surplus_in;
 use crate::temp_name::{self, TempKind};
 use crate::vfs::{self, RealFs, Vfs};
-use crate::{Committed, Error, Leftover, LeftoverKind, Result};
+use crate::{Committed, Leftover, LeftoverKind};
 
 /// Removes all complete checkpoints of steps in `parent` except the `keep` newest, and the
 /// leftovers of interrupted saves. Incomplete checkpoints are neither counted nor removed. Returns
 /// what was removed, the checkpoints first.
 ///
 /// # Errors
-/// [`Error::Io`].
+/// When a folder cannot be read or removed.
 pub fn keep_last(parent: impl AsRef<Path>, keep: NonZeroUsize) -> Result<Vec<Leftover>> {
     keep_last_in(Arc::new(RealFs), parent, keep)
 }
@@ -74,7 +77,7 @@ fn move_to_trash(vfs: &dyn Vfs, committed: &Committed) -> Result<Option<PathBuf>
     match vfs.rename_no_replace(path, &trash) {
         Ok(()) => Ok(Some(trash)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(Error::io("remove", path, error)),
+        Err(error) => Err(io_error("remove", path, error)),
     }
 }
 
@@ -82,7 +85,7 @@ fn move_to_trash(vfs: &dyn Vfs, committed: &Committed) -> Result<Option<PathBuf>
 /// process or another, is left alone. Returns what was removed, by name.
 ///
 /// # Errors
-/// [`Error::Io`].
+/// When a folder cannot be read or removed.
 pub fn sweep(parent: impl AsRef<Path>) -> Result<Vec<Leftover>> {
     sweep_in(Arc::new(RealFs), parent)
 }
@@ -126,10 +129,10 @@ fn remove_if_dead(vfs: &dyn Vfs, path: PathBuf) -> Result<Option<Leftover>> {
 fn remove(vfs: &dyn Vfs, path: PathBuf, kind: LeftoverKind) -> Result<Leftover> {
     match vfs::remove_all(vfs, &path) {
         Ok(bytes) => Ok(Leftover { path, kind, bytes }),
-        Err(error) => Err(Error::io("remove", &path, error)),
+        Err(error) => Err(io_error("remove", &path, error)),
     }
 }
 
 fn sync(vfs: &dyn Vfs, folder: &Path) -> Result<()> {
-    vfs.sync_dir(folder).map_err(|error| Error::io("sync", folder, error))
+    vfs.sync_dir(folder).map_err(|error| io_error("sync", folder, error))
 }

@@ -8,8 +8,9 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use crate::error::Error;
-use crate::header_error::HeaderError;
+use meshgrad_error::{Error, Kind, Result, bail, ensure, error};
+
+use crate::error::duplicate_tensor;
 use crate::limits::MAX_HEADER_BYTES;
 use crate::tensor_info::TensorInfo;
 use crate::{header_canonical, header_json};
@@ -38,34 +39,35 @@ impl Header {
     ///
     /// let header = Header::parse(&start, start.len() as u64 + 6)?;
     /// assert_eq!(header.get("w").map(|w| w.dtype), Some(Dtype::BF16));
-    /// # Ok::<(), meshgrad_ckpt::HeaderError>(())
+    /// # Ok::<(), meshgrad_ckpt::Error>(())
     /// ```
     ///
     /// # Errors
     /// The rule of the format that the header breaks.
-    pub fn parse(start: &[u8], file_len: u64) -> Result<Header, HeaderError> {
+    pub fn parse(start: &[u8], file_len: u64) -> Result<Header> {
         let Some((prefix, rest)) = start.split_first_chunk() else {
-            let actual = start.len() as u64;
-            return Err(HeaderError::TooShort { file_len: file_len.min(actual) });
+            return Err(too_short(file_len.min(start.len() as u64)));
         };
 
         let header_len = header_len(*prefix, file_len)?;
         match rest.get(..header_len) {
             Some(json) => Header::from_json(json, file_len),
-            None => Err(HeaderError::HeaderBeyondFile {
-                header_len: header_len as u64,
-                available: rest.len() as u64,
-            }),
+            None => Err(beyond_file(header_len as u64, rest.len() as u64)),
         }
     }
 
     /// Parses the JSON; `file_len` is in bytes and includes prefix and header.
-    pub(crate) fn from_json(json: &[u8], file_len: u64) -> Result<Header, HeaderError> {
-        if json.first() != Some(&b'{') {
-            return Err(HeaderError::NotAnObject { first: json.first().copied() });
+    pub(crate) fn from_json(json: &[u8], file_len: u64) -> Result<Header> {
+        match json.first() {
+            Some(b'{') => {}
+            None => bail!(Malformed, "its header starts with nothing instead of `{{`"),
+            Some(byte) => {
+                bail!(Malformed, "its header starts with `{}` instead of `{{`", byte.escape_ascii())
+            }
         }
-        let text = std::str::from_utf8(json)
-            .map_err(|error| HeaderError::NotUtf8 { at: error.valid_up_to() })?;
+        let text = std::str::from_utf8(json).map_err(|invalid| {
+            error!(Malformed, "its header is not UTF-8 at byte {}", invalid.valid_up_to())
+        })?;
 
         let data_start = (PREFIX + json.len()) as u64;
         let data_len = file_len.saturating_sub(data_start);
@@ -74,7 +76,9 @@ impl Header {
             None => header_json::read(text, data_len)?,
         };
 
-        check_names(&mut tensors).map_err(|name| HeaderError::DuplicateTensor { name })?;
+        check_names(&mut tensors).map_err(|name| {
+            error!(Malformed, "two tensors have the name `{}`", name.escape_debug())
+        })?;
         check_coverage(&tensors, data_len)?;
 
         for tensor in &mut tensors {
@@ -84,10 +88,10 @@ impl Header {
     }
 
     /// A header for tensors at ranges that another format defines. The ranges may overlap.
-    pub(crate) fn of_ranges(mut tensors: Vec<TensorInfo>) -> Result<Header, Error> {
+    pub(crate) fn of_ranges(mut tensors: Vec<TensorInfo>) -> Result<Header> {
         match check_names(&mut tensors) {
             Ok(()) => Ok(Header { tensors, metadata: BTreeMap::new() }),
-            Err(name) => Err(Error::DuplicateTensor { name }),
+            Err(name) => Err(duplicate_tensor(Kind::Malformed, &name)),
         }
     }
 
@@ -117,23 +121,46 @@ impl Header {
 }
 
 /// Checks the first eight bytes of a file and returns the length of its header.
-pub(crate) fn header_len(prefix: [u8; PREFIX], file_len: u64) -> Result<usize, HeaderError> {
+pub(crate) fn header_len(prefix: [u8; PREFIX], file_len: u64) -> Result<usize> {
     let header_len = u64::from_le_bytes(prefix);
     let available = file_len.saturating_sub(PREFIX as u64);
     let limit = MAX_HEADER_BYTES as u64;
 
     let swapped = header_len.swap_bytes();
     if header_len > limit && swapped <= limit.min(available) && swapped >= 2 {
-        return Err(HeaderError::BigEndian { header_len, swapped });
+        bail!(
+            Malformed,
+            "its header's length is {header_len}, or {swapped} with the bytes reversed; it was \
+             written on a big-endian machine and must be converted there"
+        );
     }
-    if header_len > limit {
-        return Err(HeaderError::HeaderTooLarge { header_len });
-    }
+    ensure!(
+        header_len <= limit,
+        Malformed,
+        "its header's length is {header_len} bytes, but the format allows {limit}; it is damaged \
+         or not a safetensors file"
+    );
     if header_len > available {
-        return Err(HeaderError::HeaderBeyondFile { header_len, available });
+        return Err(beyond_file(header_len, available));
     }
 
     Ok(header_len as usize)
+}
+
+/// The error for a file that is shorter than the header's length field.
+pub(crate) fn too_short(file_len: u64) -> Error {
+    error!(
+        Malformed,
+        "it has {file_len} bytes, but the header's length alone has 8; it is truncated or empty"
+    )
+}
+
+fn beyond_file(header_len: u64, available: u64) -> Error {
+    error!(
+        Malformed,
+        "its header's length is {header_len} bytes, but only {available} follow; it is truncated \
+         or not a safetensors file"
+    )
 }
 
 /// Sorts the tensors by name; returns a name that two of them have.
@@ -151,7 +178,7 @@ fn check_names(tensors: &mut [TensorInfo]) -> Result<(), String> {
 }
 
 /// Checks that every byte of the data belongs to exactly one tensor.
-fn check_coverage(tensors: &[TensorInfo], data_len: u64) -> Result<(), HeaderError> {
+fn check_coverage(tensors: &[TensorInfo], data_len: u64) -> Result<()> {
     let mut by_offset: Vec<&TensorInfo> = tensors.iter().collect();
     by_offset.sort_by_key(|tensor| (tensor.range.start, tensor.range.end));
 
@@ -160,27 +187,28 @@ fn check_coverage(tensors: &[TensorInfo], data_len: u64) -> Result<(), HeaderErr
     for tensor in by_offset {
         let Range { start, end } = tensor.range;
 
-        if start > covered {
-            return Err(HeaderError::Hole {
-                name: tensor.name.clone(),
-                begin: covered,
-                end: start,
-            });
-        }
-        if start < covered {
-            return Err(HeaderError::Overlap {
-                name: tensor.name.clone(),
-                begin: start,
-                previous: previous.to_owned(),
-                previous_end: covered,
-            });
-        }
+        ensure!(
+            start <= covered,
+            Malformed,
+            "bytes {covered}..{start} of the data, before tensor `{}`, belong to no tensor",
+            tensor.name.escape_debug()
+        );
+        ensure!(
+            start == covered,
+            Malformed,
+            "tensor `{}` begins at byte {start} of the data, before `{}` ends at {covered}",
+            tensor.name.escape_debug(),
+            previous.escape_debug()
+        );
         covered = end;
         previous = &tensor.name;
     }
 
-    match data_len - covered {
-        0 => Ok(()),
-        extra => Err(HeaderError::TrailingBytes { end: covered, extra }),
-    }
+    ensure!(
+        data_len == covered,
+        Malformed,
+        "{} bytes follow its last tensor, which ends at byte {covered} of the data",
+        data_len - covered
+    );
+    Ok(())
 }

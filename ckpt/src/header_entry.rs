@@ -3,8 +3,9 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
+use meshgrad_error::{Result, bail, ensure};
+
 use crate::dtype::{BadSize, Dtype};
-use crate::header_error::HeaderError;
 use crate::limits::MAX_DIMS;
 use crate::names::check_tensor_name;
 use crate::tensor_info::TensorInfo;
@@ -24,41 +25,58 @@ pub(crate) struct Entry<'json> {
 }
 
 /// Checks one entry on its own; its range stays relative to the data.
-pub(crate) fn check_entry(
-    name: String,
-    entry: Entry<'_>,
-    data_len: u64,
-) -> Result<TensorInfo, HeaderError> {
-    if let Err(problem) = check_tensor_name(&name) {
-        return Err(HeaderError::TensorName { name, problem });
-    }
-
+pub(crate) fn check_entry(name: String, entry: Entry<'_>, data_len: u64) -> Result<TensorInfo> {
     let Entry { dtype, shape, dims, begin, end } = entry;
-    let Ok(dtype) = dtype.parse::<Dtype>() else {
-        let dtype = dtype.into_owned();
-        return Err(HeaderError::UnknownDtype { name, dtype });
-    };
-    if dims > MAX_DIMS {
-        return Err(HeaderError::TooManyDims { name, dims });
+    let shown = || name.escape_debug();
+    if let Err(problem) = check_tensor_name(&name) {
+        bail!(Malformed, "invalid tensor name `{}`: {problem}", shown());
     }
+    let Ok(dtype) = dtype.parse::<Dtype>() else {
+        let dtype = dtype.escape_debug();
+        bail!(Malformed, "tensor `{}` has the unknown dtype `{dtype}`", shown());
+    };
+    ensure!(
+        dims <= MAX_DIMS,
+        Malformed,
+        "tensor `{}` has {dims} dims, but at most {MAX_DIMS} are allowed",
+        shown()
+    );
 
     let expected = match dtype.byte_len(&shape) {
         Ok(bytes) => bytes,
-        Err(BadSize::Overflow) => return Err(HeaderError::Overflow { name, dtype, shape }),
-        Err(BadSize::PartOfAByte { bits }) => {
-            return Err(HeaderError::PartOfAByte { name, dtype, shape, bits });
-        }
+        Err(BadSize::Overflow) => bail!(
+            Malformed,
+            "tensor `{}` of {dtype} {shape:?} has more bytes than fit in 64 bits",
+            shown()
+        ),
+        Err(BadSize::PartOfAByte { bits }) => bail!(
+            Malformed,
+            "tensor `{}` of {dtype} {shape:?} has {bits} bits, which is not a whole number of \
+             bytes",
+            shown()
+        ),
     };
 
     let Some(spanned) = end.checked_sub(begin) else {
-        return Err(HeaderError::Backwards { name, begin, end });
+        bail!(
+            Malformed,
+            "tensor `{}` begins at byte {begin} but ends earlier, at byte {end}",
+            shown()
+        );
     };
-    if spanned != expected as u64 {
-        return Err(HeaderError::WrongSize { name, dtype, shape, expected, spanned });
-    }
-    if end > data_len {
-        return Err(HeaderError::BeyondFile { name, end, data_len });
-    }
+    ensure!(
+        spanned == expected as u64,
+        Malformed,
+        "tensor `{}` of {dtype} {shape:?} has {expected} bytes, but its offsets span {spanned}",
+        shown()
+    );
+    ensure!(
+        end <= data_len,
+        Malformed,
+        "tensor `{}` ends at byte {end} of the data, which has {data_len} bytes; the file is \
+         truncated",
+        shown()
+    );
 
     Ok(TensorInfo { name, dtype, shape, range: begin..end })
 }

@@ -6,16 +6,16 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt;
 
-use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use meshgrad_error::{Error, error};
+use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 
 use crate::header_entry::{Entries, Entry, check_entry};
-use crate::header_error::HeaderError;
 use crate::json::{Skip, Text};
 use crate::limits::{MAX_DEPTH, MAX_DIMS};
 use crate::names::METADATA_KEY;
 
 /// Parses a header whose tensors share `data_len` bytes; their ranges stay relative to the data.
-pub(crate) fn read(text: &str, data_len: u64) -> Result<Entries, HeaderError> {
+pub(crate) fn read(text: &str, data_len: u64) -> Result<Entries, Error> {
     let reader = Reader { data_len, broken: Cell::new(None), too_deep: Cell::new(false) };
 
     let mut json = serde_json::Deserializer::from_str(text);
@@ -23,8 +23,9 @@ pub(crate) fn read(text: &str, data_len: u64) -> Result<Entries, HeaderError> {
         .deserialize_map(HeaderVisitor(&reader))
         .and_then(|entries| json.end().map(|()| entries));
 
-    read.map_err(|error| {
-        reader.broken.take().unwrap_or_else(|| HeaderError::Json { message: error.to_string() })
+    read.map_err(|problem| {
+        let broken = reader.broken.take();
+        broken.unwrap_or_else(|| error!(Malformed, "its header cannot be parsed: {problem}"))
     })
 }
 
@@ -32,14 +33,19 @@ pub(crate) fn read(text: &str, data_len: u64) -> Result<Entries, HeaderError> {
 struct Reader {
     data_len: u64,
     /// The violated rule that stopped the parser. It is kept here, because serde's errors are text.
-    broken: Cell<Option<HeaderError>>,
+    broken: Cell<Option<Error>>,
     too_deep: Cell<bool>,
 }
 
 impl Reader {
-    fn refuse<E: Error>(&self, problem: HeaderError) -> E {
+    fn refuse<E: serde::de::Error>(&self, problem: Error) -> E {
         self.broken.set(Some(problem));
         E::custom("rejected")
+    }
+
+    fn refuse_twice<E: serde::de::Error>(&self, key: &str) -> E {
+        let key = key.escape_debug();
+        self.refuse(error!(Malformed, "its metadata has the key `{key}` twice"))
     }
 }
 
@@ -61,7 +67,7 @@ impl<'de> Visitor<'de> for HeaderVisitor<'_> {
                 let pairs = map.next_value_seed(Metadata(self.0));
                 let pairs = pairs.map_err(|error| named(&key, error))?;
                 if metadata.replace(pairs).is_some() {
-                    return Err(self.0.refuse(HeaderError::DuplicateMetadata { key }));
+                    return Err(self.0.refuse_twice(&key));
                 }
                 continue;
             }
@@ -72,7 +78,11 @@ impl<'de> Visitor<'de> for HeaderVisitor<'_> {
                     tensors.push(tensor.map_err(|problem| self.0.refuse(problem))?);
                 }
                 Err(_) if self.0.too_deep.get() => {
-                    return Err(self.0.refuse(HeaderError::TooDeep { name: key }));
+                    return Err(self.0.refuse(error!(
+                        Malformed,
+                        "tensor `{}` has values nested more than {MAX_DEPTH} levels deep",
+                        key.escape_debug()
+                    )));
                 }
                 Err(error) => return Err(named(&key, error)),
             }
@@ -82,7 +92,7 @@ impl<'de> Visitor<'de> for HeaderVisitor<'_> {
 }
 
 /// Adds the name of the entry to the error.
-fn named<E: Error>(key: &str, error: E) -> E {
+fn named<E: serde::de::Error>(key: &str, error: E) -> E {
     E::custom(format_args!("`{}`: {error}", key.escape_debug()))
 }
 
@@ -126,7 +136,11 @@ impl<'de> Visitor<'de> for EntryVisitor<'_> {
     }
 }
 
-fn set_once<T, E: Error>(field: &mut Option<T>, value: T, name: &'static str) -> Result<(), E> {
+fn set_once<T, E: serde::de::Error>(
+    field: &mut Option<T>,
+    value: T,
+    name: &'static str,
+) -> Result<(), E> {
     match field.replace(value) {
         None => Ok(()),
         Some(_) => Err(E::duplicate_field(name)),
@@ -182,7 +196,7 @@ impl<'de> Visitor<'de> for Metadata<'_> {
         f.write_str("an object of strings")
     }
 
-    fn visit_none<E: Error>(self) -> Result<Self::Value, E> {
+    fn visit_none<E: serde::de::Error>(self) -> Result<Self::Value, E> {
         Ok(BTreeMap::new())
     }
 
@@ -194,7 +208,7 @@ impl<'de> Visitor<'de> for Metadata<'_> {
         let mut pairs = BTreeMap::new();
         while let Some((key, value)) = map.next_entry::<String, String>()? {
             if pairs.contains_key(&key) {
-                return Err(self.0.refuse(HeaderError::DuplicateMetadata { key }));
+                return Err(self.0.refuse_twice(&key));
             }
             pairs.insert(key, value);
         }

@@ -6,9 +6,11 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use crate::index_error::IndexError;
+use meshgrad_error::{Result, ensure, error};
+
 use crate::index_json;
 use crate::limits::MAX_TENSORS;
+use crate::names::Listed;
 
 /// The file names of the index, and of a model in a single file.
 pub(crate) const INDEX_FILE: &str = "model.safetensors.index.json";
@@ -26,13 +28,14 @@ pub(crate) struct Index<'json> {
 }
 
 impl<'json> Index<'json> {
-    pub(crate) fn parse(json: &'json [u8]) -> Result<Index<'json>, IndexError> {
+    pub(crate) fn parse(json: &'json [u8]) -> Result<Index<'json>> {
         Index::parse_limited(json, MAX_TENSORS)
     }
 
-    fn parse_limited(json: &'json [u8], limit: usize) -> Result<Index<'json>, IndexError> {
-        let text = std::str::from_utf8(json)
-            .map_err(|error| IndexError::NotUtf8 { at: error.valid_up_to() })?;
+    fn parse_limited(json: &'json [u8], limit: usize) -> Result<Index<'json>> {
+        let text = std::str::from_utf8(json).map_err(|invalid| {
+            error!(Malformed, "it is not UTF-8 at byte {}", invalid.valid_up_to())
+        })?;
         let raw = index_json::read(text, limit)?;
 
         // Files were numbered in the order of their first use.
@@ -55,12 +58,12 @@ impl<'json> Index<'json> {
     }
 }
 
-fn check_duplicates(sorted: &[(Cow<'_, str>, usize)]) -> Result<(), IndexError> {
+fn check_duplicates(sorted: &[(Cow<'_, str>, usize)]) -> Result<()> {
     let groups = sorted.chunk_by(|(a, _), (b, _)| a == b);
-    let names: Vec<String> =
-        groups.filter(|group| group.len() > 1).map(|group| group[0].0.to_string()).collect();
-
-    if names.is_empty() { Ok(()) } else { Err(IndexError::DuplicateTensors { names }) }
+    let groups = groups.filter(|group| group.len() > 1);
+    let names: Vec<&str> = groups.map(|group| group[0].0.as_ref()).collect();
+    ensure!(names.is_empty(), Malformed, "it names tensors more than once: {}", Listed(&names));
+    Ok(())
 }
 
 /// An index in the form that Hugging Face writes: sorted, indented by two spaces.
@@ -105,10 +108,8 @@ mod tests {
     fn the_number_of_tensors_is_limited() {
         let json = br#"{"weight_map": {"a": "x", "b": "x", "c": "x"}}"#;
         assert!(Index::parse_limited(json, 3).is_ok());
-        assert_eq!(
-            Index::parse_limited(json, 2).unwrap_err(),
-            IndexError::TooManyTensors { limit: 2 }
-        );
+        let error = Index::parse_limited(json, 2).unwrap_err();
+        assert_eq!(error, error!(Malformed, "it names more than 2 tensors"));
     }
 
     #[test]

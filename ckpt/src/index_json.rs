@@ -5,10 +5,10 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt;
 
-use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, Visitor};
+use meshgrad_error::{Error, bail, error};
+use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, Visitor};
 use serde_json::Number;
 
-use crate::index_error::IndexError;
 use crate::json::{Skip, Text};
 use crate::limits::MAX_DEPTH;
 use crate::names::{check_file_name, check_tensor_name};
@@ -31,13 +31,12 @@ pub(crate) struct Files<'json> {
 }
 
 impl<'json> Files<'json> {
-    fn number(&mut self, file: Cow<'json, str>) -> Result<usize, IndexError> {
+    fn number(&mut self, file: Cow<'json, str>) -> Result<usize, Error> {
         if let Some((_, number)) = self.previous.as_ref().filter(|(name, _)| *name == file) {
             return Ok(*number);
         }
         if let Err(problem) = check_file_name(&file) {
-            let name = file.into_owned();
-            return Err(IndexError::FileName { name, problem });
+            bail!(Malformed, "invalid file name `{}`: {problem}", file.escape_debug());
         }
 
         let next = self.numbers.len();
@@ -48,17 +47,19 @@ impl<'json> Files<'json> {
 }
 
 /// Parses an index of at most `limit` tensors.
-pub(crate) fn read(text: &str, limit: usize) -> Result<RawIndex<'_>, IndexError> {
+pub(crate) fn read(text: &str, limit: usize) -> Result<RawIndex<'_>, Error> {
     let reader = Reader { limit, broken: Cell::new(None), too_deep: Cell::new(false) };
 
     let mut json = serde_json::Deserializer::from_str(text);
     let read =
         json.deserialize_map(IndexVisitor(&reader)).and_then(|index| json.end().map(|()| index));
 
-    read.map_err(|error| match reader.broken.take() {
-        Some(problem) => problem,
-        None if reader.too_deep.get() => IndexError::TooDeep,
-        None => IndexError::Json { message: error.to_string() },
+    read.map_err(|problem| match reader.broken.take() {
+        Some(broken) => broken,
+        None if reader.too_deep.get() => {
+            error!(Malformed, "it has values nested more than {MAX_DEPTH} levels deep")
+        }
+        None => error!(Malformed, "{problem}"),
     })
 }
 
@@ -66,12 +67,12 @@ pub(crate) fn read(text: &str, limit: usize) -> Result<RawIndex<'_>, IndexError>
 struct Reader {
     limit: usize,
     /// The problem that stopped the parser. It is kept here, because serde's errors are text.
-    broken: Cell<Option<IndexError>>,
+    broken: Cell<Option<Error>>,
     too_deep: Cell<bool>,
 }
 
 impl Reader {
-    fn refuse<E: Error>(&self, problem: IndexError) -> E {
+    fn refuse<E: serde::de::Error>(&self, problem: Error) -> E {
         self.broken.set(Some(problem));
         E::custom("rejected")
     }
@@ -144,11 +145,12 @@ impl<'de> Visitor<'de> for WeightMap<'_> {
 
             if index.file_of.len() == reader.limit {
                 let limit = reader.limit;
-                return Err(reader.refuse(IndexError::TooManyTensors { limit }));
+                return Err(reader.refuse(error!(Malformed, "it names more than {limit} tensors")));
             }
             if let Err(problem) = check_tensor_name(&name) {
-                let name = name.into_owned();
-                return Err(reader.refuse(IndexError::TensorName { name, problem }));
+                let name = name.escape_debug();
+                let problem = error!(Malformed, "invalid tensor name `{name}`: {problem}");
+                return Err(reader.refuse(problem));
             }
 
             let number = index.files.number(file);
@@ -177,7 +179,7 @@ impl<'de> Visitor<'de> for Metadata<'_> {
         f.write_str("an object with `total_size`")
     }
 
-    fn visit_none<E: Error>(self) -> Result<Self::Value, E> {
+    fn visit_none<E: serde::de::Error>(self) -> Result<Self::Value, E> {
         Ok(None)
     }
 

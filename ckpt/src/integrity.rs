@@ -1,35 +1,48 @@
 //! Why a folder is not a complete checkpoint.
 
+use std::fmt;
 use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use meshgrad_error::{Error, Kind};
 
 use crate::names::Listed;
 
 /// The version of the manifests that this crate writes and reads.
 pub(crate) const MANIFEST_VERSION: u32 = 2;
 
+/// A folder that is not a complete checkpoint: details of an [`Error`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Incomplete {
+    /// The folder.
+    pub path: PathBuf,
+    /// The problem.
+    pub problem: IntegrityError,
+}
+
+impl fmt::Display for Incomplete {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} is not a complete checkpoint: {}", self.path.display(), self.problem)
+    }
+}
+
 /// Why a folder is not a complete checkpoint.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum IntegrityError {
     /// The manifest is missing: the folder was not published by this program, or not completely.
-    #[error("it has no manifest.json")]
     NoManifest,
     /// The manifest is not JSON of the expected form.
-    #[error("its manifest.json is invalid: {message}")]
     BadManifest {
         /// The problem.
         message: String,
     },
     /// A newer program wrote the manifest.
-    #[error(
-        "its manifest.json has version {found}, but this program reads {MANIFEST_VERSION}; use a newer meshgrad"
-    )]
     NewerVersion {
         /// The manifest's version.
         found: u32,
     },
     /// The digest of the manifest differs from its seal.
-    #[error("its manifest.json was modified: it has digest {found}, but its seal is {sealed}")]
     BrokenSeal {
         /// The digest in the seal.
         sealed: String,
@@ -37,19 +50,16 @@ pub enum IntegrityError {
         found: String,
     },
     /// Files are missing.
-    #[error("files are missing: {}", Listed(files))]
     MissingFiles {
         /// Their paths below the folder.
         files: Vec<String>,
     },
     /// A file that the manifest does not list.
-    #[error("its manifest.json does not list {file}")]
     Unlisted {
         /// Its path below the folder.
         file: String,
     },
     /// A file has another size.
-    #[error("{file} has {found} bytes, but the manifest lists {expected}")]
     WrongSize {
         /// Its path below the folder.
         file: String,
@@ -59,10 +69,6 @@ pub enum IntegrityError {
         found: u64,
     },
     /// A file has the right size but other content.
-    #[error(
-        "{file} is damaged: bytes {}..{} (block {block}) have digest {found}, but the manifest lists \
-         {expected}", range.start, range.end
-    )]
     WrongDigest {
         /// Its path below the folder.
         file: String,
@@ -75,4 +81,51 @@ pub enum IntegrityError {
         /// The digest of the bytes.
         found: String,
     },
+}
+
+impl IntegrityError {
+    /// The error for a folder, with [`Incomplete`] as details.
+    pub fn of(self, folder: &Path) -> Error {
+        let kind = match self {
+            // A program that reads it may find it intact.
+            IntegrityError::NewerVersion { .. } => Kind::Unsupported,
+            _ => Kind::Damaged,
+        };
+        Error::with_details(kind, Incomplete { path: folder.to_owned(), problem: self })
+    }
+}
+
+impl fmt::Display for IntegrityError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            IntegrityError::NoManifest => f.write_str("it has no manifest.json"),
+            IntegrityError::BadManifest { message } => {
+                write!(f, "its manifest.json is invalid: {message}")
+            }
+            IntegrityError::NewerVersion { found } => write!(
+                f,
+                "its manifest.json has version {found}, but this program reads \
+                 {MANIFEST_VERSION}; use a newer meshgrad"
+            ),
+            IntegrityError::BrokenSeal { sealed, found } => write!(
+                f,
+                "its manifest.json was modified: it has digest {found}, but its seal is {sealed}"
+            ),
+            IntegrityError::MissingFiles { files } => {
+                write!(f, "files are missing: {}", Listed(files))
+            }
+            IntegrityError::Unlisted { file } => {
+                write!(f, "its manifest.json does not list {file}")
+            }
+            IntegrityError::WrongSize { file, expected, found } => {
+                write!(f, "{file} has {found} bytes, but the manifest lists {expected}")
+            }
+            IntegrityError::WrongDigest { file, block, range, expected, found } => write!(
+                f,
+                "{file} is damaged: bytes {}..{} (block {block}) have digest {found}, but the \
+                 manifest lists {expected}",
+                range.start, range.end
+            ),
+        }
+    }
 }

@@ -20,14 +20,15 @@
 //! ])?;
 //! let region = layout.region("model.layers.7.mlp.experts.down_proj", &[128, 2048, 768], 3)?;
 //! assert_eq!(region, [16..32, 0..2048, 384..768]);
-//! # Ok::<(), meshgrad_ckpt::layout::LayoutError>(())
+//! # Ok::<(), meshgrad_ckpt::Error>(())
 //! ```
 
 use std::ops::Range;
 
-use meshgrad_mesh::{Mesh, Placement, Sharding};
+use meshgrad_error::{Result, bail, ensure, error};
+use meshgrad_mesh::{MAX_RANKS, Mesh, Placement, Sharding};
 
-use crate::mapping::{Template, TemplateError};
+use crate::mapping::Template;
 
 /// Mesh axes, and the dims that they split.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,118 +49,6 @@ struct Splits {
     dims: Vec<(String, usize)>,
 }
 
-/// Why a layout cannot be parsed, or does not fit a tensor.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum LayoutError {
-    /// Not a list of axes and sizes.
-    #[error(
-        "`{}` is not an axis: write NAME=SIZE, separated by commas, as in ep=8,tp=2",
-        .0.escape_debug()
-    )]
-    Axis(String),
-    /// Two axes with the same name.
-    #[error("axis `{0}` is listed twice")]
-    AxisTwice(String),
-    /// More ranks than a mesh can have.
-    #[error("the axes {0} have more than {max} ranks", max = meshgrad_mesh::MAX_RANKS)]
-    TooMany(String),
-    /// A line that is not a placement.
-    #[error(
-        "line {line}: `{}` is not a placement: write TEMPLATE = AXIS:DIM .., as in {{r:path}}.weight = \
-         tp:0", text.escape_debug()
-    )]
-    Placement {
-        /// The line, from 1.
-        line: usize,
-        /// Its text.
-        text: String,
-    },
-    /// A line whose name is not a template.
-    #[error("line {line}: {problem}")]
-    Template {
-        /// The line, from 1.
-        line: usize,
-        /// The problem.
-        problem: TemplateError,
-    },
-    /// A line that names an unknown axis.
-    #[error("line {line}: unknown axis `{}`; the axes are {axes}", axis.escape_debug())]
-    NoAxis {
-        /// The line, from 1.
-        line: usize,
-        /// The axis it names.
-        axis: String,
-        /// The axes of the layout.
-        axes: String,
-    },
-    /// An axis that splits a tensor twice.
-    #[error("line {line}: axis `{axis}` splits the same tensor twice")]
-    SplitTwice {
-        /// The line, from 1.
-        line: usize,
-        /// The axis.
-        axis: String,
-    },
-    /// A line that matches no tensor.
-    #[error(
-        "line {line}: no tensor matches `{names}`: correct the name, or write `?=` if the line is \
-         optional"
-    )]
-    Unmatched {
-        /// The line, from 1.
-        line: usize,
-        /// Its names.
-        names: String,
-    },
-    /// A line whose tensors all match an earlier line.
-    #[error(
-        "line {line}: every tensor that `{names}` matches is matched by line {earlier}, and the first \
-         match counts: move the line up"
-    )]
-    Shadowed {
-        /// The line, from 1.
-        line: usize,
-        /// Its names.
-        names: String,
-        /// The line that matches the first of the tensors.
-        earlier: usize,
-    },
-    /// A dim that a tensor does not have.
-    #[error(
-        "`{}` of shape {shape:?} has no dim {dim}, but axis `{axis}` splits it",
-        name.escape_debug()
-    )]
-    NoDim {
-        /// The tensor.
-        name: String,
-        /// Its shape.
-        shape: Vec<u64>,
-        /// The axis.
-        axis: String,
-        /// The dim.
-        dim: usize,
-    },
-    /// A tensor that cannot be sharded.
-    #[error("`{}` cannot be split: {problem}", name.escape_debug())]
-    Unshardable {
-        /// The tensor.
-        name: String,
-        /// The reason.
-        problem: meshgrad_mesh::Error,
-    },
-    /// A rank outside the layout.
-    #[error("invalid rank {rank}: {axes} has {ranks} ranks, numbered from 0")]
-    NoRank {
-        /// The rank.
-        rank: u64,
-        /// The axes of the layout.
-        axes: String,
-        /// The number of ranks.
-        ranks: u64,
-    },
-}
-
 impl Layout {
     /// One rank that owns everything.
     pub fn single() -> Layout {
@@ -170,8 +59,8 @@ impl Layout {
     /// ranks that are adjacent along the last axis have adjacent numbers.
     ///
     /// # Errors
-    /// [`LayoutError`].
-    pub fn parse(axes: &str, placements: &str) -> Result<Layout, LayoutError> {
+    /// For axes or placements of another form, repeated or unknown axes, and too many ranks.
+    pub fn parse(axes: &str, placements: &str) -> Result<Layout> {
         let mut layout = Layout { mesh: read_axes(axes)?, splits: Vec::new() };
         let lines = (1..).zip(placements.lines());
         for (line, text) in lines {
@@ -188,8 +77,8 @@ impl Layout {
     /// catch-all to which earlier placements leave no name, may apply to none.
     ///
     /// # Errors
-    /// [`LayoutError::Unmatched`], [`LayoutError::Shadowed`].
-    pub fn check_matches(&self, names: &[&str]) -> Result<(), LayoutError> {
+    /// For any other placement that applies to none.
+    pub fn check_matches(&self, names: &[&str]) -> Result<()> {
         let first_match = |name: &str| {
             let mut splits = self.splits.iter();
             splits.position(|it| it.names.matches(name).is_some())
@@ -206,11 +95,19 @@ impl Layout {
             let matching = names.iter().find(|name| splits.names.matches(name).is_some());
             match matching.and_then(|name| first_match(name)) {
                 None if splits.names.is_whole() => {}
-                None => return Err(LayoutError::Unmatched { line, names: text }),
+                None => bail!(
+                    Invalid,
+                    "line {line}: no tensor matches `{text}`: correct the name, or write `?=` if \
+                     the line is optional"
+                ),
                 Some(_) if splits.names.has_path() => {}
                 Some(earlier) => {
                     let earlier = self.splits[earlier].line;
-                    return Err(LayoutError::Shadowed { line, names: text, earlier });
+                    bail!(
+                        Invalid,
+                        "line {line}: every tensor that `{text}` matches is matched by line \
+                         {earlier}, and the first match counts: move the line up"
+                    );
                 }
             }
         }
@@ -231,42 +128,36 @@ impl Layout {
     /// k), as in `torch.chunk` and DTensor.
     ///
     /// # Errors
-    /// [`LayoutError::NoDim`], [`LayoutError::Unshardable`].
-    pub fn sharding(&self, name: &str, shape: &[u64]) -> Result<Sharding, LayoutError> {
+    /// When an axis splits a dim that the tensor does not have.
+    pub fn sharding(&self, name: &str, shape: &[u64]) -> Result<Sharding> {
         let dims = self.splits_of(name);
         if let Some((axis, dim)) = dims.iter().find(|(_, dim)| *dim >= shape.len()) {
-            return Err(LayoutError::NoDim {
-                name: name.to_owned(),
-                shape: shape.to_vec(),
-                axis: axis.clone(),
-                dim: *dim,
-            });
+            let name = name.escape_debug();
+            bail!(
+                Invalid,
+                "`{name}` of shape {shape:?} has no dim {dim}, but axis `{axis}` splits it"
+            );
         }
         let shape: Vec<usize> = shape.iter().map(|extent| *extent as usize).collect();
         let placements: Vec<_> =
             dims.iter().map(|(axis, dim)| (axis, Placement::shard(*dim))).collect();
-        Sharding::new(&self.mesh, placements, &shape)
-            .map_err(|problem| LayoutError::Unshardable { name: name.to_owned(), problem })
+        Sharding::new(&self.mesh, placements, &shape).map_err(|problem| {
+            problem.context(format_args!("`{}` cannot be split", name.escape_debug()))
+        })
     }
 
     /// The region of a tensor that a rank owns: a range per dim, possibly empty.
     ///
     /// # Errors
-    /// [`LayoutError::NoRank`]; as [`Layout::sharding`].
-    pub fn region(
-        &self,
-        name: &str,
-        shape: &[u64],
-        rank: u64,
-    ) -> Result<Vec<Range<u64>>, LayoutError> {
+    /// For a rank that does not exist; as [`Layout::sharding`].
+    pub fn region(&self, name: &str, shape: &[u64], rank: u64) -> Result<Vec<Range<u64>>> {
         let sharding = self.sharding(name, shape)?;
         let region = usize::try_from(rank).ok().and_then(|rank| sharding.region(rank)?.as_box());
         let in_file = |range: Range<usize>| range.start as u64..range.end as u64;
         let region = region.map(|region| region.into_iter().map(in_file).collect());
-        region.ok_or_else(|| LayoutError::NoRank {
-            rank,
-            axes: self.to_string(),
-            ranks: self.ranks(),
+        region.ok_or_else(|| {
+            let ranks = self.ranks();
+            error!(Invalid, "invalid rank {rank}: {self} has {ranks} ranks, numbered from 0")
         })
     }
 
@@ -285,31 +176,38 @@ impl Layout {
         splits.map_or(&[], |splits| &splits.dims)
     }
 
-    fn parse_placement(&self, line: usize, text: &str) -> Result<Splits, LayoutError> {
-        let bad = || LayoutError::Placement { line, text: text.to_owned() };
+    fn parse_placement(&self, line: usize, text: &str) -> Result<Splits> {
+        let bad = || {
+            error!(
+                Invalid,
+                "line {line}: `{}` is not a placement: write TEMPLATE = AXIS:DIM .., as in \
+                 {{r:path}}.weight = tp:0",
+                text.escape_debug()
+            )
+        };
         let (names, splits) = text.split_once('=').ok_or_else(bad)?;
         let (names, optional) = match names.strip_suffix('?') {
             Some(names) => (names, true),
             None => (names, false),
         };
-        let names =
-            self::names(names.trim()).map_err(|problem| LayoutError::Template { line, problem })?;
+        let names = self::names(names.trim());
+        let names = names.map_err(|problem| problem.context(format_args!("line {line}")))?;
         let mut dims: Vec<(String, usize)> = Vec::new();
         for split in splits.split_whitespace() {
             let (axis, dim) = split.split_once(':').ok_or_else(bad)?;
             let dim = dim.parse().map_err(|_| bad())?;
-            if self.mesh.axis(axis).is_err() {
-                return Err(LayoutError::NoAxis {
-                    line,
-                    axis: axis.to_owned(),
-                    axes: self.to_string(),
-                });
-            }
-            let axis = axis.to_owned();
-            if dims.iter().any(|(other, _)| *other == axis) {
-                return Err(LayoutError::SplitTwice { line, axis });
-            }
-            dims.push((axis, dim));
+            ensure!(
+                self.mesh.axis(axis).is_ok(),
+                Invalid,
+                "line {line}: unknown axis `{}`; the axes are {self}",
+                axis.escape_debug()
+            );
+            ensure!(
+                dims.iter().all(|(other, _)| other != axis),
+                Invalid,
+                "line {line}: axis `{axis}` splits the same tensor twice"
+            );
+            dims.push((axis.to_owned(), dim));
         }
         Ok(Splits { names, line, optional, dims })
     }
@@ -329,28 +227,33 @@ impl std::fmt::Display for Layout {
 /// Parses a name template, as in placements, to select tensors.
 ///
 /// # Errors
-/// [`TemplateError`].
-pub fn names(text: &str) -> Result<Template, TemplateError> {
+/// When the text is not a template.
+pub fn names(text: &str) -> Result<Template> {
     Template::parse(text, &Default::default())
 }
 
-fn read_axes(text: &str) -> Result<Mesh, LayoutError> {
+fn read_axes(text: &str) -> Result<Mesh> {
     let (mut names, mut sizes): (Vec<&str>, Vec<usize>) = Default::default();
     for axis in text.split(',').filter(|_| !text.trim().is_empty()) {
-        let bad = || LayoutError::Axis(axis.to_owned());
+        let bad = || {
+            error!(
+                Invalid,
+                "`{}` is not an axis: write NAME=SIZE, separated by commas, as in ep=8,tp=2",
+                axis.escape_debug()
+            )
+        };
         let (name, size) = axis.trim().split_once('=').ok_or_else(bad)?;
         let size = size.parse().ok().filter(|size| *size > 0).ok_or_else(bad)?;
         let plain = |it: char| it.is_ascii_alphanumeric() || it == '_';
         if name.is_empty() || !name.chars().all(plain) {
             return Err(bad());
         }
-        if names.contains(&name) {
-            return Err(LayoutError::AxisTwice(name.to_owned()));
-        }
+        ensure!(!names.contains(&name), Invalid, "axis `{name}` is listed twice");
         names.push(name);
         sizes.push(size);
     }
-    Mesh::new(&sizes, &names).map_err(|_| LayoutError::TooMany(text.to_owned()))
+    Mesh::new(&sizes, &names)
+        .map_err(|_| error!(Invalid, "the axes {text} have more than {MAX_RANKS} ranks"))
 }
 
 #[cfg(test)]

@@ -4,10 +4,13 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use meshgrad_error::Result;
+
+use crate::Committed;
 use crate::discover::{names_in, scan_in};
+use crate::error::io_error;
 use crate::temp_name::TempKind;
 use crate::vfs::{self, RealFs, Vfs};
-use crate::{Committed, Error, Result};
 
 /// A folder of a run that is not a checkpoint to keep.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,7 +40,7 @@ pub enum LeftoverKind {
 /// remove, and running saves. Names that this crate does not create are ignored.
 ///
 /// # Errors
-/// [`Error::Io`].
+/// When a folder cannot be read.
 pub fn leftovers(parent: impl AsRef<Path>) -> Result<Vec<Leftover>> {
     let (vfs, parent) = (&RealFs, parent.as_ref());
     let mut found = Vec::new();
@@ -58,7 +61,7 @@ pub fn leftovers(parent: impl AsRef<Path>) -> Result<Vec<Leftover>> {
 /// ascending step.
 ///
 /// # Errors
-/// [`Error::Io`].
+/// When a folder cannot be read.
 pub fn surplus(parent: impl AsRef<Path>, keep: NonZeroUsize) -> Result<Vec<Leftover>> {
     let vfs: Arc<dyn Vfs> = Arc::new(RealFs);
     let surplus = surplus_in(&vfs, parent.as_ref(), keep)?;
@@ -79,8 +82,7 @@ pub(crate) fn surplus_in(
 
 impl Leftover {
     fn at(vfs: &dyn Vfs, path: PathBuf, kind: LeftoverKind) -> Result<Leftover> {
-        let bytes =
-            vfs::bytes_below(vfs, &path).map_err(|error| Error::io("read", &path, error))?;
+        let bytes = vfs::bytes_below(vfs, &path).map_err(|error| io_error("read", &path, error))?;
         Ok(Leftover { path, kind, bytes })
     }
 }

@@ -150,7 +150,7 @@ impl Manifest {
             let path = &file.path;
             let listed = |problem: String| bad(format!("it lists {path:?}: {problem}"));
 
-            check_relative_path(path).map_err(|problem| listed(problem.to_string()))?;
+            check_relative_path(path).map_err(|problem| listed(problem.to_owned()))?;
             let content = file.content().map_err(listed)?;
             if files.insert(path.clone(), content).is_some() {
                 return Err(listed("twice".to_owned()));

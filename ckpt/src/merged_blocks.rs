@@ -8,11 +8,12 @@ use std::hash::Hasher;
 use std::io;
 use std::path::Path;
 
+use meshgrad_error::{Result, error};
 use twox_hash::XxHash3_64;
 
 use crate::blocks::{Block, BlockHasher, Digest};
+use crate::error::io_error;
 use crate::vfs::{self, Vfs, VfsFile};
-use crate::{Error, Result};
 
 /// Up to this many blocks are never merged.
 const FEW: u64 = 1024;
@@ -37,7 +38,7 @@ pub(crate) fn are_small(blocks: &[Block], file_bytes: u64) -> bool {
 /// Merges the small blocks of a file below a folder into blocks of at most `limit` bytes.
 ///
 /// # Errors
-/// [`Error::DigestMismatch`], [`Error::Io`].
+/// When the bytes differ from those that were written, or cannot be read.
 pub(crate) fn merge_in_folder(
     vfs: &dyn Vfs,
     folder: &Path,
@@ -48,12 +49,17 @@ pub(crate) fn merge_in_folder(
     let full = folder.join(path);
     let merged = vfs.open_below(folder, path);
     let merged = merged.and_then(|file| merge(&*file, small, limit));
-    let merged = merged.map_err(|error| Error::io("read", &full, error))?;
-    merged.map_err(|Mismatch { block, found }| Error::DigestMismatch {
-        path: full,
-        range: block.offset..block.end(),
-        written: block.xxh3,
-        found,
+    let merged = merged.map_err(|error| io_error("read", &full, error))?;
+    merged.map_err(|Mismatch { block, found }| {
+        error!(
+            Malformed,
+            "bytes {}..{} of {} have digest {found}, but digest {} was written; another program \
+             modified the file, or the disk is faulty",
+            block.offset,
+            block.end(),
+            full.display(),
+            block.xxh3
+        )
     })
 }
 

@@ -10,88 +10,66 @@ use std::path::{Component, Path};
 /// The header's key for metadata; no tensor can have this name.
 pub(crate) const METADATA_KEY: &str = "__metadata__";
 
-/// The longest file name in bytes on all common file systems.
-const MAX_FILE_NAME: usize = 255;
+/// The result of checking a name; an error says what is wrong with it.
+type Checked = Result<(), &'static str>;
 
-/// The problem with the name of a tensor or a file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum NameError {
-    /// The name is empty.
-    #[error("it is empty")]
-    Empty,
-    /// The name contains a NUL character.
-    #[error("it contains a NUL character")]
-    Nul,
-    /// A component of the name is `..`.
-    #[error("it has a component `..`")]
-    ParentFolder,
-    /// The tensor name is the key of the header's metadata.
-    #[error("`__metadata__` is reserved for the header")]
-    Reserved,
-    /// A file name that must be plain has a separator, is absolute or is `.`.
-    #[error("it refers to another folder")]
-    NotPlain,
-    /// A file name contains a control character.
-    #[error("it contains a control character")]
-    Control,
-    /// A file name is longer than file systems allow.
-    #[error("it has more than {MAX_FILE_NAME} bytes")]
-    TooLong,
-    /// A file name that this crate uses.
-    #[error("this name is used by the checkpoint itself")]
-    Taken,
-}
+// What is wrong with the name of a tensor or a file.
+const EMPTY: &str = "it is empty";
+const NUL: &str = "it contains a NUL character";
+const PARENT_FOLDER: &str = "it has a component `..`";
+const NOT_PLAIN: &str = "it refers to another folder";
+pub(crate) const TAKEN: &str = "this name is used by the checkpoint itself";
 
 /// Checks the name of a tensor.
-pub(crate) fn check_tensor_name(name: &str) -> Result<(), NameError> {
+pub(crate) fn check_tensor_name(name: &str) -> Checked {
     if name.is_empty() {
-        return Err(NameError::Empty);
+        return Err(EMPTY);
     }
     if name.contains('\0') {
-        return Err(NameError::Nul);
+        return Err(NUL);
     }
     // Two consecutive dots are rare; checking each component takes longer.
     if name.contains("..") && name.split(['/', '\\']).any(|part| part == "..") {
-        return Err(NameError::ParentFolder);
+        return Err(PARENT_FOLDER);
     }
     if name == METADATA_KEY {
-        return Err(NameError::Reserved);
+        return Err("`__metadata__` is reserved for the header");
     }
     Ok(())
 }
 
 /// Checks the name of a file directly in a folder.
-pub(crate) fn check_file_name(name: &str) -> Result<(), NameError> {
+pub(crate) fn check_file_name(name: &str) -> Checked {
     check_relative_path(name)?;
-    if name.contains('/') { Err(NameError::NotPlain) } else { Ok(()) }
+    if name.contains('/') { Err(NOT_PLAIN) } else { Ok(()) }
 }
 
 /// Checks a path below a folder: plain names separated by single `/`.
-pub(crate) fn check_relative_path(path: &str) -> Result<(), NameError> {
+pub(crate) fn check_relative_path(path: &str) -> Checked {
     if path.is_empty() {
-        return Err(NameError::Empty);
+        return Err(EMPTY);
     }
     if path.contains('\0') {
-        return Err(NameError::Nul);
+        return Err(NUL);
     }
     // Messages and listings would send control characters to a terminal.
     if path.contains(char::is_control) {
-        return Err(NameError::Control);
+        return Err("it contains a control character");
     }
     // Backslashes are separators on other systems.
     if path.contains('\\') {
-        return Err(NameError::NotPlain);
+        return Err(NOT_PLAIN);
     }
 
     for part in path.split('/') {
-        if part.len() > MAX_FILE_NAME {
-            return Err(NameError::TooLong);
+        // File systems have no longer names.
+        if part.len() > 255 {
+            return Err("it has more than 255 bytes");
         }
         match Path::new(part).components().next() {
             Some(Component::Normal(_)) => {}
-            Some(Component::ParentDir) => return Err(NameError::ParentFolder),
-            _ => return Err(NameError::NotPlain),
+            Some(Component::ParentDir) => return Err(PARENT_FOLDER),
+            _ => return Err(NOT_PLAIN),
         }
     }
     Ok(())
@@ -130,27 +108,30 @@ mod tests {
     #[test]
     fn tensor_names_that_could_leave_a_folder_are_rejected() {
         for name in ["..", "../x", "a/../b", "a\\..\\b", "x/.."] {
-            assert_eq!(check_tensor_name(name), Err(NameError::ParentFolder), "{name}");
+            assert_eq!(check_tensor_name(name), Err(PARENT_FOLDER), "{name}");
         }
         for name in ["a", "model.layers.0.w", "a..b", "...", "a/b", "ü", "a b"] {
             assert_eq!(check_tensor_name(name), Ok(()), "{name}");
         }
-        assert_eq!(check_tensor_name(""), Err(NameError::Empty));
-        assert_eq!(check_tensor_name("a\0"), Err(NameError::Nul));
-        assert_eq!(check_tensor_name("__metadata__"), Err(NameError::Reserved));
+        assert_eq!(check_tensor_name(""), Err(EMPTY));
+        assert_eq!(check_tensor_name("a\0"), Err(NUL));
+        assert_eq!(
+            check_tensor_name("__metadata__"),
+            Err("`__metadata__` is reserved for the header")
+        );
     }
 
     #[test]
     fn file_names_stay_in_their_folder() {
         for name in ["/etc/passwd", "a/b", "a//b", "a/", "./a", ".", "C:\\x", "a\\b"] {
-            assert_eq!(check_file_name(name), Err(NameError::NotPlain), "{name}");
+            assert_eq!(check_file_name(name), Err(NOT_PLAIN), "{name}");
         }
         for name in ["..", "../a", "a/../../b"] {
-            assert_eq!(check_file_name(name), Err(NameError::ParentFolder), "{name}");
+            assert_eq!(check_file_name(name), Err(PARENT_FOLDER), "{name}");
         }
         assert_eq!(check_file_name("model-00001-of-00002.safetensors"), Ok(()));
         assert_eq!(check_relative_path("model/config.json"), Ok(()));
-        assert_eq!(check_relative_path("model/./config.json"), Err(NameError::NotPlain));
+        assert_eq!(check_relative_path("model/./config.json"), Err(NOT_PLAIN));
     }
 
     #[test]

@@ -4,9 +4,11 @@ use std::fmt;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use meshgrad_error::{Error, Result};
+
 use crate::blocks::{BlockHasher, Content, MAX_BLOCK_BYTES};
+use crate::error::{already_exists, io_error, write_error};
 use crate::vfs::{self, Vfs, VfsFile, WRITE_BYTES};
-use crate::{Error, Result};
 
 /// A new file that is being written and digested.
 pub struct OutputFile {
@@ -54,9 +56,9 @@ impl OutputFile {
     /// Appends all of `bytes`.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] when the disk is full, [`Error::Io`] otherwise.
+    /// When the bytes cannot be written; [`NoSpace`](crate::NoSpace) if the disk is full.
     pub fn append(&mut self, bytes: &[u8]) -> Result<()> {
-        self.put(bytes).map_err(|error| Error::write(&self.path, bytes.len() as u64, error))
+        self.put(bytes).map_err(|error| write_error(&self.path, bytes.len() as u64, error))
     }
 
     fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
@@ -114,7 +116,7 @@ impl OutputFile {
             file.put_buffer()?;
             file.file.sync_data()
         });
-        synced.map_err(|error| Error::write(&self.path, bytes, error))?;
+        synced.map_err(|error| write_error(&self.path, bytes, error))?;
 
         self.hasher.flush(&mut self.blocks);
         let blocks = self.blocks;
@@ -147,8 +149,8 @@ pub(crate) fn write_new<E: From<Error>>(
 /// Creates a file that must not exist.
 pub(crate) fn create_new(vfs: &dyn Vfs, path: &Path) -> Result<Box<dyn VfsFile>> {
     vfs.create_new(path).map_err(|error| match error.kind() {
-        io::ErrorKind::AlreadyExists => Error::Exists { path: path.to_owned() },
-        _ => Error::write(path, 0, error),
+        io::ErrorKind::AlreadyExists => already_exists(path),
+        _ => write_error(path, 0, error),
     })
 }
 
@@ -175,7 +177,8 @@ pub(crate) fn fill_and_finish<E: From<Error>>(
 /// Whenever the process or the machine stops, `path` is the old file or the new one.
 ///
 /// # Errors
-/// Errors of `fill`; [`Error::NoSpace`] and [`Error::Io`]. The old file is untouched then.
+/// Errors of `fill`; when the file cannot be written ([`NoSpace`](crate::NoSpace) if the disk is
+/// full). The old file is untouched then.
 pub fn replace_file<E: From<Error>>(
     path: impl AsRef<Path>,
     fill: impl FnOnce(&mut OutputFile) -> std::result::Result<(), E>,
@@ -200,10 +203,10 @@ pub fn replace_file_in<E: From<Error>>(
 
     if let Err(error) = vfs.rename(&temporary, path) {
         let _ = vfs.unlink(&temporary);
-        return Err(Error::io("replace", path, error).into());
+        return Err(io_error("replace", path, error).into());
     }
     let folder = crate::disk::folder_of(path);
-    vfs.sync_dir(folder).map_err(|error| Error::io("sync", folder, error).into())
+    vfs.sync_dir(folder).map_err(|error| io_error("sync", folder, error).into())
 }
 
 #[cfg(test)]
@@ -223,10 +226,10 @@ mod tests {
 
         let failed = replace_file(&path, |file| {
             file.append(b"half of the n")?;
-            Err(Error::NotAFile { path: "x".into() })
+            Err(crate::error::not_a_file(Path::new("x")))
         });
 
-        assert!(matches!(failed, Err(Error::NotAFile { .. })));
+        assert_eq!(failed.unwrap_err().to_string(), "x is not a regular file");
         assert_eq!(fs::read(&path).unwrap(), b"old");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
 

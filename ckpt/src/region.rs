@@ -2,14 +2,16 @@
 
 use std::ops::Range;
 
-use crate::{Error, Result, SharedFile, TensorInfo};
+use meshgrad_error::{Result, bail};
+
+use crate::{SharedFile, TensorInfo};
 
 /// Writes a region of a tensor, given as dense row-major bytes, to the file that will contain the
 /// whole tensor: one write per contiguous range. An empty region writes nothing.
 ///
 /// # Errors
-/// [`Error::BadRegion`] for a region outside the tensor, data of another size, or elements that
-/// share bytes with another region; errors of [`SharedFile::write_at`].
+/// For a region outside the tensor, data of another size, and elements that share bytes with
+/// another region; errors of [`SharedFile::write_at`].
 pub fn write_region(
     file: &SharedFile,
     tensor: &TensorInfo,
@@ -18,12 +20,14 @@ pub fn write_region(
 ) -> Result<()> {
     let runs = Runs::of(tensor, region).filter(|runs| runs.total == bytes.len() as u64);
     let Some(runs) = runs else {
-        return Err(Error::BadRegion {
-            tensor: tensor.name.clone(),
-            shape: tensor.shape.clone(),
-            region: region.to_vec(),
-            actual: bytes.len(),
-        });
+        bail!(
+            Invalid,
+            "cannot write {} bytes as region {region:?} of tensor `{}` of shape {:?}: it must lie \
+             inside the tensor and start and end at whole bytes, and the data must match its size",
+            bytes.len(),
+            tensor.name.escape_debug(),
+            tensor.shape
+        );
     };
     if bytes.is_empty() {
         return Ok(());

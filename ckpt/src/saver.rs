@@ -15,7 +15,10 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::thread::{Builder, JoinHandle};
 
-use crate::{Committed, Error, Result, Snapshot};
+use meshgrad_error::{Error, Result, error};
+
+use crate::error::io_error;
+use crate::{Committed, Snapshot};
 
 /// Work for a [`Saver`]: a [`Snapshot`], or any other work that returns a `T`.
 pub struct Task<T = Committed> {
@@ -142,7 +145,7 @@ impl<T: Send + 'static> Saver<T> {
         let thread = Builder::new().name("save".to_owned());
         self.state = match thread.spawn(run) {
             Ok(thread) => State::Running(path, thread),
-            Err(error) => State::Ended(Err(Error::io("start a thread to save", &path, error))),
+            Err(error) => State::Ended(Err(io_error("start a thread to save", &path, error))),
         };
         Submitted::Started { previous }
     }
@@ -163,8 +166,8 @@ impl<T: Send + 'static> Saver<T> {
             State::Idle => None,
             State::Ended(result) => Some(result),
             State::Running(path, thread) => Some(thread.join().unwrap_or_else(|panic| {
-                let message = panic_text(&*panic);
-                Err(Error::Panicked { path, message })
+                let (path, panic) = (path.display(), panic_text(&*panic));
+                Err(error!(Invalid, "the background save of {path} panicked: {panic}"))
             })),
         }
     }

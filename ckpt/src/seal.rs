@@ -3,12 +3,15 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use meshgrad_error::{Error, Result, ensure, error};
+
 use crate::blocks::Content;
 use crate::discover::names_in;
+use crate::error::{io_error, not_a_file};
 use crate::manifest::{About, MANIFEST_FILE, MAX_MANIFEST_BYTES, Manifest};
 use crate::output_file::write_new;
+use crate::verify;
 use crate::vfs::{FileKind, Vfs};
-use crate::{Error, Result, verify};
 
 /// A folder to seal.
 pub(crate) struct Sealer<'a> {
@@ -47,33 +50,39 @@ impl Sealer<'_> {
 
     fn write_manifest(&self, manifest: &Manifest) -> Result<()> {
         let path = self.folder.join(MANIFEST_FILE);
-        let json = manifest.to_json().map_err(|error| Error::io("lay out", &path, error.into()))?;
+        let json = manifest.to_json().map_err(|error| io_error("lay out", &path, error.into()))?;
 
-        if json.len() as u64 > MAX_MANIFEST_BYTES {
-            let bytes = json.len() as u64;
-            return Err(Error::ManifestTooLarge { path, bytes });
-        }
+        ensure!(
+            json.len() as u64 <= MAX_MANIFEST_BYTES,
+            Invalid,
+            "{} would have {} bytes, but the maximum is {MAX_MANIFEST_BYTES}; write fewer files, \
+             or larger contiguous parts of them",
+            path.display(),
+            json.len()
+        );
         write_new::<Error>(self.vfs, &path, self.block_bytes, |file| file.append(json.as_bytes()))?;
         Ok(())
     }
 
     fn changed(&self, path: &str, content: &Content, found: Option<u64>) -> Error {
-        Error::ChangedWhileStaged {
-            path: self.folder.join(path),
-            written: content.bytes,
-            found: found.unwrap_or(0),
-        }
+        error!(
+            Malformed,
+            "{} has {} bytes but {} were written; another program modified it",
+            self.folder.join(path).display(),
+            found.unwrap_or(0),
+            content.bytes
+        )
     }
 
     fn sync_and_digest(&self, path: &str) -> Result<Content> {
         let full = self.folder.join(path);
-        let file = self.vfs.open(&full).map_err(|error| Error::io("open", &full, error))?;
-        file.sync_data().map_err(|error| Error::io("sync", &full, error))?;
-        verify::content(&*file, self.block_bytes).map_err(|error| Error::io("read", &full, error))
+        let file = self.vfs.open(&full).map_err(|error| io_error("open", &full, error))?;
+        file.sync_data().map_err(|error| io_error("sync", &full, error))?;
+        verify::content(&*file, self.block_bytes).map_err(|error| io_error("read", &full, error))
     }
 
     fn sync_folder(&self, folder: &Path) -> Result<()> {
-        self.vfs.sync_dir(folder).map_err(|error| Error::io("sync", folder, error))
+        self.vfs.sync_dir(folder).map_err(|error| io_error("sync", folder, error))
     }
 
     fn walk(&self, below: &str, found: &mut Found) -> Result<()> {
@@ -85,7 +94,7 @@ impl Sealer<'_> {
             };
             let full = self.folder.join(&path);
             let metadata =
-                self.vfs.metadata(&full).map_err(|error| Error::io("read", &full, error))?;
+                self.vfs.metadata(&full).map_err(|error| io_error("read", &full, error))?;
 
             match metadata.kind {
                 FileKind::Folder => self.walk(&path, found)?,
@@ -93,7 +102,7 @@ impl Sealer<'_> {
                     found.files.insert(path, metadata.bytes);
                 }
                 // A link would make the checkpoint depend on its target.
-                FileKind::Other => return Err(Error::NotAFile { path: full }),
+                FileKind::Other => return Err(not_a_file(&full)),
             }
         }
         found.folders.push(folder);

@@ -10,10 +10,12 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
+use meshgrad_error::{Result, bail, ensure};
+
 use crate::blocks::{Block, BlockHasher};
+use crate::error::write_error;
 use crate::source::ALIGNMENT;
 use crate::vfs::{self, VfsFile, WRITE_BYTES};
-use crate::{Error, Result};
 
 /// The maximum number of growing parts. Above it, the part at the lowest offset is closed.
 const MAX_OPEN_RUNS: usize = 64;
@@ -77,22 +79,25 @@ impl SharedFile {
     /// any writer. A write at the end of an earlier one extends its block.
     ///
     /// # Errors
-    /// [`Error::OutsideFile`]; [`Error::WriterFinished`] after its writer has finished;
-    /// [`Error::NoSpace`] and [`Error::Io`].
+    /// For bytes outside the file; after its writer has finished; when the data cannot be written
+    /// ([`NoSpace`](crate::NoSpace) if the disk is full).
     pub fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         let shared = &*self.0;
-        let path = || shared.path.clone();
-        if offset.saturating_add(bytes.len() as u64) > shared.bytes {
-            return Err(Error::OutsideFile {
-                path: path(),
-                offset,
-                len: bytes.len(),
-                available: shared.bytes,
-            });
-        }
+        let path = shared.path.display();
+        ensure!(
+            offset.saturating_add(bytes.len() as u64) <= shared.bytes,
+            Invalid,
+            "cannot write bytes {offset}..{offset}+{} of {path}: it was created with {} bytes",
+            bytes.len(),
+            shared.bytes
+        );
         let is_finished = shared.is_finished.read();
         if *is_finished.unwrap_or_else(PoisonError::into_inner) {
-            return Err(Error::WriterFinished { path: path() });
+            bail!(
+                Invalid,
+                "cannot write to {path}: its writer has finished; write all data before \
+                 `Writer::finish`"
+            );
         }
         shared.write(offset, bytes)
     }
@@ -114,7 +119,7 @@ impl Shared {
         let mut parts = self.parts();
         parts.done.extend(done);
         parts.keep_open(hasher);
-        written.map_err(|error| Error::write(&self.path, bytes.len() as u64, error))
+        written.map_err(|error| write_error(&self.path, bytes.len() as u64, error))
     }
 
     /// Writes at the end of a block and extends it. Writes are split at page boundaries.
@@ -142,7 +147,7 @@ impl Shared {
         let is_finished = self.is_finished.write();
         *is_finished.unwrap_or_else(PoisonError::into_inner) = true;
 
-        self.file.sync_data().map_err(|error| Error::write(&self.path, self.bytes, error))?;
+        self.file.sync_data().map_err(|error| write_error(&self.path, self.bytes, error))?;
 
         let mut parts = self.parts();
         while let Some((_, hasher)) = parts.open.pop_first() {
@@ -265,11 +270,11 @@ mod tests {
         file.write_at(0, &[1; 10]).unwrap();
         for (offset, len) in [(10, 1), (0, 11), (u64::MAX, 2)] {
             let error = file.write_at(offset, &vec![2; len]).unwrap_err();
-            assert!(matches!(error, Error::OutsideFile { .. }), "{error}");
+            assert!(error.to_string().ends_with("it was created with 10 bytes"), "{error}");
         }
         file.finish().unwrap();
         let error = file.write_at(0, &[3]).unwrap_err();
-        assert!(matches!(error, Error::WriterFinished { .. }), "{error}");
+        assert!(error.to_string().contains("its writer has finished"), "{error}");
 
         let mut found = [0; 11];
         let file = RealFs.open(&folder.path().join("x")).unwrap();

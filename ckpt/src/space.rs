@@ -2,14 +2,16 @@
 
 use std::path::Path;
 
-use crate::error::{Error, Result};
+use meshgrad_error::Result;
+
+use crate::error::no_space;
 
 /// Fails, before the first byte is written, if `needed` bytes plus 5% do not fit. The file system
 /// needs some space for itself.
 pub(crate) fn check_space(path: &Path, needed: u64, available: Option<u64>) -> Result<()> {
     match available {
         Some(available) if available < needed.saturating_add(needed / 20) => {
-            Err(Error::NoSpace { path: path.to_owned(), needed, available: Some(available) })
+            Err(no_space(path, needed, Some(available)))
         }
         _ => Ok(()),
     }

@@ -18,21 +18,23 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use meshgrad_error::{Error, Result, ensure, error};
 use serde_json::Value;
 
 use crate::blocks::{Content, MAX_BLOCK_BYTES};
+use crate::coverage::check_coverage;
 use crate::disk;
+use crate::error::{already_exists, bad_file_name, io_error, write_error};
 use crate::manifest::{About, MANIFEST_FILE};
 use crate::merged_blocks;
-use crate::names::{NameError, check_file_name, check_relative_path};
+use crate::names::{Listed, TAKEN, check_file_name, check_relative_path};
 use crate::output_file::{self, OutputFile};
 use crate::seal::Sealer;
 use crate::space;
 use crate::staging_folder::{self, NameState};
 use crate::temp_name::{self, TempKind};
 use crate::vfs::{self, Lock, RealFs, Vfs, VfsFile};
-use crate::write_report::WriteReportError;
-use crate::{Committed, Error, PlannedFile, Result, SharedFile, TensorInfo, WriteReport, Writer};
+use crate::{Committed, PlannedFile, SharedFile, TensorInfo, WriteReport, Writer};
 
 /// The writer name of the staging itself.
 const COORDINATOR: &str = "coordinator";
@@ -67,9 +69,9 @@ impl Staging {
     /// Starts the checkpoint `parent/name`; `parent` must exist.
     ///
     /// # Errors
-    /// [`Error::Exists`] if the path already exists, unless it is an incomplete checkpoint of a
-    /// step ([`step_name`](crate::step_name)), which the commit replaces. [`Error::FileName`] when
-    /// `name` is not a plain name; [`Error::Io`].
+    /// When the path already exists, unless it is an incomplete checkpoint of a step
+    /// ([`step_name`](crate::step_name)), which the commit replaces; when `name` is not a plain
+    /// name, or the folder cannot be created.
     pub fn new(parent: impl AsRef<Path>, name: &str) -> Result<Staging> {
         Staging::new_in(Arc::new(RealFs), parent, name)
     }
@@ -80,11 +82,10 @@ impl Staging {
     /// As [`Staging::new`].
     pub fn new_in(vfs: Arc<dyn Vfs>, parent: impl AsRef<Path>, name: &str) -> Result<Staging> {
         let parent = parent.as_ref();
-        let refuse =
-            |problem| Error::FileName { folder: parent.to_owned(), name: name.to_owned(), problem };
+        let refuse = |problem| bad_file_name(parent, name, problem);
         check_file_name(name).map_err(refuse)?;
         if name.starts_with('.') {
-            return Err(refuse(NameError::Taken));
+            return Err(refuse(TAKEN));
         }
 
         let target = parent.join(name);
@@ -125,11 +126,11 @@ impl Staging {
         self.about.insert(key.to_owned(), value.into());
     }
 
-    /// Fails with [`Error::NoSpace`] when the file system has less than `bytes` plus 5% left. Call
-    /// it with the total size before writing.
+    /// Fails with [`NoSpace`](crate::NoSpace) when the file system has less than `bytes` plus 5%
+    /// left. Call it with the total size before writing.
     ///
     /// # Errors
-    /// [`Error::NoSpace`].
+    /// See above.
     pub fn check_space(&self, bytes: u64) -> Result<()> {
         space::check_space(&self.folder, bytes, self.vfs.space(&self.folder))
     }
@@ -138,7 +139,8 @@ impl Staging {
     /// is detected before the first byte.
     ///
     /// # Errors
-    /// [`Error::FileName`], [`Error::Exists`], [`Error::NoSpace`], [`Error::Io`].
+    /// For a path that leaves the folder or already exists; when the file cannot be created, or the
+    /// disk is full ([`NoSpace`](crate::NoSpace)).
     pub fn reserve(&mut self, path: &str, bytes: u64) -> Result<()> {
         // The file is closed again, because there may be more files than a process may have open.
         self.allocate(path, bytes)?;
@@ -157,9 +159,7 @@ impl Staging {
     /// Writes and syncs a file whose bytes `fill` appends.
     ///
     /// # Errors
-    /// Errors of `fill`; [`Error::FileName`] for a path that leaves the folder; [`Error::Exists`]
-    /// for a file that was already written; [`Error::WrongLength`] when the file was reserved with
-    /// another size; [`Error::NoSpace`], [`Error::Io`].
+    /// Errors of `fill`; as [`Staging::reserve`]; when the file was reserved with another size.
     pub fn write_with<E: From<Error>>(
         &mut self,
         path: &str,
@@ -169,7 +169,7 @@ impl Staging {
         let content = match self.reserved.remove(path) {
             Some(bytes) => {
                 let file = self.vfs.open_to_write(&full);
-                let file = file.map_err(|error| Error::io("open", &full, error))?;
+                let file = file.map_err(|error| io_error("open", &full, error))?;
                 let file = OutputFile::new(full.clone(), file, self.block_bytes);
                 let content = output_file::fill_and_finish(&*self.vfs, file, fill)?;
                 check_length(&full, bytes, content.bytes).inspect_err(|_| {
@@ -189,7 +189,7 @@ impl Staging {
     /// States the content of a reserved file that other handles have written and synced.
     ///
     /// # Errors
-    /// [`Error::WrongLength`] when the file was reserved with another size.
+    /// When the file was reserved with another size.
     pub(crate) fn complete(&mut self, path: &str, content: Content) -> Result<()> {
         let reserved = self.reserved.remove(path).unwrap_or(0);
         check_length(&self.folder.join(path), reserved, content.bytes)?;
@@ -201,7 +201,7 @@ impl Staging {
     /// parts, in any order and at the same time. Returns this process's handle.
     ///
     /// # Errors
-    /// [`Error::FileName`], [`Error::Exists`], [`Error::NoSpace`], [`Error::Io`].
+    /// As [`Staging::reserve`].
     pub fn create(&mut self, path: &str, bytes: u64) -> Result<SharedFile> {
         let file = self.allocate(path, bytes)?;
         self.shared.insert(path.to_owned(), bytes);
@@ -238,17 +238,17 @@ impl Staging {
     /// Accepts a writer's report.
     ///
     /// # Errors
-    /// [`Error::BadWriteReport`].
+    /// When the writer has already reported, or the report names impossible files or blocks.
     pub fn accept(&mut self, report: WriteReport) -> Result<()> {
-        let checked = if self.reports.contains_key(&report.writer) {
-            Err(WriteReportError::Twice)
-        } else {
-            report.check(&self.shared)
-        };
-        checked.map_err(|problem| Error::BadWriteReport {
-            path: self.target.clone(),
-            writer: report.writer.clone(),
-            problem,
+        let (writer, path) = (&report.writer, self.target.display());
+        ensure!(
+            !self.reports.contains_key(writer),
+            Invalid,
+            "invalid report of writer `{writer}` for {path}: a writer with this name has already \
+             reported; names must be unique"
+        );
+        report.check(&self.shared).map_err(|problem| {
+            problem.context(format_args!("invalid report of writer `{writer}` for {path}"))
         })?;
         self.reports.insert(report.writer.clone(), report);
         Ok(())
@@ -262,7 +262,7 @@ impl Staging {
             Ok(()) => Ok(file),
             Err(error) => {
                 let _ = self.vfs.unlink(&full);
-                Err(Error::write(&full, bytes, error))
+                Err(write_error(&full, bytes, error))
             }
         }
     }
@@ -273,27 +273,25 @@ impl Staging {
             return Ok(());
         };
         vfs::make_dirs(&*self.vfs, &self.folder, below)
-            .map_err(|error| Error::write(&self.folder.join(below), 0, error))
+            .map_err(|error| write_error(&self.folder.join(below), 0, error))
     }
 
     fn full_path(&self, path: &str) -> Result<PathBuf> {
         let problem = match check_relative_path(path) {
             Err(problem) => problem,
-            Ok(()) if path == MANIFEST_FILE => NameError::Taken,
+            Ok(()) if path == MANIFEST_FILE => TAKEN,
             Ok(()) => return Ok(self.folder.join(path)),
         };
-        Err(Error::FileName { folder: self.folder.clone(), name: path.to_owned(), problem })
+        Err(bad_file_name(&self.folder, path, problem))
     }
 
     /// Seals the checkpoint and renames it to its final name. All of it is on disk when this
     /// returns.
     ///
     /// # Errors
-    /// [`Error::MissingWriters`], [`Error::Coverage`] and [`Error::WrongLength`] when parts are
-    /// missing; [`Error::Exists`] when another process has published this name meanwhile;
-    /// [`Error::ChangedWhileStaged`], [`Error::DigestMismatch`]; [`Error::NoSpace`], [`Error::Io`].
-    /// Nothing is published then, with one exception: after a failed sync of the parent the
-    /// checkpoint exists, but a power cut may still undo it.
+    /// When writers or parts are missing, another process has published this name meanwhile or has
+    /// changed a file, or the disk is full or fails. Nothing is published then, with one exception:
+    /// after a failed sync of the parent the checkpoint exists, but a power cut may still undo it.
     pub fn commit(mut self) -> Result<Committed> {
         let files = self.finish_files()?;
         let sealer =
@@ -312,10 +310,14 @@ impl Staging {
         }
 
         let is_missing = |name: &&String| !self.reports.contains_key(*name);
-        let missing: Vec<String> = self.expected.iter().filter(is_missing).cloned().collect();
-        if !missing.is_empty() {
-            return Err(Error::MissingWriters { path: self.target.clone(), writers: missing });
-        }
+        let missing: Vec<&String> = self.expected.iter().filter(is_missing).collect();
+        ensure!(
+            missing.is_empty(),
+            Invalid,
+            "cannot seal {}: no report from {}; they failed or have not finished",
+            self.target.display(),
+            Listed(&missing)
+        );
 
         let mut files = std::mem::take(&mut self.written);
         for (path, &bytes) in &self.shared {
@@ -330,12 +332,15 @@ impl Staging {
             let blocks = report.parts.get(path).into_iter().flatten();
             parts.extend(blocks.map(|block| (writer.as_str(), *block)));
         }
-        let blocks =
-            crate::coverage::check_coverage(bytes, parts).map_err(|problem| Error::Coverage {
-                path: self.folder.join(path),
-                tensors: self.tensors_in(path, problem.range()),
-                problem,
-            })?;
+        let blocks = check_coverage(bytes, parts).map_err(|uncovered| {
+            let tensors = match &self.tensors_in(path, &uncovered.range)[..] {
+                [] => String::new(),
+                [name] => format!("; they belong to tensor `{}`", name.escape_debug()),
+                names => format!("; they belong to tensors {}", Listed(names)),
+            };
+            let path = self.folder.join(path);
+            error!(Invalid, "{} is not complete: {}{tensors}", path.display(), uncovered.problem)
+        })?;
         let blocks = match merged_blocks::are_small(&blocks, bytes) {
             true => merged_blocks::merge_in_folder(
                 &*self.vfs,
@@ -350,11 +355,11 @@ impl Staging {
     }
 
     /// The tensors that contain some of these bytes, if known.
-    fn tensors_in(&self, path: &str, bytes: &Range<u64>) -> Vec<String> {
+    fn tensors_in(&self, path: &str, bytes: &Range<u64>) -> Vec<&str> {
         let tensors = self.tensors.get(path).into_iter().flatten();
         tensors
             .filter(|it| it.range.start < bytes.end && bytes.start < it.range.end)
-            .map(|it| it.name.clone())
+            .map(|it| it.name.as_str())
             .collect()
     }
 
@@ -365,13 +370,13 @@ impl Staging {
         renamed.map_err(|error| match error.kind() {
             io::ErrorKind::DirectoryNotEmpty
             | io::ErrorKind::AlreadyExists
-            | io::ErrorKind::NotADirectory => Error::Exists { path: self.target.clone() },
-            _ => Error::io("publish", &self.target, error),
+            | io::ErrorKind::NotADirectory => already_exists(&self.target),
+            _ => io_error("publish", &self.target, error),
         })?;
         self.is_published = true;
 
         let parent = disk::folder_of(&self.target);
-        self.vfs.sync_dir(parent).map_err(|error| Error::io("sync", parent, error))?;
+        self.vfs.sync_dir(parent).map_err(|error| io_error("sync", parent, error))?;
 
         if let Some(replaced) = replaced {
             // On failure, the next call of `sweep` removes it.
@@ -388,7 +393,7 @@ impl Staging {
         let trash = temp_name::path(&*self.vfs, &self.target, TempKind::Trash);
         self.vfs
             .rename_no_replace(&self.target, &trash)
-            .map_err(|error| Error::io("move aside", &self.target, error))?;
+            .map_err(|error| io_error("move aside", &self.target, error))?;
         Ok(Some(trash))
     }
 }
@@ -403,8 +408,11 @@ impl Drop for Staging {
 }
 
 fn check_length(path: &Path, expected: u64, actual: u64) -> Result<()> {
-    if expected == actual {
-        return Ok(());
-    }
-    Err(Error::WrongLength { path: path.to_owned(), expected, actual })
+    ensure!(
+        expected == actual,
+        Invalid,
+        "{} was reserved with {expected} bytes, but {actual} were written; reserve the final size",
+        path.display()
+    );
+    Ok(())
 }

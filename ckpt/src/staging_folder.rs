@@ -4,11 +4,14 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::integrity::IntegrityError;
+use meshgrad_error::{Kind, Result};
+
+use crate::Committed;
+use crate::error::{already_exists, io_error, write_error};
+use crate::integrity::Incomplete;
 use crate::step_name::step_of;
 use crate::temp_name::{self, TempKind};
 use crate::vfs::{FileKind, Lock, Vfs};
-use crate::{Committed, Error, Result};
 
 /// Whether a checkpoint may use a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,7 +26,7 @@ pub(crate) enum NameState {
 pub(crate) fn name_state(vfs: &Arc<dyn Vfs>, target: &Path) -> Result<NameState> {
     let kind = match vfs.metadata(target) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(NameState::Free),
-        Err(error) => return Err(Error::io("open", target, error)),
+        Err(error) => return Err(io_error("open", target, error)),
         Ok(metadata) => metadata.kind,
     };
 
@@ -31,20 +34,21 @@ pub(crate) fn name_state(vfs: &Arc<dyn Vfs>, target: &Path) -> Result<NameState>
     if kind == FileKind::Folder && step.is_some() {
         match Committed::find(vfs, target) {
             Ok(None) => return Ok(NameState::Free),
-            Ok(Some(_))
-            | Err(Error::Incomplete { problem: IntegrityError::NewerVersion { .. }, .. }) => {}
-            Err(Error::Incomplete { .. }) => return Ok(NameState::Incomplete),
-            Err(error) => return Err(error),
+            Ok(Some(_)) => {}
+            Err(error) if error.details::<Incomplete>().is_none() => return Err(error),
+            // A newer program may find it complete.
+            Err(error) if error.kind() == Kind::Unsupported => {}
+            Err(_) => return Ok(NameState::Incomplete),
         }
     }
-    Err(Error::Exists { path: target.to_owned() })
+    Err(already_exists(target))
 }
 
 /// Creates the hidden folder and locks it.
 pub(crate) fn create_locked(vfs: &dyn Vfs, target: &Path) -> Result<(PathBuf, Option<Lock>)> {
     loop {
         let folder = temp_name::path(vfs, target, TempKind::Staging);
-        vfs.make_dir(&folder).map_err(|error| Error::write(&folder, 0, error))?;
+        vfs.make_dir(&folder).map_err(|error| write_error(&folder, 0, error))?;
 
         match vfs.lock(&folder) {
             Ok(lock) => return Ok((folder, Some(lock))),
@@ -55,7 +59,7 @@ pub(crate) fn create_locked(vfs: &dyn Vfs, target: &Path) -> Result<(PathBuf, Op
                 io::ErrorKind::Unsupported => return Ok((folder, None)),
                 _ => {
                     let _ = vfs.remove_dir(&folder);
-                    return Err(Error::io("lock", &folder, error));
+                    return Err(io_error("lock", &folder, error));
                 }
             },
         }

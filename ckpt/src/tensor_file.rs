@@ -9,10 +9,11 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use meshgrad_error::{Error, Result, error};
+
 use crate::confined::open_file;
-use crate::error::{Error, Result};
-use crate::header::{Header, PREFIX, header_len};
-use crate::header_error::HeaderError;
+use crate::error::io_error;
+use crate::header::{self, Header, PREFIX, header_len};
 use crate::tensor_info::TensorInfo;
 
 /// An open safetensors file with a fully checked header.
@@ -28,7 +29,7 @@ impl TensorFile {
     /// Opens a file and checks its header; reads no data.
     ///
     /// # Errors
-    /// [`Error::Malformed`] with the violated rule of the format.
+    /// When the file cannot be read, is not a regular file, or violates a rule of the format.
     pub fn open(path: impl AsRef<Path>) -> Result<TensorFile> {
         let path = path.as_ref();
         TensorFile::of(path.to_owned(), open_file(path)?)
@@ -36,15 +37,17 @@ impl TensorFile {
 
     /// Checks the header of an open regular file.
     pub(crate) fn of(path: PathBuf, file: File) -> Result<TensorFile> {
-        let file_len = file.metadata().map_err(|error| Error::io("open", &path, error))?.len();
+        let file_len = file.metadata().map_err(|error| io_error("open", &path, error))?.len();
 
-        let malformed = |problem| Error::Malformed { path: path.clone(), problem };
+        let malformed = |problem: Error| {
+            problem.context(format_args!("{} is not a valid safetensors file", path.display()))
+        };
         if file_len < PREFIX as u64 {
-            return Err(malformed(HeaderError::TooShort { file_len }));
+            return Err(malformed(header::too_short(file_len)));
         }
 
         let mut prefix = [0; PREFIX];
-        let read_error = |error| Error::io("read", &path, error);
+        let read_error = |error| io_error("read", &path, error);
         file.read_exact_at(&mut prefix, 0).map_err(read_error)?;
 
         let header_len = header_len(prefix, file_len).map_err(malformed)?;
@@ -109,7 +112,7 @@ impl TensorFile {
     /// Reads a whole tensor.
     ///
     /// # Errors
-    /// [`Error::NoTensor`], and errors of [`TensorFile::read_into`].
+    /// When there is no such tensor; errors of [`TensorFile::read_into`].
     pub fn read(&self, name: &str) -> Result<Vec<u8>> {
         let mut data = vec![0; self.find(name)?.byte_len()];
         self.read_into(name, &mut data)?;
@@ -119,8 +122,8 @@ impl TensorFile {
     /// Reads a whole tensor into `data`, which must have exactly its size in bytes.
     ///
     /// # Errors
-    /// [`Error::NoTensor`]; [`Error::OutsideTensor`] for a buffer of another size;
-    /// [`Error::Changed`] when the file was truncated after it was opened.
+    /// When there is no such tensor, the buffer has another size, the file was truncated after it
+    /// was opened, or it cannot be read.
     pub fn read_into(&self, name: &str, data: &mut [u8]) -> Result<()> {
         let tensor = self.find(name)?;
         if data.len() != tensor.byte_len() {
@@ -132,8 +135,8 @@ impl TensorFile {
     /// Reads `data.len()` bytes of a tensor, starting at `offset`.
     ///
     /// # Errors
-    /// [`Error::NoTensor`]; [`Error::OutsideTensor`] for bytes after the tensor's end;
-    /// [`Error::Changed`] when the file was truncated after it was opened.
+    /// When there is no such tensor, the bytes are not inside it, the file was truncated after it
+    /// was opened, or it cannot be read.
     pub fn read_range_into(&self, name: &str, offset: usize, data: &mut [u8]) -> Result<()> {
         let tensor = self.find(name)?;
 
@@ -144,10 +147,14 @@ impl TensorFile {
 
         let at = tensor.range.start + offset as u64;
         self.file.read_exact_at(data, at).map_err(|error| match error.kind() {
-            io::ErrorKind::UnexpectedEof => {
-                Error::Changed { path: self.path.clone(), name: name.to_owned() }
-            }
-            _ => Error::io("read", &self.path, error),
+            io::ErrorKind::UnexpectedEof => error!(
+                Malformed,
+                "{} was modified while it was read: tensor `{}` is truncated; do not write to a \
+                 checkpoint in place",
+                self.path.display(),
+                name.escape_debug()
+            ),
+            _ => io_error("read", &self.path, error),
         })
     }
 
@@ -159,13 +166,14 @@ impl TensorFile {
     }
 
     fn outside(&self, tensor: &TensorInfo, offset: usize, len: usize) -> Error {
-        Error::OutsideTensor {
-            path: self.path.clone(),
-            name: tensor.name.clone(),
-            offset,
-            len,
-            available: tensor.byte_len(),
-        }
+        error!(
+            Invalid,
+            "bytes {offset}..{offset}+{len} of tensor `{}` were requested, but it has {} bytes (in \
+             {})",
+            tensor.name.escape_debug(),
+            tensor.byte_len(),
+            self.path.display()
+        )
     }
 }
 
@@ -177,11 +185,13 @@ pub(crate) fn no_tensor<'a>(
 ) -> Error {
     let count = names.len();
     let nearest = names.min_by_key(|other| strsim::levenshtein(name, other));
+    let hint = nearest.map(|it| format!("; did you mean `{}`?", it.escape_debug()));
 
-    Error::NoTensor {
-        path: path.to_owned(),
-        name: name.to_owned(),
-        count,
-        nearest: nearest.map(str::to_owned),
-    }
+    error!(
+        Missing,
+        "{} has {count} tensors, but no `{}`{}",
+        path.display(),
+        name.escape_debug(),
+        hint.unwrap_or_default()
+    )
 }

@@ -5,12 +5,13 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use meshgrad_error::Result;
 use twox_hash::XxHash3_64;
 
 use crate::blocks::{Block, BlockHasher, Content, Digest};
+use crate::error::io_error;
 use crate::integrity::IntegrityError;
 use crate::vfs::{self, Vfs, VfsFile};
-use crate::{Error, Result};
 
 const WINDOW: usize = 1 << 20;
 
@@ -34,7 +35,7 @@ impl SealedFiles<'_> {
     /// The blocks with wrong digests, in the order of the list.
     ///
     /// # Errors
-    /// [`Error::Io`] of the first file, in that order, that cannot be read.
+    /// When a file cannot be read: the first one, in that order.
     pub(crate) fn wrong_blocks(
         &self,
         threads: usize,
@@ -97,7 +98,7 @@ impl<'a> Reader<'a> {
         let block = file.blocks[at];
         let found = self
             .digest(file.name, block)
-            .map_err(|error| Error::io("read", &self.sealed.folder.join(file.name), error))?;
+            .map_err(|error| io_error("read", &self.sealed.folder.join(file.name), error))?;
         if found == block.xxh3 {
             return Ok(None);
         }

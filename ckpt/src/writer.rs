@@ -19,16 +19,19 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use meshgrad_error::{Result, bail};
+
 use crate::blocks::MAX_BLOCK_BYTES;
+use crate::error::{bad_file_name, io_error};
 use crate::names::check_relative_path;
 use crate::temp_name::TempKind;
 use crate::vfs::{FileKind, RealFs, Vfs, VfsFile};
-use crate::{Error, Result, SharedFile, WriteReport};
+use crate::{SharedFile, WriteReport};
 
 /// Checks that a checkpoint is being staged in `folder`.
 ///
 /// # Errors
-/// [`Error::NotStaged`].
+/// When no checkpoint is being staged there.
 pub(crate) fn check_staged(vfs: &dyn Vfs, folder: &Path) -> Result<()> {
     let has_staging_name = folder
         .file_name()
@@ -37,7 +40,12 @@ pub(crate) fn check_staged(vfs: &dyn Vfs, folder: &Path) -> Result<()> {
 
     match vfs.metadata(folder) {
         Ok(metadata) if has_staging_name && metadata.kind == FileKind::Folder => Ok(()),
-        _ => Err(Error::NotStaged { path: folder.to_owned() }),
+        _ => bail!(
+            Invalid,
+            "no checkpoint is being staged in {}; pass the coordinator's `Staging::folder` while \
+             it is being written",
+            folder.display()
+        ),
     }
 }
 
@@ -75,7 +83,7 @@ impl Writer {
     /// Joins the checkpoint that is staged in `folder`; `name` identifies this writer.
     ///
     /// # Errors
-    /// [`Error::NotStaged`] when no checkpoint is being staged there.
+    /// When no checkpoint is being staged there.
     pub fn join(folder: impl AsRef<Path>, name: &str) -> Result<Writer> {
         Writer::join_in(Arc::new(RealFs), folder, name)
     }
@@ -108,23 +116,20 @@ impl Writer {
     /// Opens a file that the coordinator created.
     ///
     /// # Errors
-    /// [`Error::FileName`] for a path that leaves the folder; [`Error::Io`].
+    /// For a path that leaves the folder; when the file cannot be opened.
     pub fn file(&mut self, path: &str) -> Result<SharedFile> {
         if let Some(file) = self.files.get(path) {
             return Ok(file.clone());
         }
-        check_relative_path(path).map_err(|problem| Error::FileName {
-            folder: self.folder.clone(),
-            name: path.to_owned(),
-            problem,
-        })?;
+        let checked = check_relative_path(path);
+        checked.map_err(|problem| bad_file_name(&self.folder, path, problem))?;
 
         let full = self.folder.join(path);
         let opened = self.vfs.open_to_write(&full).and_then(|file| {
             let bytes = file.size()?;
             Ok((file, bytes))
         });
-        let (file, bytes) = opened.map_err(|error| Error::io("open", &full, error))?;
+        let (file, bytes) = opened.map_err(|error| io_error("open", &full, error))?;
         Ok(self.add(path, file, bytes))
     }
 
@@ -137,8 +142,8 @@ impl Writer {
     /// Waits until everything written is on disk, and returns the report. Later writes fail.
     ///
     /// # Errors
-    /// [`Error::NoSpace`] or [`Error::Io`]: the written data is lost, and a retry must start with a
-    /// new checkpoint.
+    /// When the data cannot be written ([`NoSpace`](crate::NoSpace) if the disk is full): it is
+    /// lost, and a retry must start with a new checkpoint.
     pub fn finish(self) -> Result<WriteReport> {
         let mut parts = BTreeMap::new();
         for (path, file) in self.files {

@@ -1,6 +1,5 @@
 //! Errors of loading.
 
-use meshgrad_ckpt::plan::PlanError;
 use meshgrad_runtime::DType;
 
 /// The result type of this crate.
@@ -14,13 +13,10 @@ pub enum Error {
     #[error(transparent)]
     Runtime(#[from] meshgrad_runtime::Error),
 
-    /// A file could not be read, or a tensor does not fit its region.
+    /// A file could not be read, a tensor does not fit its region, or the regions cannot be loaded
+    /// from this folder.
     #[error(transparent)]
     Checkpoint(#[from] meshgrad_ckpt::Error),
-
-    /// The regions cannot be loaded from this folder.
-    #[error(transparent)]
-    Plan(#[from] PlanError),
 
     /// A dtype that files do not store.
     #[error("tensors of {dtype:?} cannot be stored: use f32 or bf16")]

@@ -119,7 +119,7 @@ impl LoadOptions<'_> {
 /// ```
 ///
 /// # Errors
-/// [`Error::Plan`], [`Error::Checkpoint`], [`Error::PinnedBound`], [`Error::NotFinite`];
+/// [`Error::Checkpoint`], [`Error::PinnedBound`], [`Error::NotFinite`];
 /// [`Error::NotLoaded`] when a tensor cannot be written.
 pub fn load(
     folder: &Folder,

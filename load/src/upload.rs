@@ -4,6 +4,7 @@ use meshgrad_ckpt::Folder;
 use meshgrad_ckpt::exec::{Sink, Stats, execute};
 use meshgrad_ckpt::graph::Graph;
 use meshgrad_ckpt::plan::{LoadRequest, Target};
+use meshgrad_error::error;
 use meshgrad_runtime::{Device, PinnedBuffer, Tensor};
 
 use crate::LoadOptions;
@@ -54,11 +55,13 @@ fn check(device: &Device, graph: &Graph, requests: &[(LoadRequest, &Tensor)]) ->
         let expected = elements * graph.dtype(request.expr).bits() as u64 / 8;
         let actual = tensor.dtype().bytes(tensor.elements()) as u64;
         if expected != actual {
-            return Err(Error::Checkpoint(meshgrad_ckpt::Error::TargetSize {
-                target: request.target.to_string(),
-                expected,
-                actual,
-            }));
+            let wrong_size = error!(
+                Invalid,
+                "target `{}` has {expected} bytes, but its memory has {actual}: allocate the size \
+                 that the plan gives for the target",
+                request.target.escape_debug()
+            );
+            return Err(wrong_size.into());
         }
     }
     Ok(())

@@ -19,9 +19,10 @@ use std::path::Path;
 use meshgrad_autograd::{Buffer, Module, Param};
 use meshgrad_ckpt::exec::{OpenTensors, Stats, check_ties, gather};
 use meshgrad_ckpt::mapping::{AllowedProblems, Bound, Mapping, Problem, TensorSpec};
-use meshgrad_ckpt::plan::{LoadRequest, PlanError};
+use meshgrad_ckpt::plan::LoadRequest;
 use meshgrad_ckpt::ranks::{Ranks, Saved, ShardedSnapshot};
-use meshgrad_ckpt::{Folder, FolderWriter, Snapshot};
+use meshgrad_ckpt::{Folder, FolderWriter, Listed, Snapshot};
+use meshgrad_error::error;
 use meshgrad_load::LoadOptions;
 use meshgrad_runtime::{DType, Device, Kind, ShardedShape, Tensor, UninitTensor};
 
@@ -61,8 +62,9 @@ pub fn save(module: &impl Module, dir: &Path) -> Result<()> {
 /// holds no tensor of which it only has a part.
 ///
 /// # Errors
-/// [`Error::Checkpoint`] with a [`RanksError`](meshgrad_ckpt::ranks::RanksError), on all ranks, when
-/// a rank fails, or no rank has some elements of a tensor. The folder then does not exist.
+/// [`Error::Checkpoint`], on all ranks, when a rank fails
+/// ([`FailedRank`](meshgrad_ckpt::ranks::FailedRank)), or no rank has some elements of a tensor.
+/// The folder then does not exist.
 pub fn save_sharded(module: &impl Module, dir: &Path, ranks: &mut Ranks<'_>) -> Result<Saved> {
     let named = module.check_names().map_err(Error::from).and_then(|()| params(module));
     let values = named.and_then(|params| Ok([params, buffers(module)?].concat()));
@@ -345,9 +347,8 @@ fn read_unchecked(
     let mut graph = bound.graph().clone();
     let mut requests = Vec::with_capacity(tensors.len());
     for named in tensors {
-        let expr = bound
-            .expr(&named.name)
-            .ok_or_else(|| PlanError::Missing { names: vec![named.name.clone()] })?;
+        let missing = || error!(Missing, "the files lack {}", Listed(&[&named.name]));
+        let expr = bound.expr(&named.name).ok_or_else(missing)?;
         let part = shards::part(named, expr, &mut graph)?;
         let is_empty = |expr| graph.shape(expr).contains(&0);
         // A rank may have no rows of a parameter.

@@ -18,7 +18,7 @@ use anyhow::{Context, bail};
 use glob::Pattern;
 use meshgrad::ckpt::torch::{self, Format, TorchModel};
 use meshgrad::ckpt::{
-    Committed, Error, Folder, IntegrityError, Links, Scan, TensorFile, TensorInfo, scan,
+    Committed, Error, Folder, Incomplete, IntegrityError, Links, Scan, TensorFile, TensorInfo, scan,
 };
 
 use super::assembled::{Assembled, Reader};
@@ -185,9 +185,11 @@ impl Catalog {
 
         let warning = match Committed::open(path) {
             Ok(checkpoint) => return Catalog::from_checkpoint(checkpoint, links),
-            Err(Error::Incomplete { problem: IntegrityError::NoManifest, .. }) => None,
-            Err(error @ Error::Incomplete { .. }) => Some(error.to_string()),
-            Err(error) => return Err(error.into()),
+            Err(error) => match error.details() {
+                Some(Incomplete { problem: IntegrityError::NoManifest, .. }) => None,
+                Some(Incomplete { .. }) => Some(error.to_string()),
+                None => return Err(error.into()),
+            },
         };
         let mut catalog = Catalog::of_folder(path, links)?;
         catalog.warnings.extend(warning);
@@ -293,7 +295,7 @@ impl Catalog {
                 self.parts.push(Part { name, store });
                 Ok(true)
             }
-            Err(Error::NoModel { .. }) => {
+            Err(error) if error.kind() == meshgrad::ckpt::Kind::Missing => {
                 let alone = files.len() == 1;
                 for file in &files {
                     let name = match (name, alone) {

@@ -5,12 +5,14 @@ use std::path::{Path, PathBuf};
 
 use anyhow::ensure;
 use meshgrad::ckpt::{
-    Committed, Error, Leftover, LeftoverKind, Scan, keep_last, leftovers, scan, surplus, sweep,
+    Committed, Error, Leftover, LeftoverKind, Scan, keep_last, leftovers, path_of, scan, surplus,
+    sweep,
 };
 use serde::Serialize;
 
 use super::arguments::path_text;
 use super::size::{self, counted};
+use super::verify::problem;
 use crate::answer::Answer;
 use crate::table::Side::{Left, Right};
 use crate::table::{Table, display_path, printable};
@@ -105,13 +107,8 @@ impl LeftAlone {
     }
 
     fn of_error(run: &Path, error: &Error) -> LeftAlone {
-        let (path, why) = match error {
-            Error::Incomplete { path, problem } => (path.as_path(), problem.to_string()),
-            Error::Io { path, .. } => (path.as_path(), error.to_string()),
-            other => (run, other.to_string()),
-        };
-        let path = path_text(path);
-        LeftAlone { path, why }
+        let path = path_text(path_of(error).unwrap_or(run));
+        LeftAlone { path, why: problem(error) }
     }
 }
 

@@ -13,7 +13,8 @@ use meshgrad::ckpt::plan::LoadRequest;
 use meshgrad::ckpt::source::{BackendChoice, Sources};
 use meshgrad::ckpt::torch::{self, TorchModel};
 use meshgrad::ckpt::{
-    Assembly, Committed, Error, Folder, IntegrityError, Links, Part, TensorFile, scan,
+    Assembly, Committed, Error, Folder, Incomplete, IntegrityError, Kind, Links, Part, TensorFile,
+    scan,
 };
 
 use super::beside::beside_torch;
@@ -66,7 +67,7 @@ impl Source {
         let (checkpoint, damage) = manifest_of(path)?;
         match Folder::open_with(path, links) {
             Ok(folder) => Ok(Source::new(folder, checkpoint, damage)),
-            Err(error @ Error::NoModel { .. }) => match torch::open(path, links)? {
+            Err(error) if error.kind() == Kind::Missing => match torch::open(path, links)? {
                 Some(model) => {
                     let mut source = Source::of_torch(model, checkpoint, damage);
                     source.warnings.extend(beside_torch(path)?);
@@ -325,9 +326,11 @@ fn manifest_of(folder: &Path) -> anyhow::Result<(Option<Committed>, Option<Error
     let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
     match Committed::open(folder) {
         Ok(checkpoint) => Ok((Some(checkpoint), None)),
-        Err(Error::Incomplete { problem: IntegrityError::NoManifest, .. }) => Ok((None, None)),
-        Err(error @ Error::Incomplete { .. }) => Ok((None, Some(error))),
-        Err(error) => Err(error.into()),
+        Err(error) => match error.details() {
+            Some(Incomplete { problem: IntegrityError::NoManifest, .. }) => Ok((None, None)),
+            Some(Incomplete { .. }) => Ok((None, Some(error))),
+            None => Err(error.into()),
+        },
     }
 }
 

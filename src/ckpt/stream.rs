@@ -13,9 +13,9 @@ use anyhow::{Context, anyhow};
 use indicatif::ProgressBar;
 use meshgrad::ckpt::exec::{Slices, execute, rows_per_batch};
 use meshgrad::ckpt::graph::Graph;
-use meshgrad::ckpt::plan::{Catalog, LoadPlan, LoadRequest, Options, PlanError};
+use meshgrad::ckpt::plan::{Catalog, Infeasible, LoadPlan, LoadRequest, Options};
 use meshgrad::ckpt::source::Sources;
-use meshgrad::ckpt::{Dtype, TensorInfo, TensorSink};
+use meshgrad::ckpt::{Dtype, Error, Result, TensorInfo, TensorSink};
 
 use super::interrupt::Interrupt;
 use super::size::ByteSize;
@@ -126,7 +126,7 @@ impl<'a> Stream<'a> {
                     self.ready = names.zip(made).collect();
                     return Ok(());
                 }
-                Err(PlanError::Infeasible { .. }) => group.truncate(group.len() / 2),
+                Err(error) if is_infeasible(&error) => group.truncate(group.len() / 2),
                 Err(error) => return Err(error.into()),
             }
         }
@@ -165,7 +165,7 @@ impl<'a> Stream<'a> {
         // The minimum is one row. If it does not fit, the plan's error states the memory it needs.
         while at_once > 0 {
             match all.first().map(|rows| self.plan(std::slice::from_ref(rows))) {
-                Some(Err(PlanError::Infeasible { .. })) => at_once /= 2,
+                Some(Err(error)) if is_infeasible(&error) => at_once /= 2,
                 _ => break,
             }
             all = by_rows(&want, tensor.dtype, at_once);
@@ -181,7 +181,7 @@ impl<'a> Stream<'a> {
         Ok(())
     }
 
-    fn plan(&self, wants: &[LoadRequest]) -> Result<LoadPlan, PlanError> {
+    fn plan(&self, wants: &[LoadRequest]) -> Result<LoadPlan> {
         LoadPlan::new(&self.graph, &self.catalog, wants, &self.options)
     }
 
@@ -194,6 +194,11 @@ impl<'a> Stream<'a> {
         self.read_bytes += stats.read_bytes;
         Ok(made)
     }
+}
+
+/// Whether the budget for a plan is too small.
+fn is_infeasible(error: &Error) -> bool {
+    error.details::<Infeasible>().is_some()
 }
 
 /// Splits a region into groups of rows of at most `at_once` bytes, or single rows.

@@ -7,7 +7,7 @@ use indicatif::ProgressBar;
 use meshgrad::ckpt::graph::Graph;
 use meshgrad::ckpt::mapping::{Bound, TensorSpec};
 use meshgrad::ckpt::plan::LoadRequest;
-use meshgrad::ckpt::{Error, TensorInfo, exec};
+use meshgrad::ckpt::{TensorInfo, exec};
 use twox_hash::XxHash3_128;
 
 use super::source::Source;
@@ -26,12 +26,7 @@ pub(super) fn check_ties(bound: &Bound, source: &Source, limits: &Limits) -> any
     };
     for (first, second) in bound.ties() {
         if digest(first)? != digest(second)? {
-            return Err(Error::NotTied {
-                folder: source.path().to_owned(),
-                first: first.clone(),
-                second: second.clone(),
-            }
-            .into());
+            return Err(exec::not_tied(source.path(), first, second).into());
         }
     }
     Ok(())

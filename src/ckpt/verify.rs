@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use meshgrad::ckpt::torch::{Checksum, Format, TorchModel};
-use meshgrad::ckpt::{Committed, Error, IntegrityError, Links, scan};
+use meshgrad::ckpt::{Committed, Error, Incomplete, IntegrityError, Kind, Links, path_of, scan};
 use serde::Serialize;
 
 use super::arguments::LinkArguments;
@@ -93,19 +93,10 @@ impl Status {
 
     /// Files that cannot be read, or that need a newer version, are not necessarily damaged.
     fn of(error: &Error) -> Status {
-        match error {
-            Error::Io { .. }
-            | Error::ReadAt { .. }
-            | Error::NotAFile { .. }
-            | Error::Link { .. }
-            | Error::TwoModels { .. }
-            | Error::Incomplete { problem: IntegrityError::NewerVersion { .. }, .. } => {
-                Status::Unreadable
-            }
-            Error::Torch { problem, .. } if !problem.is_damage() => Status::Unsupported,
-            // Limits of expressions, such as the number of copies.
-            Error::Assembly { .. } => Status::Unsupported,
-            _ => Status::Damaged,
+        match error.kind() {
+            Kind::Malformed | Kind::Damaged => Status::Damaged,
+            Kind::Unsupported if error.details::<Incomplete>().is_none() => Status::Unsupported,
+            _ => Status::Unreadable,
         }
     }
 }
@@ -166,11 +157,13 @@ fn find(path: &Path) -> anyhow::Result<Found> {
 
     match Committed::open(path) {
         Ok(checkpoint) => return Ok(Found::Checkpoints(vec![checkpoint], Vec::new())),
-        Err(Error::Incomplete { problem: IntegrityError::NoManifest, .. }) => {}
-        Err(error @ Error::Incomplete { .. }) => {
-            return Ok(Found::Checkpoints(Vec::new(), vec![Verdict::of_error(&error)]));
-        }
-        Err(error) => return Err(error.into()),
+        Err(error) => match error.details() {
+            Some(Incomplete { problem: IntegrityError::NoManifest, .. }) => {}
+            Some(Incomplete { .. }) => {
+                return Ok(Found::Checkpoints(Vec::new(), vec![Verdict::of_error(&error)]));
+            }
+            None => return Err(error.into()),
+        },
     }
 
     let scan = scan(path)?;
@@ -252,16 +245,10 @@ impl Verdict {
     }
 
     fn of_error(error: &Error) -> Verdict {
-        let (path, sealed) = match error {
-            Error::Incomplete { path, problem } => {
-                (path.as_path(), *problem != IntegrityError::NoManifest)
-            }
-            Error::Io { path, .. } => (path.as_path(), true),
-            _ => (Path::new(""), true),
-        };
+        let has_no_manifest = |it: &Incomplete| it.problem == IntegrityError::NoManifest;
         Verdict {
-            path: path.to_string_lossy().into_owned(),
-            sealed,
+            path: path_of(error).unwrap_or(Path::new("")).to_string_lossy().into_owned(),
+            sealed: !error.details().is_some_and(has_no_manifest),
             status: Status::of(error),
             files: 0,
             bytes: 0,
@@ -273,10 +260,10 @@ impl Verdict {
 }
 
 /// The error without its path.
-fn problem(error: &Error) -> String {
-    match error {
-        Error::Incomplete { problem, .. } => problem.to_string(),
-        other => other.to_string(),
+pub(super) fn problem(error: &Error) -> String {
+    match error.details() {
+        Some(Incomplete { problem, .. }) => problem.to_string(),
+        None => error.to_string(),
     }
 }
 

@@ -7,7 +7,7 @@
 
 use std::path::{Path, PathBuf};
 
-use meshgrad_ckpt::{Committed, Error as CheckpointError, IntegrityError, is_disk_failure, scan};
+use meshgrad_ckpt::{Committed, Error as CheckpointError, Kind, is_disk_failure, path_of, scan};
 use meshgrad_models::folder;
 
 use crate::{Result, TrainError};
@@ -201,20 +201,13 @@ pub(crate) fn damage(error: folder::Error) -> Result<String> {
 
 /// Whether an older checkpoint may be read instead.
 fn is_damage(error: &folder::Error) -> bool {
-    let is_damaged = matches!(
-        error,
-        folder::Error::Damaged { .. }
-            | folder::Error::NotFinite { .. }
-            | folder::Error::Checkpoint(CheckpointError::Incomplete { .. })
-    );
-    let is_newer = matches!(
-        error,
-        folder::Error::Checkpoint(CheckpointError::Incomplete {
-            problem: IntegrityError::NewerVersion { .. },
-            ..
-        })
-    );
-    (is_damaged && !is_newer) || is_disk_failure(error)
+    let is_damaged = match error {
+        folder::Error::Damaged { .. } | folder::Error::NotFinite { .. } => true,
+        // Not if a newer program wrote it: its kind is `Unsupported`.
+        folder::Error::Checkpoint(error) => error.kind() == Kind::Damaged,
+        _ => false,
+    };
+    is_damaged || is_disk_failure(error)
 }
 
 /// The step in the name of a checkpoint.
@@ -222,8 +215,7 @@ fn step_of(candidate: &std::result::Result<Committed, CheckpointError>) -> Optio
     let path = match candidate {
         Ok(found) => found.path(),
         // The folder, or a file or folder in it.
-        Err(CheckpointError::Incomplete { path, .. } | CheckpointError::Io { path, .. }) => path,
-        Err(_) => return None,
+        Err(error) => path_of(error)?,
     };
     path.ancestors().find_map(|path| {
         let name = path.file_name()?.to_str()?;
@@ -235,7 +227,7 @@ fn step_of(candidate: &std::result::Result<Committed, CheckpointError>) -> Optio
 mod tests {
     use std::io;
 
-    use meshgrad_ckpt::{Staging, step_name};
+    use meshgrad_ckpt::{IntegrityError, Staging, io_error, step_name};
 
     use super::*;
 
@@ -250,11 +242,8 @@ mod tests {
 
     /// A failure to read a file of a checkpoint, with the system's error `number`.
     fn unreadable(run: &Path, step: u64, number: i32) -> CheckpointError {
-        CheckpointError::Io {
-            action: "read",
-            path: run.join(step_name(step)).join("trainer/state.json"),
-            source: io::Error::from_raw_os_error(number),
-        }
+        let path = run.join(step_name(step)).join("trainer/state.json");
+        io_error("read", &path, io::Error::from_raw_os_error(number))
     }
 
     fn with(run: &Path, step: u64, number: i32) -> Candidates {
@@ -294,10 +283,8 @@ mod tests {
         let run = place.path();
         save(run, 2);
         let mut candidates = Candidates::of_run(run, true).unwrap();
-        candidates.left.push(Err(CheckpointError::Incomplete {
-            path: run.join("step-000004"),
-            problem: IntegrityError::NewerVersion { found: 9 },
-        }));
+        let newer = IntegrityError::NewerVersion { found: 9 };
+        candidates.left.push(Err(newer.of(&run.join("step-000004"))));
         let error = chosen(candidates).unwrap_err();
         assert!(matches!(error, TrainError::Unreadable { .. }), "{error}");
     }

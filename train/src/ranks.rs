@@ -14,8 +14,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use meshgrad_ckpt::Error as CheckpointError;
-use meshgrad_ckpt::ranks::{Ranks, RanksError};
+use meshgrad_ckpt::ranks::{FailedRank, Ranks};
 use meshgrad_comm::{
     Collectives, CommError, CommStats, Communicator, Rank, Recording, Redistributor, Reduction,
     TracedRank,
@@ -377,9 +376,10 @@ impl fmt::Debug for RunRanks<'_> {
 pub fn failed_elsewhere(error: &TrainError) -> Option<(usize, String)> {
     match error {
         TrainError::OnRank { rank, message } => Some((*rank, message.clone())),
-        TrainError::Checkpoint(CheckpointError::Ranks(RanksError::Failed {
-            rank, cause, ..
-        })) => Some((*rank, cause.clone())),
+        TrainError::Checkpoint(error) => {
+            let FailedRank { rank, reason, .. } = error.details()?;
+            Some((*rank, reason.clone()))
+        }
         TrainError::Model(error) => match error.downcast_ref::<CommError>()? {
             CommError::Died { rank, reason, .. } => Some((*rank, reason.clone())),
             _ => None,

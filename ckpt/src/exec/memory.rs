@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use super::memory_error::MemoryError;
+use meshgrad_error::{Error, Result, bail, ensure, error};
+
 use super::scatter;
 use crate::Dtype;
 use crate::graph::{ElementCopy, ElementOp, Expr, Graph, Leaf};
@@ -12,23 +13,18 @@ use crate::plan::{Conversion, Part, loops_in_bytes};
 /// by name.
 ///
 /// # Errors
-/// [`MemoryError`], including one for an `out` whose size differs from the region's.
+/// When a tensor is not in memory or has another size there, `out` has another size than the
+/// region, or the region cannot be traced.
 pub fn gather<'m>(
     graph: &Graph,
     expr: Expr,
     region: &[Range<u64>],
     memory: &dyn Fn(&str) -> Option<&'m [u8]>,
     out: &mut [u8],
-) -> Result<(), MemoryError> {
+) -> Result<()> {
     let elements: u64 = region.iter().map(|it| it.end - it.start).product();
     let expected = bytes_of(elements, graph.dtype(expr));
-    if out.len() as u64 != expected {
-        return Err(MemoryError::Size {
-            name: "the region".into(),
-            expected,
-            found: out.len() as u64,
-        });
-    }
+    check_size("the region", expected, out)?;
     for copy in graph.copies(expr, region)? {
         put(graph, &copy, graph.dtype(expr), memory, out)?;
     }
@@ -42,35 +38,31 @@ pub(crate) fn put<'m>(
     dtype: Dtype,
     memory: &dyn Fn(&str) -> Option<&'m [u8]>,
     out: &mut [u8],
-) -> Result<(), MemoryError> {
-    let name = || graph.leaf_name(copy.from).to_owned();
+) -> Result<()> {
+    let name = graph.leaf_name(copy.from);
     let (from, bytes) = match copy.from {
-        Leaf::Computed(_) => return Err(MemoryError::NotComputed(name())),
+        Leaf::Computed(_) => return Err(not_computed(name)),
         Leaf::Fill(value) => {
             let step = |element, step: &ElementOp| step.apply(element);
             let value = copy.steps.iter().try_fold(value, step).unwrap_or(value);
             let bits = value.bits().to_le_bytes();
             let parts = loops_in_bytes(copy, dtype, dtype);
-            let (_, to, loops) = parts.ok_or_else(|| MemoryError::PartOfAByte(name()))?;
+            let (_, to, loops) = parts.ok_or_else(|| part_of_a_byte(name))?;
             scatter::fill(&loops, to, &bits[..dtype.bits() / 8], out);
             return Ok(());
         }
         Leaf::Source(source) => {
-            let bytes = memory(graph.name(source)).ok_or_else(|| MemoryError::Absent(name()))?;
+            let Some(bytes) = memory(name) else {
+                bail!(Invalid, "`{}` is not in memory", name.escape_debug());
+            };
             let from = graph.source_dtype(source);
             let expected = bytes_of(graph.source_shape(source).iter().product(), from);
-            if bytes.len() as u64 != expected {
-                return Err(MemoryError::Size {
-                    name: name(),
-                    expected,
-                    found: bytes.len() as u64,
-                });
-            }
+            check_size(name, expected, bytes)?;
             (from, bytes)
         }
     };
     let parts = loops_in_bytes(copy, from, dtype);
-    let (start, to, loops) = parts.ok_or_else(|| MemoryError::PartOfAByte(name()))?;
+    let (start, to, loops) = parts.ok_or_else(|| part_of_a_byte(name))?;
     let part = Part {
         from: start,
         to,
@@ -85,6 +77,29 @@ pub(crate) fn put<'m>(
         scatter::scatter_converted(bytes, part, out, &Conversion { from, steps });
     }
     Ok(())
+}
+
+fn check_size(name: &str, expected: u64, memory: &[u8]) -> Result<()> {
+    ensure!(
+        memory.len() as u64 == expected,
+        Invalid,
+        "`{}` has {expected} bytes, but its memory has {}",
+        name.escape_debug(),
+        memory.len()
+    );
+    Ok(())
+}
+
+/// The error for an operation whose result would have to be computed first.
+pub(crate) fn not_computed(name: &str) -> Error {
+    let name = name.escape_debug();
+    error!(Invalid, "the result of `{name}` is not in memory; compute it first")
+}
+
+/// The error for elements smaller than a byte, which would have to be extracted from their bytes.
+pub(crate) fn part_of_a_byte(name: &str) -> Error {
+    let name = name.escape_debug();
+    error!(Invalid, "elements of `{name}` are smaller than a byte and cannot be copied one by one")
 }
 
 fn bytes_of(elements: u64, dtype: Dtype) -> u64 {

@@ -26,7 +26,6 @@ mod chunks;
 mod convert;
 mod exchange;
 mod memory;
-mod memory_error;
 mod open_tensors;
 mod queue;
 mod replicas;
@@ -43,16 +42,17 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 pub use chunks::split;
-pub use exchange::{Exchange, ExchangeError};
-pub(crate) use memory::put;
+pub use exchange::Exchange;
 pub use memory::{gather, rows_per_batch};
-pub use memory_error::MemoryError;
+pub(crate) use memory::{not_computed, part_of_a_byte, put};
 pub use open_tensors::{OpenTensors, TensorBytes};
 pub use replicas::Replica;
 pub use sink::{Sink, Slices};
-pub use ties::check_ties;
+pub use ties::{check_ties, not_tied};
 
-use crate::Error;
+use meshgrad_error::{Error, Result, ensure, error};
+
+use crate::error::{changed, io_error, while_reading};
 use crate::graph::Operand;
 use crate::plan::{ByteLoop, Chunk, ComputedChunk, ComputedTensor, LoadPlan, Part};
 use crate::source::{FileChange, Source, Sources, Windows};
@@ -74,9 +74,9 @@ pub struct Stats {
 /// [`LoadPlan::read_bytes`].
 ///
 /// # Errors
-/// Errors of the sink; [`Error::SourceMismatch`] if the sources are not those of the plan's folder;
-/// [`Error::FileChanged`] and [`Error::ReadAt`] with the tensor; [`Error::TargetSize`]. Targets
-/// affected by an error are never completed.
+/// Errors of the sink; when the sources are not those of the plan's folder, memory has another size
+/// than its target, or a file cannot be read or has changed. Targets affected by an error are never
+/// completed.
 pub fn execute<S: Sink>(
     plan: &LoadPlan,
     sources: &Sources,
@@ -91,8 +91,8 @@ pub fn execute<S: Sink>(
 /// tensor once. [`Stats::read_bytes`] and `progress` count the reads of this replica.
 ///
 /// # Errors
-/// As [`execute`], and [`Error::Exchange`]. When one replica fails, the others fail with
-/// [`ExchangeError::Stopped`].
+/// As [`execute`]; errors of the exchange. When one replica fails, the others fail with an error
+/// that names it.
 pub fn execute_shared<S: Sink>(
     plan: &LoadPlan,
     sources: &Sources,
@@ -102,10 +102,13 @@ pub fn execute_shared<S: Sink>(
 ) -> Result<Stats, S::Error> {
     let (replica, replicas) = (exchange.replica(), exchange.replicas());
     if replica >= replicas {
-        return Err(Error::Exchange(ExchangeError::Number { replica, replicas }).into());
+        let error = error!(
+            Invalid,
+            "there is no replica {replica} of {replicas}: replicas are numbered from 0"
+        );
+        return Err(error.into());
     }
-    let agreed = exchange.compare_plans(plan.digest()).map_err(Error::Exchange);
-    let done = match agreed {
+    let done = match exchange.compare_plans(plan.digest()) {
         Ok(()) => run(plan, sources, sink, Some(exchange), progress),
         Err(error) => Err(error.into()),
     };
@@ -162,7 +165,7 @@ fn windows(threads: usize, plan: &LoadPlan, sources: &Sources) -> Result<Windows
         let first = plan.chunks().first().map(|chunk| chunk.file as usize);
         let first = first.filter(|file| *file < sources.count());
         let path = first.map_or(Path::new("nothing"), |file| sources.get(file).path());
-        Error::io("map memory to read", path, error)
+        io_error("map memory to read", path, error)
     })
 }
 
@@ -173,24 +176,21 @@ fn check(plan: &LoadPlan, sources: &Sources) -> Result<(), Error> {
         name.to_string_lossy().into_owned()
     };
     let actual: Vec<String> = (0..sources.count()).map(|file| name(sources.get(file))).collect();
-    if !plan.files().iter().map(|file| &file.name).eq(&actual) {
-        let planned: Vec<&str> = plan.files().iter().map(|file| &*file.name).collect();
-        return Err(Error::SourceMismatch {
-            planned: planned.join(", "),
-            actual: actual.join(", "),
-        });
-    }
+    let planned = || plan.files().iter().map(|file| &*file.name);
+    ensure!(
+        planned().eq(&actual),
+        Invalid,
+        "the plan reads {}, but the sources are {}: plan and read the same folder",
+        planned().collect::<Vec<_>>().join(", "),
+        actual.join(", ")
+    );
 
     for (number, file) in plan.files().iter().enumerate() {
         let source = sources.get(number);
         let is_read = plan.chunks().iter().any(|chunk| chunk.file as usize == number);
         if is_read && source.byte_len() != file.bytes {
-            return Err(Error::FileChanged {
-                path: source.path().to_owned(),
-                offset: 0,
-                tensor: None,
-                change: FileChange::Length { was: file.bytes, is: source.byte_len() },
-            });
+            let change = FileChange::Length { was: file.bytes, is: source.byte_len() };
+            return Err(changed(source.path(), 0, change));
         }
     }
     Ok(())
@@ -246,9 +246,9 @@ impl<S: Sink> Execution<'_, S> {
             None => make(data),
             Some(exchange) if number % exchange.replicas() == exchange.replica() => {
                 make(data)?;
-                exchange.send(number, data).map_err(Error::Exchange)
+                exchange.send(number, data)
             }
-            Some(exchange) => exchange.receive(number, data).map_err(Error::Exchange),
+            Some(exchange) => exchange.receive(number, data),
         }
     }
 
@@ -304,7 +304,7 @@ impl<S: Sink> Execution<'_, S> {
         let source = self.sources.get(chunk.file as usize);
         let read = source.read_at(chunk.read.start, data);
         read.map_err(|error| match self.plan.copies_of(chunk).next() {
-            Some(copy) => error.while_reading(self.plan.tensor(copy)),
+            Some(copy) => while_reading(error, self.plan.tensor(copy)),
             None => error,
         })?;
         self.advance(data.len() as u64);

@@ -19,7 +19,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use super::exchange::{Exchange, ExchangeError};
+use meshgrad_error::{Error, Result, ensure, error};
+
+use super::exchange::Exchange;
 use crate::plan::Digest;
 
 /// An [`Exchange`] between replicas in one process, each on its own thread.
@@ -80,7 +82,7 @@ struct State {
     /// The number of finished comparisons.
     rounds: u64,
     /// The result of the last comparison.
-    outcome: Option<ExchangeError>,
+    outcome: Option<Error>,
     /// Chunks that some replica has yet to receive.
     sent: BTreeMap<usize, Sent>,
     stopped: BTreeSet<usize>,
@@ -90,8 +92,9 @@ struct State {
 
 impl State {
     /// The error for a replica that waits for one that has stopped.
-    fn stopped(&self, replica: usize) -> ExchangeError {
-        ExchangeError::Stopped { replica: self.failed.unwrap_or(replica) }
+    fn stopped(&self, replica: usize) -> Error {
+        let replica = self.failed.unwrap_or(replica);
+        error!(PeerFailed, "replica {replica} has stopped: see its own error")
     }
 }
 
@@ -111,10 +114,7 @@ impl Replica {
     }
 
     /// Waits until `ready` returns a value.
-    fn wait<T>(
-        &self,
-        mut ready: impl FnMut(&mut State) -> Option<Result<T, ExchangeError>>,
-    ) -> Result<T, ExchangeError> {
+    fn wait<T>(&self, mut ready: impl FnMut(&mut State) -> Option<Result<T>>) -> Result<T> {
         let mut state = self.group.lock();
         loop {
             if state.stopped.contains(&self.number) {
@@ -148,7 +148,7 @@ impl Exchange for Replica {
         self.number
     }
 
-    fn compare_plans(&self, plan: Digest) -> Result<(), ExchangeError> {
+    fn compare_plans(&self, plan: Digest) -> Result<()> {
         let round = {
             let mut state = self.group.lock();
             state.plans.insert(self.number, plan);
@@ -169,7 +169,7 @@ impl Exchange for Replica {
         })
     }
 
-    fn send(&self, chunk: usize, bytes: &[u8]) -> Result<(), ExchangeError> {
+    fn send(&self, chunk: usize, bytes: &[u8]) -> Result<()> {
         let sent = Sent { bytes: bytes.into(), waiting: self.others() };
         self.group.lock().sent.insert(chunk, sent);
         self.group.changed.notify_all();
@@ -185,18 +185,20 @@ impl Exchange for Replica {
         })
     }
 
-    fn receive(&self, chunk: usize, bytes: &mut [u8]) -> Result<(), ExchangeError> {
+    fn receive(&self, chunk: usize, bytes: &mut [u8]) -> Result<()> {
         let owner = chunk % self.group.replicas;
         let sent = self.wait(|state| match state.sent.get(&chunk) {
             Some(sent) if sent.waiting.contains(&self.number) => Some(Ok(sent.bytes.clone())),
             _ if state.stopped.contains(&owner) => Some(Err(state.stopped(owner))),
             _ => None,
         })?;
-        if sent.len() != bytes.len() {
-            let (is, expected) = (sent.len(), bytes.len());
-            let message = format!("it has {is} bytes instead of {expected}");
-            return Err(ExchangeError::Transport { chunk, message });
-        }
+        ensure!(
+            sent.len() == bytes.len(),
+            System,
+            "cannot exchange chunk {chunk} between replicas: it has {} bytes instead of {}",
+            sent.len(),
+            bytes.len()
+        );
         bytes.copy_from_slice(&sent);
         if let Some(sent) = self.group.lock().sent.get_mut(&chunk) {
             sent.waiting.remove(&self.number);
@@ -223,13 +225,12 @@ impl Group {
     }
 }
 
-fn first_difference(plans: &BTreeMap<usize, Digest>) -> Option<ExchangeError> {
+fn first_difference(plans: &BTreeMap<usize, Digest>) -> Option<Error> {
     let (replica, plan) = plans.first_key_value()?;
     let (other, other_plan) = plans.iter().find(|(_, it)| *it != plan)?;
-    Some(ExchangeError::PlansDiffer {
-        replica: *replica,
-        plan: *plan,
-        other: *other,
-        other_plan: *other_plan,
-    })
+    Some(error!(
+        Invalid,
+        "replica {replica} has plan {plan}, but replica {other} has plan {other_plan}: replicas \
+         must make the same requests of the same files with the same options"
+    ))
 }

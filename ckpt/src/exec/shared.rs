@@ -12,8 +12,9 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
+use meshgrad_error::{Error, error};
+
 use super::{Sink, scatter};
-use crate::Error;
 use crate::plan::{Fill, LoadPlan, Target};
 
 /// The targets of an execution.
@@ -128,12 +129,16 @@ impl<'e, S: Sink> SharedTargets<'e, S> {
 }
 
 fn check(target: &Target, buffer: &[u8]) -> Result<(), Error> {
-    match buffer.len() as u64 == target.bytes {
-        true => Ok(()),
-        false => Err(Error::TargetSize {
-            target: target.name.to_string(),
-            expected: target.bytes,
-            actual: buffer.len() as u64,
-        }),
-    }
+    let is_right = buffer.len() as u64 == target.bytes;
+    is_right.then_some(()).ok_or_else(|| wrong_size(target, buffer.len()))
+}
+
+pub(super) fn wrong_size(target: &Target, actual: usize) -> Error {
+    error!(
+        Invalid,
+        "target `{}` has {} bytes, but its memory has {actual}: allocate the size that the plan \
+         gives for the target",
+        target.name.escape_debug(),
+        target.bytes
+    )
 }

@@ -2,7 +2,9 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use crate::Error;
+use meshgrad_error::Error;
+
+use super::shared::wrong_size;
 use crate::plan::Target;
 
 /// Allocates the memory of targets and takes it back when they are complete. Called from any
@@ -52,11 +54,7 @@ impl<'a> Sink for Slices<'a> {
             let mut slice = slice.lock().unwrap_or_else(PoisonError::into_inner);
             slice.take()
         });
-        slice.ok_or_else(|| Error::TargetSize {
-            target: target.name.to_string(),
-            expected: target.bytes,
-            actual: 0,
-        })
+        slice.ok_or_else(|| wrong_size(target, 0))
     }
 
     fn complete(&self, _: &Target, _: &'a mut [u8]) -> Result<(), Error> {

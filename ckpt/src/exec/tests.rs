@@ -15,7 +15,7 @@ use super::*;
 use crate::graph::Graph;
 use crate::plan::{Catalog, LoadRequest, Options, Target, Targets};
 use crate::source::{Backend, BackendChoice};
-use crate::{Dtype, Folder};
+use crate::{Dtype, Folder, Kind};
 use world::World;
 
 /// Allocates targets, keeps complete ones, and records the peak bytes of incomplete targets.
@@ -138,7 +138,7 @@ fn truncating_a_file_during_reads_is_an_error() {
             };
             let error = execute(&plan, &sources, &sink, &cut).unwrap_err();
             let text = error.to_string();
-            assert!(matches!(error, Error::FileChanged { .. }), "{backend}: {text}");
+            assert!(text.contains("was modified while it was read"), "{backend}: {text}");
             assert!(text.contains("model.safetensors") && text.contains("`x`"), "{text}");
             assert!(sink.done.into_inner().unwrap().is_empty());
         }
@@ -159,14 +159,15 @@ fn errors_of_the_sink_stop_the_execution() {
         }
 
         fn complete(&self, target: &Target, _: Vec<u8>) -> Result<(), Error> {
-            Err(Error::DuplicateTensor { name: target.name.to_string() })
+            Err(error!(Busy, "the sink refuses `{}`", target.name))
         }
     }
 
     let (_folder, folder, plan) = large();
     let sources = Sources::open(&folder, BackendChoice::Auto).unwrap();
     let error = execute(&plan, &sources, &Refuses, &|_| {}).unwrap_err();
-    assert!(matches!(error, Error::DuplicateTensor { .. }), "{error}");
+    assert_eq!(error.kind(), Kind::Busy);
+    assert!(error.to_string().starts_with("the sink refuses"), "{error}");
 }
 
 #[test]
@@ -179,7 +180,7 @@ fn memory_of_the_wrong_size_is_rejected() {
     assert!(error.to_string().contains("`transposed` has 4194304 bytes"), "{error}");
 
     let error = execute(&plan, &sources, &Slices::new([]), &|_| {}).unwrap_err();
-    assert!(matches!(error, Error::TargetSize { actual: 0, .. }), "{error}");
+    assert!(error.to_string().contains("but its memory has 0:"), "{error}");
 }
 
 /// A plan is valid only for the folder it was made for, and only while the folder's files are
@@ -189,7 +190,7 @@ fn sources_of_another_folder_are_rejected() {
     let (place, folder, plan) = large();
     let sources = Sources::new([]);
     let error = execute(&plan, &sources, &Slices::new([]), &|_| {}).unwrap_err();
-    assert!(matches!(error, Error::SourceMismatch { .. }), "{error}");
+    assert!(error.to_string().contains("but the sources are"), "{error}");
 
     let path = folder.files()[0].path();
     std::fs::OpenOptions::new()
@@ -199,6 +200,9 @@ fn sources_of_another_folder_are_rejected() {
         .unwrap();
     let sources = Sources::open(&folder, BackendChoice::Auto).unwrap();
     let error = execute(&plan, &sources, &Slices::new([]), &|_| {}).unwrap_err();
-    assert!(matches!(error, Error::FileChanged { .. }), "{error}");
+    assert!(
+        error.to_string().contains("was modified while it was read, detected at offset"),
+        "{error}"
+    );
     drop(place);
 }

@@ -1,7 +1,11 @@
 //! Checks *ties*: pairs of tensors that must be equal for a map to have an inverse.
 
+use std::path::Path;
+
+use meshgrad_error::{Error, Result, error};
+
+use crate::Folder;
 use crate::mapping::Bound;
-use crate::{Error, Folder, Result};
 
 /// Bytes compared per read.
 const AT_A_TIME: usize = 1 << 20;
@@ -10,18 +14,26 @@ const AT_A_TIME: usize = 1 << 20;
 /// folder, each compares its share: every `ranks`-th MiB, from the one with the number of `rank`.
 ///
 /// # Errors
-/// [`Error::NotTied`]; errors of reading.
+/// When two tied tensors differ; errors of reading.
 pub fn check_ties(bound: &Bound, folder: &Folder, rank: usize, ranks: usize) -> Result<()> {
     for (first, second) in bound.ties() {
         if !are_equal(folder, first, second, rank, ranks)? {
-            return Err(Error::NotTied {
-                folder: folder.path().to_owned(),
-                first: first.clone(),
-                second: second.clone(),
-            });
+            return Err(not_tied(folder.path(), first, second));
         }
     }
     Ok(())
+}
+
+/// The error for two tensors of a folder that differ, although a map ties them.
+pub fn not_tied(folder: &Path, first: &str, second: &str) -> Error {
+    error!(
+        Invalid,
+        "the map ties `{}` and `{}` of {}, but they differ: remove the one that is wrong, or \
+         change the map",
+        first.escape_debug(),
+        second.escape_debug(),
+        folder.display()
+    )
 }
 
 fn are_equal(

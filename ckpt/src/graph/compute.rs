@@ -21,8 +21,8 @@ pub trait Compute: fmt::Debug + Send + Sync {
     /// Dtype and shape of the result.
     ///
     /// # Errors
-    /// The problem with the operands. [`GraphError::Operands`](super::GraphError::Operands) prints
-    /// it after the name.
+    /// The problem with the operands, which [`Graph::compute`](super::Graph::compute) prints after
+    /// the name.
     fn result(&self, operands: &[TensorType]) -> Result<TensorType, String>;
 
     /// For each operand, the rows that these rows of the result depend on. Rows are indices along

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use hashbrown::hash_table::Entry;
 use hashbrown::{DefaultHashBuilder, HashTable};
+use meshgrad_error::{Error, Result, ensure, error};
 
 use super::Short;
 use super::compute::Computation;
 use super::element_copy::Leaf;
-use super::error::GraphError;
 use super::expr_set::ExprSet;
 use super::ids::{Expr, SourceId};
 use super::op::Op;
@@ -62,9 +62,8 @@ impl Graph {
     /// A tensor that is read, row-major.
     ///
     /// # Errors
-    /// [`GraphError::TooLarge`]; [`GraphError::Redefined`] if the name already belongs to another
-    /// tensor.
-    pub fn source(&mut self, name: &str, dtype: Dtype, shape: &[u64]) -> Result<Expr, GraphError> {
+    /// For too many elements, and when the name already belongs to another tensor.
+    pub fn source(&mut self, name: &str, dtype: Dtype, shape: &[u64]) -> Result<Expr> {
         if let Err(too_large) = check_size("source", shape)
             && self.names.find(name, &mut 0).is_none()
         {
@@ -77,39 +76,43 @@ impl Graph {
                 self.made_of.push(made);
                 Ok(made)
             }
-            Err(known) => {
-                let known = self.made_of[known];
-                match (self.dtype(known), self.shape(known)) == (dtype, shape) {
-                    true => Ok(known),
-                    false => Err(GraphError::Redefined {
-                        name: name.to_owned(),
-                        first: (self.dtype(known), self.shape(known).to_vec()),
-                        second: (dtype, shape.to_vec()),
-                    }),
-                }
-            }
+            Err(known) => self.check_type(name, self.made_of[known], dtype, shape),
         }
+    }
+
+    /// Returns `known`, which has the name, if it is of this dtype and shape.
+    pub(super) fn check_type(
+        &self,
+        name: &str,
+        known: Expr,
+        dtype: Dtype,
+        shape: &[u64],
+    ) -> Result<Expr> {
+        let (first, first_shape) = (self.dtype(known), self.shape(known));
+        ensure!(
+            (first, first_shape) == (dtype, shape),
+            Invalid,
+            "`{}` is {first} {first_shape:?} in one place and {dtype} {shape:?} in another: use a \
+             name for one tensor only",
+            name.escape_debug()
+        );
+        Ok(known)
     }
 
     /// A strided view of a source: index `i` of dim `d` is `i * strides[d]` elements after
     /// `offset`.
     ///
     /// # Errors
-    /// [`GraphError::View`] if the view leaves the source or visits an element twice, or if `of` is
-    /// not a source.
-    pub fn view(
-        &mut self,
-        of: Expr,
-        offset: u64,
-        shape: &[u64],
-        strides: &[u64],
-    ) -> Result<Expr, GraphError> {
+    /// When the view leaves the source or visits an element twice, or `of` is not a source.
+    pub fn view(&mut self, of: Expr, offset: u64, shape: &[u64], strides: &[u64]) -> Result<Expr> {
         let elements: u64 = self.shape(of).iter().product();
-        let invalid = || GraphError::View {
-            elements,
-            offset,
-            shape: shape.to_vec(),
-            strides: strides.to_vec(),
+        let invalid = || {
+            error!(
+                Invalid,
+                "view: shape {shape:?} with strides {strides:?} from element {offset} is not \
+                 inside a tensor of {elements} elements, or visits an element twice: store a \
+                 contiguous copy of it"
+            )
         };
         let &Op::Source(source) = &self.node(of).op else {
             return Err(invalid());
@@ -141,14 +144,16 @@ impl Graph {
     /// The operand with permuted dims: dim `i` of the result is dim `dims[i]`.
     ///
     /// # Errors
-    /// [`GraphError::NoPermutation`].
-    pub fn permute(&mut self, of: Expr, dims: &[usize]) -> Result<Expr, GraphError> {
+    /// Unless `dims` names each dim once.
+    pub fn permute(&mut self, of: Expr, dims: &[usize]) -> Result<Expr> {
         let shape = self.shape(of);
         let mut sorted = dims.to_vec();
         sorted.sort_unstable();
-        if !sorted.iter().copied().eq(0..shape.len()) {
-            return Err(GraphError::NoPermutation { dims: dims.to_vec(), shape: shape.to_vec() });
-        }
+        ensure!(
+            sorted.iter().copied().eq(0..shape.len()),
+            Invalid,
+            "permute: {dims:?} is not an order of the dims of shape {shape:?}: name each dim once"
+        );
         let permuted = dims.iter().map(|dim| shape[*dim]).collect();
         let dims = dims.to_vec();
         self.add(Op::Permute { of, dims }, permuted, self.dtype(of))
@@ -157,8 +162,8 @@ impl Graph {
     /// Swaps two dims.
     ///
     /// # Errors
-    /// [`GraphError::NoSuchDim`].
-    pub fn transpose(&mut self, of: Expr, a: usize, b: usize) -> Result<Expr, GraphError> {
+    /// For a dim that does not exist.
+    pub fn transpose(&mut self, of: Expr, a: usize, b: usize) -> Result<Expr> {
         for dim in [a, b] {
             self.extent("transpose", of, dim)?;
         }
@@ -170,20 +175,20 @@ impl Graph {
     /// `count` elements of a dim, starting at `start` with step `step`.
     ///
     /// # Errors
-    /// [`GraphError::NoSuchDim`], [`GraphError::OutsideSlice`].
+    /// For a dim that does not exist, and elements outside of it.
     pub fn slice(
         &mut self,
         of: Expr,
         dim: usize,
         (start, count, step): (u64, u64, u64),
-    ) -> Result<Expr, GraphError> {
+    ) -> Result<Expr> {
         let extent = self.extent("slice", of, dim)?;
         let reach = count.saturating_sub(1).checked_mul(step);
         let last = reach
             .and_then(|reach| reach.checked_add(start))
             .and_then(|last| last.checked_add(count.min(1)));
         if step == 0 || last.is_none_or(|last| last > extent) {
-            return Err(GraphError::OutsideSlice { dim, extent, start, count, step });
+            return Err(outside_slice(dim, extent, (start, count, step)));
         }
         let mut shape = Short::from_slice(self.shape(of));
         shape[dim] = count;
@@ -194,11 +199,11 @@ impl Graph {
     /// One index of a dim; the result lacks the dim.
     ///
     /// # Errors
-    /// [`GraphError::NoSuchDim`], [`GraphError::OutsideSlice`].
-    pub fn select(&mut self, of: Expr, dim: usize, index: u64) -> Result<Expr, GraphError> {
+    /// For a dim that does not exist, and elements outside of it.
+    pub fn select(&mut self, of: Expr, dim: usize, index: u64) -> Result<Expr> {
         let extent = self.extent("select", of, dim)?;
         if index >= extent {
-            return Err(GraphError::OutsideSlice { dim, extent, start: index, count: 1, step: 1 });
+            return Err(outside_slice(dim, extent, (index, 1, 1)));
         }
         let mut shape = Short::from_slice(self.shape(of));
         shape.remove(dim);
@@ -208,9 +213,8 @@ impl Graph {
     /// Concatenates operands along a dim.
     ///
     /// # Errors
-    /// [`GraphError::NoOperands`], [`GraphError::NoSuchDim`], [`GraphError::Shapes`],
-    /// [`GraphError::Dtypes`].
-    pub fn concat(&mut self, of: &[Expr], dim: usize) -> Result<Expr, GraphError> {
+    /// For no operands, a dim that does not exist, and operands of other shapes or dtypes.
+    pub fn concat(&mut self, of: &[Expr], dim: usize) -> Result<Expr> {
         let first = self.first_of("concat", of)?;
         self.extent("concat", first, dim)?;
         self.check_alike("concat", of, dim, Some(dim))?;
@@ -226,15 +230,15 @@ impl Graph {
     /// Stacks operands of one shape along a new dim.
     ///
     /// # Errors
-    /// [`GraphError::NoOperands`], [`GraphError::NoSuchDim`], [`GraphError::Shapes`],
-    /// [`GraphError::Dtypes`].
-    pub fn stack(&mut self, of: &[Expr], dim: usize) -> Result<Expr, GraphError> {
+    /// For no operands, a dim that does not exist, and operands of other shapes or dtypes.
+    pub fn stack(&mut self, of: &[Expr], dim: usize) -> Result<Expr> {
         let first = self.first_of("stack", of)?;
         let mut shape = Short::from_slice(self.shape(first));
-        if dim > shape.len() {
-            let (op, shape) = ("stack", shape.to_vec());
-            return Err(GraphError::NoSuchDim { op, dim, shape });
-        }
+        ensure!(
+            dim <= shape.len(),
+            Invalid,
+            "stack: dim {dim} is out of range for shape {shape:?}"
+        );
         self.check_alike("stack", of, dim, None)?;
         shape.insert(dim, of.len() as u64);
         let of = Short::from_slice(of);
@@ -244,12 +248,14 @@ impl Graph {
     /// Splits a dim into two. The first has `rows` elements.
     ///
     /// # Errors
-    /// [`GraphError::NoSuchDim`], [`GraphError::Rows`].
-    pub fn unflatten(&mut self, of: Expr, dim: usize, rows: u64) -> Result<Expr, GraphError> {
+    /// For a dim that does not exist, and rows that do not divide it.
+    pub fn unflatten(&mut self, of: Expr, dim: usize, rows: u64) -> Result<Expr> {
         let extent = self.extent("unflatten", of, dim)?;
-        if rows == 0 || extent % rows != 0 {
-            return Err(GraphError::Rows { dim, extent, rows });
-        }
+        ensure!(
+            rows > 0 && extent.is_multiple_of(rows),
+            Invalid,
+            "unflatten: {extent} elements of dim {dim} cannot be split into {rows} rows"
+        );
         let columns = extent / rows;
         let mut shape = Short::from_slice(self.shape(of));
         shape[dim] = columns;
@@ -261,8 +267,8 @@ impl Graph {
     /// Merges dims `dim` and `dim + 1`.
     ///
     /// # Errors
-    /// [`GraphError::NoSuchDim`].
-    pub fn flatten(&mut self, of: Expr, dim: usize) -> Result<Expr, GraphError> {
+    /// For a dim that does not exist.
+    pub fn flatten(&mut self, of: Expr, dim: usize) -> Result<Expr> {
         let columns = self.extent("flatten", of, dim + 1)?;
         let mut shape = Short::from_slice(self.shape(of));
         shape.remove(dim + 1);
@@ -274,20 +280,19 @@ impl Graph {
     /// Inserts a dim of one element before dim `dim`.
     ///
     /// # Errors
-    /// [`GraphError::NoSuchDim`].
-    pub fn unsqueeze(&mut self, of: Expr, dim: usize) -> Result<Expr, GraphError> {
+    /// For a dim that does not exist.
+    pub fn unsqueeze(&mut self, of: Expr, dim: usize) -> Result<Expr> {
         self.stack(&[of], dim)
     }
 
     /// Removes a dim of one element.
     ///
     /// # Errors
-    /// [`GraphError::NoSuchDim`], [`GraphError::Squeeze`].
-    pub fn squeeze(&mut self, of: Expr, dim: usize) -> Result<Expr, GraphError> {
-        match self.extent("squeeze", of, dim)? {
-            1 => self.select(of, dim, 0),
-            extent => Err(GraphError::Squeeze { dim, extent }),
-        }
+    /// For a dim that does not exist, or has another number of elements than 1.
+    pub fn squeeze(&mut self, of: Expr, dim: usize) -> Result<Expr> {
+        let extent = self.extent("squeeze", of, dim)?;
+        ensure!(extent == 1, Invalid, "squeeze: dim {dim} has {extent} elements, not 1");
+        self.select(of, dim, 0)
     }
 
     /// The extents of an expression.
@@ -373,17 +378,15 @@ impl Graph {
         &self.nodes[of.index()]
     }
 
-    pub(super) fn extent(&self, op: &'static str, of: Expr, dim: usize) -> Result<u64, GraphError> {
+    pub(super) fn extent(&self, op: &'static str, of: Expr, dim: usize) -> Result<u64> {
         let shape = self.shape(of);
-        shape.get(dim).copied().ok_or_else(|| GraphError::NoSuchDim {
-            op,
-            dim,
-            shape: shape.to_vec(),
-        })
+        let extent = shape.get(dim).copied();
+        extent.ok_or_else(|| error!(Invalid, "{op}: dim {dim} is out of range for shape {shape:?}"))
     }
 
-    fn first_of(&self, op: &'static str, of: &[Expr]) -> Result<Expr, GraphError> {
-        of.first().copied().ok_or(GraphError::NoOperands { op })
+    fn first_of(&self, op: &'static str, of: &[Expr]) -> Result<Expr> {
+        let first = of.first().copied();
+        first.ok_or_else(|| error!(Invalid, "{op}: no operands: pass at least one"))
     }
 
     /// Checks that all operands have the same dtype and, except in dim `but`, the same shape.
@@ -393,34 +396,27 @@ impl Graph {
         of: &[Expr],
         dim: usize,
         but: Option<usize>,
-    ) -> Result<(), GraphError> {
+    ) -> Result<()> {
         let first = of[0];
         for (at, other) in of.iter().enumerate() {
             let (a, b) = (self.shape(first), self.shape(*other));
             let differs = |(dim, (a, b)): (usize, (&u64, &u64))| a != b && Some(dim) != but;
-            if a.len() != b.len() || a.iter().zip(b).enumerate().any(differs) {
-                return Err(GraphError::Shapes {
-                    op,
-                    dim,
-                    first: a.to_vec(),
-                    at,
-                    other: b.to_vec(),
-                });
-            }
+            ensure!(
+                a.len() == b.len() && !a.iter().zip(b).enumerate().any(differs),
+                Invalid,
+                "{op} along dim {dim}: operand 0 has shape {a:?} and operand {at} has {b:?}"
+            );
             let (first, other) = (self.dtype(first), self.dtype(*other));
-            if first != other {
-                return Err(GraphError::Dtypes { op, first, at, other });
-            }
+            ensure!(
+                first == other,
+                Invalid,
+                "{op}: operand 0 is {first} and operand {at} is {other}: cast one of them"
+            );
         }
         Ok(())
     }
 
-    pub(super) fn add(
-        &mut self,
-        op: Op,
-        shape: Short<u64>,
-        dtype: Dtype,
-    ) -> Result<Expr, GraphError> {
+    pub(super) fn add(&mut self, op: Op, shape: Short<u64>, dtype: Dtype) -> Result<Expr> {
         let (nodes, hasher) = (&self.nodes, &self.hasher);
         let op_of = |expr: &Expr| &nodes[expr.index()].op;
         // Slices from the same start differ only in their shapes.
@@ -432,10 +428,13 @@ impl Graph {
                 check_size(op.name(), &shape)?;
                 let depths = op.operands().iter().map(|of| nodes[of.index()].depth);
                 let depth = depths.max().map_or(0, |depth| depth + 1);
-                if depth > MAX_DEPTH {
-                    let (op, limit) = (op.name(), MAX_DEPTH);
-                    return Err(GraphError::TooDeep { op, limit });
-                }
+                ensure!(
+                    depth <= MAX_DEPTH,
+                    Unsupported,
+                    "{}: the operand already has {MAX_DEPTH} nested operations; load it first and \
+                     continue from the result",
+                    op.name()
+                );
                 free.insert(Expr(nodes.len() as u32));
                 Ok(self.push(op, shape, dtype, depth))
             }
@@ -464,11 +463,21 @@ pub(crate) fn span_of_view(shape: &[u64], strides: &[u64]) -> Option<u64> {
 }
 
 /// Checks that the number of elements does not overflow.
-fn check_size(op: &'static str, shape: &[u64]) -> Result<(), GraphError> {
+fn check_size(op: &'static str, shape: &[u64]) -> Result<()> {
     let product = |a: u64, b: &u64| a.checked_mul((*b).max(1));
     let elements = shape.iter().try_fold(1, product);
-    match elements.is_some_and(|elements| elements <= i64::MAX as u64) {
-        true => Ok(()),
-        false => Err(GraphError::TooLarge { op, shape: shape.to_vec() }),
-    }
+    ensure!(
+        elements.is_some_and(|elements| elements <= i64::MAX as u64),
+        Invalid,
+        "{op}: a tensor of shape {shape:?} has more elements than fit into 63 bits"
+    );
+    Ok(())
+}
+
+fn outside_slice(dim: usize, extent: u64, (start, count, step): (u64, u64, u64)) -> Error {
+    error!(
+        Invalid,
+        "slice: {count} elements from index {start} with step {step} exceed dim {dim} of extent \
+         {extent}: the step must be at least 1 and the last element inside"
+    )
 }

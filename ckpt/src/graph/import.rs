@@ -1,7 +1,9 @@
 //! Imports the expressions of one graph into another.
 
+use meshgrad_error::{Result, bail};
+
 use super::op::Op;
-use super::{Expr, Graph, GraphError};
+use super::{Expr, Graph};
 
 impl Graph {
     /// Adds all expressions of another graph. Its sources are replaced by expressions of this graph
@@ -9,13 +11,13 @@ impl Graph {
     /// of the other graph.
     ///
     /// # Errors
-    /// [`GraphError::Redefined`]; [`GraphError::NoSource`] for a view of a source that is replaced
-    /// by an expression over several tensors.
+    /// For a name with another dtype or shape, and for a view of a source that is replaced by an
+    /// expression over several tensors.
     pub(crate) fn import(
         &mut self,
         other: &Graph,
         source: &dyn Fn(&str) -> Option<Expr>,
-    ) -> Result<Vec<Expr>, GraphError> {
+    ) -> Result<Vec<Expr>> {
         let mut made: Vec<Expr> = Vec::with_capacity(other.nodes().len());
         for node in other.nodes() {
             let expr = match &node.op {
@@ -23,15 +25,19 @@ impl Graph {
                     let name = other.name(*id);
                     let (dtype, shape) = (other.source_dtype(*id), other.source_shape(*id));
                     match source(name) {
-                        Some(expr) => self.checked(name, expr, (dtype, shape))?,
+                        Some(expr) => self.check_type(name, expr, dtype, shape)?,
                         None => self.source(name, dtype, shape)?,
                     }
                 }
                 Op::View { of, offset, strides } => {
                     let replaced = made[other.expr_of(*of).index()];
                     let Op::Source(_) = self.node(replaced).op else {
-                        let name = other.name(*of).to_owned();
-                        return Err(GraphError::NoSource { name });
+                        bail!(
+                            Invalid,
+                            "view: `{}` is made of several stored tensors, but a view needs one: \
+                             use slices and permutations",
+                            other.name(*of).escape_debug()
+                        );
                     };
                     self.view(replaced, *offset, &node.shape, strides)?
                 }
@@ -43,21 +49,5 @@ impl Graph {
             made.push(expr);
         }
         Ok(made)
-    }
-
-    fn checked(
-        &self,
-        name: &str,
-        expr: Expr,
-        (dtype, shape): (crate::Dtype, &[u64]),
-    ) -> Result<Expr, GraphError> {
-        match (self.dtype(expr), self.shape(expr)) == (dtype, shape) {
-            true => Ok(expr),
-            false => Err(GraphError::Redefined {
-                name: name.to_owned(),
-                first: (self.dtype(expr), self.shape(expr).to_vec()),
-                second: (dtype, shape.to_vec()),
-            }),
-        }
     }
 }

@@ -20,14 +20,13 @@
 //! let copies = graph.copies(qkv, &[4480..5120, 0..2048])?;
 //! let reads: Vec<_> = copies.iter().map(|it| (graph.leaf_name(it.from), it.elements())).collect();
 //! assert_eq!(reads, [("k_proj", 128 * 2048), ("v_proj", 512 * 2048)]);
-//! # Ok::<(), meshgrad_ckpt::graph::GraphError>(())
+//! # Ok::<(), meshgrad_ckpt::Error>(())
 //! ```
 
 mod compute;
 mod computing;
 mod demand;
 mod element_copy;
-mod error;
 mod expr_set;
 mod expression;
 mod ids;
@@ -44,7 +43,6 @@ use smallvec::SmallVec;
 
 pub use compute::{Computation, Compute, Operand, TensorType};
 pub use element_copy::{ElementCopy, Leaf, Loop};
-pub use error::GraphError;
 pub(crate) use expr_set::ExprSet;
 pub use expression::Graph;
 pub(crate) use expression::span_of_view;

@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 
+use meshgrad_error::{Result, bail};
 use meshgrad_mesh::Region;
 
-use super::{Expr, Graph, GraphError};
+use super::{Expr, Graph};
 
 impl Graph {
     /// The elements of a region of `of`, in row-major order of its indices: what a rank stores of a
@@ -30,9 +31,8 @@ impl Graph {
     /// ```
     ///
     /// # Errors
-    /// [`GraphError::Region`] for a region with another number of dims;
-    /// [`GraphError::OutsideSlice`] for one outside of the expression.
-    pub fn region(&mut self, of: Expr, region: &Region) -> Result<Expr, GraphError> {
+    /// For a region with another number of dims, and for one outside of the expression.
+    pub fn region(&mut self, of: Expr, region: &Region) -> Result<Expr> {
         let dims = region.dims().iter().map(|dim| {
             let ranges = dim.ranges().iter();
             let ranges = ranges.map(|range| range.start as u64..range.end as u64);
@@ -41,10 +41,11 @@ impl Graph {
         let dims: Vec<Vec<Range<u64>>> = dims.collect();
         if dims.len() != self.shape(of).len() {
             let hull = |ranges: &Vec<Range<u64>>| ranges[0].start..ranges[ranges.len() - 1].end;
-            return Err(GraphError::Region {
-                region: dims.iter().map(hull).collect(),
-                shape: self.shape(of).to_vec(),
-            });
+            let (region, shape) = (dims.iter().map(hull).collect::<Vec<_>>(), self.shape(of));
+            bail!(
+                Invalid,
+                "{region:?} is not a region of shape {shape:?}: pass a range inside each dim"
+            );
         }
         let mut part = of;
         for (dim, ranges) in dims.iter().enumerate() {
@@ -56,13 +57,8 @@ impl Graph {
     /// The indices of a dim in these ranges, one range after the other.
     ///
     /// # Errors
-    /// [`GraphError::OutsideSlice`]; [`GraphError::NoOperands`] without ranges.
-    pub(crate) fn take(
-        &mut self,
-        of: Expr,
-        dim: usize,
-        ranges: &[Range<u64>],
-    ) -> Result<Expr, GraphError> {
+    /// For a range outside of the dim, and without ranges.
+    pub(crate) fn take(&mut self, of: Expr, dim: usize, ranges: &[Range<u64>]) -> Result<Expr> {
         let whole = 0..self.shape(of)[dim];
         if *ranges == [whole] {
             return Ok(of);

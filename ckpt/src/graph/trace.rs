@@ -3,20 +3,20 @@
 
 use std::ops::Range;
 
+use meshgrad_error::{Result, ensure};
 use smallvec::smallvec;
 
 use super::demand::{Demand, DemandLoop, MAX_COPIES, Parts, nth, span};
 use super::op::Op;
-use super::{ElementCopy, ElementOp, Expr, Graph, GraphError, Leaf, Loop, Short};
+use super::{ElementCopy, ElementOp, Expr, Graph, Leaf, Loop, Short};
 
 impl Graph {
     /// The copies that produce a region of an expression, row-major and dense. Each element of the
     /// destination is written by exactly one copy. `region` has a range per dim.
     ///
     /// # Errors
-    /// [`GraphError::Region`] for a region outside the expression; [`GraphError::Fragmented`] for
-    /// one that would need more than 65,536 copies.
-    pub fn copies(&self, of: Expr, region: &[Range<u64>]) -> Result<Vec<ElementCopy>, GraphError> {
+    /// For a region outside the expression, and for one that would need more than 65,536 copies.
+    pub fn copies(&self, of: Expr, region: &[Range<u64>]) -> Result<Vec<ElementCopy>> {
         let mut copies = Vec::new();
         self.copies_into(of, region, &mut copies)?;
         Ok(copies)
@@ -28,14 +28,16 @@ impl Graph {
         of: Expr,
         region: &[Range<u64>],
         copies: &mut Vec<ElementCopy>,
-    ) -> Result<(), GraphError> {
+    ) -> Result<()> {
         copies.clear();
         let shape = self.shape(of);
         let inside =
             |(range, extent): (&Range<u64>, &u64)| range.start <= range.end && range.end <= *extent;
-        if region.len() != shape.len() || !region.iter().zip(shape).all(inside) {
-            return Err(GraphError::Region { region: region.to_vec(), shape: shape.to_vec() });
-        }
+        ensure!(
+            region.len() == shape.len() && region.iter().zip(shape).all(inside),
+            Invalid,
+            "{region:?} is not a region of shape {shape:?}: pass a range inside each dim"
+        );
         let mut tracer = Tracer { graph: self, of, steps: Vec::new(), copies };
         match region.iter().any(Range::is_empty) {
             true => Ok(()),
@@ -44,7 +46,7 @@ impl Graph {
     }
 
     /// The copies that produce a whole expression.
-    pub(crate) fn copies_of_all(&self, of: Expr) -> Result<Vec<ElementCopy>, GraphError> {
+    pub(crate) fn copies_of_all(&self, of: Expr) -> Result<Vec<ElementCopy>> {
         let whole = self.shape(of).iter().map(|extent| 0..*extent);
         self.copies(of, &whole.collect::<Short<_>>())
     }
@@ -74,7 +76,7 @@ struct Tracer<'g> {
 }
 
 impl Tracer<'_> {
-    fn trace(&mut self, of: Expr, demand: Demand) -> Result<(), GraphError> {
+    fn trace(&mut self, of: Expr, demand: Demand) -> Result<()> {
         let graph = self.graph;
         let node = graph.node(of);
         match &node.op {
@@ -172,14 +174,14 @@ impl Tracer<'_> {
         dim: usize,
         range: Range<u64>,
         op: &'static str,
-    ) -> Result<Parts, GraphError> {
+    ) -> Result<Parts> {
         let parts = demand.clip(dim, range.start, range.end);
         self.check_count(parts.len() as u64, op)?;
         Ok(parts)
     }
 
     /// Splits a demand on a flattened dim into demands on its rows and columns.
-    fn rows(&self, demand: Demand, dim: usize, columns: u64) -> Result<Vec<Demand>, GraphError> {
+    fn rows(&self, demand: Demand, dim: usize, columns: u64) -> Result<Vec<Demand>> {
         let (mut todo, mut done) = (vec![demand], Vec::new());
         while let Some(demand) = todo.pop() {
             match in_rows(&demand, dim, columns) {
@@ -191,15 +193,15 @@ impl Tracer<'_> {
         Ok(done)
     }
 
-    fn check_count(&self, more: u64, op: &'static str) -> Result<(), GraphError> {
-        match more.saturating_add(self.copies.len() as u64) <= MAX_COPIES as u64 {
-            true => Ok(()),
-            false => Err(GraphError::Fragmented {
-                shape: self.graph.shape(self.of).to_vec(),
-                limit: MAX_COPIES,
-                op,
-            }),
-        }
+    fn check_count(&self, more: u64, op: &'static str) -> Result<()> {
+        ensure!(
+            more.saturating_add(self.copies.len() as u64) <= MAX_COPIES as u64,
+            Unsupported,
+            "a region of shape {:?} needs more than {MAX_COPIES} copies because of {op}; request \
+             regions along its rows, or change the order of the operations",
+            self.graph.shape(self.of)
+        );
+        Ok(())
     }
 }
 

@@ -1,7 +1,9 @@
 //! Expressions without the rounding of their casts, to find what a cast has lost.
 
+use meshgrad_error::Result;
+
 use super::op::Op;
-use super::{Expr, Graph, GraphError};
+use super::{Expr, Graph};
 use crate::Dtype;
 
 impl Graph {
@@ -10,8 +12,8 @@ impl Graph {
     /// [`Expr`]s of this graph.
     ///
     /// # Errors
-    /// [`GraphError::TooDeep`].
-    pub fn unrounded(&self) -> Result<(Graph, Vec<Expr>), GraphError> {
+    /// For too many nested operations.
+    pub fn unrounded(&self) -> Result<(Graph, Vec<Expr>)> {
         let mut graph = Graph::new();
         let rounded = graph.import(self, &|_| None)?;
         let mut exact: Vec<Expr> = Vec::with_capacity(rounded.len());
@@ -36,7 +38,7 @@ impl Graph {
     }
 
     /// The new operands, as F64 if their dtypes differ.
-    fn of_one_dtype(&mut self, old: &[Expr], new: &[Expr]) -> Result<Vec<Expr>, GraphError> {
+    fn of_one_dtype(&mut self, old: &[Expr], new: &[Expr]) -> Result<Vec<Expr>> {
         let operands: Vec<Expr> = old.iter().map(|old| new[old.index()]).collect();
         let mut dtypes = operands.iter().map(|it| self.dtype(*it));
         let first = dtypes.next();

@@ -2,7 +2,8 @@
 
 use std::str::FromStr;
 
-use super::error::MapErrorKind;
+use meshgrad_error::{Error, Result, bail, ensure, error};
+
 use super::term::{Action, Call, Term};
 use crate::Dtype;
 use crate::graph::Real;
@@ -19,7 +20,7 @@ pub(super) struct Arguments {
 struct Usage {
     name: &'static str,
     usage: &'static str,
-    build: fn(&mut Reader) -> Result<Action, MapErrorKind>,
+    build: fn(&mut Reader) -> Result<Action>,
 }
 
 const FLOATS: &str = "a dtype: F64, F32, F16 or BF16";
@@ -83,13 +84,12 @@ const OPERATIONS: [Usage; 23] = [
         build: |args| {
             args.tensors(1)?;
             let (start, end) = (args.number("the first index")?, args.number("the end index")?);
-            if start >= end {
-                return Err(MapErrorKind::Value {
-                    what: "slice",
-                    expected: "a range of at least one element, with the end after the start",
-                    found: format!("{start}, {end}"),
-                });
-            }
+            ensure!(
+                start < end,
+                Invalid,
+                "slice must be a range of at least one element, with the end after the start, not \
+                 `{start}, {end}`"
+            );
             Ok(Action::Slice {
                 dim: args.dim()?,
                 start,
@@ -259,10 +259,10 @@ const OPERATIONS: [Usage; 23] = [
 ];
 
 /// Builds the call of the operation with this name.
-pub(super) fn call(name: &str, arguments: Arguments) -> Result<Term, MapErrorKind> {
+pub(super) fn call(name: &str, arguments: Arguments) -> Result<Term> {
     let Some(usage) = OPERATIONS.iter().find(|usage| usage.name == name) else {
         let known: Vec<&str> = OPERATIONS.iter().map(|usage| usage.name).collect();
-        return Err(MapErrorKind::Operation { name: name.to_owned(), known: known.join(", ") });
+        bail!(Invalid, "unknown operation `{name}`; the operations are {}", known.join(", "));
     };
     let mut reader = Reader {
         usage,
@@ -290,7 +290,7 @@ impl Reader {
         self.of.extend(self.positional.drain(..).map(|(term, _)| term));
     }
 
-    fn tensors(&mut self, count: usize) -> Result<(), MapErrorKind> {
+    fn tensors(&mut self, count: usize) -> Result<()> {
         for _ in 0..count {
             let tensor = self.positional.pop_front();
             let (term, _) = tensor.ok_or_else(|| self.missing("a tensor"))?;
@@ -303,24 +303,16 @@ impl Reader {
         !self.positional.is_empty()
     }
 
-    fn number<T: FromStr>(&mut self, what: &'static str) -> Result<T, MapErrorKind> {
+    fn number<T: FromStr>(&mut self, what: &'static str) -> Result<T> {
         self.scalar(what, parsed)
     }
 
     /// The next argument, as a value that is not a tensor.
-    fn scalar<T>(
-        &mut self,
-        what: &'static str,
-        read: fn(&str) -> Option<T>,
-    ) -> Result<T, MapErrorKind> {
+    fn scalar<T>(&mut self, what: &'static str, read: fn(&str) -> Option<T>) -> Result<T> {
         let next = self.positional.pop_front();
         let (_, text) = next.ok_or_else(|| self.missing(what))?;
         let text = text.unwrap_or_else(|| "an operation".to_owned());
-        read(&text).ok_or(MapErrorKind::Value {
-            what: self.usage.name,
-            expected: what,
-            found: text,
-        })
+        read(&text).ok_or_else(|| wrong_value(self.usage.name, what, &text))
     }
 
     fn named<T>(
@@ -328,28 +320,26 @@ impl Reader {
         name: &'static str,
         expected: &'static str,
         read: fn(&str) -> Option<T>,
-    ) -> Result<Option<T>, MapErrorKind> {
+    ) -> Result<Option<T>> {
         let Some(at) = self.named.iter().position(|(it, _)| it == name) else {
             return Ok(None);
         };
         let (_, text) = self.named.remove(at);
-        match read(&text) {
-            Some(value) => Ok(Some(value)),
-            None => Err(MapErrorKind::Value { what: name, expected, found: text }),
-        }
+        let value = read(&text).ok_or_else(|| wrong_value(name, expected, &text))?;
+        Ok(Some(value))
     }
 
-    fn dim(&mut self) -> Result<i64, MapErrorKind> {
+    fn dim(&mut self) -> Result<i64> {
         Ok(self.named("dim", "a number", parsed)?.unwrap_or(0))
     }
 
-    fn missing(&self, what: &'static str) -> MapErrorKind {
+    fn missing(&self, what: &'static str) -> Error {
         let Usage { name: op, usage, .. } = *self.usage;
-        MapErrorKind::Missing { op, what, usage }
+        error!(Invalid, "{op} needs {what}: {usage}")
     }
 
     /// Checks that no arguments are left, and that there is an operand.
-    fn finish(&self, has_each: bool) -> Result<(), MapErrorKind> {
+    fn finish(&self, has_each: bool) -> Result<()> {
         let left = self.named.iter().map(|(name, _)| format!("`{name}=`"));
         let more = self.positional.iter().map(|_| "further argument".to_owned());
         let joins = matches!(self.usage.name, "concat" | "stack" | "interleave" | "mean");
@@ -357,13 +347,17 @@ impl Reader {
             .then(|| "`each=` except with a single operand".to_owned());
         if let Some(what) = left.chain(more).chain(each).next() {
             let Usage { name: op, usage, .. } = *self.usage;
-            return Err(MapErrorKind::TooMany { op, what, usage });
+            bail!(Invalid, "{op} takes no {what}: {usage}");
         }
         match self.of.is_empty() && self.usage.name != "fill" {
             true => Err(self.missing("a tensor")),
             false => Ok(()),
         }
     }
+}
+
+fn wrong_value(what: &str, expected: &str, found: &str) -> Error {
+    error!(Invalid, "{what} must be {expected}, not `{}`", found.escape_debug())
 }
 
 fn parsed<T: FromStr>(text: &str) -> Option<T> {

@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use meshgrad_error::{Error, Result, bail, error};
+
 use super::bind::{Binding, Dtypes, bind};
 use super::coverage::find_partly_used;
 use super::evaluate::Tensors;
@@ -10,7 +12,7 @@ use super::named::Named;
 use super::report::{AllowedProblems, Problem, ProblemKind, Report};
 use super::{Mapping, TensorSpec};
 use crate::Dtype;
-use crate::graph::{ElementOp, Expr, ExprSet, Graph, GraphError, Leaf, Loop, widens};
+use crate::graph::{ElementOp, Expr, ExprSet, Graph, Leaf, Loop, widens};
 use crate::plan::LoadRequest;
 
 /// A map bound to tensors, or several maps chained.
@@ -46,34 +48,6 @@ pub struct RoundTrip {
     pub ties: BTreeSet<(String, String)>,
     /// Tensors that the reversed map produces although the map does not read them.
     pub added: Vec<String>,
-}
-
-/// Why a map has no inverse.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum NotInvertible {
-    /// The equations cannot be solved for the sources.
-    #[error("the map has no inverse: {0}")]
-    Unsolvable(Report),
-    /// A round trip changes a tensor.
-    #[error(
-        "a round trip would change `{}`: {why}", name.escape_debug()
-    )]
-    Changed {
-        /// The tensor.
-        name: String,
-        /// The change.
-        why: String,
-    },
-    /// The map leaves out tensors that it was allowed to leave out.
-    #[error("`{}` is left out, which was allowed", .0.escape_debug())]
-    LeftOut(String),
-    /// The equations cannot be solved without knowing the tensors to restore.
-    #[error("the reversed map is refused: {0}")]
-    Refused(Report),
-    /// A tensor needs too many copies to be traced.
-    #[error(transparent)]
-    Graph(#[from] GraphError),
 }
 
 impl Mapping {
@@ -182,8 +156,8 @@ impl Bound {
     /// elements have F64 results ([`Graph::unrounded`]).
     ///
     /// # Errors
-    /// [`GraphError::TooDeep`].
-    pub fn unrounded(&self) -> Result<(Graph, BTreeMap<Arc<str>, Expr>), GraphError> {
+    /// For too many nested operations.
+    pub fn unrounded(&self) -> Result<(Graph, BTreeMap<Arc<str>, Expr>)> {
         let (graph, exprs) = self.tensors.graph.unrounded()?;
         let made = self.made.iter();
         let made = made.map(|(name, expr)| (name.clone(), exprs[expr.index()]));
@@ -234,24 +208,22 @@ impl Bound {
     /// [`Bound::ties`].
     ///
     /// # Errors
-    /// [`NotInvertible`].
-    pub fn inverse(&self) -> Result<Bound, NotInvertible> {
+    /// When the map has no inverse, a round trip would change a tensor, or a tensor needs too many
+    /// copies to be traced.
+    pub fn inverse(&self) -> Result<Bound> {
         let read: Vec<TensorSpec> = self.inputs().collect();
         let made: Vec<TensorSpec> = self.outputs().collect();
         let way_back = self.way_back(read.clone());
         let none = AllowedProblems::none();
-        let mut back =
-            follow(&way_back, Tensors::of(&made).0, &none).map_err(NotInvertible::Unsolvable)?;
+        let mut back = follow(&way_back, Tensors::of(&made).0, &none).map_err(unsolvable)?;
 
         let sources = named(&self.tensors.graph, &self.made);
-        let there_and_back =
-            follow(&way_back, sources, &none).map_err(NotInvertible::Unsolvable)?;
+        let there_and_back = follow(&way_back, sources, &none).map_err(unsolvable)?;
         for spec in &read {
             there_and_back.check_elements(&spec.name)?;
         }
         let sources = named(&back.tensors.graph, &back.made);
-        let back_and_there =
-            follow(&self.way_there(), sources, &none).map_err(NotInvertible::Unsolvable)?;
+        let back_and_there = follow(&self.way_there(), sources, &none).map_err(unsolvable)?;
         for name in made.into_iter().map(|spec| spec.name) {
             match back_and_there.origin(&name)? {
                 Some(origin) if origin != name => {
@@ -268,17 +240,19 @@ impl Bound {
     /// tensors to restore.
     ///
     /// # Errors
-    /// [`NotInvertible`].
-    pub fn round_trip(&self) -> Result<RoundTrip, NotInvertible> {
+    /// As [`Bound::inverse`]; when tensors are left out, which was allowed.
+    pub fn round_trip(&self) -> Result<RoundTrip> {
         let left_out = self.report.allowed.iter().find_map(Problem::left_out);
         if let Some(name) = left_out {
-            return Err(NotInvertible::LeftOut(name.to_owned()));
+            bail!(Invalid, "`{}` is left out, which was allowed", name.escape_debug());
         }
         let ties = self.inverse()?.ties;
         let mut way_back = self.way_back(Vec::new());
         way_back.iter_mut().for_each(|binds| binds.targets = None);
         let sources = named(&self.tensors.graph, &self.made);
-        let back = follow(&way_back, sources, &self.allowed).map_err(NotInvertible::Refused)?;
+        let back = follow(&way_back, sources, &self.allowed);
+        let back =
+            back.map_err(|report| error!(Invalid, "the reversed map is refused: {report}"))?;
 
         let mut read = BTreeSet::new();
         for spec in self.inputs() {
@@ -292,30 +266,29 @@ impl Bound {
     }
 
     /// Checks that this map, a round trip, keeps the dtype and shape of a tensor.
-    fn check_type(&self, spec: &TensorSpec) -> Result<(), NotInvertible> {
+    fn check_type(&self, spec: &TensorSpec) -> Result<()> {
         let graph = &self.tensors.graph;
         let Some(expr) = self.made.get(&spec.name) else {
             return Ok(()); // reported with the elements
         };
         let (dtype, shape) = (graph.dtype(expr), graph.shape(expr));
-        if (dtype, shape) == (spec.dtype, &spec.shape[..]) {
+        let before = (spec.dtype, &spec.shape[..]);
+        if (dtype, shape) == before {
             return Ok(());
         }
-        let (name, before) = (spec.name.clone(), (spec.dtype, &spec.shape));
         let why =
             format!("it would become {dtype} {shape:?} instead of {} {:?}", before.0, before.1);
-        Err(NotInvertible::Changed { name, why })
+        Err(changed(&spec.name, &why))
     }
 
     /// Checks that this map, a round trip, keeps every element of the tensor `name`.
-    fn check_elements(&self, name: &str) -> Result<(), NotInvertible> {
+    fn check_elements(&self, name: &str) -> Result<()> {
         let why = match self.origin(name)? {
             Some(origin) if origin == *name => return Ok(()),
             Some(origin) => format!("it would become `{}`", origin.escape_debug()),
             None => "it is lost".to_owned(),
         };
-        let name = name.to_owned();
-        Err(NotInvertible::Changed { name, why })
+        Err(changed(name, &why))
     }
 
     /// The maps in order, each with its outputs as targets.
@@ -343,7 +316,7 @@ impl Bound {
 
     /// The source of an output that is unchanged except for exact conversions; `None` if there is
     /// no such output.
-    fn origin(&self, name: &str) -> Result<Option<String>, NotInvertible> {
+    fn origin(&self, name: &str) -> Result<Option<String>> {
         match self.made.get(name) {
             Some(expr) => origin(&self.tensors.graph, name, expr).map(Some),
             None => Ok(None),
@@ -396,26 +369,36 @@ fn inexact(mut dtype: Dtype, steps: &[ElementOp]) -> Option<&ElementOp> {
     })
 }
 
+/// The error for equations that cannot be solved for the sources.
+fn unsolvable(report: Report) -> Error {
+    error!(Invalid, "the map has no inverse: {report}")
+}
+
+/// The error for a tensor that a round trip changes.
+fn changed(name: &str, why: &str) -> Error {
+    error!(Invalid, "a round trip would change `{}`: {why}", name.escape_debug())
+}
+
 /// The source that an expression equals, except for exact conversions.
-fn origin(graph: &Graph, name: &str, expr: Expr) -> Result<String, NotInvertible> {
-    let changed = |why: String| NotInvertible::Changed { name: name.to_owned(), why };
+fn origin(graph: &Graph, name: &str, expr: Expr) -> Result<String> {
+    let changed = |why: &str| changed(name, why);
     let mut origin = None;
     for copy in graph.copies_of_all(expr)? {
         let Leaf::Source(source) = copy.from else {
             let what = graph.leaf_name(copy.from);
-            return Err(changed(format!("{what} would produce some of its elements")));
+            return Err(changed(&format!("{what} would produce some of its elements")));
         };
         if let Some(step) = inexact(graph.source_dtype(source), &copy.steps) {
-            return Err(changed(format!("{} changes its values", step.name())));
+            return Err(changed(&format!("{} changes its values", step.name())));
         }
         let moved = |it: &Loop| it.source_stride != it.destination_stride;
         if copy.source_offset != copy.destination_offset || copy.loops.iter().any(moved) {
-            return Err(changed("its elements would move".into()));
+            return Err(changed("its elements would move"));
         }
         match origin {
             Some(first) if first != source => {
                 let (a, b) = (graph.name(first), graph.name(source));
-                return Err(changed(format!("it would be assembled from `{a}` and `{b}`")));
+                return Err(changed(&format!("it would be assembled from `{a}` and `{b}`")));
             }
             _ => origin = Some(source),
         }

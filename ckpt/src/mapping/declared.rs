@@ -3,15 +3,13 @@
 //!
 //! Without this check a wrong argument goes unnoticed until the inverse produces other tensors.
 
+use meshgrad_error::{Result, bail};
+
 use super::term::{Action, dim_of};
-use crate::graph::{Expr, Graph, GraphError};
+use crate::graph::{Expr, Graph};
 
 /// Checks what `action` declares about its operands.
-pub(super) fn check_declared(
-    graph: &Graph,
-    action: &Action,
-    of: &[Expr],
-) -> Result<(), GraphError> {
+pub(super) fn check_declared(graph: &Graph, action: &Action, of: &[Expr]) -> Result<()> {
     let extent = |expr: &Expr, dim: i64| {
         let shape = graph.shape(*expr);
         shape.get(dim_of(dim, shape.len())).copied()
@@ -29,8 +27,10 @@ pub(super) fn check_declared(
         }
         _ => None,
     };
-    let op = action.name();
-    message.map_or(Ok(()), |message| Err(GraphError::Operands { op, message }))
+    if let Some(message) = message {
+        bail!(Invalid, "{}: {message}", action.name());
+    }
+    Ok(())
 }
 
 fn wrong_extent(argument: &str, declared: u64, found: Option<u64>, dim: i64) -> Option<String> {

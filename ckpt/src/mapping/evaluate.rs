@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use meshgrad_error::{Error, Result};
+
 use super::TensorSpec;
 use super::captures::{Captures, Value};
 use super::computations::{Dequant, Lora, Mean};
@@ -9,7 +11,7 @@ use super::declared::check_declared;
 use super::named::Named;
 use super::template::{Kind, Template};
 use super::term::{Action, Call, Term, dim_of};
-use crate::graph::{Computation, Expr, Graph, GraphError, Short};
+use crate::graph::{Computation, Expr, Graph, Short};
 
 /// The tensors by name.
 #[derive(Clone, Debug, Default)]
@@ -27,7 +29,7 @@ pub(super) struct Evaluated {
     pub(super) missing: Vec<String>,
     /// Pairs that must be equal. The first of each pair is used.
     pub(super) ties: Vec<(String, String)>,
-    pub(super) error: Option<GraphError>,
+    pub(super) error: Option<Error>,
     /// The last name that was looked up, and the position after it among the sources.
     name: String,
     next: usize,
@@ -38,7 +40,7 @@ const MAX_GAPS: u64 = 1000;
 
 impl Tensors {
     /// Creates a source per spec. Also returns the invalid specs with their errors.
-    pub(super) fn of(specs: &[TensorSpec]) -> (Tensors, Vec<(String, GraphError)>) {
+    pub(super) fn of(specs: &[TensorSpec]) -> (Tensors, Vec<(String, Error)>) {
         let mut graph = Graph::with_room_for(specs.len());
         let mut unreadable = Vec::new();
         for spec in specs {
@@ -202,7 +204,7 @@ impl Tensors {
 }
 
 /// Applies an operation.
-pub(super) fn apply(graph: &mut Graph, action: &Action, of: &[Expr]) -> Result<Expr, GraphError> {
+pub(super) fn apply(graph: &mut Graph, action: &Action, of: &[Expr]) -> Result<Expr> {
     check_declared(graph, action, of)?;
     let rank = of.first().map_or(0, |first| graph.shape(*first).len());
     let dim = |dim: &i64| dim_of(*dim, rank);

@@ -43,7 +43,6 @@ mod captures;
 mod computations;
 mod coverage;
 mod declared;
-mod error;
 mod evaluate;
 mod named;
 mod numbering;
@@ -57,12 +56,12 @@ mod tests;
 mod text;
 mod unmatched;
 
-pub use bound::{Bound, NotInvertible, RoundTrip};
+pub use bound::{Bound, RoundTrip};
 pub use captures::{Captures, Value};
-pub use error::{MapError, MapErrorKind};
-pub use report::{AllowedProblems, InvalidAllowance, Problem, ProblemKind, Report};
-pub use template::{Kind, Template, TemplateError};
+pub use report::{AllowedProblems, Problem, ProblemKind, Report};
+pub use template::{Kind, Template};
 
+use meshgrad_error::Result;
 use serde::{Deserialize, Serialize};
 
 use crate::{Dtype, TensorInfo};
@@ -117,8 +116,8 @@ impl Mapping {
     /// Parses a map.
     ///
     /// # Errors
-    /// [`MapError`] with line and column.
-    pub fn parse(map: &str) -> Result<Mapping, MapError> {
+    /// When the text is not a map; the message begins with line and column.
+    pub fn parse(map: &str) -> Result<Mapping> {
         let rules = parse::rules(map)?;
         Ok(Mapping { rules })
     }

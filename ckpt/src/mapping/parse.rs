@@ -2,15 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use meshgrad_error::{Error, Result, bail, ensure, error};
+
 use super::Rule;
 use super::arguments::{self, Arguments};
-use super::error::{MapError, MapErrorKind};
-use super::template::{Kind, Template, TemplateError};
+use super::template::{Kind, Template};
 use super::term::Term;
-use super::text::{Token, Word, tokens};
+use super::text::{Token, Word, at, tokens};
 
 /// The rules of a map.
-pub(super) fn rules(map: &str) -> Result<Vec<Rule>, MapError> {
+pub(super) fn rules(map: &str) -> Result<Vec<Rule>> {
     let tokens = tokens(map)?;
     let mut rules = Vec::new();
     let mut scope = Scope::default();
@@ -57,7 +58,7 @@ struct Parser<'t> {
 /// The maximum nesting of operations.
 const MAX_DEPTH: usize = 64;
 
-fn rule(tokens: &[Token], scope: &Scope) -> Result<Rule, MapError> {
+fn rule(tokens: &[Token], scope: &Scope) -> Result<Rule> {
     let mut parser = Parser { tokens, at: 0, depth: 0 };
     let left = parser.written()?;
     let optional = parser.peek() == Some(&Word::Sign('?'));
@@ -67,10 +68,10 @@ fn rule(tokens: &[Token], scope: &Scope) -> Result<Rule, MapError> {
     parser.end()?;
 
     let (line, column) = (tokens[0].line, tokens[0].column);
-    let at_rule = |problem: MapErrorKind| MapError { line, column, problem };
+    let at_rule = |problem| at((line, column), problem);
     let mut kinds = BTreeMap::new();
-    collect_kinds(&left, &scope.left, &mut kinds).map_err(|it| at_rule(it.into()))?;
-    collect_kinds(&right, &scope.right, &mut kinds).map_err(|it| at_rule(it.into()))?;
+    collect_kinds(&left, &scope.left, &mut kinds).map_err(at_rule)?;
+    collect_kinds(&right, &scope.right, &mut kinds).map_err(at_rule)?;
     let build = |written, prefix| Builder { kinds: &kinds, prefix }.term(written, (line, column));
     let rule = Rule {
         left: build(left, &scope.left)?,
@@ -93,13 +94,12 @@ impl Parser<'_> {
         (token.line, token.column)
     }
 
-    fn expected(&self, expected: &'static str) -> MapError {
-        let (line, column) = self.place();
-        let found = self.peek().unwrap_or(&Word::End).to_string();
-        MapError { line, column, problem: MapErrorKind::Expected { expected, found } }
+    fn expected(&self, expected: &'static str) -> Error {
+        let found = self.peek().unwrap_or(&Word::End);
+        at(self.place(), error!(Invalid, "expected {expected}, found {found}"))
     }
 
-    fn sign(&mut self, sign: char, expected: &'static str) -> Result<(), MapError> {
+    fn sign(&mut self, sign: char, expected: &'static str) -> Result<()> {
         if self.peek() != Some(&Word::Sign(sign)) {
             return Err(self.expected(expected));
         }
@@ -107,7 +107,7 @@ impl Parser<'_> {
         Ok(())
     }
 
-    fn text(&mut self, expected: &'static str) -> Result<String, MapError> {
+    fn text(&mut self, expected: &'static str) -> Result<String> {
         let Some(Word::Text(text)) = self.peek() else {
             return Err(self.expected(expected));
         };
@@ -116,7 +116,7 @@ impl Parser<'_> {
         Ok(text)
     }
 
-    fn end(&mut self) -> Result<(), MapError> {
+    fn end(&mut self) -> Result<()> {
         match self.peek() {
             None | Some(Word::End) => Ok(()),
             Some(_) => Err(self.expected("the end of the rule")),
@@ -124,7 +124,7 @@ impl Parser<'_> {
     }
 
     /// Parses `[left = right]`. Either side may be empty.
-    fn scope(&mut self) -> Result<Scope, MapError> {
+    fn scope(&mut self) -> Result<Scope> {
         let mut scope = Scope::default();
         self.sign('[', "`[`")?;
         if let Some(Word::Text(_)) = self.peek() {
@@ -139,7 +139,7 @@ impl Parser<'_> {
         Ok(scope)
     }
 
-    fn written(&mut self) -> Result<Written, MapError> {
+    fn written(&mut self) -> Result<Written> {
         let (line, column) = self.place();
         let name = self.text("a name or an operation")?;
         if self.peek() != Some(&Word::Sign('(')) {
@@ -148,11 +148,11 @@ impl Parser<'_> {
         self.at += 1;
         self.depth += 1;
         if self.depth > MAX_DEPTH {
-            return Err(MapError {
-                line,
-                column,
-                problem: MapErrorKind::TooDeep { limit: MAX_DEPTH },
-            });
+            let problem = error!(
+                Invalid,
+                "more than {MAX_DEPTH} nested operations: split the rule in two, or the map"
+            );
+            return Err(at((line, column), problem));
         }
         let (mut positional, mut named) = (Vec::new(), Vec::new());
         while self.peek() != Some(&Word::Sign(')')) {
@@ -179,14 +179,16 @@ fn collect_kinds(
     written: &Written,
     prefix: &str,
     kinds: &mut BTreeMap<String, Kind>,
-) -> Result<(), TemplateError> {
+) -> Result<()> {
     match written {
         Written::Name(name) => {
             for (capture, kind) in Template::kinds(&format!("{prefix}{name}"))? {
                 match kinds.get(&capture) {
-                    Some(known) if *known != kind => {
-                        return Err(TemplateError::TwoKinds(capture));
-                    }
+                    Some(known) if *known != kind => bail!(
+                        Invalid,
+                        "`{{{capture}}}` has two kinds; declare the kind once, or the same one \
+                         everywhere"
+                    ),
                     _ => kinds.insert(capture, kind),
                 };
             }
@@ -204,13 +206,12 @@ struct Builder<'k> {
 }
 
 impl Builder<'_> {
-    fn term(&self, written: Written, (line, column): (usize, usize)) -> Result<Term, MapError> {
-        let at = |problem| MapError { line, column, problem };
+    fn term(&self, written: Written, place: (usize, usize)) -> Result<Term> {
         match written {
             Written::Name(name) => {
                 let full = format!("{}{name}", self.prefix);
                 let template = Template::parse(&full, self.kinds);
-                Ok(Term::Name(template.map_err(|it| at(it.into()))?))
+                Ok(Term::Name(template.map_err(|problem| at(place, problem))?))
             }
             Written::Call { name, positional, named, line, column } => {
                 let mut arguments = Arguments { positional: Vec::new(), named };
@@ -222,23 +223,23 @@ impl Builder<'_> {
                     let term = self.term(written, (line, column))?;
                     arguments.positional.push((term, text));
                 }
-                arguments::call(&name, arguments).map_err(|problem| MapError {
-                    line,
-                    column,
-                    problem,
-                })
+                let call = arguments::call(&name, arguments);
+                call.map_err(|problem| at((line, column), problem))
             }
         }
     }
 }
 
 /// Checks that both sides have the same captures, and that a name on each side has all of them.
-fn check(rule: &Rule) -> Result<(), MapErrorKind> {
+fn check(rule: &Rule) -> Result<()> {
     let (left, right) = (rule.left.free_captures(), rule.right.free_captures());
     for (side, ours, theirs) in [("left", &left, &right), ("right", &right, &left)] {
         if let Some(capture) = ours.difference(theirs).next() {
-            let capture = (*capture).to_owned();
-            return Err(MapErrorKind::OneSide { capture, side });
+            bail!(
+                Invalid,
+                "`{{{capture}}}` is only on the {side} side: use it on both, or write \
+                 `each={capture}` in the operation that iterates over it"
+            );
         }
     }
     for (side, term) in [("left", &rule.left), ("right", &rule.right)] {
@@ -247,28 +248,25 @@ fn check(rule: &Rule) -> Result<(), MapErrorKind> {
     Ok(())
 }
 
-fn check_side(
-    side: &'static str,
-    term: &Term,
-    captures: &BTreeSet<&str>,
-) -> Result<(), MapErrorKind> {
+fn check_side(side: &'static str, term: &Term, captures: &BTreeSet<&str>) -> Result<()> {
     check_each(term)?;
     let names = term.names();
     let has_all = |template: &Template| {
         let own: BTreeSet<&str> = template.captures().collect();
         captures.is_subset(&own)
     };
-    match names.is_empty() || names.iter().any(|(template, _)| has_all(template)) {
-        true => Ok(()),
-        false => Err(MapErrorKind::Scattered {
-            side,
-            captures: captures.iter().map(|it| (*it).to_owned()).collect(),
-        }),
-    }
+    let listed = || captures.iter().map(|it| format!("`{{{it}}}`")).collect::<Vec<_>>().join(", ");
+    ensure!(
+        names.is_empty() || names.iter().any(|(template, _)| has_all(template)),
+        Invalid,
+        "no name on the {side} side has all of {}: one name must determine the tensors",
+        listed()
+    );
+    Ok(())
 }
 
 /// Checks that operands have the captures that operations iterate over, and that these are ordered.
-fn check_each(term: &Term) -> Result<(), MapErrorKind> {
+fn check_each(term: &Term) -> Result<()> {
     let Term::Call(call) = term else {
         return Ok(());
     };
@@ -276,9 +274,11 @@ fn check_each(term: &Term) -> Result<(), MapErrorKind> {
         let names = of.names();
         let ordered = |kind: &Kind| matches!(kind, Kind::Number | Kind::Choice(_));
         let mut kinds = names.iter().flat_map(|(it, _)| it.kinds_of_captures());
-        if !kinds.any(|(name, kind)| name == &**each && ordered(kind)) {
-            return Err(MapErrorKind::NothingToGoOver(each.to_string()));
-        }
+        ensure!(
+            kinds.any(|(name, kind)| name == &**each && ordered(kind)),
+            Invalid,
+            "each={each}: the operand has no capture `{{{each}}}` that is a number or a choice"
+        );
     }
     call.of.iter().try_for_each(check_each)
 }

@@ -4,9 +4,11 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
+use meshgrad_error::{Error, Result, error};
+
 use super::template::Template;
 use crate::Dtype;
-use crate::graph::{GraphError, TensorType};
+use crate::graph::TensorType;
 
 /// The result of binding a map.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -115,7 +117,7 @@ pub enum Problem {
         /// Its name.
         name: String,
         /// The reason.
-        error: GraphError,
+        error: Error,
     },
     /// A rule cannot be applied to the source tensors.
     Impossible {
@@ -124,7 +126,7 @@ pub enum Problem {
         /// The values of the captures, as in `l=3`.
         captures: String,
         /// The reason.
-        error: GraphError,
+        error: Error,
     },
     /// A rule cannot be solved for the names on its left side.
     Unsolvable {
@@ -169,14 +171,6 @@ impl ProblemKind {
     ];
 }
 
-/// The text does not describe problems to allow.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "`{}` cannot be allowed: write KIND or KIND:TEMPLATE, as in unexpected:{{r:path}}.inv_freq; kinds \
-     are unmade, unexpected, partly-used, narrowed, unmatched and dropped", .0.escape_debug()
-)]
-pub struct InvalidAllowance(pub String);
-
 impl AllowedProblems {
     /// Allows no problem.
     pub fn none() -> AllowedProblems {
@@ -193,9 +187,17 @@ impl AllowedProblems {
     /// `unexpected:{r:path}.inv_freq`, or for all names, as in `narrowed`.
     ///
     /// # Errors
-    /// [`InvalidAllowance`].
-    pub fn and(mut self, text: &str) -> Result<AllowedProblems, InvalidAllowance> {
-        let bad = || InvalidAllowance(text.to_owned());
+    /// For an unknown kind, and an invalid template.
+    pub fn and(mut self, text: &str) -> Result<AllowedProblems> {
+        let bad = || {
+            error!(
+                Invalid,
+                "`{}` cannot be allowed: write KIND or KIND:TEMPLATE, as in \
+                 unexpected:{{r:path}}.inv_freq; kinds are unmade, unexpected, partly-used, \
+                 narrowed, unmatched and dropped",
+                text.escape_debug()
+            )
+        };
         let (kind, template) = text.split_once(':').unwrap_or((text, "{all:path}"));
         let (_, kind) = *ProblemKind::ALL.iter().find(|(name, _)| *name == kind).ok_or_else(bad)?;
         let template = Template::parse(template, &Default::default()).map_err(|_| bad())?;

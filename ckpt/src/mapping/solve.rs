@@ -3,19 +3,21 @@
 //! `concat(q, k, v) = qkv` determines q, k and v, because concatenation loses nothing. Operations
 //! whose result does not determine their operands cannot be on the side that is solved for.
 
+use meshgrad_error::Error;
+
 use super::term::{Action, dim_of};
-use crate::graph::{Expr, Graph, GraphError, TensorType};
+use crate::graph::{Expr, Graph, TensorType};
 
 /// Why an operation cannot be inverted.
 #[derive(Debug)]
 pub(super) enum Unsolved {
     /// It can never be inverted, or needs more information.
     Because(String),
-    Graph(GraphError),
+    Graph(Error),
 }
 
-impl From<GraphError> for Unsolved {
-    fn from(error: GraphError) -> Unsolved {
+impl From<Error> for Unsolved {
+    fn from(error: Error) -> Unsolved {
         Unsolved::Graph(error)
     }
 }
@@ -30,7 +32,7 @@ pub(super) fn operands(
     types: Option<&[TensorType]>,
 ) -> Result<Vec<Expr>, Unsolved> {
     let rank = graph.shape(whole).len();
-    let one = |operand: Result<Expr, GraphError>| Ok(vec![operand?]);
+    let one = |operand: Result<Expr, Error>| Ok(vec![operand?]);
     match action {
         Action::Concat { dim, shares } => {
             let dim = dim_of(*dim, rank);

@@ -7,6 +7,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use meshgrad_error::{Error, Result, bail, ensure, error};
+
 use super::captures::{Captures, Value};
 use super::numbering::{MAX_WIDTH, Numbering};
 
@@ -35,52 +37,10 @@ enum Part {
     Capture { name: String, kind: Kind, numbering: Numbering },
 }
 
-/// Why a text is not a template.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum TemplateError {
-    /// An unbalanced brace.
-    #[error("unbalanced `{{` and `}}`")]
-    Braces,
-    /// The name of a capture is empty or has characters other than letters, digits and `_`.
-    #[error(
-        "`{{{0}}}` is not a capture: write `{{l}}`, `{{l+10}}`, `{{l:03}}`, `{{p:q|k|v}}`, \
-         `{{w:word}}` or `{{r:path}}`"
-    )]
-    Capture(String),
-    /// One choice is a prefix of another.
-    #[error("ambiguous choices of `{{{capture}}}`: `{short}` is a prefix of `{long}`")]
-    Prefix {
-        /// The capture.
-        capture: String,
-        /// The shorter choice.
-        short: String,
-        /// The longer one.
-        long: String,
-    },
-    /// The text after a capture could be part of it.
-    #[error("`{{{capture}}}` is ambiguous: it must be followed by {expected}, or be last")]
-    Follows {
-        /// The capture.
-        capture: String,
-        /// What may follow.
-        expected: &'static str,
-    },
-    /// A capture is used twice.
-    #[error("`{{{0}}}` is used twice; use it once")]
-    Twice(String),
-    /// A capture has two kinds in one rule.
-    #[error("`{{{0}}}` has two kinds; declare the kind once, or the same one everywhere")]
-    TwoKinds(String),
-}
-
 impl Template {
     /// Parses a template. Captures without a declared kind have the kind in `kinds`, or are
     /// numbers.
-    pub(crate) fn parse(
-        text: &str,
-        kinds: &BTreeMap<String, Kind>,
-    ) -> Result<Template, TemplateError> {
+    pub(crate) fn parse(text: &str, kinds: &BTreeMap<String, Kind>) -> Result<Template> {
         let mut parts = Vec::new();
         for (literal, capture) in segments(text)? {
             if !literal.is_empty() {
@@ -91,7 +51,7 @@ impl Template {
                 let kind = kind.or_else(|| kinds.get(name).cloned());
                 let kind = kind.unwrap_or(Kind::Number);
                 if kind != Kind::Number && numbering != Numbering::default() {
-                    return Err(TemplateError::Capture(capture.to_owned()));
+                    return Err(not_a_capture(capture));
                 }
                 parts.push(Part::Capture { name: name.into(), kind, numbering });
             }
@@ -123,7 +83,7 @@ impl Template {
     }
 
     /// The kinds of captures that a text declares.
-    pub(super) fn kinds(text: &str) -> Result<Vec<(String, Kind)>, TemplateError> {
+    pub(super) fn kinds(text: &str) -> Result<Vec<(String, Kind)>> {
         let mut kinds = Vec::new();
         for capture in segments(text)?.into_iter().filter_map(|(_, capture)| capture) {
             if let (name, Some(kind), _) = read_capture(capture)? {
@@ -212,15 +172,13 @@ impl Template {
         self.parts.len()
     }
 
-    fn check(&self) -> Result<(), TemplateError> {
+    fn check(&self) -> Result<()> {
         let mut seen = Vec::new();
         for (at, part) in self.parts.iter().enumerate() {
             let Part::Capture { name, kind, .. } = part else {
                 continue;
             };
-            if seen.contains(&name) {
-                return Err(TemplateError::Twice(name.to_string()));
-            }
+            ensure!(!seen.contains(&name), Invalid, "`{{{name}}}` is used twice; use it once");
             seen.push(name);
             kind.check(name, &self.parts[at + 1..])?;
         }
@@ -260,8 +218,13 @@ impl Kind {
     }
 
     /// Checks that the text after the capture cannot be part of it.
-    fn check(&self, capture: &str, suffix: &[Part]) -> Result<(), TemplateError> {
-        let follows = |expected| TemplateError::Follows { capture: capture.to_owned(), expected };
+    fn check(&self, capture: &str, suffix: &[Part]) -> Result<()> {
+        let follows = |expected| {
+            error!(
+                Invalid,
+                "`{{{capture}}}` is ambiguous: it must be followed by {expected}, or be last"
+            )
+        };
         match (self, suffix) {
             (Kind::Choice(choices), _) => check_choices(capture, choices),
             (_, []) | (Kind::Path, [Part::Literal(_)]) => Ok(()),
@@ -278,29 +241,29 @@ fn begins_with_digit(text: &str) -> bool {
     text.starts_with(|it: char| it.is_ascii_digit())
 }
 
-fn check_choices(capture: &str, choices: &[String]) -> Result<(), TemplateError> {
+fn check_choices(capture: &str, choices: &[String]) -> Result<()> {
     for (at, short) in choices.iter().enumerate() {
         let others = choices.iter().enumerate().filter(|(other, _)| *other != at);
         for (_, long) in others {
-            if long.starts_with(short.as_str()) {
-                return Err(TemplateError::Prefix {
-                    capture: capture.to_owned(),
-                    short: short.clone(),
-                    long: long.clone(),
-                });
-            }
+            ensure!(
+                !long.starts_with(short.as_str()),
+                Invalid,
+                "ambiguous choices of `{{{capture}}}`: `{short}` is a prefix of `{long}`"
+            );
         }
     }
     Ok(())
 }
 
 /// A text split into literals, each with the content of the braces after it.
-fn segments(text: &str) -> Result<Vec<(&str, Option<&str>)>, TemplateError> {
+fn segments(text: &str) -> Result<Vec<(&str, Option<&str>)>> {
     let (mut segments, mut rest) = (Vec::new(), text);
     while let Some(open) = rest.find(['{', '}']) {
         let inside = rest[open..].strip_prefix('{');
         let inside = inside.and_then(|inside| inside.split_once('}'));
-        let (inside, after) = inside.ok_or(TemplateError::Braces)?;
+        let Some((inside, after)) = inside else {
+            bail!(Invalid, "unbalanced `{{` and `}}`");
+        };
         segments.push((&rest[..open], Some(inside)));
         rest = after;
     }
@@ -308,9 +271,18 @@ fn segments(text: &str) -> Result<Vec<(&str, Option<&str>)>, TemplateError> {
     Ok(segments)
 }
 
+/// The error for the content of braces that is not a capture.
+fn not_a_capture(inside: &str) -> Error {
+    error!(
+        Invalid,
+        "`{{{inside}}}` is not a capture: write `{{l}}`, `{{l+10}}`, `{{l:03}}`, `{{p:q|k|v}}`, \
+         `{{w:word}}` or `{{r:path}}`"
+    )
+}
+
 /// The content of braces: a name, the kind if it is declared, and how numbers are written.
-fn read_capture(inside: &str) -> Result<(&str, Option<Kind>, Numbering), TemplateError> {
-    let bad = || TemplateError::Capture(inside.to_owned());
+fn read_capture(inside: &str) -> Result<(&str, Option<Kind>, Numbering)> {
+    let bad = || not_a_capture(inside);
     let (name, kind) = match inside.split_once(':') {
         Some((name, kind)) => (name, Some(kind)),
         None => (inside, None),

@@ -1,6 +1,6 @@
 //! The tokens of a map, with their positions.
 
-use super::error::{MapError, MapErrorKind};
+use meshgrad_error::{Error, Result, error};
 
 /// A token and its position: line and column from 1.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,8 +30,13 @@ impl std::fmt::Display for Word {
     }
 }
 
+/// An error with its position: the line and the character in it, from 1.
+pub(super) fn at((line, column): (usize, usize), problem: Error) -> Error {
+    problem.context(format_args!("line {line}, column {column}"))
+}
+
 /// Splits a map into tokens. `#` starts a comment; a line continues while a parenthesis is open.
-pub(super) fn tokens(map: &str) -> Result<Vec<Token>, MapError> {
+pub(super) fn tokens(map: &str) -> Result<Vec<Token>> {
     let (mut tokens, mut open) = (Vec::new(), 0usize);
     let mut last = 1;
     for (line, text) in (1..).zip(map.lines()) {
@@ -52,12 +57,7 @@ fn end(tokens: &mut Vec<Token>, line: usize, text: &str) {
     }
 }
 
-fn line_tokens(
-    text: &str,
-    line: usize,
-    tokens: &mut Vec<Token>,
-    open: &mut usize,
-) -> Result<(), MapError> {
+fn line_tokens(text: &str, line: usize, tokens: &mut Vec<Token>, open: &mut usize) -> Result<()> {
     let characters: Vec<char> = text.chars().collect();
     let mut at = 0;
     while let Some(&first) = characters.get(at) {
@@ -81,8 +81,10 @@ fn line_tokens(
             }
             '"' => {
                 let length = characters[at + 1..].iter().position(|it| *it == '"');
-                let length =
-                    length.ok_or(MapError { line, column, problem: MapErrorKind::Quote })?;
+                let length = length.ok_or_else(|| {
+                    let problem = "a quoted name must end on the line on which it starts";
+                    self::at((line, column), error!(Invalid, "{problem}"))
+                })?;
                 push(Word::Text(characters[at + 1..][..length].iter().collect()));
                 at += length + 2;
             }

@@ -4,16 +4,17 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use hashbrown::HashMap;
+use meshgrad_error::{Error, Result, bail, ensure, error};
 use twox_hash::XxHash3_64;
 
 use super::catalog::{Catalog, Entry};
 use super::computed::ComputedTensor;
 use super::copy::{ByteCopy, ByteLoop, Loops};
-use super::error::PlanError;
 use super::fill::Fill;
 use super::request::{LoadRequest, Target};
 use crate::Dtype;
 use crate::graph::{ElementCopy, ElementOp, Expr, Graph, Leaf, SourceId};
+use crate::names::Listed;
 
 /// Targets in the order of the requests. Copies are sorted by file, offset and target,
 /// independently of the order of the requests.
@@ -42,7 +43,7 @@ pub(super) fn gather(
     graph: &Graph,
     catalog: &Catalog<'_>,
     requests: &[LoadRequest],
-) -> Result<Gathered, PlanError> {
+) -> Result<Gathered> {
     let ranks = ranks(requests)?;
     let mut leaves = Leaves::new(graph, catalog);
     let mut targets = Vec::with_capacity(requests.len());
@@ -83,7 +84,7 @@ pub(super) fn gather(
 
 /// The ranks of the requests in an order that depends only on their names: by hash, because long
 /// names with a common prefix are slow to compare.
-fn ranks(requests: &[LoadRequest]) -> Result<Vec<u32>, PlanError> {
+fn ranks(requests: &[LoadRequest]) -> Result<Vec<u32>> {
     let hash = |request: &LoadRequest| XxHash3_64::oneshot(request.target.as_bytes());
     let mut hashed: Vec<(u64, u32)> = requests.iter().map(hash).zip(0..).collect();
     let name = |index: u32| &*requests[index as usize].target;
@@ -91,7 +92,11 @@ fn ranks(requests: &[LoadRequest]) -> Result<Vec<u32>, PlanError> {
 
     let same = |a: (u64, u32), b: (u64, u32)| a.0 == b.0 && name(a.1) == name(b.1);
     if let Some(pair) = hashed.windows(2).find(|pair| same(pair[0], pair[1])) {
-        return Err(PlanError::DuplicateTarget { target: name(pair[0].1).to_owned() });
+        bail!(
+            Invalid,
+            "target `{}` is requested twice: give each region its own name",
+            name(pair[0].1).escape_debug()
+        );
     }
     let mut ranks = vec![0; requests.len()];
     for ((_, index), rank) in hashed.into_iter().zip(0..) {
@@ -127,15 +132,15 @@ fn trace(
     request: &LoadRequest,
     index: usize,
     element_copies: &mut Vec<ElementCopy>,
-) -> Result<Target, PlanError> {
+) -> Result<Target> {
+    let name = || request.target.escape_debug();
     let traced = graph.copies_into(request.expr, &request.region, element_copies);
-    traced.map_err(|error| PlanError::Graph { target: request.target.to_string(), error })?;
+    traced.map_err(|error| error.context(format_args!("target `{}`", name())))?;
     let shape: Vec<u64> = request.region.iter().map(|it| it.end - it.start).collect();
     let dtype = graph.dtype(request.expr);
     let bits = shape.iter().try_fold(dtype.bits() as u64, |bits, it| bits.checked_mul(*it));
-    let bits = bits.ok_or_else(|| PlanError::TooLarge {
-        target: request.target.to_string(),
-        shape: shape.clone(),
+    let bits = bits.ok_or_else(|| {
+        error!(Invalid, "target `{}` of shape {shape:?} has more than 2^64 bits", name())
     })?;
     if let (false, Some(element_copy)) = (bits.is_multiple_of(8), element_copies.first()) {
         let source_tensor = graph.leaf_name(element_copy.from);
@@ -195,7 +200,7 @@ impl<'a, 'f> Leaves<'a, 'f> {
     }
 
     /// The location of a leaf's bytes; `None` if it is missing, which [`Leaves::finish`] reports.
-    fn find(&mut self, leaf: Leaf, by: (u32, u32)) -> Result<Option<Placed>, PlanError> {
+    fn find(&mut self, leaf: Leaf, by: (u32, u32)) -> Result<Option<Placed>> {
         match leaf {
             Leaf::Source(source) => self.find_source(source),
             Leaf::Computed(expr) => Ok(self.find_computed(expr, by)),
@@ -203,7 +208,7 @@ impl<'a, 'f> Leaves<'a, 'f> {
         }
     }
 
-    fn find_source(&mut self, source: SourceId) -> Result<Option<Placed>, PlanError> {
+    fn find_source(&mut self, source: SourceId) -> Result<Option<Placed>> {
         if let Some(known) = self.read[source.index()] {
             return Ok(known);
         }
@@ -253,9 +258,10 @@ impl<'a, 'f> Leaves<'a, 'f> {
         self.names.len() as u32 - 1
     }
 
-    fn finish(self) -> Result<Found, PlanError> {
+    fn finish(self) -> Result<Found> {
         if !self.missing.is_empty() {
-            return Err(PlanError::Missing { names: self.missing.into_iter().collect() });
+            let names: Vec<String> = self.missing.into_iter().collect();
+            bail!(Missing, "the files lack {}", Listed(&names));
         }
         let mut order: Vec<usize> = (0..self.computed.len()).collect();
         order.sort_by_key(|number| self.needed_by[*number]);
@@ -269,20 +275,19 @@ impl<'a, 'f> Leaves<'a, 'f> {
 }
 
 /// Checks that a tensor has the dtype and shape of the graph.
-fn check(graph: &Graph, source: SourceId, entry: Entry<'_>) -> Result<(), PlanError> {
+fn check(graph: &Graph, source: SourceId, entry: Entry<'_>) -> Result<()> {
     let (dtype, shape) = (graph.source_dtype(source), graph.source_shape(source));
     let tensor = entry.tensor;
-    let found = || tensor.shape.iter().map(|extent| *extent as u64);
-    if tensor.dtype == dtype && found().eq(shape.iter().copied()) {
-        return Ok(());
-    }
-    Err(PlanError::Differs {
-        name: tensor.name.clone(),
-        dtype,
-        shape: shape.to_vec(),
-        found_dtype: tensor.dtype,
-        found: found().collect(),
-    })
+    let found = tensor.shape.iter().map(|extent| *extent as u64);
+    ensure!(
+        tensor.dtype == dtype && found.eq(shape.iter().copied()),
+        Mismatch,
+        "tensor `{}` is {} {:?} in the file, but the graph defines it as {dtype} {shape:?}",
+        tensor.name.escape_debug(),
+        tensor.dtype,
+        tensor.shape
+    );
+    Ok(())
 }
 
 /// The index of a conversion; `None` for no conversion.
@@ -305,7 +310,7 @@ fn copy(
     element_copy: &ElementCopy,
     tensor: Placed,
     target: &Target,
-) -> Result<ByteCopy, PlanError> {
+) -> Result<ByteCopy> {
     let bytes = loops_in_bytes(element_copy, tensor.dtype, target.dtype);
     let (from, to, loops) = bytes.ok_or_else(|| {
         let name = graph.leaf_name(element_copy.from);
@@ -355,10 +360,12 @@ pub(crate) fn loops_in_bytes(
     Some((from, bytes_of(element_copy.destination_offset, to_bits)?, loops))
 }
 
-fn part_of_a_byte(target: &str, source_tensor: &str, dtype: Dtype) -> PlanError {
-    PlanError::PartOfAByte {
-        target: target.to_owned(),
-        source_tensor: source_tensor.to_owned(),
-        dtype,
-    }
+fn part_of_a_byte(target: &str, source_tensor: &str, dtype: Dtype) -> Error {
+    error!(
+        Invalid,
+        "target `{}` would split or join bytes of {dtype} elements of `{}`: elements can be moved \
+         only in whole bytes; slice and concatenate along dims whose rows are whole bytes",
+        target.escape_debug(),
+        source_tensor.escape_debug()
+    )
 }

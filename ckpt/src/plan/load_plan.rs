@@ -1,15 +1,17 @@
 //! The plan: turns requests into chunks and computes their cost.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
+
+use meshgrad_error::{Error, Kind, Result};
 
 use super::catalog::{Catalog, CatalogFile};
 use super::chunk::{self, Chunk, Cut, Origin, Rules};
 use super::computed::ComputedTensor;
 use super::copy::ByteCopy;
 use super::digest::Digest;
-use super::error::PlanError;
 use super::fill::Fill;
 use super::gather::{self, Conversion};
 use super::options::{Options, Targets};
@@ -57,17 +59,40 @@ pub struct LoadPlan {
     pub(super) digest: OnceLock<Digest>,
 }
 
+/// The budget for a plan is too small.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Infeasible {
+    /// The minimum in bytes.
+    pub need: u64,
+    /// The budget.
+    pub have: u64,
+    /// Bytes of the minimum that are for targets.
+    pub targets: u64,
+}
+
+impl fmt::Display for Infeasible {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Infeasible { need, have, targets } = self;
+        write!(
+            f,
+            "the plan needs {need} bytes of memory, but the budget is {have}: {targets} are for \
+             targets alone; raise the budget, use fewer threads, or load less at once"
+        )
+    }
+}
+
 impl LoadPlan {
     /// Plans a load without reading any data.
     ///
     /// # Errors
-    /// [`PlanError`].
+    /// When a region cannot be traced, tensors are missing or differ from the graph, or the budget
+    /// is too small; the last has [`Infeasible`] as details.
     pub fn new(
         graph: &Graph,
         catalog: &Catalog<'_>,
         requests: &[LoadRequest],
         options: &Options,
-    ) -> Result<LoadPlan, PlanError> {
+    ) -> Result<LoadPlan> {
         let gathered = gather::gather(graph, catalog, requests)?;
         let mut plan = LoadPlan {
             targets: gathered.targets,
@@ -88,7 +113,7 @@ impl LoadPlan {
 
         let mut window = options.window.max(options.alignment).max(1);
         while let Err(infeasible) = plan.cut(window, graph, catalog, options) {
-            let is_too_much = matches!(infeasible, PlanError::Infeasible { .. });
+            let is_too_much = infeasible.details::<Infeasible>().is_some();
             if !is_too_much || window <= Options::MIN_WINDOW {
                 return Err(infeasible);
             }
@@ -105,7 +130,7 @@ impl LoadPlan {
         graph: &Graph,
         catalog: &Catalog<'_>,
         options: &Options,
-    ) -> Result<(), PlanError> {
+    ) -> Result<()> {
         let rules =
             Rules { gap: options.gap.min(window), window, in_place: options.in_place.max(1) };
         let files = self.files.iter().map(|file| Origin {
@@ -134,7 +159,8 @@ impl LoadPlan {
         let have = options.budget.unwrap_or(u64::MAX);
         let need = least + windows + plan;
         if need > have {
-            return Err(PlanError::Infeasible { need, have, targets: least });
+            let infeasible = Infeasible { need, have, targets: least };
+            return Err(Error::with_details(Kind::OutOfMemory, infeasible));
         }
         let targets = most.min(have - windows - plan);
         self.memory = Memory { targets, windows, plan };
@@ -142,12 +168,7 @@ impl LoadPlan {
     }
 
     /// Plans how the computed chunks are computed.
-    fn make(
-        &mut self,
-        graph: &Graph,
-        catalog: &Catalog<'_>,
-        options: &Options,
-    ) -> Result<(), PlanError> {
+    fn make(&mut self, graph: &Graph, catalog: &Catalog<'_>, options: &Options) -> Result<()> {
         let chunks = self.chunks.iter();
         let computed_chunks = chunks.filter_map(|chunk| {
             let number = (chunk.file as usize).checked_sub(self.files.len())?;
@@ -378,7 +399,7 @@ fn computed_chunk(
     graph: &Graph,
     catalog: &Catalog<'_>,
     options: &Options,
-) -> Result<ComputedChunk, PlanError> {
+) -> Result<ComputedChunk> {
     let rows = computed.rows(chunk);
     let operand_rows = computed.operand_rows(rows.clone());
     let requests = computed.requests(&operand_rows);

@@ -6,7 +6,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::graph::{Expr, Graph};
-use crate::{Dtype, Folder};
+use crate::{Dtype, Folder, Result};
 
 /// A folder with these tensors, all zeros, in a sparse file.
 fn folder(tensors: &[(&str, Dtype, &[usize])]) -> (TempDir, Folder) {
@@ -37,7 +37,7 @@ fn plan(
     graph: &Graph,
     requests: &[LoadRequest],
     options: &Options,
-) -> Result<LoadPlan, PlanError> {
+) -> Result<LoadPlan> {
     LoadPlan::new(graph, &Catalog::of(folder), requests, options)
 }
 
@@ -165,7 +165,7 @@ fn budgets_are_respected_or_rejected() {
     }
 
     let error = with(Targets::Retained, 64 << 20).unwrap_err();
-    let PlanError::Infeasible { need, have, targets } = error else { panic!("{error}") };
+    let Infeasible { need, have, targets } = *error.details().expect("details");
     assert_eq!((have, targets), (64 << 20, 64 << 20));
     assert!(with(Targets::Retained, need).is_ok());
     assert!(with(Targets::Retained, need - 1).is_err());

@@ -4,14 +4,16 @@ use std::collections::BTreeMap;
 use std::hash::Hasher;
 use std::ops::Range;
 
+use meshgrad_error::{Result, bail};
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
-use super::RanksError;
+use super::exchange::bad_message;
 use super::folder::OwnedFolder;
 use super::plan::{Plan, Staged};
 use crate::blocks::{Block, Content};
-use crate::{Digest, Error, PlannedFile, Result, vfs};
+use crate::error::io_error;
+use crate::{Digest, Listed, PlannedFile, vfs};
 
 /// A block: the number of a file, and of a block in it.
 type BlockId = (usize, u64);
@@ -72,11 +74,11 @@ pub(super) struct WrittenBlock<'p> {
 /// All blocks of all files, with the parts of ranks 0, 1, ... Equal on all ranks.
 ///
 /// # Errors
-/// [`RanksError::Message`] for a block of which a rank wrote more or less than it owns.
+/// For a block of which a rank wrote more or less than it owns.
 pub(super) fn all_blocks<'p>(
     plan: &'p Plan,
     written: &[Vec<Part>],
-) -> Result<Vec<WrittenBlock<'p>>, RanksError> {
+) -> Result<Vec<WrittenBlock<'p>>> {
     let mut parts: BTreeMap<BlockId, Vec<(usize, Part)>> = BTreeMap::new();
     for (rank, of_rank) in written.iter().enumerate() {
         for part in of_rank {
@@ -113,14 +115,15 @@ impl WrittenBlock<'_> {
         self.parts.len() != 1
     }
 
-    fn check_size(&self) -> Result<(), RanksError> {
+    fn check_size(&self) -> Result<()> {
         let written: u64 = self.parts.iter().map(|(_, part)| part.bytes).sum();
         match written == self.len() {
             true => Ok(()),
-            false => Err(RanksError::Message {
-                rank: self.parts.first().map_or(0, |(rank, _)| *rank),
-                problem: format!("{written} bytes of {} in {:?}", self.path, self.range),
-            }),
+            false => {
+                let rank = self.parts.first().map_or(0, |(rank, _)| *rank);
+                let problem = format!("{written} bytes of {} in {:?}", self.path, self.range);
+                Err(bad_message(rank, problem))
+            }
         }
     }
 
@@ -131,12 +134,12 @@ impl WrittenBlock<'_> {
         buffer.resize(self.len() as usize, 0);
         let file = staged.vfs.open(&path);
         let read = file.and_then(|file| vfs::read_full_at(&*file, buffer, self.range.start));
-        read.map_err(|error| Error::io("read", &path, error))?; // the digests show what is missing
+        read.map_err(|error| io_error("read", &path, error))?; // the digests show what is missing
         self.check_parts(buffer)?;
         Ok(Part { block: self.id, bytes: self.len(), xxh3: Digest::of(buffer) })
     }
 
-    fn check_parts(&self, bytes: &[u8]) -> Result<(), RanksError> {
+    fn check_parts(&self, bytes: &[u8]) -> Result<()> {
         let mut owned: BTreeMap<usize, XxHash3_64> = BTreeMap::new();
         for (range, owner) in self.folder.owners_of(self.planned, &self.range)? {
             let [start, end] = [range.start, range.end].map(|at| (at - self.range.start) as usize);
@@ -146,28 +149,30 @@ impl WrittenBlock<'_> {
         let mut parts = self.parts.iter();
         match parts.find(|(rank, part)| found(*rank) != Some(part.xxh3)) {
             None => Ok(()),
-            Some((rank, _)) => Err(RanksError::Differs {
-                file: self.path.to_owned(),
-                range: self.range.clone(),
-                rank: *rank,
-                tensors: self.tensors(),
-            }),
+            Some((rank, _)) => bail!(
+                Malformed,
+                "{} does not have the bytes that rank {rank} wrote in {:?} ({}); check the file \
+                 system that the ranks share",
+                self.path,
+                self.range,
+                Listed(&self.tensors())
+            ),
         }
     }
 
     /// The tensors that have bytes in the block.
-    fn tensors(&self) -> Vec<String> {
+    fn tensors(&self) -> Vec<&str> {
         let tensors = self.planned.tensors.iter().filter(|tensor| {
             tensor.range.start < self.range.end && self.range.start < tensor.range.end
         });
-        tensors.map(|tensor| tensor.name.clone()).collect()
+        tensors.map(|tensor| tensor.name.as_str()).collect()
     }
 }
 
 /// Reads this rank's share of the blocks that several ranks wrote: every n-th of them.
 ///
 /// # Errors
-/// [`RanksError::Differs`]; [`Error::Io`].
+/// When a block does not have the bytes that were written, or cannot be read.
 pub(super) fn read_shared(
     blocks: &[WrittenBlock<'_>],
     staged: &Staged<'_>,
@@ -183,11 +188,11 @@ pub(super) fn read_shared(
 /// ranks.
 ///
 /// # Errors
-/// [`RanksError::Message`] when a block is missing.
+/// When a block is missing.
 pub(super) fn contents(
     blocks: &[WrittenBlock<'_>],
     read: &[Vec<Part>],
-) -> Result<Vec<(String, Content)>, RanksError> {
+) -> Result<Vec<(String, Content)>> {
     let read: BTreeMap<BlockId, &Part> = read.iter().flatten().map(|it| (it.block, it)).collect();
     let mut files: Vec<(String, Content)> = Vec::new();
     for block in blocks {
@@ -195,9 +200,9 @@ pub(super) fn contents(
             [(_, only)] => Some(only),
             _ => read.get(&block.id).copied(),
         };
-        let part = part.ok_or_else(|| RanksError::Message {
-            rank: block.parts[0].0,
-            problem: format!("no digest of {} in {:?}", block.path, block.range),
+        let part = part.ok_or_else(|| {
+            let problem = format!("no digest of {} in {:?}", block.path, block.range);
+            bad_message(block.parts[0].0, problem)
         })?;
         if block.range.start == 0 {
             let (bytes, blocks) = (block.planned.bytes, Vec::new());

@@ -3,10 +3,35 @@
 use std::fmt;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
+use meshgrad_error::{Error, Kind, Result, error};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::{Cause, RanksError};
+use super::Cause;
+
+/// A rank failed: details of an error that all ranks return. If several failed, it is the lowest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FailedRank {
+    /// The rank.
+    pub rank: usize,
+    /// The step.
+    pub step: &'static str,
+    /// The message of its error.
+    pub reason: String,
+}
+
+impl fmt::Display for FailedRank {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {} failed to {}: {}", self.rank, self.step, self.reason)
+    }
+}
+
+impl FailedRank {
+    /// The error of rank `rank`, which failed with `reason`.
+    pub(super) fn in_step(step: &'static str, rank: usize, reason: String) -> Error {
+        Error::with_details(Kind::PeerFailed, FailedRank { rank, step, reason })
+    }
+}
 
 /// The ranks that save together, as seen by one of them. Any exchange of bytes between threads or
 /// processes can connect them.
@@ -67,33 +92,32 @@ impl<'g> Ranks<'g> {
     /// Exchanges the results of a step and returns those of ranks 0, 1, ...
     ///
     /// # Errors
-    /// [`RanksError::Failed`] if a rank failed, on all ranks; [`RanksError::Transport`],
-    /// [`RanksError::Message`].
+    /// [`FailedRank`] if a rank failed, on all ranks; when the ranks cannot exchange messages,
+    /// usually because one has exited, or a message is not one of this protocol.
     pub(super) fn agree<T: Serialize + DeserializeOwned, E: fmt::Display>(
         &mut self,
         step: &'static str,
         mine: Result<T, E>,
-    ) -> Result<Vec<T>, RanksError> {
-        let failed = |rank, cause| RanksError::Failed { rank, step, cause };
-        let invalid = |rank, problem| RanksError::Message { rank, problem };
+    ) -> Result<Vec<T>> {
+        let failed = |rank, reason| FailedRank::in_step(step, rank, reason);
         let mine = mine.map_err(|error| error.to_string());
         let message = serde_json::to_vec(&mine);
-        let message = message.map_err(|error| invalid(self.rank, error.to_string()))?;
+        let message = message.map_err(|problem| bad_message(self.rank, problem))?;
 
         let messages = self.all_gather(&message).map_err(|cause| match &mine {
             // One may be the consequence of the other: rank 0 removes the folder when a rank exits.
             Err(own) => failed(self.rank, format!("{own}; {cause}")),
-            Ok(_) => RanksError::Transport { step, cause: cause.to_string() },
+            Ok(_) => error!(System, "cannot {step} with the other ranks: {cause}"),
         })?;
         if messages.len() != self.world_size {
             let problem = format!("{} messages, not {}", messages.len(), self.world_size);
-            return Err(invalid(self.rank, problem));
+            return Err(bad_message(self.rank, problem));
         }
         let decoded = messages.iter().enumerate().map(|(rank, message)| {
             let result: Result<Result<T, String>, _> = serde_json::from_slice(message);
-            result.map_err(|error| invalid(rank, error.to_string()))
+            result.map_err(|problem| bad_message(rank, problem))
         });
-        let results = decoded.collect::<Result<Vec<_>, RanksError>>()?;
+        let results = decoded.collect::<Result<Vec<_>>>()?;
         let results = results.into_iter().enumerate();
         results.map(|(rank, result)| result.map_err(|cause| failed(rank, cause))).collect()
     }
@@ -127,6 +151,14 @@ impl Ranks<'static> {
         });
         connected.collect()
     }
+}
+
+/// The error for a message of `rank` that is not one of this protocol.
+pub(super) fn bad_message(rank: usize, problem: impl fmt::Display) -> Error {
+    error!(
+        Invalid,
+        "rank {rank} sent an invalid message ({problem}); run the same version on all ranks"
+    )
 }
 
 impl fmt::Debug for Ranks<'_> {

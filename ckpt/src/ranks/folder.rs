@@ -4,14 +4,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use super::RanksError;
+use meshgrad_error::{Error, Kind, Result};
+
+use super::not_stored;
 use super::owners::{COORDINATOR, HeldTensor};
 use super::regions::Regions;
 use super::runs::{self, Run};
 use crate::exec::split;
 use crate::graph::{ElementCopy, Expr};
 use crate::mapping::{Mapping, TensorSpec};
-use crate::{FolderLayout, FolderWriter, PlannedFile, Result, TensorInfo};
+use crate::{FolderLayout, FolderWriter, PlannedFile, TensorInfo};
 
 /// The most bytes of a tensor that are traced and copied at once.
 const CHUNK: u64 = 1 << 20;
@@ -40,8 +42,8 @@ impl OwnedFolder {
     /// The folder as `rank` writes it.
     ///
     /// # Errors
-    /// [`RanksError::Unwritable`], [`RanksError::Tensor`];
-    /// [`Error::TensorName`](crate::Error::TensorName) and other errors of the layout.
+    /// When the tensors cannot be stored under the mapping (the details are a
+    /// [`Report`](crate::mapping::Report)); errors of the layout.
     pub(super) fn new(
         path: &str,
         tensors: &[&HeldTensor],
@@ -51,24 +53,27 @@ impl OwnedFolder {
     ) -> Result<OwnedFolder> {
         let specs: Vec<TensorSpec> = tensors.iter().map(|tensor| tensor.spec.clone()).collect();
         let bound = mapping.bind_to_store(&specs);
-        let bound = bound.map_err(RanksError::Unwritable)?;
+        let bound = bound.map_err(|report| {
+            let unwritable = Error::with_details(Kind::Mismatch, report);
+            unwritable.context("the tensors cannot be stored as the mapping requires")
+        })?;
 
         let mut regions = Regions::default();
         let mut joined = BTreeMap::new();
         for tensor in tensors {
             let name = tensor.spec.name.as_str();
             let expr = regions.join(tensor);
-            joined.insert(name, expr.map_err(|error| RanksError::tensor(name, error))?);
+            joined.insert(name, expr.map_err(|error| not_stored(name, error))?);
         }
         let imported =
             { &mut regions.graph }.import(bound.graph(), &|name| joined.get(name).copied());
-        let exprs = imported.map_err(|error| RanksError::tensor(path, error))?;
+        let exprs = imported.map_err(|error| not_stored(path, error))?;
 
         let mut stored = BTreeMap::new();
         for request in bound.requests() {
             let (name, expr) = (&request.target, exprs[request.expr.index()]);
             let needed = regions.needed(name, expr, rank);
-            let needed = needed.map_err(|error| RanksError::tensor(name, error))?;
+            let needed = needed.map_err(|error| not_stored(name, error))?;
             let shape = regions.graph.shape(expr).iter();
             let shape: Vec<usize> = shape.map(|extent| *extent as usize).collect();
             writer.add(name, regions.graph.dtype(expr), &shape)?;
@@ -96,10 +101,10 @@ impl OwnedFolder {
         &self,
         tensor: &TensorInfo,
         chunk: &Chunk,
-    ) -> Result<(Vec<ElementCopy>, Vec<Run>), RanksError> {
+    ) -> Result<(Vec<ElementCopy>, Vec<Run>)> {
         let expr = self.stored[&tensor.name].expr; // the layout has the stored tensors only
         let copies = self.regions.graph.copies(expr, &chunk.region);
-        let copies = copies.map_err(|error| RanksError::tensor(&tensor.name, error))?;
+        let copies = copies.map_err(|error| not_stored(&tensor.name, error))?;
         let runs = runs::of_copies(copies.iter().map(|copy| (copy, self.regions.owner(copy))));
         Ok((copies, runs))
     }
@@ -109,7 +114,7 @@ impl OwnedFolder {
         &self,
         planned: &PlannedFile,
         range: &Range<u64>,
-    ) -> Result<Vec<(Range<u64>, usize)>, RanksError> {
+    ) -> Result<Vec<(Range<u64>, usize)>> {
         let is_in_range = |bytes: &Range<u64>| bytes.start < range.end && range.start < bytes.end;
         let mut owners = vec![(0..planned.start.len() as u64, COORDINATOR)];
         for tensor in planned.tensors.iter().filter(|it| is_in_range(&it.range)) {

@@ -26,7 +26,6 @@
 //! This module knows tensors as bytes and ranks as [`Ranks`]; it does not import communicators.
 
 mod blocks;
-mod error;
 mod exchange;
 mod folder;
 mod owners;
@@ -37,10 +36,13 @@ mod shard;
 mod snapshot;
 mod write;
 
-pub use error::RanksError;
-pub use exchange::Ranks;
+use std::fmt;
+
+pub use exchange::{FailedRank, Ranks};
 pub use shard::Shard;
 pub use snapshot::{Saved, ShardedSnapshot};
+
+use meshgrad_error::{Error, error};
 
 use crate::exec::TensorBytes;
 
@@ -49,3 +51,9 @@ pub type Cause = Box<dyn std::error::Error + Send + Sync>;
 
 /// Reads the bytes of this rank's shard of a tensor.
 type ReadShard<'m> = Box<dyn Fn(&str) -> Result<TensorBytes<'m>, Cause> + Send + 'm>;
+
+/// The error for a stored tensor, or a tensor of the model, that cannot be read from the memory of
+/// the shards.
+fn not_stored(tensor: &str, cause: impl fmt::Display) -> Error {
+    error!(Invalid, "`{}` cannot be stored: {cause}", tensor.escape_debug())
+}

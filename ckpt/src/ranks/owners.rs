@@ -8,7 +8,8 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::RanksError;
+use meshgrad_error::{Error, Result, error};
+
 use super::shard::{IndexRanges, Indices, Shard};
 use crate::mapping::TensorSpec;
 
@@ -45,8 +46,8 @@ pub(super) type HeldTensors = BTreeMap<(usize, String), HeldTensor>;
 /// the owner of each region.
 ///
 /// # Errors
-/// [`RanksError::Shards`].
-pub(super) fn collect(ranks: &[Vec<Vec<Shard>>]) -> Result<HeldTensors, RanksError> {
+/// When the shards do not form tensors.
+pub(super) fn collect(ranks: &[Vec<Vec<Shard>>]) -> Result<HeldTensors> {
     let mut tensors = HeldTensors::new();
     for (rank, folders) in ranks.iter().enumerate() {
         for (folder, shards) in folders.iter().enumerate() {
@@ -72,7 +73,7 @@ pub(super) fn collect(ranks: &[Vec<Vec<Shard>>]) -> Result<HeldTensors, RanksErr
 }
 
 impl HeldTensor {
-    fn add(&mut self, rank: usize, shard: &Shard) -> Result<(), RanksError> {
+    fn add(&mut self, rank: usize, shard: &Shard) -> Result<()> {
         let (spec, given) = (&self.spec, &shard.tensor);
         if spec != given {
             return Err(self.refused(format!(
@@ -116,7 +117,7 @@ impl HeldTensor {
     }
 
     /// Checks that different ranges of rows of a region are disjoint.
-    fn check_rows(&self) -> Result<(), RanksError> {
+    fn check_rows(&self) -> Result<()> {
         for (region, held) in &self.regions {
             for ((first, a), (next, b)) in held.iter().zip(held.iter().skip(1)) {
                 if first[1] > next[0] {
@@ -131,12 +132,12 @@ impl HeldTensor {
         Ok(())
     }
 
-    fn refused(&self, problem: String) -> RanksError {
-        RanksError::Shards { tensor: self.spec.name.clone(), problem }
+    fn refused(&self, problem: String) -> Error {
+        error!(Invalid, "`{}`: {problem}", self.spec.name.escape_debug())
     }
 
     /// The distinct index sets of each dim, which must be disjoint.
-    fn disjoint_sets(&self) -> Result<Vec<Vec<IndexRanges>>, RanksError> {
+    fn disjoint_sets(&self) -> Result<Vec<Vec<IndexRanges>>> {
         let dims = 0..self.spec.shape.len();
         dims.map(|dim| {
             let ranges = self.regions.iter().flat_map(|(region, held)| {
@@ -162,7 +163,7 @@ impl HeldTensor {
     }
 
     /// Checks that some rank has each element. Different regions are disjoint.
-    fn check_complete(&self) -> Result<(), RanksError> {
+    fn check_complete(&self) -> Result<()> {
         let all: u64 = self.spec.shape.iter().product();
         let held: u64 =
             { self.held_rows() }.map(|([start, end], elements)| (end - start) * elements).sum();

@@ -2,12 +2,14 @@
 
 use std::path::Path;
 
+use meshgrad_error::Result;
+
 use super::folder::OwnedFolder;
 use super::owners::{HeldTensor, HeldTensors};
 use super::{ReadShard, Shard};
 use crate::mapping::Mapping;
 use crate::vfs::Vfs;
-use crate::{Digest, FolderWriter, PlannedFile, Result};
+use crate::{Digest, FolderWriter, PlannedFile};
 
 /// A rank, and the folder that all ranks write to.
 pub(super) struct Staged<'a> {

@@ -2,10 +2,12 @@
 
 use std::collections::BTreeSet;
 
+use meshgrad_error::Result;
+
 use super::owners::{COORDINATOR, HeldTensor, positions};
 use super::shard::Indices;
-use crate::exec::MemoryError;
-use crate::graph::{ElementCopy, Expr, Graph, GraphError, Leaf};
+use crate::exec;
+use crate::graph::{ElementCopy, Expr, Graph, Leaf};
 
 /// A graph whose sources are owned regions.
 #[derive(Default)]
@@ -44,15 +46,14 @@ impl Regions {
         name: &str,
         expr: Expr,
         rank: usize,
-    ) -> Result<Option<BTreeSet<String>>, MemoryError> {
+    ) -> Result<Option<BTreeSet<String>>> {
         if self.graph.dtype(expr).bits() < 8 {
-            return Err(MemoryError::PartOfAByte(name.to_owned()));
+            return Err(exec::part_of_a_byte(name));
         }
         let mut copies = self.graph.copies_of_all(expr)?;
         let is_computed = |copy: &&ElementCopy| matches!(copy.from, Leaf::Computed(_));
         if let Some(copy) = copies.iter().find(is_computed) {
-            let computation = self.graph.leaf_name(copy.from);
-            return Err(MemoryError::NotComputed(computation.to_owned()));
+            return Err(exec::not_computed(self.graph.leaf_name(copy.from)));
         }
         copies.retain(|copy| self.owner(copy) == rank);
         let sources = copies.iter().filter_map(|copy| self.source(copy));
@@ -61,7 +62,7 @@ impl Regions {
     }
 
     /// A tensor of the model as an expression over its regions, which are new sources.
-    pub(super) fn join(&mut self, tensor: &HeldTensor) -> Result<Expr, GraphError> {
+    pub(super) fn join(&mut self, tensor: &HeldTensor) -> Result<Expr> {
         if tensor.regions.is_empty() {
             return self.add(tensor, COORDINATOR, &tensor.spec.shape);
         }
@@ -75,7 +76,7 @@ impl Regions {
     }
 
     /// Concatenates the regions that have these index sets in the first dims, along the other dims.
-    fn concat(&mut self, tensor: &HeldTensor, chosen: &mut Indices) -> Result<Expr, GraphError> {
+    fn concat(&mut self, tensor: &HeldTensor, chosen: &mut Indices) -> Result<Expr> {
         let dim = chosen.0.len();
         let Some(sets) = tensor.sets.get(dim) else {
             return self.region(tensor, chosen);
@@ -93,7 +94,7 @@ impl Regions {
     }
 
     /// A region as the concatenation of its ranges of rows.
-    fn region(&mut self, tensor: &HeldTensor, region: &Indices) -> Result<Expr, GraphError> {
+    fn region(&mut self, tensor: &HeldTensor, region: &Indices) -> Result<Expr> {
         let (held, extents) = (&tensor.regions[region], region.extents());
         if let [(_, rows)] = held.iter().collect::<Vec<_>>()[..] {
             return self.add(tensor, rows.owner, &extents);
@@ -111,7 +112,7 @@ impl Regions {
         Ok(joined)
     }
 
-    fn add(&mut self, of: &HeldTensor, owner: usize, shape: &[u64]) -> Result<Expr, GraphError> {
+    fn add(&mut self, of: &HeldTensor, owner: usize, shape: &[u64]) -> Result<Expr> {
         let tensor = of.spec.name.clone();
         let name = format!("{tensor} (rank {owner})");
         self.sources.push(OwnedRegion { tensor, owner });

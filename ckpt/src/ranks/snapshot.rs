@@ -4,20 +4,21 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use meshgrad_error::{Result, bail};
 use serde_json::Value;
 
 use super::blocks::{Part, all_blocks, contents, read_shared};
 use super::owners::{COORDINATOR, HeldTensors, collect};
 use super::plan::{ModelFolder, Plan, Staged};
 use super::write::write;
-use super::{Cause, Ranks, RanksError, ReadShard, Shard};
+use super::{Cause, FailedRank, Ranks, ReadShard, Shard};
 use crate::blocks::Content;
 use crate::exec::TensorBytes;
 use crate::manifest::About;
 use crate::mapping::Mapping;
 use crate::vfs::{RealFs, Vfs};
 use crate::writer::check_staged;
-use crate::{Committed, Digest, FolderWriter, MAX_BLOCK_BYTES, Result, Staging};
+use crate::{Committed, Digest, FolderWriter, MAX_BLOCK_BYTES, Staging};
 
 /// The part of a checkpoint that one rank has. All ranks add the same folders, in the same order.
 ///
@@ -151,9 +152,10 @@ impl<'m> ShardedSnapshot<'m> {
     /// also a rank that could not build its snapshot: it passes the error, and all ranks return it.
     ///
     /// # Errors
-    /// [`RanksError`], the same on all ranks unless they cannot exchange messages. Nothing is
-    /// published then, except in the last step: after a failed sync of the parent, or if a rank exits
-    /// or cannot open the checkpoint while rank 0 publishes it, the checkpoint may exist.
+    /// When a rank fails ([`FailedRank`]) or exits, or the shards do not form tensors that can be
+    /// stored; the same error on all ranks unless they cannot exchange messages. Nothing is
+    /// published then, except in the last step: after a failed sync of the parent, or if a rank
+    /// exits or cannot open the checkpoint while rank 0 publishes it, the checkpoint may exist.
     pub fn save<E: fmt::Display>(
         snapshot: Result<ShardedSnapshot<'m>, E>,
         ranks: &mut Ranks<'_>,
@@ -161,11 +163,8 @@ impl<'m> ShardedSnapshot<'m> {
         let step = "plan the checkpoint";
         let stated = snapshot.as_ref().map(ShardedSnapshot::shards);
         let stated = ranks.agree(step, stated)?;
-        let snapshot = snapshot.map_err(|error| RanksError::Failed {
-            rank: ranks.rank(),
-            step,
-            cause: error.to_string(),
-        })?;
+        let snapshot =
+            snapshot.map_err(|error| FailedRank::in_step(step, ranks.rank(), error.to_string()))?;
         snapshot.save_held(&collect(&stated)?, ranks)
     }
 
@@ -222,7 +221,7 @@ impl<'m> ShardedSnapshot<'m> {
     fn publish(
         &self,
         staging: Option<Staging>,
-        files: Result<Vec<(String, Content)>, RanksError>,
+        files: Result<Vec<(String, Content)>>,
         ranks: &mut Ranks<'_>,
     ) -> Result<Committed> {
         let commit = |mut staging: Staging| {
@@ -264,9 +263,13 @@ impl<'m> ShardedSnapshot<'m> {
     }
 
     /// The path of the staged folder on this rank.
-    fn staged_folder(&self, all: &[Announced]) -> Result<PathBuf, RanksError> {
+    fn staged_folder(&self, all: &[Announced]) -> Result<PathBuf> {
         if let Some(rank) = all.iter().position(|it| it.0 != all[0].0) {
-            return Err(RanksError::Layouts { rank });
+            bail!(
+                Invalid,
+                "rank {rank} lays out other files than rank 0; use the same folders, mappings and \
+                 maximum size of a file on all ranks"
+            );
         }
         Ok(self.parent.join(all[0].1.as_deref().unwrap_or_default()))
     }

@@ -2,20 +2,23 @@
 
 use std::path::PathBuf;
 
+use meshgrad_error::Result;
+
 use super::blocks::{Part, PartHasher};
 use super::folder::OwnedFolder;
 use super::owners::COORDINATOR;
 use super::plan::{Plan, Staged};
-use super::{RanksError, ReadShard};
+use super::{ReadShard, not_stored};
+use crate::TensorInfo;
+use crate::error::{io_error, write_error};
 use crate::exec::{self, OpenTensors};
 use crate::vfs::{self, VfsFile};
-use crate::{Error, Result, TensorInfo};
 
 /// Writes and syncs the bytes that the rank owns, and returns their digests. `shards` are those of
 /// each folder.
 ///
 /// # Errors
-/// [`RanksError::Tensor`]; [`Error::NoSpace`], [`Error::Io`].
+/// When a shard cannot be read from memory, or the files cannot be written.
 pub(super) fn write(
     plan: &Plan,
     staged: &Staged<'_>,
@@ -26,7 +29,7 @@ pub(super) fn write(
     for (folder, read) in plan.folders.iter().zip(shards) {
         let needed = |tensor: &TensorInfo| folder.stored[&tensor.name].needed.as_ref();
         let mut open = OpenTensors::new(folder.stored.values().filter_map(|it| it.needed.as_ref()));
-        let read = |name: &str| read(name).map_err(|cause| RanksError::tensor(name, cause));
+        let read = |name: &str| read(name).map_err(|cause| not_stored(name, cause));
         for (path, planned) in folder.layout.files() {
             let is_mine = { planned.tensors.iter() }.any(|tensor| needed(tensor).is_some());
             if staged.rank == COORDINATOR || is_mine {
@@ -42,7 +45,7 @@ pub(super) fn write(
                     }
                 }
                 let synced = file.file.sync_data();
-                synced.map_err(|error| Error::write(&file.path, planned.bytes, error))?;
+                synced.map_err(|error| write_error(&file.path, planned.bytes, error))?;
             }
             number += 1;
         }
@@ -68,7 +71,7 @@ impl<'h> Output<'h> {
         let path = staged.folder.join(path);
         let file = staged.vfs.open_to_write(&path);
         Ok(Output {
-            file: file.map_err(|error| Error::io("open", &path, error))?,
+            file: file.map_err(|error| io_error("open", &path, error))?,
             path,
             number,
             hasher,
@@ -77,7 +80,7 @@ impl<'h> Output<'h> {
 
     fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
         let written = vfs::write_all_at(&*self.file, bytes, offset);
-        written.map_err(|error| Error::write(&self.path, bytes.len() as u64, error))?;
+        written.map_err(|error| write_error(&self.path, bytes.len() as u64, error))?;
         self.hasher.update(self.number, offset, bytes);
         Ok(())
     }
@@ -102,7 +105,7 @@ impl<'h> Output<'h> {
                 let region = folder.regions.source(copy);
                 let memory = |_: &str| shards.bytes(&region?.tensor);
                 let put = exec::put(&folder.regions.graph, copy, tensor.dtype, &memory, &mut bytes);
-                put.map_err(|error| RanksError::tensor(&tensor.name, error))?;
+                put.map_err(|error| not_stored(&tensor.name, error))?;
             }
             for run in runs.iter().filter(|run| run.owner == rank) {
                 let [start, end] = [run.start, run.end].map(|it| it * element);

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::Path;
 
-use crate::error::Error;
+use meshgrad_error::Result;
 
 /// An open file for reading.
 pub trait Source: fmt::Debug + Send + Sync {
@@ -16,9 +16,9 @@ pub trait Source: fmt::Debug + Send + Sync {
     /// Fills `data` with the bytes at `offset`.
     ///
     /// # Errors
-    /// [`Error::FileChanged`] when the file is shorter, or has changed since it was opened;
-    /// [`Error::ReadAt`] when the system fails. `data` is then undefined.
-    fn read_at(&self, offset: u64, data: &mut [u8]) -> Result<(), Error>;
+    /// When the file is shorter, has changed since it was opened, or the system cannot read it.
+    /// `data` is then undefined.
+    fn read_at(&self, offset: u64, data: &mut [u8]) -> Result<()>;
 }
 
 /// A way to read a file.

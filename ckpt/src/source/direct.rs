@@ -10,11 +10,13 @@ use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
+use meshgrad_error::Result;
+
 use super::aligned::{ALIGNMENT, Aligned};
 use super::backend::Source;
 use super::file_change::FileChange;
 use super::open_file::{BackendError, OpenFile};
-use crate::error::Error;
+use crate::error::io_error;
 
 /// The size of the buffer for unaligned reads.
 const ASIDE_BYTES: usize = 1 << 20;
@@ -41,7 +43,7 @@ impl Direct {
         match same(&file.file, &direct) {
             Ok(true) => Ok(Direct { file, direct }),
             Ok(false) => Err(BackendError::Failed(file.changed(0, FileChange::Replaced))),
-            Err(error) => Err(BackendError::Failed(Error::io("open", &file.path, error))),
+            Err(error) => Err(BackendError::Failed(io_error("open", &file.path, error))),
         }
     }
 
@@ -108,7 +110,7 @@ impl Source for Direct {
         self.file.byte_len()
     }
 
-    fn read_at(&self, offset: u64, data: &mut [u8]) -> Result<(), Error> {
+    fn read_at(&self, offset: u64, data: &mut [u8]) -> Result<()> {
         let attempt = self.try_read(offset, data);
         self.file.check_read(offset, data.len(), attempt)
     }

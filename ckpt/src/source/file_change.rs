@@ -4,8 +4,7 @@ use std::fmt;
 
 /// A change of a file while it was being read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum FileChange {
+pub(crate) enum FileChange {
     /// Its length changed.
     Length {
         /// The length in bytes when it was opened.

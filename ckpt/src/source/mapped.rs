@@ -22,8 +22,8 @@ mod linux {
     use std::path::Path;
 
     use memmap2::{Advice, Mmap, UncheckedAdvice};
+    use meshgrad_error::Result;
 
-    use crate::error::Error;
     use crate::source::backend::Source;
     use crate::source::file_system::FileSystem;
     use crate::source::open_file::{BackendError, OpenFile};
@@ -108,7 +108,7 @@ mod linux {
             self.file.byte_len()
         }
 
-        fn read_at(&self, offset: u64, data: &mut [u8]) -> Result<(), Error> {
+        fn read_at(&self, offset: u64, data: &mut [u8]) -> Result<()> {
             let attempt = self.try_read(offset, data);
             self.file.check_read(offset, data.len(), attempt)
         }
@@ -119,7 +119,8 @@ mod linux {
 mod other {
     use std::path::Path;
 
-    use crate::error::Error;
+    use meshgrad_error::Result;
+
     use crate::source::backend::Source;
     use crate::source::open_file::{BackendError, OpenFile};
 
@@ -143,7 +144,7 @@ mod other {
             match *self {}
         }
 
-        fn read_at(&self, _: u64, _: &mut [u8]) -> Result<(), Error> {
+        fn read_at(&self, _: u64, _: &mut [u8]) -> Result<()> {
             match *self {}
         }
     }

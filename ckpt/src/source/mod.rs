@@ -13,8 +13,8 @@
 //!
 //! **A file that changes is an error.** A source keeps the state of its file when it was opened:
 //! length, modification time, and that it has a name. After each read it compares the current
-//! state, before the bytes are used. A file that is truncated, written in place or replaced gives
-//! [`Error::FileChanged`], never a mixture of old and new bytes and never a signal. A change within
+//! state, before the bytes are used. A file that is truncated, written in place or replaced is an
+//! error, never a mixture of old and new bytes and never a signal. A change within
 //! the resolution of the file system's clock that keeps the length can go undetected; checksums
 //! detect it.
 //!
@@ -50,11 +50,13 @@ use std::path::{Path, PathBuf};
 
 pub(crate) use aligned::{ALIGNMENT, Aligned};
 pub use backend::{Backend, BackendChoice, Source};
-pub use file_change::FileChange;
+pub(crate) use file_change::FileChange;
 pub use file_system::FileSystem;
 
+use meshgrad_error::Result;
+
 use crate::committed::Committed;
-use crate::error::Error;
+use crate::error::{io_error, not_a_file};
 use crate::folder::Folder;
 use crate::index::INDEX_FILE;
 use crate::tensor_file::TensorFile;
@@ -79,15 +81,15 @@ pub struct Opened {
 /// Opens a file.
 ///
 /// # Errors
-/// [`Error::Io`], [`Error::NotAFile`].
-pub fn open(path: impl AsRef<Path>, choice: BackendChoice) -> Result<Opened, Error> {
+/// When the file cannot be opened, or is not a regular file.
+pub fn open(path: impl AsRef<Path>, choice: BackendChoice) -> Result<Opened> {
     let path = path.as_ref().to_owned();
     // Checked before opening: opening a pipe blocks.
-    let metadata = std::fs::metadata(&path).map_err(|error| Error::io("open", &path, error))?;
+    let metadata = std::fs::metadata(&path).map_err(|error| io_error("open", &path, error))?;
     if !metadata.is_file() {
-        return Err(Error::NotAFile { path });
+        return Err(not_a_file(&path));
     }
-    let file = File::open(&path).map_err(|error| Error::io("open", &path, error))?;
+    let file = File::open(&path).map_err(|error| io_error("open", &path, error))?;
     let file_system = FileSystem::of_file(&file);
     open_handle(path, file, file_system, choice)
 }
@@ -98,7 +100,7 @@ fn open_handle(
     file: File,
     file_system: FileSystem,
     choice: BackendChoice,
-) -> Result<Opened, Error> {
+) -> Result<Opened> {
     let file = OpenFile::new(path, file)?;
     let asked = match choice {
         BackendChoice::Auto => file_system.backend().0,
@@ -124,18 +126,18 @@ fn open_handle(
 /// A source for an open file.
 ///
 /// # Errors
-/// [`Error::Io`].
-pub fn open_file(file: &TensorFile, choice: BackendChoice) -> Result<Opened, Error> {
+/// When the system cannot duplicate the file's handle.
+pub fn open_file(file: &TensorFile, choice: BackendChoice) -> Result<Opened> {
     let path = file.path().to_owned();
     let handle = file.handle().try_clone();
-    let handle = handle.map_err(|error| Error::io("open", &path, error))?;
+    let handle = handle.map_err(|error| io_error("open", &path, error))?;
     let file_system = FileSystem::of_file(&handle);
     open_handle(path, handle, file_system, choice)
 }
 
 impl Opened {
     /// Compares reads with the manifest from now on, and the header at once.
-    fn sealed(self, file: &TensorFile, checkpoint: &Committed) -> Result<Opened, Error> {
+    fn sealed(self, file: &TensorFile, checkpoint: &Committed) -> Result<Opened> {
         let (name, blocks) = checkpoint.blocks_of(file.path())?;
         let sealed = Sealed::new(self.source, checkpoint.path(), &name, blocks);
         let data = file.tensors().iter().map(|tensor| tensor.range.start).min();
@@ -156,37 +158,36 @@ impl Sources {
     /// other files.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::FileChanged`] if a file has to be opened again and has been
-    /// replaced.
-    pub fn open(folder: &Folder, choice: BackendChoice) -> Result<Sources, Error> {
+    /// When a file cannot be opened, or has to be opened again and has been replaced.
+    pub fn open(folder: &Folder, choice: BackendChoice) -> Result<Sources> {
         let mut files = Vec::with_capacity(folder.files().len());
         let file_system = FileSystem::of(folder);
         for file in folder.files() {
             let path = file.path().to_owned();
             let handle = file.handle().try_clone();
-            let handle = handle.map_err(|error| Error::io("open", &path, error))?;
+            let handle = handle.map_err(|error| io_error("open", &path, error))?;
             files.push(open_handle(path, handle, file_system, choice)?);
         }
         Ok(Sources { files })
     }
 
     /// As [`Sources::open`], for files of a checkpoint. Reads compare all bytes with the digests of
-    /// the manifest and fail with [`Error::Incomplete`] if they differ. Headers and index are
-    /// compared now.
+    /// the manifest and fail with [`Incomplete`](crate::Incomplete) if they differ. Headers and
+    /// index are compared now.
     ///
     /// # Errors
-    /// As [`Sources::open`]; [`Error::Incomplete`] for damaged headers, and for files that the
-    /// manifest does not list.
+    /// As [`Sources::open`]; [`Incomplete`](crate::Incomplete) for damaged headers, and for files
+    /// that the manifest does not list.
     pub fn open_sealed(
         folder: &Folder,
         choice: BackendChoice,
         checkpoint: &Committed,
-    ) -> Result<Sources, Error> {
+    ) -> Result<Sources> {
         checkpoint.verify_file(INDEX_FILE)?;
         let opened = Sources::open(folder, choice)?.files.into_iter();
         let sealed =
             opened.zip(folder.files()).map(|(opened, file)| opened.sealed(file, checkpoint));
-        let files = sealed.collect::<Result<_, Error>>()?;
+        let files = sealed.collect::<Result<_>>()?;
         Ok(Sources { files })
     }
 
@@ -198,7 +199,7 @@ impl Sources {
         file: &TensorFile,
         choice: BackendChoice,
         checkpoint: &Committed,
-    ) -> Result<Opened, Error> {
+    ) -> Result<Opened> {
         open_file(file, choice)?.sealed(file, checkpoint)
     }
 

@@ -5,8 +5,10 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
+use meshgrad_error::{Error, Result};
+
 use super::file_change::FileChange;
-use crate::error::Error;
+use crate::error::{changed, io_error, unreadable};
 
 /// The properties of a file that must not change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,10 +48,10 @@ pub(super) struct OpenFile {
 }
 
 impl OpenFile {
-    pub(super) fn new(path: PathBuf, file: File) -> Result<OpenFile, Error> {
+    pub(super) fn new(path: PathBuf, file: File) -> Result<OpenFile> {
         match Stamp::of(&file) {
             Ok(stamp) => Ok(OpenFile { path, file, stamp }),
-            Err(error) => Err(Error::io("open", &path, error)),
+            Err(error) => Err(io_error("open", &path, error)),
         }
     }
 
@@ -64,9 +66,8 @@ impl OpenFile {
         offset: u64,
         len: usize,
         attempt: io::Result<()>,
-    ) -> Result<(), Error> {
-        let failed =
-            |source| Error::ReadAt { path: self.path.clone(), offset, len, tensor: None, source };
+    ) -> Result<()> {
+        let failed = |source| unreadable(&self.path, offset, len, source);
         let now = Stamp::of(&self.file).map_err(failed)?;
         match self.stamp.change_to(&now) {
             Some(change) => Err(self.changed(offset, change)),
@@ -75,7 +76,7 @@ impl OpenFile {
     }
 
     pub(super) fn changed(&self, offset: u64, change: FileChange) -> Error {
-        Error::FileChanged { path: self.path.clone(), offset, tensor: None, change }
+        changed(&self.path, offset, change)
     }
 }
 

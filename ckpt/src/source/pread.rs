@@ -3,9 +3,10 @@
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use meshgrad_error::Result;
+
 use super::backend::Source;
 use super::open_file::OpenFile;
-use crate::error::Error;
 
 #[derive(Debug)]
 pub(super) struct Pread(pub(super) OpenFile);
@@ -19,7 +20,7 @@ impl Source for Pread {
         self.0.byte_len()
     }
 
-    fn read_at(&self, offset: u64, data: &mut [u8]) -> Result<(), Error> {
+    fn read_at(&self, offset: u64, data: &mut [u8]) -> Result<()> {
         let attempt = self.0.file.read_exact_at(data, offset);
         self.0.check_read(offset, data.len(), attempt)
     }

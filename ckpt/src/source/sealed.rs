@@ -8,11 +8,11 @@ use std::hash::Hasher;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use meshgrad_error::Result;
 use twox_hash::XxHash3_64;
 
 use super::backend::Source;
 use crate::blocks::{Block, Digest};
-use crate::error::Error;
 use crate::integrity::IntegrityError;
 
 /// Bytes that are read at once to digest the rest of a block.
@@ -56,7 +56,7 @@ impl Sealed {
     }
 
     /// Compares a block with its digest. `data` are the bytes at `offset` of the file.
-    fn check(&self, number: usize, offset: u64, data: &[u8]) -> Result<(), Error> {
+    fn check(&self, number: usize, offset: u64, data: &[u8]) -> Result<()> {
         let block = self.blocks[number];
         let end = offset + data.len() as u64;
         let found = if offset <= block.offset && block.end() <= end {
@@ -69,20 +69,18 @@ impl Sealed {
             self.checked[number].store(true, Ordering::Relaxed);
             return Ok(());
         }
-        Err(Error::Incomplete {
-            path: self.folder.clone(),
-            problem: IntegrityError::WrongDigest {
-                file: self.name.clone(),
-                block: number,
-                range: block.offset..block.end(),
-                expected: block.xxh3.to_string(),
-                found: found.to_string(),
-            },
-        })
+        let damage = IntegrityError::WrongDigest {
+            file: self.name.clone(),
+            block: number,
+            range: block.offset..block.end(),
+            expected: block.xxh3.to_string(),
+            found: found.to_string(),
+        };
+        Err(damage.of(&self.folder))
     }
 
     /// Reads and digests a block.
-    fn digest(&self, block: Block) -> Result<Digest, Error> {
+    fn digest(&self, block: Block) -> Result<Digest> {
         let mut window = vec![0; block.bytes.min(WINDOW) as usize];
         let mut hash = XxHash3_64::new();
         let mut offset = block.offset;
@@ -105,7 +103,7 @@ impl Source for Sealed {
         self.inner.byte_len()
     }
 
-    fn read_at(&self, offset: u64, data: &mut [u8]) -> Result<(), Error> {
+    fn read_at(&self, offset: u64, data: &mut [u8]) -> Result<()> {
         self.inner.read_at(offset, data)?;
         for number in self.touched(offset, offset + data.len() as u64) {
             if !self.checked[number].load(Ordering::Relaxed) {
@@ -135,7 +133,7 @@ mod tests {
             self.0.len() as u64
         }
 
-        fn read_at(&self, offset: u64, data: &mut [u8]) -> Result<(), Error> {
+        fn read_at(&self, offset: u64, data: &mut [u8]) -> Result<()> {
             data.copy_from_slice(&self.0[offset as usize..][..data.len()]);
             Ok(())
         }

@@ -4,11 +4,13 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
-use super::TorchError;
+use meshgrad_error::{Result, error};
+
 use super::crc32::Crc32;
-use super::failure::{Failure, Read};
+use super::error::{bad_zip, damaged, no_entry, not_a_zip, too_large, unsupported, wrong_checksum};
+use super::failure::Read;
 use super::pickle::Pickle;
-use super::tensor::{TorchTensor, unsupported};
+use super::tensor::TorchTensor;
 use super::view::View;
 use super::zip::Zip;
 use crate::limits::MAX_HEADER_BYTES;
@@ -35,20 +37,25 @@ impl<'f> Archive<'f> {
     pub(super) fn open(file: &'f File, range: Range<u64>) -> Read<Archive<'f>> {
         check_format(file, &range)?;
         let zip = Zip::open(file, range)?;
-        let no_pickle = || TorchError::NoEntry("data.pkl".to_owned());
         let folder = |name: &str| {
             let folder = name.strip_suffix("/data.pkl")?;
             (!folder.contains('/')).then(|| folder.to_owned())
         };
-        let root = zip.names().find_map(folder).ok_or_else(no_pickle)?;
+        let root = zip.names().find_map(folder).ok_or_else(|| no_entry("data.pkl"))?;
 
         let order = format!("{root}/byteorder");
         if zip.names().any(|name| name == order) {
             let range = zip.find(file, &order)?;
             match &read(file, range, "byte order")?[..] {
                 b"little" => {}
-                b"big" => return Err(TorchError::BigEndian.into()),
-                _ => return Err(TorchError::Zip("it has an unknown byte order").into()),
+                b"big" => {
+                    let problem = error!(
+                        Unsupported,
+                        "its byte order is big-endian; save it again on a little-endian machine"
+                    );
+                    return Err(problem.into());
+                }
+                _ => return Err(bad_zip("it has an unknown byte order").into()),
             }
         }
         let name = format!("{root}/data.pkl");
@@ -61,14 +68,11 @@ impl<'f> Archive<'f> {
 
     /// Finds the bytes of a tensor in the file and gives them the name `stored`.
     pub(super) fn locate(&self, tensor: &TorchTensor, name: &str, stored: &str) -> Read<Stored> {
-        let invalid = |problem| {
-            let name = name.to_owned();
-            Failure::Content(TorchError::Tensor { name, problem })
-        };
+        let invalid = |problem| damaged(name, problem);
         let path = format!("{}/data/{}", self.root, tensor.storage);
         let storage = self.zip.find(self.file, &path)?;
         if storage.end - storage.start != tensor.storage_bytes {
-            return Err(invalid("its storage has another size than its data"));
+            return Err(invalid("its storage has another size than its data").into());
         }
         let size = tensor.dtype.bytes();
         let elements = tensor.elements();
@@ -125,13 +129,13 @@ fn info(name: &str, dtype: Dtype, shape: &[u64], range: Range<u64>) -> TensorInf
 
 /// Compares a pickle with its CRC-32. Changed bytes could otherwise pass for values that are not
 /// supported, or for other shapes. Archives without checksums list zeros.
-fn check_pickle(zip: &Zip, name: &str, bytes: &[u8]) -> Result<(), TorchError> {
+fn check_pickle(zip: &Zip, name: &str, bytes: &[u8]) -> Result<()> {
     let mut crc32 = Crc32::new();
     crc32.update(bytes);
     let found = crc32.finish();
     match zip.crc32(name) {
         Some(listed) if listed != 0 && listed != found => {
-            Err(TorchError::Checksum { entry: name.to_owned(), listed, found, tensors: Vec::new() })
+            Err(wrong_checksum(name, listed, found, &[]))
         }
         _ => Ok(()),
     }
@@ -147,17 +151,22 @@ fn check_format(file: &File, range: &Range<u64>) -> Read<()> {
         return Ok(());
     }
     let is_pickle = start.starts_with(&[super::opcodes::PROTO]);
-    match is_pickle || start.ends_with(b"ustar") {
-        true => Err(TorchError::Legacy.into()),
-        false => Err(TorchError::NotAZip.into()),
+    if !is_pickle && !start.ends_with(b"ustar") {
+        return Err(not_a_zip().into());
     }
+    let problem = error!(
+        Unsupported,
+        "it has the format of PyTorch before 1.6; save it again: python -c \"import torch; \
+         torch.save(torch.load('FILE', map_location='cpu', weights_only=True), 'FILE')\""
+    );
+    Err(problem.into())
 }
 
 /// Reads an entry of limited size.
 fn read(file: &File, range: Range<u64>, what: &'static str) -> Read<Vec<u8>> {
     let bytes = range.end - range.start;
     if bytes > MAX_HEADER_BYTES as u64 {
-        return Err(TorchError::TooLarge { what, bytes }.into());
+        return Err(too_large(what, bytes).into());
     }
     let mut data = vec![0; bytes as usize];
     file.read_exact_at(&mut data, range.start)?;
@@ -166,8 +175,9 @@ fn read(file: &File, range: Range<u64>, what: &'static str) -> Read<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
+    use std::error::Error as _;
+
     use super::*;
-    use crate::Error;
 
     /// An error of the system is not damage of the file, and is kept.
     #[test]
@@ -182,11 +192,10 @@ mod tests {
             Zip::open(&file, 0..12).unwrap_err(),
             read(&file, 0..12, "pickle").unwrap_err(),
         ] {
-            let Error::Io { source, .. } = failure.at(&path) else {
-                panic!("not an error of the system");
-            };
+            let error = failure.at(&path);
+            let source = error.source().and_then(|it| it.downcast_ref::<std::io::Error>());
             let bad_descriptor = rustix::io::Errno::BADF.raw_os_error();
-            assert_eq!(source.raw_os_error(), Some(bad_descriptor));
+            assert_eq!(source.unwrap().raw_os_error(), Some(bad_descriptor));
         }
     }
 }

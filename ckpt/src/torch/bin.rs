@@ -4,17 +4,20 @@ use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
+use meshgrad_error::{Error, Result, error};
+
 use super::archive::{Archive, Stored};
-use super::error::{MAX_NESTED, TorchError};
+use super::error::{MAX_NESTED, nested, too_large};
 use super::failure::{Failure, Read};
 use super::model::{ArchiveAt, Format, TorchModel};
 use super::pickle::{Id, Value};
 use super::tensor::tensor;
-use crate::assembly::{Assembly, Part};
+use crate::assembly::{Assembly, Part, not_assembled};
 use crate::confined::{ConfinedFolder, open_file as open_regular};
+use crate::error::io_error;
 use crate::folder::open_indexed;
 use crate::limits::MAX_HEADER_BYTES;
-use crate::{Error, Folder, Result, TensorFile};
+use crate::{Folder, TensorFile};
 
 const SINGLE_FILE: &str = "pytorch_model.bin";
 const INDEX_FILE: &str = "pytorch_model.bin.index.json";
@@ -54,7 +57,7 @@ pub(super) fn open_file(path: &Path) -> Result<TorchModel> {
 impl Tensors {
     fn of_file(&mut self, path: PathBuf, file: File) -> Result<TensorFile> {
         let bytes = file.metadata();
-        let bytes = bytes.map_err(|error| Error::io("open", &path, error))?.len();
+        let bytes = bytes.map_err(|error| io_error("open", &path, error))?.len();
         let of_archive = |failure: Failure| failure.at(&path);
         let archive = Archive::open(&file, 0..bytes).map_err(of_archive)?;
         let (stored, left_out) = stored(&archive).map_err(of_archive)?;
@@ -89,17 +92,33 @@ fn stored(archive: &Archive) -> Read<(Vec<Stored>, Vec<String>)> {
         _ => Some("a single value"),
     };
     if let Some(other) = other {
-        return Err(TorchError::NotADict(other).into());
+        let problem = error!(
+            Unsupported,
+            "it contains {other} instead of a dict of tensors; save a dict: \
+             torch.save({{'NAME': tensor}}, ..)"
+        );
+        return Err(problem.into());
     }
     let mut values = Values { archive, stored: Vec::new(), left_out: Vec::new(), name_bytes: 0 };
     values.add(pickle.root(), String::new(), 0)?;
     if let ([], Some(first)) = (&values.stored[..], values.left_out.first()) {
-        return Err(TorchError::NoTensors(first.clone()).into());
+        let problem = error!(
+            Unsupported,
+            "it has no tensor, but other values such as `{}`; save a state_dict: \
+             torch.save(model.state_dict(), ..)",
+            first.escape_debug()
+        );
+        return Err(problem.into());
     }
-    match duplicate(&values.stored) {
-        Some(name) => Err(TorchError::Duplicate(name.to_owned()).into()),
-        None => Ok((values.stored, values.left_out)),
+    if let Some(name) = duplicate(&values.stored) {
+        let name = name.escape_debug();
+        let problem = error!(
+            Unsupported,
+            "two of its values have the name `{name}`; rename one of their keys"
+        );
+        return Err(problem.into());
     }
+    Ok((values.stored, values.left_out))
 }
 
 /// A name that two tensors have.
@@ -124,15 +143,14 @@ impl Values<'_> {
         let pickle = &self.archive.pickle;
         self.name_bytes += name.len() + 1;
         if self.name_bytes > MAX_HEADER_BYTES {
-            let (what, bytes) = ("list of names", self.name_bytes as u64);
-            return Err(TorchError::TooLarge { what, bytes }.into());
+            return Err(too_large("list of names", self.name_bytes as u64).into());
         }
         if let Some(tensor) = tensor(pickle, value, &name)? {
             self.stored.push(self.archive.locate(&tensor, &name, &name)?);
             return Ok(());
         }
         if depth > MAX_NESTED {
-            return Err(TorchError::Nested(name).into());
+            return Err(nested(&name).into());
         }
         match pickle.get(value) {
             Value::Dict(items) => {
@@ -140,7 +158,7 @@ impl Values<'_> {
                     let key = match (pickle.get(*key), pickle.text(*key)) {
                         (Value::Int(number), _) => number.to_string(),
                         (_, Some(text)) => text.to_owned(),
-                        _ => return Err(TorchError::Key(name).into()),
+                        _ => return Err(bad_key(&name).into()),
                     };
                     self.add(*value, below(&name, &key), depth + 1)?;
                 }
@@ -160,6 +178,19 @@ impl Values<'_> {
         }
         Ok(())
     }
+}
+
+/// The error for a key without a name in the dict `name`.
+fn bad_key(name: &str) -> Error {
+    let dict = match name {
+        "" => "its dict".to_owned(),
+        name => format!("its dict `{}`", name.escape_debug()),
+    };
+    error!(
+        Unsupported,
+        "{dict} has a key that is neither a string nor an integer; save a state_dict: \
+         torch.save(model.state_dict(), ..)"
+    )
 }
 
 fn below(name: &str, key: &str) -> String {
@@ -185,7 +216,7 @@ impl Stored {
             None => Ok(whole),
             Some(view) => view.of(graph, whole, &self.shape),
         });
-        let expr = expr.map_err(|problem| Error::Assembly { name: info.name.clone(), problem })?;
+        let expr = expr.map_err(|problem| not_assembled(&info.name, problem))?;
         Ok(Part { region, expr })
     }
 }

@@ -5,11 +5,15 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use meshgrad_error::Result;
+
 use super::archive::Archive;
 use super::crc32::Crc32;
-use super::error::TorchError;
+use super::error::wrong_checksum;
+use super::failure::Failure;
 use super::model::{ArchiveAt, Format, TorchModel};
-use crate::{Error, Result, TensorFile};
+use crate::TensorFile;
+use crate::error::{io_error, not_a_file};
 
 /// Bytes that are read at once.
 const WINDOW: u64 = 1 << 20;
@@ -58,7 +62,7 @@ impl TorchModel {
     /// The checksums of all zip entries. Reads no data of tensors.
     ///
     /// # Errors
-    /// [`Error::Torch`].
+    /// When a file cannot be read, or has changed since it was opened.
     pub fn checksums(&self) -> Result<Checksums> {
         let (mut entries, mut without) = (Vec::new(), 0);
         for ArchiveAt { file, range } in &self.archives {
@@ -84,29 +88,23 @@ impl TorchModel {
     /// Reads an entry and compares its content with the checksum.
     ///
     /// # Errors
-    /// [`Error::Torch`] with [`TorchError::Checksum`]; [`Error::Io`].
+    /// When they differ, or the file cannot be read.
     pub fn verify(&self, entry: &Checksum) -> Result<()> {
         let file = self.file(&entry.file)?;
         let found = crc32(file.handle(), &entry.range)
-            .map_err(|error| Error::io("read", &entry.file, error))?;
-        match found == entry.crc32 {
-            true => Ok(()),
-            false => Err(Error::Torch {
-                path: entry.file.clone(),
-                problem: TorchError::Checksum {
-                    entry: entry.name.clone(),
-                    listed: entry.crc32,
-                    found,
-                    tensors: self.stored_in(file, &entry.range),
-                },
-            }),
+            .map_err(|error| io_error("read", &entry.file, error))?;
+        if found == entry.crc32 {
+            return Ok(());
         }
+        let tensors = self.stored_in(file, &entry.range);
+        let wrong = wrong_checksum(&entry.name, entry.crc32, found, &tensors);
+        Err(Failure::Content(wrong).at(&entry.file))
     }
 
     fn file(&self, path: &PathBuf) -> Result<&TensorFile> {
         let mut files = self.assembly.folder().files().iter();
         let found = files.find(|file| file.path() == path);
-        found.ok_or_else(|| Error::NotAFile { path: path.clone() })
+        found.ok_or_else(|| not_a_file(path))
     }
 
     /// The tensors that have elements in these bytes of a file.

@@ -6,18 +6,21 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use meshgrad_error::{Error, Result, bail, error};
+
 use super::archive::{Archive, Stored};
-use super::error::TorchError;
+use super::error::{damaged, lacks, no_chunk, not_a_tensor, too_large, unsupported};
 use super::failure::{Failure, Read};
 use super::globals::{Global, TorchDtype};
 use super::model::{ArchiveAt, Format, TorchModel};
 use super::pickle::{Id, Pickle, Value};
-use super::tensor::{dtype_of, tensor, too_many_dims, unsupported};
+use super::tensor::{dtype_of, tensor, too_many_dims};
 use crate::assembly::Assembly;
 use crate::confined::ConfinedFolder;
+use crate::error::io_error;
 use crate::limits::{MAX_DIMS, MAX_HEADER_BYTES};
-use crate::names::check_file_name;
-use crate::{Error, Folder, Result, TensorFile};
+use crate::names::{Listed, check_file_name};
+use crate::{Folder, TensorFile};
 
 const METADATA_FILE: &str = ".metadata";
 
@@ -48,8 +51,8 @@ pub(super) fn open(path: &Path, confined: &ConfinedFolder) -> Result<Option<Torc
     };
     let metadata_path = confined.path_of(METADATA_FILE);
     let pickle = read(&metadata_path, &file)?;
-    let of_metadata = |problem| Error::Torch { path: metadata_path.clone(), problem };
-    let (tensors, left_out) = metadata(&pickle).map_err(of_metadata)?;
+    let read = metadata(&pickle);
+    let (tensors, left_out) = read.map_err(|it| Failure::Content(it).at(&metadata_path))?;
 
     let mut files: BTreeMap<&str, ChunkFile> = BTreeMap::new();
     let mut stored = Vec::new();
@@ -109,37 +112,36 @@ fn packed(shape: &[u64], dtype: TorchDtype) -> Vec<u64> {
 }
 
 fn read(path: &Path, file: &File) -> Result<Pickle> {
-    let error = |error| Error::io("read", path, error);
-    let bytes = file.metadata().map_err(error)?.len();
-    let invalid = |problem| Error::Torch { path: path.to_owned(), problem };
+    let failed = |error| io_error("read", path, error);
+    let bytes = file.metadata().map_err(failed)?.len();
+    let invalid = |problem: Error| Failure::Content(problem).at(path);
     if bytes > MAX_HEADER_BYTES as u64 {
-        let what = "pickle";
-        return Err(invalid(TorchError::TooLarge { what, bytes }));
+        return Err(invalid(too_large("pickle", bytes)));
     }
     let mut pickle = vec![0; bytes as usize];
-    file.read_exact_at(&mut pickle, 0).map_err(error)?;
+    file.read_exact_at(&mut pickle, 0).map_err(failed)?;
     Pickle::read(pickle).map_err(invalid)
 }
 
 /// The tensors of the metadata, and the names of other values.
-fn metadata(pickle: &Pickle) -> std::result::Result<(Vec<Tensor>, Vec<String>), TorchError> {
+fn metadata(pickle: &Pickle) -> Result<(Vec<Tensor>, Vec<String>)> {
     let root = pickle.root();
     if pickle.object(root).is_none_or(|(class, _)| class != Global::Metadata) {
-        return Err(TorchError::Structure("Metadata"));
+        return Err(lacks("Metadata"));
     }
     let values = pickle.field(root, "state_dict_metadata");
     let values = values.and_then(|it| pickle.dict(it));
-    let values = values.ok_or(TorchError::Structure("state_dict_metadata"))?;
+    let values = values.ok_or_else(|| lacks("state_dict_metadata"))?;
     let places = places(pickle)?;
     let (mut tensors, mut left_out) = (Vec::new(), Vec::new());
     for (name, value) in values {
-        let name = pickle.text(*name).ok_or(TorchError::Structure("names of tensors"))?;
+        let name = pickle.text(*name).ok_or_else(|| lacks("names of tensors"))?;
         match pickle.get(*value) {
             Value::Object { of: Global::TensorMetadata, .. } => {
                 tensors.push(Tensor::of(pickle, name, *value, &places)?)
             }
             Value::Object { of: Global::BytesMetadata, .. } => left_out.push(name.to_owned()),
-            _ => return Err(TorchError::NotATensor(name.to_owned())),
+            _ => return Err(not_a_tensor(name)),
         }
     }
     tensors.sort_by(|a, b| a.name.cmp(&b.name));
@@ -150,22 +152,22 @@ fn metadata(pickle: &Pickle) -> std::result::Result<(Vec<Tensor>, Vec<String>), 
 /// Where each chunk is, by the name of its tensor and its offsets.
 type Places<'a> = BTreeMap<(&'a str, Vec<u64>), Place>;
 
-fn places(pickle: &Pickle) -> std::result::Result<Places<'_>, TorchError> {
+fn places(pickle: &Pickle) -> Result<Places<'_>> {
     let data = pickle.field(pickle.root(), "storage_data");
     let data = data.and_then(|it| pickle.dict(it));
-    let data = data.ok_or(TorchError::Structure("storage_data"))?;
+    let data = data.ok_or_else(|| lacks("storage_data"))?;
     let mut places = BTreeMap::new();
     for (index, info) in data {
         let name = pickle.field(*index, "fqn").and_then(|it| pickle.text(it));
-        let name = name.ok_or(TorchError::Structure("names in storage_data"))?;
+        let name = name.ok_or_else(|| lacks("names in storage_data"))?;
         // Values that are not tensors have no offset.
         let offsets = pickle.field(*index, "offset");
         let Some(offsets) = offsets.and_then(|it| pickle.numbers(it)) else {
             continue;
         };
-        let place = place(pickle, *info).ok_or(TorchError::Structure("places in storage_data"))?;
+        let place = place(pickle, *info).ok_or_else(|| lacks("places in storage_data"))?;
         if let Some(problem) = place.1 {
-            return Err(unsupported(name, format!("its chunk at {offsets:?} {problem}")));
+            return Err(unsupported(name, &format!("its chunk at {offsets:?} {problem}")));
         }
         places.insert((name, offsets), place.0);
     }
@@ -193,13 +195,8 @@ fn place(pickle: &Pickle, info: Id) -> Option<(Place, Option<&'static str>)> {
 }
 
 impl Tensor {
-    fn of(
-        pickle: &Pickle,
-        name: &str,
-        value: Id,
-        places: &Places<'_>,
-    ) -> std::result::Result<Tensor, TorchError> {
-        let invalid = |problem| TorchError::Tensor { name: name.to_owned(), problem };
+    fn of(pickle: &Pickle, name: &str, value: Id, places: &Places<'_>) -> Result<Tensor> {
+        let invalid = |problem| damaged(name, problem);
         let properties = pickle.field(value, "properties");
         let properties = properties.and_then(|it| pickle.object(it));
         let dtype = properties.and_then(|(_, state)| pickle.tuple(state)?.first());
@@ -208,7 +205,7 @@ impl Tensor {
         let numbers = |of, field| pickle.field(of, field).and_then(|it| pickle.numbers(it));
         let shape = numbers(value, "size").ok_or_else(|| invalid("it has no size"))?;
         if shape.len() > MAX_DIMS {
-            return Err(unsupported(name, too_many_dims(shape.len())));
+            return Err(too_many_dims(name, shape.len()));
         }
         let chunks = pickle.field(value, "chunks").map(|it| pickle.get(it));
         let Some(Value::List(chunks)) = chunks else {
@@ -225,17 +222,13 @@ impl Tensor {
             }
             match places.get(&(name, offsets.clone())) {
                 Some(place) => Ok(Chunk { offsets, sizes, place: place.clone() }),
-                None => Err(TorchError::NoChunk {
-                    name: name.to_owned(),
-                    offsets,
-                    problem: "is not in storage_data",
-                }),
+                None => Err(no_chunk(name, &offsets, "is not in storage_data")),
             }
         };
         Ok(Tensor {
             name: name.to_owned(),
             dtype,
-            chunks: chunks.iter().map(chunk).collect::<std::result::Result<_, _>>()?,
+            chunks: chunks.iter().map(chunk).collect::<Result<_>>()?,
             shape,
         })
     }
@@ -253,12 +246,14 @@ impl ChunkFile {
     fn open(folder: &Path, confined: &ConfinedFolder, name: &str) -> Result<ChunkFile> {
         let path = confined.path_of(name);
         let Some(file) = confined.open(name)? else {
-            return Err(Error::MissingShards {
-                index: folder.join(METADATA_FILE),
-                files: vec![name.to_owned()],
-            });
+            bail!(
+                Malformed,
+                "{} names missing files: {}; download them again",
+                folder.join(METADATA_FILE).display(),
+                Listed(&[name])
+            );
         };
-        let metadata = file.metadata().map_err(|error| Error::io("open", &path, error))?;
+        let metadata = file.metadata().map_err(|error| io_error("open", &path, error))?;
         Ok(ChunkFile { path, file, bytes: metadata.len(), chunks: Vec::new() })
     }
 
@@ -272,24 +267,23 @@ impl ChunkFile {
 
     fn find(&self, of: &Tensor, chunk: &Chunk, number: usize) -> Read<Stored> {
         if chunk.place.range.end > self.bytes {
-            return Err(Failure::Content(TorchError::NoChunk {
-                name: of.name.clone(),
-                offsets: chunk.offsets.clone(),
-                problem: "is after the end of its file, which is truncated",
-            }));
+            let problem = "is after the end of its file, which is truncated";
+            return Err(no_chunk(&of.name, &chunk.offsets, problem).into());
         }
         let archive = Archive::open(&self.file, chunk.place.range.clone())?;
         let found = tensor(&archive.pickle, archive.pickle.root(), &of.name)?;
-        let found = found.ok_or_else(|| TorchError::NotATensor(of.name.clone()))?;
+        let found = found.ok_or_else(|| not_a_tensor(&of.name))?;
         if (found.dtype, &found.shape) != (of.dtype, &chunk.sizes) {
-            return Err(Failure::Content(TorchError::Chunk {
-                name: of.name.clone(),
-                offsets: chunk.offsets.clone(),
-                dtype: of.dtype.dtype,
-                sizes: chunk.sizes.clone(),
-                found_dtype: found.dtype.dtype,
-                found: found.shape,
-            }));
+            let Chunk { offsets, sizes, .. } = chunk;
+            let mismatch = error!(
+                Malformed,
+                "the chunk of `{}` at {offsets:?} should be {} {sizes:?}, but is {} {:?}",
+                of.name.escape_debug(),
+                of.dtype.dtype,
+                found.dtype.dtype,
+                found.shape
+            );
+            return Err(mismatch.into());
         }
         archive.locate(&found, &of.name, &format!("{number}:{}", of.name))
     }

@@ -3,13 +3,14 @@
 use std::io;
 use std::path::Path;
 
-use super::error::TorchError;
-use crate::Error;
+use meshgrad_error::{Error, Kind};
+
+use crate::error::io_error;
 
 /// A file of PyTorch cannot be read because of its content, or because a system call failed.
 #[derive(Debug)]
 pub(super) enum Failure {
-    Content(TorchError),
+    Content(Error),
     Io(io::Error),
 }
 
@@ -17,14 +18,20 @@ impl Failure {
     /// The error for the file at `path`.
     pub(super) fn at(self, path: &Path) -> Error {
         match self {
-            Failure::Io(error) => Error::io("read", path, error),
-            Failure::Content(problem) => Error::Torch { path: path.to_owned(), problem },
+            Failure::Io(error) => io_error("read", path, error),
+            Failure::Content(problem) => {
+                let verdict = match problem.kind() {
+                    Kind::Malformed => "cannot be read as a model of PyTorch",
+                    _ => "is not supported",
+                };
+                problem.context(format_args!("{} {verdict}", path.display()))
+            }
         }
     }
 }
 
-impl From<TorchError> for Failure {
-    fn from(problem: TorchError) -> Failure {
+impl From<Error> for Failure {
+    fn from(problem: Error) -> Failure {
         Failure::Content(problem)
     }
 }

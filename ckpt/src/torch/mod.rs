@@ -31,18 +31,19 @@ mod zip;
 use std::path::Path;
 
 pub use checksums::{Checksum, Checksums};
-pub use error::TorchError;
 pub use model::{Format, TorchModel};
 
+use meshgrad_error::Result;
+
+use crate::Links;
 use crate::confined::ConfinedFolder;
-use crate::{Links, Result};
 
 /// Opens the model of a folder; `None` if it has neither `pytorch_model.bin`, nor its index, nor
 /// the `.metadata` of `torch.distributed.checkpoint`. Reads no data of tensors.
 ///
 /// # Errors
-/// [`Error::Torch`](crate::Error::Torch) for files that are damaged or not supported
-/// ([`TorchError::is_damage`]); the errors of index and files that
+/// For files that are damaged ([`Kind::Malformed`](crate::Kind::Malformed)) or not supported
+/// ([`Kind::Unsupported`](crate::Kind::Unsupported)); the errors of index and files that
 /// [`Folder::open`](crate::Folder::open) returns.
 pub fn open(path: impl AsRef<Path>, links: Links) -> Result<Option<TorchModel>> {
     let confined = ConfinedFolder::new(path.as_ref(), links)?;

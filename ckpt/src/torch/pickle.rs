@@ -7,8 +7,8 @@
 use std::ops::Range;
 
 use hashbrown::HashMap;
+use meshgrad_error::{Error, Result, bail, ensure, error};
 
-use super::TorchError;
 use super::globals::Global;
 use super::opcodes::*;
 
@@ -52,7 +52,7 @@ pub(super) struct Pickle {
 }
 
 impl Pickle {
-    pub(super) fn read(bytes: Vec<u8>) -> Result<Pickle, TorchError> {
+    pub(super) fn read(bytes: Vec<u8>) -> Result<Pickle> {
         let mut machine = Machine {
             bytes: &bytes,
             at: 0,
@@ -159,7 +159,7 @@ struct Machine<'a> {
 }
 
 impl Machine<'_> {
-    fn run(&mut self) -> Result<Id, TorchError> {
+    fn run(&mut self) -> Result<Id> {
         loop {
             self.op_at = self.at;
             let op = self.number::<1>()? as u8;
@@ -168,19 +168,21 @@ impl Machine<'_> {
             }
             self.step(op)?;
             let sizes = [self.values.len(), self.memo.len(), self.stack.len(), self.marks.len()];
-            if sizes.into_iter().any(|size| size > MAX_VALUES) {
-                return Err(TorchError::TooManyValues(MAX_VALUES));
-            }
+            ensure!(
+                sizes.into_iter().all(|size| size <= MAX_VALUES),
+                Unsupported,
+                "its pickle has more than {MAX_VALUES} values; save the tensors to several files"
+            );
         }
     }
 
-    fn step(&mut self, op: u8) -> Result<(), TorchError> {
+    fn step(&mut self, op: u8) -> Result<()> {
         match op {
             PROTO => {
                 let version = self.number::<1>()?;
                 match version {
                     2..=5 => Ok(()),
-                    _ => Err(self.unsupported(format!("protocol {version}"))),
+                    _ => Err(self.unsupported(&format!("protocol {version}"))),
                 }
             }
             FRAME => self.number::<8>().map(drop),
@@ -224,7 +226,7 @@ impl Machine<'_> {
     }
 
     /// Executes an opcode that builds a value from other values.
-    fn combine(&mut self, op: u8) -> Result<(), TorchError> {
+    fn combine(&mut self, op: u8) -> Result<()> {
         match op {
             EMPTY_TUPLE => self.push(VALUE_EMPTY_TUPLE),
             TUPLE1 | TUPLE2 | TUPLE3 => {
@@ -275,13 +277,13 @@ impl Machine<'_> {
                 self.make(Value::Persistent(id))
             }
             _ => match OTHERS.iter().find(|other| other.0 == op) {
-                Some((_, name)) => Err(self.unsupported(format!("the opcode {name}"))),
+                Some((_, name)) => Err(self.unsupported(&format!("the opcode {name}"))),
                 None => Err(self.invalid("no opcode has this number")),
             },
         }
     }
 
-    fn call(&mut self) -> Result<(), TorchError> {
+    fn call(&mut self) -> Result<()> {
         let arguments = self.pop()?;
         let of = self.pop()?;
         let Value::Global(of) = *self.value(of) else {
@@ -292,14 +294,12 @@ impl Machine<'_> {
         };
         match of {
             Global::OrderedDict if items.is_empty() => self.make(Value::Dict(Vec::new())),
-            Global::OrderedDict => {
-                Err(self.unsupported("an OrderedDict with arguments".to_owned()))
-            }
+            Global::OrderedDict => Err(self.unsupported("an OrderedDict with arguments")),
             _ => self.make(Value::Object { of, arguments, state: None }),
         }
     }
 
-    fn build(&mut self) -> Result<(), TorchError> {
+    fn build(&mut self) -> Result<()> {
         let new = self.pop()?;
         let of = self.top()?;
         match &mut self.values[of.0 as usize] {
@@ -313,7 +313,7 @@ impl Machine<'_> {
         }
     }
 
-    fn append(&mut self, items: Vec<Id>) -> Result<(), TorchError> {
+    fn append(&mut self, items: Vec<Id>) -> Result<()> {
         let to = self.top()?;
         match &mut self.values[to.0 as usize] {
             Value::List(all) => {
@@ -324,7 +324,7 @@ impl Machine<'_> {
         }
     }
 
-    fn set_items(&mut self, items: &[Id]) -> Result<(), TorchError> {
+    fn set_items(&mut self, items: &[Id]) -> Result<()> {
         let to = self.top()?;
         let (pairs, rest) = items.as_chunks();
         match &mut self.values[to.0 as usize] {
@@ -336,16 +336,21 @@ impl Machine<'_> {
         }
     }
 
-    fn global(&mut self, module: Range<usize>, name: Range<usize>) -> Result<(), TorchError> {
+    fn global(&mut self, module: Range<usize>, name: Range<usize>) -> Result<()> {
         let text = |range: Range<usize>| String::from_utf8_lossy(&self.bytes[range]).into_owned();
         let (module, name) = (text(module), text(name));
         match Global::find(&module, &name) {
             Some(global) => self.make(Value::Global(global)),
-            None => Err(TorchError::Global(format!("{module}.{name}"))),
+            None => bail!(
+                Unsupported,
+                "its pickle names `{}`, which a file of plain tensors does not need and which is \
+                 not loaded; save only the state_dict: torch.save(model.state_dict(), ..)",
+                format!("{module}.{name}").escape_debug()
+            ),
         }
     }
 
-    fn text_of(&self, id: Id) -> Result<Range<usize>, TorchError> {
+    fn text_of(&self, id: Id) -> Result<Range<usize>> {
         match self.value(id) {
             Value::Text(range) => Ok(range.clone()),
             _ => Err(self.invalid("a global has no name")),
@@ -353,7 +358,7 @@ impl Machine<'_> {
     }
 
     /// The text up to the end of a line.
-    fn line(&mut self) -> Result<Range<usize>, TorchError> {
+    fn line(&mut self) -> Result<Range<usize>> {
         let rest = &self.bytes[self.at..];
         let len = rest.iter().position(|byte| *byte == b'\n');
         let len = len.ok_or_else(|| self.invalid("it ends inside a line"))?;
@@ -362,7 +367,7 @@ impl Machine<'_> {
         Ok(line)
     }
 
-    fn text(&mut self, len: u64) -> Result<(), TorchError> {
+    fn text(&mut self, len: u64) -> Result<()> {
         let range = self.bytes_of(len)?;
         match std::str::from_utf8(&self.bytes[range.clone()]) {
             Ok(_) => self.make(Value::Text(range)),
@@ -371,7 +376,7 @@ impl Machine<'_> {
     }
 
     /// Pushes a signed integer of `len` bytes.
-    fn long(&mut self, len: u64) -> Result<(), TorchError> {
+    fn long(&mut self, len: u64) -> Result<()> {
         let range = self.bytes_of(len)?;
         let bytes = &self.bytes[range];
         if bytes.len() > 8 {
@@ -384,13 +389,13 @@ impl Machine<'_> {
     }
 
     /// Skips `len` bytes and pushes [`Value::Other`].
-    fn skip(&mut self, len: u64) -> Result<(), TorchError> {
+    fn skip(&mut self, len: u64) -> Result<()> {
         self.bytes_of(len)?;
         self.push(VALUE_OTHER)
     }
 
     /// The next bytes.
-    fn bytes_of(&mut self, len: u64) -> Result<Range<usize>, TorchError> {
+    fn bytes_of(&mut self, len: u64) -> Result<Range<usize>> {
         let left = (self.bytes.len() - self.at) as u64;
         if len > left {
             return Err(self.invalid("it is truncated"));
@@ -400,7 +405,7 @@ impl Machine<'_> {
         Ok(range)
     }
 
-    fn number<const N: usize>(&mut self) -> Result<u64, TorchError> {
+    fn number<const N: usize>(&mut self) -> Result<u64> {
         let range = self.bytes_of(N as u64)?;
         let mut number = [0; 8];
         number[..N].copy_from_slice(&self.bytes[range]);
@@ -411,30 +416,30 @@ impl Machine<'_> {
         &self.values[id.0 as usize]
     }
 
-    fn make(&mut self, value: Value) -> Result<(), TorchError> {
+    fn make(&mut self, value: Value) -> Result<()> {
         let id = Id(self.values.len() as u32);
         self.values.push(value);
         self.push(id)
     }
 
-    fn push(&mut self, id: Id) -> Result<(), TorchError> {
+    fn push(&mut self, id: Id) -> Result<()> {
         self.stack.push(id);
         Ok(())
     }
 
-    fn top(&self) -> Result<Id, TorchError> {
+    fn top(&self) -> Result<Id> {
         let top = self.stack.last().copied();
         top.ok_or_else(|| self.invalid("its stack is empty"))
     }
 
-    fn pop(&mut self) -> Result<Id, TorchError> {
+    fn pop(&mut self) -> Result<Id> {
         let top = self.top()?;
         self.stack.pop();
         Ok(top)
     }
 
     /// Pops the topmost values.
-    fn take(&mut self, count: usize) -> Result<Vec<Id>, TorchError> {
+    fn take(&mut self, count: usize) -> Result<Vec<Id>> {
         match self.stack.len().checked_sub(count) {
             Some(start) => Ok(self.stack.split_off(start)),
             None => Err(self.invalid("its stack is empty")),
@@ -442,32 +447,36 @@ impl Machine<'_> {
     }
 
     /// Pops the last mark and the values above it.
-    fn pop_mark(&mut self) -> Result<Vec<Id>, TorchError> {
+    fn pop_mark(&mut self) -> Result<Vec<Id>> {
         match self.marks.pop() {
             Some(mark) if mark <= self.stack.len() => Ok(self.stack.split_off(mark)),
             _ => Err(self.invalid("it has no mark")),
         }
     }
 
-    fn put(&mut self, key: u32) -> Result<(), TorchError> {
+    fn put(&mut self, key: u32) -> Result<()> {
         let top = self.top()?;
         self.memo.insert(key, top);
         Ok(())
     }
 
-    fn fetch(&mut self, key: u32) -> Result<(), TorchError> {
+    fn fetch(&mut self, key: u32) -> Result<()> {
         match self.memo.get(&key) {
             Some(&id) => self.push(id),
             None => Err(self.invalid("it refers to a value that it has not stored")),
         }
     }
 
-    fn unsupported(&self, what: String) -> TorchError {
-        let at = self.op_at;
-        TorchError::UnsupportedPickle { at, what }
+    fn unsupported(&self, what: &str) -> Error {
+        error!(
+            Unsupported,
+            "its pickle uses {what} at byte {}, which plain tensors do not need; save only the \
+             state_dict: torch.save(model.state_dict(), ..)",
+            self.op_at
+        )
     }
 
-    fn invalid(&self, problem: &'static str) -> TorchError {
-        TorchError::Pickle { at: self.op_at, problem }
+    fn invalid(&self, problem: &str) -> Error {
+        error!(Malformed, "its pickle is invalid at byte {}: {problem}", self.op_at)
     }
 }

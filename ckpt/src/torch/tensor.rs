@@ -1,6 +1,8 @@
 //! Tensors of a pickle: views of storages.
 
-use super::error::{MAX_NESTED, TorchError};
+use meshgrad_error::{Error, Result};
+
+use super::error::{MAX_NESTED, damaged, nested, unsupported};
 use super::globals::{Global, TorchDtype};
 use super::pickle::{Id, Pickle, Value};
 use crate::limits::MAX_DIMS;
@@ -18,11 +20,7 @@ pub(super) struct TorchTensor {
 }
 
 /// Converts a value to a tensor; `None` if it is not one.
-pub(super) fn tensor(
-    pickle: &Pickle,
-    mut value: Id,
-    name: &str,
-) -> Result<Option<TorchTensor>, TorchError> {
+pub(super) fn tensor(pickle: &Pickle, mut value: Id, name: &str) -> Result<Option<TorchTensor>> {
     for _ in 0..MAX_NESTED {
         let Some((global, arguments)) = pickle.call(value) else {
             return Ok(None);
@@ -39,45 +37,36 @@ pub(super) fn tensor(
                 return view_of(pickle, name, *storage, view, Some(dtype), more).map(Some);
             }
             (Global::Parameter | Global::Tensor | Global::TensorOfDtype, _) => {
-                return Err(invalid(name, "it has too few arguments"));
+                return Err(damaged(name, "it has too few arguments"));
             }
             _ => return Ok(None),
         }
     }
-    Err(TorchError::Nested(name.to_owned()))
-}
-
-fn invalid(name: &str, problem: &'static str) -> TorchError {
-    TorchError::Tensor { name: name.to_owned(), problem }
-}
-
-/// An error for a tensor that only PyTorch can read.
-pub(super) fn unsupported(name: &str, problem: impl Into<String>) -> TorchError {
-    TorchError::Unsupported { name: name.to_owned(), problem: problem.into() }
+    Err(nested(name))
 }
 
 /// The dtype that a value names.
-pub(super) fn dtype_of(pickle: &Pickle, value: Id, name: &str) -> Result<TorchDtype, TorchError> {
+pub(super) fn dtype_of(pickle: &Pickle, value: Id, name: &str) -> Result<TorchDtype> {
     match *pickle.get(value) {
         Value::Global(Global::Dtype(dtype)) => Ok(dtype),
         Value::Global(Global::OtherDtype(dtype)) => Err(no_counterpart(name, dtype)),
-        _ => Err(invalid(name, "it has no dtype")),
+        _ => Err(damaged(name, "it has no dtype")),
     }
 }
 
-/// The problem of a tensor with more than [`MAX_DIMS`] dims.
-pub(super) fn too_many_dims(dims: usize) -> String {
-    format!("it has {dims} dims, but at most {MAX_DIMS} are supported; save tensor.flatten()")
+/// The error for a tensor with more than [`MAX_DIMS`] dims.
+pub(super) fn too_many_dims(name: &str, dims: usize) -> Error {
+    let problem =
+        format!("it has {dims} dims, but at most {MAX_DIMS} are supported; save tensor.flatten()");
+    unsupported(name, &problem)
 }
 
-fn no_counterpart(name: &str, dtype: &str) -> TorchError {
-    unsupported(
-        name,
-        format!(
-            "safetensors has no {dtype}; save tensor.to(torch.complex64), or its parts as \
-             torch.view_as_real(tensor)"
-        ),
-    )
+fn no_counterpart(name: &str, dtype: &str) -> Error {
+    let problem = format!(
+        "safetensors has no {dtype}; save tensor.to(torch.complex64), or its parts as \
+         torch.view_as_real(tensor)"
+    );
+    unsupported(name, &problem)
 }
 
 fn view_of(
@@ -87,7 +76,7 @@ fn view_of(
     (offset, shape, strides): (Id, Id, Id),
     dtype: Option<TorchDtype>,
     more: &[Id],
-) -> Result<TorchTensor, TorchError> {
+) -> Result<TorchTensor> {
     let has_flags = more.iter().any(|it| match pickle.get(*it) {
         Value::None => false,
         Value::Dict(flags) => !flags.is_empty(),
@@ -101,28 +90,24 @@ fn view_of(
     let (of_storage, key, storage_bytes) = storage_of(pickle, storage, name)?;
     let dtype = match (of_storage, dtype) {
         (Some(dtype), None) | (None, Some(dtype)) => dtype,
-        _ => return Err(invalid(name, "it has no dtype")),
+        _ => return Err(damaged(name, "it has no dtype")),
     };
     let offset = pickle.number(offset);
-    let offset = offset.ok_or_else(|| invalid(name, "its offset is not a number"))?;
+    let offset = offset.ok_or_else(|| damaged(name, "its offset is not a number"))?;
     let (shape, strides) = match (pickle.numbers(shape), pickle.numbers(strides)) {
         (Some(shape), Some(strides)) if shape.len() == strides.len() => (shape, strides),
-        _ => return Err(invalid(name, "its shape and strides do not match")),
+        _ => return Err(damaged(name, "its shape and strides do not match")),
     };
     if shape.len() > MAX_DIMS {
-        return Err(unsupported(name, too_many_dims(shape.len())));
+        return Err(too_many_dims(name, shape.len()));
     }
     Ok(TorchTensor { dtype, storage: key, storage_bytes, offset, shape, strides })
 }
 
 /// Reads `("storage", class, key, location, elements)`. Returns the dtype of the class, the key and
 /// the size in bytes.
-fn storage_of(
-    pickle: &Pickle,
-    id: Id,
-    name: &str,
-) -> Result<(Option<TorchDtype>, String, u64), TorchError> {
-    let no_storage = || invalid(name, "it has no storage");
+fn storage_of(pickle: &Pickle, id: Id, name: &str) -> Result<(Option<TorchDtype>, String, u64)> {
+    let no_storage = || damaged(name, "it has no storage");
     let Value::Persistent(id) = *pickle.get(id) else {
         return Err(no_storage());
     };

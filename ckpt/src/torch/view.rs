@@ -1,8 +1,10 @@
 //! Views of storages that are not contiguous.
 
-use super::error::TorchError;
-use super::tensor::{TorchTensor, unsupported};
-use crate::graph::{Expr, Graph, GraphError, span_of_view};
+use meshgrad_error::Result;
+
+use super::error::{damaged, unsupported};
+use super::tensor::TorchTensor;
+use crate::graph::{Expr, Graph, span_of_view};
 
 /// A strided view of a storage, in elements. A stride of 0 repeats elements.
 pub(super) struct View {
@@ -15,7 +17,7 @@ const MAX_REPETITIONS: u64 = 1 << 12;
 
 impl View {
     /// A tensor as a view of its whole storage.
-    pub(super) fn new(tensor: &TorchTensor, name: &str) -> Result<View, TorchError> {
+    pub(super) fn new(tensor: &TorchTensor, name: &str) -> Result<View> {
         if tensor.dtype.packed > 1 {
             let problem = "its strides do not keep bytes together; save tensor.contiguous()";
             return Err(unsupported(name, problem));
@@ -29,7 +31,7 @@ impl View {
                 "it is expanded and repeats its elements {repeated} times, more than \
                  {MAX_REPETITIONS}; save tensor.contiguous(), or the tensor before expand()"
             );
-            return Err(unsupported(name, problem));
+            return Err(unsupported(name, &problem));
         }
         let (shape, strides) = view.kept(&tensor.shape);
         let span = span_of_view(&shape, &strides).ok_or_else(|| {
@@ -39,9 +41,7 @@ impl View {
         let elements = tensor.storage_bytes / tensor.dtype.bytes();
         match view.offset.checked_add(span) {
             Some(last) if last < elements => Ok(view),
-            _ => {
-                Err(TorchError::Tensor { name: name.to_owned(), problem: "it exceeds its storage" })
-            }
+            _ => Err(damaged(name, "it exceeds its storage")),
         }
     }
 
@@ -59,12 +59,7 @@ impl View {
     }
 
     /// The view of a storage, in which expanded dims are repeated.
-    pub(super) fn of(
-        &self,
-        graph: &mut Graph,
-        storage: Expr,
-        shape: &[u64],
-    ) -> Result<Expr, GraphError> {
+    pub(super) fn of(&self, graph: &mut Graph, storage: Expr, shape: &[u64]) -> Result<Expr> {
         let (extents, strides) = self.kept(shape);
         let mut made = graph.view(storage, self.offset, &extents, &strides)?;
         for dim in self.repeated(shape) {

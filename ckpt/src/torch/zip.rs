@@ -9,7 +9,9 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
-use super::TorchError;
+use meshgrad_error::{Result, bail};
+
+use super::error::{bad_zip, no_entry, not_a_zip, too_large};
 use super::failure::Read;
 use crate::limits::MAX_HEADER_BYTES;
 
@@ -57,8 +59,7 @@ impl Zip {
         let archive = Archive { file, range };
         let directory = archive.directory()?;
         if directory.bytes > MAX_HEADER_BYTES as u64 {
-            let (what, bytes) = ("zip directory", directory.bytes);
-            return Err(TorchError::TooLarge { what, bytes }.into());
+            return Err(too_large("zip directory", directory.bytes).into());
         }
         let mut bytes = vec![0; directory.bytes as usize];
         archive.read(directory.offset, &mut bytes)?;
@@ -67,12 +68,12 @@ impl Zip {
         while !rest.is_empty() {
             let (name, entry, after) = central(rest)?;
             if entries.insert(name, entry).is_some() {
-                return Err(TorchError::Zip("two entries have one name").into());
+                return Err(bad_zip("two entries have one name").into());
             }
             rest = after;
         }
         if entries.len() as u64 != directory.entries {
-            return Err(TorchError::Zip("its directory has another number of entries").into());
+            return Err(bad_zip("its directory has another number of entries").into());
         }
         Ok(Zip { range: archive.range, entries_end: directory.offset, entries })
     }
@@ -89,12 +90,12 @@ impl Zip {
     /// The bytes of an entry in the file.
     pub(super) fn find(&self, file: &File, name: &str) -> Read<Range<u64>> {
         let entry = self.entries.get(name);
-        let entry = entry.ok_or_else(|| TorchError::NoEntry(name.to_owned()))?;
+        let entry = entry.ok_or_else(|| no_entry(name))?;
         let archive = Archive { file, range: self.range.clone() };
         let mut header = [0; LOCAL_LEN as usize];
         archive.read(entry.header, &mut header)?;
         if !header.starts_with(LOCAL) {
-            return Err(TorchError::Zip("an entry has no local header").into());
+            return Err(bad_zip("an entry has no local header").into());
         }
         let skipped = LOCAL_LEN + u64::from(u16_at(&header, 26)) + u64::from(u16_at(&header, 28));
         let start = entry.header.checked_add(skipped);
@@ -103,7 +104,7 @@ impl Zip {
             (Some(start), Some(end)) if end <= self.entries_end => {
                 Ok(self.range.start + start..self.range.start + end)
             }
-            _ => Err(TorchError::Zip("an entry exceeds the archive").into()),
+            _ => Err(bad_zip("an entry exceeds the archive").into()),
         }
     }
 }
@@ -123,7 +124,7 @@ impl Archive<'_> {
     fn read(&self, offset: u64, bytes: &mut [u8]) -> Read<()> {
         let end = offset.checked_add(bytes.len() as u64);
         if end.is_none_or(|end| end > self.len()) {
-            return Err(TorchError::Zip("it is truncated").into());
+            return Err(bad_zip("it is truncated").into());
         }
         Ok(self.file.read_exact_at(bytes, self.range.start + offset)?)
     }
@@ -136,8 +137,8 @@ impl Archive<'_> {
             tail[*at..].starts_with(END)
                 && at + END_LEN + usize::from(u16_at(&tail, at + 20)) == tail.len()
         };
-        let last = tail.len().checked_sub(END_LEN).ok_or(TorchError::NotAZip)?;
-        let at = (0..=last).rev().find(is_end).ok_or(TorchError::NotAZip)?;
+        let last = tail.len().checked_sub(END_LEN).ok_or_else(not_a_zip)?;
+        let at = (0..=last).rev().find(is_end).ok_or_else(not_a_zip)?;
         let (end, end_at) = (&tail[at..], self.len() - tail_len + at as u64);
         let directory = Directory {
             entries: u16_at(end, 10).into(),
@@ -153,7 +154,7 @@ impl Archive<'_> {
         let directory_end = directory.offset.checked_add(directory.bytes);
         match directory_end.is_some_and(|it| it <= end_at) {
             true => Ok(directory),
-            false => Err(TorchError::Zip("its directory exceeds the archive").into()),
+            false => Err(bad_zip("its directory exceeds the archive").into()),
         }
     }
 
@@ -161,7 +162,7 @@ impl Archive<'_> {
         let mut end = [0; END_64_LEN as usize];
         self.read(offset, &mut end)?;
         if !end.starts_with(END_64) {
-            return Err(TorchError::Zip("it has no zip64 end").into());
+            return Err(bad_zip("it has no zip64 end").into());
         }
         Ok(Directory {
             entries: u64_at(&end, 32),
@@ -172,30 +173,34 @@ impl Archive<'_> {
 }
 
 /// The first entry of a central directory, and the rest.
-fn central(bytes: &[u8]) -> Result<(String, Entry, &[u8]), TorchError> {
-    let damaged = TorchError::Zip("its directory is damaged");
+fn central(bytes: &[u8]) -> Result<(String, Entry, &[u8])> {
+    let damaged = || bad_zip("its directory is damaged");
     if bytes.len() < CENTRAL_LEN || !bytes.starts_with(CENTRAL) {
-        return Err(damaged);
+        return Err(damaged());
     }
     let [name_len, extra_len, comment_len] = [28, 30, 32].map(|at| u16_at(bytes, at) as usize);
     let rest = &bytes[CENTRAL_LEN..];
     if rest.len() < name_len + extra_len + comment_len {
-        return Err(damaged);
+        return Err(damaged());
     }
     let (name, rest) = rest.split_at(name_len);
     let (extra, rest) = rest.split_at(extra_len);
-    let name = std::str::from_utf8(name).map_err(|_| damaged.clone())?;
+    let name = std::str::from_utf8(name).map_err(|_| damaged())?;
 
     let mut wide = extra_64(extra);
     let mut field = |at: usize| match u32_at(bytes, at) {
-        u32::MAX => wide.next().ok_or_else(|| damaged.clone()),
+        u32::MAX => wide.next().ok_or_else(damaged),
         value => Ok(value.into()),
     };
     let (bytes_unpacked, bytes_packed, header) = (field(24)?, field(20)?, field(42)?);
     let is_encrypted = u16_at(bytes, 8) & 1 != 0;
     let is_stored = u16_at(bytes, 10) == 0 && bytes_packed == bytes_unpacked;
     if is_encrypted || !is_stored {
-        return Err(TorchError::Packed(name.to_owned()));
+        bail!(
+            Unsupported,
+            "its entry `{}` is compressed or encrypted; save it again with torch.save",
+            name.escape_debug()
+        );
     }
     let entry = Entry { header, bytes: bytes_unpacked, crc32: u32_at(bytes, 16) };
     Ok((name.to_owned(), entry, &rest[comment_len..]))

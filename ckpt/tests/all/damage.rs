@@ -5,8 +5,8 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use meshgrad_ckpt::{
-    Committed, Digest, Dtype, Error, FolderWriter, IntegrityError, Staging, discover, newest,
-    step_name,
+    Committed, Digest, Dtype, Error, FolderWriter, Incomplete, IntegrityError, Staging, discover,
+    newest, step_name,
 };
 
 /// A sharded model with an index, a large file of several blocks and many small ones.
@@ -42,8 +42,10 @@ impl Random {
 fn problems(folder: &Path) -> Vec<IntegrityError> {
     match Committed::open(folder).map(|found| found.find_damage(2, |_| {})) {
         Ok(problems) => problems.unwrap(),
-        Err(Error::Incomplete { problem, .. }) => vec![problem],
-        Err(other) => panic!("{other}"),
+        Err(error) => match error.details::<Incomplete>() {
+            Some(Incomplete { problem, .. }) => vec![problem.clone()],
+            None => panic!("{error}"),
+        },
     }
 }
 

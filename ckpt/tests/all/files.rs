@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 
-use meshgrad_ckpt::{Error, Folder, TensorFile};
+use meshgrad_ckpt::{Folder, Kind, TensorFile};
 
 /// A file with two tensors of four bytes, 0 to 7.
 fn two_tensors(path: &Path) {
@@ -35,11 +35,11 @@ fn only_regular_files_are_opened() {
     let device = Path::new("/dev/null");
     for path in [folder.path(), &pipe, &socket, &link, device] {
         let error = TensorFile::open(path).unwrap_err();
-        assert!(matches!(error, Error::NotAFile { .. }), "{error}");
+        assert!(error.to_string().contains(" is not a regular file"), "{error}");
     }
 
     let error = Folder::open(folder.path()).unwrap_err();
-    assert!(matches!(error, Error::NotAFile { .. }), "{error}");
+    assert!(error.to_string().contains(" is not a regular file"), "{error}");
 }
 
 #[test]
@@ -51,7 +51,8 @@ fn named_files_may_be_links() {
     assert_eq!(TensorFile::open(&link).unwrap().tensors().len(), 2);
 
     let error = TensorFile::open(folder.path().join("none")).unwrap_err();
-    assert!(matches!(error, Error::Io { .. }), "{error}");
+    assert_eq!(error.kind(), Kind::System);
+    assert!(error.to_string().starts_with("cannot open "), "{error}");
 }
 
 #[test]
@@ -68,11 +69,11 @@ fn reads_are_bounded_by_the_tensor() {
 
     for offset in [3, 4, 5, usize::MAX] {
         let error = file.read_range_into("left", offset, &mut two).unwrap_err();
-        assert!(matches!(error, Error::OutsideTensor { available: 4, .. }), "{error}");
+        assert!(error.to_string().contains("were requested, but it has 4 bytes"), "{error}");
     }
     for size in [0, 3, 5] {
         let error = file.read_into("left", &mut vec![0; size]).unwrap_err();
-        assert!(matches!(error, Error::OutsideTensor { .. }), "{error}");
+        assert!(error.to_string().contains("were requested, but it has"), "{error}");
     }
 
     let error = file.read("rihgt").unwrap_err();
@@ -85,5 +86,5 @@ fn reads_are_bounded_by_the_tensor() {
         .set_len(fs::metadata(&path).unwrap().len() - 1)
         .unwrap();
     let error = file.read("right").unwrap_err();
-    assert!(matches!(error, Error::Changed { .. }), "{error}");
+    assert!(error.to_string().contains("is truncated; do not write to a checkpoint"), "{error}");
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::{fs, thread};
 
 use meshgrad_ckpt::{
-    Committed, Dtype, Error, Folder, FolderWriter, Result, Saver, Snapshot, Staging, Submitted,
+    Committed, Dtype, Folder, FolderWriter, NoSpace, Result, Saver, Snapshot, Staging, Submitted,
     Task, WhenBusy, Writer, step_name,
 };
 
@@ -121,7 +121,8 @@ fn a_waiting_saver_returns_the_previous_result() {
     let (third, go) = held(run.path(), 3);
     drop(go);
     let failed = started(saver.submit(third)).unwrap();
-    assert!(matches!(failed, Err(Error::FileName { .. })), "{failed:?}");
+    let failed = failed.unwrap_err().to_string();
+    assert!(failed.contains("invalid file name `"), "{failed}");
     assert_eq!(saver.wait().unwrap().unwrap().step(), Some(3));
     assert_eq!(steps(run.path()), [1, 3]);
     assert_eq!(fs::read_dir(run.path()).unwrap().count(), 2, "nothing is left");
@@ -188,6 +189,6 @@ fn space_is_checked_before_the_first_byte() {
     snapshot.add_with("small", 1, |_| panic!("no data may be requested"));
     snapshot.add_with("huge", 1 << 60, |_| panic!("no data may be requested"));
     let error = snapshot.save().unwrap_err();
-    assert!(matches!(error, Error::NoSpace { .. }), "{error}");
+    assert!(error.details::<NoSpace>().is_some(), "{error}");
     assert_eq!(fs::read_dir(run.path()).unwrap().count(), 0);
 }

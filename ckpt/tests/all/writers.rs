@@ -3,10 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use meshgrad_ckpt::{
-    Block, CoverageError, Digest, Error, Result, Staging, WriteReport, WriteReportError, Writer,
-    step_name,
-};
+use meshgrad_ckpt::{Block, Digest, Error, Result, Staging, WriteReport, Writer, step_name};
 
 /// Starts a checkpoint with a file of ten bytes that two ranks write.
 fn stage(run: &Path) -> Staging {
@@ -68,9 +65,8 @@ fn parts_written_by_ranks_form_the_file() {
 #[test]
 fn gaps_overlaps_and_missing_writers_are_named() {
     let gap = error_of(&[("rank 0", &[(0, "abc")]), ("rank 1", &[(5, "fghij")])]);
-    let Error::Coverage { problem, .. } = &gap else { panic!("{gap}") };
-    assert!(matches!(problem, CoverageError::Gap { range, .. } if *range == (3..5)));
     let text = gap.to_string();
+    assert!(text.contains(" is not complete: bytes 3..5 were not written"), "{text}");
     assert!(text.contains("x.bin") && text.contains("`rank 0`") && text.contains("`rank 1`"));
 
     let overlap = error_of(&[("rank 0", &[(0, "abcdef")]), ("rank 1", &[(5, "fghij")])]);
@@ -91,11 +87,10 @@ fn invalid_reports_are_rejected() {
     let mut staging = stage(run.path());
     let report = write(&staging, "rank 0", &[(0, "abc")]);
     staging.accept(report.clone()).unwrap();
-    let mut problem = |report| match staging.accept(report) {
-        Err(Error::BadWriteReport { problem, writer, .. }) => (writer, problem),
-        other => panic!("{other:?}"),
-    };
-    assert_eq!(problem(report), ("rank 0".to_owned(), WriteReportError::Twice));
+    let mut problem = |report| staging.accept(report).unwrap_err().to_string();
+    let twice = problem(report);
+    assert!(twice.starts_with("invalid report of writer `rank 0` for "), "{twice}");
+    assert!(twice.contains(": a writer with this name has already reported"), "{twice}");
 
     for (file, offset, bytes) in [
         ("model/y.bin", 0, 1),
@@ -110,9 +105,12 @@ fn invalid_reports_are_rejected() {
             writer: "rank 1".to_owned(),
             parts: [(file.to_owned(), vec![block])].into(),
         };
-        let (_, found) = problem(report);
-        let is_file = matches!(found, WriteReportError::UnknownFile { .. });
-        assert_eq!(is_file, file == "model/y.bin", "{found}");
+        let found = problem(report);
+        let expected = match file {
+            "model/y.bin" => "`model/y.bin` was not created as a shared file",
+            _ => "`model/x.bin` of 10 bytes cannot have a block of",
+        };
+        assert!(found.contains(expected), "{found}");
     }
 }
 
@@ -124,13 +122,13 @@ fn only_a_staged_checkpoint_can_be_joined() {
     let mut writer = Writer::join(&folder, "rank 0").unwrap();
     for (path, is_name) in [("../x", true), ("/etc/passwd", true), ("none.bin", false)] {
         let error = writer.file(path).unwrap_err();
-        assert_eq!(matches!(error, Error::FileName { .. }), is_name, "{error}");
+        assert_eq!(error.to_string().contains("invalid file name `"), is_name, "{error}");
     }
 
     drop(staging);
     for path in [folder.as_path(), run.path(), Path::new("/")] {
         let error = Writer::join(path, "rank 0").unwrap_err();
-        assert!(matches!(error, Error::NotStaged { .. }), "{error}");
+        assert!(error.to_string().contains("no checkpoint is being staged in"), "{error}");
     }
 }
 
@@ -144,5 +142,6 @@ fn created_files_must_be_written() {
         staging.commit().map(|committed| committed.verify().unwrap())
     };
     staging(0).unwrap();
-    assert!(matches!(staging(1), Err(Error::Coverage { .. })));
+    let error = staging(1).unwrap_err();
+    assert!(error.to_string().contains(" is not complete: bytes 0..1 were not written"), "{error}");
 }

@@ -2,9 +2,7 @@
 
 use std::path::PathBuf;
 
-use meshgrad_ckpt::exec::MemoryError;
-use meshgrad_ckpt::mapping::{InvalidAllowance, MapError, Report};
-use meshgrad_ckpt::plan::PlanError;
+use meshgrad_ckpt::mapping::Report;
 
 use crate::config::{ConfigError, way_out_of};
 
@@ -19,7 +17,8 @@ pub enum Error {
     #[error(transparent)]
     Runtime(#[from] meshgrad_runtime::Error),
 
-    /// A file could not be read or written.
+    /// A file could not be read or written, a mapping is invalid, or its tensors cannot be loaded
+    /// or written.
     #[error(transparent)]
     Checkpoint(#[from] meshgrad_ckpt::Error),
 
@@ -151,22 +150,6 @@ pub enum Error {
     /// Parameters could not be loaded.
     #[error(transparent)]
     Load(#[from] meshgrad_load::Error),
-
-    /// An invalid mapping between parameters and tensors.
-    #[error(transparent)]
-    Map(#[from] MapError),
-
-    /// An allowed problem of a mapping cannot be parsed.
-    #[error(transparent)]
-    Waiver(#[from] InvalidAllowance),
-
-    /// Tensors that cannot be loaded from the folder.
-    #[error(transparent)]
-    Plan(#[from] PlanError),
-
-    /// Tensors in memory that cannot be written.
-    #[error(transparent)]
-    Memory(#[from] MemoryError),
 }
 
 impl From<Error> for meshgrad_runtime::Error {

@@ -5,9 +5,8 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use meshgrad_autograd::row_count;
-use meshgrad_ckpt::graph::{Expr, Graph, GraphError};
+use meshgrad_ckpt::graph::{Expr, Graph};
 use meshgrad_ckpt::mapping::Mapping;
-use meshgrad_ckpt::plan::PlanError;
 use meshgrad_ckpt::ranks::{Shard, ShardedSnapshot};
 use meshgrad_mesh::Region;
 use meshgrad_runtime::Tensor;
@@ -109,12 +108,12 @@ pub(super) fn part(named: &NamedTensor, whole: Expr, graph: &mut Graph) -> Resul
     };
     let region = region(named)?;
     let part = add(graph, region)
-        .map_err(|error| PlanError::Graph { target: named.name.clone(), error })?;
+        .map_err(|error| error.context(format_args!("target `{}`", named.name.escape_debug())))?;
     Ok(part)
 }
 
 /// Some rows of `of`, as [rows, elements of a row].
-fn rows(mut of: Expr, rows: &Range<usize>, graph: &mut Graph) -> Result<Expr, GraphError> {
+fn rows(mut of: Expr, rows: &Range<usize>, graph: &mut Graph) -> meshgrad_ckpt::Result<Expr> {
     while graph.shape(of).len() < 2 {
         of = graph.unsqueeze(of, 0)?;
     }

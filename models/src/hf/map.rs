@@ -1,7 +1,8 @@
 //! The [mapping](meshgrad_ckpt::mapping) between parameters, on the left, and Hugging Face tensors,
 //! on the right.
 
-use meshgrad_ckpt::mapping::{MapError, Mapping};
+use meshgrad_ckpt::Result;
+use meshgrad_ckpt::mapping::Mapping;
 
 /// How a folder stores the experts of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +57,7 @@ model.embed_tokens.weight = tied(model.embed_tokens.weight, lm_head.weight)
 ///
 /// # Errors
 /// Never: a test parses each mapping.
-pub fn map(experts: Experts, tied: bool) -> Result<Mapping, MapError> {
+pub fn map(experts: Experts, tied: bool) -> Result<Mapping> {
     let experts = match experts {
         Experts::OneByOne => ONE_BY_ONE,
         Experts::Fused => FUSED,

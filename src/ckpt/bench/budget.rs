@@ -1,7 +1,8 @@
 //! Divides the memory budget between tensors, blocks and plans.
 
 use anyhow::anyhow;
-use meshgrad::ckpt::plan::PlanError;
+use meshgrad::ckpt::Error;
+use meshgrad::ckpt::plan::Infeasible;
 use meshgrad_harness::PAGE;
 use serde::Serialize;
 
@@ -79,8 +80,8 @@ pub(super) fn allocate(
         return Ok(allocation);
     }
     let least = allocate_streamed(source, methods, threads, budget, MIN_CHUNK, MIN_CHUNK);
-    least.map_err(|error| match error.downcast_ref() {
-        Some(PlanError::Infeasible { need, .. }) => {
+    least.map_err(|error| match error.downcast_ref().and_then(Error::details) {
+        Some(Infeasible { need, .. }) => {
             let need = need + MIN_CHUNK * threads as u64;
             anyhow!(
                 "--budget {} is too small: streaming {} with {} needs at least {} (raise --budget \

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use meshgrad_ckpt::vfs::Vfs;
-use meshgrad_ckpt::{Error, replace_file_in};
+use meshgrad_ckpt::{Error, NoSpace, replace_file_in};
 use meshgrad_ckpt_crash::{Fault, FaultFs, Op, Rule, SimFs, Survivors};
 
 /// Bytes of two writes: files are written 1 MiB at a time.
@@ -21,7 +21,7 @@ fn a_full_disk_has_its_own_error() {
     });
 
     let error = error.unwrap_err();
-    let Error::NoSpace { needed, .. } = &error else { panic!("{error}") };
+    let NoSpace { needed, .. } = error.details().expect("details");
     assert_eq!(*needed, TWO_WRITES as u64);
     assert!(error.to_string().contains(": 2097152 bytes needed"), "{error}");
     assert!(fs.list(Path::new("/")).unwrap().is_empty());
@@ -35,12 +35,12 @@ fn nothing_can_follow_a_failed_write() {
     let finished = replace_file_in::<Error>(&fs, "/x", |file| {
         file.append(&vec![1; TWO_WRITES]).unwrap_err();
         let error = file.append(b"more").unwrap_err();
-        assert!(matches!(error, Error::NoSpace { .. }), "{error}");
+        assert!(error.details::<NoSpace>().is_some(), "{error}");
         file.flush().unwrap_err();
         Ok(())
     });
     let error = finished.unwrap_err();
-    assert!(matches!(error, Error::NoSpace { .. }), "{error}");
+    assert!(error.details::<NoSpace>().is_some(), "{error}");
 }
 
 /// A power cut at any moment leaves the old content or the new.

@@ -45,7 +45,8 @@ fn views_outside_of_their_source_are_errors() {
         (permuted, 0, &[2], &[1]),
     ] {
         let made = graph.view(of, offset, shape, strides);
-        assert!(matches!(made, Err(GraphError::View { .. })), "{shape:?} {strides:?}");
+        let error = made.unwrap_err().to_string();
+        assert!(error.contains("is not inside a tensor of 12 elements, or visits"), "{error}");
     }
 }
 
@@ -75,6 +76,6 @@ fn views_are_imported_with_their_source() {
     let [first, second] = [0, 3].map(|at| graph.slice(stored, 0, (at, 3, 1)).unwrap());
     let joined = graph.concat(&[second, first], 0).unwrap();
     let error = graph.import(&other, &|name| (name == "b").then_some(joined));
-    let error = error.unwrap_err();
-    assert_eq!(error, GraphError::NoSource { name: "b".to_owned() });
+    let error = error.unwrap_err().to_string();
+    assert!(error.starts_with("view: `b` is made of several stored tensors"), "{error}");
 }

@@ -4,6 +4,8 @@ use std::io;
 use std::ops::Range;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
+use crate::error::again;
+
 /// Shared by the writers of a file and the threads that perform the writes.
 #[derive(Debug, Default)]
 pub(super) struct InFlight {
@@ -64,13 +66,5 @@ impl InFlight {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// A copy of an error.
-fn again(error: &io::Error) -> io::Error {
-    match error.raw_os_error() {
-        Some(code) => io::Error::from_raw_os_error(code),
-        None => error.kind().into(),
     }
 }

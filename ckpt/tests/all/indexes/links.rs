@@ -72,13 +72,13 @@ fn snapshots_may_not_link_elsewhere() {
     ];
     for text in texts {
         let error = through(&snapshot, text).unwrap_err();
-        assert!(matches!(error, Error::Link { .. }), "{text}: {error}");
+        assert!(error.to_string().contains(" is a link to "), "{text}: {error}");
     }
 
     let error = through(&snapshot, "../../blobs/folder").unwrap_err();
-    assert!(matches!(error, Error::NotAFile { .. }), "{error}");
+    assert!(error.to_string().contains(" is not a regular file"), "{error}");
     let error = through(&snapshot, "../../blobs/none").unwrap_err();
-    assert!(matches!(error, Error::NoModel { .. }), "{error}");
+    assert!(error.to_string().contains("contains neither model.safetensors nor"), "{error}");
 }
 
 /// Rejects links in a folder outside a cache, and in a cache whose blobs folder is itself a link.
@@ -91,12 +91,12 @@ fn other_folders_may_not_contain_links() {
     let other = root.path().join("models--org--name/other/0123abcd");
     fs::create_dir_all(&other).unwrap();
     let error = through(&other, "../../blobs/feed").unwrap_err();
-    assert!(matches!(error, Error::Link { .. }), "{error}");
+    assert!(error.to_string().contains(" is a link to "), "{error}");
 
     fs::rename(&blobs, root.path().join("elsewhere")).unwrap();
     symlink(root.path().join("elsewhere"), &blobs).unwrap();
     let error = through(&snapshot, "../../blobs/feed").unwrap_err();
-    assert!(matches!(error, Error::Link { .. }), "{error}");
+    assert!(error.to_string().contains(" is a link to "), "{error}");
 }
 
 /// While a name alternates between a file and a link, the file that is opened is always the file
@@ -131,9 +131,9 @@ fn a_link_swapped_in_is_never_followed() {
         let (mut opened, mut rejected) = (0, 0);
         let mut followed = None;
         while followed.is_none() && (opened < 20 || rejected < 20) {
-            match Folder::open(&folder) {
+            match Folder::open(&folder).map_err(|error| error.to_string()) {
                 Ok(_) => opened += 1,
-                Err(Error::NotInShard { names, .. }) => followed = Some(names),
+                Err(error) if error.contains("lacks tensors") => followed = Some(error),
                 Err(_) => rejected += 1,
             }
         }

@@ -6,7 +6,7 @@ mod links;
 use std::fs;
 use std::path::Path;
 
-use meshgrad_ckpt::{Error, Folder, IndexError};
+use meshgrad_ckpt::{Error, Folder, Kind};
 
 use crate::indexes::corpus::corpus;
 use crate::on_disk::write_shard;
@@ -25,15 +25,39 @@ pub(crate) struct Probe {
 /// The one-letter names of the tensors found, or the violated rule.
 pub(crate) type Expected = Result<&'static str, &'static str>;
 
+/// The rules, each with a part of its message that no other rule has.
+const RULES: [(&str, Kind, &str); 19] = [
+    ("Link", Kind::System, " is a link to "),
+    ("NotAFile", Kind::System, " is not a regular file"),
+    ("TwoModels", Kind::System, "an index that does not name it"),
+    ("Malformed", Kind::Malformed, " is not a valid safetensors file: "),
+    ("MissingShards", Kind::Malformed, " names missing files: "),
+    ("NotInShard", Kind::Malformed, " lacks tensors that "),
+    ("NotInIndex", Kind::Malformed, " contains tensors that "),
+    ("TooLarge", Kind::Malformed, "more than the limit of "),
+    ("NotUtf8", Kind::Malformed, "it is not UTF-8 at byte "),
+    ("TooDeep", Kind::Malformed, "it has values nested more than "),
+    ("DuplicateTensors", Kind::Malformed, "it names tensors more than once: "),
+    ("Empty", Kind::Malformed, "`: it is empty"),
+    ("Nul", Kind::Malformed, "`: it contains a NUL character"),
+    ("ParentFolder", Kind::Malformed, "`: it has a component `..`"),
+    ("Reserved", Kind::Malformed, "`: `__metadata__` is reserved for the header"),
+    ("NotPlain", Kind::Malformed, "`: it refers to another folder"),
+    ("Control", Kind::Malformed, "`: it contains a control character"),
+    ("TooLong", Kind::Malformed, "`: it has more than 255 bytes"),
+    ("Json", Kind::Malformed, " at line "),
+];
+
 fn rule(error: &Error) -> String {
-    let name = |debug: String| debug.split(' ').next().unwrap_or_default().to_owned();
-    match error {
-        Error::Index { problem, .. } => match problem {
-            IndexError::TensorName { problem, .. } => format!("TensorName {problem:?}"),
-            IndexError::FileName { problem, .. } => format!("FileName {problem:?}"),
-            problem => name(format!("{problem:?}")),
-        },
-        error => name(format!("{error:?}")),
+    let message = error.to_string();
+    let is_it = |rule: &&(&str, Kind, &str)| error.kind() == rule.1 && message.contains(rule.2);
+    let Some((name, ..)) = RULES.iter().find(is_it) else {
+        return message;
+    };
+    match message.split_once("model files: invalid ") {
+        Some((_, invalid)) if invalid.starts_with("tensor name `") => format!("TensorName {name}"),
+        Some((_, invalid)) if invalid.starts_with("file name `") => format!("FileName {name}"),
+        _ => (*name).to_owned(),
     }
 }
 

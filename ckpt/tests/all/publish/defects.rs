@@ -50,7 +50,7 @@ fn every_bit_flip_is_detected() {
             fs::write(&path, &flipped).unwrap();
 
             match Committed::open(folder).and_then(|found| found.verify()) {
-                Err(Error::Incomplete { .. }) => {}
+                Err(error) if error.details::<Incomplete>().is_some() => {}
                 other => panic!("byte {at} of {file}: {other:?}"),
             }
         }
@@ -89,7 +89,7 @@ fn manifests_cannot_lead_out_of_their_folder() {
 
     // Written by a newer program: it must not be replaced.
     let error = Staging::new(run.path(), &step_name(1)).unwrap_err();
-    assert!(matches!(error, Error::Exists { .. }), "{error}");
+    assert!(error.to_string().contains(" already exists; "), "{error}");
 }
 
 /// `newest` returns the newest complete checkpoint, and a reason for each newer incomplete one.
@@ -171,11 +171,11 @@ fn reserved_files_must_be_written() {
     staging.reserve("big.bin", 10).unwrap();
     assert_eq!(fs::metadata(staging.folder().join("big.bin")).unwrap().len(), 10);
     let error = staging.write("big.bin", &[1; 9]).unwrap_err();
-    assert!(matches!(error, Error::WrongLength { expected: 10, actual: 9, .. }), "{error}");
+    assert!(error.to_string().contains("with 10 bytes, but 9 were written"), "{error}");
 
     staging.reserve("big.bin", 10).unwrap();
     let error = staging.commit().unwrap_err();
-    assert!(matches!(error, Error::WrongLength { actual: 0, .. }), "{error}");
+    assert!(error.to_string().contains("with 10 bytes, but 0 were written"), "{error}");
     assert_eq!(names_in(run.path()), [""; 0]);
 }
 
@@ -186,7 +186,7 @@ fn absent_checkpoints_are_not_incomplete() {
     let run = tempfile::tempdir().unwrap();
     let absent = run.path().join("step-000003");
     let error = |path: &Path| match Committed::open(path) {
-        Err(error @ Error::NoCheckpoint { .. }) => error.to_string(),
+        Err(error) if error.kind() == Kind::Missing => error.to_string(),
         other => panic!("{other:?}"),
     };
     let expected = "step-000003 does not exist; its parent folder has no complete checkpoint";

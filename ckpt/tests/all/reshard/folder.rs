@@ -224,7 +224,7 @@ fn error_of(regions: Regions<'_>, more: impl FnOnce(&mut Writer)) -> Error {
     staging.accept(writer.finish().unwrap()).unwrap();
 
     let error = staging.commit().unwrap_err();
-    assert!(matches!(error, Error::Coverage { .. }), "{error}");
+    assert!(error.to_string().contains(" is not complete: "), "{error}");
     assert_eq!(fs::read_dir(run.path()).unwrap().count(), 0);
     error
 }
@@ -293,7 +293,10 @@ fn column_shards_keep_the_manifest_small() {
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(file, bytes).unwrap();
     let error = staging.commit().unwrap_err();
-    assert!(matches!(error, Error::DigestMismatch { .. }), "{error}");
+    assert!(
+        error.to_string().contains("was written; another program modified the file"),
+        "{error}"
+    );
 }
 
 /// A rank with another layout cannot write.
@@ -312,10 +315,10 @@ fn ranks_with_another_layout_are_rejected() {
     assert_ne!(other.digest(), layout(8).digest());
     assert_eq!(other.digest(), layout(16).digest());
     let error = other.write_region(&mut writer, "weight", &[0..16, 0..2], &[1; 32]).unwrap_err();
-    assert!(matches!(error, Error::LayoutMismatch { .. }), "{error}");
+    assert!(error.to_string().contains("but this rank's layout has"), "{error}");
 
     let error = layout(8).write_region(&mut writer, "weigh", &[0..8, 0..2], &[1; 16]).unwrap_err();
     assert!(error.to_string().ends_with("did you mean `weight`?"), "{error}");
     let error = layout(8).write_region(&mut writer, "weight", &[0..8, 0..2], &[1; 15]).unwrap_err();
-    assert!(matches!(error, Error::BadRegion { .. }), "{error}");
+    assert!(error.to_string().contains(" as region "), "{error}");
 }

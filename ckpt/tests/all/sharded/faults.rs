@@ -6,9 +6,9 @@ use std::path::Path;
 use std::sync::{Arc, Barrier};
 
 use meshgrad_ckpt::mapping::TensorSpec;
-use meshgrad_ckpt::ranks::{Ranks, RanksError, Saved, Shard};
+use meshgrad_ckpt::ranks::{FailedRank, Ranks, Saved, Shard};
 use meshgrad_ckpt::vfs::RealFs;
-use meshgrad_ckpt::{Committed, Dtype, Error, Result};
+use meshgrad_ckpt::{Committed, Dtype, Result};
 use meshgrad_ckpt_crash::{Fault, FaultFs, Op, Rule};
 use meshgrad_mesh::{Mesh, Placement, Sharding};
 
@@ -193,8 +193,9 @@ fn misplaced_writes_are_found() {
             rules(rank, vec![after.op(Op::SyncData).path(".safetensors")]);
         });
         match saved.into_iter().next().unwrap() {
-            Err(Error::Ranks(RanksError::Failed { cause, .. })) if is_shared => {
-                assert!(cause.contains("does not have the bytes that rank 0 wrote"), "{cause}");
+            Err(error) if is_shared => {
+                let FailedRank { reason, .. } = error.details().expect("the rank that failed");
+                assert!(reason.contains("does not have the bytes that rank 0 wrote"), "{reason}");
                 assert_empty(run.path());
             }
             Ok(Saved { committed, .. }) if !is_shared => {

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use meshgrad_ckpt::{Error, torch};
+use meshgrad_ckpt::{Error, Kind, torch};
 
 use crate::torch::tensors;
 use crate::torch::zips::{Style, zip};
@@ -34,18 +34,23 @@ fn read(bytes: &[u8]) -> Result<Vec<u8>, String> {
     let path = place.path().join("x.bin");
     fs::write(&path, bytes).unwrap();
     let model = torch::open_file(&path).map_err(|error| {
-        let (text, is_damage) = match &error {
-            Error::Torch { problem, .. } => (error.to_string(), problem.is_damage()),
-            other => panic!("{other}"),
-        };
-        let verdict = match is_damage {
+        let verdict = match is_malformed(&error) {
             true => "cannot be read as a model of PyTorch",
             false => "is not supported",
         };
         let start = format!("{} {verdict}: ", path.display());
-        text.strip_prefix(&start).unwrap().to_owned()
+        error.to_string().strip_prefix(&start).unwrap().to_owned()
     })?;
     Ok(tensors(&model).unwrap()["w"].2.clone())
+}
+
+/// Whether an error is for a damaged file; panics unless it is for a damaged or unsupported one.
+fn is_malformed(error: &Error) -> bool {
+    match error.kind() {
+        Kind::Malformed => true,
+        Kind::Unsupported => false,
+        _ => panic!("{error}"),
+    }
 }
 
 /// Whether a file is damaged; panics if it can be read.
@@ -53,10 +58,7 @@ fn is_damage(bytes: &[u8]) -> bool {
     let place = tempfile::tempdir().unwrap();
     let path = place.path().join("x.bin");
     fs::write(&path, bytes).unwrap();
-    match torch::open_file(&path) {
-        Err(Error::Torch { problem, .. }) => problem.is_damage(),
-        other => panic!("{other:?}"),
-    }
+    is_malformed(&torch::open_file(&path).unwrap_err())
 }
 
 fn pickled(pickle: &[u8]) -> Result<Vec<u8>, String> {
