@@ -4,6 +4,7 @@ use meshgrad_ckpt::Folder;
 use meshgrad_ckpt::exec::{Sink, Stats, execute};
 use meshgrad_ckpt::graph::Graph;
 use meshgrad_ckpt::plan::{LoadRequest, Target};
+use meshgrad_error::error;
 use meshgrad_runtime::{Device, PinnedBuffer, Tensor};
 
 use crate::LoadOptions;
@@ -44,10 +45,12 @@ pub(crate) fn load(
 fn check(device: &Device, graph: &Graph, requests: &[(LoadRequest, &Tensor)]) -> Result<()> {
     for (request, tensor) in requests {
         if tensor.device() != device {
-            let source = meshgrad_runtime::Error::Devices {
-                op: "load",
-                devices: format!("{device}, {}", tensor.device()),
-            };
+            let source = error!(
+                Invalid,
+                "load: operands are on different devices ({device}, {}); copy them to one device \
+                 first",
+                tensor.device()
+            );
             return Err(Error::not_loaded(&request.target, source));
         }
         let elements: u64 = request.region.iter().map(|it| it.end - it.start).product();

@@ -3,7 +3,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use meshgrad_dist::registry::{Connect, Handle, Registry, Share};
+use meshgrad_dist::registry::{Connect, Handle, Registry, RegistryError, Share};
+use meshgrad_error::error;
 use meshgrad_mesh::Group;
 use meshgrad_runtime::{Device, Error, Result};
 
@@ -45,19 +46,18 @@ where
     /// The communicator of a group, which the transport creates without waiting; `None` if the rank
     /// is the only member.
     pub(crate) fn member(&self, name: &str, group: &Group) -> Result<Option<C::Communicator>> {
-        match self.registry.share(name, group).map_err(Error::other)? {
+        match self.registry.share(name, group).map_err(of_registry)? {
             Share::NotMember => {
                 Err(CommError::NotMember { rank: self.rank, group: group.clone() }.into())
             }
             Share::Singleton => Ok(None),
             Share::Member(handle) => {
-                let connected = handle.connect(Duration::ZERO).map_err(Error::other)?;
+                let connected = handle.connect(Duration::ZERO).map_err(of_registry)?;
                 let communicator = connected.cloned();
                 let mut handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
                 handles.push(handle);
-                let waits = || Error::Argument {
-                    op: "connect",
-                    problem: format!("the communicator of {group} waits for other members"),
+                let waits = || {
+                    error!(Invalid, "connect: the communicator of {group} waits for other members")
                 };
                 communicator.map(Some).ok_or_else(waits)
             }
@@ -83,4 +83,8 @@ where
             None => Arc::new(self.alone()?),
         })
     }
+}
+
+fn of_registry(error: RegistryError) -> Error {
+    error!(Invalid, "{error}").caused_by(error)
 }

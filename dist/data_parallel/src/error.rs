@@ -1,6 +1,6 @@
 //! Errors of homes.
 
-use meshgrad_runtime::Error;
+use meshgrad_runtime::{Error, ErrorKind};
 
 /// A home that does not fit its parameters or their gradients.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -115,6 +115,6 @@ fn hint(nearest: &Option<String>) -> String {
 
 impl From<HomeError> for Error {
     fn from(error: HomeError) -> Error {
-        Error::other(error)
+        Error::with_details(ErrorKind::Invalid, error)
     }
 }

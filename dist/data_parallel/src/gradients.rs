@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use meshgrad_autograd::{HomeGradients, HomeUnit, ParamId};
 use meshgrad_comm::{Collectives, Communicator, Reduction};
+use meshgrad_error::error;
 use meshgrad_runtime::{
-    Accumulator, DType, Device, Error, Kind, Pending, Result, Shape, Tensor, UninitTensor, ops,
+    Accumulator, DType, Device, Kind, Pending, Result, Shape, Tensor, UninitTensor, ops,
     without_mesh,
 };
 
@@ -123,7 +124,7 @@ fn other_partials(unit: &Unit, name: &str, gradient: &Tensor) -> Result<Vec<Stri
     };
     let mut sums = sum_axes(sharding);
     for axis in unit.home.axes() {
-        let size = sharding.mesh().size(axis).map_err(Error::other)?;
+        let size = sharding.mesh().size(axis)?;
         if size > 1 && !sums.contains(axis) {
             return Err(HomeError::NotPartial {
                 name: name.to_owned(),
@@ -289,9 +290,8 @@ impl Buffer {
     fn part(&self, at: usize) -> Result<Tensor> {
         let placed = &self.layout.params[at];
         let rows = placed.rows(&self.layout.own()).len();
-        let sum = self.sum.as_ref().ok_or_else(|| Error::Argument {
-            op: "home",
-            problem: format!("the gradient of `{}` is not reduced", placed.name),
+        let sum = self.sum.as_ref().ok_or_else(|| {
+            error!(Invalid, "home: the gradient of `{}` is not reduced", placed.name)
         })?;
         let part = sum.slice(0, self.layout.own_part_of(at))?;
         ops::reshape(&part, &[rows, placed.row_elements()])

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use meshgrad_comm::{Communicator, GroupConnector, Rank};
+use meshgrad_error::error;
 use meshgrad_mesh::{Group, Mesh};
 use meshgrad_runtime::{Error, Result};
 
@@ -46,9 +47,9 @@ impl Groups {
 
     /// The groups of a stage: `mesh` without `axis`, along which the stages are.
     pub(crate) fn of_stage(rank: &dyn Rank, mesh: &Mesh, axis: &str) -> Result<Groups> {
-        let own = mesh.local_rank(axis, rank.rank()).map_err(Error::other)?;
+        let own = mesh.local_rank(axis, rank.rank())?;
         let own = own.ok_or_else(|| outside(rank.rank(), mesh))?;
-        let stage = mesh.at(axis, own).map_err(Error::other)?;
+        let stage = mesh.at(axis, own)?;
         let stages = Stages { mesh: mesh.clone(), axis: axis.to_owned(), own };
         Ok(Groups { stages: Some(stages), ..Groups::new(rank, &stage) })
     }
@@ -64,7 +65,7 @@ impl Groups {
             return Ok(());
         };
         let along = self.stages.as_ref().ok_or(HomeError::NoStages)?;
-        let count = along.mesh.size(&along.axis).map_err(Error::other)?;
+        let count = along.mesh.size(&along.axis)?;
         match *last < count {
             true => Ok(()),
             false => {
@@ -78,10 +79,10 @@ impl Groups {
         let along = self.stages.as_ref().ok_or(HomeError::NoStages)?;
         let ranks = stages.iter().map(|stage| {
             let rank = along.mesh.peer(self.rank, &along.axis, *stage);
-            rank.map_err(Error::other)?.ok_or_else(|| outside(self.rank, &along.mesh))
+            rank?.ok_or_else(|| outside(self.rank, &along.mesh))
         });
         let ranks: Vec<usize> = ranks.collect::<Result<_>>()?;
-        let group = Group::new(ranks).map_err(Error::other)?;
+        let group = Group::new(ranks)?;
         self.connector.connect("home", &group)
     }
 
@@ -104,7 +105,7 @@ impl Groups {
         if let Some(communicator) = connected.get(axes) {
             return Ok(communicator.clone());
         }
-        let group = mesh.group(axes, self.rank).map_err(Error::other)?;
+        let group = mesh.group(axes, self.rank)?;
         let group = group.ok_or_else(|| outside(self.rank, mesh))?;
         let communicator = self.connector.connect("home", &group)?;
         connected.insert(axes.to_vec(), communicator.clone());
@@ -120,5 +121,5 @@ impl Groups {
 }
 
 fn outside(rank: usize, mesh: &Mesh) -> Error {
-    Error::Argument { op: "home", problem: format!("rank {rank} is not in mesh {mesh}") }
+    error!(Invalid, "home: rank {rank} is not in mesh {mesh}")
 }

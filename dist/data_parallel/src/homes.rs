@@ -5,8 +5,9 @@ use std::sync::Arc;
 use glob::{MatchOptions, Pattern};
 use meshgrad_autograd::{Module, Param, Var};
 use meshgrad_comm::{Communicator, Rank};
+use meshgrad_error::bail;
 use meshgrad_mesh::{Mesh, Sharding, nearest_name};
-use meshgrad_runtime::{DType, Device, Error, Result, TapeError};
+use meshgrad_runtime::{DType, Device, Result};
 
 use crate::error::HomeError;
 use crate::groups::Groups;
@@ -105,8 +106,8 @@ impl Homes {
     /// over the mesh.
     ///
     /// # Errors
-    /// [`HomeError`] and [`SecondHome`](meshgrad_runtime::TapeError::SecondHome), before anything
-    /// moves; [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
+    /// [`HomeError`], and when a parameter has a home already, before anything moves; when memory
+    /// runs out.
     pub fn settle(&self, model: &impl Module) -> Result<()> {
         self.settle_in_order(model, || Ok(Partials::default()))
     }
@@ -173,8 +174,7 @@ impl Homes {
         if param.sharded_shape().sharding().is_some() {
             return Ok(());
         }
-        let replicated =
-            Sharding::replicated(&self.groups.mesh, param.shape()).map_err(Error::other)?;
+        let replicated = Sharding::replicated(&self.groups.mesh, param.shape())?;
         let value = param.take();
         param.shard(&replicated, self.groups.rank)?;
         match value {
@@ -244,7 +244,7 @@ impl Homes {
         let Unsettled { name, of, params } = unit;
         let axes: Vec<&String> = of.home.axes().collect();
         for (at, axis) in axes.iter().enumerate() {
-            self.groups.mesh.axis(axis).map_err(Error::other)?;
+            self.groups.mesh.axis(axis)?;
             if axes[..at].contains(axis) {
                 return Err(
                     HomeError::AxisTwice { unit: name.clone(), axis: (*axis).clone() }.into()
@@ -254,7 +254,7 @@ impl Homes {
         for param in params {
             if param.home().is_some() {
                 let name = param.name().to_owned();
-                return Err(TapeError::SecondHome { name }.into());
+                bail!(Invalid, "`{name}` has a home already: give homes to a model once");
             }
             let shape = param.sharded_shape();
             let Some(sharding) = shape.sharding() else {

@@ -10,6 +10,7 @@ use meshgrad_autograd::{
     self as autograd, GatheredStorage, HomeGradients, HomeUnit, ParamId, Regather,
 };
 use meshgrad_comm::{Collectives, Communicator, Reduction};
+use meshgrad_error::error;
 use meshgrad_runtime::{DType, Error, Kind, Pending, Result, Tensor, ops, without_mesh};
 
 use crate::error::HomeError;
@@ -359,8 +360,5 @@ impl Regather for SingleAgain {
 }
 
 fn gone() -> Error {
-    Error::Argument {
-        op: "home",
-        problem: "the model was dropped; keep it until backward has run".into(),
-    }
+    error!(Invalid, "home: the model was dropped; keep it until backward has run")
 }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use meshgrad_ckpt::exec::MemoryError;
 use meshgrad_ckpt::mapping::{InvalidAllowance, MapError, Report};
 use meshgrad_ckpt::plan::PlanError;
+use meshgrad_error::error;
 
 use crate::config::{ConfigError, way_out_of};
 
@@ -173,7 +174,7 @@ impl From<Error> for meshgrad_runtime::Error {
     fn from(error: Error) -> meshgrad_runtime::Error {
         match error {
             Error::Runtime(error) => error,
-            error => meshgrad_runtime::Error::other(error),
+            error => error!(Invalid, "{error}").caused_by(error),
         }
     }
 }

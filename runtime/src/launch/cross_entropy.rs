@@ -140,14 +140,16 @@ fn logits(
 
 /// Whether a warp or a CTA handles each row of a tile with this number of classes.
 fn lanes(gpu: &Launcher<'_>, classes: u32) -> Result<Lanes> {
-    let refused = PlanError::Kernel(KernelError::Extent {
-        kernel: "cross_entropy",
-        what: "classes",
-        value: classes as usize,
-        least: 0,
-        most: TILE_CLASSES,
-    });
-    gpu.planned(Lanes::choose(classes).ok_or(refused))
+    let refused = || {
+        PlanError::Kernel(KernelError::Extent {
+            kernel: "cross_entropy",
+            what: "classes",
+            value: classes as usize,
+            least: 0,
+            most: TILE_CLASSES,
+        })
+    };
+    gpu.planned(Lanes::choose(classes).ok_or_else(refused))
 }
 
 /// Writes the statistics of each row of the logits x w^T to `out`: \[max, sum_exp, label_logit\].

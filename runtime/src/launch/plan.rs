@@ -98,11 +98,8 @@ pub(crate) fn extent(
     most: u32,
 ) -> Result<u32, PlanError> {
     let fits = u32::try_from(value).ok().filter(|value| *value <= most);
-    fits.ok_or(PlanError::Kernel(KernelError::Extent {
-        kernel,
-        what,
-        value,
-        least: 0,
-        most: most as usize,
-    }))
+    fits.ok_or_else(|| {
+        let most = most as usize;
+        PlanError::Kernel(KernelError::Extent { kernel, what, value, least: 0, most })
+    })
 }

@@ -172,7 +172,7 @@ pub(crate) type Trace<'a> = &'a dyn Fn() -> Result<(Expression, Constants), Erro
 /// Traces `f`: returns its expression, and the values of its scalar arguments.
 ///
 /// # Errors
-/// [`Error::TooMany`] for more than [`MAX_STEPS`] operations or [`MAX_CONSTANTS`] constants.
+/// For more than [`MAX_STEPS`] operations or [`MAX_CONSTANTS`] constants.
 pub(crate) fn trace<const N: usize>(
     f: &impl Function<N>,
 ) -> Result<(Expression, Constants), Error> {

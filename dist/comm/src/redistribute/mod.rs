@@ -20,8 +20,7 @@ use std::sync::Arc;
 
 use meshgrad_mesh::{Chunks, Hosts, LinkCosts, Mesh, Redistribution, Sharding, Transfer};
 use meshgrad_runtime::{
-    Error, Pending, Redistribute, Result, ShardedTensorError, Tensor, with_mesh,
-    with_redistribution,
+    Error, Pending, Redistribute, Result, Tensor, with_mesh, with_redistribution,
 };
 
 pub use transfer::Transferred;
@@ -111,10 +110,7 @@ impl Redistributor {
 
     /// The plan for `x`.
     fn plan_of(&self, x: &Tensor, to: &Sharding) -> Result<Arc<Redistribution>> {
-        let Some(from) = x.sharding() else {
-            let (op, tensor) = ("redistribute", x.to_string());
-            return Err(ShardedTensorError::NoSharding { op, tensor }.into());
-        };
+        let from = x.expect_sharding("redistribute")?;
         // Fails for a part of another rank.
         x.with_sharding(from, self.member.rank)?;
         self.plan(from, to, x.dtype().bits())
