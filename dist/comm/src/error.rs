@@ -445,6 +445,13 @@ impl From<CommError> for Error {
     }
 }
 
+/// A group that cannot be connected.
+impl From<CommError> for meshgrad_mesh::Error {
+    fn from(error: CommError) -> meshgrad_mesh::Error {
+        meshgrad_mesh::Error::with_details(meshgrad_mesh::Kind::Invalid, error)
+    }
+}
+
 /// `rank 3` or `ranks [1, 2]`.
 pub(crate) fn ranks(ranks: &[usize]) -> String {
     match ranks {

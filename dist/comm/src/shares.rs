@@ -32,7 +32,6 @@ pub(crate) struct Shares<C: Connect> {
 impl<C: Connect> Shares<C>
 where
     C::Communicator: Clone,
-    C::Error: Send + Sync + 'static,
 {
     pub(crate) fn new(rank: usize, device: Device, connector: C) -> Shares<C> {
         Shares { rank, device, registry: Registry::new(rank, connector), handles: Mutex::default() }
@@ -75,7 +74,6 @@ where
     C: Send,
     C::Connecting: Send,
     C::Communicator: Communicator + Clone + 'static,
-    C::Error: Send + Sync + 'static,
 {
     fn connect(&self, name: &str, group: &Group) -> Result<Arc<dyn Communicator>> {
         Ok(match self.member(name, group)? {
