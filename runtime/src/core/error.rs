@@ -229,7 +229,7 @@ pub enum Error {
         /// The device.
         device: String,
         /// The error of the kernel.
-        reason: meshgrad_kernels::Error,
+        reason: meshgrad_error::Error,
     },
 
     /// A write to an immutable tensor.
