@@ -4,7 +4,8 @@
 //! so a meta device makes the same plans as the GPU that it models. FLOPs and bytes are not part of
 //! a plan: they follow from the op's [`Signature`](crate::Signature), on every device.
 
-use meshgrad_kernels::{Dtype, Error as KernelError, Launch};
+use meshgrad_error::error;
+use meshgrad_kernels::{Dtype, Launch};
 
 use crate::{DType, Layout, Result, Tensor, UninitTensor};
 
@@ -38,11 +39,11 @@ pub(crate) enum PlanError {
     /// The family has no kernel for this dtype.
     DType(DType),
     /// The kernels do not support these operands.
-    Kernel(KernelError),
+    Kernel(meshgrad_error::Error),
 }
 
-impl From<KernelError> for PlanError {
-    fn from(reason: KernelError) -> PlanError {
+impl From<meshgrad_error::Error> for PlanError {
+    fn from(reason: meshgrad_error::Error) -> PlanError {
         PlanError::Kernel(reason)
     }
 }
@@ -99,7 +100,6 @@ pub(crate) fn extent(
 ) -> Result<u32, PlanError> {
     let fits = u32::try_from(value).ok().filter(|value| *value <= most);
     fits.ok_or_else(|| {
-        let most = most as usize;
-        PlanError::Kernel(KernelError::Extent { kernel, what, value, least: 0, most })
+        error!(Unsupported, "{kernel}: {what} = {value} is not in 0..={most}").into()
     })
 }

@@ -15,7 +15,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use meshgrad_dist::registry::{Connect, Creation, Progress};
-use meshgrad_mesh::Group;
+use meshgrad_mesh::{Error as MeshError, Group};
 use meshgrad_runtime::{Device, Error, Pending, Result, Tensor};
 
 pub use check::{Checked, check_logs};
@@ -186,16 +186,15 @@ impl fmt::Debug for PlanRank {
 impl Connect for PlanRank {
     type Communicator = PlanCommunicator;
     type Connecting = PlanCommunicator;
-    type Error = CommError;
 
-    fn begin(&mut self, creation: &Creation<'_>) -> Result<PlanCommunicator, CommError> {
-        self.connect(creation.group)
+    fn begin(&mut self, creation: &Creation<'_>) -> Result<PlanCommunicator, MeshError> {
+        Ok(PlanRank::connect(self, creation.group)?)
     }
 
     fn poll(
         &mut self,
         connecting: &mut PlanCommunicator,
-    ) -> Result<Progress<PlanCommunicator>, CommError> {
+    ) -> Result<Progress<PlanCommunicator>, MeshError> {
         Ok(Progress::Ready(connecting.clone()))
     }
 }
