@@ -4,10 +4,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use meshgrad_comm::{Communicator, GroupConnector, Rank};
+use meshgrad_error::{ensure, error};
 use meshgrad_mesh::{Group, Mesh};
 use meshgrad_runtime::{Error, Result};
-
-use crate::error::HomeError;
 
 /// The groups of this rank along axes of a mesh. Clones share communicators.
 #[derive(Clone)]
@@ -59,23 +58,38 @@ impl Groups {
     }
 
     /// Checks the stages that have copies of the unit `modules`.
-    pub(crate) fn check_stages(&self, modules: &str, stages: &[usize]) -> Result<()> {
+    pub(crate) fn check_stages(
+        &self,
+        modules: &str,
+        stages: &[usize],
+    ) -> meshgrad_error::Result<()> {
         let Some(last) = stages.iter().max() else {
             return Ok(());
         };
-        let along = self.stages.as_ref().ok_or(HomeError::NoStages)?;
-        let count = along.mesh.size(&along.axis).map_err(Error::other)?;
-        match *last < count {
-            true => Ok(()),
-            false => {
-                Err(HomeError::NoStage { unit: modules.to_owned(), stage: *last, count }.into())
-            }
-        }
+        let along = self.stages()?;
+        let count = along.mesh.size(&along.axis)?;
+        ensure!(
+            *last < count,
+            Invalid,
+            "the unit `{modules}` is tied to stage {last}, but there are {count} stages, from 0; \
+             name stages of the pipeline"
+        );
+        Ok(())
+    }
+
+    fn stages(&self) -> meshgrad_error::Result<&Stages> {
+        self.stages.as_ref().ok_or_else(|| {
+            error!(
+                Invalid,
+                "a unit is tied between stages of a pipeline, but these homes have no stages; \
+                 create them by `Homes::of_stage`"
+            )
+        })
     }
 
     /// The ranks of some stages with this rank's coordinates within the stage.
     pub(crate) fn across(&self, stages: &[usize]) -> Result<Arc<dyn Communicator>> {
-        let along = self.stages.as_ref().ok_or(HomeError::NoStages)?;
+        let along = self.stages()?;
         let ranks = stages.iter().map(|stage| {
             let rank = along.mesh.peer(self.rank, &along.axis, *stage);
             rank.map_err(Error::other)?.ok_or_else(|| outside(self.rank, &along.mesh))

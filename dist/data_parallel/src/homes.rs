@@ -5,10 +5,10 @@ use std::sync::Arc;
 use glob::{MatchOptions, Pattern};
 use meshgrad_autograd::{Module, Param, Var};
 use meshgrad_comm::{Communicator, Rank};
+use meshgrad_error::{bail, error};
 use meshgrad_mesh::{Mesh, Sharding, nearest_name};
 use meshgrad_runtime::{DType, Device, Error, Result, TapeError};
 
-use crate::error::HomeError;
 use crate::groups::Groups;
 use crate::home::Home;
 use crate::layout::Layout;
@@ -105,7 +105,7 @@ impl Homes {
     /// over the mesh.
     ///
     /// # Errors
-    /// [`HomeError`] and [`SecondHome`](meshgrad_runtime::TapeError::SecondHome), before anything
+    /// When a home does not fit its parameters or a parameter has one already, before anything
     /// moves; [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
     pub fn settle(&self, model: &impl Module) -> Result<()> {
         self.settle_in_order(model, || Ok(Partials::default()))
@@ -183,12 +183,12 @@ impl Homes {
         }
     }
 
-    fn patterns(&self) -> Result<Vec<(Pattern, &Modules)>, HomeError> {
+    fn patterns(&self) -> meshgrad_error::Result<Vec<(Pattern, &Modules)>> {
         let patterns = self.units.iter().map(|modules| {
             let pattern = Pattern::new(&modules.pattern.replace('.', "/"));
-            let pattern = pattern.map_err(|error| HomeError::Pattern {
-                pattern: modules.pattern.clone(),
-                problem: error.to_string(),
+            let pattern = pattern.map_err(|problem| {
+                let pattern = &modules.pattern;
+                error!(Invalid, "`{pattern}` is not a pattern of module names: {problem}")
             })?;
             Ok((pattern, modules))
         });
@@ -196,7 +196,7 @@ impl Homes {
     }
 
     /// The units with their parameters, in the order of their first ones.
-    fn group<'a>(&'a self, params: &[Param]) -> Result<Vec<Unsettled<'a>>> {
+    fn group<'a>(&'a self, params: &[Param]) -> meshgrad_error::Result<Vec<Unsettled<'a>>> {
         let (patterns, stage) = (self.patterns()?, self.groups.stage());
         // Stages without a copy of a tied module have no parameters of that name.
         let is_elsewhere = |stages: &[usize]| !stages.is_empty() && !stages.contains(&stage);
@@ -225,18 +225,16 @@ impl Homes {
                 }
             }
         }
-        match used.iter().position(|used| !used) {
-            None => Ok(units),
-            Some(unused) => {
-                let pattern = &self.units[unused].pattern;
-                let modules = params.iter().flat_map(|param| modules_of(param.name()));
-                Err(HomeError::NoModule {
-                    nearest: nearest_name(pattern, modules),
-                    pattern: pattern.clone(),
-                }
-                .into())
-            }
+        if let Some(unused) = used.iter().position(|used| !used) {
+            let pattern = &self.units[unused].pattern;
+            let modules = params.iter().flat_map(|param| modules_of(param.name()));
+            let hint = match nearest_name(pattern, modules) {
+                Some(name) => format!("; did you mean `{name}`?"),
+                None => String::new(),
+            };
+            bail!(Invalid, "no parameter is in a module named `{pattern}`{hint}");
         }
+        Ok(units)
     }
 
     /// Checks a home against the parameters of its unit.
@@ -246,9 +244,12 @@ impl Homes {
         for (at, axis) in axes.iter().enumerate() {
             self.groups.mesh.axis(axis).map_err(Error::other)?;
             if axes[..at].contains(axis) {
-                return Err(
-                    HomeError::AxisTwice { unit: name.clone(), axis: (*axis).clone() }.into()
+                let twice = error!(
+                    Invalid,
+                    "axis `{axis}` is named twice by the home of unit `{name}`; name it in `shard` \
+                     or in `replicate`"
                 );
+                return Err(twice.into());
             }
         }
         for param in params {
@@ -261,22 +262,25 @@ impl Homes {
                 continue;
             };
             if *sharding.mesh() != self.groups.mesh {
-                return Err(HomeError::OtherMesh {
-                    name: param.name().to_owned(),
-                    expected: self.groups.mesh.to_string(),
-                    actual: sharding.mesh().to_string(),
-                }
-                .into());
+                let other = error!(
+                    Invalid,
+                    "`{}` is on mesh {}, and its home on mesh {}; use one mesh for both",
+                    param.name(),
+                    sharding.mesh(),
+                    self.groups.mesh
+                );
+                return Err(other.into());
             }
             let used = sharding_axes(sharding);
             if let Some(axis) = axes.iter().find(|axis| used.contains(axis)) {
-                return Err(HomeError::AxisInUse {
-                    unit: name.clone(),
-                    axis: (*axis).clone(),
-                    name: param.name().to_owned(),
-                    sharding: sharding.to_string(),
-                }
-                .into());
+                let in_use = error!(
+                    Invalid,
+                    "axis `{axis}` shards `{}` ({sharding}), so the home of unit `{name}` cannot \
+                     divide or copy its rows over it; leave the axis out of the home, or out of \
+                     the plan",
+                    param.name()
+                );
+                return Err(in_use.into());
             }
         }
         Ok(())
