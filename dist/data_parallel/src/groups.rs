@@ -4,11 +4,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use meshgrad_comm::{Communicator, GroupConnector, Rank};
-use meshgrad_error::error;
+use meshgrad_error::{ensure, error};
 use meshgrad_mesh::{Group, Mesh};
 use meshgrad_runtime::{Error, Result};
-
-use crate::error::HomeError;
 
 /// The groups of this rank along axes of a mesh. Clones share communicators.
 #[derive(Clone)]
@@ -64,19 +62,30 @@ impl Groups {
         let Some(last) = stages.iter().max() else {
             return Ok(());
         };
-        let along = self.stages.as_ref().ok_or(HomeError::NoStages)?;
+        let along = self.stages()?;
         let count = along.mesh.size(&along.axis)?;
-        match *last < count {
-            true => Ok(()),
-            false => {
-                Err(HomeError::NoStage { unit: modules.to_owned(), stage: *last, count }.into())
-            }
-        }
+        ensure!(
+            *last < count,
+            Invalid,
+            "the unit `{modules}` is tied to stage {last}, but there are {count} stages, from 0; \
+             name stages of the pipeline"
+        );
+        Ok(())
+    }
+
+    fn stages(&self) -> Result<&Stages> {
+        self.stages.as_ref().ok_or_else(|| {
+            error!(
+                Invalid,
+                "a unit is tied between stages of a pipeline, but these homes have no stages; \
+                 create them by `Homes::of_stage`"
+            )
+        })
     }
 
     /// The ranks of some stages with this rank's coordinates within the stage.
     pub(crate) fn across(&self, stages: &[usize]) -> Result<Arc<dyn Communicator>> {
-        let along = self.stages.as_ref().ok_or(HomeError::NoStages)?;
+        let along = self.stages()?;
         let ranks = stages.iter().map(|stage| {
             let rank = along.mesh.peer(self.rank, &along.axis, *stage);
             rank?.ok_or_else(|| outside(self.rank, &along.mesh))
