@@ -167,7 +167,7 @@ impl ModelPlan {
             let axes = placements.iter();
             let known = axes.map(|(axis, _)| self.mesh.axis(axis).map(drop));
             let known: Result<(), _> = known.collect();
-            return known.map(|()| None).map_err(|source| problem(source.into()));
+            return known.map(|()| None).map_err(&problem);
         };
         let sharding = Sharding::new(&self.mesh, placements, shape).map_err(problem)?;
         match sharding.partials().first() {

@@ -150,7 +150,7 @@ impl Storage {
             let copied = gpu.move_from_host(values, self.bytes(), block);
             if copied.is_err() {
                 self.free(new);
-                return Ok(copied?);
+                return copied;
             }
         }
         *place = new;

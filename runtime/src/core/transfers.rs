@@ -55,7 +55,7 @@ impl Storage {
         stream::record_use(self, Access::Read, "read")?;
         let stream = stream::raw(self.device(), gpu);
         self.device().count_wait();
-        self.with_gpu_block("read", |block| Ok(gpu.download(&stream, block, offset, to)?))
+        self.with_gpu_block("read", |block| gpu.download(&stream, block, offset, to))
     }
 
     /// Enqueues a copy of `bytes` bytes of GPU memory, starting at `offset`, to pinned memory, on
@@ -79,7 +79,7 @@ impl Storage {
         let gpu = self.gpu()?;
         stream::forbid_in_capture(op)?;
         let stream = stream::raw(self.device(), gpu);
-        if self.with_gpu_block(op, |block| Ok(gpu.upload(&stream, from, block)?))? {
+        if self.with_gpu_block(op, |block| gpu.upload(&stream, from, block))? {
             self.device().count_wait();
         }
         Ok(())

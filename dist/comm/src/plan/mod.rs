@@ -37,7 +37,7 @@ use crate::ticket::Request;
 /// let mesh = Mesh::new(&[100, 1000], &["dp", "tp"]).unwrap();
 /// let plan = Plan::new(100_000).unwrap();
 /// let log = plan.trace(4_321, |rank| {
-///     let group = mesh.group(["dp"], rank.rank()).map_err(Error::other)?.unwrap();
+///     let group = mesh.group(["dp"], rank.rank())?.unwrap();
 ///     let dp = rank.connect(&group)?;
 ///     let gradient = ops::full(rank.device(), &[1 << 20], DType::F32, 0.0)?;
 ///     dp.all_reduce(&gradient, Reduction::Sum)?.wait()?;

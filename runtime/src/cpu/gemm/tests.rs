@@ -200,7 +200,7 @@ fn views_stay_within_their_slice() {
 fn mutable_views_address_each_element_once() {
     let mut data = [0f32; 24];
     let mut view = |extents, strides, batch: &[usize], batch_strides: &[isize]| {
-        drop(MatrixMut::batched(&mut data, 0, extents, strides, batch, batch_strides));
+        let _ = MatrixMut::batched(&mut data, 0, extents, strides, batch, batch_strides);
     };
 
     view([3, 4], [4, 1], &[2], &[12]);
