@@ -5,9 +5,9 @@
 //! the machine's GPU.
 
 use meshgrad::autograd::{Result, Tolerance, gradcheck};
-use meshgrad::opcheck::{self, Case, Closeness, compare};
+use meshgrad::opcheck::{Case, Closeness, compare};
 use meshgrad::prelude::*;
-use meshgrad::runtime::{Result as ValueResult, Signature};
+use meshgrad::runtime::Signature;
 use meshgrad_kernels::assembler::{In, Kernel, Out, Ptx, Target, Variant};
 use meshgrad_kernels::dtype::Dtype;
 use meshgrad_kernels::params;
@@ -101,7 +101,7 @@ static UNIT_ROWS_GRAD: Signature =
 
 /// The op on tensors, without the tape. Returns y and the lengths of the rows. The signature checks
 /// the operands and determines the shapes of the results.
-fn unit_rows_of(x: &Tensor) -> ValueResult<(Tensor, Tensor)> {
+fn unit_rows_of(x: &Tensor) -> Result<(Tensor, Tensor)> {
     let mut call = UNIT_ROWS.call(&[x])?;
     if !call.device().is_gpu() {
         let length = ops::sqrt(&ops::sum(&ops::square(x)?, &[-1])?)?;
@@ -126,7 +126,7 @@ fn unit_rows_of(x: &Tensor) -> ValueResult<(Tensor, Tensor)> {
 }
 
 /// The gradient on tensors, without the tape.
-fn unit_rows_grad(dy: &Tensor, y: &Tensor, length: &Tensor) -> ValueResult<Tensor> {
+fn unit_rows_grad(dy: &Tensor, y: &Tensor, length: &Tensor) -> Result<Tensor> {
     let mut call = UNIT_ROWS_GRAD.call(&[dy, y, length])?;
     if !call.device().is_gpu() {
         let along = column(&ops::sum(&ops::mul(dy, y)?, &[-1])?)?;
@@ -162,13 +162,13 @@ fn unit_rows(x: &Var) -> Result<Var> {
 }
 
 /// Makes a tensor of one number per row a column, which broadcasts along the rows.
-fn column(x: &Tensor) -> ValueResult<Tensor> {
+fn column(x: &Tensor) -> Result<Tensor> {
     x.unsqueeze(x.shape().len())
 }
 
 /// Chooses how the kernels process the rows of contiguous matrices: in registers, or in loops if
 /// the rows are too long, or not of whole aligned vectors.
-fn form(matrices: &[&Tensor]) -> ValueResult<Form> {
+fn form(matrices: &[&Tensor]) -> Result<Form> {
     let dtype = match matrices[0].dtype() {
         DType::BF16 => Dtype::Bf16,
         _ => Dtype::F32, // the signature refuses f64 on a GPU
@@ -189,7 +189,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-fn check(gpu: &Device, features: usize) -> opcheck::Result {
+fn check(gpu: &Device, features: usize) -> Result<()> {
     // Checks the mathematics on the CPU, with finite differences in f64.
     let cpu = Device::cpu();
     let numbers: Vec<f64> = (0..77 * features).map(|i| (i as f64 * 0.7).sin()).collect();

@@ -12,13 +12,13 @@
 use meshgrad::comm::launch::Environment;
 use meshgrad::comm::{Collectives, Local, Rank, Reduction, World};
 use meshgrad::mesh::Mesh;
-use meshgrad::runtime::{Error, Result, Tensor};
+use meshgrad::runtime::{Result, Tensor};
 
 /// Sums over each axis of a 2 x 4 mesh, and over both.
 fn sums(rank: &dyn Rank) -> Result<String> {
-    let mesh = Mesh::new(&[2, 4], &["dp", "tp"]).map_err(Error::other)?;
+    let mesh = Mesh::new(&[2, 4], &["dp", "tp"])?;
     let group = |axis: &str| -> Result<_> {
-        let group = mesh.group([axis], rank.rank()).map_err(Error::other)?;
+        let group = mesh.group([axis], rank.rank())?;
         Ok(group.expect("the mesh has 8 ranks"))
     };
     let (dp, tp) = (group("dp")?, group("tp")?);

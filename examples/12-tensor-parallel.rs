@@ -56,9 +56,9 @@ fn train(model: &Qwen3, device: &Device) -> Result<Vec<f32>> {
 
 /// [`train`] as a rank of a 2 x 2 mesh.
 fn train_on(rank: &dyn Rank) -> Result<Vec<f32>> {
-    let mesh = Mesh::new(&[2, 2], &["dp", "tp"]).map_err(Error::other)?;
+    let mesh = Mesh::new(&[2, 2], &["dp", "tp"])?;
     let model = Qwen3::new(&Qwen3Config::from_json(CONFIG)?)?;
-    let parallelism = ModelParallelism::new(&mesh).tensor(["tp"]).map_err(Error::other)?;
+    let parallelism = ModelParallelism::new(&mesh).tensor(["tp"])?;
     let plan = model.plan(&parallelism.sequence_parallel(true))?;
     if rank.rank() == 0 {
         println!("{plan}");

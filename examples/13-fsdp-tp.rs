@@ -226,10 +226,10 @@ fn train(model: &Transformer, device: &Device) -> train::Result<Vec<f32>> {
 
 /// [`train`] as a rank of a 4 x 2 mesh.
 fn train_on(rank: &dyn Rank) -> train::Result<Vec<f32>> {
-    let mesh = Mesh::new(&[4, 2], &["dp", "tp"]).map_err(Error::other)?;
+    let mesh = Mesh::new(&[4, 2], &["dp", "tp"])?;
     let model = Transformer::new();
     let parallelism = ModelParallelism::new(&mesh).tensor(["tp"]);
-    let plan = model.plan(&parallelism.map_err(Error::other)?)?;
+    let plan = model.plan(&parallelism?)?;
     if rank.rank() == 0 {
         println!("{plan}");
     }

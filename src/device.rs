@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use meshgrad::runtime::{CudaError, Device, Error};
+use meshgrad::runtime::{Device, Error, ErrorKind};
 
 /// The option of commands that default to the fastest device.
 #[derive(clap::Args)]
@@ -74,12 +74,11 @@ impl OnFastest {
 
 /// A device of `rank` on one of the GPUs from `first` on.
 fn shared_gpu(first: usize, rank: usize) -> Result<Device, Error> {
-    match Device::cuda(first + rank) {
-        Err(Error::Cuda(CudaError::NoDevice { count, .. })) if first < count => {
-            Device::cuda(first + rank % (count - first))
-        }
-        opened => opened,
-    }
+    let ordinal = match Device::cuda_count()?.checked_sub(first) {
+        None | Some(0) => first + rank,
+        Some(usable) => first + rank % usable,
+    };
+    Device::cuda(ordinal)
 }
 
 impl OnCpu {
@@ -106,9 +105,7 @@ impl DeviceName {
             DeviceName::Emulator(ordinal) => Device::emulator(ordinal),
             DeviceName::Auto => match Device::cuda(0) {
                 Ok(gpu) => Ok(gpu),
-                Err(Error::Cuda(CudaError::DriverMissing | CudaError::NoDevice { .. })) => {
-                    Ok(cpu.clone())
-                }
+                Err(error) if error.kind() == ErrorKind::Missing => Ok(cpu.clone()),
                 // A GPU that exists but fails is an error, not a reason to train on the CPU.
                 Err(error) => Err(error),
             },

@@ -2,10 +2,9 @@
 
 use std::collections::BTreeMap;
 
-#[cfg(doc)]
-use meshgrad_autograd::TapeError;
 use meshgrad_autograd::{Buffer, Module, Param};
 use meshgrad_comm::{Redistributor, Transferred};
+use meshgrad_error::error;
 use meshgrad_mesh::Sharding;
 use meshgrad_runtime::{DType, Error, Result, Shape, Tensor};
 
@@ -69,10 +68,9 @@ pub struct ShardedModule<'a> {
 /// ```
 ///
 /// # Errors
-/// [`Error::Argument`], before anything is sent, for a name that only one of the modules has, or
-/// that has other shapes or dtypes, and for a value with another sharding than the stated one;
-/// [`TapeError::NotMaterialized`] for a missing value; [`TapeError::ParamValue`] when a parameter of
-/// `to` has another sharding; as [`Redistributor::transfer_all`].
+/// Before anything is sent, for a name that only one of the modules has, or that has other shapes or
+/// dtypes, and for a value with another sharding than the stated one; for a missing value; when a
+/// parameter of `to` has another sharding; as [`Redistributor::transfer_all`].
 pub fn transfer_module(
     redistributor: &Redistributor,
     from: ShardedModule<'_>,
@@ -203,5 +201,5 @@ fn check_specs(sources: &Weights, targets: &Weights) -> Result<()> {
 }
 
 fn error(problem: String) -> Error {
-    Error::Argument { op: "transfer_module", problem }
+    error!(Invalid, "transfer_module: {problem}")
 }

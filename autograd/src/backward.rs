@@ -3,13 +3,14 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
+use meshgrad_error::error;
 use meshgrad_runtime::{Device, Kind, Shape, Tensor, check_replicas, ops};
 
 use crate::slot::gradient_shape;
 use crate::slot::{Dep, Edge, Pass, Phase, Slots, State};
 use crate::tape::Record;
 use crate::var::{Node, ValueId};
-use crate::{Grads, ParamId, Result, Tape, TapeError, Var};
+use crate::{Grads, ParamId, Result, Tape, Var};
 
 /// A backward pass: the records of a tape, and the gradients of its values so far.
 pub(crate) struct Backward {
@@ -32,8 +33,8 @@ impl Backward {
             ids.push((tape.id_of(root)?, gradient.clone()));
         }
         Backward::from_ids(tape, ids)?.ok_or_else(|| {
-            let shape = Shape::default().to_string();
-            TapeError::NotTracked { shape }.into()
+            let shape = Shape::default();
+            error!(Invalid, "backward root of shape {shape} does not require a gradient")
         })
     }
 
@@ -147,9 +148,8 @@ impl Tape {
     /// values of this tape, each with its gradient (ones for a loss).
     ///
     /// # Errors
-    /// [`TapeError::NotTracked`], [`TapeError::OtherTape`] or [`TapeError::GradientShape`] for a
-    /// root; [`TapeError::Untouched`] when a parameter of `grads` got no gradient; errors of the
-    /// ops.
+    /// When a root does not require a gradient, belongs to another tape, or differs from its gradient
+    /// in shape or dtype; when a parameter of `grads` got no gradient; errors of the ops.
     pub fn backward(self, roots: &[(&Var, Tensor)], grads: &mut Grads) -> Result<()> {
         grads.begin(&self.uses)?;
         check_roots(roots)?;
@@ -189,13 +189,19 @@ impl Tape {
     pub(crate) fn id_of(&self, var: &Var) -> Result<ValueId> {
         match var.node() {
             Node::Value(id) if id.tape == self.id => Ok(*id),
-            Node::Value(id) => Err(TapeError::OtherTape {
-                shape: var.shape().to_string(),
-                tape: id.tape,
-                current: format!("backward runs on tape {}", self.id),
-            }
-            .into()),
-            _ => Err(TapeError::NotTracked { shape: var.shape().to_string() }.into()),
+            Node::Value(id) => Err(error!(
+                Invalid,
+                "a value of shape {} belongs to tape {}, but backward runs on tape {}: inside \
+                 `checkpoint` or `local` pass it as an input; after recording use `x.value()`",
+                var.shape(),
+                id.tape,
+                self.id
+            )),
+            _ => Err(error!(
+                Invalid,
+                "backward root of shape {} does not require a gradient",
+                var.shape()
+            )),
         }
     }
 }

@@ -21,8 +21,7 @@ use crate::{Result, Saved, Tape, Var};
 /// pass it as an input. Checkpointed blocks nest.
 ///
 /// # Errors
-/// Errors of `block`; [`TapeError::OtherTape`](meshgrad_runtime::TapeError::OtherTape) for a
-/// captured value.
+/// Errors of `block`; when it uses a captured value.
 pub fn checkpoint<const N: usize, T: Vars>(
     inputs: [&Var; N],
     block: impl Fn([Var; N]) -> Result<T> + Send + 'static,

@@ -1,8 +1,9 @@
 //! Comparison of gradients with finite differences.
 
+use meshgrad_error::bail;
 use meshgrad_runtime::{DType, Device, Tensor, ops};
 
-use crate::{Grads, Init, Param, Result, Spec, Tape, TapeError, Var};
+use crate::{Grads, Init, Param, Result, Spec, Tape, Var};
 
 /// The tolerance of [`gradcheck`].
 #[derive(Clone, Copy, Debug)]
@@ -31,7 +32,7 @@ impl Default for Tolerance {
 /// `inputs` any shapes, f64; `function` returns f64 values.
 ///
 /// # Errors
-/// [`TapeError::GradientCheck`] for the first element that differs; errors of `function`.
+/// For the first element that differs; errors of `function`.
 pub fn gradcheck(
     function: impl Fn(&[Var]) -> Result<Vec<Var>>,
     inputs: &[Tensor],
@@ -53,14 +54,11 @@ pub fn gradcheck(
                 _ => None,
             };
             if let Some(backward) = wrong {
-                return Err(TapeError::GradientCheck {
-                    input,
-                    index,
-                    backward,
-                    difference,
-                    tolerance,
-                }
-                .into());
+                bail!(
+                    Mismatch,
+                    "the gradient of element {index} of input {input} is {backward:e}, but finite \
+                     differences give {difference:e} (tolerance {tolerance:e})"
+                );
             }
         }
     }
@@ -108,7 +106,7 @@ fn gradients_of_params(
 /// i of output k, so that they differ from element to element and from output to output.
 ///
 /// # Errors
-/// [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
+/// When memory runs out.
 pub fn weighted_roots(outputs: &[Var]) -> Result<Vec<(&Var, Tensor)>> {
     let tracked = outputs.iter().enumerate().filter(|(_, output)| output.is_tracked());
     tracked.map(|(at, output)| Ok((output, weights(at, output.value())?))).collect()
@@ -154,7 +152,7 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;
-    use crate::{Error, Track};
+    use crate::Track;
 
     /// Returns `x`. Each call of its backward scales the gradient by the result of `scale`.
     fn identity(x: &Var, scale: impl Fn() -> f64 + Send + 'static) -> Result<Vec<Var>> {
@@ -182,11 +180,8 @@ mod tests {
         };
         check(1.0).unwrap();
         for scale in [1.01, -1.0, 0.0] {
-            let error = check(scale).unwrap_err();
-            let Error::Tape(TapeError::GradientCheck { input, index, .. }) = error else {
-                panic!("{error}");
-            };
-            assert_eq!((input, index), (1, 0));
+            let error = check(scale).unwrap_err().to_string();
+            assert!(error.starts_with("the gradient of element 0 of input 1 is "), "{error}");
         }
     }
 

@@ -2,10 +2,11 @@
 
 use std::collections::HashMap;
 
+use meshgrad_error::{bail, ensure, error};
 use meshgrad_runtime::{Accumulator, DType, Tensor, check_replicas};
 
 use crate::home::HomeGradients;
-use crate::{Param, ParamId, Result, TapeError};
+use crate::{Param, ParamId, Result};
 
 /// Called with each parameter once its gradient is complete in a backward pass.
 type OnReady = Box<dyn FnMut(&Param, &Tensor) -> Result<()> + Send>;
@@ -93,8 +94,12 @@ impl Entry {
 }
 
 fn no_gradient(param: &Param) -> crate::Error {
-    let name = param.name().into();
-    TapeError::NoGradient { name }.into()
+    error!(
+        Invalid,
+        "there is no gradient of `{}`: add the parameter to the list that these `Grads` were \
+         created with",
+        param.name()
+    )
 }
 
 /// Progress of a backward pass, by parameter.
@@ -110,7 +115,7 @@ impl Grads {
     /// Buffers for `params`, on the devices of their values.
     ///
     /// # Errors
-    /// [`TapeError::NotMaterialized`]; [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
+    /// When a parameter has no value; when memory runs out.
     pub fn new(params: &[Param]) -> Result<Grads> {
         let allocate = |param: &Param| {
             let device = param.value()?.device().clone();
@@ -124,8 +129,7 @@ impl Grads {
     /// [`Home`](crate::Home), nothing.
     ///
     /// # Errors
-    /// [`TapeError::FlatBuffer`] when `flat` does not have the total size or the dtype of the
-    /// gradients.
+    /// When `flat` does not have the total size or the dtype of the gradients.
     pub fn over(params: &[Param], flat: &Tensor) -> Result<Grads> {
         let elements = |param: &Param| match param.home() {
             Some(_) => 0,
@@ -135,12 +139,12 @@ impl Grads {
         let dtype = params.first().map_or(DType::F32, Param::gradient_dtype);
         let same = params.iter().all(|param| param.gradient_dtype() == flat.dtype());
         if flat.elements() != expected || flat.shape().len() != 1 || !same {
-            return Err(TapeError::FlatBuffer {
-                expected,
-                dtype: dtype.to_string(),
-                actual: flat.elements(),
-            }
-            .into());
+            bail!(
+                Invalid,
+                "the flat buffer has {} elements, but the gradients of these parameters need \
+                 {expected} of {dtype}",
+                flat.elements()
+            );
         }
 
         let (flat, mut start) = (flat.local(), 0);
@@ -149,10 +153,13 @@ impl Grads {
             let part = start..start + shape.local().elements();
             start = part.end;
             let view = flat.slice(0, part)?.view(shape.local())?;
-            let view = view.ok_or_else(|| TapeError::FlatBuffer {
-                expected,
-                dtype: dtype.to_string(),
-                actual: flat.elements(),
+            let view = view.ok_or_else(|| {
+                error!(
+                    Invalid,
+                    "the flat buffer has {} elements, but the gradients of these parameters need \
+                 {expected} of {dtype}",
+                    flat.elements()
+                )
             })?;
             Accumulator::over(view)?.with_shape(shape)
         })
@@ -217,8 +224,7 @@ impl Grads {
     /// The gradient of `param`; zeros if nothing was added.
     ///
     /// # Errors
-    /// [`TapeError::NoGradient`] for a parameter that is not in the list; errors of the
-    /// communication.
+    /// For a parameter that is not in the list; errors of the communication.
     pub fn get(&mut self, param: &Param) -> Result<Tensor> {
         let at = *self.index.get(&param.id()).ok_or_else(|| no_gradient(param))?;
         self.finish()?;
@@ -236,7 +242,7 @@ impl Grads {
     /// Every parameter with its gradient, in the order of the list.
     ///
     /// # Errors
-    /// [`Busy`](meshgrad_runtime::Error::Busy); errors of the communication.
+    /// While the storage is in use; errors of the communication.
     pub fn all(&mut self) -> Result<Vec<(Param, Tensor)>> {
         self.finish()?;
         let entries = 0..self.entries.len();
@@ -339,14 +345,17 @@ impl Grads {
 
     /// Starts a backward pass in which the parameters are used `uses` times.
     pub(crate) fn begin(&mut self, uses: &HashMap<ParamId, u32>) -> Result<()> {
-        if self.stage != Stage::Adding {
-            return Err(TapeError::Reduced.into());
-        }
+        ensure!(
+            self.stage == Stage::Adding,
+            Invalid,
+            "the gradients of these `Grads` are reduced: call `clear` before the next backward \
+             pass, and `last_pass` only for the last one of a step"
+        );
         for unit in &mut self.units {
             unit.left = unit.entries.len();
         }
         for param in self.entries.iter().map(|entry| &entry.param) {
-            if let Ok(value) = param.value() {
+            if let Some(value) = param.whole_value() {
                 check_replicas(|| format!("`{}`", param.name()), &value)?;
             }
         }
@@ -372,10 +381,15 @@ impl Grads {
     pub(crate) fn end(&mut self) -> Result<()> {
         let untouched = self.entries.iter().filter(|entry| !entry.has_gradient());
         let untouched = untouched.filter(|entry| !entry.param.spec().optional);
-        let names: Vec<String> = untouched.map(|entry| entry.param.name().into()).collect();
-        if !names.is_empty() {
-            return Err(TapeError::Untouched { names }.into());
-        }
+        let names = untouched.map(|entry| format!("`{}`", entry.param.name()));
+        let names: Vec<String> = names.collect();
+        ensure!(
+            names.is_empty(),
+            Invalid,
+            "no op used {}: remove the parameter, freeze it by leaving it out of `Grads`, or \
+             declare it optional",
+            names.join(", ")
+        );
         self.report(true)?;
         for unit in &mut self.units {
             unit.gradients.end_pass();

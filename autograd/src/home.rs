@@ -17,7 +17,7 @@ pub trait Home: Send + Sync {
     /// The value in `dtype`: this rank's part of the parameter's sharding, with all rows.
     ///
     /// # Errors
-    /// Errors of the communication; [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
+    /// Errors of the communication; when memory runs out.
     fn gather(&self, dtype: DType) -> Result<Tensor>;
 
     /// The rows that this rank keeps.
@@ -43,7 +43,7 @@ pub trait HomeUnit: Send + Sync {
     /// Empty gradients of some parameters of the unit, for one [`Grads`](crate::Grads).
     ///
     /// # Errors
-    /// [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
+    /// When memory runs out.
     fn gradients(&self, params: &[ParamId]) -> Result<Box<dyn HomeGradients>>;
 
     /// Frees gathered values, because rows have new ones, here or on another rank, or to save memory.
@@ -66,7 +66,7 @@ pub trait HomeGradients: Send {
     /// the gradient's dtype. Its values are undefined if it was just allocated.
     ///
     /// # Errors
-    /// [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
+    /// When memory runs out.
     fn buffer(&mut self, at: usize) -> Result<Tensor>;
 
     /// Whether [`HomeGradients::reduce`] should be called after each backward pass, and not only

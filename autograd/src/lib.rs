@@ -57,7 +57,7 @@ pub use gradcheck::{Tolerance, gradcheck, weighted_roots};
 pub use grads::Grads;
 pub use home::{Home, HomeGradients, HomeUnit, row_count, row_elements};
 pub use local::{LocalOperand, LocalResult, local};
-pub use meshgrad_runtime::{Error, Result, TapeError};
+pub use meshgrad_runtime::{Error, ErrorKind, Result};
 pub use module::{Module, ModulePath, Visitor};
 pub use norm::norm_over_ranks;
 pub use operand::Operand;

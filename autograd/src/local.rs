@@ -2,13 +2,10 @@
 
 use std::sync::{Mutex, PoisonError};
 
+use meshgrad_error::{bail, error};
 use meshgrad_mesh::{Mesh, Placement, Reduction, Sharding};
-use meshgrad_runtime::{
-    DType, Kind, ShardedShape, ShardedTensorError, Tensor, current_redistribution, without_mesh,
-};
+use meshgrad_runtime::{DType, Kind, ShardedShape, Tensor, in_redistribution, without_mesh};
 
-#[cfg(doc)]
-use crate::TapeError;
 use crate::nested::{NestedBackward, NestedTape};
 use crate::slot::{Dep, Slots};
 use crate::tape::{BackwardFn, dep_of, record, record_local};
@@ -51,11 +48,10 @@ use crate::{Result, Tape, Var};
 /// like `body` itself, outside of `with_mesh`.
 ///
 /// # Errors
-/// [`ShardedTensorError::LocalOperand`], [`ShardedTensorError::Mixed`],
-/// [`ShardedTensorError::NoSharding`] and [`ShardedTensorError::Ranks`] for operands;
-/// [`ShardedTensorError::LocalShape`] or [`ShardedTensorError::OtherSharding`] for a result; [`TapeError::Captured`],
-/// [`TapeError::OtherTape`], [`TapeError::PartialMax`]; errors of `body`. Backward:
-/// [`ShardedTensorError::LocalGradient`] for a result whose gradient is partial.
+/// When an operand has no sharding or another than is stated; when operands belong to several
+/// ranks; when a result has another local shape or another sharding than is stated; when `body`
+/// uses a captured parameter or value, or a partial maximum; errors of `body`. Backward fails for a
+/// result whose gradient is partial.
 pub fn local<const N: usize, const M: usize>(
     operands: [LocalOperand<'_>; N],
     results: [LocalResult<'_>; M],
@@ -70,7 +66,7 @@ pub fn local<const N: usize, const M: usize>(
     let vars = operands.map(|operand| operand.var);
     let (inputs, parts, tape) = record_body(vars, body)?;
     let with_sharding = |(part, sharding): (&Var, &Option<Sharding>)| match (sharding, rank) {
-        (Some(sharding), Some(rank)) => Ok(part.value().with_sharding(sharding, rank)?),
+        (Some(sharding), Some(rank)) => part.value().with_sharding(sharding, rank),
         _ => Ok(part.value().clone()),
     };
     let values: Result<Vec<Tensor>> = parts.iter().zip(&shardings).map(with_sharding).collect();
@@ -137,12 +133,14 @@ impl<'a> LocalOperand<'a> {
         let stated = Sharding::new(self.mesh, &self.placements, own.shape())?;
         if stated != *own {
             let describe = |sharding: &Sharding| format!("{sharding} on {}", sharding.mesh());
-            return Err(ShardedTensorError::LocalOperand {
-                operand: self.var.value().to_string(),
-                mesh: own.mesh().to_string(),
-                stated: describe(&stated),
-            }
-            .into());
+            bail!(
+                Invalid,
+                "local: an operand is {} on the mesh {}, but {} is stated; redistribute it before, \
+                 or state its own placements",
+                self.var.value(),
+                own.mesh(),
+                describe(&stated)
+            );
         }
         let shards = stated.without_partials();
         let mut placements = shards.placements();
@@ -190,11 +188,8 @@ fn owned<S: AsRef<str>>(placements: &[(S, Placement)]) -> Vec<(String, Placement
 fn rank_of(operands: &[LocalOperand<'_>]) -> Result<Option<usize>> {
     let mut values = operands.iter().map(|operand| operand.var.value());
     let Some(first) = values.clone().find(|value| value.sharding().is_some()) else {
-        return match values.next().filter(|_| current_redistribution().is_ok()) {
-            Some(first) => {
-                let (op, tensor) = ("local", first.to_string());
-                Err(ShardedTensorError::NoSharding { op, tensor }.into())
-            }
+        return match values.next().filter(|_| in_redistribution()) {
+            Some(first) => first.expect_sharding("local").map(|_| None),
             None => Ok(None),
         };
     };
@@ -203,21 +198,17 @@ fn rank_of(operands: &[LocalOperand<'_>]) -> Result<Option<usize>> {
         return Ok(rank);
     };
     Err(match (rank, other.sharded_shape().rank()) {
-        (Some(first_rank), Some(other_rank)) => ShardedTensorError::Ranks {
-            op: "local",
-            first: first.to_string(),
-            first_rank,
-            other: other.to_string(),
-            other_rank,
-        },
-        _ => ShardedTensorError::Mixed {
-            op: "local",
-            sharded: first.to_string(),
-            sharding: first.sharding().map(Sharding::to_string).unwrap_or_default(),
-            unsharded: other.to_string(),
-        },
-    }
-    .into())
+        (Some(first_rank), Some(other_rank)) => error!(
+            Invalid,
+            "local: `{first}` belongs to rank {first_rank}, but `{other}` to rank {other_rank}"
+        ),
+        _ => error!(
+            Invalid,
+            "local: `{first}` is sharded ({}), but `{other}` has no sharding; state it with \
+             Tensor::with_sharding, or create the tensor inside with_mesh",
+            first.sharding().map(Sharding::to_string).unwrap_or_default()
+        ),
+    })
 }
 
 /// Calls `body` with leaves of a nested tape; returns them and its results.
@@ -299,11 +290,10 @@ fn whole_gradient(at: usize, dy: &Tensor, sharding: &Sharding) -> Result<Tensor>
         return Ok(dy.local());
     };
     let own = |(axis, _): &(&str, Reduction)| format!("(\"{axis}\", Placement::Replicate)");
-    Err(ShardedTensorError::LocalGradient {
-        result: at,
-        gradient: dy.to_string(),
-        sharding: sharding.to_string(),
-        remedy: partials.iter().map(own).collect::<Vec<_>>().join(", "),
-    }
-    .into())
+    bail!(
+        Invalid,
+        "local: the gradient of result {at} ({sharding}) is partial: {dy}; write \
+         redistribute(&result, [{}]) after `local`, which reduces the gradient",
+        partials.iter().map(own).collect::<Vec<_>>().join(", ")
+    )
 }

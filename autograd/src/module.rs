@@ -5,9 +5,10 @@ use std::fmt;
 use std::sync::Arc;
 
 pub use meshgrad_derive::Module;
+use meshgrad_error::error;
 use meshgrad_runtime::Device;
 
-use crate::{Buffer, Param, ParamId, Result, Seam, TapeError};
+use crate::{Buffer, Error, Param, ParamId, Result, Seam};
 
 /// A container of parameters and buffers: a model, a block, an adapter.
 ///
@@ -107,18 +108,18 @@ pub trait Module {
     /// A tied parameter, which is one [`Param`] in several fields, passes.
     ///
     /// # Errors
-    /// [`TapeError::SameName`] with both fields.
+    /// When two have one name, with both fields.
     fn check_names(&self) -> Result<()> {
         let mut names = Names::default();
         self.visit(&mut names);
-        names.repeated.map_or(Ok(()), |error| Err(error.into()))
+        names.repeated.map_or(Ok(()), Err)
     }
 
     /// Sets the initial value of every parameter and buffer on `device`. It depends only on `seed`,
     /// names and positions.
     ///
     /// # Errors
-    /// As [`Module::check_names`]; [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
+    /// As [`Module::check_names`]; when memory runs out.
     fn materialize(&self, device: &Device, seed: u64) -> Result<()> {
         self.check_names()?;
         for param in self.params() {
@@ -183,7 +184,7 @@ struct Names {
     path: Vec<String>,
     visited: usize,
     fields: HashMap<String, (ParamId, String)>,
-    repeated: Option<TapeError>,
+    repeated: Option<Error>,
 }
 
 impl Names {
@@ -198,8 +199,12 @@ impl Names {
         match self.fields.get(name) {
             None => drop(self.fields.insert(name.to_owned(), (param.id(), field))),
             Some((id, first)) if *id != param.id() => {
-                let (name, first) = (name.to_owned(), first.clone());
-                self.repeated.get_or_insert(TapeError::SameName { name, first, second: field });
+                self.repeated.get_or_insert_with(|| error!(
+                    Invalid,
+                    "{first} and {field} are two parameters or buffers named `{name}`, of which a \
+                     checkpoint would store one: give each the path of its field (`ModulePath`), \
+                     or put one `Param` in both to tie them"
+                ));
             }
             Some(_) => {}
         }

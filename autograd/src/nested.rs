@@ -23,7 +23,7 @@ pub(crate) struct NestedTape {
 
 impl NestedTape {
     /// # Errors
-    /// [`TapeError::OtherTape`](meshgrad_runtime::TapeError::OtherTape).
+    /// When a value belongs to another tape.
     pub(crate) fn new(tape: Tape, inputs: &[Var], outputs: &[Var]) -> Result<NestedTape> {
         let id_of = |var: &Var| match var.node() {
             Node::Value(_) => tape.id_of(var).map(Some),

@@ -1,5 +1,6 @@
 //! The norm of gradients whose rows are divided over ranks.
 
+use meshgrad_error::{bail, error};
 use meshgrad_runtime::{DType, Error, Result, Tensor, ops, without_mesh};
 
 use crate::Param;
@@ -9,8 +10,7 @@ use crate::Param;
 /// call this.
 ///
 /// # Errors
-/// [`Error::Argument`] for a parameter without a home, and for no gradients; errors of the
-/// communication.
+/// For a parameter without a home, and for no gradients; errors of the communication.
 pub fn norm_over_ranks(gradients: &[(Param, Tensor)]) -> Result<Tensor> {
     let mut counted = Vec::with_capacity(gradients.len());
     let mut unit = None;
@@ -22,10 +22,7 @@ pub fn norm_over_ranks(gradients: &[(Param, Tensor)]) -> Result<Tensor> {
         unit.get_or_insert_with(|| home.unit());
     }
     let Some((unit, (_, first))) = unit.zip(gradients.first()) else {
-        return Err(Error::Argument {
-            op: "norm_over_ranks",
-            problem: "needs at least one gradient".into(),
-        });
+        bail!(Invalid, "norm_over_ranks: needs at least one gradient");
     };
     without_mesh(|| {
         if counted.is_empty() {
@@ -38,8 +35,8 @@ pub fn norm_over_ranks(gradients: &[(Param, Tensor)]) -> Result<Tensor> {
 }
 
 fn no_home(name: &str) -> Error {
-    Error::Argument {
-        op: "norm_over_ranks",
-        problem: format!("`{name}` has no home; give homes to all trained parameters, or to none"),
-    }
+    error!(
+        Invalid,
+        "norm_over_ranks: `{name}` has no home; give homes to all trained parameters, or to none"
+    )
 }

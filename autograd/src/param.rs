@@ -4,12 +4,13 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use meshgrad_error::bail;
 use meshgrad_mesh::Sharding;
 use meshgrad_runtime::{DType, Device, Key, Kind, Shape, ShardedShape, Tensor, ops};
 
+use crate::Result;
 use crate::home::{Home, rows_of};
 use crate::spec::{Init, ParamId, Spec};
-use crate::{Result, TapeError};
 
 /// A handle to a parameter. Clones share the parameter, so a block may be cloned into a closure.
 #[derive(Clone)]
@@ -88,9 +89,8 @@ impl Param {
     /// only the part of rank `rank`, with the same values as the whole parameter has there.
     ///
     /// # Errors
-    /// [`TapeError::ParamSharding`] when `sharding` has another shape or partial values, or the
-    /// parameter has a value; [`Error::Sharding`](meshgrad_runtime::Error::Sharding) when the rank
-    /// is not in the mesh.
+    /// When `sharding` has another shape or partial values, or the parameter has a value; when the
+    /// rank is not in the mesh.
     pub fn shard(&self, sharding: &Sharding, rank: usize) -> Result<()> {
         let problem = if sharding.shape() != &self.shape()[..] {
             "the shapes differ"
@@ -104,13 +104,13 @@ impl Param {
             self.write().shape = Some(ShardedShape::new(sharding, rank)?);
             return Ok(());
         };
-        Err(TapeError::ParamSharding {
-            name: self.name().into(),
-            shape: self.shape().to_string(),
-            sharding: format!("{sharding} of {:?}", sharding.shape()),
-            problem,
-        }
-        .into())
+        bail!(
+            Invalid,
+            "`{}` of shape {} cannot be sharded as {sharding} of {:?}: {problem}",
+            self.name(),
+            self.shape(),
+            sharding.shape()
+        )
     }
 
     /// The dtype of its gradient.
@@ -139,11 +139,10 @@ impl Param {
     /// Divides its rows over ranks, as `home` says. A value that it has moves there.
     ///
     /// # Errors
-    /// [`TapeError::SecondHome`]; errors of the copy.
+    /// When it has a home already; errors of the copy.
     pub fn settle(&self, home: Arc<dyn Home>) -> Result<()> {
         if self.home().is_some() {
-            let name = self.name().into();
-            return Err(TapeError::SecondHome { name }.into());
+            bail!(Invalid, "`{}` has a home already: give homes to a model once", self.name());
         }
         let value = self.take();
         if let Some(value) = &value {
@@ -182,22 +181,34 @@ impl Param {
     /// Its value.
     ///
     /// # Errors
-    /// [`TapeError::NotMaterialized`]; [`TapeError::Divided`] if it has a home.
+    /// When it has no value, or a home.
     pub fn value(&self) -> Result<Tensor> {
-        let state = self.read();
-        let name = || self.name().into();
+        let (state, name) = (self.read(), self.name());
         match (&state.value, &state.home) {
             (Some(value), _) => Ok(value.clone()),
-            (None, None) => Err(TapeError::NotMaterialized { name: name() }.into()),
-            (None, Some(_)) => Err(TapeError::Divided { name: name() }.into()),
+            (None, None) => bail!(
+                Invalid,
+                "parameter `{name}` has no value: call `materialize` or load a checkpoint first"
+            ),
+            (None, Some(_)) => bail!(
+                Invalid,
+                "no rank has the value of `{name}`, whose rows are divided over ranks: use \
+                 `Param::var`, which gathers it on all of them, or `Param::home` for the rows of \
+                 this rank"
+            ),
         }
+    }
+
+    /// Its value, if it has one and no home.
+    pub(crate) fn whole_value(&self) -> Option<Tensor> {
+        self.read().value.clone()
     }
 
     /// What this rank keeps of its value: the rows of its home, which may not have values yet
     /// ([`Param::has_value`]), or all.
     ///
     /// # Errors
-    /// [`TapeError::NotMaterialized`] without a home.
+    /// When it has neither a value nor a home.
     pub fn kept(&self) -> Result<Tensor> {
         match self.home() {
             Some(home) => Ok(home.value().clone()),
@@ -244,7 +255,7 @@ impl Param {
     /// a home, its rows are copied there.
     ///
     /// # Errors
-    /// [`TapeError::ParamValue`] when shape, dtype or sharding differ.
+    /// When shape, dtype or sharding differ.
     pub fn set(&self, value: &Tensor) -> Result<()> {
         let (own, given) = (self.read().shape.clone(), value.sharded_shape());
         let fits = match &own {
@@ -255,12 +266,13 @@ impl Param {
         let dtype = self.spec().dtype;
         if !fits || is_partial || value.dtype() != dtype {
             let own = own.as_ref().and_then(ShardedShape::sharding);
-            return Err(TapeError::ParamValue {
-                name: self.name().into(),
-                expected: describe(dtype, self.shape(), own),
-                actual: describe(value.dtype(), &given, value.sharding()),
-            }
-            .into());
+            bail!(
+                Invalid,
+                "parameter `{}` is {}, but the new value is {}; cast or reshape it first",
+                self.name(),
+                describe(dtype, self.shape(), own),
+                describe(value.dtype(), &given, value.sharding())
+            );
         }
 
         if let Some(home) = self.home() {
@@ -296,7 +308,7 @@ impl Param {
     /// Sets the initial value. It depends only on `seed`, the name and the element's position.
     ///
     /// # Errors
-    /// [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
+    /// When memory runs out.
     pub fn materialize(&self, device: &Device, seed: u64) -> Result<()> {
         let Spec { dtype, init, .. } = *self.spec();
         let shape = self.sharded_shape();
@@ -392,7 +404,7 @@ impl Buffer {
     /// Its value, which in-place ops may change.
     ///
     /// # Errors
-    /// [`TapeError::NotMaterialized`].
+    /// When it has no value.
     pub fn value(&self) -> Result<Tensor> {
         self.0.value()
     }

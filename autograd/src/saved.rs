@@ -3,11 +3,12 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
+use meshgrad_error::bail;
 use meshgrad_runtime::{DType, Device, Kind, Tensor, ops};
 
 use crate::gathered::SavedGathered;
 use crate::tape::{SavedStorage, current, is_recording};
-use crate::{Error, Result, TapeError};
+use crate::{Error, Result};
 
 /// A tensor that an op saved for its backward.
 pub struct Saved {
@@ -28,7 +29,7 @@ impl Saved {
     /// The saved tensor.
     ///
     /// # Errors
-    /// [`TapeError::Overwritten`] if it has been overwritten since; errors of unpacking.
+    /// If it has been overwritten since; errors of unpacking.
     pub fn get(&self) -> Result<Tensor> {
         match &self.kept {
             Kept::Whole(Counted { tensor, .. }) => {
@@ -50,12 +51,13 @@ impl Saved {
         if now == self.version {
             return Ok(());
         }
-        Err(TapeError::Overwritten {
-            name: self.name.clone().unwrap_or_else(name),
-            saved: self.version,
-            now,
-        }
-        .into())
+        bail!(
+            Invalid,
+            "`{}` was overwritten between forward and backward (version {} when saved, {now} now): \
+             run backward before the optimizer step, or save a copy",
+            self.name.clone().unwrap_or_else(name),
+            self.version
+        )
     }
 
     pub(crate) fn named(mut self, name: &str) -> Saved {

@@ -2,11 +2,12 @@
 
 use std::cell::RefCell;
 
+use meshgrad_error::error;
 use meshgrad_runtime::{Accumulator, DType, Device, Kind, ShardedShape, Tensor, ops};
 
 use crate::param::describe;
 use crate::var::{Node, ValueId};
-use crate::{Error, Grads, Param, Result, TapeError};
+use crate::{Error, Grads, Param, Result};
 
 /// What a value depends on. For an output, it is the maximum over the inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -117,8 +118,7 @@ impl Slot<'_> {
     /// this pass needs it.
     ///
     /// # Errors
-    /// Errors of `gradient`;
-    /// [`TapeError::GradientShape`](meshgrad_runtime::TapeError::GradientShape).
+    /// Errors of `gradient`; when a gradient's shape or dtype differs from its value's.
     #[allow(clippy::should_implement_trait)] // This is not `std::ops::Add`.
     pub fn add(self, gradient: impl FnOnce() -> Result<Tensor>) -> Result<()> {
         if !self.due() {
@@ -252,9 +252,10 @@ impl Pass<'_> {
 
 /// The error for a `gradient` whose shape or dtype differs from its value's.
 pub(crate) fn gradient_shape(shape: &ShardedShape, dtype: DType, gradient: &Tensor) -> Error {
-    TapeError::GradientShape {
-        expected: describe(dtype, shape, shape.sharding()),
-        actual: describe(gradient.dtype(), &gradient.global_shape(), gradient.sharding()),
-    }
-    .into()
+    error!(
+        Invalid,
+        "the gradient is {}, but its value is {}; both must have the same dtype and shape",
+        describe(gradient.dtype(), &gradient.global_shape(), gradient.sharding()),
+        describe(dtype, shape, shape.sharding())
+    )
 }

@@ -6,11 +6,12 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
+use meshgrad_error::{bail, error};
 use meshgrad_runtime::Tensor;
 
 use crate::slot::{Dep, Edge, Slots};
 use crate::var::{Node, ValueId};
-use crate::{Error, ParamId, Result, TapeError, Var};
+use crate::{Error, ParamId, Result, Var};
 
 /// The backward function of a record. Takes the gradients of its outputs and one slot per input.
 pub(crate) type BackwardFn =
@@ -195,8 +196,8 @@ impl Recorder {
         match var.node() {
             Node::Constant => Ok(Dep::Nothing),
             Node::Param(param) if self.refuses_parameters => {
-                let name = param.name().to_owned();
-                Err(TapeError::Captured { name }.into())
+                let name = param.name();
+                bail!(Invalid, "the body of `local` uses parameter `{name}`; pass it as an operand")
             }
             Node::Param(_) => Ok(Dep::Weight),
             Node::Value(id) if id.tape == self.tape.id => Ok(self.tape.deps[id.slot as usize]),
@@ -232,13 +233,19 @@ fn other_tape(var: &Var, id: ValueId, recorder: Option<&Recorder>) -> Error {
         Some(recorder) => format!("{} is running", recorder.running),
         None => "no tape is recording".into(),
     };
-    TapeError::OtherTape { shape: var.shape().to_string(), tape: id.tape, current }.into()
+    error!(
+        Invalid,
+        "a value of shape {} belongs to tape {}, but {current}: inside `checkpoint` or `local` \
+         pass it as an input; after recording use `x.value()`",
+        var.shape(),
+        id.tape
+    )
 }
 
 /// What `var` depends on; nothing if no tape records.
 ///
 /// # Errors
-/// [`TapeError::OtherTape`]; [`TapeError::Captured`].
+/// When a value belongs to another tape; when the body uses a parameter.
 pub(crate) fn dep_of(var: &Var) -> Result<Dep> {
     let dep = current(|recorder| recorder.keeps_records.then(|| recorder.depends(var)));
     dep.unwrap_or(Ok(Dep::Nothing))

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use meshgrad_error::error;
 use meshgrad_mesh::{Reduction, Sharding};
 use meshgrad_runtime::{DType, Tensor, ops};
 
@@ -11,7 +12,7 @@ use crate::saved::{Save, Saved};
 use crate::slot::{Dep, Slot, Slots};
 use crate::tape::{BackwardFn, current, is_recording, record};
 use crate::var::{Node, ValueId};
-use crate::{Operand, Result, TapeError, Var};
+use crate::{Operand, Result, Var};
 
 impl Var {
     /// An input of the recording, whose gradient
@@ -41,7 +42,7 @@ impl Var {
     /// activation. A constant, such as a frozen embedding, becomes an input.
     ///
     /// # Errors
-    /// [`TapeError::OtherTape`](meshgrad_runtime::TapeError::OtherTape).
+    /// When a value belongs to another tape.
     pub fn as_activation(&self) -> Result<Var> {
         if !self.is_tracked() {
             return Ok(Var::input(self.value().clone()));
@@ -74,8 +75,7 @@ pub trait Track: Sized {
     /// what it needs through [`Save::save`](crate::Save::save).
     ///
     /// # Errors
-    /// [`TapeError::OtherTape`] when an input belongs to another tape; [`TapeError::PartialMax`] when
-    /// this tensor is a partial maximum.
+    /// When an input belongs to another tape; when this tensor is a partial maximum.
     fn tracked<V: Operand, const N: usize>(
         self,
         inputs: [&V; N],
@@ -97,7 +97,7 @@ pub trait Track: Sized {
     /// This tensor as the result of an op without a gradient.
     ///
     /// # Errors
-    /// [`TapeError::NoBackward`] when an input is tracked and a tape records.
+    /// When an input is tracked and a tape records.
     fn untracked<V: Operand>(self, op: &str, inputs: &[&V]) -> Result<V>;
 }
 
@@ -134,7 +134,11 @@ impl Track for Tensor {
 
     fn untracked<V: Operand>(self, op: &str, inputs: &[&V]) -> Result<V> {
         match inputs.iter().any(|input| input.is_tracked()) && is_recording() {
-            true => Err(TapeError::NoBackward { op: op.into() }.into()),
+            true => Err(error!(
+                Invalid,
+                "{op} has no gradient, but an operand requires one; pass \
+                 `Var::constant(x.value().clone())` to stop the gradient there"
+            )),
             false => Ok(V::from_var(Var::constant(self))),
         }
     }
@@ -218,7 +222,11 @@ pub(crate) fn check_no_partial_max<'a>(
     let is_partial_max = |sharding: &Sharding| sharding.partials().iter().any(is_max);
     let mut all = tracked.chain(outputs);
     match all.find(|x| x.sharding().is_some_and(is_partial_max)) {
-        Some(x) => Err(TapeError::PartialMax { value: x.to_string() }.into()),
+        Some(x) => Err(error!(
+            Invalid,
+            "the gradient of {x} depends on all ranks: compute the maximum of a whole dim, or stop \
+             the gradient with Var::constant"
+        )),
         None => Ok(()),
     }
 }

@@ -82,8 +82,7 @@ impl Param {
     /// with a [`Home`](crate::Home) is gathered from the ranks.
     ///
     /// # Errors
-    /// [`TapeError::NotMaterialized`](meshgrad_runtime::TapeError::NotMaterialized); errors of the
-    /// communication.
+    /// When it has no value; errors of the communication.
     pub fn var(&self) -> Result<Var> {
         Ok(Var::new(self.value_as(self.spec().dtype)?, self.node()))
     }
@@ -92,8 +91,7 @@ impl Param {
     /// gradient is the parameter's own.
     ///
     /// # Errors
-    /// [`TapeError::NotMaterialized`](meshgrad_runtime::TapeError::NotMaterialized);
-    /// [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
+    /// When it has no value; when memory runs out.
     pub fn var_as(&self, dtype: DType) -> Result<Var> {
         Ok(Var::new(self.value_as(dtype)?, self.node()))
     }

@@ -6,6 +6,8 @@
 pub mod parallel;
 pub mod registry;
 
+pub use meshgrad_error::{Error, Kind, Result};
+
 /// Compiles and runs the examples of the guide.
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/groups.md")]

@@ -20,7 +20,6 @@ pub mod cumsum;
 pub mod dtype;
 pub mod elementary;
 pub mod elementwise;
-pub mod error;
 pub mod expert_order;
 pub mod expression;
 pub mod faults;
@@ -48,7 +47,7 @@ pub mod tree_reduce;
 
 pub use assembler::{Arguments, In, Launch, Out, Parameter, ParameterKind, Ptx, Target, Variant};
 pub use dtype::Dtype;
-pub use error::{Error, Result};
+pub use meshgrad_error::{Error, Kind, Result};
 
 /// Doctests compile and run the code of docs/kernels.md.
 #[cfg(doctest)]

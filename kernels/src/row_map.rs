@@ -4,10 +4,11 @@
 //! Numbers and values are [`Expression`]s, computed in f32. A row stays in registers from the first
 //! sum to the store if it fits ([`crate::row`]).
 
+use meshgrad_error::{Result, ensure};
+
 use crate::assembler::{F32, In, Kernel, Launch, List, Out, Ptx, Target, Variant};
 use crate::dtype::Dtype;
 use crate::elementwise::evaluate;
-use crate::error::{Error, Result};
 use crate::expression::{Binary, Expression, Node, short_name};
 use crate::params;
 use crate::row::{Form, Row, Values};
@@ -51,7 +52,7 @@ impl RowMap {
     /// [`RowNumber::summand`].
     ///
     /// # Errors
-    /// [`Error::TooMany`] for too many operands, numbers or scalars.
+    /// For too many operands, numbers or scalars.
     pub fn new(
         (dtype, features, aligned): (Dtype, usize, bool),
         is_matrix: impl IntoIterator<Item = bool>,
@@ -225,9 +226,10 @@ fn array<T, const N: usize>(
 }
 
 fn at_most(what: &'static str, count: usize, limit: usize) -> Result<()> {
-    let kernel = "row_map";
-    match count <= limit {
-        true => Ok(()),
-        false => Err(Error::TooMany { kernel, what, count, limit }),
-    }
+    ensure!(
+        count <= limit,
+        Unsupported,
+        "row_map: {count} {what}, but the limit is {limit}; split the call"
+    );
+    Ok(())
 }

@@ -6,6 +6,8 @@
 //! rounded once; integers wrap. The bits are those of the same operations on a CPU, except for the
 //! payload of a NaN in a sum.
 
+use meshgrad_error::{Result, ensure};
+
 use crate::assembler::{
     B16, Bf16, F32, F64, GlobalAddress, In, Kernel, Launch, List, Out, Pred, Ptx, S32, S64, Target,
     U32, Variant,
@@ -13,7 +15,6 @@ use crate::assembler::{
 use crate::copies::Format;
 use crate::elementwise::THREADS;
 use crate::params;
-use crate::{Error, Result};
 
 /// The most sources of one kernel. Each is a parameter.
 pub const MAX_SOURCES: usize = 64;
@@ -60,18 +61,14 @@ impl TreeReduce {
     /// The kernel for this number of sources.
     ///
     /// # Errors
-    /// [`Error::Extent`] when there are none, or more than [`MAX_SOURCES`].
+    /// When there are none, or more than [`MAX_SOURCES`].
     pub fn new(op: TreeOp, format: Format, sources: usize) -> Result<TreeReduce> {
-        match sources {
-            1..=MAX_SOURCES => Ok(TreeReduce { op, format, sources: sources as u32 }),
-            value => Err(Error::Extent {
-                kernel: "tree_reduce",
-                what: "sources",
-                value,
-                least: 1,
-                most: MAX_SOURCES,
-            }),
-        }
+        ensure!(
+            (1..=MAX_SOURCES).contains(&sources),
+            Unsupported,
+            "tree_reduce: sources = {sources} is not in 1..={MAX_SOURCES}"
+        );
+        Ok(TreeReduce { op, format, sources: sources as u32 })
     }
 
     /// The launch over elements; `None` if there are none.

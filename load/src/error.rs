@@ -9,14 +9,10 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The device failed.
+    /// The device failed, a file could not be read, a tensor does not fit its region, or the regions
+    /// cannot be loaded from this folder.
     #[error(transparent)]
-    Runtime(#[from] meshgrad_runtime::Error),
-
-    /// A file could not be read, a tensor does not fit its region, or the regions cannot be loaded
-    /// from this folder.
-    #[error(transparent)]
-    Checkpoint(#[from] meshgrad_ckpt::Error),
+    Other(#[from] meshgrad_error::Error),
 
     /// A dtype that files do not store.
     #[error("tensors of {dtype:?} cannot be stored: use f32 or bf16")]

@@ -119,7 +119,7 @@ impl LoadOptions<'_> {
 /// ```
 ///
 /// # Errors
-/// [`Error::Checkpoint`], [`Error::PinnedBound`], [`Error::NotFinite`];
+/// [`Error::Other`], [`Error::PinnedBound`], [`Error::NotFinite`];
 /// [`Error::NotLoaded`] when a tensor cannot be written.
 pub fn load(
     folder: &Folder,

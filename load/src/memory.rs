@@ -6,7 +6,8 @@ use std::ops::Range;
 
 use half::bf16;
 use meshgrad_ckpt::Dtype;
-use meshgrad_runtime::{DType, Error as RuntimeError, Tensor, WriteGuard};
+use meshgrad_error::error;
+use meshgrad_runtime::{DType, Tensor, WriteGuard};
 
 use crate::error::{Error, Result};
 
@@ -84,8 +85,9 @@ impl<'t> HostTensors<'t> {
             let ByteRange { name, storage, bytes } = &self.ranges[at];
             let (start, rest) = &mut left[*storage];
             let before = bytes.start.checked_sub(*start).ok_or_else(|| {
-                let problem = "shares elements with another tensor that is loaded".to_owned();
-                Error::not_loaded(name, RuntimeError::Argument { op: "load", problem })
+                let source =
+                    error!(Invalid, "load: shares elements with another tensor that is loaded");
+                Error::not_loaded(name, source)
             })?;
             let (own, after) = std::mem::take(rest)[before..].split_at_mut(bytes.len());
             (*start, *rest) = (bytes.end, after);

@@ -45,10 +45,12 @@ pub(crate) fn load(
 fn check(device: &Device, graph: &Graph, requests: &[(LoadRequest, &Tensor)]) -> Result<()> {
     for (request, tensor) in requests {
         if tensor.device() != device {
-            let source = meshgrad_runtime::Error::Devices {
-                op: "load",
-                devices: format!("{device}, {}", tensor.device()),
-            };
+            let source = error!(
+                Invalid,
+                "load: operands are on different devices ({device}, {}); copy them to one device \
+                 first",
+                tensor.device()
+            );
             return Err(Error::not_loaded(&request.target, source));
         }
         let elements: u64 = request.region.iter().map(|it| it.end - it.start).product();

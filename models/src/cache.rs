@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use meshgrad_autograd::{Error, Result, Var};
+use meshgrad_autograd::{Error, ErrorKind, Result, Var};
 use meshgrad_mesh::Sharding;
 use meshgrad_runtime::ops::AttentionSequences;
 use meshgrad_runtime::{Device, Kind, ShardedShape, Tensor, ops};
@@ -42,7 +42,7 @@ impl Cache {
     /// and values decide its dtype, the number of sequences and, on a mesh, its shards.
     ///
     /// # Errors
-    /// [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
+    /// When memory runs out.
     pub fn new(layers: usize, device: &Device, capacity: usize) -> Result<Cache> {
         let end = position(device, 0)?;
         let layer = |_| LayerCache {
@@ -77,7 +77,10 @@ impl Cache {
     pub(crate) fn begin(&self, tokens: usize) -> Result<AttentionSequences> {
         let (used, capacity) = (self.used, self.capacity);
         if used + tokens > capacity {
-            return Err(Error::other(CacheFull { capacity, used, given: tokens }));
+            return Err(Error::with_details(
+                ErrorKind::Invalid,
+                CacheFull { capacity, used, given: tokens },
+            ));
         }
         Ok(AttentionSequences::Cached {
             q_offset: position(&self.device, used)?,

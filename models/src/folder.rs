@@ -26,7 +26,7 @@ use meshgrad_error::error;
 use meshgrad_load::LoadOptions;
 use meshgrad_runtime::{DType, Device, Kind, ShardedShape, Tensor, UninitTensor};
 
-pub use damage::{check_texts, or_damage, sealed};
+pub use damage::{check_texts, may_be_damage, or_damage, sealed};
 pub use error::{Error, Result};
 use memory::specs;
 pub use memory::{NamedTensor, beside};
@@ -62,8 +62,8 @@ pub fn save(module: &impl Module, dir: &Path) -> Result<()> {
 /// holds no tensor of which it only has a part.
 ///
 /// # Errors
-/// [`Error::Checkpoint`], on all ranks, when a rank fails
-/// ([`FailedRank`](meshgrad_ckpt::ranks::FailedRank)), or no rank has some elements of a tensor.
+/// On all ranks, when a rank fails ([`FailedRank`](meshgrad_ckpt::ranks::FailedRank)), or no rank has
+/// some elements of a tensor.
 /// The folder then does not exist.
 pub fn save_sharded(module: &impl Module, dir: &Path, ranks: &mut Ranks<'_>) -> Result<Saved> {
     let named = module.check_names().map_err(Error::from).and_then(|()| params(module));

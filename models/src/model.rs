@@ -1,6 +1,6 @@
 //! What training and text generation need of a model, and no more.
 
-use meshgrad_autograd::{Error, Module, Param, Result, Var};
+use meshgrad_autograd::{Module, Param, Result, Var};
 use meshgrad_ckpt::mapping::Mapping;
 use meshgrad_runtime::{DType, Device, Tensor};
 
@@ -85,7 +85,7 @@ pub trait Model: Module {
         if parallelism.tensor_ranks() > 1 {
             let model = self.title();
             let no_plan = PlanProblem::NoPlan { model };
-            return Err(Error::other(PlanError::from(no_plan)));
+            return Err(PlanError::from(no_plan).into());
         }
         Ok(ModelPlan::new(&parallelism.mesh))
     }
@@ -143,7 +143,7 @@ pub trait Generate: Module {
     /// An empty cache for one sequence of up to `capacity` tokens, with values of `dtype`.
     ///
     /// # Errors
-    /// [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
+    /// When memory runs out.
     fn cache(&self, device: &Device, dtype: DType, capacity: usize) -> Result<Self::Cache>;
 
     /// The logits of the token after `ids_bt`, [b, v]. `ids_bt`, i64 [b, t], continues the

@@ -56,7 +56,7 @@ impl ModelParallelism {
         axes: impl AsRef<[S]>,
     ) -> meshgrad_mesh::Result<ModelParallelism> {
         let sized = |axis: &S| Ok((axis.as_ref().to_owned(), self.mesh.size(axis.as_ref())?));
-        self.tensor = axes.as_ref().iter().map(sized).collect::<Result<_, _>>()?;
+        self.tensor = axes.as_ref().iter().map(sized).collect::<meshgrad_mesh::Result<_>>()?;
         Ok(self)
     }
 

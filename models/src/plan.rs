@@ -3,7 +3,7 @@
 use std::fmt;
 
 use glob::Pattern;
-use meshgrad_autograd::{Buffer, Error, Module, Param, Result, Seam};
+use meshgrad_autograd::{Buffer, Error, ErrorKind, Module, Param, Result, Seam};
 use meshgrad_mesh::{Mesh, Placement, Sharding};
 
 /// A table from names of parameters, buffers and seams to placements. Parameters that no row names
@@ -98,7 +98,7 @@ impl ModelPlan {
     /// # Errors
     /// [`PlanError`] with all problems; as [`Param::shard`].
     pub fn apply(&self, module: &impl Module, rank: usize) -> Result<()> {
-        for (named, sharding) in self.shardings(module).map_err(Error::other)? {
+        for (named, sharding) in self.shardings(module)? {
             match (named, sharding) {
                 (Named::Param(param), Some(sharding)) => param.shard(&sharding, rank)?,
                 (Named::Buffer(buffer), Some(sharding)) => buffer.shard(&sharding, rank)?,
@@ -167,7 +167,7 @@ impl ModelPlan {
             let axes = placements.iter();
             let known = axes.map(|(axis, _)| self.mesh.axis(axis).map(drop));
             let known: Result<(), _> = known.collect();
-            return known.map(|()| None).map_err(|source| problem(source.into()));
+            return known.map(|()| None).map_err(&problem);
         };
         let sharding = Sharding::new(&self.mesh, placements, shape).map_err(problem)?;
         match sharding.partials().first() {
@@ -261,6 +261,12 @@ pub struct PlanError {
 fn lines(problems: &[PlanProblem]) -> String {
     let lines = problems.iter().map(|problem| format!("\n  {problem}"));
     lines.collect()
+}
+
+impl From<PlanError> for Error {
+    fn from(error: PlanError) -> Error {
+        Error::with_details(ErrorKind::Invalid, error)
+    }
 }
 
 impl From<PlanProblem> for PlanError {

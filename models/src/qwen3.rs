@@ -8,8 +8,9 @@ use std::ops::Range;
 
 use meshgrad_autograd::{Module, ModulePath, Param, Result, Seam, Var, ops};
 use meshgrad_ckpt::mapping::Mapping;
+use meshgrad_error::error;
 use meshgrad_runtime::ops::AttentionSequences;
-use meshgrad_runtime::{DType, Device, Error, Tensor, redistribute_like};
+use meshgrad_runtime::{DType, Device, Error, ErrorKind, Tensor, redistribute_like};
 
 use crate::attention::{Positions, Rotary};
 use crate::balance::{expert_metrics, load_balancing_loss, router_z_loss, update_router_bias};
@@ -75,6 +76,12 @@ pub enum PartError {
     NoHead,
 }
 
+impl From<PartError> for Error {
+    fn from(error: PartError) -> Error {
+        Error::with_details(ErrorKind::Invalid, error)
+    }
+}
+
 /// How the load of experts is balanced. Zero disables a term; all are zero by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Balancing {
@@ -111,7 +118,7 @@ impl Qwen3 {
         config.validate()?;
         if layers.start > layers.end || layers.end > config.num_hidden_layers {
             let model = config.num_hidden_layers;
-            return Err(Error::other(PartError::Layers { layers, model }));
+            return Err(PartError::Layers { layers, model }.into());
         }
         let (v, d) = (config.vocab_size, config.hidden_size);
         let at = ModulePath::from("model");
@@ -183,7 +190,7 @@ impl Qwen3 {
     /// When an id is out of range; in a part without the embedding.
     pub fn embed(&self, ids_bt: &Tensor, compute: Compute) -> Result<Stream> {
         let embedding = self.embedding.as_ref().ok_or(PartError::NoEmbedding);
-        let x_btd = embedding.map_err(Error::other)?.forward(ids_bt, compute.dtype)?;
+        let x_btd = embedding?.forward(ids_bt, compute.dtype)?;
         Ok(Stream { x: Residual::new(x_btd), routings: Vec::new() })
     }
 
@@ -241,8 +248,7 @@ impl Qwen3 {
     }
 
     fn head(&self) -> Result<&Head> {
-        let head = self.head.as_ref().ok_or(PartError::NoHead);
-        head.map_err(Error::other)
+        Ok(self.head.as_ref().ok_or(PartError::NoHead)?)
     }
 
     /// The logits of every next token, [b, t, v] in `compute.dtype`. For a loss use
@@ -325,7 +331,7 @@ impl Qwen3 {
     /// A model with initial values on `device`.
     ///
     /// # Errors
-    /// [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
+    /// When memory runs out.
     pub fn materialized(config: &Qwen3Config, device: &Device, seed: u64) -> Result<Qwen3> {
         let model = Qwen3::new(config)?;
         model.materialize(device, seed)?;
@@ -345,7 +351,7 @@ impl Model for Qwen3 {
     }
 
     fn plan(&self, parallelism: &ModelParallelism) -> Result<ModelPlan> {
-        plan::plan(self, parallelism).map_err(Error::other)
+        Ok(plan::plan(self, parallelism)?)
     }
 
     /// The layers.
@@ -376,7 +382,8 @@ impl Model for Qwen3 {
 
     fn files(&self) -> Result<Vec<(String, String)>> {
         let config = ("config.json".into(), self.config.to_json_of_f32()?);
-        let adapters = adapters::written(self.projections()).map_err(Error::other)?;
+        let adapters = adapters::written(self.projections())
+            .map_err(|error| error!(Invalid, "{error}").caused_by(error))?;
         let adapters = adapters.map(|text| (adapters::FILE.into(), text));
         let companions = self.companions.iter().cloned();
         Ok(std::iter::once(config).chain(adapters).chain(companions).collect())

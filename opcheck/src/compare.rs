@@ -1,34 +1,10 @@
 //! Comparison of a case on two devices: a device without f64 against the CPU in f64.
 
-use std::fmt;
-
 use meshgrad_autograd::{Grads, Init, Param, Spec, Tape, Var, weighted_roots};
-use meshgrad_runtime::{self as runtime, DType, Device, Shape, Tensor, ops};
+use meshgrad_error::bail;
+use meshgrad_runtime::{DType, Device, Result, Tensor, ops};
 
 use crate::cases::Case;
-
-/// The result of a comparison.
-pub type Result<T = (), E = Error> = std::result::Result<T, E>;
-
-/// Why a comparison failed.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum Error {
-    /// Recording, backward or an op failed.
-    #[error(transparent)]
-    Runtime(#[from] runtime::Error),
-
-    /// A result that differs from the reference.
-    #[error("{result} differs from that of {device}: {difference}")]
-    Differs {
-        /// The result.
-        result: Compared,
-        /// The device of the reference.
-        device: String,
-        /// How it differs.
-        difference: Difference,
-    },
-}
 
 /// The tolerance of a comparison.
 #[derive(Clone, Copy, Debug)]
@@ -46,87 +22,23 @@ pub enum Closeness {
     },
 }
 
-/// One result of a case.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Compared {
-    /// An output, by position.
-    Output(usize),
-    /// The gradient of an input, by position.
-    Gradient(usize),
-}
-
-impl fmt::Display for Compared {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Compared::Output(at) => write!(f, "output {at}"),
-            Compared::Gradient(input) => write!(f, "the gradient of input {input}"),
-        }
-    }
-}
-
-/// How two results differ.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Difference {
-    /// In shape.
-    Shape {
-        /// The shape on the device.
-        actual: Shape,
-        /// The shape of the reference.
-        expected: Shape,
-    },
-    /// In one element.
-    Element {
-        /// Its index, in row-major order.
-        index: usize,
-        /// The element on the device.
-        actual: f64,
-        /// The element of the reference.
-        expected: f64,
-        /// The allowed distance.
-        tolerance: f64,
-    },
-    /// In direction or norm.
-    Vector {
-        /// 1 - cos of the angle.
-        angle: f64,
-        /// The norm over that of the reference.
-        ratio: f64,
-    },
-}
-
-impl fmt::Display for Difference {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Difference::Shape { actual, expected } => {
-                write!(f, "shape {actual}, expected {expected}")
-            }
-            Difference::Element { index, actual, expected, tolerance } => write!(
-                f,
-                "element {index} is {actual:e}, expected {expected:e} (tolerance {tolerance:e})"
-            ),
-            Difference::Vector { angle, ratio } => {
-                write!(f, "1 - cos is {angle:e}, norm ratio {ratio}")
-            }
-        }
-    }
-}
-
 /// Compares the outputs of `case` and the gradients of its inputs with those of `reference`, the
 /// same case on another device and possibly in a wider dtype
 /// ([`cases::exact`](crate::cases::exact)).
 ///
 /// # Errors
-/// [`Error::Differs`] for the first result that differs; errors of the cases' functions.
-/// Outputs are compared before gradients.
+/// For the first result that differs: outputs are compared before gradients. Errors of the cases'
+/// functions.
 pub fn compare(case: &Case, reference: &Case, closeness: Closeness) -> Result<()> {
     let (actual, expected) = (Recorded::of(case)?, Recorded::of(reference)?);
     for (at, (actual, expected)) in actual.values().zip(expected.values()).enumerate() {
-        closeness.check(Compared::Output(at), actual, expected)?;
+        closeness.check(|| format!("output {at}"), actual, expected)?;
     }
 
     let (actual, expected) = (actual.gradients()?, expected.gradients()?);
     for (input, (actual, expected)) in actual.iter().zip(&expected).enumerate() {
-        closeness.check(Compared::Gradient(input), actual, expected)?;
+        let result = || format!("the gradient of input {input}");
+        closeness.check(result, actual, expected)?;
     }
     Ok(())
 }
@@ -146,17 +58,17 @@ enum Input {
 }
 
 impl Recorded {
-    fn of(case: &Case) -> runtime::Result<Recorded> {
+    fn of(case: &Case) -> Result<Recorded> {
         let ((inputs, outputs), tape) = Tape::record(|| {
             let inputs = case.inputs.iter().enumerate();
-            let inputs: runtime::Result<Vec<Input>> = inputs
+            let inputs: Result<Vec<Input>> = inputs
                 .map(|(at, x)| match case.weights.contains(&at) {
                     true => Ok(Input::Weight(parameter(at, x)?)),
                     false => Ok(Input::Activation(Var::input(x.clone()))),
                 })
                 .collect();
             let inputs = inputs?;
-            let vars: runtime::Result<Vec<Var>> = inputs.iter().map(Input::var).collect();
+            let vars: Result<Vec<Var>> = inputs.iter().map(Input::var).collect();
             let outputs = case.run(&vars?)?;
             Ok((inputs, outputs))
         })?;
@@ -168,7 +80,7 @@ impl Recorded {
     }
 
     /// The gradients of all inputs in order.
-    fn gradients(self) -> runtime::Result<Vec<Tensor>> {
+    fn gradients(self) -> Result<Vec<Tensor>> {
         let (mut activations, mut weights) = (Vec::new(), Vec::new());
         for input in &self.inputs {
             match input {
@@ -192,7 +104,7 @@ impl Recorded {
 }
 
 impl Input {
-    fn var(&self) -> runtime::Result<Var> {
+    fn var(&self) -> Result<Var> {
         match self {
             Input::Activation(var) => Ok(var.clone()),
             Input::Weight(param) => param.var(),
@@ -200,7 +112,7 @@ impl Input {
     }
 }
 
-fn parameter(at: usize, value: &Tensor) -> runtime::Result<Param> {
+fn parameter(at: usize, value: &Tensor) -> Result<Param> {
     let spec =
         Spec { shape: *value.shape(), dtype: value.dtype(), init: Init::Zeros, optional: true };
     let param = Param::with_spec(format!("input {at}"), spec);
@@ -209,37 +121,42 @@ fn parameter(at: usize, value: &Tensor) -> runtime::Result<Param> {
 }
 
 impl Closeness {
-    fn check(self, result: Compared, actual: &Tensor, expected: &Tensor) -> Result<()> {
+    fn check(self, result: impl Fn() -> String, actual: &Tensor, expected: &Tensor) -> Result<()> {
         let difference = match actual.shape() == expected.shape() {
             true => self.difference(&to_host(actual)?, &to_host(expected)?),
-            false => {
-                Some(Difference::Shape { actual: *actual.shape(), expected: *expected.shape() })
-            }
+            false => Some(format!("shape {}, expected {}", actual.shape(), expected.shape())),
         };
-        difference.map_or(Ok(()), |difference| {
-            Err(Error::Differs { result, device: expected.device().to_string(), difference })
-        })
+        match difference {
+            Some(difference) => bail!(
+                Mismatch,
+                "{} differs from that of {}: {difference}",
+                result(),
+                expected.device()
+            ),
+            None => Ok(()),
+        }
     }
 
-    fn difference(self, actual: &[f64], expected: &[f64]) -> Option<Difference> {
+    fn difference(self, actual: &[f64], expected: &[f64]) -> Option<String> {
         match self {
             Closeness::Elements(tolerance) => first_element(actual, expected, tolerance),
             Closeness::Vectors { angle, norm } => {
                 let (found, ratio) = vectors(actual, expected);
                 let close = found <= angle && (ratio - 1.0).abs() <= norm;
-                (!close).then_some(Difference::Vector { angle: found, ratio })
+                (!close).then(|| format!("1 - cos is {found:e}, norm ratio {ratio}"))
             }
         }
     }
 }
 
 /// The first element out of tolerance.
-fn first_element(actual: &[f64], expected: &[f64], tolerance: f64) -> Option<Difference> {
+fn first_element(actual: &[f64], expected: &[f64], tolerance: f64) -> Option<String> {
     let largest = expected.iter().fold(1.0f64, |most, x| most.max(x.abs()));
     let tolerance = tolerance * largest;
     let agrees = |(actual, expected): (&f64, &f64)| (actual - expected).abs() <= tolerance;
     let index = actual.iter().zip(expected).position(|pair| !agrees(pair))?;
-    Some(Difference::Element { index, actual: actual[index], expected: expected[index], tolerance })
+    let (actual, expected) = (actual[index], expected[index]);
+    Some(format!("element {index} is {actual:e}, expected {expected:e} (tolerance {tolerance:e})"))
 }
 
 /// 1 - cos of the angle, and the ratio of the norms. Two zero vectors are equal.
@@ -257,7 +174,7 @@ fn vectors(actual: &[f64], expected: &[f64]) -> (f64, f64) {
 
 fn to_host(x: &Tensor) -> Result<Vec<f64>> {
     let x = ops::to_device(x, &Device::cpu())?;
-    Ok(ops::cast(&x, DType::F64)?.to_vec()?)
+    ops::cast(&x, DType::F64)?.to_vec()
 }
 
 #[cfg(test)]
@@ -287,7 +204,7 @@ mod tests {
         let op = case.function;
         let function = move |vars: &[Var], constants: &[Tensor]| {
             let same = |x: &Var| meshgrad_autograd::ops::affine(x, 1.0, 0.0);
-            let before: runtime::Result<Vec<Var>> = vars.iter().map(same).collect();
+            let before: Result<Vec<Var>> = vars.iter().map(same).collect();
             op(&before?, constants)?.iter().map(same).collect()
         };
         Case { function: Box::new(function), weights, ..case }
@@ -339,15 +256,13 @@ mod tests {
     fn wrong_results_are_detected() {
         let right = scaled(1.0, 1.0);
         for closeness in [F32, BF16] {
-            let found = |case: &Case| match compare(case, &right, closeness) {
-                Err(Error::Differs { result, .. }) => Some(result),
-                Ok(()) => None,
-                Err(other) => panic!("{other}"),
-            };
-            assert_eq!(found(&scaled(1.0, 1.0)), None);
+            assert_eq!(compare(&scaled(1.0, 1.0), &right, closeness), Ok(()));
             for wrong in [-1.0, 0.0, 1.1, f64::NAN] {
-                assert_eq!(found(&scaled(wrong, 1.0)), Some(Compared::Output(0)));
-                assert_eq!(found(&scaled(1.0, wrong)), Some(Compared::Gradient(0)));
+                let found = |case: &Case| compare(case, &right, closeness).unwrap_err().to_string();
+                let (value, gradient) = (found(&scaled(wrong, 1.0)), found(&scaled(1.0, wrong)));
+                assert!(value.starts_with("output 0 differs from that of cpu: "), "{value}");
+                let start = "the gradient of input 0 differs from that of cpu: ";
+                assert!(gradient.starts_with(start), "{gradient}");
             }
         }
     }

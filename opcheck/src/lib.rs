@@ -6,4 +6,4 @@ pub mod cases;
 mod compare;
 
 pub use cases::Case;
-pub use compare::{Closeness, Compared, Difference, Error, Result, compare};
+pub use compare::{Closeness, compare};

@@ -20,10 +20,11 @@ pub mod op_cases;
 pub mod ops;
 mod threads;
 
+pub use meshgrad_error::{Error, Kind as ErrorKind, Result};
+
 pub use crate::core::completion::Completion;
 pub use crate::core::device::{Device, Properties, Work};
 pub use crate::core::dtype::{Bool, DType, Element, Float, Wide};
-pub use crate::core::error::{Error, OtherError, Result};
 pub use crate::core::gpu_slice::{GpuSlice, GpuSliceMut};
 pub use crate::core::graph::Graph;
 pub use crate::core::key::{Key, Region, RegionKey};
@@ -31,15 +32,12 @@ pub use crate::core::layout::Layout;
 pub use crate::core::lent::{Lent, LentInPlace, LentMut};
 pub use crate::core::number::{Function, Number, RowFunction};
 pub use crate::core::op_trace::{OpSpan, OpTrace};
-pub use crate::core::params::attention_error::AttentionError;
-pub use crate::core::params::matmul::GemmError;
 pub use crate::core::pinned::{PendingUpload, PinnedBuffer};
 pub use crate::core::shape::{MAX_DIMS, Shape};
-pub use crate::core::sharding::error::ShardedTensorError;
 pub use crate::core::sharding::rank_scope::RankScope;
 pub use crate::core::sharding::redistribute::{
-    Redistribute, check_replicas, current_redistribution, full_tensor, redistribute,
-    redistribute_like, start_redistribute, with_placements, with_redistribution,
+    Redistribute, check_replicas, current_redistribution, full_tensor, in_redistribution,
+    redistribute, redistribute_like, start_redistribute, with_placements, with_redistribution,
 };
 pub use crate::core::sharding::scope::{with_mesh, without_mesh};
 pub use crate::core::sharding::shape::ShardedShape;
@@ -47,10 +45,9 @@ pub use crate::core::signature::{Call, Signature};
 pub use crate::core::storage::{Kind, ReadGuard, WriteGuard};
 pub use crate::core::stream::{Pending, Stream, with_stream};
 pub use crate::core::stream_work::{StreamEvent, StreamJoin, StreamWork};
-pub use crate::core::tape_error::TapeError;
 pub use crate::core::tensor::{StorageView, Tensor, UninitTensor};
 pub use crate::driver::{
-    AllocatorStats, CudaError, GpuProperties, Library, MemoryStats, OutOfMemoryReport,
+    AllocatorStats, GpuProperties, IndexOutOfRange, Library, MemoryStats, OutOfMemoryReport,
 };
 pub use crate::launch::Launcher;
 pub use crate::launch::tree_reduce::TreeOp;
@@ -61,6 +58,14 @@ pub use crate::ops::row_blocks::RowBlocks;
 #[cfg(test)]
 #[path = "../tests/launches/mod.rs"]
 mod launches;
+
+/// Asserts that `result` is an error whose message contains `part`.
+#[cfg(test)]
+#[track_caller]
+fn assert_error<T>(result: Result<T>, part: &str) {
+    let error = result.err().expect("it is accepted").to_string();
+    assert!(error.contains(part), "{error}");
+}
 
 /// Compiles and runs the examples of the guide.
 #[cfg(doctest)]

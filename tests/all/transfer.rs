@@ -57,7 +57,7 @@ fn sharding(mesh: &Mesh, name: &str, shape: &Shape) -> Result<Sharding> {
         "down" => vec![("tp", Placement::shard(1)), ("dp_cp_shard", Placement::shard(0))],
         _ => vec![],
     };
-    Ok(Sharding::new(mesh, placements, shape)?)
+    Sharding::new(mesh, placements, shape)
 }
 
 fn mesh(ranks: &[usize], tp: usize) -> Mesh {

@@ -58,15 +58,12 @@ pub enum TrainError {
     /// The phases of the schedule do not fit the run.
     #[error(transparent)]
     Schedule(#[from] ScheduleError),
-    /// The model, an op or the tape failed.
+    /// The model, an op or the tape failed, or a checkpoint cannot be written or read.
     #[error(transparent)]
-    Model(#[from] meshgrad_runtime::Error),
+    Other(#[from] meshgrad_error::Error),
     /// The model or its state cannot be written or read.
     #[error(transparent)]
     Folder(#[from] meshgrad_models::folder::Error),
-    /// A checkpoint cannot be written or read.
-    #[error(transparent)]
-    Checkpoint(#[from] meshgrad_ckpt::Error),
     /// The degrees of `[parallel]` do not fit each other or the number of ranks.
     #[error("[parallel]: {0}")]
     Parallel(#[from] meshgrad_dist::parallel::Violations),

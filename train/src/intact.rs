@@ -71,8 +71,7 @@ impl Candidates {
     /// As [`Candidates::find`], to resume from.
     ///
     /// # Errors
-    /// As [`Candidates::find`]; [`TrainError::NoCheckpoint`]; [`TrainError::Checkpoint`] when there
-    /// is nothing at `path`.
+    /// As [`Candidates::find`]; [`TrainError::NoCheckpoint`]; when there is nothing at `path`.
     pub fn at(path: &Path, verify: bool) -> Result<Candidates> {
         match Candidates::find(path, verify)? {
             Some(candidates) => Ok(Candidates { resumes: true, ..candidates }),
@@ -186,7 +185,9 @@ pub(crate) fn damage_in(checkpoint: &Committed, error: TrainError, verify: bool)
         error if is_disk_failure(&error) => Ok(error.to_string()),
         error if !verify => Err(error),
         TrainError::Folder(error) => damage(folder::or_damage(checkpoint, error)),
-        TrainError::Checkpoint(error) => damage(folder::or_damage(checkpoint, error.into())),
+        TrainError::Other(error) if folder::may_be_damage(&error) => {
+            damage(folder::or_damage(checkpoint, error.into()))
+        }
         error => Err(error),
     }
 }
@@ -204,7 +205,7 @@ fn is_damage(error: &folder::Error) -> bool {
     let is_damaged = match error {
         folder::Error::Damaged { .. } | folder::Error::NotFinite { .. } => true,
         // Not if a newer program wrote it: its kind is `Unsupported`.
-        folder::Error::Checkpoint(error) => error.kind() == Kind::Damaged,
+        folder::Error::Other(error) => error.kind() == Kind::Damaged,
         _ => false,
     };
     is_damaged || is_disk_failure(error)

@@ -20,6 +20,7 @@ use meshgrad_comm::{
     TracedRank,
 };
 use meshgrad_dist::parallel::ParallelConfig;
+use meshgrad_error::error;
 use meshgrad_mesh::{Channel, Group, GroupOptions};
 use meshgrad_models::{Model, TokenBatch};
 use meshgrad_runtime::{Device, Error as RuntimeError, Pending, Tensor};
@@ -329,17 +330,20 @@ impl<const N: usize> AnyFlags<N> {
 impl Member<'_> {
     /// The values of all ranks.
     fn exchange<T: Serialize + DeserializeOwned>(&self, mine: &T) -> Result<Vec<T>> {
-        let invalid = |error: serde_json::Error| RuntimeError::other(error);
-        let mine = serde_json::to_vec(mine).map_err(invalid)?;
+        let mine = serde_json::to_vec(mine).map_err(of_json)?;
         let all = self.control.all_gather_bytes(&mine)?;
-        let read = |bytes: &Vec<u8>| Ok(serde_json::from_slice(bytes).map_err(invalid)?);
+        let read = |bytes: &Vec<u8>| Ok(serde_json::from_slice(bytes).map_err(of_json)?);
         all.iter().map(read).collect()
     }
 }
 
 fn with_json<T: Serialize>(value: T) -> Result<(T, String)> {
-    let json = serde_json::to_string(&value).map_err(RuntimeError::other)?;
+    let json = serde_json::to_string(&value).map_err(of_json)?;
     Ok((value, json))
+}
+
+fn of_json(error: serde_json::Error) -> RuntimeError {
+    error!(Malformed, "{error}").caused_by(error)
 }
 
 /// Checks that `ranks` ranks can train as `config` says.
@@ -362,8 +366,7 @@ fn all(rank: &dyn Rank, channel: Channel, limit: Duration) -> Result<Group, Runt
     let all: Vec<usize> = (0..rank.world_size()).collect();
     let mut options = GroupOptions::default();
     options.timeout = Some(limit);
-    let group = Group::new(all).map_err(RuntimeError::other)?;
-    Ok(group.with_channel(channel).with_options(options))
+    Ok(Group::new(all)?.with_channel(channel).with_options(options))
 }
 
 impl fmt::Debug for RunRanks<'_> {
@@ -376,12 +379,9 @@ impl fmt::Debug for RunRanks<'_> {
 pub fn failed_elsewhere(error: &TrainError) -> Option<(usize, String)> {
     match error {
         TrainError::OnRank { rank, message } => Some((*rank, message.clone())),
-        TrainError::Checkpoint(error) => {
-            let FailedRank { rank, reason, .. } = error.details()?;
-            Some((*rank, reason.clone()))
-        }
-        TrainError::Model(error) => match error.downcast_ref::<CommError>()? {
-            CommError::Died { rank, reason, .. } => Some((*rank, reason.clone())),
+        TrainError::Other(error) => match (error.details(), error.details()) {
+            (Some(FailedRank { rank, reason, .. }), _)
+            | (_, Some(CommError::Died { rank, reason, .. })) => Some((*rank, reason.clone())),
             _ => None,
         },
         _ => None,

@@ -3,10 +3,9 @@
 use std::time::Instant;
 
 use meshgrad_autograd::{Grads, Param, Tape};
+use meshgrad_error::error;
 use meshgrad_models::{Compute, Loss, Model};
-use meshgrad_runtime::{
-    AsyncRead, DType, Device, Error as RuntimeError, Tensor, full_tensor, ops, without_mesh,
-};
+use meshgrad_runtime::{AsyncRead, DType, Device, Tensor, full_tensor, ops, without_mesh};
 
 use crate::config::{Config, Reduction};
 use crate::events::{Event, Events};
@@ -197,7 +196,7 @@ impl<M: Model> Trainer<M> {
         microbatches: impl IntoIterator<Item = Result<M::Batch>>,
     ) -> Result<PendingStep> {
         if !self.asleep.is_empty() {
-            return Err(RuntimeError::Asleep { op: "step" }.into());
+            return Err(error!(Invalid, "step: the tensor is asleep; call `wake` first").into());
         }
         let (started, before) = (Instant::now(), self.device.work().kernel_launches);
         self.events.report(Event::StepStarted { step })?;

@@ -1,5 +1,6 @@
 //! Attention whose scores are capped or get a bias, composed of other ops.
 
+use meshgrad_error::error;
 use meshgrad_runtime::ops::{self, AttentionMask, AttentionSequences};
 use meshgrad_runtime::{DType, Device, Error, Tensor};
 
@@ -15,8 +16,7 @@ use crate::{Operand, Result, Var};
 /// dtype of `q`. Queries and keys are not sharded.
 ///
 /// # Errors
-/// [`Error::Argument`] when H is not a multiple of G or `soft_cap` is not above 0; as
-/// [`matmul`].
+/// When H is not a multiple of G or `soft_cap` is not above 0; as [`matmul`].
 pub fn attention_with_scores<V: Operand>(
     [q, k, v]: [&V; 3],
     bias: Option<&V>,
@@ -171,5 +171,5 @@ fn extents<V: Operand>(name: &str, x: &V) -> Result<[usize; 4]> {
 }
 
 fn refused(problem: String) -> Error {
-    Error::Argument { op: "attention_with_scores", problem }
+    error!(Invalid, "attention_with_scores: {problem}")
 }

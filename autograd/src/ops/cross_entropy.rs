@@ -91,8 +91,7 @@ pub fn linear_cross_entropy<V: Operand>(
 /// two scalars in the accumulator dtype. The loss is tracked, the count is not.
 ///
 /// # Errors
-/// [`IndexOutOfRange`](meshgrad_runtime::Error::IndexOutOfRange) for a label that is neither a class
-/// nor ignored; as [`meshgrad_runtime::ops::gather`].
+/// For a label that is neither a class nor ignored; as [`meshgrad_runtime::ops::gather`].
 pub fn cross_entropy<V: Operand>(
     logits: &V,
     labels: &Tensor,

@@ -6,9 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use meshgrad_mesh::{Chunks, Placement, Region, Sharding};
-use meshgrad_runtime::{
-    Pending, Redistribute, RowBlocks, ShardedTensorError, Tensor, current_redistribution, ops,
-};
+use meshgrad_runtime::{Pending, Redistribute, RowBlocks, Tensor, current_redistribution, ops};
 
 use super::redistribute::back;
 use crate::Result;
@@ -103,7 +101,7 @@ impl Exchange {
         ws: &[&Tensor],
         product: Product,
     ) -> Result<(Tensor, Vec<Tensor>)> {
-        let from = sharding_of(x)?;
+        let from = x.expect_sharding("redistribute")?;
         let Some(route) = self.route([from, to])? else {
             let whole = self.redistribute(x, to)?;
             let products = ws.iter().map(|w| product.whole(&whole, w));
@@ -270,7 +268,7 @@ impl Product {
             Product::Linear => ops::linear_sharding(x, w)?,
             Product::GradInput => ops::linear_grad_input_sharding(x, w)?,
         };
-        sharding.map_or_else(|| sharding_of(x).cloned(), Ok)
+        sharding.map_or_else(|| x.expect_sharding("redistribute").cloned(), Ok)
     }
 
     fn columns(self, w: &Tensor) -> usize {
@@ -336,12 +334,4 @@ fn sum(terms: impl Iterator<Item = Result<Tensor>>) -> Result<Tensor> {
     let mut terms = terms;
     let first = terms.next().unwrap_or_else(|| unreachable!("a gradient has a term"))?;
     terms.try_fold(first, |sum, term| ops::add(&sum, &term?))
-}
-
-fn sharding_of(x: &Tensor) -> Result<&Sharding> {
-    let none = || {
-        let (op, tensor) = ("redistribute", x.to_string());
-        ShardedTensorError::NoSharding { op, tensor }
-    };
-    Ok(x.sharding().ok_or_else(none)?)
 }

@@ -16,8 +16,7 @@ use crate::{Operand, Result, Track};
 /// not named the gradient keeps its placement.
 ///
 /// # Errors
-/// As [`meshgrad_runtime::redistribute`]; [`PartialMax`](meshgrad_runtime::TapeError::PartialMax)
-/// for a result that is a partial maximum.
+/// As [`meshgrad_runtime::redistribute`]; for a result that is a partial maximum.
 pub fn redistribute<V: Operand, S: AsRef<str>>(
     x: &V,
     placements: impl AsRef<[(S, Placement)]>,
@@ -74,5 +73,5 @@ pub(super) fn back(dy: Option<&Sharding>, from: &Sharding, named: &[String]) -> 
         (axis, placement)
     };
     let placements: Vec<_> = from.placements().into_iter().map(placement).collect();
-    Ok(Sharding::new(from.mesh(), placements, from.shape())?)
+    Sharding::new(from.mesh(), placements, from.shape())
 }

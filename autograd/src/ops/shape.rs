@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 
+use meshgrad_error::bail;
 use meshgrad_runtime::{DType, ops};
 
 use crate::var::Node;
@@ -98,12 +99,11 @@ pub fn contiguous<V: Operand>(x: &V) -> Result<V> {
 /// Splits the last dim in two: [.., n c] to [.., n, c].
 ///
 /// # Errors
-/// [`Argument`](meshgrad_runtime::Error::Argument) when `c` does not divide the last dim.
+/// When `c` does not divide the last dim.
 pub fn split_last<V: Operand>(x: &V, c: usize) -> Result<V> {
     let last = x.value().global_extent(-1)?;
     if c == 0 || last % c != 0 {
-        let problem = format!("cannot split {last} features into groups of {c}");
-        return Err(meshgrad_runtime::Error::Argument { op: "split_last", problem });
+        bail!(Invalid, "split_last: cannot split {last} features into groups of {c}");
     }
     let shape = x.global_shape();
     let leading = &shape[..shape.len() - 1];
@@ -114,12 +114,11 @@ pub fn split_last<V: Operand>(x: &V, c: usize) -> Result<V> {
 /// [.., n, c].
 ///
 /// # Errors
-/// [`Argument`](meshgrad_runtime::Error::Argument) when `chunks` does not divide the last dim.
+/// When `chunks` does not divide the last dim.
 pub fn chunk<V: Operand>(x: &V, chunks: usize) -> Result<V> {
     let last = x.value().global_extent(-1)?;
     if chunks == 0 || last % chunks != 0 {
-        let problem = format!("cannot split {last} features into {chunks} equal chunks");
-        return Err(meshgrad_runtime::Error::Argument { op: "chunk", problem });
+        bail!(Invalid, "chunk: cannot split {last} features into {chunks} equal chunks");
     }
     let shape = x.global_shape();
     let leading = &shape[..shape.len() - 1];
@@ -129,7 +128,7 @@ pub fn chunk<V: Operand>(x: &V, chunks: usize) -> Result<V> {
 /// Merges the last two dims: [.., n, c] to [.., n c].
 ///
 /// # Errors
-/// [`NoDim`](meshgrad_runtime::Error::NoDim) when there are fewer than two.
+/// When there are fewer than two.
 pub fn merge_last<V: Operand>(x: &V) -> Result<V> {
     let at = x.value().dim("merge_last", -2)?;
     let shape = x.global_shape();
@@ -139,7 +138,7 @@ pub fn merge_last<V: Operand>(x: &V) -> Result<V> {
 /// Merges the first two dims: [n, c, ..] to [n c, ..].
 ///
 /// # Errors
-/// [`NoDim`](meshgrad_runtime::Error::NoDim) when there are fewer than two.
+/// When there are fewer than two.
 pub fn merge_first<V: Operand>(x: &V) -> Result<V> {
     let second = x.value().dim("merge_first", 1)?;
     let shape = x.global_shape();
@@ -149,7 +148,7 @@ pub fn merge_first<V: Operand>(x: &V) -> Result<V> {
 /// Merges all dims but the last: [.., c] to [n, c].
 ///
 /// # Errors
-/// [`NoDim`](meshgrad_runtime::Error::NoDim) when `x` has no dims.
+/// When `x` has no dims.
 pub fn merge_leading<V: Operand>(x: &V) -> Result<V> {
     let last = x.value().dim("merge_leading", -1)?;
     let shape = x.global_shape();

@@ -12,8 +12,7 @@ use crate::{Operand, Result};
 /// `x` [.., M, N] float, M and N below 2^24 and not sharded; returns the same.
 ///
 /// # Errors
-/// [`NoDim`](meshgrad_runtime::Error::NoDim) for fewer than two dims; as
-/// [`meshgrad_runtime::ops::where_`].
+/// For fewer than two dims; as [`meshgrad_runtime::ops::where_`].
 pub fn tril<V: Operand>(x: &V, diagonal: isize) -> Result<V> {
     let kept = |row: &Tensor, column: &Tensor| ops::le(column, row);
     triangle(x, diagonal, kept)

@@ -27,7 +27,7 @@ pub fn check_ties(bound: &Bound, folder: &Folder, rank: usize, ranks: usize) -> 
 /// The error for two tensors of a folder that differ, although a map ties them.
 pub fn not_tied(folder: &Path, first: &str, second: &str) -> Error {
     error!(
-        Invalid,
+        Mismatch,
         "the map ties `{}` and `{}` of {}, but they differ: remove the one that is wrong, or \
          change the map",
         first.escape_debug(),

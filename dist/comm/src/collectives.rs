@@ -14,8 +14,8 @@ use crate::ticket::{Collective, Counts, Peer, Reduction};
 /// Every member of the group calls the same collectives in the same order. Each call returns
 /// immediately, and [`Pending::wait`] waits for the other members. Operands need not be contiguous
 /// unless they are written. Until the `Pending` is waited for or dropped and the collective has
-/// run, an op that writes a mutable operand, or uses one that the collective writes, returns
-/// [`Error::Busy`](meshgrad_runtime::Error::Busy). Roots and peers are indices in the group. All
+/// run, an op that writes a mutable operand, or uses one that the collective writes, fails as
+/// [busy](meshgrad_runtime::ErrorKind::Busy). Roots and peers are indices in the group. All
 /// dtypes are supported; [`Reduction`] lists the exceptions.
 ///
 /// Methods that end in `into` write a contiguous mutable tensor and return it. A member's part and
@@ -25,8 +25,7 @@ use crate::ticket::{Collective, Counts, Peer, Reduction};
 /// # Errors
 /// All calls return a [`CommError`](crate::CommError) for invalid arguments, for a tensor on
 /// another device, and after the communicator has failed. If the collective fails, its `Pending`
-/// returns one. A tensor that is written must be mutable
-/// ([`Error::Immutable`](meshgrad_runtime::Error::Immutable)).
+/// returns one. A tensor that is written must be mutable.
 pub trait Collectives: Communicator {
     /// Reduces the tensors of all members, which have equal shape. Returns that shape.
     ///

@@ -1,11 +1,10 @@
-//! Errors of collectives. They travel in [`Error::Other`](meshgrad_runtime::Error::Other);
-//! [`Error::downcast_ref`](meshgrad_runtime::Error::downcast_ref) returns them.
+//! Errors of collectives. [`Error::details`](meshgrad_runtime::Error::details) returns them.
 
 use std::fmt;
 use std::time::Duration;
 
 use meshgrad_mesh::Group;
-use meshgrad_runtime::{DType, Error};
+use meshgrad_runtime::{DType, Error, ErrorKind};
 use serde::{Deserialize, Serialize};
 
 use crate::source_line::SourceLine;
@@ -441,7 +440,13 @@ impl CommError {
 
 impl From<CommError> for Error {
     fn from(error: CommError) -> Error {
-        Error::other(error)
+        let kind = match error.verdict() {
+            None => ErrorKind::Invalid,
+            Some(Verdict::DeadPeer) => ErrorKind::PeerFailed,
+            Some(Verdict::Mismatch) => ErrorKind::Mismatch,
+            Some(_) => ErrorKind::Stuck,
+        };
+        Error::with_details(kind, error)
     }
 }
 

@@ -59,8 +59,7 @@ pub use fuse::Fused;
 #[cfg(feature = "mpi")]
 pub use host::Mpi;
 pub use host::{
-    ExchangeError, Host, HostCommunicator, HostConnector, HostExchange, JoinError, Secret, World,
-    free_port,
+    Host, HostCommunicator, HostConnector, HostExchange, JoinError, Secret, World, free_port,
 };
 pub use local::{Local, LocalCommunicator, LocalConnector, LocalRank, RunError};
 pub use plan::{

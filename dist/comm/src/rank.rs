@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use meshgrad_mesh::Group;
-use meshgrad_runtime::{Device, Error, Result};
+use meshgrad_runtime::{Device, Result};
 
 use crate::clock::Clock;
 use crate::communicator::Communicator;
@@ -47,7 +47,7 @@ pub trait Rank: Sync {
     /// As [`Rank::connect`].
     fn world(&self) -> Result<Arc<dyn Communicator>> {
         let all: Vec<usize> = (0..self.world_size()).collect();
-        self.connect("world", &Group::new(all).map_err(Error::other)?)
+        self.connect("world", &Group::new(all)?)
     }
 }
 

@@ -4,8 +4,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use meshgrad_dist::registry::{Connect, Handle, Registry, Share};
+use meshgrad_error::error;
 use meshgrad_mesh::Group;
-use meshgrad_runtime::{Device, Error, Result};
+use meshgrad_runtime::{Device, Result};
 
 use crate::communicator::Communicator;
 use crate::error::CommError;
@@ -32,7 +33,6 @@ pub(crate) struct Shares<C: Connect> {
 impl<C: Connect> Shares<C>
 where
     C::Communicator: Clone,
-    C::Error: Send + Sync + 'static,
 {
     pub(crate) fn new(rank: usize, device: Device, connector: C) -> Shares<C> {
         Shares { rank, device, registry: Registry::new(rank, connector), handles: Mutex::default() }
@@ -45,19 +45,18 @@ where
     /// The communicator of a group, which the transport creates without waiting; `None` if the rank
     /// is the only member.
     pub(crate) fn member(&self, name: &str, group: &Group) -> Result<Option<C::Communicator>> {
-        match self.registry.share(name, group).map_err(Error::other)? {
+        match self.registry.share(name, group)? {
             Share::NotMember => {
                 Err(CommError::NotMember { rank: self.rank, group: group.clone() }.into())
             }
             Share::Singleton => Ok(None),
             Share::Member(handle) => {
-                let connected = handle.connect(Duration::ZERO).map_err(Error::other)?;
+                let connected = handle.connect(Duration::ZERO)?;
                 let communicator = connected.cloned();
                 let mut handles = self.handles.lock().unwrap_or_else(PoisonError::into_inner);
                 handles.push(handle);
-                let waits = || Error::Argument {
-                    op: "connect",
-                    problem: format!("the communicator of {group} waits for other members"),
+                let waits = || {
+                    error!(Invalid, "connect: the communicator of {group} waits for other members")
                 };
                 communicator.map(Some).ok_or_else(waits)
             }
@@ -75,7 +74,6 @@ where
     C: Send,
     C::Connecting: Send,
     C::Communicator: Communicator + Clone + 'static,
-    C::Error: Send + Sync + 'static,
 {
     fn connect(&self, name: &str, group: &Group) -> Result<Arc<dyn Communicator>> {
         Ok(match self.member(name, group)? {

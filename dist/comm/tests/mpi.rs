@@ -295,7 +295,7 @@ fn abandoned() {
     let sent = pair.send(&large, 1).and_then(|sent| sent.wait());
     assert!(began.elapsed() < DEADLINE / 2);
     if let Err(error) = sent {
-        let error = error.downcast_ref::<CommError>();
+        let error = error.details::<CommError>();
         let expected = vec![rank + 1];
         assert!(
             matches!(error, Some(CommError::Returned { missing, .. }) if *missing == expected),
@@ -340,7 +340,7 @@ fn repeat() {
             break error;
         }
     };
-    let died = error.downcast_ref::<CommError>();
+    let died = error.details::<CommError>();
     assert!(matches!(died, Some(CommError::Died { .. })), "{error}");
     fail(&world, &error);
 }

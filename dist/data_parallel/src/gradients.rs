@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use meshgrad_autograd::{HomeGradients, HomeUnit, ParamId};
 use meshgrad_comm::{Collectives, Communicator, Reduction};
+use meshgrad_error::{ensure, error};
 use meshgrad_runtime::{
-    Accumulator, DType, Device, Error, Kind, Pending, Result, Shape, Tensor, UninitTensor, ops,
+    Accumulator, DType, Device, Kind, Pending, Result, Shape, Tensor, UninitTensor, ops,
     without_mesh,
 };
 
-use crate::error::HomeError;
 use crate::layout::Layout;
 use crate::partials::sum_axes;
 use crate::unit::Unit;
@@ -116,22 +116,19 @@ impl HomeGradients for Gradients {
 /// The axes besides those of the home along which a gradient is a partial sum.
 ///
 /// # Errors
-/// [`HomeError::NotPartial`] if the ranks of the home do not have partial sums.
+/// If the ranks of the home do not have partial sums.
 fn other_partials(unit: &Unit, name: &str, gradient: &Tensor) -> Result<Vec<String>> {
     let Some(sharding) = gradient.sharding() else {
         return Ok(Vec::new());
     };
     let mut sums = sum_axes(sharding);
     for axis in unit.home.axes() {
-        let size = sharding.mesh().size(axis).map_err(Error::other)?;
-        if size > 1 && !sums.contains(axis) {
-            return Err(HomeError::NotPartial {
-                name: name.to_owned(),
-                sharding: sharding.to_string(),
-                axis: axis.clone(),
-            }
-            .into());
-        }
+        ensure!(
+            sharding.mesh().size(axis)? == 1 || sums.contains(axis),
+            Invalid,
+            "the gradient of `{name}` is {sharding}, but its home sums it over axis `{axis}`: \
+             shard the batch over that axis, or leave it out of the home"
+        );
     }
     sums.retain(|axis| unit.home.axes().all(|own| own != axis));
     Ok(sums)
@@ -289,9 +286,8 @@ impl Buffer {
     fn part(&self, at: usize) -> Result<Tensor> {
         let placed = &self.layout.params[at];
         let rows = placed.rows(&self.layout.own()).len();
-        let sum = self.sum.as_ref().ok_or_else(|| Error::Argument {
-            op: "home",
-            problem: format!("the gradient of `{}` is not reduced", placed.name),
+        let sum = self.sum.as_ref().ok_or_else(|| {
+            error!(Invalid, "home: the gradient of `{}` is not reduced", placed.name)
         })?;
         let part = sum.slice(0, self.layout.own_part_of(at))?;
         ops::reshape(&part, &[rows, placed.row_elements()])

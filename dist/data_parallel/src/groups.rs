@@ -4,10 +4,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use meshgrad_comm::{Communicator, GroupConnector, Rank};
+use meshgrad_error::{ensure, error};
 use meshgrad_mesh::{Group, Mesh};
 use meshgrad_runtime::{Error, Result};
-
-use crate::error::HomeError;
 
 /// The groups of this rank along axes of a mesh. Clones share communicators.
 #[derive(Clone)]
@@ -46,9 +45,9 @@ impl Groups {
 
     /// The groups of a stage: `mesh` without `axis`, along which the stages are.
     pub(crate) fn of_stage(rank: &dyn Rank, mesh: &Mesh, axis: &str) -> Result<Groups> {
-        let own = mesh.local_rank(axis, rank.rank()).map_err(Error::other)?;
+        let own = mesh.local_rank(axis, rank.rank())?;
         let own = own.ok_or_else(|| outside(rank.rank(), mesh))?;
-        let stage = mesh.at(axis, own).map_err(Error::other)?;
+        let stage = mesh.at(axis, own)?;
         let stages = Stages { mesh: mesh.clone(), axis: axis.to_owned(), own };
         Ok(Groups { stages: Some(stages), ..Groups::new(rank, &stage) })
     }
@@ -63,25 +62,36 @@ impl Groups {
         let Some(last) = stages.iter().max() else {
             return Ok(());
         };
-        let along = self.stages.as_ref().ok_or(HomeError::NoStages)?;
-        let count = along.mesh.size(&along.axis).map_err(Error::other)?;
-        match *last < count {
-            true => Ok(()),
-            false => {
-                Err(HomeError::NoStage { unit: modules.to_owned(), stage: *last, count }.into())
-            }
-        }
+        let along = self.stages()?;
+        let count = along.mesh.size(&along.axis)?;
+        ensure!(
+            *last < count,
+            Invalid,
+            "the unit `{modules}` is tied to stage {last}, but there are {count} stages, from 0; \
+             name stages of the pipeline"
+        );
+        Ok(())
+    }
+
+    fn stages(&self) -> Result<&Stages> {
+        self.stages.as_ref().ok_or_else(|| {
+            error!(
+                Invalid,
+                "a unit is tied between stages of a pipeline, but these homes have no stages; \
+                 create them by `Homes::of_stage`"
+            )
+        })
     }
 
     /// The ranks of some stages with this rank's coordinates within the stage.
     pub(crate) fn across(&self, stages: &[usize]) -> Result<Arc<dyn Communicator>> {
-        let along = self.stages.as_ref().ok_or(HomeError::NoStages)?;
+        let along = self.stages()?;
         let ranks = stages.iter().map(|stage| {
             let rank = along.mesh.peer(self.rank, &along.axis, *stage);
-            rank.map_err(Error::other)?.ok_or_else(|| outside(self.rank, &along.mesh))
+            rank?.ok_or_else(|| outside(self.rank, &along.mesh))
         });
         let ranks: Vec<usize> = ranks.collect::<Result<_>>()?;
-        let group = Group::new(ranks).map_err(Error::other)?;
+        let group = Group::new(ranks)?;
         self.connector.connect("home", &group)
     }
 
@@ -104,7 +114,7 @@ impl Groups {
         if let Some(communicator) = connected.get(axes) {
             return Ok(communicator.clone());
         }
-        let group = mesh.group(axes, self.rank).map_err(Error::other)?;
+        let group = mesh.group(axes, self.rank)?;
         let group = group.ok_or_else(|| outside(self.rank, mesh))?;
         let communicator = self.connector.connect("home", &group)?;
         connected.insert(axes.to_vec(), communicator.clone());
@@ -120,5 +130,5 @@ impl Groups {
 }
 
 fn outside(rank: usize, mesh: &Mesh) -> Error {
-    Error::Argument { op: "home", problem: format!("rank {rank} is not in mesh {mesh}") }
+    error!(Invalid, "home: rank {rank} is not in mesh {mesh}")
 }

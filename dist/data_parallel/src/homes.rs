@@ -5,10 +5,10 @@ use std::sync::Arc;
 use glob::{MatchOptions, Pattern};
 use meshgrad_autograd::{Module, Param, Var};
 use meshgrad_comm::{Communicator, Rank};
+use meshgrad_error::{bail, error};
 use meshgrad_mesh::{Mesh, Sharding, nearest_name};
-use meshgrad_runtime::{DType, Device, Error, Result, TapeError};
+use meshgrad_runtime::{DType, Device, Result};
 
-use crate::error::HomeError;
 use crate::groups::Groups;
 use crate::home::Home;
 use crate::layout::Layout;
@@ -105,8 +105,8 @@ impl Homes {
     /// over the mesh.
     ///
     /// # Errors
-    /// [`HomeError`] and [`SecondHome`](meshgrad_runtime::TapeError::SecondHome), before anything
-    /// moves; [`OutOfMemory`](meshgrad_runtime::Error::OutOfMemory).
+    /// When a home does not fit its parameters or a parameter has one already, before anything
+    /// moves; when memory runs out.
     pub fn settle(&self, model: &impl Module) -> Result<()> {
         self.settle_in_order(model, || Ok(Partials::default()))
     }
@@ -173,8 +173,7 @@ impl Homes {
         if param.sharded_shape().sharding().is_some() {
             return Ok(());
         }
-        let replicated =
-            Sharding::replicated(&self.groups.mesh, param.shape()).map_err(Error::other)?;
+        let replicated = Sharding::replicated(&self.groups.mesh, param.shape())?;
         let value = param.take();
         param.shard(&replicated, self.groups.rank)?;
         match value {
@@ -183,12 +182,12 @@ impl Homes {
         }
     }
 
-    fn patterns(&self) -> Result<Vec<(Pattern, &Modules)>, HomeError> {
+    fn patterns(&self) -> Result<Vec<(Pattern, &Modules)>> {
         let patterns = self.units.iter().map(|modules| {
             let pattern = Pattern::new(&modules.pattern.replace('.', "/"));
-            let pattern = pattern.map_err(|error| HomeError::Pattern {
-                pattern: modules.pattern.clone(),
-                problem: error.to_string(),
+            let pattern = pattern.map_err(|problem| {
+                let pattern = &modules.pattern;
+                error!(Invalid, "`{pattern}` is not a pattern of module names: {problem}")
             })?;
             Ok((pattern, modules))
         });
@@ -225,18 +224,16 @@ impl Homes {
                 }
             }
         }
-        match used.iter().position(|used| !used) {
-            None => Ok(units),
-            Some(unused) => {
-                let pattern = &self.units[unused].pattern;
-                let modules = params.iter().flat_map(|param| modules_of(param.name()));
-                Err(HomeError::NoModule {
-                    nearest: nearest_name(pattern, modules),
-                    pattern: pattern.clone(),
-                }
-                .into())
-            }
+        if let Some(unused) = used.iter().position(|used| !used) {
+            let pattern = &self.units[unused].pattern;
+            let modules = params.iter().flat_map(|param| modules_of(param.name()));
+            let hint = match nearest_name(pattern, modules) {
+                Some(name) => format!("; did you mean `{name}`?"),
+                None => String::new(),
+            };
+            bail!(Invalid, "no parameter is in a module named `{pattern}`{hint}");
         }
+        Ok(units)
     }
 
     /// Checks a home against the parameters of its unit.
@@ -244,39 +241,41 @@ impl Homes {
         let Unsettled { name, of, params } = unit;
         let axes: Vec<&String> = of.home.axes().collect();
         for (at, axis) in axes.iter().enumerate() {
-            self.groups.mesh.axis(axis).map_err(Error::other)?;
+            self.groups.mesh.axis(axis)?;
             if axes[..at].contains(axis) {
-                return Err(
-                    HomeError::AxisTwice { unit: name.clone(), axis: (*axis).clone() }.into()
+                bail!(
+                    Invalid,
+                    "axis `{axis}` is named twice by the home of unit `{name}`; name it in `shard` \
+                     or in `replicate`"
                 );
             }
         }
         for param in params {
             if param.home().is_some() {
-                let name = param.name().to_owned();
-                return Err(TapeError::SecondHome { name }.into());
+                bail!(Invalid, "`{}` has a home already: give homes to a model once", param.name());
             }
             let shape = param.sharded_shape();
             let Some(sharding) = shape.sharding() else {
                 continue;
             };
             if *sharding.mesh() != self.groups.mesh {
-                return Err(HomeError::OtherMesh {
-                    name: param.name().to_owned(),
-                    expected: self.groups.mesh.to_string(),
-                    actual: sharding.mesh().to_string(),
-                }
-                .into());
+                bail!(
+                    Invalid,
+                    "`{}` is on mesh {}, and its home on mesh {}; use one mesh for both",
+                    param.name(),
+                    sharding.mesh(),
+                    self.groups.mesh
+                );
             }
             let used = sharding_axes(sharding);
             if let Some(axis) = axes.iter().find(|axis| used.contains(axis)) {
-                return Err(HomeError::AxisInUse {
-                    unit: name.clone(),
-                    axis: (*axis).clone(),
-                    name: param.name().to_owned(),
-                    sharding: sharding.to_string(),
-                }
-                .into());
+                bail!(
+                    Invalid,
+                    "axis `{axis}` shards `{}` ({sharding}), so the home of unit `{name}` cannot \
+                     divide or copy its rows over it; leave the axis out of the home, or out of \
+                     the plan",
+                    param.name()
+                );
             }
         }
         Ok(())

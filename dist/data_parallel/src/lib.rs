@@ -55,7 +55,6 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-mod error;
 mod gradients;
 mod groups;
 mod home;
@@ -65,9 +64,9 @@ mod order;
 mod partials;
 mod unit;
 
-pub use error::HomeError;
 pub use home::{Home, Reshard};
 pub use homes::Homes;
+pub use meshgrad_error::{Error, Kind, Result};
 
 /// Compiles and runs the example of the guide.
 #[cfg(doctest)]

@@ -10,9 +10,9 @@ use meshgrad_autograd::{
     self as autograd, GatheredStorage, HomeGradients, HomeUnit, ParamId, Regather,
 };
 use meshgrad_comm::{Collectives, Communicator, Reduction};
+use meshgrad_error::{bail, error};
 use meshgrad_runtime::{DType, Error, Kind, Pending, Result, Tensor, ops, without_mesh};
 
-use crate::error::HomeError;
 use crate::gradients::Gradients;
 use crate::groups::Groups;
 use crate::home::{Home, Reshard};
@@ -244,9 +244,12 @@ impl Unit {
             return Ok(gathered);
         }
         let mut params = self.layouts.iter().flat_map(|layout| &layout.params);
-        let name = params.next().map(|first| first.name.clone());
-        let name = name.unwrap_or_default();
-        Err(HomeError::Outdated { name }.into())
+        let name = params.next().map_or("", |first| first.name.as_str());
+        bail!(
+            Invalid,
+            "the unit of `{name}` is gathered, and its rows were written since; call \
+             `Param::rows_written` for parameters whose rows you write, on all ranks"
+        )
     }
 
     fn version(&self) -> u64 {
@@ -359,8 +362,5 @@ impl Regather for SingleAgain {
 }
 
 fn gone() -> Error {
-    Error::Argument {
-        op: "home",
-        problem: "the model was dropped; keep it until backward has run".into(),
-    }
+    error!(Invalid, "home: the model was dropped; keep it until backward has run")
 }

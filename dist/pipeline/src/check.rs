@@ -1,8 +1,10 @@
 //! Checks of a program: each rank for itself, then the communication of all ranks.
 
+use meshgrad_error::{Result, ensure};
+
 use crate::arrived::Arrived;
-use crate::done::Done;
-use crate::error::{Error, Result, Wait, deadlock};
+use crate::deadlock::{Wait, check_progress};
+use crate::done::{Done, early, never_runs, repeated};
 use crate::total_order::run_in_total_order;
 use crate::{Action, Compute, Message, Placement};
 
@@ -72,7 +74,7 @@ impl<'a> Check<'a> {
         let inputs = action.computes().filter_map(|it| it.input(stages));
         let mut remote = inputs.filter(|it| self.placement.rank_of(it.from()) != rank);
         match remote.find(|&it| !self.received.contains(it)) {
-            Some(message) => Err(Error::Early { rank, action, needs: Action::Receive(message) }),
+            Some(message) => Err(early(rank, action, Action::Receive(message))),
             None => Ok(()),
         }
     }
@@ -101,18 +103,15 @@ impl<'a> Check<'a> {
     ) -> Result<()> {
         let (below, microbatch) = (message.boundary, message.microbatch);
         if below >= self.placement.stages() - 1 {
-            return Err(Error::OutOfRange {
-                rank,
-                action,
-                stages: self.placement.stages(),
-                microbatches: self.microbatches,
-            });
+            return Err(self.done.out_of_range(rank, action));
         }
         self.done.check_place(rank, action, stage, microbatch)?;
-        match self.placement.rank_of(below) == self.placement.rank_of(below + 1) {
-            true => Err(Error::LocalMessage { rank, action }),
-            false => Ok(()),
-        }
+        ensure!(
+            self.placement.rank_of(below) != self.placement.rank_of(below + 1),
+            Invalid,
+            "rank {rank}: {action} is not needed, because rank {rank} has both stages"
+        );
+        Ok(())
     }
 
     /// A reduction comes after all gradients of the stage.
@@ -122,11 +121,7 @@ impl<'a> Check<'a> {
         self.reduced[stage] = true;
         for microbatch in 0..self.microbatches {
             if let Some(op) = self.done.missing(stage, microbatch, true) {
-                return Err(Error::Early {
-                    rank,
-                    action,
-                    needs: Compute::new(op, stage, microbatch).into(),
-                });
+                return Err(early(rank, action, Compute::new(op, stage, microbatch).into()));
             }
         }
         Ok(())
@@ -142,10 +137,10 @@ impl<'a> Check<'a> {
             let from = self.placement.rank_of(message.from());
             let to = self.placement.rank_of(message.to());
             if from != to && !self.sent.contains(message) {
-                return Err(missing(from, Action::Send(message)));
+                return Err(never_runs(from, Action::Send(message)));
             }
             if from != to && !self.received.contains(message) {
-                return Err(missing(to, Action::Receive(message)));
+                return Err(never_runs(to, Action::Receive(message)));
             }
         }
         Ok(())
@@ -157,7 +152,7 @@ impl<'a> Check<'a> {
             return Ok(());
         }
         match self.reduced.iter().position(|&it| !it) {
-            Some(stage) => Err(missing(self.placement.rank_of(stage), Action::Reduce(stage))),
+            Some(stage) => Err(never_runs(self.placement.rank_of(stage), Action::Reduce(stage))),
             None => Ok(()),
         }
     }
@@ -183,25 +178,21 @@ fn check_gathers(rank: usize, actions: &[Action]) -> Result<()> {
         let used = action.computes().map(|it| it.stage);
         let missing = used.chain(released).find(|it| !gathered.contains(it));
         if let Some(stage) = missing {
-            return Err(Error::Early { rank, action, needs: Action::Gather(stage) });
+            return Err(early(rank, action, Action::Gather(stage)));
         }
         gathered.retain(|&it| Some(it) != released);
     }
     match gathered.first() {
-        Some(&stage) => Err(missing(rank, Action::Release(stage))),
+        Some(&stage) => Err(never_runs(rank, Action::Release(stage))),
         None => Ok(()),
     }
 }
 
 fn once(rank: usize, action: Action, is_repeated: bool) -> Result<()> {
     match is_repeated {
-        true => Err(Error::Repeated { rank, action, earlier: action }),
+        true => Err(repeated(rank, action, action)),
         false => Ok(()),
     }
-}
-
-fn missing(rank: usize, action: Action) -> Error {
-    Error::Missing { rank, action }
 }
 
 /// Runs the messages of all ranks: a send and its receive run together, when both are the next
@@ -232,10 +223,7 @@ fn check_communication(placement: &Placement, ranks: &[Vec<Action>]) -> Result<(
         Some(Wait { rank, action, needs, peer })
     };
     let waits: Vec<Wait> = (0..lists.len()).filter_map(blocked).collect();
-    match waits.is_empty() {
-        true => Ok(()),
-        false => Err(deadlock(&waits)),
-    }
+    check_progress(&waits)
 }
 
 /// The receive of a send, the send of a receive, and the rank that has it.

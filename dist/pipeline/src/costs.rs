@@ -1,6 +1,7 @@
 //! Durations and sizes, by stage.
 
-use crate::error::{Error, Result};
+use meshgrad_error::{Result, bail, ensure};
+
 use crate::{Action, Compute, Op};
 
 /// The durations of all actions and the memory of activations. Every list has one entry per stage.
@@ -52,9 +53,8 @@ impl Costs {
     /// Checks all fields for a number of stages.
     ///
     /// # Errors
-    /// [`Error::Costs`] names the field.
+    /// When a field has a wrong length, or a value that is not a finite number of at least 0.
     pub fn check(&self, stages: usize) -> Result<()> {
-        let wrong = |what, problem| Err(Error::Costs { what, problem });
         for (what, list) in [
             ("forward", &self.forward),
             ("backward", &self.backward),
@@ -66,19 +66,24 @@ impl Costs {
             ("activation", &self.activation),
             ("pending", &self.pending),
         ] {
-            if list.len() != stages {
-                let len = list.len();
-                return wrong(what, format!("{len} values for {stages} stages; give one each"));
-            }
+            let len = list.len();
+            ensure!(
+                len == stages,
+                Invalid,
+                "{what}: {len} values for {stages} stages; give one each"
+            );
             let is_wrong = |value: &f64| !value.is_finite() || *value < 0.0;
             if let Some(value) = list.iter().copied().find(is_wrong) {
-                return wrong(what, format!("{value} is not a finite number of at least 0"));
+                bail!(Invalid, "{what}: {value} is not a finite number of at least 0");
             }
         }
-        match (0.0..=1.0).contains(&self.overlap) {
-            true => Ok(()),
-            false => wrong("overlap", format!("{} is not between 0 and 1", self.overlap)),
-        }
+        let overlap = self.overlap;
+        ensure!(
+            (0.0..=1.0).contains(&overlap),
+            Invalid,
+            "overlap: {overlap} is not between 0 and 1"
+        );
+        Ok(())
     }
 
     /// The duration of an action.

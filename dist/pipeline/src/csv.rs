@@ -2,8 +2,9 @@
 
 use std::fmt::Write;
 
-use crate::error::{Error, MAX_PAIRS, Result};
-use crate::{Action, Compute, Op, Placement, Schedule, Shape};
+use meshgrad_error::{Result, ensure, error};
+
+use crate::{Action, Compute, MAX_PAIRS, Op, Placement, Schedule, Shape};
 
 impl Schedule {
     /// Reads a schedule of computations, such as `_PipelineScheduleRuntime._dump_csv` of torch writes
@@ -39,18 +40,16 @@ fn parse_row(row: usize, cells: &str) -> Result<Vec<Action>> {
     let cells = cells.split(',').map(str::trim).enumerate();
     let actions = cells.filter(|(_, text)| !text.is_empty());
     let actions = actions.map(|(cell, text)| {
-        parse(text).map_err(|problem| Error::Cell {
-            row,
-            cell: cell + 1,
-            text: text.to_string(),
-            problem,
-        })
+        parse(text)
+            .map_err(|problem| error!(Invalid, "row {row}, cell {}: `{text}` {problem}", cell + 1))
     });
     let actions: Vec<Action> = actions.collect::<Result<_>>()?;
-    match actions.is_empty() {
-        true => Err(Error::EmptyRow { row }),
-        false => Ok(actions),
-    }
+    ensure!(
+        !actions.is_empty(),
+        Invalid,
+        "row {row} has no actions: every row is a rank, which needs at least one stage"
+    );
+    Ok(actions)
 }
 
 /// The rank of every stage: the one that runs it first.
@@ -62,12 +61,13 @@ fn placement_of(ranks: &[Vec<Action>], shape: Shape) -> Result<Placement> {
         }
     }
     let stages = rank_of.into_iter().enumerate();
-    let ranks = stages.map(|(stage, rank)| rank.ok_or(Error::UnusedStage { stage }));
+    let unused = |stage| error!(Invalid, "no rank runs stage {stage}, but later stages exist");
+    let ranks = stages.map(|(stage, rank)| rank.ok_or_else(|| unused(stage)));
     let ranks: Result<Vec<usize>> = ranks.collect();
     Placement::new(shape.ranks(), ranks?)
 }
 
-fn parse(text: &str) -> std::result::Result<Action, String> {
+fn parse(text: &str) -> Result<Action, String> {
     let Some(inner) = text.strip_prefix('(') else {
         return parse_compute(text).map(Action::Compute);
     };
@@ -79,7 +79,7 @@ fn parse(text: &str) -> std::result::Result<Action, String> {
     Ok(Action::Overlapped(parse_compute(forward)?, parse_compute(backward)?))
 }
 
-fn parse_compute(text: &str) -> std::result::Result<Compute, String> {
+fn parse_compute(text: &str) -> Result<Compute, String> {
     let at = text.find(|it: char| !it.is_ascii_digit());
     let (stage, rest) = text.split_at(at.unwrap_or(text.len()));
     let word = rest.trim_end_matches(|it: char| it.is_ascii_digit());
@@ -94,7 +94,7 @@ fn parse_compute(text: &str) -> std::result::Result<Compute, String> {
     Ok(Compute::new(op, number(stage)?, number(microbatch)?))
 }
 
-fn number(digits: &str) -> std::result::Result<usize, String> {
+fn number(digits: &str) -> Result<usize, String> {
     if digits.is_empty() {
         return Err("lacks a number: a stage before the letter, a microbatch after it".to_string());
     }

@@ -1,6 +1,7 @@
 //! The rules that hold within one rank: each computation once, on its rank, after what it needs.
 
-use crate::error::{Error, Result};
+use meshgrad_error::{Error, Result, ensure, error};
+
 use crate::{Action, Compute, Message, MessageKind, Op, Placement, Shape};
 
 /// The computations that ran so far.
@@ -19,9 +20,11 @@ impl<'a> Done<'a> {
     ) -> Result<Done<'a>> {
         let (ranks, lists) = (placement.ranks(), lists.len());
         let shape = Shape::new(ranks, placement.stages(), microbatches)?;
-        if lists != ranks {
-            return Err(Error::Lists { lists, ranks });
-        }
+        ensure!(
+            lists == ranks,
+            Invalid,
+            "{lists} lists of actions for {ranks} ranks: give each rank one"
+        );
         let pairs = shape.stages() * shape.microbatches();
         Ok(Done { placement, microbatches, flags: vec![false; Op::ALL.len() * pairs] })
     }
@@ -53,14 +56,21 @@ impl<'a> Done<'a> {
         stage: usize,
         microbatch: usize,
     ) -> Result<()> {
-        let (stages, microbatches) = (self.placement.stages(), self.microbatches);
-        if stage >= stages || microbatch >= microbatches {
-            return Err(Error::OutOfRange { rank, action, stages, microbatches });
+        if stage >= self.placement.stages() || microbatch >= self.microbatches {
+            return Err(self.out_of_range(rank, action));
         }
-        match self.placement.rank_of(stage) {
-            owner if owner == rank => Ok(()),
-            owner => Err(Error::WrongRank { rank, action, owner }),
-        }
+        let owner = self.placement.rank_of(stage);
+        ensure!(owner == rank, Invalid, "rank {rank}: {action} belongs to rank {owner}");
+        Ok(())
+    }
+
+    pub(crate) fn out_of_range(&self, rank: usize, action: Action) -> Error {
+        error!(
+            Invalid,
+            "rank {rank}: {action} is out of range (stages: 0 to {}, microbatches: 0 to {})",
+            self.placement.stages() - 1,
+            self.microbatches - 1
+        )
     }
 
     /// Records the computations of an action. Both of a pair start at the same time, so neither can
@@ -69,9 +79,12 @@ impl<'a> Done<'a> {
         if let Action::Overlapped(forward, backward) = action {
             let is_pair = forward.op == Op::Forward
                 && matches!(backward.op, Op::Backward | Op::BackwardInput);
-            if !is_pair {
-                return Err(Error::NotAPair { rank, action });
-            }
+            ensure!(
+                is_pair,
+                Invalid,
+                "rank {rank}: {action} cannot overlap: a pair is a forward pass, then a backward \
+                 pass (B or I)"
+            );
         }
         for compute in action.computes() {
             self.check_place(rank, action, compute.stage, compute.microbatch)?;
@@ -97,7 +110,7 @@ impl<'a> Done<'a> {
         let other = |op: &Op| Compute { op: *op, ..compute };
         match same_work.iter().map(other).find(|it| self.contains(*it)) {
             None => Ok(()),
-            Some(earlier) => Err(Error::Repeated { rank, action, earlier: earlier.into() }),
+            Some(earlier) => Err(repeated(rank, action, earlier.into())),
         }
     }
 
@@ -142,7 +155,7 @@ impl<'a> Done<'a> {
     pub(crate) fn check_done(&self, rank: usize, action: Action, any_of: &[Compute]) -> Result<()> {
         match any_of.iter().any(|&it| self.contains(it)) {
             true => Ok(()),
-            false => Err(Error::Early { rank, action, needs: any_of[0].into() }),
+            false => Err(early(rank, action, any_of[0].into())),
         }
     }
 
@@ -155,10 +168,8 @@ impl<'a> Done<'a> {
                 let Some(op) = self.missing(stage, microbatch, is_training) else {
                     continue;
                 };
-                return Err(Error::Missing {
-                    rank: self.placement.rank_of(stage),
-                    action: Compute::new(op, stage, microbatch).into(),
-                });
+                let action = Compute::new(op, stage, microbatch).into();
+                return Err(never_runs(self.placement.rank_of(stage), action));
             }
         }
         Ok(())
@@ -178,4 +189,18 @@ impl<'a> Done<'a> {
             false => Some(Op::Backward),
         }
     }
+}
+
+/// An action before another that it needs.
+pub(crate) fn early(rank: usize, action: Action, needs: Action) -> Error {
+    error!(Invalid, "rank {rank}: {action} needs {needs} before it")
+}
+
+/// An action that does the same work as an earlier one.
+pub(crate) fn repeated(rank: usize, action: Action, earlier: Action) -> Error {
+    error!(Invalid, "rank {rank}: {action} repeats {earlier}; remove one of them")
+}
+
+pub(crate) fn never_runs(rank: usize, action: Action) -> Error {
+    error!(Invalid, "rank {rank} never runs {action}")
 }

@@ -6,8 +6,10 @@
 //! The first action of this order that has not run can always run, even if a send waits for its
 //! receive: the program cannot deadlock.
 
+use meshgrad_error::Result;
+
 use crate::arrived::Arrived;
-use crate::error::{Result, Wait, deadlock};
+use crate::deadlock::{Wait, check_progress};
 use crate::parameters::{insert_gathers, insert_reductions};
 use crate::total_order::run_in_total_order;
 use crate::{Action, Message, Placement, Program, Schedule};
@@ -27,9 +29,8 @@ impl Schedule {
     /// Inserts communication.
     ///
     /// # Errors
-    /// [`Error::Deadlock`](crate::Error::Deadlock) when ranks wait for each other, and
-    /// [`Error::FewResident`](crate::Error::FewResident) when an overlapped pair needs more stages
-    /// than may be gathered.
+    /// When ranks wait for each other, and when an overlapped pair needs more stages than may be
+    /// gathered.
     pub fn lower(&self, lowering: &Lowering) -> Result<Program> {
         let mut ranks = self.ranks().to_vec();
         if lowering.reduce {
@@ -89,10 +90,8 @@ fn insert_messages(
             });
         }
     }
-    match waits.is_empty() {
-        true => Ok(lowered),
-        false => Err(deadlock(&waits)),
-    }
+    check_progress(&waits)?;
+    Ok(lowered)
 }
 
 fn missing_input(action: Action, stages: usize, arrived: &Arrived) -> Option<Message> {

@@ -1,6 +1,7 @@
 //! Lowering for sharded and replicated parameters: gathers, releases and reductions.
 
-use crate::error::{Error, Result};
+use meshgrad_error::{Result, ensure};
+
 use crate::{Action, Op};
 
 /// Inserts gathers and releases, such that at most `resident` stages are gathered at a time.
@@ -12,10 +13,13 @@ pub(crate) fn insert_gathers(list: &[Action], resident: usize) -> Result<Vec<Act
     let mut gathered: Vec<usize> = Vec::new();
     let mut inserted = Vec::new();
     for (&action, next) in list.iter().zip(upcoming) {
-        let needed = stages_of(action);
-        if needed.len() > resident {
-            return Err(Error::FewResident { action, needed: needed.len(), resident });
-        }
+        let needed = stages_of(action).len();
+        ensure!(
+            needed <= resident,
+            Invalid,
+            "{action} needs the parameters of {needed} stages, but at most {resident} may be \
+             gathered"
+        );
         let (kept, released) = gathered.iter().partition(|stage| next.contains(stage));
         gathered = kept;
         inserted.extend(Vec::into_iter(released).map(Action::Release));

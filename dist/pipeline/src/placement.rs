@@ -1,6 +1,13 @@
 //! Which rank has which stage.
 
-use crate::error::{Error, MAX_PAIRS, MAX_STAGES, Result};
+use meshgrad_error::{Result, bail, ensure};
+
+/// The most pairs of a stage and a microbatch: far more than any run has, and small enough that a
+/// typing error does not exhaust the memory.
+pub const MAX_PAIRS: usize = 1 << 20;
+
+/// The most stages, of all ranks together.
+pub const MAX_STAGES: usize = 1 << 12;
 
 /// The numbers of ranks, stages and microbatches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -14,22 +21,24 @@ impl Shape {
     /// A shape. `stages` is the number of stages of all ranks together.
     ///
     /// # Errors
-    /// [`Error::Zero`] when a number is 0, [`Error::FewStages`] when a rank would have no stage, and
-    /// [`Error::TooLarge`] above [`MAX_STAGES`] or [`MAX_PAIRS`].
+    /// When a number is 0 or a rank would have no stage, and above [`MAX_STAGES`] or [`MAX_PAIRS`].
     pub fn new(ranks: usize, stages: usize, microbatches: usize) -> Result<Shape> {
         for (what, number) in [("ranks", ranks), ("stages", stages), ("microbatches", microbatches)]
         {
-            if number == 0 {
-                return Err(Error::Zero { what });
-            }
+            ensure!(number > 0, Invalid, "the number of {what} is 0: use at least 1");
         }
-        if stages < ranks {
-            return Err(Error::FewStages { stages, ranks });
-        }
+        ensure!(
+            stages >= ranks,
+            Invalid,
+            "{stages} stages do not fill {ranks} ranks: every rank needs at least one stage"
+        );
         let pairs = stages.checked_mul(microbatches);
-        if stages > MAX_STAGES || pairs.is_none_or(|it| it > MAX_PAIRS) {
-            return Err(Error::TooLarge { stages, microbatches });
-        }
+        ensure!(
+            stages <= MAX_STAGES && pairs.is_some_and(|it| it <= MAX_PAIRS),
+            Invalid,
+            "{stages} stages x {microbatches} microbatches exceed the limit of {MAX_STAGES} stages \
+             and {MAX_PAIRS} pairs of a stage and a microbatch"
+        );
         Ok(Shape { ranks, stages, microbatches })
     }
 
@@ -78,12 +87,17 @@ impl Placement {
     /// A placement of your own: the rank of every stage, below `ranks`.
     ///
     /// # Errors
-    /// [`Error::NoSuchRank`] names the stage.
+    /// When a stage is on a rank that does not exist.
     pub fn new(ranks: usize, rank_of: Vec<usize>) -> Result<Placement> {
-        match rank_of.iter().position(|&rank| rank >= ranks) {
-            Some(stage) => Err(Error::NoSuchRank { stage, rank: rank_of[stage], ranks }),
-            None => Ok(Placement::of_ranks(ranks, rank_of)),
+        if let Some(stage) = rank_of.iter().position(|&rank| rank >= ranks) {
+            bail!(
+                Invalid,
+                "stage {stage} is on rank {}, but the ranks are 0 to {}",
+                rank_of[stage],
+                ranks.saturating_sub(1)
+            );
         }
+        Ok(Placement::of_ranks(ranks, rank_of))
     }
 
     fn of_ranks(ranks: usize, rank_of: Vec<usize>) -> Placement {

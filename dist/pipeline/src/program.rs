@@ -1,7 +1,8 @@
 //! A schedule with communication, and the proof that it runs to its end.
 
+use meshgrad_error::Result;
+
 use crate::check;
-use crate::error::Result;
 use crate::{Action, Placement};
 
 /// The actions of every rank, with communication: what an executor interprets.

@@ -1,7 +1,8 @@
 //! The order of every rank's computations.
 
+use meshgrad_error::{Result, ensure};
+
 use crate::done::Done;
-use crate::error::{Error, Result};
 use crate::{Action, Placement};
 
 /// The computations of every rank, in order, without communication.
@@ -29,9 +30,11 @@ impl Schedule {
         let mut done = Done::new(&placement, microbatches, &ranks)?;
         for (rank, actions) in ranks.iter().enumerate() {
             for &action in actions {
-                if action.computes().next().is_none() {
-                    return Err(Error::NotCompute { rank, action });
-                }
+                ensure!(
+                    action.computes().next().is_some(),
+                    Invalid,
+                    "rank {rank}: {action} is not a computation; leave it out, lowering adds it"
+                );
                 done.compute(rank, action)?;
             }
         }

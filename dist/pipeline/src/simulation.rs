@@ -8,8 +8,9 @@
 
 use std::collections::HashMap;
 
+use meshgrad_error::Result;
+
 use crate::costs::Costs;
-use crate::error::Result;
 use crate::total_order::run_in_total_order;
 use crate::{Action, Op, Program};
 
@@ -86,7 +87,7 @@ impl Program {
     /// Simulates a run.
     ///
     /// # Errors
-    /// [`Error::Costs`](crate::Error::Costs) when the costs do not fit the stages.
+    /// When the costs do not fit the stages.
     pub fn simulate(&self, costs: &Costs) -> Result<Simulation> {
         costs.check(self.placement().stages())?;
         let mut run = Run::new(self, costs);

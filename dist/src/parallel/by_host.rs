@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use meshgrad_error::{Result, bail};
 use meshgrad_mesh::Hosts;
 
-use super::state::StateError;
+use super::members::ACROSS_HOSTS;
 
 /// The ranks of each host, in the order of the state.
 #[derive(Debug, PartialEq, Eq)]
@@ -30,17 +31,20 @@ impl ByHost {
     /// For each host, the rank that has the same index there as `rank` has on its host.
     ///
     /// # Errors
-    /// [`StateError::UnevenHosts`].
-    pub(super) fn across(&self, rank: usize) -> Result<Vec<usize>, StateError> {
+    /// When hosts have different numbers of ranks.
+    pub(super) fn across(&self, rank: usize) -> Result<Vec<usize>> {
         let mine = self.same_host(rank);
         let uneven = self.ranks.iter().find(|(_, ranks)| ranks.len() != mine.len());
         if let Some((host, ranks)) = uneven {
-            return Err(StateError::UnevenHosts {
-                first: self.hosts.host_of(rank).unwrap_or_default(),
-                first_ranks: mine.len(),
-                second: host.unwrap_or_default(),
-                second_ranks: ranks.len(),
-            });
+            bail!(
+                Invalid,
+                "host {} has {} ranks of the state and host {} has {}: `{ACROSS_HOSTS}` needs the \
+                 same number on each host",
+                self.hosts.host_of(rank).unwrap_or_default(),
+                mine.len(),
+                host.unwrap_or_default(),
+                ranks.len()
+            );
         }
         let index = mine.iter().position(|other| *other == rank);
         let at = |ranks: &Vec<usize>| index.map(|index| ranks[index]);

@@ -5,13 +5,13 @@
 
 use std::collections::BTreeMap;
 
+use meshgrad_error::{Error, error};
 use meshgrad_mesh::{MAX_RANKS, Size};
 
 use super::degree::{Parallelism, size_text};
 use super::order::{Order, Token};
 use super::settings::Settings;
 use super::source::{Source, Sourced};
-use super::violation::Violation;
 
 const OURS: &str = "meshgrad";
 
@@ -74,7 +74,7 @@ pub(super) fn one<T: Clone + PartialEq>(
     name: &str,
     all: &[Sourced<T>],
     text: impl Fn(&T) -> String,
-    violations: &mut Vec<Violation>,
+    violations: &mut Vec<Error>,
 ) -> Option<Sourced<T>> {
     let is_set = all.iter().any(|given| !given.source.is_default());
     let mut all = all.iter().filter(|given| given.source.is_default() != is_set);
@@ -83,35 +83,37 @@ pub(super) fn one<T: Clone + PartialEq>(
     let Some(second) = all.find(|given| given.value != first.value) else {
         return Some(first.clone());
     };
-    violations.push(Violation::Conflict {
-        name: name.to_owned(),
-        first: text(&first.value),
-        first_source: first.source.clone(),
-        second: text(&second.value),
-        second_source: second.source.clone(),
-    });
+    violations.push(error!(
+        Invalid,
+        "{name} is {} ({}) and {} ({}): set it once",
+        text(&first.value),
+        first.source,
+        text(&second.value),
+        second.source
+    ));
     None
+}
+
+fn zero(name: &str, location: &Source) -> Error {
+    error!(Invalid, "{name} is 0 ({location}): use at least 1, or leave it out")
 }
 
 /// A number that must be at least 1.
 pub(super) fn count(
     name: &str,
     all: &[Sourced<usize>],
-    violations: &mut Vec<Violation>,
+    violations: &mut Vec<Error>,
 ) -> Option<Sourced<usize>> {
     let given = one(name, all, usize::to_string, violations)?;
     if given.value == 0 {
-        violations.push(Violation::Zero { name: name.to_owned(), location: given.source });
+        violations.push(zero(name, &given.source));
         return None;
     }
     Some(given)
 }
 
 /// The order, if it is valid.
-pub(super) fn order(
-    settings: &Settings,
-    violations: &mut Vec<Violation>,
-) -> Option<Sourced<Order>> {
+pub(super) fn order(settings: &Settings, violations: &mut Vec<Error>) -> Option<Sourced<Order>> {
     let lower = |given: &Sourced<String>| {
         Sourced::new(given.value.trim().to_lowercase(), given.source.clone())
     };
@@ -124,11 +126,8 @@ pub(super) fn order(
     match Order::parse(&text.value) {
         Ok(order) => Some(Sourced::new(order, text.source)),
         Err(errors) => {
-            violations.extend(errors.into_iter().map(|error| Violation::WrongOrder {
-                order: text.value.clone(),
-                location: text.source.clone(),
-                error,
-            }));
+            let order = format!("order `{}` ({})", text.value, text.source);
+            violations.extend(errors.into_iter().map(|error| error.context(&order)));
             None
         }
     }
@@ -138,23 +137,24 @@ pub(super) fn order(
 pub(super) fn order_names_all(
     order: &Sourced<Order>,
     degrees: &Degrees,
-    violations: &mut Vec<Violation>,
+    violations: &mut Vec<Error>,
 ) {
     let added = order.value.added();
     let lacks = |kind: &Parallelism| added.contains(&token_of(*kind)) && degrees.get(*kind) > 1;
     let missing = Parallelism::ALL.into_iter().filter(lacks);
-    violations.extend(missing.map(|kind| Violation::NotInOrder {
-        token: token_of(kind),
-        degree: kind,
-        size: degrees.given(kind).clone(),
-        location: order.source.clone(),
+    let location = &order.source;
+    violations.extend(missing.map(|kind| {
+        let (size, token) = (degrees.given(kind), token_of(kind));
+        error!(Invalid, "{kind} is {size}, but the order ({location}) lacks `{token}`: add it")
     }));
 
     let replicas = degrees.of_expert_token(Token::Dp);
     let noted = degrees.of_token(Token::Dp) > 1;
     if added.contains(&Token::Dp) && replicas > 1 && !noted {
-        violations
-            .push(Violation::ExpertReplicasNotInOrder { replicas, location: order.source.clone() });
+        violations.push(error!(
+            Invalid,
+            "experts have {replicas} replicas, but the order ({location}) lacks `dp`: add it"
+        ));
     }
 }
 
@@ -170,7 +170,7 @@ fn token_of(kind: Parallelism) -> Token {
 }
 
 /// All degrees and the world, if they are consistent.
-pub(super) fn degrees(settings: &Settings, violations: &mut Vec<Violation>) -> Option<Degrees> {
+pub(super) fn degrees(settings: &Settings, violations: &mut Vec<Error>) -> Option<Degrees> {
     let before = violations.len();
     let world = count("world", &settings.world, violations);
     let mut sizes = sizes(settings, violations);
@@ -191,16 +191,14 @@ pub(super) fn degrees(settings: &Settings, violations: &mut Vec<Violation>) -> O
 }
 
 /// The value of each degree that is set.
-fn sizes(
-    settings: &Settings,
-    violations: &mut Vec<Violation>,
-) -> BTreeMap<Parallelism, Sourced<Size>> {
+fn sizes(settings: &Settings, violations: &mut Vec<Error>) -> BTreeMap<Parallelism, Sourced<Size>> {
     let mut sizes = BTreeMap::new();
     for (kind, all) in &settings.degrees {
         let given = one(kind.name(), all, |size| size_text(*size), violations);
         match given {
-            Some(given) if given.value == Size::Ranks(0) => violations
-                .push(Violation::Zero { name: kind.name().to_owned(), location: given.source }),
+            Some(given) if given.value == Size::Ranks(0) => {
+                violations.push(zero(kind.name(), &given.source));
+            }
             Some(given) => drop(sizes.insert(*kind, given)),
             None => {}
         }
@@ -210,22 +208,27 @@ fn sizes(
 
 /// Checks that at most one degree is `auto`. No expert degree may be: these do not multiply to the
 /// world, so they cannot be inferred.
-fn refuse_autos(sizes: &BTreeMap<Parallelism, Sourced<Size>>, violations: &mut Vec<Violation>) {
+fn refuse_autos(sizes: &BTreeMap<Parallelism, Sourced<Size>>, violations: &mut Vec<Error>) {
     let autos = sizes.iter().filter(|(_, given)| given.value == Size::Auto);
     let autos: Vec<(Parallelism, Source)> =
         autos.map(|(kind, given)| (*kind, given.source.clone())).collect();
 
     let (experts, others): (Vec<_>, Vec<_>) =
         autos.into_iter().partition(|(kind, _)| kind.is_expert());
-    violations.extend(
-        experts.into_iter().map(|(degree, location)| Violation::ExpertAuto { degree, location }),
-    );
+    violations.extend(experts.into_iter().map(|(degree, location)| {
+        error!(
+            Invalid,
+            "{degree} is auto ({location}): it does not multiply to the world, so it cannot be \
+             inferred; set it to a number"
+        )
+    }));
     if let [(first, first_source), rest @ ..] = others.as_slice() {
-        violations.extend(rest.iter().map(|(second, second_source)| Violation::TwoAutos {
-            first: *first,
-            first_source: first_source.clone(),
-            second: *second,
-            second_source: second_source.clone(),
+        violations.extend(rest.iter().map(|(second, second_source)| {
+            error!(
+                Invalid,
+                "{first} is auto ({first_source}) and {second} is auto ({second_source}): only one \
+                 degree can be auto; set the other to a number"
+            )
         }));
     }
 }
@@ -234,7 +237,7 @@ fn refuse_autos(sizes: &BTreeMap<Parallelism, Sourced<Size>>, violations: &mut V
 fn resolved(
     sizes: BTreeMap<Parallelism, Sourced<Size>>,
     world: Option<Sourced<usize>>,
-    violations: &mut Vec<Violation>,
+    violations: &mut Vec<Error>,
 ) -> Option<Degrees> {
     let (mut of, mut auto) = (BTreeMap::new(), None);
     for (kind, given) in sizes {
@@ -243,8 +246,9 @@ fn resolved(
             Size::Auto => auto = Some((kind, given.source)),
         }
     }
+    let too_many = |degrees| error!(Invalid, "{degrees} exceeds the limit of {MAX_RANKS} ranks");
     let Some(product) = product(&of) else {
-        violations.push(Violation::TooManyRanks { degrees: text(&of) });
+        violations.push(too_many(text(&of)));
         return None;
     };
 
@@ -252,28 +256,34 @@ fn resolved(
         (Some(world), _) => world.clone(),
         (None, None) => Sourced::new(product, Source::default_of(OURS)),
         (None, Some((degree, location))) => {
-            violations
-                .push(Violation::AutoWithoutWorld { degree: *degree, location: location.clone() });
+            violations.push(error!(
+                Invalid,
+                "{degree} is auto ({location}), but the world is not set: set the world, or set \
+                 {degree} to a number"
+            ));
             return None;
         }
     };
     if world.value > MAX_RANKS {
-        violations.push(Violation::TooManyRanks { degrees: format!("world {world}") });
+        violations.push(too_many(format!("world {world}")));
         return None;
     }
 
     let rest = world.value / product;
     let fits = world.value.is_multiple_of(product) && (auto.is_some() || rest == 1);
     if !fits {
+        let degrees = text(&of);
         violations.push(match auto {
-            None => Violation::WrongWorld { degrees: text(&of), product, world },
-            Some((degree, location)) => Violation::AutoDoesNotDivide {
-                degree,
-                location,
-                degrees: text(&of),
-                product,
-                world,
-            },
+            None => error!(
+                Invalid,
+                "the world is {world} but the degrees multiply to {product}: {degrees}; {}",
+                missing_factor(product, world.value)
+            ),
+            Some((degree, location)) => error!(
+                Invalid,
+                "{degree} is auto ({location}) and cannot be inferred: the world {world} is not a \
+                 multiple of {product}, the product of {degrees}; change one of them"
+            ),
         });
         return None;
     }
@@ -281,6 +291,17 @@ fn resolved(
         of.insert(kind, Sourced::new(rest, source));
     }
     Some(Degrees { of, world })
+}
+
+fn missing_factor(product: usize, world: usize) -> String {
+    if world.is_multiple_of(product) {
+        let factor = world / product;
+        return format!("a factor of {factor} is missing: set one degree to `auto`");
+    }
+    if product.is_multiple_of(world) {
+        return format!("that is {} times too many: lower a degree", product / world);
+    }
+    "change a degree so that they multiply to the world".to_owned()
 }
 
 fn product(of: &BTreeMap<Parallelism, Sourced<usize>>) -> Option<usize> {
@@ -304,18 +325,22 @@ fn text(of: &BTreeMap<Parallelism, Sourced<usize>>) -> String {
 }
 
 /// Checks that ep x etp divides the number of ranks of a stage.
-fn experts_divide(degrees: &Degrees, violations: &mut Vec<Violation>) -> bool {
+fn experts_divide(degrees: &Degrees, violations: &mut Vec<Error>) -> bool {
     let (ep, etp) = (degrees.given(Parallelism::Ep), degrees.given(Parallelism::Etp));
     let product = ep.value.saturating_mul(etp.value);
-    let divide = degrees.stage().is_multiple_of(product);
+    let stage = degrees.stage();
+    let divide = stage.is_multiple_of(product);
     if !divide {
-        violations.push(Violation::ExpertsDoNotDivide {
-            ep: ep.clone(),
-            etp: etp.clone(),
-            stage: degrees.stage(),
-            world: degrees.world.clone(),
-            pp: degrees.given(Parallelism::Pp).clone(),
-        });
+        let divisors = (1..=stage).filter(|divisor| stage.is_multiple_of(*divisor));
+        let divisors: Vec<String> = divisors.map(|divisor| divisor.to_string()).collect();
+        violations.push(error!(
+            Invalid,
+            "ep {ep} x etp {etp} = {product} does not divide the {stage} ranks of a pipeline stage \
+             (world {} / pp {}): ep x etp must be one of {}",
+            degrees.world,
+            degrees.given(Parallelism::Pp),
+            divisors.join(", ")
+        ));
     }
     divide
 }

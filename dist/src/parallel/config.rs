@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use meshgrad_error::{Error, error};
 use meshgrad_mesh::{GroupOptions, Hosts, Mesh, Size};
 
 use super::check::{self, Degrees};
@@ -14,7 +15,7 @@ use super::rank_generator::RankGenerator;
 use super::settings::Settings;
 use super::source::Sourced;
 use super::text::nearest;
-use super::violation::{Violation, Violations};
+use super::violation::Violations;
 
 /// A valid parallel configuration: degrees that multiply to the world, domains and groups.
 ///
@@ -127,7 +128,7 @@ fn named(
     settings: &Settings,
     degrees: &Degrees,
     order: &Sourced<Order>,
-    violations: &mut Vec<Violation>,
+    violations: &mut Vec<Error>,
 ) -> (Vec<BuiltDomain>, Groups) {
     let declared = once("domain", &settings.domains, |domain| &domain.name, axes_text, violations);
     let domains = domains::build(degrees, order, &declared, violations);
@@ -159,7 +160,7 @@ fn once<T: Clone + PartialEq>(
     all: &[Sourced<T>],
     name: impl Fn(&T) -> &String,
     text: impl Fn(&T) -> String,
-    violations: &mut Vec<Violation>,
+    violations: &mut Vec<Error>,
 ) -> Vec<Sourced<T>> {
     let mut names: Vec<&String> = Vec::new();
     for given in all {
@@ -176,7 +177,7 @@ fn once<T: Clone + PartialEq>(
 }
 
 /// Checks names when degrees or the order are invalid. All sizes are replaced by 1.
-fn check_names(settings: &Settings, violations: &mut Vec<Violation>) {
+fn check_names(settings: &Settings, violations: &mut Vec<Error>) {
     let mut settings = settings.clone();
     for domain in &mut settings.domains {
         for (_, size) in &mut domain.value.axes {
@@ -191,16 +192,15 @@ fn check_names(settings: &Settings, violations: &mut Vec<Violation>) {
 fn options(
     settings: &Settings,
     groups: &Groups,
-    violations: &mut Vec<Violation>,
+    violations: &mut Vec<Error>,
 ) -> BTreeMap<String, GroupOptions> {
     let mut options = BTreeMap::new();
     for (group, all) in &settings.options {
         if !groups.contains_key(group) {
             let names: Vec<&str> = groups.keys().map(String::as_str).collect();
-            violations.extend(all.first().map(|given| Violation::UnknownOptionsGroup {
-                group: group.clone(),
-                location: given.source.clone(),
-                hint: nearest(group, &names),
+            violations.extend(all.first().map(|given| {
+                let (location, hint) = (&given.source, nearest(group, &names));
+                error!(Invalid, "options ({location}) are for an unknown group `{group}`{hint}")
             }));
         }
         let name = format!("options of group `{group}`");
@@ -208,7 +208,7 @@ fn options(
             continue;
         };
         if let Err(error) = given.value.check() {
-            violations.push(Violation::Mesh { what: format!("{name} ({})", given.source), error });
+            violations.push(error.context(format!("{name} ({})", given.source)));
         }
         options.insert(group.clone(), given.value);
     }

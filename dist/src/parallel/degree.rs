@@ -2,7 +2,10 @@
 
 use std::fmt;
 
+use meshgrad_error::{Error, error};
 use meshgrad_mesh::Size;
+
+use super::source::Source;
 
 /// A kind of parallelism. The degrees of all but the two expert kinds multiply to the world.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -87,4 +90,9 @@ pub(crate) fn parse_size(text: &str) -> Option<Size> {
         "auto" => Some(Size::Auto),
         number => number.parse().ok().map(Size::Ranks),
     }
+}
+
+/// The error for text that is not a degree.
+pub(crate) fn not_a_degree(kind: Parallelism, text: impl fmt::Display, location: &Source) -> Error {
+    error!(Invalid, "{kind} is `{text}` ({location}): expected an integer of at least 1, or `auto`")
 }

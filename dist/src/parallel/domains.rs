@@ -12,14 +12,15 @@
 //! regroup the dp, cp, sp *and tp* ranks of a stage, so the expert domain is complete for tp > 1.
 //! An axis in several domains has the same groups in each.
 
-use meshgrad_mesh::{Mesh, Relation, Result, Size};
+use meshgrad_error::{Error, Result, error};
+use meshgrad_mesh::{Mesh, RankLayout, Relation, Size};
 
 use super::check::Degrees;
 use super::declare::Domain;
 use super::degree::Parallelism;
 use super::order::{Order, Token};
 use super::source::{Source, Sourced};
-use super::violation::Violation;
+use super::text;
 
 pub(super) const REGULAR: &str = "regular";
 pub(super) const DENSE: &str = "dense";
@@ -39,7 +40,7 @@ pub(super) fn build(
     degrees: &Degrees,
     order: &Sourced<Order>,
     declared: &[Sourced<Domain>],
-    violations: &mut Vec<Violation>,
+    violations: &mut Vec<Error>,
 ) -> Vec<BuiltDomain> {
     let mut domains: Vec<BuiltDomain> = match built_in(degrees, &order.value) {
         Ok(meshes) => meshes
@@ -51,25 +52,20 @@ pub(super) fn build(
             })
             .collect(),
         Err(error) => {
-            violations.push(Violation::Mesh { what: "the degrees".to_owned(), error });
+            violations.push(error.context("the degrees"));
             return Vec::new();
         }
     };
     for Sourced { value, source } in declared {
         if value.name.is_empty() {
-            violations.push(Violation::InvalidDeclaration {
-                what: "a domain".to_owned(),
-                location: source.clone(),
-                problem: "its name is empty".to_owned(),
-            });
+            violations.push(error!(Invalid, "a domain ({source}): its name is empty"));
             continue;
         }
         if domains.iter().any(|domain| domain.name == value.name) {
-            violations.push(Violation::NameTaken {
-                name: value.name.clone(),
-                location: source.clone(),
-                by: "a built-in domain".to_owned(),
-            });
+            violations.push(error!(
+                Invalid,
+                "`{}` ({source}) is the name of a built-in domain: rename it", value.name
+            ));
             continue;
         }
         match of_axes(degrees.world.value, &value.axes) {
@@ -78,10 +74,10 @@ pub(super) fn build(
                 location: source.clone(),
                 mesh,
             }),
-            Err(error) => violations.push(Violation::Mesh {
-                what: format!("domain `{}` ({source})", value.name),
-                error,
-            }),
+            Err(error) => {
+                let domain = format!("domain `{}` ({source})", value.name);
+                violations.push(error.context(domain));
+            }
         }
     }
     violations.extend(differently_shared(&domains));
@@ -147,7 +143,7 @@ fn expert_axis(token: Token) -> Option<&'static str> {
 
 /// Violations of the rule that an axis has the same groups in all domains. Megatron's rule that an
 /// order must end with pp is a special case.
-fn differently_shared(domains: &[BuiltDomain]) -> Vec<Violation> {
+fn differently_shared(domains: &[BuiltDomain]) -> Vec<Error> {
     let mut violations = Vec::new();
     for (at, second) in domains.iter().enumerate() {
         for axis in second.mesh.axes() {
@@ -159,15 +155,23 @@ fn differently_shared(domains: &[BuiltDomain]) -> Vec<Violation> {
                 continue;
             };
             if layout.relation(axis.layout()) != Relation::Same {
-                violations.push(Violation::SharedAxis {
-                    axis: axis.name().to_owned(),
-                    first: first.name.clone(),
-                    first_source: first.location.clone(),
-                    first_ranks: layout.ranks().collect(),
-                    second: second.name.clone(),
-                    second_source: second.location.clone(),
-                    second_ranks: axis.layout().ranks().collect(),
-                });
+                let ranks = |of: &RankLayout| text::ranks(&of.ranks().collect::<Vec<_>>());
+                violations.push(error!(
+                    Invalid,
+                    "axis `{}` of rank 0 has ranks {} in domain {} ({}) but {} in domain {} ({}); \
+                     they must be equal: {}",
+                    axis.name(),
+                    ranks(layout),
+                    first.name,
+                    first.location,
+                    ranks(axis.layout()),
+                    second.name,
+                    second.location,
+                    match &*second.name {
+                        EXPERT => "use an order that ends with pp",
+                        _ => "move the axis in one domain, or rename it",
+                    }
+                ));
             }
         }
     }

@@ -4,6 +4,8 @@
 //! kind. Kinds are in the order in which their first groups are created, and lists in Megatron-LM's
 //! order. Most lists are groups of its two rank generators; the others are parts of such lists.
 
+use meshgrad_error::{Result, ensure};
+
 use super::config::ParallelConfig;
 use super::degree::Parallelism;
 use super::order::Token;
@@ -38,43 +40,6 @@ pub struct MegatronGroups {
     pub options: &'static str,
     /// The ranks of each group.
     pub lists: Vec<Vec<usize>>,
-}
-
-/// Extras that Megatron-LM rejects.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum MegatronError {
-    /// The optimizer instances do not divide the ranks.
-    #[error(
-        "{instances} optimizer instances do not divide {what}, which has {ranks} ranks: choose a \
-         divisor of {ranks}"
-    )]
-    Instances {
-        /// The number of instances.
-        instances: usize,
-        /// What the instances must divide: `dp x cp`, for example.
-        what: &'static str,
-        /// Its number of ranks.
-        ranks: usize,
-    },
-
-    /// The levels do not multiply to cp.
-    #[error("levels {levels:?} of context parallelism multiply to {product}, but cp is {cp}")]
-    ContextLevels {
-        /// The levels.
-        levels: Vec<usize>,
-        /// Their product.
-        product: usize,
-        /// The degree of cp.
-        cp: usize,
-    },
-
-    /// Hybrid context parallelism over an odd number of ranks.
-    #[error("hybrid context parallelism needs an even dp x cp, got {ranks} ranks")]
-    OddHybrid {
-        /// The number of ranks of dp x cp.
-        ranks: usize,
-    },
 }
 
 type Lists = Vec<Vec<usize>>;
@@ -120,10 +85,7 @@ impl ParallelConfig {
     ///
     /// # Errors
     /// Extras that Megatron-LM also rejects.
-    pub fn megatron_groups(
-        &self,
-        extras: &MegatronExtras,
-    ) -> Result<Vec<MegatronGroups>, MegatronError> {
+    pub fn megatron_groups(&self, extras: &MegatronExtras) -> Result<Vec<MegatronGroups>> {
         self.check(extras)?;
         let sequence = match self.degree(Parallelism::Sp) {
             1 => &[][..],
@@ -168,24 +130,32 @@ impl ParallelConfig {
         groups
     }
 
-    fn check(&self, extras: &MegatronExtras) -> Result<(), MegatronError> {
+    fn check(&self, extras: &MegatronExtras) -> Result<()> {
         let dp_cp = self.dense_generator().of(&[Token::Dp, Token::Cp]).len();
         let edp = self.expert_generator().of(&[Token::Dp]).len();
         for (what, ranks) in [("dp x cp", dp_cp), ("the replicas of experts", edp)] {
-            if extras.instances == 0 || !ranks.is_multiple_of(extras.instances) {
-                return Err(MegatronError::Instances { instances: extras.instances, what, ranks });
-            }
+            let instances = extras.instances;
+            ensure!(
+                instances > 0 && ranks.is_multiple_of(instances),
+                Invalid,
+                "{instances} optimizer instances do not divide {what}, which has {ranks} ranks: \
+                 choose a divisor of {ranks}"
+            );
         }
         let cp = self.degree(Parallelism::CpShard) * self.degree(Parallelism::CpReplicate);
         let levels = &extras.context_levels;
         let product = levels.iter().fold(1, |product: usize, size| product.saturating_mul(*size));
-        if !levels.is_empty() && product != cp {
-            return Err(MegatronError::ContextLevels { levels: levels.clone(), product, cp });
-        }
-        match extras.hybrid && !dp_cp.is_multiple_of(2) {
-            true => Err(MegatronError::OddHybrid { ranks: dp_cp }),
-            false => Ok(()),
-        }
+        ensure!(
+            levels.is_empty() || product == cp,
+            Invalid,
+            "levels {levels:?} of context parallelism multiply to {product}, but cp is {cp}"
+        );
+        ensure!(
+            !extras.hybrid || dp_cp.is_multiple_of(2),
+            Invalid,
+            "hybrid context parallelism needs an even dp x cp, got {dp_cp} ranks"
+        );
+        Ok(())
     }
 
     fn lists(&self, side: Side, tokens: &[Token]) -> Lists {

@@ -16,6 +16,7 @@
 
 use std::collections::BTreeMap;
 
+use meshgrad_error::{Error, error};
 use meshgrad_mesh::{Axis, RankLayout};
 
 use super::check::Degrees;
@@ -24,7 +25,6 @@ use super::degree::Parallelism;
 use super::domains::{BuiltDomain, EXPERT, REGULAR};
 use super::source::Sourced;
 use super::text::nearest;
-use super::violation::Violation;
 
 /// The ranks that form the groups of one name. Layouts hold indices into the state's list of ranks,
 /// not the ranks themselves.
@@ -70,7 +70,7 @@ pub(super) const ACROSS_HOSTS: &str = "all_to_all_global";
 pub(super) fn built_in(
     domains: &[BuiltDomain],
     degrees: &Degrees,
-    violations: &mut Vec<Violation>,
+    violations: &mut Vec<Error>,
 ) -> Groups {
     let mut groups = Groups::new();
     for axis in domains.iter().flat_map(|domain| domain.mesh.axes()) {
@@ -80,11 +80,12 @@ pub(super) fn built_in(
     for (name, members) in views_and_subgroups(domains, degrees) {
         let declared = domains.iter().find(|domain| domain.mesh.axis(&name).is_ok());
         match declared {
-            Some(domain) => violations.push(Violation::InvalidDeclaration {
-                what: format!("domain `{}`", domain.name),
-                location: domain.location.clone(),
-                problem: format!("axis `{name}` has the name of a built-in group"),
-            }),
+            Some(domain) => violations.push(error!(
+                Invalid,
+                "domain `{}` ({}): axis `{name}` has the name of a built-in group",
+                domain.name,
+                domain.location
+            )),
             None => drop(groups.insert(name, members)),
         }
     }
@@ -147,30 +148,20 @@ pub(super) fn declare(
     domains: &[BuiltDomain],
     views: &[Sourced<View>],
     subgroups: &[Sourced<Subgroup>],
-    violations: &mut Vec<Violation>,
+    violations: &mut Vec<Error>,
 ) {
     for Sourced { value, source } in views {
         let found = view(domains, value)
             .and_then(|layout| insert(groups, &value.name, Membership::Along(layout)));
         if let Err(problem) = found {
-            let what = format!("view `{}`", value.name);
-            violations.push(Violation::InvalidDeclaration {
-                what,
-                location: source.clone(),
-                problem,
-            });
+            violations.push(error!(Invalid, "view `{}` ({source}): {problem}", value.name));
         }
     }
     for Sourced { value, source } in subgroups {
         let found =
             subgroup(groups, value).and_then(|members| insert(groups, &value.name, members));
         if let Err(problem) = found {
-            let what = format!("subgroup `{}`", value.name);
-            violations.push(Violation::InvalidDeclaration {
-                what,
-                location: source.clone(),
-                problem,
-            });
+            violations.push(error!(Invalid, "subgroup `{}` ({source}): {problem}", value.name));
         }
     }
 }

@@ -44,14 +44,14 @@ mod violation;
 pub use config::ParallelConfig;
 pub use declare::{Domain, Member, Subgroup, View};
 pub use degree::Parallelism;
-pub use megatron::{MegatronError, MegatronExtras, MegatronGroups};
+pub use megatron::{MegatronExtras, MegatronGroups};
 pub use mpu::Mpu;
-pub use order::{Order, OrderError, Token};
+pub use order::{Order, Token};
 pub use rank_generator::RankGenerator;
 pub use settings::Settings;
 pub use source::{Source, Sourced};
-pub use state::{ParallelState, StateError};
-pub use violation::{Violation, Violations};
+pub use state::ParallelState;
+pub use violation::Violations;
 
 /// Compiles and runs the examples of the guide.
 #[cfg(doctest)]

@@ -11,10 +11,11 @@
 
 use std::collections::BTreeMap;
 
+use meshgrad_error::Result;
 use meshgrad_mesh::Group;
 
 use super::members::{ACROSS_HOSTS, SAME_HOST};
-use super::state::{ParallelState, StateError};
+use super::state::ParallelState;
 
 /// The getters of Megatron-LM and DeepSpeed for a rank of a state.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -153,8 +154,8 @@ impl Mpu {
     /// `global_0`, `global_1`, ...
     ///
     /// # Errors
-    /// [`StateError::NoHosts`], [`StateError::UnevenHosts`].
-    pub fn get_all_to_all_groups(&self) -> Result<BTreeMap<String, Group>, StateError> {
+    /// When the hosts are unknown, or have different numbers of ranks.
+    pub fn get_all_to_all_groups(&self) -> Result<BTreeMap<String, Group>> {
         let numbered = |kind: &str, groups: Vec<Group>| {
             let named = |(at, group)| (format!("{kind}_{at}"), group);
             groups.into_iter().enumerate().map(named).collect::<Vec<_>>()

@@ -6,6 +6,8 @@
 
 use std::fmt;
 
+use meshgrad_error::{Error, Result, error};
+
 /// A token of an order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Token {
@@ -60,17 +62,6 @@ pub struct Order {
     given: usize,
 }
 
-/// An error in an order string.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum OrderError {
-    /// An unknown token.
-    #[error("unknown token `{0}`: use tp, cp, sp, ep, dp and pp, joined by `-`, fastest first")]
-    Unknown(String),
-    /// A duplicate token.
-    #[error("token `{0}` occurs twice")]
-    Twice(Token),
-}
-
 impl Order {
     /// The default: as in Megatron-LM, with sp between tp and cp.
     pub const DEFAULT: &'static str = "tp-sp-cp-ep-dp-pp";
@@ -84,13 +75,15 @@ impl Order {
     ///
     /// # Errors
     /// All errors in the string.
-    pub fn parse(text: &str) -> Result<Order, Vec<OrderError>> {
+    pub fn parse(text: &str) -> Result<Order, Vec<Error>> {
         let (mut tokens, mut errors) = (Vec::new(), Vec::new());
         let lower = text.trim().to_lowercase();
         for name in lower.split('-').filter(|_| !lower.is_empty()) {
             let error = match Token::from_name(name) {
-                None => OrderError::Unknown(name.to_owned()),
-                Some(token) if tokens.contains(&token) => OrderError::Twice(token),
+                None => unknown_token(name),
+                Some(token) if tokens.contains(&token) => {
+                    error!(Invalid, "token `{token}` occurs twice")
+                }
                 Some(token) => {
                     tokens.push(token);
                     continue;
@@ -134,4 +127,11 @@ impl fmt::Display for Order {
         let names: Vec<&str> = self.tokens.iter().map(|token| token.name()).collect();
         f.write_str(&names.join("-"))
     }
+}
+
+pub(super) fn unknown_token(name: &str) -> Error {
+    error!(
+        Invalid,
+        "unknown token `{name}`: use tp, cp, sp, ep, dp and pp, joined by `-`, fastest first"
+    )
 }

@@ -6,9 +6,10 @@
 
 use std::collections::BTreeMap;
 
-use meshgrad_mesh::{RankLayout, Result};
+use meshgrad_error::Result;
+use meshgrad_mesh::RankLayout;
 
-use super::order::{Order, OrderError, Token};
+use super::order::{Order, Token, unknown_token};
 
 /// The layouts of tokens with given sizes in an order.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,20 +43,18 @@ impl RankGenerator {
     /// The layout of tokens joined by `-`, ascending.
     ///
     /// # Errors
-    /// [`OrderError::Unknown`].
-    pub fn layout(&self, tokens: &str) -> Result<RankLayout, OrderError> {
-        let tokens = tokens
-            .split('-')
-            .map(|name| Token::from_name(name).ok_or_else(|| OrderError::Unknown(name.to_owned())));
-        let tokens = tokens.collect::<Result<Vec<Token>, OrderError>>()?;
-        Ok(self.of(&tokens))
+    /// For an unknown token.
+    pub fn layout(&self, tokens: &str) -> Result<RankLayout> {
+        let token = |name| Token::from_name(name).ok_or_else(|| unknown_token(name));
+        let tokens: Result<Vec<Token>> = tokens.split('-').map(token).collect();
+        Ok(self.of(&tokens?))
     }
 
     /// All groups of tokens joined by `-`.
     ///
     /// # Errors
-    /// [`OrderError::Unknown`].
-    pub fn ranks(&self, tokens: &str) -> Result<Vec<Vec<usize>>, OrderError> {
+    /// For an unknown token.
+    pub fn ranks(&self, tokens: &str) -> Result<Vec<Vec<usize>>> {
         Ok(lists(&self.layout(tokens)?, self.world))
     }
 

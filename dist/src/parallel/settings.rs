@@ -7,12 +7,12 @@
 
 use std::collections::BTreeMap;
 
+use meshgrad_error::Error;
 use meshgrad_mesh::{GroupOptions, Size};
 
 use super::declare::{Domain, Subgroup, View};
-use super::degree::{Parallelism, parse_size};
+use super::degree::{Parallelism, not_a_degree, parse_size};
 use super::source::{Source, Sourced};
-use super::violation::Violation;
 
 /// Degrees, the world, the order, declared domains and groups, and options, with their sources.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub struct Settings {
     pub(super) views: Vec<Sourced<View>>,
     pub(super) subgroups: Vec<Sourced<Subgroup>>,
     pub(super) options: BTreeMap<String, Vec<Sourced<GroupOptions>>>,
-    pub(super) violations: Vec<Violation>,
+    pub(super) violations: Vec<Error>,
 }
 
 impl Settings {
@@ -45,11 +45,7 @@ impl Settings {
     pub fn set_text(&mut self, kind: Parallelism, text: &str, source: Source) -> &mut Self {
         match parse_size(text) {
             Some(size) => self.set(kind, size, source),
-            None => self.add_violation(Violation::NotADegree {
-                name: kind.name().to_owned(),
-                text: text.to_owned(),
-                location: source,
-            }),
+            None => self.add_violation(not_a_degree(kind, text, &source)),
         }
     }
 
@@ -102,13 +98,13 @@ impl Settings {
     }
 
     /// Adds a violation found while importing settings.
-    pub fn add_violation(&mut self, violation: Violation) -> &mut Self {
+    pub fn add_violation(&mut self, violation: Error) -> &mut Self {
         self.violations.push(violation);
         self
     }
 
     /// The violations found while importing settings.
-    pub fn violations(&self) -> &[Violation] {
+    pub fn violations(&self) -> &[Error] {
         &self.violations
     }
 

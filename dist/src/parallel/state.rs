@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 
+use meshgrad_error::{Error, Result, ensure, error};
 use meshgrad_mesh::{Channel, Group, MAX_RANKS, Mesh, RankLayout};
 
 use super::by_host::ByHost;
@@ -27,72 +28,6 @@ pub struct ParallelState {
     by_host: Option<Arc<ByHost>>,
 }
 
-/// An error of a state or of a query.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum StateError {
-    /// No group has this name.
-    #[error("unknown group `{name}`{hint}")]
-    UnknownGroup {
-        /// The name.
-        name: String,
-        /// A similar name, or all names.
-        hint: String,
-    },
-
-    /// No domain has this name.
-    #[error("unknown domain `{name}`{hint}")]
-    UnknownDomain {
-        /// The name.
-        name: String,
-        /// A similar name, or all names.
-        hint: String,
-    },
-
-    /// The group depends on hosts, but the hosts are unknown.
-    #[error("group `{name}` depends on hosts: set ranks_per_host")]
-    NoHosts {
-        /// The group.
-        name: String,
-    },
-
-    /// The hosts have different numbers of the state's ranks.
-    #[error(
-        "host {first} has {first_ranks} ranks of the state and host {second} has {second_ranks}: \
-         `{ACROSS_HOSTS}` needs the same number on each host"
-    )]
-    UnevenHosts {
-        /// A host.
-        first: usize,
-        /// Its number of ranks.
-        first_ranks: usize,
-        /// Another host.
-        second: usize,
-        /// Its number of ranks.
-        second_ranks: usize,
-    },
-
-    /// The state does not have this rank.
-    #[error("rank {rank} is not in the state (ranks {})", text::ranks(.ranks))]
-    NotAMember {
-        /// The rank.
-        rank: usize,
-        /// The ranks of the state.
-        ranks: Vec<usize>,
-    },
-
-    /// A rank is too large.
-    #[error("rank {rank} is not below the limit of {MAX_RANKS}")]
-    RankTooLarge {
-        /// The rank.
-        rank: usize,
-    },
-
-    /// The number of ranks differs from the configuration's, or ranks are not distinct.
-    #[error(transparent)]
-    Mesh(#[from] meshgrad_mesh::Error),
-}
-
 impl ParallelState {
     /// The state on ranks 0, 1, ...
     pub fn new(config: impl Into<Arc<ParallelConfig>>) -> ParallelState {
@@ -111,15 +46,13 @@ impl ParallelState {
     /// The state on consecutive ranks from `first`.
     ///
     /// # Errors
-    /// [`StateError::RankTooLarge`].
+    /// For a rank that is not below [`MAX_RANKS`].
     pub fn starting_at(
         config: impl Into<Arc<ParallelConfig>>,
         first: usize,
-    ) -> Result<ParallelState, StateError> {
+    ) -> Result<ParallelState> {
         let config = config.into();
-        if first >= MAX_RANKS {
-            return Err(StateError::RankTooLarge { rank: first });
-        }
+        check_rank(first)?;
         let ranks: Vec<usize> = (first..first + config.world()).collect();
         ParallelState::on_ranks(config, &ranks)
     }
@@ -127,16 +60,14 @@ impl ParallelState {
     /// The state on these ranks, in this order.
     ///
     /// # Errors
-    /// For a rank that is listed twice, and for another number of ranks than the mesh needs;
-    /// [`StateError::RankTooLarge`].
+    /// For a rank that is listed twice or is not below [`MAX_RANKS`], and for another number of
+    /// ranks than the mesh needs.
     pub fn on_ranks(
         config: impl Into<Arc<ParallelConfig>>,
         ranks: &[usize],
-    ) -> Result<ParallelState, StateError> {
+    ) -> Result<ParallelState> {
         let config = config.into();
-        if let Some(rank) = ranks.iter().copied().find(|rank| *rank >= MAX_RANKS) {
-            return Err(StateError::RankTooLarge { rank });
-        }
+        ranks.iter().try_for_each(|rank| check_rank(*rank))?;
         let world = Mesh::from_ranks(ranks, &[config.world()], &["world"])?;
         let domains = config.domains().iter().map(|(name, mesh)| {
             let mapped: Vec<usize> = mesh.ranks().into_iter().map(|at| ranks[at]).collect();
@@ -144,7 +75,7 @@ impl ParallelState {
             Ok((name.clone(), Mesh::from_ranks(&mapped, &mesh.shape(), &names)?))
         });
         Ok(ParallelState {
-            domains: domains.collect::<meshgrad_mesh::Result<_>>()?,
+            domains: domains.collect::<Result<_>>()?,
             by_host: by_host(&config, ranks),
             world,
             ranks: ranks.into(),
@@ -170,15 +101,12 @@ impl ParallelState {
     /// The mesh of a domain.
     ///
     /// # Errors
-    /// [`StateError::UnknownDomain`].
-    pub fn mesh(&self, domain: &str) -> Result<&Mesh, StateError> {
+    /// For an unknown domain.
+    pub fn mesh(&self, domain: &str) -> Result<&Mesh> {
         let found = self.domains.iter().find(|(name, _)| name == domain);
         found.map(|(_, mesh)| mesh).ok_or_else(|| {
             let names: Vec<&str> = self.domains.iter().map(|(name, _)| &**name).collect();
-            StateError::UnknownDomain {
-                name: domain.to_owned(),
-                hint: text::nearest(domain, &names),
-            }
+            error!(Invalid, "unknown domain `{domain}`{}", text::nearest(domain, &names))
         })
     }
 
@@ -196,8 +124,9 @@ impl ParallelState {
     /// example, have no group `embd`.
     ///
     /// # Errors
-    /// [`StateError::UnknownGroup`], [`StateError::NoHosts`], [`StateError::UnevenHosts`].
-    pub fn group(&self, name: &str, rank: usize) -> Result<Option<Group>, StateError> {
+    /// For an unknown group, and for a group that depends on hosts when these are unknown or have
+    /// different numbers of ranks.
+    pub fn group(&self, name: &str, rank: usize) -> Result<Option<Group>> {
         let members = self.members(name)?;
         let Some(position) = self.position(rank) else {
             return Ok(None);
@@ -224,7 +153,7 @@ impl ParallelState {
         name: &str,
         rank: usize,
         channel: Channel,
-    ) -> Result<Option<Group>, StateError> {
+    ) -> Result<Option<Group>> {
         let group = self.group(name, rank)?;
         Ok(group.map(|group| group.with_channel(channel)))
     }
@@ -233,7 +162,7 @@ impl ParallelState {
     ///
     /// # Errors
     /// As [`ParallelState::group`].
-    pub fn groups(&self, name: &str) -> Result<Vec<Group>, StateError> {
+    pub fn groups(&self, name: &str) -> Result<Vec<Group>> {
         let mut seen = vec![false; self.ranks.len()];
         let mut groups = Vec::new();
         for position in 0..self.ranks.len() {
@@ -258,23 +187,24 @@ impl ParallelState {
     /// Getters with the names of Megatron-LM's and DeepSpeed's `mpu`, for ported code.
     ///
     /// # Errors
-    /// [`StateError::NotAMember`].
-    pub fn mpu(&self, rank: usize) -> Result<Mpu, StateError> {
-        match self.contains(rank) {
-            true => Ok(Mpu::new(self.clone(), rank)),
-            false => Err(StateError::NotAMember { rank, ranks: self.ranks.to_vec() }),
-        }
+    /// When the state does not have the rank.
+    pub fn mpu(&self, rank: usize) -> Result<Mpu> {
+        ensure!(
+            self.contains(rank),
+            Invalid,
+            "rank {rank} is not in the state (ranks {})",
+            text::ranks(&self.ranks)
+        );
+        Ok(Mpu::new(self.clone(), rank))
     }
 
-    fn members(&self, name: &str) -> Result<&Membership, StateError> {
+    fn members(&self, name: &str) -> Result<&Membership> {
         self.config.groups.get(name).ok_or_else(|| {
-            let name = name.to_owned();
-            if [SAME_HOST, ACROSS_HOSTS].contains(&&*name) {
-                return StateError::NoHosts { name };
+            if [SAME_HOST, ACROSS_HOSTS].contains(&name) {
+                return no_hosts(name);
             }
             let names: Vec<&str> = self.config.names().collect();
-            let hint = text::nearest(&name, &names);
-            StateError::UnknownGroup { name, hint }
+            error!(Invalid, "unknown group `{name}`{}", text::nearest(name, &names))
         })
     }
 
@@ -293,19 +223,27 @@ impl ParallelState {
         indices.iter().map(rank).collect()
     }
 
-    fn by_host(&self, name: &str) -> Result<&ByHost, StateError> {
-        let name = name.to_owned();
-        self.by_host.as_deref().ok_or(StateError::NoHosts { name })
+    fn by_host(&self, name: &str) -> Result<&ByHost> {
+        self.by_host.as_deref().ok_or_else(|| no_hosts(name))
     }
 
     /// A group with the options set for its name.
-    fn named(&self, name: &str, ranks: &[usize]) -> Result<Group, StateError> {
+    fn named(&self, name: &str, ranks: &[usize]) -> Result<Group> {
         let group = Group::new(ranks)?;
         Ok(match self.config.options.get(name) {
             Some(options) => group.with_options(options.clone()),
             None => group,
         })
     }
+}
+
+fn check_rank(rank: usize) -> Result<()> {
+    ensure!(rank < MAX_RANKS, Invalid, "rank {rank} is not below the limit of {MAX_RANKS}");
+    Ok(())
+}
+
+fn no_hosts(group: &str) -> Error {
+    error!(Invalid, "group `{group}` depends on hosts: set ranks_per_host")
 }
 
 fn by_host(config: &ParallelConfig, ranks: &[usize]) -> Option<Arc<ByHost>> {

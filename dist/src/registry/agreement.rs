@@ -10,23 +10,21 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
+use meshgrad_error::{Error, Result, ensure, error};
 use meshgrad_mesh::{Fingerprint, check_agreement};
 use serde::{Deserialize, Serialize};
 use twox_hash::{XxHash3_64, XxHash3_128};
 
-use super::error::{RegistryError, Result};
 use super::plan::{Plan, PlannedGroup};
+use super::text;
 
 /// Exchanges bytes between all ranks: the control plane, before any communicator exists.
 pub trait Exchange {
-    /// The error type.
-    type Error: std::error::Error;
-
     /// Sends `mine` to all ranks and returns the messages of ranks 0, 1, ...
     ///
     /// # Errors
     /// When a rank is unreachable or a timeout expires.
-    fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Self::Error>;
+    fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>>;
 }
 
 /// A digest of a rank's plan: 24 bytes.
@@ -115,36 +113,42 @@ pub(super) fn among(plans: &[Plan]) -> Result<()> {
 
 /// Compares a plan with those of the other ranks.
 pub(super) fn through(plan: &Plan, exchange: &mut impl Exchange) -> Result<()> {
-    let failed = |reason: String| RegistryError::Exchange { rank: plan.rank, reason };
+    let plans = exchanged(plan, exchange).map_err(|error| {
+        error.context(format!("rank {} could not compare its plan with other ranks", plan.rank))
+    })?;
+    plans.map_or(Ok(()), |plans| Err(difference(plans)))
+}
+
+/// The plans of all ranks, if their digests disagree.
+fn exchanged(plan: &Plan, exchange: &mut impl Exchange) -> Result<Option<Vec<PlanMessage>>> {
     let mut gather = |mine: &[u8]| {
-        let all = exchange.all_gather(mine).map_err(|error| failed(error.to_string()))?;
-        match all.get(plan.rank).map(Vec::as_slice) == Some(mine) {
-            true => Ok(all),
-            false => Err(failed(format!(
-                "the exchange returned {} messages, and this rank's own message is not at index {}",
-                all.len(),
-                plan.rank
-            ))),
-        }
+        let all = exchange.all_gather(mine)?;
+        ensure!(
+            all.get(plan.rank).map(Vec::as_slice) == Some(mine),
+            Invalid,
+            "the exchange returned {} messages, and this rank's own message is not at index {}",
+            all.len(),
+            plan.rank
+        );
+        Ok(all)
     };
 
     let digests = gather(&plan.digest().to_bytes())?;
     let read = |(rank, bytes): (usize, &Vec<u8>)| {
-        let wrong = || failed(format!("rank {rank} sent {} bytes, expected 24", bytes.len()));
+        let wrong = || error!(Malformed, "rank {rank} sent {} bytes, expected 24", bytes.len());
         PlanDigest::from_bytes(bytes).ok_or_else(wrong)
     };
     let digests: Result<Vec<PlanDigest>> = digests.iter().enumerate().map(read).collect();
-    let digests = digests?;
-    if PlanDigest::agree(&digests) {
-        return Ok(());
+    if PlanDigest::agree(&digests?) {
+        return Ok(None);
     }
 
-    let unreadable = |error: serde_json::Error| failed(format!("a plan cannot be read: {error}"));
+    let unreadable = |error: serde_json::Error| error!(Malformed, "a plan cannot be read: {error}");
     let mine = serde_json::to_vec(&PlanMessage::of(plan)).map_err(unreadable)?;
     let plans = gather(&mine)?;
-    let plans: serde_json::Result<Vec<PlanMessage>> =
+    let plans: serde_json::Result<_> =
         plans.iter().map(|bytes| serde_json::from_slice(bytes)).collect();
-    Err(difference(plans.map_err(unreadable)?))
+    plans.map(Some).map_err(unreadable)
 }
 
 /// The serialized form of a plan.
@@ -222,10 +226,10 @@ type Holders<'a> = BTreeMap<&'a GroupKey, BTreeMap<usize, &'a [String]>>;
 
 /// The first difference between plans: the mesh, or the largest group that some of its members
 /// lack; ties are broken by ranks, then by text.
-fn difference(plans: Vec<PlanMessage>) -> RegistryError {
+fn difference(plans: Vec<PlanMessage>) -> Error {
     let meshes: Vec<Fingerprint> = plans.iter().map(PlanMessage::fingerprint).collect();
     if let Err(error) = check_agreement(&meshes) {
-        return RegistryError::MeshesDiffer(error);
+        return error.context("no communicator was created");
     }
 
     let mut holders: Holders<'_> = BTreeMap::new();
@@ -238,24 +242,37 @@ fn difference(plans: Vec<PlanMessage>) -> RegistryError {
     holders.retain(|key, holders| holders.len() < key.ranks.len());
     match holders.keys().next() {
         Some(first) => lacking(first, &holders, plans.len()),
-        None => RegistryError::DigestsDiffer { world: plans.len() },
+        None => error!(
+            Invalid,
+            "the plans of {} ranks are equal but their digests differ: run the same version on all \
+             ranks",
+            plans.len()
+        ),
     }
 }
 
 /// The error for a group that some members lack. `incomplete` holds all such groups, including
 /// those that members requested instead.
-fn lacking(key: &GroupKey, incomplete: &Holders<'_>, world: usize) -> RegistryError {
+fn lacking(key: &GroupKey, incomplete: &Holders<'_>, world: usize) -> Error {
     let holders = &incomplete[key];
     let mut requesters: Vec<String> = holders.values().copied().flatten().cloned().collect();
     requesters.sort_unstable();
     requesters.dedup();
+    let requesters = text::names(&requesters);
 
     let is_lacking = |rank: &usize| !holders.contains_key(rank);
     let mut lacking: Vec<usize> = key.ranks.iter().copied().filter(is_lacking).collect();
     lacking.sort_unstable();
     let outside: Vec<usize> = lacking.iter().copied().filter(|r| *r >= world).collect();
     if !outside.is_empty() {
-        return RegistryError::OutsideWorld { group: key.text(), requesters, outside, world };
+        return error!(
+            Invalid,
+            "{} of {} (for {requesters}) {} outside the world of {world} ranks: start more ranks, \
+             or request a group within the world",
+            text::ranks(&outside),
+            key.text(),
+            text::verb(&outside, "is", "are")
+        );
     }
 
     let is_instead = |(other, holders): &(&&GroupKey, &BTreeMap<usize, &[String]>)| {
@@ -263,13 +280,24 @@ fn lacking(key: &GroupKey, incomplete: &Holders<'_>, world: usize) -> RegistryEr
     };
     let instead = incomplete.iter().find(is_instead);
     let instead = instead.map(|(other, _)| *other);
-    let was_dropped = instead.is_some_and(|other| other.group == key.group);
-    RegistryError::PlansDiffer {
-        need: key.text(),
-        needed_by: holders.keys().copied().collect(),
-        requesters,
-        missing_from: lacking,
-        instead: instead.map(GroupKey::text),
-        help: if was_dropped { DROP_ALIKE } else { REQUEST_ALIKE },
-    }
+    let help = match instead.is_some_and(|other| other.group == key.group) {
+        true => DROP_ALIKE,
+        false => REQUEST_ALIKE,
+    };
+    let instead = match (lacking.as_slice(), instead) {
+        ([_], Some(need)) => format!("; it needs {} instead", need.text()),
+        ([first, ..], Some(need)) => format!("; rank {first} needs {} instead", need.text()),
+        _ => String::new(),
+    };
+    let holders: Vec<usize> = holders.keys().copied().collect();
+    error!(
+        Invalid,
+        "no communicator was created because the plans differ: {} {} {} (for {requesters}), but {} \
+         {} not{instead}. {help}",
+        text::ranks(&holders),
+        text::verb(&holders, "needs", "need"),
+        key.text(),
+        text::ranks(&lacking),
+        text::verb(&lacking, "does", "do")
+    )
 }

@@ -1,5 +1,6 @@
 //! The interface of a transport.
 
+use meshgrad_error::Result;
 use meshgrad_mesh::Group;
 
 /// Creates communicators for one rank. Implemented by transports.
@@ -13,24 +14,19 @@ pub trait Connect {
     type Communicator;
     /// A creation in flight. Dropping it cancels the creation on this rank.
     type Connecting;
-    /// The error type.
-    type Error: std::error::Error;
 
     /// Begins to create a communicator of several ranks, including this one. The other members
     /// begin the same creation independently.
     ///
     /// # Errors
     /// Errors that are detected immediately.
-    fn begin(&mut self, creation: &Creation<'_>) -> Result<Self::Connecting, Self::Error>;
+    fn begin(&mut self, creation: &Creation<'_>) -> Result<Self::Connecting>;
 
     /// Polls a creation. Not called again after it is ready or has failed.
     ///
     /// # Errors
     /// Errors that were detected since [`Connect::begin`].
-    fn poll(
-        &mut self,
-        connecting: &mut Self::Connecting,
-    ) -> Result<Progress<Self::Communicator>, Self::Error>;
+    fn poll(&mut self, connecting: &mut Self::Connecting) -> Result<Progress<Self::Communicator>>;
 }
 
 /// A communicator to create.

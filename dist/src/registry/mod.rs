@@ -55,7 +55,6 @@
 
 mod agreement;
 mod connect;
-mod error;
 mod key;
 mod plan;
 mod recording;
@@ -67,10 +66,9 @@ mod text;
 
 pub use agreement::{Exchange, PlanDigest};
 pub use connect::{Connect, Creation, Progress};
-pub use error::{RegistryError, Result};
 pub use plan::{AgreedPlan, Plan, PlannedGroup};
 pub use recording::{
-    Counts, Misuse, PendingCreation, RecordedCommunicator, RecordedCreation, RecordingConnector,
+    Counts, PendingCreation, RecordedCommunicator, RecordedCreation, RecordingConnector,
     RecordingWorld,
 };
 pub use report::{CommunicatorReport, Report, Stage};

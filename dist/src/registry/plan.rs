@@ -1,9 +1,9 @@
 //! Plans: the communicators that a rank needs, compared between ranks before creation.
 
+use meshgrad_error::Result;
 use meshgrad_mesh::{Fingerprint, Group, Mesh};
 
 use super::agreement::{self, Exchange, PlanDigest};
-use super::error::Result;
 
 /// A communicator that a rank needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -73,10 +73,8 @@ impl Plan {
     /// another waits for it in an earlier creation deadlocks.
     ///
     /// # Errors
-    /// [`RegistryError::PlansDiffer`](super::RegistryError::PlansDiffer),
-    /// [`RegistryError::OutsideWorld`](super::RegistryError::OutsideWorld),
-    /// [`RegistryError::MeshesDiffer`](super::RegistryError::MeshesDiffer), and
-    /// [`RegistryError::Exchange`](super::RegistryError::Exchange) when the exchange fails.
+    /// When some members of a group need its communicator and others do not, a group has a rank
+    /// outside the world, meshes differ, or the exchange fails.
     pub fn agree(self, exchange: &mut impl Exchange) -> Result<AgreedPlan> {
         agreement::through(&self, exchange)?;
         Ok(AgreedPlan(self))

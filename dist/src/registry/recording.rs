@@ -7,11 +7,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use meshgrad_error::{Result, ensure};
 use meshgrad_mesh::Group;
 
 use super::connect::{Connect, Creation, Progress};
 use super::key::Key;
-use super::text;
 
 /// Records the creations of all ranks. Cheap to clone; clones share the recording.
 #[derive(Clone, Default)]
@@ -127,58 +127,30 @@ impl RecordedCommunicator {
     }
 }
 
-/// A bug of the registry.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Misuse {
-    /// A communicator for a single rank.
-    #[error("{0} is a single rank and needs no communicator")]
-    Singleton(Group),
-    /// A rank creates a communicator of a group that it is not in.
-    #[error("{} is not a member of {group}", text::ranks(&[*.rank]))]
-    NotMember {
-        /// The rank.
-        rank: usize,
-        /// The group.
-        group: Group,
-    },
-    /// A rank creates a communicator twice.
-    #[error("{} creates {group} twice", text::ranks(&[*.rank]))]
-    Duplicate {
-        /// The rank.
-        rank: usize,
-        /// The group.
-        group: Group,
-    },
-}
-
 impl Connect for RecordingConnector {
     type Communicator = RecordedCommunicator;
     type Connecting = RecordedCreation;
-    type Error = Misuse;
 
-    fn begin(&mut self, creation: &Creation<'_>) -> Result<RecordedCreation, Misuse> {
+    /// # Errors
+    /// For bugs of the registry: a single rank, another rank's group, and a second creation.
+    fn begin(&mut self, creation: &Creation<'_>) -> Result<RecordedCreation> {
         let (rank, group) = (self.rank, creation.group.clone());
-        if group.is_singleton() {
-            return Err(Misuse::Singleton(group));
-        }
-        if group.index_of(rank).is_none() {
-            return Err(Misuse::NotMember { rank, group });
-        }
+        ensure!(
+            !group.is_singleton(),
+            Invalid,
+            "{group} is a single rank and needs no communicator"
+        );
+        ensure!(group.index_of(rank).is_some(), Invalid, "rank {rank} is not a member of {group}");
 
         let meeting = (Key(group.clone()), creation.generation);
         let mut shared = self.recording.lock();
         let started = shared.meetings.entry(meeting.clone()).or_default();
-        if !started.insert(rank) {
-            return Err(Misuse::Duplicate { rank, group });
-        }
+        ensure!(started.insert(rank), Invalid, "rank {rank} creates {group} twice");
         shared.ranks.entry(rank).or_default().started.push(group);
         Ok(RecordedCreation { meeting, rank, recording: self.recording.clone(), is_made: false })
     }
 
-    fn poll(
-        &mut self,
-        entered: &mut RecordedCreation,
-    ) -> Result<Progress<RecordedCommunicator>, Misuse> {
+    fn poll(&mut self, entered: &mut RecordedCreation) -> Result<Progress<RecordedCommunicator>> {
         let mut shared = self.recording.lock();
         let missing = missing(&entered.meeting.0.0, &shared.meetings[&entered.meeting]);
         if !missing.is_empty() {

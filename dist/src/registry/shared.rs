@@ -5,10 +5,10 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use meshgrad_error::{Error, Result, bail, ensure};
 use meshgrad_mesh::{Group, Hosts};
 
 use super::connect::Connect;
-use super::error::{RegistryError, Result};
 use super::key::Key;
 use super::plan::{AgreedPlan, Plan, PlannedGroup};
 use super::report::{CommunicatorReport, Report};
@@ -54,7 +54,7 @@ pub struct PollStatus {
     /// Planned creations that have not begun.
     pub queued: usize,
     /// Creations that failed in this call. Their handles return the same error from now on.
-    pub failed: Vec<RegistryError>,
+    pub failed: Vec<Error>,
 }
 
 impl PollStatus {
@@ -80,14 +80,10 @@ impl<C: Connect> Registry<C> {
     /// identifies the requester in reports, such as `actor.tp`, and has no other effect.
     ///
     /// # Errors
-    /// [`RegistryError::InvalidGroup`] when the group's options are invalid.
+    /// When the group's options are invalid.
     pub fn share(&self, name: &str, group: &Group) -> Result<Share<C>> {
-        let wrong = |source| RegistryError::InvalidGroup {
-            requester: name.to_owned(),
-            group: group.to_string(),
-            source,
-        };
-        group.options().check().map_err(wrong)?;
+        let requests = |error: Error| error.context(format!("`{name}` requests {group}"));
+        group.options().check().map_err(requests)?;
 
         if group.index_of(self.inner.rank).is_none() {
             return Ok(Share::NotMember);
@@ -115,20 +111,26 @@ impl<C: Connect> Registry<C> {
     /// blocks, more are faster with one that does not.
     ///
     /// # Errors
-    /// [`RegistryError::WrongRank`]; [`RegistryError::Released`] if all handles of a planned group
-    /// were dropped. After an error, nothing is queued.
+    /// For the plan of another rank, and if all handles of a planned group were dropped. After an
+    /// error, nothing is queued.
     pub fn materialize(&self, agreed: &AgreedPlan, at_most: NonZeroUsize) -> Result<()> {
         let plan = agreed.plan();
-        if plan.rank != self.inner.rank {
-            return Err(RegistryError::WrongRank { plan: plan.rank, registry: self.inner.rank });
-        }
+        let rank = self.inner.rank;
+        ensure!(
+            plan.rank == rank,
+            Invalid,
+            "the plan of rank {} was passed to the registry of rank {rank}",
+            plan.rank
+        );
         let keys: Vec<Key> = plan.needs.iter().map(|need| Key(need.group.clone())).collect();
         let mut state = self.inner.lock();
         if let Some(key) = keys.iter().find(|key| !state.slots.contains_key(key)) {
-            return Err(RegistryError::Released {
-                group: key.0.to_string(),
-                rank: self.inner.rank,
-            });
+            bail!(
+                Invalid,
+                "{} is in the agreed plan, but rank {rank} has dropped its handles since: keep \
+                 them until the communicators are created",
+                key.0
+            );
         }
         state.at_once.queue.extend(keys);
         state.at_once.at_most = at_most;
@@ -213,8 +215,8 @@ impl<C: Connect> Handle<C> {
     /// `now` is the same clock as in [`Registry::poll`], which also advances this creation.
     ///
     /// # Errors
-    /// [`RegistryError::Timeout`], [`RegistryError::Transport`]: the same error on every call,
-    /// until all handles are dropped and the group is requested again.
+    /// When the creation fails or exceeds its time limit: the same error on every call, until all
+    /// handles are dropped and the group is requested again.
     pub fn connect(&self, now: Duration) -> Result<Option<&C::Communicator>> {
         if let Some(communicator) = self.get() {
             return Ok(Some(communicator));

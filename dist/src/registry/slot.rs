@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use meshgrad_error::{Error, error};
+
 use super::connect::{Connect, Creation, Progress};
-use super::error::RegistryError;
 use super::key::Key;
+use super::text;
 
 /// The time limit of a creation if the group's options do not set one.
 pub const BOOTSTRAP_TIMEOUT: Duration = Duration::from_secs(300);
@@ -29,7 +31,7 @@ pub(super) enum CreationState<C: Connect> {
     /// The communicator is in `communicator`.
     Ready,
     /// Failed permanently. To retry, drop all handles and request the group again.
-    Failed(RegistryError),
+    Failed(Error),
 }
 
 impl<C: Connect> Slot<C> {
@@ -61,7 +63,7 @@ impl<C: Connect> Slot<C> {
         matches!(self.state, CreationState::Creating { .. })
     }
 
-    pub(super) fn failure(&self) -> Option<&RegistryError> {
+    pub(super) fn failure(&self) -> Option<&Error> {
         match &self.state {
             CreationState::Failed(failure) => Some(failure),
             _ => None,
@@ -80,7 +82,7 @@ impl<C: Connect> Slot<C> {
         self.has_begun = begun.is_ok();
         self.state = match begun {
             Ok(connecting) => CreationState::Creating { connecting, since: attempt.now },
-            Err(error) => CreationState::Failed(self.transport(rank, key, &error)),
+            Err(error) => CreationState::Failed(self.transport(rank, key, error)),
         };
     }
 
@@ -100,24 +102,24 @@ impl<C: Connect> Slot<C> {
                 CreationState::Ready
             }
             Ok(Progress::Waiting { .. }) if !is_late => return,
-            Ok(Progress::Waiting { missing }) => CreationState::Failed(RegistryError::Timeout {
-                rank,
-                group: key.0.to_string(),
-                requesters: self.requesters(),
-                waited,
-                missing,
-            }),
-            Err(error) => CreationState::Failed(self.transport(rank, key, &error)),
+            Ok(Progress::Waiting { missing }) => CreationState::Failed(error!(
+                Stuck,
+                "rank {rank} waited {waited:?} for the communicator of {} (for {}): {}. If they \
+                 only need more time, raise the group option `bootstrap_timeout`",
+                key.0,
+                text::names(&self.requesters()),
+                missing_text(&missing)
+            )),
+            Err(error) => CreationState::Failed(self.transport(rank, key, error)),
         };
     }
 
-    fn transport(&self, rank: usize, key: &Key, error: &C::Error) -> RegistryError {
-        RegistryError::Transport {
-            rank,
-            group: key.0.to_string(),
-            requesters: self.requesters(),
-            reason: error.to_string(),
-        }
+    fn transport(&self, rank: usize, key: &Key, error: Error) -> Error {
+        error.context(format!(
+            "rank {rank} could not create the communicator of {} (for {})",
+            key.0,
+            text::names(&self.requesters())
+        ))
     }
 
     pub(super) fn requesters(&self) -> Vec<String> {
@@ -130,4 +132,17 @@ impl<C: Connect> Slot<C> {
 pub(super) struct Attempt {
     pub(super) generation: u64,
     pub(super) now: Duration,
+}
+
+fn missing_text(missing: &[usize]) -> String {
+    match missing {
+        [] => "some members did not join, and the transport cannot list them".to_owned(),
+        _ => format!(
+            "{} did not join; {} terminated, or {} not request this group with the same order, \
+             channel and options",
+            text::ranks(missing),
+            text::verb(missing, "it has", "they have"),
+            text::verb(missing, "does", "do")
+        ),
+    }
 }

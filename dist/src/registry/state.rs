@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
+use meshgrad_error::{Error, Result};
+
 use super::connect::Connect;
-use super::error::{RegistryError, Result};
 use super::key::Key;
 use super::slot::{Attempt, Slot};
 
@@ -66,7 +67,7 @@ impl<C: Connect> State<C> {
         slot.failure().map_or(Ok(()), |failure| Err(failure.clone()))
     }
 
-    pub(super) fn advance_all(&mut self, rank: usize, now: Duration) -> Vec<RegistryError> {
+    pub(super) fn advance_all(&mut self, rank: usize, now: Duration) -> Vec<Error> {
         let mut failed = Vec::new();
         for (key, slot) in &mut self.slots {
             if slot.is_creating() {
@@ -78,7 +79,7 @@ impl<C: Connect> State<C> {
     }
 
     /// Begins queued creations in order, up to the limit of creations in flight.
-    pub(super) fn begin_queued(&mut self, rank: usize, now: Duration) -> Vec<RegistryError> {
+    pub(super) fn begin_queued(&mut self, rank: usize, now: Duration) -> Vec<Error> {
         let slots = &self.slots;
         let is_creating = |key: &Key| slots.get(key).is_some_and(Slot::is_creating);
         self.at_once.in_flight.retain(is_creating);

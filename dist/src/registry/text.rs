@@ -15,6 +15,18 @@ pub(super) fn ranks(ranks: &[usize]) -> String {
     }
 }
 
+/// A verb for one or several ranks.
+pub(super) fn verb(
+    ranks: &[usize],
+    of_one: &'static str,
+    of_several: &'static str,
+) -> &'static str {
+    match ranks.len() {
+        1 => of_one,
+        _ => of_several,
+    }
+}
+
 /// `` `actor.tp`, `critic.tp` ``.
 pub(super) fn names(names: &[String]) -> String {
     let quoted: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();

@@ -1,8 +1,9 @@
 //! Settings from several sources, and the message of every violation.
 
 use meshgrad_dist::parallel::{
-    Domain, Member, Order, ParallelConfig, Parallelism, Settings, Source, Subgroup, View, Violation,
+    Domain, Member, Order, ParallelConfig, Parallelism, Settings, Source, Subgroup, View,
 };
+use meshgrad_dist::{Error, Kind};
 use meshgrad_mesh::{GroupOptions, Size};
 use proptest::prelude::*;
 
@@ -188,10 +189,7 @@ fn all_violations_are_reported_at_once() {
     settings.set(Parallelism::CpShard, 4, file(2, "parallel.cp_shard"));
     settings.view(View::new("mine", "dense", ["dp"]), file(5, "views.mine"));
     settings.options("tpp", GroupOptions::default(), Source::file("nccl.yaml"));
-    settings.add_violation(Violation::Unreadable {
-        location: Source::file("more.toml").at_line(2),
-        problem: "a value is missing".to_owned(),
-    });
+    settings.add_violation(Error::new(Kind::Invalid, "more.toml:2: a value is missing"));
     insta::assert_snapshot!(message(&settings));
 
     let with_degrees = flags(&[("world", "16"), ("pp", "2"), ("ep", "3"), ("order", "tp-zp")]);

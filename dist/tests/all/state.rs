@@ -3,9 +3,10 @@
 
 use std::collections::BTreeSet;
 
+use meshgrad_dist::Error;
 use meshgrad_dist::parallel::{
     Domain, MegatronExtras, Member, Mpu, Order, ParallelConfig, ParallelState, Parallelism,
-    StateError, Subgroup, View,
+    Subgroup, View,
 };
 use meshgrad_mesh::{Channel, Group, GroupOptions, Mesh, Size};
 
@@ -225,7 +226,8 @@ fn all_to_all_groups_follow_hosts() {
         let state = ParallelState::new(ParallelConfig::new(&settings).unwrap());
         let ours = state.mpu(0).unwrap().get_all_to_all_groups();
         if world > per_host && world % per_host != 0 {
-            assert!(matches!(ours, Err(StateError::UnevenHosts { .. })), "{row}");
+            let error = ours.unwrap_err().to_string();
+            assert!(error.ends_with("needs the same number on each host"), "{error}: {row}");
             continue;
         }
         let ours = ours.unwrap();
@@ -343,7 +345,7 @@ fn dp_sizes_match_the_tests_of_the_pull_request() {
 #[test]
 fn invalid_queries_are_errors() {
     let state = ParallelState::starting_at(config(&[("world", 4), ("tp", 2)]), 4).unwrap();
-    let message = |error: StateError| error.to_string();
+    let message = |error: Error| error.to_string();
     assert_eq!(
         message(state.group("fsdpp", 4).unwrap_err()),
         "unknown group `fsdpp`; did you mean `fsdp`?"
@@ -361,13 +363,16 @@ fn invalid_queries_are_errors() {
         "rank 3 is not in the state (ranks [4, 5, 6, 7])"
     );
     let config = config(&[("world", 4)]);
-    for wrong in [&[1, 2, 3][..], &[1, 2, 3, 1]] {
+    for (wrong, part) in [
+        (&[1, 2, 3][..], "needs 4 ranks, got 3"),
+        (&[1, 2, 3, 1], "rank 1 is at position 0 and again at position 3"),
+    ] {
         let error = ParallelState::on_ranks(config.clone(), wrong).unwrap_err();
-        assert!(matches!(error, StateError::Mesh(_)), "{error}");
+        assert!(error.to_string().contains(part), "{error}");
     }
     for far in [usize::MAX, meshgrad_mesh::MAX_RANKS, meshgrad_mesh::MAX_RANKS - 2] {
         let error = ParallelState::starting_at(config.clone(), far).unwrap_err();
-        assert!(matches!(error, StateError::RankTooLarge { .. }), "{error}");
+        assert!(error.to_string().contains(" is not below the limit of "), "{error}");
     }
     assert_eq!(config.degree(Parallelism::Tp), 1);
     assert_eq!(state.groups_of(4).len(), state.names().count());

@@ -3,7 +3,7 @@
 use super::Family;
 use meshgrad_kernels::copies::{Arange, Cast, Copy, Fill, Format, Transpose, Unit};
 use meshgrad_kernels::elementwise::IterationSpace;
-use meshgrad_kernels::{Error, Result, Variant};
+use meshgrad_kernels::{Result, Variant};
 
 /// Source and destination formats.
 pub const CASTS: [[Format; 2]; 15] = [
@@ -32,8 +32,8 @@ pub(super) fn copies() -> Family {
     let copy = |unit, space: Result<IterationSpace>, at| Ok(Copy::new(unit, &space?, at).ptx());
     let transpose = |unit, space: &Result<IterationSpace>| {
         let space = space.clone()?;
-        let none = Error::Missing { kernel: "transpose", what: "dim", index: 1, count: 1 };
-        Ok(Transpose::new(unit, &space).ok_or(none)?.0.ptx())
+        let (transpose, _) = Transpose::new(unit, &space).expect("a space that is transposed");
+        Ok(transpose.ptx())
     };
 
     let mut kernels: Family =

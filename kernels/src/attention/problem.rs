@@ -1,7 +1,8 @@
 //! Host side of the attention kernels: extents, mask and launch.
 
+use meshgrad_error::{Result, error};
+
 use crate::assembler::{Argument, ArgumentFor, Arguments, In, Kernel, Launch, Out};
-use crate::error::{Error, Result};
 use crate::params;
 
 use super::ROWS_PER_CTA;
@@ -54,7 +55,7 @@ impl Extents {
     /// sequences (0 if rows are not packed). H is a multiple of G.
     ///
     /// # Errors
-    /// [`Error::Extent`] for more than 2^28 queries, 2^24 keys or 2^20 features, and for more than
+    /// For more than 2^28 queries, 2^24 keys or 2^20 features, and for more than
     /// 2^28 tiles.
     pub fn new(
         [batch, queries, keys]: [usize; 3],
@@ -83,7 +84,7 @@ impl Extents {
     /// `first` to the positions of [`Sequences::Rows`] and [`Sequences::Cached`].
     ///
     /// # Errors
-    /// [`Error::Extent`] when the queries end after index 2^28.
+    /// When the queries end after index 2^28.
     pub fn with_first_query(self, first: usize) -> Result<Extents> {
         let end = within("queries", first.saturating_add(self.queries as usize), MAX_QUERIES)?;
         Ok(Extents { first_query: end - self.queries, ..self })
@@ -110,7 +111,7 @@ impl Extents {
 
 fn within(what: &'static str, value: usize, most: u32) -> Result<u32> {
     let fits = u32::try_from(value).ok().filter(|value| *value <= most);
-    fits.ok_or(Error::Extent { kernel: "attention", what, value, least: 0, most: most as usize })
+    fits.ok_or_else(|| error!(Unsupported, "attention: {what} = {value} is not in 0..={most}"))
 }
 
 params! {

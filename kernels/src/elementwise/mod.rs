@@ -23,6 +23,8 @@ mod evaluate;
 mod space;
 pub(crate) mod strided;
 
+use meshgrad_error::{Result, ensure};
+
 pub use element::Element;
 pub use space::IterationSpace;
 
@@ -30,7 +32,6 @@ pub(crate) use evaluate::evaluate;
 use strided::{Space, SpaceForm};
 
 use crate::assembler::{GlobalAddress, In, Kernel, Launch, List, Out, Ptx, Target, Variant};
-use crate::error::{Error, Result};
 use crate::expression::{Expression, short_name};
 use crate::params;
 
@@ -82,9 +83,8 @@ impl Elementwise {
     /// The kernel that computes `expression` of operands in these formats.
     ///
     /// # Errors
-    /// [`Error::TooMany`] for too many operands, scalars or operations, [`Error::Missing`] if the
-    /// expression reads an operand that does not exist, [`Error::Extent`] if the layout has 0 or
-    /// too many dims.
+    /// For too many operands, scalars or operations, if the expression reads an operand that does
+    /// not exist, and if the layout has 0 or too many dims.
     pub fn new(
         expression: Expression,
         operands: &[Element],
@@ -94,8 +94,21 @@ impl Elementwise {
         at_most("operands", operands.len(), Self::MAX_OPERANDS)?;
         at_most("operations", expression.operations(), Self::MAX_OPERATIONS)?;
         at_most("scalars", expression.scalars(), Self::MAX_SCALARS)?;
-        check_operands(expression.operands(), operands.len())?;
-        check_layout(layout)?;
+        let (read, count) = (expression.operands(), operands.len());
+        ensure!(
+            read <= count,
+            Invalid,
+            "elementwise: the expression reads operand {}, but only {count} are given",
+            read - 1
+        );
+        if let Layout::Strided { dims, .. } = layout {
+            let most = IterationSpace::MAX_DIMS;
+            ensure!(
+                (1..=most).contains(&dims.into()),
+                Unsupported,
+                "elementwise: dims = {dims} is not in 1..={most}"
+            );
+        }
 
         let mut formats = [None; Self::MAX_OPERANDS];
         for (format, operand) in formats.iter_mut().zip(operands) {
@@ -189,35 +202,12 @@ impl Elementwise {
 }
 
 fn at_most(what: &'static str, count: usize, limit: usize) -> Result<()> {
-    match count <= limit {
-        true => Ok(()),
-        false => Err(Error::TooMany { kernel: "elementwise", what, count, limit }),
-    }
-}
-
-/// Checks that every operand that is read exists.
-fn check_operands(read: usize, count: usize) -> Result<()> {
-    match read <= count {
-        true => Ok(()),
-        false => {
-            Err(Error::Missing { kernel: "elementwise", what: "operand", index: read - 1, count })
-        }
-    }
-}
-
-fn check_layout(layout: Layout) -> Result<()> {
-    match layout {
-        Layout::Strided { dims, .. } if !(1..=IterationSpace::MAX_DIMS).contains(&dims.into()) => {
-            Err(Error::Extent {
-                kernel: "elementwise",
-                what: "dims",
-                value: dims.into(),
-                least: 1,
-                most: IterationSpace::MAX_DIMS,
-            })
-        }
-        _ => Ok(()),
-    }
+    ensure!(
+        count <= limit,
+        Unsupported,
+        "elementwise: {count} {what}, but the limit is {limit}; split the call"
+    );
+    Ok(())
 }
 
 #[cfg(test)]
@@ -247,22 +237,24 @@ mod tests {
 
     #[test]
     fn errors_name_the_problem() {
-        let build =
-            |expression, layout| Elementwise::new(expression, &[F32], F32, layout).unwrap_err();
+        let build = |expression, layout| {
+            let error = Elementwise::new(expression, &[F32], F32, layout).unwrap_err();
+            error.to_string()
+        };
         let missing = build(sum_of(2), Layout::Contiguous);
-        assert!(matches!(missing, Error::Missing { index: 1, count: 1, .. }), "{missing}");
+        assert_eq!(missing, "elementwise: the expression reads operand 1, but only 1 are given");
 
         let scalars = build(Expression::scalar(8), Layout::Contiguous);
-        assert!(matches!(scalars, Error::TooMany { what: "scalars", count: 9, .. }), "{scalars}");
+        assert!(scalars.contains("9 scalars, but the limit is 8"), "{scalars}");
 
         let dims = build(sum_of(1), Layout::Strided { dims: 7, wide: false });
-        assert!(matches!(dims, Error::Extent { what: "dims", value: 7, .. }), "{dims}");
+        assert_eq!(dims, "elementwise: dims = 7 is not in 1..=6");
 
         let mut long = sum_of(1);
         for _ in 0..60 {
             long = &long * &long;
         }
         let long = build(long, Layout::Contiguous);
-        assert!(matches!(long, Error::TooMany { what: "operations", .. }), "{long}");
+        assert!(long.contains(" operations, but the limit is 128"), "{long}");
     }
 }

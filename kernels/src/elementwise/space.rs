@@ -1,7 +1,8 @@
 //! The iteration space of an elementwise kernel.
 
+use meshgrad_error::{Result, bail};
+
 use super::{Elementwise, Layout};
-use crate::error::{Error, Result};
 
 /// Maximum number of dims.
 const DIMS: usize = 6;
@@ -25,8 +26,7 @@ impl IterationSpace {
     /// (0 for a broadcast dim).
     ///
     /// # Errors
-    /// [`Error::TooMany`] for too many dims or operands, [`Error::Strides`] if a tensor does not
-    /// have one stride per dim.
+    /// For too many dims or operands, and if a tensor does not have one stride per dim.
     pub fn new(
         extents: &[usize],
         result: &[isize],
@@ -36,11 +36,12 @@ impl IterationSpace {
         super::at_most("operands", operands.len(), Elementwise::MAX_OPERANDS)?;
         let tensors = || std::iter::once(&result).chain(operands);
         if let Some(wrong) = tensors().find(|strides| strides.len() != extents.len()) {
-            return Err(Error::Strides {
-                kernel: "elementwise",
-                strides: wrong.len(),
-                extents: extents.len(),
-            });
+            bail!(
+                Invalid,
+                "elementwise: {} strides for {} dims; each operand needs one stride per dim",
+                wrong.len(),
+                extents.len()
+            );
         }
 
         let mut space = IterationSpace {
@@ -212,8 +213,8 @@ mod tests {
     #[test]
     fn errors_name_the_problem() {
         let error = IterationSpace::new(&[2, 2], &[2, 1], &[&[1]]).unwrap_err();
-        assert!(matches!(error, Error::Strides { strides: 1, extents: 2, .. }));
+        assert!(error.to_string().contains("1 strides for 2 dims"), "{error}");
         let error = IterationSpace::new(&[1; 7], &[1; 7], &[]).unwrap_err();
-        assert!(matches!(error, Error::TooMany { count: 7, limit: 6, .. }));
+        assert!(error.to_string().contains("7 dims, but the limit is 6"), "{error}");
     }
 }

@@ -12,13 +12,14 @@ mod blocks;
 pub mod quantile;
 mod strided;
 
+use meshgrad_error::Result;
+
 use crate::Dtype;
 use crate::assembler::{
     Argument, ArgumentFor, Arguments, F32, In, Kernel, Launch, Out, Ptx, Target, U32, Variant,
 };
 use crate::elementwise::strided::Space;
 use crate::elementwise::{Element, IterationSpace, Layout};
-use crate::error::Result;
 use crate::params;
 
 /// Threads per CTA.

@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use meshgrad_error::error;
+
 /// An error of a configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -244,6 +246,6 @@ fn list(problems: &[Problem]) -> String {
 
 impl From<ConfigError> for meshgrad_runtime::Error {
     fn from(error: ConfigError) -> meshgrad_runtime::Error {
-        meshgrad_runtime::Error::other(error)
+        error!(Invalid, "{error}").caused_by(error)
     }
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use meshgrad_ckpt::{
-    Committed, Dtype, Folder, IntegrityError, Listed, TensorFile, is_disk_failure,
+    Committed, Dtype, Folder, IntegrityError, Kind, Listed, TensorFile, is_disk_failure,
 };
 use meshgrad_load::Error as LoadError;
 
@@ -29,13 +29,16 @@ pub fn check_texts(checkpoint: &Committed) -> Result<()> {
 /// Finds the cause of `error`, with which reading `checkpoint` failed. Reads the whole checkpoint
 /// and returns [`Error::Damaged`] if it is damaged or the disk cannot read it, otherwise `error`.
 pub fn or_damage(checkpoint: &Committed, error: Error) -> Error {
-    // Damage of other files cannot be the cause of these errors.
-    if let Error::Runtime(_)
-    | Error::NotFinite { .. }
-    | Error::Damaged { .. }
-    | Error::Quantized { .. }
-    | Error::Load(LoadError::NotLoaded { .. } | LoadError::PinnedBound { .. }) = error
-    {
+    // Damage of other files cannot be the cause of the other errors.
+    let may_be_damage = match &error {
+        Error::Other(error) => may_be_damage(error),
+        Error::NotFinite { .. }
+        | Error::Damaged { .. }
+        | Error::Quantized { .. }
+        | Error::Load(LoadError::NotLoaded { .. } | LoadError::PinnedBound { .. }) => false,
+        _ => true,
+    };
+    if !may_be_damage {
         return error;
     }
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
@@ -46,6 +49,14 @@ pub fn or_damage(checkpoint: &Committed, error: Error) -> Error {
         Err(unreadable) => return unreadable.into(),
     };
     Error::Damaged { folder: checkpoint.path().to_owned(), problems }
+}
+
+/// Whether damaged files may be the cause of an error of an op or a checkpoint.
+pub fn may_be_damage(error: &meshgrad_error::Error) -> bool {
+    matches!(
+        error.kind(),
+        Kind::Damaged | Kind::Malformed | Kind::Mismatch | Kind::Missing | Kind::System
+    )
 }
 
 fn listed(checkpoint: &Committed, problems: &[IntegrityError]) -> Vec<String> {
@@ -121,7 +132,7 @@ fn floats(dtype: Dtype, bytes: &[u8]) -> Option<Box<dyn Iterator<Item = f64> + '
 /// The checkpoint at `folder`; `None` if there is no manifest.
 ///
 /// # Errors
-/// [`Error::Checkpoint`] when the manifest or the size of a file is wrong.
+/// When the manifest or the size of a file is wrong.
 pub fn sealed(folder: &Path) -> Result<Option<Committed>> {
     match folder.join("manifest.json").exists() {
         true => Ok(Some(Committed::open(folder)?)),

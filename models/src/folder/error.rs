@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use meshgrad_ckpt::mapping::Report;
+use meshgrad_error::error;
 
 use crate::config::{ConfigError, way_out_of};
 
@@ -13,14 +14,10 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An op failed.
+    /// An op failed, a file could not be read or written, a mapping is invalid, or its tensors
+    /// cannot be loaded or written.
     #[error(transparent)]
-    Runtime(#[from] meshgrad_runtime::Error),
-
-    /// A file could not be read or written, a mapping is invalid, or its tensors cannot be loaded
-    /// or written.
-    #[error(transparent)]
-    Checkpoint(#[from] meshgrad_ckpt::Error),
+    Other(#[from] meshgrad_error::Error),
 
     /// An invalid configuration.
     #[error(transparent)]
@@ -155,8 +152,8 @@ pub enum Error {
 impl From<Error> for meshgrad_runtime::Error {
     fn from(error: Error) -> meshgrad_runtime::Error {
         match error {
-            Error::Runtime(error) => error,
-            error => meshgrad_runtime::Error::other(error),
+            Error::Other(error) => error,
+            error => error!(Invalid, "{error}").caused_by(error),
         }
     }
 }

@@ -46,7 +46,7 @@ impl NamedTensor {
     /// The value of a parameter; of one with a home, the rows of this rank.
     ///
     /// # Errors
-    /// [`TapeError::NotMaterialized`](meshgrad_runtime::TapeError::NotMaterialized).
+    /// When a parameter has no value.
     pub fn of(param: &Param) -> Result<NamedTensor> {
         Ok(NamedTensor {
             rows: HomeRows::of(param),

@@ -6,7 +6,7 @@
 mod parts;
 
 use meshgrad_autograd::{Grads, Param, Spec, Tape, Var};
-use meshgrad_mesh::{Division, Mesh, Placement, Reduction, Sharding};
+use meshgrad_mesh::{Division, Incompatible, Mesh, Placement, Reduction, Sharding};
 use meshgrad_opcheck::cases::{self, Case};
 use meshgrad_runtime::{DType, Device, Error, Result, Tensor, ops, with_mesh};
 
@@ -160,6 +160,11 @@ fn run_whole(case: &Case) -> Computed {
     run(case, &parts, seeds).unwrap()
 }
 
+/// Whether an error is about shardings.
+fn is_refusal(error: &Error) -> bool {
+    error.details::<Incompatible>().is_some()
+}
+
 /// Runs a case on all ranks; the error of rank 0 if it is refused, which must be a sharding error.
 fn run_sharded(case: &Case, choice: &Choice, mesh: &Mesh, seeds: Seeds) -> Option<Vec<Computed>> {
     let what = || format!("{}: {}", case.name, text(choice));
@@ -183,7 +188,7 @@ fn run_sharded(case: &Case, choice: &Choice, mesh: &Mesh, seeds: Seeds) -> Optio
     let refused = computed.iter().filter(|it| it.is_err()).count();
     match computed.into_iter().collect::<Result<Vec<_>>>() {
         Ok(computed) => Some(computed),
-        Err(Error::Sharding(_) | Error::Tape(_)) if refused == mesh.ranks().len() => None,
+        Err(error) if is_refusal(&error) && refused == mesh.ranks().len() => None,
         Err(error) => panic!("{}: {error} on {refused} ranks", what()),
     }
 }

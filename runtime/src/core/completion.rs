@@ -101,6 +101,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::core::storage::busy;
     use crate::{Device, Error, Pending, Tensor};
 
     fn tensor(device: &Device) -> Tensor {
@@ -113,7 +114,7 @@ mod tests {
     }
 
     fn error() -> Error {
-        Error::Busy { op: "test" }
+        busy("test")
     }
 
     /// `wait` returns the same, whether the work ends before, during or after the call.

@@ -8,12 +8,14 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use meshgrad_error::{ensure, error};
+
 use crate::core::available;
 use crate::core::memory::{AllocationError, Block, HostMemory, Memory};
 use crate::core::op_trace::{OpRecorder, OpTrace};
 use crate::driver::{self, Allocator, Gpu, MetaSegments, NoBlock, Pool};
 use crate::threads::with_threads;
-use crate::{AllocatorStats, CudaError, DType, Error, GpuProperties, Library, MemoryStats, Result};
+use crate::{AllocatorStats, DType, Error, ErrorKind, GpuProperties, Library, MemoryStats, Result};
 
 /// The capabilities of a device. A meta device has the properties of the device that it models.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,11 +91,9 @@ impl Device {
     /// A CPU device whose kernels use `threads` threads.
     ///
     /// # Errors
-    /// [`Error::NoThreads`] when `threads` is 0.
+    /// When `threads` is 0.
     pub fn cpu_with_threads(threads: usize) -> Result<Device> {
-        if threads == 0 {
-            return Err(Error::NoThreads);
-        }
+        ensure!(threads > 0, Invalid, "a CPU device needs at least 1 thread, not 0");
         let backend = Backend::Cpu(Some(threads));
         Ok(Device::new(cpu_properties(threads), host_memory(true), backend))
     }
@@ -101,17 +101,25 @@ impl Device {
     /// GPU `ordinal` of this machine, through NVIDIA's driver.
     ///
     /// # Errors
-    /// [`Error::Cuda`]: [`CudaError::DriverMissing`], [`CudaError::NoDevice`],
-    /// [`CudaError::UnsupportedGpu`] and other errors of the driver; [`CudaError::OneLibrary`] in a
-    /// process that uses the emulator.
+    /// [Missing](ErrorKind::Missing) without a driver or such a GPU. When the GPU or the driver is too
+    /// old; when the driver fails; in a process that uses the emulator.
     pub fn cuda(ordinal: usize) -> Result<Device> {
         Device::gpu_of(Library::Driver, ordinal)
+    }
+
+    /// The number of GPUs of this machine.
+    ///
+    /// # Errors
+    /// If there is no driver, or it fails.
+    pub fn cuda_count() -> Result<usize> {
+        driver::open(Library::Driver)?;
+        driver::gpus(Library::Driver)
     }
 
     /// GPU `ordinal` of the emulator, which runs the same kernels on the CPU and checks them.
     ///
     /// # Errors
-    /// As [`Device::cuda`]; [`CudaError::EmulatorMissing`] when the emulator is not built.
+    /// As [`Device::cuda`]; [missing](ErrorKind::Missing) when the emulator is not built.
     pub fn emulator(ordinal: usize) -> Result<Device> {
         Device::gpu_of(Library::Emulator, ordinal)
     }
@@ -194,7 +202,7 @@ impl Device {
     /// is unknown, and on a meta device.
     ///
     /// # Errors
-    /// [`Error::Cuda`] when the driver fails.
+    /// When the driver fails.
     pub fn available_memory(&self) -> Result<Option<usize>> {
         if let Some(gpu) = self.gpu() {
             let cached = self.allocator_stats().map_or(0, |stats| stats.cached());
@@ -271,12 +279,11 @@ impl Device {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Argument`] while another trace records this device.
+    /// While another trace records this device.
     pub fn trace_ops(&self, now: impl Fn() -> Duration + Send + Sync + 'static) -> Result<OpTrace> {
         let trace = self.0.op_recorder.start(Arc::new(now));
-        trace.ok_or_else(|| Error::Argument {
-            op: "trace_ops",
-            problem: format!("{self} is already recorded; finish the first trace"),
+        trace.ok_or_else(|| {
+            error!(Invalid, "trace_ops: {self} is already recorded; finish the first trace")
         })
     }
 
@@ -287,12 +294,20 @@ impl Device {
 
     /// The error for an `op` that has no kernel on this GPU.
     pub(crate) fn no_kernel(&self, op: &'static str) -> Error {
-        Error::NoKernel { op, device: self.to_string(), operands: String::new() }
+        self.lacks_kernel(op, "")
     }
 
     /// The error for an `op` that has no kernel on this GPU for operands of `dtype`.
     pub(crate) fn no_kernel_for(&self, op: &'static str, dtype: DType) -> Error {
-        Error::NoKernel { op, device: self.to_string(), operands: format!(" for {dtype}") }
+        self.lacks_kernel(op, &format!(" for {dtype}"))
+    }
+
+    fn lacks_kernel(&self, op: &str, operands: &str) -> Error {
+        error!(
+            Unsupported,
+            "{op}: there is no kernel{operands} on {self}; copy the operands to a CPU device \
+             (ops::to_device) and run it there"
+        )
     }
 
     pub(crate) fn count_wait(&self) {
@@ -335,14 +350,15 @@ impl Device {
 
     pub(crate) fn allocate(&self, pool: Pool, bytes: usize) -> Result<Block> {
         self.0.memory.allocate(pool, bytes).map_err(|none| match none {
-            AllocationError::Host => Error::OutOfMemory {
-                device: self.to_string(),
-                bytes,
-                live: self.memory_stats().live,
-            },
-            AllocationError::Gpu(NoBlock::Failed(error)) => Error::Cuda(error),
+            AllocationError::Host => error!(
+                OutOfMemory,
+                "out of memory: {self} could not allocate {bytes} bytes; {} bytes are in use",
+                self.memory_stats().live
+            ),
+            AllocationError::Gpu(NoBlock::Failed(error)) => error,
             AllocationError::Gpu(NoBlock::OutOfMemory(report)) => {
-                Error::Cuda(CudaError::OutOfMemory { device: self.to_string(), report })
+                let error = Error::with_details(ErrorKind::OutOfMemory, *report);
+                error.context(format_args!("out of memory on {self}"))
             }
         })
     }
@@ -432,6 +448,7 @@ mod tests {
         let device = Device::cpu_with_threads(3).unwrap();
         assert_eq!(device.properties().threads, 3);
         assert_eq!(device.run(crate::threads::threads), 3);
-        assert!(matches!(Device::cpu_with_threads(0), Err(Error::NoThreads)));
+        let none = Device::cpu_with_threads(0).unwrap_err().to_string();
+        assert_eq!(none, "a CPU device needs at least 1 thread, not 0");
     }
 }

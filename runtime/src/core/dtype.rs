@@ -3,8 +3,9 @@
 use std::fmt;
 
 use half::{bf16, f16};
+use meshgrad_error::error;
 
-use crate::Number;
+use crate::{Error, Number};
 
 /// The dtype of a tensor's elements.
 ///
@@ -318,6 +319,16 @@ impl Float for bf16 {
     }
 }
 
+/// The error for a dtype that ops do not compute in.
+pub(crate) fn not_a_float(dtype: DType) -> Error {
+    error!(Invalid, "no arithmetic on {dtype}; cast to f64, f32 or bf16 first")
+}
+
+/// The error for a dtype that indices do not have.
+pub(crate) fn not_an_index(dtype: DType) -> Error {
+    error!(Invalid, "{dtype} is not an index dtype; use i64, i32 or u32")
+}
+
 /// Evaluates an expression with `$T` standing for the Rust type of a float dtype that computes.
 ///
 /// The signature of the op has already rejected every other dtype; the last arm only satisfies the
@@ -339,7 +350,7 @@ macro_rules! for_float {
                 type $T = half::bf16;
                 $body
             }
-            other => Err($crate::Error::NotAFloat { dtype: other }),
+            other => Err($crate::core::dtype::not_a_float(other)),
         }
     };
 }
@@ -408,7 +419,7 @@ macro_rules! for_index {
                 type $T = u32;
                 $body
             }
-            other => Err($crate::Error::NotAnIndex { dtype: other }),
+            other => Err($crate::core::dtype::not_an_index(other)),
         }
     };
 }

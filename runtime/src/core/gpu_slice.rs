@@ -3,8 +3,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use meshgrad_error::bail;
+
 use crate::core::storage::Storage;
-use crate::{DType, Device, Error, Result};
+use crate::{DType, Device, Result};
 
 /// Contiguous elements of a tensor on a GPU, read by work on a stream
 /// ([`StreamWork`](crate::StreamWork)). It borrows the tensor's loan ([`Lent`](crate::Lent)).
@@ -44,12 +46,14 @@ impl<'a> GpuSlice<'a> {
     /// The elements in `range`, counted from the start of this slice.
     ///
     /// # Errors
-    /// [`Error::Argument`] when `range` is not in the slice.
+    /// When `range` is not in the slice.
     pub fn part(&self, range: Range<usize>) -> Result<GpuSlice<'a>> {
         if range.start > range.end || range.end > self.elements() {
-            let problem =
-                format!("elements {range:?} are outside of a slice of {}", self.elements());
-            return Err(Error::Argument { op: "GpuSlice::part", problem });
+            bail!(
+                Invalid,
+                "GpuSlice::part: elements {range:?} are outside of a slice of {}",
+                self.elements()
+            );
         }
         let start = self.range.start;
         Ok(GpuSlice { range: start + range.start..start + range.end, ..self.clone() })

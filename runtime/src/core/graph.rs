@@ -2,13 +2,15 @@
 
 use std::sync::Arc;
 
+use meshgrad_error::{ensure, error};
+
 #[cfg(doc)]
 use crate::Tensor;
-use crate::core::storage::Storage;
+use crate::core::storage::{Storage, busy};
 use crate::core::stream::{self, ScopeGuard};
 use crate::core::stream_uses::Access;
 use crate::driver::{Capture, Gpu, Pool, RawGraph};
-use crate::{CudaError, Device, Error, Result};
+use crate::{Device, Error, Result};
 
 /// Work that [`Device::capture`] captured, and its results.
 ///
@@ -40,16 +42,15 @@ impl Used {
     fn check(&self) -> Result<()> {
         let op = "launch";
         if !self.storage.uses().allow(self.access, |_| false) {
-            return Err(Error::Busy { op });
+            return Err(busy(op));
         }
-        match self.storage.raw_address(op)? == self.address {
-            true => Ok(()),
-            false => {
-                let problem = "a tensor that the graph uses has slept and is at another address \
-                               now; capture the graph again";
-                Err(refuse(op, problem.into()))
-            }
-        }
+        ensure!(
+            self.storage.raw_address(op)? == self.address,
+            Invalid,
+            "{op}: a tensor that the graph uses has slept and is at another address now; capture \
+             the graph again"
+        );
+        Ok(())
     }
 }
 
@@ -58,33 +59,39 @@ impl Device {
     /// memory that the work allocates belongs to the graph.
     ///
     /// # Errors
-    /// The error of `work`; [`CudaError::Capture`] for an operation that a graph cannot contain:
-    /// reading values on the host, copying from the host, synchronizing; [`Error::Argument`] on a
-    /// device without graphs and inside another capture or [`with_stream`](crate::with_stream).
+    /// The error of `work`; for an operation that a graph cannot contain: reading values on the
+    /// host, copying from the host, synchronizing; on a device without graphs and inside another
+    /// capture or [`with_stream`](crate::with_stream).
     pub fn capture<T, E: From<Error>>(
         &self,
         work: impl FnOnce() -> Result<T, E>,
     ) -> Result<Graph<T>, E> {
         if !self.is_gpu() {
-            let problem = format!("{self} has no graphs, only GPUs do; run the work directly");
-            return Err(refuse("capture", problem).into());
+            let none = error!(
+                Invalid,
+                "capture: {self} has no graphs, only GPUs do; run the work directly"
+            );
+            return Err(none.into());
         }
         if stream::pool(self) != Pool::default() {
-            let problem = "it is inside another capture or `with_stream`; call it outside";
-            return Err(refuse("capture", problem.into()).into());
+            let nested = error!(
+                Invalid,
+                "capture: it is inside another capture or `with_stream`; call it outside"
+            );
+            return Err(nested.into());
         }
 
         // The order matters: locals are dropped in reverse order, even if `work` panics.
         let id = self.next_graph();
         let mut recorded = Recorded { device: self.clone(), id, raw: None, used: Vec::new() };
         let capture = self.gpu().map(Gpu::capture).transpose();
-        let capture = capture.map_err(Error::from)?;
+        let capture = capture?;
         let pool = Pool { graph: id, ..Pool::default() };
         let stream = capture.as_ref().map(|capture| capture.stream().clone());
         let scope = ScopeGuard::new(self, pool, stream);
 
         let results = work();
-        let used = scope.leave().map_err(Error::from)?.into_used();
+        let used = scope.leave()?.into_used();
         let results = results?;
         let used = used.into_iter().map(|(storage, access)| {
             let address = storage.raw_address("capture")?;
@@ -92,33 +99,30 @@ impl Device {
         });
         recorded.used = used.collect::<Result<_>>()?;
         let raw = capture.map(Capture::end).transpose();
-        recorded.raw = raw.map_err(Error::from)?;
+        recorded.raw = raw?;
         Ok(Graph { results, recorded })
     }
-}
-
-fn refuse(op: &'static str, problem: String) -> Error {
-    Error::Argument { op, problem }
 }
 
 impl<T> Graph<T> {
     /// Enqueues the captured work on the device's base stream.
     ///
     /// # Errors
-    /// [`Error::Argument`] inside a capture or [`with_stream`](crate::with_stream), and when a
-    /// tensor that the graph uses has [slept](Tensor::sleep) since; [`Error::Asleep`] while it
-    /// sleeps; [`Error::Busy`] while a [`Pending`](crate::Pending) uses a mutable tensor that the
-    /// graph writes, or writes one that the graph reads; [`Error::Cuda`] when the driver fails.
+    /// Inside a capture or [`with_stream`](crate::with_stream), and when a tensor that the graph
+    /// uses has [slept](Tensor::sleep) since; while it sleeps; while a [`Pending`](crate::Pending)
+    /// uses a mutable tensor that the graph writes, or writes one that the graph reads; when the
+    /// driver fails.
     pub fn launch(&mut self) -> Result<()> {
         let Recorded { device, raw, used, .. } = &mut self.recorded;
-        if stream::pool(device) != Pool::default() {
-            let problem =
-                "a graph cannot be launched inside a capture or `with_stream`; launch it outside";
-            return Err(refuse("launch", problem.into()));
-        }
+        ensure!(
+            stream::pool(device) == Pool::default(),
+            Invalid,
+            "launch: a graph cannot be launched inside a capture or `with_stream`; launch it \
+             outside"
+        );
         used.iter().try_for_each(Used::check)?;
         match (raw, device.gpu()) {
-            (Some(raw), Some(gpu)) => Ok(raw.launch(gpu.base())?),
+            (Some(raw), Some(gpu)) => raw.launch(gpu.base()),
             _ => Ok(()),
         }
     }
@@ -133,7 +137,7 @@ impl Drop for Recorded {
     fn drop(&mut self) {
         if let (Some(_), Some(gpu)) = (&self.raw, self.device.gpu()) {
             // The error is ignored: after a failed kernel no work runs any more.
-            let _: Result<(), CudaError> = gpu.wait_for_graphs();
+            let _: Result<()> = gpu.wait_for_graphs();
         }
         self.raw = None;
         if let Some(mut memory) = self.device.gpu_memory() {

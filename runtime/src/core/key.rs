@@ -21,10 +21,11 @@
 
 use std::ops::Range;
 
+use meshgrad_error::{bail, ensure};
 use meshgrad_kernels::philox::FOLD;
 
 use crate::core::philox::philox;
-use crate::{Error, Layout, Result, Shape};
+use crate::{Layout, Result, Shape};
 
 /// Domain separation: [`Key::fold_name`] xors the first word of Philox's key with this constant,
 /// [`Key::fold`] with [`FOLD`]; random values use the key unchanged. Both are digits of pi.
@@ -100,14 +101,13 @@ impl Region {
     /// All of a global tensor of shape `global`.
     ///
     /// # Errors
-    /// [`Error::TooManyDims`]; [`Error::Argument`] when it has more than 2^63 elements.
+    /// For too many dims; when it has more than 2^63 elements.
     pub fn whole(global: &[usize]) -> Result<Region> {
         let shape = Shape::new(global)?;
         let elements =
             shape.iter().try_fold(1usize, |product, extent| product.checked_mul(*extent));
         if elements.is_none_or(|elements| elements > isize::MAX as usize) {
-            let problem = format!("shape {shape} has more than {} elements", isize::MAX);
-            return Err(Error::Argument { op: "region", problem });
+            bail!(Invalid, "region: shape {shape} has more than {} elements", isize::MAX);
         }
         Ok(Region { indices: Layout::contiguous(shape, 0) })
     }
@@ -115,7 +115,7 @@ impl Region {
     /// The part of this region with indices `range` in dim `dim`.
     ///
     /// # Errors
-    /// [`Error::NoDim`], [`Error::SliceRange`].
+    /// When there is no such dim; when the range exceeds the dim.
     pub fn slice(&self, dim: usize, range: Range<usize>) -> Result<Region> {
         Ok(Region { indices: self.indices.slice(dim, range)? })
     }
@@ -124,7 +124,7 @@ impl Region {
     /// one.
     ///
     /// # Errors
-    /// [`Error::Permutation`].
+    /// When `order` is not a permutation of the dims.
     pub fn permute(&self, order: &[usize]) -> Result<Region> {
         Ok(Region { indices: self.indices.permute(order)? })
     }
@@ -156,18 +156,17 @@ impl RegionKey {
     /// The global index of each element of a tensor of `shape`, as a layout.
     ///
     /// # Errors
-    /// [`Error::Argument`], naming `op`, when the region has another shape.
+    /// When the region has another shape.
     pub(crate) fn global_indices(&self, op: &'static str, shape: &Shape) -> Result<Layout> {
         let Some(region) = &self.region else {
             return Ok(Layout::contiguous(*shape, 0));
         };
-        if region.shape() != shape {
-            let problem = format!(
-                "the tensor has shape {shape}, but the region of its key has shape {}",
-                region.shape()
-            );
-            return Err(Error::Argument { op, problem });
-        }
+        ensure!(
+            region.shape() == shape,
+            Invalid,
+            "{op}: the tensor has shape {shape}, but the region of its key has shape {}",
+            region.shape()
+        );
         Ok(region.indices)
     }
 }
@@ -183,6 +182,7 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
+    use crate::assert_error;
 
     /// Later versions must reproduce runs, so these keys must never change.
     #[test]
@@ -213,8 +213,8 @@ mod tests {
     #[test]
     fn regions_outside_of_the_tensor_are_rejected() {
         let region = Region::whole(&[4, 6]).unwrap();
-        assert!(matches!(region.slice(2, 0..1), Err(Error::NoDim { .. })));
-        assert!(matches!(region.slice(1, 3..7), Err(Error::SliceRange { .. })));
+        assert_error(region.slice(2, 0..1), "has no dim");
+        assert_error(region.slice(1, 3..7), "is out of range for dim");
         assert!(Region::whole(&[usize::MAX, 2]).is_err());
     }
 }

@@ -3,6 +3,8 @@
 
 use std::ops::Range;
 
+use meshgrad_error::{bail, ensure, error};
+
 use crate::core::shape::MAX_DIMS;
 use crate::{Error, Result, Shape};
 
@@ -71,11 +73,17 @@ impl Layout {
     /// The part with indices `range` in dim `dim`.
     ///
     /// # Errors
-    /// [`Error::NoDim`]; [`Error::SliceRange`].
+    /// When there is no such dim; when the range exceeds the dim.
     pub fn slice(&self, dim: usize, range: Range<usize>) -> Result<Layout> {
         let extent = self.extent("slice", dim)?;
         if range.start > range.end || range.end > extent {
-            return Err(Error::SliceRange { shape: self.shape, dim, range });
+            bail!(
+                Invalid,
+                "slice: {}..{} is out of range for dim {dim} of shape {}",
+                range.start,
+                range.end,
+                self.shape
+            );
         }
 
         let mut view = *self;
@@ -87,7 +95,7 @@ impl Layout {
     /// Swaps dims `a` and `b`.
     ///
     /// # Errors
-    /// [`Error::NoDim`].
+    /// When there is no such dim.
     pub fn transpose(&self, a: usize, b: usize) -> Result<Layout> {
         let (extent_a, extent_b) = (self.extent("transpose", a)?, self.extent("transpose", b)?);
         let mut view = *self;
@@ -99,16 +107,19 @@ impl Layout {
     /// Reorders the dims: dim `d` of the result is dim `order[d]` of this layout.
     ///
     /// # Errors
-    /// [`Error::Permutation`] when `order` is not a permutation of the dims.
+    /// When `order` is not a permutation of the dims.
     pub fn permute(&self, order: &[usize]) -> Result<Layout> {
         let mut seen = [false; MAX_DIMS];
         let named_once = order.len() == self.shape.len()
             && order
                 .iter()
                 .all(|&dim| dim < self.shape.len() && !std::mem::replace(&mut seen[dim], true));
-        if !named_once {
-            return Err(Error::Permutation { shape: self.shape, order: order.to_vec() });
-        }
+        ensure!(
+            named_once,
+            Invalid,
+            "permute: {order:?} does not name each dim of shape {} once",
+            self.shape
+        );
 
         let mut view = *self;
         for (to, &from) in order.iter().enumerate() {
@@ -121,12 +132,16 @@ impl Layout {
     /// Broadcasts to `shape`: adds dims in front, and repeats dims of extent 1 with stride zero.
     ///
     /// # Errors
-    /// [`Error::Broadcast`] when a dim is neither equal nor 1.
+    /// When a dim is neither equal nor 1.
     pub fn broadcast_to(&self, shape: &[usize]) -> Result<Layout> {
         let to = Shape::new(shape)?;
-        if Shape::broadcast(&self.shape, shape) != Some(to) {
-            return Err(Error::Broadcast { from: self.shape, to: shape.to_vec() });
-        }
+        ensure!(
+            Shape::broadcast(&self.shape, shape) == Some(to),
+            Invalid,
+            "broadcast: shape {} does not broadcast to {shape:?}; aligned at the last dim, each \
+             dim must be equal or 1",
+            self.shape
+        );
 
         let new_dims = shape.len() - self.shape.len();
         let mut view = Layout { shape: to, strides: [0; MAX_DIMS], offset: self.offset };
@@ -142,12 +157,17 @@ impl Layout {
     /// a copy.
     ///
     /// # Errors
-    /// [`Error::Reshape`] when the number of elements differs.
+    /// When the number of elements differs.
     pub fn reshape(&self, shape: &[usize]) -> Result<Option<Layout>> {
         let to = Shape::new(shape)?;
-        if to.elements() != self.shape.elements() {
-            return Err(Error::Reshape { from: self.shape, to });
-        }
+        ensure!(
+            to.elements() == self.shape.elements(),
+            Invalid,
+            "reshape: shape {} has {} elements, but {to} has {}",
+            self.shape,
+            self.shape.elements(),
+            to.elements()
+        );
         if self.shape.elements() == 0 || self.is_contiguous() {
             return Ok(Some(Layout::contiguous(to, self.offset)));
         }
@@ -194,10 +214,10 @@ impl Layout {
     /// Inserts a dim of extent 1 before dim `dim`.
     ///
     /// # Errors
-    /// [`Error::NoDim`], [`Error::TooManyDims`].
+    /// When there is no such dim; for too many dims.
     pub fn unsqueeze(&self, dim: usize) -> Result<Layout> {
         if dim > self.shape.len() {
-            return Err(Error::NoDim { op: "unsqueeze", dim: dim as isize, shape: self.shape });
+            return Err(no_dim("unsqueeze", dim as isize, &self.shape));
         }
 
         let mut dims = self.shape.to_vec();
@@ -214,7 +234,7 @@ impl Layout {
     /// The dim becomes two: [count, range].
     ///
     /// # Errors
-    /// [`Error::NoDim`], [`Error::SliceRange`], [`Error::TooManyDims`].
+    /// When there is no such dim; when the range exceeds the dim; for too many dims.
     pub(crate) fn repeated(
         &self,
         dim: usize,
@@ -229,12 +249,13 @@ impl Layout {
     }
 
     fn extent(&self, op: &'static str, dim: usize) -> Result<usize> {
-        self.shape.get(dim).copied().ok_or(Error::NoDim {
-            op,
-            dim: dim as isize,
-            shape: self.shape,
-        })
+        self.shape.get(dim).copied().ok_or_else(|| no_dim(op, dim as isize, &self.shape))
     }
+}
+
+/// The error of `op` for a dim that a shape does not have.
+pub(crate) fn no_dim(op: &str, dim: isize, shape: &Shape) -> Error {
+    error!(Invalid, "{op}: shape {shape} has no dim {dim}")
 }
 
 #[cfg(test)]
@@ -242,6 +263,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::assert_error;
 
     /// The offset of each element, in row-major order.
     fn offsets(layout: &Layout) -> Vec<usize> {
@@ -282,7 +304,7 @@ mod tests {
     fn too_many_dims_are_an_error_not_a_panic() {
         let layout = Layout::contiguous(Shape::of([1]), 0);
         let found = layout.broadcast_to(&[2; MAX_DIMS + 1]);
-        assert!(matches!(found, Err(Error::TooManyDims { .. })));
+        assert_error(found, "a tensor has at most");
         assert_eq!(Shape::broadcast(&[1], &[1; MAX_DIMS + 1]), None);
     }
 

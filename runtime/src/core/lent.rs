@@ -9,21 +9,22 @@
 
 use std::ops::Range;
 
+use meshgrad_error::ensure;
+
 use crate::core::gpu_slice::{GpuSlice, GpuSliceMut};
-use crate::core::storage::{OwnedRead, OwnedWrite};
+use crate::core::storage::{OwnedRead, OwnedWrite, not_on_host};
 use crate::core::stream;
 use crate::core::stream_uses::Access;
-use crate::{DType, Element, Error, Result, Tensor, UninitTensor};
+use crate::{DType, Element, Result, Tensor, UninitTensor};
 
 impl Tensor {
     /// Lends this contiguous tensor for reading by `op`, whose work outlives the call. The storage
     /// cannot be written until the loan is dropped.
     ///
     /// # Errors
-    /// [`Error::Argument`] when it is not contiguous; [`Error::NoValues`] on a meta device;
-    /// [`Error::NotOnHost`] on a GPU, except inside [`StreamWork::begin`](crate::StreamWork::begin)
-    /// and [`StreamWork::run`](crate::StreamWork::run);
-    /// [`Error::Busy`] while the storage is being written.
+    /// When it is not contiguous; on a meta device; on a GPU, except inside
+    /// [`StreamWork::begin`](crate::StreamWork::begin) and
+    /// [`StreamWork::run`](crate::StreamWork::run); while the storage is being written.
     pub fn lend(&self, op: &'static str) -> Result<Lent> {
         let range = self.contiguous_range(op)?;
         self.lend_to_stream(Access::Read, op)?;
@@ -34,8 +35,7 @@ impl Tensor {
     /// cannot be used until the loan is dropped or finished. Increments the version.
     ///
     /// # Errors
-    /// As [`Tensor::lend`]; [`Error::Immutable`] for a [`Kind::Value`](crate::Kind::Value);
-    /// [`Error::Busy`] while the storage is in use.
+    /// As [`Tensor::lend`]; for a [`Kind::Value`](crate::Kind::Value); while the storage is in use.
     pub fn lend_mut(&self, op: &'static str) -> Result<LentMut> {
         let range = self.contiguous_range(op)?;
         self.lend_to_stream(Access::Write, op)?;
@@ -51,13 +51,13 @@ impl Tensor {
     /// overlap. Otherwise as [`Tensor::lend_mut`].
     ///
     /// # Errors
-    /// As [`Tensor::lend_mut`]; [`Error::Argument`] when `input` has another storage or dtype.
+    /// As [`Tensor::lend_mut`]; when `input` has another storage or dtype.
     pub fn lend_in_place(&self, input: &Tensor, op: &'static str) -> Result<LentInPlace> {
-        if (input.storage_id(), input.dtype()) != (self.storage_id(), self.dtype()) {
-            let problem =
-                format!("{input} is not a part of the storage of {self}; pass a view of it");
-            return Err(Error::Argument { op, problem });
-        }
+        ensure!(
+            (input.storage_id(), input.dtype()) == (self.storage_id(), self.dtype()),
+            Invalid,
+            "{op}: {input} is not a part of the storage of {self}; pass a view of it"
+        );
         let (input, output) = (input.contiguous_range(op)?, self.contiguous_range(op)?);
         self.lend_to_stream(Access::Write, op)?;
         Ok(LentInPlace {
@@ -74,7 +74,7 @@ impl Tensor {
                 stream::record_use(self.storage(), access, op)
             }
             // Without a `StreamWork`, nothing would end the use.
-            Some(_) => Err(Error::NotOnHost { device: self.device().to_string() }),
+            Some(_) => Err(not_on_host(self.device())),
             None => Ok(()),
         }
     }
@@ -84,8 +84,8 @@ impl UninitTensor {
     /// Lends this tensor to `op`, whose work writes it and outlives the call.
     ///
     /// # Errors
-    /// [`Error::NotOnHost`] on a GPU, except inside [`StreamWork::begin`](crate::StreamWork::begin)
-    /// and [`StreamWork::run`](crate::StreamWork::run).
+    /// On a GPU, except inside [`StreamWork::begin`](crate::StreamWork::begin) and
+    /// [`StreamWork::run`](crate::StreamWork::run).
     pub fn lend_mut(self, op: &'static str) -> Result<LentMut> {
         let tensor = self.finish();
         tensor.lend_to_stream(Access::Write, op)?;
@@ -113,7 +113,7 @@ impl Lent {
     /// The elements in row-major order.
     ///
     /// # Errors
-    /// [`Error::WrongDType`]; [`Error::NotOnHost`] on a GPU.
+    /// For another dtype; on a GPU.
     pub fn slice<T: Element>(&self) -> Result<&[T]> {
         expect_dtype(self.dtype, T::DTYPE)?;
         Ok(&self.borrow.slice()?[self.range.clone()])
@@ -136,7 +136,7 @@ impl LentMut {
     /// The elements in row-major order, for writing.
     ///
     /// # Errors
-    /// [`Error::WrongDType`]; [`Error::NotOnHost`] on a GPU.
+    /// For another dtype; on a GPU.
     pub fn slice<T: Element>(&mut self) -> Result<&mut [T]> {
         expect_dtype(self.tensor.dtype(), T::DTYPE)?;
         Ok(&mut self.borrow.slice()?[self.range.clone()])
@@ -166,7 +166,7 @@ impl LentInPlace {
     /// The elements of the storage, and the ranges of the input and of the output among them.
     ///
     /// # Errors
-    /// [`Error::WrongDType`]; [`Error::NotOnHost`] on a GPU.
+    /// For another dtype; on a GPU.
     pub fn slice<T: Element>(&mut self) -> Result<(&mut [T], Range<usize>, Range<usize>)> {
         expect_dtype(self.tensor.dtype(), T::DTYPE)?;
         let (input, output) = (self.input.clone(), self.output.clone());
@@ -186,17 +186,20 @@ impl LentInPlace {
     }
 }
 
-fn expect_dtype(actual: DType, asked: DType) -> Result<()> {
-    match actual == asked {
-        true => Ok(()),
-        false => Err(Error::WrongDType { actual, asked }),
-    }
+pub(super) fn expect_dtype(actual: DType, asked: DType) -> Result<()> {
+    ensure!(
+        actual == asked,
+        Invalid,
+        "tensor is {actual}, but was accessed as {asked}; cast it first"
+    );
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Device, Kind, ops};
+    use crate::core::storage::immutable;
+    use crate::{Device, Kind, assert_error, ops};
 
     /// A loan follows the rule of borrows until it ends, on any thread.
     #[test]
@@ -207,12 +210,12 @@ mod tests {
         let (first, second) = (cache.lend("test").unwrap(), cache.lend("test").unwrap());
         assert!(cache.to_vec::<f32>().is_ok());
         assert!(cache.lend_mut("test").is_err());
-        assert!(matches!(ops::fill_into(&cache, 1.0), Err(Error::Busy { .. })));
+        assert_error(ops::fill_into(&cache, 1.0), "the storage is in use");
         drop((first, second));
 
         let mut loan = cache.slice(0, 1..3).unwrap().lend_mut("test").unwrap();
-        assert!(matches!(cache.lend("test"), Err(Error::Busy { .. })));
-        assert!(matches!(cache.to_vec::<f32>(), Err(Error::Busy { .. })));
+        assert_error(cache.lend("test"), "the storage is in use");
+        assert_error(cache.to_vec::<f32>(), "the storage is in use");
         let returned = std::thread::spawn(move || {
             loan.slice::<f32>().unwrap().fill(2.0);
             loan.finish()
@@ -231,7 +234,7 @@ mod tests {
         ops::fill_into(&input, 7.0).unwrap();
 
         let mut loan = output.lend_in_place(&input, "test").unwrap();
-        assert!(matches!(buffer.to_vec::<i32>(), Err(Error::Busy { .. })));
+        assert_error(buffer.to_vec::<i32>(), "the storage is in use");
         let (all, from, to) = loan.slice::<i32>().unwrap();
         assert_eq!((all.len(), from.clone(), to.clone()), (6, 1..2, 3..6));
         let value = all[from.start];
@@ -250,11 +253,11 @@ mod tests {
         let value = Tensor::from_slice(&device, &[2, 2], &[1i32, 2, 3, 4]).unwrap();
         let loan = value.lend("test").unwrap();
         assert_eq!(loan.slice::<i32>().unwrap(), [1, 2, 3, 4]);
-        assert!(matches!(loan.slice::<f32>(), Err(Error::WrongDType { .. })));
-        assert!(matches!(value.lend_mut("test"), Err(Error::Immutable { op: "test" })));
+        assert_error(loan.slice::<f32>(), "but was accessed as");
+        assert_eq!(value.lend_mut("test").err(), Some(immutable("test")));
         assert!(value.transpose(0, 1).unwrap().lend("test").is_err());
         let meta = Device::meta(device.properties());
         let shapes = ops::full(&meta, &[2], DType::F32, 0.0).unwrap();
-        assert!(matches!(shapes.lend("test"), Err(Error::NoValues { .. })));
+        assert_error(shapes.lend("test"), "have shapes but no values");
     }
 }

@@ -7,9 +7,12 @@
 use std::fmt;
 use std::ops::Range;
 
+use meshgrad_error::{bail, ensure};
+
+use crate::core::storage::no_values;
 use crate::core::stream;
 use crate::driver::{Pinned, PinnedCopy};
-use crate::{Device, Error, Result, Tensor, for_any};
+use crate::{Device, Result, Tensor, for_any};
 
 const OP: &str = "fill_from_pinned";
 
@@ -45,16 +48,12 @@ impl PinnedBuffer {
     /// A buffer of `bytes` zeros. Pinning memory takes milliseconds, so reuse buffers.
     ///
     /// # Errors
-    /// [`CudaError::Pinned`](crate::CudaError::Pinned) when the host has no memory left;
-    /// [`Error::NoValues`] for a meta device.
+    /// When the host has no memory left; for a meta device.
     pub fn new(device: &Device, bytes: usize) -> Result<PinnedBuffer> {
         let memory = match device.gpu() {
             Some(gpu) => Memory::Pinned(gpu.pin(bytes.max(1))?),
             None if device.computes() => Memory::Ordinary(vec![0; bytes]),
-            None => {
-                let device = device.to_string();
-                return Err(Error::NoValues { device });
-            }
+            None => return Err(no_values(device)),
         };
         Ok(PinnedBuffer { device: device.clone(), memory })
     }
@@ -118,8 +117,8 @@ impl PendingUpload {
     /// Waits on the host until the copy is done, and returns the buffer.
     ///
     /// # Errors
-    /// [`Error::Cuda`] with the failure of earlier work; the values of the tensor are then
-    /// undefined. [`CudaError::Capture`](crate::CudaError::Capture) inside [`Device::capture`].
+    /// With the failure of earlier work; the values of the tensor are then undefined. Inside
+    /// [`Device::capture`].
     pub fn synchronize(self) -> Result<PinnedBuffer> {
         let memory = match self.state {
             State::Copying(upload) => {
@@ -145,11 +144,9 @@ impl Tensor {
     /// immediately.
     ///
     /// # Errors
-    /// [`Error::Argument`] for a range outside of the tensor, more bytes than the buffer has, or a
-    /// tensor that is not contiguous; [`Error::Devices`] for a buffer of another device;
-    /// [`Error::Immutable`] for a [`Kind::Value`](crate::Kind::Value); [`Error::Busy`];
-    /// [`Error::Cuda`], including [`CudaError::Capture`](crate::CudaError::Capture). An error drops
-    /// the buffer.
+    /// For a range outside of the tensor, more bytes than the buffer has, or a tensor that is not
+    /// contiguous; for a buffer of another device; for a [`Kind::Value`](crate::Kind::Value); while
+    /// the storage is in use; inside a capture; when the driver fails. An error drops the buffer.
     pub fn fill_from_pinned(
         &self,
         bytes: Range<usize>,
@@ -174,12 +171,13 @@ impl Tensor {
     }
 
     fn check_fill(&self, bytes: &Range<usize>, buffer: &PinnedBuffer) -> Result<()> {
-        if buffer.device() != self.device() {
-            return Err(Error::Devices {
-                op: OP,
-                devices: format!("{}, {}", self.device(), buffer.device()),
-            });
-        }
+        ensure!(
+            buffer.device() == self.device(),
+            Invalid,
+            "{OP}: operands are on different devices ({}, {}); copy them to one device first",
+            self.device(),
+            buffer.device()
+        );
         let (has, given) = (self.dtype().bytes(self.elements()), buffer.len());
         let problem = if bytes.start > bytes.end || bytes.end > has {
             format!("bytes {bytes:?} are outside of the {has} bytes of {self}")
@@ -188,6 +186,6 @@ impl Tensor {
         } else {
             return Ok(());
         };
-        Err(Error::Argument { op: OP, problem })
+        bail!(Invalid, "{OP}: {problem}")
     }
 }

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::ops::Deref;
 
+use meshgrad_error::error;
+
 use crate::{Error, Result};
 
 /// The maximum number of dims of a tensor.
@@ -19,10 +21,10 @@ impl Shape {
     /// The shape with these extents.
     ///
     /// # Errors
-    /// [`Error::TooManyDims`] for more than [`MAX_DIMS`] extents.
+    /// For more than [`MAX_DIMS`] extents.
     pub fn new(dims: &[usize]) -> Result<Shape> {
         if dims.len() > MAX_DIMS {
-            return Err(Error::TooManyDims { shape: dims.to_vec() });
+            return Err(too_many_dims(dims));
         }
 
         let mut shape = Shape { len: dims.len() as u8, ..Shape::default() };
@@ -67,14 +69,12 @@ impl Shape {
     /// This shape followed by `dims`.
     ///
     /// # Errors
-    /// [`Error::TooManyDims`].
+    /// For too many dims.
     pub(crate) fn followed_by(mut self, dims: &[usize]) -> Result<Shape> {
         let len = self.len();
         match self.dims.get_mut(len..len + dims.len()) {
             Some(end) => end.copy_from_slice(dims),
-            None => {
-                return Err(Error::TooManyDims { shape: [&*self, dims].concat() });
-            }
+            None => return Err(too_many_dims(&[&*self, dims].concat())),
         }
         self.len += dims.len() as u8;
         Ok(self)
@@ -99,6 +99,11 @@ impl Shape {
         }
         Some(shape)
     }
+}
+
+fn too_many_dims(shape: &[usize]) -> Error {
+    let dims = shape.len();
+    error!(Invalid, "shape {shape:?} has {dims} dims; a tensor has at most {MAX_DIMS}")
 }
 
 impl Deref for Shape {

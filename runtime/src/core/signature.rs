@@ -24,6 +24,7 @@
 
 use std::sync::{Arc, OnceLock};
 
+use meshgrad_error::{bail, error};
 use meshgrad_mesh::{DimSpec, ParsedSignature, ShardingRule, TensorSpec};
 
 use crate::core::sharding::gate::Gate;
@@ -106,9 +107,8 @@ impl Signature {
     /// signature.
     ///
     /// # Errors
-    /// [`Error::Signature`] when a shape or dtype does not match; [`Error::Devices`] when the
-    /// operands are on several devices; [`Error::NoKernel`] for f64 on a GPU; [`Error::Sharding`]
-    /// when their shardings do not fit, with the redistributions that would help.
+    /// When a shape or dtype does not match; when the operands are on several devices; for f64 on a
+    /// GPU; when their shardings do not fit, with the redistributions that would help.
     pub fn call(&'static self, operands: &[&Tensor]) -> Result<Call> {
         self.call_with(operands, &[], || Ok(self.sharding_rule().clone()))
     }
@@ -123,7 +123,7 @@ impl Signature {
         &'static self,
         operands: &[&Tensor],
         arguments: &[usize],
-        rule: impl Fn() -> Result<ShardingRule, meshgrad_mesh::Error>,
+        rule: impl Fn() -> Result<ShardingRule>,
     ) -> Result<Call> {
         let results = self.gate(operands, None, arguments, &rule)?;
         self.checked(operands, results)
@@ -139,7 +139,7 @@ impl Signature {
         operands: &[&Tensor],
         to: &ShardedShape,
         arguments: &[usize],
-        rule: impl Fn() -> Result<ShardingRule, meshgrad_mesh::Error>,
+        rule: impl Fn() -> Result<ShardingRule>,
     ) -> Result<Call> {
         let Some(to) = to.tag() else {
             return self.call_with(operands, arguments, rule);
@@ -181,7 +181,7 @@ impl Signature {
         operands: &[&Tensor],
         open: Option<Option<&Tag>>,
         arguments: &[usize],
-        rule: &dyn Fn() -> Result<ShardingRule, meshgrad_mesh::Error>,
+        rule: &dyn Fn() -> Result<ShardingRule>,
     ) -> Result<Option<Arc<Results>>> {
         let shards = open.flatten();
         if shards.is_none() && operands.iter().all(|x| x.tag().is_none()) {
@@ -224,7 +224,12 @@ impl Signature {
         let device = operands[0].device().clone();
         if operands.iter().any(|tensor| *tensor.device() != device) {
             let devices: Vec<String> = operands.iter().map(|t| t.device().to_string()).collect();
-            return Err(Error::Devices { op: self.name, devices: devices.join(", ") });
+            bail!(
+                Invalid,
+                "{}: operands are on different devices ({}); copy them to one device first",
+                self.name,
+                devices.join(", ")
+            );
         }
 
         // `F` and `G` are the dtypes that ops compute in; no GPU op takes f64 tensors for them.
@@ -238,14 +243,20 @@ impl Signature {
         Ok(Call { signature: self, bound, device, bytes, flops: None, results })
     }
 
-    /// An [`Error::Signature`] for operands that match the signature but not the op.
+    /// The error for operands that match the signature but not the op.
     pub fn error(&self, operands: &[&Tensor], problem: String) -> Error {
         let given: Vec<String> = self
             .operand_names()
             .zip(operands)
             .map(|(name, tensor)| format!("{name} {}{}", tensor.dtype(), tensor.shape()))
             .collect();
-        Error::Signature { op: self.name, spec: self.spec, given: given.join(", "), problem }
+        error!(
+            Invalid,
+            "{}: {problem}; the op is `{}` and was given {}",
+            self.name,
+            self.spec,
+            given.join(", ")
+        )
     }
 
     fn operand_names(&self) -> impl Iterator<Item = &'static str> {
@@ -525,7 +536,7 @@ impl Call {
     /// Allocates output `at` of the signature. The op must write every element.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`], [`Error::TooLarge`], [`Error::TooManyDims`].
+    /// When memory runs out; when the tensor is larger than the address space; for too many dims.
     pub fn output(&mut self, at: usize) -> Result<UninitTensor> {
         let parsed = self.signature.parsed();
         let result = &parsed.signature.results[at];
@@ -578,7 +589,7 @@ impl Call {
     /// the op's bytes.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`], [`Error::TooLarge`].
+    /// When memory runs out; when the tensor is larger than the address space.
     pub fn workspace(&self, elements: usize, dtype: DType) -> Result<UninitTensor> {
         UninitTensor::new(&self.device, Shape::new(&[elements])?, dtype)
     }
@@ -586,7 +597,7 @@ impl Call {
     /// Counts the op, and runs its CPU kernel. On a meta device the kernel does not run.
     ///
     /// # Errors
-    /// The error of `kernel`; [`Error::NoKernel`] on a GPU.
+    /// The error of `kernel`; on a GPU.
     pub fn compute(&self, kernel: impl FnOnce() -> Result<()>) -> Result<()> {
         let mut kernel = Some(kernel);
         self.compute_any(&mut || kernel.take().map_or(Ok(()), |kernel| kernel()))

@@ -2,12 +2,14 @@
 
 use std::sync::{PoisonError, RwLock};
 
+use meshgrad_error::{bail, ensure};
+
 use crate::core::memory::{Block, Place};
-use crate::core::storage::{Kind, Storage};
+use crate::core::storage::{Kind, Storage, busy, immutable};
 use crate::core::stream;
 use crate::core::stream_uses::Access;
 use crate::driver::Pool;
-use crate::{Error, Result, Tensor};
+use crate::{Result, Tensor};
 
 impl Tensor {
     /// Moves the values of this tensor's whole storage from the GPU to pinned host memory, and frees
@@ -21,13 +23,14 @@ impl Tensor {
     /// No other thread may use the tensor meanwhile.
     ///
     /// ```
-    /// use meshgrad_runtime::{DType, Device, Error, Kind, Tensor};
+    /// use meshgrad_runtime::{DType, Device, Kind, Tensor};
     ///
     /// # fn main() -> meshgrad_runtime::Result<()> {
     /// let device = Device::cpu(); // or Device::cuda(0)?
     /// let weight = Tensor::zeros(&device, &[4], DType::F32, Kind::Parameter)?;
     /// weight.sleep()?;
-    /// assert!(matches!(weight.to_vec::<f32>(), Err(Error::Asleep { .. })));
+    /// let error = weight.to_vec::<f32>().unwrap_err().to_string();
+    /// assert_eq!(error, "read: the tensor is asleep; call `wake` first");
     /// weight.wake()?;
     /// assert_eq!(weight.to_vec::<f32>()?, [0.0; 4]);
     /// # Ok(())
@@ -35,11 +38,10 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Immutable`] for a [`Kind::Value`], which a program drops instead; [`Error::Busy`]
-    /// while the storage is in use, also by work of a [`Pending`](crate::Pending);
-    /// [`Error::Argument`] inside a capture or [`with_stream`](crate::with_stream), and for the memory
-    /// of a graph; [`CudaError::Pinned`](crate::CudaError::Pinned) when the host has no memory left;
-    /// [`Error::Cuda`] with the failure of earlier work. The tensor is awake then.
+    /// For a [`Kind::Value`], which a program drops instead; while the storage is in use, also by
+    /// work of a [`Pending`](crate::Pending); inside a capture or
+    /// [`with_stream`](crate::with_stream), and for the memory of a graph; when the host has no
+    /// memory left; with the failure of earlier work. The tensor is awake then.
     pub fn sleep(&self) -> Result<()> {
         self.storage().sleep(true)
     }
@@ -57,10 +59,9 @@ impl Tensor {
     /// awake.
     ///
     /// # Errors
-    /// [`CudaError::OutOfMemory`](crate::CudaError::OutOfMemory), or [`Error::Cuda`] with the failure of
-    /// earlier work: the tensor stays asleep with its values. [`Error::Cuda`] when the copy itself
-    /// fails: the values are lost, and every later call fails. [`Error::Argument`] inside a capture or
-    /// [`with_stream`](crate::with_stream).
+    /// When memory runs out, or with the failure of earlier work: the tensor stays asleep with its
+    /// values. When the copy itself fails: the values are lost, and every later call fails. Inside
+    /// a capture or [`with_stream`](crate::with_stream).
     pub fn wake(&self) -> Result<()> {
         self.storage().wake()
     }
@@ -75,15 +76,16 @@ impl Storage {
     fn sleep(&self, keeps_values: bool) -> Result<()> {
         let op = "sleep";
         if self.kind() == Kind::Value {
-            return Err(Error::Immutable { op });
+            return Err(immutable(op));
         }
         self.expect_base_stream(op)?;
-        if self.pool().graph != 0 {
-            let problem = "the memory belongs to a graph; drop the graph instead".to_owned();
-            return Err(Error::Argument { op, problem });
-        }
+        ensure!(
+            self.pool().graph == 0,
+            Invalid,
+            "{op}: the memory belongs to a graph; drop the graph instead"
+        );
         if !self.uses().allow(Access::Write, |_| false) {
-            return Err(Error::Busy { op });
+            return Err(busy(op));
         }
         if !self.begin_sleep(op)? {
             return Ok(());
@@ -131,8 +133,7 @@ impl Storage {
         match place {
             Place::Gpu(_) => return Ok(()),
             Place::Lost => {
-                let problem = "the driver failed while its values returned to the GPU".to_owned();
-                return Err(Error::Argument { op: "wake", problem });
+                bail!(Invalid, "wake: the driver failed while its values returned to the GPU");
             }
             Place::Host(_) | Place::Forgotten => {}
         }
@@ -149,7 +150,7 @@ impl Storage {
             let copied = gpu.move_from_host(values, self.bytes(), block);
             if copied.is_err() {
                 self.free(new);
-                return Ok(copied?);
+                return copied;
             }
         }
         *place = new;
@@ -165,7 +166,6 @@ impl Storage {
         if stream::pool(self.device()) == Pool::default() {
             return Ok(());
         }
-        let problem = "it is inside a capture or `with_stream`; call it outside".to_owned();
-        Err(Error::Argument { op, problem })
+        bail!(Invalid, "{op}: it is inside a capture or `with_stream`; call it outside")
     }
 }

@@ -7,6 +7,8 @@ use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicIsize, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 
+use meshgrad_error::error;
+
 use crate::core::memory::{Block, Place};
 use crate::core::stream_uses::StreamUses;
 use crate::driver::{self, Pool};
@@ -113,14 +115,14 @@ impl Storage {
     /// Begins a borrow by `op` for writing.
     fn begin_write(&self, op: &'static str) -> Result<Release<'_>> {
         if self.kind == Kind::Value {
-            return Err(Error::Immutable { op });
+            return Err(immutable(op));
         }
         let borrowed = self.borrows.compare_exchange(0, -1, Ordering::Acquire, Ordering::Relaxed);
         borrowed.map_err(|borrows| in_use(borrows, op))?;
         Ok(Release { borrows: &self.borrows })
     }
 
-    /// Makes it sleep: later borrows fail with [`Error::Asleep`]. Returns whether it was awake.
+    /// Makes it sleep: later borrows fail. Returns whether it was awake.
     pub(super) fn begin_sleep(&self, op: &'static str) -> Result<bool> {
         let free = self.borrows.compare_exchange(0, ASLEEP, Ordering::Acquire, Ordering::Relaxed);
         match free {
@@ -149,7 +151,7 @@ impl Storage {
         };
         match &*block.read().unwrap_or_else(PoisonError::into_inner) {
             Place::Gpu(block) => f(block),
-            Place::Host(_) | Place::Forgotten | Place::Lost => Err(Error::Asleep { op }),
+            Place::Host(_) | Place::Forgotten | Place::Lost => Err(asleep(op)),
         }
     }
 
@@ -222,10 +224,9 @@ impl Storage {
 
     /// The error for access to values that are not in host memory.
     pub(super) fn no_values(&self) -> Error {
-        let device = self.device.to_string();
         match self.device.computes() {
-            true => Error::NotOnHost { device },
-            false => Error::NoValues { device },
+            true => not_on_host(&self.device),
+            false => no_values(&self.device),
         }
     }
 }
@@ -238,11 +239,48 @@ impl Drop for Storage {
 }
 
 /// The error of `op` for a storage with `borrows`.
-fn in_use(borrows: isize, op: &'static str) -> Error {
+fn in_use(borrows: isize, op: &str) -> Error {
     match borrows {
-        ASLEEP => Error::Asleep { op },
-        _ => Error::Busy { op },
+        ASLEEP => asleep(op),
+        _ => busy(op),
     }
+}
+
+/// The error of `op` for a conflicting access to a storage: by another operand, by another thread,
+/// or by pending work on another stream.
+pub(crate) fn busy(op: &str) -> Error {
+    error!(
+        Busy,
+        "{op}: the storage is in use; it can have many readers or one writer. Copy the operand that \
+         shares the result's storage, or wait for the Pending that uses it"
+    )
+}
+
+/// The error of `op` for a write to a value.
+pub(crate) fn immutable(op: &str) -> Error {
+    error!(
+        Invalid,
+        "{op}: the tensor is a value, which is immutable; only parameters, gradients, optimizer \
+         state and caches can be written"
+    )
+}
+
+fn asleep(op: &str) -> Error {
+    error!(Invalid, "{op}: the tensor is asleep; call `wake` first")
+}
+
+/// The error for access to the values of a tensor on a meta device.
+pub(super) fn no_values(device: &Device) -> Error {
+    error!(NoValues, "tensors on {device} have shapes but no values; use a CPU or GPU device")
+}
+
+/// The error for direct access to values in GPU memory.
+pub(super) fn not_on_host(device: &Device) -> Error {
+    error!(
+        Invalid,
+        "the values on {device} are not in host memory; copy them with Tensor::to_vec or \
+         ops::to_device"
+    )
 }
 
 /// Blocks are aligned for every element type and `whole` drops a partial element, so the cast
@@ -369,6 +407,7 @@ impl Drop for OwnedWrite {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::assert_error;
 
     #[test]
     fn a_storage_has_many_readers_or_one_writer() {
@@ -376,11 +415,11 @@ mod tests {
         let storage = Storage::new(&device, Pool::default(), 16, Kind::Cache).unwrap();
 
         let (first, second) = (storage.read::<f32>().unwrap(), storage.read::<f32>().unwrap());
-        assert!(matches!(storage.write::<f32>("test"), Err(Error::Busy { op: "test" })));
+        assert_eq!(storage.write::<f32>("test").err(), Some(busy("test")));
         drop((first, second));
 
         let writer = storage.write::<f32>("test").unwrap();
-        assert!(matches!(storage.read::<f32>(), Err(Error::Busy { .. })));
+        assert_error(storage.read::<f32>(), "the storage is in use");
         drop(writer);
 
         assert!(storage.read::<f32>().is_ok());
@@ -390,7 +429,7 @@ mod tests {
     #[test]
     fn a_value_cannot_be_written() {
         let storage = Storage::new(&Device::cpu(), Pool::default(), 16, Kind::Value).unwrap();
-        assert!(matches!(storage.write::<u8>("test"), Err(Error::Immutable { op: "test" })));
+        assert_eq!(storage.write::<u8>("test").err(), Some(immutable("test")));
         assert_eq!(storage.version(), 0);
     }
 }

@@ -27,7 +27,7 @@ mod scope;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::driver::{CudaError, Event, Gpu, Pool, RawStream};
+use crate::driver::{Event, Gpu, Pool, RawStream};
 use crate::{Device, Error, Result};
 
 pub use pending::Pending;
@@ -52,14 +52,13 @@ impl Device {
     /// Waits until all work of the device is done. Returns immediately on a CPU device.
     ///
     /// # Errors
-    /// [`Error::Cuda`] with the failure of earlier work; [`CudaError::Capture`] inside
-    /// [`Device::capture`].
+    /// With the failure of earlier work; inside [`Device::capture`].
     pub fn synchronize(&self) -> Result<()> {
         match self.gpu() {
             Some(gpu) => {
                 forbid_in_capture("synchronize")?;
                 self.count_wait();
-                Ok(gpu.synchronize()?)
+                gpu.synchronize()
             }
             None => Ok(()),
         }
@@ -68,7 +67,7 @@ impl Device {
     /// A new stream of this device. On a device without streams, its work runs synchronously.
     ///
     /// # Errors
-    /// [`Error::Cuda`] when the driver fails.
+    /// When the driver fails.
     pub fn stream(&self) -> Result<Stream> {
         let raw = self.gpu().map(Gpu::new_stream).transpose()?;
         Ok(Stream(Arc::new(Inner { device: self.clone(), id: self.next_stream(), raw })))
@@ -84,15 +83,14 @@ impl Stream {
     /// Waits on the host until all work of this stream is done.
     ///
     /// # Errors
-    /// [`Error::Cuda`] with the failure of earlier work; [`CudaError::Capture`] inside
-    /// [`Device::capture`].
+    /// With the failure of earlier work; inside [`Device::capture`].
     pub fn synchronize(&self) -> Result<()> {
         match &self.0.raw {
             Some(raw) => {
                 forbid_in_capture("synchronize")?;
                 self.0.device.count_wait();
                 match self.0.device.gpu() {
-                    Some(gpu) => Ok(gpu.wait_for(raw)?),
+                    Some(gpu) => gpu.wait_for(raw),
                     None => Ok(()),
                 }
             }
@@ -115,7 +113,7 @@ impl Stream {
     }
 
     /// The end of the work enqueued so far on the current stream of this device; `None` on a CPU.
-    pub(super) fn enclosing_event(&self) -> Result<Option<Event>, CudaError> {
+    pub(super) fn enclosing_event(&self) -> Result<Option<Event>> {
         let gpu = self.device().gpu();
         gpu.map(|gpu| raw(self.device(), gpu).record()).transpose()
     }
@@ -126,24 +124,24 @@ impl Stream {
 /// runs concurrently with later work of the enclosing stream.
 ///
 /// Until the [`Pending`] is waited for or dropped, other streams cannot write mutable tensors
-/// (parameters, caches) that the work reads, nor use those that it writes: such ops return
-/// [`Error::Busy`].
+/// (parameters, caches) that the work reads, nor use those that it writes: such ops fail as
+/// [busy](crate::ErrorKind::Busy).
 ///
 /// # Errors
-/// The error of `work`; [`Error::Cuda`] when the driver fails.
+/// The error of `work`; when the driver fails.
 pub fn with_stream<T, E: From<Error>>(
     stream: &Stream,
     work: impl FnOnce() -> Result<T, E>,
 ) -> Result<Pending<T>, E> {
-    begin(stream).map_err(Error::from)?;
+    begin(stream)?;
     let scope = stream.enter();
     let value = work();
-    let join = scope.leave().map_err(Error::from)?;
+    let join = scope.leave()?;
     Ok(Pending::on_stream(value?, join))
 }
 
 /// Makes `stream` wait for all work enqueued so far on the current stream.
-fn begin(stream: &Stream) -> Result<(), CudaError> {
+fn begin(stream: &Stream) -> Result<()> {
     let device = stream.device();
     let around = pool(device);
     if around.stream == 0 {

@@ -10,9 +10,11 @@
 
 use std::thread::{self, ThreadId};
 
+use meshgrad_error::ensure;
+
+use crate::Result;
 use crate::core::stream::{self, Join, Scope, ScopeGuard, Stream};
 use crate::driver::Event;
-use crate::{CudaError, Error, Result};
 
 /// Work that has begun on a stream and may still be enqueued, by any thread.
 ///
@@ -32,16 +34,15 @@ impl StreamWork {
     /// ([`Tensor::lend`](crate::Tensor::lend)) are used by the work until it is waited for.
     ///
     /// # Errors
-    /// The error of `lend`; [`Error::Cuda`](crate::Error::Cuda) when the driver fails, and inside
+    /// The error of `lend`; when the driver fails, and inside
     /// [`Device::capture`](crate::Device::capture).
     pub fn begin<T>(stream: &Stream, lend: impl FnOnce() -> Result<T>) -> Result<(StreamWork, T)> {
-        if stream::capturing() {
-            return Err(Error::Cuda(CudaError::Capture {
-                op: "collective",
-                problem: "a graph cannot contain work that other threads enqueue; start it before \
-                          or after the capture",
-            }));
-        }
+        ensure!(
+            !stream::capturing(),
+            Invalid,
+            "collective during Device::capture: a graph cannot contain work that other threads \
+             enqueue; start it before or after the capture"
+        );
         let ready = StreamEvent(stream.enclosing_event()?);
         let guard = stream.enter().of_stream_work();
         let lent = lend();
@@ -60,10 +61,10 @@ impl StreamWork {
     /// Makes work that is enqueued later wait for `event`, which may be of any device.
     ///
     /// # Errors
-    /// [`Error::Cuda`](crate::Error::Cuda) when the driver fails.
+    /// When the driver fails.
     pub fn wait_for(&self, event: &StreamEvent) -> Result<()> {
         match (self.scope.as_ref().and_then(Scope::raw), &event.0) {
-            (Some(stream), Some(event)) => Ok(stream.wait(event)?),
+            (Some(stream), Some(event)) => stream.wait(event),
             _ => Ok(()),
         }
     }
@@ -118,7 +119,7 @@ impl StreamJoin {
     /// As [`StreamWork::wait_for`].
     pub fn wait(mut self) -> Result<()> {
         match self.join.take() {
-            Some(mut join) => Ok(join.join()?),
+            Some(mut join) => join.join(),
             None => Ok(()),
         }
     }

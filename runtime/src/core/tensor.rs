@@ -3,15 +3,17 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use meshgrad_error::{bail, ensure, error};
 use meshgrad_mesh::{Reduction, Sharding};
 
-use crate::core::sharding::error::ShardedTensorError;
+use crate::core::layout::no_dim;
+use crate::core::lent;
 use crate::core::sharding::tag::Tag;
 use crate::core::sharding::{scope, views};
 use crate::core::storage::{Kind, ReadGuard, Storage, WriteGuard};
 use crate::core::stream;
 use crate::driver::{Pinned, PinnedCopy};
-use crate::{DType, Device, Element, Error, Layout, Result, Shape};
+use crate::{DType, Device, Element, Layout, Result, Shape};
 
 /// An n-dimensional array on a device. Cloning shares the storage.
 #[derive(Clone)]
@@ -27,7 +29,7 @@ impl Tensor {
     /// A tensor of `shape` with the values of `elements`, in row-major order.
     ///
     /// # Errors
-    /// [`Error::Length`] when their number does not match `shape`; [`Error::OutOfMemory`].
+    /// When their number does not match `shape`; when memory runs out.
     pub fn from_slice<T: Element>(
         device: &Device,
         shape: &[usize],
@@ -35,8 +37,13 @@ impl Tensor {
     ) -> Result<Tensor> {
         let mut out = UninitTensor::new(device, Shape::new(shape)?, T::DTYPE)?;
         if elements.len() != out.layout.shape().elements() {
-            let shape = *out.layout.shape();
-            return Err(Error::Length { shape, given: elements.len() });
+            let shape = out.layout.shape();
+            bail!(
+                Invalid,
+                "shape {shape} has {} elements, but {} were given",
+                shape.elements(),
+                elements.len()
+            );
         }
         out.copy_from("from_slice", elements)?;
         Ok(out.finish())
@@ -45,7 +52,7 @@ impl Tensor {
     /// A tensor with no dims and one value.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`].
+    /// When memory runs out.
     pub fn scalar<T: Element>(device: &Device, value: T) -> Result<Tensor> {
         Tensor::from_slice(device, &[], &[value])
     }
@@ -54,7 +61,7 @@ impl Tensor {
     /// [`ops::full`](crate::ops::full).
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`].
+    /// When memory runs out.
     pub fn zeros(device: &Device, shape: &[usize], dtype: DType, kind: Kind) -> Result<Tensor> {
         let mut out = UninitTensor::with_kind(device, Shape::new(shape)?, dtype, kind)?;
         out.fill_zero()?;
@@ -70,7 +77,7 @@ impl Tensor {
     /// The extent of dim `dim`. Negative dims count from the back (-1 is the last).
     ///
     /// # Errors
-    /// [`Error::NoDim`].
+    /// When there is no such dim.
     pub fn extent(&self, dim: isize) -> Result<usize> {
         Ok(self.shape()[self.dim("extent", dim)?])
     }
@@ -78,12 +85,12 @@ impl Tensor {
     /// The index of dim `dim`, which counts from the back when negative.
     ///
     /// # Errors
-    /// [`Error::NoDim`], naming `op`.
+    /// When there is no such dim.
     pub fn dim(&self, op: &'static str, dim: isize) -> Result<usize> {
         let dims = self.shape().len();
         let at = if dim < 0 { dim + dims as isize } else { dim };
         let at = usize::try_from(at).ok().filter(|at| *at < dims);
-        at.ok_or(Error::NoDim { op, dim, shape: *self.shape() })
+        at.ok_or_else(|| no_dim(op, dim, self.shape()))
     }
 
     /// The number of elements.
@@ -139,7 +146,7 @@ impl Tensor {
     /// A view of the indices `range` of dim `dim`. Copies nothing.
     ///
     /// # Errors
-    /// [`Error::NoDim`], [`Error::SliceRange`]; [`Error::Sharding`].
+    /// When there is no such dim; when the range exceeds the dim; when the shardings do not fit.
     pub fn slice(&self, dim: isize, range: Range<usize>) -> Result<Tensor> {
         let dim = self.dim("slice", dim)?;
         let tag = self.map_tag(|tag| views::sliced(tag, dim, range.len()))?;
@@ -149,7 +156,7 @@ impl Tensor {
     /// Swaps dims `a` and `b`. Copies nothing.
     ///
     /// # Errors
-    /// [`Error::NoDim`]; [`Error::Sharding`].
+    /// When there is no such dim; when the shardings do not fit.
     pub fn transpose(&self, a: isize, b: isize) -> Result<Tensor> {
         let (a, b) = (self.dim("transpose", a)?, self.dim("transpose", b)?);
         let tag = self.map_tag(|tag| views::transposed(tag, a, b))?;
@@ -159,7 +166,7 @@ impl Tensor {
     /// Reorders the dims to `order`. Copies nothing.
     ///
     /// # Errors
-    /// [`Error::Permutation`]; [`Error::Sharding`].
+    /// When `order` is not a permutation of the dims; when the shardings do not fit.
     pub fn permute(&self, order: &[usize]) -> Result<Tensor> {
         let layout = self.layout.permute(order)?;
         let tag = self.map_tag(|tag| views::permuted(tag, order))?;
@@ -170,7 +177,7 @@ impl Tensor {
     /// a sharded tensor, `shape` is the global shape.
     ///
     /// # Errors
-    /// [`Error::Broadcast`]; [`Error::Sharding`].
+    /// When the shape does not broadcast; when the shardings do not fit.
     pub fn broadcast_to(&self, shape: &[usize]) -> Result<Tensor> {
         let tag = self.map_tag(|tag| views::broadcast(tag, shape))?;
         let layout = self.layout.broadcast_to(local(&tag, shape))?;
@@ -180,7 +187,7 @@ impl Tensor {
     /// Inserts a dim of extent 1 before dim `dim`. Copies nothing.
     ///
     /// # Errors
-    /// [`Error::NoDim`], [`Error::TooManyDims`]; [`Error::Sharding`].
+    /// When there is no such dim; for too many dims; when the shardings do not fit.
     pub fn unsqueeze(&self, dim: usize) -> Result<Tensor> {
         let layout = self.layout.unsqueeze(dim)?;
         let tag = self.map_tag(|tag| views::unsqueezed(tag, dim))?;
@@ -192,7 +199,7 @@ impl Tensor {
     /// the global shape.
     ///
     /// # Errors
-    /// [`Error::Reshape`] when the number of elements differs; [`Error::Sharding`].
+    /// When the number of elements differs; when the shardings do not fit.
     pub fn view(&self, shape: &[usize]) -> Result<Option<Tensor>> {
         let tag = self.map_tag(|tag| views::reshaped(tag, shape))?;
         let layout = self.layout.reshape(local(&tag, shape))?;
@@ -202,9 +209,8 @@ impl Tensor {
     /// The elements in row-major order. On a GPU it waits for the current stream.
     ///
     /// # Errors
-    /// [`Error::WrongDType`]; [`Error::NoValues`] on a meta device; [`Error::Busy`];
-    /// [`Error::Cuda`] with the failure of earlier work; [`Error::Sharding`] if the rank has only a
-    /// part of the tensor.
+    /// For another dtype; on a meta device; while the storage is in use; with the failure of
+    /// earlier work; if the rank has only a part of the tensor.
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         self.expect_whole("to_vec")?;
         if self.device().gpu().is_some() {
@@ -226,11 +232,16 @@ impl Tensor {
     /// The only element of a one-element tensor.
     ///
     /// # Errors
-    /// [`Error::NotOneElement`] when it does not have one element; otherwise as [`Tensor::to_vec`].
+    /// When it does not have one element; otherwise as [`Tensor::to_vec`].
     pub fn item<T: Element>(&self) -> Result<T> {
         match self.to_vec()?.as_slice() {
             [only] => Ok(*only),
-            _ => Err(Error::NotOneElement { shape: *self.shape() }),
+            _ => Err(error!(
+                Invalid,
+                "item: shape {} has {} elements, but must have exactly one",
+                self.shape(),
+                self.shape().elements()
+            )),
         }
     }
 
@@ -238,8 +249,7 @@ impl Tensor {
     /// elements to them.
     ///
     /// # Errors
-    /// [`Error::WrongDType`]; [`Error::NoValues`] on a meta device; [`Error::NotOnHost`] on a GPU;
-    /// [`Error::Busy`] while the storage is being written.
+    /// For another dtype; on a meta device; on a GPU; while the storage is being written.
     pub fn read<T: Element>(&self) -> Result<ReadGuard<'_, T>> {
         self.expect_dtype(T::DTYPE)?;
         self.storage.read()
@@ -248,8 +258,8 @@ impl Tensor {
     /// The elements of the whole storage, for writing by `op`. Increments the version.
     ///
     /// # Errors
-    /// [`Error::Immutable`] for a [`Kind::Value`]; [`Error::WrongDType`]; [`Error::NoValues`] on a
-    /// meta device; [`Error::NotOnHost`] on a GPU; [`Error::Busy`] while the storage is in use.
+    /// For a [`Kind::Value`]; for another dtype; on a meta device; on a GPU; while the storage is
+    /// in use.
     pub fn write<T: Element>(&self, op: &'static str) -> Result<WriteGuard<'_, T>> {
         self.expect_dtype(T::DTYPE)?;
         self.storage.write(op)
@@ -283,7 +293,7 @@ impl Tensor {
     /// current stream.
     ///
     /// # Errors
-    /// [`Error::Busy`] while work on another stream writes it.
+    /// While work on another stream writes it.
     pub(crate) fn address(&self, op: &'static str) -> Result<u64> {
         Ok(self.storage.address(op)? + self.offset_bytes())
     }
@@ -324,22 +334,19 @@ impl Tensor {
     /// The range of its elements in its storage.
     ///
     /// # Errors
-    /// [`Error::Argument`], naming `op`, when it is not contiguous.
+    /// When it is not contiguous.
     pub(crate) fn contiguous_range(&self, op: &'static str) -> Result<Range<usize>> {
-        if !self.is_contiguous() {
-            let problem =
-                format!("writes to {self}, which is not contiguous; pass a contiguous tensor");
-            return Err(Error::Argument { op, problem });
-        }
+        ensure!(
+            self.is_contiguous(),
+            Invalid,
+            "{op}: writes to {self}, which is not contiguous; pass a contiguous tensor"
+        );
         let start = self.layout.offset();
         Ok(start..start + self.elements())
     }
 
     pub(crate) fn expect_dtype(&self, asked: DType) -> Result<()> {
-        match self.dtype == asked {
-            true => Ok(()),
-            false => Err(Error::WrongDType { actual: self.dtype, asked }),
-        }
+        lent::expect_dtype(self.dtype, asked)
     }
 
     /// The tag of a view; `None` if this tensor has no tag.
@@ -364,12 +371,11 @@ impl StorageView {
     /// The tensor at this place of `whole`, which is a whole storage with the same contents.
     ///
     /// # Errors
-    /// [`Error::Argument`] when `whole` is too short or not a whole storage.
+    /// When `whole` is too short or not a whole storage.
     pub fn of(&self, whole: &Tensor) -> Result<Tensor> {
         let end = self.layout.offset() + self.layout.span();
         if !whole.is_contiguous() || whole.layout.offset() != 0 || whole.elements() < end {
-            let problem = format!("{whole} is not a storage of at least {end} elements");
-            return Err(Error::Argument { op: "storage_view", problem });
+            bail!(Invalid, "storage_view: {whole} is not a storage of at least {end} elements");
         }
         Ok(whole.with(self.layout, self.tag.clone()))
     }
@@ -387,8 +393,8 @@ impl Tensor {
     /// caller states it: the values are not checked.
     ///
     /// # Errors
-    /// [`Error::Sharding`] if the rank is not in the mesh, its part has another shape, or the tensor
-    /// has another sharding; for partial sums of bool, and partial means of integers or bool.
+    /// If the rank is not in the mesh, its part has another shape, or the tensor has another
+    /// sharding; for partial sums of bool, and partial means of integers or bool.
     pub fn with_sharding(&self, sharding: &Sharding, rank: usize) -> Result<Tensor> {
         let tag = Tag::new(sharding.clone(), rank)?;
         tag.check("with_sharding", self.shape())?;
@@ -398,22 +404,36 @@ impl Tensor {
                 Reduction::Avg if !self.dtype().is_float() => "a float",
                 _ => continue,
             };
-            return Err(ShardedTensorError::PartialDType {
-                dtype: self.dtype().to_string(),
-                axis: axis.to_owned(),
-                reduction: reduction.to_string(),
-                needed,
-            }
-            .into());
+            bail!(
+                Invalid,
+                "with_sharding: a tensor of dtype {} cannot be partial({reduction}) on axis \
+                 `{axis}`; cast it to {needed} before",
+                self.dtype()
+            );
         }
         if let Some(own) = self.tag().filter(|own| **own != tag) {
-            return Err(ShardedTensorError::OtherSharding {
-                sharding: own.sharding().to_string(),
-                stated: sharding.to_string(),
-            }
-            .into());
+            bail!(
+                Invalid,
+                "with_sharding: the tensor already has the sharding {}, not {sharding}; \
+                 redistribute it, or call with_sharding on Tensor::local",
+                own.sharding()
+            );
         }
         Ok(self.with(self.layout, Some(tag)))
+    }
+
+    /// Its sharding, for `op`.
+    ///
+    /// # Errors
+    /// If it has none.
+    pub fn expect_sharding(&self, op: &str) -> Result<&Sharding> {
+        self.sharding().ok_or_else(|| {
+            error!(
+                Invalid,
+                "{op}: {self} has no sharding; state it with Tensor::with_sharding, or call {op} \
+                 outside of with_redistribution on a single rank"
+            )
+        })
     }
 
     /// This tensor as equal on all ranks of the enclosing [`with_mesh`](crate::with_mesh), such as a
@@ -421,7 +441,7 @@ impl Tensor {
     /// caller states it: the values are not checked.
     ///
     /// # Errors
-    /// [`Error::Sharding`] if the tensor has another sharding.
+    /// If the tensor has another sharding.
     pub fn as_replicated(&self) -> Result<Tensor> {
         match scope::replicated(self.shape())? {
             Some(tag) => self.with_sharding(tag.sharding(), tag.rank()),
@@ -448,7 +468,7 @@ impl Tensor {
     /// The extent of dim `dim` of the global tensor. Negative dims count from the back.
     ///
     /// # Errors
-    /// [`Error::NoDim`].
+    /// When there is no such dim.
     pub fn global_extent(&self, dim: isize) -> Result<usize> {
         Ok(self.global_shape()[self.dim("global_extent", dim)?])
     }
@@ -476,7 +496,12 @@ impl Tensor {
     pub(crate) fn expect_whole(&self, op: &'static str) -> Result<()> {
         match self.sharding() {
             Some(sharding) if !sharding.is_replicated() => {
-                Err(ShardedTensorError::Part { op, sharding: sharding.to_string() }.into())
+                bail!(
+                    Invalid,
+                    "{op}: this rank has only a part of the tensor, or partial values \
+                     ({sharding}); redistribute it to replicate, or use the rank's part \
+                     (Tensor::local)"
+                )
             }
             _ => Ok(()),
         }
@@ -500,7 +525,7 @@ impl UninitTensor {
     /// Allocates a result of `shape`. Its memory has stale values: the op must write every element.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`], [`Error::TooLarge`].
+    /// When memory runs out; when the tensor is larger than the address space.
     pub fn new(device: &Device, shape: Shape, dtype: DType) -> Result<UninitTensor> {
         UninitTensor::with_kind(device, shape, dtype, Kind::Value)
     }
@@ -520,7 +545,9 @@ impl UninitTensor {
         let bytes = elements.and_then(|elements| elements.checked_mul(dtype.bits()));
         let bytes =
             bytes.map(|bits| bits.div_ceil(8)).filter(|bytes| *bytes < isize::MAX as usize / 2);
-        let bytes = bytes.ok_or(Error::TooLarge { shape, dtype })?;
+        let bytes = bytes.ok_or_else(|| {
+            error!(Invalid, "shape {shape} of {dtype} is larger than the address space")
+        })?;
 
         let storage = Storage::new(device, stream::pool(device), bytes, kind)?;
         Ok(UninitTensor { storage, layout: Layout::contiguous(shape, 0), dtype, tag: None })
@@ -555,18 +582,16 @@ impl UninitTensor {
     /// The elements, for writing.
     ///
     /// # Errors
-    /// [`Error::WrongDType`]; [`Error::NoValues`] on a meta device; [`Error::NotOnHost`] on a GPU.
+    /// For another dtype; on a meta device; on a GPU.
     pub fn slice<T: Element>(&mut self) -> Result<&mut [T]> {
-        if self.dtype != T::DTYPE {
-            return Err(Error::WrongDType { actual: self.dtype, asked: T::DTYPE });
-        }
+        lent::expect_dtype(self.dtype, T::DTYPE)?;
         self.storage.as_mut_slice()
     }
 
     /// Sets every element to zero. Does nothing on a meta device.
     ///
     /// # Errors
-    /// [`Error::Cuda`] when the driver fails.
+    /// When the driver fails.
     pub fn fill_zero(&mut self) -> Result<()> {
         self.storage.fill_zero()
     }

@@ -2,32 +2,33 @@
 
 use std::sync::Arc;
 
+use meshgrad_error::ensure;
+
+use crate::Result;
 use crate::core::gpu_slice::{GpuSlice, GpuSliceMut};
-use crate::core::storage::{Kind, Storage};
+use crate::core::storage::{Kind, Storage, immutable};
 use crate::core::stream;
 use crate::core::stream_uses::Access;
 use crate::driver::{self, Gpu, Part, Pinned, PinnedCopy};
-use crate::{Error, Result};
 
 impl GpuSliceMut<'_> {
     /// Enqueues a copy of `from` on the current stream of this device. `from` may be on any GPU; it
     /// must have the same dtype and number of elements. Does nothing on a meta device.
     ///
     /// # Errors
-    /// [`Error::Argument`] for another number or dtype of elements, and outside of
-    /// [`StreamWork::run`](crate::StreamWork::run); [`Error::Cuda`] when the driver fails.
+    /// For another number or dtype of elements, and outside of
+    /// [`StreamWork::run`](crate::StreamWork::run); when the driver fails.
     pub fn copy_from(&self, from: &GpuSlice<'_>) -> Result<()> {
         let (op, to) = ("GpuSliceMut::copy_from", self.as_slice());
-        if (to.elements(), to.dtype()) != (from.elements(), from.dtype()) {
-            let problem = format!(
-                "copies {} x {} to {} x {}; both must be equal",
-                from.dtype(),
-                from.elements(),
-                to.dtype(),
-                to.elements()
-            );
-            return Err(Error::Argument { op, problem });
-        }
+        ensure!(
+            (to.elements(), to.dtype()) == (from.elements(), from.dtype()),
+            Invalid,
+            "{op}: copies {} x {} to {} x {}; both must be equal",
+            from.dtype(),
+            from.elements(),
+            to.dtype(),
+            to.elements()
+        );
         let device = to.device();
         stream::keep(device, [to.storage(), from.storage()].into_iter(), op)?;
         let (Some(gpu), Some(peer)) = (device.gpu(), from.device().gpu()) else {
@@ -39,7 +40,7 @@ impl GpuSliceMut<'_> {
             to.storage().with_gpu_block(op, |to| {
                 let from = (peer.context(), Part::new(from, from_offset));
                 let to = Part::new(to, to_offset);
-                Ok(driver::copy_from_peer(&stream, from, to, bytes)?)
+                driver::copy_from_peer(&stream, from, to, bytes)
             })
         })
     }
@@ -54,7 +55,7 @@ impl Storage {
         stream::record_use(self, Access::Read, "read")?;
         let stream = stream::raw(self.device(), gpu);
         self.device().count_wait();
-        self.with_gpu_block("read", |block| Ok(gpu.download(&stream, block, offset, to)?))
+        self.with_gpu_block("read", |block| gpu.download(&stream, block, offset, to))
     }
 
     /// Enqueues a copy of `bytes` bytes of GPU memory, starting at `offset`, to pinned memory, on
@@ -69,7 +70,7 @@ impl Storage {
         stream::record_use(self, Access::Read, op)?;
         let stream = stream::raw(self.device(), gpu);
         self.with_gpu_block(op, |block| {
-            Ok(gpu.download_async(&stream, Part::new(block, offset), bytes)?)
+            gpu.download_async(&stream, Part::new(block, offset), bytes)
         })
     }
 
@@ -78,7 +79,7 @@ impl Storage {
         let gpu = self.gpu()?;
         stream::forbid_in_capture(op)?;
         let stream = stream::raw(self.device(), gpu);
-        if self.with_gpu_block(op, |block| Ok(gpu.upload(&stream, from, block)?))? {
+        if self.with_gpu_block(op, |block| gpu.upload(&stream, from, block))? {
             self.device().count_wait();
         }
         Ok(())
@@ -94,7 +95,7 @@ impl Storage {
         offset: usize,
     ) -> Result<PinnedCopy> {
         if self.kind() == Kind::Value {
-            return Err(Error::Immutable { op });
+            return Err(immutable(op));
         }
         let gpu = self.gpu()?;
         stream::forbid_in_capture(op)?;
@@ -103,7 +104,7 @@ impl Storage {
         self.with_gpu_block(op, |block| {
             self.raise_version();
             let to = Part::new(block, offset);
-            Ok(PinnedCopy::upload(&stream, from, bytes, to)?)
+            PinnedCopy::upload(&stream, from, bytes, to)
         })
     }
 
@@ -124,7 +125,7 @@ impl Storage {
                 };
                 let stream = stream::raw(self.device(), gpu);
                 let (from, to) = (Part::new(from_block, from_offset), Part::new(block, offset));
-                Ok(driver::copy(&stream, from, to, bytes)?)
+                driver::copy(&stream, from, to, bytes)
             })
         })
     }
@@ -134,9 +135,7 @@ impl Storage {
         match self.device().gpu() {
             Some(gpu) => {
                 let (stream, bytes) = (stream::raw(self.device(), gpu), self.bytes());
-                self.with_gpu_block("fill_zero", |block| {
-                    Ok(driver::fill_zero(&stream, block, bytes)?)
-                })
+                self.with_gpu_block("fill_zero", |block| driver::fill_zero(&stream, block, bytes))
             }
             None if self.device().computes() => {
                 self.as_mut_slice::<u8>()?.fill(0);
@@ -165,7 +164,7 @@ impl Storage {
     /// checked all of its outputs.
     pub(crate) fn address_to_claim(self: &Arc<Storage>, op: &'static str) -> Result<u64> {
         if self.kind() == Kind::Value {
-            return Err(Error::Immutable { op });
+            return Err(immutable(op));
         }
         stream::record_use(self, Access::Write, op)?;
         self.raw_address(op)

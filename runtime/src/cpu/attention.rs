@@ -30,8 +30,10 @@ pub(crate) use mask::{Mask, Offsets, Sequences};
 pub(crate) use real::Element;
 pub(crate) use rows::Rows;
 
+use meshgrad_error::ensure;
+
+use crate::Result;
 use crate::core::params::attention::Shape;
-use crate::core::params::attention_error::AttentionError;
 
 /// The most keys. Masks compare key indices in f32, which is exact up to this number.
 const MAX_KEYS: usize = 1 << 24;
@@ -60,12 +62,15 @@ impl<E: Element> Attention<'_, E> {
     /// Computed in f32 (f64 for f64). Needs no workspace.
     ///
     /// # Errors
-    /// If the operands, the outputs or the mask do not match the shape.
-    pub(crate) fn forward(&self, out: &mut [E], lse: &mut [E::Real]) -> Result<(), AttentionError> {
+    /// If the mask does not match the shape, the head dimension is 0, or there are too many keys.
+    ///
+    /// # Panics
+    /// If the operands or the outputs do not match the shape.
+    pub(crate) fn forward(&self, out: &mut [E], lse: &mut [E::Real]) -> Result<()> {
         self.check()?;
         let [b, t, h, d] = self.shape.of_queries();
-        check_len("out", out.len(), b * t * h * d)?;
-        check_len("lse", lse.len(), b * t * h)?;
+        check_len("out", out.len(), b * t * h * d);
+        check_len("lse", lse.len(), b * t * h);
 
         forward::run(self, out, lse);
         Ok(())
@@ -75,40 +80,42 @@ impl<E: Element> Attention<'_, E> {
     /// share a key-value head.
     ///
     /// # Errors
-    /// If the operands, the gradients, the workspace or the mask do not match the shape.
+    /// As [`Attention::forward`].
+    ///
+    /// # Panics
+    /// If the operands, the gradients or the workspace do not match the shape.
     pub(crate) fn backward(
         &self,
         saved: &Saved<E>,
         gradients: Gradients<E>,
         workspace: &mut [E::Real],
-    ) -> Result<(), AttentionError> {
+    ) -> Result<()> {
         self.check()?;
-        saved.check(&self.shape)?;
-        gradients.check(&self.shape)?;
+        saved.check(&self.shape);
+        gradients.check(&self.shape);
         let needed = backward_workspace(&self.shape);
-        if workspace.len() < needed {
-            return Err(AttentionError::Workspace { len: workspace.len(), needed });
-        }
+        assert!(workspace.len() >= needed, "the workspace is shorter than `backward_workspace`");
 
         backward::run(self, saved, gradients, &mut workspace[..needed]);
         Ok(())
     }
 
-    fn check(&self) -> Result<(), AttentionError> {
-        let Shape { heads, kv_heads, keys, .. } = self.shape;
-        if kv_heads == 0 || heads % kv_heads != 0 {
-            return Err(AttentionError::Heads { heads, kv_heads });
-        }
-        if self.shape.head_dim == 0 {
-            return Err(AttentionError::HeadDim);
-        }
-        if keys > MAX_KEYS {
-            return Err(AttentionError::TooManyKeys { keys });
-        }
+    fn check(&self) -> Result<()> {
+        let Shape { heads, kv_heads, keys, head_dim, .. } = self.shape;
+        assert!(
+            kv_heads != 0 && heads % kv_heads == 0,
+            "{heads} query heads are not a multiple of {kv_heads} key-value heads"
+        );
+        ensure!(head_dim > 0, Invalid, "the head dimension is 0; it must be at least 1");
+        ensure!(
+            keys <= MAX_KEYS,
+            Invalid,
+            "{keys} keys exceed the limit of 2^24; split the sequence"
+        );
 
-        check_rows("q", &self.q, self.shape.of_queries())?;
-        check_rows("k", &self.k, self.shape.of_keys())?;
-        check_rows("v", &self.v, self.shape.of_keys())?;
+        check_rows("q", &self.q, self.shape.of_queries());
+        check_rows("k", &self.k, self.shape.of_keys());
+        check_rows("v", &self.v, self.shape.of_keys());
         self.mask.check(&self.shape)
     }
 }
@@ -118,21 +125,14 @@ pub(crate) fn backward_workspace(shape: &Shape) -> usize {
     slabs::workspace(shape)
 }
 
-fn check_rows<T>(
-    name: &'static str,
-    rows: &Rows<T>,
-    extents: [usize; 4],
-) -> Result<(), AttentionError> {
-    let len = rows.data.len();
-    match rows.end(extents) {
-        Some(end) if end <= len => Ok(()),
-        end => {
-            let end = end.unwrap_or(usize::MAX);
-            Err(AttentionError::OutOfBounds { name, extents, end, len })
-        }
-    }
+fn check_rows<T>(name: &str, rows: &Rows<T>, extents: [usize; 4]) {
+    let (end, len) = (rows.end(extents), rows.data.len());
+    assert!(
+        end.is_some_and(|end| end <= len),
+        "`{name}` of extents {extents:?} ends at {end:?}, but its memory has {len} elements"
+    );
 }
 
-fn check_len(name: &'static str, len: usize, needed: usize) -> Result<(), AttentionError> {
-    if len == needed { Ok(()) } else { Err(AttentionError::Length { name, len, needed }) }
+fn check_len(name: &str, len: usize, needed: usize) {
+    assert_eq!(len, needed, "elements of `{name}`");
 }

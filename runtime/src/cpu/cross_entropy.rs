@@ -7,7 +7,8 @@ use super::gemm::{self, MatrixMut, MatrixRef, Update, gemm};
 use super::rows::{Flat, for_rows, max, rows_per_task, sum};
 use super::{BLOCK, blocks, for_blocks, for_parts};
 use crate::core::params::cross_entropy::Targets;
-use crate::{Error, Float, Number, Result, Tensor, Wide};
+use crate::cpu::index_out_of_range;
+use crate::{Float, Number, Result, Tensor, Wide};
 
 /// The extents of a tile of logits. With more rows, `w` (and `dw`) are read less often. With more
 /// classes, the sums for `dx` are updated less often.
@@ -55,7 +56,7 @@ pub(crate) struct Labels<'a> {
 
 impl<'a> Labels<'a> {
     /// # Errors
-    /// [`Error::IndexOutOfRange`], naming `op`.
+    /// When an index is out of range.
     pub(crate) fn new(
         op: &'static str,
         labels: &'a Tensor,
@@ -68,7 +69,7 @@ impl<'a> Labels<'a> {
         };
         if let Some(position) = labels.iter().position(outside) {
             let index = labels[position];
-            return Err(Error::IndexOutOfRange { op, index, position, extent });
+            return Err(index_out_of_range(op, index, position, extent));
         }
         Ok(Labels { labels, ignore_index, start: targets.vocab_start })
     }
@@ -110,7 +111,7 @@ pub(crate) fn statistics<T: GemmFloat>(
     for rows in tiles.row_ranges() {
         for classes in tiles.class_ranges() {
             let tile = &mut logits[..rows.len() * classes.len()];
-            multiply_logits::<T>(&x, &w, tiles.features, [&rows, &classes], tile)?;
+            multiply_logits::<T>(&x, &w, tiles.features, [&rows, &classes], tile);
 
             let out = [&mut *max, &mut *sum_exp, &mut *label_logit];
             fold_tile(tile, &classes, labels, rows.start, out.map(|out| &mut out[rows.clone()]));
@@ -126,10 +127,10 @@ fn multiply_logits<T: GemmFloat>(
     features: usize,
     [rows, classes]: [&Range<usize>; 2],
     tile: &mut [T::Wide],
-) -> Result<()> {
-    let x = matrix(x, rows, features)?;
-    let w = matrix(w, classes, features)?;
-    product(x, w.transposed(), tile, Update::Replace)
+) {
+    let x = matrix(x, rows, features);
+    let w = matrix(w, classes, features);
+    product(x, w.transposed(), tile, Update::Replace);
 }
 
 /// Updates the statistics with a tile of logits, whose first row is row `first` of all rows.
@@ -200,21 +201,20 @@ impl<T: GemmFloat> Gradient<'_, T> {
             for classes in self.tiles.class_ranges() {
                 let size = rows.len() * classes.len();
                 let (logits, dlogits) = (&mut self.logits[..size], &mut self.dlogits[..size]);
-                multiply_logits::<T>(&x, &w, features, [&rows, &classes], logits)?;
+                multiply_logits::<T>(&x, &w, features, [&rows, &classes], logits);
                 let (lse, dloss) = (&lse[rows.clone()], &dloss[rows.clone()]);
                 differentiate(logits, [lse, dloss], self.labels, [&rows, &classes], dlogits);
 
-                let dlogits =
-                    MatrixRef::new(dlogits, [rows.len(), classes.len()]).map_err(gemm_error)?;
+                let dlogits = MatrixRef::new(dlogits, [rows.len(), classes.len()]);
                 if let Some((_, sums)) = &mut dx {
                     let sums = &mut sums[..rows.len() * features];
                     let update = update(classes.start == 0);
-                    product(dlogits, matrix(&w, &classes, features)?, sums, update)?;
+                    product(dlogits, matrix(&w, &classes, features), sums, update);
                 }
                 if let Some((dw, empty)) = &mut dw {
                     let dw = &mut dw[classes.start * features..classes.end * features];
                     let update = update(*empty && rows.start == 0);
-                    product(dlogits.transposed(), matrix(&x, &rows, features)?, dw, update)?;
+                    product(dlogits.transposed(), matrix(&x, &rows, features), dw, update);
                 }
             }
 
@@ -288,13 +288,9 @@ fn update(first: bool) -> Update {
 }
 
 /// The given rows of a row-major matrix.
-fn matrix<'a, T: Copy>(
-    whole: &'a [T],
-    rows: &Range<usize>,
-    columns: usize,
-) -> Result<MatrixRef<'a, T>> {
+fn matrix<'a, T: Copy>(whole: &'a [T], rows: &Range<usize>, columns: usize) -> MatrixRef<'a, T> {
     let part = &whole[rows.start * columns..rows.end * columns];
-    MatrixRef::new(part, [rows.len(), columns]).map_err(gemm_error)
+    MatrixRef::new(part, [rows.len(), columns])
 }
 
 fn product<T: GemmFloat>(
@@ -302,12 +298,6 @@ fn product<T: GemmFloat>(
     b: MatrixRef<'_, T>,
     out: &mut [T::Wide],
     how: Update,
-) -> Result<()> {
-    let out = MatrixMut::new(out, [a.rows(), b.cols()]).map_err(gemm_error)?;
-    gemm(a, b, out, how).map_err(gemm_error)
-}
-
-/// Converts the error. It does not occur, because tiles always match their operands.
-fn gemm_error(error: crate::GemmError) -> Error {
-    Error::Argument { op: "linear_cross_entropy", problem: error.to_string() }
+) {
+    gemm(a, b, MatrixMut::new(out, [a.rows(), b.cols()]), how);
 }

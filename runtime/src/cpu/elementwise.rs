@@ -7,7 +7,8 @@
 use super::rows::update_columns;
 use super::strided::{CHUNK, Chunk, Source};
 use super::{BLOCK, for_blocks};
-use crate::{Bool, Element, Error, Float, Function, Number, Result, Tensor, UninitTensor, Wide};
+use crate::core::dtype::not_a_float;
+use crate::{Bool, Element, Float, Function, Number, Result, Tensor, UninitTensor, Wide};
 
 /// The elements of a chunk of two-byte elements if all inputs are contiguous, so that none needs a
 /// buffer. The arithmetic of a chunk hardly overlaps with that of the next, which takes a fifth of
@@ -27,7 +28,7 @@ pub(crate) fn map<const N: usize>(
         crate::DType::F64 => for_chunks::<f64, f64, N>(inputs, y.slice()?, &body(f)),
         crate::DType::F32 => for_chunks::<f32, f32, N>(inputs, y.slice()?, &body(f)),
         crate::DType::BF16 => for_chunks::<half::bf16, half::bf16, N>(inputs, y.slice()?, &body(f)),
-        other => Err(Error::NotAFloat { dtype: other }),
+        other => Err(not_a_float(other)),
     }
 }
 
@@ -41,7 +42,7 @@ pub(crate) fn predicate<const N: usize>(
         crate::DType::F64 => for_chunks::<f64, Bool, N>(inputs, y.slice()?, &body(f)),
         crate::DType::F32 => for_chunks::<f32, Bool, N>(inputs, y.slice()?, &body(f)),
         crate::DType::BF16 => for_chunks::<half::bf16, Bool, N>(inputs, y.slice()?, &body(f)),
-        other => Err(Error::NotAFloat { dtype: other }),
+        other => Err(not_a_float(other)),
     }
 }
 

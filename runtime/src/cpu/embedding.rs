@@ -3,7 +3,8 @@
 use super::for_blocks;
 use super::rows::{Flat, Rows, copy_rows, rows_per_task};
 use crate::core::params::indexed::IndexRange;
-use crate::{Error, Float, Number, Result, Tensor};
+use crate::cpu::index_out_of_range;
+use crate::{Float, Number, Result, Tensor};
 
 /// y[i] = table[ids[i]]; zeros for an id in another shard of the table.
 pub(crate) fn embedding<T: Float>(
@@ -25,14 +26,12 @@ pub(crate) fn embedding<T: Float>(
 }
 
 /// # Errors
-/// [`Error::IndexOutOfRange`], naming `op`, for the first of `ids` outside of 0..extent.
+/// For the first of `ids` outside of 0..extent.
 fn check_indices(op: &'static str, ids: &[i64], extent: usize) -> Result<()> {
     let outside = |id: &i64| usize::try_from(*id).map_or(true, |id| id >= extent);
     match ids.iter().position(outside) {
         None => Ok(()),
-        Some(position) => {
-            Err(Error::IndexOutOfRange { op, index: ids[position], position, extent })
-        }
+        Some(position) => Err(index_out_of_range(op, ids[position], position, extent)),
     }
 }
 
@@ -52,7 +51,7 @@ pub(crate) fn position_workspace(extent: usize, ids: usize) -> usize {
 /// sort. Ids of other shards are left out.
 ///
 /// # Errors
-/// [`Error::IndexOutOfRange`], naming `op`.
+/// When an index is out of range.
 pub(crate) fn group_positions<'a>(
     op: &'static str,
     ids: &Tensor,

@@ -41,6 +41,22 @@ pub(crate) mod top_k;
 mod transpose;
 pub(crate) mod writes;
 
+use crate::{Error, ErrorKind, IndexOutOfRange};
+
 pub(crate) use crate::threads::{
     BLOCK, SharedSlice, blocks, for_blocks, for_parts, for_tasks, threads,
 };
+
+/// The error of `op` for an index outside of 0..extent.
+pub(crate) fn index_out_of_range(
+    op: &'static str,
+    index: i64,
+    position: usize,
+    extent: usize,
+) -> Error {
+    let position = Some(position);
+    Error::with_details(
+        ErrorKind::Invalid,
+        IndexOutOfRange { op, index, position, extent, gpu: None },
+    )
+}

@@ -1,11 +1,14 @@
 //! Kernels of mixture-of-experts layers: routing, sorting tokens by expert, permuting and
 //! unpermuting rows.
 
+use meshgrad_error::bail;
+
 use super::rows::{copy_rows, for_rows, rows_per_task, sum};
 use super::strided::CHUNK;
 use super::top_k::top_k_indices;
 use super::{blocks, for_blocks, for_parts};
-use crate::{Element, Error, Float, Number, Result};
+use crate::cpu::index_out_of_range;
+use crate::{Element, Float, Number, Result};
 
 /// Selects the `k` experts of each row with the largest `probabilities` + `bias`. Weights are
 /// probabilities without the bias.
@@ -219,7 +222,7 @@ pub(crate) fn check_indices<I: Element>(
         None => Ok(()),
         Some(position) => {
             let index = indices[position].to_i64();
-            Err(Error::IndexOutOfRange { op, index, position, extent })
+            Err(index_out_of_range(op, index, position, extent))
         }
     }
 }
@@ -230,11 +233,10 @@ pub(crate) fn check_offsets(op: &'static str, offsets: &[i64], rows: usize) -> R
     let rises = offsets.first() == Some(&0) && offsets.is_sorted();
     match offsets.last() {
         Some(last) if rises && *last <= rows as i64 => Ok(*last as usize),
-        _ => {
-            let problem = format!(
-                "offsets {offsets:?} must start with 0, be non-decreasing and end at or before {rows} rows"
-            );
-            Err(Error::Argument { op, problem })
-        }
+        _ => bail!(
+            Invalid,
+            "{op}: offsets {offsets:?} must start with 0, be non-decreasing and end at or \
+                 before {rows} rows"
+        ),
     }
 }

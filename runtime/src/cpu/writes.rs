@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-use crate::{Element, Error, Result, Tensor, WriteGuard};
+use meshgrad_error::bail;
+
+use crate::{Element, Result, Tensor, WriteGuard};
 
 /// The storages of some tensors. Each storage is borrowed for writing only once.
 pub(crate) struct Writes<'a, T> {
@@ -25,7 +27,7 @@ impl<'a, T: Element> Writes<'a, T> {
     /// The elements of each of `tensors`, which must be contiguous and in these storages.
     ///
     /// # Errors
-    /// [`Error::Argument`], naming `op`, if two of them share elements.
+    /// If two of them share elements.
     pub(crate) fn parts(&mut self, op: &'static str, tensors: &[&Tensor]) -> Result<Vec<&mut [T]>> {
         let mut ranges = Vec::with_capacity(tensors.len());
         for (at, tensor) in tensors.iter().enumerate() {
@@ -42,8 +44,7 @@ impl<'a, T: Element> Writes<'a, T> {
             let (mut rest, mut done) = (&mut storage[..], 0);
             while let Some((_, start, end, at)) = ranges.next_if(|(of, ..)| of == id) {
                 let Some(gap) = start.checked_sub(done) else {
-                    let problem = format!("writes twice to the elements of {}", tensors[at]);
-                    return Err(Error::Argument { op, problem });
+                    bail!(Invalid, "{op}: writes twice to the elements of {}", tensors[at]);
                 };
                 let (_, from_start) = rest.split_at_mut(gap);
                 (parts[at], rest) = from_start.split_at_mut(end - start);
@@ -57,7 +58,7 @@ impl<'a, T: Element> Writes<'a, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{DType, Device, Kind};
+    use crate::{DType, Device, Kind, assert_error};
 
     #[test]
     fn parts_of_shared_storages() {
@@ -80,6 +81,6 @@ mod tests {
 
         let tensors = [&flat, &early];
         let mut writes = Writes::<f32>::new("test", &tensors).unwrap();
-        assert!(matches!(writes.parts("test", &tensors), Err(Error::Argument { op: "test", .. })));
+        assert_error(writes.parts("test", &tensors), "test: writes twice to the elements of");
     }
 }

@@ -20,10 +20,10 @@ mod blocks;
 
 use std::collections::BTreeMap;
 
-use super::CudaError;
 use super::stats::{AllocatorStats, LISTED_SIZES, MIB, OutOfMemoryReport};
 pub(crate) use blocks::Pool;
 use blocks::{FreeList, Node, Nodes, State};
+use meshgrad_error::{Error, Result};
 
 /// Alignment and granularity of block sizes, in bytes.
 const GRAIN: usize = 512;
@@ -40,7 +40,7 @@ pub(crate) trait Segments: Send {
     ///
     /// # Errors
     /// Other failures of the driver, including those of earlier kernels.
-    fn allocate(&mut self, bytes: usize) -> Result<Option<u64>, CudaError>;
+    fn allocate(&mut self, bytes: usize) -> Result<Option<u64>>;
 
     /// Frees a segment. The allocator calls [`Segments::synchronize`] before.
     fn free(&mut self, address: u64, bytes: usize);
@@ -55,7 +55,7 @@ pub(crate) enum NoBlock {
     /// Out of memory, even after all cached segments were freed.
     OutOfMemory(Box<OutOfMemoryReport>),
     /// The driver failed.
-    Failed(CudaError),
+    Failed(Error),
 }
 
 /// An allocated block. It is freed by value, so that it cannot be freed twice.
@@ -384,7 +384,7 @@ impl MetaSegments {
 }
 
 impl Segments for MetaSegments {
-    fn allocate(&mut self, bytes: usize) -> Result<Option<u64>, CudaError> {
+    fn allocate(&mut self, bytes: usize) -> Result<Option<u64>> {
         let Some(left) = self.left.checked_sub(bytes) else {
             return Ok(None);
         };

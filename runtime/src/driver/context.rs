@@ -7,10 +7,11 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use cudarc::driver::sys::{
     self, CUcontext, CUdevice, CUdevice_attribute as Attribute, CUresult, CUstreamCaptureMode,
 };
+use meshgrad_error::{Error, Result, bail, ensure};
 
+use super::Library;
 use super::MemoryStats;
 use super::library::{self, call, check};
-use super::{CudaError, Library};
 
 /// The minimum compute capability of our kernels.
 const MIN_COMPUTE_CAPABILITY: (u32, u32) = (8, 0);
@@ -69,20 +70,20 @@ thread_local! {
 
 impl Context {
     /// The context and the properties of GPU `ordinal`.
-    pub(crate) fn new(
-        library: Library,
-        ordinal: usize,
-    ) -> Result<(Context, GpuProperties), CudaError> {
+    pub(crate) fn new(library: Library, ordinal: usize) -> Result<(Context, GpuProperties)> {
         library::open(library)?;
         let device = find(library, ordinal)?;
         let name = Name { library, ordinal };
         let properties = properties(&name, device)?;
         if properties.compute_capability < MIN_COMPUTE_CAPABILITY {
-            return Err(CudaError::UnsupportedGpu {
-                device: name.to_string(),
-                model: properties.model,
-                capability: properties.compute_capability,
-            });
+            bail!(
+                Unsupported,
+                "{name} ({}) has compute capability {}.{}, but the kernels need 8.0 (A100) or \
+                 newer; use another GPU or a CPU device",
+                properties.model,
+                properties.compute_capability.0,
+                properties.compute_capability.1
+            );
         }
 
         let mut raw = std::ptr::null_mut();
@@ -101,7 +102,7 @@ impl Context {
 
     /// Makes this the current context of the calling thread. Required before any driver call that
     /// uses the current context.
-    pub(crate) fn bind(&self) -> Result<(), CudaError> {
+    pub(crate) fn bind(&self) -> Result<()> {
         if CURRENT.get() == self.id {
             return Ok(());
         }
@@ -112,7 +113,7 @@ impl Context {
     }
 
     /// Bytes that no process has allocated.
-    pub(crate) fn free_memory(&self) -> Result<usize, CudaError> {
+    pub(crate) fn free_memory(&self) -> Result<usize> {
         self.bind()?;
         let (mut free, mut total) = (0, 0);
         // SAFETY: the context is current; writes two integers.
@@ -194,7 +195,8 @@ impl fmt::Display for Name {
     }
 }
 
-fn find(library: Library, ordinal: usize) -> Result<CUdevice, CudaError> {
+/// The number of GPUs.
+pub(crate) fn gpus(library: Library) -> Result<usize> {
     let mut count = 0;
     // SAFETY: writes one integer.
     let code = unsafe { sys::cuDeviceGetCount(&mut count) };
@@ -202,17 +204,34 @@ fn find(library: Library, ordinal: usize) -> Result<CUdevice, CudaError> {
         check(&library, "cuDeviceGetCount", code)?;
     }
 
-    let count = usize::try_from(count).unwrap_or(0);
-    if ordinal >= count {
-        return Err(CudaError::NoDevice { library, ordinal, count });
-    }
+    Ok(usize::try_from(count).unwrap_or(0))
+}
+
+fn find(library: Library, ordinal: usize) -> Result<CUdevice> {
+    let count = gpus(library)?;
+    ensure!(
+        ordinal < count,
+        Missing,
+        "{}:{ordinal} does not exist: {}",
+        library.device_name(),
+        available(library, count)
+    );
     let mut device = 0;
     // SAFETY: the ordinal exists; writes one handle.
     unsafe { call!(&library, cuDeviceGet(&mut device, ordinal as i32)) }?;
     Ok(device)
 }
 
-fn properties(name: &Name, device: CUdevice) -> Result<GpuProperties, CudaError> {
+fn available(library: Library, count: usize) -> String {
+    match (count, library) {
+        (0, Library::Driver) => "no GPU is visible (is CUDA_VISIBLE_DEVICES set?)".into(),
+        (0, Library::Emulator) => "MESHGRAD_EMULATOR_DEVICES is 0".into(),
+        (1, _) => "there is one GPU, 0".into(),
+        (count, _) => format!("there are {count} GPUs, 0..{count}"),
+    }
+}
+
+fn properties(name: &Name, device: CUdevice) -> Result<GpuProperties> {
     let mut model = [0u8; 256];
     // SAFETY: writes at most the given number of bytes, terminated by a zero.
     unsafe { call!(name, cuDeviceGetName(model.as_mut_ptr().cast(), model.len() as i32, device)) }?;
@@ -226,7 +245,7 @@ fn properties(name: &Name, device: CUdevice) -> Result<GpuProperties, CudaError>
         let mut value = 0;
         // SAFETY: writes one integer.
         unsafe { call!(name, cuDeviceGetAttribute(&mut value, attribute, device)) }?;
-        Ok::<u32, CudaError>(value.max(0) as u32)
+        Ok::<u32, Error>(value.max(0) as u32)
     };
     Ok(GpuProperties {
         model: String::from_utf8_lossy(model).into_owned(),

@@ -5,15 +5,17 @@
 //! can set it too. The statistics of the allocator do not include it.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys;
+use meshgrad_error::{Error, Kind, Result};
 use meshgrad_kernels::faults::{Fault, FaultSite};
 
+use super::Context;
 use super::context::relaxed;
 use super::library::call;
 use super::stream::RawStream;
-use super::{Context, CudaError};
 
 /// Bytes of the fault word.
 pub(super) const WORD: usize = size_of::<u64>();
@@ -39,9 +41,46 @@ struct Site {
     extent: usize,
 }
 
+/// An index out of range. A GPU reports it after the op that launched the kernel has returned: when
+/// the host next reads values or synchronizes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IndexOutOfRange {
+    /// The op.
+    pub op: &'static str,
+    /// The index. A GPU clamps its absolute value to 2^39 - 1, and reports the largest of several
+    /// out-of-range indices, where negative ones count as larger than all others.
+    pub index: i64,
+    /// Its position among the indices, in row-major order; `None` on a GPU.
+    pub position: Option<usize>,
+    /// The number of rows.
+    pub extent: usize,
+    /// The GPU that reports it; `None` on a CPU.
+    pub gpu: Option<String>,
+}
+
+impl fmt::Display for IndexOutOfRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let IndexOutOfRange { op, index, position, extent, gpu } = self;
+        write!(f, "{op}: index {index}")?;
+        if let Some(position) = position {
+            write!(f, " at position {position}")?;
+        }
+        write!(f, " is outside of 0..{extent}")?;
+        match gpu {
+            Some(gpu) => write!(
+                f,
+                ". {gpu} detected this after the op had returned; it read zeros for the index and \
+                 wrote nothing. Correct the indices, or run the op on a CPU device, which also \
+                 reports the position"
+            ),
+            None => Ok(()),
+        }
+    }
+}
+
 impl Faults {
     /// Allocates the word, and waits until it is cleared, so that ops need not wait for that.
-    pub(super) fn new(context: &Arc<Context>, stream: &RawStream) -> Result<Faults, CudaError> {
+    pub(super) fn new(context: &Arc<Context>, stream: &RawStream) -> Result<Faults> {
         context.bind()?;
         let mut word = 0;
         // SAFETY: the context is current; writes one address.
@@ -63,20 +102,20 @@ impl Faults {
     }
 
     /// The error that a value of the word encodes, if any.
-    pub(super) fn error(&self, word: u64) -> Option<CudaError> {
+    pub(super) fn error(&self, word: u64) -> Option<Error> {
         let Fault { site, index } = Fault::from_word(word)?;
         let sites = self.lock();
         let site = sites.all.get((site as usize).checked_sub(1)?)?;
-        Some(CudaError::IndexOutOfRange {
-            device: self.context.to_string(),
-            op: site.op,
-            index,
-            extent: site.extent,
-        })
+        let Site { op, extent } = *site;
+        let gpu = Some(self.context.to_string());
+        Some(Error::with_details(
+            Kind::Invalid,
+            IndexOutOfRange { op, index, position: None, extent, gpu },
+        ))
     }
 
     /// Enqueues a write of 0 to the word on `stream`.
-    pub(super) fn clear(&self, stream: &RawStream) -> Result<(), CudaError> {
+    pub(super) fn clear(&self, stream: &RawStream) -> Result<()> {
         stream.context().bind()?;
         // SAFETY: the word was allocated in `new` and lives as long as its device.
         unsafe { call!(&**stream.context(), cuMemsetD8Async(self.word, 0, WORD, stream.raw())) }

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use meshgrad_error::Result;
 use meshgrad_kernels::faults::FaultSite;
 use meshgrad_kernels::{Launch, Variant};
 
@@ -14,7 +15,7 @@ use super::memory::{DeviceMemory, Part, Pinned, PinnedCopy, Staging};
 use super::module::Modules;
 use super::stream::RawStream;
 use super::streams::Streams;
-use super::{Context, CudaError, GpuProperties, Library};
+use super::{Context, GpuProperties, Library};
 
 /// The size of a download buffer is a multiple of this, so that pooled buffers fit later downloads.
 const DOWNLOAD_GRAIN: usize = 4096;
@@ -35,7 +36,7 @@ pub(crate) struct Gpu {
 }
 
 impl Gpu {
-    pub(crate) fn new(library: Library, ordinal: usize) -> Result<(Gpu, GpuProperties), CudaError> {
+    pub(crate) fn new(library: Library, ordinal: usize) -> Result<(Gpu, GpuProperties)> {
         let (context, properties) = Context::new(library, ordinal)?;
         let context = Arc::new(context);
         let streams = Streams::new(&context)?;
@@ -64,21 +65,20 @@ impl Gpu {
         self.streams.base()
     }
 
-    pub(crate) fn new_stream(&self) -> Result<Arc<RawStream>, CudaError> {
+    pub(crate) fn new_stream(&self) -> Result<Arc<RawStream>> {
         self.streams.new_stream()
     }
 
     /// Begins to capture a graph.
-    pub(crate) fn capture(&self) -> Result<Capture, CudaError> {
+    pub(crate) fn capture(&self) -> Result<Capture> {
         Capture::begin(&self.streams)
     }
 
     /// Waits on the host until all work of all streams is done.
     ///
     /// # Errors
-    /// [`CudaError::IndexOutOfRange`] when a kernel found an index out of range; other failures of
-    /// the driver.
-    pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
+    /// When a kernel found an index out of range; other failures of the driver.
+    pub(crate) fn synchronize(&self) -> Result<()> {
         self.streams.synchronize()?;
         match self.faults.word() {
             None => Ok(()),
@@ -93,7 +93,7 @@ impl Gpu {
 
     /// Waits on the host for the base stream, on which graphs are launched. Allowed while another
     /// graph is captured.
-    pub(crate) fn wait_for_graphs(&self) -> Result<(), CudaError> {
+    pub(crate) fn wait_for_graphs(&self) -> Result<()> {
         relaxed(|| self.base().synchronize())
     }
 
@@ -104,12 +104,12 @@ impl Gpu {
         launch: &Launch,
         arguments: &V::Arguments,
         stream: &RawStream,
-    ) -> Result<(), CudaError> {
+    ) -> Result<()> {
         self.modules.launch(variant, launch, arguments, stream)
     }
 
     /// Pinned host memory, zeroed.
-    pub(crate) fn pin(&self, bytes: usize) -> Result<Pinned, CudaError> {
+    pub(crate) fn pin(&self, bytes: usize) -> Result<Pinned> {
         Pinned::new(&self.context, bytes)
     }
 
@@ -127,8 +127,8 @@ impl Gpu {
     /// streams. Waits for the copy.
     ///
     /// # Errors
-    /// As [`Gpu::synchronize`]; [`CudaError::Pinned`].
-    pub(crate) fn move_to_host(&self, from: &Block, bytes: usize) -> Result<Pinned, CudaError> {
+    /// As [`Gpu::synchronize`]; when the host has no memory left.
+    pub(crate) fn move_to_host(&self, from: &Block, bytes: usize) -> Result<Pinned> {
         self.synchronize()?;
         let (buffer, from) = (self.pin(bytes + faults::WORD)?, Part::new(from, 0));
         PinnedCopy::download(self.base(), buffer, bytes, from, None)?.synchronize()
@@ -138,12 +138,7 @@ impl Gpu {
     ///
     /// # Errors
     /// When the driver fails.
-    pub(crate) fn move_from_host(
-        &self,
-        from: Pinned,
-        bytes: usize,
-        to: &Block,
-    ) -> Result<(), CudaError> {
+    pub(crate) fn move_from_host(&self, from: Pinned, bytes: usize, to: &Block) -> Result<()> {
         let copy = PinnedCopy::upload(self.base(), from, bytes, Part::new(to, 0))?;
         copy.synchronize().map(drop)
     }
@@ -154,7 +149,7 @@ impl Gpu {
         stream: &Arc<RawStream>,
         from: Part<'_>,
         bytes: usize,
-    ) -> Result<PinnedCopy, CudaError> {
+    ) -> Result<PinnedCopy> {
         let needed = bytes + faults::WORD;
         let pooled = {
             let mut pooled = self.pooled.lock().unwrap_or_else(PoisonError::into_inner);
@@ -178,7 +173,7 @@ impl Gpu {
         stream: &Arc<RawStream>,
         copy: PinnedCopy,
         to: &mut [u8],
-    ) -> Result<(), CudaError> {
+    ) -> Result<()> {
         let buffer = copy.synchronize()?;
         to.copy_from_slice(&buffer.bytes()[..to.len()]);
         let word = buffer.word(to.len());
@@ -192,12 +187,7 @@ impl Gpu {
 
     /// Enqueues a copy of `from` to the start of `to` on `stream`. Returns whether the host waited
     /// for space in the staging buffers.
-    pub(crate) fn upload(
-        &self,
-        stream: &Arc<RawStream>,
-        from: &[u8],
-        to: &Block,
-    ) -> Result<bool, CudaError> {
+    pub(crate) fn upload(&self, stream: &Arc<RawStream>, from: &[u8], to: &Block) -> Result<bool> {
         match from.is_empty() {
             true => Ok(false),
             false => self.staged(|staging| staging.upload(stream, from, to)),
@@ -212,7 +202,7 @@ impl Gpu {
         from: &Block,
         offset: usize,
         to: &mut [u8],
-    ) -> Result<(), CudaError> {
+    ) -> Result<()> {
         match to.is_empty() {
             // An empty read also reports earlier failures.
             true => self.wait_for(stream),
@@ -232,7 +222,7 @@ impl Gpu {
     ///
     /// # Errors
     /// As [`Gpu::synchronize`].
-    pub(crate) fn wait_for(&self, stream: &Arc<RawStream>) -> Result<(), CudaError> {
+    pub(crate) fn wait_for(&self, stream: &Arc<RawStream>) -> Result<()> {
         let word = self.faults.word();
         if word.is_none() {
             return stream.synchronize();
@@ -246,17 +236,14 @@ impl Gpu {
     }
 
     /// Returns the error that the word encodes, if any, and clears the word.
-    fn report(&self, stream: &RawStream, word: u64) -> Result<(), CudaError> {
+    fn report(&self, stream: &RawStream, word: u64) -> Result<()> {
         match self.faults.error(word) {
             None => Ok(()),
             Some(error) => self.faults.clear(stream).and(Err(error)),
         }
     }
 
-    fn staged<T>(
-        &self,
-        copy: impl FnOnce(&mut Staging) -> Result<T, CudaError>,
-    ) -> Result<T, CudaError> {
+    fn staged<T>(&self, copy: impl FnOnce(&mut Staging) -> Result<T>) -> Result<T> {
         let mut staging = self.staging.lock().unwrap_or_else(PoisonError::into_inner);
         match &mut *staging {
             Some(staging) => copy(staging),

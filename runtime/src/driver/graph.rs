@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use cudarc::driver::sys::{self, CUgraph, CUgraphExec, CUresult, CUstreamCaptureMode};
+use meshgrad_error::{Result, error};
 
+use super::Context;
 use super::library::{call, check};
 use super::stream::RawStream;
 use super::streams::Streams;
-use super::{Context, CudaError};
 
 /// An executable graph.
 pub(crate) struct RawGraph {
@@ -28,7 +29,7 @@ pub(crate) struct Capture {
 
 impl Capture {
     /// Begins a capture on a new stream. Work of other threads is not captured.
-    pub(crate) fn begin(of: &Arc<Streams>) -> Result<Capture, CudaError> {
+    pub(crate) fn begin(of: &Arc<Streams>) -> Result<Capture> {
         let context = of.context();
         let stream = Arc::new(RawStream::new(context)?);
         of.capture_begins();
@@ -49,8 +50,8 @@ impl Capture {
     /// Ends the capture, and returns its graph.
     ///
     /// # Errors
-    /// [`CudaError::Capture`] when work on another stream was not waited for.
-    pub(crate) fn end(mut self) -> Result<RawGraph, CudaError> {
+    /// When work on another stream was not waited for.
+    pub(crate) fn end(mut self) -> Result<RawGraph> {
         let graph = self.stop()?;
         let context = self.stream.context();
         let mut raw: CUgraphExec = std::ptr::null_mut();
@@ -64,7 +65,7 @@ impl Capture {
     }
 
     /// Ends the driver's capture.
-    fn stop(&mut self) -> Result<CUgraph, CudaError> {
+    fn stop(&mut self) -> Result<CUgraph> {
         self.capturing = false;
         let context = self.stream.context();
         context.bind()?;
@@ -72,11 +73,12 @@ impl Capture {
         // SAFETY: the handle exists; writes one handle.
         let code = unsafe { sys::cuStreamEndCapture(self.stream.raw(), &mut graph) };
         match code {
-            CUresult::CUDA_ERROR_STREAM_CAPTURE_UNJOINED => Err(CudaError::Capture {
-                op: "with_stream",
-                problem: "the capture ended before work on another stream was joined; call \
-                          Pending::wait, or drop the Pending, before the closure returns",
-            }),
+            CUresult::CUDA_ERROR_STREAM_CAPTURE_UNJOINED => Err(error!(
+                Invalid,
+                "with_stream during Device::capture: the capture ended before work on another \
+                 stream was joined; call Pending::wait, or drop the Pending, before the closure \
+                 returns"
+            )),
             code => check(&**context, "cuStreamEndCapture", code).map(|()| graph),
         }
     }
@@ -96,7 +98,7 @@ impl Drop for Capture {
 
 impl RawGraph {
     /// Enqueues the graph on `stream`.
-    pub(crate) fn launch(&mut self, stream: &RawStream) -> Result<(), CudaError> {
+    pub(crate) fn launch(&mut self, stream: &RawStream) -> Result<()> {
         self.context.bind()?;
         // SAFETY: both handles exist and are of the current context.
         unsafe { call!(&*self.context, cuGraphLaunch(self.raw, stream.raw())) }

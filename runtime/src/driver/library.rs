@@ -11,8 +11,7 @@ use std::sync::Mutex;
 
 use cudarc::driver::sys::{self, CUresult};
 use libloading::Library as Dynamic;
-
-use super::CudaError;
+use meshgrad_error::{Error, Result, bail, ensure, error};
 
 /// The library that runs the kernels of a CUDA device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -50,7 +49,7 @@ const MIN_VERSION: (u32, u32) = (12, 0);
 const EMULATOR_FILE: &str = "libmeshgrad_emulator";
 
 /// The open library of this process, and whether it is usable.
-static OPEN: Mutex<Option<(Library, Result<(), CudaError>)>> = Mutex::new(None);
+static OPEN: Mutex<Option<(Library, Result<()>)>> = Mutex::new(None);
 
 /// Symbol of the emulator: writes at most `len` bytes of its report on the last failed launch to
 /// `buffer`, and returns the length of the report.
@@ -58,11 +57,15 @@ const LAST_REPORT: &[u8] = b"meshgrad_emulator_last_report";
 type LastReport = unsafe extern "C" fn(buffer: *mut c_char, len: usize) -> usize;
 
 /// Makes `asked` the library that [`call!`] calls. A process can open only one.
-pub(crate) fn open(asked: Library) -> Result<(), CudaError> {
+pub(crate) fn open(asked: Library) -> Result<()> {
     let mut open = OPEN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     match &*open {
         Some((open, usable)) if *open == asked => return usable.clone(),
-        Some((open, _)) => return Err(CudaError::OneLibrary { open: *open, asked }),
+        Some((open, _)) => bail!(
+            Invalid,
+            "this process uses the {open}, so it cannot also use the {asked}: both export the same \
+             functions; start another process for the {asked}"
+        ),
         None => {}
     }
 
@@ -71,22 +74,39 @@ pub(crate) fn open(asked: Library) -> Result<(), CudaError> {
         std::mem::forget(open_emulator()?);
     }
     // SAFETY: loads libraries by the driver's names, whose initializers are the driver's or ours.
-    if !unsafe { sys::is_culib_present() } {
-        return Err(CudaError::DriverMissing);
-    }
+    let is_present = unsafe { sys::is_culib_present() };
+    ensure!(
+        is_present,
+        Missing,
+        "no CUDA driver: libcuda.so could not be loaded; install NVIDIA's driver, or use a CPU \
+         device or the emulator (Device::emulator)"
+    );
     let usable = check_functions(asked).and_then(|()| initialize(asked));
     *open = Some((asked, usable.clone()));
     usable
 }
 
-fn open_emulator() -> Result<Dynamic, CudaError> {
+fn open_emulator() -> Result<Dynamic> {
     let candidates = emulator_candidates();
     let Some(path) = candidates.iter().find(|path| path.is_file()) else {
         let looked_for = candidates.iter().map(|path| path.display().to_string());
-        return Err(CudaError::EmulatorMissing { looked_for: looked_for.collect() });
+        let looked_for: Vec<String> = looked_for.collect();
+        bail!(
+            Missing,
+            "no emulator: looked for {}; run `cargo build --release -p meshgrad-emulator` in \
+             meshgrad's source, then copy target/release/libmeshgrad_emulator.so next to this \
+             program, or set MESHGRAD_EMULATOR to it",
+            looked_for.join(", ")
+        );
     };
-    let broken =
-        |reason: String| CudaError::EmulatorBroken { path: path.display().to_string(), reason };
+    let broken = |reason: String| {
+        error!(
+            System,
+            "the emulator {} could not be opened: {reason}; rebuild it with `cargo build --release \
+             -p meshgrad-emulator` in meshgrad's source",
+            path.display()
+        )
+    };
     // SAFETY: our own library, whose initializers are those of Rust's standard library.
     let library = unsafe { Dynamic::new(path) }.map_err(|error| broken(cause(&error)))?;
     // SAFETY: only the emulator exports the symbol, with this type.
@@ -144,7 +164,7 @@ pub(crate) fn emulator_is_built() -> bool {
 }
 
 /// Checks all functions, because cudarc panics at the first call of a missing one.
-fn check_functions(library: Library) -> Result<(), CudaError> {
+fn check_functions(library: Library) -> Result<()> {
     // SAFETY: the library was just found, so it can be opened again.
     let opened = unsafe { sys::culib() };
     let lacks = |name: &&&str| {
@@ -152,24 +172,47 @@ fn check_functions(library: Library) -> Result<(), CudaError> {
         unsafe { opened.get::<*const ()>(name.as_bytes()) }.is_err()
     };
     let functions: Vec<&'static str> = FUNCTIONS.iter().filter(lacks).copied().collect();
-    match functions.is_empty() {
-        true => Ok(()),
-        false => Err(CudaError::FunctionsMissing { library, functions }),
+    ensure!(
+        functions.is_empty(),
+        Unsupported,
+        "the {library} lacks {}; {}",
+        some_of(&functions),
+        newer(library)
+    );
+    Ok(())
+}
+
+/// The first names of a list, and the number of others.
+fn some_of(names: &[&str]) -> String {
+    let shown = names.len().min(3);
+    match names.len() - shown {
+        0 => names.join(", "),
+        more => format!("{} and {more} more", names[..shown].join(", ")),
     }
 }
 
-fn initialize(library: Library) -> Result<(), CudaError> {
+/// How to update a library.
+fn newer(library: Library) -> &'static str {
+    match library {
+        Library::Driver => "install a newer driver",
+        Library::Emulator => {
+            "rebuild it with `cargo build --release -p meshgrad-emulator` in meshgrad's source"
+        }
+    }
+}
+
+fn not_started(library: Library, code: CUresult, reason: &str) -> Error {
+    error!(Device, "cannot initialize the {library}: {reason}; {}", advice(library, code))
+}
+
+fn initialize(library: Library) -> Result<()> {
     // SAFETY: the first driver call, as the driver requires.
     let code = unsafe { sys::cuInit(0) };
     if code == CUresult::CUDA_ERROR_NO_DEVICE {
         return Ok(()); // the device count gives a better error
     }
     if code != CUresult::CUDA_SUCCESS {
-        return Err(CudaError::NotStarted {
-            library,
-            reason: reason(code),
-            advice: advice(library, code),
-        });
+        return Err(not_started(library, code, &reason(code)));
     }
 
     let mut version = 0;
@@ -177,10 +220,17 @@ fn initialize(library: Library) -> Result<(), CudaError> {
     let code = unsafe { sys::cuDriverGetVersion(&mut version) };
     check(&library, "cuDriverGetVersion", code)?;
     let version = (version as u32 / 1000, version as u32 % 1000 / 10);
-    match version >= MIN_VERSION {
-        true => Ok(()),
-        false => Err(CudaError::DriverTooOld { library, version, needed: MIN_VERSION }),
-    }
+    ensure!(
+        version >= MIN_VERSION,
+        Unsupported,
+        "the {library} supports CUDA {}.{}, but {}.{} is needed; {}",
+        version.0,
+        version.1,
+        MIN_VERSION.0,
+        MIN_VERSION.1,
+        newer(library)
+    );
+    Ok(())
 }
 
 /// What to do when `cuInit` returns `code` (CUDA driver API, "CUresult").
@@ -228,8 +278,8 @@ const ADVICE: &[(CUresult, &str)] = &[
     ),
 ];
 
-/// Calls a driver function. An error code becomes a [`CudaError::Call`] that names `device`. Used
-/// in `unsafe` blocks that state why the call is sound.
+/// Calls a driver function. An error code becomes an error that names `device` and the function.
+/// Used in `unsafe` blocks that state why the call is sound.
 macro_rules! call {
     ($device:expr, $function:ident($($argument:expr),* $(,)?)) => {
         $crate::driver::library::check(
@@ -247,10 +297,10 @@ pub(crate) fn check(
     device: &dyn fmt::Display,
     function: &'static str,
     code: CUresult,
-) -> Result<(), CudaError> {
+) -> Result<()> {
     match code {
         CUresult::CUDA_SUCCESS => Ok(()),
-        code => Err(CudaError::Call { device: device.to_string(), function, reason: reason(code) }),
+        code => Err(error!(Device, "{device}: {function} failed: {}", reason(code))),
     }
 }
 
@@ -377,17 +427,18 @@ mod tests {
             let same = ADVICE.iter().filter(|(_, other)| other == text);
             assert_eq!(same.count(), 1, "{code:?}");
         }
-        let fabric = CudaError::NotStarted {
-            library: Library::Driver,
-            reason: "CUDA_ERROR_SYSTEM_NOT_READY (system not yet initialized)".into(),
-            advice: advice(Library::Driver, CUresult::CUDA_ERROR_SYSTEM_NOT_READY),
-        };
+        let code = CUresult::CUDA_ERROR_SYSTEM_NOT_READY;
+        let reason = "CUDA_ERROR_SYSTEM_NOT_READY (system not yet initialized)";
+        let fabric = not_started(Library::Driver, code, reason);
         assert_eq!(
             fabric.to_string(),
             "cannot initialize the CUDA driver: CUDA_ERROR_SYSTEM_NOT_READY (system not yet \
              initialized); GPUs connected by NVSwitch need NVIDIA's fabric manager, in the same \
              version as the driver; start it with `systemctl start nvidia-fabricmanager`"
         );
+        let functions = ["cuInit", "cuMemAlloc_v2", "cuLaunchKernel", "cuGraphLaunch"];
+        assert_eq!(some_of(&functions), "cuInit, cuMemAlloc_v2, cuLaunchKernel and 1 more");
+        assert_eq!(some_of(&functions[..2]), "cuInit, cuMemAlloc_v2");
         let other = advice(Library::Driver, CUresult::CUDA_ERROR_ECC_UNCORRECTABLE);
         assert!(other.contains("nvidia-smi"), "{other}");
     }

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use cudarc::driver::sys::{self, CUresult};
+use meshgrad_error::{Error, Result, ensure};
 
 use super::allocator::{Block, Segments};
 use super::context::relaxed;
 use super::library::{call, check, reason};
 use super::stream::{Event, RawStream};
 use super::streams::Streams;
-use super::{Context, CudaError, faults};
+use super::{Context, faults};
 
 /// Segments of GPU memory, for the streams of one device.
 pub(crate) struct DeviceMemory(Arc<Streams>);
@@ -21,7 +22,7 @@ impl DeviceMemory {
 }
 
 impl Segments for DeviceMemory {
-    fn allocate(&mut self, bytes: usize) -> Result<Option<u64>, CudaError> {
+    fn allocate(&mut self, bytes: usize) -> Result<Option<u64>> {
         let context = self.0.context();
         context.bind()?;
         let mut address = 0;
@@ -66,20 +67,20 @@ unsafe impl Sync for Pinned {}
 
 impl Pinned {
     /// Allocates `bytes` zeroed bytes.
-    pub(crate) fn new(context: &Arc<Context>, bytes: usize) -> Result<Pinned, CudaError> {
+    pub(crate) fn new(context: &Arc<Context>, bytes: usize) -> Result<Pinned> {
         context.bind()?;
         let mut address = std::ptr::null_mut();
         let code = relaxed(|| {
             // SAFETY: the context is current; writes one address.
             unsafe { sys::cuMemHostAlloc(&mut address, bytes, 0) }
         });
-        if code == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
-            return Err(CudaError::Pinned {
-                device: context.to_string(),
-                bytes,
-                reason: reason(code),
-            });
-        }
+        ensure!(
+            code != CUresult::CUDA_ERROR_OUT_OF_MEMORY,
+            OutOfMemory,
+            "{context} could not pin {bytes} bytes of host memory for copies: {}; free host \
+             memory, or allow more locked memory (ulimit -l)",
+            reason(code)
+        );
         check(&**context, "cuMemHostAlloc", code)?;
         let address = address.cast::<u8>();
         // SAFETY: just allocated with this size; zeroed so that it is never uninitialized.
@@ -135,7 +136,7 @@ impl PinnedCopy {
         buffer: Pinned,
         bytes: usize,
         to: Part<'_>,
-    ) -> Result<PinnedCopy, CudaError> {
+    ) -> Result<PinnedCopy> {
         let (from, to) = (buffer.address.cast(), to.checked(&buffer, bytes));
         let copy = PinnedCopy::unstarted(buffer);
         if bytes == 0 {
@@ -156,7 +157,7 @@ impl PinnedCopy {
         bytes: usize,
         from: Part<'_>,
         word: Option<u64>,
-    ) -> Result<PinnedCopy, CudaError> {
+    ) -> Result<PinnedCopy> {
         let from = from.checked(&buffer, bytes);
         let behind = buffer.bytes_mut()[bytes..].first_chunk_mut::<{ faults::WORD }>();
         let Some(behind) = behind else {
@@ -186,7 +187,7 @@ impl PinnedCopy {
     }
 
     /// Records the event after the copy, which is the last work of `stream`.
-    fn started(mut self, stream: &Arc<RawStream>) -> Result<PinnedCopy, CudaError> {
+    fn started(mut self, stream: &Arc<RawStream>) -> Result<PinnedCopy> {
         match stream.record() {
             Ok(done) => self.done = Some(done),
             Err(error) => {
@@ -198,7 +199,7 @@ impl PinnedCopy {
     }
 
     /// Waits on the host until the copy is done, and returns the buffer.
-    pub(crate) fn synchronize(mut self) -> Result<Pinned, CudaError> {
+    pub(crate) fn synchronize(mut self) -> Result<Pinned> {
         self.wait()?;
         match self.buffer.take() {
             Some(buffer) => Ok(buffer),
@@ -206,7 +207,7 @@ impl PinnedCopy {
         }
     }
 
-    fn wait(&mut self) -> Result<(), CudaError> {
+    fn wait(&mut self) -> Result<()> {
         let waited = self.done.take().map_or(Ok(()), |done| done.synchronize());
         if waited.is_err() {
             self.leak();
@@ -249,7 +250,7 @@ struct Stage {
 
 impl Stage {
     /// Waits until the whole buffer is free. Returns whether there were pending copies.
-    fn wait(&mut self) -> Result<bool, CudaError> {
+    fn wait(&mut self) -> Result<bool> {
         let waits = !self.done.is_empty();
         for done in self.done.drain(..) {
             done.synchronize()?;
@@ -259,7 +260,7 @@ impl Stage {
     }
 
     /// Records that the work of `stream` so far uses the first `filled` bytes.
-    fn used(&mut self, stream: &Arc<RawStream>, filled: usize) -> Result<(), CudaError> {
+    fn used(&mut self, stream: &Arc<RawStream>, filled: usize) -> Result<()> {
         self.filled = filled;
         self.done.retain(|done| !done.is_of(stream)); // the later event implies it
         self.done.push(stream.record()?);
@@ -268,9 +269,9 @@ impl Stage {
 }
 
 impl Staging {
-    pub(crate) fn new(context: &Arc<Context>) -> Result<Staging, CudaError> {
+    pub(crate) fn new(context: &Arc<Context>) -> Result<Staging> {
         let stage = || {
-            Ok::<Stage, CudaError>(Stage {
+            Ok::<Stage, Error>(Stage {
                 buffer: Pinned::new(context, STAGE + 64)?,
                 filled: 0,
                 done: Vec::new(),
@@ -286,7 +287,7 @@ impl Staging {
         stream: &Arc<RawStream>,
         from: &[u8],
         to: &Block,
-    ) -> Result<bool, CudaError> {
+    ) -> Result<bool> {
         assert!(from.len() <= to.bytes(), "the upload is larger than its block");
         let mut waited = false;
         for (at, from) in from.chunks(STAGE).enumerate() {
@@ -316,11 +317,7 @@ impl Staging {
     }
 
     /// Enqueues a copy of the device's fault word, if it has one, on `stream`.
-    pub(crate) fn start_word(
-        &mut self,
-        stream: &Arc<RawStream>,
-        word: Option<u64>,
-    ) -> Result<(), CudaError> {
+    pub(crate) fn start_word(&mut self, stream: &Arc<RawStream>, word: Option<u64>) -> Result<()> {
         let Some(word) = word else { return Ok(()) };
         // After the bytes that other copies use.
         let to = self.stages[0].buffer.bytes_mut()[STAGE..].as_mut_ptr().cast();
@@ -350,7 +347,7 @@ impl Staging {
         from: &Block,
         offset: usize,
         to: &mut [u8],
-    ) -> Result<(), CudaError> {
+    ) -> Result<()> {
         assert!(offset + to.len() <= from.bytes(), "the download is outside of its block");
         let from = from.address() + offset as u64;
         let mut chunks = to.chunks_mut(STAGE).enumerate();
@@ -378,7 +375,7 @@ impl Staging {
         stream: &Arc<RawStream>,
         from: u64,
         bytes: usize,
-    ) -> Result<(), CudaError> {
+    ) -> Result<()> {
         let stage = &mut self.stages[stage];
         stage.wait()?;
         let address = stage.buffer.address.cast();
@@ -393,7 +390,7 @@ impl Staging {
 }
 
 /// Enqueues a fill of the first `bytes` bytes of `block` with zeros on `stream`.
-pub(crate) fn fill_zero(stream: &RawStream, block: &Block, bytes: usize) -> Result<(), CudaError> {
+pub(crate) fn fill_zero(stream: &RawStream, block: &Block, bytes: usize) -> Result<()> {
     assert!(bytes <= block.bytes(), "the cleared bytes are outside of their block");
     if bytes == 0 {
         return Ok(());
@@ -435,12 +432,7 @@ fn checked_addresses(parts: [Part<'_>; 2], bytes: usize) -> [u64; 2] {
 }
 
 /// Enqueues a copy of `bytes` bytes between two parts of GPU memory on `stream`.
-pub(crate) fn copy(
-    stream: &RawStream,
-    from: Part<'_>,
-    to: Part<'_>,
-    bytes: usize,
-) -> Result<(), CudaError> {
+pub(crate) fn copy(stream: &RawStream, from: Part<'_>, to: Part<'_>, bytes: usize) -> Result<()> {
     let [from, to] = checked_addresses([from, to], bytes);
     if bytes == 0 {
         return Ok(());
@@ -457,7 +449,7 @@ pub(crate) fn copy_from_peer(
     (peer, from): (&Context, Part<'_>),
     to: Part<'_>,
     bytes: usize,
-) -> Result<(), CudaError> {
+) -> Result<()> {
     let [from, to] = checked_addresses([from, to], bytes);
     if bytes == 0 {
         return Ok(());

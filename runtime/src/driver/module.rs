@@ -9,12 +9,13 @@ use cudarc::driver::sys::{
     self, CUfunction, CUfunction_attribute, CUjit_option, CUmodule, CUresult,
 };
 use hashbrown::{DefaultHashBuilder, HashTable};
+use meshgrad_error::{Result, bail, error};
 use meshgrad_kernels::{Launch, Ptx, Variant};
 
+use super::Context;
 use super::context::relaxed;
 use super::library::{self, call};
 use super::stream::RawStream;
-use super::{Context, CudaError};
 
 /// The dynamic shared memory that a kernel can use without setting a function attribute.
 const DEFAULT_MAX_SHARED: u32 = 48 << 10;
@@ -57,7 +58,7 @@ impl Modules {
     }
 
     /// The kernel of `variant`; the driver compiles it at first use.
-    pub(crate) fn function<V: Variant>(&self, variant: &V) -> Result<Function, CudaError> {
+    pub(crate) fn function<V: Variant>(&self, variant: &V) -> Result<Function> {
         let hash = self.hasher.hash_one((TypeId::of::<V>(), variant));
         self.find_or_load(hash, variant, &|| (Box::new(variant.clone()), variant.ptx()))
     }
@@ -67,7 +68,7 @@ impl Modules {
         hash: u64,
         variant: &dyn Any,
         write: &dyn Fn() -> (Box<dyn AnyVariant>, Ptx),
-    ) -> Result<Function, CudaError> {
+    ) -> Result<Function> {
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(found) = loaded.find(hash, |it| it.variant.is(variant)) {
             return Ok(found.module.function);
@@ -89,7 +90,7 @@ impl Modules {
         launch: &Launch,
         arguments: &V::Arguments,
         stream: &RawStream,
-    ) -> Result<(), CudaError> {
+    ) -> Result<()> {
         let (function, packed) = (self.function(variant)?, variant.pack(arguments));
         self.start(function, launch, packed.bytes(), stream, &|| variant.entry())
     }
@@ -101,14 +102,18 @@ impl Modules {
         bytes: &[u8],
         stream: &RawStream,
         entry: &dyn Fn() -> String,
-    ) -> Result<(), CudaError> {
-        let failed = |reason| CudaError::Launch {
-            device: self.context.to_string(),
-            entry: entry(),
-            grid: launch.grid,
-            block: launch.block,
-            shared: launch.dynamic_shared,
-            reason,
+    ) -> Result<()> {
+        let failed = |reason| {
+            error!(
+                Device,
+                "{} could not launch `{}` with grid {:?}, block {:?} and {} bytes of shared memory: \
+             {reason}",
+                self.context,
+                entry(),
+                launch.grid,
+                launch.block,
+                launch.dynamic_shared
+            )
         };
         let mut len = bytes.len();
         if len != function.parameter_bytes {
@@ -176,7 +181,7 @@ struct Module {
 unsafe impl Send for Module {}
 
 impl Module {
-    fn new(context: &Arc<Context>, ptx: &Ptx) -> Result<Module, CudaError> {
+    fn new(context: &Arc<Context>, ptx: &Ptx) -> Result<Module> {
         context.bind()?;
         let raw = compile(context, ptx)?;
         let mut module = Module {
@@ -213,7 +218,7 @@ impl Drop for Module {
 }
 
 /// Lets the driver compile `ptx`. An error contains the compiler's log.
-fn compile(context: &Context, ptx: &Ptx) -> Result<CUmodule, CudaError> {
+fn compile(context: &Context, ptx: &Ptx) -> Result<CUmodule> {
     let text = c_string(&ptx.text);
     let mut log = vec![0u8; LOG];
     let mut options =
@@ -235,12 +240,13 @@ fn compile(context: &Context, ptx: &Ptx) -> Result<CUmodule, CudaError> {
     }
 
     let log = log.split(|byte| *byte == 0).next().unwrap_or_default();
-    Err(CudaError::Compile {
-        device: context.to_string(),
-        entry: ptx.entry.clone(),
-        code: library::reason(code),
-        log: String::from_utf8_lossy(log).trim().to_string(),
-    })
+    bail!(
+        Device,
+        "{context} could not load kernel `{}` ({}): {}",
+        ptx.entry.clone(),
+        library::reason(code),
+        String::from_utf8_lossy(log).trim()
+    )
 }
 
 /// Zero-terminated text for the driver. PTX contains no zero byte.
@@ -280,7 +286,7 @@ mod tests {
         }
     }
 
-    fn launch(body: &'static str, threads: u32) -> Option<Result<(), CudaError>> {
+    fn launch(body: &'static str, threads: u32) -> Option<Result<()>> {
         if !Device::emulator_is_built() {
             eprintln!("skipped: the emulator is not built");
             return None;

@@ -3,9 +3,10 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys::{self, CUevent, CUevent_flags, CUstream, CUstream_flags};
+use meshgrad_error::Result;
 
+use super::Context;
 use super::library::call;
-use super::{Context, CudaError};
 
 /// An in-order queue of work of one GPU.
 pub(crate) struct RawStream {
@@ -21,7 +22,7 @@ unsafe impl Sync for RawStream {}
 
 impl RawStream {
     /// A stream that does not synchronize with the driver's default stream.
-    pub(crate) fn new(context: &Arc<Context>) -> Result<RawStream, CudaError> {
+    pub(crate) fn new(context: &Arc<Context>) -> Result<RawStream> {
         context.bind()?;
         let mut raw = std::ptr::null_mut();
         let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
@@ -40,7 +41,7 @@ impl RawStream {
     }
 
     /// Records an event after all work enqueued so far.
-    pub(crate) fn record(self: &Arc<RawStream>) -> Result<Event, CudaError> {
+    pub(crate) fn record(self: &Arc<RawStream>) -> Result<Event> {
         self.context.bind()?;
         let raw = match self.events.take() {
             Some(raw) => raw,
@@ -53,20 +54,20 @@ impl RawStream {
     }
 
     /// Makes later work of this stream wait for `event`.
-    pub(crate) fn wait(&self, event: &Event) -> Result<(), CudaError> {
+    pub(crate) fn wait(&self, event: &Event) -> Result<()> {
         self.context.bind()?;
         // SAFETY: both handles exist. The event may be of another context.
         unsafe { call!(&*self.context, cuStreamWaitEvent(self.raw, event.raw, 0)) }
     }
 
     /// Waits on the host until all work of this stream is done.
-    pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
+    pub(crate) fn synchronize(&self) -> Result<()> {
         self.context.bind()?;
         // SAFETY: the handle exists.
         unsafe { call!(&*self.context, cuStreamSynchronize(self.raw)) }
     }
 
-    fn new_event(&self) -> Result<CUevent, CudaError> {
+    fn new_event(&self) -> Result<CUevent> {
         let mut raw = std::ptr::null_mut();
         let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
         // SAFETY: the context is current; writes one handle.
@@ -109,7 +110,7 @@ impl Event {
     }
 
     /// Waits on the host for the event.
-    pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
+    pub(crate) fn synchronize(&self) -> Result<()> {
         self.stream.context.bind()?;
         // SAFETY: the handle exists.
         unsafe { call!(&*self.stream.context, cuEventSynchronize(self.raw)) }

@@ -6,9 +6,11 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use meshgrad_error::{Result, bail};
+
+use super::Context;
 use super::context::relaxed;
 use super::stream::RawStream;
-use super::{Context, CudaError};
 
 /// The streams of a device.
 pub(crate) struct Streams {
@@ -27,7 +29,7 @@ struct Others {
 }
 
 impl Streams {
-    pub(crate) fn new(context: &Arc<Context>) -> Result<Streams, CudaError> {
+    pub(crate) fn new(context: &Arc<Context>) -> Result<Streams> {
         Ok(Streams {
             context: context.clone(),
             base: Arc::new(RawStream::new(context)?),
@@ -44,7 +46,7 @@ impl Streams {
     }
 
     /// A new side stream.
-    pub(crate) fn new_stream(&self) -> Result<Arc<RawStream>, CudaError> {
+    pub(crate) fn new_stream(&self) -> Result<Arc<RawStream>> {
         let stream = Arc::new(RawStream::new(&self.context)?);
         let mut others = self.lock();
         others.streams.retain(|other| other.strong_count() > 0);
@@ -55,17 +57,18 @@ impl Streams {
     /// Waits on the host until all streams are done.
     ///
     /// # Errors
-    /// [`CudaError::Capture`] while any thread captures a graph of this device, because its streams
-    /// may be part of the capture; other failures of the driver.
-    pub(crate) fn synchronize(&self) -> Result<(), CudaError> {
+    /// While any thread captures a graph of this device, because its streams may be part of the
+    /// capture; other failures of the driver.
+    pub(crate) fn synchronize(&self) -> Result<()> {
         let others: Vec<Arc<RawStream>> = {
             let others = self.lock();
             if others.captures > 0 {
-                return Err(CudaError::Capture {
-                    op: "synchronize",
-                    problem: "another thread is capturing a graph of this device; synchronize one \
-                              stream (Stream::synchronize), or wait until the capture has ended",
-                });
+                bail!(
+                    Invalid,
+                    "synchronize during Device::capture: another thread is capturing a graph of \
+                     this device; synchronize one stream (Stream::synchronize), or wait until the \
+                     capture has ended"
+                );
             }
             others.streams.iter().filter_map(Weak::upgrade).collect()
         };

@@ -1,5 +1,6 @@
 //! Launches of attention.
 
+use meshgrad_error::ensure;
 use meshgrad_kernels::attention::{
     Attention, AttentionArguments, AttentionDelta, AttentionDeltaArguments, AttentionGradKeys,
     AttentionGradKeysArguments, AttentionGradQueries, AttentionGradQueriesArguments, Extents, Form,
@@ -9,7 +10,6 @@ use meshgrad_kernels::{In, Out};
 
 use super::copies::contiguous_copy;
 use crate::core::params::attention::{AttentionMask, AttentionSequences, Shape};
-use crate::core::params::attention_error::AttentionError;
 use crate::launch::{Launcher, Operand, Plan, PlanError, float};
 use crate::{DType, Result, Tensor, UninitTensor};
 
@@ -29,17 +29,14 @@ impl Called {
     /// copy of a tensor on the operands' GPU.
     ///
     /// # Errors
-    /// [`AttentionError`] for extents that do not match. The values of the lists are not checked
-    /// here.
+    /// For extents that do not match. The values of the lists are not checked here.
     pub(crate) fn new(
         shape: Shape,
         mask: &AttentionMask,
         scale: f64,
         to_gpu: impl Fn(&Tensor) -> Result<Tensor>,
     ) -> Result<Called> {
-        if shape.head_dim == 0 {
-            return Err(AttentionError::HeadDim.into());
-        }
+        ensure!(shape.head_dim != 0, Invalid, "the head dimension is 0; it must be at least 1");
         let lists = match &mask.sequences {
             AttentionSequences::Rows => None,
             AttentionSequences::Cached { q_offset, k_len } => {
@@ -111,31 +108,39 @@ impl Called {
 
 fn per_row(name: &'static str, values: &Tensor, batch: usize) -> Result<()> {
     let len = values.elements();
-    match len == 1 || len == batch {
-        true => Ok(()),
-        false => Err(AttentionError::PerRow { name, len, batch }.into()),
-    }
+    ensure!(
+        len == 1 || len == batch,
+        Invalid,
+        "`{name}` has {len} values; pass 1 value, or one per batch row ({batch})"
+    );
+    Ok(())
 }
 
 fn packed([of_queries, of_keys]: [&Tensor; 2], shape: &Shape) -> Result<()> {
     let Shape { batch, .. } = *shape;
-    if batch != 1 {
-        return Err(AttentionError::PackedBatch { batch }.into());
-    }
+    ensure!(
+        batch == 1,
+        Invalid,
+        "packed sequences require a batch of 1, not {batch}; concatenate the rows"
+    );
     let of_axes =
         [("cu_seqlens_q", of_queries, shape.queries), ("cu_seqlens_k", of_keys, shape.keys)];
     for (name, list, end) in of_axes {
         // There is one offset more than sequences. Without sequences there must be no tokens.
         let spans = list.elements() > 1 || (list.elements() == 1 && end == 0);
-        if !spans {
-            return Err(AttentionError::Offsets { name, end }.into());
-        }
+        ensure!(
+            spans,
+            Invalid,
+            "`{name}` must be non-decreasing from 0 to {end}, the length of the packed dim"
+        );
     }
     let [queries, keys] = [of_queries, of_keys].map(|list| list.elements() - 1);
-    match queries == keys {
-        true => Ok(()),
-        false => Err(AttentionError::Sequences { queries, keys }.into()),
-    }
+    ensure!(
+        queries == keys,
+        Invalid,
+        "`cu_seqlens_q` has {queries} sequences, but `cu_seqlens_k` has {keys}"
+    );
+    Ok(())
 }
 
 fn integers(gpu: &Launcher<'_>, list: &Tensor) -> Result<Integers> {

@@ -10,12 +10,13 @@
 
 use std::ops::Range;
 
+use meshgrad_error::error;
+use meshgrad_kernels::Dtype;
 use meshgrad_kernels::cross_entropy::{
     Classes, CrossEntropyGradient, CrossEntropyGradientArguments, CrossEntropyStatistics,
     CrossEntropyStatisticsArguments, CrossEntropySum, CrossEntropySumArguments, Label, Lanes,
     MAX_CLASSES,
 };
-use meshgrad_kernels::{Dtype, Error as KernelError};
 use meshgrad_kernels::{In, Out};
 
 use super::elementwise::{Target, cast_from};
@@ -140,14 +141,10 @@ fn logits(
 
 /// Whether a warp or a CTA handles each row of a tile with this number of classes.
 fn lanes(gpu: &Launcher<'_>, classes: u32) -> Result<Lanes> {
-    let refused = PlanError::Kernel(KernelError::Extent {
-        kernel: "cross_entropy",
-        what: "classes",
-        value: classes as usize,
-        least: 0,
-        most: TILE_CLASSES,
-    });
-    gpu.planned(Lanes::choose(classes).ok_or(refused))
+    gpu.planned(Lanes::choose(classes).ok_or_else(|| {
+        error!(Unsupported, "cross_entropy: classes = {classes} is not in 0..={TILE_CLASSES}")
+            .into()
+    }))
 }
 
 /// Writes the statistics of each row of the logits x w^T to `out`: \[max, sum_exp, label_logit\].

@@ -4,15 +4,17 @@ mod many;
 
 use std::cell::RefCell;
 
+use meshgrad_error::error;
 use meshgrad_kernels::faults::FaultSite;
 use meshgrad_kernels::gemm::Chip;
 use meshgrad_kernels::{In, Launch, Out, Variant};
 
 use super::plan::{Plan, PlanError};
+use crate::core::storage::busy;
 use crate::core::stream;
 use crate::core::stream_uses::Access;
 use crate::driver::{Gpu, RawStream};
-use crate::{Call, CudaError, Device, Error, Kind, Result, Tensor, UninitTensor};
+use crate::{Call, Device, Kind, Result, Tensor, UninitTensor};
 
 impl Call {
     /// Counts the op, and launches its kernels on a GPU. On a meta device launches are only
@@ -84,8 +86,8 @@ impl<'a> Launcher<'a> {
     /// The address of the first element of `x`, for a kernel that reads it.
     ///
     /// # Errors
-    /// [`Error::Busy`] when this op or work on another stream writes the storage of `x`;
-    /// [`Error::Argument`] for more than 16 mutable tensors.
+    /// When this op or work on another stream writes the storage of `x`; for more than 16 mutable
+    /// tensors.
     pub fn ptr(&self, x: &Tensor) -> Result<In> {
         self.uses(x, Access::Read)?;
         Ok(In(x.address(self.op)?))
@@ -95,8 +97,8 @@ impl<'a> Launcher<'a> {
     /// version.
     ///
     /// # Errors
-    /// [`Error::Immutable`] for a [`Kind::Value`]; [`Error::Busy`] when this op or work on another
-    /// stream already uses the storage; [`Error::Argument`] as for [`Launcher::ptr`].
+    /// For a [`Kind::Value`]; when this op or work on another stream already uses the storage; as
+    /// for [`Launcher::ptr`].
     pub fn mut_ptr(&self, into: &Tensor) -> Result<Out> {
         self.uses(into, Access::Write)?;
         Ok(Out(into.address_to_write(self.op)?))
@@ -111,10 +113,8 @@ impl<'a> Launcher<'a> {
     }
 
     /// The site where a kernel of this op reports an index outside of 0..extent
-    /// ([`faults`](meshgrad_kernels::faults)). The host gets [`CudaError::IndexOutOfRange`] when it
-    /// next reads values from this device or synchronizes. This includes kernels in graphs.
-    ///
-    /// [`CudaError::IndexOutOfRange`]: crate::CudaError::IndexOutOfRange
+    /// ([`faults`](meshgrad_kernels::faults)). The host gets the error when it next reads values from
+    /// this device or synchronizes. This includes kernels in graphs.
     pub fn fault_site(&self, extent: usize) -> FaultSite {
         match self.device.gpu() {
             Some(gpu) => gpu.fault_site(self.op, extent),
@@ -131,11 +131,13 @@ impl<'a> Launcher<'a> {
         let clashes =
             |(other, before): (usize, Access)| other == storage && before.conflicts_with(access);
         if used.all().any(clashes) {
-            return Err(Error::Busy { op: self.op });
+            return Err(busy(self.op));
         }
-        used.add(storage, access).ok_or_else(|| Error::Argument {
-            op: self.op,
-            problem: format!("uses more than {MAX_MUTABLE} mutable tensors; split the op"),
+        used.add(storage, access).ok_or_else(|| {
+            error!(
+                Invalid,
+                "{}: uses more than {MAX_MUTABLE} mutable tensors; split the op", self.op
+            )
         })
     }
 
@@ -149,8 +151,7 @@ impl<'a> Launcher<'a> {
     /// kernel that accesses unallocated memory.
     ///
     /// # Errors
-    /// [`Error::Cuda`]: [`CudaError::Compile`](crate::CudaError::Compile) with the compiler's log,
-    /// [`CudaError::Launch`](crate::CudaError::Launch).
+    /// When the driver's compiler rejects the kernel, with its log; when the launch fails.
     pub fn launch<V: Variant>(
         &self,
         variant: &V,
@@ -172,10 +173,10 @@ impl<'a> Launcher<'a> {
     }
 
     /// Counts a launch, and calls `launch` on a GPU.
-    fn counted(&self, launch: &dyn Fn(&Gpu, &RawStream) -> Result<(), CudaError>) -> Result<()> {
+    fn counted(&self, launch: &dyn Fn(&Gpu, &RawStream) -> Result<()>) -> Result<()> {
         self.device.count_launch();
         match self.device.gpu() {
-            Some(gpu) => Ok(launch(gpu, &stream::raw(self.device, gpu))?),
+            Some(gpu) => launch(gpu, &stream::raw(self.device, gpu)),
             None => Ok(()),
         }
     }
@@ -184,9 +185,13 @@ impl<'a> Launcher<'a> {
     pub(crate) fn planned<T>(&self, plan: Result<T, PlanError>) -> Result<T> {
         plan.map_err(|error| match error {
             PlanError::DType(dtype) => self.device.no_kernel_for(self.op, dtype),
-            PlanError::Kernel(reason) => {
-                Error::KernelRefused { op: self.op, device: self.device.to_string(), reason }
-            }
+            PlanError::Kernel(reason) => error!(
+                Invalid,
+                "{}: {} has no kernel for these operands: {reason}; split the operands, or \
+                     copy them to a CPU device (ops::to_device)",
+                self.op,
+                self.device
+            ),
         })
     }
 }

@@ -4,7 +4,8 @@
 //! so a meta device makes the same plans as the GPU that it models. FLOPs and bytes are not part of
 //! a plan: they follow from the op's [`Signature`](crate::Signature), on every device.
 
-use meshgrad_kernels::{Dtype, Error as KernelError, Launch};
+use meshgrad_error::error;
+use meshgrad_kernels::{Dtype, Launch};
 
 use crate::{DType, Layout, Result, Tensor, UninitTensor};
 
@@ -38,11 +39,11 @@ pub(crate) enum PlanError {
     /// The family has no kernel for this dtype.
     DType(DType),
     /// The kernels do not support these operands.
-    Kernel(KernelError),
+    Kernel(meshgrad_error::Error),
 }
 
-impl From<KernelError> for PlanError {
-    fn from(reason: KernelError) -> PlanError {
+impl From<meshgrad_error::Error> for PlanError {
+    fn from(reason: meshgrad_error::Error) -> PlanError {
         PlanError::Kernel(reason)
     }
 }
@@ -98,11 +99,7 @@ pub(crate) fn extent(
     most: u32,
 ) -> Result<u32, PlanError> {
     let fits = u32::try_from(value).ok().filter(|value| *value <= most);
-    fits.ok_or(PlanError::Kernel(KernelError::Extent {
-        kernel,
-        what,
-        value,
-        least: 0,
-        most: most as usize,
-    }))
+    fits.ok_or_else(|| {
+        error!(Unsupported, "{kernel}: {what} = {value} is not in 0..={most}").into()
+    })
 }

@@ -1,12 +1,13 @@
 //! Launches of random values and dropout.
 
+use meshgrad_error::error;
 use meshgrad_kernels::random::{
     Distribution, DistributionParams, Random, RandomArguments, RandomSpace,
 };
 
 use super::elementwise::Target;
 use crate::launch::{Launcher, Operand, Plan, PlanError, float};
-use crate::{DType, Error, Key, Layout, Result, Tensor};
+use crate::{DType, Key, Layout, Result, Tensor};
 
 /// y\[i\] = f(word), or f(word, x\[i\]) for dropout, where word is the random word of `key` at the
 /// global index of element i. `global_indices` maps elements to global indices.
@@ -37,11 +38,19 @@ pub(crate) fn random(
 /// `operand` viewed in the shape of `indices`, which may split one of its dims.
 ///
 /// # Errors
-/// [`Error::Reshape`] when `operand` has no such view.
+/// When `operand` has no such view.
 fn with_dims_of(indices: &Layout, operand: Operand) -> Result<Operand> {
     let view = operand.layout.reshape(indices.shape())?;
-    let layout =
-        view.ok_or(Error::Reshape { from: *operand.layout.shape(), to: *indices.shape() })?;
+    let layout = view.ok_or_else(|| {
+        error!(
+            Invalid,
+            "reshape: shape {} has {} elements, but {} has {}",
+            operand.layout.shape(),
+            operand.layout.shape().elements(),
+            indices.shape(),
+            indices.shape().elements()
+        )
+    })?;
     Ok(Operand { layout, ..operand })
 }
 

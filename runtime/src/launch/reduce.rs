@@ -1,7 +1,8 @@
 //! Launches of sums and extremes over any dims.
 
+use meshgrad_error::error;
 use meshgrad_kernels::reduce::{Extents, Reduce, ReduceArguments};
-use meshgrad_kernels::{Dtype, Error as KernelError, reduce_op::ReduceOp};
+use meshgrad_kernels::{Dtype, reduce_op::ReduceOp};
 
 use super::copies::contiguous_copy;
 use crate::core::shape::MAX_DIMS;
@@ -119,13 +120,8 @@ impl Pass {
 
     fn plan(&self, merge: ReduceOp, x: &Operand, to: DType) -> Result<Plan<Reduce>, PlanError> {
         if let Some((what, value, most)) = self.extents.too_large() {
-            return Err(PlanError::Kernel(KernelError::Extent {
-                kernel: FAMILY,
-                what,
-                value: value as usize,
-                least: 0,
-                most: most as usize,
-            }));
+            let refused = error!(Unsupported, "{FAMILY}: {what} = {value} is not in 0..={most}");
+            return Err(refused.into());
         }
         let (from, to): (Dtype, Dtype) = (float(x.dtype)?, float(to)?);
         let variant = Reduce::new(merge, from, to, self.extents, x.is_aligned());

@@ -10,7 +10,7 @@ use std::hash::{Hash, Hasher};
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
 use hashbrown::HashMap;
-use meshgrad_kernels::Error;
+use meshgrad_error::{Result, bail};
 use meshgrad_kernels::expression::{Binary, Comparison, Expression, Node, Unary};
 
 use crate::{Function, Number};
@@ -141,14 +141,13 @@ struct Recorder {
     steps: Steps,
     constants: Constants,
     constants_len: usize,
-    /// The limit that was exceeded.
-    refused: Option<Error>,
+    /// What exceeded its limit, and the limit.
+    refused: Option<(&'static str, usize)>,
 }
 
 impl Recorder {
     fn refuse(&mut self, what: &'static str, limit: usize) -> Symbol {
-        self.refused =
-            Some(Error::TooMany { kernel: "elementwise", what, count: limit + 1, limit });
+        self.refused = Some((what, limit));
         Symbol(Value::Zero)
     }
 }
@@ -167,15 +166,13 @@ thread_local! {
 }
 
 /// The trace of a function whose type is not known, so that plans are compiled once for all.
-pub(crate) type Trace<'a> = &'a dyn Fn() -> Result<(Expression, Constants), Error>;
+pub(crate) type Trace<'a> = &'a dyn Fn() -> Result<(Expression, Constants)>;
 
 /// Traces `f`: returns its expression, and the values of its scalar arguments.
 ///
 /// # Errors
-/// [`Error::TooMany`] for more than [`MAX_STEPS`] operations or [`MAX_CONSTANTS`] constants.
-pub(crate) fn trace<const N: usize>(
-    f: &impl Function<N>,
-) -> Result<(Expression, Constants), Error> {
+/// For more than [`MAX_STEPS`] operations or [`MAX_CONSTANTS`] constants.
+pub(crate) fn trace<const N: usize>(f: &impl Function<N>) -> Result<(Expression, Constants)> {
     let mut tracer = Tracer::new();
     let expression = tracer.expression(|| f.value(operands(0)))?;
     Ok((expression, tracer.constants()))
@@ -199,7 +196,7 @@ impl Tracer {
     ///
     /// # Errors
     /// As for [`trace`].
-    pub(crate) fn expression(&mut self, f: impl FnOnce() -> Symbol) -> Result<Expression, Error> {
+    pub(crate) fn expression(&mut self, f: impl FnOnce() -> Symbol) -> Result<Expression> {
         RECORDER.with_borrow_mut(|recorder| {
             recorder.steps.len = 0;
             recorder.refused = None;
@@ -214,10 +211,14 @@ impl Tracer {
     }
 }
 
-fn recorded(result: Value) -> Result<Expression, Error> {
+fn recorded(result: Value) -> Result<Expression> {
     RECORDER.with_borrow_mut(|recorder| {
-        if let Some(refused) = recorder.refused.take() {
-            return Err(refused);
+        if let Some((what, limit)) = recorder.refused.take() {
+            bail!(
+                Unsupported,
+                "elementwise: {} {what}, but the limit is {limit}; split the call",
+                limit + 1
+            );
         }
         recorder.steps.result = result;
         let steps = &recorder.steps;

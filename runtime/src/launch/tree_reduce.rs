@@ -1,13 +1,14 @@
 //! Launches of reductions over equal slices, such as those of the ranks of a group.
 
+use meshgrad_error::bail;
 use meshgrad_kernels::tree_reduce::{TreeReduce, TreeReduceArguments};
 use meshgrad_kernels::{In, Out};
 
 use super::copies::format;
+use crate::Result;
 use crate::core::gpu_slice::{GpuSlice, GpuSliceMut};
 use crate::core::stream;
 use crate::launch::{Launcher, Plan};
-use crate::{Error, Result};
 
 pub use meshgrad_kernels::tree_reduce::TreeOp;
 
@@ -17,9 +18,9 @@ impl GpuSliceMut<'_> {
     /// slice may be one of them.
     ///
     /// # Errors
-    /// [`Error::Argument`] for another device, dtype or number of elements, and outside of
-    /// [`StreamWork::run`](crate::StreamWork::run); [`Error::KernelRefused`] for more than 64
-    /// sources; [`Error::Cuda`] when the driver fails.
+    /// For another device, dtype or number of elements, and outside of
+    /// [`StreamWork::run`](crate::StreamWork::run); for more than 64 sources; when the driver
+    /// fails.
     pub fn reduce_from(&self, tree: TreeOp, sources: &[GpuSlice<'_>]) -> Result<()> {
         let (op, to) = ("GpuSliceMut::reduce_from", self.as_slice());
         let described = |it: &GpuSlice<'_>| (it.device().clone(), it.dtype(), it.elements());
@@ -27,8 +28,7 @@ impl GpuSliceMut<'_> {
             let text = |it: &GpuSlice<'_>| {
                 format!("{} x {} on {}", it.dtype(), it.elements(), it.device())
             };
-            let problem = format!("reduces {} to {}; all must be equal", text(other), text(to));
-            return Err(Error::Argument { op, problem });
+            bail!(Invalid, "{op}: reduces {} to {}; all must be equal", text(other), text(to));
         }
         let all = [to].into_iter().chain(sources);
         stream::keep(to.device(), all.map(|it| it.storage()), op)?;
@@ -52,20 +52,13 @@ impl GpuSliceMut<'_> {
 mod tests {
     use super::*;
     use crate::{
-        DType, Device, GpuProperties, LentMut, Properties, Shape, StreamWork, UninitTensor,
-        with_stream,
+        DType, Device, Error, GpuProperties, LentMut, Properties, Shape, StreamWork, UninitTensor,
+        assert_error, with_stream,
     };
 
     fn lent(device: &Device, count: usize, dtype: DType) -> LentMut {
         let new = UninitTensor::new(device, Shape::new(&[count]).unwrap(), dtype).unwrap();
         new.lend_mut("test").unwrap()
-    }
-
-    fn argument_error(result: Result<()>) -> String {
-        match result {
-            Err(Error::Argument { problem, .. }) => problem,
-            other => panic!("{other:?}"),
-        }
     }
 
     #[test]
@@ -86,9 +79,9 @@ mod tests {
         let stream = device.stream().unwrap();
         let mut outside = Vec::new();
         let mut both = || {
-            outside.push(argument_error(x.copy_from(y.as_slice())));
+            outside.push(x.copy_from(y.as_slice()));
             let sources = [y.as_slice().clone()];
-            outside.push(argument_error(x.reduce_from(TreeOp::Sum, &sources)));
+            outside.push(x.reduce_from(TreeOp::Sum, &sources));
             Ok::<_, Error>(())
         };
         both().unwrap();
@@ -96,21 +89,21 @@ mod tests {
         device.capture(&mut both).unwrap();
         with_stream(&stream, &mut both).unwrap().wait().unwrap();
         assert_eq!(outside.len(), 6);
-        for problem in outside {
-            assert!(problem.contains("outside of `StreamWork::run`"), "{problem}");
+        for refused in outside {
+            assert_error(refused, "outside of `StreamWork::run`");
         }
 
         let (mut work, ()) = StreamWork::begin(&stream, || Ok(())).unwrap();
         work.run(|| {
             x.copy_from(y.as_slice()).unwrap();
             for unequal in [&long, &other] {
-                argument_error(x.copy_from(unequal.as_slice()));
+                assert_error(x.copy_from(unequal.as_slice()), "both must be equal");
                 let sources = [y.as_slice().clone(), unequal.as_slice().clone()];
-                argument_error(x.reduce_from(TreeOp::Sum, &sources));
+                assert_error(x.reduce_from(TreeOp::Sum, &sources), "all must be equal");
             }
             let many = vec![y.as_slice().clone(); 65];
             let refused = x.reduce_from(TreeOp::Max, &many);
-            assert!(matches!(refused, Err(Error::KernelRefused { .. })));
+            assert_error(refused, "has no kernel for these operands");
             assert!(x.part(2..5).is_err());
             assert_eq!(x.part(2..4).unwrap().as_slice().elements(), 2);
         });

@@ -1,9 +1,10 @@
 //! Accumulators: buffers that ops add their results to.
 
+use meshgrad_error::{bail, error};
+
 use crate::core::params::indexed::IndexRange;
-use crate::{
-    Call, DType, Device, Error, Kind, Result, Shape, ShardedShape, Signature, Tensor, ops,
-};
+use crate::core::storage::immutable;
+use crate::{Call, DType, Device, Kind, Result, Shape, ShardedShape, Signature, Tensor, ops};
 
 /// A buffer that ops add to, and whether it is empty.
 ///
@@ -22,9 +23,6 @@ pub struct Accumulator {
 impl Accumulator {
     /// Allocates an empty buffer for sums of this shape, of this rank's part. The sums may be
     /// partial along axes that do not shard it.
-    ///
-    /// # Errors
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
     pub fn new(
         device: &Device,
         shape: impl Into<ShardedShape>,
@@ -44,12 +42,11 @@ impl Accumulator {
     /// An empty accumulator over `buffer`, for example a slice of a flat buffer of all gradients.
     ///
     /// # Errors
-    /// [`Error::Argument`](crate::Error::Argument) when `buffer` is not contiguous;
-    /// [`Error::Immutable`](crate::Error::Immutable) when its kind is [`Kind::Value`].
+    /// When `buffer` is not contiguous; when its kind is [`Kind::Value`].
     pub fn over(buffer: Tensor) -> Result<Accumulator> {
         buffer.contiguous_range("accumulator")?;
         if buffer.kind() == Kind::Value {
-            return Err(crate::Error::Immutable { op: "accumulator" });
+            return Err(immutable("accumulator"));
         }
         Ok(Accumulator {
             is_sharded: buffer.sharding().is_some(),
@@ -63,8 +60,7 @@ impl Accumulator {
     /// shard it.
     ///
     /// # Errors
-    /// [`Error::Argument`](crate::Error::Argument) when the buffer does not have the shape of this
-    /// rank's part, or has other shards.
+    /// When the buffer does not have the shape of this rank's part, or has other shards.
     pub fn with_shape(self, shape: ShardedShape) -> Result<Accumulator> {
         let fits = match self.buffer.sharding() {
             Some(_) => shape.fits(&self.buffer),
@@ -76,19 +72,17 @@ impl Accumulator {
                 Some(sharding) => format!("{} ({sharding})", &*shape),
                 None => shape.to_string(),
             };
-            let problem = format!(
-                "{buffer} cannot be a buffer for sums of shape {of}, of which this rank's part has shape \
-                 {own}; pass a buffer of that shape, with this sharding or none"
+            bail!(
+                Invalid,
+                "accumulator: {buffer} cannot be a buffer for sums of shape {of}, of which this \
+                 rank's part has shape {own}; pass a buffer of that shape, with this sharding or \
+                 none"
             );
-            return Err(Error::Argument { op: "accumulator", problem });
         }
         Ok(Accumulator { shape: Some(shape), ..self })
     }
 
     /// An empty accumulator of another dtype for the same sums.
-    ///
-    /// # Errors
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
     pub(crate) fn temporary(&self, dtype: DType) -> Result<Accumulator> {
         Accumulator::new(self.buffer.device(), self.shape(), dtype)
     }
@@ -96,7 +90,7 @@ impl Accumulator {
     /// The indices of dim `dim` that this rank has.
     ///
     /// # Errors
-    /// [`ShardedTensorError::SeveralRanges`](crate::ShardedTensorError::SeveralRanges).
+    /// When a rank has several ranges of the dim.
     pub(crate) fn indices(&self, op: &'static str, dim: usize) -> Result<IndexRange> {
         self.shape().indices(op, dim)
     }
@@ -146,7 +140,7 @@ impl Accumulator {
     /// As [`Accumulator::filled`], after `call` has written the buffer.
     ///
     /// # Errors
-    /// [`Error::Sharding`](crate::Error::Sharding).
+    /// When the shardings do not fit.
     pub fn filled_by(&mut self, call: &Call) -> Result<()> {
         if let Some(tag) = call.changed_tag(self.buffer.shape())? {
             self.buffer = self.buffer.with_tag(Some(tag));
@@ -158,9 +152,7 @@ impl Accumulator {
     /// Calls `op` with the buffer, whose global shape is `own`, reshaped to `shape`.
     ///
     /// # Errors
-    /// [`Error::Reshape`](crate::Error::Reshape) when the number of elements differs;
-    /// [`Error::Sharding`](crate::Error::Sharding) when a sharding cannot be reshaped; the error of
-    /// `op`.
+    /// When the number of elements differs; when a sharding cannot be reshaped; the error of `op`.
     pub fn viewed<E: From<crate::Error>>(
         &mut self,
         own: &Shape,
@@ -191,7 +183,7 @@ impl Accumulator {
     /// The sum; filled with zeros if the buffer is empty.
     ///
     /// # Errors
-    /// [`Error::Busy`](crate::Error::Busy) while the buffer is in use.
+    /// While the buffer is in use.
     pub fn total(&mut self) -> Result<&Tensor> {
         if self.empty {
             // Zeros are correct under any sharding, even a partial one.
@@ -205,9 +197,11 @@ impl Accumulator {
 /// A contiguous buffer with another global shape, without a copy.
 fn reshaped(buffer: &Tensor, shape: &Shape) -> Result<Tensor> {
     let view = buffer.view(shape)?;
-    view.ok_or_else(|| Error::Argument {
-        op: "accumulator",
-        problem: format!("{buffer} is not contiguous, so it cannot be viewed as {shape}"),
+    view.ok_or_else(|| {
+        error!(
+            Invalid,
+            "accumulator: {buffer} is not contiguous, so it cannot be viewed as {shape}"
+        )
     })
 }
 

@@ -42,7 +42,7 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`Tensor::to_vec`], except for failures of earlier work, which [`AsyncRead::wait`]
-    /// returns; [`Error::Cuda`](crate::Error::Cuda) inside [`Device::capture`].
+    /// returns; inside [`Device::capture`].
     pub fn read_async<T: Element>(&self) -> Result<AsyncRead<T>> {
         self.expect_whole("read_async")?;
         let device = self.device().clone();
@@ -63,8 +63,7 @@ impl<T: Element> AsyncRead<T> {
     /// Waits on the host for the copy, and returns the elements.
     ///
     /// # Errors
-    /// [`Error::Cuda`](crate::Error::Cuda) with the failure of earlier work, including an index out
-    /// of range.
+    /// With the failure of earlier work, including an index out of range.
     pub fn wait(self) -> Result<Vec<T>> {
         let (copy, elements) = match self.state {
             State::Ready(values) => return Ok(values),

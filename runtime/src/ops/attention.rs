@@ -6,12 +6,14 @@
 
 mod sharded;
 
+use meshgrad_error::{ensure, error};
+
 use crate::core::params::attention::Shape;
 pub use crate::core::params::attention::{AttentionMask, AttentionSequences};
 use crate::cpu::attention::{self as kernel, Gradients, Mask, Offsets, Rows, Saved, Sequences};
 use crate::launch::attention as launch;
 use crate::ops::{add, concat, contiguous, to_device};
-use crate::{Call, DType, Element, Error, Result, Signature, Tensor, UninitTensor, for_float};
+use crate::{Call, DType, Element, Result, Signature, Tensor, UninitTensor, for_float};
 
 static ATTENTION: Signature = Signature::new(
     "attention",
@@ -56,10 +58,9 @@ pub(super) static SIGNATURES: &[&Signature] = &[&ATTENTION, &ATTENTION_GRAD, &AT
 /// queries.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::Sharding`] when the shardings of operands and mask do not fit;
-/// [`Error::Argument`] when H is not a multiple of G; [`Error::Attention`] when D is 0 or the mask
-/// does not fit the operands. Positions, lengths and offsets out of range are errors on a CPU. A
-/// GPU clamps them and reports them at the next synchronization.
+/// When the shardings of operands and mask do not fit; when H is not a multiple of G; when D is 0
+/// or the mask does not fit the operands. Positions, lengths and offsets out of range are errors on
+/// a CPU. A GPU clamps them and reports them at the next synchronization.
 pub fn attention(
     q: &Tensor,
     k: &Tensor,
@@ -136,7 +137,7 @@ fn attend(
                 mask: sequences.mask(mask),
                 scale,
             };
-            Ok(attention.forward(out.slice()?, lse.slice()?)?)
+            attention.forward(out.slice()?, lse.slice()?)
         })
     })?;
     Ok((out.finish(), lse.finish()))
@@ -326,7 +327,7 @@ impl Gradient<'_> {
                     dk: dk.slice()?,
                     dv: dv.slice()?,
                 };
-                Ok(attention.backward(&saved, gradients, workspace.slice()?)?)
+                attention.backward(&saved, gradients, workspace.slice()?)
             })
         })?;
         Ok((dq.finish(), dk.finish(), dv.finish()))
@@ -351,10 +352,11 @@ fn shape_of(op: &'static str, [q, k, v]: [&Tensor; 3], first_query: usize) -> Re
     let (heads, kv_heads) = (of_q[2], of_k[2]);
     // A rank may have no heads.
     let shared = if kv_heads == 0 { heads == 0 } else { heads % kv_heads == 0 };
-    if !shared {
-        let problem = format!("{heads} query heads are not a multiple of {kv_heads} key heads");
-        return Err(Error::Argument { op, problem });
-    }
+    ensure!(
+        shared,
+        Invalid,
+        "{op}: {heads} query heads are not a multiple of {kv_heads} key heads"
+    );
     debug_assert_eq!(of_k, v.shape());
 
     Ok(Shape {
@@ -423,8 +425,9 @@ impl ReadSequences {
 
 fn not_negative(op: &'static str, name: &str, values: Vec<i64>) -> Result<Vec<usize>> {
     let convert = |value: i64| {
-        let problem = format!("`{name}` is {value}; positions and lengths must not be negative");
-        value.try_into().map_err(|_| Error::Argument { op, problem })
+        value.try_into().map_err(|_| {
+            error!(Invalid, "{op}: `{name}` is {value}; positions and lengths must not be negative")
+        })
     };
     values.into_iter().map(convert).collect()
 }

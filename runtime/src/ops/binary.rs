@@ -1,10 +1,12 @@
 //! Elementwise ops of two and three operands, with broadcasting: arithmetic, comparisons, `where_`.
 
+use meshgrad_error::ensure;
+
 use super::elementwise::{map, test};
 use crate::Function;
 use crate::cpu::elementwise as cpu;
 use crate::launch::elementwise::{self as launch, Target};
-use crate::{Accumulator, Error, Number, Result, Signature, Tensor, for_any, for_float};
+use crate::{Accumulator, Number, Result, Signature, Tensor, for_any, for_float};
 
 /// Defines an op and its signature for each function of two float operands.
 macro_rules! binary_ops {
@@ -18,9 +20,6 @@ macro_rules! binary_ops {
             /// # Shapes
             /// `a` and `b` of one float dtype, with shapes that broadcast; returns the broadcast
             /// shape.
-            ///
-            /// # Errors
-            /// [`Error::Signature`].
             pub fn $name(a: &Tensor, b: &Tensor) -> Result<Tensor> {
                 let mut call = signature_of::$name.call(&[a, b])?;
                 let (a, b) = broadcast_pair(a, b, &call.broadcast())?;
@@ -83,9 +82,6 @@ static MAXIMUM_GRAD: Signature =
 ///
 /// # Shapes
 /// As [`maximum`].
-///
-/// # Errors
-/// [`Error::Signature`].
 pub fn maximum_grad(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let mut call = MAXIMUM_GRAD.call(&[a, b])?;
     let (a, b) = broadcast_pair(a, b, &call.broadcast())?;
@@ -111,9 +107,6 @@ static AFFINE: Signature = Signature::new("affine", "x: F[..] -> y: F[..]", 2);
 ///
 /// # Shapes
 /// `x` any shape, float; returns the same.
-///
-/// # Errors
-/// [`Error::Signature`].
 pub fn affine(x: &Tensor, scale: f64, shift: f64) -> Result<Tensor> {
     let is_linear = shift == 0.0;
     let mut call = AFFINE.call_with(&[x], &[is_linear.into()], || match is_linear {
@@ -146,7 +139,7 @@ static ADD_INTO: Signature =
 /// `x` and `into` of one shape; their float dtypes may differ.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::Busy`].
+/// While the storage is in use.
 pub fn add_into(x: &Tensor, into: &mut Accumulator) -> Result<()> {
     let call = into.call(&ADD_INTO, &[x])?;
     let range = into.buffer().contiguous_range(call.name())?;
@@ -175,9 +168,6 @@ macro_rules! comparisons {
             /// # Shapes
             /// `a` and `b` of one float dtype, with shapes that broadcast; returns the broadcast
             /// shape, bool.
-            ///
-            /// # Errors
-            /// [`Error::Signature`].
             pub fn $name(a: &Tensor, b: &Tensor) -> Result<Tensor> {
                 let mut call = comparison::$name.call(&[a, b])?;
                 let (a, b) = broadcast_pair(a, b, &call.broadcast())?;
@@ -242,7 +232,7 @@ static CLAMP_GRAD: Signature =
 /// `x` any shape, float; returns the same.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::Argument`] when `low > high`.
+/// When `low > high`.
 pub fn clamp(x: &Tensor, low: f64, high: f64) -> Result<Tensor> {
     check_bounds(low, high)?;
     let mut call = CLAMP.call(&[x])?;
@@ -299,13 +289,8 @@ impl Bounds {
 }
 
 fn check_bounds(low: f64, high: f64) -> Result<()> {
-    match low <= high {
-        true => Ok(()),
-        false => {
-            let problem = format!("low = {low} is above high = {high}");
-            Err(Error::Argument { op: "clamp", problem })
-        }
-    }
+    ensure!(low <= high, Invalid, "clamp: low = {low} is above high = {high}");
+    Ok(())
 }
 
 fn broadcast_pair(a: &Tensor, b: &Tensor, shape: &[usize]) -> Result<(Tensor, Tensor)> {
@@ -321,9 +306,6 @@ static WHERE: Signature =
 /// # Shapes
 /// `condition` bool, `a` and `b` of one dtype, with shapes that broadcast; returns the broadcast
 /// shape.
-///
-/// # Errors
-/// [`Error::Signature`].
 pub fn where_(condition: &Tensor, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let mut call = WHERE.call(&[condition, a, b])?;
     let shape = call.broadcast();
@@ -350,7 +332,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{DType, Device, Kind, Shape, ops};
+    use crate::{DType, Device, Kind, Shape, assert_error, ops};
 
     /// A tensor of small distinct values.
     fn numbered(device: &Device, shape: &[usize], step: f64) -> Tensor {
@@ -439,6 +421,6 @@ mod tests {
         let positive = where_(&gt(&x, &zero).unwrap(), &x, &zero).unwrap();
         assert_eq!(positive.to_vec::<f32>().unwrap(), [0.0, 0.5, 9.0]);
         assert_eq!(clamp(&x, -1.0, 1.0).unwrap().to_vec::<f32>().unwrap(), [-1.0, 0.5, 1.0]);
-        assert!(matches!(clamp(&x, 1.0, -1.0), Err(Error::Argument { op: "clamp", .. })));
+        assert_error(clamp(&x, 1.0, -1.0), "clamp: low = 1 is above high = -1");
     }
 }

@@ -6,13 +6,14 @@ use bytemuck::Zeroable;
 use half::bf16;
 use meshgrad_mesh::ShardingRule;
 
+use crate::core::dtype::not_an_index;
 use crate::cpu::elementwise as cpu;
-use crate::cpu::{BLOCK, for_blocks};
+use crate::cpu::{BLOCK, for_blocks, index_out_of_range};
 use crate::launch::Launcher;
 use crate::launch::copies::{self as launch, CONTIGUOUS};
 use crate::launch::elementwise::{self, Target};
 use crate::{
-    DType, Device, Element, Error, Layout, Result, Shape, Signature, Tensor, UninitTensor, for_any,
+    DType, Device, Element, Layout, Result, Shape, Signature, Tensor, UninitTensor, for_any,
 };
 
 static CAST: Signature = Signature::new("cast", "x: T[..] -> y: U[..]", 0);
@@ -30,7 +31,7 @@ pub(super) static SIGNATURES: &[&Signature] =
 /// A tensor of `shape` filled with `value`, rounded to `dtype`.
 ///
 /// # Errors
-/// [`Error::OutOfMemory`], [`Error::TooManyDims`], [`Error::TooLarge`].
+/// For too many dims; when the tensor is larger than the address space.
 pub fn full(device: &Device, shape: &[usize], dtype: DType, value: f64) -> Result<Tensor> {
     let mut out = UninitTensor::new(device, Shape::new(shape)?, dtype)?;
     for_any!(dtype, T => fill(&mut out, T::from_f64(value)))?;
@@ -60,13 +61,13 @@ fn fill<T: Element>(out: &mut UninitTensor, value: T) -> Result<()> {
 /// `dtype` an index dtype; returns \[`count`\].
 ///
 /// # Errors
-/// [`Error::NotAnIndex`] for another dtype; [`Error::OutOfMemory`].
+/// For another dtype.
 pub fn arange(device: &Device, count: usize, dtype: DType) -> Result<Tensor> {
     let mut out = UninitTensor::new(device, Shape::new(&[count])?, dtype)?;
     out.replicated()?;
     if device.is_gpu() {
         if !dtype.is_index() {
-            return Err(Error::NotAnIndex { dtype });
+            return Err(not_an_index(dtype));
         }
         launch::arange(&Launcher::new("arange", device), &out)?;
         return Ok(out.finish());
@@ -81,9 +82,6 @@ pub fn arange(device: &Device, count: usize, dtype: DType) -> Result<Tensor> {
 }
 
 /// `x` if it is contiguous, else a contiguous copy.
-///
-/// # Errors
-/// [`Error::OutOfMemory`].
 pub fn contiguous(x: &Tensor) -> Result<Tensor> {
     match x.is_contiguous() {
         true => Ok(x.clone()),
@@ -92,9 +90,6 @@ pub fn contiguous(x: &Tensor) -> Result<Tensor> {
 }
 
 /// A contiguous copy of `x` in a new storage.
-///
-/// # Errors
-/// [`Error::OutOfMemory`].
 pub fn copy(x: &Tensor) -> Result<Tensor> {
     if x.device().is_gpu() {
         return launch::contiguous_copy(x);
@@ -108,7 +103,7 @@ pub fn copy(x: &Tensor) -> Result<Tensor> {
 /// The same elements in row-major order with another shape; a view if possible, else a copy.
 ///
 /// # Errors
-/// [`Error::Reshape`], [`Error::TooManyDims`], [`Error::OutOfMemory`].
+/// When the number of elements differs; for too many dims.
 pub fn reshape(x: &Tensor, shape: &[usize]) -> Result<Tensor> {
     if let Some(view) = x.view(shape)? {
         return Ok(view);
@@ -124,7 +119,7 @@ pub fn reshape(x: &Tensor, shape: &[usize]) -> Result<Tensor> {
 /// Both of one shape and dtype; `into` contiguous and of a mutable kind.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::Immutable`]; [`Error::Argument`] when `into` is not contiguous.
+/// When the tensor is a value; when `into` is not contiguous.
 pub fn copy_into(x: &Tensor, into: &Tensor) -> Result<()> {
     let call = COPY_INTO.call(&[x, into])?;
     let range = into.contiguous_range(call.name())?;
@@ -146,9 +141,8 @@ pub fn copy_into(x: &Tensor, into: &Tensor) -> Result<()> {
 /// \[1\]. `into` contiguous and of a mutable kind. All dims but the second can be sharded.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::Immutable`]; [`Error::Argument`] when `into` is not contiguous;
-/// [`Error::IndexOutOfRange`] when `at` is negative or at + T exceeds S. A GPU reports such a
-/// position at the next synchronization, and copies nothing.
+/// When the tensor is a value; when `into` is not contiguous; when `at` is negative or at + T
+/// exceeds S. A GPU reports such a position at the next synchronization, and copies nothing.
 pub fn copy_at_into(x: &Tensor, into: &Tensor, at: &Tensor) -> Result<()> {
     let same = x.shape().len() == into.shape().len()
         && x.shape().len() >= 2
@@ -173,11 +167,8 @@ pub fn copy_at_into(x: &Tensor, into: &Tensor, at: &Tensor) -> Result<()> {
     call.compute(|| {
         let index = at.item::<i64>()?;
         let start = usize::try_from(index).ok().filter(|start| start + rows <= capacity);
-        let start = start.ok_or(Error::IndexOutOfRange {
-            op: call.name(),
-            index,
-            position: 0,
-            extent: (capacity + 1).saturating_sub(rows),
+        let start = start.ok_or_else(|| {
+            index_out_of_range(call.name(), index, 0, (capacity + 1).saturating_sub(rows))
         })?;
         for_any!(x.dtype(), T => {
             let read = x.read::<T>()?;
@@ -199,7 +190,7 @@ pub fn copy_at_into(x: &Tensor, into: &Tensor, at: &Tensor) -> Result<()> {
 /// `dy` has `shape` with extent `range.len()` in dim `dim`; any dtype.
 ///
 /// # Errors
-/// [`Error::NoDim`]; [`Error::SliceRange`]; [`Error::Signature`] when `dy` has another shape.
+/// When there is no such dim; when the range exceeds the dim; when `dy` has another shape.
 pub fn slice_grad(dy: &Tensor, shape: &Shape, dim: usize, range: Range<usize>) -> Result<Tensor> {
     let extent = shape.get(dim).copied().unwrap_or(0);
     let mut call = SLICE_GRAD.call_with(&[dy], &[dim, extent], || {
@@ -241,7 +232,7 @@ pub fn slice_grad(dy: &Tensor, shape: &Shape, dim: usize, range: Range<usize>) -
 /// `into` contiguous and of a mutable kind.
 ///
 /// # Errors
-/// [`Error::Immutable`]; [`Error::Argument`] when `into` is not contiguous; [`Error::Busy`].
+/// When the tensor is a value; when `into` is not contiguous; while the storage is in use.
 pub fn fill_into(into: &Tensor, value: f64) -> Result<()> {
     let call = FILL_INTO.call(&[into])?;
     let range = into.contiguous_range(call.name())?;
@@ -265,7 +256,7 @@ pub fn fill_into(into: &Tensor, value: f64) -> Result<()> {
 /// values.
 ///
 /// # Errors
-/// [`Error::NoValues`] from a meta device to one that computes; [`Error::OutOfMemory`].
+/// From a meta device to one that computes.
 pub fn to_device(x: &Tensor, device: &Device) -> Result<Tensor> {
     if x.device() == device {
         return Ok(x.clone());
@@ -288,9 +279,6 @@ pub fn to_device(x: &Tensor, device: &Device) -> Result<Tensor> {
 /// - Float to integer: truncates towards zero and saturates.
 /// - Integer to integer: keeps the low bits.
 /// - To bool: `x != 0`.
-///
-/// # Errors
-/// [`Error::OutOfMemory`].
 pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
     if x.dtype() == dtype {
         return Ok(x.clone());

@@ -17,12 +17,14 @@ mod shards;
 
 pub use shards::linear_cross_entropy_shards;
 
+use meshgrad_error::bail;
+
 use super::embedding::index_list;
 use super::summed_in;
 pub use crate::core::params::cross_entropy::Targets;
 use crate::cpu::cross_entropy::{self as kernels, Gradient, Labels, Tiles};
 use crate::launch::cross_entropy as launch;
-use crate::{Accumulator, Call, Error, Result, Signature, Tensor, UninitTensor, for_float, ops};
+use crate::{Accumulator, Call, Result, Signature, Tensor, UninitTensor, for_float, ops};
 
 static LINEAR_CROSS_ENTROPY: Signature = Signature::new(
     "linear_cross_entropy",
@@ -69,10 +71,8 @@ pub(super) static SIGNATURES: &[&Signature] =
 /// dtype. For V = 0, max is minus infinity and sum_exp 0.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::IndexOutOfRange`] for a label that is neither a class of the
-/// vocabulary nor ignored (a GPU treats it as another shard's, and reports
-/// [`CudaError::IndexOutOfRange`](crate::CudaError::IndexOutOfRange) at the next synchronization);
-/// [`Error::Argument`] when the shard exceeds the vocabulary.
+/// For a label that is neither a class of the vocabulary nor ignored (a GPU treats it as another
+/// shard's, and reports it at the next synchronization); when the shard exceeds the vocabulary.
 pub fn linear_cross_entropy(
     x: &Tensor,
     w: &Tensor,
@@ -133,7 +133,7 @@ pub fn linear_cross_entropy_grad_input(
 /// As [`linear_cross_entropy_grad_input`]; `dw` [V, D] of any float dtype.
 ///
 /// # Errors
-/// As [`linear_cross_entropy`]; [`Error::Busy`] while `dw` is in use.
+/// As [`linear_cross_entropy`]; while `dw` is in use.
 pub fn linear_cross_entropy_grad_weight_into(
     x: &Tensor,
     w: &Tensor,
@@ -182,9 +182,6 @@ pub fn linear_cross_entropy_grad_both_into(
 /// # Shapes
 /// `lse` and `label_logit` [..] of one float dtype, `labels` [..]; returns two scalars of that
 /// dtype.
-///
-/// # Errors
-/// [`Error::Signature`].
 pub fn cross_entropy_sum(
     lse: &Tensor,
     label_logit: &Tensor,
@@ -287,11 +284,14 @@ fn check_shard(call: &Call, w: &Tensor, targets: Targets<'_>) -> Result<()> {
         // An empty shard has no first class.
         let is_own = targets.vocab_start == start || w.shape()[0] == 0;
         if !is_own || targets.vocab_total != total {
-            let problem = format!(
-                "vocab_start = {} and vocab_total = {}, but the sharding of `w` gives {start} and {total}",
-                targets.vocab_start, targets.vocab_total
+            bail!(
+                Invalid,
+                "{}: vocab_start = {} and vocab_total = {}, but the sharding of `w` gives {start} \
+                 and {total}",
+                call.name(),
+                targets.vocab_start,
+                targets.vocab_total
             );
-            return Err(Error::Argument { op: call.name(), problem });
         }
     }
     let (start, classes) = (targets.vocab_start, call.extent("v"));
@@ -299,8 +299,10 @@ fn check_shard(call: &Call, w: &Tensor, targets: Targets<'_>) -> Result<()> {
     if start.checked_add(classes).is_some_and(|end| end <= total) {
         return Ok(());
     }
-    let problem = format!(
-        "w has {classes} classes from vocab_start = {start} on, which exceeds vocab_total = {total}"
-    );
-    Err(Error::Argument { op: call.name(), problem })
+    bail!(
+        Invalid,
+        "{}: w has {classes} classes from vocab_start = {start} on, which exceeds vocab_total = \
+         {total}",
+        call.name()
+    )
 }

@@ -19,7 +19,7 @@ pub(super) static SIGNATURES: &[&Signature] = &[&CUMSUM, &REVERSE_CUMSUM];
 /// `x` any shape with at least one dim, float; returns the same. `dim` is not sharded.
 ///
 /// # Errors
-/// [`Error::NoDim`](crate::Error::NoDim); [`Error::Signature`](crate::Error::Signature).
+/// When there is no such dim.
 pub fn cumsum(x: &Tensor, dim: isize) -> Result<Tensor> {
     scan(&CUMSUM, x, dim)
 }

@@ -1,10 +1,12 @@
 //! Elementwise functions on any device.
 
+use meshgrad_error::bail;
+
 use crate::Function;
 use crate::cpu::elementwise as cpu;
 use crate::launch::elementwise::{self as launch, Target};
 use crate::launch::symbol::{self, Trace};
-use crate::{Call, Error, Result, Tensor, UninitTensor};
+use crate::{Call, Result, Tensor, UninitTensor};
 
 /// `y[i] = f(inputs[0][i], inputs[1][i], ..)`, on any device. Use it to implement an elementwise
 /// op.
@@ -43,8 +45,7 @@ use crate::{Call, Error, Result, Tensor, UninitTensor};
 /// [`Tensor::broadcast_to`].
 ///
 /// # Errors
-/// [`Error::Argument`] for other shapes or dtypes; [`Error::KernelRefused`] on a GPU when `f` has
-/// too many operations or constants.
+/// For other shapes or dtypes; on a GPU when `f` has too many operations or constants.
 pub fn map<const N: usize>(
     call: &Call,
     f: &impl Function<N>,
@@ -61,8 +62,11 @@ fn check(call: &Call, inputs: &[&Tensor], y: &UninitTensor) -> Result<()> {
         return Ok(());
     };
     let (dtype, shape) = (y.dtype(), y.shape());
-    let problem = format!("cannot map {other:?} to {dtype}{shape}; cast and broadcast it first");
-    Err(Error::Argument { op: call.name(), problem })
+    bail!(
+        Invalid,
+        "{}: cannot map {other:?} to {dtype}{shape}; cast and broadcast it first",
+        call.name()
+    )
 }
 
 /// `y[i] = (f(inputs[0][i], inputs[1][i], ..) == 1)`, for an `f` that returns 0 or 1.

@@ -29,8 +29,7 @@ pub(super) static SIGNATURES: &[&Signature] = &[&EMBEDDING, &EMBEDDING_GRAD_INTO
 /// the others: the result is a partial sum.
 ///
 /// # Errors
-/// [`Error::Signature`](crate::Error::Signature);
-/// [`Error::IndexOutOfRange`](crate::Error::IndexOutOfRange) for the first id outside of 0..V.
+/// For the first id outside of 0..V.
 pub fn embedding(table: &Tensor, ids: &Tensor) -> Result<Tensor> {
     let mut call = EMBEDDING.call(&[table, ids])?;
     let range = table.sharded_shape().indices(call.name(), 0)?;
@@ -61,7 +60,7 @@ pub fn embedding(table: &Tensor, ids: &Tensor) -> Result<Tensor> {
 /// rows of `dtable` are sharded, each rank sums its own.
 ///
 /// # Errors
-/// As [`embedding`]; [`Error::Busy`](crate::Error::Busy) while `dtable` is in use.
+/// As [`embedding`]; while `dtable` is in use.
 pub fn embedding_grad_into(dy: &Tensor, ids: &Tensor, dtable: &mut Accumulator) -> Result<()> {
     summed_in(dy.dtype().accumulator(), dtable, |dtable| {
         let call = dtable.call(&EMBEDDING_GRAD_INTO, &[dy, ids])?;

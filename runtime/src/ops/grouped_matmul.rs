@@ -46,10 +46,8 @@ pub(super) static SIGNATURES: &[&Signature] =
 /// returns [C, O].
 ///
 /// # Errors
-/// [`Error::Signature`](crate::Error::Signature); [`Error::Argument`](crate::Error::Argument) for
-/// offsets that do not start at 0, decrease, or exceed the rows. On a GPU such offsets give zeros,
-/// and are reported at the next synchronization:
-/// [`CudaError::IndexOutOfRange`](crate::CudaError::IndexOutOfRange).
+/// For offsets that do not start at 0, decrease, or exceed the rows. On a GPU such offsets give
+/// zeros, and are reported at the next synchronization.
 pub fn grouped_matmul_nt(x: &Tensor, w: &Tensor, offsets: &Tensor) -> Result<Tensor> {
     let mut call = grouped(&GROUPED_MATMUL_NT, &[x, w, offsets])?;
     let (rows, width) = (call.extent("c"), call.extent("o"));
@@ -67,7 +65,7 @@ pub fn grouped_matmul_nt(x: &Tensor, w: &Tensor, offsets: &Tensor) -> Result<Ten
     call.compute(|| {
         for_float!(x.dtype(), T => {
             let (x_read, w_read) = (x.read::<T>()?, w.read::<T>()?);
-            let (x, w) = (matrices(x, &x_read)?, matrices(w, &w_read)?);
+            let (x, w) = (matrices(x, &x_read), matrices(w, &w_read));
             let y = (y.slice::<T>()?, [rows, width]);
             multiply(call.name(), x, w.transposed(), &Flat::new(&offsets)?, y)
         })
@@ -100,7 +98,7 @@ pub fn grouped_matmul_grad_input(dy: &Tensor, w: &Tensor, offsets: &Tensor) -> R
     call.compute(|| {
         for_float!(dy.dtype(), T => {
             let (dy_read, w_read) = (dy.read::<T>()?, w.read::<T>()?);
-            let (dy, w) = (matrices(dy, &dy_read)?, matrices(w, &w_read)?);
+            let (dy, w) = (matrices(dy, &dy_read), matrices(w, &w_read));
             let dx = (dx.slice::<T>()?, [rows, width]);
             multiply(call.name(), dy, w, &Flat::new(&offsets)?, dx)
         })
@@ -115,7 +113,7 @@ pub fn grouped_matmul_grad_input(dy: &Tensor, w: &Tensor, offsets: &Tensor) -> R
 /// `dy` [C, O], `x` [C, I], `offsets` [G + 1] i64; `into` [G, O, I] of the accumulator dtype.
 ///
 /// # Errors
-/// As [`grouped_matmul_nt`]; [`Error::Busy`](crate::Error::Busy).
+/// As [`grouped_matmul_nt`]; while the storage is in use.
 pub fn grouped_matmul_grad_weight_into(
     dy: &Tensor,
     x: &Tensor,
@@ -141,7 +139,7 @@ pub fn grouped_matmul_grad_weight_into(
     call.compute(|| {
         for_float!(x.dtype(), T => {
             let (dy_read, x_read) = (dy.read::<T>()?, x.read::<T>()?);
-            let (dy, x) = (matrices(dy, &dy_read)?, matrices(x, &x_read)?);
+            let (dy, x) = (matrices(dy, &dy_read), matrices(x, &x_read));
             let offsets = Flat::<i64>::new(&offsets)?;
             check_offsets(call.name(), &offsets, dy.rows())?;
 
@@ -153,8 +151,9 @@ pub fn grouped_matmul_grad_weight_into(
                 [shape[2] as isize, 1],
                 &shape[..1],
                 &strides,
-            )?;
-            Ok(gemm::grouped_gemm_weight(dy, x, to, &offsets, update(into))?)
+            );
+            gemm::grouped_gemm_weight(dy, x, to, &offsets, update(into));
+            Ok(())
         })
     })?;
     into.filled_by(&call)
@@ -188,8 +187,8 @@ where
 {
     let used = check_offsets(op, offsets, extents[0])? * extents[1];
     for_blocks(&mut y[used..], BLOCK, |_, unused| unused.fill(T::zeroed()));
-    let y = MatrixMut::new(y, extents)?;
-    Ok(gemm::grouped_gemm(x, w, y, offsets, Update::Replace)?)
+    gemm::grouped_gemm(x, w, MatrixMut::new(y, extents), offsets, Update::Replace);
+    Ok(())
 }
 
 #[cfg(test)]

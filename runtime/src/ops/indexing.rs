@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 
+use meshgrad_error::{bail, ensure};
 use meshgrad_mesh::ShardingRule;
 
 use crate::core::params::indexed::IndexRange;
@@ -18,8 +19,8 @@ use crate::launch::elementwise::Target;
 use crate::launch::index_sums::Rows;
 use crate::ops::{cast, contiguous, reshape};
 use crate::{
-    Call, DType, Error, Float, ReadGuard, Result, Shape, ShardedShape, Signature, Tensor,
-    UninitTensor, for_any, for_float,
+    Call, DType, Float, ReadGuard, Result, Shape, ShardedShape, Signature, Tensor, UninitTensor,
+    for_any, for_float,
 };
 
 static CONCAT: Signature = Signature::new("concat", "first: T[*], other: T[*] -> y: T[*]", 0)
@@ -45,12 +46,10 @@ pub(super) static SIGNATURES: &[&Signature] =
 /// blocks, one block per tensor.
 ///
 /// # Errors
-/// [`Error::Argument`] for no tensors; [`Error::Signature`]; [`Error::NoDim`];
-/// [`Error::Devices`].
+/// For no tensors; when there is no such dim; when the operands are on several devices.
 pub fn concat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
     let Some(&first) = tensors.first() else {
-        let problem = "needs at least one tensor".into();
-        return Err(Error::Argument { op: CONCAT.name(), problem });
+        bail!(Invalid, "{}: needs at least one tensor", CONCAT.name());
     };
     let dim = first.dim(CONCAT.name(), dim)?;
     let mut extents = first.shape().to_vec();
@@ -118,16 +117,16 @@ fn checked_extent(first: &Tensor, other: &Tensor, dim: usize) -> Result<usize> {
 /// A sharded dim can be split into equal parts if it is sharded in blocks of one part.
 ///
 /// # Errors
-/// [`Error::NoDim`]; [`Error::Argument`] when `sizes` do not sum to the extent;
-/// [`Error::Sharding`].
+/// When there is no such dim; when `sizes` do not sum to the extent; when the shardings do not fit.
 pub fn split(x: &Tensor, sizes: &[usize], dim: isize) -> Result<Vec<Tensor>> {
     let at = x.dim("split", dim)?;
     let total = sizes.iter().try_fold(0usize, |total, size| total.checked_add(*size));
     let shape = x.global_shape();
-    if total != Some(shape[at]) {
-        let problem = format!("sizes {sizes:?} must sum to the extent of dim {at} of {shape}");
-        return Err(Error::Argument { op: "split", problem });
-    }
+    ensure!(
+        total == Some(shape[at]),
+        Invalid,
+        "split: sizes {sizes:?} must sum to the extent of dim {at} of {shape}"
+    );
 
     if let [size, ..] = sizes
         && x.is_sharded(at)
@@ -158,7 +157,7 @@ pub fn split(x: &Tensor, sizes: &[usize], dim: isize) -> Result<Vec<Tensor>> {
 /// and has zeros for the others: the result is a partial sum.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::NoDim`]; [`Error::IndexOutOfRange`].
+/// When there is no such dim; when an index is out of range.
 pub fn index_select(x: &Tensor, dim: isize, ids: &Tensor) -> Result<Tensor> {
     let dim = x.dim(INDEX_SELECT.name(), dim)?;
     let mut call = INDEX_SELECT.call_with(&[x, ids], &[dim], || {
@@ -193,7 +192,7 @@ pub fn index_select(x: &Tensor, dim: isize, ids: &Tensor) -> Result<Tensor> {
 /// `dy` float with M in dim `dim`, `ids` \[M\]; returns `dy`'s shape with `extent` in `dim`.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::NoDim`]; [`Error::IndexOutOfRange`].
+/// When there is no such dim; when an index is out of range.
 pub fn index_select_grad(dy: &Tensor, dim: isize, ids: &Tensor, extent: usize) -> Result<Tensor> {
     let at = dy.dim(INDEX_SELECT_GRAD.name(), dim)?;
     let to = with_extent(&dy.global_shape(), at, extent)?;
@@ -204,8 +203,7 @@ pub fn index_select_grad(dy: &Tensor, dim: isize, ids: &Tensor, extent: usize) -
 /// can be sharded: each rank sums its own slices.
 ///
 /// # Errors
-/// As [`index_select_grad`]; [`Error::Signature`] when `to` differs from `dy`'s global shape in
-/// another dim.
+/// As [`index_select_grad`]; when `to` differs from `dy`'s global shape in another dim.
 pub fn index_select_grad_to(
     dy: &Tensor,
     dim: isize,
@@ -270,7 +268,7 @@ pub fn index_select_grad_to(
 /// sharded, each rank has zeros for the indices of others: the result is a partial sum.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::NoDim`]; [`Error::IndexOutOfRange`].
+/// When there is no such dim; when an index is out of range.
 pub fn gather(x: &Tensor, dim: isize, index: &Tensor) -> Result<Tensor> {
     let dim = x.dim(GATHER.name(), dim)?;
     let mut call = GATHER.call_with(&[x, index], &[dim], || {
@@ -307,7 +305,7 @@ pub fn gather(x: &Tensor, dim: isize, index: &Tensor) -> Result<Tensor> {
 /// most those of `shape`, except in `dim`; returns `shape`.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::NoDim`]; [`Error::IndexOutOfRange`].
+/// When there is no such dim; when an index is out of range.
 pub fn scatter_add(shape: &[usize], dim: isize, index: &Tensor, src: &Tensor) -> Result<Tensor> {
     scatter_add_to(&Shape::new(shape)?.into(), dim, index, src)
 }

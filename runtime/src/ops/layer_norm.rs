@@ -92,9 +92,6 @@ impl RowFunction<3, 4> for GradInput {
 /// # Shapes
 /// `x` [.., D], `w` and `b` \[D\], of one float dtype; returns `y` as `x`, `mean` and `inv_std` [..]
 /// in the accumulator dtype.
-///
-/// # Errors
-/// [`Error::Signature`](crate::Error::Signature).
 pub fn layer_norm(
     x: &Tensor,
     w: &Tensor,
@@ -116,9 +113,6 @@ pub fn layer_norm(
 /// # Shapes
 /// `dy` and `x` [.., D], `w` \[D\], `mean` and `inv_std` [..] as [`layer_norm`] returned them; returns
 /// `x`'s shape and dtype.
-///
-/// # Errors
-/// [`Error::Signature`](crate::Error::Signature).
 pub fn layer_norm_grad_input(
     dy: &Tensor,
     x: &Tensor,
@@ -139,8 +133,7 @@ pub fn layer_norm_grad_input(
 /// As [`layer_norm_grad_input`]; `dw` \[D\] of any float dtype.
 ///
 /// # Errors
-/// [`Error::Signature`](crate::Error::Signature); [`Error::Busy`](crate::Error::Busy) while `dw` is
-/// in use.
+/// While `dw` is in use.
 pub fn layer_norm_grad_weight_into(
     dy: &Tensor,
     x: &Tensor,

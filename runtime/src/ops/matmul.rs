@@ -37,9 +37,6 @@ pub(super) static SIGNATURES: &[&Signature] =
 ///
 /// # Shapes
 /// `x` [.., I], `w` [O, I], both of one float dtype; returns [.., O].
-///
-/// # Errors
-/// [`Error::Signature`].
 pub fn linear(x: &Tensor, w: &Tensor) -> Result<Tensor> {
     let mut call = LINEAR.call(&[x, w])?;
     let mut y = call.output(0)?;
@@ -51,9 +48,6 @@ pub fn linear(x: &Tensor, w: &Tensor) -> Result<Tensor> {
 ///
 /// # Shapes
 /// `dy` [.., O], `w` [O, I]; returns [.., I].
-///
-/// # Errors
-/// [`Error::Signature`].
 pub fn linear_grad_input(dy: &Tensor, w: &Tensor) -> Result<Tensor> {
     let mut call = LINEAR_GRAD_INPUT.call(&[dy, w])?;
     let mut dx = call.output(0)?;
@@ -76,10 +70,11 @@ pub(super) fn rows_product(
     call.compute(|| {
         for_float!(x.dtype(), T => {
             let (x_read, w_read) = (x.read::<T>()?, w.read::<T>()?);
-            let (x, w) = (matrix(&x, &x_read)?, matrix(w, &w_read)?);
+            let (x, w) = (matrix(&x, &x_read), matrix(w, &w_read));
             let elements = row * w.cols()..(row + x.rows()) * w.cols();
-            let y = MatrixMut::new(&mut y.slice::<T>()?[elements], [x.rows(), w.cols()])?;
-            Ok(gemm::gemm(x, w, y, Update::Replace)?)
+            let y = MatrixMut::new(&mut y.slice::<T>()?[elements], [x.rows(), w.cols()]);
+            gemm::gemm(x, w, y, Update::Replace);
+            Ok(())
         })
     })
 }
@@ -90,7 +85,7 @@ pub(super) fn rows_product(
 /// `dy` [.., O], `x` [.., I]; `into` [O, I] of the accumulator dtype.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::Busy`].
+/// While the storage is in use.
 pub fn linear_grad_weight_into(dy: &Tensor, x: &Tensor, into: &mut Accumulator) -> Result<()> {
     let call = into.call(&LINEAR_GRAD_WEIGHT, &[dy, x])?;
     let (dy, x) = (as_rows(dy)?, as_rows(x)?);
@@ -102,10 +97,11 @@ pub fn linear_grad_weight_into(dy: &Tensor, x: &Tensor, into: &mut Accumulator) 
     call.compute(|| {
         for_float!(x.dtype(), T => {
             let (dy_read, x_read) = (dy.read::<T>()?, x.read::<T>()?);
-            let (dy, x) = (matrix(&dy, &dy_read)?.transposed(), matrix(&x, &x_read)?);
+            let (dy, x) = (matrix(&dy, &dy_read).transposed(), matrix(&x, &x_read));
             let mut to = into.buffer().write::<<T as Float>::Wide>(call.name())?;
-            let to = MatrixMut::new(&mut to[range], [dy.rows(), x.cols()])?;
-            Ok(gemm::gemm(dy, x, to, update(into))?)
+            let to = MatrixMut::new(&mut to[range], [dy.rows(), x.cols()]);
+            gemm::gemm(dy, x, to, update(into));
+            Ok(())
         })
     })?;
     into.filled_by(&call)
@@ -138,9 +134,6 @@ pub fn linear_grad_input_sharding(dy: &Tensor, w: &Tensor) -> Result<Option<Shar
 /// # Shapes
 /// `a` [.., M, K], `b` [.., K, N] with equal leading dims, of one float dtype; returns [.., M, N].
 /// For a transposed operand pass [`Tensor::transpose`], which copies nothing.
-///
-/// # Errors
-/// [`Error::Signature`].
 pub fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let mut call = MATMUL.call(&[a, b])?;
     let mut c = call.output(0)?;
@@ -153,9 +146,10 @@ pub fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     call.compute(|| {
         for_float!(a.dtype(), T => {
             let (a_read, b_read) = (a.read::<T>()?, b.read::<T>()?);
-            let (a, b) = (matrices(a, &a_read)?, matrices(b, &b_read)?);
-            let c = batch_mut(c.slice::<T>()?, &layout)?;
-            Ok(gemm::gemm(a, b, c, Update::Replace)?)
+            let (a, b) = (matrices(a, &a_read), matrices(b, &b_read));
+            let c = batch_mut(c.slice::<T>()?, &layout);
+            gemm::gemm(a, b, c, Update::Replace);
+            Ok(())
         })
     })?;
     Ok(c.finish())
@@ -167,7 +161,7 @@ pub fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 /// As [`matmul`]; `into` [.., M, N] of the accumulator dtype.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::Busy`].
+/// While the storage is in use.
 pub fn matmul_into(a: &Tensor, b: &Tensor, into: &mut Accumulator) -> Result<()> {
     let call = into.call(&MATMUL_INTO, &[a, b])?;
     let layout = Layout::contiguous(*into.buffer().shape(), 0);
@@ -179,10 +173,11 @@ pub fn matmul_into(a: &Tensor, b: &Tensor, into: &mut Accumulator) -> Result<()>
     call.compute(|| {
         for_float!(a.dtype(), T => {
             let (a_read, b_read) = (a.read::<T>()?, b.read::<T>()?);
-            let (a, b) = (matrices(a, &a_read)?, matrices(b, &b_read)?);
+            let (a, b) = (matrices(a, &a_read), matrices(b, &b_read));
             let mut to = into.buffer().write::<<T as Float>::Wide>(call.name())?;
-            let to = batch_mut(&mut to[range], &layout)?;
-            Ok(gemm::gemm(a, b, to, update(into))?)
+            let to = batch_mut(&mut to[range], &layout);
+            gemm::gemm(a, b, to, update(into));
+            Ok(())
         })
     })?;
     into.filled_by(&call)
@@ -213,48 +208,42 @@ fn as_rows(x: &Tensor) -> Result<Tensor> {
 }
 
 /// A two-dimensional tensor as a matrix.
-fn matrix<'a, T: gemm::Element>(x: &Tensor, elements: &'a [T]) -> Result<MatrixRef<'a, T>> {
+fn matrix<'a, T: gemm::Element>(x: &Tensor, elements: &'a [T]) -> MatrixRef<'a, T> {
     let (shape, strides) = (x.shape(), x.layout().strides());
-    let matrix = MatrixRef::strided(
+    MatrixRef::strided(
         elements,
         x.layout().offset(),
         [shape[0], shape[1]],
         [strides[0], strides[1]],
-    );
-    Ok(matrix?)
+    )
 }
 
 /// A tensor of at least two dims as a batch of matrices.
-pub(super) fn matrices<'a, T: gemm::Element>(
-    x: &'a Tensor,
-    elements: &'a [T],
-) -> Result<MatrixRef<'a, T>> {
+pub(super) fn matrices<'a, T: gemm::Element>(x: &'a Tensor, elements: &'a [T]) -> MatrixRef<'a, T> {
     let (shape, strides) = (x.shape(), x.layout().strides());
     let batch = shape.len() - 2;
-    let matrices = MatrixRef::batched(
+    MatrixRef::batched(
         elements,
         x.layout().offset(),
         [shape[batch], shape[batch + 1]],
         [strides[batch], strides[batch + 1]],
         &shape[..batch],
         &strides[..batch],
-    );
-    Ok(matrices?)
+    )
 }
 
 /// Row-major elements of `layout` as a batch of mutable matrices.
-fn batch_mut<'a, T: Copy>(elements: &'a mut [T], layout: &'a Layout) -> Result<MatrixMut<'a, T>> {
+fn batch_mut<'a, T: Copy>(elements: &'a mut [T], layout: &'a Layout) -> MatrixMut<'a, T> {
     let (shape, strides) = (layout.shape(), layout.strides());
     let batch = shape.len() - 2;
-    let matrices = MatrixMut::batched(
+    MatrixMut::batched(
         elements,
         0,
         [shape[batch], shape[batch + 1]],
         [strides[batch], strides[batch + 1]],
         &shape[..batch],
         &strides[..batch],
-    );
-    Ok(matrices?)
+    )
 }
 
 #[cfg(test)]

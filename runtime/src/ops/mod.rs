@@ -2,6 +2,11 @@
 //!
 //! An op checks its operands, allocates its results and workspaces, and runs its kernels, unless
 //! the device is a meta device. No op reads a value to decide a shape.
+//!
+//! # Errors
+//! All ops fail when their operands do not match the signature, are on several devices, or have
+//! shardings that the op cannot combine; when no kernel of the device supports them; and when memory
+//! runs out. The `# Errors` of an op are those that it adds.
 
 pub(crate) mod accumulator;
 mod arg_reduce;

@@ -9,8 +9,7 @@
 //! unspecified, and no op here reads them.
 //!
 //! On the CPU an index out of range is an error. A GPU skips it, so that the result is zero, and
-//! reports [`CudaError::IndexOutOfRange`](crate::CudaError::IndexOutOfRange) at the next
-//! synchronization.
+//! reports [`IndexOutOfRange`](crate::IndexOutOfRange) at the next synchronization.
 
 mod order;
 mod router;

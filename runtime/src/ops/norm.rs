@@ -97,9 +97,6 @@ impl RowFunction<3, 2> for GradInput {
 /// # Shapes
 /// `x` [.., D], `w` \[D\], of one float dtype; returns `y` as `x`, `inv_rms` [..] in the
 /// accumulator dtype.
-///
-/// # Errors
-/// [`Error::Signature`](crate::Error::Signature).
 pub fn rms_norm(x: &Tensor, w: &Tensor, eps: f64) -> Result<(Tensor, Tensor)> {
     let mut call = RMS_NORM.call(&[x, w])?;
     let mut y = call.output(0)?;
@@ -116,9 +113,6 @@ pub fn rms_norm(x: &Tensor, w: &Tensor, eps: f64) -> Result<(Tensor, Tensor)> {
 /// # Shapes
 /// `dy` and `x` [.., D], `w` \[D\], `inv_rms` [..] as [`rms_norm`] returned it; returns `x`'s shape
 /// and dtype.
-///
-/// # Errors
-/// [`Error::Signature`](crate::Error::Signature).
 pub fn rms_norm_grad_input(
     dy: &Tensor,
     x: &Tensor,
@@ -139,8 +133,7 @@ pub fn rms_norm_grad_input(
 /// `dy` and `x` [.., D], `inv_rms` [..] as [`rms_norm`] returned it, `dw` \[D\] of any float dtype.
 ///
 /// # Errors
-/// [`Error::Signature`](crate::Error::Signature); [`Error::Busy`](crate::Error::Busy) while `dw`
-/// is in use.
+/// While `dw` is in use.
 pub fn rms_norm_grad_weight_into(
     dy: &Tensor,
     x: &Tensor,
@@ -168,9 +161,6 @@ pub fn rms_norm_grad_weight_into(
 /// # Shapes
 /// `x` and `added` [.., D], `w` \[D\], of one float dtype; returns `sum` and `y` as `x`, `inv_rms`
 /// [..] in the accumulator dtype.
-///
-/// # Errors
-/// [`Error::Signature`](crate::Error::Signature).
 pub fn add_rms_norm(
     x: &Tensor,
     added: &Tensor,
@@ -199,9 +189,6 @@ pub fn add_rms_norm(
 /// # Shapes
 /// `dsum`, `dy` and `sum` [.., D], `w` \[D\], `inv_rms` [..] as [`add_rms_norm`] returned it;
 /// returns `sum`'s shape and dtype.
-///
-/// # Errors
-/// [`Error::Signature`](crate::Error::Signature).
 pub fn add_rms_norm_grad_input(
     dsum: &Tensor,
     dy: &Tensor,

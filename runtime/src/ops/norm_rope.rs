@@ -44,7 +44,7 @@ pub(super) static SIGNATURES: &[&Signature] =
 /// sequences, f32; returns `y` as `x`, `inv_rms` [B, T, N] in the accumulator dtype.
 ///
 /// # Errors
-/// [`Error::Signature`](crate::Error::Signature), including when 2 H > D.
+/// When 2 H > D.
 pub fn rms_norm_rope(
     x: &Tensor,
     w: &Tensor,
@@ -121,7 +121,7 @@ pub fn rms_norm_rope_grad_input(
 /// As [`rms_norm_rope_grad_input`]; `dw` \[D\] of any float dtype.
 ///
 /// # Errors
-/// As [`rms_norm_rope`]; [`Error::Busy`](crate::Error::Busy) while `dw` is in use.
+/// As [`rms_norm_rope`]; while `dw` is in use.
 pub fn rms_norm_rope_grad_weight_into(
     dy: &Tensor,
     x: &Tensor,

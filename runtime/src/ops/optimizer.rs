@@ -8,13 +8,15 @@ mod squares;
 pub use squares::sum_of_squares;
 
 pub use crate::core::params::optimizer::{AdamW, AdamWOperands, StepScalars};
+use meshgrad_error::{bail, ensure};
+
 use crate::cpu::optimizer::{self as kernels, Factors, Update};
 use crate::cpu::random::Words;
 use crate::cpu::strided::Source;
 use crate::cpu::writes::Writes;
 use crate::launch::global_norm;
 use crate::launch::optimizer as launch;
-use crate::{Call, Element, Error, Float, Result, Signature, Tensor, for_float, ops};
+use crate::{Call, Element, Float, Result, Signature, Tensor, for_float, ops};
 
 static ADAMW_STEP: Signature = Signature::new(
     "adamw_step",
@@ -54,9 +56,9 @@ pub(super) static SIGNATURES: &[&Signature] = &[&ADAMW_STEP, &GLOBAL_NORM, &CLIP
 /// parameters instead, or round stochastically ([`AdamWOperands::rounding`]).
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::Immutable`]; [`Error::Busy`]; [`Error::Argument`] when a written
-/// tensor is not contiguous, when two share elements, or on a CPU for a step below 1 (a GPU then
-/// changes nothing).
+/// When the tensor is a value; while the storage is in use; when a written tensor is not
+/// contiguous, when two share elements, or on a CPU for a step below 1 (a GPU then changes
+/// nothing).
 pub fn adamw_step(
     param: &Tensor,
     gradient: &Tensor,
@@ -81,8 +83,8 @@ pub fn adamw_step(
 /// storage.
 ///
 /// # Errors
-/// As [`adamw_step`]; [`Error::Argument`] when the region of a rounding key has another shape.
-/// Shapes, dtypes and layouts of all operands are checked before any is written.
+/// As [`adamw_step`]; when the region of a rounding key has another shape. Shapes, dtypes and
+/// layouts of all operands are checked before any is written.
 pub fn adamw_step_many(operands: &[AdamWOperands<'_>], scalars: StepScalars<'_>) -> Result<()> {
     AdamWTable::default().step(operands, scalars)
 }
@@ -97,9 +99,7 @@ impl AdamWTable {
     /// Runs [`adamw_step_many`] with this table.
     ///
     /// # Errors
-    /// As [`adamw_step_many`]; [`Error::Cuda`] with
-    /// [`CudaError::Capture`](crate::CudaError::Capture) when the table has to be uploaded inside a
-    /// capture.
+    /// As [`adamw_step_many`]; when the table has to be uploaded inside a capture.
     pub fn step(&mut self, operands: &[AdamWOperands<'_>], scalars: StepScalars<'_>) -> Result<()> {
         step_many(&mut self.0, operands, scalars)
     }
@@ -163,8 +163,7 @@ impl Now {
     fn read(op: &'static str, scalars: StepScalars<'_>) -> Result<Option<Now>> {
         let step = scalars.step.item::<f32>()?;
         if step.is_nan() || step < 1.0 {
-            let problem = format!("step is {step}; steps count from 1");
-            return Err(Error::Argument { op, problem });
+            bail!(Invalid, "{op}: step is {step}; steps count from 1");
         }
         let scale = scalars.scale.item::<f32>()?;
         let learning_rate = scalars.learning_rate.item::<f32>()?.into();
@@ -224,12 +223,11 @@ fn words(one: &AdamWOperands<'_>, step: u32) -> Result<Option<Words>> {
 /// Tensors of any shape, layout and float dtype; returns f32 \[\].
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::Argument`] for no tensors; [`Error::Devices`].
+/// For no tensors; when the operands are on several devices.
 pub fn global_norm(tensors: &[&Tensor]) -> Result<Tensor> {
     let op = GLOBAL_NORM.name();
     let Some((first, others)) = tensors.split_first() else {
-        let problem = "needs at least one tensor".into();
-        return Err(Error::Argument { op, problem });
+        bail!(Invalid, "{op}: needs at least one tensor");
     };
     let mut call = GLOBAL_NORM.call(&[first])?;
     if call.device().is_gpu() {
@@ -290,13 +288,15 @@ fn norm_on_gpu(mut call: Call, tensors: &[&Tensor]) -> Result<Tensor> {
 /// `norm` and `weight` f32 \[\]; returns two f32 \[\].
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::Argument`] when `max_norm` is NaN.
+/// When `max_norm` is NaN.
 pub fn clip_scale(norm: &Tensor, weight: &Tensor, max_norm: f64) -> Result<(Tensor, Tensor)> {
     let mut call = CLIP_SCALE.call(&[norm, weight])?;
-    if max_norm.is_nan() {
-        let problem = "max_norm is NaN; pass 0 to disable clipping".into();
-        return Err(Error::Argument { op: call.name(), problem });
-    }
+    ensure!(
+        !max_norm.is_nan(),
+        Invalid,
+        "{}: max_norm is NaN; pass 0 to disable clipping",
+        call.name()
+    );
 
     let (mut scale, mut mean_norm) = (call.output(0)?, call.output(1)?);
     if call.device().is_gpu() {

@@ -6,18 +6,20 @@
 
 mod boxes;
 
+use meshgrad_error::ensure;
 use meshgrad_kernels::random::DistributionParams;
 
 use boxes::by_boxes;
 
+use crate::core::dtype::not_a_float;
 use crate::cpu::random::{self as kernels, Variate, Words};
 use crate::for_float;
 use crate::launch::Launcher;
 use crate::launch::elementwise::Target;
 use crate::launch::random as launch;
 use crate::{
-    Call, DType, Device, Element, Error, Float, Key, Layout, RegionKey, Result, Shape, Signature,
-    Tensor, UninitTensor, ops,
+    Call, DType, Device, Element, Float, Key, Layout, RegionKey, Result, Shape, Signature, Tensor,
+    UninitTensor, ops,
 };
 
 static UNIFORM_INTO: Signature = Signature::new("uniform_into", "into: F[..] -> into: F[..]", 2);
@@ -39,9 +41,8 @@ pub(super) static SIGNATURES: &[&Signature] =
 /// `into` contiguous, any shape, f64, f32 or bf16.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::Argument`] when `low > high`, when either is not finite, when
-/// `into` is not contiguous, or when the key's region has another shape; [`Error::Immutable`];
-/// [`Error::Busy`].
+/// When `low > high`, when either is not finite, when `into` is not contiguous, or when the key's
+/// region has another shape; when the tensor is a value; while the storage is in use.
 pub fn uniform_into(into: &Tensor, key: impl Into<RegionKey>, low: f64, high: f64) -> Result<()> {
     let interval = Interval::new(UNIFORM_INTO.name(), low, high)?;
     let (call, key) = (UNIFORM_INTO.call(&[into])?, key.into());
@@ -67,7 +68,7 @@ pub fn uniform_into(into: &Tensor, key: impl Into<RegionKey>, low: f64, high: f6
 /// A new tensor with values uniform in [low, high); see [`uniform_into`].
 ///
 /// # Errors
-/// As [`uniform_into`]; [`Error::NotAFloat`]; [`Error::OutOfMemory`].
+/// As [`uniform_into`]; for a dtype without arithmetic.
 pub fn uniform(
     device: &Device,
     shape: &[usize],
@@ -97,9 +98,9 @@ pub fn uniform(
 /// `into` contiguous, any shape, f64, f32 or bf16.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::Argument`] when `std` is negative, when `mean` or `std` is not
-/// finite, when `into` is not contiguous, or when the key's region has another shape;
-/// [`Error::Immutable`]; [`Error::Busy`].
+/// When `std` is negative, when `mean` or `std` is not finite, when `into` is not contiguous, or
+/// when the key's region has another shape; when the tensor is a value; while the storage is in
+/// use.
 pub fn normal_into(into: &Tensor, key: impl Into<RegionKey>, mean: f64, std: f64) -> Result<()> {
     let bell = Bell::new(NORMAL_INTO.name(), mean, std)?;
     let (call, key) = (NORMAL_INTO.call(&[into])?, key.into());
@@ -126,7 +127,7 @@ pub fn normal_into(into: &Tensor, key: impl Into<RegionKey>, mean: f64, std: f64
 /// [`normal_into`].
 ///
 /// # Errors
-/// As [`normal_into`]; [`Error::NotAFloat`]; [`Error::OutOfMemory`].
+/// As [`normal_into`]; for a dtype without arithmetic.
 pub fn normal(
     device: &Device,
     shape: &[usize],
@@ -154,8 +155,7 @@ pub fn normal(
 /// `x` any shape, f64, f32 or bf16; returns the same.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::Argument`] when `probability` is not in [0, 1), or when the key's
-/// region has another shape.
+/// When `probability` is not in [0, 1), or when the key's region has another shape.
 pub fn dropout(x: &Tensor, key: impl Into<RegionKey>, probability: f64) -> Result<Tensor> {
     drop_elements(&DROPOUT, x, key.into(), probability)
 }
@@ -175,7 +175,7 @@ pub fn dropout_grad(dy: &Tensor, key: impl Into<RegionKey>, probability: f64) ->
 /// 1 - `probability`.
 ///
 /// # Errors
-/// [`Error::Argument`] as [`dropout`]; [`Error::OutOfMemory`].
+/// As [`dropout`].
 pub fn dropout_mask(
     device: &Device,
     shape: &[usize],
@@ -228,10 +228,11 @@ fn drop_elements(
 
 /// An element is dropped when its random word is below this.
 fn threshold(op: &'static str, probability: f64) -> Result<u32> {
-    if !(0.0..1.0).contains(&probability) {
-        let problem = format!("probability {probability} is not in [0, 1)");
-        return Err(Error::Argument { op, problem });
-    }
+    ensure!(
+        (0.0..1.0).contains(&probability),
+        Invalid,
+        "{op}: probability {probability} is not in [0, 1)"
+    );
     Ok((probability * 2f64.powi(32)).round() as u32)
 }
 
@@ -286,7 +287,7 @@ impl RandomOutput {
         key: RegionKey,
     ) -> Result<RandomOutput> {
         if !dtype.computes() && dtype != DType::Bool {
-            return Err(Error::NotAFloat { dtype });
+            return Err(not_a_float(dtype));
         }
         let shape = Shape::new(shape)?;
         let mut out = UninitTensor::new(device, shape, dtype)?;
@@ -323,10 +324,11 @@ struct Interval {
 
 impl Interval {
     fn new(op: &'static str, low: f64, high: f64) -> Result<Interval> {
-        if !(low <= high && (high - low).is_finite()) {
-            let problem = format!("[{low}, {high}) is not a finite interval");
-            return Err(Error::Argument { op, problem });
-        }
+        ensure!(
+            low <= high && (high - low).is_finite(),
+            Invalid,
+            "{op}: [{low}, {high}) is not a finite interval"
+        );
         Ok(Interval { low, high })
     }
 
@@ -387,12 +389,12 @@ struct Bell {
 
 impl Bell {
     fn new(op: &'static str, mean: f64, std: f64) -> Result<Bell> {
-        if !(mean.is_finite() && std.is_finite() && std >= 0.0) {
-            let problem = format!(
-                "mean {mean} and standard deviation {std} must be finite, and the deviation not negative"
-            );
-            return Err(Error::Argument { op, problem });
-        }
+        ensure!(
+            mean.is_finite() && std.is_finite() && std >= 0.0,
+            Invalid,
+            "{op}: mean {mean} and standard deviation {std} must be finite, and the deviation not \
+             negative"
+        );
         Ok(Bell { mean, std })
     }
 

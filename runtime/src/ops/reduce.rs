@@ -1,11 +1,12 @@
 //! Reductions over any dims: sum, mean, max, min.
 
+use meshgrad_error::ensure;
 use meshgrad_kernels::reduce_op::ReduceOp;
 use meshgrad_mesh::{Reduction as Partial, ShardingRule};
 
 use crate::cpu::reduce::{self as kernels, Fold};
 use crate::launch::reduce as launch;
-use crate::{Element, Error, Float, Result, Shape, Signature, Tensor, Wide, for_float};
+use crate::{Element, Float, Result, Shape, Signature, Tensor, Wide, for_float};
 
 static SUM: Signature = Signature::new("sum", "x: F[*] -> y: F[*]", 1).linear_in(&["x"]);
 static MEAN: Signature = Signature::new("mean", "x: F[*] -> y: F[*]", 1).linear_in(&["x"]);
@@ -20,7 +21,7 @@ pub(super) static SIGNATURES: &[&Signature] = &[&SUM, &MEAN, &MAX, &MIN];
 /// `x` any shape, float; returns `x`'s shape without `dims`, and `x`'s dtype.
 ///
 /// # Errors
-/// [`Error::NoDim`]; [`Error::Argument`] for a repeated dim; [`Error::Signature`].
+/// When there is no such dim; for a repeated dim.
 pub fn sum(x: &Tensor, dims: &[isize]) -> Result<Tensor> {
     reduce(
         &SUM,
@@ -81,16 +82,20 @@ pub fn min(x: &Tensor, dims: &[isize]) -> Result<Tensor> {
 /// `shape` must broadcast to `x`'s shape; returns `shape`. Both are global shapes.
 ///
 /// # Errors
-/// [`Error::Broadcast`].
+/// When the shape does not broadcast.
 pub fn sum_to(x: &Tensor, shape: &[usize]) -> Result<Tensor> {
     let from = x.global_shape();
     if *from == *shape {
         return Ok(x.clone());
     }
     let fits = Shape::broadcast(shape, &from).is_some_and(|common| common == from);
-    if !fits {
-        return Err(Error::Broadcast { from: Shape::new(shape)?, to: from.to_vec() });
-    }
+    ensure!(
+        fits,
+        Invalid,
+        "broadcast: shape {} does not broadcast to {from:?}; aligned at the last dim, each dim \
+         must be equal or 1",
+        Shape::new(shape)?
+    );
 
     let new_dims = from.len() - shape.len();
     let repeated = |dim: &usize| *dim < new_dims || shape[dim - new_dims] != from[*dim];
@@ -190,12 +195,7 @@ pub(super) fn split_dims(
     let mut reduced = Vec::with_capacity(dims.len());
     for &dim in dims {
         let at = x.dim(op, dim)?;
-        if reduced.contains(&at) {
-            return Err(Error::Argument {
-                op,
-                problem: format!("dim {at} is repeated in {dims:?}"),
-            });
-        }
+        ensure!(!reduced.contains(&at), Invalid, "{op}: dim {at} is repeated in {dims:?}");
         reduced.push(at);
     }
     reduced.sort_unstable();
@@ -210,6 +210,7 @@ mod tests {
 
     use super::*;
     use crate::Device;
+    use crate::assert_error;
 
     proptest! {
         /// A reduction over any dims, even of a transposed view, equals a loop over the elements.
@@ -279,6 +280,6 @@ mod tests {
         let x = Tensor::from_slice(&device, &[2, 2, 3], &[1.0f32; 12]).unwrap();
         let y = sum_to(&x, &[2, 1]).unwrap();
         assert_eq!((y.shape().to_vec(), y.to_vec::<f32>().unwrap()), (vec![2, 1], vec![6.0; 2]));
-        assert!(matches!(sum_to(&x, &[4]), Err(Error::Broadcast { .. })));
+        assert_error(sum_to(&x, &[4]), "does not broadcast to");
     }
 }

@@ -40,9 +40,6 @@ pub(super) static SIGNATURES: &[&Signature] = &[&ROPE_TABLES, &ROPE, &ROPE_GRAD]
 ///
 /// # Shapes
 /// `positions` [..] of an index dtype, `inv_freq` \[H\] f32; returns two [.., H] f32.
-///
-/// # Errors
-/// [`Error::Signature`](crate::Error::Signature).
 pub fn rope_tables(
     positions: &Tensor,
     inv_freq: &Tensor,
@@ -73,7 +70,7 @@ pub fn rope_tables(
 /// `x`'s shape and dtype.
 ///
 /// # Errors
-/// [`Error::Signature`](crate::Error::Signature), including when 2 H > D.
+/// When 2 H > D.
 pub fn rope(x: &Tensor, cos: &Tensor, sin: &Tensor, style: RopeStyle) -> Result<Tensor> {
     rotate(&ROPE, x, [cos, sin], style, Rotation::Forward)
 }

@@ -2,11 +2,13 @@
 
 use std::ops::Range;
 
+use meshgrad_error::{bail, ensure};
+
 use super::matmul::{LINEAR, LINEAR_GRAD_INPUT, rows_product};
 use crate::cpu::elementwise as cpu;
 use crate::launch::copies::{self, CONTIGUOUS};
 use crate::launch::elementwise::Target;
-use crate::{DType, Device, Error, Result, Shape, Tensor, UninitTensor, for_any};
+use crate::{DType, Device, Result, Shape, Tensor, UninitTensor, for_any};
 
 /// A tensor without sharding whose rows are written block by block. A row is a slice along the last
 /// dim; ranges of rows count all other dims. Every row must be written once before
@@ -40,13 +42,10 @@ impl RowBlocks {
     /// Allocates a tensor of `shape`, whose rows have stale values.
     ///
     /// # Errors
-    /// [`Error::TooManyDims`]; [`Error::OutOfMemory`]; [`Error::Argument`] for a scalar.
+    /// For too many dims; for a scalar.
     pub fn new(device: &Device, shape: &[usize], dtype: DType) -> Result<RowBlocks> {
         let Some((columns, leading)) = shape.split_last() else {
-            return Err(Error::Argument {
-                op: "row blocks",
-                problem: "a scalar has no rows; pass a shape of at least one dim".to_owned(),
-            });
+            bail!(Invalid, "row blocks: a scalar has no rows; pass a shape of at least one dim");
         };
         let rows = leading.iter().product();
         Ok(RowBlocks {
@@ -58,7 +57,7 @@ impl RowBlocks {
     /// Copies `x` [.., columns] to these rows.
     ///
     /// # Errors
-    /// [`Error::Argument`] for another number of rows or columns.
+    /// For another number of rows or columns.
     pub fn copy(&mut self, rows: Range<usize>, x: &Tensor) -> Result<()> {
         let x = self.as_rows(&rows, &x.local())?;
         let (call, elements) = (CONTIGUOUS.call(&[&x])?, self.elements(&rows));
@@ -73,8 +72,7 @@ impl RowBlocks {
     /// [columns, I].
     ///
     /// # Errors
-    /// As [`ops::linear`](crate::ops::linear); [`Error::Argument`] for another number of rows or
-    /// columns.
+    /// As [`ops::linear`](crate::ops::linear); for another number of rows or columns.
     pub fn linear(&mut self, rows: Range<usize>, x: &Tensor, w: &Tensor) -> Result<()> {
         let (x, w) = (x.local(), w.local());
         let call = LINEAR.call(&[&x, &w])?;
@@ -119,15 +117,13 @@ impl RowBlocks {
     fn check(&self, rows: &Range<usize>, count: usize, width: usize) -> Result<()> {
         let (all, columns) = (self.out.shape()[0], self.out.shape()[1]);
         let fits = rows.start <= rows.end && rows.end <= all;
-        match fits && (count, width) == (rows.len(), columns) {
-            true => Ok(()),
-            false => Err(Error::Argument {
-                op: "row blocks",
-                problem: format!(
-                    "a block of shape [{count}, {width}] cannot be rows {rows:?} of [{all}, {columns}]"
-                ),
-            }),
-        }
+        ensure!(
+            fits && (count, width) == (rows.len(), columns),
+            Invalid,
+            "row blocks: a block of shape [{count}, {width}] cannot be rows {rows:?} of [{all}, \
+             {columns}]"
+        );
+        Ok(())
     }
 }
 

@@ -3,11 +3,13 @@
 use std::borrow::Cow;
 use std::ops::Deref;
 
+use meshgrad_error::bail;
+
 use super::{dense_rows, summed_in};
 use crate::cpu::{column_sums, row_function as cpu};
 use crate::launch::{column_sums as sums, row_function as launch};
 use crate::{
-    Accumulator, Call, Error, Result, RowFunction, Signature, Tensor, UninitTensor, for_float, ops,
+    Accumulator, Call, Result, RowFunction, Signature, Tensor, UninitTensor, for_float, ops,
 };
 
 /// The value of `f` at each element of `y`, computed in f32 (f64 for f64) and rounded once. Use it
@@ -64,8 +66,8 @@ use crate::{
 /// accumulator dtype. `numbers` is empty, or has a tensor like those for each computed number.
 ///
 /// # Errors
-/// [`Error::Argument`] for other shapes or dtypes, or another count of `given` or `numbers`;
-/// [`Error::KernelRefused`] on a GPU when `f` has too many operations or constants.
+/// For other shapes or dtypes, or another count of `given` or `numbers`; on a GPU when `f` has too
+/// many operations or constants.
 pub fn map_rows<const N: usize, const S: usize, const G: usize, F: RowFunction<N, S>>(
     call: &Call,
     f: &F,
@@ -111,9 +113,8 @@ pub(super) fn features(call: &Call) -> f64 {
 /// `to`, with shapes like these, where D is called `d`.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::Busy`] while `to` is in use; [`Error::Argument`] without matrices or
-/// with more than 8 operands; [`Error::KernelRefused`] on a GPU when `f` has too many operations or
-/// constants.
+/// While `to` is in use; without matrices or with more than 8 operands; on a GPU when `f` has too
+/// many operations or constants.
 pub fn sum_rows_into<const N: usize, const S: usize, F: RowFunction<N, S>>(
     signature: &'static Signature,
     f: &F,
@@ -122,12 +123,12 @@ pub fn sum_rows_into<const N: usize, const S: usize, F: RowFunction<N, S>>(
     to: &mut Accumulator,
 ) -> Result<()> {
     let Some(first) = matrices.first().filter(|_| N + S <= MAX_OPERANDS) else {
-        let problem = format!(
-            "{N} matrices and {S} numbers; sum_rows_into takes at least one matrix and at most \
-             {MAX_OPERANDS} operands"
+        bail!(
+            Invalid,
+            "{}: {N} matrices and {S} numbers; sum_rows_into takes at least one matrix and at most \
+             {MAX_OPERANDS} operands",
+            signature.name()
         );
-        let op = signature.name();
-        return Err(Error::Argument { op, problem });
     };
     let (dtype, mut operands) = (first.dtype(), [*first; MAX_OPERANDS]);
     let wide = dtype.accumulator();
@@ -195,7 +196,7 @@ fn check<const N: usize, const S: usize, F: RowFunction<N, S>>(
 ) -> Result<()> {
     let refuse = |problem: String| {
         let op = call.name();
-        Err(Error::Argument { op, problem })
+        bail!(Invalid, "{op}: {problem}")
     };
     let Some((features, rows)) = y.shape().split_last() else {
         return refuse("y is a scalar; map_rows needs rows [.., D]".to_owned());

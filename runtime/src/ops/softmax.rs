@@ -52,9 +52,6 @@ macro_rules! row_ops {
             ///
             /// # Shapes
             /// `x` [.., D], float; returns the same.
-            ///
-            /// # Errors
-            /// [`Error::Signature`](crate::Error::Signature).
             pub fn $name(x: &Tensor) -> Result<Tensor> {
                 let mut call = signature_of::$name.call(&[x])?;
                 let x = dense_rows(x)?;
@@ -73,9 +70,6 @@ macro_rules! row_ops {
             ///
             /// # Shapes
             /// `y` (the result) and `dy` [.., D] of one float dtype; returns the same.
-            ///
-            /// # Errors
-            /// [`Error::Signature`](crate::Error::Signature).
             pub fn $grad(y: &Tensor, dy: &Tensor) -> Result<Tensor> {
                 let mut call = signature_of::$grad.call(&[y, dy])?;
                 let mut dx = call.output(0)?;

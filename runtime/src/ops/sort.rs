@@ -24,8 +24,7 @@ pub(super) static SIGNATURES: &[&Signature] = &[&ARGSORT];
 /// sharded.
 ///
 /// # Errors
-/// [`Error::NoDim`](crate::Error::NoDim); [`Error::Signature`](crate::Error::Signature);
-/// [`Error::KernelRefused`](crate::Error::KernelRefused) on a GPU for 2^31 elements or more.
+/// When there is no such dim; on a GPU for 2^31 elements or more.
 pub fn argsort(x: &Tensor, dim: isize, descending: bool) -> Result<Tensor> {
     let dim = x.dim(ARGSORT.name(), dim)? as isize;
     let x = contiguous(&x.transpose(dim, -1)?)?;

@@ -16,9 +16,6 @@ pub(super) static SIGNATURES: &[&Signature] = &[&SWIGLU, &SWIGLU_GRAD];
 ///
 /// # Shapes
 /// `gate_up` [.., 2, F], float; returns [.., F].
-///
-/// # Errors
-/// [`Error::Signature`](crate::Error::Signature).
 pub fn swiglu(gate_up: &Tensor) -> Result<Tensor> {
     let mut call = SWIGLU.call(&[gate_up])?;
     let gate_up = dense_rows(gate_up)?;
@@ -39,9 +36,6 @@ pub fn swiglu(gate_up: &Tensor) -> Result<Tensor> {
 ///
 /// # Shapes
 /// `gate_up` [.., 2, F], `dy` [.., F] of one float dtype; returns [.., 2, F].
-///
-/// # Errors
-/// [`Error::Signature`](crate::Error::Signature).
 pub fn swiglu_grad(gate_up: &Tensor, dy: &Tensor) -> Result<Tensor> {
     let mut call = SWIGLU_GRAD.call(&[gate_up, dy])?;
     let (gate_up, dy) = (dense_rows(gate_up)?, dense_rows(dy)?);

@@ -108,7 +108,7 @@ macro_rules! define {
             /// `x` any shape, f64, f32 or bf16; returns the same.
             ///
             /// # Errors
-            /// [`Error::Signature`](crate::Error::Signature) for another dtype.
+            /// For another dtype.
             pub fn $name(x: &Tensor) -> Result<Tensor> {
                 struct Value;
 
@@ -129,9 +129,6 @@ macro_rules! define {
             ///
             /// # Shapes
             /// Both operands of one shape and float dtype; returns the same.
-            ///
-            /// # Errors
-            /// [`Error::Signature`](crate::Error::Signature).
             pub fn $grad($kept: &Tensor, dy: &Tensor) -> Result<Tensor> {
                 struct Slope;
 
@@ -212,7 +209,7 @@ static NEG: Signature = Signature::new("neg", "x: F[..] -> y: F[..]", 1).linear_
 /// `x` any shape, f64, f32 or bf16; returns the same.
 ///
 /// # Errors
-/// [`Error::Signature`](crate::Error::Signature) for another dtype.
+/// For another dtype.
 pub fn neg(x: &Tensor) -> Result<Tensor> {
     struct Neg;
 

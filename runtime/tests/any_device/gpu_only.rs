@@ -2,10 +2,10 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::devices::{assert_close, exact, gpu, numbered, values};
+use crate::devices::{assert_close, assert_error, exact, gpu, numbered, values};
 use crate::processes;
 use meshgrad_runtime::{
-    CudaError, DType, Device, Error, Kind, Shape, Signature, StreamWork, Tensor, UninitTensor, ops,
+    DType, Device, Error, ErrorKind, Kind, Shape, Signature, StreamWork, Tensor, UninitTensor, ops,
     with_stream,
 };
 
@@ -34,21 +34,21 @@ fn values_survive_a_round_trip() {
 fn the_host_cannot_address_gpu_memory() {
     let Some(gpu) = gpu() else { return };
     let x = Tensor::zeros(&gpu, &[4], DType::F32, Kind::Cache).unwrap();
-    assert!(matches!(x.read::<f32>(), Err(Error::NotOnHost { .. })));
-    assert!(matches!(x.write::<f32>("test"), Err(Error::NotOnHost { .. })));
+    assert_error(x.read::<f32>(), "are not in host memory");
+    assert_error(x.write::<f32>("test"), "are not in host memory");
     // A loan on a GPU needs a `StreamWork`, because nothing else would end the use.
-    assert!(matches!(x.lend("test"), Err(Error::NotOnHost { .. })));
-    assert!(matches!(x.lend_mut("test"), Err(Error::NotOnHost { .. })));
+    assert_error(x.lend("test"), "are not in host memory");
+    assert_error(x.lend_mut("test"), "are not in host memory");
     let stream = gpu.stream().unwrap();
     let (work, loan) = StreamWork::begin(&stream, || x.lend_mut("test")).unwrap();
-    assert!(matches!(x.to_vec::<f32>(), Err(Error::Busy { .. })));
+    assert_error(x.to_vec::<f32>(), "the storage is in use");
     work.finish().unwrap().wait().unwrap();
     drop(loan);
     assert_eq!(x.to_vec::<f32>().unwrap(), [0.0; 4]);
 
     let mut fresh = UninitTensor::new(&gpu, Shape::new(&[4]).unwrap(), DType::F32).unwrap();
-    assert!(matches!(fresh.slice::<f32>(), Err(Error::NotOnHost { .. })));
-    assert!(matches!(x.to_vec::<i32>(), Err(Error::WrongDType { .. })));
+    assert_error(fresh.slice::<f32>(), "are not in host memory");
+    assert_error(x.to_vec::<i32>(), "but was accessed as");
 }
 
 /// The error names the op that has no kernel.
@@ -87,7 +87,8 @@ fn devices_are_named_and_found() {
         _ => Device::emulator(1000),
     };
     let missing = far.err().unwrap();
-    assert!(matches!(missing, Error::Cuda(CudaError::NoDevice { ordinal: 1000, .. })), "{missing}");
+    assert_eq!(missing.kind(), ErrorKind::Missing);
+    assert!(missing.to_string().contains(":1000 does not exist: there "), "{missing}");
 }
 
 /// Work on several streams gives the same results as on one stream.
@@ -164,9 +165,7 @@ fn graphs_run_again() {
 fn graphs_reject_synchronization() {
     let Some(gpu) = gpu() else { return };
     let x = ops::full(&gpu, &[3], DType::F32, 2.0).unwrap();
-    let rejected = gpu.capture(|| x.to_vec::<f32>()).err().unwrap();
-    let waits = matches!(rejected, Error::Cuda(CudaError::Capture { op: "read", .. }));
-    assert!(waits, "{rejected}");
+    assert_error(gpu.capture(|| x.to_vec::<f32>()), "read during Device::capture: ");
     assert!(gpu.capture(|| gpu.synchronize()).is_err());
     let (stream, waits) = (gpu.stream().unwrap(), gpu.waits());
     assert!(gpu.capture(|| stream.synchronize()).is_err());

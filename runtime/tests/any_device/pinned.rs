@@ -1,11 +1,9 @@
 //! Pinned host memory, the source of asynchronous copies.
 
-use crate::devices::{devices, gpu, numbered};
+use crate::devices::{assert_error, devices, gpu, numbered};
 use crate::processes;
 use half::bf16;
-use meshgrad_runtime::{
-    CudaError, DType, Device, Error, Kind, PinnedBuffer, Tensor, ops, with_stream,
-};
+use meshgrad_runtime::{DType, Device, Error, Kind, PinnedBuffer, Tensor, ops, with_stream};
 
 fn buffer(device: &Device, bytes: &[u8]) -> PinnedBuffer {
     let mut buffer = PinnedBuffer::new(device, bytes.len()).unwrap();
@@ -95,15 +93,15 @@ fn invalid_ranges_are_rejected() {
         assert!(of(rejected(&transposed, 0..4, 4)).contains("not contiguous"));
         let value = numbered(&device, &[4], DType::F32, 1.0);
         let error = rejected(&value, 0..4, 4);
-        assert!(matches!(error, Error::Immutable { .. }), "{error}");
+        assert!(of(error).contains("the tensor is a value, which is immutable"));
 
         let other = PinnedBuffer::new(&Device::cpu(), 4).unwrap();
         let error = x.fill_from_pinned(0..4, other).unwrap_err();
-        assert!(matches!(error, Error::Devices { .. }), "{error}");
+        assert!(of(error).contains("operands are on different devices"));
         assert_eq!(x.version(), 0, "a rejected write does not bump the version");
 
         let meta = PinnedBuffer::new(&Device::meta(device.properties()), 4);
-        assert!(matches!(meta, Err(Error::NoValues { .. })), "{meta:?}");
+        assert_error(meta, "have shapes but no values");
     }
 }
 
@@ -139,12 +137,11 @@ fn streams_and_graphs() {
         with_stream(&side, || x.fill_from_pinned(0..8, buffer(&gpu, &bytes(&[1.0, 2.0]))));
     let pending = pending.unwrap();
     let busy = x.fill_from_pinned(0..8, buffer(&gpu, &[0; 8]));
-    assert!(matches!(busy, Err(Error::Busy { .. })), "{busy:?}");
+    assert_error(busy, "the storage is in use");
     pending.wait().unwrap().synchronize().unwrap();
     assert_eq!(ops::neg(&x).unwrap().to_vec::<f32>().unwrap(), [-1.0, -2.0]);
 
     let pinned = buffer(&gpu, &[0; 8]);
     let captured = gpu.capture(|| x.fill_from_pinned(0..8, pinned).map(|_| x.clone()));
-    let error = captured.err().unwrap();
-    assert!(matches!(error, Error::Cuda(CudaError::Capture { .. })), "{error}");
+    assert_error(captured, " during Device::capture: ");
 }

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use approx::relative_eq;
 use meshgrad_mesh::Sharding;
-use meshgrad_runtime::{DType, Device, Tensor, ops};
+use meshgrad_runtime::{DType, Device, Result, Tensor, ops};
 
 /// The CPU, and the GPU if there is one.
 pub(crate) fn devices() -> Vec<Device> {
@@ -84,4 +84,11 @@ pub(crate) fn part(x: &Tensor, sharding: &Sharding, rank: usize) -> Tensor {
     let mut ranges = ranges.map(|(dim, range)| (dim as isize, range));
     let part = ranges.try_fold(x.clone(), |x, (dim, range)| x.slice(dim, range));
     part.unwrap().with_sharding(sharding, rank).unwrap()
+}
+
+/// Asserts that `result` is an error whose message contains `part`.
+#[track_caller]
+pub(crate) fn assert_error<T>(result: Result<T>, part: &str) {
+    let error = result.err().expect("it is accepted").to_string();
+    assert!(error.contains(part), "{error}");
 }

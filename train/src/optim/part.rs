@@ -35,7 +35,7 @@ pub(super) struct PartSpec {
 /// [`Part::of`] every parameter of `module` that is not frozen, in the module's order.
 ///
 /// # Errors
-/// [`TapeError::NotMaterialized`](meshgrad_runtime::TapeError::NotMaterialized).
+/// When a parameter has no value.
 pub fn parts(module: &impl Module) -> Result<Vec<Part>> {
     module.trained().iter().map(Part::of).collect()
 }
@@ -45,7 +45,7 @@ impl Part {
     /// all.
     ///
     /// # Errors
-    /// [`TapeError::NotMaterialized`](meshgrad_runtime::TapeError::NotMaterialized).
+    /// When a parameter has no value.
     pub fn of(param: &Param) -> Result<Part> {
         let (name, shape) = (param.name().to_owned(), param.sharded_shape());
         match param.home() {

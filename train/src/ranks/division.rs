@@ -5,9 +5,10 @@ use std::ops::Range;
 use meshgrad_comm::Rank;
 use meshgrad_data_parallel::{Home, Homes, Reshard};
 use meshgrad_dist::parallel::{ParallelConfig, ParallelState};
+use meshgrad_error::error;
 use meshgrad_mesh::{Mesh, Placement, Sharding};
 use meshgrad_models::{Model, ModelParallelism, ModelPlan, TokenBatch};
-use meshgrad_runtime::{DType, Device, Error as RuntimeError, Kind, Tensor};
+use meshgrad_runtime::{DType, Device, ErrorKind, Kind, Tensor};
 
 use crate::config::{
     Algorithm, Config, ConfigError, HomeChoice, ParallelTable, Reduction, TrainConfig, Violation,
@@ -58,14 +59,15 @@ impl Division {
     /// The division of several ranks.
     pub(super) fn new(checked: ParallelConfig, config: &Config, rank: usize) -> Result<Division> {
         let state = ParallelState::new(checked);
-        let all = state.mesh("regular").map_err(RuntimeError::other)?;
+        let all =
+            state.mesh("regular").map_err(|error| error!(Invalid, "{error}").caused_by(error))?;
         let axes = all.axes().iter().filter(|axis| axis.size() > 1);
         let axes: Vec<&str> = axes.map(|axis| axis.name()).collect();
         let is_muon = matches!(config.optimizer.algorithm, Algorithm::Muon(_));
         let division = Division {
             table: config.parallel.clone(),
             train: config.train.clone(),
-            mesh: all.select(&axes).map_err(RuntimeError::other)?,
+            mesh: all.select(&axes)?,
             rank,
             whole_matrices: config.parallel.whole_matrices || is_muon,
         };
@@ -95,7 +97,7 @@ impl Division {
     }
 
     fn axis(&self, name: &'static str) -> Vec<&'static str> {
-        let has_axis = self.mesh.axis(name).is_ok();
+        let has_axis = self.mesh.axes().iter().any(|axis| axis.name() == name);
         has_axis.then_some(name).into_iter().collect()
     }
 
@@ -162,8 +164,7 @@ impl Division {
             }
             ref axes => axes.iter().map(|axis| (*axis, Placement::shard(0))).collect(),
         };
-        let sharding = Sharding::new(&self.mesh, placements, &[rows, seq_len]);
-        let sharding = sharding.map_err(RuntimeError::other)?;
+        let sharding = Sharding::new(&self.mesh, placements, &[rows, seq_len])?;
         let region = sharding.region(self.rank);
         let own = region.and_then(|region| region.dims()[0].as_range());
         Ok(BatchPart { rows: own.unwrap_or(0..0), sharding: Some((sharding, self.rank)) })
@@ -171,9 +172,8 @@ impl Division {
 
     fn plan(&self, model: &impl Model, sequence_parallel: bool) -> Result<ModelPlan> {
         let tensor = self.axis(TENSOR);
-        let parallelism = ModelParallelism::new(&self.mesh).tensor(&tensor);
+        let parallelism = ModelParallelism::new(&self.mesh).tensor(&tensor)?;
         let parallelism = parallelism
-            .map_err(RuntimeError::other)?
             .sequence_parallel(sequence_parallel)
             .loss_parallel(self.table.loss_parallel)
             .shard_experts(self.table.shard_experts)
@@ -210,13 +210,14 @@ impl Division {
             homes = homes.unit(&unit, home.clone());
         }
         let pass = |meta: &Device| {
-            let batch = self.batch_of_zeros(meta).map_err(RuntimeError::other)?;
+            let batch = self.batch_of_zeros(meta);
+            let batch = batch.map_err(|error| error!(Invalid, "{error}").caused_by(error))?;
             let loss = model.loss(&batch, configured::compute(&self.train))?;
             Ok(loss.total)
         };
         match homes.settle_for(model, pass) {
             // A model that reads values does not run on a meta device.
-            Err(RuntimeError::NoValues { .. }) => Ok(homes.settle(model)?),
+            Err(error) if error.kind() == ErrorKind::NoValues => Ok(homes.settle(model)?),
             settled => Ok(settled?),
         }
     }

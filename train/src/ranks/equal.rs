@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use meshgrad_comm::{Collectives, Rank};
 use meshgrad_mesh::Channel;
-use meshgrad_runtime::{Error as RuntimeError, Properties};
+use meshgrad_runtime::Properties;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{LIMIT, all};
+use super::{LIMIT, all, of_json};
 use crate::config::Reduction;
 use crate::{Result, TrainError};
 
@@ -52,12 +52,11 @@ struct Compared {
 /// # Errors
 /// [`TrainError::Unequal`] with every difference, on all ranks; when ranks cannot communicate.
 pub fn check_equal(rank: &dyn Rank, settings: &impl Serialize) -> Result<Vec<String>> {
-    let invalid = |error: serde_json::Error| RuntimeError::other(error);
     let mut own = Compared {
         settings: BTreeMap::new(),
         instructions: instructions(rank.device().properties()),
     };
-    flatten("", &serde_json::to_value(settings).map_err(invalid)?, &mut own.settings);
+    flatten("", &serde_json::to_value(settings).map_err(of_json)?, &mut own.settings);
     let features = FEATURES.iter().filter(|(_, is_on)| *is_on).map(|(name, _)| *name);
     let program = [
         ("program.version", env!("CARGO_PKG_VERSION").to_owned()),
@@ -65,11 +64,11 @@ pub fn check_equal(rank: &dyn Rank, settings: &impl Serialize) -> Result<Vec<Str
     ];
     own.settings.extend(program.map(|(key, value)| (key.to_owned(), value)));
 
-    let own = serde_json::to_vec(&own).map_err(invalid)?;
+    let own = serde_json::to_vec(&own).map_err(of_json)?;
     let control = rank.connect("control", &all(rank, Channel::Main, LIMIT)?)?;
     let ranks = control.all_gather_bytes(&own)?;
     let ranks = ranks.iter().map(|bytes| serde_json::from_slice(bytes));
-    compare(&ranks.collect::<Result<Vec<Compared>, _>>().map_err(invalid)?)
+    compare(&ranks.collect::<Result<Vec<Compared>, _>>().map_err(of_json)?)
 }
 
 fn instructions(of: &Properties) -> String {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use meshgrad_autograd::{Init, Module, Param, Result, Var, ops};
 use meshgrad_ckpt::mapping::Mapping;
 use meshgrad_models::{Compute, Generate, IGNORE_INDEX, Loss, Model, TokenBatch};
-use meshgrad_runtime::{DType, Device, Error, Tensor};
+use meshgrad_runtime::{DType, Device, Error, ErrorKind, Tensor};
 use meshgrad_train::TrainError;
 use meshgrad_train::config::{Config, ModelTables};
 use meshgrad_train::session::{Resume, Session, Summary};
@@ -54,7 +54,7 @@ impl Model for Bigram {
     /// Both parameters are one tensor.
     fn stored_as(&self) -> Result<Mapping> {
         let mapping = Mapping::parse("concat(embedding, head, shares=1:1) = table");
-        mapping.map_err(Error::other)
+        mapping.map_err(|error| Error::new(ErrorKind::Invalid, error.to_string()))
     }
 
     fn loss(&self, batch: &TokenBatch, _: Compute) -> Result<Loss> {

@@ -100,7 +100,7 @@ fn redistributions() -> [(&'static str, Placement, Placement); 4] {
 /// What a rank does. Rank 0 prints the figures.
 fn measure(rank: &dyn Rank) -> Result<()> {
     let (world, redistributor) = (rank.world()?, Redistributor::new(rank));
-    let mesh = Mesh::new(&[rank.world_size()], &["tp"]).map_err(Error::other)?;
+    let mesh = Mesh::new(&[rank.world_size()], &["tp"])?;
     for (name, from, to) in redistributions() {
         for extent in EXTENTS {
             let sharding = |placement: &Placement| {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use meshgrad_mesh::Group;
-use meshgrad_runtime::{Device, Element, Error, Pending, Result, Tensor};
+use meshgrad_runtime::{Device, Element, Pending, Result, Tensor};
 
 use super::Check;
 use crate::by_dtype::by_dtype;
@@ -173,7 +173,7 @@ struct FaultyConnector {
 
 impl GroupConnector for FaultyConnector {
     fn connect(&self, name: &str, group: &Group) -> Result<Arc<dyn Communicator>> {
-        let order = Group::new(self.fault.order(group.ranks())).map_err(Error::other)?;
+        let order = Group::new(self.fault.order(group.ranks()))?;
         let communicator = self.connector.connect(name, &order)?;
         Ok(Arc::new(Faulty::new(self.fault, group.clone(), communicator)))
     }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use meshgrad_dist::registry::{Connect, Creation, Exchange, Progress};
-use meshgrad_mesh::Group;
+use meshgrad_mesh::{Error, Group, Kind};
 use meshgrad_runtime::{Completion, Device, Pending, Result, Tensor};
 
 use super::call::{Call, Membership};
@@ -147,15 +147,15 @@ pub struct HostConnector {
 impl Connect for HostConnector {
     type Communicator = HostCommunicator;
     type Connecting = HostCommunicator;
-    type Error = CommError;
 
-    fn begin(&mut self, creation: &Creation<'_>) -> Result<HostCommunicator, CommError> {
+    fn begin(&mut self, creation: &Creation<'_>) -> Result<HostCommunicator, Error> {
         let (group, rank, world) = (creation.group, self.shared.rank, self.shared.world);
         let index = group
             .index_of(rank)
             .ok_or_else(|| CommError::NotMember { rank, group: group.clone() })?;
         if let Some(rank) = group.ranks().iter().find(|rank| **rank >= world) {
-            return Err(CommError::OutsideWorld { group: group.clone(), rank: *rank, world });
+            let rank = *rank;
+            return Err(CommError::OutsideWorld { group: group.clone(), rank, world }.into());
         }
         let deadline = group.options().timeout.unwrap_or(self.deadline);
         let membership = Membership {
@@ -179,7 +179,7 @@ impl Connect for HostConnector {
     fn poll(
         &mut self,
         connecting: &mut HostCommunicator,
-    ) -> Result<Progress<HostCommunicator>, CommError> {
+    ) -> Result<Progress<HostCommunicator>, Error> {
         Ok(Progress::Ready(connecting.clone()))
     }
 }
@@ -192,21 +192,14 @@ pub struct HostExchange {
     pub(super) deadline: Duration,
 }
 
-/// An exchange between all ranks that failed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("exchange {number} between all ranks failed: {reason}")]
-pub struct ExchangeError {
-    number: u64,
-    reason: String,
-}
-
 impl Exchange for HostExchange {
-    type Error = ExchangeError;
-
-    fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, ExchangeError> {
+    fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         self.shared.gather(number, mine);
         let parts = self.shared.wait_gathered(number, self.deadline);
-        parts.map_err(|reason| ExchangeError { number, reason })
+        parts.map_err(|reason| {
+            let message = format!("exchange {number} between all ranks failed: {reason}");
+            Error::new(Kind::System, message)
+        })
     }
 }

@@ -40,7 +40,7 @@ mod shared;
 mod tcp;
 mod world;
 
-pub use communicator::{ExchangeError, HostCommunicator, HostConnector, HostExchange};
+pub use communicator::{HostCommunicator, HostConnector, HostExchange};
 pub use error::JoinError;
 pub use join::Host;
 #[cfg(feature = "mpi")]

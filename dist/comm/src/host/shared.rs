@@ -138,7 +138,7 @@ impl Shared {
                     }
                 },
                 Err(error) => {
-                    if let Some(error) = error.downcast_ref::<CommError>() {
+                    if let Some(error) = error.details::<CommError>() {
                         state.report(key.group, error.clone());
                         self.wake();
                     }

@@ -166,7 +166,7 @@ impl World {
     /// requester in reports. The registry does not list the communicator of a group of one rank.
     ///
     /// # Errors
-    /// [`CommError::NotMember`]; a `RegistryError`, for invalid options.
+    /// [`CommError::NotMember`], and for invalid options.
     pub fn connect(&self, name: &str, group: &Group) -> Result<Arc<dyn Communicator>> {
         self.shares.connect(name, group)
     }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use meshgrad_dist::registry::{Connect, Creation, Progress};
+use meshgrad_mesh::Result;
 use meshgrad_runtime::Device;
 
 use super::communicator::LocalCommunicator;
@@ -26,25 +27,22 @@ impl LocalConnector {
 impl Connect for LocalConnector {
     type Communicator = LocalCommunicator;
     type Connecting = LocalCommunicator;
-    type Error = CommError;
 
-    fn begin(&mut self, creation: &Creation<'_>) -> Result<LocalCommunicator, CommError> {
+    fn begin(&mut self, creation: &Creation<'_>) -> Result<LocalCommunicator> {
         let group = creation.group;
         let index = group
             .index_of(self.rank)
             .ok_or_else(|| CommError::NotMember { rank: self.rank, group: group.clone() })?;
         let world = self.world.all().len();
         if let Some(rank) = group.ranks().iter().find(|rank| **rank >= world) {
-            return Err(CommError::OutsideWorld { group: group.clone(), rank: *rank, world });
+            let rank = *rank;
+            return Err(CommError::OutsideWorld { group: group.clone(), rank, world }.into());
         }
         let table = self.world.join(group, creation.generation);
         Ok(LocalCommunicator::new(table, index, self.device.clone()))
     }
 
-    fn poll(
-        &mut self,
-        connecting: &mut LocalCommunicator,
-    ) -> Result<Progress<LocalCommunicator>, CommError> {
+    fn poll(&mut self, connecting: &mut LocalCommunicator) -> Result<Progress<LocalCommunicator>> {
         Ok(Progress::Ready(connecting.clone()))
     }
 }

@@ -424,7 +424,7 @@ impl LocalRank {
     /// requester in reports. The registry does not list the communicator of a group of one rank.
     ///
     /// # Errors
-    /// [`CommError::NotMember`]; a `RegistryError`, for invalid options.
+    /// [`CommError::NotMember`], and for invalid options.
     pub fn connect(&self, name: &str, group: &Group) -> Result<LocalCommunicator> {
         match self.shares.member(name, group)? {
             Some(communicator) => Ok(communicator),

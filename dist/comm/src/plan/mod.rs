@@ -15,7 +15,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use meshgrad_dist::registry::{Connect, Creation, Progress};
-use meshgrad_mesh::Group;
+use meshgrad_mesh::{Error as MeshError, Group};
 use meshgrad_runtime::{Device, Error, Pending, Result, Tensor};
 
 pub use check::{Checked, check_logs};
@@ -37,7 +37,7 @@ use crate::ticket::Request;
 /// let mesh = Mesh::new(&[100, 1000], &["dp", "tp"]).unwrap();
 /// let plan = Plan::new(100_000).unwrap();
 /// let log = plan.trace(4_321, |rank| {
-///     let group = mesh.group(["dp"], rank.rank()).map_err(Error::other)?.unwrap();
+///     let group = mesh.group(["dp"], rank.rank())?.unwrap();
 ///     let dp = rank.connect(&group)?;
 ///     let gradient = ops::full(rank.device(), &[1 << 20], DType::F32, 0.0)?;
 ///     dp.all_reduce(&gradient, Reduction::Sum)?.wait()?;
@@ -186,16 +186,15 @@ impl fmt::Debug for PlanRank {
 impl Connect for PlanRank {
     type Communicator = PlanCommunicator;
     type Connecting = PlanCommunicator;
-    type Error = CommError;
 
-    fn begin(&mut self, creation: &Creation<'_>) -> Result<PlanCommunicator, CommError> {
-        self.connect(creation.group)
+    fn begin(&mut self, creation: &Creation<'_>) -> Result<PlanCommunicator, MeshError> {
+        Ok(PlanRank::connect(self, creation.group)?)
     }
 
     fn poll(
         &mut self,
         connecting: &mut PlanCommunicator,
-    ) -> Result<Progress<PlanCommunicator>, CommError> {
+    ) -> Result<Progress<PlanCommunicator>, MeshError> {
         Ok(Progress::Ready(connecting.clone()))
     }
 }

@@ -20,8 +20,7 @@ use std::sync::Arc;
 
 use meshgrad_mesh::{Chunks, Hosts, LinkCosts, Mesh, Redistribution, Sharding, Transfer};
 use meshgrad_runtime::{
-    Error, Pending, Redistribute, Result, ShardedTensorError, Tensor, with_mesh,
-    with_redistribution,
+    Error, Pending, Redistribute, Result, Tensor, with_mesh, with_redistribution,
 };
 
 pub use transfer::Transferred;
@@ -106,15 +105,12 @@ impl Redistributor {
     /// As [`Redistribution::plan`].
     pub fn plan(&self, from: &Sharding, to: &Sharding, bits: usize) -> Result<Arc<Redistribution>> {
         let make = || Redistribution::plan(from, to, bits, &self.hosts, &self.links);
-        Ok(self.plans.get(&KeyRef { from, to, bits }, make)?)
+        self.plans.get(&KeyRef { from, to, bits }, make)
     }
 
     /// The plan for `x`.
     fn plan_of(&self, x: &Tensor, to: &Sharding) -> Result<Arc<Redistribution>> {
-        let Some(from) = x.sharding() else {
-            let (op, tensor) = ("redistribute", x.to_string());
-            return Err(ShardedTensorError::NoSharding { op, tensor }.into());
-        };
+        let from = x.expect_sharding("redistribute")?;
         // Fails for a part of another rank.
         x.with_sharding(from, self.member.rank)?;
         self.plan(from, to, x.dtype().bits())

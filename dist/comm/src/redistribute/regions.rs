@@ -2,17 +2,17 @@
 
 use std::ops::Range;
 
+use meshgrad_error::error;
 use meshgrad_mesh::{IndexSet, Region, Sharding};
 use meshgrad_runtime::{Error, Kind, Result, Tensor, ops};
 
 /// The region of `rank`.
 ///
 /// # Errors
-/// [`Error::Argument`] when the rank is not in the mesh.
+/// When the rank is not in the mesh.
 pub(super) fn region(sharding: &Sharding, rank: usize) -> Result<Region> {
-    sharding.region(rank).ok_or_else(|| Error::Argument {
-        op: "redistribute",
-        problem: format!("rank {rank} is not in the mesh {}", sharding.mesh()),
+    sharding.region(rank).ok_or_else(|| {
+        error!(Invalid, "redistribute: rank {rank} is not in the mesh {}", sharding.mesh())
     })
 }
 

@@ -1,7 +1,8 @@
 //! Strict mode: ranks that have the same part of a tensor must have the same values.
 
+use meshgrad_error::{bail, ensure};
 use meshgrad_mesh::{Placement, Sharding};
-use meshgrad_runtime::{Error, Result, ShardedTensorError, Tensor};
+use meshgrad_runtime::{Result, Tensor};
 use twox_hash::XxHash3_64;
 
 use super::member::Member;
@@ -15,7 +16,7 @@ pub(super) fn compare(member: &Member, name: &str, x: &Tensor, sharding: &Shardi
     let mesh = sharding.mesh();
     let replicates = |(axis, at): (_, Placement)| (at == Placement::Replicate).then_some(axis);
     let axes: Vec<&str> = sharding.placements().into_iter().filter_map(replicates).collect();
-    let group = mesh.group(&axes, member.rank).map_err(Error::other)?;
+    let group = mesh.group(&axes, member.rank)?;
     let Some(group) = group.filter(|group| group.ranks().len() > 1) else {
         return Ok(());
     };
@@ -34,28 +35,26 @@ pub(super) fn compare(member: &Member, name: &str, x: &Tensor, sharding: &Shardi
     if let Some(other) = of_members.iter().position(|it| it[0] != of_members[0][0]) {
         let lengths: Vec<usize> = of_members.iter().map(|it| it[2] as usize).collect();
         let all = exchanged(&*communicator, x, &described, &lengths)?;
-        return Err(ShardedTensorError::ReplicaTensors {
-            first,
-            first_tensor: all[0].clone(),
-            rank: group.ranks()[other],
-            tensor: all[other].clone(),
-        }
-        .into());
+        bail!(
+            Mismatch,
+            "rank {first} compares {}, but rank {} compares {}; in strict mode, all ranks must run \
+             the same backward passes with the same parameters in the same order",
+            all[0],
+            group.ranks()[other],
+            all[other]
+        );
     }
 
     let of_ranks = group.ranks().iter().zip(&of_members);
     let others = of_ranks.filter(|(_, it)| it[1] != of_members[0][1]);
     let ranks: Vec<usize> = others.map(|(rank, _)| *rank).collect();
-    match ranks.is_empty() {
-        true => Ok(()),
-        false => Err(ShardedTensorError::Replicas {
-            name: name.to_owned(),
-            tensor: x.to_string(),
-            first,
-            ranks,
-        }
-        .into()),
-    }
+    ensure!(
+        ranks.is_empty(),
+        Mismatch,
+        "{name} is {x}, but ranks {ranks:?} have other values than rank {first}; before it, a \
+         redistribution is missing, or the ranks computed different values"
+    );
+    Ok(())
 }
 
 /// A hash of the elements' bytes; 0 on a meta device.

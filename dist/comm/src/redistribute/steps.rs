@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use meshgrad_error::bail;
 use meshgrad_mesh::{
     Action, Chunks, Group, Redistribution, ReduceOp, Reduction as Partial, Region, Sharding, Step,
 };
-use meshgrad_runtime::{Error, Kind, Pending, Result, Tensor, ops};
+use meshgrad_runtime::{Kind, Pending, Result, Tensor, ops};
 
 use super::member::Member;
 use super::regions::{self, assembled, flattened, padded, part};
@@ -84,10 +85,7 @@ impl Runner {
         let rank = self.member.rank;
         let (before, after) = (self.region(step.from(), rank)?, self.region(step.to(), rank)?);
         let Some(group) = step.group(rank) else {
-            return Err(Error::Argument {
-                op: "redistribute",
-                problem: format!("rank {rank} has no group in the step {step}"),
-            });
+            bail!(Invalid, "redistribute: rank {rank} has no group in the step {step}");
         };
         let local = match step.action() {
             Action::Slice => ops::contiguous(&part(x, &before, &after)?),
@@ -103,10 +101,7 @@ impl Runner {
             Action::AllToAll => return self.all_to_all(step, &group, x),
             Action::ReduceScatter(by) => return self.reduce_scatter(step, &group, x, by),
             Action::AllReduce(by) => return self.all_reduce(&group, x, by),
-            other => Err(Error::Argument {
-                op: "redistribute",
-                problem: format!("the step {other} is not known"),
-            }),
+            other => bail!(Invalid, "redistribute: the step {other} is not known"),
         };
         local.map(|x| Pending::by_host(move || Ok(x)))
     }

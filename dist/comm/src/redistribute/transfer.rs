@@ -2,10 +2,9 @@
 
 use std::collections::BTreeSet;
 
+use meshgrad_error::{ensure, error};
 use meshgrad_mesh::{Group, Region, Sharding, Transfer, TransferMessage, TransferTensor};
-use meshgrad_runtime::{
-    DType, Device, Error, Pending, Result, Shape, ShardedTensorError, Tensor, UninitTensor, ops,
-};
+use meshgrad_runtime::{DType, Device, Error, Pending, Result, Shape, Tensor, UninitTensor, ops};
 
 use super::Redistributor;
 use super::plans::{KeyRef, KeyRefs};
@@ -53,9 +52,9 @@ impl Redistributor {
     /// per dtype for each ordered pair of ranks. All ranks of all meshes pass the same list.
     ///
     /// # Errors
-    /// [`Error::Sharding`] as [`Transfer::plan`], and for a value without the sharding `from`;
-    /// [`Error::Argument`] for a value of another dtype, or if a rank of the mesh of `from` has no
-    /// value or another rank has one; errors of the communication.
+    /// As [`Transfer::plan`], and for a value without the sharding `from`; for a value of another
+    /// dtype, or if a rank of the mesh of `from` has no value or another rank has one; errors of
+    /// the communication.
     pub fn transfer_all(&self, tensors: &[Transferred<'_>]) -> Result<Vec<Option<Tensor>>> {
         self.start_transfer_all(tensors)?.wait()
     }
@@ -86,7 +85,7 @@ impl Redistributor {
         let (mut sends, mut receipts) = (Vec::new(), Vec::new());
         if !is_idle {
             let ranks: Vec<usize> = ranks.into_iter().collect();
-            let group = Group::new(ranks).map_err(Error::other)?;
+            let group = Group::new(ranks)?;
             let communicator = self.member.communicator(&group)?;
             for message in plan.messages() {
                 for parts in parts_by_dtype(message, tensors) {
@@ -170,29 +169,24 @@ impl Transferred<'_> {
                 false => Ok(()),
             };
         };
-        if x.sharding().is_none() {
-            let (op, tensor) = (OP, x.to_string());
-            return Err(ShardedTensorError::NoSharding { op, tensor }.into());
-        }
+        x.expect_sharding(OP)?;
         x.with_sharding(self.from, rank)?;
-        match x.dtype() == self.dtype {
-            true => Ok(()),
-            false => Err(Error::Argument {
-                op: OP,
-                problem: format!("the value is {x}, but the stated dtype is {}", self.dtype),
-            }),
-        }
+        ensure!(
+            x.dtype() == self.dtype,
+            Invalid,
+            "{OP}: the value is {x}, but the stated dtype is {}",
+            self.dtype
+        );
+        Ok(())
     }
 
     /// The error of a rank in the source mesh that passes no value.
     fn misplaced(&self, rank: usize) -> Error {
-        Error::Argument {
-            op: OP,
-            problem: format!(
-                "rank {rank} is in the source mesh {} but passes no value; pass its part",
-                self.from.mesh()
-            ),
-        }
+        error!(
+            Invalid,
+            "{OP}: rank {rank} is in the source mesh {} but passes no value; pass its part",
+            self.from.mesh()
+        )
     }
 
     /// The result, with the part that this rank has.

@@ -53,8 +53,7 @@ impl<'a> TracedRank<'a> {
     /// A recording grows with each of them, so record some steps of a long run.
     ///
     /// # Errors
-    /// [`Error::Argument`](meshgrad_runtime::Error::Argument) while the rank already records, or
-    /// its device is [recorded](Device::trace_ops).
+    /// While the rank already records, or its device is [recorded](Device::trace_ops).
     pub fn record(&self) -> Result<Recording> {
         Recording::start(self.rank.rank(), self.rank.device(), &self.tracer)
     }

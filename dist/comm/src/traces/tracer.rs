@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use meshgrad_error::ensure;
 use meshgrad_mesh::Group;
-use meshgrad_runtime::{Device, Error, OpTrace, Pending, Result, Tensor};
+use meshgrad_runtime::{Device, OpTrace, Pending, Result, Tensor};
 
 use super::{CollectiveSpan, CommStats, RankTrace, Span};
 use crate::clock::Clock;
@@ -100,7 +101,7 @@ impl Recording {
     /// of a rank 0 without collectives.
     ///
     /// # Errors
-    /// [`Error::Argument`] while the device is [recorded](Device::trace_ops).
+    /// While the device is [recorded](Device::trace_ops).
     pub fn of_device(device: &Device) -> Result<Recording> {
         let tracer = Tracer::new(Clock::real());
         Recording::start(0, device, &Arc::new(tracer))
@@ -109,12 +110,11 @@ impl Recording {
     pub(super) fn start(rank: usize, device: &Device, tracer: &Arc<Tracer>) -> Result<Recording> {
         let clock = tracer.clock.clone();
         let mut state = tracer.lock();
-        if state.spans.is_some() {
-            return Err(Error::Argument {
-                op: "record",
-                problem: format!("rank {rank} already records; finish the first recording"),
-            });
-        }
+        ensure!(
+            state.spans.is_none(),
+            Invalid,
+            "record: rank {rank} already records; finish the first recording"
+        );
         let ops = device.trace_ops(move || clock.now())?;
         state.spans = Some(BTreeMap::new());
         Ok(Recording { rank, tracer: tracer.clone(), ops: Some(ops) })

@@ -5,7 +5,7 @@ use std::time::Duration;
 use meshgrad_comm::{Collectives, CommError, LocalRank, Reduction, RunError, Verdict};
 use meshgrad_mesh::Mesh;
 use meshgrad_runtime::{
-    CudaError, DType, Error, Kind, Result, Shape, Tensor, UninitTensor, ops, with_stream,
+    DType, Error, ErrorKind, Kind, Result, Shape, Tensor, UninitTensor, ops, with_stream,
 };
 
 use super::{STREAMS, gpus, in_each_order, is_real};
@@ -130,7 +130,7 @@ fn a_device_error_is_returned_to_all_members() {
             };
             let largest = rank.world()?.reduce(&x, Reduction::Max, 1)?.wait();
             let error = largest.map(drop).unwrap_err();
-            assert!(matches!(error, Error::Cuda(CudaError::Launch { .. })), "{error}");
+            assert!(error.to_string().contains(" could not launch `"), "{error}");
             if rank.rank() != 1 {
                 assert_eq!(device.waits(), waits);
                 assert_eq!(full(rank, 5, 2.0)?.to_vec::<f32>()?, [2.0; 5]);
@@ -151,9 +151,9 @@ fn a_buffer_is_busy_until_the_wait() {
             ops::fill_into(&x, 2.0)?;
             let pending = world.all_reduce_in_place(&x, Reduction::Sum)?;
             let busy = ops::fill_into(&x, 1.0);
-            assert!(matches!(busy, Err(Error::Busy { .. })), "{busy:?}");
+            assert_eq!(busy.unwrap_err().kind(), ErrorKind::Busy);
             let again = world.all_reduce_in_place(&x, Reduction::Sum);
-            assert!(matches!(again, Err(Error::Busy { .. })));
+            assert_eq!(again.map(drop).unwrap_err().kind(), ErrorKind::Busy);
             pending.wait()?;
             assert_eq!(x.to_vec::<f32>()?, [4.0; 5]);
             ops::fill_into(&x, 1.0)
@@ -199,7 +199,7 @@ fn groups_overlap() {
         let mesh = Mesh::new(&[2, 2], &["dp", "tp"]).unwrap();
         let results = gpus(4).launch(|rank| {
             let connect = |axis: &str| {
-                let group = mesh.group([axis], rank.rank()).map_err(Error::other)?;
+                let group = mesh.group([axis], rank.rank())?;
                 rank.connect(axis, &group.expect("a member"))
             };
             let (dp, tp) = (connect("dp")?, connect("tp")?);
@@ -222,7 +222,7 @@ fn groups_overlap() {
 }
 
 fn verdict(error: &Error) -> Option<Verdict> {
-    error.downcast_ref::<CommError>()?.verdict()
+    error.details::<CommError>()?.verdict()
 }
 
 /// Tests verdicts on a missing rank, a mismatch and a rank that failed. A verdict frees what was
@@ -261,7 +261,7 @@ fn verdicts_are_the_same_as_on_cpu_devices() {
             let world = rank.world()?;
             let x = full(rank, 5, 1.0)?;
             match rank.rank() {
-                1 => Err(Error::Busy { op: "planned" }),
+                1 => Err(Error::new(ErrorKind::Invalid, "as planned")),
                 _ => world.all_reduce(&x, Reduction::Sum)?.wait().map(drop),
             }
         });

@@ -22,7 +22,7 @@ struct Costs {
 }
 
 fn on_rank(rank: &dyn Rank, home: &Home) -> Result<Costs> {
-    let mesh = Mesh::new(&[RANKS], &["dp"]).map_err(Error::other)?;
+    let mesh = Mesh::new(&[RANKS], &["dp"])?;
     Redistributor::new(rank).run_on(&mesh, || {
         let model = Chain::new(LAYERS, WIDTH);
         let homes = Homes::new(rank, &mesh, home.clone()).unit("layers.*", home.clone());

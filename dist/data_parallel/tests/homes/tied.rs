@@ -5,7 +5,7 @@ use meshgrad_autograd::{Grads, Init, Module, Param, Tape, Var, norm_over_ranks, 
 use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_data_parallel::{Home, Homes};
 use meshgrad_mesh::Mesh;
-use meshgrad_runtime::{DType, Error, Result, ops};
+use meshgrad_runtime::{DType, Result, ops};
 
 const STAGES: usize = 3;
 const ROWS: usize = 2;
@@ -21,7 +21,7 @@ fn on_stage(rank: &dyn Rank, mesh: &Mesh) -> Result<Outcome> {
         1 => &["weight"],
         _ => &["weight", "table"],
     };
-    let stage_mesh = mesh.at("pp", stage).map_err(Error::other)?;
+    let stage_mesh = mesh.at("pp", stage)?;
     Redistributor::new(rank).run_on(&stage_mesh, || {
         let params = names.iter().map(|name| Param::new(*name, [3, 4], Init::Ones));
         let params: Vec<Param> = params.collect();

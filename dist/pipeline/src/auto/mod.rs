@@ -3,8 +3,11 @@
 mod greedy;
 mod policy;
 
+use std::fmt;
+
+use meshgrad_error::{Error, Kind, Result};
+
 use crate::costs::Costs;
-use crate::error::{Error, Result};
 use crate::{Lowering, Named, Placement, Schedule, Shape, Simulation};
 use greedy::Greedy;
 use policy::{Policy, TOLERANCE, fits};
@@ -20,6 +23,22 @@ pub struct Auto {
     pub named: Option<Named>,
 }
 
+/// No schedule fits in a memory cap.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MemoryCap {
+    /// The cap.
+    pub cap: f64,
+    /// The smallest that works.
+    pub least: f64,
+}
+
+impl fmt::Display for MemoryCap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let MemoryCap { cap, least } = self;
+        write!(f, "no schedule fits in a memory cap of {cap}: the least cap that works is {least}")
+    }
+}
+
 impl Auto {
     /// Searches for the fastest schedule of which no rank needs more memory than `cap`: among all
     /// schedules of the literature, and those that a list scheduler makes under several policies, with
@@ -27,7 +46,7 @@ impl Auto {
     /// fits, but for rounding. Of equally fast ones, that with the smallest peak memory is returned.
     ///
     /// # Errors
-    /// [`Error::Costs`] for wrong costs, and [`Error::MemoryCap`] with the least cap that works.
+    /// When the costs do not fit the stages; with a [`MemoryCap`] when no schedule fits in `cap`.
     pub fn search(shape: Shape, costs: &Costs, cap: Option<f64>) -> Result<Auto> {
         costs.check(shape.stages())?;
         let budget = cap.unwrap_or(f64::INFINITY);
@@ -56,7 +75,10 @@ impl Auto {
                 }
             }
         }
-        best.ok_or_else(|| Error::MemoryCap { cap: budget, least: least_cap(shape, costs) })
+        best.ok_or_else(|| {
+            let needed = MemoryCap { cap: budget, least: least_cap(shape, costs) };
+            Error::with_details(Kind::OutOfMemory, needed)
+        })
     }
 }
 

@@ -8,14 +8,15 @@ mod zbv;
 
 use std::str::FromStr;
 
-use crate::error::{Error, Result};
+use meshgrad_error::{Error, Result, bail, error};
+
 use crate::{Action, Named, Placement, Schedule, Shape};
 
 impl Named {
     /// The schedule for a shape.
     ///
     /// # Errors
-    /// [`Error::Stages`] and [`Error::Microbatches`] when the schedule does not support the shape.
+    /// When the schedule does not support the shape.
     pub fn schedule(self, shape: Shape) -> Result<Schedule> {
         self.check_stages(shape)?;
         self.check_microbatches(shape)?;
@@ -64,7 +65,10 @@ impl Named {
                 format!("{below} or {} stages", below + ranks)
             }
         };
-        Err(Error::Stages { schedule: self, permitted, stages, ranks, remedy })
+        bail!(
+            Invalid,
+            "{self} needs {permitted}, but got {stages} stages on {ranks} ranks; use {remedy}"
+        )
     }
 
     fn check_microbatches(self, shape: Shape) -> Result<()> {
@@ -83,14 +87,15 @@ impl Named {
             Named::DualPipeV => "it needs two per rank or more",
             _ => "the number of rounds, microbatches / ranks rounded down, must divide it",
         };
-        Err(Error::Microbatches {
-            schedule: self,
-            microbatches,
-            ranks,
-            rule,
-            below: (1..microbatches).rev().find(|&it| supports(it)),
-            above: (microbatches + 1..).find(|&it| supports(it)).unwrap_or(usize::MAX),
-        })
+        let above = (microbatches + 1..).find(|&it| supports(it)).unwrap_or(usize::MAX);
+        let nearest = match (1..microbatches).rev().find(|&it| supports(it)) {
+            Some(below) => format!("{below} or {above}"),
+            None => above.to_string(),
+        };
+        bail!(
+            Invalid,
+            "{self} cannot run {microbatches} microbatches on {ranks} ranks: {rule}; use {nearest}"
+        )
     }
 }
 
@@ -99,6 +104,9 @@ impl FromStr for Named {
 
     fn from_str(name: &str) -> Result<Named> {
         let named = Named::ALL.into_iter().find(|it| it.name() == name);
-        named.ok_or_else(|| Error::UnknownSchedule { name: name.to_string() })
+        named.ok_or_else(|| {
+            let names = Named::ALL.map(Named::name).join(", ");
+            error!(Invalid, "unknown schedule `{name}` (schedules: {names}, auto)")
+        })
     }
 }

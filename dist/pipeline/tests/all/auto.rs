@@ -1,7 +1,7 @@
 //! `auto` is never slower than the best schedule of the literature, keeps within its memory cap, and
 //! names the least cap that works.
 
-use meshgrad_pipeline::{Auto, Costs, Error, Lowering, Named, Program, Shape};
+use meshgrad_pipeline::{Auto, Costs, Kind, Lowering, MemoryCap, Named, Program, Shape};
 use proptest::prelude::*;
 
 const ROUNDING: f64 = 1e-6;
@@ -16,10 +16,8 @@ fn best_named(shape: Shape, costs: &Costs, cap: f64) -> Option<f64> {
 }
 
 fn least_cap(shape: Shape, costs: &Costs) -> f64 {
-    match Auto::search(shape, costs, Some(0.0)) {
-        Err(Error::MemoryCap { least, .. }) => least,
-        other => panic!("{other:?}"),
-    }
+    let error = Auto::search(shape, costs, Some(0.0)).unwrap_err();
+    error.details::<MemoryCap>().unwrap_or_else(|| panic!("{error}")).least
 }
 
 proptest! {
@@ -50,9 +48,9 @@ proptest! {
         let least = least_cap(shape, &costs);
         let auto = Auto::search(shape, &costs, Some(least)).unwrap();
         prop_assert!(auto.simulation.peak_memory() <= least * (1.0 + ROUNDING));
-        let refused = Auto::search(shape, &costs, Some(least * (1.0 - ROUNDING)));
-        let is_refused = matches!(refused, Err(Error::MemoryCap { .. }));
-        prop_assert!(is_refused);
+        let refused = Auto::search(shape, &costs, Some(least * (1.0 - ROUNDING))).unwrap_err();
+        prop_assert_eq!(refused.kind(), Kind::OutOfMemory);
+        prop_assert!(refused.details::<MemoryCap>().is_some());
     }
 }
 

@@ -5,12 +5,13 @@
 
 use std::path::Path;
 
+use meshgrad_error::error;
 use meshgrad_mesh::Size;
 
 use super::scalar::Scalar;
 use super::tree::Tree;
 use super::{of_file, of_tree};
-use crate::parallel::{Order, Parallelism, Settings, Source, Violation};
+use crate::parallel::{Order, Parallelism, Settings, Source};
 
 /// The keys of each degree. A dotted key can be a path of nested keys or a single key with dots.
 const DEGREES: [(Parallelism, &[&str]); 7] = [
@@ -107,11 +108,13 @@ fn data(file: &Tree, settings: &mut Settings) {
         }
     }
     if let Some(value) = file.at("zero_optimization.mics_shard_size") {
-        settings.add_violation(Violation::Unsupported {
-            what: format!("mics_shard_size {}", value.scalar()),
-            location: value.location.clone(),
-            fix: "DeepSpeed has removed it; set dp_shard and dp_replicate".to_owned(),
-        });
+        settings.add_violation(error!(
+            Unsupported,
+            "mics_shard_size {} ({}) is not supported: DeepSpeed has removed it; set dp_shard and \
+             dp_replicate",
+            value.scalar(),
+            value.location
+        ));
     }
 }
 
@@ -121,11 +124,13 @@ fn secondary_shards(file: &Tree, settings: &mut Settings) {
         return;
     };
     if !matches!(value.scalar(), Scalar::Nothing | Scalar::Integer(0 | 1)) {
-        settings.add_violation(Violation::Unsupported {
-            what: format!("zero_hpz_partition_size {}", value.scalar()),
-            location: value.location.clone(),
-            fix: "declare a domain whose fastest axis has this size".to_owned(),
-        });
+        settings.add_violation(error!(
+            Unsupported,
+            "zero_hpz_partition_size {} ({}) is not supported: declare a domain whose fastest axis \
+             has this size",
+            value.scalar(),
+            value.location
+        ));
     }
 }
 

@@ -5,11 +5,13 @@
 
 use std::time::Duration;
 
+use meshgrad_error::error;
 use meshgrad_mesh::{GroupOptions, Size};
 
 use super::nccl::{GROUPS, megatron_nccl_file};
 use super::scalar::Scalar;
-use crate::parallel::{Order, Parallelism, Settings, Source, Violation};
+use crate::parallel::violation::unknown_key;
+use crate::parallel::{Order, Parallelism, Settings, Source};
 
 const DEGREES: [(&str, Parallelism); 6] = [
     ("--tensor-model-parallel-size", Parallelism::Tp),
@@ -98,10 +100,8 @@ fn one_value<'v>(flag: &str, values: &'v [String], settings: &mut Settings) -> O
     match values {
         [value] => Some(value),
         _ => {
-            settings.add_violation(Violation::Unreadable {
-                location: Source::flag(flag),
-                problem: format!("expected one value, got {}", values.len()),
-            });
+            let len = values.len();
+            settings.add_violation(error!(Invalid, "{flag}: expected one value, got {len}"));
             None
         }
     }
@@ -117,7 +117,7 @@ fn number(text: &str) -> Scalar {
 fn high_priority(groups: &[String], location: &Source, settings: &mut Settings) {
     for group in groups {
         if !GROUPS.contains(&group.as_str()) {
-            settings.add_violation(Violation::unknown_key(group, location.clone(), GROUPS));
+            settings.add_violation(unknown_key(group, location, GROUPS));
             continue;
         }
         let mut options = GroupOptions::default();

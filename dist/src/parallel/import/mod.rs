@@ -17,6 +17,8 @@ mod tree;
 use std::fs;
 use std::path::Path;
 
+use meshgrad_error::{Result, error};
+
 pub use deepspeed::{deepspeed, deepspeed_file};
 pub use megatron::megatron_arguments;
 pub use nccl::{megatron_nccl, megatron_nccl_file};
@@ -24,7 +26,7 @@ pub use toml_file::{toml, toml_file};
 pub use torchtitan::{torchtitan, torchtitan_file};
 
 use self::tree::Tree;
-use super::{Settings, Source, Violation};
+use super::Settings;
 
 /// Reads a file of any of these kinds: TOML with a section `[parallel]` (meshgrad) or
 /// `[parallelism]` (torchtitan), JSON (DeepSpeed), YAML (Megatron's NCCL options).
@@ -40,12 +42,12 @@ pub fn file(path: impl AsRef<Path>) -> Settings {
         Some("yaml" | "yml") => megatron_nccl_file(path),
         _ => {
             let mut settings = Settings::new();
-            settings.add_violation(Violation::Unreadable {
-                location: Source::file(path.display().to_string()),
-                problem: "unknown file type: use .toml (meshgrad, torchtitan), .json (DeepSpeed) \
-                          or .yaml (Megatron's NCCL options)"
-                    .to_owned(),
-            });
+            settings.add_violation(error!(
+                Invalid,
+                "{}: unknown file type: use .toml (meshgrad, torchtitan), .json (DeepSpeed) or \
+                 .yaml (Megatron's NCCL options)",
+                path.display()
+            ));
             settings
         }
     }
@@ -56,27 +58,22 @@ fn of_file(path: &Path, read: impl FnOnce(&str, &str) -> Settings) -> Settings {
     let name = path.display().to_string();
     match fs::read_to_string(path) {
         Ok(text) => read(&text, &name),
-        Err(error) => {
+        Err(source) => {
             let mut settings = Settings::new();
-            settings.add_violation(Violation::Unreadable {
-                location: Source::file(name),
-                problem: format!("cannot be read: {error}"),
-            });
+            let violation = error!(System, "{name}: cannot be read: {source}").caused_by(source);
+            settings.add_violation(violation);
             settings
         }
     }
 }
 
 /// Passes a tree to `read`.
-fn of_tree(
-    tree: Result<Tree, Box<Violation>>,
-    read: impl FnOnce(&Tree, &mut Settings),
-) -> Settings {
+fn of_tree(tree: Result<Tree>, read: impl FnOnce(&Tree, &mut Settings)) -> Settings {
     let mut settings = Settings::new();
     match tree {
         Ok(tree) => read(&tree, &mut settings),
         Err(violation) => {
-            settings.add_violation(*violation);
+            settings.add_violation(violation);
         }
     }
     settings
@@ -93,10 +90,7 @@ fn of_section(
         Some(section) if section.is_table() => read(section, settings),
         Some(other) => other.scalar().reject(settings, "a section", &other.location),
         None => {
-            settings.add_violation(Violation::Unreadable {
-                location: Source::file(path),
-                problem: format!("has no section [{name}]"),
-            });
+            settings.add_violation(error!(Invalid, "{path}: has no section [{name}]"));
         }
     })
 }

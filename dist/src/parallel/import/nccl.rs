@@ -2,12 +2,14 @@
 
 use std::path::Path;
 
+use meshgrad_error::error;
 use meshgrad_mesh::GroupOptions;
 use yaml_rust2::{Yaml, YamlLoader};
 
 use super::of_file;
 use super::scalar::Scalar;
-use crate::parallel::{Settings, Source, Violation};
+use crate::parallel::violation::unknown_key;
+use crate::parallel::{Settings, Source};
 
 /// The groups for which Megatron looks up options (megatron-core 0.16.1).
 pub(super) const GROUPS: [&str; 21] = [
@@ -52,17 +54,16 @@ pub fn megatron_nccl(text: &str, path: &str) -> Settings {
                 }
             }
             _ => {
-                settings.add_violation(unreadable(
-                    &location,
-                    "expected one mapping of groups to options",
+                settings.add_violation(error!(
+                    Invalid,
+                    "{location}: expected one mapping of groups to options"
                 ));
             }
         },
         Err(error) => {
-            let line = error.marker().line();
-            let location = location.at_line(line);
-            settings
-                .add_violation(unreadable(&location, &format!("invalid YAML: {}", error.info())));
+            let location = location.at_line(error.marker().line());
+            let info = error.info();
+            settings.add_violation(error!(Malformed, "{location}: invalid YAML: {info}"));
         }
     }
     settings
@@ -73,15 +74,11 @@ pub fn megatron_nccl_file(path: impl AsRef<Path>) -> Settings {
     of_file(path.as_ref(), megatron_nccl)
 }
 
-fn unreadable(location: &Source, problem: &str) -> Violation {
-    Violation::Unreadable { location: location.clone(), problem: problem.to_owned() }
-}
-
 fn read_group(group: &Yaml, options: &Yaml, location: &Source, settings: &mut Settings) {
     let name = scalar(group).to_string();
     let location = location.clone().at_key(name.clone());
     if !GROUPS.contains(&name.as_str()) {
-        settings.add_violation(Violation::unknown_key(&name, location, GROUPS));
+        settings.add_violation(unknown_key(&name, &location, GROUPS));
         return;
     }
     match options {
@@ -125,7 +122,7 @@ fn read_field(
             _ => value.reject(settings, "IB or socket", location),
         },
         _ => {
-            settings.add_violation(Violation::unknown_key(field, location.clone(), FIELDS));
+            settings.add_violation(unknown_key(field, location, FIELDS));
         }
     }
 }

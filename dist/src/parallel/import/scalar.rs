@@ -3,9 +3,11 @@
 use std::fmt;
 use std::time::Duration;
 
+use meshgrad_error::error;
 use meshgrad_mesh::Size;
 
-use crate::parallel::{Parallelism, Settings, Source, Violation};
+use crate::parallel::degree::not_a_degree;
+use crate::parallel::{Parallelism, Settings, Source};
 
 /// A value of a configuration file that is neither a list nor a table.
 #[derive(Debug, Clone, PartialEq)]
@@ -49,11 +51,7 @@ impl Scalar {
     pub(super) fn set_degree(&self, settings: &mut Settings, kind: Parallelism, location: Source) {
         match self.size() {
             Some(size) => settings.set(kind, size, location),
-            None => settings.add_violation(Violation::NotADegree {
-                name: kind.name().to_owned(),
-                text: self.to_string(),
-                location,
-            }),
+            None => settings.add_violation(not_a_degree(kind, self, &location)),
         };
     }
 
@@ -99,9 +97,6 @@ impl Scalar {
 
     /// Adds a violation: this value is not what was expected.
     pub(super) fn reject(&self, settings: &mut Settings, expected: &str, location: &Source) {
-        settings.add_violation(Violation::Unreadable {
-            location: location.clone(),
-            problem: format!("`{self}` is not {expected}"),
-        });
+        settings.add_violation(error!(Invalid, "{location}: `{self}` is not {expected}"));
     }
 }

@@ -31,13 +31,15 @@
 
 use std::path::Path;
 
+use meshgrad_error::error;
 use meshgrad_mesh::{GroupOptions, Size};
 
 use super::scalar::Scalar;
 use super::tree::{Node, Tree};
 use super::{of_file, of_section};
 use crate::parallel::degree::parse_size;
-use crate::parallel::{Domain, Member, Parallelism, Settings, Subgroup, View, Violation};
+use crate::parallel::violation::unknown_key;
+use crate::parallel::{Domain, Member, Parallelism, Settings, Subgroup, View};
 
 /// The keys of the section other than degrees.
 const KEYS: [&str; 7] =
@@ -106,7 +108,7 @@ fn read(section: &Tree, settings: &mut Settings) {
             (None, _) => {
                 let degrees = Parallelism::ALL.map(Parallelism::name);
                 let known = degrees.into_iter().chain(KEYS);
-                settings.add_violation(Violation::unknown_key(key, location.clone(), known));
+                settings.add_violation(unknown_key(key, location, known));
             }
         }
     }
@@ -134,17 +136,13 @@ fn texts<const N: usize>(
     let known = || keys.into_iter().chain(others.iter().copied());
     for (key, value) in table.entries() {
         if !known().any(|known| known == key) {
-            let location = value.location.clone();
-            settings.add_violation(Violation::unknown_key(key, location, known()));
+            settings.add_violation(unknown_key(key, &value.location, known()));
         }
     }
     let found = keys.map(|key| match table.get(key) {
         Some(value) => value.scalar().text_or_reject(settings, "a string", &value.location),
         None => {
-            settings.add_violation(Violation::Unreadable {
-                location: table.location.clone(),
-                problem: format!("`{key}` is missing"),
-            });
+            settings.add_violation(error!(Invalid, "{}: `{key}` is missing", table.location));
             None
         }
     });
@@ -192,10 +190,10 @@ fn read_subgroup(table: &Tree, settings: &mut Settings) {
             settings.subgroup(Subgroup::new(name, of, members), table.location.clone());
         }
         None => {
-            settings.add_violation(Violation::Unreadable {
-                location: table.location.clone(),
-                problem: "`members` must be a list of \"first\", \"last\" or indices".to_owned(),
-            });
+            settings.add_violation(error!(
+                Invalid,
+                "{}: `members` must be a list of \"first\", \"last\" or indices", table.location
+            ));
         }
     }
 }
@@ -249,7 +247,7 @@ fn read_option(key: &str, value: &Tree, options: &mut GroupOptions, settings: &m
         "nvls_ctas" => options.nvls_ctas = count(settings),
         "net_name" => options.net_name = scalar.text_or_reject(settings, "a name", location),
         _ => {
-            settings.add_violation(Violation::unknown_key(key, location.clone(), OPTIONS));
+            settings.add_violation(unknown_key(key, location, OPTIONS));
         }
     }
 }

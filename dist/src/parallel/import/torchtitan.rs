@@ -10,7 +10,8 @@ use meshgrad_mesh::Size;
 use super::scalar::Scalar;
 use super::tree::Tree;
 use super::{of_file, of_section};
-use crate::parallel::{Parallelism, Settings, Source, Violation};
+use crate::parallel::violation::unknown_key;
+use crate::parallel::{Parallelism, Settings, Source};
 
 /// Degrees by torchtitan's names.
 const DEGREES: [(&str, Parallelism); 7] = [
@@ -89,7 +90,7 @@ fn degree(value: &Tree, kind: Parallelism, settings: &mut Settings) {
 
 fn unknown(key: &str, value: &Tree, settings: &mut Settings) {
     let known = DEGREES.iter().map(|(name, _)| *name).chain(OTHERS);
-    settings.add_violation(Violation::unknown_key(key, value.location.clone(), known));
+    settings.add_violation(unknown_key(key, &value.location, known));
 }
 
 #[cfg(test)]

@@ -1,11 +1,12 @@
 //! Configuration files as trees with the location of each value.
 
+use meshgrad_error::{Result, error};
 use serde_json::Value;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::scalar::Scalar;
-use crate::parallel::{Source, Violation};
+use crate::parallel::Source;
 
 /// A value and its location.
 #[derive(Debug, Clone)]
@@ -24,28 +25,24 @@ pub(super) enum Node {
 
 impl Tree {
     /// Parses TOML; locations have lines and keys.
-    pub(super) fn of_toml(text: &str, path: &str) -> Result<Tree, Box<Violation>> {
+    pub(super) fn of_toml(text: &str, path: &str) -> Result<Tree> {
         let table = DeTable::parse(text).map_err(|error| {
             let location = Source::file(path);
-            Box::new(Violation::Unreadable {
-                location: match error.span() {
-                    Some(span) => location.at_line(line_of(text, span.start)),
-                    None => location,
-                },
-                problem: format!("invalid TOML: {}", error.message()),
-            })
+            let location = match error.span() {
+                Some(span) => location.at_line(line_of(text, span.start)),
+                None => location,
+            };
+            error!(Malformed, "{location}: invalid TOML: {}", error.message())
         })?;
         let reader = TomlReader { text, path };
         Ok(reader.table(table.get_ref(), Source::file(path), ""))
     }
 
     /// Parses JSON; locations have keys.
-    pub(super) fn of_json(text: &str, path: &str) -> Result<Tree, Box<Violation>> {
+    pub(super) fn of_json(text: &str, path: &str) -> Result<Tree> {
         let value: Value = serde_json::from_str(text).map_err(|error| {
-            Box::new(Violation::Unreadable {
-                location: Source::file(path).at_line(error.line()),
-                problem: format!("invalid JSON: {error}"),
-            })
+            let location = Source::file(path).at_line(error.line());
+            error!(Malformed, "{location}: invalid JSON: {error}")
         })?;
         Ok(json(&value, path, ""))
     }

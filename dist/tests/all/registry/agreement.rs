@@ -1,10 +1,10 @@
 //! Ranks compare their plans before any communicator is created.
 
-use std::convert::Infallible;
 use std::sync::{Barrier, Mutex};
 use std::time::Duration;
 
-use meshgrad_dist::registry::{AgreedPlan, Exchange, Plan, PlanDigest, RegistryError};
+use meshgrad_dist::registry::{AgreedPlan, Exchange, Plan, PlanDigest};
+use meshgrad_dist::{Error, Kind, Result};
 use meshgrad_mesh::{Channel, Group, GroupOptions, Mesh};
 use proptest::prelude::*;
 
@@ -19,6 +19,14 @@ fn pairs_and_all() -> Vec<Group> {
 fn plans_agree(plans: &[Plan]) -> bool {
     let digests: Vec<PlanDigest> = plans.iter().map(Plan::digest).collect();
     PlanDigest::agree(&digests)
+}
+
+/// `rank 3` or `ranks [0, 1]`.
+fn text(ranks: &[usize]) -> String {
+    match ranks {
+        [rank] => format!("rank {rank}"),
+        _ => format!("ranks {ranks:?}"),
+    }
 }
 
 /// How a rank's request differs from those of the other members.
@@ -83,16 +91,16 @@ proptest! {
         prop_assert!(!plans_agree(&world.plans()));
 
         let error = Plan::agree_all(world.plans()).unwrap_err();
-        let RegistryError::PlansDiffer { needed_by, missing_from, .. } = &error else {
-            panic!("{error}");
-        };
         let others: Vec<usize> =
             expected.ranks().iter().copied().filter(|other| *other != rank).collect();
-        let (right, wrong) = (vec![rank], others);
-        prop_assert!(
-            (needed_by, missing_from) == (&right, &wrong) || (needed_by, missing_from) == (&wrong, &right),
-            "{}", error
-        );
+        let (one, others) = (format!("rank {rank}"), text(&others));
+        let (needs, lacks) = (format!("{one} needs "), format!("but {others} do"));
+        let (need, lack) = (format!("{others} need"), format!("but {one} does not"));
+        let names = |needs: &str, lacks: &str| {
+            let text = error.to_string();
+            text.contains(&format!("the plans differ: {needs}")) && text.contains(lacks)
+        };
+        prop_assert!(names(&needs, &lacks) || names(&need, &lack), "{}", error);
         prop_assert_eq!(world.recording.counts(rank).started.len(), 0);
     }
 
@@ -221,9 +229,7 @@ struct Seat<'a> {
 }
 
 impl Exchange for Seat<'_> {
-    type Error = Infallible;
-
-    fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Infallible> {
+    fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
         self.sent.push(mine.len());
         self.lobby.messages.lock().unwrap()[self.rank] = mine.to_vec();
         self.lobby.barrier.wait();
@@ -238,10 +244,7 @@ impl Exchange for Seat<'_> {
 }
 
 /// Each rank's result, and the sizes of the messages that it sent.
-fn agree_by_exchange(
-    plans: Vec<Plan>,
-    is_bad: bool,
-) -> Vec<(Result<AgreedPlan, RegistryError>, Vec<usize>)> {
+fn agree_by_exchange(plans: Vec<Plan>, is_bad: bool) -> Vec<(Result<AgreedPlan>, Vec<usize>)> {
     let lobby = Lobby {
         messages: Mutex::new(vec![Vec::new(); plans.len()]),
         barrier: Barrier::new(plans.len()),
@@ -282,23 +285,21 @@ fn equal_plans_are_not_reported_as_different() {
     let (world, _handles) = plans_with(&[]);
     for (agreed, _) in agree_by_exchange(world.plans(), true) {
         let error = agreed.unwrap_err();
-        assert_eq!(error, RegistryError::DigestsDiffer { world: 8 });
+        assert_eq!(
+            error.to_string(),
+            "the plans of 8 ranks are equal but their digests differ: run the same version on all \
+             ranks"
+        );
     }
 }
 
 /// A broken control plane.
 struct Broken(Vec<Vec<u8>>);
 
-#[derive(Debug, thiserror::Error)]
-#[error("rank 7 closed its connection")]
-struct Closed;
-
 impl Exchange for Broken {
-    type Error = Closed;
-
-    fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Closed> {
+    fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
         match self.0.as_slice() {
-            [] => Err(Closed),
+            [] => Err(Error::new(Kind::PeerFailed, "rank 7 closed its connection")),
             others => Ok([&[mine.to_vec()], others].concat()),
         }
     }

@@ -3,9 +3,8 @@
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-use meshgrad_dist::registry::{
-    BOOTSTRAP_TIMEOUT, Connect, Creation, Plan, Progress, Registry, RegistryError,
-};
+use meshgrad_dist::registry::{BOOTSTRAP_TIMEOUT, Connect, Creation, Plan, Progress, Registry};
+use meshgrad_dist::{Error, Kind, Result};
 use meshgrad_mesh::{GroupOptions, Hosts};
 
 use crate::registry::world::{NOW, World, folded, group};
@@ -50,7 +49,8 @@ fn creation_has_a_default_time_limit() {
     let late = seconds(5) + BOOTSTRAP_TIMEOUT;
     assert!(handle.connect(late - Duration::from_nanos(1)).unwrap().is_none());
     let error = handle.connect(late).err().unwrap();
-    assert!(matches!(error, RegistryError::Timeout { .. }), "{error}");
+    assert_eq!(error.kind(), Kind::Stuck, "{error}");
+    assert!(error.to_string().starts_with("rank 0 waited 300s for "), "{error}");
 }
 
 /// Members that join later do not count a canceled creation as begun. A new request is a new
@@ -102,21 +102,20 @@ struct Unplugged {
     fails_after: usize,
 }
 
-#[derive(Debug, thiserror::Error)]
-#[error("no route to host 10.0.0.7")]
-struct NoRoute;
+fn no_route() -> Error {
+    Error::new(Kind::System, "no route to host 10.0.0.7")
+}
 
 impl Connect for Unplugged {
     type Communicator = ();
     type Connecting = usize;
-    type Error = NoRoute;
 
-    fn begin(&mut self, _: &Creation<'_>) -> Result<usize, NoRoute> {
-        self.fails_after.checked_sub(1).ok_or(NoRoute)
+    fn begin(&mut self, _: &Creation<'_>) -> Result<usize> {
+        self.fails_after.checked_sub(1).ok_or_else(no_route)
     }
 
-    fn poll(&mut self, left: &mut usize) -> Result<Progress<()>, NoRoute> {
-        *left = left.checked_sub(1).ok_or(NoRoute)?;
+    fn poll(&mut self, left: &mut usize) -> Result<Progress<()>> {
+        *left = left.checked_sub(1).ok_or_else(no_route)?;
         Ok(Progress::Waiting { missing: Vec::new() })
     }
 }
@@ -159,14 +158,13 @@ struct FirstFails {
 impl Connect for FirstFails {
     type Communicator = u64;
     type Connecting = u64;
-    type Error = NoRoute;
 
-    fn begin(&mut self, creation: &Creation<'_>) -> Result<u64, NoRoute> {
+    fn begin(&mut self, creation: &Creation<'_>) -> Result<u64> {
         self.calls += 1;
-        (self.calls > 1).then_some(creation.generation).ok_or(NoRoute)
+        (self.calls > 1).then_some(creation.generation).ok_or_else(no_route)
     }
 
-    fn poll(&mut self, generation: &mut u64) -> Result<Progress<u64>, NoRoute> {
+    fn poll(&mut self, generation: &mut u64) -> Result<Progress<u64>> {
         Ok(Progress::Ready(*generation))
     }
 }

@@ -86,8 +86,8 @@ fn a_part_refuses_what_it_cannot_do() {
         part.materialize(&device, SEED).unwrap();
     }
     let error = |part: &Qwen3| part.loss(&batch, case.compute()).err().unwrap();
-    assert_eq!(error(&first).downcast_ref(), Some(&PartError::NoHead));
-    assert_eq!(error(&last).downcast_ref(), Some(&PartError::NoEmbedding));
+    assert_eq!(error(&first).details(), Some(&PartError::NoHead));
+    assert_eq!(error(&last).details(), Some(&PartError::NoEmbedding));
     let outside = Qwen3::part(&case.config(), 1..5, false, true).err().unwrap();
     assert!(outside.to_string().contains("1..5 are not a range of the model's 3 layers"));
 }

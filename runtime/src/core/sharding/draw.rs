@@ -1,28 +1,35 @@
 //! Random values of a sharded tensor.
 
-use super::error::ShardedTensorError;
+use meshgrad_error::{ensure, error};
+
 use super::ranges::repetition;
 use super::tag::Tag;
-use crate::{Error, Layout, RegionKey, Result, Shape, Tensor};
+use crate::{Layout, MAX_DIMS, RegionKey, Result, Shape, Tensor};
 
 impl RegionKey {
     /// The global index of each element of `x`. If `x` is sharded, these are the indices of the
     /// rank's part, so an element has the same random value on any mesh.
     ///
     /// # Errors
-    /// As [`RegionKey::global_indices`]; [`Error::Argument`] for a sharded tensor and a key with a
-    /// region; [`ShardedTensorError::UnequalRanges`].
+    /// As [`RegionKey::global_indices`]; for a sharded tensor and a key with a region; when the
+    /// ranges of a rank are not equally long or not equally far apart.
     pub(crate) fn indices_of(&self, op: &'static str, x: &Tensor) -> Result<Layout> {
         let Some(tag) = x.tag() else {
             return self.global_indices(op, x.shape());
         };
-        if !self.is_whole() {
-            let problem = "the tensor's sharding gives the region; pass the key without one".into();
-            return Err(Error::Argument { op, problem });
-        }
+        ensure!(
+            self.is_whole(),
+            Invalid,
+            "{op}: the tensor's sharding gives the region; pass the key without one"
+        );
         layout(tag)?.ok_or_else(|| {
             let sharding = tag.sharding().to_string();
-            ShardedTensorError::UnequalRanges { op, sharding }.into()
+            error!(
+                Invalid,
+                "{op}: some rank has several ranges of a dim that are not equally long or not \
+                 equally far apart ({sharding}), which stochastic rounding does not support; \
+                 choose an extent that the ranks divide"
+            )
         })
     }
 
@@ -45,14 +52,12 @@ fn layout(tag: &Tag) -> Result<Option<Layout>> {
     // A dim may become two dims, so the last one comes first.
     for (dim, own) in tag.region().dims().iter().enumerate().rev() {
         let first = own.ranges()[0].clone();
-        let next = match repetition(own) {
-            None => return Ok(None),
-            Some((1, _)) => indices.slice(dim, first),
-            Some(repetition) => indices.repeated(dim, first, repetition),
-        };
-        indices = match next {
-            Err(Error::TooManyDims { .. }) => return Ok(None),
-            next => next?,
+        indices = match repetition(own) {
+            Some((1, _)) => indices.slice(dim, first)?,
+            Some(repetition) if indices.shape().len() < MAX_DIMS => {
+                indices.repeated(dim, first, repetition)?
+            }
+            _ => return Ok(None),
         };
     }
     Ok(Some(indices))

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use meshgrad_error::{bail, error};
 use meshgrad_mesh::ShardingRule;
 
-use super::error::ShardedTensorError;
 use super::memo::{Key, ResultTag, Results};
 use super::tag::Tag;
 use crate::Result;
@@ -29,10 +29,10 @@ impl Gate<'_> {
     /// thread does not remember an equal call.
     ///
     /// # Errors
-    /// [`ShardedTensorError`].
+    /// When the shardings do not fit.
     pub(crate) fn results(
         &self,
-        rule: &dyn Fn() -> Result<ShardingRule, meshgrad_mesh::Error>,
+        rule: &dyn Fn() -> Result<ShardingRule>,
     ) -> Result<Option<Arc<Results>>> {
         let Some(first) = self.operands.iter().position(Option::is_some) else {
             return Ok(None);
@@ -41,7 +41,7 @@ impl Gate<'_> {
         let key = Key { op: self.id, operands: self.operands, arguments: self.arguments };
         let results = key.results(&|| {
             let rank = self.one_rank(first)?;
-            let rule = rule().map_err(ShardedTensorError::from)?;
+            let rule = rule()?;
             self.derive(&rule, rank)
         });
         results.map(Some)
@@ -53,35 +53,35 @@ impl Gate<'_> {
         let Some(without) = self.operands[..needed].iter().position(Option::is_none) else {
             return Ok(());
         };
-        Err(ShardedTensorError::Mixed {
-            op: self.op,
-            sharded: (self.name)(first),
-            sharding: self.operands[first]
-                .map(|tag| tag.sharding().to_string())
-                .unwrap_or_default(),
-            unsharded: (self.name)(without),
-        }
-        .into())
+        bail!(
+            Invalid,
+            "{}: `{}` is sharded ({}), but `{}` has no sharding; state it with \
+             Tensor::with_sharding, or create the tensor inside with_mesh",
+            self.op,
+            (self.name)(first),
+            self.operands[first].map(|tag| tag.sharding().to_string()).unwrap_or_default(),
+            (self.name)(without)
+        )
     }
 
     /// The rank of the operands.
     ///
     /// # Errors
-    /// [`ShardedTensorError::Ranks`] when they have different ranks.
+    /// When they have different ranks.
     fn one_rank(&self, first: usize) -> Result<usize> {
         let rank_of = |at: usize| self.operands[at].map(Tag::rank);
         let rank = rank_of(first).unwrap_or(0);
         let is_other = |at: &usize| rank_of(*at).is_some_and(|other| other != rank);
         match (0..self.operands.len()).find(is_other) {
             None => Ok(rank),
-            Some(other) => Err(ShardedTensorError::Ranks {
-                op: self.op,
-                first: (self.name)(first),
-                first_rank: rank,
-                other: (self.name)(other),
-                other_rank: rank_of(other).unwrap_or(0),
-            }
-            .into()),
+            Some(other) => Err(error!(
+                Invalid,
+                "{}: `{}` belongs to rank {rank}, but `{}` to rank {}",
+                self.op,
+                (self.name)(first),
+                (self.name)(other),
+                rank_of(other).unwrap_or(0)
+            )),
         }
     }
 
@@ -91,10 +91,10 @@ impl Gate<'_> {
             true => rule.derive_into(&shardings),
             false => rule.derive(&shardings),
         };
-        let results = results.map_err(ShardedTensorError::from)?;
+        let results = results?;
         let results = results.into_iter().map(|result| match result.shape() {
             Some(shape) => {
-                let sharding = result.sharding(&shape).map_err(ShardedTensorError::from)?;
+                let sharding = result.sharding(&shape)?;
                 Ok(ResultTag::Known(Tag::new(sharding, rank)?))
             }
             None => Ok(ResultTag::Open(Box::new(result))),

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use meshgrad_mesh::DerivedSharding;
 
-use super::error::ShardedTensorError;
 use super::tag::Tag;
 use crate::{Result, Shape};
 
@@ -48,7 +47,7 @@ impl Results {
         match &self.results[at] {
             ResultTag::Known(tag) => Ok(tag.clone()),
             ResultTag::Open(derived) => {
-                let sharding = derived.sharding(shape).map_err(ShardedTensorError::from)?;
+                let sharding = derived.sharding(shape)?;
                 Tag::new(sharding, self.rank)
             }
         }

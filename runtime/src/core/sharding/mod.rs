@@ -6,7 +6,6 @@
 //! [`redistribute`] need only the tags; [`ranges`] needs nothing; [`rank_scope`] combines two of them.
 
 mod draw;
-pub(crate) mod error;
 pub(crate) mod gate;
 pub(crate) mod memo;
 mod ranges;

@@ -3,18 +3,17 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
+use meshgrad_error::error;
 use meshgrad_mesh::{Chunks, Placement, Sharding};
 
-use super::error::ShardedTensorError;
-use crate::{Pending, Result, Tensor};
+use crate::{Error, Pending, Result, Tensor};
 
 /// Changes the sharding of a rank's tensors. All ranks of the mesh make the same calls.
 pub trait Redistribute: Send + Sync {
     /// This rank's part of `x` with the sharding `to`, of the same mesh and global shape.
     ///
     /// # Errors
-    /// [`Error::Sharding`](crate::Error::Sharding) if `x` has no sharding, or none that can become
-    /// `to`; errors of the communication.
+    /// If `x` has no sharding, or none that can become `to`; errors of the communication.
     fn redistribute(&self, x: &Tensor, to: &Sharding) -> Result<Tensor>;
 
     /// Starts [`Redistribute::redistribute`] and does not wait for other ranks. All ranks make the
@@ -52,7 +51,7 @@ pub trait Redistribute: Send + Sync {
     /// the tensor in errors. The default checks nothing.
     ///
     /// # Errors
-    /// [`Error::Sharding`](crate::Error::Sharding) for other values; errors of the communication.
+    /// For other values; errors of the communication.
     fn check_replicas(&self, name: &str, x: &Tensor) -> Result<()> {
         let _ = (name, x);
         Ok(())
@@ -96,9 +95,21 @@ pub(super) fn current() -> Option<Arc<dyn Redistribute>> {
 /// What the innermost [`with_redistribution`] of this thread communicates through.
 ///
 /// # Errors
-/// [`Error::Sharding`](crate::Error::Sharding) outside of any.
+/// Outside of any.
 pub fn current_redistribution() -> Result<Arc<dyn Redistribute>> {
-    current().ok_or_else(|| ShardedTensorError::NoRedistribution.into())
+    current().ok_or_else(no_redistribution)
+}
+
+/// Whether this thread is inside of [`with_redistribution`].
+pub fn in_redistribution() -> bool {
+    CURRENT.with_borrow(Option::is_some)
+}
+
+fn no_redistribution() -> Error {
+    error!(
+        Invalid,
+        "redistribute: no ranks to communicate with; call it inside of with_redistribution"
+    )
 }
 
 /// Checks, in the strict mode of the innermost [`with_redistribution`], that the ranks that have the
@@ -122,9 +133,9 @@ pub fn check_replicas(name: impl FnOnce() -> String, x: &Tensor) -> Result<()> {
 /// result can share memory with `x`.
 ///
 /// # Errors
-/// [`Error::Sharding`](crate::Error::Sharding) for placements that are invalid or that the tensor
-/// cannot be brought to, for a tensor without a sharding inside of [`with_redistribution`], and for
-/// one with a sharding outside of it; errors of the communication.
+/// For placements that are invalid or that the tensor cannot be brought to, for a tensor without a
+/// sharding inside of [`with_redistribution`], and for one with a sharding outside of it; errors of
+/// the communication.
 pub fn redistribute<S: AsRef<str>>(
     x: &Tensor,
     placements: impl AsRef<[(S, Placement)]>,
@@ -180,11 +191,8 @@ fn target<S: AsRef<str>>(
     match (x.sharding(), current()) {
         (Some(from), Some(current)) => Ok(Some((current, with_placements(from, placements)?))),
         (None, None) => Ok(None),
-        (Some(_), None) => Err(ShardedTensorError::NoRedistribution.into()),
-        (None, Some(_)) => {
-            let (op, tensor) = ("redistribute", x.to_string());
-            Err(ShardedTensorError::NoSharding { op, tensor }.into())
-        }
+        (Some(_), None) => Err(no_redistribution()),
+        (None, Some(_)) => x.expect_sharding("redistribute").map(|_| None),
     }
 }
 
@@ -195,7 +203,7 @@ fn target<S: AsRef<str>>(
 pub fn with_placements<S: AsRef<str>>(
     from: &Sharding,
     placements: &[(S, Placement)],
-) -> Result<Sharding, meshgrad_mesh::Error> {
+) -> Result<Sharding> {
     let own = from.placements();
     // An axis that already has the placement stays inside or outside of others, unless the list
     // gives an order by naming several axes of one dim.

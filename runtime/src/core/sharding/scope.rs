@@ -4,8 +4,7 @@ use std::cell::RefCell;
 
 use meshgrad_mesh::{Mesh, Sharding};
 
-use super::error::ShardedTensorError;
-use super::tag::Tag;
+use super::tag::{Tag, not_in_mesh};
 use crate::{Result, Shape};
 
 thread_local! {
@@ -17,15 +16,14 @@ thread_local! {
 /// sharding: state it with [`Tensor::with_sharding`](crate::Tensor::with_sharding).
 ///
 /// # Errors
-/// [`ShardedTensorError::NotInMesh`]; the error of `body`.
+/// When the rank is not in the mesh; the error of `body`.
 pub fn with_mesh<T, E: From<crate::Error>>(
     mesh: &Mesh,
     rank: usize,
     body: impl FnOnce() -> Result<T, E>,
 ) -> Result<T, E> {
     if !mesh.contains(rank) {
-        let mesh = mesh.to_string();
-        return Err(crate::Error::from(ShardedTensorError::NotInMesh { rank, mesh }).into());
+        return Err(not_in_mesh(rank, mesh).into());
     }
     on(Some((mesh.clone(), rank)), body)
 }
@@ -61,7 +59,7 @@ pub(crate) fn replicated(shape: &Shape) -> Result<Option<Tag>> {
         let Some((mesh, rank)) = current else {
             return Ok(None);
         };
-        let sharding = Sharding::replicated(mesh, shape).map_err(ShardedTensorError::from)?;
+        let sharding = Sharding::replicated(mesh, shape)?;
         Tag::new(sharding, *rank).map(Some)
     })
 }

@@ -2,9 +2,9 @@
 
 use std::ops::{Deref, Range};
 
+use meshgrad_error::bail;
 use meshgrad_mesh::{Placement, Region, RowBox, Sharding};
 
-use super::error::ShardedTensorError;
 use super::tag::Tag;
 use super::views;
 use crate::core::params::indexed::IndexRange;
@@ -41,7 +41,7 @@ impl ShardedShape {
     /// The shape of `sharding`, and the shards of rank `rank`.
     ///
     /// # Errors
-    /// [`Error::Sharding`](crate::Error::Sharding) when the rank is not in the mesh.
+    /// When the rank is not in the mesh.
     pub fn new(sharding: &Sharding, rank: usize) -> Result<ShardedShape> {
         let tag = Tag::new(sharding.without_partials(), rank)?;
         Ok(ShardedShape { global: Shape::new(sharding.shape())?, tag: Some(tag) })
@@ -59,7 +59,7 @@ impl ShardedShape {
     /// The indices of dim `dim` that this rank has.
     ///
     /// # Errors
-    /// [`ShardedTensorError::SeveralRanges`], on all ranks alike.
+    /// When a rank has several ranges of the dim, on all ranks alike.
     pub(crate) fn indices(&self, op: &'static str, dim: usize) -> Result<IndexRange> {
         let total = self.global[dim];
         let Some(tag) = self.tag() else {
@@ -67,7 +67,11 @@ impl ShardedShape {
         };
         if !tag.sharding().has_one_range(dim) {
             let sharding = tag.sharding().to_string();
-            return Err(ShardedTensorError::SeveralRanges { op, dim, sharding }.into());
+            bail!(
+                Invalid,
+                "{op}: ranks have several ranges of dim {dim} ({sharding}), but the op needs one \
+                 per rank; redistribute the tensor to shard({dim}) first"
+            );
         }
         let first = tag.region().dims()[dim].ranges()[0].start;
         Ok(IndexRange { first, total })
@@ -104,7 +108,7 @@ impl ShardedShape {
     /// `x`, of the local shape, as this rank's part of a tensor with these shards. Copies nothing.
     ///
     /// # Errors
-    /// [`Error::Sharding`](crate::Error::Sharding) for another local shape.
+    /// For another local shape.
     pub fn part(&self, x: &Tensor) -> Result<Tensor> {
         let Some(tag) = &self.tag else {
             return Ok(x.clone());
@@ -117,8 +121,7 @@ impl ShardedShape {
     /// same axes as `like`. Copies nothing.
     ///
     /// # Errors
-    /// [`Error::Sharding`](crate::Error::Sharding) for another local shape, or if `like` is partial
-    /// along an axis of the shards.
+    /// For another local shape, or if `like` is partial along an axis of the shards.
     pub fn part_like(&self, x: &Tensor, like: &Tensor) -> Result<Tensor> {
         let (Some(tag), Some(like)) = (&self.tag, like.tag()) else {
             return self.part(x);
@@ -138,9 +141,8 @@ impl ShardedShape {
     /// dims `repeated`, which have extent 1 in `x`. Copies nothing.
     ///
     /// # Errors
-    /// [`Error::Broadcast`](crate::Error::Broadcast); [`Error::Sharding`](crate::Error::Sharding)
-    /// unless `x` is replicated where this shape shards a repeated dim, and has the same shards of
-    /// the other dims.
+    /// When the shape does not broadcast; unless `x` is replicated where this shape shards a
+    /// repeated dim, and has the same shards of the other dims.
     pub fn broadcast(&self, x: &Tensor, repeated: &[usize]) -> Result<Tensor> {
         match (&self.tag, x.tag()) {
             (Some(own), Some(tag)) => {
@@ -155,7 +157,7 @@ impl ShardedShape {
     /// of [`with_mesh`](crate::with_mesh).
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory).
+    /// When memory runs out.
     pub fn zeros(&self, device: &Device, dtype: DType, kind: Kind) -> Result<Tensor> {
         let zeros = Tensor::zeros(device, self.local(), dtype, kind)?;
         Ok(zeros.with_tag(self.tag.clone()))
@@ -176,8 +178,7 @@ impl Tensor {
     /// `shape` has as many dims.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`](crate::Error::OutOfMemory); [`Error::Sharding`](crate::Error::Sharding)
-    /// when the shards do not fit `shape`.
+    /// When memory runs out; when the shards do not fit `shape`.
     pub fn zeros_beside(&self, shape: &[usize]) -> Result<Tensor> {
         let Some(tag) = self.tag() else {
             return Tensor::zeros(self.device(), shape, self.dtype(), Kind::Value);

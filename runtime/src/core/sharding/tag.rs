@@ -4,11 +4,11 @@
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-use meshgrad_mesh::{Region, Sharding};
+use meshgrad_error::{bail, error};
+use meshgrad_mesh::{Mesh, Region, Sharding};
 
-use super::error::ShardedTensorError;
 use super::ranges;
-use crate::{Result, Shape};
+use crate::{Error, Result, Shape};
 
 /// The sharding of a tensor, and the rank whose part the tensor is.
 #[derive(Clone, Debug)]
@@ -26,6 +26,11 @@ struct Inner {
     shards: Option<Tag>,
 }
 
+/// The error for a rank that has no part.
+pub(super) fn not_in_mesh(rank: usize, mesh: &Mesh) -> Error {
+    error!(Invalid, "rank {rank} is not in the mesh {mesh}")
+}
+
 impl PartialEq for Tag {
     fn eq(&self, other: &Tag) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
@@ -34,15 +39,14 @@ impl PartialEq for Tag {
 
 impl Tag {
     /// # Errors
-    /// [`ShardedTensorError::NotInMesh`]; [`Error::TooManyDims`](crate::Error::TooManyDims).
+    /// When the rank is not in the mesh; for too many dims.
     pub(crate) fn new(sharding: Sharding, rank: usize) -> Result<Tag> {
         let key = (sharding, rank);
         if let Some(known) = tags().known(&key) {
             return Ok(known);
         }
         let Some(region) = key.0.region(rank) else {
-            let mesh = key.0.mesh().to_string();
-            return Err(ShardedTensorError::NotInMesh { rank, mesh }.into());
+            return Err(not_in_mesh(rank, key.0.mesh()));
         };
         let shards = match key.0.partials().is_empty() {
             true => None,
@@ -98,15 +102,14 @@ impl Tag {
         if shape == self.local() {
             return Ok(());
         }
-        let error = ShardedTensorError::LocalShape {
-            op,
-            shape: shape.to_vec(),
-            rank: self.rank(),
-            sharding: self.sharding().to_string(),
-            global: self.sharding().shape().to_vec(),
-            expected: self.local().to_vec(),
-        };
-        Err(error.into())
+        bail!(
+            Invalid,
+            "{op}: the shape is {shape:?}, but the part of rank {} in {:?} ({}) has shape {:?}",
+            self.rank(),
+            self.sharding().shape(),
+            self.sharding(),
+            self.local()
+        )
     }
 }
 

@@ -1,9 +1,8 @@
 //! The shardings of views.
 
-use meshgrad_error::error;
+use meshgrad_error::{bail, ensure};
 use meshgrad_mesh::{Placement, Sharding, ShardingRule};
 
-use super::error::ShardedTensorError;
 use super::gate::Gate;
 use super::tag::Tag;
 use crate::Result;
@@ -50,14 +49,13 @@ pub(crate) fn reshaped(x: &Tag, to: &[usize]) -> Result<Tag> {
         let mut extents = shape.iter().map(|extent| *extent as u128);
         extents.try_fold(1u128, u128::checked_mul)
     };
-    if elements(from) != elements(to) {
-        return Err(ShardedTensorError::GlobalShape {
-            sharding: x.sharding().to_string(),
-            global: from.to_vec(),
-            given: to.to_vec(),
-        }
-        .into());
-    }
+    ensure!(
+        elements(from) == elements(to),
+        Invalid,
+        "reshape: {to:?} does not have as many elements as the global shape {from:?} ({}); pass a \
+         global shape, with extents from Tensor::global_extent",
+        x.sharding()
+    );
     let rule = || ShardingRule::reshape(RESHAPE, from, to);
     tag(&RESHAPE, x, to, rule)
 }
@@ -105,7 +103,7 @@ pub(crate) fn repeated_for(x: &Tag, table: &Tag) -> Result<Tag> {
             format!("rank {} on the mesh {mesh} (first ranks {ranks:?})", tag.rank())
         };
         let (x, table) = (of(x), of(table));
-        return Err(error!(Invalid, "rope: `x` belongs to {x}, but the table to {table}").into());
+        bail!(Invalid, "rope: `x` belongs to {x}, but the table to {table}");
     }
     let batches = of_x.placements().into_iter();
     let batches = batches.filter(|(_, placement)| placement.dim() == Some(0));
@@ -117,14 +115,14 @@ pub(crate) fn repeated_for(x: &Tag, table: &Tag) -> Result<Tag> {
     let placements: Vec<_> = batches.chain(own).collect();
     let shape = [&of_x.shape()[..1], of_table.shape()].concat();
     let sharding = Sharding::new(of_x.mesh(), placements, &shape);
-    Tag::new(sharding.map_err(ShardedTensorError::from)?, x.rank())
+    Tag::new(sharding?, x.rank())
 }
 
 fn tag(
     op: &'static &'static str,
     x: &Tag,
     arguments: &[usize],
-    rule: impl Fn() -> Result<ShardingRule, meshgrad_mesh::Error>,
+    rule: impl Fn() -> Result<ShardingRule>,
 ) -> Result<Tag> {
     let gate = Gate {
         op,

@@ -1,4 +1,5 @@
 use super::*;
+use crate::assert_error;
 
 static LINEAR: Signature = Signature::new("linear", "x: F[.. i], w: F[o i] -> y: F[.. o]", 2);
 
@@ -58,5 +59,5 @@ fn messages_name_both_values() {
 #[test]
 fn devices_must_agree() {
     let (x, w) = (on(&Device::cpu(), &[4]), on(&Device::cpu(), &[5, 4]));
-    assert!(matches!(LINEAR.call(&[&x, &w]), Err(Error::Devices { op: "linear", .. })));
+    assert_error(LINEAR.call(&[&x, &w]), "linear: operands are on different devices");
 }

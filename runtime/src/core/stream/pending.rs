@@ -35,7 +35,7 @@ impl<T> Pending<T> {
     /// and the host does not. For work of host threads, the calling thread blocks.
     ///
     /// # Errors
-    /// [`Error::Cuda`](crate::Error::Cuda) when the driver fails; the error of host work.
+    /// When the driver fails; the error of host work.
     pub fn wait(self) -> Result<T> {
         match self.0 {
             Work::Stream { value, mut join } => {

@@ -4,10 +4,12 @@ use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use crate::core::storage::Storage;
+use meshgrad_error::{bail, error};
+
+use crate::core::storage::{Storage, busy};
 use crate::core::stream_uses::{Access, ScopeId};
-use crate::driver::{CudaError, Event, Gpu, Pool, RawStream};
-use crate::{Device, Error, Kind, Result};
+use crate::driver::{Event, Gpu, Pool, RawStream};
+use crate::{Device, Kind, Result};
 
 /// The stream on which the calling thread enqueues its work, and the storages that the work uses.
 pub(crate) struct Scope {
@@ -124,8 +126,7 @@ pub(crate) fn raw(device: &Device, gpu: &Gpu) -> Arc<RawStream> {
 /// Records that work which `op` enqueues on the current stream uses `storage`.
 ///
 /// # Errors
-/// [`Error::Busy`] when the use conflicts with work of a stream that this work is not ordered
-/// after.
+/// When the use conflicts with work of a stream that this work is not ordered after.
 pub(crate) fn record_use(storage: &Arc<Storage>, access: Access, op: &'static str) -> Result<()> {
     SCOPES.with_borrow_mut(|scopes| {
         let of_device = |scope: &&mut Scope| scope.device == *storage.device();
@@ -135,7 +136,7 @@ pub(crate) fn record_use(storage: &Arc<Storage>, access: Access, op: &'static st
             around.any(|scope| scope.pool.stream == stream)
         };
         if storage.kind() != Kind::Value && !storage.uses().allow(access, before) {
-            return Err(Error::Busy { op });
+            return Err(busy(op));
         }
         match scopes.iter_mut().rev().find(of_device) {
             Some(scope) => scope.keep(storage, access),
@@ -155,7 +156,7 @@ pub(crate) fn in_stream_work(device: &Device) -> bool {
 /// waited for.
 ///
 /// # Errors
-/// [`Error::Argument`] unless the scope belongs to a [`StreamWork`](crate::StreamWork). A graph and
+/// Unless the scope belongs to a [`StreamWork`](crate::StreamWork). A graph and
 /// [`with_stream`](super::with_stream) do not order their work after work of other devices.
 pub(crate) fn keep<'a>(
     device: &Device,
@@ -164,8 +165,7 @@ pub(crate) fn keep<'a>(
 ) -> Result<()> {
     innermost(device, |scope| {
         let Some(scope) = scope.filter(|scope| scope.is_stream_work) else {
-            let problem = "it is called outside of `StreamWork::run`; call it inside".to_owned();
-            return Err(Error::Argument { op, problem });
+            bail!(Invalid, "{op}: it is called outside of `StreamWork::run`; call it inside");
         };
         let pool = scope.pool;
         let others = storages.filter(|it| it.device() != device || it.pool() != pool);
@@ -180,14 +180,14 @@ pub(crate) fn capturing() -> bool {
 }
 
 /// Fails if this thread is capturing a graph, for an `op` that waits for the GPU.
-pub(crate) fn forbid_in_capture(op: &'static str) -> Result<(), CudaError> {
+pub(crate) fn forbid_in_capture(op: &'static str) -> Result<()> {
     match capturing() {
         false => Ok(()),
-        true => Err(CudaError::Capture {
-            op,
-            problem: "a graph cannot wait for the GPU or copy from the host; do that before or \
-                      after the capture",
-        }),
+        true => Err(error!(
+            Invalid,
+            "{op} during Device::capture: a graph cannot wait for the GPU or copy from the host; \
+             do that before or after the capture"
+        )),
     }
 }
 
@@ -229,13 +229,13 @@ impl ScopeGuard {
 
     /// Ends the scope. Call it even if the work failed, because the GPU still runs what was
     /// enqueued.
-    pub(crate) fn leave(self) -> Result<Join, CudaError> {
+    pub(crate) fn leave(self) -> Result<Join> {
         std::mem::forget(self);
         ScopeGuard::end()
     }
 
     /// Scopes end in the reverse of the order in which they began.
-    fn end() -> Result<Join, CudaError> {
+    fn end() -> Result<Join> {
         match SCOPES.with_borrow_mut(Vec::pop) {
             Some(scope) => Join::new(scope),
             None => unreachable!("an entered scope ends once"),
@@ -264,7 +264,7 @@ impl Join {
         &self.device
     }
 
-    pub(crate) fn new(scope: Scope) -> Result<Join, CudaError> {
+    pub(crate) fn new(scope: Scope) -> Result<Join> {
         let side = scope.raw.filter(|_| scope.pool.stream != 0);
         let event = side.map(|raw| raw.record()).transpose();
         let join = |event, used| Join {
@@ -286,7 +286,7 @@ impl Join {
 
     /// Makes the current stream wait for the work. The storages that the work used are then
     /// released, or handed over to the scope of the current stream.
-    pub(crate) fn join(&mut self) -> Result<(), CudaError> {
+    pub(crate) fn join(&mut self) -> Result<()> {
         // Work that was captured but is not part of a finished graph never runs.
         let abandoned = self.graph != 0 && pool(&self.device).graph != self.graph;
         if let (Some(event), Some(gpu)) = (&self.event, self.device.gpu())

@@ -3,7 +3,10 @@
 
 use std::ops::Range;
 
-use super::{AttentionError, Shape};
+use meshgrad_error::{bail, ensure, error};
+
+use super::Shape;
+use crate::Result;
 
 /// Offsets of packed sequences: N + 1 non-decreasing numbers from 0 to the length of the packed
 /// dim.
@@ -20,10 +23,15 @@ impl Offsets<'_> {
         self.0[index] as usize
     }
 
-    fn check(self, name: &'static str, end: usize) -> Result<(), AttentionError> {
+    fn check(self, name: &str, end: usize) -> Result<()> {
         let rises = self.0.is_sorted();
         let spans = self.0.first() == Some(&0) && self.0.last() == Some(&(end as i64));
-        if rises && spans { Ok(()) } else { Err(AttentionError::Offsets { name, end }) }
+        ensure!(
+            rises && spans,
+            Invalid,
+            "`{name}` must be non-decreasing from 0 to {end}, the length of the packed dim"
+        );
+        Ok(())
     }
 }
 
@@ -99,24 +107,34 @@ impl Segment {
 impl Mask<'_> {
     /// # Errors
     /// If lengths or offsets do not match the shape.
-    pub(super) fn check(&self, shape: &Shape) -> Result<(), AttentionError> {
+    pub(super) fn check(&self, shape: &Shape) -> Result<()> {
         match self.sequences {
             Sequences::Rows { q_offset, k_len } => {
                 for (name, values) in [("q_offset", q_offset), ("k_len", k_len)] {
                     if values.len() != 1 && values.len() != shape.batch {
                         let (len, batch) = (values.len(), shape.batch);
-                        return Err(AttentionError::PerRow { name, len, batch });
+                        bail!(
+                            Invalid,
+                            "`{name}` has {len} values; pass 1 value, or one per batch row \
+                             ({batch})"
+                        );
                     }
                 }
                 match k_len.iter().find(|len| **len > shape.keys) {
-                    Some(&len) => Err(AttentionError::KeyLength { len, keys: shape.keys }),
+                    Some(&len) => Err(error!(
+                        Invalid,
+                        "`k_len` is {len}, but there are only {} keys", shape.keys
+                    )),
                     None => Ok(()),
                 }
             }
             Sequences::Packed { cu_seqlens_q, cu_seqlens_k } => {
-                if shape.batch != 1 {
-                    return Err(AttentionError::PackedBatch { batch: shape.batch });
-                }
+                ensure!(
+                    shape.batch == 1,
+                    Invalid,
+                    "packed sequences require a batch of 1, not {}; concatenate the rows",
+                    shape.batch
+                );
                 cu_seqlens_q.check("cu_seqlens_q", shape.queries)?;
                 cu_seqlens_k.check("cu_seqlens_k", shape.keys)?;
 
@@ -124,7 +142,10 @@ impl Mask<'_> {
                 if queries == keys {
                     Ok(())
                 } else {
-                    Err(AttentionError::Sequences { queries, keys })
+                    bail!(
+                        Invalid,
+                        "`cu_seqlens_q` has {queries} sequences, but `cu_seqlens_k` has {keys}"
+                    )
                 }
             }
         }

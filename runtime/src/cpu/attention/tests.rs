@@ -2,6 +2,8 @@
 
 mod reference;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use approx::{assert_relative_eq, relative_eq};
 use half::bf16;
 
@@ -347,19 +349,24 @@ fn wrong_arguments_are_errors() {
         mask: case.mask(),
         scale: 1.0,
     };
-    let error = |attention: &Attention<f32>| {
+    let run = |attention: &Attention<f32>| {
         let mut out = vec![0.0; case.query_len()];
-        attention.forward(&mut out, &mut vec![0.0; case.rows()]).unwrap_err().to_string()
+        attention.forward(&mut out, &mut vec![0.0; case.rows()])
+    };
+    let error = |attention: &Attention<f32>| run(attention).unwrap_err().to_string();
+    let panic = |attention: &Attention<f32>| {
+        let panic = catch_unwind(AssertUnwindSafe(|| run(attention))).unwrap_err();
+        *panic.downcast::<String>().unwrap()
     };
 
     let heads = Attention { shape: Shape { heads: 3, ..shape }, ..good };
-    assert!(error(&heads).contains("3 query heads are not a multiple of 2"));
+    assert!(panic(&heads).contains("3 query heads are not a multiple of 2"));
 
     let long = Attention { shape: Shape { keys: 7, ..shape }, ..good };
-    assert!(error(&long).contains("`k`"));
+    assert!(panic(&long).contains("`k`"));
 
     let far = Attention { q: Rows { strides: [usize::MAX, 1, 1], ..good.q }, ..good };
-    assert!(error(&far).contains("`q`"));
+    assert!(panic(&far).contains("`q`"));
 
     let masked = |sequences| Attention { mask: Mask { sequences, ..good.mask }, ..good };
     let rows = |q_offset, k_len| masked(Sequences::Rows { q_offset, k_len });

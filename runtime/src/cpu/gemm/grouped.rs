@@ -7,7 +7,6 @@ use super::block::Problem;
 use super::kernel::Element;
 use super::output::Output;
 use super::{MatrixMut, MatrixRef, Run, Update, agree};
-use crate::GemmError;
 
 /// `y[rows of g] (+)= x[rows of g] w_g` for each group g: the forward pass, and with `w` transposed
 /// the gradient of `x`.
@@ -15,28 +14,26 @@ use crate::GemmError;
 /// # Shapes
 /// `x` [rows, k], `w` a batch \[groups\] of [k, n], `y` [rows, n], `offsets` [groups + 1].
 ///
-/// # Errors
-/// [`GemmError::Mismatch`] if extents do not match, [`GemmError::Offsets`] if the offsets decrease
-/// or exceed the rows.
+/// # Panics
+/// If extents do not match, or the offsets decrease or exceed the rows.
 pub(crate) fn grouped_gemm<T, C, O>(
     x: MatrixRef<'_, T>,
     w: MatrixRef<'_, T>,
     mut y: MatrixMut<'_, C>,
     offsets: &[O],
     update: Update,
-) -> Result<(), GemmError>
-where
+) where
     T: Element,
     C: Output<T::Sum>,
     O: Copy + TryInto<usize> + Sync,
 {
     let op = "grouped_gemm";
-    agree(op, "columns of x and rows of each w", &[x.cols()], &[w.rows()])?;
-    agree(op, "columns of each w and of y", &[w.cols()], &[y.cols()])?;
-    agree(op, "rows of x and of y", &[x.rows()], &[y.rows()])?;
-    agree(op, "batch extents of x and []", x.batch(), &[])?;
-    agree(op, "batch extents of y and []", y.batch(), &[])?;
-    let groups = Groups::new(op, offsets, w.batch(), x.rows())?;
+    agree(op, "columns of x and rows of each w", &[x.cols()], &[w.rows()]);
+    agree(op, "columns of each w and of y", &[w.cols()], &[y.cols()]);
+    agree(op, "rows of x and of y", &[x.rows()], &[y.rows()]);
+    agree(op, "batch extents of x and []", x.batch(), &[]);
+    agree(op, "batch extents of y and []", y.batch(), &[]);
+    let groups = Groups::new(op, offsets, w.batch(), x.rows());
 
     let (k, n) = (x.cols(), y.cols());
     let y = y.target();
@@ -47,7 +44,6 @@ where
 
     let count = groups.count();
     T::with_kernel(Run { count, problem: &problem, update });
-    Ok(())
 }
 
 /// `dw_g (+)= x[rows of g]^T dy[rows of g]` for each group g: the gradient of `w`.
@@ -58,7 +54,7 @@ where
 /// # Shapes
 /// `x` [rows, m], `dy` [rows, n], `dw` a batch \[groups\] of [m, n], `offsets` [groups + 1].
 ///
-/// # Errors
+/// # Panics
 /// As [`grouped_gemm`].
 pub(crate) fn grouped_gemm_weight<T, C, O>(
     x: MatrixRef<'_, T>,
@@ -66,19 +62,18 @@ pub(crate) fn grouped_gemm_weight<T, C, O>(
     mut dw: MatrixMut<'_, C>,
     offsets: &[O],
     update: Update,
-) -> Result<(), GemmError>
-where
+) where
     T: Element,
     C: Output<T::Sum>,
     O: Copy + TryInto<usize> + Sync,
 {
     let op = "grouped_gemm_weight";
-    agree(op, "columns of x and rows of each dw", &[x.cols()], &[dw.rows()])?;
-    agree(op, "columns of dy and of each dw", &[dy.cols()], &[dw.cols()])?;
-    agree(op, "rows of x and of dy", &[x.rows()], &[dy.rows()])?;
-    agree(op, "batch extents of x and []", x.batch(), &[])?;
-    agree(op, "batch extents of dy and []", dy.batch(), &[])?;
-    let groups = Groups::new(op, offsets, dw.batch(), x.rows())?;
+    agree(op, "columns of x and rows of each dw", &[x.cols()], &[dw.rows()]);
+    agree(op, "columns of dy and of each dw", &[dy.cols()], &[dw.cols()]);
+    agree(op, "rows of x and of dy", &[x.rows()], &[dy.rows()]);
+    agree(op, "batch extents of x and []", x.batch(), &[]);
+    agree(op, "batch extents of dy and []", dy.batch(), &[]);
+    let groups = Groups::new(op, offsets, dw.batch(), x.rows());
 
     let (m, n) = (x.cols(), dy.cols());
     let dw = dw.target();
@@ -90,7 +85,6 @@ where
 
     let count = groups.count();
     T::with_kernel(Run { count, problem: &problem, update });
-    Ok(())
 }
 
 /// Checked offsets.
@@ -100,23 +94,18 @@ struct Groups<'a, O> {
 }
 
 impl<'a, O: Copy + TryInto<usize>> Groups<'a, O> {
-    fn new(
-        op: &'static str,
-        offsets: &'a [O],
-        batch: &[usize],
-        rows: usize,
-    ) -> Result<Self, GemmError> {
+    fn new(op: &str, offsets: &'a [O], batch: &[usize], rows: usize) -> Self {
         let groups = offsets.len().saturating_sub(1);
-        agree(op, "groups in the offsets and batch extents", &[groups], batch)?;
+        agree(op, "groups in the offsets and batch extents", &[groups], batch);
 
         let mut last = 0;
         for (index, &offset) in offsets.iter().enumerate() {
             match offset.try_into() {
                 Ok(offset) if (last..=rows).contains(&offset) => last = offset,
-                _ => return Err(GemmError::Offsets { op, index, rows }),
+                _ => panic!("{op}: offset {index} decreases or exceeds {rows} rows"),
             }
         }
-        Ok(Self { offsets })
+        Self { offsets }
     }
 
     fn count(&self) -> usize {

@@ -3,7 +3,6 @@
 use std::marker::PhantomData;
 
 use super::output::{Output, Sum, Update};
-use crate::GemmError;
 use crate::cpu::prefetch::prefetch;
 
 /// The layout of a batch of matrices. An empty batch is one matrix.
@@ -26,16 +25,12 @@ impl<'a> Layout<'a> {
         [rows, cols]: [usize; 2],
         [row_stride, col_stride]: [isize; 2],
         (batch, batch_strides): (&'a [usize], &'a [isize]),
-    ) -> Result<Self, GemmError> {
-        if batch.len() != batch_strides.len() {
-            let (extents, strides) = (batch.len(), batch_strides.len());
-            return Err(GemmError::BatchRank { extents, strides });
-        }
-
+    ) -> Self {
+        assert_eq!(batch.len(), batch_strides.len(), "a batch needs one stride per extent");
         let mut layout =
             Self { offset: 0, rows, cols, row_stride, col_stride, batch, batch_strides };
         if layout.dims().any(|(extent, _)| extent == 0) {
-            return Ok(layout);
+            return layout;
         }
 
         let start = offset as i128;
@@ -46,19 +41,18 @@ impl<'a> Layout<'a> {
             highest = highest.saturating_add(reach.max(0));
         }
 
-        if lowest < 0 || highest >= len as i128 {
-            let (extents, strides) = layout.dims().unzip();
-            return Err(GemmError::OutOfBounds { extents, strides, offset, len });
-        }
-
+        assert!(
+            lowest >= 0 && highest < len as i128,
+            "{layout:?} at offset {offset} is out of bounds of its slice of {len} elements"
+        );
         layout.offset = offset as isize;
-        Ok(layout)
+        layout
     }
 
     /// Checks that no two indices address the same element, so that no two threads write it.
-    fn without_overlap(self) -> Result<Self, GemmError> {
+    fn without_overlap(self) -> Self {
         if self.dims().any(|(extent, _)| extent == 0) {
-            return Ok(self);
+            return self;
         }
 
         // In order of increasing stride, each dim must step over the span of the dims before it.
@@ -73,13 +67,10 @@ impl<'a> Layout<'a> {
                 .filter(|&(stride, index, _)| last.is_none_or(|last| (stride, index) > last))
                 .min();
             let Some((stride, index, extent)) = next else {
-                return Ok(self);
+                return self;
             };
 
-            if stride as u128 <= spanned {
-                let (extents, strides) = self.dims().unzip();
-                return Err(GemmError::Overlap { extents, strides });
-            }
+            assert!(stride as u128 > spanned, "{self:?} may address an element twice");
             spanned += (extent as u128 - 1) * stride as u128;
             last = Some((stride, index));
         }
@@ -136,31 +127,30 @@ pub(crate) struct MatrixRef<'a, T> {
 impl<'a, T: Copy> MatrixRef<'a, T> {
     /// `data` as a row-major matrix.
     ///
-    /// # Errors
-    /// [`GemmError::OutOfBounds`] if `data` has fewer than rows x cols elements.
-    pub(crate) fn new(data: &'a [T], extents: [usize; 2]) -> Result<Self, GemmError> {
+    /// # Panics
+    /// If `data` has fewer than rows x cols elements.
+    pub(crate) fn new(data: &'a [T], extents: [usize; 2]) -> Self {
         Self::strided(data, 0, extents, [extents[1] as isize, 1])
     }
 
     /// [rows, cols] elements: (i, j) is `data[offset + i * strides[0] + j * strides[1]]`.
     ///
-    /// # Errors
-    /// [`GemmError::OutOfBounds`] if an element is outside of `data`.
+    /// # Panics
+    /// If an element is outside of `data`.
     pub(crate) fn strided(
         data: &'a [T],
         offset: usize,
         extents: [usize; 2],
         strides: [isize; 2],
-    ) -> Result<Self, GemmError> {
+    ) -> Self {
         Self::batched(data, offset, extents, strides, &[], &[])
     }
 
     /// A batch of matrices: `batch` has the extents of the batch dims, `batch_strides` their
     /// strides.
     ///
-    /// # Errors
-    /// [`GemmError::OutOfBounds`] if an element is outside of `data`; [`GemmError::BatchRank`] if
-    /// `batch` and `batch_strides` differ in length.
+    /// # Panics
+    /// If an element is outside of `data`, or `batch` and `batch_strides` differ in length.
     pub(crate) fn batched(
         data: &'a [T],
         offset: usize,
@@ -168,9 +158,9 @@ impl<'a, T: Copy> MatrixRef<'a, T> {
         strides: [isize; 2],
         batch: &'a [usize],
         batch_strides: &'a [isize],
-    ) -> Result<Self, GemmError> {
-        let layout = Layout::new(data.len(), offset, extents, strides, (batch, batch_strides))?;
-        Ok(Self { data, layout })
+    ) -> Self {
+        let layout = Layout::new(data.len(), offset, extents, strides, (batch, batch_strides));
+        Self { data, layout }
     }
 
     /// The transpose, without a copy.
@@ -262,32 +252,31 @@ pub(crate) struct MatrixMut<'a, T> {
 impl<'a, T: Copy> MatrixMut<'a, T> {
     /// `data` as a row-major matrix.
     ///
-    /// # Errors
-    /// [`GemmError::OutOfBounds`] if `data` has fewer than rows x cols elements.
-    pub(crate) fn new(data: &'a mut [T], extents: [usize; 2]) -> Result<Self, GemmError> {
+    /// # Panics
+    /// If `data` has fewer than rows x cols elements.
+    pub(crate) fn new(data: &'a mut [T], extents: [usize; 2]) -> Self {
         Self::strided(data, 0, extents, [extents[1] as isize, 1])
     }
 
     /// [rows, cols] elements: (i, j) is `data[offset + i * strides[0] + j * strides[1]]`.
     ///
-    /// # Errors
-    /// [`GemmError::OutOfBounds`] if an element is outside of `data`; [`GemmError::Overlap`] if a
-    /// stride is smaller than the span of the dims with smaller strides.
+    /// # Panics
+    /// If an element is outside of `data`, or a stride is smaller than the span of the dims with
+    /// smaller strides.
     pub(crate) fn strided(
         data: &'a mut [T],
         offset: usize,
         extents: [usize; 2],
         strides: [isize; 2],
-    ) -> Result<Self, GemmError> {
+    ) -> Self {
         Self::batched(data, offset, extents, strides, &[], &[])
     }
 
     /// A batch of matrices: `batch` has the extents of the batch dims, `batch_strides` their
     /// strides.
     ///
-    /// # Errors
-    /// As [`MatrixMut::strided`], and [`GemmError::BatchRank`] if `batch` and `batch_strides`
-    /// differ in length.
+    /// # Panics
+    /// As [`MatrixMut::strided`], and if `batch` and `batch_strides` differ in length.
     pub(crate) fn batched(
         data: &'a mut [T],
         offset: usize,
@@ -295,9 +284,9 @@ impl<'a, T: Copy> MatrixMut<'a, T> {
         strides: [isize; 2],
         batch: &'a [usize],
         batch_strides: &'a [isize],
-    ) -> Result<Self, GemmError> {
-        let layout = Layout::new(data.len(), offset, extents, strides, (batch, batch_strides))?;
-        Ok(Self { data, layout: layout.without_overlap()? })
+    ) -> Self {
+        let layout = Layout::new(data.len(), offset, extents, strides, (batch, batch_strides));
+        Self { data, layout: layout.without_overlap() }
     }
 
     /// The transpose, without a copy.

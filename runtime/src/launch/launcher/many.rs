@@ -3,19 +3,21 @@
 
 use std::collections::HashSet;
 
+use meshgrad_error::bail;
 use meshgrad_kernels::{In, Out};
 
 use super::Launcher;
-use crate::{Error, Kind, Result, Tensor};
+use crate::core::storage::{busy, immutable};
+use crate::{Kind, Result, Tensor};
 
 impl Launcher<'_> {
     /// Returns the addresses of contiguous tensors that a kernel changes, and of tensors that it
     /// only reads. Increments the version of each changed storage once.
     ///
     /// # Errors
-    /// [`Error::Immutable`]; [`Error::Argument`] when two changed tensors share elements;
-    /// [`Error::Busy`] when a read tensor shares a storage with a changed one, and while work on
-    /// another stream conflicts. After an error nothing has changed, versions included.
+    /// When the tensor is a value; when two changed tensors share elements; when a read tensor
+    /// shares a storage with a changed one, and while work on another stream conflicts. After an
+    /// error nothing has changed, versions included.
     pub(crate) fn use_many(
         &self,
         changed: &[&Tensor],
@@ -25,7 +27,7 @@ impl Launcher<'_> {
         let storages: HashSet<usize> = changed.iter().map(|x| x.storage_id()).collect();
         let may_change = |x: &&&Tensor| x.kind() != Kind::Value;
         if read.iter().filter(may_change).any(|x| storages.contains(&x.storage_id())) {
-            return Err(Error::Busy { op: self.op });
+            return Err(busy(self.op));
         }
 
         let claimed = changed.iter().map(|x| x.address_to_claim(self.op).map(Out));
@@ -46,7 +48,7 @@ impl Launcher<'_> {
         let mut spans = Vec::with_capacity(changed.len());
         for (at, x) in changed.iter().enumerate() {
             if x.kind() == Kind::Value {
-                return Err(Error::Immutable { op: self.op });
+                return Err(immutable(self.op));
             }
             let start = x.dtype().bytes(x.layout().offset());
             let end = start + x.dtype().bytes(x.elements());
@@ -62,10 +64,9 @@ impl Launcher<'_> {
             (storage == other && start < end).then_some(*at)
         };
         match spans.windows(2).find_map(overlap) {
-            Some(at) => Err(Error::Argument {
-                op: self.op,
-                problem: format!("writes twice to the elements of {}", changed[at]),
-            }),
+            Some(at) => {
+                bail!(Invalid, "{}: writes twice to the elements of {}", self.op, changed[at])
+            }
             None => Ok(()),
         }
     }

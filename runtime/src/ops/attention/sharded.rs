@@ -45,8 +45,8 @@ pub(super) fn queries(q: &Tensor) -> Vec<Queries> {
 /// `mask` with tensors without shardings, for an op whose result `result` has the shape of `q`.
 ///
 /// # Errors
-/// [`Error::Sharding`](crate::Error::Sharding) when a tensor of the mask does not fit the sharding
-/// of `q`: values per row are sharded like the batch, and packed queries are whole.
+/// When a tensor of the mask does not fit the sharding of `q`: values per row are sharded like the
+/// batch, and packed queries are whole.
 pub(super) fn local_mask<'a>(
     op: &'static str,
     result: &str,

@@ -3,7 +3,6 @@
 use meshgrad_mesh::{Placement, Sharding, ShardingRule};
 
 use super::{Targets, linear_cross_entropy};
-use crate::core::sharding::error::ShardedTensorError;
 use crate::core::sharding::gate::Gate;
 use crate::{Result, Tensor};
 
@@ -26,7 +25,7 @@ static SHARDS: &str = "linear_cross_entropy_shards";
 /// N] in the accumulator dtype, for N shards; N = 1 without a sharding.
 ///
 /// # Errors
-/// As [`linear_cross_entropy`]; [`Error::Sharding`](crate::Error::Sharding).
+/// As [`linear_cross_entropy`]; when the shardings do not fit.
 pub fn linear_cross_entropy_shards(
     x: &Tensor,
     w: &Tensor,
@@ -62,7 +61,7 @@ pub fn linear_cross_entropy_shards(
 }
 
 /// The sharding of a tensor with one element per shard of the last dim.
-fn per_shard(logits: &Sharding) -> Result<Sharding, ShardedTensorError> {
+fn per_shard(logits: &Sharding) -> Result<Sharding> {
     let mut shape = logits.shape().to_vec();
     let last = shape.len() - 1;
     shape[last] = 1;
@@ -74,5 +73,5 @@ fn per_shard(logits: &Sharding) -> Result<Sharding, ShardedTensorError> {
         (axis, if is_last { Placement::shard(last) } else { placement })
     });
     let placements: Vec<_> = placements.collect();
-    Ok(Sharding::new(logits.mesh(), placements, &shape)?)
+    Sharding::new(logits.mesh(), placements, &shape)
 }

@@ -1,10 +1,12 @@
 //! Sorting tokens by expert.
 
+use meshgrad_error::{bail, ensure};
+
 use crate::cpu::moe as kernels;
 use crate::cpu::rows::Flat;
 use crate::launch::moe as launch;
 use crate::ops::contiguous;
-use crate::{DType, Error, Result, Signature, Tensor, for_index};
+use crate::{DType, Result, Signature, Tensor, for_index};
 
 pub(super) static EXPERT_ORDER: Signature = Signature::new(
     "expert_order",
@@ -32,9 +34,8 @@ pub struct ExpertOrder {
 /// `indices` [N, K] of an index dtype, each in 0..`experts`.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::IndexOutOfRange`]; [`Error::Argument`] when the local experts are
-/// not among the experts, when `indices` is sharded and not all experts are local, or when there
-/// are more than 2^31 - 1 slots.
+/// When an index is out of range; when the local experts are not among the experts, when `indices`
+/// is sharded and not all experts are local, or when there are more than 2^31 - 1 slots.
 pub fn expert_order(
     indices: &Tensor,
     experts: usize,
@@ -42,20 +43,23 @@ pub fn expert_order(
     held: usize,
 ) -> Result<ExpertOrder> {
     let mut call = EXPERT_ORDER.call(&[indices])?;
-    let refuse = |problem| Err(Error::Argument { op: EXPERT_ORDER.name(), problem });
-    if first_expert.checked_add(held).is_none_or(|end| end > experts) {
-        return refuse(format!(
-            "{held} experts from {first_expert} on exceed the {experts} experts"
-        ));
-    }
-    if indices.sharding().is_some() && held != experts {
-        return refuse(format!(
-            "{held} of {experts} experts have no sharding; pass Tensor::local of the indices"
-        ));
-    }
-    if indices.elements() > i32::MAX as usize {
-        return refuse(format!("{:?} has more than 2^31 - 1 elements", indices.shape()));
-    }
+    let op = call.name();
+    ensure!(
+        first_expert.checked_add(held).is_some_and(|end| end <= experts),
+        Invalid,
+        "{op}: {held} experts from {first_expert} on exceed the {experts} experts"
+    );
+    ensure!(
+        indices.sharding().is_none() || held == experts,
+        Invalid,
+        "{op}: {held} of {experts} experts have no sharding; pass Tensor::local of the indices"
+    );
+    ensure!(
+        indices.elements() <= i32::MAX as usize,
+        Invalid,
+        "{op}: {:?} has more than 2^31 - 1 elements",
+        indices.shape()
+    );
 
     call.set_extent("g", held + 1);
     call.set_extent("c", indices.elements());
@@ -94,12 +98,15 @@ pub fn expert_order(
 /// `offsets` [G + 1] i64; returns \[G\] f32, exact up to 2^24.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::Argument`] when `offsets` is empty.
+/// When `offsets` is empty.
 pub fn expert_counts(offsets: &Tensor) -> Result<Tensor> {
     let mut call = EXPERT_COUNTS.call(&[offsets])?;
     let Some(held) = offsets.elements().checked_sub(1) else {
-        let problem = "`offsets` is empty; it needs one element more than there are experts".into();
-        return Err(Error::Argument { op: call.name(), problem });
+        bail!(
+            Invalid,
+            "{}: `offsets` is empty; it needs one element more than there are experts",
+            call.name()
+        );
     };
 
     call.set_extent("e", held);

@@ -1,10 +1,12 @@
 //! Routing: selects the experts of each token.
 
+use meshgrad_error::bail;
+
 use crate::cpu::moe as kernels;
 use crate::cpu::rows::Flat;
 use crate::launch::moe as launch;
 use crate::ops::contiguous;
-use crate::{Error, Result, Signature, Tensor, for_float};
+use crate::{Result, Signature, Tensor, for_float};
 
 pub(super) static ROUTER_TOP_K: Signature = Signature::new(
     "router_top_k",
@@ -35,7 +37,7 @@ pub(super) static ROUTER_TOP_K_GRAD: Signature = Signature::new(
 /// for f64); returns weights [N, K] of the same float and indices [N, K] i32.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::Argument`] unless 1 <= `k` <= E.
+/// Unless 1 <= `k` <= E.
 pub fn router_top_k(
     probabilities: &Tensor,
     k: usize,
@@ -48,8 +50,7 @@ pub fn router_top_k(
     };
     let experts = call.extent("e");
     if k == 0 || k > experts {
-        let problem = format!("k = {k} is not in 1..={experts}, the number of experts");
-        return Err(Error::Argument { op: call.name(), problem });
+        bail!(Invalid, "{}: k = {k} is not in 1..={experts}, the number of experts", call.name());
     }
 
     call.set_extent("k", k);
@@ -88,7 +89,7 @@ pub fn router_top_k(
 /// returns [N, E].
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::IndexOutOfRange`].
+/// When an index is out of range.
 pub fn router_top_k_grad(
     probabilities: &Tensor,
     indices: &Tensor,

@@ -1,10 +1,12 @@
 //! Permuting rows to the experts and back.
 
+use meshgrad_error::bail;
+
 use crate::cpu::moe as kernels;
 use crate::cpu::rows::Flat;
 use crate::launch::moe as launch;
 use crate::ops::{cast, contiguous};
-use crate::{Call, DType, Error, Number, Result, Signature, Tensor, for_float};
+use crate::{Call, DType, Number, Result, Signature, Tensor, for_float};
 
 pub(super) static PERMUTE: Signature = Signature::new(
     "permute_tokens",
@@ -41,9 +43,8 @@ pub(super) static UNPERMUTE_GRAD_WEIGHTS: Signature = Signature::new(
 /// returns [C, H]. Rows after the last offset are unspecified.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::IndexOutOfRange`]; [`Error::Argument`] for offsets that do not
-/// start at 0, decrease or exceed the rows. A GPU checks only the last offset, and reports what is
-/// out of range at the next synchronization.
+/// When an index is out of range; for offsets that do not start at 0, decrease or exceed the rows.
+/// A GPU checks only the last offset, and reports what is out of range at the next synchronization.
 pub fn permute_tokens(x: &Tensor, order: &Tensor, offsets: &Tensor) -> Result<Tensor> {
     let operands = [x, order, offsets];
     let mut call = PERMUTE.call(&operands)?;
@@ -75,7 +76,7 @@ pub fn permute_tokens(x: &Tensor, order: &Tensor, offsets: &Tensor) -> Result<Te
 /// `dy` [C, H], `row_of_slot` [N, K]; returns [N, H].
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::IndexOutOfRange`].
+/// When an index is out of range.
 pub fn permute_tokens_grad(dy: &Tensor, row_of_slot: &Tensor) -> Result<Tensor> {
     let call = PERMUTE_GRAD.call(&[dy, row_of_slot])?;
     let (width, top_k) = (call.extent("h"), call.extent("k"));
@@ -106,7 +107,7 @@ pub fn permute_tokens_grad(dy: &Tensor, row_of_slot: &Tensor) -> Result<Tensor> 
 /// dtype.
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::IndexOutOfRange`].
+/// When an index is out of range.
 pub fn unpermute_tokens(y: &Tensor, weights: &Tensor, row_of_slot: &Tensor) -> Result<Tensor> {
     let call = UNPERMUTE.call(&[y, weights, row_of_slot])?;
     let (width, top_k) = (call.extent("h"), call.extent("k"));
@@ -185,7 +186,7 @@ pub fn unpermute_tokens_grad_input(
 /// `dout` [N, H], `y` [C, H], `row_of_slot` [N, K]; returns [N, K] f32 (f64 for f64).
 ///
 /// # Errors
-/// [`Error::Signature`]; [`Error::IndexOutOfRange`].
+/// When an index is out of range.
 pub fn unpermute_tokens_grad_weights(
     dout: &Tensor,
     y: &Tensor,
@@ -251,11 +252,11 @@ impl Rows {
     /// The operands of a GPU kernel, which checks the last offset and each slot that it reads.
     fn on_gpu(&self, call: &Call) -> Result<[&Tensor; 2]> {
         match self.offsets.elements() {
-            0 => Err(Error::Argument {
-                op: call.name(),
-                problem: "`offsets` is empty; it needs one element more than there are experts"
-                    .into(),
-            }),
+            0 => bail!(
+                Invalid,
+                "{}: `offsets` is empty; it needs one element more than there are experts",
+                call.name()
+            ),
             _ => Ok([&self.order, &self.offsets]),
         }
     }

@@ -1,12 +1,12 @@
 //! The sum of the squares of tensors with any shardings.
 
+use meshgrad_error::bail;
 use meshgrad_mesh::{Placement, Reduction, Sharding, ShardingRule};
 
 use super::global_norm;
-use crate::core::sharding::error::ShardedTensorError;
 use crate::core::sharding::gate::Gate;
 use crate::core::sharding::tag::Tag;
-use crate::{DType, Error, Kind, Result, Shape, Tensor, ops};
+use crate::{DType, Kind, Result, Shape, Tensor, ops};
 
 static SUM_OF_SQUARES: &str = "sum_of_squares";
 
@@ -24,12 +24,11 @@ static SUM_OF_SQUARES: &str = "sum_of_squares";
 /// 2.6e-23, less precise below 1.1e-19, and infinite above 1.8e19.
 ///
 /// # Errors
-/// As [`global_norm`]; [`Error::Sharding`] for a partial tensor, or for tensors of which some have
-/// no sharding or one on another mesh.
+/// As [`global_norm`]; for a partial tensor, or for tensors of which some have no sharding or one
+/// on another mesh.
 pub fn sum_of_squares(tensors: &[&Tensor]) -> Result<Tensor> {
     let Some(first) = tensors.first() else {
-        let problem = "needs at least one tensor".into();
-        return Err(Error::Argument { op: SUM_OF_SQUARES, problem });
+        bail!(Invalid, "{SUM_OF_SQUARES}: needs at least one tensor");
     };
     let mut axes: Vec<String> = Vec::new();
     for tensor in tensors {
@@ -54,7 +53,7 @@ pub fn sum_of_squares(tensors: &[&Tensor]) -> Result<Tensor> {
     let partial = Placement::Partial(Reduction::Sum);
     let placements: Vec<_> = axes.iter().map(|axis| (axis, partial.clone())).collect();
     let sharding = Sharding::new(tag.sharding().mesh(), placements, &[]);
-    sum.with_sharding(&sharding.map_err(ShardedTensorError::from)?, tag.rank())
+    sum.with_sharding(&sharding?, tag.rank())
 }
 
 /// The dtype of the sum. f64 holds the square of any f32, but GPU ops do not take it.
@@ -68,13 +67,13 @@ fn dtype(x: &Tensor) -> DType {
 /// The axes that shard `x`, which must be on the mesh of `first` and of the same rank.
 ///
 /// # Errors
-/// [`Error::Sharding`], also for partial values, because the square of a sum is not a sum of
-/// squares.
+/// When the shardings do not fit, also for partial values, because the square of a sum is not a sum
+/// of squares.
 fn sharding_axes(first: &Tensor, x: &Tensor) -> Result<Vec<String>> {
     // An operand on the mesh of `first` that has no dims to shard.
     let anchor = first.tag().map(|tag| {
         let anchor = Sharding::replicated(tag.sharding().mesh(), &[]);
-        Tag::new(anchor.map_err(ShardedTensorError::from)?, tag.rank())
+        Tag::new(anchor?, tag.rank())
     });
     let anchor = anchor.transpose()?;
     let gate = Gate {

@@ -6,7 +6,7 @@ use crate::devices::{
 use crate::processes;
 use meshgrad_mesh::{Mesh, Placement, Sharding};
 use meshgrad_runtime::{
-    AttentionError, DType, Device, Error, Tensor,
+    DType, Device, Tensor,
     ops::{self, AttentionMask, AttentionSequences},
 };
 
@@ -463,29 +463,24 @@ fn invalid_masks_are_errors() {
         let x = numbered(&device, &[2, 3, 1, 8], DType::F32, 1.0);
         let error = |x: &Tensor, sequences| {
             let mask = AttentionMask { sequences, ..AttentionMask::default() };
-            ops::attention(x, x, x, &mask, 1.0).err().unwrap()
+            ops::attention(x, x, x, &mask, 1.0).err().unwrap().to_string()
         };
         let cached = AttentionSequences::Cached {
             q_offset: list(&device, &[0, 0, 0]),
             k_len: list(&device, &[3]),
         };
         let wrong = error(&x, cached);
-        assert!(
-            matches!(wrong, Error::Attention(AttentionError::PerRow { len: 3, .. })),
-            "{wrong}"
-        );
+        assert!(wrong.contains("`q_offset` has 3 values; pass 1 value, or one per"), "{wrong}");
 
         let packed = |of_queries: &[i64]| AttentionSequences::Packed {
             cu_seqlens_q: list(&device, of_queries),
             cu_seqlens_k: list(&device, &[0, 3]),
         };
         let wrong = error(&x, packed(&[0, 3]));
-        assert!(
-            matches!(wrong, Error::Attention(AttentionError::PackedBatch { batch: 2 })),
-            "{wrong}"
-        );
+        assert!(wrong.contains("packed sequences require a batch of 1, not 2"), "{wrong}");
         let one = x.slice(0, 0..1).unwrap();
         let wrong = error(&one, packed(&[0, 1, 3]));
-        assert!(matches!(wrong, Error::Attention(AttentionError::Sequences { .. })), "{wrong}");
+        let expected = "`cu_seqlens_q` has 2 sequences, but `cu_seqlens_k` has 1";
+        assert!(wrong.contains(expected), "{wrong}");
     }
 }

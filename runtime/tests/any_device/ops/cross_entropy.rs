@@ -2,7 +2,7 @@
 
 use crate::devices::{assert_close, devices, exact, numbered, reference, rounding, values};
 use meshgrad_runtime::ops::Targets;
-use meshgrad_runtime::{Accumulator, CudaError, DType, Device, Error, Shape, Tensor, ops};
+use meshgrad_runtime::{Accumulator, DType, Device, IndexOutOfRange, Shape, Tensor, ops};
 
 const FLOATS: [DType; 2] = [DType::F32, DType::BF16];
 const IGNORE: i64 = -100;
@@ -238,18 +238,13 @@ fn labels_outside_of_the_vocabulary() {
             let targets =
                 Targets { labels: &labels, ignore_index: IGNORE, vocab_start: 0, vocab_total: 10 };
             let result = ops::linear_cross_entropy(&x, &w, targets);
-            let reported = match (result, device.is_gpu()) {
-                (Err(Error::IndexOutOfRange { index, .. }), false) => index,
-                (Ok(_), true) => match device.synchronize() {
-                    Err(Error::Cuda(CudaError::IndexOutOfRange { index, extent, .. })) => {
-                        assert_eq!(extent, 10);
-                        index
-                    }
-                    other => panic!("{other:?}"),
-                },
-                (result, _) => panic!("{:?}", result.err()),
+            let error = match device.is_gpu() {
+                true => result.and_then(|_| device.synchronize()).unwrap_err(),
+                false => result.map(drop).unwrap_err(),
             };
-            assert_eq!(reported, invalid);
+            let reported = error.details::<IndexOutOfRange>().unwrap();
+            assert_eq!((reported.index, reported.extent), (invalid, 10));
+            assert_eq!(reported.gpu.is_some(), device.is_gpu());
         }
     }
 }

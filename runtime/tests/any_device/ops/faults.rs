@@ -6,7 +6,7 @@ use meshgrad_kernels::assembler::Kernel;
 use meshgrad_kernels::faults::FaultSite;
 use meshgrad_kernels::{In, Launch, Out, Ptx, Target, Variant, params};
 use meshgrad_runtime::{
-    CudaError, DType, Device, Error, Kind, Result, Signature, Tensor, with_stream,
+    DType, Device, IndexOutOfRange, Kind, Result, Signature, Tensor, with_stream,
 };
 
 params! {
@@ -80,15 +80,9 @@ fn operands(gpu: &Device, invalid: &[(usize, i64)]) -> [Tensor; 2] {
 
 #[track_caller]
 fn assert_met<T>(result: Result<T>, index: i64) {
-    match result.err() {
-        Some(Error::Cuda(CudaError::IndexOutOfRange {
-            op: "pick",
-            extent: 10,
-            index: met,
-            ..
-        })) => assert_eq!(met, index),
-        other => panic!("{other:?}"),
-    }
+    let error = result.err().unwrap();
+    let met = error.details::<IndexOutOfRange>().unwrap();
+    assert_eq!((met.op, met.extent, met.index), ("pick", 10, index));
 }
 
 /// The next copy to the host returns the error once. The error names the op, the index, the extent

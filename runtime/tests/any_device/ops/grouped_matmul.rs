@@ -2,7 +2,7 @@
 
 use crate::devices::{assert_close, devices, exact, gpu, numbered, reference, rounding};
 use meshgrad_runtime::{
-    Accumulator, CudaError, DType, Device, Error, Kind, PinnedBuffer, Shape, Tensor, ops,
+    Accumulator, DType, Device, IndexOutOfRange, Kind, PinnedBuffer, Shape, Tensor, ops,
 };
 
 /// Offsets, and the extents: rows, input features, output features. The cases cover groups with
@@ -192,8 +192,8 @@ fn invalid_offsets_are_reported_by_a_gpu() {
 
 #[track_caller]
 fn assert_told(result: &Tensor, name: &str) {
-    match ops::cast(result, DType::F32).unwrap().to_vec::<f32>() {
-        Err(Error::Cuda(CudaError::IndexOutOfRange { op, extent: 5, .. })) => assert_eq!(op, name),
-        other => panic!("{other:?}"),
-    }
+    let error = ops::cast(result, DType::F32).unwrap().to_vec::<f32>().unwrap_err();
+    let told = error.details::<IndexOutOfRange>().unwrap();
+    assert_eq!((told.op, told.extent), (name, 5));
+    assert!(told.gpu.is_some());
 }

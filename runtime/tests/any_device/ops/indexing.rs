@@ -3,7 +3,7 @@
 use crate::devices::{devices, exact, gpu, numbered, part, reference, values};
 use meshgrad_mesh::{Mesh, Placement, Sharding};
 use meshgrad_runtime::{
-    Accumulator, CudaError, DType, Device, Error, Shape, ShardedShape, Tensor, ops,
+    Accumulator, DType, Device, IndexOutOfRange, Shape, ShardedShape, Tensor, ops,
 };
 
 const IDS: [DType; 3] = [DType::I64, DType::I32, DType::U32];
@@ -206,11 +206,8 @@ fn many_positions_keep_their_order() {
 #[track_caller]
 fn assert_told(gpu: &Device, op: &str, index: i64, extent: usize) {
     let error = gpu.synchronize().unwrap_err();
-    let Error::Cuda(CudaError::IndexOutOfRange { op: by, index: met, extent: of, .. }) = error
-    else {
-        panic!("{error}");
-    };
-    assert_eq!((by, met, of), (op, index, extent));
+    let told = error.details::<IndexOutOfRange>().unwrap();
+    assert_eq!((told.op, told.index, told.extent), (op, index, extent));
     gpu.synchronize().unwrap();
 }
 

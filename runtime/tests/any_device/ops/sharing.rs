@@ -1,9 +1,9 @@
 //! Aliasing rules, for an op's operands and for tensors that work on other streams uses.
 
-use crate::devices::{devices, gpu, numbered, values};
+use crate::devices::{assert_error, devices, gpu, numbered, values};
 use meshgrad_runtime::ops::{AdamW, AdamWOperands, StepScalars};
 use meshgrad_runtime::{
-    Accumulator, DType, Device, Error, Kind, Pending, Result, Stream, Tensor, ops, with_stream,
+    Accumulator, DType, Device, Kind, Pending, Result, Stream, Tensor, ops, with_stream,
 };
 
 fn cache(device: &Device) -> Tensor {
@@ -12,7 +12,7 @@ fn cache(device: &Device) -> Tensor {
 
 #[track_caller]
 fn assert_busy(result: Result<()>) {
-    assert!(matches!(result, Err(Error::Busy { .. })), "{result:?}");
+    assert_error(result, "the storage is in use");
 }
 
 /// An op that writes a storage must not read another part of it, because GPU threads are unordered.

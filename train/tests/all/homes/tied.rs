@@ -85,7 +85,7 @@ impl Member<'_> {
     fn sharding(&self, rows: usize) -> Result<Sharding> {
         let placements = [("dp", Placement::shard(0))];
         let sharding = Sharding::new(&self.mesh, placements, &[rows, TOKENS, WIDTH]);
-        Ok(sharding.map_err(meshgrad_runtime::Error::other)?)
+        Ok(sharding?)
     }
 
     fn receive(&self, rows: usize) -> Result<Tensor> {

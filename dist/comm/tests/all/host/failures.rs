@@ -15,7 +15,7 @@ fn x(world: &World, extent: usize) -> Result<Tensor> {
 
 fn comm_error<T: std::fmt::Debug>(result: Result<T>) -> CommError {
     let error = result.unwrap_err();
-    let error = error.downcast_ref::<CommError>();
+    let error = error.details::<CommError>();
     error.expect("an error of a collective").clone()
 }
 

@@ -48,7 +48,7 @@ fn run(injection: Injection) -> Vec<Option<CommError>> {
             Err(panic) => std::panic::resume_unwind(panic),
         };
         let error = result.as_ref().err();
-        let error = error.map(|error| error.downcast_ref::<CommError>().unwrap().clone());
+        let error = error.map(|error| error.details::<CommError>().unwrap().clone());
         errors.lock().unwrap()[number] = error;
     });
     errors.into_inner().unwrap()

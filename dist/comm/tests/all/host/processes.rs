@@ -54,7 +54,7 @@ fn child() {
             break error;
         }
     };
-    let died = error.downcast_ref::<CommError>();
+    let died = error.details::<CommError>();
     assert!(matches!(died, Some(CommError::Died { .. })), "{error}");
     println!("\nverdict {error}");
 }

@@ -6,9 +6,7 @@ use meshgrad_autograd::{Grads, Init, Param, Tape, Var, ops};
 use meshgrad_comm::conformance::{Fault, RewiredRank};
 use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_mesh::{Mesh, Placement, Reduction, Sharding};
-use meshgrad_runtime::{
-    Device, Error, Redistribute, Result, TapeError, Tensor, ops as runtime, with_redistribution,
-};
+use meshgrad_runtime::{Device, Redistribute, Result, Tensor, ops as runtime, with_redistribution};
 
 use crate::parts::{assemble, part};
 use crate::redistribution::{near, on_one_device, pairs, whole};
@@ -161,8 +159,8 @@ fn a_partial_maximum_is_not_tracked() {
             with_redistribution(redistributor.clone(), || Tape::record(reduce))
         };
         recorded(Var::constant)?;
-        let error = recorded(Var::input).err().unwrap();
-        assert!(matches!(error, Error::Tape(TapeError::PartialMax { .. })), "{error}");
+        let error = recorded(Var::input).err().unwrap().to_string();
+        assert!(error.contains(" depends on all ranks: compute the maximum of"), "{error}");
         Ok(())
     })
     .unwrap();

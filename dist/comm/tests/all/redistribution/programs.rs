@@ -6,10 +6,8 @@ use approx::relative_eq;
 use meshgrad_autograd::{Result, Tape, Var, ops};
 use meshgrad_comm::conformance::{Fault, RewiredRank};
 use meshgrad_comm::{Local, Rank, Redistributor};
-use meshgrad_mesh::{Mesh, Placement, Reduction, Sharding};
-use meshgrad_runtime::{
-    Device, Error, ShardedTensorError, Tensor, ops as runtime, with_mesh, with_redistribution,
-};
+use meshgrad_mesh::{Incompatible, Mesh, Placement, Reduction, Sharding};
+use meshgrad_runtime::{Device, Error, Tensor, ops as runtime, with_mesh, with_redistribution};
 
 use crate::parts::{assemble, part};
 use crate::random::Random;
@@ -63,11 +61,16 @@ fn call(on: On<'_>, operands: &[&Var], op: impl Fn(&[&Var]) -> Result<Var>) -> R
         op(&moved?.iter().collect::<Vec<_>>())
     };
     match moved(&|x| x.value().sharding().map(named).unwrap_or_default()) {
-        Err(Error::Sharding(error)) if matches!(*error, ShardedTensorError::Mesh(_)) => {
-            moved(&|_| everywhere(mesh))
-        }
+        Err(error) if is_refused(&error) => moved(&|_| everywhere(mesh)),
         result => result,
     }
+}
+
+/// Whether an op does not accept the shardings of its operands, or cannot give one to its result.
+fn is_refused(error: &Error) -> bool {
+    let of_results = ["do not commute", "which have different extents"];
+    error.details::<Incompatible>().is_some()
+        || of_results.iter().any(|problem| error.to_string().contains(problem))
 }
 
 fn everywhere(mesh: &Mesh) -> Vec<(String, Placement)> {

@@ -10,8 +10,8 @@ use meshgrad_comm::{
 };
 use meshgrad_mesh::{Group, Hosts, Link, LinkCosts, Mesh, Placement, Reduction, Sharding};
 use meshgrad_runtime::{
-    DType, Device, Error, Kind, Pending, Redistribute, Result, Tensor, start_redistribute,
-    with_redistribution,
+    DType, Device, Error, ErrorKind, Kind, Pending, Redistribute, Result, Tensor,
+    start_redistribute, with_redistribution,
 };
 
 use meshgrad_comm::conformance::RewiredRank;
@@ -114,10 +114,10 @@ impl Gate {
         let limit = Duration::from_secs(60);
         let (_state, waited) = self.changed.wait_timeout_while(state, limit, is_closed).unwrap();
         match waited.timed_out() {
-            true => Err(Error::Argument {
-                op: "test",
-                problem: "the redistributions do not overlap".to_owned(),
-            }),
+            true => {
+                let problem = "the redistributions do not overlap";
+                Err(Error::new(ErrorKind::Invalid, problem))
+            }
             false => Ok(()),
         }
     }
@@ -284,12 +284,12 @@ fn errors_are_returned_by_wait() {
         let errors = Mutex::new(BTreeMap::new());
         let result = Local::run(4, |rank| -> Result<()> {
             if rank.rank() == 3 {
-                return Err(Error::Busy { op: "test" });
+                return Err(Error::new(ErrorKind::Invalid, "as planned"));
             }
             let redistributor = Redistributor::new(rank);
             let result = start(&redistributor, rank, &pair).and_then(Pending::wait);
             if let Err(error) = &result {
-                let error = error.downcast_ref::<CommError>().cloned();
+                let error = error.details::<CommError>().cloned();
                 errors.lock().unwrap().insert(rank.rank(), error);
             }
             result.map(drop)

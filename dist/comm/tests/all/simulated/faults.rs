@@ -25,7 +25,7 @@ fn run(injection: Injection, seed: u64) -> Vec<Option<CommError>> {
         let pace = Pace { sleep: &sleep, late: LATE, forever: 100 * DEADLINE };
         let result = main_of_rank(rank, injection, &pace);
         let error = result.as_ref().err();
-        let error = error.map(|error| error.downcast_ref::<CommError>().unwrap().clone());
+        let error = error.map(|error| error.details::<CommError>().unwrap().clone());
         errors.lock().unwrap()[rank.rank()] = error;
         result
     });

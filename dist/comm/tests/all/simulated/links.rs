@@ -80,7 +80,7 @@ fn computation_hides_a_transfer() {
 #[test]
 fn transfers_of_a_rank_share_its_link() {
     let twice = |rank: &LocalRank| -> Result<()> {
-        let group = Group::new([0, 1]).map_err(Error::other)?;
+        let group = Group::new([0, 1])?;
         let (one, other) = (
             rank.connect("one", &group)?,
             rank.connect("other", &group.with_channel(Channel::Gather))?,
@@ -93,7 +93,7 @@ fn transfers_of_a_rank_share_its_link() {
     assert_eq!(times(2, twice), [micros(2 * 1_003); 2]);
     let pairs = |rank: &LocalRank| -> Result<()> {
         let low = rank.rank() / 2 * 2;
-        let group = Group::new([low, low + 1]).map_err(Error::other)?;
+        let group = Group::new([low, low + 1])?;
         let pair = rank.connect("pair", &group)?;
         pair.all_reduce(&x(rank, MIB)?, Reduction::Sum)?.wait().map(drop)
     };

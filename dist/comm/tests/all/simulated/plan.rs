@@ -15,9 +15,7 @@ use crate::simulated::program::Program;
 
 fn logs(program: &Program) -> Vec<CommLog> {
     let plan = Plan::new(program.ops.len()).unwrap();
-    let logs = plan.trace_all(|rank| {
-        program.run(rank.rank(), |group| rank.connect(group).map_err(Error::other))
-    });
+    let logs = plan.trace_all(|rank| program.run(rank.rank(), |group| Ok(rank.connect(group)?)));
     logs.unwrap()
 }
 
@@ -31,7 +29,7 @@ fn run(program: &Program, seed: u64) -> Result<(), CommError> {
         Ok(_) => Ok(()),
         Err(RunError::Rank { source, .. }) => {
             let error = source.downcast_ref::<Error>().unwrap();
-            Err(error.downcast_ref::<CommError>().unwrap().clone())
+            Err(error.details::<CommError>().unwrap().clone())
         }
         Err(other) => panic!("{other}"),
     }
@@ -165,7 +163,7 @@ fn representative_ranks_are_enough() {
                 axes.reverse();
             }
             for axis in axes {
-                let group = mesh.group([axis], rank.rank()).map_err(Error::other)?;
+                let group = mesh.group([axis], rank.rank())?;
                 let comm = rank.connect(&group.expect("a member"))?;
                 comm.all_reduce(&x, Reduction::Sum)?.wait()?;
             }
@@ -194,8 +192,8 @@ fn every_rank_of_a_large_world_is_checked() {
     let plan = Plan::new(stages * replicas * width).unwrap();
     let logs = plan.trace_all(|rank| -> Result<()> {
         let connect = |axis| -> Result<_> {
-            let group = mesh.group([axis], rank.rank()).map_err(Error::other)?;
-            rank.connect(&group.expect("a member")).map_err(Error::other)
+            let group = mesh.group([axis], rank.rank())?;
+            Ok(rank.connect(&group.expect("a member"))?)
         };
         let (pp, dp, tp) = (connect("pp")?, connect("dp")?, connect("tp")?);
         let mut x = ops::full(rank.device(), &[8], DType::F32, 1.0)?;
@@ -250,11 +248,11 @@ fn a_registry_shares_planned_communicators() {
     let plan = Plan::new(4).unwrap();
     let log = plan.trace(2, |rank| -> Result<()> {
         let registry = Registry::new(rank.rank(), rank.clone());
-        let group = Group::new([2, 0]).map_err(Error::other)?;
+        let group = Group::new([2, 0])?;
         for name in ["actor", "critic"] {
-            let share = registry.share(name, &group).map_err(Error::other)?;
+            let share = registry.share(name, &group).unwrap();
             let handle = share.handle().expect("a member of a group of two");
-            let connected = handle.connect(Duration::ZERO).map_err(Error::other)?;
+            let connected = handle.connect(Duration::ZERO).unwrap();
             connected.expect("ready at once").barrier()?.wait()?;
         }
         Ok(())

@@ -4,7 +4,7 @@ use std::fmt;
 
 use meshgrad_comm::{Collectives, Communicator, Reduction};
 use meshgrad_mesh::{Channel, Group};
-use meshgrad_runtime::{DType, Error, Pending, Result, ops};
+use meshgrad_runtime::{DType, Pending, Result, ops};
 
 use crate::random::Random;
 
@@ -172,6 +172,6 @@ fn random_group(random: &mut Random, ranks: usize, at: usize) -> Group {
         all.swap(last, random.below(last + 1));
     }
     let members = 2 + random.below(ranks - 1);
-    let group = Group::new(&all[..members]).map_err(Error::other);
+    let group = Group::new(&all[..members]);
     group.unwrap().with_channel(Channel::Own(at as u16))
 }

@@ -8,13 +8,13 @@ use meshgrad_comm::{
     Collectives, CommError, Communicator, Local, LocalRank, Reduction, RunError, Uniform, Verdict,
 };
 use meshgrad_mesh::{Channel, Group};
-use meshgrad_runtime::{DType, Error, Result, Tensor, ops};
+use meshgrad_runtime::{DType, Result, Tensor, ops};
 
 const SECOND: Duration = Duration::from_secs(1);
 
 fn comm_error<T: std::fmt::Debug>(result: Result<T>) -> CommError {
     let error = result.unwrap_err();
-    error.downcast_ref::<CommError>().expect("a CommError").clone()
+    error.details::<CommError>().expect("a CommError").clone()
 }
 
 fn x(rank: &LocalRank, extent: usize) -> Result<Tensor> {
@@ -36,8 +36,7 @@ fn a_verdict_names_the_cause_at_the_end_of_a_chain() {
     for seed in 0..20 {
         let local = Local::new(5).threads(1).deadline(10 * SECOND).simulated(seed);
         let all = outcomes(&local, |rank| {
-            let group =
-                |ranks: [usize; 2]| rank.connect("pair", &Group::new(ranks).map_err(Error::other)?);
+            let group = |ranks: [usize; 2]| rank.connect("pair", &Group::new(ranks)?);
             match rank.rank() {
                 0 => {
                     rank.clock().sleep(3 * SECOND);
@@ -72,7 +71,7 @@ fn a_verdict_names_the_cause_at_the_end_of_a_chain() {
 #[test]
 fn strict_mode_finds_orders_that_could_deadlock() {
     let main = |rank: &LocalRank| -> Result<()> {
-        let all = Group::new([0, 1, 2]).map_err(Error::other)?;
+        let all = Group::new([0, 1, 2])?;
         let other = all.clone().with_channel(Channel::Gather);
         let mut groups = [&all, &other];
         if rank.rank() == 1 {
@@ -222,7 +221,7 @@ fn uniform_values_keep_their_group() {
     let results = Local::run(4, |rank| -> Result<()> {
         let me = rank.rank();
         let (world, pair) = (rank.world()?, [me / 2 * 2, me / 2 * 2 + 1]);
-        let pair = rank.connect("pair", &Group::new(pair).map_err(Error::other)?)?;
+        let pair = rank.connect("pair", &Group::new(pair)?)?;
         let largest = Uniform::reduced(&world, me as i64, Reduction::Max)?;
         let first = Uniform::broadcast(&pair, me as i64, 0)?;
         assert_eq!((*largest.get(), *first.get()), (3, (me / 2 * 2) as i64));

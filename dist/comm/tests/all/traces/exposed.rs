@@ -7,7 +7,7 @@ use meshgrad_comm::{
     Collectives, CommStats, Communicator, Local, LocalRank, Rank, Reduction, TracedRank,
 };
 use meshgrad_mesh::{Hosts, Link, LinkCosts};
-use meshgrad_runtime::{DType, Error, Pending, Result, Tensor, ops};
+use meshgrad_runtime::{DType, Error, ErrorKind, Pending, Result, Tensor, ops};
 
 use crate::traces::program::RANKS;
 use crate::traces::stats::check_sums;
@@ -59,7 +59,7 @@ fn exposed(start: Start, before: [u64; RANKS], beside: [u64; RANKS]) -> Vec<Dura
         local.clock().sleep(micros(beside[own]));
         pending.wait()?;
         let (stats, trace) = (rank.stats(), recording.finish());
-        check_sums(stats, &trace).map_err(|problem| Error::Argument { op: "record", problem })?;
+        check_sums(stats, &trace).map_err(|problem| Error::new(ErrorKind::Invalid, problem))?;
         Ok(stats.exposed)
     })
 }

@@ -47,7 +47,7 @@ pub(crate) fn run(rank: &dyn Rank) -> Result<()> {
     })?;
     other.wait()?;
     one.wait()?;
-    let alone = Group::new([own]).map_err(Error::other)?;
+    let alone = Group::new([own])?;
     let alone = rank.connect("alone", &alone)?;
     alone.all_reduce(&x(8)?, Reduction::Sum)?.wait()?;
     drop(world.all_gather(&x(1)?)?);
