@@ -10,13 +10,13 @@ use anyhow::{Context, anyhow, ensure};
 use meshgrad::comm::launch::Environment;
 use meshgrad::comm::{Local, Rank, RunError, World};
 use meshgrad::runtime::Device;
-use meshgrad::train::TrainError;
+use meshgrad::train::Error;
 use meshgrad::train::config::{Config, Override, toml};
 use meshgrad::train::events::Event;
 use meshgrad::train::qwen3;
 use meshgrad::train::ranks::{check_ranks, failed_elsewhere};
 use meshgrad::train::run_folder::RunFolder;
-use meshgrad::train::session::{Resume, Session, Summary};
+use meshgrad::train::session::{Diverged, Resume, Session, Summary};
 
 use crate::device::OnFastest;
 use crate::next::{self, StartedAs};
@@ -178,10 +178,11 @@ fn train_on_threads(
 /// The cause of a failure: the error of the rank that failed first.
 fn cause_on_threads(error: RunError) -> anyhow::Error {
     match error {
-        RunError::Rank { rank, source } => match source.downcast::<TrainError>() {
+        RunError::Rank { rank, source } => match source.downcast::<Error>() {
             Ok(error) => match failed_elsewhere(&error) {
                 Some((rank, message)) => named(rank, &message),
-                None if matches!(*error, TrainError::NotFinite { .. }) => (*error).into(),
+                // All ranks return it.
+                None if error.details::<Diverged>().is_some() => (*error).into(),
                 None => named(rank, &error.to_string()),
             },
             Err(source) => anyhow!("rank {rank}: {source}"),
@@ -235,8 +236,8 @@ fn train_as_process(
     let own = |error: anyhow::Error| (world.rank(), crate::message(&error));
     let trained = run.map_err(own).and_then(|run| {
         let summary = qwen3::train(run.session(world.device(), Some(&world)));
-        let cause = |error: &TrainError| failed_elsewhere(error).or_else(|| world.failure());
-        let of = |error: TrainError| cause(&error).unwrap_or_else(|| own(error.into()));
+        let cause = |error: &Error| failed_elsewhere(error).or_else(|| world.failure());
+        let of = |error: Error| cause(&error).unwrap_or_else(|| own(error.into()));
         Ok((summary.map_err(of)?, run))
     });
     match trained {

@@ -157,7 +157,7 @@ impl Grads {
                 error!(
                     Invalid,
                     "the flat buffer has {} elements, but the gradients of these parameters need \
-                 {expected} of {dtype}",
+                     {expected} of {dtype}",
                     flat.elements()
                 )
             })?;

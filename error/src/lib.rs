@@ -76,14 +76,20 @@ impl Error {
 
     /// An error whose message is that of `details`, which [`Error::details`] returns.
     pub fn with_details(kind: Kind, details: impl fmt::Display + Any + Send + Sync) -> Error {
-        let (message, details) = (details.to_string(), Some(Arc::new(details) as _));
-        Error(Arc::new(Parts { kind, message, details, source: None }))
+        Error::new(kind, details.to_string()).and_details(details)
+    }
+
+    /// The same error with a value that says the same, which [`Error::details`] returns.
+    #[must_use]
+    pub fn and_details(mut self, details: impl Any + Send + Sync) -> Error {
+        Arc::make_mut(&mut self.0).details = Some(Arc::new(details));
+        self
     }
 
     /// The same error with what caused it. The message should contain that of `source`.
     #[must_use]
-    pub fn caused_by(mut self, source: impl StdError + Send + Sync + 'static) -> Error {
-        Arc::make_mut(&mut self.0).source = Some(Arc::new(source));
+    pub fn caused_by(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Error {
+        Arc::make_mut(&mut self.0).source = Some(Arc::from(source.into()));
         self
     }
 

@@ -1,8 +1,7 @@
 //! Finds values that are not finite while they are in host memory.
 
+use meshgrad_error::{Result, ensure};
 use meshgrad_runtime::{DType, Tensor};
-
-use crate::error::{Error, Result};
 
 /// Elements that are checked without a branch.
 const BATCH: usize = 256;
@@ -18,10 +17,8 @@ pub(crate) fn check(name: &str, tensor: &Tensor, bytes: &[u8]) -> Result<()> {
         }),
         _ => true,
     };
-    match is_finite {
-        true => Ok(()),
-        false => Err(Error::NotFinite { tensor: name.to_owned() }),
-    }
+    ensure!(is_finite, NotFinite, "`{}` has values that are not finite", name.escape_debug());
+    Ok(())
 }
 
 /// Whether every element of `N` bytes is finite.

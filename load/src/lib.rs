@@ -12,7 +12,6 @@
 //! for memory therefore waits only for the GPU to finish copies. Tensors that do not fit into one
 //! such plan are loaded in several passes.
 
-mod error;
 mod finite;
 mod memory;
 mod passes;
@@ -26,9 +25,9 @@ use meshgrad_ckpt::graph::Graph;
 use meshgrad_ckpt::plan::{Catalog, LoadPlan, LoadRequest, Options, Target};
 use meshgrad_ckpt::source::{BackendChoice, Sources};
 use meshgrad_ckpt::{Committed, Folder};
+pub use meshgrad_error::{Error, Kind, Result};
 use meshgrad_runtime::{Device, Tensor};
 
-pub use error::{Error, Result};
 use memory::HostTensors;
 pub use memory::stored_dtype;
 
@@ -48,6 +47,26 @@ pub struct LoadOptions<'a> {
     pub sealed_by: Option<&'a Committed>,
     /// Whether NaN and infinities are errors. Default `false`.
     pub only_finite: bool,
+}
+
+/// The bound on pinned memory is too small: details of an [`Error`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PinnedBound {
+    /// A bound that is large enough, in bytes.
+    pub needed: u64,
+    /// The current bound, in bytes.
+    pub bound: u64,
+}
+
+impl fmt::Display for PinnedBound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "loading to the device needs {} bytes of pinned host memory but the bound is {}: raise it \
+             (LoadOptions::pinned) or load fewer tensors at a time",
+            self.needed, self.bound
+        )
+    }
 }
 
 impl Default for LoadOptions<'_> {
@@ -82,10 +101,10 @@ impl LoadOptions<'_> {
     }
 
     fn sources(&self, folder: &Folder) -> Result<Sources> {
-        Ok(match self.sealed_by {
-            None => Sources::open(folder, BackendChoice::Auto)?,
-            Some(checkpoint) => Sources::open_sealed(folder, BackendChoice::Auto, checkpoint)?,
-        })
+        match self.sealed_by {
+            None => Sources::open(folder, BackendChoice::Auto),
+            Some(checkpoint) => Sources::open_sealed(folder, BackendChoice::Auto, checkpoint),
+        }
     }
 }
 
@@ -119,8 +138,9 @@ impl LoadOptions<'_> {
 /// ```
 ///
 /// # Errors
-/// [`Error::Other`], [`Error::PinnedBound`], [`Error::NotFinite`];
-/// [`Error::NotLoaded`] when a tensor cannot be written.
+/// When a file cannot be read, the regions are not those of the folder or their tensors, a tensor
+/// cannot be written, the bound is too small ([`PinnedBound`]), or, with
+/// [`LoadOptions::only_finite`], a value is not finite ([`Kind::NotFinite`]).
 pub fn load(
     folder: &Folder,
     graph: &Graph,
@@ -131,6 +151,11 @@ pub fn load(
         Some(gpu) => upload::load(gpu, folder, graph, requests, options),
         None => load_to_host(folder, graph, requests, options),
     }
+}
+
+/// Adds the name of a tensor of the model that could not be allocated or filled.
+pub fn not_loaded(tensor: &str, cause: Error) -> Error {
+    cause.context(format_args!("`{}` was not loaded", tensor.escape_debug()))
 }
 
 fn is_gpu(device: &&Device) -> bool {
@@ -168,7 +193,7 @@ impl<'a> Sink for HostTargets<'a> {
     type Error = Error;
 
     fn buffer(&self, target: &Target) -> Result<&'a mut [u8]> {
-        Ok(self.slices.buffer(target)?)
+        self.slices.buffer(target)
     }
 
     fn complete(&self, target: &Target, bytes: &'a mut [u8]) -> Result<()> {

@@ -6,20 +6,22 @@ use std::ops::Range;
 
 use half::bf16;
 use meshgrad_ckpt::Dtype;
-use meshgrad_error::error;
+use meshgrad_error::{Result, bail, error};
 use meshgrad_runtime::{DType, Tensor, WriteGuard};
 
-use crate::error::{Error, Result};
+use crate::not_loaded;
 
 /// The dtype in a file for a tensor of `dtype`.
 ///
 /// # Errors
-/// [`Error::NotStored`] for any but f32 and bf16.
+/// For any but f32 and bf16.
 pub fn stored_dtype(dtype: DType) -> Result<Dtype> {
     match dtype {
         DType::F32 => Ok(Dtype::F32),
         DType::BF16 => Ok(Dtype::BF16),
-        dtype => Err(Error::NotStored { dtype }),
+        dtype => {
+            bail!(Unsupported, "tensors of {dtype:?} cannot be stored: use f32 or bf16")
+        }
     }
 }
 
@@ -46,7 +48,7 @@ struct ByteRange<'t> {
 
 impl<'t> HostTensors<'t> {
     /// # Errors
-    /// [`Error::NotStored`]; [`Error::NotLoaded`] for a storage that is in use.
+    /// For a dtype that files do not store, or a storage that is in use.
     pub(crate) fn new(
         tensors: impl IntoIterator<Item = (&'t str, &'t Tensor)>,
     ) -> Result<HostTensors<'t>> {
@@ -69,7 +71,7 @@ impl<'t> HostTensors<'t> {
     /// The bytes of each tensor.
     ///
     /// # Errors
-    /// [`Error::NotLoaded`] for tensors that overlap.
+    /// For tensors that overlap.
     pub(crate) fn bytes(&mut self) -> Result<Vec<&mut [u8]>> {
         let mut order: Vec<usize> = (0..self.ranges.len()).collect();
         order.sort_by_key(|at| {
@@ -87,7 +89,7 @@ impl<'t> HostTensors<'t> {
             let before = bytes.start.checked_sub(*start).ok_or_else(|| {
                 let source =
                     error!(Invalid, "load: shares elements with another tensor that is loaded");
-                Error::not_loaded(name, source)
+                not_loaded(name, source)
             })?;
             let (own, after) = std::mem::take(rest)[before..].split_at_mut(bytes.len());
             (*start, *rest) = (bytes.end, after);
@@ -99,7 +101,7 @@ impl<'t> HostTensors<'t> {
 
 impl<'t> HostStorage<'t> {
     fn new(name: &str, tensor: &'t Tensor) -> Result<HostStorage<'t>> {
-        let failed = |source| Error::not_loaded(name, source);
+        let failed = |source| not_loaded(name, source);
         Ok(match stored_dtype(tensor.dtype())? {
             Dtype::BF16 => HostStorage::BF16(tensor.write("load").map_err(failed)?),
             _ => HostStorage::F32(tensor.write("load").map_err(failed)?),

@@ -12,10 +12,10 @@ use meshgrad_ckpt::Folder;
 use meshgrad_ckpt::exec::split;
 use meshgrad_ckpt::graph::Graph;
 use meshgrad_ckpt::plan::{Catalog, LoadPlan, LoadRequest, Options, Targets};
+use meshgrad_error::{Error, Kind, Result};
 use meshgrad_runtime::Tensor;
 
-use crate::LoadOptions;
-use crate::error::{Error, Result};
+use crate::{LoadOptions, PinnedBound};
 
 /// The number of chunks that fit into the pinned memory: enough for each thread to fill one or two
 /// while the GPU copies others.
@@ -73,7 +73,7 @@ impl<'a> Planner<'a> {
     /// passes. The others share a pass or, if they do not fit together, get one each.
     ///
     /// # Errors
-    /// [`Error::PinnedBound`] if a single chunk is too large; errors of planning.
+    /// With a [`PinnedBound`] if a single chunk is too large; errors of planning.
     pub(crate) fn plan<'t>(&self, requests: &'t [Requested<'_>]) -> Result<Vec<Pass<'t>>> {
         let all: Vec<&Requested<'_>> = requests.iter().collect();
         if let Some(pass) = self.in_one(&all)? {
@@ -122,10 +122,9 @@ impl<'a> Planner<'a> {
         for region in self.regions(request, max_chunk) {
             let more = region.1.bytes.len() as u64;
             if more > self.max_open {
-                return Err(Error::PinnedBound {
-                    needed: (2 * more).max(2 * MIN_CHUNK),
-                    bound: self.bound,
-                });
+                let needed = (2 * more).max(2 * MIN_CHUNK);
+                let too_small = PinnedBound { needed, bound: self.bound };
+                return Err(Error::with_details(Kind::OutOfMemory, too_small));
             }
             if bytes + more > self.max_open {
                 let regions = std::mem::take(&mut open);

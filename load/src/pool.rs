@@ -5,9 +5,10 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
+use meshgrad_error::Result;
 use meshgrad_runtime::{Device, PendingUpload, PinnedBuffer, Tensor};
 
-use crate::error::{Error, Result};
+use crate::not_loaded;
 
 /// Pinned buffers, whose sizes are powers of two. [`PinnedPool::take`] never deadlocks if all
 /// buffers that are taken but not yet uploaded fit into the bound at their rounded sizes.
@@ -42,7 +43,7 @@ impl<'t> PinnedPool<'t> {
     /// reached, waits until other buffers are free again.
     ///
     /// # Errors
-    /// [`Error::NotLoaded`]; it may name another tensor, whose copy failed.
+    /// When memory runs out or a copy failed; it may name another tensor, whose copy failed.
     pub(crate) fn take(&self, tensor: &str, bytes: u64) -> Result<PinnedBuffer> {
         let size = bytes.next_power_of_two();
         let mut state = self.lock();
@@ -57,7 +58,7 @@ impl<'t> PinnedPool<'t> {
                 let buffer = PinnedBuffer::new(self.device, size as usize);
                 return buffer.map_err(|source| {
                     self.uncount(size);
-                    Error::not_loaded(tensor, source)
+                    not_loaded(tensor, source)
                 });
             }
             // Waiting for the GPU is faster than pinning memory of another size.
@@ -80,7 +81,7 @@ impl<'t> PinnedPool<'t> {
     /// Enqueues the copy of a filled buffer to these bytes of a tensor.
     ///
     /// # Errors
-    /// [`Error::NotLoaded`].
+    /// When the copy cannot start.
     pub(crate) fn upload(
         &self,
         name: &'t str,
@@ -100,7 +101,7 @@ impl<'t> PinnedPool<'t> {
             Err(source) => {
                 drop(state);
                 self.uncount(size);
-                Err(Error::not_loaded(name, source))
+                Err(not_loaded(name, source))
             }
         }
     }
@@ -108,7 +109,7 @@ impl<'t> PinnedPool<'t> {
     /// Waits for all copies.
     ///
     /// # Errors
-    /// [`Error::NotLoaded`].
+    /// When one failed.
     pub(crate) fn finish(&self) -> Result<()> {
         let uploads = std::mem::take(&mut self.lock().uploads);
         uploads.into_iter().try_for_each(|upload| self.wait(upload).map(drop))
@@ -117,7 +118,7 @@ impl<'t> PinnedPool<'t> {
     fn wait(&self, upload: NamedUpload<'_>) -> Result<PinnedBuffer> {
         upload.upload.synchronize().map_err(|source| {
             self.uncount(upload.bytes);
-            Error::not_loaded(upload.tensor, source)
+            not_loaded(upload.tensor, source)
         })
     }
 

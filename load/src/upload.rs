@@ -4,14 +4,12 @@ use meshgrad_ckpt::Folder;
 use meshgrad_ckpt::exec::{Sink, Stats, execute};
 use meshgrad_ckpt::graph::Graph;
 use meshgrad_ckpt::plan::{LoadRequest, Target};
-use meshgrad_error::error;
+use meshgrad_error::{Error, Result, ensure, error};
 use meshgrad_runtime::{Device, PinnedBuffer, Tensor};
 
-use crate::LoadOptions;
-use crate::error::{Error, Result};
-use crate::finite;
 use crate::passes::{Chunk, Pass, Planner};
 use crate::pool::PinnedPool;
+use crate::{LoadOptions, finite, not_loaded};
 
 pub(crate) fn load(
     device: &Device,
@@ -51,20 +49,18 @@ fn check(device: &Device, graph: &Graph, requests: &[(LoadRequest, &Tensor)]) ->
                  first",
                 tensor.device()
             );
-            return Err(Error::not_loaded(&request.target, source));
+            return Err(not_loaded(&request.target, source));
         }
         let elements: u64 = request.region.iter().map(|it| it.end - it.start).product();
         let expected = elements * graph.dtype(request.expr).bits() as u64 / 8;
         let actual = tensor.dtype().bytes(tensor.elements()) as u64;
-        if expected != actual {
-            let wrong_size = error!(
-                Invalid,
-                "target `{}` has {expected} bytes, but its memory has {actual}: allocate the size \
-                 that the plan gives for the target",
-                request.target.escape_debug()
-            );
-            return Err(wrong_size.into());
-        }
+        ensure!(
+            expected == actual,
+            Invalid,
+            "target `{}` has {expected} bytes, but its memory has {actual}: allocate the size that \
+             the plan gives for the target",
+            request.target.escape_debug()
+        );
     }
     Ok(())
 }

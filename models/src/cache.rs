@@ -2,7 +2,8 @@
 
 use std::sync::OnceLock;
 
-use meshgrad_autograd::{Error, ErrorKind, Result, Var};
+use meshgrad_autograd::{Result, Var};
+use meshgrad_error::ensure;
 use meshgrad_mesh::Sharding;
 use meshgrad_runtime::ops::AttentionSequences;
 use meshgrad_runtime::{Device, Kind, ShardedShape, Tensor, ops};
@@ -23,18 +24,6 @@ pub struct LayerCache {
     values: OnceLock<Tensor>,
     /// The position of the next token, i64 [1].
     end: Tensor,
-}
-
-/// A sequence that does not fit into a cache.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("cache capacity is {capacity} tokens; {used} are used and {given} more do not fit")]
-pub struct CacheFull {
-    /// Capacity in tokens.
-    pub capacity: usize,
-    /// Tokens in the cache.
-    pub used: usize,
-    /// New tokens.
-    pub given: usize,
 }
 
 impl Cache {
@@ -76,12 +65,11 @@ impl Cache {
     /// Checks that `tokens` more fit, and returns their positions for attention.
     pub(crate) fn begin(&self, tokens: usize) -> Result<AttentionSequences> {
         let (used, capacity) = (self.used, self.capacity);
-        if used + tokens > capacity {
-            return Err(Error::with_details(
-                ErrorKind::Invalid,
-                CacheFull { capacity, used, given: tokens },
-            ));
-        }
+        ensure!(
+            used + tokens <= capacity,
+            Invalid,
+            "cache capacity is {capacity} tokens; {used} are used and {tokens} more do not fit"
+        );
         Ok(AttentionSequences::Cached {
             q_offset: position(&self.device, used)?,
             k_len: position(&self.device, used + tokens)?,

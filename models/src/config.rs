@@ -19,11 +19,12 @@ mod tests;
 mod validate;
 
 use meshgrad_autograd::Init;
+use meshgrad_error::{Error, Kind, Result};
 use serde::{Deserialize, Deserializer, Serialize};
 
 pub use count::ParameterCount;
+pub use error::Problems;
 pub(crate) use error::way_out_of;
-pub use error::{ConfigError, Problem};
 pub use rope::{Rope, RopeKeys, RopeScaling, RopeType, Yarn};
 
 /// Which of the two Qwen3 architectures a configuration describes.
@@ -296,9 +297,10 @@ impl Qwen3Config {
     /// Base and scaling of the rotary frequencies, from whichever key has them.
     ///
     /// # Errors
-    /// [`ConfigError::Invalid`] when two keys disagree or a scaling lacks a number.
-    pub fn rope(&self) -> Result<Rope, ConfigError> {
-        rope::resolve(self).map_err(ConfigError::Invalid)
+    /// With [`Problems`] when two keys disagree or a scaling lacks a number.
+    pub fn rope(&self) -> Result<Rope> {
+        let rope = rope::resolve(self);
+        rope.map_err(|problems| Error::with_details(Kind::Invalid, Problems(problems)))
     }
 
     fn first_window_layer(&self) -> usize {

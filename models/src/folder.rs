@@ -8,12 +8,12 @@
 //! write one folder, which equals that of a single rank ([`save_sharded`]).
 
 mod damage;
-mod error;
 mod memory;
 mod shards;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::path::Path;
 
 use meshgrad_autograd::{Buffer, Module, Param};
@@ -22,23 +22,27 @@ use meshgrad_ckpt::mapping::{AllowedProblems, Bound, Mapping, Problem, TensorSpe
 use meshgrad_ckpt::plan::LoadRequest;
 use meshgrad_ckpt::ranks::{Ranks, Saved, ShardedSnapshot};
 use meshgrad_ckpt::{Folder, FolderWriter, Listed, Snapshot};
-use meshgrad_error::error;
+use meshgrad_error::{Error, Kind as ErrorKind, Result, error};
 use meshgrad_load::LoadOptions;
 use meshgrad_runtime::{DType, Device, Kind, ShardedShape, Tensor, UninitTensor};
 
-pub use damage::{check_texts, may_be_damage, or_damage, sealed};
-pub use error::{Error, Result};
+pub use damage::{Damage, check_texts, or_damage, sealed};
 use memory::specs;
 pub use memory::{NamedTensor, beside};
 use shards::expect_whole;
 pub use shards::{add_shard_copies, add_shards};
+
+/// The error for a file that cannot be read.
+pub fn unreadable(path: &Path, cause: io::Error) -> Error {
+    error!(System, "{}: {cause}", path.display()).caused_by(cause)
+}
 
 /// The mapping that keeps all names: the tensors of a folder have the names in the module.
 ///
 /// # Errors
 /// Never: a test checks that the mapping parses.
 pub fn by_name() -> Result<Mapping> {
-    Ok(Mapping::parse("{rest:path} = {rest:path}")?)
+    Mapping::parse("{rest:path} = {rest:path}")
 }
 
 /// Saves the parameters and buffers of `module` to the new folder `dir`, under their names. The
@@ -66,13 +70,13 @@ pub fn save(module: &impl Module, dir: &Path) -> Result<()> {
 /// some elements of a tensor.
 /// The folder then does not exist.
 pub fn save_sharded(module: &impl Module, dir: &Path, ranks: &mut Ranks<'_>) -> Result<Saved> {
-    let named = module.check_names().map_err(Error::from).and_then(|()| params(module));
+    let named = module.check_names().and_then(|()| params(module));
     let values = named.and_then(|params| Ok([params, buffers(module)?].concat()));
     let snapshot = match &values {
         Ok(values) => of_shards(values, dir),
-        Err(error) => return Ok(ShardedSnapshot::save(Err(error), ranks)?),
+        Err(error) => return ShardedSnapshot::save(Err(error), ranks),
     };
-    Ok(ShardedSnapshot::save(snapshot, ranks)?)
+    ShardedSnapshot::save(snapshot, ranks)
 }
 
 fn of_shards<'t>(values: &'t [NamedTensor], dir: &Path) -> Result<ShardedSnapshot<'t>> {
@@ -93,8 +97,8 @@ fn split(dir: &Path) -> (&Path, Cow<'_, str>) {
 /// ([`Param::shard`]), only the region of this rank is read.
 ///
 /// # Errors
-/// [`Error::Tensors`] with all tensors that are missing, unexpected or of another shape;
-/// [`Error::Load`] when a file is damaged or memory runs out. The values are then unchanged.
+/// When tensors are missing, unexpected or of another shape, with all of them; when a file is damaged
+/// or memory runs out. The values are then unchanged.
 pub fn load(module: &impl Module, dir: &Path, device: &Device) -> Result<Stats> {
     module.check_names()?;
     let (params, buffers) = (module.params(), module.buffers());
@@ -124,7 +128,8 @@ pub fn buffers(module: &impl Module) -> Result<Vec<NamedTensor>> {
 /// for its root).
 ///
 /// # Errors
-/// [`Error::Part`], [`Error::Partial`], [`Error::Unwritable`], [`Error::Load`]; errors of reading the tensors.
+/// When a tensor is only a part, has partial values or cannot be read; when tensors cannot be written
+/// as the mapping requires.
 pub fn add_tensors(
     tensors: &[NamedTensor],
     mapping: &Mapping,
@@ -183,7 +188,7 @@ pub fn stored(tensors: &[NamedTensor], mapping: &Mapping) -> Result<Vec<(TensorS
 /// it is made from.
 ///
 /// # Errors
-/// [`Error::Unwritable`].
+/// When tensors cannot be written as the mapping requires.
 pub fn stored_names(
     tensors: &[NamedTensor],
     mapping: &Mapping,
@@ -199,7 +204,10 @@ pub fn stored_names(
 
 fn bound_to_store(tensors: &[NamedTensor], mapping: &Mapping) -> Result<Bound> {
     let bound = mapping.bind_to_store(&specs(tensors)?);
-    bound.map_err(|report| Error::Unwritable { report })
+    bound.map_err(|report| {
+        let unwritable = Error::with_details(ErrorKind::Mismatch, report);
+        unwritable.context("tensors cannot be written as the mapping requires")
+    })
 }
 
 /// Loads every parameter of `module` from `folder`. Float dtypes are converted. Of a sharded
@@ -262,7 +270,7 @@ fn fill_all<T>(
 ) -> Result<T> {
     let unfilled = |name: &str, shape: ShardedShape, dtype: DType| {
         let value = UninitTensor::with_kind(device, *shape.local(), dtype, Kind::Parameter);
-        let value = value.map_err(|source| meshgrad_load::Error::not_loaded(name, source))?;
+        let value = value.map_err(|cause| meshgrad_load::not_loaded(name, cause))?;
         Ok(NamedTensor::new(name, shape.part(&value.finish())?))
     };
     let of_params = params.iter().map(|param| match param.home() {
@@ -294,10 +302,10 @@ fn fill_all<T>(
 /// [`Param::rows_written`] then.
 ///
 /// # Errors
-/// [`Error::Partial`]; [`Error::Tensors`] with all tensors that are missing, unexpected or of another shape;
-/// [`Error::Load`] when a file is damaged or memory runs out; with
-/// [`LoadOptions::only_finite`] also [`Error::NotFinite`]; with [`LoadOptions::sealed_by`] also
-/// [`Error::Damaged`], with all damage of that checkpoint. The contents are then unspecified.
+/// When a tensor has partial values; when tensors are missing, unexpected or of another shape, with a
+/// [`Report`](meshgrad_ckpt::mapping::Report) of them; when a file is damaged, with
+/// [`LoadOptions::sealed_by`] as [`Damage`] of the checkpoint; when memory runs out; with
+/// [`LoadOptions::only_finite`] when a value is not finite. The contents are then unspecified.
 pub fn read(
     tensors: &[NamedTensor],
     folder: &Folder,
@@ -333,8 +341,11 @@ fn read_unchecked(
     let expected = specs(tensors)?;
     let allowed = allowed.clone().and("narrowed")?;
     let bound = mapping.bind_whole(&stored, &expected, &allowed);
-    let bound =
-        bound.map_err(|report| Error::Tensors { folder: folder.path().to_owned(), report })?;
+    let bound = bound.map_err(|report| {
+        let other = Error::with_details(ErrorKind::Mismatch, report);
+        let folder = folder.path().display();
+        other.context(format_args!("{folder}: tensors do not match the configuration"))
+    })?;
     let allowed = bound.report().allowed.iter();
     let unused = allowed.filter_map(|problem| match problem {
         Problem::Unused { name } => Some(name.clone()),

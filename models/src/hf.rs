@@ -13,9 +13,18 @@ mod loader;
 mod map;
 mod save;
 
-pub use crate::folder::{Error, Result};
+use std::path::Path;
+
+use meshgrad_error::Result;
+
+use crate::folder::unreadable;
+
 pub use adapters::{FILE as ADAPTERS, adapters};
 pub use companions::companions;
 pub use loader::{Filled, Loaded, Loader, add_adapters, ignored_note, load, read_config};
 pub use map::{Experts, map};
 pub use save::{add_model, add_shards};
+
+fn read_text(path: &Path) -> Result<String> {
+    std::fs::read_to_string(path).map_err(|cause| unreadable(path, cause))
+}

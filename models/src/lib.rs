@@ -21,11 +21,12 @@ mod plan;
 mod qwen3;
 mod residual;
 
-pub use cache::{Cache, CacheFull, LayerCache};
+pub use cache::{Cache, LayerCache};
 pub use layer::{FeedForward, Layer};
+pub use meshgrad_error::{Error, Kind, Result};
 pub use meshgrad_load as load;
 pub use model::{Compute, Generate, IGNORE_INDEX, Loss, Metrics, Model, TokenBatch};
 pub use parallel::ModelParallelism;
-pub use plan::{ModelPlan, PlanError, PlanProblem};
-pub use qwen3::{Balancing, PartError, Qwen3, Stream};
+pub use plan::ModelPlan;
+pub use qwen3::{Balancing, Qwen3, Stream};
 pub use residual::Residual;

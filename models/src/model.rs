@@ -4,7 +4,8 @@ use meshgrad_autograd::{Module, Param, Result, Var};
 use meshgrad_ckpt::mapping::Mapping;
 use meshgrad_runtime::{DType, Device, Tensor};
 
-use crate::{ModelParallelism, ModelPlan, PlanError, PlanProblem, folder};
+use crate::plan::does_not_fit;
+use crate::{ModelParallelism, ModelPlan, folder};
 
 /// A model that can be trained.
 pub trait Model: Module {
@@ -80,12 +81,13 @@ pub trait Model: Module {
     /// ```
     ///
     /// # Errors
-    /// [`PlanError`] when the model does not support `parallelism`, or its sizes do not fit it.
+    /// When the model does not support `parallelism`, or its sizes do not fit it.
     fn plan(&self, parallelism: &ModelParallelism) -> Result<ModelPlan> {
         if parallelism.tensor_ranks() > 1 {
-            let model = self.title();
-            let no_plan = PlanProblem::NoPlan { model };
-            return Err(PlanError::from(no_plan).into());
+            return Err(does_not_fit(&[format!(
+                "{} has no plan for tensor parallelism: implement `Model::plan`",
+                self.title()
+            )]));
         }
         Ok(ModelPlan::new(&parallelism.mesh))
     }
@@ -102,7 +104,7 @@ pub trait Model: Module {
     /// # Errors
     /// When the mapping is invalid.
     fn stored_as(&self) -> Result<Mapping> {
-        Ok(folder::by_name()?)
+        folder::by_name()
     }
 
     /// Text files that are stored with the parameters, such as config.json: name and content.

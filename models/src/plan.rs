@@ -3,7 +3,8 @@
 use std::fmt;
 
 use glob::Pattern;
-use meshgrad_autograd::{Buffer, Error, ErrorKind, Module, Param, Result, Seam};
+use meshgrad_autograd::{Buffer, Module, Param, Result, Seam};
+use meshgrad_error::{Error, error};
 use meshgrad_mesh::{Mesh, Placement, Sharding};
 
 /// A table from names of parameters, buffers and seams to placements. Parameters that no row names
@@ -96,7 +97,7 @@ impl ModelPlan {
     /// part only. All names and placements are checked before anything changes.
     ///
     /// # Errors
-    /// [`PlanError`] with all problems; as [`Param::shard`].
+    /// When rows do not fit the module, with all problems; as [`Param::shard`].
     pub fn apply(&self, module: &impl Module, rank: usize) -> Result<()> {
         for (named, sharding) in self.shardings(module)? {
             match (named, sharding) {
@@ -123,7 +124,7 @@ impl ModelPlan {
     }
 
     /// Everything that has a name in `module`, with the sharding of parameters and buffers.
-    fn shardings(&self, module: &impl Module) -> Result<Vec<(Named, Option<Sharding>)>, PlanError> {
+    fn shardings(&self, module: &impl Module) -> Result<Vec<(Named, Option<Sharding>)>> {
         let named = Named::of(module);
         let mut problems = self.unmatched(&named);
         let mut shardings = Vec::new();
@@ -135,61 +136,60 @@ impl ModelPlan {
         }
         match problems.is_empty() {
             true => Ok(shardings),
-            false => Err(PlanError { problems }),
+            false => Err(does_not_fit(&problems)),
         }
     }
 
     /// Rows that are invalid or match nothing.
-    fn unmatched(&self, named: &[Named]) -> Vec<PlanProblem> {
+    fn unmatched(&self, named: &[Named]) -> Vec<String> {
         let problem = |row: &Row| match Pattern::new(&row.names) {
-            Err(error) => {
-                Some(PlanProblem::Pattern { names: row.names.clone(), problem: error.msg })
-            }
+            Err(error) => Some(format!("`{}` is not a valid pattern: {}", row.names, error.msg)),
             Ok(pattern) if named.iter().any(|it| pattern.matches(it.name())) => None,
-            Ok(_) => Some(PlanProblem::Unmatched {
-                names: row.names.clone(),
-                nearest: nearest(&row.names, named),
-            }),
+            Ok(_) => {
+                let nearest = nearest(&row.names, named);
+                let hint = nearest.map(|name| format!("; the most similar name is `{name}`"));
+                let hint = hint.unwrap_or_default();
+                Some(format!("`{}` matches no parameter, buffer or seam{hint}", row.names))
+            }
         };
         self.rows.iter().filter_map(problem).collect()
     }
 
     /// The sharding of a parameter or buffer; `None` for a seam, whose axes are checked.
-    fn sharding(&self, named: &Named) -> Result<Option<Sharding>, PlanProblem> {
+    fn sharding(&self, named: &Named) -> Result<Option<Sharding>, String> {
         let placements = self.placements(named.name())?;
-        let problem = |source| PlanProblem::Placements {
-            name: named.name().to_owned(),
-            shape: named.extents().map(<[usize]>::to_vec),
-            placements: text(placements),
-            source,
+        let problem = |cause: Error| {
+            let shape = named.extents().map(|shape| format!(" {shape:?}")).unwrap_or_default();
+            let placements = text(placements);
+            format!("`{}`{shape} cannot be placed as {placements}: {cause}", named.name())
         };
         let Some(shape) = named.extents() else {
             let axes = placements.iter();
             let known = axes.map(|(axis, _)| self.mesh.axis(axis).map(drop));
-            let known: Result<(), _> = known.collect();
+            let known: Result<()> = known.collect();
             return known.map(|()| None).map_err(&problem);
         };
         let sharding = Sharding::new(&self.mesh, placements, shape).map_err(problem)?;
         match sharding.partials().first() {
             None => Ok(Some(sharding)),
-            Some((axis, _)) => Err(PlanProblem::Partial {
-                name: named.name().to_owned(),
-                axis: (*axis).to_owned(),
-            }),
+            Some((axis, _)) => Err(format!(
+                "`{}` is partial on axis `{axis}`: replicate or shard it",
+                named.name()
+            )),
         }
     }
 
     /// The placements of the one row that matches `name`.
-    fn placements(&self, name: &str) -> Result<&[(String, Placement)], PlanProblem> {
+    fn placements(&self, name: &str) -> Result<&[(String, Placement)], String> {
         let matches = |row: &&Row| Pattern::new(&row.names).is_ok_and(|names| names.matches(name));
         let mut rows = self.rows.iter().filter(matches);
         match (rows.next(), rows.next()) {
             (None, _) => Ok(&[]),
             (Some(row), None) => Ok(&row.placements),
-            (Some(first), Some(second)) => Err(PlanProblem::Ambiguous {
-                name: name.to_owned(),
-                rows: [first.names.clone(), second.names.clone()],
-            }),
+            (Some(first), Some(second)) => Err(format!(
+                "`{name}` matches two rows, `{}` and `{}`: keep one",
+                first.names, second.names
+            )),
         }
     }
 }
@@ -250,116 +250,8 @@ fn text(placements: &[(String, Placement)]) -> String {
     text.collect::<Vec<_>>().join(", ")
 }
 
-/// All problems of a plan.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-#[error("the plan does not fit the model:{}", lines(.problems))]
-pub struct PlanError {
-    /// The problems.
-    pub problems: Vec<PlanProblem>,
-}
-
-fn lines(problems: &[PlanProblem]) -> String {
-    let lines = problems.iter().map(|problem| format!("\n  {problem}"));
-    lines.collect()
-}
-
-impl From<PlanError> for Error {
-    fn from(error: PlanError) -> Error {
-        Error::with_details(ErrorKind::Invalid, error)
-    }
-}
-
-impl From<PlanProblem> for PlanError {
-    fn from(problem: PlanProblem) -> PlanError {
-        let problems = vec![problem];
-        PlanError { problems }
-    }
-}
-
-/// A problem of a plan.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum PlanProblem {
-    /// A row's names are no pattern.
-    #[error("`{names}` is not a valid pattern: {problem}")]
-    Pattern {
-        /// The row's names.
-        names: String,
-        /// What is wrong.
-        problem: &'static str,
-    },
-
-    /// A row matches nothing.
-    #[error(
-        "`{names}` matches no parameter, buffer or seam{}",
-        .nearest.as_ref().map(|name| format!("; the most similar name is `{name}`")).unwrap_or_default()
-    )]
-    Unmatched {
-        /// The row's names.
-        names: String,
-        /// The name in the model that is most similar.
-        nearest: Option<String>,
-    },
-
-    /// Two rows match one name.
-    #[error("`{name}` matches two rows, `{}` and `{}`: keep one", .rows[0], .rows[1])]
-    Ambiguous {
-        /// The name.
-        name: String,
-        /// The rows.
-        rows: [String; 2],
-    },
-
-    /// Placements that the parameter's shape or the mesh does not allow.
-    #[error(
-        "`{name}`{} cannot be placed as {placements}: {source}",
-        .shape.as_ref().map(|shape| format!(" {shape:?}")).unwrap_or_default()
-    )]
-    Placements {
-        /// The parameter, buffer or seam.
-        name: String,
-        /// Its global shape; `None` for a seam.
-        shape: Option<Vec<usize>>,
-        /// The placements.
-        placements: String,
-        /// The reason.
-        source: meshgrad_mesh::Error,
-    },
-
-    /// A parameter or buffer as partial values.
-    #[error("`{name}` is partial on axis `{axis}`: replicate or shard it")]
-    Partial {
-        /// The parameter or buffer.
-        name: String,
-        /// The axis.
-        axis: String,
-    },
-
-    /// A dim whose units cannot be shared by the ranks.
-    #[error(
-        "`{name}`: dim {dim} has {units} {unit}, which cannot be sharded over {axes} ({ranks} ranks); {remedy}"
-    )]
-    Units {
-        /// The parameter.
-        name: String,
-        /// The dim.
-        dim: usize,
-        /// The number of units.
-        units: usize,
-        /// What a unit is, in the plural.
-        unit: &'static str,
-        /// The axes.
-        axes: String,
-        /// Their number of ranks.
-        ranks: usize,
-        /// What to do.
-        remedy: String,
-    },
-
-    /// A model without a plan for tensor parallelism.
-    #[error("{model} has no plan for tensor parallelism: implement `Model::plan`")]
-    NoPlan {
-        /// The model.
-        model: String,
-    },
+/// The error of a plan with these problems.
+pub(crate) fn does_not_fit(problems: &[String]) -> Error {
+    let lines: String = problems.iter().map(|problem| format!("\n  {problem}")).collect();
+    error!(Invalid, "the plan does not fit the model:{lines}")
 }

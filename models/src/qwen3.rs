@@ -8,9 +8,9 @@ use std::ops::Range;
 
 use meshgrad_autograd::{Module, ModulePath, Param, Result, Seam, Var, ops};
 use meshgrad_ckpt::mapping::Mapping;
-use meshgrad_error::error;
+use meshgrad_error::{ensure, error};
 use meshgrad_runtime::ops::AttentionSequences;
-use meshgrad_runtime::{DType, Device, Error, ErrorKind, Tensor, redistribute_like};
+use meshgrad_runtime::{DType, Device, Tensor, redistribute_like};
 
 use crate::attention::{Positions, Rotary};
 use crate::balance::{expert_metrics, load_balancing_loss, router_z_loss, update_router_bias};
@@ -57,31 +57,6 @@ pub struct Stream {
     pub routings: Vec<Routing>,
 }
 
-/// A part of a model that cannot do what is asked of it.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PartError {
-    /// Layers that the model does not have.
-    #[error("layers {layers:?} are not a range of the model's {model} layers")]
-    Layers {
-        /// The layers.
-        layers: Range<usize>,
-        /// The number of layers of the model.
-        model: usize,
-    },
-    /// No embedding.
-    #[error("this part of the model has no embedding: only the first part can embed ids")]
-    NoEmbedding,
-    /// No head.
-    #[error("this part of the model has no head: only the last part has logits and a loss")]
-    NoHead,
-}
-
-impl From<PartError> for Error {
-    fn from(error: PartError) -> Error {
-        Error::with_details(ErrorKind::Invalid, error)
-    }
-}
-
 /// How the load of experts is balanced. Zero disables a term; all are zero by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Balancing {
@@ -116,10 +91,12 @@ impl Qwen3 {
         last: bool,
     ) -> Result<Qwen3> {
         config.validate()?;
-        if layers.start > layers.end || layers.end > config.num_hidden_layers {
-            let model = config.num_hidden_layers;
-            return Err(PartError::Layers { layers, model }.into());
-        }
+        let count = config.num_hidden_layers;
+        ensure!(
+            layers.start <= layers.end && layers.end <= count,
+            Invalid,
+            "layers {layers:?} are not a range of the model's {count} layers"
+        );
         let (v, d) = (config.vocab_size, config.hidden_size);
         let at = ModulePath::from("model");
         let table = Param::new(at.sub("embed_tokens.weight"), [v, d], config.init());
@@ -189,8 +166,13 @@ impl Qwen3 {
     /// # Errors
     /// When an id is out of range; in a part without the embedding.
     pub fn embed(&self, ids_bt: &Tensor, compute: Compute) -> Result<Stream> {
-        let embedding = self.embedding.as_ref().ok_or(PartError::NoEmbedding);
-        let x_btd = embedding?.forward(ids_bt, compute.dtype)?;
+        let embedding = self.embedding.as_ref().ok_or_else(|| {
+            error!(
+                Invalid,
+                "this part of the model has no embedding: only the first part can embed ids"
+            )
+        })?;
+        let x_btd = embedding.forward(ids_bt, compute.dtype)?;
         Ok(Stream { x: Residual::new(x_btd), routings: Vec::new() })
     }
 
@@ -248,7 +230,12 @@ impl Qwen3 {
     }
 
     fn head(&self) -> Result<&Head> {
-        Ok(self.head.as_ref().ok_or(PartError::NoHead)?)
+        self.head.as_ref().ok_or_else(|| {
+            error!(
+                Invalid,
+                "this part of the model has no head: only the last part has logits and a loss"
+            )
+        })
     }
 
     /// The logits of every next token, [b, t, v] in `compute.dtype`. For a loss use
@@ -351,7 +338,7 @@ impl Model for Qwen3 {
     }
 
     fn plan(&self, parallelism: &ModelParallelism) -> Result<ModelPlan> {
-        Ok(plan::plan(self, parallelism)?)
+        plan::plan(self, parallelism)
     }
 
     /// The layers.
@@ -377,7 +364,7 @@ impl Model for Qwen3 {
 
     /// Under Hugging Face names, one tensor per expert.
     fn stored_as(&self) -> Result<Mapping> {
-        Ok(hf::map(Experts::OneByOne, false).map_err(hf::Error::from)?)
+        hf::map(Experts::OneByOne, false)
     }
 
     fn files(&self) -> Result<Vec<(String, String)>> {

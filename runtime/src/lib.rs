@@ -47,7 +47,7 @@ pub use crate::core::stream::{Pending, Stream, with_stream};
 pub use crate::core::stream_work::{StreamEvent, StreamJoin, StreamWork};
 pub use crate::core::tensor::{StorageView, Tensor, UninitTensor};
 pub use crate::driver::{
-    AllocatorStats, GpuProperties, IndexOutOfRange, Library, MemoryStats, OutOfMemoryReport,
+    AllocatorStats, GpuProperties, IndexOutOfRange, MemoryStats, OutOfMemoryReport,
 };
 pub use crate::launch::Launcher;
 pub use crate::launch::tree_reduce::TreeOp;

@@ -16,10 +16,10 @@
 //!
 //! Contents are encoded on their own, so that no token mixes trained and untrained text.
 
-use crate::corpus::{ASSISTANT, Document, Turn};
-use crate::tokenizer::{Tokenizer, TokenizerError};
+use meshgrad_error::Result;
 
-type Result<T> = std::result::Result<T, TokenizerError>;
+use crate::corpus::{ASSISTANT, Document, Turn};
+use crate::tokenizer::Tokenizer;
 
 /// Separates two messages in the plain format.
 pub(crate) const BETWEEN: &str = "\n\n";
@@ -38,7 +38,7 @@ pub struct Conversation {
 /// The ids of `document`, which is a conversation, followed by the separator of documents.
 ///
 /// # Errors
-/// [`TokenizerError::Codec`].
+/// When the tokenizer fails.
 pub fn encode(tokenizer: &Tokenizer, document: &Document) -> Result<Conversation> {
     let mut to = Conversation::default();
     match chat_ml(tokenizer) {

@@ -20,12 +20,14 @@ mod end_of_text;
 mod settings;
 
 use std::collections::HashSet;
+use std::fmt;
 use std::path::Path;
 
 use meshgrad_autograd::{Module, Param};
-use meshgrad_ckpt::mapping::{Mapping, Problem};
+use meshgrad_ckpt::mapping::{Mapping, Problem, Report};
 use meshgrad_ckpt::ranks::ShardedSnapshot;
 use meshgrad_ckpt::{Committed, Folder, Snapshot, step_name};
+use meshgrad_error::error;
 use meshgrad_models::folder::{self, NamedTensor};
 use meshgrad_models::load::LoadOptions;
 use meshgrad_models::{Model, hf};
@@ -38,7 +40,7 @@ use crate::config::Config;
 use crate::optim;
 use crate::tokenizer::Tokenizer;
 use crate::updater::Updater;
-use crate::{Result, TrainError};
+use crate::{Error, Result};
 use end_of_text::Ends;
 pub use end_of_text::ends_of_text;
 pub use settings::{Change, check_config};
@@ -182,7 +184,7 @@ pub fn sharded_snapshot<M: Model>(
 /// `checkpoint`.
 ///
 /// # Errors
-/// [`TrainError::OtherRun`]; [`TrainError::State`]; [`TrainError::Tokenizer`].
+/// When one is not; when it is not a checkpoint of a run; when a tokenizer cannot be read or used.
 pub fn check_data(checkpoint: &Committed, digest: u128, tokenizer: &Tokenizer) -> Result<()> {
     let saved = read_state(checkpoint)?.data_digest;
     let now = format!("{digest:032x}");
@@ -217,13 +219,13 @@ fn text_keys(checkpoint: &Committed) -> Result<String> {
     Ok(keys.join(" or "))
 }
 
-fn other_run(checkpoint: &Committed, what: &str, saved: String, now: String) -> TrainError {
-    TrainError::OtherRun {
-        checkpoint: checkpoint.path().to_owned(),
-        what: what.to_owned(),
-        saved,
-        now,
-    }
+fn other_run(checkpoint: &Committed, what: &str, saved: String, now: String) -> Error {
+    error!(
+        Invalid,
+        "{} was saved with {what} {saved}, but it is now {now}; change it back, or start from scratch \
+         with --resume never or another --run-dir",
+        checkpoint.path().display()
+    )
 }
 
 /// How a checkpoint is read.
@@ -330,24 +332,31 @@ pub fn load_params(
     Ok(())
 }
 
-/// [`TrainError::OtherModel`], if the tensors do not match.
-fn or_other_model(checkpoint: &Committed, error: folder::Error) -> TrainError {
-    let folder::Error::Tensors { report, .. } = error else {
-        return error.into();
+/// Another error with a way out, if the tensors do not match.
+fn or_other_model(checkpoint: &Committed, error: Error) -> Error {
+    let Some(report) = error.details::<Report>() else {
+        return error;
     };
     let is_adapter = |problem: &Problem| match problem {
         Problem::Unused { name } => name.contains(".lora_"),
         _ => false,
     };
     let adapters = hf::adapters(checkpoint.path()).unwrap_or_default();
-    let adapters = match report.problems.iter().any(is_adapter) {
-        true => adapters.len(),
-        false => 0,
-    };
-    TrainError::OtherModel {
-        checkpoint: checkpoint.path().to_owned(),
-        adapters,
-        report: Box::new(report),
+    let checkpoint = checkpoint.path().display();
+    // The kind is not `Mismatch`: damage of the checkpoint is not the cause.
+    match report.problems.iter().any(is_adapter) && !adapters.is_empty() {
+        true => error!(
+            Invalid,
+            "{checkpoint} has low-rank updates of {} projections, which this program does not add; \
+             resume it with the program that started the run, or start a new run with its merged \
+             weights (--from {checkpoint})",
+            adapters.len()
+        ),
+        false => error!(
+            Invalid,
+            "{checkpoint} is of another model than this program builds; use the program that started \
+             the run: {report}"
+        ),
     }
 }
 
@@ -355,7 +364,7 @@ fn or_other_model(checkpoint: &Committed, error: folder::Error) -> TrainError {
 /// model keep their values.
 ///
 /// # Errors
-/// [`TrainError::OtherRun`] for another optimizer; when a tensor is missing, unexpected, damaged or
+/// For another optimizer; when a tensor is missing, unexpected, damaged or
 /// of another shape.
 pub fn load_state(
     checkpoint: &Committed,
@@ -462,38 +471,35 @@ pub(crate) fn read_buffers(
 /// Reads the training state of a checkpoint.
 ///
 /// # Errors
-/// [`TrainError::State`] when it is not a checkpoint of a run.
+/// When it is not a checkpoint of a run.
 pub fn read_state(checkpoint: &Committed) -> Result<State> {
     read_json(checkpoint, STATE)
 }
 
 fn json(value: &impl Serialize, checkpoint: &Path) -> Result<String> {
-    let text = serde_json::to_string_pretty(value).map_err(|error| TrainError::State {
-        path: checkpoint.to_owned(),
-        message: error.to_string(),
-    })?;
-    Ok(text + "\n")
+    let text = serde_json::to_string_pretty(value);
+    Ok(text.map_err(|problem| bad_state(checkpoint, problem))? + "\n")
 }
 
 fn read_json<T: DeserializeOwned>(checkpoint: &Committed, file: &str) -> Result<T> {
     let text = read_text(checkpoint, file)?;
-    serde_json::from_str(&text).map_err(|error| TrainError::State {
-        path: checkpoint.path().join(file),
-        message: error.to_string(),
-    })
+    serde_json::from_str(&text).map_err(|problem| bad_state(&checkpoint.path().join(file), problem))
 }
 
 /// The configuration of the run that saved `checkpoint`.
 fn read_config(checkpoint: &Committed) -> Result<Table> {
     let text = read_text(checkpoint, CONFIG)?;
-    toml::from_str(&text).map_err(|error| TrainError::State {
-        path: checkpoint.path().join(CONFIG),
-        message: error.message().to_owned(),
-    })
+    toml::from_str(&text)
+        .map_err(|problem| bad_state(&checkpoint.path().join(CONFIG), problem.message()))
 }
 
 fn read_text(checkpoint: &Committed, file: &str) -> Result<String> {
     let path = checkpoint.path().join(file);
-    std::fs::read_to_string(&path)
-        .map_err(|error| TrainError::State { path, message: error.to_string() })
+    std::fs::read_to_string(&path).map_err(|problem| bad_state(&path, problem))
+}
+
+/// The error for the trainer's part of a checkpoint.
+fn bad_state(path: &Path, problem: impl fmt::Display) -> Error {
+    let path = path.display();
+    error!(Invalid, "{path}: {problem}; use a checkpoint that `meshgrad train` saved")
 }

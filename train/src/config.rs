@@ -10,7 +10,6 @@
 mod check;
 mod choice;
 mod dtype;
-mod error;
 pub mod keys;
 mod optimizer;
 mod parallel;
@@ -29,9 +28,9 @@ use serde::{Deserialize, Serialize};
 
 pub use check::{Violation, Violations};
 pub use dtype::ComputeDType;
-pub use error::{ConfigError, Origin};
 pub use optimizer::{Algorithm, OptimizerConfig};
 pub use parallel::{Degree, HomeChoice, ParallelTable};
+pub(crate) use read::not_toml;
 pub use schedule::ScheduleConfig;
 pub use sources::Override;
 pub use tables::{Meaning, ModelTables, NoTables};

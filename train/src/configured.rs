@@ -7,14 +7,14 @@ use meshgrad_runtime::DType;
 use crate::Result;
 use crate::config::{Algorithm, ComputeDType, OptimizerConfig, TrainConfig};
 use crate::optim::{
-    AdamW, AdamWConfig, Groups, Lion, Matrices, Muon, MuonConfig, OptimError, Optimizer, Part, Sgd,
+    AdamW, AdamWConfig, Groups, Lion, Matrices, Muon, MuonConfig, Optimizer, Part, Sgd,
 };
 
 /// Creates the optimizer of `config` for `parts` of a model that trains `params`. `seed` is the
 /// run's seed, used for stochastic rounding.
 ///
 /// # Errors
-/// [`OptimError`]; when memory runs out.
+/// When the configuration is invalid or does not fit the parameters; when memory runs out.
 pub fn optimizer(
     config: &OptimizerConfig,
     parts: &[Part],
@@ -38,7 +38,7 @@ pub fn optimizer(
 }
 
 /// Checks that stochastic rounding has an effect on one of the model's parameters.
-fn check_rounding(algorithm: &Algorithm, params: &[Param]) -> Result<(), OptimError> {
+fn check_rounding(algorithm: &Algorithm, params: &[Param]) -> Result<()> {
     match algorithm {
         Algorithm::AdamW(constants) => constants.check_rounding(params),
         Algorithm::Muon(constants) => {

@@ -12,82 +12,13 @@ mod records;
 mod text;
 
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::Path;
 
+use meshgrad_ckpt::io_error;
+use meshgrad_error::{Error, Result};
 use twox_hash::XxHash3_128;
 
 pub use default_text::{MAX_DEFAULT_BYTES, MAX_FILE_BYTES};
-
-/// Why text cannot be read.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum CorpusError {
-    /// A file or folder that is missing or cannot be read.
-    #[error("data: cannot read {}: {source}", path.display())]
-    Read {
-        /// The file or folder.
-        path: PathBuf,
-        /// The system's error.
-        source: std::io::Error,
-    },
-    /// An invalid glob.
-    #[error("data: `{pattern}` is not a glob: {message}")]
-    BadGlob {
-        /// The pattern.
-        pattern: String,
-        /// The problem.
-        message: String,
-    },
-    /// A glob or folder without text files.
-    #[error("data: no text file in `{place}` (looked for {extensions})")]
-    NoMatch {
-        /// The glob or folder.
-        place: String,
-        /// The extensions that count as text.
-        extensions: String,
-    },
-    /// No file has text.
-    #[error("data: no text in `{paths}`: {}; name another file", all_empty(*files))]
-    Empty {
-        /// The paths, as given.
-        paths: String,
-        /// The number of files.
-        files: u64,
-    },
-    /// A file that is not text.
-    #[error("data: {} is not text: {problem}", path.display())]
-    Binary {
-        /// The file.
-        path: PathBuf,
-        /// How it was recognized, and what to do.
-        problem: String,
-    },
-    /// A Parquet file that cannot be read, or has no text.
-    #[error("data: {}: {problem}", path.display())]
-    Parquet {
-        /// The file.
-        path: PathBuf,
-        /// The problem.
-        problem: String,
-    },
-    /// A line of a JSON Lines file without text.
-    #[error("data: {}:{line}: {problem}", path.display())]
-    BadLine {
-        /// The file.
-        path: PathBuf,
-        /// The line, from 1.
-        line: usize,
-        /// The problem.
-        problem: String,
-    },
-}
-
-fn all_empty(files: u64) -> String {
-    match files {
-        1 => "the only file is empty".to_owned(),
-        files => format!("all {files} files are empty"),
-    }
-}
 
 /// The role whose messages the loss counts.
 pub const ASSISTANT: &str = "assistant";
@@ -141,8 +72,8 @@ impl Corpus {
     /// default text if `paths` is empty. A file that is named twice is read once.
     ///
     /// # Errors
-    /// [`CorpusError`]: names the path.
-    pub fn load(paths: &[String]) -> Result<Self, CorpusError> {
+    /// When a path cannot be read, or has no text.
+    pub fn load(paths: &[String]) -> Result<Self> {
         if paths.is_empty() {
             return Ok(default_text::load());
         }
@@ -163,6 +94,11 @@ impl Corpus {
     pub fn bytes(&self) -> u64 {
         self.documents.iter().map(|document| document.text.len() as u64).sum()
     }
+}
+
+/// The error for a file or folder that cannot be read.
+fn unreadable(path: &Path, cause: std::io::Error) -> Error {
+    io_error("read", path, cause).context("data")
 }
 
 fn digest(documents: &[Document]) -> u128 {

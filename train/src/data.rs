@@ -4,19 +4,21 @@
 use std::fs;
 use std::path::Path;
 
+use meshgrad_error::ensure;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 use twox_hash::XxHash3_128;
 
+use crate::Result;
 use crate::config::{DataConfig, SourceConfig, TokenizerChoice};
 use crate::corpus::Corpus;
 use crate::encoded::{Encoded, Piece};
 use crate::run_folder::RunFolder;
-use crate::sampler::{Order, SamplerError, Windows};
+use crate::run_folder::not_shared;
+use crate::sampler::{Order, Windows};
 use crate::split::{Span, Split};
 use crate::tokenizer::Tokenizer;
 use crate::tokens::{CacheKey, Part, TokenCache};
-use crate::{Result, TrainError};
 
 /// The data of a run.
 pub struct Data {
@@ -51,7 +53,7 @@ impl Data {
     /// exist and were made from the same text with the same settings.
     ///
     /// # Errors
-    /// [`crate::TrainError`] of the part that failed.
+    /// When the text, the tokenizer or a file of the folder fails.
     pub fn prepare(config: &DataConfig, folder: &RunFolder) -> Result<Self> {
         Data::prepare_checked(config, folder, |_, _| Ok(()))
     }
@@ -98,7 +100,7 @@ impl Data {
         Ok(Data {
             texts,
             tokenizer: Tokenizer::from_file(&folder.tokenizer())?,
-            tokens: tokens.ok_or(TrainError::NotShared { path })?,
+            tokens: tokens.ok_or_else(|| not_shared(&path))?,
         })
     }
 
@@ -106,24 +108,22 @@ impl Data {
     /// a trained token are left out.
     ///
     /// # Errors
-    /// [`SamplerError`] for a source without windows, or without a trained token in them.
-    pub fn order(
-        &self,
-        windows: Windows,
-        batch_size: usize,
-        seed: u64,
-    ) -> Result<Order, SamplerError> {
+    /// For a source without windows, or without a trained token in them.
+    pub fn order(&self, windows: Windows, batch_size: usize, seed: u64) -> Result<Order> {
         let tokens = self.tokens.training();
         let weights = &self.texts.weights;
         let mut sources = Vec::with_capacity(weights.len());
         for (source, (range, weight)) in self.tokens.sources().iter().zip(weights).enumerate() {
-            if windows.within(range).is_empty() {
-                return Err(SamplerError::ShortSource {
-                    source_number: source + 1,
-                    tokens: range.len(),
-                    seq_len: windows.seq_len(),
-                });
-            }
+            let seq_len = windows.seq_len();
+            ensure!(
+                !windows.within(range).is_empty(),
+                Invalid,
+                "source {} of data.sources has {} training tokens but train.seq_len = {seq_len} needs \
+                 about {}; add text to it, or lower train.seq_len",
+                source + 1,
+                range.len(),
+                2 * seq_len
+            );
             let text = || match weights.len() {
                 1 => "the training text".to_owned(),
                 _ => format!("source {} of data.sources", source + 1),
@@ -137,8 +137,8 @@ impl Data {
     /// The windows of the validation text; `None` if no text is held out.
     ///
     /// # Errors
-    /// [`SamplerError`] for a text without windows, or without a trained token in them.
-    pub fn validation_windows(&self, seq_len: usize) -> Result<Option<Windows>, SamplerError> {
+    /// For a text without windows, or without a trained token in them.
+    pub fn validation_windows(&self, seq_len: usize) -> Result<Option<Windows>> {
         let tokens = self.tokens.validation();
         if tokens.is_empty() {
             return Ok(None);
@@ -269,7 +269,7 @@ fn tokenizer(
             let copy = folder.tokenizer();
             let is_gone = !path.exists() && copy.exists() && is_tokenizer_of(folder, path);
             let path = if is_gone { &copy } else { path };
-            return Ok(Tokenizer::from_file(path)?);
+            return Tokenizer::from_file(path);
         }
         TokenizerChoice::Bpe(size) => *size,
     };
@@ -281,7 +281,7 @@ fn tokenizer(
     {
         return Ok(tokenizer);
     }
-    Ok(Tokenizer::train_bpe(training, size)?)
+    Tokenizer::train_bpe(training, size)
 }
 
 /// Whether the configuration in `folder` has `path` as its tokenizer.
@@ -305,7 +305,7 @@ fn write_tokens(
 
     let parts: Vec<Part<'_>> = sources.iter().map(Encoded::part).collect();
     let path = folder.tokens();
-    Ok(TokenCache::write(&path, key, &parts, validation.part())?)
+    TokenCache::write(&path, key, &parts, validation.part())
 }
 
 #[cfg(test)]

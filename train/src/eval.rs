@@ -1,14 +1,15 @@
 //! The loss of a model on a text.
 
+use meshgrad_error::ensure;
 use meshgrad_models::{Compute, IGNORE_INDEX, Model, TokenBatch};
 use meshgrad_runtime::{DType, Device, Tensor};
 
+use crate::Result;
 use crate::config::Reduction;
 use crate::corpus::Document;
 use crate::encoded::{Encoded, Piece};
 use crate::tokenizer::Tokenizer;
 use crate::trainer::{loss_and_weight, mean_of};
-use crate::{Result, TrainError};
 
 /// How a text is evaluated.
 #[derive(Debug, Clone, Copy)]
@@ -46,7 +47,7 @@ impl Evaluation {
 /// `seq_len`; here the last one may be shorter. Every token but the first is predicted once.
 ///
 /// # Errors
-/// [`TrainError::NoTokens`] for fewer than two tokens; errors of tokenizer and model.
+/// For fewer than two tokens; errors of tokenizer and model.
 pub fn eval<M: Model<Batch = TokenBatch>>(
     model: &M,
     tokenizer: &Tokenizer,
@@ -59,9 +60,11 @@ pub fn eval<M: Model<Batch = TokenBatch>>(
     let length = encoded.ids.len();
     let trained = (0..length).filter(|at| encoded.is_trained(*at)).count();
     let tokens = trained - usize::from(length > 0 && encoded.is_trained(0));
-    if tokens == 0 {
-        return Err(TrainError::NoTokens);
-    }
+    ensure!(
+        tokens > 0,
+        Invalid,
+        "the text has fewer than two tokens, so there is nothing to predict; use a longer text"
+    );
     let compute = Compute { dtype: options.dtype, checkpointing: false };
     let (seq_len, rows) = (options.seq_len.max(1), options.batch_size.max(1));
     let starts: Vec<usize> = (0..length - 1).step_by(seq_len).collect();

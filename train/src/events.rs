@@ -26,10 +26,10 @@
 //!     error.to_string(),
 //!     "subscriber `limit` failed at step 3, optimizer started: the learning rate is above 1"
 //! );
-//! # Ok::<(), meshgrad_train::TrainError>(())
+//! # Ok::<(), meshgrad_train::Error>(())
 //! ```
 
-use std::error::Error;
+use std::error::Error as StdError;
 use std::fmt;
 use std::path::Path;
 
@@ -38,7 +38,7 @@ use meshgrad_runtime::Tensor;
 
 use crate::config::Config;
 use crate::metrics::Record;
-use crate::{Result, TrainError};
+use crate::{Error, Kind, Result};
 
 /// What happens in a run. Steps count from 1.
 ///
@@ -166,7 +166,7 @@ impl fmt::Display for Event<'_> {
 }
 
 /// What a subscriber returns: any error stops the run.
-pub type Outcome = std::result::Result<(), Box<dyn Error + Send + Sync>>;
+pub type Outcome = std::result::Result<(), Box<dyn StdError + Send + Sync>>;
 
 type Subscriber = Box<dyn FnMut(Event<'_>) -> Outcome + Send>;
 
@@ -193,13 +193,17 @@ impl Events {
     /// Calls the subscribers in order, up to the first error.
     ///
     /// # Errors
-    /// [`TrainError::Subscriber`] with the name of the subscriber that failed.
+    /// That of the first subscriber that fails, with its name.
     pub fn report(&mut self, event: Event<'_>) -> Result<()> {
         for (name, subscriber) in &mut self.0 {
-            subscriber(event).map_err(|source| TrainError::Subscriber {
-                name: name.clone(),
-                event: event.to_string(),
-                source,
+            subscriber(event).map_err(|cause| {
+                let at = format!("subscriber `{name}` failed at {event}");
+                match cause.downcast::<Error>() {
+                    Ok(error) => error.context(at),
+                    Err(cause) => {
+                        Error::new(Kind::System, format!("{at}: {cause}")).caused_by(cause)
+                    }
+                }
             })?;
         }
         Ok(())

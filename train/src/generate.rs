@@ -1,14 +1,15 @@
 //! Text generation, token by token.
 
+use meshgrad_error::{bail, ensure};
 use meshgrad_models::Generate;
 use meshgrad_runtime::{DType, Device, Key, Tensor, ops};
 
+use crate::Result;
 use crate::config::SampleConfig;
 use crate::prompt::Prompt;
 pub use crate::sampling::Sampling;
 use crate::stop::StopStrings;
 use crate::tokenizer::Tokenizer;
-use crate::{Result, TrainError};
 
 /// A text to generate.
 #[derive(Debug, Clone)]
@@ -26,14 +27,24 @@ pub struct Request {
     pub stop: Vec<String>,
 }
 
+/// Checks that a model has all tokens of its tokenizer.
+pub(crate) fn check_vocabulary(tokenizer: usize, model: usize) -> Result<()> {
+    ensure!(
+        tokenizer <= model,
+        Invalid,
+        "the tokenizer has {tokenizer} tokens but model.vocab_size is {model}: leave model.vocab_size \
+         out, or raise it to {tokenizer}"
+    );
+    Ok(())
+}
+
 /// Generates a text, and passes it to `on_text` as soon as its characters are complete and cannot
 /// be part of a stop string. The text ends at the end of a document or of a ChatML message, at an
 /// id of [`Request::ends`], or before a stop string.
 ///
 /// # Errors
-/// [`TrainError::Sampling`] and [`TrainError::Stop`] for an invalid request;
-/// [`TrainError::EmptyPrompt`] when the prompt is empty and the tokenizer has no token that starts
-/// a document; [`TrainError::Vocabulary`] when the tokenizer has more tokens than the model.
+/// For an invalid request; when the prompt is empty and the tokenizer has no token that starts a
+/// document; when the tokenizer has more tokens than the model.
 pub fn generate(
     model: &impl Generate,
     tokenizer: &Tokenizer,
@@ -46,16 +57,18 @@ pub fn generate(
     sampling.check()?;
     let mut stops = StopStrings::new(stop.iter().chain(&prompt.stop).cloned())?;
     let vocabulary = model.vocab_size();
-    if tokenizer.vocab_size() > vocabulary {
-        return Err(TrainError::Vocabulary {
-            tokenizer: tokenizer.vocab_size(),
-            model: vocabulary,
-        });
-    }
+    check_vocabulary(tokenizer.vocab_size(), vocabulary)?;
 
     let mut ids = prompt.ids.clone();
     if ids.is_empty() {
-        ids.push(tokenizer.separator().ok_or(TrainError::EmptyPrompt)?);
+        let Some(separator) = tokenizer.separator() else {
+            bail!(
+                Invalid,
+                "the prompt is empty and the tokenizer has no token that starts a document; give a \
+                 prompt"
+            );
+        };
+        ids.push(separator);
     }
     let mut cache = model.cache(device, dtype, ids.len() + tokens)?;
     let mut text = tokenizer.stream();

@@ -7,10 +7,11 @@
 
 use std::path::{Path, PathBuf};
 
-use meshgrad_ckpt::{Committed, Error as CheckpointError, Kind, is_disk_failure, path_of, scan};
+use meshgrad_ckpt::{Committed, is_disk_failure, path_of, scan};
+use meshgrad_error::{bail, error};
 use meshgrad_models::folder;
 
-use crate::{Result, TrainError};
+use crate::{Error, Kind, Result};
 
 /// The file that makes a folder a checkpoint.
 const MANIFEST: &str = "manifest.json";
@@ -19,7 +20,7 @@ const MANIFEST: &str = "manifest.json";
 pub struct Candidates {
     at: PathBuf,
     /// By ascending step.
-    left: Vec<std::result::Result<Committed, CheckpointError>>,
+    left: Vec<Result<Committed>>,
     skipped: Vec<String>,
     verify: bool,
     /// Whether a run resumes; otherwise only a model is read.
@@ -71,7 +72,7 @@ impl Candidates {
     /// As [`Candidates::find`], to resume from.
     ///
     /// # Errors
-    /// As [`Candidates::find`]; [`TrainError::NoCheckpoint`]; when there is nothing at `path`.
+    /// As [`Candidates::find`]; when there is nothing, or no checkpoint, at `path`.
     pub fn at(path: &Path, verify: bool) -> Result<Candidates> {
         match Candidates::find(path, verify)? {
             Some(candidates) => Ok(Candidates { resumes: true, ..candidates }),
@@ -80,7 +81,11 @@ impl Candidates {
                 Committed::open(path)?;
                 Ok(Candidates::only(path, verify))
             }
-            None => Err(TrainError::NoCheckpoint { at: path.to_owned() }),
+            None => bail!(
+                Missing,
+                "{} is neither a checkpoint nor a run with checkpoints",
+                path.display()
+            ),
         }
     }
 
@@ -88,10 +93,10 @@ impl Candidates {
     /// there were none from the start.
     ///
     /// # Errors
-    /// [`TrainError::NoneIntact`] when all have been skipped; [`TrainError::Unreadable`].
+    /// When all have been skipped; when one may be intact, but cannot be read.
     pub fn choose(&mut self) -> Result<Option<Committed>> {
         while let Some(candidate) = self.left.pop() {
-            let checked = candidate.map_err(folder::Error::from).and_then(|found| {
+            let checked = candidate.and_then(|found| {
                 if self.verify {
                     folder::check_texts(&found)?;
                 }
@@ -100,7 +105,13 @@ impl Candidates {
             match checked {
                 Ok(found) => return Ok(Some(found)),
                 Err(error) if is_damage(&error) => self.skipped.push(error.to_string()),
-                Err(source) => return Err(TrainError::Unreadable { source }),
+                Err(cause) => {
+                    let message = format!(
+                        "{cause}; the checkpoint may be intact, so older ones are not tried; make it \
+                         readable, or name another checkpoint"
+                    );
+                    return Err(Error::new(cause.kind(), message).caused_by(cause));
+                }
             }
         }
         match self.skipped.is_empty() {
@@ -113,9 +124,8 @@ impl Candidates {
     /// the next checkpoint.
     ///
     /// # Errors
-    /// `error`, if the checkpoint is not damaged; [`TrainError::NoneIntact`];
-    /// [`TrainError::Unreadable`].
-    pub fn skip(&mut self, checkpoint: &Committed, error: TrainError) -> Result<Committed> {
+    /// `error`, if the checkpoint is not damaged; as [`Candidates::choose`].
+    pub fn skip(&mut self, checkpoint: &Committed, error: Error) -> Result<Committed> {
         let problem = damage_in(checkpoint, error, self.verify)?;
         self.skip_damaged(problem)
     }
@@ -123,7 +133,7 @@ impl Candidates {
     /// Skips the checkpoint that was chosen, because of the damage `problem`. Returns the next.
     ///
     /// # Errors
-    /// [`TrainError::NoneIntact`]; [`TrainError::Unreadable`].
+    /// As [`Candidates::choose`].
     pub(crate) fn skip_damaged(&mut self, problem: String) -> Result<Committed> {
         self.skipped.push(problem);
         let next = self.choose()?;
@@ -134,7 +144,7 @@ impl Candidates {
     /// if there is no checkpoint.
     ///
     /// # Errors
-    /// Errors of `read` that are not damage; [`TrainError::NoneIntact`].
+    /// Errors of `read` that are not damage; as [`Candidates::choose`].
     pub fn read<T>(
         &mut self,
         mut read: impl FnMut(&Committed) -> Result<T>,
@@ -155,7 +165,7 @@ impl Candidates {
         &self.skipped
     }
 
-    fn none_intact(&self) -> TrainError {
+    fn none_intact(&self) -> Error {
         let other = match self.resumes {
             true => "train from scratch with --resume never",
             false => "name another model",
@@ -170,49 +180,41 @@ impl Candidates {
                  read as they are"
             }
         };
-        TrainError::NoneIntact {
-            at: self.at.clone(),
-            problems: self.skipped.clone(),
-            way_out: format!("restore one from a copy, or {other}{unverified}"),
-        }
+        error!(
+            Damaged,
+            "no checkpoint of {} is intact:\n  {}\nrestore one from a copy, or {other}{unverified}",
+            self.at.display(),
+            self.skipped.join("\n  ")
+        )
     }
 }
 
 /// The message of `error`, with which `checkpoint` could not be read, if the checkpoint is damaged;
 /// otherwise fails with `error`. Without `verify`, only a disk that fails counts.
-pub(crate) fn damage_in(checkpoint: &Committed, error: TrainError, verify: bool) -> Result<String> {
+pub(crate) fn damage_in(checkpoint: &Committed, error: Error, verify: bool) -> Result<String> {
     match error {
         error if is_disk_failure(&error) => Ok(error.to_string()),
         error if !verify => Err(error),
-        TrainError::Folder(error) => damage(folder::or_damage(checkpoint, error)),
-        TrainError::Other(error) if folder::may_be_damage(&error) => {
-            damage(folder::or_damage(checkpoint, error.into()))
-        }
-        error => Err(error),
+        error => damage(folder::or_damage(checkpoint, error)),
     }
 }
 
 /// The message of `error` if it is damage; otherwise fails with `error`.
-pub(crate) fn damage(error: folder::Error) -> Result<String> {
+pub(crate) fn damage(error: Error) -> Result<String> {
     match is_damage(&error) {
         true => Ok(error.to_string()),
-        false => Err(error.into()),
+        false => Err(error),
     }
 }
 
 /// Whether an older checkpoint may be read instead.
-fn is_damage(error: &folder::Error) -> bool {
-    let is_damaged = match error {
-        folder::Error::Damaged { .. } | folder::Error::NotFinite { .. } => true,
-        // Not if a newer program wrote it: its kind is `Unsupported`.
-        folder::Error::Other(error) => error.kind() == Kind::Damaged,
-        _ => false,
-    };
-    is_damaged || is_disk_failure(error)
+fn is_damage(error: &Error) -> bool {
+    // If a newer program wrote it, the kind is `Unsupported`.
+    matches!(error.kind(), Kind::Damaged | Kind::NotFinite) || is_disk_failure(error)
 }
 
 /// The step in the name of a checkpoint.
-fn step_of(candidate: &std::result::Result<Committed, CheckpointError>) -> Option<u64> {
+fn step_of(candidate: &Result<Committed>) -> Option<u64> {
     let path = match candidate {
         Ok(found) => found.path(),
         // The folder, or a file or folder in it.
@@ -242,7 +244,7 @@ mod tests {
     }
 
     /// A failure to read a file of a checkpoint, with the system's error `number`.
-    fn unreadable(run: &Path, step: u64, number: i32) -> CheckpointError {
+    fn unreadable(run: &Path, step: u64, number: i32) -> Error {
         let path = run.join(step_name(step)).join("trainer/state.json");
         io_error("read", &path, io::Error::from_raw_os_error(number))
     }
@@ -273,7 +275,7 @@ mod tests {
 
         let error = chosen(with(run, 4, EACCES)).unwrap_err();
         let message = error.to_string();
-        assert!(matches!(error, TrainError::Unreadable { .. }), "{message}");
+        assert!(message.contains("; the checkpoint may be intact, so older ones"), "{message}");
         assert!(message.contains("step-000004/trainer/state.json"), "{message}");
         assert_eq!(chosen(with(run, 1, EACCES)).unwrap(), (Some(2), vec![]));
     }
@@ -287,7 +289,8 @@ mod tests {
         let newer = IntegrityError::NewerVersion { found: 9 };
         candidates.left.push(Err(newer.of(&run.join("step-000004"))));
         let error = chosen(candidates).unwrap_err();
-        assert!(matches!(error, TrainError::Unreadable { .. }), "{error}");
+        assert_eq!(error.kind(), Kind::Unsupported);
+        assert!(error.to_string().contains("; the checkpoint may be intact"), "{error}");
     }
 
     /// Failures in the middle of reading are treated alike, with and without comparing digests:
@@ -301,7 +304,7 @@ mod tests {
             for number in [EIO, EACCES] {
                 let mut candidates = Candidates::of_run(run, verify).unwrap();
                 let read = candidates.read(|found| match found == &sealed[1] {
-                    true => Err(unreadable(run, 4, number).into()),
+                    true => Err(unreadable(run, 4, number)),
                     false => Ok(found.step()),
                 });
                 match number {

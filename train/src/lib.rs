@@ -34,7 +34,6 @@ pub mod configured;
 pub mod corpus;
 pub mod data;
 mod encoded;
-mod error;
 pub mod eval;
 pub mod events;
 pub mod generate;
@@ -63,4 +62,4 @@ pub mod trainer;
 mod tree;
 pub mod updater;
 
-pub use error::{Result, TrainError};
+pub use meshgrad_error::{Error, Kind, Result};

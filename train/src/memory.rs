@@ -4,6 +4,8 @@
 mod predict;
 mod share;
 
+use std::fmt;
+
 use meshgrad_models::{Model, TokenBatch};
 use meshgrad_runtime::Device;
 
@@ -12,14 +14,15 @@ pub use self::predict::{Needed, predict, predict_rank};
 use self::share::{Free, Lacking, Share, host, lacking, total};
 use crate::config::Config;
 use crate::ranks::{RunRanks, check_ranks};
-use crate::{Result, TrainError};
+use crate::report::format::bytes;
+use crate::{Error, Kind, Result};
 
 /// Checks that training `model` as `config` says fits in the memory that is free, with all ranks of a
 /// host together. Models whose memory is unknown are taken to fit. All ranks make this call, before
 /// [`RunRanks::divide`].
 ///
 /// # Errors
-/// [`TrainError::Memory`], with settings that fit, if there are any.
+/// With [`NotEnoughMemory`].
 pub(crate) fn check<M>(
     model: &M,
     config: &Config,
@@ -46,7 +49,7 @@ where
 /// trained by threads of this process, one rank on each of `devices`.
 ///
 /// # Errors
-/// [`TrainError::Memory`], with settings that fit, if there are any.
+/// With [`NotEnoughMemory`].
 pub fn check_threads<M>(model: &M, config: &Config, devices: &[Device]) -> Result<()>
 where
     M: Model<Batch = TokenBatch>,
@@ -109,7 +112,37 @@ fn check_against(
         }
     }
     let Lacking { name, needed, free, .. } = lacking;
-    Err(TrainError::Memory { device: name, needed, free, fits })
+    let lacking = NotEnoughMemory { device: name, needed, free, fits };
+    Err(Error::with_details(Kind::OutOfMemory, lacking))
+}
+
+/// A run does not fit in memory: details of an [`Error`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotEnoughMemory {
+    /// The device, or `the host`.
+    pub device: String,
+    /// The predicted peak, in bytes.
+    pub needed: u64,
+    /// Bytes that are free.
+    pub free: u64,
+    /// Settings that fit, and their peak, if there are any.
+    pub fits: Option<(String, u64)>,
+}
+
+impl fmt::Display for NotEnoughMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let NotEnoughMemory { device, needed, free, fits } = self;
+        let (needed, free) = (bytes(*needed), bytes(*free));
+        write!(f, "training needs {needed}, but only {free} are free on {device}; ")?;
+        match fits {
+            Some((settings, needed)) => write!(f, "{settings} needs {}", bytes(*needed))?,
+            None => f.write_str(
+                "not even train.micro_batch_size=1 with train.activation_checkpointing=true fits; use \
+                 a smaller model or a smaller train.seq_len",
+            )?,
+        }
+        f.write_str("; to train anyway, set train.check_memory = false")
+    }
 }
 
 /// Configurations that train the same with less memory, the fastest first: smaller microbatches,
@@ -202,12 +235,13 @@ mod tests {
             });
             match (checked, first) {
                 (Ok(()), Some(0)) => {}
-                (Err(TrainError::Memory { needed, fits, .. }), first) => {
-                    assert_eq!(needed, peaks[0]);
+                (Ok(()), first) => panic!("{first:?}"),
+                (Err(error), first) => {
+                    let NotEnoughMemory { needed, fits, .. } = error.details().unwrap();
+                    assert_eq!(*needed, peaks[0]);
                     let expected = first.map(|at| (settings(&config, &all[at]), peaks[at]));
-                    assert_eq!(fits, expected);
+                    assert_eq!(*fits, expected);
                 }
-                (result, first) => panic!("{:?}, {first:?}", result.err()),
             }
             assert_eq!(value(&model), before);
         }

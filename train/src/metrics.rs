@@ -10,43 +10,11 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use meshgrad_ckpt::io_error;
+use meshgrad_error::{Result, bail};
 use serde::{Deserialize, Serialize};
 
 use crate::run_folder::replace;
-
-/// Why metrics cannot be written or read.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum MetricsError {
-    /// The file cannot be read.
-    #[error("cannot read {}: {source}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        source: io::Error,
-    },
-    /// The file cannot be written.
-    #[error("cannot write {}: {source}", path.display())]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        source: io::Error,
-    },
-    /// A line other than the last is not a record.
-    #[error("{}:{line} is not a metrics record: {message}; repair or delete the line", path.display())]
-    BadLine {
-        /// The file.
-        path: PathBuf,
-        /// The line, from 1.
-        line: usize,
-        /// What is wrong with it.
-        message: String,
-    },
-}
-
-type Result<T> = std::result::Result<T, MetricsError>;
 
 /// The metrics of one step.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -114,23 +82,22 @@ impl MetricsFile {
     /// incomplete last line are removed; step 0 empties the file.
     ///
     /// # Errors
-    /// [`MetricsError`]: names the file and the line.
+    /// When the file cannot be written, or has a line that is not a record.
     pub fn open_after(path: &Path, step: u64) -> Result<Self> {
         truncate_after(path, step)?;
 
         let file = OpenOptions::new().create(true).append(true).open(path);
-        let file = file.map_err(|source| MetricsError::Write { path: path.to_owned(), source })?;
+        let file = file.map_err(|cause| io_error("write", path, cause))?;
         Ok(Self { path: path.to_owned(), file })
     }
 
     /// Appends a record. It is in the file when this returns.
     ///
     /// # Errors
-    /// [`MetricsError::Write`], for example on a full disk.
+    /// When it cannot be written, for example on a full disk.
     pub fn append(&mut self, record: &Record) -> Result<()> {
-        let error = |source| MetricsError::Write { path: self.path.clone(), source };
-
-        let mut line = serde_json::to_vec(record).map_err(|source| error(source.into()))?;
+        let error = |cause| io_error("write", &self.path, cause);
+        let mut line = serde_json::to_vec(record).map_err(|cause| error(cause.into()))?;
         line.push(b'\n');
         // One write: only a crash can leave an incomplete line.
         self.file.write_all(&line).map_err(error)?;
@@ -141,7 +108,7 @@ impl MetricsFile {
 /// All records of a file, in order, without an incomplete last line. A missing file has no records.
 ///
 /// # Errors
-/// [`MetricsError`]: names the file and the line.
+/// When the file cannot be read, or has a line that is not a record.
 pub fn read(path: &Path) -> Result<Vec<Record>> {
     Ok(read_lines(path)?.into_iter().map(|(_, record)| record).collect())
 }
@@ -157,16 +124,13 @@ fn truncate_after(path: &Path, step: u64) -> Result<()> {
     let kept = lines.into_iter().filter(|(_, record)| record.step <= step);
     let text: String = kept.map(|(line, _)| line + "\n").collect();
     replace(path, text.as_bytes())
-        .map_err(|source| MetricsError::Write { path: path.to_owned(), source })
 }
 
 fn read_lines(path: &Path) -> Result<Vec<(String, Record)>> {
     let bytes = match fs::read(path) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(source) => {
-            return Err(MetricsError::Read { path: path.to_owned(), source });
-        }
+        Err(cause) => return Err(io_error("read", path, cause)),
     };
 
     // An interrupted write may end within a character.
@@ -180,10 +144,12 @@ fn read_lines(path: &Path) -> Result<Vec<(String, Record)>> {
             Ok(record) if !is_incomplete => records.push((line.to_owned(), record)),
             _ if is_last => {}
             Ok(_) => {}
-            Err(error) => {
-                let (path, message) = (path.to_owned(), error.to_string());
-                return Err(MetricsError::BadLine { path, line: index + 1, message });
-            }
+            Err(problem) => bail!(
+                Malformed,
+                "{}:{} is not a metrics record: {problem}; repair or delete the line",
+                path.display(),
+                index + 1
+            ),
         }
     }
     Ok(records)

@@ -41,7 +41,6 @@ mod adamw;
 mod assign;
 mod constants;
 mod ema;
-mod error;
 mod groups;
 mod lion;
 mod muon;
@@ -59,7 +58,6 @@ pub use constants::{
     AdamWConfig, AdjustLearningRate, Group, LionConfig, MuonConfig, Rounding, SgdConfig,
 };
 pub use ema::{Ema, Originals};
-pub use error::OptimError;
 pub use groups::{Groups, Settings};
 pub use lion::Lion;
 pub(crate) use muon::Matrices;
@@ -96,8 +94,7 @@ pub trait Optimizer: Send {
     /// f64).
     ///
     /// # Errors
-    /// [`OptimError::Parts`], [`OptimError::Changed`] for other parts; [`OptimError::Gradient`] for
-    /// a gradient of another shape; errors of the ops.
+    /// For other parts than at construction; for a gradient of another shape; errors of the ops.
     fn step(
         &mut self,
         parts: &[Part],

@@ -5,8 +5,9 @@
 //! scale.
 
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use meshgrad_error::{Result, error};
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
@@ -26,48 +27,27 @@ const VALIDATION: RGBColor = RGBColor(222, 90, 24);
 /// A curve with more points is downsampled, because they could not be distinguished.
 const MAX_POINTS: usize = 1600;
 
-/// Why the plot cannot be drawn.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum PlotError {
-    /// No record has a finite loss.
-    #[error("nothing to plot: no step has a finite loss")]
-    Empty,
-    /// The drawing library failed.
-    #[error("cannot draw the plot: {0}")]
-    Draw(String),
-    /// The file cannot be written.
-    #[error("cannot write {}: {source}", path.display())]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        source: std::io::Error,
-    },
-}
-
 type Point = (f64, f64);
 
 /// Draws the curves of `records` under `title` into an SVG file.
 ///
 /// # Errors
-/// [`PlotError`].
-pub fn save(path: &Path, title: &str, records: &[Record]) -> Result<(), PlotError> {
-    let svg = render(title, records)?;
-    replace(path, svg.as_bytes())
-        .map_err(|source| PlotError::Write { path: path.to_owned(), source })
+/// When no record has a finite loss, or the file cannot be written.
+pub fn save(path: &Path, title: &str, records: &[Record]) -> Result<()> {
+    replace(path, render(title, records)?.as_bytes())
 }
 
 /// The plot as SVG text.
 ///
 /// # Errors
-/// [`PlotError`].
-pub fn render(title: &str, records: &[Record]) -> Result<String, PlotError> {
-    let curves = Curves::of(records).ok_or(PlotError::Empty)?;
+/// When no record has a finite loss.
+pub fn render(title: &str, records: &[Record]) -> Result<String> {
+    let empty = || error!(Invalid, "nothing to plot: no step has a finite loss");
+    let curves = Curves::of(records).ok_or_else(empty)?;
 
     let mut svg = String::new();
     let drawn = draw(&SVGBackend::with_string(&mut svg, SIZE).into_drawing_area(), title, &curves);
-    drawn.map_err(|error| PlotError::Draw(error.to_string()))?;
+    drawn.map_err(|problem| error!(System, "cannot draw the plot: {problem}"))?;
     Ok(svg)
 }
 
@@ -317,8 +297,10 @@ mod tests {
 
     #[test]
     fn no_finite_loss_is_an_error() {
-        assert!(matches!(render("", &[]), Err(PlotError::Empty)));
-        assert!(matches!(render("", &[record(1, f64::NAN)]), Err(PlotError::Empty)));
+        for records in [&[][..], &[record(1, f64::NAN)]] {
+            let error = render("", records).unwrap_err().to_string();
+            assert_eq!(error, "nothing to plot: no step has a finite loss");
+        }
     }
 
     #[test]

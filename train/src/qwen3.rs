@@ -5,15 +5,17 @@ mod weights;
 
 use meshgrad_autograd::Module;
 use meshgrad_ckpt::Committed;
+use meshgrad_error::error;
 use meshgrad_models::config::Qwen3Config;
-use meshgrad_models::{Balancing, Qwen3, folder, hf};
+use meshgrad_models::{Balancing, Qwen3, hf};
 use meshgrad_runtime::Device;
 use toml::Value;
 
 use crate::config::{Config, TokenizerChoice};
+use crate::generate::check_vocabulary;
 use crate::session::{Session, Summary};
 use crate::tokenizer::Tokenizer;
-use crate::{Result, TrainError, checkpoint, memory};
+use crate::{Result, checkpoint, memory};
 pub use tables::{BalancingConfig, ModelTable, Tables};
 use weights::{fill, model_folder};
 pub use weights::{load, load_checkpoint};
@@ -70,7 +72,7 @@ pub fn train_with(
             }
             // Without a folder, this initializes everything; with one, only router biases that the
             // folder lacks.
-            Ok(model.materialize_missing(device, config.train.seed)?)
+            model.materialize_missing(device, config.train.seed)
         },
     )
 }
@@ -79,7 +81,7 @@ pub fn train_with(
 /// that is free when threads of this process train it, one rank on each of `devices`.
 ///
 /// # Errors
-/// [`TrainError::Memory`], with settings that fit, if there are any.
+/// With [`NotEnoughMemory`](memory::NotEnoughMemory).
 pub fn check_threads(config: &Config, devices: &[Device]) -> Result<()> {
     let vocab_size = match &config.data.tokenizer {
         TokenizerChoice::Byte => Tokenizer::byte().vocab_size(),
@@ -132,20 +134,17 @@ pub fn model(config: &Config, vocab_size: usize, from: Option<&Committed>) -> Re
 /// The model configuration in `[model]`. `vocab_size` defaults to the tokenizer's.
 ///
 /// # Errors
-/// [`ConfigError::Tables`](crate::config::ConfigError::Tables) when `config` was not read with
-/// [`Tables`]; [`TrainError::ModelTable`] for a missing key; [`TrainError::Folder`] for invalid
-/// sizes; [`TrainError::Vocabulary`].
+/// When `config` was not read with [`Tables`]; for a missing key or invalid sizes; when the tokenizer
+/// has more tokens than the model.
 pub fn model_config(config: &Config, vocab_size: usize) -> Result<Qwen3Config> {
     let Tables { model, .. } = config.model_tables()?;
     let mut table = model.sizes();
     let vocabulary = Value::Integer(vocab_size as i64);
     table.entry("vocab_size").or_insert(vocabulary);
-    let model: Qwen3Config = table.try_into().map_err(|error: toml::de::Error| {
-        TrainError::ModelTable { message: error.message().into() }
-    })?;
-    model.validate().map_err(folder::Error::from)?;
-    if model.vocab_size < vocab_size {
-        return Err(TrainError::Vocabulary { tokenizer: vocab_size, model: model.vocab_size });
-    }
+    let model: Qwen3Config = table
+        .try_into()
+        .map_err(|problem: toml::de::Error| error!(Invalid, "[model]: {}", problem.message()))?;
+    model.validate()?;
+    check_vocabulary(vocab_size, model.vocab_size)?;
     Ok(model)
 }

@@ -23,12 +23,12 @@ use meshgrad_dist::parallel::ParallelConfig;
 use meshgrad_error::error;
 use meshgrad_mesh::{Channel, Group, GroupOptions};
 use meshgrad_models::{Model, TokenBatch};
-use meshgrad_runtime::{Device, Error as RuntimeError, Pending, Tensor};
+use meshgrad_runtime::{Device, Pending, Tensor};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::config::Config;
-use crate::{Result, TrainError};
+use crate::{Error, Kind, Result};
 pub use checkpoint::checkpoint_ranks;
 pub(crate) use division::BatchPart;
 use division::Division;
@@ -63,8 +63,7 @@ impl<'r> RunRanks<'r> {
     /// `None`.
     ///
     /// # Errors
-    /// [`TrainError::Parallel`] when the degrees do not fit the number of ranks; when sequences
-    /// cannot be divided.
+    /// When the degrees do not fit the number of ranks, or sequences cannot be divided.
     pub fn new(rank: Option<&'r dyn Rank>, config: &Config) -> Result<RunRanks<'r>> {
         let (ranks, number) = rank.map_or((1, 0), |rank| (rank.world_size(), rank.rank()));
         let division = divided(config, ranks, number)?;
@@ -121,7 +120,7 @@ impl<'r> RunRanks<'r> {
     pub(crate) fn of_checkpoint(&self) -> Result<Option<Ranks<'static>>> {
         let member = self.member.as_ref();
         let ranks = member.map(|member| checkpoint_ranks(member.rank));
-        Ok(ranks.transpose()?)
+        ranks.transpose()
     }
 
     /// What this rank has communicated so far to train; `None` for a single rank.
@@ -211,7 +210,7 @@ impl<'r> RunRanks<'r> {
     /// `result`, if no rank has failed. All ranks make this call.
     ///
     /// # Errors
-    /// That of the first rank that failed, on the others as [`TrainError::OnRank`].
+    /// That of the first rank that failed, on the others with [`FailedRank`].
     pub fn agree<T>(&self, result: Result<T>) -> Result<T> {
         let Some(member) = &self.member else {
             return result;
@@ -224,9 +223,7 @@ impl<'r> RunRanks<'r> {
         };
         let failed = all.into_iter().enumerate();
         match failed.filter_map(|(rank, it)| Some((rank, it?))).next() {
-            Some((rank, message)) if rank != self.rank() => {
-                Err(TrainError::OnRank { rank, message })
-            }
+            Some((rank, message)) if rank != self.rank() => Err(on_rank(rank, &message)),
             _ => result,
         }
     }
@@ -262,7 +259,7 @@ impl<'r> RunRanks<'r> {
     /// The result of `make` on rank 0, which is only called there. All ranks make this call.
     ///
     /// # Errors
-    /// Those of `make`, on the other ranks as [`TrainError::OnRank`].
+    /// Those of `make`, on the other ranks with [`FailedRank`].
     pub fn broadcast<T: Serialize + DeserializeOwned>(
         &self,
         make: impl FnOnce() -> Result<T>,
@@ -285,7 +282,7 @@ impl<'r> RunRanks<'r> {
         let value = value.and_then(|json| {
             serde_json::from_str(&json).map_err(|error| format!("cannot read {json}: {error}"))
         });
-        value.map_err(|message| TrainError::OnRank { rank: 0, message })
+        value.map_err(|message| on_rank(0, &message))
     }
 
     /// Starts to find out which of these flags are set on any rank. All ranks make this call.
@@ -332,7 +329,7 @@ impl Member<'_> {
     fn exchange<T: Serialize + DeserializeOwned>(&self, mine: &T) -> Result<Vec<T>> {
         let mine = serde_json::to_vec(mine).map_err(of_json)?;
         let all = self.control.all_gather_bytes(&mine)?;
-        let read = |bytes: &Vec<u8>| Ok(serde_json::from_slice(bytes).map_err(of_json)?);
+        let read = |bytes: &Vec<u8>| serde_json::from_slice(bytes).map_err(of_json);
         all.iter().map(read).collect()
     }
 }
@@ -342,8 +339,8 @@ fn with_json<T: Serialize>(value: T) -> Result<(T, String)> {
     Ok((value, json))
 }
 
-fn of_json(error: serde_json::Error) -> RuntimeError {
-    error!(Malformed, "{error}").caused_by(error)
+fn of_json(cause: serde_json::Error) -> Error {
+    error!(Malformed, "{cause}").caused_by(cause)
 }
 
 /// Checks that `ranks` ranks can train as `config` says.
@@ -356,13 +353,14 @@ pub fn check_ranks(config: &Config, ranks: usize) -> Result<()> {
 
 /// How `ranks` ranks divide the work, as `rank`; `None` for one rank.
 fn divided(config: &Config, ranks: usize, rank: usize) -> Result<Option<Division>> {
-    let checked = ParallelConfig::new(&config.parallel.settings(ranks))?;
+    let checked = ParallelConfig::new(&config.parallel.settings(ranks));
+    let checked = checked.map_err(|found| Error::from(found).context("[parallel]"))?;
     let division = (ranks > 1).then(|| Division::new(checked, config, rank));
     division.transpose()
 }
 
 /// The group of all ranks on a channel, whose messages take at most `limit`.
-fn all(rank: &dyn Rank, channel: Channel, limit: Duration) -> Result<Group, RuntimeError> {
+fn all(rank: &dyn Rank, channel: Channel, limit: Duration) -> Result<Group> {
     let all: Vec<usize> = (0..rank.world_size()).collect();
     let mut options = GroupOptions::default();
     options.timeout = Some(limit);
@@ -376,14 +374,16 @@ impl fmt::Debug for RunRanks<'_> {
 }
 
 /// The rank that failed and its message, if `error` is only the consequence of that failure.
-pub fn failed_elsewhere(error: &TrainError) -> Option<(usize, String)> {
-    match error {
-        TrainError::OnRank { rank, message } => Some((*rank, message.clone())),
-        TrainError::Other(error) => match (error.details(), error.details()) {
-            (Some(FailedRank { rank, reason, .. }), _)
-            | (_, Some(CommError::Died { rank, reason, .. })) => Some((*rank, reason.clone())),
-            _ => None,
-        },
+pub fn failed_elsewhere(error: &Error) -> Option<(usize, String)> {
+    match (error.details(), error.details()) {
+        (Some(FailedRank { rank, reason, .. }), _)
+        | (_, Some(CommError::Died { rank, reason, .. })) => Some((*rank, reason.clone())),
         _ => None,
     }
+}
+
+/// The error of rank `rank`, which failed with `reason`, on the other ranks.
+pub(crate) fn on_rank(rank: usize, reason: &str) -> Error {
+    let failed = FailedRank { rank, step: "train", reason: reason.to_owned() };
+    Error::new(Kind::PeerFailed, format!("rank {rank}: {reason}")).and_details(failed)
 }

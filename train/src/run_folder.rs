@@ -22,7 +22,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use meshgrad_ckpt::io_error;
 use meshgrad_ckpt::vfs::Lock;
+use meshgrad_error::{Error, Result, bail, error};
 
 pub(crate) use rollback::Rollback;
 
@@ -40,51 +42,6 @@ const REPLACED: [&str; 6] = [CONFIG, TOKENIZER, TOKENS, METRICS, TENSORBOARD, PL
 /// The files that show what a run did.
 const RESULTS: [&str; 3] = [METRICS, TENSORBOARD, PLOT];
 
-/// Why a run folder cannot be used.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum RunFolderError {
-    /// The folder cannot be created or written.
-    #[error(
-        "cannot write to the run folder {}: {source}; choose another with --run-dir",
-        path.display()
-    )]
-    Unwritable {
-        /// The folder.
-        path: PathBuf,
-        /// The system's error.
-        source: io::Error,
-    },
-    /// Another process has locked the folder.
-    #[error(
-        "the run folder {} is in use by another process; \
-         wait for it, or choose another with --run-dir",
-        path.display()
-    )]
-    InUse {
-        /// The folder.
-        path: PathBuf,
-    },
-    /// A file of the folder cannot be read.
-    #[error("cannot read {}: {source}", path.display())]
-    Read {
-        /// The file or folder.
-        path: PathBuf,
-        /// The system's error.
-        source: io::Error,
-    },
-    /// A file of the folder cannot be written.
-    #[error("cannot write {}: {source}", path.display())]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        source: io::Error,
-    },
-}
-
-type Result<T> = std::result::Result<T, RunFolderError>;
-
 /// A run folder, locked by rank 0 until the value is dropped or the process ends.
 #[derive(Debug)]
 pub struct RunFolder {
@@ -99,9 +56,16 @@ impl RunFolder {
     /// Creates the folder if it is missing, and locks it.
     ///
     /// # Errors
-    /// [`RunFolderError::Unwritable`] or [`RunFolderError::InUse`].
+    /// When it cannot be written, or another process has locked it.
     pub fn open(path: &Path) -> Result<Self> {
-        let unwritable = |source| RunFolderError::Unwritable { path: path.to_owned(), source };
+        let folder = path.display();
+        let unwritable = |cause| {
+            error!(
+                System,
+                "cannot write to the run folder {folder}: {cause}; choose another with --run-dir"
+            )
+            .caused_by(cause)
+        };
 
         let missing = path.ancestors().take_while(|folder| {
             let is_empty = folder.as_os_str().is_empty();
@@ -112,8 +76,12 @@ impl RunFolder {
         let lock = File::create(path.join(LOCK)).map_err(unwritable)?;
         match Lock::of_file(lock) {
             Ok(lock) => Ok(Self { path: path.to_owned(), created, lock: Some(Arc::new(lock)) }),
-            Err(TryLockError::WouldBlock) => Err(RunFolderError::InUse { path: path.to_owned() }),
-            Err(TryLockError::Error(source)) => Err(unwritable(source)),
+            Err(TryLockError::WouldBlock) => bail!(
+                Busy,
+                "the run folder {folder} is in use by another process; wait for it, or choose another \
+                 with --run-dir"
+            ),
+            Err(TryLockError::Error(cause)) => Err(unwritable(cause)),
         }
     }
 
@@ -166,10 +134,9 @@ impl RunFolder {
     /// which is synced and renamed.
     ///
     /// # Errors
-    /// [`RunFolderError::Write`].
+    /// When it cannot be written.
     pub fn write(&self, path: &Path, text: &str) -> Result<()> {
         replace(path, text.as_bytes())
-            .map_err(|source| RunFolderError::Write { path: path.to_owned(), source })
     }
 
     /// Moves checkpoints after `step`, and copies of the metrics and the plot, to a new folder
@@ -177,7 +144,7 @@ impl RunFolder {
     /// [`RunFolder::set_aside_run`]. Returns the folder, if there was anything to move.
     ///
     /// # Errors
-    /// [`RunFolderError::Read`] or [`RunFolderError::Write`].
+    /// When the folder cannot be read or written.
     pub fn set_aside_after(&self, step: u64) -> Result<Option<PathBuf>> {
         if step == 0 {
             return self.set_aside_run();
@@ -211,28 +178,24 @@ impl RunFolder {
         checkpoints: Vec<PathBuf>,
         transfer: impl Fn(&Path, &Path) -> io::Result<()>,
     ) -> Result<PathBuf> {
-        let write = |path: &Path| {
-            let path = path.to_owned();
-            |source| RunFolderError::Write { path, source }
-        };
         let aside = next_aside(&self.path);
-        fs::create_dir(&aside).map_err(write(&aside))?;
+        fs::create_dir(&aside).map_err(|cause| io_error("write", &aside, cause))?;
         for name in RESULTS {
             let (from, to) = (self.path.join(name), aside.join(name));
             if from.exists() {
-                transfer(&from, &to).map_err(write(&to))?;
+                transfer(&from, &to).map_err(|cause| io_error("write", &to, cause))?;
             }
         }
         for path in checkpoints {
             let to = aside.join(path.file_name().unwrap_or_default());
-            fs::rename(&path, &to).map_err(write(&to))?;
+            fs::rename(&path, &to).map_err(|cause| io_error("write", &to, cause))?;
         }
         Ok(aside)
     }
 
     /// Folders named after a step, complete or not.
     fn steps(&self) -> Result<Vec<(u64, PathBuf)>> {
-        let read = |source| RunFolderError::Read { path: self.path.clone(), source };
+        let read = |cause| io_error("read", &self.path, cause);
         let mut steps = Vec::new();
         for entry in fs::read_dir(&self.path).map_err(read)? {
             let path = entry.map_err(read)?.path();
@@ -265,7 +228,15 @@ pub(crate) fn partial(path: &Path) -> PathBuf {
 }
 
 /// Replaces `path` atomically: readers get either the old or the new content, even after a crash.
-pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
+///
+/// # Errors
+/// When it cannot be written.
+pub(crate) fn replace(path: &Path, content: &[u8]) -> Result<()> {
+    try_replace(path, content).map_err(|cause| io_error("write", path, cause))
+}
+
+/// As [`replace`], with the system's error.
+pub(crate) fn try_replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let temporary = partial(path);
     let mut file = File::create(&temporary)?;
     io::Write::write_all(&mut file, content)?;
@@ -273,8 +244,19 @@ pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     fs::rename(&temporary, path)
 }
 
+/// The error for a file or folder of rank 0 that this rank does not see.
+pub(crate) fn not_shared(path: &Path) -> Error {
+    error!(
+        Missing,
+        "{} is missing or not that of rank 0; use a run folder on a file system that all ranks share",
+        path.display()
+    )
+}
+
 #[cfg(test)]
 mod tests {
+    use meshgrad_error::Kind;
+
     use super::*;
 
     #[test]
@@ -284,7 +266,7 @@ mod tests {
 
         let held = RunFolder::open(&path).unwrap();
         let error = RunFolder::open(&path).unwrap_err();
-        assert!(matches!(error, RunFolderError::InUse { .. }));
+        assert_eq!(error.kind(), Kind::Busy);
         assert!(error.to_string().contains("--run-dir"), "{error}");
 
         drop(held);

@@ -12,64 +12,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use meshgrad_error::{Result, ensure, error};
+
 use crate::tokens::Tokens;
-
-/// The reason why there are no batches.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum SamplerError {
-    /// The text is shorter than one window.
-    #[error(
-        "the {part} text has {tokens} tokens but train.seq_len = {seq_len} needs {}; \
-         add text, change data.val_fraction or set train.seq_len to at most {}",
-        seq_len + 1,
-        tokens.saturating_sub(1)
-    )]
-    TooShort {
-        /// `training` or `validation`.
-        part: &'static str,
-        /// Tokens of the text.
-        tokens: usize,
-        /// Tokens per sequence.
-        seq_len: usize,
-    },
-
-    /// A source that is shorter than one window.
-    #[error(
-        "source {source_number} of data.sources has {tokens} training tokens but train.seq_len = \
-         {seq_len} needs about {}; add text to it, or lower train.seq_len",
-        2 * seq_len
-    )]
-    ShortSource {
-        /// The source, from 1.
-        source_number: usize,
-        /// Its tokens.
-        tokens: usize,
-        /// Tokens per sequence.
-        seq_len: usize,
-    },
-
-    /// Conversations without a trained token in any window.
-    #[error(
-        "no sequence of {text} has a token of an assistant's message ({trained} of {tokens} tokens \
-         count towards the loss); add conversations or lower train.seq_len"
-    )]
-    NothingTrained {
-        /// The text, such as `the validation text`.
-        text: String,
-        /// Tokens of the text.
-        tokens: usize,
-        /// Those that the loss counts.
-        trained: usize,
-    },
-
-    /// A window ends after the text, so it is not a window of this text.
-    #[error("the text has no token {position}; its windows were computed for a longer text")]
-    OutOfRange {
-        /// The position, from 0.
-        position: usize,
-    },
-}
 
 /// The windows of a token stream. Window `w` has inputs `[w L, w L + L)`, and labels shifted by one
 /// token.
@@ -84,13 +29,18 @@ impl Windows {
     /// used. `part` (`training`, `validation`) names the stream in the error.
     ///
     /// # Errors
-    /// [`SamplerError::TooShort`] for fewer than `seq_len + 1` tokens.
-    pub fn new(part: &'static str, tokens: usize, seq_len: usize) -> Result<Self, SamplerError> {
+    /// For fewer than `seq_len + 1` tokens.
+    pub fn new(part: &'static str, tokens: usize, seq_len: usize) -> Result<Self> {
         let count = tokens.saturating_sub(1).checked_div(seq_len).unwrap_or(0);
-        match count {
-            0 => Err(SamplerError::TooShort { part, tokens, seq_len }),
-            count => Ok(Self { seq_len, count }),
-        }
+        ensure!(
+            count > 0,
+            Invalid,
+            "the {part} text has {tokens} tokens but train.seq_len = {seq_len} needs {}; add text, \
+             change data.val_fraction or set train.seq_len to at most {}",
+            seq_len + 1,
+            tokens.saturating_sub(1)
+        );
+        Ok(Self { seq_len, count })
     }
 
     /// Tokens per window.
@@ -114,22 +64,24 @@ impl Windows {
     /// part in the error.
     ///
     /// # Errors
-    /// [`SamplerError::NothingTrained`] when there are none.
+    /// When there are none.
     pub fn trained_within(
         self,
         within: Range<usize>,
         tokens: Tokens<'_>,
         text: impl FnOnce() -> String,
-    ) -> Result<Choice, SamplerError> {
+    ) -> Result<Choice> {
         let windows = self.trained(self.within(&within), tokens);
-        match windows.count() {
-            0 => Err(SamplerError::NothingTrained {
-                text: text(),
-                tokens: within.len(),
-                trained: within.filter(|at| tokens.is_trained(*at)).count(),
-            }),
-            _ => Ok(windows),
-        }
+        ensure!(
+            windows.count() > 0,
+            Invalid,
+            "no sequence of {} has a token of an assistant's message ({} of {} tokens count towards the \
+             loss); add conversations or lower train.seq_len",
+            text(),
+            within.clone().filter(|at| tokens.is_trained(*at)).count(),
+            within.len()
+        );
+        Ok(windows)
     }
 
     /// The windows of `windows` that have a trained label.
@@ -169,19 +121,27 @@ impl Batch {
     /// Gathers `windows` from a stream; `token` returns the id at a position, `None` past the end.
     ///
     /// # Errors
-    /// [`SamplerError::OutOfRange`].
+    /// When a window ends after the text.
     pub fn gather(
         grid: Windows,
         windows: impl IntoIterator<Item = usize>,
         token: impl Fn(usize) -> Option<u32>,
-    ) -> Result<Self, SamplerError> {
+    ) -> Result<Self> {
         let mut batch =
             Self { input_ids: Vec::new(), labels: Vec::new(), rows: 0, seq_len: grid.seq_len };
 
         for window in windows {
-            let id = |at| token(at).ok_or(SamplerError::OutOfRange { position: at });
+            // A window that ends after the text is not a window of this text.
+            let id = |at| {
+                token(at).ok_or_else(|| {
+                    error!(
+                        Invalid,
+                        "the text has no token {at}; its windows were computed for a longer text"
+                    )
+                })
+            };
             let tokens = grid.tokens(window).map(|at| id(at).map(i64::from));
-            let tokens = tokens.collect::<Result<Vec<i64>, _>>()?;
+            let tokens = tokens.collect::<Result<Vec<i64>>>()?;
             batch.input_ids.extend(&tokens[..grid.seq_len]);
             batch.labels.extend(&tokens[1..]);
             batch.rows += 1;
@@ -341,7 +301,7 @@ mod tests {
         assert_eq!((batch.rows, batch.seq_len), (2, 3));
 
         let short = Batch::gather(grid, [2], |at| (at < 9).then_some(0));
-        assert_eq!(short, Err(SamplerError::OutOfRange { position: 9 }));
+        assert!(short.unwrap_err().to_string().starts_with("the text has no token 9; "));
     }
 
     #[test]

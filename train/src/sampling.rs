@@ -4,6 +4,8 @@
 //! temperature, top-k, top-p and min-p. Unlike in transformers, a temperature of 0 takes the most
 //! likely token.
 
+use meshgrad_error::{Result, bail};
+
 /// Parameters of sampling. By default they leave the model's distribution as it is.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sampling {
@@ -38,18 +40,6 @@ impl Default for Sampling {
     }
 }
 
-/// A parameter that is out of range.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
-#[error("{name} is {value}; it must be {range}")]
-pub struct OutOfRange {
-    /// The field of [`Sampling`].
-    pub name: &'static str,
-    /// Its value.
-    pub value: f64,
-    /// What it must be.
-    pub range: &'static str,
-}
-
 /// A token and its share of the probability, before the shares are divided by their sum.
 #[derive(Clone, Copy)]
 struct Candidate {
@@ -62,8 +52,8 @@ impl Sampling {
     /// Checks the ranges.
     ///
     /// # Errors
-    /// [`OutOfRange`] for the first parameter that is.
-    pub fn check(&self) -> Result<(), OutOfRange> {
+    /// For the first parameter that is out of range. The message starts with its name.
+    pub fn check(&self) -> Result<()> {
         const FRACTION: &str = "from 0 to 1";
         let is_fraction = |value: f64| (0.0..=1.0).contains(&value);
         let (temperature, penalty) = (self.temperature, self.repetition_penalty);
@@ -77,7 +67,9 @@ impl Sampling {
         ];
         match checks.into_iter().find(|(_, _, is_valid, _)| !is_valid) {
             None => Ok(()),
-            Some((name, value, _, range)) => Err(OutOfRange { name, value, range }),
+            Some((name, value, _, range)) => {
+                bail!(Invalid, "{name} is {value}; it must be {range}")
+            }
         }
     }
 

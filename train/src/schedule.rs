@@ -5,6 +5,7 @@
 
 use std::f64::consts::PI;
 
+use meshgrad_error::{Result, ensure};
 use serde::{Deserialize, Serialize};
 
 /// A factor of the learning rate for each step: a pure function, so resuming needs no state.
@@ -95,41 +96,6 @@ impl From<Curve> for String {
             Curve::PolyOut(power) => format!("poly_out:{power}"),
         }
     }
-}
-
-/// Phases that do not fit a run.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ScheduleError {
-    /// Phases that are longer than the run.
-    #[error("the phases of the schedule have {phases} steps, but the run has {run}")]
-    TooManySteps {
-        /// Steps of all phases.
-        phases: u64,
-        /// Steps of the run.
-        run: u64,
-    },
-
-    /// Several phases that take the rest of the run.
-    #[error("{count} phases have the length \"rest\", but only one may")]
-    SeveralRests {
-        /// Their number.
-        count: usize,
-    },
-
-    /// A percentage outside of 0 to 100.
-    #[error("a phase has length {percent}%; its length must be 0% to 100% of the run")]
-    Percent {
-        /// The percentage.
-        percent: f64,
-    },
-
-    /// The configuration leaves the schedule to the program, but the program has none.
-    #[error(
-        "schedule.kind is \"own\", but this program has no schedule of its own: use the program \
-         that started the run (`Session::schedule`), or choose another kind"
-    )]
-    Own,
 }
 
 /// How long a phase is. In configurations: a number of steps, `"20%"` or `"rest"`.
@@ -256,13 +222,13 @@ impl Phases {
     /// ];
     /// let schedule = Phases::of_run(100, 0.0, &phases)?;
     /// assert_eq!([5, 80, 85, 100].map(|step| schedule.factor(step)), [0.5, 1.0, 0.5, 0.0]);
-    /// # Ok::<(), meshgrad_train::schedule::ScheduleError>(())
+    /// # Ok::<(), meshgrad_train::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`ScheduleError::TooManySteps`]; [`ScheduleError::SeveralRests`];
-    /// [`ScheduleError::Percent`] for a percentage outside of 0 to 100.
-    pub fn of_run(steps: u64, initial: f64, phases: &[Phase]) -> Result<Phases, ScheduleError> {
+    /// When the phases are longer than the run, several take the rest of it, or a percentage is outside
+    /// of 0 to 100.
+    pub fn of_run(steps: u64, initial: f64, phases: &[Phase]) -> Result<Phases> {
         let mut stated = 0.0;
         let mut rests = 0;
         for phase in phases {
@@ -272,13 +238,13 @@ impl Phases {
                 Length::Rest => rests += 1,
             }
         }
-        if rests > 1 {
-            return Err(ScheduleError::SeveralRests { count: rests });
-        }
-        if stated.round() > steps as f64 {
-            let phases = stated.round() as u64;
-            return Err(ScheduleError::TooManySteps { phases, run: steps });
-        }
+        ensure!(rests <= 1, Invalid, "{rests} phases have the length \"rest\", but only one may");
+        ensure!(
+            stated.round() <= steps as f64,
+            Invalid,
+            "the phases of the schedule have {} steps, but the run has {steps}",
+            stated.round() as u64
+        );
 
         // Ends are rounded, not lengths, so that rounding errors do not add up.
         let (mut schedule, mut end) = (Phases::starting_at(initial), 0.0);
@@ -302,8 +268,8 @@ impl Phases {
     /// A linear warm-up, then a straight line to `end` at the last step of a run of `steps`.
     ///
     /// # Errors
-    /// [`ScheduleError::TooManySteps`] when the warm-up is longer than the run.
-    pub fn linear(steps: u64, warmup: u64, end: f64) -> Result<Phases, ScheduleError> {
+    /// When the warm-up is longer than the run.
+    pub fn linear(steps: u64, warmup: u64, end: f64) -> Result<Phases> {
         Phases::warmed_up(steps, warmup, end, Curve::Linear)
     }
 
@@ -311,8 +277,8 @@ impl Phases {
     /// (Loshchilov & Hutter 2017, without restarts).
     ///
     /// # Errors
-    /// [`ScheduleError::TooManySteps`] when the warm-up is longer than the run.
-    pub fn cosine(steps: u64, warmup: u64, end: f64) -> Result<Phases, ScheduleError> {
+    /// When the warm-up is longer than the run.
+    pub fn cosine(steps: u64, warmup: u64, end: f64) -> Result<Phases> {
         Phases::warmed_up(steps, warmup, end, Curve::Cosine)
     }
 
@@ -321,14 +287,14 @@ impl Phases {
     /// 1 - progress^0.5 (Hägele et al. 2024).
     ///
     /// # Errors
-    /// [`ScheduleError::TooManySteps`] when warm-up and decay are longer than the run.
+    /// When warm-up and decay are longer than the run.
     pub fn warmup_stable_decay(
         steps: u64,
         warmup: u64,
         decay: u64,
         end: f64,
         curve: Curve,
-    ) -> Result<Phases, ScheduleError> {
+    ) -> Result<Phases> {
         let phases = [
             Phase::new(Length::Steps(warmup), 1.0, Curve::Linear),
             Phase::new(Length::Rest, 1.0, Curve::Linear),
@@ -337,7 +303,7 @@ impl Phases {
         Phases::of_run(steps, 0.0, &phases)
     }
 
-    fn warmed_up(steps: u64, warmup: u64, end: f64, curve: Curve) -> Result<Phases, ScheduleError> {
+    fn warmed_up(steps: u64, warmup: u64, end: f64, curve: Curve) -> Result<Phases> {
         let phases = [
             Phase::new(Length::Steps(warmup), 1.0, Curve::Linear),
             Phase::new(Length::Rest, end, curve),
@@ -378,11 +344,13 @@ impl Phase {
 }
 
 /// `percent` of `steps`.
-fn part_of(steps: u64, percent: f64) -> Result<f64, ScheduleError> {
-    match (0.0..=100.0).contains(&percent) {
-        true => Ok(steps as f64 * (percent / 100.0)),
-        false => Err(ScheduleError::Percent { percent }),
-    }
+fn part_of(steps: u64, percent: f64) -> Result<f64> {
+    ensure!(
+        (0.0..=100.0).contains(&percent),
+        Invalid,
+        "a phase has length {percent}%; its length must be 0% to 100% of the run"
+    );
+    Ok(steps as f64 * (percent / 100.0))
 }
 
 #[cfg(test)]

@@ -9,22 +9,24 @@ mod run;
 mod saving;
 mod start;
 
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 
 use meshgrad_ckpt::Committed;
 use meshgrad_comm::Rank;
+use meshgrad_error::bail;
 use meshgrad_models::{Generate, Model, TokenBatch};
 use meshgrad_runtime::Device;
 use serde::{Deserialize, Serialize};
 
+use crate::Result;
 use crate::config::{Config, ScheduleConfig};
 use crate::data::Data;
 use crate::events::{Event, Events, Outcome};
 use crate::optim::{Optimizer, Part};
 use crate::ranks::{RunRanks, check_equal, weigh};
 use crate::schedule::Schedule;
-use crate::{Result, TrainError};
 use opened::Opened;
 pub use resume::Resume;
 
@@ -188,15 +190,21 @@ impl<'a> Session<'a> {
     /// A run that was stopped and resumed at any step is bit-identical to an uninterrupted one.
     ///
     /// # Errors
-    /// [`TrainError`], and those of `build`; checkpoints saved before remain.
+    /// When the run cannot start, or a step fails; those of `build`. Checkpoints saved before remain.
     pub fn train<M: Model<Batch = TokenBatch> + Generate>(
         self,
         build: impl FnOnce(&Data, Option<&Committed>) -> Result<M>,
     ) -> Result<Summary> {
         let (seed, from) = (self.config.train.seed, self.config.weights_from.clone());
         self.train_from(build, move |model, device, _| match from {
-            None => Ok(model.materialize_missing(device, seed)?),
-            Some(from) => Err(TrainError::WeightsFrom { from }),
+            None => model.materialize_missing(device, seed),
+            Some(from) => bail!(
+                Invalid,
+                "model.from = {}, but Session::train reads no weights: use qwen3::train_with, which \
+                 reads them and then changes the model (for example, adds adapters); a program that has \
+                 read them itself sets Config::weights_from to None",
+                from.display()
+            ),
         })
     }
 
@@ -247,6 +255,34 @@ impl<'a> Session<'a> {
         settings.insert("stop_after".into(), last.to_string().into());
         settings.insert("has_own_optimizer".into(), has_own_optimizer.into());
         weigh(check_equal(rank, &settings)?, self.config.train.reduction)
+    }
+}
+
+/// Loss or gradient norm is not finite: details of an error that all ranks return.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Diverged {
+    /// The step.
+    pub step: u64,
+    /// Its loss.
+    pub loss: f64,
+    /// Its gradient norm.
+    pub grad_norm: f64,
+    /// The newest checkpoint.
+    pub checkpoint: Option<PathBuf>,
+}
+
+impl fmt::Display for Diverged {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Diverged { step, loss, grad_norm, checkpoint } = self;
+        write!(
+            f,
+            "step {step} diverged: loss {loss}, gradient norm {grad_norm}; lower \
+             optimizer.learning_rate, or raise schedule.warmup_steps; "
+        )?;
+        match checkpoint {
+            Some(path) => write!(f, "the last checkpoint is {}", path.display()),
+            None => f.write_str("no checkpoint was saved"),
+        }
     }
 }
 

@@ -1,9 +1,6 @@
 //! Strings that end a generated text.
 
-/// A string that cannot end a text.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("a stop string is empty; it needs at least one character")]
-pub struct EmptyStop;
+use meshgrad_error::{Result, ensure};
 
 /// Passes on a text that comes in pieces, up to the first stop string. No part of a stop string is
 /// passed on, however the text is divided.
@@ -20,13 +17,12 @@ impl StopStrings {
     /// the longest counts.
     ///
     /// # Errors
-    /// [`EmptyStop`].
-    pub fn new(strings: impl IntoIterator<Item = String>) -> Result<StopStrings, EmptyStop> {
+    /// When a string is empty.
+    pub fn new(strings: impl IntoIterator<Item = String>) -> Result<StopStrings> {
         let strings: Vec<String> = strings.into_iter().collect();
-        match strings.iter().any(String::is_empty) {
-            true => Err(EmptyStop),
-            false => Ok(StopStrings { strings, held: String::new(), is_stopped: false }),
-        }
+        let is_empty = strings.iter().any(String::is_empty);
+        ensure!(!is_empty, Invalid, "a stop string is empty; it needs at least one character");
+        Ok(StopStrings { strings, held: String::new(), is_stopped: false })
     }
 
     /// Whether a stop string was complete.
@@ -111,7 +107,8 @@ mod tests {
 
     #[test]
     fn empty_stop_strings_are_errors() {
-        assert_eq!(StopStrings::new([String::new()]).unwrap_err(), EmptyStop);
+        let error = StopStrings::new([String::new()]).unwrap_err().to_string();
+        assert_eq!(error, "a stop string is empty; it needs at least one character");
     }
 
     /// The text before the first stop string, character by character.

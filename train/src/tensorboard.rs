@@ -12,10 +12,11 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::metrics::{MetricsError, Record};
-use crate::run_folder::replace;
+use meshgrad_ckpt::io_error;
+use meshgrad_error::Result;
 
-type Result<T> = std::result::Result<T, MetricsError>;
+use crate::metrics::Record;
+use crate::run_folder::replace;
 
 /// The first event of a file has this text.
 const VERSION: &str = "brain.Event:2";
@@ -69,24 +70,22 @@ impl EventFile {
     /// that is not a complete record, are removed; step 0 removes all.
     ///
     /// # Errors
-    /// [`MetricsError`]: names the file.
+    /// When the file cannot be read or written.
     pub fn open_after(path: &Path, step: u64) -> Result<Self> {
-        let write = |source| MetricsError::Write { path: path.to_owned(), source };
         let bytes = match fs::read(path) {
             Ok(bytes) if step > 0 => bytes,
             Ok(_) => Vec::new(),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
-            Err(source) => {
-                return Err(MetricsError::Read { path: path.to_owned(), source });
-            }
+            Err(cause) => return Err(io_error("read", path, cause)),
         };
         let kept = Kept::of(&bytes, step);
         let start = match kept.has_version {
             true => Vec::new(),
             false => record(&version(now())),
         };
-        replace(path, &[start, kept.bytes].concat()).map_err(write)?;
-        let file = OpenOptions::new().append(true).open(path).map_err(write)?;
+        replace(path, &[start, kept.bytes].concat())?;
+        let file = OpenOptions::new().append(true).open(path);
+        let file = file.map_err(|cause| io_error("write", path, cause))?;
         Ok(Self {
             path: path.to_owned(),
             file,
@@ -108,11 +107,11 @@ impl EventFile {
     /// Appends the metrics of a step. They are in the file when this returns.
     ///
     /// # Errors
-    /// [`MetricsError::Write`].
+    /// When they cannot be written.
     pub fn append(&mut self, metrics: &Record) -> Result<()> {
         // One write: only a crash can leave an incomplete record.
         let written = self.file.write_all(&record(&scalars_event(now(), metrics)));
-        written.map_err(|source| MetricsError::Write { path: self.path.clone(), source })
+        written.map_err(|cause| io_error("write", &self.path, cause))
     }
 }
 

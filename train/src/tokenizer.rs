@@ -13,12 +13,14 @@ mod library;
 mod stream;
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use meshgrad_ckpt::io_error;
+use meshgrad_error::{Error, Result, error};
 use rayon::prelude::*;
 use twox_hash::XxHash3_128;
 
-use crate::run_folder::replace;
+use crate::run_folder::try_replace;
 use boundaries::{next_chunk, next_word, training_sample};
 use library::Library;
 pub use stream::DecodeStream;
@@ -40,42 +42,10 @@ const BYTE_JSON: &str = include_str!("tokenizer/byte.json");
 /// Ids of the byte tokenizer: 256 bytes and the end of text.
 const BYTE_VOCABULARY: u32 = 257;
 
-/// An error of a tokenizer.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum TokenizerError {
-    /// The file cannot be read as a tokenizer.
-    #[error("cannot read the tokenizer {}: {message}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The problem.
-        message: String,
-    },
-    /// The file cannot be written.
-    #[error("cannot write the tokenizer {}: {message}", path.display())]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// The problem.
-        message: String,
-    },
-    /// A BPE cannot be trained.
-    #[error("cannot train a BPE of {size} tokens on {bytes} bytes of text: {message}")]
-    Train {
-        /// Requested size.
-        size: usize,
-        /// Bytes of text.
-        bytes: usize,
-        /// The problem.
-        message: String,
-    },
-    /// Encoding or decoding failed.
-    #[error("the tokenizer failed: {0}")]
-    Codec(String),
+/// The error of the library.
+fn failed(message: String) -> Error {
+    error!(System, "the tokenizer failed: {message}")
 }
-
-type Result<T> = std::result::Result<T, TokenizerError>;
 
 /// A tokenizer; cheap to use from many threads.
 pub struct Tokenizer {
@@ -100,10 +70,15 @@ impl Tokenizer {
     /// short text may give fewer ids.
     ///
     /// # Errors
-    /// [`TokenizerError::Train`] when `size` is below 257 or there is no text.
+    /// When `size` is below 257 or there is no text.
     pub fn train_bpe(texts: &[&str], size: usize) -> Result<Self> {
-        let bytes = texts.iter().map(|text| text.len()).sum();
-        let error = |message: String| TokenizerError::Train { size, bytes, message };
+        let bytes: usize = texts.iter().map(|text| text.len()).sum();
+        let error = |message: String| {
+            error!(
+                Invalid,
+                "cannot train a BPE of {size} tokens on {bytes} bytes of text: {message}"
+            )
+        };
         if size < BYTE_VOCABULARY as usize {
             return Err(error(format!("at least {BYTE_VOCABULARY} tokens are needed")));
         }
@@ -119,15 +94,18 @@ impl Tokenizer {
     /// Reads a `tokenizer.json`.
     ///
     /// # Errors
-    /// [`TokenizerError::Read`].
+    /// When it cannot be read as a tokenizer.
     pub fn from_file(path: &Path) -> Result<Self> {
-        let error = |message: String| TokenizerError::Read { path: path.to_owned(), message };
+        const READ: &str = "read the tokenizer";
 
-        let json = std::fs::read(path).map_err(|source| error(source.to_string()))?;
+        let json = std::fs::read(path).map_err(|cause| io_error(READ, path, cause))?;
         if json == BYTE_JSON.as_bytes() {
             return Ok(Self::byte());
         }
-        Ok(Self::from_library(Library::from_json(&json).map_err(error)?))
+        let library = Library::from_json(&json);
+        let library = library
+            .map_err(|problem| error!(Invalid, "cannot {READ} {}: {problem}", path.display()))?;
+        Ok(Self::from_library(library))
     }
 
     fn from_library(library: Library) -> Self {
@@ -142,24 +120,21 @@ impl Tokenizer {
     /// a byte-level BPE without merges, which gives the same ids.
     ///
     /// # Errors
-    /// [`TokenizerError::Codec`] when the library fails.
+    /// When the library fails.
     pub fn to_json(&self) -> Result<String> {
         match &self.kind {
             Kind::Bytes => Ok(BYTE_JSON.to_owned()),
-            Kind::Library(library) => library.to_json().map_err(TokenizerError::Codec),
+            Kind::Library(library) => library.to_json().map_err(failed),
         }
     }
 
     /// Writes [`Tokenizer::to_json`] to a file: to a temporary file, which is synced and renamed.
     ///
     /// # Errors
-    /// [`TokenizerError::Write`].
+    /// When it cannot be written.
     pub fn save(&self, path: &Path) -> Result<()> {
-        let written = replace(path, self.to_json()?.as_bytes());
-        written.map_err(|source| TokenizerError::Write {
-            path: path.to_owned(),
-            message: source.to_string(),
-        })
+        let written = try_replace(path, self.to_json()?.as_bytes());
+        written.map_err(|cause| io_error("write the tokenizer", path, cause))
     }
 
     /// The size of the vocabulary; every id is below it.
@@ -206,11 +181,11 @@ impl Tokenizer {
     /// The ids of a text, without special tokens.
     ///
     /// # Errors
-    /// [`TokenizerError::Codec`].
+    /// When the library fails.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         match &self.kind {
             Kind::Bytes => Ok(text.bytes().map(u32::from).collect()),
-            Kind::Library(library) => library.encode(text).map_err(TokenizerError::Codec),
+            Kind::Library(library) => library.encode(text).map_err(failed),
         }
     }
 
@@ -218,7 +193,7 @@ impl Tokenizer {
     /// ids do not depend on the number of threads.
     ///
     /// # Errors
-    /// [`TokenizerError::Codec`].
+    /// When the library fails.
     pub fn encode_documents(&self, texts: &[&str]) -> Result<Vec<u32>> {
         let next = if self.splits_at_words { next_word } else { next_chunk };
 
@@ -255,14 +230,14 @@ impl Tokenizer {
     /// The text of ids. Special and unknown ids are skipped; invalid UTF-8 becomes U+FFFD.
     ///
     /// # Errors
-    /// [`TokenizerError::Codec`].
+    /// When the library fails.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
         match &self.kind {
             Kind::Bytes => {
                 let bytes: Vec<u8> = ids.iter().filter_map(|&id| u8::try_from(id).ok()).collect();
                 Ok(String::from_utf8_lossy(&bytes).into_owned())
             }
-            Kind::Library(library) => library.decode(ids).map_err(TokenizerError::Codec),
+            Kind::Library(library) => library.decode(ids).map_err(failed),
         }
     }
 }

@@ -9,36 +9,16 @@ mod header;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use memmap2::Mmap;
+use meshgrad_ckpt::io_error;
+use meshgrad_error::{Error, Result};
 use twox_hash::XxHash3_128;
 
 use crate::run_folder::partial;
 pub use header::CacheKey;
 use header::{Extent, Header, total};
-
-/// An error of the token cache.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum TokensError {
-    /// The file cannot be read.
-    #[error("cannot read the token cache {}: {source}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        source: io::Error,
-    },
-    /// The file cannot be written.
-    #[error("cannot write the token cache {}: {source}", path.display())]
-    Write {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        source: io::Error,
-    },
-}
 
 /// The ids of a part, and the size of its text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,13 +69,13 @@ impl TokenCache {
     /// it. Ids take two bytes if all are below 65,536.
     ///
     /// # Errors
-    /// [`TokensError`]: names the file.
+    /// When the file cannot be written or read.
     pub fn write(
         path: &Path,
         key: CacheKey,
         sources: &[Part<'_>],
         validation: Part<'_>,
-    ) -> Result<Self, TokensError> {
+    ) -> Result<Self> {
         let parts = [sources, &[validation]].concat();
         let largest = parts.iter().flat_map(|part| part.ids).max();
         let is_narrow = u16::try_from(largest.copied().unwrap_or(0)).is_ok();
@@ -109,18 +89,17 @@ impl TokenCache {
         let aside = partial(path);
         write_file(&aside, &header, &parts)
             .and_then(|()| std::fs::rename(&aside, path))
-            .map_err(|source| TokensError::Write { path: path.to_owned(), source })?;
+            .map_err(|cause| io_error("write the token cache", path, cause))?;
 
-        let read = |source| TokensError::Read { path: path.to_owned(), source };
-        let map = map(path).map_err(read)?;
+        let map = map(path).map_err(|cause| unreadable(path, cause))?;
         Ok(Self { map, header })
     }
 
     /// Opens the cache at `path`; `None` if it is missing, incomplete or was not made from `key`.
     ///
     /// # Errors
-    /// [`TokensError::Read`] when the file exists but cannot be read.
-    pub fn open(path: &Path, key: CacheKey) -> Result<Option<Self>, TokensError> {
+    /// When the file exists but cannot be read.
+    pub fn open(path: &Path, key: CacheKey) -> Result<Option<Self>> {
         Ok(Self::open_any(path)?.filter(|cache| cache.header.key == key))
     }
 
@@ -128,17 +107,15 @@ impl TokenCache {
     ///
     /// # Errors
     /// As [`TokenCache::open`].
-    pub fn key(path: &Path) -> Result<Option<CacheKey>, TokensError> {
+    pub fn key(path: &Path) -> Result<Option<CacheKey>> {
         Ok(Self::open_any(path)?.map(|cache| cache.header.key))
     }
 
-    fn open_any(path: &Path) -> Result<Option<Self>, TokensError> {
+    fn open_any(path: &Path) -> Result<Option<Self>> {
         let map = match map(path) {
             Ok(map) => map,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(source) => {
-                return Err(TokensError::Read { path: path.to_owned(), source });
-            }
+            Err(cause) => return Err(unreadable(path, cause)),
         };
 
         let header = Header::parse(&map);
@@ -292,6 +269,10 @@ fn mask(parts: &[Part<'_>]) -> Vec<u8> {
         }
     }
     mask
+}
+
+fn unreadable(path: &Path, cause: io::Error) -> Error {
+    io_error("read the token cache", path, cause)
 }
 
 fn map(path: &Path) -> io::Result<Mmap> {

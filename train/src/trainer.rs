@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use meshgrad_autograd::{Grads, Param, Tape};
-use meshgrad_error::error;
+use meshgrad_error::{bail, ensure, error};
 use meshgrad_models::{Compute, Loss, Model};
 use meshgrad_runtime::{AsyncRead, DType, Device, Tensor, full_tensor, ops, without_mesh};
 
@@ -14,7 +14,7 @@ use crate::schedule::Schedule;
 use crate::sleep::{Kept, KeptTensors};
 use crate::tree::{TreeSum, added, sum_of_values};
 use crate::updater::Updater;
-use crate::{Result, TrainError, configured};
+use crate::{Error, Result, configured};
 
 /// A model, its optimizer, and the state of a training step.
 pub struct Trainer<M> {
@@ -136,7 +136,7 @@ impl<M: Model> Trainer<M> {
     /// learning rate is read.
     ///
     /// # Errors
-    /// [`TrainError::Schedule`] when the schedule does not fit the run.
+    /// When the schedule does not fit the run.
     pub fn with_updater(
         model: M,
         updater: (Updater, Grads),
@@ -176,7 +176,7 @@ impl<M: Model> Trainer<M> {
     /// of ranks, each has one sequence per data-parallel rank.
     ///
     /// # Errors
-    /// [`TrainError::NoBatch`] without batches; an error of a batch or of a subscriber; when memory
+    /// Without batches; an error of a batch or of a subscriber; when memory
     /// runs out. If the optimizer has not started, the step changed nothing and can be repeated.
     pub fn step(
         &mut self,
@@ -196,14 +196,14 @@ impl<M: Model> Trainer<M> {
         microbatches: impl IntoIterator<Item = Result<M::Batch>>,
     ) -> Result<PendingStep> {
         if !self.asleep.is_empty() {
-            return Err(error!(Invalid, "step: the tensor is asleep; call `wake` first").into());
+            bail!(Invalid, "step: the tensor is asleep; call `wake` first");
         }
         let (started, before) = (Instant::now(), self.device.work().kernel_launches);
         self.events.report(Event::StepStarted { step })?;
 
         let Passes { sums, gradients } = self.forward_backward(step, microbatches)?;
         let [loss, weight, statistics @ ..] = &sums[..] else {
-            return Err(TrainError::NoBatch);
+            return Err(no_batch());
         };
         let learning_rate = self.learning_rate * self.schedule.factor(step);
         let grad_norm = self.update(step, gradients, weight, learning_rate)?;
@@ -334,12 +334,12 @@ impl<M: Model> Trainer<M> {
         for step in 1..=2 {
             let passes = self.forward_backward(step, (0..count).map(|_| microbatch()))?;
             let [_, weight, ..] = &passes.sums[..] else {
-                return Err(TrainError::NoBatch);
+                return Err(no_batch());
             };
             self.update(step, passes.gradients, weight, 0.0)?;
         }
         let compute = self.without_checkpointing();
-        let validate = || Ok(self.model.loss(&microbatch()?, compute)?);
+        let validate = || self.model.loss(&microbatch()?, compute);
         self.updater.averaged(validate)?;
         Ok(())
     }
@@ -442,6 +442,11 @@ pub(crate) fn loss_and_weight<M: Model>(
     Ok((sums[0].read_async()?, sums[1].read_async()?))
 }
 
+/// The error of a step without sequences.
+pub(crate) fn no_batch() -> Error {
+    error!(Invalid, "a step needs at least one sequence: raise train.batch_size")
+}
+
 /// The mean loss of several batches.
 pub(crate) fn mean_of(sums: Vec<LossAndWeight>, reduction: Reduction) -> Result<f64> {
     let (mut losses, mut weights) = (Vec::new(), Vec::new());
@@ -454,15 +459,18 @@ pub(crate) fn mean_of(sums: Vec<LossAndWeight>, reduction: Reduction) -> Result<
         Reduction::Tree => f64::from(sum_of_values(values)),
     };
     let (loss, weight) = (sum(&losses), sum(&weights));
-    match weight > 0.0 {
-        true => Ok(loss / weight),
-        false => Err(TrainError::NothingToValidate),
-    }
+    ensure!(
+        weight > 0.0,
+        Invalid,
+        "no token of the validation text counts towards the loss; add text or conversations to it, or \
+         lower train.seq_len"
+    );
+    Ok(loss / weight)
 }
 
 /// The sums over all ranks of what a model may leave as partial sums.
 fn replicated(sums: &[Tensor]) -> Result<Vec<Tensor>> {
-    Ok(sums.iter().map(full_tensor).collect::<Result<_, _>>()?)
+    sums.iter().map(full_tensor).collect::<Result<_, _>>()
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use meshgrad_autograd::{Param, row_count, row_elements};
 use meshgrad_runtime::{DType, Kind, Tensor, ops, without_mesh};
 
 use crate::Result;
+use crate::trainer::no_batch;
 
 /// A running sum of lists of tensors in the order of the tree. Holds one list for each one in the
 /// binary number of what was added.
@@ -57,7 +58,7 @@ fn kept(sum: Option<Vec<Tensor>>, values: &[Tensor]) -> Result<Vec<Tensor>> {
 /// The elementwise sums of two lists of tensors.
 pub(crate) fn added(a: &[Tensor], b: &[Tensor]) -> Result<Vec<Tensor>> {
     let pairs = a.iter().zip(b);
-    pairs.map(|(a, b)| Ok(ops::add(a, b)?)).collect()
+    pairs.map(|(a, b)| ops::add(a, b)).collect()
 }
 
 /// The sum of host values in the order of the tree, in f32.
@@ -80,7 +81,7 @@ pub(crate) fn sum_of_values(values: &[f32]) -> f32 {
 /// Errors of the ops and of the communication.
 pub(crate) fn norm(gradients: &[(Param, Tensor)]) -> Result<Tensor> {
     without_mesh(|| {
-        let (_, first) = gradients.first().ok_or(crate::TrainError::NoBatch)?;
+        let (_, first) = gradients.first().ok_or_else(no_batch)?;
         let rows = gradients.iter().map(|(param, _)| row_count(param.shape()));
         let shape = [rows.sum::<usize>()];
         let squares = Tensor::zeros(first.device(), &shape, first.dtype(), Kind::Gradient)?;
@@ -106,7 +107,7 @@ pub(crate) fn norm(gradients: &[(Param, Tensor)]) -> Result<Tensor> {
             None => squares,
         };
         let norm = ops::sqrt(&ops::sum(&squares, &[0])?)?;
-        Ok(ops::cast(&norm, DType::F32)?)
+        ops::cast(&norm, DType::F32)
     })
 }
 

@@ -1,11 +1,12 @@
 //! The update of a model after backward: gradient norm, clipping, and a step of any optimizer.
 
 use meshgrad_autograd::{Grads, Module, Param, end_pass, norm_over_ranks};
+use meshgrad_error::ensure;
 use meshgrad_runtime::ops::{self, StepScalars};
 use meshgrad_runtime::{DType, Device, Kind, Tensor, without_mesh};
 
 use crate::config::OptimizerConfig;
-use crate::optim::{Ema, OptimError, Optimizer, Part, State, parts};
+use crate::optim::{Ema, Optimizer, Part, State, parts};
 use crate::{Result, configured, tree};
 
 /// Updates a model's parameters: gradients are divided by the weight of the loss, clipped by their
@@ -31,7 +32,7 @@ impl Updater {
     /// norms and biases. `seed` is that of the run, for stochastic rounding.
     ///
     /// # Errors
-    /// [`OptimError`]; when memory runs out.
+    /// When the configuration is invalid or does not fit the parameters; when memory runs out.
     pub fn new(
         model: &impl Module,
         device: &Device,
@@ -49,7 +50,8 @@ impl Updater {
     /// clipping.
     ///
     /// # Errors
-    /// Those of `make`; [`OptimError::StateName`]; when memory runs out.
+    /// Those of `make`; when a state of the optimizer has a name that is taken, or that a folder cannot
+    /// have; when memory runs out.
     pub fn with(
         model: &impl Module,
         device: &Device,
@@ -93,7 +95,7 @@ impl Updater {
     /// Also averages the parameters after each step, with `decay` in [0, 1); 0 for no averages.
     ///
     /// # Errors
-    /// [`OptimError::Constant`]; when memory runs out.
+    /// For another decay; when memory runs out.
     pub fn averaging(mut self, decay: f64) -> Result<Updater> {
         self.ema = match decay == 0.0 {
             true => None,
@@ -245,13 +247,13 @@ fn check_state_names(optimizer: &dyn Optimizer) -> Result<()> {
     };
     let mut seen = RESERVED.to_vec();
     for State { name, .. } in optimizer.state() {
-        if seen.contains(&name) || !is_plain(name) {
-            return Err(OptimError::StateName {
-                optimizer: optimizer.name().to_owned(),
-                name: name.to_owned(),
-            }
-            .into());
-        }
+        ensure!(
+            !seen.contains(&name) && is_plain(name),
+            Invalid,
+            "the optimizer `{}` cannot have a state named `{name}`: give each state a name of its own, \
+             of letters, digits, `_` and `-`, other than `ema` and `buffers`",
+            optimizer.name()
+        );
         seen.push(name);
     }
     Ok(())

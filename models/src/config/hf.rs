@@ -4,9 +4,10 @@
 //! key are read. Keys in [`IGNORED_KEYS`] do not affect the computation and are skipped. An unknown
 //! key is an error, because it may affect the computation.
 
+use meshgrad_error::{Error, Kind, Result, bail, ensure, error};
 use serde_json::{Map, Value, json};
 
-use super::{ConfigError, LayerType, ModelType, Qwen3Config};
+use super::{LayerType, ModelType, Qwen3Config, way_out_of};
 
 /// Keys of config.json that do not affect the computation: metadata of the library, defaults that
 /// old versions wrote for every architecture, and generation settings that old versions stored
@@ -87,12 +88,14 @@ impl Qwen3Config {
     /// # Errors
     /// Invalid JSON, another architecture, unknown keys (all are named), values of a wrong type,
     /// invalid sizes (all are named).
-    pub fn from_json(text: &str) -> Result<Qwen3Config, ConfigError> {
-        let mut keys = match serde_json::from_str(text)? {
+    pub fn from_json(text: &str) -> Result<Qwen3Config> {
+        let mut keys = match serde_json::from_str(text).map_err(not_json)? {
             Value::Object(keys) => keys,
-            other => {
-                return Err(ConfigError::NotAnObject { found: kind(&other) });
-            }
+            other => bail!(
+                Malformed,
+                "config.json holds {}, expected an object with a model's settings",
+                kind(&other)
+            ),
         };
         let model_type = model_type(&keys)?;
         refuse_quantized(&mut keys)?;
@@ -101,12 +104,15 @@ impl Qwen3Config {
 
         let known = |key: &str| Qwen3Config::KEYS.contains(&key);
         let unknown: Vec<_> = keys.keys().filter(|key| !known(key)).cloned().collect();
-        if !unknown.is_empty() {
-            return Err(ConfigError::UnknownKeys { keys: unknown });
-        }
+        ensure!(
+            unknown.is_empty(),
+            Unsupported,
+            "config.json has unknown keys: {}; remove them if they do not affect the computation",
+            unknown.join(", ")
+        );
 
         let config = overlay(hugging_face_defaults(model_type), keys)?;
-        config.validate()?;
+        config.problems().check(Kind::Malformed)?;
         Ok(config)
     }
 
@@ -116,39 +122,38 @@ impl Qwen3Config {
     /// is no dtype: that is a property of the tensors.
     ///
     /// # Errors
-    /// [`ConfigError::Invalid`] for a configuration that [`validate`](Self::validate) rejects.
-    pub fn to_json(&self) -> Result<String, ConfigError> {
+    /// For a configuration that [`validate`](Self::validate) rejects.
+    pub fn to_json(&self) -> Result<String> {
         let resolved = self.resolved()?;
         let architecture = self.model_type.architecture();
         let mut keys = Map::from_iter([("architectures".to_owned(), json!([architecture]))]);
 
-        if let Value::Object(own) = serde_json::to_value(&resolved)? {
+        if let Value::Object(own) = serde_json::to_value(&resolved).map_err(not_json)? {
             let belongs = |key: &str| self.model_type == ModelType::Qwen3Moe || !is_moe_key(key);
             keys.extend(own.into_iter().filter(|(key, _)| belongs(key)));
         }
         // A missing key would mean the default of 4096.
         keys.entry("sliding_window").or_insert(Value::Null);
 
-        let mut text = serde_json::to_string_pretty(&Value::Object(keys))?;
-        text.push('\n');
-        Ok(text)
+        written(&keys)
     }
 
     /// As [`to_json`](Self::to_json), with the dtype of a folder whose tensors are f32.
     ///
     /// # Errors
     /// As [`to_json`](Self::to_json).
-    pub fn to_json_of_f32(&self) -> Result<String, ConfigError> {
-        let mut keys: Map<String, Value> = serde_json::from_str(&self.to_json()?)?;
+    pub fn to_json_of_f32(&self) -> Result<String> {
+        let mut keys: Map<String, Value> =
+            serde_json::from_str(&self.to_json()?).map_err(not_json)?;
         keys.insert("dtype".into(), "float32".into());
-        Ok(serde_json::to_string_pretty(&keys)? + "\n")
+        written(&keys)
     }
 
     /// The same model with every default filled in and every setting under one key.
     ///
     /// # Errors
-    /// [`ConfigError::Invalid`] for a configuration that [`validate`](Self::validate) rejects.
-    pub fn resolved(&self) -> Result<Qwen3Config, ConfigError> {
+    /// For a configuration that [`validate`](Self::validate) rejects.
+    pub fn resolved(&self) -> Result<Qwen3Config> {
         self.validate()?;
         let rope = self.rope()?;
         let is_dense = self.model_type == ModelType::Qwen3;
@@ -170,69 +175,71 @@ impl Qwen3Config {
     }
 }
 
-fn model_type(keys: &Map<String, Value>) -> Result<ModelType, ConfigError> {
-    let found = match keys.get("model_type") {
-        Some(Value::String(name)) => name,
-        Some(other) => {
-            return Err(ConfigError::ModelType { found: other.to_string() });
-        }
-        None => {
-            return Err(ConfigError::ModelType { found: "missing".to_owned() });
-        }
-    };
-    [ModelType::Qwen3, ModelType::Qwen3Moe]
-        .into_iter()
-        .find(|known| known.name() == found)
-        .ok_or_else(|| ConfigError::ModelType { found: format!("`{found}`") })
+fn written(keys: &Map<String, Value>) -> Result<String> {
+    Ok(serde_json::to_string_pretty(keys).map_err(not_json)? + "\n")
+}
+
+fn not_json(cause: serde_json::Error) -> Error {
+    error!(Malformed, "config.json is not valid JSON: {cause}").caused_by(cause)
+}
+
+fn model_type(keys: &Map<String, Value>) -> Result<ModelType> {
+    let found = keys.get("model_type");
+    let name = found.and_then(Value::as_str);
+    let known = [ModelType::Qwen3, ModelType::Qwen3Moe];
+    known.into_iter().find(|known| Some(known.name()) == name).ok_or_else(|| {
+        let found = match found {
+            Some(Value::String(name)) => format!("`{name}`"),
+            Some(other) => other.to_string(),
+            None => "missing".to_owned(),
+        };
+        error!(Unsupported, "model_type is {found}; supported are `qwen3` and `qwen3_moe`")
+    })
 }
 
 /// Removes the keys of quantization if they are null.
-fn refuse_quantized(keys: &mut Map<String, Value>) -> Result<(), ConfigError> {
+fn refuse_quantized(keys: &mut Map<String, Value>) -> Result<()> {
     for key in ["quantization_config", "compression_config"] {
         let quantization = keys.shift_remove(key).filter(|value| !value.is_null());
         if let Some(quantization) = quantization {
             let method = quantization.get("quant_method").and_then(Value::as_str);
-            let method = method.unwrap_or("unknown method").to_owned();
-            return Err(ConfigError::Quantized { key, method });
+            let method = method.unwrap_or("unknown method");
+            bail!(
+                Unsupported,
+                "{key} in config.json says that the weights are quantized ({method}), and they would be \
+                 read without their scales; {}",
+                way_out_of(method)
+            );
         }
     }
     Ok(())
 }
 
-fn unify_experts(keys: &mut Map<String, Value>) -> Result<(), ConfigError> {
+fn unify_experts(keys: &mut Map<String, Value>) -> Result<()> {
     let (name, other_name) = EXPERTS;
     let Some(other) = keys.shift_remove(other_name) else {
         return Ok(());
     };
 
-    match keys.get(name) {
-        Some(value) if *value != other => Err(ConfigError::TwoNames {
-            key: name,
-            value: value.to_string(),
-            other_key: other_name,
-            other: other.to_string(),
-        }),
-        _ => {
-            keys.insert(name.to_owned(), other);
-            Ok(())
-        }
-    }
+    let value = keys.get(name).unwrap_or(&other);
+    ensure!(
+        *value == other,
+        Malformed,
+        "{name} = {value} but {other_name} = {other} in config.json: both are names of the same \
+         number; keep one"
+    );
+    keys.insert(name.to_owned(), other);
+    Ok(())
 }
 
 /// Applies `keys` to `settings` one at a time, so that an error can name the key.
-fn overlay(
-    mut settings: Map<String, Value>,
-    keys: Map<String, Value>,
-) -> Result<Qwen3Config, ConfigError> {
+fn overlay(mut settings: Map<String, Value>, keys: Map<String, Value>) -> Result<Qwen3Config> {
     for (key, value) in keys {
         settings.insert(key.clone(), value.clone());
-        parse(&settings).map_err(|error| ConfigError::Value {
-            key,
-            value: value.to_string(),
-            reason: error.to_string(),
-        })?;
+        parse(&settings)
+            .map_err(|reason| error!(Malformed, "{key} = {value} in config.json: {reason}"))?;
     }
-    Ok(parse(&settings)?)
+    parse(&settings).map_err(not_json)
 }
 
 fn parse(settings: &Map<String, Value>) -> Result<Qwen3Config, serde_json::Error> {

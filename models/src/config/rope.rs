@@ -5,7 +5,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Problem, Qwen3Config};
+use super::Qwen3Config;
+use super::validate::{range, zero};
 
 const DEFAULT_THETA: f64 = 10_000.0;
 const DEFAULT_BETA_FAST: f64 = 32.0;
@@ -185,19 +186,15 @@ impl Yarn {
 }
 
 /// Reads the settings from whichever keys `config` has, or returns every problem.
-pub(super) fn resolve(config: &Qwen3Config) -> Result<Rope, Vec<Problem>> {
+pub(super) fn resolve(config: &Qwen3Config) -> Result<Rope, Vec<String>> {
     let mut problems = Vec::new();
     let keys = single_table(config, &mut problems);
     let theta = single_theta(config, &keys, &mut problems);
     let rope_type = single_type(&keys, &mut problems);
 
     check_range("rope_theta", theta, &mut problems);
-    if keys.partial_rotary_factor.is_some_and(|part| part != 1.0) {
-        problems.push(Problem::Range {
-            key: "partial_rotary_factor",
-            value: keys.partial_rotary_factor.unwrap_or_default(),
-            expected: "1: Qwen3 rotates whole heads",
-        });
+    if let Some(part) = keys.partial_rotary_factor.filter(|part| *part != 1.0) {
+        problems.push(range("partial_rotary_factor", part, "1: Qwen3 rotates whole heads"));
     }
 
     let scaling = match rope_type {
@@ -211,7 +208,7 @@ pub(super) fn resolve(config: &Qwen3Config) -> Result<Rope, Vec<Problem>> {
     if problems.is_empty() { Ok(Rope { theta, scaling }) } else { Err(problems) }
 }
 
-fn single_table(config: &Qwen3Config, problems: &mut Vec<Problem>) -> RopeKeys {
+fn single_table(config: &Qwen3Config, problems: &mut Vec<String>) -> RopeKeys {
     let empty = RopeKeys::default();
     let old = config.rope_scaling.as_ref().filter(|keys| **keys != empty);
     let new = config.rope_parameters.as_ref().filter(|keys| **keys != empty);
@@ -219,40 +216,27 @@ fn single_table(config: &Qwen3Config, problems: &mut Vec<Problem>) -> RopeKeys {
     if let (Some(old), Some(new)) = (old, new)
         && old != new
     {
-        problems.push(Problem::RopeConflict {
-            place: "rope_scaling",
-            value: as_json(old),
-            other_place: "rope_parameters",
-            other: as_json(new),
-        });
+        let places = [("rope_scaling", as_json(old)), ("rope_parameters", as_json(new))];
+        problems.push(conflict(places));
     }
     old.or(new).cloned().unwrap_or_default()
 }
 
-fn single_theta(config: &Qwen3Config, keys: &RopeKeys, problems: &mut Vec<Problem>) -> f64 {
+fn single_theta(config: &Qwen3Config, keys: &RopeKeys, problems: &mut Vec<String>) -> f64 {
     if let (Some(top), Some(inner)) = (config.rope_theta, keys.rope_theta)
         && top != inner
     {
-        problems.push(Problem::RopeConflict {
-            place: "rope_theta",
-            value: top.to_string(),
-            other_place: "rope_parameters.rope_theta",
-            other: inner.to_string(),
-        });
+        let inner = ("rope_parameters.rope_theta", inner.to_string());
+        problems.push(conflict([("rope_theta", top.to_string()), inner]));
     }
     keys.rope_theta.or(config.rope_theta).unwrap_or(DEFAULT_THETA)
 }
 
-fn single_type(keys: &RopeKeys, problems: &mut Vec<Problem>) -> RopeType {
+fn single_type(keys: &RopeKeys, problems: &mut Vec<String>) -> RopeType {
     if let (Some(new), Some(old)) = (keys.rope_type, keys.old_type)
         && new != old
     {
-        problems.push(Problem::RopeConflict {
-            place: "rope_type",
-            value: as_json(&new),
-            other_place: "type",
-            other: as_json(&old),
-        });
+        problems.push(conflict([("rope_type", as_json(&new)), ("type", as_json(&old))]));
     }
     keys.rope_type.or(keys.old_type).unwrap_or_default()
 }
@@ -261,7 +245,7 @@ fn resolve_yarn(
     config: &Qwen3Config,
     keys: &RopeKeys,
     theta: f64,
-    problems: &mut Vec<Problem>,
+    problems: &mut Vec<String>,
 ) -> Yarn {
     let original = keys.original_max_position_embeddings;
     let ratio = original.map(|len| config.max_position_embeddings as f64 / len as f64);
@@ -283,11 +267,11 @@ fn resolve_yarn(
     check_range("beta_slow", beta_slow, problems);
     check_range("attention_factor", attention_factor, problems);
     if original == 0 {
-        problems.push(Problem::Zero { key: "original_max_position_embeddings" });
+        problems.push(zero("original_max_position_embeddings"));
     }
     if theta == 1.0 {
         let expected = "different from 1: YaRN divides by its logarithm";
-        problems.push(Problem::Range { key: "rope_theta", value: theta, expected });
+        problems.push(range("rope_theta", theta, expected));
     }
 
     Yarn {
@@ -307,22 +291,27 @@ fn magnitude(factor: f64, mscale: f64) -> f64 {
 
 fn factor_of(
     keys: &RopeKeys,
-    rope_type: &'static str,
+    rope_type: &str,
     fallback: Option<f64>,
-    problems: &mut Vec<Problem>,
+    problems: &mut Vec<String>,
 ) -> f64 {
     let Some(factor) = keys.factor.or(fallback) else {
-        problems.push(Problem::RopeMissing { rope_type, key: "factor" });
+        problems.push(format!("rope_type = {rope_type} needs factor; add it next to rope_type"));
         return 1.0;
     };
     check_range("factor", factor, problems);
     factor
 }
 
-fn check_range(key: &'static str, value: f64, problems: &mut Vec<Problem>) {
+fn check_range(key: &str, value: f64, problems: &mut Vec<String>) {
     if !(value.is_finite() && value > 0.0) {
-        problems.push(Problem::Range { key, value, expected: "a positive number" });
+        problems.push(range(key, value, "a positive number"));
     }
+}
+
+/// The problem of two settings that disagree.
+fn conflict([(place, value), (other_place, other)]: [(&str, String); 2]) -> String {
+    format!("{place} = {value} but {other_place} = {other}; keep one of them")
 }
 
 fn as_json<T: Serialize>(value: &T) -> String {

@@ -1,6 +1,8 @@
 //! Validation of sizes and ranges.
 
-use super::{ConfigError, LayerType, ModelType, Problem, Qwen3Config, rope};
+use meshgrad_error::{Kind, Result};
+
+use super::{LayerType, ModelType, Problems, Qwen3Config, rope};
 
 /// The largest supported size. No product of two sizes overflows.
 const MAX_SIZE: usize = u32::MAX as usize;
@@ -12,8 +14,18 @@ impl Qwen3Config {
     /// Checks that a model can be built, and reports all problems together.
     ///
     /// # Errors
-    /// [`ConfigError::Invalid`] with every [`Problem`] found.
-    pub fn validate(&self) -> Result<(), ConfigError> {
+    /// With [`Problems`].
+    pub fn validate(&self) -> Result<()> {
+        self.problems().check(Kind::Invalid)
+    }
+
+    /// The keys of sizes that are 0, but must be at least 1.
+    pub fn zero_sizes(&self) -> Vec<&'static str> {
+        let zero = self.sizes().into_iter().filter(|(_, value, needed)| *value == 0 && *needed);
+        zero.map(|(key, ..)| key).collect()
+    }
+
+    pub(super) fn problems(&self) -> Problems {
         let mut problems = Vec::new();
         self.check_sizes(&mut problems);
         self.check_numbers(&mut problems);
@@ -21,16 +33,16 @@ impl Qwen3Config {
         self.check_windows(&mut problems);
         self.check_experts(&mut problems);
         problems.extend(rope::resolve(self).err().unwrap_or_default());
-
-        if problems.is_empty() { Ok(()) } else { Err(ConfigError::Invalid(problems)) }
+        Problems(problems)
     }
 
-    fn check_sizes(&self, problems: &mut Vec<Problem>) {
+    /// The key and value of each size, and whether it must be at least 1.
+    fn sizes(&self) -> [(&'static str, usize, bool); 12] {
         let layers = || 0..self.num_hidden_layers.min(MAX_LAYERS);
         let some_sparse = layers().any(|layer| self.is_moe_layer(layer));
         let some_dense = layers().any(|layer| !self.is_moe_layer(layer));
 
-        let sizes = [
+        [
             ("vocab_size", self.vocab_size, true),
             ("hidden_size", self.hidden_size, true),
             ("num_hidden_layers", self.num_hidden_layers, true),
@@ -43,24 +55,26 @@ impl Qwen3Config {
             ("num_experts_per_tok", self.num_experts_per_tok, some_sparse),
             ("moe_intermediate_size", self.moe_intermediate_size, some_sparse),
             ("decoder_sparse_step", self.decoder_sparse_step, true),
-        ];
-        for (key, value, needed) in sizes {
+        ]
+    }
+
+    fn check_sizes(&self, problems: &mut Vec<String>) {
+        for (key, value, needed) in self.sizes() {
             if value == 0 && needed {
-                problems.push(Problem::Zero { key });
+                problems.push(zero(key));
             }
             let most = if key == "num_hidden_layers" { MAX_LAYERS } else { MAX_SIZE };
             if value > most {
-                problems.push(Problem::TooLarge { key, value, most });
+                problems.push(format!("{key} = {value} is too large; at most {most} is supported"));
             }
         }
     }
 
-    fn check_numbers(&self, problems: &mut Vec<Problem>) {
+    fn check_numbers(&self, problems: &mut Vec<String>) {
         if let Some(id) = self.pad_token_id
             && self.padding().is_none()
         {
-            let (key, value) = ("pad_token_id", id as f64);
-            problems.push(Problem::Range { key, value, expected: "a token of the vocabulary" });
+            problems.push(range("pad_token_id", id as f64, "a token of the vocabulary"));
         }
         let numbers = [
             ("rms_norm_eps", self.rms_norm_eps),
@@ -69,78 +83,107 @@ impl Qwen3Config {
         ];
         for (key, value) in numbers {
             if !(value.is_finite() && value >= 0.0) {
-                problems.push(Problem::Range { key, value, expected: "0 or a positive number" });
+                problems.push(range(key, value, "0 or a positive number"));
             }
         }
 
         if self.attention_dropout != 0.0 {
-            problems.push(Problem::Range {
-                key: "attention_dropout",
-                value: self.attention_dropout,
-                expected: "0: dropout on attention weights is not supported",
-            });
+            problems.push(range(
+                "attention_dropout",
+                self.attention_dropout,
+                "0: dropout on attention weights is not supported",
+            ));
         }
     }
 
-    fn check_heads(&self, problems: &mut Vec<Problem>) {
+    fn check_heads(&self, problems: &mut Vec<String>) {
         let (heads, kv_heads) = (self.num_attention_heads, self.num_kv_heads());
         if kv_heads > 0 && !heads.is_multiple_of(kv_heads) {
-            problems.push(Problem::Heads { heads, kv_heads });
+            problems.push(format!(
+                "num_attention_heads = {heads} is not a multiple of num_key_value_heads = {kv_heads}; \
+                 every key-value head serves the same number of query heads"
+            ));
         }
 
-        if self.head_dim.is_none() && heads > 0 && !self.hidden_size.is_multiple_of(heads) {
-            problems.push(Problem::UnevenHeads { hidden_size: self.hidden_size, heads });
-        } else if !self.head_dim().is_multiple_of(2) {
-            problems.push(Problem::OddHeadDim { head_dim: self.head_dim() });
+        let (hidden_size, head_dim) = (self.hidden_size, self.head_dim());
+        if self.head_dim.is_none() && heads > 0 && !hidden_size.is_multiple_of(heads) {
+            problems.push(format!(
+                "hidden_size = {hidden_size} is not a multiple of num_attention_heads = {heads}; set \
+                 head_dim, which may be any even number"
+            ));
+        } else if !head_dim.is_multiple_of(2) {
+            problems.push(format!(
+                "head_dim = {head_dim} is odd; rotary embedding needs an even number of features"
+            ));
         }
     }
 
-    fn check_windows(&self, problems: &mut Vec<Problem>) {
-        if self.use_sliding_window {
-            let asked_by = "use_sliding_window";
-            match self.sliding_window {
-                None => problems
-                    .push(Problem::NoWindow { asked_by, missing: "sliding_window is missing" }),
-                Some(0) => problems.push(Problem::Zero { key: "sliding_window" }),
-                Some(_) => {}
-            }
+    fn check_windows(&self, problems: &mut Vec<String>) {
+        let no_window = |asked_by, missing| {
+            format!(
+                "{asked_by} requires a sliding window but {missing}; set use_sliding_window = true and \
+                 sliding_window to its length"
+            )
+        };
+        match self.sliding_window {
+            _ if !self.use_sliding_window => {}
+            None => problems.push(no_window("use_sliding_window", "sliding_window is missing")),
+            Some(0) => problems.push(zero("sliding_window")),
+            Some(_) => {}
         }
 
         let Some(types) = &self.layer_types else {
             return;
         };
         if types.len() != self.num_hidden_layers {
-            let (entries, layers) = (types.len(), self.num_hidden_layers);
-            problems.push(Problem::LayerTypes { entries, layers });
+            problems.push(format!(
+                "layer_types has {} entries for num_hidden_layers = {}; give one per layer or remove \
+                 the key",
+                types.len(),
+                self.num_hidden_layers
+            ));
         }
 
         let slides = self.use_sliding_window;
         let is_sliding = |layer: &LayerType| *layer == LayerType::SlidingAttention;
         match self.model_type {
             ModelType::Qwen3 if !slides && types.iter().any(is_sliding) => {
-                problems.push(Problem::NoWindow {
-                    asked_by: "layer_types",
-                    missing: "use_sliding_window is false",
-                });
+                problems.push(no_window("layer_types", "use_sliding_window is false"));
             }
             ModelType::Qwen3 => {}
             ModelType::Qwen3Moe => {
                 let contradicts = |layer| is_sliding(layer) != slides;
                 if let Some(layer) = types.iter().position(contradicts) {
-                    problems.push(Problem::MoeLayerTypes { layer, slides });
+                    problems.push(format!(
+                        "layer_types[{layer}] contradicts use_sliding_window = {slides}; a qwen3_moe \
+                         model uses sliding windows in all layers or in none; remove layer_types"
+                    ));
                 }
             }
         }
     }
 
-    fn check_experts(&self, problems: &mut Vec<Problem>) {
+    fn check_experts(&self, problems: &mut Vec<String>) {
         let (experts, top_k) = (self.num_experts, self.num_experts_per_tok);
         match self.model_type {
-            ModelType::Qwen3 if experts > 0 => problems.push(Problem::ExpertsInDense { experts }),
-            ModelType::Qwen3Moe if top_k > experts => {
-                problems.push(Problem::TopK { top_k, experts });
-            }
+            ModelType::Qwen3 if experts > 0 => problems.push(format!(
+                "num_experts = {experts} needs model_type = qwen3_moe; set that, or num_experts to 0"
+            )),
+            ModelType::Qwen3Moe if top_k > experts => problems.push(format!(
+                "num_experts_per_tok = {top_k} is more than num_experts = {experts}; lower the first \
+                 or raise the second"
+            )),
             _ => {}
         }
     }
+}
+
+/// The problem of a size that must not be zero.
+pub(super) fn zero(key: &str) -> String {
+    format!("{key} is 0, but must be at least 1")
+}
+
+/// The problem of a number out of range.
+pub(super) fn range(key: &str, value: f64, expected: &str) -> String {
+    format!("{key} = {value} must be {expected}")
 }

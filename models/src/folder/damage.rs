@@ -1,44 +1,55 @@
 //! Finds out which files and tensors of a folder are damaged, after reading it has failed.
 
-use std::path::Path;
+use std::fmt;
+use std::path::{Path, PathBuf};
 
 use meshgrad_ckpt::{
-    Committed, Dtype, Folder, IntegrityError, Kind, Listed, TensorFile, is_disk_failure,
+    Committed, Dtype, Folder, IntegrityError, Listed, TensorFile, is_disk_failure,
 };
-use meshgrad_load::Error as LoadError;
-
-use super::error::{Error, Result};
+use meshgrad_error::{Error, Kind, Result, error};
 
 /// Damage that is listed one by one.
 const LISTED: usize = 8;
+
+/// A checkpoint whose files differ from its manifest, or that the disk cannot read: details of an
+/// [`Error`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Damage {
+    /// The checkpoint.
+    pub folder: PathBuf,
+    /// The damaged files and tensors.
+    pub problems: Vec<String>,
+}
+
+impl fmt::Display for Damage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} is damaged: {}", self.folder.display(), self.problems.join("; "))
+    }
+}
 
 /// Compares the files of a checkpoint that contain no tensors with their digests. Files with
 /// tensors are compared while they are read.
 ///
 /// # Errors
-/// [`Error::Damaged`] with the first damaged file.
+/// With [`Damage`] if one is damaged.
 pub fn check_texts(checkpoint: &Committed) -> Result<()> {
     let texts = checkpoint.files().map(|(name, _)| name);
     for name in texts.filter(|name| !name.ends_with(".safetensors")) {
         let checked = checkpoint.verify_file(name);
-        checked.map_err(|error| or_damage(checkpoint, error.into()))?;
+        checked.map_err(|error| or_damage(checkpoint, error))?;
     }
     Ok(())
 }
 
 /// Finds the cause of `error`, with which reading `checkpoint` failed. Reads the whole checkpoint
-/// and returns [`Error::Damaged`] if it is damaged or the disk cannot read it, otherwise `error`.
+/// and returns its [`Damage`] if it is damaged or the disk cannot read it, otherwise `error`.
 pub fn or_damage(checkpoint: &Committed, error: Error) -> Error {
-    // Damage of other files cannot be the cause of the other errors.
-    let may_be_damage = match &error {
-        Error::Other(error) => may_be_damage(error),
-        Error::NotFinite { .. }
-        | Error::Damaged { .. }
-        | Error::Quantized { .. }
-        | Error::Load(LoadError::NotLoaded { .. } | LoadError::PinnedBound { .. }) => false,
-        _ => true,
-    };
-    if !may_be_damage {
+    // Damage of files cannot be the cause of errors of other kinds.
+    let may_be_damage = matches!(
+        error.kind(),
+        Kind::Damaged | Kind::Malformed | Kind::Mismatch | Kind::Missing | Kind::System
+    );
+    if !may_be_damage || error.details::<Damage>().is_some() {
         return error;
     }
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
@@ -46,17 +57,10 @@ pub fn or_damage(checkpoint: &Committed, error: Error) -> Error {
         Ok(problems) if problems.is_empty() => return error,
         Ok(problems) => listed(checkpoint, &problems),
         Err(unreadable) if is_disk_failure(&unreadable) => vec![unreadable.to_string()],
-        Err(unreadable) => return unreadable.into(),
+        Err(unreadable) => return unreadable,
     };
-    Error::Damaged { folder: checkpoint.path().to_owned(), problems }
-}
-
-/// Whether damaged files may be the cause of an error of an op or a checkpoint.
-pub fn may_be_damage(error: &meshgrad_error::Error) -> bool {
-    matches!(
-        error.kind(),
-        Kind::Damaged | Kind::Malformed | Kind::Mismatch | Kind::Missing | Kind::System
-    )
+    let folder = checkpoint.path().to_owned();
+    Error::with_details(Kind::Damaged, Damage { folder, problems })
 }
 
 fn listed(checkpoint: &Committed, problems: &[IntegrityError]) -> Vec<String> {
@@ -87,24 +91,25 @@ fn described(checkpoint: &Committed, problem: &IntegrityError) -> String {
     }
 }
 
-/// Replaces [`LoadError::NotFinite`], which names a tensor of the model, by [`Error::NotFinite`],
-/// which names the tensor and the element in `folder`. Other errors are only converted.
-pub(super) fn located(folder: &Folder, error: LoadError) -> Error {
-    let LoadError::NotFinite { .. } = error else {
-        return error.into();
-    };
+/// Replaces an error of a value that is not finite, which names a tensor of the model, by one that
+/// names the tensor and the element in `folder`.
+pub(super) fn located(folder: &Folder, error: Error) -> Error {
+    if error.kind() != Kind::NotFinite {
+        return error;
+    }
     let names = folder.tensors().map(|tensor| tensor.name.clone());
     let mut found = names.filter_map(|name| first_not_finite(folder, &name));
-    found.next().unwrap_or(Error::Load(error))
+    found.next().unwrap_or(error)
 }
 
 fn first_not_finite(folder: &Folder, name: &str) -> Option<Error> {
     let dtype = folder.get(name)?.dtype;
     let bytes = folder.read(name).ok()?;
-    let file = folder.file_of(name).ok()?.path().to_owned();
+    let file = folder.file_of(name).ok()?.path().display();
     let mut values = floats(dtype, &bytes)?.enumerate();
     let (element, value) = values.find(|(_, value)| !value.is_finite())?;
-    Some(Error::NotFinite { file, tensor: name.to_owned(), element, value })
+    let name = name.escape_debug();
+    Some(error!(NotFinite, "{file}: element {element} of `{name}` is {value}"))
 }
 
 /// The values of a tensor, if they are floats of 16 bits or more.

@@ -8,10 +8,9 @@ use meshgrad_autograd::{Module, Param};
 use meshgrad_ckpt::Dtype;
 use meshgrad_ckpt::exec::TensorBytes;
 use meshgrad_ckpt::mapping::TensorSpec;
+use meshgrad_error::{Result, bail};
 use meshgrad_load::stored_dtype;
 use meshgrad_runtime::{Element, ReadGuard, ShardedShape, Tensor};
-
-use super::error::{Error, Result};
 
 /// A tensor with a name: the value of a parameter or buffer, a gradient, optimizer state.
 #[derive(Clone, Debug)]
@@ -78,7 +77,7 @@ pub fn beside(module: &impl Module, tensors: Vec<(String, Tensor)>) -> Vec<Named
 /// Names, dtypes and global shapes.
 ///
 /// # Errors
-/// [`Error::OneName`]; see [`spec`].
+/// When two tensors have one name; see [`spec`].
 pub(super) fn specs(tensors: &[NamedTensor]) -> Result<Vec<TensorSpec>> {
     check_names(tensors)?;
     tensors.iter().map(spec).collect()
@@ -87,13 +86,14 @@ pub(super) fn specs(tensors: &[NamedTensor]) -> Result<Vec<TensorSpec>> {
 /// Checks that no two tensors have one name: a folder would store one of them.
 ///
 /// # Errors
-/// [`Error::OneName`].
+/// When two do.
 pub(super) fn check_names(tensors: &[NamedTensor]) -> Result<()> {
     let mut names = BTreeSet::new();
-    match tensors.iter().find(|named| !names.insert(named.name.as_str())) {
-        None => Ok(()),
-        Some(named) => Err(Error::OneName { tensor: named.name.clone() }),
+    if let Some(named) = tensors.iter().find(|named| !names.insert(named.name.as_str())) {
+        let name = named.name.escape_debug();
+        bail!(Invalid, "two tensors are named `{name}`; give each its own name");
     }
+    Ok(())
 }
 
 pub(super) fn spec(named: &NamedTensor) -> Result<TensorSpec> {

@@ -8,10 +8,10 @@ use meshgrad_autograd::row_count;
 use meshgrad_ckpt::graph::{Expr, Graph};
 use meshgrad_ckpt::mapping::Mapping;
 use meshgrad_ckpt::ranks::{Shard, ShardedSnapshot};
+use meshgrad_error::{Result, bail};
 use meshgrad_mesh::Region;
 use meshgrad_runtime::Tensor;
 
-use super::error::{Error, Result};
 use super::memory::{HomeRows, NamedTensor, bytes, check_names, spec};
 
 /// Adds this rank's shards of `tensors` to a snapshot, as the safetensors files of its folder
@@ -19,7 +19,7 @@ use super::memory::{HomeRows, NamedTensor, bytes, check_names, spec};
 /// have it. The tensors are read when the snapshot is saved.
 ///
 /// # Errors
-/// [`Error::Partial`], [`Error::Load`]. Pass the error to
+/// When a tensor has partial values or a dtype that is not stored. Pass the error to
 /// [`ShardedSnapshot::save`], so that the other ranks do not wait for this one.
 pub fn add_shards<'t>(
     tensors: &'t [NamedTensor],
@@ -83,11 +83,12 @@ fn by_name(tensors: &[NamedTensor]) -> BTreeMap<&str, &Tensor> {
 /// The region that this rank has, with all rows of a home; `None` without a sharding.
 ///
 /// # Errors
-/// [`Error::Partial`].
+/// When the tensor has partial values.
 pub(super) fn region(named: &NamedTensor) -> Result<Option<Region>> {
     let partial = named.tensor.sharding();
     if let Some(sharding) = partial.filter(|it| !it.partials().is_empty()) {
-        return Err(Error::Partial { tensor: named.name.clone(), sharding: sharding.to_string() });
+        let name = named.name.escape_debug();
+        bail!(Invalid, "`{name}` has partial values ({sharding}); redistribute it first");
     }
     let shape = named.sharded_shape();
     let position = shape.sharding().zip(shape.rank());
@@ -107,13 +108,12 @@ pub(super) fn part(named: &NamedTensor, whole: Expr, graph: &mut Graph) -> Resul
         }
     };
     let region = region(named)?;
-    let part = add(graph, region)
-        .map_err(|error| error.context(format_args!("target `{}`", named.name.escape_debug())))?;
-    Ok(part)
+    add(graph, region)
+        .map_err(|error| error.context(format_args!("target `{}`", named.name.escape_debug())))
 }
 
 /// Some rows of `of`, as [rows, elements of a row].
-fn rows(mut of: Expr, rows: &Range<usize>, graph: &mut Graph) -> meshgrad_ckpt::Result<Expr> {
+fn rows(mut of: Expr, rows: &Range<usize>, graph: &mut Graph) -> Result<Expr> {
     while graph.shape(of).len() < 2 {
         of = graph.unsqueeze(of, 0)?;
     }
@@ -126,22 +126,25 @@ fn rows(mut of: Expr, rows: &Range<usize>, graph: &mut Graph) -> meshgrad_ckpt::
 /// Checks that this rank has the whole tensor.
 ///
 /// # Errors
-/// [`Error::Partial`], [`Error::Part`].
+/// When it has partial values, or only a part of the tensor.
 pub(super) fn expect_whole(named: &NamedTensor) -> Result<()> {
     region(named)?;
     let shape = named.sharded_shape();
     let part = shape.sharding().filter(|it| !it.is_replicated());
     let has_rows = |home: &HomeRows| home.rows.len() < row_count(home.shape.local());
-    match (part, &named.rows) {
-        (Some(sharding), _) => {
-            Err(Error::Part { tensor: named.name.clone(), sharding: sharding.to_string() })
+    let part = match (part, &named.rows) {
+        (Some(sharding), _) => sharding.to_string(),
+        (None, Some(home)) if has_rows(home) => {
+            format!("rows {:?} of {}", home.rows, *home.shape.local())
         }
-        (None, Some(home)) if has_rows(home) => Err(Error::Part {
-            tensor: named.name.clone(),
-            sharding: format!("rows {:?} of {}", home.rows, *home.shape.local()),
-        }),
-        _ => Ok(()),
-    }
+        _ => return Ok(()),
+    };
+    bail!(
+        Invalid,
+        "this rank has only a part of `{}` ({part}); save it together with the other ranks \
+         (folder::save_sharded, folder::add_shards)",
+        named.name.escape_debug()
+    )
 }
 
 /// The position of this rank among those that load the tensors together, and their number.

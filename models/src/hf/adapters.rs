@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use meshgrad_ckpt::Folder;
+use meshgrad_error::{Result, error};
 use serde::{Deserialize, Serialize};
 
-use crate::folder::{Error, Result};
+use super::read_text;
 use crate::layers::Linear;
 
 /// The file beside config.json.
@@ -41,7 +42,7 @@ pub(crate) fn written<'a>(
 /// without a lora.json.
 ///
 /// # Errors
-/// [`Error::File`], [`Error::Adapters`].
+/// When the file cannot be read or is not a lora.json.
 pub fn adapters(dir: &Path) -> Result<BTreeMap<String, f64>> {
     let shapes = read(&dir.join(FILE))?.into_iter();
     Ok(shapes.map(|(path, shape)| (path, shape.scale)).collect())
@@ -52,23 +53,21 @@ fn read(path: &Path) -> Result<BTreeMap<String, Shape>> {
     if !path.exists() {
         return Ok(BTreeMap::new());
     }
-    let text = std::fs::read_to_string(path)
-        .map_err(|source| Error::File { path: path.to_owned(), source })?;
-    let shapes = serde_json::from_str(&text);
-    shapes.map_err(|error| Error::Adapters { path: path.to_owned(), problem: error.to_string() })
+    let shapes = serde_json::from_str(&read_text(path)?);
+    shapes.map_err(|problem| error!(Malformed, "{}: {problem}", path.display()))
 }
 
 /// Adds the low-rank updates of `folder` to `projections`. Their parameters have no values yet.
 ///
 /// # Errors
-/// [`Error::File`], [`Error::Adapters`].
+/// When lora.json cannot be read, or has not the shapes of the folder or the paths of the model.
 pub(crate) fn add<'a>(
     projections: impl Iterator<Item = &'a mut Linear>,
     folder: &Folder,
 ) -> Result<()> {
     let path = folder.path().join(FILE);
     let mut shapes = read(&path)?;
-    let invalid = |problem: String| Error::Adapters { path: path.clone(), problem };
+    let invalid = |problem: String| error!(Malformed, "{}: {problem}", path.display());
     for linear in projections {
         if let Some(Shape { rank, scale }) = shapes.remove(&linear.path().to_string()) {
             check_rank(linear, rank, folder).map_err(invalid)?;

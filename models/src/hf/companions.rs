@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use super::{Error, Result};
+use meshgrad_error::Result;
+
+use crate::folder::unreadable;
 
 /// Settings of text generation, and files of a tokenizer other than tokenizer.json.
 const NAMES: [&str; 7] = [
@@ -18,7 +20,7 @@ const NAMES: [&str; 7] = [
 /// The names and contents of these files in `dir`. Missing ones are left out.
 ///
 /// # Errors
-/// [`Error::File`] when one cannot be read.
+/// When one cannot be read.
 pub fn companions(dir: &Path) -> Result<Vec<(String, String)>> {
     let mut files = Vec::new();
     for name in NAMES {
@@ -26,7 +28,7 @@ pub fn companions(dir: &Path) -> Result<Vec<(String, String)>> {
         match std::fs::read_to_string(&path) {
             Ok(text) => files.push((name.to_owned(), text)),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(source) => return Err(Error::File { path, source }),
+            Err(cause) => return Err(unreadable(&path, cause)),
         }
     }
     Ok(files)

@@ -3,16 +3,17 @@
 use std::path::Path;
 
 use meshgrad_ckpt::exec::Stats;
-use meshgrad_ckpt::mapping::{AllowedProblems, Problem};
+use meshgrad_ckpt::mapping::{AllowedProblems, Problem, Report};
 use meshgrad_ckpt::{Committed, Folder};
+use meshgrad_error::{Error, Result, error};
 use meshgrad_load::LoadOptions;
 use meshgrad_runtime::Device;
 
 use super::map::{Experts, map};
-use super::{adapters, foreign};
+use super::{adapters, foreign, read_text};
 use crate::Qwen3;
 use crate::config::Qwen3Config;
-use crate::folder::{self, Error, Result};
+use crate::folder;
 
 /// Tensors of Hugging Face folders that do not change what a model computes: the frequencies that
 /// old versions of transformers saved, and the layers that predict further tokens.
@@ -23,9 +24,9 @@ const WITHOUT_EFFECT: [&str; 3] =
 /// updates if it has any.
 ///
 /// # Errors
-/// [`Error::ConfigFile`]; [`Error::Adapters`]; [`Error::Quantized`]; [`Error::Tensors`] with all
-/// tensors that are missing, unexpected or of another shape; [`Error::Unused`] if only some are
-/// unexpected; [`Error::Load`] when a file is damaged or memory runs out.
+/// When config.json or lora.json is not valid; for quantized weights and adapters of PEFT; when tensors
+/// are missing, unexpected or of another shape, with all of them; when a file is damaged or memory
+/// runs out.
 pub fn load(dir: &Path, device: &Device) -> Result<Loaded> {
     Loader::new(dir).load(device)
 }
@@ -33,19 +34,18 @@ pub fn load(dir: &Path, device: &Device) -> Result<Loaded> {
 /// Reads config.json of `dir`.
 ///
 /// # Errors
-/// [`Error::File`], [`Error::ConfigFile`]; [`Error::Adapters`] if `dir` has an adapter of PEFT.
+/// When it cannot be read or is not valid, or `dir` has an adapter of PEFT.
 pub fn read_config(dir: &Path) -> Result<Qwen3Config> {
     foreign::check_no_adapter(dir)?;
     let path = dir.join("config.json");
-    let text = std::fs::read_to_string(&path)
-        .map_err(|source| Error::File { path: path.clone(), source })?;
-    Qwen3Config::from_json(&text).map_err(|source| Error::ConfigFile { path, source })
+    let config = Qwen3Config::from_json(&read_text(&path)?);
+    config.map_err(|error| error.context(path.display()))
 }
 
 /// Adds the low-rank updates of `folder` to `model`. Their parameters have no values yet.
 ///
 /// # Errors
-/// [`Error::File`], [`Error::Adapters`].
+/// When lora.json cannot be read, or has not the shapes of the folder or the paths of the model.
 pub fn add_adapters(model: &mut Qwen3, folder: &Folder) -> Result<()> {
     adapters::add(model.projections_mut(), folder)
 }
@@ -157,8 +157,8 @@ impl<'a> Loader<'a> {
     /// Loads the model of the folder.
     ///
     /// # Errors
-    /// As [`hf::load`](super::load); [`Error::Damaged`] and [`Error::NotFinite`] if these are
-    /// checked.
+    /// As [`hf::load`](super::load); if this is checked, when the checkpoint has
+    /// [`Damage`](folder::Damage) or a weight is not finite.
     pub fn load(&self, device: &Device) -> Result<Loaded> {
         if let Some(checkpoint) = self.options.sealed_by {
             folder::check_texts(checkpoint)?;
@@ -229,18 +229,21 @@ impl<'a> Loader<'a> {
         let allow = |allowed: AllowedProblems, name| allowed.and(&format!("unexpected:{name}"));
         let allowed = names.iter().try_fold(AllowedProblems::none(), allow)?;
         let filled = folder::fill_allowing(model, device, folder, &map, &allowed, &self.options);
-        let (stats, ignored) = filled.map_err(or_unused)?;
+        let (stats, ignored) = filled.map_err(|error| or_unused(folder, error))?;
         Ok(Filled { experts, stats, ignored })
     }
 }
 
-/// [`Error::Unused`], if unused tensors are all that is wrong.
-fn or_unused(error: Error) -> Error {
+/// Another error with a way out, if unused tensors are all that is wrong.
+fn or_unused(folder: &Folder, error: Error) -> Error {
     let is_unused = |problem: &Problem| matches!(problem, Problem::Unused { .. });
-    match error {
-        Error::Tensors { folder, report } if report.problems.iter().all(is_unused) => {
-            Error::Unused { folder, report }
-        }
-        error => error,
+    match error.details::<Report>() {
+        Some(report) if report.problems.iter().all(is_unused) => error!(
+            Mismatch,
+            "{}: the model does not use all tensors: {report}\nif config.json is right and they do \
+             not matter, load it with --ignore-unused (in a program: Loader::ignore_unused)",
+            folder.path().display()
+        ),
+        _ => error,
     }
 }

@@ -1,8 +1,8 @@
 //! The [mapping](meshgrad_ckpt::mapping) between parameters, on the left, and Hugging Face tensors,
 //! on the right.
 
-use meshgrad_ckpt::Result;
 use meshgrad_ckpt::mapping::Mapping;
+use meshgrad_error::Result;
 
 /// How a folder stores the experts of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

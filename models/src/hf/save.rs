@@ -2,9 +2,10 @@
 
 use meshgrad_ckpt::Snapshot;
 use meshgrad_ckpt::ranks::ShardedSnapshot;
+use meshgrad_error::Result;
 
 use super::map::{Experts, map};
-use crate::folder::{self, NamedTensor, Result};
+use crate::folder::{self, NamedTensor};
 use crate::{Model, Qwen3};
 
 /// Adds a copy of `model` to a snapshot, as a Hugging Face folder that transformers reads

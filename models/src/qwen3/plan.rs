@@ -1,10 +1,12 @@
 //! The plan of Qwen3: which parameter and which seam has which placements.
 
+use meshgrad_error::Result;
 use meshgrad_mesh::Placement;
 
 use super::Qwen3;
 use crate::parallel::{Placements, in_units};
-use crate::{ModelParallelism, ModelPlan, PlanError, PlanProblem};
+use crate::plan::does_not_fit;
+use crate::{ModelParallelism, ModelPlan};
 
 /// Projections into heads and inner features are column parallel, those out of them row parallel
 /// (Shoeybi et al. 2019); between blocks, sequences are sharded if that is requested (Korthikanti et
@@ -12,7 +14,7 @@ use crate::{ModelParallelism, ModelPlan, PlanError, PlanProblem};
 ///
 /// Norms, routers and, unless they are sharded, experts are replicated. So are the biases of
 /// row-parallel projections, which count once.
-pub(super) fn plan(model: &Qwen3, parallelism: &ModelParallelism) -> Result<ModelPlan, PlanError> {
+pub(super) fn plan(model: &Qwen3, parallelism: &ModelParallelism) -> Result<ModelPlan> {
     let axes = parallelism.mesh.axes().iter();
     let every_axis = axes.map(|axis| (axis.name(), Placement::Replicate));
     let plan = ModelPlan::new(&parallelism.mesh)
@@ -77,7 +79,7 @@ struct Heads {
 }
 
 impl Heads {
-    fn new(model: &Qwen3, parallelism: &ModelParallelism) -> Result<Heads, PlanError> {
+    fn new(model: &Qwen3, parallelism: &ModelParallelism) -> Result<Heads> {
         let (config, axes) = (&model.config, &parallelism.tensor[..]);
         let (queries, keys) = (config.num_attention_heads, config.num_kv_heads());
         let (group, length) = (queries / keys, config.head_dim());
@@ -96,15 +98,12 @@ impl Heads {
         };
         split.and_then(of_axes).ok_or_else(|| {
             let names: Vec<String> = axes.iter().map(|(axis, _)| format!("`{axis}`")).collect();
-            PlanError::from(PlanProblem::Units {
-                name: "model.layers.*.self_attn.k_proj.weight".into(),
-                dim: 0,
-                units: keys,
-                unit: "key-value heads",
-                remedy: remedy(keys, axes),
-                axes: names.join(" and "),
-                ranks,
-            })
+            does_not_fit(&[format!(
+                "`model.layers.*.self_attn.k_proj.weight`: dim 0 has {keys} key-value heads, which \
+                 cannot be sharded over {} ({ranks} ranks); {}",
+                names.join(" and "),
+                remedy(keys, axes)
+            )])
         })
     }
 

@@ -11,9 +11,8 @@ use std::sync::Mutex;
 use folders::{CONFIGS, Folder, config};
 use meshgrad_autograd::Module;
 use meshgrad_ckpt::Dtype;
-use meshgrad_models::Qwen3;
-use meshgrad_models::folder::Error;
 use meshgrad_models::hf::{self, Experts, Filled, Loader};
+use meshgrad_models::{Error, Qwen3, Result};
 use meshgrad_runtime::{Device, MemoryStats, with_stream};
 
 /// The machine's GPU with `MESHGRAD_TEST_GPU=cuda`, otherwise the emulator's, which cargo builds
@@ -194,7 +193,7 @@ fn assert_without_values(model: &Qwen3) {
     assert!(model.params().iter().all(|param| param.value().is_err()));
 }
 
-fn fill(dir: &Path, bound: u64, gpu: &Device) -> (Qwen3, Result<Filled, Error>) {
+fn fill(dir: &Path, bound: u64, gpu: &Device) -> (Qwen3, Result<Filled>) {
     let model = Qwen3::new(&hf::read_config(dir).unwrap()).unwrap();
     let filled = Loader::new(dir).pinned(bound).fill(&model, gpu);
     (model, filled)

@@ -160,9 +160,12 @@ fn run_whole(case: &Case) -> Computed {
     run(case, &parts, seeds).unwrap()
 }
 
-/// Whether an error is about shardings.
+/// Whether an error is about shardings: placements without a strategy, a gradient that one rank
+/// cannot know, or an op that must communicate.
 fn is_refusal(error: &Error) -> bool {
-    error.details::<Incompatible>().is_some()
+    let other = ["depends on all ranks", "no ranks to communicate with"];
+    let message = error.to_string();
+    error.details::<Incompatible>().is_some() || other.iter().any(|it| message.contains(it))
 }
 
 /// Runs a case on all ranks; the error of rank 0 if it is refused, which must be a sharding error.

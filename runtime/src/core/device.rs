@@ -13,9 +13,9 @@ use meshgrad_error::{ensure, error};
 use crate::core::available;
 use crate::core::memory::{AllocationError, Block, HostMemory, Memory};
 use crate::core::op_trace::{OpRecorder, OpTrace};
-use crate::driver::{self, Allocator, Gpu, MetaSegments, NoBlock, Pool};
+use crate::driver::{self, Allocator, Gpu, Library, MetaSegments, NoBlock, Pool};
 use crate::threads::with_threads;
-use crate::{AllocatorStats, DType, Error, ErrorKind, GpuProperties, Library, MemoryStats, Result};
+use crate::{AllocatorStats, DType, Error, ErrorKind, GpuProperties, MemoryStats, Result};
 
 /// The capabilities of a device. A meta device has the properties of the device that it models.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -251,8 +251,8 @@ fn in_use(borrows: isize, op: &str) -> Error {
 pub(crate) fn busy(op: &str) -> Error {
     error!(
         Busy,
-        "{op}: the storage is in use; it can have many readers or one writer. Copy the operand that \
-         shares the result's storage, or wait for the Pending that uses it"
+        "{op}: the storage is in use; it can have many readers or one writer. Copy the operand \
+         that shares the result's storage, or wait for the Pending that uses it"
     )
 }
 

@@ -235,8 +235,8 @@ pub(crate) fn check_offsets(op: &'static str, offsets: &[i64], rows: usize) -> R
         Some(last) if rises && *last <= rows as i64 => Ok(*last as usize),
         _ => bail!(
             Invalid,
-            "{op}: offsets {offsets:?} must start with 0, be non-decreasing and end at or \
-                 before {rows} rows"
+            "{op}: offsets {offsets:?} must start with 0, be non-decreasing and end at or before \
+             {rows} rows"
         ),
     }
 }

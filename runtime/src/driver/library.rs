@@ -15,7 +15,7 @@ use meshgrad_error::{Error, Result, bail, ensure, error};
 
 /// The library that runs the kernels of a CUDA device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Library {
+pub(crate) enum Library {
     /// NVIDIA's driver, on a GPU.
     Driver,
     /// Our emulator, on the CPU.

@@ -17,13 +17,12 @@ mod streams;
 
 pub use context::GpuProperties;
 pub use faults::IndexOutOfRange;
-pub use library::Library;
 pub use stats::{AllocatorStats, MemoryStats, OutOfMemoryReport};
 
 pub(crate) use allocator::{Allocator, Block, MetaSegments, NoBlock, Pool};
 pub(crate) use context::{Context, gpus};
 pub(crate) use gpu::Gpu;
 pub(crate) use graph::{Capture, RawGraph};
-pub(crate) use library::{emulator_is_built, open};
+pub(crate) use library::{Library, emulator_is_built, open};
 pub(crate) use memory::{Part, Pinned, PinnedCopy, copy, copy_from_peer, fill_zero};
 pub(crate) use stream::{Event, RawStream};

@@ -106,8 +106,8 @@ impl Modules {
         let failed = |reason| {
             error!(
                 Device,
-                "{} could not launch `{}` with grid {:?}, block {:?} and {} bytes of shared memory: \
-             {reason}",
+                "{} could not launch `{}` with grid {:?}, block {:?} and {} bytes of shared \
+                 memory: {reason}",
                 self.context,
                 entry(),
                 launch.grid,

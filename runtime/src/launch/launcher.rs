@@ -187,8 +187,8 @@ impl<'a> Launcher<'a> {
             PlanError::DType(dtype) => self.device.no_kernel_for(self.op, dtype),
             PlanError::Kernel(reason) => error!(
                 Invalid,
-                "{}: {} has no kernel for these operands: {reason}; split the operands, or \
-                     copy them to a CPU device (ops::to_device)",
+                "{}: {} has no kernel for these operands: {reason}; split the operands, or copy \
+                 them to a CPU device (ops::to_device)",
                 self.op,
                 self.device
             ),

@@ -4,10 +4,9 @@
 use std::path::Path;
 
 use meshgrad::prelude::*;
-use meshgrad::train::TrainError;
 use meshgrad::train::events::Event;
 
-fn main() -> std::result::Result<(), TrainError> {
+fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
     let run_dir = arguments.next().unwrap_or("run".to_owned());
     let halt = arguments.next().and_then(|step| step.parse::<u64>().ok());

@@ -4,7 +4,8 @@
 use std::path::Path;
 use std::{fs, io};
 
-use meshgrad_models::folder::Error;
+use meshgrad_error::error;
+use meshgrad_models::folder;
 use serde_json::{Map, Value};
 
 use crate::Result;
@@ -89,23 +90,19 @@ pub(super) fn declared(mut files: Vec<(String, String)>, ends: Ends) -> Vec<(Str
     files
 }
 
-/// The ids that end a text according to `folder`: the `eos_token_id` of generation_config.json or,
+/// The ids that end a text according to the folder `dir`: the `eos_token_id` of generation_config.json or,
 /// without it, of config.json. It is an id, a list of ids, or missing.
 ///
 /// # Errors
-/// [`TrainError::Folder`](crate::TrainError::Folder) when a file cannot be read, is not a JSON
-/// object, or has another value.
-pub fn ends_of_text(folder: &Path) -> Result<Vec<u32>> {
+/// When a file cannot be read, is not a JSON object, or has another value.
+pub fn ends_of_text(dir: &Path) -> Result<Vec<u32>> {
     for name in [GENERATION, CONFIG] {
-        let path = folder.join(name);
-        let invalid = |problem: String| Error::File {
-            path: path.clone(),
-            source: io::Error::new(io::ErrorKind::InvalidData, problem),
-        };
+        let path = dir.join(name);
+        let invalid = |problem: String| error!(Malformed, "{}: {problem}", path.display());
         let text = match fs::read_to_string(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-            Err(source) => return Err(Error::File { path, source }.into()),
+            Err(cause) => return Err(folder::unreadable(&path, cause)),
         };
         let keys: Map<String, Value> =
             serde_json::from_str(&text).map_err(|error| invalid(error.to_string()))?;
@@ -117,7 +114,7 @@ pub fn ends_of_text(folder: &Path) -> Result<Vec<u32>> {
         let id = |value: &Value| u32::try_from(value.as_u64()?).ok();
         let ids: Option<Vec<u32>> = ids.iter().map(id).collect();
         let problem = || invalid(format!("`{END}` is {}, not an id or a list of ids", keys[END]));
-        return Ok(ids.ok_or_else(problem)?);
+        return ids.ok_or_else(problem);
     }
     Ok(Vec::new())
 }

@@ -7,7 +7,7 @@ use toml::{Table, Value};
 
 use super::{other_run, read_config};
 use crate::Result;
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, not_toml};
 
 /// The table and the keys that a run may not change: its model, and what decides the order and the
 /// split of the data.
@@ -64,12 +64,11 @@ impl fmt::Display for Shown<'_> {
 /// seed, and the keys that decide the order and the split of the data. Returns the other changes.
 ///
 /// # Errors
-/// [`OtherRun`](crate::TrainError::OtherRun) with the first key that may not differ;
-/// [`State`](crate::TrainError::State).
+/// When a key that may not differ does, with the first; when it is not a checkpoint of a run.
 pub fn check_config(checkpoint: &Committed, config: &Config) -> Result<Vec<Change>> {
     let saved = read_config(checkpoint)?;
     // A key that this version added has its default.
-    let written = |config: &Config| Table::try_from(config).map_err(ConfigError::from);
+    let written = |config: &Config| Table::try_from(config).map_err(not_toml);
     let (now, defaults) = (written(config)?, written(&Config::default())?);
     let mut changes = Vec::new();
     add_changes("", &saved, &now, Some(&defaults), &mut changes);

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use meshgrad_error::{Error, Kind, Result};
+
 use super::{Algorithm, Config, DataConfig, Degree, ScheduleConfig, TokenizerChoice};
 use crate::optim::Ranges;
 
@@ -14,16 +16,26 @@ pub struct Violation {
     pub problem: String,
 }
 
-/// Every violation of a configuration, one per line.
+/// Every violation of a configuration, one per line: details of an [`Error`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Violations(pub Vec<Violation>);
 
+impl Violations {
+    /// # Errors
+    /// If there are any.
+    pub fn check(self) -> Result<()> {
+        match self.0.is_empty() {
+            true => Ok(()),
+            false => Err(Error::with_details(Kind::Invalid, self)),
+        }
+    }
+}
+
 impl fmt::Display for Violations {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for Violation { key, problem } in &self.0 {
-            write!(out, "\n  {key}: {problem}")?;
-        }
-        Ok(())
+        out.write_str("invalid configuration:")?;
+        let mut all = self.0.iter();
+        all.try_for_each(|Violation { key, problem }| write!(out, "\n  {key}: {problem}"))
     }
 }
 

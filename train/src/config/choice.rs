@@ -1,10 +1,11 @@
 //! Keys that choose which other keys their table has: `optimizer.name` and `schedule.kind`.
 
+use meshgrad_error::{Error, Result, error};
 use serde::Serialize;
 use toml::{Table, Value};
 
 use super::setting::{Setting, lookup};
-use super::{ConfigError, OptimizerConfig, ScheduleConfig};
+use super::{OptimizerConfig, ScheduleConfig};
 
 /// A key whose value chooses the other keys of its table.
 pub(super) struct Choice {
@@ -38,8 +39,8 @@ fn written(table: &impl Serialize) -> Option<Table> {
 /// `defaults` with the tables that `settings` choose.
 ///
 /// # Errors
-/// [`ConfigError::BadValue`] for an unknown choice.
-pub(super) fn schema(settings: &[Setting], mut defaults: Table) -> Result<Table, ConfigError> {
+/// For an unknown choice.
+pub(super) fn schema(settings: &[Setting], mut defaults: Table) -> Result<Table> {
     for choice in &CHOICES {
         let chosen = |setting: &&Setting| setting.key == [choice.table, choice.key];
         let Some(setting) = settings.iter().rev().find(chosen) else {
@@ -61,7 +62,7 @@ pub(super) fn of_table(table: &str) -> Option<&'static Choice> {
 }
 
 /// The error for a key of a choice other than that in `schema`.
-pub(super) fn other_choice(setting: &Setting, schema: &Table) -> Option<ConfigError> {
+pub(super) fn other_choice(setting: &Setting, schema: &Table) -> Option<Error> {
     let [table, path @ ..] = &setting.key[..] else {
         return None;
     };
@@ -72,12 +73,15 @@ pub(super) fn other_choice(setting: &Setting, schema: &Table) -> Option<ConfigEr
 
     let chosen = schema.get(table)?.as_table()?;
     let keys = chosen.keys().map(String::as_str).collect::<Vec<_>>();
-    Some(ConfigError::OtherChoice {
-        key: setting.key.join("."),
-        chosen: format!("{table}.{} = {}", choice.key, chosen.get(choice.key)?),
-        keys: keys.join(", "),
-        origin: setting.origin.clone(),
-    })
+    Some(error!(
+        Invalid,
+        "`{}` does not apply to {table}.{} = {} ({}); its keys are {}",
+        setting.key.join("."),
+        choice.key,
+        chosen.get(choice.key)?,
+        setting.origin,
+        keys.join(", ")
+    ))
 }
 
 impl Choice {
@@ -91,20 +95,16 @@ impl Choice {
         (self.named)(value)
     }
 
-    fn unknown(&self, setting: &Setting, name: &str) -> ConfigError {
+    fn unknown(&self, setting: &Setting, name: &str) -> Error {
         let similarity = |value: &&&str| strsim::jaro_winkler(name, value);
         let nearest = self.values.iter().max_by(|a, b| similarity(a).total_cmp(&similarity(b)));
         let hint = nearest.filter(|value| similarity(value) > 0.8);
         let hint = hint.map(|value| format!("; did you mean `{value}`?"));
-        ConfigError::BadValue {
-            key: setting.key.join("."),
-            problem: format!(
-                "unknown {} `{name}`; use {}{}",
-                self.table,
-                self.values.join(", "),
-                hint.unwrap_or_default()
-            ),
-            origin: setting.origin.clone(),
-        }
+        setting.bad_value(format_args!(
+            "unknown {} `{name}`; use {}{}",
+            self.table,
+            self.values.join(", "),
+            hint.unwrap_or_default()
+        ))
     }
 }

@@ -1,11 +1,13 @@
 //! What every key means: the source of `meshgrad config` and of the tables in docs/training.md.
 
+use meshgrad_error::Result;
 use toml::de::{DeTable, DeValue};
 use toml::{Table, Value};
 
 use super::choice::{self, Choice};
+use super::read::{bad_default, not_toml};
 use super::setting::lookup;
-use super::{Config, ConfigError, Meaning, ModelTables};
+use super::{Config, Meaning, ModelTables};
 
 /// The keys of every run, in the order of the tables. Keys of a choice are listed once.
 pub const KEYS: &[Meaning] = &[
@@ -179,10 +181,10 @@ impl Config {
     ///
     /// # Errors
     /// As [`Config::to_toml`].
-    pub fn annotated<T: ModelTables>(&self) -> Result<String, ConfigError> {
+    pub fn annotated<T: ModelTables>(&self) -> Result<String> {
         let mut text = self.to_toml()?;
         let mut comments = Vec::new();
-        let written = DeTable::parse(&text)?.into_inner();
+        let written = DeTable::parse(&text).map_err(bad_default)?.into_inner();
         for (at, path) in positions(&written, "") {
             let mut comment = String::new();
             if let Some(meaning) = meaning::<T>(&path) {
@@ -266,10 +268,10 @@ fn push(to: &mut String, text: &str) {
 /// Tables in Markdown, of the keys of every run and of those of `T`: path, default and meaning.
 ///
 /// # Errors
-/// [`ConfigError::Defaults`].
-pub fn markdown<T: ModelTables>() -> Result<[String; 2], ConfigError> {
-    let common = Table::try_from(Config::default())?;
-    let own = Table::try_from(T::default())?;
+/// When a default cannot be written.
+pub fn markdown<T: ModelTables>() -> Result<[String; 2]> {
+    let common = Table::try_from(Config::default()).map_err(not_toml)?;
+    let own = Table::try_from(T::default()).map_err(not_toml)?;
     let rows = |keys: &[Meaning], defaults: &Table| {
         let mut rows = "| key | default | meaning |\n|---|---|---|\n".to_owned();
         for (path, meaning) in keys {

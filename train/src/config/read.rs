@@ -6,29 +6,28 @@
 
 use std::path::Path;
 
+use meshgrad_ckpt::io_error;
+use meshgrad_error::{Error, Result, error};
 use toml::{Table, Value};
 
 use super::setting::{Setting, insert, lookup, paths};
 use super::sources::{Override, Sources};
 use super::tables::{ModelTables, check_defaults, check_names, check_strict, written};
-use super::{Config, ConfigError, TokenizerChoice, Violations, choice};
+use super::{Config, TokenizerChoice, Violations, choice};
 
 impl Config {
     /// Reads `file` (or uses the defaults), applies `overrides` in order and validates the result.
     /// `T` is the type of the model's tables; [`NoTables`](super::NoTables) if it has none.
     ///
     /// # Errors
-    /// [`ConfigError`]: names the key, its origin, and how to fix it.
-    pub fn read<T: ModelTables>(
-        file: Option<&Path>,
-        overrides: &[Override],
-    ) -> Result<Self, ConfigError> {
+    /// When a key or value is not allowed: the error names the key, its origin, and how to fix it.
+    pub fn read<T: ModelTables>(file: Option<&Path>, overrides: &[Override]) -> Result<Self> {
         let Some(path) = file else {
             return Self::parse::<T>("", "defaults", overrides);
         };
 
         let text = std::fs::read_to_string(path)
-            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+            .map_err(|cause| io_error("read the configuration", path, cause))?;
         Self::parse::<T>(&text, &path.display().to_string(), overrides)
     }
 
@@ -36,11 +35,7 @@ impl Config {
     ///
     /// # Errors
     /// As [`Config::read`].
-    pub fn parse<T: ModelTables>(
-        text: &str,
-        name: &str,
-        overrides: &[Override],
-    ) -> Result<Self, ConfigError> {
+    pub fn parse<T: ModelTables>(text: &str, name: &str, overrides: &[Override]) -> Result<Self> {
         let sources = Sources { text, name, overrides };
         let schema = Schema::new::<T>(sources)?;
         let settings = sources.settings(&schema.defaults)?;
@@ -64,17 +59,17 @@ impl Config {
     /// [`Config::model_tables`] checks them.
     ///
     /// # Errors
-    /// [`ConfigError::Range`] with every violation.
-    pub fn check(&self) -> Result<(), ConfigError> {
+    /// With [`Violations`].
+    pub fn check(&self) -> Result<()> {
         Violations(self.violations()).check()
     }
 
     /// The whole configuration as TOML, with every default. [`Config::parse`] reads it back.
     ///
     /// # Errors
-    /// [`ConfigError::Write`] when a number does not fit TOML.
-    pub fn to_toml(&self) -> Result<String, ConfigError> {
-        Ok(toml::to_string(self)?)
+    /// When a number does not fit TOML.
+    pub fn to_toml(&self) -> Result<String> {
+        toml::to_string(self).map_err(not_toml)
     }
 
     /// The settings that all ranks of a run share: those that change its numbers, or which
@@ -82,8 +77,8 @@ impl Config {
     ///
     /// # Errors
     /// As [`Config::to_toml`].
-    pub fn shared(&self) -> Result<Table, ConfigError> {
-        let mut table = Table::try_from(self)?;
+    pub fn shared(&self) -> Result<Table> {
+        let mut table = Table::try_from(self).map_err(not_toml)?;
         for (name, key) in OWN_KEYS {
             if let Some(Value::Table(keys)) = table.get_mut(name) {
                 keys.remove(key);
@@ -96,6 +91,16 @@ impl Config {
         }
         Ok(table)
     }
+}
+
+/// The error for a configuration that cannot be written.
+pub(crate) fn not_toml(cause: toml::ser::Error) -> Error {
+    error!(Invalid, "the configuration cannot be written as TOML: {cause}").caused_by(cause)
+}
+
+/// The error for a default configuration that cannot be read back.
+pub(super) fn bad_default(cause: toml::de::Error) -> Error {
+    error!(Invalid, "the default configuration is invalid: {cause}").caused_by(cause)
 }
 
 /// The tables and keys that may differ between the ranks of a run.
@@ -127,8 +132,8 @@ struct Schema {
 
 impl Schema {
     /// The schema of configurations with the tables `T`, for the choices that `sources` make.
-    fn new<T: ModelTables>(sources: Sources<'_>) -> Result<Schema, ConfigError> {
-        let common = Table::try_from(Config::default())?;
+    fn new<T: ModelTables>(sources: Sources<'_>) -> Result<Schema> {
+        let common = Table::try_from(Config::default()).map_err(not_toml)?;
         let own = written(&T::default())?;
         check_names::<T>(&own, &common)?;
         let mut defaults = common.clone();
@@ -162,7 +167,7 @@ impl Schema {
     /// Finds the setting that caused serde's `error`, and returns an error that names it: the last
     /// setting whose removal makes the configuration valid. If there is none: the first that, added
     /// to the settings before it, gives the same error.
-    fn blamed<T: ModelTables>(&self, settings: &[Setting], error: toml::de::Error) -> ConfigError {
+    fn blamed<T: ModelTables>(&self, settings: &[Setting], error: toml::de::Error) -> Error {
         let others = |at: usize| {
             let settings = settings.iter().enumerate();
             let others = settings.filter(move |(other, _)| *other != at);
@@ -177,12 +182,12 @@ impl Schema {
         let culprit = all.clone().rev().find(is_culprit);
         match culprit.or_else(|| all.find(is_first)).map(|at| &settings[at]) {
             Some(setting) => setting.rejected(error.message(), &self.defaults),
-            None => error.into(),
+            None => bad_default(error),
         }
     }
 
     /// Checks key and type of `setting`.
-    fn check(&self, setting: &Setting) -> Result<(), ConfigError> {
+    fn check(&self, setting: &Setting) -> Result<()> {
         match lookup(&self.defaults, &setting.key) {
             Some(default) => setting.check_type(default),
             None => self.unknown(setting),
@@ -191,7 +196,7 @@ impl Schema {
 
     /// Handles a key without a default. If it belongs to the model's tables, serde decides whether
     /// it exists.
-    fn unknown(&self, setting: &Setting) -> Result<(), ConfigError> {
+    fn unknown(&self, setting: &Setting) -> Result<()> {
         if !self.common.contains_key(&setting.key[0]) {
             return setting.check_parents(&self.defaults);
         }

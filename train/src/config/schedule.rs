@@ -1,8 +1,10 @@
 //! `[schedule]`: the learning rate over the run.
 
+use meshgrad_error::bail;
 use serde::{Deserialize, Serialize};
 
-use crate::schedule::{Curve, Phase, Phases, ScheduleError};
+use crate::Result;
+use crate::schedule::{Curve, Phase, Phases};
 
 /// `[schedule]`. Which keys it has depends on `kind`. All but `phases` start with a linear warm-up
 /// from zero over `warmup_steps`.
@@ -95,8 +97,8 @@ impl ScheduleConfig {
     /// the warm-up.
     ///
     /// # Errors
-    /// As [`Phases::of_run`], for `wsd` and `phases`; [`ScheduleError::Own`].
-    pub fn of_run(&self, steps: u64) -> Result<Phases, ScheduleError> {
+    /// As [`Phases::of_run`], for `wsd` and `phases`; for `own`.
+    pub fn of_run(&self, steps: u64) -> Result<Phases> {
         let (warmup, end, curve) = match self {
             Self::Constant { warmup_steps } => (*warmup_steps, 1.0, Curve::Linear),
             Self::Linear { warmup_steps, min_lr_ratio } => {
@@ -110,7 +112,11 @@ impl ScheduleConfig {
                 return Phases::warmup_stable_decay(steps, warmup, decay, *min_lr_ratio, *curve);
             }
             Self::Phases { initial, phases } => return Phases::of_run(steps, *initial, phases),
-            Self::Own {} => return Err(ScheduleError::Own),
+            Self::Own {} => bail!(
+                Invalid,
+                "schedule.kind is \"own\", but this program has no schedule of its own: use the program \
+                 that started the run (`Session::schedule`), or choose another kind"
+            ),
         };
 
         let warm_up = Phases::starting_at(0.0).for_steps(warmup, 1.0, Curve::Linear);

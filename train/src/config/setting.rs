@@ -1,21 +1,23 @@
 //! A value for a key, with its origin.
 
-use meshgrad_dist::parallel::Parallelism;
-use toml::{Table, Value};
+use std::fmt;
 
-use super::error::{ConfigError, Origin};
+use meshgrad_dist::parallel::Parallelism;
+use meshgrad_error::{Error, Result, error};
+use toml::{Table, Value};
 
 /// A value for a key.
 pub(super) struct Setting {
     pub(super) key: Vec<String>,
     pub(super) value: Value,
-    pub(super) origin: Origin,
+    /// File and line, or `--set`.
+    pub(super) origin: String,
 }
 
 impl Setting {
     /// Checks that the value has the TOML type of `default`. An integer is also a float, and a degree
     /// of parallelism is an integer or a string.
-    pub(super) fn check_type(&self, default: &Value) -> Result<(), ConfigError> {
+    pub(super) fn check_type(&self, default: &Value) -> Result<()> {
         let same = match (default, &self.value) {
             (Value::Float(_), Value::Integer(_)) => true,
             (default, value) if self.is_degree() && is_number_or_text(default) => {
@@ -36,7 +38,7 @@ impl Setting {
     }
 
     /// Checks that every parent of this key is a table in `defaults`, or is missing there.
-    pub(super) fn check_parents(&self, defaults: &Table) -> Result<(), ConfigError> {
+    pub(super) fn check_parents(&self, defaults: &Table) -> Result<()> {
         let parents = (1..self.key.len()).map(|count| &self.key[..count]);
         for parent in parents {
             match lookup(defaults, parent) {
@@ -50,13 +52,20 @@ impl Setting {
         Ok(())
     }
 
-    fn wrong_type(&self, key: &[String], found: &Value, expected: &Value) -> ConfigError {
-        ConfigError::WrongType {
-            key: key.join("."),
-            found: type_name(found),
-            expected: type_name(expected),
-            origin: self.origin.clone(),
-        }
+    /// The error for a value that is invalid because of `problem`.
+    pub(super) fn bad_value(&self, problem: impl fmt::Display) -> Error {
+        error!(Invalid, "`{}`: {problem} ({})", self.key.join("."), self.origin)
+    }
+
+    fn wrong_type(&self, key: &[String], found: &Value, expected: &Value) -> Error {
+        error!(
+            Invalid,
+            "`{}` is {} but must be {} ({})",
+            key.join("."),
+            type_name(found),
+            type_name(expected),
+            self.origin
+        )
     }
 }
 

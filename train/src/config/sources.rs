@@ -2,11 +2,14 @@
 
 use std::collections::HashSet;
 
+use meshgrad_error::{Error, Result, bail, error};
 use toml::de::{DeTable, DeValue};
 use toml::{Table, Value};
 
 use super::setting::{Setting, lookup};
-use super::{ConfigError, Origin};
+
+/// The origin of overrides.
+const COMMAND_LINE: &str = "--set";
 
 /// One `--set key.path=value`.
 #[derive(Debug, Clone, PartialEq)]
@@ -16,11 +19,16 @@ pub struct Override {
 }
 
 impl std::str::FromStr for Override {
-    type Err = ConfigError;
+    type Err = Error;
 
     /// Splits at the first `=`. The value is interpreted later, when the type of the key is known.
-    fn from_str(text: &str) -> Result<Self, ConfigError> {
-        let bad = || ConfigError::Override { text: text.to_owned() };
+    fn from_str(text: &str) -> Result<Self> {
+        let bad = || {
+            error!(
+                Invalid,
+                "`--set {text}` is not of the form key.path=value, for example train.steps=100"
+            )
+        };
 
         let (key, value) = text.split_once('=').ok_or_else(bad)?;
         let key: Vec<String> = key.trim().split('.').map(|part| part.trim().to_owned()).collect();
@@ -41,8 +49,8 @@ impl Override {
     /// expects a list, a single value becomes a list of one.
     ///
     /// # Errors
-    /// [`ConfigError::BadValue`] for an integer that TOML cannot hold.
-    fn value(&self, schema: &Table) -> Result<Value, ConfigError> {
+    /// For an integer that TOML cannot hold.
+    fn value(&self, schema: &Table) -> Result<Value> {
         let plain = || Value::String(self.text.clone());
         let parsed = toml::from_str::<Table>(&format!("value = {}", self.text));
         let value = parsed.ok().and_then(|mut table| table.remove("value")).unwrap_or_else(plain);
@@ -51,16 +59,14 @@ impl Override {
             (Some(Value::String(_)), value) if !value.is_str() => plain(),
             (Some(Value::Array(_)), value) if !value.is_array() => Value::Array(vec![value]),
             (Some(Value::Integer(_)), Value::String(_)) if is_integer(&self.text) => {
-                return Err(ConfigError::BadValue {
-                    key: self.key.join("."),
-                    problem: format!(
-                        "{} is out of range; must be from {} to {}",
-                        self.text,
-                        i64::MIN,
-                        i64::MAX
-                    ),
-                    origin: Origin::CommandLine,
-                });
+                bail!(
+                    Invalid,
+                    "`{}`: {} is out of range; must be from {} to {} ({COMMAND_LINE})",
+                    self.key.join("."),
+                    self.text,
+                    i64::MIN,
+                    i64::MAX
+                );
             }
             (_, value) => value,
         })
@@ -88,8 +94,8 @@ impl Sources<'_> {
     /// split into their keys; any other table is one value.
     ///
     /// # Errors
-    /// [`ConfigError::Syntax`]; [`ConfigError::BadValue`].
-    pub(super) fn settings(&self, schema: &Table) -> Result<Vec<Setting>, ConfigError> {
+    /// When the file is not TOML, or an integer is out of range.
+    pub(super) fn settings(&self, schema: &Table) -> Result<Vec<Setting>> {
         let mut settings = self.of_file(schema)?;
         for set in self.overrides {
             let mut key = set.key.clone();
@@ -98,18 +104,19 @@ impl Sources<'_> {
         Ok(last_of_each_key(settings))
     }
 
-    fn of_file(&self, schema: &Table) -> Result<Vec<Setting>, ConfigError> {
-        let syntax = |error: toml::de::Error| ConfigError::Syntax {
-            origin: self.name.to_owned(),
-            message: error.to_string().trim_end().to_owned(),
+    fn of_file(&self, schema: &Table) -> Result<Vec<Setting>> {
+        let syntax = |error: toml::de::Error| {
+            // It shows the line.
+            let problem = error.to_string();
+            error!(Invalid, "{} is not valid TOML: {}", self.name, problem.trim_end())
         };
         // `spans` has the positions of the keys, `values` their values.
         let spans = DeTable::parse(self.text).map_err(syntax)?;
         let values: Table = toml::from_str(self.text).map_err(syntax)?;
 
-        let at = |offset: usize| Origin::File {
-            name: self.name.to_owned(),
-            line: 1 + self.text[..offset].matches('\n').count(),
+        let at = |offset: usize| {
+            let line = 1 + self.text[..offset].matches('\n').count();
+            format!("{}:{line}", self.name)
         };
         let (mut path, mut settings) = (Vec::new(), Vec::new());
         flatten(spans.get_ref(), &values, schema, &mut path, &at, &mut settings);
@@ -122,7 +129,7 @@ fn flatten(
     values: &Table,
     schema: &Table,
     path: &mut Vec<String>,
-    at: &impl Fn(usize) -> Origin,
+    at: &impl Fn(usize) -> String,
     settings: &mut Vec<Setting>,
 ) {
     for (name, span) in spans {
@@ -154,7 +161,7 @@ fn split(path: &mut Vec<String>, value: Value, schema: &Table, settings: &mut Ve
                 path.pop();
             }
         }
-        value => settings.push(Setting { key: path.clone(), value, origin: Origin::CommandLine }),
+        value => settings.push(Setting { key: path.clone(), value, origin: COMMAND_LINE.into() }),
     }
 }
 

@@ -1,6 +1,7 @@
 //! "Did you mean": the known key that means the same as an unknown one, or is most similar to it.
 
-use super::ConfigError;
+use meshgrad_error::{Error, error};
+
 use super::setting::{Setting, paths};
 
 /// Keys, and what other programs call them.
@@ -218,21 +219,17 @@ const OTHER_NAMES: &[(&str, &[&str])] = &[
 
 impl Setting {
     /// The error for a key that is not one of `known`.
-    pub(super) fn unknown(&self, known: &[String]) -> ConfigError {
+    pub(super) fn unknown(&self, known: &[String]) -> Error {
         let key = self.key.join(".");
         let nearest = same_meaning(&key, known).or_else(|| nearest(&key, known));
-        ConfigError::UnknownKey { key, origin: self.origin.clone(), nearest }
+        let hint = nearest.map(|name| format!("; did you mean `{name}`?")).unwrap_or_default();
+        error!(Invalid, "unknown key `{key}` ({}){hint}", self.origin)
     }
 
     /// The error for a value that serde rejected with `message`. `defaults` are all known tables.
-    pub(super) fn rejected(&self, message: &str, defaults: &toml::Table) -> ConfigError {
-        let bad_value = |problem: String| ConfigError::BadValue {
-            key: self.key.join("."),
-            problem,
-            origin: self.origin.clone(),
-        };
+    pub(super) fn rejected(&self, message: &str, defaults: &toml::Table) -> Error {
         let Some((field, fields)) = unknown_field(message) else {
-            return bad_value(message.to_owned());
+            return self.bad_value(message);
         };
         if self.key.last().is_some_and(|last| last == field) {
             let parents = &self.key[..self.key.len() - 1];
@@ -243,7 +240,7 @@ impl Setting {
             return self.unknown(&known);
         }
         let hint = nearest(field, &fields).map(|name| format!("; did you mean `{name}`?"));
-        bad_value(format!("{message}{}", hint.unwrap_or_default()))
+        self.bad_value(format_args!("{message}{}", hint.unwrap_or_default()))
     }
 }
 

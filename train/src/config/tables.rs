@@ -3,12 +3,13 @@
 use std::any::type_name;
 use std::path::PathBuf;
 
+use meshgrad_error::{Error, Result, error};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
 use super::setting::{at, at_mut};
-use super::{Config, ConfigError, Violation, Violations};
+use super::{Config, Violation, Violations};
 
 /// The path of a key, and what it means.
 pub type Meaning = (&'static str, &'static str);
@@ -45,7 +46,7 @@ pub type Meaning = (&'static str, &'static str);
 ///
 /// impl ModelTables for Tables {}
 ///
-/// # fn main() -> Result<(), meshgrad_train::config::ConfigError> {
+/// # fn main() -> meshgrad_train::Result<()> {
 /// let set = "model.depth=3".parse()?;
 /// let config = Config::parse::<Tables>("model = { width = 128 }", "main.rs", &[set])?;
 /// let Tables { model } = config.model_tables()?;
@@ -108,9 +109,8 @@ impl Config {
     /// The tables of the model.
     ///
     /// # Errors
-    /// [`ConfigError::Tables`] when they are of another type; [`ConfigError::Range`] when a value
-    /// is out of range.
-    pub fn model_tables<T: ModelTables>(&self) -> Result<T, ConfigError> {
+    /// When they are of another type; with [`Violations`] when a value is out of range.
+    pub fn model_tables<T: ModelTables>(&self) -> Result<T> {
         let tables = self.tables.clone().try_into::<T>();
         let unread = |error: toml::de::Error| {
             let (message, tables) = (error.message(), type_name::<T>());
@@ -127,19 +127,16 @@ impl Config {
 /// `tables` as TOML.
 ///
 /// # Errors
-/// [`ConfigError::Tables`].
-pub(super) fn written<T: ModelTables>(tables: &T) -> Result<Table, ConfigError> {
+/// When they cannot be written.
+pub(super) fn written<T: ModelTables>(tables: &T) -> Result<Table> {
     Table::try_from(tables).map_err(|error| unfit::<T>(&error.to_string()))
 }
 
 /// Checks that `tables` of `T` have other names than those in `common`.
 ///
 /// # Errors
-/// [`ConfigError::Tables`].
-pub(super) fn check_names<T: ModelTables>(
-    tables: &Table,
-    common: &Table,
-) -> Result<(), ConfigError> {
+/// When one has a name of `common`.
+pub(super) fn check_names<T: ModelTables>(tables: &Table, common: &Table) -> Result<()> {
     match tables.keys().find(|name| common.contains_key(*name)) {
         None => Ok(()),
         Some(name) => Err(unfit::<T>(&format!("every run has a table `{name}`; use another name"))),
@@ -149,8 +146,8 @@ pub(super) fn check_names<T: ModelTables>(
 /// Checks that `T` rejects unknown keys in each of `tables`, so that a misspelled key is an error.
 ///
 /// # Errors
-/// [`ConfigError::Tables`].
-pub(super) fn check_strict<T: ModelTables>(tables: &Table) -> Result<(), ConfigError> {
+/// When one ignores them.
+pub(super) fn check_strict<T: ModelTables>(tables: &Table) -> Result<()> {
     let all = Value::Table(tables.clone());
     match open_table::<T>(&all, &all, &[]) {
         None => Ok(()),
@@ -167,8 +164,8 @@ pub(super) fn check_strict<T: ModelTables>(tables: &Table) -> Result<(), ConfigE
 /// Checks that `T` can read back the default values that it wrote.
 ///
 /// # Errors
-/// [`ConfigError::Tables`].
-pub(super) fn check_defaults<T: ModelTables>(defaults: &Table) -> Result<(), ConfigError> {
+/// When it cannot.
+pub(super) fn check_defaults<T: ModelTables>(defaults: &Table) -> Result<()> {
     let read = defaults.clone().try_into::<T>();
     let unread = |error: toml::de::Error| {
         let message = error.message();
@@ -214,6 +211,6 @@ fn ignores_keys<T: ModelTables>(all: &Value, path: &[String]) -> bool {
     written.is_some_and(|written| at(&written, &key).is_none())
 }
 
-fn unfit<T>(problem: &str) -> ConfigError {
-    ConfigError::Tables { tables: type_name::<T>(), problem: problem.to_owned() }
+fn unfit<T>(problem: &str) -> Error {
+    error!(Invalid, "the model's tables, `{}`: {problem}", type_name::<T>())
 }

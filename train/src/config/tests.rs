@@ -4,13 +4,12 @@ use toml::Table;
 
 use super::setting::paths;
 use super::{
-    Algorithm, ComputeDType, Config, ConfigError, OptimizerConfig, Override, ScheduleConfig,
-    TokenizerChoice,
+    Algorithm, ComputeDType, Config, OptimizerConfig, Override, ScheduleConfig, TokenizerChoice,
 };
 use crate::qwen3;
 use crate::schedule::{Curve, Length, Phase};
 
-fn parse(text: &str, sets: &[&str]) -> Result<Config, ConfigError> {
+fn parse(text: &str, sets: &[&str]) -> crate::Result<Config> {
     let overrides: Vec<Override> = sets.iter().map(|set| set.parse().unwrap()).collect();
     Config::parse::<qwen3::Tables>(text, "run.toml", &overrides)
 }

@@ -3,9 +3,11 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use meshgrad_error::{Result, bail, ensure, error};
+
 use super::contents::Contents;
 use super::text::to_text;
-use super::{CorpusError, Document, parquet, records};
+use super::{Document, parquet, records, unreadable};
 
 /// Extensions that count as text in folders and globs. A file that is named explicitly is read
 /// whatever its extension.
@@ -15,7 +17,7 @@ const EXTENSIONS: [&str; 25] = [
 ];
 
 /// The contents of `paths`.
-pub(super) fn read(paths: &[String]) -> Result<Contents, CorpusError> {
+pub(super) fn read(paths: &[String]) -> Result<Contents> {
     let mut seen = BTreeSet::new();
     let mut contents = Contents::default();
 
@@ -26,13 +28,18 @@ pub(super) fn read(paths: &[String]) -> Result<Contents, CorpusError> {
             }
         }
     }
-    match contents.documents.is_empty() {
-        true => Err(CorpusError::Empty { paths: paths.join(" "), files: contents.empty_files }),
-        false => Ok(contents),
+    if contents.documents.is_empty() {
+        let all_empty = match contents.empty_files {
+            1 => "the only file is empty".to_owned(),
+            files => format!("all {files} files are empty"),
+        };
+        let paths = paths.join(" ");
+        bail!(Invalid, "data: no text in `{paths}`: {all_empty}; name another file");
     }
+    Ok(contents)
 }
 
-fn resolve(path: &str) -> Result<Vec<PathBuf>, CorpusError> {
+fn resolve(path: &str) -> Result<Vec<PathBuf>> {
     let plain = Path::new(path);
     if plain.is_dir() {
         let mut files = Vec::new();
@@ -43,15 +50,13 @@ fn resolve(path: &str) -> Result<Vec<PathBuf>, CorpusError> {
         return Ok(vec![plain.to_owned()]);
     }
 
-    let matches = glob::glob(path).map_err(|error| CorpusError::BadGlob {
-        pattern: path.to_owned(),
-        message: error.to_string(),
-    })?;
+    let matches = glob::glob(path)
+        .map_err(|problem| error!(Invalid, "data: `{path}` is not a glob: {problem}"))?;
     let mut files = Vec::new();
     for found in matches {
-        let found = found.map_err(|error| CorpusError::Read {
-            path: error.path().to_owned(),
-            source: error.into(),
+        let found = found.map_err(|error| {
+            let path = error.path().to_owned();
+            unreadable(&path, error.into())
         })?;
         if found.is_file() && is_text(&found) {
             files.push(found);
@@ -61,18 +66,20 @@ fn resolve(path: &str) -> Result<Vec<PathBuf>, CorpusError> {
     not_empty(path, files)
 }
 
-fn not_empty(place: &str, files: Vec<PathBuf>) -> Result<Vec<PathBuf>, CorpusError> {
-    if files.is_empty() {
-        let extensions = EXTENSIONS.map(|extension| format!(".{extension}")).join(" ");
-        return Err(CorpusError::NoMatch { place: place.to_owned(), extensions });
-    }
+fn not_empty(place: &str, files: Vec<PathBuf>) -> Result<Vec<PathBuf>> {
+    ensure!(
+        !files.is_empty(),
+        Missing,
+        "data: no text file in `{place}` (looked for {})",
+        EXTENSIONS.map(|extension| format!(".{extension}")).join(" ")
+    );
     Ok(files)
 }
 
 /// Text files in `folder`, depth first, sorted by name in each folder. Hidden entries and links to
 /// folders, which may form cycles, are left out.
-fn walk(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), CorpusError> {
-    let error = |source| CorpusError::Read { path: folder.to_owned(), source };
+fn walk(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+    let error = |cause| unreadable(folder, cause);
 
     let mut entries = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(error)? {
@@ -105,7 +112,7 @@ fn extension(path: &Path) -> String {
 }
 
 /// Adds the documents of the file at `path`.
-fn read_file(path: &Path, to: &mut Contents) -> Result<(), CorpusError> {
+fn read_file(path: &Path, to: &mut Contents) -> Result<()> {
     let before = to.documents.len();
     match extension(path).as_str() {
         "parquet" => parquet::read(path, to)?,
@@ -122,23 +129,20 @@ fn read_file(path: &Path, to: &mut Contents) -> Result<(), CorpusError> {
     Ok(())
 }
 
-fn read_text(path: &Path, to: &mut Contents) -> Result<String, CorpusError> {
-    let bytes = std::fs::read(path)
-        .map_err(|source| CorpusError::Read { path: path.to_owned(), source })?;
-    let (text, replaced) =
-        to_text(bytes).map_err(|problem| CorpusError::Binary { path: path.to_owned(), problem })?;
+fn read_text(path: &Path, to: &mut Contents) -> Result<String> {
+    let bytes = std::fs::read(path).map_err(|cause| unreadable(path, cause))?;
+    let (text, replaced) = to_text(bytes)
+        .map_err(|problem| error!(Malformed, "data: {} is not text: {problem}", path.display()))?;
     to.replaced_bytes += replaced;
     Ok(text)
 }
 
 /// Each line is a record. Blank lines and empty records are left out.
-fn read_json_lines(path: &Path, lines: &str, to: &mut Contents) -> Result<(), CorpusError> {
+fn read_json_lines(path: &Path, lines: &str, to: &mut Contents) -> Result<()> {
     let name = path.to_string_lossy();
     for (index, line) in lines.lines().enumerate() {
-        let bad = |problem: String| CorpusError::BadLine {
-            path: path.to_owned(),
-            line: index + 1,
-            problem,
+        let bad = |problem: String| {
+            error!(Malformed, "data: {}:{}: {problem}", path.display(), index + 1)
         };
         if line.trim().is_empty() {
             continue;
@@ -168,7 +172,7 @@ mod tests {
         folder
     }
 
-    fn load(folder: &tempfile::TempDir, paths: &[&str]) -> Result<Corpus, CorpusError> {
+    fn load(folder: &tempfile::TempDir, paths: &[&str]) -> Result<Corpus> {
         let absolute = |path: &&str| folder.path().join(path).to_string_lossy().into_owned();
         Corpus::load(&paths.iter().map(absolute).collect::<Vec<_>>())
     }

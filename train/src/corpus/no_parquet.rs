@@ -2,14 +2,15 @@
 
 use std::path::Path;
 
-use super::CorpusError;
+use meshgrad_error::{Result, bail};
+
 use super::contents::Contents;
 
-pub(super) fn read(path: &Path, _: &mut Contents) -> Result<(), CorpusError> {
-    Err(CorpusError::Parquet {
-        path: path.to_owned(),
-        problem: "this meshgrad was built without Parquet; build it with `--features parquet`, or \
-                  convert the file to JSON Lines"
-            .to_owned(),
-    })
+pub(super) fn read(path: &Path, _: &mut Contents) -> Result<()> {
+    bail!(
+        Unsupported,
+        "data: {}: this meshgrad was built without Parquet; build it with `--features parquet`, or \
+         convert the file to JSON Lines",
+        path.display()
+    )
 }

@@ -6,6 +6,7 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
+use meshgrad_error::{Result, bail, error};
 use parquet::errors::ParquetError;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::{Field, Row};
@@ -14,7 +15,7 @@ use serde_json::Value;
 
 use super::contents::Contents;
 use super::text::to_text;
-use super::{CorpusError, records};
+use super::{records, unreadable};
 
 const MESSAGES: &str = "messages";
 const TEXT: &str = "text";
@@ -23,24 +24,19 @@ const TEXT: &str = "text";
 const OF_MESSAGE: [&str; 2] = ["role", "content"];
 
 /// Adds the documents of the file at `path`, whose rows are numbered from 1.
-pub(super) fn read(path: &Path, to: &mut Contents) -> Result<(), CorpusError> {
+pub(super) fn read(path: &Path, to: &mut Contents) -> Result<()> {
     // The library panics on some damaged files.
-    let rows = quiet::catch_panic(|| read_rows(path)).unwrap_or_else(|| {
-        Err(CorpusError::Parquet {
-            path: path.to_owned(),
-            problem: "the file is damaged".to_owned(),
-        })
-    })?;
+    let rows = quiet::catch_panic(|| read_rows(path))
+        .unwrap_or_else(|| bail!(Malformed, "data: {}: the file is damaged", path.display()))?;
     to.documents.extend(rows.documents);
     to.replaced_bytes += rows.replaced_bytes;
     Ok(())
 }
 
-fn read_rows(path: &Path) -> Result<Contents, CorpusError> {
-    let bad = |problem: String| CorpusError::Parquet { path: path.to_owned(), problem };
+fn read_rows(path: &Path) -> Result<Contents> {
+    let bad = |problem: String| error!(Malformed, "data: {}: {problem}", path.display());
     let invalid = |error: ParquetError| bad(error.to_string());
-    let file =
-        File::open(path).map_err(|source| CorpusError::Read { path: path.to_owned(), source })?;
+    let file = File::open(path).map_err(|cause| unreadable(path, cause))?;
     let reader = SerializedFileReader::new(file).map_err(invalid)?;
     let columns = columns(reader.metadata().file_metadata().schema()).map_err(bad)?;
     let only = Type::group_type_builder("schema").with_fields(columns);

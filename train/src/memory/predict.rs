@@ -8,8 +8,9 @@ use meshgrad_runtime::{Device, Error as RuntimeError, Kind, Properties, Tensor};
 use crate::config::{Config, Reduction};
 use crate::ranks::RunRanks;
 use crate::trainer::Trainer;
+use crate::trainer::no_batch;
 use crate::updater::Updater;
-use crate::{Result, TrainError, checkpoint};
+use crate::{Result, checkpoint};
 
 /// The memory that a run needs, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,7 +76,7 @@ fn rehearse_rank<M>(
 where
     M: Model<Batch = TokenBatch>,
 {
-    let mut needed = Err(TrainError::NoBatch);
+    let mut needed = Err(no_batch());
     let world = Plan::new(ranks).map_err(RuntimeError::from)?.like(like);
     world.trace(rank, |rank| -> Result<()> {
         let ranks = RunRanks::new(Some(rank), config)?;

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use meshgrad_error::{bail, ensure};
 use meshgrad_mesh::RowBox;
 use meshgrad_runtime::ops::{self, AdamWOperands, AdamWTable, StepScalars};
 use meshgrad_runtime::{DType, Key, Kind, Region, RegionKey, Tensor};
@@ -9,7 +10,7 @@ use meshgrad_runtime::{DType, Key, Kind, Region, RegionKey, Tensor};
 use super::assign::scaled;
 use super::part::viewed;
 use super::slots::{Due, Slots, pairs, zeros};
-use super::{AdamWConfig, Granularity, Groups, OptimError, Optimizer, Part, Rounding, State};
+use super::{AdamWConfig, Granularity, Groups, Optimizer, Part, Rounding, State};
 use crate::Result;
 
 const NAME: &str = "adamw";
@@ -59,8 +60,8 @@ impl AdamW {
     /// AdamW of `parts` with zero state.
     ///
     /// # Errors
-    /// [`OptimError::Constant`] for a constant outside of its range; [`OptimError::StateDType`];
-    /// when memory runs out.
+    /// For a constant outside of its range, or a dtype that the state cannot have; when the rows of a
+    /// part cannot be rounded stochastically; when memory runs out.
     pub fn new(parts: &[Part], config: AdamWConfig, groups: &Groups) -> Result<AdamW> {
         AdamW::of(&Vec::from_iter(parts), config, groups)
     }
@@ -137,24 +138,24 @@ impl Optimizer for AdamW {
 }
 
 /// The dtype of the state of `part`.
-fn state_dtype(part: &Part, state: DType) -> Result<DType, OptimError> {
+fn state_dtype(part: &Part, state: DType) -> Result<DType> {
     let param = part.value().dtype();
     match (state, param) {
         (DType::F32, _) => Ok(param.accumulator()),
         (DType::BF16, DType::F32 | DType::BF16) => Ok(state),
-        _ => Err(OptimError::StateDType {
-            optimizer: NAME,
-            name: part.name().to_owned(),
-            param,
-            state,
-        }),
+        _ => bail!(
+            Invalid,
+            "{NAME}: state of `{}` ({param}) cannot be {state}; use f32 or bf16 state with f32 or bf16 \
+             parameters",
+            part.name()
+        ),
     }
 }
 
 /// The keys of stochastic rounding, if `part` is rounded so.
 ///
 /// # Errors
-/// [`OptimError::ScatteredRows`].
+/// When the rows are several boxes of the whole parameter, in another order.
 fn draws(part: &Part, config: &AdamWConfig) -> Result<Option<Vec<Draw>>> {
     let is_rounded = part.value().dtype() == DType::BF16 && part.value().elements() > 0;
     if config.rounding != Rounding::Stochastic || !is_rounded {
@@ -166,13 +167,13 @@ fn draws(part: &Part, config: &AdamWConfig) -> Result<Option<Vec<Draw>>> {
     let first = part.rows().start;
     let draw = |it: &RowBox| {
         let is_whole = it.within.iter().zip(&it.shape);
-        if !is_whole.clone().all(|(within, extent)| *within == (0..*extent)) {
-            return Err(OptimError::ScatteredRows {
-                optimizer: NAME,
-                name: part.name().to_owned(),
-            }
-            .into());
-        }
+        ensure!(
+            is_whole.clone().all(|(within, extent)| *within == (0..*extent)),
+            Invalid,
+            "{NAME} cannot round `{}` stochastically, because its sharding divides a dim into several \
+             ranges per rank; shard the dim in one range, or round to nearest",
+            part.name()
+        );
         let mut region = Region::whole(part.global_shape())?;
         for (dim, range) in it.global.iter().enumerate() {
             region = region.slice(dim, range.clone())?;

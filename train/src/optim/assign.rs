@@ -75,7 +75,7 @@ pub fn assign<const N: usize>(
     into: &Tensor,
 ) -> Result<()> {
     let new = map(op, f, inputs, into.dtype().accumulator())?;
-    Ok(ops::copy_into(&ops::cast(&new, into.dtype())?, into)?)
+    ops::copy_into(&ops::cast(&new, into.dtype())?, into)
 }
 
 /// `new` if `scale` is finite, else `old`. The `scale` of a step is not finite if a gradient is

@@ -1,11 +1,12 @@
 //! Constants of optimizers, as configurations write them.
 
 use meshgrad_autograd::Param;
+use meshgrad_error::ensure;
 use meshgrad_runtime::DType;
 use serde::{Deserialize, Serialize};
 
-use super::OptimError;
 use super::ranges::Ranges;
+use crate::Result;
 
 /// The constants of [`AdamW`](super::AdamW).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -61,23 +62,22 @@ impl AdamWConfig {
     /// rows. [`Updater::new`](crate::updater::Updater::new) calls it.
     ///
     /// # Errors
-    /// [`OptimError::Rounding`].
-    pub fn check_rounding<'a>(
-        &self,
-        params: impl IntoIterator<Item = &'a Param>,
-    ) -> Result<(), OptimError> {
+    /// When it has none.
+    pub fn check_rounding<'a>(&self, params: impl IntoIterator<Item = &'a Param>) -> Result<()> {
         let mut params = params.into_iter().peekable();
         let first = match (self.rounding, params.peek()) {
             (Rounding::Stochastic, Some(first)) => *first,
             _ => return Ok(()),
         };
-        match params.any(|param| param.spec().dtype == DType::BF16) {
-            true => Ok(()),
-            false => Err(OptimError::Rounding {
-                name: first.name().to_owned(),
-                param: first.spec().dtype,
-            }),
-        }
+        ensure!(
+            params.any(|param| param.spec().dtype == DType::BF16),
+            Invalid,
+            "stochastic rounding has no effect, because AdamW updates no bf16 parameter: `{}` is {}; use \
+             rounding nearest, or parameters in bf16",
+            first.name(),
+            first.spec().dtype
+        );
+        Ok(())
     }
 
     pub(crate) fn ranges(&self) -> Ranges {

@@ -1,11 +1,12 @@
 //! Exponential moving averages of weights.
 
+use meshgrad_error::ensure;
 use meshgrad_runtime::{Function, Number, Signature, Tensor, ops};
 
 use super::assign::{assign, averaged};
 use super::ranges::Ranges;
 use super::slots::{Slots, zeros};
-use super::{Groups, OptimError, Part, State};
+use super::{Groups, Part, State};
 use crate::Result;
 
 static AVERAGE: Signature = Signature::new("ema", "average: F[~], param: F[~] -> average: F[~]", 3);
@@ -28,7 +29,7 @@ impl Ema {
     /// Averages of `parts` with `decay` in [0, 1].
     ///
     /// # Errors
-    /// [`OptimError::Constant`]; when memory runs out.
+    /// For another decay; when memory runs out.
     pub fn new(parts: &[Part], decay: f64) -> Result<Ema> {
         let holds = (0.0..=1.0).contains(&decay);
         let ranges = Ranges::default().require("decay", decay, "in [0, 1]", holds);
@@ -44,8 +45,7 @@ impl Ema {
     /// Updates the averages with the current values. Does not wait for the device.
     ///
     /// # Errors
-    /// [`OptimError::Parts`], [`OptimError::Changed`] for parts that differ from those at
-    /// construction.
+    /// For parts that differ from those at construction.
     pub fn update(&self, parts: &[Part]) -> Result<()> {
         let average = Average { decay: self.decay };
         self.each(parts, |mean, value| assign(&AVERAGE, &average, [mean, value], mean))
@@ -72,9 +72,7 @@ impl Ema {
     /// Calls `f` with each average and value.
     fn each(&self, parts: &[Part], f: impl Fn(&Tensor, &Tensor) -> Result<()>) -> Result<()> {
         let expected = self.slots.len();
-        if parts.len() != expected {
-            return Err(OptimError::Count { expected, actual: parts.len() }.into());
-        }
+        check_count(expected, parts)?;
         let pairs = parts.iter().map(|part| (part, part.value()));
         let due = self.slots.due(pairs.collect())?;
         due.iter().try_for_each(|due| f(&due.slot.state, due.part.value()))
@@ -89,19 +87,28 @@ impl Originals {
     /// Writes the values back to `parts`, bit for bit.
     ///
     /// # Errors
-    /// [`OptimError::Count`] for another number of parts; an error of the copy for other shapes.
+    /// For another number of parts; an error of the copy for other shapes.
     pub fn restore(self, parts: &[Part]) -> Result<()> {
-        if parts.len() != self.0.len() {
-            return Err(OptimError::Count { expected: self.0.len(), actual: parts.len() }.into());
-        }
+        check_count(self.0.len(), parts)?;
         let mut pairs = self.0.iter().zip(parts);
         pairs.try_for_each(|(value, part)| copy(value, part.value()))
     }
 }
 
+fn check_count(expected: usize, parts: &[Part]) -> Result<()> {
+    ensure!(
+        parts.len() == expected,
+        Invalid,
+        "the averages were constructed for {expected} part(s), but now there are {}; pass the same \
+         parts",
+        parts.len()
+    );
+    Ok(())
+}
+
 /// into = x, in the dtype of `into`.
 fn copy(x: &Tensor, into: &Tensor) -> Result<()> {
-    Ok(ops::copy_into(&ops::cast(x, into.dtype())?, into)?)
+    ops::copy_into(&ops::cast(x, into.dtype())?, into)
 }
 
 struct Average {

@@ -1,9 +1,11 @@
 //! Learning rates and weight decays by parameter name.
 
 use glob::Pattern;
+use meshgrad_error::{bail, error};
 
 use super::ranges::Ranges;
-use super::{Group, OptimError, Part};
+use super::{Group, Part};
+use crate::Result;
 
 /// An ordered list of [`Group`]s. The first whose pattern matches a parameter applies to it.
 ///
@@ -26,10 +28,8 @@ impl Groups {
     /// model, even if this rank has only a part of it.
     ///
     /// # Errors
-    /// [`OptimError::Pattern`]; [`OptimError::Unmatched`] and [`OptimError::Shadowed`] when a
-    /// pattern applies to no parameter; [`OptimError::Constant`] when a number is negative or not
-    /// finite.
-    pub fn new(groups: Vec<Group>, names: &[&str]) -> Result<Groups, OptimError> {
+    /// When a pattern is invalid or applies to no parameter; when a number is negative or not finite.
+    pub fn new(groups: Vec<Group>, names: &[&str]) -> Result<Groups> {
         let mut list: Vec<(Pattern, Group)> = Vec::with_capacity(groups.len());
         for group in groups {
             Ranges::default()
@@ -42,8 +42,11 @@ impl Groups {
             let taken = |name: &str| list.iter().any(|(earlier, _)| earlier.matches(name));
             let applies = |name: &&str| pattern.matches(name) && !taken(name);
             if !names.iter().any(applies) {
-                let (pattern, example) = (group.pattern, example.to_owned());
-                return Err(OptimError::Shadowed { pattern, example });
+                bail!(
+                    Invalid,
+                    "pattern `{pattern}` never applies: earlier patterns match all of its parameters, \
+                     such as `{example}`; move it before them"
+                );
             }
             list.push((pattern, group));
         }
@@ -66,23 +69,26 @@ impl Groups {
 }
 
 /// Parses a pattern over names.
-pub(super) fn parse(pattern: &str) -> Result<Pattern, OptimError> {
-    Pattern::new(pattern).map_err(|error| OptimError::Pattern {
-        pattern: pattern.to_owned(),
-        message: error.to_string(),
+pub(super) fn parse(pattern: &str) -> Result<Pattern> {
+    Pattern::new(pattern).map_err(|problem| {
+        error!(
+            Invalid,
+            "pattern `{pattern}` is invalid: {problem}; use `*` and `?`, as in `*.norm*`"
+        )
     })
 }
 
 /// The first of `names` that `pattern` matches.
-pub(super) fn matched<'a>(pattern: &Pattern, names: &[&'a str]) -> Result<&'a str, OptimError> {
+pub(super) fn matched<'a>(pattern: &Pattern, names: &[&'a str]) -> Result<&'a str> {
     let found = names.iter().find(|name| pattern.matches(name));
     found.copied().ok_or_else(|| {
         let similarity = |name: &&&str| strsim::jaro(name, pattern.as_str());
         let nearest = names.iter().max_by(|a, b| similarity(a).total_cmp(&similarity(b)));
-        OptimError::Unmatched {
-            pattern: pattern.to_string(),
-            example: nearest.copied().unwrap_or_default().to_owned(),
-        }
+        let example = nearest.copied().unwrap_or_default();
+        error!(
+            Invalid,
+            "pattern `{pattern}` matches no parameter; the most similar name is `{example}`"
+        )
     })
 }
 

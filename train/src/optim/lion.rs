@@ -43,8 +43,7 @@ impl Lion {
     /// Lion of `parts` with zero state.
     ///
     /// # Errors
-    /// [`OptimError::Constant`](super::OptimError::Constant) for a constant outside of its range;
-    /// when memory runs out.
+    /// For a constant outside of its range; when memory runs out.
     pub fn new(parts: &[Part], config: LionConfig, groups: &Groups) -> Result<Lion> {
         config.ranges().check(NAME)?;
         let slots = Slots::new(parts, groups, config.weight_decay, |part| {

@@ -1,5 +1,6 @@
 //! Muon: momentum with orthogonal updates of matrices.
 
+use meshgrad_error::bail;
 use meshgrad_runtime::ops::{self, StepScalars};
 use meshgrad_runtime::{Accumulator, DType, Function, Number, Signature, Tensor};
 
@@ -7,7 +8,7 @@ use super::assign::{assign, averaged, if_finite, map};
 use super::groups::parse;
 use super::part::viewed;
 use super::slots::{Slots, Update, pairs, zeros};
-use super::{AdamW, Granularity, Groups, MuonConfig, OptimError, Optimizer, Part, State};
+use super::{AdamW, Granularity, Groups, MuonConfig, Optimizer, Part, State};
 use crate::Result;
 
 const NAME: &str = "muon";
@@ -68,9 +69,9 @@ pub(crate) struct Matrices {
 }
 
 impl Matrices {
-    pub(crate) fn new(config: &MuonConfig) -> Result<Matrices, OptimError> {
+    pub(crate) fn new(config: &MuonConfig) -> Result<Matrices> {
         let patterns = config.adamw_names.iter().map(|pattern| parse(pattern));
-        Ok(Matrices { adamw_names: patterns.collect::<Result<_, _>>()? })
+        Ok(Matrices { adamw_names: patterns.collect::<Result<_>>()? })
     }
 
     pub(crate) fn contains(&self, name: &str, shape: &[usize]) -> bool {
@@ -83,14 +84,13 @@ impl Muon {
     /// Muon of `parts` with zero state.
     ///
     /// # Errors
-    /// [`OptimError::SplitMatrix`] for a part of a matrix; [`OptimError::Constant`] for a constant
-    /// outside of its range; [`OptimError::ProductDType`]; [`OptimError::Pattern`]; as
-    /// [`AdamW::new`].
+    /// For a part of a matrix, a constant outside of its range, another dtype of products than bf16 and
+    /// f32, or an invalid pattern; as [`AdamW::new`].
     pub fn new(parts: &[Part], config: MuonConfig, groups: &Groups) -> Result<Muon> {
         config.ranges().check(NAME)?;
         match config.product_dtype {
             DType::BF16 | DType::F32 => (),
-            dtype => return Err(OptimError::ProductDType { dtype }.into()),
+            dtype => bail!(Invalid, "muon: products cannot be {dtype}; use bf16 or f32"),
         }
         let matrices = Matrices::new(&config)?;
         let is_matrix = |part: &Part| matrices.contains(part.name(), part.global_shape());
@@ -192,18 +192,18 @@ fn orthogonalized(x: &Tensor, config: &MuonConfig) -> Result<Tensor> {
         let rest = product(&polynomial, &x, products)?;
         x = map(&COMBINE, &Combine(a, 1.0), [&x, &rest], dtype)?;
     }
-    Ok(oriented(x)?)
+    oriented(x)
 }
 
 /// a b. If `dtype` is bf16, the operands are rounded to bf16 and the sums are f32.
 fn product(a: &Tensor, b: &Tensor, dtype: DType) -> Result<Tensor> {
     if dtype != DType::BF16 {
-        return Ok(ops::matmul(a, b)?);
+        return ops::matmul(a, b);
     }
     let shape = a.shape().with(a.dim("matmul", -1)?, b.extent(-1)?);
     let mut sum = Accumulator::new(a.device(), shape, DType::F32)?;
     ops::matmul_into(&ops::cast(a, dtype)?, &ops::cast(b, dtype)?, &mut sum)?;
-    Ok(ops::cast(sum.total()?, a.dtype())?)
+    ops::cast(sum.total()?, a.dtype())
 }
 
 #[derive(Clone, Copy)]

@@ -4,10 +4,10 @@ use std::fmt;
 use std::ops::Range;
 
 use meshgrad_autograd::{Module, Param, row_count, row_elements};
+use meshgrad_error::ensure;
 use meshgrad_mesh::RowBox;
 use meshgrad_runtime::{DType, Shape, ShardedShape, Tensor, ops};
 
-use super::OptimError;
 use crate::Result;
 
 /// A range of the rows of a parameter, or of this rank's part of a sharded one. Its rows are all dims
@@ -63,7 +63,7 @@ impl Part {
     /// `value` any shape, contiguous, with the elements of `rows`; f64, f32 or bf16.
     ///
     /// # Errors
-    /// [`OptimError::NoRows`]; [`OptimError::Rows`].
+    /// When the parameter has not these rows, or they do not have the elements of `value`.
     pub fn new(
         name: impl Into<String>,
         value: Tensor,
@@ -81,20 +81,20 @@ impl Part {
     ) -> Result<Part> {
         let (global, local) = (**shape, *shape.local());
         let count = row_count(&local);
-        if rows.start > rows.end || rows.end > count {
-            return Err(OptimError::NoRows { name, rows, count, global: local }.into());
-        }
+        let Range { start, end } = rows;
+        ensure!(
+            start <= end && end <= count,
+            Invalid,
+            "part of `{name}`: rows {start}..{end} are outside of the {count} rows of shape {local}"
+        );
         let expected = rows.len() * row_elements(&local);
-        if value.elements() != expected || !value.is_contiguous() {
-            return Err(OptimError::Rows {
-                name,
-                rows,
-                global: local,
-                expected,
-                actual: *value.shape(),
-            }
-            .into());
-        }
+        ensure!(
+            value.elements() == expected && value.is_contiguous(),
+            Invalid,
+            "part of `{name}`: rows {start}..{end} of a parameter of shape {local} need {expected} \
+             elements in a contiguous tensor, but the value has shape {}",
+            value.shape()
+        );
         let spec = PartSpec {
             name,
             dtype: value.dtype(),
@@ -144,22 +144,22 @@ impl Part {
     /// The shape of this part as a list of matrices, for a parameter of at least two dims.
     ///
     /// # Errors
-    /// [`OptimError::SplitMatrix`], naming `optimizer`.
-    pub(super) fn matrices(&self, optimizer: &'static str) -> Result<[usize; 3], OptimError> {
+    /// When it splits a matrix; the error names `optimizer`.
+    pub(super) fn matrices(&self, optimizer: &'static str) -> Result<[usize; 3]> {
         let PartSpec { global, local, rows, .. } = &self.spec;
         let [.., matrix, columns] = global[..] else {
             return Ok([rows.len(), 1, self.row_elements()]);
         };
         let splits = |row: usize| row.checked_rem(matrix).is_some_and(|rest| rest != 0);
         let is_sharded = !local.ends_with(&[matrix, columns]);
-        if is_sharded || splits(rows.start) || splits(rows.end) {
-            return Err(OptimError::SplitMatrix {
-                optimizer,
-                name: self.spec.name.clone(),
-                rows: rows.clone(),
-                matrix,
-            });
-        }
+        let Range { start, end } = *rows;
+        ensure!(
+            !is_sharded && !splits(start) && !splits(end),
+            Invalid,
+            "`{}`: rows {start}..{end} split a matrix of {matrix} rows, but {optimizer} needs whole \
+             matrices",
+            self.spec.name
+        );
         let count = rows.len().checked_div(matrix).unwrap_or(0);
         Ok([count, matrix, columns])
     }
@@ -175,5 +175,5 @@ impl fmt::Display for PartSpec {
 /// A view of `x`, which must be contiguous, in another shape.
 pub(super) fn viewed(x: &Tensor, shape: &[usize]) -> Result<Tensor> {
     // A contiguous tensor reshapes to any shape without a copy.
-    Ok(ops::reshape(x, shape)?)
+    ops::reshape(x, shape)
 }

@@ -1,6 +1,8 @@
 //! Ranges of the constants of optimizers.
 
-use super::OptimError;
+use meshgrad_error::bail;
+
+use crate::Result;
 
 /// A constant outside of its range.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,11 +50,11 @@ impl Ranges {
     }
 
     /// # Errors
-    /// [`OptimError::Constant`] with the first.
-    pub(super) fn check(self, optimizer: &'static str) -> Result<(), OptimError> {
+    /// With the first that is outside.
+    pub(super) fn check(self, optimizer: &'static str) -> Result<()> {
         let Some(OutOfRange { name, value, allowed }) = self.0.into_iter().next() else {
             return Ok(());
         };
-        Err(OptimError::Constant { optimizer, name, value, allowed })
+        bail!(Invalid, "{optimizer}: {name} is {value}, but must be {allowed}")
     }
 }

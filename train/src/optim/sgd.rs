@@ -55,8 +55,7 @@ impl Sgd {
     /// SGD of `parts` with zero state.
     ///
     /// # Errors
-    /// [`OptimError::Constant`](super::OptimError::Constant) for a constant outside of its range;
-    /// when memory runs out.
+    /// For a constant outside of its range; when memory runs out.
     pub fn new(parts: &[Part], config: SgdConfig, groups: &Groups) -> Result<Sgd> {
         config.ranges().check(NAME)?;
         let slots = Slots::new(parts, groups, config.weight_decay, |part| {

@@ -1,11 +1,12 @@
 //! The parts of an optimizer, with their settings and their state.
 
+use meshgrad_error::ensure;
 use meshgrad_runtime::ops::StepScalars;
 use meshgrad_runtime::{DType, Kind, Tensor};
 
 use super::assign::scaled;
 use super::part::PartSpec;
-use super::{Groups, OptimError, Part, Settings, State};
+use super::{Groups, Part, Settings, State};
 use crate::Result;
 
 /// One slot per part, in the order of the parts.
@@ -58,10 +59,7 @@ impl<S> Slots<S> {
 
     /// Checks the parts and gradients of a step against the slots and combines them. Values may
     /// take the place of gradients.
-    pub(super) fn due<'a>(
-        &'a self,
-        parts: Vec<(&'a Part, &'a Tensor)>,
-    ) -> Result<Vec<Due<'a, S>>, OptimError> {
+    pub(super) fn due<'a>(&'a self, parts: Vec<(&'a Part, &'a Tensor)>) -> Result<Vec<Due<'a, S>>> {
         let pairs = self.0.iter().zip(parts);
         pairs.map(|(slot, (part, gradient))| slot.due(part, gradient)).collect()
     }
@@ -110,20 +108,22 @@ impl<S> Slots<S> {
 
 impl<S> Slot<S> {
     /// Checks the part and the gradient of this slot.
-    fn due<'a>(&'a self, part: &'a Part, gradient: &'a Tensor) -> Result<Due<'a, S>, OptimError> {
-        if *part.spec() != self.part {
-            return Err(OptimError::Changed {
-                expected: self.part.to_string(),
-                actual: part.spec().to_string(),
-            });
-        }
-        if gradient.shape() != part.value().shape() {
-            return Err(OptimError::Gradient {
-                name: part.name().to_owned(),
-                gradient: *gradient.shape(),
-                value: *part.value().shape(),
-            });
-        }
+    fn due<'a>(&'a self, part: &'a Part, gradient: &'a Tensor) -> Result<Due<'a, S>> {
+        ensure!(
+            *part.spec() == self.part,
+            Invalid,
+            "a part was {} at construction, but is now {}; construct a new optimizer",
+            self.part,
+            part.spec()
+        );
+        ensure!(
+            gradient.shape() == part.value().shape(),
+            Invalid,
+            "the gradient of `{}` has shape {}, but the value has shape {}",
+            part.name(),
+            gradient.shape(),
+            part.value().shape()
+        );
         Ok(Due { slot: self, part, gradient })
     }
 }
@@ -133,13 +133,16 @@ pub(super) fn pairs<'a>(
     expected: usize,
     parts: &'a [Part],
     gradients: &'a [Tensor],
-) -> Result<Vec<(&'a Part, &'a Tensor)>, OptimError> {
-    match parts.len() == expected && gradients.len() == expected {
-        true => Ok(parts.iter().zip(gradients).collect()),
-        false => {
-            Err(OptimError::Parts { expected, parts: parts.len(), gradients: gradients.len() })
-        }
-    }
+) -> Result<Vec<(&'a Part, &'a Tensor)>> {
+    ensure!(
+        parts.len() == expected && gradients.len() == expected,
+        Invalid,
+        "the optimizer was constructed with {expected} part(s), but the step has {} part(s) and {} \
+         gradient(s)",
+        parts.len(),
+        gradients.len()
+    );
+    Ok(parts.iter().zip(gradients).collect())
 }
 
 /// Zeros of the shape of `part`'s value, without a sharding if the value has none.

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use meshgrad_models::config::{ConfigError as ModelError, Problem, Qwen3Config};
+use meshgrad_models::config::Qwen3Config;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
@@ -231,13 +231,8 @@ impl ModelTable {
                 },
             }
         };
-        if let Err(ModelError::Invalid(problems)) = config.validate() {
-            let zero = problems.into_iter().filter_map(|problem| match problem {
-                Problem::Zero { key } if !complete.contains_key(key) => Some(key.to_owned()),
-                _ => None,
-            });
-            missing.extend(zero);
-        }
+        let zero = config.zero_sizes().into_iter().filter(|key| !complete.contains_key(*key));
+        missing.extend(zero.map(str::to_owned));
         missing.into_iter().map(violation).collect()
     }
 

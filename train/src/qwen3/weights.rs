@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use meshgrad_ckpt::{Committed, Folder};
+use meshgrad_error::bail;
 use meshgrad_models::config::Qwen3Config;
 use meshgrad_models::hf::{self, Loaded, Loader};
 use meshgrad_models::{Qwen3, folder};
@@ -14,7 +15,7 @@ use meshgrad_runtime::Device;
 use crate::checkpoint::ReadOptions;
 use crate::intact::Candidates;
 use crate::report::with_loading_bar;
-use crate::{Result, TrainError, checkpoint};
+use crate::{Result, checkpoint};
 
 const CONFIG: &str = "config.json";
 pub(super) const TOKENIZER: &str = "tokenizer.json";
@@ -31,7 +32,7 @@ pub(super) fn model_folder(from: &Path, verify: bool) -> Result<PathBuf> {
 }
 
 pub(super) fn config_of(from: &Path, verify: bool) -> Result<Qwen3Config> {
-    Ok(hf::read_config(&model_folder(from, verify)?)?)
+    hf::read_config(&model_folder(from, verify)?)
 }
 
 /// Sets the values of `model` to those of `from`, found as in [`model_folder`]; if its weights are
@@ -77,21 +78,22 @@ pub(super) fn fill(
 /// text generation of `configured`.
 ///
 /// # Errors
-/// [`TrainError::OtherFiles`] with the first file that differs.
+/// When a file differs, with the first.
 fn check_same_files(configured: &Path, older: &Path) -> Result<()> {
     if configured == older {
         return Ok(());
     }
     let [ours, theirs] = [files(configured)?, files(older)?];
     let mut names = ours.keys().chain(theirs.keys());
-    match names.find(|name| ours.get(*name) != theirs.get(*name)) {
-        None => Ok(()),
-        Some(file) => Err(TrainError::OtherFiles {
-            damaged: configured.to_owned(),
-            older: older.to_owned(),
-            file: file.clone(),
-        }),
+    if let Some(file) = names.find(|name| ours.get(*name) != theirs.get(*name)) {
+        let (damaged, older) = (configured.display(), older.display());
+        bail!(
+            Invalid,
+            "{damaged} is damaged (`meshgrad ckpt verify` shows where), and {older} has another {file}; \
+             to start from that one, name it: --from {older}"
+        );
     }
+    Ok(())
 }
 
 /// The files of a folder that a new run takes besides tensors.
@@ -102,7 +104,7 @@ fn files(folder: &Path) -> Result<BTreeMap<String, String>> {
         match fs::read_to_string(&path) {
             Ok(text) => drop(files.insert(name.to_owned(), text)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(source) => return Err(folder::Error::File { path, source }.into()),
+            Err(cause) => return Err(folder::unreadable(&path, cause)),
         }
     }
     Ok(files)

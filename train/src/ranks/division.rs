@@ -5,16 +5,14 @@ use std::ops::Range;
 use meshgrad_comm::Rank;
 use meshgrad_data_parallel::{Home, Homes, Reshard};
 use meshgrad_dist::parallel::{ParallelConfig, ParallelState};
-use meshgrad_error::error;
 use meshgrad_mesh::{Mesh, Placement, Sharding};
 use meshgrad_models::{Model, ModelParallelism, ModelPlan, TokenBatch};
-use meshgrad_runtime::{DType, Device, ErrorKind, Kind, Tensor};
+use meshgrad_runtime::{DType, Device, Kind as TensorKind, Tensor};
 
 use crate::config::{
-    Algorithm, Config, ConfigError, HomeChoice, ParallelTable, Reduction, TrainConfig, Violation,
-    Violations,
+    Algorithm, Config, HomeChoice, ParallelTable, Reduction, TrainConfig, Violation, Violations,
 };
-use crate::{Result, TrainError, configured};
+use crate::{Error, Kind, Result, configured};
 
 const REPLICATE: &str = "dp_replicate";
 const SHARD: &str = "dp_shard";
@@ -50,7 +48,7 @@ impl BatchPart {
     pub(crate) fn tensor(&self, x: Tensor) -> Result<Tensor> {
         match &self.sharding {
             None => Ok(x),
-            Some((sharding, rank)) => Ok(x.local().with_sharding(sharding, *rank)?),
+            Some((sharding, rank)) => x.local().with_sharding(sharding, *rank),
         }
     }
 }
@@ -59,8 +57,7 @@ impl Division {
     /// The division of several ranks.
     pub(super) fn new(checked: ParallelConfig, config: &Config, rank: usize) -> Result<Division> {
         let state = ParallelState::new(checked);
-        let all =
-            state.mesh("regular").map_err(|error| error!(Invalid, "{error}").caused_by(error))?;
+        let all = state.mesh("regular")?;
         let axes = all.axes().iter().filter(|axis| axis.size() > 1);
         let axes: Vec<&str> = axes.map(|axis| axis.name()).collect();
         let is_muon = matches!(config.optimizer.algorithm, Algorithm::Muon(_));
@@ -178,7 +175,7 @@ impl Division {
             .loss_parallel(self.table.loss_parallel)
             .shard_experts(self.table.shard_experts)
             .overlap_chunks(self.table.overlap_chunks);
-        Ok(model.plan(&parallelism)?)
+        model.plan(&parallelism)
     }
 
     /// Calls `body` while sequences are whole: a model that decodes has one new token.
@@ -210,15 +207,14 @@ impl Division {
             homes = homes.unit(&unit, home.clone());
         }
         let pass = |meta: &Device| {
-            let batch = self.batch_of_zeros(meta);
-            let batch = batch.map_err(|error| error!(Invalid, "{error}").caused_by(error))?;
+            let batch = self.batch_of_zeros(meta)?;
             let loss = model.loss(&batch, configured::compute(&self.train))?;
             Ok(loss.total)
         };
         match homes.settle_for(model, pass) {
             // A model that reads values does not run on a meta device.
-            Err(error) if error.kind() == ErrorKind::NoValues => Ok(homes.settle(model)?),
-            settled => Ok(settled?),
+            Err(error) if error.kind() == Kind::NoValues => homes.settle(model),
+            settled => settled,
         }
     }
 
@@ -227,7 +223,7 @@ impl Division {
         let (rows, seq_len) = (self.train.rows_of_pass(self.batch_parts()), self.train.seq_len);
         let part = self.part_of_batch(rows, seq_len)?;
         let shape = [part.rows.len(), seq_len];
-        let zeros = part.tensor(Tensor::zeros(device, &shape, DType::I64, Kind::Value)?)?;
+        let zeros = part.tensor(Tensor::zeros(device, &shape, DType::I64, TensorKind::Value)?)?;
         Ok(TokenBatch::new(&zeros, &zeros))
     }
 
@@ -253,8 +249,8 @@ impl Division {
     }
 }
 
-fn violation(key: &str, problem: String) -> TrainError {
+fn violation(key: &str, problem: String) -> Error {
     let key = key.to_owned();
     let violations = Violations(vec![Violation { key, problem }]);
-    TrainError::Config(ConfigError::Range(violations))
+    Error::with_details(Kind::Invalid, violations)
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use meshgrad_comm::{Collectives, Rank};
+use meshgrad_error::error;
 use meshgrad_mesh::Channel;
 use meshgrad_runtime::Properties;
 use serde::{Deserialize, Serialize};
@@ -10,7 +11,7 @@ use serde_json::Value;
 
 use super::{LIMIT, all, of_json};
 use crate::config::Reduction;
-use crate::{Result, TrainError};
+use crate::{Error, Result};
 
 /// The features of this crate that are on.
 const FEATURES: [(&str, bool); 4] = [
@@ -50,7 +51,7 @@ struct Compared {
 /// ```
 ///
 /// # Errors
-/// [`TrainError::Unequal`] with every difference, on all ranks; when ranks cannot communicate.
+/// When they have not, with every difference, on all ranks; when ranks cannot communicate.
 pub fn check_equal(rank: &dyn Rank, settings: &impl Serialize) -> Result<Vec<String>> {
     let mut own = Compared {
         settings: BTreeMap::new(),
@@ -104,13 +105,22 @@ fn compare(ranks: &[Compared]) -> Result<Vec<String>> {
     });
     let differences: Vec<String> = differences.collect();
     if !differences.is_empty() {
-        return Err(TrainError::Unequal { differences });
+        return Err(unequal(&differences));
     }
     let instructions = difference(ranks.iter().map(|rank| rank.instructions.clone()));
     let warning = instructions.map(|by_rank| {
         format!("ranks compute with different instructions, which round differently: {by_rank}")
     });
     Ok(warning.into_iter().collect())
+}
+
+fn unequal(differences: &[String]) -> Error {
+    error!(
+        Mismatch,
+        "the ranks of a run must be equal:\n  {}\nstart all ranks with the same program, configuration \
+         and data",
+        differences.join("\n  ")
+    )
 }
 
 /// The ranks of each value, as in `1 on ranks 0 and 2-3, 2 on rank 1`; `None` if all are equal.
@@ -158,7 +168,7 @@ pub(crate) fn weigh(warnings: Vec<String>, reduction: Reduction) -> Result<Vec<S
         Reduction::Tree if warnings.len() > 0 => {
             let differences = warnings
                 .map(|it| format!("{it}; use equal machines, or train.reduction = \"sum\""));
-            Err(TrainError::Unequal { differences: differences.collect() })
+            Err(unequal(&differences.collect::<Vec<_>>()))
         }
         _ => Ok(warnings.map(|it| format!("warning: {it}")).collect()),
     }

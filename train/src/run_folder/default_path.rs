@@ -7,7 +7,8 @@ use toml::{Table, Value};
 use twox_hash::XxHash3_64;
 
 use super::{CONFIG, LOCK, RunFolder};
-use crate::config::{Config, ConfigError, Override};
+use crate::Result;
+use crate::config::{Config, Override, not_toml};
 
 /// Keys and tables that do not change what is trained, only the length, memory and output of a run.
 const OF_NO_RUN: [&str; 8] = [
@@ -39,7 +40,7 @@ impl RunFolder {
         file: Option<&Path>,
         overrides: &[Override],
         config: &Config,
-    ) -> Result<PathBuf, ConfigError> {
+    ) -> Result<PathBuf> {
         let folder = file.and_then(Path::parent);
         let folder = folder.map(|folder| match folder.as_os_str().is_empty() {
             true => Path::new("."),
@@ -50,7 +51,7 @@ impl RunFolder {
         }
         let stem = file.and_then(Path::file_stem);
         let mut name = stem.unwrap_or("default".as_ref()).to_owned();
-        let all = Value::Table(Table::try_from(config)?);
+        let all = Value::Table(Table::try_from(config).map_err(not_toml)?);
         let mut settings = Vec::new();
         for set in overrides {
             let parts = set.key();

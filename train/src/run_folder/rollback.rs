@@ -4,9 +4,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{fs, io};
 
+use meshgrad_ckpt::io_error;
 use meshgrad_ckpt::vfs::Lock;
+use meshgrad_error::Result;
 
-use super::{LOCK, REPLACED, RESULTS, Result, RunFolder, RunFolderError, next_aside, partial};
+use super::{LOCK, REPLACED, RESULTS, RunFolder, next_aside, partial};
 
 /// Holds links to the files of the run folder while a start replaces them, and an empty folder with
 /// the name of the folder to which the start moves checkpoints.
@@ -29,11 +31,11 @@ impl Rollback {
     /// renames, but not written in place, and may be set aside once.
     ///
     /// # Errors
-    /// [`RunFolderError::Write`].
+    /// When they cannot be linked.
     pub(crate) fn of(folder: &RunFolder) -> Result<Rollback> {
         let run = folder.path();
         let linked = restore(run).and_then(|()| link_files(run));
-        linked.map_err(|source| RunFolderError::Write { path: run.to_owned(), source })?;
+        linked.map_err(|cause| io_error("write", run, cause))?;
         Ok(Rollback {
             run: run.to_owned(),
             created: folder.created.clone(),
@@ -165,6 +167,8 @@ fn remove_if_exists(removed: io::Result<()>) -> io::Result<()> {
 mod tests {
     use std::ffi::OsString;
 
+    use meshgrad_error::Kind;
+
     use super::*;
 
     fn names(folder: &Path) -> Vec<OsString> {
@@ -228,7 +232,7 @@ mod tests {
         let rollback = Rollback::of(&folder).unwrap();
         drop(folder);
         let open = || RunFolder::open(place.path());
-        assert!(matches!(open(), Err(RunFolderError::InUse { .. })));
+        assert_eq!(open().err().map(|error| error.kind()), Some(Kind::Busy));
         drop(rollback);
         open().unwrap();
     }

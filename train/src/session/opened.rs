@@ -3,21 +3,21 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use meshgrad_ckpt::{Committed, is_disk_failure};
+use meshgrad_ckpt::{Committed, io_error, is_disk_failure};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use twox_hash::XxHash3_128;
 
 use super::resume::Resume;
 use super::start::Start;
+use crate::Result;
 use crate::config::Config;
 use crate::data::{Data, TextInfo};
 use crate::intact::damage;
 use crate::ranks::RunRanks;
-use crate::run_folder::{Rollback, RunFolder, RunFolderError};
+use crate::run_folder::{Rollback, RunFolder, not_shared};
 use crate::tokenizer::Tokenizer;
 use crate::tokens::CacheKey;
-use crate::{Result, TrainError};
 
 /// An open run folder, its data, and the start of the run.
 pub(super) struct Opened<'a> {
@@ -110,13 +110,13 @@ impl<'a> Opened<'a> {
             match manifest_digest(path) {
                 Err(error) if is_disk_failure(&error) => return Ok(Err(error.to_string())),
                 digest if digest.as_ref().ok() != first.manifest.as_ref() => {
-                    return Err(TrainError::NotShared { path: path.clone() });
+                    return Err(not_shared(path));
                 }
                 _ => {}
             }
             checkpoint = match Committed::open(path) {
                 Ok(checkpoint) => Some(checkpoint),
-                Err(error) => return Ok(Err(damage(error.into())?)),
+                Err(error) => return Ok(Err(damage(error)?)),
             };
         }
         Ok(Ok(Opened {
@@ -140,6 +140,6 @@ impl<'a> Opened<'a> {
 
 fn manifest_digest(checkpoint: &Path) -> Result<u128> {
     let path = checkpoint.join("manifest.json");
-    let text = fs::read(&path).map_err(|source| RunFolderError::Read { path, source })?;
+    let text = fs::read(&path).map_err(|cause| io_error("read", &path, cause))?;
     Ok(XxHash3_128::oneshot(&text))
 }

@@ -12,6 +12,7 @@ use meshgrad_runtime::Device;
 use serde_json::json;
 use twox_hash::XxHash3_64;
 
+use super::Diverged;
 use super::opened::Opened;
 use super::records::Records;
 use super::{Session, Summary};
@@ -27,7 +28,7 @@ use crate::run_folder::RunFolder;
 use crate::sampler::{Order, Windows};
 use crate::trainer::{PendingStep, Trainer};
 use crate::updater::Updater;
-use crate::{Result, TrainError, checkpoint, generate, memory, prompt};
+use crate::{Error, Kind, Result, checkpoint, generate, memory, prompt};
 
 /// What a run is made of.
 pub(super) struct Parts<'a, M, I> {
@@ -263,13 +264,14 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
         if !record.loss.is_finite() || !record.grad_norm.is_finite() {
             let saved = self.saver.wait();
             self.saved(saved)?;
-            return Err(TrainError::NotFinite {
+            let newest = checkpoint::newest(self.folder.path())?;
+            let diverged = Diverged {
                 step,
                 loss: record.loss,
                 grad_norm: record.grad_norm,
-                checkpoint: checkpoint::newest(self.folder.path())?
-                    .map(|found| found.path().to_owned()),
-            });
+                checkpoint: newest.map(|found| found.path().to_owned()),
+            };
+            return Err(Error::with_details(Kind::NotFinite, diverged));
         }
 
         let tokens = (self.config.train.batch_size * self.config.train.seq_len) as f64;

@@ -11,7 +11,7 @@ use meshgrad_models::{Generate, Model, TokenBatch};
 use super::run::Run;
 use crate::events::Event;
 use crate::ranks::AnyFlags;
-use crate::{Result, TrainError, checkpoint};
+use crate::{Error, Result, checkpoint};
 
 /// Writes a checkpoint.
 type Write = Box<dyn FnOnce() -> meshgrad_ckpt::Result<Committed> + Send>;
@@ -21,7 +21,7 @@ pub(super) struct Signals {
     /// Whether to stop, and whether a checkpoint could not be saved.
     any: AnyFlags<2>,
     /// Why this rank could not save.
-    failure: Option<TrainError>,
+    failure: Option<Error>,
 }
 
 impl<M: Model<Batch = TokenBatch> + Generate> Run<'_, M> {

@@ -7,16 +7,16 @@ use meshgrad_models::Model;
 use meshgrad_runtime::Device;
 
 use super::resume::Resume;
+use crate::Result;
 use crate::checkpoint::{self, Change, ReadOptions};
 use crate::config::Config;
 use crate::data::Data;
 use crate::intact::{Candidates, damage, damage_in};
-use crate::ranks::RunRanks;
+use crate::ranks::{RunRanks, on_rank};
 use crate::report::with_loading_bar;
 use crate::run_folder::RunFolder;
 use crate::tokenizer::Tokenizer;
 use crate::trainer::Trainer;
-use crate::{Result, TrainError};
 
 /// The start of a run.
 pub(super) struct Start<'a> {
@@ -119,7 +119,7 @@ impl<'a> Start<'a> {
         let verify = self.config.checkpoint.verify;
         let checkpoint = match Committed::open(path) {
             Ok(checkpoint) => checkpoint,
-            Err(error) => return Ok(Err(damage(error.into())?)),
+            Err(error) => return Ok(Err(damage(error)?)),
         };
         let read = |progress: &(dyn Fn(u64, u64) + Sync)| {
             let options = ReadOptions { verify, progress, ..ReadOptions::default() };
@@ -146,8 +146,7 @@ impl<'a> Start<'a> {
     fn choose_next(&mut self, problem: String) -> Result<Committed> {
         let candidates = self.candidates.as_mut();
         // Only rank 0 has candidates, and only it chooses.
-        let candidates =
-            candidates.ok_or(TrainError::OnRank { rank: 0, message: problem.clone() })?;
+        let candidates = candidates.ok_or_else(|| on_rank(0, &problem))?;
         let next = candidates.skip_damaged(problem)?;
         self.changes = checkpoint::check_config(&next, self.config)?;
         Ok(next)

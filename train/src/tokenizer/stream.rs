@@ -26,7 +26,7 @@ impl DecodeStream<'_> {
     /// Adds an id and returns the text that is now complete; it may be empty.
     ///
     /// # Errors
-    /// [`super::TokenizerError::Codec`].
+    /// When the library fails.
     pub fn push(&mut self, id: u32) -> Result<String> {
         self.ids.push(id);
         self.pending += 1;
@@ -47,7 +47,7 @@ impl DecodeStream<'_> {
     /// Returns the remaining text, with U+FFFD for incomplete characters.
     ///
     /// # Errors
-    /// [`super::TokenizerError::Codec`].
+    /// When the library fails.
     pub fn finish(self) -> Result<String> {
         let text = self.tokenizer.decode(&self.ids)?;
         Ok(text.get(self.shown.len()..).unwrap_or_default().to_owned())

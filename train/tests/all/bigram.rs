@@ -6,8 +6,7 @@ use std::path::PathBuf;
 use meshgrad_autograd::{Init, Module, Param, Result, Var, ops};
 use meshgrad_ckpt::mapping::Mapping;
 use meshgrad_models::{Compute, Generate, IGNORE_INDEX, Loss, Model, TokenBatch};
-use meshgrad_runtime::{DType, Device, Error, ErrorKind, Tensor};
-use meshgrad_train::TrainError;
+use meshgrad_runtime::{DType, Device, Tensor};
 use meshgrad_train::config::{Config, ModelTables};
 use meshgrad_train::session::{Resume, Session, Summary};
 use serde::{Deserialize, Serialize};
@@ -53,8 +52,7 @@ impl Model for Bigram {
 
     /// Both parameters are one tensor.
     fn stored_as(&self) -> Result<Mapping> {
-        let mapping = Mapping::parse("concat(embedding, head, shares=1:1) = table");
-        mapping.map_err(|error| Error::new(ErrorKind::Invalid, error.to_string()))
+        Mapping::parse("concat(embedding, head, shares=1:1) = table")
     }
 
     fn loss(&self, batch: &TokenBatch, _: Compute) -> Result<Loss> {
@@ -118,7 +116,7 @@ impl Fixture {
         Config::parse::<Tables>(&text, "the test", &sets).unwrap()
     }
 
-    pub(crate) fn train(&self, resume: Resume, sets: &[&str]) -> Result<Summary, TrainError> {
+    pub(crate) fn train(&self, resume: Resume, sets: &[&str]) -> Result<Summary> {
         let config = self.config(sets);
         let tables: Tables = config.model_tables()?;
         Session::new(&config, &self.device).run_dir(self.path("run")).resume(resume).train(

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use meshgrad_ckpt::Committed;
-use meshgrad_train::TrainError;
+use meshgrad_train::Error;
 use meshgrad_train::metrics::{self, Record};
 use meshgrad_train::session::{Resume, Session, Summary};
 
@@ -44,7 +44,7 @@ fn train(
     sets: &[&str],
     resume: Resume,
     stop_after: Option<u64>,
-) -> Result<Summary, TrainError> {
+) -> Result<Summary, Error> {
     let config = fixture.config(sets);
     let Tables { model } = config.model_tables()?;
     Session::new(&config, &fixture.device)

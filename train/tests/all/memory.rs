@@ -2,9 +2,9 @@
 
 use meshgrad_comm::Local;
 use meshgrad_runtime::Device;
-use meshgrad_train::TrainError;
+use meshgrad_train::Error;
 use meshgrad_train::config::Config;
-use meshgrad_train::memory::{check_threads, predict, predict_rank};
+use meshgrad_train::memory::{NotEnoughMemory, check_threads, predict, predict_rank};
 use meshgrad_train::qwen3::{self, Tables};
 use meshgrad_train::session::Session;
 
@@ -77,7 +77,7 @@ fn the_peak_of_every_rank_is_predicted() {
         let run = place.path().join(format!("run-{number}"));
         let measured = Local::new(ranks).threads(1).launch(|rank| {
             qwen3::train(Session::new(&config, rank.device()).on(rank).run_dir(&run))?;
-            Ok::<_, TrainError>(rank.device().memory_stats().peak as u64)
+            Ok::<_, Error>(rank.device().memory_stats().peak as u64)
         });
         for (rank, measured) in measured.unwrap().into_iter().enumerate() {
             let model = qwen3::model(&config, 257, None).unwrap();
@@ -106,14 +106,11 @@ fn ranks_that_do_not_fit_together_are_refused() {
     let sets: Vec<_> = sets.iter().map(|set| set.parse().unwrap()).collect();
     let config = Config::parse::<Tables>("", "the test", &sets).unwrap();
     let devices: Vec<Device> = (0..8).map(|_| Device::cpu()).collect();
-    match qwen3::check_threads(&config, &devices) {
-        Err(TrainError::Memory { device, needed, .. }) => {
-            assert_eq!(device, "cpu for 8 ranks");
-            // 70 billion parameters, each 16 bytes and again 12 in the copy that is saved.
-            assert!(needed > 68_000_000_000 * 28, "{needed}");
-        }
-        other => panic!("{other:?}"),
-    }
+    let error = qwen3::check_threads(&config, &devices).unwrap_err();
+    let NotEnoughMemory { device, needed, .. } = error.details().unwrap();
+    assert_eq!(device, "cpu for 8 ranks");
+    // 70 billion parameters, each 16 bytes and again 12 in the copy that is saved.
+    assert!(*needed > 68_000_000_000 * 28, "{needed}");
     let small = Config::parse::<Tables>("data.tokenizer = 'byte'", "the test", &[]).unwrap();
     qwen3::check_threads(&small, &devices[..2]).unwrap();
     let model = qwen3::model(&small, 257, None).unwrap();

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use meshgrad_train::config::{Config, ConfigError, ModelTables, NoTables, Violation};
+use meshgrad_train::config::{Config, ModelTables, NoTables, Violation};
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -76,7 +76,7 @@ impl ModelTables for Tables {
     }
 }
 
-fn parse(text: &str, sets: &[&str]) -> Result<Config, ConfigError> {
+fn parse(text: &str, sets: &[&str]) -> meshgrad_train::Result<Config> {
     let sets: Vec<_> = sets.iter().map(|set| set.parse().unwrap()).collect();
     Config::parse::<Tables>(text, "run.toml", &sets)
 }

@@ -8,7 +8,7 @@ use meshgrad_ckpt::{Committed, TensorFile};
 use meshgrad_train::config::{Config, ScheduleConfig};
 use meshgrad_train::events::Event;
 use meshgrad_train::session::{Resume, Session};
-use meshgrad_train::{TrainError, checkpoint};
+use meshgrad_train::{Error, Kind, checkpoint};
 
 use crate::bigram::{Bigram, Fixture, Tables};
 use crate::on_disk::files;
@@ -82,7 +82,8 @@ fn a_failed_start_from_scratch_moves_nothing() {
     let (run, before) = (fixture.path("run"), files(&fixture.path("run")));
     let config = fixture.config(&[]);
     let session = Session::new(&config, &fixture.device).run_dir(&run);
-    let result = session.resume(Resume::Never).train(|_, _| Err::<Bigram, _>(TrainError::NoBatch));
+    let refused = || Err::<Bigram, _>(Error::new(Kind::Invalid, "no model"));
+    let result = session.resume(Resume::Never).train(|_, _| refused());
     assert!(result.is_err() && files(&run) == before);
 }
 

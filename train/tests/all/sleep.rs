@@ -6,7 +6,7 @@ use meshgrad_data_parallel::{Home, Homes, Reshard};
 use meshgrad_mesh::{Mesh, Placement};
 use meshgrad_models::{Compute, Model, Qwen3, TokenBatch};
 use meshgrad_runtime::{DType, Device, Tensor, ops, redistribute};
-use meshgrad_train::TrainError;
+use meshgrad_train::Error;
 use meshgrad_train::config::{Config, NoTables};
 use meshgrad_train::sleep::Kept;
 use meshgrad_train::trainer::Trainer;
@@ -44,9 +44,9 @@ fn model() -> Qwen3 {
 }
 
 /// This rank's rows of a batch.
-fn batch(device: &Device, step: u64) -> Result<TokenBatch, TrainError> {
+fn batch(device: &Device, step: u64) -> Result<TokenBatch, Error> {
     let count = ROWS * TOKENS;
-    let ids = |by: usize| -> Result<Tensor, TrainError> {
+    let ids = |by: usize| -> Result<Tensor, Error> {
         let id = |at: usize| ((at * by + at * at + step as usize) % 37) as i64;
         let ids: Vec<i64> = (0..count).map(id).collect();
         let whole = Tensor::from_slice(device, &[ROWS, TOKENS], &ids)?.as_replicated()?;
@@ -58,13 +58,13 @@ fn batch(device: &Device, step: u64) -> Result<TokenBatch, TrainError> {
     Ok(TokenBatch::new(&ids(11)?, &ids(17)?))
 }
 
-fn step(trainer: &mut Trainer<Qwen3>, device: &Device, step: u64) -> Result<f64, TrainError> {
+fn step(trainer: &mut Trainer<Qwen3>, device: &Device, step: u64) -> Result<f64, Error> {
     let done = trainer.step(step, [batch(device, step), batch(device, step + 100)])?;
     Ok(done.wait(&trainer.model)?.loss)
 }
 
 /// What the training keeps, and its losses.
-fn outcome(trainer: &Trainer<Qwen3>, losses: Vec<f64>) -> Result<Values, TrainError> {
+fn outcome(trainer: &Trainer<Qwen3>, losses: Vec<f64>) -> Result<Values, Error> {
     let mut tensors = Vec::new();
     for param in trainer.model.params() {
         tensors.push((param.name().to_owned(), param.kept()?));
@@ -88,8 +88,8 @@ fn outcome(trainer: &Trainer<Qwen3>, losses: Vec<f64>) -> Result<Values, TrainEr
 fn train(
     model: Qwen3,
     device: &Device,
-    mut between: impl FnMut(&mut Trainer<Qwen3>) -> Result<(), TrainError>,
-) -> Result<Values, TrainError> {
+    mut between: impl FnMut(&mut Trainer<Qwen3>) -> Result<(), Error>,
+) -> Result<Values, Error> {
     model.materialize(device, 3)?;
     let mut trainer = Trainer::new(model, &config(), device)?;
     let mut losses = Vec::new();
@@ -103,14 +103,14 @@ fn train(
 }
 
 /// Uses memory that others may have used before.
-fn overwrite_free_memory(device: &Device) -> Result<(), TrainError> {
+fn overwrite_free_memory(device: &Device) -> Result<(), Error> {
     let sizes = [64, 256, 1024, 4096, 16384].repeat(40).into_iter();
     let filled = sizes.map(|size| ops::full(device, &[size], DType::F32, 9.0));
     filled.collect::<Result<Vec<_>, _>>()?;
     Ok(())
 }
 
-fn is_asleep(error: &TrainError) -> bool {
+fn is_asleep(error: &Error) -> bool {
     error.to_string().contains("the tensor is asleep")
 }
 
@@ -167,8 +167,8 @@ fn a_lost_value_is_found() {
 fn on_rank(
     rank: &dyn Rank,
     home: &Home,
-    between: impl FnMut(&mut Trainer<Qwen3>) -> Result<(), TrainError>,
-) -> Result<Values, TrainError> {
+    between: impl FnMut(&mut Trainer<Qwen3>) -> Result<(), Error>,
+) -> Result<Values, Error> {
     let mesh = Mesh::new(&[rank.world_size()], &["dp"]).unwrap();
     Redistributor::new(rank).run_on(&mesh, || {
         let model = model();

@@ -6,7 +6,6 @@ use approx::{assert_relative_eq, assert_relative_ne};
 use meshgrad_autograd::{Init, Module, Param, Result, Spec, ops};
 use meshgrad_models::{Compute, Loss, Model};
 use meshgrad_runtime::{DType, Device, Tensor};
-use meshgrad_train::TrainError;
 use meshgrad_train::config::{Config, NoTables};
 use meshgrad_train::events::{Event, Outcome};
 use meshgrad_train::trainer::Trainer;
@@ -66,7 +65,7 @@ fn parameters_with_one_name_are_not_trained() {
 #[test]
 fn stochastic_rounding_follows_the_seed() {
     let device = Device::cpu();
-    let trained = |dtype: DType, sets: &[&str]| -> Result<Vec<f32>, TrainError> {
+    let trained = |dtype: DType, sets: &[&str]| -> Result<Vec<f32>> {
         let spec = Spec { dtype, ..Spec::new([3], Init::Ones) };
         let model = Slope { weight: Param::with_spec("weight", spec) };
         model.materialize(&device, 1)?;
@@ -78,7 +77,7 @@ fn stochastic_rounding_follows_the_seed() {
             let _ = trainer.step(step, [Ok(batch)])?;
         }
         let value = trainer.model.weight.value()?;
-        Ok(ops::cast(&value, DType::F32)?.to_vec()?)
+        ops::cast(&value, DType::F32)?.to_vec()
     };
     let stochastic = "optimizer.rounding=stochastic";
     let once = trained(DType::BF16, &[stochastic]).unwrap();
@@ -93,11 +92,11 @@ fn stochastic_rounding_follows_the_seed() {
 }
 
 /// Step `step`, of two microbatches.
-fn step(trainer: &mut Trainer<Slope>, step: u64) -> Result<(), TrainError> {
+fn step(trainer: &mut Trainer<Slope>, step: u64) -> Result<()> {
     let weight = trainer.model.weight.value().unwrap();
     let batch = |at: u64| {
         let values = [step as f32, at as f32, 2.0];
-        Ok(Tensor::from_slice(weight.device(), &[3], &values)?)
+        Tensor::from_slice(weight.device(), &[3], &values)
     };
     trainer.step(step, [batch(1), batch(2)]).map(|_| ())
 }
@@ -124,7 +123,6 @@ fn subscribers_are_called_in_order_until_one_fails() {
         });
     }
     let error = step(&mut trainer, 1).unwrap_err();
-    assert!(matches!(&error, TrainError::Subscriber { name, .. } if name == "second"));
     assert_eq!(
         error.to_string(),
         "subscriber `second` failed at step 1, forward and backward started: no such data"

@@ -149,7 +149,7 @@ fn check_case(case: &Case, ranks: usize) -> Vec<String> {
     accepted
 }
 
-/// Whether an error is about shardings.
+/// Whether an op does not accept the shardings of its operands.
 fn is_refusal(error: &Error) -> bool {
     error.details::<Incompatible>().is_some()
 }

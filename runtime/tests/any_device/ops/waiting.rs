@@ -109,5 +109,5 @@ fn reads_fail_during_capture() {
     let Some(gpu) = gpu() else { return };
     let x = numbered(&gpu, &[3], DType::F32, 1.0);
     let captured = gpu.capture(|| x.read_async::<f32>());
-    assert_error(captured, "read during Device::capture: ");
+    assert_error(captured, "read_async during Device::capture: ");
 }

@@ -68,7 +68,7 @@ fn one(device: &Device) -> meshgrad_runtime::Result<Tensor> {
 /// Adds the gradients of a step on one rank.
 fn whole_pass(ends: &[End; 2], ids: &Tensor, grads: &mut Grads) -> Result<()> {
     let (loss, tape) = Tape::record(|| ends[1].loss(&ends[0].embed(ids)?))?;
-    Ok(tape.backward(&[(&loss, one(ids.device())?)], grads)?)
+    tape.backward(&[(&loss, one(ids.device())?)], grads)
 }
 
 /// A rank of one of the stages.
@@ -84,8 +84,7 @@ impl Member<'_> {
     /// The sharding of what one stage sends to the other.
     fn sharding(&self, rows: usize) -> Result<Sharding> {
         let placements = [("dp", Placement::shard(0))];
-        let sharding = Sharding::new(&self.mesh, placements, &[rows, TOKENS, WIDTH]);
-        Ok(sharding?)
+        Sharding::new(&self.mesh, placements, &[rows, TOKENS, WIDTH])
     }
 
     fn receive(&self, rows: usize) -> Result<Tensor> {
@@ -93,12 +92,12 @@ impl Member<'_> {
         let shape = ShardedShape::new(&sharding, rank)?;
         let peer = STAGES - 1 - self.stage;
         let x = self.pipeline.recv(shape.local(), DType::F32, peer)?.wait()?;
-        Ok(x.with_sharding(&sharding, rank)?)
+        x.with_sharding(&sharding, rank)
     }
 
     fn send(&self, x: &Tensor) -> Result<()> {
         let peer = STAGES - 1 - self.stage;
-        Ok(self.pipeline.send(&x.local(), peer)?.wait()?)
+        self.pipeline.send(&x.local(), peer)?.wait()
     }
 
     /// Adds the gradients of this stage in a step.

@@ -4,10 +4,10 @@ use std::fs;
 use std::path::PathBuf;
 
 use meshgrad_comm::{Local, RunError};
-use meshgrad_train::TrainError;
 use meshgrad_train::config::Config;
 use meshgrad_train::qwen3;
 use meshgrad_train::session::{Resume, Session, Summary};
+use meshgrad_train::{Error, Kind};
 
 use crate::ranks::world::{On, Place};
 
@@ -23,9 +23,9 @@ fn train(configs: [Config; 2], runs: [PathBuf; 2], stop: [u64; 2]) -> Result<(),
     match trained {
         Ok(_) => Ok(()),
         Err(RunError::Rank { source, .. }) => {
-            let error = source.downcast::<TrainError>().unwrap();
-            let is_expected = matches!(*error, TrainError::Unequal { .. });
-            assert!(is_expected, "{error}");
+            let error = source.downcast::<Error>().unwrap();
+            assert_eq!(error.kind(), Kind::Mismatch, "{error}");
+            assert!(error.to_string().starts_with("the ranks of a run must be equal:"), "{error}");
             Err(error.to_string())
         }
         Err(error) => panic!("{error}"),

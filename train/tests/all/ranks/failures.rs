@@ -4,7 +4,7 @@ use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use meshgrad_comm::RunError;
-use meshgrad_train::TrainError;
+use meshgrad_train::Error;
 use meshgrad_train::events::Event;
 use meshgrad_train::ranks::failed_elsewhere;
 
@@ -41,7 +41,7 @@ fn all_ranks_stop_together() {
 /// The rank and the message of the first failure, and the errors of all ranks.
 fn failure(error: RunError) -> (usize, String) {
     match error {
-        RunError::Rank { rank, source } => match source.downcast_ref::<TrainError>() {
+        RunError::Rank { rank, source } => match source.downcast_ref::<Error>() {
             Some(error) => failed_elsewhere(error).unwrap_or((rank, error.to_string())),
             None => (rank, source.to_string()),
         },
