@@ -1,6 +1,7 @@
 //! `meshgrad train`: a training run on one rank, on threads of this process, or as one of the processes
 //! that a launcher started.
 
+use std::error::Error as _;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -8,13 +9,12 @@ use std::sync::atomic::Ordering;
 
 use anyhow::{Context, anyhow, ensure};
 use meshgrad::comm::launch::Environment;
-use meshgrad::comm::{Local, Rank, RunError, World};
+use meshgrad::comm::{Error, FailedRank, Local, Rank, World};
 use meshgrad::runtime::Device;
-use meshgrad::train::Error;
 use meshgrad::train::config::{Config, Override, toml};
 use meshgrad::train::events::Event;
 use meshgrad::train::qwen3;
-use meshgrad::train::ranks::{check_ranks, failed_elsewhere};
+use meshgrad::train::ranks::check_ranks;
 use meshgrad::train::run_folder::RunFolder;
 use meshgrad::train::session::{Diverged, Resume, Session, Summary};
 
@@ -176,19 +176,16 @@ fn train_on_threads(
 }
 
 /// The cause of a failure: the error of the rank that failed first.
-fn cause_on_threads(error: RunError) -> anyhow::Error {
-    match error {
-        RunError::Rank { rank, source } => match source.downcast::<Error>() {
-            Ok(error) => match failed_elsewhere(&error) {
-                Some((rank, message)) => named(rank, &message),
-                // All ranks return it.
-                None if error.details::<Diverged>().is_some() => (*error).into(),
-                None => named(rank, &error.to_string()),
-            },
-            Err(source) => anyhow!("rank {rank}: {source}"),
-        },
-        error => error.into(),
+fn cause_on_threads(error: Error) -> anyhow::Error {
+    let cause = error.source().and_then(|source| source.downcast_ref::<Error>());
+    let (Some(cause), Some(failed)) = (cause, error.details::<FailedRank>()) else {
+        return error.into();
+    };
+    if cause.details::<Diverged>().is_some() {
+        return cause.clone().into(); // all ranks return it
     }
+    let first = cause.details().unwrap_or(failed);
+    named(first.rank, &first.reason)
 }
 
 /// Rank 0 speaks for the run.
@@ -233,10 +230,10 @@ fn train_as_process(
     let run = run_of_process(arguments, cpu, has_threads, rank);
     // No rank speaks for one that cannot join.
     let world = World::from_env().with_context(|| format!("rank {rank} cannot join"))?;
-    let own = |error: anyhow::Error| (world.rank(), crate::message(&error));
+    let own = |error: anyhow::Error| FailedRank { rank, reason: crate::message(&error) };
     let trained = run.map_err(own).and_then(|run| {
         let summary = qwen3::train(run.session(world.device(), Some(&world)));
-        let cause = |error: &Error| failed_elsewhere(error).or_else(|| world.failure());
+        let cause = |error: &Error| error.details().cloned().or_else(|| world.failure());
         let of = |error: Error| cause(&error).unwrap_or_else(|| own(error.into()));
         Ok((summary.map_err(of)?, run))
     });
@@ -246,9 +243,9 @@ fn train_as_process(
             Ok(ExitCode::SUCCESS)
         }
         Ok(_) => Ok(ExitCode::SUCCESS),
-        Err((failed, message)) => {
-            let error = named(failed, &message);
-            world.fail_with(failed, message);
+        Err(failed) => {
+            let error = named(failed.rank, &failed.reason);
+            world.fail_with(failed);
             match rank {
                 0 => Err(error),
                 // Rank 0 reports it.

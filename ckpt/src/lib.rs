@@ -117,7 +117,7 @@ pub use integrity::{Incomplete, IntegrityError};
 pub use leftovers::{Leftover, LeftoverKind, leftovers, surplus};
 pub use limits::{MAX_DEPTH, MAX_DIMS, MAX_HEADER_BYTES, MAX_TENSORS};
 pub use manifest::About;
-pub use meshgrad_error::{Error, Kind, Result};
+pub use meshgrad_error::{Error, FailedRank, Kind, Result};
 pub use names::Listed;
 pub use output_file::{OutputFile, replace_file, replace_file_in};
 pub use region::write_region;

@@ -55,6 +55,15 @@ pub enum Kind {
     System,
 }
 
+/// The rank whose failure ends this rank's work, as details of an error.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FailedRank {
+    /// The rank.
+    pub rank: usize,
+    /// Its error or panic message, or what is known about its end.
+    pub reason: String,
+}
+
 /// An error: a message for people, a kind for callers. A clone is cheap.
 #[derive(Clone)]
 pub struct Error(Arc<Parts>);

@@ -66,7 +66,7 @@ pub fn save(module: &impl Module, dir: &Path) -> Result<()> {
 /// holds no tensor of which it only has a part.
 ///
 /// # Errors
-/// On all ranks, when a rank fails ([`FailedRank`](meshgrad_ckpt::ranks::FailedRank)), or no rank has
+/// On all ranks, when a rank fails ([`FailedRank`](meshgrad_error::FailedRank)), or no rank has
 /// some elements of a tensor.
 /// The folder then does not exist.
 pub fn save_sharded(module: &impl Module, dir: &Path, ranks: &mut Ranks<'_>) -> Result<Saved> {

@@ -14,13 +14,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use meshgrad_ckpt::ranks::{FailedRank, Ranks};
+use meshgrad_ckpt::ranks::Ranks;
 use meshgrad_comm::{
-    Collectives, CommError, CommStats, Communicator, Rank, Recording, Redistributor, Reduction,
-    TracedRank,
+    Collectives, CommStats, Communicator, Rank, Recording, Redistributor, Reduction, TracedRank,
 };
 use meshgrad_dist::parallel::ParallelConfig;
-use meshgrad_error::error;
+use meshgrad_error::{FailedRank, error};
 use meshgrad_mesh::{Channel, Group, GroupOptions};
 use meshgrad_models::{Model, TokenBatch};
 use meshgrad_runtime::{Device, Pending, Tensor};
@@ -28,7 +27,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::config::Config;
-use crate::{Error, Kind, Result};
+use crate::{Error, Result};
 pub use checkpoint::checkpoint_ranks;
 pub(crate) use division::BatchPart;
 use division::Division;
@@ -373,17 +372,8 @@ impl fmt::Debug for RunRanks<'_> {
     }
 }
 
-/// The rank that failed and its message, if `error` is only the consequence of that failure.
-pub fn failed_elsewhere(error: &Error) -> Option<(usize, String)> {
-    match (error.details(), error.details()) {
-        (Some(FailedRank { rank, reason, .. }), _)
-        | (_, Some(CommError::Died { rank, reason, .. })) => Some((*rank, reason.clone())),
-        _ => None,
-    }
-}
-
 /// The error of rank `rank`, which failed with `reason`, on the other ranks.
 pub(crate) fn on_rank(rank: usize, reason: &str) -> Error {
-    let failed = FailedRank { rank, step: "train", reason: reason.to_owned() };
-    Error::new(Kind::PeerFailed, format!("rank {rank}: {reason}")).and_details(failed)
+    let failed = FailedRank { rank, reason: reason.to_owned() };
+    error!(PeerFailed, "rank {rank}: {reason}").and_details(failed)
 }

@@ -3,34 +3,16 @@
 use std::fmt;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use meshgrad_error::{Error, Kind, Result, error};
+use meshgrad_error::{Error, FailedRank, Result, error};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::Cause;
 
-/// A rank failed: details of an error that all ranks return. If several failed, it is the lowest.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FailedRank {
-    /// The rank.
-    pub rank: usize,
-    /// The step.
-    pub step: &'static str,
-    /// The message of its error.
-    pub reason: String,
-}
-
-impl fmt::Display for FailedRank {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "rank {} failed to {}: {}", self.rank, self.step, self.reason)
-    }
-}
-
-impl FailedRank {
-    /// The error of rank `rank`, which failed with `reason`.
-    pub(super) fn in_step(step: &'static str, rank: usize, reason: String) -> Error {
-        Error::with_details(Kind::PeerFailed, FailedRank { rank, step, reason })
-    }
+/// The error of all ranks when `rank` failed with `reason`. If several failed, it is the lowest.
+pub(super) fn failed(step: &str, rank: usize, reason: String) -> Error {
+    error!(PeerFailed, "rank {rank} failed to {step}: {reason}")
+        .and_details(FailedRank { rank, reason })
 }
 
 /// The ranks that save together, as seen by one of them. Any exchange of bytes between threads or
@@ -99,7 +81,7 @@ impl<'g> Ranks<'g> {
         step: &'static str,
         mine: Result<T, E>,
     ) -> Result<Vec<T>> {
-        let failed = |rank, reason| FailedRank::in_step(step, rank, reason);
+        let failed = |rank, reason| failed(step, rank, reason);
         let mine = mine.map_err(|error| error.to_string());
         let message = serde_json::to_vec(&mine);
         let message = message.map_err(|problem| bad_message(self.rank, problem))?;

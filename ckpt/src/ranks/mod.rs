@@ -38,7 +38,7 @@ mod write;
 
 use std::fmt;
 
-pub use exchange::{FailedRank, Ranks};
+pub use exchange::Ranks;
 pub use shard::Shard;
 pub use snapshot::{Saved, ShardedSnapshot};
 

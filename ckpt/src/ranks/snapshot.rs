@@ -8,10 +8,11 @@ use meshgrad_error::{Result, bail};
 use serde_json::Value;
 
 use super::blocks::{Part, all_blocks, contents, read_shared};
+use super::exchange::failed;
 use super::owners::{COORDINATOR, HeldTensors, collect};
 use super::plan::{ModelFolder, Plan, Staged};
 use super::write::write;
-use super::{Cause, FailedRank, Ranks, ReadShard, Shard};
+use super::{Cause, Ranks, ReadShard, Shard};
 use crate::blocks::Content;
 use crate::exec::TensorBytes;
 use crate::manifest::About;
@@ -152,7 +153,7 @@ impl<'m> ShardedSnapshot<'m> {
     /// also a rank that could not build its snapshot: it passes the error, and all ranks return it.
     ///
     /// # Errors
-    /// When a rank fails ([`FailedRank`]) or exits, or the shards do not form tensors that can be
+    /// When a rank fails ([`FailedRank`](crate::FailedRank)) or exits, or the shards do not form tensors that can be
     /// stored; the same error on all ranks unless they cannot exchange messages. Nothing is
     /// published then, except in the last step: after a failed sync of the parent, or if a rank
     /// exits or cannot open the checkpoint while rank 0 publishes it, the checkpoint may exist.
@@ -163,8 +164,7 @@ impl<'m> ShardedSnapshot<'m> {
         let step = "plan the checkpoint";
         let stated = snapshot.as_ref().map(ShardedSnapshot::shards);
         let stated = ranks.agree(step, stated)?;
-        let snapshot =
-            snapshot.map_err(|error| FailedRank::in_step(step, ranks.rank(), error.to_string()))?;
+        let snapshot = snapshot.map_err(|error| failed(step, ranks.rank(), error.to_string()))?;
         snapshot.save_held(&collect(&stated)?, ranks)
     }
 

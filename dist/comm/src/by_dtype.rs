@@ -1,7 +1,6 @@
 //! Calls with the Rust type of a dtype's elements.
 
-/// `$call` with `$T` as the type of the elements of `$dtype`, or
-/// [`CommError::DType`](crate::CommError::DType).
+/// `$call` with `$T` as the type of the elements of `$dtype`, or an error.
 macro_rules! by_dtype {
     ($dtype:expr, $T:ident => $call:expr) => {{
         use meshgrad_runtime::DType;
@@ -22,7 +21,10 @@ macro_rules! by_dtype {
             DType::U32 => with!(u32),
             DType::U8 => with!(u8),
             DType::Bool => with!(meshgrad_runtime::Bool),
-            dtype => Err($crate::CommError::DType { dtype }.into()),
+            dtype => Err(meshgrad_error::error!(
+                Unsupported,
+                "{dtype} is not supported by this transport; cast the tensor first"
+            )),
         }
     }};
 }

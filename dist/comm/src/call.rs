@@ -4,10 +4,10 @@ use std::ops::Range;
 use std::panic::Location;
 use std::sync::Arc;
 
+use meshgrad_error::{bail, error};
 use meshgrad_runtime::{DType, Pending, Result, Shape, Tensor, UninitTensor, ops};
 
 use crate::communicator::{Communicator, Operands, Output};
-use crate::error::CommError;
 use crate::ticket::{Collective, Counts, Fingerprint, Peer, Reduction, Request};
 
 /// A call before it starts. Methods add to it and check what they add.
@@ -200,7 +200,10 @@ impl<'a, C: Communicator + ?Sized> Call<'a, C> {
         if let (Some(reduction), Some(dtype)) = (self.reduction, self.dtype)
             && !reduction.allows(dtype)
         {
-            return Err(CommError::Reduction { collective, reduction, dtype }.into());
+            bail!(
+                Unsupported,
+                "{collective}: {reduction} is not defined for {dtype}; cast the tensor first"
+            );
         }
         let request = Request {
             fingerprint: Fingerprint {
@@ -221,7 +224,12 @@ impl<'a, C: Communicator + ?Sized> Call<'a, C> {
     pub(crate) fn start_one(self) -> Result<Pending<Tensor>> {
         let collective = self.collective;
         let one = move |tensor: Option<Tensor>| {
-            tensor.ok_or_else(|| CommError::NoResult { collective }.into())
+            tensor.ok_or_else(|| {
+                error!(
+                    Invalid,
+                    "{collective}: the transport returned no result; this is a bug in the transport"
+                )
+            })
         };
         Ok(self.start()?.and_then(one))
     }
@@ -281,15 +289,13 @@ impl<'a, C: Communicator + ?Sized> Call<'a, C> {
                 "{x} is sharded, and the result would have another sharding; pass Tensor::local"
             ));
         }
-        let expected = self.communicator.device();
-        match x.device() == expected {
+        let (actual, expected) = (x.device(), self.communicator.device());
+        match actual == expected {
             true => Ok(()),
-            false => Err(CommError::Device {
-                collective: self.collective,
-                actual: x.device().to_string(),
-                expected: expected.to_string(),
-            }
-            .into()),
+            false => self.invalid(format!(
+                "the tensor is on {actual}, but the communicator uses another device, {expected}; \
+                 copy the tensor there first (ops::to_device)"
+            )),
         }
     }
 
@@ -297,9 +303,10 @@ impl<'a, C: Communicator + ?Sized> Call<'a, C> {
         let size = self.size();
         match index < size {
             true => Ok(()),
-            false => {
-                Err(CommError::Index { collective: self.collective, role, index, size }.into())
-            }
+            false => self.invalid(format!(
+                "{role} {index} is not an index in a group of {size} ranks; pass an index below \
+                 {size}"
+            )),
         }
     }
 
@@ -389,8 +396,7 @@ impl<'a, C: Communicator + ?Sized> Call<'a, C> {
     }
 
     fn invalid<T>(&self, problem: String) -> Result<T> {
-        let collective = self.collective;
-        Err(CommError::Argument { collective, problem }.into())
+        bail!(Invalid, "{}: {problem}", self.collective)
     }
 }
 

@@ -23,9 +23,10 @@ use crate::ticket::{Collective, Counts, Peer, Reduction};
 /// buffer if the part is this member's rows of the whole or does not overlap it.
 ///
 /// # Errors
-/// All calls return a [`CommError`](crate::CommError) for invalid arguments, for a tensor on
-/// another device, and after the communicator has failed. If the collective fails, its `Pending`
-/// returns one. A tensor that is written must be mutable.
+/// All calls fail for invalid arguments, for a tensor on another device, and after the communicator
+/// has failed. If the collective fails, its `Pending` returns the error, whose details are a
+/// [`CommError`](crate::CommError) or a [`FailedRank`](crate::FailedRank). A tensor that is written
+/// must be mutable.
 pub trait Collectives: Communicator {
     /// Reduces the tensors of all members, which have equal shape. Returns that shape.
     ///

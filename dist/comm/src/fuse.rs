@@ -2,11 +2,11 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use meshgrad_error::error;
 use meshgrad_mesh::Group;
 use meshgrad_runtime::{Device, Pending, Result, Tensor};
 
 use crate::communicator::{Communicator, Operands};
-use crate::error::CommError;
 use crate::ticket::Request;
 
 /// A communicator within [`fuse`](crate::Collectives::fuse): its collectives start when the scope
@@ -69,8 +69,14 @@ impl<C: Communicator + ?Sized> Communicator for Fused<'_, C> {
         let slot = Slot::default();
         lock(&self.calls).push(Deferred { request, operands, slot: slot.clone() });
         Ok(Pending::by_host(move || {
-            let started = lock(&slot).take();
-            started.ok_or(CommError::NotStarted { collective })?.wait()
+            let started = lock(&slot).take().ok_or_else(|| {
+                error!(
+                    Invalid,
+                    "{collective} has not started: wait for it after the `fuse` closure has \
+                     returned without an error"
+                )
+            });
+            started?.wait()
         }))
     }
 }

@@ -54,14 +54,13 @@ mod verdict;
 pub use clock::Clock;
 pub use collectives::Collectives;
 pub use communicator::{Communicator, Operands, Output};
-pub use error::{CallSite, CommError, LastCall, Verdict, Wait};
+pub use error::{CallSite, CommError, Verdict, Wait};
 pub use fuse::Fused;
 #[cfg(feature = "mpi")]
 pub use host::Mpi;
-pub use host::{
-    Host, HostCommunicator, HostConnector, HostExchange, JoinError, Secret, World, free_port,
-};
-pub use local::{Local, LocalCommunicator, LocalConnector, LocalRank, RunError};
+pub use host::{Host, HostCommunicator, HostConnector, HostExchange, Secret, World, free_port};
+pub use local::{Local, LocalCommunicator, LocalConnector, LocalRank};
+pub use meshgrad_error::{Error, FailedRank, Kind, Result};
 pub use plan::{
     Checked, CommEvent, CommLog, LoggedCall, Plan, PlanCommunicator, PlanRank, check_logs,
 };

@@ -1,5 +1,6 @@
 //! Which members take part in a collective, and which collective of the communicator it is.
 
+use meshgrad_error::{Error, Result, bail, error};
 use meshgrad_mesh::Group;
 use serde::{Deserialize, Serialize};
 
@@ -55,6 +56,25 @@ impl Members {
             Members::Two(sender, receiver) => vec![ranks[sender], ranks[receiver]],
         }
     }
+}
+
+/// The index of `rank` in a group of its world of `world` ranks.
+pub(crate) fn index_in(group: &Group, rank: usize, world: usize) -> Result<usize> {
+    let index = group.index_of(rank).ok_or_else(|| not_member(rank, group))?;
+    if let Some(rank) = group.ranks().iter().find(|rank| **rank >= world) {
+        bail!(
+            Invalid,
+            "{group} has rank {rank}, but the world has {world} ranks; start more ranks"
+        );
+    }
+    Ok(index)
+}
+
+pub(crate) fn not_member(rank: usize, group: &Group) -> Error {
+    error!(
+        Invalid,
+        "rank {rank} is not a member of {group}; request the communicator on members only"
+    )
 }
 
 /// The place of member `index` in a collective: its index, or 0 for a sender and 1 for a receiver.

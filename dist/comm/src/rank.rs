@@ -36,7 +36,7 @@ pub trait Rank: Sync {
     /// identifies the requester in reports.
     ///
     /// # Errors
-    /// [`CommError::NotMember`](crate::CommError::NotMember), and errors of the transport.
+    /// When the rank is not a member, and errors of the transport.
     fn connect(&self, name: &str, group: &Group) -> Result<Arc<dyn Communicator>> {
         self.connector().connect(name, group)
     }

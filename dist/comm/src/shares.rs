@@ -9,8 +9,8 @@ use meshgrad_mesh::Group;
 use meshgrad_runtime::{Device, Result};
 
 use crate::communicator::Communicator;
-use crate::error::CommError;
 use crate::local::LocalCommunicator;
+use crate::members::not_member;
 
 /// Connects the groups of one rank. It can be kept and passed to other threads.
 pub trait GroupConnector: Send + Sync {
@@ -18,7 +18,7 @@ pub trait GroupConnector: Send + Sync {
     /// identifies the requester in reports.
     ///
     /// # Errors
-    /// [`CommError::NotMember`], and errors of the transport.
+    /// When the rank is not a member, and errors of the transport.
     fn connect(&self, name: &str, group: &Group) -> Result<Arc<dyn Communicator>>;
 }
 
@@ -46,9 +46,7 @@ where
     /// is the only member.
     pub(crate) fn member(&self, name: &str, group: &Group) -> Result<Option<C::Communicator>> {
         match self.registry.share(name, group)? {
-            Share::NotMember => {
-                Err(CommError::NotMember { rank: self.rank, group: group.clone() }.into())
-            }
+            Share::NotMember => Err(not_member(self.rank, group)),
             Share::Singleton => Ok(None),
             Share::Member(handle) => {
                 let connected = handle.connect(Duration::ZERO)?;
@@ -65,7 +63,7 @@ where
 
     /// The communicator of a group of this rank only.
     pub(crate) fn alone(&self) -> Result<LocalCommunicator> {
-        Ok(LocalCommunicator::alone(self.rank, &self.device)?)
+        LocalCommunicator::alone(self.rank, &self.device)
     }
 }
 

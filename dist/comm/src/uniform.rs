@@ -2,12 +2,12 @@
 
 use std::fmt;
 
+use meshgrad_error::{Error, error};
 use meshgrad_mesh::Group;
 use meshgrad_runtime::{Element, Result, Tensor};
 
 use crate::collectives::Collectives;
 use crate::communicator::Communicator;
-use crate::error::CommError;
 use crate::ticket::Reduction;
 
 /// A value that is equal on all members of a group, because it came from a collective or is a
@@ -70,16 +70,14 @@ impl<T> Uniform<T> {
     /// The value, for decisions about collectives of `group`.
     ///
     /// # Errors
-    /// [`CommError::NotUniform`] if it may differ between members of `group`.
-    pub fn get_in(&self, group: &Group) -> Result<&T, CommError> {
+    /// When it may differ between members of `group`.
+    pub fn get_in(&self, group: &Group) -> Result<&T> {
         let covers = |own: &Group| {
             let mut ranks = group.ranks().iter();
             ranks.all(|rank| own.index_of(*rank).is_some())
         };
         match &self.group {
-            Some(own) if !covers(own) => {
-                Err(CommError::NotUniform { group: own.clone(), other: group.clone() })
-            }
+            Some(own) if !covers(own) => Err(not_uniform(own, group)),
             _ => Ok(&self.value),
         }
     }
@@ -92,11 +90,11 @@ impl<T> Uniform<T> {
     /// Both values.
     ///
     /// # Errors
-    /// [`CommError::NotUniform`] if the values belong to groups with different ranks.
-    pub fn zip<U>(self, other: Uniform<U>) -> Result<Uniform<(T, U)>, CommError> {
+    /// When the values belong to groups with different ranks.
+    pub fn zip<U>(self, other: Uniform<U>) -> Result<Uniform<(T, U)>> {
         let group = match (self.group, other.group) {
             (Some(group), Some(other)) if group.ranks() != other.ranks() => {
-                return Err(CommError::NotUniform { group, other });
+                return Err(not_uniform(&group, &other));
             }
             (group, other) => group.or(other),
         };
@@ -132,6 +130,14 @@ impl<T: Element> Uniform<T> {
         let value = communicator.broadcast(&x, root)?.wait()?.item()?;
         Ok(Uniform { value, group: Some(communicator.group().clone()) })
     }
+}
+
+fn not_uniform(group: &Group, other: &Group) -> Error {
+    error!(
+        Invalid,
+        "the value is equal on {group}, but may differ on {other}; reduce or broadcast it over \
+         that group"
+    )
 }
 
 impl<T: fmt::Debug> fmt::Debug for Uniform<T> {

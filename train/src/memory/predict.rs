@@ -77,7 +77,7 @@ where
     M: Model<Batch = TokenBatch>,
 {
     let mut needed = Err(no_batch());
-    let world = Plan::new(ranks).map_err(RuntimeError::from)?.like(like);
+    let world = Plan::new(ranks)?.like(like);
     world.trace(rank, |rank| -> Result<()> {
         let ranks = RunRanks::new(Some(rank), config)?;
         needed = ranks.on_mesh(|| rehearse(model, config, rank.device(), &ranks));

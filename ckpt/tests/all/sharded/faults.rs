@@ -5,8 +5,9 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Arc, Barrier};
 
+use meshgrad_ckpt::FailedRank;
 use meshgrad_ckpt::mapping::TensorSpec;
-use meshgrad_ckpt::ranks::{FailedRank, Ranks, Saved, Shard};
+use meshgrad_ckpt::ranks::{Ranks, Saved, Shard};
 use meshgrad_ckpt::vfs::RealFs;
 use meshgrad_ckpt::{Committed, Dtype, Result};
 use meshgrad_ckpt_crash::{Fault, FaultFs, Op, Rule};

@@ -21,6 +21,7 @@ mod checks;
 mod faulty;
 mod plain;
 
+use meshgrad_error::{Result, error};
 use meshgrad_runtime::DType;
 
 use crate::communicator::Communicator;
@@ -56,36 +57,20 @@ impl Check {
     /// Runs it, with `count` elements per member or a small multiple.
     ///
     /// # Errors
-    /// [`Difference`] from the expected result.
-    pub fn run(&self, communicator: &dyn Communicator, count: usize) -> Result<(), Difference> {
-        (self.run)(communicator, self.of, count).map_err(|problem| Difference {
-            check: self.name,
-            dtype: self.dtype(),
-            count,
-            problem,
+    /// When a collective fails, or its result is not the expected one.
+    pub fn run(&self, communicator: &dyn Communicator, count: usize) -> Result<()> {
+        (self.run)(communicator, self.of, count).map_err(|problem| {
+            let (check, dtype) = (self.name, self.dtype());
+            error!(Mismatch, "{check} of {dtype} with {count} elements: {problem}")
         })
     }
-}
-
-/// A check that failed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{check} of {dtype} with {count} elements: {problem}")]
-pub struct Difference {
-    /// The check.
-    pub check: &'static str,
-    /// The dtype.
-    pub dtype: DType,
-    /// The elements per member.
-    pub count: usize,
-    /// What differs, or the error of a collective.
-    pub problem: String,
 }
 
 /// Runs every check for every dtype, with each of these counts.
 ///
 /// # Errors
-/// The first [`Difference`].
-pub fn check(communicator: &dyn Communicator, counts: &[usize]) -> Result<(), Difference> {
+/// That of the first check that fails.
+pub fn check(communicator: &dyn Communicator, counts: &[usize]) -> Result<()> {
     for check in checks() {
         for count in counts {
             check.run(communicator, *count)?;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use meshgrad_error::Error;
 use meshgrad_mesh::Group;
 use meshgrad_runtime::{Completion, Result};
 
@@ -140,7 +141,7 @@ impl Call {
     /// Adds a part of another member. Parts that are not expected are ignored.
     ///
     /// # Errors
-    /// [`CommError::Mismatch`] if its call differs.
+    /// When its call differs.
     pub(super) fn add(&mut self, arrival: Arrival) -> Result<(), CommError> {
         let Arrival { rank, round, call, part, at } = arrival;
         let group = &self.membership.group;
@@ -193,10 +194,10 @@ impl Call {
     }
 
     /// Ends the loan of the call's tensors and completes it with an error.
-    pub(super) fn fail(self, error: CommError) {
+    pub(super) fn fail(self, error: Error) {
         let completion = self.completion.clone();
         drop(self);
-        completion.complete(Err(error.into()));
+        completion.complete(Err(error));
     }
 
     /// What this rank reports to the coordinator about the call.

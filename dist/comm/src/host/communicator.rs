@@ -15,9 +15,8 @@ use super::message::{CallKey, GroupId};
 use super::shared::Shared;
 use crate::communicator::{Communicator, Operands};
 use crate::contribution::Contribution;
-use crate::error::CommError;
 use crate::local::LocalCommunicator;
-use crate::members::Members;
+use crate::members::{Members, index_in};
 use crate::ticket::{Counters, Peer, Request};
 
 /// The time between reports of a collective whose time is over.
@@ -149,14 +148,8 @@ impl Connect for HostConnector {
     type Connecting = HostCommunicator;
 
     fn begin(&mut self, creation: &Creation<'_>) -> Result<HostCommunicator, Error> {
-        let (group, rank, world) = (creation.group, self.shared.rank, self.shared.world);
-        let index = group
-            .index_of(rank)
-            .ok_or_else(|| CommError::NotMember { rank, group: group.clone() })?;
-        if let Some(rank) = group.ranks().iter().find(|rank| **rank >= world) {
-            let rank = *rank;
-            return Err(CommError::OutsideWorld { group: group.clone(), rank, world }.into());
-        }
+        let (group, rank) = (creation.group, self.shared.rank);
+        let index = index_in(group, rank, self.shared.world)?;
         let deadline = group.options().timeout.unwrap_or(self.deadline);
         let membership = Membership {
             id: GroupId::of(group, creation.generation),

@@ -11,15 +11,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use meshgrad_error::Result;
+
 use super::acceptor::{Acceptor, Admitted};
 use super::connection::Connection;
-use super::error::JoinError;
 use super::frame::{Frame, FrameError};
 use super::handshake::{Purpose, Run};
 use super::inquiry::Inquiries;
 use super::message::Message;
 use super::poll::{Poll, Sleeper, Waker};
 use super::secret::{self, Secret};
+use crate::error::system;
 
 /// How long the last messages may take when the coordinator ends.
 const FLUSH: Duration = Duration::from_secs(2);
@@ -40,10 +42,10 @@ impl Coordinator {
         secret: Secret,
         deadline: Instant,
         notice: Duration,
-    ) -> Result<Coordinator, JoinError> {
-        let failed = || JoinError::system("the coordinator could not be started");
-        let acceptor = Acceptor::new(listener, secret).map_err(failed())?;
-        let (waker, sleeper) = Waker::pair().map_err(failed())?;
+    ) -> Result<Coordinator> {
+        let failed = system("the coordinator could not be started");
+        let acceptor = Acceptor::new(listener, secret).map_err(&failed)?;
+        let (waker, sleeper) = Waker::pair().map_err(&failed)?;
         let stop = Arc::new(AtomicBool::new(false));
         let state = State {
             world,
@@ -62,7 +64,7 @@ impl Coordinator {
         let thread = thread::Builder::new()
             .name("coordinator".to_owned())
             .spawn(move || state.serve(&stopped, &sleeper))
-            .map_err(failed())?;
+            .map_err(failed)?;
         Ok(Coordinator { thread: Some(thread), stop, waker })
     }
 

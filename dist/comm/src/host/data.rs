@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use super::error::JoinError;
+use meshgrad_error::Result;
+
 use super::frame::{Frame, FrameError};
 use super::poll::Poll;
 use super::shared::Shared;
@@ -34,7 +35,7 @@ pub(super) trait Engine: Send + Sync {
     ///
     /// # Errors
     /// The library has only one data plane, and it was returned before.
-    fn data_plane(&self, shared: Arc<Shared>) -> Result<Box<dyn DataPlane>, JoinError>;
+    fn data_plane(&self, shared: Arc<Shared>) -> Result<Box<dyn DataPlane>>;
 
     /// Ends the use of the library. Called after the data plane was dropped.
     fn finish(self: Box<Self>, has_failed: bool);

@@ -9,12 +9,12 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
+use meshgrad_error::{Error, error};
 use meshgrad_runtime::{Element, Result};
 
 use super::bytes::{Bytes, Holders};
 use crate::by_dtype::by_dtype;
 use crate::contribution::{Buffer, Tensors};
-use crate::error::CommError;
 use crate::reduce::{CHUNK, Reduce, Reducer};
 use crate::ticket::{Collective, Counts, Fingerprint};
 
@@ -107,7 +107,7 @@ pub(super) fn parts(
             return Ok((parts, Some(holders)));
         }
         let Some(copied) = source.get(needed.clone()) else {
-            return Err(too_few(round, me, source.len(), needed.end).into());
+            return Err(too_few(round, me, source.len(), needed.end));
         };
         let whole = Bytes::of_elements(copied.to_vec());
         Ok((cut::<T>(&whole, needed.start, round, me, members)?, None))
@@ -127,7 +127,7 @@ pub(super) fn parts_of(
 ) -> Result<Vec<Part>> {
     match round.dtype {
         None => Ok(members.iter().map(|_| Part::default()).collect()),
-        Some(dtype) => by_dtype!(dtype, T => Ok(cut::<T>(result, 0, round, me, members)?)),
+        Some(dtype) => by_dtype!(dtype, T => cut::<T>(result, 0, round, me, members)),
     }
 }
 
@@ -147,7 +147,7 @@ fn cut<T>(
     round: &Fingerprint,
     me: usize,
     members: &[usize],
-) -> Result<Vec<Part>, CommError> {
+) -> Result<Vec<Part>> {
     let width = size_of::<T>();
     let part = |to: &usize| {
         let range = range(round, me, *to);
@@ -160,11 +160,9 @@ fn cut<T>(
     members.iter().map(part).collect()
 }
 
-fn too_few(round: &Fingerprint, me: usize, has: usize, needs: usize) -> CommError {
-    CommError::Argument {
-        collective: round.collective,
-        problem: format!("member {me} passes {has} elements, but the call needs {needs}"),
-    }
+fn too_few(round: &Fingerprint, me: usize, has: usize, needs: usize) -> Error {
+    let collective = round.collective;
+    error!(Invalid, "{collective}: member {me} passes {has} elements, but the call needs {needs}")
 }
 
 /// Writes this member's output from the parts of all members that take part.

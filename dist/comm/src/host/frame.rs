@@ -4,6 +4,7 @@
 //! u32 length of the message   u32 check   u64 length of the payload   message (JSON)   payload
 //! ```
 
+use std::fmt;
 use std::io::{self, Read};
 
 use super::bytes::Bytes;
@@ -33,25 +34,39 @@ impl From<Message> for Frame {
 }
 
 /// A frame that cannot be sent or read.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug)]
 pub(super) enum FrameError {
-    #[error("the connection closed")]
+    /// The connection closed.
     Closed,
-    #[error("the connection failed: {0}")]
-    Io(#[from] io::Error),
-    #[error("it sent {what} of {length} bytes, but at most {limit} are allowed")]
-    TooLong { what: &'static str, length: usize, limit: usize },
-    #[error("it sent data that is not a frame")]
-    NotAFrame,
-    #[error("it sent a message that cannot be read: {0}")]
-    Message(serde_json::Error),
+    /// The connection failed.
+    Io(io::Error),
+    /// What is wrong with the frame.
+    Wrong(String),
+}
+
+impl fmt::Display for FrameError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            FrameError::Closed => f.write_str("the connection closed"),
+            FrameError::Io(error) => write!(f, "the connection failed: {error}"),
+            FrameError::Wrong(problem) => f.write_str(problem),
+        }
+    }
+}
+
+fn not_a_frame() -> FrameError {
+    FrameError::Wrong("it sent data that is not a frame".to_owned())
+}
+
+fn unreadable(error: serde_json::Error) -> FrameError {
+    FrameError::Wrong(format!("it sent a message that cannot be read: {error}"))
 }
 
 impl Frame {
     /// The bytes before the payload.
     pub(super) fn head(&self) -> Result<Vec<u8>, FrameError> {
         let mut bytes = vec![0; PRELUDE];
-        serde_json::to_writer(&mut bytes, &self.message).map_err(FrameError::Message)?;
+        serde_json::to_writer(&mut bytes, &self.message).map_err(unreadable)?;
         let length = bytes.len() - PRELUDE;
         check_length("a message", length, MAX_MESSAGE)?;
         check_length("a payload", self.payload.len(), MAX_PAYLOAD)?;
@@ -66,7 +81,9 @@ impl Frame {
 fn check_length(what: &'static str, length: usize, limit: usize) -> Result<(), FrameError> {
     match length <= limit {
         true => Ok(()),
-        false => Err(FrameError::TooLong { what, length, limit }),
+        false => Err(FrameError::Wrong(format!(
+            "it sent {what} of {length} bytes, but at most {limit} are allowed"
+        ))),
     }
 }
 
@@ -98,7 +115,7 @@ impl FrameReader {
         if !fill(source, &mut self.payload, turn)? || turn < payload {
             return Ok(None);
         }
-        let message = serde_json::from_slice(&self.message).map_err(FrameError::Message)?;
+        let message = serde_json::from_slice(&self.message).map_err(unreadable)?;
         self.prelude.clear();
         self.message.clear();
         Ok(Some(Frame { message, payload: std::mem::take(&mut self.payload).into() }))
@@ -109,10 +126,10 @@ impl FrameReader {
 /// and the rest.
 #[cfg(feature = "mpi")]
 pub(super) fn split_head(bytes: &[u8]) -> Result<(Message, usize, &[u8]), FrameError> {
-    let (prelude, rest) = bytes.split_at_checked(PRELUDE).ok_or(FrameError::NotAFrame)?;
+    let (prelude, rest) = bytes.split_at_checked(PRELUDE).ok_or_else(not_a_frame)?;
     let (length, payload) = lengths(prelude)?;
-    let (message, rest) = rest.split_at_checked(length).ok_or(FrameError::NotAFrame)?;
-    let message = serde_json::from_slice(message).map_err(FrameError::Message)?;
+    let (message, rest) = rest.split_at_checked(length).ok_or_else(not_a_frame)?;
+    let message = serde_json::from_slice(message).map_err(unreadable)?;
     Ok((message, payload, rest))
 }
 
@@ -121,10 +138,10 @@ fn lengths(prelude: &[u8]) -> Result<(usize, usize), FrameError> {
     let word = |at: usize| prelude[at..at + 4].try_into().map(u32::from_le_bytes);
     let payload = prelude[8..16].try_into().map(u64::from_le_bytes);
     let (Ok(message), Ok(check), Ok(payload)) = (word(0), word(4), payload) else {
-        return Err(FrameError::NotAFrame);
+        return Err(not_a_frame());
     };
     if message ^ CHECK != check {
-        return Err(FrameError::NotAFrame);
+        return Err(not_a_frame());
     }
     let (message, payload) = (message as usize, usize::try_from(payload).unwrap_or(usize::MAX));
     check_length("a message", message, MAX_MESSAGE)?;
@@ -142,7 +159,7 @@ fn fill(source: &mut impl Read, buffer: &mut Vec<u8>, length: usize) -> Result<b
         Ok(_) if buffer.len() < length => Err(FrameError::Closed),
         Ok(_) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
-        Err(error) => Err(error.into()),
+        Err(error) => Err(FrameError::Io(error)),
     }
 }
 

@@ -257,7 +257,6 @@ mod tests {
     use super::super::message::StartedCall;
     use super::*;
     use crate::SourceLine;
-    use crate::error::Verdict;
     use crate::members::{Key, Members};
 
     const LIMIT: Duration = Duration::from_secs(10);
@@ -361,7 +360,7 @@ mod tests {
         let (mut inquiries, now) = expired(&[0, 1], 0);
         let answers = vec![answer(0, &[(&[0, 1], 0, &[1])]), answer(1, &[(&[1, 0], 0, &[0])])];
         let found = ask(&mut inquiries, now - Duration::from_secs(1), answers);
-        assert_eq!(found[0].verdict(), Some(Verdict::OrderInversion));
+        assert!(matches!(found[0], CommError::OrderInversion { .. }));
     }
 
     /// All members have started it in time, and one of them completes it late.

@@ -1,18 +1,17 @@
 //! Joining a world.
 
-use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::path::PathBuf;
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{fmt, io, thread};
 
+use meshgrad_error::{Error, Result, bail, ensure, error};
 use meshgrad_runtime::Device;
 
 use super::acceptor::{Acceptor, HANDSHAKE};
 use super::connection::Connection;
 use super::coordinator::Coordinator;
 use super::data::Engine;
-use super::error::JoinError;
 use super::handshake::{self, Claim, Failure, Purpose, Run};
 use super::inquiry::LONGEST;
 use super::meeting::{Meeting, MeetingFile, Point};
@@ -21,7 +20,7 @@ use super::poll::{Poll, Waker};
 use super::secret::Secret;
 use super::tcp::Addresses;
 use super::world::{Carrier, Parts, World};
-use crate::error::ranks;
+use crate::error::{ranks, system};
 
 /// The time limit of a collective, and of joining, if none is set.
 const DEADLINE: Duration = Duration::from_secs(300);
@@ -81,8 +80,8 @@ impl Host {
     /// The only rank of a world.
     ///
     /// # Errors
-    /// [`JoinError`] if the operating system has no random bytes.
-    pub fn alone() -> Result<Host, JoinError> {
+    /// When the operating system has no random bytes.
+    pub fn alone() -> Result<Host> {
         Ok(Host::new(0, 1, "127.0.0.1:0", Secret::random()?))
     }
 
@@ -143,21 +142,23 @@ impl Host {
     /// and where.
     ///
     /// # Errors
-    /// [`JoinError`].
-    pub fn join(self) -> Result<World, JoinError> {
+    /// When this rank cannot reach rank 0 in time, or rank 0 refuses it; when some ranks do not join
+    /// in time; when the operating system refuses a socket or a thread.
+    pub fn join(self) -> Result<World> {
         self.join_over(None)
     }
 
     /// Joins a world whose data is carried by `engine` instead of TCP.
-    pub(super) fn join_over(self, engine: Option<Box<dyn Engine>>) -> Result<World, JoinError> {
+    pub(super) fn join_over(self, engine: Option<Box<dyn Engine>>) -> Result<World> {
         let (rank, world) = (self.rank, self.world);
-        if rank >= world || u32::try_from(world).is_err() {
-            return Err(JoinError::OutsideWorld { rank, world });
-        }
-        let device = Device::cpu_with_threads(self.threads).map_err(|error| JoinError::System {
-            what: "the device could not be made",
-            reason: error.to_string(),
-        })?;
+        ensure!(
+            rank < world && u32::try_from(world).is_ok(),
+            Invalid,
+            "rank {rank} is outside a world of {world} ranks; ranks are 0 to {}",
+            world.saturating_sub(1)
+        );
+        let device = Device::cpu_with_threads(self.threads)
+            .map_err(|error| error.context("the device could not be made"))?;
         let began = Instant::now();
         let until = began + self.join_deadline.min(LONGEST);
 
@@ -194,7 +195,7 @@ impl Host {
     }
 
     /// Starts the coordinator, and writes the meeting file if there is one.
-    fn lead(&mut self, until: Instant) -> Result<(Coordinator, Option<MeetingFile>), JoinError> {
+    fn lead(&mut self, until: Instant) -> Result<(Coordinator, Option<MeetingFile>)> {
         let address = match &self.meeting {
             Meeting::At(point) => point.address.as_str(),
             Meeting::File(_) => "127.0.0.1:0",
@@ -222,44 +223,42 @@ impl Host {
     }
 
     /// Connects to the coordinator, which may not listen yet.
-    fn reach(&self, began: Instant, until: Instant) -> Result<(TcpStream, Point), JoinError> {
+    fn reach(&self, began: Instant, until: Instant) -> Result<(TcpStream, Point)> {
         let mut notice = Some(began + self.notice);
         loop {
-            let error = match self.attempt(until) {
+            let obstacle = match self.attempt(until) {
                 Ok(found) => return Ok(found),
-                Err(error) => error,
+                Err(obstacle) => obstacle,
             };
-            let may_pass = match &error {
-                JoinError::Unreachable { .. } | JoinError::MeetingFile { .. } => true,
-                // The file may be left over from an earlier run.
-                JoinError::Secret { .. } => matches!(self.meeting, Meeting::File(_)),
-                _ => false,
-            };
-            if !may_pass || Instant::now() + RETRY >= until {
-                return Err(match error {
-                    JoinError::Unreachable { rank, address, reason, .. } => {
-                        JoinError::Unreachable { rank, address, waited: began.elapsed(), reason }
-                    }
-                    other => other,
+            // A file may be left over from an earlier run.
+            let is_final = matches!(obstacle, Obstacle::Stranger(_))
+                && !matches!(self.meeting, Meeting::File(_));
+            let Host { rank, world, say, .. } = self;
+            if is_final || Instant::now() + RETRY >= until {
+                return Err(match obstacle {
+                    Obstacle::NoAnswer(address, reason) => error!(
+                        System,
+                        "rank {rank} could not join rank 0 at {address} within {:?}: {reason}",
+                        began.elapsed()
+                    ),
+                    Obstacle::NoPoint(error) | Obstacle::Stranger(error) => error,
                 });
             }
             if notice.take_if(|due| *due <= Instant::now()).is_some() {
-                let Host { rank, world, say, .. } = self;
-                say(&format!("rank {rank} of {world} waits for rank 0: {}", error.shortly()));
+                let hindrance = match obstacle {
+                    Obstacle::NoAnswer(address, reason) => format!("{address}: {reason}"),
+                    Obstacle::NoPoint(error) | Obstacle::Stranger(error) => error.to_string(),
+                };
+                say(&format!("rank {rank} of {world} waits for rank 0: {hindrance}"));
             }
             thread::sleep(RETRY);
         }
     }
 
-    fn attempt(&self, until: Instant) -> Result<(TcpStream, Point), JoinError> {
-        let point = self.meeting.point()?;
+    fn attempt(&self, until: Instant) -> Result<(TcpStream, Point), Obstacle> {
+        let point = self.meeting.point().map_err(Obstacle::NoPoint)?;
         let Point { address, secret } = &point;
-        let unreachable = |error: io::Error| JoinError::Unreachable {
-            rank: self.rank,
-            address: address.clone(),
-            waited: Duration::ZERO,
-            reason: error.to_string(),
-        };
+        let no_answer = |error| Obstacle::NoAnswer(address.clone(), error);
         let claim = Claim {
             purpose: Purpose::Control,
             rank: self.rank as u32, // below 2^32, as the world is
@@ -267,14 +266,15 @@ impl Host {
             run: Run::default(),
         };
         let until = until.min(Instant::now() + ATTEMPT);
-        let mut stream = connect(address, until).map_err(unreachable)?;
+        let mut stream = connect(address, until).map_err(no_answer)?;
         match handshake::connect(&mut stream, secret, claim, until) {
             Ok(()) => Ok((stream, point)),
-            Err(Failure::Connection(error)) => Err(unreachable(error)),
-            Err(Failure::Stranger(reason)) => Err(JoinError::Secret {
-                peer: format!("rank 0 at {address}"),
-                reason: reason.to_owned(),
-            }),
+            Err(Failure::Connection(error)) => Err(no_answer(error)),
+            Err(Failure::Stranger(reason)) => Err(Obstacle::Stranger(error!(
+                Invalid,
+                "rank 0 at {address} did not prove that it knows the secret: {reason}; start all \
+                 ranks with the same MESHGRAD_SECRET"
+            ))),
         }
     }
 
@@ -285,19 +285,20 @@ impl Host {
         address: &str,
         listener: Option<SocketAddr>,
         until: Instant,
-    ) -> Result<(Connection, Run, Vec<SocketAddr>), JoinError> {
-        let refused = |reason: String| JoinError::Refused { rank: self.rank, reason };
-        let lost = |error: &dyn std::fmt::Display| refused(format!("{error}"));
-        let failed = || JoinError::system("the rank could not open a socket");
-        let mut control = Connection::new(stream).map_err(failed())?;
+    ) -> Result<(Connection, Run, Vec<SocketAddr>)> {
+        let refused = |reason: &dyn fmt::Display| {
+            error!(Invalid, "rank 0 refused rank {}: {reason}", self.rank)
+        };
+        let failed = system("the rank could not open a socket");
+        let mut control = Connection::new(stream).map_err(&failed)?;
         let join = Message::Join { listener };
-        control.push(join.into()).map_err(|error| lost(&error))?;
-        let (_waker, sleeper) = Waker::pair().map_err(failed())?;
+        control.push(join.into()).map_err(|error| refused(&error))?;
+        let (_waker, sleeper) = Waker::pair().map_err(failed)?;
         let addresses = listener.map_or(0, |_| self.world);
         loop {
-            control.write().map_err(|error| lost(&error))?;
+            control.write().map_err(|error| refused(&error))?;
             // What follows the list of members is for the progress thread.
-            match control.read_one().map_err(|error| lost(&error))? {
+            match control.read_one().map_err(|error| refused(&error))? {
                 None => {}
                 Some(frame) => match frame.message {
                     Message::Members { run, listeners } if listeners.len() == addresses => {
@@ -310,16 +311,16 @@ impl Host {
                         continue;
                     }
                     Message::Incomplete { reason } => {
-                        return Err(JoinError::Incomplete { rank: self.rank, reason });
+                        bail!(System, "rank {} waited in vain: {reason}", self.rank);
                     }
-                    Message::Refused { reason } => return Err(refused(reason)),
-                    _ => return Err(refused("it sent an unexpected message".to_owned())),
+                    Message::Refused { reason } => return Err(refused(&reason)),
+                    _ => return Err(refused(&"it sent an unexpected message")),
                 },
             }
             // The coordinator reports ranks that do not join in time, so this rank waits a moment
             // longer.
             if Instant::now() >= until + HANDSHAKE {
-                return Err(refused("it did not answer".to_owned()));
+                return Err(refused(&"it did not answer"));
             }
             let mut poll = Poll::new(&sleeper);
             poll.connection(&control);
@@ -329,13 +330,24 @@ impl Host {
     }
 }
 
+/// Why an attempt to reach rank 0 failed.
+#[derive(Debug)]
+enum Obstacle {
+    /// Rank 0 does not answer at an address: it may start later.
+    NoAnswer(String, io::Error),
+    /// The file with its address is missing or wrong: it writes the file when it starts.
+    NoPoint(Error),
+    /// It does not know the secret, or is another program.
+    Stranger(Error),
+}
+
 /// Accepts connections of other ranks at the local address of `stream`.
-fn accept(stream: &TcpStream, secret: &Secret) -> Result<(Acceptor, SocketAddr), JoinError> {
-    let failed = || JoinError::system("the rank could not listen");
-    let own = stream.local_addr().map_err(failed())?.ip();
-    let listener = TcpListener::bind((own, 0)).map_err(failed())?;
+fn accept(stream: &TcpStream, secret: &Secret) -> Result<(Acceptor, SocketAddr)> {
+    let failed = system("the rank could not listen");
+    let own = stream.local_addr().map_err(&failed)?.ip();
+    let listener = TcpListener::bind((own, 0)).map_err(&failed)?;
     let address = local(&listener)?;
-    let acceptor = Acceptor::new(listener, secret.clone()).map_err(failed())?;
+    let acceptor = Acceptor::new(listener, secret.clone()).map_err(failed)?;
     Ok((acceptor, address))
 }
 
@@ -353,10 +365,9 @@ fn connect(address: &str, until: Instant) -> io::Result<TcpStream> {
 
 /// Listens on a loopback address if it is 127.0.0.1 or ::1, otherwise on all interfaces: some
 /// systems resolve the host's name to another loopback address.
-fn listen(address: &str) -> Result<TcpListener, JoinError> {
-    let failed = |error: io::Error| JoinError::Listen {
-        address: address.to_owned(),
-        reason: error.to_string(),
+fn listen(address: &str) -> Result<TcpListener> {
+    let failed = |error: io::Error| {
+        error!(System, "rank 0 cannot listen on {address}: {error}; choose a free port")
     };
     let mut found = address.to_socket_addrs().map_err(failed)?;
     let Some(mut at) = found.next() else {
@@ -372,9 +383,8 @@ fn listen(address: &str) -> Result<TcpListener, JoinError> {
 }
 
 /// Where a process of this host reaches a listener.
-fn local(listener: &TcpListener) -> Result<SocketAddr, JoinError> {
-    let failed = JoinError::system("the address of a socket is unknown");
-    listener.local_addr().map_err(failed)
+fn local(listener: &TcpListener) -> Result<SocketAddr> {
+    listener.local_addr().map_err(system("the address of a socket is unknown"))
 }
 
 #[cfg(test)]

@@ -1,11 +1,12 @@
 //! Where ranks meet rank 0, and the secret that admits them.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use super::error::JoinError;
+use meshgrad_error::{Error, Result, bail, ensure, error};
+
 use super::secret::Secret;
 
 /// An address and a secret, or a file that has both.
@@ -24,7 +25,7 @@ pub(super) struct Point {
 
 impl Meeting {
     /// The meeting point. Rank 0 may not have written the file yet.
-    pub(super) fn point(&self) -> Result<Point, JoinError> {
+    pub(super) fn point(&self) -> Result<Point> {
         match self {
             Meeting::At(point) => Ok(point.clone()),
             Meeting::File(path) => read(path),
@@ -37,8 +38,8 @@ pub(super) struct MeetingFile(PathBuf);
 
 impl MeetingFile {
     /// Writes the file in one step, and replaces that of an earlier run.
-    pub(super) fn write(path: &Path, point: &Point) -> Result<MeetingFile, JoinError> {
-        let failed = |error: std::io::Error| wrong(path, format!("cannot be written: {error}"));
+    pub(super) fn write(path: &Path, point: &Point) -> Result<MeetingFile> {
+        let failed = |error| error!(System, "{}: cannot be written: {error}", path.display());
         let new = path.with_extension(format!("new-{}", std::process::id()));
         let mut file = OpenOptions::new()
             .write(true)
@@ -63,8 +64,8 @@ impl Drop for MeetingFile {
     }
 }
 
-fn read(path: &Path) -> Result<Point, JoinError> {
-    let failed = |error: std::io::Error| wrong(path, format!("cannot be read: {error}"));
+fn read(path: &Path) -> Result<Point> {
+    let failed = |error| unreadable(path, &error);
     // Opening a FIFO would otherwise block until another process writes it.
     let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
     let file = OpenOptions::new()
@@ -80,33 +81,28 @@ fn read(path: &Path) -> Result<Point, JoinError> {
         (Some(Ok(address)), Some(secret)) => {
             Ok(Point { address: address.to_owned(), secret: Secret::new(secret)? })
         }
-        _ => Err(wrong(path, "is not a meeting file; delete it".to_owned())),
+        _ => bail!(Malformed, "{}: is not a meeting file; delete it", path.display()),
     }
 }
 
 /// Checks that it is a regular file that only this user may have written and read.
-fn check_owner(path: &Path, file: &File) -> Result<(), JoinError> {
-    let metadata = file.metadata();
-    let metadata = metadata.map_err(|error| wrong(path, format!("cannot be read: {error}")))?;
-    if !metadata.is_file() {
-        return Err(wrong(path, "is not a regular file; delete it".to_owned()));
-    }
+fn check_owner(path: &Path, file: &File) -> Result<()> {
+    let metadata = file.metadata().map_err(|error| unreadable(path, &error))?;
+    let name = path.display();
+    ensure!(metadata.is_file(), Invalid, "{name}: is not a regular file; delete it");
     let (owner, user) = (metadata.uid(), rustix::process::geteuid().as_raw());
-    if owner != user {
-        let problem = format!("belongs to user {owner}, but this is user {user}; delete it");
-        return Err(wrong(path, problem));
-    }
-    match metadata.mode() & 0o077 {
-        0 => Ok(()),
-        _ => Err(wrong(
-            path,
-            format!("has mode {:o}, but must be 600; delete it", metadata.mode() & 0o777),
-        )),
-    }
+    ensure!(
+        owner == user,
+        Invalid,
+        "{name}: belongs to user {owner}, but this is user {user}; delete it"
+    );
+    let mode = metadata.mode() & 0o777;
+    ensure!(mode & 0o077 == 0, Invalid, "{name}: has mode {mode:o}, but must be 600; delete it");
+    Ok(())
 }
 
-fn wrong(path: &Path, problem: String) -> JoinError {
-    JoinError::MeetingFile { path: path.to_owned(), problem }
+fn unreadable(path: &Path, error: &io::Error) -> Error {
+    error!(System, "{}: cannot be read: {error}", path.display())
 }
 
 #[cfg(test)]

@@ -23,7 +23,6 @@ mod connection;
 mod coordinator;
 mod data;
 mod engine;
-mod error;
 mod frame;
 mod handshake;
 mod inquiry;
@@ -41,7 +40,6 @@ mod tcp;
 mod world;
 
 pub use communicator::{HostCommunicator, HostConnector, HostExchange};
-pub use error::JoinError;
 pub use join::Host;
 #[cfg(feature = "mpi")]
 pub use mpi::Mpi;

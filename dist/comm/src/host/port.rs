@@ -2,8 +2,10 @@
 
 use std::net::{Ipv4Addr, TcpListener};
 
-use super::JoinError;
+use meshgrad_error::Result;
+
 use super::secret::random;
+use crate::error::system;
 
 /// From here on, operating systems give ports to sockets that ask for any.
 const ANY: u16 = 32_768;
@@ -16,13 +18,13 @@ const ATTEMPTS: usize = 100;
 ///
 /// # Errors
 /// When none is found.
-pub fn free_port() -> Result<u16, JoinError> {
+pub fn free_port() -> Result<u16> {
     let mut attempts = (1..=ATTEMPTS).rev();
     loop {
         let port = FIRST + u16::from_le_bytes(random()?) % (ANY - FIRST);
         match TcpListener::bind((Ipv4Addr::LOCALHOST, port)) {
             Err(error) if attempts.next().is_none() => {
-                return Err(JoinError::system("no free port")(error));
+                return Err(system("no free port")(error));
             }
             Err(_) => {}
             Ok(_) => return Ok(port),

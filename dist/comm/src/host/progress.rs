@@ -102,7 +102,8 @@ impl Progress {
             return;
         }
         self.has_said_farewell = true;
-        let (sent, failure) = (self.shared.sent(), self.shared.death());
+        let failure = self.shared.death().map(|failed| (failed.rank, failed.reason));
+        let sent = self.shared.sent();
         self.tell_coordinator(Message::Leave { sent, failure }.into());
         if let Some(control) = &mut self.control {
             let _ = control.write(); // as above
@@ -147,7 +148,7 @@ impl Progress {
             Message::Died { rank, reason } => self.shared.died(rank, reason),
             Message::Inquiry { number, late } => self.shared.inquire(number, late),
             Message::Verdict { communicators, error } => {
-                self.shared.verdict(&communicators, &error)
+                self.shared.verdict(&communicators, &error.into())
             }
             Message::Gathered { number, lengths } => {
                 let mut rest: &[u8] = &frame.payload;

@@ -4,8 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use hmac_sha256::HMAC;
-
-use super::error::JoinError;
+use meshgrad_error::{Result, bail, ensure};
 
 /// Bytes that a secret must have at least.
 const MIN_BYTES: usize = 16;
@@ -20,20 +19,24 @@ impl Secret {
     /// intercepted handshake.
     ///
     /// # Errors
-    /// [`JoinError::ShortSecret`].
-    pub fn new(bytes: impl AsRef<[u8]>) -> Result<Secret, JoinError> {
+    /// When it is shorter.
+    pub fn new(bytes: impl AsRef<[u8]>) -> Result<Secret> {
         let bytes = bytes.as_ref();
-        match bytes.len() {
-            length if length < MIN_BYTES => Err(JoinError::ShortSecret { length }),
-            _ => Ok(Secret(bytes.into())),
-        }
+        ensure!(
+            bytes.len() >= MIN_BYTES,
+            Invalid,
+            "the secret has {} bytes, but needs at least {MIN_BYTES}; set MESHGRAD_SECRET to a \
+             longer random string",
+            bytes.len()
+        );
+        Ok(Secret(bytes.into()))
     }
 
     /// 32 random bytes of the operating system, in hexadecimal digits.
     ///
     /// # Errors
-    /// [`JoinError::NoRandomness`].
-    pub fn random() -> Result<Secret, JoinError> {
+    /// When there are none.
+    pub fn random() -> Result<Secret> {
         let digits = random::<32>()?.map(|byte| format!("{byte:02x}"));
         Ok(Secret(digits.concat().into_bytes().into()))
     }
@@ -62,11 +65,12 @@ impl fmt::Debug for Secret {
 }
 
 /// Random bytes of the operating system.
-pub(super) fn random<const N: usize>() -> Result<[u8; N], JoinError> {
+pub(super) fn random<const N: usize>() -> Result<[u8; N]> {
     let mut bytes = [0; N];
-    getrandom::fill(&mut bytes)
-        .map_err(|error| JoinError::NoRandomness { reason: error.to_string() })?;
-    Ok(bytes)
+    match getrandom::fill(&mut bytes) {
+        Ok(()) => Ok(bytes),
+        Err(error) => bail!(System, "the operating system returned no random bytes: {error}"),
+    }
 }
 
 /// Whether the bytes are equal. The time does not depend on where they differ.

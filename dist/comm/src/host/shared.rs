@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use meshgrad_error::{Error, FailedRank, Result, error};
 use meshgrad_runtime::Completion;
 
 use super::call::{Arrival, Call, Membership};
@@ -30,7 +31,7 @@ struct State {
     /// Why no collective can complete any more.
     ended: Option<Ended>,
     /// The failures of communicators. They are permanent.
-    failed: HashMap<GroupId, CommError>,
+    failed: HashMap<GroupId, Error>,
     /// The communicators whose failure this rank has reported.
     reported: HashSet<GroupId>,
     /// Those that this rank has.
@@ -57,7 +58,7 @@ struct State {
 #[derive(Clone, Debug)]
 pub(super) enum Ended {
     /// A rank failed or its process ended.
-    Died { rank: usize, reason: String },
+    Died(FailedRank),
     /// This rank left.
     Left,
 }
@@ -84,7 +85,7 @@ impl Shared {
     }
 
     /// Starts a collective with the frames of its first round.
-    pub(super) fn start(&self, call: Call, frames: Vec<(usize, Frame)>) -> Result<(), CommError> {
+    pub(super) fn start(&self, call: Call, frames: Vec<(usize, Frame)>) -> Result<()> {
         let key = call.key();
         let mut state = self.lock();
         state.check(&call)?;
@@ -133,7 +134,7 @@ impl Shared {
                         self.wake();
                     }
                     Err(error) => {
-                        guard.0.complete(Err(error.into()));
+                        guard.0.complete(Err(error));
                         return;
                     }
                 },
@@ -218,7 +219,7 @@ impl Shared {
     }
 
     /// Fails communicators, as the coordinator decided.
-    pub(super) fn verdict(&self, communicators: &[GroupId], error: &CommError) {
+    pub(super) fn verdict(&self, communicators: &[GroupId], error: &Error) {
         let mut state = self.lock();
         for id in communicators {
             state.fail(*id, error);
@@ -252,13 +253,13 @@ impl Shared {
     pub(super) fn died(&self, rank: usize, reason: impl Into<String>) {
         let reason = reason.into();
         report_failure(rank);
-        self.end(Ended::Died { rank, reason });
+        self.end(Ended::Died(FailedRank { rank, reason }));
     }
 
-    /// The rank whose failure ended the world, and the reason.
-    pub(super) fn death(&self) -> Option<(usize, String)> {
+    /// The rank whose failure ended the world.
+    pub(super) fn death(&self) -> Option<FailedRank> {
         match &self.lock().ended {
-            Some(Ended::Died { rank, reason }) => Some((*rank, reason.clone())),
+            Some(Ended::Died(failed)) => Some(failed.clone()),
             _ => None,
         }
     }
@@ -350,7 +351,7 @@ impl Shared {
                 return Ok(parts);
             }
             match &state.ended {
-                Some(Ended::Died { rank, reason }) => {
+                Some(Ended::Died(FailedRank { rank, reason })) => {
                     return Err(format!("rank {rank} died: {reason}"));
                 }
                 Some(Ended::Left) => return Err("this rank has left the world".to_owned()),
@@ -375,7 +376,7 @@ impl Shared {
 
 impl State {
     /// Why a call cannot complete any more.
-    fn check(&self, call: &Call) -> Result<(), CommError> {
+    fn check(&self, call: &Call) -> Result<()> {
         if let Some(ended) = &self.ended {
             return Err(ended.error(call));
         }
@@ -424,7 +425,7 @@ impl State {
     }
 
     /// Fails a communicator: its open and later collectives. The first failure counts.
-    fn fail(&mut self, id: GroupId, error: &CommError) {
+    fn fail(&mut self, id: GroupId, error: &Error) {
         let error = self.failed.entry(id).or_insert_with(|| error.clone());
         for (_, call) in self.open.extract_if(|key, _| key.group == id) {
             call.fail(error.clone());
@@ -452,15 +453,22 @@ impl State {
 }
 
 impl Ended {
-    fn error(&self, call: &Call) -> CommError {
+    fn error(&self, call: &Call) -> Error {
+        let (group, call) = (&call.membership.group, call.site());
         match self {
-            Ended::Died { rank, reason } => CommError::Died {
-                group: call.membership.group.clone(),
-                call: call.site(),
-                rank: *rank,
-                reason: reason.clone(),
-            },
-            Ended::Left => CommError::Left { rank: call.membership.rank() },
+            Ended::Died(failed) => error!(
+                PeerFailed,
+                "collective {} of {group}: {call}, but rank {} died: {}",
+                call.number,
+                failed.rank,
+                failed.reason
+            )
+            .and_details(failed.clone()),
+            Ended::Left => error!(
+                Invalid,
+                "rank {} has left its world; keep the world until its last collective is done",
+                call.rank
+            ),
         }
     }
 }

@@ -7,6 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use meshgrad_dist::registry::Registry;
+use meshgrad_error::FailedRank;
 use meshgrad_mesh::Group;
 use meshgrad_runtime::{Device, Result};
 
@@ -15,15 +16,13 @@ use super::communicator::{HostConnector, HostExchange};
 use super::connection::Connection;
 use super::coordinator::Coordinator;
 use super::data::{DataPlane, Engine};
-use super::error::JoinError;
 use super::poll::Waker;
 use super::progress::Progress;
 use super::shared::Shared;
 use super::tcp::{Addresses, Tcp};
 use crate::clock::Clock;
 use crate::communicator::Communicator;
-#[cfg(doc)]
-use crate::error::CommError;
+use crate::error::system;
 use crate::shares::{GroupConnector, Shares};
 
 /// This process as a rank of a world of processes ([`Host::join`](crate::Host::join)).
@@ -67,7 +66,7 @@ pub(super) enum Carrier {
 }
 
 impl World {
-    pub(super) fn start(parts: Parts) -> Result<World, JoinError> {
+    pub(super) fn start(parts: Parts) -> Result<World> {
         let Parts {
             rank,
             world,
@@ -80,13 +79,13 @@ impl World {
             carrier,
         } = parts;
         let all: Vec<usize> = (0..world).collect();
-        let all = Group::new(all).map_err(|_| JoinError::OutsideWorld { rank, world })?;
-        let failed = || JoinError::system("the rank's thread could not be started");
-        let (waker, sleeper) = Waker::pair().map_err(failed())?;
+        let all = Group::new(all)?;
+        let failed = system("the rank's thread could not be started");
+        let (waker, sleeper) = Waker::pair().map_err(&failed)?;
         let shared = Arc::new(Shared::new(rank, world, waker));
         let (data, engine): (Box<dyn DataPlane>, _) = match carrier {
             Carrier::Tcp(addresses, acceptor) => {
-                let tcp = Tcp::start(shared.clone(), addresses, acceptor).map_err(failed())?;
+                let tcp = Tcp::start(shared.clone(), addresses, acceptor).map_err(&failed)?;
                 (Box::new(tcp), None)
             }
             Carrier::Engine(engine) => (engine.data_plane(shared.clone())?, Some(engine)),
@@ -95,7 +94,7 @@ impl World {
         let progress = thread::Builder::new()
             .name(format!("rank {rank}"))
             .spawn(move || progress.run())
-            .map_err(failed())?;
+            .map_err(failed)?;
         let connector = HostConnector {
             shared: shared.clone(),
             device: device.clone(),
@@ -166,7 +165,7 @@ impl World {
     /// requester in reports. The registry does not list the communicator of a group of one rank.
     ///
     /// # Errors
-    /// [`CommError::NotMember`], and for invalid options.
+    /// When the rank is not a member, and for invalid options.
     pub fn connect(&self, name: &str, group: &Group) -> Result<Arc<dyn Communicator>> {
         self.shares.connect(name, group)
     }
@@ -175,26 +174,26 @@ impl World {
         &self.shares
     }
 
-    /// The rank whose failure ended the world, and the reason, if this rank knows of one.
-    pub fn failure(&self) -> Option<(usize, String)> {
+    /// The rank whose failure ended the world, if this rank knows of one.
+    pub fn failure(&self) -> Option<FailedRank> {
         self.shared.death()
     }
 
-    /// Leaves the world because of a failure: all ranks that wait fail with [`CommError::Died`] and
-    /// this reason. A panic does the same.
+    /// Leaves the world because of a failure: all ranks that wait fail, with a [`FailedRank`] with
+    /// this reason as details. A panic does the same.
     pub fn fail(self, reason: impl Into<String>) {
         self.shared.died(self.rank, reason);
     }
 
-    /// As [`World::fail`], as a consequence of a failure of rank `rank`, which the errors name. That
-    /// rank may report its failure later than this one. A rank outside of the world stands for this
-    /// one.
-    pub fn fail_with(self, rank: usize, reason: impl Into<String>) {
-        let failed = match rank < self.world_size() {
-            true => rank,
+    /// As [`World::fail`], as a consequence of the failure of another rank, which the errors name.
+    /// That rank may report its failure later than this one. A rank outside of the world stands for
+    /// this one.
+    pub fn fail_with(self, failed: FailedRank) {
+        let rank = match failed.rank < self.world_size() {
+            true => failed.rank,
             false => self.rank,
         };
-        self.shared.died(failed, reason);
+        self.shared.died(rank, failed.reason);
     }
 }
 

@@ -2,8 +2,10 @@
 
 use std::fmt;
 
+use meshgrad_error::{Result, bail};
+
 use super::meeting::MeetingPoint;
-use super::variables::{EnvironmentError, Variables};
+use super::variables::{Variables, contradiction, gap};
 use crate::host::Host;
 
 /// A launcher's environment variables.
@@ -66,7 +68,7 @@ pub struct Environment {
     /// Whether an MPI library's launcher started it.
     is_mpi: bool,
     /// May be an error if ranks meet over MPI.
-    meeting: Result<MeetingPoint, EnvironmentError>,
+    meeting: Result<MeetingPoint>,
 }
 
 impl<F: Fn(&str) -> Option<String>> Variables<F> {
@@ -79,7 +81,7 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
     }
 
     /// Rank and world from one launcher.
-    fn place(&self, names: &Names) -> Result<Option<(usize, usize)>, EnvironmentError> {
+    fn place(&self, names: &Names) -> Result<Option<(usize, usize)>> {
         let is_slurm = names.rank == SLURM_RANK;
         if is_slurm && !self.is_slurm_step()? {
             return Ok(None);
@@ -88,36 +90,33 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
             true => SLURM_STEP_TASKS,
             false => names.world,
         };
-        let gap = |present, missing| Err(EnvironmentError::Gap { present, missing });
         let (rank, world) = (self.number(names.rank)?, self.number(world_name)?);
         match (rank, world) {
             (Some(rank), Some(world)) if rank < world => Ok(Some((rank, world))),
-            (Some(value), Some(size)) => Err(EnvironmentError::Outside {
-                name: names.rank,
-                value,
-                size_name: world_name,
-                size,
-            }),
-            (Some(_), None) => gap(names.rank, world_name),
-            (None, Some(_)) => gap(world_name, names.rank),
+            (Some(rank), Some(world)) => bail!(
+                Invalid,
+                "{name} is {rank}, but {world_name} is {world}; {name} must be below {world_name}",
+                name = names.rank
+            ),
+            (Some(_), None) => Err(gap(names.rank, world_name)),
+            (None, Some(_)) => Err(gap(world_name, names.rank)),
             (None, None) => Ok(None),
         }
     }
 
     /// Whether srun started the process. Batch scripts and interactive shells are the only process
     /// of their step.
-    fn is_slurm_step(&self) -> Result<bool, EnvironmentError> {
+    fn is_slurm_step(&self) -> Result<bool> {
         let step = self.number("SLURM_STEP_ID")?;
         Ok(self.text(SLURM_RANK).is_some() && step.is_some_and(|id| id < SLURM_RESERVED_STEPS))
     }
 
     /// PMIx has no variable for the number of ranks, so it is not enough.
-    fn check_pmix(&self) -> Result<Option<Environment>, EnvironmentError> {
-        let (present, missing) = ("PMIX_RANK", "WORLD_SIZE");
+    fn check_pmix(&self) -> Result<Option<Environment>> {
         // Slurm may start interactive shells with PMIx.
         let is_shell = self.text(SLURM_RANK).is_some();
-        match self.text(present).filter(|_| !is_shell) {
-            Some(_) => Err(EnvironmentError::Gap { present, missing }),
+        match self.text("PMIX_RANK").filter(|_| !is_shell) {
+            Some(_) => Err(gap("PMIX_RANK", "WORLD_SIZE")),
             None => Ok(None),
         }
     }
@@ -127,18 +126,18 @@ impl Environment {
     /// The place of this process; `None` if no launcher started it.
     ///
     /// # Errors
-    /// [`EnvironmentError`].
-    pub fn read() -> Result<Option<Environment>, EnvironmentError> {
+    /// When variables contradict each other, or some are missing.
+    pub fn read() -> Result<Option<Environment>> {
         Environment::from_variables(|name| std::env::var(name).ok())
     }
 
     /// [`Environment::read`] with other variables.
     ///
     /// # Errors
-    /// [`EnvironmentError`].
+    /// As [`Environment::read`].
     pub fn from_variables(
         variable: impl Fn(&str) -> Option<String>,
-    ) -> Result<Option<Environment>, EnvironmentError> {
+    ) -> Result<Option<Environment>> {
         let variables = Variables(variable);
         let mut found: Option<(&Names, usize, usize)> = None;
         for names in &LAUNCHERS {
@@ -148,8 +147,8 @@ impl Environment {
             match found {
                 None => found = Some((names, rank, world)),
                 Some((first, first_rank, first_world)) => {
-                    check_equal(first.world, first_world, names.world, world)?;
-                    check_equal(first.rank, first_rank, names.rank, rank)?;
+                    check_equal((first.world, first_world), (names.world, world))?;
+                    check_equal((first.rank, first_rank), (names.rank, rank))?;
                 }
             }
             if variables.is_innermost(names) {
@@ -204,10 +203,10 @@ impl Environment {
     /// This rank on the TCP transport. Its device uses the rank's share of the cores.
     ///
     /// # Errors
-    /// [`EnvironmentError`] under mpirun, if the variables say nothing about a meeting point.
-    pub fn host(&self) -> Result<Host, EnvironmentError> {
+    /// Under mpirun, if the variables say nothing about a meeting point.
+    pub fn host(&self) -> Result<Host> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let host = match self.meeting.as_ref().map_err(EnvironmentError::clone)? {
+        let host = match self.meeting.as_ref().map_err(Clone::clone)? {
             MeetingPoint::At { address, secret } => {
                 Host::new(self.rank, self.world, address.clone(), secret.clone())
             }
@@ -229,15 +228,10 @@ impl fmt::Display for Environment {
     }
 }
 
-fn check_equal(
-    first: &'static str,
-    first_value: usize,
-    second: &'static str,
-    second_value: usize,
-) -> Result<(), EnvironmentError> {
-    match first_value == second_value {
+fn check_equal(first: (&str, usize), second: (&str, usize)) -> Result<()> {
+    match first.1 == second.1 {
         true => Ok(()),
-        false => Err(EnvironmentError::Contradiction { first, first_value, second, second_value }),
+        false => Err(contradiction(first, second)),
     }
 }
 
@@ -247,7 +241,7 @@ mod tests {
 
     const LONG: &str = "a secret of 16 bytes";
 
-    fn read(variables: &[(&str, &str)]) -> Result<Option<Environment>, EnvironmentError> {
+    fn read(variables: &[(&str, &str)]) -> Result<Option<Environment>> {
         Environment::from_variables(|name| {
             let found = variables.iter().find(|(known, _)| *known == name);
             found.map(|(_, value)| (*value).to_owned())

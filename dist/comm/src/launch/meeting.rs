@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
-use super::variables::{EnvironmentError, Variables};
+use meshgrad_error::{Result, bail, ensure};
+
+use super::variables::{Variables, contradiction, gap};
 use crate::host::Secret;
 
 /// Where the ranks meet.
@@ -27,7 +29,7 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
         local: &'static str,
         total: &'static str,
         world: usize,
-    ) -> Result<HostCount, EnvironmentError> {
+    ) -> Result<HostCount> {
         let local_size = match local.starts_with("SLURM_") {
             true => self.text(local).and_then(|it| tasks_of_each_node(&it)),
             false => self.number(local)?,
@@ -35,12 +37,7 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
         if let Some(size) = local_size
             && size > world
         {
-            return Err(EnvironmentError::Contradiction {
-                first: local,
-                first_value: size,
-                second: total,
-                second_value: world,
-            });
+            return Err(contradiction((local, size), (total, world)));
         }
         let address = self.text("MASTER_ADDR");
         let is_loopback = address.as_deref().is_some_and(is_loopback);
@@ -51,41 +48,35 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
         })
     }
 
-    pub(super) fn meeting(
-        &self,
-        world: usize,
-        is_one_host: bool,
-    ) -> Result<MeetingPoint, EnvironmentError> {
+    pub(super) fn meeting(&self, world: usize, is_one_host: bool) -> Result<MeetingPoint> {
         let secret = self.text("MESHGRAD_SECRET").map(Secret::new).transpose()?;
         let address = self.address(world)?;
         match (address, secret) {
             (Some(address), Some(secret)) => Ok(MeetingPoint::At { address, secret }),
             (_, _) if is_one_host => Ok(MeetingPoint::File(self.file(world)?)),
-            (None, _) => Err(EnvironmentError::NoMeetingPoint { world }),
-            (Some(_), None) => Err(EnvironmentError::NoSecret { world }),
+            (None, _) => bail!(
+                Invalid,
+                "{world} ranks on several hosts need a meeting point; set MASTER_ADDR and \
+                 MASTER_PORT to an address of rank 0's host and a free port"
+            ),
+            (Some(_), None) => bail!(
+                Invalid,
+                "{world} ranks on several hosts need a secret; set MESHGRAD_SECRET to the same \
+                 random string on all hosts"
+            ),
         }
     }
 
     /// Where rank 0 listens, if the variables say so.
-    fn address(&self, world: usize) -> Result<Option<String>, EnvironmentError> {
+    fn address(&self, world: usize) -> Result<Option<String>> {
         let own_port = self.number("MESHGRAD_PORT")?;
         let (name, port) = (self.text("MASTER_ADDR"), self.number("MASTER_PORT")?);
         let (name, port) = match (name, own_port.or(port)) {
             (Some(name), Some(port)) => (name, port),
             (None, None) => return Ok(self.slurm_address()),
-            (Some(_), None) => {
-                return Err(EnvironmentError::Gap {
-                    present: "MASTER_ADDR",
-                    missing: "MASTER_PORT",
-                });
-            }
+            (Some(_), None) => return Err(gap("MASTER_ADDR", "MASTER_PORT")),
             (None, Some(_)) if world == 1 => return Ok(None),
-            (None, Some(_)) => {
-                return Err(EnvironmentError::Gap {
-                    present: "MASTER_PORT",
-                    missing: "MASTER_ADDR",
-                });
-            }
+            (None, Some(_)) => return Err(gap("MASTER_PORT", "MASTER_ADDR")),
         };
         // torchrun's agent listens on MASTER_PORT itself.
         let agent = self.text("TORCHELASTIC_USE_AGENT_STORE");
@@ -116,7 +107,7 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
     }
 
     /// The path of the meeting file, which is the same in all processes of the run.
-    fn file(&self, world: usize) -> Result<PathBuf, EnvironmentError> {
+    fn file(&self, world: usize) -> Result<PathBuf> {
         let names = [
             "MESHGRAD_RUN",
             "TORCHELASTIC_RUN_ID",
@@ -142,10 +133,13 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
 
     /// A name for a run that its launcher does not name: the id of the parent process, because one
     /// process of MPICH starts all ranks of a host.
-    fn unnamed_run(&self, world: usize) -> Result<String, EnvironmentError> {
-        if world > 1 && self.text("PMI_RANK").is_none() {
-            return Err(EnvironmentError::NoRun { world });
-        }
+    fn unnamed_run(&self, world: usize) -> Result<String> {
+        ensure!(
+            world == 1 || self.text("PMI_RANK").is_some(),
+            Invalid,
+            "{world} ranks of one host need a name for their run; set MESHGRAD_RUN to the same \
+             name on all ranks, or MASTER_ADDR, MASTER_PORT and MESHGRAD_SECRET"
+        );
         Ok(format!("parent-{}", std::os::unix::process::parent_id()))
     }
 }

@@ -21,6 +21,5 @@ mod variables;
 
 pub use children::Ended;
 pub use environment::Environment;
-pub use processes::{Launch, LaunchError};
+pub use processes::Launch;
 pub use transport::Transport;
-pub use variables::EnvironmentError;

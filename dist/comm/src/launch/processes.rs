@@ -10,10 +10,13 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::thread::{self, Scope};
 
+use meshgrad_error::{Result, ensure, error};
+
 use super::children::{Children, Ended};
 use super::output::copy_lines;
+use crate::error::system;
 use crate::first_failure::{self, FailureFile};
-use crate::host::{JoinError, Secret, free_port};
+use crate::host::{Secret, free_port};
 
 /// N processes that run one command, each as a rank.
 #[derive(Clone, Debug)]
@@ -23,63 +26,15 @@ pub struct Launch {
     log_dir: Option<PathBuf>,
 }
 
-/// Why processes could not be started.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum LaunchError {
-    /// No ranks, or no command.
-    #[error("{problem}")]
-    Nothing {
-        /// What is missing.
-        problem: &'static str,
-    },
-
-    /// The command could not be started.
-    #[error("rank {rank}: `{command}` could not be started: {source}")]
-    Start {
-        /// The rank.
-        rank: usize,
-        /// The program.
-        command: String,
-        /// The reason.
-        source: io::Error,
-    },
-
-    /// The operating system refused a port or random bytes.
-    #[error("{0}")]
-    Join(#[from] JoinError),
-
-    /// The output of a rank cannot be written to a file.
-    #[error("{}: {source}; choose another folder for the output of the ranks", path.display())]
-    Log {
-        /// The file or folder.
-        path: PathBuf,
-        /// The reason.
-        source: io::Error,
-    },
-
-    /// A process or its output was lost.
-    #[error("{what}: {source}")]
-    System {
-        /// What failed.
-        what: &'static str,
-        /// The reason.
-        source: io::Error,
-    },
-}
-
 impl Launch {
     /// `ranks` processes of `command`: a program and its arguments.
     ///
     /// # Errors
-    /// [`LaunchError::Nothing`].
-    pub fn new(ranks: usize, command: Vec<OsString>) -> Result<Launch, LaunchError> {
-        let problem = match (ranks, command.is_empty()) {
-            (0, _) => "a world needs at least 1 rank",
-            (_, true) => "there is no command; pass one after `--`",
-            _ => return Ok(Launch { ranks, command, log_dir: None }),
-        };
-        Err(LaunchError::Nothing { problem })
+    /// When there are no ranks, or no command.
+    pub fn new(ranks: usize, command: Vec<OsString>) -> Result<Launch> {
+        ensure!(ranks > 0, Invalid, "a world needs at least 1 rank");
+        ensure!(!command.is_empty(), Invalid, "there is no command; pass one after `--`");
+        Ok(Launch { ranks, command, log_dir: None })
     }
 
     /// Also writes the output of each rank to a file `rank-N.log` in this folder, which is created if
@@ -97,13 +52,14 @@ impl Launch {
     /// groups.
     ///
     /// # Errors
-    /// [`LaunchError`].
+    /// When the command cannot be started, the output of a rank cannot be written to its file, or
+    /// the operating system refuses something.
     pub fn run(
         &self,
         stop: &AtomicBool,
         stdout: impl Write + Send,
         stderr: impl Write + Send,
-    ) -> Result<Ended, LaunchError> {
+    ) -> Result<Ended> {
         let logs = self.logs()?;
         let secret = Secret::random()?;
         let failure = FailureFile::new(&text(&Secret::random()?)[..16]);
@@ -150,11 +106,15 @@ impl Launch {
     }
 
     /// The files of the ranks, in their order; none without a folder.
-    fn logs(&self) -> Result<Vec<Mutex<File>>, LaunchError> {
+    fn logs(&self) -> Result<Vec<Mutex<File>>> {
         let Some(dir) = &self.log_dir else {
             return Ok(Vec::new());
         };
-        let failed = |path: &Path, source| LaunchError::Log { path: path.to_owned(), source };
+        let failed = |path: &Path, source: io::Error| {
+            let path = path.display();
+            error!(System, "{path}: {source}; choose another folder for the output of the ranks")
+                .caused_by(source)
+        };
         fs::create_dir_all(dir).map_err(|source| failed(dir, source))?;
         let width = (self.ranks - 1).to_string().len();
         let files = (0..self.ranks).map(|rank| {
@@ -164,7 +124,7 @@ impl Launch {
         files.collect()
     }
 
-    fn start(&self, secret: &Secret, failure: &Path) -> Result<Children, LaunchError> {
+    fn start(&self, secret: &Secret, failure: &Path) -> Result<Children> {
         let secret = text(secret);
         let port = free_port()?;
         let mut children = Children::new().map_err(system("no descriptor"))?;
@@ -188,10 +148,10 @@ impl Launch {
                 .stdout(Stdio::piped())
                 .stderr(Stdio::piped())
                 .process_group(0);
-            let child = command.spawn().map_err(|source| LaunchError::Start {
-                rank,
-                command: self.command[0].to_string_lossy().into_owned(),
-                source,
+            let child = command.spawn().map_err(|source| {
+                let program = self.command[0].to_string_lossy();
+                error!(System, "rank {rank}: `{program}` could not be started: {source}")
+                    .caused_by(source)
             })?;
             let pushed = children.push(child);
             pushed.map_err(system("a process was lost"))?;
@@ -202,8 +162,4 @@ impl Launch {
 
 fn text(secret: &Secret) -> String {
     String::from_utf8_lossy(secret.expose()).into_owned()
-}
-
-fn system(what: &'static str) -> impl Fn(io::Error) -> LaunchError {
-    move |source| LaunchError::System { what, source }
 }

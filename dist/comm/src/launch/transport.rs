@@ -1,8 +1,9 @@
 //! The transports that a launched process can join through.
 
+use meshgrad_error::Result;
+
 use super::environment::Environment;
-use super::variables::EnvironmentError;
-use crate::host::{Host, JoinError, World};
+use crate::host::{Host, World};
 
 /// A transport between processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,16 +44,16 @@ impl World {
     /// the only rank of a world.
     ///
     /// # Errors
-    /// [`EnvironmentError`].
-    pub fn from_env() -> Result<World, EnvironmentError> {
+    /// As [`Environment::read`] and [`Host::join`].
+    pub fn from_env() -> Result<World> {
         World::from_env_over(Transport::Auto)
     }
 
     /// [`World::from_env`] over a given transport.
     ///
     /// # Errors
-    /// [`EnvironmentError`], including one for a transport whose feature is off.
-    pub fn from_env_over(transport: Transport) -> Result<World, EnvironmentError> {
+    /// As [`World::from_env`], and for a transport whose feature is off.
+    pub fn from_env_over(transport: Transport) -> Result<World> {
         let environment = Environment::read()?;
         Ok(match (transport.choose(environment.as_ref()), &environment) {
             (Transport::Mpi, environment) => join_mpi(environment.as_ref())?,
@@ -63,7 +64,7 @@ impl World {
 }
 
 #[cfg(feature = "mpi")]
-fn join_mpi(environment: Option<&Environment>) -> Result<World, JoinError> {
+fn join_mpi(environment: Option<&Environment>) -> Result<World> {
     let mpi = crate::host::Mpi::new();
     match environment {
         Some(environment) => mpi.expect_world(environment.world_size()).join(),
@@ -72,8 +73,11 @@ fn join_mpi(environment: Option<&Environment>) -> Result<World, JoinError> {
 }
 
 #[cfg(not(feature = "mpi"))]
-fn join_mpi(_environment: Option<&Environment>) -> Result<World, JoinError> {
-    Err(JoinError::Mpi { reason: "this program was built without the feature `mpi`".to_owned() })
+fn join_mpi(_environment: Option<&Environment>) -> Result<World> {
+    meshgrad_error::bail!(
+        Unsupported,
+        "MPI cannot be used: this program was built without the feature `mpi`"
+    )
 }
 
 #[cfg(test)]

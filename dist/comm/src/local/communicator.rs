@@ -11,7 +11,6 @@ use super::table::{Begun, Table};
 use crate::clock::Clock;
 use crate::communicator::{Communicator, Operands};
 use crate::contribution::{Arrival, Contribution};
-use crate::error::CommError;
 use crate::ticket::{Counters, Request};
 
 /// A communicator between threads. Cheap to clone; clones are the same communicator.
@@ -46,10 +45,10 @@ impl LocalCommunicator {
     /// A communicator of one rank. Its collectives complete at once and send nothing.
     ///
     /// # Errors
-    /// [`CommError::Start`] when `rank` is too large for a group.
-    pub fn alone(rank: usize, device: &Device) -> Result<LocalCommunicator, CommError> {
-        let group =
-            Group::new([rank]).map_err(|error| CommError::Start { reason: error.to_string() })?;
+    /// When `rank` is too large for a group.
+    pub fn alone(rank: usize, device: &Device) -> Result<LocalCommunicator> {
+        let group = Group::new([rank])
+            .map_err(|error| error.context("the communicator could not be created"))?;
         let table = Arc::new(Table::new(group, Duration::MAX, Arc::default()));
         Ok(LocalCommunicator::new(table, 0, device.clone()))
     }

@@ -8,7 +8,7 @@ use meshgrad_runtime::Device;
 
 use super::communicator::LocalCommunicator;
 use super::world::World;
-use crate::error::CommError;
+use crate::members::index_in;
 
 /// Creates the communicators of one rank of a [`Local`](crate::Local) world. They are ready at
 /// once: only the first collective waits for other members.
@@ -29,16 +29,8 @@ impl Connect for LocalConnector {
     type Connecting = LocalCommunicator;
 
     fn begin(&mut self, creation: &Creation<'_>) -> Result<LocalCommunicator> {
-        let group = creation.group;
-        let index = group
-            .index_of(self.rank)
-            .ok_or_else(|| CommError::NotMember { rank: self.rank, group: group.clone() })?;
-        let world = self.world.all().len();
-        if let Some(rank) = group.ranks().iter().find(|rank| **rank >= world) {
-            let rank = *rank;
-            return Err(CommError::OutsideWorld { group: group.clone(), rank, world }.into());
-        }
-        let table = self.world.join(group, creation.generation);
+        let index = index_in(creation.group, self.rank, self.world.all().len())?;
+        let table = self.world.join(creation.group, creation.generation);
         Ok(LocalCommunicator::new(table, index, self.device.clone()))
     }
 

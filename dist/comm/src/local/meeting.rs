@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
+use meshgrad_error::Error;
 use meshgrad_runtime::Completion;
 
 use crate::contribution::{Arrival, Tensors};
-use crate::error::CommError;
 
 /// A collective that some members have started.
 pub(super) struct Meeting {
@@ -38,10 +38,10 @@ impl Meeting {
 /// Collectives that have failed and whose members still wait.
 #[derive(Default)]
 #[must_use = "members wait until `complete` is called"]
-pub(super) struct Failed(Vec<(Meeting, CommError)>);
+pub(super) struct Failed(Vec<(Meeting, Error)>);
 
 impl Failed {
-    pub(super) fn push(&mut self, meeting: Meeting, error: CommError) {
+    pub(super) fn push(&mut self, meeting: Meeting, error: Error) {
         self.0.push((meeting, error));
     }
 
@@ -51,7 +51,7 @@ impl Failed {
         let ended = self.0.into_iter().map(|(meeting, error)| {
             let arrivals = meeting.places.into_iter().flatten().flatten();
             let abandoned = release(arrivals);
-            meeting.completion.complete(Err(error.into()));
+            meeting.completion.complete(Err(error));
             abandoned
         });
         // All are complete before the first is freed.

@@ -43,6 +43,7 @@ use std::thread;
 use std::time::Duration;
 
 use meshgrad_dist::registry::Registry;
+use meshgrad_error::{Error, FailedRank, bail, error};
 use meshgrad_mesh::{Group, Hosts, LinkCosts};
 use meshgrad_runtime::{Device, Result};
 
@@ -50,8 +51,6 @@ pub use communicator::LocalCommunicator;
 pub use connect::LocalConnector;
 
 use crate::clock::Clock;
-#[cfg(doc)]
-use crate::error::CommError;
 use crate::shares::Shares;
 use links::Links;
 use rules::Rules;
@@ -122,8 +121,8 @@ impl Local {
     }
 
     /// How long a collective waits after its time limit for ranks that are not waiting themselves.
-    /// Ranks that arrive by then are reported as late ([`CommError::Straggler`]), the others as
-    /// missing. By default a tenth of the limit.
+    /// Ranks that arrive by then are reported as late ([`Verdict::Straggler`](crate::Verdict)), the
+    /// others as missing. By default a tenth of the limit.
     pub fn grace(mut self, grace: Duration) -> Local {
         self.grace = Some(grace);
         self
@@ -154,15 +153,17 @@ impl Local {
     }
 
     /// Runs `main` on each rank and returns its results in rank order. When a rank returns an error
-    /// or panics, waiting ranks fail with [`CommError::RankFailed`]; when one returns without
-    /// starting a collective, those that wait for it there fail with [`CommError::Returned`].
+    /// or panics, waiting ranks fail, with a [`FailedRank`] as details; when one returns without
+    /// starting a collective, those that wait for it there fail with
+    /// [`CommError::Returned`](crate::CommError::Returned).
     ///
     /// # Errors
-    /// [`RunError`] of the first rank that failed.
+    /// When the ranks cannot be started. When a rank fails: the details are the [`FailedRank`] that
+    /// failed first, and the source is its error, unless it panicked.
     pub fn run<T, E>(
         ranks: usize,
         main: impl Fn(&LocalRank) -> Result<T, E> + Sync,
-    ) -> Result<Vec<T>, RunError>
+    ) -> Result<Vec<T>>
     where
         T: Send,
         E: Into<Box<dyn StdError + Send + Sync>>,
@@ -174,17 +175,15 @@ impl Local {
     ///
     /// # Errors
     /// As [`Local::run`].
-    pub fn launch<T, E>(
-        &self,
-        main: impl Fn(&LocalRank) -> Result<T, E> + Sync,
-    ) -> Result<Vec<T>, RunError>
+    pub fn launch<T, E>(&self, main: impl Fn(&LocalRank) -> Result<T, E> + Sync) -> Result<Vec<T>>
     where
         T: Send,
         E: Into<Box<dyn StdError + Send + Sync>>,
     {
         let all: Vec<usize> = (0..self.ranks).collect();
-        let all = Group::new(all).map_err(|error| RunError::Start { reason: error.to_string() })?;
-        let devices = self.checked_devices().map_err(|reason| RunError::Start { reason })?;
+        let not_started = |error: Error| error.context("the ranks could not be started");
+        let all = Group::new(all).map_err(not_started)?;
+        let devices = self.checked_devices().map_err(not_started)?;
         let launch = Launch {
             devices,
             world: Arc::new(World::new(all, self.rules())),
@@ -208,30 +207,32 @@ impl Local {
         }
     }
 
-    fn checked_devices(&self) -> Result<Option<&[Device]>, String> {
+    fn checked_devices(&self) -> Result<Option<&[Device]>> {
         let Some(devices) = &self.devices else {
             return Ok(None);
         };
         let (given, ranks) = (devices.len(), self.ranks);
         if given != ranks {
-            return Err(format!("{given} devices for {ranks} ranks; pass one per rank"));
+            bail!(Invalid, "{given} devices for {ranks} ranks; pass one per rank");
         }
         if let Some(meta) = devices.iter().find(|device| !device.computes()) {
-            return Err(format!("{meta} computes no values; use `Plan`"));
+            bail!(Invalid, "{meta} computes no values; use `Plan`");
         }
         for (rank, device) in devices.iter().enumerate() {
             if let Some(before) = devices[..rank].iter().position(|it| it == device) {
-                return Err(format!(
+                bail!(
+                    Invalid,
                     "ranks {before} and {rank} have the same device; create one for each rank"
-                ));
+                );
             }
         }
         let differs = |device: &&Device| device.is_gpu() != devices[0].is_gpu();
         match devices.iter().find(differs) {
-            Some(other) => Err(format!(
+            Some(other) => bail!(
+                Invalid,
                 "{} and {other} cannot be devices of one world; pass GPUs or CPU devices only",
                 devices[0]
-            )),
+            ),
             None => Ok(Some(devices)),
         }
     }
@@ -257,7 +258,7 @@ impl Local {
 struct Launch<'a> {
     devices: Option<&'a [Device]>,
     world: Arc<World>,
-    first_failure: Mutex<Option<RunError>>,
+    first_failure: Mutex<Option<Error>>,
 }
 
 impl Launch<'_> {
@@ -273,8 +274,8 @@ impl Launch<'_> {
                 self.world.returned(rank);
                 Some(value)
             }
-            Err(error) => {
-                self.fail(rank, error);
+            Err((error, reason)) => {
+                self.fail(error, rank, reason);
                 None
             }
         };
@@ -282,15 +283,19 @@ impl Launch<'_> {
         value
     }
 
+    /// A failure is an error and the reason that the other ranks report.
     fn result<T, E>(
         &self,
         rank: usize,
         main: impl Fn(&LocalRank) -> Result<T, E>,
-    ) -> Result<T, RunError>
+    ) -> Result<T, (Error, String)>
     where
         E: Into<Box<dyn StdError + Send + Sync>>,
     {
-        let failed = |source| RunError::Rank { rank, source };
+        let failed = |source: Box<dyn StdError + Send + Sync>| {
+            let reason = source.to_string();
+            (error!(PeerFailed, "rank {rank}: {reason}").caused_by(source), reason)
+        };
         let device = match self.devices {
             Some(devices) => Ok(devices[rank].clone()),
             None => Device::cpu_with_threads(self.world.rules().threads),
@@ -299,18 +304,22 @@ impl Launch<'_> {
         let local = LocalRank::new(rank, device.clone(), self.world.clone());
         match catch_unwind(AssertUnwindSafe(|| device.run(|| main(&local)))) {
             Ok(result) => result.map_err(|error| failed(error.into())),
-            Err(panic) => Err(RunError::Panic { rank, message: message(panic) }),
+            Err(panic) => {
+                let message = message(panic);
+                let error = error!(PeerFailed, "rank {rank} panicked: {message}");
+                Err((error, format!("panic: {message}")))
+            }
         }
     }
 
     fn not_started(&self, rank: usize, error: &io::Error) {
         let reason = format!("the system could not start its thread: {error}");
-        self.fail(rank, RunError::Start { reason });
+        self.fail(error!(System, "the ranks could not be started: {reason}"), rank, reason);
         self.world.rules().clock.of_rank(rank).leave();
     }
 
-    fn fail(&self, rank: usize, error: RunError) {
-        let reason = error.reason();
+    fn fail(&self, error: Error, rank: usize, reason: String) {
+        let error = error.and_details(FailedRank { rank, reason: reason.clone() });
         let first = self.first_failure.lock();
         let mut first = first.unwrap_or_else(PoisonError::into_inner);
         first.get_or_insert(error);
@@ -326,46 +335,6 @@ fn message(panic: Box<dyn Any + Send>) -> String {
             Ok(message) => (*message).to_owned(),
             Err(_) => "a value that is not a message".to_owned(),
         },
-    }
-}
-
-/// Why [`Local::run`] failed: the first rank that failed.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum RunError {
-    /// A rank returned an error.
-    #[error("rank {rank}: {source}")]
-    Rank {
-        /// The rank.
-        rank: usize,
-        /// Its error.
-        source: Box<dyn StdError + Send + Sync>,
-    },
-
-    /// A rank panicked.
-    #[error("rank {rank} panicked: {message}")]
-    Panic {
-        /// The rank.
-        rank: usize,
-        /// The panic's message.
-        message: String,
-    },
-
-    /// The ranks could not be started.
-    #[error("the ranks could not be started: {reason}")]
-    Start {
-        /// The reason.
-        reason: String,
-    },
-}
-
-impl RunError {
-    fn reason(&self) -> String {
-        match self {
-            RunError::Rank { source, .. } => source.to_string(),
-            RunError::Panic { message, .. } => format!("panic: {message}"),
-            RunError::Start { reason } => reason.clone(),
-        }
     }
 }
 
@@ -424,7 +393,7 @@ impl LocalRank {
     /// requester in reports. The registry does not list the communicator of a group of one rank.
     ///
     /// # Errors
-    /// [`CommError::NotMember`], and for invalid options.
+    /// When the rank is not a member, and for invalid options.
     pub fn connect(&self, name: &str, group: &Group) -> Result<LocalCommunicator> {
         match self.shares.member(name, group)? {
             Some(communicator) => Ok(communicator),

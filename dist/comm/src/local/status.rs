@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use meshgrad_error::{Error, FailedRank, error};
 use meshgrad_mesh::Group;
 
-use crate::error::{CallSite, CommError, LastCall};
+use crate::error::{CallSite, CommError};
 use crate::ticket::Ticket;
 
 /// Its lock may be taken while a table is locked, but not the reverse.
@@ -15,7 +16,7 @@ pub(super) struct Status(Mutex<State>);
 #[derive(Default)]
 struct State {
     /// The first failure of a rank.
-    failure: Option<CommError>,
+    failure: Option<Error>,
     /// The ranks that have returned, and the first error because of that.
     returned: BTreeMap<usize, Option<CommError>>,
     /// Each rank's last call.
@@ -24,7 +25,7 @@ struct State {
 
 impl Status {
     /// Records a rank's call. Fails if a failure has ended the world.
-    pub(super) fn begin(&self, rank: usize, group: &Group, ticket: &Ticket) -> Option<CommError> {
+    pub(super) fn begin(&self, rank: usize, group: &Group, ticket: &Ticket) -> Option<Error> {
         let mut state = self.lock();
         let call = (group.clone(), ticket.clone());
         state.last_calls.insert(rank, call);
@@ -50,13 +51,15 @@ impl Status {
     }
 
     /// Records the failure of a rank and returns the first one, which counts.
-    pub(super) fn set_failure(&self, rank: usize, reason: String) -> CommError {
+    pub(super) fn set_failure(&self, rank: usize, reason: String) -> Error {
         let mut state = self.lock();
-        let last = state.last_calls.get(&rank).map(|(group, ticket)| LastCall {
-            group: group.clone(),
-            call: CallSite::new(rank, ticket),
+        let last = state.last_calls.get(&rank).map(|(group, ticket)| {
+            let CallSite { call, number, at, .. } = CallSite::new(rank, ticket);
+            format!(" after {call} at {at} (collective {number} of {group})")
         });
-        let failure = CommError::RankFailed { rank, reason, last };
+        let last = last.unwrap_or_default();
+        let failure = error!(PeerFailed, "rank {rank} failed{last}, so all ranks stop: {reason}")
+            .and_details(FailedRank { rank, reason });
         state.failure.get_or_insert(failure).clone()
     }
 

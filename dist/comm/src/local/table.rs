@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use meshgrad_error::Error;
 use meshgrad_mesh::Group;
 use meshgrad_runtime::{Completion, Result};
 
@@ -37,7 +38,7 @@ pub(super) struct Table {
 #[derive(Default)]
 struct State {
     /// The first failure. It is permanent: members no longer agree on what comes next.
-    failure: Option<CommError>,
+    failure: Option<Error>,
     open: HashMap<Key, Meeting>,
     /// The members that have the communicator, by index.
     joined: Vec<usize>,
@@ -50,7 +51,7 @@ enum Next {
     /// All members have arrived in time.
     Finish(Meeting),
     /// All have arrived, but one after the time limit of another.
-    TooLate(CommError),
+    TooLate(Error),
 }
 
 /// A collective that this rank has started.
@@ -83,11 +84,7 @@ impl Table {
 
     /// Adds a member's part of a collective, or of several fused ones, which are one entry here.
     /// The last member to arrive does the work on the calling thread.
-    pub(super) fn arrive(
-        self: &Arc<Table>,
-        index: usize,
-        calls: Vec<Arrival>,
-    ) -> Result<Begun, CommError> {
+    pub(super) fn arrive(self: &Arc<Table>, index: usize, calls: Vec<Arrival>) -> Result<Begun> {
         let (rank, ticket) = (self.group.ranks()[index], &calls[0].ticket);
         let peer = ticket.request.peer;
         let (key, place) = (Key::of(index, peer, ticket.number), place(index, peer));
@@ -124,12 +121,12 @@ impl Table {
         (place, rank): (usize, usize),
         calls: Vec<Arrival>,
         now: Duration,
-    ) -> Result<(Completion, Next), CommError> {
+    ) -> Result<(Completion, Next)> {
         let members = || key.between.ranks(&self.group).len();
         let meeting = state.open.entry(key);
         let meeting = meeting.or_insert_with(|| Meeting::new(now, members()));
         if let Some(error) = self.mismatch(key, meeting, rank, &calls) {
-            return Err(error);
+            return Err(error.into());
         }
         let completion = meeting.completion.clone();
         let late = meeting.is_late.then(|| site(rank, &calls));
@@ -137,13 +134,13 @@ impl Table {
         let is_complete = meeting.places.iter().all(Option::is_some);
         if is_complete && let Some(late) = late {
             let error = self.straggler(key, meeting, late, now);
-            return Ok((completion, Next::TooLate(error)));
+            return Ok((completion, Next::TooLate(error.into())));
         }
         let done = is_complete.then(|| state.open.remove(&key)).flatten();
         match done {
             Some(meeting) => Ok((completion, Next::Finish(meeting))),
             None => match self.returned(state, key) {
-                Some(error) => Err(error),
+                Some(error) => Err(error.into()),
                 None => Ok((completion, Next::Wait)),
             },
         }
@@ -270,7 +267,7 @@ impl Table {
         let mut open: Vec<Key> = state.open.keys().copied().collect();
         open.sort_unstable();
         if let Some(error) = open.iter().find_map(|key| self.returned(&state, *key)) {
-            state.fail(error, &mut failed);
+            state.fail(error.into(), &mut failed);
         }
         drop(state);
         failed.complete();
@@ -306,7 +303,7 @@ impl OpenCollectives for Table {
         }
     }
 
-    fn fail(&self, error: &CommError, failed: &mut Failed) -> CommError {
+    fn fail(&self, error: &Error, failed: &mut Failed) -> Error {
         self.lock().fail(error.clone(), failed)
     }
 }
@@ -314,7 +311,7 @@ impl OpenCollectives for Table {
 impl State {
     /// Fails all open and later collectives, with the first failure, and returns it. Those that
     /// were open are moved to `failed`.
-    fn fail(&mut self, failure: CommError, failed: &mut Failed) -> CommError {
+    fn fail(&mut self, failure: Error, failed: &mut Failed) -> Error {
         let failure = self.failure.get_or_insert(failure).clone();
         for (_, meeting) in self.open.drain() {
             failed.push(meeting, failure.clone());

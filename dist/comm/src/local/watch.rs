@@ -3,11 +3,12 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use meshgrad_error::Error;
 use meshgrad_mesh::Group;
 
 use super::meeting::Failed;
 use super::status::Status;
-use crate::error::{CallSite, CommError};
+use crate::error::CallSite;
 use crate::hang::{Graph, Stuck};
 use crate::members::Key;
 use crate::verdict::{Found, Open, absent, order_inversion, stuck};
@@ -24,7 +25,7 @@ pub(super) trait OpenCollectives: Send + Sync {
 
     /// Fails all open and later collectives, with the first failure, and returns it. Those that
     /// were open are moved to `failed`.
-    fn fail(&self, error: &CommError, failed: &mut Failed) -> CommError;
+    fn fail(&self, error: &Error, failed: &mut Failed) -> Error;
 }
 
 /// An open collective.
@@ -124,6 +125,7 @@ impl Watch {
             table.set_late(key);
             return Expiry::Extend;
         };
+        let error = error.into();
         let mut failed = Failed::default();
         for dependent in graph.dependents(&causes) {
             places[dependent].table.fail(&error, &mut failed);
@@ -134,12 +136,7 @@ impl Watch {
     }
 
     /// Fails a collective and all that depend on it, and returns the error.
-    pub(super) fn fail(
-        &self,
-        key: Key,
-        table: &Arc<dyn OpenCollectives>,
-        error: CommError,
-    ) -> CommError {
+    pub(super) fn fail(&self, key: Key, table: &Arc<dyn OpenCollectives>, error: Error) -> Error {
         let waiting = self.lock();
         let (places, open) = open_collectives(&waiting);
         let own = places.iter().position(|place| place.is(key, table));

@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::fmt;
 
+use meshgrad_error::{Result, bail};
 use meshgrad_mesh::Group;
 
 use super::log::{CommEvent, CommLog, LoggedCall};
@@ -42,21 +43,21 @@ impl fmt::Display for Checked {
 /// forever. One log per rank; members without a log are assumed to take part in everything.
 ///
 /// # Errors
-/// [`CommError::DuplicateLog`] for two logs of one rank. Otherwise the error with which the ranks
+/// When two logs are of one rank. Otherwise the error with which the ranks
 /// would fail: [`CommError::Mismatch`] or [`CommError::PairCounts`] of the first call that differs,
 /// [`CommError::Returned`] if a rank ends without starting what others wait for,
 /// [`CommError::OrderInversion`] with the smallest cycle.
-pub fn check_logs(logs: &[CommLog]) -> Result<Checked, CommError> {
+pub fn check_logs(logs: &[CommLog]) -> Result<Checked> {
     let mut ranks: Vec<usize> = logs.iter().map(CommLog::rank).collect();
     ranks.sort_unstable();
     if let Some(pair) = ranks.windows(2).find(|pair| pair[0] == pair[1]) {
-        return Err(CommError::DuplicateLog { rank: pair[0] });
+        bail!(Invalid, "there are two logs of rank {}; pass one log per rank", pair[0]);
     }
     let mut run = Run::new(logs);
     run.finish_all();
     match run.first_mismatch() {
-        Some(error) => Err(error),
-        None => run.outcome(),
+        Some(error) => Err(error.into()),
+        None => Ok(run.outcome()?),
     }
 }
 

@@ -15,7 +15,8 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use meshgrad_dist::registry::{Connect, Creation, Progress};
-use meshgrad_mesh::{Error as MeshError, Group};
+use meshgrad_error::error;
+use meshgrad_mesh::Group;
 use meshgrad_runtime::{Device, Error, Pending, Result, Tensor};
 
 pub use check::{Checked, check_logs};
@@ -23,7 +24,7 @@ pub use log::{CommEvent, CommLog, LoggedCall};
 
 use crate::clock::Clock;
 use crate::communicator::{Communicator, Operands, Output};
-use crate::error::CommError;
+use crate::members::index_in;
 use crate::shares::GroupConnector;
 use crate::ticket::Request;
 
@@ -57,11 +58,11 @@ impl Plan {
     /// A world of `ranks` ranks, whose devices are meta devices that model this machine's CPU.
     ///
     /// # Errors
-    /// [`CommError::Start`] when a world cannot have this size.
-    pub fn new(ranks: usize) -> Result<Plan, CommError> {
+    /// When a world cannot have this size.
+    pub fn new(ranks: usize) -> Result<Plan> {
         let all: Vec<usize> = (0..ranks).collect();
-        let all =
-            Group::new(all).map_err(|error| CommError::Start { reason: error.to_string() })?;
+        let all = Group::new(all)
+            .map_err(|error| error.context("the communicator could not be created"))?;
         Ok(Plan { all, like: Device::cpu() })
     }
 
@@ -74,7 +75,7 @@ impl Plan {
     /// Runs `main` as one rank and returns its log.
     ///
     /// # Errors
-    /// The error of `main`; [`CommError::NoRank`], for a rank outside of the world.
+    /// The error of `main`; when the rank is outside of the world.
     pub fn trace<E: From<Error>>(
         &self,
         rank: usize,
@@ -82,7 +83,11 @@ impl Plan {
     ) -> Result<CommLog, E> {
         let world = self.all.len();
         if rank >= world {
-            return Err(Error::from(CommError::NoRank { rank, world }).into());
+            return Err(error!(
+                Invalid,
+                "rank {rank} is not in a world of {world} ranks; pass a rank below {world}"
+            )
+            .into());
         }
         let rank = PlanRank {
             rank,
@@ -153,23 +158,14 @@ impl PlanRank {
     /// The communicator of a group. Communicators of equal groups are the same.
     ///
     /// # Errors
-    /// [`CommError::NotMember`]; [`CommError::OutsideWorld`].
-    pub fn connect(&self, group: &Group) -> Result<PlanCommunicator, CommError> {
-        let world = self.world_size();
-        let index = group.index_of(self.rank);
-        let outside = group.ranks().iter().find(|rank| **rank >= world);
-        match (index, outside) {
-            (Some(index), None) => Ok(PlanCommunicator {
-                rank: self.clone(),
-                index,
-                group: group.clone(),
-                logged: self.lock().group(group),
-            }),
-            (None, _) => Err(CommError::NotMember { rank: self.rank, group: group.clone() }),
-            (_, Some(rank)) => {
-                Err(CommError::OutsideWorld { group: group.clone(), rank: *rank, world })
-            }
-        }
+    /// When this rank is not a member, or a member is not in the world.
+    pub fn connect(&self, group: &Group) -> Result<PlanCommunicator> {
+        Ok(PlanCommunicator {
+            rank: self.clone(),
+            index: index_in(group, self.rank, self.world_size())?,
+            group: group.clone(),
+            logged: self.lock().group(group),
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, CommLog> {
@@ -187,14 +183,11 @@ impl Connect for PlanRank {
     type Communicator = PlanCommunicator;
     type Connecting = PlanCommunicator;
 
-    fn begin(&mut self, creation: &Creation<'_>) -> Result<PlanCommunicator, MeshError> {
-        Ok(PlanRank::connect(self, creation.group)?)
+    fn begin(&mut self, creation: &Creation<'_>) -> Result<PlanCommunicator> {
+        PlanRank::connect(self, creation.group)
     }
 
-    fn poll(
-        &mut self,
-        connecting: &mut PlanCommunicator,
-    ) -> Result<Progress<PlanCommunicator>, MeshError> {
+    fn poll(&mut self, connecting: &mut PlanCommunicator) -> Result<Progress<PlanCommunicator>> {
         Ok(Progress::Ready(connecting.clone()))
     }
 }

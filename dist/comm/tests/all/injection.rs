@@ -4,10 +4,10 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use meshgrad_comm::{
-    CallSite, Collectives, CommError, Communicator, Plan, Rank, Reduction, Verdict,
+    CallSite, Collectives, CommError, Communicator, FailedRank, Plan, Rank, Reduction, Verdict,
 };
 use meshgrad_mesh::{Channel, Group, Mesh};
-use meshgrad_runtime::{DType, Kind, Result, Tensor, ops};
+use meshgrad_runtime::{DType, Error, Kind, Result, Tensor, ops};
 
 pub(crate) const RANKS: usize = 4;
 
@@ -194,11 +194,11 @@ pub(crate) fn judge(
     injection: Injection,
     expected: &Expected,
     delay: RangeInclusive<Duration>,
-    errors: &[Option<CommError>],
+    errors: &[Option<Error>],
 ) -> Result<(), String> {
-    let is_consequence = |error: &&CommError| match error {
-        CommError::RankFailed { .. } | CommError::Died { .. } => injection.fault != Fault::Panic,
-        CommError::Returned { missing, .. } => {
+    let is_consequence = |error: &&Error| match error.details::<CommError>() {
+        None => error.details::<FailedRank>().is_some() && injection.fault != Fault::Panic,
+        Some(CommError::Returned { missing, .. }) => {
             injection.fault != Fault::Return || !missing.contains(&injection.victim)
         }
         _ => false,
@@ -208,25 +208,26 @@ pub(crate) fn judge(
     if let Some(other) = reports.find(|other| *other != report) {
         return Err(format!("two values: {report}, {other}"));
     }
-    if report.verdict() != Some(expected.verdict) {
-        return Err(format!("verdict {:?}", report.verdict()));
+    let verdict = Verdict::of(report);
+    if verdict != Some(expected.verdict) {
+        return Err(format!("verdict {verdict:?}"));
     }
 
     let is_step = |group: &Group, number: u64, ranks: &[usize]| {
         let named = (group, number) == (&expected.group, expected.call.number);
         named && ranks == [injection.victim]
     };
-    let is_named = match report {
-        CommError::Timeout { group, call, missing: ranks, .. }
-        | CommError::BootstrapStuck { group, call, missing: ranks } => {
-            is_step(group, call.number, ranks) && call.at == expected.call.at
-        }
+    let is_named = match report.details::<CommError>() {
+        Some(
+            CommError::Timeout { group, call, missing: ranks, .. }
+            | CommError::BootstrapStuck { group, call, missing: ranks },
+        ) => is_step(group, call.number, ranks) && call.at == expected.call.at,
         // Whichever rank noticed first; it may be a step ahead.
-        CommError::Returned { group, missing, .. } => {
+        Some(CommError::Returned { group, missing, .. }) => {
             let (ranks, victim) = (group.ranks(), injection.victim);
             ranks.contains(&victim) && *missing == [victim]
         }
-        CommError::Mismatch { group, first, second } => {
+        Some(CommError::Mismatch { group, first, second }) => {
             let (one, other) = match first.rank == injection.victim {
                 true => (first, second),
                 false => (second, first),
@@ -234,21 +235,24 @@ pub(crate) fn judge(
             let same = CallSite { rank: other.rank, ..expected.call.clone() };
             *group == expected.group && one.rank == injection.victim && *other == same
         }
-        CommError::OrderInversion { cycle } => {
+        Some(CommError::OrderInversion { cycle }) => {
             let is_step = cycle
                 .iter()
                 .any(|wait| (&wait.group, &wait.call) == (&expected.group, &expected.call));
             is_step && cycle.len() == 2 && cycle[0].waits_for == cycle[1].call.rank
         }
-        CommError::Straggler { group, late, after, .. } => {
+        Some(CommError::Straggler { group, late, after, .. }) => {
             let is_step = (group, late) == (&expected.group, &expected.call);
             is_step && delay.contains(after)
         }
-        CommError::RankFailed { rank, last, .. } => match last {
-            Some(last) => (&last.group, &last.call) == (&expected.group, &expected.call),
-            None => injection.step == 0 && *rank == injection.victim,
-        },
-        _ => false,
+        Some(_) => false,
+        None => {
+            let CallSite { rank, call, number, at } = &expected.call;
+            let group = &expected.group;
+            let last = format!(" after {call} at {at} (collective {number} of {group})");
+            let last = if injection.step == 0 { String::new() } else { last };
+            report.to_string().starts_with(&format!("rank {rank} failed{last}, so all ranks stop"))
+        }
     };
     if !is_named {
         return Err(format!("{report}\nexpected {expected:?}"));

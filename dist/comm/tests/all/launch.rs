@@ -6,8 +6,8 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use meshgrad_comm::launch::{Ended, Environment, Launch, LaunchError, Transport};
-use meshgrad_comm::{Host, World, conformance};
+use meshgrad_comm::launch::{Ended, Environment, Launch, Transport};
+use meshgrad_comm::{Host, Result, World, conformance};
 
 fn launch(ranks: usize, command: &[&str]) -> Launch {
     let command = command.iter().map(OsString::from).collect();
@@ -185,7 +185,7 @@ fn each_rank_has_a_log() {
     assert!(refused.contains("/dev/null"), "{refused}");
 }
 
-fn launch_in(log_dir: &str) -> Result<Ended, LaunchError> {
+fn launch_in(log_dir: &str) -> Result<Ended> {
     let never = AtomicBool::new(false);
     launch(1, &["true"]).log_dir(log_dir).run(&never, std::io::sink(), std::io::sink())
 }
@@ -196,9 +196,12 @@ fn a_command_that_does_not_exist_is_named() {
     let run = launch(2, &["no-such-program"]).run(&never, std::io::sink(), std::io::sink());
     let error = run.unwrap_err().to_string();
     assert!(error.contains("rank 0: `no-such-program` could not be started"), "{error}");
-    for (ranks, command) in [(0, vec!["true".into()]), (2, vec![])] {
-        let error = Launch::new(ranks, command).unwrap_err();
-        assert!(matches!(error, LaunchError::Nothing { .. }), "{error}");
+    let nothing = [
+        (0, vec!["true".into()], "a world needs at least 1 rank"),
+        (2, vec![], "there is no command; pass one after `--`"),
+    ];
+    for (ranks, command, expected) in nothing {
+        assert_eq!(Launch::new(ranks, command).unwrap_err().to_string(), expected);
     }
 }
 

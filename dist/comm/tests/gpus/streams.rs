@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use meshgrad_comm::{Collectives, CommError, LocalRank, Reduction, RunError, Verdict};
+use meshgrad_comm::{Collectives, FailedRank, LocalRank, Reduction, Verdict};
 use meshgrad_mesh::Mesh;
 use meshgrad_runtime::{
     DType, Error, ErrorKind, Kind, Result, Shape, Tensor, UninitTensor, ops, with_stream,
@@ -221,10 +221,6 @@ fn groups_overlap() {
     });
 }
 
-fn verdict(error: &Error) -> Option<Verdict> {
-    error.details::<CommError>()?.verdict()
-}
-
 /// Tests verdicts on a missing rank, a mismatch and a rank that failed. A verdict frees what was
 /// lent, and the same devices can join another world.
 #[test]
@@ -241,7 +237,7 @@ fn verdicts_are_the_same_as_on_cpu_devices() {
                 return Ok(());
             }
             let error = world.all_reduce(&x, Reduction::Sum)?.wait().unwrap_err();
-            assert_eq!(verdict(&error), Some(Verdict::MissingRank), "{error}");
+            assert_eq!(Verdict::of(&error), Some(Verdict::MissingRank), "{error}");
             drop(x);
             assert_eq!(rank.device().memory_stats().live, live);
             Ok::<_, Error>(())
@@ -252,7 +248,7 @@ fn verdicts_are_the_same_as_on_cpu_devices() {
             let x = full(rank, 5 + rank.rank() / 2, 1.0)?;
             let sum = rank.world()?.all_reduce(&x, Reduction::Sum);
             let error = sum.and_then(|sum| sum.wait()).unwrap_err();
-            assert_eq!(verdict(&error), Some(Verdict::Mismatch), "{error}");
+            assert_eq!(Verdict::of(&error), Some(Verdict::Mismatch), "{error}");
             Ok::<_, Error>(())
         });
         results.unwrap();
@@ -265,9 +261,9 @@ fn verdicts_are_the_same_as_on_cpu_devices() {
                 _ => world.all_reduce(&x, Reduction::Sum)?.wait().map(drop),
             }
         });
-        let Err(RunError::Rank { rank: 1, .. }) = results else {
-            panic!("{results:?}");
-        };
+        let error = results.unwrap_err();
+        assert_eq!(error.to_string(), "rank 1: as planned");
+        assert!(error.details::<FailedRank>().is_some());
 
         let results = local.launch(|rank| {
             let x = full(rank, 5, 1.0)?;

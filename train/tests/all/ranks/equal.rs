@@ -1,9 +1,10 @@
 //! Ranks with different settings, data or models do not train together.
 
+use std::error::Error as _;
 use std::fs;
 use std::path::PathBuf;
 
-use meshgrad_comm::{Local, RunError};
+use meshgrad_comm::Local;
 use meshgrad_train::config::Config;
 use meshgrad_train::qwen3;
 use meshgrad_train::session::{Resume, Session, Summary};
@@ -15,20 +16,19 @@ const TWO: On = On { ranks: 2, sets: &["train.steps=2", "checkpoint.every=0", "s
 
 /// Trains with a configuration and a run folder per rank.
 fn train(configs: [Config; 2], runs: [PathBuf; 2], stop: [u64; 2]) -> Result<(), String> {
-    let trained: Result<Vec<Summary>, RunError> = Local::new(2).threads(1).launch(|rank| {
+    let trained: meshgrad_comm::Result<Vec<Summary>> = Local::new(2).threads(1).launch(|rank| {
         let own = rank.rank();
         let session = Session::new(&configs[own], rank.device()).on(rank).resume(Resume::Never);
         qwen3::train(session.run_dir(&runs[own]).stop_after(stop[own]))
     });
     match trained {
         Ok(_) => Ok(()),
-        Err(RunError::Rank { source, .. }) => {
-            let error = source.downcast::<Error>().unwrap();
-            assert_eq!(error.kind(), Kind::Mismatch, "{error}");
-            assert!(error.to_string().starts_with("the ranks of a run must be equal:"), "{error}");
-            Err(error.to_string())
+        Err(error) => {
+            let cause = error.source().and_then(|source| source.downcast_ref::<Error>()).unwrap();
+            assert_eq!(cause.kind(), Kind::Mismatch, "{cause}");
+            assert!(cause.to_string().starts_with("the ranks of a run must be equal:"), "{cause}");
+            Err(cause.to_string())
         }
-        Err(error) => panic!("{error}"),
     }
 }
 

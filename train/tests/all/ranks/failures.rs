@@ -1,12 +1,11 @@
 //! Stops and failures of one rank: all ranks end together, and nothing saved is lost.
 
+use std::error::Error as _;
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use meshgrad_comm::RunError;
-use meshgrad_train::Error;
+use meshgrad_comm::{Error, FailedRank};
 use meshgrad_train::events::Event;
-use meshgrad_train::ranks::failed_elsewhere;
 
 use crate::ranks::world::{MESHES, ONE, Place, STEPS};
 
@@ -39,14 +38,10 @@ fn all_ranks_stop_together() {
 }
 
 /// The rank and the message of the first failure, and the errors of all ranks.
-fn failure(error: RunError) -> (usize, String) {
-    match error {
-        RunError::Rank { rank, source } => match source.downcast_ref::<Error>() {
-            Some(error) => failed_elsewhere(error).unwrap_or((rank, error.to_string())),
-            None => (rank, source.to_string()),
-        },
-        other => panic!("{other}"),
-    }
+fn failure(error: Error) -> FailedRank {
+    let cause = error.source().and_then(|source| source.downcast_ref::<Error>());
+    let first = cause.and_then(Error::details).or_else(|| error.details::<FailedRank>());
+    first.unwrap_or_else(|| panic!("{error}")).clone()
 }
 
 /// An error of one rank, in a step or between steps, ends all ranks, with its message. The last
@@ -70,9 +65,9 @@ fn an_error_on_one_rank_ends_all() {
                 _ => Ok(()),
             })
         });
-        let (rank, message) = failure(failed.unwrap_err());
-        assert_eq!(rank, victim, "{message}");
-        assert!(message.contains("the planted fault"), "{message}");
+        let FailedRank { rank, reason } = failure(failed.unwrap_err());
+        assert_eq!(rank, victim, "{reason}");
+        assert!(reason.contains("the planted fault"), "{reason}");
 
         assert!(place.path(&run).join("step-000010").exists());
         place.train(&run, on, &[]);
@@ -98,9 +93,9 @@ fn a_run_folder_that_cannot_be_used_is_an_error_of_all() {
     let place = Place::moe();
     fs::write(place.path("run"), "not a folder").unwrap();
     let failed = place.train_with("run", (&MESHES[0], &[]), |_, session| session);
-    let (rank, message) = failure(failed.unwrap_err());
-    assert_eq!(rank, 0, "{message}");
-    assert!(message.contains("cannot write to the run folder"), "{message}");
+    let FailedRank { rank, reason } = failure(failed.unwrap_err());
+    assert_eq!(rank, 0, "{reason}");
+    assert!(reason.contains("cannot write to the run folder"), "{reason}");
 }
 
 /// Averages of the weights are evaluated with homes of any kind, and the values are those of one rank.
@@ -134,8 +129,8 @@ fn a_failed_evaluation_costs_no_step() {
                     _ => Ok(()),
                 })
             });
-            let (_, message) = failure(failed.unwrap_err());
-            assert!(message.contains("the planted fault"), "{message}");
+            let FailedRank { reason, .. } = failure(failed.unwrap_err());
+            assert!(reason.contains("the planted fault"), "{reason}");
             let saved = place.path(&run).join(format!("step-{fails_at:06}"));
             assert!(saved.exists(), "{name} on {} ranks", on.ranks);
             assert_eq!(place.records(&run).len() as u64, fails_at);

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use meshgrad_comm::conformance::{Fault, RewiredRank};
-use meshgrad_comm::{Communicator, GroupConnector, Local, LocalRank, Rank, RunError};
+use meshgrad_comm::{Communicator, GroupConnector, Local, LocalRank, Rank, Result};
 use meshgrad_mesh::Group;
 use meshgrad_runtime::Device;
 use meshgrad_train::config::Config;
@@ -150,7 +150,7 @@ impl Place {
         name: &str,
         (on, more): (&On, &[&str]),
         change: impl for<'a> Fn(&dyn Rank, Session<'a>) -> Session<'a> + Sync,
-    ) -> Result<Vec<Summary>, RunError> {
+    ) -> Result<Vec<Summary>> {
         let (config, run) = (self.config(on, more), self.path(name));
         Local::new(on.ranks).threads(1).launch(|rank| {
             let session = Session::new(&config, rank.device()).on(rank).run_dir(&run);

@@ -4,6 +4,7 @@
 mod plane;
 mod wire;
 
+use std::fmt::Display;
 use std::mem::ManuallyDrop;
 use std::net::TcpListener;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,6 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use meshgrad_error::{Error, Result, error};
 use mpi::Threading;
 use mpi::environment::Universe;
 use mpi::topology::SimpleCommunicator;
@@ -19,11 +21,11 @@ use mpi::traits::{Communicator, Root};
 use self::plane::MpiPlane;
 use self::wire::Wire;
 use super::data::{DataPlane, Engine};
-use super::error::JoinError;
 use super::join::Host;
 use super::secret::Secret;
 use super::shared::Shared;
 use super::world::World;
+use crate::error::system;
 
 /// A rank of a world of processes that `mpirun` or `srun` started, before it joins. MPI carries the
 /// data, but this crate computes the sums, so results have the same bits as with all other
@@ -88,9 +90,9 @@ impl Mpi {
     /// Initializes MPI and joins. Waits until all ranks have joined.
     ///
     /// # Errors
-    /// [`JoinError::Mpi`] if MPI has been initialized before or cannot be called from threads, and
-    /// the errors of [`Host::join`].
-    pub fn join(self) -> Result<World, JoinError> {
+    /// When MPI has been initialized before or cannot be called from threads, and as
+    /// [`Host::join`].
+    pub fn join(self) -> Result<World> {
         let library = Library::initialize()?;
         let all = library.world();
         let (rank, world) = (all.rank() as usize, all.size() as usize);
@@ -125,7 +127,7 @@ struct Library {
 }
 
 impl Library {
-    fn initialize() -> Result<Library, JoinError> {
+    fn initialize() -> Result<Library> {
         let Some((universe, threading)) = mpi::initialize_with_threading(Threading::Serialized)
         else {
             return Err(mpi_error("this process has initialized it before"));
@@ -136,7 +138,7 @@ impl Library {
         let wire = Wire::new(universe.world().duplicate());
         Ok(Library {
             universe: ManuallyDrop::new(universe),
-            wire: Mutex::new(Some(wire.map_err(|error| mpi_error(error.to_string()))?)),
+            wire: Mutex::new(Some(wire.map_err(mpi_error)?)),
             is_unfinished: Arc::default(),
         })
     }
@@ -147,7 +149,7 @@ impl Library {
 }
 
 impl Engine for Library {
-    fn data_plane(&self, shared: Arc<Shared>) -> Result<Box<dyn DataPlane>, JoinError> {
+    fn data_plane(&self, shared: Arc<Shared>) -> Result<Box<dyn DataPlane>> {
         let mut wire = self.wire.lock().unwrap_or_else(PoisonError::into_inner);
         match wire.take() {
             Some(wire) => {
@@ -173,13 +175,13 @@ const MEETING: usize = 512;
 fn meet(
     all: &SimpleCommunicator,
     is_one_host: bool,
-) -> Result<(Option<TcpListener>, String, Secret), JoinError> {
+) -> Result<(Option<TcpListener>, String, Secret)> {
     let mut buffer = [0; MEETING];
     let lead = match all.rank() {
         0 => Some(listen(is_one_host)),
         _ => None,
     };
-    let lead = lead.map(|listening| {
+    let lead = lead.map(|listening| -> Result<TcpListener> {
         let (listener, address, secret) = listening?;
         let text = [address.as_bytes(), b"\n", secret.expose()].concat();
         let room = buffer.get_mut(..text.len());
@@ -202,20 +204,20 @@ fn meet(
     Ok((listener, address, Secret::new(secret)?))
 }
 
-fn listen(is_one_host: bool) -> Result<(TcpListener, String, Secret), JoinError> {
-    let failed = || JoinError::system("rank 0 could not listen");
+fn listen(is_one_host: bool) -> Result<(TcpListener, String, Secret)> {
+    let failed = system("rank 0 could not listen");
     let (interface, name) = match is_one_host {
         true => ("127.0.0.1", "127.0.0.1".to_owned()),
         false => {
             let name = mpi::environment::processor_name();
-            ("0.0.0.0", name.map_err(|error| mpi_error(error.to_string()))?)
+            ("0.0.0.0", name.map_err(mpi_error)?)
         }
     };
-    let listener = TcpListener::bind((interface, 0)).map_err(failed())?;
-    let port = listener.local_addr().map_err(failed())?.port();
+    let listener = TcpListener::bind((interface, 0)).map_err(&failed)?;
+    let port = listener.local_addr().map_err(failed)?.port();
     Ok((listener, format!("{name}:{port}"), Secret::random()?))
 }
 
-fn mpi_error(reason: impl Into<String>) -> JoinError {
-    JoinError::Mpi { reason: reason.into() }
+fn mpi_error(reason: impl Display) -> Error {
+    error!(System, "MPI cannot be used: {reason}")
 }

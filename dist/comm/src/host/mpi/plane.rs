@@ -10,7 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::wire::{MpiError, Receiving, Sending, Wire};
+use meshgrad_error::Result;
+
+use super::wire::{Receiving, Sending, Wire};
 use crate::host::bytes::Bytes;
 use crate::host::data::DataPlane;
 use crate::host::frame::{self, Frame, FrameError};
@@ -75,7 +77,7 @@ impl MpiPlane {
         }
     }
 
-    fn start(&mut self, receiver: usize, frame: &Frame, mut head: Vec<u8>) -> Result<(), MpiError> {
+    fn start(&mut self, receiver: usize, frame: &Frame, mut head: Vec<u8>) -> Result<()> {
         let is_short = frame.payload.len() <= SHORT;
         if is_short {
             head.extend_from_slice(&frame.payload);
@@ -97,7 +99,7 @@ impl MpiPlane {
         call: Option<CallKey>,
         bytes: Bytes,
         tag: c_int,
-    ) -> Result<(), MpiError> {
+    ) -> Result<()> {
         self.sending.push(Transfer {
             receiver,
             call,
@@ -106,7 +108,7 @@ impl MpiPlane {
         Ok(())
     }
 
-    fn advance_sends(&mut self) -> Result<(), MpiError> {
+    fn advance_sends(&mut self) -> Result<()> {
         let mut failed = None;
         self.sending.retain_mut(|transfer| match transfer.sending.is_done() {
             Ok(is_done) => !is_done,
@@ -141,7 +143,7 @@ impl MpiPlane {
         noticed.is_none_or(|noticed| noticed.elapsed() < LINGER)
     }
 
-    fn advance_receives(&mut self) -> Result<(), MpiError> {
+    fn advance_receives(&mut self) -> Result<()> {
         while let Some(frame) = self.wire.receive_any(FRAME)? {
             self.frames.push_back(frame);
         }
@@ -169,7 +171,7 @@ impl MpiPlane {
         Ok(())
     }
 
-    fn frame(&mut self, rank: usize, bytes: &[u8]) -> Result<(), MpiError> {
+    fn frame(&mut self, rank: usize, bytes: &[u8]) -> Result<()> {
         match frame::split_head(bytes) {
             Ok((message, length, rest)) if rest.len() == length => {
                 self.deliver(rank, message, rest.to_vec().into());
@@ -192,7 +194,7 @@ impl MpiPlane {
     }
 
     /// A failure of MPI itself ends the world.
-    fn check(&mut self, result: Result<(), MpiError>) {
+    fn check(&mut self, result: Result<()>) {
         if let Err(error) = result {
             self.shared.died(self.shared.rank, error.to_string());
         }

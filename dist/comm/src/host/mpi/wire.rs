@@ -6,6 +6,7 @@
 use std::mem::{self, ManuallyDrop, MaybeUninit};
 use std::os::raw::c_int;
 
+use meshgrad_error::{Result, bail};
 use mpi::ffi;
 use mpi::raw::AsRaw;
 use mpi::topology::SimpleCommunicator;
@@ -14,14 +15,6 @@ use crate::host::bytes::Bytes;
 
 /// The most bytes of one MPI message, whose count is a C int.
 const PIECE: usize = 1 << 30;
-
-/// A failed call of MPI.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{call} failed: {reason}")]
-pub(super) struct MpiError {
-    call: &'static str,
-    reason: String,
-}
 
 /// A communicator of MPI that only this transport uses.
 pub(super) struct Wire {
@@ -55,7 +48,7 @@ unsafe impl Send for Requests {}
 
 impl Wire {
     /// Takes a communicator that nothing else uses.
-    pub(super) fn new(communicator: SimpleCommunicator) -> Result<Wire, MpiError> {
+    pub(super) fn new(communicator: SimpleCommunicator) -> Result<Wire> {
         let raw = communicator.as_raw();
         // SAFETY: the communicator is alive.
         let code = unsafe { ffi::MPI_Comm_set_errhandler(raw, ffi::RSMPI_ERRORS_RETURN) };
@@ -64,7 +57,7 @@ impl Wire {
     }
 
     /// Starts to send bytes to a rank.
-    pub(super) fn send(&self, bytes: Bytes, rank: usize, tag: c_int) -> Result<Sending, MpiError> {
+    pub(super) fn send(&self, bytes: Bytes, rank: usize, tag: c_int) -> Result<Sending> {
         let mut sending = Sending { requests: Requests(Vec::new()), bytes: Some(bytes.clone()) };
         for piece in bytes.chunks(PIECE) {
             let mut request = MaybeUninit::uninit();
@@ -88,12 +81,7 @@ impl Wire {
     }
 
     /// Starts to receive `length` bytes that a rank sends.
-    pub(super) fn receive(
-        &self,
-        length: usize,
-        rank: usize,
-        tag: c_int,
-    ) -> Result<Receiving, MpiError> {
+    pub(super) fn receive(&self, length: usize, rank: usize, tag: c_int) -> Result<Receiving> {
         let mut receiving = Receiving::new(length);
         let room = &mut receiving.bytes.spare_capacity_mut()[..length];
         for piece in room.chunks_mut(PIECE) {
@@ -118,7 +106,7 @@ impl Wire {
     }
 
     /// Starts to receive the next message with a tag, if one has arrived. Returns its sender.
-    pub(super) fn receive_any(&self, tag: c_int) -> Result<Option<(usize, Receiving)>, MpiError> {
+    pub(super) fn receive_any(&self, tag: c_int) -> Result<Option<(usize, Receiving)>> {
         let (mut found, mut status) = (0, MaybeUninit::<ffi::MPI_Status>::uninit());
         let mut message = MaybeUninit::uninit();
         // SAFETY: the communicator is alive, and the results are written to local variables.
@@ -159,7 +147,7 @@ impl Wire {
 
 impl Sending {
     /// Whether all bytes are sent, or copied by MPI.
-    pub(super) fn is_done(&mut self) -> Result<bool, MpiError> {
+    pub(super) fn is_done(&mut self) -> Result<bool> {
         Ok(self.requests.finished()?.is_some())
     }
 }
@@ -178,17 +166,14 @@ impl Receiving {
     }
 
     /// The bytes, if all have arrived. They are returned once.
-    pub(super) fn take(&mut self) -> Result<Option<Vec<u8>>, MpiError> {
+    pub(super) fn take(&mut self) -> Result<Option<Vec<u8>>> {
         let Some(statuses) = self.requests.finished()? else {
             return Ok(None);
         };
-        let counts: Result<Vec<usize>, MpiError> = statuses.iter().map(count_of).collect();
+        let counts: Result<Vec<usize>> = statuses.iter().map(count_of).collect();
         let received: usize = counts?.into_iter().sum();
         if received != self.length {
-            return Err(MpiError {
-                call: "a receive",
-                reason: format!("{received} of {} bytes arrived", self.length),
-            });
+            bail!(System, "a receive failed: {received} of {} bytes arrived", self.length);
         }
         let mut bytes = mem::take(&mut self.bytes);
         // SAFETY: MPI has written `received` bytes.
@@ -207,7 +192,7 @@ impl Drop for Receiving {
 
 impl Requests {
     /// The statuses of all requests, if all are complete.
-    fn finished(&mut self) -> Result<Option<Vec<ffi::MPI_Status>>, MpiError> {
+    fn finished(&mut self) -> Result<Option<Vec<ffi::MPI_Status>>> {
         let (count, mut done) = (self.0.len(), 0);
         let mut statuses: Vec<ffi::MPI_Status> = Vec::with_capacity(count);
         // SAFETY: the requests are live; MPI sets those that are complete to null. There is room
@@ -236,7 +221,7 @@ impl Requests {
 }
 
 /// The bytes of a message.
-fn count_of(status: &ffi::MPI_Status) -> Result<usize, MpiError> {
+fn count_of(status: &ffi::MPI_Status) -> Result<usize> {
     let mut count = 0;
     // SAFETY: the status belongs to a message of bytes.
     let code = unsafe { ffi::MPI_Get_count(status, ffi::RSMPI_UINT8_T, &mut count) };
@@ -244,7 +229,7 @@ fn count_of(status: &ffi::MPI_Status) -> Result<usize, MpiError> {
     Ok(count as usize) // not negative, for messages of bytes
 }
 
-fn check(call: &'static str, code: c_int) -> Result<(), MpiError> {
+fn check(call: &'static str, code: c_int) -> Result<()> {
     if code == ffi::MPI_SUCCESS as c_int {
         return Ok(());
     }
@@ -256,5 +241,5 @@ fn check(call: &'static str, code: c_int) -> Result<(), MpiError> {
         true => String::from_utf8_lossy(&text[..length as usize]).into_owned(),
         false => format!("error {code}"),
     };
-    Err(MpiError { call, reason: text })
+    bail!(System, "{call} failed: {text}")
 }

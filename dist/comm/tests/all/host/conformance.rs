@@ -61,7 +61,7 @@ fn every_check_detects_every_fault() {
                 let order = Group::new(fault.order(group.ranks())).unwrap();
                 let inner = world.connect("faulty", &order).unwrap();
                 let checked = check.run(&Faulty::new(fault, group, inner), 257);
-                checked.map_err(|difference| difference.problem)
+                checked.map_err(|error| error.to_string())
             });
             // With members swapped, the root of the transport is a rank that passes no tensor.
             let detects = |problem: &String| {

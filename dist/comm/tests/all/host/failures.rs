@@ -3,7 +3,7 @@
 use std::sync::Barrier;
 use std::time::Duration;
 
-use meshgrad_comm::{Collectives, CommError, JoinError, Reduction, World};
+use meshgrad_comm::{Collectives, CommError, Error, FailedRank, Reduction, World};
 use meshgrad_mesh::{Group, GroupOptions};
 use meshgrad_runtime::{DType, Result, Tensor, ops};
 
@@ -180,13 +180,11 @@ fn check_failure(failing: usize, named: usize, fail: impl Fn(World) + Sync) {
         }
         let comm = world.world().unwrap();
         let waited = comm.barrier().and_then(|barrier| barrier.wait());
-        Some(comm_error(waited))
+        Some(waited.unwrap_err())
     });
     for error in all.into_iter().flatten() {
-        let CommError::Died { rank, reason, .. } = &error else {
-            panic!("{error}");
-        };
-        assert_eq!((*rank, reason.as_str()), (named, "out of luck"));
+        let reason = "out of luck".to_owned();
+        assert_eq!(error.details(), Some(&FailedRank { rank: named, reason }), "{error}");
         let message = error.to_string();
         assert!(message.contains("called barrier() at"), "{message}");
         assert!(message.contains("failures.rs:"), "{message}");
@@ -203,7 +201,9 @@ fn a_failure_ends_all_ranks() {
 /// A rank that fails as a consequence may be the first to say so.
 #[test]
 fn a_consequence_names_the_rank_that_failed_first() {
-    check_failure(1, 2, |world| world.fail_with(2, "out of luck"));
+    check_failure(1, 2, |world| {
+        world.fail_with(FailedRank { rank: 2, reason: "out of luck".to_owned() })
+    });
 }
 
 #[test]
@@ -232,9 +232,10 @@ fn ranks_that_do_not_join_are_named() {
 fn ranks_with_other_numbers_are_refused() {
     let (listener, address) = worlds::listener();
     let host = |rank, ranks| worlds::host(rank, ranks, &address);
-    let refusal = |error: JoinError| match error {
-        JoinError::Refused { reason, .. } => reason,
-        other => panic!("{other}"),
+    let refusal = |error: Error| {
+        let error = error.to_string();
+        assert!(error.starts_with("rank 0 refused rank "), "{error}");
+        error
     };
     std::thread::scope(|scope| {
         let lead = host(0, 3).listener(listener);
@@ -249,11 +250,11 @@ fn ranks_with_other_numbers_are_refused() {
         }
         let last = scope.spawn(|| host(2, 3).join().map(drop));
         let twice = twice.map(|thread| thread.join().unwrap());
-        let refused: Vec<JoinError> = twice.into_iter().filter_map(Result::err).collect();
-        let [refused] = <[JoinError; 1]>::try_from(refused).unwrap();
+        let refused: Vec<Error> = twice.into_iter().filter_map(Result::err).collect();
+        let [refused] = <[Error; 1]>::try_from(refused).unwrap();
         assert!(refusal(refused).contains("rank 1 has already joined from 127.0.0.1"));
         assert_eq!((first.join().unwrap(), last.join().unwrap()), (Ok(()), Ok(())));
     });
     let error = worlds::host(5, 5, "127.0.0.1:1").join().unwrap_err();
-    assert_eq!(error, JoinError::OutsideWorld { rank: 5, world: 5 });
+    assert_eq!(error.to_string(), "rank 5 is outside a world of 5 ranks; ranks are 0 to 4");
 }

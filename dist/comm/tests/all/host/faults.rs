@@ -4,8 +4,7 @@ use std::sync::{Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use meshgrad_comm::{CommError, World};
-use meshgrad_runtime::Result;
+use meshgrad_comm::{Error, FailedRank, Result, World};
 
 use crate::host::worlds;
 use crate::injection::{
@@ -20,7 +19,7 @@ const GRACE: Duration = Duration::from_secs(60);
 const LATE: Duration = Duration::from_secs(9);
 
 /// Every rank's error, in a run with a fault.
-fn run(injection: Injection) -> Vec<Option<CommError>> {
+fn run(injection: Injection) -> Vec<Option<Error>> {
     let grace = match injection.fault {
         Fault::Late => GRACE,
         _ => Duration::from_millis(100),
@@ -47,9 +46,7 @@ fn run(injection: Injection) -> Vec<Option<CommError>> {
             Err(_) if is_victim && injection.fault == Fault::Panic => return,
             Err(panic) => std::panic::resume_unwind(panic),
         };
-        let error = result.as_ref().err();
-        let error = error.map(|error| error.details::<CommError>().unwrap().clone());
-        errors.lock().unwrap()[number] = error;
+        errors.lock().unwrap()[number] = result.err();
     });
     errors.into_inner().unwrap()
 }
@@ -64,13 +61,8 @@ fn judged(injection: Injection, expected: &Expected) -> Option<String> {
     let errors = run(injection);
     if injection.fault == Fault::Panic {
         // Each names its own call, and all the same rank.
-        let is_named = |error: &CommError| match error {
-            CommError::Died { rank, reason, .. } => {
-                (*rank, reason.as_str()) == (injection.victim, "it panicked")
-            }
-            _ => false,
-        };
-        let died = errors.iter().flatten().filter(|error| is_named(error));
+        let panicked = FailedRank { rank: injection.victim, reason: "it panicked".to_owned() };
+        let died = errors.iter().flatten().filter(|error| error.details() == Some(&panicked));
         let is_right = died.count() == RANKS - 1;
         return (!is_right).then(|| format!("{errors:?}"));
     }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use meshgrad_comm::{Collectives, Host, JoinError, Reduction, Secret};
+use meshgrad_comm::{Collectives, Host, Reduction, Secret};
 use meshgrad_runtime::Tensor;
 
 use crate::host::worlds::{self, DEADLINE};
@@ -14,7 +14,9 @@ use crate::host::worlds::{self, DEADLINE};
 #[test]
 fn short_secrets_are_refused() {
     let error = Secret::new("short").unwrap_err();
-    assert_eq!(error, JoinError::ShortSecret { length: 5 });
+    let expected = "the secret has 5 bytes, but needs at least 16; set MESHGRAD_SECRET to a longer \
+                    random string";
+    assert_eq!(error.to_string(), expected);
     assert_eq!(format!("{:?}", Secret::random().unwrap()), "Secret(..)");
     assert_ne!(Secret::random(), Secret::random());
 }
@@ -36,8 +38,9 @@ fn a_world_forms_among_strangers() {
         thread::sleep(Duration::from_millis(100)); // only strangers so far
         let wrong = Secret::new("the secret of another world").unwrap();
         let error = Host::new(1, 3, address.clone(), wrong).join().unwrap_err();
-        assert!(matches!(error, JoinError::Secret { .. }), "{error}");
-        assert!(error.to_string().contains("MESHGRAD_SECRET"), "{error}");
+        let error = error.to_string();
+        assert!(error.contains("did not prove that it knows the secret"), "{error}");
+        assert!(error.contains("MESHGRAD_SECRET"), "{error}");
 
         let others = [1, 2].map(|rank| scope.spawn(move || sum(worlds::host(rank, 3, address))));
         let sums = others.map(|rank| rank.join().unwrap());
@@ -104,5 +107,6 @@ fn another_program_at_the_address_is_an_error() {
     });
     let soon = worlds::host(1, 2, "127.0.0.1:9").join_deadline(Duration::from_millis(200));
     let error = soon.deadline(DEADLINE).join().unwrap_err();
-    assert!(matches!(error, JoinError::Unreachable { rank: 1, .. }), "{error}");
+    let expected = "rank 1 could not join rank 0 at 127.0.0.1:9 within ";
+    assert!(error.to_string().starts_with(expected), "{error}");
 }

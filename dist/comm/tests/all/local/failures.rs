@@ -1,10 +1,13 @@
 //! Failures: mismatched calls, missing ranks, panics, and misuse of tensors.
 
+use std::error::Error as _;
 use std::sync::mpsc::channel;
 use std::sync::{Barrier, Mutex};
 use std::time::Duration;
 
-use meshgrad_comm::{Collectives, CommError, Communicator, Local, LocalRank, Reduction, RunError};
+use meshgrad_comm::{
+    Collectives, CommError, Communicator, FailedRank, Local, LocalRank, Reduction,
+};
 use meshgrad_mesh::Group;
 use meshgrad_runtime::{DType, Device, Error, ErrorKind, Kind, Result, Tensor, ops};
 
@@ -227,23 +230,26 @@ fn a_panic_or_error_of_one_rank_ends_the_others() {
             return fail();
         }
         let waited = world.barrier().and_then(|barrier| barrier.wait());
-        seen.lock().unwrap().push(comm_error(waited.clone()));
+        seen.lock().unwrap().push(waited.clone().unwrap_err());
         waited
     };
 
     let panicked = Local::run(4, |rank| end(rank, &|| panic!("as planned")));
-    assert!(
-        matches!(&panicked, Err(RunError::Panic { rank: 2, message }) if message == "as planned"),
-        "{panicked:?}"
-    );
+    assert_eq!(panicked.unwrap_err().to_string(), "rank 2 panicked: as planned");
     let failed =
         Local::run(4, |rank| end(rank, &|| Err(Error::new(ErrorKind::Invalid, "as planned"))));
-    assert_eq!(failed.unwrap_err().to_string(), "rank 2: as planned");
+    let failed = failed.unwrap_err();
+    assert_eq!(failed.to_string(), "rank 2: as planned");
+    let reason = "as planned".to_owned();
+    assert_eq!(failed.details(), Some(&FailedRank { rank: 2, reason }));
+    let source = failed.source().and_then(|source| source.downcast_ref());
+    assert_eq!(source, Some(&Error::new(ErrorKind::Invalid, "as planned")));
 
     let seen = seen.into_inner().unwrap();
     assert_eq!(seen.len(), 6);
     for error in seen {
-        assert!(matches!(error, CommError::RankFailed { rank: 2, .. }), "{error}");
+        let failed = error.details::<FailedRank>().unwrap_or_else(|| panic!("{error}"));
+        assert_eq!(failed.rank, 2);
     }
 }
 
@@ -256,6 +262,9 @@ fn invalid_arguments_are_errors_and_take_no_number() {
         let scalar = Tensor::scalar(rank.device(), 1.0f32)?;
         let elsewhere = Tensor::scalar(&Device::cpu(), 1.0f32)?;
         let (sum, rows) = (Reduction::Sum, [usize::MAX, 2]);
+        let ops = "broadcast send recv all_reduce all_gather reduce_scatter all_to_all all_gather \
+                   all_gather reduce_scatter reduce_scatter scatter scatter";
+        let ops = ops.split(' ');
         let errors = [
             world.broadcast(&one, 2).map(drop).unwrap_err(),
             world.send(&one, 7).map(drop).unwrap_err(),
@@ -271,8 +280,9 @@ fn invalid_arguments_are_errors_and_take_no_number() {
             world.scatter(None, &[1], DType::F32, rank.rank()).map(drop).unwrap_err(),
             world.scatter(Some(&one), &[1], DType::F32, 1 - rank.rank()).map(drop).unwrap_err(),
         ];
-        for error in errors {
-            assert!(error.details::<CommError>().is_some(), "{error}");
+        for (error, op) in errors.iter().zip(ops) {
+            assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
+            assert!(error.to_string().starts_with(&format!("{op}: ")), "{error}");
         }
         let value = world.all_reduce_in_place(&one, sum).map(drop);
         let immutable = value.unwrap_err().to_string();
@@ -354,5 +364,6 @@ fn a_world_of_one_rank_never_waits() {
     });
     assert_eq!(all, [Ok(vec![1.0; 2])]);
     let none = Local::run(0, |_| Ok::<_, String>(()));
-    assert!(matches!(none, Err(RunError::Start { .. })));
+    let error = none.unwrap_err().to_string();
+    assert!(error.starts_with("the ranks could not be started: "), "{error}");
 }

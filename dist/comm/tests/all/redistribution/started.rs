@@ -5,8 +5,8 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use meshgrad_comm::{
-    CommError, Communicator, GroupConnector, Local, LocalRank, Operands, Plan, Rank, Redistributor,
-    Request, check_logs,
+    Communicator, FailedRank, GroupConnector, Local, LocalRank, Operands, Plan, Rank,
+    Redistributor, Request, check_logs,
 };
 use meshgrad_mesh::{Group, Hosts, Link, LinkCosts, Mesh, Placement, Reduction, Sharding};
 use meshgrad_runtime::{
@@ -289,15 +289,15 @@ fn errors_are_returned_by_wait() {
             let redistributor = Redistributor::new(rank);
             let result = start(&redistributor, rank, &pair).and_then(Pending::wait);
             if let Err(error) = &result {
-                let error = error.details::<CommError>().cloned();
-                errors.lock().unwrap().insert(rank.rank(), error);
+                errors.lock().unwrap().insert(rank.rank(), error.clone());
             }
             result.map(drop)
         });
         assert!(result.is_err());
         let errors = errors.into_inner().unwrap();
-        let is_blamed = |error: &Option<CommError>| {
-            matches!(error, Some(CommError::RankFailed { rank: 3, .. }))
+        let is_blamed = |error: &Error| {
+            let failed = error.details::<FailedRank>();
+            failed.is_some_and(|failed| failed.rank == 3)
         };
         assert!(errors.values().all(is_blamed), "{errors:?}");
         let needing = needing.iter().all(|rank| errors.contains_key(rank));

@@ -3,8 +3,7 @@
 use std::sync::Mutex;
 use std::time::Duration;
 
-use meshgrad_comm::{CommError, Local, RunError};
-use meshgrad_runtime::Error;
+use meshgrad_comm::{Error, FailedRank, Local};
 
 use crate::injection::{
     Expected, Fault, Injection, Pace, RANKS, STEPS, call, expected, group, injections, judge,
@@ -17,22 +16,20 @@ const GRACE: Duration = Duration::from_secs(10);
 const LATE: Duration = Duration::from_secs(65);
 
 /// The error of each rank.
-fn run(injection: Injection, seed: u64) -> Vec<Option<CommError>> {
+fn run(injection: Injection, seed: u64) -> Vec<Option<Error>> {
     let errors = Mutex::new(vec![None; RANKS]);
     let local = Local::new(RANKS).threads(1).deadline(DEADLINE).grace(GRACE);
     let result = local.simulated(seed).launch(|rank| {
         let sleep = |duration| rank.clock().sleep(duration);
         let pace = Pace { sleep: &sleep, late: LATE, forever: 100 * DEADLINE };
         let result = main_of_rank(rank, injection, &pace);
-        let error = result.as_ref().err();
-        let error = error.map(|error| error.details::<CommError>().unwrap().clone());
-        errors.lock().unwrap()[rank.rank()] = error;
+        errors.lock().unwrap()[rank.rank()] = result.as_ref().err().cloned();
         result
     });
-    match result {
-        Err(RunError::Panic { rank, .. }) => assert_eq!(rank, injection.victim),
-        Err(RunError::Rank { .. }) => {}
-        other => panic!("{injection:?}: {other:?}"),
+    let failed = result.unwrap_err();
+    let rank = failed.details::<FailedRank>().unwrap_or_else(|| panic!("{injection:?}: {failed}"));
+    if failed.to_string().contains(" panicked: ") {
+        assert_eq!(rank.rank, injection.victim);
     }
     errors.into_inner().unwrap()
 }
