@@ -29,7 +29,7 @@ pub use meshgrad_error::{Error, Kind, Result};
 use meshgrad_runtime::{Device, Tensor};
 
 use memory::HostTensors;
-pub use memory::stored_dtype;
+pub use memory::{not_loaded, stored_dtype};
 
 /// Options of [`load`].
 #[derive(Clone, Copy)]
@@ -151,11 +151,6 @@ pub fn load(
         Some(gpu) => upload::load(gpu, folder, graph, requests, options),
         None => load_to_host(folder, graph, requests, options),
     }
-}
-
-/// Adds the name of a tensor of the model that could not be allocated or filled.
-pub fn not_loaded(tensor: &str, cause: Error) -> Error {
-    cause.context(format_args!("`{}` was not loaded", tensor.escape_debug()))
 }
 
 fn is_gpu(device: &&Device) -> bool {

@@ -6,10 +6,13 @@ use std::ops::Range;
 
 use half::bf16;
 use meshgrad_ckpt::Dtype;
-use meshgrad_error::{Result, bail, error};
+use meshgrad_error::{Error, Result, bail, error};
 use meshgrad_runtime::{DType, Tensor, WriteGuard};
 
-use crate::not_loaded;
+/// Adds the name of a tensor of the model that could not be allocated or filled.
+pub fn not_loaded(tensor: &str, cause: Error) -> Error {
+    cause.context(format_args!("`{}` was not loaded", tensor.escape_debug()))
+}
 
 /// The dtype in a file for a tensor of `dtype`.
 ///

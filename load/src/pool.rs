@@ -8,7 +8,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use meshgrad_error::Result;
 use meshgrad_runtime::{Device, PendingUpload, PinnedBuffer, Tensor};
 
-use crate::not_loaded;
+use crate::memory::not_loaded;
 
 /// Pinned buffers, whose sizes are powers of two. [`PinnedPool::take`] never deadlocks if all
 /// buffers that are taken but not yet uploaded fit into the bound at their rounded sizes.

@@ -7,9 +7,10 @@ use meshgrad_ckpt::plan::{LoadRequest, Target};
 use meshgrad_error::{Error, Result, ensure, error};
 use meshgrad_runtime::{Device, PinnedBuffer, Tensor};
 
+use crate::memory::not_loaded;
 use crate::passes::{Chunk, Pass, Planner};
 use crate::pool::PinnedPool;
-use crate::{LoadOptions, finite, not_loaded};
+use crate::{LoadOptions, finite};
 
 pub(crate) fn load(
     device: &Device,

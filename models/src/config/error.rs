@@ -26,6 +26,16 @@ impl fmt::Display for Problems {
     }
 }
 
+/// The problem of a size that must not be zero.
+pub(super) fn zero(key: &str) -> String {
+    format!("{key} is 0, but must be at least 1")
+}
+
+/// The problem of a number out of range.
+pub(super) fn range(key: &str, value: f64, expected: &str) -> String {
+    format!("{key} = {value} must be {expected}")
+}
+
 /// How to dequantize weights of this method.
 pub(crate) fn way_out_of(method: &str) -> &'static str {
     match method {

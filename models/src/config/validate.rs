@@ -2,6 +2,7 @@
 
 use meshgrad_error::{Kind, Result};
 
+use super::error::{range, zero};
 use super::{LayerType, ModelType, Problems, Qwen3Config, rope};
 
 /// The largest supported size. No product of two sizes overflows.
@@ -176,14 +177,4 @@ impl Qwen3Config {
             _ => {}
         }
     }
-}
-
-/// The problem of a size that must not be zero.
-pub(super) fn zero(key: &str) -> String {
-    format!("{key} is 0, but must be at least 1")
-}
-
-/// The problem of a number out of range.
-pub(super) fn range(key: &str, value: f64, expected: &str) -> String {
-    format!("{key} = {value} must be {expected}")
 }
