@@ -2,15 +2,20 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::fmt;
 
 use meshgrad_error::error;
 use meshgrad_runtime::{Device, Kind, Shape, Tensor, check_replicas, ops};
 
-use crate::slot::gradient_shape;
-use crate::slot::{Dep, Edge, Pass, Phase, Slots, State};
-use crate::tape::Record;
+use crate::slot::{Dep, Edge, Pass, Phase, Slots, State, gradient_shape};
+use crate::tape::{Record, other_tape};
 use crate::var::{Node, ValueId};
-use crate::{Grads, ParamId, Result, Tape, Var};
+use crate::{Error, Grads, ParamId, Result, Tape, Var};
+
+/// The error for a root of this shape that does not depend on anything with a gradient.
+pub(crate) fn no_gradient(shape: &impl fmt::Display) -> Error {
+    error!(Invalid, "backward root of shape {shape} does not require a gradient")
+}
 
 /// A backward pass: the records of a tape, and the gradients of its values so far.
 pub(crate) struct Backward {
@@ -32,10 +37,7 @@ impl Backward {
             }
             ids.push((tape.id_of(root)?, gradient.clone()));
         }
-        Backward::from_ids(tape, ids)?.ok_or_else(|| {
-            let shape = Shape::default();
-            error!(Invalid, "backward root of shape {shape} does not require a gradient")
-        })
+        Backward::from_ids(tape, ids)?.ok_or_else(|| no_gradient(&Shape::default()))
     }
 
     /// Starts from values of the tape, each with a gradient of its shape. `None` without any.
@@ -189,19 +191,10 @@ impl Tape {
     pub(crate) fn id_of(&self, var: &Var) -> Result<ValueId> {
         match var.node() {
             Node::Value(id) if id.tape == self.id => Ok(*id),
-            Node::Value(id) => Err(error!(
-                Invalid,
-                "a value of shape {} belongs to tape {}, but backward runs on tape {}: inside \
-                 `checkpoint` or `local` pass it as an input; after recording use `x.value()`",
-                var.shape(),
-                id.tape,
-                self.id
-            )),
-            _ => Err(error!(
-                Invalid,
-                "backward root of shape {} does not require a gradient",
-                var.shape()
-            )),
+            Node::Value(id) => {
+                Err(other_tape(var, *id, format_args!("backward runs on tape {}", self.id)))
+            }
+            _ => Err(no_gradient(var.shape())),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use meshgrad_error::{bail, ensure, error};
+use meshgrad_error::{ensure, error};
 use meshgrad_runtime::{Accumulator, DType, Tensor, check_replicas};
 
 use crate::home::HomeGradients;
@@ -138,13 +138,16 @@ impl Grads {
         let expected = params.iter().map(elements).sum();
         let dtype = params.first().map_or(DType::F32, Param::gradient_dtype);
         let same = params.iter().all(|param| param.gradient_dtype() == flat.dtype());
-        if flat.elements() != expected || flat.shape().len() != 1 || !same {
-            bail!(
+        let elements = flat.elements();
+        let does_not_fit = || {
+            error!(
                 Invalid,
-                "the flat buffer has {} elements, but the gradients of these parameters need \
-                 {expected} of {dtype}",
-                flat.elements()
-            );
+                "the flat buffer has {elements} elements, but the gradients of these parameters \
+                 need {expected} of {dtype}"
+            )
+        };
+        if elements != expected || flat.shape().len() != 1 || !same {
+            return Err(does_not_fit());
         }
 
         let (flat, mut start) = (flat.local(), 0);
@@ -153,15 +156,7 @@ impl Grads {
             let part = start..start + shape.local().elements();
             start = part.end;
             let view = flat.slice(0, part)?.view(shape.local())?;
-            let view = view.ok_or_else(|| {
-                error!(
-                    Invalid,
-                    "the flat buffer has {} elements, but the gradients of these parameters need \
-                     {expected} of {dtype}",
-                    flat.elements()
-                )
-            })?;
-            Accumulator::over(view)?.with_shape(shape)
+            Accumulator::over(view.ok_or_else(does_not_fit)?)?.with_shape(shape)
         })
     }
 

@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -201,7 +202,7 @@ impl Recorder {
             }
             Node::Param(_) => Ok(Dep::Weight),
             Node::Value(id) if id.tape == self.tape.id => Ok(self.tape.deps[id.slot as usize]),
-            Node::Value(id) => Err(other_tape(var, *id, Some(self))),
+            Node::Value(id) => Err(other_tape(var, *id, running(Some(self)))),
         }
     }
 
@@ -225,14 +226,19 @@ impl Recorder {
     }
 }
 
-fn other_tape(var: &Var, id: ValueId, recorder: Option<&Recorder>) -> Error {
-    let current = match recorder {
+/// What runs instead of the tape of a value.
+fn running(recorder: Option<&Recorder>) -> String {
+    match recorder {
         Some(recorder) if recorder.keeps_records => {
             format!("tape {} is recording", recorder.tape.id)
         }
         Some(recorder) => format!("{} is running", recorder.running),
         None => "no tape is recording".into(),
-    };
+    }
+}
+
+/// The error for a value that belongs to another tape than the one that runs.
+pub(crate) fn other_tape(var: &Var, id: ValueId, current: impl fmt::Display) -> Error {
     error!(
         Invalid,
         "a value of shape {} belongs to tape {}, but {current}: inside `checkpoint` or `local` \
@@ -274,7 +280,7 @@ pub(crate) fn record_nested(
     RECORDER.with_borrow_mut(|current| {
         let Some(recorder) = current else {
             let stale = inputs.iter().find_map(|var| match var.node() {
-                Node::Value(id) => Some(other_tape(var, *id, None)),
+                Node::Value(id) => Some(other_tape(var, *id, running(None))),
                 _ => None,
             });
             return stale.map_or(Ok(None), Err);

@@ -11,8 +11,8 @@
 //! [`window`](Qwen3Config::window), [`is_moe_layer`](Qwen3Config::is_moe_layer).
 
 mod count;
-mod error;
 mod hf;
+mod problems;
 mod rope;
 #[cfg(test)]
 mod tests;
@@ -23,8 +23,8 @@ use meshgrad_error::{Error, Kind, Result};
 use serde::{Deserialize, Deserializer, Serialize};
 
 pub use count::ParameterCount;
-pub use error::Problems;
-pub(crate) use error::way_out_of;
+pub use problems::Problems;
+pub(crate) use problems::way_out_of;
 pub use rope::{Rope, RopeKeys, RopeScaling, RopeType, Yarn};
 
 /// Which of the two Qwen3 architectures a configuration describes.

@@ -7,6 +7,7 @@ mod ckpt_tool;
 mod cli;
 mod comm_tool;
 mod configs;
+mod errors;
 mod finetune;
 mod mesh_tool;
 mod meta;

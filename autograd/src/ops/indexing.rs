@@ -1,8 +1,8 @@
 //! Concatenation, splitting and indexing.
 
-use meshgrad_error::bail;
 use meshgrad_runtime::{ShardedShape, Tensor, ops};
 
+use crate::backward::no_gradient;
 use crate::{Operand, Result, Save, Track, tracked_list_linear};
 
 /// Concatenates `parts` along dim `dim`. The gradient of each part is a view.
@@ -40,7 +40,7 @@ pub fn split<V: Operand>(x: &V, sizes: &[usize], dim: isize) -> Result<Vec<V>> {
     tracked_list_linear(parts, &[x], move |dys, slots| {
         let gradient = || {
             let Some(some) = dys.iter().flatten().next() else {
-                bail!(Invalid, "backward root of shape {} does not require a gradient", shapes[0]);
+                return Err(no_gradient(&shapes[0]));
             };
             let whole = |(dy, shape): (&Option<Tensor>, &meshgrad_runtime::Shape)| match dy {
                 Some(dy) => Ok(dy.clone()),

@@ -49,15 +49,30 @@ impl fmt::Display for Violation {
 impl std::error::Error for Violation {}
 
 /// Why a crash test ended early.
-#[derive(Debug, thiserror::Error)]
+#[derive(Debug)]
 #[non_exhaustive]
 pub enum Failure {
     /// The invariant was broken.
-    #[error(transparent)]
-    Violation(#[from] Violation),
+    Violation(Violation),
     /// The test itself failed: a process could not be started, the disk is full.
-    #[error("the crash test failed to run: {0}")]
     Broken(String),
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Violation(violation) => violation.fmt(f),
+            Failure::Broken(problem) => write!(f, "the crash test failed to run: {problem}"),
+        }
+    }
+}
+
+impl std::error::Error for Failure {}
+
+impl From<Violation> for Failure {
+    fn from(violation: Violation) -> Failure {
+        Failure::Violation(violation)
+    }
 }
 
 impl From<meshgrad_ckpt::Error> for Failure {

@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::Qwen3Config;
-use super::error::{range, zero};
+use super::problems::{range, zero};
 
 const DEFAULT_THETA: f64 = 10_000.0;
 const DEFAULT_BETA_FAST: f64 = 32.0;

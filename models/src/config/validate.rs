@@ -2,7 +2,7 @@
 
 use meshgrad_error::{Kind, Result};
 
-use super::error::{range, zero};
+use super::problems::{range, zero};
 use super::{LayerType, ModelType, Problems, Qwen3Config, rope};
 
 /// The largest supported size. No product of two sizes overflows.

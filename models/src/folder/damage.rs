@@ -99,7 +99,8 @@ pub(super) fn located(folder: &Folder, error: Error) -> Error {
     }
     let names = folder.tensors().map(|tensor| tensor.name.clone());
     let mut found = names.filter_map(|name| first_not_finite(folder, &name));
-    found.next().unwrap_or(error)
+    // All are finite in the file, but one is not in the model's dtype: the file is not damaged.
+    found.next().unwrap_or_else(|| Error::new(Kind::Mismatch, error.to_string()))
 }
 
 fn first_not_finite(folder: &Folder, name: &str) -> Option<Error> {
@@ -142,5 +143,28 @@ pub fn sealed(folder: &Path) -> Result<Option<Committed>> {
     match folder.join("manifest.json").exists() {
         true => Ok(Some(Committed::open(folder)?)),
         false => Ok(None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A value that is finite in the file, but not in the model's dtype, is no damage.
+    #[test]
+    fn values_that_are_not_finite_are_looked_for_in_the_file() {
+        for (value, kind) in [(f32::MAX, Kind::Mismatch), (f32::NAN, Kind::NotFinite)] {
+            let place = tempfile::tempdir().unwrap();
+            let path = place.path().join("model.safetensors");
+            let mut writer = meshgrad_ckpt::FileWriter::new();
+            writer.add("w", Dtype::F32, &[1]).unwrap();
+            writer.save(&path, |_, data| data.append(&value.to_le_bytes())).unwrap();
+            let folder = Folder::open_file(&path).unwrap();
+
+            let error = located(&folder, error!(NotFinite, "`table` has the value {value}"));
+            assert_eq!(error.kind(), kind, "{error}");
+            let names_file = error.to_string().contains("model.safetensors: element 0 of `w`");
+            assert_eq!(names_file, value.is_nan(), "{error}");
+        }
     }
 }

@@ -101,12 +101,12 @@ impl<E: Element> Attention<'_, E> {
     }
 
     fn check(&self) -> Result<()> {
-        let Shape { heads, kv_heads, keys, head_dim, .. } = self.shape;
+        let Shape { heads, kv_heads, keys, .. } = self.shape;
         assert!(
             kv_heads != 0 && heads % kv_heads == 0,
             "{heads} query heads are not a multiple of {kv_heads} key-value heads"
         );
-        ensure!(head_dim > 0, Invalid, "the head dimension is 0; it must be at least 1");
+        self.shape.check_head_dim()?;
         ensure!(
             keys <= MAX_KEYS,
             Invalid,

@@ -243,7 +243,7 @@ fn compile(context: &Context, ptx: &Ptx) -> Result<CUmodule> {
     bail!(
         Device,
         "{context} could not load kernel `{}` ({}): {}",
-        ptx.entry.clone(),
+        ptx.entry,
         library::reason(code),
         String::from_utf8_lossy(log).trim()
     )

@@ -1,6 +1,5 @@
 //! Launches of attention.
 
-use meshgrad_error::ensure;
 use meshgrad_kernels::attention::{
     Attention, AttentionArguments, AttentionDelta, AttentionDeltaArguments, AttentionGradKeys,
     AttentionGradKeysArguments, AttentionGradQueries, AttentionGradQueriesArguments, Extents, Form,
@@ -9,7 +8,7 @@ use meshgrad_kernels::attention::{
 use meshgrad_kernels::{In, Out};
 
 use super::copies::contiguous_copy;
-use crate::core::params::attention::{AttentionMask, AttentionSequences, Shape};
+use crate::core::params::attention::{AttentionMask, AttentionSequences, Shape, bad_offsets};
 use crate::launch::{Launcher, Operand, Plan, PlanError, float};
 use crate::{DType, Result, Tensor, UninitTensor};
 
@@ -36,12 +35,12 @@ impl Called {
         scale: f64,
         to_gpu: impl Fn(&Tensor) -> Result<Tensor>,
     ) -> Result<Called> {
-        ensure!(shape.head_dim != 0, Invalid, "the head dimension is 0; it must be at least 1");
+        shape.check_head_dim()?;
         let lists = match &mask.sequences {
             AttentionSequences::Rows => None,
             AttentionSequences::Cached { q_offset, k_len } => {
-                per_row("q_offset", q_offset, shape.batch)?;
-                per_row("k_len", k_len, shape.batch)?;
+                shape.check_per_row("q_offset", q_offset.elements())?;
+                shape.check_per_row("k_len", k_len.elements())?;
                 Some([q_offset, k_len])
             }
             AttentionSequences::Packed { cu_seqlens_q, cu_seqlens_k } => {
@@ -106,41 +105,16 @@ impl Called {
     }
 }
 
-fn per_row(name: &'static str, values: &Tensor, batch: usize) -> Result<()> {
-    let len = values.elements();
-    ensure!(
-        len == 1 || len == batch,
-        Invalid,
-        "`{name}` has {len} values; pass 1 value, or one per batch row ({batch})"
-    );
-    Ok(())
-}
-
 fn packed([of_queries, of_keys]: [&Tensor; 2], shape: &Shape) -> Result<()> {
-    let Shape { batch, .. } = *shape;
-    ensure!(
-        batch == 1,
-        Invalid,
-        "packed sequences require a batch of 1, not {batch}; concatenate the rows"
-    );
     let of_axes =
         [("cu_seqlens_q", of_queries, shape.queries), ("cu_seqlens_k", of_keys, shape.keys)];
     for (name, list, end) in of_axes {
         // There is one offset more than sequences. Without sequences there must be no tokens.
-        let spans = list.elements() > 1 || (list.elements() == 1 && end == 0);
-        ensure!(
-            spans,
-            Invalid,
-            "`{name}` must be non-decreasing from 0 to {end}, the length of the packed dim"
-        );
+        if !(list.elements() > 1 || (list.elements() == 1 && end == 0)) {
+            return Err(bad_offsets(name, end));
+        }
     }
-    let [queries, keys] = [of_queries, of_keys].map(|list| list.elements() - 1);
-    ensure!(
-        queries == keys,
-        Invalid,
-        "`cu_seqlens_q` has {queries} sequences, but `cu_seqlens_k` has {keys}"
-    );
-    Ok(())
+    shape.check_packed(of_queries.elements() - 1, of_keys.elements() - 1)
 }
 
 fn integers(gpu: &Launcher<'_>, list: &Tensor) -> Result<Integers> {

@@ -119,7 +119,7 @@ pub fn reshape(x: &Tensor, shape: &[usize]) -> Result<Tensor> {
 /// Both of one shape and dtype; `into` contiguous and of a mutable kind.
 ///
 /// # Errors
-/// When the tensor is a value; when `into` is not contiguous.
+/// When `into` is a value ([`Kind::Value`](crate::Kind)) or not contiguous.
 pub fn copy_into(x: &Tensor, into: &Tensor) -> Result<()> {
     let call = COPY_INTO.call(&[x, into])?;
     let range = into.contiguous_range(call.name())?;
@@ -141,8 +141,8 @@ pub fn copy_into(x: &Tensor, into: &Tensor) -> Result<()> {
 /// \[1\]. `into` contiguous and of a mutable kind. All dims but the second can be sharded.
 ///
 /// # Errors
-/// When the tensor is a value; when `into` is not contiguous; when `at` is negative or at + T
-/// exceeds S. A GPU reports such a position at the next synchronization, and copies nothing.
+/// When `into` is a value ([`Kind::Value`](crate::Kind)) or not contiguous; when `at` is negative or
+/// at + T exceeds S. A GPU reports such a position at the next synchronization, and copies nothing.
 pub fn copy_at_into(x: &Tensor, into: &Tensor, at: &Tensor) -> Result<()> {
     let same = x.shape().len() == into.shape().len()
         && x.shape().len() >= 2
@@ -232,7 +232,8 @@ pub fn slice_grad(dy: &Tensor, shape: &Shape, dim: usize, range: Range<usize>) -
 /// `into` contiguous and of a mutable kind.
 ///
 /// # Errors
-/// When the tensor is a value; when `into` is not contiguous; while the storage is in use.
+/// When `into` is a value ([`Kind::Value`](crate::Kind)) or not contiguous; while the storage
+/// is in use.
 pub fn fill_into(into: &Tensor, value: f64) -> Result<()> {
     let call = FILL_INTO.call(&[into])?;
     let range = into.contiguous_range(call.name())?;

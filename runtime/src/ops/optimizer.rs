@@ -56,9 +56,8 @@ pub(super) static SIGNATURES: &[&Signature] = &[&ADAMW_STEP, &GLOBAL_NORM, &CLIP
 /// parameters instead, or round stochastically ([`AdamWOperands::rounding`]).
 ///
 /// # Errors
-/// When the tensor is a value; while the storage is in use; when a written tensor is not
-/// contiguous, when two share elements, or on a CPU for a step below 1 (a GPU then changes
-/// nothing).
+/// When a written tensor is a value or not contiguous; while the storage is in use; when two share
+/// elements, or on a CPU for a step below 1 (a GPU then changes nothing).
 pub fn adamw_step(
     param: &Tensor,
     gradient: &Tensor,

@@ -125,8 +125,10 @@ const RULES: [(&str, &str); 24] = [
 fn rule(problem: &Error) -> String {
     assert_eq!(problem.kind(), Kind::Malformed, "{problem}");
     let message = problem.to_string();
-    let mut rules = RULES.iter().filter(|(_, part)| message.contains(part));
-    rules.next().map_or(message.clone(), |(name, _)| (*name).to_owned())
+    let rules: Vec<&str> =
+        RULES.iter().filter(|(_, part)| message.contains(part)).map(|(name, _)| *name).collect();
+    assert!(rules.len() <= 1, "{rules:?}: {message}");
+    rules.first().map_or(message, |name| (*name).to_owned())
 }
 
 /// The name of a difference: two forms of JSON that only the reference accepts.

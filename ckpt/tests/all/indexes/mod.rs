@@ -51,13 +51,16 @@ const RULES: [(&str, Kind, &str); 19] = [
 fn rule(error: &Error) -> String {
     let message = error.to_string();
     let is_it = |rule: &&(&str, Kind, &str)| error.kind() == rule.1 && message.contains(rule.2);
-    let Some((name, ..)) = RULES.iter().find(is_it) else {
-        return message;
+    let rules: Vec<&str> = RULES.iter().filter(is_it).map(|(name, ..)| *name).collect();
+    let name = match rules[..] {
+        [name] | [name, "Json"] => name,
+        [] => return message,
+        _ => panic!("{rules:?}: {message}"),
     };
     match message.split_once("model files: invalid ") {
         Some((_, invalid)) if invalid.starts_with("tensor name `") => format!("TensorName {name}"),
         Some((_, invalid)) if invalid.starts_with("file name `") => format!("FileName {name}"),
-        _ => (*name).to_owned(),
+        _ => name.to_owned(),
     }
 }
 

@@ -36,7 +36,7 @@ pub use remedy::{Change, Remedy};
 use std::collections::BTreeSet;
 
 use bound::Bound;
-use meshgrad_error::{Error, Result, ensure, error};
+use meshgrad_error::{Error, Result, bail, error};
 use reshape::Run;
 
 use crate::{DimSpec, ParsedSignature, Placement, Reduction, TensorSpec};
@@ -252,9 +252,11 @@ impl ShardingRule {
 }
 
 fn check_count(op: &str, what: &str, tensors: &[Tensor], given: usize) -> Result<()> {
-    let names: Vec<&str> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
-    let (count, names) = (names.len(), names.join(", "));
-    ensure!(count == given, Invalid, "{op}: expected {count} {what} ({names}), got {given}");
+    let count = tensors.len();
+    if count != given {
+        let names: Vec<&str> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
+        bail!(Invalid, "{op}: expected {count} {what} ({}), got {given}", names.join(", "));
+    }
     Ok(())
 }
 

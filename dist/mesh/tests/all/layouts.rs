@@ -36,7 +36,9 @@ fn invalid_layouts_are_rejected() {
     for modes in [[(2, 2), (3, 1)].as_slice(), &[(2, 1), (2, 1)], &[(2, 0)]] {
         refused(modes, "is not separable: the stride");
     }
-    refused(&[(0, 1)], "a size is 0, but a layout has at least one rank");
+    let no_ranks = "a size is 0, but a layout has at least one rank";
+    refused(&[(0, 1)], no_ranks);
+    assert_eq!(RankLayout::contiguous(0).unwrap_err().to_string(), no_ranks);
     for huge in [(usize::MAX, 1), (2, usize::MAX), (1 << 20, 1 << 20)] {
         refused(&[huge], "ranks exceed the limit of 16777216");
     }

@@ -1,6 +1,8 @@
 //! Extents and masks of attention, and their errors.
 
-use crate::Tensor;
+use meshgrad_error::{Error, ensure, error};
+
+use crate::{Result, Tensor};
 
 /// The conditions that mask out keys. A query attends to every other key.
 #[derive(Clone, Debug, Default)]
@@ -77,6 +79,51 @@ pub(crate) struct Shape {
     pub(crate) head_dim: usize,
     /// The index of the first query in the global tensor, if the operand is a part of it.
     pub(crate) first_query: usize,
+}
+
+/// What both kinds of devices check.
+impl Shape {
+    /// # Errors
+    /// When the head dimension is 0.
+    pub(crate) fn check_head_dim(&self) -> Result<()> {
+        ensure!(self.head_dim > 0, Invalid, "the head dimension is 0; it must be at least 1");
+        Ok(())
+    }
+
+    /// # Errors
+    /// When a list of the mask has another number of values than 1 or the batch.
+    pub(crate) fn check_per_row(&self, name: &str, values: usize) -> Result<()> {
+        let Shape { batch, .. } = self;
+        ensure!(
+            values == 1 || values == *batch,
+            Invalid,
+            "`{name}` has {values} values; pass 1 value, or one per batch row ({batch})"
+        );
+        Ok(())
+    }
+
+    /// # Errors
+    /// When the batch has several rows, or there are not as many packed sequences of queries as of
+    /// keys.
+    pub(crate) fn check_packed(&self, queries: usize, keys: usize) -> Result<()> {
+        let Shape { batch, .. } = self;
+        ensure!(
+            *batch == 1,
+            Invalid,
+            "packed sequences require a batch of 1, not {batch}; concatenate the rows"
+        );
+        ensure!(
+            queries == keys,
+            Invalid,
+            "`cu_seqlens_q` has {queries} sequences, but `cu_seqlens_k` has {keys}"
+        );
+        Ok(())
+    }
+}
+
+/// The error for offsets of packed sequences that do not divide a dim of `len`.
+pub(crate) fn bad_offsets(name: &str, len: usize) -> Error {
+    error!(Invalid, "`{name}` must be non-decreasing from 0 to {len}, the length of the packed dim")
 }
 
 impl Shape {

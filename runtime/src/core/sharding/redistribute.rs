@@ -51,7 +51,7 @@ pub trait Redistribute: Send + Sync {
     /// the tensor in errors. The default checks nothing.
     ///
     /// # Errors
-    /// For other values; errors of the communication.
+    /// When the values differ between ranks; errors of the communication.
     fn check_replicas(&self, name: &str, x: &Tensor) -> Result<()> {
         let _ = (name, x);
         Ok(())
@@ -95,7 +95,7 @@ pub(super) fn current() -> Option<Arc<dyn Redistribute>> {
 /// What the innermost [`with_redistribution`] of this thread communicates through.
 ///
 /// # Errors
-/// Outside of any.
+/// Outside of [`with_redistribution`].
 pub fn current_redistribution() -> Result<Arc<dyn Redistribute>> {
     current().ok_or_else(no_redistribution)
 }

@@ -3,10 +3,11 @@
 
 use std::ops::Range;
 
-use meshgrad_error::{bail, ensure, error};
+use meshgrad_error::error;
 
 use super::Shape;
 use crate::Result;
+use crate::core::params::attention::bad_offsets;
 
 /// Offsets of packed sequences: N + 1 non-decreasing numbers from 0 to the length of the packed
 /// dim.
@@ -26,12 +27,10 @@ impl Offsets<'_> {
     fn check(self, name: &str, end: usize) -> Result<()> {
         let rises = self.0.is_sorted();
         let spans = self.0.first() == Some(&0) && self.0.last() == Some(&(end as i64));
-        ensure!(
-            rises && spans,
-            Invalid,
-            "`{name}` must be non-decreasing from 0 to {end}, the length of the packed dim"
-        );
-        Ok(())
+        match rises && spans {
+            true => Ok(()),
+            false => Err(bad_offsets(name, end)),
+        }
     }
 }
 
@@ -110,16 +109,8 @@ impl Mask<'_> {
     pub(super) fn check(&self, shape: &Shape) -> Result<()> {
         match self.sequences {
             Sequences::Rows { q_offset, k_len } => {
-                for (name, values) in [("q_offset", q_offset), ("k_len", k_len)] {
-                    if values.len() != 1 && values.len() != shape.batch {
-                        let (len, batch) = (values.len(), shape.batch);
-                        bail!(
-                            Invalid,
-                            "`{name}` has {len} values; pass 1 value, or one per batch row \
-                             ({batch})"
-                        );
-                    }
-                }
+                shape.check_per_row("q_offset", q_offset.len())?;
+                shape.check_per_row("k_len", k_len.len())?;
                 match k_len.iter().find(|len| **len > shape.keys) {
                     Some(&len) => Err(error!(
                         Invalid,
@@ -129,24 +120,9 @@ impl Mask<'_> {
                 }
             }
             Sequences::Packed { cu_seqlens_q, cu_seqlens_k } => {
-                ensure!(
-                    shape.batch == 1,
-                    Invalid,
-                    "packed sequences require a batch of 1, not {}; concatenate the rows",
-                    shape.batch
-                );
                 cu_seqlens_q.check("cu_seqlens_q", shape.queries)?;
                 cu_seqlens_k.check("cu_seqlens_k", shape.keys)?;
-
-                let (queries, keys) = (cu_seqlens_q.len() - 1, cu_seqlens_k.len() - 1);
-                if queries == keys {
-                    Ok(())
-                } else {
-                    bail!(
-                        Invalid,
-                        "`cu_seqlens_q` has {queries} sequences, but `cu_seqlens_k` has {keys}"
-                    )
-                }
+                shape.check_packed(cu_seqlens_q.len() - 1, cu_seqlens_k.len() - 1)
             }
         }
     }

@@ -15,7 +15,7 @@ impl Launcher<'_> {
     /// only reads. Increments the version of each changed storage once.
     ///
     /// # Errors
-    /// When the tensor is a value; when two changed tensors share elements; when a read tensor
+    /// When a changed tensor is a value; when two changed tensors share elements; when a read tensor
     /// shares a storage with a changed one, and while work on another stream conflicts. After an
     /// error nothing has changed, versions included.
     pub(crate) fn use_many(
