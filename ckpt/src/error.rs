@@ -48,8 +48,11 @@ impl fmt::Display for FailedCall {
 /// The error of a system call: `action`, a verb, failed for a file or folder.
 pub fn io_error(action: &str, path: &Path, source: io::Error) -> Error {
     let message = format!("cannot {action} {}: {source}", path.display());
-    let failed = FailedCall { path: path.to_owned(), message };
-    Error::with_details(Kind::System, failed).caused_by(source)
+    let kind = match source.kind() {
+        io::ErrorKind::NotFound => Kind::Missing,
+        _ => Kind::System,
+    };
+    Error::with_details(kind, FailedCall { path: path.to_owned(), message }).caused_by(source)
 }
 
 /// The path of an [`io_error`], or the folder of an [`Incomplete`] checkpoint.

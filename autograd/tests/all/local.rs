@@ -188,10 +188,13 @@ fn shardings_are_checked() {
         assert!(error.starts_with("local: an operand is "), "{error}");
         assert!(error.contains("tp: shard(0)"), "{error}");
         assert_error(squared(&x, &rows, &[]), ": the shape is [2, 4], but the part of rank 1 in");
-        assert_error(squared(&x, &rows, &[("dp", Placement::shard(0))]), "X");
+        assert_error(
+            squared(&x, &rows, &[("dp", Placement::shard(0))]),
+            "axis `dp` is not in the mesh (axes: tp 3)",
+        );
         let mesh = mesh();
         let twice = LocalOperand::new(&x, &mesh, &rows).partial_gradient("tp");
-        assert_error(local([twice], [], |_| Ok([])), "Y");
+        assert_error(local([twice], [], |_| Ok([])), "axis `tp` has two placements");
         Ok(())
     })
     .unwrap();

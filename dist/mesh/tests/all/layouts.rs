@@ -5,6 +5,8 @@ use std::collections::BTreeSet;
 use meshgrad_mesh::{Mode, RankLayout, Relation};
 use proptest::prelude::*;
 
+pub(crate) const NO_RANKS: &str = "a size is 0, but a layout has at least one rank";
+
 fn layout(modes: &[(usize, usize)]) -> RankLayout {
     RankLayout::new(modes.iter().copied()).unwrap()
 }
@@ -36,9 +38,8 @@ fn invalid_layouts_are_rejected() {
     for modes in [[(2, 2), (3, 1)].as_slice(), &[(2, 1), (2, 1)], &[(2, 0)]] {
         refused(modes, "is not separable: the stride");
     }
-    let no_ranks = "a size is 0, but a layout has at least one rank";
-    refused(&[(0, 1)], no_ranks);
-    assert_eq!(RankLayout::contiguous(0).unwrap_err().to_string(), no_ranks);
+    refused(&[(0, 1)], NO_RANKS);
+    assert_eq!(RankLayout::contiguous(0).unwrap_err().to_string(), NO_RANKS);
     for huge in [(usize::MAX, 1), (2, usize::MAX), (1 << 20, 1 << 20)] {
         refused(&[huge], "ranks exceed the limit of 16777216");
     }

@@ -3,6 +3,8 @@
 use meshgrad_mesh::{Hosts, Mesh, Size, check_agreement};
 use proptest::prelude::*;
 
+use crate::layouts::NO_RANKS;
+
 fn cube() -> Mesh {
     Mesh::new(&[2, 2, 2], &["pp", "dp", "tp"]).unwrap()
 }
@@ -161,7 +163,7 @@ fn hosts_of_a_group_are_counted() {
     assert_eq!(hosts.spanned_by(&[3, 4, 8, 9]), 3);
     let listed = Hosts::Listed(vec![0, 0, 1]);
     assert_eq!((listed.host_of(2), listed.host_of(3)), (Some(1), None));
-    assert_eq!(Hosts::uniform(0).unwrap_err().to_string(), "X");
+    assert_eq!(Hosts::uniform(0).unwrap_err().to_string(), NO_RANKS);
     assert_eq!(Hosts::Uniform(0).host_of(3), None);
 }
 
