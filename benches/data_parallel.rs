@@ -16,7 +16,7 @@ use std::path::Path;
 
 use clap::Parser;
 use learner::Learner;
-use meshgrad::comm::{Collectives, Local, LocalRank, Redistributor};
+use meshgrad::comm::{Collectives, Local, LocalRank, Rank, Redistributor};
 use meshgrad::data_parallel::{Home, Homes, Reshard};
 use meshgrad::mesh::{Mesh, Placement};
 use meshgrad::models::config::Qwen3Config;

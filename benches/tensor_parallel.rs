@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use learner::Learner;
-use meshgrad::comm::{Collectives, Local, LocalRank, Redistributor};
+use meshgrad::comm::{Collectives, Local, LocalRank, Rank, Redistributor};
 use meshgrad::data_parallel::{Home, Homes};
 use meshgrad::mesh::{Chunks, Hosts, Link, LinkCosts, Mesh, Sharding};
 use meshgrad::models::config::Qwen3Config;

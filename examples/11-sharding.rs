@@ -1,7 +1,7 @@
 //! Two layers, data parallel over dp, column and then row parallel over tp: one source for one rank
 //! and for four. `scripts/prove/dtensor` trains the same with torch's DTensor.
 
-use meshgrad::comm::{Local, Redistributor};
+use meshgrad::comm::{Local, Rank, Redistributor};
 use meshgrad::mesh::{Mesh, Placement};
 use meshgrad::prelude::*;
 

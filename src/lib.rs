@@ -44,6 +44,7 @@
 
 pub use meshgrad_autograd as autograd;
 pub use meshgrad_ckpt as ckpt;
+pub use meshgrad_collectives as collectives;
 pub use meshgrad_comm as comm;
 pub use meshgrad_data_parallel as data_parallel;
 pub use meshgrad_dist as dist;

@@ -29,7 +29,7 @@ pub struct ShardedModule<'a> {
 /// only move data. The results share no memory with the values of `from`.
 ///
 /// ```
-/// use meshgrad::comm::{Local, Redistributor};
+/// use meshgrad::comm::{Local, Rank, Redistributor};
 /// use meshgrad::mesh::{Mesh, Placement, Sharding};
 /// use meshgrad::prelude::*;
 /// use meshgrad::runtime::Shape;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use meshgrad::ckpt::Snapshot;
 use meshgrad::ckpt::ranks::ShardedSnapshot;
-use meshgrad::comm::{Host, Secret, free_port};
+use meshgrad::comm::{Host, Rank, Secret, free_port};
 use meshgrad::mesh::Mesh;
 use meshgrad::models::config::Qwen3Config;
 use meshgrad::models::hf::{self, Experts, Loader};

@@ -95,7 +95,7 @@ impl<'a> Session<'a> {
     /// subscribers.
     ///
     /// ```
-    /// use meshgrad_comm::Local;
+    /// use meshgrad_comm::{Local, Rank};
     /// use meshgrad_train::config::Config;
     /// use meshgrad_train::qwen3::{self, Tables};
     /// use meshgrad_train::session::Session;

@@ -2,13 +2,11 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use meshgrad_collectives::{Operands, Output, Request, Ticket};
 use meshgrad_runtime::{
     GpuSlice, GpuSliceMut, Lent, LentInPlace, LentMut, Result, Stream, StreamJoin, StreamWork,
     Tensor, UninitTensor,
 };
-
-use crate::communicator::{Operands, Output};
-use crate::ticket::{Request, Ticket};
 
 /// One member's part of a collective.
 pub(crate) struct Arrival {

@@ -1,10 +1,9 @@
 //! Which members take part in a collective, and which collective of the communicator it is.
 
+use meshgrad_collectives::Peer;
 use meshgrad_error::{Error, Result, bail, error};
 use meshgrad_mesh::Group;
 use serde::{Deserialize, Serialize};
-
-use crate::ticket::Peer;
 
 /// Identifies a collective in its communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]

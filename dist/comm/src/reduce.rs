@@ -3,9 +3,8 @@
 //! Legend: n sources, one per rank, of equal length.
 
 use half::{bf16, f16};
+use meshgrad_collectives::Reduction;
 use meshgrad_runtime::{Bool, Element, Float};
-
-use crate::ticket::Reduction;
 
 /// The elements that are reduced at a time. The sums of all levels of the tree stay in the cache.
 pub(crate) const CHUNK: usize = 2048;

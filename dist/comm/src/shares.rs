@@ -3,24 +3,14 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use meshgrad_collectives::{Communicator, GroupConnector};
 use meshgrad_dist::registry::{Connect, Handle, Registry, Share};
 use meshgrad_error::error;
 use meshgrad_mesh::Group;
 use meshgrad_runtime::{Device, Result};
 
-use crate::communicator::Communicator;
 use crate::local::LocalCommunicator;
 use crate::members::not_member;
-
-/// Connects the groups of one rank. It can be kept and passed to other threads.
-pub trait GroupConnector: Send + Sync {
-    /// The communicator of a group, shared with other requests for an equal group. `name`
-    /// identifies the requester in reports.
-    ///
-    /// # Errors
-    /// When the rank is not a member, and errors of the transport.
-    fn connect(&self, name: &str, group: &Group) -> Result<Arc<dyn Communicator>>;
-}
 
 /// A rank's registry, and handles that keep its communicators.
 pub(crate) struct Shares<C: Connect> {

@@ -2,11 +2,8 @@
 
 use std::time::Instant;
 
+use meshgrad_collectives::{Collective, Collectives, Communicator, Reduction};
 use meshgrad_runtime::{DType, Pending, Result, Tensor, ops};
-
-use crate::collectives::Collectives;
-use crate::communicator::Communicator;
-use crate::ticket::{Collective, Reduction};
 
 /// The collectives that [`measure`] knows.
 pub const MEASURED: [Collective; 7] = [

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use meshgrad_collectives::{CallSite, CommError, Wait};
 use meshgrad_mesh::Group;
 
-use crate::error::{CallSite, CommError, Wait};
 use crate::hang::{Graph, Stuck};
 
 /// A collective that ranks wait in.

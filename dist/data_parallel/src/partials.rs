@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use meshgrad_autograd::{Grads, Module, Param, ParamId, Tape, Values, Var};
-use meshgrad_comm::{Plan, Redistributor};
+use meshgrad_comm::{Plan, Rank, Redistributor};
 use meshgrad_mesh::{Reduction, Sharding};
 use meshgrad_runtime::{Device, Error, Result, ops};
 

@@ -1,7 +1,7 @@
 //! The memory of one rank, from a step on a meta device.
 
 use meshgrad_autograd::{Buffer, Module, Param, Values, Visitor};
-use meshgrad_comm::Plan;
+use meshgrad_comm::{Plan, Rank};
 use meshgrad_models::{Compute, Loss, Model, TokenBatch};
 use meshgrad_runtime::{Device, Error as RuntimeError, Kind, Properties, Tensor};
 

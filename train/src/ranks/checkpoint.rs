@@ -15,7 +15,7 @@ const CHECKPOINT: Channel = Channel::Own(1);
 ///
 /// ```
 /// use meshgrad_autograd::{Init, Module, Param};
-/// use meshgrad_comm::Local;
+/// use meshgrad_comm::{Local, Rank};
 /// use meshgrad_mesh::{Mesh, Placement, Sharding};
 /// use meshgrad_models::folder;
 /// use meshgrad_runtime::Error;

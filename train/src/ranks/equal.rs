@@ -39,7 +39,7 @@ struct Compared {
 /// none of these instructions alone.
 ///
 /// ```
-/// use meshgrad_comm::Local;
+/// use meshgrad_comm::{Local, Rank};
 /// use meshgrad_train::ranks::check_equal;
 ///
 /// let checked = Local::run(2, |rank| {

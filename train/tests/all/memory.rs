@@ -1,6 +1,6 @@
 //! The predicted memory of a run equals the measured memory, on one rank and on several.
 
-use meshgrad_comm::Local;
+use meshgrad_comm::{Local, Rank};
 use meshgrad_runtime::Device;
 use meshgrad_train::Error;
 use meshgrad_train::config::Config;

@@ -18,9 +18,10 @@ use std::process::Command;
 
 use anyhow::{Context, bail, ensure};
 use clap::{Parser, ValueEnum};
+use meshgrad_collectives::{Counters, Counts, Fingerprint, Request};
 use meshgrad_comm::launch::Environment;
 use meshgrad_comm::speed::{self, MEASURED, Timing};
-use meshgrad_comm::{Collective, Counters, Counts, Fingerprint, Local, Mpi, Rank, Request, World};
+use meshgrad_comm::{Collective, Local, Mpi, Rank, World};
 use meshgrad_harness::{Options, PeerOptions, Spread, finish, interleave, seconds};
 use meshgrad_runtime::Result;
 use serde_json::{Value, json};

@@ -1,11 +1,9 @@
 //! Checks of every collective against plain code, for any communicator.
 
+use meshgrad_collectives::{Collectives, Communicator, Reduction};
 use meshgrad_runtime::{Kind, Pending, Tensor, ops};
 
 use super::plain::{Bits, Plain};
-use crate::collectives::Collectives;
-use crate::communicator::Communicator;
-use crate::ticket::Reduction;
 
 /// Runs a check with elements of a dtype, and their number per member. The error describes the difference.
 pub(super) type Run = fn(&dyn Communicator, &dyn Plain, usize) -> Result<(), String>;

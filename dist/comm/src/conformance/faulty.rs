@@ -2,16 +2,12 @@
 
 use std::sync::Arc;
 
+use meshgrad_collectives::{Clock, Communicator, GroupConnector, Operands, Output, Rank, Request};
 use meshgrad_mesh::Group;
 use meshgrad_runtime::{Device, Element, Pending, Result, Tensor};
 
 use super::Check;
 use crate::by_dtype::by_dtype;
-use crate::clock::Clock;
-use crate::communicator::{Communicator, Operands, Output};
-use crate::rank::Rank;
-use crate::shares::GroupConnector;
-use crate::ticket::Request;
 
 /// The index of the member that a fault affects.
 const VICTIM: usize = 1;

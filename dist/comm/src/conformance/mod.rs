@@ -21,10 +21,10 @@ mod checks;
 mod faulty;
 mod plain;
 
+use meshgrad_collectives::Communicator;
 use meshgrad_error::{Result, error};
 use meshgrad_runtime::DType;
 
-use crate::communicator::Communicator;
 use checks::Run;
 pub use faulty::{Fault, Faulty, RewiredRank};
 use plain::Plain;

@@ -4,9 +4,8 @@ use std::fmt::Debug;
 use std::marker::PhantomData;
 
 use half::{bf16, f16};
+use meshgrad_collectives::Reduction;
 use meshgrad_runtime::{Bool, DType, Device, Element, Result, Tensor};
-
-use crate::ticket::Reduction;
 
 /// The bits of an element, so that checks are compiled once and not for each dtype.
 pub(super) type Bits = u64;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use meshgrad_collectives::{CallSite, CommError, Counters, Counts, Fingerprint, Request, Ticket};
 use meshgrad_error::Error;
 use meshgrad_mesh::Group;
 use meshgrad_runtime::{Completion, Result};
@@ -13,9 +14,7 @@ use super::engine::{self, Part};
 use super::frame::Frame;
 use super::message::{CallKey, GroupId, Message, RemoteCall, StartedCall, WireCall};
 use crate::contribution::Contribution;
-use crate::error::{CallSite, CommError};
 use crate::members::{Key, Members};
-use crate::ticket::{Counters, Counts, Fingerprint, Request, Ticket};
 
 /// A communicator on this rank.
 pub(super) struct Membership {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use meshgrad_collectives::{Communicator, Counters, Operands, Peer, Request};
 use meshgrad_dist::registry::{Connect, Creation, Exchange, Progress};
 use meshgrad_mesh::{Error, Group, Kind};
 use meshgrad_runtime::{Completion, Device, Pending, Result, Tensor};
@@ -13,11 +14,9 @@ use super::call::{Call, Membership};
 use super::inquiry::LONGEST;
 use super::message::{CallKey, GroupId};
 use super::shared::Shared;
-use crate::communicator::{Communicator, Operands};
 use crate::contribution::Contribution;
 use crate::local::LocalCommunicator;
 use crate::members::{Members, index_in};
-use crate::ticket::{Counters, Peer, Request};
 
 /// The time between reports of a collective whose time is over.
 const REPORT_AGAIN: Duration = Duration::from_secs(1);

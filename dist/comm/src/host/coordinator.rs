@@ -21,7 +21,7 @@ use super::inquiry::Inquiries;
 use super::message::Message;
 use super::poll::{Poll, Sleeper, Waker};
 use super::secret::{self, Secret};
-use crate::error::system;
+use crate::system::system;
 
 /// How long the last messages may take when the coordinator ends.
 const FLUSH: Duration = Duration::from_secs(2);

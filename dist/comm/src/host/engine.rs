@@ -9,6 +9,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
+use meshgrad_collectives::{Collective, Counts, Fingerprint};
 use meshgrad_error::{Error, error};
 use meshgrad_runtime::{Element, Result};
 
@@ -16,7 +17,6 @@ use super::bytes::{Bytes, Holders};
 use crate::by_dtype::by_dtype;
 use crate::contribution::{Buffer, Tensors};
 use crate::reduce::{CHUNK, Reduce, Reducer};
-use crate::ticket::{Collective, Counts, Fingerprint};
 
 pub(super) type Part = Bytes;
 

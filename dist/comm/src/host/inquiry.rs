@@ -11,10 +11,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use meshgrad_collectives::{CallSite, CommError};
 use meshgrad_mesh::Group;
 
 use super::message::{Answer, CallKey, GroupId, Message};
-use crate::error::{CallSite, CommError};
 use crate::hang::{Graph, Stuck};
 use crate::verdict::{Open, absent, order_inversion, stuck};
 
@@ -254,9 +254,10 @@ fn open_collectives(answers: &BTreeMap<usize, Answer>) -> Vec<(CallKey, Open)> {
 
 #[cfg(test)]
 mod tests {
+    use meshgrad_collectives::SourceLine;
+
     use super::super::message::StartedCall;
     use super::*;
-    use crate::SourceLine;
     use crate::members::{Key, Members};
 
     const LIMIT: Duration = Duration::from_secs(10);

@@ -20,7 +20,7 @@ use super::poll::{Poll, Waker};
 use super::secret::Secret;
 use super::tcp::Addresses;
 use super::world::{Carrier, Parts, World};
-use crate::error::{ranks, system};
+use crate::system::system;
 
 /// The time limit of a collective, and of joining, if none is set.
 const DEADLINE: Duration = Duration::from_secs(300);
@@ -34,7 +34,7 @@ const RETRY: Duration = Duration::from_millis(50);
 /// A rank of a world of processes, before it joins.
 ///
 /// ```no_run
-/// use meshgrad_comm::{Collectives, Host, Reduction, Secret};
+/// use meshgrad_comm::{Collectives, Host, Rank, Reduction, Secret};
 /// use meshgrad_runtime::Tensor;
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -306,7 +306,10 @@ impl Host {
                     }
                     Message::Waiting { missing } => {
                         let Host { rank, world, say, .. } = self;
-                        let missing = ranks(&missing);
+                        let missing = match missing[..] {
+                            [one] => format!("rank {one}"),
+                            _ => format!("ranks {missing:?}"),
+                        };
                         say(&format!("rank {rank} of {world} waits at {address} for {missing}"));
                         continue;
                     }

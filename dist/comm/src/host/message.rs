@@ -3,16 +3,16 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use meshgrad_collectives::{
+    CallSite, Collective, CommError, Counts, Fingerprint, Reduction, Request, SourceLine,
+};
 use meshgrad_mesh::Group;
 use meshgrad_runtime::DType;
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_128;
 
 use super::handshake::Run;
-use crate::error::{CallSite, CommError};
 use crate::members::{Key, Members};
-use crate::source_line::SourceLine;
-use crate::ticket::{Collective, Counts, Fingerprint, Reduction, Request};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

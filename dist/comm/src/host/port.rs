@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, TcpListener};
 use meshgrad_error::Result;
 
 use super::secret::random;
-use crate::error::system;
+use crate::system::system;
 
 /// From here on, operating systems give ports to sockets that ask for any.
 const ANY: u16 = 32_768;

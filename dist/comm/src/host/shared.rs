@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use meshgrad_collectives::CommError;
 use meshgrad_error::{Error, FailedRank, Result, error};
 use meshgrad_runtime::Completion;
 
@@ -13,7 +14,6 @@ use super::call::{Arrival, Call, Membership};
 use super::frame::Frame;
 use super::message::{Answer, CallKey, GroupId, Message};
 use super::poll::Waker;
-use crate::error::CommError;
 use crate::first_failure::report_failure;
 use crate::members::Members;
 

@@ -6,9 +6,9 @@ use std::sync::atomic::AtomicU64;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use meshgrad_collectives::{Clock, GroupConnector, Rank};
 use meshgrad_dist::registry::Registry;
 use meshgrad_error::FailedRank;
-use meshgrad_mesh::Group;
 use meshgrad_runtime::{Device, Result};
 
 use super::acceptor::Acceptor;
@@ -20,10 +20,8 @@ use super::poll::Waker;
 use super::progress::Progress;
 use super::shared::Shared;
 use super::tcp::{Addresses, Tcp};
-use crate::clock::Clock;
-use crate::communicator::Communicator;
-use crate::error::system;
-use crate::shares::{GroupConnector, Shares};
+use crate::shares::Shares;
+use crate::system::system;
 
 /// This process as a rank of a world of processes ([`Host::join`](crate::Host::join)).
 ///
@@ -34,7 +32,7 @@ use crate::shares::{GroupConnector, Shares};
 /// or at the same one once all ranks have left.
 pub struct World {
     rank: usize,
-    all: Group,
+    size: usize,
     device: Device,
     clock: Clock,
     deadline: Duration,
@@ -78,8 +76,6 @@ impl World {
             control,
             carrier,
         } = parts;
-        let all: Vec<usize> = (0..world).collect();
-        let all = Group::new(all)?;
         let failed = system("the rank's thread could not be started");
         let (waker, sleeper) = Waker::pair().map_err(&failed)?;
         let shared = Arc::new(Shared::new(rank, world, waker));
@@ -105,7 +101,7 @@ impl World {
         let shares = Arc::new(Shares::new(rank, device.clone(), connector));
         Ok(World {
             rank,
-            all,
+            size: world,
             device,
             clock: Clock::real(),
             deadline,
@@ -116,26 +112,6 @@ impl World {
             coordinator,
             engine,
         })
-    }
-
-    /// Its number, from 0.
-    pub fn rank(&self) -> usize {
-        self.rank
-    }
-
-    /// The number of ranks.
-    pub fn world_size(&self) -> usize {
-        self.all.len()
-    }
-
-    /// Its CPU device.
-    pub fn device(&self) -> &Device {
-        &self.device
-    }
-
-    /// Its clock, which starts when it has joined.
-    pub fn clock(&self) -> &Clock {
-        &self.clock
     }
 
     /// Its registry, which creates and shares its communicators.
@@ -150,28 +126,6 @@ impl World {
             next: self.exchanges.clone(),
             deadline: self.deadline,
         }
-    }
-
-    /// The communicator of all ranks.
-    ///
-    /// # Errors
-    /// As [`World::connect`].
-    pub fn world(&self) -> Result<Arc<dyn Communicator>> {
-        self.connect("world", &self.all)
-    }
-
-    /// The communicator of a group, shared through the registry with other requests for an equal
-    /// group, and kept until this rank leaves. It waits for no other rank. `name` identifies the
-    /// requester in reports. The registry does not list the communicator of a group of one rank.
-    ///
-    /// # Errors
-    /// When the rank is not a member, and for invalid options.
-    pub fn connect(&self, name: &str, group: &Group) -> Result<Arc<dyn Communicator>> {
-        self.shares.connect(name, group)
-    }
-
-    pub(crate) fn shares(&self) -> &Arc<Shares<HostConnector>> {
-        &self.shares
     }
 
     /// The rank whose failure ended the world, if this rank knows of one.
@@ -194,6 +148,30 @@ impl World {
             false => self.rank,
         };
         self.shared.died(rank, failed.reason);
+    }
+}
+
+impl Rank for World {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn world_size(&self) -> usize {
+        self.size
+    }
+
+    /// Its CPU device.
+    fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Its clock, which starts when it has joined.
+    fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    fn connector(&self) -> Arc<dyn GroupConnector> {
+        self.shares.clone()
     }
 }
 

@@ -14,9 +14,9 @@ use meshgrad_error::{Result, ensure, error};
 
 use super::children::{Children, Ended};
 use super::output::copy_lines;
-use crate::error::system;
 use crate::first_failure::{self, FailureFile};
 use crate::host::{Secret, free_port};
+use crate::system::system;
 
 /// N processes that run one command, each as a rank.
 #[derive(Clone, Debug)]

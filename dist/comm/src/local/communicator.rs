@@ -4,14 +4,12 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use meshgrad_collectives::{Clock, Communicator, Counters, Operands, Request};
 use meshgrad_mesh::Group;
 use meshgrad_runtime::{Device, Pending, Result, Stream, Tensor};
 
 use super::table::{Begun, Table};
-use crate::clock::Clock;
-use crate::communicator::{Communicator, Operands};
 use crate::contribution::{Arrival, Contribution};
-use crate::ticket::{Counters, Request};
 
 /// A communicator between threads. Cheap to clone; clones are the same communicator.
 #[derive(Clone)]

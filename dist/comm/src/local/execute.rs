@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 
+use meshgrad_collectives::{CallSite, CommError, Counts, Reduction};
 use meshgrad_mesh::Group;
 use meshgrad_runtime::Result;
 
@@ -13,9 +14,7 @@ use super::work::{moves, reductions};
 use super::{gpus, shards};
 use crate::by_dtype::by_dtype;
 use crate::contribution::{Arrival, Buffer, Tensors};
-use crate::error::{CallSite, CommError};
 use crate::reduce::{CHUNK, Reduce, Reducer};
-use crate::ticket::{Counts, Reduction};
 
 /// Does the work of a collective. If it is large, uses as many threads as `threads` returns.
 pub(super) fn execute(

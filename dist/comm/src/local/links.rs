@@ -6,9 +6,8 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use meshgrad_collectives::{Collective, Counts, Fingerprint};
 use meshgrad_mesh::{Hosts, LinkCosts};
-
-use crate::ticket::{Collective, Counts, Fingerprint};
 
 /// The links of a world.
 pub(super) struct Links {

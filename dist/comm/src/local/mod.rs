@@ -35,13 +35,12 @@ mod world;
 
 use std::any::Any;
 use std::error::Error as StdError;
-use std::fmt;
-use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
 use std::time::Duration;
+use std::{fmt, io, thread};
 
+use meshgrad_collectives::{Clock, GroupConnector, Rank};
 use meshgrad_dist::registry::Registry;
 use meshgrad_error::{Error, FailedRank, bail, error};
 use meshgrad_mesh::{Group, Hosts, LinkCosts};
@@ -50,7 +49,6 @@ use meshgrad_runtime::{Device, Result};
 pub use communicator::LocalCommunicator;
 pub use connect::LocalConnector;
 
-use crate::clock::Clock;
 use crate::shares::Shares;
 use links::Links;
 use rules::Rules;
@@ -62,7 +60,7 @@ const DEADLINE: Duration = Duration::from_secs(300);
 /// Runs the ranks of a world as threads of this process.
 ///
 /// ```
-/// use meshgrad_comm::{Collectives, Local, Reduction};
+/// use meshgrad_comm::{Collectives, Local, Rank, Reduction};
 /// use meshgrad_runtime::{Error, Tensor};
 ///
 /// let sums = Local::run(4, |rank| {
@@ -143,7 +141,7 @@ impl Local {
         self
     }
 
-    /// Simulates time: [`LocalRank::clock`] and all time limits then use a clock that stands still
+    /// Simulates time: [`Rank::clock`] and all time limits then use a clock that stands still
     /// while a rank runs and jumps to the next event when all ranks wait or sleep. Ranks run one at
     /// a time, in an order that `seed` determines, so a run can be repeated. Threads must not wait
     /// for each other in any other way.
@@ -354,27 +352,6 @@ impl LocalRank {
         LocalRank { rank, device, clock: world.rules().clock.of_rank(rank), world, shares }
     }
 
-    /// Its number, from 0.
-    pub fn rank(&self) -> usize {
-        self.rank
-    }
-
-    /// The number of ranks.
-    pub fn world_size(&self) -> usize {
-        self.world.all().len()
-    }
-
-    /// Its device: the one in [`Local::devices`], or its own CPU device with its share of the
-    /// cores.
-    pub fn device(&self) -> &Device {
-        &self.device
-    }
-
-    /// Its clock.
-    pub fn clock(&self) -> &Clock {
-        &self.clock
-    }
-
     /// Its registry, which creates and shares its communicators.
     pub fn registry(&self) -> &Registry<LocalConnector> {
         self.shares.registry()
@@ -400,9 +377,28 @@ impl LocalRank {
             None => self.shares.alone(),
         }
     }
+}
 
-    pub(crate) fn shares(&self) -> &Arc<Shares<LocalConnector>> {
-        &self.shares
+impl Rank for LocalRank {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn world_size(&self) -> usize {
+        self.world.all().len()
+    }
+
+    /// The one in [`Local::devices`], or its own CPU device with its share of the cores.
+    fn device(&self) -> &Device {
+        &self.device
+    }
+
+    fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    fn connector(&self) -> Arc<dyn GroupConnector> {
+        self.shares.clone()
     }
 }
 

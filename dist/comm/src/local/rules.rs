@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use meshgrad_collectives::Clock;
+
 use super::links::Links;
-use crate::clock::Clock;
 
 pub(super) struct Rules {
     pub(super) clock: Clock,

@@ -3,11 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use meshgrad_collectives::{CallSite, CommError, Ticket};
 use meshgrad_error::{Error, FailedRank, error};
 use meshgrad_mesh::Group;
-
-use crate::error::{CallSite, CommError};
-use crate::ticket::Ticket;
 
 /// Its lock may be taken while a table is locked, but not the reverse.
 #[derive(Default)]

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
+use meshgrad_collectives::{CallSite, Clock, CommError, Fingerprint, Ticket};
 use meshgrad_error::Error;
 use meshgrad_mesh::Group;
 use meshgrad_runtime::{Completion, Result};
@@ -14,11 +15,8 @@ use super::meeting::{Failed, Meeting, release};
 use super::rules::Rules;
 use super::status::Status;
 use super::watch::{Attempt, Expiry, OpenCollectives, Snapshot, Watch};
-use crate::clock::Clock;
 use crate::contribution::Arrival;
-use crate::error::{CallSite, CommError};
 use crate::members::{Key, place};
-use crate::ticket::{Fingerprint, Ticket};
 
 /// What the tables of a world share.
 #[derive(Default)]

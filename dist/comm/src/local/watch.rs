@@ -3,12 +3,12 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use meshgrad_collectives::CallSite;
 use meshgrad_error::Error;
 use meshgrad_mesh::Group;
 
 use super::meeting::Failed;
 use super::status::Status;
-use crate::error::CallSite;
 use crate::hang::{Graph, Stuck};
 use crate::members::Key;
 use crate::verdict::{Found, Open, absent, order_inversion, stuck};

@@ -2,9 +2,10 @@
 
 use std::ops::Range;
 
+use meshgrad_collectives::{Collective, Counts, Fingerprint};
+
 use super::part::Move;
 use crate::contribution::Arrival;
-use crate::ticket::{Collective, Counts, Fingerprint};
 
 /// The elements that a collective reduces, from 0 on, and the members that get each range.
 pub(super) fn reductions(call: &Fingerprint, members: usize) -> Vec<(Range<usize>, Range<usize>)> {

@@ -6,14 +6,13 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::fmt;
 
+use meshgrad_collectives::{CallSite, CommError, Counts, Peer, Ticket, Wait};
 use meshgrad_error::{Result, bail};
 use meshgrad_mesh::Group;
 
 use super::log::{CommEvent, CommLog, LoggedCall};
-use crate::error::{CallSite, CommError, Wait};
 use crate::hang::{Graph, Stuck};
 use crate::members::{Key, Members};
-use crate::ticket::{Counts, Peer, Ticket};
 
 /// The result of a check in which all ranks reach the end of their logs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -2,9 +2,8 @@
 
 use std::fmt;
 
+use meshgrad_collectives::Request;
 use meshgrad_mesh::Group;
-
-use crate::ticket::Request;
 
 /// The collectives of one rank, and where it waits for them.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -14,6 +14,7 @@ mod log;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use meshgrad_collectives::{Clock, Communicator, GroupConnector, Operands, Output, Rank, Request};
 use meshgrad_dist::registry::{Connect, Creation, Progress};
 use meshgrad_error::error;
 use meshgrad_mesh::Group;
@@ -22,16 +23,12 @@ use meshgrad_runtime::{Device, Error, Pending, Result, Tensor};
 pub use check::{Checked, check_logs};
 pub use log::{CommEvent, CommLog, LoggedCall};
 
-use crate::clock::Clock;
-use crate::communicator::{Communicator, Operands, Output};
 use crate::members::index_in;
-use crate::shares::GroupConnector;
-use crate::ticket::Request;
 
 /// A world whose ranks run one after another, or of which only some run.
 ///
 /// ```
-/// use meshgrad_comm::{Collectives, Plan, Reduction, check_logs};
+/// use meshgrad_comm::{Collectives, Plan, Rank, Reduction, check_logs};
 /// use meshgrad_mesh::Mesh;
 /// use meshgrad_runtime::{DType, Error, ops};
 ///
@@ -125,26 +122,6 @@ pub struct PlanRank {
 }
 
 impl PlanRank {
-    /// Its number, from 0.
-    pub fn rank(&self) -> usize {
-        self.rank
-    }
-
-    /// The number of ranks.
-    pub fn world_size(&self) -> usize {
-        self.all.len()
-    }
-
-    /// Its meta device.
-    pub fn device(&self) -> &Device {
-        &self.device
-    }
-
-    /// Its clock, which advances only by [`Clock::sleep`]: collectives take no time.
-    pub fn clock(&self) -> &Clock {
-        &self.clock
-    }
-
     /// The communicator of all ranks.
     pub fn world(&self) -> PlanCommunicator {
         PlanCommunicator {
@@ -170,6 +147,30 @@ impl PlanRank {
 
     fn lock(&self) -> MutexGuard<'_, CommLog> {
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Rank for PlanRank {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn world_size(&self) -> usize {
+        self.all.len()
+    }
+
+    /// Its meta device.
+    fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Its clock, which advances only by [`Clock::sleep`]: collectives take no time.
+    fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    fn connector(&self) -> Arc<dyn GroupConnector> {
+        Arc::new(self.clone())
     }
 }
 

@@ -3,12 +3,9 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use meshgrad_collectives::{Communicator, GroupConnector, Rank};
 use meshgrad_mesh::Group;
 use meshgrad_runtime::{Device, Result};
-
-use crate::communicator::Communicator;
-use crate::rank::Rank;
-use crate::shares::GroupConnector;
 
 /// A rank and the communicators that it has used.
 pub(super) struct Member {

@@ -18,6 +18,7 @@ mod transfer;
 
 use std::sync::Arc;
 
+use meshgrad_collectives::Rank;
 use meshgrad_mesh::{Chunks, Hosts, LinkCosts, Mesh, Redistribution, Sharding, Transfer};
 use meshgrad_runtime::{
     Error, Pending, Redistribute, Result, Tensor, with_mesh, with_redistribution,
@@ -25,7 +26,6 @@ use meshgrad_runtime::{
 
 pub use transfer::Transferred;
 
-use crate::rank::Rank;
 use member::Member;
 use plans::{Key, KeyRef, Plans};
 use steps::Runner;

@@ -1,5 +1,6 @@
 //! Strict mode: ranks that have the same part of a tensor must have the same values.
 
+use meshgrad_collectives::{Collectives, Communicator};
 use meshgrad_error::{bail, ensure};
 use meshgrad_mesh::{Placement, Sharding};
 use meshgrad_runtime::{Result, Tensor};
@@ -7,8 +8,6 @@ use twox_hash::XxHash3_64;
 
 use super::member::Member;
 use crate::by_dtype::by_dtype;
-use crate::collectives::Collectives;
-use crate::communicator::Communicator;
 
 /// Compares digests of the tensor's description and of this rank's part with those of the ranks that
 /// have the same part.

@@ -7,10 +7,10 @@
 
 use std::time::Duration;
 
+use meshgrad_collectives::SourceLine;
 use serde_json::{Value, json};
 
 use super::{CollectiveSpan, RankTrace, Span};
-use crate::source_line::SourceLine;
 
 /// More than the events of one kind that overlap each other.
 const LANES: usize = 1_000_000;

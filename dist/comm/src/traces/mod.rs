@@ -16,14 +16,13 @@ mod tracer;
 use std::ops::Sub;
 use std::time::Duration;
 
+use meshgrad_collectives::Ticket;
 use meshgrad_mesh::Group;
 use meshgrad_runtime::OpSpan;
 
 pub use chrome::chrome_trace;
 pub use rank::TracedRank;
 pub use tracer::Recording;
-
-use crate::ticket::Ticket;
 
 /// The communication of a rank since it was created. The difference of two readings is that of the
 /// time between them.

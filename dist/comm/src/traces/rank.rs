@@ -3,16 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use meshgrad_collectives::{
+    Clock, Communicator, Counters, GroupConnector, Operands, Rank, Request,
+};
 use meshgrad_mesh::Group;
 use meshgrad_runtime::{Device, Pending, Result, Tensor};
 
 use super::tracer::{Recording, Tracer};
 use super::{CollectiveSpan, CommStats, Span};
-use crate::clock::Clock;
-use crate::communicator::{Communicator, Operands};
-use crate::rank::Rank;
-use crate::shares::GroupConnector;
-use crate::ticket::{Counters, Request};
 
 /// A rank that counts and records the collectives of the communicators that it connects.
 ///

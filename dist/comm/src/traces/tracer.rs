@@ -4,13 +4,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use meshgrad_collectives::{Clock, Counters};
 use meshgrad_error::ensure;
 use meshgrad_mesh::Group;
 use meshgrad_runtime::{Device, OpTrace, Pending, Result, Tensor};
 
 use super::{CollectiveSpan, CommStats, RankTrace, Span};
-use crate::clock::Clock;
-use crate::ticket::Counters;
 
 /// What the communicators of a rank report to.
 pub(super) struct Tracer {

@@ -3,8 +3,9 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use meshgrad_collectives::CallSite;
 use meshgrad_comm::{
-    CallSite, Collectives, CommError, Communicator, FailedRank, Plan, Rank, Reduction, Verdict,
+    Collectives, CommError, Communicator, FailedRank, Plan, Rank, Reduction, Verdict,
 };
 use meshgrad_mesh::{Channel, Group, Mesh};
 use meshgrad_runtime::{DType, Error, Kind, Result, Tensor, ops};

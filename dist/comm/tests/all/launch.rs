@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use meshgrad_comm::launch::{Ended, Environment, Launch, Transport};
-use meshgrad_comm::{Host, Result, World, conformance};
+use meshgrad_comm::{Host, Rank, Result, World, conformance};
 
 fn launch(ranks: usize, command: &[&str]) -> Launch {
     let command = command.iter().map(OsString::from).collect();

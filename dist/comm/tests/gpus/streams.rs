@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use meshgrad_comm::{Collectives, FailedRank, LocalRank, Reduction, Verdict};
+use meshgrad_comm::{Collectives, FailedRank, LocalRank, Rank, Reduction, Verdict};
 use meshgrad_mesh::Mesh;
 use meshgrad_runtime::{
     DType, Error, ErrorKind, Kind, Result, Shape, Tensor, UninitTensor, ops, with_stream,

@@ -6,7 +6,7 @@ use std::path::Path;
 use meshgrad_autograd::{Grads, Init, Module, Param, Result, Seam, Tape, Var};
 use meshgrad_ckpt::TensorFile;
 use meshgrad_comm::conformance::{Fault, RewiredRank};
-use meshgrad_comm::{Local, Redistributor};
+use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_mesh::{Mesh, Placement};
 use meshgrad_models::ModelPlan;
 use meshgrad_models::ends::Embedding;

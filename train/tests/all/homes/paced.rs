@@ -3,7 +3,8 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use meshgrad_comm::{Clock, Communicator, GroupConnector, Operands, Rank, Request};
+use meshgrad_collectives::{Operands, Request};
+use meshgrad_comm::{Clock, Communicator, GroupConnector, Rank};
 use meshgrad_mesh::Group;
 use meshgrad_runtime::{Device, Pending, Result, Tensor};
 

@@ -4,7 +4,7 @@
 
 use meshgrad_autograd::{Init, Module, Param, Spec, Tape, Var, ops as tracked};
 use meshgrad_comm::conformance::{Fault, RewiredRank};
-use meshgrad_comm::{Local, Redistributor};
+use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_runtime::{DType, Device, Tensor, ops};
 use meshgrad_train::optim::{AdamW, AdamWConfig, Groups, Part, Rounding};
 use meshgrad_train::updater::Updater;

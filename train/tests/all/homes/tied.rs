@@ -4,7 +4,7 @@
 use meshgrad_autograd::{Grads, Init, Module, Param, Tape, Var, ops as tracked};
 use meshgrad_ckpt::Folder;
 use meshgrad_comm::conformance::{Fault, RewiredRank};
-use meshgrad_comm::{Collectives, Local, LocalRank, Redistributor};
+use meshgrad_comm::{Collectives, Local, LocalRank, Rank, Redistributor};
 use meshgrad_data_parallel::{Home, Homes};
 use meshgrad_mesh::{Mesh, Placement, Sharding};
 use meshgrad_models::folder;

@@ -4,7 +4,7 @@ use std::error::Error as _;
 use std::fs;
 use std::path::PathBuf;
 
-use meshgrad_comm::Local;
+use meshgrad_comm::{Local, Rank};
 use meshgrad_train::config::Config;
 use meshgrad_train::qwen3;
 use meshgrad_train::session::{Resume, Session, Summary};

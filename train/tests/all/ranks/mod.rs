@@ -12,7 +12,7 @@ use std::path::Path;
 use meshgrad_ckpt::Committed;
 use meshgrad_ckpt::ranks::ShardedSnapshot;
 use meshgrad_comm::conformance::Fault;
-use meshgrad_comm::{Local, Redistributor};
+use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_data_parallel::{Home, Homes};
 use meshgrad_mesh::Mesh;
 use meshgrad_train::checkpoint::{self, ReadOptions, Saved};

@@ -25,7 +25,7 @@ use super::join::Host;
 use super::secret::Secret;
 use super::shared::Shared;
 use super::world::World;
-use crate::error::system;
+use crate::system::system;
 
 /// A rank of a world of processes that `mpirun` or `srun` started, before it joins. MPI carries the
 /// data, but this crate computes the sums, so results have the same bits as with all other
@@ -36,7 +36,7 @@ use crate::error::system;
 /// process should exit with an error: MPI then stops the others.
 ///
 /// ```no_run
-/// use meshgrad_comm::{Collectives, Mpi, Reduction};
+/// use meshgrad_comm::{Collectives, Mpi, Rank, Reduction};
 /// use meshgrad_runtime::Tensor;
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -12,6 +12,7 @@ mod faults;
 
 use std::ops::Range;
 
+use meshgrad_collectives::{Collective, Fingerprint, Reduction};
 use meshgrad_runtime::{
     GpuSlice, GpuSliceMut, Result, Shape, StreamEvent, StreamWork, TreeOp, UninitTensor,
 };
@@ -19,7 +20,6 @@ use meshgrad_runtime::{
 use super::part::Move;
 use super::work::{moves, reductions};
 use crate::contribution::{Arrival, Tensors, Work};
-use crate::ticket::{Collective, Fingerprint, Reduction};
 
 /// Enqueues a collective on the streams of its members.
 pub(super) fn execute(arrivals: &[Arrival]) -> Result<()> {

@@ -4,9 +4,10 @@
 use std::panic::Location;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use meshgrad_collectives::{Collective, Counters, Counts, Request};
+
 use super::*;
 use crate::contribution::Contribution;
-use crate::ticket::{Collective, Counters, Counts, Request};
 
 fn table(members: usize, deadline: Duration) -> Arc<Table> {
     let group = Group::new((0..members).collect::<Vec<_>>()).unwrap();

@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use meshgrad_comm::conformance::{self, Fault, Faulty};
-use meshgrad_comm::{Collectives, Reduction};
+use meshgrad_comm::{Collectives, Rank, Reduction};
 use meshgrad_mesh::{Channel, Group, Mesh};
 use meshgrad_runtime::{DType, Kind, Tensor};
 

@@ -3,7 +3,7 @@
 use std::sync::Barrier;
 use std::time::Duration;
 
-use meshgrad_comm::{Collectives, CommError, Error, FailedRank, Reduction, World};
+use meshgrad_comm::{Collectives, CommError, Error, FailedRank, Rank, Reduction, World};
 use meshgrad_mesh::{Group, GroupOptions};
 use meshgrad_runtime::{DType, Result, Tensor, ops};
 

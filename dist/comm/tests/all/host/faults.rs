@@ -4,7 +4,7 @@ use std::sync::{Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use meshgrad_comm::{Error, FailedRank, Result, World};
+use meshgrad_comm::{Error, FailedRank, Rank, Result, World};
 
 use crate::host::worlds;
 use crate::injection::{

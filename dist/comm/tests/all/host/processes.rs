@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use meshgrad_comm::{Collectives, FailedRank, Reduction, conformance, free_port};
+use meshgrad_comm::{Collectives, FailedRank, Rank, Reduction, conformance, free_port};
 use meshgrad_runtime::{DType, ops};
 
 use crate::host::worlds;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use meshgrad_comm::{Collectives, Host, Reduction, Secret};
+use meshgrad_comm::{Collectives, Host, Rank, Reduction, Secret};
 use meshgrad_runtime::Tensor;
 
 use crate::host::worlds::{self, DEADLINE};

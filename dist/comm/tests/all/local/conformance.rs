@@ -1,6 +1,6 @@
 //! Every check, on worlds of several sizes, for all dtypes.
 
-use meshgrad_comm::{Local, LocalCommunicator, LocalRank, conformance};
+use meshgrad_comm::{Local, LocalCommunicator, LocalRank, Rank, conformance};
 use meshgrad_mesh::{Channel, Group, Hosts, LinkCosts};
 use meshgrad_runtime::{DType, Result};
 

@@ -1,6 +1,6 @@
 //! Devices that the caller chooses.
 
-use meshgrad_comm::{Collectives, Local, Reduction};
+use meshgrad_comm::{Collectives, Local, Rank, Reduction};
 use meshgrad_runtime::{Device, Error, Tensor};
 
 fn refused(devices: Vec<Device>) -> String {

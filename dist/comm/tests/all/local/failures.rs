@@ -6,7 +6,7 @@ use std::sync::{Barrier, Mutex};
 use std::time::Duration;
 
 use meshgrad_comm::{
-    Collectives, CommError, Communicator, FailedRank, Local, LocalRank, Reduction,
+    Collectives, CommError, Communicator, FailedRank, Local, LocalRank, Rank, Reduction,
 };
 use meshgrad_mesh::Group;
 use meshgrad_runtime::{DType, Device, Error, ErrorKind, Kind, Result, Tensor, ops};

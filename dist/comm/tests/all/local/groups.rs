@@ -1,6 +1,6 @@
 //! Groups of a mesh, and the registry that shares their communicators.
 
-use meshgrad_comm::{Collectives, Communicator, Local, LocalCommunicator, Reduction};
+use meshgrad_comm::{Collectives, Communicator, Local, LocalCommunicator, Rank, Reduction};
 use meshgrad_mesh::{Group, GroupOptions, Hosts, Mesh};
 use meshgrad_runtime::{Result, Tensor};
 

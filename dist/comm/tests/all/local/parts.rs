@@ -1,8 +1,9 @@
 //! Collectives on parts of one buffer, ragged gathers and scatters, and transports that break the
 //! contract.
 
+use meshgrad_collectives::{Operands, Request};
 use meshgrad_comm::{
-    Collectives, Communicator, Local, LocalCommunicator, LocalRank, Operands, Reduction, Request,
+    Collectives, Communicator, Local, LocalCommunicator, LocalRank, Rank, Reduction,
 };
 use meshgrad_mesh::Group;
 use meshgrad_runtime::{DType, Device, Kind, Pending, Result, Tensor, ops};

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use meshgrad_autograd::{Grads, Init, Module, Param, Result, Seam, Tape, Var, ops};
-use meshgrad_comm::{Local, LocalRank, Redistributor};
+use meshgrad_comm::{Local, LocalRank, Rank, Redistributor};
 use meshgrad_mesh::{Chunks, Mesh, Placement, Sharding};
 use meshgrad_runtime::{Pending, Redistribute, Tensor, ops as runtime};
 

@@ -1,6 +1,7 @@
 //! What is executed is what was planned: the collectives that `Plan` logs, and the planner's bytes.
 
-use meshgrad_comm::{Collective, Counts, Local, Plan, Rank, Redistributor, check_logs};
+use meshgrad_collectives::Counts;
+use meshgrad_comm::{Collective, Local, Plan, Rank, Redistributor, check_logs};
 use meshgrad_mesh::{Hosts, LinkCosts, Mesh, Redistribution, Sharding};
 use meshgrad_runtime::{DType, Error, Kind, Redistribute, Result, Tensor};
 

@@ -2,9 +2,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use meshgrad_comm::{
-    Collective, CommLog, Communicator, GroupConnector, Operands, Output, Rank, Request,
-};
+use meshgrad_collectives::{Operands, Output, Request};
+use meshgrad_comm::{Collective, CommLog, Communicator, GroupConnector, Rank};
 use meshgrad_mesh::Group;
 use meshgrad_runtime::{Device, Pending, Result, Tensor, UninitTensor};
 

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
+use meshgrad_collectives::{Operands, Request};
 use meshgrad_comm::{
-    Communicator, FailedRank, GroupConnector, Local, LocalRank, Operands, Plan, Rank,
-    Redistributor, Request, check_logs,
+    Communicator, FailedRank, GroupConnector, Local, LocalRank, Plan, Rank, Redistributor,
+    check_logs,
 };
 use meshgrad_mesh::{Group, Hosts, Link, LinkCosts, Mesh, Placement, Reduction, Sharding};
 use meshgrad_runtime::{

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use meshgrad_collectives::Peer;
 use meshgrad_comm::conformance::{Fault, RewiredRank};
-use meshgrad_comm::{Local, Peer, Plan, Rank, Redistributor, Transferred, check_logs};
+use meshgrad_comm::{Local, Plan, Rank, Redistributor, Transferred, check_logs};
 use meshgrad_mesh::{Mesh, Placement, Reduction, Sharding, Transfer, TransferTensor};
 use meshgrad_runtime::{DType, Device, Error, Kind, Result, Tensor, ops};
 

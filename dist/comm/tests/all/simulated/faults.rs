@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 use std::time::Duration;
 
-use meshgrad_comm::{Error, FailedRank, Local};
+use meshgrad_comm::{Error, FailedRank, Local, Rank};
 
 use crate::injection::{
     Expected, Fault, Injection, Pace, RANKS, STEPS, call, expected, group, injections, judge,

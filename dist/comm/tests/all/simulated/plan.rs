@@ -4,7 +4,8 @@ use std::error::Error as _;
 use std::time::Duration;
 
 use meshgrad_comm::{
-    Collectives, CommError, CommLog, Communicator, Local, Plan, Reduction, Verdict, check_logs,
+    Collectives, CommError, CommLog, Communicator, Local, Plan, Rank, Reduction, Verdict,
+    check_logs,
 };
 use meshgrad_dist::registry::Registry;
 use meshgrad_mesh::{Group, Mesh};

@@ -5,7 +5,8 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use meshgrad_comm::{
-    Collectives, CommError, Communicator, FailedRank, Local, LocalRank, Reduction, Uniform, Verdict,
+    Collectives, CommError, Communicator, FailedRank, Local, LocalRank, Rank, Reduction, Uniform,
+    Verdict,
 };
 use meshgrad_mesh::{Channel, Group};
 use meshgrad_runtime::{DType, Result, Tensor, ops};

@@ -19,34 +19,20 @@ use crate::ticket::Reduction;
 /// either, such as the process id, a static variable, the environment, files, or the time. No type
 /// can prevent that.
 ///
-/// ```
-/// use meshgrad_comm::{Local, Reduction, Uniform};
-///
-/// let stops = Local::run(4, |rank| {
-///     let world = rank.world()?;
-///     let loss = rank.rank() as f32; // differs
-///     let worst = Uniform::reduced(&world, loss, Reduction::Max)?;
-///     let limit = Uniform::constant(|| 2.5f32);
-///     let stops = worst.zip(limit)?.map(|(worst, limit)| worst > limit);
-///     Ok::<_, meshgrad_runtime::Error>(*stops.get())
-/// });
-/// assert_eq!(stops.unwrap(), [true; 4]);
-/// ```
-///
 /// ```compile_fail,E0308
-/// # use meshgrad_comm::Uniform;
+/// # use meshgrad_collectives::Uniform;
 /// # let rank = 3;
 /// let differs = Uniform::constant(|| rank + 1);
 /// ```
 ///
 /// ```compile_fail,E0308
-/// # use meshgrad_comm::Uniform;
+/// # use meshgrad_collectives::Uniform;
 /// # let (three, rank) = (Uniform::constant(|| 3), 1);
 /// let differs = three.map(|three| three + rank);
 /// ```
 ///
 /// ```compile_fail,E0423
-/// # use meshgrad_comm::Uniform;
+/// # use meshgrad_collectives::Uniform;
 /// let differs = Uniform(std::process::id());
 /// ```
 #[derive(Clone, PartialEq, Eq)]

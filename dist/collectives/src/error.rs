@@ -1,9 +1,9 @@
 //! What errors of collectives have as [details](Error::details).
 
+use std::fmt;
 use std::time::Duration;
-use std::{fmt, io};
 
-use meshgrad_error::{Error, FailedRank, Kind, error};
+use meshgrad_error::{Error, FailedRank, Kind};
 use meshgrad_mesh::Group;
 use serde::{Deserialize, Serialize};
 
@@ -24,7 +24,8 @@ pub struct CallSite {
 }
 
 impl CallSite {
-    pub(crate) fn new(rank: usize, ticket: &Ticket) -> CallSite {
+    /// The call with this ticket.
+    pub fn new(rank: usize, ticket: &Ticket) -> CallSite {
         CallSite {
             rank,
             call: ticket.request.fingerprint.to_string(),
@@ -306,14 +307,9 @@ impl From<CommError> for Error {
 }
 
 /// `rank 3` or `ranks [1, 2]`.
-pub(crate) fn ranks(ranks: &[usize]) -> String {
+fn ranks(ranks: &[usize]) -> String {
     match ranks {
         [one] => format!("rank {one}"),
         several => format!("ranks {several:?}"),
     }
-}
-
-/// The error of the operating system when it refuses something.
-pub(crate) fn system(what: &'static str) -> impl Fn(io::Error) -> Error {
-    move |source| error!(System, "{what}: {source}").caused_by(source)
 }

@@ -9,7 +9,6 @@ use meshgrad_runtime::DType;
 
 /// A kind of collective, or one side of a transfer between two ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
 pub enum Collective {
     /// Reduces the tensors of all members; every member gets the result.
     AllReduce,
@@ -77,7 +76,6 @@ impl fmt::Display for Collective {
 
 /// How a reduction combines elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
 pub enum Reduction {
     /// The sum, for all dtypes but bool. Integers wrap.
     Sum,

@@ -18,8 +18,8 @@ use timer::Timer;
 
 /// The clock of a rank. Clones are the same clock.
 ///
-/// In a [simulated](crate::Local::simulated) world, time stands still while a rank runs. When all
-/// ranks wait or sleep, it jumps to the next event.
+/// Simulated time stands still while a rank runs. When all ranks wait or sleep, it jumps to the next
+/// event.
 #[derive(Clone)]
 pub struct Clock {
     time: Time,
@@ -41,12 +41,12 @@ impl Clock {
 
     /// The clock of rank 0 of `ranks` in simulated time. Ranks run one at a time, in an order that
     /// depends on `seed`; each calls [`Clock::enter`] first and [`Clock::leave`] last.
-    pub(crate) fn simulated(ranks: usize, seed: u64) -> Clock {
+    pub fn simulated(ranks: usize, seed: u64) -> Clock {
         Clock { time: Time::Simulated(Arc::new(Simulation::new(ranks, seed))), rank: 0 }
     }
 
     /// The clock of another rank of the same world.
-    pub(crate) fn of_rank(&self, rank: usize) -> Clock {
+    pub fn of_rank(&self, rank: usize) -> Clock {
         Clock { time: self.time.clone(), rank }
     }
 
@@ -71,11 +71,7 @@ impl Clock {
 
     /// Blocks until `completion` is set or the time `until` is reached; returns `None` if it is not
     /// set by then.
-    pub(crate) fn wait(
-        &self,
-        completion: &Completion,
-        until: Option<Duration>,
-    ) -> Option<Result<()>> {
+    pub fn wait(&self, completion: &Completion, until: Option<Duration>) -> Option<Result<()>> {
         match &self.time {
             Time::Real(timer) => match until.and_then(|until| timer.instant(until)) {
                 Some(deadline) => completion.wait_until(deadline),
@@ -89,7 +85,7 @@ impl Clock {
     }
 
     /// Sets `completion` at a time. This occupies no rank's thread.
-    pub(crate) fn complete_at(&self, time: Duration, completion: Completion, result: Result<()>) {
+    pub fn complete_at(&self, time: Duration, completion: Completion, result: Result<()>) {
         match &self.time {
             Time::Real(timer) => timer.complete_at(time, completion, result),
             Time::Simulated(simulation) => simulation.complete_at(time, completion, result),
@@ -97,21 +93,21 @@ impl Clock {
     }
 
     /// The first call of a rank's thread.
-    pub(crate) fn enter(&self) {
+    pub fn enter(&self) {
         if let Time::Simulated(simulation) = &self.time {
             simulation.enter(self.rank);
         }
     }
 
     /// The last call of a rank's thread.
-    pub(crate) fn leave(&self) {
+    pub fn leave(&self) {
         if let Time::Simulated(simulation) = &self.time {
             simulation.leave(self.rank);
         }
     }
 
     /// Lets another rank run, in simulated time.
-    pub(crate) fn yield_now(&self) {
+    pub fn yield_now(&self) {
         if let Time::Simulated(simulation) = &self.time {
             simulation.yield_now(self.rank);
         }

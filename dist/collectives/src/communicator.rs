@@ -62,7 +62,7 @@ pub struct Operands {
 
 impl Operands {
     /// The bytes of the input or of the output, whichever is larger.
-    pub(crate) fn bytes(&self) -> u64 {
+    pub fn bytes(&self) -> u64 {
         let of = |dtype: DType, elements: usize| dtype.bytes(elements) as u64;
         let output = match &self.output {
             Output::None => 0,
