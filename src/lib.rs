@@ -3,7 +3,7 @@
 //! This crate is the facade of the others:
 //!
 //! - [`mesh`]: layouts of ranks, device meshes, shardings. Pure values, no communication.
-//! - [`dist`]: parallel configurations, and the groups and communicators that they need.
+//! - [`dist`]: parallel configurations, and the meshes and groups that they need.
 //! - [`comm`]: collectives on tensors between the ranks of a group, which are threads, or processes
 //!   over TCP or MPI.
 //! - [`pipeline`]: pipeline schedules, proven free of deadlocks, simulated and drawn. Pure values.

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use meshgrad::collectives::registry::{RecordingWorld, Registry, Report};
 use meshgrad::dist::parallel::{ParallelConfig, ParallelState, Parallelism};
-use meshgrad::dist::registry::{RecordingWorld, Registry, Report};
 use meshgrad::mesh::{Hosts, Mesh};
 use serde::Serialize;
 use serde_json::Value;

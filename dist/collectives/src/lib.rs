@@ -3,6 +3,7 @@
 //! - [`Communicator`] is what a transport implements; [`Collectives`] is what callers use.
 //! - [`Rank`] is what ranks of all transports have in common, and [`GroupConnector`] connects their
 //!   groups.
+//! - [`registry`] creates and shares communicators.
 //! - [`Ticket`] identifies a collective on all members: its number, fingerprint and source line.
 //!
 //! A collective is started by every member, in the same order on each. It returns a
@@ -23,6 +24,7 @@ mod communicator;
 mod error;
 mod fuse;
 mod rank;
+pub mod registry;
 mod source_line;
 mod ticket;
 mod uniform;
@@ -37,3 +39,8 @@ pub use rank::{GroupConnector, Rank};
 pub use source_line::SourceLine;
 pub use ticket::{Collective, Counters, Counts, Fingerprint, Peer, Reduction, Request, Ticket};
 pub use uniform::Uniform;
+
+/// Compiles and runs the examples of the guide.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/groups.md")]
+struct Guide;

@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use meshgrad_collectives::registry::{Connect, Handle, Registry, Share};
 use meshgrad_collectives::{Communicator, GroupConnector};
-use meshgrad_dist::registry::{Connect, Handle, Registry, Share};
 use meshgrad_error::error;
 use meshgrad_mesh::Group;
 use meshgrad_runtime::{Device, Result};

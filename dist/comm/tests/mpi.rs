@@ -5,9 +5,9 @@ use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use meshgrad_collectives::registry::Exchange;
 use meshgrad_comm::conformance::{self, Fault, Faulty};
 use meshgrad_comm::{Collectives, CommError, FailedRank, Mpi, Rank, Reduction, World};
-use meshgrad_dist::registry::Exchange;
 use meshgrad_mesh::{Channel, Group, GroupOptions, Mesh};
 use meshgrad_runtime::{DType, Result, Tensor, ops};
 

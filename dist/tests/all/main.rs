@@ -4,7 +4,6 @@ mod domains;
 mod import;
 mod imports;
 mod megatron;
-mod registry;
 mod settings;
 mod state;
 mod table;

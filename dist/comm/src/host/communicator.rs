@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use meshgrad_collectives::registry::{Connect, Creation, Exchange, Progress};
 use meshgrad_collectives::{Communicator, Counters, Operands, Peer, Request};
-use meshgrad_dist::registry::{Connect, Creation, Exchange, Progress};
 use meshgrad_mesh::{Error, Group, Kind};
 use meshgrad_runtime::{Completion, Device, Pending, Result, Tensor};
 

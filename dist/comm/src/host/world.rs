@@ -6,8 +6,8 @@ use std::sync::atomic::AtomicU64;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use meshgrad_collectives::registry::Registry;
 use meshgrad_collectives::{Clock, GroupConnector, Rank};
-use meshgrad_dist::registry::Registry;
 use meshgrad_error::FailedRank;
 use meshgrad_runtime::{Device, Result};
 
@@ -119,7 +119,7 @@ impl World {
         self.shares.registry()
     }
 
-    /// Exchanges bytes with all ranks, to [agree](meshgrad_dist::registry::Plan::agree) on a plan.
+    /// Exchanges bytes with all ranks, to [agree](meshgrad_collectives::registry::Plan::agree) on a plan.
     pub fn exchange(&self) -> HostExchange {
         HostExchange {
             shared: self.shared.clone(),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use meshgrad_dist::registry::{Connect, Creation, Progress};
+use meshgrad_collectives::registry::{Connect, Creation, Progress};
 use meshgrad_mesh::Result;
 use meshgrad_runtime::Device;
 

@@ -40,8 +40,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use std::{fmt, io, thread};
 
+use meshgrad_collectives::registry::Registry;
 use meshgrad_collectives::{Clock, GroupConnector, Rank};
-use meshgrad_dist::registry::Registry;
 use meshgrad_error::{Error, FailedRank, bail, error};
 use meshgrad_mesh::{Group, Hosts, LinkCosts};
 use meshgrad_runtime::{Device, Result};

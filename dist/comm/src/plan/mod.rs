@@ -14,8 +14,8 @@ mod log;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use meshgrad_collectives::registry::{Connect, Creation, Progress};
 use meshgrad_collectives::{Clock, Communicator, GroupConnector, Operands, Output, Rank, Request};
-use meshgrad_dist::registry::{Connect, Creation, Progress};
 use meshgrad_error::error;
 use meshgrad_mesh::Group;
 use meshgrad_runtime::{Device, Error, Pending, Result, Tensor};
@@ -111,7 +111,7 @@ impl Plan {
 }
 
 /// One rank of a [`Plan`]. Also creates communicators for a
-/// [`Registry`](meshgrad_dist::registry::Registry). Clones are the same rank.
+/// [`Registry`](meshgrad_collectives::registry::Registry). Clones are the same rank.
 #[derive(Clone)]
 pub struct PlanRank {
     rank: usize,

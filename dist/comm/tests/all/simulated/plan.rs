@@ -3,11 +3,11 @@
 use std::error::Error as _;
 use std::time::Duration;
 
+use meshgrad_collectives::registry::Registry;
 use meshgrad_comm::{
     Collectives, CommError, CommLog, Communicator, Local, Plan, Rank, Reduction, Verdict,
     check_logs,
 };
-use meshgrad_dist::registry::Registry;
 use meshgrad_mesh::{Group, Mesh};
 use meshgrad_runtime::{DType, Device, Error, Result, ops};
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use meshgrad_dist::registry::{RecordingConnector, Registry, Share, Stage};
+use meshgrad_collectives::registry::{RecordingConnector, Registry, Share, Stage};
 use meshgrad_mesh::{Channel, GroupOptions, Hosts, Mesh};
 
 use crate::registry::world::{NOW, Shared, World, group};

@@ -25,7 +25,7 @@
 //!
 //! ```
 //! # use std::{num::NonZeroUsize, time::Duration};
-//! # use meshgrad_dist::registry::{Plan, RecordingWorld, Registry, PollStatus};
+//! # use meshgrad_collectives::registry::{Plan, PollStatus, RecordingWorld, Registry};
 //! # use meshgrad_mesh::Mesh;
 //! let mesh = Mesh::new(&[2, 4], &["dp", "tp"])?;
 //! let all = RecordingWorld::new();

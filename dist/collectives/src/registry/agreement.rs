@@ -15,7 +15,7 @@ use meshgrad_mesh::{Fingerprint, check_agreement};
 use serde::{Deserialize, Serialize};
 use twox_hash::{XxHash3_64, XxHash3_128};
 
-use super::plan::{Plan, PlannedGroup};
+use super::plan::{AgreedPlan, Plan, PlannedGroup};
 use super::text;
 
 /// Exchanges bytes between all ranks: the control plane, before any communicator exists.
@@ -37,7 +37,7 @@ pub struct PlanDigest {
 }
 
 impl PlanDigest {
-    pub(super) fn of(plan: &Plan) -> PlanDigest {
+    fn of(plan: &Plan) -> PlanDigest {
         let parts = plan.needs.iter().map(|need| part(need, plan.rank));
         PlanDigest {
             balance: parts.fold(0, u128::wrapping_add),
@@ -102,21 +102,44 @@ fn mesh_digest(mesh: &Fingerprint) -> u64 {
     digest.max(1)
 }
 
-/// Compares the plans of all ranks.
-pub(super) fn among(plans: &[Plan]) -> Result<()> {
-    let digests: Vec<PlanDigest> = plans.iter().map(Plan::digest).collect();
-    match PlanDigest::agree(&digests) {
-        true => Ok(()),
-        false => Err(difference(plans.iter().map(PlanMessage::of).collect())),
+impl Plan {
+    /// The digest that ranks compare. Its size does not depend on the plan.
+    pub fn digest(&self) -> PlanDigest {
+        PlanDigest::of(self)
     }
-}
 
-/// Compares a plan with those of the other ranks.
-pub(super) fn through(plan: &Plan, exchange: &mut impl Exchange) -> Result<()> {
-    let plans = exchanged(plan, exchange).map_err(|error| {
-        error.context(format!("rank {} could not compare its plan with other ranks", plan.rank))
-    })?;
-    plans.map_or(Ok(()), |plans| Err(difference(plans)))
+    /// Compares the plans of all ranks; each rank must call this. Ranks exchange their
+    /// [digests](Plan::digest), and the whole plans only if the digests disagree. All ranks return
+    /// the same error.
+    ///
+    /// Blocks until all ranks have called this. Finish earlier creations first, or
+    /// [poll](super::Registry::poll) them from another thread: a rank that blocks here while
+    /// another waits for it in an earlier creation deadlocks.
+    ///
+    /// # Errors
+    /// When some members of a group need its communicator and others do not, a group has a rank
+    /// outside the world, meshes differ, or the exchange fails.
+    pub fn agree(self, exchange: &mut impl Exchange) -> Result<AgreedPlan> {
+        let plans = exchanged(&self, exchange).map_err(|error| {
+            error.context(format!("rank {} could not compare its plan with other ranks", self.rank))
+        })?;
+        match plans {
+            None => Ok(AgreedPlan(self)),
+            Some(plans) => Err(difference(plans)),
+        }
+    }
+
+    /// Compares the plans of ranks 0, 1, ... within one process.
+    ///
+    /// # Errors
+    /// As [`Plan::agree`].
+    pub fn agree_all(plans: Vec<Plan>) -> Result<Vec<AgreedPlan>> {
+        let digests: Vec<PlanDigest> = plans.iter().map(Plan::digest).collect();
+        match PlanDigest::agree(&digests) {
+            true => Ok(plans.into_iter().map(AgreedPlan).collect()),
+            false => Err(difference(plans.iter().map(PlanMessage::of).collect())),
+        }
+    }
 }
 
 /// The plans of all ranks, if their digests disagree.

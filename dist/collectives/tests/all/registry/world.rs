@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-use meshgrad_dist::registry::{
+use meshgrad_collectives::registry::{
     Handle, Plan, PollStatus, RecordingConnector, RecordingWorld, Registry,
 };
 use meshgrad_mesh::Group;

@@ -3,8 +3,8 @@
 use std::sync::{Barrier, Mutex};
 use std::time::Duration;
 
-use meshgrad_dist::registry::{AgreedPlan, Exchange, Plan, PlanDigest};
-use meshgrad_dist::{Error, Kind, Result};
+use meshgrad_collectives::registry::{AgreedPlan, Exchange, Plan, PlanDigest};
+use meshgrad_collectives::{Error, Kind, Result};
 use meshgrad_mesh::{Channel, Group, GroupOptions, Mesh};
 use proptest::prelude::*;
 

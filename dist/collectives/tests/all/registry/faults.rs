@@ -3,8 +3,10 @@
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-use meshgrad_dist::registry::{BOOTSTRAP_TIMEOUT, Connect, Creation, Plan, Progress, Registry};
-use meshgrad_dist::{Error, Kind, Result};
+use meshgrad_collectives::registry::{
+    BOOTSTRAP_TIMEOUT, Connect, Creation, Plan, Progress, Registry,
+};
+use meshgrad_collectives::{Error, Kind, Result};
 use meshgrad_mesh::{GroupOptions, Hosts};
 
 use crate::registry::world::{NOW, World, folded, group};

@@ -1,9 +1,6 @@
-//! Plans: the communicators that a rank needs, compared between ranks before creation.
+//! Plans: the communicators that a rank needs.
 
-use meshgrad_error::Result;
 use meshgrad_mesh::{Fingerprint, Group, Mesh};
-
-use super::agreement::{self, Exchange, PlanDigest};
 
 /// A communicator that a rank needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,36 +54,6 @@ impl Plan {
     pub fn with_mesh(mut self, mesh: &Mesh) -> Plan {
         self.mesh = Some(mesh.fingerprint());
         self
-    }
-
-    /// The digest that ranks compare. Its size does not depend on the plan.
-    pub fn digest(&self) -> PlanDigest {
-        PlanDigest::of(self)
-    }
-
-    /// Compares the plans of all ranks; each rank must call this. Ranks exchange their
-    /// [digests](Plan::digest), and the whole plans only if the digests disagree. All ranks return
-    /// the same error.
-    ///
-    /// Blocks until all ranks have called this. Finish earlier creations first, or
-    /// [poll](super::Registry::poll) them from another thread: a rank that blocks here while
-    /// another waits for it in an earlier creation deadlocks.
-    ///
-    /// # Errors
-    /// When some members of a group need its communicator and others do not, a group has a rank
-    /// outside the world, meshes differ, or the exchange fails.
-    pub fn agree(self, exchange: &mut impl Exchange) -> Result<AgreedPlan> {
-        agreement::through(&self, exchange)?;
-        Ok(AgreedPlan(self))
-    }
-
-    /// Compares the plans of ranks 0, 1, ... within one process.
-    ///
-    /// # Errors
-    /// As [`Plan::agree`].
-    pub fn agree_all(plans: Vec<Plan>) -> Result<Vec<AgreedPlan>> {
-        agreement::among(&plans)?;
-        Ok(plans.into_iter().map(AgreedPlan).collect())
     }
 }
 
