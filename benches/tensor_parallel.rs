@@ -20,13 +20,14 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use learner::Learner;
+use meshgrad::collectives::{Redistribute, with_redistribution};
 use meshgrad::comm::{Collectives, Local, LocalRank, Rank, Redistributor};
 use meshgrad::data_parallel::{Home, Homes};
 use meshgrad::mesh::{Chunks, Hosts, Link, LinkCosts, Mesh, Sharding};
 use meshgrad::models::config::Qwen3Config;
 use meshgrad::models::{Model, ModelParallelism, TokenBatch, hf};
 use meshgrad::prelude::*;
-use meshgrad::runtime::{Pending, Redistribute, with_mesh, with_redistribution};
+use meshgrad::runtime::{Pending, with_mesh};
 use meshgrad_harness::{
     Contestant, Inbox, Options, Peer, PeerOptions, Ranks, Step, TurnOptions, finish, seconds,
 };

@@ -6,12 +6,12 @@
 //! mpirun --oversubscribe -n 4 target/debug/examples/12-tensor-parallel    # built with --features mpi
 //! ```
 
+use meshgrad::collectives::redistribute_like;
 use meshgrad::comm::launch::Environment;
 use meshgrad::comm::{Local, Rank, Redistributor, World};
 use meshgrad::mesh::{Mesh, Placement};
 use meshgrad::models::config::Qwen3Config;
 use meshgrad::prelude::*;
-use meshgrad::runtime::redistribute_like;
 
 const CONFIG: &str = r#"{
     "model_type": "qwen3_moe", "vocab_size": 260, "hidden_size": 64, "num_hidden_layers": 2,

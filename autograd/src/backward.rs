@@ -4,8 +4,9 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fmt;
 
+use meshgrad_collectives::check_replicas;
 use meshgrad_error::error;
-use meshgrad_runtime::{Device, Kind, Shape, Tensor, check_replicas, ops};
+use meshgrad_runtime::{Device, Kind, Shape, Tensor, ops};
 
 use crate::slot::{Dep, Edge, Pass, Phase, Slots, State, gradient_shape};
 use crate::tape::{Record, other_tape};

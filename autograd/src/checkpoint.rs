@@ -1,10 +1,12 @@
 //! Activation checkpointing: save only the inputs of a block, and recompute the rest in the
 //! backward pass.
 
-use meshgrad_runtime::{RankScope, Tensor};
-
+use meshgrad_collectives::RankScope;
 #[cfg(doc)]
-use meshgrad_runtime::{with_mesh, with_redistribution};
+use meshgrad_collectives::with_redistribution;
+use meshgrad_runtime::Tensor;
+#[cfg(doc)]
+use meshgrad_runtime::with_mesh;
 
 use crate::nested::{NestedBackward, NestedTape};
 use crate::slot::{Dep, Slots};

@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 
+use meshgrad_collectives::check_replicas;
 use meshgrad_error::{ensure, error};
-use meshgrad_runtime::{Accumulator, DType, Tensor, check_replicas};
+use meshgrad_runtime::{Accumulator, DType, Tensor};
 
 use crate::home::HomeGradients;
 use crate::{Param, ParamId, Result};
@@ -135,7 +136,7 @@ impl Grads {
             Some(_) => 0,
             None => param.sharded_shape().local().elements(),
         };
-        let expected = params.iter().map(elements).sum();
+        let expected: usize = params.iter().map(elements).sum();
         let dtype = params.first().map_or(DType::F32, Param::gradient_dtype);
         let same = params.iter().all(|param| param.gradient_dtype() == flat.dtype());
         let elements = flat.elements();

@@ -2,9 +2,10 @@
 
 use std::sync::{Mutex, PoisonError};
 
+use meshgrad_collectives::in_redistribution;
 use meshgrad_error::{bail, error};
 use meshgrad_mesh::{Mesh, Placement, Reduction, Sharding};
-use meshgrad_runtime::{DType, Kind, ShardedShape, Tensor, in_redistribution, without_mesh};
+use meshgrad_runtime::{DType, Kind, ShardedShape, Tensor, without_mesh};
 
 use crate::nested::{NestedBackward, NestedTape};
 use crate::slot::{Dep, Slots};
@@ -30,9 +31,9 @@ use crate::{Result, Tape, Var};
 ///
 /// Each operand must have the stated placements on the stated mesh, and each part that `body`
 /// returns must have the shape that its stated sharding gives. The meshes may differ. Outside of
-/// [`with_redistribution`](meshgrad_runtime::with_redistribution), as on a single rank, operands
-/// may have no sharding: `body` gets them as they are and nothing is stated, so that one source
-/// serves one rank and many.
+/// [`with_redistribution`](meshgrad_collectives::with_redistribution), as on a single rank,
+/// operands may have no sharding: `body` gets them as they are and nothing is stated, so that one
+/// source serves one rank and many.
 ///
 /// **Gradients.** `body` gets the gradient of each result's part: that of a shard is the same
 /// shard; that of a replicated or partial result is replicated. The gradients that `body` computes

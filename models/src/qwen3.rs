@@ -8,9 +8,10 @@ use std::ops::Range;
 
 use meshgrad_autograd::{Module, ModulePath, Param, Result, Seam, Var, ops};
 use meshgrad_ckpt::mapping::Mapping;
+use meshgrad_collectives::redistribute_like;
 use meshgrad_error::{ensure, error};
 use meshgrad_runtime::ops::AttentionSequences;
-use meshgrad_runtime::{DType, Device, Tensor, redistribute_like};
+use meshgrad_runtime::{DType, Device, Tensor};
 
 use crate::attention::{Positions, Rotary};
 use crate::balance::{expert_metrics, load_balancing_loss, router_z_loss, update_router_bias};

@@ -34,12 +34,7 @@ pub use crate::core::number::{Function, Number, RowFunction};
 pub use crate::core::op_trace::{OpSpan, OpTrace};
 pub use crate::core::pinned::{PendingUpload, PinnedBuffer};
 pub use crate::core::shape::{MAX_DIMS, Shape};
-pub use crate::core::sharding::rank_scope::RankScope;
-pub use crate::core::sharding::redistribute::{
-    Redistribute, check_replicas, current_redistribution, full_tensor, in_redistribution,
-    redistribute, redistribute_like, start_redistribute, with_placements, with_redistribution,
-};
-pub use crate::core::sharding::scope::{with_mesh, without_mesh};
+pub use crate::core::sharding::scope::{MeshScope, with_mesh, without_mesh};
 pub use crate::core::sharding::shape::ShardedShape;
 pub use crate::core::signature::{Call, Signature};
 pub use crate::core::storage::{Kind, ReadGuard, WriteGuard};

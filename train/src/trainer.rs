@@ -3,9 +3,10 @@
 use std::time::Instant;
 
 use meshgrad_autograd::{Grads, Param, Tape};
+use meshgrad_collectives::full_tensor;
 use meshgrad_error::{bail, ensure, error};
 use meshgrad_models::{Compute, Loss, Model};
-use meshgrad_runtime::{AsyncRead, DType, Device, Tensor, full_tensor, ops, without_mesh};
+use meshgrad_runtime::{AsyncRead, DType, Device, Tensor, ops, without_mesh};
 
 use crate::config::{Config, Reduction};
 use crate::events::{Event, Events};

@@ -1,9 +1,10 @@
 //! Cross-entropy: of logits, and fused with the linear layer that computes them, so that the logits of
 //! a whole batch are never in memory.
 
+use meshgrad_collectives::redistribute;
 use meshgrad_mesh::Placement;
 use meshgrad_runtime::ops::{self, Targets};
-use meshgrad_runtime::{DType, Tensor, redistribute};
+use meshgrad_runtime::{DType, Tensor};
 
 use crate::{Operand, Result, Save, Track};
 
@@ -14,8 +15,8 @@ use crate::{Operand, Result, Save, Track};
 ///
 /// The rows of `w` can be sharded (a vocabulary-parallel loss). Each rank then computes statistics
 /// of its classes, and three tensors of one number per row are reduced over the axes that shard
-/// `w`, through the enclosing [`with_redistribution`](meshgrad_runtime::with_redistribution). The
-/// gradient of `x` is a partial sum over these axes, and that of `w` has its shards.
+/// `w`, through the enclosing [`with_redistribution`](meshgrad_collectives::with_redistribution).
+/// The gradient of `x` is a partial sum over these axes, and that of `w` has its shards.
 ///
 /// # Shapes
 /// `x` [.., D], `w` [V, D] of one float dtype, `labels` [..] of an index dtype; returns two scalars
@@ -23,7 +24,7 @@ use crate::{Operand, Result, Save, Track};
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::linear_cross_entropy`]; for a sharded vocabulary as
-/// [`meshgrad_runtime::redistribute`].
+/// [`meshgrad_collectives::redistribute`].
 pub fn linear_cross_entropy<V: Operand>(
     x: &V,
     w: &V,

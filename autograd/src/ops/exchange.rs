@@ -5,8 +5,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use meshgrad_collectives::{Redistribute, current_redistribution};
 use meshgrad_mesh::{Chunks, Placement, Region, Sharding};
-use meshgrad_runtime::{Pending, Redistribute, RowBlocks, Tensor, current_redistribution, ops};
+use meshgrad_runtime::{Pending, RowBlocks, Tensor, ops};
 
 use super::redistribute::back;
 use crate::Result;

@@ -7,8 +7,9 @@
 
 use std::sync::{Mutex, PoisonError};
 
+use meshgrad_collectives::with_placements;
 use meshgrad_mesh::Placement;
-use meshgrad_runtime::{Tensor, ops, with_placements};
+use meshgrad_runtime::{Tensor, ops};
 
 use super::exchange::{Exchange, Product};
 use super::{linear, redistribute};

@@ -1,14 +1,14 @@
 //! Redistribution of sharded tensors.
 
+use meshgrad_collectives::{self as collectives, current_redistribution};
 use meshgrad_mesh::{Placement, Sharding};
-use meshgrad_runtime::{self as runtime, current_redistribution};
 
 use super::add;
 use crate::{Operand, Result, Track};
 
 /// `x` with these placements on the named axes of its mesh, and its own on all others; see
-/// [`meshgrad_runtime::redistribute`]. On a single rank, and without placements, it is the identity.
-/// Saves nothing.
+/// [`meshgrad_collectives::redistribute`]. On a single rank, and without placements, it is the
+/// identity. Saves nothing.
 ///
 /// The gradient is redistributed back: on a named axis that shards `x` to the same shards, and on
 /// the other named axes to replicate. So `[("tp", Placement::Replicate)]` of a tensor that is
@@ -16,7 +16,7 @@ use crate::{Operand, Result, Track};
 /// not named the gradient keeps its placement.
 ///
 /// # Errors
-/// As [`meshgrad_runtime::redistribute`]; for a result that is a partial maximum.
+/// As [`meshgrad_collectives::redistribute`]; for a result that is a partial maximum.
 pub fn redistribute<V: Operand, S: AsRef<str>>(
     x: &V,
     placements: impl AsRef<[(S, Placement)]>,
@@ -25,7 +25,7 @@ pub fn redistribute<V: Operand, S: AsRef<str>>(
     if placements.is_empty() {
         return Ok(x.clone());
     }
-    let y = runtime::redistribute(x.value(), placements)?;
+    let y = collectives::redistribute(x.value(), placements)?;
     let Some(from) = x.value().sharding() else {
         return Ok(x.clone());
     };
@@ -39,7 +39,7 @@ pub fn redistribute<V: Operand, S: AsRef<str>>(
 
 /// y + bias. Where `y` is a partial sum and `bias` is replicated, as after a row-parallel product,
 /// the bias counts once: it becomes a partial sum too, which sends nothing but needs an enclosing
-/// [`with_redistribution`](meshgrad_runtime::with_redistribution).
+/// [`with_redistribution`](meshgrad_collectives::with_redistribution).
 ///
 /// # Shapes
 /// `y` [.., O], `bias` \[O\]; returns `y`'s shape.

@@ -3,6 +3,8 @@
 //! - [`Communicator`] is what a transport implements; [`Collectives`] is what callers use.
 //! - [`Rank`] is what ranks of all transports have in common, and [`GroupConnector`] connects their
 //!   groups.
+//! - [`redistribute`](redistribute()) is the only op that changes a sharding, and the
+//!   [`Redistributor`] of a rank performs it.
 //! - [`registry`] creates and shares communicators.
 //! - [`Ticket`] identifies a collective on all members: its number, fingerprint and source line.
 //!
@@ -24,6 +26,8 @@ mod communicator;
 mod error;
 mod fuse;
 mod rank;
+mod rank_scope;
+mod redistribute;
 pub mod registry;
 mod source_line;
 mod ticket;
@@ -36,6 +40,12 @@ pub use error::{CallSite, CommError, Verdict, Wait};
 pub use fuse::Fused;
 pub use meshgrad_error::{Error, FailedRank, Kind, Result};
 pub use rank::{GroupConnector, Rank};
+pub use rank_scope::RankScope;
+pub use redistribute::ops::{
+    Redistribute, check_replicas, current_redistribution, full_tensor, in_redistribution,
+    redistribute, redistribute_like, start_redistribute, with_placements, with_redistribution,
+};
+pub use redistribute::{Redistributor, Transferred};
 pub use source_line::SourceLine;
 pub use ticket::{Collective, Counters, Counts, Fingerprint, Peer, Reduction, Request, Ticket};
 pub use uniform::Uniform;

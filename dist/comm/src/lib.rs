@@ -5,7 +5,6 @@
 //!   and deadlocks.
 //! - [`Host`] is the transport between processes over TCP; `Mpi`, with the feature `mpi`, is the
 //!   one over MPI.
-//! - [`Redistributor`] changes the sharding of tensors.
 //! - [`launch`] starts processes and finds out which rank a process is.
 //! - [`conformance`] has the checks that every transport must pass; [`speed`] measures it.
 //! - [`TracedRank`] counts and records what a rank communicates, and [`chrome_trace`] draws it.
@@ -20,7 +19,6 @@ pub mod launch;
 mod local;
 mod members;
 mod plan;
-mod redistribute;
 mod reduce;
 mod shares;
 pub mod speed;
@@ -33,14 +31,13 @@ pub use host::Mpi;
 pub use host::{Host, HostCommunicator, HostConnector, HostExchange, Secret, World, free_port};
 pub use local::{Local, LocalCommunicator, LocalConnector, LocalRank};
 pub use meshgrad_collectives::{
-    Clock, Collective, Collectives, CommError, Communicator, GroupConnector, Rank, Reduction,
-    Uniform, Verdict,
+    Clock, Collective, Collectives, CommError, Communicator, GroupConnector, Rank, Redistributor,
+    Reduction, Transferred, Uniform, Verdict,
 };
 pub use meshgrad_error::{Error, FailedRank, Kind, Result};
 pub use plan::{
     Checked, CommEvent, CommLog, LoggedCall, Plan, PlanCommunicator, PlanRank, check_logs,
 };
-pub use redistribute::{Redistributor, Transferred};
 pub use traces::{CollectiveSpan, CommStats, RankTrace, Recording, Span, TracedRank, chrome_trace};
 
 /// Compiles and runs the examples of the guide.

@@ -24,10 +24,11 @@
 //!
 //! ```
 //! use meshgrad_autograd::{Grads, Init, Module, Param, Tape, ops};
+//! use meshgrad_collectives::redistribute;
 //! use meshgrad_comm::{Local, Rank, Redistributor};
 //! use meshgrad_data_parallel::{Home, Homes};
 //! use meshgrad_mesh::{Mesh, Placement};
-//! use meshgrad_runtime::{DType, Tensor, redistribute};
+//! use meshgrad_runtime::{DType, Tensor};
 //!
 //! let mesh = Mesh::new(&[2], &["dp"])?;
 //! let losses = Local::new(2).launch(|rank| {

@@ -206,6 +206,14 @@ impl Tensor {
         Ok(layout.map(|layout| self.with(layout, tag)))
     }
 
+    /// The bytes of the elements, as [`Tensor::to_vec`].
+    ///
+    /// # Errors
+    /// As [`Tensor::to_vec`].
+    pub fn to_bytes(&self) -> Result<Vec<u8>> {
+        crate::for_any!(self.dtype, T => Ok(bytemuck::cast_slice(&self.to_vec::<T>()?).to_vec()))
+    }
+
     /// The elements in row-major order. On a GPU it waits for the current stream.
     ///
     /// # Errors

@@ -1,11 +1,12 @@
 //! A training whose memory moves to the host between steps, on the CPU, a GPU, and several ranks.
 
 use meshgrad_autograd::Module;
+use meshgrad_collectives::redistribute;
 use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_data_parallel::{Home, Homes, Reshard};
 use meshgrad_mesh::{Mesh, Placement};
 use meshgrad_models::{Compute, Model, Qwen3, TokenBatch};
-use meshgrad_runtime::{DType, Device, Tensor, ops, redistribute};
+use meshgrad_runtime::{DType, Device, Tensor, ops};
 use meshgrad_train::Error;
 use meshgrad_train::config::{Config, NoTables};
 use meshgrad_train::sleep::Kept;

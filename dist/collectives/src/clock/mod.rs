@@ -18,8 +18,8 @@ use timer::Timer;
 
 /// The clock of a rank. Clones are the same clock.
 ///
-/// Simulated time stands still while a rank runs. When all ranks wait or sleep, it jumps to the next
-/// event.
+/// Simulated time stands still while a rank runs. When all ranks wait or sleep, it jumps to the
+/// next event.
 #[derive(Clone)]
 pub struct Clock {
     time: Time,

@@ -18,11 +18,13 @@ use std::time::Instant;
 
 use anyhow::{Context, bail, ensure};
 use clap::{Parser, ValueEnum};
+use meshgrad_collectives::Redistribute;
 use meshgrad_comm::{Collectives, Host, Local, Plan, Rank, Redistributor, Reduction};
 use meshgrad_harness::{Options, PeerOptions, Spread, finish, interleave, seconds};
-use meshgrad_mesh::Reduction as Partial;
-use meshgrad_mesh::{Hosts, LinkCosts, Mesh, Placement, Redistribution, Sharding};
-use meshgrad_runtime::{DType, Error, Kind, Redistribute, Result, Tensor};
+use meshgrad_mesh::{
+    Hosts, LinkCosts, Mesh, Placement, Redistribution, Reduction as Partial, Sharding,
+};
+use meshgrad_runtime::{DType, Error, Kind, Result, Tensor};
 use serde_json::{Value, json};
 
 const RANKS: [usize; 2] = [2, 4];

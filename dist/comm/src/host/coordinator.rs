@@ -1,8 +1,8 @@
 //! The control plane: a thread of rank 0's process that all ranks are connected to.
 //!
 //! It admits ranks until the world is complete, hands out the addresses of all, gathers bytes for
-//! [`Exchange`](meshgrad_collectives::registry::Exchange), decides why collectives do not complete, and
-//! reports ranks that leave or die.
+//! [`Exchange`](meshgrad_collectives::registry::Exchange), decides why collectives do not
+//! complete, and reports ranks that leave or die.
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};

@@ -119,7 +119,8 @@ impl World {
         self.shares.registry()
     }
 
-    /// Exchanges bytes with all ranks, to [agree](meshgrad_collectives::registry::Plan::agree) on a plan.
+    /// Exchanges bytes with all ranks, to [agree](meshgrad_collectives::registry::Plan::agree) on a
+    /// plan.
     pub fn exchange(&self) -> HostExchange {
         HostExchange {
             shared: self.shared.clone(),

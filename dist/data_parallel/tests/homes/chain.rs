@@ -1,8 +1,9 @@
 //! A chain of square layers.
 
 use meshgrad_autograd::{Grads, Init, Module, Param, Tape, Var, ops as tracked};
+use meshgrad_collectives::redistribute;
 use meshgrad_mesh::Placement;
-use meshgrad_runtime::{DType, Device, Result, Tensor, ops, redistribute};
+use meshgrad_runtime::{DType, Device, Result, Tensor, ops};
 
 #[derive(Clone, Module)]
 #[module(crate = meshgrad_autograd)]

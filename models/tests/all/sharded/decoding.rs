@@ -1,11 +1,12 @@
 //! Decoding with a cache on the ranks of a mesh.
 
 use meshgrad_autograd::{Module, Result};
+use meshgrad_collectives::{full_tensor, redistribute};
 use meshgrad_comm::conformance::{Fault, RewiredRank};
 use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_mesh::Placement;
 use meshgrad_models::{Generate, Qwen3};
-use meshgrad_runtime::{DType, Device, Tensor, full_tensor, redistribute};
+use meshgrad_runtime::{DType, Device, Tensor};
 
 use crate::sharded::cases::{CASES, Case};
 use crate::sharded::run::{SEED, model, sharded};

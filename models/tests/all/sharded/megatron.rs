@@ -5,13 +5,14 @@ use std::path::Path;
 
 use meshgrad_autograd::{Grads, Init, Module, Param, Result, Seam, Tape, Var};
 use meshgrad_ckpt::TensorFile;
+use meshgrad_collectives::{full_tensor, redistribute};
 use meshgrad_comm::conformance::{Fault, RewiredRank};
 use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_mesh::{Mesh, Placement};
 use meshgrad_models::ModelPlan;
 use meshgrad_models::ends::Embedding;
 use meshgrad_models::layers::Linear;
-use meshgrad_runtime::{DType, Device, Tensor, full_tensor, redistribute};
+use meshgrad_runtime::{DType, Device, Tensor};
 
 use crate::small::{distance, norm};
 

@@ -2,10 +2,11 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use meshgrad_collectives::Redistribute;
 use meshgrad_comm::conformance::Fault;
 use meshgrad_comm::{Local, LocalRank, Redistributor};
 use meshgrad_mesh::{Chunks, Sharding};
-use meshgrad_runtime::{Pending, Redistribute, Result, Tensor, ops};
+use meshgrad_runtime::{Pending, Result, Tensor, ops};
 
 use crate::sharded::cases::{CASES, Case};
 use crate::sharded::run::{Outcome, on_ranks, on_ranks_through};

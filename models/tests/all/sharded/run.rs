@@ -3,14 +3,12 @@
 use std::sync::Arc;
 
 use meshgrad_autograd::{Buffer, Grads, Module, Param, Result, Tape};
+use meshgrad_collectives::{Redistribute, full_tensor, redistribute, with_redistribution};
 use meshgrad_comm::conformance::{Fault, RewiredRank};
 use meshgrad_comm::{Local, LocalRank, Rank, Redistributor};
 use meshgrad_mesh::Placement;
 use meshgrad_models::{IGNORE_INDEX, Loss, Model, ModelPlan, Qwen3, TokenBatch};
-use meshgrad_runtime::{
-    DType, Device, Redistribute, Tensor, full_tensor, ops, redistribute, with_mesh,
-    with_redistribution,
-};
+use meshgrad_runtime::{DType, Device, Tensor, ops, with_mesh};
 
 use crate::sharded::cases::Case;
 use crate::small::{BALANCING, add_adapters, distance, norm};

@@ -6,12 +6,13 @@ use std::path::{Path, PathBuf};
 
 use meshgrad_autograd::{Module, Param, Result};
 use meshgrad_ckpt::TensorFile;
+use meshgrad_collectives::redistribute;
 use meshgrad_comm::conformance::{Fault, RewiredRank};
 use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_mesh::{Mesh, Sharding};
 use meshgrad_models::config::Qwen3Config;
 use meshgrad_models::{Compute, Model, ModelParallelism, Qwen3, TokenBatch, hf};
-use meshgrad_runtime::{DType, Device, Tensor, redistribute};
+use meshgrad_runtime::{DType, Device, Tensor};
 
 use crate::sharded::run::{gradients, outcome_of};
 use crate::small::{distance, norm};

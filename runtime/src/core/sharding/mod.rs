@@ -2,15 +2,13 @@
 //! they do shapes and dtypes.
 //!
 //! Layers: [`tag`] (what a tensor carries) <- [`memo`] (results of earlier calls) <- [`gate`] (the
-//! check) <- [`views`] <- [`shape`]; [`scope`], [`draw`] and
-//! [`redistribute`] need only the tags; [`ranges`] needs nothing; [`rank_scope`] combines two of them.
+//! check) <- [`views`] <- [`shape`]; [`scope`] and [`draw`] need only
+//! the tags; [`ranges`] needs nothing.
 
 mod draw;
 pub(crate) mod gate;
 pub(crate) mod memo;
 mod ranges;
-pub(crate) mod rank_scope;
-pub(crate) mod redistribute;
 pub(crate) mod scope;
 pub(crate) mod shape;
 pub(crate) mod tag;

@@ -25,32 +25,38 @@ pub fn with_mesh<T, E: From<crate::Error>>(
     if !mesh.contains(rank) {
         return Err(not_in_mesh(rank, mesh).into());
     }
-    on(Some((mesh.clone(), rank)), body)
+    MeshScope(Some((mesh.clone(), rank))).run(body)
 }
 
 /// Calls `body` outside of any [`with_mesh`]: tensors that it fills have no sharding.
 pub fn without_mesh<T>(body: impl FnOnce() -> T) -> T {
-    on(None, body)
+    MeshScope(None).run(body)
 }
 
-/// The mesh and rank of the innermost scope of this thread.
-pub(super) fn current() -> Option<(Mesh, usize)> {
-    CURRENT.with_borrow(Clone::clone)
-}
+/// The innermost [`with_mesh`] of a thread, to run work inside of it later.
+#[derive(Clone)]
+pub struct MeshScope(Option<(Mesh, usize)>);
 
-/// Calls `body` on a mesh as a rank, or on none.
-pub(super) fn on<T>(mesh: Option<(Mesh, usize)>, body: impl FnOnce() -> T) -> T {
-    /// Restores the previous mesh at the end of the scope, even after a panic.
-    struct Restore(Option<(Mesh, usize)>);
-
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            CURRENT.set(self.0.take());
-        }
+impl MeshScope {
+    /// The scope of this thread.
+    pub fn current() -> MeshScope {
+        MeshScope(CURRENT.with_borrow(Clone::clone))
     }
 
-    let _restore = Restore(CURRENT.replace(mesh));
-    body()
+    /// Calls `body` inside of this scope, and outside of any other.
+    pub fn run<T>(&self, body: impl FnOnce() -> T) -> T {
+        /// Restores the previous mesh at the end of the scope, even after a panic.
+        struct Restore(Option<(Mesh, usize)>);
+
+        impl Drop for Restore {
+            fn drop(&mut self) {
+                CURRENT.set(self.0.take());
+            }
+        }
+
+        let _restore = Restore(CURRENT.replace(self.0.clone()));
+        body()
+    }
 }
 
 /// The tag of a tensor of `shape` that is equal on all ranks; `None` outside of [`with_mesh`].

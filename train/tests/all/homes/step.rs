@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 
 use meshgrad_autograd::{Grads, Module, Param, Tape};
+use meshgrad_collectives::redistribute;
 use meshgrad_comm::conformance::{Fault, RewiredRank};
 use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_mesh::{Placement, RowBox};
 use meshgrad_models::{IGNORE_INDEX, Model, Qwen3, TokenBatch};
-use meshgrad_runtime::{DType, Device, Tensor, ops, redistribute};
+use meshgrad_runtime::{DType, Device, Tensor, ops};
 use meshgrad_train::optim::{AdamW, AdamWConfig, Groups, Muon, MuonConfig, Optimizer, Part};
 use meshgrad_train::updater::Updater;
 

@@ -3,12 +3,13 @@
 
 use meshgrad_autograd::{Grads, Init, Module, Param, Tape, Var, ops as tracked};
 use meshgrad_ckpt::Folder;
+use meshgrad_collectives::redistribute;
 use meshgrad_comm::conformance::{Fault, RewiredRank};
 use meshgrad_comm::{Collectives, Local, LocalRank, Rank, Redistributor};
 use meshgrad_data_parallel::{Home, Homes};
 use meshgrad_mesh::{Mesh, Placement, Sharding};
 use meshgrad_models::folder;
-use meshgrad_runtime::{DType, Device, ShardedShape, Tensor, ops, redistribute};
+use meshgrad_runtime::{DType, Device, ShardedShape, Tensor, ops};
 use meshgrad_train::optim::{AdamW, AdamWConfig, Groups, Optimizer, Part};
 use meshgrad_train::ranks::checkpoint_ranks;
 use meshgrad_train::updater::Updater;

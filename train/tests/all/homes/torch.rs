@@ -7,11 +7,12 @@ use std::path::Path;
 
 use meshgrad_autograd::{Init, Module, Param, Tape, Var, ops as tracked};
 use meshgrad_ckpt::TensorFile;
+use meshgrad_collectives::redistribute;
 use meshgrad_comm::conformance::{Fault, RewiredRank};
 use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_data_parallel::{Home, Homes};
 use meshgrad_mesh::{Mesh, Placement};
-use meshgrad_runtime::{DType, Device, Tensor, ops, redistribute};
+use meshgrad_runtime::{DType, Device, Tensor, ops};
 use meshgrad_train::Result;
 use meshgrad_train::optim::{AdamW, AdamWConfig, Groups};
 use meshgrad_train::updater::Updater;

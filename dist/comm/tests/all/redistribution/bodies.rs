@@ -5,12 +5,11 @@ use std::sync::Arc;
 use meshgrad_autograd::{
     Grads, Init, LocalOperand, LocalResult, Param, Tape, Track, Var, local, ops,
 };
+use meshgrad_collectives::{Redistribute, with_redistribution};
 use meshgrad_comm::conformance::{Fault, RewiredRank};
 use meshgrad_comm::{Collectives, Communicator, Local, Rank, Redistributor, Reduction};
 use meshgrad_mesh::{Mesh, Placement, Sharding};
-use meshgrad_runtime::{
-    Device, Redistribute, Result, Tensor, ops as runtime, with_mesh, with_redistribution,
-};
+use meshgrad_runtime::{Device, Result, Tensor, ops as runtime, with_mesh};
 
 use crate::parts::part;
 use crate::redistribution::{near, on_one_device, whole};

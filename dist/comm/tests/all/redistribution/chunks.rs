@@ -3,9 +3,10 @@
 use std::ops::Range;
 
 use meshgrad_autograd::{Grads, Init, Module, Param, Result, Seam, Tape, Var, ops};
+use meshgrad_collectives::Redistribute;
 use meshgrad_comm::{Local, LocalRank, Rank, Redistributor};
 use meshgrad_mesh::{Chunks, Mesh, Placement, Sharding};
-use meshgrad_runtime::{Pending, Redistribute, Tensor, ops as runtime};
+use meshgrad_runtime::{Pending, Tensor, ops as runtime};
 
 use crate::parts::part;
 use crate::redistribution::{pairs, whole};

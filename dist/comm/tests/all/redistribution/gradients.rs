@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use meshgrad_autograd::{Grads, Init, Param, Tape, Var, ops};
+use meshgrad_collectives::{Redistribute, with_redistribution};
 use meshgrad_comm::conformance::{Fault, RewiredRank};
 use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_mesh::{Mesh, Placement, Reduction, Sharding};
-use meshgrad_runtime::{Device, Redistribute, Result, Tensor, ops as runtime, with_redistribution};
+use meshgrad_runtime::{Device, Result, Tensor, ops as runtime};
 
 use crate::parts::{assemble, part};
 use crate::redistribution::{near, on_one_device, pairs, whole};

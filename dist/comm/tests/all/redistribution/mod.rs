@@ -17,12 +17,11 @@ mod vocabulary;
 use std::sync::Arc;
 
 use approx::relative_eq;
+use meshgrad_collectives::{Redistribute, redistribute, with_redistribution};
 use meshgrad_comm::conformance::{Fault, RewiredRank};
 use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_mesh::{Mesh, Placement, Reduction, Sharding};
-use meshgrad_runtime::{
-    Device, Redistribute, Result, Tensor, ops, redistribute, with_redistribution,
-};
+use meshgrad_runtime::{Device, Result, Tensor, ops};
 
 use recorder::{Deviation, Recorder};
 

@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use approx::assert_relative_eq;
 use meshgrad_autograd::ops;
+use meshgrad_collectives::with_redistribution;
 use meshgrad_comm::conformance::{Fault, RewiredRank};
 use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_mesh::{Mesh, Placement, Reduction, Sharding};
-use meshgrad_runtime::{Device, Result, Tensor, with_redistribution};
+use meshgrad_runtime::{Device, Result, Tensor};
 
 use crate::parts::part;
 

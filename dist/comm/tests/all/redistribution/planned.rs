@@ -1,9 +1,9 @@
 //! What is executed is what was planned: the collectives that `Plan` logs, and the planner's bytes.
 
-use meshgrad_collectives::Counts;
+use meshgrad_collectives::{Counts, Redistribute};
 use meshgrad_comm::{Collective, Local, Plan, Rank, Redistributor, check_logs};
 use meshgrad_mesh::{Hosts, LinkCosts, Mesh, Redistribution, Sharding};
-use meshgrad_runtime::{DType, Error, Kind, Redistribute, Result, Tensor};
+use meshgrad_runtime::{DType, Error, Kind, Result, Tensor};
 
 use crate::parts::part;
 use crate::redistribution::recorder::{Deviation, Executed, Recorder, logged};

@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use approx::relative_eq;
 use meshgrad_autograd::{Result, Tape, Var, ops};
+use meshgrad_collectives::with_redistribution;
 use meshgrad_comm::conformance::{Fault, RewiredRank};
 use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_mesh::{Incompatible, Mesh, Placement, Reduction, Sharding};
-use meshgrad_runtime::{Device, Error, Tensor, ops as runtime, with_mesh, with_redistribution};
+use meshgrad_runtime::{Device, Error, Tensor, ops as runtime, with_mesh};
 
 use crate::parts::{assemble, part};
 use crate::random::Random;

@@ -4,16 +4,15 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use meshgrad_collectives::{Operands, Request};
+use meshgrad_collectives::{
+    Operands, Redistribute, Request, start_redistribute, with_redistribution,
+};
 use meshgrad_comm::{
     Communicator, FailedRank, GroupConnector, Local, LocalRank, Plan, Rank, Redistributor,
     check_logs,
 };
 use meshgrad_mesh::{Group, Hosts, Link, LinkCosts, Mesh, Placement, Reduction, Sharding};
-use meshgrad_runtime::{
-    DType, Device, Error, ErrorKind, Kind, Pending, Redistribute, Result, Tensor,
-    start_redistribute, with_redistribution,
-};
+use meshgrad_runtime::{DType, Device, Error, ErrorKind, Kind, Pending, Result, Tensor};
 
 use meshgrad_comm::conformance::RewiredRank;
 

@@ -4,11 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use meshgrad_autograd::{Grads, Init, Param, Tape, Var, ops};
+use meshgrad_collectives::with_redistribution;
 use meshgrad_comm::{Local, Plan, Rank, Redistributor, check_logs};
 use meshgrad_mesh::{Mesh, Placement, Sharding};
-use meshgrad_runtime::{
-    DType, Error, Kind, Result, Tensor, ops as runtime, with_mesh, with_redistribution,
-};
+use meshgrad_runtime::{DType, Error, Kind, Result, Tensor, ops as runtime, with_mesh};
 
 use crate::redistribution::gradients::two_layers;
 use crate::redistribution::recorder::{Deviation, Recorder, logged};

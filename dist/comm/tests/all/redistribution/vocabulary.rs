@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use meshgrad_autograd::{Grads, Init, Param, Tape, Var, ops};
+use meshgrad_collectives::with_redistribution;
 use meshgrad_comm::conformance::{Fault, RewiredRank};
 use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_mesh::{Mesh, Placement, Sharding};
-use meshgrad_runtime::{Device, Result, Tensor, ops as runtime, with_redistribution};
+use meshgrad_runtime::{Device, Result, Tensor, ops as runtime};
 
 use crate::parts::{assemble, assert_near, part};
 use crate::redistribution::on_one_device;

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use meshgrad_collectives::{Collectives, Communicator, Reduction};
 use meshgrad_error::bail;
 use meshgrad_mesh::{
     Action, Chunks, Group, Redistribution, ReduceOp, Reduction as Partial, Region, Sharding, Step,
@@ -11,6 +10,9 @@ use meshgrad_runtime::{Kind, Pending, Result, Tensor, ops};
 
 use super::member::Member;
 use super::regions::{self, assembled, flattened, padded, part};
+use crate::collectives::Collectives;
+use crate::communicator::Communicator;
+use crate::ticket::Reduction;
 
 /// Runs the steps of plans on a rank.
 pub(super) struct Runner {

@@ -3,9 +3,11 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use meshgrad_collectives::{Communicator, GroupConnector, Rank};
 use meshgrad_mesh::Group;
 use meshgrad_runtime::{Device, Result};
+
+use crate::communicator::Communicator;
+use crate::rank::{GroupConnector, Rank};
 
 /// A rank and the communicators that it has used.
 pub(super) struct Member {

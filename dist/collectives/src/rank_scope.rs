@@ -2,30 +2,30 @@
 
 use std::sync::Arc;
 
-use meshgrad_mesh::Mesh;
-
-use super::{redistribute, scope};
-use crate::Redistribute;
+use meshgrad_runtime::MeshScope;
 #[cfg(doc)]
-use crate::{with_mesh, with_redistribution};
+use meshgrad_runtime::with_mesh;
+
+#[cfg(doc)]
+use crate::redistribute::ops::with_redistribution;
+use crate::redistribute::ops::{Redistribute, current, through};
 
 /// The innermost [`with_mesh`] and [`with_redistribution`] of a thread, to run work inside of them
 /// later, such as the recomputation of a checkpoint.
 #[derive(Clone)]
 pub struct RankScope {
-    mesh: Option<(Mesh, usize)>,
+    mesh: MeshScope,
     redistribution: Option<Arc<dyn Redistribute>>,
 }
 
 impl RankScope {
     /// The scope of this thread.
     pub fn current() -> RankScope {
-        RankScope { mesh: scope::current(), redistribution: redistribute::current() }
+        RankScope { mesh: MeshScope::current(), redistribution: current() }
     }
 
     /// Calls `body` inside of this scope, and outside of any other.
     pub fn run<T>(&self, body: impl FnOnce() -> T) -> T {
-        let body = || scope::on(self.mesh.clone(), body);
-        redistribute::through(self.redistribution.clone(), body)
+        through(self.redistribution.clone(), || self.mesh.run(body))
     }
 }

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use meshgrad_collectives::Collectives;
 use meshgrad_error::{ensure, error};
 use meshgrad_mesh::{Group, Region, Sharding, Transfer, TransferMessage, TransferTensor};
 use meshgrad_runtime::{DType, Device, Error, Pending, Result, Shape, Tensor, UninitTensor, ops};
@@ -10,6 +9,7 @@ use meshgrad_runtime::{DType, Device, Error, Pending, Result, Shape, Tensor, Uni
 use super::Redistributor;
 use super::plans::{KeyRef, KeyRefs};
 use super::regions::{joined, part, region};
+use crate::collectives::Collectives;
 
 const OP: &str = "transfer";
 

@@ -2,6 +2,7 @@
 //! [`Redistribution`] with collectives, and transfers between meshes with messages.
 //!
 //! - `mod.rs`: what callers use, and what a rank keeps between calls.
+//! - `ops.rs`: redistribution as an op, through what a thread communicates through.
 //! - `plans.rs`: the plans that it keeps.
 //! - `member.rs`: the rank and its communicators.
 //! - `steps.rs`: the steps of a plan on one rank.
@@ -10,6 +11,7 @@
 //! - `regions.rs`: parts of tensors.
 
 mod member;
+pub(crate) mod ops;
 mod plans;
 mod regions;
 mod replicas;
@@ -18,20 +20,19 @@ mod transfer;
 
 use std::sync::Arc;
 
-use meshgrad_collectives::Rank;
 use meshgrad_mesh::{Chunks, Hosts, LinkCosts, Mesh, Redistribution, Sharding, Transfer};
-use meshgrad_runtime::{
-    Error, Pending, Redistribute, Result, Tensor, with_mesh, with_redistribution,
-};
+use meshgrad_runtime::{Error, Pending, Result, Tensor, with_mesh};
 
 pub use transfer::Transferred;
 
+use crate::rank::Rank;
 use member::Member;
+use ops::{Redistribute, with_redistribution};
 use plans::{Key, KeyRef, Plans};
 use steps::Runner;
 
 /// Redistributes tensors of one rank, for
-/// [`with_redistribution`](meshgrad_runtime::with_redistribution). It keeps the plans and the
+/// [`with_redistribution`]. It keeps the plans and the
 /// communicators that it has used.
 ///
 /// All ranks of a mesh redistribute the same tensors in the same order. Clones share plans and
@@ -75,7 +76,7 @@ impl Redistributor {
     /// Strict mode, to find forgotten communication: backward passes compare the roots, and the
     /// parameters and gradients of `Grads`, between the ranks that should have the same values.
     /// Each of these tensors costs a read, a hash and an all_gather of 24 bytes. With
-    /// [`Plan`](crate::Plan), only the all_gathers are logged. All ranks must use it, or none.
+    /// `Plan`, only the all_gathers are logged. All ranks must use it, or none.
     pub fn strict(mut self) -> Redistributor {
         self.is_strict = true;
         self

@@ -1,13 +1,13 @@
 //! Strict mode: ranks that have the same part of a tensor must have the same values.
 
-use meshgrad_collectives::{Collectives, Communicator};
 use meshgrad_error::{bail, ensure};
 use meshgrad_mesh::{Placement, Sharding};
 use meshgrad_runtime::{Result, Tensor};
 use twox_hash::XxHash3_64;
 
 use super::member::Member;
-use crate::by_dtype::by_dtype;
+use crate::collectives::Collectives;
+use crate::communicator::Communicator;
 
 /// Compares digests of the tensor's description and of this rank's part with those of the ranks that
 /// have the same part.
@@ -61,7 +61,7 @@ fn digest(x: &Tensor) -> Result<i64> {
     if !x.device().computes() {
         return Ok(0);
     }
-    by_dtype!(x.dtype(), T => Ok(hash(bytemuck::cast_slice(&x.local().to_vec::<T>()?))))
+    Ok(hash(&x.local().to_bytes()?))
 }
 
 fn hash(bytes: &[u8]) -> i64 {

@@ -1,12 +1,11 @@
-//! The interface to communication, which other crates implement.
+//! The only op that changes a sharding, and what a thread communicates through.
 
 use std::cell::RefCell;
 use std::sync::Arc;
 
 use meshgrad_error::error;
 use meshgrad_mesh::{Chunks, Placement, Sharding};
-
-use crate::{Error, Pending, Result, Tensor};
+use meshgrad_runtime::{Error, Pending, Result, Tensor};
 
 /// Changes the sharding of a rank's tensors. All ranks of the mesh make the same calls.
 pub trait Redistribute: Send + Sync {
@@ -71,7 +70,7 @@ pub fn with_redistribution<T>(
 }
 
 /// Calls `body`, in which [`redistribute`] communicates through `redistribution`, if there is one.
-pub(super) fn through<T>(
+pub(crate) fn through<T>(
     redistribution: Option<Arc<dyn Redistribute>>,
     body: impl FnOnce() -> T,
 ) -> T {
@@ -88,7 +87,7 @@ pub(super) fn through<T>(
 }
 
 /// What the innermost scope of this thread communicates through.
-pub(super) fn current() -> Option<Arc<dyn Redistribute>> {
+pub(crate) fn current() -> Option<Arc<dyn Redistribute>> {
     CURRENT.with_borrow(Clone::clone)
 }
 
