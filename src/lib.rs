@@ -4,8 +4,9 @@
 //!
 //! - [`mesh`]: layouts of ranks, device meshes, shardings. Pure values, no communication.
 //! - [`dist`]: parallel configurations, and the meshes and groups that they need.
-//! - [`comm`]: collectives on tensors between the ranks of a group, which are threads, or processes
-//!   over TCP or MPI.
+//! - [`collectives`]: collectives on tensors between the ranks of a group, and redistribution of
+//!   sharded tensors.
+//! - [`comm`]: the transports of ranks: threads, or processes over TCP or MPI.
 //! - [`pipeline`]: pipeline schedules, proven free of deadlocks, simulated and drawn. Pure values.
 //! - [`kernels`]: a PTX macro-assembler, for kernels of your own.
 //! - [`runtime`]: devices, memory, dtypes, tensors and the ops on them.

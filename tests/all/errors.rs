@@ -1,6 +1,7 @@
 //! CONTRIBUTING has an error of each crate.
 
 use meshgrad::autograd::{Init, Param};
+use meshgrad::collectives::current_redistribution;
 use meshgrad::comm::{Local, Plan, Rank, Result};
 use meshgrad::data_parallel::{Home, Homes};
 use meshgrad::dist::parallel::{ParallelConfig, Parallelism, Settings, Source};
@@ -18,7 +19,7 @@ use meshgrad::{ckpt, load, runtime};
 
 type Example = fn() -> Result<()>;
 
-const EXAMPLES: [(&str, Example); 13] = [
+const EXAMPLES: [(&str, Example); 14] = [
     ("mesh", || Mesh::new(&[2, 2], &["dp", "tp"])?.size("pt").map(drop)),
     ("dist", || {
         let mut settings = Settings::new();
@@ -26,6 +27,7 @@ const EXAMPLES: [(&str, Example); 13] = [
         settings.set(Parallelism::Tp, 3, Source::file("job.toml").at_line(4));
         Ok(ParallelConfig::new(&settings).map(drop)?)
     }),
+    ("collectives", || current_redistribution().map(drop)),
     ("comm", || {
         let failing = |rank: &dyn Rank| match rank.rank() {
             0 => Ok(()),
