@@ -21,9 +21,9 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use learner::Learner;
 use meshgrad::collectives::{Redistribute, with_redistribution};
-use meshgrad::comm::{Collectives, Local, LocalRank, Rank, Redistributor};
+use meshgrad::comm::{Collectives, Communicator, Local, LocalRank, Rank, Redistributor};
 use meshgrad::data_parallel::{Home, Homes};
-use meshgrad::mesh::{Chunks, Hosts, Link, LinkCosts, Mesh, Sharding};
+use meshgrad::mesh::{Chunks, Group, Hosts, Link, LinkCosts, Mesh, Sharding};
 use meshgrad::models::config::Qwen3Config;
 use meshgrad::models::{Model, ModelParallelism, TokenBatch, hf};
 use meshgrad::prelude::*;
@@ -255,6 +255,14 @@ impl Redistribute for Timed {
     ) -> Result<Pending<Tensor>, Error> {
         let start = || self.inner.start_chunk(x, ends, chunks, chunk);
         Ok(self.timed(add_time(&self.nanos, start)?))
+    }
+
+    fn rank(&self) -> usize {
+        self.inner.rank()
+    }
+
+    fn connect(&self, group: &Group) -> Result<Arc<dyn Communicator>> {
+        self.inner.connect(group)
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use meshgrad_autograd::{Buffer, Module, Param};
+use meshgrad_collectives::Redistribute;
 use meshgrad_comm::{Redistributor, Transferred};
 use meshgrad_error::error;
 use meshgrad_mesh::Sharding;

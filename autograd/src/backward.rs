@@ -38,15 +38,17 @@ impl Backward {
             }
             ids.push((tape.id_of(root)?, gradient.clone()));
         }
-        Backward::from_ids(tape, ids)?.ok_or_else(|| no_gradient(&Shape::default()))
+        let device = roots.first().map(|(_, gradient)| gradient.device());
+        let device = device.ok_or_else(|| no_gradient(&Shape::default()))?;
+        Backward::from_ids(tape, ids, device)
     }
 
-    /// Starts from values of the tape, each with a gradient of its shape. `None` without any.
-    pub(crate) fn from_ids(tape: Tape, roots: Vec<(ValueId, Tensor)>) -> Result<Option<Backward>> {
-        let Some((_, first)) = roots.first() else {
-            return Ok(None);
-        };
-        let device = first.device().clone();
+    /// Starts from values of the tape, each with a gradient of its shape.
+    pub(crate) fn from_ids(
+        tape: Tape,
+        roots: Vec<(ValueId, Tensor)>,
+        device: &Device,
+    ) -> Result<Backward> {
         let mut slots: Vec<Option<Tensor>> = vec![None; tape.deps.len()];
         for (id, gradient) in roots {
             let slot = &mut slots[id.slot as usize];
@@ -55,13 +57,13 @@ impl Backward {
                 Some(other) => ops::add(&other, &gradient)?,
             });
         }
-        Ok(Some(Backward {
+        Ok(Backward {
             records: tape.records,
             edges: tape.edges,
             deps: tape.deps,
             slots,
-            device,
-        }))
+            device: device.clone(),
+        })
     }
 
     /// Runs `phase` from the last record to the first. An `outermost` pass counts the completed
@@ -106,13 +108,17 @@ impl Backward {
 impl Pass<'_> {
     fn step(&self, record: &mut Record, dys: &mut Vec<Option<Tensor>>) -> Result<()> {
         dys.clear();
+        let mut runs = record.nested.communicates;
         match self.phase == Phase::Weights && record.dep == Dep::Input {
-            true => dys.extend(record.deferred.take().unwrap_or_default()),
+            true => {
+                runs &= record.deferred.is_some();
+                dys.extend(record.deferred.take().unwrap_or_default());
+            }
             false => self.take_gradients(record, dys),
         }
+        runs |= dys.iter().any(Option::is_some);
         // Taking the closure frees what the op saved, unless its weight gradients are deferred.
-        let (Some(backward), true) = (record.backward.take(), dys.iter().any(Option::is_some))
-        else {
+        let (Some(backward), true) = (record.backward.take(), runs) else {
             return Ok(());
         };
 
@@ -139,7 +145,7 @@ impl Pass<'_> {
         for param in inputs.iter().filter_map(Edge::param) {
             grads.used(param.id(), 1)?;
         }
-        for (param, times) in &record.nested_uses {
+        for (param, times) in &record.nested.uses {
             grads.used(*param, *times)?;
         }
         Ok(())

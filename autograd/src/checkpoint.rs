@@ -33,7 +33,7 @@ pub fn checkpoint<const N: usize, T: Vars>(
     }
 
     let constants = inputs.map(|input| Var::constant(input.value().clone()));
-    let (mut outputs, uses) = without_recording(|| block(constants))?;
+    let (mut outputs, nested) = without_recording(|| block(constants))?;
     let mut dtypes = Vec::new();
     outputs.each_var(&mut |output| dtypes.push(output.dtype()));
 
@@ -45,7 +45,7 @@ pub fn checkpoint<const N: usize, T: Vars>(
         nested: NestedBackward::new(dtypes),
     };
     let backward: BackwardFn = Box::new(move |dys, slots| recompute.backward(dys, slots));
-    let first = record_nested(count, &inputs, Dep::Nothing, uses, backward)?;
+    let first = record_nested(count, &inputs, Dep::Nothing, nested, backward)?;
     let mut at = 0;
     outputs.each_var(&mut |var| {
         // A parameter that the block returns stays a parameter; its gradient needs no record.

@@ -9,14 +9,14 @@ use meshgrad_runtime::{DType, Kind, ShardedShape, Tensor, without_mesh};
 
 use crate::nested::{NestedBackward, NestedTape};
 use crate::slot::{Dep, Slots};
-use crate::tape::{BackwardFn, dep_of, record, record_local};
+use crate::tape::{BackwardFn, Nested, dep_of, record_local, record_nested};
 use crate::track::{check_no_partial_max, output};
 use crate::{Result, Tape, Var};
 
 /// Calls `body` with this rank's parts of `operands`, as values without a sharding, and states the
 /// shardings of what it returns. For computations that no sharding rule describes, such as the
-/// dispatch of tokens to experts on other ranks: `body` calls collectives itself, with gradients
-/// (see [`Track`](crate::Track)).
+/// dispatch of tokens to experts on other ranks: `body` communicates itself, with collectives such
+/// as [`all_to_all_rows`](crate::ops::all_to_all_rows).
 ///
 /// ```text
 /// let [y] = local(
@@ -41,8 +41,9 @@ use crate::{Result, Tape, Var};
 /// whole gradient, so `body` sums over the ranks where that is necessary. An axis named with
 /// [`LocalOperand::partial_gradient`] leaves this sum to the program.
 ///
-/// The ops that communicate must depend on a tracked operand on every rank, also on one that has
-/// nothing to compute: otherwise its backward does not communicate, and the others wait for it.
+/// The collectives must depend on a tracked operand on every rank, also on one that has nothing to
+/// compute: otherwise its backward does not communicate, and the others wait for it. It does where
+/// nothing depends on their results.
 ///
 /// Parameters are operands: using one that `body` captured is an error, since its gradient would
 /// not be described. So is using any other captured tracked value. Backward runs the ops of `body`,
@@ -75,6 +76,7 @@ pub fn local<const N: usize, const M: usize>(
     let tracked = vars.iter().filter(|var| var.is_tracked());
     check_no_partial_max(tracked.map(|var| var.value()), &values)?;
 
+    let does = Nested { communicates: tape.communicates, ..Nested::default() };
     let backward = LocalBackward {
         rank: rank.unwrap_or_default(),
         gradients,
@@ -84,7 +86,7 @@ pub fn local<const N: usize, const M: usize>(
         tape: Mutex::new(Some(NestedTape::new(tape, &inputs, &parts)?)),
     };
     let backward: BackwardFn = Box::new(move |dys, slots| backward.run(dys, slots));
-    let first = record(M, &vars, Dep::Nothing, backward)?;
+    let first = record_nested(M, &vars, Dep::Nothing, does, backward)?;
     let mut at = 0..M;
     Ok(parts.map(|part| {
         let at = at.next().unwrap_or_default();

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use meshgrad_runtime::{DType, Tensor};
+use meshgrad_runtime::{DType, Device, Tensor};
 
 use crate::backward::Backward;
 use crate::slot::{Pass, Phase, Slots};
@@ -45,7 +45,7 @@ pub(crate) struct NestedBackward {
 }
 
 struct Started {
-    /// `None` if no tracked output has a gradient.
+    /// `None` if no tracked output has a gradient and no op communicates.
     backward: Option<Backward>,
     inputs: Vec<Option<ValueId>>,
 }
@@ -85,7 +85,7 @@ impl NestedBackward {
                 started
             }
             None => {
-                let mut started = self.start(tape()?, dys)?;
+                let mut started = self.start(tape()?, dys, pass.device)?;
                 // In [`Phase::Weights`], this record depends only on weights, so [`Phase::Inputs`]
                 // skipped it: compute everything now.
                 let phase = match pass.phase() {
@@ -117,10 +117,20 @@ impl NestedBackward {
         started.take()
     }
 
-    fn start(&self, nested: NestedTape, dys: &[Option<Tensor>]) -> Result<Started> {
+    fn start(
+        &self,
+        nested: NestedTape,
+        dys: &[Option<Tensor>],
+        device: &Device,
+    ) -> Result<Started> {
+        let NestedTape { tape, inputs, outputs } = nested;
         let dys = in_dtypes(dys, &self.dtypes)?;
-        let roots = nested.outputs.iter().zip(dys);
-        let roots = roots.filter_map(|(id, dy)| id.zip(dy)).collect();
-        Ok(Started { backward: Backward::from_ids(nested.tape, roots)?, inputs: nested.inputs })
+        let roots = outputs.iter().zip(dys).filter_map(|(id, dy)| id.zip(dy));
+        let roots: Vec<(ValueId, Tensor)> = roots.collect();
+        let backward = match roots.is_empty() && !tape.communicates {
+            true => None,
+            false => Some(Backward::from_ids(tape, roots, device)?),
+        };
+        Ok(Started { backward, inputs })
     }
 }

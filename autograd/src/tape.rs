@@ -27,10 +27,19 @@ pub(crate) struct Record {
     /// Its outputs have the slots `first_slot..first_slot + outputs`.
     pub(crate) first_slot: usize,
     pub(crate) outputs: usize,
-    /// Parameters that a nested tape uses, with the number of uses.
-    pub(crate) nested_uses: Vec<(ParamId, u32)>,
+    pub(crate) nested: Nested,
     /// Gradients of the outputs, kept for the second phase of a split backward.
     pub(crate) deferred: Option<Vec<Option<Tensor>>>,
+}
+
+/// What the nested tape of a record does.
+#[derive(Default)]
+pub(crate) struct Nested {
+    /// The parameters that it uses, with the number of uses.
+    pub(crate) uses: Vec<(ParamId, u32)>,
+    /// Whether backward communicates. It then runs on every rank, also on one where nothing depends
+    /// on the results.
+    pub(crate) communicates: bool,
 }
 
 /// A finished recording. It owns everything that ops saved; dropping the tape frees it.
@@ -43,6 +52,8 @@ pub struct Tape {
     pub(crate) deps: Vec<Dep>,
     /// The number of uses of each parameter.
     pub(crate) uses: HashMap<ParamId, u32>,
+    /// Whether an op communicates in backward.
+    pub(crate) communicates: bool,
     /// What ops saved, with repetitions. Entries of ops that were not recorded are dead.
     saved: Vec<Weak<SavedStorage>>,
 }
@@ -122,14 +133,13 @@ fn with_recorder<T>(recorder: Recorder, body: impl FnOnce() -> T) -> (T, Recorde
     (result, recorder.unwrap_or_else(|| Recorder::with_id(id, true)))
 }
 
-/// Runs `body` without recording it, and returns the parameters it used with the number of uses.
-pub(crate) fn without_recording<T>(
-    body: impl FnOnce() -> Result<T>,
-) -> Result<(T, Vec<(ParamId, u32)>)> {
+/// Runs `body` without recording it, and returns what a recording would do.
+pub(crate) fn without_recording<T>(body: impl FnOnce() -> Result<T>) -> Result<(T, Nested)> {
     let (result, recorder) = with_recorder(Recorder::new(false), body);
-    let mut uses: Vec<(ParamId, u32)> = recorder.tape.uses.into_iter().collect();
+    let Tape { uses, communicates, .. } = recorder.tape;
+    let mut uses: Vec<(ParamId, u32)> = uses.into_iter().collect();
     uses.sort_unstable();
-    Ok((result?, uses))
+    Ok((result?, Nested { uses, communicates }))
 }
 
 /// As [`Tape::record`], for the body of a [`local`](crate::local). Without an outer recording, the
@@ -168,6 +178,7 @@ impl Recorder {
             edges: Vec::new(),
             deps: Vec::new(),
             uses: HashMap::new(),
+            communicates: false,
             saved: Vec::new(),
         };
         Recorder { tape, keeps_records, running: "a checkpoint", refuses_parameters: false }
@@ -266,15 +277,15 @@ pub(crate) fn record(
     at_least: Dep,
     backward: BackwardFn,
 ) -> Result<Option<ValueId>> {
-    record_nested(outputs, inputs, at_least, Vec::new(), backward)
+    record_nested(outputs, inputs, at_least, Nested::default(), backward)
 }
 
-/// As [`record`], for an op that uses parameters on a nested tape.
+/// As [`record`], for an op with a nested tape, or one that communicates.
 pub(crate) fn record_nested(
     outputs: usize,
     inputs: &[&Var],
     at_least: Dep,
-    nested_uses: Vec<(ParamId, u32)>,
+    nested: Nested,
     backward: BackwardFn,
 ) -> Result<Option<ValueId>> {
     RECORDER.with_borrow_mut(|current| {
@@ -286,11 +297,12 @@ pub(crate) fn record_nested(
             return stale.map_or(Ok(None), Err);
         };
 
-        let mut dep = if nested_uses.is_empty() { Dep::Nothing } else { Dep::Weight };
+        let mut dep = if nested.uses.is_empty() { Dep::Nothing } else { Dep::Weight };
         for var in inputs {
             dep = dep.max(recorder.depends(var)?);
         }
-        recorder.count_uses(inputs, &nested_uses);
+        recorder.count_uses(inputs, &nested.uses);
+        recorder.tape.communicates |= nested.communicates;
         if dep == Dep::Nothing || !recorder.keeps_records {
             return Ok(None);
         }
@@ -308,7 +320,7 @@ pub(crate) fn record_nested(
             inputs: first_input..first_input + inputs.len(),
             first_slot: recorder.tape.deps.len(),
             outputs,
-            nested_uses,
+            nested,
             deferred: None,
         })))
     })

@@ -4,13 +4,13 @@ use std::borrow::Cow;
 
 use meshgrad_error::error;
 use meshgrad_mesh::{Reduction, Sharding};
-use meshgrad_runtime::{DType, Tensor, ops};
+use meshgrad_runtime::{DType, Kind, Tensor, ops};
 
 use smallvec::SmallVec;
 
 use crate::saved::{Save, Saved};
 use crate::slot::{Dep, Slot, Slots};
-use crate::tape::{BackwardFn, current, is_recording, record};
+use crate::tape::{BackwardFn, Nested, current, is_recording, record, record_nested};
 use crate::var::{Node, ValueId};
 use crate::{Operand, Result, Var};
 
@@ -207,6 +207,35 @@ pub fn tracked_list_linear<V: Operand>(
     let first = record_operands(&outputs, inputs, backward)?;
     let outputs = outputs.into_iter().enumerate();
     Ok(outputs.map(|(at, value)| V::from_var(output(value, first, at))).collect())
+}
+
+/// `y` as the result of a collective on `x`, both parts of a rank without a sharding. `backward`
+/// gets the gradient of `y` in its dtype and communicates too. It runs on every rank: with zeros
+/// where nothing depends on `y`.
+///
+/// # Errors
+/// When `x` has a sharding or belongs to another tape.
+pub(crate) fn tracked_collective<V: Operand>(
+    y: Tensor,
+    x: &V,
+    backward: impl Fn(&Tensor) -> Result<Tensor> + Send + 'static,
+) -> Result<V> {
+    let Some(var) = x.as_var() else {
+        return Ok(V::from_var(Var::constant(y)));
+    };
+    let zeros = (y.device().clone(), *y.shape(), y.dtype());
+    let backward: BackwardFn = Box::new(move |dys, slots| {
+        let (device, shape, dtype) = &zeros;
+        let dy = match &dys[0] {
+            Some(dy) => in_dtype(dy, *dtype)?.into_owned(),
+            None => Tensor::zeros(device, shape, *dtype, Kind::Value)?,
+        };
+        let [dx] = slots.array();
+        dx.add(|| backward(&dy))
+    });
+    let communicates = Nested { communicates: true, ..Nested::default() };
+    let first = record_nested(1, &[var], Dep::Nothing, communicates, backward)?;
+    Ok(V::from_var(output(y, first, 0)))
 }
 
 /// The gradient of a partial maximum would need the maximum of all ranks.

@@ -7,6 +7,7 @@
 
 mod attention;
 mod attention_scores;
+mod collectives;
 mod cross_entropy;
 mod dropout;
 mod elementwise;
@@ -33,6 +34,9 @@ use unary::export;
 
 pub use attention::{attention, attention_with_lse};
 pub use attention_scores::attention_with_scores;
+pub use collectives::{
+    all_gather_rows, all_to_all_rows, all_to_all_slots, reduce_scatter_rows, send_recv,
+};
 pub use cross_entropy::{cross_entropy, linear_cross_entropy};
 pub use dropout::dropout;
 pub use elementwise::{add, affine, clamp, div, maximum, minimum, mul, neg, sub, where_};

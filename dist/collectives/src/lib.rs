@@ -42,8 +42,9 @@ pub use meshgrad_error::{Error, FailedRank, Kind, Result};
 pub use rank::{GroupConnector, Rank};
 pub use rank_scope::RankScope;
 pub use redistribute::ops::{
-    Redistribute, check_replicas, current_redistribution, full_tensor, in_redistribution,
-    redistribute, redistribute_like, start_redistribute, with_placements, with_redistribution,
+    Redistribute, check_replicas, communicator, current_redistribution, full_tensor,
+    in_redistribution, redistribute, redistribute_like, start_redistribute, with_placements,
+    with_redistribution,
 };
 pub use redistribute::{Redistributor, Transferred};
 pub use source_line::SourceLine;

@@ -20,11 +20,12 @@ mod transfer;
 
 use std::sync::Arc;
 
-use meshgrad_mesh::{Chunks, Hosts, LinkCosts, Mesh, Redistribution, Sharding, Transfer};
+use meshgrad_mesh::{Chunks, Group, Hosts, LinkCosts, Mesh, Redistribution, Sharding, Transfer};
 use meshgrad_runtime::{Error, Pending, Result, Tensor, with_mesh};
 
 pub use transfer::Transferred;
 
+use crate::communicator::Communicator;
 use crate::rank::Rank;
 use member::Member;
 use ops::{Redistribute, with_redistribution};
@@ -95,11 +96,6 @@ impl Redistributor {
         with_redistribution(Arc::new(self.clone()), body)
     }
 
-    /// The rank whose tensors it redistributes.
-    pub fn rank(&self) -> usize {
-        self.member.rank
-    }
-
     /// The plan from one sharding to another, for elements of `bits` bits.
     ///
     /// # Errors
@@ -145,6 +141,14 @@ impl Redistribute for Redistributor {
         let plan = self.plan(from, to, x.dtype().bits())?;
         let runner = self.runner().of_chunk(chunks, chunk);
         runner.start(plan, x.clone())
+    }
+
+    fn rank(&self) -> usize {
+        self.member.rank
+    }
+
+    fn connect(&self, group: &Group) -> Result<Arc<dyn Communicator>> {
+        self.member.communicator(group)
     }
 
     fn is_strict(&self) -> bool {

@@ -4,8 +4,10 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use meshgrad_error::error;
-use meshgrad_mesh::{Chunks, Placement, Sharding};
+use meshgrad_mesh::{Chunks, Group, Mesh, Placement, Sharding};
 use meshgrad_runtime::{Error, Pending, Result, Tensor};
+
+use crate::communicator::Communicator;
 
 /// Changes the sharding of a rank's tensors. All ranks of the mesh make the same calls.
 pub trait Redistribute: Send + Sync {
@@ -40,6 +42,15 @@ pub trait Redistribute: Send + Sync {
         chunks: &Chunks,
         chunk: usize,
     ) -> Result<Pending<Tensor>>;
+
+    /// The number of this rank in the world.
+    fn rank(&self) -> usize;
+
+    /// The communicator of a group of which this rank is a member.
+    ///
+    /// # Errors
+    /// When the rank is not a member, and errors of the transport.
+    fn connect(&self, group: &Group) -> Result<Arc<dyn Communicator>>;
 
     /// Whether [`check_replicas`] checks anything.
     fn is_strict(&self) -> bool {
@@ -97,6 +108,23 @@ pub(crate) fn current() -> Option<Arc<dyn Redistribute>> {
 /// Outside of [`with_redistribution`].
 pub fn current_redistribution() -> Result<Arc<dyn Redistribute>> {
     current().ok_or_else(no_redistribution)
+}
+
+/// The communicator of this rank along axes of `mesh`, inside of [`with_redistribution`]. For bodies
+/// that communicate themselves, such as the dispatch of tokens to experts.
+///
+/// # Errors
+/// Outside of [`with_redistribution`]; when the rank is not in the mesh or the mesh lacks an axis;
+/// errors of the transport.
+pub fn communicator<S: AsRef<str>>(
+    mesh: &Mesh,
+    axes: impl AsRef<[S]>,
+) -> Result<Arc<dyn Communicator>> {
+    let current = current_redistribution()?;
+    let rank = current.rank();
+    let group = mesh.group(axes, rank)?;
+    let group = group.ok_or_else(|| error!(Invalid, "rank {rank} is not in mesh {mesh}"))?;
+    current.connect(&group)
 }
 
 /// Whether this thread is inside of [`with_redistribution`].

@@ -9,5 +9,6 @@ mod local;
 mod parts;
 mod random;
 mod redistribution;
+mod rows;
 mod simulated;
 mod traces;

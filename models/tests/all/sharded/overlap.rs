@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use meshgrad_collectives::Redistribute;
 use meshgrad_comm::conformance::Fault;
-use meshgrad_comm::{Local, LocalRank, Redistributor};
-use meshgrad_mesh::{Chunks, Sharding};
+use meshgrad_comm::{Communicator, Local, LocalRank, Redistributor};
+use meshgrad_mesh::{Chunks, Group, Sharding};
 use meshgrad_runtime::{Pending, Result, Tensor, ops};
 
 use crate::sharded::cases::{CASES, Case};
@@ -141,5 +141,13 @@ impl Redistribute for FaultyChunks {
             }
             _ => pending,
         })
+    }
+
+    fn rank(&self) -> usize {
+        self.inner.rank()
+    }
+
+    fn connect(&self, group: &Group) -> Result<Arc<dyn Communicator>> {
+        self.inner.connect(group)
     }
 }

@@ -2,12 +2,10 @@
 
 use std::sync::Arc;
 
-use meshgrad_autograd::{
-    Grads, Init, LocalOperand, LocalResult, Param, Tape, Track, Var, local, ops,
-};
-use meshgrad_collectives::{Redistribute, with_redistribution};
+use meshgrad_autograd::{Grads, Init, LocalOperand, LocalResult, Param, Tape, Var, local, ops};
+use meshgrad_collectives::{Redistribute, communicator, with_redistribution};
 use meshgrad_comm::conformance::{Fault, RewiredRank};
-use meshgrad_comm::{Collectives, Communicator, Local, Rank, Redistributor, Reduction};
+use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_mesh::{Mesh, Placement, Sharding};
 use meshgrad_runtime::{Device, Result, Tensor, ops as runtime, with_mesh};
 
@@ -24,7 +22,6 @@ struct Ranks<'a> {
     device: Device,
     tokens: &'a Mesh,
     experts: &'a Mesh,
-    world: Arc<dyn Communicator>,
     /// The number of tokens of each rank.
     rows: Vec<usize>,
 }
@@ -38,25 +35,18 @@ impl<'a> Ranks<'a> {
             device: rank.device().clone(),
             tokens,
             experts,
-            world: rank.world()?,
             rows: rows.collect(),
         })
     }
 
     /// The tokens of all ranks.
     fn gather(&self, x: &Var) -> Result<Var> {
-        let y = self.world.all_gather_rows(x.value(), &self.rows)?.wait()?;
-        let (world, rows) = (self.world.clone(), self.rows.clone());
-        y.tracked_linear([x], move |dy, [dx]| {
-            dx.add(|| world.reduce_scatter_rows(dy, &rows, Reduction::Sum)?.wait())
-        })
+        ops::all_gather_rows(x, &self.rows, &communicator(self.tokens, ["dp", "tp"])?)
     }
 
     /// This rank's tokens of the sum over ranks.
     fn scatter(&self, x: &Var) -> Result<Var> {
-        let y = self.world.reduce_scatter_rows(x.value(), &self.rows, Reduction::Sum)?.wait()?;
-        let (world, rows) = (self.world.clone(), self.rows.clone());
-        y.tracked_linear([x], move |dy, [dx]| dx.add(|| world.all_gather_rows(dy, &rows)?.wait()))
+        ops::reduce_scatter_rows(x, &self.rows, &communicator(self.tokens, ["dp", "tp"])?)
     }
 }
 

@@ -1,0 +1,147 @@
+//! Collectives with gradients, for bodies of [`local`](crate::local): operands and results are a
+//! rank's parts, without a sharding.
+//!
+//! Every member of the group calls the same ops in the same order, also a member without rows, and
+//! its backward pass communicates likewise: where nothing depends on a result, its gradient counts
+//! as zero. So `x` must depend on a tracked operand on all members or on none.
+//!
+//! Legend: n members, "rows" are the extent of dim 0 and `..` all other dims. Members are named by
+//! their indices in the group.
+
+use meshgrad_collectives::{Collectives, Communicator, Reduction};
+use meshgrad_error::ensure;
+use meshgrad_runtime::Tensor;
+
+use crate::track::tracked_collective;
+use crate::{Operand, Result};
+
+/// Concatenates the tensors of all members along dim 0; member i has `rows[i]` rows. The gradient is
+/// [`reduce_scatter_rows`].
+///
+/// # Shapes
+/// `x` [rows\[i\], ..] on member i; returns [sum of rows, ..].
+///
+/// # Errors
+/// When `x` has a sharding; as [`Collectives::all_gather_rows`].
+#[track_caller]
+pub fn all_gather_rows<V: Operand>(
+    x: &V,
+    rows: &[usize],
+    group: &(impl Communicator + Clone + 'static),
+) -> Result<V> {
+    let y = group.all_gather_rows(part(x, "all_gather_rows")?, rows)?.wait()?;
+    let (group, rows) = (group.clone(), rows.to_vec());
+    tracked_collective(y, x, move |dy| group.reduce_scatter_rows(dy, &rows, Reduction::Sum)?.wait())
+}
+
+/// Sums the tensors of all members; member i gets `rows[i]` rows, after those of the members before
+/// it. The gradient is [`all_gather_rows`].
+///
+/// # Shapes
+/// `x` [sum of rows, ..]; returns [rows\[i\], ..] on member i.
+///
+/// # Errors
+/// When `x` has a sharding; as [`Collectives::reduce_scatter_rows`].
+#[track_caller]
+pub fn reduce_scatter_rows<V: Operand>(
+    x: &V,
+    rows: &[usize],
+    group: &(impl Communicator + Clone + 'static),
+) -> Result<V> {
+    let x_part = part(x, "reduce_scatter_rows")?;
+    let y = group.reduce_scatter_rows(x_part, rows, Reduction::Sum)?.wait()?;
+    let (group, rows) = (group.clone(), rows.to_vec());
+    tracked_collective(y, x, move |dy| group.all_gather_rows(dy, &rows)?.wait())
+}
+
+/// Sends `send[j]` rows of `x` to member j and receives `recv[j]` rows from it, both in the order of
+/// members. The gradient goes back the same way.
+///
+/// # Shapes
+/// `x` [sum of send, ..]; returns [sum of recv, ..].
+///
+/// # Errors
+/// When `x` has a sharding; as [`Collectives::all_to_all_rows`].
+#[track_caller]
+pub fn all_to_all_rows<V: Operand>(
+    x: &V,
+    send: &[usize],
+    recv: &[usize],
+    group: &(impl Communicator + Clone + 'static),
+) -> Result<V> {
+    let y = group.all_to_all_rows(part(x, "all_to_all_rows")?, send, recv)?.wait()?;
+    let (group, send, recv) = (group.clone(), send.to_vec(), recv.to_vec());
+    tracked_collective(y, x, move |dy| group.all_to_all_rows(dy, &recv, &send)?.wait())
+}
+
+/// As [`all_to_all_rows`], with counts on the device: slot j of `x` has room for C rows, of which the
+/// first `counts[j]` go to member j. Returns the slots from all members and their counts. What is
+/// sent and allocated does not depend on the counts, so that no member reads its device. Rows beyond
+/// a count have no meaning, and neither have their gradients.
+///
+/// # Shapes
+/// `x` [n, C, ..], `counts` i64 \[n\]; returns the same.
+///
+/// # Errors
+/// When `x` has a sharding; as [`Collectives::all_to_all`].
+#[track_caller]
+pub fn all_to_all_slots<V: Operand>(
+    x: &V,
+    counts: &Tensor,
+    group: &(impl Communicator + Clone + 'static),
+) -> Result<(V, Tensor)> {
+    let slots = group.all_to_all(part(x, "all_to_all_slots")?)?;
+    let counts = group.all_to_all(counts)?.wait()?;
+    let y = slots.wait()?;
+    let group = group.clone();
+    Ok((tracked_collective(y, x, move |dy| group.all_to_all(dy)?.wait())?, counts))
+}
+
+/// Sends `x` to member `to` and returns the tensor that member `from` sends, such as to and from the
+/// neighbours in a ring. The gradient goes back the same way. In a group of one it is the identity.
+///
+/// # Shapes
+/// `x` of any shape; returns a tensor of `shape`, which is that of member `from`'s `x`.
+///
+/// # Errors
+/// When `x` has a sharding; as [`Collectives::send`] and [`Collectives::recv`].
+#[track_caller]
+pub fn send_recv<V: Operand>(
+    x: &V,
+    [to, from]: [usize; 2],
+    shape: &[usize],
+    group: &(impl Communicator + Clone + 'static),
+) -> Result<V> {
+    let sent = part(x, "send_recv")?;
+    let back = sent.shape().to_vec();
+    let y = exchange(sent, [to, from], shape, group)?;
+    let group = group.clone();
+    tracked_collective(y, x, move |dy| exchange(dy, [from, to], &back, &group))
+}
+
+#[track_caller]
+fn exchange(
+    x: &Tensor,
+    [to, from]: [usize; 2],
+    shape: &[usize],
+    group: &impl Communicator,
+) -> Result<Tensor> {
+    if group.size() == 1 {
+        return Ok(x.clone());
+    }
+    let sent = group.send(x, to)?;
+    let received = group.recv(shape, x.dtype(), from)?.wait()?;
+    sent.wait()?;
+    Ok(received)
+}
+
+/// The value of `x`, which must be a part without a sharding.
+fn part<'x, V: Operand>(x: &'x V, op: &str) -> Result<&'x Tensor> {
+    let value = x.value();
+    ensure!(
+        value.sharding().is_none(),
+        Invalid,
+        "{op}: {value} is sharded, but collectives take a rank's part; call it in the body of `local`"
+    );
+    Ok(value)
+}

@@ -1,0 +1,200 @@
+//! Collectives with gradients: values are those of plain loops over all ranks, and backward is the
+//! transpose of forward.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use meshgrad_autograd::{Grads, LocalOperand, LocalResult, Tape, Var, checkpoint, local, ops};
+use meshgrad_comm::conformance::{Fault, RewiredRank};
+use meshgrad_comm::{Communicator, Local, Rank, Result};
+use meshgrad_error::ensure;
+use meshgrad_mesh::Mesh;
+use meshgrad_runtime::{Device, Tensor};
+
+use crate::random::Random;
+
+const RANKS: usize = 3;
+const FEATURES: usize = 2;
+
+/// The rows of each rank. The second has none.
+const ROWS: [usize; RANKS] = [3, 0, 4];
+
+/// The rows that each rank sends to each: they add up to `ROWS`.
+const SENT: [[usize; RANKS]; RANKS] = [[1, 0, 2], [0, 0, 0], [2, 1, 1]];
+
+type Group = Arc<dyn Communicator>;
+type Op = fn(&Var, usize, &Group) -> Result<Var>;
+
+type Row = [f64; FEATURES];
+
+/// Rows as plain numbers.
+type Plain = Vec<Row>;
+
+/// An op, the rows of its operand on each rank, and what a rank gets from the operands of all.
+struct Case {
+    name: &'static str,
+    rows: [usize; RANKS],
+    op: Op,
+    plain: fn(&[Plain; RANKS], usize) -> Plain,
+}
+
+fn received(rank: usize) -> [usize; RANKS] {
+    SENT.map(|sent| sent[rank])
+}
+
+/// The rows of rank `at`, when `rows` of each rank follow each other.
+fn part(all: &[Row], rows: [usize; RANKS], at: usize) -> Plain {
+    let start: usize = rows[..at].iter().sum();
+    all[start..start + rows[at]].to_vec()
+}
+
+const CASES: [Case; 5] = [
+    Case {
+        name: "all_gather_rows",
+        rows: ROWS,
+        op: |x, _, group| ops::all_gather_rows(x, &ROWS, group),
+        plain: |x, _| x.concat(),
+    },
+    Case {
+        name: "reduce_scatter_rows",
+        rows: [7; RANKS],
+        op: |x, _, group| ops::reduce_scatter_rows(x, &ROWS, group),
+        plain: |x, rank| {
+            let sum = |row: usize| std::array::from_fn(|at| x.iter().map(|x| x[row][at]).sum());
+            part(&(0..7).map(sum).collect::<Plain>(), ROWS, rank)
+        },
+    },
+    Case {
+        name: "all_to_all_rows",
+        rows: ROWS,
+        op: |x, rank, group| ops::all_to_all_rows(x, &SENT[rank], &received(rank), group),
+        plain: |x, rank| (0..RANKS).flat_map(|from| part(&x[from], SENT[from], rank)).collect(),
+    },
+    Case {
+        name: "all_to_all_slots",
+        rows: [2 * RANKS; RANKS],
+        op: |x, rank, group| {
+            let slots = ops::reshape(x, &[RANKS, 2, FEATURES])?;
+            let counts: Vec<i64> = (0..RANKS).map(|to| (10 * rank + to) as i64).collect();
+            let counts = Tensor::from_slice(x.value().device(), &[RANKS], &counts)?;
+            let (y, counts) = ops::all_to_all_slots(&slots, &counts, group)?;
+            let expected: Vec<i64> = (0..RANKS).map(|from| (10 * from + rank) as i64).collect();
+            ensure!(counts.to_vec::<i64>()? == expected, Mismatch, "the counts are {counts:?}");
+            ops::reshape(&y, &[2 * RANKS, FEATURES])
+        },
+        plain: |x, rank| x.iter().flat_map(|x| part(x, [2; RANKS], rank)).collect(),
+    },
+    Case {
+        name: "send_recv",
+        rows: ROWS,
+        op: |x, rank, group| {
+            let [to, from] = [(rank + 1) % RANKS, (rank + RANKS - 1) % RANKS];
+            ops::send_recv(x, [to, from], &[ROWS[from], FEATURES], group)
+        },
+        plain: |x, rank| x[(rank + RANKS - 1) % RANKS].clone(),
+    },
+];
+
+/// Where the op is called.
+#[derive(Clone, Copy, Debug)]
+enum Within {
+    Nothing,
+    Local,
+    Checkpoint,
+}
+
+/// Small integers, so that sums are exact.
+fn numbers(seed: usize, rows: usize) -> Plain {
+    let mut random = Random(seed as u64);
+    (0..rows).map(|_| std::array::from_fn(|_| random.below(9) as f64 - 4.0)).collect()
+}
+
+fn tensor(device: &Device, x: &Plain) -> Result<Tensor> {
+    Tensor::from_slice(device, &[x.len(), FEATURES], &x.concat())
+}
+
+fn plain(x: &Tensor) -> Result<Plain> {
+    Ok(x.to_vec::<f64>()?.as_chunks().0.to_vec())
+}
+
+fn dot(a: &Plain, b: &Plain) -> f64 {
+    a.concat().iter().zip(b.concat()).map(|(a, b)| a * b).sum()
+}
+
+/// y = op(x), and dx for dy = `dy`, on one rank. Without `dy`, nothing depends on y.
+fn run(
+    case: &Case,
+    within: Within,
+    (x, dy): (&Plain, Option<&Plain>),
+    rank: &dyn Rank,
+) -> Result<[Plain; 2]> {
+    let (group, own, op) = (rank.world()?, rank.rank(), case.op);
+    let ((x, y, unused), tape) = Tape::record(|| {
+        let x = Var::input(tensor(rank.device(), x)?);
+        let y = match within {
+            Within::Nothing => op(&x, own, &group)?,
+            Within::Checkpoint => checkpoint([&x], move |[x]| op(&x, own, &group))?,
+            Within::Local => {
+                let one = Mesh::new(&[1], &["one"])?;
+                let operand = LocalOperand::new::<&str>(&x, &one, []);
+                let result = LocalResult::new::<&str>(&one, [], &[]);
+                let [y] = local([operand], [result], |[x]| Ok([op(&x, own, &group)?]))?;
+                y
+            }
+        };
+        let unused = ops::affine(&x, 0.0, 0.0)?;
+        Ok((x, y, unused))
+    })?;
+    let root = match dy {
+        Some(dy) => (&y, tensor(rank.device(), dy)?),
+        None => (&unused, unused.value().clone()),
+    };
+    let (dx, weights) = tape.backward_inputs(&[root], &[&x])?;
+    weights.run(&mut Grads::new(&[])?)?;
+    Ok([plain(y.value())?, plain(&dx[0])?])
+}
+
+/// Whether the values are those of plain loops, and <y, dy> = <x, dx> summed over all ranks. On rank
+/// `without`, nothing depends on y, so its dy is zero.
+fn holds(case: &Case, within: Within, fault: Fault, without: Option<usize>) -> bool {
+    let x: [Plain; RANKS] = std::array::from_fn(|rank| numbers(rank, case.rows[rank]));
+    let y: [Plain; RANKS] = std::array::from_fn(|rank| (case.plain)(&x, rank));
+    let dy: [Plain; RANKS] = std::array::from_fn(|rank| numbers(10 + rank, y[rank].len()));
+    let of_rank = |rank: usize| (without != Some(rank)).then_some(&dy[rank]);
+    let ranks = match fault {
+        // Transfers of swapped members match no receive, and end at the deadline.
+        Fault::Swapped => Local::new(RANKS).deadline(Duration::from_secs(1)),
+        _ => Local::new(RANKS),
+    };
+    let results = ranks.launch(|rank| {
+        let own = rank.rank();
+        run(case, within, (&x[own], of_rank(own)), &RewiredRank::faulty(rank, fault))
+    });
+    let results = match results {
+        Ok(results) => results,
+        Err(error) => {
+            println!("{error}");
+            return false;
+        }
+    };
+    let ranks = results.iter().enumerate();
+    let sums = ranks
+        .map(|(rank, [y, dx])| (of_rank(rank).map_or(0.0, |dy| dot(y, dy)), dot(&x[rank], dx)));
+    let sums = sums.fold((0.0, 0.0), |sum, of| (sum.0 + of.0, sum.1 + of.1));
+    results.iter().zip(&y).all(|([actual, _], y)| actual == y) && sums.0 == sums.1
+}
+
+#[test]
+fn backward_is_the_transpose_of_forward() {
+    for case in &CASES {
+        for within in [Within::Nothing, Within::Local, Within::Checkpoint] {
+            for without in [None, Some(0), Some(1), Some(2)] {
+                let place = format!("{}, {within:?}, {without:?}", case.name);
+                assert!(holds(case, within, Fault::None, without), "{place}");
+            }
+        }
+        for fault in Fault::ALL {
+            assert!(!holds(case, Within::Nothing, fault, None), "{}, {fault:?}", case.name);
+        }
+    }
+}
