@@ -26,6 +26,7 @@ impl RankScope {
 
     /// Calls `body` inside of this scope, and outside of any other.
     pub fn run<T>(&self, body: impl FnOnce() -> T) -> T {
-        through(self.redistribution.clone(), || self.mesh.run(body))
+        let mesh = self.mesh.clone();
+        through(self.redistribution.clone(), || mesh.run(body))
     }
 }

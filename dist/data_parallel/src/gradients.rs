@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use meshgrad_autograd::{HomeGradients, HomeUnit, ParamId};
-use meshgrad_comm::{Collectives, Communicator, Reduction};
+use meshgrad_collectives::{Collectives, Communicator, Reduction};
 use meshgrad_error::{ensure, error};
 use meshgrad_runtime::{
     Accumulator, DType, Device, Kind, Pending, Result, Shape, Tensor, UninitTensor, ops,

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use meshgrad_comm::{Communicator, GroupConnector, Rank};
+use meshgrad_collectives::{Communicator, GroupConnector, Rank};
 use meshgrad_error::{ensure, error};
 use meshgrad_mesh::{Group, Mesh};
 use meshgrad_runtime::{Error, Result};

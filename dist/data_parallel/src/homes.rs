@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use glob::{MatchOptions, Pattern};
 use meshgrad_autograd::{Module, Param, Var};
-use meshgrad_comm::{Communicator, Rank};
+use meshgrad_collectives::{Communicator, Rank};
 use meshgrad_error::{bail, error};
 use meshgrad_mesh::{Mesh, Sharding, nearest_name};
 use meshgrad_runtime::{DType, Device, Result};

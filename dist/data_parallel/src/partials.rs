@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 
 use meshgrad_autograd::{Grads, Module, Param, ParamId, Tape, Values, Var};
-use meshgrad_comm::{Plan, Rank, Redistributor};
+use meshgrad_collectives::{Rank, Redistributor};
+use meshgrad_comm::Plan;
 use meshgrad_mesh::{Reduction, Sharding};
 use meshgrad_runtime::{Device, Error, Result, ops};
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use meshgrad_autograd::{
     self as autograd, GatheredStorage, HomeGradients, HomeUnit, ParamId, Regather,
 };
-use meshgrad_comm::{Collectives, Communicator, Reduction};
+use meshgrad_collectives::{Collectives, Communicator, Reduction};
 use meshgrad_error::{bail, error};
 use meshgrad_runtime::{DType, Error, Kind, Pending, Result, Tensor, ops, without_mesh};
 

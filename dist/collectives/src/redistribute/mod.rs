@@ -2,7 +2,7 @@
 //! [`Redistribution`] with collectives, and transfers between meshes with messages.
 //!
 //! - `mod.rs`: what callers use, and what a rank keeps between calls.
-//! - `ops.rs`: redistribution as an op, through what a thread communicates through.
+//! - `ops.rs`: the op, and the scope in which it communicates.
 //! - `plans.rs`: the plans that it keeps.
 //! - `member.rs`: the rank and its communicators.
 //! - `steps.rs`: the steps of a plan on one rank.
@@ -32,8 +32,7 @@ use ops::{Redistribute, with_redistribution};
 use plans::{Key, KeyRef, Plans};
 use steps::Runner;
 
-/// Redistributes tensors of one rank, for
-/// [`with_redistribution`]. It keeps the plans and the
+/// Redistributes tensors of one rank, for [`with_redistribution`]. It keeps the plans and the
 /// communicators that it has used.
 ///
 /// All ranks of a mesh redistribute the same tensors in the same order. Clones share plans and

@@ -1,4 +1,4 @@
-//! The only op that changes a sharding, and what a thread communicates through.
+//! The only op that changes a sharding, and the scope in which it communicates.
 
 use std::cell::RefCell;
 use std::sync::Arc;

@@ -35,10 +35,12 @@ mod world;
 
 use std::any::Any;
 use std::error::Error as StdError;
+use std::fmt;
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
 use std::time::Duration;
-use std::{fmt, io, thread};
 
 use meshgrad_collectives::registry::Registry;
 use meshgrad_collectives::{Clock, GroupConnector, Rank};

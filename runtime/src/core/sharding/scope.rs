@@ -44,7 +44,7 @@ impl MeshScope {
     }
 
     /// Calls `body` inside of this scope, and outside of any other.
-    pub fn run<T>(&self, body: impl FnOnce() -> T) -> T {
+    pub fn run<T>(self, body: impl FnOnce() -> T) -> T {
         /// Restores the previous mesh at the end of the scope, even after a panic.
         struct Restore(Option<(Mesh, usize)>);
 
@@ -54,7 +54,7 @@ impl MeshScope {
             }
         }
 
-        let _restore = Restore(CURRENT.replace(self.0.clone()));
+        let _restore = Restore(CURRENT.replace(self.0));
         body()
     }
 }
