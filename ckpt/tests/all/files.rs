@@ -51,7 +51,7 @@ fn named_files_may_be_links() {
     assert_eq!(TensorFile::open(&link).unwrap().tensors().len(), 2);
 
     let error = TensorFile::open(folder.path().join("none")).unwrap_err();
-    assert_eq!(error.kind(), Kind::System);
+    assert_eq!(error.kind(), Kind::Missing);
     assert!(error.to_string().starts_with("cannot open "), "{error}");
 }
 

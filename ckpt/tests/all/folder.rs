@@ -136,7 +136,7 @@ fn a_folder_has_exactly_one_model() {
     assert_eq!(Folder::open(folder.path()).unwrap().tensors().len(), 1);
 
     let error = Folder::open(folder.path().join("none")).unwrap_err();
-    assert_eq!(error.kind(), Kind::System);
+    assert_eq!(error.kind(), Kind::Missing);
     assert!(error.to_string().starts_with("cannot open "), "{error}");
 }
 

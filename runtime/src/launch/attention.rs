@@ -8,7 +8,9 @@ use meshgrad_kernels::attention::{
 use meshgrad_kernels::{In, Out};
 
 use super::copies::contiguous_copy;
-use crate::core::params::attention::{AttentionMask, AttentionSequences, Shape, bad_offsets};
+use crate::core::params::attention::{
+    AttentionMask, AttentionSequences, Shape, bad_offsets, check_sequences,
+};
 use crate::launch::{Launcher, Operand, Plan, PlanError, float};
 use crate::{DType, Result, Tensor, UninitTensor};
 
@@ -106,6 +108,7 @@ impl Called {
 }
 
 fn packed([of_queries, of_keys]: [&Tensor; 2], shape: &Shape) -> Result<()> {
+    shape.check_packed()?;
     let of_axes =
         [("cu_seqlens_q", of_queries, shape.queries), ("cu_seqlens_k", of_keys, shape.keys)];
     for (name, list, end) in of_axes {
@@ -114,7 +117,7 @@ fn packed([of_queries, of_keys]: [&Tensor; 2], shape: &Shape) -> Result<()> {
             return Err(bad_offsets(name, end));
         }
     }
-    shape.check_packed(of_queries.elements() - 1, of_keys.elements() - 1)
+    check_sequences(of_queries.elements() - 1, of_keys.elements() - 1)
 }
 
 fn integers(gpu: &Launcher<'_>, list: &Tensor) -> Result<Integers> {

@@ -190,7 +190,7 @@ fn paths_stay_in_the_staging_folder() {
     assert!(error.to_string().contains(" already exists; "), "{error}");
 
     let error = Staging::new(run.path().join("none"), "x").unwrap_err();
-    assert_eq!(error.kind(), Kind::System);
+    assert_eq!(error.kind(), Kind::Missing);
     assert!(error.to_string().starts_with("cannot write "), "{error}");
 }
 

@@ -103,22 +103,27 @@ impl Shape {
     }
 
     /// # Errors
-    /// When the batch has several rows, or there are not as many packed sequences of queries as of
-    /// keys.
-    pub(crate) fn check_packed(&self, queries: usize, keys: usize) -> Result<()> {
+    /// When the batch is not the one row of packed sequences.
+    pub(crate) fn check_packed(&self) -> Result<()> {
         let Shape { batch, .. } = self;
         ensure!(
             *batch == 1,
             Invalid,
             "packed sequences require a batch of 1, not {batch}; concatenate the rows"
         );
-        ensure!(
-            queries == keys,
-            Invalid,
-            "`cu_seqlens_q` has {queries} sequences, but `cu_seqlens_k` has {keys}"
-        );
         Ok(())
     }
+}
+
+/// # Errors
+/// When there are not as many packed sequences of queries as of keys.
+pub(crate) fn check_sequences(queries: usize, keys: usize) -> Result<()> {
+    ensure!(
+        queries == keys,
+        Invalid,
+        "`cu_seqlens_q` has {queries} sequences, but `cu_seqlens_k` has {keys}"
+    );
+    Ok(())
 }
 
 /// The error for offsets of packed sequences that do not divide a dim of `len`.

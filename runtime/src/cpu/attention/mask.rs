@@ -7,7 +7,7 @@ use meshgrad_error::error;
 
 use super::Shape;
 use crate::Result;
-use crate::core::params::attention::bad_offsets;
+use crate::core::params::attention::{bad_offsets, check_sequences};
 
 /// Offsets of packed sequences: N + 1 non-decreasing numbers from 0 to the length of the packed
 /// dim.
@@ -120,9 +120,10 @@ impl Mask<'_> {
                 }
             }
             Sequences::Packed { cu_seqlens_q, cu_seqlens_k } => {
+                shape.check_packed()?;
                 cu_seqlens_q.check("cu_seqlens_q", shape.queries)?;
                 cu_seqlens_k.check("cu_seqlens_k", shape.keys)?;
-                shape.check_packed(cu_seqlens_q.len() - 1, cu_seqlens_k.len() - 1)
+                check_sequences(cu_seqlens_q.len() - 1, cu_seqlens_k.len() - 1)
             }
         }
     }
