@@ -99,6 +99,18 @@ impl Backward {
         result
     }
 
+    /// Takes the gradients of inputs with these ids.
+    fn gradients(&mut self, inputs: &[&Var], ids: Vec<ValueId>) -> Result<Vec<Tensor>> {
+        let gradients = inputs.iter().zip(ids).map(|(input, id)| match self.take(id) {
+            Some(gradient) => Ok(gradient),
+            None => {
+                let shape = input.value().sharded_shape();
+                shape.zeros(&self.device, input.dtype(), Kind::Value)
+            }
+        });
+        gradients.collect()
+    }
+
     /// Takes the gradient of an input.
     pub(crate) fn take(&mut self, id: ValueId) -> Option<Tensor> {
         self.slots[id.slot as usize].take()
@@ -160,10 +172,27 @@ impl Tape {
     /// When a root does not require a gradient, belongs to another tape, or differs from its gradient
     /// in shape or dtype; when a parameter of `grads` got no gradient; errors of the ops.
     pub fn backward(self, roots: &[(&Var, Tensor)], grads: &mut Grads) -> Result<()> {
+        self.backward_with(roots, &[], grads).map(drop)
+    }
+
+    /// As [`Tape::backward`], and returns the gradients of `inputs`. The gradient of an input that no
+    /// root depends on is zero.
+    ///
+    /// # Errors
+    /// As [`Tape::backward`].
+    pub fn backward_with(
+        self,
+        roots: &[(&Var, Tensor)],
+        inputs: &[&Var],
+        grads: &mut Grads,
+    ) -> Result<Vec<Tensor>> {
+        let ids = self.ids_of(inputs)?;
         grads.begin(&self.uses)?;
         check_roots(roots)?;
-        Backward::new(self, roots)?.run(Phase::Full, grads, true)?;
-        grads.end()
+        let mut backward = Backward::new(self, roots)?;
+        backward.run(Phase::Full, grads, true)?;
+        grads.end()?;
+        backward.gradients(inputs, ids)
     }
 
     /// Computes the gradients of `inputs` only, and defers those of the parameters to
@@ -177,22 +206,17 @@ impl Tape {
         roots: &[(&Var, Tensor)],
         inputs: &[&Var],
     ) -> Result<(Vec<Tensor>, WeightBackward)> {
-        let ids: Result<Vec<ValueId>> = inputs.iter().map(|input| self.id_of(input)).collect();
-        let ids = ids?;
+        let ids = self.ids_of(inputs)?;
         check_roots(roots)?;
         let uses = self.uses.clone();
         let mut backward = Backward::new(self, roots)?;
         backward.run(Phase::Inputs, &mut Grads::default(), true)?;
+        let gradients = backward.gradients(inputs, ids)?;
+        Ok((gradients, WeightBackward { backward, uses }))
+    }
 
-        let gradients = inputs.iter().zip(ids).map(|(input, id)| match backward.take(id) {
-            Some(gradient) => Ok(gradient),
-            None => {
-                let shape = input.value().sharded_shape();
-                shape.zeros(&backward.device, input.dtype(), Kind::Value)
-            }
-        });
-        let gradients: Result<Vec<Tensor>> = gradients.collect();
-        Ok((gradients?, WeightBackward { backward, uses }))
+    fn ids_of(&self, inputs: &[&Var]) -> Result<Vec<ValueId>> {
+        inputs.iter().map(|input| self.id_of(input)).collect()
     }
 
     pub(crate) fn id_of(&self, var: &Var) -> Result<ValueId> {

@@ -23,6 +23,7 @@ fn split_equals_full_equals_checkpointed() {
         assert_eq!(full, gradients(Backward::Full, recomputed).0);
 
         let split = gradients(Backward::Split, block);
+        assert_eq!(split, gradients(Backward::WithInputs, block));
         assert_eq!(full, split.0);
         for block in [block, recomputed] {
             assert_eq!(split, gradients(Backward::Split, block));

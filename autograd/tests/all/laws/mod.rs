@@ -66,6 +66,7 @@ type Block = fn(&Net, &Var) -> Result<Var>;
 #[derive(Clone, Copy, PartialEq)]
 enum Backward {
     Full,
+    WithInputs,
     Split,
     SplitOnAnotherThread,
 }
@@ -83,19 +84,26 @@ fn gradients(how: Backward, block: Block) -> (Vec<u32>, Vec<u32>) {
             Ok((x, y))
         })
         .unwrap();
-        if how == Backward::Full {
-            tape.backward(&[(&y, dy)], &mut grads).unwrap();
-            continue;
-        }
-
-        let (dx, weights) = tape.backward_inputs(&[(&y, dy)], &[&x]).unwrap();
+        let dx = match how {
+            Backward::Full => {
+                tape.backward(&[(&y, dy)], &mut grads).unwrap();
+                continue;
+            }
+            Backward::WithInputs => tape.backward_with(&[(&y, dy)], &[&x], &mut grads).unwrap(),
+            Backward::Split => {
+                let (dx, weights) = tape.backward_inputs(&[(&y, dy)], &[&x]).unwrap();
+                weights.run(&mut grads).unwrap();
+                dx
+            }
+            Backward::SplitOnAnotherThread => {
+                let (dx, weights) = tape.backward_inputs(&[(&y, dy)], &[&x]).unwrap();
+                std::thread::scope(|scope| {
+                    scope.spawn(|| weights.run(&mut grads).unwrap()).join().unwrap();
+                });
+                dx
+            }
+        };
         of_inputs.extend(dx[0].to_vec::<f32>().unwrap().iter().map(|x| x.to_bits()));
-        match how {
-            Backward::Split => weights.run(&mut grads).unwrap(),
-            _ => std::thread::scope(|scope| {
-                scope.spawn(|| weights.run(&mut grads).unwrap()).join().unwrap();
-            }),
-        }
     }
     (bits(&mut grads), of_inputs)
 }
