@@ -120,7 +120,7 @@ impl Backward {
 impl Pass<'_> {
     fn step(&self, record: &mut Record, dys: &mut Vec<Option<Tensor>>) -> Result<()> {
         dys.clear();
-        let mut runs = record.nested.communicates;
+        let mut runs = record.effects.communicates;
         match self.phase == Phase::Weights && record.dep == Dep::Input {
             true => {
                 runs &= record.deferred.is_some();
@@ -157,7 +157,7 @@ impl Pass<'_> {
         for param in inputs.iter().filter_map(Edge::param) {
             grads.used(param.id(), 1)?;
         }
-        for (param, times) in &record.nested.uses {
+        for (param, times) in &record.effects.uses {
             grads.used(*param, *times)?;
         }
         Ok(())

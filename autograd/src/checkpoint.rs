@@ -10,7 +10,7 @@ use meshgrad_runtime::with_mesh;
 
 use crate::nested::{NestedBackward, NestedTape};
 use crate::slot::{Dep, Slots};
-use crate::tape::{BackwardFn, is_recording, record_nested, without_recording};
+use crate::tape::{BackwardFn, is_recording, record_with, without_recording};
 use crate::track::output;
 use crate::var::Node;
 use crate::{Result, Saved, Tape, Var};
@@ -33,7 +33,7 @@ pub fn checkpoint<const N: usize, T: Vars>(
     }
 
     let constants = inputs.map(|input| Var::constant(input.value().clone()));
-    let (mut outputs, nested) = without_recording(|| block(constants))?;
+    let (mut outputs, effects) = without_recording(|| block(constants))?;
     let mut dtypes = Vec::new();
     outputs.each_var(&mut |output| dtypes.push(output.dtype()));
 
@@ -45,7 +45,7 @@ pub fn checkpoint<const N: usize, T: Vars>(
         nested: NestedBackward::new(dtypes),
     };
     let backward: BackwardFn = Box::new(move |dys, slots| recompute.backward(dys, slots));
-    let first = record_nested(count, &inputs, Dep::Nothing, nested, backward)?;
+    let first = record_with(count, &inputs, Dep::Nothing, effects, backward)?;
     let mut at = 0;
     outputs.each_var(&mut |var| {
         // A parameter that the block returns stays a parameter; its gradient needs no record.

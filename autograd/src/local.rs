@@ -9,7 +9,7 @@ use meshgrad_runtime::{DType, Kind, ShardedShape, Tensor, without_mesh};
 
 use crate::nested::{NestedBackward, NestedTape};
 use crate::slot::{Dep, Slots};
-use crate::tape::{BackwardFn, Nested, dep_of, record_local, record_nested};
+use crate::tape::{BackwardFn, Effects, dep_of, record_local, record_with};
 use crate::track::{check_no_partial_max, output};
 use crate::{Result, Tape, Var};
 
@@ -76,7 +76,7 @@ pub fn local<const N: usize, const M: usize>(
     let tracked = vars.iter().filter(|var| var.is_tracked());
     check_no_partial_max(tracked.map(|var| var.value()), &values)?;
 
-    let does = Nested { communicates: tape.communicates, ..Nested::default() };
+    let effects = Effects { communicates: tape.communicates, ..Effects::default() };
     let backward = LocalBackward {
         rank: rank.unwrap_or_default(),
         gradients,
@@ -86,7 +86,7 @@ pub fn local<const N: usize, const M: usize>(
         tape: Mutex::new(Some(NestedTape::new(tape, &inputs, &parts)?)),
     };
     let backward: BackwardFn = Box::new(move |dys, slots| backward.run(dys, slots));
-    let first = record_nested(M, &vars, Dep::Nothing, does, backward)?;
+    let first = record_with(M, &vars, Dep::Nothing, effects, backward)?;
     let mut at = 0..M;
     Ok(parts.map(|part| {
         let at = at.next().unwrap_or_default();

@@ -27,15 +27,15 @@ pub(crate) struct Record {
     /// Its outputs have the slots `first_slot..first_slot + outputs`.
     pub(crate) first_slot: usize,
     pub(crate) outputs: usize,
-    pub(crate) nested: Nested,
+    pub(crate) effects: Effects,
     /// Gradients of the outputs, kept for the second phase of a split backward.
     pub(crate) deferred: Option<Vec<Option<Tensor>>>,
 }
 
-/// What the nested tape of a record does.
+/// What a record does beside computing the gradients of its inputs.
 #[derive(Default)]
-pub(crate) struct Nested {
-    /// The parameters that it uses, with the number of uses.
+pub(crate) struct Effects {
+    /// The parameters that its nested tape uses, with the number of uses.
     pub(crate) uses: Vec<(ParamId, u32)>,
     /// Whether backward communicates. It then runs on every rank, also on one where nothing depends
     /// on the results.
@@ -133,13 +133,13 @@ fn with_recorder<T>(recorder: Recorder, body: impl FnOnce() -> T) -> (T, Recorde
     (result, recorder.unwrap_or_else(|| Recorder::with_id(id, true)))
 }
 
-/// Runs `body` without recording it, and returns what a recording would do.
-pub(crate) fn without_recording<T>(body: impl FnOnce() -> Result<T>) -> Result<(T, Nested)> {
+/// Runs `body` without recording it, and returns the effects of a record that runs it again.
+pub(crate) fn without_recording<T>(body: impl FnOnce() -> Result<T>) -> Result<(T, Effects)> {
     let (result, recorder) = with_recorder(Recorder::new(false), body);
     let Tape { uses, communicates, .. } = recorder.tape;
     let mut uses: Vec<(ParamId, u32)> = uses.into_iter().collect();
     uses.sort_unstable();
-    Ok((result?, Nested { uses, communicates }))
+    Ok((result?, Effects { uses, communicates }))
 }
 
 /// As [`Tape::record`], for the body of a [`local`](crate::local). Without an outer recording, the
@@ -277,15 +277,15 @@ pub(crate) fn record(
     at_least: Dep,
     backward: BackwardFn,
 ) -> Result<Option<ValueId>> {
-    record_nested(outputs, inputs, at_least, Nested::default(), backward)
+    record_with(outputs, inputs, at_least, Effects::default(), backward)
 }
 
 /// As [`record`], for an op with a nested tape, or one that communicates.
-pub(crate) fn record_nested(
+pub(crate) fn record_with(
     outputs: usize,
     inputs: &[&Var],
     at_least: Dep,
-    nested: Nested,
+    effects: Effects,
     backward: BackwardFn,
 ) -> Result<Option<ValueId>> {
     RECORDER.with_borrow_mut(|current| {
@@ -297,12 +297,12 @@ pub(crate) fn record_nested(
             return stale.map_or(Ok(None), Err);
         };
 
-        let mut dep = if nested.uses.is_empty() { Dep::Nothing } else { Dep::Weight };
+        let mut dep = if effects.uses.is_empty() { Dep::Nothing } else { Dep::Weight };
         for var in inputs {
             dep = dep.max(recorder.depends(var)?);
         }
-        recorder.count_uses(inputs, &nested.uses);
-        recorder.tape.communicates |= nested.communicates;
+        recorder.count_uses(inputs, &effects.uses);
+        recorder.tape.communicates |= effects.communicates;
         if dep == Dep::Nothing || !recorder.keeps_records {
             return Ok(None);
         }
@@ -320,7 +320,7 @@ pub(crate) fn record_nested(
             inputs: first_input..first_input + inputs.len(),
             first_slot: recorder.tape.deps.len(),
             outputs,
-            nested,
+            effects,
             deferred: None,
         })))
     })

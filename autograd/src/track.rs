@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use crate::saved::{Save, Saved};
 use crate::slot::{Dep, Slot, Slots};
-use crate::tape::{BackwardFn, Nested, current, is_recording, record, record_nested};
+use crate::tape::{BackwardFn, Effects, current, is_recording, record, record_with};
 use crate::var::{Node, ValueId};
 use crate::{Operand, Result, Var};
 
@@ -233,8 +233,8 @@ pub(crate) fn tracked_collective<V: Operand>(
         let [dx] = slots.array();
         dx.add(|| backward(&dy))
     });
-    let communicates = Nested { communicates: true, ..Nested::default() };
-    let first = record_nested(1, &[var], Dep::Nothing, communicates, backward)?;
+    let effects = Effects { communicates: true, ..Effects::default() };
+    let first = record_with(1, &[var], Dep::Nothing, effects, backward)?;
     Ok(V::from_var(output(y, first, 0)))
 }
 
