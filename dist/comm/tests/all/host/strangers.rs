@@ -71,6 +71,8 @@ fn pester(address: &str, seed: u64, done: &AtomicBool) {
         let Ok(mut stream) = TcpStream::connect(address) else {
             return; // the world has ended
         };
+        // A connection that was made while the listener closed gets no answer and no end.
+        stream.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
         let mut garbage: Vec<u8> =
             (0..random % 300).map(|at| (random >> (at % 57)) as u8).collect();
         if random.is_multiple_of(3) {
