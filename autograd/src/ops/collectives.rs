@@ -83,14 +83,22 @@ pub fn all_to_all_rows<V: Operand>(
 /// `x` [n, C, ..], `counts` i64 \[n\]; returns the same.
 ///
 /// # Errors
-/// When `x` has a sharding; as [`Collectives::all_to_all`].
+/// When `x` has a sharding, or another number of slots or counts than members; as
+/// [`Collectives::all_to_all`].
 #[track_caller]
 pub fn all_to_all_slots<V: Operand>(
     x: &V,
     counts: &Tensor,
     group: &(impl Communicator + Clone + 'static),
 ) -> Result<(V, Tensor)> {
-    let slots = group.all_to_all(part(x, "all_to_all_slots")?)?;
+    let (slots, members) = (part(x, "all_to_all_slots")?, group.size());
+    ensure!(
+        slots.shape().first() == Some(&members) && counts.shape()[..] == [members],
+        Invalid,
+        "all_to_all_slots: {slots} and counts {counts} for {members} members; pass one slot and one \
+         count for each"
+    );
+    let slots = group.all_to_all(slots)?;
     let counts = group.all_to_all(counts)?.wait()?;
     let y = slots.wait()?;
     let group = group.clone();
@@ -104,7 +112,8 @@ pub fn all_to_all_slots<V: Operand>(
 /// `x` of any shape; returns a tensor of `shape`, which is that of member `from`'s `x`.
 ///
 /// # Errors
-/// When `x` has a sharding; as [`Collectives::send`] and [`Collectives::recv`].
+/// When `x` has a sharding, or in a group of one another shape than `shape`; as [`Collectives::send`]
+/// and [`Collectives::recv`].
 #[track_caller]
 pub fn send_recv<V: Operand>(
     x: &V,
@@ -127,6 +136,7 @@ fn exchange(
     group: &impl Communicator,
 ) -> Result<Tensor> {
     if group.size() == 1 {
+        ensure!(x.shape()[..] == *shape, Invalid, "send_recv: {x} is not of shape {shape:?}");
         return Ok(x.clone());
     }
     let sent = group.send(x, to)?;

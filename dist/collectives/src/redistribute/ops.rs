@@ -9,7 +9,7 @@ use meshgrad_runtime::{Error, Pending, Result, Tensor};
 
 use crate::communicator::Communicator;
 
-/// Changes the sharding of a rank's tensors. All ranks of the mesh make the same calls.
+/// What a rank's ops communicate through. All ranks of the mesh make the same calls.
 pub trait Redistribute: Send + Sync {
     /// This rank's part of `x` with the sharding `to`, of the same mesh and global shape.
     ///
@@ -107,7 +107,7 @@ pub(crate) fn current() -> Option<Arc<dyn Redistribute>> {
 /// # Errors
 /// Outside of [`with_redistribution`].
 pub fn current_redistribution() -> Result<Arc<dyn Redistribute>> {
-    current().ok_or_else(no_redistribution)
+    current().ok_or_else(|| no_ranks("redistribute"))
 }
 
 /// The communicator of this rank along axes of `mesh`, inside of [`with_redistribution`]. For bodies
@@ -120,7 +120,7 @@ pub fn communicator<S: AsRef<str>>(
     mesh: &Mesh,
     axes: impl AsRef<[S]>,
 ) -> Result<Arc<dyn Communicator>> {
-    let current = current_redistribution()?;
+    let current = current().ok_or_else(|| no_ranks("communicator"))?;
     let rank = current.rank();
     let group = mesh.group(axes, rank)?;
     let group = group.ok_or_else(|| error!(Invalid, "rank {rank} is not in mesh {mesh}"))?;
@@ -132,11 +132,8 @@ pub fn in_redistribution() -> bool {
     CURRENT.with_borrow(Option::is_some)
 }
 
-fn no_redistribution() -> Error {
-    error!(
-        Invalid,
-        "redistribute: no ranks to communicate with; call it inside of with_redistribution"
-    )
+fn no_ranks(op: &str) -> Error {
+    error!(Invalid, "{op}: no ranks to communicate with; call it inside of with_redistribution")
 }
 
 /// Checks, in the strict mode of the innermost [`with_redistribution`], that the ranks that have the
@@ -153,7 +150,7 @@ pub fn check_replicas(name: impl FnOnce() -> String, x: &Tensor) -> Result<()> {
 }
 
 /// `x` with these placements on the named axes of its mesh, and its own on all others. The only op
-/// that communicates. Outside of [`with_redistribution`], as on a single rank, a tensor without a
+/// that changes a sharding. Outside of [`with_redistribution`], as on a single rank, a tensor without a
 /// sharding is returned as it is.
 ///
 /// An axis that starts to shard a dim becomes its innermost axis, in the order of the list. The
@@ -218,7 +215,7 @@ fn target<S: AsRef<str>>(
     match (x.sharding(), current()) {
         (Some(from), Some(current)) => Ok(Some((current, with_placements(from, placements)?))),
         (None, None) => Ok(None),
-        (Some(_), None) => Err(no_redistribution()),
+        (Some(_), None) => Err(no_ranks("redistribute")),
         (None, Some(_)) => x.expect_sharding("redistribute").map(|_| None),
     }
 }

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use meshgrad_autograd::{Grads, LocalOperand, LocalResult, Tape, Var, checkpoint, local, ops};
+use meshgrad_collectives::communicator;
 use meshgrad_comm::conformance::{Fault, RewiredRank};
 use meshgrad_comm::{Communicator, Local, Rank, Result};
 use meshgrad_error::ensure;
-use meshgrad_mesh::Mesh;
+use meshgrad_mesh::{Group as Ranks, Mesh, Sharding};
 use meshgrad_runtime::{Device, Tensor};
 
 use crate::random::Random;
@@ -197,4 +198,29 @@ fn backward_is_the_transpose_of_forward() {
             assert!(!holds(case, Within::Nothing, fault, None), "{}, {fault:?}", case.name);
         }
     }
+}
+
+#[test]
+fn wrong_operands_are_errors() {
+    Local::run(2, |rank| -> Result<()> {
+        let (world, mesh) = (rank.world()?, Mesh::new(&[2], &["dp"])?);
+        let x = tensor(rank.device(), &numbers(1, 2))?;
+        let counts = Tensor::from_slice(rank.device(), &[1], &[2i64])?;
+        let error = ops::all_to_all_slots(&x, &counts, &world).err().unwrap().to_string();
+        assert!(error.contains("pass one slot and one count for each"), "{error}");
+
+        let sharded =
+            x.with_sharding(&Sharding::replicated(&mesh, &[2, FEATURES])?, rank.rank())?;
+        let error = ops::all_gather_rows(&sharded, &[2, 2], &world).err().unwrap().to_string();
+        assert!(error.contains("call it in the body of `local`"), "{error}");
+
+        let alone = rank.connect("alone", &Ranks::new([rank.rank()])?)?;
+        let error = ops::send_recv(&x, [0, 0], &[7, FEATURES], &alone).err().unwrap().to_string();
+        assert!(error.contains("is not of shape [7, 2]"), "{error}");
+
+        let error = communicator(&mesh, ["dp"]).err().unwrap().to_string();
+        assert!(error.starts_with("communicator: no ranks to communicate with"), "{error}");
+        Ok(())
+    })
+    .unwrap();
 }
