@@ -4,7 +4,7 @@ use meshgrad::models::{Compute, Model, TokenBatch};
 use meshgrad::prelude::*;
 use meshgrad::train::config::{Algorithm, OptimizerConfig};
 use meshgrad::train::optim::AdamWConfig;
-use meshgrad::train::updater::Updater;
+use meshgrad::train::optimizer::Optimizer;
 use meshgrad_harness::seconds;
 
 const LEARNING_RATE: f64 = 1e-3;
@@ -17,8 +17,7 @@ pub(crate) fn adamw() -> OptimizerConfig {
 
 pub(crate) struct Learner {
     model: Qwen3,
-    updater: Updater,
-    grads: Grads,
+    optimizer: Optimizer,
     device: Device,
     dtype: DType,
     step: u64,
@@ -30,10 +29,10 @@ impl Learner {
         model: Qwen3,
         device: &Device,
         dtype: DType,
-        optimizer: &OptimizerConfig,
+        config: &OptimizerConfig,
     ) -> anyhow::Result<Learner> {
-        let (updater, grads) = Updater::new(&model, device, optimizer, 1)?;
-        Ok(Learner { model, updater, grads, device: device.clone(), dtype, step: 0 })
+        let optimizer = Optimizer::new(&model, device, config, 1)?;
+        Ok(Learner { model, optimizer, device: device.clone(), dtype, step: 0 })
     }
 
     /// Runs a step. Returns its mean loss, and the seconds of forward, backward and optimizer.
@@ -44,12 +43,13 @@ impl Learner {
         let (loss, tape) = recorded?;
 
         let one = ops::full(&self.device, loss.total.shape(), DType::F32, 1.0)?;
-        self.grads.last_pass();
-        let (backward, done) = seconds(|| tape.backward(&[(&loss.total, one)], &mut self.grads));
+        let grads = self.optimizer.grads();
+        grads.last_pass();
+        let (backward, done) = seconds(|| tape.backward(&[(&loss.total, one)], grads));
         done?;
 
         let (optimizer, norm) =
-            seconds(|| self.updater.step(&mut self.grads, &loss.weight, self.step, LEARNING_RATE));
+            seconds(|| self.optimizer.step(&loss.weight, self.step, LEARNING_RATE));
         norm?;
         let mean = f64::from(loss.sum.item::<f32>()? / loss.weight.item::<f32>()?);
         Ok((mean, [forward, backward, optimizer]))

@@ -5,7 +5,7 @@
 use meshgrad::models::layers::Linear;
 use meshgrad::prelude::*;
 use meshgrad::train::config::OptimizerConfig;
-use meshgrad::train::updater::Updater;
+use meshgrad::train::optimizer::Optimizer;
 
 /// Maps two features to two scores, with two hidden layers.
 #[derive(Module)]
@@ -45,7 +45,7 @@ fn main() -> anyhow::Result<()> {
     let (points, classes) = spirals(&device, 200)?;
     let model = Mlp::new();
     model.materialize(&device, 1)?;
-    let (mut updater, mut grads) = Updater::new(&model, &device, &OptimizerConfig::default(), 1)?;
+    let mut optimizer = Optimizer::new(&model, &device, &OptimizerConfig::default(), 1)?;
 
     let (one, count) = (Tensor::scalar(&device, 1.0f32)?, Tensor::scalar(&device, 400.0f32)?);
     for step in 1..=800 {
@@ -55,8 +55,8 @@ fn main() -> anyhow::Result<()> {
             let chosen = ops::mul(&ops::log_softmax(&scores)?, &Var::constant(classes.clone()))?;
             ops::neg(&ops::sum(&chosen, &[0, 1])?)
         })?;
-        tape.backward(&[(&loss, one.clone())], &mut grads)?;
-        let norm = updater.step(&mut grads, &count, step, 1e-2)?;
+        tape.backward(&[(&loss, one.clone())], optimizer.grads())?;
+        let norm = optimizer.step(&count, step, 1e-2)?;
         if step % 200 == 0 {
             let (loss, norm) = (loss.value().item::<f32>()? / 400.0, norm.item::<f32>()?);
             println!("step {step}  loss {loss:.4}  |g| {norm:.3}");

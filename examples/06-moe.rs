@@ -64,7 +64,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let saved = checkpoint::Saved {
         config: &config,
         model: &trainer.model,
-        updater: &trainer.updater,
+        optimizer: &trainer.optimizer,
         tokenizer: &data.tokenizer,
         state: &state,
     };

@@ -18,7 +18,7 @@ use meshgrad::runtime::ops::{AttentionMask, RopeStyle};
 use meshgrad::train;
 use meshgrad::train::config::{Algorithm, OptimizerConfig};
 use meshgrad::train::optim::AdamWConfig;
-use meshgrad::train::updater::Updater;
+use meshgrad::train::optimizer::Optimizer;
 
 const VOCABULARY: usize = 512;
 const FEATURES: usize = 64;
@@ -211,14 +211,14 @@ fn train(model: &Transformer, device: &Device) -> train::Result<Vec<f32>> {
     model.materialize(device, 42)?;
     let adamw = Algorithm::AdamW(AdamWConfig::default());
     let config = OptimizerConfig::new(adamw, LEARNING_RATE);
-    let (mut updater, mut grads) = Updater::new(model, device, &config, 0)?;
+    let mut optimizer = Optimizer::new(model, device, &config, 0)?;
     let step = |step| {
         let batch = batch(device, step)?;
         let (loss, tape) = Tape::record(|| model.loss(&batch, COMPUTE))?;
         let one = ops::full(device, &[], DType::F32, 1.0)?;
-        grads.last_pass();
-        tape.backward(&[(&loss.total, one)], &mut grads)?;
-        updater.step(&mut grads, &loss.weight, step, LEARNING_RATE)?;
+        optimizer.grads().last_pass();
+        tape.backward(&[(&loss.total, one)], optimizer.grads())?;
+        optimizer.step(&loss.weight, step, LEARNING_RATE)?;
         Ok(loss.sum.item::<f32>()? / loss.weight.item::<f32>()?)
     };
     (1..=STEPS).map(step).collect()

@@ -16,7 +16,7 @@ use meshgrad::train::run_folder::RunFolder;
 use meshgrad::train::sampler::{Order, Windows};
 use meshgrad::train::session::Session;
 use meshgrad::train::trainer::{PendingStep, Trainer};
-use meshgrad::train::updater::Updater;
+use meshgrad::train::optimizer::Optimizer;
 
 /// A small mixture-of-experts model with grouped queries.
 const CONFIG: &str = r#"
@@ -275,8 +275,7 @@ fn bits(model: &Qwen3) -> Vec<u32> {
 /// A model with its optimizer, for single steps.
 struct Stepping {
     model: Qwen3,
-    updater: Updater,
-    grads: Grads,
+    optimizer: Optimizer,
     ids: Tensor,
     dtype: DType,
 }
@@ -285,20 +284,20 @@ impl Stepping {
     fn new(config: &Config, device: &Device) -> Stepping {
         let model_config = qwen3::model_config(config, 257).unwrap();
         let model = Qwen3::materialized(&model_config, device, 7).unwrap();
-        let (updater, grads) = Updater::new(&model, device, &config.optimizer, 1).unwrap();
-        Stepping { model, updater, grads, ids: tokens(device), dtype: dtype(config.train.dtype) }
+        let optimizer = Optimizer::new(&model, device, &config.optimizer, 1).unwrap();
+        Stepping { model, optimizer, ids: tokens(device), dtype: dtype(config.train.dtype) }
     }
 
     /// A step that reads its number and learning rate from device memory, where `begin` writes
     /// them.
     fn work(&mut self) -> Tensor {
-        let loss = backward(&self.model, &self.ids, self.dtype, &mut self.grads);
-        self.updater.apply(&mut self.grads, &loss.weight).unwrap();
+        let loss = backward(&self.model, &self.ids, self.dtype, self.optimizer.grads());
+        self.optimizer.apply(&loss.weight).unwrap();
         loss.sum
     }
 
     fn begin(&self, step: u64) {
-        self.updater.begin(step, 1e-3).unwrap();
+        self.optimizer.begin(step, 1e-3).unwrap();
     }
 }
 

@@ -1,16 +1,15 @@
 //! Homes of parameters whose rows are divided over ranks. How ranks communicate is up to the
 //! implementation.
 
-use std::ops::Range;
 use std::sync::Arc;
 
-use meshgrad_runtime::{DType, Result, Shape, Tensor, ops};
+use meshgrad_runtime::{DType, Result, Tensor};
 
+use crate::KeptRows;
 use crate::spec::ParamId;
 
 /// The home of a parameter: this rank keeps some rows of its part of the parameter's sharding, and
-/// gathers all of them to compute. A row has one index of every dim but the last; a parameter with
-/// fewer than two dims is one row.
+/// gathers all of them to compute.
 ///
 /// All ranks that share the rows make the same calls in the same order.
 pub trait Home: Send + Sync {
@@ -21,15 +20,11 @@ pub trait Home: Send + Sync {
     fn gather(&self, dtype: DType) -> Result<Tensor>;
 
     /// The rows that this rank keeps.
-    fn rows(&self) -> Range<usize>;
+    fn kept(&self) -> &KeptRows;
 
     /// Their value: [rows, elements of a row], contiguous, without a sharding, of
     /// [`Kind::Parameter`](meshgrad_runtime::Kind::Parameter).
     fn value(&self) -> &Tensor;
-
-    /// Whether this rank is the first of those that keep the same rows. Over all ranks, the rows of
-    /// the first copies are the parameter.
-    fn is_first_copy(&self) -> bool;
 
     /// The unit that the parameter belongs to.
     fn unit(&self) -> Arc<dyn HomeUnit>;
@@ -103,24 +98,4 @@ pub trait HomeGradients: Send {
 
     /// The buffers that are kept from one step to the next.
     fn buffers(&self) -> Vec<Tensor>;
-}
-
-/// The number of rows of a tensor of this shape.
-pub fn row_count(shape: &[usize]) -> usize {
-    let outer = shape.split_last().map(|(_, outer)| outer);
-    outer.map_or(1, |outer| outer.iter().product())
-}
-
-/// The number of elements of a row of a tensor of this shape.
-pub fn row_elements(shape: &[usize]) -> usize {
-    shape.last().copied().unwrap_or(1)
-}
-
-/// The rows `rows` of the part `x` of a parameter, as [rows, elements of a row], without a copy if
-/// `x` is contiguous.
-pub(crate) fn rows_of(x: &Tensor, rows: Range<usize>) -> Result<Tensor> {
-    let local = x.local();
-    let shape: Shape = *local.shape();
-    let flat = ops::reshape(&local, &[row_count(&shape), row_elements(&shape)])?;
-    flat.slice(0, rows)
 }

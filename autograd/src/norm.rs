@@ -16,7 +16,7 @@ pub fn norm_over_ranks(gradients: &[(Param, Tensor)]) -> Result<Tensor> {
     let mut unit = None;
     for (param, gradient) in gradients {
         let home = param.home().ok_or_else(|| no_home(param.name()))?;
-        if home.is_first_copy() {
+        if home.kept().is_first_copy() {
             counted.push(gradient.local());
         }
         unit.get_or_insert_with(|| home.unit());

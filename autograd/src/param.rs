@@ -8,8 +8,8 @@ use meshgrad_error::bail;
 use meshgrad_mesh::Sharding;
 use meshgrad_runtime::{DType, Device, Key, Kind, Shape, ShardedShape, Tensor, ops};
 
-use crate::Result;
-use crate::home::{Home, rows_of};
+use crate::{KeptRows, Result};
+use crate::home::Home;
 use crate::spec::{Init, ParamId, Spec};
 
 /// A handle to a parameter. Clones share the parameter, so a block may be cloned into a closure.
@@ -146,7 +146,7 @@ impl Param {
         }
         let value = self.take();
         if let Some(value) = &value {
-            ops::copy_into(&rows_of(value, home.rows())?, home.value())?;
+            ops::copy_into(&home.kept().of(value)?, home.value())?;
         }
         let mut state = self.write();
         (state.home, state.has_rows) = (Some(home), value.is_some());
@@ -204,12 +204,19 @@ impl Param {
         self.read().value.clone()
     }
 
-    /// What this rank keeps of its value: the rows of its home, which may not have values yet
-    /// ([`Param::has_value`]), or all.
+    /// The rows that this rank keeps: those of its home, or all.
+    pub fn kept(&self) -> KeptRows {
+        match self.home() {
+            Some(home) => home.kept().clone(),
+            None => KeptRows::all(self.sharded_shape()),
+        }
+    }
+
+    /// The value of the rows that this rank keeps, which may not be set yet ([`Param::has_value`]).
     ///
     /// # Errors
     /// When it has neither a value nor a home.
-    pub fn kept(&self) -> Result<Tensor> {
+    pub fn kept_value(&self) -> Result<Tensor> {
         match self.home() {
             Some(home) => Ok(home.value().clone()),
             None => self.value(),
@@ -276,7 +283,7 @@ impl Param {
         }
 
         if let Some(home) = self.home() {
-            ops::copy_into(&rows_of(value, home.rows())?, home.value())?;
+            ops::copy_into(&home.kept().of(value)?, home.value())?;
             self.rows_written();
             return Ok(());
         }
@@ -314,7 +321,7 @@ impl Param {
         let shape = self.sharded_shape();
         let key = Key::new(seed).fold_name(self.name());
         if let Some(home) = self.home() {
-            init.write_rows(key, &shape, &home.rows(), home.value())?;
+            init.write_rows(key, home.kept(), home.value())?;
             self.rows_written();
             return Ok(());
         }
@@ -350,8 +357,8 @@ impl Param {
 
 /// Ends a pass over a model without backward, such as an evaluation, so that nothing is gathered for
 /// a backward that does not follow. All ranks call this after the pass, before rows are written.
-pub fn end_pass(params: &[Param]) {
-    let homes = params.iter().filter_map(Param::home);
+pub fn end_pass<'p>(params: impl IntoIterator<Item = &'p Param>) {
+    let homes = params.into_iter().filter_map(Param::home);
     homes.for_each(|home| home.unit().end_pass());
 }
 

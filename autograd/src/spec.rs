@@ -1,10 +1,8 @@
 //! What a parameter is: its specification and initial values.
 
-use std::ops::Range;
+use meshgrad_runtime::{DType, Key, Kind, RegionKey, Result, Shape, Tensor, ops};
 
-use meshgrad_runtime::{
-    DType, Key, Kind, Region, RegionKey, Result, Shape, ShardedShape, Tensor, ops,
-};
+use crate::KeptRows;
 
 /// The initial value of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -60,28 +58,16 @@ impl Init {
         }
     }
 
-    /// Writes to `into`, [rows, elements of a row], the initial values of the rows `rows` of this
-    /// rank's part of a parameter of shape `shape`. They are those that the whole parameter has
-    /// there.
-    pub(crate) fn write_rows(
-        self,
-        key: Key,
-        shape: &ShardedShape,
-        rows: &Range<usize>,
-        into: &Tensor,
-    ) -> Result<()> {
-        for part in shape.row_boxes(rows.clone()) {
-            let mut global = Region::whole(shape)?;
-            for (dim, range) in part.global.iter().enumerate() {
-                global = global.slice(dim, range.clone())?;
-            }
-            let own = part.rows.start - rows.start..part.rows.end - rows.start;
+    /// Writes to `into`, [rows, elements of a row], the initial values that the whole parameter has in
+    /// the rows `kept`.
+    pub(crate) fn write_rows(self, key: Key, kept: &KeptRows, into: &Tensor) -> Result<()> {
+        for part in kept.boxes() {
+            let key = kept.key_of(&part, key)?;
             // Contiguous, so it is a view.
-            let mut target = ops::reshape(&into.slice(0, own)?, &part.shape)?;
-            for (dim, range) in part.within.iter().enumerate() {
-                target = target.slice(dim as isize, range.clone())?;
+            let mut target = ops::reshape(&into.slice(0, part.rows)?, &part.shape)?;
+            for (dim, range) in part.within.into_iter().enumerate() {
+                target = target.slice(dim as isize, range)?;
             }
-            let key = key.within(&global);
             if target.is_contiguous() {
                 self.write(key, &target)?;
                 continue;

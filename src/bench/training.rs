@@ -5,7 +5,7 @@ use meshgrad::models::{Compute, Model, TokenBatch};
 use meshgrad::prelude::*;
 use meshgrad::runtime::ops;
 use meshgrad::train::config::OptimizerConfig;
-use meshgrad::train::updater::Updater;
+use meshgrad::train::optimizer::Optimizer;
 use meshgrad_harness::timed;
 
 pub(crate) const LEARNING_RATE: f64 = 1e-4;
@@ -13,8 +13,7 @@ pub(crate) const LEARNING_RATE: f64 = 1e-4;
 pub(crate) struct TimedModel {
     device: Device,
     model: Qwen3,
-    updater: Updater,
-    grads: Grads,
+    optimizer: Optimizer,
     ids: Tensor,
     dtype: DType,
     step: u64,
@@ -29,15 +28,14 @@ impl TimedModel {
         device: &Device,
     ) -> anyhow::Result<TimedModel> {
         let model = Qwen3::materialized(config, device, 1)?;
-        let (updater, grads) = Updater::new(&model, device, &OptimizerConfig::default(), 1)?;
+        let optimizer = Optimizer::new(&model, device, &OptimizerConfig::default(), 1)?;
         let vocabulary = config.vocab_size;
         let ids: Vec<i64> =
             (0..shape[0] * shape[1]).map(|at| ((at * 7919 + at / 3) % vocabulary) as i64).collect();
         Ok(TimedModel {
             device: device.clone(),
             model,
-            updater,
-            grads,
+            optimizer,
             ids: Tensor::from_slice(device, &shape, &ids)?,
             dtype,
             step: 0,
@@ -50,9 +48,8 @@ impl TimedModel {
         let batch = TokenBatch::new(&self.ids, &self.ids);
         let (loss, tape) = Tape::record(|| self.model.loss(&batch, compute))?;
         let one = ops::full(&self.device, &[], DType::F32, 1.0)?;
-        tape.backward(&[(&loss.total, one)], &mut self.grads)?;
-        let (grads, weight) = (&mut self.grads, &loss.weight);
-        self.updater.step(grads, weight, self.step, LEARNING_RATE)?;
+        tape.backward(&[(&loss.total, one)], self.optimizer.grads())?;
+        self.optimizer.step(&loss.weight, self.step, LEARNING_RATE)?;
         Ok(())
     }
 

@@ -14,7 +14,7 @@ use meshgrad::train;
 use meshgrad::train::config::{Config, NoTables, ScheduleConfig};
 use meshgrad::train::events::Event;
 use meshgrad::train::metrics;
-use meshgrad::train::optim::{Granularity, Optimizer, Part, State};
+use meshgrad::train::optim::{Granularity, Part, State, UpdateRule};
 use meshgrad::train::session::{Session, Summary};
 
 use crate::on_disk::{Files, checkpoint_files};
@@ -403,10 +403,11 @@ fn resuming_with_another_optimizer_is_an_error() {
 
 /// Subtracts the sign of the gradient, and counts its steps on the device.
 struct SignDescent {
+    parts: Vec<Part>,
     steps: Tensor,
 }
 
-impl Optimizer for SignDescent {
+impl UpdateRule for SignDescent {
     fn name(&self) -> &str {
         "sign descent"
     }
@@ -419,16 +420,12 @@ impl Optimizer for SignDescent {
         vec![State { name: "steps", tensors: vec![("steps".to_owned(), self.steps.clone())] }]
     }
 
-    fn step(
-        &mut self,
-        parts: &[Part],
-        gradients: &[Tensor],
-        scalars: StepScalars<'_>,
-    ) -> train::Result<()> {
-        for (part, gradient) in parts.iter().zip(gradients) {
+    fn step(&mut self, gradients: &[Tensor], scalars: StepScalars<'_>) -> train::Result<()> {
+        for (part, gradient) in self.parts.iter().zip(gradients) {
             let size = ops::affine(&ops::sqrt(&ops::square(gradient)?)?, 1.0, 1e-12)?;
             let change = ops::mul(&ops::div(gradient, &size)?, scalars.learning_rate)?;
-            ops::copy_into(&ops::sub(part.value(), &change)?, part.value())?;
+            let param = part.value()?;
+            ops::copy_into(&ops::sub(&param, &change)?, &param)?;
         }
         ops::copy_into(&ops::affine(&self.steps, 1.0, 1.0)?, &self.steps)?;
         Ok(())
@@ -441,9 +438,9 @@ fn a_session_takes_any_optimizer_and_schedule() {
     let temp = tempfile::tempdir().unwrap();
     let (config, device) = (config(&[]), Device::cpu());
     let run = |folder: &str, stop_after: Option<u64>| {
-        let make = |_: &[Part]| {
+        let make = |parts: &[Part]| {
             let steps = Tensor::zeros(&device, &[1], DType::F32, Kind::OptimizerState)?;
-            Ok(SignDescent { steps })
+            Ok(SignDescent { parts: parts.to_vec(), steps })
         };
         let session = Session::new(&config, &device)
             .run_dir(temp.path().join(folder))

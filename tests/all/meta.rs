@@ -6,7 +6,7 @@ use meshgrad::models::{Balancing, Compute, Model, Qwen3, TokenBatch};
 use meshgrad::prelude::*;
 use meshgrad::runtime::Work;
 use meshgrad::train::config::OptimizerConfig;
-use meshgrad::train::updater::Updater;
+use meshgrad::train::optimizer::Optimizer;
 
 fn config(name: &str) -> Qwen3Config {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/parity/fixtures");
@@ -23,8 +23,7 @@ fn step(
 ) -> (Work, usize) {
     let model = Qwen3::materialized(config, device, 1).unwrap();
     let options = OptimizerConfig::default();
-    let (mut updater, mut grads): (Updater, Grads) =
-        Updater::new(&model, device, &options, 1).unwrap();
+    let mut optimizer = Optimizer::new(&model, device, &options, 1).unwrap();
     let tokens: Vec<i64> =
         (0..shape[0] * shape[1]).map(|i| (i % config.vocab_size) as i64).collect();
     let ids = Tensor::from_slice(device, &shape, &tokens).unwrap();
@@ -35,8 +34,8 @@ fn step(
     let batch = TokenBatch::new(&ids, &ids);
     let (loss, tape) = Tape::record(|| model.loss(&batch, compute)).unwrap();
     let one = ops::full(device, &[], DType::F32, 1.0).unwrap();
-    tape.backward(&[(&loss.total, one)], &mut grads).unwrap();
-    updater.step(&mut grads, &loss.weight, 1, 1e-3).unwrap();
+    tape.backward(&[(&loss.total, one)], optimizer.grads()).unwrap();
+    optimizer.step(&loss.weight, 1, 1e-3).unwrap();
     (device.work(), device.memory_stats().peak)
 }
 

@@ -39,7 +39,7 @@ use toml::Table;
 use crate::config::Config;
 use crate::optim;
 use crate::tokenizer::Tokenizer;
-use crate::updater::Updater;
+use crate::optimizer::Optimizer;
 use crate::{Error, Result};
 use end_of_text::Ends;
 pub use end_of_text::ends_of_text;
@@ -75,9 +75,9 @@ struct SavedOptimizer {
 }
 
 impl SavedOptimizer {
-    fn of(updater: &Updater) -> SavedOptimizer {
-        let names = updater.state().into_iter().map(|state| state.name.to_owned());
-        SavedOptimizer { name: updater.name().to_owned(), state: names.collect() }
+    fn of(optimizer: &Optimizer) -> SavedOptimizer {
+        let names = optimizer.state().into_iter().map(|state| state.name.to_owned());
+        SavedOptimizer { name: optimizer.name().to_owned(), state: names.collect() }
     }
 
     /// Whether `checkpoint` was saved with this optimizer.
@@ -103,7 +103,7 @@ pub struct Saved<'s, M> {
     /// The model, with its values.
     pub model: &'s M,
     /// The optimizer, with its state.
-    pub updater: &'s Updater,
+    pub optimizer: &'s Optimizer,
     /// The tokenizer.
     pub tokenizer: &'s Tokenizer,
     /// The rest.
@@ -124,11 +124,11 @@ impl<M: Model> Saved<'_, M> {
         let mut add = |name: &str, text: String| texts.push((name.to_owned(), text));
         add(TOKENIZER, self.tokenizer.to_json()?);
         add(STATE, json(self.state, &at)?);
-        add(OPTIMIZER, json(&SavedOptimizer::of(self.updater), &at)?);
+        add(OPTIMIZER, json(&SavedOptimizer::of(self.optimizer), &at)?);
         add(CONFIG, self.config.to_toml()?);
 
         let mut tensors = vec![(String::new(), folder::params(model)?, model.stored_as()?)];
-        for part in self.updater.state() {
+        for part in self.optimizer.state() {
             let folder = folder_of(&part);
             tensors.push((folder, folder::beside(model, part.tensors), model.stored_as()?));
         }
@@ -369,13 +369,13 @@ fn or_other_model(checkpoint: &Committed, error: Error) -> Error {
 pub fn load_state(
     checkpoint: &Committed,
     model: &impl Model,
-    updater: &Updater,
+    optimizer: &Optimizer,
     options: ReadOptions<'_>,
 ) -> Result<State> {
     let state = read_state(checkpoint)?;
-    SavedOptimizer::of(updater).check(checkpoint)?;
+    SavedOptimizer::of(optimizer).check(checkpoint)?;
     let stored_as = model.stored_as()?;
-    for part in updater.state() {
+    for part in optimizer.state() {
         let name = folder_of(&part);
         let options = match name == AVERAGES {
             true => options.of_weights(checkpoint),
@@ -397,7 +397,7 @@ pub fn load_state(
 pub(crate) fn restore(
     checkpoint: &Committed,
     model: &impl Model,
-    updater: &Updater,
+    optimizer: &Optimizer,
     options: ReadOptions<'_>,
 ) -> Result<State> {
     let stored = Folder::open(checkpoint.path())?;
@@ -406,7 +406,7 @@ pub(crate) fn restore(
     folder::read(&params, &stored, &model.stored_as()?, &of_weights)
         .map_err(|error| or_other_model(checkpoint, error))?;
     model.params().iter().for_each(Param::rows_written);
-    load_state(checkpoint, model, updater, options)
+    load_state(checkpoint, model, optimizer, options)
 }
 
 /// Whether the checkpoint `folder` has averages of the weights.

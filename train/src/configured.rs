@@ -7,20 +7,20 @@ use meshgrad_runtime::DType;
 use crate::Result;
 use crate::config::{Algorithm, ComputeDType, OptimizerConfig, TrainConfig};
 use crate::optim::{
-    AdamW, AdamWConfig, Groups, Lion, Matrices, Muon, MuonConfig, Optimizer, Part, Sgd,
+    AdamW, AdamWConfig, Groups, Lion, Matrices, Muon, MuonConfig, Part, Sgd, UpdateRule,
 };
 
-/// Creates the optimizer of `config` for `parts` of a model that trains `params`. `seed` is the
+/// Creates the update rule of `config` for `parts` of a model that trains `params`. `seed` is the
 /// run's seed, used for stochastic rounding.
 ///
 /// # Errors
 /// When the configuration is invalid or does not fit the parameters; when memory runs out.
-pub fn optimizer(
+pub fn rule(
     config: &OptimizerConfig,
     parts: &[Part],
     params: &[Param],
     seed: u64,
-) -> Result<Box<dyn Optimizer>> {
+) -> Result<Box<dyn UpdateRule>> {
     let names: Vec<&str> = params.iter().map(Param::name).collect();
     let groups = &Groups::new(config.groups.clone(), &names)?;
     check_rounding(&config.algorithm, params)?;

@@ -11,8 +11,8 @@
 //!
 //! Modules that use tensors:
 //!
-//! - [`trainer`]: one step and one validation pass; [`updater`]: gradient norm, clipping and a step
-//!   of any optimizer; [`checkpoint`]: saving and resuming; [`generate`]: text generation.
+//! - [`trainer`]: one step and one validation pass; [`optimizer`]: gradient norm, clipping and a
+//!   step of any update rule; [`checkpoint`]: saving and resuming; [`generate`]: text generation.
 //! - [`events`]: what happens in a run, for subscribers.
 //! - [`sleep`]: what a training keeps between steps and can move to the host.
 //! - [`optim`]: AdamW, SGD, Lion, Muon, and averages of weights; [`configured`]: a configuration's
@@ -41,6 +41,7 @@ pub mod intact;
 pub mod memory;
 pub mod metrics;
 pub mod optim;
+pub mod optimizer;
 #[cfg(feature = "plots")]
 pub mod plot;
 pub mod prompt;
@@ -60,6 +61,5 @@ pub mod tokenizer;
 pub mod tokens;
 pub mod trainer;
 mod tree;
-pub mod updater;
 
 pub use meshgrad_error::{Error, Kind, Result};

@@ -1,11 +1,11 @@
-//! Optimizers of any module's parameters: AdamW, SGD, Lion and Muon, and averages of weights.
+//! Update rules for any module's parameters: AdamW, SGD, Lion and Muon, and averages of weights.
+//! [`Optimizer`](crate::optimizer::Optimizer) combines them with gradients, their norm, and clipping.
 //!
-//! An optimizer updates [`Part`]s: whole parameters on one rank, ranges of their rows on several.
-//! It knows nothing of ranks, files or models, and reads nothing from the device: the learning
-//! rate, the step number and the factor of the gradients are one-element tensors ([`StepScalars`]).
+//! A rule updates [`Part`]s: whole parameters on one rank, ranges of their rows on several. It knows
+//! nothing of ranks, files or models, and reads nothing from the device: the learning rate, the step number and the factor of the gradients are one-element tensors ([`StepScalars`]).
 //! If the factor is not finite, a step changes nothing.
 //!
-//! An optimizer of your own updates its tensors with [`assign`], from a formula that runs on any
+//! A rule of your own updates its tensors with [`assign`], from a formula that runs on any
 //! device; [`if_finite`] keeps the old values if a gradient is not finite.
 //!
 //! [`Groups`] give parameters of some names another learning rate or weight decay. [`Ema`] averages
@@ -15,15 +15,14 @@
 //! use meshgrad_autograd::{Init, Param};
 //! use meshgrad_runtime::ops::StepScalars;
 //! use meshgrad_runtime::{Device, Tensor};
-//! use meshgrad_train::optim::{Groups, Optimizer, Sgd, SgdConfig, parts};
+//! use meshgrad_train::optim::{Groups, Sgd, SgdConfig, UpdateRule, parts};
 //!
 //! # fn main() -> meshgrad_train::Result<()> {
 //! let device = Device::cpu();
 //! let weight = Param::new("weight", [2, 2], Init::Ones);
 //! weight.materialize(&device, 0)?;
 //!
-//! let parts = parts(&weight)?;
-//! let mut sgd = Sgd::new(&parts, SgdConfig::default(), &Groups::default())?;
+//! let mut sgd = Sgd::new(&parts(&weight), SgdConfig::default(), &Groups::default())?;
 //! let gradient = Tensor::from_slice(&device, &[2, 2], &[1.0f32, 2.0, 3.0, 4.0])?;
 //! let scalar = |value: f32| Tensor::scalar(&device, value);
 //! let scalars = StepScalars {
@@ -31,7 +30,7 @@
 //!     step: &scalar(1.0)?,
 //!     scale: &scalar(1.0)?,
 //! };
-//! sgd.step(&parts, &[gradient], scalars)?;
+//! sgd.step(&[gradient], scalars)?;
 //! assert_eq!(weight.value()?.to_vec::<f32>()?, [0.5, 0.0, -0.5, -1.0]);
 //! # Ok(())
 //! # }
@@ -68,12 +67,12 @@ pub use sgd::Sgd;
 
 use crate::Result;
 
-/// Updates parameters from their gradients, and owns the state that this needs.
+/// A rule that updates parameters from their gradients, with the state that it needs.
 ///
 /// The state exists from construction on and is a function of the steps done, so saving the tensors
-/// of [`Optimizer::state`] and writing them back continues with the same bits.
-pub trait Optimizer: Send {
-    /// Its name in checkpoints. A run resumes only with the optimizer that it started with.
+/// of [`UpdateRule::state`] and writing them back continues with the same bits.
+pub trait UpdateRule: Send {
+    /// Its name in checkpoints. A run resumes only with the rule that it started with.
     fn name(&self) -> &str;
 
     /// How parameters may be split into parts.
@@ -82,25 +81,18 @@ pub trait Optimizer: Send {
     /// The state, by name. Writing to the tensors restores a saved state.
     fn state(&self) -> Vec<State>;
 
-    /// Applies one step to `parts` in place.
+    /// Applies one step in place to the parts that it was constructed with.
     ///
-    /// `parts` must be those of the construction, in the same order; their values may be other
-    /// tensors of the same shape. `gradients` has one gradient per part, which the step multiplies
-    /// by `scalars.scale`. If the scale is not finite, nothing changes. Does not wait for the
-    /// device.
+    /// `gradients` has one gradient per part, which the step multiplies by `scalars.scale`. If the
+    /// scale is not finite, nothing changes. Does not wait for the device.
     ///
     /// # Shapes
     /// Each gradient has the shape of its part's value and its accumulator dtype (f32; f64 for
     /// f64).
     ///
     /// # Errors
-    /// For other parts than at construction; for a gradient of another shape; errors of the ops.
-    fn step(
-        &mut self,
-        parts: &[Part],
-        gradients: &[Tensor],
-        scalars: StepScalars<'_>,
-    ) -> Result<()>;
+    /// For another number of gradients, or one of another shape; errors of the ops.
+    fn step(&mut self, gradients: &[Tensor], scalars: StepScalars<'_>) -> Result<()>;
 }
 
 /// What an update of one element depends on.

@@ -24,7 +24,7 @@ use crate::Result;
 use crate::config::{Config, ScheduleConfig};
 use crate::data::Data;
 use crate::events::{Event, Events, Outcome};
-use crate::optim::{Optimizer, Part};
+use crate::optim::{Part, UpdateRule};
 use crate::ranks::{RunRanks, check_equal, weigh};
 use crate::schedule::Schedule;
 use opened::Opened;
@@ -70,7 +70,7 @@ pub struct Session<'a> {
     events: Events,
 }
 
-type MakeOptimizer<'a> = Box<dyn FnOnce(&[Part]) -> Result<Box<dyn Optimizer>> + 'a>;
+type MakeOptimizer<'a> = Box<dyn FnOnce(&[Part]) -> Result<Box<dyn UpdateRule>> + 'a>;
 
 impl<'a> Session<'a> {
     /// A run of `config` on `device`, in the folder `runs/default`.
@@ -152,7 +152,7 @@ impl<'a> Session<'a> {
     /// Trains with the optimizer that `make` returns for the parts of the model's parameters. From
     /// `config.optimizer`, only the keys that every optimizer has are read: the peak learning rate,
     /// the largest gradient norm and the decay of averages.
-    pub fn optimizer<O: Optimizer + 'static>(
+    pub fn optimizer<O: UpdateRule + 'static>(
         mut self,
         make: impl FnOnce(&[Part]) -> Result<O> + 'a,
     ) -> Self {

@@ -1,10 +1,10 @@
 //! What a training keeps on its device between steps, and can move to the host.
 
-use meshgrad_autograd::{Grads, Module};
+use meshgrad_autograd::Module;
 use meshgrad_runtime::{Device, Tensor};
 
 use crate::Result;
-use crate::updater::Updater;
+use crate::optimizer::Optimizer;
 
 /// Memory that a [`Trainer`](crate::trainer::Trainer) keeps from one step to the next, and that can
 /// [sleep](crate::trainer::Trainer::sleep).
@@ -26,8 +26,7 @@ impl Kept {
 /// The tensors of a training that are kept between steps.
 pub(crate) struct KeptTensors<'a, M> {
     pub(crate) model: &'a M,
-    pub(crate) updater: &'a Updater,
-    pub(crate) grads: &'a Grads,
+    pub(crate) optimizer: &'a Optimizer,
 }
 
 impl<M: Module> KeptTensors<'_, M> {
@@ -58,15 +57,15 @@ impl<M: Module> KeptTensors<'_, M> {
 
     fn of(&self, kept: Kept) -> Result<Vec<Tensor>> {
         match kept {
-            Kept::Gradients => Ok(self.grads.buffers()),
+            Kept::Gradients => Ok(self.optimizer.gradient_buffers()),
             Kept::Optimizer => {
-                let state = self.updater.state().into_iter();
+                let state = self.optimizer.state().into_iter();
                 let tensors = state.flat_map(|state| state.tensors);
                 Ok(tensors.map(|(_, tensor)| tensor).collect())
             }
             Kept::Model => {
                 let params = self.model.params();
-                let params = params.iter().map(|param| param.kept());
+                let params = params.iter().map(|param| param.kept_value());
                 let buffers = self.model.buffers();
                 let buffers = buffers.iter().map(|buffer| buffer.value());
                 Ok(params.chain(buffers).collect::<Result<_, _>>()?)

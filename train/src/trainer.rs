@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use meshgrad_autograd::{Grads, Param, Tape};
+use meshgrad_autograd::{Param, Tape};
 use meshgrad_collectives::full_tensor;
 use meshgrad_error::{bail, ensure, error};
 use meshgrad_models::{Compute, Loss, Model};
@@ -11,21 +11,20 @@ use meshgrad_runtime::{AsyncRead, DType, Device, Tensor, ops, without_mesh};
 use crate::config::{Config, Reduction};
 use crate::events::{Event, Events};
 use crate::metrics::Record;
+use crate::optimizer::Optimizer;
 use crate::schedule::Schedule;
 use crate::sleep::{Kept, KeptTensors};
 use crate::tree::{TreeSum, added, sum_of_values};
-use crate::updater::Updater;
 use crate::{Error, Result, configured};
 
 /// A model, its optimizer, and the state of a training step.
 pub struct Trainer<M> {
     /// The model.
     pub model: M,
-    /// Its optimizer, with gradient norm and clipping.
-    pub updater: Updater,
+    /// Its optimizer, with the gradients.
+    pub optimizer: Optimizer,
     /// The subscribers of its steps and evaluations.
     pub events: Events,
-    grads: Grads,
     schedule: Box<dyn Schedule>,
     learning_rate: f64,
     compute: Compute,
@@ -35,11 +34,18 @@ pub struct Trainer<M> {
     asleep: Vec<Kept>,
 }
 
+/// A [`Trainer`] that is being built.
+pub struct TrainerBuilder<M> {
+    model: M,
+    optimizer: Option<Optimizer>,
+    schedule: Option<Box<dyn Schedule>>,
+}
+
 /// What the passes of a step leave.
 struct Passes {
     /// The sums of loss, weight and statistics; nothing without microbatches.
     sums: Vec<Tensor>,
-    /// The gradients; `None` for those in [`Trainer::grads`].
+    /// The gradients; `None` for those of the optimizer.
     gradients: Option<Vec<(Param, Tensor)>>,
 }
 
@@ -122,6 +128,47 @@ fn scalar(read: AsyncRead<f32>) -> Result<f64> {
     Ok(read.wait()?.into_iter().map(f64::from).sum())
 }
 
+impl<M: Model> TrainerBuilder<M> {
+    /// Uses `optimizer` in place of `config.optimizer`, of which only the learning rate is read.
+    #[must_use]
+    pub fn optimizer(self, optimizer: Optimizer) -> TrainerBuilder<M> {
+        TrainerBuilder { optimizer: Some(optimizer), ..self }
+    }
+
+    /// Uses `schedule` in place of `config.schedule`.
+    #[must_use]
+    pub fn schedule(self, schedule: Box<dyn Schedule>) -> TrainerBuilder<M> {
+        TrainerBuilder { schedule: Some(schedule), ..self }
+    }
+
+    /// The trainer, with `config` for everything else.
+    ///
+    /// # Errors
+    /// When the configuration is invalid or does not fit the parameters; when memory runs out.
+    pub fn build(self, config: &Config, device: &Device) -> Result<Trainer<M>> {
+        let TrainerBuilder { model, optimizer, schedule } = self;
+        let optimizer = match optimizer {
+            Some(optimizer) => optimizer,
+            None => Optimizer::new(&model, device, &config.optimizer, config.train.seed)?,
+        };
+        let schedule = match schedule {
+            Some(schedule) => schedule,
+            None => Box::new(config.schedule.of_run(config.train.steps)?),
+        };
+        Ok(Trainer {
+            model,
+            optimizer,
+            events: Events::default(),
+            schedule,
+            learning_rate: config.optimizer.learning_rate,
+            compute: configured::compute(&config.train),
+            reduction: config.train.reduction,
+            device: device.clone(),
+            asleep: Vec::new(),
+        })
+    }
+}
+
 impl<M: Model> Trainer<M> {
     /// A trainer of `model`, whose parameters and buffers must have values, with the optimizer,
     /// schedule and dtype of `config`.
@@ -129,45 +176,12 @@ impl<M: Model> Trainer<M> {
     /// # Errors
     /// When memory runs out.
     pub fn new(model: M, config: &Config, device: &Device) -> Result<Trainer<M>> {
-        let updater = Updater::new(&model, device, &config.optimizer, config.train.seed)?;
-        Trainer::with_updater(model, updater, config, device)
+        Trainer::of(model).build(config, device)
     }
 
-    /// As [`Trainer::new`], with the optimizer of `updater`. From `config.optimizer`, only the
-    /// learning rate is read.
-    ///
-    /// # Errors
-    /// When the schedule does not fit the run.
-    pub fn with_updater(
-        model: M,
-        updater: (Updater, Grads),
-        config: &Config,
-        device: &Device,
-    ) -> Result<Trainer<M>> {
-        let schedule = Box::new(config.schedule.of_run(config.train.steps)?);
-        Ok(Trainer::with(model, updater, schedule, config, device))
-    }
-
-    /// As [`Trainer::with_updater`], with `schedule` in place of `config.schedule`.
-    pub fn with(
-        model: M,
-        (updater, grads): (Updater, Grads),
-        schedule: Box<dyn Schedule>,
-        config: &Config,
-        device: &Device,
-    ) -> Trainer<M> {
-        Trainer {
-            model,
-            updater,
-            events: Events::default(),
-            grads,
-            schedule,
-            learning_rate: config.optimizer.learning_rate,
-            compute: configured::compute(&config.train),
-            reduction: config.train.reduction,
-            device: device.clone(),
-            asleep: Vec::new(),
-        }
+    /// A trainer of `model` to which an optimizer or a schedule of your own can be given.
+    pub fn of(model: M) -> TrainerBuilder<M> {
+        TrainerBuilder { model, optimizer: None, schedule: None }
     }
 
     /// Enqueues step `step` (from 1): gradients of its microbatches, then the optimizer. The result
@@ -186,7 +200,7 @@ impl<M: Model> Trainer<M> {
     ) -> Result<PendingStep> {
         let pending = self.enqueue(step, microbatches);
         if pending.is_err() {
-            self.grads.clear();
+            self.optimizer.grads().clear();
         }
         pending
     }
@@ -240,7 +254,7 @@ impl<M: Model> Trainer<M> {
         if let ([_, weight, ..], false) = (&passes.sums[..], self.events.is_empty()) {
             let gradients = match &passes.gradients {
                 Some(gradients) => gradients.clone(),
-                None => self.grads.all()?,
+                None => self.optimizer.grads().all()?,
             };
             self.events.report(Event::ForwardBackwardFinished {
                 step,
@@ -279,10 +293,10 @@ impl<M: Model> Trainer<M> {
         for batch in microbatches {
             let of_batch = self.accumulate(&batch?, true)?;
             sums.add(&replicated(&of_batch)?)?;
-            let (of, values): (Vec<Param>, Vec<Tensor>) = self.grads.all()?.into_iter().unzip();
+            let (of, values): (Vec<Param>, Vec<Tensor>) = self.optimizer.grads().all()?.into_iter().unzip();
             without_mesh(|| gradients.add(&values))?;
             params = of;
-            self.grads.clear();
+            self.optimizer.grads().clear();
         }
         let gradients = without_mesh(|| gradients.finish())?.unwrap_or_default();
         Ok(Passes {
@@ -300,12 +314,10 @@ impl<M: Model> Trainer<M> {
         learning_rate: f64,
     ) -> Result<Tensor> {
         self.events.report(Event::OptimizerStarted { step, learning_rate })?;
-        let (updater, grads) = (&mut self.updater, &mut self.grads);
+        self.optimizer.begin(step, learning_rate)?;
         let grad_norm = match gradients {
-            None => updater.step(grads, weight, step, learning_rate)?,
-            Some(gradients) => {
-                updater.step_in_tree_order(gradients, weight, step, learning_rate)?
-            }
+            None => self.optimizer.apply(weight)?,
+            Some(gradients) => self.optimizer.apply_in_tree_order(gradients, weight)?,
         };
         self.events.report(Event::OptimizerFinished { step, grad_norm: &grad_norm })?;
         Ok(grad_norm)
@@ -317,10 +329,11 @@ impl<M: Model> Trainer<M> {
         let (loss, tape) = Tape::record(|| self.model.loss(batch, self.compute))?;
         let Loss { total, sum, weight, statistics } = loss;
         let one = ops::full(&self.device, total.shape(), total.dtype(), 1.0)?;
+        let grads = self.optimizer.grads();
         if is_last {
-            self.grads.last_pass();
+            grads.last_pass();
         }
-        tape.backward(&[(&total, one)], &mut self.grads)?;
+        tape.backward(&[(&total, one)], grads)?;
         Ok([sum, weight].into_iter().chain(statistics).collect())
     }
 
@@ -341,7 +354,7 @@ impl<M: Model> Trainer<M> {
         }
         let compute = self.without_checkpointing();
         let validate = || self.model.loss(&microbatch()?, compute);
-        self.updater.averaged(validate)?;
+        self.optimizer.averaged(validate)?;
         Ok(())
     }
 
@@ -385,7 +398,7 @@ impl<M: Model> Trainer<M> {
     }
 
     fn kept(&self) -> KeptTensors<'_, M> {
-        KeptTensors { model: &self.model, updater: &self.updater, grads: &self.grads }
+        KeptTensors { model: &self.model, optimizer: &self.optimizer }
     }
 
     fn without_checkpointing(&self) -> Compute {
@@ -405,7 +418,7 @@ impl<M: Model> Trainer<M> {
         self.events.report(Event::EvaluationStarted { step })?;
         let compute = self.without_checkpointing();
         let loss =
-            self.updater.averaged(|| mean_loss(&self.model, compute, self.reduction, batches))?;
+            self.optimizer.averaged(|| mean_loss(&self.model, compute, self.reduction, batches))?;
         self.events.report(Event::EvaluationFinished { step, loss })?;
         Ok(loss)
     }

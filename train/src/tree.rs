@@ -5,7 +5,7 @@
 //! largest power of two below n. Collectives sum the ranks of a pass in the same tree
 //! ([`meshgrad_comm`]), so the lowest levels are theirs if the number of ranks is a power of two.
 
-use meshgrad_autograd::{Param, row_count, row_elements};
+use meshgrad_autograd::{KeptRows, Param};
 use meshgrad_runtime::{DType, Kind, Tensor, ops, without_mesh};
 
 use crate::Result;
@@ -82,25 +82,22 @@ pub(crate) fn sum_of_values(values: &[f32]) -> f32 {
 pub(crate) fn norm(gradients: &[(Param, Tensor)]) -> Result<Tensor> {
     without_mesh(|| {
         let (_, first) = gradients.first().ok_or_else(no_batch)?;
-        let rows = gradients.iter().map(|(param, _)| row_count(param.shape()));
-        let shape = [rows.sum::<usize>()];
+        let kept: Vec<KeptRows> = gradients.iter().map(|(param, _)| param.kept()).collect();
+        let shape = [kept.iter().map(KeptRows::count_of_all).sum()];
         let squares = Tensor::zeros(first.device(), &shape, first.dtype(), Kind::Gradient)?;
 
-        let (mut before, mut unit) = (0, None);
-        for (param, gradient) in gradients {
-            let home = param.home();
-            let count = row_count(param.shape());
-            let rows = home.as_ref().map_or(0..count, |home| home.rows());
-            if home.as_ref().is_none_or(|home| home.is_first_copy()) && !rows.is_empty() {
-                let by_row = [rows.len(), row_elements(param.shape())];
-                let gradient = ops::reshape(&gradient.local(), &by_row)?;
+        let mut before = 0;
+        for (kept, (_, gradient)) in kept.iter().zip(gradients) {
+            let rows = kept.rows();
+            if kept.is_first_copy() && !rows.is_empty() {
+                let gradient = ops::reshape(&gradient.local(), &kept.by_row())?;
                 let of_rows = ops::sum(&ops::mul(&gradient, &gradient)?, &[1])?;
                 let place = squares.slice(0, before + rows.start..before + rows.end)?;
                 ops::copy_into(&of_rows, &place)?;
             }
-            before += count;
-            unit = unit.or_else(|| home.map(|home| home.unit()));
+            before += kept.count_of_all();
         }
+        let unit = gradients.iter().find_map(|(param, _)| Some(param.home()?.unit()));
         // Each row is on one rank, and zero on the others.
         let squares = match unit {
             Some(unit) => unit.sum(&squares)?,

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use meshgrad_autograd::{Param, ParamId, row_elements};
+use meshgrad_autograd::{Param, ParamId};
 use meshgrad_runtime::{DType, ShardedShape};
 
 /// Parameters start at multiples of this many elements, so that kernels can load 16 bytes at a time
@@ -37,7 +37,7 @@ impl Placed {
     }
 
     pub(crate) fn row_elements(&self) -> usize {
-        row_elements(self.shape.local())
+        self.shape.local().last().copied().unwrap_or(1)
     }
 
     /// The rows of a range of elements of the flat buffer.

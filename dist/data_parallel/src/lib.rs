@@ -37,7 +37,7 @@
 //!         Homes::new(rank, &mesh, Home::fsdp(["dp"])).settle(&w)?;
 //!         w.materialize(rank.device(), 0)?;
 //!         // Three rows: rank 0 keeps one or two of them.
-//!         assert!(w.home().unwrap().rows().len() < 3);
+//!         assert!(w.kept().rows().len() < 3);
 //!
 //!         let x = Tensor::from_slice(rank.device(), &[2, 4], &[1.0f32; 8])?.as_replicated()?;
 //!         let x = redistribute(&x, [("dp", Placement::shard(0))])?;

@@ -2,12 +2,11 @@
 
 use std::collections::HashMap;
 use std::mem;
-use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use meshgrad_autograd::{
-    self as autograd, GatheredStorage, HomeGradients, HomeUnit, ParamId, Regather,
+    self as autograd, GatheredStorage, HomeGradients, HomeUnit, KeptRows, ParamId, Regather,
 };
 use meshgrad_collectives::{Collectives, Communicator, Reduction};
 use meshgrad_error::{bail, error};
@@ -125,12 +124,11 @@ impl Unit {
     ) -> Result<ParamHome> {
         let of = &self.layouts[layout];
         let placed = &of.params[at];
-        let rows = placed.rows(&of.own());
+        let kept = KeptRows::new(placed.shape.clone(), placed.rows(&of.own()), is_first_copy)?;
         let value = self.parts[layout].slice(0, of.own_part_of(at))?;
         Ok(ParamHome {
-            value: ops::reshape(&value, &[rows.len(), placed.row_elements()])?,
-            rows,
-            is_first_copy,
+            value: ops::reshape(&value, &kept.by_row())?,
+            kept,
             unit: self.clone(),
             layout,
             at,
@@ -296,8 +294,7 @@ pub(crate) struct ParamHome {
     unit: Arc<Unit>,
     layout: usize,
     at: usize,
-    rows: Range<usize>,
-    is_first_copy: bool,
+    kept: KeptRows,
     value: Tensor,
 }
 
@@ -312,16 +309,12 @@ impl autograd::Home for ParamHome {
         placed.shape.part(&ops::reshape(&flat, placed.shape.local())?)
     }
 
-    fn rows(&self) -> Range<usize> {
-        self.rows.clone()
+    fn kept(&self) -> &KeptRows {
+        &self.kept
     }
 
     fn value(&self) -> &Tensor {
         &self.value
-    }
-
-    fn is_first_copy(&self) -> bool {
-        self.is_first_copy
     }
 
     fn unit(&self) -> Arc<dyn HomeUnit> {

@@ -4,42 +4,29 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use half::bf16;
-use meshgrad_autograd::{Module, Param};
+use meshgrad_autograd::{KeptRows, Module, Param};
 use meshgrad_ckpt::Dtype;
 use meshgrad_ckpt::exec::TensorBytes;
 use meshgrad_ckpt::mapping::TensorSpec;
 use meshgrad_error::{Result, bail};
 use meshgrad_load::stored_dtype;
-use meshgrad_runtime::{Element, ReadGuard, ShardedShape, Tensor};
+use meshgrad_runtime::{Element, ReadGuard, Tensor};
 
 /// A tensor with a name: the value of a parameter or buffer, a gradient, optimizer state.
 #[derive(Clone, Debug)]
 pub struct NamedTensor {
     /// The name.
     pub name: String,
-    /// The tensor, or this rank's part of it.
+    /// The tensor, or the rows of it that this rank keeps.
     pub tensor: Tensor,
-    /// What the tensor has of a parameter whose rows are divided over ranks.
-    pub(super) rows: Option<HomeRows>,
-}
-
-/// The rows that this rank keeps of its part of a parameter ([`Home::rows`](meshgrad_autograd::Home)).
-#[derive(Clone, Debug)]
-pub(super) struct HomeRows {
-    pub(super) shape: ShardedShape,
-    pub(super) rows: Range<usize>,
-}
-
-impl HomeRows {
-    fn of(param: &Param) -> Option<HomeRows> {
-        Some(HomeRows { shape: param.sharded_shape(), rows: param.home()?.rows() })
-    }
+    pub(super) kept: KeptRows,
 }
 
 impl NamedTensor {
     /// A tensor under a name. If it has a sharding, it is this rank's part.
     pub fn new(name: impl Into<String>, tensor: Tensor) -> NamedTensor {
-        NamedTensor { name: name.into(), tensor, rows: None }
+        let kept = KeptRows::all(tensor.sharded_shape());
+        NamedTensor { name: name.into(), tensor, kept }
     }
 
     /// The value of a parameter; of one with a home, the rows of this rank.
@@ -47,18 +34,8 @@ impl NamedTensor {
     /// # Errors
     /// When a parameter has no value.
     pub fn of(param: &Param) -> Result<NamedTensor> {
-        Ok(NamedTensor {
-            rows: HomeRows::of(param),
-            ..NamedTensor::new(param.name(), param.kept()?)
-        })
-    }
-
-    /// The shape of the whole tensor, and this rank's part of it before its rows are divided.
-    pub(super) fn sharded_shape(&self) -> ShardedShape {
-        match &self.rows {
-            Some(home) => home.shape.clone(),
-            None => self.tensor.sharded_shape(),
-        }
+        let (name, tensor) = (param.name().to_owned(), param.kept_value()?);
+        Ok(NamedTensor { name, tensor, kept: param.kept() })
     }
 }
 
@@ -67,9 +44,11 @@ impl NamedTensor {
 pub fn beside(module: &impl Module, tensors: Vec<(String, Tensor)>) -> Vec<NamedTensor> {
     let params = module.params();
     let params: BTreeMap<&str, &Param> = params.iter().map(|it| (it.name(), it)).collect();
-    let named = |(name, tensor): (String, Tensor)| NamedTensor {
-        rows: params.get(&*name).and_then(|param| HomeRows::of(param)),
-        ..NamedTensor::new(name, tensor)
+    let named = |(name, tensor): (String, Tensor)| match params.get(&*name) {
+        Some(param) if param.home().is_some() => {
+            NamedTensor { name, tensor, kept: param.kept() }
+        }
+        _ => NamedTensor::new(name, tensor),
     };
     tensors.into_iter().map(named).collect()
 }
@@ -97,7 +76,7 @@ pub(super) fn check_names(tensors: &[NamedTensor]) -> Result<()> {
 }
 
 pub(super) fn spec(named: &NamedTensor) -> Result<TensorSpec> {
-    let shape = named.sharded_shape();
+    let shape = named.kept.shape();
     let shape: Vec<u64> = shape.iter().map(|extent| *extent as u64).collect();
     let dtype = stored_dtype(named.tensor.dtype())?;
     Ok(TensorSpec::new(&named.name, dtype, &shape))

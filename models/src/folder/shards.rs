@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use meshgrad_autograd::row_count;
 use meshgrad_ckpt::graph::{Expr, Graph};
 use meshgrad_ckpt::mapping::Mapping;
 use meshgrad_ckpt::ranks::{Shard, ShardedSnapshot};
@@ -12,7 +11,7 @@ use meshgrad_error::{Result, bail};
 use meshgrad_mesh::Region;
 use meshgrad_runtime::Tensor;
 
-use super::memory::{HomeRows, NamedTensor, bytes, check_names, spec};
+use super::memory::{NamedTensor, bytes, check_names, spec};
 
 /// Adds this rank's shards of `tensors` to a snapshot, as the safetensors files of its folder
 /// `folder` (empty for its root). A tensor without a sharding is whole, and equal on all ranks that
@@ -67,10 +66,7 @@ fn shards(tensors: &[NamedTensor]) -> Result<Vec<Shard>> {
             Some(region) => Shard::new(spec(named)?, &region),
             None => Shard::whole(spec(named)?),
         };
-        Ok(match &named.rows {
-            Some(home) => shard.of_rows(home.rows.clone()),
-            None => shard,
-        })
+        Ok(shard.of_rows(named.kept.rows()))
     };
     tensors.iter().map(shard).collect()
 }
@@ -80,7 +76,7 @@ fn by_name(tensors: &[NamedTensor]) -> BTreeMap<&str, &Tensor> {
     named.map(|it| (it.name.as_str(), &it.tensor)).collect()
 }
 
-/// The region that this rank has, with all rows of a home; `None` without a sharding.
+/// The region that this rank has before its rows are divided; `None` without a sharding.
 ///
 /// # Errors
 /// When the tensor has partial values.
@@ -90,7 +86,7 @@ pub(super) fn region(named: &NamedTensor) -> Result<Option<Region>> {
         let name = named.name.escape_debug();
         bail!(Invalid, "`{name}` has partial values ({sharding}); redistribute it first");
     }
-    let shape = named.sharded_shape();
+    let shape = named.kept.shape();
     let position = shape.sharding().zip(shape.rank());
     Ok(position.and_then(|(sharding, rank)| sharding.region(rank)))
 }
@@ -102,9 +98,9 @@ pub(super) fn part(named: &NamedTensor, whole: Expr, graph: &mut Graph) -> Resul
             Some(region) => graph.region(whole, &region)?,
             None => whole,
         };
-        match &named.rows {
-            Some(home) => rows(part, &home.rows, graph),
-            None => Ok(part),
+        match named.tensor.shape() == named.kept.shape().local() {
+            true => Ok(part),
+            false => rows(part, &named.kept.rows(), graph),
         }
     };
     let region = region(named)?;
@@ -129,15 +125,11 @@ fn rows(mut of: Expr, rows: &Range<usize>, graph: &mut Graph) -> Result<Expr> {
 /// When it has partial values, or only a part of the tensor.
 pub(super) fn expect_whole(named: &NamedTensor) -> Result<()> {
     region(named)?;
-    let shape = named.sharded_shape();
-    let part = shape.sharding().filter(|it| !it.is_replicated());
-    let has_rows = |home: &HomeRows| home.rows.len() < row_count(home.shape.local());
-    let part = match (part, &named.rows) {
-        (Some(sharding), _) => sharding.to_string(),
-        (None, Some(home)) if has_rows(home) => {
-            format!("rows {:?} of {}", home.rows, *home.shape.local())
-        }
-        _ => return Ok(()),
+    let sharding = named.kept.shape().sharding().filter(|it| !it.is_replicated());
+    let part = match sharding {
+        Some(sharding) => sharding.to_string(),
+        None if named.kept.are_all() => return Ok(()),
+        None => named.kept.to_string(),
     };
     bail!(
         Invalid,
@@ -150,7 +142,7 @@ pub(super) fn expect_whole(named: &NamedTensor) -> Result<()> {
 /// The position of this rank among those that load the tensors together, and their number.
 pub(super) fn position(tensors: &[NamedTensor]) -> (usize, usize) {
     let position = tensors.iter().find_map(|named| {
-        let shape = named.sharded_shape();
+        let shape = named.kept.shape();
         let (mesh, rank) = (shape.sharding()?.mesh(), shape.rank()?);
         let position = mesh.ranks().into_iter().position(|it| it == rank)?;
         Some((position, mesh.len()))

@@ -4,7 +4,7 @@ use meshgrad::prelude::*;
 use meshgrad::runtime::ops::StepScalars;
 use meshgrad::runtime::{Function, Number, Signature};
 use meshgrad::train;
-use meshgrad::train::optim::{Granularity, Optimizer, Part, State, assign, if_finite};
+use meshgrad::train::optim::{Granularity, Part, State, UpdateRule, assign, if_finite};
 
 static SUM: Signature =
     Signature::new("adagrad_sum", "sum: F[~], gradient: F[~], scale: F[~] -> sum: F[~]", 4);
@@ -22,22 +22,23 @@ static STEP: Signature = Signature::new(
 /// param = param - learning_rate * g / (sqrt(sum) + 1e-8)
 /// ```
 pub struct Adagrad {
-    sums: Vec<(String, Tensor)>,
+    /// With the sum of squared gradients of each.
+    parts: Vec<(Part, Tensor)>,
 }
 
 impl Adagrad {
     /// Adagrad of `parts` with zero state.
     pub fn new(parts: &[Part]) -> train::Result<Adagrad> {
         let sum = |part: &Part| {
-            let (device, shape) = (part.value().device(), part.value().shape());
-            let sum = Tensor::zeros(device, shape, DType::F32, Kind::OptimizerState)?;
-            Ok((part.name().to_owned(), sum))
+            let value = part.value()?;
+            let (device, shape) = (value.device(), value.shape());
+            Ok((part.clone(), Tensor::zeros(device, shape, DType::F32, Kind::OptimizerState)?))
         };
-        Ok(Adagrad { sums: parts.iter().map(sum).collect::<train::Result<_>>()? })
+        Ok(Adagrad { parts: parts.iter().map(sum).collect::<train::Result<_>>()? })
     }
 }
 
-impl Optimizer for Adagrad {
+impl UpdateRule for Adagrad {
     fn name(&self) -> &str {
         "adagrad"
     }
@@ -47,17 +48,13 @@ impl Optimizer for Adagrad {
     }
 
     fn state(&self) -> Vec<State> {
-        vec![State { name: "sum", tensors: self.sums.clone() }]
+        let named = self.parts.iter().map(|(part, sum)| (part.name().to_owned(), sum.clone()));
+        vec![State { name: "sum", tensors: named.collect() }]
     }
 
-    fn step(
-        &mut self,
-        parts: &[Part],
-        gradients: &[Tensor],
-        scalars: StepScalars<'_>,
-    ) -> train::Result<()> {
-        for ((part, gradient), (_, sum)) in parts.iter().zip(gradients).zip(&self.sums) {
-            let (param, scale) = (part.value(), scalars.scale);
+    fn step(&mut self, gradients: &[Tensor], scalars: StepScalars<'_>) -> train::Result<()> {
+        for ((part, sum), gradient) in self.parts.iter().zip(gradients) {
+            let (param, scale) = (&part.value()?, scalars.scale);
             assign(&SUM, &Sum, [sum, gradient, scale], sum)?;
             let inputs = [param, gradient, sum, scalars.learning_rate, scale];
             assign(&STEP, &Step, inputs, param)?;

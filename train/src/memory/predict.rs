@@ -9,7 +9,7 @@ use crate::config::{Config, Reduction};
 use crate::ranks::RunRanks;
 use crate::trainer::Trainer;
 use crate::trainer::no_batch;
-use crate::updater::Updater;
+use crate::optimizer::Optimizer;
 use crate::{Result, checkpoint};
 
 /// The memory that a run needs, in bytes.
@@ -92,8 +92,7 @@ where
 {
     ranks.divide(model)?;
     allocate(model, meta)?;
-    let updater = Updater::new(model, meta, &config.optimizer, config.train.seed)?;
-    let mut trainer = Trainer::with(OnMeta(model), updater, Box::new(|_| 1.0), config, meta);
+    let mut trainer = Trainer::of(OnMeta(model)).schedule(Box::new(|_| 1.0)).build(config, meta)?;
 
     let saved = saved_bytes(&trainer)?;
     let rows = config.train.rows_of_pass(ranks.batch_parts());
@@ -132,10 +131,10 @@ impl<M: Model> Model for OnMeta<'_, M> {
 
 /// Bytes of everything that a checkpoint copies.
 fn saved_bytes<M: Model>(trainer: &Trainer<M>) -> Result<u64> {
-    let Trainer { model, updater, .. } = trainer;
+    let Trainer { model, optimizer, .. } = trainer;
     let (params, buffers) = (model.params(), model.buffers());
-    let values = params.iter().map(Param::kept).chain(buffers.iter().map(Buffer::value));
-    let state = updater.state().into_iter().flat_map(|part| part.tensors);
+    let values = params.iter().map(Param::kept_value).chain(buffers.iter().map(Buffer::value));
+    let state = optimizer.state().into_iter().flat_map(|part| part.tensors);
     let all = values.chain(state.map(|(_, tensor)| Ok(tensor)));
     let bytes = |tensor: Tensor| tensor.dtype().bytes(tensor.elements()) as u64;
     all.map(|tensor| Ok(bytes(tensor?))).sum()

@@ -5,12 +5,12 @@ use std::ops::Range;
 use meshgrad_error::{bail, ensure};
 use meshgrad_mesh::RowBox;
 use meshgrad_runtime::ops::{self, AdamWOperands, AdamWTable, StepScalars};
-use meshgrad_runtime::{DType, Key, Kind, Region, RegionKey, Tensor};
+use meshgrad_runtime::{DType, Key, Kind, RegionKey, Tensor};
 
 use super::assign::scaled;
 use super::part::viewed;
-use super::slots::{Due, Slots, pairs, zeros};
-use super::{AdamWConfig, Granularity, Groups, Optimizer, Part, Rounding, State};
+use super::slots::{Slot, Slots, zeros};
+use super::{AdamWConfig, Granularity, Groups, Part, Rounding, State, UpdateRule};
 use crate::Result;
 
 const NAME: &str = "adamw";
@@ -23,13 +23,14 @@ const NAME: &str = "adamw";
 /// value are then lost, so use a `beta2` of at most 0.99.
 pub struct AdamW {
     config: AdamWConfig,
-    slots: Slots<Slot>,
+    slots: Slots<Kept>,
     batches: Vec<Batch>,
     /// The f32 moments of the parameter that is being updated, if the state is bf16.
     widened: Option<Moments>,
 }
 
-struct Slot {
+/// The state of a part.
+struct Kept {
     moments: Moments,
     /// Of stochastic rounding; `None` if the parameter is rounded to nearest or has no rows here.
     draws: Option<Vec<Draw>>,
@@ -68,11 +69,11 @@ impl AdamW {
 
     pub(super) fn of(parts: &[&Part], config: AdamWConfig, groups: &Groups) -> Result<AdamW> {
         config.ranges().check(NAME)?;
-        let slots = Slots::new(parts.iter().copied(), groups, config.weight_decay, |part| {
-            let dtype = state_dtype(part, config.state_dtype)?;
-            Ok(Slot {
-                moments: Moments { exp_avg: zeros(part, dtype)?, exp_avg_sq: zeros(part, dtype)? },
-                draws: draws(part, &config)?,
+        let slots = Slots::new(parts.iter().copied(), groups, config.weight_decay, |part, value| {
+            let dtype = state_dtype(part.name(), value.dtype(), config.state_dtype)?;
+            Ok(Kept {
+                moments: Moments { exp_avg: zeros(value, dtype)?, exp_avg_sq: zeros(value, dtype)? },
+                draws: draws(part, value.dtype(), &config)?,
             })
         })?;
         let widened = match config.state_dtype {
@@ -82,36 +83,9 @@ impl AdamW {
         let batches = batches(&slots, widened.is_some());
         Ok(AdamW { config, slots, batches, widened })
     }
-
-    /// [`Optimizer::step`], with one pair per slot.
-    pub(super) fn step_pairs(
-        &mut self,
-        pairs: Vec<(&Part, &Tensor)>,
-        scalars: StepScalars<'_>,
-    ) -> Result<()> {
-        let due = self.slots.due(pairs)?;
-        for batch in &mut self.batches {
-            let learning_rate = &scaled(scalars.learning_rate, batch.factor)?;
-            let scalars = StepScalars { learning_rate, ..scalars };
-            let members = batch.members.iter();
-            let updates: Vec<Update<'_>> = members
-                .map(|at| Update::new(&due[*at], self.widened.as_ref()))
-                .collect::<Result<_>>()?;
-            let mut drawn = Vec::with_capacity(updates.len());
-            updates.iter().try_for_each(|it| it.add_to(&mut drawn))?;
-            let operands: Vec<AdamWOperands<'_>> =
-                drawn.iter().map(|update| update.operands(&self.config)).collect();
-            if operands.is_empty() {
-                continue;
-            }
-            batch.table.step(&operands, scalars)?;
-            updates.iter().try_for_each(Update::store)?;
-        }
-        Ok(())
-    }
 }
 
-impl Optimizer for AdamW {
+impl UpdateRule for AdamW {
     fn name(&self) -> &str {
         NAME
     }
@@ -126,28 +100,39 @@ impl Optimizer for AdamW {
         vec![exp_avg, exp_avg_sq]
     }
 
-    fn step(
-        &mut self,
-        parts: &[Part],
-        gradients: &[Tensor],
-        scalars: StepScalars<'_>,
-    ) -> Result<()> {
-        let pairs = pairs(self.slots.len(), parts, gradients)?;
-        self.step_pairs(pairs, scalars)
+    fn step(&mut self, gradients: &[Tensor], scalars: StepScalars<'_>) -> Result<()> {
+        let params = self.slots.values(gradients)?;
+        let slots: Vec<&Slot<Kept>> = self.slots.iter().collect();
+        for batch in &mut self.batches {
+            let learning_rate = &scaled(scalars.learning_rate, batch.factor)?;
+            let mut updates = Vec::with_capacity(batch.members.len());
+            for at in &batch.members {
+                let moments = slots[*at].state.moments.widened_to(self.widened.as_ref())?;
+                RowOperands::add(slots[*at], [&params[*at], &gradients[*at]], &moments, &mut updates)?;
+            }
+            if updates.is_empty() {
+                continue;
+            }
+            let operands: Vec<AdamWOperands<'_>> =
+                updates.iter().map(|rows| rows.operands(&self.config)).collect();
+            batch.table.step(&operands, StepScalars { learning_rate, ..scalars })?;
+            if let (Some(widened), [at]) = (&self.widened, &batch.members[..]) {
+                widened.store_to(&slots[*at].state.moments)?;
+            }
+        }
+        Ok(())
     }
 }
 
-/// The dtype of the state of `part`.
-fn state_dtype(part: &Part, state: DType) -> Result<DType> {
-    let param = part.value().dtype();
+/// The dtype of the state of a parameter of dtype `param`.
+fn state_dtype(name: &str, param: DType, state: DType) -> Result<DType> {
     match (state, param) {
         (DType::F32, _) => Ok(param.accumulator()),
         (DType::BF16, DType::F32 | DType::BF16) => Ok(state),
         _ => bail!(
             Invalid,
-            "{NAME}: state of `{}` ({param}) cannot be {state}; use f32 or bf16 state with f32 or bf16 \
-             parameters",
-            part.name()
+            "{NAME}: state of `{name}` ({param}) cannot be {state}; use f32 or bf16 state with f32 or \
+             bf16 parameters"
         ),
     }
 }
@@ -156,39 +141,30 @@ fn state_dtype(part: &Part, state: DType) -> Result<DType> {
 ///
 /// # Errors
 /// When the rows are several boxes of the whole parameter, in another order.
-fn draws(part: &Part, config: &AdamWConfig) -> Result<Option<Vec<Draw>>> {
-    let is_rounded = part.value().dtype() == DType::BF16 && part.value().elements() > 0;
+fn draws(part: &Part, dtype: DType, config: &AdamWConfig) -> Result<Option<Vec<Draw>>> {
+    let is_rounded = dtype == DType::BF16 && !part.kept().rows().is_empty();
     if config.rounding != Rounding::Stochastic || !is_rounded {
         return Ok(None);
     }
     // `rounding` keeps these numbers apart from initial values, whose key is the seed and the name
     // alone.
     let key = Key::new(config.seed).fold_name("rounding").fold_name(part.name());
-    let first = part.rows().start;
-    let draw = |it: &RowBox| {
-        let is_whole = it.within.iter().zip(&it.shape);
+    let draw = |it: RowBox| {
+        let mut dims = it.within.iter().zip(&it.shape);
         ensure!(
-            is_whole.clone().all(|(within, extent)| *within == (0..*extent)),
+            dims.all(|(within, extent)| *within == (0..*extent)),
             Invalid,
             "{NAME} cannot round `{}` stochastically, because its sharding divides a dim into several \
              ranges per rank; shard the dim in one range, or round to nearest",
             part.name()
         );
-        let mut region = Region::whole(part.global_shape())?;
-        for (dim, range) in it.global.iter().enumerate() {
-            region = region.slice(dim, range.clone())?;
-        }
-        Ok(Draw {
-            rows: it.rows.start - first..it.rows.end - first,
-            shape: it.shape.clone(),
-            key: key.within(&region),
-        })
+        Ok(Draw { key: part.kept().key_of(&it, key)?, rows: it.rows, shape: it.shape })
     };
-    part.boxes().iter().map(draw).collect::<Result<_>>().map(Some)
+    part.kept().boxes().into_iter().map(draw).collect::<Result<_>>().map(Some)
 }
 
 /// One batch per learning-rate factor; if `separate`, one per slot.
-fn batches(slots: &Slots<Slot>, separate: bool) -> Vec<Batch> {
+fn batches(slots: &Slots<Kept>, separate: bool) -> Vec<Batch> {
     let mut batches: Vec<Batch> = Vec::new();
     for (at, slot) in slots.iter().enumerate() {
         let factor = slot.settings.learning_rate_factor;
@@ -204,8 +180,9 @@ fn batches(slots: &Slots<Slot>, separate: bool) -> Vec<Batch> {
 impl Moments {
     /// Flat f32 moments of the size of the largest of `parts`.
     fn for_largest(parts: &[&Part]) -> Result<Option<Moments>> {
-        let largest = parts.iter().max_by_key(|part| part.value().elements());
-        let Some(largest) = largest.map(|part| part.value()) else {
+        let values = parts.iter().map(|part| part.value());
+        let values: Vec<Tensor> = values.collect::<Result<_>>()?;
+        let Some(largest) = values.iter().max_by_key(|value| value.elements()) else {
             return Ok(None);
         };
         let flat = || {
@@ -219,6 +196,27 @@ impl Moments {
         Ok(Moments { exp_avg: f(&self.exp_avg)?, exp_avg_sq: f(&self.exp_avg_sq)? })
     }
 
+    /// The first elements of these flat moments, as many as `like` has and in its shape.
+    fn views_like(&self, like: &Moments) -> Result<Moments> {
+        let like = &like.exp_avg;
+        self.each(|flat| viewed(&flat.slice(0, 0..like.elements())?, like.shape()))
+    }
+
+    /// These moments in the dtype of the op: a copy in `widened`, if there is one.
+    fn widened_to(&self, widened: Option<&Moments>) -> Result<Moments> {
+        let Some(widened) = widened else {
+            return Ok(self.clone());
+        };
+        let wide = widened.views_like(self)?;
+        self.copy_to(&wide)?;
+        Ok(wide)
+    }
+
+    /// Rounds these flat f32 moments, which [`Moments::widened_to`] filled, to `stored`.
+    fn store_to(&self, stored: &Moments) -> Result<()> {
+        self.views_like(stored)?.copy_to(stored)
+    }
+
     /// into = self, in the dtype of `into`.
     fn copy_to(&self, into: &Moments) -> Result<()> {
         for (from, to) in [(&self.exp_avg, &into.exp_avg), (&self.exp_avg_sq, &into.exp_avg_sq)] {
@@ -228,58 +226,39 @@ impl Moments {
     }
 }
 
-/// The operands of one part.
-#[derive(Clone)]
-struct Update<'a> {
-    slot: &'a super::slots::Slot<Slot>,
+/// The operands of all rows of a part, or of those of one draw.
+struct RowOperands<'a> {
     param: Tensor,
     gradient: Tensor,
-    row_elements: usize,
-    /// In the dtype of the op.
     moments: Moments,
+    weight_decay: f64,
     draw: Option<&'a RegionKey>,
 }
 
-impl<'a> Update<'a> {
-    /// Loads bf16 state to `widened`.
-    fn new(due: &Due<'a, Slot>, widened: Option<&Moments>) -> Result<Update<'a>> {
-        let (slot, stored) = (due.slot, &due.slot.state.moments);
-        let moments = match widened {
-            None => stored.clone(),
-            Some(widened) => {
-                let (elements, shape) = (due.part.value().elements(), due.part.value().shape());
-                let wide = widened.each(|flat| viewed(&flat.slice(0, 0..elements)?, shape))?;
-                stored.copy_to(&wide)?;
-                wide
-            }
-        };
-        Ok(Update {
-            slot,
-            param: due.part.value().clone(),
-            gradient: due.gradient.clone(),
-            row_elements: due.part.row_elements(),
-            moments,
-            draw: None,
-        })
-    }
-
-    /// Adds this update, or one for each draw, to `updates`.
-    fn add_to(&self, updates: &mut Vec<Update<'a>>) -> Result<()> {
-        let Some(draws) = &self.slot.state.draws else {
-            updates.push(self.clone());
+impl<'a> RowOperands<'a> {
+    /// Adds the rows of a slot to `list`.
+    fn add(
+        slot: &'a Slot<Kept>,
+        [param, gradient]: [&Tensor; 2],
+        moments: &Moments,
+        list: &mut Vec<RowOperands<'a>>,
+    ) -> Result<()> {
+        let weight_decay = slot.settings.weight_decay;
+        let Some(draws) = &slot.state.draws else {
+            let (param, gradient, moments) = (param.clone(), gradient.clone(), moments.clone());
+            list.push(RowOperands { param, gradient, moments, weight_decay, draw: None });
             return Ok(());
         };
+        let by_row = slot.part.kept().by_row();
         for draw in draws {
             let of = |x: &Tensor| {
-                let rows = viewed(x, &[x.elements() / self.row_elements, self.row_elements])?;
-                viewed(&rows.slice(0, draw.rows.clone())?, &draw.shape)
+                viewed(&viewed(x, &by_row)?.slice(0, draw.rows.clone())?, &draw.shape)
             };
-            updates.push(Update {
-                slot: self.slot,
-                param: of(&self.param)?,
-                gradient: of(&self.gradient)?,
-                row_elements: self.row_elements,
-                moments: self.moments.each(of)?,
+            list.push(RowOperands {
+                param: of(param)?,
+                gradient: of(gradient)?,
+                moments: moments.each(of)?,
+                weight_decay,
                 draw: Some(&draw.key),
             });
         }
@@ -287,30 +266,14 @@ impl<'a> Update<'a> {
     }
 
     fn operands(&self, config: &AdamWConfig) -> AdamWOperands<'_> {
+        let AdamWConfig { beta1, beta2, eps, .. } = *config;
         AdamWOperands {
             param: &self.param,
             gradient: &self.gradient,
             exp_avg: &self.moments.exp_avg,
             exp_avg_sq: &self.moments.exp_avg_sq,
-            constants: ops::AdamW {
-                beta1: config.beta1,
-                beta2: config.beta2,
-                eps: config.eps,
-                weight_decay: self.slot.settings.weight_decay,
-            },
+            constants: ops::AdamW { beta1, beta2, eps, weight_decay: self.weight_decay },
             rounding: self.draw,
-        }
-    }
-
-    /// Rounds the state to bf16, if that is its dtype.
-    fn store(&self) -> Result<()> {
-        let stored = &self.slot.state.moments;
-        match stored.exp_avg.storage_id() == self.moments.exp_avg.storage_id() {
-            true => Ok(()),
-            false => {
-                let shape = stored.exp_avg.shape();
-                self.moments.each(|moment| viewed(moment, shape))?.copy_to(stored)
-            }
         }
     }
 }

@@ -59,7 +59,7 @@ impl Default for AdamWConfig {
 impl AdamWConfig {
     /// Checks that stochastic rounding, if it is chosen, has an effect on one of `params`. These
     /// are all parameters of the model that AdamW updates, even if this rank has none of their
-    /// rows. [`Updater::new`](crate::updater::Updater::new) calls it.
+    /// rows. [`Optimizer::new`](crate::optimizer::Optimizer::new) calls it.
     ///
     /// # Errors
     /// When it has none.

@@ -1,11 +1,10 @@
 //! Exponential moving averages of weights.
 
-use meshgrad_error::ensure;
 use meshgrad_runtime::{Function, Number, Signature, Tensor, ops};
 
 use super::assign::{assign, averaged};
 use super::ranges::Ranges;
-use super::slots::{Slots, zeros};
+use super::slots::{Slot, Slots, zeros};
 use super::{Groups, Part, State};
 use crate::Result;
 
@@ -34,9 +33,9 @@ impl Ema {
         let holds = (0.0..=1.0).contains(&decay);
         let ranges = Ranges::default().require("decay", decay, "in [0, 1]", holds);
         ranges.check("ema")?;
-        let slots = Slots::new(parts, &Groups::default(), 0.0, |part| {
-            let average = zeros(part, part.value().dtype().accumulator())?;
-            copy(part.value(), &average)?;
+        let slots = Slots::new(parts, &Groups::default(), 0.0, |_, value| {
+            let average = zeros(value, value.dtype().accumulator())?;
+            copy(value, &average)?;
             Ok(average)
         })?;
         Ok(Ema { decay, slots })
@@ -45,10 +44,12 @@ impl Ema {
     /// Updates the averages with the current values. Does not wait for the device.
     ///
     /// # Errors
-    /// For parts that differ from those at construction.
-    pub fn update(&self, parts: &[Part]) -> Result<()> {
+    /// When memory runs out.
+    pub fn update(&self) -> Result<()> {
         let average = Average { decay: self.decay };
-        self.each(parts, |mean, value| assign(&AVERAGE, &average, [mean, value], mean))
+        self.slots.iter().try_for_each(|Slot { part, state: mean, .. }| {
+            assign(&AVERAGE, &average, [mean, &part.value()?], mean)
+        })
     }
 
     /// The averages as `ema`. Writing to the tensors restores saved averages.
@@ -56,54 +57,35 @@ impl Ema {
         self.slots.state("ema", Some)
     }
 
-    /// Writes the averages to `parts`, rounded to their dtypes, and returns the values before, to
+    /// Sets the parameters to the averages, rounded to their dtypes, and returns the values before, to
     /// restore after an evaluation.
     ///
     /// # Errors
-    /// As [`Ema::update`]; when memory runs out. The values may then be partly replaced.
-    pub fn apply(&self, parts: &[Part]) -> Result<Originals> {
-        self.each(parts, |_, _| Ok(()))?;
-        let values = parts.iter().map(|part| ops::copy(part.value()));
-        let originals = Originals(values.collect::<Result<_, _>>()?);
-        self.each(parts, copy)?;
+    /// When memory runs out. The values may then be partly replaced.
+    pub fn apply(&self) -> Result<Originals> {
+        let values = self.slots.iter().map(|slot| slot.part.value());
+        let values: Vec<Tensor> = values.collect::<Result<_>>()?;
+        let saved = |value: Tensor| Ok((ops::copy(&value)?, value));
+        let originals = Originals(values.into_iter().map(saved).collect::<Result<_>>()?);
+        for (slot, (_, value)) in self.slots.iter().zip(&originals.0) {
+            copy(&slot.state, value)?;
+        }
         Ok(originals)
     }
-
-    /// Calls `f` with each average and value.
-    fn each(&self, parts: &[Part], f: impl Fn(&Tensor, &Tensor) -> Result<()>) -> Result<()> {
-        let expected = self.slots.len();
-        check_count(expected, parts)?;
-        let pairs = parts.iter().map(|part| (part, part.value()));
-        let due = self.slots.due(pairs.collect())?;
-        due.iter().try_for_each(|due| f(&due.slot.state, due.part.value()))
-    }
 }
 
-/// The values that [`Ema::apply`] replaced.
+/// The values that [`Ema::apply`] replaced, and the tensors to write them back to.
 #[must_use = "without `restore`, training continues from the averages"]
-pub struct Originals(Vec<Tensor>);
+pub struct Originals(Vec<(Tensor, Tensor)>);
 
 impl Originals {
-    /// Writes the values back to `parts`, bit for bit.
+    /// Writes the values back, bit for bit.
     ///
     /// # Errors
-    /// For another number of parts; an error of the copy for other shapes.
-    pub fn restore(self, parts: &[Part]) -> Result<()> {
-        check_count(self.0.len(), parts)?;
-        let mut pairs = self.0.iter().zip(parts);
-        pairs.try_for_each(|(value, part)| copy(value, part.value()))
+    /// When the device fails.
+    pub fn restore(self) -> Result<()> {
+        self.0.iter().try_for_each(|(original, value)| copy(original, value))
     }
-}
-
-fn check_count(expected: usize, parts: &[Part]) -> Result<()> {
-    ensure!(
-        parts.len() == expected,
-        Invalid,
-        "the averages were constructed for {expected} part(s), but now there are {}; pass the same \
-         parts",
-        parts.len()
-    );
-    Ok(())
 }
 
 /// into = x, in the dtype of `into`.

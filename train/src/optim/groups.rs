@@ -94,7 +94,8 @@ pub(super) fn matched<'a>(pattern: &Pattern, names: &[&'a str]) -> Result<&'a st
 
 #[cfg(test)]
 mod tests {
-    use meshgrad_runtime::{DType, Device, Kind, Tensor};
+    use meshgrad_autograd::{Init, Param, Spec};
+    use meshgrad_runtime::Shape;
 
     use super::*;
 
@@ -105,9 +106,8 @@ mod tests {
     }
 
     fn settings(groups: &Groups, name: &str, shape: &[usize]) -> (f64, f64) {
-        let value = Tensor::zeros(&Device::cpu(), shape, DType::F32, Kind::Parameter).unwrap();
-        let rows = shape.iter().rev().skip(1).product();
-        let part = Part::new(name, value, shape, 0..rows).unwrap();
+        let spec = Spec { shape: Shape::new(shape).unwrap(), ..Spec::new([], Init::Zeros) };
+        let part = Part::of(&Param::with_spec(name, spec));
         let Settings { learning_rate_factor, weight_decay } = groups.settings(&part, 0.1);
         (learning_rate_factor, weight_decay)
     }

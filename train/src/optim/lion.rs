@@ -4,8 +4,8 @@ use meshgrad_runtime::ops::StepScalars;
 use meshgrad_runtime::{Function, Number, Signature, Tensor};
 
 use super::assign::{assign, if_finite};
-use super::slots::{Slots, Update, pairs, zeros};
-use super::{Granularity, Groups, LionConfig, Optimizer, Part, State};
+use super::slots::{Slot, Slots, zeros};
+use super::{Granularity, Groups, LionConfig, Part, State, UpdateRule};
 use crate::Result;
 
 const NAME: &str = "lion";
@@ -46,25 +46,30 @@ impl Lion {
     /// For a constant outside of its range; when memory runs out.
     pub fn new(parts: &[Part], config: LionConfig, groups: &Groups) -> Result<Lion> {
         config.ranges().check(NAME)?;
-        let slots = Slots::new(parts, groups, config.weight_decay, |part| {
-            zeros(part, part.value().dtype().accumulator())
+        let slots = Slots::new(parts, groups, config.weight_decay, |_, value| {
+            zeros(value, value.dtype().accumulator())
         })?;
         Ok(Lion { config, slots })
     }
 
-    fn update(&self, of: Update<'_, Tensor>) -> Result<()> {
+    fn update(
+        &self,
+        slot: &Slot<Tensor>,
+        [param, gradient]: [&Tensor; 2],
+        StepScalars { learning_rate, scale, .. }: StepScalars<'_>,
+    ) -> Result<()> {
         let LionConfig { beta1, beta2, .. } = self.config;
-        let (param, gradient, exp_avg, scale) = (of.param, of.gradient, of.state, of.scale);
+        let exp_avg = &slot.state;
 
-        let step = Step { beta1, weight_decay: of.weight_decay };
-        let inputs = [param, gradient, exp_avg, of.learning_rate, scale];
+        let step = Step { beta1, weight_decay: slot.settings.weight_decay };
+        let inputs = [param, gradient, exp_avg, learning_rate, scale];
         assign(&STEP, &step, inputs, param)?;
         let inputs = [exp_avg, gradient, scale];
         assign(&AVERAGE, &Average { beta2 }, inputs, exp_avg)
     }
 }
 
-impl Optimizer for Lion {
+impl UpdateRule for Lion {
     fn name(&self) -> &str {
         NAME
     }
@@ -77,14 +82,8 @@ impl Optimizer for Lion {
         vec![self.slots.state("exp_avg", Some)]
     }
 
-    fn step(
-        &mut self,
-        parts: &[Part],
-        gradients: &[Tensor],
-        scalars: StepScalars<'_>,
-    ) -> Result<()> {
-        let pairs = pairs(self.slots.len(), parts, gradients)?;
-        self.slots.each(pairs, scalars, |of| self.update(of))
+    fn step(&mut self, gradients: &[Tensor], scalars: StepScalars<'_>) -> Result<()> {
+        self.slots.each(gradients, scalars, |slot, tensors, now| self.update(slot, tensors, now))
     }
 }
 

@@ -7,8 +7,8 @@ use meshgrad_runtime::{Accumulator, DType, Function, Number, Signature, Tensor};
 use super::assign::{assign, averaged, if_finite, map};
 use super::groups::parse;
 use super::part::viewed;
-use super::slots::{Slots, Update, pairs, zeros};
-use super::{AdamW, Granularity, Groups, MuonConfig, Optimizer, Part, State};
+use super::slots::{Slot, Slots, check_count, zeros};
+use super::{AdamW, Granularity, Groups, MuonConfig, Part, State, UpdateRule};
 use crate::Result;
 
 const NAME: &str = "muon";
@@ -100,9 +100,9 @@ impl Muon {
             let chosen = choices.filter(|(_, is_matrix)| **is_matrix == matrix);
             chosen.map(|(part, _)| part).collect()
         };
-        let matrices = Slots::new(chosen(true), groups, config.weight_decay, |part| {
+        let matrices = Slots::new(chosen(true), groups, config.weight_decay, |part, value| {
             part.matrices(NAME)?;
-            zeros(part, part.value().dtype().accumulator())
+            zeros(value, value.dtype().accumulator())
         })?;
         Ok(Muon {
             matrices,
@@ -112,9 +112,14 @@ impl Muon {
         })
     }
 
-    fn update(&self, of: Update<'_, Tensor>) -> Result<()> {
-        let (param, gradient, buffer, scale) = (of.param, of.gradient, of.state, of.scale);
-        let [count, rows, columns] = of.part.matrices(NAME)?;
+    fn update(
+        &self,
+        slot: &Slot<Tensor>,
+        [param, gradient]: [&Tensor; 2],
+        StepScalars { learning_rate, scale, .. }: StepScalars<'_>,
+    ) -> Result<()> {
+        let [count, rows, columns] = slot.part.matrices(NAME)?;
+        let buffer = &slot.state;
         let momentum = Momentum(self.config.momentum);
 
         assign(&MOMENTUM, &momentum, [buffer, gradient, scale], buffer)?;
@@ -129,15 +134,15 @@ impl Muon {
         let update = viewed(&orthogonalized(&direction, &self.config)?, param.shape())?;
 
         let step = Step {
-            weight_decay: of.weight_decay,
+            weight_decay: slot.settings.weight_decay,
             factor: self.config.adjust_learning_rate.factor(rows, columns),
         };
-        let inputs = [param, &update, of.learning_rate, scale];
+        let inputs = [param, &update, learning_rate, scale];
         assign(&STEP, &step, inputs, param)
     }
 }
 
-impl Optimizer for Muon {
+impl UpdateRule for Muon {
     fn name(&self) -> &str {
         NAME
     }
@@ -152,22 +157,18 @@ impl Optimizer for Muon {
         state
     }
 
-    fn step(
-        &mut self,
-        parts: &[Part],
-        gradients: &[Tensor],
-        scalars: StepScalars<'_>,
-    ) -> Result<()> {
+    fn step(&mut self, gradients: &[Tensor], scalars: StepScalars<'_>) -> Result<()> {
         let (mut matrices, mut others) = (Vec::new(), Vec::new());
-        let pairs = pairs(self.is_matrix.len(), parts, gradients)?;
-        for (pair, is_matrix) in pairs.into_iter().zip(&self.is_matrix) {
+        check_count(self.is_matrix.len(), gradients)?;
+        for (gradient, is_matrix) in gradients.iter().zip(&self.is_matrix) {
             match is_matrix {
-                true => matrices.push(pair),
-                false => others.push(pair),
+                true => matrices.push(gradient.clone()),
+                false => others.push(gradient.clone()),
             }
         }
-        self.matrices.each(matrices, scalars, |of| self.update(of))?;
-        self.others.step_pairs(others, scalars)
+        let update = |slot: &_, tensors, now: StepScalars<'_>| self.update(slot, tensors, now);
+        self.matrices.each(&matrices, scalars, update)?;
+        self.others.step(&others, scalars)
     }
 }
 

@@ -1,144 +1,83 @@
 //! The part of a parameter that an optimizer updates.
 
-use std::fmt;
 use std::ops::Range;
 
-use meshgrad_autograd::{Module, Param, row_count, row_elements};
-use meshgrad_error::ensure;
-use meshgrad_mesh::RowBox;
-use meshgrad_runtime::{DType, Shape, ShardedShape, Tensor, ops};
+use meshgrad_autograd::{KeptRows, Module, Param};
+use meshgrad_error::{bail, ensure};
+use meshgrad_runtime::{Shape, Tensor, ops};
 
 use crate::Result;
 
-/// A range of the rows of a parameter, or of this rank's part of a sharded one. Its rows are all dims
-/// but the last, merged; a parameter with fewer than two dims is one row.
+/// A parameter, and the rows of it that this rank updates. It reads the parameter's value at each step,
+/// so that a checkpoint may set another one.
 #[derive(Clone, Debug)]
 pub struct Part {
-    spec: PartSpec,
-    value: Tensor,
-}
-
-/// The description of a part, without its value.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct PartSpec {
-    pub(super) name: String,
-    dtype: DType,
-    shape: Shape,
-    global: Shape,
-    /// The shape of the part that `rows` counts the rows of: this rank's part of a sharded parameter.
-    local: Shape,
-    rows: Range<usize>,
-    /// Where the rows are in the whole parameter.
-    boxes: Vec<RowBox>,
+    param: Param,
+    kept: KeptRows,
+    /// Whether these are only some of the rows that the parameter keeps.
+    is_slice: bool,
 }
 
 /// [`Part::of`] every parameter of `module` that is not frozen, in the module's order.
-///
-/// # Errors
-/// When a parameter has no value.
-pub fn parts(module: &impl Module) -> Result<Vec<Part>> {
+pub fn parts(module: &impl Module) -> Vec<Part> {
     module.trained().iter().map(Part::of).collect()
 }
 
 impl Part {
-    /// The rows of `param` that this rank keeps: those of its [`Home`](meshgrad_autograd::Home), or
-    /// all.
-    ///
-    /// # Errors
-    /// When a parameter has no value.
-    pub fn of(param: &Param) -> Result<Part> {
-        let (name, shape) = (param.name().to_owned(), param.sharded_shape());
-        match param.home() {
-            Some(home) => Part::with_shape(name, home.value().clone(), &shape, home.rows()),
-            None => {
-                let whole = *param.shape();
-                Part::new(name, param.value()?, &whole, 0..row_count(&whole))
-            }
-        }
+    /// The rows of `param` that this rank keeps ([`Param::kept`]).
+    pub fn of(param: &Param) -> Part {
+        Part { param: param.clone(), kept: param.kept(), is_slice: false }
     }
 
-    /// The rows `rows` of parameter `name`, whose shape is `global`, with their value.
-    ///
-    /// # Shapes
-    /// `value` any shape, contiguous, with the elements of `rows`; f64, f32 or bf16.
+    /// The rows `rows` of `param`, which has no home.
     ///
     /// # Errors
-    /// When the parameter has not these rows, or they do not have the elements of `value`.
-    pub fn new(
-        name: impl Into<String>,
-        value: Tensor,
-        global: &[usize],
-        rows: Range<usize>,
-    ) -> Result<Part> {
-        Part::with_shape(name.into(), value, &Shape::new(global)?.into(), rows)
-    }
-
-    fn with_shape(
-        name: String,
-        value: Tensor,
-        shape: &ShardedShape,
-        rows: Range<usize>,
-    ) -> Result<Part> {
-        let (global, local) = (**shape, *shape.local());
-        let count = row_count(&local);
-        let Range { start, end } = rows;
-        ensure!(
-            start <= end && end <= count,
-            Invalid,
-            "part of `{name}`: rows {start}..{end} are outside of the {count} rows of shape {local}"
-        );
-        let expected = rows.len() * row_elements(&local);
-        ensure!(
-            value.elements() == expected && value.is_contiguous(),
-            Invalid,
-            "part of `{name}`: rows {start}..{end} of a parameter of shape {local} need {expected} \
-             elements in a contiguous tensor, but the value has shape {}",
-            value.shape()
-        );
-        let spec = PartSpec {
-            name,
-            dtype: value.dtype(),
-            shape: *value.shape(),
-            boxes: shape.row_boxes(rows.clone()),
-            global,
-            local,
-            rows,
-        };
-        Ok(Part { spec, value })
+    /// When the parameter does not have these rows, or has a home.
+    pub fn of_rows(param: &Param, rows: Range<usize>) -> Result<Part> {
+        let name = param.name();
+        ensure!(param.home().is_none(), Invalid, "part of `{name}`: its home divides its rows");
+        let kept = KeptRows::new(param.sharded_shape(), rows, true);
+        let kept = kept.map_err(|error| error.context(format_args!("part of `{name}`")))?;
+        Ok(Part { param: param.clone(), is_slice: !kept.are_all(), kept })
     }
 
     /// The parameter's name.
     pub fn name(&self) -> &str {
-        &self.spec.name
-    }
-
-    /// The value of these rows.
-    pub fn value(&self) -> &Tensor {
-        &self.value
+        self.param.name()
     }
 
     /// The shape of the whole parameter.
     pub fn global_shape(&self) -> &Shape {
-        &self.spec.global
+        self.param.shape()
     }
 
-    /// The rows that this part has, of the whole parameter or of this rank's part of a sharded one.
-    pub fn rows(&self) -> Range<usize> {
-        self.spec.rows.clone()
+    /// The rows.
+    pub fn kept(&self) -> &KeptRows {
+        &self.kept
     }
 
-    pub(super) fn spec(&self) -> &PartSpec {
-        &self.spec
-    }
-
-    /// Where the rows are in the whole parameter.
-    pub(super) fn boxes(&self) -> &[RowBox] {
-        &self.spec.boxes
-    }
-
-    /// The elements of a row.
-    pub(super) fn row_elements(&self) -> usize {
-        row_elements(&self.spec.local)
+    /// Their value, which a step writes to.
+    ///
+    /// # Shapes
+    /// That of the parameter, if these are all of its rows and it has no home; otherwise
+    /// [`KeptRows::by_row`].
+    ///
+    /// # Errors
+    /// When the parameter has no value, or it is not contiguous.
+    pub fn value(&self) -> Result<Tensor> {
+        let value = self.param.kept_value()?;
+        if !value.is_contiguous() {
+            bail!(
+                Invalid,
+                "`{}`: an optimizer needs a contiguous value, but it has strides {:?}; set a copy",
+                self.name(),
+                value.layout().strides()
+            );
+        }
+        match self.is_slice {
+            true => self.kept.of(&value),
+            false => Ok(value),
+        }
     }
 
     /// The shape of this part as a list of matrices, for a parameter of at least two dims.
@@ -146,29 +85,21 @@ impl Part {
     /// # Errors
     /// When it splits a matrix; the error names `optimizer`.
     pub(super) fn matrices(&self, optimizer: &'static str) -> Result<[usize; 3]> {
-        let PartSpec { global, local, rows, .. } = &self.spec;
-        let [.., matrix, columns] = global[..] else {
-            return Ok([rows.len(), 1, self.row_elements()]);
+        let [rows, row_elements] = self.kept.by_row();
+        let [.., matrix, columns] = self.global_shape()[..] else {
+            return Ok([rows, 1, row_elements]);
         };
         let splits = |row: usize| row.checked_rem(matrix).is_some_and(|rest| rest != 0);
-        let is_sharded = !local.ends_with(&[matrix, columns]);
-        let Range { start, end } = *rows;
+        let is_sharded = !self.kept.shape().local().ends_with(&[matrix, columns]);
+        let Range { start, end } = self.kept.rows();
         ensure!(
             !is_sharded && !splits(start) && !splits(end),
             Invalid,
             "`{}`: rows {start}..{end} split a matrix of {matrix} rows, but {optimizer} needs whole \
              matrices",
-            self.spec.name
+            self.name()
         );
-        let count = rows.len().checked_div(matrix).unwrap_or(0);
-        Ok([count, matrix, columns])
-    }
-}
-
-impl fmt::Display for PartSpec {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let PartSpec { name, dtype, shape, local, rows: Range { start, end }, .. } = self;
-        write!(f, "`{name}` {dtype}{shape}, rows {start}..{end} of {local}")
+        Ok([rows.checked_div(matrix).unwrap_or(0), matrix, columns])
     }
 }
 

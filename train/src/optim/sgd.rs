@@ -4,8 +4,8 @@ use meshgrad_runtime::ops::StepScalars;
 use meshgrad_runtime::{Function, Number, Signature, Tensor};
 
 use super::assign::{assign, if_finite};
-use super::slots::{Slots, Update, pairs, zeros};
-use super::{Granularity, Groups, Optimizer, Part, SgdConfig, State};
+use super::slots::{Slot, Slots, zeros};
+use super::{Granularity, Groups, Part, SgdConfig, State, UpdateRule};
 use crate::Result;
 
 const NAME: &str = "sgd";
@@ -58,24 +58,27 @@ impl Sgd {
     /// For a constant outside of its range; when memory runs out.
     pub fn new(parts: &[Part], config: SgdConfig, groups: &Groups) -> Result<Sgd> {
         config.ranges().check(NAME)?;
-        let slots = Slots::new(parts, groups, config.weight_decay, |part| {
-            let buffer = || zeros(part, part.value().dtype().accumulator());
+        let slots = Slots::new(parts, groups, config.weight_decay, |_, value| {
+            let buffer = || zeros(value, value.dtype().accumulator());
             (config.momentum > 0.0).then(buffer).transpose()
         })?;
         Ok(Sgd { config, slots })
     }
 
-    fn update(&self, of: Update<'_, Option<Tensor>>) -> Result<()> {
-        let (param, gradient, scale) = (of.param, of.gradient, of.scale);
-        let (learning_rate, decay) = (of.learning_rate, Decay(of.weight_decay));
-
-        let Some(buffer) = of.state else {
+    fn update(
+        &self,
+        slot: &Slot<Option<Tensor>>,
+        [param, gradient]: [&Tensor; 2],
+        StepScalars { learning_rate, step, scale }: StepScalars<'_>,
+    ) -> Result<()> {
+        let decay = Decay(slot.settings.weight_decay);
+        let Some(buffer) = &slot.state else {
             let inputs = [param, gradient, learning_rate, scale];
             return assign(&STEP, &Step { decay }, inputs, param);
         };
         let SgdConfig { momentum, dampening, nesterov, .. } = self.config;
         let accumulate = Momentum { decay, momentum, dampening };
-        let inputs = [param, gradient, buffer, of.step, scale];
+        let inputs = [param, gradient, buffer, step, scale];
         assign(&MOMENTUM, &accumulate, inputs, buffer)?;
         if nesterov {
             let ahead = NesterovStep { decay, momentum };
@@ -87,7 +90,7 @@ impl Sgd {
     }
 }
 
-impl Optimizer for Sgd {
+impl UpdateRule for Sgd {
     fn name(&self) -> &str {
         NAME
     }
@@ -101,14 +104,8 @@ impl Optimizer for Sgd {
         Vec::from_iter((self.config.momentum > 0.0).then_some(buffers))
     }
 
-    fn step(
-        &mut self,
-        parts: &[Part],
-        gradients: &[Tensor],
-        scalars: StepScalars<'_>,
-    ) -> Result<()> {
-        let pairs = pairs(self.slots.len(), parts, gradients)?;
-        self.slots.each(pairs, scalars, |of| self.update(of))
+    fn step(&mut self, gradients: &[Tensor], scalars: StepScalars<'_>) -> Result<()> {
+        self.slots.each(gradients, scalars, |slot, tensors, now| self.update(slot, tensors, now))
     }
 }
 

@@ -1,97 +1,77 @@
-//! The parts of an optimizer, with their settings and their state.
+//! The parts of an update rule, with their settings and their state.
 
 use meshgrad_error::ensure;
 use meshgrad_runtime::ops::StepScalars;
 use meshgrad_runtime::{DType, Kind, Tensor};
 
 use super::assign::scaled;
-use super::part::PartSpec;
 use super::{Groups, Part, Settings, State};
 use crate::Result;
 
 /// One slot per part, in the order of the parts.
 pub(super) struct Slots<S>(Vec<Slot<S>>);
 
-/// The settings and the state of a part.
+/// A part with its settings and its state.
 pub(super) struct Slot<S> {
-    part: PartSpec,
+    pub(super) part: Part,
     pub(super) settings: Settings,
     pub(super) state: S,
 }
 
-/// What a step of one part reads and writes.
-pub(super) struct Update<'a, S> {
-    pub(super) part: &'a Part,
-    pub(super) param: &'a Tensor,
-    pub(super) gradient: &'a Tensor,
-    pub(super) state: &'a S,
-    pub(super) weight_decay: f64,
-    /// The learning rate times the part's factor.
-    pub(super) learning_rate: &'a Tensor,
-    pub(super) step: &'a Tensor,
-    pub(super) scale: &'a Tensor,
-}
-
-/// A part in a step, with its gradient.
-pub(super) struct Due<'a, S> {
-    pub(super) slot: &'a Slot<S>,
-    pub(super) part: &'a Part,
-    pub(super) gradient: &'a Tensor,
-}
-
 impl<S> Slots<S> {
-    /// Slots for `parts` with the state that `allocate` returns.
+    /// Slots for `parts` with the state that `allocate` returns for a part and its value.
     pub(super) fn new<'a>(
         parts: impl IntoIterator<Item = &'a Part>,
         groups: &Groups,
         weight_decay: f64,
-        allocate: impl Fn(&Part) -> Result<S>,
+        allocate: impl Fn(&Part, &Tensor) -> Result<S>,
     ) -> Result<Slots<S>> {
         let slot = |part: &'a Part| {
             Ok(Slot {
-                part: part.spec().clone(),
+                part: part.clone(),
                 settings: groups.settings(part, weight_decay),
-                state: allocate(part)?,
+                state: allocate(part, &part.value()?)?,
             })
         };
         Ok(Slots(parts.into_iter().map(slot).collect::<Result<_>>()?))
     }
 
-    /// Checks the parts and gradients of a step against the slots and combines them. Values may
-    /// take the place of gradients.
-    pub(super) fn due<'a>(&'a self, parts: Vec<(&'a Part, &'a Tensor)>) -> Result<Vec<Due<'a, S>>> {
-        let pairs = self.0.iter().zip(parts);
-        pairs.map(|(slot, (part, gradient))| slot.due(part, gradient)).collect()
+    /// The values of the parts, after a check of their `gradients`.
+    pub(super) fn values(&self, gradients: &[Tensor]) -> Result<Vec<Tensor>> {
+        check_count(self.0.len(), gradients)?;
+        let value = |(slot, gradient): (&Slot<S>, &Tensor)| {
+            let value = slot.part.value()?;
+            ensure!(
+                gradient.shape() == value.shape(),
+                Invalid,
+                "the gradient of `{}` has shape {}, but the value has shape {}",
+                slot.part.name(),
+                gradient.shape(),
+                value.shape()
+            );
+            Ok(value)
+        };
+        self.0.iter().zip(gradients).map(value).collect()
     }
 
-    /// Calls `update` for each part, after all are checked.
+    /// Calls `update` for each slot, with the value and the gradient of its part, after all are
+    /// checked. Its scalars have the part's learning rate.
     pub(super) fn each(
         &self,
-        pairs: Vec<(&Part, &Tensor)>,
+        gradients: &[Tensor],
         scalars: StepScalars<'_>,
-        update: impl Fn(Update<'_, S>) -> Result<()>,
+        update: impl Fn(&Slot<S>, [&Tensor; 2], StepScalars<'_>) -> Result<()>,
     ) -> Result<()> {
-        for due in self.due(pairs)? {
-            let settings = due.slot.settings;
-            update(Update {
-                part: due.part,
-                param: due.part.value(),
-                gradient: due.gradient,
-                state: &due.slot.state,
-                weight_decay: settings.weight_decay,
-                learning_rate: &scaled(scalars.learning_rate, settings.learning_rate_factor)?,
-                step: scalars.step,
-                scale: scalars.scale,
-            })?;
+        let values = self.values(gradients)?;
+        for (slot, (value, gradient)) in self.0.iter().zip(values.iter().zip(gradients)) {
+            let factor = slot.settings.learning_rate_factor;
+            let learning_rate = &scaled(scalars.learning_rate, factor)?;
+            update(slot, [value, gradient], StepScalars { learning_rate, ..scalars })?;
         }
         Ok(())
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Slot<S>> {
+    pub(super) fn iter(&self) -> impl ExactSizeIterator<Item = &Slot<S>> {
         self.0.iter()
     }
 
@@ -101,53 +81,25 @@ impl<S> Slots<S> {
         name: &'static str,
         of: impl Fn(&'a S) -> Option<&'a Tensor>,
     ) -> State {
-        let named = |slot: &'a Slot<S>| Some((slot.part.name.clone(), of(&slot.state)?.clone()));
+        let named =
+            |slot: &'a Slot<S>| Some((slot.part.name().to_owned(), of(&slot.state)?.clone()));
         State { name, tensors: self.0.iter().filter_map(named).collect() }
     }
 }
 
-impl<S> Slot<S> {
-    /// Checks the part and the gradient of this slot.
-    fn due<'a>(&'a self, part: &'a Part, gradient: &'a Tensor) -> Result<Due<'a, S>> {
-        ensure!(
-            *part.spec() == self.part,
-            Invalid,
-            "a part was {} at construction, but is now {}; construct a new optimizer",
-            self.part,
-            part.spec()
-        );
-        ensure!(
-            gradient.shape() == part.value().shape(),
-            Invalid,
-            "the gradient of `{}` has shape {}, but the value has shape {}",
-            part.name(),
-            gradient.shape(),
-            part.value().shape()
-        );
-        Ok(Due { slot: self, part, gradient })
-    }
-}
-
-/// Pairs `parts` with `gradients`; there must be `expected` of each.
-pub(super) fn pairs<'a>(
-    expected: usize,
-    parts: &'a [Part],
-    gradients: &'a [Tensor],
-) -> Result<Vec<(&'a Part, &'a Tensor)>> {
+/// Checks that there is a gradient for each of `parts` parts.
+pub(super) fn check_count(parts: usize, gradients: &[Tensor]) -> Result<()> {
     ensure!(
-        parts.len() == expected && gradients.len() == expected,
+        gradients.len() == parts,
         Invalid,
-        "the optimizer was constructed with {expected} part(s), but the step has {} part(s) and {} \
-         gradient(s)",
-        parts.len(),
+        "the optimizer has {parts} part(s), but the step has {} gradient(s)",
         gradients.len()
     );
-    Ok(parts.iter().zip(gradients).collect())
+    Ok(())
 }
 
-/// Zeros of the shape of `part`'s value, without a sharding if the value has none.
-pub(super) fn zeros(part: &Part, dtype: DType) -> Result<Tensor> {
-    let value = part.value();
+/// Zeros of the shape of `value`, without a sharding if it has none.
+pub(super) fn zeros(value: &Tensor, dtype: DType) -> Result<Tensor> {
     let zeros = Tensor::zeros(value.device(), value.shape(), dtype, Kind::OptimizerState)?;
     Ok(match value.sharding() {
         Some(_) => zeros,

@@ -21,13 +21,13 @@ use crate::config::Config;
 use crate::data::Data;
 use crate::events::Event;
 use crate::metrics::{self, Record};
+use crate::optimizer::Optimizer;
 use crate::prompt::Prompt;
 use crate::ranks::RunRanks;
 use crate::report::{self, Progress, Reporter};
 use crate::run_folder::RunFolder;
 use crate::sampler::{Order, Windows};
 use crate::trainer::{PendingStep, Trainer};
-use crate::updater::Updater;
 use crate::{Error, Kind, Result, checkpoint, generate, memory, prompt};
 
 /// What a run is made of.
@@ -374,7 +374,7 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
         let (model, dtype, device) = (&self.trainer.model, self.trainer.dtype(), self.device);
         let sample =
             || generate::sample_from(model, tokenizer, prompt, config, seed, dtype, device);
-        let sample = || self.trainer.updater.averaged(sample);
+        let sample = || self.trainer.optimizer.averaged(sample);
         let text = self.ranks.decode(&self.trainer.model, sample)?;
         self.reporter.sample(step, &text);
         let sampled = Event::Sampled { step, text: &text };
@@ -436,17 +436,19 @@ struct Enqueued {
 fn trainer<M: Model>(session: Session<'_>, model: M) -> Result<Trainer<M>> {
     let Session { config, device, .. } = session;
     let options = &config.optimizer;
-    let updater = match session.optimizer {
-        None => Updater::new(&model, device, options, config.train.seed)?,
+    let optimizer = match session.optimizer {
+        None => Optimizer::new(&model, device, options, config.train.seed)?,
         Some(make) => {
-            let (updater, grads) = Updater::with(&model, device, options.max_grad_norm, make)?;
-            (updater.averaging(options.ema_decay)?, grads)
+            let optimizer = Optimizer::with(&model, device, options.max_grad_norm, make)?;
+            optimizer.averaging(options.ema_decay)?
         }
     };
-    let mut trainer = match session.schedule {
-        None => Trainer::with_updater(model, updater, config, device)?,
-        Some(schedule) => Trainer::with(model, updater, schedule, config, device),
+    let builder = Trainer::of(model).optimizer(optimizer);
+    let builder = match session.schedule {
+        None => builder,
+        Some(schedule) => builder.schedule(schedule),
     };
+    let mut trainer = builder.build(config, device)?;
     trainer.events = session.events;
     Ok(trainer)
 }

@@ -96,7 +96,7 @@ impl<M: Model<Batch = TokenBatch> + Generate> Run<'_, M> {
         let saved = checkpoint::Saved {
             config: self.config,
             model: &self.trainer.model,
-            updater: &self.trainer.updater,
+            optimizer: &self.trainer.optimizer,
             tokenizer: &self.data.tokenizer,
             state: &state,
         };

@@ -123,7 +123,7 @@ impl<'a> Start<'a> {
         };
         let read = |progress: &(dyn Fn(u64, u64) + Sync)| {
             let options = ReadOptions { verify, progress, ..ReadOptions::default() };
-            checkpoint::restore(&checkpoint, &trainer.model, &trainer.updater, options)
+            checkpoint::restore(&checkpoint, &trainer.model, &trainer.optimizer, options)
         };
         let restored = match is_first {
             true => with_loading_bar(read),

@@ -15,16 +15,16 @@ use meshgrad_train::checkpoint::{self, ReadOptions};
 use meshgrad_train::events::Event;
 use meshgrad_train::intact::Candidates;
 use meshgrad_train::session::{Resume, Session};
-use meshgrad_train::updater::Updater;
+use meshgrad_train::optimizer::Optimizer;
 
 use crate::bigram::{Bigram, Fixture};
 use crate::on_disk::files;
 
-/// A run with checkpoints after steps 2 and 4, and the model and updater that read them.
+/// A run with checkpoints after steps 2 and 4, and the model and optimizer that read them.
 struct Run {
     fixture: Fixture,
     model: Bigram,
-    updater: Updater,
+    optimizer: Optimizer,
 }
 
 impl Run {
@@ -35,8 +35,8 @@ impl Run {
         for param in [&model.embedding, &model.head] {
             param.materialize(&fixture.device, 1).unwrap();
         }
-        let updater = Updater::new(&model, &fixture.device, &config.optimizer, 1);
-        Run { updater: updater.unwrap().0, fixture, model }
+        let optimizer = Optimizer::new(&model, &fixture.device, &config.optimizer, 1);
+        Run { optimizer: optimizer.unwrap(), fixture, model }
     }
 
     fn last(&self) -> PathBuf {
@@ -49,7 +49,7 @@ impl Run {
         let options = ReadOptions { verify, ..ReadOptions::default() };
         let read = candidates.read(|chosen| {
             checkpoint::load_params(chosen, &self.model, &self.fixture.device, options)?;
-            checkpoint::load_state(chosen, &self.model, &self.updater, options)
+            checkpoint::load_state(chosen, &self.model, &self.optimizer, options)
         })?;
         let (_, state) = read.unwrap();
         Ok((state.step, candidates.skipped().to_vec()))

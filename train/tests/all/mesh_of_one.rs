@@ -7,7 +7,7 @@ use meshgrad_models::{Compute, Model, Qwen3, TokenBatch};
 use meshgrad_runtime::{DType, Device, Result, Tensor, ops, with_mesh};
 use meshgrad_train::config::{Algorithm, OptimizerConfig};
 use meshgrad_train::optim::AdamWConfig;
-use meshgrad_train::updater::Updater;
+use meshgrad_train::optimizer::Optimizer;
 
 const CONFIG: &str = r#"{
     "model_type": "qwen3_moe", "hidden_size": 16, "num_hidden_layers": 2,
@@ -23,7 +23,7 @@ fn train(mesh: Option<&Mesh>, compute: Compute) -> Result<(Vec<f32>, Vec<Vec<f32
     let device = Device::cpu();
     let model = Qwen3::materialized(&Qwen3Config::from_json(CONFIG).unwrap(), &device, 7)?;
     let config = OptimizerConfig::new(Algorithm::AdamW(AdamWConfig::default()), 1e-2);
-    let (mut updater, mut grads) = Updater::new(&model, &device, &config, 1).unwrap();
+    let mut optimizer = Optimizer::new(&model, &device, &config, 1).unwrap();
     let ids: Vec<i64> = (0..12).map(|at| at * 7 % 50).collect();
     let batch = Tensor::from_slice(&device, &[2, 6], &ids)?;
     let batch = match mesh {
@@ -35,8 +35,8 @@ fn train(mesh: Option<&Mesh>, compute: Compute) -> Result<(Vec<f32>, Vec<Vec<f32
     for step in 1..=3 {
         let (loss, tape) = Tape::record(|| model.loss(&TokenBatch::new(&batch, &batch), compute))?;
         let one = ops::full(&device, loss.total.shape(), DType::F32, 1.0)?;
-        tape.backward(&[(&loss.total, one)], &mut grads)?;
-        let norm = updater.step(&mut grads, &loss.weight, step, 1e-2).unwrap();
+        tape.backward(&[(&loss.total, one)], optimizer.grads())?;
+        let norm = optimizer.step(&loss.weight, step, 1e-2).unwrap();
         numbers.extend([loss.sum.item::<f32>()?, norm.item::<f32>()?]);
     }
     let params = model.params();

@@ -68,12 +68,12 @@ fn step(trainer: &mut Trainer<Qwen3>, device: &Device, step: u64) -> Result<f64,
 fn outcome(trainer: &Trainer<Qwen3>, losses: Vec<f64>) -> Result<Values, Error> {
     let mut tensors = Vec::new();
     for param in trainer.model.params() {
-        tensors.push((param.name().to_owned(), param.kept()?));
+        tensors.push((param.name().to_owned(), param.kept_value()?));
     }
     for buffer in trainer.model.buffers() {
         tensors.push((buffer.name().to_owned(), buffer.value()?));
     }
-    for state in trainer.updater.state() {
+    for state in trainer.optimizer.state() {
         let name = |of: String| format!("{} of {of}", state.name);
         tensors.extend(state.tensors.into_iter().map(|(of, it)| (name(of), it)));
     }
@@ -156,7 +156,7 @@ fn a_lost_value_is_found() {
     let device = gpu();
     let expected = train(model(), &device, |_| Ok(())).unwrap();
     let lost = train(model(), &device, |trainer| {
-        let (_, moment) = trainer.updater.state()[0].tensors.remove(2);
+        let (_, moment) = trainer.optimizer.state()[0].tensors.remove(2);
         moment.sleep_without_values()?;
         trainer.sleep(&Kept::ALL)?;
         overwrite_free_memory(&device)?;
@@ -190,7 +190,7 @@ fn all_ranks_sleep() {
             on_rank(rank, &home, |trainer| {
                 trainer.sleep(&Kept::ALL)?;
                 for param in trainer.model.params() {
-                    let error = ops::copy(&param.kept()?).unwrap_err().to_string();
+                    let error = ops::copy(&param.kept_value()?).unwrap_err().to_string();
                     assert!(error.contains(": the tensor is asleep; call `wake`"), "{error}");
                 }
                 trainer.wake(&Kept::ALL)

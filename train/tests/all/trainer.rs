@@ -9,7 +9,7 @@ use meshgrad_runtime::{DType, Device, Tensor};
 use meshgrad_train::config::{Config, NoTables};
 use meshgrad_train::events::{Event, Outcome};
 use meshgrad_train::trainer::Trainer;
-use meshgrad_train::updater::Updater;
+use meshgrad_train::optimizer::Optimizer;
 
 /// Fits `weight * x` to 1.
 #[derive(Module)]
@@ -53,8 +53,8 @@ fn parameters_with_one_name_are_not_trained() {
     let device = Device::cpu();
     let twice = ["weight"; 2].map(|name| Param::new(name, [3], Init::Ones));
     twice.iter().for_each(|param| param.materialize(&device, 1).unwrap());
-    let updater = Updater::new(&twice, &device, &Config::default().optimizer, 1);
-    let error = updater.err().unwrap().to_string();
+    let optimizer = Optimizer::new(&twice, &device, &Config::default().optimizer, 1);
+    let error = optimizer.err().unwrap().to_string();
     assert!(
         error.starts_with("`0` and `1` are two parameters or buffers named `weight`"),
         "{error}"

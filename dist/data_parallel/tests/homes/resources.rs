@@ -100,7 +100,7 @@ fn ranks_without_rows_gather_new_values() {
                 Homes::new(rank, &mesh, home.clone()).settle(&w)?;
                 w.materialize(rank.device(), 0)?;
                 w.var()?;
-                let own = w.home().filter(|home| !home.rows().is_empty());
+                let own = w.home().filter(|home| !home.kept().rows().is_empty());
                 if let Some(own) = own {
                     ops::fill_into(own.value(), 2.0)?;
                 }

@@ -7,7 +7,7 @@ use meshgrad_runtime::Device;
 
 use crate::homes::cases::{Case, DP3, Trained};
 use crate::homes::resources::{Costs, HOMES, STEPS, planned};
-use crate::homes::step::{PASSES, TOKENS, alone, passes, updater};
+use crate::homes::step::{PASSES, TOKENS, alone, optimizer, passes};
 use crate::small::{DENSE, EXPERTS};
 
 const RANKS: usize = 3;
@@ -24,10 +24,11 @@ fn model(case: &Case) -> Qwen3 {
 fn flops_alone(case: &Case) -> u64 {
     let device = meta();
     let model = alone(case, &device).unwrap();
-    let (_, mut grads) = updater(case, &model, &device).unwrap();
+    let mut optimizer = optimizer(case, &model, &device).unwrap();
+    let grads = optimizer.grads();
     let before = device.work().flops;
     for step in 0..STEPS {
-        passes(case, &model, &mut grads, &device, step).unwrap();
+        passes(case, &model, grads, &device, step).unwrap();
         grads.clear();
     }
     device.work().flops - before

@@ -10,7 +10,7 @@ use meshgrad_mesh::{Hosts, Link, LinkCosts};
 
 use crate::homes::cases::{Case, DP3, fsdp};
 use crate::homes::paced::{Pace, PacedConnector};
-use crate::homes::step::{Result, passes, settled, updater};
+use crate::homes::step::{Result, optimizer, passes, settled};
 
 /// Many layers and a small vocabulary. What surrounds the layers, whose first gather nothing can
 /// hide, has a small part of the parameters, as in large models.
@@ -51,13 +51,13 @@ fn exposed(case: &Case, rank: &LocalRank) -> Result<Duration> {
     let (clock, device) = (rank.clock(), rank.device());
     Redistributor::new(&paced).run_on(&case.mesh(), || {
         let model = settled(case, &paced)?;
-        let (mut updater, mut grads) = updater(case, &model, device)?;
+        let mut optimizer = optimizer(case, &model, device)?;
         let mut times = Vec::new();
         for step in 0..4 {
             pace.catch_up();
             let (start, before) = (clock.now(), device.work().flops);
-            let (_, weight) = passes(case, &model, &mut grads, device, step)?;
-            updater.step(&mut grads, &weight, step as u64 + 1, 0.01)?;
+            let (_, weight) = passes(case, &model, optimizer.grads(), device, step)?;
+            optimizer.step(&weight, step as u64 + 1, 0.01)?;
             pace.catch_up();
             let computed = pace.time(device.work().flops - before);
             times.push(clock.now() - start - computed);

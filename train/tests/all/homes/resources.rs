@@ -7,7 +7,7 @@ use meshgrad_data_parallel::{Home, Reshard};
 use meshgrad_runtime::Device;
 
 use crate::homes::cases::{CASES, Case, DP2, DP3, MakeHomes, fsdp, replicate, zero1};
-use crate::homes::step::{Result, passes, settled, updater};
+use crate::homes::step::{Result, optimizer, passes, settled};
 use crate::small::{DENSE, EXPERTS};
 
 pub(crate) const STEPS: usize = 2;
@@ -26,13 +26,13 @@ fn on_rank(case: &Case, rank: &dyn Rank) -> Result<Costs> {
     let (rank, device) = (TracedRank::new(rank), rank.device());
     Redistributor::new(&rank).run_on(&case.mesh(), || {
         let model = settled(case, &rank)?;
-        let (mut updater, mut grads) = updater(case, &model, device)?;
+        let mut optimizer = optimizer(case, &model, device)?;
         let mut flops = 0;
         for step in 0..STEPS {
             let before = device.work().flops;
-            let (_, weight) = passes(case, &model, &mut grads, device, step)?;
+            let (_, weight) = passes(case, &model, optimizer.grads(), device, step)?;
             flops += device.work().flops - before;
-            updater.step(&mut grads, &weight, step as u64 + 1, 0.01)?;
+            optimizer.step(&weight, step as u64 + 1, 0.01)?;
         }
         let stats = rank.stats();
         Ok(Costs {

@@ -6,8 +6,8 @@ use meshgrad_autograd::{Init, Module, Param, Spec, Tape, Var, ops as tracked};
 use meshgrad_comm::conformance::{Fault, RewiredRank};
 use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_runtime::{DType, Device, Tensor, ops};
-use meshgrad_train::optim::{AdamW, AdamWConfig, Groups, Part, Rounding};
-use meshgrad_train::updater::Updater;
+use meshgrad_train::optim::{AdamW, AdamWConfig, Groups, Part, Rounding, UpdateRule};
+use meshgrad_train::optimizer::Optimizer;
 
 use crate::homes::cases::{CASES, Case};
 use crate::homes::step::{Outcome, Result, Share, assembled, own_rows, share};
@@ -60,10 +60,10 @@ fn integers(case: &Case, device: &Device, columns: usize, step: usize) -> Result
 }
 
 fn train(case: &Case, config: AdamWConfig, model: &Layers, device: &Device) -> Result<Vec<Share>> {
-    let make = |parts: &[Part]| -> Result<Box<dyn meshgrad_train::optim::Optimizer>> {
+    let make = |parts: &[Part]| -> Result<Box<dyn UpdateRule>> {
         Ok(Box::new(AdamW::new(parts, config, &Groups::default())?))
     };
-    let (mut updater, mut grads) = Updater::with(model, device, 0.0, make)?;
+    let mut optimizer = Optimizer::with(model, device, 0.0, make)?;
     for step in 0..STEPS {
         let x = Var::constant(integers(case, device, INPUTS, step)?);
         let (outputs, tape) = Tape::record(|| {
@@ -73,19 +73,20 @@ fn train(case: &Case, config: AdamWConfig, model: &Layers, device: &Device) -> R
             Ok::<_, meshgrad_runtime::Error>([first, second])
         })?;
         let [first, second] = OUTPUTS.map(|columns| integers(case, device, columns, step + 1));
+        let grads = optimizer.grads();
         grads.last_pass();
-        tape.backward(&[(&outputs[0], first?), (&outputs[1], second?)], &mut grads)?;
+        tape.backward(&[(&outputs[0], first?), (&outputs[1], second?)], grads)?;
         let weight = ops::full(device, &[], DType::F32, case.rows() as f64)?;
-        updater.step(&mut grads, &weight, step as u64 + 1, 0.01)?;
+        optimizer.step(&weight, step as u64 + 1, 0.01)?;
     }
     let mut shares = Vec::new();
-    for state in updater.state() {
+    for state in optimizer.state() {
         for (param, (name, tensor)) in model.params().iter().zip(&state.tensors) {
             shares.push(share(format!("{} of {name}", state.name), param, tensor)?);
         }
     }
     for param in model.params() {
-        let value = param.kept()?;
+        let value = param.kept_value()?;
         shares.push(share(param.name().to_owned(), &param, &value)?);
     }
     Ok(shares)

@@ -9,8 +9,8 @@ use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_mesh::{Placement, RowBox};
 use meshgrad_models::{IGNORE_INDEX, Model, Qwen3, TokenBatch};
 use meshgrad_runtime::{DType, Device, Tensor, ops};
-use meshgrad_train::optim::{AdamW, AdamWConfig, Groups, Muon, MuonConfig, Optimizer, Part};
-use meshgrad_train::updater::Updater;
+use meshgrad_train::optim::{AdamW, AdamWConfig, Groups, Muon, MuonConfig, Part, UpdateRule};
+use meshgrad_train::optimizer::Optimizer;
 
 use crate::homes::cases::{Case, Trained};
 use crate::small::{BALANCING, add_adapters};
@@ -31,7 +31,6 @@ pub(crate) struct Share {
     name: String,
     shape: Vec<usize>,
     boxes: Vec<RowBox>,
-    first_row: usize,
     row_elements: usize,
     values: Vec<f32>,
 }
@@ -64,16 +63,13 @@ pub(crate) fn own_rows(case: &Case, x: &Tensor) -> meshgrad_runtime::Result<Tens
 
 /// This rank's rows `value` of `param`.
 pub(crate) fn share(name: String, param: &Param, value: &Tensor) -> Result<Share> {
-    let shape = param.sharded_shape();
-    let local = *shape.local();
-    let outer: usize = local[..local.len().saturating_sub(1)].iter().product();
-    let rows = param.home().map_or(0..outer, |home| home.rows());
+    let kept = param.kept();
+    let [_, row_elements] = kept.by_row();
     Ok(Share {
         name,
-        shape: shape.to_vec(),
-        first_row: rows.start,
-        boxes: shape.row_boxes(rows),
-        row_elements: local.last().copied().unwrap_or(1),
+        shape: kept.shape().to_vec(),
+        boxes: kept.boxes(),
+        row_elements,
         values: ops::cast(&value.local(), DType::F32)?.to_vec()?,
     })
 }
@@ -83,13 +79,12 @@ pub(crate) fn scalar(name: String, value: &Tensor) -> Result<Share> {
         name,
         shape: Vec::new(),
         boxes: meshgrad_mesh::Region::whole(&[]).row_boxes(0..1),
-        first_row: 0,
         row_elements: 1,
         values: value.local().to_vec()?,
     })
 }
 
-fn optimizer(case: &Case, parts: &[Part]) -> Result<Box<dyn Optimizer>> {
+fn rule(case: &Case, parts: &[Part]) -> Result<Box<dyn UpdateRule>> {
     // A large eps, so that tiny gradients do not become large updates.
     let adamw = AdamWConfig { eps: 1e-3, ..AdamWConfig::default() };
     let muon = MuonConfig { product_dtype: DType::F32, adamw, ..MuonConfig::default() };
@@ -100,11 +95,9 @@ fn optimizer(case: &Case, parts: &[Part]) -> Result<Box<dyn Optimizer>> {
     })
 }
 
-/// An updater with averages, and the gradients that it reads.
-pub(crate) fn updater(case: &Case, model: &Qwen3, device: &Device) -> Result<(Updater, Grads)> {
-    let make = |parts: &[Part]| optimizer(case, parts);
-    let (updater, grads) = Updater::with(model, device, 1.0, make)?;
-    Ok((updater.averaging(0.9)?, grads))
+/// An optimizer with averages.
+pub(crate) fn optimizer(case: &Case, model: &Qwen3, device: &Device) -> Result<Optimizer> {
+    Optimizer::with(model, device, 1.0, |parts| rule(case, parts))?.averaging(0.9)
 }
 
 /// Adds the gradients of the passes of a step. Returns the losses, and the weight of their sum.
@@ -133,23 +126,23 @@ pub(crate) fn passes(
 }
 
 fn train(case: &Case, model: &Qwen3, device: &Device) -> Result<Vec<Share>> {
-    let (mut updater, mut grads) = updater(case, model, device)?;
+    let mut optimizer = optimizer(case, model, device)?;
     let mut shares = Vec::new();
     for step in 0..STEPS {
-        let (losses, weight) = passes(case, model, &mut grads, device, step)?;
+        let (losses, weight) = passes(case, model, optimizer.grads(), device, step)?;
         for (pass, loss) in losses.iter().enumerate() {
             shares.push(scalar(format!("loss {step} {pass}"), loss)?);
         }
         if step == 0 {
-            for (param, gradient) in grads.all()? {
+            for (param, gradient) in optimizer.grads().all()? {
                 let name = format!("gradient of {}", param.name());
                 shares.push(share(name, &param, &gradient)?);
             }
         }
-        let norm = updater.step(&mut grads, &weight, step as u64 + 1, 0.01)?;
+        let norm = optimizer.step(&weight, step as u64 + 1, 0.01)?;
         shares.push(scalar(format!("norm {step}"), &norm)?);
     }
-    let state = updater.state();
+    let state = optimizer.state();
     let averages = state.iter().filter(|state| state.name == "ema");
     let averages: BTreeMap<_, _> = averages.flat_map(|state| state.tensors.clone()).collect();
     for param in model.params() {
@@ -157,7 +150,7 @@ fn train(case: &Case, model: &Qwen3, device: &Device) -> Result<Vec<Share>> {
             let name = format!("average of {}", param.name());
             shares.push(share(name, &param, average)?);
         }
-        let value = param.kept()?;
+        let value = param.kept_value()?;
         shares.push(share(param.name().to_owned(), &param, &value)?);
     }
     Ok(shares)
@@ -229,7 +222,7 @@ pub(crate) fn assembled(ranks: &[Vec<Share>]) -> std::result::Result<Outcome, St
         let elements = share.shape.iter().product();
         let whole = whole.entry(share.name.clone()).or_insert_with(|| vec![None; elements]);
         let rows = share.boxes.iter().flat_map(|it| {
-            let start = (it.rows.start - share.first_row) * share.row_elements;
+            let start = it.rows.start * share.row_elements;
             offsets(&it.global, &share.shape)
                 .zip(offsets(&it.within, &it.shape).map(move |at| start + at))
         });

@@ -10,9 +10,9 @@ use meshgrad_data_parallel::{Home, Homes};
 use meshgrad_mesh::{Mesh, Placement, Sharding};
 use meshgrad_models::folder;
 use meshgrad_runtime::{DType, Device, ShardedShape, Tensor, ops};
-use meshgrad_train::optim::{AdamW, AdamWConfig, Groups, Optimizer, Part};
+use meshgrad_train::optim::{AdamW, AdamWConfig, Groups, Part, UpdateRule};
 use meshgrad_train::ranks::checkpoint_ranks;
-use meshgrad_train::updater::Updater;
+use meshgrad_train::optimizer::Optimizer;
 
 use crate::homes::step::{Outcome, Result, Share, assembled, scalar, share};
 use crate::small::{distance, norm};
@@ -134,28 +134,24 @@ fn train(
     rows: usize,
     mut pass: impl FnMut(&Tensor, &mut Grads) -> Result<()>,
 ) -> Result<Vec<Share>> {
-    let adamw = |parts: &[Part]| -> Result<Box<dyn Optimizer>> {
+    let adamw = |parts: &[Part]| -> Result<Box<dyn UpdateRule>> {
         let config = AdamWConfig { eps: 1e-3, ..AdamWConfig::default() };
         Ok(Box::new(AdamW::new(parts, config, &Groups::default())?))
     };
-    let (mut updater, mut grads) = Updater::with(model, device, 1.0, adamw)?;
+    let mut optimizer = Optimizer::with(model, device, 1.0, adamw)?;
     let mut shares = Vec::new();
     for step in 0..STEPS {
-        pass(&ids(device, rows, step)?, &mut grads)?;
-        for (param, gradient) in grads.all()? {
+        pass(&ids(device, rows, step)?, optimizer.grads())?;
+        for (param, gradient) in optimizer.grads().all()? {
             let name = format!("gradient {step} of {}", param.name());
             shares.push(share(name, &param, &gradient)?);
         }
         let weight = ops::full(device, &[], DType::F32, rows as f64)?;
-        let norm = updater.step(&mut grads, &weight, step as u64 + 1, 0.1)?;
+        let norm = optimizer.step(&weight, step as u64 + 1, 0.1)?;
         shares.push(scalar(format!("norm {step}"), &norm)?);
     }
     for param in model.params() {
-        let value = match param.home() {
-            Some(home) => home.value().clone(),
-            None => param.value()?,
-        };
-        shares.push(share(param.name().to_owned(), &param, &value)?);
+        shares.push(share(param.name().to_owned(), &param, &param.kept_value()?)?);
     }
     Ok(shares)
 }

@@ -14,8 +14,8 @@ use meshgrad_data_parallel::{Home, Homes};
 use meshgrad_mesh::{Mesh, Placement};
 use meshgrad_runtime::{DType, Device, Tensor, ops};
 use meshgrad_train::Result;
-use meshgrad_train::optim::{AdamW, AdamWConfig, Groups};
-use meshgrad_train::updater::Updater;
+use meshgrad_train::optim::{AdamW, AdamWConfig, Groups, UpdateRule};
+use meshgrad_train::optimizer::Optimizer;
 
 const REPLICAS: usize = 2;
 const SHARDS: usize = 4;
@@ -105,21 +105,21 @@ fn difference(rank: &dyn Rank, mesh: &Mesh, fixture: &Tensors) -> Result<f32> {
     }
 
     let config = AdamWConfig { eps: 1e-3, weight_decay: 0.0, ..AdamWConfig::default() };
-    let adamw = |parts: &[_]| -> Result<Box<dyn meshgrad_train::optim::Optimizer>> {
+    let adamw = |parts: &[_]| -> Result<Box<dyn UpdateRule>> {
         Ok(Box::new(AdamW::new(parts, config, &Groups::default())?))
     };
-    let (mut updater, mut grads) = Updater::with(&model, device, 0.0, adamw)?;
+    let mut optimizer = Optimizer::with(&model, device, 0.0, adamw)?;
     let mut largest: f32 = 0.0;
     for step in 1..=STEPS {
         let x = sharded(device, &fixture[&format!("input.{step}")])?;
         let target = sharded(device, &fixture[&format!("target.{step}")])?;
         let (loss, tape) = Tape::record(|| model.loss(&x, &target))?;
         let one = ops::full(device, &[], DType::F32, 1.0)?;
-        grads.last_pass();
-        tape.backward(&[(&loss, one)], &mut grads)?;
+        optimizer.grads().last_pass();
+        tape.backward(&[(&loss, one)], optimizer.grads())?;
         let count: usize = target.global_shape().iter().product();
         let weight = ops::full(device, &[], DType::F32, count as f64)?;
-        updater.step(&mut grads, &weight, step as u64, LEARNING_RATE)?;
+        optimizer.step(&weight, step as u64, LEARNING_RATE)?;
 
         for param in model.params() {
             let own = param.var()?.value().to_vec::<f32>()?;

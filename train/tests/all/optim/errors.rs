@@ -8,10 +8,10 @@ use meshgrad_runtime::{DType, Device, Kind, Tensor};
 use meshgrad_train::Result;
 use meshgrad_train::config::{Algorithm, OptimizerConfig};
 use meshgrad_train::optim::{
-    AdamW, AdamWConfig, Granularity, Groups, Lion, LionConfig, Muon, MuonConfig, Optimizer, Part,
-    Rounding, Sgd, SgdConfig, State,
+    AdamW, AdamWConfig, Granularity, Groups, Lion, LionConfig, Muon, MuonConfig, Part, Rounding,
+    Sgd, SgdConfig, State, UpdateRule,
 };
-use meshgrad_train::updater::Updater;
+use meshgrad_train::optimizer::Optimizer;
 
 use crate::optim::training::Scalars;
 
@@ -20,13 +20,10 @@ fn cpu() -> &'static Device {
     CPU.get_or_init(Device::cpu)
 }
 
-fn value(shape: &[usize], dtype: DType) -> Tensor {
-    Tensor::zeros(cpu(), shape, dtype, Kind::Parameter).unwrap()
-}
-
 fn part(rows: std::ops::Range<usize>, dtype: DType) -> Part {
-    let value = value(&[rows.len(), 6], dtype);
-    Part::new("experts", value, &[3, 4, 6], rows).unwrap()
+    let experts = param("experts", [3, 4, 6], dtype);
+    experts.materialize(cpu(), 0).unwrap();
+    Part::of_rows(&experts, rows).unwrap()
 }
 
 fn message<T, E: std::fmt::Display>(result: std::result::Result<T, E>) -> String {
@@ -35,46 +32,47 @@ fn message<T, E: std::fmt::Display>(result: std::result::Result<T, E>) -> String
 
 #[test]
 fn parts_have_their_rows() {
-    let of =
-        |shape: &[usize], rows| message(Part::new("w", value(shape, DType::F32), &[3, 4, 6], rows));
+    let weight = Param::new("w", [3, 4, 6], Init::Ones);
     assert_eq!(
-        of(&[5, 6], 8..13),
+        message(Part::of_rows(&weight, 8..13)),
         "part of `w`: rows 8..13 are outside of the 12 rows of shape [3, 4, 6]"
     );
+    assert!(message(Part::of(&weight).value()).starts_with("parameter `w` has no value"));
+
+    let square = Param::new("square", [4, 4], Init::Ones);
+    let value = Tensor::zeros(cpu(), &[4, 4], DType::F32, Kind::Parameter).unwrap();
+    square.set(&value.transpose(0, 1).unwrap()).unwrap();
     assert_eq!(
-        of(&[5, 6], 0..4),
-        "part of `w`: rows 0..4 of a parameter of shape [3, 4, 6] need 24 elements in a contiguous \
-         tensor, but the value has shape [5, 6]"
+        message(Part::of(&square).value()),
+        "`square`: an optimizer needs a contiguous value, but it has strides [1, 4]; set a copy"
     );
-    let transposed = value(&[6, 4], DType::F32).transpose(0, 1).unwrap();
-    assert!(message(Part::new("w", transposed, &[4, 6], 0..4)).contains("contiguous"));
-    let scalar = Part::new("s", value(&[], DType::F32), &[], 0..1).unwrap();
-    assert_eq!(scalar.rows(), 0..1);
+    assert_eq!(Part::of(&Param::new("scalar", [], Init::Ones)).kept().rows(), 0..1);
+}
+
+/// A part has the parameter's current value, also if that is another tensor than at construction.
+#[test]
+fn a_step_updates_the_value_that_the_parameter_has() {
+    let weight = param("w", [4], DType::F32);
+    weight.materialize(cpu(), 0).unwrap();
+    let mut lion =
+        Lion::new(&[Part::of(&weight)], LionConfig::default(), &Groups::default()).unwrap();
+    weight.set(&Tensor::from_slice(cpu(), &[4], &[0.0f32; 4]).unwrap()).unwrap();
+    let gradient = Tensor::from_slice(cpu(), &[4], &[1.0f32; 4]).unwrap();
+    lion.step(&[gradient], Scalars::new(cpu(), 1, 1.0).lend()).unwrap();
+    assert!(weight.value().unwrap().to_vec::<f32>().unwrap().iter().all(|x| *x < 0.0));
 }
 
 #[test]
-fn a_step_needs_the_parts_of_the_construction() {
-    let (device, groups) = (cpu(), Groups::default());
-    let parts = [part(0..4, DType::F32)];
-    let mut lion = Lion::new(&parts, LionConfig::default(), &groups).unwrap();
-    let gradient = Tensor::from_slice(device, &[4, 6], &[0.0f32; 24]).unwrap();
-    let scalars = Scalars::new(device, 1, 1.0);
-    let mut step =
-        |parts: &[Part], gradients: &[Tensor]| message(lion.step(parts, gradients, scalars.lend()));
+fn a_step_needs_a_gradient_for_each_part() {
+    let mut lion =
+        Lion::new(&[part(0..4, DType::F32)], LionConfig::default(), &Groups::default()).unwrap();
+    let scalars = Scalars::new(cpu(), 1, 1.0);
+    let mut step = |gradients: &[Tensor]| message(lion.step(gradients, scalars.lend()));
 
-    assert_eq!(step(&parts, std::slice::from_ref(&gradient)), "");
+    assert_eq!(step(&[Tensor::from_slice(cpu(), &[4, 6], &[0.0f32; 24]).unwrap()]), "");
+    assert_eq!(step(&[]), "the optimizer has 1 part(s), but the step has 0 gradient(s)");
     assert_eq!(
-        step(&parts, &[]),
-        "the optimizer was constructed with 1 part(s), but the step has 1 part(s) and 0 gradient(s)"
-    );
-    assert_eq!(
-        step(&[part(4..8, DType::F32)], std::slice::from_ref(&gradient)),
-        "a part was `experts` f32[4, 6], rows 0..4 of [3, 4, 6] at construction, but is now \
-         `experts` f32[4, 6], rows 4..8 of [3, 4, 6]; construct a new optimizer"
-    );
-    let one = Tensor::from_slice(device, &[1], &[0.0f32]).unwrap();
-    assert_eq!(
-        step(&parts, &[one]),
+        step(&[Tensor::from_slice(cpu(), &[1], &[0.0f32]).unwrap()]),
         "the gradient of `experts` has shape [1], but the value has shape [4, 6]"
     );
 }
@@ -157,7 +155,7 @@ fn stochastic_rounding_needs_a_bf16_parameter_of_the_model() {
             Algorithm::Muon(constants) => constants.adamw.rounding = Rounding::Stochastic,
             _ => unreachable!(),
         }
-        message(Updater::new(&model, cpu(), &config, 1))
+        message(Optimizer::new(&model, cpu(), &config, 1))
     };
     let (f32, bf16) = (DType::F32, DType::BF16);
     let without = "stochastic rounding has no effect, because AdamW updates no bf16 parameter: \
@@ -182,7 +180,7 @@ fn stochastic_rounding_needs_a_bf16_parameter_of_the_model() {
 /// An optimizer with state of these names.
 struct Named(Vec<&'static str>);
 
-impl Optimizer for Named {
+impl UpdateRule for Named {
     fn name(&self) -> &str {
         "named"
     }
@@ -197,7 +195,7 @@ impl Optimizer for Named {
         names.map(empty).collect()
     }
 
-    fn step(&mut self, _: &[Part], _: &[Tensor], _: StepScalars<'_>) -> Result<()> {
+    fn step(&mut self, _: &[Tensor], _: StepScalars<'_>) -> Result<()> {
         Ok(())
     }
 }
@@ -208,8 +206,8 @@ fn names_of_state_are_checked() {
     let model = Layer::new(DType::F32, DType::F32, DType::F32);
     let of = |names: &[&'static str]| {
         let make =
-            |_: &[Part]| -> Result<Box<dyn Optimizer>> { Ok(Box::new(Named(names.to_vec()))) };
-        message(Updater::with(&model, cpu(), 1.0, make))
+            |_: &[Part]| -> Result<Box<dyn UpdateRule>> { Ok(Box::new(Named(names.to_vec()))) };
+        message(Optimizer::with(&model, cpu(), 1.0, make))
     };
     assert_eq!(of(&["exp_avg", "exp_avg_sq", "steps2"]), "");
     for (names, wrong) in [

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::LazyLock;
 
+use meshgrad_autograd::{Init, Param, Spec};
 use meshgrad_runtime::ops::StepScalars;
-use meshgrad_runtime::{DType, Device, Kind, Tensor, ops};
-use meshgrad_train::optim::{Optimizer, Part, State};
+use meshgrad_runtime::{DType, Device, Shape, Tensor, ops};
+use meshgrad_train::optim::{Part, State, UpdateRule};
 use safetensors::SafeTensors;
 
 /// The parameters of `make_fixtures.py`.
@@ -66,14 +67,16 @@ impl Choice {
     }
 
     fn part(&self, device: &Device) -> Part {
-        let (shape, values) = self.values("start");
-        let start = Tensor::from_slice(device, &shape, &values).unwrap();
-        let value = Tensor::zeros(device, &shape, self.dtype, Kind::Parameter).unwrap();
-        ops::copy_into(&ops::cast(&start, self.dtype).unwrap(), &value).unwrap();
-        let global = &fixture(&format!("start/{}", self.name)).shape;
-        let count = global[..global.len() - 1].iter().product();
-        let rows = self.rows.clone().unwrap_or(0..count);
-        Part::new(self.name, value, global, rows).unwrap()
+        let Fixture { shape, values } = fixture(&format!("start/{}", self.name));
+        let start = Tensor::from_slice(device, shape, values).unwrap();
+        let shape = Shape::new(shape).unwrap();
+        let spec = Spec { shape, dtype: self.dtype, ..Spec::new([], Init::Zeros) };
+        let param = Param::with_spec(self.name, spec);
+        param.set(&ops::cast(&start, self.dtype).unwrap()).unwrap();
+        match &self.rows {
+            Some(rows) => Part::of_rows(&param, rows.clone()).unwrap(),
+            None => Part::of(&param),
+        }
     }
 }
 
@@ -96,22 +99,22 @@ impl Scalars {
     }
 }
 
-/// An optimizer with its parts.
+/// An update rule with its parts.
 pub(crate) struct Training {
     device: Device,
     choices: Vec<Choice>,
     pub(crate) parts: Vec<Part>,
-    pub(crate) optimizer: Box<dyn Optimizer>,
+    pub(crate) rule: Box<dyn UpdateRule>,
 }
 
 impl Training {
     pub(crate) fn new(
         device: &Device,
         choices: Vec<Choice>,
-        make: &dyn Fn(&[Part]) -> Box<dyn Optimizer>,
+        make: &dyn Fn(&[Part]) -> Box<dyn UpdateRule>,
     ) -> Training {
         let parts: Vec<Part> = choices.iter().map(|choice| choice.part(device)).collect();
-        Training { device: device.clone(), choices, optimizer: make(&parts), parts }
+        Training { device: device.clone(), choices, rule: make(&parts), parts }
     }
 
     pub(crate) fn gradients(&self, step: u32) -> Vec<Tensor> {
@@ -124,8 +127,7 @@ impl Training {
 
     pub(crate) fn step_with(&mut self, step: u32, scale: f32) {
         let (gradients, scalars) = (self.gradients(step), Scalars::new(&self.device, step, scale));
-        let done = self.optimizer.step(&self.parts, &gradients, scalars.lend());
-        done.unwrap();
+        self.rule.step(&gradients, scalars.lend()).unwrap();
     }
 
     pub(crate) fn run(&mut self, steps: Range<u32>) {
@@ -135,12 +137,12 @@ impl Training {
     /// `param/NAME` and `STATE/NAME` with their tensors.
     pub(crate) fn tensors(&self) -> Vec<(String, Tensor)> {
         let params = self.parts.iter();
-        let params = params.map(|part| (format!("param/{}", part.name()), part.value().clone()));
+        let params = params.map(|part| (format!("param/{}", part.name()), part.value().unwrap()));
         let of_state = |State { name: state, tensors }: State| {
             let tensors = tensors.into_iter();
             tensors.map(move |(name, tensor)| (format!("{state}/{name}"), tensor))
         };
-        let states = self.optimizer.state().into_iter().flat_map(of_state);
+        let states = self.rule.state().into_iter().flat_map(of_state);
         params.chain(states).collect()
     }
 

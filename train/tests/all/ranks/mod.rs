@@ -20,7 +20,7 @@ use meshgrad_train::config::Config;
 use meshgrad_train::qwen3::{self, Tables};
 use meshgrad_train::ranks::checkpoint_ranks;
 use meshgrad_train::tokenizer::Tokenizer;
-use meshgrad_train::updater::Updater;
+use meshgrad_train::optimizer::Optimizer;
 
 use crate::on_disk::{Files, files};
 use crate::ranks::world::{MESHES, ONE, On, Place, STEPS};
@@ -195,14 +195,14 @@ fn save_again(
     let (device, options) = (rank.device(), ReadOptions::default());
     checkpoint::load_params(&saved, &model, device, options)?;
     meshgrad_autograd::Module::materialize_missing(&model, device, 0)?;
-    let (updater, _grads) = Updater::new(&model, device, &config.optimizer, config.train.seed)?;
-    let state = checkpoint::load_state(&saved, &model, &updater, options)?;
+    let optimizer = Optimizer::new(&model, device, &config.optimizer, config.train.seed)?;
+    let state = checkpoint::load_state(&saved, &model, &optimizer, options)?;
     let snapshot = checkpoint::sharded_snapshot(
         run,
         &Saved {
             config: &config,
             model: &model,
-            updater: &updater,
+            optimizer: &optimizer,
             tokenizer: &tokenizer,
             state: &state,
         },

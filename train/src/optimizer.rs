@@ -1,4 +1,4 @@
-//! The update of a model after backward: gradient norm, clipping, and a step of any optimizer.
+//! The update of a model after backward: gradient norm, clipping, and a step of any update rule.
 
 use meshgrad_autograd::{Grads, Module, Param, end_pass, norm_over_ranks};
 use meshgrad_error::ensure;
@@ -6,17 +6,17 @@ use meshgrad_runtime::ops::{self, StepScalars};
 use meshgrad_runtime::{DType, Device, Kind, Tensor, without_mesh};
 
 use crate::config::OptimizerConfig;
-use crate::optim::{Ema, Optimizer, Part, State, parts};
+use crate::optim::{Ema, Part, State, UpdateRule, parts};
 use crate::{Result, configured, tree};
 
 /// Updates a model's parameters: gradients are divided by the weight of the loss, clipped by their
-/// global norm, and passed to an [`Optimizer`].
+/// global norm, and passed to an [`UpdateRule`]. Owns the gradients and the state of the rule.
 ///
 /// If the parameters have homes, each rank updates the rows that it keeps, and all ranks make the
 /// same calls. Either all parameters have one, or none.
-pub struct Updater {
-    params: Vec<Param>,
-    optimizer: Box<dyn Optimizer>,
+pub struct Optimizer {
+    rule: Box<dyn UpdateRule>,
+    grads: Grads,
     ema: Option<Ema>,
     max_grad_norm: f64,
     /// The gradients of all parameters in one buffer; `None` if the parameters have homes.
@@ -26,10 +26,10 @@ pub struct Updater {
     step: Tensor,
 }
 
-impl Updater {
-    /// An updater of `model`'s parameters with the optimizer and the averages of `config`, and the
-    /// gradients that it reads. Weight decay applies to parameters with two or more dims, not to
-    /// norms and biases. `seed` is that of the run, for stochastic rounding.
+impl Optimizer {
+    /// An optimizer of `model`'s parameters with the rule and the averages of `config`. Weight decay
+    /// applies to parameters with two or more dims, not to norms and biases. `seed` is that of the
+    /// run, for stochastic rounding.
     ///
     /// # Errors
     /// When the configuration is invalid or does not fit the parameters; when memory runs out.
@@ -38,34 +38,32 @@ impl Updater {
         device: &Device,
         config: &OptimizerConfig,
         seed: u64,
-    ) -> Result<(Updater, Grads)> {
+    ) -> Result<Optimizer> {
         let params = model.trained();
-        let make = |parts: &[Part]| configured::optimizer(config, parts, &params, seed);
-        let (updater, grads) = Updater::with(model, device, config.max_grad_norm, make)?;
-        Ok((updater.averaging(config.ema_decay)?, grads))
+        let make = |parts: &[Part]| configured::rule(config, parts, &params, seed);
+        Optimizer::with(model, device, config.max_grad_norm, make)?.averaging(config.ema_decay)
     }
 
-    /// An updater of `model`'s parameters that are not frozen, with the optimizer that `make`
-    /// returns for them. Gradients are clipped to the global norm `max_grad_norm`; 0 disables
-    /// clipping.
+    /// An optimizer of `model`'s parameters that are not frozen, with the rule that `make` returns
+    /// for them. Gradients are clipped to the global norm `max_grad_norm`; 0 disables clipping.
     ///
     /// # Errors
-    /// Those of `make`; when a state of the optimizer has a name that is taken, or that a folder cannot
+    /// Those of `make`; when a state of the rule has a name that is taken, or that a folder cannot
     /// have; when memory runs out.
     pub fn with(
         model: &impl Module,
         device: &Device,
         max_grad_norm: f64,
-        make: impl FnOnce(&[Part]) -> Result<Box<dyn Optimizer>>,
-    ) -> Result<(Updater, Grads)> {
+        make: impl FnOnce(&[Part]) -> Result<Box<dyn UpdateRule>>,
+    ) -> Result<Optimizer> {
         model.check_names()?;
         let params = model.trained();
         let is_divided = params.iter().any(|param| param.home().is_some());
         let make = || {
             let scalar = || Tensor::zeros(device, &[], DType::F32, Kind::OptimizerState);
-            let optimizer = make(&parts(model)?)?;
-            check_state_names(optimizer.as_ref())?;
-            let (gradient, grads) = match is_divided {
+            let rule = make(&parts(model))?;
+            check_state_names(rule.as_ref())?;
+            let (flat_gradient, grads) = match is_divided {
                 true => (None, Grads::new(&params)?),
                 false => {
                     let elements = params.iter().map(|param| param.shape().elements()).sum();
@@ -74,16 +72,15 @@ impl Updater {
                     (Some(flat), grads)
                 }
             };
-            let updater = Updater {
-                params,
-                optimizer,
+            Ok(Optimizer {
+                rule,
+                grads,
                 ema: None,
                 max_grad_norm,
-                flat_gradient: gradient,
+                flat_gradient,
                 learning_rate: scalar()?,
                 step: scalar()?,
-            };
-            Ok((updater, grads))
+            })
         };
         // The rows that ranks keep have no sharding.
         match is_divided {
@@ -96,10 +93,11 @@ impl Updater {
     ///
     /// # Errors
     /// For another decay; when memory runs out.
-    pub fn averaging(mut self, decay: f64) -> Result<Updater> {
+    pub fn averaging(mut self, decay: f64) -> Result<Optimizer> {
+        let parts: Vec<Part> = self.grads.params().map(Part::of).collect();
         self.ema = match decay == 0.0 {
             true => None,
-            false => Some(Ema::new(&self.parts()?, decay)?),
+            false => Some(Ema::new(&parts, decay)?),
         };
         Ok(self)
     }
@@ -109,57 +107,57 @@ impl Updater {
     /// # Errors
     /// Those of `f`; when memory runs out.
     pub fn averaged<T>(&self, f: impl FnOnce() -> Result<T>) -> Result<T> {
-        let Some(ema) = &self.ema else {
+        let evaluated = || {
             let result = f();
-            end_pass(&self.params);
-            return result;
+            end_pass(self.grads.params());
+            result
         };
-        let parts = self.parts()?;
-        let originals = ema.apply(&parts)?;
+        let Some(ema) = &self.ema else {
+            return evaluated();
+        };
+        let originals = ema.apply()?;
         self.written();
-        let result = f();
-        end_pass(&self.params);
-        originals.restore(&parts)?;
+        let result = evaluated();
+        originals.restore()?;
         self.written();
         result
     }
 
-    /// The name of the optimizer.
+    /// The name of the rule.
     pub fn name(&self) -> &str {
-        self.optimizer.name()
+        self.rule.name()
     }
 
-    /// The state of the optimizer and of the averages. Writing to its tensors restores a saved
-    /// state.
+    /// The state of the rule and of the averages. Writing to its tensors restores a saved state.
     pub fn state(&self) -> Vec<State> {
-        let mut state = self.optimizer.state();
+        let mut state = self.rule.state();
         state.extend(self.ema.as_ref().map(Ema::state));
         state
     }
 
-    fn parts(&self) -> Result<Vec<Part>> {
-        self.params.iter().map(Part::of).collect()
+    /// The gradients, for [`Tape::backward`](meshgrad_autograd::Tape::backward).
+    pub fn grads(&mut self) -> &mut Grads {
+        &mut self.grads
+    }
+
+    /// The buffers of the gradients.
+    pub(crate) fn gradient_buffers(&self) -> Vec<Tensor> {
+        self.grads.buffers()
     }
 
     /// Makes the ranks of homes gather the new values.
     fn written(&self) {
-        self.params.iter().for_each(Param::rows_written);
+        self.grads.params().for_each(Param::rows_written);
     }
 
     /// Applies step `step` (from 1) at `learning_rate` and clears the gradients:
-    /// [`Updater::begin`], then [`Updater::apply`].
+    /// [`Optimizer::begin`], then [`Optimizer::apply`].
     ///
     /// # Errors
-    /// When a parameter has no gradient buffer.
-    pub fn step(
-        &mut self,
-        grads: &mut Grads,
-        weight: &Tensor,
-        step: u64,
-        learning_rate: f64,
-    ) -> Result<Tensor> {
+    /// As [`Optimizer::apply`].
+    pub fn step(&mut self, weight: &Tensor, step: u64, learning_rate: f64) -> Result<Tensor> {
         self.begin(step, learning_rate)?;
-        self.apply(grads, weight)
+        self.apply(weight)
     }
 
     /// Writes the step number (from 1) and the learning rate to the device. For a step captured as
@@ -173,20 +171,17 @@ impl Updater {
         Ok(())
     }
 
-    /// Updates the parameters with the numbers that [`Updater::begin`] wrote, and clears the
-    /// gradients.
+    /// Updates the parameters with the numbers that [`Optimizer::begin`] wrote, and clears the
+    /// gradients, which are sums over `weight` tokens (a scalar, f32). Returns the global norm of
+    /// their mean before clipping, a scalar, f32. Does not wait for the device.
     ///
-    /// `grads` are sums over `weight` tokens (a scalar, f32). Returns the global norm of their mean
-    /// before clipping, a scalar, f32. Does not wait for the device.
-    ///
-    /// If the parameters have homes, `weight` is that of all ranks, and this waits for the
-    /// reduction of the gradients.
+    /// If the parameters have homes, `weight` is that of all ranks, and the host waits until the
+    /// reduction of the gradients has been enqueued on all of them.
     ///
     /// # Errors
-    /// When a parameter has no gradient buffer, or only some have homes; errors of the
-    /// communication.
-    pub fn apply(&mut self, grads: &mut Grads, weight: &Tensor) -> Result<Tensor> {
-        let gradients = grads.all()?;
+    /// When only some parameters have homes; errors of the communication.
+    pub fn apply(&mut self, weight: &Tensor) -> Result<Tensor> {
+        let gradients = self.grads.all()?;
         let norm = match self.flat_gradient.clone() {
             Some(flat) => {
                 let norm = ops::global_norm(&[&flat])?;
@@ -197,20 +192,17 @@ impl Updater {
                 self.update(gradients, &weight.local(), &norm)
             })?,
         };
-        grads.clear();
+        self.grads.clear();
         Ok(norm)
     }
 
-    /// As [`Updater::step`] with `gradients` of the parameters in their order, in place of those in
-    /// [`Grads`], and their norm in the order of [`tree`].
-    pub(crate) fn step_in_tree_order(
+    /// As [`Optimizer::apply`] with `gradients` of the parameters in their order, in place of its own,
+    /// and their norm in the order of [`tree`].
+    pub(crate) fn apply_in_tree_order(
         &mut self,
         gradients: Vec<(Param, Tensor)>,
         weight: &Tensor,
-        step: u64,
-        learning_rate: f64,
     ) -> Result<Tensor> {
-        self.begin(step, learning_rate)?;
         let norm = tree::norm(&gradients)?;
         without_mesh(|| self.update(gradients, &weight.local(), &norm))
     }
@@ -224,13 +216,11 @@ impl Updater {
     ) -> Result<Tensor> {
         let gradients: Vec<Tensor> = gradients.into_iter().map(|(_, gradient)| gradient).collect();
         let (scale, norm) = ops::clip_scale(norm, weight, self.max_grad_norm)?;
-        let scalars =
-            StepScalars { learning_rate: &self.learning_rate, step: &self.step, scale: &scale };
-        let parts = self.parts()?;
-        self.optimizer.step(&parts, &gradients, scalars)?;
+        let (learning_rate, step) = (&self.learning_rate, &self.step);
+        self.rule.step(&gradients, StepScalars { learning_rate, step, scale: &scale })?;
         self.written();
         if let Some(ema) = &self.ema {
-            ema.update(&parts)?;
+            ema.update()?;
         }
         Ok(norm)
     }
@@ -240,19 +230,19 @@ impl Updater {
 const RESERVED: [&str; 2] = ["ema", "buffers"];
 
 /// Checks that each state can have a folder of its own, named after it.
-fn check_state_names(optimizer: &dyn Optimizer) -> Result<()> {
+fn check_state_names(rule: &dyn UpdateRule) -> Result<()> {
     let is_plain = |name: &str| {
         let mut bytes = name.bytes();
         !name.is_empty() && bytes.all(|byte| b"_-".contains(&byte) || byte.is_ascii_alphanumeric())
     };
     let mut seen = RESERVED.to_vec();
-    for State { name, .. } in optimizer.state() {
+    for State { name, .. } in rule.state() {
         ensure!(
             !seen.contains(&name) && is_plain(name),
             Invalid,
             "the optimizer `{}` cannot have a state named `{name}`: give each state a name of its own, \
              of letters, digits, `_` and `-`, other than `ema` and `buffers`",
-            optimizer.name()
+            rule.name()
         );
         seen.push(name);
     }
