@@ -9,7 +9,6 @@ use crate::config::{Config, Reduction};
 use crate::ranks::RunRanks;
 use crate::trainer::Trainer;
 use crate::trainer::no_batch;
-use crate::optimizer::Optimizer;
 use crate::{Result, checkpoint};
 
 /// The memory that a run needs, in bytes.

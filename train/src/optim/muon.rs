@@ -166,8 +166,9 @@ impl UpdateRule for Muon {
                 false => others.push(gradient.clone()),
             }
         }
-        let update = |slot: &_, tensors, now: StepScalars<'_>| self.update(slot, tensors, now);
-        self.matrices.each(&matrices, scalars, update)?;
+        self.matrices.each(&matrices, scalars, |slot, tensors, now| {
+            self.update(slot, tensors, now)
+        })?;
         self.others.step(&others, scalars)
     }
 }
