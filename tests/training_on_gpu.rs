@@ -11,12 +11,12 @@ use meshgrad::train::batches::TokenBatches;
 use meshgrad::train::config::{Config, TrainConfig};
 use meshgrad::train::configured::dtype;
 use meshgrad::train::data::Data;
+use meshgrad::train::optimizer::Optimizer;
 use meshgrad::train::qwen3;
 use meshgrad::train::run_folder::RunFolder;
 use meshgrad::train::sampler::{Order, Windows};
 use meshgrad::train::session::Session;
 use meshgrad::train::trainer::{PendingStep, Trainer};
-use meshgrad::train::optimizer::Optimizer;
 
 /// A small mixture-of-experts model with grouped queries.
 const CONFIG: &str = r#"

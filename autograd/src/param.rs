@@ -8,9 +8,9 @@ use meshgrad_error::bail;
 use meshgrad_mesh::Sharding;
 use meshgrad_runtime::{DType, Device, Key, Kind, Shape, ShardedShape, Tensor, ops};
 
-use crate::{KeptRows, Result};
 use crate::home::Home;
 use crate::spec::{Init, ParamId, Spec};
+use crate::{KeptRows, Result};
 
 /// A handle to a parameter. Clones share the parameter, so a block may be cloned into a closure.
 #[derive(Clone)]

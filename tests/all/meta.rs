@@ -1,6 +1,6 @@
 //! A meta device predicts the memory and the FLOPs of the device it imitates.
 
-use meshgrad::autograd::{Grads, Module, Tape};
+use meshgrad::autograd::{Module, Tape};
 use meshgrad::models::config::Qwen3Config;
 use meshgrad::models::{Balancing, Compute, Model, Qwen3, TokenBatch};
 use meshgrad::prelude::*;

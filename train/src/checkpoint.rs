@@ -38,8 +38,8 @@ use toml::Table;
 
 use crate::config::Config;
 use crate::optim;
-use crate::tokenizer::Tokenizer;
 use crate::optimizer::Optimizer;
+use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 use end_of_text::Ends;
 pub use end_of_text::ends_of_text;

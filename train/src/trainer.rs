@@ -293,7 +293,8 @@ impl<M: Model> Trainer<M> {
         for batch in microbatches {
             let of_batch = self.accumulate(&batch?, true)?;
             sums.add(&replicated(&of_batch)?)?;
-            let (of, values): (Vec<Param>, Vec<Tensor>) = self.optimizer.grads().all()?.into_iter().unzip();
+            let (of, values): (Vec<Param>, Vec<Tensor>) =
+                self.optimizer.grads().all()?.into_iter().unzip();
             without_mesh(|| gradients.add(&values))?;
             params = of;
             self.optimizer.grads().clear();

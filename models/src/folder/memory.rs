@@ -45,9 +45,7 @@ pub fn beside(module: &impl Module, tensors: Vec<(String, Tensor)>) -> Vec<Named
     let params = module.params();
     let params: BTreeMap<&str, &Param> = params.iter().map(|it| (it.name(), it)).collect();
     let named = |(name, tensor): (String, Tensor)| match params.get(&*name) {
-        Some(param) if param.home().is_some() => {
-            NamedTensor { name, tensor, kept: param.kept() }
-        }
+        Some(param) if param.home().is_some() => NamedTensor { name, tensor, kept: param.kept() },
         _ => NamedTensor::new(name, tensor),
     };
     tensors.into_iter().map(named).collect()

@@ -69,13 +69,17 @@ impl AdamW {
 
     pub(super) fn of(parts: &[&Part], config: AdamWConfig, groups: &Groups) -> Result<AdamW> {
         config.ranges().check(NAME)?;
-        let slots = Slots::new(parts.iter().copied(), groups, config.weight_decay, |part, value| {
-            let dtype = state_dtype(part.name(), value.dtype(), config.state_dtype)?;
-            Ok(Kept {
-                moments: Moments { exp_avg: zeros(value, dtype)?, exp_avg_sq: zeros(value, dtype)? },
-                draws: draws(part, value.dtype(), &config)?,
-            })
-        })?;
+        let slots =
+            Slots::new(parts.iter().copied(), groups, config.weight_decay, |part, value| {
+                let dtype = state_dtype(part.name(), value.dtype(), config.state_dtype)?;
+                Ok(Kept {
+                    moments: Moments {
+                        exp_avg: zeros(value, dtype)?,
+                        exp_avg_sq: zeros(value, dtype)?,
+                    },
+                    draws: draws(part, value.dtype(), &config)?,
+                })
+            })?;
         let widened = match config.state_dtype {
             DType::BF16 => Moments::for_largest(parts)?,
             _ => None,
@@ -108,7 +112,12 @@ impl UpdateRule for AdamW {
             let mut updates = Vec::with_capacity(batch.members.len());
             for at in &batch.members {
                 let moments = slots[*at].state.moments.widened_to(self.widened.as_ref())?;
-                RowOperands::add(slots[*at], [&params[*at], &gradients[*at]], &moments, &mut updates)?;
+                RowOperands::add(
+                    slots[*at],
+                    [&params[*at], &gradients[*at]],
+                    &moments,
+                    &mut updates,
+                )?;
             }
             if updates.is_empty() {
                 continue;
@@ -251,9 +260,8 @@ impl<'a> RowOperands<'a> {
         };
         let by_row = slot.part.kept().by_row();
         for draw in draws {
-            let of = |x: &Tensor| {
-                viewed(&viewed(x, &by_row)?.slice(0, draw.rows.clone())?, &draw.shape)
-            };
+            let of =
+                |x: &Tensor| viewed(&viewed(x, &by_row)?.slice(0, draw.rows.clone())?, &draw.shape);
             list.push(RowOperands {
                 param: of(param)?,
                 gradient: of(gradient)?,

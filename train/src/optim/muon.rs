@@ -166,9 +166,8 @@ impl UpdateRule for Muon {
                 false => others.push(gradient.clone()),
             }
         }
-        self.matrices.each(&matrices, scalars, |slot, tensors, now| {
-            self.update(slot, tensors, now)
-        })?;
+        self.matrices
+            .each(&matrices, scalars, |slot, tensors, now| self.update(slot, tensors, now))?;
         self.others.step(&others, scalars)
     }
 }

@@ -14,8 +14,8 @@ use meshgrad_train::Result;
 use meshgrad_train::checkpoint::{self, ReadOptions};
 use meshgrad_train::events::Event;
 use meshgrad_train::intact::Candidates;
-use meshgrad_train::session::{Resume, Session};
 use meshgrad_train::optimizer::Optimizer;
+use meshgrad_train::session::{Resume, Session};
 
 use crate::bigram::{Bigram, Fixture};
 use crate::on_disk::files;

@@ -8,8 +8,8 @@ use meshgrad_models::{Compute, Loss, Model};
 use meshgrad_runtime::{DType, Device, Tensor};
 use meshgrad_train::config::{Config, NoTables};
 use meshgrad_train::events::{Event, Outcome};
-use meshgrad_train::trainer::Trainer;
 use meshgrad_train::optimizer::Optimizer;
+use meshgrad_train::trainer::Trainer;
 
 /// Fits `weight * x` to 1.
 #[derive(Module)]

@@ -11,8 +11,8 @@ use meshgrad_mesh::{Mesh, Placement, Sharding};
 use meshgrad_models::folder;
 use meshgrad_runtime::{DType, Device, ShardedShape, Tensor, ops};
 use meshgrad_train::optim::{AdamW, AdamWConfig, Groups, Part, UpdateRule};
-use meshgrad_train::ranks::checkpoint_ranks;
 use meshgrad_train::optimizer::Optimizer;
+use meshgrad_train::ranks::checkpoint_ranks;
 
 use crate::homes::step::{Outcome, Result, Share, assembled, scalar, share};
 use crate::small::{distance, norm};

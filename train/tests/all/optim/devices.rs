@@ -69,9 +69,7 @@ fn a_captured_step_replays_with_the_same_bits() {
             ops::fill_into(&scale, SCALE.into()).unwrap();
         };
         let scalars = StepScalars { learning_rate: &learning_rate, step: &step, scale: &scale };
-        let apply = |training: &mut Training| {
-            training.rule.step(&gradients, scalars)
-        };
+        let apply = |training: &mut Training| training.rule.step(&gradients, scalars);
         for now in 1..=3 {
             begin(now);
             apply(&mut eager).unwrap();

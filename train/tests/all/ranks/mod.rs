@@ -17,10 +17,10 @@ use meshgrad_data_parallel::{Home, Homes};
 use meshgrad_mesh::Mesh;
 use meshgrad_train::checkpoint::{self, ReadOptions, Saved};
 use meshgrad_train::config::Config;
+use meshgrad_train::optimizer::Optimizer;
 use meshgrad_train::qwen3::{self, Tables};
 use meshgrad_train::ranks::checkpoint_ranks;
 use meshgrad_train::tokenizer::Tokenizer;
-use meshgrad_train::optimizer::Optimizer;
 
 use crate::on_disk::{Files, files};
 use crate::ranks::world::{MESHES, ONE, On, Place, STEPS};
