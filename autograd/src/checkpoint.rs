@@ -1,12 +1,7 @@
 //! Activation checkpointing: save only the inputs of a block, and recompute the rest in the
 //! backward pass.
 
-use meshgrad_collectives::RankScope;
-#[cfg(doc)]
-use meshgrad_collectives::with_redistribution;
-use meshgrad_runtime::Tensor;
-#[cfg(doc)]
-use meshgrad_runtime::with_mesh;
+use meshgrad_runtime::{RankScope, Tensor};
 
 use crate::nested::{NestedBackward, NestedTape};
 use crate::slot::{Dep, Slots};
@@ -16,7 +11,7 @@ use crate::var::Node;
 use crate::{Result, Saved, Tape, Var};
 
 /// Runs `block` on `inputs` and saves only `inputs`. The backward pass runs `block` again on a
-/// nested tape, under the [`with_mesh`] and [`with_redistribution`] of the original call.
+/// nested tape, in the [`RankScope`] of the original call.
 ///
 /// `block` must compute the same both times; random ops do, because they take their key by value.
 /// Captured parameters get their gradients as usual. Capturing any other tracked value is an error:
@@ -119,7 +114,7 @@ where
             let results = (self.block)(inputs.clone())?;
             Ok((inputs, results))
         };
-        let ((inputs, mut results), tape) = self.scope.run(|| Tape::record(record))?;
+        let ((inputs, mut results), tape) = self.scope.clone().run(|| Tape::record(record))?;
         let mut outputs = Vec::new();
         results.each_var(&mut |output| outputs.push(output.clone()));
         NestedTape::new(tape, &inputs, &outputs)

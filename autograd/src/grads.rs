@@ -4,9 +4,12 @@ use std::collections::HashMap;
 
 use meshgrad_collectives::check_replicas;
 use meshgrad_error::{ensure, error};
-use meshgrad_runtime::{Accumulator, DType, Tensor};
+use meshgrad_mesh::Sharding;
+use meshgrad_runtime::{Accumulator, DType, Kind, Shape, Tensor, UninitTensor, ops};
 
 use crate::home::HomeGradients;
+use crate::norm::norm_over_ranks;
+use crate::ops::global_norm;
 use crate::{Param, ParamId, Result};
 
 /// Called with each parameter once its gradient is complete in a backward pass.
@@ -24,6 +27,8 @@ type OnReady = Box<dyn FnMut(&Param, &Tensor) -> Result<()> + Send>;
 #[derive(Default)]
 pub struct Grads {
     entries: Vec<Entry>,
+    /// The buffers of parameters without a home, one per dtype.
+    flat: Vec<Tensor>,
     index: HashMap<ParamId, usize>,
     units: Vec<Unit>,
     /// Whether the next pass is the last before the gradients are read.
@@ -113,72 +118,52 @@ struct Readiness {
 }
 
 impl Grads {
-    /// Buffers for `params`, on the devices of their values.
+    /// Buffers for `params`, on the devices of their values. Those of parameters without a home are
+    /// consecutive views of one flat buffer per dtype, in the order of `params`; of a sharded parameter,
+    /// for this rank's part.
     ///
     /// # Errors
     /// When a parameter has no value; when memory runs out.
     pub fn new(params: &[Param]) -> Result<Grads> {
-        let allocate = |param: &Param| {
-            let device = param.value()?.device().clone();
-            Accumulator::new(&device, param.sharded_shape(), param.gradient_dtype())
-        };
-        Grads::from_buffers(params, allocate)
-    }
-
-    /// Buffers for `params` as consecutive views of `flat`, in the order of `params`, for a reducer
-    /// or a fused optimizer. Of a sharded parameter, `flat` has this rank's part; of one with a
-    /// [`Home`](crate::Home), nothing.
-    ///
-    /// # Errors
-    /// When `flat` does not have the total size or the dtype of the gradients.
-    pub fn over(params: &[Param], flat: &Tensor) -> Result<Grads> {
-        let elements = |param: &Param| match param.home() {
-            Some(_) => 0,
-            None => param.sharded_shape().local().elements(),
-        };
-        let expected: usize = params.iter().map(elements).sum();
-        let dtype = params.first().map_or(DType::F32, Param::gradient_dtype);
-        let same = params.iter().all(|param| param.gradient_dtype() == flat.dtype());
-        let elements = flat.elements();
-        let does_not_fit = || {
-            error!(
-                Invalid,
-                "the flat buffer has {elements} elements, but the gradients of these parameters \
-                 need {expected} of {dtype}"
-            )
-        };
-        if elements != expected || flat.shape().len() != 1 || !same {
-            return Err(does_not_fit());
-        }
-
-        let (flat, mut start) = (flat.local(), 0);
-        Grads::from_buffers(params, |param| {
-            let shape = param.sharded_shape();
-            let part = start..start + shape.local().elements();
-            start = part.end;
-            let view = flat.slice(0, part)?.view(shape.local())?;
-            Accumulator::over(view.ok_or_else(does_not_fit)?)?.with_shape(shape)
-        })
-    }
-
-    fn from_buffers(
-        params: &[Param],
-        mut buffer: impl FnMut(&Param) -> Result<Accumulator>,
-    ) -> Result<Grads> {
         let mut grads = Grads::default();
         for param in params {
             if grads.index.contains_key(&param.id()) {
                 continue; // A tied parameter may be listed twice.
             }
-            let sum = match param.home() {
-                Some(_) => None,
-                None => Some(buffer(param)?),
-            };
             grads.index.insert(param.id(), grads.entries.len());
-            grads.entries.push(Entry { param: param.clone(), sum, unit: None, is_reduced: false });
+            let entry = Entry { param: param.clone(), sum: None, unit: None, is_reduced: false };
+            grads.entries.push(entry);
+        }
+        for dtype in [DType::F32, DType::F64] {
+            grads.add_flat(dtype)?;
         }
         grads.add_units()?;
         Ok(grads)
+    }
+
+    /// Adds the buffers of gradients of dtype `dtype` without a home.
+    fn add_flat(&mut self, dtype: DType) -> Result<()> {
+        let is_here =
+            |it: &&mut Entry| it.param.home().is_none() && it.param.gradient_dtype() == dtype;
+        let mut entries: Vec<&mut Entry> = self.entries.iter_mut().filter(is_here).collect();
+        let Some(first) = entries.first() else {
+            return Ok(());
+        };
+        let device = first.param.value()?.device().clone();
+        let elements = |it: &&mut Entry| it.param.sharded_shape().local().elements();
+        let shape = Shape::new(&[entries.iter().map(elements).sum()])?;
+        let flat = UninitTensor::with_kind(&device, shape, dtype, Kind::Gradient)?.finish();
+
+        let mut start = 0;
+        for entry in &mut entries {
+            let shape = entry.param.sharded_shape();
+            let range = start..start + shape.local().elements();
+            start = range.end;
+            let view = ops::reshape(&flat.slice(0, range)?, shape.local())?;
+            entry.sum = Some(Accumulator::over(view)?.with_shape(shape)?);
+        }
+        self.flat.push(flat);
+        Ok(())
     }
 
     fn add_units(&mut self) -> Result<()> {
@@ -245,6 +230,27 @@ impl Grads {
         entries.map(|at| Ok((self.entries[at].param.clone(), self.total(at)?))).collect()
     }
 
+    /// The L2 norm of all gradients. Each element of a parameter counts once, and all ranks that share
+    /// in parameters with homes call this. An f32 scalar without a sharding.
+    ///
+    /// # Errors
+    /// When there is no gradient, or when some parameters have homes and others do not; errors of the
+    /// communication.
+    pub fn norm(&mut self) -> Result<Tensor> {
+        let gradients = self.all()?;
+        if self.units.is_empty() {
+            let is_whole = |(_, gradient): &(Param, Tensor)| {
+                gradient.sharding().is_none_or(Sharding::is_replicated)
+            };
+            let flat: Vec<&Tensor> = match gradients.iter().all(is_whole) {
+                true => self.flat.iter().collect(),
+                false => gradients.iter().map(|(_, gradient)| gradient).collect(),
+            };
+            return Ok(global_norm(&flat)?.local());
+        }
+        norm_over_ranks(&gradients)
+    }
+
     /// Clears all gradients. This costs nothing: the next gradient overwrites the buffer.
     pub fn clear(&mut self) {
         for entry in &mut self.entries {
@@ -264,10 +270,8 @@ impl Grads {
 
     /// The buffers, on any device. Between steps they hold nothing that is needed.
     pub fn buffers(&self) -> Vec<Tensor> {
-        let own = self.entries.iter().filter_map(|entry| entry.sum.as_ref());
-        let own = own.map(|sum| sum.buffer().clone());
         let of_units = self.units.iter().flat_map(|unit| unit.gradients.buffers());
-        own.chain(of_units).collect()
+        self.flat.iter().cloned().chain(of_units).collect()
     }
 
     /// Announces that the next backward pass is the last before the gradients are read, so that all

@@ -74,6 +74,11 @@ impl KeptRows {
         [self.rows.len(), row_elements(self.shape.local())]
     }
 
+    /// Whether `x` has an element for each of these rows' elements, in their shape.
+    pub fn fit(&self, x: &Tensor) -> bool {
+        x.shape() == self.shape.local() && self.are_all() || x.shape()[..] == self.by_row()
+    }
+
     /// These rows of `x`, which has all rows of this rank's part, in the shape [`KeptRows::by_row`]
     /// and without a sharding. A view if `x` is contiguous.
     ///

@@ -61,7 +61,6 @@ pub use kept::KeptRows;
 pub use local::{LocalOperand, LocalResult, local};
 pub use meshgrad_runtime::{Error, ErrorKind, Result};
 pub use module::{Module, ModulePath, Visitor};
-pub use norm::norm_over_ranks;
 pub use operand::Operand;
 pub use param::{Buffer, Param, end_pass};
 pub use saved::{Packed, Packing, Save, Saved, ToBf16, ToDevice, packing};

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use meshgrad_collectives::in_redistribution;
 use meshgrad_error::{bail, error};
 use meshgrad_mesh::{Mesh, Placement, Reduction, Sharding};
-use meshgrad_runtime::{DType, Kind, ShardedShape, Tensor, without_mesh};
+use meshgrad_runtime::{DType, Kind, RankScope, ShardedShape, Tensor};
 
 use crate::nested::{NestedBackward, NestedTape};
 use crate::slot::{Dep, Slots};
@@ -223,7 +223,7 @@ fn record_body<const N: usize, const M: usize>(
     for var in vars {
         deps.push(dep_of(var)?);
     }
-    let ((inputs, parts), tape) = without_mesh(|| {
+    let ((inputs, parts), tape) = RankScope::current().on_no_mesh().run(|| {
         record_local(|| {
             let mut deps = deps.into_iter();
             let inputs =
@@ -281,7 +281,7 @@ impl LocalBackward {
             let tape = self.tape.lock().unwrap_or_else(PoisonError::into_inner).take();
             Ok(tape.unwrap_or_else(|| unreachable!("the first phase takes the tape")))
         };
-        without_mesh(|| self.nested.run(&dys, slots, tape, finish))
+        RankScope::current().on_no_mesh().run(|| self.nested.run(&dys, slots, tape, finish))
     }
 }
 

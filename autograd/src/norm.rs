@@ -1,17 +1,13 @@
 //! The norm of gradients whose rows are divided over ranks.
 
 use meshgrad_error::{bail, error};
-use meshgrad_runtime::{DType, Error, Result, Tensor, ops, without_mesh};
+use meshgrad_runtime::{DType, Error, Result, Tensor, ops};
 
 use crate::Param;
 
-/// The L2 norm of the gradients of parameters with homes, as [`Grads::all`](crate::Grads::all) returns
-/// them. Each element counts once. An f32 scalar without a sharding, equal on all ranks, which all
-/// call this.
-///
-/// # Errors
-/// For a parameter without a home, and for no gradients; errors of the communication.
-pub fn norm_over_ranks(gradients: &[(Param, Tensor)]) -> Result<Tensor> {
+/// The L2 norm of the gradients of parameters with homes. An f32 scalar without a sharding, equal on all
+/// ranks.
+pub(crate) fn norm_over_ranks(gradients: &[(Param, Tensor)]) -> Result<Tensor> {
     let mut counted = Vec::with_capacity(gradients.len());
     let mut unit = None;
     for (param, gradient) in gradients {
@@ -22,21 +18,16 @@ pub fn norm_over_ranks(gradients: &[(Param, Tensor)]) -> Result<Tensor> {
         unit.get_or_insert_with(|| home.unit());
     }
     let Some((unit, (_, first))) = unit.zip(gradients.first()) else {
-        bail!(Invalid, "norm_over_ranks: needs at least one gradient");
+        bail!(Invalid, "norm: needs at least one gradient");
     };
-    without_mesh(|| {
-        if counted.is_empty() {
-            // Not of a first copy, so it counts as nothing.
-            counted.push(first.local().slice(0, 0..0)?);
-        }
-        let squares = ops::sum_of_squares(&counted.iter().collect::<Vec<_>>())?;
-        ops::cast(&ops::sqrt(&unit.sum(&squares)?)?, DType::F32)
-    })
+    if counted.is_empty() {
+        // Not of a first copy, so it counts as nothing.
+        counted.push(first.local().slice(0, 0..0)?);
+    }
+    let squares = ops::sum_of_squares(&counted.iter().collect::<Vec<_>>())?;
+    ops::cast(&ops::sqrt(&unit.sum(&squares)?)?, DType::F32)
 }
 
 fn no_home(name: &str) -> Error {
-    error!(
-        Invalid,
-        "norm_over_ranks: `{name}` has no home; give homes to all trained parameters, or to none"
-    )
+    error!(Invalid, "norm: `{name}` has no home; give homes to all trained parameters, or to none")
 }

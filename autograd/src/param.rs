@@ -325,10 +325,10 @@ impl Param {
             self.rows_written();
             return Ok(());
         }
+        let zeros = shape.zeros(device, dtype, Kind::Parameter)?;
         let value = match shape.sharding() {
-            Some(_) => shape.zeros(device, dtype, Kind::Parameter)?,
-            // Inside of `with_mesh` these are replicated.
-            None => Tensor::zeros(device, &shape, dtype, Kind::Parameter)?,
+            Some(_) => zeros,
+            None => zeros.as_replicated()?,
         };
         init.write(key, &value)?;
         self.set(&value)

@@ -73,8 +73,7 @@ impl Init {
                 continue;
             }
             let shape = target.shape();
-            let values =
-                Tensor::zeros(into.device(), shape, into.dtype(), Kind::Parameter)?.local();
+            let values = Tensor::zeros(into.device(), shape, into.dtype(), Kind::Parameter)?;
             self.write(key, &values)?;
             ops::copy_into(&values, &target)?;
         }

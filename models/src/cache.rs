@@ -89,7 +89,7 @@ impl Cache {
 /// A position in a sequence, i64 [1], that can be overwritten.
 fn position(device: &Device, at: usize) -> Result<Tensor> {
     let position = Tensor::from_slice(device, &[1], &[at as i64])?.as_replicated()?;
-    let kept = Tensor::zeros(device, &[1], position.dtype(), Kind::Cache)?;
+    let kept = Tensor::zeros(device, &[1], position.dtype(), Kind::Cache)?.as_replicated()?;
     ops::copy_into(&position, &kept)?;
     Ok(kept)
 }
@@ -125,7 +125,6 @@ impl LayerCache {
             }
             _ => ShardedShape::from(shape),
         };
-        let zeros = Tensor::zeros(like.device(), shape.local(), like.dtype(), Kind::Cache)?;
-        shape.part(&zeros.local())
+        shape.zeros(like.device(), like.dtype(), Kind::Cache)
     }
 }

@@ -34,7 +34,7 @@ pub use crate::core::number::{Function, Number, RowFunction};
 pub use crate::core::op_trace::{OpSpan, OpTrace};
 pub use crate::core::pinned::{PendingUpload, PinnedBuffer};
 pub use crate::core::shape::{MAX_DIMS, Shape};
-pub use crate::core::sharding::scope::{MeshScope, with_mesh, without_mesh};
+pub use crate::core::sharding::scope::{RankScope, with_mesh};
 pub use crate::core::sharding::shape::ShardedShape;
 pub use crate::core::signature::{Call, Signature};
 pub use crate::core::storage::{Kind, ReadGuard, WriteGuard};

@@ -73,7 +73,7 @@ pub enum Event<'a> {
         /// The step.
         step: u64,
         /// The gradients, summed over `weight`, neither divided nor clipped. On several ranks, of the
-        /// rows that this rank keeps ([`meshgrad_autograd::norm_over_ranks`] gives their norm).
+        /// rows that this rank keeps.
         gradients: &'a [(Param, Tensor)],
         /// The scalar that the optimizer divides the gradients by.
         weight: &'a Tensor,

@@ -1,9 +1,9 @@
 //! The update of a model after backward: gradient norm, clipping, and a step of any update rule.
 
-use meshgrad_autograd::{Grads, Module, Param, end_pass, norm_over_ranks};
+use meshgrad_autograd::{Grads, Module, Param, end_pass};
 use meshgrad_error::ensure;
 use meshgrad_runtime::ops::{self, StepScalars};
-use meshgrad_runtime::{DType, Device, Kind, Tensor, without_mesh};
+use meshgrad_runtime::{DType, Device, Kind, Tensor};
 
 use crate::config::OptimizerConfig;
 use crate::optim::{Ema, Part, State, UpdateRule, parts};
@@ -19,8 +19,6 @@ pub struct Optimizer {
     grads: Grads,
     ema: Option<Ema>,
     max_grad_norm: f64,
-    /// The gradients of all parameters in one buffer; `None` if the parameters have homes.
-    flat_gradient: Option<Tensor>,
     /// The values that change from step to step are scalars on the device, f32.
     learning_rate: Tensor,
     step: Tensor,
@@ -57,36 +55,17 @@ impl Optimizer {
         make: impl FnOnce(&[Part]) -> Result<Box<dyn UpdateRule>>,
     ) -> Result<Optimizer> {
         model.check_names()?;
-        let params = model.trained();
-        let is_divided = params.iter().any(|param| param.home().is_some());
-        let make = || {
-            let scalar = || Tensor::zeros(device, &[], DType::F32, Kind::OptimizerState);
-            let rule = make(&parts(model))?;
-            check_state_names(rule.as_ref())?;
-            let (flat_gradient, grads) = match is_divided {
-                true => (None, Grads::new(&params)?),
-                false => {
-                    let elements = params.iter().map(|param| param.shape().elements()).sum();
-                    let flat = Tensor::zeros(device, &[elements], DType::F32, Kind::Gradient)?;
-                    let grads = Grads::over(&params, &flat)?;
-                    (Some(flat), grads)
-                }
-            };
-            Ok(Optimizer {
-                rule,
-                grads,
-                ema: None,
-                max_grad_norm,
-                flat_gradient,
-                learning_rate: scalar()?,
-                step: scalar()?,
-            })
-        };
-        // The rows that ranks keep have no sharding.
-        match is_divided {
-            true => without_mesh(make),
-            false => make(),
-        }
+        let scalar = || Tensor::zeros(device, &[], DType::F32, Kind::OptimizerState);
+        let rule = make(&parts(model))?;
+        check_state_names(rule.as_ref())?;
+        Ok(Optimizer {
+            rule,
+            grads: Grads::new(&model.trained())?,
+            ema: None,
+            max_grad_norm,
+            learning_rate: scalar()?,
+            step: scalar()?,
+        })
     }
 
     /// Also averages the parameters after each step, with `decay` in [0, 1); 0 for no averages.
@@ -181,17 +160,9 @@ impl Optimizer {
     /// # Errors
     /// When only some parameters have homes; errors of the communication.
     pub fn apply(&mut self, weight: &Tensor) -> Result<Tensor> {
+        let norm = self.grads.norm()?;
         let gradients = self.grads.all()?;
-        let norm = match self.flat_gradient.clone() {
-            Some(flat) => {
-                let norm = ops::global_norm(&[&flat])?;
-                self.update(gradients, weight, &norm)?
-            }
-            None => without_mesh(|| {
-                let norm = norm_over_ranks(&gradients)?;
-                self.update(gradients, &weight.local(), &norm)
-            })?,
-        };
+        let norm = self.update(gradients, weight, &norm)?;
         self.grads.clear();
         Ok(norm)
     }
@@ -204,7 +175,7 @@ impl Optimizer {
         weight: &Tensor,
     ) -> Result<Tensor> {
         let norm = tree::norm(&gradients)?;
-        without_mesh(|| self.update(gradients, &weight.local(), &norm))
+        self.update(gradients, weight, &norm)
     }
 
     /// Updates the parameters with gradients whose norm is `norm`. Returns that of their mean.
@@ -214,8 +185,9 @@ impl Optimizer {
         weight: &Tensor,
         norm: &Tensor,
     ) -> Result<Tensor> {
-        let gradients: Vec<Tensor> = gradients.into_iter().map(|(_, gradient)| gradient).collect();
-        let (scale, norm) = ops::clip_scale(norm, weight, self.max_grad_norm)?;
+        let gradients = gradients.iter().map(|(_, gradient)| gradient.local());
+        let gradients: Vec<Tensor> = gradients.collect();
+        let (scale, norm) = ops::clip_scale(norm, &weight.local(), self.max_grad_norm)?;
         let (learning_rate, step) = (&self.learning_rate, &self.step);
         self.rule.step(&gradients, StepScalars { learning_rate, step, scale: &scale })?;
         self.written();

@@ -6,7 +6,7 @@ use meshgrad_autograd::{Param, Tape};
 use meshgrad_collectives::full_tensor;
 use meshgrad_error::{bail, ensure, error};
 use meshgrad_models::{Compute, Loss, Model};
-use meshgrad_runtime::{AsyncRead, DType, Device, Tensor, ops, without_mesh};
+use meshgrad_runtime::{AsyncRead, DType, Device, Tensor, ops};
 
 use crate::config::{Config, Reduction};
 use crate::events::{Event, Events};
@@ -295,11 +295,11 @@ impl<M: Model> Trainer<M> {
             sums.add(&replicated(&of_batch)?)?;
             let (of, values): (Vec<Param>, Vec<Tensor>) =
                 self.optimizer.grads().all()?.into_iter().unzip();
-            without_mesh(|| gradients.add(&values))?;
+            gradients.add(&values)?;
             params = of;
             self.optimizer.grads().clear();
         }
-        let gradients = without_mesh(|| gradients.finish())?.unwrap_or_default();
+        let gradients = gradients.finish()?.unwrap_or_default();
         Ok(Passes {
             sums: sums.finish()?.unwrap_or_default(),
             gradients: Some(params.into_iter().zip(gradients).collect()),

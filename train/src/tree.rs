@@ -6,7 +6,7 @@
 //! ([`meshgrad_comm`]), so the lowest levels are theirs if the number of ranks is a power of two.
 
 use meshgrad_autograd::{KeptRows, Param};
-use meshgrad_runtime::{DType, Kind, Tensor, ops, without_mesh};
+use meshgrad_runtime::{DType, Kind, Tensor, ops};
 
 use crate::Result;
 use crate::trainer::no_batch;
@@ -80,32 +80,30 @@ pub(crate) fn sum_of_values(values: &[f32]) -> f32 {
 /// # Errors
 /// Errors of the ops and of the communication.
 pub(crate) fn norm(gradients: &[(Param, Tensor)]) -> Result<Tensor> {
-    without_mesh(|| {
-        let (_, first) = gradients.first().ok_or_else(no_batch)?;
-        let kept: Vec<KeptRows> = gradients.iter().map(|(param, _)| param.kept()).collect();
-        let shape = [kept.iter().map(KeptRows::count_of_all).sum()];
-        let squares = Tensor::zeros(first.device(), &shape, first.dtype(), Kind::Gradient)?;
+    let (_, first) = gradients.first().ok_or_else(no_batch)?;
+    let kept: Vec<KeptRows> = gradients.iter().map(|(param, _)| param.kept()).collect();
+    let shape = [kept.iter().map(KeptRows::count_of_all).sum()];
+    let squares = Tensor::zeros(first.device(), &shape, first.dtype(), Kind::Gradient)?;
 
-        let mut before = 0;
-        for (kept, (_, gradient)) in kept.iter().zip(gradients) {
-            let rows = kept.rows();
-            if kept.is_first_copy() && !rows.is_empty() {
-                let gradient = ops::reshape(&gradient.local(), &kept.by_row())?;
-                let of_rows = ops::sum(&ops::mul(&gradient, &gradient)?, &[1])?;
-                let place = squares.slice(0, before + rows.start..before + rows.end)?;
-                ops::copy_into(&of_rows, &place)?;
-            }
-            before += kept.count_of_all();
+    let mut before = 0;
+    for (kept, (_, gradient)) in kept.iter().zip(gradients) {
+        let rows = kept.rows();
+        if kept.is_first_copy() && !rows.is_empty() {
+            let gradient = ops::reshape(&gradient.local(), &kept.by_row())?;
+            let of_rows = ops::sum(&ops::mul(&gradient, &gradient)?, &[1])?;
+            let place = squares.slice(0, before + rows.start..before + rows.end)?;
+            ops::copy_into(&of_rows, &place)?;
         }
-        let unit = gradients.iter().find_map(|(param, _)| Some(param.home()?.unit()));
-        // Each row is on one rank, and zero on the others.
-        let squares = match unit {
-            Some(unit) => unit.sum(&squares)?,
-            None => squares,
-        };
-        let norm = ops::sqrt(&ops::sum(&squares, &[0])?)?;
-        ops::cast(&norm, DType::F32)
-    })
+        before += kept.count_of_all();
+    }
+    let unit = gradients.iter().find_map(|(param, _)| Some(param.home()?.unit()));
+    // Each row is on one rank, and zero on the others.
+    let squares = match unit {
+        Some(unit) => unit.sum(&squares)?,
+        None => squares,
+    };
+    let norm = ops::sqrt(&ops::sum(&squares, &[0])?)?;
+    ops::cast(&norm, DType::F32)
 }
 
 #[cfg(test)]

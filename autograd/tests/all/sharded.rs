@@ -3,7 +3,7 @@
 
 use meshgrad_autograd::{Grads, Init, Param, Result, Tape, Track, Var, checkpoint, ops};
 use meshgrad_mesh::{Mesh, Placement, Reduction, Sharding};
-use meshgrad_runtime::{Accumulator, DType, Device, Kind, Tensor, ops as runtime, with_mesh};
+use meshgrad_runtime::{Accumulator, Device, Tensor, ops as runtime, with_mesh};
 
 use crate::assert_error;
 
@@ -132,10 +132,10 @@ fn gradients_of_reshaped_parameters_have_the_shards_of_the_parameter() {
     assert_eq!(rows, expected);
 }
 
-/// The buffers over a flat tensor have the sizes of the rank's parts, and the gradient of a
+/// The flat buffer has the elements of the rank's parts, and the gradient of a
 /// parameter that nothing uses is zero with the parameter's shards.
 #[test]
-fn flat_buffers_and_unused_parameters() {
+fn the_flat_buffer_and_unused_parameters() {
     let device = Device::cpu();
     let rank = 2;
     let mut spec = meshgrad_autograd::Spec::new([5, 4], Init::Ones);
@@ -148,8 +148,8 @@ fn flat_buffers_and_unused_parameters() {
         param.materialize(&device, 1).unwrap();
     }
 
-    let flat = Tensor::zeros(&device, &[4 + 4], DType::F32, Kind::Gradient).unwrap();
-    let mut grads = Grads::over(&[unused.clone(), used.clone()], &flat).unwrap();
+    let mut grads = Grads::new(&[unused.clone(), used.clone()]).unwrap();
+    assert_eq!(grads.buffers()[0].shape()[..], [4 + 4]);
     let x = part(&device, &shard(0, &[7, 4]), rank);
     let (y, tape) = Tape::record(|| ops::mul(&Var::constant(x.clone()), &used.var()?)).unwrap();
     tape.backward(&[(&y, x.clone())], &mut grads).unwrap();

@@ -26,7 +26,6 @@ mod communicator;
 mod error;
 mod fuse;
 mod rank;
-mod rank_scope;
 mod redistribute;
 pub mod registry;
 mod source_line;
@@ -40,7 +39,6 @@ pub use error::{CallSite, CommError, Verdict, Wait};
 pub use fuse::Fused;
 pub use meshgrad_error::{Error, FailedRank, Kind, Result};
 pub use rank::{GroupConnector, Rank};
-pub use rank_scope::RankScope;
 pub use redistribute::ops::{
     Redistribute, check_replicas, communicator, current_redistribution, full_tensor,
     in_redistribution, redistribute, redistribute_like, start_redistribute, with_placements,

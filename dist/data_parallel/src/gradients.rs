@@ -9,7 +9,6 @@ use meshgrad_collectives::{Collectives, Communicator, Reduction};
 use meshgrad_error::{ensure, error};
 use meshgrad_runtime::{
     Accumulator, DType, Device, Kind, Pending, Result, Shape, Tensor, UninitTensor, ops,
-    without_mesh,
 };
 
 use crate::layout::Layout;
@@ -314,7 +313,7 @@ fn allocated(
         return Ok(buffer.clone());
     }
     let (shape, kind) = (Shape::new(&[elements])?, Kind::Gradient);
-    let new = without_mesh(|| UninitTensor::with_kind(device, shape, dtype, kind))?.finish();
+    let new = UninitTensor::with_kind(device, shape, dtype, kind)?.finish();
     Ok(buffer.insert(new).clone())
 }
 

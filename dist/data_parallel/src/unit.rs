@@ -10,7 +10,7 @@ use meshgrad_autograd::{
 };
 use meshgrad_collectives::{Collectives, Communicator, Reduction};
 use meshgrad_error::{bail, error};
-use meshgrad_runtime::{DType, Error, Kind, Pending, Result, Tensor, ops, without_mesh};
+use meshgrad_runtime::{DType, Error, Kind, Pending, Result, Tensor, ops};
 
 use crate::gradients::Gradients;
 use crate::groups::Groups;
@@ -91,7 +91,7 @@ impl Unit {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let zeros = |layout: &Layout| {
             let shape = [layout.own().len()];
-            without_mesh(|| Tensor::zeros(shard.device(), &shape, layout.dtype, Kind::Parameter))
+            Tensor::zeros(shard.device(), &shape, layout.dtype, Kind::Parameter)
         };
         let parts = layouts.iter().map(zeros).collect::<Result<Vec<Tensor>>>()?;
         let gathered = Gathered {

@@ -40,12 +40,12 @@ impl NamedTensor {
 }
 
 /// Tensors that belong to parameters of `module` with the same names, such as gradients or optimizer
-/// state. Of a parameter with a home, they have the rows of this rank.
+/// state. Of a parameter that is divided over ranks, they have what this rank keeps.
 pub fn beside(module: &impl Module, tensors: Vec<(String, Tensor)>) -> Vec<NamedTensor> {
     let params = module.params();
     let params: BTreeMap<&str, &Param> = params.iter().map(|it| (it.name(), it)).collect();
-    let named = |(name, tensor): (String, Tensor)| match params.get(&*name) {
-        Some(param) if param.home().is_some() => NamedTensor { name, tensor, kept: param.kept() },
+    let named = |(name, tensor): (String, Tensor)| match params.get(&*name).map(|it| it.kept()) {
+        Some(kept) if kept.fit(&tensor) => NamedTensor { name, tensor, kept },
         _ => NamedTensor::new(name, tensor),
     };
     tensors.into_iter().map(named).collect()

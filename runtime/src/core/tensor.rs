@@ -57,15 +57,14 @@ impl Tensor {
         Tensor::from_slice(device, &[], &[value])
     }
 
-    /// A mutable tensor of zeros, of the given `kind`. For a [`Kind::Value`] use
-    /// [`ops::full`](crate::ops::full).
+    /// A mutable tensor of zeros, of the given `kind`, without a sharding, also inside of
+    /// [`with_mesh`](crate::with_mesh). For a [`Kind::Value`] use [`ops::full`](crate::ops::full).
     ///
     /// # Errors
     /// When memory runs out.
     pub fn zeros(device: &Device, shape: &[usize], dtype: DType, kind: Kind) -> Result<Tensor> {
         let mut out = UninitTensor::with_kind(device, Shape::new(shape)?, dtype, kind)?;
         out.fill_zero()?;
-        out.replicated()?;
         Ok(out.finish())
     }
 

@@ -151,7 +151,7 @@ pub(crate) fn allocate_params(model: &impl Model, device: &Device) -> Result<()>
     let params = model.params().into_iter();
     for param in params.filter(|param| param.home().is_none()) {
         let (shape, dtype) = (param.shape(), param.spec().dtype);
-        param.set(&Tensor::zeros(device, shape, dtype, Kind::Parameter)?)?;
+        param.set(&Tensor::zeros(device, shape, dtype, Kind::Parameter)?.as_replicated()?)?;
     }
     Ok(())
 }

@@ -56,7 +56,7 @@ impl Part {
         &self.kept
     }
 
-    /// Their value, which a step writes to.
+    /// Their value, which a step writes to, without a sharding.
     ///
     /// # Shapes
     /// That of the parameter, if these are all of its rows and it has no home; otherwise
@@ -65,7 +65,7 @@ impl Part {
     /// # Errors
     /// When the parameter has no value, or it is not contiguous.
     pub fn value(&self) -> Result<Tensor> {
-        let value = self.param.kept_value()?;
+        let value = self.param.kept_value()?.local();
         if !value.is_contiguous() {
             bail!(
                 Invalid,

@@ -98,11 +98,7 @@ pub(super) fn check_count(parts: usize, gradients: &[Tensor]) -> Result<()> {
     Ok(())
 }
 
-/// Zeros of the shape of `value`, without a sharding if it has none.
+/// Zeros of the shape of `value`.
 pub(super) fn zeros(value: &Tensor, dtype: DType) -> Result<Tensor> {
-    let zeros = Tensor::zeros(value.device(), value.shape(), dtype, Kind::OptimizerState)?;
-    Ok(match value.sharding() {
-        Some(_) => zeros,
-        None => zeros.local(),
-    })
+    Tensor::zeros(value.device(), value.shape(), dtype, Kind::OptimizerState)
 }

@@ -1,11 +1,10 @@
 //! The only op that changes a sharding, and the scope in which it communicates.
 
-use std::cell::RefCell;
 use std::sync::Arc;
 
 use meshgrad_error::error;
 use meshgrad_mesh::{Chunks, Group, Mesh, Placement, Sharding};
-use meshgrad_runtime::{Error, Pending, Result, Tensor};
+use meshgrad_runtime::{Error, Pending, RankScope, Result, Tensor};
 
 use crate::communicator::Communicator;
 
@@ -68,38 +67,21 @@ pub trait Redistribute: Send + Sync {
     }
 }
 
-thread_local! {
-    static CURRENT: RefCell<Option<Arc<dyn Redistribute>>> = const { RefCell::new(None) };
-}
+/// The entry of a [`RankScope`].
+struct Through(Arc<dyn Redistribute>);
 
 /// Calls `body`, in which [`redistribute`] communicates through `redistribution`.
 pub fn with_redistribution<T>(
     redistribution: Arc<dyn Redistribute>,
     body: impl FnOnce() -> T,
 ) -> T {
-    through(Some(redistribution), body)
-}
-
-/// Calls `body`, in which [`redistribute`] communicates through `redistribution`, if there is one.
-pub(crate) fn through<T>(
-    redistribution: Option<Arc<dyn Redistribute>>,
-    body: impl FnOnce() -> T,
-) -> T {
-    struct Restore(Option<Arc<dyn Redistribute>>);
-
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            CURRENT.set(self.0.take());
-        }
-    }
-
-    let _restore = Restore(CURRENT.replace(redistribution));
-    body()
+    RankScope::current().through(Arc::new(Through(redistribution))).run(body)
 }
 
 /// What the innermost scope of this thread communicates through.
-pub(crate) fn current() -> Option<Arc<dyn Redistribute>> {
-    CURRENT.with_borrow(Clone::clone)
+fn current() -> Option<Arc<dyn Redistribute>> {
+    let through = RankScope::current().collectives::<Through>()?;
+    Some(through.0.clone())
 }
 
 /// What the innermost [`with_redistribution`] of this thread communicates through.
@@ -129,7 +111,7 @@ pub fn communicator<S: AsRef<str>>(
 
 /// Whether this thread is inside of [`with_redistribution`].
 pub fn in_redistribution() -> bool {
-    CURRENT.with_borrow(Option::is_some)
+    current().is_some()
 }
 
 fn no_ranks(op: &str) -> Error {

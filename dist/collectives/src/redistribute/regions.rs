@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use meshgrad_error::error;
 use meshgrad_mesh::{IndexSet, Region, Sharding};
-use meshgrad_runtime::{Error, Kind, Result, Tensor, ops};
+use meshgrad_runtime::{Kind, Result, Tensor, ops};
 
 /// The region of `rank`.
 ///
@@ -102,8 +102,7 @@ pub(super) fn padded(x: &Tensor, inner: &Region, outer: &Region) -> Result<Tenso
         }
         let zeros = |extent: usize| {
             let shape = padded.shape().with(dim, extent);
-            // Inside of `with_mesh`, new zeros have a sharding.
-            Ok::<_, Error>(Tensor::zeros(x.device(), &shape, x.dtype(), Kind::Value)?.local())
+            Tensor::zeros(x.device(), &shape, x.dtype(), Kind::Value)
         };
         let (mut pieces, mut taken, mut filled) = (Vec::new(), 0, 0);
         for range in outer.positions(inner).ranges() {

@@ -74,8 +74,7 @@ impl Runner {
 
     fn run_steps(&self, steps: &[Step], mut x: Tensor) -> Result<Tensor> {
         for step in steps {
-            // Inside of `with_mesh`, new zeros have a sharding.
-            x = self.step(step, &x)?.wait()?.local();
+            x = self.step(step, &x)?.wait()?;
         }
         Ok(x)
     }

@@ -1,7 +1,7 @@
 //! A parameter that two of three stages of a pipeline have.
 
 use approx::assert_relative_eq;
-use meshgrad_autograd::{Grads, Init, Module, Param, Tape, Var, norm_over_ranks, ops as tracked};
+use meshgrad_autograd::{Grads, Init, Module, Param, Tape, Var, ops as tracked};
 use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_data_parallel::{Home, Homes};
 use meshgrad_mesh::Mesh;
@@ -39,8 +39,7 @@ fn on_stage(rank: &dyn Rank, mesh: &Mesh) -> Result<Outcome> {
         let roots: Vec<_> = ys.iter().map(|y| (y, dy.clone())).collect();
         let mut grads = Grads::new(&params)?;
         tape.backward(&roots, &mut grads)?;
-        let gradients = grads.all()?;
-        let norm = norm_over_ranks(&gradients)?.item::<f32>()?;
+        let (norm, gradients) = (grads.norm()?.item::<f32>()?, grads.all()?);
         let first = gradients.iter().map(|(param, gradient)| {
             let values = gradient.to_vec::<f32>()?;
             assert_eq!(values.len(), ELEMENTS);

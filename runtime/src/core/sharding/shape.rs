@@ -153,8 +153,7 @@ impl ShardedShape {
         }
     }
 
-    /// Zeros of this shape; this rank's part of them. Without a sharding they have none, also inside
-    /// of [`with_mesh`](crate::with_mesh).
+    /// Zeros of this shape; this rank's part of them.
     ///
     /// # Errors
     /// When memory runs out.

@@ -41,7 +41,7 @@ pub fn sum_of_squares(tensors: &[&Tensor]) -> Result<Tensor> {
     let counted = tensors.iter().filter(|tensor| counts(tensor, &axes));
     let counted: Vec<Tensor> = counted.map(|tensor| tensor.local()).collect();
     let sum = match counted.is_empty() {
-        true => Tensor::zeros(first.device(), &[], dtype(first), Kind::Value)?.local(),
+        true => Tensor::zeros(first.device(), &[], dtype(first), Kind::Value)?,
         false => {
             let norm = global_norm(&counted.iter().collect::<Vec<_>>())?;
             ops::square(&ops::cast(&norm, dtype(first))?)?
