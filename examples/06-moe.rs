@@ -5,6 +5,7 @@
 
 use std::path::Path;
 
+use meshgrad::ckpt::ranks::{Ranks, ShardedSnapshot};
 use meshgrad::prelude::*;
 use meshgrad::train::batches::TokenBatches;
 use meshgrad::train::checkpoint;
@@ -68,7 +69,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         tokenizer: &data.tokenizer,
         state: &state,
     };
-    let snapshot = checkpoint::snapshot(run.path(), &saved)?;
-    println!("saved {}", snapshot.save()?.path().display());
+    let snapshot = checkpoint::snapshot(run.path(), &saved);
+    let saved = ShardedSnapshot::save(snapshot, &mut Ranks::alone())?;
+    println!("saved {}", saved.committed.path().display());
     Ok(())
 }

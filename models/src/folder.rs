@@ -74,7 +74,7 @@ pub fn save_sharded(module: &impl Module, dir: &Path, ranks: &mut Ranks<'_>) -> 
     let values = named.and_then(|params| Ok([params, buffers(module)?].concat()));
     let snapshot = match &values {
         Ok(values) => of_shards(values, dir),
-        Err(error) => return ShardedSnapshot::save(Err(error), ranks),
+        Err(error) => return ShardedSnapshot::save(Err(error.clone()), ranks),
     };
     ShardedSnapshot::save(snapshot, ranks)
 }

@@ -67,10 +67,10 @@ fn child() {
     }
     let params = folder::params(&model);
     let mut snapshot = ShardedSnapshot::new(run, "sharded");
-    let added = params.as_ref().map_err(ToString::to_string).and_then(|params| {
-        let added = hf::add_shards(&model, params, Experts::OneByOne, &mut snapshot, "");
-        added.map_err(|error| error.to_string())
-    });
+    let added = params
+        .as_ref()
+        .map_err(Clone::clone)
+        .and_then(|params| hf::add_shards(&model, params, Experts::OneByOne, &mut snapshot, ""));
     match ShardedSnapshot::save(added.map(|()| snapshot), &mut ranks) {
         Ok(saved) => println!("\nwritten {}", saved.written_bytes),
         Err(error) => return println!("\nverdict {error}"),

@@ -26,7 +26,7 @@ use std::path::Path;
 use meshgrad_autograd::{Module, Param};
 use meshgrad_ckpt::mapping::{Mapping, Problem, Report};
 use meshgrad_ckpt::ranks::ShardedSnapshot;
-use meshgrad_ckpt::{Committed, Folder, Snapshot, step_name};
+use meshgrad_ckpt::{Committed, Folder, step_name};
 use meshgrad_error::error;
 use meshgrad_models::folder::{self, NamedTensor};
 use meshgrad_models::load::LoadOptions;
@@ -140,34 +140,13 @@ impl<M: Model> Saved<'_, M> {
     }
 }
 
-/// A copy of everything that a checkpoint stores. [`Snapshot::save`] writes it to `run`; with a
-/// [`Saver`](meshgrad_ckpt::Saver) training continues meanwhile.
+/// A copy of what this rank has of everything that a checkpoint stores. All ranks write it to `run`
+/// together with [`ShardedSnapshot::save`], which also takes the error; with a
+/// [`Saver`](meshgrad_ckpt::Saver) training continues meanwhile. The files are the same on any mesh.
 ///
 /// # Errors
 /// When a value cannot be read.
-pub fn snapshot<M: Model>(run: &Path, saved: &Saved<'_, M>) -> Result<Snapshot> {
-    let mut snapshot = Snapshot::new(run, &step_name(saved.state.step));
-    let Contents { texts, tensors } = saved.contents(run)?;
-    for (folder, tensors, mapping) in tensors {
-        folder::add_tensors(&tensors, &mapping, &mut snapshot, &folder)?;
-    }
-    for (name, text) in texts {
-        snapshot.add(&name, text);
-    }
-    snapshot.set_about("step", saved.state.step);
-    Ok(snapshot)
-}
-
-/// As [`snapshot`], a copy of what this rank has. All ranks write it together with
-/// [`ShardedSnapshot::save`], which also takes the error. The checkpoint is the one that a single
-/// rank writes.
-///
-/// # Errors
-/// As [`snapshot`].
-pub fn sharded_snapshot<M: Model>(
-    run: &Path,
-    saved: &Saved<'_, M>,
-) -> Result<ShardedSnapshot<'static>> {
+pub fn snapshot<M: Model>(run: &Path, saved: &Saved<'_, M>) -> Result<ShardedSnapshot<'static>> {
     let mut snapshot = ShardedSnapshot::new(run, &step_name(saved.state.step));
     let Contents { texts, tensors } = saved.contents(run)?;
     for (folder, tensors, mapping) in tensors {

@@ -40,7 +40,7 @@ where
         let (like, count) = (device.properties(), ranks.count());
         let needed = predict_rank(model, config, like, ranks.rank(), count);
         let own = needed.map(|needed| needed.shares(device, &host, free));
-        let all: Option<Vec<_>> = ranks.gather(own)?.into_iter().collect();
+        let all: Option<Vec<_>> = ranks.gather(&own)?.into_iter().collect();
         Ok(all.map(|all| all.concat()))
     })
 }

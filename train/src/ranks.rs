@@ -3,8 +3,8 @@
 //!
 //! Each rank runs the same program. Ranks agree on every decision that affects which collectives
 //! follow. Rank 0 reads the run folder and broadcasts what it found ([`RunRanks::broadcast`]); an error
-//! on one rank ends all ([`RunRanks::agree`]); so does a request to stop. On a single rank the same
-//! calls communicate nothing.
+//! on one rank ends all ([`RunRanks::agree`]); so does a request to stop. A single rank is a world of
+//! one: the same calls send nothing.
 
 mod checkpoint;
 mod division;
@@ -15,14 +15,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use meshgrad_ckpt::ranks::Ranks;
-use meshgrad_comm::{
-    Collectives, CommStats, Communicator, Rank, Recording, Redistributor, Reduction, TracedRank,
-};
+use meshgrad_comm::{CommStats, ControlChannel, Rank, Recording, Redistributor, TracedRank};
 use meshgrad_dist::parallel::ParallelConfig;
 use meshgrad_error::{FailedRank, error};
-use meshgrad_mesh::{Channel, Group, GroupOptions};
+use meshgrad_mesh::Channel;
 use meshgrad_models::{Model, TokenBatch};
-use meshgrad_runtime::{Device, Pending, Tensor};
+use meshgrad_runtime::Pending;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -44,54 +42,41 @@ const TOGETHER: Duration = Duration::from_secs(10);
 /// The ranks of a run.
 #[derive(Clone)]
 pub struct RunRanks<'r> {
-    /// `None` for a single rank, which communicates nothing.
-    member: Option<Member<'r>>,
-}
-
-#[derive(Clone)]
-struct Member<'r> {
     rank: &'r dyn Rank,
     /// The rank as training sees it. Messages and checkpoints are not counted.
     traced: Arc<TracedRank<'r>>,
-    control: Arc<dyn Communicator>,
+    control: ControlChannel,
     division: Division,
 }
 
 impl<'r> RunRanks<'r> {
-    /// The ranks of the world of `rank`, with the degrees of `config.parallel`; a single rank for
-    /// `None`.
+    /// The ranks of the world of `rank`, with the degrees of `config.parallel`.
     ///
     /// # Errors
     /// When the degrees do not fit the number of ranks, or sequences cannot be divided.
-    pub fn new(rank: Option<&'r dyn Rank>, config: &Config) -> Result<RunRanks<'r>> {
-        let (ranks, number) = rank.map_or((1, 0), |rank| (rank.world_size(), rank.rank()));
-        let division = divided(config, ranks, number)?;
-        let Some((rank, division)) = rank.zip(division) else {
-            return Ok(RunRanks { member: None });
-        };
-        let member = Some(Member {
-            rank,
+    pub fn new(rank: &'r dyn Rank, config: &Config) -> Result<RunRanks<'r>> {
+        Ok(RunRanks {
+            division: divided(config, rank.world_size(), rank.rank())?,
             traced: Arc::new(TracedRank::new(rank)),
-            control: rank.connect("control", &all(rank, Channel::Main, LIMIT)?)?,
-            division,
-        });
-        Ok(RunRanks { member })
+            control: rank.control(Channel::Main, LIMIT)?,
+            rank,
+        })
     }
 
     /// The number of this rank.
     pub fn rank(&self) -> usize {
-        self.member.as_ref().map_or(0, |it| it.rank.rank())
+        self.rank.rank()
     }
 
     /// The number of ranks.
     pub fn count(&self) -> usize {
-        self.member.as_ref().map_or(1, |it| it.rank.world_size())
+        self.rank.world_size()
     }
 
     /// The number of ranks and the mesh; `None` for a single rank.
     pub(crate) fn title(&self) -> Option<String> {
-        let member = self.member.as_ref()?;
-        Some(format!("{}: {}", self.count(), member.division.title()))
+        let title = || format!("{}: {}", self.count(), self.division.title());
+        (self.count() > 1).then(title)
     }
 
     /// Whether this is rank 0, which owns the run folder and reports.
@@ -99,43 +84,37 @@ impl<'r> RunRanks<'r> {
         self.rank() == 0
     }
 
-    /// Calls `body` as this rank of the mesh on which the model computes.
+    /// Calls `body` as this rank of the mesh on which the model computes. Tensors of a single rank have
+    /// no sharding.
     ///
     /// # Errors
     /// Those of `body`; as [`Redistributor::run_on`].
     pub(crate) fn on_mesh<T>(&self, body: impl FnOnce() -> Result<T>) -> Result<T> {
-        match &self.member {
-            None => body(),
-            Some(member) => {
-                Redistributor::new(&*member.traced).run_on(member.division.mesh(), body)
-            }
+        match self.count() {
+            1 => body(),
+            _ => Redistributor::new(&*self.traced).run_on(self.division.mesh(), body),
         }
     }
 
-    /// The ranks of a checkpoint that all write; `None` for a single rank.
+    /// The ranks of a checkpoint that all write.
     ///
     /// # Errors
     /// As [`checkpoint_ranks`].
-    pub(crate) fn of_checkpoint(&self) -> Result<Option<Ranks<'static>>> {
-        let member = self.member.as_ref();
-        let ranks = member.map(|member| checkpoint_ranks(member.rank));
-        ranks.transpose()
+    pub(crate) fn of_checkpoint(&self) -> Result<Ranks<'static>> {
+        checkpoint_ranks(self.rank)
     }
 
     /// What this rank has communicated so far to train; `None` for a single rank.
     pub fn stats(&self) -> Option<CommStats> {
-        self.member.as_ref().map(|it| it.traced.stats())
+        (self.count() > 1).then(|| self.traced.stats())
     }
 
-    /// Starts to record what this rank computes on `device` and communicates.
+    /// Starts to record what this rank computes and communicates.
     ///
     /// # Errors
     /// As [`TracedRank::record`].
-    pub(crate) fn record(&self, device: &Device) -> Result<Recording> {
-        Ok(match &self.member {
-            Some(member) => member.traced.record()?,
-            None => Recording::of_device(device)?,
-        })
+    pub(crate) fn record(&self) -> Result<Recording> {
+        self.traced.record()
     }
 
     /// Gives the parameters of `model`, which need no values yet, their shardings and homes.
@@ -143,10 +122,7 @@ impl<'r> RunRanks<'r> {
     /// # Errors
     /// When the model does not support the parallelism, or does not fit it.
     pub(crate) fn divide(&self, model: &impl Model<Batch = TokenBatch>) -> Result<()> {
-        match &self.member {
-            None => Ok(()),
-            Some(member) => member.division.divide(model, &*member.traced),
-        }
+        self.division.divide(model, &*self.traced)
     }
 
     /// Calls `body`, which generates text with `model`.
@@ -158,10 +134,7 @@ impl<'r> RunRanks<'r> {
         model: &impl Model,
         body: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
-        match &self.member {
-            None => body(),
-            Some(member) => member.division.with_whole_sequences(model, body),
-        }
+        self.division.with_whole_sequences(model, body)
     }
 
     /// This rank's part of a batch of `rows` sequences.
@@ -169,41 +142,33 @@ impl<'r> RunRanks<'r> {
     /// # Errors
     /// When the rows cannot be divided.
     pub(crate) fn part_of_batch(&self, rows: usize, seq_len: usize) -> Result<BatchPart> {
-        match &self.member {
-            None => Ok(BatchPart::whole(rows)),
-            Some(member) => member.division.part_of_batch(rows, seq_len),
-        }
+        self.division.part_of_batch(rows, seq_len)
     }
 
     /// The number of parts that a batch is divided into.
     pub fn batch_parts(&self) -> usize {
-        let member = self.member.as_ref();
-        member.map_or(1, |it| it.division.batch_parts())
+        self.division.batch_parts()
     }
 
     /// The number of sequences to pad a batch of `rows` to before it can be divided.
     pub(crate) fn padded(&self, rows: usize) -> usize {
-        let member = self.member.as_ref();
-        member.map_or(rows, |it| it.division.padded(rows))
+        self.division.padded(rows)
     }
 
     /// As [`check_equal`], on the ranks of this run.
     pub(crate) fn check_equal(&self, settings: &impl Serialize) -> Result<Vec<String>> {
-        match &self.member {
-            None => Ok(Vec::new()),
-            Some(member) => check_equal(member.rank, settings),
-        }
+        check_equal(self.rank, settings)
     }
 
     /// The values of all ranks, in rank order. All ranks make this call.
     ///
     /// # Errors
     /// When ranks cannot communicate.
-    pub(crate) fn gather<T: Serialize + DeserializeOwned>(&self, mine: T) -> Result<Vec<T>> {
-        match &self.member {
-            None => Ok(vec![mine]),
-            Some(member) => member.exchange(&mine),
-        }
+    pub(crate) fn gather<T: Serialize + DeserializeOwned>(&self, mine: &T) -> Result<Vec<T>> {
+        let mine = serde_json::to_vec(mine).map_err(of_json)?;
+        let all = self.control.all_gather(&mine)?;
+        let read = |bytes: &Vec<u8>| serde_json::from_slice(bytes).map_err(of_json);
+        all.iter().map(read).collect()
     }
 
     /// `result`, if no rank has failed. All ranks make this call.
@@ -211,11 +176,8 @@ impl<'r> RunRanks<'r> {
     /// # Errors
     /// That of the first rank that failed, on the others with [`FailedRank`].
     pub fn agree<T>(&self, result: Result<T>) -> Result<T> {
-        let Some(member) = &self.member else {
-            return result;
-        };
         let message = result.as_ref().err().map(ToString::to_string);
-        let all = match member.exchange(&message) {
+        let all = match self.gather(&message) {
             Ok(all) => all,
             // The exchange may have failed as a consequence.
             Err(error) => return result.and(Err(error)),
@@ -236,7 +198,7 @@ impl<'r> RunRanks<'r> {
         read: Result<Result<T, String>>,
     ) -> Result<Result<T, String>> {
         let read = self.agree(read)?;
-        let problems = self.gather(read.as_ref().err().cloned())?;
+        let problems = self.gather(&read.as_ref().err().cloned())?;
         let seen = problems.into_iter().enumerate().find_map(|(rank, it)| Some((rank, it?)));
         Ok(match seen {
             None => read,
@@ -248,11 +210,8 @@ impl<'r> RunRanks<'r> {
     /// Whether all ranks make this call, which each does after a failure. A rank that does not has not
     /// failed, and waits for the others.
     pub(crate) fn all_are_here(&self) -> bool {
-        let meet = |member: &Member<'_>| {
-            let group = all(member.rank, Channel::Own(2), TOGETHER)?;
-            member.rank.connect("failure", &group)?.all_gather_bytes(&[])
-        };
-        self.member.as_ref().is_none_or(|member| meet(member).is_ok())
+        let meet = || self.rank.control(Channel::Own(2), TOGETHER)?.barrier();
+        meet().is_ok()
     }
 
     /// The result of `make` on rank 0, which is only called there. All ranks make this call.
@@ -263,15 +222,12 @@ impl<'r> RunRanks<'r> {
         &self,
         make: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
-        let Some(member) = &self.member else {
-            return make();
-        };
         let made = self.is_first().then(|| make().and_then(with_json));
         let sent = made.as_ref().map(|made| match made {
             Ok((_, json)) => Ok(json.clone()),
             Err(error) => Err(error.to_string()),
         });
-        let received = member.exchange(&sent);
+        let received = self.gather(&sent);
         if let Some(made) = made {
             let (value, _) = made?; // before an error of the exchange, which may be its consequence
             return received.map(|_| value);
@@ -288,48 +244,8 @@ impl<'r> RunRanks<'r> {
     ///
     /// # Errors
     /// When the ranks cannot communicate.
-    pub(crate) fn any<const N: usize>(&self, flags: [bool; N]) -> Result<AnyFlags<N>> {
-        let sent = match &self.member {
-            None => None,
-            Some(member) => {
-                let control = &member.control;
-                let values = flags.map(u8::from);
-                let values = Tensor::from_slice(control.device(), &[N], &values)?;
-                Some(control.all_reduce(&values.local(), Reduction::Max)?)
-            }
-        };
-        Ok(AnyFlags { own: flags, sent })
-    }
-}
-
-/// Flags on their way ([`RunRanks::any`]).
-pub(crate) struct AnyFlags<const N: usize> {
-    own: [bool; N],
-    sent: Option<Pending<Tensor>>,
-}
-
-impl<const N: usize> AnyFlags<N> {
-    /// Which flags are set on any rank.
-    pub(crate) fn wait(self) -> Result<[bool; N]> {
-        let Some(sent) = self.sent else {
-            return Ok(self.own);
-        };
-        let any = sent.wait()?.to_vec::<u8>()?;
-        let mut flags = self.own;
-        for (flag, any) in flags.iter_mut().zip(any) {
-            *flag |= any > 0;
-        }
-        Ok(flags)
-    }
-}
-
-impl Member<'_> {
-    /// The values of all ranks.
-    fn exchange<T: Serialize + DeserializeOwned>(&self, mine: &T) -> Result<Vec<T>> {
-        let mine = serde_json::to_vec(mine).map_err(of_json)?;
-        let all = self.control.all_gather_bytes(&mine)?;
-        let read = |bytes: &Vec<u8>| serde_json::from_slice(bytes).map_err(of_json);
-        all.iter().map(read).collect()
+    pub(crate) fn any<const N: usize>(&self, flags: [bool; N]) -> Result<Pending<[bool; N]>> {
+        self.control.any(flags)
     }
 }
 
@@ -350,20 +266,11 @@ pub fn check_ranks(config: &Config, ranks: usize) -> Result<()> {
     divided(config, ranks, 0).map(drop)
 }
 
-/// How `ranks` ranks divide the work, as `rank`; `None` for one rank.
-fn divided(config: &Config, ranks: usize, rank: usize) -> Result<Option<Division>> {
+/// How `ranks` ranks divide the work, as `rank`.
+fn divided(config: &Config, ranks: usize, rank: usize) -> Result<Division> {
     let checked = ParallelConfig::new(&config.parallel.settings(ranks));
     let checked = checked.map_err(|found| Error::from(found).context("[parallel]"))?;
-    let division = (ranks > 1).then(|| Division::new(checked, config, rank));
-    division.transpose()
-}
-
-/// The group of all ranks on a channel, whose messages take at most `limit`.
-fn all(rank: &dyn Rank, channel: Channel, limit: Duration) -> Result<Group> {
-    let all: Vec<usize> = (0..rank.world_size()).collect();
-    let mut options = GroupOptions::default();
-    options.timeout = Some(limit);
-    Ok(Group::new(all)?.with_channel(channel).with_options(options))
+    Division::new(checked, config, rank)
 }
 
 impl fmt::Debug for RunRanks<'_> {

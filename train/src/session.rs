@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 
 use meshgrad_ckpt::Committed;
-use meshgrad_comm::Rank;
+use meshgrad_comm::{LocalRank, Rank};
 use meshgrad_error::bail;
 use meshgrad_models::{Generate, Model, TokenBatch};
 use meshgrad_runtime::Device;
@@ -233,7 +233,15 @@ impl<'a> Session<'a> {
         if self.schedule.is_none() {
             self.config.schedule.of_run(self.config.train.steps)?;
         }
-        let ranks = RunRanks::new(self.rank, self.config)?;
+        let alone;
+        let rank = match self.rank {
+            Some(rank) => rank,
+            None => {
+                alone = LocalRank::alone(self.device)?;
+                &alone
+            }
+        };
+        let ranks = RunRanks::new(rank, self.config)?;
         let opened = Opened::new(self.config, &self.run_dir, &self.resume, &ranks)?;
         let config = self.config;
         ranks.on_mesh(|| {
@@ -246,7 +254,7 @@ impl<'a> Session<'a> {
 
     /// Checks that all ranks train the same run. Returns messages to report.
     fn check_equal(&self) -> Result<Vec<String>> {
-        let Some(rank) = self.rank.filter(|rank| rank.world_size() > 1) else {
+        let Some(rank) = self.rank else {
             return Ok(Vec::new());
         };
         let mut settings = self.config.shared()?;

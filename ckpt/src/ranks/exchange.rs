@@ -21,8 +21,7 @@ pub(super) fn failed(step: &str, rank: usize, reason: String) -> Error {
 /// ```
 /// use meshgrad_ckpt::ranks::Ranks;
 ///
-/// let mut alone = Ranks::new(0, 1, |mine| Ok(vec![mine.to_vec()]));
-/// assert_eq!(alone.all_gather(b"hello").unwrap(), [b"hello"]);
+/// assert_eq!(Ranks::alone().all_gather(b"hello").unwrap(), [b"hello"]);
 ///
 /// std::thread::scope(|scope| {
 ///     for mut rank in Ranks::threads(3) {
@@ -53,6 +52,11 @@ impl<'g> Ranks<'g> {
         Ranks { rank, world_size, gather: Box::new(gather) }
     }
 
+    /// A single rank.
+    pub fn alone() -> Ranks<'static> {
+        Ranks::new(0, 1, |mine| Ok(vec![mine.to_vec()]))
+    }
+
     /// The number of this rank, from 0.
     pub fn rank(&self) -> usize {
         self.rank
@@ -74,13 +78,16 @@ impl<'g> Ranks<'g> {
     /// Exchanges the results of a step and returns those of ranks 0, 1, ...
     ///
     /// # Errors
-    /// [`FailedRank`] if a rank failed, on all ranks; when the ranks cannot exchange messages,
+    /// [`FailedRank`] if one of several ranks failed, on all of them; when the ranks cannot exchange messages,
     /// usually because one has exited, or a message is not one of this protocol.
-    pub(super) fn agree<T: Serialize + DeserializeOwned, E: fmt::Display>(
+    pub(super) fn agree<T: Serialize + DeserializeOwned>(
         &mut self,
         step: &'static str,
-        mine: Result<T, E>,
+        mine: Result<T>,
     ) -> Result<Vec<T>> {
+        if self.world_size == 1 {
+            return Ok(vec![mine?]); // with the details of its error
+        }
         let failed = |rank, reason| failed(step, rank, reason);
         let mine = mine.map_err(|error| error.to_string());
         let message = serde_json::to_vec(&mine);

@@ -4,11 +4,10 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use meshgrad_error::{Result, bail};
+use meshgrad_error::{Error, Result, bail};
 use serde_json::Value;
 
 use super::blocks::{Part, all_blocks, contents, read_shared};
-use super::exchange::failed;
 use super::owners::{COORDINATOR, HeldTensors, collect};
 use super::plan::{ModelFolder, Plan, Staged};
 use super::write::write;
@@ -26,7 +25,7 @@ use crate::{Committed, Digest, FolderWriter, MAX_BLOCK_BYTES, Staging};
 /// ```
 /// use meshgrad_ckpt::mapping::{Mapping, TensorSpec};
 /// use meshgrad_ckpt::ranks::{Ranks, Shard, ShardedSnapshot};
-/// use meshgrad_ckpt::{Dtype, Error, Folder};
+/// use meshgrad_ckpt::{Dtype, Folder};
 /// use meshgrad_mesh::{Mesh, Placement, Sharding};
 ///
 /// // Ranks are usually processes, here threads. Each has one of two columns.
@@ -42,7 +41,7 @@ use crate::{Committed, Digest, FolderWriter, MAX_BLOCK_BYTES, Staging};
 ///     snapshot.add_model("", Mapping::identity(), shards, move |_name| {
 ///         Ok(Box::new([number as u8; 3]))
 ///     });
-///     ShardedSnapshot::save(Ok::<_, Error>(snapshot), &mut ranks)
+///     ShardedSnapshot::save(Ok(snapshot), &mut ranks)
 /// };
 /// std::thread::scope(|scope| {
 ///     let ranks = Ranks::threads(2).into_iter();
@@ -157,15 +156,10 @@ impl<'m> ShardedSnapshot<'m> {
     /// stored; the same error on all ranks unless they cannot exchange messages. Nothing is
     /// published then, except in the last step: after a failed sync of the parent, or if a rank
     /// exits or cannot open the checkpoint while rank 0 publishes it, the checkpoint may exist.
-    pub fn save<E: fmt::Display>(
-        snapshot: Result<ShardedSnapshot<'m>, E>,
-        ranks: &mut Ranks<'_>,
-    ) -> Result<Saved> {
-        let step = "plan the checkpoint";
+    pub fn save(snapshot: Result<ShardedSnapshot<'m>>, ranks: &mut Ranks<'_>) -> Result<Saved> {
         let stated = snapshot.as_ref().map(ShardedSnapshot::shards);
-        let stated = ranks.agree(step, stated)?;
-        let snapshot = snapshot.map_err(|error| failed(step, ranks.rank(), error.to_string()))?;
-        snapshot.save_held(&collect(&stated)?, ranks)
+        let stated = ranks.agree("plan the checkpoint", stated.map_err(Error::clone))?;
+        snapshot?.save_held(&collect(&stated)?, ranks)
     }
 
     /// By folder.
@@ -212,7 +206,7 @@ impl<'m> ShardedSnapshot<'m> {
             let name = folder.map(|name| name.to_string_lossy().into_owned());
             (plan.digest, name)
         });
-        let all = ranks.agree("create the files", announced)?;
+        let all = ranks.agree("create the files", announced.map_err(Error::clone))?;
         let (plan, staging) = created?;
         Ok((plan, self.staged_folder(&all)?, staging))
     }
@@ -231,7 +225,7 @@ impl<'m> ShardedSnapshot<'m> {
             staging.commit()
         };
         let published = staging.map(commit).transpose();
-        let done = published.as_ref().map(|_| ());
+        let done = published.as_ref().map(|_| ()).map_err(Error::clone);
         ranks.agree("publish the checkpoint", done)?;
         match published? {
             Some(committed) => Ok(committed),

@@ -161,25 +161,6 @@ pub trait Collectives: Communicator {
             .start_one()
     }
 
-    /// Sends bytes to all members, and waits for those of members 0, 1, .., which may have any
-    /// lengths.
-    ///
-    /// # Errors
-    /// See [`Collectives`].
-    #[track_caller]
-    fn all_gather_bytes(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
-        let length = Tensor::from_slice(self.device(), &[1], &[mine.len() as i64])?;
-        let lengths = self.all_gather(&length)?.wait()?.to_vec::<i64>()?;
-        let lengths: Vec<usize> = lengths.into_iter().map(|it| it as usize).collect();
-        let mine = Tensor::from_slice(self.device(), &[mine.len()], mine)?;
-        let mut left = self.all_gather_rows(&mine, &lengths)?.wait()?.to_vec()?;
-        let messages = lengths.iter().map(|length| {
-            let later = left.split_off(*length);
-            std::mem::replace(&mut left, later)
-        });
-        Ok(messages.collect())
-    }
-
     /// Sends block j of the n equal blocks of rows of `x` to member j. Returns the blocks from all
     /// members, in their order, in the shape of `x`.
     ///

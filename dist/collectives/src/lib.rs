@@ -2,7 +2,7 @@
 //!
 //! - [`Communicator`] is what a transport implements; [`Collectives`] is what callers use.
 //! - [`Rank`] is what ranks of all transports have in common, and [`GroupConnector`] connects their
-//!   groups.
+//!   groups. [`ControlChannel`] carries messages beside tensors.
 //! - [`redistribute`](redistribute()) is the only op that changes a sharding, and the
 //!   [`Redistributor`] of a rank performs it.
 //! - [`registry`] creates and shares communicators.
@@ -23,6 +23,7 @@ mod call;
 mod clock;
 mod collectives;
 mod communicator;
+mod control;
 mod error;
 mod fuse;
 mod rank;
@@ -35,6 +36,7 @@ mod uniform;
 pub use clock::Clock;
 pub use collectives::Collectives;
 pub use communicator::{Communicator, Operands, Output};
+pub use control::ControlChannel;
 pub use error::{CallSite, CommError, Verdict, Wait};
 pub use fuse::Fused;
 pub use meshgrad_error::{Error, FailedRank, Kind, Result};

@@ -1,12 +1,14 @@
 //! What ranks of all transports have in common, and what connects their groups.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use meshgrad_mesh::Group;
+use meshgrad_mesh::{Channel, Group};
 use meshgrad_runtime::{Device, Result};
 
 use crate::clock::Clock;
 use crate::communicator::Communicator;
+use crate::control::ControlChannel;
 
 /// A rank of a world, whatever its transport: a main function that takes `&dyn Rank` runs as
 /// threads (`Local::run`) and as processes (`World::from_env`), and `Plan::trace` logs its
@@ -34,6 +36,16 @@ pub trait Rank: Sync {
     /// As [`GroupConnector::connect`].
     fn connect(&self, name: &str, group: &Group) -> Result<Arc<dyn Communicator>> {
         self.connector().connect(name, group)
+    }
+
+    /// The control channel `channel` of all ranks, on which a call waits at most `limit` for the others.
+    /// Calls on different channels may have different orders on different ranks. The default is for ranks
+    /// whose device is a CPU.
+    ///
+    /// # Errors
+    /// As [`GroupConnector::connect`].
+    fn control(&self, channel: Channel, limit: Duration) -> Result<ControlChannel> {
+        ControlChannel::of(self.world_size(), channel, limit, |all| self.connect("control", all))
     }
 
     /// The communicator of all ranks.

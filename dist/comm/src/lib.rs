@@ -31,8 +31,8 @@ pub use host::Mpi;
 pub use host::{Host, HostCommunicator, HostConnector, HostExchange, Secret, World, free_port};
 pub use local::{Local, LocalCommunicator, LocalConnector, LocalRank};
 pub use meshgrad_collectives::{
-    Clock, Collective, Collectives, CommError, Communicator, GroupConnector, Rank, Redistributor,
-    Reduction, Transferred, Uniform, Verdict,
+    Clock, Collective, Collectives, CommError, Communicator, ControlChannel, GroupConnector, Rank,
+    Redistributor, Reduction, Transferred, Uniform, Verdict,
 };
 pub use meshgrad_error::{Error, FailedRank, Kind, Result};
 pub use plan::{

@@ -20,8 +20,9 @@ static JOB: Mutex<()> = Mutex::new(());
 
 /// What a child does: the name of a function below.
 const ROLE: &str = "MESHGRAD_TEST_ROLE";
-const ROLES: [(&str, fn()); 11] = [
+const ROLES: [(&str, fn()); 12] = [
     ("conform", conform),
+    ("control", control),
     ("faults", faults),
     ("groups", groups),
     ("mismatch", mismatch),
@@ -91,6 +92,16 @@ fn worlds_conform() {
     for ranks in [1, 2, 3, 4] {
         succeed(ranks, &[], "conform");
     }
+}
+
+/// Messages on the control channel.
+fn control() {
+    conformance::check_control(&join()).unwrap();
+}
+
+#[test]
+fn messages_pass_collectives_that_wait() {
+    succeed(3, &[], "control");
 }
 
 /// A check fails on some rank if a reduction is dropped, ranks are swapped, and so on.

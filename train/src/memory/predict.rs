@@ -56,15 +56,12 @@ where
     }
     let meta = Device::meta(&like);
     let values = Values::take(model);
-    let needed = match ranks {
-        1 => RunRanks::new(None, config).and_then(|alone| rehearse(model, config, &meta, &alone)),
-        _ => rehearse_rank(model, config, &meta, rank, ranks),
-    };
+    let needed = rehearse_rank(model, config, &meta, rank, ranks);
     values.restore();
     needed.ok()
 }
 
-/// Rehearses one of several ranks. Its collectives send nothing.
+/// Rehearses a rank. Its collectives send nothing.
 fn rehearse_rank<M>(
     model: &M,
     config: &Config,
@@ -78,7 +75,7 @@ where
     let mut needed = Err(no_batch());
     let world = Plan::new(ranks)?.like(like);
     world.trace(rank, |rank| -> Result<()> {
-        let ranks = RunRanks::new(Some(rank), config)?;
+        let ranks = RunRanks::new(rank, config)?;
         needed = ranks.on_mesh(|| rehearse(model, config, rank.device(), &ranks));
         Ok(())
     })?;

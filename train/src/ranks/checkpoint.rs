@@ -1,11 +1,11 @@
 //! Checkpoints of the ranks of a world.
 
 use meshgrad_ckpt::ranks::Ranks;
-use meshgrad_comm::{Collectives, Rank};
+use meshgrad_comm::Rank;
 use meshgrad_mesh::Channel;
 use meshgrad_runtime::Result;
 
-use super::{LIMIT, all};
+use super::LIMIT;
 
 /// The channel of checkpoints, which are written beside training.
 const CHECKPOINT: Channel = Channel::Own(1);
@@ -40,9 +40,9 @@ const CHECKPOINT: Channel = Channel::Own(1);
 /// ```
 ///
 /// # Errors
-/// As [`Rank::connect`].
+/// As [`Rank::control`].
 pub fn checkpoint_ranks(rank: &dyn Rank) -> Result<Ranks<'static>> {
-    let all = rank.connect("checkpoint", &all(rank, CHECKPOINT, LIMIT)?)?;
-    let gather = move |mine: &[u8]| Ok(all.all_gather_bytes(mine)?);
+    let control = rank.control(CHECKPOINT, LIMIT)?;
+    let gather = move |mine: &[u8]| Ok(control.all_gather(mine)?);
     Ok(Ranks::new(rank.rank(), rank.world_size(), gather))
 }

@@ -54,7 +54,7 @@ impl BatchPart {
 }
 
 impl Division {
-    /// The division of several ranks.
+    /// The division over the ranks of `checked`.
     pub(super) fn new(checked: ParallelConfig, config: &Config, rank: usize) -> Result<Division> {
         let state = ParallelState::new(checked);
         let all = state.mesh("regular")?;
@@ -152,6 +152,9 @@ impl Division {
     }
 
     pub(super) fn part_of_batch(&self, rows: usize, seq_len: usize) -> Result<BatchPart> {
+        if self.mesh.len() == 1 {
+            return Ok(BatchPart::whole(rows));
+        }
         let parts = self.batch_parts();
         let rows_of = |part: usize| rows / parts + usize::from(part < rows % parts);
         let placements: Vec<_> = match self.batch_axes()[..] {
@@ -184,7 +187,7 @@ impl Division {
         model: &impl Model,
         body: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
-        if !self.table.sequence_parallel {
+        if !self.table.sequence_parallel || self.mesh.len() == 1 {
             return body();
         }
         let (whole, sharded) = (self.plan(model, false)?, self.plan(model, true)?);
@@ -198,6 +201,9 @@ impl Division {
     where
         M: Model<Batch = TokenBatch>,
     {
+        if self.mesh.len() == 1 {
+            return Ok(());
+        }
         let plan = self.plan(model, self.table.sequence_parallel)?;
         plan.apply(model, self.rank)?;
 

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use meshgrad_comm::{Collectives, Rank};
+use meshgrad_comm::Rank;
 use meshgrad_error::error;
 use meshgrad_mesh::Channel;
 use meshgrad_runtime::Properties;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{LIMIT, all, of_json};
+use super::{LIMIT, of_json};
 use crate::config::Reduction;
 use crate::{Error, Result};
 
@@ -66,8 +66,7 @@ pub fn check_equal(rank: &dyn Rank, settings: &impl Serialize) -> Result<Vec<Str
     own.settings.extend(program.map(|(key, value)| (key.to_owned(), value)));
 
     let own = serde_json::to_vec(&own).map_err(of_json)?;
-    let control = rank.connect("control", &all(rank, Channel::Main, LIMIT)?)?;
-    let ranks = control.all_gather_bytes(&own)?;
+    let ranks = rank.control(Channel::Main, LIMIT)?.all_gather(&own)?;
     let ranks = ranks.iter().map(|bytes| serde_json::from_slice(bytes));
     compare(&ranks.collect::<Result<Vec<Compared>, _>>().map_err(of_json)?)
 }

@@ -227,7 +227,7 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
         let (rows, at_a_time) = (self.config.train.batch_size, self.rows_of_pass());
         let before = self.ranks.stats();
         let is_traced = step == self.config.log.trace_step;
-        let recording = is_traced.then(|| self.ranks.record(self.device));
+        let recording = is_traced.then(|| self.ranks.record());
         let recording = recording.transpose()?;
         let microbatches = batches.of_step(&self.order, step, rows, at_a_time);
         let pending = self.trainer.step(step, microbatches)?;

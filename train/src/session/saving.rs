@@ -7,19 +7,16 @@ use std::time::Instant;
 use meshgrad_ckpt::ranks::ShardedSnapshot;
 use meshgrad_ckpt::{Committed, Task, keep_last, step_name};
 use meshgrad_models::{Generate, Model, TokenBatch};
+use meshgrad_runtime::Pending;
 
 use super::run::Run;
 use crate::events::Event;
-use crate::ranks::AnyFlags;
 use crate::{Error, Result, checkpoint};
-
-/// Writes a checkpoint.
-type Write = Box<dyn FnOnce() -> meshgrad_ckpt::Result<Committed> + Send>;
 
 /// What ranks ask each other before a step.
 pub(super) struct Signals {
     /// Whether to stop, and whether a checkpoint could not be saved.
-    any: AnyFlags<2>,
+    any: Pending<[bool; 2]>,
     /// Why this rank could not save.
     failure: Option<Error>,
 }
@@ -30,14 +27,8 @@ impl<M: Model<Batch = TokenBatch> + Generate> Run<'_, M> {
     pub(super) fn signals(&mut self) -> Result<Signals> {
         let saved = self.saver.poll();
         let failure = self.saved(saved).err();
-        match failure {
-            // A checkpoint that failed to save ends the run now.
-            Some(error) if self.ranks.count() == 1 => Err(error),
-            failure => Ok(Signals {
-                any: self.ranks.any([self.is_asked_to_stop(), failure.is_some()])?,
-                failure,
-            }),
-        }
+        let any = self.ranks.any([self.is_asked_to_stop(), failure.is_some()])?;
+        Ok(Signals { any, failure })
     }
 
     fn is_asked_to_stop(&self) -> bool {
@@ -49,9 +40,6 @@ impl<M: Model<Batch = TokenBatch> + Generate> Run<'_, M> {
     /// # Errors
     /// When a rank could not save a checkpoint.
     pub(super) fn stopping(&mut self, signals: Signals) -> Result<bool> {
-        if self.ranks.count() == 1 {
-            return Ok(self.is_asked_to_stop());
-        }
         let Signals { any, failure } = signals;
         let [stops, has_failed] = any.wait()?;
         if has_failed {
@@ -64,7 +52,8 @@ impl<M: Model<Batch = TokenBatch> + Generate> Run<'_, M> {
             };
             self.ranks.agree(saved)?;
         }
-        Ok(stops)
+        // A single rank has nobody to wait for.
+        Ok(stops || self.ranks.count() == 1 && self.is_asked_to_stop())
     }
 
     /// `result` of a validation or a sample after `step`. If it failed, the state is saved first, so
@@ -103,18 +92,10 @@ impl<M: Model<Batch = TokenBatch> + Generate> Run<'_, M> {
         let run = self.folder.path().to_owned();
         let keep = NonZeroUsize::new(self.config.checkpoint.keep);
         let keep = keep.filter(|_| self.ranks.is_first());
-        let write: Write = match self.ranks.of_checkpoint()? {
-            None => {
-                let snapshot = checkpoint::snapshot(&run, &saved)?;
-                Box::new(move || snapshot.save())
-            }
-            Some(mut ranks) => {
-                let snapshot = checkpoint::sharded_snapshot(&run, &saved);
-                Box::new(move || Ok(ShardedSnapshot::save(snapshot, &mut ranks)?.committed))
-            }
-        };
+        let snapshot = checkpoint::snapshot(&run, &saved);
+        let mut ranks = self.ranks.of_checkpoint()?;
         let task = Task::new(run.join(step_name(step)), move || {
-            let committed = write()?;
+            let committed = ShardedSnapshot::save(snapshot, &mut ranks)?.committed;
             if let Some(keep) = keep {
                 keep_last(run, keep)?;
             }

@@ -11,6 +11,7 @@ use meshgrad_ckpt::mapping::{Mapping, TensorSpec};
 use meshgrad_ckpt::ranks::{Cause, Ranks, Saved, Shard, ShardedSnapshot};
 use meshgrad_ckpt::vfs::{RealFs, Vfs};
 use meshgrad_ckpt::{Dtype, Error, FolderWriter, Result, Staging};
+use meshgrad_error::error;
 use meshgrad_mesh::{Mesh, Placement, Region, Sharding};
 
 /// The tensors of a model, and how they are stored.
@@ -298,7 +299,10 @@ impl Rank<'_> {
             snapshot.add_model("model", self.model.mapping(), shards, memory.reader());
             snapshot
         });
-        ShardedSnapshot::save(snapshot, &mut self.ranks)
+        ShardedSnapshot::save(
+            snapshot.map_err(|problem| error!(Invalid, "{problem}")),
+            &mut self.ranks,
+        )
     }
 }
 

@@ -1,9 +1,12 @@
 //! Planted faults: a check that accepts a wrong result is a defect.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use meshgrad_collectives::{Clock, Communicator, GroupConnector, Operands, Output, Rank, Request};
-use meshgrad_mesh::Group;
+use meshgrad_collectives::{
+    Clock, Communicator, ControlChannel, GroupConnector, Operands, Output, Rank, Request,
+};
+use meshgrad_mesh::{Channel, Group};
 use meshgrad_runtime::{Device, Element, Pending, Result, Tensor};
 
 use super::Check;
@@ -159,6 +162,11 @@ impl Rank for RewiredRank<'_> {
 
     fn connector(&self) -> Arc<dyn GroupConnector> {
         self.connector.clone()
+    }
+
+    /// That of the rank itself.
+    fn control(&self, channel: Channel, limit: Duration) -> Result<ControlChannel> {
+        self.rank.control(channel, limit)
     }
 }
 

@@ -18,6 +18,7 @@
 //! [`RewiredRank::faulty`] plants them below all communicators of a rank.
 
 mod checks;
+mod control;
 mod faulty;
 mod plain;
 
@@ -26,6 +27,7 @@ use meshgrad_error::{Result, error};
 use meshgrad_runtime::DType;
 
 use checks::Run;
+pub use control::check_control;
 pub use faulty::{Fault, Faulty, RewiredRank};
 use plain::Plain;
 

@@ -16,11 +16,17 @@ pub struct LocalConnector {
     rank: usize,
     device: Device,
     world: Arc<World>,
+    /// Whether it connects control channels, which share no table with communicators of tensors.
+    is_control: bool,
 }
 
 impl LocalConnector {
     pub(super) fn new(rank: usize, device: Device, world: Arc<World>) -> LocalConnector {
-        LocalConnector { rank, device, world }
+        LocalConnector { rank, device, world, is_control: false }
+    }
+
+    pub(super) fn of_control(self) -> LocalConnector {
+        LocalConnector { is_control: true, ..self }
     }
 }
 
@@ -30,7 +36,7 @@ impl Connect for LocalConnector {
 
     fn begin(&mut self, creation: &Creation<'_>) -> Result<LocalCommunicator> {
         let index = index_in(creation.group, self.rank, self.world.all().len())?;
-        let table = self.world.join(creation.group, creation.generation);
+        let table = self.world.join(creation.group, creation.generation, self.is_control);
         Ok(LocalCommunicator::new(table, index, self.device.clone()))
     }
 

@@ -38,14 +38,14 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use meshgrad_collectives::registry::Registry;
-use meshgrad_collectives::{Clock, GroupConnector, Rank};
+use meshgrad_collectives::{Clock, ControlChannel, GroupConnector, Rank};
 use meshgrad_error::{Error, FailedRank, bail, error};
-use meshgrad_mesh::{Group, Hosts, LinkCosts};
+use meshgrad_mesh::{Channel, Group, Hosts, LinkCosts};
 use meshgrad_runtime::{Device, Result};
 
 pub use communicator::LocalCommunicator;
@@ -345,13 +345,30 @@ pub struct LocalRank {
     world: Arc<World>,
     clock: Clock,
     shares: Arc<Shares<LocalConnector>>,
+    /// Of control channels, once one is requested.
+    control: OnceLock<Shares<LocalConnector>>,
 }
 
 impl LocalRank {
     fn new(rank: usize, device: Device, world: Arc<World>) -> LocalRank {
         let connector = LocalConnector::new(rank, device.clone(), world.clone());
-        let shares = Arc::new(Shares::new(rank, device.clone(), connector));
-        LocalRank { rank, device, clock: world.rules().clock.of_rank(rank), world, shares }
+        LocalRank {
+            rank,
+            clock: world.rules().clock.of_rank(rank),
+            world,
+            shares: Arc::new(Shares::new(rank, device.clone(), connector)),
+            control: OnceLock::new(),
+            device,
+        }
+    }
+
+    /// The rank of a world of one, on the calling thread. Its collectives send nothing.
+    ///
+    /// # Errors
+    /// Never: a world of one rank is valid.
+    pub fn alone(device: &Device) -> Result<LocalRank> {
+        let world = World::new(Group::new([0])?, Local::new(1).rules());
+        Ok(LocalRank::new(0, device.clone(), Arc::new(world)))
     }
 
     /// Its registry, which creates and shares its communicators.
@@ -401,6 +418,23 @@ impl Rank for LocalRank {
 
     fn connector(&self) -> Arc<dyn GroupConnector> {
         self.shares.clone()
+    }
+
+    /// In host memory of its own, so nothing is allocated on the rank's device.
+    fn control(&self, channel: Channel, limit: Duration) -> Result<ControlChannel> {
+        ControlChannel::of(self.world_size(), channel, limit, |all| {
+            let control = match self.control.get() {
+                Some(control) => control,
+                None => {
+                    let host = Device::cpu_with_threads(1)?;
+                    let connector =
+                        LocalConnector::new(self.rank, host.clone(), self.world.clone());
+                    let control = Shares::new(self.rank, host, connector.of_control());
+                    self.control.get_or_init(|| control)
+                }
+            };
+            control.connect("control", all)
+        })
     }
 }
 

@@ -19,8 +19,9 @@ pub(super) struct World {
 
 #[derive(Default)]
 struct State {
-    /// Tables that some members have joined and others have not, by group and generation.
-    joining: HashMap<(Group, u64), Joining>,
+    /// Tables that some members have joined and others have not, by group, generation, and whether they
+    /// are for control channels.
+    joining: HashMap<(Group, u64, bool), Joining>,
     /// All tables in use.
     tables: Vec<Weak<Table>>,
 }
@@ -46,9 +47,9 @@ impl World {
     }
 
     /// The table of a communicator. Each member joins once per generation.
-    pub(super) fn join(&self, group: &Group, generation: u64) -> Arc<Table> {
+    pub(super) fn join(&self, group: &Group, generation: u64, is_control: bool) -> Arc<Table> {
         let mut state = self.lock();
-        let key = (group.clone(), generation);
+        let key = (group.clone(), generation, is_control);
         let (table, joined) = match state.joining.remove(&key) {
             Some(joining) => (joining.table, joining.joined + 1),
             None => {

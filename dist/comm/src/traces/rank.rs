@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use meshgrad_collectives::{
-    Clock, Communicator, Counters, GroupConnector, Operands, Rank, Request,
+    Clock, Communicator, ControlChannel, Counters, GroupConnector, Operands, Rank, Request,
 };
-use meshgrad_mesh::Group;
+use meshgrad_mesh::{Channel, Group};
 use meshgrad_runtime::{Device, Pending, Result, Tensor};
 
 use super::tracer::{Recording, Tracer};
@@ -76,6 +76,11 @@ impl Rank for TracedRank<'_> {
 
     fn connector(&self) -> Arc<dyn GroupConnector> {
         Arc::new(TracedConnector { connector: self.rank.connector(), tracer: self.tracer.clone() })
+    }
+
+    /// Messages are not counted.
+    fn control(&self, channel: Channel, limit: Duration) -> Result<ControlChannel> {
+        self.rank.control(channel, limit)
     }
 }
 

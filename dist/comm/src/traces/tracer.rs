@@ -96,16 +96,6 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// Starts to record the ops of a program without ranks, if `device` is a CPU. The trace is that
-    /// of a rank 0 without collectives.
-    ///
-    /// # Errors
-    /// While the device is [recorded](Device::trace_ops).
-    pub fn of_device(device: &Device) -> Result<Recording> {
-        let tracer = Tracer::new(Clock::real());
-        Recording::start(0, device, &Arc::new(tracer))
-    }
-
     pub(super) fn start(rank: usize, device: &Device, tracer: &Arc<Tracer>) -> Result<Recording> {
         let clock = tracer.clock.clone();
         let mut state = tracer.lock();

@@ -1,6 +1,7 @@
 //! All tests of the crate that may share a process. `tests/gpus` runs on GPU machines by itself, and
 //! `tests/mpi.rs` under mpirun.
 
+mod control;
 mod host;
 mod injection;
 mod launch;

@@ -28,6 +28,13 @@ fn worlds_of_gpus_conform() {
     });
 }
 
+#[test]
+fn messages_pass_collectives_that_wait() {
+    in_each_order("conformance::messages_pass_collectives_that_wait", &STREAMS[..2], || {
+        gpus(3).launch(|rank| conformance::check_control(rank)).unwrap();
+    });
+}
+
 /// Strict mode, simulated time and links change when a collective completes, not its result.
 #[test]
 fn settings_do_not_change_results() {

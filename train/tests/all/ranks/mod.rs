@@ -197,7 +197,7 @@ fn save_again(
     meshgrad_autograd::Module::materialize_missing(&model, device, 0)?;
     let optimizer = Optimizer::new(&model, device, &config.optimizer, config.train.seed)?;
     let state = checkpoint::load_state(&saved, &model, &optimizer, options)?;
-    let snapshot = checkpoint::sharded_snapshot(
+    let snapshot = checkpoint::snapshot(
         run,
         &Saved {
             config: &config,

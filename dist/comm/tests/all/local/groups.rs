@@ -109,16 +109,3 @@ fn a_singleton_group_has_a_communicator_for_its_member_only() {
     });
     results.unwrap();
 }
-
-/// Each member gets the bytes of all, of different lengths and none.
-#[test]
-fn bytes_of_any_lengths_are_gathered() {
-    let gathered = Local::run(4, |rank| {
-        let length = [3, 0, 1, 2000][rank.rank()];
-        rank.world()?.all_gather_bytes(&vec![rank.rank() as u8; length])
-    });
-    let expected = [vec![0; 3], vec![], vec![2; 1], vec![3; 2000]];
-    for messages in gathered.unwrap() {
-        assert_eq!(messages, expected);
-    }
-}

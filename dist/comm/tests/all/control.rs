@@ -1,0 +1,68 @@
+//! Control channels: messages beside tensors, with a limit, on every transport. `tests/gpus` and
+//! `tests/mpi.rs` have the same check.
+
+use std::time::Duration;
+
+use meshgrad_collectives::registry::Exchange;
+use meshgrad_comm::conformance::check_control;
+use meshgrad_comm::{ControlChannel, Error, Local, LocalRank, Plan, Rank, Result};
+use meshgrad_mesh::Channel;
+use meshgrad_runtime::Device;
+
+use crate::host::worlds::{DEADLINE, run};
+
+#[test]
+fn messages_pass_collectives_that_wait() {
+    for ranks in [2, 3, 5] {
+        Local::run(ranks, |rank| check_control(rank)).unwrap();
+    }
+    Local::new(3).threads(1).simulated(7).launch(|rank| check_control(rank)).unwrap();
+    for ranks in [2, 3] {
+        run(ranks, DEADLINE, |world| check_control(&world).unwrap());
+    }
+}
+
+/// The last rank sends nothing. The others learn which one is missing.
+#[test]
+fn a_rank_that_is_missing_is_named() {
+    let barrier = |rank: &dyn Rank| -> Result<Option<Error>> {
+        let control = rank.control(Channel::Own(9), Duration::from_millis(100))?;
+        let waits = rank.rank() < 2;
+        let error = waits.then(|| control.barrier().unwrap_err());
+        rank.control(Channel::Own(8), DEADLINE)?.barrier()?;
+        Ok(error)
+    };
+    let errors = Local::run(3, |rank| barrier(rank)).unwrap();
+    for error in errors.into_iter().take(2) {
+        let error = error.unwrap().to_string();
+        assert!(error.contains("rank 2"), "{error}");
+    }
+    let errors = run(3, DEADLINE, |world| {
+        let control = world.control(Channel::Own(9), Duration::from_millis(100)).unwrap();
+        let error = (world.rank() < 2).then(|| control.barrier().unwrap_err().to_string());
+        // The control plane itself; a verdict ends what waits for the same ranks.
+        world.exchange().all_gather(&[]).unwrap();
+        error
+    });
+    for error in errors.into_iter().flatten() {
+        assert!(error.contains("rank 2"), "{error}");
+    }
+}
+
+/// A plan, and a world of one, take their own messages for those of all ranks.
+#[test]
+fn without_other_ranks_messages_come_back() {
+    let echoes = |control: ControlChannel, count: usize| {
+        assert_eq!(control.all_gather(b"a").unwrap(), vec![b"a"; count]);
+        assert_eq!(control.broadcast(count - 1, b"b").unwrap(), b"b");
+        assert_eq!(control.any([true, false]).unwrap().wait().unwrap(), [true, false]);
+    };
+    let limit = Duration::ZERO;
+    let plan = Plan::new(4).unwrap().trace(1, |rank| {
+        echoes(rank.control(Channel::Main, limit)?, 4);
+        Ok::<_, Error>(())
+    });
+    assert_eq!(plan.unwrap().calls().count(), 0);
+    let alone = LocalRank::alone(&Device::cpu()).unwrap();
+    echoes(alone.control(Channel::Main, limit).unwrap(), 1);
+}
