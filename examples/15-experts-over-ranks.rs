@@ -4,8 +4,9 @@
 //! `cargo run --example 15-experts-over-ranks`
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use meshgrad::comm::{Collectives, Communicator, Local, LocalCommunicator, Rank};
+use meshgrad::comm::{Collectives, Communicator, Local, Rank};
 use meshgrad::prelude::*;
 use meshgrad::runtime::Key;
 use meshgrad::runtime::ops::normal;
@@ -17,7 +18,7 @@ const FEATURES: usize = 4;
 
 /// Each token's most probable expert, weighted by its probability. `w` has the experts of this rank, which follow
 /// those of the ranks before it.
-fn experts([x, w, gate]: [&Var; 3], group: Option<&LocalCommunicator>) -> Result<Var> {
+fn experts([x, w, gate]: [&Var; 3], group: Option<&Arc<dyn Communicator>>) -> Result<Var> {
     let held = w.value().shape()[0];
     let probabilities = ops::softmax(&ops::linear(x, gate)?)?;
     let (weights, chosen) = ops::router_top_k(&probabilities, 1, false, None)?;
@@ -59,7 +60,7 @@ fn experts([x, w, gate]: [&Var; 3], group: Option<&LocalCommunicator>) -> Result
 fn gradients(
     device: &Device,
     [rows, held]: [Range<usize>; 2],
-    group: Option<&LocalCommunicator>,
+    group: Option<&Arc<dyn Communicator>>,
 ) -> Result<Vec<Vec<f64>>> {
     let random =
         |shape: &[usize], seed| normal(device, shape, DType::F64, Key::new(seed), 0.0, 1.0);

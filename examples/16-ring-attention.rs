@@ -4,8 +4,9 @@
 //! `cargo run --example 16-ring-attention`
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use meshgrad::comm::{Communicator, Local, LocalCommunicator, Rank};
+use meshgrad::comm::{Communicator, Local, Rank};
 use meshgrad::prelude::*;
 use meshgrad::runtime::Key;
 use meshgrad::runtime::ops::{AttentionMask, normal};
@@ -17,7 +18,7 @@ const HEAD_DIM: usize = 4;
 /// Causal attention of this rank's queries to the keys of all ranks.
 ///
 /// Each hop attends to the keys of one rank. A result counts by exp(its lse - the lse of all keys).
-fn ring_attention([q, k, v]: [&Var; 3], group: &LocalCommunicator) -> Result<Var> {
+fn ring_attention([q, k, v]: [&Var; 3], group: &Arc<dyn Communicator>) -> Result<Var> {
     let (n, own) = (group.size(), group.index());
     let neighbours = [(own + 1) % n, (own + n - 1) % n];
     let (mut k, mut v) = (k.clone(), v.clone());

@@ -5,7 +5,9 @@ use std::collections::HashMap;
 use meshgrad_collectives::check_replicas;
 use meshgrad_error::{ensure, error};
 use meshgrad_mesh::Sharding;
-use meshgrad_runtime::{Accumulator, DType, Kind, Shape, Tensor, UninitTensor, ops};
+use meshgrad_runtime::{
+    Accumulator, DType, Device, Kind, Shape, ShardedShape, Tensor, UninitTensor, ops,
+};
 
 use crate::home::HomeGradients;
 use crate::norm::norm_over_ranks;
@@ -27,7 +29,7 @@ type OnReady = Box<dyn FnMut(&Param, &Tensor) -> Result<()> + Send>;
 #[derive(Default)]
 pub struct Grads {
     entries: Vec<Entry>,
-    /// The buffers of parameters without a home, one per dtype.
+    /// The buffers of parameters without a home, by device and dtype.
     flat: Vec<Tensor>,
     index: HashMap<ParamId, usize>,
     units: Vec<Unit>,
@@ -119,7 +121,7 @@ struct Readiness {
 
 impl Grads {
     /// Buffers for `params`, on the devices of their values. Those of parameters without a home are
-    /// consecutive views of one flat buffer per dtype, in the order of `params`; of a sharded parameter,
+    /// consecutive views of one flat buffer per device and dtype, in the order of `params`; of a sharded parameter,
     /// for this rank's part.
     ///
     /// # Errors
@@ -134,35 +136,43 @@ impl Grads {
             let entry = Entry { param: param.clone(), sum: None, unit: None, is_reduced: false };
             grads.entries.push(entry);
         }
-        for dtype in [DType::F32, DType::F64] {
-            grads.add_flat(dtype)?;
-        }
+        grads.add_flat()?;
         grads.add_units()?;
         Ok(grads)
     }
 
-    /// Adds the buffers of gradients of dtype `dtype` without a home.
-    fn add_flat(&mut self, dtype: DType) -> Result<()> {
-        let is_here =
-            |it: &&mut Entry| it.param.home().is_none() && it.param.gradient_dtype() == dtype;
-        let mut entries: Vec<&mut Entry> = self.entries.iter_mut().filter(is_here).collect();
-        let Some(first) = entries.first() else {
-            return Ok(());
-        };
-        let device = first.param.value()?.device().clone();
-        let elements = |it: &&mut Entry| it.param.sharded_shape().local().elements();
-        let shape = Shape::new(&[entries.iter().map(elements).sum()])?;
-        let flat = UninitTensor::with_kind(&device, shape, dtype, Kind::Gradient)?.finish();
-
-        let mut start = 0;
-        for entry in &mut entries {
-            let shape = entry.param.sharded_shape();
-            let range = start..start + shape.local().elements();
-            start = range.end;
-            let view = ops::reshape(&flat.slice(0, range)?, shape.local())?;
-            entry.sum = Some(Accumulator::over(view)?.with_shape(shape)?);
+    /// Adds the buffers of parameters without a home, by device and dtype.
+    fn add_flat(&mut self) -> Result<()> {
+        let mut kinds: Vec<(Device, DType)> = Vec::new();
+        let mut of_kind: Vec<Vec<usize>> = Vec::new();
+        for (at, entry) in self.entries.iter().enumerate() {
+            if entry.param.home().is_some() {
+                continue;
+            }
+            let kind = (entry.param.value()?.device().clone(), entry.param.gradient_dtype());
+            match kinds.iter().position(|other| *other == kind) {
+                Some(known) => of_kind[known].push(at),
+                None => {
+                    kinds.push(kind);
+                    of_kind.push(vec![at]);
+                }
+            }
         }
-        self.flat.push(flat);
+        for ((device, dtype), entries) in kinds.iter().zip(of_kind) {
+            let shapes = entries.iter().map(|at| self.entries[*at].param.sharded_shape());
+            let shapes: Vec<ShardedShape> = shapes.collect();
+            let elements = shapes.iter().map(|shape| shape.local().elements()).sum();
+            let shape = Shape::new(&[elements])?;
+            let flat = UninitTensor::with_kind(device, shape, *dtype, Kind::Gradient)?.finish();
+            let mut start = 0;
+            for (at, shape) in entries.into_iter().zip(shapes) {
+                let range = start..start + shape.local().elements();
+                start = range.end;
+                let view = ops::reshape(&flat.slice(0, range)?, shape.local())?;
+                self.entries[at].sum = Some(Accumulator::over(view)?.with_shape(shape)?);
+            }
+            self.flat.push(flat);
+        }
         Ok(())
     }
 

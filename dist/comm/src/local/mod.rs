@@ -43,7 +43,7 @@ use std::thread;
 use std::time::Duration;
 
 use meshgrad_collectives::registry::Registry;
-use meshgrad_collectives::{Clock, ControlChannel, GroupConnector, Rank};
+use meshgrad_collectives::{Clock, Communicator, ControlChannel, GroupConnector, Rank};
 use meshgrad_error::{Error, FailedRank, bail, error};
 use meshgrad_mesh::{Channel, Group, Hosts, LinkCosts};
 use meshgrad_runtime::{Device, Result};
@@ -375,27 +375,6 @@ impl LocalRank {
     pub fn registry(&self) -> &Registry<LocalConnector> {
         self.shares.registry()
     }
-
-    /// The communicator of all ranks.
-    ///
-    /// # Errors
-    /// As [`LocalRank::connect`].
-    pub fn world(&self) -> Result<LocalCommunicator> {
-        self.connect("world", self.world.all())
-    }
-
-    /// The communicator of a group, shared through the registry with other requests for an equal
-    /// group, and kept until the rank ends. It waits for no other rank. `name` identifies the
-    /// requester in reports. The registry does not list the communicator of a group of one rank.
-    ///
-    /// # Errors
-    /// When the rank is not a member, and for invalid options.
-    pub fn connect(&self, name: &str, group: &Group) -> Result<LocalCommunicator> {
-        match self.shares.member(name, group)? {
-            Some(communicator) => Ok(communicator),
-            None => self.shares.alone(),
-        }
-    }
 }
 
 impl Rank for LocalRank {
@@ -418,6 +397,10 @@ impl Rank for LocalRank {
 
     fn connector(&self) -> Arc<dyn GroupConnector> {
         self.shares.clone()
+    }
+
+    fn world(&self) -> Result<Arc<dyn Communicator>> {
+        self.connect("world", self.world.all())
     }
 
     /// In host memory of its own, so nothing is allocated on the rank's device.

@@ -39,7 +39,7 @@ use crate::members::index_in;
 /// let plan = Plan::new(100_000).unwrap();
 /// let log = plan.trace(4_321, |rank| {
 ///     let group = mesh.group(["dp"], rank.rank())?.unwrap();
-///     let dp = rank.connect(&group)?;
+///     let dp = rank.connect("dp", &group)?;
 ///     let gradient = ops::full(rank.device(), &[1 << 20], DType::F32, 0.0)?;
 ///     dp.all_reduce(&gradient, Reduction::Sum)?.wait()?;
 ///     Ok::<_, Error>(())
@@ -125,21 +125,7 @@ pub struct PlanRank {
 }
 
 impl PlanRank {
-    /// The communicator of all ranks.
-    pub fn world(&self) -> PlanCommunicator {
-        PlanCommunicator {
-            rank: self.clone(),
-            index: self.rank,
-            group: self.all.clone(),
-            logged: self.lock().group(&self.all),
-        }
-    }
-
-    /// The communicator of a group. Communicators of equal groups are the same.
-    ///
-    /// # Errors
-    /// When this rank is not a member, or a member is not in the world.
-    pub fn connect(&self, group: &Group) -> Result<PlanCommunicator> {
+    fn communicator(&self, group: &Group) -> Result<PlanCommunicator> {
         Ok(PlanCommunicator {
             rank: self.clone(),
             index: index_in(group, self.rank, self.world_size())?,
@@ -176,6 +162,15 @@ impl Rank for PlanRank {
         Arc::new(self.clone())
     }
 
+    fn world(&self) -> Result<Arc<dyn Communicator>> {
+        Ok(Arc::new(PlanCommunicator {
+            rank: self.clone(),
+            index: self.rank,
+            group: self.all.clone(),
+            logged: self.lock().group(&self.all),
+        }))
+    }
+
     /// Takes this rank's messages for those of all ranks.
     fn control(&self, _: Channel, _: Duration) -> Result<ControlChannel> {
         Ok(ControlChannel::echo(self.world_size()))
@@ -193,7 +188,7 @@ impl Connect for PlanRank {
     type Connecting = PlanCommunicator;
 
     fn begin(&mut self, creation: &Creation<'_>) -> Result<PlanCommunicator> {
-        PlanRank::connect(self, creation.group)
+        self.communicator(creation.group)
     }
 
     fn poll(&mut self, connecting: &mut PlanCommunicator) -> Result<Progress<PlanCommunicator>> {
@@ -203,7 +198,7 @@ impl Connect for PlanRank {
 
 impl GroupConnector for PlanRank {
     fn connect(&self, _name: &str, group: &Group) -> Result<Arc<dyn Communicator>> {
-        Ok(Arc::new(PlanRank::connect(self, group)?))
+        Ok(Arc::new(self.communicator(group)?))
     }
 }
 

@@ -131,7 +131,7 @@ pub(crate) fn expected(injection: Injection) -> Expected {
     let Injection { fault, step, victim } = injection;
     let log = Plan::new(RANKS).unwrap().trace(victim, |rank| -> Result<()> {
         for at in 0..STEPS.len() {
-            let comm = rank.connect(&group(at, victim, fault, step))?;
+            let comm = rank.connect("traced", &group(at, victim, fault, step))?;
             call(&comm, at, 4)?;
         }
         Ok(())

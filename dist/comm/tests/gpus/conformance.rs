@@ -1,6 +1,8 @@
 //! The conformance suite on GPUs, for all dtypes.
 
-use meshgrad_comm::{Local, LocalCommunicator, LocalRank, conformance};
+use std::sync::Arc;
+
+use meshgrad_comm::{Communicator, Local, LocalRank, Rank, conformance};
 use meshgrad_mesh::{Group, Hosts, LinkCosts};
 use meshgrad_runtime::{Device, Result};
 
@@ -9,7 +11,7 @@ use super::{STREAMS, gpu, gpus, in_each_order};
 fn check(
     local: &Local,
     counts: &[usize],
-    connect: impl Fn(&LocalRank) -> Result<LocalCommunicator> + Sync,
+    connect: impl Fn(&LocalRank) -> Result<Arc<dyn Communicator>> + Sync,
 ) {
     let results = local.launch(|rank| {
         let comm = connect(rank).map_err(|error| error.to_string())?;
@@ -22,9 +24,9 @@ fn check(
 fn worlds_of_gpus_conform() {
     in_each_order("conformance::worlds_of_gpus_conform", &STREAMS, || {
         for ranks in [1, 2, 3, 5, 8] {
-            check(&gpus(ranks), &[0, 1, 7], LocalRank::world);
+            check(&gpus(ranks), &[0, 1, 7], |rank| rank.world());
         }
-        check(&gpus(3), &[2049], LocalRank::world);
+        check(&gpus(3), &[2049], |rank| rank.world());
     });
 }
 
@@ -42,7 +44,7 @@ fn settings_do_not_change_results() {
     in_each_order(test, &STREAMS[..2], || {
         let links = gpus(3).links(LinkCosts::default(), Hosts::Uniform(2));
         for local in [gpus(3).strict(true), gpus(3).simulated(1), links.strict(true).simulated(2)] {
-            check(&local, &[0, 5], LocalRank::world);
+            check(&local, &[0, 5], |rank| rank.world());
         }
     });
 }
@@ -54,7 +56,7 @@ fn ranks_that_share_a_gpu_conform() {
     in_each_order(test, &STREAMS[..2], || {
         let devices = || (0..3).map(|_| gpu(0)).collect();
         let local = Local::new(3).devices(devices());
-        check(&local, &[5], LocalRank::world);
+        check(&local, &[5], |rank| rank.world());
 
         let mut mixed: Vec<Device> = devices();
         mixed[1] = Device::cpu();

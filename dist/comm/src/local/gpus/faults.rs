@@ -3,11 +3,12 @@
 
 use std::env;
 use std::process::Command;
+use std::sync::Arc;
 
 use meshgrad_runtime::{DType, Device, Error, Kind, Tensor, ops};
 
 use super::Wait;
-use crate::{Collectives, Communicator, Local, LocalCommunicator, Reduction, conformance};
+use crate::{Collectives, Communicator, Local, Rank, Reduction, conformance};
 
 /// The wait that a child process leaves out.
 const LEFT_OUT: &str = "MESHGRAD_TEST_LEFT_OUT";
@@ -88,7 +89,7 @@ fn text(error: Error) -> String {
 }
 
 /// Kernels read results. All tensors are kept, so none is in memory that was written before.
-fn results_are_read(comm: &LocalCommunicator) -> Result<(), String> {
+fn results_are_read(comm: &Arc<dyn Communicator>) -> Result<(), String> {
     let mut kept = Vec::new();
     for _ in 0..20 {
         let x = ops::full(comm.device(), &[300], DType::F32, 1.0).map_err(text)?;
@@ -104,7 +105,7 @@ fn results_are_read(comm: &LocalCommunicator) -> Result<(), String> {
 }
 
 /// After its wait, the root writes the tensor that the others copied.
-fn operands_are_overwritten(comm: &LocalCommunicator) -> Result<(), String> {
+fn operands_are_overwritten(comm: &Arc<dyn Communicator>) -> Result<(), String> {
     for round in 0..30 {
         let (root, value) = (round % 3, round as f32);
         let x = Tensor::zeros(comm.device(), &[300], DType::F32, Kind::Cache).map_err(text)?;

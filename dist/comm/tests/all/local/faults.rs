@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use meshgrad_comm::conformance::{self, Check, Fault, Faulty};
-use meshgrad_comm::{Local, Result};
+use meshgrad_comm::{Local, Rank, Result};
 use meshgrad_mesh::Group;
 use meshgrad_runtime::DType;
 

@@ -1,6 +1,6 @@
 //! Groups of a mesh, and the registry that shares their communicators.
 
-use meshgrad_comm::{Collectives, Communicator, Local, LocalCommunicator, Rank, Reduction};
+use meshgrad_comm::{Collectives, Communicator, Local, Rank, Reduction};
 use meshgrad_mesh::{Group, GroupOptions, Hosts, Mesh};
 use meshgrad_runtime::{Result, Tensor};
 
@@ -12,9 +12,7 @@ fn groups_of_a_mesh_sum_over_their_axes() {
     let sums = Local::run(8, |rank| -> Result<[f32; 3]> {
         let x = Tensor::scalar(rank.device(), rank.rank() as f32)?;
         let group = |axis| mesh.group([axis], rank.rank());
-        let connect = |axis| -> Result<LocalCommunicator> {
-            rank.connect(axis, &group(axis)?.expect("a member"))
-        };
+        let connect = |axis| rank.connect(axis, &group(axis)?.expect("a member"));
         let (dp, tp) = (connect("dp")?, connect("tp")?);
         let over_tp = tp.all_reduce(&x, Reduction::Sum)?;
         let over_dp = dp.all_reduce(&x, Reduction::Sum)?.wait()?;
@@ -91,7 +89,7 @@ fn a_singleton_group_has_a_communicator_for_its_member_only() {
         let group = Group::new([1])?;
         let alone = rank.connect("alone", &group);
         if rank.rank() == 0 {
-            let error = alone.unwrap_err().to_string();
+            let error = alone.err().unwrap().to_string();
             let expected =
                 "rank 0 is not a member of [1]; request the communicator on members only";
             assert_eq!(error, expected);
@@ -103,7 +101,7 @@ fn a_singleton_group_has_a_communicator_for_its_member_only() {
         assert_eq!(alone.all_reduce(&x, Reduction::Sum)?.wait()?.item::<f32>()?, 3.0);
 
         let outside = Group::new([1, 2])?;
-        let error = rank.connect("outside", &outside).unwrap_err();
+        let error = rank.connect("outside", &outside).err().unwrap();
         assert!(error.to_string().contains("rank 2"), "{error}");
         Ok(())
     });

@@ -16,7 +16,8 @@ use crate::simulated::program::Program;
 
 fn logs(program: &Program) -> Vec<CommLog> {
     let plan = Plan::new(program.ops.len()).unwrap();
-    let logs = plan.trace_all(|rank| program.run(rank.rank(), |group| rank.connect(group)));
+    let logs =
+        plan.trace_all(|rank| program.run(rank.rank(), |group| rank.connect("random", group)));
     logs.unwrap()
 }
 
@@ -98,9 +99,9 @@ fn a_cycle_names_calls_and_lines() {
             // Each waits for the next one first.
             let (next, before) = (pair(me), pair((me + ranks - 1) % ranks));
             let x = ops::full(rank.device(), &[4], DType::F32, 1.0)?;
-            let first = rank.connect(&next)?.all_reduce(&x, Reduction::Sum)?;
+            let first = rank.connect("next", &next)?.all_reduce(&x, Reduction::Sum)?;
             first.wait()?;
-            rank.connect(&before)?.all_reduce(&x, Reduction::Sum)?.wait()?;
+            rank.connect("before", &before)?.all_reduce(&x, Reduction::Sum)?.wait()?;
             Ok(())
         });
         let error = check_logs(&logs.unwrap()).unwrap_err();
@@ -123,13 +124,13 @@ fn a_log_is_readable() {
     let plan = Plan::new(100_000).unwrap();
     let log = plan.trace(99_998, |rank| -> Result<()> {
         let x = ops::full(rank.device(), &[2, 3], DType::BF16, 1.0)?;
-        let pair = rank.connect(&Group::new([99_998, 99_999]).unwrap())?;
+        let pair = rank.connect("pair", &Group::new([99_998, 99_999]).unwrap())?;
         let gathered = pair.all_gather(&x)?;
         pair.barrier()?.wait()?;
         let gathered = gathered.wait()?;
         assert_eq!(gathered.shape()[..], [4, 3]);
         assert!(gathered.to_vec::<half::bf16>().is_err(), "there is no data");
-        rank.world().barrier()?.wait()
+        rank.world()?.barrier()?.wait()
     });
     let log = log.unwrap();
     let bytes: Vec<u64> = log.calls().map(|call| call.bytes).collect();
@@ -160,10 +161,10 @@ fn representative_ranks_are_enough() {
             }
             for axis in axes {
                 let group = mesh.group([axis], rank.rank())?;
-                let comm = rank.connect(&group.expect("a member"))?;
+                let comm = rank.connect(axis, &group.expect("a member"))?;
                 comm.all_reduce(&x, Reduction::Sum)?.wait()?;
             }
-            rank.world().barrier()?.wait()
+            rank.world()?.barrier()?.wait()
         })
         .unwrap()
     };
@@ -190,7 +191,7 @@ fn every_rank_of_a_large_world_is_checked() {
     let logs = plan.trace_all(|rank| -> Result<()> {
         let connect = |axis| -> Result<_> {
             let group = mesh.group([axis], rank.rank())?;
-            rank.connect(&group.expect("a member"))
+            rank.connect(axis, &group.expect("a member"))
         };
         let (pp, dp, tp) = (connect("pp")?, connect("dp")?, connect("tp")?);
         let mut x = ops::full(rank.device(), &[8], DType::F32, 1.0)?;
@@ -226,7 +227,7 @@ fn fused_calls_are_compared() {
     }
     for fusing in [[true, true], [false, false], [true, false]] {
         let plan = Plan::new(2).unwrap();
-        let logs = plan.trace_all(|rank| main(&rank.world(), fusing[rank.rank()]));
+        let logs = plan.trace_all(|rank| main(&rank.world()?, fusing[rank.rank()]));
         let predicted = check_logs(&logs.unwrap());
         let local = Local::new(2).threads(1).simulated(5);
         let actual = local.launch(|rank| main(&rank.world()?, fusing[rank.rank()]));
@@ -265,9 +266,9 @@ fn invalid_ranks_and_groups_are_errors() {
     let error = trace.unwrap_err().to_string();
     assert_eq!(error, "rank 4 is not in a world of 4 ranks; pass a rank below 4");
     let log = plan.trace(1, |rank| -> Result<()> {
-        assert!(rank.connect(&Group::new([0, 2]).unwrap()).is_err());
-        assert!(rank.connect(&Group::new([1, 4]).unwrap()).is_err());
-        assert_eq!((rank.world().size(), rank.world_size()), (4, 4));
+        assert!(rank.connect("other", &Group::new([0, 2]).unwrap()).is_err());
+        assert!(rank.connect("outside", &Group::new([1, 4]).unwrap()).is_err());
+        assert_eq!((rank.world()?.size(), rank.world_size()), (4, 4));
         Ok(())
     });
     let log = log.unwrap();
