@@ -1,68 +1,129 @@
 //! Load balancing of experts: two losses, and router biases, which need no loss.
 
-use meshgrad_autograd::{Result, Var, ops};
+use meshgrad_autograd::{Result, Var, Vars, ops};
+use meshgrad_collectives::full_concat;
 use meshgrad_runtime::Tensor;
 
 use crate::model::Metrics;
 use crate::moe::Routing;
 
-/// The load-balancing loss of the Switch Transformer (Fedus et al. 2021), with statistics pooled
-/// over layers as in Hugging Face: E sum_e f_e P_e, where f_e is the number of assignments to
-/// expert e per token and P_e its mean probability.
-///
-/// It equals `top_k` when the load is balanced. Gradients flow through the probabilities only.
-/// Returns a scalar, f32; `None` without layers. With sharded tokens it is a partial sum, and the
-/// counts must be those of all tokens.
-///
-/// # Errors
-/// When the layers have different numbers of experts.
-pub fn load_balancing_loss(layers: &[Routing]) -> Result<Option<Var>> {
-    let Some((first, rest)) = layers.split_first() else {
-        return Ok(None);
-    };
-    let mut counts: Tensor = first.counts.clone();
-    let mut probabilities = ops::sum(&first.probabilities_ne, &[0])?;
-    for layer in rest {
-        counts = ops::add(&counts, &layer.counts)?;
-        probabilities = ops::add(&probabilities, &ops::sum(&layer.probabilities_ne, &[0])?)?;
-    }
-
-    let (tokens, experts) = (
-        first.probabilities_ne.global_shape()[0] as f64,
-        first.probabilities_ne.global_shape()[1] as f64,
-    );
-    let layers = layers.len() as f64;
-    let shares = Var::constant(ops::affine(&counts, 1.0 / (layers * tokens), 0.0)?);
-    let total = ops::sum(&ops::mul(&probabilities, &shares)?, &[0])?;
-    Ok(Some(ops::affine(&total, experts / (layers * tokens), 0.0)?))
+/// How the load of experts is balanced. Zero disables a term; all are zero by default.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Balancing {
+    /// The weight of the load-balancing loss.
+    pub auxiliary: f64,
+    /// The weight of the router z-loss.
+    pub z: f64,
+    /// The rate of [`update_router_bias`] for layers with a router bias.
+    pub bias_update_rate: f64,
 }
 
-/// The router z-loss (Zoph et al. 2022): the mean over tokens and layers of the squared log-sum-exp
-/// of the router logits. It keeps the logits small. Returns a scalar, f32; `None` without layers.
-/// With sharded tokens it is a partial sum.
-///
-/// # Errors
-/// As [`load_balancing_loss`].
-pub fn router_z_loss(layers: &[Routing]) -> Result<Option<Var>> {
-    let mut total: Option<Var> = None;
-    for layer in layers {
-        // ln sum e^x = x_0 - log_softmax(x)_0, which never overflows.
-        let logits = &layer.logits_ne;
-        let first = ops::slice(logits, -1, 0..1)?;
-        let log_probability = ops::slice(&ops::log_softmax(logits)?, -1, 0..1)?;
-        let squared = ops::square(&ops::sub(&first, &log_probability)?)?;
-        let sum = ops::sum(&squared, &[0, 1])?;
-        total = Some(match total {
-            Some(total) => ops::add(&total, &sum)?,
-            None => sum,
-        });
+/// What the losses of balancing need of the routings of sparse layers, pooled over layers. All are sums
+/// over tokens: with sharded tokens, partial sums.
+#[derive(Clone, Debug, Default)]
+pub struct PooledRouting {
+    /// The layers.
+    layers: usize,
+    /// The tokens of each layer, of all ranks.
+    tokens: usize,
+    /// Assignments to each expert, \[e\] f32.
+    counts: Option<Tensor>,
+    /// Probabilities of each expert, \[e\] f32.
+    probabilities: Option<Var>,
+    /// The squared log-sum-exp of the router logits, f32 \[\].
+    squared_lse: Option<Var>,
+}
+
+impl Vars for PooledRouting {
+    fn each_var(&mut self, f: &mut dyn FnMut(&mut Var)) {
+        self.probabilities.each_var(f);
+        self.squared_lse.each_var(f);
     }
-    let Some((total, first)) = total.zip(layers.first()) else {
-        return Ok(None);
-    };
-    let tokens = first.logits_ne.global_shape()[0];
-    let mean = ops::affine(&total, 1.0 / (tokens * layers.len()) as f64, 0.0)?;
-    Ok(Some(mean))
+}
+
+impl PooledRouting {
+    /// Adds a layer, for the terms that `balancing` has.
+    ///
+    /// # Errors
+    /// When the layers have different numbers of experts.
+    pub fn add(&mut self, layer: &Routing, balancing: &Balancing) -> Result<()> {
+        self.layers += 1;
+        self.tokens = layer.logits_ne.global_shape()[0];
+        if balancing.auxiliary > 0.0 {
+            let probabilities = ops::sum(&layer.probabilities_ne, &[0])?;
+            self.probabilities = Some(added(self.probabilities.as_ref(), probabilities)?);
+            self.counts = Some(match &self.counts {
+                Some(counts) => ops::add(counts, &layer.counts)?,
+                None => layer.counts.clone(),
+            });
+        }
+        if balancing.z > 0.0 {
+            self.squared_lse = Some(added(self.squared_lse.as_ref(), squared_lse(layer)?)?);
+        }
+        Ok(())
+    }
+
+    /// The losses of `balancing`, weighted: a scalar, f32, and a partial sum with sharded tokens; `None`
+    /// without terms. `weight` is that of the cross-entropy of this rank's tokens. All ranks call this:
+    /// one collective carries the counts and the weight of all of them.
+    ///
+    /// # Errors
+    /// Errors of the ops and of the communication.
+    pub fn losses(&self, balancing: &Balancing, weight: &Tensor) -> Result<Option<Var>> {
+        if self.probabilities.is_none() && self.squared_lse.is_none() {
+            return Ok(None);
+        }
+        let all = full_concat(&[weight].into_iter().chain(&self.counts).collect::<Vec<_>>())?;
+        let weight = Var::constant(ops::reshape(&all.slice(0, 0..1)?, &[])?);
+        let mut total: Option<Var> = None;
+        let auxiliary = self.probabilities.as_ref().map(|it| self.load_balancing(it, &all));
+        let z = self.squared_lse.as_ref().map(|it| self.mean(it, 1.0));
+        for (loss, factor) in [(auxiliary, balancing.auxiliary), (z, balancing.z)] {
+            if let Some(loss) = loss {
+                let weighted = ops::affine(&ops::mul(&loss?, &weight)?, factor, 0.0)?;
+                total = Some(added(total.as_ref(), weighted)?);
+            }
+        }
+        Ok(total)
+    }
+
+    /// The load-balancing loss of the Switch Transformer (Fedus et al. 2021), with statistics pooled
+    /// over layers as in Hugging Face: E sum_e f_e P_e, where f_e is the number of assignments to
+    /// expert e per token and P_e its mean probability. It equals `top_k` when the load is balanced.
+    /// Gradients flow through the probabilities only.
+    fn load_balancing(&self, probabilities: &Var, all: &Tensor) -> Result<Var> {
+        let experts = probabilities.global_shape()[0];
+        let counts = all.slice(0, 1..1 + experts)?;
+        let shares = Var::constant(ops::affine(&counts, 1.0 / self.assignments(), 0.0)?);
+        let total = ops::sum(&ops::mul(probabilities, &shares)?, &[0])?;
+        self.mean(&total, experts as f64)
+    }
+
+    /// `sum` per token and layer, times `factor`. Of [`squared_lse`], this is the router z-loss (Zoph et
+    /// al. 2022), which keeps the logits small.
+    fn mean(&self, sum: &Var, factor: f64) -> Result<Var> {
+        ops::affine(sum, factor / self.assignments(), 0.0)
+    }
+
+    fn assignments(&self) -> f64 {
+        (self.layers * self.tokens) as f64
+    }
+}
+
+/// The squared log-sum-exp of a layer's router logits, summed over its tokens.
+fn squared_lse(layer: &Routing) -> Result<Var> {
+    // ln sum e^x = x_0 - log_softmax(x)_0, which never overflows.
+    let logits = &layer.logits_ne;
+    let first = ops::slice(logits, -1, 0..1)?;
+    let log_probability = ops::slice(&ops::log_softmax(logits)?, -1, 0..1)?;
+    ops::sum(&ops::square(&ops::sub(&first, &log_probability)?)?, &[0, 1])
+}
+
+fn added(sum: Option<&Var>, x: Var) -> Result<Var> {
+    match sum {
+        Some(sum) => ops::add(sum, &x),
+        None => Ok(x),
+    }
 }
 
 /// Raises the bias of experts with fewer tokens than the mean and lowers that of experts with more:
@@ -164,8 +225,14 @@ mod tests {
                 counts: tensor(&device, &[3], &[0.0; 3]),
             }
         };
-        let loss = router_z_loss(&layers.each_ref().map(routing)).unwrap();
-        let loss = loss.unwrap().value().item::<f32>().unwrap();
+        let balancing = Balancing { z: 0.5, ..Balancing::default() };
+        let mut pooled = PooledRouting::default();
+        for layer in &layers {
+            pooled.add(&routing(layer), &balancing).unwrap();
+        }
+        let weight = Tensor::scalar(&device, 2.0f32).unwrap();
+        let loss = pooled.losses(&balancing, &weight).unwrap().unwrap();
+        let loss = loss.value().item::<f32>().unwrap();
 
         let rows = layers.as_flattened().iter().map(|row| {
             let row = row.map(f64::from);

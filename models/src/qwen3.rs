@@ -10,11 +10,13 @@ use meshgrad_autograd::{Module, ModulePath, Param, Result, Seam, Var, ops};
 use meshgrad_ckpt::mapping::Mapping;
 use meshgrad_collectives::redistribute_like;
 use meshgrad_error::{ensure, error};
+use meshgrad_mesh::{Placement, Sharding};
 use meshgrad_runtime::ops::AttentionSequences;
 use meshgrad_runtime::{DType, Device, Tensor};
 
 use crate::attention::{Positions, Rotary};
-use crate::balance::{expert_metrics, load_balancing_loss, router_z_loss, update_router_bias};
+pub use crate::balance::Balancing;
+use crate::balance::{PooledRouting, expert_metrics, update_router_bias};
 use crate::cache::Cache;
 use crate::config::Qwen3Config;
 use crate::ends::{Embedding, Head, sharded_like};
@@ -22,7 +24,7 @@ use crate::hf::{self, Experts, adapters};
 use crate::layer::{FeedForward, Layer};
 use crate::layers::{Linear, RmsNorm};
 use crate::model::{Compute, Generate, Loss, Metrics, Model, TokenBatch};
-use crate::moe::{Moe, Routing};
+use crate::moe::Moe;
 use crate::residual::Residual;
 use crate::{ModelParallelism, ModelPlan};
 
@@ -37,8 +39,6 @@ pub struct Qwen3 {
     pub layers: Vec<Layer>,
     /// `None` in a part without the last layer.
     pub head: Option<Head>,
-    /// Where sums over the ranks' tokens are reduced: the losses, their weight, and the statistics.
-    pub sums: Seam,
     /// How the load of experts is balanced in training.
     #[module(skip)]
     pub balancing: Balancing,
@@ -54,19 +54,8 @@ pub struct Qwen3 {
 pub struct Stream {
     /// The residual stream, [b, t, d].
     pub x: Residual,
-    /// How the sparse layers so far routed their tokens.
-    pub routings: Vec<Routing>,
-}
-
-/// How the load of experts is balanced. Zero disables a term; all are zero by default.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Balancing {
-    /// The weight of [`load_balancing_loss`].
-    pub auxiliary: f64,
-    /// The weight of [`router_z_loss`].
-    pub z: f64,
-    /// The rate of [`update_router_bias`] for layers with a router bias.
-    pub bias_update_rate: f64,
+    /// Sums over the sparse layers so far, for the losses of balancing.
+    pub pooled: PooledRouting,
 }
 
 impl Qwen3 {
@@ -118,7 +107,6 @@ impl Qwen3 {
                 padding: config.padding(),
             }),
             layers: layers.map(|layer| Layer::new(&at, config, layer)).collect(),
-            sums: Seam::new("sums"),
             balancing: Balancing::default(),
             rotary: Rotary::new(config)?,
             config: config.clone(),
@@ -174,14 +162,20 @@ impl Qwen3 {
             )
         })?;
         let x_btd = embedding.forward(ids_bt, compute.dtype)?;
-        Ok(Stream { x: Residual::new(x_btd), routings: Vec::new() })
+        Ok(Stream { x: Residual::new(x_btd), pooled: PooledRouting::default() })
     }
 
-    /// The stream after the layers, for tokens at the positions `at`.
+    /// The stream after the layers, for tokens at the positions `at`, and the tokens per expert of each
+    /// sparse layer, \[experts\] f32.
     ///
     /// # Errors
     /// When shapes do not match.
-    pub fn advance(&self, stream: Stream, at: &Positions, compute: Compute) -> Result<Stream> {
+    pub fn advance(
+        &self,
+        stream: Stream,
+        at: &Positions,
+        compute: Compute,
+    ) -> Result<(Stream, Vec<Tensor>)> {
         self.advance_with(stream, at, compute, None)
     }
 
@@ -191,7 +185,8 @@ impl Qwen3 {
         at: &Positions,
         compute: Compute,
         cache: Option<&Cache>,
-    ) -> Result<Stream> {
+    ) -> Result<(Stream, Vec<Tensor>)> {
+        let mut counts = Vec::new();
         for (index, layer) in self.layers.iter().enumerate() {
             let cache = cache.and_then(|cache| cache.layer(index));
             let routing;
@@ -199,35 +194,29 @@ impl Qwen3 {
                 true => layer.checkpointed(&stream.x.sum()?, at)?,
                 false => layer.forward(&stream.x, at, cache)?,
             };
-            stream.routings.extend(routing);
+            if let Some(routing) = routing {
+                stream.pooled.add(&routing, &self.balancing)?;
+                counts.push(routing.counts);
+            }
         }
-        Ok(stream)
+        Ok((stream, counts))
     }
 
-    /// The loss of the stream after the last layer, for `labels_bt` i64 [b, t].
+    /// The loss of the stream after the last layer, for `labels_bt` i64 [b, t], without statistics. With
+    /// sharded tokens, all values are partial sums.
     ///
     /// # Errors
     /// When a label is out of range; in a part without the head.
-    pub fn finish(&self, mut stream: Stream, labels_bt: &Tensor) -> Result<Loss> {
+    pub fn finish(&self, stream: &Stream, labels_bt: &Tensor) -> Result<Loss> {
         let (cross_entropy, weight) = self.head()?.cross_entropy(&stream.x, labels_bt)?;
-        let mut total = self.sums.redistribute(&cross_entropy)?;
-        let weight = self.sums.redistribute(&weight)?;
-        for routing in &mut stream.routings {
-            routing.counts = self.sums.redistribute(&routing.counts)?;
-        }
-
-        let sum = total.value().clone();
-        let terms: [(f64, LossOfRouting); 2] =
-            [(self.balancing.auxiliary, load_balancing_loss), (self.balancing.z, router_z_loss)];
-        for (factor, loss) in terms.into_iter().filter(|(factor, _)| *factor > 0.0) {
-            if let Some(loss) = loss(&stream.routings)? {
-                let loss = self.sums.redistribute(&loss)?;
-                let weighted = ops::mul(&loss, &Var::constant(weight.clone()))?;
-                total = ops::add(&total, &ops::affine(&weighted, factor, 0.0)?)?;
-            }
-        }
-        let statistics = stream.routings.into_iter().map(|routing| routing.counts);
-        Ok(Loss { total, sum, weight, statistics: statistics.collect() })
+        let loss = Loss::new(cross_entropy, weight);
+        let Some(terms) = stream.pooled.losses(&self.balancing, &loss.weight)? else {
+            return Ok(loss);
+        };
+        // Partial sums over some axes more or less are partial sums over all of them.
+        let total = ops::redistribute(&loss.total, partial_axes(terms.value()))?;
+        let terms = ops::redistribute(&terms, partial_axes(total.value()))?;
+        Ok(Loss { total: ops::add(&total, &terms)?, ..loss })
     }
 
     fn head(&self) -> Result<&Head> {
@@ -246,7 +235,7 @@ impl Qwen3 {
     /// When an id is out of range; in a part.
     pub fn logits(&self, ids_bt: &Tensor, compute: Compute) -> Result<Var> {
         let at = self.positions(ids_bt, 0, AttentionSequences::Rows)?;
-        let stream = self.advance(self.embed(ids_bt, compute)?, &at, compute)?;
+        let (stream, _) = self.advance(self.embed(ids_bt, compute)?, &at, compute)?;
         self.head()?.project(&self.head()?.hidden(&stream.x)?)
     }
 
@@ -334,8 +323,8 @@ impl Model for Qwen3 {
     /// statistics are the tokens per expert of each sparse layer, \[experts\] f32.
     fn loss(&self, batch: &TokenBatch, compute: Compute) -> Result<Loss> {
         let at = self.positions_of(batch)?;
-        let stream = self.advance(self.embed(&batch.ids, compute)?, &at, compute)?;
-        self.finish(stream, &batch.labels)
+        let (stream, counts) = self.advance(self.embed(&batch.ids, compute)?, &at, compute)?;
+        Ok(Loss { statistics: counts, ..self.finish(&stream, &batch.labels)? })
     }
 
     fn plan(&self, parallelism: &ModelParallelism) -> Result<ModelPlan> {
@@ -399,8 +388,11 @@ impl Model for Qwen3 {
     }
 }
 
-/// A loss of the routing of all sparse layers; `None` without any.
-type LossOfRouting = fn(&[Routing]) -> Result<Option<Var>>;
+/// The axes along which `x` is a partial sum.
+fn partial_axes(x: &Tensor) -> Vec<(String, Placement)> {
+    let partials = x.sharding().map(Sharding::partials).unwrap_or_default().into_iter();
+    partials.map(|(axis, by)| (axis.to_owned(), Placement::Partial(by))).collect()
+}
 
 impl Generate for Qwen3 {
     type Cache = Cache;
@@ -419,7 +411,7 @@ impl Generate for Qwen3 {
         let at = self.positions(ids_bt, cache.len(), sequences)?;
         let compute = Compute { dtype, checkpointing: false };
         let stream = self.embed(ids_bt, compute)?;
-        let stream = self.advance_with(stream, &at, compute, Some(cache))?;
+        let (stream, _) = self.advance_with(stream, &at, compute, Some(cache))?;
         let x_btd = self.head()?.hidden(&stream.x)?;
         cache.advance(tokens)?;
 

@@ -9,7 +9,7 @@ use crate::config::Reduction;
 use crate::corpus::Document;
 use crate::encoded::{Encoded, Piece};
 use crate::tokenizer::Tokenizer;
-use crate::trainer::{loss_and_weight, mean_of};
+use crate::trainer::{mean_of, sums_of};
 
 /// How a text is evaluated.
 #[derive(Debug, Clone, Copy)]
@@ -71,7 +71,7 @@ pub fn eval<M: Model<Batch = TokenBatch>>(
     let mut sums = Vec::new();
     for starts in starts.chunks(rows) {
         let batch = gather(&encoded, starts, seq_len, device)?;
-        sums.push(loss_and_weight(model, &batch, compute)?);
+        sums.push(sums_of(model, &batch, compute)?);
     }
     let nats_per_token = mean_of(sums, Reduction::Sum)?;
     let text_bytes = encoded.trained_bytes();

@@ -56,6 +56,7 @@ pub mod session;
 pub mod sleep;
 pub mod split;
 pub mod stop;
+mod sums;
 pub mod tensorboard;
 pub mod tokenizer;
 pub mod tokens;

@@ -1,6 +1,7 @@
 //! The update of a model after backward: gradient norm, clipping, and a step of any update rule.
 
 use meshgrad_autograd::{Grads, Module, Param, end_pass};
+use meshgrad_collectives::full_tensor;
 use meshgrad_error::ensure;
 use meshgrad_runtime::ops::{self, StepScalars};
 use meshgrad_runtime::{DType, Device, Kind, Tensor};
@@ -154,7 +155,7 @@ impl Optimizer {
     /// gradients, which are sums over `weight` tokens (a scalar, f32). Returns the global norm of
     /// their mean before clipping, a scalar, f32. Does not wait for the device.
     ///
-    /// If the parameters have homes, `weight` is that of all ranks, and the host waits until the
+    /// If the parameters have homes, `weight` is that of all ranks or a partial sum, and the host waits until the
     /// reduction of the gradients has been enqueued on all of them.
     ///
     /// # Errors
@@ -187,7 +188,8 @@ impl Optimizer {
     ) -> Result<Tensor> {
         let gradients = gradients.iter().map(|(_, gradient)| gradient.local());
         let gradients: Vec<Tensor> = gradients.collect();
-        let (scale, norm) = ops::clip_scale(norm, &weight.local(), self.max_grad_norm)?;
+        let weight = full_tensor(weight)?.local();
+        let (scale, norm) = ops::clip_scale(norm, &weight, self.max_grad_norm)?;
         let (learning_rate, step) = (&self.learning_rate, &self.step);
         self.rule.step(&gradients, StepScalars { learning_rate, step, scale: &scale })?;
         self.written();

@@ -3,9 +3,8 @@
 use std::time::Instant;
 
 use meshgrad_autograd::{Param, Tape};
-use meshgrad_collectives::full_tensor;
 use meshgrad_error::{bail, ensure, error};
-use meshgrad_models::{Compute, Loss, Model};
+use meshgrad_models::{Compute, Model};
 use meshgrad_runtime::{AsyncRead, DType, Device, Tensor, ops};
 
 use crate::config::{Config, Reduction};
@@ -14,7 +13,8 @@ use crate::metrics::Record;
 use crate::optimizer::Optimizer;
 use crate::schedule::Schedule;
 use crate::sleep::{Kept, KeptTensors};
-use crate::tree::{TreeSum, added, sum_of_values};
+use crate::sums::{PendingSums, ReducedSums, StepSums};
+use crate::tree::{TreeSum, sum_of_values};
 use crate::{Error, Result, configured};
 
 /// A model, its optimizer, and the state of a training step.
@@ -43,8 +43,7 @@ pub struct TrainerBuilder<M> {
 
 /// What the passes of a step leave.
 struct Passes {
-    /// The sums of loss, weight and statistics; nothing without microbatches.
-    sums: Vec<Tensor>,
+    sums: ReducedSums,
     /// The gradients; `None` for those of the optimizer.
     gradients: Option<Vec<(Param, Tensor)>>,
 }
@@ -54,25 +53,14 @@ pub struct PendingStep {
     /// The step, from 1.
     pub step: u64,
     learning_rate: f64,
-    /// The sum of the losses.
-    loss: AsyncRead<f32>,
-    /// What the sum is divided by.
-    weight: AsyncRead<f32>,
+    sums: PendingSums,
     /// The global norm of the gradient before clipping.
     grad_norm: AsyncRead<f32>,
-    statistics: Statistics,
     /// When the host started the step.
     pub started: Instant,
     /// When the host had enqueued all of it. A GPU may still be working.
     pub enqueued: Instant,
     kernel_launches: Option<u64>,
-}
-
-/// The statistics of a step, read as one tensor.
-struct Statistics {
-    values: Option<AsyncRead<f32>>,
-    /// Elements of each.
-    lengths: Vec<usize>,
 }
 
 impl PendingStep {
@@ -82,11 +70,12 @@ impl PendingStep {
     /// # Errors
     /// When the step's work failed on the device.
     pub fn wait(self, model: &impl Model) -> Result<Record> {
-        let metrics = model.metrics(&self.statistics.wait()?);
+        let (loss, weight, statistics) = self.sums.wait()?;
+        let metrics = model.metrics(&statistics);
         let extra = metrics.extra.into_iter();
         Ok(Record {
             step: self.step,
-            loss: scalar(self.loss)? / scalar(self.weight)?,
+            loss: f64::from(loss) / f64::from(weight),
             lr: self.learning_rate,
             grad_norm: scalar(self.grad_norm)?,
             expert_load: metrics.expert_load,
@@ -95,31 +84,6 @@ impl PendingStep {
             extra: extra.map(|(name, value)| (name, value.into())).collect(),
             ..Record::default()
         })
-    }
-}
-
-impl Statistics {
-    /// Starts to read `tensors`, f32.
-    fn read(tensors: &[Tensor]) -> Result<Statistics> {
-        let flat: Vec<Tensor> = tensors
-            .iter()
-            .map(|tensor| ops::reshape(tensor, &[tensor.elements()]))
-            .collect::<Result<_, _>>()?;
-        let flat: Vec<&Tensor> = flat.iter().collect();
-        let values = match flat.is_empty() {
-            true => None,
-            false => Some(ops::concat(&flat, 0)?.read_async()?),
-        };
-        let lengths = tensors.iter().map(Tensor::elements).collect();
-        Ok(Statistics { values, lengths })
-    }
-
-    /// The values of each tensor.
-    fn wait(self) -> Result<Vec<Vec<f32>>> {
-        let values = self.values.map(AsyncRead::wait).transpose()?;
-        let mut values = values.unwrap_or_default().into_iter();
-        let lengths = self.lengths.into_iter();
-        Ok(lengths.map(|length| values.by_ref().take(length).collect()).collect())
     }
 }
 
@@ -217,12 +181,9 @@ impl<M: Model> Trainer<M> {
         self.events.report(Event::StepStarted { step })?;
 
         let Passes { sums, gradients } = self.forward_backward(step, microbatches)?;
-        let [loss, weight, statistics @ ..] = &sums[..] else {
-            return Err(no_batch());
-        };
         let learning_rate = self.learning_rate * self.schedule.factor(step);
-        let grad_norm = self.update(step, gradients, weight, learning_rate)?;
-        self.model.after_step(statistics)?;
+        let grad_norm = self.update(step, gradients, &sums.weight()?, learning_rate)?;
+        self.model.after_step(&sums.statistics()?)?;
 
         let model = &self.model;
         self.events.report(Event::StepFinished { step, model })?;
@@ -230,10 +191,8 @@ impl<M: Model> Trainer<M> {
         Ok(PendingStep {
             step,
             learning_rate,
-            loss: loss.read_async()?,
-            weight: weight.read_async()?,
+            sums: sums.read_async()?,
             grad_norm: grad_norm.read_async()?,
-            statistics: Statistics::read(statistics)?,
             started,
             enqueued: Instant::now(),
             kernel_launches: self.device.is_gpu().then_some(launches),
@@ -251,7 +210,7 @@ impl<M: Model> Trainer<M> {
             Reduction::Sum => self.accumulate_all(microbatches)?,
             Reduction::Tree => self.add_in_tree(microbatches)?,
         };
-        if let ([_, weight, ..], false) = (&passes.sums[..], self.events.is_empty()) {
+        if !self.events.is_empty() {
             let gradients = match &passes.gradients {
                 Some(gradients) => gradients.clone(),
                 None => self.optimizer.grads().all()?,
@@ -259,7 +218,7 @@ impl<M: Model> Trainer<M> {
             self.events.report(Event::ForwardBackwardFinished {
                 step,
                 gradients: &gradients,
-                weight,
+                weight: &passes.sums.weight()?,
             })?;
         }
         Ok(passes)
@@ -270,17 +229,18 @@ impl<M: Model> Trainer<M> {
         &mut self,
         microbatches: impl IntoIterator<Item = Result<M::Batch>>,
     ) -> Result<Passes> {
-        let mut sums: Vec<Tensor> = Vec::new();
+        let mut sums: Option<StepSums> = None;
         let mut microbatches = microbatches.into_iter().peekable();
         while let Some(batch) = microbatches.next() {
             let is_last = microbatches.peek().is_none();
             let of_batch = self.accumulate(&batch?, is_last)?;
-            sums = match sums.is_empty() {
-                true => of_batch,
-                false => added(&sums, &of_batch)?,
-            };
+            sums = Some(match sums {
+                None => of_batch,
+                Some(sums) => sums.added(&of_batch)?,
+            });
         }
-        Ok(Passes { sums: replicated(&sums)?, gradients: None })
+        let sums = sums.ok_or_else(no_batch)?.reduced()?;
+        Ok(Passes { sums, gradients: None })
     }
 
     /// Adds the gradients of the microbatches in a tree.
@@ -289,19 +249,21 @@ impl<M: Model> Trainer<M> {
         microbatches: impl IntoIterator<Item = Result<M::Batch>>,
     ) -> Result<Passes> {
         let (mut sums, mut gradients) = (TreeSum::default(), TreeSum::default());
-        let mut params = Vec::new();
+        let mut last = None;
         for batch in microbatches {
-            let of_batch = self.accumulate(&batch?, true)?;
-            sums.add(&replicated(&of_batch)?)?;
-            let (of, values): (Vec<Param>, Vec<Tensor>) =
+            let of_batch = self.accumulate(&batch?, true)?.reduced()?;
+            sums.add(std::slice::from_ref(of_batch.flat()))?;
+            let (params, values): (Vec<Param>, Vec<Tensor>) =
                 self.optimizer.grads().all()?.into_iter().unzip();
             gradients.add(&values)?;
-            params = of;
+            last = Some((of_batch, params));
             self.optimizer.grads().clear();
         }
+        let (like, params) = last.ok_or_else(no_batch)?;
+        let sum = sums.finish()?.into_iter().flatten().next().ok_or_else(no_batch)?;
         let gradients = gradients.finish()?.unwrap_or_default();
         Ok(Passes {
-            sums: sums.finish()?.unwrap_or_default(),
+            sums: ReducedSums::with(sum, like),
             gradients: Some(params.into_iter().zip(gradients).collect()),
         })
     }
@@ -324,18 +286,16 @@ impl<M: Model> Trainer<M> {
         Ok(grad_norm)
     }
 
-    /// Accumulates the gradients of a microbatch. Returns the values to sum over microbatches: the
-    /// loss, its weight, and the statistics.
-    fn accumulate(&mut self, batch: &M::Batch, is_last: bool) -> Result<Vec<Tensor>> {
+    /// Accumulates the gradients of a microbatch. Returns its sums.
+    fn accumulate(&mut self, batch: &M::Batch, is_last: bool) -> Result<StepSums> {
         let (loss, tape) = Tape::record(|| self.model.loss(batch, self.compute))?;
-        let Loss { total, sum, weight, statistics } = loss;
-        let one = ops::full(&self.device, total.shape(), total.dtype(), 1.0)?;
+        let one = ops::full(&self.device, loss.total.shape(), loss.total.dtype(), 1.0)?;
         let grads = self.optimizer.grads();
         if is_last {
             grads.last_pass();
         }
-        tape.backward(&[(&total, one)], grads)?;
-        Ok([sum, weight].into_iter().chain(statistics).collect())
+        tape.backward(&[(&loss.total, one)], grads)?;
+        Ok(StepSums::of(loss))
     }
 
     /// Allocates what steps and validations allocate, without reading a value, for a meta device.
@@ -348,10 +308,7 @@ impl<M: Model> Trainer<M> {
     ) -> Result<()> {
         for step in 1..=2 {
             let passes = self.forward_backward(step, (0..count).map(|_| microbatch()))?;
-            let [_, weight, ..] = &passes.sums[..] else {
-                return Err(no_batch());
-            };
-            self.update(step, passes.gradients, weight, 0.0)?;
+            self.update(step, passes.gradients, &passes.sums.weight()?, 0.0)?;
         }
         let compute = self.without_checkpointing();
         let validate = || self.model.loss(&microbatch()?, compute);
@@ -439,22 +396,18 @@ fn mean_loss<M: Model>(
 ) -> Result<f64> {
     let mut sums = Vec::new();
     for batch in batches {
-        sums.push(loss_and_weight(model, &batch?, compute)?);
+        sums.push(sums_of(model, &batch?, compute)?);
     }
     mean_of(sums, reduction)
 }
 
-/// The sum of the losses of a batch, and its weight.
-type LossAndWeight = (AsyncRead<f32>, AsyncRead<f32>);
-
-pub(crate) fn loss_and_weight<M: Model>(
+/// Starts to read the sums of a batch.
+pub(crate) fn sums_of<M: Model>(
     model: &M,
     batch: &M::Batch,
     compute: Compute,
-) -> Result<LossAndWeight> {
-    let loss = model.loss(batch, compute)?;
-    let sums = replicated(&[loss.sum, loss.weight])?;
-    Ok((sums[0].read_async()?, sums[1].read_async()?))
+) -> Result<PendingSums> {
+    StepSums::of(model.loss(batch, compute)?).reduced()?.read_async()
 }
 
 /// The error of a step without sequences.
@@ -463,11 +416,12 @@ pub(crate) fn no_batch() -> Error {
 }
 
 /// The mean loss of several batches.
-pub(crate) fn mean_of(sums: Vec<LossAndWeight>, reduction: Reduction) -> Result<f64> {
+pub(crate) fn mean_of(sums: Vec<PendingSums>, reduction: Reduction) -> Result<f64> {
     let (mut losses, mut weights) = (Vec::new(), Vec::new());
-    for (loss, weight) in sums {
-        losses.extend(loss.wait()?);
-        weights.extend(weight.wait()?);
+    for sums in sums {
+        let (loss, weight, _) = sums.wait()?;
+        losses.push(loss);
+        weights.push(weight);
     }
     let sum = |values: &[f32]| match reduction {
         Reduction::Sum => values.iter().copied().map(f64::from).sum(),
@@ -481,25 +435,4 @@ pub(crate) fn mean_of(sums: Vec<LossAndWeight>, reduction: Reduction) -> Result<
          lower train.seq_len"
     );
     Ok(loss / weight)
-}
-
-/// The sums over all ranks of what a model may leave as partial sums.
-fn replicated(sums: &[Tensor]) -> Result<Vec<Tensor>> {
-    sums.iter().map(full_tensor).collect::<Result<_, _>>()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn statistics_keep_their_lengths() {
-        let device = Device::cpu();
-        let of =
-            |shape: &[usize], values: &[f32]| Tensor::from_slice(&device, shape, values).unwrap();
-        let tensors = [of(&[2, 1], &[1.0, 2.0]), of(&[], &[3.0]), of(&[0], &[]), of(&[1], &[4.0])];
-        let read = Statistics::read(&tensors).unwrap().wait().unwrap();
-        assert_eq!(read, [vec![1.0, 2.0], vec![3.0], vec![], vec![4.0]]);
-        assert!(Statistics::read(&[]).unwrap().wait().unwrap().is_empty());
-    }
 }

@@ -56,7 +56,7 @@ fn kept(sum: Option<Vec<Tensor>>, values: &[Tensor]) -> Result<Vec<Tensor>> {
 }
 
 /// The elementwise sums of two lists of tensors.
-pub(crate) fn added(a: &[Tensor], b: &[Tensor]) -> Result<Vec<Tensor>> {
+fn added(a: &[Tensor], b: &[Tensor]) -> Result<Vec<Tensor>> {
     let pairs = a.iter().zip(b);
     pairs.map(|(a, b)| ops::add(a, b)).collect()
 }

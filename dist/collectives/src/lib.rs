@@ -42,7 +42,7 @@ pub use fuse::Fused;
 pub use meshgrad_error::{Error, FailedRank, Kind, Result};
 pub use rank::{GroupConnector, Rank};
 pub use redistribute::ops::{
-    Redistribute, check_replicas, communicator, current_redistribution, full_tensor,
+    Redistribute, check_replicas, communicator, current_redistribution, full_concat, full_tensor,
     in_redistribution, redistribute, redistribute_like, start_redistribute, with_placements,
     with_redistribution,
 };

@@ -15,11 +15,7 @@ use crate::{ModelParallelism, ModelPlan};
 /// Norms, routers and, unless they are sharded, experts are replicated. So are the biases of
 /// row-parallel projections, which count once.
 pub(super) fn plan(model: &Qwen3, parallelism: &ModelParallelism) -> Result<ModelPlan> {
-    let axes = parallelism.mesh.axes().iter();
-    let every_axis = axes.map(|axis| (axis.name(), Placement::Replicate));
-    let plan = ModelPlan::new(&parallelism.mesh)
-        .overlap(parallelism.overlap_chunks)
-        .place("sums", every_axis.collect::<Vec<_>>());
+    let plan = ModelPlan::new(&parallelism.mesh).overlap(parallelism.overlap_chunks);
     if parallelism.tensor_ranks() == 1 {
         return Ok(plan);
     }

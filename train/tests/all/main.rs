@@ -2,6 +2,7 @@
 
 mod balancing;
 mod bigram;
+mod collectives;
 mod damage;
 mod exact;
 mod gpu;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use meshgrad_error::error;
-use meshgrad_mesh::{Chunks, Group, Mesh, Placement, Sharding};
-use meshgrad_runtime::{Error, Pending, RankScope, Result, Tensor};
+use meshgrad_mesh::{Chunks, Group, Mesh, Placement, Reduction, Sharding};
+use meshgrad_runtime::{Error, Pending, RankScope, Result, Tensor, ops};
 
 use crate::communicator::Communicator;
 
@@ -169,6 +169,49 @@ pub fn full_tensor(x: &Tensor) -> Result<Tensor> {
     let axes = x.sharding().map_or(&[][..], |sharding| sharding.mesh().axes());
     let replicated = axes.iter().map(|axis| (axis.name(), Placement::Replicate));
     redistribute(x, replicated.collect::<Vec<_>>())
+}
+
+/// All elements of `values`, of one dtype, on all ranks of their mesh: [n]. Partial sums are reduced in
+/// one collective; each value with shards takes one more.
+///
+/// # Errors
+/// As [`redistribute`]; for values on different meshes.
+pub fn full_concat(values: &[&Tensor]) -> Result<Tensor> {
+    let whole: Vec<Tensor> =
+        values.iter().map(|value| without_shards(value)).collect::<Result<_>>()?;
+    let partials = partial_sums(&whole);
+    let flat = whole.iter().map(|value| {
+        // What is no partial sum yet becomes one in which a single rank counts.
+        let value = match value.sharding() {
+            Some(_) => redistribute(value, &partials)?,
+            None => value.clone(),
+        };
+        ops::reshape(&value, &[value.elements()])
+    });
+    let flat: Vec<Tensor> = flat.collect::<Result<_>>()?;
+    full_tensor(&ops::concat(&flat.iter().collect::<Vec<_>>(), 0)?)
+}
+
+/// `x` with its shards gathered. Partial values stay.
+fn without_shards(x: &Tensor) -> Result<Tensor> {
+    let placements = x.sharding().map(Sharding::placements).unwrap_or_default();
+    let sharded = placements.into_iter().filter(|(_, at)| at.dim().is_some());
+    let gathered: Vec<_> = sharded.map(|(axis, _)| (axis, Placement::Replicate)).collect();
+    match gathered.is_empty() {
+        true => Ok(x.clone()),
+        false => redistribute(x, &gathered),
+    }
+}
+
+/// The axes along which some value is a partial sum.
+fn partial_sums(values: &[Tensor]) -> Vec<(String, Placement)> {
+    let mut axes: Vec<(String, Placement)> = Vec::new();
+    for (axis, by) in values.iter().filter_map(Tensor::sharding).flat_map(Sharding::partials) {
+        if by == Reduction::Sum && axes.iter().all(|(known, _)| known != axis) {
+            axes.push((axis.to_owned(), Placement::Partial(by)));
+        }
+    }
+    axes
 }
 
 /// [`redistribute`] that does not wait for other ranks: the communication runs while the rank does

@@ -2,7 +2,7 @@
 
 use meshgrad_autograd::{Module, Result};
 use meshgrad_models::{Loss, Model, Qwen3};
-use meshgrad_runtime::Device;
+use meshgrad_runtime::{Device, Tensor};
 
 use crate::sharded::cases::{CASES, Case};
 use crate::sharded::run::{Expected, Outcome, SEED, batch, gradients, outcome_of};
@@ -15,22 +15,29 @@ fn parts(case: &Case) -> Result<[Qwen3; 3]> {
     let part = |layers, first, last| -> Result<Qwen3> {
         let mut part = Qwen3::part(&config, layers, first, last)?;
         part.add_router_biases();
-        Ok(part)
+        Ok(part.balanced(BALANCING))
     };
     Ok([part(0..1, true, false)?, part(1..1, false, false)?, part(1..layers, false, true)?])
 }
 
-fn loss(parts: &[Qwen3; 3], case: &Case, device: &Device) -> Result<Loss> {
+/// The loss, and the statistics of each part.
+fn loss(
+    parts: &[Qwen3; 3],
+    case: &Case,
+    device: &Device,
+    statistics: &mut Vec<Vec<Tensor>>,
+) -> Result<Loss> {
     let batch = batch(case, device)?;
     let compute = case.compute();
     let at = parts[0].positions_of(&batch)?;
     let mut stream = parts[0].embed(&batch.ids, compute)?;
     for part in parts {
-        stream = part.advance(stream, &at, compute)?;
+        let counts;
+        (stream, counts) = part.advance(stream, &at, compute)?;
+        statistics.push(counts);
     }
-    let last = parts[2].clone().balanced(BALANCING);
-    let loss = last.finish(stream, &batch.labels)?;
-    Ok(loss)
+    let loss = parts[2].finish(&stream, &batch.labels)?;
+    Ok(Loss { statistics: statistics.concat(), ..loss })
 }
 
 /// The gradients of a tied table are added, as its two copies in a pipeline must be.
@@ -41,13 +48,10 @@ fn outcome(case: &Case) -> Result<Outcome> {
         part.materialize(&device, SEED)?;
     }
     let params = parts.iter().flat_map(Module::params).collect::<Vec<_>>();
-    let (loss, mut grads) = gradients(&params, || loss(&parts, case, &device))?;
-    let first = parts.iter().map(|part| part.sparse_blocks().count());
-    let mut counts = loss.statistics.as_slice();
-    for (part, sparse) in parts.iter().zip(first) {
-        let (own, others) = counts.split_at(sparse);
-        part.clone().balanced(BALANCING).after_step(own)?;
-        counts = others;
+    let mut statistics = Vec::new();
+    let (loss, mut grads) = gradients(&params, || loss(&parts, case, &device, &mut statistics))?;
+    for (part, counts) in parts.iter().zip(&statistics) {
+        part.after_step(counts)?;
     }
     let buffers = parts.iter().flat_map(Module::buffers).collect::<Vec<_>>();
     let mut outcome = outcome_of(&loss, &mut grads, &buffers)?;

@@ -53,19 +53,20 @@ fn step(case: &Case, model: &Qwen3, device: &Device) -> Result<Outcome> {
     let model = model.clone().balanced(BALANCING);
     let batch = batch(case, device)?;
     let (loss, mut grads) = gradients(&model.params(), || model.loss(&batch, case.compute()))?;
-    model.after_step(&loss.statistics)?;
+    let counts = loss.statistics.iter().map(full_tensor);
+    model.after_step(&counts.collect::<Result<Vec<_>>>()?)?;
     outcome_of(&loss, &mut grads, &model.buffers())
 }
 
 /// The losses, statistics, gradients and buffers of a step.
 pub(crate) fn outcome_of(loss: &Loss, grads: &mut Grads, buffers: &[Buffer]) -> Result<Outcome> {
     let mut outcome = vec![
-        ("total".to_owned(), loss.total.value().to_vec()?),
-        ("sum".to_owned(), loss.sum.to_vec()?),
-        ("weight".to_owned(), loss.weight.to_vec()?),
+        ("total".to_owned(), full_tensor(loss.total.value())?.to_vec()?),
+        ("sum".to_owned(), full_tensor(&loss.sum)?.to_vec()?),
+        ("weight".to_owned(), full_tensor(&loss.weight)?.to_vec()?),
     ];
     for (layer, counts) in loss.statistics.iter().enumerate() {
-        outcome.push((format!("counts {layer}"), counts.to_vec()?));
+        outcome.push((format!("counts {layer}"), full_tensor(counts)?.to_vec()?));
     }
     for (param, gradient) in grads.all()? {
         outcome.push((param.name().to_owned(), full_tensor(&gradient)?.to_vec()?));

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use meshgrad_autograd::{Grads, Module, Param, Tape};
-use meshgrad_collectives::redistribute;
+use meshgrad_collectives::{full_tensor, redistribute};
 use meshgrad_comm::conformance::{Fault, RewiredRank};
 use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_mesh::{Placement, RowBox};
@@ -118,9 +118,10 @@ pub(crate) fn passes(
         }
         let one = ops::full(device, &[], DType::F32, 1.0)?;
         tape.backward(&[(&loss.total, one)], grads)?;
-        model.after_step(&loss.statistics)?;
-        losses.push(loss.total.value().clone());
-        weight = ops::add(&weight, &loss.weight)?;
+        let counts = loss.statistics.iter().map(full_tensor);
+        model.after_step(&counts.collect::<meshgrad_runtime::Result<Vec<_>>>()?)?;
+        losses.push(full_tensor(loss.total.value())?);
+        weight = ops::add(&weight, &full_tensor(&loss.weight)?)?;
     }
     Ok((losses, weight))
 }
