@@ -37,6 +37,7 @@ impl Bigram {
 
 impl Model for Bigram {
     type Batch = TokenBatch;
+    type Stream = ();
 
     fn loss(&self, batch: &TokenBatch, compute: Compute) -> Result<Loss> {
         let x_btd = self.hidden(&batch.ids, compute.dtype)?;

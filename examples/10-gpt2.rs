@@ -87,6 +87,7 @@ impl Gpt2 {
 
 impl Model for Gpt2 {
     type Batch = TokenBatch;
+    type Stream = ();
 
     fn loss(&self, batch: &TokenBatch, _: Compute) -> Result<Loss> {
         let x_btd = self.hidden(&batch.ids)?;

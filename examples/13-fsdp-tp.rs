@@ -145,6 +145,7 @@ impl FeedForward {
 
 impl Model for Transformer {
     type Batch = TokenBatch;
+    type Stream = ();
 
     fn loss(&self, batch: &TokenBatch, _: Compute) -> Result<Loss> {
         let x_btd = ops::embedding(&self.tok_embeddings.var()?, &batch.ids)?.as_activation()?;

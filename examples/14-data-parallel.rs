@@ -32,6 +32,7 @@ struct Sine {
 
 impl Model for Sine {
     type Batch = (Var, Var);
+    type Stream = ();
 
     /// The sum of squared errors. Sums add up over ranks; the trainer divides once by the weight.
     fn loss(&self, (x, y): &(Var, Var), _: Compute) -> Result<Loss> {

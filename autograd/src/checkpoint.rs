@@ -64,6 +64,10 @@ impl Vars for Var {
     }
 }
 
+impl Vars for () {
+    fn each_var(&mut self, _: &mut dyn FnMut(&mut Var)) {}
+}
+
 impl<T: Vars, const N: usize> Vars for [T; N] {
     fn each_var(&mut self, f: &mut dyn FnMut(&mut Var)) {
         self.iter_mut().for_each(|vars| vars.each_var(f));

@@ -1,7 +1,8 @@
 //! What training and text generation need of a model, and no more.
 
-use meshgrad_autograd::{Module, Param, Result, Var};
+use meshgrad_autograd::{Module, Param, Result, Var, Vars};
 use meshgrad_ckpt::mapping::Mapping;
+use meshgrad_error::ensure;
 use meshgrad_runtime::{DType, Device, Tensor};
 
 use crate::plan::does_not_fit;
@@ -11,12 +12,34 @@ use crate::{ModelParallelism, ModelPlan, folder};
 pub trait Model: Module {
     /// What one forward pass reads; [`TokenBatch`] for a language model.
     type Batch;
+    /// What flows from a stage of the model to the next; `()` for a model that is not cut.
+    type Stream: Vars;
 
     /// The loss of a batch, recorded if a tape is recording.
     ///
     /// # Errors
     /// When the batch does not fit the model.
     fn loss(&self, batch: &Self::Batch, compute: Compute) -> Result<Loss>;
+
+    /// The pass of a stage: from the stream of the stage before, `None` for the first stage, to the
+    /// stream for the next one, or to the loss. A whole model is a stage that is first and last.
+    ///
+    /// # Errors
+    /// As [`Model::loss`]; when the model is not cut.
+    fn forward(
+        &self,
+        input: Option<Self::Stream>,
+        batch: &Self::Batch,
+        compute: Compute,
+    ) -> Result<Flow<Self::Stream>> {
+        ensure!(
+            input.is_none(),
+            Invalid,
+            "{} is not cut into stages: implement `Model::forward`, or use one stage",
+            self.title()
+        );
+        Ok(Flow::Loss(Box::new(self.loss(batch, compute)?)))
+    }
 
     /// Updates what is not trained by gradients, such as router biases. Called after each optimizer
     /// step with the sums of [`Loss::statistics`] over the step, so every microbatch and every
@@ -49,6 +72,7 @@ pub trait Model: Module {
     ///
     /// impl Model for Mlp {
     ///     type Batch = Var;
+    ///     type Stream = ();
     ///
     ///     fn loss(&self, x: &Var, _: Compute) -> Result<Loss> {
     ///         let inside = self.up.forward(&self.input.redistribute(x)?)?;
@@ -209,6 +233,19 @@ impl Loss {
     pub fn new(total: Var, weight: Tensor) -> Loss {
         Loss { sum: total.value().clone(), total, weight, statistics: Vec::new() }
     }
+}
+
+/// Where the pass of a stage leads.
+pub enum Flow<S> {
+    /// To the next stage.
+    Next {
+        /// Its input.
+        stream: S,
+        /// As [`Loss::statistics`], of this stage.
+        statistics: Vec<Tensor>,
+    },
+    /// To the end.
+    Loss(Box<Loss>),
 }
 
 /// Metrics of a step that only the model can compute.

@@ -6,10 +6,10 @@ mod plan;
 
 use std::ops::Range;
 
-use meshgrad_autograd::{Module, ModulePath, Param, Result, Seam, Var, ops};
+use meshgrad_autograd::{Module, ModulePath, Param, Result, Seam, Var, Vars, ops};
 use meshgrad_ckpt::mapping::Mapping;
 use meshgrad_collectives::redistribute_like;
-use meshgrad_error::{ensure, error};
+use meshgrad_error::{Error, ensure, error};
 use meshgrad_mesh::{Placement, Sharding};
 use meshgrad_runtime::ops::AttentionSequences;
 use meshgrad_runtime::{DType, Device, Tensor};
@@ -23,7 +23,7 @@ use crate::ends::{Embedding, Head, sharded_like};
 use crate::hf::{self, Experts, adapters};
 use crate::layer::{FeedForward, Layer};
 use crate::layers::{Linear, RmsNorm};
-use crate::model::{Compute, Generate, Loss, Metrics, Model, TokenBatch};
+use crate::model::{Compute, Flow, Generate, Loss, Metrics, Model, TokenBatch};
 use crate::moe::Moe;
 use crate::residual::Residual;
 use crate::{ModelParallelism, ModelPlan};
@@ -56,6 +56,13 @@ pub struct Stream {
     pub x: Residual,
     /// Sums over the sparse layers so far, for the losses of balancing.
     pub pooled: PooledRouting,
+}
+
+impl Vars for Stream {
+    fn each_var(&mut self, f: &mut dyn FnMut(&mut Var)) {
+        self.x.each_var(f);
+        self.pooled.each_var(f);
+    }
 }
 
 impl Qwen3 {
@@ -220,12 +227,7 @@ impl Qwen3 {
     }
 
     fn head(&self) -> Result<&Head> {
-        self.head.as_ref().ok_or_else(|| {
-            error!(
-                Invalid,
-                "this part of the model has no head: only the last part has logits and a loss"
-            )
-        })
+        self.head.as_ref().ok_or_else(no_head)
     }
 
     /// The logits of every next token, [b, t, v] in `compute.dtype`. For a loss use
@@ -318,13 +320,40 @@ impl Qwen3 {
 
 impl Model for Qwen3 {
     type Batch = TokenBatch;
+    type Stream = Stream;
 
     /// Cross-entropy; `total` also has the losses of [`Qwen3::balancing`] times the weight. The
     /// statistics are the tokens per expert of each sparse layer, \[experts\] f32.
     fn loss(&self, batch: &TokenBatch, compute: Compute) -> Result<Loss> {
+        match self.forward(None, batch, compute)? {
+            Flow::Loss(loss) => Ok(*loss),
+            Flow::Next { .. } => Err(no_head()),
+        }
+    }
+
+    /// The pass of a [`Qwen3::part`].
+    fn forward(
+        &self,
+        input: Option<Stream>,
+        batch: &TokenBatch,
+        compute: Compute,
+    ) -> Result<Flow<Stream>> {
         let at = self.positions_of(batch)?;
-        let (stream, counts) = self.advance(self.embed(&batch.ids, compute)?, &at, compute)?;
-        Ok(Loss { statistics: counts, ..self.finish(&stream, &batch.labels)? })
+        let stream = match input {
+            Some(stream) => stream,
+            None => self.embed(&batch.ids, compute)?,
+        };
+        let (stream, statistics) = self.advance(stream, &at, compute)?;
+        Ok(match self.head {
+            Some(_) => {
+                let loss = self.finish(&stream, &batch.labels)?;
+                Flow::Loss(Box::new(Loss { statistics, ..loss }))
+            }
+            None => {
+                let x = Residual::new(stream.x.sum()?);
+                Flow::Next { stream: Stream { x, ..stream }, statistics }
+            }
+        })
     }
 
     fn plan(&self, parallelism: &ModelParallelism) -> Result<ModelPlan> {
@@ -386,6 +415,10 @@ impl Model for Qwen3 {
     fn active_parameters(&self) -> u64 {
         self.config.parameter_count().active()
     }
+}
+
+fn no_head() -> Error {
+    error!(Invalid, "this part of the model has no head: only the last part has logits and a loss")
 }
 
 /// The axes along which `x` is a partial sum.

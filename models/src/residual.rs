@@ -3,7 +3,7 @@
 use std::cell::OnceCell;
 use std::ops::Add;
 
-use meshgrad_autograd::{Result, Var, ops};
+use meshgrad_autograd::{Result, Var, Vars, ops};
 
 use crate::layers::RmsNorm;
 
@@ -38,6 +38,14 @@ impl Residual {
             None => self.base.clone(),
         };
         Ok(self.sum.get_or_init(|| sum).clone())
+    }
+}
+
+impl Vars for Residual {
+    fn each_var(&mut self, f: &mut dyn FnMut(&mut Var)) {
+        f(&mut self.base);
+        self.added.each_var(f);
+        self.sum = OnceCell::new();
     }
 }
 

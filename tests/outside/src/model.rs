@@ -83,6 +83,7 @@ fn smoothed_cross_entropy(logits_btv: &Var, labels_bt: &Tensor, smoothing: f64) 
 
 impl Model for Bigram {
     type Batch = TokenBatch;
+    type Stream = ();
 
     fn loss(&self, batch: &TokenBatch, compute: Compute) -> Result<Loss> {
         let logits_btv = self.logits(&batch.ids, compute.dtype)?;

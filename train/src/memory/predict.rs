@@ -119,6 +119,7 @@ impl<M: Model> Module for OnMeta<'_, M> {
 
 impl<M: Model> Model for OnMeta<'_, M> {
     type Batch = M::Batch;
+    type Stream = ();
 
     fn loss(&self, batch: &M::Batch, compute: Compute) -> Result<Loss, RuntimeError> {
         self.0.loss(batch, compute)

@@ -49,6 +49,7 @@ impl Bigram {
 
 impl Model for Bigram {
     type Batch = TokenBatch;
+    type Stream = ();
 
     /// Both parameters are one tensor.
     fn stored_as(&self) -> Result<Mapping> {

@@ -20,6 +20,7 @@ struct Slope {
 
 impl Model for Slope {
     type Batch = Tensor;
+    type Stream = ();
 
     fn loss(&self, x: &Tensor, _: Compute) -> Result<Loss> {
         let y = ops::mul(

@@ -1,7 +1,7 @@
 //! Parts of a model, one after the other, compute what the whole model does.
 
 use meshgrad_autograd::{Module, Result};
-use meshgrad_models::{Loss, Model, Qwen3};
+use meshgrad_models::{Flow, Loss, Model, Qwen3};
 use meshgrad_runtime::{Device, Tensor};
 
 use crate::sharded::cases::{CASES, Case};
@@ -28,16 +28,20 @@ fn loss(
     statistics: &mut Vec<Vec<Tensor>>,
 ) -> Result<Loss> {
     let batch = batch(case, device)?;
-    let compute = case.compute();
-    let at = parts[0].positions_of(&batch)?;
-    let mut stream = parts[0].embed(&batch.ids, compute)?;
+    let mut stream = None;
     for part in parts {
-        let counts;
-        (stream, counts) = part.advance(stream, &at, compute)?;
-        statistics.push(counts);
+        match part.forward(stream.take(), &batch, case.compute())? {
+            Flow::Next { stream: next, statistics: own } => {
+                stream = Some(next);
+                statistics.push(own);
+            }
+            Flow::Loss(loss) => {
+                statistics.push(loss.statistics.clone());
+                return Ok(Loss { statistics: statistics.concat(), ..*loss });
+            }
+        }
     }
-    let loss = parts[2].finish(&stream, &batch.labels)?;
-    Ok(Loss { statistics: statistics.concat(), ..loss })
+    unreachable!("the last part has a loss")
 }
 
 /// The gradients of a tied table are added, as its two copies in a pipeline must be.
