@@ -1,10 +1,11 @@
 //! The sums of losses: added over microbatches, reduced over ranks once, and read as one tensor.
 
 use meshgrad_collectives::full_concat;
+use meshgrad_error::error;
 use meshgrad_models::Loss;
 use meshgrad_runtime::{AsyncRead, Shape, Tensor, ops};
 
-use crate::Result;
+use crate::{Error, Result};
 
 /// The sums of some microbatches. On several ranks, of the tokens of this rank.
 pub(crate) struct StepSums {
@@ -86,6 +87,11 @@ impl PendingSums {
         let sum = |values: &Vec<f32>| values.iter().sum();
         Ok((sum(&all[0]), sum(&all[1]), statistics))
     }
+}
+
+/// The error of a step without sequences.
+pub(crate) fn no_batch() -> Error {
+    error!(Invalid, "a step needs at least one sequence: raise train.batch_size")
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use meshgrad_autograd::{Param, Tape};
-use meshgrad_error::{bail, ensure, error};
+use meshgrad_error::{bail, ensure};
 use meshgrad_models::{Compute, Model};
 use meshgrad_runtime::{AsyncRead, DType, Device, Tensor, ops};
 
@@ -13,9 +13,9 @@ use crate::metrics::Record;
 use crate::optimizer::Optimizer;
 use crate::schedule::Schedule;
 use crate::sleep::{Kept, KeptTensors};
-use crate::sums::{PendingSums, ReducedSums, StepSums};
+use crate::sums::{PendingSums, ReducedSums, StepSums, no_batch};
 use crate::tree::{TreeSum, sum_of_values};
-use crate::{Error, Result, configured};
+use crate::{Result, configured};
 
 /// A model, its optimizer, and the state of a training step.
 pub struct Trainer<M> {
@@ -408,11 +408,6 @@ pub(crate) fn sums_of<M: Model>(
     compute: Compute,
 ) -> Result<PendingSums> {
     StepSums::of(model.loss(batch, compute)?).reduced()?.read_async()
-}
-
-/// The error of a step without sequences.
-pub(crate) fn no_batch() -> Error {
-    error!(Invalid, "a step needs at least one sequence: raise train.batch_size")
 }
 
 /// The mean loss of several batches.

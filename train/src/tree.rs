@@ -9,7 +9,7 @@ use meshgrad_autograd::{KeptRows, Param};
 use meshgrad_runtime::{DType, Kind, Tensor, ops};
 
 use crate::Result;
-use crate::trainer::no_batch;
+use crate::sums::no_batch;
 
 /// A running sum of lists of tensors in the order of the tree. Holds one list for each one in the
 /// binary number of what was added.

@@ -9,7 +9,7 @@ use meshgrad_error::error;
 use meshgrad_mesh::Group;
 use meshgrad_runtime::{Device, Result};
 
-use crate::local::LocalCommunicator;
+use crate::local::communicator::LocalCommunicator;
 use crate::members::not_member;
 
 /// A rank's registry, and handles that keep its communicators.

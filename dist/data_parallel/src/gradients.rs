@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use meshgrad_autograd::{HomeGradients, HomeUnit, ParamId};
+use meshgrad_autograd::{HomeGradients, ParamId};
 use meshgrad_collectives::{Collectives, Communicator, Reduction};
 use meshgrad_error::{ensure, error};
 use meshgrad_runtime::{
@@ -12,19 +12,27 @@ use meshgrad_runtime::{
 };
 
 use crate::layout::Layout;
+use crate::order::{Gathers, Order};
 use crate::partials::sum_axes;
-use crate::unit::Unit;
+use crate::unit_ranks::UnitRanks;
 
 /// The gradients of some parameters of a unit.
 pub(crate) struct Gradients {
-    unit: Arc<Unit>,
+    unit: Arc<UnitRanks>,
+    gathered: Arc<dyn Gathers>,
+    order: Arc<Order>,
     /// The buffer of each parameter, and its position there.
     places: Vec<(usize, usize)>,
     buffers: Vec<Buffer>,
 }
 
 impl Gradients {
-    pub(crate) fn new(unit: Arc<Unit>, params: &[ParamId]) -> Result<Gradients> {
+    pub(crate) fn new(
+        unit: Arc<UnitRanks>,
+        gathered: Arc<dyn Gathers>,
+        order: Arc<Order>,
+        params: &[ParamId],
+    ) -> Gradients {
         let mut places = vec![(0, 0); params.len()];
         let mut buffers = Vec::new();
         for layout in &unit.layouts {
@@ -45,7 +53,7 @@ impl Gradients {
             let layout = layout.subset(&kept, layout.dtype.accumulator());
             buffers.push(Buffer::new(layout));
         }
-        Ok(Gradients { unit, places, buffers })
+        Gradients { unit, gathered, order, places, buffers }
     }
 }
 
@@ -76,13 +84,13 @@ impl HomeGradients for Gradients {
                 None => ops::fill_into(&self.buffer(position)?, 0.0)?,
             }
         }
-        self.unit.end_use();
+        self.gathered.end_use();
         let unit = &self.unit;
         self.buffers.iter_mut().try_for_each(|buffer| buffer.reduce(unit, is_last))
     }
 
     fn end_pass(&mut self) {
-        self.unit.end_pass();
+        self.order.end_pass();
     }
 
     fn advance(&mut self) -> Result<()> {
@@ -116,7 +124,7 @@ impl HomeGradients for Gradients {
 ///
 /// # Errors
 /// If the ranks of the home do not have partial sums.
-fn other_partials(unit: &Unit, name: &str, gradient: &Tensor) -> Result<Vec<String>> {
+fn other_partials(unit: &UnitRanks, name: &str, gradient: &Tensor) -> Result<Vec<String>> {
     let Some(sharding) = gradient.sharding() else {
         return Ok(Vec::new());
     };
@@ -176,7 +184,7 @@ impl Buffer {
     }
 
     /// Starts to reduce `whole` to the rows of each rank.
-    fn reduce(&mut self, unit: &Unit, is_last: bool) -> Result<()> {
+    fn reduce(&mut self, unit: &UnitRanks, is_last: bool) -> Result<()> {
         self.collect()?;
         self.is_last = is_last;
         let Some(whole) = self.whole.take() else {
@@ -204,7 +212,7 @@ impl Buffer {
         Ok(())
     }
 
-    fn sum(&mut self, unit: &Unit) -> Result<Tensor> {
+    fn sum(&mut self, unit: &UnitRanks) -> Result<Tensor> {
         let (elements, dtype) = (self.layout.own().len(), self.layout.dtype);
         allocated(&mut self.sum, unit.shard.device(), elements, dtype)
     }
@@ -227,7 +235,7 @@ impl Buffer {
     }
 
     /// After the last pass, starts the reduction over the replicas.
-    fn advance(&mut self, unit: &Unit) -> Result<()> {
+    fn advance(&mut self, unit: &UnitRanks) -> Result<()> {
         self.collect()?;
         let axes = &unit.home.replicate;
         let (true, false, Some(sum)) = (self.is_last, self.replicas.is_some(), &self.sum) else {
@@ -240,7 +248,7 @@ impl Buffer {
         Ok(())
     }
 
-    fn finish(&mut self, unit: &Unit) -> Result<()> {
+    fn finish(&mut self, unit: &UnitRanks) -> Result<()> {
         self.is_last = true;
         self.advance(unit)?;
         if let Some(replicas) = self.replicas.take() {
@@ -258,7 +266,7 @@ impl Buffer {
         Ok(())
     }
 
-    fn sum_other_partials(&self, sum: &Tensor, unit: &Unit) -> Result<()> {
+    fn sum_other_partials(&self, sum: &Tensor, unit: &UnitRanks) -> Result<()> {
         for (axes, at) in self.runs() {
             let [first, last] = [at.start, at.end - 1].map(|at| self.layout.own_part_of(at));
             let part = sum.slice(0, first.start..last.end)?;

@@ -15,6 +15,7 @@ use crate::layout::Layout;
 use crate::order::Order;
 use crate::partials::Partials;
 use crate::unit::Unit;
+use crate::unit_ranks::UnitRanks;
 
 /// The homes of a model's parameters on one rank.
 ///
@@ -294,7 +295,8 @@ impl Homes {
             Layout::new(&class.params, whole_matrices, shard.size(), shard.index())
         };
         let layouts = classes.iter().map(layout).collect();
-        let unit = Unit::new(home.clone(), layouts, shard.clone(), stages, groups, order)?;
+        let of = UnitRanks { home: home.clone(), layouts, shard, stages, groups };
+        let unit = Unit::new(of, order)?;
         for (layout, class) in classes.iter().enumerate() {
             let divided: Vec<&String> = class.axes.iter().chain(&home.shard).collect();
             let is_first_copy = is_counted && self.groups.is_first_beside(&divided);

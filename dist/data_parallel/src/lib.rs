@@ -64,6 +64,7 @@ mod layout;
 mod order;
 mod partials;
 mod unit;
+mod unit_ranks;
 
 pub use home::{Home, Reshard};
 pub use homes::Homes;

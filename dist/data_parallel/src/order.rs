@@ -6,10 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use meshgrad_autograd::is_recording;
 use meshgrad_runtime::Result;
 
-use crate::unit::Unit;
-
-/// Which units follow each other. A model uses them in the same order in each pass, so what followed
-/// the last two uses before is expected to follow them again. All ranks learn the same.
+/// Predicts the next units, from the two that were used last. A model uses them in the same order in each
+/// pass, so what followed before is expected to follow again. All ranks learn the same.
 pub(crate) struct Order {
     /// The number of units to gather ahead.
     prefetch: usize,
@@ -18,11 +16,23 @@ pub(crate) struct Order {
 
 #[derive(Default)]
 struct State {
-    units: Vec<Weak<Unit>>,
+    units: Vec<Weak<dyn Gathers>>,
     before: Use,
     current: Use,
     /// By the use before and the current one.
     next: HashMap<(Use, Use), Use>,
+}
+
+/// A unit whose values are gathered.
+pub(crate) trait Gathers: Send + Sync {
+    /// Starts to gather it, unless it is gathered.
+    fn start(&self) -> Result<()>;
+
+    /// Another unit is used.
+    fn leave(&self);
+
+    /// A pass has ended.
+    fn end_use(&self);
 }
 
 /// The unit that is used, and whether a tape records; `None` between two passes. A forward pass that
@@ -38,7 +48,7 @@ impl Order {
     }
 
     /// Adds a unit and returns its number.
-    pub(crate) fn add(&self, unit: Weak<Unit>) -> usize {
+    pub(crate) fn add(&self, unit: Weak<dyn Gathers>) -> usize {
         let mut state = self.state();
         state.units.push(unit);
         state.units.len() - 1
@@ -59,7 +69,8 @@ impl Order {
             let others = units.filter(|(at, _)| !is_expected(*at));
             let others: Vec<_> = others.filter_map(|(_, unit)| unit.upgrade()).collect();
             let first = [unit].into_iter().chain(ahead.into_iter().take(self.prefetch));
-            let first: Vec<Arc<Unit>> = first.filter_map(|at| state.units[at].upgrade()).collect();
+            let first: Vec<Arc<dyn Gathers>> =
+                first.filter_map(|at| state.units[at].upgrade()).collect();
             (others, first)
         };
         others.iter().for_each(|unit| unit.leave());
@@ -69,7 +80,7 @@ impl Order {
     /// Notes that a pass has ended, and frees units, also those without gradients. None is gathered
     /// ahead of the next pass, because its rows may get new values before.
     pub(crate) fn end_pass(&self) {
-        let units: Vec<Arc<Unit>> = {
+        let units: Vec<Arc<dyn Gathers>> = {
             let mut state = self.state();
             if state.current.is_none() {
                 return;

@@ -8,28 +8,22 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use meshgrad_autograd::{
     self as autograd, GatheredStorage, HomeGradients, HomeUnit, KeptRows, ParamId, Regather,
 };
-use meshgrad_collectives::{Collectives, Communicator, Reduction};
+use meshgrad_collectives::{Collectives, Reduction};
 use meshgrad_error::{bail, error};
 use meshgrad_runtime::{DType, Error, Kind, Pending, Result, Tensor, ops};
 
 use crate::gradients::Gradients;
-use crate::groups::Groups;
-use crate::home::{Home, Reshard};
+use crate::home::Reshard;
 use crate::layout::Layout;
-use crate::order::Order;
+use crate::order::{Gathers, Order};
+use crate::unit_ranks::UnitRanks;
 
 /// The parameters of a unit on one rank.
 pub(crate) struct Unit {
     id: u64,
-    pub(crate) home: Home,
-    pub(crate) layouts: Vec<Layout>,
+    ranks: Arc<UnitRanks>,
     /// The elements that this rank keeps, by layout.
     parts: Vec<Tensor>,
-    /// The ranks that the rows are divided over.
-    pub(crate) shard: Arc<dyn Communicator>,
-    /// The ranks with the same rows on the stages of a pipeline that the unit is tied between.
-    pub(crate) stages: Option<Arc<dyn Communicator>>,
-    pub(crate) groups: Groups,
     order: Arc<Order>,
     number: usize,
     gathered: Mutex<Gathered>,
@@ -80,34 +74,23 @@ struct Storage {
 }
 
 impl Unit {
-    pub(crate) fn new(
-        home: Home,
-        layouts: Vec<Layout>,
-        shard: Arc<dyn Communicator>,
-        stages: Option<Arc<dyn Communicator>>,
-        groups: Groups,
-        order: &Arc<Order>,
-    ) -> Result<Arc<Unit>> {
+    pub(crate) fn new(ranks: UnitRanks, order: &Arc<Order>) -> Result<Arc<Unit>> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let zeros = |layout: &Layout| {
             let shape = [layout.own().len()];
-            Tensor::zeros(shard.device(), &shape, layout.dtype, Kind::Parameter)
+            Tensor::zeros(ranks.shard.device(), &shape, layout.dtype, Kind::Parameter)
         };
-        let parts = layouts.iter().map(zeros).collect::<Result<Vec<Tensor>>>()?;
+        let parts = ranks.layouts.iter().map(zeros).collect::<Result<Vec<Tensor>>>()?;
         let gathered = Gathered {
-            dtype: home.compute,
+            dtype: ranks.home.compute,
             version: None,
             whole: Whole::Freed,
             single: HashMap::new(),
         };
-        Ok(Arc::new_cyclic(|own| Unit {
+        Ok(Arc::new_cyclic(|own: &Weak<Unit>| Unit {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
-            home,
-            layouts,
+            ranks: Arc::new(ranks),
             parts,
-            shard,
-            stages,
-            groups,
             number: order.add(own.clone()),
             order: order.clone(),
             gathered: Mutex::new(gathered),
@@ -122,7 +105,7 @@ impl Unit {
         at: usize,
         is_first_copy: bool,
     ) -> Result<ParamHome> {
-        let of = &self.layouts[layout];
+        let of = &self.ranks.layouts[layout];
         let placed = &of.params[at];
         let kept = KeptRows::new(placed.shape.clone(), placed.rows(&of.own()), is_first_copy)?;
         let value = self.parts[layout].slice(0, of.own_part_of(at))?;
@@ -135,16 +118,11 @@ impl Unit {
         })
     }
 
-    /// Starts to gather the unit, unless it is gathered.
-    pub(crate) fn start(&self) -> Result<()> {
-        self.start_in(&mut *self.current()?)
-    }
-
     fn start_in(&self, gathered: &mut Gathered) -> Result<()> {
         let (Some(dtype), Whole::Freed) = (gathered.dtype, &gathered.whole) else {
             return Ok(());
         };
-        let starts = self.layouts.iter().zip(&self.parts);
+        let starts = self.ranks.layouts.iter().zip(&self.parts);
         let pending = starts.map(|(layout, part)| {
             let sent = ops::cast(part, dtype)?;
             let whole = self.all_gather(&sent, &layout.counts())?;
@@ -156,12 +134,12 @@ impl Unit {
 
     #[track_caller]
     fn all_gather(&self, part: &Tensor, counts: &[usize]) -> Result<Pending<Tensor>> {
-        match self.shard.size() {
+        match self.ranks.shard.size() {
             1 => {
                 let part = part.clone();
                 Ok(Pending::by_host(move || Ok(part)))
             }
-            _ => self.shard.all_gather_rows(part, counts),
+            _ => self.ranks.shard.all_gather_rows(part, counts),
         }
     }
 
@@ -196,7 +174,7 @@ impl Unit {
         if let Some(single) = gathered.single.get(&key) {
             return Ok(single.tensor.clone());
         }
-        let of = &self.layouts[layout];
+        let of = &self.ranks.layouts[layout];
         let part = self.parts[layout].slice(0, of.own_part_of(at))?;
         let part = ops::cast(&part, dtype)?;
         let whole = self.all_gather(&part, &of.counts_of(at))?.wait()?;
@@ -220,28 +198,13 @@ impl Unit {
         Storage { tensor, _saved_as_gathered: registered }
     }
 
-    /// Frees gathered values when another unit is used.
-    pub(crate) fn leave(&self) {
-        if self.home.reshard == Reshard::AfterForward {
-            self.free();
-        }
-    }
-
-    /// Frees gathered values when a pass has ended, and always those that were not used.
-    pub(crate) fn end_use(&self) {
-        let is_pending = matches!(self.gathered().whole, Whole::Pending(_));
-        if is_pending || self.home.reshard != Reshard::AfterStep {
-            self.free();
-        }
-    }
-
     /// What is gathered, of the rows as they are now.
     fn current(&self) -> Result<MutexGuard<'_, Gathered>> {
         let (mut gathered, now) = (self.gathered(), self.version());
         if *gathered.version.get_or_insert(now) == now {
             return Ok(gathered);
         }
-        let mut params = self.layouts.iter().flat_map(|layout| &layout.params);
+        let mut params = self.ranks.layouts.iter().flat_map(|layout| &layout.params);
         let name = params.next().map_or("", |first| first.name.as_str());
         bail!(
             Invalid,
@@ -259,6 +222,26 @@ impl Unit {
     }
 }
 
+impl Gathers for Unit {
+    fn start(&self) -> Result<()> {
+        self.start_in(&mut *self.current()?)
+    }
+
+    fn leave(&self) {
+        if self.ranks.home.reshard == Reshard::AfterForward {
+            self.free();
+        }
+    }
+
+    /// Frees gathered values, and always those that were not used.
+    fn end_use(&self) {
+        let is_pending = matches!(self.gathered().whole, Whole::Pending(_));
+        if is_pending || self.ranks.home.reshard != Reshard::AfterStep {
+            self.free();
+        }
+    }
+}
+
 impl HomeUnit for Unit {
     fn id(&self) -> u64 {
         self.id
@@ -266,7 +249,8 @@ impl HomeUnit for Unit {
 
     fn gradients(&self, params: &[ParamId]) -> Result<Box<dyn HomeGradients>> {
         let unit = self.own.upgrade().ok_or_else(gone)?;
-        Ok(Box::new(Gradients::new(unit, params)?))
+        let ranks = unit.ranks.clone();
+        Ok(Box::new(Gradients::new(ranks, unit, self.order.clone(), params)))
     }
 
     fn free(&self) {
@@ -285,7 +269,7 @@ impl HomeUnit for Unit {
     }
 
     fn sum(&self, x: &Tensor) -> Result<Tensor> {
-        self.groups.all()?.all_reduce(x, Reduction::Sum)?.wait()
+        self.ranks.groups.all()?.all_reduce(x, Reduction::Sum)?.wait()
     }
 }
 
@@ -301,7 +285,7 @@ pub(crate) struct ParamHome {
 impl autograd::Home for ParamHome {
     fn gather(&self, dtype: DType) -> Result<Tensor> {
         let main = *self.unit.gathered().dtype.get_or_insert(dtype);
-        let placed = &self.unit.layouts[self.layout].params[self.at];
+        let placed = &self.unit.ranks.layouts[self.layout].params[self.at];
         let flat = match main == dtype {
             true => self.unit.flat(self.layout)?.slice(0, placed.range())?,
             false => self.unit.single(self.layout, self.at, dtype)?,

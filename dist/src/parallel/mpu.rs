@@ -11,11 +11,12 @@
 
 use std::collections::BTreeMap;
 
-use meshgrad_error::Result;
+use meshgrad_error::{Result, ensure};
 use meshgrad_mesh::Group;
 
 use super::members::{ACROSS_HOSTS, SAME_HOST};
 use super::state::ParallelState;
+use super::text;
 
 /// The getters of Megatron-LM and DeepSpeed for a rank of a state.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,12 +48,23 @@ macro_rules! getters {
     };
 }
 
-impl Mpu {
-    /// The getters of a rank in the state.
-    pub(super) fn new(state: ParallelState, rank: usize) -> Mpu {
-        Mpu { state, rank }
+impl ParallelState {
+    /// Getters with the names of Megatron-LM's and DeepSpeed's `mpu`, for ported code.
+    ///
+    /// # Errors
+    /// When the state does not have the rank.
+    pub fn mpu(&self, rank: usize) -> Result<Mpu> {
+        ensure!(
+            self.contains(rank),
+            Invalid,
+            "rank {rank} is not in the state (ranks {})",
+            text::ranks(self.ranks())
+        );
+        Ok(Mpu { state: self.clone(), rank })
     }
+}
 
+impl Mpu {
     /// The state.
     pub fn state(&self) -> &ParallelState {
         &self.state

@@ -13,7 +13,6 @@ use meshgrad_mesh::{Channel, Group, MAX_RANKS, Mesh, RankLayout};
 use super::by_host::ByHost;
 use super::config::ParallelConfig;
 use super::members::{ACROSS_HOSTS, Membership, SAME_HOST};
-use super::mpu::Mpu;
 use super::text;
 
 /// A [`ParallelConfig`] placed on ranks. Cheap to clone.
@@ -182,20 +181,6 @@ impl ParallelState {
     pub fn groups_of(&self, rank: usize) -> Vec<(&str, Group)> {
         let group = |name| Some((name, self.group(name, rank).ok()??));
         self.names().filter_map(group).collect()
-    }
-
-    /// Getters with the names of Megatron-LM's and DeepSpeed's `mpu`, for ported code.
-    ///
-    /// # Errors
-    /// When the state does not have the rank.
-    pub fn mpu(&self, rank: usize) -> Result<Mpu> {
-        ensure!(
-            self.contains(rank),
-            Invalid,
-            "rank {rank} is not in the state (ranks {})",
-            text::ranks(&self.ranks)
-        );
-        Ok(Mpu::new(self.clone(), rank))
     }
 
     fn members(&self, name: &str) -> Result<&Membership> {

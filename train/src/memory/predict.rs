@@ -7,8 +7,8 @@ use meshgrad_runtime::{Device, Error as RuntimeError, Kind, Properties, Tensor};
 
 use crate::config::{Config, Reduction};
 use crate::ranks::RunRanks;
+use crate::sums::no_batch;
 use crate::trainer::Trainer;
-use crate::trainer::no_batch;
 use crate::{Result, checkpoint};
 
 /// The memory that a run needs, in bytes.

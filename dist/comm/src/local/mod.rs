@@ -18,7 +18,7 @@
 //! - `work.rs`: which elements a collective copies and reduces.
 //! - `part.rs`, `shards.rs`: the elements of one member, and their division among threads.
 
-mod communicator;
+pub(crate) mod communicator;
 mod connect;
 mod execute;
 mod gpus;

@@ -226,7 +226,6 @@ fn tensors_that_ops_fill_are_replicated_inside_of_with_mesh() {
             ops::normal(&CPU, &[7, 2], DType::F64, key, 0.0, 1.0)?,
             ops::uniform(&CPU, &[7, 2], DType::F64, key, 0.0, 1.0)?,
             ops::dropout_mask(&CPU, &[7, 2], key, 0.5)?,
-            Tensor::zeros(&CPU, &[7, 2], DType::F64, Kind::Cache)?,
         ])
     };
     for tensor in with_mesh(&mesh(), 1, create).unwrap() {
@@ -235,8 +234,13 @@ fn tensors_that_ops_fill_are_replicated_inside_of_with_mesh() {
     let is_whole = |tensor: &Tensor| tensor.sharding().is_none();
     assert!(create().unwrap().iter().all(is_whole));
 
-    let from_host = with_mesh(&mesh(), 1, || Tensor::scalar(&CPU, 1.0f32)).unwrap();
-    assert!(is_whole(&from_host));
+    let stated = with_mesh(&mesh(), 1, || {
+        Ok::<_, Error>([
+            Tensor::scalar(&CPU, 1.0f32)?,
+            Tensor::zeros(&CPU, &[7, 2], DType::F64, Kind::Cache)?,
+        ])
+    });
+    assert!(stated.unwrap().iter().all(is_whole));
     assert!(with_mesh(&mesh(), 3, create).is_err());
 }
 

@@ -1,0 +1,20 @@
+//! How a unit is divided over ranks.
+
+use std::sync::Arc;
+
+use meshgrad_collectives::Communicator;
+
+use crate::groups::Groups;
+use crate::home::Home;
+use crate::layout::Layout;
+
+/// The division of a unit over ranks, and the communicators that it uses.
+pub(crate) struct UnitRanks {
+    pub(crate) home: Home,
+    pub(crate) layouts: Vec<Layout>,
+    /// The ranks that the rows are divided over.
+    pub(crate) shard: Arc<dyn Communicator>,
+    /// The ranks with the same rows on the stages of a pipeline that the unit is tied between.
+    pub(crate) stages: Option<Arc<dyn Communicator>>,
+    pub(crate) groups: Groups,
+}
