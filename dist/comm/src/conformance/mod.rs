@@ -5,7 +5,7 @@
 //! other transport and no exchange between ranks.
 //!
 //! ```
-//! use meshgrad_comm::{Local, conformance};
+//! use meshgrad_comm::{Local, Rank, conformance};
 //!
 //! let checked = Local::run(3, |rank| {
 //!     let world = rank.world().map_err(|error| error.to_string())?;
