@@ -17,7 +17,7 @@ use std::path::Path;
 use clap::Parser;
 use learner::Learner;
 use meshgrad::comm::{Collectives, Local, LocalRank, Rank, Redistributor};
-use meshgrad::data_parallel::{Home, Homes, Reshard};
+use meshgrad::data_parallel::{DataParallel, Reshard, Strategy};
 use meshgrad::mesh::{Mesh, Placement};
 use meshgrad::models::config::Qwen3Config;
 use meshgrad::models::{Model, ModelParallelism, TokenBatch, hf};
@@ -48,7 +48,7 @@ struct Arguments {
 struct Way {
     name: &'static str,
     /// Of two ranks: the homes of the layers, and of the rest.
-    homes: Option<fn() -> [Home; 2]>,
+    homes: Option<fn() -> [Strategy; 2]>,
     /// The same in torch: its name, and `--way` of benches/torch/data_parallel.py.
     torch: Option<[&'static str; 2]>,
     /// The least part of the rate of one rank, for each of [`SEQUENCES`].
@@ -59,13 +59,13 @@ const WAYS: [Way; 4] = [
     Way { name: "one rank", homes: None, torch: Some(["torch, one process", "one"]), goals: None },
     Way {
         name: "replicate",
-        homes: Some(|| [Home::replicate(AXIS), Home::replicate(AXIS)]),
+        homes: Some(|| [Strategy::replicate(AXIS), Strategy::replicate(AXIS)]),
         torch: Some(["torch, DDP", "ddp"]),
         goals: Some([0.88, 0.95]),
     },
     Way {
         name: "zero1",
-        homes: Some(|| [Home::zero1(AXIS), Home::zero1(AXIS)]),
+        homes: Some(|| [Strategy::zero1(AXIS), Strategy::zero1(AXIS)]),
         torch: None,
         goals: None,
     },
@@ -73,8 +73,8 @@ const WAYS: [Way; 4] = [
         name: "fsdp",
         // As in torch, what is in no layer stays gathered between forward and backward.
         homes: Some(|| {
-            let rest = Home::fsdp(AXIS).reshard(Reshard::AfterBackward);
-            [Home::fsdp(AXIS), rest]
+            let rest = Strategy::fsdp(AXIS).reshard(Reshard::AfterBackward);
+            [Strategy::fsdp(AXIS), rest]
         }),
         torch: Some(["torch, FSDP2", "fsdp"]),
         goals: Some([0.90, 0.95]),
@@ -200,7 +200,7 @@ fn train(way: &Way, rank: &LocalRank, folder: Option<&Path>, inbox: &Inbox) -> a
         let plan = model.plan(&ModelParallelism::new(&mesh))?;
         plan.apply(&model, rank.rank())?;
         let [layers, rest] = homes();
-        Homes::new(rank, &mesh, rest).unit("model.layers.*", layers).settle(&model)?;
+        DataParallel::new(rank, &mesh, rest).unit("model.layers.*", layers).apply(&model)?;
         training(model)
     })
 }

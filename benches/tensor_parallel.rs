@@ -22,7 +22,7 @@ use clap::Parser;
 use learner::Learner;
 use meshgrad::collectives::{Redistribute, with_redistribution};
 use meshgrad::comm::{Collectives, Communicator, Local, LocalRank, Rank, Redistributor};
-use meshgrad::data_parallel::{Home, Homes};
+use meshgrad::data_parallel::{DataParallel, Strategy};
 use meshgrad::mesh::{Chunks, Group, Hosts, Link, LinkCosts, Mesh, Sharding};
 use meshgrad::models::config::Qwen3Config;
 use meshgrad::models::{Model, ModelParallelism, TokenBatch, hf};
@@ -181,7 +181,7 @@ fn train(setting: &Setting, rank: &LocalRank, inbox: &Inbox) -> anyhow::Result<(
         .overlap_chunks(setting.chunks);
     model.plan(&parallelism)?.apply(&model, rank.rank())?;
     // Gradients that are partial over `tp` are reduced there.
-    Homes::new(rank, &mesh, Home::replicate::<&str>([])).settle(&model)?;
+    DataParallel::new(rank, &mesh, Strategy::replicate::<&str>([])).apply(&model)?;
     let training = || with_mesh(&mesh, rank.rank(), || training(model));
     with_redistribution(timed.clone(), training)
 }

@@ -10,7 +10,7 @@
 //! All of them print the same lines, one per rank. `meshgrad launch` adds a prefix with the rank.
 
 use meshgrad::comm::launch::Environment;
-use meshgrad::comm::{Collectives, Local, Rank, Reduction, World};
+use meshgrad::comm::{Collectives, Local, ProcessRank, Rank, Reduction};
 use meshgrad::mesh::Mesh;
 use meshgrad::runtime::{Result, Tensor};
 
@@ -56,7 +56,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
                 println!("{line}");
             }
         }
-        None => println!("{}", sums(&World::from_env()?)?),
+        None => println!("{}", sums(&ProcessRank::from_env()?)?),
     }
     Ok(())
 }

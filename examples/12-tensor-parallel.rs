@@ -8,7 +8,7 @@
 
 use meshgrad::collectives::redistribute_like;
 use meshgrad::comm::launch::Environment;
-use meshgrad::comm::{Local, Rank, Redistributor, World};
+use meshgrad::comm::{Local, ProcessRank, Rank, Redistributor};
 use meshgrad::mesh::{Mesh, Placement};
 use meshgrad::models::config::Qwen3Config;
 use meshgrad::prelude::*;
@@ -69,7 +69,7 @@ fn train_on(rank: &dyn Rank) -> Result<Vec<f32>> {
 
 fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     if Environment::read()?.is_some() {
-        let world = World::from_env()?;
+        let world = ProcessRank::from_env()?;
         println!("rank {}: losses {:.4?}", world.rank(), train_on(&world)?);
         return Ok(());
     }

@@ -8,8 +8,8 @@
 //! ```
 
 use meshgrad::comm::launch::Environment;
-use meshgrad::comm::{Local, Rank, Redistributor, World};
-use meshgrad::data_parallel::{Home, Homes};
+use meshgrad::comm::{Local, ProcessRank, Rank, Redistributor};
+use meshgrad::data_parallel::{DataParallel, Strategy};
 use meshgrad::mesh::{Mesh, Placement};
 use meshgrad::models::layers::{Linear, RmsNorm};
 use meshgrad::prelude::*;
@@ -235,15 +235,15 @@ fn train_on(rank: &dyn Rank) -> train::Result<Vec<f32>> {
         println!("{plan}");
     }
     plan.apply(&model, rank.rank())?;
-    Homes::new(rank, &mesh, Home::fsdp(["dp"]))
-        .unit("layers.*", Home::fsdp(["dp"]))
-        .settle(&model)?;
+    DataParallel::new(rank, &mesh, Strategy::fsdp(["dp"]))
+        .unit("layers.*", Strategy::fsdp(["dp"]))
+        .apply(&model)?;
     Redistributor::new(rank).run_on(&mesh, || train(&model, rank.device()))
 }
 
 fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     if Environment::read()?.is_some() {
-        let world = World::from_env()?;
+        let world = ProcessRank::from_env()?;
         println!("rank {}: losses {:.4?}", world.rank(), train_on(&world)?);
         return Ok(());
     }

@@ -9,8 +9,8 @@
 
 use meshgrad::checkpoint_ranks;
 use meshgrad::comm::launch::Environment;
-use meshgrad::comm::{Local, Rank, Redistributor, World};
-use meshgrad::data_parallel::{Home, Homes};
+use meshgrad::comm::{Local, ProcessRank, Rank, Redistributor};
+use meshgrad::data_parallel::{DataParallel, Strategy};
 use meshgrad::mesh::{Mesh, Placement};
 use meshgrad::models::folder;
 use meshgrad::models::layers::Linear;
@@ -60,7 +60,7 @@ fn train(rank: &dyn Rank) -> std::result::Result<(), AnyError> {
         down: linear("down", 32, 1),
     };
     Redistributor::new(rank).run_on(&mesh, || {
-        Homes::new(rank, &mesh, Home::hsdp(["dp"], ["copies"])).settle(&model)?;
+        DataParallel::new(rank, &mesh, Strategy::hsdp(["dp"], ["copies"])).apply(&model)?;
         model.materialize(device, 1)?;
         let mut config = Config::default();
         config.optimizer.learning_rate = 0.01;
@@ -83,7 +83,7 @@ fn train(rank: &dyn Rank) -> std::result::Result<(), AnyError> {
 
 fn main() -> std::result::Result<(), AnyError> {
     match Environment::read()? {
-        Some(_) => train(&World::from_env()?),
+        Some(_) => train(&ProcessRank::from_env()?),
         None => Ok(Local::run(4, |rank| train(rank)).map(drop)?),
     }
 }

@@ -5,7 +5,7 @@ use std::error::Error;
 use anyhow::{anyhow, ensure};
 use meshgrad::comm::launch::{self, Environment};
 use meshgrad::comm::speed::{MEASURED, Timing, measure};
-use meshgrad::comm::{Collectives, Communicator, Local, Rank, Reduction, World, conformance};
+use meshgrad::comm::{Collectives, Communicator, Local, ProcessRank, Rank, Reduction, conformance};
 use meshgrad::runtime::Tensor;
 
 /// The ranks of this process if no launcher started it.
@@ -20,7 +20,7 @@ pub(crate) struct CommArguments {
     /// Number of ranks that are threads of this process [default: 4].
     #[arg(long, value_name = "N")]
     ranks: Option<usize>,
-    /// `auto` is `mpi` under mpirun if the feature `mpi` is on, `host` under another launcher
+    /// `auto` is `mpi` under mpirun if the feature `mpi` is on, `tcp` under another launcher
     /// (meshgrad launch, torchrun, srun), and otherwise `local`.
     #[arg(long, value_enum, default_value_t = Transport::Auto)]
     transport: Transport,
@@ -36,7 +36,7 @@ enum Transport {
     /// Threads of this process.
     Local,
     /// Processes, over TCP.
-    Host,
+    Tcp,
     /// Processes, over MPI. Needs the feature `mpi`.
     Mpi,
 }
@@ -48,7 +48,7 @@ pub(crate) fn comm(arguments: &CommArguments) -> anyhow::Result<()> {
         // The launcher's environment variables are read only in this case.
         (Transport::Auto, None) if Environment::read()?.is_some() => Some(launch::Transport::Auto),
         (Transport::Auto | Transport::Local, _) => None,
-        (Transport::Host, _) => Some(launch::Transport::Host),
+        (Transport::Tcp, _) => Some(launch::Transport::Tcp),
         (Transport::Mpi, _) => Some(launch::Transport::Mpi),
     };
     if let Some(transport) = between_processes {
@@ -58,7 +58,7 @@ pub(crate) fn comm(arguments: &CommArguments) -> anyhow::Result<()> {
              meshgrad comm`"
         );
         let transport = transport.choose(Environment::read()?.as_ref());
-        let world = World::from_env_over(transport)?;
+        let world = ProcessRank::from_env_over(transport)?;
         let checked = run(&world, transport.name(), arguments.max_bytes);
         return checked.map_err(|error| anyhow!("rank {}: {error}", world.rank()));
     }

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use anyhow::{Context, anyhow, ensure};
 use meshgrad::comm::launch::Environment;
-use meshgrad::comm::{Error, FailedRank, Local, Rank, World};
+use meshgrad::comm::{Error, FailedRank, Local, ProcessRank, Rank};
 use meshgrad::runtime::Device;
 use meshgrad::train::config::{Config, Override, toml};
 use meshgrad::train::events::Event;
@@ -229,7 +229,7 @@ fn train_as_process(
     // The other ranks learn of an error once all have joined.
     let run = run_of_process(arguments, cpu, has_threads, rank);
     // No rank speaks for one that cannot join.
-    let world = World::from_env().with_context(|| format!("rank {rank} cannot join"))?;
+    let world = ProcessRank::from_env().with_context(|| format!("rank {rank} cannot join"))?;
     let own = |error: anyhow::Error| FailedRank { rank, reason: crate::message(&error) };
     let trained = run.map_err(own).and_then(|run| {
         let summary = qwen3::train(run.session(world.device(), Some(&world)));

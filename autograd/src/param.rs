@@ -140,7 +140,7 @@ impl Param {
     ///
     /// # Errors
     /// When it has a home already; errors of the copy.
-    pub fn settle(&self, home: Arc<dyn Home>) -> Result<()> {
+    pub fn set_home(&self, home: Arc<dyn Home>) -> Result<()> {
         if self.home().is_some() {
             bail!(Invalid, "`{}` has a home already: give homes to a model once", self.name());
         }

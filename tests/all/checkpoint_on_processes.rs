@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use meshgrad::ckpt::Snapshot;
 use meshgrad::ckpt::ranks::ShardedSnapshot;
-use meshgrad::comm::{Host, Rank, Secret, free_port};
+use meshgrad::comm::{Rank, Secret, Tcp, free_port};
 use meshgrad::mesh::Mesh;
 use meshgrad::models::config::Qwen3Config;
 use meshgrad::models::hf::{self, Experts, Loader};
@@ -53,7 +53,7 @@ fn child() {
     };
     let rank = rank.parse().unwrap();
     let host =
-        Host::new(rank, RANKS, address, Secret::new("a secret for tests only").unwrap()).threads(1);
+        Tcp::new(rank, RANKS, address, Secret::new("a secret for tests only").unwrap()).threads(1);
     let world = host.deadline(Duration::from_secs(60)).join().unwrap();
     let mut ranks = checkpoint_ranks(&world).unwrap();
 

@@ -10,7 +10,7 @@ fn comm_checks_and_measures_threads_and_processes() {
     let threads = dir.succeeds(&[arguments.as_slice(), &["--ranks", "3"]].concat());
     let launched = ["launch", "-n", "3", "--", MESHGRAD];
     let processes = dir.succeeds(&[launched.as_slice(), &arguments].concat());
-    for (out, transport) in [(threads, "local"), (processes, "host")] {
+    for (out, transport) in [(threads, "local"), (processes, "tcp")] {
         assert!(out.contains(&format!("3 ranks over {transport}")), "{out}");
         assert_eq!(out.matches("bit for bit as expected").count(), 1, "{out}");
         // 7 collectives of 32, 1024 and 2048 bytes, rounded up to 3 ranks.
@@ -38,7 +38,7 @@ fn launch_returns_the_code_of_the_rank_that_failed() {
     assert!(output.stderr.contains("rank 1 failed with exit code 5"), "{}", output.stderr);
 
     let launched = ["launch", "-n", "2", "--", MESHGRAD, "comm"];
-    let output = dir.run(&[&launched[..], &["--ranks", "2", "--transport", "host"]].concat());
+    let output = dir.run(&[&launched[..], &["--ranks", "2", "--transport", "tcp"]].concat());
     let expected = "--ranks is for threads of one process";
     assert!(output.stderr.contains(expected), "{}", output.stderr);
 }

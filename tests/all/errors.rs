@@ -3,7 +3,7 @@
 use meshgrad::autograd::{Init, Param};
 use meshgrad::collectives::current_redistribution;
 use meshgrad::comm::{Local, Plan, Rank, Result};
-use meshgrad::data_parallel::{Home, Homes};
+use meshgrad::data_parallel::{DataParallel, Strategy};
 use meshgrad::dist::parallel::{ParallelConfig, Parallelism, Settings, Source};
 use meshgrad::kernels::copies::Format;
 use meshgrad::kernels::tree_reduce::{TreeOp, TreeReduce};
@@ -37,10 +37,10 @@ const EXAMPLES: [(&str, Example); 14] = [
     }),
     ("data_parallel", || {
         let mesh = Mesh::new(&[1], &["dp"])?;
-        let replicate = || Home::replicate(["dp"]);
+        let replicate = || Strategy::replicate(["dp"]);
         Plan::new(1)?.trace(0, |rank| {
-            let homes = Homes::new(rank, &mesh, replicate()).unit("layers.*", replicate());
-            homes.settle(&Param::new("weight", [2], Init::Ones))
+            let homes = DataParallel::new(rank, &mesh, replicate()).unit("layers.*", replicate());
+            homes.apply(&Param::new("weight", [2], Init::Ones))
         })?;
         Ok(())
     }),

@@ -11,7 +11,7 @@ use crate::communicator::Communicator;
 use crate::control::ControlChannel;
 
 /// A rank of a world, whatever its transport: a main function that takes `&dyn Rank` runs as
-/// threads (`Local::run`) and as processes (`World::from_env`), and `Plan::trace` logs its
+/// threads (`Local::run`) and as processes (`ProcessRank::from_env`), and `Plan::trace` logs its
 /// collectives.
 pub trait Rank: Sync {
     /// Its number, from 0.

@@ -3,7 +3,7 @@
 //! - [`Local`] is the transport between threads of one process.
 //! - [`Plan`] moves nothing and logs what each rank communicates; [`check_logs`] finds mismatches
 //!   and deadlocks.
-//! - [`Host`] is the transport between processes over TCP; `Mpi`, with the feature `mpi`, is the
+//! - [`Tcp`] is the transport between processes over TCP; `Mpi`, with the feature `mpi`, is the
 //!   one over MPI.
 //! - [`launch`] starts processes and finds out which rank a process is.
 //! - [`conformance`] has the checks that every transport must pass; [`speed`] measures it.
@@ -14,11 +14,11 @@ pub mod conformance;
 mod contribution;
 mod first_failure;
 mod hang;
-mod host;
 pub mod launch;
 mod local;
 mod members;
 mod plan;
+mod processes;
 mod reduce;
 mod shares;
 pub mod speed;
@@ -26,9 +26,6 @@ mod system;
 mod traces;
 mod verdict;
 
-#[cfg(feature = "mpi")]
-pub use host::Mpi;
-pub use host::{Host, HostCommunicator, HostConnector, HostExchange, Secret, World, free_port};
 pub use local::{Local, LocalCommunicator, LocalConnector, LocalRank};
 pub use meshgrad_collectives::{
     Clock, Collective, Collectives, CommError, Communicator, ControlChannel, GroupConnector, Rank,
@@ -37,6 +34,11 @@ pub use meshgrad_collectives::{
 pub use meshgrad_error::{Error, FailedRank, Kind, Result};
 pub use plan::{
     Checked, CommEvent, CommLog, LoggedCall, Plan, PlanCommunicator, PlanRank, check_logs,
+};
+#[cfg(feature = "mpi")]
+pub use processes::Mpi;
+pub use processes::{
+    ProcessRank, Secret, Tcp, TcpCommunicator, TcpConnector, TcpExchange, free_port,
 };
 pub use traces::{CollectiveSpan, CommStats, RankTrace, Recording, Span, TracedRank, chrome_trace};
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use meshgrad_collectives::registry::Exchange;
 use meshgrad_comm::conformance::{self, Fault, Faulty};
-use meshgrad_comm::{Collectives, CommError, FailedRank, Mpi, Rank, Reduction, World};
+use meshgrad_comm::{Collectives, CommError, FailedRank, Mpi, ProcessRank, Rank, Reduction};
 use meshgrad_mesh::{Channel, Group, GroupOptions, Mesh};
 use meshgrad_runtime::{DType, Result, Tensor, ops};
 
@@ -76,7 +76,7 @@ fn child() {
     main.expect("a role").1();
 }
 
-fn join() -> World {
+fn join() -> ProcessRank {
     Mpi::new().threads(1).deadline(DEADLINE).join().unwrap()
 }
 
@@ -172,7 +172,7 @@ fn groups_of_a_mesh_sum() {
 }
 
 /// Prints the error, waits for all ranks over the control plane, and fails.
-fn fail(world: &World, error: &meshgrad_runtime::Error) {
+fn fail(world: &ProcessRank, error: &meshgrad_runtime::Error) {
     println!("\nverdict {error}");
     let _ = world.exchange().all_gather(&[]); // fails if a rank has died
     std::process::exit(1);
@@ -325,7 +325,7 @@ fn tensors_that_a_rank_does_not_receive_are_reported() {
 }
 
 fn environment() {
-    let world = World::from_env().unwrap();
+    let world = ProcessRank::from_env().unwrap();
     let again = Mpi::new().join().unwrap_err().to_string();
     assert!(again.contains("has initialized it before"), "{again}");
     let one = Tensor::scalar(world.device(), 1i64).unwrap();

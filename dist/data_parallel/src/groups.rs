@@ -78,7 +78,7 @@ impl Groups {
             error!(
                 Invalid,
                 "a unit is tied between stages of a pipeline, but these homes have no stages; \
-                 create them by `Homes::of_stage`"
+                 create them by `DataParallel::of_stage`"
             )
         })
     }

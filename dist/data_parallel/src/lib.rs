@@ -1,20 +1,22 @@
 //! Data parallelism: where parameters live, and how their gradients are reduced.
 //!
-//! A [`Home`] says over which mesh axes the rows of parameters are divided, over which they are
-//! copied, and how long gathered values stay: [`Home::replicate`], [`Home::zero1`],
-//! [`Home::fsdp`], [`Home::hsdp`]. [`Homes`] gives one to each unit of a model, which is any module
-//! that a caller names, such as a layer. The parameters of a unit share one flat buffer, so one
-//! collective gathers them and one reduces their gradients, without copies.
+//! A [`Strategy`] says over which mesh axes the rows of parameters are divided, over which they are
+//! copied, and how long gathered values stay: [`Strategy::replicate`], [`Strategy::zero1`],
+//! [`Strategy::fsdp`], [`Strategy::hsdp`]. [`DataParallel`] gives one to each unit of a model, which is
+//! any module that a caller names, such as a layer: its parameters then have a
+//! [`Home`](meshgrad_autograd::Home). The parameters of a unit share one flat buffer, so one collective
+//! gathers them and one reduces their gradients, without copies.
 //!
-//! On a stage of a pipeline, [`Homes::of_stage`]; [`Homes::tied`] for a module that several stages
-//! have copies of.
+//! On a stage of a pipeline, [`DataParallel::of_stage`]; [`DataParallel::tied`] for a module that several
+//! stages have copies of.
 //!
 //! The model's code stays as it is. [`Param::var`](meshgrad_autograd::Param::var) gathers a unit
 //! when an op uses the first of its parameters; an op saves "gather again" for backward; a backward
 //! pass reduces a unit's gradients when the last of them is complete.
 //!
-//! - `home.rs`: what a caller chooses.
-//! - `homes.rs`: the units of a model.
+//! - `strategy.rs`: what a caller chooses.
+//! - `data_parallel.rs`: the units of a model.
+//! - `unit_ranks.rs`: how a unit is divided over ranks.
 //! - `layout.rs`: the rows of a unit in its flat buffer, and which rank keeps which.
 //! - `unit.rs`: the values of a unit, gathered or not.
 //! - `partials.rs`: along which axes gradients are partial sums, learnt from a pass without data.
@@ -26,7 +28,7 @@
 //! use meshgrad_autograd::{Grads, Init, Module, Param, Tape, ops};
 //! use meshgrad_collectives::redistribute;
 //! use meshgrad_comm::{Local, Rank, Redistributor};
-//! use meshgrad_data_parallel::{Home, Homes};
+//! use meshgrad_data_parallel::{Strategy, DataParallel};
 //! use meshgrad_mesh::{Mesh, Placement};
 //! use meshgrad_runtime::{DType, Tensor};
 //!
@@ -34,7 +36,7 @@
 //! let losses = Local::new(2).launch(|rank| {
 //!     Redistributor::new(rank).run_on(&mesh, || {
 //!         let w = Param::new("w", [3, 4], Init::Ones);
-//!         Homes::new(rank, &mesh, Home::fsdp(["dp"])).settle(&w)?;
+//!         DataParallel::new(rank, &mesh, Strategy::fsdp(["dp"])).apply(&w)?;
 //!         w.materialize(rank.device(), 0)?;
 //!         // Three rows: rank 0 keeps one or two of them.
 //!         assert!(w.kept().rows().len() < 3);
@@ -56,19 +58,19 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod data_parallel;
 mod gradients;
 mod groups;
-mod home;
-mod homes;
 mod layout;
 mod order;
 mod partials;
+mod strategy;
 mod unit;
 mod unit_ranks;
 
-pub use home::{Home, Reshard};
-pub use homes::Homes;
+pub use data_parallel::DataParallel;
 pub use meshgrad_error::{Error, Kind, Result};
+pub use strategy::{Reshard, Strategy};
 
 /// Compiles and runs the example of the guide.
 #[cfg(doctest)]

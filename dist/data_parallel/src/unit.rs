@@ -13,9 +13,9 @@ use meshgrad_error::{bail, error};
 use meshgrad_runtime::{DType, Error, Kind, Pending, Result, Tensor, ops};
 
 use crate::gradients::Gradients;
-use crate::home::Reshard;
 use crate::layout::Layout;
 use crate::order::{Gathers, Order};
+use crate::strategy::Reshard;
 use crate::unit_ranks::UnitRanks;
 
 /// The parameters of a unit on one rank.

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use meshgrad_collectives::Communicator;
 
 use crate::groups::Groups;
-use crate::home::Home;
 use crate::layout::Layout;
+use crate::strategy::Strategy;
 
 /// The division of a unit over ranks, and the communicators that it uses.
 pub(crate) struct UnitRanks {
-    pub(crate) home: Home,
+    pub(crate) home: Strategy,
     pub(crate) layouts: Vec<Layout>,
     /// The ranks that the rows are divided over.
     pub(crate) shard: Arc<dyn Communicator>,

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use meshgrad_comm::Rank;
-use meshgrad_data_parallel::{Home, Homes, Reshard};
+use meshgrad_data_parallel::{DataParallel, Reshard, Strategy};
 use meshgrad_dist::parallel::{ParallelConfig, ParallelState};
 use meshgrad_mesh::{Mesh, Placement, Sharding};
 use meshgrad_models::{Model, ModelParallelism, ModelPlan, TokenBatch};
@@ -207,20 +207,21 @@ impl Division {
         let plan = self.plan(model, self.table.sequence_parallel)?;
         plan.apply(model, self.rank)?;
 
-        let home = self.home();
-        let mut homes = Homes::new(rank, &self.mesh, home.clone()).prefetch(self.table.prefetch);
+        let strategy = self.strategy();
+        let mut units =
+            DataParallel::new(rank, &self.mesh, strategy.clone()).prefetch(self.table.prefetch);
         for unit in model.units() {
-            homes = homes.unit(&unit, home.clone());
+            units = units.unit(&unit, strategy.clone());
         }
         let pass = |meta: &Device| {
             let batch = self.batch_of_zeros(meta)?;
             let loss = model.loss(&batch, configured::compute(&self.train))?;
             Ok(loss.total)
         };
-        match homes.settle_for(model, pass) {
+        match units.apply_for(model, pass) {
             // A model that reads values does not run on a meta device.
-            Err(error) if error.kind() == Kind::NoValues => homes.settle(model),
-            settled => settled,
+            Err(error) if error.kind() == Kind::NoValues => units.apply(model),
+            applied => applied,
         }
     }
 
@@ -233,19 +234,19 @@ impl Division {
         Ok(TokenBatch::new(&zeros, &zeros))
     }
 
-    /// The home of all parameters.
-    fn home(&self) -> Home {
+    /// The strategy of all units.
+    fn strategy(&self) -> Strategy {
         let (shard, replicate) = (self.axis(SHARD), self.axis(REPLICATE));
         let home = match (shard.is_empty(), self.table.home) {
-            (true, _) => Home::replicate(replicate),
+            (true, _) => Strategy::replicate(replicate),
             (false, HomeChoice::Zero1) => {
-                Home::hsdp(shard, replicate).reshard(Reshard::AfterStep).reduce_each_pass(false)
+                Strategy::hsdp(shard, replicate).reshard(Reshard::AfterStep).reduce_each_pass(false)
             }
             (false, HomeChoice::Fsdp) if self.table.reshard_after_forward => {
-                Home::hsdp(shard, replicate)
+                Strategy::hsdp(shard, replicate)
             }
             (false, HomeChoice::Fsdp) => {
-                Home::hsdp(shard, replicate).reshard(Reshard::AfterBackward)
+                Strategy::hsdp(shard, replicate).reshard(Reshard::AfterBackward)
             }
         };
         match self.whole_matrices {

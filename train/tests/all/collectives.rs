@@ -2,7 +2,7 @@
 
 use meshgrad_collectives::redistribute;
 use meshgrad_comm::{Local, Rank, Redistributor, TracedRank};
-use meshgrad_data_parallel::{Home, Homes};
+use meshgrad_data_parallel::{DataParallel, Strategy};
 use meshgrad_mesh::{Mesh, Placement};
 use meshgrad_models::{Balancing, Qwen3, TokenBatch};
 use meshgrad_runtime::{Device, Tensor};
@@ -46,7 +46,7 @@ fn step(balancing: Balancing, microbatches: usize) -> (u64, f64) {
         let rank = TracedRank::new(rank);
         Redistributor::new(&rank).run_on(&mesh, || {
             let model = model(balancing)?;
-            Homes::new(&rank, &mesh, Home::replicate(["dp"])).settle(&model)?;
+            DataParallel::new(&rank, &mesh, Strategy::replicate(["dp"])).apply(&model)?;
             meshgrad_autograd::Module::materialize(&model, rank.device(), 1)?;
             let config = Config::parse::<NoTables>("", "the test", &[])?;
             let mut trainer = Trainer::new(model, &config, rank.device())?;

@@ -3,7 +3,7 @@
 use meshgrad_autograd::Module;
 use meshgrad_collectives::redistribute;
 use meshgrad_comm::{Local, Rank, Redistributor};
-use meshgrad_data_parallel::{Home, Homes, Reshard};
+use meshgrad_data_parallel::{DataParallel, Reshard, Strategy};
 use meshgrad_mesh::{Mesh, Placement};
 use meshgrad_models::{Compute, Model, Qwen3, TokenBatch};
 use meshgrad_runtime::{DType, Device, Tensor, ops};
@@ -167,14 +167,14 @@ fn a_lost_value_is_found() {
 
 fn on_rank(
     rank: &dyn Rank,
-    home: &Home,
+    home: &Strategy,
     between: impl FnMut(&mut Trainer<Qwen3>) -> Result<(), Error>,
 ) -> Result<Values, Error> {
     let mesh = Mesh::new(&[rank.world_size()], &["dp"]).unwrap();
     Redistributor::new(rank).run_on(&mesh, || {
         let model = model();
-        let homes = Homes::new(rank, &mesh, home.clone());
-        homes.unit("model.layers.*", home.clone()).settle(&model)?;
+        let homes = DataParallel::new(rank, &mesh, home.clone());
+        homes.unit("model.layers.*", home.clone()).apply(&model)?;
         train(model, rank.device(), between)
     })
 }
@@ -182,8 +182,8 @@ fn on_rank(
 /// Gathered values are freed, and gathered again.
 #[test]
 fn all_ranks_sleep() {
-    let gathered_once = Home::fsdp(["dp"]).reshard(Reshard::AfterStep);
-    let homes = [Home::fsdp(["dp"]), gathered_once, Home::replicate(["dp"])];
+    let gathered_once = Strategy::fsdp(["dp"]).reshard(Reshard::AfterStep);
+    let homes = [Strategy::fsdp(["dp"]), gathered_once, Strategy::replicate(["dp"])];
     for home in homes {
         let expected = Local::run(3, |rank| on_rank(rank, &home, |_| Ok(()))).unwrap();
         let actual = Local::run(3, |rank| {

@@ -21,7 +21,7 @@ use clap::{Parser, ValueEnum};
 use meshgrad_collectives::{Counters, Counts, Fingerprint, Request};
 use meshgrad_comm::launch::Environment;
 use meshgrad_comm::speed::{self, MEASURED, Timing};
-use meshgrad_comm::{Collective, Local, Mpi, Rank, World};
+use meshgrad_comm::{Collective, Local, Mpi, ProcessRank, Rank};
 use meshgrad_harness::{Options, PeerOptions, Spread, finish, interleave, seconds};
 use meshgrad_runtime::Result;
 use serde_json::{Value, json};
@@ -55,7 +55,7 @@ struct Arguments {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 enum Contestant {
     Local,
-    Host,
+    Tcp,
     Mpi,
     /// Calls of MPI.
     Raw,
@@ -84,14 +84,14 @@ fn sizes(max: usize) -> impl Iterator<Item = usize> {
 /// What a rank of a contestant does. Rank 0 prints the figures.
 fn measure(role: Contestant, arguments: &Arguments) -> anyhow::Result<()> {
     let max = arguments.max_bytes;
-    let over = |world: World| -> anyhow::Result<()> { Ok(all(&world, max)?) };
+    let over = |world: ProcessRank| -> anyhow::Result<()> { Ok(all(&world, max)?) };
     match role {
         Contestant::Local => {
             let local = Local::new(arguments.ranks).threads(1);
             local.launch(|rank| all(rank, max))?;
             Ok(())
         }
-        Contestant::Host => {
+        Contestant::Tcp => {
             let environment = Environment::read()?.context("mpirun starts this")?;
             over(environment.host()?.threads(1).join()?)
         }
@@ -122,7 +122,7 @@ fn print(collective: Collective, bytes: usize, seconds: f64) {
 fn compare(arguments: &Arguments) -> anyhow::Result<()> {
     let torch = arguments.peer.torch.as_deref();
     let mut contestants =
-        vec![Contestant::Local, Contestant::Host, Contestant::Mpi, Contestant::Raw];
+        vec![Contestant::Local, Contestant::Tcp, Contestant::Mpi, Contestant::Raw];
     contestants.extend(torch.map(|_| Contestant::Gloo));
     let mut samples = Samples::new();
     for ranks in RANKS {

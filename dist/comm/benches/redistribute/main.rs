@@ -19,7 +19,7 @@ use std::time::Instant;
 use anyhow::{Context, bail, ensure};
 use clap::{Parser, ValueEnum};
 use meshgrad_collectives::Redistribute;
-use meshgrad_comm::{Collectives, Host, Local, Plan, Rank, Redistributor, Reduction};
+use meshgrad_comm::{Collectives, Local, Plan, Rank, Redistributor, Reduction, Tcp};
 use meshgrad_harness::{Options, PeerOptions, Spread, finish, interleave, seconds};
 use meshgrad_mesh::{
     Hosts, LinkCosts, Mesh, Placement, Redistribution, Reduction as Partial, Sharding,
@@ -59,7 +59,7 @@ struct Arguments {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 enum Contestant {
     Local,
-    Host,
+    Tcp,
     Dtensor,
 }
 
@@ -79,8 +79,8 @@ fn main() -> anyhow::Result<()> {
             Local::new(ranks).threads(1).launch(|rank| measure(rank))?;
             Ok(())
         }
-        (Some(Contestant::Host), Some(meeting)) => {
-            let host = Host::through_file(arguments.rank, ranks, meeting);
+        (Some(Contestant::Tcp), Some(meeting)) => {
+            let host = Tcp::through_file(arguments.rank, ranks, meeting);
             Ok(measure(&host.threads(1).join()?)?)
         }
         _ => bail!("dtensor.py does this"),
@@ -141,7 +141,7 @@ fn calls(bytes: usize) -> usize {
 /// Starts all contestants, in turn.
 fn compare(arguments: &Arguments) -> anyhow::Result<()> {
     let torch = arguments.peer.torch.as_deref();
-    let mut contestants = vec![Contestant::Local, Contestant::Host];
+    let mut contestants = vec![Contestant::Local, Contestant::Tcp];
     contestants.extend(torch.map(|_| Contestant::Dtensor));
     let mut samples = Samples::new();
     for ranks in RANKS {
@@ -230,7 +230,7 @@ fn report(samples: &Samples, contestants: &[Contestant]) -> Vec<Value> {
             Spread::try_of(&micros)
         };
         let [local, host, dtensor] =
-            [Contestant::Local, Contestant::Host, Contestant::Dtensor].map(micros);
+            [Contestant::Local, Contestant::Tcp, Contestant::Dtensor].map(micros);
         let ratio = dtensor.zip(host).map(|(dtensor, host)| dtensor.median / host.median);
         let text = ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.2}"));
         let cells = [local, host, dtensor].map(meshgrad_harness::cell).join(" | ");

@@ -6,7 +6,7 @@ use meshgrad_error::{Result, bail};
 
 use super::meeting::MeetingPoint;
 use super::variables::{Variables, contradiction, gap};
-use crate::host::Host;
+use crate::processes::Tcp;
 
 /// A launcher's environment variables.
 struct Names {
@@ -204,13 +204,13 @@ impl Environment {
     ///
     /// # Errors
     /// Under mpirun, if the variables say nothing about a meeting point.
-    pub fn host(&self) -> Result<Host> {
+    pub fn host(&self) -> Result<Tcp> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let host = match self.meeting.as_ref().map_err(Clone::clone)? {
             MeetingPoint::At { address, secret } => {
-                Host::new(self.rank, self.world, address.clone(), secret.clone())
+                Tcp::new(self.rank, self.world, address.clone(), secret.clone())
             }
-            MeetingPoint::File(path) => Host::through_file(self.rank, self.world, path.clone()),
+            MeetingPoint::File(path) => Tcp::through_file(self.rank, self.world, path.clone()),
         };
         Ok(host.threads((cores / self.local_size).max(1)))
     }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use meshgrad_error::{Result, bail, ensure};
 
 use super::variables::{Variables, contradiction, gap};
-use crate::host::Secret;
+use crate::processes::Secret;
 
 /// Where the ranks meet.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -15,7 +15,7 @@ use meshgrad_error::{Result, ensure, error};
 use super::children::{Children, Ended};
 use super::output::copy_lines;
 use crate::first_failure::{self, FailureFile};
-use crate::host::{Secret, free_port};
+use crate::processes::{Secret, free_port};
 use crate::system::system;
 
 /// N processes that run one command, each as a rank.

@@ -3,7 +3,7 @@
 use meshgrad_error::Result;
 
 use super::environment::Environment;
-use crate::host::{Host, World};
+use crate::processes::{ProcessRank, Tcp};
 
 /// A transport between processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -12,8 +12,8 @@ pub enum Transport {
     /// MPI if its launcher started the process and the feature `mpi` is on, otherwise TCP.
     #[default]
     Auto,
-    /// [`Host`], over TCP.
-    Host,
+    /// [`Tcp`], over TCP.
+    Tcp,
     /// `Mpi`, with the feature `mpi`.
     Mpi,
 }
@@ -23,49 +23,49 @@ impl Transport {
     pub fn name(self) -> &'static str {
         match self {
             Transport::Auto => "auto",
-            Transport::Host => "host",
+            Transport::Tcp => "tcp",
             Transport::Mpi => "mpi",
         }
     }
 
-    /// The transport that [`World::from_env_over`] uses in an environment.
+    /// The transport that [`ProcessRank::from_env_over`] uses in an environment.
     pub fn choose(self, environment: Option<&Environment>) -> Transport {
         let is_mpi = cfg!(feature = "mpi") && environment.is_some_and(Environment::is_mpi);
         match self {
             Transport::Auto if is_mpi => Transport::Mpi,
-            Transport::Auto => Transport::Host,
+            Transport::Auto => Transport::Tcp,
             other => other,
         }
     }
 }
 
-impl World {
+impl ProcessRank {
     /// Joins as the rank that the launcher's variables specify. Without a launcher, the process is
     /// the only rank of a world.
     ///
     /// # Errors
-    /// As [`Environment::read`] and [`Host::join`].
-    pub fn from_env() -> Result<World> {
-        World::from_env_over(Transport::Auto)
+    /// As [`Environment::read`] and [`Tcp::join`].
+    pub fn from_env() -> Result<ProcessRank> {
+        ProcessRank::from_env_over(Transport::Auto)
     }
 
-    /// [`World::from_env`] over a given transport.
+    /// [`ProcessRank::from_env`] over a given transport.
     ///
     /// # Errors
-    /// As [`World::from_env`], and for a transport whose feature is off.
-    pub fn from_env_over(transport: Transport) -> Result<World> {
+    /// As [`ProcessRank::from_env`], and for a transport whose feature is off.
+    pub fn from_env_over(transport: Transport) -> Result<ProcessRank> {
         let environment = Environment::read()?;
         Ok(match (transport.choose(environment.as_ref()), &environment) {
             (Transport::Mpi, environment) => join_mpi(environment.as_ref())?,
             (_, Some(environment)) => environment.host()?.join()?,
-            (_, None) => Host::alone()?.join()?,
+            (_, None) => Tcp::alone()?.join()?,
         })
     }
 }
 
 #[cfg(feature = "mpi")]
-fn join_mpi(environment: Option<&Environment>) -> Result<World> {
-    let mpi = crate::host::Mpi::new();
+fn join_mpi(environment: Option<&Environment>) -> Result<ProcessRank> {
+    let mpi = crate::processes::Mpi::new();
     match environment {
         Some(environment) => mpi.expect_world(environment.world_size()).join(),
         None => mpi.join(),
@@ -73,7 +73,7 @@ fn join_mpi(environment: Option<&Environment>) -> Result<World> {
 }
 
 #[cfg(not(feature = "mpi"))]
-fn join_mpi(_environment: Option<&Environment>) -> Result<World> {
+fn join_mpi(_environment: Option<&Environment>) -> Result<ProcessRank> {
     meshgrad_error::bail!(
         Unsupported,
         "MPI cannot be used: this program was built without the feature `mpi`"
@@ -102,11 +102,11 @@ mod tests {
         };
         let with_feature = match cfg!(feature = "mpi") {
             true => Transport::Mpi,
-            false => Transport::Host,
+            false => Transport::Tcp,
         };
         assert_eq!(under("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), with_feature);
-        assert_eq!(under("RANK", "WORLD_SIZE"), Transport::Host);
-        assert_eq!(Transport::Auto.choose(None), Transport::Host);
+        assert_eq!(under("RANK", "WORLD_SIZE"), Transport::Tcp);
+        assert_eq!(Transport::Auto.choose(None), Transport::Tcp);
     }
 
     /// mpirun on two hosts, inside a job of SLURM whose variables are those of its first process.

@@ -23,7 +23,7 @@ const LANES: usize = 1_000_000;
 /// the number and the group are the same on all members.
 ///
 /// Times are those of each rank's [clock](crate::Rank::clock). The ranks of `Local` share one. With
-/// `Host` and `Mpi`, a clock starts when its rank has joined, so processes are aligned only
+/// `Tcp` and `Mpi`, a clock starts when its rank has joined, so processes are aligned only
 /// roughly. There each rank writes a file of its own; the `traceEvents` of several can be joined.
 pub fn chrome_trace(ranks: &[RankTrace]) -> String {
     let events: Vec<Value> = ranks.iter().flat_map(of_rank).collect();

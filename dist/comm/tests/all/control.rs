@@ -9,7 +9,7 @@ use meshgrad_comm::{ControlChannel, Error, Local, LocalRank, Plan, Rank, Result}
 use meshgrad_mesh::Channel;
 use meshgrad_runtime::Device;
 
-use crate::host::worlds::{DEADLINE, run};
+use crate::tcp::worlds::{DEADLINE, run};
 
 #[test]
 fn messages_pass_collectives_that_wait() {

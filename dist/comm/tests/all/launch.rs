@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use meshgrad_comm::launch::{Ended, Environment, Launch, Transport};
-use meshgrad_comm::{Host, Rank, Result, World, conformance};
+use meshgrad_comm::{ProcessRank, Rank, Result, Tcp, conformance};
 
 fn launch(ranks: usize, command: &[&str]) -> Launch {
     let command = command.iter().map(OsString::from).collect();
@@ -155,7 +155,7 @@ fn a_rank_that_fails_slowly_is_blamed() {
 }
 
 /// Rank 1 fails and takes its time to end; the others fail because it has, and end at once.
-fn fail(world: World) -> ! {
+fn fail(world: ProcessRank) -> ! {
     if world.rank() == 1 {
         world.fail("the planted fault");
         std::thread::sleep(Duration::from_millis(500));
@@ -215,8 +215,8 @@ fn child() {
     }
     let environment = Environment::read().unwrap().unwrap();
     let world = match std::env::var_os("PMIX_NAMESPACE") {
-        Some(_) => World::from_env_over(Transport::Host), // a test that only sets variables of mpirun
-        None => World::from_env(),
+        Some(_) => ProcessRank::from_env_over(Transport::Tcp), // a test that only sets variables of mpirun
+        None => ProcessRank::from_env(),
     };
     let world = world.unwrap();
     assert_eq!(world.rank(), environment.rank());
@@ -286,7 +286,7 @@ fn a_fifo_is_not_a_meeting_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("pipe");
     assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
-    let host = Host::through_file(1, 2, &path).join_deadline(Duration::from_millis(200));
+    let host = Tcp::through_file(1, 2, &path).join_deadline(Duration::from_millis(200));
     let error = host.join().unwrap_err().to_string();
     assert!(error.contains("is not a regular file; delete it"), "{error}");
 }
@@ -294,7 +294,7 @@ fn a_fifo_is_not_a_meeting_file() {
 #[test]
 fn a_process_without_a_launcher_is_alone() {
     if Environment::read().unwrap().is_none() {
-        let world = World::from_env().unwrap();
+        let world = ProcessRank::from_env().unwrap();
         assert_eq!((world.rank(), world.world_size()), (0, 1));
         conformance::check(&*world.world().unwrap(), &[3]).unwrap();
     }

@@ -2,7 +2,6 @@
 //! `tests/mpi.rs` under mpirun.
 
 mod control;
-mod host;
 mod injection;
 mod launch;
 mod local;
@@ -12,4 +11,5 @@ mod random;
 mod redistribution;
 mod rows;
 mod simulated;
+mod tcp;
 mod traces;

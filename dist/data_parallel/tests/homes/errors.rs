@@ -2,7 +2,7 @@
 
 use meshgrad_autograd::{Grads, Init, Module, Param};
 use meshgrad_comm::{Local, Redistributor};
-use meshgrad_data_parallel::{Home, Homes};
+use meshgrad_data_parallel::{DataParallel, Strategy};
 use meshgrad_mesh::{Mesh, Placement, Sharding};
 use meshgrad_runtime::{DType, Error, Result, ops};
 
@@ -18,28 +18,31 @@ fn message(body: impl Fn(&dyn meshgrad_comm::Rank, &Mesh) -> Result<()> + Sync) 
     messages.unwrap().swap_remove(0).unwrap()
 }
 
-fn settled(homes: impl Fn(Homes) -> Homes + Sync, home: Home) -> String {
-    message(|rank, mesh| homes(Homes::new(rank, mesh, home.clone())).settle(&Chain::new(2, 4)))
+fn settled(homes: impl Fn(DataParallel) -> DataParallel + Sync, home: Strategy) -> String {
+    message(|rank, mesh| {
+        homes(DataParallel::new(rank, mesh, home.clone())).apply(&Chain::new(2, 4))
+    })
 }
 
 #[test]
 fn messages_name_the_unit_and_the_way_out() {
-    let unit = |name: &'static str| move |homes: Homes| homes.unit(name, Home::fsdp(["dp"]));
+    let unit =
+        |name: &'static str| move |homes: DataParallel| homes.unit(name, Strategy::fsdp(["dp"]));
     let sharded = message(|rank, mesh| {
         let model = Chain::new(1, 4);
         let rows = Sharding::new(mesh, [("tp", Placement::shard(0))], &[4, 4])?;
         model.layers[0].weight.shard(&rows, rank.rank())?;
-        Homes::new(rank, mesh, Home::fsdp(["dp", "tp"])).settle(&model)
+        DataParallel::new(rank, mesh, Strategy::fsdp(["dp", "tp"])).apply(&model)
     });
     let twice = message(|rank, mesh| {
         let model = Chain::new(1, 4);
-        let homes = Homes::new(rank, mesh, Home::fsdp(["dp"]));
-        homes.settle(&model)?;
-        homes.settle(&model)
+        let homes = DataParallel::new(rank, mesh, Strategy::fsdp(["dp"]));
+        homes.apply(&model)?;
+        homes.apply(&model)
     });
     let not_partial = message(|rank, mesh| {
         let w = Param::new("w", [4, 4], Init::Ones);
-        Homes::new(rank, mesh, Home::fsdp(["dp"])).settle(&w)?;
+        DataParallel::new(rank, mesh, Strategy::fsdp(["dp"])).apply(&w)?;
         w.materialize(rank.device(), 0)?;
         let x = ops::full(rank.device(), &[2, 4], DType::F32, 1.0)?;
         let x = meshgrad_autograd::Var::constant(x);
@@ -51,7 +54,7 @@ fn messages_name_the_unit_and_the_way_out() {
     });
     let no_clear = message(|rank, mesh| {
         let model = Chain::new(1, 4);
-        Homes::new(rank, mesh, Home::fsdp(["dp"])).settle(&model)?;
+        DataParallel::new(rank, mesh, Strategy::fsdp(["dp"])).apply(&model)?;
         model.materialize(rank.device(), 0)?;
         let mut grads = Grads::new(&model.params())?;
         model.step(rank.device(), ("dp", 4), &mut grads)?;
@@ -60,12 +63,12 @@ fn messages_name_the_unit_and_the_way_out() {
     });
     let value = message(|rank, mesh| {
         let model = Chain::new(1, 4);
-        Homes::new(rank, mesh, Home::fsdp(["dp"])).settle(&model)?;
+        DataParallel::new(rank, mesh, Strategy::fsdp(["dp"])).apply(&model)?;
         model.layers[0].weight.value().map(drop)
     });
     let written = message(|rank, mesh| {
         let model = Chain::new(1, 4);
-        Homes::new(rank, mesh, Home::zero1(["dp"])).settle(&model)?;
+        DataParallel::new(rank, mesh, Strategy::zero1(["dp"])).apply(&model)?;
         model.materialize(rank.device(), 0)?;
         model.layers[0].weight.var()?;
         if let Some(home) = model.layers[0].weight.home() {
@@ -73,13 +76,13 @@ fn messages_name_the_unit_and_the_way_out() {
         }
         model.layers[0].weight.var().map(drop)
     });
-    let tied = |homes: Homes| homes.tied("layers.0", Home::fsdp(["dp"]), &[0, 1]);
+    let tied = |homes: DataParallel| homes.tied("layers.0", Strategy::fsdp(["dp"]), &[0, 1]);
     let messages = [
-        ("axis twice", settled(|homes| homes, Home::hsdp(["dp"], ["dp"]))),
-        ("unknown axis", settled(|homes| homes, Home::fsdp(["pd"]))),
-        ("no module", settled(unit("layer.*"), Home::fsdp(["dp"]))),
-        ("pattern", settled(unit("layers.[0"), Home::fsdp(["dp"]))),
-        ("no stages", settled(tied, Home::fsdp(["dp"]))),
+        ("axis twice", settled(|homes| homes, Strategy::hsdp(["dp"], ["dp"]))),
+        ("unknown axis", settled(|homes| homes, Strategy::fsdp(["pd"]))),
+        ("no module", settled(unit("layer.*"), Strategy::fsdp(["dp"]))),
+        ("pattern", settled(unit("layers.[0"), Strategy::fsdp(["dp"]))),
+        ("no stages", settled(tied, Strategy::fsdp(["dp"]))),
         ("axis in use", sharded),
         ("second home", twice),
         ("not partial", not_partial),

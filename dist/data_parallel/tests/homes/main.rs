@@ -1,4 +1,4 @@
-//! Homes of a chain of layers: what is gathered, kept and sent, and when.
+//! DataParallel of a chain of layers: what is gathered, kept and sent, and when.
 
 mod chain;
 mod errors;

@@ -2,7 +2,7 @@
 
 use meshgrad_autograd::{Grads, Module, Param};
 use meshgrad_comm::{Collective, Local, Plan, Rank, Redistributor};
-use meshgrad_data_parallel::{Home, Homes, Reshard};
+use meshgrad_data_parallel::{DataParallel, Reshard, Strategy};
 use meshgrad_mesh::Mesh;
 use meshgrad_runtime::{Device, Error, Result, ops};
 
@@ -21,12 +21,12 @@ struct Costs {
     saved: usize,
 }
 
-fn on_rank(rank: &dyn Rank, home: &Home) -> Result<Costs> {
+fn on_rank(rank: &dyn Rank, home: &Strategy) -> Result<Costs> {
     let mesh = Mesh::new(&[RANKS], &["dp"])?;
     Redistributor::new(rank).run_on(&mesh, || {
         let model = Chain::new(LAYERS, WIDTH);
-        let homes = Homes::new(rank, &mesh, home.clone()).unit("layers.*", home.clone());
-        homes.settle(&model)?;
+        let homes = DataParallel::new(rank, &mesh, home.clone()).unit("layers.*", home.clone());
+        homes.apply(&model)?;
         model.materialize(rank.device(), 1)?;
         let mut grads = Grads::new(&model.params())?;
         let device = rank.device();
@@ -37,13 +37,13 @@ fn on_rank(rank: &dyn Rank, home: &Home) -> Result<Costs> {
     })
 }
 
-fn on_ranks(home: &Home) -> Vec<Costs> {
+fn on_ranks(home: &Strategy) -> Vec<Costs> {
     let local = Local::new(RANKS).threads(1);
     local.launch(|rank| on_rank(rank, home)).unwrap()
 }
 
 /// The gathers of two steps on a rank.
-fn gathers(home: &Home) -> usize {
+fn gathers(home: &Strategy) -> usize {
     let plan = Plan::new(RANKS).unwrap();
     let log = plan.trace(0, |rank| on_rank(rank, home).map(drop)).unwrap();
     assert!(log.calls().all(|call| call.bytes == MATRIX as u64));
@@ -51,12 +51,12 @@ fn gathers(home: &Home) -> usize {
     kinds.filter(|kind| *kind == Collective::AllGather).count()
 }
 
-fn homes() -> Vec<Home> {
+fn homes() -> Vec<Strategy> {
     vec![
-        Home::replicate(["dp"]),
-        Home::zero1(["dp"]),
-        Home::fsdp(["dp"]),
-        Home::fsdp(["dp"]).reshard(Reshard::AfterBackward),
+        Strategy::replicate(["dp"]),
+        Strategy::zero1(["dp"]),
+        Strategy::fsdp(["dp"]),
+        Strategy::fsdp(["dp"]).reshard(Reshard::AfterBackward),
     ]
 }
 
@@ -65,8 +65,8 @@ const MATRIX: usize = 4 * WIDTH * WIDTH;
 /// The parameters, their gradients, two gathered layers at a time, and two whole gradients.
 #[test]
 fn fully_sharded_layers_are_gathered_two_at_a_time() {
-    let fsdp = on_ranks(&Home::fsdp(["dp"]));
-    let replicated = on_ranks(&Home::replicate(["dp"]));
+    let fsdp = on_ranks(&Strategy::fsdp(["dp"]));
+    let replicated = on_ranks(&Strategy::replicate(["dp"]));
     for (fsdp, replicated) in fsdp.iter().zip(&replicated) {
         let kept = 2 * LAYERS * MATRIX / RANKS;
         let activations = 2 * (LAYERS + 2) * 4 * WIDTH * ROWS.div_ceil(RANKS);
@@ -83,10 +83,10 @@ fn fully_sharded_layers_are_gathered_two_at_a_time() {
 /// is expected. Nothing needs the input's gradient, so backward does not gather the first.
 #[test]
 fn bytes_are_those_of_the_layers() {
-    let of_fsdp = gathers(&Home::fsdp(["dp"]));
+    let of_fsdp = gathers(&Strategy::fsdp(["dp"]));
     assert_eq!(of_fsdp, (2 * LAYERS - 2) + (2 * LAYERS - 3));
     // Nothing was updated, so the second step gathers nothing.
-    assert_eq!(gathers(&Home::zero1(["dp"])), LAYERS);
+    assert_eq!(gathers(&Strategy::zero1(["dp"])), LAYERS);
 }
 
 /// New values reach ranks that have no rows to write.
@@ -97,7 +97,7 @@ fn ranks_without_rows_gather_new_values() {
         let values = Local::run(RANKS, |rank| {
             Redistributor::new(rank).run_on(&mesh, || {
                 let w = Param::new("w", [1, 4], meshgrad_autograd::Init::Ones);
-                Homes::new(rank, &mesh, home.clone()).settle(&w)?;
+                DataParallel::new(rank, &mesh, home.clone()).apply(&w)?;
                 w.materialize(rank.device(), 0)?;
                 w.var()?;
                 let own = w.home().filter(|home| !home.kept().rows().is_empty());
@@ -120,12 +120,12 @@ fn values_move_to_the_rows_of_each_rank() {
         Redistributor::new(rank).run_on(&mesh, || {
             let make = || Param::new("w", [5, 4], meshgrad_autograd::Init::Normal { std: 1.0 });
             let (before, after, set) = (make(), make(), make());
-            let homes = Homes::new(rank, &mesh, Home::fsdp(["dp"]));
+            let homes = DataParallel::new(rank, &mesh, Strategy::fsdp(["dp"]));
             before.materialize(rank.device(), 3)?;
             set.materialize(rank.device(), 4)?;
-            homes.settle(&before)?;
-            homes.settle(&after)?;
-            homes.settle(&set)?;
+            homes.apply(&before)?;
+            homes.apply(&after)?;
+            homes.apply(&set)?;
             after.materialize(rank.device(), 3)?;
             set.set(before.var()?.value())?;
             let values = [&before, &after, &set].map(|param| param.var()?.value().to_vec::<f32>());

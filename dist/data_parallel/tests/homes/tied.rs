@@ -3,7 +3,7 @@
 use approx::assert_relative_eq;
 use meshgrad_autograd::{Grads, Init, Module, Param, Tape, Var, ops as tracked};
 use meshgrad_comm::{Local, Rank, Redistributor};
-use meshgrad_data_parallel::{Home, Homes};
+use meshgrad_data_parallel::{DataParallel, Strategy};
 use meshgrad_mesh::Mesh;
 use meshgrad_runtime::{DType, Result, ops};
 
@@ -25,9 +25,9 @@ fn on_stage(rank: &dyn Rank, mesh: &Mesh) -> Result<Outcome> {
     Redistributor::new(rank).run_on(&stage_mesh, || {
         let params = names.iter().map(|name| Param::new(*name, [3, 4], Init::Ones));
         let params: Vec<Param> = params.collect();
-        Homes::of_stage(rank, mesh, "pp", Home::fsdp(["dp"]))?
-            .tied("table", Home::zero1(["dp"]), &[0, 2])
-            .settle(&params)?;
+        DataParallel::of_stage(rank, mesh, "pp", Strategy::fsdp(["dp"]))?
+            .tied("table", Strategy::zero1(["dp"]), &[0, 2])
+            .apply(&params)?;
         params.materialize(device, 0)?;
 
         let x = Var::constant(ops::full(device, &[ROWS, 4], DType::F32, 1.0)?);

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use meshgrad_data_parallel::{Home, Homes, Reshard};
+use meshgrad_data_parallel::{DataParallel, Reshard, Strategy};
 use meshgrad_mesh::Mesh;
 use meshgrad_models::config::Qwen3Config;
 use meshgrad_models::{Compute, ModelParallelism};
@@ -11,7 +11,7 @@ use meshgrad_runtime::DType;
 use crate::small::{self, ALL_EXPERTS, Axes, DENSE, EXPERTS, TIED};
 
 /// The homes of the layers, and of the rest.
-pub(crate) type MakeHomes = fn() -> [Home; 2];
+pub(crate) type MakeHomes = fn() -> [Strategy; 2];
 
 /// A model on a mesh, with homes for its parameters. Axis `tp` is for tensor parallelism; all others
 /// shard the batch.
@@ -122,7 +122,7 @@ impl Case {
 
     /// Whether ranks have different rows of parameters.
     pub(crate) fn divides(&self) -> bool {
-        (self.homes)()[0] != Home::replicate(["dp"])
+        (self.homes)()[0] != Strategy::replicate(["dp"])
     }
 
     pub(crate) fn config(&self) -> Qwen3Config {
@@ -148,9 +148,9 @@ impl Case {
             .loss_parallel(true)
     }
 
-    pub(crate) fn homes(&self, rank: &dyn meshgrad_comm::Rank, mesh: &Mesh) -> Homes {
+    pub(crate) fn homes(&self, rank: &dyn meshgrad_comm::Rank, mesh: &Mesh) -> DataParallel {
         let [layers, rest] = (self.homes)();
-        Homes::new(rank, mesh, rest).unit(self.units, layers).prefetch(self.prefetch)
+        DataParallel::new(rank, mesh, rest).unit(self.units, layers).prefetch(self.prefetch)
     }
 
     pub(crate) fn compute(&self) -> Compute {
@@ -177,46 +177,46 @@ pub(crate) const DP_TP: Axes = &[("dp", 2), ("tp", 2)];
 const DP3_TP: Axes = &[("dp", 3), ("tp", 2)];
 const HYBRID_TP: Axes = &[("copies", 2), ("dp", 2), ("tp", 2)];
 
-pub(crate) fn replicate() -> [Home; 2] {
-    [Home::replicate(["dp"]), Home::replicate(["dp"])]
+pub(crate) fn replicate() -> [Strategy; 2] {
+    [Strategy::replicate(["dp"]), Strategy::replicate(["dp"])]
 }
 
-pub(crate) fn zero1() -> [Home; 2] {
-    [Home::zero1(["dp"]), Home::zero1(["dp"])]
+pub(crate) fn zero1() -> [Strategy; 2] {
+    [Strategy::zero1(["dp"]), Strategy::zero1(["dp"])]
 }
 
-pub(crate) fn fsdp() -> [Home; 2] {
-    [Home::fsdp(["dp"]), Home::fsdp(["dp"])]
+pub(crate) fn fsdp() -> [Strategy; 2] {
+    [Strategy::fsdp(["dp"]), Strategy::fsdp(["dp"])]
 }
 
-fn hsdp() -> [Home; 2] {
-    let home = || Home::hsdp(["dp"], ["copies"]);
+fn hsdp() -> [Strategy; 2] {
+    let home = || Strategy::hsdp(["dp"], ["copies"]);
     [home(), home()]
 }
 
 /// Over both axes together.
-fn fsdp_over_all() -> [Home; 2] {
-    let home = || Home::fsdp(["copies", "dp"]);
+fn fsdp_over_all() -> [Strategy; 2] {
+    let home = || Strategy::fsdp(["copies", "dp"]);
     [home(), home()]
 }
 
-fn mixed() -> [Home; 2] {
-    let rest = Home::zero1(["dp"]).reduce_each_pass(true);
-    [Home::fsdp(["dp"]).reshard(Reshard::AfterBackward), rest]
+fn mixed() -> [Strategy; 2] {
+    let rest = Strategy::zero1(["dp"]).reduce_each_pass(true);
+    [Strategy::fsdp(["dp"]).reshard(Reshard::AfterBackward), rest]
 }
 
-fn accumulated() -> [Home; 2] {
-    let layers = Home::fsdp(["dp"]).reduce_each_pass(false);
-    [layers, Home::replicate(["dp"]).reduce_each_pass(true)]
+fn accumulated() -> [Strategy; 2] {
+    let layers = Strategy::fsdp(["dp"]).reduce_each_pass(false);
+    [layers, Strategy::replicate(["dp"]).reduce_each_pass(true)]
 }
 
-fn compute_bf16() -> [Home; 2] {
-    let home = || Home::fsdp(["dp"]).compute_dtype(DType::BF16);
+fn compute_bf16() -> [Strategy; 2] {
+    let home = || Strategy::fsdp(["dp"]).compute_dtype(DType::BF16);
     [home(), home().reduction_dtype(DType::BF16)]
 }
 
-fn whole_matrices() -> [Home; 2] {
-    let home = || Home::fsdp(["dp"]).whole_matrices();
+fn whole_matrices() -> [Strategy; 2] {
+    let home = || Strategy::fsdp(["dp"]).whole_matrices();
     [home(), home()]
 }
 

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use meshgrad_comm::conformance::RewiredRank;
 use meshgrad_comm::{Local, LocalRank, Rank, Redistributor};
-use meshgrad_data_parallel::Home;
+use meshgrad_data_parallel::Strategy;
 use meshgrad_mesh::{Hosts, Link, LinkCosts};
 
 use crate::homes::cases::{Case, DP3, fsdp};
 use crate::homes::paced::{Pace, PacedConnector};
-use crate::homes::step::{Result, optimizer, passes, settled};
+use crate::homes::step::{Result, divided, optimizer, passes};
 
 /// Many layers and a small vocabulary. What surrounds the layers, whose first gather nothing can
 /// hide, has a small part of the parameters, as in large models.
@@ -50,7 +50,7 @@ fn exposed(case: &Case, rank: &LocalRank) -> Result<Duration> {
     let paced = RewiredRank::new(rank, Arc::new(connector));
     let (clock, device) = (rank.clock(), rank.device());
     Redistributor::new(&paced).run_on(&case.mesh(), || {
-        let model = settled(case, &paced)?;
+        let model = divided(case, &paced)?;
         let mut optimizer = optimizer(case, &model, device)?;
         let mut times = Vec::new();
         for step in 0..4 {
@@ -86,8 +86,8 @@ fn prefetching_hides_nine_tenths_of_the_communication() {
     }
 }
 
-fn table_once_per_step() -> [Home; 2] {
-    [Home::fsdp(["dp"]), Home::zero1(["dp"])]
+fn table_once_per_step() -> [Strategy; 2] {
+    [Strategy::fsdp(["dp"]), Strategy::zero1(["dp"])]
 }
 
 /// The table is used first and last, where nothing hides its communication. Gathering it once per

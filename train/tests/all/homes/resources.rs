@@ -3,11 +3,11 @@
 use std::sync::Mutex;
 
 use meshgrad_comm::{CommLog, Local, Plan, Rank, Redistributor, TracedRank};
-use meshgrad_data_parallel::{Home, Reshard};
+use meshgrad_data_parallel::{Reshard, Strategy};
 use meshgrad_runtime::Device;
 
 use crate::homes::cases::{CASES, Case, DP2, DP3, MakeHomes, fsdp, replicate, zero1};
-use crate::homes::step::{Result, optimizer, passes, settled};
+use crate::homes::step::{Result, divided, optimizer, passes};
 use crate::small::{DENSE, EXPERTS};
 
 pub(crate) const STEPS: usize = 2;
@@ -25,7 +25,7 @@ pub(crate) struct Costs {
 fn on_rank(case: &Case, rank: &dyn Rank) -> Result<Costs> {
     let (rank, device) = (TracedRank::new(rank), rank.device());
     Redistributor::new(&rank).run_on(&case.mesh(), || {
-        let model = settled(case, &rank)?;
+        let model = divided(case, &rank)?;
         let mut optimizer = optimizer(case, &model, device)?;
         let mut flops = 0;
         for step in 0..STEPS {
@@ -65,7 +65,7 @@ pub(crate) fn planned(case: &Case, rank: usize) -> (Costs, CommLog) {
 }
 
 /// Gathered weights stay until backward.
-fn kept() -> [Home; 2] {
+fn kept() -> [Strategy; 2] {
     fsdp().map(|home| home.reshard(Reshard::AfterBackward))
 }
 

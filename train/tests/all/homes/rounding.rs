@@ -109,7 +109,7 @@ fn on_ranks(
         let faulty = RewiredRank::faulty(rank, fault);
         Redistributor::new(rank).run_on(&mesh, || {
             let model = Layers::new();
-            case.homes(&faulty, &mesh).settle(&model)?;
+            case.homes(&faulty, &mesh).apply(&model)?;
             model.materialize(rank.device(), 0)?;
             train(case, config, &model, rank.device())
         })

@@ -179,17 +179,17 @@ pub(crate) fn alone(case: &Case, device: &Device) -> Result<Qwen3> {
 }
 
 /// A rank's part of the model, with its homes and values.
-pub(crate) fn settled(case: &Case, rank: &dyn Rank) -> Result<Qwen3> {
+pub(crate) fn divided(case: &Case, rank: &dyn Rank) -> Result<Qwen3> {
     let (model, mesh) = (model(case)?, case.mesh());
     let plan = model.plan(&case.parallelism(&mesh))?;
     plan.apply(&model, rank.rank())?;
     let homes = case.homes(rank, &mesh);
     match case.learns_classes {
-        true => homes.settle_for(&model, |meta| {
+        true => homes.apply_for(&model, |meta| {
             let batch = batch(case, 0, meta)?;
             Ok(model.loss(&batch, case.compute())?.total)
         })?,
-        false => homes.settle(&model)?,
+        false => homes.apply(&model)?,
     }
     model.materialize(rank.device(), SEED)?;
     Ok(model)
@@ -209,7 +209,7 @@ pub(crate) fn on_ranks(case: &Case, fault: Fault) -> std::result::Result<Outcome
     let shares = Local::new(mesh.len()).launch(|rank| {
         let faulty = RewiredRank::faulty(rank, fault);
         Redistributor::new(rank).run_on(&mesh, || {
-            let model = settled(case, &faulty)?;
+            let model = divided(case, &faulty)?;
             train(case, &model, rank.device())
         })
     });

@@ -6,7 +6,7 @@ use meshgrad_ckpt::Folder;
 use meshgrad_collectives::redistribute;
 use meshgrad_comm::conformance::{Fault, RewiredRank};
 use meshgrad_comm::{Collectives, Local, LocalRank, Rank, Redistributor};
-use meshgrad_data_parallel::{Home, Homes};
+use meshgrad_data_parallel::{DataParallel, Strategy};
 use meshgrad_mesh::{Mesh, Placement, Sharding};
 use meshgrad_models::folder;
 use meshgrad_runtime::{DType, Device, ShardedShape, Tensor, ops};
@@ -169,7 +169,7 @@ fn on_one_rank(rows: usize) -> Outcome {
 /// The outcome of `stages` x `ranks`, and the elements of the table in their checkpoint.
 fn on_stages(
     ranks: usize,
-    home: &Home,
+    home: &Strategy,
     is_tied: bool,
     fault: Fault,
 ) -> std::result::Result<(Outcome, Vec<f32>), String> {
@@ -188,12 +188,12 @@ fn on_stages(
         let faulty = RewiredRank::faulty(rank, fault);
         Redistributor::new(rank).run_on(&member.mesh, || {
             let end = End::new(["first", "last"][stage], &table());
-            let homes = Homes::of_stage(&faulty, &whole, "pp", home.clone())?;
+            let homes = DataParallel::of_stage(&faulty, &whole, "pp", home.clone())?;
             let homes = match is_tied {
                 true => homes.tied("table", home.clone(), &[0, 1]),
                 false => homes.unit("table", home.clone()),
             };
-            homes.settle(&end)?;
+            homes.apply(&end)?;
             end.materialize(rank.device(), 1)?;
             let rows = 2 * ranks - 1;
             let shares =
@@ -211,8 +211,8 @@ fn on_stages(
     Ok((outcome, saved.collect()))
 }
 
-fn homes() -> [Home; 3] {
-    [Home::replicate(["dp"]), Home::zero1(["dp"]), Home::fsdp(["dp"])]
+fn homes() -> [Strategy; 3] {
+    [Strategy::replicate(["dp"]), Strategy::zero1(["dp"]), Strategy::fsdp(["dp"])]
 }
 
 /// The tensors that differ.

@@ -10,7 +10,7 @@ use meshgrad_ckpt::TensorFile;
 use meshgrad_collectives::redistribute;
 use meshgrad_comm::conformance::{Fault, RewiredRank};
 use meshgrad_comm::{Local, Rank, Redistributor};
-use meshgrad_data_parallel::{Home, Homes};
+use meshgrad_data_parallel::{DataParallel, Strategy};
 use meshgrad_mesh::{Mesh, Placement};
 use meshgrad_runtime::{DType, Device, Tensor, ops};
 use meshgrad_train::Result;
@@ -96,8 +96,8 @@ fn sharded(device: &Device, (shape, values): &(Vec<usize>, Vec<f32>)) -> Result<
 fn difference(rank: &dyn Rank, mesh: &Mesh, fixture: &Tensors) -> Result<f32> {
     let device = rank.device();
     let model = ToyModel::new();
-    let home = Home::hsdp(["dp_shard"], ["dp_replicate"]);
-    Homes::new(rank, mesh, home).settle(&model)?;
+    let home = Strategy::hsdp(["dp_shard"], ["dp_replicate"]);
+    DataParallel::new(rank, mesh, home).apply(&model)?;
     for param in model.params() {
         let (shape, values) = &fixture[&format!("initial.{}", param.name())];
         let value = Tensor::from_slice(device, shape, values)?;

@@ -13,7 +13,7 @@ use meshgrad_ckpt::Committed;
 use meshgrad_ckpt::ranks::ShardedSnapshot;
 use meshgrad_comm::conformance::Fault;
 use meshgrad_comm::{Local, Rank, Redistributor};
-use meshgrad_data_parallel::{Home, Homes};
+use meshgrad_data_parallel::{DataParallel, Strategy};
 use meshgrad_mesh::Mesh;
 use meshgrad_train::checkpoint::{self, ReadOptions, Saved};
 use meshgrad_train::config::Config;
@@ -147,10 +147,10 @@ fn ranks_save_the_files_of_one_rank() {
         let summary = place.train_alone("alone", &["optimizer.ema_decay=0.9", "train.steps=3"]);
         let expected = files(&summary.checkpoint);
         let homes: [Named; 4] = [
-            ("replicate", || Home::replicate(["dp"])),
-            ("zero1", || Home::zero1(["dp"])),
-            ("fsdp", || Home::fsdp(["dp"])),
-            ("whole", || Home::fsdp(["dp"]).whole_matrices()),
+            ("replicate", || Strategy::replicate(["dp"])),
+            ("zero1", || Strategy::zero1(["dp"])),
+            ("fsdp", || Strategy::fsdp(["dp"])),
+            ("whole", || Strategy::fsdp(["dp"]).whole_matrices()),
         ];
         for (ranks, (name, home)) in homes.iter().flat_map(|home| [(2, home), (3, home)]) {
             let run = place.path(&format!("{name}-{ranks}"));
@@ -178,12 +178,12 @@ fn ranks_save_the_files_of_one_rank() {
 }
 
 /// A home and its name.
-type Named = (&'static str, fn() -> Home);
+type Named = (&'static str, fn() -> Strategy);
 
 fn save_again(
     from: &Path,
     run: &Path,
-    home: Home,
+    home: Strategy,
     mesh: &Mesh,
     rank: &meshgrad_comm::LocalRank,
 ) -> meshgrad_train::Result<()> {
@@ -191,7 +191,7 @@ fn save_again(
     let config = Config::read::<Tables>(Some(&from.join("trainer/config.toml")), &[])?;
     let tokenizer = Tokenizer::from_file(&from.join("tokenizer.json"))?;
     let model = qwen3::model(&config, tokenizer.vocab_size(), Some(&saved))?;
-    Homes::new(rank, mesh, home.clone()).unit("model.layers.*", home).settle(&model)?;
+    DataParallel::new(rank, mesh, home.clone()).unit("model.layers.*", home).apply(&model)?;
     let (device, options) = (rank.device(), ReadOptions::default());
     checkpoint::load_params(&saved, &model, device, options)?;
     meshgrad_autograd::Module::materialize_missing(&model, device, 0)?;

@@ -9,7 +9,7 @@ const TREE: &str = "train.reduction=tree";
 
 const TWO: On = On { ranks: 2, sets: &[TREE] };
 
-/// Homes and microbatches of four ranks.
+/// DataParallel and microbatches of four ranks.
 const FOUR: [On; 3] = [
     On { ranks: 4, sets: &[TREE, "parallel.dp_replicate=4"] },
     On { ranks: 4, sets: &[TREE, "parallel.dp_replicate=2", "train.micro_batch_size=8"] },

@@ -4,7 +4,7 @@ use meshgrad_comm::{Collectives, CommStats, Local, Plan, Rank, RankTrace, Reduct
 use meshgrad_mesh::Group;
 use meshgrad_runtime::{DType, Error, Kind, Result, Tensor, ops};
 
-use crate::host::worlds;
+use crate::tcp::worlds;
 
 pub(crate) const RANKS: usize = 3;
 const ROWS: [usize; RANKS] = [2, 0, 3];
@@ -85,6 +85,6 @@ pub(crate) fn on_all_transports() -> Vec<(&'static str, Vec<Traced>)> {
         ("Plan", planned.collect()),
         ("Local", real),
         ("Local, simulated", simulated),
-        ("Host", host),
+        ("Tcp", host),
     ]
 }

@@ -3,13 +3,13 @@
 use std::sync::Barrier;
 use std::time::Duration;
 
-use meshgrad_comm::{Collectives, CommError, Error, FailedRank, Rank, Reduction, World};
+use meshgrad_comm::{Collectives, CommError, Error, FailedRank, ProcessRank, Rank, Reduction};
 use meshgrad_mesh::{Group, GroupOptions};
 use meshgrad_runtime::{DType, Result, Tensor, ops};
 
-use crate::host::worlds::{self, DEADLINE, run};
+use crate::tcp::worlds::{self, DEADLINE, run};
 
-fn x(world: &World, extent: usize) -> Result<Tensor> {
+fn x(world: &ProcessRank, extent: usize) -> Result<Tensor> {
     ops::full(world.device(), &[extent], DType::F32, 1.0)
 }
 
@@ -23,7 +23,7 @@ fn comm_error<T: std::fmt::Debug>(result: Result<T>) -> CommError {
 fn outcomes<T: Send>(
     ranks: usize,
     deadline: Duration,
-    main: impl Fn(&World) -> Result<T> + Sync,
+    main: impl Fn(&ProcessRank) -> Result<T> + Sync,
 ) -> Vec<Result<T>> {
     let done = Barrier::new(ranks);
     run(ranks, deadline, |world| {
@@ -36,7 +36,7 @@ fn outcomes<T: Send>(
 /// Whatever differs, all members fail with the odd rank's call and line.
 #[test]
 fn mismatched_calls_fail_on_all_members() {
-    type Call = fn(&World) -> Result<()>;
+    type Call = fn(&ProcessRank) -> Result<()>;
     let others: [(Call, &str); 4] = [
         (|world| world.world()?.barrier()?.wait(), "barrier()"),
         (
@@ -172,7 +172,7 @@ fn a_rank_may_leave_before_its_message_is_received() {
 }
 
 /// Ends a world of 3 ranks by `fail` on rank `failing`. Checks that all others name `named`.
-fn check_failure(failing: usize, named: usize, fail: impl Fn(World) + Sync) {
+fn check_failure(failing: usize, named: usize, fail: impl Fn(ProcessRank) + Sync) {
     let all = run(3, DEADLINE, |world| {
         if world.rank() == failing {
             fail(world);

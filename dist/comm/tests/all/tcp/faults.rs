@@ -4,12 +4,12 @@ use std::sync::{Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use meshgrad_comm::{Error, FailedRank, Rank, Result, World};
+use meshgrad_comm::{Error, FailedRank, ProcessRank, Rank, Result};
 
-use crate::host::worlds;
 use crate::injection::{
     Expected, Fault, Injection, Pace, RANKS, expected, injections, judge, main_of_rank,
 };
+use crate::tcp::worlds;
 
 /// Longer than a rank that can run ever needs for a step.
 const DEADLINE: Duration = Duration::from_secs(5);
@@ -24,10 +24,10 @@ fn run(injection: Injection) -> Vec<Option<Error>> {
         Fault::Late => GRACE,
         _ => Duration::from_millis(100),
     };
-    let change = |host: meshgrad_comm::Host| host.deadline(DEADLINE).grace(grace);
+    let change = |host: meshgrad_comm::Tcp| host.deadline(DEADLINE).grace(grace);
     let errors = Mutex::new(vec![None; RANKS]);
     let done = Barrier::new(RANKS);
-    worlds::run_with(RANKS, change, |world: World| {
+    worlds::run_with(RANKS, change, |world: ProcessRank| {
         let number = world.rank();
         let is_victim = number == injection.victim;
         let result = thread::scope(|scope| {
@@ -51,7 +51,7 @@ fn run(injection: Injection) -> Vec<Option<Error>> {
     errors.into_inner().unwrap()
 }
 
-fn main(world: &World, injection: Injection) -> Result<()> {
+fn main(world: &ProcessRank, injection: Injection) -> Result<()> {
     let pace = Pace { sleep: &thread::sleep, late: LATE, forever: 2 * DEADLINE };
     main_of_rank(world, injection, &pace)
 }

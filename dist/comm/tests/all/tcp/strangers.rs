@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use meshgrad_comm::{Collectives, Host, Rank, Reduction, Secret};
+use meshgrad_comm::{Collectives, Rank, Reduction, Secret, Tcp};
 use meshgrad_runtime::Tensor;
 
-use crate::host::worlds::{self, DEADLINE};
+use crate::tcp::worlds::{self, DEADLINE};
 
 #[test]
 fn short_secrets_are_refused() {
@@ -37,7 +37,7 @@ fn a_world_forms_among_strangers() {
         });
         thread::sleep(Duration::from_millis(100)); // only strangers so far
         let wrong = Secret::new("the secret of another world").unwrap();
-        let error = Host::new(1, 3, address.clone(), wrong).join().unwrap_err();
+        let error = Tcp::new(1, 3, address.clone(), wrong).join().unwrap_err();
         let error = error.to_string();
         assert!(error.contains("did not prove that it knows the secret"), "{error}");
         assert!(error.contains("MESHGRAD_SECRET"), "{error}");
@@ -49,7 +49,7 @@ fn a_world_forms_among_strangers() {
     });
 }
 
-fn sum(host: Host) -> i64 {
+fn sum(host: Tcp) -> i64 {
     let world = host.join().unwrap();
     let x = Tensor::scalar(world.device(), world.rank() as i64).unwrap();
     let mut last = 0;

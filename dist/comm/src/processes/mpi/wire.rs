@@ -11,7 +11,7 @@ use mpi::ffi;
 use mpi::raw::AsRaw;
 use mpi::topology::SimpleCommunicator;
 
-use crate::host::bytes::Bytes;
+use crate::processes::bytes::Bytes;
 
 /// The most bytes of one MPI message, whose count is a C int.
 const PIECE: usize = 1 << 30;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use meshgrad_comm::{Collectives, FailedRank, Rank, Reduction, conformance, free_port};
 use meshgrad_runtime::{DType, ops};
 
-use crate::host::worlds;
+use crate::tcp::worlds;
 
 /// How many times ranks are killed. `scripts/prove/kill-ranks` sets more.
 const KILLS: u64 = 6;
@@ -17,7 +17,7 @@ const ROLE: &str = "MESHGRAD_TEST_ROLE";
 
 fn start(role: &str, rank: usize, ranks: usize, address: &str) -> Child {
     Command::new(std::env::current_exe().unwrap())
-        .args(["host::processes::child", "--exact", "--nocapture", "--test-threads=1"])
+        .args(["tcp::processes::child", "--exact", "--nocapture", "--test-threads=1"])
         .env(ROLE, format!("{role} {rank} {ranks} {address}"))
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

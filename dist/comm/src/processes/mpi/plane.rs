@@ -13,12 +13,12 @@ use std::time::{Duration, Instant};
 use meshgrad_error::Result;
 
 use super::wire::{Receiving, Sending, Wire};
-use crate::host::bytes::Bytes;
-use crate::host::data::DataPlane;
-use crate::host::frame::{self, Frame, FrameError};
-use crate::host::message::{CallKey, Message};
-use crate::host::poll::Poll;
-use crate::host::shared::Shared;
+use crate::processes::bytes::Bytes;
+use crate::processes::data::DataPlane;
+use crate::processes::frame::{self, Frame, FrameError};
+use crate::processes::message::{CallKey, Message};
+use crate::processes::poll::Poll;
+use crate::processes::shared::Shared;
 
 const FRAME: c_int = 0;
 const PAYLOAD: c_int = 1;

@@ -33,7 +33,7 @@ pub(super) struct Addresses {
 }
 
 /// Connections to and from other ranks.
-pub(super) struct Tcp {
+pub(super) struct TcpData {
     shared: Arc<Shared>,
     run: Run,
     acceptor: Acceptor,
@@ -58,15 +58,15 @@ struct Opener {
     thread: Option<JoinHandle<()>>,
 }
 
-impl Tcp {
+impl TcpData {
     /// # Errors
     /// The system refuses a thread.
     pub(super) fn start(
         shared: Arc<Shared>,
         addresses: Addresses,
         acceptor: Acceptor,
-    ) -> std::io::Result<Tcp> {
-        Ok(Tcp {
+    ) -> std::io::Result<TcpData> {
+        Ok(TcpData {
             run: addresses.run,
             opener: Opener::start(shared.clone(), addresses)?,
             shared,
@@ -160,7 +160,7 @@ impl Tcp {
     }
 }
 
-impl DataPlane for Tcp {
+impl DataPlane for TcpData {
     fn send(&mut self, rank: usize, frame: Frame) -> Result<(), FrameError> {
         let opener = &self.opener;
         let outgoing = self.outgoing.entry(rank).or_insert_with(|| {

@@ -4,7 +4,7 @@ use std::net::TcpListener;
 use std::thread;
 use std::time::Duration;
 
-use meshgrad_comm::{Host, Secret, World};
+use meshgrad_comm::{ProcessRank, Secret, Tcp};
 
 pub(crate) const SECRET: &str = "a secret for tests only";
 
@@ -12,9 +12,9 @@ pub(crate) const SECRET: &str = "a secret for tests only";
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
 /// A rank that joins at `address`.
-pub(crate) fn host(rank: usize, ranks: usize, address: &str) -> Host {
+pub(crate) fn host(rank: usize, ranks: usize, address: &str) -> Tcp {
     let secret = Secret::new(SECRET).unwrap();
-    let host = Host::new(rank, ranks, address, secret).threads(1);
+    let host = Tcp::new(rank, ranks, address, secret).threads(1);
     host.deadline(DEADLINE).join_deadline(DEADLINE)
 }
 
@@ -28,7 +28,7 @@ pub(crate) fn listener() -> (TcpListener, String) {
 pub(crate) fn run<T: Send>(
     ranks: usize,
     deadline: Duration,
-    main: impl Fn(World) -> T + Sync,
+    main: impl Fn(ProcessRank) -> T + Sync,
 ) -> Vec<T> {
     run_with(ranks, |host| host.deadline(deadline), main)
 }
@@ -36,8 +36,8 @@ pub(crate) fn run<T: Send>(
 /// As [`run`], with ranks that `change` sets up.
 pub(crate) fn run_with<T: Send>(
     ranks: usize,
-    change: impl Fn(Host) -> Host + Sync,
-    main: impl Fn(World) -> T + Sync,
+    change: impl Fn(Tcp) -> Tcp + Sync,
+    main: impl Fn(ProcessRank) -> T + Sync,
 ) -> Vec<T> {
     let (listener, address) = listener();
     let mut listener = Some(listener);

@@ -19,7 +19,7 @@ use super::message::Message;
 use super::poll::{Poll, Waker};
 use super::secret::Secret;
 use super::tcp::Addresses;
-use super::world::{Carrier, Parts, World};
+use super::world::{Carrier, Parts, ProcessRank};
 use crate::system::system;
 
 /// The time limit of a collective, and of joining, if none is set.
@@ -34,12 +34,12 @@ const RETRY: Duration = Duration::from_millis(50);
 /// A rank of a world of processes, before it joins.
 ///
 /// ```no_run
-/// use meshgrad_comm::{Collectives, Host, Rank, Reduction, Secret};
+/// use meshgrad_comm::{Collectives, Tcp, Rank, Reduction, Secret};
 /// use meshgrad_runtime::Tensor;
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let secret = Secret::new("a long random text")?;
-/// let world = Host::new(3, 8, "10.0.0.1:29500", secret).join()?; // rank 3 of 8
+/// let world = Tcp::new(3, 8, "10.0.0.1:29500", secret).join()?; // rank 3 of 8
 /// let x = Tensor::scalar(world.device(), 1.0f32)?;
 /// let sum = world.world()?.all_reduce(&x, Reduction::Sum)?.wait()?;
 /// assert_eq!(sum.item::<f32>()?, 8.0);
@@ -47,7 +47,7 @@ const RETRY: Duration = Duration::from_millis(50);
 /// # }
 /// ```
 #[derive(Debug)]
-pub struct Host {
+pub struct Tcp {
     rank: usize,
     world: usize,
     meeting: Meeting,
@@ -62,31 +62,31 @@ pub struct Host {
     say: fn(&str),
 }
 
-impl Host {
+impl Tcp {
     /// Rank `rank` of `world` ranks. Rank 0 listens on `address`, such as `10.0.0.1:29500`, and the
     /// others join it there.
-    pub fn new(rank: usize, world: usize, address: impl Into<String>, secret: Secret) -> Host {
+    pub fn new(rank: usize, world: usize, address: impl Into<String>, secret: Secret) -> Tcp {
         let address = address.into();
-        Host::at(rank, world, Meeting::At(Point { address, secret }))
+        Tcp::at(rank, world, Meeting::At(Point { address, secret }))
     }
 
     /// Rank `rank` of `world` ranks of one host and user. Rank 0 chooses a free port and a random
     /// secret and writes them to a file, where the others find them. Each run needs a file name of
     /// its own. Rank 0 removes the file when all have joined.
-    pub fn through_file(rank: usize, world: usize, path: impl Into<PathBuf>) -> Host {
-        Host::at(rank, world, Meeting::File(path.into()))
+    pub fn through_file(rank: usize, world: usize, path: impl Into<PathBuf>) -> Tcp {
+        Tcp::at(rank, world, Meeting::File(path.into()))
     }
 
     /// The only rank of a world.
     ///
     /// # Errors
     /// When the operating system has no random bytes.
-    pub fn alone() -> Result<Host> {
-        Ok(Host::new(0, 1, "127.0.0.1:0", Secret::random()?))
+    pub fn alone() -> Result<Tcp> {
+        Ok(Tcp::new(0, 1, "127.0.0.1:0", Secret::random()?))
     }
 
-    fn at(rank: usize, world: usize, meeting: Meeting) -> Host {
-        Host {
+    fn at(rank: usize, world: usize, meeting: Meeting) -> Tcp {
+        Tcp {
             rank,
             world,
             meeting,
@@ -103,37 +103,37 @@ impl Host {
 
     /// The socket on which rank 0 listens. The address must reach it. By default, rank 0 opens a
     /// socket at the address.
-    pub fn listener(mut self, listener: TcpListener) -> Host {
+    pub fn listener(mut self, listener: TcpListener) -> Tcp {
         self.listener = Some(listener);
         self
     }
 
     /// The threads of the rank's device, at least 1. By default all cores.
-    pub fn threads(mut self, threads: usize) -> Host {
+    pub fn threads(mut self, threads: usize) -> Tcp {
         self.threads = threads;
         self
     }
 
     /// The time limit of collectives whose group has no `timeout` option; 5 minutes by default.
-    pub fn deadline(mut self, deadline: Duration) -> Host {
+    pub fn deadline(mut self, deadline: Duration) -> Tcp {
         self.deadline = deadline;
         self
     }
 
     /// The time in which all ranks must join; 5 minutes by default.
-    pub fn join_deadline(mut self, deadline: Duration) -> Host {
+    pub fn join_deadline(mut self, deadline: Duration) -> Tcp {
         self.join_deadline = deadline;
         self
     }
 
     /// As [`Local::grace`](crate::Local::grace): a tenth of the time limit by default.
-    pub fn grace(mut self, grace: Duration) -> Host {
+    pub fn grace(mut self, grace: Duration) -> Tcp {
         self.grace = Some(grace.min(LONGEST));
         self
     }
 
     /// As [`Local::strict`](crate::Local::strict).
-    pub fn strict(mut self, strict: bool) -> Host {
+    pub fn strict(mut self, strict: bool) -> Tcp {
         self.is_strict = strict;
         self
     }
@@ -144,12 +144,12 @@ impl Host {
     /// # Errors
     /// When this rank cannot reach rank 0 in time, or rank 0 refuses it; when some ranks do not join
     /// in time; when the operating system refuses a socket or a thread.
-    pub fn join(self) -> Result<World> {
+    pub fn join(self) -> Result<ProcessRank> {
         self.join_over(None)
     }
 
     /// Joins a world whose data is carried by `engine` instead of TCP.
-    pub(super) fn join_over(self, engine: Option<Box<dyn Engine>>) -> Result<World> {
+    pub(super) fn join_over(self, engine: Option<Box<dyn Engine>>) -> Result<ProcessRank> {
         let (rank, world) = (self.rank, self.world);
         ensure!(
             rank < world && u32::try_from(world).is_ok(),
@@ -181,7 +181,7 @@ impl Host {
                 (control, Carrier::Tcp(addresses, acceptor))
             }
         };
-        World::start(Parts {
+        ProcessRank::start(Parts {
             rank,
             world,
             device,
@@ -233,7 +233,7 @@ impl Host {
             // A file may be left over from an earlier run.
             let is_final = matches!(obstacle, Obstacle::Stranger(_))
                 && !matches!(self.meeting, Meeting::File(_));
-            let Host { rank, world, say, .. } = self;
+            let Tcp { rank, world, say, .. } = self;
             if is_final || Instant::now() + RETRY >= until {
                 return Err(match obstacle {
                     Obstacle::NoAnswer(address, reason) => error!(
@@ -305,7 +305,7 @@ impl Host {
                         return Ok((control, run, listeners));
                     }
                     Message::Waiting { missing } => {
-                        let Host { rank, world, say, .. } = self;
+                        let Tcp { rank, world, say, .. } = self;
                         let missing = match missing[..] {
                             [one] => format!("rank {one}"),
                             _ => format!("ranks {missing:?}"),
@@ -411,9 +411,9 @@ mod tests {
         let secret = Secret::new([7; 16]).unwrap();
         let address = format!("127.0.0.1:{}", super::super::free_port().unwrap());
         let host = |rank| {
-            let host = Host::new(rank, 3, address.clone(), secret.clone()).threads(1);
+            let host = Tcp::new(rank, 3, address.clone(), secret.clone()).threads(1);
             let say = |message: &str| SAID.lock().unwrap().push(message.to_owned());
-            Host { notice: Duration::from_millis(50), say, ..host }
+            Tcp { notice: Duration::from_millis(50), say, ..host }
         };
         thread::scope(|scope| {
             let second = scope.spawn(|| host(1).join().map(drop));
@@ -434,7 +434,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = local(&listener).unwrap().to_string();
         let until = Instant::now() + Duration::from_secs(60);
-        let host = |rank| Host::new(rank, 2, address.clone(), secret.clone()).threads(1);
+        let host = |rank| Tcp::new(rank, 2, address.clone(), secret.clone()).threads(1);
         thread::scope(|scope| {
             let lead = host(0).listener(listener);
             let first = scope.spawn(|| lead.join().map(drop));

@@ -1,5 +1,5 @@
 //! Ranks that MPI started. MPI carries their data. The control plane is the same as that of
-//! [`Host`]; rank 0 distributes its meeting point and secret over MPI.
+//! [`Tcp`]; rank 0 distributes its meeting point and secret over MPI.
 
 mod plane;
 mod wire;
@@ -21,10 +21,10 @@ use mpi::traits::{Communicator, Root};
 use self::plane::MpiPlane;
 use self::wire::Wire;
 use super::data::{DataPlane, Engine};
-use super::join::Host;
+use super::join::Tcp;
 use super::secret::Secret;
 use super::shared::Shared;
-use super::world::World;
+use super::world::ProcessRank;
 use crate::system::system;
 
 /// A rank of a world of processes that `mpirun` or `srun` started, before it joins. MPI carries the
@@ -32,7 +32,7 @@ use crate::system::system;
 /// transports.
 ///
 /// A process can join once, because MPI can be initialized once. The thread that joined must drop
-/// the [`World`], which finalizes MPI. After a failure, dropping does not finalize MPI, and the
+/// the [`ProcessRank`], which finalizes MPI. After a failure, dropping does not finalize MPI, and the
 /// process should exit with an error: MPI then stops the others.
 ///
 /// ```no_run
@@ -91,8 +91,8 @@ impl Mpi {
     ///
     /// # Errors
     /// When MPI has been initialized before or cannot be called from threads, and as
-    /// [`Host::join`].
-    pub fn join(self) -> Result<World> {
+    /// [`Tcp::join`].
+    pub fn join(self) -> Result<ProcessRank> {
         let library = Library::initialize()?;
         let all = library.world();
         let (rank, world) = (all.rank() as usize, all.size() as usize);
@@ -107,7 +107,7 @@ impl Mpi {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let threads = self.threads.unwrap_or((cores / local).max(1));
         let mut host =
-            Host::new(rank, world, address, secret).threads(threads).strict(self.is_strict);
+            Tcp::new(rank, world, address, secret).threads(threads).strict(self.is_strict);
         if let Some(deadline) = self.deadline {
             host = host.deadline(deadline).join_deadline(deadline);
         }

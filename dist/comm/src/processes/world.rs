@@ -12,32 +12,32 @@ use meshgrad_error::FailedRank;
 use meshgrad_runtime::{Device, Result};
 
 use super::acceptor::Acceptor;
-use super::communicator::{HostConnector, HostExchange};
+use super::communicator::{TcpConnector, TcpExchange};
 use super::connection::Connection;
 use super::coordinator::Coordinator;
 use super::data::{DataPlane, Engine};
 use super::poll::Waker;
 use super::progress::Progress;
 use super::shared::Shared;
-use super::tcp::{Addresses, Tcp};
+use super::tcp::{Addresses, TcpData};
 use crate::shares::Shares;
 use crate::system::system;
 
-/// This process as a rank of a world of processes ([`Host::join`](crate::Host::join)).
+/// This process as a rank of a world of processes ([`Tcp::join`](crate::Tcp::join)).
 ///
 /// Dropping it leaves the world: what this rank has sent still arrives, and ranks that wait for
 /// anything else from it fail. Over TCP, rank 0 waits in `drop` until all other ranks have left,
 /// because they are connected to it; over MPI, all ranks wait for each other. After a failure,
 /// `drop` does not wait. Over TCP, a process can join another world afterwards: at another address,
 /// or at the same one once all ranks have left.
-pub struct World {
+pub struct ProcessRank {
     rank: usize,
     size: usize,
     device: Device,
     clock: Clock,
     deadline: Duration,
     shared: Arc<Shared>,
-    shares: Arc<Shares<HostConnector>>,
+    shares: Arc<Shares<TcpConnector>>,
     exchanges: Arc<AtomicU64>,
     progress: Option<JoinHandle<()>>,
     coordinator: Option<Coordinator>,
@@ -63,8 +63,8 @@ pub(super) enum Carrier {
     Engine(Box<dyn Engine>),
 }
 
-impl World {
-    pub(super) fn start(parts: Parts) -> Result<World> {
+impl ProcessRank {
+    pub(super) fn start(parts: Parts) -> Result<ProcessRank> {
         let Parts {
             rank,
             world,
@@ -81,7 +81,7 @@ impl World {
         let shared = Arc::new(Shared::new(rank, world, waker));
         let (data, engine): (Box<dyn DataPlane>, _) = match carrier {
             Carrier::Tcp(addresses, acceptor) => {
-                let tcp = Tcp::start(shared.clone(), addresses, acceptor).map_err(&failed)?;
+                let tcp = TcpData::start(shared.clone(), addresses, acceptor).map_err(&failed)?;
                 (Box::new(tcp), None)
             }
             Carrier::Engine(engine) => (engine.data_plane(shared.clone())?, Some(engine)),
@@ -91,7 +91,7 @@ impl World {
             .name(format!("rank {rank}"))
             .spawn(move || progress.run())
             .map_err(failed)?;
-        let connector = HostConnector {
+        let connector = TcpConnector {
             shared: shared.clone(),
             device: device.clone(),
             deadline,
@@ -99,7 +99,7 @@ impl World {
             is_strict,
         };
         let shares = Arc::new(Shares::new(rank, device.clone(), connector));
-        Ok(World {
+        Ok(ProcessRank {
             rank,
             size: world,
             device,
@@ -115,14 +115,14 @@ impl World {
     }
 
     /// Its registry, which creates and shares its communicators.
-    pub fn registry(&self) -> &Registry<HostConnector> {
+    pub fn registry(&self) -> &Registry<TcpConnector> {
         self.shares.registry()
     }
 
     /// Exchanges bytes with all ranks, to [agree](meshgrad_collectives::registry::Plan::agree) on a
     /// plan.
-    pub fn exchange(&self) -> HostExchange {
-        HostExchange {
+    pub fn exchange(&self) -> TcpExchange {
+        TcpExchange {
             shared: self.shared.clone(),
             next: self.exchanges.clone(),
             deadline: self.deadline,
@@ -140,7 +140,7 @@ impl World {
         self.shared.died(self.rank, reason);
     }
 
-    /// As [`World::fail`], as a consequence of the failure of another rank, which the errors name.
+    /// As [`ProcessRank::fail`], as a consequence of the failure of another rank, which the errors name.
     /// That rank may report its failure later than this one. A rank outside of the world stands for
     /// this one.
     pub fn fail_with(self, failed: FailedRank) {
@@ -152,7 +152,7 @@ impl World {
     }
 }
 
-impl Rank for World {
+impl Rank for ProcessRank {
     fn rank(&self) -> usize {
         self.rank
     }
@@ -176,7 +176,7 @@ impl Rank for World {
     }
 }
 
-impl Drop for World {
+impl Drop for ProcessRank {
     fn drop(&mut self) {
         if thread::panicking() {
             self.shared.died(self.rank, "it panicked");
@@ -196,8 +196,8 @@ impl Drop for World {
     }
 }
 
-impl fmt::Debug for World {
+impl fmt::Debug for ProcessRank {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "World(rank {} of {})", self.rank, self.world_size())
+        write!(f, "ProcessRank(rank {} of {})", self.rank, self.world_size())
     }
 }

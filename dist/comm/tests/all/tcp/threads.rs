@@ -7,7 +7,7 @@ use meshgrad_comm::{Collectives, Local, Rank};
 use meshgrad_mesh::Group;
 use meshgrad_runtime::Result;
 
-use crate::host::worlds::{self, DEADLINE};
+use crate::tcp::worlds::{self, DEADLINE};
 
 const RANKS: usize = 8;
 /// Set in the process that counts its threads, in which no other test runs.
@@ -41,7 +41,7 @@ fn child() {
         return;
     }
     for [before, after] in worlds::run(RANKS, DEADLINE, |world| count(&world).unwrap()) {
-        assert!(after <= before, "Host: {before}, then {after}");
+        assert!(after <= before, "Tcp: {before}, then {after}");
     }
     let local = Local::new(RANKS).threads(1).launch(|rank| count(rank));
     for [before, after] in local.unwrap() {
@@ -53,7 +53,7 @@ fn child() {
 #[test]
 fn groups_need_no_threads() {
     let mut child = Command::new(std::env::current_exe().unwrap());
-    child.args(["host::threads::child", "--exact", "--test-threads=1"]);
+    child.args(["tcp::threads::child", "--exact", "--test-threads=1"]);
     let output = child.env(CHILD, "1").output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && text.contains("1 passed"), "{text}");

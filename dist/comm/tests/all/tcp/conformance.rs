@@ -8,7 +8,7 @@ use meshgrad_comm::{Collectives, Rank, Reduction};
 use meshgrad_mesh::{Channel, Group, Mesh};
 use meshgrad_runtime::{DType, Kind, Tensor};
 
-use crate::host::worlds::{DEADLINE, run};
+use crate::tcp::worlds::{DEADLINE, run};
 
 /// The larger counts take two rounds of an all_reduce, from 3 ranks on.
 #[test]

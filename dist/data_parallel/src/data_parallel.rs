@@ -1,4 +1,4 @@
-//! The units of a model, and their homes.
+//! The units of a model, and how each lives on the ranks.
 
 use std::sync::Arc;
 
@@ -10,18 +10,18 @@ use meshgrad_mesh::{Mesh, Sharding, nearest_name};
 use meshgrad_runtime::{DType, Device, Result};
 
 use crate::groups::Groups;
-use crate::home::Home;
 use crate::layout::Layout;
 use crate::order::Order;
 use crate::partials::Partials;
+use crate::strategy::Strategy;
 use crate::unit::Unit;
 use crate::unit_ranks::UnitRanks;
 
-/// The homes of a model's parameters on one rank.
+/// Data parallelism of a model, as one rank applies it: a strategy per unit.
 ///
-/// All ranks of the mesh give the same homes to the same units, before the values are set or after.
+/// All ranks of the mesh apply the same strategies to the same units, before the values are set or after.
 #[derive(Clone)]
-pub struct Homes {
+pub struct DataParallel {
     groups: Groups,
     units: Vec<Modules>,
     rest: Modules,
@@ -32,39 +32,44 @@ pub struct Homes {
 #[derive(Clone)]
 struct Modules {
     pattern: String,
-    home: Home,
+    strategy: Strategy,
     /// The stages of a pipeline that have copies of them; none for those of one stage.
     stages: Vec<usize>,
 }
 
 /// A unit before its parameters move.
-struct Unsettled<'a> {
+struct NewUnit<'a> {
     name: String,
     of: &'a Modules,
     params: Vec<Param>,
 }
 
-impl Homes {
-    /// Homes on `mesh`. Parameters that are in no other unit are one unit, with the home `rest`.
-    pub fn new(rank: &dyn Rank, mesh: &Mesh, rest: Home) -> Homes {
-        Homes::with(Groups::new(rank, mesh), rest)
+impl DataParallel {
+    /// On `mesh`. Parameters that are in no other unit are one unit, with the strategy `rest`.
+    pub fn new(rank: &dyn Rank, mesh: &Mesh, rest: Strategy) -> DataParallel {
+        DataParallel::with(Groups::new(rank, mesh), rest)
     }
 
-    /// Homes on one stage of a pipeline. The stages are along `axis` of `mesh`; each computes on the
-    /// other axes ([`Mesh::at`]), and settles its own part of the model. Norms of gradients are those
-    /// of all stages.
+    /// On one stage of a pipeline. The stages are along `axis` of `mesh`; each computes on the other axes
+    /// ([`Mesh::at`]), and applies this to its own part of the model. Norms of gradients are those of all
+    /// stages.
     ///
     /// # Errors
     /// When `mesh` has no such axis, or does not contain the rank.
-    pub fn of_stage(rank: &dyn Rank, mesh: &Mesh, axis: &str, rest: Home) -> Result<Homes> {
-        Ok(Homes::with(Groups::of_stage(rank, mesh, axis)?, rest))
+    pub fn of_stage(
+        rank: &dyn Rank,
+        mesh: &Mesh,
+        axis: &str,
+        rest: Strategy,
+    ) -> Result<DataParallel> {
+        Ok(DataParallel::with(Groups::of_stage(rank, mesh, axis)?, rest))
     }
 
-    fn with(groups: Groups, rest: Home) -> Homes {
-        Homes {
+    fn with(groups: Groups, rest: Strategy) -> DataParallel {
+        DataParallel {
             groups,
             units: Vec::new(),
-            rest: Modules { pattern: String::new(), home: rest, stages: Vec::new() },
+            rest: Modules { pattern: String::new(), strategy: rest, stages: Vec::new() },
             prefetch: 1,
         }
     }
@@ -73,32 +78,32 @@ impl Homes {
     /// `*` matches one component of the name. A parameter belongs to the innermost of the modules
     /// that it is in; of two patterns that match one module, the later one counts.
     #[must_use]
-    pub fn unit(self, modules: &str, home: Home) -> Homes {
-        self.tied(modules, home, &[])
+    pub fn unit(self, modules: &str, strategy: Strategy) -> DataParallel {
+        self.tied(modules, strategy, &[])
     }
 
-    /// As [`Homes::unit`], for a module that the stages `stages` of a pipeline have copies of, such as
-    /// a tied embedding table. The copies have the gradient of one: that of all stages. They start
+    /// As [`DataParallel::unit`], for a module that the stages `stages` of a pipeline have copies of, such
+    /// as a tied embedding table. The copies have the gradient of one: that of all stages. They start
     /// with equal values, and each rank keeps the same rows as its peers on the other stages, so they
     /// stay equal. They count once, as those of the first of these stages. Several tied modules have
     /// the same order on all their stages.
     #[must_use]
-    pub fn tied(mut self, modules: &str, home: Home, stages: &[usize]) -> Homes {
+    pub fn tied(mut self, modules: &str, strategy: Strategy, stages: &[usize]) -> DataParallel {
         let mut distinct: Vec<usize> = Vec::new();
         for stage in stages {
             if !distinct.contains(stage) {
                 distinct.push(*stage);
             }
         }
-        self.units.push(Modules { pattern: modules.to_owned(), home, stages: distinct });
+        self.units.push(Modules { pattern: modules.to_owned(), strategy, stages: distinct });
         self
     }
 
     /// The number of units that are gathered ahead of their use; 1 by default. Each holds the
     /// memory of a gathered unit.
     #[must_use]
-    pub fn prefetch(self, units: usize) -> Homes {
-        Homes { prefetch: units, ..self }
+    pub fn prefetch(self, units: usize) -> DataParallel {
+        DataParallel { prefetch: units, ..self }
     }
 
     /// Moves the parameters of `model` to their homes: those that have values, and the initial
@@ -108,12 +113,12 @@ impl Homes {
     /// # Errors
     /// When a home does not fit its parameters or a parameter has one already, before anything
     /// moves; when memory runs out.
-    pub fn settle(&self, model: &impl Module) -> Result<()> {
-        self.settle_in_order(model, || Ok(Partials::default()))
+    pub fn apply(&self, model: &impl Module) -> Result<()> {
+        self.apply_in_order(model, || Ok(Partials::default()))
     }
 
-    /// [`Homes::settle`] for a model that other axes of the mesh than those of the homes divide too,
-    /// as in tensor parallelism. Some gradients, such as those of norms under sequence parallelism,
+    /// [`DataParallel::apply`] for a model that other axes of the mesh than those of the strategies divide
+    /// too, as in tensor parallelism. Some gradients, such as those of norms under sequence parallelism,
     /// are partial sums along these axes. Parameters with the same partial axes are adjacent in the
     /// buffer of a unit, so that one more collective sums them all.
     ///
@@ -121,17 +126,17 @@ impl Homes {
     /// meta device. It is called at most once, before anything moves.
     ///
     /// # Errors
-    /// As [`Homes::settle`]; those of `pass` and of backward. Parameters without a sharding are
+    /// As [`DataParallel::apply`]; those of `pass` and of backward. Parameters without a sharding are
     /// replicated then.
-    pub fn settle_for(
+    pub fn apply_for(
         &self,
         model: &impl Module,
         pass: impl FnOnce(&Device) -> Result<Var>,
     ) -> Result<()> {
-        self.settle_in_order(model, || Partials::of(&self.groups, model, pass))
+        self.apply_in_order(model, || Partials::of(&self.groups, model, pass))
     }
 
-    fn settle_in_order(
+    fn apply_in_order(
         &self,
         model: &impl Module,
         learn: impl FnOnce() -> Result<Partials>,
@@ -148,23 +153,23 @@ impl Homes {
         for param in &params {
             self.state_sharding(param)?;
         }
-        let partials = match units.iter().all(|unit| self.has_all_axes(&unit.of.home)) {
+        let partials = match units.iter().all(|unit| self.has_all_axes(&unit.of.strategy)) {
             true => Partials::default(),
             false => learn()?,
         };
         for mut unit in units {
             // On each stage, other gradients may be partial, but a tied unit has one order.
             if unit.of.stages.is_empty() {
-                let axes: Vec<&String> = unit.of.home.axes().collect();
+                let axes: Vec<&String> = unit.of.strategy.axes().collect();
                 unit.params.sort_by_cached_key(|param| partials.beside(&axes, param));
             }
-            self.settle_unit(&unit, &order)?;
+            self.apply_to(&unit, &order)?;
         }
         Ok(())
     }
 
     /// Whether a home is over all axes of the mesh.
-    fn has_all_axes(&self, home: &Home) -> bool {
+    fn has_all_axes(&self, home: &Strategy) -> bool {
         let mut axes = self.groups.mesh.axes().iter().map(|axis| axis.name());
         axes.all(|name| home.axes().any(|own| own == name))
     }
@@ -196,13 +201,13 @@ impl Homes {
     }
 
     /// The units with their parameters, in the order of their first ones.
-    fn group<'a>(&'a self, params: &[Param]) -> Result<Vec<Unsettled<'a>>> {
+    fn group<'a>(&'a self, params: &[Param]) -> Result<Vec<NewUnit<'a>>> {
         let (patterns, stage) = (self.patterns()?, self.groups.stage());
         // Stages without a copy of a tied module have no parameters of that name.
         let is_elsewhere = |stages: &[usize]| !stages.is_empty() && !stages.contains(&stage);
         let used = patterns.iter().map(|(_, of)| is_elsewhere(&of.stages));
         let mut used: Vec<bool> = used.collect();
-        let mut units: Vec<Unsettled<'_>> = Vec::new();
+        let mut units: Vec<NewUnit<'_>> = Vec::new();
         for param in params {
             let found = modules_of(param.name()).find_map(|module| {
                 let path = module.replace('.', "/");
@@ -221,7 +226,7 @@ impl Homes {
             match units.iter_mut().find(|unit| unit.name == name) {
                 Some(unit) => unit.params.push(param.clone()),
                 None => {
-                    units.push(Unsettled { name: name.to_owned(), of, params: vec![param.clone()] })
+                    units.push(NewUnit { name: name.to_owned(), of, params: vec![param.clone()] })
                 }
             }
         }
@@ -238,9 +243,9 @@ impl Homes {
     }
 
     /// Checks a home against the parameters of its unit.
-    fn check(&self, unit: &Unsettled<'_>) -> Result<()> {
-        let Unsettled { name, of, params } = unit;
-        let axes: Vec<&String> = of.home.axes().collect();
+    fn check(&self, unit: &NewUnit<'_>) -> Result<()> {
+        let NewUnit { name, of, params } = unit;
+        let axes: Vec<&String> = of.strategy.axes().collect();
         for (at, axis) in axes.iter().enumerate() {
             self.groups.mesh.axis(axis)?;
             if axes[..at].contains(axis) {
@@ -282,8 +287,8 @@ impl Homes {
         Ok(())
     }
 
-    fn settle_unit(&self, unit: &Unsettled<'_>, order: &Arc<Order>) -> Result<()> {
-        let (groups, Modules { home, stages, .. }) = (self.groups.clone(), unit.of);
+    fn apply_to(&self, unit: &NewUnit<'_>, order: &Arc<Order>) -> Result<()> {
+        let (groups, Modules { strategy: home, stages, .. }) = (self.groups.clone(), unit.of);
         let shard = groups.along(&home.shard)?;
         let first_stage = stages.first().copied();
         let is_counted = first_stage.is_none_or(|first| first == groups.stage());
@@ -301,7 +306,7 @@ impl Homes {
             let divided: Vec<&String> = class.axes.iter().chain(&home.shard).collect();
             let is_first_copy = is_counted && self.groups.is_first_beside(&divided);
             for (at, param) in class.params.iter().enumerate() {
-                param.settle(Arc::new(unit.home_of(layout, at, is_first_copy)?))?;
+                param.set_home(Arc::new(unit.home_of(layout, at, is_first_copy)?))?;
             }
         }
         Ok(())

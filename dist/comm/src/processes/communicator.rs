@@ -25,7 +25,7 @@ const VERDICT: Duration = Duration::from_secs(20);
 
 /// A communicator between processes. Cheap to clone; clones are the same communicator.
 #[derive(Clone)]
-pub struct HostCommunicator(Arc<Member>);
+pub struct TcpCommunicator(Arc<Member>);
 
 struct Member {
     shared: Arc<Shared>,
@@ -38,7 +38,7 @@ struct Member {
     own: LocalCommunicator,
 }
 
-impl Communicator for HostCommunicator {
+impl Communicator for TcpCommunicator {
     fn group(&self) -> &Group {
         &self.0.membership.group
     }
@@ -126,15 +126,15 @@ impl Begun {
     }
 }
 
-impl fmt::Debug for HostCommunicator {
+impl fmt::Debug for TcpCommunicator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "HostCommunicator(rank {} of {})", self.rank(), self.group())
+        write!(f, "TcpCommunicator(rank {} of {})", self.rank(), self.group())
     }
 }
 
-/// Creates the communicators of one rank of a [`Host`](crate::Host) world. They are ready at once:
+/// Creates the communicators of one rank of a [`Tcp`](crate::Tcp) world. They are ready at once:
 /// only the first collective waits for other members.
-pub struct HostConnector {
+pub struct TcpConnector {
     pub(super) shared: Arc<Shared>,
     pub(super) device: Device,
     pub(super) deadline: Duration,
@@ -142,11 +142,11 @@ pub struct HostConnector {
     pub(super) is_strict: bool,
 }
 
-impl Connect for HostConnector {
-    type Communicator = HostCommunicator;
-    type Connecting = HostCommunicator;
+impl Connect for TcpConnector {
+    type Communicator = TcpCommunicator;
+    type Connecting = TcpCommunicator;
 
-    fn begin(&mut self, creation: &Creation<'_>) -> Result<HostCommunicator, Error> {
+    fn begin(&mut self, creation: &Creation<'_>) -> Result<TcpCommunicator, Error> {
         let (group, rank) = (creation.group, self.shared.rank);
         let index = index_in(group, rank, self.shared.world)?;
         let deadline = group.options().timeout.unwrap_or(self.deadline);
@@ -158,7 +158,7 @@ impl Connect for HostConnector {
             grace: self.grace.unwrap_or(deadline / 10).min(LONGEST),
         };
         self.shared.join(membership.id);
-        Ok(HostCommunicator(Arc::new(Member {
+        Ok(TcpCommunicator(Arc::new(Member {
             shared: self.shared.clone(),
             membership: Arc::new(membership),
             device: self.device.clone(),
@@ -170,21 +170,21 @@ impl Connect for HostConnector {
 
     fn poll(
         &mut self,
-        connecting: &mut HostCommunicator,
-    ) -> Result<Progress<HostCommunicator>, Error> {
+        connecting: &mut TcpCommunicator,
+    ) -> Result<Progress<TcpCommunicator>, Error> {
         Ok(Progress::Ready(connecting.clone()))
     }
 }
 
-/// Exchanges bytes between all ranks of a [`Host`](crate::Host) world, through rank 0.
-pub struct HostExchange {
+/// Exchanges bytes between all ranks of a [`Tcp`](crate::Tcp) world, through rank 0.
+pub struct TcpExchange {
     pub(super) shared: Arc<Shared>,
     /// The number of the next exchange of this rank.
     pub(super) next: Arc<AtomicU64>,
     pub(super) deadline: Duration,
 }
 
-impl Exchange for HostExchange {
+impl Exchange for TcpExchange {
     fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, Error> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         self.shared.gather(number, mine);

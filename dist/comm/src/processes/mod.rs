@@ -39,10 +39,10 @@ mod shared;
 mod tcp;
 mod world;
 
-pub use communicator::{HostCommunicator, HostConnector, HostExchange};
-pub use join::Host;
+pub use communicator::{TcpCommunicator, TcpConnector, TcpExchange};
+pub use join::Tcp;
 #[cfg(feature = "mpi")]
 pub use mpi::Mpi;
 pub use port::free_port;
 pub use secret::Secret;
-pub use world::World;
+pub use world::ProcessRank;
