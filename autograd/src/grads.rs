@@ -121,8 +121,8 @@ struct Readiness {
 
 impl Grads {
     /// Buffers for `params`, on the devices of their values. Those of parameters without a home are
-    /// consecutive views of one flat buffer per device and dtype, in the order of `params`; of a sharded parameter,
-    /// for this rank's part.
+    /// consecutive views of one flat buffer per device and dtype, in the order of `params`; of a
+    /// sharded parameter, for this rank's part.
     ///
     /// # Errors
     /// When a parameter has no value; when memory runs out.
@@ -240,12 +240,12 @@ impl Grads {
         entries.map(|at| Ok((self.entries[at].param.clone(), self.total(at)?))).collect()
     }
 
-    /// The L2 norm of all gradients. Each element of a parameter counts once, and all ranks that share
-    /// in parameters with homes call this. An f32 scalar without a sharding.
+    /// The L2 norm of all gradients. Each element of a parameter counts once, and all ranks that
+    /// share in parameters with homes call this. An f32 scalar without a sharding.
     ///
     /// # Errors
-    /// When there is no gradient, or when some parameters have homes and others do not; errors of the
-    /// communication.
+    /// When there is no gradient, or when some parameters have homes and others do not; errors of
+    /// the communication.
     pub fn norm(&mut self) -> Result<Tensor> {
         let gradients = self.all()?;
         if self.units.is_empty() {

@@ -10,8 +10,8 @@ use meshgrad_runtime::{Key, Region, RegionKey, Result, ShardedShape, Tensor, ops
 /// The rows of a parameter that this rank keeps, and where they are in the whole parameter.
 ///
 /// They are rows of this rank's part of the parameter's sharding: all, unless the parameter has a
-/// [`Home`](crate::Home). A row has one index of every dim but the last; a tensor with fewer than two
-/// dims is one row.
+/// [`Home`](crate::Home). A row has one index of every dim but the last; a tensor with fewer than
+/// two dims is one row.
 #[derive(Clone, Debug)]
 pub struct KeptRows {
     shape: ShardedShape,
@@ -26,9 +26,9 @@ impl KeptRows {
         KeptRows { shape, rows, is_first_copy: true }
     }
 
-    /// The rows `rows` of this rank's part of a tensor of shape `shape`. `is_first_copy` states whether
-    /// this rank is the first of those that keep them: the rows of all first copies together make up
-    /// the tensor exactly once.
+    /// The rows `rows` of this rank's part of a tensor of shape `shape`. `is_first_copy` states
+    /// whether this rank is the first of those that keep them: the rows of all first copies
+    /// together make up the tensor exactly once.
     ///
     /// # Errors
     /// When the part does not have these rows.
@@ -90,8 +90,8 @@ impl KeptRows {
         by_row.slice(0, self.rows())
     }
 
-    /// The boxes of the whole tensor that these rows consist of. Their rows are counted from the first
-    /// kept one.
+    /// The boxes of the whole tensor that these rows consist of. Their rows are counted from the
+    /// first kept one.
     pub fn boxes(&self) -> Vec<RowBox> {
         let mut boxes = self.shape.row_boxes(self.rows());
         for it in &mut boxes {

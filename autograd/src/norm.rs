@@ -5,8 +5,8 @@ use meshgrad_runtime::{DType, Error, Result, Tensor, ops};
 
 use crate::Param;
 
-/// The L2 norm of the gradients of parameters with homes. An f32 scalar without a sharding, equal on all
-/// ranks.
+/// The L2 norm of the gradients of parameters with homes. An f32 scalar without a sharding, equal
+/// on all ranks.
 pub(crate) fn norm_over_ranks(gradients: &[(Param, Tensor)]) -> Result<Tensor> {
     let mut counted = Vec::with_capacity(gradients.len());
     let mut unit = None;

@@ -58,8 +58,8 @@ impl Init {
         }
     }
 
-    /// Writes to `into`, [rows, elements of a row], the initial values that the whole parameter has in
-    /// the rows `kept`.
+    /// Writes to `into`, [rows, elements of a row], the initial values that the whole parameter has
+    /// in the rows `kept`.
     pub(crate) fn write_rows(self, key: Key, kept: &KeptRows, into: &Tensor) -> Result<()> {
         for part in kept.boxes() {
             let key = kept.key_of(&part, key)?;

@@ -18,8 +18,8 @@ pub struct Balancing {
     pub bias_update_rate: f64,
 }
 
-/// What the losses of balancing need of the routings of sparse layers, pooled over layers. All are sums
-/// over tokens: with sharded tokens, partial sums.
+/// What the losses of balancing need of the routings of sparse layers, pooled over layers. All are
+/// sums over tokens: with sharded tokens, partial sums.
 #[derive(Clone, Debug, Default)]
 pub struct PooledRouting {
     /// The layers.
@@ -63,9 +63,9 @@ impl PooledRouting {
         Ok(())
     }
 
-    /// The losses of `balancing`, weighted: a scalar, f32, and a partial sum with sharded tokens; `None`
-    /// without terms. `weight` is that of the cross-entropy of this rank's tokens. All ranks call this:
-    /// one collective carries the counts and the weight of all of them.
+    /// The losses of `balancing`, weighted: a scalar, f32, and a partial sum with sharded tokens;
+    /// `None` without terms. `weight` is that of the cross-entropy of this rank's tokens. All ranks
+    /// call this: one collective carries the counts and the weight of all of them.
     ///
     /// # Errors
     /// Errors of the ops and of the communication.
@@ -87,10 +87,10 @@ impl PooledRouting {
         Ok(total)
     }
 
-    /// The load-balancing loss of the Switch Transformer (Fedus et al. 2021), with statistics pooled
-    /// over layers as in Hugging Face: E sum_e f_e P_e, where f_e is the number of assignments to
-    /// expert e per token and P_e its mean probability. It equals `top_k` when the load is balanced.
-    /// Gradients flow through the probabilities only.
+    /// The load-balancing loss of the Switch Transformer (Fedus et al. 2021), with statistics
+    /// pooled over layers as in Hugging Face: E sum_e f_e P_e, where f_e is the number of
+    /// assignments to expert e per token and P_e its mean probability. It equals `top_k` when the
+    /// load is balanced. Gradients flow through the probabilities only.
     fn load_balancing(&self, probabilities: &Var, all: &Tensor) -> Result<Var> {
         let experts = probabilities.global_shape()[0];
         let counts = all.slice(0, 1..1 + experts)?;

@@ -172,8 +172,8 @@ impl Qwen3 {
         Ok(Stream { x: Residual::new(x_btd), pooled: PooledRouting::default() })
     }
 
-    /// The stream after the layers, for tokens at the positions `at`, and the tokens per expert of each
-    /// sparse layer, \[experts\] f32.
+    /// The stream after the layers, for tokens at the positions `at`, and the tokens per expert of
+    /// each sparse layer, \[experts\] f32.
     ///
     /// # Errors
     /// When shapes do not match.
@@ -209,8 +209,8 @@ impl Qwen3 {
         Ok((stream, counts))
     }
 
-    /// The loss of the stream after the last layer, for `labels_bt` i64 [b, t], without statistics. With
-    /// sharded tokens, all values are partial sums.
+    /// The loss of the stream after the last layer, for `labels_bt` i64 [b, t], without statistics.
+    /// With sharded tokens, all values are partial sums.
     ///
     /// # Errors
     /// When a label is out of range; in a part without the head.

@@ -142,7 +142,8 @@ impl<M: Model> Saved<'_, M> {
 
 /// A copy of what this rank has of everything that a checkpoint stores. All ranks write it to `run`
 /// together with [`ShardedSnapshot::save`], which also takes the error; with a
-/// [`Saver`](meshgrad_ckpt::Saver) training continues meanwhile. The files are the same on any mesh.
+/// [`Saver`](meshgrad_ckpt::Saver) training continues meanwhile. The files are the same on any
+/// mesh.
 ///
 /// # Errors
 /// When a value cannot be read.

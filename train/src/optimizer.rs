@@ -26,9 +26,9 @@ pub struct Optimizer {
 }
 
 impl Optimizer {
-    /// An optimizer of `model`'s parameters with the rule and the averages of `config`. Weight decay
-    /// applies to parameters with two or more dims, not to norms and biases. `seed` is that of the
-    /// run, for stochastic rounding.
+    /// An optimizer of `model`'s parameters with the rule and the averages of `config`. Weight
+    /// decay applies to parameters with two or more dims, not to norms and biases. `seed` is that
+    /// of the run, for stochastic rounding.
     ///
     /// # Errors
     /// When the configuration is invalid or does not fit the parameters; when memory runs out.
@@ -82,7 +82,8 @@ impl Optimizer {
         Ok(self)
     }
 
-    /// Calls `f`, an evaluation, while the parameters are set to their averages, if there are averages.
+    /// Calls `f`, an evaluation, while the parameters are set to their averages, if there are
+    /// averages.
     ///
     /// # Errors
     /// Those of `f`; when memory runs out.
@@ -155,8 +156,8 @@ impl Optimizer {
     /// gradients, which are sums over `weight` tokens (a scalar, f32). Returns the global norm of
     /// their mean before clipping, a scalar, f32. Does not wait for the device.
     ///
-    /// If the parameters have homes, `weight` is that of all ranks or a partial sum, and the host waits until the
-    /// reduction of the gradients has been enqueued on all of them.
+    /// If the parameters have homes, `weight` is that of all ranks or a partial sum, and the host
+    /// waits until the reduction of the gradients has been enqueued on all of them.
     ///
     /// # Errors
     /// When only some parameters have homes; errors of the communication.
@@ -168,8 +169,8 @@ impl Optimizer {
         Ok(norm)
     }
 
-    /// As [`Optimizer::apply`] with `gradients` of the parameters in their order, in place of its own,
-    /// and their norm in the order of [`tree`].
+    /// As [`Optimizer::apply`] with `gradients` of the parameters in their order, in place of its
+    /// own, and their norm in the order of [`tree`].
     pub(crate) fn apply_in_tree_order(
         &mut self,
         gradients: Vec<(Param, Tensor)>,

@@ -2,9 +2,9 @@
 //! batches are divided (`division.rs`).
 //!
 //! Each rank runs the same program. Ranks agree on every decision that affects which collectives
-//! follow. Rank 0 reads the run folder and broadcasts what it found ([`RunRanks::broadcast`]); an error
-//! on one rank ends all ([`RunRanks::agree`]); so does a request to stop. A single rank is a world of
-//! one: the same calls send nothing.
+//! follow. Rank 0 reads the run folder and broadcasts what it found ([`RunRanks::broadcast`]); an
+//! error on one rank ends all ([`RunRanks::agree`]); so does a request to stop. A single rank is a
+//! world of one: the same calls send nothing.
 
 mod checkpoint;
 mod division;
@@ -84,8 +84,8 @@ impl<'r> RunRanks<'r> {
         self.rank() == 0
     }
 
-    /// Calls `body` as this rank of the mesh on which the model computes. Tensors of a single rank have
-    /// no sharding.
+    /// Calls `body` as this rank of the mesh on which the model computes. Tensors of a single rank
+    /// have no sharding.
     ///
     /// # Errors
     /// Those of `body`; as [`Redistributor::run_on`].

@@ -78,8 +78,8 @@ impl<'g> Ranks<'g> {
     /// Exchanges the results of a step and returns those of ranks 0, 1, ...
     ///
     /// # Errors
-    /// [`FailedRank`] if one of several ranks failed, on all of them; when the ranks cannot exchange messages,
-    /// usually because one has exited, or a message is not one of this protocol.
+    /// [`FailedRank`] if one of several ranks failed, on all of them; when the ranks cannot
+    /// exchange messages, usually because one has exited, or a message is not one of this protocol.
     pub(super) fn agree<T: Serialize + DeserializeOwned>(
         &mut self,
         step: &'static str,

@@ -10,10 +10,11 @@ use crate::collectives::Collectives;
 use crate::communicator::Communicator;
 use crate::ticket::Reduction;
 
-/// The control channel of a rank: flags, names, fingerprints, verdicts and other bytes for all ranks.
+/// The control channel of a rank: flags, names, fingerprints, verdicts and other bytes for all
+/// ranks.
 ///
-/// Messages stay in host memory, whatever the rank's device, and pass tensor collectives that wait. All
-/// ranks make the same calls in the same order. A call fails after the limit of
+/// Messages stay in host memory, whatever the rank's device, and pass tensor collectives that wait.
+/// All ranks make the same calls in the same order. A call fails after the limit of
 /// [`Rank::control`](crate::Rank::control), with a [`Verdict`](crate::Verdict) on who is missing.
 ///
 /// ```
@@ -33,8 +34,8 @@ pub struct ControlChannel {
 }
 
 impl ControlChannel {
-    /// A channel of `count` ranks on which calls wait at most `limit`. `connect` returns the communicator
-    /// of all ranks, whose device is a CPU.
+    /// A channel of `count` ranks on which calls wait at most `limit`. `connect` returns the
+    /// communicator of all ranks, whose device is a CPU.
     ///
     /// # Errors
     /// Those of `connect`.

@@ -38,9 +38,9 @@ pub trait Rank: Sync {
         self.connector().connect(name, group)
     }
 
-    /// The control channel `channel` of all ranks, on which a call waits at most `limit` for the others.
-    /// Calls on different channels may have different orders on different ranks. The default is for ranks
-    /// whose device is a CPU.
+    /// The control channel `channel` of all ranks, on which a call waits at most `limit` for the
+    /// others. Calls on different channels may have different orders on different ranks. The
+    /// default is for ranks whose device is a CPU.
     ///
     /// # Errors
     /// As [`GroupConnector::connect`].

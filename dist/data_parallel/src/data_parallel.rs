@@ -19,7 +19,8 @@ use crate::unit_ranks::UnitRanks;
 
 /// Data parallelism of a model, as one rank applies it: a strategy per unit.
 ///
-/// All ranks of the mesh apply the same strategies to the same units, before the values are set or after.
+/// All ranks of the mesh apply the same strategies to the same units, before the values are set or
+/// after.
 #[derive(Clone)]
 pub struct DataParallel {
     groups: Groups,
@@ -50,9 +51,9 @@ impl DataParallel {
         DataParallel::with(Groups::new(rank, mesh), rest)
     }
 
-    /// On one stage of a pipeline. The stages are along `axis` of `mesh`; each computes on the other axes
-    /// ([`Mesh::at`]), and applies this to its own part of the model. Norms of gradients are those of all
-    /// stages.
+    /// On one stage of a pipeline. The stages are along `axis` of `mesh`; each computes on the
+    /// other axes ([`Mesh::at`]), and applies this to its own part of the model. Norms of gradients
+    /// are those of all stages.
     ///
     /// # Errors
     /// When `mesh` has no such axis, or does not contain the rank.
@@ -82,11 +83,11 @@ impl DataParallel {
         self.tied(modules, strategy, &[])
     }
 
-    /// As [`DataParallel::unit`], for a module that the stages `stages` of a pipeline have copies of, such
-    /// as a tied embedding table. The copies have the gradient of one: that of all stages. They start
-    /// with equal values, and each rank keeps the same rows as its peers on the other stages, so they
-    /// stay equal. They count once, as those of the first of these stages. Several tied modules have
-    /// the same order on all their stages.
+    /// As [`DataParallel::unit`], for a module that the stages `stages` of a pipeline have copies
+    /// of, such as a tied embedding table. The copies have the gradient of one: that of all stages.
+    /// They start with equal values, and each rank keeps the same rows as its peers on the other
+    /// stages, so they stay equal. They count once, as those of the first of these stages. Several
+    /// tied modules have the same order on all their stages.
     #[must_use]
     pub fn tied(mut self, modules: &str, strategy: Strategy, stages: &[usize]) -> DataParallel {
         let mut distinct: Vec<usize> = Vec::new();
@@ -117,17 +118,17 @@ impl DataParallel {
         self.apply_in_order(model, || Ok(Partials::default()))
     }
 
-    /// [`DataParallel::apply`] for a model that other axes of the mesh than those of the strategies divide
-    /// too, as in tensor parallelism. Some gradients, such as those of norms under sequence parallelism,
-    /// are partial sums along these axes. Parameters with the same partial axes are adjacent in the
-    /// buffer of a unit, so that one more collective sums them all.
+    /// [`DataParallel::apply`] for a model that other axes of the mesh than those of the strategies
+    /// divide too, as in tensor parallelism. Some gradients, such as those of norms under sequence
+    /// parallelism, are partial sums along these axes. Parameters with the same partial axes are
+    /// adjacent in the buffer of a unit, so that one more collective sums them all.
     ///
     /// Which axes these are follows from `pass`, which computes a loss of the model, a scalar, on a
     /// meta device. It is called at most once, before anything moves.
     ///
     /// # Errors
-    /// As [`DataParallel::apply`]; those of `pass` and of backward. Parameters without a sharding are
-    /// replicated then.
+    /// As [`DataParallel::apply`]; those of `pass` and of backward. Parameters without a sharding
+    /// are replicated then.
     pub fn apply_for(
         &self,
         model: &impl Module,
@@ -313,8 +314,9 @@ impl DataParallel {
     }
 }
 
-/// Parameters of one dtype that the same axes shard. The ranks that have equal shards of a parameter
-/// sum its gradients, so they divide it equally; other parameters are divided on their own.
+/// Parameters of one dtype that the same axes shard. The ranks that have equal shards of a
+/// parameter sum its gradients, so they divide it equally; other parameters are divided on their
+/// own.
 struct Class<'a> {
     axes: Vec<String>,
     dtype: DType,

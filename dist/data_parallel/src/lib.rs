@@ -2,13 +2,13 @@
 //!
 //! A [`Strategy`] says over which mesh axes the rows of parameters are divided, over which they are
 //! copied, and how long gathered values stay: [`Strategy::replicate`], [`Strategy::zero1`],
-//! [`Strategy::fsdp`], [`Strategy::hsdp`]. [`DataParallel`] gives one to each unit of a model, which is
-//! any module that a caller names, such as a layer: its parameters then have a
-//! [`Home`](meshgrad_autograd::Home). The parameters of a unit share one flat buffer, so one collective
-//! gathers them and one reduces their gradients, without copies.
+//! [`Strategy::fsdp`], [`Strategy::hsdp`]. [`DataParallel`] gives one to each unit of a model,
+//! which is any module that a caller names, such as a layer: its parameters then have a
+//! [`Home`](meshgrad_autograd::Home). The parameters of a unit share one flat buffer, so one
+//! collective gathers them and one reduces their gradients, without copies.
 //!
-//! On a stage of a pipeline, [`DataParallel::of_stage`]; [`DataParallel::tied`] for a module that several
-//! stages have copies of.
+//! On a stage of a pipeline, [`DataParallel::of_stage`]; [`DataParallel::tied`] for a module that
+//! several stages have copies of.
 //!
 //! The model's code stays as it is. [`Param::var`](meshgrad_autograd::Param::var) gathers a unit
 //! when an op uses the first of its parameters; an op saves "gather again" for backward; a backward

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use meshgrad_autograd::is_recording;
 use meshgrad_runtime::Result;
 
-/// Predicts the next units, from the two that were used last. A model uses them in the same order in each
-/// pass, so what followed before is expected to follow again. All ranks learn the same.
+/// Predicts the next units, from the two that were used last. A model uses them in the same order
+/// in each pass, so what followed before is expected to follow again. All ranks learn the same.
 pub(crate) struct Order {
     /// The number of units to gather ahead.
     prefetch: usize,

@@ -8,6 +8,7 @@
 //! - [`cpu`](crate::cpu): kernels on the CPU; [`launch`](crate::launch): launches of GPU kernels.
 //! - [`ops`](crate::ops): the ops.
 
+pub(crate) mod arguments;
 mod available;
 pub(crate) mod completion;
 pub(crate) mod device;
@@ -20,7 +21,6 @@ pub(crate) mod lent;
 pub(crate) mod memory;
 pub(crate) mod number;
 pub(crate) mod op_trace;
-pub(crate) mod params;
 pub(crate) mod philox;
 pub(crate) mod pinned;
 mod print;

@@ -33,7 +33,7 @@ pub(crate) use rows::Rows;
 use meshgrad_error::ensure;
 
 use crate::Result;
-use crate::core::params::attention::Shape;
+use crate::core::arguments::attention::Shape;
 
 /// The most keys. Masks compare key indices in f32, which is exact up to this number.
 const MAX_KEYS: usize = 1 << 24;

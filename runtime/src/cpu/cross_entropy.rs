@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::gemm::{self, MatrixMut, MatrixRef, Update, gemm};
 use super::rows::{Flat, for_rows, max, rows_per_task, sum};
 use super::{BLOCK, blocks, for_blocks, for_parts};
-use crate::core::params::cross_entropy::Targets;
+use crate::core::arguments::cross_entropy::Targets;
 use crate::cpu::index_out_of_range;
 use crate::{Float, Number, Result, Tensor, Wide};
 

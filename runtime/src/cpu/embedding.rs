@@ -2,7 +2,7 @@
 
 use super::for_blocks;
 use super::rows::{Flat, Rows, copy_rows, rows_per_task};
-use crate::core::params::indexed::IndexRange;
+use crate::core::arguments::indexed::IndexRange;
 use crate::cpu::index_out_of_range;
 use crate::{Float, Number, Result, Tensor};
 

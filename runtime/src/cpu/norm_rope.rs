@@ -4,7 +4,7 @@ use super::column_sums::{add_partials, rows_per_partial};
 use super::rope::rotate_head;
 use super::rows::{Flat, Rows, rows_per_task, sum};
 use super::{blocks, for_blocks, for_parts};
-use crate::core::params::rope::{Angles, RopeStyle, Rotation};
+use crate::core::arguments::rope::{Angles, RopeStyle, Rotation};
 use crate::{Element, Float, Number, Result, Tensor};
 
 /// The cos and sin tables.

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::random::Words;
 use super::strided::{CHUNK, Chunk, Source};
 use super::{BLOCK, blocks as split, for_parts};
-use crate::core::params::optimizer::AdamW;
+use crate::core::arguments::optimizer::AdamW;
 use crate::{Float, Number, Result, Tensor, Wide, for_float};
 
 /// The factors of an AdamW step.

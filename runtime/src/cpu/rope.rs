@@ -2,7 +2,7 @@
 
 use super::rows::{Flat, Rows, for_rows, rows_per_task};
 use super::{blocks, for_parts};
-use crate::core::params::rope::{RopeStyle, Rotation};
+use crate::core::arguments::rope::{RopeStyle, Rotation};
 use crate::{Element, Float, Number, Result, Tensor};
 
 /// cos and sin of position * inv_freq, times `factor`, computed in f64.

@@ -8,7 +8,7 @@ use meshgrad_kernels::attention::{
 use meshgrad_kernels::{In, Out};
 
 use super::copies::contiguous_copy;
-use crate::core::params::attention::{
+use crate::core::arguments::attention::{
     AttentionMask, AttentionSequences, Shape, bad_offsets, check_sequences,
 };
 use crate::launch::{Launcher, Operand, Plan, PlanError, float};

@@ -21,7 +21,7 @@ use meshgrad_kernels::{In, Out};
 
 use super::elementwise::{Target, cast_from};
 use super::matmul::{Lines, Product, multiply};
-use crate::core::params::cross_entropy::Targets;
+use crate::core::arguments::cross_entropy::Targets;
 use crate::launch::{Launcher, Operand, Plan, PlanError, float};
 use crate::{Call, DType, Layout, Result, Shape, Tensor, UninitTensor};
 

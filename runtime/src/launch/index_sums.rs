@@ -10,7 +10,7 @@ use meshgrad_kernels::indexing::{
 use super::elementwise::Target;
 use super::indexing::{around, format, indexed_dim};
 use super::sort::Sorter;
-use crate::core::params::indexed::IndexRange;
+use crate::core::arguments::indexed::IndexRange;
 use crate::launch::{Launcher, Operand, Plan, PlanError, extent, float};
 use crate::{Call, DType, Layout, Result, Shape, Tensor};
 

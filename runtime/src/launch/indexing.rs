@@ -6,7 +6,7 @@ use meshgrad_kernels::indexing::{
 };
 
 use super::copies::unit;
-use crate::core::params::indexed::IndexRange;
+use crate::core::arguments::indexed::IndexRange;
 use crate::launch::{Launcher, Operand, Plan, PlanError};
 use crate::{DType, Layout, Result, Tensor, UninitTensor};
 

@@ -8,7 +8,7 @@ use meshgrad_kernels::norm_rope::{
 };
 
 use super::rope::{RotatedHeads, format, head_strides, is_aligned};
-use crate::core::params::rope::Angles;
+use crate::core::arguments::rope::Angles;
 use crate::launch::{Launcher, Operand, Plan, PlanError, float};
 use crate::{DType, Result, Tensor, UninitTensor};
 

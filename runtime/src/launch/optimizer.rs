@@ -4,7 +4,7 @@ use meshgrad_kernels::adamw::{
     AdamW, AdamWArguments, AdamWConstants, AdamWEntry, CHUNK, GlobalIndices, Rounding, chunk_words,
 };
 
-use crate::core::params::optimizer::{AdamWOperands, StepScalars};
+use crate::core::arguments::optimizer::{AdamWOperands, StepScalars};
 use crate::launch::{Launcher, Operand, Plan, PlanError, extent};
 use crate::{DType, Key, Layout, Result, Tensor};
 

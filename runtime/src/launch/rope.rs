@@ -8,8 +8,8 @@ use meshgrad_kernels::rope::{
     RopeTablesArguments, Style, TableStrides,
 };
 
-use crate::core::params::rope::RopeStyle;
-use crate::core::params::rope::Rotation;
+use crate::core::arguments::rope::RopeStyle;
+use crate::core::arguments::rope::Rotation;
 use crate::launch::{Launcher, MAX_EXTENT, Operand, Plan, PlanError, extent, float};
 use crate::{DType, Result, Tensor, UninitTensor};
 

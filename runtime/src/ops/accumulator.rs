@@ -2,7 +2,7 @@
 
 use meshgrad_error::{bail, error};
 
-use crate::core::params::indexed::IndexRange;
+use crate::core::arguments::indexed::IndexRange;
 use crate::core::storage::immutable;
 use crate::{Call, DType, Device, Kind, Result, Shape, ShardedShape, Signature, Tensor, ops};
 

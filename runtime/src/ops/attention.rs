@@ -8,8 +8,8 @@ mod sharded;
 
 use meshgrad_error::{ensure, error};
 
-use crate::core::params::attention::Shape;
-pub use crate::core::params::attention::{AttentionMask, AttentionSequences};
+use crate::core::arguments::attention::Shape;
+pub use crate::core::arguments::attention::{AttentionMask, AttentionSequences};
 use crate::cpu::attention::{self as kernel, Gradients, Mask, Offsets, Rows, Saved, Sequences};
 use crate::launch::attention as launch;
 use crate::ops::{add, concat, contiguous, to_device};

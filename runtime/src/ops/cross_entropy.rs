@@ -21,7 +21,7 @@ use meshgrad_error::bail;
 
 use super::embedding::index_list;
 use super::summed_in;
-pub use crate::core::params::cross_entropy::Targets;
+pub use crate::core::arguments::cross_entropy::Targets;
 use crate::cpu::cross_entropy::{self as kernels, Gradient, Labels, Tiles};
 use crate::launch::cross_entropy as launch;
 use crate::{Accumulator, Call, Result, Signature, Tensor, UninitTensor, for_float, ops};

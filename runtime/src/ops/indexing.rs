@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use meshgrad_error::{bail, ensure};
 use meshgrad_mesh::ShardingRule;
 
-use crate::core::params::indexed::IndexRange;
+use crate::core::arguments::indexed::IndexRange;
 use crate::core::sharding::views;
 use crate::cpu::indexing::{self as kernels, IndexedDim, IndexedLayout};
 use crate::cpu::moe::check_indices;

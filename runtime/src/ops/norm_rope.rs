@@ -6,7 +6,7 @@
 
 use super::rope::{check_pairs, for_each_sequence};
 use super::{dense_last, summed_in};
-use crate::core::params::rope::{Angles, RopeStyle};
+use crate::core::arguments::rope::{Angles, RopeStyle};
 use crate::cpu::column_sums::rows_per_partial;
 use crate::cpu::norm_rope as kernels;
 use crate::launch::norm_rope as launch;

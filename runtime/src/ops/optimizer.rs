@@ -7,7 +7,7 @@ mod squares;
 
 pub use squares::sum_of_squares;
 
-pub use crate::core::params::optimizer::{AdamW, AdamWOperands, StepScalars};
+pub use crate::core::arguments::optimizer::{AdamW, AdamWOperands, StepScalars};
 use meshgrad_error::{bail, ensure};
 
 use crate::cpu::optimizer::{self as kernels, Factors, Update};

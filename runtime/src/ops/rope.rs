@@ -4,8 +4,8 @@
 //! D).
 
 use super::dense_last;
-pub use crate::core::params::rope::RopeStyle;
-use crate::core::params::rope::Rotation;
+pub use crate::core::arguments::rope::RopeStyle;
+use crate::core::arguments::rope::Rotation;
 use crate::core::sharding::views;
 use crate::cpu::rope as kernels;
 use crate::launch::rope as launch;

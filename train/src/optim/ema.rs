@@ -57,8 +57,8 @@ impl Ema {
         self.slots.state("ema", Some)
     }
 
-    /// Sets the parameters to the averages, rounded to their dtypes, and returns the values before, to
-    /// restore after an evaluation.
+    /// Sets the parameters to the averages, rounded to their dtypes, and returns the values before,
+    /// to restore after an evaluation.
     ///
     /// # Errors
     /// When memory runs out. The values may then be partly replaced.

@@ -8,8 +8,8 @@ use meshgrad_runtime::{Shape, Tensor, ops};
 
 use crate::Result;
 
-/// A parameter, and the rows of it that this rank updates. It reads the parameter's value at each step,
-/// so that a checkpoint may set another one.
+/// A parameter, and the rows of it that this rank updates. It reads the parameter's value at each
+/// step, so that a checkpoint may set another one.
 #[derive(Clone, Debug)]
 pub struct Part {
     param: Param,

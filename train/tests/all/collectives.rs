@@ -39,7 +39,8 @@ fn batch(device: &Device) -> Result<TokenBatch> {
     Ok(TokenBatch::new(&ids, &ids))
 }
 
-/// The collectives of a step of `microbatches` on one of the ranks, and the loss of the second step.
+/// The collectives of a step of `microbatches` on one of the ranks, and the loss of the second
+/// step.
 fn step(balancing: Balancing, microbatches: usize) -> (u64, f64) {
     let mesh = Mesh::new(&[RANKS], &["dp"]).unwrap();
     let counted = Local::new(RANKS).threads(1).launch(|rank| {

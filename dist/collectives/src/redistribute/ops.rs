@@ -171,8 +171,8 @@ pub fn full_tensor(x: &Tensor) -> Result<Tensor> {
     redistribute(x, replicated.collect::<Vec<_>>())
 }
 
-/// All elements of `values`, of one dtype, on all ranks of their mesh: [n]. Partial sums are reduced in
-/// one collective; each value with shards takes one more.
+/// All elements of `values`, of one dtype, on all ranks of their mesh: [n]. Partial sums are
+/// reduced in one collective; each value with shards takes one more.
 ///
 /// # Errors
 /// As [`redistribute`]; for values on different meshes.

@@ -10,8 +10,8 @@ use meshgrad_runtime::{Pending, Tensor};
 /// How long a message may take.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Checks the control channel of a rank: its messages arrive while a collective of tensors waits, and
-/// on a GPU nothing is allocated. All ranks of a world of at least two call it.
+/// Checks the control channel of a rank: its messages arrive while a collective of tensors waits,
+/// and on a GPU nothing is allocated. All ranks of a world of at least two call it.
 ///
 /// # Errors
 /// When a message differs; errors of the communication.

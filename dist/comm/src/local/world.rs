@@ -19,8 +19,8 @@ pub(super) struct World {
 
 #[derive(Default)]
 struct State {
-    /// Tables that some members have joined and others have not, by group, generation, and whether they
-    /// are for control channels.
+    /// Tables that some members have joined and others have not, by group, generation, and whether
+    /// they are for control channels.
     joining: HashMap<(Group, u64, bool), Joining>,
     /// All tables in use.
     tables: Vec<Weak<Table>>,

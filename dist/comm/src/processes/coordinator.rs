@@ -361,7 +361,8 @@ impl State {
         }
     }
 
-    /// Rank 0 is last: its process may end as soon as it knows of a failure, and this thread with it.
+    /// Rank 0 is last: its process may end as soon as it knows of a failure, and this thread with
+    /// it.
     fn write(&mut self) {
         for client in self.clients.values_mut().rev() {
             // A connection that fails is noticed when it is read.

@@ -138,12 +138,12 @@ impl Tcp {
         self
     }
 
-    /// Joins. Waits until all ranks have joined. After five seconds, prints for which ranks it waits,
-    /// and where.
+    /// Joins. Waits until all ranks have joined. After five seconds, prints for which ranks it
+    /// waits, and where.
     ///
     /// # Errors
-    /// When this rank cannot reach rank 0 in time, or rank 0 refuses it; when some ranks do not join
-    /// in time; when the operating system refuses a socket or a thread.
+    /// When this rank cannot reach rank 0 in time, or rank 0 refuses it; when some ranks do not
+    /// join in time; when the operating system refuses a socket or a thread.
     pub fn join(self) -> Result<ProcessRank> {
         self.join_over(None)
     }

@@ -22,8 +22,8 @@ pub(super) enum Message {
     Join { listener: Option<SocketAddr> },
     /// The payload is this rank's part of an exchange.
     Gather { number: u64 },
-    /// This rank leaves. `sent` is the number of frames that it has sent to each rank, `failure` the
-    /// rank whose failure ended the world for this rank, and the reason.
+    /// This rank leaves. `sent` is the number of frames that it has sent to each rank, `failure`
+    /// the rank whose failure ended the world for this rank, and the reason.
     Leave { sent: Vec<u64>, failure: Option<(usize, String)> },
 
     /// A collective that this rank waits in has reached its time limit.

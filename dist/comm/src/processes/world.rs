@@ -140,9 +140,9 @@ impl ProcessRank {
         self.shared.died(self.rank, reason);
     }
 
-    /// As [`ProcessRank::fail`], as a consequence of the failure of another rank, which the errors name.
-    /// That rank may report its failure later than this one. A rank outside of the world stands for
-    /// this one.
+    /// As [`ProcessRank::fail`], as a consequence of the failure of another rank, which the errors
+    /// name. That rank may report its failure later than this one. A rank outside of the world
+    /// stands for this one.
     pub fn fail_with(self, failed: FailedRank) {
         let rank = match failed.rank < self.world_size() {
             true => failed.rank,

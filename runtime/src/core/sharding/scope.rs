@@ -13,8 +13,8 @@ thread_local! {
     static CURRENT: RefCell<RankScope> = const { RefCell::new(RankScope::NONE) };
 }
 
-/// The rank that a thread computes as: its mesh, and how it communicates. A value, to run work inside
-/// of the scope later, such as the recomputation of a checkpoint.
+/// The rank that a thread computes as: its mesh, and how it communicates. A value, to run work
+/// inside of the scope later, such as the recomputation of a checkpoint.
 #[derive(Clone)]
 pub struct RankScope {
     mesh: Option<(Mesh, usize)>,

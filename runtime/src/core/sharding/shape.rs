@@ -7,7 +7,7 @@ use meshgrad_mesh::{Placement, Region, RowBox, Sharding};
 
 use super::tag::Tag;
 use super::views;
-use crate::core::params::indexed::IndexRange;
+use crate::core::arguments::indexed::IndexRange;
 use crate::{DType, Device, Kind, Result, Shape, Tensor};
 
 /// The global shape of a tensor and the shards that this rank has, without partial values: the

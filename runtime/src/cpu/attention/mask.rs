@@ -7,7 +7,7 @@ use meshgrad_error::error;
 
 use super::Shape;
 use crate::Result;
-use crate::core::params::attention::{bad_offsets, check_sequences};
+use crate::core::arguments::attention::{bad_offsets, check_sequences};
 
 /// Offsets of packed sequences: N + 1 non-decreasing numbers from 0 to the length of the packed
 /// dim.

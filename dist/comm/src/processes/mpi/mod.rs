@@ -32,8 +32,8 @@ use crate::system::system;
 /// transports.
 ///
 /// A process can join once, because MPI can be initialized once. The thread that joined must drop
-/// the [`ProcessRank`], which finalizes MPI. After a failure, dropping does not finalize MPI, and the
-/// process should exit with an error: MPI then stops the others.
+/// the [`ProcessRank`], which finalizes MPI. After a failure, dropping does not finalize MPI, and
+/// the process should exit with an error: MPI then stops the others.
 ///
 /// ```no_run
 /// use meshgrad_comm::{Collectives, Mpi, Rank, Reduction};

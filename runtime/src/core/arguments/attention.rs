@@ -20,8 +20,8 @@ pub struct AttentionMask {
 /// tensors.
 #[derive(Clone, Debug, Default)]
 pub enum AttentionSequences {
-    /// Each row of the batch is one sequence; queries and keys start at position 0. The positions of
-    /// sharded queries count from the start of the global tensor.
+    /// Each row of the batch is one sequence; queries and keys start at position 0. The positions
+    /// of sharded queries count from the start of the global tensor.
     #[default]
     Rows,
     /// Each row of the batch is one sequence whose keys are in a cache.
