@@ -14,7 +14,7 @@ use meshgrad::train;
 use meshgrad::train::config::{Config, NoTables, ScheduleConfig};
 use meshgrad::train::events::Event;
 use meshgrad::train::metrics;
-use meshgrad::train::optim::{Granularity, Part, State, UpdateRule};
+use meshgrad::train::optim::{Granularity, OptimizerPart, OptimizerState, UpdateRule};
 use meshgrad::train::session::{Session, Summary};
 
 use crate::on_disk::{Files, checkpoint_files};
@@ -404,7 +404,7 @@ fn resuming_with_another_optimizer_is_an_error() {
 
 /// Subtracts the sign of the gradient, and counts its steps on the device.
 struct SignDescent {
-    parts: Vec<Part>,
+    parts: Vec<OptimizerPart>,
     steps: Tensor,
 }
 
@@ -417,8 +417,11 @@ impl UpdateRule for SignDescent {
         Granularity::Element
     }
 
-    fn state(&self) -> Vec<State> {
-        vec![State { name: "steps", tensors: vec![("steps".to_owned(), self.steps.clone())] }]
+    fn state(&self) -> Vec<OptimizerState> {
+        vec![OptimizerState {
+            name: "steps",
+            tensors: vec![("steps".to_owned(), self.steps.clone())],
+        }]
     }
 
     fn step(&mut self, gradients: &[Tensor], scalars: StepScalars<'_>) -> train::Result<()> {
@@ -439,7 +442,7 @@ fn a_session_takes_any_optimizer_and_schedule() {
     let temp = tempfile::tempdir().unwrap();
     let (config, device) = (config(&[]), Device::cpu());
     let run = |folder: &str, stop_after: Option<u64>| {
-        let make = |parts: &[Part]| {
+        let make = |parts: &[OptimizerPart]| {
             let steps = Tensor::zeros(&device, &[1], DType::F32, Kind::OptimizerState)?;
             Ok(SignDescent { parts: parts.to_vec(), steps })
         };

@@ -255,7 +255,7 @@ pub fn newest(run: &Path) -> Result<Option<Committed>> {
 }
 
 /// The folder of the optimizer's state of this name.
-fn folder_of(state: &optim::State) -> String {
+fn folder_of(state: &optim::OptimizerState) -> String {
     format!("trainer/{}", state.name)
 }
 

@@ -7,7 +7,7 @@ use meshgrad_runtime::DType;
 use crate::Result;
 use crate::config::{Algorithm, ComputeDType, OptimizerConfig, TrainConfig};
 use crate::optim::{
-    AdamW, AdamWConfig, Groups, Lion, Matrices, Muon, MuonConfig, Part, Sgd, UpdateRule,
+    AdamW, AdamWConfig, Groups, Lion, Matrices, Muon, MuonConfig, OptimizerPart, Sgd, UpdateRule,
 };
 
 /// Creates the update rule of `config` for `parts` of a model that trains `params`. `seed` is the
@@ -17,7 +17,7 @@ use crate::optim::{
 /// When the configuration is invalid or does not fit the parameters; when memory runs out.
 pub fn rule(
     config: &OptimizerConfig,
-    parts: &[Part],
+    parts: &[OptimizerPart],
     params: &[Param],
     seed: u64,
 ) -> Result<Box<dyn UpdateRule>> {

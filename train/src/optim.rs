@@ -2,7 +2,7 @@
 //! [`Optimizer`](crate::optimizer::Optimizer) combines them with gradients, their norm, and
 //! clipping.
 //!
-//! A rule updates [`Part`]s: whole parameters on one rank, ranges of their rows on several. It
+//! A rule updates [`OptimizerPart`]s: whole parameters on one rank, ranges of their rows on several. It
 //! knows nothing of ranks, files or models, and reads nothing from the device: the learning rate,
 //! the step number and the factor of the gradients are one-element tensors ([`StepScalars`]). If
 //! the factor is not finite, a step changes nothing.
@@ -45,7 +45,7 @@ mod ema;
 mod groups;
 mod lion;
 mod muon;
-mod part;
+mod optimizer_part;
 mod ranges;
 mod sgd;
 mod slots;
@@ -63,7 +63,7 @@ pub use groups::{Groups, Settings};
 pub use lion::Lion;
 pub(crate) use muon::Matrices;
 pub use muon::Muon;
-pub use part::{Part, parts};
+pub use optimizer_part::{OptimizerPart, parts};
 pub(crate) use ranges::Ranges;
 pub use sgd::Sgd;
 
@@ -81,7 +81,7 @@ pub trait UpdateRule: Send {
     fn granularity(&self) -> Granularity;
 
     /// The state, by name. Writing to the tensors restores a saved state.
-    fn state(&self) -> Vec<State>;
+    fn state(&self) -> Vec<OptimizerState>;
 
     /// Applies one step in place to the parts that it was constructed with.
     ///
@@ -107,9 +107,9 @@ pub enum Granularity {
     Matrix,
 }
 
-/// State tensors of one name.
+/// OptimizerState tensors of one name.
 #[derive(Clone, Debug)]
-pub struct State {
+pub struct OptimizerState {
     /// The name, such as `exp_avg`, of letters, digits, `_` and `-`; not `ema` or `buffers`. It is
     /// the same in all versions.
     pub name: &'static str,

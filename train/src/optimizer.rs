@@ -7,7 +7,7 @@ use meshgrad_runtime::ops::{self, StepScalars};
 use meshgrad_runtime::{DType, Device, Kind, Tensor};
 
 use crate::config::OptimizerConfig;
-use crate::optim::{Ema, Part, State, UpdateRule, parts};
+use crate::optim::{Ema, OptimizerPart, OptimizerState, UpdateRule, parts};
 use crate::{Result, configured, tree};
 
 /// Updates a model's parameters: gradients are divided by the weight of the loss, clipped by their
@@ -39,7 +39,7 @@ impl Optimizer {
         seed: u64,
     ) -> Result<Optimizer> {
         let params = model.trained();
-        let make = |parts: &[Part]| configured::rule(config, parts, &params, seed);
+        let make = |parts: &[OptimizerPart]| configured::rule(config, parts, &params, seed);
         Optimizer::with(model, device, config.max_grad_norm, make)?.averaging(config.ema_decay)
     }
 
@@ -53,7 +53,7 @@ impl Optimizer {
         model: &impl Module,
         device: &Device,
         max_grad_norm: f64,
-        make: impl FnOnce(&[Part]) -> Result<Box<dyn UpdateRule>>,
+        make: impl FnOnce(&[OptimizerPart]) -> Result<Box<dyn UpdateRule>>,
     ) -> Result<Optimizer> {
         model.check_names()?;
         let scalar = || Tensor::zeros(device, &[], DType::F32, Kind::OptimizerState);
@@ -74,7 +74,7 @@ impl Optimizer {
     /// # Errors
     /// For another decay; when memory runs out.
     pub fn averaging(mut self, decay: f64) -> Result<Optimizer> {
-        let parts: Vec<Part> = self.grads.params().map(Part::of).collect();
+        let parts: Vec<OptimizerPart> = self.grads.params().map(OptimizerPart::of).collect();
         self.ema = match decay == 0.0 {
             true => None,
             false => Some(Ema::new(&parts, decay)?),
@@ -110,7 +110,7 @@ impl Optimizer {
     }
 
     /// The state of the rule and of the averages. Writing to its tensors restores a saved state.
-    pub fn state(&self) -> Vec<State> {
+    pub fn state(&self) -> Vec<OptimizerState> {
         let mut state = self.rule.state();
         state.extend(self.ema.as_ref().map(Ema::state));
         state
@@ -211,7 +211,7 @@ fn check_state_names(rule: &dyn UpdateRule) -> Result<()> {
         !name.is_empty() && bytes.all(|byte| b"_-".contains(&byte) || byte.is_ascii_alphanumeric())
     };
     let mut seen = RESERVED.to_vec();
-    for State { name, .. } in rule.state() {
+    for OptimizerState { name, .. } in rule.state() {
         ensure!(
             !seen.contains(&name) && is_plain(name),
             Invalid,

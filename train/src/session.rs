@@ -24,7 +24,7 @@ use crate::Result;
 use crate::config::{Config, ScheduleConfig};
 use crate::data::Data;
 use crate::events::{Event, Events, Outcome};
-use crate::optim::{Part, UpdateRule};
+use crate::optim::{OptimizerPart, UpdateRule};
 use crate::ranks::{RunRanks, check_equal, weigh};
 use crate::schedule::Schedule;
 use opened::Opened;
@@ -70,7 +70,7 @@ pub struct Session<'a> {
     events: Events,
 }
 
-type MakeOptimizer<'a> = Box<dyn FnOnce(&[Part]) -> Result<Box<dyn UpdateRule>> + 'a>;
+type MakeOptimizer<'a> = Box<dyn FnOnce(&[OptimizerPart]) -> Result<Box<dyn UpdateRule>> + 'a>;
 
 impl<'a> Session<'a> {
     /// A run of `config` on `device`, in the folder `runs/default`.
@@ -154,7 +154,7 @@ impl<'a> Session<'a> {
     /// the largest gradient norm and the decay of averages.
     pub fn optimizer<O: UpdateRule + 'static>(
         mut self,
-        make: impl FnOnce(&[Part]) -> Result<O> + 'a,
+        make: impl FnOnce(&[OptimizerPart]) -> Result<O> + 'a,
     ) -> Self {
         self.optimizer = Some(Box::new(|parts| Ok(Box::new(make(parts)?))));
         self

@@ -4,7 +4,7 @@ use meshgrad::prelude::*;
 use meshgrad::runtime::ops::StepScalars;
 use meshgrad::runtime::{Function, Number, Signature};
 use meshgrad::train;
-use meshgrad::train::optim::{Granularity, Part, State, UpdateRule, assign, if_finite};
+use meshgrad::train::optim::{Granularity, OptimizerPart, OptimizerState, UpdateRule, assign, if_finite};
 
 static SUM: Signature =
     Signature::new("adagrad_sum", "sum: F[~], gradient: F[~], scale: F[~] -> sum: F[~]", 4);
@@ -23,13 +23,13 @@ static STEP: Signature = Signature::new(
 /// ```
 pub struct Adagrad {
     /// With the sum of squared gradients of each.
-    parts: Vec<(Part, Tensor)>,
+    parts: Vec<(OptimizerPart, Tensor)>,
 }
 
 impl Adagrad {
     /// Adagrad of `parts` with zero state.
-    pub fn new(parts: &[Part]) -> train::Result<Adagrad> {
-        let sum = |part: &Part| {
+    pub fn new(parts: &[OptimizerPart]) -> train::Result<Adagrad> {
+        let sum = |part: &OptimizerPart| {
             let value = part.value()?;
             let (device, shape) = (value.device(), value.shape());
             Ok((part.clone(), Tensor::zeros(device, shape, DType::F32, Kind::OptimizerState)?))
@@ -47,9 +47,9 @@ impl UpdateRule for Adagrad {
         Granularity::Element
     }
 
-    fn state(&self) -> Vec<State> {
+    fn state(&self) -> Vec<OptimizerState> {
         let named = self.parts.iter().map(|(part, sum)| (part.name().to_owned(), sum.clone()));
-        vec![State { name: "sum", tensors: named.collect() }]
+        vec![OptimizerState { name: "sum", tensors: named.collect() }]
     }
 
     fn step(&mut self, gradients: &[Tensor], scalars: StepScalars<'_>) -> train::Result<()> {

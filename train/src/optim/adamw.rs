@@ -8,9 +8,11 @@ use meshgrad_runtime::ops::{self, AdamWOperands, AdamWTable, StepScalars};
 use meshgrad_runtime::{DType, Key, Kind, RegionKey, Tensor};
 
 use super::assign::scaled;
-use super::part::viewed;
+use super::optimizer_part::viewed;
 use super::slots::{Slot, Slots, zeros};
-use super::{AdamWConfig, Granularity, Groups, Part, Rounding, State, UpdateRule};
+use super::{
+    AdamWConfig, Granularity, Groups, OptimizerPart, OptimizerState, Rounding, UpdateRule,
+};
 use crate::Result;
 
 const NAME: &str = "adamw";
@@ -63,11 +65,15 @@ impl AdamW {
     /// # Errors
     /// For a constant outside of its range, or a dtype that the state cannot have; when the rows of a
     /// part cannot be rounded stochastically; when memory runs out.
-    pub fn new(parts: &[Part], config: AdamWConfig, groups: &Groups) -> Result<AdamW> {
+    pub fn new(parts: &[OptimizerPart], config: AdamWConfig, groups: &Groups) -> Result<AdamW> {
         AdamW::of(&Vec::from_iter(parts), config, groups)
     }
 
-    pub(super) fn of(parts: &[&Part], config: AdamWConfig, groups: &Groups) -> Result<AdamW> {
+    pub(super) fn of(
+        parts: &[&OptimizerPart],
+        config: AdamWConfig,
+        groups: &Groups,
+    ) -> Result<AdamW> {
         config.ranges().check(NAME)?;
         let slots =
             Slots::new(parts.iter().copied(), groups, config.weight_decay, |part, value| {
@@ -98,7 +104,7 @@ impl UpdateRule for AdamW {
         Granularity::Element
     }
 
-    fn state(&self) -> Vec<State> {
+    fn state(&self) -> Vec<OptimizerState> {
         let exp_avg = self.slots.state("exp_avg", |slot| Some(&slot.moments.exp_avg));
         let exp_avg_sq = self.slots.state("exp_avg_sq", |slot| Some(&slot.moments.exp_avg_sq));
         vec![exp_avg, exp_avg_sq]
@@ -150,7 +156,7 @@ fn state_dtype(name: &str, param: DType, state: DType) -> Result<DType> {
 ///
 /// # Errors
 /// When the rows are several boxes of the whole parameter, in another order.
-fn draws(part: &Part, dtype: DType, config: &AdamWConfig) -> Result<Option<Vec<Draw>>> {
+fn draws(part: &OptimizerPart, dtype: DType, config: &AdamWConfig) -> Result<Option<Vec<Draw>>> {
     let is_rounded = dtype == DType::BF16 && !part.kept().rows().is_empty();
     if config.rounding != Rounding::Stochastic || !is_rounded {
         return Ok(None);
@@ -188,7 +194,7 @@ fn batches(slots: &Slots<Kept>, separate: bool) -> Vec<Batch> {
 
 impl Moments {
     /// Flat f32 moments of the size of the largest of `parts`.
-    fn for_largest(parts: &[&Part]) -> Result<Option<Moments>> {
+    fn for_largest(parts: &[&OptimizerPart]) -> Result<Option<Moments>> {
         let values = parts.iter().map(|part| part.value());
         let values: Vec<Tensor> = values.collect::<Result<_>>()?;
         let Some(largest) = values.iter().max_by_key(|value| value.elements()) else {

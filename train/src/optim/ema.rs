@@ -5,7 +5,7 @@ use meshgrad_runtime::{Function, Number, Signature, Tensor, ops};
 use super::assign::{assign, averaged};
 use super::ranges::Ranges;
 use super::slots::{Slot, Slots, zeros};
-use super::{Groups, Part, State};
+use super::{Groups, OptimizerPart, OptimizerState};
 use crate::Result;
 
 static AVERAGE: Signature = Signature::new("ema", "average: F[~], param: F[~] -> average: F[~]", 3);
@@ -29,7 +29,7 @@ impl Ema {
     ///
     /// # Errors
     /// For another decay; when memory runs out.
-    pub fn new(parts: &[Part], decay: f64) -> Result<Ema> {
+    pub fn new(parts: &[OptimizerPart], decay: f64) -> Result<Ema> {
         let holds = (0.0..=1.0).contains(&decay);
         let ranges = Ranges::default().require("decay", decay, "in [0, 1]", holds);
         ranges.check("ema")?;
@@ -53,7 +53,7 @@ impl Ema {
     }
 
     /// The averages as `ema`. Writing to the tensors restores saved averages.
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> OptimizerState {
         self.slots.state("ema", Some)
     }
 

@@ -4,7 +4,7 @@ use glob::Pattern;
 use meshgrad_error::{bail, error};
 
 use super::ranges::Ranges;
-use super::{Group, Part};
+use super::{Group, OptimizerPart};
 use crate::Result;
 
 /// An ordered list of [`Group`]s. The first whose pattern matches a parameter applies to it.
@@ -54,7 +54,7 @@ impl Groups {
     }
 
     /// The settings of `part` in an optimizer with `weight_decay`.
-    pub fn settings(&self, part: &Part, weight_decay: f64) -> Settings {
+    pub fn settings(&self, part: &OptimizerPart, weight_decay: f64) -> Settings {
         let group = self.0.iter().find(|(pattern, _)| pattern.matches(part.name()));
         let group = group.map(|(_, group)| group);
         let default = match part.global_shape().len() > 1 {
@@ -107,7 +107,7 @@ mod tests {
 
     fn settings(groups: &Groups, name: &str, shape: &[usize]) -> (f64, f64) {
         let spec = Spec { shape: Shape::new(shape).unwrap(), ..Spec::new([], Init::Zeros) };
-        let part = Part::of(&Param::with_spec(name, spec));
+        let part = OptimizerPart::of(&Param::with_spec(name, spec));
         let Settings { learning_rate_factor, weight_decay } = groups.settings(&part, 0.1);
         (learning_rate_factor, weight_decay)
     }

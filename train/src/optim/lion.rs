@@ -5,7 +5,7 @@ use meshgrad_runtime::{Function, Number, Signature, Tensor};
 
 use super::assign::{assign, if_finite};
 use super::slots::{Slot, Slots, zeros};
-use super::{Granularity, Groups, LionConfig, Part, State, UpdateRule};
+use super::{Granularity, Groups, LionConfig, OptimizerPart, OptimizerState, UpdateRule};
 use crate::Result;
 
 const NAME: &str = "lion";
@@ -44,7 +44,7 @@ impl Lion {
     ///
     /// # Errors
     /// For a constant outside of its range; when memory runs out.
-    pub fn new(parts: &[Part], config: LionConfig, groups: &Groups) -> Result<Lion> {
+    pub fn new(parts: &[OptimizerPart], config: LionConfig, groups: &Groups) -> Result<Lion> {
         config.ranges().check(NAME)?;
         let slots = Slots::new(parts, groups, config.weight_decay, |_, value| {
             zeros(value, value.dtype().accumulator())
@@ -78,7 +78,7 @@ impl UpdateRule for Lion {
         Granularity::Element
     }
 
-    fn state(&self) -> Vec<State> {
+    fn state(&self) -> Vec<OptimizerState> {
         vec![self.slots.state("exp_avg", Some)]
     }
 

@@ -6,9 +6,9 @@ use meshgrad_runtime::{Accumulator, DType, Function, Number, Signature, Tensor};
 
 use super::assign::{assign, averaged, if_finite, map};
 use super::groups::parse;
-use super::part::viewed;
+use super::optimizer_part::viewed;
 use super::slots::{Slot, Slots, check_count, zeros};
-use super::{AdamW, Granularity, Groups, MuonConfig, Part, State, UpdateRule};
+use super::{AdamW, Granularity, Groups, MuonConfig, OptimizerPart, OptimizerState, UpdateRule};
 use crate::Result;
 
 const NAME: &str = "muon";
@@ -86,16 +86,16 @@ impl Muon {
     /// # Errors
     /// For a part of a matrix, a constant outside of its range, another dtype of products than bf16 and
     /// f32, or an invalid pattern; as [`AdamW::new`].
-    pub fn new(parts: &[Part], config: MuonConfig, groups: &Groups) -> Result<Muon> {
+    pub fn new(parts: &[OptimizerPart], config: MuonConfig, groups: &Groups) -> Result<Muon> {
         config.ranges().check(NAME)?;
         match config.product_dtype {
             DType::BF16 | DType::F32 => (),
             dtype => bail!(Invalid, "muon: products cannot be {dtype}; use bf16 or f32"),
         }
         let matrices = Matrices::new(&config)?;
-        let is_matrix = |part: &Part| matrices.contains(part.name(), part.global_shape());
+        let is_matrix = |part: &OptimizerPart| matrices.contains(part.name(), part.global_shape());
         let is_matrix: Vec<bool> = parts.iter().map(is_matrix).collect();
-        let chosen = |matrix: bool| -> Vec<&Part> {
+        let chosen = |matrix: bool| -> Vec<&OptimizerPart> {
             let choices = parts.iter().zip(&is_matrix);
             let chosen = choices.filter(|(_, is_matrix)| **is_matrix == matrix);
             chosen.map(|(part, _)| part).collect()
@@ -151,7 +151,7 @@ impl UpdateRule for Muon {
         Granularity::Matrix
     }
 
-    fn state(&self) -> Vec<State> {
+    fn state(&self) -> Vec<OptimizerState> {
         let mut state = vec![self.matrices.state("momentum_buffer", Some)];
         state.extend(self.others.state());
         state

@@ -5,7 +5,7 @@ use meshgrad_runtime::{Function, Number, Signature, Tensor};
 
 use super::assign::{assign, if_finite};
 use super::slots::{Slot, Slots, zeros};
-use super::{Granularity, Groups, Part, SgdConfig, State, UpdateRule};
+use super::{Granularity, Groups, OptimizerPart, OptimizerState, SgdConfig, UpdateRule};
 use crate::Result;
 
 const NAME: &str = "sgd";
@@ -56,7 +56,7 @@ impl Sgd {
     ///
     /// # Errors
     /// For a constant outside of its range; when memory runs out.
-    pub fn new(parts: &[Part], config: SgdConfig, groups: &Groups) -> Result<Sgd> {
+    pub fn new(parts: &[OptimizerPart], config: SgdConfig, groups: &Groups) -> Result<Sgd> {
         config.ranges().check(NAME)?;
         let slots = Slots::new(parts, groups, config.weight_decay, |_, value| {
             let buffer = || zeros(value, value.dtype().accumulator());
@@ -99,7 +99,7 @@ impl UpdateRule for Sgd {
         Granularity::Element
     }
 
-    fn state(&self) -> Vec<State> {
+    fn state(&self) -> Vec<OptimizerState> {
         let buffers = self.slots.state("momentum_buffer", Option::as_ref);
         Vec::from_iter((self.config.momentum > 0.0).then_some(buffers))
     }

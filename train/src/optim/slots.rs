@@ -5,7 +5,7 @@ use meshgrad_runtime::ops::StepScalars;
 use meshgrad_runtime::{DType, Kind, Tensor};
 
 use super::assign::scaled;
-use super::{Groups, Part, Settings, State};
+use super::{Groups, OptimizerPart, OptimizerState, Settings};
 use crate::Result;
 
 /// One slot per part, in the order of the parts.
@@ -13,7 +13,7 @@ pub(super) struct Slots<S>(Vec<Slot<S>>);
 
 /// A part with its settings and its state.
 pub(super) struct Slot<S> {
-    pub(super) part: Part,
+    pub(super) part: OptimizerPart,
     pub(super) settings: Settings,
     pub(super) state: S,
 }
@@ -21,12 +21,12 @@ pub(super) struct Slot<S> {
 impl<S> Slots<S> {
     /// Slots for `parts` with the state that `allocate` returns for a part and its value.
     pub(super) fn new<'a>(
-        parts: impl IntoIterator<Item = &'a Part>,
+        parts: impl IntoIterator<Item = &'a OptimizerPart>,
         groups: &Groups,
         weight_decay: f64,
-        allocate: impl Fn(&Part, &Tensor) -> Result<S>,
+        allocate: impl Fn(&OptimizerPart, &Tensor) -> Result<S>,
     ) -> Result<Slots<S>> {
-        let slot = |part: &'a Part| {
+        let slot = |part: &'a OptimizerPart| {
             Ok(Slot {
                 part: part.clone(),
                 settings: groups.settings(part, weight_decay),
@@ -80,10 +80,10 @@ impl<S> Slots<S> {
         &'a self,
         name: &'static str,
         of: impl Fn(&'a S) -> Option<&'a Tensor>,
-    ) -> State {
+    ) -> OptimizerState {
         let named =
             |slot: &'a Slot<S>| Some((slot.part.name().to_owned(), of(&slot.state)?.clone()));
-        State { name, tensors: self.0.iter().filter_map(named).collect() }
+        OptimizerState { name, tensors: self.0.iter().filter_map(named).collect() }
     }
 }
 

@@ -6,7 +6,7 @@ use meshgrad_autograd::{Init, Module, Param, Spec, Tape, Var, ops as tracked};
 use meshgrad_comm::conformance::{Fault, RewiredRank};
 use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_runtime::{DType, Device, Tensor, ops};
-use meshgrad_train::optim::{AdamW, AdamWConfig, Groups, Part, Rounding, UpdateRule};
+use meshgrad_train::optim::{AdamW, AdamWConfig, Groups, OptimizerPart, Rounding, UpdateRule};
 use meshgrad_train::optimizer::Optimizer;
 
 use crate::homes::cases::{CASES, Case};
@@ -60,7 +60,7 @@ fn integers(case: &Case, device: &Device, columns: usize, step: usize) -> Result
 }
 
 fn train(case: &Case, config: AdamWConfig, model: &Layers, device: &Device) -> Result<Vec<Share>> {
-    let make = |parts: &[Part]| -> Result<Box<dyn UpdateRule>> {
+    let make = |parts: &[OptimizerPart]| -> Result<Box<dyn UpdateRule>> {
         Ok(Box::new(AdamW::new(parts, config, &Groups::default())?))
     };
     let mut optimizer = Optimizer::with(model, device, 0.0, make)?;

@@ -9,7 +9,9 @@ use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_mesh::{Placement, RowBox};
 use meshgrad_models::{IGNORE_INDEX, Model, Qwen3, TokenBatch};
 use meshgrad_runtime::{DType, Device, Tensor, ops};
-use meshgrad_train::optim::{AdamW, AdamWConfig, Groups, Muon, MuonConfig, Part, UpdateRule};
+use meshgrad_train::optim::{
+    AdamW, AdamWConfig, Groups, Muon, MuonConfig, OptimizerPart, UpdateRule,
+};
 use meshgrad_train::optimizer::Optimizer;
 
 use crate::homes::cases::{Case, Trained};
@@ -84,7 +86,7 @@ pub(crate) fn scalar(name: String, value: &Tensor) -> Result<Share> {
     })
 }
 
-fn rule(case: &Case, parts: &[Part]) -> Result<Box<dyn UpdateRule>> {
+fn rule(case: &Case, parts: &[OptimizerPart]) -> Result<Box<dyn UpdateRule>> {
     // A large eps, so that tiny gradients do not become large updates.
     let adamw = AdamWConfig { eps: 1e-3, ..AdamWConfig::default() };
     let muon = MuonConfig { product_dtype: DType::F32, adamw, ..MuonConfig::default() };

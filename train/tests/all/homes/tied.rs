@@ -10,7 +10,7 @@ use meshgrad_data_parallel::{DataParallel, Strategy};
 use meshgrad_mesh::{Mesh, Placement, Sharding};
 use meshgrad_models::folder;
 use meshgrad_runtime::{DType, Device, ShardedShape, Tensor, ops};
-use meshgrad_train::optim::{AdamW, AdamWConfig, Groups, Part, UpdateRule};
+use meshgrad_train::optim::{AdamW, AdamWConfig, Groups, OptimizerPart, UpdateRule};
 use meshgrad_train::optimizer::Optimizer;
 use meshgrad_train::ranks::checkpoint_ranks;
 
@@ -134,7 +134,7 @@ fn train(
     rows: usize,
     mut pass: impl FnMut(&Tensor, &mut Grads) -> Result<()>,
 ) -> Result<Vec<Share>> {
-    let adamw = |parts: &[Part]| -> Result<Box<dyn UpdateRule>> {
+    let adamw = |parts: &[OptimizerPart]| -> Result<Box<dyn UpdateRule>> {
         let config = AdamWConfig { eps: 1e-3, ..AdamWConfig::default() };
         Ok(Box::new(AdamW::new(parts, config, &Groups::default())?))
     };

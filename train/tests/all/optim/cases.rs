@@ -2,13 +2,13 @@
 
 use meshgrad_runtime::DType;
 use meshgrad_train::optim::{
-    AdamW, AdamWConfig, AdjustLearningRate, Groups, Lion, LionConfig, Muon, MuonConfig, Part,
-    Rounding, Sgd, SgdConfig, UpdateRule,
+    AdamW, AdamWConfig, AdjustLearningRate, Groups, Lion, LionConfig, Muon, MuonConfig,
+    OptimizerPart, Rounding, Sgd, SgdConfig, UpdateRule,
 };
 
 use crate::optim::training::{MATRICES, NAMES};
 
-type Make = Box<dyn Fn(&[Part]) -> Box<dyn UpdateRule>>;
+type Make = Box<dyn Fn(&[OptimizerPart]) -> Box<dyn UpdateRule>>;
 
 /// A mistake in an optimizer, which a comparison must find.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -101,7 +101,7 @@ pub(crate) fn cases() -> Vec<Case> {
 
 /// The optimizers that must obey the laws: those of the fixtures, Muon with AdamW, and bf16 state.
 pub(crate) fn optimizers() -> Vec<(&'static str, Make)> {
-    let bf16 = |parts: &[Part]| {
+    let bf16 = |parts: &[OptimizerPart]| {
         let is_rounded = parts.iter().any(|part| part.value().unwrap().dtype() == DType::BF16);
         let config = AdamWConfig {
             state_dtype: DType::BF16,

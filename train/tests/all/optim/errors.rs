@@ -8,8 +8,8 @@ use meshgrad_runtime::{DType, Device, Kind, Tensor};
 use meshgrad_train::Result;
 use meshgrad_train::config::{Algorithm, OptimizerConfig};
 use meshgrad_train::optim::{
-    AdamW, AdamWConfig, Granularity, Groups, Lion, LionConfig, Muon, MuonConfig, Part, Rounding,
-    Sgd, SgdConfig, State, UpdateRule,
+    AdamW, AdamWConfig, Granularity, Groups, Lion, LionConfig, Muon, MuonConfig, OptimizerPart,
+    OptimizerState, Rounding, Sgd, SgdConfig, UpdateRule,
 };
 use meshgrad_train::optimizer::Optimizer;
 
@@ -20,10 +20,10 @@ fn cpu() -> &'static Device {
     CPU.get_or_init(Device::cpu)
 }
 
-fn part(rows: std::ops::Range<usize>, dtype: DType) -> Part {
+fn part(rows: std::ops::Range<usize>, dtype: DType) -> OptimizerPart {
     let experts = param("experts", [3, 4, 6], dtype);
     experts.materialize(cpu(), 0).unwrap();
-    Part::of_rows(&experts, rows).unwrap()
+    OptimizerPart::of_rows(&experts, rows).unwrap()
 }
 
 fn message<T, E: std::fmt::Display>(result: std::result::Result<T, E>) -> String {
@@ -34,19 +34,19 @@ fn message<T, E: std::fmt::Display>(result: std::result::Result<T, E>) -> String
 fn parts_have_their_rows() {
     let weight = Param::new("w", [3, 4, 6], Init::Ones);
     assert_eq!(
-        message(Part::of_rows(&weight, 8..13)),
+        message(OptimizerPart::of_rows(&weight, 8..13)),
         "part of `w`: rows 8..13 are outside of the 12 rows of shape [3, 4, 6]"
     );
-    assert!(message(Part::of(&weight).value()).starts_with("parameter `w` has no value"));
+    assert!(message(OptimizerPart::of(&weight).value()).starts_with("parameter `w` has no value"));
 
     let square = Param::new("square", [4, 4], Init::Ones);
     let value = Tensor::zeros(cpu(), &[4, 4], DType::F32, Kind::Parameter).unwrap();
     square.set(&value.transpose(0, 1).unwrap()).unwrap();
     assert_eq!(
-        message(Part::of(&square).value()),
+        message(OptimizerPart::of(&square).value()),
         "`square`: an optimizer needs a contiguous value, but it has strides [1, 4]; set a copy"
     );
-    assert_eq!(Part::of(&Param::new("scalar", [], Init::Ones)).kept().rows(), 0..1);
+    assert_eq!(OptimizerPart::of(&Param::new("scalar", [], Init::Ones)).kept().rows(), 0..1);
 }
 
 /// A part has the parameter's current value, also if that is another tensor than at construction.
@@ -55,7 +55,8 @@ fn a_step_updates_the_value_that_the_parameter_has() {
     let weight = param("w", [4], DType::F32);
     weight.materialize(cpu(), 0).unwrap();
     let mut lion =
-        Lion::new(&[Part::of(&weight)], LionConfig::default(), &Groups::default()).unwrap();
+        Lion::new(&[OptimizerPart::of(&weight)], LionConfig::default(), &Groups::default())
+            .unwrap();
     weight.set(&Tensor::from_slice(cpu(), &[4], &[0.0f32; 4]).unwrap()).unwrap();
     let gradient = Tensor::from_slice(cpu(), &[4], &[1.0f32; 4]).unwrap();
     lion.step(&[gradient], Scalars::new(cpu(), 1, 1.0).lend()).unwrap();
@@ -189,9 +190,9 @@ impl UpdateRule for Named {
         Granularity::Element
     }
 
-    fn state(&self) -> Vec<State> {
+    fn state(&self) -> Vec<OptimizerState> {
         let names = self.0.iter();
-        let empty = |name: &&'static str| State { name, tensors: Vec::new() };
+        let empty = |name: &&'static str| OptimizerState { name, tensors: Vec::new() };
         names.map(empty).collect()
     }
 
@@ -205,8 +206,9 @@ impl UpdateRule for Named {
 fn names_of_state_are_checked() {
     let model = Layer::new(DType::F32, DType::F32, DType::F32);
     let of = |names: &[&'static str]| {
-        let make =
-            |_: &[Part]| -> Result<Box<dyn UpdateRule>> { Ok(Box::new(Named(names.to_vec()))) };
+        let make = |_: &[OptimizerPart]| -> Result<Box<dyn UpdateRule>> {
+            Ok(Box::new(Named(names.to_vec())))
+        };
         message(Optimizer::with(&model, cpu(), 1.0, make))
     };
     assert_eq!(of(&["exp_avg", "exp_avg_sq", "steps2"]), "");

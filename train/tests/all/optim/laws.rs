@@ -3,14 +3,14 @@
 use approx::assert_relative_eq;
 use meshgrad_runtime::{DType, Device, Tensor, ops};
 use meshgrad_train::optim::{
-    AdamW, AdamWConfig, Granularity, Group, Groups, Lion, LionConfig, Muon, MuonConfig, Part,
-    Rounding, Sgd, SgdConfig, UpdateRule,
+    AdamW, AdamWConfig, Granularity, Group, Groups, Lion, LionConfig, Muon, MuonConfig,
+    OptimizerPart, Rounding, Sgd, SgdConfig, UpdateRule,
 };
 
 use crate::optim::cases::{adamw, muon, optimizers};
 use crate::optim::training::{Choice, MATRICES, NAMES, SCALE, Training, f32s, whole};
 
-/// State and parameters that are saved after any step and restored into a new optimizer continue
+/// OptimizerState and parameters that are saved after any step and restored into a new optimizer continue
 /// with the same bits.
 #[test]
 fn restored_state_continues_with_the_same_bits() {
@@ -155,7 +155,7 @@ fn groups_change_learning_rates_and_decays() {
         learning_rate_factor: factor,
         weight_decay,
     };
-    type Make = fn(&[Part], &Groups) -> Box<dyn UpdateRule>;
+    type Make = fn(&[OptimizerPart], &Groups) -> Box<dyn UpdateRule>;
     let makes: [Make; 4] = [
         |parts, groups| Box::new(AdamW::new(parts, AdamWConfig::default(), groups).unwrap()),
         |parts, groups| {
@@ -172,7 +172,7 @@ fn groups_change_learning_rates_and_decays() {
         let train = |group: Option<Group>| {
             let groups = group.map(|group| Groups::new(vec![group], &NAMES).unwrap());
             let groups = groups.unwrap_or_default();
-            let make = move |parts: &[Part]| make(parts, &groups);
+            let make = move |parts: &[OptimizerPart]| make(parts, &groups);
             let mut training = Training::new(&device, whole(&NAMES), &make);
             let start = training.values();
             training.run(1..2);

@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use meshgrad_autograd::{Init, Param, Spec};
 use meshgrad_runtime::ops::StepScalars;
 use meshgrad_runtime::{DType, Device, Shape, Tensor, ops};
-use meshgrad_train::optim::{Part, State, UpdateRule};
+use meshgrad_train::optim::{OptimizerPart, OptimizerState, UpdateRule};
 use safetensors::SafeTensors;
 
 /// The parameters of `make_fixtures.py`.
@@ -66,7 +66,7 @@ impl Choice {
         (vec![rows.len(), columns], values[elements].to_vec())
     }
 
-    fn part(&self, device: &Device) -> Part {
+    fn part(&self, device: &Device) -> OptimizerPart {
         let Fixture { shape, values } = fixture(&format!("start/{}", self.name));
         let start = Tensor::from_slice(device, shape, values).unwrap();
         let shape = Shape::new(shape).unwrap();
@@ -74,8 +74,8 @@ impl Choice {
         let param = Param::with_spec(self.name, spec);
         param.set(&ops::cast(&start, self.dtype).unwrap()).unwrap();
         match &self.rows {
-            Some(rows) => Part::of_rows(&param, rows.clone()).unwrap(),
-            None => Part::of(&param),
+            Some(rows) => OptimizerPart::of_rows(&param, rows.clone()).unwrap(),
+            None => OptimizerPart::of(&param),
         }
     }
 }
@@ -103,7 +103,7 @@ impl Scalars {
 pub(crate) struct Training {
     device: Device,
     choices: Vec<Choice>,
-    pub(crate) parts: Vec<Part>,
+    pub(crate) parts: Vec<OptimizerPart>,
     pub(crate) rule: Box<dyn UpdateRule>,
 }
 
@@ -111,9 +111,9 @@ impl Training {
     pub(crate) fn new(
         device: &Device,
         choices: Vec<Choice>,
-        make: &dyn Fn(&[Part]) -> Box<dyn UpdateRule>,
+        make: &dyn Fn(&[OptimizerPart]) -> Box<dyn UpdateRule>,
     ) -> Training {
-        let parts: Vec<Part> = choices.iter().map(|choice| choice.part(device)).collect();
+        let parts: Vec<OptimizerPart> = choices.iter().map(|choice| choice.part(device)).collect();
         Training { device: device.clone(), choices, rule: make(&parts), parts }
     }
 
@@ -138,7 +138,7 @@ impl Training {
     pub(crate) fn tensors(&self) -> Vec<(String, Tensor)> {
         let params = self.parts.iter();
         let params = params.map(|part| (format!("param/{}", part.name()), part.value().unwrap()));
-        let of_state = |State { name: state, tensors }: State| {
+        let of_state = |OptimizerState { name: state, tensors }: OptimizerState| {
             let tensors = tensors.into_iter();
             tensors.map(move |(name, tensor)| (format!("{state}/{name}"), tensor))
         };

@@ -11,34 +11,34 @@ use crate::Result;
 /// A parameter, and the rows of it that this rank updates. It reads the parameter's value at each
 /// step, so that a checkpoint may set another one.
 #[derive(Clone, Debug)]
-pub struct Part {
+pub struct OptimizerPart {
     param: Param,
     kept: KeptRows,
     /// Whether these are only some of the rows that the parameter keeps.
     is_slice: bool,
 }
 
-/// [`Part::of`] every parameter of `module` that is not frozen, in the module's order.
-pub fn parts(module: &impl Module) -> Vec<Part> {
-    module.trained().iter().map(Part::of).collect()
+/// [`OptimizerPart::of`] every parameter of `module` that is not frozen, in the module's order.
+pub fn parts(module: &impl Module) -> Vec<OptimizerPart> {
+    module.trained().iter().map(OptimizerPart::of).collect()
 }
 
-impl Part {
+impl OptimizerPart {
     /// The rows of `param` that this rank keeps ([`Param::kept`]).
-    pub fn of(param: &Param) -> Part {
-        Part { param: param.clone(), kept: param.kept(), is_slice: false }
+    pub fn of(param: &Param) -> OptimizerPart {
+        OptimizerPart { param: param.clone(), kept: param.kept(), is_slice: false }
     }
 
     /// The rows `rows` of `param`, which has no home.
     ///
     /// # Errors
     /// When the parameter does not have these rows, or has a home.
-    pub fn of_rows(param: &Param, rows: Range<usize>) -> Result<Part> {
+    pub fn of_rows(param: &Param, rows: Range<usize>) -> Result<OptimizerPart> {
         let name = param.name();
         ensure!(param.home().is_none(), Invalid, "part of `{name}`: its home divides its rows");
         let kept = KeptRows::new(param.sharded_shape(), rows, true);
         let kept = kept.map_err(|error| error.context(format_args!("part of `{name}`")))?;
-        Ok(Part { param: param.clone(), is_slice: !kept.are_all(), kept })
+        Ok(OptimizerPart { param: param.clone(), is_slice: !kept.are_all(), kept })
     }
 
     /// The parameter's name.
