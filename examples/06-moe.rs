@@ -61,7 +61,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let (step, seed) = (config.train.steps, config.train.seed);
     let state =
-        checkpoint::State { step, seed, data_digest: format!("{:032x}", data.texts.digest) };
+        checkpoint::RunState { step, seed, data_digest: format!("{:032x}", data.texts.digest) };
     let saved = checkpoint::Saved {
         config: &config,
         model: &trainer.model,

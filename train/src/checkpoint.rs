@@ -56,7 +56,7 @@ const TOKENIZER: &str = "tokenizer.json";
 /// The training state other than tensors. Everything else follows from it and the configuration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct State {
+pub struct RunState {
     /// Steps done. The next batch, learning rate and random numbers follow from it.
     pub step: u64,
     /// The seed of the run.
@@ -107,7 +107,7 @@ pub struct Saved<'s, M> {
     /// The tokenizer.
     pub tokenizer: &'s Tokenizer,
     /// The rest.
-    pub state: &'s State,
+    pub state: &'s RunState,
 }
 
 /// The text files and the tensors of a checkpoint.
@@ -351,7 +351,7 @@ pub fn load_state(
     model: &impl Model,
     optimizer: &Optimizer,
     options: ReadOptions<'_>,
-) -> Result<State> {
+) -> Result<RunState> {
     let state = read_state(checkpoint)?;
     SavedOptimizer::of(optimizer).check(checkpoint)?;
     let stored_as = model.stored_as()?;
@@ -379,7 +379,7 @@ pub(crate) fn restore(
     model: &impl Model,
     optimizer: &Optimizer,
     options: ReadOptions<'_>,
-) -> Result<State> {
+) -> Result<RunState> {
     let stored = Folder::open(checkpoint.path())?;
     let params = folder::params(model)?;
     let of_weights = options.of_weights(checkpoint);
@@ -452,7 +452,7 @@ pub(crate) fn read_buffers(
 ///
 /// # Errors
 /// When it is not a checkpoint of a run.
-pub fn read_state(checkpoint: &Committed) -> Result<State> {
+pub fn read_state(checkpoint: &Committed) -> Result<RunState> {
     read_json(checkpoint, STATE)
 }
 

@@ -77,7 +77,7 @@ impl<M: Model<Batch = TokenBatch> + Generate> Run<'_, M> {
         let previous = self.saver.wait();
         self.saved(previous)?;
         self.trainer.events.report(Event::CheckpointStarted { step })?;
-        let state = checkpoint::State {
+        let state = checkpoint::RunState {
             step,
             seed: self.config.train.seed,
             data_digest: format!("{:032x}", self.data.texts.digest),
