@@ -70,7 +70,7 @@ impl<'t> TokenBatches<'t> {
         let seq_len = self.windows.seq_len();
         let counted = chosen.len();
         let part = match self.ranks {
-            None => BatchPart::whole(counted),
+            None => BatchPart::whole(counted, seq_len),
             Some(ranks) => {
                 // The last batch of a text may have too few sequences for all ranks.
                 if let Some(last) = chosen.last() {
@@ -85,8 +85,10 @@ impl<'t> TokenBatches<'t> {
         let counted_rows = counted.saturating_sub(part.rows.start).min(own.len());
         batch.labels[counted_rows * seq_len..].fill(IGNORE_INDEX);
 
-        let shape = [batch.rows, batch.seq_len];
-        let tensor = |values: &[i64]| part.tensor(Tensor::from_slice(self.device, &shape, values)?);
+        let tensor = |whole: &[i64]| {
+            let own = part.select(whole, seq_len);
+            part.tensor(Tensor::from_slice(self.device, &part.shape(), &own)?)
+        };
         Ok(TokenBatch::new(&tensor(&batch.input_ids)?, &tensor(&batch.labels)?))
     }
 

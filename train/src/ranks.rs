@@ -6,6 +6,7 @@
 //! error on one rank ends all ([`RunRanks::agree`]); so does a request to stop. A single rank is a
 //! world of one: the same calls send nothing.
 
+mod batch_part;
 mod checkpoint;
 mod division;
 mod equal;
@@ -26,8 +27,8 @@ use serde::de::DeserializeOwned;
 
 use crate::config::Config;
 use crate::{Error, Result};
+pub(crate) use batch_part::BatchPart;
 pub use checkpoint::checkpoint_ranks;
-pub(crate) use division::BatchPart;
 use division::Division;
 pub use equal::check_equal;
 pub(crate) use equal::weigh;

@@ -99,7 +99,7 @@ where
         Reduction::Tree => passes,
     };
     let part = ranks.part_of_batch(rows, config.train.seq_len)?;
-    let shape = [part.rows.len(), config.train.seq_len];
+    let shape = part.shape();
     let zeros = vec![0i64; shape[0] * shape[1]];
     trainer.rehearse(count, || {
         let tensor = || part.tensor(Tensor::from_slice(meta, &shape, &zeros)?);

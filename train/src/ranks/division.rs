@@ -1,7 +1,5 @@
 //! How a model and its batches are divided over ranks, as `[parallel]` says.
 
-use std::ops::Range;
-
 use meshgrad_comm::Rank;
 use meshgrad_data_parallel::{DataParallel, Reshard, Strategy};
 use meshgrad_dist::parallel::{ParallelConfig, ParallelState};
@@ -9,6 +7,7 @@ use meshgrad_mesh::{Mesh, Placement, Sharding};
 use meshgrad_models::{Model, ModelParallelism, ModelPlan, TokenBatch};
 use meshgrad_runtime::{DType, Device, Kind as TensorKind, Tensor};
 
+use super::BatchPart;
 use crate::config::{
     Algorithm, Config, HomeChoice, ParallelTable, Reduction, TrainConfig, Violation, Violations,
 };
@@ -28,29 +27,6 @@ pub(super) struct Division {
     rank: usize,
     /// Whether the optimizer updates whole matrices.
     whole_matrices: bool,
-}
-
-/// This rank's part of a batch.
-pub(crate) struct BatchPart {
-    /// The sequences.
-    pub(crate) rows: Range<usize>,
-    /// The sharding of [rows, tokens], and this rank.
-    sharding: Option<(Sharding, usize)>,
-}
-
-impl BatchPart {
-    /// All rows.
-    pub(crate) fn whole(rows: usize) -> BatchPart {
-        BatchPart { rows: 0..rows, sharding: None }
-    }
-
-    /// States that `x`, [rows, tokens], has these rows of the batch.
-    pub(crate) fn tensor(&self, x: Tensor) -> Result<Tensor> {
-        match &self.sharding {
-            None => Ok(x),
-            Some((sharding, rank)) => x.local().with_sharding(sharding, *rank),
-        }
-    }
 }
 
 impl Division {
@@ -153,7 +129,7 @@ impl Division {
 
     pub(super) fn part_of_batch(&self, rows: usize, seq_len: usize) -> Result<BatchPart> {
         if self.mesh.len() == 1 {
-            return Ok(BatchPart::whole(rows));
+            return Ok(BatchPart::whole(rows, seq_len));
         }
         let parts = self.batch_parts();
         let rows_of = |part: usize| rows / parts + usize::from(part < rows % parts);
@@ -165,9 +141,7 @@ impl Division {
             ref axes => axes.iter().map(|axis| (*axis, Placement::shard(0))).collect(),
         };
         let sharding = Sharding::new(&self.mesh, placements, &[rows, seq_len])?;
-        let region = sharding.region(self.rank);
-        let own = region.and_then(|region| region.dims()[0].as_range());
-        Ok(BatchPart { rows: own.unwrap_or(0..0), sharding: Some((sharding, self.rank)) })
+        Ok(BatchPart::of(sharding, self.rank))
     }
 
     fn plan(&self, model: &impl Model, sequence_parallel: bool) -> Result<ModelPlan> {
@@ -229,8 +203,8 @@ impl Division {
     fn batch_of_zeros(&self, device: &Device) -> Result<TokenBatch> {
         let (rows, seq_len) = (self.train.rows_of_pass(self.batch_parts()), self.train.seq_len);
         let part = self.part_of_batch(rows, seq_len)?;
-        let shape = [part.rows.len(), seq_len];
-        let zeros = part.tensor(Tensor::zeros(device, &shape, DType::I64, TensorKind::Value)?)?;
+        let zeros =
+            part.tensor(Tensor::zeros(device, &part.shape(), DType::I64, TensorKind::Value)?)?;
         Ok(TokenBatch::new(&zeros, &zeros))
     }
 
