@@ -21,7 +21,8 @@ pub(crate) struct BatchPart {
 impl BatchPart {
     /// The whole batch.
     pub(crate) fn whole(rows: usize, seq_len: usize) -> BatchPart {
-        BatchPart { rows: 0..rows, tokens: Vec::from([0..seq_len]), sharding: None }
+        let all = 0..seq_len;
+        BatchPart { rows: 0..rows, tokens: vec![all], sharding: None }
     }
 
     /// The part of rank `rank` of a batch with the sharding `sharding`, of which each rank has one

@@ -166,6 +166,9 @@ pub fn redistribute_like(x: &Tensor, like: &Tensor) -> Result<Tensor> {
 /// # Errors
 /// As [`redistribute`].
 pub fn full_tensor(x: &Tensor) -> Result<Tensor> {
+    if x.sharding().is_some_and(Sharding::is_replicated) {
+        return Ok(x.clone());
+    }
     let axes = x.sharding().map_or(&[][..], |sharding| sharding.mesh().axes());
     let replicated = axes.iter().map(|axis| (axis.name(), Placement::Replicate));
     redistribute(x, replicated.collect::<Vec<_>>())
@@ -183,8 +186,8 @@ pub fn full_concat(values: &[&Tensor]) -> Result<Tensor> {
     let flat = whole.iter().map(|value| {
         // What is no partial sum yet becomes one in which a single rank counts.
         let value = match value.sharding() {
-            Some(_) => redistribute(value, &partials)?,
-            None => value.clone(),
+            Some(_) if !partials.is_empty() => redistribute(value, &partials)?,
+            _ => value.clone(),
         };
         ops::reshape(&value, &[value.elements()])
     });
