@@ -4,8 +4,9 @@ use std::ops::Range;
 use std::panic::Location;
 use std::sync::Arc;
 
-use meshgrad_error::{bail, error};
-use meshgrad_runtime::{DType, Pending, Result, Shape, Tensor, UninitTensor, ops};
+use meshgrad_error::{bail, ensure, error};
+use meshgrad_mesh::Group;
+use meshgrad_runtime::{DType, Pending, Result, Shape, Tensor, UninitTensor, is_capturing, ops};
 
 use crate::communicator::{Communicator, Operands, Output};
 use crate::ticket::{Collective, Counts, Fingerprint, Peer, Reduction, Request};
@@ -217,6 +218,9 @@ impl<'a, C: Communicator + ?Sized> Call<'a, C> {
             caller: self.caller,
         };
         let operands = Operands { input: self.input, output: self.output };
+        if is_capturing() && !self.communicator.can_capture() {
+            return captured(self.communicator.group(), collective, operands);
+        }
         self.communicator.start(request, operands)
     }
 
@@ -410,4 +414,36 @@ fn elements(row: &[usize], rows: &[usize]) -> Arc<[usize]> {
 fn range(x: &Tensor) -> Range<usize> {
     let start = x.layout().offset();
     start..start + x.elements()
+}
+
+/// A collective in a graph, of a communicator that cannot be captured.
+///
+/// # Errors
+/// For several ranks.
+fn captured(
+    group: &Group,
+    collective: Collective,
+    operands: Operands,
+) -> Result<Pending<Option<Tensor>>> {
+    ensure!(
+        group.len() == 1,
+        Unsupported,
+        "{collective} of {group} during Device::capture: the transport of this group cannot be \
+         captured in a graph; run it before or after the capture"
+    );
+    let Operands { input, output } = operands;
+    let result = match (input, output) {
+        (_, Output::None) => None,
+        (Some(input), Output::New(new)) => {
+            let copy = ops::copy(&input)?;
+            Some(ops::reshape(&copy, new.shape())?)
+        }
+        (Some(input), Output::Into(into)) => {
+            ops::copy_into(&ops::reshape(&input, into.shape())?, &into)?;
+            Some(into)
+        }
+        (None, Output::New(new)) => Some(new.finish()),
+        (None, Output::Into(into)) => Some(into),
+    };
+    Ok(Pending::by_host(move || Ok(result)))
 }

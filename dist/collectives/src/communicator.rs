@@ -27,6 +27,13 @@ pub trait Communicator: Send + Sync {
     /// The device of the tensors that it accepts and returns.
     fn device(&self) -> &Device;
 
+    /// Whether its collectives can be captured in a graph
+    /// ([`Device::capture`](meshgrad_runtime::Device::capture)). A group of one rank always can: its
+    /// collectives are copies.
+    fn can_capture(&self) -> bool {
+        false
+    }
+
     /// Starts a collective whose arguments are valid. Does not wait for other members. The result
     /// is the output of `operands`.
     ///

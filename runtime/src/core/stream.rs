@@ -31,9 +31,9 @@ use crate::driver::{Event, Gpu, Pool, RawStream};
 use crate::{Device, Error, Result};
 
 pub use pending::Pending;
+pub use scope::is_capturing;
 pub(crate) use scope::{
-    Join, Scope, ScopeGuard, capturing, forbid_in_capture, in_stream_work, keep, pool, raw,
-    record_use,
+    Join, Scope, ScopeGuard, forbid_in_capture, in_stream_work, keep, pool, raw, record_use,
 };
 
 /// An in-order queue of work of a device, concurrent with its other streams. Cheap to clone.

@@ -38,7 +38,7 @@ impl StreamWork {
     /// [`Device::capture`](crate::Device::capture).
     pub fn begin<T>(stream: &Stream, lend: impl FnOnce() -> Result<T>) -> Result<(StreamWork, T)> {
         ensure!(
-            !stream::capturing(),
+            !stream::is_capturing(),
             Invalid,
             "collective during Device::capture: a graph cannot contain work that other threads \
              enqueue; start it before or after the capture"

@@ -174,14 +174,14 @@ pub(crate) fn keep<'a>(
     })
 }
 
-/// Whether this thread is capturing a graph.
-pub(crate) fn capturing() -> bool {
+/// Whether this thread is [capturing](crate::Device::capture) a graph.
+pub fn is_capturing() -> bool {
     SCOPES.with_borrow(|scopes| scopes.iter().any(|scope| scope.pool.graph != 0))
 }
 
 /// Fails if this thread is capturing a graph, for an `op` that waits for the GPU.
 pub(crate) fn forbid_in_capture(op: &'static str) -> Result<()> {
-    match capturing() {
+    match is_capturing() {
         false => Ok(()),
         true => Err(error!(
             Invalid,
