@@ -174,7 +174,7 @@ pub fn full_tensor(x: &Tensor) -> Result<Tensor> {
     redistribute(x, replicated.collect::<Vec<_>>())
 }
 
-/// All elements of `values`, of one dtype, on all ranks of their mesh: [n]. Partial sums are
+/// All elements of `values`, of one dtype, on all ranks of their mesh: \[n\]. Partial sums are
 /// reduced in one collective; each value with shards takes one more.
 ///
 /// # Errors
