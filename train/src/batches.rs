@@ -39,7 +39,7 @@ impl<'t> TokenBatches<'t> {
         step: u64,
         batch_size: usize,
         micro_batch_size: usize,
-    ) -> impl Iterator<Item = Result<TokenBatch>> + 't {
+    ) -> impl ExactSizeIterator<Item = Result<TokenBatch>> + 't {
         let order = order.clone();
         let starts = (0..batch_size).step_by(micro_batch_size.max(1));
         starts.map(move |first| {

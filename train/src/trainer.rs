@@ -1,16 +1,19 @@
 //! Training steps and validation passes of any [`Model`]. The caller writes the loop.
 
+use std::collections::BTreeMap;
 use std::time::Instant;
 
-use meshgrad_autograd::{Param, Tape};
+use meshgrad_autograd::Param;
 use meshgrad_error::{bail, ensure};
 use meshgrad_models::{Compute, Model};
-use meshgrad_runtime::{AsyncRead, DType, Device, Tensor, ops};
+use meshgrad_pipeline::Program;
+use meshgrad_runtime::{AsyncRead, DType, Device, Tensor};
 
 use crate::config::{Config, Reduction};
 use crate::events::{Event, Events};
 use crate::metrics::Record;
 use crate::optimizer::Optimizer;
+use crate::passes::Passes;
 use crate::schedule::Schedule;
 use crate::sleep::{Kept, KeptTensors};
 use crate::sums::{PendingSums, ReducedSums, StepSums, no_batch};
@@ -41,8 +44,8 @@ pub struct TrainerBuilder<M> {
     schedule: Option<Box<dyn Schedule>>,
 }
 
-/// What the passes of a step leave.
-struct Passes {
+/// The sums and gradients after all passes of a step.
+struct GradientsAndSums {
     sums: ReducedSums,
     /// The gradients; `None` for those of the optimizer.
     gradients: Option<Vec<(Param, Tensor)>>,
@@ -160,7 +163,7 @@ impl<M: Model> Trainer<M> {
     pub fn step(
         &mut self,
         step: u64,
-        microbatches: impl IntoIterator<Item = Result<M::Batch>>,
+        microbatches: impl IntoIterator<Item = Result<M::Batch>, IntoIter: ExactSizeIterator>,
     ) -> Result<PendingStep> {
         let pending = self.enqueue(step, microbatches);
         if pending.is_err() {
@@ -172,7 +175,7 @@ impl<M: Model> Trainer<M> {
     fn enqueue(
         &mut self,
         step: u64,
-        microbatches: impl IntoIterator<Item = Result<M::Batch>>,
+        microbatches: impl IntoIterator<Item = Result<M::Batch>, IntoIter: ExactSizeIterator>,
     ) -> Result<PendingStep> {
         if !self.asleep.is_empty() {
             bail!(Invalid, "step: the tensor is asleep; call `wake` first");
@@ -180,7 +183,7 @@ impl<M: Model> Trainer<M> {
         let (started, before) = (Instant::now(), self.device.work().kernel_launches);
         self.events.report(Event::StepStarted { step })?;
 
-        let Passes { sums, gradients } = self.forward_backward(step, microbatches)?;
+        let GradientsAndSums { sums, gradients } = self.forward_backward(step, microbatches)?;
         let learning_rate = self.learning_rate * self.schedule.factor(step);
         let grad_norm = self.update(step, gradients, &sums.weight()?, learning_rate)?;
         self.model.after_step(&sums.statistics()?)?;
@@ -203,11 +206,15 @@ impl<M: Model> Trainer<M> {
     fn forward_backward(
         &mut self,
         step: u64,
-        microbatches: impl IntoIterator<Item = Result<M::Batch>>,
-    ) -> Result<Passes> {
+        microbatches: impl IntoIterator<Item = Result<M::Batch>, IntoIter: ExactSizeIterator>,
+    ) -> Result<GradientsAndSums> {
         self.events.report(Event::ForwardBackwardStarted { step })?;
+        let microbatches = microbatches.into_iter();
+        if microbatches.len() == 0 {
+            return Err(no_batch());
+        }
         let passes = match self.reduction {
-            Reduction::Sum => self.accumulate_all(microbatches)?,
+            Reduction::Sum => self.accumulate(microbatches)?,
             Reduction::Tree => self.add_in_tree(microbatches)?,
         };
         if !self.events.is_empty() {
@@ -224,48 +231,66 @@ impl<M: Model> Trainer<M> {
         Ok(passes)
     }
 
-    /// Accumulates the gradients of one microbatch after the other.
-    fn accumulate_all(
+    /// Accumulates the gradients of the microbatches.
+    fn accumulate(
         &mut self,
-        microbatches: impl IntoIterator<Item = Result<M::Batch>>,
-    ) -> Result<Passes> {
+        microbatches: impl ExactSizeIterator<Item = Result<M::Batch>>,
+    ) -> Result<GradientsAndSums> {
+        let program = Program::single(microbatches.len())?;
         let mut sums: Option<StepSums> = None;
-        let mut microbatches = microbatches.into_iter().peekable();
-        while let Some(batch) = microbatches.next() {
-            let is_last = microbatches.peek().is_none();
-            let of_batch = self.accumulate(&batch?, is_last)?;
-            sums = Some(match sums {
-                None => of_batch,
-                Some(sums) => sums.added(&of_batch)?,
-            });
+        let mut passes = self.passes(microbatches.len(), microbatches);
+        for action in &program.ranks()[0] {
+            if let Some(of_batch) = passes.apply(*action)? {
+                sums = Some(match sums {
+                    None => of_batch,
+                    Some(sums) => sums.added(&of_batch)?,
+                });
+            }
         }
         let sums = sums.ok_or_else(no_batch)?.reduced()?;
-        Ok(Passes { sums, gradients: None })
+        Ok(GradientsAndSums { sums, gradients: None })
     }
 
-    /// Adds the gradients of the microbatches in a tree.
+    /// Adds the gradients of the microbatches in a tree. Each is reduced by itself.
     fn add_in_tree(
         &mut self,
-        microbatches: impl IntoIterator<Item = Result<M::Batch>>,
-    ) -> Result<Passes> {
+        microbatches: impl ExactSizeIterator<Item = Result<M::Batch>>,
+    ) -> Result<GradientsAndSums> {
+        let program = Program::single(microbatches.len())?;
         let (mut sums, mut gradients) = (TreeSum::default(), TreeSum::default());
         let mut last = None;
-        for batch in microbatches {
-            let of_batch = self.accumulate(&batch?, true)?.reduced()?;
+        let mut passes = self.passes(1, microbatches);
+        for action in &program.ranks()[0] {
+            let Some(of_batch) = passes.apply(*action)? else {
+                continue;
+            };
+            let of_batch = of_batch.reduced()?;
             sums.add(std::slice::from_ref(of_batch.flat()))?;
             let (params, values): (Vec<Param>, Vec<Tensor>) =
-                self.optimizer.grads().all()?.into_iter().unzip();
+                passes.grads.all()?.into_iter().unzip();
             gradients.add(&values)?;
             last = Some((of_batch, params));
-            self.optimizer.grads().clear();
+            passes.grads.clear();
+            passes.left = 1;
         }
         let (like, params) = last.ok_or_else(no_batch)?;
         let sum = sums.finish()?.into_iter().flatten().next().ok_or_else(no_batch)?;
         let gradients = gradients.finish()?.unwrap_or_default();
-        Ok(Passes {
+        Ok(GradientsAndSums {
             sums: ReducedSums::with(sum, like),
             gradients: Some(params.into_iter().zip(gradients).collect()),
         })
+    }
+
+    fn passes<B>(&mut self, left: usize, batches: B) -> Passes<'_, M, B> {
+        Passes {
+            model: &self.model,
+            grads: self.optimizer.grads(),
+            compute: self.compute,
+            batches,
+            left,
+            recorded: BTreeMap::new(),
+        }
     }
 
     /// Runs the optimizer and clears the gradients. Returns their norm.
@@ -284,18 +309,6 @@ impl<M: Model> Trainer<M> {
         };
         self.events.report(Event::OptimizerFinished { step, grad_norm: &grad_norm })?;
         Ok(grad_norm)
-    }
-
-    /// Accumulates the gradients of a microbatch. Returns its sums.
-    fn accumulate(&mut self, batch: &M::Batch, is_last: bool) -> Result<StepSums> {
-        let (loss, tape) = Tape::record(|| self.model.loss(batch, self.compute))?;
-        let one = ops::full(&self.device, loss.total.shape(), loss.total.dtype(), 1.0)?;
-        let grads = self.optimizer.grads();
-        if is_last {
-            grads.last_pass();
-        }
-        tape.backward(&[(&loss.total, one)], grads)?;
-        Ok(StepSums::of(loss))
     }
 
     /// Allocates what steps and validations allocate, without reading a value, for a meta device.

@@ -3,7 +3,7 @@
 use meshgrad_error::Result;
 
 use crate::check;
-use crate::{Action, Placement};
+use crate::{Action, Compute, Op, Placement, Shape};
 
 /// The actions of every rank, with communication: what an executor interprets.
 ///
@@ -30,6 +30,19 @@ impl Program {
     ) -> Result<Program> {
         check::check(&placement, microbatches, &ranks)?;
         Ok(Program::proven(placement, microbatches, ranks))
+    }
+
+    /// The program of a single rank with a single stage: F and B of each microbatch in turn.
+    ///
+    /// # Errors
+    /// As [`Shape::new`].
+    pub fn single(microbatches: usize) -> Result<Program> {
+        let placement = Placement::looped(Shape::new(1, 1, microbatches)?);
+        let passes = |microbatch| {
+            [Op::Forward, Op::Backward].map(|op| Compute::new(op, 0, microbatch).into())
+        };
+        let actions = (0..microbatches).flat_map(passes).collect();
+        Ok(Program::proven(placement, microbatches, vec![actions]))
     }
 
     /// A program that is correct by construction.

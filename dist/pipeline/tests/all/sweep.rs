@@ -218,3 +218,16 @@ fn idle_shares_follow_their_formulas() {
         }
     }
 }
+
+/// The program of a single stage passes the checks of any program, and needs a microbatch.
+#[test]
+fn a_single_stage_has_a_program() {
+    for microbatches in [1, 2, 9] {
+        let program = Program::single(microbatches).unwrap();
+        let ranks = program.ranks().to_vec();
+        assert_eq!(ranks[0].len(), 2 * microbatches);
+        let checked = Program::new(program.placement().clone(), microbatches, ranks);
+        assert_eq!(checked.unwrap(), program);
+    }
+    assert!(Program::single(0).is_err());
+}
