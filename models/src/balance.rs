@@ -2,7 +2,7 @@
 
 use meshgrad_autograd::{Result, Var, Vars, ops};
 use meshgrad_collectives::full_concat;
-use meshgrad_runtime::Tensor;
+use meshgrad_runtime::{Function, Number, Signature, Tensor, ops as runtime_ops};
 
 use crate::model::Metrics;
 use crate::moe::Routing;
@@ -131,18 +131,38 @@ fn added(sum: Option<&Var>, x: Var) -> Result<Var> {
 /// The bias does not affect gradients.
 ///
 /// `bias` \[E\] f32, of a mutable kind; `counts` \[E\] f32, integers: the tokens per expert of a
-/// step.
+/// step. If `scale`, f32 \[\], is not finite, nothing changes.
 ///
 /// # Errors
 /// When `bias` and `counts` differ in shape, or `bias` is immutable.
-pub fn update_router_bias(bias: &Tensor, counts: &Tensor, rate: f64) -> Result<()> {
+pub fn update_router_bias(bias: &Tensor, counts: &Tensor, rate: f64, scale: &Tensor) -> Result<()> {
     // E (mean - c_e) is an integer, so clamping it to [-1, 1] gives its sign.
     let experts = counts.global_extent(0)? as f64;
     let missing = ops::sub(&ops::sum(counts, &[0])?, &ops::affine(counts, experts, 0.0)?)?;
     let sign = ops::clamp(&missing, -1.0, 1.0)?;
 
-    let changed = ops::add(bias, &ops::affine(&sign, rate, 0.0)?)?;
-    ops::copy_into(&changed, bias)
+    let scale = scale.broadcast_to(&bias.global_shape())?;
+    let inputs = [bias, &sign, &scale];
+    let mut call = BIAS.call(&inputs)?;
+    let mut changed = call.output(0)?;
+    runtime_ops::map(&call, &Bias { rate }, inputs, &mut changed)?;
+    ops::copy_into(&changed.finish(), bias)
+}
+
+static BIAS: Signature =
+    Signature::new("router_bias", "bias: F[~], sign: F[~], scale: F[~] -> bias: F[~]", 3);
+
+struct Bias {
+    rate: f64,
+}
+
+impl Function<3> for Bias {
+    #[inline(always)]
+    fn value<W: Number>(&self, [bias, sign, scale]: [W; 3]) -> W {
+        // Zero times infinity is NaN, which equals nothing.
+        let is_applied = scale * W::ZERO;
+        is_applied.if_eq(W::ZERO, bias + W::constant(self.rate) * sign, bias)
+    }
 }
 
 /// Load and shares of experts, from the tokens per expert of each layer.
@@ -192,7 +212,14 @@ mod tests {
             ([2.0, 1.0, 1.0, 1.0], [-1.0, 1.0, 1.0, 1.0]),
             ([3e8, 1e8, 1e8, 3e8], [-1.0, 1.0, 1.0, -1.0]),
         ] {
-            update_router_bias(&bias, &tensor(&device, &[4], &counts), 0.25).unwrap();
+            let counts = tensor(&device, &[4], &counts);
+            for scale in [f32::NAN, f32::INFINITY] {
+                let scale = Tensor::scalar(&device, scale).unwrap();
+                update_router_bias(&bias, &counts, 0.25, &scale).unwrap();
+                assert_eq!(bias.to_vec::<f32>().unwrap(), expected);
+            }
+            let scale = Tensor::scalar(&device, 0.5f32).unwrap();
+            update_router_bias(&bias, &counts, 0.25, &scale).unwrap();
             for (expected, sign) in expected.iter_mut().zip(signs) {
                 *expected += 0.25 * sign;
             }

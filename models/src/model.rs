@@ -43,12 +43,13 @@ pub trait Model: Module {
 
     /// Updates what is not trained by gradients, such as router biases. Called after each optimizer
     /// step with the sums of [`Loss::statistics`] over the step, so every microbatch and every
-    /// recomputation of a step sees the same buffers.
+    /// recomputation of a step sees the same buffers. `scale`, a scalar f32, is the factor of the
+    /// step's gradients: if it is not finite, the step is skipped, and this must change nothing.
     ///
     /// # Errors
     /// When an op fails.
-    fn after_step(&self, statistics: &[Tensor]) -> Result<()> {
-        let _ = statistics;
+    fn after_step(&self, statistics: &[Tensor], scale: &Tensor) -> Result<()> {
+        let _ = (statistics, scale);
         Ok(())
     }
 

@@ -366,11 +366,12 @@ impl Model for Qwen3 {
     }
 
     /// Updates the router biases.
-    fn after_step(&self, expert_counts: &[Tensor]) -> Result<()> {
-        if self.balancing.bias_update_rate > 0.0 {
+    fn after_step(&self, expert_counts: &[Tensor], scale: &Tensor) -> Result<()> {
+        let rate = self.balancing.bias_update_rate;
+        if rate > 0.0 {
             for (moe, counts) in self.sparse_blocks().zip(expert_counts) {
                 if let Some(bias) = &moe.router_bias {
-                    update_router_bias(&bias.value()?, counts, self.balancing.bias_update_rate)?;
+                    update_router_bias(&bias.value()?, counts, rate, scale)?;
                 }
             }
         }

@@ -55,7 +55,7 @@ impl Model for Bigram {
         Ok(Loss { statistics: vec![weight.clone()], ..Loss::new(sum, weight) })
     }
 
-    fn after_step(&self, statistics: &[Tensor]) -> Result<()> {
+    fn after_step(&self, statistics: &[Tensor], _: &Tensor) -> Result<()> {
         let seen = self.seen.value()?;
         ops::copy_into(&ops::add(&seen, &statistics[0])?, &seen)
     }

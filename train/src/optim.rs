@@ -48,6 +48,7 @@ mod muon;
 mod optimizer_part;
 mod ranges;
 mod sgd;
+mod skip;
 mod slots;
 
 use meshgrad_runtime::Tensor;
@@ -66,6 +67,7 @@ pub use muon::Muon;
 pub use optimizer_part::{OptimizerPart, parts};
 pub(crate) use ranges::Ranges;
 pub use sgd::Sgd;
+pub(crate) use skip::{count_skipped, unless};
 
 use crate::Result;
 
@@ -110,8 +112,8 @@ pub enum Granularity {
 /// OptimizerState tensors of one name.
 #[derive(Clone, Debug)]
 pub struct OptimizerState {
-    /// The name, such as `exp_avg`, of letters, digits, `_` and `-`; not `ema` or `buffers`. It is
-    /// the same in all versions.
+    /// The name, such as `exp_avg`, of letters, digits, `_` and `-`; not `ema`, `buffers` or
+    /// `skipped`. It is the same in all versions.
     pub name: &'static str,
     /// The tensors under the names of their parameters, in the order of the parts.
     pub tensors: Vec<(String, Tensor)>,

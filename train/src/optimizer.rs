@@ -7,7 +7,7 @@ use meshgrad_runtime::ops::{self, StepScalars};
 use meshgrad_runtime::{DType, Device, Kind, Tensor};
 
 use crate::config::OptimizerConfig;
-use crate::optim::{Ema, OptimizerPart, OptimizerState, UpdateRule, parts};
+use crate::optim::{Ema, OptimizerPart, OptimizerState, UpdateRule, count_skipped, parts, unless};
 use crate::{Result, configured, tree};
 
 /// Updates a model's parameters: gradients are divided by the weight of the loss, clipped by their
@@ -23,6 +23,10 @@ pub struct Optimizer {
     /// The values that change from step to step are scalars on the device, f32.
     learning_rate: Tensor,
     step: Tensor,
+    /// The number of skipped steps, if steps are counted without them.
+    skipped: Option<Tensor>,
+    /// The factor of the gradients of the last step.
+    scale: Option<Tensor>,
 }
 
 impl Optimizer {
@@ -40,7 +44,8 @@ impl Optimizer {
     ) -> Result<Optimizer> {
         let params = model.trained();
         let make = |parts: &[OptimizerPart]| configured::rule(config, parts, &params, seed);
-        Optimizer::with(model, device, config.max_grad_norm, make)?.averaging(config.ema_decay)
+        let optimizer = Optimizer::with(model, device, config.max_grad_norm, make)?;
+        optimizer.configured(config)
     }
 
     /// An optimizer of `model`'s parameters that are not frozen, with the rule that `make` returns
@@ -66,7 +71,32 @@ impl Optimizer {
             max_grad_norm,
             learning_rate: scalar()?,
             step: scalar()?,
+            skipped: None,
+            scale: None,
         })
+    }
+
+    /// With the averages of `config`, and with its treatment of gradients that are not finite.
+    ///
+    /// # Errors
+    /// As [`Optimizer::averaging`].
+    pub(crate) fn configured(self, config: &OptimizerConfig) -> Result<Optimizer> {
+        let optimizer = self.averaging(config.ema_decay)?;
+        match config.skip_nonfinite {
+            true => optimizer.skipping(),
+            false => Ok(optimizer),
+        }
+    }
+
+    /// Does not count skipped steps: those whose gradient is not finite, which change nothing. The
+    /// number of skipped steps is a state.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn skipping(mut self) -> Result<Optimizer> {
+        let device = self.step.device();
+        self.skipped = Some(Tensor::zeros(device, &[], DType::F32, Kind::OptimizerState)?);
+        Ok(self)
     }
 
     /// Also averages the parameters after each step, with `decay` in [0, 1); 0 for no averages.
@@ -113,6 +143,10 @@ impl Optimizer {
     pub fn state(&self) -> Vec<OptimizerState> {
         let mut state = self.rule.state();
         state.extend(self.ema.as_ref().map(Ema::state));
+        state.extend(self.skipped.iter().map(|skipped| OptimizerState {
+            name: SKIPPED,
+            tensors: vec![(SKIPPED.to_owned(), skipped.clone())],
+        }));
         state
     }
 
@@ -149,7 +183,10 @@ impl Optimizer {
     pub fn begin(&self, step: u64, learning_rate: f64) -> Result<()> {
         ops::fill_into(&self.learning_rate, learning_rate)?;
         ops::fill_into(&self.step, step as f64)?;
-        Ok(())
+        match &self.skipped {
+            Some(skipped) => ops::copy_into(&ops::sub(&self.step, skipped)?, &self.step),
+            None => Ok(()),
+        }
     }
 
     /// Updates the parameters with the numbers that [`Optimizer::begin`] wrote, and clears the
@@ -162,11 +199,29 @@ impl Optimizer {
     /// # Errors
     /// When only some parameters have homes; errors of the communication.
     pub fn apply(&mut self, weight: &Tensor) -> Result<Tensor> {
+        self.apply_or_skip(weight, None)
+    }
+
+    /// As [`Optimizer::apply`], unless `skip`, a scalar f32 that is read on the device, is nonzero: the
+    /// step then changes no parameter, no state and no average. All ranks pass the same value.
+    ///
+    /// # Errors
+    /// As [`Optimizer::apply`].
+    pub fn apply_unless(&mut self, skip: &Tensor, weight: &Tensor) -> Result<Tensor> {
+        self.apply_or_skip(weight, Some(skip))
+    }
+
+    fn apply_or_skip(&mut self, weight: &Tensor, skip: Option<&Tensor>) -> Result<Tensor> {
         let norm = self.grads.norm()?;
         let gradients = self.grads.all()?;
-        let norm = self.update(gradients, weight, &norm)?;
+        let norm = self.update(gradients, weight, &norm, skip)?;
         self.grads.clear();
         Ok(norm)
+    }
+
+    /// The factor of the gradients of the last step, a scalar f32; not finite if the step was skipped.
+    pub fn scale(&self) -> Option<&Tensor> {
+        self.scale.as_ref()
     }
 
     /// As [`Optimizer::apply`] with `gradients` of the parameters in their order, in place of its
@@ -177,7 +232,7 @@ impl Optimizer {
         weight: &Tensor,
     ) -> Result<Tensor> {
         let norm = tree::norm(&gradients)?;
-        self.update(gradients, weight, &norm)
+        self.update(gradients, weight, &norm, None)
     }
 
     /// Updates the parameters with gradients whose norm is `norm`. Returns that of their mean.
@@ -186,23 +241,36 @@ impl Optimizer {
         gradients: Vec<(Param, Tensor)>,
         weight: &Tensor,
         norm: &Tensor,
+        skip: Option<&Tensor>,
     ) -> Result<Tensor> {
         let gradients = gradients.iter().map(|(_, gradient)| gradient.local());
         let gradients: Vec<Tensor> = gradients.collect();
         let weight = full_tensor(weight)?.local();
         let (scale, norm) = ops::clip_scale(norm, &weight, self.max_grad_norm)?;
+        let scale = match skip {
+            Some(skip) => unless(&scale, &full_tensor(skip)?.local())?,
+            None => scale,
+        };
         let (learning_rate, step) = (&self.learning_rate, &self.step);
         self.rule.step(&gradients, StepScalars { learning_rate, step, scale: &scale })?;
         self.written();
         if let Some(ema) = &self.ema {
-            ema.update()?;
+            ema.update(&scale)?;
         }
+        if let Some(skipped) = &self.skipped {
+            count_skipped(skipped, &scale)?;
+        }
+        self.scale = Some(scale);
         Ok(norm)
     }
 }
 
-/// Checkpoints store averages and buffers beside the optimizer's state, under these names.
-const RESERVED: [&str; 2] = ["ema", "buffers"];
+/// Checkpoints store averages, buffers and the number of skipped steps beside the rule's state, under
+/// these names.
+const RESERVED: [&str; 3] = ["ema", "buffers", SKIPPED];
+
+/// The state of [`Optimizer::skipping`].
+const SKIPPED: &str = "skipped";
 
 /// Checks that each state can have a folder of its own, named after it.
 fn check_state_names(rule: &dyn UpdateRule) -> Result<()> {
@@ -216,7 +284,7 @@ fn check_state_names(rule: &dyn UpdateRule) -> Result<()> {
             !seen.contains(&name) && is_plain(name),
             Invalid,
             "the optimizer `{}` cannot have a state named `{name}`: give each state a name of its own, \
-             of letters, digits, `_` and `-`, other than `ema` and `buffers`",
+             of letters, digits, `_` and `-`, other than `ema`, `buffers` and `skipped`",
             rule.name()
         );
         seen.push(name);

@@ -186,7 +186,9 @@ impl<M: Model> Trainer<M> {
         let GradientsAndSums { sums, gradients } = self.forward_backward(step, microbatches)?;
         let learning_rate = self.learning_rate * self.schedule.factor(step);
         let grad_norm = self.update(step, gradients, &sums.weight()?, learning_rate)?;
-        self.model.after_step(&sums.statistics()?)?;
+        if let Some(scale) = self.optimizer.scale() {
+            self.model.after_step(&sums.statistics()?, &scale.as_replicated()?)?;
+        }
 
         let model = &self.model;
         self.events.report(Event::StepFinished { step, model })?;

@@ -98,6 +98,10 @@ pub const KEYS: &[Meaning] = &[
         "optimizer.ema_decay",
         "decay per step of the moving averages of the weights; 0 keeps no averages",
     ),
+    (
+        "optimizer.skip_nonfinite",
+        "skip steps whose gradient is not finite; otherwise they end the run",
+    ),
     ("optimizer.groups", "learning rates and weight decays by parameter name"),
     (
         "optimizer.weight_decay",

@@ -17,6 +17,9 @@ pub struct OptimizerConfig {
     /// Decay per step of the averages of the weights; 0 keeps no averages. Validation and samples
     /// use the averages.
     pub ema_decay: f64,
+    /// Whether a step whose gradient is not finite is skipped: it changes nothing, and the run goes
+    /// on. Otherwise it ends the run.
+    pub skip_nonfinite: bool,
     /// Learning rates and weight decays by parameter name.
     pub groups: Vec<Group>,
 }
@@ -52,6 +55,7 @@ impl OptimizerConfig {
             learning_rate,
             max_grad_norm: 1.0,
             ema_decay: 0.0,
+            skip_nonfinite: false,
             groups: Vec::new(),
         }
     }

@@ -215,7 +215,7 @@ fn keys_of_another_choice_are_errors() {
             "[optimizer]\nname = 'sgd'\nbeta1 = 0.9",
             "`optimizer.beta1` does not apply to optimizer.name = \"sgd\" (run.toml:3); its \
              keys are dampening, ema_decay, groups, learning_rate, max_grad_norm, momentum, \
-             name, nesterov, weight_decay",
+             name, nesterov, skip_nonfinite, weight_decay",
         ),
         (
             "[schedule]\ndecay_steps = 3",

@@ -2,13 +2,14 @@
 
 use meshgrad_runtime::{Function, Number, Signature, Tensor, ops};
 
-use super::assign::{assign, averaged};
+use super::assign::{assign, averaged, if_finite};
 use super::ranges::Ranges;
 use super::slots::{Slot, Slots, zeros};
 use super::{Groups, OptimizerPart, OptimizerState};
 use crate::Result;
 
-static AVERAGE: Signature = Signature::new("ema", "average: F[~], param: F[~] -> average: F[~]", 3);
+static AVERAGE: Signature =
+    Signature::new("ema", "average: F[~], param: F[~], scale: F[~] -> average: F[~]", 3);
 
 /// Averages of the weights over the steps (Polyak & Juditsky 1992), as
 /// `torch.optim.swa_utils.get_ema_multi_avg_fn` computes them:
@@ -41,14 +42,15 @@ impl Ema {
         Ok(Ema { decay, slots })
     }
 
-    /// Updates the averages with the current values. Does not wait for the device.
+    /// Updates the averages with the current values, unless `scale`, the factor of the step's
+    /// gradients (f32 \[\]), is not finite. Does not wait for the device.
     ///
     /// # Errors
     /// When memory runs out.
-    pub fn update(&self) -> Result<()> {
+    pub fn update(&self, scale: &Tensor) -> Result<()> {
         let average = Average { decay: self.decay };
         self.slots.iter().try_for_each(|Slot { part, state: mean, .. }| {
-            assign(&AVERAGE, &average, [mean, &part.value()?], mean)
+            assign(&AVERAGE, &average, [mean, &part.value()?, scale], mean)
         })
     }
 
@@ -97,9 +99,9 @@ struct Average {
     decay: f64,
 }
 
-impl Function<2> for Average {
+impl Function<3> for Average {
     #[inline(always)]
-    fn value<W: Number>(&self, [average, param]: [W; 2]) -> W {
-        averaged(self.decay, average, param)
+    fn value<W: Number>(&self, [average, param, scale]: [W; 3]) -> W {
+        if_finite(scale, averaged(self.decay, average, param), average)
     }
 }

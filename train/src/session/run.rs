@@ -261,7 +261,10 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
         let mut record = pending.wait(&self.trainer.model)?;
         let duration = self.step_duration(started, enqueued);
         let step = record.step;
-        if !record.loss.is_finite() || !record.grad_norm.is_finite() {
+        let is_skipped = self.config.optimizer.skip_nonfinite && !record.grad_norm.is_finite();
+        if is_skipped {
+            record.extra.insert("skipped".to_owned(), 1.into());
+        } else if !record.loss.is_finite() || !record.grad_norm.is_finite() {
             let saved = self.saver.wait();
             self.saved(saved)?;
             let newest = checkpoint::newest(self.folder.path())?;
@@ -440,7 +443,7 @@ fn trainer<M: Model>(session: Session<'_>, model: M) -> Result<Trainer<M>> {
         None => Optimizer::new(&model, device, options, config.train.seed)?,
         Some(make) => {
             let optimizer = Optimizer::with(&model, device, options.max_grad_norm, make)?;
-            optimizer.averaging(options.ema_decay)?
+            optimizer.configured(options)?
         }
     };
     let builder = Trainer::of(model).optimizer(optimizer);

@@ -55,7 +55,7 @@ fn outcome(case: &Case) -> Result<Outcome> {
     let mut statistics = Vec::new();
     let (loss, mut grads) = gradients(&params, || loss(&parts, case, &device, &mut statistics))?;
     for (part, counts) in parts.iter().zip(&statistics) {
-        part.after_step(counts)?;
+        part.after_step(counts, &Tensor::scalar(&device, 1.0f32)?)?;
     }
     let buffers = parts.iter().flat_map(Module::buffers).collect::<Vec<_>>();
     let mut outcome = outcome_of(&loss, &mut grads, &buffers)?;

@@ -54,7 +54,8 @@ fn step(case: &Case, model: &Qwen3, device: &Device) -> Result<Outcome> {
     let batch = batch(case, device)?;
     let (loss, mut grads) = gradients(&model.params(), || model.loss(&batch, case.compute()))?;
     let counts = loss.statistics.iter().map(full_tensor);
-    model.after_step(&counts.collect::<Result<Vec<_>>>()?)?;
+    let one = Tensor::scalar(device, 1.0f32)?.as_replicated()?;
+    model.after_step(&counts.collect::<Result<Vec<_>>>()?, &one)?;
     outcome_of(&loss, &mut grads, &model.buffers())
 }
 

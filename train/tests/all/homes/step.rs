@@ -121,7 +121,8 @@ pub(crate) fn passes(
         let one = ops::full(device, &[], DType::F32, 1.0)?;
         tape.backward(&[(&loss.total, one)], grads)?;
         let counts = loss.statistics.iter().map(full_tensor);
-        model.after_step(&counts.collect::<meshgrad_runtime::Result<Vec<_>>>()?)?;
+        let scale = Tensor::scalar(device, 1.0f32)?.as_replicated()?;
+        model.after_step(&counts.collect::<meshgrad_runtime::Result<Vec<_>>>()?, &scale)?;
         losses.push(full_tensor(loss.total.value())?);
         weight = ops::add(&weight, &full_tensor(&loss.weight)?)?;
     }

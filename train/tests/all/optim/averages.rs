@@ -1,6 +1,6 @@
 //! Averages of weights.
 
-use meshgrad_runtime::{DType, Device, ops};
+use meshgrad_runtime::{DType, Device, Tensor, ops};
 use meshgrad_train::optim::Ema;
 
 use crate::optim::cases::cases;
@@ -14,10 +14,11 @@ const DECAY: f64 = 0.9;
 fn averages(decay: f64, scale: f32) -> Vec<(String, Vec<f32>)> {
     let make = &cases()[0].make;
     let mut training = Training::new(&Device::cpu(), whole(&NAMES), &**make);
+    let one = Tensor::scalar(&Device::cpu(), 1.0f32).unwrap();
     let ema = Ema::new(&training.parts, decay).unwrap();
     for step in 1..=STEPS {
         training.step_with(step, scale);
-        ema.update().unwrap();
+        ema.update(&one).unwrap();
     }
     let tensors = ema.state().tensors.into_iter();
     tensors.map(|(name, tensor)| (name, f32s(&tensor))).collect()
@@ -46,9 +47,10 @@ fn weights_are_restored() {
         let choices = NAMES.map(|name| Choice { dtype, ..Choice::whole(name) });
         let make = &cases()[0].make;
         let mut training = Training::new(&device, choices.to_vec(), &**make);
+        let one = Tensor::scalar(&device, 1.0f32).unwrap();
         let ema = Ema::new(&training.parts, DECAY).unwrap();
         training.run(1..4);
-        ema.update().unwrap();
+        ema.update(&one).unwrap();
 
         let weights = |training: &Training| -> Vec<Vec<f32>> {
             training.parts.iter().map(|part| f32s(&part.value().unwrap())).collect()
@@ -64,6 +66,11 @@ fn weights_are_restored() {
         assert_ne!(averages, before);
         originals.restore().unwrap();
         assert_eq!(weights(&training), before);
+
+        let kept = ema.state().tensors.iter().map(|(_, tensor)| f32s(tensor)).collect::<Vec<_>>();
+        ema.update(&Tensor::scalar(&device, f32::NAN).unwrap()).unwrap();
+        let now = ema.state().tensors.iter().map(|(_, tensor)| f32s(tensor)).collect::<Vec<_>>();
+        assert_eq!(now, kept);
     }
 }
 

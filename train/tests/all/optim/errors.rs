@@ -215,6 +215,7 @@ fn names_of_state_are_checked() {
     for (names, wrong) in [
         (&["exp_avg", "ema"][..], "ema"),
         (&["buffers"], "buffers"),
+        (&["skipped"], "skipped"),
         (&["sum", "count", "sum"], "sum"),
         (&[""], ""),
         (&["../sum"], "../sum"),
@@ -224,7 +225,7 @@ fn names_of_state_are_checked() {
             of(names),
             format!(
                 "the optimizer `named` cannot have a state named `{wrong}`: give each state a name \
-                 of its own, of letters, digits, `_` and `-`, other than `ema` and `buffers`"
+                 of its own, of letters, digits, `_` and `-`, other than `ema`, `buffers` and `skipped`"
             )
         );
     }
