@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use approx::{assert_relative_eq, assert_relative_ne};
-use meshgrad_autograd::{Init, Module, Param, Result, Spec, ops};
+use meshgrad_autograd::{Init, Module, Param, Result, Spec, Tape, ops};
 use meshgrad_models::{Compute, Loss, Model};
 use meshgrad_runtime::{DType, Device, Tensor};
 use meshgrad_train::config::{Config, NoTables};
@@ -104,6 +104,92 @@ fn step(trainer: &mut Trainer<Slope>, step: u64) -> Result<()> {
 
 fn weights(trainer: &Trainer<Slope>) -> Vec<f32> {
     trainer.model.weight.value().unwrap().to_vec().unwrap()
+}
+
+type States = Vec<(String, Vec<f32>)>;
+
+/// The weights, and the states except the number of skipped steps.
+fn states(model: &Slope, optimizer: &Optimizer) -> States {
+    let mut all = vec![("weights".to_owned(), model.weight.value().unwrap().to_vec().unwrap())];
+    for state in optimizer.state().into_iter().filter(|state| state.name != "skipped") {
+        let values = state.tensors.into_iter().map(|(_, tensor)| tensor.to_vec::<f32>().unwrap());
+        all.push((state.name.to_owned(), values.flatten().collect()));
+    }
+    all
+}
+
+/// The bits after training with a scale of the batch for each step.
+fn trained(rule: &str, skips: bool, scales: &[f32]) -> (States, f32) {
+    let device = Device::cpu();
+    let sets = [
+        format!("optimizer.name={rule}"),
+        "optimizer.ema_decay=0.9".to_owned(),
+        format!("optimizer.skip_nonfinite={skips}"),
+        "schedule.kind=constant".to_owned(),
+        "schedule.warmup_steps=0".to_owned(),
+    ];
+    let sets: Vec<_> = sets.iter().map(|set| set.parse().unwrap()).collect();
+    let config = Config::parse::<NoTables>("", "the test", &sets).unwrap();
+    let model = Slope { weight: Param::new("weight", [3], Init::Normal { std: 1.0 }) };
+    model.materialize(&device, 1).unwrap();
+    let mut trainer = Trainer::new(model, &config, &device).unwrap();
+    for (at, scale) in scales.iter().enumerate() {
+        let x = [1.0, 2.0, 0.5].map(|x| x * scale);
+        let batch = Tensor::from_slice(&device, &[3], &x).unwrap();
+        trainer.step(at as u64 + 1, [Ok(batch)]).unwrap();
+    }
+    let skipped = trainer.optimizer.state().into_iter().find(|state| state.name == "skipped");
+    let skipped = skipped.map_or(0.0, |state| state.tensors[0].1.item::<f32>().unwrap());
+    (states(&trainer.model, &trainer.optimizer), skipped)
+}
+
+/// With `skip_nonfinite`, training goes on after gradients that are not finite as if their steps had
+/// not been: weights, moments, averages and the step count are those of the other steps alone.
+#[test]
+fn a_skipped_step_leaves_no_trace() {
+    for rule in ["adamw", "sgd", "lion"] {
+        let (expected, none) = trained(rule, true, &[1.0, 3.0]);
+        let (actual, skipped) = trained(rule, true, &[f32::NAN, 1.0, f32::INFINITY, 3.0, 1e30]);
+        assert_eq!((none, skipped), (0.0, 3.0));
+        assert_eq!(actual, expected, "{rule}");
+    }
+    // Otherwise the bias corrections of AdamW count the step.
+    let counted = trained("adamw", false, &[f32::NAN, 1.0, 3.0]).0;
+    assert_ne!(counted, trained("adamw", false, &[1.0, 3.0]).0);
+    assert_eq!(trained("adamw", false, &[1.0, 3.0]), trained("adamw", true, &[1.0, 3.0]));
+}
+
+/// `apply_unless` reads its condition on the device: 0 applies the step, another value skips it.
+#[test]
+fn a_step_can_be_skipped_by_a_value_on_the_device() {
+    let device = Device::cpu();
+    let step = |skip: Option<f32>| {
+        let model = Slope { weight: Param::new("weight", [3], Init::Normal { std: 1.0 }) };
+        model.materialize(&device, 1).unwrap();
+        let config = Config::default().optimizer;
+        let mut optimizer = Optimizer::new(&model, &device, &config, 1).unwrap();
+        let optimizer_before = states(&model, &optimizer);
+        let compute = Compute { dtype: DType::F32, checkpointing: false };
+        let x = Tensor::from_slice(&device, &[3], &[1.0f32, 2.0, 0.5]).unwrap();
+        let (loss, tape) = Tape::record(|| model.loss(&x, compute)).unwrap();
+        let one = Tensor::scalar(&device, 1.0f32).unwrap();
+        tape.backward(&[(&loss.total, one)], optimizer.grads()).unwrap();
+        optimizer.begin(1, 0.1).unwrap();
+        let norm = match skip {
+            None => optimizer.apply(&loss.weight).unwrap(),
+            Some(skip) => {
+                let skip = Tensor::scalar(&device, skip).unwrap();
+                optimizer.apply_unless(&skip, &loss.weight).unwrap()
+            }
+        };
+        assert!(norm.item::<f32>().unwrap() > 0.0);
+        (optimizer_before, states(&model, &optimizer))
+    };
+    let (before, applied) = step(None);
+    assert_ne!(before, applied);
+    assert_eq!(step(Some(0.0)).1, applied);
+    assert_eq!(step(Some(1.0)).1, before);
+    assert_eq!(step(Some(-3.0)).1, before);
 }
 
 /// The first error ends the step, and later subscribers are not called.
