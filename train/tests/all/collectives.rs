@@ -77,3 +77,22 @@ fn a_step_reduces_its_sums_once() {
         assert!((loss - without[0].1).abs() < 1e-5, "{without:?}");
     }
 }
+
+/// Without homes, gradients of ranks with different rows are partial sums, which no optimizer takes.
+#[test]
+fn a_partial_gradient_is_an_error() {
+    let mesh = Mesh::new(&[2], &["dp"]).unwrap();
+    let stepped = Local::run(2, |rank| {
+        Redistributor::new(rank).run_on(&mesh, || {
+            let model = model(Balancing::default())?;
+            meshgrad_autograd::Module::materialize(&model, rank.device(), 1)?;
+            let config = Config::parse::<NoTables>("", "the test", &[])?;
+            let mut trainer = Trainer::new(model, &config, rank.device())?;
+            let error = trainer.step(1, [batch(rank.device())]).map(drop).unwrap_err();
+            Ok::<_, meshgrad_train::Error>(error.to_string())
+        })
+    });
+    for error in stepped.unwrap() {
+        assert!(error.contains("partial"), "{error}");
+    }
+}
