@@ -169,8 +169,9 @@ impl Tape {
     /// values of this tape, each with its gradient (ones for a loss).
     ///
     /// # Errors
-    /// When a root does not require a gradient, belongs to another tape, or differs from its gradient
-    /// in shape or dtype; when a parameter of `grads` got no gradient; errors of the ops.
+    /// When a root does not require a gradient, belongs to another tape, or differs from its
+    /// gradient in shape or dtype; after the last pass of a parameter (see [`Grads::last_pass`]);
+    /// errors of the ops.
     pub fn backward(self, roots: &[(&Var, Tensor)], grads: &mut Grads) -> Result<()> {
         self.backward_with(roots, &[], grads).map(drop)
     }

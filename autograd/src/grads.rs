@@ -33,25 +33,14 @@ pub struct Grads {
     flat: Vec<Tensor>,
     index: HashMap<ParamId, usize>,
     units: Vec<Unit>,
-    /// Whether the next pass is the last before the gradients are read.
-    is_last_pass: bool,
-    stage: Stage,
+    /// Whether a pass has run since they were cleared.
+    has_passes: bool,
+    /// Whether the reductions are complete, so that they can be read.
+    is_finished: bool,
     /// The unit whose reduction started last.
     in_flight: Option<usize>,
     on_ready: Option<OnReady>,
     ready: Readiness,
-}
-
-/// How far the gradients of units are.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
-enum Stage {
-    /// Passes add to them.
-    #[default]
-    Adding,
-    /// The last pass was announced, and has run.
-    Reducing,
-    /// They can be read.
-    Finished,
 }
 
 struct Entry {
@@ -72,7 +61,13 @@ struct Unit {
     entries: Vec<usize>,
     /// The number of entries that are not reported in this pass.
     left: usize,
-    /// The reduced gradients, at [`Stage::Finished`].
+    /// Whether this pass uses one of them.
+    is_in_pass: bool,
+    /// Whether the next pass that uses one of them is the last before the gradients are read.
+    is_last_pass: bool,
+    /// Whether that pass has run.
+    has_run_last: bool,
+    /// The reduced gradients, once they are complete.
     parts: Vec<Tensor>,
 }
 
@@ -201,6 +196,9 @@ impl Grads {
                 gradients: home.unit().gradients(&params)?,
                 entries,
                 left: 0,
+                is_in_pass: false,
+                is_last_pass: false,
+                has_run_last: false,
                 parts: Vec::new(),
             });
         }
@@ -215,7 +213,7 @@ impl Grads {
     /// The gradient of `param`; zeros if nothing was added.
     ///
     /// # Errors
-    /// For a parameter that is not in the list; errors of the communication.
+    /// For a parameter that is not in the list; as [`Grads::all`].
     pub fn get(&mut self, param: &Param) -> Result<Tensor> {
         let at = *self.index.get(&param.id()).ok_or_else(|| no_gradient(param))?;
         self.finish()?;
@@ -233,7 +231,8 @@ impl Grads {
     /// Every parameter with its gradient, in the order of the list.
     ///
     /// # Errors
-    /// While the storage is in use; errors of the communication.
+    /// When no op of the passes used a parameter that is not optional; while the storage is in use;
+    /// errors of the communication.
     pub fn all(&mut self) -> Result<Vec<(Param, Tensor)>> {
         self.finish()?;
         let entries = 0..self.entries.len();
@@ -274,8 +273,9 @@ impl Grads {
             unit.gradients.end_pass(); // it may have failed
             unit.gradients.clear();
             unit.parts.clear();
+            (unit.is_last_pass, unit.has_run_last) = (false, false);
         }
-        (self.stage, self.is_last_pass, self.in_flight) = (Stage::Adding, false, None);
+        (self.has_passes, self.is_finished, self.in_flight) = (false, false, None);
     }
 
     /// The buffers, on any device. Between steps they hold nothing that is needed.
@@ -287,15 +287,29 @@ impl Grads {
     /// Announces that the next backward pass is the last before the gradients are read, so that all
     /// reductions over ranks can start in it. Without this, some start when they are read.
     pub fn last_pass(&mut self) {
-        self.is_last_pass = true;
+        self.units.iter_mut().for_each(|unit| unit.is_last_pass = true);
+    }
+
+    /// As [`Grads::last_pass`], for the units of `params` only: those of a stage of a model, of
+    /// which other stages have later passes.
+    pub fn last_pass_of<'p>(&mut self, params: impl IntoIterator<Item = &'p Param>) {
+        for param in params {
+            let entry = self.index.get(&param.id()).map(|at| &self.entries[*at]);
+            if let Some((unit, _)) = entry.and_then(|entry| entry.unit) {
+                self.units[unit].is_last_pass = true;
+            }
+        }
     }
 
     /// Completes the reductions over ranks.
     fn finish(&mut self) -> Result<()> {
-        if self.units.is_empty() || self.stage == Stage::Finished {
+        if self.is_finished {
             return Ok(());
         }
-        self.is_last_pass = true;
+        if self.has_passes {
+            self.check_used()?;
+        }
+        self.last_pass();
         for unit in (0..self.units.len()).rev() {
             let entries = &self.units[unit].entries;
             if entries.iter().any(|at| self.entries[*at].sum.is_some()) {
@@ -305,7 +319,23 @@ impl Grads {
         for unit in self.units.iter_mut().rev() {
             unit.parts = unit.gradients.finish()?;
         }
-        self.stage = Stage::Finished;
+        self.is_finished = !self.units.is_empty();
+        Ok(())
+    }
+
+    /// Checks that every parameter that is not optional has a gradient.
+    fn check_used(&self) -> Result<()> {
+        let untouched = self.entries.iter().filter(|entry| !entry.has_gradient());
+        let untouched = untouched.filter(|entry| !entry.param.spec().optional);
+        let names = untouched.map(|entry| format!("`{}`", entry.param.name()));
+        let names: Vec<String> = names.collect();
+        ensure!(
+            names.is_empty(),
+            Invalid,
+            "no op used {}: remove the parameter, freeze it by leaving it out of `Grads`, or \
+             declare it optional",
+            names.join(", ")
+        );
         Ok(())
     }
 
@@ -322,7 +352,7 @@ impl Grads {
             entry.is_reduced |= sum.is_some();
             whole.push(sum.map(|sum| sum.buffer().clone()));
         }
-        unit.gradients.reduce(whole, self.is_last_pass)
+        unit.gradients.reduce(whole, unit.is_last_pass)
     }
 
     /// In later backward passes, calls `callback` with each parameter that has no home, once its
@@ -355,15 +385,19 @@ impl Grads {
 
     /// Starts a backward pass in which the parameters are used `uses` times.
     pub(crate) fn begin(&mut self, uses: &HashMap<ParamId, u32>) -> Result<()> {
+        let is_used = |at: &usize| uses.contains_key(&self.entries[*at].param.id());
+        for unit in &mut self.units {
+            unit.left = unit.entries.len();
+            unit.is_in_pass = unit.entries.iter().any(is_used);
+        }
+        let is_reduced = |unit: &Unit| unit.is_in_pass && unit.has_run_last;
         ensure!(
-            self.stage == Stage::Adding,
+            !self.is_finished && !self.units.iter().any(is_reduced),
             Invalid,
             "the gradients of these `Grads` are reduced: call `clear` before the next backward \
              pass, and `last_pass` only for the last one of a step"
         );
-        for unit in &mut self.units {
-            unit.left = unit.entries.len();
-        }
+        self.has_passes = true;
         for param in self.entries.iter().map(|entry| &entry.param) {
             if let Some(value) = param.whole_value() {
                 check_replicas(|| format!("`{}`", param.name()), &value)?;
@@ -386,26 +420,12 @@ impl Grads {
         self.report(false)
     }
 
-    /// Ends a backward pass: checks that every parameter that is not optional has a gradient, and
-    /// reports the remaining parameters.
+    /// Ends a backward pass: reports the remaining parameters.
     pub(crate) fn end(&mut self) -> Result<()> {
-        let untouched = self.entries.iter().filter(|entry| !entry.has_gradient());
-        let untouched = untouched.filter(|entry| !entry.param.spec().optional);
-        let names = untouched.map(|entry| format!("`{}`", entry.param.name()));
-        let names: Vec<String> = names.collect();
-        ensure!(
-            names.is_empty(),
-            Invalid,
-            "no op used {}: remove the parameter, freeze it by leaving it out of `Grads`, or \
-             declare it optional",
-            names.join(", ")
-        );
         self.report(true)?;
         for unit in &mut self.units {
             unit.gradients.end_pass();
-        }
-        if self.is_last_pass && !self.units.is_empty() {
-            self.stage = Stage::Reducing;
+            unit.has_run_last |= unit.is_in_pass && unit.is_last_pass;
         }
         Ok(())
     }
@@ -439,8 +459,8 @@ impl Grads {
     fn reported(&mut self, unit: usize) -> Result<()> {
         let of = &mut self.units[unit];
         of.left = of.left.saturating_sub(1);
-        let is_due = self.is_last_pass || of.gradients.reduces_each_pass();
-        match of.left == 0 && is_due {
+        let is_due = of.is_last_pass || of.gradients.reduces_each_pass();
+        match of.is_in_pass && of.left == 0 && is_due {
             true => self.reduce(unit),
             false => Ok(()),
         }

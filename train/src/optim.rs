@@ -2,10 +2,10 @@
 //! [`Optimizer`](crate::optimizer::Optimizer) combines them with gradients, their norm, and
 //! clipping.
 //!
-//! A rule updates [`OptimizerPart`]s: whole parameters on one rank, ranges of their rows on several. It
-//! knows nothing of ranks, files or models, and reads nothing from the device: the learning rate,
-//! the step number and the factor of the gradients are one-element tensors ([`StepScalars`]). If
-//! the factor is not finite, a step changes nothing.
+//! A rule updates [`OptimizerPart`]s: whole parameters on one rank, ranges of their rows on
+//! several. It knows nothing of ranks, files or models, and reads nothing from the device: the
+//! learning rate, the step number and the factor of the gradients are one-element tensors
+//! ([`StepScalars`]). If the factor is not finite, a step changes nothing.
 //!
 //! A rule of your own updates its tensors with [`assign`], from a formula that runs on any
 //! device; [`if_finite`] keeps the old values if a gradient is not finite.

@@ -202,8 +202,8 @@ impl Optimizer {
         self.apply_or_skip(weight, None)
     }
 
-    /// As [`Optimizer::apply`], unless `skip`, a scalar f32 that is read on the device, is nonzero: the
-    /// step then changes no parameter, no state and no average. All ranks pass the same value.
+    /// As [`Optimizer::apply`], unless `skip`, a scalar f32 that is read on the device, is nonzero:
+    /// the step then changes no parameter, no state and no average. All ranks pass the same value.
     ///
     /// # Errors
     /// As [`Optimizer::apply`].
@@ -219,7 +219,8 @@ impl Optimizer {
         Ok(norm)
     }
 
-    /// The factor of the gradients of the last step, a scalar f32; not finite if the step was skipped.
+    /// The factor of the gradients of the last step, a scalar f32; not finite if the step was
+    /// skipped.
     pub fn scale(&self) -> Option<&Tensor> {
         self.scale.as_ref()
     }
@@ -265,8 +266,8 @@ impl Optimizer {
     }
 }
 
-/// Checkpoints store averages, buffers and the number of skipped steps beside the rule's state, under
-/// these names.
+/// Checkpoints store averages, buffers and the number of skipped steps beside the rule's state,
+/// under these names.
 const RESERVED: [&str; 3] = ["ema", "buffers", SKIPPED];
 
 /// The state of [`Optimizer::skipping`].

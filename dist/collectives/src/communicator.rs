@@ -28,8 +28,8 @@ pub trait Communicator: Send + Sync {
     fn device(&self) -> &Device;
 
     /// Whether its collectives can be captured in a graph
-    /// ([`Device::capture`](meshgrad_runtime::Device::capture)). A group of one rank always can: its
-    /// collectives are copies.
+    /// ([`Device::capture`](meshgrad_runtime::Device::capture)). A group of one rank always can:
+    /// its collectives are copies.
     fn can_capture(&self) -> bool {
         false
     }

@@ -78,7 +78,8 @@ fn a_step_reduces_its_sums_once() {
     }
 }
 
-/// Without homes, gradients of ranks with different rows are partial sums, which no optimizer takes.
+/// Without homes, gradients of ranks with different rows are partial sums, which no optimizer
+/// takes.
 #[test]
 fn a_partial_gradient_is_an_error() {
     let mesh = Mesh::new(&[2], &["dp"]).unwrap();

@@ -143,8 +143,8 @@ fn trained(rule: &str, skips: bool, scales: &[f32]) -> (States, f32) {
     (states(&trainer.model, &trainer.optimizer), skipped)
 }
 
-/// With `skip_nonfinite`, training goes on after gradients that are not finite as if their steps had
-/// not been: weights, moments, averages and the step count are those of the other steps alone.
+/// With `skip_nonfinite`, training goes on after gradients that are not finite as if their steps
+/// had not been: weights, moments, averages and the step count are those of the other steps alone.
 #[test]
 fn a_skipped_step_leaves_no_trace() {
     for rule in ["adamw", "sgd", "lion"] {

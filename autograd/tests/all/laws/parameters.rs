@@ -20,7 +20,7 @@ fn an_unused_parameter_is_an_error_unless_optional() {
         let mut grads = Grads::new(&params).unwrap();
         let (y, tape) = Tape::record(|| net.forward(&Var::input(net.input(1)))).unwrap();
         let done = tape.backward(&[(&y, net.input(2))], &mut grads);
-        done.map(|()| grads.get(extra).unwrap().to_vec::<f32>().unwrap())
+        done.and_then(|()| grads.get(extra)?.to_vec::<f32>())
     };
     let forgotten = run(&Param::with_spec("forgotten", spec(false)));
     assert_error(forgotten, "no op used `forgotten`: remove the parameter");

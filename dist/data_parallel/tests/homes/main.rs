@@ -1,6 +1,7 @@
-//! DataParallel of a chain of layers: what is gathered, kept and sent, and when.
+//! Data parallelism of a chain of layers: what is gathered, kept and sent, and when.
 
 mod chain;
 mod errors;
 mod resources;
+mod stages;
 mod tied;

@@ -1,0 +1,152 @@
+//! Two stages of a model on one rank: their passes alternate, and each has a last pass of its own.
+
+use meshgrad_autograd::{Grads, Module, Param, Tape, Var, ops};
+use meshgrad_comm::{Local, Rank, Redistributor, TracedRank};
+use meshgrad_data_parallel::{DataParallel, Strategy};
+use meshgrad_mesh::{Mesh, Placement};
+use meshgrad_runtime::{DType, Device, Error, Result, Tensor, ops as runtime};
+
+use crate::chain::Chain;
+
+const RANKS: usize = 3;
+const WIDTH: usize = 5;
+const MICROBATCHES: usize = 3;
+
+/// The rows of this rank of a microbatch, [7, WIDTH].
+fn rows(device: &Device, microbatch: usize) -> Result<Tensor> {
+    let value = |at: usize| ((at * at + 3 * microbatch) % 11) as f64 / 7.0 - 0.5;
+    let values: Vec<f64> = (0..7 * WIDTH).map(value).collect();
+    let x = Tensor::from_slice(device, &[7, WIDTH], &values)?;
+    let x = runtime::cast(&x, DType::F32)?.as_replicated()?;
+    meshgrad_collectives::redistribute(&x, [("dp", Placement::shard(0))])
+}
+
+fn forward(layers: &[&Param], x: &Var) -> Result<Var> {
+    let mut x = x.clone();
+    for layer in layers {
+        x = ops::silu(&ops::linear(&x, &layer.var()?)?)?;
+    }
+    Ok(x)
+}
+
+/// Which passes run after each other, and whether the last ones are announced.
+#[derive(Clone, Copy, PartialEq)]
+enum Passes {
+    /// One tape per microbatch.
+    Whole,
+    /// One tape per stage and microbatch, the second stage's backward passes ahead.
+    Stages { announced: bool },
+}
+
+/// The gradients of this rank's rows, and the collectives that they took.
+fn gradients(rank: &dyn Rank, strategy: &Strategy, passes: Passes) -> Result<(Vec<f32>, u64)> {
+    let rank = TracedRank::new(rank);
+    let mesh = Mesh::new(&[RANKS], &["dp"])?;
+    Redistributor::new(&rank).run_on(&mesh, || {
+        let model = Chain::new(4, WIDTH);
+        let parallel = DataParallel::new(&rank, &mesh, strategy.clone());
+        parallel.unit("layers.*", strategy.clone()).apply(&model)?;
+        model.materialize(rank.device(), 1)?;
+        let params = model.params();
+        let (first, second): (Vec<&Param>, Vec<&Param>) =
+            (params[..2].iter().collect(), params[2..].iter().collect());
+        let mut grads = Grads::new(&params)?;
+        let before = rank.stats().collectives;
+
+        let mut waiting = Vec::new();
+        for microbatch in 0..MICROBATCHES {
+            let x = rows(rank.device(), microbatch)?;
+            let is_last = microbatch + 1 == MICROBATCHES;
+            if passes == Passes::Whole {
+                let (y, tape) =
+                    Tape::record(|| forward(&second, &forward(&first, &Var::constant(x))?))?;
+                if is_last {
+                    grads.last_pass();
+                }
+                tape.backward(&[(&y, y.value().clone())], &mut grads)?;
+                continue;
+            }
+            let (hidden, tape) = Tape::record(|| forward(&first, &Var::constant(x)))?;
+            let ((input, y), second_tape) = Tape::record(|| {
+                let input = Var::input(hidden.value().clone());
+                forward(&second, &input).map(|y| (input, y))
+            })?;
+            if is_last && (passes == Passes::Stages { announced: true }) {
+                grads.last_pass_of(second.iter().copied());
+            }
+            let root = [(&y, y.value().clone())];
+            let dx = second_tape.backward_with(&root, &[&input], &mut grads)?;
+            waiting.push((hidden, tape, dx));
+        }
+        for (at, (hidden, tape, dx)) in waiting.into_iter().enumerate() {
+            if at + 1 == MICROBATCHES && (passes == Passes::Stages { announced: true }) {
+                grads.last_pass_of(first.iter().copied());
+            }
+            let dx = dx.into_iter().next().expect("one input");
+            tape.backward(&[(&hidden, dx)], &mut grads)?;
+        }
+        let mut values = Vec::new();
+        for (_, gradient) in grads.all()? {
+            values.extend(gradient.local().to_vec::<f32>()?);
+        }
+        Ok::<_, Error>((values, rank.stats().collectives - before))
+    })
+}
+
+/// The passes of two stages give the gradients of the whole model, in the same bits, because each
+/// stage adds its microbatches in the same order. No unit is reduced for a pass of another stage.
+#[test]
+fn stages_share_one_grads() {
+    let strategies = [Strategy::replicate(["dp"]), Strategy::zero1(["dp"]), Strategy::fsdp(["dp"])];
+    for strategy in strategies {
+        let run = |passes| {
+            let local = Local::new(RANKS).threads(1);
+            local.launch(|rank| gradients(rank, &strategy, passes)).unwrap()
+        };
+        let whole = run(Passes::Whole);
+        for announced in [true, false] {
+            let stages = run(Passes::Stages { announced });
+            for ((expected, of_whole), (actual, of_stages)) in whole.iter().zip(&stages) {
+                assert_eq!(actual, expected, "{strategy:?}");
+                // FSDP gathers again for a stage whose backward pass is later.
+                assert!(of_stages.abs_diff(*of_whole) <= 4 * MICROBATCHES as u64, "{strategy:?}");
+            }
+        }
+    }
+}
+
+/// A pass after the one that was announced as a stage's last is an error, and other stages go on.
+#[test]
+fn a_stage_has_one_last_pass() {
+    let results = Local::run(2, |rank| {
+        let mesh = Mesh::new(&[2], &["dp"])?;
+        Redistributor::new(rank).run_on(&mesh, || {
+            let model = Chain::new(2, WIDTH);
+            let replicate = || Strategy::replicate(["dp"]);
+            DataParallel::new(rank, &mesh, replicate())
+                .unit("layers.*", replicate())
+                .apply(&model)?;
+            model.materialize(rank.device(), 1)?;
+            let params = model.params();
+            let mut grads = Grads::new(&params)?;
+            let mut pass = |at: usize, is_last: bool| {
+                let x = Var::constant(runtime::full(rank.device(), &[4, WIDTH], DType::F32, 1.0)?);
+                let x = ops::redistribute(&x, [("dp", Placement::shard(0))])?;
+                let (y, tape) = Tape::record(|| forward(&[&params[at]], &x))?;
+                if is_last {
+                    grads.last_pass_of([&params[at]]);
+                }
+                tape.backward(&[(&y, y.value().clone())], &mut grads)
+            };
+            pass(1, true)?;
+            let error = pass(1, false).unwrap_err().to_string();
+            pass(0, false)?;
+            pass(0, true)?;
+            grads.all()?;
+            Ok::<_, Error>(error)
+        })
+    });
+    for error in results.unwrap() {
+        assert!(error.contains("are reduced: call `clear`"), "{error}");
+    }
+}
