@@ -18,13 +18,13 @@ use crate::report::format::bytes;
 use crate::{Error, Kind, Result};
 
 /// Checks that training `model` as `config` says fits in the memory that is free, with all ranks of a
-/// host together. Models whose memory is unknown are taken to fit. All ranks make this call, before
-/// [`RunRanks::divide`].
+/// host together. `None`, and models whose memory is unknown, are taken to fit. All ranks make this
+/// call, before [`RunRanks::divide`].
 ///
 /// # Errors
 /// With [`NotEnoughMemory`].
 pub(crate) fn check<M>(
-    model: &M,
+    model: Option<&M>,
     config: &Config,
     device: &Device,
     ranks: &RunRanks<'_>,
@@ -38,7 +38,7 @@ where
     let (host, free) = (host(), Free::of(device)?);
     check_against(config, ranks.count(), |config| {
         let (like, count) = (device.properties(), ranks.count());
-        let needed = predict_rank(model, config, like, ranks.rank(), count);
+        let needed = model.and_then(|it| predict_rank(it, config, like, ranks.rank(), count));
         let own = needed.map(|needed| needed.shares(device, &host, free));
         let all: Option<Vec<_>> = ranks.gather(&own)?.into_iter().collect();
         Ok(all.map(|all| all.concat()))

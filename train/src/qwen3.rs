@@ -59,6 +59,7 @@ pub fn train_with(
     // Report errors before the text is read.
     let tables = config.model_tables::<Tables>()?;
     session.train_from(
+        sketch(config),
         |data, checkpoint| {
             let mut model = model(config, data.tokenizer.vocab_size(), checkpoint)?;
             change(&mut model)?;
@@ -83,16 +84,22 @@ pub fn train_with(
 /// # Errors
 /// With [`NotEnoughMemory`](memory::NotEnoughMemory).
 pub fn check_threads(config: &Config, devices: &[Device]) -> Result<()> {
+    match sketch(config) {
+        Some(model) => memory::check_threads(&model, config, devices),
+        None => Ok(()),
+    }
+}
+
+/// The model of a new run, as far as it is known before there is data; `None` if it cannot be built,
+/// which the run reports.
+fn sketch(config: &Config) -> Option<Qwen3> {
     let vocab_size = match &config.data.tokenizer {
         TokenizerChoice::Byte => Tokenizer::byte().vocab_size(),
+        // A trained tokenizer may have fewer tokens than its limit.
         TokenizerChoice::Bpe(size) => *size,
-        TokenizerChoice::File(path) => Tokenizer::from_file(path)?.vocab_size(),
+        TokenizerChoice::File(path) => Tokenizer::from_file(path).ok()?.vocab_size(),
     };
-    match model(config, vocab_size, None) {
-        Ok(model) => memory::check_threads(&model, config, devices),
-        // The run reports it. A trained tokenizer may have fewer tokens than its limit.
-        Err(_) => Ok(()),
-    }
+    model(config, vocab_size, None).ok()
 }
 
 /// The Qwen3 of `[model]`, balanced as `[balancing]` says, for a new run or for the state in the

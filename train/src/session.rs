@@ -20,13 +20,13 @@ use meshgrad_models::{Generate, Model, TokenBatch};
 use meshgrad_runtime::Device;
 use serde::{Deserialize, Serialize};
 
-use crate::Result;
 use crate::config::{Config, ScheduleConfig};
 use crate::data::Data;
 use crate::events::{Event, Events, Outcome};
 use crate::optim::{OptimizerPart, UpdateRule};
 use crate::ranks::{RunRanks, check_equal, weigh};
 use crate::schedule::Schedule;
+use crate::{Result, memory};
 use opened::Opened;
 pub use resume::Resume;
 
@@ -196,7 +196,7 @@ impl<'a> Session<'a> {
         build: impl FnOnce(&Data, Option<&Committed>) -> Result<M>,
     ) -> Result<Summary> {
         let (seed, from) = (self.config.train.seed, self.config.weights_from.clone());
-        self.train_from(build, move |model, device, _| match from {
+        self.train_from(None, build, move |model, device, _| match from {
             None => model.materialize_missing(device, seed),
             Some(from) => bail!(
                 Invalid,
@@ -209,9 +209,11 @@ impl<'a> Session<'a> {
     }
 
     /// As [`Session::train`]; `init` sets the values of a new run's model, and adds messages to
-    /// report.
+    /// report. `sketch` is the model if it is known without data: its memory is then checked before
+    /// there are files.
     pub(crate) fn train_from<M: Model<Batch = TokenBatch> + Generate>(
         self,
+        sketch: Option<M>,
         build: impl FnOnce(&Data, Option<&Committed>) -> Result<M>,
         init: impl FnOnce(&M, &Device, &mut Vec<String>) -> Result<()>,
     ) -> Result<Summary> {
@@ -220,11 +222,12 @@ impl<'a> Session<'a> {
             config.schedule = ScheduleConfig::Own {};
         }
         let config = &config;
-        Session { config, ..self }.run(build, init)
+        Session { config, ..self }.run(sketch, build, init)
     }
 
     fn run<M: Model<Batch = TokenBatch> + Generate>(
         mut self,
+        sketch: Option<M>,
         build: impl FnOnce(&Data, Option<&Committed>) -> Result<M>,
         init: impl FnOnce(&M, &Device, &mut Vec<String>) -> Result<()>,
     ) -> Result<Summary> {
@@ -242,6 +245,9 @@ impl<'a> Session<'a> {
             }
         };
         let ranks = RunRanks::new(rank, self.config)?;
+        if self.optimizer.is_none() {
+            memory::check(sketch.as_ref(), self.config, self.device, &ranks)?;
+        }
         let opened = Opened::new(self.config, &self.run_dir, &self.resume, &ranks)?;
         let config = self.config;
         ranks.on_mesh(|| {

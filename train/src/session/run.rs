@@ -113,7 +113,7 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
         ranks.check_equal(&json!({ "model.parameters": parameters(&model) }))?;
         // The state of a program's own optimizer is known only after its construction.
         if session.optimizer.is_none() {
-            memory::check(&model, config, device, &ranks)?;
+            memory::check(Some(&model), config, device, &ranks)?;
         }
         ranks.divide(&model)?;
         let is_of_other_run = start.is_of_other_run();

@@ -109,6 +109,17 @@ fn ranks_that_do_not_fit_together_are_refused() {
     let error = qwen3::check_threads(&config, &devices).unwrap_err();
     let NotEnoughMemory { device, needed, .. } = error.details().unwrap();
     assert_eq!(device, "cpu for 8 ranks");
+    // Processes check it before rank 0 looks for the text, which does not exist.
+    let place = tempfile::tempdir().unwrap();
+    let run = place.path().join("run");
+    let errors = Local::new(8).threads(1).launch(|rank| {
+        let session = Session::new(&config, rank.device()).on(rank).run_dir(&run);
+        Ok::<_, Error>(qwen3::train(session).unwrap_err().to_string())
+    });
+    for message in errors.unwrap() {
+        assert!(message.starts_with("training needs"), "{message}");
+    }
+    assert!(!run.exists());
     // 70 billion parameters, each 16 bytes and again 12 in the copy that is saved.
     assert!(*needed > 68_000_000_000 * 28, "{needed}");
     let small = Config::parse::<Tables>("data.tokenizer = 'byte'", "the test", &[]).unwrap();
