@@ -61,9 +61,9 @@ struct Unit {
     entries: Vec<usize>,
     /// The number of entries that are not reported in this pass.
     left: usize,
-    /// Whether this pass uses one of them.
+    /// Whether this pass uses one of them, or is their last.
     is_in_pass: bool,
-    /// Whether the next pass that uses one of them is the last before the gradients are read.
+    /// Whether the next pass is the last for them before the gradients are read.
     is_last_pass: bool,
     /// Whether that pass has run.
     has_run_last: bool,
@@ -310,10 +310,13 @@ impl Grads {
             self.check_used()?;
         }
         self.last_pass();
-        for unit in (0..self.units.len()).rev() {
-            let entries = &self.units[unit].entries;
-            if entries.iter().any(|at| self.entries[*at].sum.is_some()) {
-                self.reduce(unit)?;
+        for at in (0..self.units.len()).rev() {
+            let unit = &self.units[at];
+            let waits = self.has_passes && !unit.has_run_last;
+            let has_sum = unit.entries.iter().any(|at| self.entries[*at].sum.is_some());
+            // Also without a sum, since another rank may have one.
+            if has_sum || waits && !unit.gradients.reduces_each_pass() {
+                self.reduce(at)?;
             }
         }
         for unit in self.units.iter_mut().rev() {
@@ -388,7 +391,9 @@ impl Grads {
         let is_used = |at: &usize| uses.contains_key(&self.entries[*at].param.id());
         for unit in &mut self.units {
             unit.left = unit.entries.len();
-            unit.is_in_pass = unit.entries.iter().any(is_used);
+            // Another rank may use what this one does not, so all reduce it in the last pass.
+            let is_last = unit.is_last_pass && !unit.has_run_last;
+            unit.is_in_pass = is_last || unit.entries.iter().any(is_used);
         }
         let is_reduced = |unit: &Unit| unit.is_in_pass && unit.has_run_last;
         ensure!(
@@ -435,6 +440,11 @@ impl Grads {
     fn report(&mut self, all: bool) -> Result<()> {
         while let Some(next) = self.ready.reported.checked_sub(1) {
             let entry = &mut self.entries[next];
+            // Nothing waits for parameters of another stage.
+            if entry.unit.is_some_and(|(unit, _)| !self.units[unit].is_in_pass) {
+                self.ready.reported = next;
+                continue;
+            }
             let sum = entry.sum.as_mut().filter(|sum| !sum.is_empty());
             // A parameter that no op uses is reported at the end.
             if !all && (self.ready.left[next] > 0 || sum.is_none()) {
@@ -460,7 +470,7 @@ impl Grads {
         let of = &mut self.units[unit];
         of.left = of.left.saturating_sub(1);
         let is_due = of.is_last_pass || of.gradients.reduces_each_pass();
-        match of.is_in_pass && of.left == 0 && is_due {
+        match of.left == 0 && is_due {
             true => self.reduce(unit),
             false => Ok(()),
         }

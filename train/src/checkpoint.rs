@@ -38,7 +38,7 @@ use toml::Table;
 
 use crate::config::Config;
 use crate::optim;
-use crate::optimizer::Optimizer;
+use crate::optimizer::{Optimizer, SKIPPED};
 use crate::tokenizer::Tokenizer;
 use crate::{Error, Result};
 use end_of_text::Ends;
@@ -129,8 +129,8 @@ impl<M: Model> Saved<'_, M> {
 
         let mut tensors = vec![(String::new(), folder::params(model)?, model.stored_as()?)];
         for part in self.optimizer.state() {
-            let folder = folder_of(&part);
-            tensors.push((folder, folder::beside(model, part.tensors), model.stored_as()?));
+            let (folder, mapping) = (folder_of(&part), mapping_of(&part, model)?);
+            tensors.push((folder, folder::beside(model, part.tensors)?, mapping));
         }
         let buffers = folder::buffers(model)?;
         if !buffers.is_empty() {
@@ -259,6 +259,14 @@ fn folder_of(state: &optim::OptimizerState) -> String {
     format!("trainer/{}", state.name)
 }
 
+/// How a state is stored: as the parameters that it is named after, if it is.
+fn mapping_of(state: &optim::OptimizerState, model: &impl Model) -> Result<Mapping> {
+    match state.name == SKIPPED {
+        true => folder::by_name(),
+        false => model.stored_as(),
+    }
+}
+
 /// Loads a model for inference: the buffers of a checkpoint, and the averages of its parameters or,
 /// if the run has none, the parameters. The run validates and samples with the same weights.
 /// `model` must have the parameters and buffers of the run; [`qwen3::model`](crate::qwen3::model)
@@ -354,16 +362,15 @@ pub fn load_state(
 ) -> Result<RunState> {
     let state = read_state(checkpoint)?;
     SavedOptimizer::of(optimizer).check(checkpoint)?;
-    let stored_as = model.stored_as()?;
     for part in optimizer.state() {
-        let name = folder_of(&part);
+        let (name, mapping) = (folder_of(&part), mapping_of(&part, model)?);
         let options = match name == AVERAGES {
             true => options.of_weights(checkpoint),
             false => options.of_state(checkpoint),
         };
         let stored = Folder::open(checkpoint.path().join(name))?;
-        let tensors = folder::beside(model, part.tensors);
-        folder::read(&tensors, &stored, &stored_as, &options)?;
+        let tensors = folder::beside(model, part.tensors)?;
+        folder::read(&tensors, &stored, &mapping, &options)?;
     }
     read_buffers(checkpoint, model, options)?;
     Ok(state)

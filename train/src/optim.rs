@@ -109,7 +109,7 @@ pub enum Granularity {
     Matrix,
 }
 
-/// OptimizerState tensors of one name.
+/// State tensors of one name.
 #[derive(Clone, Debug)]
 pub struct OptimizerState {
     /// The name, such as `exp_avg`, of letters, digits, `_` and `-`; not `ema`, `buffers` or

@@ -246,10 +246,10 @@ impl Optimizer {
     ) -> Result<Tensor> {
         let gradients = gradients.iter().map(|(_, gradient)| gradient.local());
         let gradients: Vec<Tensor> = gradients.collect();
-        let weight = full_tensor(weight)?.local();
+        let weight = whole(weight)?;
         let (scale, norm) = ops::clip_scale(norm, &weight, self.max_grad_norm)?;
         let scale = match skip {
-            Some(skip) => unless(&scale, &full_tensor(skip)?.local())?,
+            Some(skip) => unless(&scale, &whole(skip)?)?,
             None => scale,
         };
         let (learning_rate, step) = (&self.learning_rate, &self.step);
@@ -266,12 +266,20 @@ impl Optimizer {
     }
 }
 
+/// The value that all ranks have of `x`, which is the same on all of them or a partial sum.
+fn whole(x: &Tensor) -> Result<Tensor> {
+    match x.sharding() {
+        None => Ok(x.clone()),
+        Some(_) => Ok(full_tensor(x)?.local()),
+    }
+}
+
 /// Checkpoints store averages, buffers and the number of skipped steps beside the rule's state,
 /// under these names.
 const RESERVED: [&str; 3] = ["ema", "buffers", SKIPPED];
 
 /// The state of [`Optimizer::skipping`].
-const SKIPPED: &str = "skipped";
+pub(crate) const SKIPPED: &str = "skipped";
 
 /// Checks that each state can have a folder of its own, named after it.
 fn check_state_names(rule: &dyn UpdateRule) -> Result<()> {

@@ -1,7 +1,7 @@
 //! The sums of losses: added over microbatches, reduced over ranks once, and read as one tensor.
 
 use meshgrad_collectives::full_concat;
-use meshgrad_error::error;
+use meshgrad_error::{ensure, error};
 use meshgrad_models::Loss;
 use meshgrad_runtime::{AsyncRead, Shape, Tensor, ops};
 
@@ -33,6 +33,13 @@ impl StepSums {
     }
 
     pub(crate) fn added(&self, other: &StepSums) -> Result<StepSums> {
+        let (count, others) = (self.values.len() - 2, other.values.len() - 2);
+        ensure!(
+            count == others,
+            Invalid,
+            "a loss has {others} statistics, but that of an earlier microbatch {count}: a model returns \
+             the same ones for each batch"
+        );
         let pairs = self.values.iter().zip(&other.values);
         Ok(StepSums { values: pairs.map(|(a, b)| ops::add(a, b)).collect::<Result<_>>()? })
     }

@@ -442,7 +442,8 @@ fn captured(
             ops::copy_into(&ops::reshape(&input, into.shape())?, &into)?;
             Some(into)
         }
-        (None, Output::New(new)) => Some(new.finish()),
+        // The only rank is the root, which has an input.
+        (None, Output::New(_)) => bail!(Invalid, "{collective} of {group} has no input"),
         (None, Output::Into(into)) => Some(into),
     };
     Ok(Pending::by_host(move || Ok(result)))

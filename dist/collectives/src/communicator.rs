@@ -108,6 +108,10 @@ impl<C: Communicator + ?Sized> Communicator for Arc<C> {
         (**self).device()
     }
 
+    fn can_capture(&self) -> bool {
+        (**self).can_capture()
+    }
+
     fn start(&self, request: Request, operands: Operands) -> Result<Pending<Option<Tensor>>> {
         (**self).start(request, operands)
     }

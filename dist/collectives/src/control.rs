@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use meshgrad_error::ensure;
 use meshgrad_mesh::{Channel, Group, GroupOptions};
 use meshgrad_runtime::{Pending, Result, Tensor};
 
@@ -38,7 +39,7 @@ impl ControlChannel {
     /// communicator of all ranks, whose device is a CPU.
     ///
     /// # Errors
-    /// Those of `connect`.
+    /// When the device is a GPU; those of `connect`.
     pub fn of(
         count: usize,
         channel: Channel,
@@ -52,6 +53,13 @@ impl ControlChannel {
         options.timeout = Some(limit);
         let all = Group::new((0..count).collect::<Vec<_>>())?;
         let ranks = connect(&all.with_channel(channel).with_options(options))?;
+        ensure!(
+            !ranks.device().is_gpu(),
+            Unsupported,
+            "the control channel of {count} ranks is on {}, but its messages stay on the host: implement \
+             `Rank::control` over a communicator of a CPU",
+            ranks.device()
+        );
         Ok(ControlChannel { ranks: Some(ranks), count })
     }
 
@@ -86,9 +94,15 @@ impl ControlChannel {
     /// The message of rank `root`, on all ranks. `mine` is only read there.
     ///
     /// # Errors
-    /// As [`ControlChannel::all_gather`].
+    /// When there is no such rank; as [`ControlChannel::all_gather`].
     #[track_caller]
     pub fn broadcast(&self, root: usize, mine: &[u8]) -> Result<Vec<u8>> {
+        ensure!(
+            root < self.count,
+            Invalid,
+            "there is no rank {root} of {}, whose message all receive",
+            self.count
+        );
         let is_root = self.ranks.as_ref().is_none_or(|ranks| ranks.index() == root);
         let sent = if is_root { mine } else { &[] };
         Ok(self.all_gather(sent)?.swap_remove(root))

@@ -64,6 +64,10 @@ impl<C: Communicator + ?Sized> Communicator for Fused<'_, C> {
         self.communicator.device()
     }
 
+    fn can_capture(&self) -> bool {
+        self.communicator.can_capture()
+    }
+
     fn start(&self, request: Request, operands: Operands) -> Result<Pending<Option<Tensor>>> {
         let collective = request.fingerprint.collective;
         let slot = Slot::default();

@@ -8,7 +8,7 @@ use meshgrad_autograd::{KeptRows, Module, Param};
 use meshgrad_ckpt::Dtype;
 use meshgrad_ckpt::exec::TensorBytes;
 use meshgrad_ckpt::mapping::TensorSpec;
-use meshgrad_error::{Result, bail};
+use meshgrad_error::{Result, bail, ensure};
 use meshgrad_load::stored_dtype;
 use meshgrad_runtime::{Element, ReadGuard, Tensor};
 
@@ -40,13 +40,31 @@ impl NamedTensor {
 }
 
 /// Tensors that belong to parameters of `module` with the same names, such as gradients or optimizer
-/// state. Of a parameter that is divided over ranks, they have what this rank keeps.
-pub fn beside(module: &impl Module, tensors: Vec<(String, Tensor)>) -> Vec<NamedTensor> {
+/// state. Of a parameter that is divided over ranks, they have what this rank keeps, or one element
+/// that all ranks have.
+///
+/// # Errors
+/// When a tensor beside a parameter that is divided over ranks has another shape.
+pub fn beside(module: &impl Module, tensors: Vec<(String, Tensor)>) -> Result<Vec<NamedTensor>> {
     let params = module.params();
     let params: BTreeMap<&str, &Param> = params.iter().map(|it| (it.name(), it)).collect();
-    let named = |(name, tensor): (String, Tensor)| match params.get(&*name).map(|it| it.kept()) {
-        Some(kept) if kept.fit(&tensor) => NamedTensor { name, tensor, kept },
-        _ => NamedTensor::new(name, tensor),
+    let named = |(name, tensor): (String, Tensor)| {
+        let Some(kept) = params.get(&*name).map(|it| it.kept()) else {
+            return Ok(NamedTensor::new(name, tensor));
+        };
+        if kept.fit(&tensor) {
+            return Ok(NamedTensor { name, tensor, kept });
+        }
+        let sharding = kept.shape().sharding();
+        let is_whole = kept.are_all() && sharding.is_none_or(|it| it.is_replicated());
+        ensure!(
+            is_whole || tensor.elements() == 1,
+            Invalid,
+            "a tensor {} beside `{name}`, of which this rank keeps {kept}: it must have these rows, or \
+             one element that is the same on all ranks",
+            tensor.shape()
+        );
+        Ok(NamedTensor::new(name, tensor))
     };
     tensors.into_iter().map(named).collect()
 }

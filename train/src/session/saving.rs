@@ -52,7 +52,7 @@ impl<M: Model<Batch = TokenBatch> + Generate> Run<'_, M> {
             };
             self.ranks.agree(saved)?;
         }
-        // A single rank has nobody to wait for.
+        // A single rank need not agree, so it stops after this step.
         Ok(stops || self.ranks.count() == 1 && self.is_asked_to_stop())
     }
 

@@ -116,6 +116,10 @@ impl<C: Communicator> Communicator for Faulty<C> {
         self.inner.device()
     }
 
+    fn can_capture(&self) -> bool {
+        self.inner.can_capture()
+    }
+
     fn start(&self, call: Request, mut operands: Operands) -> Result<Pending<Option<Tensor>>> {
         if self.index() == VICTIM {
             self.fault.alter_operands(&mut operands)?;

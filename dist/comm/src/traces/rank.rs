@@ -148,6 +148,10 @@ impl Communicator for TracedCommunicator {
         self.inner.device()
     }
 
+    fn can_capture(&self) -> bool {
+        self.inner.can_capture()
+    }
+
     fn start(&self, request: Request, operands: Operands) -> Result<Pending<Option<Tensor>>> {
         let begun = self.begin(&request, &operands);
         let pending = self.inner.start(request, operands)?;

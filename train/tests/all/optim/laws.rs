@@ -10,7 +10,7 @@ use meshgrad_train::optim::{
 use crate::optim::cases::{adamw, muon, optimizers};
 use crate::optim::training::{Choice, MATRICES, NAMES, SCALE, Training, f32s, whole};
 
-/// OptimizerState and parameters that are saved after any step and restored into a new optimizer
+/// State and parameters that are saved after any step and restored into a new optimizer
 /// continue with the same bits.
 #[test]
 fn restored_state_continues_with_the_same_bits() {
