@@ -14,7 +14,7 @@ use crate::on_disk::files;
 const STEPS: &str = "train.steps=9";
 
 /// Settings of data: several weighted sources, of which one is repeated; and conversations, in
-/// which only answers are trained.
+/// which only answers are trained, with a count of skipped steps.
 fn data(fixture: &Fixture) -> [(&'static str, Vec<String>); 2] {
     let path = |name: &str| fixture.path(name).display().to_string();
     fs::write(fixture.path("short"), "a short text\n".repeat(4)).unwrap();
@@ -34,7 +34,8 @@ fn data(fixture: &Fixture) -> [(&'static str, Vec<String>); 2] {
     };
     fs::write(fixture.path("chat.jsonl"), (0..30).map(line).collect::<String>()).unwrap();
     let chat = format!("data.paths=['{}']", path("chat.jsonl"));
-    [("sources", vec!["data.paths=[]".to_owned(), sources]), ("chat", vec![chat])]
+    let skips = "optimizer.skip_nonfinite=true".to_owned();
+    [("sources", vec!["data.paths=[]".to_owned(), sources]), ("chat", vec![chat, skips])]
 }
 
 /// Trains in the folder `run` until `stop_after`.

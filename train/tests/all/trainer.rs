@@ -4,8 +4,10 @@ use std::sync::{Arc, Mutex};
 
 use approx::{assert_relative_eq, assert_relative_ne};
 use meshgrad_autograd::{Init, Module, Param, Result, Spec, Tape, ops};
+use meshgrad_comm::{Local, Rank, Redistributor};
+use meshgrad_mesh::Mesh;
 use meshgrad_models::{Compute, Loss, Model};
-use meshgrad_runtime::{DType, Device, Tensor};
+use meshgrad_runtime::{DType, Device, Error, Tensor};
 use meshgrad_train::config::{Config, NoTables};
 use meshgrad_train::events::{Event, Outcome};
 use meshgrad_train::optimizer::Optimizer;
@@ -162,34 +164,42 @@ fn a_skipped_step_leaves_no_trace() {
 /// `apply_unless` reads its condition on the device: 0 applies the step, another value skips it.
 #[test]
 fn a_step_can_be_skipped_by_a_value_on_the_device() {
-    let device = Device::cpu();
-    let step = |skip: Option<f32>| {
+    let step = |device: &Device, skip: Option<f32>| {
         let model = Slope { weight: Param::new("weight", [3], Init::Normal { std: 1.0 }) };
-        model.materialize(&device, 1).unwrap();
+        model.materialize(device, 1).unwrap();
         let config = Config::default().optimizer;
-        let mut optimizer = Optimizer::new(&model, &device, &config, 1).unwrap();
+        let mut optimizer = Optimizer::new(&model, device, &config, 1).unwrap();
         let optimizer_before = states(&model, &optimizer);
         let compute = Compute { dtype: DType::F32, checkpointing: false };
-        let x = Tensor::from_slice(&device, &[3], &[1.0f32, 2.0, 0.5]).unwrap();
+        let x = Tensor::from_slice(device, &[3], &[1.0f32, 2.0, 0.5]).unwrap();
         let (loss, tape) = Tape::record(|| model.loss(&x, compute)).unwrap();
-        let one = Tensor::scalar(&device, 1.0f32).unwrap();
+        let one = Tensor::scalar(device, 1.0f32).unwrap();
         tape.backward(&[(&loss.total, one)], optimizer.grads()).unwrap();
         optimizer.begin(1, 0.1).unwrap();
         let norm = match skip {
             None => optimizer.apply(&loss.weight).unwrap(),
             Some(skip) => {
-                let skip = Tensor::scalar(&device, skip).unwrap();
+                let skip = Tensor::scalar(device, skip).unwrap();
                 optimizer.apply_unless(&skip, &loss.weight).unwrap()
             }
         };
         assert!(norm.item::<f32>().unwrap() > 0.0);
         (optimizer_before, states(&model, &optimizer))
     };
-    let (before, applied) = step(None);
-    assert_ne!(before, applied);
-    assert_eq!(step(Some(0.0)).1, applied);
-    assert_eq!(step(Some(1.0)).1, before);
-    assert_eq!(step(Some(-3.0)).1, before);
+    let check = |device: &Device| {
+        let (before, applied) = step(device, None);
+        assert_ne!(before, applied);
+        assert_eq!(step(device, Some(0.0)).1, applied);
+        assert_eq!(step(device, Some(1.0)).1, before);
+        assert_eq!(step(device, Some(-3.0)).1, before);
+        Ok::<_, Error>(())
+    };
+    check(&Device::cpu()).unwrap();
+    // On ranks, a value without a sharding is the same on all of them.
+    let on_mesh = |rank: &dyn Rank| {
+        Redistributor::new(rank).run_on(&Mesh::new(&[2], &["dp"])?, || check(rank.device()))
+    };
+    Local::run(2, on_mesh).unwrap();
 }
 
 /// The first error ends the step, and later subscribers are not called.

@@ -112,7 +112,7 @@ fn stages_share_one_grads() {
             let stages = run(Passes::Stages { announced });
             for ((expected, of_whole), (actual, of_stages)) in whole.iter().zip(&stages) {
                 assert_eq!(actual, expected, "{strategy:?}");
-                println!("{strategy:?} {announced} {of_stages} {of_whole}");
+                assert_eq!(of_stages, of_whole, "{strategy:?}");
             }
         }
     }
@@ -204,7 +204,12 @@ fn ranks_may_leave_out_a_layer() {
     for is_announced in [true, false] {
         let local = Local::new(RANKS).threads(1);
         for actual in local.launch(|rank| run(rank, is_announced)).unwrap() {
-            assert_eq!(actual, expected);
+            for (actual, expected) in actual.iter().flatten().zip(expected.iter().flatten()) {
+                assert!(
+                    (actual - expected).abs() <= 1e-9 + 1e-5 * expected.abs(),
+                    "{actual} {expected}"
+                );
+            }
         }
     }
 }
