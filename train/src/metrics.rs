@@ -3,8 +3,9 @@
 //!
 //! JSON has no NaN and no infinities; they are written as the strings `"NaN"`, `"inf"` and
 //! `"-inf"`. The keys `expert_load`, `kernel_launches`, `val_loss` and `val_bits_per_byte` are
-//! present only if they were measured, `skipped` only in a step that was skipped, `ranks`, `comm_bytes` and `comm_exposed_s` only on several
-//! ranks, `save_stall_s` only in the step after a save.
+//! present only if they were measured, `skipped` only in a step that was skipped, `ranks`,
+//! `comm_bytes` and `comm_exposed_s` only on several ranks, `save_stall_s` only in the step after a
+//! save.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};

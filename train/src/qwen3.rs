@@ -90,8 +90,8 @@ pub fn check_threads(config: &Config, devices: &[Device]) -> Result<()> {
     }
 }
 
-/// The model of a new run, as far as it is known before there is data; `None` if it cannot be built,
-/// which the run reports.
+/// The model of a new run, as far as it is known before there is data; `None` if it cannot be
+/// built, which the run reports.
 fn sketch(config: &Config) -> Option<Qwen3> {
     let vocab_size = match &config.data.tokenizer {
         TokenizerChoice::Byte => Tokenizer::byte().vocab_size(),

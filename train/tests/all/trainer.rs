@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use approx::{assert_relative_eq, assert_relative_ne};
 use meshgrad_autograd::{Init, Module, Param, Result, Spec, Tape, ops};
-use meshgrad_comm::{Local, Rank, Redistributor};
+use meshgrad_comm::{Local, LocalRank, Rank, Redistributor};
 use meshgrad_mesh::Mesh;
 use meshgrad_models::{Compute, Loss, Model};
 use meshgrad_runtime::{DType, Device, Error, Tensor};
@@ -196,7 +196,7 @@ fn a_step_can_be_skipped_by_a_value_on_the_device() {
     };
     check(&Device::cpu()).unwrap();
     // On ranks, a value without a sharding is the same on all of them.
-    let on_mesh = |rank: &dyn Rank| {
+    let on_mesh = |rank: &LocalRank| {
         Redistributor::new(rank).run_on(&Mesh::new(&[2], &["dp"])?, || check(rank.device()))
     };
     Local::run(2, on_mesh).unwrap();
