@@ -62,7 +62,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (step, seed) = (config.train.steps, config.train.seed);
     let state =
         checkpoint::RunState { step, seed, data_digest: format!("{:032x}", data.texts.digest) };
-    let saved = checkpoint::Saved {
+    let saved = checkpoint::SavedRun {
         config: &config,
         model: &trainer.model,
         optimizer: &trainer.optimizer,

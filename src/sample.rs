@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use anyhow::{Context, bail, ensure};
 use meshgrad::runtime::{DType, Device};
 use meshgrad::train::checkpoint;
-use meshgrad::train::generate::{Request, generate};
+use meshgrad::train::generate::{GenerationRequest, generate};
 use meshgrad::train::prompt::Prompt;
 use meshgrad::train::sampling::Sampling;
 use meshgrad::train::tokenizer::Tokenizer;
@@ -133,7 +133,7 @@ pub(crate) fn sample(arguments: &SampleArguments, device: &Device) -> anyhow::Re
     if !arguments.chat {
         show(&prompt.text);
     }
-    let request = Request {
+    let request = GenerationRequest {
         prompt,
         tokens: arguments.tokens,
         sampling,

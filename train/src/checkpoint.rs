@@ -97,7 +97,7 @@ impl SavedOptimizer {
 }
 
 /// What a checkpoint stores.
-pub struct Saved<'s, M> {
+pub struct SavedRun<'s, M> {
     /// The configuration of the run.
     pub config: &'s Config,
     /// The model, with its values.
@@ -117,7 +117,7 @@ struct Contents {
     tensors: Vec<(String, Vec<NamedTensor>, Mapping)>,
 }
 
-impl<M: Model> Saved<'_, M> {
+impl<M: Model> SavedRun<'_, M> {
     fn contents(&self, run: &Path) -> Result<Contents> {
         let (model, at) = (self.model, run.join(step_name(self.state.step)));
         let mut texts = end_of_text::declared(model.files()?, Ends::of(self.tokenizer));
@@ -147,7 +147,7 @@ impl<M: Model> Saved<'_, M> {
 ///
 /// # Errors
 /// When a value cannot be read.
-pub fn snapshot<M: Model>(run: &Path, saved: &Saved<'_, M>) -> Result<ShardedSnapshot<'static>> {
+pub fn snapshot<M: Model>(run: &Path, saved: &SavedRun<'_, M>) -> Result<ShardedSnapshot<'static>> {
     let mut snapshot = ShardedSnapshot::new(run, &step_name(saved.state.step));
     let Contents { texts, tensors } = saved.contents(run)?;
     for (folder, tensors, mapping) in tensors {

@@ -176,13 +176,13 @@ pub struct TrainConfig {
     /// Whether to refuse to start a run that needs more memory than is free.
     pub check_memory: bool,
     /// The order in which sequences are summed.
-    pub reduction: Reduction,
+    pub reduction: SumOrder,
 }
 
 /// `train.reduction`: the order in which the gradients and losses of sequences are summed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Reduction {
+pub enum SumOrder {
     /// The fastest one. It depends on microbatches and ranks.
     #[default]
     Sum,
@@ -196,8 +196,8 @@ impl TrainConfig {
     /// The sequences of a pass, over all ranks. `parts` is the number of data-parallel ranks.
     pub(crate) fn rows_of_pass(&self, parts: usize) -> usize {
         match self.reduction {
-            Reduction::Sum => self.micro_batch_size,
-            Reduction::Tree => parts,
+            SumOrder::Sum => self.micro_batch_size,
+            SumOrder::Tree => parts,
         }
     }
 }
@@ -213,7 +213,7 @@ impl Default for TrainConfig {
             seed: 1,
             activation_checkpointing: false,
             check_memory: true,
-            reduction: Reduction::Sum,
+            reduction: SumOrder::Sum,
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::encoded::{Encoded, Piece};
 use crate::run_folder::RunFolder;
 use crate::run_folder::not_shared;
 use crate::sampler::{Order, Windows};
-use crate::split::{Span, Split};
+use crate::split::{DocumentSpan, Split};
 use crate::tokenizer::Tokenizer;
 use crate::tokens::{CacheKey, Part, TokenCache};
 
@@ -242,8 +242,8 @@ impl Texts {
     }
 }
 
-fn pieces<'c>(spans: &[Span], corpus: &'c Corpus) -> Vec<Piece<'c>> {
-    let piece = |span: &Span| Piece {
+fn pieces<'c>(spans: &[DocumentSpan], corpus: &'c Corpus) -> Vec<Piece<'c>> {
+    let piece = |span: &DocumentSpan| Piece {
         document: &corpus.documents[span.document],
         text: span.text(&corpus.documents),
     };

@@ -5,7 +5,7 @@ use meshgrad_models::{Compute, IGNORE_INDEX, Model, TokenBatch};
 use meshgrad_runtime::{DType, Device, Tensor};
 
 use crate::Result;
-use crate::config::Reduction;
+use crate::config::SumOrder;
 use crate::corpus::Document;
 use crate::encoded::{Encoded, Piece};
 use crate::tokenizer::Tokenizer;
@@ -73,7 +73,7 @@ pub fn eval<M: Model<Batch = TokenBatch>>(
         let batch = gather(&encoded, starts, seq_len, device)?;
         sums.push(sums_of(model, &batch, compute)?);
     }
-    let nats_per_token = mean_of(sums, Reduction::Sum)?;
+    let nats_per_token = mean_of(sums, SumOrder::Sum)?;
     let text_bytes = encoded.trained_bytes();
     Ok(Evaluation {
         tokens,

@@ -13,7 +13,7 @@ use crate::tokenizer::Tokenizer;
 
 /// A text to generate.
 #[derive(Debug, Clone)]
-pub struct Request {
+pub struct GenerationRequest {
     /// The prompt, which the text continues.
     pub prompt: Prompt,
     /// The maximum number of tokens.
@@ -40,7 +40,7 @@ pub(crate) fn check_vocabulary(tokenizer: usize, model: usize) -> Result<()> {
 
 /// Generates a text, and passes it to `on_text` as soon as its characters are complete and cannot
 /// be part of a stop string. The text ends at the end of a document or of a ChatML message, at an
-/// id of [`Request::ends`], or before a stop string.
+/// id of [`GenerationRequest::ends`], or before a stop string.
 ///
 /// # Errors
 /// For an invalid request; when the prompt is empty and the tokenizer has no token that starts a
@@ -48,12 +48,12 @@ pub(crate) fn check_vocabulary(tokenizer: usize, model: usize) -> Result<()> {
 pub fn generate(
     model: &impl Generate,
     tokenizer: &Tokenizer,
-    request: &Request,
+    request: &GenerationRequest,
     dtype: DType,
     device: &Device,
     mut on_text: impl FnMut(&str),
 ) -> Result<()> {
-    let Request { prompt, tokens, sampling, ends, stop } = request;
+    let GenerationRequest { prompt, tokens, sampling, ends, stop } = request;
     sampling.check()?;
     let mut stops = StopStrings::new(stop.iter().chain(&prompt.stop).cloned())?;
     let vocabulary = model.vocab_size();
@@ -125,7 +125,7 @@ pub(crate) fn sample_from(
     device: &Device,
 ) -> Result<String> {
     let mut text = prompt.text.clone();
-    let request = Request {
+    let request = GenerationRequest {
         prompt,
         tokens: config.tokens,
         sampling: Sampling {

@@ -116,7 +116,7 @@ impl Header {
 
 /// The state of a run, which the progress line shows next to the metrics of the step.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Progress {
+pub struct RunProgress {
     /// Steps of the whole run.
     pub steps: u64,
     /// The last validation loss.
@@ -128,7 +128,7 @@ pub struct Progress {
 }
 
 /// A line that fits any terminal: `step 120/600  loss 3.412  9,812 tok/s  eta 1m41s`.
-pub fn short_line(record: &Record, progress: &Progress) -> String {
+pub fn short_line(record: &Record, progress: &RunProgress) -> String {
     let width = progress.steps.to_string().len();
     let mut parts = vec![
         format!("step {:>width$}/{}", record.step, progress.steps),
@@ -142,7 +142,7 @@ pub fn short_line(record: &Record, progress: &Progress) -> String {
 
 /// The line of a step: [`short_line`], then `val 3.500  lr 9.8e-4  |g| 0.82  mem 412 MB`, and each
 /// expert's share of the tokens.
-pub fn line(record: &Record, progress: &Progress) -> String {
+pub fn line(record: &Record, progress: &RunProgress) -> String {
     let mut parts = vec![short_line(record, progress)];
     parts.extend(progress.val_loss.map(|loss| format!("val {loss:.3}")));
     parts.push(format!("lr {}", format::rate(record.lr)));
@@ -209,7 +209,7 @@ impl Reporter {
     }
 
     /// Prints the first, the last and every `every`th step. The bar shows all of them.
-    pub fn step(&self, record: &Record, progress: &Progress) {
+    pub fn step(&self, record: &Record, progress: &RunProgress) {
         if is_due(record.step, progress.steps, self.every) {
             self.print(&line(record, progress));
         }
@@ -295,7 +295,7 @@ mod tests {
             expert_shares: vec![0.4, 0.6],
             ..Record::default()
         };
-        let progress = Progress {
+        let progress = RunProgress {
             steps: 1600,
             val_loss: Some(3.5),
             memory: 412_000_000,
@@ -310,7 +310,7 @@ mod tests {
     #[test]
     fn unknown_values_are_not_shown() {
         let record = Record { step: 1, loss: f64::NAN, ..Record::default() };
-        let progress = Progress { steps: 2, ..Progress::default() };
+        let progress = RunProgress { steps: 2, ..RunProgress::default() };
         let line = line(&record, &progress);
         assert_eq!(line, "step 1/2  loss NaN  0 tok/s  lr 0  |g| 0.00  mem 0 B");
     }

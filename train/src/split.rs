@@ -13,14 +13,14 @@ use crate::corpus::Document;
 
 /// A document or a part of one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Span {
+pub struct DocumentSpan {
     /// Index of the document.
     pub document: usize,
     /// Byte range of its text, on character boundaries; never empty.
     pub bytes: Range<usize>,
 }
 
-impl Span {
+impl DocumentSpan {
     /// The text of this span.
     pub fn text<'d>(&self, documents: &'d [Document]) -> &'d str {
         &documents[self.document].text[self.bytes.clone()]
@@ -31,9 +31,9 @@ impl Span {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Split {
     /// The training part.
-    pub training: Vec<Span>,
+    pub training: Vec<DocumentSpan>,
     /// The held-out part.
-    pub validation: Vec<Span>,
+    pub validation: Vec<DocumentSpan>,
 }
 
 impl Split {
@@ -69,10 +69,10 @@ impl Split {
 
     fn push(&mut self, document: usize, boundary: usize, end: usize) {
         if boundary > 0 {
-            self.training.push(Span { document, bytes: 0..boundary });
+            self.training.push(DocumentSpan { document, bytes: 0..boundary });
         }
         if boundary < end {
-            self.validation.push(Span { document, bytes: boundary..end });
+            self.validation.push(DocumentSpan { document, bytes: boundary..end });
         }
     }
 }
@@ -125,7 +125,7 @@ mod tests {
         texts.iter().enumerate().map(named).collect()
     }
 
-    fn size(spans: &[Span]) -> usize {
+    fn size(spans: &[DocumentSpan]) -> usize {
         spans.iter().map(|span| span.bytes.len()).sum()
     }
 

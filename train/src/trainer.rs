@@ -9,7 +9,7 @@ use meshgrad_models::{Compute, Model};
 use meshgrad_pipeline::Program;
 use meshgrad_runtime::{AsyncRead, DType, Device, Tensor};
 
-use crate::config::{Config, Reduction};
+use crate::config::{Config, SumOrder};
 use crate::events::{Event, Events};
 use crate::metrics::Record;
 use crate::optimizer::Optimizer;
@@ -31,7 +31,7 @@ pub struct Trainer<M> {
     schedule: Box<dyn Schedule>,
     learning_rate: f64,
     compute: Compute,
-    reduction: Reduction,
+    reduction: SumOrder,
     device: Device,
     /// What may sleep.
     asleep: Vec<Kept>,
@@ -154,7 +154,7 @@ impl<M: Model> Trainer<M> {
     /// Enqueues step `step` (from 1): gradients of its microbatches, then the optimizer. The result
     /// depends on the model, the optimizer state, `step` and the batches only.
     ///
-    /// With [`Reduction::Tree`], microbatches are summed in a tree. For the same bits on any number
+    /// With [`SumOrder::Tree`], microbatches are summed in a tree. For the same bits on any number
     /// of ranks, each has one sequence per data-parallel rank.
     ///
     /// # Errors
@@ -216,8 +216,8 @@ impl<M: Model> Trainer<M> {
             return Err(no_batch());
         }
         let passes = match self.reduction {
-            Reduction::Sum => self.accumulate(microbatches)?,
-            Reduction::Tree => self.add_in_tree(microbatches)?,
+            SumOrder::Sum => self.accumulate(microbatches)?,
+            SumOrder::Tree => self.add_in_tree(microbatches)?,
         };
         if !self.events.is_empty() {
             let gradients = match &passes.gradients {
@@ -406,7 +406,7 @@ impl<M: Model> Trainer<M> {
 fn mean_loss<M: Model>(
     model: &M,
     compute: Compute,
-    reduction: Reduction,
+    reduction: SumOrder,
     batches: impl IntoIterator<Item = Result<M::Batch>>,
 ) -> Result<f64> {
     let mut sums = Vec::new();
@@ -426,7 +426,7 @@ pub(crate) fn sums_of<M: Model>(
 }
 
 /// The mean loss of several batches.
-pub(crate) fn mean_of(sums: Vec<PendingSums>, reduction: Reduction) -> Result<f64> {
+pub(crate) fn mean_of(sums: Vec<PendingSums>, reduction: SumOrder) -> Result<f64> {
     let (mut losses, mut weights) = (Vec::new(), Vec::new());
     for sums in sums {
         let (loss, weight, _) = sums.wait()?;
@@ -434,8 +434,8 @@ pub(crate) fn mean_of(sums: Vec<PendingSums>, reduction: Reduction) -> Result<f6
         weights.push(weight);
     }
     let sum = |values: &[f32]| match reduction {
-        Reduction::Sum => values.iter().copied().map(f64::from).sum(),
-        Reduction::Tree => f64::from(sum_of_values(values)),
+        SumOrder::Sum => values.iter().copied().map(f64::from).sum(),
+        SumOrder::Tree => f64::from(sum_of_values(values)),
     };
     let (loss, weight) = (sum(&losses), sum(&weights));
     ensure!(

@@ -5,7 +5,7 @@ use meshgrad_comm::{Plan, Rank};
 use meshgrad_models::{Compute, Loss, Model, TokenBatch};
 use meshgrad_runtime::{Device, Error as RuntimeError, Kind, Properties, Tensor};
 
-use crate::config::{Config, Reduction};
+use crate::config::{Config, SumOrder};
 use crate::ranks::RunRanks;
 use crate::sums::no_batch;
 use crate::trainer::Trainer;
@@ -95,8 +95,8 @@ where
     let passes = config.train.batch_size / rows;
     let count = match config.train.reduction {
         // Later passes need as much as the second.
-        Reduction::Sum => passes.min(2),
-        Reduction::Tree => passes,
+        SumOrder::Sum => passes.min(2),
+        SumOrder::Tree => passes,
     };
     let part = ranks.part_of_batch(rows, config.train.seq_len)?;
     let shape = part.shape();

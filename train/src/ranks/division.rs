@@ -9,7 +9,7 @@ use meshgrad_runtime::{DType, Device, Kind as TensorKind, Tensor};
 
 use super::BatchPart;
 use crate::config::{
-    Algorithm, Config, HomeChoice, ParallelTable, Reduction, TrainConfig, Violation, Violations,
+    Algorithm, Config, HomeChoice, ParallelTable, SumOrder, TrainConfig, Violation, Violations,
 };
 use crate::{Error, Kind, Result, configured};
 
@@ -50,7 +50,7 @@ impl Division {
             return Err(violation("optimizer.name", problem.to_owned()));
         }
         division.check_batch(config.train.micro_batch_size)?;
-        if config.train.reduction == Reduction::Tree {
+        if config.train.reduction == SumOrder::Tree {
             division.check_tree(config.train.batch_size)?;
         }
         Ok(division)

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{LIMIT, of_json};
-use crate::config::Reduction;
+use crate::config::SumOrder;
 use crate::{Error, Result};
 
 /// The features of this crate that are on.
@@ -161,10 +161,10 @@ impl std::fmt::Display for Ranges<'_> {
 
 /// Ranks with different instructions cannot have the bits of one. So with a tree, the
 /// warnings of [`check_equal`] are errors; else they are messages to report.
-pub(crate) fn weigh(warnings: Vec<String>, reduction: Reduction) -> Result<Vec<String>> {
+pub(crate) fn weigh(warnings: Vec<String>, reduction: SumOrder) -> Result<Vec<String>> {
     let warnings = warnings.into_iter();
     match reduction {
-        Reduction::Tree if warnings.len() > 0 => {
+        SumOrder::Tree if warnings.len() > 0 => {
             let differences = warnings
                 .map(|it| format!("{it}; use equal machines, or train.reduction = \"sum\""));
             Err(unequal(&differences.collect::<Vec<_>>()))
@@ -210,13 +210,13 @@ mod tests {
             warnings[0].ends_with("avx512 with bf16 on rank 0, avx2 on rank 1"),
             "{warnings:?}"
         );
-        let reported = weigh(warnings.clone(), Reduction::Sum).unwrap();
+        let reported = weigh(warnings.clone(), SumOrder::Sum).unwrap();
         assert_eq!(reported, [format!("warning: {}", warnings[0])]);
-        let error = weigh(warnings, Reduction::Tree).unwrap_err().to_string();
+        let error = weigh(warnings, SumOrder::Tree).unwrap_err().to_string();
         assert!(
             error.contains("avx2 on rank 1; use equal machines, or train.reduction"),
             "{error}"
         );
-        assert_eq!(weigh(Vec::new(), Reduction::Tree).unwrap(), Vec::<String>::new());
+        assert_eq!(weigh(Vec::new(), SumOrder::Tree).unwrap(), Vec::<String>::new());
     }
 }

@@ -24,7 +24,7 @@ use crate::metrics::{self, Record};
 use crate::optimizer::Optimizer;
 use crate::prompt::Prompt;
 use crate::ranks::RunRanks;
-use crate::report::{self, Progress, Reporter};
+use crate::report::{self, Reporter, RunProgress};
 use crate::run_folder::RunFolder;
 use crate::sampler::{Order, Windows};
 use crate::trainer::{PendingStep, Trainer};
@@ -264,6 +264,7 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
         let is_skipped = self.config.optimizer.skip_nonfinite && !record.grad_norm.is_finite();
         if is_skipped {
             record.extra.insert("skipped".to_owned(), 1.into());
+            self.reporter.message(&format!("step {step} is skipped: its gradient is not finite"));
         } else if !record.loss.is_finite() || !record.grad_norm.is_finite() {
             let saved = self.saver.wait();
             self.saved(saved)?;
@@ -298,7 +299,7 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
         self.trainer.events.report(measured)?;
 
         let (done, steps) = (step - self.first_step, self.last - self.first_step);
-        let progress = Progress {
+        let progress = RunProgress {
             steps: self.config.train.steps,
             val_loss: self.val_loss,
             memory: self.device.memory_stats().peak as u64,

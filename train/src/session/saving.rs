@@ -82,7 +82,7 @@ impl<M: Model<Batch = TokenBatch> + Generate> Run<'_, M> {
             seed: self.config.train.seed,
             data_digest: format!("{:032x}", self.data.texts.digest),
         };
-        let saved = checkpoint::Saved {
+        let saved = checkpoint::SavedRun {
             config: self.config,
             model: &self.trainer.model,
             optimizer: &self.trainer.optimizer,

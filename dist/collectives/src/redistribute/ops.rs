@@ -175,13 +175,13 @@ pub fn full_tensor(x: &Tensor) -> Result<Tensor> {
 }
 
 /// All elements of `values`, of one dtype, on all ranks of their mesh: \[n\]. Partial sums are
-/// reduced in one collective; each value with shards takes one more.
+/// reduced in one collective; each value with shards or another reduction takes one more.
 ///
 /// # Errors
 /// As [`redistribute`]; for values on different meshes.
 pub fn full_concat(values: &[&Tensor]) -> Result<Tensor> {
     let whole: Vec<Tensor> =
-        values.iter().map(|value| without_shards(value)).collect::<Result<_>>()?;
+        values.iter().map(|value| summed_or_whole(value)).collect::<Result<_>>()?;
     let partials = partial_sums(&whole);
     let flat = whole.iter().map(|value| {
         // What is no partial sum yet becomes one in which a single rank counts.
@@ -195,14 +195,16 @@ pub fn full_concat(values: &[&Tensor]) -> Result<Tensor> {
     full_tensor(&ops::concat(&flat.iter().collect::<Vec<_>>(), 0)?)
 }
 
-/// `x` with its shards gathered. Partial values stay.
-fn without_shards(x: &Tensor) -> Result<Tensor> {
+/// `x` as a partial sum along the axes along which it is one, and replicated along the others.
+fn summed_or_whole(x: &Tensor) -> Result<Tensor> {
     let placements = x.sharding().map(Sharding::placements).unwrap_or_default();
-    let sharded = placements.into_iter().filter(|(_, at)| at.dim().is_some());
-    let gathered: Vec<_> = sharded.map(|(axis, _)| (axis, Placement::Replicate)).collect();
-    match gathered.is_empty() {
+    let is_sum = |at: &Placement| *at == Placement::Partial(Reduction::Sum);
+    let others =
+        placements.into_iter().filter(|(_, at)| *at != Placement::Replicate && !is_sum(at));
+    let replicated: Vec<_> = others.map(|(axis, _)| (axis, Placement::Replicate)).collect();
+    match replicated.is_empty() {
         true => Ok(x.clone()),
-        false => redistribute(x, &gathered),
+        false => redistribute(x, &replicated),
     }
 }
 

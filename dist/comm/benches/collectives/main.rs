@@ -93,7 +93,7 @@ fn measure(role: Contestant, arguments: &Arguments) -> anyhow::Result<()> {
         }
         Contestant::Tcp => {
             let environment = Environment::read()?.context("mpirun starts this")?;
-            over(environment.host()?.threads(1).join()?)
+            over(environment.tcp()?.threads(1).join()?)
         }
         Contestant::Mpi => over(Mpi::new().threads(1).join()?),
         Contestant::Raw => raw::measure(sizes(max)),

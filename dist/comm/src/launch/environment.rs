@@ -204,15 +204,15 @@ impl Environment {
     ///
     /// # Errors
     /// Under mpirun, if the variables say nothing about a meeting point.
-    pub fn host(&self) -> Result<Tcp> {
+    pub fn tcp(&self) -> Result<Tcp> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let host = match self.meeting.as_ref().map_err(Clone::clone)? {
+        let tcp = match self.meeting.as_ref().map_err(Clone::clone)? {
             MeetingPoint::At { address, secret } => {
                 Tcp::new(self.rank, self.world, address.clone(), secret.clone())
             }
             MeetingPoint::File(path) => Tcp::through_file(self.rank, self.world, path.clone()),
         };
-        Ok(host.threads((cores / self.local_size).max(1)))
+        Ok(tcp.threads((cores / self.local_size).max(1)))
     }
 }
 

@@ -57,7 +57,7 @@ impl ProcessRank {
         let environment = Environment::read()?;
         Ok(match (transport.choose(environment.as_ref()), &environment) {
             (Transport::Mpi, environment) => join_mpi(environment.as_ref())?,
-            (_, Some(environment)) => environment.host()?.join()?,
+            (_, Some(environment)) => environment.tcp()?.join()?,
             (_, None) => Tcp::alone()?.join()?,
         })
     }
@@ -125,7 +125,7 @@ mod tests {
         });
         let environment = environment.unwrap().unwrap();
         assert_eq!((environment.rank(), environment.world_size()), (3, 8));
-        let error = environment.host().unwrap_err().to_string();
+        let error = environment.tcp().unwrap_err().to_string();
         assert!(error.contains("MASTER_ADDR"), "{error}");
     }
 }

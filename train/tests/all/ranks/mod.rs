@@ -15,7 +15,7 @@ use meshgrad_comm::conformance::Fault;
 use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_data_parallel::{DataParallel, Strategy};
 use meshgrad_mesh::Mesh;
-use meshgrad_train::checkpoint::{self, ReadOptions, Saved};
+use meshgrad_train::checkpoint::{self, ReadOptions, SavedRun};
 use meshgrad_train::config::Config;
 use meshgrad_train::optimizer::Optimizer;
 use meshgrad_train::qwen3::{self, Tables};
@@ -199,7 +199,7 @@ fn save_again(
     let state = checkpoint::load_state(&saved, &model, &optimizer, options)?;
     let snapshot = checkpoint::snapshot(
         run,
-        &Saved {
+        &SavedRun {
             config: &config,
             model: &model,
             optimizer: &optimizer,

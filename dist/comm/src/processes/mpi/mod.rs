@@ -99,22 +99,22 @@ impl Mpi {
         if let Some(expected) = self.world.filter(|expected| *expected != world) {
             return Err(mpi_error(format!(
                 "it found {world} ranks, but the launcher has started {expected}; use the launcher \
-                 of the MPI library that this program was built with, or the transport `host`"
+                 of the MPI library that this program was built with, or the transport `tcp`"
             )));
         }
         let local = all.split_shared(0).size() as usize;
         let (listener, address, secret) = meet(&all, local == world)?;
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let threads = self.threads.unwrap_or((cores / local).max(1));
-        let mut host =
+        let mut tcp =
             Tcp::new(rank, world, address, secret).threads(threads).strict(self.is_strict);
         if let Some(deadline) = self.deadline {
-            host = host.deadline(deadline).join_deadline(deadline);
+            tcp = tcp.deadline(deadline).join_deadline(deadline);
         }
         if let Some(listener) = listener {
-            host = host.listener(listener);
+            tcp = tcp.listener(listener);
         }
-        host.join_over(Some(Box::new(library)))
+        tcp.join_over(Some(Box::new(library)))
     }
 }
 
