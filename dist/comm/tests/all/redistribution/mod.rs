@@ -17,11 +17,11 @@ mod vocabulary;
 use std::sync::Arc;
 
 use approx::relative_eq;
-use meshgrad_collectives::{Redistribute, redistribute, with_redistribution};
+use meshgrad_collectives::{Redistribute, full_concat, redistribute, with_redistribution};
 use meshgrad_comm::conformance::{Fault, RewiredRank};
 use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_mesh::{Mesh, Placement, Reduction, Sharding};
-use meshgrad_runtime::{Device, Result, Tensor, ops};
+use meshgrad_runtime::{Device, Error, Result, Tensor, ops};
 
 use recorder::{Deviation, Recorder};
 
@@ -118,6 +118,29 @@ fn check_mesh(mesh: &Mesh, shape: &[usize], step: usize) -> usize {
     let results = Local::run(mesh.ranks().len(), |rank| redistributed(rank, &pairs)).unwrap();
     check(&pairs, &on_one_device(&results));
     pairs.len()
+}
+
+/// Values of every sharding, also partial maxima, are concatenated whole.
+#[test]
+fn values_of_any_sharding_are_concatenated() {
+    let (mesh, shape) = (Mesh::new(&[2, 3], &["dp", "tp"]).unwrap(), [7, 5]);
+    let mut of_values = shardings(&mesh, &shape);
+    for other in [Placement::Replicate, Placement::Partial(Reduction::Sum), Placement::shard(0)] {
+        let max = [("dp", Placement::Partial(Reduction::Max)), ("tp", other)];
+        of_values.push(Sharding::new(&mesh, max, &shape).unwrap());
+    }
+    let results = Local::run(6, |rank| {
+        let whole = whole(rank.device(), &shape);
+        let values: Vec<Tensor> =
+            of_values.iter().map(|sharding| part(&whole, sharding, rank.rank())).collect();
+        Redistributor::new(rank).run_on(&mesh, || {
+            let all = full_concat(&values.iter().collect::<Vec<_>>())?;
+            Ok::<_, Error>((all.local().to_vec::<f32>()?, whole.to_vec::<f32>()?))
+        })
+    });
+    for (actual, whole) in results.unwrap() {
+        assert_eq!(actual, whole.repeat(of_values.len()));
+    }
 }
 
 #[test]
