@@ -13,8 +13,9 @@ const DECAY: f64 = 0.9;
 /// The averages after `steps` steps of AdamW.
 fn averages(decay: f64, scale: f32) -> Vec<(String, Vec<f32>)> {
     let make = &cases()[0].make;
-    let mut training = Training::new(&Device::cpu(), whole(&NAMES), &**make);
-    let one = Tensor::scalar(&Device::cpu(), 1.0f32).unwrap();
+    let device = Device::cpu();
+    let mut training = Training::new(&device, whole(&NAMES), &**make);
+    let one = Tensor::scalar(&device, 1.0f32).unwrap();
     let ema = Ema::new(&training.parts, decay).unwrap();
     for step in 1..=STEPS {
         training.step_with(step, scale);
