@@ -6,7 +6,7 @@
 //! mpirun --oversubscribe -n 4 target/debug/examples/12-tensor-parallel    # built with --features mpi
 //! ```
 
-use meshgrad::collectives::redistribute_like;
+use meshgrad::collectives::{full_concat, redistribute_like};
 use meshgrad::comm::launch::Environment;
 use meshgrad::comm::{Local, ProcessRank, Rank, Redistributor};
 use meshgrad::mesh::{Mesh, Placement};
@@ -41,7 +41,9 @@ fn train(model: &Qwen3, device: &Device) -> Result<Vec<f32>> {
     let step = |_| {
         let (loss, tape) = Tape::record(|| model.loss(&batch, COMPUTE))?;
         tape.backward(&[(&loss.total, ops::full(device, &[], DType::F32, 1.0)?)], &mut grads)?;
-        let weight: f32 = loss.weight.item()?;
+        // Each rank has the sums of its own tokens.
+        let sums = full_concat(&[&loss.sum, &loss.weight])?.to_vec::<f32>()?;
+        let (sum, weight) = (sums[0], sums[1]);
         for (param, gradient) in grads.all()? {
             let value = param.value()?;
             let gradient = redistribute_like(&gradient, &value)?;
@@ -49,7 +51,7 @@ fn train(model: &Qwen3, device: &Device) -> Result<Vec<f32>> {
                 .set(&ops::sub(&value, &ops::affine(&gradient, 0.2 / f64::from(weight), 0.0)?)?)?;
         }
         grads.clear();
-        Ok(loss.sum.item::<f32>()? / weight)
+        Ok(sum / weight)
     };
     (0..5).map(step).collect()
 }
