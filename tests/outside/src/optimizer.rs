@@ -4,7 +4,9 @@ use meshgrad::prelude::*;
 use meshgrad::runtime::ops::StepScalars;
 use meshgrad::runtime::{Function, Number, Signature};
 use meshgrad::train;
-use meshgrad::train::optim::{Granularity, OptimizerPart, OptimizerState, UpdateRule, assign, if_finite};
+use meshgrad::train::optim::{
+    Granularity, OptimizerPart, OptimizerState, UpdateRule, assign, if_finite,
+};
 
 static SUM: Signature =
     Signature::new("adagrad_sum", "sum: F[~], gradient: F[~], scale: F[~] -> sum: F[~]", 4);
