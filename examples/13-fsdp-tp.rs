@@ -7,6 +7,7 @@
 //! mpirun --oversubscribe -n 8 target/debug/examples/13-fsdp-tp    # built with --features mpi
 //! ```
 
+use meshgrad::collectives::full_concat;
 use meshgrad::comm::launch::Environment;
 use meshgrad::comm::{Local, ProcessRank, Rank, Redistributor};
 use meshgrad::data_parallel::{DataParallel, Strategy};
@@ -40,7 +41,6 @@ struct Transformer {
     norm: RmsNorm,
     normed: Seam,
     output: Param,
-    sums: Seam,
 }
 
 #[derive(Module)]
@@ -81,7 +81,6 @@ impl Transformer {
             norm: RmsNorm::new("norm", FEATURES, 1e-5),
             normed: Seam::new("output.input"),
             output: Param::new("output.weight", table, init),
-            sums: Seam::new("sums"),
         }
     }
 }
@@ -157,7 +156,6 @@ impl Model for Transformer {
         let x_btd = self.normed.redistribute(&self.norm.forward(&x_btd)?)?;
         let (sum, count) =
             ops::linear_cross_entropy(&x_btd, &self.output.var()?, &batch.labels, IGNORE_INDEX)?;
-        let (sum, count) = (self.sums.redistribute(&sum)?, self.sums.redistribute(&count)?);
         Ok(Loss::new(sum, count))
     }
 
@@ -165,8 +163,6 @@ impl Model for Transformer {
     fn plan(&self, parallelism: &ModelParallelism) -> Result<ModelPlan> {
         let (columns, rows) = (parallelism.shard(0), parallelism.shard(1));
         let (tokens, whole) = (parallelism.shard(1), parallelism.replicate());
-        let axes = parallelism.mesh.axes().iter();
-        let everywhere = axes.map(|axis| (axis.name(), Placement::Replicate));
         Ok(ModelPlan::new(&parallelism.mesh)
             .place("tok_embeddings.weight", &columns)
             .place("tok_embeddings.output", &tokens)
@@ -179,8 +175,7 @@ impl Model for Transformer {
             .place("layers.*.feed_forward.w2.weight", &rows)
             .place("layers.*.feed_forward.output", &tokens)
             .place("output.input", &whole)
-            .place("output.weight", &columns)
-            .place("sums", everywhere.collect::<Vec<_>>()))
+            .place("output.weight", &columns))
     }
 }
 
@@ -220,7 +215,8 @@ fn train(model: &Transformer, device: &Device) -> train::Result<Vec<f32>> {
         optimizer.grads().last_pass();
         tape.backward(&[(&loss.total, one)], optimizer.grads())?;
         optimizer.step(&loss.weight, step, LEARNING_RATE)?;
-        Ok(loss.sum.item::<f32>()? / loss.weight.item::<f32>()?)
+        let sums = full_concat(&[&loss.sum, &loss.weight])?.to_vec::<f32>()?;
+        Ok(sums[0] / sums[1])
     };
     (1..=STEPS).map(step).collect()
 }

@@ -159,9 +159,7 @@ struct Bias {
 impl Function<3> for Bias {
     #[inline(always)]
     fn value<W: Number>(&self, [bias, sign, scale]: [W; 3]) -> W {
-        // Zero times infinity is NaN, which equals nothing.
-        let is_applied = scale * W::ZERO;
-        is_applied.if_eq(W::ZERO, bias + W::constant(self.rate) * sign, bias)
+        scale.if_finite(bias + W::constant(self.rate) * sign, bias)
     }
 }
 

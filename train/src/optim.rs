@@ -8,7 +8,8 @@
 //! ([`StepScalars`]). If the factor is not finite, a step changes nothing.
 //!
 //! A rule of your own updates its tensors with [`assign`], from a formula that runs on any
-//! device; [`if_finite`] keeps the old values if a gradient is not finite.
+//! device; [`Number::if_finite`](meshgrad_runtime::Number::if_finite) keeps the old values if a
+//! gradient is not finite.
 //!
 //! [`Groups`] give parameters of some names another learning rate or weight decay. [`Ema`] averages
 //! the weights. [`schedule`](crate::schedule) gives the learning rate of each step.
@@ -55,7 +56,7 @@ use meshgrad_runtime::Tensor;
 use meshgrad_runtime::ops::StepScalars;
 
 pub use adamw::AdamW;
-pub use assign::{assign, if_finite};
+pub use assign::assign;
 pub use constants::{
     AdamWConfig, AdjustLearningRate, Group, LionConfig, MuonConfig, Rounding, SgdConfig,
 };

@@ -225,16 +225,16 @@ impl<'r> RunRanks<'r> {
     ) -> Result<T> {
         let made = self.is_first().then(|| make().and_then(with_json));
         let sent = made.as_ref().map(|made| match made {
-            Ok((_, json)) => Ok(json.clone()),
+            Ok((_, json)) => Ok(json),
             Err(error) => Err(error.to_string()),
         });
-        let received = self.gather(&sent);
+        let sent = serde_json::to_vec(&sent).map_err(of_json)?;
+        let received = self.control.broadcast(0, &sent);
         if let Some(made) = made {
             let (value, _) = made?; // before an error of the exchange, which may be its consequence
             return received.map(|_| value);
         }
-        let first = received?.into_iter().next().flatten();
-        let value = first.unwrap_or_else(|| Err("it sent nothing".to_owned()));
+        let value: Result<String, String> = serde_json::from_slice(&received?).map_err(of_json)?;
         let value = value.and_then(|json| {
             serde_json::from_str(&json).map_err(|error| format!("cannot read {json}: {error}"))
         });

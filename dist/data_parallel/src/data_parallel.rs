@@ -169,10 +169,10 @@ impl DataParallel {
         Ok(())
     }
 
-    /// Whether a home is over all axes of the mesh.
-    fn has_all_axes(&self, home: &Strategy) -> bool {
+    /// Whether a strategy is over all axes of the mesh.
+    fn has_all_axes(&self, strategy: &Strategy) -> bool {
         let mut axes = self.groups.mesh.axes().iter().map(|axis| axis.name());
-        axes.all(|name| home.axes().any(|own| own == name))
+        axes.all(|name| strategy.axes().any(|own| own == name))
     }
 
     /// Replicates a parameter over the mesh, unless it has a sharding.
@@ -289,22 +289,22 @@ impl DataParallel {
     }
 
     fn apply_to(&self, unit: &NewUnit<'_>, order: &Arc<Order>) -> Result<()> {
-        let (groups, Modules { strategy: home, stages, .. }) = (self.groups.clone(), unit.of);
-        let shard = groups.along(&home.shard)?;
+        let (groups, Modules { strategy, stages, .. }) = (self.groups.clone(), unit.of);
+        let shard = groups.along(&strategy.shard)?;
         let first_stage = stages.first().copied();
         let is_counted = first_stage.is_none_or(|first| first == groups.stage());
         let stages = first_stage.map(|_| groups.across(stages)).transpose()?;
 
         let classes = classes(&unit.params);
         let layout = |class: &Class<'_>| {
-            let whole_matrices = home.whole_matrices;
+            let whole_matrices = strategy.whole_matrices;
             Layout::new(&class.params, whole_matrices, shard.size(), shard.index())
         };
         let layouts = classes.iter().map(layout).collect();
-        let of = UnitRanks { home: home.clone(), layouts, shard, stages, groups };
+        let of = UnitRanks { strategy: strategy.clone(), layouts, shard, stages, groups };
         let unit = Unit::new(of, order)?;
         for (layout, class) in classes.iter().enumerate() {
-            let divided: Vec<&String> = class.axes.iter().chain(&home.shard).collect();
+            let divided: Vec<&String> = class.axes.iter().chain(&strategy.shard).collect();
             let is_first_copy = is_counted && self.groups.is_first_beside(&divided);
             for (at, param) in class.params.iter().enumerate() {
                 param.set_home(Arc::new(unit.home_of(layout, at, is_first_copy)?))?;

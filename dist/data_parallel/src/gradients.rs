@@ -69,7 +69,7 @@ impl HomeGradients for Gradients {
     }
 
     fn reduces_each_pass(&self) -> bool {
-        self.unit.home.reduces_each_pass
+        self.unit.strategy.reduces_each_pass
     }
 
     fn reduce(&mut self, whole: Vec<Option<Tensor>>, is_last: bool) -> Result<()> {
@@ -129,7 +129,7 @@ fn other_partials(unit: &UnitRanks, name: &str, gradient: &Tensor) -> Result<Vec
         return Ok(Vec::new());
     };
     let mut sums = sum_axes(sharding);
-    for axis in unit.home.axes() {
+    for axis in unit.strategy.axes() {
         ensure!(
             sharding.mesh().size(axis)? == 1 || sums.contains(axis),
             Invalid,
@@ -137,7 +137,7 @@ fn other_partials(unit: &UnitRanks, name: &str, gradient: &Tensor) -> Result<Vec
              shard the batch over that axis, or leave it out of the home"
         );
     }
-    sums.retain(|axis| unit.home.axes().all(|own| own != axis));
+    sums.retain(|axis| unit.strategy.axes().all(|own| own != axis));
     Ok(sums)
 }
 
@@ -199,7 +199,7 @@ impl Buffer {
                 }
             };
         }
-        let dtype = unit.home.reduction.unwrap_or(self.layout.dtype);
+        let dtype = unit.strategy.reduction.unwrap_or(self.layout.dtype);
         let (whole, counts) = (ops::cast(&whole, dtype)?, self.layout.counts());
         let sum = self.sum(unit)?;
         let is_written = !self.is_filled && dtype == self.layout.dtype;
@@ -237,7 +237,7 @@ impl Buffer {
     /// After the last pass, starts the reduction over the replicas.
     fn advance(&mut self, unit: &UnitRanks) -> Result<()> {
         self.collect()?;
-        let axes = &unit.home.replicate;
+        let axes = &unit.strategy.replicate;
         let (true, false, Some(sum)) = (self.is_last, self.replicas.is_some(), &self.sum) else {
             return Ok(());
         };

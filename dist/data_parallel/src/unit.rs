@@ -82,7 +82,7 @@ impl Unit {
         };
         let parts = ranks.layouts.iter().map(zeros).collect::<Result<Vec<Tensor>>>()?;
         let gathered = Gathered {
-            dtype: ranks.home.compute,
+            dtype: ranks.strategy.compute,
             version: None,
             whole: Whole::Freed,
             single: HashMap::new(),
@@ -228,7 +228,7 @@ impl Gathers for Unit {
     }
 
     fn leave(&self) {
-        if self.ranks.home.reshard == Reshard::AfterForward {
+        if self.ranks.strategy.reshard == Reshard::AfterForward {
             self.free();
         }
     }
@@ -236,7 +236,7 @@ impl Gathers for Unit {
     /// Frees gathered values, and always those that were not used.
     fn end_use(&self) {
         let is_pending = matches!(self.gathered().whole, Whole::Pending(_));
-        if is_pending || self.ranks.home.reshard != Reshard::AfterStep {
+        if is_pending || self.ranks.strategy.reshard != Reshard::AfterStep {
             self.free();
         }
     }

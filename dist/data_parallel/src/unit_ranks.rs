@@ -10,7 +10,7 @@ use crate::strategy::Strategy;
 
 /// The division of a unit over ranks, and the communicators that it uses.
 pub(crate) struct UnitRanks {
-    pub(crate) home: Strategy,
+    pub(crate) strategy: Strategy,
     pub(crate) layouts: Vec<Layout>,
     /// The ranks that the rows are divided over.
     pub(crate) shard: Arc<dyn Communicator>,

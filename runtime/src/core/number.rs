@@ -55,6 +55,12 @@ pub trait Number:
     fn if_le(self, other: Self, then: Self, otherwise: Self) -> Self;
     /// `then` if self == other; `otherwise` if not, or if either is NaN.
     fn if_eq(self, other: Self, then: Self, otherwise: Self) -> Self;
+    /// `then` if self is finite; `otherwise` if it is infinite or NaN.
+    #[inline(always)]
+    fn if_finite(self, then: Self, otherwise: Self) -> Self {
+        // Zero times infinity is NaN, which equals nothing.
+        (self * Self::ZERO).if_eq(Self::ZERO, then, otherwise)
+    }
 }
 
 /// A function of `N` numbers, generic over the types that kernels compute in: see

@@ -4,9 +4,7 @@ use meshgrad::prelude::*;
 use meshgrad::runtime::ops::StepScalars;
 use meshgrad::runtime::{Function, Number, Signature};
 use meshgrad::train;
-use meshgrad::train::optim::{
-    Granularity, OptimizerPart, OptimizerState, UpdateRule, assign, if_finite,
-};
+use meshgrad::train::optim::{Granularity, OptimizerPart, OptimizerState, UpdateRule, assign};
 
 static SUM: Signature =
     Signature::new("adagrad_sum", "sum: F[~], gradient: F[~], scale: F[~] -> sum: F[~]", 4);
@@ -70,7 +68,7 @@ struct Sum;
 impl Function<3> for Sum {
     fn value<W: Number>(&self, [sum, gradient, scale]: [W; 3]) -> W {
         let g = scale * gradient;
-        if_finite(scale, sum + g * g, sum)
+        scale.if_finite(sum + g * g, sum)
     }
 }
 
@@ -80,6 +78,6 @@ impl Function<5> for Step {
     fn value<W: Number>(&self, [param, gradient, sum, learning_rate, scale]: [W; 5]) -> W {
         let g = scale * gradient;
         let new = param - learning_rate * g / (sum.sqrt() + W::constant(1e-8));
-        if_finite(scale, new, param)
+        scale.if_finite(new, param)
     }
 }

@@ -32,7 +32,7 @@ pub(super) fn map<const N: usize>(
 ///
 /// ```
 /// use meshgrad_runtime::{Device, Function, Kind, Number, Signature, Tensor};
-/// use meshgrad_train::optim::{assign, if_finite};
+/// use meshgrad_train::optim::assign;
 ///
 /// static STEP: Signature = Signature::new(
 ///     "sign_step",
@@ -47,7 +47,7 @@ pub(super) fn map<const N: usize>(
 ///     fn value<W: Number>(&self, [param, gradient, learning_rate, scale]: [W; 4]) -> W {
 ///         let g = scale * gradient;
 ///         let sign = g.if_lt(W::ZERO, -W::ONE, W::ZERO.if_lt(g, W::ONE, W::ZERO));
-///         if_finite(scale, param - learning_rate * sign, param)
+///         scale.if_finite(param - learning_rate * sign, param)
 ///     }
 /// }
 ///
@@ -76,14 +76,6 @@ pub fn assign<const N: usize>(
 ) -> Result<()> {
     let new = map(op, f, inputs, into.dtype().accumulator())?;
     ops::copy_into(&ops::cast(&new, into.dtype())?, into)
-}
-
-/// `new` if `scale` is finite, else `old`. The `scale` of a step is not finite if a gradient is
-/// not; the step must then change nothing.
-#[inline(always)]
-pub fn if_finite<W: Number>(scale: W, new: W, old: W) -> W {
-    // Zero times infinity is NaN, which equals nothing.
-    (scale * W::ZERO).if_eq(W::ZERO, new, old)
 }
 
 /// average + (1 - beta) * (x - average): an exponential moving average with decay `beta`.

@@ -2,7 +2,7 @@
 
 use meshgrad_runtime::{Function, Number, Signature, Tensor, ops};
 
-use super::assign::{assign, averaged, if_finite};
+use super::assign::{assign, averaged};
 use super::ranges::Ranges;
 use super::slots::{Slot, Slots, zeros};
 use super::{Groups, OptimizerPart, OptimizerState};
@@ -102,6 +102,6 @@ struct Average {
 impl Function<3> for Average {
     #[inline(always)]
     fn value<W: Number>(&self, [average, param, scale]: [W; 3]) -> W {
-        if_finite(scale, averaged(self.decay, average, param), average)
+        scale.if_finite(averaged(self.decay, average, param), average)
     }
 }

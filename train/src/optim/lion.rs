@@ -3,7 +3,7 @@
 use meshgrad_runtime::ops::StepScalars;
 use meshgrad_runtime::{Function, Number, Signature, Tensor};
 
-use super::assign::{assign, if_finite};
+use super::assign::assign;
 use super::slots::{Slot, Slots, zeros};
 use super::{Granularity, Groups, LionConfig, OptimizerPart, OptimizerState, UpdateRule};
 use crate::Result;
@@ -111,7 +111,7 @@ impl Function<5> for Step {
         let [param, gradient, exp_avg, learning_rate, scale] = inputs;
         let update = sign(interpolate(self.beta1, exp_avg, scale * gradient));
         let decayed = update + W::constant(self.weight_decay) * param;
-        if_finite(scale, param - learning_rate * decayed, param)
+        scale.if_finite(param - learning_rate * decayed, param)
     }
 }
 
@@ -122,6 +122,6 @@ struct Average {
 impl Function<3> for Average {
     #[inline(always)]
     fn value<W: Number>(&self, [exp_avg, gradient, scale]: [W; 3]) -> W {
-        if_finite(scale, interpolate(self.beta2, exp_avg, scale * gradient), exp_avg)
+        scale.if_finite(interpolate(self.beta2, exp_avg, scale * gradient), exp_avg)
     }
 }

@@ -4,7 +4,7 @@ use meshgrad_error::bail;
 use meshgrad_runtime::ops::{self, StepScalars};
 use meshgrad_runtime::{Accumulator, DType, Function, Number, Signature, Tensor};
 
-use super::assign::{assign, averaged, if_finite, map};
+use super::assign::{assign, averaged, map};
 use super::groups::parse;
 use super::optimizer_part::viewed;
 use super::slots::{Slot, Slots, check_count, zeros};
@@ -213,7 +213,7 @@ struct Momentum(f64);
 impl Function<3> for Momentum {
     #[inline(always)]
     fn value<W: Number>(&self, [buffer, gradient, scale]: [W; 3]) -> W {
-        if_finite(scale, averaged(self.0, buffer, scale * gradient), buffer)
+        scale.if_finite(averaged(self.0, buffer, scale * gradient), buffer)
     }
 }
 
@@ -260,6 +260,6 @@ impl Function<4> for Step {
     fn value<W: Number>(&self, [param, update, learning_rate, scale]: [W; 4]) -> W {
         let kept = param * (W::ONE - learning_rate * W::constant(self.weight_decay));
         let new = kept - learning_rate * W::constant(self.factor) * update;
-        if_finite(scale, new, param)
+        scale.if_finite(new, param)
     }
 }

@@ -3,7 +3,7 @@
 use meshgrad_runtime::ops::StepScalars;
 use meshgrad_runtime::{Function, Number, Signature, Tensor};
 
-use super::assign::{assign, if_finite};
+use super::assign::assign;
 use super::slots::{Slot, Slots, zeros};
 use super::{Granularity, Groups, OptimizerPart, OptimizerState, SgdConfig, UpdateRule};
 use crate::Result;
@@ -132,7 +132,7 @@ impl Function<5> for Momentum {
         let g = self.decay.of([param, gradient, scale]);
         let kept = W::constant(self.momentum) * buffer;
         let later = kept + W::constant(1.0 - self.dampening) * g;
-        if_finite(scale, step.if_le(W::ONE, g, later), buffer)
+        scale.if_finite(step.if_le(W::ONE, g, later), buffer)
     }
 }
 
@@ -144,7 +144,7 @@ impl Function<4> for Step {
     #[inline(always)]
     fn value<W: Number>(&self, [param, gradient, learning_rate, scale]: [W; 4]) -> W {
         let g = self.decay.of([param, gradient, scale]);
-        if_finite(scale, param - learning_rate * g, param)
+        scale.if_finite(param - learning_rate * g, param)
     }
 }
 
@@ -153,7 +153,7 @@ struct MomentumStep;
 impl Function<4> for MomentumStep {
     #[inline(always)]
     fn value<W: Number>(&self, [param, buffer, learning_rate, scale]: [W; 4]) -> W {
-        if_finite(scale, param - learning_rate * buffer, param)
+        scale.if_finite(param - learning_rate * buffer, param)
     }
 }
 
@@ -167,6 +167,6 @@ impl Function<5> for NesterovStep {
     fn value<W: Number>(&self, [param, gradient, buffer, learning_rate, scale]: [W; 5]) -> W {
         let g = self.decay.of([param, gradient, scale]);
         let ahead = g + W::constant(self.momentum) * buffer;
-        if_finite(scale, param - learning_rate * ahead, param)
+        scale.if_finite(param - learning_rate * ahead, param)
     }
 }

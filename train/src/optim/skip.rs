@@ -2,7 +2,7 @@
 
 use meshgrad_runtime::{Function, Number, Signature, Tensor};
 
-use super::assign::{assign, if_finite, map};
+use super::assign::{assign, map};
 use crate::Result;
 
 static UNLESS: Signature =
@@ -34,6 +34,6 @@ struct Count;
 impl Function<2> for Count {
     #[inline(always)]
     fn value<W: Number>(&self, [skipped, scale]: [W; 2]) -> W {
-        if_finite(scale, skipped, skipped + W::ONE)
+        scale.if_finite(skipped, skipped + W::ONE)
     }
 }

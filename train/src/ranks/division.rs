@@ -211,7 +211,7 @@ impl Division {
     /// The strategy of all units.
     fn strategy(&self) -> Strategy {
         let (shard, replicate) = (self.axis(SHARD), self.axis(REPLICATE));
-        let home = match (shard.is_empty(), self.table.home) {
+        let strategy = match (shard.is_empty(), self.table.home) {
             (true, _) => Strategy::replicate(replicate),
             (false, HomeChoice::Zero1) => {
                 Strategy::hsdp(shard, replicate).reshard(Reshard::AfterStep).reduce_each_pass(false)
@@ -224,8 +224,8 @@ impl Division {
             }
         };
         match self.whole_matrices {
-            true => home.whole_matrices(),
-            false => home,
+            true => strategy.whole_matrices(),
+            false => strategy,
         }
     }
 }

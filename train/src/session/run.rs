@@ -111,7 +111,8 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
 
         let (stop, stop_after) = (session.stop, session.stop_after);
         ranks.check_equal(&json!({ "model.parameters": parameters(&model) }))?;
-        // The state of a program's own optimizer is known only after its construction.
+        // The model may have changed since it was sketched. The state of a program's own optimizer is
+        // known only after its construction.
         if session.optimizer.is_none() {
             memory::check(Some(&model), config, device, &ranks)?;
         }

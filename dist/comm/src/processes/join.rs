@@ -17,9 +17,9 @@ use super::inquiry::LONGEST;
 use super::meeting::{Meeting, MeetingFile, Point};
 use super::message::Message;
 use super::poll::{Poll, Waker};
+use super::process_rank::{Carrier, Parts, ProcessRank};
 use super::secret::Secret;
 use super::tcp::Addresses;
-use super::world::{Carrier, Parts, ProcessRank};
 use crate::system::system;
 
 /// The time limit of a collective, and of joining, if none is set.

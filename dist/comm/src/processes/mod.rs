@@ -13,7 +13,7 @@
 //! - `engine.rs`, `call.rs`: the rounds of a collective.
 //! - `shared.rs`, `progress.rs`: a rank's open collectives, and the thread that completes them.
 //! - `data.rs`, `tcp.rs`: what carries frames between ranks. `mpi/` does it over MPI.
-//! - `communicator.rs`, `world.rs`: a communicator, and the rank's view of the world.
+//! - `communicator.rs`, `process_rank.rs`: a communicator, and the rank's view of the world.
 
 mod acceptor;
 mod bytes;
@@ -33,16 +33,16 @@ mod message;
 mod mpi;
 mod poll;
 mod port;
+mod process_rank;
 mod progress;
 mod secret;
 mod shared;
 mod tcp;
-mod world;
 
 pub use communicator::{TcpCommunicator, TcpConnector, TcpExchange};
 pub use join::Tcp;
 #[cfg(feature = "mpi")]
 pub use mpi::Mpi;
 pub use port::free_port;
+pub use process_rank::ProcessRank;
 pub use secret::Secret;
-pub use world::ProcessRank;

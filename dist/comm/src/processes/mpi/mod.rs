@@ -22,9 +22,9 @@ use self::plane::MpiPlane;
 use self::wire::Wire;
 use super::data::{DataPlane, Engine};
 use super::join::Tcp;
+use super::process_rank::ProcessRank;
 use super::secret::Secret;
 use super::shared::Shared;
-use super::world::ProcessRank;
 use crate::system::system;
 
 /// A rank of a world of processes that `mpirun` or `srun` started, before it joins. MPI carries the

@@ -212,11 +212,11 @@ fn ranks_that_do_not_join_are_named() {
     let soon = Duration::from_secs(3);
     let joined = std::thread::scope(|scope| {
         let first = scope.spawn(|| {
-            let host = worlds::host(0, 4, &address).join_deadline(soon);
+            let host = worlds::tcp(0, 4, &address).join_deadline(soon);
             host.listener(listener).join().map(drop)
         });
         let third = scope.spawn(|| {
-            let host = worlds::host(2, 4, &address).join_deadline(soon);
+            let host = worlds::tcp(2, 4, &address).join_deadline(soon);
             host.join().map(drop)
         });
         [first.join().unwrap(), third.join().unwrap()]
@@ -231,7 +231,7 @@ fn ranks_that_do_not_join_are_named() {
 #[test]
 fn ranks_with_other_numbers_are_refused() {
     let (listener, address) = worlds::listener();
-    let host = |rank, ranks| worlds::host(rank, ranks, &address);
+    let host = |rank, ranks| worlds::tcp(rank, ranks, &address);
     let refusal = |error: Error| {
         let error = error.to_string();
         assert!(error.starts_with("rank 0 refused rank "), "{error}");
@@ -255,6 +255,6 @@ fn ranks_with_other_numbers_are_refused() {
         assert!(refusal(refused).contains("rank 1 has already joined from 127.0.0.1"));
         assert_eq!((first.join().unwrap(), last.join().unwrap()), (Ok(()), Ok(())));
     });
-    let error = worlds::host(5, 5, "127.0.0.1:1").join().unwrap_err();
+    let error = worlds::tcp(5, 5, "127.0.0.1:1").join().unwrap_err();
     assert_eq!(error.to_string(), "rank 5 is outside a world of 5 ranks; ranks are 0 to 4");
 }

@@ -40,7 +40,7 @@ fn child() {
     let [role, rank, ranks, address] = words[..] else {
         panic!("{role}");
     };
-    let host = worlds::host(rank.parse().unwrap(), ranks.parse().unwrap(), address);
+    let host = worlds::tcp(rank.parse().unwrap(), ranks.parse().unwrap(), address);
     let world = host.join().unwrap();
     let all = world.world().unwrap();
     if role == "conform" {

@@ -32,7 +32,7 @@ fn a_world_forms_among_strangers() {
             scope.spawn(move || pester(address, seed, done));
         }
         let first = scope.spawn(|| {
-            let host = worlds::host(0, 3, address).listener(listener);
+            let host = worlds::tcp(0, 3, address).listener(listener);
             sum(host)
         });
         thread::sleep(Duration::from_millis(100)); // only strangers so far
@@ -42,7 +42,7 @@ fn a_world_forms_among_strangers() {
         assert!(error.contains("did not prove that it knows the secret"), "{error}");
         assert!(error.contains("MESHGRAD_SECRET"), "{error}");
 
-        let others = [1, 2].map(|rank| scope.spawn(move || sum(worlds::host(rank, 3, address))));
+        let others = [1, 2].map(|rank| scope.spawn(move || sum(worlds::tcp(rank, 3, address))));
         let sums = others.map(|rank| rank.join().unwrap());
         assert_eq!((first.join().unwrap(), sums), (3, [3, 3]));
         done.store(true, Ordering::Relaxed);
@@ -104,10 +104,10 @@ fn another_program_at_the_address_is_an_error() {
             let _ = stream.read_to_end(&mut sent);
             assert!(sent.is_empty()); // nothing that depends on the secret
         });
-        let error = worlds::host(1, 2, &address).join().unwrap_err();
+        let error = worlds::tcp(1, 2, &address).join().unwrap_err();
         assert!(error.to_string().contains("not a meshgrad process"), "{error}");
     });
-    let soon = worlds::host(1, 2, "127.0.0.1:9").join_deadline(Duration::from_millis(200));
+    let soon = worlds::tcp(1, 2, "127.0.0.1:9").join_deadline(Duration::from_millis(200));
     let error = soon.deadline(DEADLINE).join().unwrap_err();
     let expected = "rank 1 could not join rank 0 at 127.0.0.1:9 within ";
     assert!(error.to_string().starts_with(expected), "{error}");

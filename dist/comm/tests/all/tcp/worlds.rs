@@ -12,10 +12,10 @@ pub(crate) const SECRET: &str = "a secret for tests only";
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
 /// A rank that joins at `address`.
-pub(crate) fn host(rank: usize, ranks: usize, address: &str) -> Tcp {
+pub(crate) fn tcp(rank: usize, ranks: usize, address: &str) -> Tcp {
     let secret = Secret::new(SECRET).unwrap();
-    let host = Tcp::new(rank, ranks, address, secret).threads(1);
-    host.deadline(DEADLINE).join_deadline(DEADLINE)
+    let tcp = Tcp::new(rank, ranks, address, secret).threads(1);
+    tcp.deadline(DEADLINE).join_deadline(DEADLINE)
 }
 
 pub(crate) fn listener() -> (TcpListener, String) {
