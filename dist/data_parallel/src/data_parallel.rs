@@ -11,11 +11,12 @@ use meshgrad_runtime::{DType, Device, Result};
 
 use crate::groups::Groups;
 use crate::layout::Layout;
+use crate::meshes::Meshes;
 use crate::order::Order;
 use crate::partials::Partials;
-use crate::strategy::Strategy;
+use crate::strategy::{Strategy, names};
 use crate::unit::Unit;
-use crate::unit_ranks::UnitRanks;
+use crate::unit_ranks::{Flat, MeshRanks, UnitRanks};
 
 /// Data parallelism of a model, as one rank applies it: a strategy per unit.
 ///
@@ -23,7 +24,7 @@ use crate::unit_ranks::UnitRanks;
 /// after.
 #[derive(Clone)]
 pub struct DataParallel {
-    groups: Groups,
+    meshes: Meshes,
     units: Vec<Modules>,
     rest: Modules,
     prefetch: usize,
@@ -68,7 +69,7 @@ impl DataParallel {
 
     fn with(groups: Groups, rest: Strategy) -> DataParallel {
         DataParallel {
-            groups,
+            meshes: Meshes::new(groups),
             units: Vec::new(),
             rest: Modules { pattern: String::new(), strategy: rest, stages: Vec::new() },
             prefetch: 1,
@@ -97,6 +98,20 @@ impl DataParallel {
             }
         }
         self.units.push(Modules { pattern: modules.to_owned(), strategy, stages: distinct });
+        self
+    }
+
+    /// Parameters whose sharding is on `mesh`, such as experts, have their rows divided over its axes
+    /// `shard` and copied over its axes `replicate`; the rest of their unit's strategy is theirs too.
+    /// The mesh has the same ranks as that of the model; on a stage of a pipeline, those of the stage.
+    #[must_use]
+    pub fn mesh<S: AsRef<str>, R: AsRef<str>>(
+        mut self,
+        mesh: &Mesh,
+        shard: impl AsRef<[S]>,
+        replicate: impl AsRef<[R]>,
+    ) -> DataParallel {
+        self.meshes.add(mesh, names(shard), names(replicate));
         self
     }
 
@@ -134,7 +149,7 @@ impl DataParallel {
         model: &impl Module,
         pass: impl FnOnce(&Device) -> Result<Var>,
     ) -> Result<()> {
-        self.apply_in_order(model, || Partials::of(&self.groups, model, pass))
+        self.apply_in_order(model, || Partials::of(&self.meshes.main, model, pass))
     }
 
     fn apply_in_order(
@@ -145,8 +160,9 @@ impl DataParallel {
         let order = Arc::new(Order::new(self.prefetch));
         let params = model.params();
         for modules in &self.units {
-            self.groups.check_stages(&modules.pattern, &modules.stages)?;
+            self.meshes.main.check_stages(&modules.pattern, &modules.stages)?;
         }
+        self.meshes.check()?;
         let units = self.group(&params)?;
         for unit in &units {
             self.check(unit)?;
@@ -154,25 +170,39 @@ impl DataParallel {
         for param in &params {
             self.state_sharding(param)?;
         }
-        let partials = match units.iter().all(|unit| self.has_all_axes(&unit.of.strategy)) {
+        let partials = match self.have_all_axes(&units)? {
             true => Partials::default(),
             false => learn()?,
         };
         for mut unit in units {
             // On each stage, other gradients may be partial, but a tied unit has one order.
             if unit.of.stages.is_empty() {
-                let axes: Vec<&String> = unit.of.strategy.axes().collect();
-                unit.params.sort_by_cached_key(|param| partials.beside(&axes, param));
+                let others = |param| {
+                    let (_, strategy) = self.meshes.of(param, &unit.of.strategy)?;
+                    Ok(partials.beside(&strategy.axes().collect::<Vec<_>>(), param))
+                };
+                let others: Result<Vec<Vec<String>>> = unit.params.iter().map(others).collect();
+                let mut params: Vec<_> = others?.into_iter().zip(unit.params).collect();
+                params.sort_by(|(a, _), (b, _)| a.cmp(b));
+                unit.params = params.into_iter().map(|(_, param)| param).collect();
             }
             self.apply_to(&unit, &order)?;
         }
         Ok(())
     }
 
-    /// Whether a strategy is over all axes of the mesh.
-    fn has_all_axes(&self, strategy: &Strategy) -> bool {
-        let mut axes = self.groups.mesh.axes().iter().map(|axis| axis.name());
-        axes.all(|name| strategy.axes().any(|own| own == name))
+    /// Whether each parameter is divided or copied over all axes of its mesh.
+    fn have_all_axes(&self, units: &[NewUnit<'_>]) -> Result<bool> {
+        for unit in units {
+            for param in &unit.params {
+                let (groups, strategy) = self.meshes.of(param, &unit.of.strategy)?;
+                let mut axes = groups.mesh.axes().iter().map(|axis| axis.name());
+                if !axes.all(|name| strategy.axes().any(|own| own == name)) {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
     }
 
     /// Replicates a parameter over the mesh, unless it has a sharding.
@@ -180,11 +210,11 @@ impl DataParallel {
         if param.sharded_shape().sharding().is_some() {
             return Ok(());
         }
-        let replicated = Sharding::replicated(&self.groups.mesh, param.shape())?;
+        let replicated = Sharding::replicated(&self.meshes.main.mesh, param.shape())?;
         let value = param.take();
-        param.shard(&replicated, self.groups.rank)?;
+        param.shard(&replicated, self.meshes.main.rank)?;
         match value {
-            Some(value) => param.set(&value.with_sharding(&replicated, self.groups.rank)?),
+            Some(value) => param.set(&value.with_sharding(&replicated, self.meshes.main.rank)?),
             None => Ok(()),
         }
     }
@@ -203,7 +233,7 @@ impl DataParallel {
 
     /// The units with their parameters, in the order of their first ones.
     fn group<'a>(&'a self, params: &[Param]) -> Result<Vec<NewUnit<'a>>> {
-        let (patterns, stage) = (self.patterns()?, self.groups.stage());
+        let (patterns, stage) = (self.patterns()?, self.meshes.main.stage());
         // Stages without a copy of a tied module have no parameters of that name.
         let is_elsewhere = |stages: &[usize]| !stages.is_empty() && !stages.contains(&stage);
         let used = patterns.iter().map(|(_, of)| is_elsewhere(&of.stages));
@@ -248,7 +278,7 @@ impl DataParallel {
         let NewUnit { name, of, params } = unit;
         let axes: Vec<&String> = of.strategy.axes().collect();
         for (at, axis) in axes.iter().enumerate() {
-            self.groups.mesh.axis(axis)?;
+            self.meshes.main.mesh.axis(axis)?;
             if axes[..at].contains(axis) {
                 bail!(
                     Invalid,
@@ -265,17 +295,9 @@ impl DataParallel {
             let Some(sharding) = shape.sharding() else {
                 continue;
             };
-            if *sharding.mesh() != self.groups.mesh {
-                bail!(
-                    Invalid,
-                    "`{}` is on mesh {}, and its home on mesh {}; use one mesh for both",
-                    param.name(),
-                    sharding.mesh(),
-                    self.groups.mesh
-                );
-            }
+            let (_, strategy) = self.meshes.of(param, &of.strategy)?;
             let used = sharding_axes(sharding);
-            if let Some(axis) = axes.iter().find(|axis| used.contains(axis)) {
+            if let Some(axis) = strategy.axes().find(|axis| used.contains(axis)) {
                 bail!(
                     Invalid,
                     "axis `{axis}` shards `{}` ({sharding}), so the home of unit `{name}` cannot \
@@ -289,35 +311,43 @@ impl DataParallel {
     }
 
     fn apply_to(&self, unit: &NewUnit<'_>, order: &Arc<Order>) -> Result<()> {
-        let (groups, Modules { strategy, stages, .. }) = (self.groups.clone(), unit.of);
-        let shard = groups.along(&strategy.shard)?;
+        let (main, Modules { strategy, stages, .. }) = (&self.meshes.main, unit.of);
         let first_stage = stages.first().copied();
-        let is_counted = first_stage.is_none_or(|first| first == groups.stage());
-        let stages = first_stage.map(|_| groups.across(stages)).transpose()?;
+        let is_counted = first_stage.is_none_or(|first| first == main.stage());
+        let tied = first_stage.map(|_| main.across(stages)).transpose()?;
 
         let classes = classes(&unit.params);
-        let layout = |class: &Class<'_>| {
-            let whole_matrices = strategy.whole_matrices;
-            Layout::new(&class.params, whole_matrices, shard.size(), shard.index())
-        };
-        let layouts = classes.iter().map(layout).collect();
-        let of = UnitRanks { strategy: strategy.clone(), layouts, shard, stages, groups };
+        let mut flats = Vec::with_capacity(classes.len());
+        for class in &classes {
+            let (groups, strategy) = self.meshes.of(class.params[0], strategy)?;
+            let shard = groups.along(&strategy.shard)?;
+            let (members, index) = (shard.size(), shard.index());
+            let layout = Layout::new(&class.params, strategy.whole_matrices, members, index);
+            let (groups, stages) = (groups.clone(), tied.clone());
+            let ranks = Arc::new(MeshRanks { strategy, shard, stages, groups });
+            flats.push(Flat { layout, ranks });
+        }
+        let is_first = flats.iter().zip(&classes).map(|(Flat { ranks, .. }, class)| {
+            let divided: Vec<&String> = class.axes.iter().chain(&ranks.strategy.shard).collect();
+            is_counted && ranks.groups.is_first_beside(&divided)
+        });
+        let is_first: Vec<bool> = is_first.collect();
+        let of = UnitRanks { strategy: strategy.clone(), flats, all: main.clone() };
         let unit = Unit::new(of, order)?;
-        for (layout, class) in classes.iter().enumerate() {
-            let divided: Vec<&String> = class.axes.iter().chain(&strategy.shard).collect();
-            let is_first_copy = is_counted && self.groups.is_first_beside(&divided);
+        for (flat, (class, is_first_copy)) in classes.iter().zip(is_first).enumerate() {
             for (at, param) in class.params.iter().enumerate() {
-                param.set_home(Arc::new(unit.home_of(layout, at, is_first_copy)?))?;
+                param.set_home(Arc::new(unit.home_of(flat, at, is_first_copy)?))?;
             }
         }
         Ok(())
     }
 }
 
-/// Parameters of one dtype that the same axes shard. The ranks that have equal shards of a
+/// Parameters of one dtype that the same axes of one mesh shard. The ranks that have equal shards of a
 /// parameter sum its gradients, so they divide it equally; other parameters are divided on their
 /// own.
 struct Class<'a> {
+    mesh: Option<Mesh>,
     axes: Vec<String>,
     dtype: DType,
     params: Vec<&'a Param>,
@@ -326,12 +356,15 @@ struct Class<'a> {
 fn classes(params: &[Param]) -> Vec<Class<'_>> {
     let mut classes: Vec<Class<'_>> = Vec::new();
     for param in params {
-        let axes = param.sharded_shape().sharding().map(sharding_axes);
-        let (axes, dtype) = (axes.unwrap_or_default(), param.spec().dtype);
-        let same = |class: &&mut Class<'_>| class.axes == axes && class.dtype == dtype;
+        let (shape, dtype) = (param.sharded_shape(), param.spec().dtype);
+        let mesh = shape.sharding().map(|sharding| sharding.mesh().clone());
+        let axes = shape.sharding().map(sharding_axes).unwrap_or_default();
+        let same = |class: &&mut Class<'_>| {
+            class.mesh == mesh && class.axes == axes && class.dtype == dtype
+        };
         match classes.iter_mut().find(same) {
             Some(class) => class.params.push(param),
-            None => classes.push(Class { axes, dtype, params: vec![param] }),
+            None => classes.push(Class { mesh, axes, dtype, params: vec![param] }),
         }
     }
     classes

@@ -14,7 +14,7 @@ use meshgrad_runtime::{
 use crate::layout::Layout;
 use crate::order::{Gathers, Order};
 use crate::partials::sum_axes;
-use crate::unit_ranks::UnitRanks;
+use crate::unit_ranks::{Flat, MeshRanks, UnitRanks};
 
 /// The gradients of some parameters of a unit.
 pub(crate) struct Gradients {
@@ -35,7 +35,7 @@ impl Gradients {
     ) -> Gradients {
         let mut places = vec![(0, 0); params.len()];
         let mut buffers = Vec::new();
-        for layout in &unit.layouts {
+        for Flat { layout, ranks } in &unit.flats {
             let position = |at: &usize| {
                 let id = layout.params[*at].id;
                 params.iter().position(|param| *param == id)
@@ -51,7 +51,7 @@ impl Gradients {
                 }
             }
             let layout = layout.subset(&kept, layout.dtype.accumulator());
-            buffers.push(Buffer::new(layout));
+            buffers.push(Buffer::new(layout, ranks.clone()));
         }
         Gradients { unit, gathered, order, places, buffers }
     }
@@ -60,10 +60,9 @@ impl Gradients {
 impl HomeGradients for Gradients {
     fn buffer(&mut self, at: usize) -> Result<Tensor> {
         let (buffer, at) = self.places[at];
-        let device = self.unit.shard.device();
         let buffer = &mut self.buffers[buffer];
         let (elements, dtype) = (buffer.layout.len(), buffer.layout.dtype);
-        let whole = allocated(&mut buffer.whole, device, elements, dtype)?;
+        let whole = allocated(&mut buffer.whole, &self.unit.all.device, elements, dtype)?;
         let placed = &buffer.layout.params[at];
         ops::reshape(&whole.slice(0, placed.range())?, placed.shape.local())
     }
@@ -77,16 +76,14 @@ impl HomeGradients for Gradients {
             let (buffer, at) = self.places[position];
             match gradient {
                 Some(gradient) => {
-                    let placed = &self.buffers[buffer].layout.params[at];
-                    let others = other_partials(&self.unit, &placed.name, gradient)?;
-                    self.buffers[buffer].others[at] = others;
+                    let buffer = &mut self.buffers[buffer];
+                    buffer.others[at] = buffer.other_partials(at, gradient)?;
                 }
                 None => ops::fill_into(&self.buffer(position)?, 0.0)?,
             }
         }
         self.gathered.end_use();
-        let unit = &self.unit;
-        self.buffers.iter_mut().try_for_each(|buffer| buffer.reduce(unit, is_last))
+        self.buffers.iter_mut().try_for_each(|buffer| buffer.reduce(is_last))
     }
 
     fn end_pass(&mut self) {
@@ -94,23 +91,19 @@ impl HomeGradients for Gradients {
     }
 
     fn advance(&mut self) -> Result<()> {
-        let unit = &self.unit;
-        self.buffers.iter_mut().try_for_each(|buffer| buffer.advance(unit))
+        self.buffers.iter_mut().try_for_each(Buffer::advance)
     }
 
     fn finish(&mut self) -> Result<Vec<Tensor>> {
         for buffer in &mut self.buffers {
-            buffer.finish(&self.unit)?;
+            buffer.finish()?;
         }
         let parts = self.places.iter();
         parts.map(|(buffer, at)| self.buffers[*buffer].part(*at)).collect()
     }
 
     fn clear(&mut self) {
-        let keeps_all = self.unit.shard.size() == 1;
-        for buffer in &mut self.buffers {
-            buffer.clear(keeps_all);
-        }
+        self.buffers.iter_mut().for_each(Buffer::clear);
     }
 
     fn buffers(&self) -> Vec<Tensor> {
@@ -120,30 +113,10 @@ impl HomeGradients for Gradients {
     }
 }
 
-/// The axes besides those of the home along which a gradient is a partial sum.
-///
-/// # Errors
-/// If the ranks of the home do not have partial sums.
-fn other_partials(unit: &UnitRanks, name: &str, gradient: &Tensor) -> Result<Vec<String>> {
-    let Some(sharding) = gradient.sharding() else {
-        return Ok(Vec::new());
-    };
-    let mut sums = sum_axes(sharding);
-    for axis in unit.strategy.axes() {
-        ensure!(
-            sharding.mesh().size(axis)? == 1 || sums.contains(axis),
-            Invalid,
-            "the gradient of `{name}` is {sharding}, but its home sums it over axis `{axis}`: \
-             shard the batch over that axis, or leave it out of the home"
-        );
-    }
-    sums.retain(|axis| unit.strategy.axes().all(|own| own != axis));
-    Ok(sums)
-}
-
-/// The gradients of one layout.
+/// The gradients of one flat buffer.
 struct Buffer {
     layout: Layout,
+    ranks: Arc<MeshRanks>,
     /// All rows, while a pass adds to them.
     whole: Option<Tensor>,
     /// The rows that this rank keeps, over the passes.
@@ -170,10 +143,11 @@ struct Scattered {
 }
 
 impl Buffer {
-    fn new(layout: Layout) -> Buffer {
+    fn new(layout: Layout, ranks: Arc<MeshRanks>) -> Buffer {
         Buffer {
             others: vec![Vec::new(); layout.params.len()],
             layout,
+            ranks,
             whole: None,
             sum: None,
             is_filled: false,
@@ -183,14 +157,37 @@ impl Buffer {
         }
     }
 
+    /// The axes besides those of the strategy along which the gradient of parameter `at` is a partial
+    /// sum.
+    ///
+    /// # Errors
+    /// If the ranks along the strategy's axes do not have partial sums.
+    fn other_partials(&self, at: usize, gradient: &Tensor) -> Result<Vec<String>> {
+        let Some(sharding) = gradient.sharding() else {
+            return Ok(Vec::new());
+        };
+        let mut sums = sum_axes(sharding);
+        for axis in self.ranks.strategy.axes() {
+            ensure!(
+                sharding.mesh().size(axis)? == 1 || sums.contains(axis),
+                Invalid,
+                "the gradient of `{}` is {sharding}, but its home sums it over axis `{axis}`: shard \
+                 the batch over that axis, or leave it out of the home",
+                self.layout.params[at].name
+            );
+        }
+        sums.retain(|axis| self.ranks.strategy.axes().all(|own| own != axis));
+        Ok(sums)
+    }
+
     /// Starts to reduce `whole` to the rows of each rank.
-    fn reduce(&mut self, unit: &UnitRanks, is_last: bool) -> Result<()> {
+    fn reduce(&mut self, is_last: bool) -> Result<()> {
         self.collect()?;
         self.is_last = is_last;
         let Some(whole) = self.whole.take() else {
             return Ok(());
         };
-        if unit.shard.size() == 1 {
+        if self.ranks.shard.size() == 1 {
             return match (&self.sum, self.is_filled) {
                 (Some(sum), true) => add(&whole, sum),
                 _ => {
@@ -199,11 +196,11 @@ impl Buffer {
                 }
             };
         }
-        let dtype = unit.strategy.reduction.unwrap_or(self.layout.dtype);
+        let dtype = self.ranks.strategy.reduction.unwrap_or(self.layout.dtype);
         let (whole, counts) = (ops::cast(&whole, dtype)?, self.layout.counts());
-        let sum = self.sum(unit)?;
+        let sum = self.sum()?;
         let is_written = !self.is_filled && dtype == self.layout.dtype;
-        let ranks = &unit.shard;
+        let ranks = &self.ranks.shard;
         let part = match is_written {
             true => ranks.reduce_scatter_rows_into(&whole, &counts, Reduction::Sum, &sum)?,
             false => ranks.reduce_scatter_rows(&whole, &counts, Reduction::Sum)?,
@@ -212,9 +209,9 @@ impl Buffer {
         Ok(())
     }
 
-    fn sum(&mut self, unit: &UnitRanks) -> Result<Tensor> {
+    fn sum(&mut self) -> Result<Tensor> {
         let (elements, dtype) = (self.layout.own().len(), self.layout.dtype);
-        allocated(&mut self.sum, unit.shard.device(), elements, dtype)
+        allocated(&mut self.sum, &self.ranks.groups.device, elements, dtype)
     }
 
     /// Waits for the reduction over the ranks of the rows.
@@ -235,42 +232,41 @@ impl Buffer {
     }
 
     /// After the last pass, starts the reduction over the replicas.
-    fn advance(&mut self, unit: &UnitRanks) -> Result<()> {
+    fn advance(&mut self) -> Result<()> {
         self.collect()?;
-        let axes = &unit.strategy.replicate;
         let (true, false, Some(sum)) = (self.is_last, self.replicas.is_some(), &self.sum) else {
             return Ok(());
         };
-        let replicas = unit.groups.along(axes)?;
+        let replicas = self.ranks.groups.along(&self.ranks.strategy.replicate)?;
         if replicas.size() > 1 && self.is_filled {
             self.replicas = Some(replicas.all_reduce_in_place(sum, Reduction::Sum)?);
         }
         Ok(())
     }
 
-    fn finish(&mut self, unit: &UnitRanks) -> Result<()> {
+    fn finish(&mut self) -> Result<()> {
         self.is_last = true;
-        self.advance(unit)?;
+        self.advance()?;
         if let Some(replicas) = self.replicas.take() {
             replicas.wait()?;
         }
-        let sum = self.sum(unit)?;
+        let sum = self.sum()?;
         match self.is_filled {
-            true => self.sum_other_partials(&sum, unit)?,
+            true => self.sum_other_partials(&sum)?,
             false => ops::fill_into(&sum, 0.0)?,
         }
         self.is_filled = true;
-        if let Some(stages) = &unit.stages {
+        if let Some(stages) = &self.ranks.stages {
             stages.all_reduce_in_place(&sum, Reduction::Sum)?.wait()?;
         }
         Ok(())
     }
 
-    fn sum_other_partials(&self, sum: &Tensor, unit: &UnitRanks) -> Result<()> {
+    fn sum_other_partials(&self, sum: &Tensor) -> Result<()> {
         for (axes, at) in self.runs() {
             let [first, last] = [at.start, at.end - 1].map(|at| self.layout.own_part_of(at));
             let part = sum.slice(0, first.start..last.end)?;
-            let group = unit.groups.along(&axes)?;
+            let group = self.ranks.groups.along(&axes)?;
             group.all_reduce_in_place(&part, Reduction::Sum)?.wait()?;
         }
         Ok(())
@@ -300,10 +296,10 @@ impl Buffer {
         ops::reshape(&part, &[rows, placed.row_elements()])
     }
 
-    fn clear(&mut self, keeps_all: bool) {
+    fn clear(&mut self) {
         (self.scattered, self.replicas) = (None, None);
         (self.is_filled, self.is_last) = (false, false);
-        if keeps_all {
+        if self.ranks.shard.size() == 1 {
             // The next pass adds to the same memory.
             self.whole = self.sum.take().or_else(|| self.whole.take());
         }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use meshgrad_collectives::{Communicator, GroupConnector, Rank};
 use meshgrad_error::{ensure, error};
 use meshgrad_mesh::{Group, Mesh};
-use meshgrad_runtime::{Error, Result};
+use meshgrad_runtime::{Device, Error, Result};
 
 /// The groups of this rank along axes of a mesh. Clones share communicators.
 #[derive(Clone)]
@@ -16,6 +16,7 @@ pub(crate) struct Groups {
     stages: Option<Stages>,
     pub(crate) rank: usize,
     pub(crate) world_size: usize,
+    pub(crate) device: Device,
     connector: Arc<dyn GroupConnector>,
     /// By the axes.
     connected: Arc<Mutex<Connected>>,
@@ -38,6 +39,7 @@ impl Groups {
             stages: None,
             rank: rank.rank(),
             world_size: rank.world_size(),
+            device: rank.device().clone(),
             connector: rank.connector(),
             connected: Arc::default(),
         }
@@ -50,6 +52,11 @@ impl Groups {
         let stage = mesh.at(axis, own)?;
         let stages = Stages { mesh: mesh.clone(), axis: axis.to_owned(), own };
         Ok(Groups { stages: Some(stages), ..Groups::new(rank, &stage) })
+    }
+
+    /// Those of another mesh with the ranks of `self.mesh`.
+    pub(crate) fn on_mesh(&self, mesh: &Mesh) -> Groups {
+        Groups { mesh: mesh.clone(), stages: None, connected: Arc::default(), ..self.clone() }
     }
 
     /// The number of this rank's stage; 0 without stages.

@@ -8,7 +8,7 @@
 //! collective gathers them and one reduces their gradients, without copies.
 //!
 //! On a stage of a pipeline, [`DataParallel::of_stage`]; [`DataParallel::tied`] for a module that
-//! several stages have copies of.
+//! several stages have copies of. [`DataParallel::mesh`] for parameters on another mesh.
 //!
 //! The model's code stays as it is. [`Param::var`](meshgrad_autograd::Param::var) gathers a unit
 //! when an op uses the first of its parameters; an op saves "gather again" for backward; a backward
@@ -22,6 +22,7 @@
 //! - `partials.rs`: along which axes gradients are partial sums, learnt from a pass without data.
 //! - `order.rs`: the order in which units are used, for prefetching.
 //! - `gradients.rs`: the gradients of a unit.
+//! - `meshes.rs`: the meshes of the parameters.
 //! - `groups.rs`: the ranks along mesh axes.
 //!
 //! ```
@@ -62,6 +63,7 @@ mod data_parallel;
 mod gradients;
 mod groups;
 mod layout;
+mod meshes;
 mod order;
 mod partials;
 mod strategy;

@@ -4,7 +4,8 @@ use meshgrad_runtime::DType;
 
 /// Where the parameters of a unit live, and when they are gathered and their gradients reduced.
 ///
-/// Axes are those of the mesh on which the model computes. A parameter's own sharding, such as that
+/// Axes are those of the mesh on which the model computes; [`DataParallel::mesh`] names those of
+/// other meshes. A parameter's own sharding, such as that
 /// of tensor parallelism, uses other axes: its rows are those of the rank's part.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Strategy {
@@ -110,13 +111,18 @@ impl Strategy {
 }
 
 impl Strategy {
+    /// This strategy over other axes, of another mesh.
+    pub(crate) fn over(&self, shard: &[String], replicate: &[String]) -> Strategy {
+        Strategy { shard: shard.to_vec(), replicate: replicate.to_vec(), ..self.clone() }
+    }
+
     /// The axes over which rows are divided, then those over which they are copied.
     pub(crate) fn axes(&self) -> impl Iterator<Item = &String> {
         self.shard.iter().chain(&self.replicate)
     }
 }
 
-fn names<S: AsRef<str>>(axes: impl AsRef<[S]>) -> Vec<String> {
+pub(crate) fn names<S: AsRef<str>>(axes: impl AsRef<[S]>) -> Vec<String> {
     let axes = axes.as_ref().iter();
     axes.map(|axis| axis.as_ref().to_owned()).collect()
 }

@@ -13,16 +13,15 @@ use meshgrad_error::{bail, error};
 use meshgrad_runtime::{DType, Error, Kind, Pending, Result, Tensor, ops};
 
 use crate::gradients::Gradients;
-use crate::layout::Layout;
 use crate::order::{Gathers, Order};
 use crate::strategy::Reshard;
-use crate::unit_ranks::UnitRanks;
+use crate::unit_ranks::{Flat, UnitRanks};
 
 /// The parameters of a unit on one rank.
 pub(crate) struct Unit {
     id: u64,
     ranks: Arc<UnitRanks>,
-    /// The elements that this rank keeps, by layout.
+    /// The elements that this rank keeps, by flat buffer.
     parts: Vec<Tensor>,
     order: Arc<Order>,
     number: usize,
@@ -38,18 +37,18 @@ struct Gathered {
     /// The version of this rank's rows at their first use since the unit was freed.
     version: Option<u64>,
     whole: Whole,
-    /// Parameters in another dtype than `whole`, by layout, position and dtype.
+    /// Parameters in another dtype than `whole`, by flat buffer, position and dtype.
     single: HashMap<(usize, usize, DType), Storage>,
 }
 
 enum Whole {
     Freed,
     Pending(Vec<Gather>),
-    /// The flat buffers by layout.
+    /// The flat buffers.
     Here(Vec<Storage>),
 }
 
-/// A gather of a layout that has started.
+/// A gather of a flat buffer that has started.
 struct Gather {
     /// This rank's elements. They are freed at a point of the program, and not when other ranks are
     /// ready, so that the peak of memory is the same in each run.
@@ -76,11 +75,11 @@ struct Storage {
 impl Unit {
     pub(crate) fn new(ranks: UnitRanks, order: &Arc<Order>) -> Result<Arc<Unit>> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        let zeros = |layout: &Layout| {
+        let zeros = |Flat { layout, .. }: &Flat| {
             let shape = [layout.own().len()];
-            Tensor::zeros(ranks.shard.device(), &shape, layout.dtype, Kind::Parameter)
+            Tensor::zeros(&ranks.all.device, &shape, layout.dtype, Kind::Parameter)
         };
-        let parts = ranks.layouts.iter().map(zeros).collect::<Result<Vec<Tensor>>>()?;
+        let parts = ranks.flats.iter().map(zeros).collect::<Result<Vec<Tensor>>>()?;
         let gathered = Gathered {
             dtype: ranks.strategy.compute,
             version: None,
@@ -98,22 +97,22 @@ impl Unit {
         }))
     }
 
-    /// The home of parameter `at` of a layout.
+    /// The home of parameter `at` of a flat buffer.
     pub(crate) fn home_of(
         self: &Arc<Unit>,
-        layout: usize,
+        flat: usize,
         at: usize,
         is_first_copy: bool,
     ) -> Result<ParamHome> {
-        let of = &self.ranks.layouts[layout];
+        let of = &self.ranks.flats[flat].layout;
         let placed = &of.params[at];
         let kept = KeptRows::new(placed.shape.clone(), placed.rows(&of.own()), is_first_copy)?;
-        let value = self.parts[layout].slice(0, of.own_part_of(at))?;
+        let value = self.parts[flat].slice(0, of.own_part_of(at))?;
         Ok(ParamHome {
             value: ops::reshape(&value, &kept.by_row())?,
             kept,
             unit: self.clone(),
-            layout,
+            flat,
             at,
         })
     }
@@ -122,29 +121,18 @@ impl Unit {
         let (Some(dtype), Whole::Freed) = (gathered.dtype, &gathered.whole) else {
             return Ok(());
         };
-        let starts = self.ranks.layouts.iter().zip(&self.parts);
-        let pending = starts.map(|(layout, part)| {
+        let starts = self.ranks.flats.iter().zip(&self.parts);
+        let pending = starts.map(|(flat, part)| {
             let sent = ops::cast(part, dtype)?;
-            let whole = self.all_gather(&sent, &layout.counts())?;
+            let whole = flat.all_gather(&sent, &flat.layout.counts())?;
             Ok(Gather { sent, whole })
         });
         gathered.whole = Whole::Pending(pending.collect::<Result<_>>()?);
         Ok(())
     }
 
-    #[track_caller]
-    fn all_gather(&self, part: &Tensor, counts: &[usize]) -> Result<Pending<Tensor>> {
-        match self.ranks.shard.size() {
-            1 => {
-                let part = part.clone();
-                Ok(Pending::by_host(move || Ok(part)))
-            }
-            _ => self.ranks.shard.all_gather_rows(part, counts),
-        }
-    }
-
-    /// The flat buffer of a layout, gathered.
-    fn flat(&self, layout: usize) -> Result<Tensor> {
+    /// A flat buffer, gathered.
+    fn flat(&self, flat: usize) -> Result<Tensor> {
         self.order.enter(self.number)?;
         let mut gathered = self.current()?;
         self.start_in(&mut gathered)?;
@@ -152,32 +140,32 @@ impl Unit {
             let pending = mem::take(pending);
             gathered.whole = Whole::Freed;
             let storages = pending.into_iter().enumerate();
-            let storages = storages.map(|(layout, gather)| {
-                let again = |unit| FlatAgain { unit, layout };
+            let storages = storages.map(|(flat, gather)| {
+                let again = |unit| FlatAgain { unit, flat };
                 Ok(self.storage(gather.wait()?, again))
             });
             let storages: Vec<Storage> = storages.collect::<Result<_>>()?;
             gathered.whole = Whole::Here(storages);
         }
         match &gathered.whole {
-            Whole::Here(storages) => Ok(storages[layout].tensor.clone()),
+            Whole::Here(storages) => Ok(storages[flat].tensor.clone()),
             // Without a dtype, nothing is gathered.
             _ => Err(gone()),
         }
     }
 
-    /// Parameter `at` of a layout in a dtype that the unit is not gathered in: flat.
-    fn single(&self, layout: usize, at: usize, dtype: DType) -> Result<Tensor> {
+    /// Parameter `at` of a flat buffer in a dtype that the unit is not gathered in: flat.
+    fn single(&self, flat: usize, at: usize, dtype: DType) -> Result<Tensor> {
         self.order.enter(self.number)?;
-        let key = (layout, at, dtype);
+        let key = (flat, at, dtype);
         let mut gathered = self.current()?;
         if let Some(single) = gathered.single.get(&key) {
             return Ok(single.tensor.clone());
         }
-        let of = &self.ranks.layouts[layout];
-        let part = self.parts[layout].slice(0, of.own_part_of(at))?;
+        let of = &self.ranks.flats[flat];
+        let part = self.parts[flat].slice(0, of.layout.own_part_of(at))?;
         let part = ops::cast(&part, dtype)?;
-        let whole = self.all_gather(&part, &of.counts_of(at))?.wait()?;
+        let whole = of.all_gather(&part, &of.layout.counts_of(at))?.wait()?;
         let again = |unit| SingleAgain { unit, key };
         let storage = self.storage(whole.clone(), again);
         gathered.single.insert(key, storage);
@@ -204,7 +192,7 @@ impl Unit {
         if *gathered.version.get_or_insert(now) == now {
             return Ok(gathered);
         }
-        let mut params = self.ranks.layouts.iter().flat_map(|layout| &layout.params);
+        let mut params = self.ranks.flats.iter().flat_map(|flat| &flat.layout.params);
         let name = params.next().map_or("", |first| first.name.as_str());
         bail!(
             Invalid,
@@ -219,6 +207,19 @@ impl Unit {
 
     fn gathered(&self) -> MutexGuard<'_, Gathered> {
         self.gathered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Flat {
+    #[track_caller]
+    fn all_gather(&self, part: &Tensor, counts: &[usize]) -> Result<Pending<Tensor>> {
+        match self.ranks.shard.size() {
+            1 => {
+                let part = part.clone();
+                Ok(Pending::by_host(move || Ok(part)))
+            }
+            _ => self.ranks.shard.all_gather_rows(part, counts),
+        }
     }
 }
 
@@ -269,14 +270,14 @@ impl HomeUnit for Unit {
     }
 
     fn sum(&self, x: &Tensor) -> Result<Tensor> {
-        self.ranks.groups.all()?.all_reduce(x, Reduction::Sum)?.wait()
+        self.ranks.all.all()?.all_reduce(x, Reduction::Sum)?.wait()
     }
 }
 
 /// The home of one parameter of a unit.
 pub(crate) struct ParamHome {
     unit: Arc<Unit>,
-    layout: usize,
+    flat: usize,
     at: usize,
     kept: KeptRows,
     value: Tensor,
@@ -285,10 +286,10 @@ pub(crate) struct ParamHome {
 impl autograd::Home for ParamHome {
     fn gather(&self, dtype: DType) -> Result<Tensor> {
         let main = *self.unit.gathered().dtype.get_or_insert(dtype);
-        let placed = &self.unit.ranks.layouts[self.layout].params[self.at];
+        let placed = &self.unit.ranks.flats[self.flat].layout.params[self.at];
         let flat = match main == dtype {
-            true => self.unit.flat(self.layout)?.slice(0, placed.range())?,
-            false => self.unit.single(self.layout, self.at, dtype)?,
+            true => self.unit.flat(self.flat)?.slice(0, placed.range())?,
+            false => self.unit.single(self.flat, self.at, dtype)?,
         };
         placed.shape.part(&ops::reshape(&flat, placed.shape.local())?)
     }
@@ -308,12 +309,12 @@ impl autograd::Home for ParamHome {
 
 struct FlatAgain {
     unit: Weak<Unit>,
-    layout: usize,
+    flat: usize,
 }
 
 impl Regather for FlatAgain {
     fn gather(&self) -> Result<Tensor> {
-        self.unit.upgrade().ok_or_else(gone)?.flat(self.layout)
+        self.unit.upgrade().ok_or_else(gone)?.flat(self.flat)
     }
 
     fn version(&self) -> u64 {
@@ -328,9 +329,9 @@ struct SingleAgain {
 
 impl Regather for SingleAgain {
     fn gather(&self) -> Result<Tensor> {
-        let (layout, at, dtype) = self.key;
+        let (flat, at, dtype) = self.key;
         let unit = self.unit.upgrade().ok_or_else(gone)?;
-        unit.single(layout, at, dtype)
+        unit.single(flat, at, dtype)
     }
 
     fn version(&self) -> u64 {

@@ -119,6 +119,30 @@ impl ParallelState {
         self.config.names()
     }
 
+    /// The axes of a domain, slowest first, whose product is a group. Axes of one rank are left out.
+    ///
+    /// # Errors
+    /// For an unknown domain or group, and for a group that is no product of axes of the domain.
+    pub fn axes(&self, domain: &str, group: &str) -> Result<Vec<&str>> {
+        let (mesh, first) = (self.mesh(domain)?, self.ranks[0]);
+        let whole = self.group(group, first)?;
+        let whole = whole.as_ref().map_or(&[][..], Group::ranks);
+        let (mut axes, mut size) = (Vec::new(), 1);
+        for axis in mesh.axes().iter().filter(|axis| axis.size() > 1) {
+            let along = mesh.group([axis.name()], first)?;
+            if along.is_some_and(|it| it.ranks().iter().all(|rank| whole.contains(rank))) {
+                axes.push(axis.name());
+                size *= axis.size();
+            }
+        }
+        ensure!(
+            size == whole.len(),
+            Invalid,
+            "group `{group}` is no product of axes of domain `{domain}`"
+        );
+        Ok(axes)
+    }
+
     /// The group with this name that contains a rank. `None` if there is none: inner stages, for
     /// example, have no group `embd`.
     ///

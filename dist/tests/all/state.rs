@@ -96,6 +96,38 @@ fn meshes_have_the_same_groups() {
     }
 }
 
+/// A group has the ranks of its axes in a domain, on any ranks.
+#[test]
+fn groups_are_products_of_axes() {
+    let config = config(&[("world", 24), ("dp_shard", 3), ("cp_shard", 2), ("tp", 2), ("ep", 6)]);
+    let reversed: Vec<usize> = (0..24).rev().collect();
+    let table = [
+        ("regular", "fsdp", &["dp_shard", "cp_shard"][..]),
+        ("regular", "loss", &["dp_replicate", "dp_shard", "cp_shard"]),
+        ("regular", "dp", &["dp_replicate", "dp_shard"]),
+        ("regular", "tp", &["tp"]),
+        ("regular", "pp", &[]),
+        ("regular", "world", &["dp_replicate", "dp_shard", "cp_shard", "tp"]),
+        ("dense", "fsdp", &["dp_cp_shard"]),
+        ("expert", "ep", &["ep_shard"]),
+    ];
+    for state in [
+        ParallelState::new(config.clone()),
+        ParallelState::on_ranks(config.clone(), &reversed).unwrap(),
+    ] {
+        for (domain, group, axes) in table {
+            assert_eq!(state.axes(domain, group).unwrap(), axes, "{domain} {group}");
+            for rank in state.ranks() {
+                let product = state.mesh(domain).unwrap().group(axes, *rank).unwrap();
+                assert_eq!(product, state.group(group, *rank).unwrap(), "{domain} {group}");
+            }
+        }
+        let error = state.axes("batch", "fsdp").unwrap_err().to_string();
+        assert_eq!(error, "group `fsdp` is no product of axes of domain `batch`");
+        assert!(state.axes("regular", "data").is_err() && state.axes("data", "tp").is_err());
+    }
+}
+
 /// Actor and critic share ranks but have different degrees; the rollout has its own ranks. Groups
 /// of the same ranks are equal.
 #[test]

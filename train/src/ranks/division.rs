@@ -13,9 +13,8 @@ use crate::config::{
 };
 use crate::{Error, Kind, Result, configured};
 
-const REPLICATE: &str = "dp_replicate";
-const SHARD: &str = "dp_shard";
-const TENSOR: &str = "tp";
+/// The domain whose mesh the model computes on.
+const DOMAIN: &str = "regular";
 
 /// The mesh of a run, and what its axes are for.
 #[derive(Clone)]
@@ -24,6 +23,14 @@ pub(super) struct Division {
     train: TrainConfig,
     /// Axes of one rank are left out.
     mesh: Mesh,
+    /// The axes whose ranks have different sequences.
+    batch: Vec<String>,
+    /// The axes whose ranks share one copy of the parameters.
+    shard: Vec<String>,
+    /// The axes whose ranks have different tokens and copies of the parameters.
+    replicate: Vec<String>,
+    /// The axes of tensor parallelism.
+    tensor: Vec<String>,
     rank: usize,
     /// Whether the optimizer updates whole matrices.
     whole_matrices: bool,
@@ -33,18 +40,25 @@ impl Division {
     /// The division over the ranks of `checked`.
     pub(super) fn new(checked: ParallelConfig, config: &Config, rank: usize) -> Result<Division> {
         let state = ParallelState::new(checked);
-        let all = state.mesh("regular")?;
-        let axes = all.axes().iter().filter(|axis| axis.size() > 1);
-        let axes: Vec<&str> = axes.map(|axis| axis.name()).collect();
+        let axes = |group| -> Result<Vec<String>> {
+            let axes = state.axes(DOMAIN, group)?.into_iter();
+            Ok(axes.map(str::to_owned).collect())
+        };
+        let (shard, mut replicate) = (axes("fsdp")?, axes("loss")?);
+        replicate.retain(|axis| !shard.contains(axis));
         let is_muon = matches!(config.optimizer.algorithm, Algorithm::Muon(_));
         let division = Division {
             table: config.parallel.clone(),
             train: config.train.clone(),
-            mesh: all.select(&axes)?,
+            mesh: state.mesh(DOMAIN)?.select(axes("world")?)?,
+            batch: axes("dp")?,
+            shard,
+            replicate,
+            tensor: axes("tp")?,
             rank,
             whole_matrices: config.parallel.whole_matrices || is_muon,
         };
-        if is_muon && !division.axis(TENSOR).is_empty() {
+        if is_muon && !division.tensor.is_empty() {
             let problem = "muon updates whole matrices, which parallel.tp divides; use another \
                            optimizer, or parallel.tp = 1";
             return Err(violation("optimizer.name", problem.to_owned()));
@@ -63,25 +77,17 @@ impl Division {
     /// The axes with their sizes, and what is sharded over them.
     pub(super) fn title(&self) -> String {
         let axes = self.mesh.axes().iter().map(|axis| match axis.name() {
-            SHARD => format!("{} {SHARD} ({})", axis.size(), self.table.home.name()),
+            name if self.shard.iter().any(|shard| shard == name) => {
+                format!("{} {name} ({})", axis.size(), self.table.home.name())
+            }
             name => format!("{} {name}", axis.size()),
         });
         axes.collect::<Vec<_>>().join(" x ")
     }
 
-    fn axis(&self, name: &'static str) -> Vec<&'static str> {
-        let has_axis = self.mesh.axes().iter().any(|axis| axis.name() == name);
-        has_axis.then_some(name).into_iter().collect()
-    }
-
-    fn batch_axes(&self) -> Vec<&'static str> {
-        [self.axis(REPLICATE), self.axis(SHARD)].concat()
-    }
-
     /// The number of parts that a batch is divided into.
     pub(super) fn batch_parts(&self) -> usize {
-        let axes = self.batch_axes();
-        let sizes = axes.iter().map(|axis| self.mesh.size(axis).unwrap_or(1));
+        let sizes = self.batch.iter().map(|axis| self.mesh.size(axis).unwrap_or(1));
         sizes.product()
     }
 
@@ -89,7 +95,7 @@ impl Division {
     /// equally many.
     pub(super) fn padded(&self, rows: usize) -> usize {
         let parts = self.batch_parts();
-        match rows < parts || self.batch_axes().len() > 1 {
+        match rows < parts || self.batch.len() > 1 {
             true => rows.next_multiple_of(parts),
             false => rows,
         }
@@ -103,7 +109,7 @@ impl Division {
         }
         let problem = format!(
             "{rows} sequences cannot be divided among {parts} data-parallel ranks ({}); use {}",
-            self.batch_axes().join(" x "),
+            self.batch.join(" x "),
             self.padded(rows)
         );
         Err(violation("train.micro_batch_size", problem))
@@ -111,9 +117,9 @@ impl Division {
 
     /// Checks that the sequences of a step can be summed in a tree.
     fn check_tree(&self, batch_size: usize) -> Result<()> {
-        let (parts, tensor) = (self.batch_parts(), self.axis(TENSOR));
+        let parts = self.batch_parts();
         let problem = match () {
-            () if !tensor.is_empty() => "does not support parallel.tp".to_owned(),
+            () if !self.tensor.is_empty() => "does not support parallel.tp".to_owned(),
             () if !parts.is_power_of_two() => {
                 format!("needs a power of two of data-parallel ranks, not {parts}")
             }
@@ -133,20 +139,19 @@ impl Division {
         }
         let parts = self.batch_parts();
         let rows_of = |part: usize| rows / parts + usize::from(part < rows % parts);
-        let placements: Vec<_> = match self.batch_axes()[..] {
+        let placements: Vec<_> = match &self.batch[..] {
             [axis] if !rows.is_multiple_of(parts) => {
                 let sizes: Vec<usize> = (0..parts).map(rows_of).collect();
                 vec![(axis, Placement::ragged(0, sizes))]
             }
-            ref axes => axes.iter().map(|axis| (*axis, Placement::shard(0))).collect(),
+            axes => axes.iter().map(|axis| (axis, Placement::shard(0))).collect(),
         };
         let sharding = Sharding::new(&self.mesh, placements, &[rows, seq_len])?;
         Ok(BatchPart::of(sharding, self.rank))
     }
 
     fn plan(&self, model: &impl Model, sequence_parallel: bool) -> Result<ModelPlan> {
-        let tensor = self.axis(TENSOR);
-        let parallelism = ModelParallelism::new(&self.mesh).tensor(&tensor)?;
+        let parallelism = ModelParallelism::new(&self.mesh).tensor(&self.tensor)?;
         let parallelism = parallelism
             .sequence_parallel(sequence_parallel)
             .loss_parallel(self.table.loss_parallel)
@@ -210,7 +215,7 @@ impl Division {
 
     /// The strategy of all units.
     fn strategy(&self) -> Strategy {
-        let (shard, replicate) = (self.axis(SHARD), self.axis(REPLICATE));
+        let (shard, replicate) = (&self.shard, &self.replicate);
         let strategy = match (shard.is_empty(), self.table.home) {
             (true, _) => Strategy::replicate(replicate),
             (false, HomeChoice::Zero1) => {

@@ -7,6 +7,7 @@ mod overlap;
 mod paced;
 mod resources;
 mod rounding;
+mod second_mesh;
 mod step;
 mod tied;
 mod torch;

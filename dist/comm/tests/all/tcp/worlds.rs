@@ -45,12 +45,12 @@ pub(crate) fn run_with<T: Send>(
         let start = |rank| {
             let (address, main, change, listener) = (&address, &main, &change, listener.take());
             scope.spawn(move || {
-                let host = change(host(rank, ranks, address));
-                let host = match listener {
-                    Some(listener) => host.listener(listener),
-                    None => host,
+                let tcp = change(tcp(rank, ranks, address));
+                let tcp = match listener {
+                    Some(listener) => tcp.listener(listener),
+                    None => tcp,
                 };
-                main(host.join().unwrap())
+                main(tcp.join().unwrap())
             })
         };
         let threads: Vec<_> = (0..ranks).map(start).collect();
