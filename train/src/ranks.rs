@@ -16,10 +16,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use meshgrad_ckpt::ranks::Ranks;
-use meshgrad_comm::{CommStats, ControlChannel, Rank, Recording, Redistributor, TracedRank};
+use meshgrad_comm::{
+    CommStats, ControlChannel, Rank, Recording, Redistributor, TracedRank, Verdict,
+};
 use meshgrad_dist::parallel::ParallelConfig;
 use meshgrad_error::{FailedRank, error};
-use meshgrad_mesh::Channel;
 use meshgrad_models::{Model, TokenBatch};
 use meshgrad_runtime::Pending;
 use serde::Serialize;
@@ -36,9 +37,6 @@ pub(crate) use equal::weigh;
 /// How long ranks wait for one that prepares the data or writes a checkpoint. A rank that exits is
 /// detected immediately.
 const LIMIT: Duration = Duration::from_secs(3600);
-
-/// How long ranks wait for each other when something has failed on all of them at once.
-const TOGETHER: Duration = Duration::from_secs(10);
 
 /// The ranks of a run.
 #[derive(Clone)]
@@ -59,7 +57,7 @@ impl<'r> RunRanks<'r> {
         Ok(RunRanks {
             division: divided(config, rank.world_size(), rank.rank())?,
             traced: Arc::new(TracedRank::new(rank)),
-            control: rank.control(Channel::Main, LIMIT)?,
+            control: rank.control(0, LIMIT)?,
             rank,
         })
     }
@@ -177,17 +175,25 @@ impl<'r> RunRanks<'r> {
     /// # Errors
     /// That of the first rank that failed, on the others with [`FailedRank`].
     pub fn agree<T>(&self, result: Result<T>) -> Result<T> {
-        let message = result.as_ref().err().map(ToString::to_string);
-        let all = match self.gather(&message) {
-            Ok(all) => all,
+        match self.first_failure(&result) {
+            Ok(Some((rank, message))) if rank != self.rank() => Err(on_rank(rank, &message)),
+            Ok(_) => result,
             // The exchange may have failed as a consequence.
-            Err(error) => return result.and(Err(error)),
-        };
-        let failed = all.into_iter().enumerate();
-        match failed.filter_map(|(rank, it)| Some((rank, it?))).next() {
-            Some((rank, message)) if rank != self.rank() => Err(on_rank(rank, &message)),
-            _ => result,
+            Err(error) => result.and(Err(error)),
         }
+    }
+
+    /// The first rank whose `result` is an error, and its message. Errors of collectives count after
+    /// others, of which they may be consequences. All ranks make this call.
+    ///
+    /// # Errors
+    /// When ranks cannot communicate.
+    pub(crate) fn first_failure<T>(&self, result: &Result<T>) -> Result<Option<(usize, String)>> {
+        let error = result.as_ref().err();
+        let own = error.map(|error| (Verdict::of(error).is_some(), error.to_string()));
+        let all = self.gather(&own)?.into_iter().enumerate();
+        let failed = all.filter_map(|(rank, it)| it.map(|(is_verdict, it)| (is_verdict, rank, it)));
+        Ok(failed.min().map(|(_, rank, message)| (rank, message)))
     }
 
     /// What all ranks have read, or the damage that the first of them sees. All ranks make this call.
@@ -206,13 +212,6 @@ impl<'r> RunRanks<'r> {
             Some((0, problem)) => Err(problem),
             Some((rank, problem)) => Err(format!("rank {rank}: {problem}")),
         })
-    }
-
-    /// Whether all ranks make this call, which each does after a failure. A rank that does not has not
-    /// failed, and waits for the others.
-    pub(crate) fn all_are_here(&self) -> bool {
-        let meet = || self.rank.control(Channel::Own(2), TOGETHER)?.barrier();
-        meet().is_ok()
     }
 
     /// The result of `make` on rank 0, which is only called there. All ranks make this call.

@@ -14,14 +14,16 @@ use crate::ticket::Reduction;
 /// The control channel of a rank: flags, names, fingerprints, verdicts and other bytes for all
 /// ranks.
 ///
-/// Messages stay in host memory, whatever the rank's device, and pass tensor collectives that wait.
-/// All ranks make the same calls in the same order. A call fails after the limit of
-/// [`Rank::control`](crate::Rank::control), with a [`Verdict`](crate::Verdict) on who is missing.
+/// Messages stay in host memory, whatever the rank's device. They pass tensor collectives that wait,
+/// and arrive when one has failed: if ranks wait for each other in a tensor collective and here, the
+/// tensor collective fails and the call here goes on. All ranks make the same calls in the same
+/// order. A call fails after the limit of [`Rank::control`](crate::Rank::control), with a
+/// [`Verdict`](crate::Verdict) on who is missing.
 ///
 /// ```
 /// # use meshgrad_collectives::{ControlChannel, Rank, Result};
 /// # fn names(rank: &dyn Rank, host: &str) -> Result<Vec<String>> {
-/// let control = rank.control(meshgrad_mesh::Channel::Main, std::time::Duration::from_secs(60))?;
+/// let control = rank.control(0, std::time::Duration::from_secs(60))?;
 /// let names = control.all_gather(host.as_bytes())?;
 /// let names = names.iter().map(|name| String::from_utf8_lossy(name).into_owned());
 /// # Ok(names.collect())
@@ -35,14 +37,14 @@ pub struct ControlChannel {
 }
 
 impl ControlChannel {
-    /// A channel of `count` ranks on which calls wait at most `limit`. `connect` returns the
+    /// Channel `number` of `count` ranks, on which calls wait at most `limit`. `connect` returns the
     /// communicator of all ranks, whose device is a CPU.
     ///
     /// # Errors
     /// When the device is a GPU; those of `connect`.
     pub fn of(
         count: usize,
-        channel: Channel,
+        number: u16,
         limit: Duration,
         connect: impl FnOnce(&Group) -> Result<Arc<dyn Communicator>>,
     ) -> Result<ControlChannel> {
@@ -52,7 +54,7 @@ impl ControlChannel {
         let mut options = GroupOptions::default();
         options.timeout = Some(limit);
         let all = Group::new((0..count).collect::<Vec<_>>())?;
-        let ranks = connect(&all.with_channel(channel).with_options(options))?;
+        let ranks = connect(&all.with_channel(Channel::Control(number)).with_options(options))?;
         ensure!(
             !ranks.device().is_gpu(),
             Unsupported,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use meshgrad_mesh::{Channel, Group};
+use meshgrad_mesh::Group;
 use meshgrad_runtime::{Device, Result};
 
 use crate::clock::Clock;
@@ -38,14 +38,14 @@ pub trait Rank: Sync {
         self.connector().connect(name, group)
     }
 
-    /// The control channel `channel` of all ranks, on which a call waits at most `limit` for the
+    /// Control channel `number` of all ranks, on which a call waits at most `limit` for the
     /// others. Calls on different channels may have different orders on different ranks. The
     /// default is for ranks whose device is a CPU.
     ///
     /// # Errors
     /// As [`GroupConnector::connect`].
-    fn control(&self, channel: Channel, limit: Duration) -> Result<ControlChannel> {
-        ControlChannel::of(self.world_size(), channel, limit, |all| self.connect("control", all))
+    fn control(&self, number: u16, limit: Duration) -> Result<ControlChannel> {
+        ControlChannel::of(self.world_size(), number, limit, |all| self.connect("control", all))
     }
 
     /// The communicator of all ranks.

@@ -3,9 +3,26 @@
 use std::time::Duration;
 
 use meshgrad_collectives::{CallSite, CommError, Wait};
-use meshgrad_mesh::Group;
+use meshgrad_mesh::{Channel, Group};
 
 use crate::hang::{Graph, Stuck};
+
+/// After this time, ranks are asked why a message of a control channel has not arrived, since they may
+/// wait for each other. Ranks that are only late still have the rest of its limit.
+const CONTROL_LOOK: Duration = Duration::from_secs(10);
+
+/// The time after which ranks are asked why a collective of `group` with this limit is not complete.
+pub(crate) fn first_look(group: &Group, limit: Duration) -> Duration {
+    match is_control(group) {
+        true => limit.min(CONTROL_LOOK),
+        false => limit,
+    }
+}
+
+/// Whether `group` is that of a control channel.
+pub(crate) fn is_control(group: &Group) -> bool {
+    matches!(group.channel(), Channel::Control(_))
+}
 
 /// A collective that ranks wait in.
 pub(crate) struct Open {
@@ -23,6 +40,16 @@ pub(crate) type Found = (CommError, Vec<usize>);
 /// The stuck collectives, to build the graph of their dependencies.
 pub(crate) fn stuck(open: &[Open]) -> Vec<Stuck> {
     open.iter().map(|open| open.stuck.clone()).collect()
+}
+
+/// The collectives that fail because of `causes`: these, and all that depend on them. If one of the
+/// causes is a collective of tensors, messages of control channels do not fail: its members can still
+/// tell each other.
+pub(crate) fn failing(graph: &Graph<'_>, open: &[Open], causes: &[usize]) -> Vec<usize> {
+    let spares_control = causes.iter().any(|cause| !is_control(&open[*cause].group));
+    let mut failing = graph.dependents(causes);
+    failing.retain(|at| !(spares_control && is_control(&open[*at].group)));
+    failing
 }
 
 /// The ranks that wait for each other in the collectives `among`.

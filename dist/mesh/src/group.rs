@@ -180,6 +180,8 @@ pub enum Channel {
     Dispatch,
     /// User-defined.
     Own(u16),
+    /// Messages beside tensors. They still arrive when a collective of tensors has failed.
+    Control(u16),
 }
 
 impl fmt::Display for Channel {
@@ -192,6 +194,7 @@ impl fmt::Display for Channel {
             Channel::Backward => f.write_str("backward"),
             Channel::Dispatch => f.write_str("dispatch"),
             Channel::Own(number) => write!(f, "own {number}"),
+            Channel::Control(number) => write!(f, "control {number}"),
         }
     }
 }

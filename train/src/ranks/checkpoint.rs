@@ -2,13 +2,12 @@
 
 use meshgrad_ckpt::ranks::Ranks;
 use meshgrad_comm::Rank;
-use meshgrad_mesh::Channel;
 use meshgrad_runtime::Result;
 
 use super::LIMIT;
 
-/// The channel of checkpoints, which are written beside training.
-const CHECKPOINT: Channel = Channel::Own(1);
+/// The control channel of checkpoints, which are written beside training.
+const CHECKPOINT: u16 = 1;
 
 /// The ranks of a world, to save a checkpoint together: threads, or processes over TCP or MPI. A step
 /// of a save may take an hour; a rank that exits is noticed at once.

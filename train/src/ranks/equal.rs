@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use meshgrad_comm::Rank;
 use meshgrad_error::error;
-use meshgrad_mesh::Channel;
 use meshgrad_runtime::Properties;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -66,7 +65,7 @@ pub fn check_equal(rank: &dyn Rank, settings: &impl Serialize) -> Result<Vec<Str
     own.settings.extend(program.map(|(key, value)| (key.to_owned(), value)));
 
     let own = serde_json::to_vec(&own).map_err(of_json)?;
-    let ranks = rank.control(Channel::Main, LIMIT)?.all_gather(&own)?;
+    let ranks = rank.control(0, LIMIT)?.all_gather(&own)?;
     let ranks = ranks.iter().map(|bytes| serde_json::from_slice(bytes));
     compare(&ranks.collect::<Result<Vec<Compared>, _>>().map_err(of_json)?)
 }

@@ -307,7 +307,10 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
             eta: report::eta(training_started.elapsed(), done, steps),
         };
         self.reporter.step(&record, &progress);
-        self.or_save(step, validated)
+        match self.validates(step) {
+            true => self.or_save(step, validated),
+            false => Ok(()),
+        }
     }
 
     /// The duration of a step whose metrics have just been read. On a CPU it is the host's time. A

@@ -11,6 +11,7 @@ use meshgrad_runtime::Pending;
 
 use super::run::Run;
 use crate::events::Event;
+use crate::ranks::on_rank;
 use crate::{Error, Result, checkpoint};
 
 /// What ranks ask each other before a step.
@@ -56,18 +57,22 @@ impl<M: Model<Batch = TokenBatch> + Generate> Run<'_, M> {
         Ok(stops || self.ranks.count() == 1 && self.is_asked_to_stop())
     }
 
-    /// `result` of a validation or a sample after `step`. If it failed, the state is saved first, so
-    /// that no step is lost.
+    /// `result` of a validation or a sample after `step`, if no rank has failed. If one has, the state
+    /// is saved first, so that no step is lost. All ranks make this call.
     pub(super) fn or_save(&mut self, step: u64, result: Result<()>) -> Result<()> {
-        // If other ranks have not failed, they wait for this one and cannot save with it.
-        if result.is_err() && self.ranks.all_are_here() {
-            if self.saved_step != Some(step) {
-                self.save(step)?;
-            }
-            let saved = self.saver.wait();
-            self.saved(saved)?;
+        let agreed = self.ranks.first_failure(&result);
+        let Ok(Some((rank, message))) = agreed else {
+            return result.and(agreed.map(drop));
+        };
+        if self.saved_step != Some(step) {
+            self.save(step)?;
         }
-        result
+        let saved = self.saver.wait();
+        self.saved(saved)?;
+        match rank == self.ranks.rank() {
+            true => result,
+            false => Err(on_rank(rank, &message)),
+        }
     }
 
     /// Copies the state and starts to write it in the background.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use meshgrad_collectives::{
     Clock, Communicator, ControlChannel, GroupConnector, Operands, Output, Rank, Request,
 };
-use meshgrad_mesh::{Channel, Group};
+use meshgrad_mesh::Group;
 use meshgrad_runtime::{Device, Element, Pending, Result, Tensor};
 
 use super::Check;
@@ -169,8 +169,8 @@ impl Rank for RewiredRank<'_> {
     }
 
     /// That of the rank itself.
-    fn control(&self, channel: Channel, limit: Duration) -> Result<ControlChannel> {
-        self.rank.control(channel, limit)
+    fn control(&self, number: u16, limit: Duration) -> Result<ControlChannel> {
+        self.rank.control(number, limit)
     }
 }
 

@@ -27,7 +27,7 @@ use meshgrad_error::{Result, error};
 use meshgrad_runtime::DType;
 
 use checks::Run;
-pub use control::check_control;
+pub use control::{check_control, check_control_after_failure};
 pub use faulty::{Fault, Faulty, RewiredRank};
 use plain::Plain;
 

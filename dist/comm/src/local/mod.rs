@@ -45,7 +45,7 @@ use std::time::Duration;
 use meshgrad_collectives::registry::Registry;
 use meshgrad_collectives::{Clock, Communicator, ControlChannel, GroupConnector, Rank};
 use meshgrad_error::{Error, FailedRank, bail, error};
-use meshgrad_mesh::{Channel, Group, Hosts, LinkCosts};
+use meshgrad_mesh::{Group, Hosts, LinkCosts};
 use meshgrad_runtime::{Device, Result};
 
 pub use communicator::LocalCommunicator;
@@ -404,8 +404,8 @@ impl Rank for LocalRank {
     }
 
     /// In host memory of its own, so nothing is allocated on the rank's device.
-    fn control(&self, channel: Channel, limit: Duration) -> Result<ControlChannel> {
-        ControlChannel::of(self.world_size(), channel, limit, |all| {
+    fn control(&self, number: u16, limit: Duration) -> Result<ControlChannel> {
+        ControlChannel::of(self.world_size(), number, limit, |all| {
             let control = match self.control.get() {
                 Some(control) => control,
                 None => {

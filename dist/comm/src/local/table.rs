@@ -17,6 +17,7 @@ use super::status::Status;
 use super::watch::{Attempt, Expiry, OpenCollectives, Snapshot, Watch};
 use crate::contribution::Arrival;
 use crate::members::{Key, place};
+use crate::verdict::first_look;
 
 /// What the tables of a world share.
 #[derive(Default)]
@@ -108,7 +109,7 @@ impl Table {
                 return Err(self.world.watch.fail(key, &table, error));
             }
         }
-        Ok(Begun { completion, key, rank, until: now.checked_add(self.deadline) })
+        Ok(Begun { completion, key, rank, until: now.checked_add(self.look()) })
     }
 
     /// Adds a member's calls to its collective. An error fails the communicator.
@@ -159,12 +160,21 @@ impl Table {
             }
             let limit = self.deadline;
             let expired = world.watch.expire(begun.key, &table, &world.status, limit, attempt);
-            until = match expired {
-                Expiry::Extend => clock.now().checked_add(self.rules().grace(limit)),
+            let left = match expired {
+                Expiry::Extend => {
+                    let left = limit.saturating_sub(self.look());
+                    Some((left.saturating_add(self.rules().grace(limit)), Attempt::AfterGrace))
+                }
+                Expiry::Again => Some((self.look(), Attempt::AtLimit)),
                 Expiry::Over => None,
             };
-            attempt = Attempt::AfterGrace;
+            until = left.and_then(|(left, _)| clock.now().checked_add(left));
+            attempt = left.map_or(attempt, |(_, next)| next);
         }
+    }
+
+    fn look(&self) -> Duration {
+        first_look(&self.group, self.deadline)
     }
 
     /// The error if a call differs from the first that arrived.

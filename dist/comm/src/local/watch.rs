@@ -11,7 +11,7 @@ use super::meeting::Failed;
 use super::status::Status;
 use crate::hang::{Graph, Stuck};
 use crate::members::Key;
-use crate::verdict::{Found, Open, absent, order_inversion, stuck};
+use crate::verdict::{Found, Open, absent, failing, is_control, order_inversion, stuck};
 
 /// A communicator's open collectives.
 pub(super) trait OpenCollectives: Send + Sync {
@@ -62,6 +62,8 @@ pub(super) enum Attempt {
 pub(super) enum Expiry {
     /// Waits for the grace period.
     Extend,
+    /// Waits for another time limit: what it waited for has failed, and it has not.
+    Again,
     /// The collective runs, or has failed.
     Over,
 }
@@ -122,17 +124,23 @@ impl Watch {
             Attempt::AfterGrace => found.or_else(|| absent(&open, &depends_on, limit)),
         };
         let Some((error, causes)) = found else {
-            table.set_late(key);
+            if !is_control(&open[own].group) {
+                table.set_late(key);
+            }
             return Expiry::Extend;
         };
         let error = error.into();
         let mut failed = Failed::default();
-        for dependent in graph.dependents(&causes) {
-            places[dependent].table.fail(&error, &mut failed);
+        let failing = failing(&graph, &open, &causes);
+        for at in &failing {
+            places[*at].table.fail(&error, &mut failed);
         }
         drop(waiting);
         failed.complete();
-        Expiry::Over
+        match failing.contains(&own) {
+            true => Expiry::Over,
+            false => Expiry::Again,
+        }
     }
 
     /// Fails a collective and all that depend on it, and returns the error.
@@ -143,8 +151,8 @@ impl Watch {
         let own: Vec<usize> = own.into_iter().collect();
         let mut failed = Failed::default();
         let error = table.fail(&error, &mut failed);
-        for dependent in Graph::new(&stuck(&open)).dependents(&own) {
-            places[dependent].table.fail(&error, &mut failed);
+        for at in failing(&Graph::new(&stuck(&open)), &open, &own) {
+            places[at].table.fail(&error, &mut failed);
         }
         drop(waiting);
         failed.complete();

@@ -20,7 +20,7 @@ use meshgrad_collectives::{
     Clock, Communicator, ControlChannel, GroupConnector, Operands, Output, Rank, Request,
 };
 use meshgrad_error::error;
-use meshgrad_mesh::{Channel, Group};
+use meshgrad_mesh::Group;
 use meshgrad_runtime::{Device, Error, Pending, Result, Tensor};
 
 pub use check::{Checked, check_logs};
@@ -172,7 +172,7 @@ impl Rank for PlanRank {
     }
 
     /// Takes this rank's messages for those of all ranks.
-    fn control(&self, _: Channel, _: Duration) -> Result<ControlChannel> {
+    fn control(&self, _: u16, _: Duration) -> Result<ControlChannel> {
         Ok(ControlChannel::echo(self.world_size()))
     }
 }

@@ -23,7 +23,9 @@ pub(super) struct Membership {
     /// This rank's index in the group.
     pub(super) index: usize,
     pub(super) deadline: Duration,
-    /// How long members that miss the time limit count as late, not as missing.
+    /// The time after which ranks are asked why a collective is not complete.
+    pub(super) look: Duration,
+    /// How long members that miss it count as late, not as missing.
     pub(super) grace: Duration,
 }
 

@@ -17,6 +17,7 @@ use super::shared::Shared;
 use crate::contribution::Contribution;
 use crate::local::LocalCommunicator;
 use crate::members::{Members, index_in};
+use crate::verdict::first_look;
 
 /// The time between reports of a collective whose time is over.
 const REPORT_AGAIN: Duration = Duration::from_secs(1);
@@ -73,7 +74,7 @@ impl Communicator for TcpCommunicator {
             completion: call.completion.clone(),
             is_waiting: call.is_waiting.clone(),
             began: Instant::now(),
-            limit: membership.deadline,
+            look: membership.look,
             grace: membership.grace,
         };
         shared.start(call, frames)?;
@@ -94,18 +95,18 @@ struct Begun {
     completion: Completion,
     is_waiting: Arc<AtomicBool>,
     began: Instant,
-    limit: Duration,
+    look: Duration,
     grace: Duration,
 }
 
 impl Begun {
-    /// Waits for the collective. If it is not complete at its time limit, rank 0 decides why.
+    /// Waits for the collective. If it is not complete in time, rank 0 decides why.
     fn wait(&self) -> Result<()> {
         if self.completion.is_complete() {
             return self.completion.wait();
         }
         self.is_waiting.store(true, Ordering::Relaxed);
-        let Some(mut until) = self.began.checked_add(self.limit) else {
+        let Some(mut until) = self.began.checked_add(self.look) else {
             return self.completion.wait();
         };
         let mut reported: Option<Instant> = None;
@@ -150,12 +151,15 @@ impl Connect for TcpConnector {
         let (group, rank) = (creation.group, self.shared.rank);
         let index = index_in(group, rank, self.shared.world)?;
         let deadline = group.options().timeout.unwrap_or(self.deadline);
+        let look = first_look(group, deadline);
+        let grace = self.grace.unwrap_or(deadline / 10);
         let membership = Membership {
             id: GroupId::of(group, creation.generation),
             group: group.clone(),
             index,
             deadline,
-            grace: self.grace.unwrap_or(deadline / 10).min(LONGEST),
+            look,
+            grace: grace.saturating_add(deadline.saturating_sub(look)).min(LONGEST),
         };
         self.shared.join(membership.id);
         Ok(TcpCommunicator(Arc::new(Member {

@@ -231,8 +231,8 @@ impl State {
                     self.gathered(number);
                 }
             }
-            Message::Expired { key, limit, grace } => {
-                self.inquiries.expired(key, limit, grace);
+            Message::Expired { key, limit, grace, is_control } => {
+                self.inquiries.expired(key, limit, grace, is_control);
             }
             Message::Failed { communicator, error } => self.inquiries.failed(communicator, error),
             Message::Answer { number } => match serde_json::from_slice(&frame.payload) {

@@ -16,7 +16,7 @@ use meshgrad_mesh::Group;
 
 use super::message::{Answer, CallKey, GroupId, Message};
 use crate::hang::{Graph, Stuck};
-use crate::verdict::{Open, absent, order_inversion, stuck};
+use crate::verdict::{Open, absent, failing, order_inversion, stuck};
 
 /// Longer times are shortened to this, so that adding them to an `Instant` cannot overflow.
 pub(super) const LONGEST: Duration = Duration::from_secs(1 << 30);
@@ -41,11 +41,13 @@ pub(super) struct Inquiries {
 
 struct Expired {
     limit: Duration,
-    /// When the grace period ends.
+    /// When the grace period ends, in which only a message of a control channel may complete.
     until: Instant,
     has_been_asked: bool,
     /// Whether all members had started it when its time was over.
     is_slow: bool,
+    /// Whether it is a message of a control channel.
+    is_control: bool,
 }
 
 struct Inquiry {
@@ -59,13 +61,20 @@ struct Inquiry {
 
 impl Inquiries {
     /// A rank reports that the time of a collective is over.
-    pub(super) fn expired(&mut self, key: CallKey, limit: Duration, grace: Duration) {
+    pub(super) fn expired(
+        &mut self,
+        key: CallKey,
+        limit: Duration,
+        grace: Duration,
+        is_control: bool,
+    ) {
         if !self.decided.contains(&key.group) {
             self.expired.entry(key).or_insert(Expired {
                 limit,
                 until: Instant::now() + grace.min(LONGEST),
                 has_been_asked: false,
                 is_slow: false,
+                is_control,
             });
         }
     }
@@ -132,11 +141,12 @@ impl Inquiries {
             return None;
         }
         self.next += 1;
-        let late: Vec<CallKey> = self.expired.keys().copied().collect();
+        let late = self.expired.iter().filter(|(_, it)| !it.is_control || now >= it.until);
+        let late: Vec<CallKey> = late.map(|(key, _)| *key).collect();
         self.current = Some(Inquiry {
             number: self.next,
             began: now,
-            expired: late.clone(),
+            expired: self.expired.keys().copied().collect(),
             answers: BTreeMap::new(),
         });
         let number = self.next;
@@ -153,7 +163,7 @@ impl Inquiries {
         for (communicator, error) in std::mem::take(&mut self.failed) {
             let is_own = |at: &usize| keys[*at].group == communicator;
             let own: Vec<usize> = (0..keys.len()).filter(is_own).collect();
-            verdicts.extend(self.verdict(&graph, &keys, &own, Some(communicator), error));
+            verdicts.extend(self.verdict((&graph, &keys, &open), &own, Some(communicator), error));
         }
         for key in &inquiry.expired {
             let own = keys.iter().position(|other| other == key);
@@ -180,24 +190,24 @@ impl Inquiries {
                 };
             }
             if let Some((error, causes)) = found {
-                verdicts.extend(self.verdict(&graph, &keys, &causes, None, error));
+                verdicts.extend(self.verdict((&graph, &keys, &open), &causes, None, error));
+                self.expired.remove(key); // if it has not failed, it is reported again
             }
         }
         verdicts
     }
 
-    /// Fails `also`, the communicators of `causes`, and all that depend on them. `None` if they
+    /// Fails `also`, the communicators of `causes`, and those that fail with them. `None` if they
     /// have failed before.
     fn verdict(
         &mut self,
-        graph: &Graph<'_>,
-        keys: &[CallKey],
+        (graph, keys, open): (&Graph<'_>, &[CallKey], &[Open]),
         causes: &[usize],
         also: Option<GroupId>,
         error: CommError,
     ) -> Option<Message> {
-        let dependents = graph.dependents(causes);
-        let communicators = dependents.iter().map(|at| keys[*at].group).chain(also);
+        let failing = failing(graph, open, causes);
+        let communicators = failing.iter().map(|at| keys[*at].group).chain(also);
         let communicators: BTreeSet<GroupId> =
             communicators.filter(|communicator| !self.decided.contains(communicator)).collect();
         self.expired.retain(|key, _| !communicators.contains(&key.group));
@@ -316,7 +326,7 @@ mod tests {
 
     fn expired(ranks: &[usize], number: u64) -> (Inquiries, Instant) {
         let mut inquiries = Inquiries::default();
-        inquiries.expired(key(ranks, number), LIMIT, GRACE);
+        inquiries.expired(key(ranks, number), LIMIT, GRACE, false);
         (inquiries, Instant::now())
     }
 

@@ -27,7 +27,7 @@ pub(super) enum Message {
     Leave { sent: Vec<u64>, failure: Option<(usize, String)> },
 
     /// A collective that this rank waits in has reached its time limit.
-    Expired { key: CallKey, limit: Duration, grace: Duration },
+    Expired { key: CallKey, limit: Duration, grace: Duration, is_control: bool },
     /// A communicator has to fail.
     Failed { communicator: GroupId, error: CommError },
     /// The payload is the answer to an inquiry, which may be longer than a message: an [`Answer`].

@@ -16,6 +16,7 @@ use super::message::{Answer, CallKey, GroupId, Message};
 use super::poll::Waker;
 use crate::first_failure::report_failure;
 use crate::members::Members;
+use crate::verdict::is_control;
 
 pub(super) struct Shared {
     pub(super) rank: usize,
@@ -184,9 +185,10 @@ impl Shared {
         let Some(call) = state.open.get_mut(&key) else {
             return false; // it runs, or is complete
         };
-        call.is_late = true;
-        let message =
-            Message::Expired { key, limit: call.membership.deadline, grace: call.membership.grace };
+        let of = &call.membership;
+        let is_control = is_control(&of.group);
+        call.is_late |= !is_control;
+        let message = Message::Expired { key, limit: of.deadline, grace: of.grace, is_control };
         state.outbox.control.push(message.into());
         drop(state);
         self.wake();

@@ -6,7 +6,7 @@ use std::time::Duration;
 use meshgrad_collectives::{
     Clock, Communicator, ControlChannel, Counters, GroupConnector, Operands, Rank, Request,
 };
-use meshgrad_mesh::{Channel, Group};
+use meshgrad_mesh::Group;
 use meshgrad_runtime::{Device, Pending, Result, Tensor};
 
 use super::tracer::{Recording, Tracer};
@@ -79,8 +79,8 @@ impl Rank for TracedRank<'_> {
     }
 
     /// Messages are not counted.
-    fn control(&self, channel: Channel, limit: Duration) -> Result<ControlChannel> {
-        self.rank.control(channel, limit)
+    fn control(&self, number: u16, limit: Duration) -> Result<ControlChannel> {
+        self.rank.control(number, limit)
     }
 }
 

@@ -4,8 +4,10 @@ use std::error::Error as _;
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use meshgrad_comm::{Error, FailedRank};
+use meshgrad_comm::{Error, FailedRank, Local, Rank};
 use meshgrad_train::events::Event;
+use meshgrad_train::qwen3;
+use meshgrad_train::session::Session;
 
 use crate::ranks::world::{MESHES, ONE, Place, STEPS};
 
@@ -135,5 +137,38 @@ fn a_failed_evaluation_costs_no_step() {
             assert!(saved.exists(), "{name} on {} ranks", on.ranks);
             assert_eq!(place.records(&run).len() as u64, fails_at);
         }
+    }
+}
+
+/// It also is if one rank alone fails: before a validation, in which the others then wait for it, or
+/// after one that they have completed. Time is simulated, so nobody waits.
+#[test]
+fn an_evaluation_that_fails_on_one_rank_costs_no_step() {
+    let place = Place::moe();
+    let on = &MESHES[1];
+    let config = place.config(on, &["log.val_every=3", "sample.every=5", "train.steps=6"]);
+    for (name, fails_at) in [("before", 3), ("after", 3), ("sample", 5)] {
+        let run = place.path(name);
+        let failed = Local::new(on.ranks).threads(1).simulated(1).launch(|rank| {
+            let session = Session::new(&config, rank.device()).on(rank).run_dir(&run);
+            let is_last = rank.rank() + 1 == rank.world_size();
+            qwen3::train(session.subscribe("fault", move |event| {
+                let at = match event {
+                    Event::EvaluationStarted { step } if name == "before" => step,
+                    Event::EvaluationFinished { step, .. } if name == "after" => step,
+                    Event::Sampled { step, .. } if name == "sample" => step,
+                    _ => return Ok(()),
+                };
+                match is_last && at == fails_at {
+                    true => Err("the planted fault".into()),
+                    false => Ok(()),
+                }
+            }))
+        });
+        let FailedRank { rank, reason } = failure(failed.unwrap_err());
+        assert_eq!(rank, on.ranks - 1, "{name}");
+        assert!(reason.contains("the planted fault"), "{name}: {reason}");
+        assert!(run.join(format!("step-{fails_at:06}")).exists(), "{name}");
+        assert_eq!(place.records(name).len() as u64, fails_at);
     }
 }
