@@ -14,7 +14,7 @@ use meshgrad_error::{Result, bail, ensure, error};
 use smallvec::SmallVec;
 
 use crate::rank_map::RankMap;
-use crate::size::part_sizes;
+use crate::size::{check_size, part_sizes};
 use crate::{Group, RankLayout, Size, text};
 
 /// An axis: a name and the layout of its ranks.
@@ -234,7 +234,7 @@ impl Mesh {
     pub fn split(&self, name: &str, parts: &[(&str, Size)]) -> Result<Mesh> {
         let at = self.axis_at(name)?;
         let axis = &self.axes[at];
-        let sizes = part_sizes(axis, parts)?;
+        let sizes = part_sizes(name, axis.size(), parts)?;
         let layouts = axis.layout.split(&sizes)?;
 
         let parts = parts
@@ -396,11 +396,6 @@ fn check_names(axes: &[Axis]) -> Result<()> {
             all()
         );
     }
-    Ok(())
-}
-
-pub(crate) fn check_size(axis: &str, size: usize) -> Result<()> {
-    ensure!(size > 0, Invalid, "axis `{axis}` has size 0: use at least 1, or leave the axis out");
     Ok(())
 }
 

@@ -1,11 +1,9 @@
-//! The sizes of the parts of a split axis, one of which may be inferred.
+//! The sizes of axes, and of the parts of a split axis, one of which may be inferred.
 
 use meshgrad_error::{Result, bail, ensure};
 use smallvec::SmallVec;
 
-use crate::Axis;
 use crate::layout::checked_ranks;
-use crate::mesh::check_size;
 
 /// A size that is given or inferred from the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -22,8 +20,17 @@ impl From<usize> for Size {
     }
 }
 
+pub(crate) fn check_size(axis: &str, size: usize) -> Result<()> {
+    ensure!(size > 0, Invalid, "axis `{axis}` has size 0: use at least 1, or leave the axis out");
+    Ok(())
+}
+
 /// Resolves the sizes of the parts of an axis.
-pub(crate) fn part_sizes(axis: &Axis, parts: &[(&str, Size)]) -> Result<SmallVec<[usize; 4]>> {
+pub(crate) fn part_sizes(
+    axis: &str,
+    ranks: usize,
+    parts: &[(&str, Size)],
+) -> Result<SmallVec<[usize; 4]>> {
     let text = || {
         let part = |(name, size): &(&str, Size)| match size {
             Size::Ranks(size) => format!("{name} {size}"),
@@ -41,11 +48,10 @@ pub(crate) fn part_sizes(axis: &Axis, parts: &[(&str, Size)]) -> Result<SmallVec
             }
         }
     }
-    let (name, ranks) = (axis.name(), axis.size());
     ensure!(
         autos <= 1,
         Invalid,
-        "axis `{name}` is split into {}: only one size can be `auto`; give the others a number",
+        "axis `{axis}` is split into {}: only one size can be `auto`; give the others a number",
         text()
     );
     let divides = ranks.is_multiple_of(product);
@@ -56,7 +62,7 @@ pub(crate) fn part_sizes(axis: &Axis, parts: &[(&str, Size)]) -> Result<SmallVec
         };
         bail!(
             Invalid,
-            "axis `{name}` has size {ranks} but its parts {} multiply to {product}; {hint}",
+            "axis `{axis}` has size {ranks} but its parts {} multiply to {product}; {hint}",
             text()
         );
     }

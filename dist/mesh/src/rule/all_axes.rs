@@ -5,7 +5,7 @@ use meshgrad_error::{Error, Result, bail, ensure, error};
 use super::bound::{Bound, DimId};
 use super::derived::DerivedSharding;
 use super::one_axis::propagate;
-use super::{ShardingRule, check_count};
+use super::sharding_rule::{ShardingRule, check_count};
 use crate::{Mesh, Placement, Sharding};
 
 impl ShardingRule {

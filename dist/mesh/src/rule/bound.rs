@@ -2,7 +2,7 @@
 
 use meshgrad_error::{Error, Result, error};
 
-use super::{ShardingRule, Tensor, check_count, wrong_dims};
+use super::sharding_rule::{ShardingRule, Tensor, check_count, wrong_dims};
 use crate::{DimSpec, Reduction};
 
 /// Identifies a dim across tensors. It is sharded in all of them or in none.

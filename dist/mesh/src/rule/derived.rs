@@ -3,7 +3,7 @@
 
 use meshgrad_error::Result;
 
-use super::wrong_dims;
+use super::sharding_rule::wrong_dims;
 use crate::{Mesh, Placement, Sharding};
 
 /// The sharding of a result, up to the extents that no operand determines.

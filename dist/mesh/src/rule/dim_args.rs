@@ -2,7 +2,7 @@
 
 use meshgrad_error::{Result, ensure, error};
 
-use super::{LINEAR, PartialInputs, ShardingRule};
+use super::sharding_rule::{LINEAR, PartialInputs, ShardingRule, Tensor};
 use crate::Reduction;
 
 impl ShardingRule {
@@ -103,7 +103,7 @@ impl ShardingRule {
     #[must_use]
     pub fn with_target(mut self) -> ShardingRule {
         if let Some(result) = self.results.first() {
-            self.operands.push(super::Tensor { name: "to".to_owned(), dims: result.dims.clone() });
+            self.operands.push(Tensor { name: "to".to_owned(), dims: result.dims.clone() });
         }
         self
     }

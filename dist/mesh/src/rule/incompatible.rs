@@ -2,8 +2,7 @@
 
 use std::fmt;
 
-use super::Remedy;
-use super::remedy::first_as_code;
+use super::remedy::{Remedy, first_as_code};
 use crate::Placement;
 
 /// Placements along one axis that an op has no strategy for, and the remedies.

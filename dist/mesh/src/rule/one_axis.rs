@@ -1,19 +1,57 @@
 //! Propagation along one axis: selects the strategy that the operands' placements allow, or reports
 //! why there is none.
 
-use meshgrad_error::{Error, Kind, Result, ensure};
+use std::collections::BTreeSet;
+
+use meshgrad_error::{Error, Kind, Result, ensure, error};
 
 use super::bound::Bound;
-use super::strategy::{Strategies, Strategy};
-use super::{Incompatible, Problem, remedy};
+use super::incompatible::{Incompatible, Problem};
+use super::remedy::cheapest;
+use super::sharding_rule::ShardingRule;
+use super::strategy::{Axis, Strategy};
 use crate::Placement;
 
-/// An axis, and the operands' placements along it.
-pub(super) struct Axis<'a> {
-    pub(super) bound: &'a Bound<'a>,
-    pub(super) name: &'a str,
-    pub(super) ranks: usize,
-    pub(super) given: &'a [Placement],
+impl ShardingRule {
+    /// The placements of the results along an axis of `ranks` ranks, given the shape and placement
+    /// of each operand.
+    ///
+    /// # Errors
+    /// With an [`Incompatible`] for placements without a strategy; for operands that do not fit the
+    /// signature, and a division that does not fit its dim.
+    pub fn propagate_axis(
+        &self,
+        axis: &str,
+        ranks: usize,
+        operands: &[(&[usize], Placement)],
+    ) -> Result<Vec<Placement>> {
+        let shapes: Vec<_> = operands.iter().map(|(shape, _)| Some(*shape)).collect();
+        let placements = operands.iter().zip(self.operands());
+        let placements = placements.map(|((shape, at), name)| {
+            fitted(at, shape, ranks).ok_or_else(|| {
+                error!(
+                    Invalid,
+                    "{}: `{name}` of shape {shape:?} is {at}, which does not fit over {ranks} ranks",
+                    self.op
+                )
+            })
+        });
+        let placements: Vec<Placement> = placements.collect::<Result<_, _>>()?;
+        let bound = Bound::new(self, &shapes)?;
+        Ok(propagate(&bound, axis, ranks, &placements)?.results)
+    }
+}
+
+/// The canonical form of a placement of a tensor of `shape`. `None` if it does not fit.
+fn fitted(placement: &Placement, shape: &[usize], ranks: usize) -> Option<Placement> {
+    match placement {
+        Placement::Shard(dim, division) if *dim < shape.len() => {
+            let extents = BTreeSet::from([shape[*dim]]);
+            let division = division.fitted(&extents, ranks.max(1)).ok()?;
+            Some(Placement::Shard(*dim, division))
+        }
+        other => Some(other.clone()),
+    }
 }
 
 /// The strategy that the operands' placements allow.
@@ -26,7 +64,7 @@ pub(super) fn propagate(
     let ranks = ranks.max(1);
     let axis = Axis { bound, name, ranks, given };
     axis.check_dims()?;
-    let mut strategies = Strategies { bound, ranks, given }.all();
+    let mut strategies = axis.strategies();
     match strategies.iter().position(|strategy| axis.allows(strategy)) {
         Some(strategy) => Ok(strategies.swap_remove(strategy)),
         // On one rank every placement is equivalent to replicate.
@@ -56,30 +94,12 @@ impl Axis<'_> {
         (0..self.given.len()).all(|at| self.fits(strategy, at))
     }
 
-    /// Whether an operand has the placement that a strategy needs, or takes it from its result.
-    pub(super) fn fits(&self, strategy: &Strategy, at: usize) -> bool {
-        let becomes_partial = matches!(
-            (&self.given[at], &strategy.operands[at]),
-            (Placement::Replicate, Placement::Partial(_))
-        );
-        if self.bound.open == Some(at) && (self.bound.open_has_no_shards || becomes_partial) {
-            return true;
-        }
-        match (&self.given[at], &strategy.operands[at]) {
-            (Placement::Shard(dim, division), Placement::Shard(needed, needed_division)) => {
-                let extent = self.bound.operands[at][*dim].extent;
-                dim == needed && division.equals(needed_division, extent, self.ranks)
-            }
-            (given, needed) => given == needed,
-        }
-    }
-
     fn incompatible(&self, strategies: &[Strategy]) -> Error {
         let incompatible = Incompatible {
             op: self.bound.rule.op.clone(),
             axis: self.name.to_owned(),
             problem: self.problem(strategies),
-            remedies: remedy::cheapest(self, strategies),
+            remedies: cheapest(self, strategies),
         };
         Error::with_details(Kind::Invalid, incompatible)
     }
@@ -144,9 +164,5 @@ impl Axis<'_> {
             dim: has_dim.and_then(|dim| self.bound.dim_name(because, dim)).map(str::to_owned),
             in_place: self.bound.rule.in_place(at).is_some(),
         }
-    }
-
-    pub(super) fn operand(&self, at: usize) -> String {
-        self.bound.rule.operands[at].name.clone()
     }
 }

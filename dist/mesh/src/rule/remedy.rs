@@ -3,8 +3,7 @@
 use std::fmt;
 
 use super::bound::BoundDims;
-use super::one_axis::Axis;
-use super::strategy::Strategy;
+use super::strategy::{Axis, Strategy};
 use crate::{Division, Placement};
 
 /// How many remedies an error names.

@@ -9,16 +9,9 @@ use std::ops::Range;
 
 use meshgrad_error::{Result, ensure};
 
-use super::ShardingRule;
 use super::bound::{Bound, BoundDim, DimId};
+use super::sharding_rule::{Run, ShardingRule};
 use crate::Division;
-
-/// Adjacent dims of the operand that become adjacent dims of the result.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Run {
-    pub(super) from: Range<usize>,
-    to: Range<usize>,
-}
 
 impl ShardingRule {
     /// Reshapes a tensor. When dims are merged or a dim is split, each shard must be a shard of one

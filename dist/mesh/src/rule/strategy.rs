@@ -1,8 +1,8 @@
 //! The strategies of an op along one axis: shard a dim, keep partial values, or replicate.
 
-use super::PartialInputs;
 use super::bound::{Bound, BoundDims, DimId, ShardedDim};
 use super::reshape::reshaped;
+use super::sharding_rule::PartialInputs;
 use crate::{Division, Placement, Reduction};
 
 /// One way to compute without communication: the placements of all operands and results.
@@ -24,15 +24,17 @@ impl Strategy {
     }
 }
 
-/// Enumerates the strategies along an axis. Shard sizes are taken from the operands' placements.
-pub(super) struct Strategies<'a> {
+/// An axis, and the operands' placements along it.
+pub(super) struct Axis<'a> {
     pub(super) bound: &'a Bound<'a>,
+    pub(super) name: &'a str,
     pub(super) ranks: usize,
     pub(super) given: &'a [Placement],
 }
 
-impl Strategies<'_> {
-    pub(super) fn all(&self) -> Vec<Strategy> {
+impl Axis<'_> {
+    /// All strategies. Shard sizes are taken from the operands' placements.
+    pub(super) fn strategies(&self) -> Vec<Strategy> {
         let ids = self.bound.ids().into_iter();
         let sharded = ids.filter_map(|id| self.shard_dim(&self.dim_shard(id)?));
         let partial = self.bound.rule.partial_inputs.iter().flat_map(|inputs| {
@@ -41,6 +43,29 @@ impl Strategies<'_> {
         });
         let replicate = Strategy::replicate(self.bound);
         sharded.chain(partial).chain([replicate]).collect()
+    }
+
+    /// Whether an operand has the placement that a strategy needs, or takes it from its result.
+    pub(super) fn fits(&self, strategy: &Strategy, at: usize) -> bool {
+        let becomes_partial = matches!(
+            (&self.given[at], &strategy.operands[at]),
+            (Placement::Replicate, Placement::Partial(_))
+        );
+        if self.bound.open == Some(at) && (self.bound.open_has_no_shards || becomes_partial) {
+            return true;
+        }
+        match (&self.given[at], &strategy.operands[at]) {
+            (Placement::Shard(dim, division), Placement::Shard(needed, needed_division)) => {
+                let extent = self.bound.operands[at][*dim].extent;
+                dim == needed && division.equals(needed_division, extent, self.ranks)
+            }
+            (given, needed) => given == needed,
+        }
+    }
+
+    /// The name of an operand.
+    pub(super) fn operand(&self, at: usize) -> String {
+        self.bound.rule.operands[at].name.clone()
     }
 
     fn shard_dim(&self, shard: &DimShard) -> Option<Strategy> {
