@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use meshgrad_collectives::check_replicas;
-use meshgrad_error::{ensure, error};
+use meshgrad_error::{bail, ensure, error};
 use meshgrad_mesh::Sharding;
 use meshgrad_runtime::{
     Accumulator, DType, Device, Kind, Shape, ShardedShape, Tensor, UninitTensor, ops,
@@ -35,8 +35,6 @@ pub struct Grads {
     units: Vec<Unit>,
     /// Whether a pass has run since they were cleared.
     has_passes: bool,
-    /// Whether the reductions are complete, so that they can be read.
-    is_finished: bool,
     /// The unit whose reduction started last.
     in_flight: Option<usize>,
     on_ready: Option<OnReady>,
@@ -67,11 +65,29 @@ struct Unit {
     is_last_pass: bool,
     /// Whether that pass has run.
     has_run_last: bool,
-    /// The reduced gradients, once they are complete.
+    /// Whether the reductions are complete, so that they can be read.
+    is_finished: bool,
+    /// The reduced gradients then.
     parts: Vec<Tensor>,
 }
 
+impl Unit {
+    fn clear(&mut self) {
+        self.gradients.clear();
+        self.parts.clear();
+        (self.is_last_pass, self.has_run_last, self.is_finished) = (false, false, false);
+    }
+}
+
 impl Entry {
+    fn clear(&mut self) {
+        self.is_reduced = false;
+        match (&mut self.sum, self.unit) {
+            (Some(sum), None) => sum.clear(),
+            (sum, _) => *sum = None,
+        }
+    }
+
     fn has_gradient(&self) -> bool {
         self.is_reduced || self.sum.as_ref().is_some_and(|sum| !sum.is_empty())
     }
@@ -199,6 +215,7 @@ impl Grads {
                 is_in_pass: false,
                 is_last_pass: false,
                 has_run_last: false,
+                is_finished: false,
                 parts: Vec::new(),
             });
         }
@@ -216,7 +233,7 @@ impl Grads {
     /// For a parameter that is not in the list; as [`Grads::all`].
     pub fn get(&mut self, param: &Param) -> Result<Tensor> {
         let at = *self.index.get(&param.id()).ok_or_else(|| no_gradient(param))?;
-        self.finish()?;
+        self.finish_all()?;
         self.total(at)
     }
 
@@ -234,9 +251,41 @@ impl Grads {
     /// When no op of the passes used a parameter that is not optional; while the storage is in use;
     /// errors of the communication.
     pub fn all(&mut self) -> Result<Vec<(Param, Tensor)>> {
-        self.finish()?;
+        self.finish_all()?;
         let entries = 0..self.entries.len();
         entries.map(|at| Ok((self.entries[at].param.clone(), self.total(at)?))).collect()
+    }
+
+    /// Takes the gradients of `params`, the parameters of a stage of a model, after a backward pass of
+    /// that stage, and clears them. Other stages may be in the middle of their passes. The tensors
+    /// keep their values until the stage's next pass.
+    ///
+    /// # Errors
+    /// For a parameter that is not in the list, or whose unit has parameters of another stage; as
+    /// [`Grads::all`].
+    pub fn take(&mut self, params: &[Param]) -> Result<Vec<Tensor>> {
+        let at = |param: &Param| self.index.get(&param.id()).copied();
+        let entries = params.iter().map(|param| at(param).ok_or_else(|| no_gradient(param)));
+        let entries: Vec<usize> = entries.collect::<Result<_>>()?;
+        let mut units: Vec<usize> =
+            entries.iter().filter_map(|at| Some(self.entries[*at].unit?.0)).collect();
+        units.sort_unstable();
+        units.dedup();
+        let of_units = units.iter().flat_map(|unit| &self.units[*unit].entries);
+        if let Some(other) = of_units.clone().find(|at| !entries.contains(at)) {
+            bail!(
+                Invalid,
+                "take: `{}` is in the unit of a parameter of another stage; make units of parts of \
+                 one stage",
+                self.entries[*other].param.name()
+            );
+        }
+        self.finish(&entries, &units)?;
+        let totals = entries.iter().map(|at| self.total(*at)).collect::<Result<_>>()?;
+        entries.iter().for_each(|at| self.entries[*at].clear());
+        units.iter().for_each(|at| self.units[*at].clear());
+        self.has_passes = self.entries.iter().any(Entry::has_gradient);
+        Ok(totals)
     }
 
     /// The L2 norm of all gradients. Each element of a parameter counts once, and all ranks that
@@ -262,20 +311,12 @@ impl Grads {
 
     /// Clears all gradients. This costs nothing: the next gradient overwrites the buffer.
     pub fn clear(&mut self) {
-        for entry in &mut self.entries {
-            entry.is_reduced = false;
-            match (&mut entry.sum, entry.unit) {
-                (Some(sum), None) => sum.clear(),
-                (sum, _) => *sum = None,
-            }
-        }
+        self.entries.iter_mut().for_each(Entry::clear);
         for unit in &mut self.units {
             unit.gradients.end_pass(); // it may have failed
-            unit.gradients.clear();
-            unit.parts.clear();
-            (unit.is_last_pass, unit.has_run_last) = (false, false);
+            unit.clear();
         }
-        (self.has_passes, self.is_finished, self.in_flight) = (false, false, None);
+        (self.has_passes, self.in_flight) = (false, None);
     }
 
     /// The buffers, on any device. Between steps they hold nothing that is needed.
@@ -301,34 +342,42 @@ impl Grads {
         }
     }
 
-    /// Completes the reductions over ranks.
-    fn finish(&mut self) -> Result<()> {
-        if self.is_finished {
+    fn finish_all(&mut self) -> Result<()> {
+        let entries: Vec<usize> = (0..self.entries.len()).collect();
+        let units: Vec<usize> = (0..self.units.len()).collect();
+        self.finish(&entries, &units)
+    }
+
+    /// Completes the reductions of `units`, which have `entries`, over ranks.
+    fn finish(&mut self, entries: &[usize], units: &[usize]) -> Result<()> {
+        if !units.is_empty() && units.iter().all(|at| self.units[*at].is_finished) {
             return Ok(());
         }
         if self.has_passes {
-            self.check_used()?;
+            self.check_used(entries)?;
         }
-        self.last_pass();
-        for at in (0..self.units.len()).rev() {
-            let unit = &self.units[at];
+        for at in units.iter().rev() {
+            let unit = &mut self.units[*at];
+            unit.is_last_pass = true;
             let waits = self.has_passes && !unit.has_run_last;
             let has_sum = unit.entries.iter().any(|at| self.entries[*at].sum.is_some());
             // Also without a sum, since another rank may have one.
             if has_sum || waits && !unit.gradients.reduces_each_pass() {
-                self.reduce(at)?;
+                self.reduce(*at)?;
             }
         }
-        for unit in self.units.iter_mut().rev() {
-            unit.parts = unit.gradients.finish()?;
+        for at in units.iter().rev() {
+            let unit = &mut self.units[*at];
+            (unit.parts, unit.is_finished) = (unit.gradients.finish()?, true);
         }
-        self.is_finished = !self.units.is_empty();
+        self.in_flight = self.in_flight.filter(|at| !units.contains(at));
         Ok(())
     }
 
-    /// Checks that every parameter that is not optional has a gradient.
-    fn check_used(&self) -> Result<()> {
-        let untouched = self.entries.iter().filter(|entry| !entry.has_gradient());
+    /// Checks that every one of `entries` that is not optional has a gradient.
+    fn check_used(&self, entries: &[usize]) -> Result<()> {
+        let entries = entries.iter().map(|at| &self.entries[*at]);
+        let untouched = entries.filter(|entry| !entry.has_gradient());
         let untouched = untouched.filter(|entry| !entry.param.spec().optional);
         let names = untouched.map(|entry| format!("`{}`", entry.param.name()));
         let names: Vec<String> = names.collect();
@@ -395,9 +444,9 @@ impl Grads {
             let is_last = unit.is_last_pass && !unit.has_run_last;
             unit.is_in_pass = is_last || unit.entries.iter().any(is_used);
         }
-        let is_reduced = |unit: &Unit| unit.is_in_pass && unit.has_run_last;
+        let is_reduced = |unit: &Unit| unit.is_in_pass && (unit.has_run_last || unit.is_finished);
         ensure!(
-            !self.is_finished && !self.units.iter().any(is_reduced),
+            !self.units.iter().any(is_reduced),
             Invalid,
             "the gradients of these `Grads` are reduced: call `clear` before the next backward \
              pass, and `last_pass` only for the last one of a step"

@@ -260,7 +260,7 @@ impl<M: Model> Trainer<M> {
     ) -> Result<GradientsAndSums> {
         let program = Program::single(microbatches.len())?;
         let (mut sums, mut gradients) = (TreeSum::default(), TreeSum::default());
-        let mut last = None;
+        let (params, mut last) = (self.model.trained(), None);
         let mut passes = self.passes(1, microbatches);
         for action in &program.ranks()[0] {
             let Some(of_batch) = passes.apply(*action)? else {
@@ -268,14 +268,11 @@ impl<M: Model> Trainer<M> {
             };
             let of_batch = of_batch.reduced()?;
             sums.add(std::slice::from_ref(of_batch.flat()))?;
-            let (params, values): (Vec<Param>, Vec<Tensor>) =
-                passes.grads.all()?.into_iter().unzip();
-            gradients.add(&values)?;
-            last = Some((of_batch, params));
-            passes.grads.clear();
+            gradients.add(&passes.grads.take(&params)?)?;
             passes.left = 1;
+            last = Some(of_batch);
         }
-        let (like, params) = last.ok_or_else(no_batch)?;
+        let like = last.ok_or_else(no_batch)?;
         let sum = sums.finish()?.into_iter().flatten().next().ok_or_else(no_batch)?;
         let gradients = gradients.finish()?.unwrap_or_default();
         Ok(GradientsAndSums {

@@ -213,3 +213,87 @@ fn ranks_may_leave_out_a_layer() {
         }
     }
 }
+
+/// The gradients of each microbatch, in the order of the model's parameters. With `apart`, each stage's
+/// are taken after its own pass, while the other stage is ahead or behind.
+fn gradients_by_microbatch(
+    rank: &dyn Rank,
+    strategy: &Strategy,
+    apart: bool,
+) -> Result<Vec<Vec<f32>>> {
+    let mesh = Mesh::new(&[RANKS], &["dp"])?;
+    Redistributor::new(rank).run_on(&mesh, || {
+        let model = Chain::new(4, WIDTH);
+        let parallel = DataParallel::new(rank, &mesh, strategy.clone());
+        parallel.unit("layers.*", strategy.clone()).apply(&model)?;
+        model.materialize(rank.device(), 1)?;
+        let params = model.params();
+        let stages = params.split_at(2);
+        let mut grads = Grads::new(&params)?;
+        let values = |gradients: Vec<Tensor>| {
+            let values = gradients.iter().map(|gradient| gradient.local().to_vec::<f32>());
+            Ok::<_, Error>(values.collect::<Result<Vec<_>>>()?.concat())
+        };
+
+        let (mut taken, mut waiting) = (Vec::new(), Vec::new());
+        for microbatch in 0..MICROBATCHES {
+            let x = Var::constant(rows(rank.device(), microbatch)?);
+            let [first, second] =
+                [stages.0, stages.1].map(|stage| stage.iter().collect::<Vec<_>>());
+            let (hidden, tape) = Tape::record(|| forward(&first, &x))?;
+            let ((input, y), second_tape) = Tape::record(|| {
+                let input = Var::input(hidden.value().clone());
+                forward(&second, &input).map(|y| (input, y))
+            })?;
+            let root = [(&y, y.value().clone())];
+            let dx = second_tape.backward_with(&root, &[&input], &mut grads)?.swap_remove(0);
+            if apart {
+                taken.push(values(grads.take(stages.1)?)?);
+                waiting.push((hidden, tape, dx));
+            } else {
+                tape.backward(&[(&hidden, dx)], &mut grads)?;
+                taken.push(values(grads.take(&params)?)?);
+            }
+        }
+        for ((hidden, tape, dx), second) in waiting.into_iter().zip(&mut taken) {
+            tape.backward(&[(&hidden, dx)], &mut grads)?;
+            let first = values(grads.take(stages.0)?)?;
+            *second = [first, std::mem::take(second)].concat();
+        }
+        Ok::<_, Error>(taken)
+    })
+}
+
+/// The gradients of a stage can be taken while another stage is ahead, as a sum of each stage's own
+/// passes needs. They have the bits of the whole model's.
+#[test]
+fn a_stage_takes_its_gradients() {
+    let strategies = [Strategy::replicate(["dp"]), Strategy::zero1(["dp"]), Strategy::fsdp(["dp"])];
+    for strategy in strategies {
+        let run = |apart| {
+            let local = Local::new(RANKS).threads(1);
+            local.launch(|rank| gradients_by_microbatch(rank, &strategy, apart)).unwrap()
+        };
+        let whole = run(false);
+        assert_ne!(whole[0][0], whole[0][1], "microbatches differ");
+        assert_eq!(run(true), whole, "{strategy:?}");
+    }
+}
+
+/// The parameters of a unit are reduced together, so they are of one stage.
+#[test]
+fn a_unit_of_two_stages_cannot_be_taken_apart() {
+    let messages = Local::run(RANKS, |rank| {
+        let mesh = Mesh::new(&[RANKS], &["dp"])?;
+        Redistributor::new(rank).run_on(&mesh, || {
+            let model = Chain::new(2, WIDTH);
+            DataParallel::new(rank, &mesh, Strategy::fsdp(["dp"])).apply(&model)?;
+            model.materialize(rank.device(), 1)?;
+            let mut grads = Grads::new(&model.params())?;
+            let error = grads.take(&model.params()[..1]).unwrap_err();
+            Ok::<_, Error>(error.to_string())
+        })
+    });
+    let message = &messages.unwrap()[0];
+    assert!(message.starts_with("take: `layers.1.weight` is in the unit of"), "{message}");
+}
