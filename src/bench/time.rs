@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use meshgrad::prelude::*;
-use meshgrad::runtime::op_cases::{OpCase, Operands, Written};
+use meshgrad::runtime::op_cases::{CaseOperands, OpCase, Written};
 use meshgrad_harness::{Options, Peer, PeerOptions, Spread, cell, finish, numbers, timed};
 use serde_json::{Value, json};
 
@@ -313,7 +313,7 @@ impl Comparison {
 }
 
 /// A case to time, and its operands.
-type Call<'a> = (&'a OpCase, Operands);
+type Call<'a> = (&'a OpCase, CaseOperands);
 
 /// The cases of a job, for each set of operands.
 fn calls<'a>(job: &Job, sets: &'a [Vec<OpCase>]) -> anyhow::Result<Vec<Vec<Call<'a>>>> {

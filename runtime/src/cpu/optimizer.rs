@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::random::Words;
 use super::strided::{CHUNK, Chunk, Source};
 use super::{BLOCK, blocks as split, for_parts};
-use crate::core::arguments::optimizer::AdamW;
+use crate::core::arguments::optimizer::AdamWConstants;
 use crate::{Float, Number, Result, Tensor, Wide, for_float};
 
 /// The factors of an AdamW step.
@@ -27,7 +27,7 @@ pub(crate) struct Factors<W> {
 
 impl<W: Wide> Factors<W> {
     /// Computes the factors in f64, and rounds each once.
-    pub(crate) fn new(of: AdamW, learning_rate: f64, step: u32, scale: f64) -> Factors<W> {
+    pub(crate) fn new(of: AdamWConstants, learning_rate: f64, step: u32, scale: f64) -> Factors<W> {
         Factors {
             scale: W::from_f64(scale),
             one_minus_beta1: W::from_f64(1.0 - of.beta1),

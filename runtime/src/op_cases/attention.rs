@@ -1,6 +1,6 @@
 //! Attention and its gradients.
 
-use super::op_case::{OpCase, Operands, Results, Source};
+use super::op_case::{CaseOperands, OpCase, Results, Source};
 use crate::ops::{self, AttentionMask, AttentionSequences};
 use crate::{Result, Tensor};
 
@@ -38,7 +38,7 @@ pub fn attention(
 }
 
 /// The mask of some of the queries. Those without a sharding state their position.
-fn local(mask: &AttentionMask, of: &Operands) -> Result<AttentionMask> {
+fn local(mask: &AttentionMask, of: &CaseOperands) -> Result<AttentionMask> {
     let [q, k] = of.first();
     let is_whole = q.sharding().is_some() || q.shape()[1] == k.shape()[1];
     let sequences = match &mask.sequences {

@@ -1,6 +1,6 @@
 //! Linear layers fused with cross entropy.
 
-use super::op_case::{OpCase, Operands, Results, Source, accumulated, adding_to_last, case};
+use super::op_case::{CaseOperands, OpCase, Results, Source, accumulated, adding_to_last, case};
 use crate::Result;
 use crate::ops::{self, Targets};
 
@@ -43,7 +43,7 @@ pub fn losses(source: &dyn Source, [rows, features, classes]: [usize; 3]) -> Res
 }
 
 /// The labels. Without a sharding, the rows of `w` are the classes from their start on.
-fn targets(of: &Operands, classes: usize) -> Targets<'_> {
+fn targets(of: &CaseOperands, classes: usize) -> Targets<'_> {
     Targets {
         labels: &of.tensors[2],
         ignore_index: IGNORED,

@@ -29,7 +29,7 @@ pub use elementwise::{binary, unary, with_constants};
 pub use experts::{expert_offsets, grouped, permutation, routing};
 pub use indexing::{embedding, gathering, selection};
 pub use losses::losses;
-pub use op_case::{OpCase, Operands, Source, Written};
+pub use op_case::{CaseOperands, OpCase, Source, Written};
 pub use optimizer::{adamw, gradient_norm};
 pub use positions::positions;
 pub use products::{linear, matmul};

@@ -35,11 +35,11 @@ pub struct OpCase {
     call: Call,
 }
 
-type Call = Box<dyn Fn(&Operands) -> Result<Vec<Tensor>>>;
+type Call = Box<dyn Fn(&CaseOperands) -> Result<Vec<Tensor>>>;
 
 /// The operands of a call: those of a case, or a rank's parts of them.
 #[derive(Clone)]
-pub struct Operands {
+pub struct CaseOperands {
     /// The operands.
     pub tensors: Vec<Tensor>,
     /// The indices of the first element of each in the whole operand.
@@ -62,7 +62,7 @@ impl OpCase {
     pub fn new(
         op: &'static str,
         operands: Vec<Tensor>,
-        call: impl Fn(&Operands) -> Result<Vec<Tensor>> + 'static,
+        call: impl Fn(&CaseOperands) -> Result<Vec<Tensor>> + 'static,
     ) -> OpCase {
         OpCase::boxed(op, operands, Box::new(call))
     }
@@ -72,16 +72,16 @@ impl OpCase {
     }
 
     /// The whole operands.
-    pub fn whole(&self, written: Written) -> Operands {
+    pub fn whole(&self, written: Written) -> CaseOperands {
         let starts = self.operands.iter().map(|x| vec![0; x.shape().len()]);
-        Operands { tensors: self.operands.clone(), starts: starts.collect(), written }
+        CaseOperands { tensors: self.operands.clone(), starts: starts.collect(), written }
     }
 
     /// Calls the op. Returns its results, then the operands that it changed.
     ///
     /// # Errors
     /// Those of the op.
-    pub fn run(&self, operands: &Operands) -> Result<Vec<Tensor>> {
+    pub fn run(&self, operands: &CaseOperands) -> Result<Vec<Tensor>> {
         (self.call)(operands)
     }
 
@@ -94,7 +94,7 @@ impl OpCase {
     }
 }
 
-impl Operands {
+impl CaseOperands {
     pub(super) fn first<const N: usize>(&self) -> [&Tensor; N] {
         std::array::from_fn(|at| &self.tensors[at])
     }
@@ -190,10 +190,10 @@ pub(super) fn adding<const N: usize, R: Results>(
 pub(super) fn adding_to_last<R: Results>(
     op: &'static str,
     operands: Vec<Tensor>,
-    call: impl Fn(&Operands, &mut Accumulator) -> Result<R> + 'static,
+    call: impl Fn(&CaseOperands, &mut Accumulator) -> Result<R> + 'static,
 ) -> OpCase {
     let last = operands.len() - 1;
-    let call = move |of: &Operands| {
+    let call = move |of: &CaseOperands| {
         let mut sum = of.sum(last)?;
         let mut results = call(of, &mut sum)?.list();
         results.push(sum.total()?.clone());
@@ -210,7 +210,7 @@ pub(super) fn changing<const N: usize>(
     call: impl Fn([&Tensor; N], &Tensor) -> Result<()> + 'static,
 ) -> OpCase {
     let operands = [&operands.map(Tensor::clone)[..], std::slice::from_ref(changed)].concat();
-    let call = move |of: &Operands| {
+    let call = move |of: &CaseOperands| {
         let changed = of.changed(N)?;
         call(of.first(), &changed)?;
         Ok(vec![changed])

@@ -1,10 +1,11 @@
 //! The step of the optimizer, and the norm of gradients.
 
-use super::op_case::{OpCase, Operands, Results, Source, accumulated, case, writable};
-use crate::ops::{self, AdamW, AdamWOperands, StepScalars};
+use super::op_case::{CaseOperands, OpCase, Results, Source, accumulated, case, writable};
+use crate::ops::{self, AdamWConstants, AdamWOperands, StepScalars};
 use crate::{RegionKey, Result, Tensor};
 
-const CONSTANTS: AdamW = AdamW { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1 };
+const CONSTANTS: AdamWConstants =
+    AdamWConstants { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1 };
 
 /// One step of `count` parameters of `shape`, rounded at random if `rounding` is a key.
 pub fn adamw(
@@ -25,11 +26,11 @@ pub fn adamw(
     for scalar in [0.5f32, 2.0, 0.25] {
         operands.push(Tensor::scalar(source.device(), scalar)?);
     }
-    let call = move |of: &Operands| step(of, count, rounding.as_ref());
+    let call = move |of: &CaseOperands| step(of, count, rounding.as_ref());
     Ok(OpCase::new("adamw_step", operands, call).writing())
 }
 
-fn step(of: &Operands, count: usize, rounding: Option<&RegionKey>) -> Result<Vec<Tensor>> {
+fn step(of: &CaseOperands, count: usize, rounding: Option<&RegionKey>) -> Result<Vec<Tensor>> {
     let changed = |at: usize| -> Result<[Tensor; 3]> {
         Ok([of.changed(4 * at)?, of.changed(4 * at + 2)?, of.changed(4 * at + 3)?])
     };

@@ -1,6 +1,6 @@
 //! Random values and dropout.
 
-use super::op_case::{OpCase, Operands, Results, Source, writable};
+use super::op_case::{CaseOperands, OpCase, Results, Source, writable};
 use crate::{Region, RegionKey, Result, Tensor, ops};
 
 /// Random values of `shape`, as a part of a larger tensor if `key` is within a region.
@@ -22,7 +22,7 @@ pub fn random(source: &dyn Source, shape: &[usize], key: &RegionKey) -> Result<V
     let whole = *x.shape();
     let fills = fills.map(|(name, fill)| {
         let key = key.clone();
-        let call = move |of: &Operands| {
+        let call = move |of: &CaseOperands| {
             let into = of.changed(0)?;
             fill(&into, local(&key, &whole, of)?)?;
             Ok(into.list())
@@ -39,7 +39,7 @@ pub fn random(source: &dyn Source, shape: &[usize], key: &RegionKey) -> Result<V
 }
 
 /// The key of a part of the operand. A part without a sharding states its region.
-fn local(key: &RegionKey, whole: &[usize], of: &Operands) -> Result<RegionKey> {
+fn local(key: &RegionKey, whole: &[usize], of: &CaseOperands) -> Result<RegionKey> {
     let x = &of.tensors[0];
     if x.sharding().is_some() || x.shape()[..] == *whole {
         return Ok(key.clone());

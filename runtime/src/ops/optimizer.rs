@@ -7,7 +7,7 @@ mod squares;
 
 pub use squares::sum_of_squares;
 
-pub use crate::core::arguments::optimizer::{AdamW, AdamWOperands, StepScalars};
+pub use crate::core::arguments::optimizer::{AdamWConstants, AdamWOperands, StepScalars};
 use meshgrad_error::{bail, ensure};
 
 use crate::cpu::optimizer::{self as kernels, Factors, Update};
@@ -64,7 +64,7 @@ pub fn adamw_step(
     exp_avg: &Tensor,
     exp_avg_sq: &Tensor,
     scalars: StepScalars<'_>,
-    constants: AdamW,
+    constants: AdamWConstants,
 ) -> Result<()> {
     let operands =
         AdamWOperands { param, gradient, exp_avg, exp_avg_sq, constants, rounding: None };

@@ -286,7 +286,7 @@ impl<'a> RowOperands<'a> {
             gradient: &self.gradient,
             exp_avg: &self.moments.exp_avg,
             exp_avg_sq: &self.moments.exp_avg_sq,
-            constants: ops::AdamW { beta1, beta2, eps, weight_decay: self.weight_decay },
+            constants: ops::AdamWConstants { beta1, beta2, eps, weight_decay: self.weight_decay },
             rounding: self.draw,
         }
     }

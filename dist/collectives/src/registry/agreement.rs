@@ -15,7 +15,7 @@ use meshgrad_mesh::{Fingerprint, check_agreement};
 use serde::{Deserialize, Serialize};
 use twox_hash::{XxHash3_64, XxHash3_128};
 
-use super::plan::{AgreedPlan, Plan, PlannedGroup};
+use super::plan::{AgreedPlan, GroupPlan, PlannedGroup};
 use super::text;
 
 /// Exchanges bytes between all ranks: the control plane, before any communicator exists.
@@ -37,7 +37,7 @@ pub struct PlanDigest {
 }
 
 impl PlanDigest {
-    fn of(plan: &Plan) -> PlanDigest {
+    fn of(plan: &GroupPlan) -> PlanDigest {
         let parts = plan.needs.iter().map(|need| part(need, plan.rank));
         PlanDigest {
             balance: parts.fold(0, u128::wrapping_add),
@@ -102,14 +102,14 @@ fn mesh_digest(mesh: &Fingerprint) -> u64 {
     digest.max(1)
 }
 
-impl Plan {
+impl GroupPlan {
     /// The digest that ranks compare. Its size does not depend on the plan.
     pub fn digest(&self) -> PlanDigest {
         PlanDigest::of(self)
     }
 
     /// Compares the plans of all ranks; each rank must call this. Ranks exchange their
-    /// [digests](Plan::digest), and the whole plans only if the digests disagree. All ranks return
+    /// [digests](GroupPlan::digest), and the whole plans only if the digests disagree. All ranks return
     /// the same error.
     ///
     /// Blocks until all ranks have called this. Finish earlier creations first, or
@@ -132,9 +132,9 @@ impl Plan {
     /// Compares the plans of ranks 0, 1, ... within one process.
     ///
     /// # Errors
-    /// As [`Plan::agree`].
-    pub fn agree_all(plans: Vec<Plan>) -> Result<Vec<AgreedPlan>> {
-        let digests: Vec<PlanDigest> = plans.iter().map(Plan::digest).collect();
+    /// As [`GroupPlan::agree`].
+    pub fn agree_all(plans: Vec<GroupPlan>) -> Result<Vec<AgreedPlan>> {
+        let digests: Vec<PlanDigest> = plans.iter().map(GroupPlan::digest).collect();
         match PlanDigest::agree(&digests) {
             true => Ok(plans.into_iter().map(AgreedPlan).collect()),
             false => Err(difference(plans.iter().map(PlanMessage::of).collect())),
@@ -143,7 +143,7 @@ impl Plan {
 }
 
 /// The plans of all ranks, if their digests disagree.
-fn exchanged(plan: &Plan, exchange: &mut impl Exchange) -> Result<Option<Vec<PlanMessage>>> {
+fn exchanged(plan: &GroupPlan, exchange: &mut impl Exchange) -> Result<Option<Vec<PlanMessage>>> {
     let mut gather = |mine: &[u8]| {
         let all = exchange.all_gather(mine)?;
         ensure!(
@@ -199,7 +199,7 @@ struct GroupKey {
 }
 
 impl PlanMessage {
-    fn of(plan: &Plan) -> PlanMessage {
+    fn of(plan: &GroupPlan) -> PlanMessage {
         let spelled = |need: &PlannedGroup| GroupMessage {
             key: GroupKey {
                 size: Reverse(need.group.len()),

@@ -25,7 +25,7 @@
 //!
 //! ```
 //! # use std::{num::NonZeroUsize, time::Duration};
-//! # use meshgrad_collectives::registry::{Plan, PollStatus, RecordingWorld, Registry};
+//! # use meshgrad_collectives::registry::{GroupPlan, PollStatus, RecordingWorld, Registry};
 //! # use meshgrad_mesh::Mesh;
 //! let mesh = Mesh::new(&[2, 4], &["dp", "tp"])?;
 //! let all = RecordingWorld::new();
@@ -39,7 +39,7 @@
 //!     }
 //! }
 //!
-//! let agreed = Plan::agree_all(ranks.iter().map(Registry::plan).collect())?;
+//! let agreed = GroupPlan::agree_all(ranks.iter().map(Registry::plan).collect())?;
 //! for (registry, agreed) in ranks.iter().zip(&agreed) {
 //!     registry.materialize(agreed, NonZeroUsize::MIN)?;
 //! }
@@ -66,7 +66,7 @@ mod text;
 
 pub use agreement::{Exchange, PlanDigest};
 pub use connect::{Connect, Creation, Progress};
-pub use plan::{AgreedPlan, Plan, PlannedGroup};
+pub use plan::{AgreedPlan, GroupPlan, PlannedGroup};
 pub use recording::{
     Counts, PendingCreation, RecordedCommunicator, RecordedCreation, RecordingConnector,
     RecordingWorld,

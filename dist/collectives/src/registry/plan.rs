@@ -32,13 +32,13 @@ impl PlannedGroup {
 /// ranks, channel and options. The order depends only on the groups, so plans of different ranks
 /// are ordered consistently.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Plan {
+pub struct GroupPlan {
     pub(super) rank: usize,
     pub(super) needs: Vec<PlannedGroup>,
     pub(super) mesh: Option<Fingerprint>,
 }
 
-impl Plan {
+impl GroupPlan {
     /// The rank.
     pub fn rank(&self) -> usize {
         self.rank
@@ -51,7 +51,7 @@ impl Plan {
 
     /// Also requires that all ranks have this mesh. Meshes that differ only in axis names have the
     /// same groups.
-    pub fn with_mesh(mut self, mesh: &Mesh) -> Plan {
+    pub fn with_mesh(mut self, mesh: &Mesh) -> GroupPlan {
         self.mesh = Some(mesh.fingerprint());
         self
     }
@@ -59,11 +59,11 @@ impl Plan {
 
 /// A plan that all ranks agree on. Only agreed plans can be materialized.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AgreedPlan(pub(super) Plan);
+pub struct AgreedPlan(pub(super) GroupPlan);
 
 impl AgreedPlan {
     /// The plan.
-    pub fn plan(&self) -> &Plan {
+    pub fn plan(&self) -> &GroupPlan {
         &self.0
     }
 }

@@ -10,7 +10,7 @@ use meshgrad_mesh::{Group, Hosts};
 
 use super::connect::Connect;
 use super::key::Key;
-use super::plan::{AgreedPlan, Plan, PlannedGroup};
+use super::plan::{AgreedPlan, GroupPlan, PlannedGroup};
 use super::report::{CommunicatorReport, Report};
 use super::slot::Slot;
 use super::state::State;
@@ -95,7 +95,7 @@ impl<C: Connect> Registry<C> {
     }
 
     /// The plan of all communicators that this rank currently requests, ready or not.
-    pub fn plan(&self) -> Plan {
+    pub fn plan(&self) -> GroupPlan {
         let state = self.inner.lock();
         let used = state.slots.iter().filter(|(_, slot)| !slot.users.is_empty());
         let needs = used.map(|(key, slot)| PlannedGroup {
@@ -103,7 +103,7 @@ impl<C: Connect> Registry<C> {
             generation: state.generation(key),
             requesters: slot.requesters(),
         });
-        Plan { rank: self.inner.rank, needs: needs.collect(), mesh: None }
+        GroupPlan { rank: self.inner.rank, needs: needs.collect(), mesh: None }
     }
 
     /// Queues the creation of an agreed plan's communicators, in creation order; [`Registry::poll`]

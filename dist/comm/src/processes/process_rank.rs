@@ -119,7 +119,7 @@ impl ProcessRank {
         self.shares.registry()
     }
 
-    /// Exchanges bytes with all ranks, to [agree](meshgrad_collectives::registry::Plan::agree) on a
+    /// Exchanges bytes with all ranks, to [agree](meshgrad_collectives::registry::GroupPlan::agree) on a
     /// plan.
     pub fn exchange(&self) -> TcpExchange {
         TcpExchange {

@@ -4,7 +4,7 @@ use crate::{RegionKey, Tensor};
 
 /// The constants of AdamW.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AdamW {
+pub struct AdamWConstants {
     /// Decay of `exp_avg` per step.
     pub beta1: f64,
     /// Decay of `exp_avg_sq` per step.
@@ -38,7 +38,7 @@ pub struct AdamWOperands<'a> {
     /// The exponential moving average of its squared gradient; zeros before the first step.
     pub exp_avg_sq: &'a Tensor,
     /// Its constants. They are per parameter because some parameters have no weight decay.
-    pub constants: AdamW,
+    pub constants: AdamWConstants,
     /// Key for the stochastic rounding of a bf16 parameter; the op folds in the step. `None` rounds
     /// to nearest.
     pub rounding: Option<&'a RegionKey>,

@@ -1,7 +1,8 @@
 use super::*;
 use crate::{DType, Device, Kind, ops};
 
-const ADAMW: AdamW = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+const ADAMW: AdamWConstants =
+    AdamWConstants { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
 
 /// `count` numbers that differ for each element and `salt`.
 fn numbers(count: usize, salt: usize) -> Vec<f64> {

@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use meshgrad_mesh::Sharding;
-use meshgrad_runtime::op_cases::{Operands, Source, Written};
+use meshgrad_runtime::op_cases::{CaseOperands, Source, Written};
 use meshgrad_runtime::{Device, Result, Tensor, ops};
 
 use crate::sharding::shards::Part;
@@ -44,13 +44,17 @@ pub(crate) fn numbers(shape: &[usize], seed: usize) -> Tensor {
 }
 
 /// The operands of one rank, without shardings.
-pub(crate) fn local(parts: impl Iterator<Item = Part>) -> Operands {
+pub(crate) fn local(parts: impl Iterator<Item = Part>) -> CaseOperands {
     let (tensors, starts) = parts.map(|part| (part.tensor, part.start)).unzip();
-    Operands { tensors, starts, written: Written::Copies }
+    CaseOperands { tensors, starts, written: Written::Copies }
 }
 
 /// The operands with their shardings, as the parts of `rank`.
-pub(crate) fn tagged(mut local: Operands, shardings: &[Sharding], rank: usize) -> Result<Operands> {
+pub(crate) fn tagged(
+    mut local: CaseOperands,
+    shardings: &[Sharding],
+    rank: usize,
+) -> Result<CaseOperands> {
     for (operand, sharding) in local.tensors.iter_mut().zip(shardings) {
         *operand = operand.with_sharding(sharding, rank)?;
     }

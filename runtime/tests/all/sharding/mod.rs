@@ -10,7 +10,7 @@ mod tensors;
 use meshgrad_mesh::{
     Division, Incompatible, Mesh, Placement, Problem, Reduction, Sharding, ShardingRule,
 };
-use meshgrad_runtime::op_cases::{Operands, Written};
+use meshgrad_runtime::op_cases::{CaseOperands, Written};
 use meshgrad_runtime::{DType, Error, Tensor, ops};
 
 use call::{local, tagged};
@@ -86,7 +86,7 @@ fn check(parts: &[Vec<Tensor>], placements: &[Placement], whole: &[Tensor], what
 
 /// Runs a rank's part of a case on operands without shardings if `tags` is `None`. Otherwise the
 /// operands have shardings, and the results must have those that the rule gives.
-fn run(case: &Case, local: Operands, tags: Option<&Tags<'_>>) -> Vec<Tensor> {
+fn run(case: &Case, local: CaseOperands, tags: Option<&Tags<'_>>) -> Vec<Tensor> {
     let Some(tags) = tags else {
         return case.of.run(&local).unwrap();
     };
@@ -155,7 +155,7 @@ fn is_refusal(error: &Error) -> bool {
 }
 
 /// An op must refuse operands that its rule refuses.
-fn check_refused(case: &Case, local: &Operands, placements: &[Placement]) {
+fn check_refused(case: &Case, local: &CaseOperands, placements: &[Placement]) {
     match case.of.run(local) {
         Err(error) if is_refusal(&error) => {}
         Err(error) => panic!("{}: {} gave {error}", case.of.op, text(placements)),

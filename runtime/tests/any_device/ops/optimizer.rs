@@ -1,10 +1,11 @@
 //! AdamW steps on every device have the bits of the CPU, and are one launch on a GPU.
 
 use crate::devices::{assert_error, devices, numbered, reference, values};
-use meshgrad_runtime::ops::{self, AdamW, AdamWOperands, AdamWTable, StepScalars};
+use meshgrad_runtime::ops::{self, AdamWConstants, AdamWOperands, AdamWTable, StepScalars};
 use meshgrad_runtime::{DType, Device, Key, Kind, Region, RegionKey, Result, Tensor};
 
-const ADAMW: AdamW = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+const ADAMW: AdamWConstants =
+    AdamWConstants { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
 
 /// A parameter with its gradient and its state.
 struct Trained {
@@ -13,7 +14,7 @@ struct Trained {
     exp_avg: Tensor,
     exp_avg_sq: Tensor,
     rounding: Option<RegionKey>,
-    constants: AdamW,
+    constants: AdamWConstants,
 }
 
 impl Trained {

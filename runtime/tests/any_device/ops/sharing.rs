@@ -1,7 +1,7 @@
 //! Aliasing rules, for an op's operands and for tensors that work on other streams uses.
 
 use crate::devices::{assert_error, devices, gpu, numbered, values};
-use meshgrad_runtime::ops::{AdamW, AdamWOperands, StepScalars};
+use meshgrad_runtime::ops::{AdamWConstants, AdamWOperands, StepScalars};
 use meshgrad_runtime::{
     Accumulator, DType, Device, Kind, Pending, Result, Stream, Tensor, ops, with_stream,
 };
@@ -58,7 +58,7 @@ fn a_rejected_step_increments_no_version() {
             gradient: &gradient,
             exp_avg: &exp_avg,
             exp_avg_sq: &exp_avg_sq,
-            constants: AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },
+            constants: AdamWConstants { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },
             rounding: None,
         };
         assert_busy(ops::adamw_step_many(&[operands], scalars));

@@ -1,7 +1,7 @@
 //! Which calls block the host until the GPU has finished its work.
 
 use crate::devices::{assert_error, devices, gpu, numbered, values};
-use meshgrad_runtime::ops::{self, AdamW, AdamWOperands, AdamWTable, StepScalars};
+use meshgrad_runtime::ops::{self, AdamWConstants, AdamWOperands, AdamWTable, StepScalars};
 use meshgrad_runtime::{DType, Device, Key, Kind, Tensor};
 
 fn zeros(device: &Device, kind: Kind) -> Tensor {
@@ -49,7 +49,7 @@ fn a_step_never_blocks_the_host() {
                 gradient: &gradient,
                 exp_avg: &state[0],
                 exp_avg_sq: &state[1],
-                constants: AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },
+                constants: AdamWConstants { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },
                 rounding: None,
             };
             let scalars = StepScalars { learning_rate: &now[0], step: &now[1], scale: &now[2] };

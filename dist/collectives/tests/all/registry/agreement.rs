@@ -3,7 +3,7 @@
 use std::sync::{Barrier, Mutex};
 use std::time::Duration;
 
-use meshgrad_collectives::registry::{AgreedPlan, Exchange, Plan, PlanDigest};
+use meshgrad_collectives::registry::{AgreedPlan, Exchange, GroupPlan, PlanDigest};
 use meshgrad_collectives::{Error, Kind, Result};
 use meshgrad_mesh::{Channel, Group, GroupOptions, Mesh};
 use proptest::prelude::*;
@@ -16,8 +16,8 @@ fn pairs_and_all() -> Vec<Group> {
     [of(&["pp"]), of(&["dp"]), of(&["tp"]), of(&["dp", "tp"])].concat()
 }
 
-fn plans_agree(plans: &[Plan]) -> bool {
-    let digests: Vec<PlanDigest> = plans.iter().map(Plan::digest).collect();
+fn plans_agree(plans: &[GroupPlan]) -> bool {
+    let digests: Vec<PlanDigest> = plans.iter().map(GroupPlan::digest).collect();
     PlanDigest::agree(&digests)
 }
 
@@ -90,7 +90,7 @@ proptest! {
         let (world, _handles) = plans_with(&[(rank, at, fault)]);
         prop_assert!(!plans_agree(&world.plans()));
 
-        let error = Plan::agree_all(world.plans()).unwrap_err();
+        let error = GroupPlan::agree_all(world.plans()).unwrap_err();
         let others: Vec<usize> =
             expected.ranks().iter().copied().filter(|other| *other != rank).collect();
         let (one, others) = (format!("rank {rank}"), text(&others));
@@ -121,7 +121,7 @@ proptest! {
             requested.windows(2).all(|pair| pair[0] == pair[1])
         };
         let are_consistent = (0..groups.len()).all(all_alike);
-        prop_assert_eq!(Plan::agree_all(world.plans()).is_ok(), are_consistent);
+        prop_assert_eq!(GroupPlan::agree_all(world.plans()).is_ok(), are_consistent);
         prop_assert!(is_any || are_consistent);
     }
 }
@@ -130,7 +130,7 @@ proptest! {
 fn a_disagreement_names_the_group_the_ranks_and_the_remedy() {
     let error = |faults: &[(usize, usize, Fault)]| {
         let (world, _handles) = plans_with(faults);
-        Plan::agree_all(world.plans()).unwrap_err().to_string()
+        GroupPlan::agree_all(world.plans()).unwrap_err().to_string()
     };
     insta::assert_snapshot!(folded(error(&[(2, 12, Fault::Missing)])), @r"
     no communicator was created because the plans differ: ranks [0, 1, 3] need [0, 1, 2, 3]
@@ -164,7 +164,7 @@ fn a_disagreement_names_the_group_the_ranks_and_the_remedy() {
     let [kept, dropped] = handles.try_into().ok().unwrap();
     drop(dropped);
     let _again = world.share(1, "critic.tp", &both);
-    insta::assert_snapshot!(folded(Plan::agree_all(world.plans()).unwrap_err()), @r"
+    insta::assert_snapshot!(folded(GroupPlan::agree_all(world.plans()).unwrap_err()), @r"
     no communicator was created because the plans differ: rank 0 needs [0, 1] (for
     `actor.tp`), but rank 1 does not; it needs [0, 1] (communicator no. 2) instead. If one
     member drops its last handle and requests the group again, all members must
@@ -173,7 +173,7 @@ fn a_disagreement_names_the_group_the_ranks_and_the_remedy() {
 
     let world = World::of(2);
     let _too_far = world.share(0, "actor.dp", &group(&[0, 2, 4]));
-    insta::assert_snapshot!(folded(Plan::agree_all(world.plans()).unwrap_err()), @r"
+    insta::assert_snapshot!(folded(GroupPlan::agree_all(world.plans()).unwrap_err()), @r"
     ranks [2, 4] of [0, 2, 4] (for `actor.dp`) are outside the world of 2 ranks: start more
     ranks, or request a group within the world
     ");
@@ -194,20 +194,20 @@ fn meshes_with_the_same_groups_are_distinguished() {
     }
     assert!(plans_agree(&world.plans()));
 
-    let with_mesh = |plan: Plan| {
+    let with_mesh = |plan: GroupPlan| {
         let mesh = of_rank(plan.rank());
         plan.with_mesh(mesh)
     };
-    let plans: Vec<Plan> = world.plans().into_iter().map(with_mesh).collect();
+    let plans: Vec<GroupPlan> = world.plans().into_iter().map(with_mesh).collect();
     assert!(!plans_agree(&plans));
-    insta::assert_snapshot!(folded(Plan::agree_all(plans).unwrap_err()), @r"
+    insta::assert_snapshot!(folded(GroupPlan::agree_all(plans).unwrap_err()), @r"
     no communicator was created: ranks have different meshes: ranks [0, 1, 2] have dp 2 x tp 2
     (digest 8bc9ce67188f003d); ranks [3] have tp 2 x dp 2 (digest 3cb9d1f4d5b65acd)
     ");
 
     let mut plans = world.plans();
     plans[1] = plans[1].clone().with_mesh(&meshes[0]);
-    insta::assert_snapshot!(folded(Plan::agree_all(plans).unwrap_err()), @r"
+    insta::assert_snapshot!(folded(GroupPlan::agree_all(plans).unwrap_err()), @r"
     no communicator was created: ranks have different meshes: ranks [0, 2, 3] have no mesh
     (digest 0000000000000000); ranks [1] have dp 2 x tp 2 (digest 8bc9ce67188f003d)
     ");
@@ -244,13 +244,13 @@ impl Exchange for Seat<'_> {
 }
 
 /// Each rank's result, and the sizes of the messages that it sent.
-fn agree_by_exchange(plans: Vec<Plan>, is_bad: bool) -> Vec<(Result<AgreedPlan>, Vec<usize>)> {
+fn agree_by_exchange(plans: Vec<GroupPlan>, is_bad: bool) -> Vec<(Result<AgreedPlan>, Vec<usize>)> {
     let lobby = Lobby {
         messages: Mutex::new(vec![Vec::new(); plans.len()]),
         barrier: Barrier::new(plans.len()),
     };
     std::thread::scope(|scope| {
-        let agree = |plan: Plan| {
+        let agree = |plan: GroupPlan| {
             let mut seat = Seat { lobby: &lobby, rank: plan.rank(), sent: Vec::new(), is_bad };
             (plan.agree(&mut seat), seat.sent)
         };
@@ -272,7 +272,7 @@ fn agreement_takes_one_exchange_of_24_bytes() {
 #[test]
 fn all_ranks_return_the_same_error() {
     let (world, _handles) = plans_with(&[(7, 3, Fault::OtherOptions)]);
-    let expected = Plan::agree_all(world.plans()).unwrap_err();
+    let expected = GroupPlan::agree_all(world.plans()).unwrap_err();
     for (agreed, sent) in agree_by_exchange(world.plans(), false) {
         assert_eq!(agreed.unwrap_err(), expected);
         assert_eq!(sent.len(), 2);

@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use meshgrad_collectives::registry::{
-    BOOTSTRAP_TIMEOUT, Connect, Creation, Plan, Progress, Registry,
+    BOOTSTRAP_TIMEOUT, Connect, Creation, GroupPlan, Progress, Registry,
 };
 use meshgrad_collectives::{Error, Kind, Result};
 use meshgrad_mesh::{GroupOptions, Hosts};
@@ -202,7 +202,7 @@ fn a_plan_continues_after_a_failure() {
         groups.each_ref().map(|group| registry.share("tp", group).unwrap().handle())
     };
     let _handles = [share(&registry), share(&others)];
-    let agreed = Plan::agree_all(vec![registry.plan(), others.plan()]).unwrap();
+    let agreed = GroupPlan::agree_all(vec![registry.plan(), others.plan()]).unwrap();
     registry.materialize(&agreed[0], NonZeroUsize::MIN).unwrap();
     let status = registry.poll(NOW);
     assert!(status.is_idle());
@@ -222,7 +222,7 @@ fn invalid_groups_and_plans_are_errors() {
     ");
 
     let mut handles = world.share_all("tp", &[both]);
-    let agreed = Plan::agree_all(world.plans()).unwrap();
+    let agreed = GroupPlan::agree_all(world.plans()).unwrap();
     let of_another = world.registries[0].materialize(&agreed[1], NonZeroUsize::MIN);
     insta::assert_snapshot!(of_another.unwrap_err(), @r"the plan of rank 1 was passed to the registry of rank 0");
 

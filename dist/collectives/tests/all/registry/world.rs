@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use meshgrad_collectives::registry::{
-    Handle, Plan, PollStatus, RecordingConnector, RecordingWorld, Registry,
+    GroupPlan, Handle, PollStatus, RecordingConnector, RecordingWorld, Registry,
 };
 use meshgrad_mesh::Group;
 
@@ -37,13 +37,13 @@ impl World {
         members.filter_map(|(rank, group)| self.share(rank, name, group)).collect()
     }
 
-    pub(crate) fn plans(&self) -> Vec<Plan> {
+    pub(crate) fn plans(&self) -> Vec<GroupPlan> {
         self.registries.iter().map(Registry::plan).collect()
     }
 
     /// Compares the plans of all ranks and queues them.
     pub(crate) fn materialize(&self, at_most: usize) {
-        let agreed = Plan::agree_all(self.plans()).unwrap();
+        let agreed = GroupPlan::agree_all(self.plans()).unwrap();
         let at_most = NonZeroUsize::new(at_most).unwrap();
         for (registry, agreed) in self.registries.iter().zip(&agreed) {
             registry.materialize(agreed, at_most).unwrap();
