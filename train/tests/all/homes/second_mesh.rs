@@ -214,8 +214,9 @@ fn train(model: &Mixture, device: &Device, meshes: Option<&Meshes>) -> Result<Ve
 
 fn on_one_rank(saved: &Path) -> Outcome {
     let model = Mixture::new();
-    model.materialize(&Device::cpu(), 3).unwrap();
-    let shares = train(&model, &Device::cpu(), None).unwrap();
+    let device = Device::cpu();
+    model.materialize(&device, 3).unwrap();
+    let shares = train(&model, &device, None).unwrap();
     folder::save(&model, saved).unwrap();
     assembled(&[shares]).unwrap()
 }
