@@ -12,7 +12,7 @@ use meshgrad_runtime::Tensor;
 
 use crate::slot::{Dep, Edge, Slots};
 use crate::var::{Node, ValueId};
-use crate::{Error, ParamId, Result, Var};
+use crate::{Error, Param, ParamId, Result, Var};
 
 /// The backward function of a record. Takes the gradients of its outputs and one slot per input.
 pub(crate) type BackwardFn =
@@ -81,6 +81,11 @@ impl Tape {
         let saved = self.saved.iter().filter_map(Weak::upgrade);
         let storages: HashMap<usize, usize> = saved.map(|saved| (saved.id, saved.bytes)).collect();
         storages.values().sum()
+    }
+
+    /// Whether an op used `param`, which is not frozen.
+    pub fn uses(&self, param: &Param) -> bool {
+        self.uses.contains_key(&param.id())
     }
 
     /// Number of recorded ops.

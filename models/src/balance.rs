@@ -27,7 +27,7 @@ pub struct PooledRouting {
     /// The tokens of each layer, of all ranks.
     tokens: usize,
     /// Assignments to each expert, \[e\] f32.
-    counts: Option<Tensor>,
+    counts: Option<Var>,
     /// Probabilities of each expert, \[e\] f32.
     probabilities: Option<Var>,
     /// The squared log-sum-exp of the router logits, f32 \[\].
@@ -36,6 +36,7 @@ pub struct PooledRouting {
 
 impl Vars for PooledRouting {
     fn each_var(&mut self, f: &mut dyn FnMut(&mut Var)) {
+        self.counts.each_var(f);
         self.probabilities.each_var(f);
         self.squared_lse.each_var(f);
     }
@@ -52,10 +53,8 @@ impl PooledRouting {
         if balancing.auxiliary > 0.0 {
             let probabilities = ops::sum(&layer.probabilities_ne, &[0])?;
             self.probabilities = Some(added(self.probabilities.as_ref(), probabilities)?);
-            self.counts = Some(match &self.counts {
-                Some(counts) => ops::add(counts, &layer.counts)?,
-                None => layer.counts.clone(),
-            });
+            let counts = Var::constant(layer.counts.clone());
+            self.counts = Some(added(self.counts.as_ref(), counts)?);
         }
         if balancing.z > 0.0 {
             self.squared_lse = Some(added(self.squared_lse.as_ref(), squared_lse(layer)?)?);
@@ -73,7 +72,8 @@ impl PooledRouting {
         if self.probabilities.is_none() && self.squared_lse.is_none() {
             return Ok(None);
         }
-        let all = full_concat(&[weight].into_iter().chain(&self.counts).collect::<Vec<_>>())?;
+        let counts = self.counts.as_ref().map(Var::value);
+        let all = full_concat(&[weight].into_iter().chain(counts).collect::<Vec<_>>())?;
         let weight = Var::constant(ops::reshape(&all.slice(0, 0..1)?, &[])?);
         let mut total: Option<Var> = None;
         let auxiliary = self.probabilities.as_ref().map(|it| self.load_balancing(it, &all));

@@ -20,6 +20,7 @@ mod parallel;
 mod plan;
 mod qwen3;
 mod residual;
+mod stage;
 
 pub use cache::{Cache, LayerCache};
 pub use layer::{FeedForward, Layer};
@@ -30,3 +31,4 @@ pub use parallel::ModelParallelism;
 pub use plan::ModelPlan;
 pub use qwen3::{Balancing, Qwen3, Stream};
 pub use residual::Residual;
+pub use stage::Stage;

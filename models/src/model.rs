@@ -6,14 +6,15 @@ use meshgrad_error::ensure;
 use meshgrad_runtime::{DType, Device, Tensor};
 
 use crate::plan::does_not_fit;
+use crate::stage::Stage;
 use crate::{ModelParallelism, ModelPlan, folder};
 
 /// A model that can be trained.
 pub trait Model: Module {
     /// What one forward pass reads; [`TokenBatch`] for a language model.
     type Batch;
-    /// What flows from a stage of the model to the next; `()` for a model that is not cut.
-    type Stream: Vars;
+    /// What flows from a stage of the model to the next; `()` for a model that cannot be cut.
+    type Stream: Vars + Clone;
 
     /// The loss of a batch, recorded if a tape is recording.
     ///
@@ -21,23 +22,36 @@ pub trait Model: Module {
     /// When the batch does not fit the model.
     fn loss(&self, batch: &Self::Batch, compute: Compute) -> Result<Loss>;
 
-    /// The pass of a stage: from the stream of the stage before, `None` for the first stage, to the
-    /// stream for the next one, or to the loss. A whole model is a stage that is first and last.
+    /// The number of layers, between which the model can be cut into stages. A model of one layer
+    /// cannot be cut.
+    fn layers(&self) -> usize {
+        1
+    }
+
+    /// Drops everything that is in none of `stages`, which have layers in ascending order.
     ///
     /// # Errors
-    /// As [`Model::loss`]; when the model is not cut.
+    /// When the model cannot be cut, or has no such layers.
+    fn keep(&mut self, stages: &[Stage]) -> Result<()> {
+        let is_whole = stages.iter().any(|stage| stage.is_whole(self.layers()));
+        ensure!(is_whole, Unsupported, "{}", cannot_be_cut(&self.title()));
+        Ok(())
+    }
+
+    /// The pass of a stage: from the stream of the stage before, `None` for the first stage, to the
+    /// stream for the next one, or to the loss.
+    ///
+    /// # Errors
+    /// As [`Model::loss`]; when the model cannot be cut, or the stage was dropped.
     fn forward(
         &self,
+        stage: &Stage,
         input: Option<Self::Stream>,
         batch: &Self::Batch,
         compute: Compute,
     ) -> Result<Flow<Self::Stream>> {
-        ensure!(
-            input.is_none(),
-            Invalid,
-            "{} is not cut into stages: implement `Model::forward`, or use one stage",
-            self.title()
-        );
+        let is_whole = input.is_none() && stage.is_whole(self.layers());
+        ensure!(is_whole, Unsupported, "{}", cannot_be_cut(&self.title()));
         Ok(Flow::Loss(Box::new(self.loss(batch, compute)?)))
     }
 
@@ -157,6 +171,13 @@ pub trait Model: Module {
         let _ = statistics;
         Metrics::default()
     }
+}
+
+fn cannot_be_cut(title: &str) -> String {
+    format!(
+        "{title} cannot be cut into stages: use parallel.pp = 1, or implement `Model::layers`, `keep` \
+         and `forward`"
+    )
 }
 
 /// A language model that can generate text.

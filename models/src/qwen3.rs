@@ -26,22 +26,26 @@ use crate::layers::{Linear, RmsNorm};
 use crate::model::{Compute, Flow, Generate, Loss, Metrics, Model, TokenBatch};
 use crate::moe::Moe;
 use crate::residual::Residual;
+use crate::stage::Stage;
 use crate::{ModelParallelism, ModelPlan};
 
-/// A Qwen3 model, or a part of one. Building one allocates nothing; materialize it, or load it with
+/// A Qwen3 model, or some stages of one. Building one allocates nothing; materialize it, or load it with
 /// [`hf::load`](crate::hf::load).
 #[derive(Clone, Module)]
 #[module(crate = meshgrad_autograd)]
 pub struct Qwen3 {
-    /// `None` in a part without the first layer.
+    /// `None` without the first stage.
     pub embedding: Option<Embedding>,
-    /// The layers, in order.
+    /// Its layers, in order.
     pub layers: Vec<Layer>,
-    /// `None` in a part without the last layer.
+    /// `None` without the last stage.
     pub head: Option<Head>,
     /// How the load of experts is balanced in training.
     #[module(skip)]
     pub balancing: Balancing,
+    /// The numbers of `layers` in the whole model.
+    #[module(skip)]
+    numbers: Vec<usize>,
     #[module(skip)]
     rotary: Rotary,
     #[module(skip)]
@@ -50,7 +54,8 @@ pub struct Qwen3 {
     companions: Vec<(String, String)>,
 }
 
-/// What flows from one part of a model to the next.
+/// What flows from one stage of a model to the next.
+#[derive(Clone)]
 pub struct Stream {
     /// The residual stream, [b, t, d].
     pub x: Residual,
@@ -72,32 +77,10 @@ impl Qwen3 {
     /// When the configuration is invalid, with all problems.
     pub fn new(config: &Qwen3Config) -> Result<Qwen3> {
         config.validate()?;
-        Qwen3::part(config, 0..config.num_hidden_layers, true, true)
-    }
-
-    /// Some layers of the model of a configuration; with the embedding if it is the `first` part,
-    /// and with the head if it is the `last`. Parameters have the names of the whole model. Tied
-    /// weights are one parameter only in a part that has both ends.
-    ///
-    /// # Errors
-    /// When the configuration is invalid, with all problems, or has fewer layers.
-    pub fn part(
-        config: &Qwen3Config,
-        layers: Range<usize>,
-        first: bool,
-        last: bool,
-    ) -> Result<Qwen3> {
-        config.validate()?;
-        let count = config.num_hidden_layers;
-        ensure!(
-            layers.start <= layers.end && layers.end <= count,
-            Invalid,
-            "layers {layers:?} are not a range of the model's {count} layers"
-        );
         let (v, d) = (config.vocab_size, config.hidden_size);
         let at = ModulePath::from("model");
         let table = Param::new(at.sub("embed_tokens.weight"), [v, d], config.init());
-        let head = || Head {
+        let head = Head {
             norm: RmsNorm::new(at.sub("norm"), d, config.rms_norm_eps),
             input: Seam::new("lm_head.input"),
             weight: match config.tie_word_embeddings {
@@ -105,15 +88,17 @@ impl Qwen3 {
                 false => Param::new("lm_head.weight", [v, d], config.init()),
             },
         };
+        let numbers: Vec<usize> = (0..config.num_hidden_layers).collect();
         Ok(Qwen3 {
-            head: last.then(head),
-            embedding: first.then(|| Embedding {
+            head: Some(head),
+            embedding: Some(Embedding {
                 input: Seam::new(at.sub("embed_tokens.input")),
                 weight: table.clone(),
                 output: Seam::new(at.sub("embed_tokens.output")),
                 padding: config.padding(),
             }),
-            layers: layers.map(|layer| Layer::new(&at, config, layer)).collect(),
+            layers: numbers.iter().map(|layer| Layer::new(&at, config, *layer)).collect(),
+            numbers,
             balancing: Balancing::default(),
             rotary: Rotary::new(config)?,
             config: config.clone(),
@@ -126,7 +111,7 @@ impl Qwen3 {
         &self.config
     }
 
-    /// Whether it is the whole model, and not a [`Qwen3::part`].
+    /// Whether it has all stages.
     pub(crate) fn is_whole(&self) -> bool {
         let has_ends = self.embedding.is_some() && self.head.is_some();
         has_ends && self.layers.len() == self.config.num_hidden_layers
@@ -160,19 +145,16 @@ impl Qwen3 {
     /// The stream before the first layer, for `ids_bt` i64 [b, t].
     ///
     /// # Errors
-    /// When an id is out of range; in a part without the embedding.
+    /// When an id is out of range; without the first stage.
     pub fn embed(&self, ids_bt: &Tensor, compute: Compute) -> Result<Stream> {
         let embedding = self.embedding.as_ref().ok_or_else(|| {
-            error!(
-                Invalid,
-                "this part of the model has no embedding: only the first part can embed ids"
-            )
+            error!(Invalid, "these stages have no embedding: only the first stage can embed ids")
         })?;
         let x_btd = embedding.forward(ids_bt, compute.dtype)?;
         Ok(Stream { x: Residual::new(x_btd), pooled: PooledRouting::default() })
     }
 
-    /// The stream after the layers, for tokens at the positions `at`, and the tokens per expert of
+    /// The stream after all layers, for tokens at the positions `at`, and the tokens per expert of
     /// each sparse layer, \[experts\] f32.
     ///
     /// # Errors
@@ -183,18 +165,21 @@ impl Qwen3 {
         at: &Positions,
         compute: Compute,
     ) -> Result<(Stream, Vec<Tensor>)> {
-        self.advance_with(stream, at, compute, None)
+        self.advance_with(0..self.layers.len(), stream, at, compute, None)
     }
 
+    /// [`Qwen3::advance`] through the layers at `places`, with a cache.
     fn advance_with(
         &self,
+        places: Range<usize>,
         mut stream: Stream,
         at: &Positions,
         compute: Compute,
         cache: Option<&Cache>,
     ) -> Result<(Stream, Vec<Tensor>)> {
         let mut counts = Vec::new();
-        for (index, layer) in self.layers.iter().enumerate() {
+        for index in places {
+            let layer = &self.layers[index];
             let cache = cache.and_then(|cache| cache.layer(index));
             let routing;
             (stream.x, routing) = match compute.checkpointing {
@@ -213,7 +198,7 @@ impl Qwen3 {
     /// With sharded tokens, all values are partial sums.
     ///
     /// # Errors
-    /// When a label is out of range; in a part without the head.
+    /// When a label is out of range; without the last stage.
     pub fn finish(&self, stream: &Stream, labels_bt: &Tensor) -> Result<Loss> {
         let (cross_entropy, weight) = self.head()?.cross_entropy(&stream.x, labels_bt)?;
         let loss = Loss::new(cross_entropy, weight);
@@ -226,6 +211,21 @@ impl Qwen3 {
         Ok(Loss { total: ops::add(&total, &terms)?, ..loss })
     }
 
+    /// Where the layers of a stage are in `layers`.
+    fn places(&self, stage: &Stage) -> Result<Range<usize>> {
+        let place = |number| self.numbers.partition_point(|own| *own < number);
+        let (start, end) = (place(stage.layers.start), place(stage.layers.end));
+        ensure!(
+            end - start == stage.layers.len(),
+            Invalid,
+            "layers {:?} are not all here: the model has layers {:?} of {}",
+            stage.layers,
+            self.numbers,
+            self.config.num_hidden_layers
+        );
+        Ok(start..end)
+    }
+
     fn head(&self) -> Result<&Head> {
         self.head.as_ref().ok_or_else(no_head)
     }
@@ -234,7 +234,7 @@ impl Qwen3 {
     /// [`Qwen3::loss`], which never holds all of them.
     ///
     /// # Errors
-    /// When an id is out of range; in a part.
+    /// When an id is out of range; without the first or the last stage.
     pub fn logits(&self, ids_bt: &Tensor, compute: Compute) -> Result<Var> {
         let at = self.positions(ids_bt, 0, AttentionSequences::Rows)?;
         let (stream, _) = self.advance(self.embed(ids_bt, compute)?, &at, compute)?;
@@ -325,15 +325,34 @@ impl Model for Qwen3 {
     /// Cross-entropy; `total` also has the losses of [`Qwen3::balancing`] times the weight. The
     /// statistics are the tokens per expert of each sparse layer, \[experts\] f32.
     fn loss(&self, batch: &TokenBatch, compute: Compute) -> Result<Loss> {
-        match self.forward(None, batch, compute)? {
+        match self.forward(&Stage::whole(self.layers()), None, batch, compute)? {
             Flow::Loss(loss) => Ok(*loss),
             Flow::Next { .. } => Err(no_head()),
         }
     }
 
-    /// The pass of a [`Qwen3::part`].
+    fn layers(&self) -> usize {
+        self.config.num_hidden_layers
+    }
+
+    /// Parameters keep the names of the whole model. Tied weights are one parameter if both ends are
+    /// kept.
+    fn keep(&mut self, stages: &[Stage]) -> Result<()> {
+        for stage in stages {
+            self.places(stage)?;
+        }
+        let is_kept = |number: &usize| stages.iter().any(|stage| stage.layers.contains(number));
+        let mut numbers = self.numbers.iter();
+        self.layers.retain(|_| numbers.next().is_some_and(is_kept));
+        self.numbers.retain(is_kept);
+        self.embedding = self.embedding.take().filter(|_| stages.iter().any(|it| it.is_first));
+        self.head = self.head.take().filter(|_| stages.iter().any(|it| it.is_last));
+        Ok(())
+    }
+
     fn forward(
         &self,
+        stage: &Stage,
         input: Option<Stream>,
         batch: &TokenBatch,
         compute: Compute,
@@ -343,13 +362,14 @@ impl Model for Qwen3 {
             Some(stream) => stream,
             None => self.embed(&batch.ids, compute)?,
         };
-        let (stream, statistics) = self.advance(stream, &at, compute)?;
-        Ok(match self.head {
-            Some(_) => {
+        let places = self.places(stage)?;
+        let (stream, statistics) = self.advance_with(places, stream, &at, compute, None)?;
+        Ok(match stage.is_last {
+            true => {
                 let loss = self.finish(&stream, &batch.labels)?;
                 Flow::Loss(Box::new(Loss { statistics, ..loss }))
             }
-            None => {
+            false => {
                 let x = Residual::new(stream.x.sum()?);
                 Flow::Next { stream: Stream { x, ..stream }, statistics }
             }
@@ -419,7 +439,7 @@ impl Model for Qwen3 {
 }
 
 fn no_head() -> Error {
-    error!(Invalid, "this part of the model has no head: only the last part has logits and a loss")
+    error!(Invalid, "these stages have no head: only the last stage has logits and a loss")
 }
 
 /// The axes along which `x` is a partial sum.
@@ -445,7 +465,8 @@ impl Generate for Qwen3 {
         let at = self.positions(ids_bt, cache.len(), sequences)?;
         let compute = Compute { dtype, checkpointing: false };
         let stream = self.embed(ids_bt, compute)?;
-        let (stream, _) = self.advance_with(stream, &at, compute, Some(cache))?;
+        let (stream, _) =
+            self.advance_with(0..self.layers.len(), stream, &at, compute, Some(cache))?;
         let x_btd = self.head()?.hidden(&stream.x)?;
         cache.advance(tokens)?;
 

@@ -12,6 +12,7 @@ use crate::layers::RmsNorm;
 /// An addition is deferred to the next norm, which computes the sum and its norm in one pass
 /// ([`ops::add_rms_norm`]). A stream that starts with a sum, as in a checkpointed layer, has the
 /// same bits and gradients ([`ops::residual_rms_norm`]).
+#[derive(Clone)]
 pub struct Residual {
     base: Var,
     added: Option<Var>,

@@ -42,7 +42,7 @@ pub mod memory;
 pub mod metrics;
 pub mod optim;
 pub mod optimizer;
-mod passes;
+pub mod pipeline;
 #[cfg(feature = "plots")]
 pub mod plot;
 pub mod prompt;

@@ -1,23 +1,31 @@
 //! The sums of losses: added over microbatches, reduced over ranks once, and read as one tensor.
 
+use std::collections::BTreeMap;
+
 use meshgrad_collectives::full_concat;
 use meshgrad_error::{ensure, error};
 use meshgrad_models::Loss;
-use meshgrad_runtime::{AsyncRead, Shape, Tensor, ops};
+use meshgrad_runtime::{AsyncRead, DType, Device, Shape, Tensor, ops};
 
 use crate::{Error, Result};
 
-/// The sums of some microbatches. On several ranks, of the tokens of this rank.
+/// The sums of some microbatches and stages. On several ranks, of the tokens of this rank.
+#[derive(Default)]
 pub(crate) struct StepSums {
-    /// The loss, its weight, and the statistics.
-    values: Vec<Tensor>,
+    /// The loss and its weight, if the last stage is among the stages.
+    loss: Option<[Tensor; 2]>,
+    /// By stage.
+    statistics: BTreeMap<usize, Vec<Tensor>>,
 }
 
 /// Sums over all ranks.
 pub(crate) struct ReducedSums {
-    /// All values, f32 [n].
+    /// The loss, its weight, and the statistics of all stages, f32 [n].
     flat: Tensor,
-    shapes: Vec<Shape>,
+    /// Of the statistics, by stage.
+    shapes: Vec<Vec<Shape>>,
+    /// The stages of this rank in `shapes`.
+    own: Vec<usize>,
 }
 
 /// Sums that are on their way to the host.
@@ -27,34 +35,90 @@ pub(crate) struct PendingSums {
 }
 
 impl StepSums {
-    pub(crate) fn of(loss: Loss) -> StepSums {
+    pub(crate) fn of(stage: usize, loss: Loss) -> StepSums {
         let Loss { sum, weight, statistics, .. } = loss;
-        StepSums { values: [sum, weight].into_iter().chain(statistics).collect() }
+        let sums = StepSums::without_loss(stage, statistics);
+        StepSums { loss: Some([sum, weight]), ..sums }
     }
 
-    pub(crate) fn added(&self, other: &StepSums) -> Result<StepSums> {
-        let (count, others) = (self.values.len() - 2, other.values.len() - 2);
-        ensure!(
-            count == others,
-            Invalid,
-            "a loss has {others} statistics, but that of an earlier microbatch {count}: a model returns \
-             the same ones for each batch"
-        );
-        let pairs = self.values.iter().zip(&other.values);
-        Ok(StepSums { values: pairs.map(|(a, b)| ops::add(a, b)).collect::<Result<_>>()? })
+    /// Those of a stage that is not the last.
+    pub(crate) fn without_loss(stage: usize, statistics: Vec<Tensor>) -> StepSums {
+        StepSums { loss: None, statistics: BTreeMap::from([(stage, statistics)]) }
     }
 
-    /// The sums over all ranks, which make this call.
-    pub(crate) fn reduced(&self) -> Result<ReducedSums> {
-        let shapes = self.values.iter().map(Tensor::global_shape).collect();
-        Ok(ReducedSums { flat: full_concat(&self.values.iter().collect::<Vec<_>>())?, shapes })
+    pub(crate) fn add(&mut self, other: StepSums) -> Result<()> {
+        self.loss = match (self.loss.take(), other.loss) {
+            (Some([a, b]), Some([c, d])) => Some([ops::add(&a, &c)?, ops::add(&b, &d)?]),
+            (a, b) => a.or(b),
+        };
+        for (stage, values) in other.statistics {
+            let sums = match self.statistics.remove(&stage) {
+                Some(earlier) => added(&earlier, &values)?,
+                None => values,
+            };
+            self.statistics.insert(stage, sums);
+        }
+        Ok(())
     }
+
+    /// The sums over the ranks of this stage's mesh, which make this call: the loss and its weight,
+    /// which are zero without the last stage, and the statistics by stage, f32 [n].
+    pub(crate) fn reduced(&self, device: &Device) -> Result<ReducedSums> {
+        let loss = match &self.loss {
+            Some(loss) => loss.to_vec(),
+            None => vec![ops::full(device, &[], DType::F32, 0.0)?; 2],
+        };
+        let values = loss.iter().chain(self.statistics.values().flatten());
+        let shapes = |values: &Vec<Tensor>| values.iter().map(Tensor::global_shape).collect();
+        Ok(ReducedSums {
+            flat: full_concat(&values.collect::<Vec<_>>())?,
+            shapes: self.statistics.values().map(shapes).collect(),
+            own: (0..self.statistics.len()).collect(),
+        })
+    }
+}
+
+/// The sums of pairs.
+fn added(sums: &[Tensor], values: &[Tensor]) -> Result<Vec<Tensor>> {
+    let (count, others) = (sums.len(), values.len());
+    ensure!(
+        count == others,
+        Invalid,
+        "a loss has {others} statistics, but that of an earlier microbatch {count}: a model returns the \
+         same ones for each batch"
+    );
+    let pairs = sums.iter().zip(values);
+    pairs.map(|(a, b)| ops::add(a, b)).collect()
 }
 
 impl ReducedSums {
     /// Values of the shapes of `like`.
     pub(crate) fn with(flat: Tensor, like: ReducedSums) -> ReducedSums {
-        ReducedSums { flat, shapes: like.shapes }
+        ReducedSums { flat, ..like }
+    }
+
+    /// The sums of a pipeline whose stages have statistics of `shapes`. This rank has the stages
+    /// `own`, whose sums `self` are. `add` adds the values of all ranks of the pipeline.
+    pub(crate) fn over_stages(
+        self,
+        shapes: &[Vec<Shape>],
+        own: Vec<usize>,
+        add: impl FnOnce(&Tensor) -> Result<Tensor>,
+    ) -> Result<ReducedSums> {
+        let (mut start, flat) = (2, self.flat.local());
+        let mut pieces = vec![flat.slice(0, 0..2)?];
+        for (stage, shapes) in shapes.iter().enumerate() {
+            let elements: usize = shapes.iter().map(|shape| shape.elements()).sum();
+            pieces.push(match own.contains(&stage) {
+                true => {
+                    start += elements;
+                    flat.slice(0, start - elements..start)?
+                }
+                false => ops::full(flat.device(), &[elements], flat.dtype(), 0.0)?.local(),
+            });
+        }
+        let all = ops::concat(&pieces.iter().collect::<Vec<_>>(), 0)?;
+        Ok(ReducedSums { flat: add(&all)?.as_replicated()?, shapes: shapes.to_vec(), own })
     }
 
     /// All values, f32 [n].
@@ -67,32 +131,34 @@ impl ReducedSums {
         ops::reshape(&self.flat.slice(0, 1..2)?, &[])
     }
 
-    /// The statistics.
+    /// The statistics of this rank's stages.
     pub(crate) fn statistics(&self) -> Result<Vec<Tensor>> {
-        let mut start = 2;
-        let view = |shape: &Shape| {
-            let range = start..start + shape.elements();
-            start = range.end;
-            ops::reshape(&self.flat.slice(0, range)?, shape)
-        };
-        self.shapes[2..].iter().map(view).collect()
+        let (mut start, mut own) = (2, Vec::new());
+        for (stage, shapes) in self.shapes.iter().enumerate() {
+            for shape in shapes {
+                let range = start..start + shape.elements();
+                start = range.end;
+                if self.own.contains(&stage) {
+                    own.push(ops::reshape(&self.flat.slice(0, range)?, shape)?);
+                }
+            }
+        }
+        Ok(own)
     }
 
     /// Starts to read them.
     pub(crate) fn read_async(self) -> Result<PendingSums> {
-        Ok(PendingSums { flat: self.flat.read_async()?, shapes: self.shapes })
+        Ok(PendingSums { flat: self.flat.read_async()?, shapes: self.shapes.concat() })
     }
 }
 
 impl PendingSums {
-    /// The loss, its weight, and the statistics.
+    /// The loss, its weight, and the statistics of all stages.
     pub(crate) fn wait(self) -> Result<(f32, f32, Vec<Vec<f32>>)> {
         let mut values = self.flat.wait()?.into_iter();
-        let mut take = |shape: &Shape| values.by_ref().take(shape.elements()).collect();
-        let mut all: Vec<Vec<f32>> = self.shapes.iter().map(&mut take).collect();
-        let statistics = all.split_off(2);
-        let sum = |values: &Vec<f32>| values.iter().sum();
-        Ok((sum(&all[0]), sum(&all[1]), statistics))
+        let mut take = |elements| values.by_ref().take(elements).collect::<Vec<f32>>();
+        let (loss, weight) = (take(1).into_iter().sum(), take(1).into_iter().sum());
+        Ok((loss, weight, self.shapes.iter().map(|shape| take(shape.elements())).collect()))
     }
 }
 
@@ -113,10 +179,13 @@ mod tests {
         let device = Device::cpu();
         let of =
             |shape: &[usize], values: &[f32]| Tensor::from_slice(&device, shape, values).unwrap();
-        let values =
-            vec![of(&[], &[6.0]), of(&[], &[4.0]), of(&[2, 1], &[1.0, 2.0]), of(&[0], &[])];
-        let sums = StepSums { values };
-        let reduced = sums.added(&sums).unwrap().reduced().unwrap();
+        let sums = || StepSums {
+            loss: Some([of(&[], &[6.0]), of(&[], &[4.0])]),
+            statistics: BTreeMap::from([(0, vec![of(&[2, 1], &[1.0, 2.0]), of(&[0], &[])])]),
+        };
+        let mut twice = sums();
+        twice.add(sums()).unwrap();
+        let reduced = twice.reduced(&device).unwrap();
         assert_eq!(reduced.weight().unwrap().item::<f32>().unwrap(), 8.0);
         let statistics = reduced.statistics().unwrap();
         assert_eq!(statistics[0].shape()[..], [2, 1]);

@@ -1,19 +1,17 @@
 //! Training steps and validation passes of any [`Model`]. The caller writes the loop.
 
-use std::collections::BTreeMap;
 use std::time::Instant;
 
 use meshgrad_autograd::Param;
 use meshgrad_error::{bail, ensure};
 use meshgrad_models::{Compute, Model};
-use meshgrad_pipeline::Program;
 use meshgrad_runtime::{AsyncRead, DType, Device, Tensor};
 
 use crate::config::{Config, SumOrder};
 use crate::events::{Event, Events};
 use crate::metrics::Record;
 use crate::optimizer::Optimizer;
-use crate::passes::Passes;
+use crate::pipeline::{Passes, Pipeline};
 use crate::schedule::Schedule;
 use crate::sleep::{Kept, KeptTensors};
 use crate::sums::{PendingSums, ReducedSums, StepSums, no_batch};
@@ -21,13 +19,14 @@ use crate::tree::{TreeSum, sum_of_values};
 use crate::{Result, configured};
 
 /// A model, its optimizer, and the state of a training step.
-pub struct Trainer<M> {
+pub struct Trainer<M: Model> {
     /// The model.
     pub model: M,
     /// Its optimizer, with the gradients.
     pub optimizer: Optimizer,
     /// The subscribers of its steps and evaluations.
     pub events: Events,
+    pipeline: Pipeline<M::Stream>,
     schedule: Box<dyn Schedule>,
     learning_rate: f64,
     compute: Compute,
@@ -38,8 +37,9 @@ pub struct Trainer<M> {
 }
 
 /// A [`Trainer`] that is being built.
-pub struct TrainerBuilder<M> {
+pub struct TrainerBuilder<M: Model> {
     model: M,
+    pipeline: Option<Pipeline<M::Stream>>,
     optimizer: Option<Optimizer>,
     schedule: Option<Box<dyn Schedule>>,
 }
@@ -102,6 +102,13 @@ impl<M: Model> TrainerBuilder<M> {
         TrainerBuilder { optimizer: Some(optimizer), ..self }
     }
 
+    /// Trains the stages of `pipeline` that this rank has. `model` has only these
+    /// ([`Model::keep`]).
+    #[must_use]
+    pub fn pipeline(self, pipeline: Pipeline<M::Stream>) -> TrainerBuilder<M> {
+        TrainerBuilder { pipeline: Some(pipeline), ..self }
+    }
+
     /// Uses `schedule` in place of `config.schedule`.
     #[must_use]
     pub fn schedule(self, schedule: Box<dyn Schedule>) -> TrainerBuilder<M> {
@@ -113,7 +120,7 @@ impl<M: Model> TrainerBuilder<M> {
     /// # Errors
     /// When the configuration is invalid or does not fit the parameters; when memory runs out.
     pub fn build(self, config: &Config, device: &Device) -> Result<Trainer<M>> {
-        let TrainerBuilder { model, optimizer, schedule } = self;
+        let TrainerBuilder { model, pipeline, optimizer, schedule } = self;
         let optimizer = match optimizer {
             Some(optimizer) => optimizer,
             None => Optimizer::new(&model, device, &config.optimizer, config.train.seed)?,
@@ -123,6 +130,7 @@ impl<M: Model> TrainerBuilder<M> {
             None => Box::new(config.schedule.of_run(config.train.steps)?),
         };
         Ok(Trainer {
+            pipeline: pipeline.unwrap_or_else(|| Pipeline::whole(&model)),
             model,
             optimizer,
             events: Events::default(),
@@ -148,7 +156,7 @@ impl<M: Model> Trainer<M> {
 
     /// A trainer of `model` to which an optimizer or a schedule of your own can be given.
     pub fn of(model: M) -> TrainerBuilder<M> {
-        TrainerBuilder { model, optimizer: None, schedule: None }
+        TrainerBuilder { model, pipeline: None, optimizer: None, schedule: None }
     }
 
     /// Enqueues step `step` (from 1): gradients of its microbatches, then the optimizer. The result
@@ -238,19 +246,18 @@ impl<M: Model> Trainer<M> {
         &mut self,
         microbatches: impl ExactSizeIterator<Item = Result<M::Batch>>,
     ) -> Result<GradientsAndSums> {
-        let program = Program::single(microbatches.len())?;
-        let mut sums: Option<StepSums> = None;
-        let mut passes = self.passes(microbatches.len(), microbatches);
-        for action in &program.ranks()[0] {
-            if let Some(of_batch) = passes.apply(*action)? {
-                sums = Some(match sums {
-                    None => of_batch,
-                    Some(sums) => sums.added(&of_batch)?,
-                });
+        let (pipeline, count) = (&self.pipeline, microbatches.len());
+        let program = pipeline.program(count)?;
+        let mut passes = Passes::new(&self.model, pipeline, self.compute, microbatches);
+        passes.expect(count);
+        let (grads, mut sums) = (self.optimizer.grads(), StepSums::default());
+        for action in &program.ranks()[pipeline.own()] {
+            if let Some((_, of_batch)) = passes.apply(*action, grads)? {
+                sums.add(of_batch)?;
             }
         }
-        let sums = sums.ok_or_else(no_batch)?.reduced()?;
-        Ok(GradientsAndSums { sums, gradients: None })
+        passes.finish()?;
+        Ok(GradientsAndSums { sums: pipeline.reduced(&sums, &self.device)?, gradients: None })
     }
 
     /// Adds the gradients of the microbatches in a tree. Each is reduced by itself.
@@ -258,18 +265,20 @@ impl<M: Model> Trainer<M> {
         &mut self,
         microbatches: impl ExactSizeIterator<Item = Result<M::Batch>>,
     ) -> Result<GradientsAndSums> {
-        let program = Program::single(microbatches.len())?;
+        let pipeline = &self.pipeline;
+        let program = pipeline.program(microbatches.len())?;
         let (mut sums, mut gradients) = (TreeSum::default(), TreeSum::default());
         let (params, mut last) = (self.model.trained(), None);
-        let mut passes = self.passes(1, microbatches);
-        for action in &program.ranks()[0] {
-            let Some(of_batch) = passes.apply(*action)? else {
+        let mut passes = Passes::new(&self.model, pipeline, self.compute, microbatches);
+        let grads = self.optimizer.grads();
+        for action in &program.ranks()[pipeline.own()] {
+            passes.expect(1);
+            let Some((_, of_batch)) = passes.apply(*action, grads)? else {
                 continue;
             };
-            let of_batch = of_batch.reduced()?;
+            let of_batch = pipeline.reduced(&of_batch, &self.device)?;
             sums.add(std::slice::from_ref(of_batch.flat()))?;
-            gradients.add(&passes.grads.take(&params)?)?;
-            passes.left = 1;
+            gradients.add(&grads.take(&params)?)?;
             last = Some(of_batch);
         }
         let like = last.ok_or_else(no_batch)?;
@@ -279,17 +288,6 @@ impl<M: Model> Trainer<M> {
             sums: ReducedSums::with(sum, like),
             gradients: Some(params.into_iter().zip(gradients).collect()),
         })
-    }
-
-    fn passes<B>(&mut self, left: usize, batches: B) -> Passes<'_, M, B> {
-        Passes {
-            model: &self.model,
-            grads: self.optimizer.grads(),
-            compute: self.compute,
-            batches,
-            left,
-            recorded: BTreeMap::new(),
-        }
     }
 
     /// Runs the optimizer and clears the gradients. Returns their norm.
@@ -387,10 +385,26 @@ impl<M: Model> Trainer<M> {
     ) -> Result<f64> {
         self.events.report(Event::EvaluationStarted { step })?;
         let compute = self.without_checkpointing();
-        let loss =
-            self.optimizer.averaged(|| mean_loss(&self.model, compute, self.reduction, batches))?;
+        let loss = self.optimizer.averaged(|| {
+            let sums = batches.into_iter().map(|batch| self.sums_of(batch, compute));
+            mean_of(sums.collect::<Result<_>>()?, self.reduction)
+        })?;
         self.events.report(Event::EvaluationFinished { step, loss })?;
         Ok(loss)
+    }
+
+    /// Starts to read the sums of a batch, through all stages.
+    fn sums_of(&self, batch: Result<M::Batch>, compute: Compute) -> Result<PendingSums> {
+        let batches = std::iter::once(batch);
+        let mut passes = Passes::new(&self.model, &self.pipeline, compute, batches);
+        let mut sums = StepSums::default();
+        for action in &self.pipeline.evaluation()?.ranks()[self.pipeline.own()] {
+            if let Some(of_stage) = passes.evaluate(*action)? {
+                sums.add(of_stage)?;
+            }
+        }
+        passes.finish()?;
+        self.pipeline.reduced(&sums, &self.device)?.read_async()
     }
 
     /// The dtype of activations.
@@ -399,27 +413,15 @@ impl<M: Model> Trainer<M> {
     }
 }
 
-/// The mean loss of `model` over `batches`.
-fn mean_loss<M: Model>(
-    model: &M,
-    compute: Compute,
-    reduction: SumOrder,
-    batches: impl IntoIterator<Item = Result<M::Batch>>,
-) -> Result<f64> {
-    let mut sums = Vec::new();
-    for batch in batches {
-        sums.push(sums_of(model, &batch?, compute)?);
-    }
-    mean_of(sums, reduction)
-}
-
 /// Starts to read the sums of a batch.
 pub(crate) fn sums_of<M: Model>(
     model: &M,
     batch: &M::Batch,
     compute: Compute,
 ) -> Result<PendingSums> {
-    StepSums::of(model.loss(batch, compute)?).reduced()?.read_async()
+    let loss = model.loss(batch, compute)?;
+    let device = loss.sum.device().clone();
+    StepSums::of(0, loss).reduced(&device)?.read_async()
 }
 
 /// The mean loss of several batches.

@@ -2,7 +2,7 @@
 
 use meshgrad_autograd::{Buffer, Module, Param, Values, Visitor};
 use meshgrad_comm::{Plan, Rank};
-use meshgrad_models::{Compute, Loss, Model, TokenBatch};
+use meshgrad_models::{Compute, Flow, Loss, Model, Stage, TokenBatch};
 use meshgrad_runtime::{Device, Error as RuntimeError, Kind, Properties, Tensor};
 
 use crate::config::{Config, SumOrder};
@@ -119,10 +119,24 @@ impl<M: Model> Module for OnMeta<'_, M> {
 
 impl<M: Model> Model for OnMeta<'_, M> {
     type Batch = M::Batch;
-    type Stream = ();
+    type Stream = M::Stream;
 
     fn loss(&self, batch: &M::Batch, compute: Compute) -> Result<Loss, RuntimeError> {
         self.0.loss(batch, compute)
+    }
+
+    fn layers(&self) -> usize {
+        self.0.layers()
+    }
+
+    fn forward(
+        &self,
+        stage: &Stage,
+        input: Option<M::Stream>,
+        batch: &M::Batch,
+        compute: Compute,
+    ) -> Result<Flow<M::Stream>, RuntimeError> {
+        self.0.forward(stage, input, batch, compute)
     }
 }
 

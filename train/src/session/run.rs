@@ -66,7 +66,7 @@ where
 }
 
 /// A run whose trainer has its state.
-pub(super) struct Run<'a, M> {
+pub(super) struct Run<'a, M: Model> {
     pub(super) config: &'a Config,
     pub(super) device: &'a Device,
     pub(super) folder: RunFolder,

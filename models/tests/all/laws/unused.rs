@@ -8,7 +8,7 @@ use meshgrad_load::LoadOptions;
 use meshgrad_models::config::Qwen3Config;
 use meshgrad_models::folder;
 use meshgrad_models::hf::{self, Experts, Loader};
-use meshgrad_models::{Model, Qwen3};
+use meshgrad_models::{Model, Qwen3, Stage};
 use meshgrad_runtime::Device;
 
 use crate::laws::{EXPERTS, GROUPED, WINDOW, model};
@@ -108,16 +108,17 @@ fn the_error_lists_ten_names() {
     assert!(error.contains("q_proj.bias") && !error.contains("score.weight"), "{error}");
 }
 
-/// A part of a model asks for its own tensors, whichever else the folder has.
+/// A stage of a model asks for its own tensors, whichever else the folder has.
 #[test]
-fn parts_ask_for_their_own_tensors() {
+fn stages_ask_for_their_own_tensors() {
     let device = Device::cpu();
     let temp = tempfile::tempdir().unwrap();
     let saved = model(EXPERTS, &device);
     save(&saved, temp.path(), &["score.weight"]);
     let mut all = Vec::new();
-    for layer in 0..2 {
-        let part = Qwen3::part(saved.config(), layer..layer + 1, layer == 0, layer == 1).unwrap();
+    for stage in Stage::of_sizes(&[1, 1]).unwrap() {
+        let mut part = Qwen3::new(saved.config()).unwrap();
+        part.keep(&[stage]).unwrap();
         let filled = Loader::new(temp.path()).fill(&part, &device).unwrap();
         assert!(filled.ignored.is_empty());
         all.extend(values(&part));

@@ -1,36 +1,37 @@
-//! Parts of a model, one after the other, compute what the whole model does.
+//! The stages of a model, one after the other, compute what the whole model does.
 
 use meshgrad_autograd::{Module, Result};
-use meshgrad_models::{Flow, Loss, Model, Qwen3};
+use meshgrad_models::{Flow, Loss, Model, Qwen3, Stage};
 use meshgrad_runtime::{Device, Tensor};
 
 use crate::sharded::cases::{CASES, Case};
 use crate::sharded::run::{Expected, Outcome, SEED, batch, gradients, outcome_of};
 use crate::small::BALANCING;
 
-/// The loss of three parts: the first layer, no layer, and all others.
-fn parts(case: &Case) -> Result<[Qwen3; 3]> {
+/// Three stages: the first layer, no layer, and all others.
+fn stages(case: &Case) -> Result<Vec<(Stage, Qwen3)>> {
     let config = case.config();
-    let layers = config.num_hidden_layers;
-    let part = |layers, first, last| -> Result<Qwen3> {
-        let mut part = Qwen3::part(&config, layers, first, last)?;
+    let stages = Stage::of_sizes(&[1, 0, config.num_hidden_layers - 1])?.into_iter();
+    let part = |stage: Stage| {
+        let mut part = Qwen3::new(&config)?;
+        part.keep(std::slice::from_ref(&stage))?;
         part.add_router_biases();
-        Ok(part.balanced(BALANCING))
+        Ok((stage, part.balanced(BALANCING)))
     };
-    Ok([part(0..1, true, false)?, part(1..1, false, false)?, part(1..layers, false, true)?])
+    stages.map(part).collect()
 }
 
-/// The loss, and the statistics of each part.
+/// The loss, and the statistics of each stage.
 fn loss(
-    parts: &[Qwen3; 3],
+    stages: &[(Stage, Qwen3)],
     case: &Case,
     device: &Device,
     statistics: &mut Vec<Vec<Tensor>>,
 ) -> Result<Loss> {
     let batch = batch(case, device)?;
     let mut stream = None;
-    for part in parts {
-        match part.forward(stream.take(), &batch, case.compute())? {
+    for (stage, part) in stages {
+        match part.forward(stage, stream.take(), &batch, case.compute())? {
             Flow::Next { stream: next, statistics: own } => {
                 stream = Some(next);
                 statistics.push(own);
@@ -41,23 +42,24 @@ fn loss(
             }
         }
     }
-    unreachable!("the last part has a loss")
+    unreachable!("the last stage has a loss")
 }
 
 /// The gradients of a tied table are added, as its two copies in a pipeline must be.
 fn outcome(case: &Case) -> Result<Outcome> {
     let device = Device::cpu();
-    let parts = parts(case)?;
+    let stages = stages(case)?;
+    let parts: Vec<&Qwen3> = stages.iter().map(|(_, part)| part).collect();
     for part in &parts {
         part.materialize(&device, SEED)?;
     }
-    let params = parts.iter().flat_map(Module::params).collect::<Vec<_>>();
+    let params = parts.iter().flat_map(|part| part.params()).collect::<Vec<_>>();
     let mut statistics = Vec::new();
-    let (loss, mut grads) = gradients(&params, || loss(&parts, case, &device, &mut statistics))?;
+    let (loss, mut grads) = gradients(&params, || loss(&stages, case, &device, &mut statistics))?;
     for (part, counts) in parts.iter().zip(&statistics) {
         part.after_step(counts, &Tensor::scalar(&device, 1.0f32)?)?;
     }
-    let buffers = parts.iter().flat_map(Module::buffers).collect::<Vec<_>>();
+    let buffers = parts.iter().flat_map(|part| part.buffers()).collect::<Vec<_>>();
     let mut outcome = outcome_of(&loss, &mut grads, &buffers)?;
 
     let table = "model.embed_tokens.weight";
@@ -72,7 +74,7 @@ fn outcome(case: &Case) -> Result<Outcome> {
 }
 
 #[test]
-fn parts_compute_what_the_model_does() {
+fn stages_compute_what_the_model_does() {
     let mut models = Vec::new();
     for case in CASES.iter().filter(|case| !case.bf16) {
         if !models.contains(&case.model) {
@@ -85,17 +87,24 @@ fn parts_compute_what_the_model_does() {
 }
 
 #[test]
-fn a_part_refuses_what_it_cannot_do() {
+fn a_stage_refuses_what_it_cannot_do() {
     let case = &CASES[0];
-    let [first, middle, last] = parts(case).unwrap();
+    let stages = stages(case).unwrap();
     let device = Device::cpu();
     let batch = batch(case, &device).unwrap();
-    for part in [&first, &middle, &last] {
+    for (_, part) in &stages {
         part.materialize(&device, SEED).unwrap();
     }
-    let error = |part: &Qwen3| part.loss(&batch, case.compute()).err().unwrap().to_string();
-    assert!(error(&first).contains("has no head: only the last part"), "{}", error(&first));
-    assert!(error(&last).contains("has no embedding: only the first"), "{}", error(&last));
-    let outside = Qwen3::part(&case.config(), 1..5, false, true).err().unwrap();
-    assert!(outside.to_string().contains("1..5 are not a range of the model's 3 layers"));
+    let error = |at: usize| {
+        let (stage, part) = &stages[at];
+        let stage = Stage { is_first: true, is_last: true, ..stage.clone() };
+        part.forward(&stage, None, &batch, case.compute()).err().unwrap().to_string()
+    };
+    assert!(error(0).contains("have no head: only the last stage"), "{}", error(0));
+    assert!(error(2).contains("have no embedding: only the first"), "{}", error(2));
+    let whole = stages[0].1.loss(&batch, case.compute()).err().unwrap();
+    assert!(whole.to_string().starts_with("layers 0..3 are not all here"), "{whole}");
+    let outside = Stage { layers: 1..5, is_first: false, is_last: true };
+    let outside = Qwen3::new(&case.config()).unwrap().keep(&[outside]).unwrap_err();
+    assert!(outside.to_string().starts_with("layers 1..5 are not all here"), "{outside}");
 }

@@ -1,0 +1,15 @@
+//! Pipelines: a model that is cut into stages, which run on the ranks along an axis of a mesh.
+//!
+//! - `cut.rs`: which rank has which stage, and the schedule.
+//! - `learned.rs`: what flows between stages, learnt from a pass without data.
+//! - `links.rs`: messages between stages.
+//! - `passes.rs`: the passes of a step, which interpret the actions of a program.
+
+mod cut;
+mod learned;
+mod links;
+mod passes;
+
+pub use cut::Cut;
+pub use learned::Pipeline;
+pub(crate) use passes::Passes;

@@ -1,0 +1,309 @@
+//! The passes of a step: what interprets the actions of a program.
+
+use std::collections::{BTreeMap, HashMap};
+
+use meshgrad_autograd::{Grads, Param, ParamId, Tape, Var, Vars, WeightBackward};
+use meshgrad_collectives::redistribute;
+use meshgrad_error::{bail, error};
+use meshgrad_models::{Compute, Flow, Model};
+use meshgrad_pipeline::{Action, Compute as Pass, Message, MessageKind, Op};
+use meshgrad_runtime::{Pending, Tensor, ops};
+
+use super::learned::{Pipeline, as_input, placed};
+use super::links::{self, Tensors};
+use crate::Result;
+use crate::sums::{StepSums, no_batch};
+
+/// The passes of this rank's stages.
+pub(crate) struct Passes<'t, M: Model, B> {
+    model: &'t M,
+    pipeline: &'t Pipeline<M::Stream>,
+    compute: Compute,
+    /// The microbatches, in ascending order.
+    batches: Batches<B, M::Batch>,
+    /// Forward passes whose backward pass follows.
+    recorded: BTreeMap<(usize, usize), Recorded>,
+    /// Backward passes to the weights that follow.
+    later: BTreeMap<(usize, usize), (WeightBackward, StepSums)>,
+    messages: BTreeMap<Message, Tensors>,
+    sent: Vec<Pending<()>>,
+    /// By parameter: the backward passes that follow before the gradients are read.
+    left: HashMap<ParamId, usize>,
+}
+
+/// A forward pass.
+struct Recorded {
+    tape: Tape,
+    /// The tracked variables of its input.
+    inputs: Vec<Var>,
+    /// Those of its output, or the loss.
+    outputs: Vec<Var>,
+    sums: StepSums,
+}
+
+impl<'t, M: Model, B: Iterator<Item = Result<M::Batch>>> Passes<'t, M, B> {
+    /// For the microbatches `batches`, in ascending order.
+    pub(crate) fn new(
+        model: &'t M,
+        pipeline: &'t Pipeline<M::Stream>,
+        compute: Compute,
+        batches: B,
+    ) -> Passes<'t, M, B> {
+        Passes {
+            model,
+            pipeline,
+            compute,
+            batches: Batches::new(batches, pipeline.own_stages().len()),
+            recorded: BTreeMap::new(),
+            later: BTreeMap::new(),
+            messages: BTreeMap::new(),
+            sent: Vec::new(),
+            left: HashMap::new(),
+        }
+    }
+
+    /// Expects `passes` backward passes of each stage before the gradients are read.
+    pub(crate) fn expect(&mut self, passes: usize) {
+        self.left.clear();
+        for stage in self.pipeline.own_stages() {
+            for param in self.pipeline.params(stage) {
+                *self.left.entry(param.id()).or_default() += passes;
+            }
+        }
+    }
+
+    /// Runs an action. Returns the stage and the sums of a microbatch whose last pass it is.
+    pub(crate) fn apply(
+        &mut self,
+        action: Action,
+        grads: &mut Grads,
+    ) -> Result<Option<(usize, StepSums)>> {
+        match action {
+            Action::Compute(pass) => self.compute(pass, grads),
+            Action::Overlapped(forward, backward) => {
+                self.compute(forward, grads)?;
+                self.compute(backward, grads)
+            }
+            Action::Send(message) => self.send(message).map(|()| None),
+            Action::Receive(message) => self.receive(message).map(|()| None),
+            Action::Gather(_) | Action::Release(_) | Action::Reduce(_) => {
+                bail!(Unsupported, "action {action}: units are gathered and reduced by their use")
+            }
+        }
+    }
+
+    /// Runs an action of a program of forward passes, without recording them. Returns the sums of a
+    /// stage.
+    pub(crate) fn evaluate(&mut self, action: Action) -> Result<Option<StepSums>> {
+        match action {
+            Action::Compute(pass) => {
+                let (_, _, sums) = self.forward(pass)?;
+                Ok(Some(sums))
+            }
+            Action::Send(message) => self.send(message).map(|()| None),
+            Action::Receive(message) => self.receive(message).map(|()| None),
+            _ => bail!(Unsupported, "action {action}: an evaluation has forward passes only"),
+        }
+    }
+
+    fn compute(&mut self, pass: Pass, grads: &mut Grads) -> Result<Option<(usize, StepSums)>> {
+        let key = (pass.stage, pass.microbatch);
+        match pass.op {
+            Op::Forward => {
+                let (recorded, tape) = Tape::record(|| self.forward(pass))?;
+                let (inputs, outputs, sums) = recorded;
+                self.recorded.insert(key, Recorded { tape, inputs, outputs, sums });
+                Ok(None)
+            }
+            Op::Backward => {
+                let (Recorded { tape, inputs, outputs, sums }, roots) = self.recorded(pass)?;
+                self.announce(pass.stage, grads);
+                let roots: Vec<_> = outputs.iter().zip(roots).collect();
+                let inputs: Vec<&Var> = inputs.iter().collect();
+                let gradients = tape.backward_with(&roots, &inputs, grads)?;
+                self.pass_back(pass, gradients)?;
+                Ok(Some((pass.stage, sums)))
+            }
+            Op::BackwardInput => {
+                let (Recorded { tape, inputs, outputs, sums }, roots) = self.recorded(pass)?;
+                let roots: Vec<_> = outputs.iter().zip(roots).collect();
+                let inputs: Vec<&Var> = inputs.iter().collect();
+                let (gradients, weights) = tape.backward_inputs(&roots, &inputs)?;
+                self.later.insert(key, (weights, sums));
+                self.pass_back(pass, gradients)?;
+                Ok(None)
+            }
+            Op::BackwardWeight => {
+                let (weights, sums) = self.later.remove(&key).ok_or_else(|| too_early(pass))?;
+                self.announce(pass.stage, grads);
+                weights.run(grads)?;
+                Ok(Some((pass.stage, sums)))
+            }
+        }
+    }
+
+    /// Runs a forward pass. Returns the tracked variables of its input and output, and its sums.
+    fn forward(&mut self, pass: Pass) -> Result<(Vec<Var>, Vec<Var>, StepSums)> {
+        let input = self.input(pass)?;
+        let inputs = tracked(input.clone());
+        let stage = &self.pipeline.stages[pass.stage];
+        let (model, compute) = (self.model, self.compute);
+        let flow =
+            self.batches.with(pass.microbatch, |batch| model.forward(stage, input, batch, compute));
+        match flow? {
+            Flow::Loss(loss) => {
+                let total = loss.total.clone();
+                Ok((inputs, vec![total], StepSums::of(pass.stage, *loss)))
+            }
+            Flow::Next { mut stream, statistics } => {
+                let mut values = Vec::new();
+                stream.each_var(&mut |var| values.push(var.value().clone()));
+                let message = pass.output(self.pipeline.stages.len());
+                let message = message.ok_or_else(|| too_early(pass))?;
+                self.messages.insert(message, Tensors::Here(values));
+                let sums = StepSums::without_loss(pass.stage, statistics);
+                Ok((inputs, tracked(Some(stream)), sums))
+            }
+        }
+    }
+
+    /// The stream that enters a stage; `None` for the first.
+    fn input(&mut self, pass: Pass) -> Result<Option<M::Stream>> {
+        let Some(message) = pass.input(self.pipeline.stages.len()) else {
+            return Ok(None);
+        };
+        let boundary = &self.pipeline.boundaries[message.boundary];
+        let tensors = self.messages.remove(&message).ok_or_else(|| too_early(pass))?.wait()?;
+        let placed = tensors.into_iter().zip(&boundary.values);
+        let placed: Vec<Tensor> = placed
+            .map(|(tensor, like)| self::placed(tensor, like.sharding(), like))
+            .collect::<Result<_>>()?;
+        let (mut stream, mut placed) = (boundary.stream.clone(), placed.into_iter());
+        stream.each_var(&mut |var| {
+            *var = Var::constant(placed.next().unwrap_or_else(|| var.value().clone()))
+        });
+        Ok(Some(as_input(stream, &boundary.is_tracked)))
+    }
+
+    /// A forward pass, and the gradients of its outputs.
+    fn recorded(&mut self, pass: Pass) -> Result<(Recorded, Vec<Tensor>)> {
+        let key = (pass.stage, pass.microbatch);
+        let recorded = self.recorded.remove(&key).ok_or_else(|| too_early(pass))?;
+        let Some(message) = pass.input(self.pipeline.stages.len()) else {
+            let of_loss = recorded.outputs.iter().map(|total| {
+                let total = total.value();
+                ops::full(total.device(), total.shape(), total.dtype(), 1.0)
+            });
+            let of_loss = of_loss.collect::<Result<_>>()?;
+            return Ok((recorded, of_loss));
+        };
+        let gradients = self.messages.remove(&message).ok_or_else(|| too_early(pass))?.wait()?;
+        let like = recorded.outputs.iter().map(Var::value);
+        let gradients = gradients.into_iter().zip(like);
+        let gradients = gradients.map(|(gradient, like)| match like.sharding() {
+            Some(sharding) => placed(gradient, Some(&sharding.without_partials()), like),
+            None => Ok(gradient),
+        });
+        let gradients = gradients.collect::<Result<_>>()?;
+        Ok((recorded, gradients))
+    }
+
+    /// Hands the gradients of a stage's input to the stage before.
+    fn pass_back(&mut self, pass: Pass, gradients: Vec<Tensor>) -> Result<()> {
+        let Some(message) = pass.output(self.pipeline.stages.len()) else {
+            return Ok(());
+        };
+        let boundary = &self.pipeline.boundaries[message.boundary];
+        let gradients = gradients.iter().zip(boundary.tracked());
+        let gradients = gradients.map(|(gradient, like)| match like.sharding() {
+            // As the stage before expects it.
+            Some(sharding) => redistribute(gradient, sharding.without_partials().placements()),
+            None => Ok(gradient.clone()),
+        });
+        let gradients = gradients.collect::<Result<_>>()?;
+        self.messages.insert(message, Tensors::Here(gradients));
+        Ok(())
+    }
+
+    fn send(&mut self, message: Message) -> Result<()> {
+        let (Some(cut), Some(tensors)) = (&self.pipeline.cut, self.messages.remove(&message))
+        else {
+            bail!(Invalid, "action {}: there is nothing to send", Action::Send(message));
+        };
+        self.sent.extend(links::send(cut, message, &tensors.wait()?)?);
+        Ok(())
+    }
+
+    fn receive(&mut self, message: Message) -> Result<()> {
+        let Some(cut) = &self.pipeline.cut else {
+            bail!(Invalid, "action {}: this rank has all stages", Action::Receive(message));
+        };
+        let boundary = &self.pipeline.boundaries[message.boundary];
+        let like: Vec<Tensor> = match message.kind {
+            MessageKind::Activation => boundary.values.clone(),
+            MessageKind::Gradient => boundary.tracked().cloned().collect(),
+        };
+        self.messages.insert(message, links::receive(cut, message, &like)?);
+        Ok(())
+    }
+
+    /// Announces the last backward pass of parameters of a stage.
+    fn announce(&mut self, stage: usize, grads: &mut Grads) {
+        let mut last: Vec<&Param> = Vec::new();
+        for param in self.pipeline.params(stage) {
+            if let Some(left) = self.left.get_mut(&param.id()) {
+                *left = left.saturating_sub(1);
+                last.extend((*left == 0).then_some(param));
+            }
+        }
+        grads.last_pass_of(last);
+    }
+
+    /// Waits until all messages have arrived.
+    pub(crate) fn finish(self) -> Result<()> {
+        self.sent.into_iter().try_for_each(Pending::wait)
+    }
+}
+
+/// The tracked variables of a stream.
+fn tracked<S: Vars>(stream: Option<S>) -> Vec<Var> {
+    let mut tracked = Vec::new();
+    if let Some(mut stream) = stream {
+        stream.each_var(&mut |var| tracked.extend(var.is_tracked().then(|| var.clone())));
+    }
+    tracked
+}
+
+/// The microbatches, each until all stages of this rank have seen it.
+struct Batches<B, T> {
+    batches: B,
+    stages: usize,
+    loaded: usize,
+    /// With the number of stages that have not seen it.
+    unseen: BTreeMap<usize, (T, usize)>,
+}
+
+impl<T, B: Iterator<Item = Result<T>>> Batches<B, T> {
+    fn new(batches: B, stages: usize) -> Batches<B, T> {
+        Batches { batches, stages, loaded: 0, unseen: BTreeMap::new() }
+    }
+
+    /// Calls `body` with a microbatch, for one stage.
+    fn with<R>(&mut self, microbatch: usize, body: impl FnOnce(&T) -> Result<R>) -> Result<R> {
+        while self.loaded <= microbatch {
+            let batch = self.batches.next().ok_or_else(no_batch)??;
+            self.unseen.insert(self.loaded, (batch, self.stages));
+            self.loaded += 1;
+        }
+        let (batch, left) = self.unseen.remove(&microbatch).ok_or_else(no_batch)?;
+        let result = body(&batch)?;
+        if left > 1 {
+            self.unseen.insert(microbatch, (batch, left - 1));
+        }
+        Ok(result)
+    }
+}
+
+fn too_early(pass: Pass) -> crate::Error {
+    error!(Invalid, "action {pass}: an action that it needs has not run")
+}
