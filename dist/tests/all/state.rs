@@ -99,7 +99,8 @@ fn meshes_have_the_same_groups() {
 /// A group has the ranks of its axes in a domain, on any ranks.
 #[test]
 fn groups_are_products_of_axes() {
-    let config = config(&[("world", 24), ("dp_shard", 3), ("cp_shard", 2), ("tp", 2), ("ep", 6)]);
+    let degrees = [("dp_replicate", 2), ("dp_shard", 3), ("cp_shard", 2), ("tp", 2), ("ep", 6)];
+    let config = config(&[&[("world", 24)], &degrees[..]].concat());
     let reversed: Vec<usize> = (0..24).rev().collect();
     let table = [
         ("regular", "fsdp", &["dp_shard", "cp_shard"][..]),

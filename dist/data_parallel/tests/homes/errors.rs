@@ -76,6 +76,19 @@ fn messages_name_the_unit_and_the_way_out() {
         }
         model.layers[0].weight.var().map(drop)
     });
+    let other_mesh = message(|rank, mesh| {
+        let model = Chain::new(1, 4);
+        let experts = Mesh::new(&[4], &["ep"])?;
+        let rows = Sharding::new(&experts, [("ep", Placement::shard(0))], &[4, 4])?;
+        model.layers[0].weight.shard(&rows, rank.rank())?;
+        DataParallel::new(rank, mesh, Strategy::fsdp(["dp"])).apply(&model)
+    });
+    let mesh = |ranks: &'static [usize], axis: &'static str| {
+        move |homes: DataParallel| {
+            let mesh = Mesh::from_ranks(ranks, &[ranks.len()], &["ep"]).unwrap();
+            homes.mesh(&mesh, [axis], [""; 0])
+        }
+    };
     let tied = |homes: DataParallel| homes.tied("layers.0", Strategy::fsdp(["dp"]), &[0, 1]);
     let messages = [
         ("axis twice", settled(|homes| homes, Strategy::hsdp(["dp"], ["dp"]))),
@@ -84,6 +97,9 @@ fn messages_name_the_unit_and_the_way_out() {
         ("pattern", settled(unit("layers.[0"), Strategy::fsdp(["dp"]))),
         ("no stages", settled(tied, Strategy::fsdp(["dp"]))),
         ("axis in use", sharded),
+        ("another mesh", other_mesh),
+        ("other ranks", settled(mesh(&[0, 1, 3], "ep"), Strategy::fsdp(["dp"]))),
+        ("axis of a mesh", settled(mesh(&[0, 1, 2, 3], "edp"), Strategy::fsdp(["dp"]))),
         ("second home", twice),
         ("not partial", not_partial),
         ("no clear", no_clear),
