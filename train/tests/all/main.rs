@@ -14,6 +14,7 @@ mod optim;
 mod own_tables;
 #[cfg(feature = "parquet")]
 mod parquet;
+mod pipeline;
 mod ranks;
 mod resume;
 mod sampling;

@@ -8,7 +8,7 @@ mod paced;
 mod resources;
 mod rounding;
 mod second_mesh;
-mod step;
+pub(crate) mod step;
 mod tied;
 mod torch;
 
