@@ -50,6 +50,8 @@ struct Entry {
     unit: Option<(usize, usize)>,
     /// Whether a gradient was reduced.
     is_reduced: bool,
+    /// Whether the next pass is its last before the gradients are read.
+    is_announced: bool,
 }
 
 /// Parameters whose gradients are reduced together.
@@ -81,7 +83,7 @@ impl Unit {
 
 impl Entry {
     fn clear(&mut self) {
-        self.is_reduced = false;
+        (self.is_reduced, self.is_announced) = (false, false);
         match (&mut self.sum, self.unit) {
             (Some(sum), None) => sum.clear(),
             (sum, _) => *sum = None,
@@ -144,8 +146,13 @@ impl Grads {
                 continue; // A tied parameter may be listed twice.
             }
             grads.index.insert(param.id(), grads.entries.len());
-            let entry = Entry { param: param.clone(), sum: None, unit: None, is_reduced: false };
-            grads.entries.push(entry);
+            grads.entries.push(Entry {
+                param: param.clone(),
+                sum: None,
+                unit: None,
+                is_reduced: false,
+                is_announced: false,
+            });
         }
         grads.add_flat()?;
         grads.add_units()?;
@@ -331,13 +338,17 @@ impl Grads {
         self.units.iter_mut().for_each(|unit| unit.is_last_pass = true);
     }
 
-    /// As [`Grads::last_pass`], for the units of `params` only: those of a stage of a model, of
-    /// which other stages have later passes.
+    /// As [`Grads::last_pass`], for `params` only: those of a stage of a model, of which other stages
+    /// have later passes. A unit is reduced after the last pass of all its parameters.
     pub fn last_pass_of<'p>(&mut self, params: impl IntoIterator<Item = &'p Param>) {
         for param in params {
-            let entry = self.index.get(&param.id()).map(|at| &self.entries[*at]);
-            if let Some((unit, _)) = entry.and_then(|entry| entry.unit) {
-                self.units[unit].is_last_pass = true;
+            let Some(at) = self.index.get(&param.id()).copied() else {
+                continue;
+            };
+            self.entries[at].is_announced = true;
+            if let Some((unit, _)) = self.entries[at].unit {
+                let unit = &mut self.units[unit];
+                unit.is_last_pass = unit.entries.iter().all(|at| self.entries[*at].is_announced);
             }
         }
     }
