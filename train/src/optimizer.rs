@@ -1,7 +1,9 @@
 //! The update of a model after backward: gradient norm, clipping, and a step of any update rule.
 
+use std::sync::Arc;
+
 use meshgrad_autograd::{Grads, Module, Param, end_pass};
-use meshgrad_collectives::full_tensor;
+use meshgrad_collectives::{Collectives, Communicator, Reduction, full_tensor};
 use meshgrad_error::ensure;
 use meshgrad_runtime::ops::{self, StepScalars};
 use meshgrad_runtime::{DType, Device, Kind, Tensor};
@@ -20,6 +22,8 @@ pub struct Optimizer {
     grads: Grads,
     ema: Option<Ema>,
     max_grad_norm: f64,
+    /// All ranks that share in the model, if this one may have no parameters.
+    ranks: Option<Arc<dyn Communicator>>,
     /// The values that change from step to step are scalars on the device, f32.
     learning_rate: Tensor,
     step: Tensor,
@@ -69,6 +73,7 @@ impl Optimizer {
             grads: Grads::new(&model.trained())?,
             ema: None,
             max_grad_norm,
+            ranks: None,
             learning_rate: scalar()?,
             step: scalar()?,
             skipped: None,
@@ -132,6 +137,24 @@ impl Optimizer {
         originals.restore()?;
         self.written();
         result
+    }
+
+    /// Among `ranks`, all that share in the model: this one takes part in the norm also if it has no
+    /// parameters.
+    pub(crate) fn among(self, ranks: Arc<dyn Communicator>) -> Optimizer {
+        Optimizer { ranks: Some(ranks), ..self }
+    }
+
+    /// The global norm of the gradients.
+    fn norm(&mut self) -> Result<Tensor> {
+        match &self.ranks {
+            Some(ranks) if self.grads.params().next().is_none() => {
+                let own = ops::full(self.step.device(), &[], DType::F64, 0.0)?.local();
+                let squares = ranks.all_reduce(&own, Reduction::Sum)?.wait()?;
+                ops::cast(&ops::sqrt(&squares)?, DType::F32)
+            }
+            _ => self.grads.norm(),
+        }
     }
 
     /// The name of the rule.
@@ -212,7 +235,7 @@ impl Optimizer {
     }
 
     fn apply_or_skip(&mut self, weight: &Tensor, skip: Option<&Tensor>) -> Result<Tensor> {
-        let norm = self.grads.norm()?;
+        let norm = self.norm()?;
         let gradients = self.grads.all()?;
         let norm = self.update(gradients, weight, &norm, skip)?;
         self.grads.clear();

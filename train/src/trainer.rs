@@ -125,12 +125,17 @@ impl<M: Model> TrainerBuilder<M> {
             Some(optimizer) => optimizer,
             None => Optimizer::new(&model, device, &config.optimizer, config.train.seed)?,
         };
+        let pipeline = pipeline.unwrap_or_else(|| Pipeline::whole(&model));
+        let optimizer = match pipeline.ranks()? {
+            Some(ranks) => optimizer.among(ranks),
+            None => optimizer,
+        };
         let schedule = match schedule {
             Some(schedule) => schedule,
             None => Box::new(config.schedule.of_run(config.train.steps)?),
         };
         Ok(Trainer {
-            pipeline: pipeline.unwrap_or_else(|| Pipeline::whole(&model)),
+            pipeline,
             model,
             optimizer,
             events: Events::default(),

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use meshgrad_autograd::{Param, Tape, Values, Var, Vars};
-use meshgrad_collectives::{Collectives, Rank, Redistributor, Reduction, communicator};
+use meshgrad_collectives::{
+    Collectives, Communicator, Rank, Redistributor, Reduction, communicator,
+};
 use meshgrad_comm::Plan;
 use meshgrad_mesh::Sharding;
 use meshgrad_models::{Compute, Flow, Model, Stage};
@@ -135,6 +137,15 @@ impl<S: Vars + Clone> Pipeline<S> {
     /// This rank along the axis of the pipeline.
     pub(crate) fn own(&self) -> usize {
         self.cut.as_ref().map_or(0, |cut| cut.own)
+    }
+
+    /// All ranks of all stages; `None` for the whole model on one rank.
+    pub(crate) fn ranks(&self) -> Result<Option<Arc<dyn Communicator>>> {
+        let Some(Cut { mesh, .. }) = &self.cut else {
+            return Ok(None);
+        };
+        let axes: Vec<&str> = mesh.axes().iter().map(|axis| axis.name()).collect();
+        communicator(mesh, axes).map(Some)
     }
 
     /// The parameters of a stage of this rank.
