@@ -2,7 +2,7 @@
 
 use meshgrad_autograd::{Module, Param, Result, Var, Vars};
 use meshgrad_ckpt::mapping::Mapping;
-use meshgrad_error::ensure;
+use meshgrad_error::{bail, ensure};
 use meshgrad_runtime::{DType, Device, Tensor};
 
 use crate::plan::does_not_fit;
@@ -28,21 +28,24 @@ pub trait Model: Module {
         1
     }
 
-    /// Drops everything that is in none of `stages`, which have layers in ascending order.
+    /// The part of the model that has `stages`, in ascending order, and nothing else. It shares
+    /// parameters with `self`.
     ///
     /// # Errors
     /// When the model cannot be cut, or has no such layers.
-    fn keep(&mut self, stages: &[Stage]) -> Result<()> {
-        let is_whole = stages.iter().any(|stage| stage.is_whole(self.layers()));
-        ensure!(is_whole, Unsupported, "{}", cannot_be_cut(&self.title()));
-        Ok(())
+    fn part(&self, stages: &[Stage]) -> Result<Self>
+    where
+        Self: Sized,
+    {
+        let _ = stages;
+        bail!(Unsupported, "{}", cannot_be_cut(&self.title()))
     }
 
     /// The pass of a stage: from the stream of the stage before, `None` for the first stage, to the
     /// stream for the next one, or to the loss.
     ///
     /// # Errors
-    /// As [`Model::loss`]; when the model cannot be cut, or the stage was dropped.
+    /// As [`Model::loss`]; when the model cannot be cut, or a [`Model::part`] lacks the stage.
     fn forward(
         &self,
         stage: &Stage,
@@ -175,7 +178,7 @@ pub trait Model: Module {
 
 fn cannot_be_cut(title: &str) -> String {
     format!(
-        "{title} cannot be cut into stages: use parallel.pp = 1, or implement `Model::layers`, `keep` \
+        "{title} cannot be cut into stages: use parallel.pp = 1, or implement `Model::layers`, `part` \
          and `forward`"
     )
 }

@@ -335,19 +335,16 @@ impl Model for Qwen3 {
         self.config.num_hidden_layers
     }
 
-    /// Parameters keep the names of the whole model. Tied weights are one parameter if both ends are
-    /// kept.
-    fn keep(&mut self, stages: &[Stage]) -> Result<()> {
+    /// Parameters keep the names of the whole model.
+    fn part(&self, stages: &[Stage]) -> Result<Qwen3> {
+        let mut part = Qwen3 { layers: Vec::new(), numbers: Vec::new(), ..self.clone() };
         for stage in stages {
-            self.places(stage)?;
+            part.layers.extend_from_slice(&self.layers[self.places(stage)?]);
+            part.numbers.extend(stage.layers.clone());
         }
-        let is_kept = |number: &usize| stages.iter().any(|stage| stage.layers.contains(number));
-        let mut numbers = self.numbers.iter();
-        self.layers.retain(|_| numbers.next().is_some_and(is_kept));
-        self.numbers.retain(is_kept);
-        self.embedding = self.embedding.take().filter(|_| stages.iter().any(|it| it.is_first));
-        self.head = self.head.take().filter(|_| stages.iter().any(|it| it.is_last));
-        Ok(())
+        part.embedding = part.embedding.filter(|_| stages.iter().any(|it| it.is_first));
+        part.head = part.head.filter(|_| stages.iter().any(|it| it.is_last));
+        Ok(part)
     }
 
     fn forward(

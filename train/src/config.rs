@@ -13,6 +13,7 @@ mod dtype;
 pub mod keys;
 mod optimizer;
 mod parallel;
+mod pipeline;
 mod read;
 mod schedule;
 mod setting;
@@ -30,6 +31,7 @@ pub use check::{Violation, Violations};
 pub use dtype::ComputeDType;
 pub use optimizer::{Algorithm, OptimizerConfig};
 pub use parallel::{Degree, HomeChoice, ParallelTable};
+pub use pipeline::PipelineTable;
 pub(crate) use read::not_toml;
 pub use schedule::ScheduleConfig;
 pub use sources::Override;
@@ -54,6 +56,8 @@ pub struct Config {
     pub train: TrainConfig,
     /// How ranks share the work.
     pub parallel: ParallelTable,
+    /// How the model is cut into stages.
+    pub pipeline: PipelineTable,
     /// The optimizer.
     pub optimizer: OptimizerConfig,
     /// The learning rate schedule.

@@ -3,13 +3,17 @@
 //! - `cut.rs`: which rank has which stage, and the schedule.
 //! - `learned.rs`: what flows between stages, learnt from a pass without data.
 //! - `links.rs`: messages between stages.
+//! - `split.rs`: cuts of about equal cost.
 //! - `passes.rs`: the passes of a step, which interpret the actions of a program.
 
 mod cut;
 mod learned;
 mod links;
 mod passes;
+mod split;
 
 pub use cut::Cut;
 pub use learned::Pipeline;
+pub(crate) use learned::flops;
 pub(crate) use passes::Passes;
+pub(crate) use split::balanced;

@@ -30,7 +30,7 @@ use crate::config::Config;
 use crate::{Error, Result};
 pub(crate) use batch_part::BatchPart;
 pub use checkpoint::checkpoint_ranks;
-use division::Division;
+use division::{Division, Staged};
 pub use equal::check_equal;
 pub(crate) use equal::weigh;
 
@@ -116,11 +116,15 @@ impl<'r> RunRanks<'r> {
         self.traced.record()
     }
 
-    /// Gives the parameters of `model`, which need no values yet, their shardings and homes.
+    /// Gives the parameters of `model`, which need no values yet, their shardings and homes. With a
+    /// pipeline, returns the part of the model that this rank has.
     ///
     /// # Errors
     /// When the model does not support the parallelism, or does not fit it.
-    pub(crate) fn divide(&self, model: &impl Model<Batch = TokenBatch>) -> Result<()> {
+    pub(crate) fn divide<M>(&self, model: &M) -> Result<Option<Staged<M>>>
+    where
+        M: Model<Batch = TokenBatch>,
+    {
         self.division.divide(model, &*self.traced)
     }
 

@@ -103,7 +103,7 @@ impl<M: Model> TrainerBuilder<M> {
     }
 
     /// Trains the stages of `pipeline` that this rank has. `model` has only these
-    /// ([`Model::keep`]).
+    /// ([`Model::part`]).
     #[must_use]
     pub fn pipeline(self, pipeline: Pipeline<M::Stream>) -> TrainerBuilder<M> {
         TrainerBuilder { pipeline: Some(pipeline), ..self }

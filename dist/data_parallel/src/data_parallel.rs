@@ -236,7 +236,8 @@ impl DataParallel {
         let (patterns, stage) = (self.patterns()?, self.meshes.main.stage());
         // Stages without a copy of a tied module have no parameters of that name.
         let is_elsewhere = |stages: &[usize]| !stages.is_empty() && !stages.contains(&stage);
-        let used = patterns.iter().map(|(_, of)| is_elsewhere(&of.stages));
+        let is_stage = self.meshes.main.is_stage();
+        let used = patterns.iter().map(|(_, of)| is_stage || is_elsewhere(&of.stages));
         let mut used: Vec<bool> = used.collect();
         let mut units: Vec<NewUnit<'_>> = Vec::new();
         for param in params {

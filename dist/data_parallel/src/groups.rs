@@ -59,6 +59,11 @@ impl Groups {
         Groups { mesh: mesh.clone(), stages: None, connected: Arc::default(), ..self.clone() }
     }
 
+    /// Whether this is one of several stages, which may lack modules.
+    pub(crate) fn is_stage(&self) -> bool {
+        self.stages.is_some()
+    }
+
     /// The number of this rank's stage; 0 without stages.
     pub(crate) fn stage(&self) -> usize {
         self.stages.as_ref().map_or(0, |stages| stages.own)

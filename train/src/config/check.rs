@@ -111,6 +111,9 @@ impl Config {
         found.unless(chunks > 0, "parallel.overlap_chunks", || {
             "0; must be at least 1, which is no overlap".to_owned()
         });
+        if let Err(error) = self.pipeline.named() {
+            found.unless(false, "pipeline.schedule", || error.to_string());
+        }
         for (kind, degree) in self.parallel.unsupported() {
             let degree = match degree {
                 Degree::Ranks(ranks) => ranks.to_string(),
@@ -118,8 +121,8 @@ impl Config {
             };
             found.unless(false, &format!("parallel.{}", kind.name()), || {
                 format!(
-                    "{degree}; training does not support it yet, so it must be 1 (dp_replicate, dp_shard \
-                     and tp are supported)"
+                    "{degree}; training does not support it yet, so it must be 1 (pp, dp_replicate, \
+                     dp_shard and tp are supported)"
                 )
             });
         }

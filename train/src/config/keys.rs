@@ -60,7 +60,7 @@ pub const KEYS: &[Meaning] = &[
          leave",
     ),
     ("parallel.tp", "shards of each matrix (tensor parallelism)"),
-    ("parallel.pp", "pipeline stages; only 1 is supported yet"),
+    ("parallel.pp", "ranks of a pipeline, which have different layers"),
     ("parallel.cp_shard", "context parallelism; only 1 is supported yet"),
     ("parallel.cp_replicate", "context parallelism; only 1 is supported yet"),
     ("parallel.sp", "sequence parallelism by heads; only 1 is supported yet"),
@@ -91,6 +91,13 @@ pub const KEYS: &[Meaning] = &[
         "parallel.overlap_chunks",
         "chunks in which the communication of `tp` runs beside matrix products; 1 is no overlap",
     ),
+    (
+        "pipeline.schedule",
+        "order of the passes of a step: `gpipe`, `looped_bfs`, `1f1b`, `interleaved`, `zb1p`, \
+         `interleaved_zb`, `zbv` or `dual_pipe_v`",
+    ),
+    ("pipeline.stages_per_rank", "stages of each rank; 0 for as many as the schedule needs"),
+    ("pipeline.split", "layers of each stage; empty for stages of about equally many FLOPs"),
     ("optimizer.name", "`adamw`, `sgd`, `lion` or `muon`; it decides the keys of its table"),
     ("optimizer.learning_rate", "the peak learning rate"),
     ("optimizer.max_grad_norm", "clipping by the global norm; 0 disables it"),

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ParallelTable {
-    /// Pipeline stages; only 1 is supported.
+    /// Ranks of a pipeline, which have different layers; see `[pipeline]`.
     pub pp: Degree,
     /// Replicas of the parameters, with different sequences.
     pub dp_replicate: Degree,
@@ -107,8 +107,8 @@ impl Default for ParallelTable {
 
 impl ParallelTable {
     /// The degrees that training supports. The others must be 1.
-    const SUPPORTED: [Parallelism; 3] =
-        [Parallelism::DpReplicate, Parallelism::DpShard, Parallelism::Tp];
+    const SUPPORTED: [Parallelism; 4] =
+        [Parallelism::Pp, Parallelism::DpReplicate, Parallelism::DpShard, Parallelism::Tp];
 
     /// All degrees.
     fn degrees(&self) -> [(Parallelism, Degree); 9] {

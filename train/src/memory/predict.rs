@@ -86,9 +86,15 @@ fn rehearse<M>(model: &M, config: &Config, meta: &Device, ranks: &RunRanks<'_>) 
 where
     M: Model<Batch = TokenBatch>,
 {
-    ranks.divide(model)?;
+    let staged = ranks.divide(model)?;
+    let model = staged.as_ref().map_or(model, |(part, _)| part);
     allocate(model, meta)?;
-    let mut trainer = Trainer::of(OnMeta(model)).schedule(Box::new(|_| 1.0)).build(config, meta)?;
+    let builder = Trainer::of(OnMeta(model)).schedule(Box::new(|_| 1.0));
+    let builder = match &staged {
+        Some((_, pipeline)) => builder.pipeline(pipeline.clone()),
+        None => builder,
+    };
+    let mut trainer = builder.build(config, meta)?;
 
     let saved = saved_bytes(&trainer)?;
     let rows = config.train.rows_of_pass(ranks.batch_parts());

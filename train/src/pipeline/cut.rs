@@ -73,7 +73,7 @@ impl Cut {
         &self.stages
     }
 
-    /// The stages of this rank, in ascending order, for [`Model::keep`](meshgrad_models::Model::keep).
+    /// The stages of this rank, in ascending order, for [`Model::part`](meshgrad_models::Model::part).
     pub fn own_stages(&self) -> Vec<Stage> {
         let own = self.placement.stages_of(self.own).iter();
         own.map(|stage| self.stages[*stage].clone()).collect()

@@ -1,5 +1,6 @@
 //! What flows between the stages of a pipeline, learnt from a pass without data.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use meshgrad_autograd::{Param, Tape, Values, Var, Vars};
@@ -7,7 +8,7 @@ use meshgrad_collectives::{
     Collectives, Communicator, Rank, Redistributor, Reduction, communicator,
 };
 use meshgrad_comm::Plan;
-use meshgrad_mesh::Sharding;
+use meshgrad_mesh::{Mesh, Sharding};
 use meshgrad_models::{Compute, Flow, Model, Stage};
 use meshgrad_pipeline::{Placement, Program};
 use meshgrad_runtime::{Device, Shape, Tensor};
@@ -139,6 +140,28 @@ impl<S: Vars + Clone> Pipeline<S> {
         self.cut.as_ref().map_or(0, |cut| cut.own)
     }
 
+    /// The modules of parameters that stages of several ranks use, and these ranks along the axis of
+    /// the pipeline.
+    pub(crate) fn tied(&self) -> Vec<(String, Vec<usize>)> {
+        let Some(cut) = &self.cut else {
+            return Vec::new();
+        };
+        let mut users: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+        for (stage, params) in self.params.iter().enumerate() {
+            for param in params {
+                let ranks = users.entry(param.name()).or_default();
+                let rank = cut.placement().rank_of(stage);
+                if !ranks.contains(&rank) {
+                    ranks.push(rank);
+                }
+            }
+        }
+        let tied = users.into_iter().filter(|(_, ranks)| ranks.len() > 1);
+        let module =
+            |name: &str| name.rsplit_once('.').map_or(name, |(module, _)| module).to_owned();
+        tied.map(|(name, ranks)| (module(name), ranks)).collect()
+    }
+
     /// All ranks of all stages; `None` for the whole model on one rank.
     pub(crate) fn ranks(&self) -> Result<Option<Arc<dyn Communicator>>> {
         let Some(Cut { mesh, .. }) = &self.cut else {
@@ -172,6 +195,44 @@ impl<S: Vars + Clone> Pipeline<S> {
             stages.all_reduce(flat, Reduction::Sum)?.wait()
         })
     }
+}
+
+/// The FLOPs of the forward pass of what is before the layers of a model, of each layer, and of what
+/// follows them, on this rank of the mesh of a stage. `model` is not changed.
+///
+/// # Errors
+/// When the model cannot be cut; those of `batch` and of the passes.
+pub(crate) fn flops<M: Model>(
+    model: &M,
+    (mesh, rank): (&Mesh, usize),
+    compute: Compute,
+    batch: impl FnOnce(&Device) -> Result<M::Batch>,
+) -> Result<Vec<u64>> {
+    let sizes: Vec<usize> = (0..model.layers() + 2)
+        .map(|piece| usize::from((1..=model.layers()).contains(&piece)))
+        .collect();
+    let stages = Stage::of_sizes(&sizes)?;
+    let values = Values::take(model);
+    let mut costs = Vec::new();
+    let world = mesh.ranks().into_iter().max().unwrap_or(0) + 1;
+    let passed = Plan::new(world)?.trace(rank, |rank| -> Result<()> {
+        Redistributor::new(rank).run_on(mesh, || {
+            let device = rank.device();
+            model.materialize(device, 0)?;
+            let (batch, mut input) = (batch(device)?, None);
+            for stage in &stages {
+                let before = device.work().flops;
+                input = match model.forward(stage, input.take(), &batch, compute)? {
+                    Flow::Next { stream, .. } => Some(stream),
+                    Flow::Loss(_) => None,
+                };
+                costs.push(device.work().flops - before);
+            }
+            Ok(())
+        })
+    });
+    values.restore();
+    passed.map(|_| costs)
 }
 
 impl<S> Boundary<S> {

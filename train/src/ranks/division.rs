@@ -1,28 +1,40 @@
 //! How a model and its batches are divided over ranks, as `[parallel]` says.
 
+use meshgrad_autograd::Values;
 use meshgrad_comm::Rank;
 use meshgrad_data_parallel::{DataParallel, Reshard, Strategy};
 use meshgrad_dist::parallel::{ParallelConfig, ParallelState};
 use meshgrad_mesh::{Mesh, Placement, Sharding};
 use meshgrad_models::{Model, ModelParallelism, ModelPlan, TokenBatch};
+use meshgrad_pipeline::{Named, Shape};
 use meshgrad_runtime::{DType, Device, Kind as TensorKind, Tensor};
 
 use super::BatchPart;
 use crate::config::{
-    Algorithm, Config, HomeChoice, ParallelTable, SumOrder, TrainConfig, Violation, Violations,
+    Algorithm, Config, HomeChoice, ParallelTable, PipelineTable, SumOrder, TrainConfig, Violation,
+    Violations,
 };
+use crate::pipeline::{Cut, Pipeline, balanced, flops};
 use crate::{Error, Kind, Result, configured};
 
 /// The domain whose mesh the model computes on.
 const DOMAIN: &str = "regular";
+
+/// The part of a model that this rank has, and its pipeline.
+pub(crate) type Staged<M> = (M, Pipeline<<M as Model>::Stream>);
 
 /// The mesh of a run, and what its axes are for.
 #[derive(Clone)]
 pub(super) struct Division {
     table: ParallelTable,
     train: TrainConfig,
+    pipeline: PipelineTable,
     /// Axes of one rank are left out.
+    whole: Mesh,
+    /// Where this rank's stages compute: `whole` without the axis of the pipeline.
     mesh: Mesh,
+    /// The axis of the pipeline.
+    stages: Option<String>,
     /// The axes whose ranks have different sequences.
     batch: Vec<String>,
     /// The axes whose ranks share one copy of the parameters.
@@ -46,11 +58,20 @@ impl Division {
         };
         let (shard, mut replicate) = (axes("fsdp")?, axes("loss")?);
         replicate.retain(|axis| !shard.contains(axis));
+        let whole = state.mesh(DOMAIN)?.select(axes("world")?)?;
+        let stages = axes("pp")?.pop();
+        let mesh = match &stages {
+            Some(axis) => whole.at(axis, whole.local_rank(axis, rank)?.unwrap_or_default())?,
+            None => whole.clone(),
+        };
         let is_muon = matches!(config.optimizer.algorithm, Algorithm::Muon(_));
         let division = Division {
             table: config.parallel.clone(),
             train: config.train.clone(),
-            mesh: state.mesh(DOMAIN)?.select(axes("world")?)?,
+            pipeline: config.pipeline.clone(),
+            whole,
+            mesh,
+            stages,
             batch: axes("dp")?,
             shard,
             replicate,
@@ -67,6 +88,9 @@ impl Division {
         if config.train.reduction == SumOrder::Tree {
             division.check_tree(config.train.batch_size)?;
         }
+        if division.stages.is_some() {
+            division.check_pipeline(config)?;
+        }
         Ok(division)
     }
 
@@ -76,9 +100,12 @@ impl Division {
 
     /// The axes with their sizes, and what is sharded over them.
     pub(super) fn title(&self) -> String {
-        let axes = self.mesh.axes().iter().map(|axis| match axis.name() {
+        let axes = self.whole.axes().iter().map(|axis| match axis.name() {
             name if self.shard.iter().any(|shard| shard == name) => {
                 format!("{} {name} ({})", axis.size(), self.table.home.name())
+            }
+            name if self.stages.as_deref() == Some(name) => {
+                format!("{} {name} ({})", axis.size(), self.pipeline.schedule)
             }
             name => format!("{} {name}", axis.size()),
         });
@@ -120,6 +147,7 @@ impl Division {
         let parts = self.batch_parts();
         let problem = match () {
             () if !self.tensor.is_empty() => "does not support parallel.tp".to_owned(),
+            () if self.stages.is_some() => "does not support parallel.pp".to_owned(),
             () if !parts.is_power_of_two() => {
                 format!("needs a power of two of data-parallel ranks, not {parts}")
             }
@@ -133,8 +161,32 @@ impl Division {
         Err(violation("train.reduction", problem))
     }
 
+    /// Checks that the schedule can run the stages and the microbatches of a step.
+    fn check_pipeline(&self, config: &Config) -> Result<()> {
+        let (schedule, ranks) = (self.pipeline.named()?, self.whole.len() / self.mesh.len());
+        let rows = self.train.rows_of_pass(self.batch_parts());
+        let shape = Shape::new(ranks, self.stage_count(schedule), config.train.batch_size / rows)?;
+        if let Err(error) = schedule.schedule(shape) {
+            return Err(violation("pipeline.schedule", error.to_string()));
+        }
+        if config.sample.every > 0 {
+            let problem = "text is not generated through a pipeline yet; set it to 0, and use \
+                           `meshgrad sample` on a checkpoint";
+            return Err(violation("sample.every", problem.to_owned()));
+        }
+        Ok(())
+    }
+
+    /// The stages of all ranks of the pipeline.
+    fn stage_count(&self, schedule: Named) -> usize {
+        match self.pipeline.split.len() {
+            0 => self.pipeline.stages_of_rank(schedule) * self.whole.len() / self.mesh.len(),
+            stages => stages,
+        }
+    }
+
     pub(super) fn part_of_batch(&self, rows: usize, seq_len: usize) -> Result<BatchPart> {
-        if self.mesh.len() == 1 {
+        if self.whole.len() == 1 {
             return Ok(BatchPart::whole(rows, seq_len));
         }
         let parts = self.batch_parts();
@@ -166,7 +218,7 @@ impl Division {
         model: &impl Model,
         body: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
-        if !self.table.sequence_parallel || self.mesh.len() == 1 {
+        if !self.table.sequence_parallel || self.whole.len() == 1 {
             return body();
         }
         let (whole, sharded) = (self.plan(model, false)?, self.plan(model, true)?);
@@ -176,32 +228,81 @@ impl Division {
         result
     }
 
-    pub(super) fn divide<M>(&self, model: &M, rank: &dyn Rank) -> Result<()>
+    /// Gives the parameters of `model` their shardings and homes. With a pipeline, returns the part of
+    /// this rank's stages.
+    pub(super) fn divide<M>(&self, model: &M, rank: &dyn Rank) -> Result<Option<Staged<M>>>
     where
         M: Model<Batch = TokenBatch>,
     {
-        if self.mesh.len() == 1 {
-            return Ok(());
+        if self.whole.len() == 1 {
+            return Ok(None);
         }
-        let plan = self.plan(model, self.table.sequence_parallel)?;
-        plan.apply(model, self.rank)?;
-
+        self.plan(model, self.table.sequence_parallel)?.apply(model, self.rank)?;
         let strategy = self.strategy();
-        let mut units =
-            DataParallel::new(rank, &self.mesh, strategy.clone()).prefetch(self.table.prefetch);
-        for unit in model.units() {
-            units = units.unit(&unit, strategy.clone());
+        let Some(axis) = &self.stages else {
+            let parallel = DataParallel::new(rank, &self.mesh, strategy);
+            return self.give_homes(parallel, model, model).map(|()| None);
+        };
+        let cut = self.cut(model, axis)?;
+        let compute = configured::compute(&self.train);
+        let batch = |meta: &Device| self.batch_of_zeros(meta);
+        let pipeline = Pipeline::learn(&cut, rank.world_size(), model, compute, batch)?;
+        let part = model.part(&cut.own_stages())?;
+        let mut parallel = DataParallel::of_stage(rank, &self.whole, axis, strategy.clone())?;
+        for (module, ranks) in pipeline.tied() {
+            parallel = parallel.tied(&module, strategy.clone(), &ranks);
         }
+        self.give_homes(parallel, &part, model)?;
+        Ok(Some((part, pipeline)))
+    }
+
+    /// The stages of `model` along `axis`.
+    fn cut<M: Model<Batch = TokenBatch>>(&self, model: &M, axis: &str) -> Result<Cut> {
+        let schedule = self.pipeline.named()?;
+        let (layers, split) = (model.layers(), &self.pipeline.split);
+        let sizes = match split.is_empty() {
+            true => {
+                let batch = |meta: &Device| self.batch_of_zeros(meta);
+                let compute = configured::compute(&self.train);
+                let flops = flops(model, (&self.mesh, self.rank), compute, batch)?;
+                balanced(&flops, self.stage_count(schedule))
+            }
+            false => split.clone(),
+        };
+        if sizes.iter().sum::<usize>() != layers {
+            let problem = format!("{sizes:?} are not the {layers} layers of the model");
+            return Err(violation("pipeline.split", problem));
+        }
+        let cut = Cut::new(&self.whole, axis, self.rank, schedule, &sizes);
+        cut.map_err(|error| violation("pipeline.schedule", error.to_string()))
+    }
+
+    /// Gives homes to the parameters of `part`, of which a pass of `model` shows how their gradients
+    /// are sums.
+    fn give_homes<M>(&self, parallel: DataParallel, part: &M, model: &M) -> Result<()>
+    where
+        M: Model<Batch = TokenBatch>,
+    {
+        let mut parallel = parallel.prefetch(self.table.prefetch);
+        for unit in model.units() {
+            parallel = parallel.unit(&unit, self.strategy());
+        }
+        let values = self.stages.as_ref().map(|_| Values::take(model));
         let pass = |meta: &Device| {
+            if values.is_some() {
+                model.materialize(meta, 0)?; // also what `part` lacks
+            }
             let batch = self.batch_of_zeros(meta)?;
             let loss = model.loss(&batch, configured::compute(&self.train))?;
             Ok(loss.total)
         };
-        match units.apply_for(model, pass) {
+        let applied = match parallel.apply_for(part, pass) {
             // A model that reads values does not run on a meta device.
-            Err(error) if error.kind() == Kind::NoValues => units.apply(model),
+            Err(error) if error.kind() == Kind::NoValues => parallel.apply(part),
             applied => applied,
-        }
+        };
+        values.into_iter().for_each(Values::restore);
+        applied
     }
 
     /// This rank's part of a batch.

@@ -22,6 +22,7 @@ use crate::data::Data;
 use crate::events::Event;
 use crate::metrics::{self, Record};
 use crate::optimizer::Optimizer;
+use crate::pipeline::Pipeline;
 use crate::prompt::Prompt;
 use crate::ranks::RunRanks;
 use crate::report::{self, Reporter, RunProgress};
@@ -116,18 +117,21 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
         if session.optimizer.is_none() {
             memory::check(Some(&model), config, device, &ranks)?;
         }
-        ranks.divide(&model)?;
+        let (model, pipeline) = match ranks.divide(&model)? {
+            Some((part, pipeline)) => (part, Some(pipeline)),
+            None => (model, None),
+        };
         let is_of_other_run = start.is_of_other_run();
         let (trainer, first_step) = match start.checkpoint() {
             None => {
                 ranks.agree(init(&model, device, &mut notes))?;
                 let skipped = notes.iter().filter(|note| note.starts_with("skipped: ")).count();
                 ranks.check_equal(&json!({ "model.from": { "damaged checkpoints": skipped } }))?;
-                (trainer(session, model)?, 0)
+                (trainer(session, model, pipeline)?, 0)
             }
             Some(_) => {
                 memory::allocate_params(&model, device)?;
-                let trainer = trainer(session, model)?;
+                let trainer = trainer(session, model, pipeline)?;
                 let step = start.restore(&data, &trainer, &ranks, device, &mut notes)?;
                 (trainer, step)
             }
@@ -441,7 +445,11 @@ struct Enqueued {
 }
 
 /// The trainer of a session. `model` has values.
-fn trainer<M: Model>(session: Session<'_>, model: M) -> Result<Trainer<M>> {
+fn trainer<M: Model>(
+    session: Session<'_>,
+    model: M,
+    pipeline: Option<Pipeline<M::Stream>>,
+) -> Result<Trainer<M>> {
     let Session { config, device, .. } = session;
     let options = &config.optimizer;
     let optimizer = match session.optimizer {
@@ -455,6 +463,10 @@ fn trainer<M: Model>(session: Session<'_>, model: M) -> Result<Trainer<M>> {
     let builder = match session.schedule {
         None => builder,
         Some(schedule) => builder.schedule(schedule),
+    };
+    let builder = match pipeline {
+        None => builder,
+        Some(pipeline) => builder.pipeline(pipeline),
     };
     let mut trainer = builder.build(config, device)?;
     trainer.events = session.events;

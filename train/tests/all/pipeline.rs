@@ -163,7 +163,7 @@ fn on_one_rank(case: &Case) -> Outcome {
 /// The trainer of a rank's stages.
 fn divided(case: &Case, rank: &dyn Rank, cut: &Cut) -> Result<Trainer<Qwen3>> {
     let (config, stage_mesh) = (case.config(), cut.stage_mesh()?);
-    let mut model = case.model()?;
+    let model = case.model()?;
     let has_tp = case.mesh.iter().any(|(name, _)| *name == "tp");
     let tensor: &[&str] = if has_tp { &["tp"] } else { &[] };
     let parallelism = ModelParallelism::new(&stage_mesh).tensor(tensor)?;
@@ -172,7 +172,7 @@ fn divided(case: &Case, rank: &dyn Rank, cut: &Cut) -> Result<Trainer<Qwen3>> {
     let compute = small::compute(false, case.checkpointing);
     let batch = |meta: &Device| case.batch(meta, 0, true);
     let pipeline = Pipeline::learn(cut, rank.world_size(), &model, compute, batch)?;
-    model.keep(&cut.own_stages())?;
+    let model = model.part(&cut.own_stages())?;
     let strategy = (case.strategy)();
     let mut parallel = DataParallel::of_stage(rank, &mesh(case.mesh), "pp", strategy.clone())?;
     if !case.tied.is_empty() {

@@ -117,8 +117,7 @@ fn stages_ask_for_their_own_tensors() {
     save(&saved, temp.path(), &["score.weight"]);
     let mut all = Vec::new();
     for stage in Stage::of_sizes(&[1, 1]).unwrap() {
-        let mut part = Qwen3::new(saved.config()).unwrap();
-        part.keep(&[stage]).unwrap();
+        let part = Qwen3::new(saved.config()).unwrap().part(&[stage]).unwrap();
         let filled = Loader::new(temp.path()).fill(&part, &device).unwrap();
         assert!(filled.ignored.is_empty());
         all.extend(values(&part));

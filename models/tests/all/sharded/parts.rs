@@ -13,8 +13,7 @@ fn stages(case: &Case) -> Result<Vec<(Stage, Qwen3)>> {
     let config = case.config();
     let stages = Stage::of_sizes(&[1, 0, config.num_hidden_layers - 1])?.into_iter();
     let part = |stage: Stage| {
-        let mut part = Qwen3::new(&config)?;
-        part.keep(std::slice::from_ref(&stage))?;
+        let mut part = Qwen3::new(&config)?.part(std::slice::from_ref(&stage))?;
         part.add_router_biases();
         Ok((stage, part.balanced(BALANCING)))
     };
@@ -105,6 +104,6 @@ fn a_stage_refuses_what_it_cannot_do() {
     let whole = stages[0].1.loss(&batch, case.compute()).err().unwrap();
     assert!(whole.to_string().starts_with("layers 0..3 are not all here"), "{whole}");
     let outside = Stage { layers: 1..5, is_first: false, is_last: true };
-    let outside = Qwen3::new(&case.config()).unwrap().keep(&[outside]).unwrap_err();
+    let outside = Qwen3::new(&case.config()).unwrap().part(&[outside]).err().unwrap();
     assert!(outside.to_string().starts_with("layers 1..5 are not all here"), "{outside}");
 }
