@@ -1,6 +1,5 @@
 //! How a model and its batches are divided over ranks, as `[parallel]` says.
 
-use meshgrad_autograd::Values;
 use meshgrad_comm::Rank;
 use meshgrad_data_parallel::{DataParallel, Reshard, Strategy};
 use meshgrad_dist::parallel::{ParallelConfig, ParallelState};
@@ -287,22 +286,19 @@ impl Division {
         for unit in model.units() {
             parallel = parallel.unit(&unit, self.strategy());
         }
-        let values = self.stages.as_ref().map(|_| Values::take(model));
         let pass = |meta: &Device| {
-            if values.is_some() {
+            if self.stages.is_some() {
                 model.materialize(meta, 0)?; // also what `part` lacks
             }
             let batch = self.batch_of_zeros(meta)?;
             let loss = model.loss(&batch, configured::compute(&self.train))?;
             Ok(loss.total)
         };
-        let applied = match parallel.apply_for(part, pass) {
+        match parallel.apply_for(part, pass) {
             // A model that reads values does not run on a meta device.
             Err(error) if error.kind() == Kind::NoValues => parallel.apply(part),
             applied => applied,
-        };
-        values.into_iter().for_each(Values::restore);
-        applied
+        }
     }
 
     /// This rank's part of a batch.
