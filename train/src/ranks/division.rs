@@ -118,9 +118,13 @@ impl Division {
     }
 
     /// The number of sequences to pad a batch of `rows` to, so that each rank gets one; over two axes,
-    /// equally many.
+    /// equally many. Stages send each other batches of one shape.
     pub(super) fn padded(&self, rows: usize) -> usize {
         let parts = self.batch_parts();
+        let rows = match self.stages {
+            Some(_) => rows.max(self.train.rows_of_pass(parts)),
+            None => rows,
+        };
         match rows < parts || self.batch.len() > 1 {
             true => rows.next_multiple_of(parts),
             false => rows,

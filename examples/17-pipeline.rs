@@ -1,0 +1,121 @@
+//! A model of one's own in four stages on two ranks: what `Model` needs so that it can be cut, and a training loop.
+//! The losses are those of one rank.
+//!
+//! `cargo run --example 17-pipeline`
+
+use meshgrad::comm::{Local, Rank, Redistributor};
+use meshgrad::data_parallel::{DataParallel, Strategy};
+use meshgrad::mesh::Mesh;
+use meshgrad::models::{Flow, Stage, layers::Linear};
+use meshgrad::pipeline::Named;
+use meshgrad::prelude::*;
+use meshgrad::runtime::Key;
+use meshgrad::runtime::ops::normal;
+use meshgrad::train;
+use meshgrad::train::config::Config;
+use meshgrad::train::pipeline::{Cut, Pipeline};
+use meshgrad::train::trainer::Trainer;
+
+const LAYERS: usize = 4;
+const FEATURES: usize = 16;
+const ROWS: usize = 6;
+const MICROBATCHES: usize = 4;
+const COMPUTE: Compute = Compute { dtype: DType::F32, checkpointing: false };
+
+/// Learns to reverse its inputs.
+#[derive(Module)]
+struct Toy {
+    /// `None` where another rank has the layer.
+    layers: Vec<Option<Linear>>,
+}
+
+impl Toy {
+    fn new() -> Toy {
+        let name = |at| ModulePath::from("layers").index(at);
+        let layer = |at| Some(Linear::new(name(at), FEATURES, FEATURES));
+        Toy { layers: (0..LAYERS).map(layer).collect() }
+    }
+}
+
+impl Model for Toy {
+    type Batch = (Tensor, Tensor);
+    type Stream = Var;
+
+    fn loss(&self, batch: &Self::Batch, compute: Compute) -> Result<Loss> {
+        match self.forward(&Stage::whole(LAYERS), None, batch, compute)? {
+            Flow::Loss(loss) => Ok(*loss),
+            Flow::Next { .. } => unreachable!("the whole model has a loss"),
+        }
+    }
+
+    fn layers(&self) -> usize {
+        LAYERS
+    }
+
+    fn part(&self, stages: &[Stage]) -> Result<Toy> {
+        let is_own = |at| stages.iter().any(|stage| stage.layers.contains(&at));
+        let layers = self.layers.iter().enumerate();
+        let layers = layers.map(|(at, layer)| layer.clone().filter(|_| is_own(at)));
+        Ok(Toy { layers: layers.collect() })
+    }
+
+    fn forward(
+        &self,
+        stage: &Stage,
+        input: Option<Var>,
+        (x, y): &Self::Batch,
+        _: Compute,
+    ) -> Result<Flow<Var>> {
+        let mut x = input.unwrap_or_else(|| Var::constant(x.clone()));
+        for layer in self.layers[stage.layers.clone()].iter().flatten() {
+            x = (&x + &ops::silu(&layer.forward(&x)?)?)?;
+        }
+        if !stage.is_last {
+            return Ok(Flow::Next { stream: x, statistics: Vec::new() });
+        }
+        let error = (&x - &Var::constant(y.clone()))?;
+        let weight = ops::full(y.device(), &[], DType::F32, ROWS as f64)?;
+        Ok(Flow::Loss(Box::new(Loss::new(ops::sum(&(&error * &error)?, &[0, 1])?, weight))))
+    }
+}
+
+fn batch(device: &Device, number: usize) -> Result<(Tensor, Tensor)> {
+    let key = Key::new(number as u64);
+    let x = normal(device, &[ROWS, FEATURES], DType::F32, key, 0.0, 1.0)?;
+    Ok((x.clone(), ops::affine(&x, -1.0, 0.0)?))
+}
+
+/// The loss of each step.
+fn train(mut trainer: Trainer<Toy>, device: &Device) -> train::Result<Vec<f64>> {
+    let mut step = |step| {
+        let batches = (0..MICROBATCHES).map(|at| batch(device, step as usize * MICROBATCHES + at));
+        Ok(trainer.step(step, batches)?.wait(&trainer.model)?.loss)
+    };
+    (1..=5).map(&mut step).collect()
+}
+
+fn train_on(rank: &dyn Rank) -> train::Result<Vec<f64>> {
+    let mesh = Mesh::new(&[2], &["pp"])?;
+    let cut = Cut::new(&mesh, "pp", rank.rank(), Named::Zbv, &[1; LAYERS])?;
+    Redistributor::new(rank).run_on(&cut.stage_mesh()?, || {
+        let (device, whole) = (rank.device(), Toy::new());
+        let pipeline = Pipeline::learn(&cut, 2, &whole, COMPUTE, |meta| batch(meta, 0))?;
+        let part = whole.part(&cut.own_stages())?;
+        DataParallel::of_stage(rank, &mesh, "pp", Strategy::replicate([""; 0]))?.apply(&part)?;
+        part.materialize(device, 1)?;
+        train(Trainer::of(part).pipeline(pipeline).build(&Config::default(), device)?, device)
+    })
+}
+
+fn main() -> train::Result<()> {
+    let (device, toy) = (Device::cpu(), Toy::new());
+    toy.materialize(&device, 1)?;
+    let one = train(Trainer::new(toy, &Config::default(), &device)?, &device)?;
+    println!("one rank: losses {one:.5?}");
+    let ranks = Local::run(2, |rank| train_on(rank))?;
+    println!("each of two ranks: losses {:.5?}", ranks[0]);
+    assert!(
+        ranks.iter().flat_map(|losses| losses.iter().zip(&one)).all(|(a, b)| (a - b).abs() < 1e-4)
+    );
+    Ok(())
+}

@@ -1,0 +1,97 @@
+//! Faults that a comparison with one rank must find.
+
+use std::sync::{Arc, Mutex};
+
+use meshgrad_collectives::{GroupConnector, Operands, Request};
+use meshgrad_comm::Communicator;
+use meshgrad_mesh::{Channel, Group};
+use meshgrad_runtime::{Device, Pending, Result, Tensor, ops};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Planted {
+    Nothing,
+    /// The last stage has the labels of another microbatch.
+    OtherMicrobatch,
+    /// A gradient that passes between stages is lost: zeros arrive.
+    DroppedGradient,
+    /// An activation is sent in place of the next one.
+    StaleActivation,
+    /// The gradients of a tied table are added twice.
+    TiedTwice,
+}
+
+impl Planted {
+    pub(super) const FAULTS: [Planted; 4] = [
+        Planted::OtherMicrobatch,
+        Planted::DroppedGradient,
+        Planted::StaleActivation,
+        Planted::TiedTwice,
+    ];
+}
+
+/// Connects groups with a fault in what they carry.
+pub(super) struct PlantedConnector {
+    pub(super) fault: Planted,
+    pub(super) connector: Arc<dyn GroupConnector>,
+}
+
+struct Faulty {
+    fault: Planted,
+    /// What was sent first.
+    first: Mutex<Option<Tensor>>,
+    inner: Arc<dyn Communicator>,
+}
+
+impl GroupConnector for PlantedConnector {
+    fn connect(&self, name: &str, group: &Group) -> Result<Arc<dyn Communicator>> {
+        let inner = self.connector.connect(name, group)?;
+        // Homes along no axis of a stage's mesh are those of tied tables.
+        let applies = match self.fault {
+            Planted::DroppedGradient => group.channel() == Channel::Backward,
+            Planted::StaleActivation => group.channel() == Channel::Forward,
+            Planted::TiedTwice => name == "home",
+            Planted::Nothing | Planted::OtherMicrobatch => false,
+        };
+        Ok(match applies {
+            true => Arc::new(Faulty { fault: self.fault, first: Mutex::default(), inner }),
+            false => inner,
+        })
+    }
+}
+
+impl Communicator for Faulty {
+    fn group(&self) -> &Group {
+        self.inner.group()
+    }
+
+    fn rank(&self) -> usize {
+        self.inner.rank()
+    }
+
+    fn index(&self) -> usize {
+        self.inner.index()
+    }
+
+    fn device(&self) -> &Device {
+        self.inner.device()
+    }
+
+    fn start(&self, call: Request, mut operands: Operands) -> Result<Pending<Option<Tensor>>> {
+        let Some(input) = operands.input.take() else {
+            return self.inner.start(call, operands);
+        };
+        let mut first = self.first.lock().unwrap();
+        operands.input = Some(match (self.fault, &*first) {
+            (Planted::DroppedGradient, Some(_)) => input.clone(),
+            (Planted::DroppedGradient, None) => ops::affine(&input, 0.0, 0.0)?,
+            (Planted::StaleActivation, Some(first)) if first.shape() == input.shape() => {
+                first.clone()
+            }
+            (Planted::TiedTwice, _) => ops::affine(&input, 2.0, 0.0)?,
+            _ => input.clone(),
+        });
+        first.get_or_insert(input);
+        drop(first);
+        self.inner.start(call, operands)
+    }
+}
