@@ -68,6 +68,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         optimizer: &trainer.optimizer,
         tokenizer: &data.tokenizer,
         state: &state,
+        has_buffers: !trainer.model.buffers().is_empty(),
     };
     let snapshot = checkpoint::snapshot(run.path(), &saved);
     let saved = ShardedSnapshot::save(snapshot, &mut Ranks::alone())?;

@@ -70,7 +70,8 @@ pub(crate) fn read<T>(
         let note = |text: String| eprintln!("{text}");
         with_loading_bar(|progress| {
             let ignore_unused = checks.ignore_unused;
-            let options = ReadOptions { verify, progress, ignore_unused, note: &note };
+            let default = ReadOptions::default();
+            let options = ReadOptions { verify, progress, ignore_unused, note: &note, ..default };
             load(folder, sealed, options)
         })
     };

@@ -316,6 +316,21 @@ pub fn read(
     read.map(|(stats, _)| stats)
 }
 
+/// As [`read`], for tensors of a part of a model. Tensors of the folder that are not among them are
+/// left to the other parts.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_part(
+    tensors: &[NamedTensor],
+    folder: &Folder,
+    mapping: &Mapping,
+    options: &LoadOptions<'_>,
+) -> Result<Stats> {
+    let all = AllowedProblems::none().and("unexpected")?;
+    read_allowing(tensors, folder, mapping, &all, options).map(|(stats, _)| stats)
+}
+
 fn read_allowing(
     tensors: &[NamedTensor],
     folder: &Folder,

@@ -112,7 +112,7 @@ impl Qwen3 {
     }
 
     /// Whether it has all stages.
-    pub(crate) fn is_whole(&self) -> bool {
+    pub fn is_whole(&self) -> bool {
         let has_ends = self.embedding.is_some() && self.head.is_some();
         has_ends && self.layers.len() == self.config.num_hidden_layers
     }

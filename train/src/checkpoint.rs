@@ -108,6 +108,8 @@ pub struct SavedRun<'s, M> {
     pub tokenizer: &'s Tokenizer,
     /// The rest.
     pub state: &'s RunState,
+    /// Whether this rank's part of the model or that of another rank has buffers.
+    pub has_buffers: bool,
 }
 
 /// The text files and the tensors of a checkpoint.
@@ -132,9 +134,8 @@ impl<M: Model> SavedRun<'_, M> {
             let (folder, mapping) = (folder_of(&part), mapping_of(&part, model)?);
             tensors.push((folder, folder::beside(model, part.tensors)?, mapping));
         }
-        let buffers = folder::buffers(model)?;
-        if !buffers.is_empty() {
-            tensors.push((BUFFERS.to_owned(), buffers, folder::by_name()?));
+        if self.has_buffers {
+            tensors.push((BUFFERS.to_owned(), folder::buffers(model)?, folder::by_name()?));
         }
         Ok(Contents { texts, tensors })
     }
@@ -220,13 +221,22 @@ pub struct ReadOptions<'a> {
     /// Whether tensors of a Hugging Face folder that the model does not have are ignored
     /// ([`Loader::ignore_unused`](meshgrad_models::hf::Loader::ignore_unused)). Default `false`.
     pub ignore_unused: bool,
+    /// Whether the model is a part of that in the checkpoint, as on a rank of a pipeline. Default
+    /// `false`.
+    pub part: bool,
     /// Called with messages for the user, such as how many tensors were ignored.
     pub note: &'a dyn Fn(String),
 }
 
 impl Default for ReadOptions<'_> {
     fn default() -> Self {
-        ReadOptions { verify: true, progress: &|_, _| {}, ignore_unused: false, note: &|_| {} }
+        ReadOptions {
+            verify: true,
+            progress: &|_, _| {},
+            ignore_unused: false,
+            part: false,
+            note: &|_| {},
+        }
     }
 }
 
@@ -238,6 +248,17 @@ impl<'a> ReadOptions<'a> {
             sealed_by: self.verify.then_some(checkpoint),
             ..LoadOptions::default()
         }
+    }
+
+    fn read(
+        self,
+        tensors: &[NamedTensor],
+        folder: &Folder,
+        mapping: &Mapping,
+        options: &LoadOptions<'_>,
+    ) -> Result<()> {
+        let read = if self.part { folder::read_part } else { folder::read };
+        read(tensors, folder, mapping, options).map(drop)
     }
 
     /// Options for weights.
@@ -314,8 +335,9 @@ pub fn load_params(
     options: ReadOptions<'_>,
 ) -> Result<()> {
     let stored = Folder::open(checkpoint.path())?;
-    let (mapping, options) = (model.stored_as()?, options.of_weights(checkpoint));
-    let filled = folder::fill(model, device, &stored, &mapping, &options);
+    let (mapping, load) = (model.stored_as()?, options.of_weights(checkpoint));
+    let fill = if options.part { folder::fill_part } else { folder::fill };
+    let filled = fill(model, device, &stored, &mapping, &load);
     filled.map_err(|error| or_other_model(checkpoint, error))?;
     Ok(())
 }
@@ -364,13 +386,13 @@ pub fn load_state(
     SavedOptimizer::of(optimizer).check(checkpoint)?;
     for part in optimizer.state() {
         let (name, mapping) = (folder_of(&part), mapping_of(&part, model)?);
-        let options = match name == AVERAGES {
+        let load = match name == AVERAGES {
             true => options.of_weights(checkpoint),
             false => options.of_state(checkpoint),
         };
         let stored = Folder::open(checkpoint.path().join(name))?;
         let tensors = folder::beside(model, part.tensors)?;
-        folder::read(&tensors, &stored, &mapping, &options)?;
+        options.read(&tensors, &stored, &mapping, &load)?;
     }
     read_buffers(checkpoint, model, options)?;
     Ok(state)
@@ -390,7 +412,8 @@ pub(crate) fn restore(
     let stored = Folder::open(checkpoint.path())?;
     let params = folder::params(model)?;
     let of_weights = options.of_weights(checkpoint);
-    folder::read(&params, &stored, &model.stored_as()?, &of_weights)
+    options
+        .read(&params, &stored, &model.stored_as()?, &of_weights)
         .map_err(|error| or_other_model(checkpoint, error))?;
     model.params().iter().for_each(Param::rows_written);
     load_state(checkpoint, model, optimizer, options)
@@ -418,8 +441,7 @@ pub fn load_averages(
     let averaged: HashSet<String> = names.flat_map(|(_, made_of)| made_of).collect();
     let averaged = params.into_iter().filter(|named| averaged.contains(&named.name));
     let averaged: Vec<NamedTensor> = averaged.collect();
-    let options = options.of_weights(checkpoint);
-    folder::read(&averaged, &stored, &stored_as, &options)?;
+    options.read(&averaged, &stored, &stored_as, &options.of_weights(checkpoint))?;
     model.params().iter().for_each(Param::rows_written);
     Ok(())
 }
@@ -450,7 +472,7 @@ pub(crate) fn read_buffers(
     if has_buffers(checkpoint.path()) {
         let stored = Folder::open(checkpoint.path().join(BUFFERS))?;
         let (buffers, by_name) = (folder::buffers(model)?, folder::by_name()?);
-        folder::read(&buffers, &stored, &by_name, &options.of_state(checkpoint))?;
+        options.read(&buffers, &stored, &by_name, &options.of_state(checkpoint))?;
     }
     Ok(())
 }

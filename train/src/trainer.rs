@@ -257,7 +257,7 @@ impl<M: Model> Trainer<M> {
         passes.expect(count);
         let (grads, mut sums) = (self.optimizer.grads(), StepSums::default());
         for action in &program.ranks()[pipeline.own()] {
-            if let Some((_, of_batch)) = passes.apply(*action, grads)? {
+            if let Some(of_batch) = passes.apply(*action, grads)? {
                 sums.add(of_batch)?;
             }
         }
@@ -278,7 +278,7 @@ impl<M: Model> Trainer<M> {
         let grads = self.optimizer.grads();
         for action in &program.ranks()[pipeline.own()] {
             passes.expect(1);
-            let Some((_, of_batch)) = passes.apply(*action, grads)? else {
+            let Some(of_batch) = passes.apply(*action, grads)? else {
                 continue;
             };
             let of_batch = pipeline.reduced(&of_batch, &self.device)?;
@@ -410,6 +410,16 @@ impl<M: Model> Trainer<M> {
         }
         passes.finish()?;
         self.pipeline.reduced(&sums, &self.device)?.read_async()
+    }
+
+    /// Whether the model is a part, of which other ranks have the rest.
+    pub(crate) fn is_part(&self) -> bool {
+        self.pipeline.is_part()
+    }
+
+    /// Whether the model has buffers, or a part of it on another rank.
+    pub(crate) fn has_buffers(&self) -> bool {
+        self.pipeline.has_buffers
     }
 
     /// The dtype of activations.

@@ -1,6 +1,6 @@
 //! `[pipeline]`: how a model is cut into stages.
 
-use meshgrad_error::Result;
+use meshgrad_error::{Result, error};
 use meshgrad_pipeline::Named;
 use serde::{Deserialize, Serialize};
 
@@ -28,9 +28,18 @@ impl PipelineTable {
     /// The schedule.
     ///
     /// # Errors
-    /// For an unknown name.
+    /// For an unknown name, and one without backward passes.
     pub fn named(&self) -> Result<Named> {
-        self.schedule.parse()
+        let mut all = Named::ALL.into_iter().filter(|named| *named != Named::Inference);
+        let found = all.clone().find(|named| named.name() == self.schedule);
+        found.ok_or_else(|| {
+            let last = all.next_back().map_or("", Named::name);
+            let others = all.map(Named::name).collect::<Vec<_>>().join(", ");
+            error!(
+                Invalid,
+                "`{}` is no schedule of training; use {others} or {last}", self.schedule
+            )
+        })
     }
 
     /// The stages of each rank.

@@ -29,6 +29,8 @@ pub struct Pipeline<S> {
     pub(super) params: Vec<Vec<Param>>,
     /// By stage.
     statistics: Vec<Vec<Shape>>,
+    /// Whether the whole model has buffers.
+    pub(crate) has_buffers: bool,
 }
 
 /// What one stage passes to the next.
@@ -50,6 +52,7 @@ impl<S: Vars + Clone> Pipeline<S> {
             boundaries: Arc::default(),
             params: vec![model.trained()],
             statistics: vec![Vec::new()],
+            has_buffers: !model.buffers().is_empty(),
         }
     }
 
@@ -72,6 +75,7 @@ impl<S: Vars + Clone> Pipeline<S> {
             boundaries: Arc::default(),
             params: Vec::new(),
             statistics: Vec::new(),
+            has_buffers: !model.buffers().is_empty(),
         };
         let values = Values::take(model);
         let learned = Plan::new(world_size)?.trace(cut.rank, |rank| -> Result<()> {
@@ -133,6 +137,11 @@ impl<S: Vars + Clone> Pipeline<S> {
             Some(cut) => evaluation(cut.placement()),
             None => evaluation(&Placement::new(1, vec![0])?),
         }
+    }
+
+    /// Whether other ranks have stages, too.
+    pub(crate) fn is_part(&self) -> bool {
+        self.cut.is_some()
     }
 
     /// This rank along the axis of the pipeline.

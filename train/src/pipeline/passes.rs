@@ -22,7 +22,7 @@ pub(crate) struct Passes<'t, M: Model, B> {
     /// The microbatches, in ascending order.
     batches: Batches<B, M::Batch>,
     /// Forward passes whose backward pass follows.
-    recorded: BTreeMap<(usize, usize), Recorded>,
+    recorded: BTreeMap<(usize, usize), (Forward, Tape)>,
     /// Backward passes to the weights that follow.
     later: BTreeMap<(usize, usize), (WeightBackward, StepSums)>,
     messages: BTreeMap<Message, Tensors>,
@@ -32,8 +32,7 @@ pub(crate) struct Passes<'t, M: Model, B> {
 }
 
 /// A forward pass.
-struct Recorded {
-    tape: Tape,
+struct Forward {
     /// The tracked variables of its input.
     inputs: Vec<Var>,
     /// Those of its output, or the loss.
@@ -72,23 +71,15 @@ impl<'t, M: Model, B: Iterator<Item = Result<M::Batch>>> Passes<'t, M, B> {
         }
     }
 
-    /// Runs an action. Returns the stage and the sums of a microbatch whose last pass it is.
-    pub(crate) fn apply(
-        &mut self,
-        action: Action,
-        grads: &mut Grads,
-    ) -> Result<Option<(usize, StepSums)>> {
+    /// Runs an action. Returns the sums of a microbatch and stage whose last pass it is.
+    pub(crate) fn apply(&mut self, action: Action, grads: &mut Grads) -> Result<Option<StepSums>> {
         match action {
             Action::Compute(pass) => self.compute(pass, grads),
             Action::Overlapped(forward, backward) => {
                 self.compute(forward, grads)?;
                 self.compute(backward, grads)
             }
-            Action::Send(message) => self.send(message).map(|()| None),
-            Action::Receive(message) => self.receive(message).map(|()| None),
-            Action::Gather(_) | Action::Release(_) | Action::Reduce(_) => {
-                bail!(Unsupported, "action {action}: units are gathered and reduced by their use")
-            }
+            _ => self.communicate(action).map(|()| None),
         }
     }
 
@@ -96,36 +87,30 @@ impl<'t, M: Model, B: Iterator<Item = Result<M::Batch>>> Passes<'t, M, B> {
     /// stage.
     pub(crate) fn evaluate(&mut self, action: Action) -> Result<Option<StepSums>> {
         match action {
-            Action::Compute(pass) => {
-                let (_, _, sums) = self.forward(pass)?;
-                Ok(Some(sums))
-            }
-            Action::Send(message) => self.send(message).map(|()| None),
-            Action::Receive(message) => self.receive(message).map(|()| None),
-            _ => bail!(Unsupported, "action {action}: an evaluation has forward passes only"),
+            Action::Compute(pass) => Ok(Some(self.forward(pass)?.sums)),
+            _ => self.communicate(action).map(|()| None),
         }
     }
 
-    fn compute(&mut self, pass: Pass, grads: &mut Grads) -> Result<Option<(usize, StepSums)>> {
+    fn compute(&mut self, pass: Pass, grads: &mut Grads) -> Result<Option<StepSums>> {
         let key = (pass.stage, pass.microbatch);
         match pass.op {
             Op::Forward => {
-                let (recorded, tape) = Tape::record(|| self.forward(pass))?;
-                let (inputs, outputs, sums) = recorded;
-                self.recorded.insert(key, Recorded { tape, inputs, outputs, sums });
+                let (forward, tape) = Tape::record(|| self.forward(pass))?;
+                self.recorded.insert(key, (forward, tape));
                 Ok(None)
             }
             Op::Backward => {
-                let (Recorded { tape, inputs, outputs, sums }, roots) = self.recorded(pass)?;
+                let (Forward { inputs, outputs, sums }, tape, roots) = self.recorded(pass)?;
                 self.announce(pass.stage, grads);
                 let roots: Vec<_> = outputs.iter().zip(roots).collect();
                 let inputs: Vec<&Var> = inputs.iter().collect();
                 let gradients = tape.backward_with(&roots, &inputs, grads)?;
                 self.pass_back(pass, gradients)?;
-                Ok(Some((pass.stage, sums)))
+                Ok(Some(sums))
             }
             Op::BackwardInput => {
-                let (Recorded { tape, inputs, outputs, sums }, roots) = self.recorded(pass)?;
+                let (Forward { inputs, outputs, sums }, tape, roots) = self.recorded(pass)?;
                 let roots: Vec<_> = outputs.iter().zip(roots).collect();
                 let inputs: Vec<&Var> = inputs.iter().collect();
                 let (gradients, weights) = tape.backward_inputs(&roots, &inputs)?;
@@ -137,13 +122,12 @@ impl<'t, M: Model, B: Iterator<Item = Result<M::Batch>>> Passes<'t, M, B> {
                 let (weights, sums) = self.later.remove(&key).ok_or_else(|| too_early(pass))?;
                 self.announce(pass.stage, grads);
                 weights.run(grads)?;
-                Ok(Some((pass.stage, sums)))
+                Ok(Some(sums))
             }
         }
     }
 
-    /// Runs a forward pass. Returns the tracked variables of its input and output, and its sums.
-    fn forward(&mut self, pass: Pass) -> Result<(Vec<Var>, Vec<Var>, StepSums)> {
+    fn forward(&mut self, pass: Pass) -> Result<Forward> {
         let input = self.input(pass)?;
         let inputs = tracked(input.clone());
         let stage = &self.pipeline.stages[pass.stage];
@@ -152,8 +136,8 @@ impl<'t, M: Model, B: Iterator<Item = Result<M::Batch>>> Passes<'t, M, B> {
             self.batches.with(pass.microbatch, |batch| model.forward(stage, input, batch, compute));
         match flow? {
             Flow::Loss(loss) => {
-                let total = loss.total.clone();
-                Ok((inputs, vec![total], StepSums::of(pass.stage, *loss)))
+                let outputs = vec![loss.total.clone()];
+                Ok(Forward { inputs, outputs, sums: StepSums::of(pass.stage, *loss) })
             }
             Flow::Next { mut stream, statistics } => {
                 let mut values = Vec::new();
@@ -162,7 +146,7 @@ impl<'t, M: Model, B: Iterator<Item = Result<M::Batch>>> Passes<'t, M, B> {
                 let message = message.ok_or_else(|| too_early(pass))?;
                 self.messages.insert(message, Tensors::Here(values));
                 let sums = StepSums::without_loss(pass.stage, statistics);
-                Ok((inputs, tracked(Some(stream)), sums))
+                Ok(Forward { inputs, outputs: tracked(Some(stream)), sums })
             }
         }
     }
@@ -186,26 +170,26 @@ impl<'t, M: Model, B: Iterator<Item = Result<M::Batch>>> Passes<'t, M, B> {
     }
 
     /// A forward pass, and the gradients of its outputs.
-    fn recorded(&mut self, pass: Pass) -> Result<(Recorded, Vec<Tensor>)> {
+    fn recorded(&mut self, pass: Pass) -> Result<(Forward, Tape, Vec<Tensor>)> {
         let key = (pass.stage, pass.microbatch);
-        let recorded = self.recorded.remove(&key).ok_or_else(|| too_early(pass))?;
+        let (forward, tape) = self.recorded.remove(&key).ok_or_else(|| too_early(pass))?;
         let Some(message) = pass.input(self.pipeline.stages.len()) else {
-            let of_loss = recorded.outputs.iter().map(|total| {
+            let of_loss = forward.outputs.iter().map(|total| {
                 let total = total.value();
                 ops::full(total.device(), total.shape(), total.dtype(), 1.0)
             });
             let of_loss = of_loss.collect::<Result<_>>()?;
-            return Ok((recorded, of_loss));
+            return Ok((forward, tape, of_loss));
         };
         let gradients = self.messages.remove(&message).ok_or_else(|| too_early(pass))?.wait()?;
-        let like = recorded.outputs.iter().map(Var::value);
+        let like = forward.outputs.iter().map(Var::value);
         let gradients = gradients.into_iter().zip(like);
         let gradients = gradients.map(|(gradient, like)| match like.sharding() {
             Some(sharding) => placed(gradient, Some(&sharding.without_partials()), like),
             None => Ok(gradient),
         });
         let gradients = gradients.collect::<Result<_>>()?;
-        Ok((recorded, gradients))
+        Ok((forward, tape, gradients))
     }
 
     /// Hands the gradients of a stage's input to the stage before.
@@ -223,6 +207,14 @@ impl<'t, M: Model, B: Iterator<Item = Result<M::Batch>>> Passes<'t, M, B> {
         let gradients = gradients.collect::<Result<_>>()?;
         self.messages.insert(message, Tensors::Here(gradients));
         Ok(())
+    }
+
+    fn communicate(&mut self, action: Action) -> Result<()> {
+        match action {
+            Action::Send(message) => self.send(message),
+            Action::Receive(message) => self.receive(message),
+            _ => bail!(Unsupported, "action {action}: its passes do it"),
+        }
     }
 
     fn send(&mut self, message: Message) -> Result<()> {

@@ -48,7 +48,8 @@ pub(super) fn fill(
     let note = |text| notes.borrow_mut().push(text);
     let fill = |folder: &Path, sealed: Option<&Committed>| {
         with_loading_bar(|progress| {
-            let options = ReadOptions { verify, progress, ignore_unused, note: &note };
+            let part = !model.is_whole();
+            let options = ReadOptions { verify, progress, ignore_unused, part, note: &note };
             fill_from(model, folder, sealed, device, options)
         })
     };

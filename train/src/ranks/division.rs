@@ -273,7 +273,10 @@ impl Division {
             false => split.clone(),
         };
         if sizes.iter().sum::<usize>() != layers {
-            let problem = format!("{sizes:?} are not the {layers} layers of the model");
+            let problem = format!(
+                "{sizes:?} are not the {layers} layers of the model; give each of the stages its layers, \
+                 or leave it empty"
+            );
             return Err(violation("pipeline.split", problem));
         }
         let cut = Cut::new(&self.whole, axis, self.rank, schedule, &sizes);

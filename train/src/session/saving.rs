@@ -93,6 +93,7 @@ impl<M: Model<Batch = TokenBatch> + Generate> Run<'_, M> {
             optimizer: &self.trainer.optimizer,
             tokenizer: &self.data.tokenizer,
             state: &state,
+            has_buffers: self.trainer.has_buffers(),
         };
         let run = self.folder.path().to_owned();
         let keep = NonZeroUsize::new(self.config.checkpoint.keep);

@@ -122,7 +122,8 @@ impl<'a> Start<'a> {
             Err(error) => return Ok(Err(damage(error)?)),
         };
         let read = |progress: &(dyn Fn(u64, u64) + Sync)| {
-            let options = ReadOptions { verify, progress, ..ReadOptions::default() };
+            let part = trainer.is_part();
+            let options = ReadOptions { verify, progress, part, ..ReadOptions::default() };
             checkpoint::restore(&checkpoint, &trainer.model, &trainer.optimizer, options)
         };
         let restored = match is_first {

@@ -89,7 +89,7 @@ fn planted_faults_are_found() {
 #[test]
 fn a_resumed_run_has_the_same_bits() {
     let place = Place::moe();
-    for on in &MESHES[1..4] {
+    for on in MESHES[1..4].iter().chain(&MESHES[8..9]) {
         let names = [on.ranks, on.sets.len()].map(|it| it.to_string());
         let [whole, halves] = ["whole", "halves"].map(|name| format!("{name}-{}", names.join("-")));
         place.train(&whole, on, &[]);
@@ -117,6 +117,7 @@ fn a_run_resumes_on_any_mesh() {
         (&MESHES[3], "hsdp"),
         (&MESHES[5], "tp"),
         (&MESHES[6], "all"),
+        (&MESHES[8], "pp"),
         (&ONE, "one"),
     ];
     for (from, name) in sources {
@@ -205,6 +206,7 @@ fn save_again(
             optimizer: &optimizer,
             tokenizer: &tokenizer,
             state: &state,
+            has_buffers: !model.buffers().is_empty(),
         },
     );
     ShardedSnapshot::save(snapshot, &mut checkpoint_ranks(rank)?)?;
@@ -215,7 +217,31 @@ fn save_again(
 #[test]
 fn degrees_that_do_not_fit_are_refused() {
     let place = Place::moe();
-    let cases: [(On, &str); 4] = [
+    let cases: [(On, &str); 9] = [
+        (
+            On { ranks: 2, sets: &["parallel.pp=2"] },
+            "sample.every: text is not generated through a pipeline yet; set it to 0, and use `meshgrad \
+             sample` on a checkpoint",
+        ),
+        (
+            On { ranks: 2, sets: &["parallel.pp=2", "pipeline.stages_per_rank=2"] },
+            "pipeline.schedule: 1f1b needs one stage per rank, but got 4 stages on 2 ranks; use 2 \
+             stages or interleaved",
+        ),
+        (
+            On { ranks: 2, sets: &["parallel.pp=2", "pipeline.schedule='dual_pipe_v'"] },
+            "pipeline.schedule: dual_pipe_v cannot run 2 microbatches on 2 ranks: it needs two per rank \
+             or more; use 4",
+        ),
+        (
+            On { ranks: 2, sets: &["parallel.pp=2", "sample.every=0", "pipeline.split=[2, 1]"] },
+            "pipeline.split: [2, 1] are not the 2 layers of the model; give each of the stages its \
+             layers, or leave it empty",
+        ),
+        (
+            On { ranks: 2, sets: &["parallel.pp=2", "train.reduction='tree'", "sample.every=0"] },
+            "train.reduction: \"tree\" does not support parallel.pp; change it, or use \"sum\"",
+        ),
         (On { ranks: 3, sets: &["parallel.tp=2"] }, "[parallel]: "),
         (On { ranks: 2, sets: &["parallel.dp_shard=4"] }, "[parallel]: "),
         (

@@ -81,8 +81,8 @@ pub(crate) struct On {
 
 pub(crate) const ONE: On = On { ranks: 1, sets: &[] };
 
-/// Each home, uneven microbatches, and tensor parallelism alone and inside.
-pub(crate) const MESHES: [On; 7] = [
+/// Each home, uneven microbatches, tensor parallelism alone and inside, and pipelines.
+pub(crate) const MESHES: [On; 10] = [
     On { ranks: 2, sets: &["parallel.dp_replicate=2"] },
     On { ranks: 3, sets: &[] },
     On { ranks: 4, sets: &["parallel.home=zero1"] },
@@ -105,6 +105,28 @@ pub(crate) const MESHES: [On; 7] = [
             "parallel.dp_replicate=2",
             "parallel.tp=2",
             "parallel.order='dp-tp'",
+        ],
+    },
+    On { ranks: 2, sets: &["parallel.pp=2", "train.micro_batch_size=1", "sample.every=0"] },
+    On {
+        ranks: 6,
+        sets: &[
+            "parallel.pp=2",
+            "pipeline.schedule='zbv'",
+            "parallel.prefetch=2",
+            "sample.every=0",
+        ],
+    },
+    On {
+        ranks: 8,
+        sets: &[
+            "parallel.pp=2",
+            "parallel.dp_replicate=2",
+            "parallel.tp=2",
+            "parallel.sequence_parallel=true",
+            "pipeline.schedule='interleaved_zb'",
+            "pipeline.stages_per_rank=2",
+            "sample.every=0",
         ],
     },
 ];
