@@ -206,7 +206,7 @@ fn save_again(
             optimizer: &optimizer,
             tokenizer: &tokenizer,
             state: &state,
-            has_buffers: !model.buffers().is_empty(),
+            has_buffers: !meshgrad_autograd::Module::buffers(&model).is_empty(),
         },
     );
     ShardedSnapshot::save(snapshot, &mut checkpoint_ranks(rank)?)?;
