@@ -100,9 +100,9 @@ where
     let rows = config.train.rows_of_pass(ranks.batch_parts());
     let passes = config.train.batch_size / rows;
     let count = match config.train.reduction {
-        // Later passes need as much as the second.
-        SumOrder::Sum => passes.min(2),
-        SumOrder::Tree => passes,
+        // Later passes need as much as the second, but of a pipeline, several are under way.
+        SumOrder::Sum if staged.is_none() => passes.min(2),
+        _ => passes,
     };
     let part = ranks.part_of_batch(rows, config.train.seq_len)?;
     let shape = part.shape();

@@ -56,7 +56,10 @@ fn the_peak_of_every_rank_is_predicted() {
     let text: String = (0..400).map(|line| format!("line {line}\n")).collect();
     std::fs::write(place.path().join("text"), text).unwrap();
     let file = CONFIG.replace("TEXT", place.path().join("text").to_str().unwrap());
-    let cases: [(usize, &[&str]); 6] = [
+    let cases: [(usize, &[&str]); 9] = [
+        (2, &["parallel.pp=2", "train.micro_batch_size=1"]),
+        (2, &["parallel.pp=2", "train.micro_batch_size=1", "pipeline.schedule='zbv'"]),
+        (4, &["parallel.pp=2", "pipeline.schedule='gpipe'", "train.activation_checkpointing=true"]),
         (2, &[]),
         (3, &["train.micro_batch_size=4", "train.dtype=bf16"]),
         (2, &["parallel.dp_replicate=2"]),
