@@ -26,7 +26,7 @@ pub use cache::{Cache, LayerCache};
 pub use layer::{FeedForward, Layer};
 pub use meshgrad_error::{Error, Kind, Result};
 pub use meshgrad_load as load;
-pub use model::{Compute, Flow, Generate, IGNORE_INDEX, Loss, Metrics, Model, TokenBatch};
+pub use model::{Compute, Decoded, Flow, Generate, IGNORE_INDEX, Loss, Metrics, Model, TokenBatch};
 pub use parallel::ModelParallelism;
 pub use plan::ModelPlan;
 pub use qwen3::{Balancing, Qwen3, Stream};

@@ -179,7 +179,7 @@ pub trait Model: Module {
 fn cannot_be_cut(title: &str) -> String {
     format!(
         "{title} cannot be cut into stages: use parallel.pp = 1, or implement `Model::layers`, `part` \
-         and `forward`"
+         and `forward`, and to generate text `Generate::stage_cache` and `decode`"
     )
 }
 
@@ -204,6 +204,53 @@ pub trait Generate: Module {
     /// When an id is out of range or the cache is full.
     fn next_logits(&self, ids_bt: &Tensor, cache: &mut Self::Cache, dtype: DType)
     -> Result<Tensor>;
+
+    /// As [`Generate::cache`], for a stage of a model that can be cut.
+    ///
+    /// # Errors
+    /// As [`Generate::cache`]; when the model cannot be cut.
+    fn stage_cache(
+        &self,
+        stage: &Stage,
+        device: &Device,
+        dtype: DType,
+        capacity: usize,
+    ) -> Result<Self::Cache>
+    where
+        Self: Model,
+    {
+        ensure!(stage.is_whole(self.layers()), Unsupported, "{}", cannot_be_cut(&self.title()));
+        self.cache(device, dtype, capacity)
+    }
+
+    /// As [`Generate::next_logits`], for a stage of a model that can be cut: from the stream of the
+    /// stage before, `None` for the first stage.
+    ///
+    /// # Errors
+    /// As [`Generate::next_logits`]; when the model cannot be cut.
+    fn decode(
+        &self,
+        stage: &Stage,
+        input: Option<Self::Stream>,
+        ids_bt: &Tensor,
+        cache: &mut Self::Cache,
+        dtype: DType,
+    ) -> Result<Decoded<Self::Stream>>
+    where
+        Self: Model,
+    {
+        let is_whole = input.is_none() && stage.is_whole(self.layers());
+        ensure!(is_whole, Unsupported, "{}", cannot_be_cut(&self.title()));
+        self.next_logits(ids_bt, cache, dtype).map(Decoded::Logits)
+    }
+}
+
+/// Where a stage leads that generates text.
+pub enum Decoded<S> {
+    /// To the next stage.
+    Next(S),
+    /// To the logits of the next token, [b, v].
+    Logits(Tensor),
 }
 
 /// Options of a forward pass.

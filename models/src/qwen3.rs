@@ -23,7 +23,7 @@ use crate::ends::{Embedding, Head, sharded_like};
 use crate::hf::{self, Experts, adapters};
 use crate::layer::{FeedForward, Layer};
 use crate::layers::{Linear, RmsNorm};
-use crate::model::{Compute, Flow, Generate, Loss, Metrics, Model, TokenBatch};
+use crate::model::{Compute, Decoded, Flow, Generate, Loss, Metrics, Model, TokenBatch};
 use crate::moe::Moe;
 use crate::residual::Residual;
 use crate::stage::Stage;
@@ -61,6 +61,13 @@ pub struct Stream {
     pub x: Residual,
     /// Sums over the sparse layers so far, for the losses of balancing.
     pub pooled: PooledRouting,
+}
+
+impl Stream {
+    /// With one variable for the residual stream.
+    fn summed(self) -> Result<Stream> {
+        Ok(Stream { x: Residual::new(self.x.sum()?), ..self })
+    }
 }
 
 impl Vars for Stream {
@@ -178,8 +185,7 @@ impl Qwen3 {
         cache: Option<&Cache>,
     ) -> Result<(Stream, Vec<Tensor>)> {
         let mut counts = Vec::new();
-        for index in places {
-            let layer = &self.layers[index];
+        for (index, layer) in self.layers[places].iter().enumerate() {
             let cache = cache.and_then(|cache| cache.layer(index));
             let routing;
             (stream.x, routing) = match compute.checkpointing {
@@ -366,10 +372,7 @@ impl Model for Qwen3 {
                 let loss = self.finish(&stream, &batch.labels)?;
                 Flow::Loss(Box::new(Loss { statistics, ..loss }))
             }
-            false => {
-                let x = Residual::new(stream.x.sum()?);
-                Flow::Next { stream: Stream { x, ..stream }, statistics }
-            }
+            false => Flow::Next { stream: stream.summed()?, statistics },
         })
     }
 
@@ -457,13 +460,45 @@ impl Generate for Qwen3 {
     }
 
     fn next_logits(&self, ids_bt: &Tensor, cache: &mut Cache, dtype: DType) -> Result<Tensor> {
+        let whole = Stage::whole(self.layers());
+        match self.decode(&whole, None, ids_bt, cache, dtype)? {
+            Decoded::Logits(logits) => Ok(logits),
+            Decoded::Next(_) => Err(no_head()),
+        }
+    }
+
+    fn stage_cache(
+        &self,
+        stage: &Stage,
+        device: &Device,
+        _dtype: DType,
+        capacity: usize,
+    ) -> Result<Cache> {
+        Cache::new(stage.layers.len(), device, capacity)
+    }
+
+    fn decode(
+        &self,
+        stage: &Stage,
+        input: Option<Stream>,
+        ids_bt: &Tensor,
+        cache: &mut Cache,
+        dtype: DType,
+    ) -> Result<Decoded<Stream>> {
         let tokens = ids_bt.global_extent(-1)?;
         let sequences = cache.begin(tokens)?;
         let at = self.positions(ids_bt, cache.len(), sequences)?;
         let compute = Compute { dtype, checkpointing: false };
-        let stream = self.embed(ids_bt, compute)?;
-        let (stream, _) =
-            self.advance_with(0..self.layers.len(), stream, &at, compute, Some(cache))?;
+        let stream = match input {
+            Some(stream) => stream,
+            None => self.embed(ids_bt, compute)?,
+        };
+        let places = self.places(stage)?;
+        let (stream, _) = self.advance_with(places, stream, &at, compute, Some(cache))?;
+        if !stage.is_last {
+            cache.advance(tokens)?;
+            return Ok(Decoded::Next(stream.summed()?));
+        }
         let x_btd = self.head()?.hidden(&stream.x)?;
         cache.advance(tokens)?;
 
@@ -471,6 +506,7 @@ impl Generate for Qwen3 {
             &ops::slice(&x_btd, 1, tokens - 1..tokens)?,
             &[ids_bt.global_shape()[0], x_btd.global_shape()[2]],
         )?;
-        redistribute_like(self.head()?.project(&last_bd)?.value(), ids_bt)
+        let logits = redistribute_like(self.head()?.project(&last_bd)?.value(), ids_bt)?;
+        Ok(Decoded::Logits(logits))
     }
 }

@@ -4,6 +4,7 @@
 //! - `learned.rs`: what flows between stages, learnt from a pass without data.
 //! - `links.rs`: messages between stages.
 //! - `split.rs`: cuts of about equal cost.
+//! - `text.rs`: text from all stages.
 //! - `passes.rs`: the passes of a step, which interpret the actions of a program.
 
 mod cut;
@@ -11,9 +12,11 @@ mod learned;
 mod links;
 mod passes;
 mod split;
+mod text;
 
 pub use cut::Cut;
 pub use learned::Pipeline;
 pub(crate) use learned::flops;
 pub(crate) use passes::Passes;
 pub(crate) use split::balanced;
+pub(crate) use text::StagedText;

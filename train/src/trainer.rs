@@ -11,7 +11,7 @@ use crate::config::{Config, SumOrder};
 use crate::events::{Event, Events};
 use crate::metrics::Record;
 use crate::optimizer::Optimizer;
-use crate::pipeline::{Passes, Pipeline};
+use crate::pipeline::{Passes, Pipeline, StagedText};
 use crate::schedule::Schedule;
 use crate::sleep::{Kept, KeptTensors};
 use crate::sums::{PendingSums, ReducedSums, StepSums, no_batch};
@@ -410,6 +410,11 @@ impl<M: Model> Trainer<M> {
         }
         passes.finish()?;
         self.pipeline.reduced(&sums, &self.device)?.read_async()
+    }
+
+    /// The model in stages, to generate text; `None` for the whole model.
+    pub(crate) fn staged_text(&self) -> Option<StagedText<'_, M>> {
+        StagedText::new(&self.model, &self.pipeline)
     }
 
     /// Whether the model is a part, of which other ranks have the rest.

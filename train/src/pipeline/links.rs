@@ -7,7 +7,7 @@ use meshgrad_collectives::{Collectives, Communicator, current_redistribution};
 use meshgrad_error::error;
 use meshgrad_mesh::{Channel, Group};
 use meshgrad_pipeline::{Message, MessageKind};
-use meshgrad_runtime::{Pending, Tensor, ops};
+use meshgrad_runtime::{DType, Pending, Tensor, ops};
 
 use super::cut::Cut;
 use crate::Result;
@@ -40,6 +40,33 @@ pub(super) fn receive(cut: &Cut, message: Message, like: &[Tensor]) -> Result<Te
     let edge = edge(cut, message)?;
     let coming = like.iter().map(|tensor| edge.recv(tensor.shape(), tensor.dtype(), 0));
     Ok(Tensors::Coming(coming.collect::<Result<_>>()?))
+}
+
+/// Sends tensors of any shapes, and waits until they have arrived.
+pub(super) fn send_with_shapes(cut: &Cut, message: Message, tensors: &[Tensor]) -> Result<()> {
+    let edge = edge(cut, message)?;
+    for tensor in tensors {
+        let shape: Vec<i64> = tensor.shape().iter().map(|extent| *extent as i64).collect();
+        let shape = Tensor::from_slice(tensor.device(), &[shape.len()], &shape)?;
+        let sent = [edge.send(&shape, 1)?, edge.send(&ops::contiguous(&tensor.local())?, 1)?];
+        sent.into_iter().try_for_each(Pending::wait)?;
+    }
+    Ok(())
+}
+
+/// Receives tensors of any shapes, with the dtypes and the numbers of dims of `like`.
+pub(super) fn receive_with_shapes(
+    cut: &Cut,
+    message: Message,
+    like: &[Tensor],
+) -> Result<Vec<Tensor>> {
+    let edge = edge(cut, message)?;
+    let receive = |like: &Tensor| {
+        let shape = edge.recv(&[like.shape().len()], DType::I64, 0)?.wait()?.to_vec::<i64>()?;
+        let shape: Vec<usize> = shape.into_iter().map(|extent| extent as usize).collect();
+        edge.recv(&shape, like.dtype(), 0)?.wait()
+    };
+    like.iter().map(receive).collect()
 }
 
 /// From the rank that sends a message to the one that receives it.

@@ -384,8 +384,12 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
             text => Prompt::new(tokenizer, text)?,
         };
         let (model, dtype, device) = (&self.trainer.model, self.trainer.dtype(), self.device);
-        let sample =
-            || generate::sample_from(model, tokenizer, prompt, config, seed, dtype, device);
+        let sample = || match self.trainer.staged_text() {
+            None => generate::sample_from(model, tokenizer, prompt, config, seed, dtype, device),
+            Some(staged) => {
+                generate::sample_from(&staged, tokenizer, prompt, config, seed, dtype, device)
+            }
+        };
         let sample = || self.trainer.optimizer.averaged(sample);
         let text = self.ranks.decode(&self.trainer.model, sample)?;
         self.reporter.sample(step, &text);
