@@ -4,9 +4,10 @@ use meshgrad_runtime::DType;
 
 /// Where the parameters of a unit live, and when they are gathered and their gradients reduced.
 ///
-/// Axes are those of the mesh on which the model computes; [`DataParallel::mesh`] names those of
-/// other meshes. A parameter's own sharding, such as that
-/// of tensor parallelism, uses other axes: its rows are those of the rank's part.
+/// Axes are those of the mesh on which the model computes;
+/// [`DataParallel::mesh`](crate::DataParallel::mesh) names those of other meshes. A parameter's own
+/// sharding, such as that of tensor parallelism, uses other axes: its rows are those of the rank's
+/// part.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Strategy {
     pub(crate) shard: Vec<String>,

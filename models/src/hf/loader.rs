@@ -180,7 +180,7 @@ impl<'a> Loader<'a> {
 
     /// Loads every parameter of `model`. Float dtypes are converted. Of a sharded parameter
     /// ([`Param::shard`](meshgrad_autograd::Param::shard)), only the region of this rank is read. A
-    /// [`Qwen3::part`] leaves the tensors of other parts out.
+    /// [`Model::part`](crate::Model::part) leaves the tensors of other parts out.
     ///
     /// ```no_run
     /// use std::path::Path;

@@ -217,12 +217,7 @@ fn save_again(
 #[test]
 fn degrees_that_do_not_fit_are_refused() {
     let place = Place::moe();
-    let cases: [(On, &str); 9] = [
-        (
-            On { ranks: 2, sets: &["parallel.pp=2"] },
-            "sample.every: text is not generated through a pipeline yet; set it to 0, and use `meshgrad \
-             sample` on a checkpoint",
-        ),
+    let cases: [(On, &str); 8] = [
         (
             On { ranks: 2, sets: &["parallel.pp=2", "pipeline.stages_per_rank=2"] },
             "pipeline.schedule: 1f1b needs one stage per rank, but got 4 stages on 2 ranks; use 2 \
@@ -234,12 +229,12 @@ fn degrees_that_do_not_fit_are_refused() {
              or more; use 4",
         ),
         (
-            On { ranks: 2, sets: &["parallel.pp=2", "sample.every=0", "pipeline.split=[2, 1]"] },
+            On { ranks: 2, sets: &["parallel.pp=2", "pipeline.split=[2, 1]"] },
             "pipeline.split: [2, 1] are not the 2 layers of the model; give each of the stages its \
              layers, or leave it empty",
         ),
         (
-            On { ranks: 2, sets: &["parallel.pp=2", "train.reduction='tree'", "sample.every=0"] },
+            On { ranks: 2, sets: &["parallel.pp=2", "train.reduction='tree'"] },
             "train.reduction: \"tree\" does not support parallel.pp; change it, or use \"sum\"",
         ),
         (On { ranks: 3, sets: &["parallel.tp=2"] }, "[parallel]: "),
@@ -260,5 +255,33 @@ fn degrees_that_do_not_fit_are_refused() {
         let error = error.unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
         assert!(!place.path("refused").exists());
+    }
+}
+
+/// Text that is sampled during training is that of one rank.
+#[test]
+fn any_mesh_samples_the_text_of_one_rank() {
+    for place in [Place::moe(), Place::dense()] {
+        let sets = ["train.steps=4", "sample.every=2", "sample.tokens=12", "log.val_every=0"];
+        let text = |on: &On, name: &str| {
+            let text = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+            let summaries = place.train_with(name, (on, &sets), |_, session| {
+                let text = text.clone();
+                session.subscribe("text", move |event| {
+                    if let meshgrad_train::events::Event::Sampled { step, text: of_step } = event {
+                        text.lock().unwrap().push((step, of_step.to_owned()));
+                    }
+                    Ok(())
+                })
+            });
+            summaries.unwrap();
+            let text = text.lock().unwrap().clone();
+            text.into_iter().collect::<std::collections::BTreeSet<_>>()
+        };
+        let one = text(&ONE, "one");
+        assert_eq!(one.len(), 2);
+        for (number, on) in MESHES.iter().enumerate() {
+            assert_eq!(text(on, &format!("text-{number}")), one, "{:?}", on.sets);
+        }
     }
 }

@@ -107,16 +107,8 @@ pub(crate) const MESHES: [On; 10] = [
             "parallel.order='dp-tp'",
         ],
     },
-    On { ranks: 2, sets: &["parallel.pp=2", "train.micro_batch_size=1", "sample.every=0"] },
-    On {
-        ranks: 6,
-        sets: &[
-            "parallel.pp=2",
-            "pipeline.schedule='zbv'",
-            "parallel.prefetch=2",
-            "sample.every=0",
-        ],
-    },
+    On { ranks: 2, sets: &["parallel.pp=2", "train.micro_batch_size=1"] },
+    On { ranks: 6, sets: &["parallel.pp=2", "pipeline.schedule='zbv'", "parallel.prefetch=2"] },
     On {
         ranks: 8,
         sets: &[
@@ -126,7 +118,6 @@ pub(crate) const MESHES: [On; 10] = [
             "parallel.sequence_parallel=true",
             "pipeline.schedule='interleaved_zb'",
             "pipeline.stages_per_rank=2",
-            "sample.every=0",
         ],
     },
 ];
