@@ -258,9 +258,17 @@ impl Grads {
     /// When no op of the passes used a parameter that is not optional; while the storage is in use;
     /// errors of the communication.
     pub fn all(&mut self) -> Result<Vec<(Param, Tensor)>> {
+        let gradients = self.gradients()?;
+        Ok(self.params().cloned().zip(gradients).collect())
+    }
+
+    /// Every gradient, in the order of the parameters.
+    ///
+    /// # Errors
+    /// As [`Grads::all`].
+    pub fn gradients(&mut self) -> Result<Vec<Tensor>> {
         self.finish_all()?;
-        let entries = 0..self.entries.len();
-        entries.map(|at| Ok((self.entries[at].param.clone(), self.total(at)?))).collect()
+        (0..self.entries.len()).map(|at| self.total(at)).collect()
     }
 
     /// Takes the gradients of `params`, the parameters of a stage of a model, after a backward pass of

@@ -236,8 +236,8 @@ impl Optimizer {
 
     fn apply_or_skip(&mut self, weight: &Tensor, skip: Option<&Tensor>) -> Result<Tensor> {
         let norm = self.norm()?;
-        let gradients = self.grads.all()?;
-        let norm = self.update(gradients, weight, &norm, skip)?;
+        let gradients = self.grads.gradients()?;
+        let norm = self.update(gradients.iter(), weight, &norm, skip)?;
         self.grads.clear();
         Ok(norm)
     }
@@ -256,19 +256,19 @@ impl Optimizer {
         weight: &Tensor,
     ) -> Result<Tensor> {
         let norm = tree::norm(&gradients)?;
+        let gradients = gradients.iter().map(|(_, gradient)| gradient);
         self.update(gradients, weight, &norm, None)
     }
 
     /// Updates the parameters with gradients whose norm is `norm`. Returns that of their mean.
-    fn update(
+    fn update<'g>(
         &mut self,
-        gradients: Vec<(Param, Tensor)>,
+        gradients: impl Iterator<Item = &'g Tensor>,
         weight: &Tensor,
         norm: &Tensor,
         skip: Option<&Tensor>,
     ) -> Result<Tensor> {
-        let gradients = gradients.iter().map(|(_, gradient)| gradient.local());
-        let gradients: Vec<Tensor> = gradients.collect();
+        let gradients: Vec<Tensor> = gradients.map(Tensor::local).collect();
         let weight = whole(weight)?;
         let (scale, norm) = ops::clip_scale(norm, &weight, self.max_grad_norm)?;
         let scale = match skip {

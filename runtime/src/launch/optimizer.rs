@@ -23,7 +23,7 @@ pub(crate) fn adamw(
     gradients: &[Tensor],
     scalars: StepScalars<'_>,
 ) -> Result<()> {
-    let changed = operands.iter().flat_map(|one| [one.param, one.exp_avg, one.exp_avg_sq]);
+    let changed = operands.iter().flat_map(|one| [&one.param, &one.exp_avg, &one.exp_avg_sq]);
     let changed: Vec<&Tensor> = changed.collect();
     let now = [scalars.learning_rate, scalars.step, scalars.scale];
     let read: Vec<&Tensor> = gradients.iter().chain(now).collect();
@@ -36,7 +36,7 @@ pub(crate) fn adamw(
     let addresses = changed.as_chunks::<3>().0.iter().zip(gradients);
     for (one, ([param, exp_avg, exp_avg_sq], gradient)) in operands.iter().zip(addresses) {
         let rounding = match one.rounding {
-            Some(draw) => Some((draw.key(), draw.indices_of(gpu.op(), one.param)?)),
+            Some(draw) => Some((draw.key(), draw.indices_of(gpu.op(), &one.param)?)),
             None => None,
         };
         let addresses = [param.0, gradient.0, exp_avg.0, exp_avg_sq.0];
@@ -94,7 +94,7 @@ fn entry(
     rounding: Option<(Key, Layout)>,
     addresses: [u64; 4],
 ) -> Result<AdamWEntry, PlanError> {
-    let param = Operand::of(operands.param);
+    let param = Operand::of(&operands.param);
     let rounding = match (param.dtype, rounding) {
         (DType::F32, _) => Rounding::F32,
         (DType::BF16, None) => Rounding::Bf16,

@@ -36,10 +36,10 @@ fn step(of: &CaseOperands, count: usize, rounding: Option<&RegionKey>) -> Result
     };
     let changed: Vec<[Tensor; 3]> = (0..count).map(changed).collect::<Result<_>>()?;
     let parameters = changed.iter().enumerate().map(|(at, changed)| AdamWOperands {
-        param: &changed[0],
-        gradient: &of.tensors[4 * at + 1],
-        exp_avg: &changed[1],
-        exp_avg_sq: &changed[2],
+        param: changed[0].clone(),
+        gradient: of.tensors[4 * at + 1].clone(),
+        exp_avg: changed[1].clone(),
+        exp_avg_sq: changed[2].clone(),
         constants: CONSTANTS,
         rounding,
     });

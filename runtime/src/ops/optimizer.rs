@@ -66,6 +66,8 @@ pub fn adamw_step(
     scalars: StepScalars<'_>,
     constants: AdamWConstants,
 ) -> Result<()> {
+    let [param, gradient, exp_avg, exp_avg_sq] =
+        [param, gradient, exp_avg, exp_avg_sq].map(Tensor::clone);
     let operands =
         AdamWOperands { param, gradient, exp_avg, exp_avg_sq, constants, rounding: None };
     adamw_step_many(&[operands], scalars)
@@ -118,7 +120,7 @@ fn step_many(
     // Every parameter counts as an op. The call of the last one runs the kernel for all.
     let others = &calls[..calls.len() - 1];
     if call.device().is_gpu() {
-        let gradients = operands.iter().map(|one| ops::contiguous(one.gradient));
+        let gradients = operands.iter().map(|one| ops::contiguous(&one.gradient));
         let gradients: Vec<Tensor> = gradients.collect::<Result<_>>()?;
         others.iter().try_for_each(|call| call.launch(|_| Ok(())))?;
         return call.launch(|gpu| launch::adamw(gpu, table, operands, &gradients, scalars));
@@ -138,7 +140,7 @@ fn step_many(
 }
 
 fn check(operands: &AdamWOperands<'_>, scalars: StepScalars<'_>) -> Result<Call> {
-    let AdamWOperands { param, gradient, exp_avg, exp_avg_sq, .. } = *operands;
+    let AdamWOperands { param, gradient, exp_avg, exp_avg_sq, .. } = operands;
     let StepScalars { learning_rate, step, scale } = scalars;
     let call =
         ADAMW_STEP.call(&[param, gradient, exp_avg, exp_avg_sq, learning_rate, step, scale])?;
@@ -174,9 +176,9 @@ impl Now {
 /// Updates parameters of one dtype.
 fn update<T: Float>(operands: &[&AdamWOperands<'_>], now: &Now) -> Result<()> {
     let op = ADAMW_STEP.name();
-    let params: Vec<&Tensor> = operands.iter().map(|one| one.param).collect();
+    let params: Vec<&Tensor> = operands.iter().map(|one| &one.param).collect();
     let states: Vec<&Tensor> =
-        operands.iter().flat_map(|one| [one.exp_avg, one.exp_avg_sq]).collect();
+        operands.iter().flat_map(|one| [&one.exp_avg, &one.exp_avg_sq]).collect();
     let mut param_writes = Writes::<T>::new(op, &params)?;
     let mut state_writes = Writes::<T::Wide>::new(op, &states)?;
     let params = param_writes.parts(op, &params)?;
@@ -188,7 +190,7 @@ fn update<T: Float>(operands: &[&AdamWOperands<'_>], now: &Now) -> Result<()> {
         let (Some(exp_avg), Some(exp_avg_sq)) = (states.next(), states.next()) else {
             break;
         };
-        let gradient = Source::new(one.gradient)?;
+        let gradient = Source::new(&one.gradient)?;
         let factors = Factors::new(one.constants, now.learning_rate, now.step, now.scale);
         updates.push(Update {
             param,
@@ -206,7 +208,7 @@ fn update<T: Float>(operands: &[&AdamWOperands<'_>], now: &Now) -> Result<()> {
 /// The random words for stochastic rounding, if the parameter has a rounding key.
 fn words(one: &AdamWOperands<'_>, step: u32) -> Result<Option<Words>> {
     let words = one.rounding.map(|key| {
-        let places = key.indices_of(ADAMW_STEP.name(), one.param)?;
+        let places = key.indices_of(ADAMW_STEP.name(), &one.param)?;
         Ok(Words::new(key.key().fold(step.into()), &places))
     });
     words.transpose()

@@ -118,19 +118,13 @@ impl UpdateRule for AdamW {
             let mut updates = Vec::with_capacity(batch.members.len());
             for at in &batch.members {
                 let moments = slots[*at].state.moments.widened_to(self.widened.as_ref())?;
-                RowOperands::add(
-                    slots[*at],
-                    [&params[*at], &gradients[*at]],
-                    &moments,
-                    &mut updates,
-                )?;
+                let of = [&params[*at], &gradients[*at], &moments.exp_avg, &moments.exp_avg_sq];
+                updates.extend(operands(&self.config, slots[*at], of)?);
             }
             if updates.is_empty() {
                 continue;
             }
-            let operands: Vec<AdamWOperands<'_>> =
-                updates.iter().map(|rows| rows.operands(&self.config)).collect();
-            batch.table.step(&operands, StepScalars { learning_rate, ..scalars })?;
+            batch.table.step(&updates, StepScalars { learning_rate, ..scalars })?;
             if let (Some(widened), [at]) = (&self.widened, &batch.members[..]) {
                 widened.store_to(&slots[*at].state.moments)?;
             }
@@ -241,53 +235,34 @@ impl Moments {
     }
 }
 
-/// The operands of all rows of a part, or of those of one draw.
-struct RowOperands<'a> {
-    param: Tensor,
-    gradient: Tensor,
-    moments: Moments,
-    weight_decay: f64,
-    draw: Option<&'a RegionKey>,
-}
-
-impl<'a> RowOperands<'a> {
-    /// Adds the rows of a slot to `list`.
-    fn add(
-        slot: &'a Slot<Kept>,
-        [param, gradient]: [&Tensor; 2],
-        moments: &Moments,
-        list: &mut Vec<RowOperands<'a>>,
-    ) -> Result<()> {
-        let weight_decay = slot.settings.weight_decay;
-        let Some(draws) = &slot.state.draws else {
-            let (param, gradient, moments) = (param.clone(), gradient.clone(), moments.clone());
-            list.push(RowOperands { param, gradient, moments, weight_decay, draw: None });
-            return Ok(());
-        };
-        let by_row = slot.part.kept().by_row();
-        for draw in draws {
-            let of =
-                |x: &Tensor| viewed(&viewed(x, &by_row)?.slice(0, draw.rows.clone())?, &draw.shape);
-            list.push(RowOperands {
-                param: of(param)?,
-                gradient: of(gradient)?,
-                moments: moments.each(of)?,
-                weight_decay,
-                draw: Some(&draw.key),
-            });
-        }
-        Ok(())
-    }
-
-    fn operands(&self, config: &AdamWConfig) -> AdamWOperands<'_> {
-        let AdamWConfig { beta1, beta2, eps, .. } = *config;
-        AdamWOperands {
-            param: &self.param,
-            gradient: &self.gradient,
-            exp_avg: &self.moments.exp_avg,
-            exp_avg_sq: &self.moments.exp_avg_sq,
-            constants: ops::AdamWConstants { beta1, beta2, eps, weight_decay: self.weight_decay },
-            rounding: self.draw,
-        }
-    }
+/// The operands of a part: the parameter, its gradient and its moments. A part that is rounded
+/// stochastically has operands for each draw.
+fn operands<'a>(
+    config: &AdamWConfig,
+    slot: &'a Slot<Kept>,
+    tensors: [&Tensor; 4],
+) -> Result<Vec<AdamWOperands<'a>>> {
+    let AdamWConfig { beta1, beta2, eps, .. } = *config;
+    let weight_decay = slot.settings.weight_decay;
+    let constants = ops::AdamWConstants { beta1, beta2, eps, weight_decay };
+    let of = |[param, gradient, exp_avg, exp_avg_sq]: [Tensor; 4], rounding| AdamWOperands {
+        param,
+        gradient,
+        exp_avg,
+        exp_avg_sq,
+        constants,
+        rounding,
+    };
+    let Some(draws) = &slot.state.draws else {
+        return Ok(vec![of(tensors.map(Tensor::clone), None)]);
+    };
+    let by_row = slot.part.kept().by_row();
+    let of_draw = |draw: &'a Draw| {
+        let rows =
+            |x: &Tensor| viewed(&viewed(x, &by_row)?.slice(0, draw.rows.clone())?, &draw.shape);
+        let [param, gradient, exp_avg, exp_avg_sq] = tensors;
+        let tensors = [rows(param)?, rows(gradient)?, rows(exp_avg)?, rows(exp_avg_sq)?];
+        Ok(of(tensors, Some(&draw.key)))
+    };
+    draws.iter().map(of_draw).collect()
 }

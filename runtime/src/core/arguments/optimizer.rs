@@ -27,16 +27,16 @@ pub struct StepScalars<'a> {
 }
 
 /// A parameter and the other operands of an AdamW step.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct AdamWOperands<'a> {
     /// The parameter.
-    pub param: &'a Tensor,
+    pub param: Tensor,
     /// Its gradient.
-    pub gradient: &'a Tensor,
+    pub gradient: Tensor,
     /// The exponential moving average of its gradient; zeros before the first step.
-    pub exp_avg: &'a Tensor,
+    pub exp_avg: Tensor,
     /// The exponential moving average of its squared gradient; zeros before the first step.
-    pub exp_avg_sq: &'a Tensor,
+    pub exp_avg_sq: Tensor,
     /// Its constants. They are per parameter because some parameters have no weight decay.
     pub constants: AdamWConstants,
     /// Key for the stochastic rounding of a bf16 parameter; the op folds in the step. `None` rounds

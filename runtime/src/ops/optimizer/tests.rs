@@ -40,8 +40,10 @@ impl Trained {
         Trained { param, exp_avg: zeros(), exp_avg_sq: zeros() }
     }
 
-    fn operands<'a>(&'a self, gradient: &'a Tensor) -> AdamWOperands<'a> {
+    fn operands(&self, gradient: &Tensor) -> AdamWOperands<'static> {
         let Trained { param, exp_avg, exp_avg_sq } = self;
+        let [param, gradient, exp_avg, exp_avg_sq] =
+            [param, gradient, exp_avg, exp_avg_sq].map(Tensor::clone);
         AdamWOperands { param, gradient, exp_avg, exp_avg_sq, constants: ADAMW, rounding: None }
     }
 
@@ -166,7 +168,7 @@ fn one_step_of_many_equals_separate_steps() {
                 match together {
                     true => adamw_step_many(&operands, scalars.lend()).unwrap(),
                     false => operands.iter().for_each(|one| {
-                        adamw_step_many(&[*one], scalars.lend()).unwrap();
+                        adamw_step_many(std::slice::from_ref(one), scalars.lend()).unwrap();
                     }),
                 }
             }
@@ -210,15 +212,18 @@ fn invalid_steps_are_rejected() {
         adamw_step_many(operands, scalars.lend()).err().unwrap().to_string()
     };
     let one = trained.operands(&gradient);
-    assert_eq!(step(&[one], &scalars), "adamw_step: step is 0; steps count from 1");
+    assert_eq!(
+        step(std::slice::from_ref(&one), &scalars),
+        "adamw_step: step is 0; steps count from 1"
+    );
 
     let scalars = Scalars::new(&device, 0.01, 1.0, 1.0);
     let before = trained.all();
     assert_eq!(
-        step(&[one, one], &scalars),
+        step(&[one.clone(), one.clone()], &scalars),
         "adamw_step: writes twice to the elements of f32[4] on cpu"
     );
-    let wide = AdamWOperands { exp_avg: &tensor(&device, &[0.0; 4], DType::F64), ..one };
+    let wide = AdamWOperands { exp_avg: tensor(&device, &[0.0; 4], DType::F64), ..one.clone() };
     assert!(step(&[one, wide], &scalars).contains("`exp_avg` must be f32"));
     assert_eq!(trained.all(), before);
     assert!(adamw_step_many(&[], scalars.lend()).is_ok());

@@ -46,10 +46,10 @@ impl Trained {
 
     fn operands(&self) -> AdamWOperands<'_> {
         AdamWOperands {
-            param: &self.param,
-            gradient: &self.gradient,
-            exp_avg: &self.exp_avg,
-            exp_avg_sq: &self.exp_avg_sq,
+            param: self.param.clone(),
+            gradient: self.gradient.clone(),
+            exp_avg: self.exp_avg.clone(),
+            exp_avg_sq: self.exp_avg_sq.clone(),
             constants: self.constants,
             rounding: self.rounding.as_ref(),
         }
@@ -286,17 +286,17 @@ fn invalid_operands_are_errors_and_change_nothing() {
         let step = |operands: &[AdamWOperands<'_>]| -> Result<()> {
             ops::adamw_step_many(operands, scalars.lend())
         };
-        let operands = one.operands();
-        let message = step(&[operands, operands]).err().unwrap().to_string();
+        let operands = || one.operands();
+        let message = step(&[operands(), operands()]).err().unwrap().to_string();
         let expected = "adamw_step: writes twice to the elements of f32[6] on";
         assert!(message.starts_with(expected), "{message}");
 
-        let of_parameter = AdamWOperands { gradient: &one.param, ..operands };
+        let of_parameter = AdamWOperands { gradient: one.param.clone(), ..operands() };
         assert_error(step(&[of_parameter]), "the storage is in use");
-        let of_a_value = AdamWOperands { exp_avg: &one.gradient, ..operands };
+        let of_a_value = AdamWOperands { exp_avg: one.gradient.clone(), ..operands() };
         assert_error(step(&[of_a_value]), "the tensor is a value, which is immutable");
         let elsewhere = Key::new(0).within(&Region::whole(&[7]).unwrap());
-        let of_another_shape = AdamWOperands { rounding: Some(&elsewhere), ..operands };
+        let of_another_shape = AdamWOperands { rounding: Some(&elsewhere), ..operands() };
         assert_error(
             step(&[of_another_shape]),
             "adamw_step: the tensor has shape [6], but the region of its key has shape [7]",

@@ -54,14 +54,14 @@ fn a_rejected_step_increments_no_version() {
         let one = ops::full(&gpu, &[], DType::F32, 1.0).unwrap();
         let scalars = StepScalars { learning_rate: &one, step: &one, scale: &one };
         let operands = AdamWOperands {
-            param: &param,
-            gradient: &gradient,
-            exp_avg: &exp_avg,
-            exp_avg_sq: &exp_avg_sq,
+            param: param.clone(),
+            gradient: gradient.clone(),
+            exp_avg: exp_avg.clone(),
+            exp_avg_sq: exp_avg_sq.clone(),
             constants: AdamWConstants { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },
             rounding: None,
         };
-        assert_busy(ops::adamw_step_many(&[operands], scalars));
+        assert_busy(ops::adamw_step_many(std::slice::from_ref(&operands), scalars));
         assert_eq!([&param, &exp_avg, &exp_avg_sq].map(Tensor::version), [0, 0, 0]);
         pending.wait().unwrap();
         ops::adamw_step_many(&[operands], scalars).unwrap();

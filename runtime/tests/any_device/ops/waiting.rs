@@ -45,10 +45,10 @@ fn a_step_never_blocks_the_host() {
                 ops::fill_into(tensor, value).unwrap();
             }
             let operands = AdamWOperands {
-                param: &param,
-                gradient: &gradient,
-                exp_avg: &state[0],
-                exp_avg_sq: &state[1],
+                param: param.clone(),
+                gradient: gradient.clone(),
+                exp_avg: state[0].clone(),
+                exp_avg_sq: state[1].clone(),
                 constants: AdamWConstants { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },
                 rounding: None,
             };
