@@ -32,6 +32,7 @@ pub use dtype::ComputeDType;
 pub use optimizer::{Algorithm, OptimizerConfig};
 pub use parallel::{Degree, HomeChoice, ParallelTable};
 pub use pipeline::PipelineTable;
+pub(crate) use pipeline::ScheduleChoice;
 pub(crate) use read::not_toml;
 pub use schedule::ScheduleConfig;
 pub use sources::Override;

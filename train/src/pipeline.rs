@@ -1,6 +1,7 @@
 //! Pipelines: a model that is cut into stages, which run on the ranks along an axis of a mesh.
 //!
-//! - `cut.rs`: which rank has which stage, and the schedule.
+//! - `cut.rs`: which rank has which stage.
+//! - `pass_order.rs`: the schedule.
 //! - `learned.rs`: what flows between stages, learnt from a pass without data.
 //! - `links.rs`: messages between stages.
 //! - `split.rs`: cuts of about equal cost.
@@ -10,6 +11,7 @@
 mod cut;
 mod learned;
 mod links;
+mod pass_order;
 mod passes;
 mod split;
 mod text;
@@ -17,6 +19,7 @@ mod text;
 pub use cut::Cut;
 pub use learned::Pipeline;
 pub(crate) use learned::flops;
+pub use pass_order::PassOrder;
 pub(crate) use passes::Passes;
-pub(crate) use split::balanced;
+pub(crate) use split::{balanced, costs};
 pub(crate) use text::StagedText;

@@ -111,7 +111,7 @@ impl Config {
         found.unless(chunks > 0, "parallel.overlap_chunks", || {
             "0; must be at least 1, which is no overlap".to_owned()
         });
-        if let Err(error) = self.pipeline.named() {
+        if let Err(error) = self.pipeline.choice() {
             found.unless(false, "pipeline.schedule", || error.to_string());
         }
         for (kind, degree) in self.parallel.unsupported() {

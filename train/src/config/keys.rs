@@ -94,7 +94,7 @@ pub const KEYS: &[Meaning] = &[
     (
         "pipeline.schedule",
         "order of the passes of a step: `gpipe`, `looped_bfs`, `1f1b`, `interleaved`, `zb1p`, \
-         `interleaved_zb`, `zbv` or `dual_pipe_v`",
+         `interleaved_zb`, `zbv`, `dual_pipe_v`, `auto`, or a .csv file",
     ),
     ("pipeline.stages_per_rank", "stages of each rank; 0 for as many as the schedule needs"),
     ("pipeline.split", "layers of each stage; empty for stages of about equally many FLOPs"),

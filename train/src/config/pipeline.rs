@@ -1,6 +1,8 @@
 //! `[pipeline]`: how a model is cut into stages.
 
-use meshgrad_error::{Result, error};
+use std::path::PathBuf;
+
+use meshgrad_error::{Result, bail};
 use meshgrad_pipeline::Named;
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +11,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PipelineTable {
-    /// The order of the passes of a step: a name of `meshgrad pipeline`.
+    /// The order of the passes of a step: a name of `meshgrad pipeline`, `auto`, or a `.csv` file.
     pub schedule: String,
     /// The stages of each rank; 0 for as many as `schedule` needs.
     pub stages_per_rank: usize,
@@ -24,28 +26,42 @@ impl Default for PipelineTable {
     }
 }
 
+/// What `pipeline.schedule` says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ScheduleChoice {
+    Named(Named),
+    /// The fastest by FLOPs that [`Auto`](meshgrad_pipeline::Auto) finds.
+    Auto,
+    /// In torch's CSV format.
+    File(PathBuf),
+}
+
 impl PipelineTable {
     /// The schedule.
     ///
     /// # Errors
     /// For an unknown name, and one without backward passes.
-    pub fn named(&self) -> Result<Named> {
+    pub(crate) fn choice(&self) -> Result<ScheduleChoice> {
         let mut all = Named::ALL.into_iter().filter(|named| *named != Named::Inference);
-        let found = all.clone().find(|named| named.name() == self.schedule);
-        found.ok_or_else(|| {
-            let last = all.next_back().map_or("", Named::name);
-            let others = all.map(Named::name).collect::<Vec<_>>().join(", ");
-            error!(
-                Invalid,
-                "`{}` is no schedule of training; use {others} or {last}", self.schedule
-            )
-        })
+        let name = self.schedule.as_str();
+        match all.clone().find(|named| named.name() == name) {
+            Some(named) => Ok(ScheduleChoice::Named(named)),
+            None if name == "auto" => Ok(ScheduleChoice::Auto),
+            None if name.ends_with(".csv") => Ok(ScheduleChoice::File(name.into())),
+            None => {
+                let names = all.by_ref().map(Named::name).collect::<Vec<_>>().join(", ");
+                bail!(
+                    Invalid,
+                    "`{name}` is no schedule of training; use {names}, auto, or a .csv file"
+                )
+            }
+        }
     }
 
     /// The stages of each rank.
-    pub fn stages_of_rank(&self, schedule: Named) -> usize {
+    pub(crate) fn stages_of_rank(&self, schedule: &ScheduleChoice) -> usize {
         match (self.stages_per_rank, schedule) {
-            (0, Named::Zbv | Named::DualPipeV) => 2,
+            (0, ScheduleChoice::Named(Named::Zbv | Named::DualPipeV)) => 2,
             (0, _) => 1,
             (stages, _) => stages,
         }

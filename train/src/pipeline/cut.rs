@@ -1,12 +1,11 @@
-//! Which rank has which stage, and in which order the passes run.
+//! Which rank has which stage.
 
-use meshgrad_error::{ensure, error};
+use meshgrad_error::error;
 use meshgrad_mesh::Mesh;
 use meshgrad_models::Stage;
-use meshgrad_pipeline::{
-    Action, Compute, Lowering, Named, Op, Placement, Program, Schedule, Shape,
-};
+use meshgrad_pipeline::{Action, Compute, Lowering, Op, Placement, Program, Schedule, Shape};
 
+use super::pass_order::PassOrder;
 use crate::Result;
 
 /// A model cut into stages, which run on the ranks along an axis of a mesh.
@@ -33,13 +32,13 @@ pub struct Cut {
     /// This rank along the axis.
     pub(super) own: usize,
     stages: Vec<Stage>,
-    schedule: Named,
+    order: PassOrder,
     placement: Placement,
 }
 
 impl Cut {
     /// Stages with these numbers of layers, on the ranks along `axis` of `mesh`, as rank `rank` of the
-    /// world sees them. Each rank has equally many stages; which ones follows from `schedule`.
+    /// world sees them. Which rank has which stages follows from `order`.
     ///
     /// # Errors
     /// When the schedule does not support that many stages; when the mesh has no such axis, or does
@@ -48,22 +47,21 @@ impl Cut {
         mesh: &Mesh,
         axis: &str,
         rank: usize,
-        schedule: Named,
+        order: impl Into<PassOrder>,
         sizes: &[usize],
     ) -> Result<Cut> {
         let own = mesh.local_rank(axis, rank)?;
         let own = own.ok_or_else(|| error!(Invalid, "rank {rank} is not in mesh {mesh}"))?;
-        let ranks = mesh.size(axis)?;
-        // Of any number of microbatches that all schedules support.
-        let shape = Shape::new(ranks, sizes.len(), 2 * ranks)?;
-        let placement = schedule.schedule(shape)?.placement().clone();
+        let (order, ranks) = (order.into(), mesh.size(axis)?);
+        let shape = Shape::new(ranks, sizes.len(), order.some_count(ranks))?;
+        let placement = order.schedule(shape)?.placement().clone();
         Ok(Cut {
             mesh: mesh.clone(),
             axis: axis.to_owned(),
             rank,
             own,
             stages: Stage::of_sizes(sizes)?,
-            schedule,
+            order,
             placement,
         })
     }
@@ -98,14 +96,7 @@ impl Cut {
     /// supports.
     pub fn program(&self, microbatches: usize) -> Result<Program> {
         let shape = Shape::new(self.placement.ranks(), self.stages.len(), microbatches)?;
-        let program = self.schedule.schedule(shape)?.lower(&Lowering::default())?;
-        ensure!(
-            *program.placement() == self.placement,
-            Invalid,
-            "{}: {microbatches} microbatches have another placement",
-            self.schedule
-        );
-        Ok(program)
+        self.order.schedule(shape)?.lower(&Lowering::default())
     }
 }
 

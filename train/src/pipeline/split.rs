@@ -1,5 +1,7 @@
 //! Cuts of about equal cost.
 
+use meshgrad_pipeline::Costs;
+
 /// The layers of each of `stages` stages, so that the most expensive stage costs as little as possible.
 /// `costs` are those of what is before the layers, of each layer, and of what follows them.
 pub(crate) fn balanced(costs: &[u64], stages: usize) -> Vec<usize> {
@@ -36,6 +38,25 @@ pub(crate) fn balanced(costs: &[u64], stages: usize) -> Vec<usize> {
         end = start;
     }
     sizes
+}
+
+/// The costs of stages of `sizes` layers, for [`Auto`](meshgrad_pipeline::Auto): both phases of a
+/// backward pass have the FLOPs of the forward pass.
+pub(crate) fn costs(flops: &[u64], sizes: &[usize]) -> Costs {
+    let mut costs = Costs::uniform(sizes.len());
+    let mean = flops.iter().sum::<u64>() as f64 / sizes.len() as f64;
+    let mut start = 0;
+    for (stage, size) in sizes.iter().enumerate() {
+        let is_last = stage + 1 == sizes.len();
+        let end = if is_last { flops.len() } else { start + size + usize::from(stage == 0) };
+        let share = flops[start..end].iter().sum::<u64>() as f64 / mean;
+        start = end;
+        for of in [&mut costs.forward, &mut costs.input, &mut costs.weight] {
+            of[stage] = share;
+        }
+        costs.backward[stage] = 2.0 * share;
+    }
+    costs
 }
 
 #[cfg(test)]
@@ -77,5 +98,7 @@ mod tests {
             assert_eq!(Some(largest(&costs, &sizes)), best, "{costs:?} {sizes:?}");
         }
         assert_eq!(balanced(&[0, 1, 1, 1, 1, 0], 2), [2, 2]);
+        assert_eq!(costs(&[1, 2, 3, 4, 2], &[2, 1]).forward, [1.0, 1.0]);
+        assert_eq!(costs(&[0, 1, 1, 2, 4], &[1, 1, 1]).backward, [0.75, 0.75, 4.5]);
     }
 }

@@ -1,19 +1,22 @@
 //! How a model and its batches are divided over ranks, as `[parallel]` says.
 
+use std::path::Path;
+
+use meshgrad_ckpt::io_error;
 use meshgrad_comm::Rank;
 use meshgrad_data_parallel::{DataParallel, Reshard, Strategy};
 use meshgrad_dist::parallel::{ParallelConfig, ParallelState};
 use meshgrad_mesh::{Mesh, Placement, Sharding};
 use meshgrad_models::{Model, ModelParallelism, ModelPlan, TokenBatch};
-use meshgrad_pipeline::{Named, Shape};
+use meshgrad_pipeline::{Auto, Schedule, Shape};
 use meshgrad_runtime::{DType, Device, Kind as TensorKind, Tensor};
 
 use super::BatchPart;
 use crate::config::{
-    Algorithm, Config, HomeChoice, ParallelTable, PipelineTable, SumOrder, TrainConfig, Violation,
-    Violations,
+    Algorithm, Config, HomeChoice, ParallelTable, PipelineTable, ScheduleChoice, SumOrder,
+    TrainConfig, Violation, Violations,
 };
-use crate::pipeline::{Cut, Pipeline, balanced, flops};
+use crate::pipeline::{Cut, PassOrder, Pipeline, balanced, costs, flops};
 use crate::{Error, Kind, Result, configured};
 
 /// The domain whose mesh the model computes on.
@@ -88,7 +91,7 @@ impl Division {
             division.check_tree(config.train.batch_size)?;
         }
         if division.stages.is_some() {
-            division.check_pipeline(config)?;
+            division.check_pipeline()?;
         }
         Ok(division)
     }
@@ -165,18 +168,31 @@ impl Division {
     }
 
     /// Checks that the schedule can run the stages and the microbatches of a step.
-    fn check_pipeline(&self, config: &Config) -> Result<()> {
-        let (schedule, ranks) = (self.pipeline.named()?, self.whole.len() / self.mesh.len());
-        let rows = self.train.rows_of_pass(self.batch_parts());
-        let shape = Shape::new(ranks, self.stage_count(schedule), config.train.batch_size / rows)?;
-        if let Err(error) = schedule.schedule(shape) {
-            return Err(violation("pipeline.schedule", error.to_string()));
-        }
-        Ok(())
+    fn check_pipeline(&self) -> Result<()> {
+        let choice = self.pipeline.choice()?;
+        let order: PassOrder = match &choice {
+            ScheduleChoice::Named(named) => (*named).into(),
+            ScheduleChoice::File(path) => read_schedule(path)?.into(),
+            ScheduleChoice::Auto => return self.shape(self.stage_count(&choice)).map(drop),
+        };
+        let stages = match &order {
+            PassOrder::Of(schedule) => schedule.placement().stages(),
+            PassOrder::Named(_) => self.stage_count(&choice),
+        };
+        let schedule = order.schedule(self.shape(stages)?);
+        schedule.map_err(|error| violation("pipeline.schedule", error.to_string())).map(drop)
+    }
+
+    /// The shape of a step of the pipeline.
+    fn shape(&self, stages: usize) -> Result<Shape> {
+        let ranks = self.whole.len() / self.mesh.len();
+        let microbatches = self.train.batch_size / self.train.rows_of_pass(self.batch_parts());
+        let shape = Shape::new(ranks, stages, microbatches);
+        shape.map_err(|error| violation("pipeline.stages_per_rank", error.to_string()))
     }
 
     /// The stages of all ranks of the pipeline.
-    fn stage_count(&self, schedule: Named) -> usize {
+    fn stage_count(&self, schedule: &ScheduleChoice) -> usize {
         match self.pipeline.split.len() {
             0 => self.pipeline.stages_of_rank(schedule) * self.whole.len() / self.mesh.len(),
             stages => stages,
@@ -256,16 +272,19 @@ impl Division {
 
     /// The stages of `model` along `axis`.
     fn cut<M: Model<Batch = TokenBatch>>(&self, model: &M, axis: &str) -> Result<Cut> {
-        let schedule = self.pipeline.named()?;
-        let (layers, split) = (model.layers(), &self.pipeline.split);
-        let sizes = match split.is_empty() {
-            true => {
-                let batch = |meta: &Device| self.batch_of_zeros(meta);
-                let compute = configured::compute(&self.train);
-                let flops = flops(model, (&self.mesh, self.rank), compute, batch)?;
-                balanced(&flops, self.stage_count(schedule))
-            }
-            false => split.clone(),
+        let (choice, layers) = (self.pipeline.choice()?, model.layers());
+        let of_file = match &choice {
+            ScheduleChoice::File(path) => Some(read_schedule(path)?),
+            _ => None,
+        };
+        let stages = of_file.as_ref().map(|schedule| schedule.placement().stages());
+        let stages = stages.unwrap_or_else(|| self.stage_count(&choice));
+        let compute = configured::compute(&self.train);
+        let batch = |meta: &Device| self.batch_of_zeros(meta);
+        let flops = || flops(model, (&self.mesh, self.rank), compute, batch);
+        let sizes = match self.pipeline.split.is_empty() {
+            true => balanced(&flops()?, stages),
+            false => self.pipeline.split.clone(),
         };
         if sizes.iter().sum::<usize>() != layers {
             let problem = format!(
@@ -274,7 +293,15 @@ impl Division {
             );
             return Err(violation("pipeline.split", problem));
         }
-        let cut = Cut::new(&self.whole, axis, self.rank, schedule, &sizes);
+        let order: PassOrder = match (choice, of_file) {
+            (ScheduleChoice::Named(named), _) => named.into(),
+            (_, Some(schedule)) => schedule.into(),
+            (_, None) => {
+                let costs = costs(&flops()?, &sizes);
+                Auto::search(self.shape(stages)?, &costs, None)?.schedule.into()
+            }
+        };
+        let cut = Cut::new(&self.whole, axis, self.rank, order, &sizes);
         cut.map_err(|error| violation("pipeline.schedule", error.to_string()))
     }
 
@@ -332,6 +359,14 @@ impl Division {
             false => strategy,
         }
     }
+}
+
+/// A schedule in torch's CSV format.
+fn read_schedule(path: &Path) -> Result<Schedule> {
+    let text = std::fs::read_to_string(path);
+    let text = text.map_err(|cause| io_error("read the schedule", path, cause))?;
+    let schedule = Schedule::from_csv(&text);
+    schedule.map_err(|error| violation("pipeline.schedule", format!("{}: {error}", path.display())))
 }
 
 fn violation(key: &str, problem: String) -> Error {

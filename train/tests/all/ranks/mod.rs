@@ -285,3 +285,26 @@ fn any_mesh_samples_the_text_of_one_rank() {
         }
     }
 }
+
+/// A schedule in torch's format.
+#[test]
+fn a_schedule_of_a_file_is_run() {
+    let place = Place::dense();
+    place.train_alone("alone", &["train.steps=3"]);
+    let file = place.path("schedule.csv");
+    let set = format!("pipeline.schedule='{}'", file.display());
+    let sets = [&set, "train.steps=3"];
+    let on = On { ranks: 2, sets: &["parallel.pp=2"] };
+    let error = || {
+        let failed = place.train_with("refused", (&on, &sets), |_, session| session);
+        failed.unwrap_err().to_string()
+    };
+    assert!(error().contains("cannot read the schedule"), "{}", error());
+    fs::write(&file, "0F0,0B0\n1F0,1B0\n").unwrap();
+    let expected = "pipeline.schedule: the schedule has 2 ranks, 2 stages and 1 microbatches, but the \
+                    step has 2, 2 and 2";
+    assert!(error().contains(expected), "{}", error());
+    fs::write(&file, "0F0,0F1,0B1,0B0\n1F0,1F1,1B1,1B0\n").unwrap();
+    place.train("ranks", &on, &sets);
+    assert!(place.differ("alone", "ranks") < TOLERANCE);
+}

@@ -107,7 +107,10 @@ pub(crate) const MESHES: [On; 10] = [
             "parallel.order='dp-tp'",
         ],
     },
-    On { ranks: 2, sets: &["parallel.pp=2", "train.micro_batch_size=1"] },
+    On {
+        ranks: 2,
+        sets: &["parallel.pp=2", "pipeline.schedule='auto'", "train.micro_batch_size=1"],
+    },
     On { ranks: 6, sets: &["parallel.pp=2", "pipeline.schedule='zbv'", "parallel.prefetch=2"] },
     On {
         ranks: 8,
