@@ -73,22 +73,31 @@ impl<'t, M: Model, B: Iterator<Item = Result<M::Batch>>> Passes<'t, M, B> {
 
     /// Runs an action. Returns the sums of a microbatch and stage whose last pass it is.
     pub(crate) fn apply(&mut self, action: Action, grads: &mut Grads) -> Result<Option<StepSums>> {
-        match action {
+        let sums = match action {
             Action::Compute(pass) => self.compute(pass, grads),
             Action::Overlapped(forward, backward) => {
-                self.compute(forward, grads)?;
-                self.compute(backward, grads)
+                self.compute(forward, grads).and_then(|_| self.compute(backward, grads))
             }
             _ => self.communicate(action).map(|()| None),
-        }
+        };
+        self.named(action, sums)
     }
 
     /// Runs an action of a program of forward passes, without recording them. Returns the sums of a
     /// stage.
     pub(crate) fn evaluate(&mut self, action: Action) -> Result<Option<StepSums>> {
-        match action {
-            Action::Compute(pass) => Ok(Some(self.forward(pass)?.sums)),
+        let sums = match action {
+            Action::Compute(pass) => self.forward(pass).map(|forward| Some(forward.sums)),
             _ => self.communicate(action).map(|()| None),
+        };
+        self.named(action, sums)
+    }
+
+    /// On a rank of a pipeline, names the action that failed.
+    fn named<T>(&self, action: Action, result: Result<T>) -> Result<T> {
+        match self.pipeline.is_part() {
+            true => result.map_err(|error| error.context(format!("action {action}"))),
+            false => result,
         }
     }
 

@@ -204,8 +204,12 @@ fn divided(case: &Case, rank: &dyn Rank, cut: &Cut) -> Result<Trainer<Qwen3>> {
 }
 
 fn on_ranks(case: &Case, fault: Planted) -> std::result::Result<Outcome, String> {
+    on(case, fault, Local::new(mesh(case.mesh).len()).threads(1))
+}
+
+fn on(case: &Case, fault: Planted, local: Local) -> std::result::Result<Outcome, String> {
     let all = mesh(case.mesh);
-    let shares = Local::new(all.len()).threads(1).launch(|rank| {
+    let shares = local.launch(|rank| {
         let connector = PlantedConnector { fault, connector: rank.connector() };
         let faulty = RewiredRank::new(rank, Arc::new(connector));
         let cut = Cut::new(&all, "pp", rank.rank(), case.schedule, case.sizes)?;
@@ -285,6 +289,48 @@ fn planted_faults_are_found() {
             let found =
                 found.is_err() || found.is_ok_and(|it| !differences(case, &one, &it).is_empty());
             assert!(found, "{}: {fault:?}", case.title());
+        }
+    }
+}
+
+/// A rank that ends during a step is named with the action that waits for it.
+#[test]
+fn a_dead_stage_is_named_with_the_action() {
+    let case = &CASES[1];
+    let all = mesh(case.mesh);
+    let failed = Local::new(all.len()).threads(1).launch(|rank| {
+        let cut = Cut::new(&all, "pp", rank.rank(), case.schedule, case.sizes)?;
+        Redistributor::new(rank).run_on(&cut.stage_mesh()?, || {
+            let mut trainer = divided(case, rank, &cut)?;
+            let batches = (0..MICROBATCHES).map(|at| match (rank.rank(), at) {
+                (2, 3) => Err(meshgrad_train::Error::new(
+                    meshgrad_error::Kind::Invalid,
+                    "the planted fault",
+                )),
+                _ => Ok(case.batch(rank.device(), at, true)?),
+            });
+            let error = trainer.step(1, batches).err().map(|error| error.to_string());
+            Ok::<_, meshgrad_train::Error>(error)
+        })
+    });
+    let errors: Vec<String> = failed.unwrap().into_iter().map(Option::unwrap).collect();
+    assert_eq!(errors[2], "action 2F3: the planted fault");
+    assert!(errors[1].starts_with("action 1") && errors[1].contains("rank 2"), "{}", errors[1]);
+}
+
+/// In any order of the ranks' work, which simulated time chooses, the bits are the same.
+#[test]
+fn any_order_of_ranks_has_the_same_bits() {
+    let seeds = match std::env::var_os("MESHGRAD_EXHAUSTIVE") {
+        Some(_) => 0..100,
+        None => 0..2,
+    };
+    for case in [&CASES[5], &CASES[6], &CASES[9]] {
+        let expected = on_ranks(case, Planted::Nothing).unwrap();
+        for seed in seeds.clone() {
+            let local = Local::new(mesh(case.mesh).len()).threads(1).simulated(seed);
+            let outcome = on(case, Planted::Nothing, local).unwrap();
+            assert!(outcome == expected, "{} with seed {seed}", case.title());
         }
     }
 }
