@@ -9,18 +9,13 @@ use meshgrad::mesh::Mesh;
 use meshgrad::models::{Flow, Stage, layers::Linear};
 use meshgrad::pipeline::Named;
 use meshgrad::prelude::*;
-use meshgrad::runtime::Key;
-use meshgrad::runtime::ops::normal;
-use meshgrad::train;
-use meshgrad::train::config::Config;
+use meshgrad::runtime::{Key, ops::normal};
 use meshgrad::train::pipeline::{Cut, Pipeline};
-use meshgrad::train::trainer::Trainer;
+use meshgrad::train::{self, config::Config, trainer::Trainer};
 
 const LAYERS: usize = 4;
-const FEATURES: usize = 16;
 const ROWS: usize = 6;
-const MICROBATCHES: usize = 4;
-const COMPUTE: Compute = Compute { dtype: DType::F32, checkpointing: false };
+const FEATURES: usize = 16;
 
 /// Learns to reverse its inputs.
 #[derive(Module)]
@@ -31,9 +26,8 @@ struct Toy {
 
 impl Toy {
     fn new() -> Toy {
-        let name = |at| ModulePath::from("layers").index(at);
-        let layer = |at| Some(Linear::new(name(at), FEATURES, FEATURES));
-        Toy { layers: (0..LAYERS).map(layer).collect() }
+        let layer = |at| Linear::new(format!("layers.{at}"), FEATURES, FEATURES);
+        Toy { layers: (0..LAYERS).map(|at| Some(layer(at))).collect() }
     }
 }
 
@@ -42,10 +36,10 @@ impl Model for Toy {
     type Stream = Var;
 
     fn loss(&self, batch: &Self::Batch, compute: Compute) -> Result<Loss> {
-        match self.forward(&Stage::whole(LAYERS), None, batch, compute)? {
-            Flow::Loss(loss) => Ok(*loss),
-            Flow::Next { .. } => unreachable!("the whole model has a loss"),
-        }
+        let Flow::Loss(loss) = self.forward(&Stage::whole(LAYERS), None, batch, compute)? else {
+            unreachable!("the whole model has a loss");
+        };
+        Ok(*loss)
     }
 
     fn layers(&self) -> usize {
@@ -54,9 +48,8 @@ impl Model for Toy {
 
     fn part(&self, stages: &[Stage]) -> Result<Toy> {
         let is_own = |at| stages.iter().any(|stage| stage.layers.contains(&at));
-        let layers = self.layers.iter().enumerate();
-        let layers = layers.map(|(at, layer)| layer.clone().filter(|_| is_own(at)));
-        Ok(Toy { layers: layers.collect() })
+        let kept = |at: usize| self.layers[at].clone().filter(|_| is_own(at));
+        Ok(Toy { layers: (0..LAYERS).map(kept).collect() })
     }
 
     fn forward(
@@ -88,7 +81,7 @@ fn batch(device: &Device, number: usize) -> Result<(Tensor, Tensor)> {
 /// The loss of each step.
 fn train(mut trainer: Trainer<Toy>, device: &Device) -> train::Result<Vec<f64>> {
     let mut step = |step| {
-        let batches = (0..MICROBATCHES).map(|at| batch(device, step as usize * MICROBATCHES + at));
+        let batches = (0..4).map(|at| batch(device, step as usize * 4 + at));
         Ok(trainer.step(step, batches)?.wait(&trainer.model)?.loss)
     };
     (1..=5).map(&mut step).collect()
@@ -99,7 +92,8 @@ fn train_on(rank: &dyn Rank) -> train::Result<Vec<f64>> {
     let cut = Cut::new(&mesh, "pp", rank.rank(), Named::Zbv, &[1; LAYERS])?;
     Redistributor::new(rank).run_on(&cut.stage_mesh()?, || {
         let (device, whole) = (rank.device(), Toy::new());
-        let pipeline = Pipeline::learn(&cut, 2, &whole, COMPUTE, |meta| batch(meta, 0))?;
+        let compute = Compute { dtype: DType::F32, checkpointing: false };
+        let pipeline = Pipeline::learn(&cut, 2, &whole, compute, |meta| batch(meta, 0))?;
         let part = whole.part(&cut.own_stages())?;
         DataParallel::of_stage(rank, &mesh, "pp", Strategy::replicate([""; 0]))?.apply(&part)?;
         part.materialize(device, 1)?;
