@@ -98,6 +98,11 @@ pub const KEYS: &[Meaning] = &[
     ),
     ("pipeline.stages_per_rank", "stages of each rank; 0 for as many as the schedule needs"),
     ("pipeline.split", "layers of each stage; empty for stages of about equally many FLOPs"),
+    (
+        "pipeline.reshard",
+        "whether `fsdp` frees gathered parameters between the passes of a stage; otherwise they are \
+         gathered once per step",
+    ),
     ("optimizer.name", "`adamw`, `sgd`, `lion` or `muon`; it decides the keys of its table"),
     ("optimizer.learning_rate", "the peak learning rate"),
     ("optimizer.max_grad_norm", "clipping by the global norm; 0 disables it"),

@@ -17,12 +17,16 @@ pub struct PipelineTable {
     pub stages_per_rank: usize,
     /// The layers of each stage. Empty: stages of about equally many FLOPs.
     pub split: Vec<usize>,
+    /// Whether `fsdp` frees gathered parameters of a stage between its passes, as
+    /// `parallel.reshard_after_forward` says. Otherwise they stay from its first pass of a step to the
+    /// last.
+    pub reshard: bool,
 }
 
 impl Default for PipelineTable {
     fn default() -> PipelineTable {
         let schedule = Named::OneFOneB.name().to_owned();
-        PipelineTable { schedule, stages_per_rank: 0, split: Vec::new() }
+        PipelineTable { schedule, stages_per_rank: 0, split: Vec::new(), reshard: false }
     }
 }
 

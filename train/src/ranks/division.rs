@@ -347,6 +347,9 @@ impl Division {
             (false, HomeChoice::Zero1) => {
                 Strategy::hsdp(shard, replicate).reshard(Reshard::AfterStep).reduce_each_pass(false)
             }
+            (false, HomeChoice::Fsdp) if self.stages.is_some() && !self.pipeline.reshard => {
+                Strategy::hsdp(shard, replicate).reshard(Reshard::AfterStep)
+            }
             (false, HomeChoice::Fsdp) if self.table.reshard_after_forward => {
                 Strategy::hsdp(shard, replicate)
             }
