@@ -326,8 +326,7 @@ impl<M: Model> Trainer<M> {
             self.update(step, passes.gradients, &passes.sums.weight()?, 0.0)?;
         }
         let compute = self.without_checkpointing();
-        let validate = || self.model.loss(&microbatch()?, compute);
-        self.optimizer.averaged(validate)?;
+        self.optimizer.averaged(|| self.evaluate(microbatch(), compute))?;
         Ok(())
     }
 
@@ -398,8 +397,14 @@ impl<M: Model> Trainer<M> {
         Ok(loss)
     }
 
-    /// Starts to read the sums of a batch, through all stages.
+    /// Starts to read the sums of a batch.
     fn sums_of(&self, batch: Result<M::Batch>, compute: Compute) -> Result<PendingSums> {
+        let sums = self.evaluate(batch, compute)?;
+        self.pipeline.reduced(&sums, &self.device)?.read_async()
+    }
+
+    /// The sums of a batch, through all stages.
+    fn evaluate(&self, batch: Result<M::Batch>, compute: Compute) -> Result<StepSums> {
         let batches = std::iter::once(batch);
         let mut passes = Passes::new(&self.model, &self.pipeline, compute, batches);
         let mut sums = StepSums::default();
@@ -409,7 +414,7 @@ impl<M: Model> Trainer<M> {
             }
         }
         passes.finish()?;
-        self.pipeline.reduced(&sums, &self.device)?.read_async()
+        Ok(sums)
     }
 
     /// The model in stages, to generate text; `None` for the whole model.

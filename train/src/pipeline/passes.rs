@@ -1,6 +1,6 @@
 //! The passes of a step: what interprets the actions of a program.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use meshgrad_autograd::{Grads, Param, ParamId, Tape, Var, Vars, WeightBackward};
 use meshgrad_collectives::redistribute;
@@ -26,9 +26,26 @@ pub(crate) struct Passes<'t, M: Model, B> {
     /// Backward passes to the weights that follow.
     later: BTreeMap<(usize, usize), (WeightBackward, StepSums)>,
     messages: BTreeMap<Message, Tensors>,
-    sent: Vec<Pending<()>>,
+    /// Messages under way.
+    sent: VecDeque<Sent>,
     /// By parameter: the backward passes that follow before the gradients are read.
     left: HashMap<ParamId, usize>,
+}
+
+/// The messages that may be under way. The program cannot deadlock even if each send waits.
+const MAX_SENT: usize = 2;
+
+/// A message under way. It is freed at a point of the program, and not when it has arrived, so that the
+/// peak of memory is the same in each run.
+struct Sent {
+    pending: Vec<Pending<()>>,
+    _tensors: Vec<Tensor>,
+}
+
+impl Sent {
+    fn wait(self) -> Result<()> {
+        self.pending.into_iter().try_for_each(Pending::wait)
+    }
 }
 
 /// A forward pass.
@@ -56,7 +73,7 @@ impl<'t, M: Model, B: Iterator<Item = Result<M::Batch>>> Passes<'t, M, B> {
             recorded: BTreeMap::new(),
             later: BTreeMap::new(),
             messages: BTreeMap::new(),
-            sent: Vec::new(),
+            sent: VecDeque::new(),
             left: HashMap::new(),
         }
     }
@@ -231,8 +248,13 @@ impl<'t, M: Model, B: Iterator<Item = Result<M::Batch>>> Passes<'t, M, B> {
         else {
             bail!(Invalid, "action {}: there is nothing to send", Action::Send(message));
         };
-        self.sent.extend(links::send(cut, message, &tensors.wait()?)?);
-        Ok(())
+        let tensors = tensors.wait()?;
+        let pending = links::send(cut, message, &tensors)?;
+        self.sent.push_back(Sent { pending, _tensors: tensors });
+        match self.sent.len() > MAX_SENT {
+            true => self.sent.pop_front().map_or(Ok(()), Sent::wait),
+            false => Ok(()),
+        }
     }
 
     fn receive(&mut self, message: Message) -> Result<()> {
@@ -262,7 +284,7 @@ impl<'t, M: Model, B: Iterator<Item = Result<M::Batch>>> Passes<'t, M, B> {
 
     /// Waits until all messages have arrived.
     pub(crate) fn finish(self) -> Result<()> {
-        self.sent.into_iter().try_for_each(Pending::wait)
+        self.sent.into_iter().try_for_each(Sent::wait)
     }
 }
 
