@@ -93,7 +93,7 @@ fn train_on(rank: &dyn Rank) -> train::Result<Vec<f64>> {
     Redistributor::new(rank).run_on(&cut.stage_mesh()?, || {
         let (device, whole) = (rank.device(), Toy::new());
         let compute = Compute { dtype: DType::F32, checkpointing: false };
-        let pipeline = Pipeline::learn(&cut, 2, &whole, compute, |meta| batch(meta, 0))?;
+        let pipeline = Pipeline::learn(&cut, rank, &whole, compute, |meta| batch(meta, 0))?;
         let part = whole.part(&cut.own_stages())?;
         DataParallel::of_stage(rank, &mesh, "pp", Strategy::replicate([""; 0]))?.apply(&part)?;
         part.materialize(device, 1)?;

@@ -15,7 +15,7 @@ use meshgrad_runtime::{Device, Shape, Tensor};
 
 use super::cut::{Cut, evaluation};
 use crate::Result;
-use crate::sums::{ReducedSums, StepSums};
+use crate::sums::{ReducedSums, StepSums, no_batch};
 
 /// The stages of a model on this rank, and what flows between them.
 #[derive(Clone)]
@@ -25,8 +25,11 @@ pub struct Pipeline<S> {
     pub(super) stages: Vec<Stage>,
     /// By the stage before it.
     pub(super) boundaries: Arc<Vec<Boundary<S>>>,
-    /// By stage. The parameters that it uses.
-    pub(super) params: Vec<Vec<Param>>,
+    /// By stage of this rank. The parameters that it uses.
+    params: BTreeMap<usize, Vec<Param>>,
+    /// Modules of parameters that stages of several ranks use, and these ranks along the axis of the
+    /// pipeline.
+    pub(crate) tied: Vec<(String, Vec<usize>)>,
     /// By stage.
     statistics: Vec<Vec<Shape>>,
     /// Whether the whole model has buffers.
@@ -50,21 +53,22 @@ impl<S: Vars + Clone> Pipeline<S> {
             cut: None,
             stages: vec![Stage::whole(model.layers())],
             boundaries: Arc::default(),
-            params: vec![model.trained()],
+            params: BTreeMap::from([(0, model.trained())]),
+            tied: Vec::new(),
             statistics: vec![Vec::new()],
             has_buffers: !model.buffers().is_empty(),
         }
     }
 
-    /// The stages of `cut`. `model` is the whole model, to which its plan has been applied; it needs
-    /// no values, and is not changed. A batch of the shapes of training is made by `batch`, on a meta
-    /// device. The ranks of the pipeline send nothing.
+    /// The stages of `cut` on `rank`. `model` is the whole model, to which its plan has been applied; it
+    /// needs no values, and is not changed. `batch` makes a batch of the shapes of training on a meta
+    /// device. Ranks send nothing.
     ///
     /// # Errors
     /// When the model cannot be cut; those of `batch` and of the passes.
     pub fn learn<M: Model<Stream = S>>(
         cut: &Cut,
-        world_size: usize,
+        rank: &dyn Rank,
         model: &M,
         compute: Compute,
         batch: impl FnOnce(&Device) -> Result<M::Batch>,
@@ -73,37 +77,40 @@ impl<S: Vars + Clone> Pipeline<S> {
             cut: Some(cut.clone()),
             stages: cut.stages().to_vec(),
             boundaries: Arc::default(),
-            params: Vec::new(),
+            params: BTreeMap::new(),
+            tied: Vec::new(),
             statistics: Vec::new(),
             has_buffers: !model.buffers().is_empty(),
         };
-        let values = Values::take(model);
-        let learned = Plan::new(world_size)?.trace(cut.rank, |rank| -> Result<()> {
-            Redistributor::new(rank).run_on(&cut.stage_mesh()?, || {
-                model.materialize(rank.device(), 0)?;
-                pipeline.pass(model, &batch(rank.device())?, compute)
-            })
-        });
-        values.restore();
-        learned?;
+        on_meta(model, rank, &cut.stage_mesh()?, |device| {
+            pipeline.pass(cut, model, &batch(device)?, compute)
+        })?;
         Ok(pipeline)
     }
 
     /// A pass through all stages.
-    fn pass<M>(&mut self, model: &M, batch: &M::Batch, compute: Compute) -> Result<()>
+    fn pass<M>(&mut self, cut: &Cut, model: &M, batch: &M::Batch, compute: Compute) -> Result<()>
     where
         M: Model<Stream = S>,
     {
         let (mut input, mut boundaries) = (None, Vec::new());
-        for stage in &self.stages {
+        let mut users: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+        for (number, stage) in self.stages.iter().enumerate() {
             let (flow, tape) = Tape::record(|| {
                 let input = input
                     .take()
                     .map(|(stream, is_tracked): (S, Vec<bool>)| as_input(stream, &is_tracked));
                 model.forward(stage, input, batch, compute)
             })?;
-            let used = model.trained().into_iter().filter(|param| tape.uses(param));
-            self.params.push(used.collect());
+            let (trained, rank) = (model.trained().into_iter(), cut.placement().rank_of(number));
+            let used: Vec<Param> = trained.filter(|param| tape.uses(param)).collect();
+            for param in &used {
+                let ranks = users.entry(param.name().to_owned()).or_default();
+                ranks.extend((!ranks.contains(&rank)).then_some(rank));
+            }
+            if rank == cut.own {
+                self.params.insert(number, used);
+            }
             let statistics = match flow {
                 Flow::Next { mut stream, statistics } => {
                     let (mut values, mut is_tracked) = (Vec::new(), Vec::new());
@@ -119,6 +126,10 @@ impl<S: Vars + Clone> Pipeline<S> {
             };
             self.statistics.push(statistics.iter().map(Tensor::global_shape).collect());
         }
+        let module =
+            |name: &str| name.rsplit_once('.').map_or(name, |(module, _)| module).to_owned();
+        let tied = users.into_iter().filter(|(_, ranks)| ranks.len() > 1);
+        self.tied = tied.map(|(name, ranks)| (module(&name), ranks)).collect();
         self.boundaries = Arc::new(boundaries);
         Ok(())
     }
@@ -149,28 +160,6 @@ impl<S: Vars + Clone> Pipeline<S> {
         self.cut.as_ref().map_or(0, |cut| cut.own)
     }
 
-    /// The modules of parameters that stages of several ranks use, and these ranks along the axis of
-    /// the pipeline.
-    pub(crate) fn tied(&self) -> Vec<(String, Vec<usize>)> {
-        let Some(cut) = &self.cut else {
-            return Vec::new();
-        };
-        let mut users: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
-        for (stage, params) in self.params.iter().enumerate() {
-            for param in params {
-                let ranks = users.entry(param.name()).or_default();
-                let rank = cut.placement().rank_of(stage);
-                if !ranks.contains(&rank) {
-                    ranks.push(rank);
-                }
-            }
-        }
-        let tied = users.into_iter().filter(|(_, ranks)| ranks.len() > 1);
-        let module =
-            |name: &str| name.rsplit_once('.').map_or(name, |(module, _)| module).to_owned();
-        tied.map(|(name, ranks)| (module(name), ranks)).collect()
-    }
-
     /// All ranks of all stages; `None` for the whole model on one rank.
     pub(crate) fn ranks(&self) -> Result<Option<Arc<dyn Communicator>>> {
         let Some(Cut { mesh, .. }) = &self.cut else {
@@ -182,7 +171,7 @@ impl<S: Vars + Clone> Pipeline<S> {
 
     /// The parameters of a stage of this rank.
     pub(crate) fn params(&self, stage: usize) -> &[Param] {
-        &self.params[stage]
+        self.params.get(&stage).map_or(&[], Vec::as_slice)
     }
 
     /// The stages of this rank.
@@ -207,13 +196,14 @@ impl<S: Vars + Clone> Pipeline<S> {
 }
 
 /// The FLOPs of the forward pass of what is before the layers of a model, of each layer, and of what
-/// follows them, on this rank of the mesh of a stage. `model` is not changed.
+/// follows them, on a rank of the mesh of a stage. `model` is not changed.
 ///
 /// # Errors
 /// When the model cannot be cut; those of `batch` and of the passes.
 pub(crate) fn flops<M: Model>(
     model: &M,
-    (mesh, rank): (&Mesh, usize),
+    rank: &dyn Rank,
+    mesh: &Mesh,
     compute: Compute,
     batch: impl FnOnce(&Device) -> Result<M::Batch>,
 ) -> Result<Vec<u64>> {
@@ -221,27 +211,39 @@ pub(crate) fn flops<M: Model>(
         .map(|piece| usize::from((1..=model.layers()).contains(&piece)))
         .collect();
     let stages = Stage::of_sizes(&sizes)?;
-    let values = Values::take(model);
-    let mut costs = Vec::new();
-    let world = mesh.ranks().into_iter().max().unwrap_or(0) + 1;
-    let passed = Plan::new(world)?.trace(rank, |rank| -> Result<()> {
-        Redistributor::new(rank).run_on(mesh, || {
-            let device = rank.device();
-            model.materialize(device, 0)?;
-            let (batch, mut input) = (batch(device)?, None);
-            for stage in &stages {
-                let before = device.work().flops;
-                input = match model.forward(stage, input.take(), &batch, compute)? {
-                    Flow::Next { stream, .. } => Some(stream),
-                    Flow::Loss(_) => None,
-                };
-                costs.push(device.work().flops - before);
-            }
-            Ok(())
-        })
+    on_meta(model, rank, mesh, |device| {
+        let (batch, mut input, mut costs) = (batch(device)?, None, Vec::new());
+        for stage in &stages {
+            let before = device.work().flops;
+            input = match model.forward(stage, input.take(), &batch, compute)? {
+                Flow::Next { stream, .. } => Some(stream),
+                Flow::Loss(_) => None,
+            };
+            costs.push(device.work().flops - before);
+        }
+        Ok(costs)
+    })
+}
+
+/// Calls `body` as `rank` of `mesh` on a meta device, on which `model` has values meanwhile. Ranks send
+/// nothing.
+fn on_meta<M: Model, T>(
+    model: &M,
+    rank: &dyn Rank,
+    mesh: &Mesh,
+    body: impl FnOnce(&Device) -> Result<T>,
+) -> Result<T> {
+    let (values, mut result) = (Values::take(model), None);
+    let traced = Plan::new(rank.world_size())?.trace(rank.rank(), |rank| -> Result<()> {
+        result = Some(Redistributor::new(rank).run_on(mesh, || {
+            model.materialize(rank.device(), 0)?;
+            body(rank.device())
+        })?);
+        Ok(())
     });
     values.restore();
-    passed.map(|_| costs)
+    traced?;
+    result.ok_or_else(no_batch)
 }
 
 impl<S> Boundary<S> {

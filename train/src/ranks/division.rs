@@ -257,21 +257,24 @@ impl Division {
             let parallel = DataParallel::new(rank, &self.mesh, strategy);
             return self.give_homes(parallel, model, model).map(|()| None);
         };
-        let cut = self.cut(model, axis)?;
+        let cut = self.cut(model, rank, axis)?;
         let compute = configured::compute(&self.train);
         let batch = |meta: &Device| self.batch_of_zeros(meta);
-        let pipeline = Pipeline::learn(&cut, rank.world_size(), model, compute, batch)?;
+        let pipeline = Pipeline::learn(&cut, rank, model, compute, batch)?;
         let part = model.part(&cut.own_stages())?;
         let mut parallel = DataParallel::of_stage(rank, &self.whole, axis, strategy.clone())?;
-        for (module, ranks) in pipeline.tied() {
-            parallel = parallel.tied(&module, strategy.clone(), &ranks);
+        for (module, ranks) in &pipeline.tied {
+            parallel = parallel.tied(module, strategy.clone(), ranks);
         }
         self.give_homes(parallel, &part, model)?;
         Ok(Some((part, pipeline)))
     }
 
     /// The stages of `model` along `axis`.
-    fn cut<M: Model<Batch = TokenBatch>>(&self, model: &M, axis: &str) -> Result<Cut> {
+    fn cut<M>(&self, model: &M, rank: &dyn Rank, axis: &str) -> Result<Cut>
+    where
+        M: Model<Batch = TokenBatch>,
+    {
         let (choice, layers) = (self.pipeline.choice()?, model.layers());
         let of_file = match &choice {
             ScheduleChoice::File(path) => Some(read_schedule(path)?),
@@ -281,7 +284,7 @@ impl Division {
         let stages = stages.unwrap_or_else(|| self.stage_count(&choice));
         let compute = configured::compute(&self.train);
         let batch = |meta: &Device| self.batch_of_zeros(meta);
-        let flops = || flops(model, (&self.mesh, self.rank), compute, batch);
+        let flops = || flops(model, rank, &self.mesh, compute, batch);
         let sizes = match self.pipeline.split.is_empty() {
             true => balanced(&flops()?, stages),
             false => self.pipeline.split.clone(),

@@ -191,7 +191,7 @@ fn divided(case: &Case, rank: &dyn Rank, cut: &Cut) -> Result<Trainer<Qwen3>> {
     model.plan(&parallelism)?.apply(&model, rank.rank())?;
     let compute = small::compute(false, case.checkpointing);
     let batch = |meta: &Device| case.batch(meta, 0, true);
-    let pipeline = Pipeline::learn(cut, rank.world_size(), &model, compute, batch)?;
+    let pipeline = Pipeline::learn(cut, rank, &model, compute, batch)?;
     let model = model.part(&cut.own_stages())?;
     let strategy = (case.strategy)();
     let mut parallel = DataParallel::of_stage(rank, &mesh(case.mesh), "pp", strategy.clone())?;
