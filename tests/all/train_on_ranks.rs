@@ -402,10 +402,16 @@ fn damage_that_one_rank_sees_is_skipped_by_all() {
 /// with the bits of a run that nothing interrupted.
 #[test]
 fn killed_ranks_lose_nothing_that_was_saved() {
+    for mesh in ["parallel.dp_shard=3", "parallel.pp=3"] {
+        kill_ranks(mesh);
+    }
+}
+
+fn kill_ranks(mesh: &str) {
     let repetitions: u64 = std::env::var(KILLS).map_or(2, |count| count.parse().unwrap());
     let dir = TestDir::with_run(CONFIG);
-    let sets =
-        ["--set", "train.steps=60", "--set", "log.tensorboard=false", "--set", "sample.every=0"];
+    let sets = ["train.steps=60", "log.tensorboard=false", "sample.every=0", mesh];
+    let sets = sets.map(|set| ["--set", set]).concat();
     let in_run = |run: &'static str| [&["--run-dir", run], &sets[..]].concat();
     Output::of(&mut launch(&dir, "3", &in_run("whole"))).success();
 
@@ -435,7 +441,7 @@ fn killed_ranks_lose_nothing_that_was_saved() {
     Output::of(&mut launch(&dir, "3", &in_run("run"))).success();
     compare_and_remove(&dir);
     assert!(killed > 0 && resumed > 0, "{killed} killed, {resumed} resumed");
-    println!("{killed} ranks were killed, and {resumed} runs resumed from a whole checkpoint");
+    println!("{mesh}: {killed} ranks were killed, {resumed} runs resumed from a whole checkpoint");
 }
 
 /// Compares the finished run with the uninterrupted one, and removes it.
