@@ -1,5 +1,6 @@
 //! A model in training, as in a loop that a user would write, and the optimizer of the benches.
 
+use meshgrad::collectives::full_concat;
 use meshgrad::models::{Compute, Model, TokenBatch};
 use meshgrad::prelude::*;
 use meshgrad::train::config::{Algorithm, OptimizerConfig};
@@ -51,7 +52,8 @@ impl Learner {
         let (optimizer, norm) =
             seconds(|| self.optimizer.step(&loss.weight, self.step, LEARNING_RATE));
         norm?;
-        let mean = f64::from(loss.sum.item::<f32>()? / loss.weight.item::<f32>()?);
-        Ok((mean, [forward, backward, optimizer]))
+        // On ranks, each has a part of both.
+        let sums = full_concat(&[&loss.sum, &loss.weight])?.to_vec::<f32>()?;
+        Ok((f64::from(sums[0] / sums[1]), [forward, backward, optimizer]))
     }
 }
