@@ -1,15 +1,16 @@
 //! The update of a model after backward: gradient norm, clipping, and a step of any update rule.
 
-use std::sync::Arc;
+use std::collections::HashMap;
 
 use meshgrad_autograd::{Grads, Module, Param, end_pass};
-use meshgrad_collectives::{Collectives, Communicator, Reduction, full_tensor};
-use meshgrad_error::ensure;
+use meshgrad_collectives::full_tensor;
+use meshgrad_error::{ensure, error};
 use meshgrad_runtime::ops::{self, StepScalars};
 use meshgrad_runtime::{DType, Device, Kind, Tensor};
 
 use crate::config::OptimizerConfig;
 use crate::optim::{Ema, OptimizerPart, OptimizerState, UpdateRule, count_skipped, parts, unless};
+use crate::pipeline::ParamsOfStages;
 use crate::{Result, configured, tree};
 
 /// Updates a model's parameters: gradients are divided by the weight of the loss, clipped by their
@@ -22,8 +23,8 @@ pub struct Optimizer {
     grads: Grads,
     ema: Option<Ema>,
     max_grad_norm: f64,
-    /// All ranks that share in the model, if this one may have no parameters.
-    ranks: Option<Arc<dyn Communicator>>,
+    /// The parameters of all stages, if this rank has only some.
+    stages: Option<ParamsOfStages>,
     /// The values that change from step to step are scalars on the device, f32.
     learning_rate: Tensor,
     step: Tensor,
@@ -73,7 +74,7 @@ impl Optimizer {
             grads: Grads::new(&model.trained())?,
             ema: None,
             max_grad_norm,
-            ranks: None,
+            stages: None,
             learning_rate: scalar()?,
             step: scalar()?,
             skipped: None,
@@ -139,21 +140,16 @@ impl Optimizer {
         result
     }
 
-    /// Among `ranks`, all that share in the model: this one takes part in the norm also if it has no
-    /// parameters.
-    pub(crate) fn among(self, ranks: Arc<dyn Communicator>) -> Optimizer {
-        Optimizer { ranks: Some(ranks), ..self }
+    /// Of a part of the parameters of `stages`, whose gradients have one norm.
+    pub(crate) fn part_of(self, stages: Option<ParamsOfStages>) -> Optimizer {
+        Optimizer { stages, ..self }
     }
 
     /// The global norm of the gradients.
     fn norm(&mut self) -> Result<Tensor> {
-        match &self.ranks {
-            Some(ranks) if self.grads.params().next().is_none() => {
-                let own = ops::full(self.step.device(), &[], DType::F64, 0.0)?.local();
-                let squares = ranks.all_reduce(&own, Reduction::Sum)?.wait()?;
-                ops::cast(&ops::sqrt(&squares)?, DType::F32)
-            }
-            _ => self.grads.norm(),
+        match &self.stages {
+            Some(stages) => stages.norm(&self.grads.all()?, self.step.device()),
+            None => self.grads.norm(),
         }
     }
 
@@ -248,16 +244,22 @@ impl Optimizer {
         self.scale.as_ref()
     }
 
-    /// As [`Optimizer::apply`] with `gradients` of the parameters in their order, in place of its
-    /// own, and their norm in the order of [`tree`].
+    /// As [`Optimizer::apply`] with `gradients`, in place of its own, and their norm in the order of
+    /// [`tree`].
     pub(crate) fn apply_in_tree_order(
         &mut self,
         gradients: Vec<(Param, Tensor)>,
         weight: &Tensor,
     ) -> Result<Tensor> {
-        let norm = tree::norm(&gradients)?;
-        let gradients = gradients.iter().map(|(_, gradient)| gradient);
-        self.update(gradients, weight, &norm, None)
+        let norm = tree::norm(&gradients, self.stages.as_ref(), self.step.device())?;
+        let mut by_id: HashMap<_, _> =
+            gradients.into_iter().map(|(param, gradient)| (param.id(), gradient)).collect();
+        let ordered = self.grads.params().map(|param| {
+            let of = by_id.remove(&param.id());
+            of.ok_or_else(|| error!(Invalid, "no stage uses `{}`; freeze it", param.name()))
+        });
+        let ordered: Vec<Tensor> = ordered.collect::<Result<_>>()?;
+        self.update(ordered.iter(), weight, &norm, None)
     }
 
     /// Updates the parameters with gradients whose norm is `norm`. Returns that of their mean.

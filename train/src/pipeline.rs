@@ -4,6 +4,7 @@
 //! - `pass_order.rs`: the schedule.
 //! - `learned.rs`: what flows between stages, learnt from a pass without data.
 //! - `links.rs`: messages between stages.
+//! - `norm.rs`: the norm of the gradients of all stages.
 //! - `split.rs`: cuts of about equal cost.
 //! - `text.rs`: text from all stages.
 //! - `passes.rs`: the passes of a step, which interpret the actions of a program.
@@ -11,6 +12,7 @@
 mod cut;
 mod learned;
 mod links;
+mod norm;
 mod pass_order;
 mod passes;
 mod split;
@@ -19,6 +21,7 @@ mod text;
 pub use cut::Cut;
 pub use learned::Pipeline;
 pub(crate) use learned::flops;
+pub(crate) use norm::ParamsOfStages;
 pub use pass_order::PassOrder;
 pub(crate) use passes::Passes;
 pub(crate) use split::{balanced, costs};

@@ -97,6 +97,13 @@ impl ReducedSums {
         ReducedSums { flat, ..like }
     }
 
+    /// As the sums of `stage`, the only one of them.
+    pub(crate) fn of_stage(self, stage: usize) -> Result<StepSums> {
+        let [sum, weight] = [ops::reshape(&self.flat.slice(0, 0..1)?, &[])?, self.weight()?];
+        let statistics = BTreeMap::from([(stage, self.statistics()?)]);
+        Ok(StepSums { loss: Some([sum, weight]), statistics })
+    }
+
     /// The sums of a pipeline whose stages have statistics of `shapes`. This rank has the stages
     /// `own`, whose sums `self` are. `add` adds the values of all ranks of the pipeline.
     pub(crate) fn over_stages(

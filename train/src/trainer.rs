@@ -1,5 +1,6 @@
 //! Training steps and validation passes of any [`Model`]. The caller writes the loop.
 
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 use meshgrad_autograd::Param;
@@ -15,7 +16,7 @@ use crate::pipeline::{Passes, Pipeline, StagedText};
 use crate::schedule::Schedule;
 use crate::sleep::{Kept, KeptTensors};
 use crate::sums::{PendingSums, ReducedSums, StepSums, no_batch};
-use crate::tree::{TreeSum, sum_of_values};
+use crate::tree::{StageTree, sum_of_values};
 use crate::{Result, configured};
 
 /// A model, its optimizer, and the state of a training step.
@@ -126,10 +127,8 @@ impl<M: Model> TrainerBuilder<M> {
             None => Optimizer::new(&model, device, &config.optimizer, config.train.seed)?,
         };
         let pipeline = pipeline.unwrap_or_else(|| Pipeline::whole(&model));
-        let optimizer = match pipeline.ranks()? {
-            Some(ranks) => optimizer.among(ranks),
-            None => optimizer,
-        };
+        pipeline.check_reduction(config.train.reduction)?;
+        let optimizer = optimizer.part_of(pipeline.all_params()?);
         let schedule = match schedule {
             Some(schedule) => schedule,
             None => Box::new(config.schedule.of_run(config.train.steps)?),
@@ -257,7 +256,7 @@ impl<M: Model> Trainer<M> {
         passes.expect(count);
         let (grads, mut sums) = (self.optimizer.grads(), StepSums::default());
         for action in &program.ranks()[pipeline.own()] {
-            if let Some(of_batch) = passes.apply(*action, grads)? {
+            if let Some((_, of_batch)) = passes.apply(*action, grads)? {
                 sums.add(of_batch)?;
             }
         }
@@ -265,34 +264,33 @@ impl<M: Model> Trainer<M> {
         Ok(GradientsAndSums { sums: pipeline.reduced(&sums, &self.device)?, gradients: None })
     }
 
-    /// Adds the gradients of the microbatches in a tree. Each is reduced by itself.
+    /// Adds the gradients of the microbatches in a tree for each stage. Each is reduced by itself.
     fn add_in_tree(
         &mut self,
         microbatches: impl ExactSizeIterator<Item = Result<M::Batch>>,
     ) -> Result<GradientsAndSums> {
-        let pipeline = &self.pipeline;
+        let (pipeline, device) = (&self.pipeline, &self.device);
         let program = pipeline.program(microbatches.len())?;
-        let (mut sums, mut gradients) = (TreeSum::default(), TreeSum::default());
-        let (params, mut last) = (self.model.trained(), None);
+        let mut stages: BTreeMap<usize, StageTree> = BTreeMap::new();
         let mut passes = Passes::new(&self.model, pipeline, self.compute, microbatches);
         let grads = self.optimizer.grads();
         for action in &program.ranks()[pipeline.own()] {
             passes.expect(1);
-            let Some(of_batch) = passes.apply(*action, grads)? else {
-                continue;
-            };
-            let of_batch = pipeline.reduced(&of_batch, &self.device)?;
-            sums.add(std::slice::from_ref(of_batch.flat()))?;
-            gradients.add(&grads.take(&params)?)?;
-            last = Some(of_batch);
+            if let Some((pass, sums)) = passes.apply(*action, grads)? {
+                let gradients = grads.take(pipeline.params(pass.stage))?;
+                let stage = stages.entry(pass.stage).or_default();
+                stage.add(pass.microbatch, sums.reduced(device)?, &gradients)?;
+            }
         }
-        let like = last.ok_or_else(no_batch)?;
-        let sum = sums.finish()?.into_iter().flatten().next().ok_or_else(no_batch)?;
-        let gradients = gradients.finish()?.unwrap_or_default();
-        Ok(GradientsAndSums {
-            sums: ReducedSums::with(sum, like),
-            gradients: Some(params.into_iter().zip(gradients).collect()),
-        })
+        passes.finish()?;
+        let (mut sums, mut gradients) = (StepSums::default(), Vec::new());
+        for (number, stage) in stages {
+            let (of_stage, its) = stage.finish()?;
+            sums.add(of_stage.of_stage(number)?)?;
+            gradients.extend(pipeline.params(number).iter().cloned().zip(its));
+        }
+        let sums = pipeline.reduced(&sums, device)?;
+        Ok(GradientsAndSums { sums, gradients: Some(gradients) })
     }
 
     /// Runs the optimizer and clears the gradients. Returns their norm.

@@ -5,45 +5,89 @@
 //! largest power of two below n. Collectives sum the ranks of a pass in the same tree
 //! ([`meshgrad_comm`]), so the lowest levels are theirs if the number of ranks is a power of two.
 
-use meshgrad_autograd::{KeptRows, Param};
-use meshgrad_runtime::{DType, Kind, Tensor, ops};
+use std::collections::{BTreeMap, HashMap};
+
+use meshgrad_autograd::Param;
+use meshgrad_runtime::{DType, Device, Kind, Tensor, ops};
 
 use crate::Result;
-use crate::sums::no_batch;
+use crate::pipeline::ParamsOfStages;
+use crate::sums::{ReducedSums, no_batch};
 
-/// A running sum of lists of tensors in the order of the tree. Holds one list for each one in the
-/// binary number of what was added.
+/// A running sum of numbered lists of tensors in the order of the tree. If they are added in ascending
+/// order, it holds one list for each one in the binary number of what was added.
 #[derive(Default)]
 pub(crate) struct TreeSum {
-    /// Sums of 1, 2, 4, ... consecutive lists; the later ones have fewer.
-    levels: Vec<Option<Vec<Tensor>>>,
+    /// Sums of 2^level consecutive lists, and their level, by the number of the first list.
+    ranges: BTreeMap<usize, (u32, Vec<Tensor>)>,
 }
 
 impl TreeSum {
-    /// Adds a list, and does not keep its tensors.
-    pub(crate) fn add(&mut self, values: &[Tensor]) -> Result<()> {
-        let mut sum: Option<Vec<Tensor>> = None;
-        for level in &mut self.levels {
-            let Some(earlier) = level.take() else {
-                *level = Some(kept(sum, values)?);
-                return Ok(());
-            };
-            sum = Some(added(&earlier, sum.as_deref().unwrap_or(values))?);
+    /// Adds list `number`, and does not keep its tensors. Each number is added once.
+    pub(crate) fn add(&mut self, number: usize, values: &[Tensor]) -> Result<()> {
+        let (mut start, mut level, mut sum) = (number, 0, None);
+        while let Some(other) = self.take(start ^ (1 << level), level) {
+            let own = sum.as_deref().unwrap_or(values);
+            sum = Some(match start >> level & 1 {
+                0 => added(own, &other)?,
+                _ => added(&other, own)?,
+            });
+            start &= !(1 << level);
+            level += 1;
         }
-        self.levels.push(Some(kept(sum, values)?));
+        self.ranges.insert(start, (level, kept(sum, values)?));
         Ok(())
+    }
+
+    /// The sum of 2^level lists from `start` on, if it is complete.
+    fn take(&mut self, start: usize, level: u32) -> Option<Vec<Tensor>> {
+        let (of, _) = self.ranges.get(&start)?;
+        if *of != level {
+            return None;
+        }
+        self.ranges.remove(&start).map(|(_, sum)| sum)
     }
 
     /// The sum; `None` if nothing was added.
     pub(crate) fn finish(self) -> Result<Option<Vec<Tensor>>> {
         let mut sum: Option<Vec<Tensor>> = None;
-        for earlier in self.levels.into_iter().flatten() {
+        for (_, earlier) in self.ranges.into_values().rev() {
             sum = Some(match sum {
                 None => earlier,
                 Some(later) => added(&earlier, &later)?,
             });
         }
         Ok(sum)
+    }
+}
+
+/// The sums and gradients of a stage.
+#[derive(Default)]
+pub(crate) struct StageTree {
+    sums: TreeSum,
+    gradients: TreeSum,
+    last: Option<ReducedSums>,
+}
+
+impl StageTree {
+    /// Adds those of microbatch `number`.
+    pub(crate) fn add(
+        &mut self,
+        number: usize,
+        sums: ReducedSums,
+        gradients: &[Tensor],
+    ) -> Result<()> {
+        self.sums.add(number, std::slice::from_ref(sums.flat()))?;
+        self.gradients.add(number, gradients)?;
+        self.last = Some(sums);
+        Ok(())
+    }
+
+    /// The sums and the gradients of all microbatches.
+    pub(crate) fn finish(self) -> Result<(ReducedSums, Vec<Tensor>)> {
+        let sum = self.sums.finish()?.into_iter().flatten().next();
+        let (sum, last) = sum.zip(self.last).ok_or_else(no_batch)?;
+        Ok((ReducedSums::with(sum, last), self.gradients.finish()?.unwrap_or_default()))
     }
 }
 
@@ -74,33 +118,42 @@ pub(crate) fn sum_of_values(values: &[f32]) -> f32 {
 }
 
 /// The L2 norm of gradients: the squares of each row of a parameter are summed first, then the rows of
-/// all parameters, in order. A parameter with a home has the rows of this rank; all ranks call this.
-/// An f32 scalar without a sharding.
+/// all parameters, in order; on a rank of a pipeline, of those of `stages`. A parameter with a home has
+/// the rows of this rank; all ranks call this. An f32 scalar without a sharding.
 ///
 /// # Errors
 /// Errors of the ops and of the communication.
-pub(crate) fn norm(gradients: &[(Param, Tensor)]) -> Result<Tensor> {
-    let (_, first) = gradients.first().ok_or_else(no_batch)?;
-    let kept: Vec<KeptRows> = gradients.iter().map(|(param, _)| param.kept()).collect();
-    let shape = [kept.iter().map(KeptRows::count_of_all).sum()];
-    let squares = Tensor::zeros(first.device(), &shape, first.dtype(), Kind::Gradient)?;
-
-    let mut before = 0;
-    for (kept, (_, gradient)) in kept.iter().zip(gradients) {
-        let rows = kept.rows();
+pub(crate) fn norm(
+    gradients: &[(Param, Tensor)],
+    stages: Option<&ParamsOfStages>,
+    device: &Device,
+) -> Result<Tensor> {
+    let (mut starts, mut end) = (HashMap::new(), 0);
+    let own = gradients.iter().map(|(param, _)| (param.name(), param.kept().count_of_all()));
+    let rows = stages.map_or_else(|| own.collect(), ParamsOfStages::rows);
+    for (name, count) in rows {
+        starts.insert(name, end);
+        end += count;
+    }
+    let dtype = gradients.first().map(|(_, gradient)| gradient.dtype());
+    let dtype = stages.map_or(dtype, |stages| Some(stages.dtype())).ok_or_else(no_batch)?;
+    let squares = Tensor::zeros(device, &[end], dtype, Kind::Gradient)?;
+    for (param, gradient) in gradients {
+        let (kept, start) = (param.kept(), starts.get(param.name()).copied());
+        let (start, rows) = (start.ok_or_else(no_batch)?, kept.rows());
         if kept.is_first_copy() && !rows.is_empty() {
             let gradient = ops::reshape(&gradient.local(), &kept.by_row())?;
             let of_rows = ops::sum(&ops::mul(&gradient, &gradient)?, &[1])?;
-            let place = squares.slice(0, before + rows.start..before + rows.end)?;
+            let place = squares.slice(0, start + rows.start..start + rows.end)?;
             ops::copy_into(&of_rows, &place)?;
         }
-        before += kept.count_of_all();
     }
     let unit = gradients.iter().find_map(|(param, _)| Some(param.home()?.unit()));
     // Each row is on one rank, and zero on the others.
-    let squares = match unit {
-        Some(unit) => unit.sum(&squares)?,
-        None => squares,
+    let squares = match (stages, unit) {
+        (Some(stages), _) => stages.sum(&squares)?,
+        (None, Some(unit)) => unit.sum(&squares)?,
+        (None, None) => squares,
     };
     let norm = ops::sqrt(&ops::sum(&squares, &[0])?)?;
     ops::cast(&norm, DType::F32)
@@ -108,11 +161,10 @@ pub(crate) fn norm(gradients: &[(Param, Tensor)]) -> Result<Tensor> {
 
 #[cfg(test)]
 mod tests {
-    use meshgrad_runtime::Device;
-
     use super::*;
 
-    /// Sums of lists and of host values have the order of the tree, whatever the count.
+    /// Sums of lists and of host values have the order of the tree, whatever the count and the order of
+    /// what is added.
     #[test]
     fn any_count_is_summed_in_the_order_of_the_tree() {
         let device = Device::cpu();
@@ -121,13 +173,18 @@ mod tests {
         assert_eq!(tree(&[1e8, 1.0, -1e8]), (1e8 + 1.0) - 1e8);
         for count in 1..40 {
             let values: Vec<f32> = (0..count).map(value).collect();
-            let mut sum = TreeSum::default();
-            for value in &values {
-                let value = Tensor::scalar(&device, *value).unwrap();
-                sum.add(&[value]).unwrap();
+            let ascending: Vec<usize> = (0..count).collect();
+            let others = ascending.iter().map(|at| if *at ^ 1 < count { at ^ 1 } else { *at });
+            let orders = [others.collect(), ascending.iter().rev().copied().collect(), ascending];
+            for order in orders {
+                let mut sum = TreeSum::default();
+                for at in &order {
+                    let value = Tensor::scalar(&device, values[*at]).unwrap();
+                    sum.add(*at, &[value]).unwrap();
+                }
+                let sum = sum.finish().unwrap().unwrap();
+                assert_eq!(sum[0].item::<f32>().unwrap(), tree(&values), "{order:?}");
             }
-            let sum = sum.finish().unwrap().unwrap();
-            assert_eq!(sum[0].item::<f32>().unwrap(), tree(&values), "{count}");
         }
         assert!(TreeSum::default().finish().unwrap().is_none());
     }

@@ -49,9 +49,9 @@ pub const KEYS: &[Meaning] = &[
     ("train.check_memory", "refuse a run that needs more memory than is free"),
     (
         "train.reduction",
-        "`sum`, or `tree`: the same bits for any number of data-parallel ranks that is a power of two. \
-         With auxiliary losses, only runs with equally many data-parallel ranks have the same bits. One \
-         sequence per pass and rank, so slower",
+        "`sum`, or `tree`: the same bits for any number of data-parallel ranks that is a power of two, and \
+         of stages. With auxiliary losses, only runs with equally many data-parallel ranks have the same \
+         bits. One sequence per pass and rank, so slower",
     ),
     ("parallel.dp_replicate", "replicas of the parameters, with different sequences"),
     (

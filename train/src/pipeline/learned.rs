@@ -4,17 +4,18 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use meshgrad_autograd::{Param, Tape, Values, Var, Vars};
-use meshgrad_collectives::{
-    Collectives, Communicator, Rank, Redistributor, Reduction, communicator,
-};
+use meshgrad_collectives::{Collectives, Rank, Redistributor, Reduction, communicator};
 use meshgrad_comm::Plan;
+use meshgrad_error::bail;
 use meshgrad_mesh::{Mesh, Sharding};
 use meshgrad_models::{Compute, Flow, Model, Stage};
 use meshgrad_pipeline::{Placement, Program};
-use meshgrad_runtime::{Device, Shape, Tensor};
+use meshgrad_runtime::{DType, Device, Shape, Tensor};
 
 use super::cut::{Cut, evaluation};
+use super::norm::ParamsOfStages;
 use crate::Result;
+use crate::config::SumOrder;
 use crate::sums::{ReducedSums, StepSums, no_batch};
 
 /// The stages of a model on this rank, and what flows between them.
@@ -27,9 +28,12 @@ pub struct Pipeline<S> {
     pub(super) boundaries: Arc<Vec<Boundary<S>>>,
     /// By stage of this rank. The parameters that it uses.
     params: BTreeMap<usize, Vec<Param>>,
-    /// Modules of parameters that stages of several ranks use, and these ranks along the axis of the
-    /// pipeline.
+    /// Modules of parameters that several stages use, and their ranks along the axis of the pipeline.
     pub(crate) tied: Vec<(String, Vec<usize>)>,
+    /// The trained parameters of the whole model, with their numbers of rows.
+    rows: Vec<(String, usize)>,
+    /// Of their gradients.
+    dtype: DType,
     /// By stage.
     statistics: Vec<Vec<Shape>>,
     /// Whether the whole model has buffers.
@@ -55,6 +59,8 @@ impl<S: Vars + Clone> Pipeline<S> {
             boundaries: Arc::default(),
             params: BTreeMap::from([(0, model.trained())]),
             tied: Vec::new(),
+            rows: Vec::new(),
+            dtype: DType::F32,
             statistics: vec![Vec::new()],
             has_buffers: !model.buffers().is_empty(),
         }
@@ -73,12 +79,16 @@ impl<S: Vars + Clone> Pipeline<S> {
         compute: Compute,
         batch: impl FnOnce(&Device) -> Result<M::Batch>,
     ) -> Result<Pipeline<S>> {
+        let trained = model.trained();
+        let rows = |param: &Param| (param.name().to_owned(), param.kept().count_of_all());
         let mut pipeline = Pipeline {
             cut: Some(cut.clone()),
             stages: cut.stages().to_vec(),
             boundaries: Arc::default(),
             params: BTreeMap::new(),
             tied: Vec::new(),
+            rows: trained.iter().map(rows).collect(),
+            dtype: trained.first().map_or(DType::F32, Param::gradient_dtype),
             statistics: Vec::new(),
             has_buffers: !model.buffers().is_empty(),
         };
@@ -105,8 +115,7 @@ impl<S: Vars + Clone> Pipeline<S> {
             let (trained, rank) = (model.trained().into_iter(), cut.placement().rank_of(number));
             let used: Vec<Param> = trained.filter(|param| tape.uses(param)).collect();
             for param in &used {
-                let ranks = users.entry(param.name().to_owned()).or_default();
-                ranks.extend((!ranks.contains(&rank)).then_some(rank));
+                users.entry(param.name().to_owned()).or_default().push(rank);
             }
             if rank == cut.own {
                 self.params.insert(number, used);
@@ -126,10 +135,13 @@ impl<S: Vars + Clone> Pipeline<S> {
             };
             self.statistics.push(statistics.iter().map(Tensor::global_shape).collect());
         }
-        let module =
-            |name: &str| name.rsplit_once('.').map_or(name, |(module, _)| module).to_owned();
         let tied = users.into_iter().filter(|(_, ranks)| ranks.len() > 1);
-        self.tied = tied.map(|(name, ranks)| (module(&name), ranks)).collect();
+        let tied = tied.map(|(name, mut ranks)| {
+            ranks.sort_unstable();
+            ranks.dedup();
+            (module(&name).to_owned(), ranks)
+        });
+        self.tied = tied.collect();
         self.boundaries = Arc::new(boundaries);
         Ok(())
     }
@@ -160,18 +172,45 @@ impl<S: Vars + Clone> Pipeline<S> {
         self.cut.as_ref().map_or(0, |cut| cut.own)
     }
 
-    /// All ranks of all stages; `None` for the whole model on one rank.
-    pub(crate) fn ranks(&self) -> Result<Option<Arc<dyn Communicator>>> {
+    /// Checks that gradients of each stage can be summed in the order `reduction`.
+    pub(crate) fn check_reduction(&self, reduction: SumOrder) -> Result<()> {
+        match (reduction, self.tied.first()) {
+            (SumOrder::Tree, Some((module, _))) => bail!(
+                Invalid,
+                "train.reduction: \"tree\" does not support `{module}`, which several stages of the \
+                 pipeline share; untie it, or use \"sum\""
+            ),
+            _ => Ok(()),
+        }
+    }
+
+    /// The trained parameters of all stages; `None` for the whole model on one rank.
+    pub(crate) fn all_params(&self) -> Result<Option<ParamsOfStages>> {
         let Some(Cut { mesh, .. }) = &self.cut else {
             return Ok(None);
         };
         let axes: Vec<&str> = mesh.axes().iter().map(|axis| axis.name()).collect();
-        communicator(mesh, axes).map(Some)
+        let ranks = communicator(mesh, axes)?;
+        Ok(Some(ParamsOfStages::new(ranks, self.rows.clone(), self.dtype)))
     }
 
     /// The parameters of a stage of this rank.
     pub(crate) fn params(&self, stage: usize) -> &[Param] {
         self.params.get(&stage).map_or(&[], Vec::as_slice)
+    }
+
+    /// Modules to make units of so that no unit has parameters of two stages of this rank, if others
+    /// are the modules that match `units`.
+    pub(crate) fn further_units(&self, units: &[String]) -> Vec<String> {
+        let is_in = |name: &str, unit: &String| {
+            let mut parts = unit.split('.').zip(name.split('.'));
+            parts.all(|(pattern, part)| pattern == "*" || pattern == part)
+        };
+        let last = self.params.keys().next_back();
+        let others = self.params.iter().filter(|(stage, _)| Some(*stage) != last);
+        let params = others.flat_map(|(_, params)| params);
+        let params = params.filter(|param| !units.iter().any(|unit| is_in(param.name(), unit)));
+        params.map(|param| module(param.name()).to_owned()).collect()
     }
 
     /// The stages of this rank.
@@ -193,6 +232,11 @@ impl<S: Vars + Clone> Pipeline<S> {
             stages.all_reduce(flat, Reduction::Sum)?.wait()
         })
     }
+}
+
+/// The module of a parameter.
+fn module(param: &str) -> &str {
+    param.rsplit_once('.').map_or(param, |(module, _)| module)
 }
 
 /// The FLOPs of the forward pass of what is before the layers of a model, of each layer, and of what

@@ -88,8 +88,12 @@ impl<'t, M: Model, B: Iterator<Item = Result<M::Batch>>> Passes<'t, M, B> {
         }
     }
 
-    /// Runs an action. Returns the sums of a microbatch and stage whose last pass it is.
-    pub(crate) fn apply(&mut self, action: Action, grads: &mut Grads) -> Result<Option<StepSums>> {
+    /// Runs an action. If it is the last pass of a microbatch and stage, returns it with their sums.
+    pub(crate) fn apply(
+        &mut self,
+        action: Action,
+        grads: &mut Grads,
+    ) -> Result<Option<(Pass, StepSums)>> {
         let sums = match action {
             Action::Compute(pass) => self.compute(pass, grads),
             Action::Overlapped(forward, backward) => {
@@ -118,7 +122,7 @@ impl<'t, M: Model, B: Iterator<Item = Result<M::Batch>>> Passes<'t, M, B> {
         }
     }
 
-    fn compute(&mut self, pass: Pass, grads: &mut Grads) -> Result<Option<StepSums>> {
+    fn compute(&mut self, pass: Pass, grads: &mut Grads) -> Result<Option<(Pass, StepSums)>> {
         let key = (pass.stage, pass.microbatch);
         match pass.op {
             Op::Forward => {
@@ -133,7 +137,7 @@ impl<'t, M: Model, B: Iterator<Item = Result<M::Batch>>> Passes<'t, M, B> {
                 let inputs: Vec<&Var> = inputs.iter().collect();
                 let gradients = tape.backward_with(&roots, &inputs, grads)?;
                 self.pass_back(pass, gradients)?;
-                Ok(Some(sums))
+                Ok(Some((pass, sums)))
             }
             Op::BackwardInput => {
                 let (Forward { inputs, outputs, sums }, tape, roots) = self.recorded(pass)?;
@@ -148,7 +152,7 @@ impl<'t, M: Model, B: Iterator<Item = Result<M::Batch>>> Passes<'t, M, B> {
                 let (weights, sums) = self.later.remove(&key).ok_or_else(|| too_early(pass))?;
                 self.announce(pass.stage, grads);
                 weights.run(grads)?;
-                Ok(Some(sums))
+                Ok(Some((pass, sums)))
             }
         }
     }

@@ -153,7 +153,6 @@ impl Division {
         let parts = self.batch_parts();
         let problem = match () {
             () if !self.tensor.is_empty() => "does not support parallel.tp".to_owned(),
-            () if self.stages.is_some() => "does not support parallel.pp".to_owned(),
             () if !parts.is_power_of_two() => {
                 format!("needs a power of two of data-parallel ranks, not {parts}")
             }
@@ -263,8 +262,14 @@ impl Division {
         let pipeline = Pipeline::learn(&cut, rank, model, compute, batch)?;
         let part = model.part(&cut.own_stages())?;
         let mut parallel = DataParallel::of_stage(rank, &self.whole, axis, strategy.clone())?;
-        for (module, ranks) in &pipeline.tied {
+        for (module, ranks) in pipeline.tied.iter().filter(|(_, ranks)| ranks.len() > 1) {
             parallel = parallel.tied(module, strategy.clone(), ranks);
+        }
+        if self.train.reduction == SumOrder::Tree {
+            // The gradients of a stage are taken when those of another are in the middle of a pass.
+            for module in pipeline.further_units(&model.units()) {
+                parallel = parallel.unit(&module, strategy.clone());
+            }
         }
         self.give_homes(parallel, &part, model)?;
         Ok(Some((part, pipeline)))

@@ -78,7 +78,11 @@ impl Communicator for Faulty {
 
     fn start(&self, call: Request, mut operands: Operands) -> Result<Pending<Option<Tensor>>> {
         let Some(input) = operands.input.take() else {
-            return self.inner.start(call, operands);
+            let started = self.inner.start(call, operands)?;
+            return match self.fault {
+                Planted::TiedTwice => twice(started),
+                _ => Ok(started),
+            };
         };
         let mut first = self.first.lock().unwrap();
         operands.input = Some(match (self.fault, &*first) {
@@ -87,11 +91,19 @@ impl Communicator for Faulty {
             (Planted::StaleActivation, Some(first)) if first.shape() == input.shape() => {
                 first.clone()
             }
-            (Planted::TiedTwice, _) => ops::affine(&input, 2.0, 0.0)?,
             _ => input.clone(),
         });
         first.get_or_insert(input);
         drop(first);
         self.inner.start(call, operands)
     }
+}
+
+/// What was reduced in place, added twice.
+fn twice(reduced: Pending<Option<Tensor>>) -> Result<Pending<Option<Tensor>>> {
+    let sum = reduced.wait()?;
+    if let Some(sum) = &sum {
+        ops::copy_into(&ops::affine(&sum.local(), 2.0, 0.0)?, sum)?;
+    }
+    Ok(Pending::by_host(move || Ok(sum)))
 }

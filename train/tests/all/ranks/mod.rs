@@ -217,7 +217,7 @@ fn save_again(
 #[test]
 fn degrees_that_do_not_fit_are_refused() {
     let place = Place::moe();
-    let cases: [(On, &str); 8] = [
+    let cases: [(On, &str); 7] = [
         (
             On { ranks: 2, sets: &["parallel.pp=2", "pipeline.stages_per_rank=2"] },
             "pipeline.schedule: 1f1b needs one stage per rank, but got 4 stages on 2 ranks; use 2 \
@@ -232,10 +232,6 @@ fn degrees_that_do_not_fit_are_refused() {
             On { ranks: 2, sets: &["parallel.pp=2", "pipeline.split=[2, 1]"] },
             "pipeline.split: [2, 1] are not the 2 layers of the model; give each of the stages its \
              layers, or leave it empty",
-        ),
-        (
-            On { ranks: 2, sets: &["parallel.pp=2", "train.reduction='tree'"] },
-            "train.reduction: \"tree\" does not support parallel.pp; change it, or use \"sum\"",
         ),
         (On { ranks: 3, sets: &["parallel.tp=2"] }, "[parallel]: "),
         (On { ranks: 2, sets: &["parallel.dp_shard=4"] }, "[parallel]: "),
