@@ -32,8 +32,10 @@
 use std::error::Error as StdError;
 use std::fmt;
 use std::path::Path;
+use std::time::Instant;
 
 use meshgrad_autograd::{Module, Param};
+use meshgrad_pipeline::Action;
 use meshgrad_runtime::Tensor;
 
 use crate::config::Config;
@@ -67,6 +69,19 @@ pub enum Event<'a> {
     ForwardBackwardStarted {
         /// The step.
         step: u64,
+    },
+    /// The host has enqueued an action of the step's program: a pass of a stage or a message.
+    ActionFinished {
+        /// The step.
+        step: u64,
+        /// The action.
+        action: Action,
+        /// When the host started it.
+        started: Instant,
+        /// The forward passes of this rank whose activations are kept.
+        live: usize,
+        /// The passes whose gradients of weights follow.
+        pending: usize,
     },
     /// The gradients are complete. Writing to their tensors changes what the optimizer sees.
     ForwardBackwardFinished {
@@ -144,6 +159,9 @@ impl fmt::Display for Event<'_> {
             Event::StepStarted { step } => write!(f, "step {step} started"),
             Event::ForwardBackwardStarted { step } => {
                 write!(f, "step {step}, forward and backward started")
+            }
+            Event::ActionFinished { step, action, .. } => {
+                write!(f, "step {step}, action {action} finished")
             }
             Event::ForwardBackwardFinished { step, .. } => {
                 write!(f, "step {step}, forward and backward finished")

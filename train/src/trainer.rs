@@ -228,8 +228,8 @@ impl<M: Model> Trainer<M> {
             return Err(no_batch());
         }
         let passes = match self.reduction {
-            SumOrder::Sum => self.accumulate(microbatches)?,
-            SumOrder::Tree => self.add_in_tree(microbatches)?,
+            SumOrder::Sum => self.accumulate(step, microbatches)?,
+            SumOrder::Tree => self.add_in_tree(step, microbatches)?,
         };
         if !self.events.is_empty() {
             let gradients = match &passes.gradients {
@@ -248,6 +248,7 @@ impl<M: Model> Trainer<M> {
     /// Accumulates the gradients of the microbatches.
     fn accumulate(
         &mut self,
+        step: u64,
         microbatches: impl ExactSizeIterator<Item = Result<M::Batch>>,
     ) -> Result<GradientsAndSums> {
         let (pipeline, count) = (&self.pipeline, microbatches.len());
@@ -256,9 +257,11 @@ impl<M: Model> Trainer<M> {
         passes.expect(count);
         let (grads, mut sums) = (self.optimizer.grads(), StepSums::default());
         for action in &program.ranks()[pipeline.own()] {
+            let started = Instant::now();
             if let Some((_, of_batch)) = passes.apply(*action, grads)? {
                 sums.add(of_batch)?;
             }
+            self.events.report(passes.finished(step, *action, started))?;
         }
         passes.finish()?;
         Ok(GradientsAndSums { sums: pipeline.reduced(&sums, &self.device)?, gradients: None })
@@ -267,6 +270,7 @@ impl<M: Model> Trainer<M> {
     /// Adds the gradients of the microbatches in a tree for each stage. Each is reduced by itself.
     fn add_in_tree(
         &mut self,
+        step: u64,
         microbatches: impl ExactSizeIterator<Item = Result<M::Batch>>,
     ) -> Result<GradientsAndSums> {
         let (pipeline, device) = (&self.pipeline, &self.device);
@@ -276,11 +280,13 @@ impl<M: Model> Trainer<M> {
         let grads = self.optimizer.grads();
         for action in &program.ranks()[pipeline.own()] {
             passes.expect(1);
+            let started = Instant::now();
             if let Some((pass, sums)) = passes.apply(*action, grads)? {
                 let gradients = grads.take(pipeline.params(pass.stage))?;
                 let stage = stages.entry(pass.stage).or_default();
                 stage.add(pass.microbatch, sums.reduced(device)?, &gradients)?;
             }
+            self.events.report(passes.finished(step, *action, started))?;
         }
         passes.finish()?;
         let (mut sums, mut gradients) = (StepSums::default(), Vec::new());

@@ -1,6 +1,7 @@
 //! The passes of a step: what interprets the actions of a program.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::time::Instant;
 
 use meshgrad_autograd::{Grads, Param, ParamId, Tape, Var, Vars, WeightBackward};
 use meshgrad_collectives::redistribute;
@@ -12,6 +13,7 @@ use meshgrad_runtime::{Pending, Tensor, ops};
 use super::learned::{Pipeline, as_input, placed};
 use super::links::{self, Tensors};
 use crate::Result;
+use crate::events::Event;
 use crate::sums::{StepSums, no_batch};
 
 /// The passes of this rank's stages.
@@ -102,6 +104,12 @@ impl<'t, M: Model, B: Iterator<Item = Result<M::Batch>>> Passes<'t, M, B> {
             _ => self.communicate(action).map(|()| None),
         };
         self.named(action, sums)
+    }
+
+    /// That `action` of step `step` is done, which started at `started`.
+    pub(crate) fn finished(&self, step: u64, action: Action, started: Instant) -> Event<'static> {
+        let (live, pending) = (self.recorded.len(), self.later.len());
+        Event::ActionFinished { step, action, started, live, pending }
     }
 
     /// Runs an action of a program of forward passes, without recording them. Returns the sums of a
