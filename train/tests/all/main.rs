@@ -7,6 +7,7 @@ mod damage;
 mod exact;
 mod gpu;
 mod homes;
+mod matrix;
 mod memory;
 mod mesh_of_one;
 mod on_disk;

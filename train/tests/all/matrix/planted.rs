@@ -8,7 +8,7 @@ use meshgrad_mesh::{Channel, Group};
 use meshgrad_runtime::{Device, Pending, Result, Tensor, ops};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Planted {
+pub(crate) enum Planted {
     Nothing,
     /// The last stage has the labels of another microbatch.
     OtherMicrobatch,
@@ -21,7 +21,7 @@ pub(super) enum Planted {
 }
 
 impl Planted {
-    pub(super) const FAULTS: [Planted; 4] = [
+    pub(crate) const FAULTS: [Planted; 4] = [
         Planted::OtherMicrobatch,
         Planted::DroppedGradient,
         Planted::StaleActivation,
@@ -30,9 +30,9 @@ impl Planted {
 }
 
 /// Connects groups with a fault in what they carry.
-pub(super) struct PlantedConnector {
-    pub(super) fault: Planted,
-    pub(super) connector: Arc<dyn GroupConnector>,
+pub(crate) struct PlantedConnector {
+    pub(crate) fault: Planted,
+    pub(crate) connector: Arc<dyn GroupConnector>,
 }
 
 struct Faulty {
