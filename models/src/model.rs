@@ -29,7 +29,7 @@ pub trait Model: Module {
     }
 
     /// The part of the model that has `stages`, in ascending order, and nothing else. It shares
-    /// parameters with `self`.
+    /// parameters with `self`, and [`Model::files`] are those of `self`.
     ///
     /// # Errors
     /// When the model cannot be cut, or has no such layers.

@@ -350,6 +350,7 @@ impl Model for Qwen3 {
         }
         part.embedding = part.embedding.filter(|_| stages.iter().any(|it| it.is_first));
         part.head = part.head.filter(|_| stages.iter().any(|it| it.is_last));
+        part.companions = self.files()?.split_off(1); // also of adapters that the part lacks
         Ok(part)
     }
 
@@ -411,7 +412,8 @@ impl Model for Qwen3 {
         let config = ("config.json".into(), self.config.to_json_of_f32()?);
         let adapters = adapters::written(self.projections())
             .map_err(|error| error!(Invalid, "{error}").caused_by(error))?;
-        let adapters = adapters.map(|text| (adapters::FILE.into(), text));
+        let is_kept = self.companions.iter().any(|(name, _)| name == adapters::FILE);
+        let adapters = adapters.filter(|_| !is_kept).map(|text| (adapters::FILE.into(), text));
         let companions = self.companions.iter().cloned();
         Ok(std::iter::once(config).chain(adapters).chain(companions).collect())
     }

@@ -226,6 +226,8 @@ fn a_run_reports_its_events() {
         [
             format!("step {step} started"),
             format!("step {step}, forward and backward started"),
+            format!("step {step}, 0F0 finished"),
+            format!("step {step}, 0B0 finished"),
             format!("step {step}, forward and backward finished"),
             format!("step {step}, optimizer started"),
             format!("step {step}, optimizer finished"),

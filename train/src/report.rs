@@ -37,6 +37,8 @@ pub struct Header {
     pub dtype: String,
     /// The ranks and their mesh, if there are several.
     pub mesh: Option<String>,
+    /// The stages of a pipeline, and the work of each.
+    pub stages: Option<String>,
     /// A short description of the model: type, layers, experts.
     pub model: String,
     /// All parameters.
@@ -107,9 +109,9 @@ impl Header {
             ),
             ("run", self.run.clone()),
         ];
-        if let Some(mesh) = &self.mesh {
-            lines.insert(1, ("ranks", mesh.clone()));
-        }
+        let of_ranks = [("ranks", &self.mesh), ("stages", &self.stages)].into_iter();
+        let of_ranks = of_ranks.filter_map(|(label, text)| Some((label, text.clone()?)));
+        lines.splice(1..1, of_ranks);
         lines
     }
 }
@@ -322,7 +324,8 @@ mod tests {
             device: "cpu".to_owned(),
             hardware: "x2 avx512".to_owned(),
             dtype: "f32".to_owned(),
-            mesh: None,
+            mesh: Some("4: 2 pp (zbv) x 2 dp_shard (fsdp)".to_owned()),
+            stages: Some("4: layers 1 1 1 1, FLOPs [25 25 25 25]%".to_owned()),
             model: "qwen3_moe, 4 layers, 8 experts top-2".to_owned(),
             parameters: 9_190_000,
             active_parameters: 3_420_000,
@@ -340,6 +343,8 @@ mod tests {
         let lines: Vec<String> = header.lines().into_iter().map(|(_, text)| text).collect();
         let expected = [
             "cpu x2 avx512  f32",
+            "4: 2 pp (zbv) x 2 dp_shard (fsdp)",
+            "4: layers 1 1 1 1, FLOPs [25 25 25 25]%",
             "qwen3_moe, 4 layers, 8 experts top-2  9.19M parameters (3.42M active)",
             "Rust sources of 97 crates: 1,900 documents, 16.0 MB, 3 invalid UTF-8 bytes \
              replaced, 2 empty files skipped  xxh3 0123456789abcdef",

@@ -10,6 +10,7 @@ mod saving;
 mod start;
 
 use std::fmt;
+use std::fs;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 
@@ -19,8 +20,9 @@ use meshgrad_error::bail;
 use meshgrad_models::{Generate, Model, TokenBatch};
 use meshgrad_runtime::Device;
 use serde::{Deserialize, Serialize};
+use twox_hash::XxHash3_64;
 
-use crate::config::{Config, ScheduleConfig};
+use crate::config::{Config, ScheduleChoice, ScheduleConfig};
 use crate::data::Data;
 use crate::events::{Event, Events, Outcome};
 use crate::optim::{OptimizerPart, UpdateRule};
@@ -268,6 +270,11 @@ impl<'a> Session<'a> {
         let has_own_optimizer = self.optimizer.is_some();
         settings.insert("stop_after".into(), last.to_string().into());
         settings.insert("has_own_optimizer".into(), has_own_optimizer.into());
+        if let ScheduleChoice::File(path) = self.config.pipeline.choice()? {
+            // An error of reading it is reported where it is used.
+            let digest = XxHash3_64::oneshot(&fs::read(&path).unwrap_or_default());
+            settings.insert("digest of pipeline.schedule".into(), format!("{digest:x}").into());
+        }
         weigh(check_equal(rank, &settings)?, self.config.train.reduction)
     }
 }

@@ -426,6 +426,11 @@ impl<M: Model> Trainer<M> {
         StagedText::new(&self.model, &self.pipeline)
     }
 
+    /// The stages of a pipeline, for people.
+    pub(crate) fn stages(&self) -> Option<String> {
+        self.pipeline.summary()
+    }
+
     /// Whether the model is a part, of which other ranks have the rest.
     pub(crate) fn is_part(&self) -> bool {
         self.pipeline.is_part()

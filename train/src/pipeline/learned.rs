@@ -16,6 +16,7 @@ use super::cut::{Cut, evaluation};
 use super::norm::ParamsOfStages;
 use crate::Result;
 use crate::config::SumOrder;
+use crate::report::format;
 use crate::sums::{ReducedSums, StepSums, no_batch};
 
 /// The stages of a model on this rank, and what flows between them.
@@ -36,6 +37,8 @@ pub struct Pipeline<S> {
     dtype: DType,
     /// By stage.
     statistics: Vec<Vec<Shape>>,
+    /// Of a forward pass, by stage.
+    flops: Vec<u64>,
     /// Whether the whole model has buffers.
     pub(crate) has_buffers: bool,
 }
@@ -62,6 +65,7 @@ impl<S: Vars + Clone> Pipeline<S> {
             rows: Vec::new(),
             dtype: DType::F32,
             statistics: vec![Vec::new()],
+            flops: Vec::new(),
             has_buffers: !model.buffers().is_empty(),
         }
     }
@@ -90,28 +94,38 @@ impl<S: Vars + Clone> Pipeline<S> {
             rows: trained.iter().map(rows).collect(),
             dtype: trained.first().map_or(DType::F32, Param::gradient_dtype),
             statistics: Vec::new(),
+            flops: Vec::new(),
             has_buffers: !model.buffers().is_empty(),
         };
         on_meta(model, rank, &cut.stage_mesh()?, |device| {
-            pipeline.pass(cut, model, &batch(device)?, compute)
+            pipeline.pass(cut, model, &batch(device)?, compute, device)
         })?;
         Ok(pipeline)
     }
 
     /// A pass through all stages.
-    fn pass<M>(&mut self, cut: &Cut, model: &M, batch: &M::Batch, compute: Compute) -> Result<()>
+    fn pass<M>(
+        &mut self,
+        cut: &Cut,
+        model: &M,
+        batch: &M::Batch,
+        compute: Compute,
+        device: &Device,
+    ) -> Result<()>
     where
         M: Model<Stream = S>,
     {
         let (mut input, mut boundaries) = (None, Vec::new());
         let mut users: BTreeMap<String, Vec<usize>> = BTreeMap::new();
         for (number, stage) in self.stages.iter().enumerate() {
+            let before = device.work().flops;
             let (flow, tape) = Tape::record(|| {
                 let input = input
                     .take()
                     .map(|(stream, is_tracked): (S, Vec<bool>)| as_input(stream, &is_tracked));
                 model.forward(stage, input, batch, compute)
             })?;
+            self.flops.push(device.work().flops - before);
             let (trained, rank) = (model.trained().into_iter(), cut.placement().rank_of(number));
             let used: Vec<Param> = trained.filter(|param| tape.uses(param)).collect();
             for param in &used {
@@ -144,6 +158,16 @@ impl<S: Vars + Clone> Pipeline<S> {
         self.tied = tied.collect();
         self.boundaries = Arc::new(boundaries);
         Ok(())
+    }
+
+    /// The stages, for people: `4: layers 1 2 2 1, FLOPs [25 27 27 21]%`.
+    pub(crate) fn summary(&self) -> Option<String> {
+        self.cut.as_ref()?;
+        let sizes: Vec<String> = self.stages.iter().map(|it| it.layers.len().to_string()).collect();
+        let all = self.flops.iter().sum::<u64>().max(1) as f64;
+        let shares: Vec<f64> = self.flops.iter().map(|flops| *flops as f64 / all).collect();
+        let shares = format::shares(&shares);
+        Some(format!("{}: layers {}, FLOPs {shares}", sizes.len(), sizes.join(" ")))
     }
 
     /// The program of a training step.

@@ -7,10 +7,27 @@ use meshgrad_runtime::Properties;
 use super::run::Run;
 use crate::report::Header;
 
+/// What the header says of a model, before it is divided over ranks.
+pub(super) struct WholeModel {
+    title: String,
+    parameters: u64,
+    active_parameters: u64,
+}
+
+impl WholeModel {
+    pub(super) fn of(model: &impl Model) -> WholeModel {
+        let elements = |param: &Param| param.shape().elements() as u64;
+        WholeModel {
+            title: model.title(),
+            parameters: model.params().iter().map(elements).sum(),
+            active_parameters: model.active_parameters(),
+        }
+    }
+}
+
 impl<M: Model> Run<'_, M> {
     pub(super) fn print_header(&self) {
-        let (data, model) = (&self.data, &self.trainer.model);
-        let elements = |param: &Param| param.shape().elements() as u64;
+        let (data, model) = (&self.data, &self.model);
         let (training, validation) = (data.tokens.training(), data.tokens.validation());
         self.reporter.header(&Header {
             version: format!("meshgrad {}", env!("CARGO_PKG_VERSION")),
@@ -18,9 +35,10 @@ impl<M: Model> Run<'_, M> {
             hardware: hardware(self.device.properties()),
             dtype: self.config.train.dtype.name().into(),
             mesh: self.ranks.title(),
-            model: model.title(),
-            parameters: model.params().iter().map(elements).sum(),
-            active_parameters: model.active_parameters(),
+            stages: self.trainer.stages(),
+            model: model.title.clone(),
+            parameters: model.parameters,
+            active_parameters: model.active_parameters,
             data: data.texts.title.clone(),
             digest: data.texts.digest,
             documents: data.texts.documents,

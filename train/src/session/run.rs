@@ -13,6 +13,7 @@ use serde_json::json;
 use twox_hash::XxHash3_64;
 
 use super::Diverged;
+use super::header::WholeModel;
 use super::opened::Opened;
 use super::records::Records;
 use super::{Session, Summary};
@@ -72,6 +73,7 @@ pub(super) struct Run<'a, M: Model> {
     pub(super) device: &'a Device,
     pub(super) folder: RunFolder,
     pub(super) data: Data,
+    pub(super) model: WholeModel,
     pub(super) trainer: Trainer<M>,
     pub(super) ranks: RunRanks<'a>,
     order: Order,
@@ -117,6 +119,7 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
         if session.optimizer.is_none() {
             memory::check(Some(&model), config, device, &ranks)?;
         }
+        let whole = WholeModel::of(&model);
         let (model, pipeline) = match ranks.divide(&model)? {
             Some((part, pipeline)) => (part, Some(pipeline)),
             None => (model, None),
@@ -169,6 +172,7 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
             device,
             folder,
             data,
+            model: whole,
             trainer,
             windows,
             validation,
