@@ -2,6 +2,7 @@
 
 use std::str::FromStr;
 
+use meshgrad::comm::Local;
 use meshgrad::runtime::{Device, Error, ErrorKind};
 
 /// The option of commands that default to the fastest device.
@@ -36,6 +37,11 @@ impl OnGpu {
     pub(crate) fn open(&self, cpu: &Device) -> Result<Device, Error> {
         self.device.open(cpu)
     }
+
+    /// Ranks that are threads, on the devices of [`DeviceName::of_ranks`].
+    pub(crate) fn local(&self, ranks: usize, cpu: &Device) -> Result<Local, Error> {
+        Ok(local(ranks, self.device.of_ranks(ranks, cpu)?, cpu))
+    }
 }
 
 impl OnFastest {
@@ -44,31 +50,26 @@ impl OnFastest {
         self.device.open(cpu)
     }
 
-    /// Opens a GPU for each rank, from the named one on. If there are fewer GPUs, ranks share them;
-    /// all share an emulated one. `None` for CPUs.
+    /// The devices of ranks: [`DeviceName::of_ranks`].
     pub(crate) fn of_ranks(
         &self,
         ranks: usize,
         cpu: &Device,
     ) -> Result<Option<Vec<Device>>, Error> {
-        let open = |rank: usize| match self.device {
-            DeviceName::Emulator(ordinal) => Device::emulator(ordinal),
-            DeviceName::Cuda(first) => shared_gpu(first, rank),
-            DeviceName::Auto | DeviceName::Cpu => shared_gpu(0, rank),
-        };
-        match self.is_cpu(cpu)? {
-            true => Ok(None),
-            false => (0..ranks).map(open).collect::<Result<_, _>>().map(Some),
-        }
+        self.device.of_ranks(ranks, cpu)
     }
 
     /// Whether it is the CPU: named, or `auto` without a GPU.
     pub(crate) fn is_cpu(&self, cpu: &Device) -> Result<bool, Error> {
-        match self.device {
-            DeviceName::Cpu => Ok(true),
-            DeviceName::Auto => Ok(!self.device.open(cpu)?.is_gpu()),
-            DeviceName::Cuda(_) | DeviceName::Emulator(_) => Ok(false),
-        }
+        self.device.is_cpu(cpu)
+    }
+}
+
+/// Ranks that are threads, on `devices` or on a share of the CPU's threads.
+pub(crate) fn local(ranks: usize, devices: Option<Vec<Device>>, cpu: &Device) -> Local {
+    match devices {
+        Some(devices) => Local::new(ranks).devices(devices),
+        None => Local::new(ranks).threads((cpu.properties().threads / ranks).max(1)),
     }
 }
 
@@ -98,6 +99,28 @@ enum DeviceName {
 }
 
 impl DeviceName {
+    /// Opens a GPU for each rank, from the named one on. If there are fewer GPUs, ranks share them;
+    /// all share an emulated one. `None` for CPUs.
+    fn of_ranks(self, ranks: usize, cpu: &Device) -> Result<Option<Vec<Device>>, Error> {
+        let open = |rank: usize| match self {
+            DeviceName::Emulator(ordinal) => Device::emulator(ordinal),
+            DeviceName::Cuda(first) => shared_gpu(first, rank),
+            DeviceName::Auto | DeviceName::Cpu => shared_gpu(0, rank),
+        };
+        match self.is_cpu(cpu)? {
+            true => Ok(None),
+            false => (0..ranks).map(open).collect::<Result<_, _>>().map(Some),
+        }
+    }
+
+    /// Whether it is the CPU: named, or `auto` without a GPU.
+    fn is_cpu(self, cpu: &Device) -> Result<bool, Error> {
+        match self {
+            DeviceName::Cpu => Ok(true),
+            DeviceName::Auto => Ok(!self.open(cpu)?.is_gpu()),
+            DeviceName::Cuda(_) | DeviceName::Emulator(_) => Ok(false),
+        }
+    }
     fn open(self, cpu: &Device) -> Result<Device, Error> {
         match self {
             DeviceName::Cpu => Ok(cpu.clone()),

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use anyhow::{Context, anyhow, ensure};
 use meshgrad::comm::launch::Environment;
-use meshgrad::comm::{Error, FailedRank, Local, ProcessRank, Rank};
+use meshgrad::comm::{Error, FailedRank, ProcessRank, Rank};
 use meshgrad::runtime::Device;
 use meshgrad::train::config::{Config, Override, toml};
 use meshgrad::train::events::Event;
@@ -18,7 +18,7 @@ use meshgrad::train::ranks::check_ranks;
 use meshgrad::train::run_folder::RunFolder;
 use meshgrad::train::session::{Diverged, Resume, Session, Summary};
 
-use crate::device::OnFastest;
+use crate::device::{self, OnFastest};
 use crate::next::{self, StartedAs};
 use crate::runs;
 use crate::signals::{Messages, Stop};
@@ -165,10 +165,7 @@ fn train_on_threads(
     let devices = arguments.device.of_ranks(ranks, cpu)?;
     let cpus = || vec![cpu.clone(); ranks];
     qwen3::check_threads(&run.config, &devices.clone().unwrap_or_else(cpus))?;
-    let local = match devices {
-        Some(devices) => Local::new(ranks).devices(devices),
-        None => Local::new(ranks).threads((cpu.properties().threads / ranks).max(1)),
-    };
+    let local = device::local(ranks, devices, cpu);
     let trained = local.launch(|rank| qwen3::train(run.session(rank.device(), Some(rank))));
     let summaries = trained.map_err(cause_on_threads)?;
     let first = summaries.into_iter().next();

@@ -163,6 +163,12 @@ pub trait Model: Module {
         name.rsplit("::").next().unwrap_or(name).to_owned()
     }
 
+    /// Floating-point operations with which a step trains a token of sequences of `tokens` tokens,
+    /// without recomputation; `None` if unknown. Model FLOPs utilization (MFU) is measured by them.
+    fn flops_per_token(&self, _tokens: usize) -> Option<f64> {
+        None
+    }
+
     /// Number of parameters that one token uses. In a mixture of experts these are not all.
     fn active_parameters(&self) -> u64 {
         let elements = |param: &Param| param.shape().elements() as u64;

@@ -435,6 +435,11 @@ impl Model for Qwen3 {
         )
     }
 
+    /// [`Qwen3Config::flops_per_token`].
+    fn flops_per_token(&self, tokens: usize) -> Option<f64> {
+        Some(self.config.flops_per_token(tokens))
+    }
+
     fn active_parameters(&self) -> u64 {
         self.config.parameter_count().active()
     }

@@ -4,6 +4,7 @@
 //! A process loads either the driver or the emulator, so results are exchanged through files.
 //! `scripts/gpu-pack` packs the program for machines without Rust.
 
+mod divided;
 mod dump;
 mod growth;
 mod jobs;

@@ -4,11 +4,14 @@
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};
+use meshgrad::comm::Local;
 use meshgrad::models::config::Qwen3Config;
 use meshgrad::prelude::*;
+use meshgrad::train::config::{Config, NoTables, Override};
 use meshgrad_harness::{Options, Peer, PeerOptions, Spread, finish, numbers};
 use serde_json::{Value, json};
 
+use super::divided;
 use super::shapes::{self, Section, Shapes};
 use super::torch::{start_torch, torch_name};
 use super::training::{LEARNING_RATE, TimedModel};
@@ -32,9 +35,16 @@ pub(crate) struct Train {
     /// Steps per measurement.
     #[arg(long, default_value_t = 3)]
     steps: usize,
-    /// Peak dense bf16 TFLOP/s of the GPU by its data sheet; 989.5 for H100 and H200 SXM.
-    #[arg(long, default_value_t = 989.5)]
-    peak_tflops: f64,
+    /// Peak dense bf16 TFLOP/s of a GPU, if it is not an A100, H100 or H200.
+    #[arg(long)]
+    peak_tflops: Option<f64>,
+    /// Train on N ranks that are threads, each with a GPU of its own if there are enough. Nothing is
+    /// compared with torch.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(2..))]
+    ranks: Option<u16>,
+    /// Set a key of the training on ranks, as in `--set parallel.pp=2`; may be repeated.
+    #[arg(long = "set", value_name = "KEY=VALUE", requires = "ranks")]
+    sets: Vec<Override>,
 }
 
 /// Steps before the first measurement, in which kernels are loaded and compiled and memory is
@@ -104,21 +114,29 @@ impl Train {
         };
         let shapes = Shapes::read(self.shapes.as_deref(), section)?;
         let device = self.device.open(cpu)?;
+        let gpu = device.properties().gpu.as_ref();
+        let known = gpu.and_then(|gpu| gpu.peak_bf16_flops()).map(|peak| 1e-12 * peak);
+        let peak = self.peak_tflops.or(known);
         println!("| model | | tokens/s | memory | MFU, 6N + 12LHQT | MFU, 6N + 6LHQT |");
         println!("|---|---|---|---|---|---|");
         let mut findings = Findings::default();
         for train in &shapes.train {
+            if let Some(ranks) = self.ranks {
+                let local = self.device.local(usize::from(ranks), cpu)?;
+                findings.rows.push(self.on_ranks(local, usize::from(ranks), train, peak)?);
+                continue;
+            }
             // Implementations that do not fit into memory together are timed one after the other.
             let together = if train.alone { 1 } else { Implementation::ALL.len() };
             for who in Implementation::ALL.chunks(together) {
-                self.compare(who, train, &device, &mut findings)?;
+                self.compare(who, train, &device, peak, &mut findings)?;
                 device.empty_cache();
             }
         }
         let (rounds, steps) = self.rounds_and_steps();
         let report = json!({
             "bench": "gpu train", "device": device.to_string(), "rounds": rounds, "steps": steps,
-            "peak_tflops": self.peak_tflops, "rows": findings.rows, "errors": findings.errors,
+            "peak_tflops": peak, "rows": findings.rows, "errors": findings.errors,
         });
         finish(&self.options, report, findings.versions)?;
         match findings.errors.is_empty() {
@@ -141,6 +159,7 @@ impl Train {
         who: &[Implementation],
         train: &shapes::Train,
         device: &Device,
+        peak: Option<f64>,
         findings: &mut Findings,
     ) -> anyhow::Result<()> {
         let config = train.config()?;
@@ -165,10 +184,35 @@ impl Train {
                 }
             });
         }
-        let flops = Flops::of(&config, train);
-        let rows = running.iter().map(|it| self.row(it, train, &flops));
+        let rows = running.iter().map(|it| {
+            let row = Row { who: it.who.name(), times: &it.times, peak_bytes: it.trainer.peak() };
+            row.print(train, &config, peak)
+        });
         findings.rows.extend(rows);
         Ok(())
+    }
+
+    /// Times a model on ranks; `peak` is that of each.
+    fn on_ranks(
+        &self,
+        local: Local,
+        ranks: usize,
+        train: &shapes::Train,
+        peak: Option<f64>,
+    ) -> anyhow::Result<Value> {
+        let sizes = format!(
+            "train.batch_size={0} train.micro_batch_size={0} train.seq_len={1} train.dtype=bf16",
+            train.batch, train.tokens
+        );
+        let sets = sizes.split(' ').map(str::parse).chain(self.sets.iter().cloned().map(Ok));
+        let sets: Vec<Override> = sets.collect::<Result<_, _>>()?;
+        let config = Config::read::<NoTables>(None, &sets)?;
+        let (model, (rounds, steps)) = (train.config()?, self.rounds_and_steps());
+        let measured = divided::time(&config, &model, local, [WARM_UP, rounds, steps])?;
+        let who = format!("{ranks} ranks");
+        let largest = measured.peaks.iter().max();
+        let row = Row { who: &who, times: &measured.times, peak_bytes: json!(largest) };
+        Ok(row.print(train, &model, peak.map(|peak| peak * ranks as f64)))
     }
 
     /// An implementation after its warm-up; `None` for torch if it is not requested.
@@ -200,47 +244,40 @@ impl Train {
         torch.time_steps(WARM_UP)?;
         Ok(Some(Box::new(torch)))
     }
+}
 
-    /// Prints and returns the row of an implementation.
-    fn row(&self, it: &Running, train: &shapes::Train, flops: &Flops) -> Value {
-        let (who, peak) = (it.who.name(), it.trainer.peak());
+/// What was measured of an implementation.
+struct Row<'a> {
+    who: &'a str,
+    /// Seconds per step.
+    times: &'a [f64],
+    /// Of a GPU's memory.
+    peak_bytes: Value,
+}
+
+impl Row<'_> {
+    /// Prints and returns it; `peak` is in TFLOP/s.
+    fn print(&self, train: &shapes::Train, config: &Qwen3Config, peak: Option<f64>) -> Value {
         let tokens = (train.batch * train.tokens) as f64;
-        let times = it.times.iter();
-        let rates: Vec<f64> = times.map(|seconds| tokens / seconds).collect();
+        let rates: Vec<f64> = self.times.iter().map(|seconds| tokens / seconds).collect();
         let rate = Spread::of(&rates);
-        let mfu = |flops: f64| 1e-12 * flops * rate.median / self.peak_tflops;
-        let (full, causal) = (mfu(flops.full), mfu(flops.causal));
-        let gibibytes = peak
-            .as_f64()
-            .map_or("-".into(), |bytes| format!("{:.1} GiB", bytes / f64::from(1 << 30)));
-        println!(
-            "| {} | {who} | {rate} | {gibibytes} | {:.1} % | {:.1} % |",
-            train.what,
-            100.0 * full,
-            100.0 * causal
-        );
+        // A causal mask leaves half of the positions.
+        let mfu = [2 * train.tokens, train.tokens].map(|positions| {
+            let tera = 1e-12 * config.flops_per_token(positions);
+            peak.map(|peak| tera * rate.median / peak)
+        });
+        let percent = mfu.map(|mfu| mfu.map_or("-".into(), |mfu| format!("{:.1} %", 100.0 * mfu)));
+        let gibibytes = self.peak_bytes.as_f64();
+        let gibibytes =
+            gibibytes.map_or("-".into(), |bytes| format!("{:.1} GiB", bytes / f64::from(1 << 30)));
+        let [full, causal] = percent;
+        let Row { who, .. } = self;
+        println!("| {} | {who} | {rate} | {gibibytes} | {full} | {causal} |", train.what);
         json!({
             "model": train.what, "who": who, "batch": train.batch, "tokens": train.tokens,
-            "alone": train.alone, "tokens_per_s": rate.json(), "peak_bytes": peak,
-            "mfu_full_attention": full, "mfu_causal_attention": causal,
+            "alone": train.alone, "tokens_per_s": rate.json(), "peak_bytes": self.peak_bytes,
+            "mfu_full_attention": mfu[0], "mfu_causal_attention": mfu[1],
         })
-    }
-}
-
-/// Floating-point operations per token of a step, without recomputation (Chowdhery et al. 2022,
-/// PaLM, appendix B): 6 per parameter that the token is multiplied by, and 12 L H Q T for
-/// attention, half of that with a causal mask. H heads of Q features, T tokens per row.
-struct Flops {
-    full: f64,
-    causal: f64,
-}
-
-impl Flops {
-    fn of(config: &Qwen3Config, train: &shapes::Train) -> Flops {
-        let products = 6.0 * config.parameter_count().active_in_matmuls() as f64;
-        let heads = config.num_hidden_layers * config.num_attention_heads * config.head_dim();
-        let attention = 12.0 * (heads * train.tokens) as f64;
-        Flops { full: products + attention, causal: products + 0.5 * attention }
     }
 }
 

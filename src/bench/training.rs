@@ -29,14 +29,11 @@ impl TimedModel {
     ) -> anyhow::Result<TimedModel> {
         let model = Qwen3::materialized(config, device, 1)?;
         let optimizer = Optimizer::new(&model, device, &OptimizerConfig::default(), 1)?;
-        let vocabulary = config.vocab_size;
-        let ids: Vec<i64> =
-            (0..shape[0] * shape[1]).map(|at| ((at * 7919 + at / 3) % vocabulary) as i64).collect();
         Ok(TimedModel {
             device: device.clone(),
             model,
             optimizer,
-            ids: Tensor::from_slice(device, &shape, &ids)?,
+            ids: ids(device, shape, config.vocab_size)?,
             dtype,
             step: 0,
         })
@@ -69,4 +66,11 @@ impl TimedModel {
     pub(crate) fn peak(&self) -> usize {
         self.device.memory_stats().peak
     }
+}
+
+/// Token ids of any kind, [rows, tokens].
+pub(crate) fn ids(device: &Device, shape: [usize; 2], vocabulary: usize) -> Result<Tensor, Error> {
+    let id = |at: usize| ((at * 7919 + at / 3) % vocabulary) as i64;
+    let ids: Vec<i64> = (0..shape[0] * shape[1]).map(id).collect();
+    Tensor::from_slice(device, &shape, &ids)
 }

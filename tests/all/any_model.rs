@@ -223,22 +223,22 @@ fn a_run_reports_its_events() {
     session.train(|data, _| Ok(build(data))).unwrap();
 
     let step = |step: u64| {
-        [
-            format!("step {step} started"),
-            format!("step {step}, forward and backward started"),
-            format!("step {step}, 0F0 finished"),
-            format!("step {step}, 0B0 finished"),
-            format!("step {step}, forward and backward finished"),
-            format!("step {step}, optimizer started"),
-            format!("step {step}, optimizer finished"),
-            format!("step {step} finished"),
-        ]
+        let actions = (0..3).flat_map(|at| [format!("0F{at}"), format!("0B{at}")]);
+        let mut names = vec!["started".to_owned(), "forward and backward started".to_owned()];
+        names.extend(actions.map(|action| format!("action {action} finished")));
+        let last = ["forward and backward finished", "optimizer started", "optimizer finished"];
+        names.extend(last.map(str::to_owned));
+        let comma = |name: &String| format!("step {step}, {name}");
+        let mut all: Vec<String> = names.iter().map(comma).collect();
+        all[0] = format!("step {step} started");
+        all.push(format!("step {step} finished"));
+        all
     };
     let checkpoint = temp.path().join("step-000002");
     let expected = [
         vec!["configuration started".into(), "configuration finished".into()],
-        step(1).to_vec(),
-        step(2).to_vec(),
+        step(1),
+        step(2),
         vec![
             "step 1, measured".into(),
             "step 2, evaluation started".into(),

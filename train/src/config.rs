@@ -31,8 +31,8 @@ pub use check::{Violation, Violations};
 pub use dtype::ComputeDType;
 pub use optimizer::{Algorithm, OptimizerConfig};
 pub use parallel::{Degree, HomeChoice, ParallelTable};
-pub use pipeline::PipelineTable;
 pub(crate) use pipeline::ScheduleChoice;
+pub use pipeline::{Balance, PipelineTable};
 pub(crate) use read::not_toml;
 pub use schedule::ScheduleConfig;
 pub use sources::Override;
@@ -199,7 +199,7 @@ pub enum SumOrder {
 
 impl TrainConfig {
     /// The sequences of a pass, over all ranks. `parts` is the number of data-parallel ranks.
-    pub(crate) fn rows_of_pass(&self, parts: usize) -> usize {
+    pub fn rows_of_pass(&self, parts: usize) -> usize {
         match self.reduction {
             SumOrder::Sum => self.micro_batch_size,
             SumOrder::Tree => parts,

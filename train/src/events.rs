@@ -32,7 +32,7 @@
 use std::error::Error as StdError;
 use std::fmt;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use meshgrad_autograd::{Module, Param};
 use meshgrad_pipeline::Action;
@@ -78,6 +78,8 @@ pub enum Event<'a> {
         action: Action,
         /// When the host started it.
         started: Instant,
+        /// How long the host has waited in it for messages.
+        waited: Duration,
         /// The forward passes of this rank whose activations are kept.
         live: usize,
         /// The passes whose gradients of weights follow.

@@ -2,7 +2,7 @@
 //! the last line.
 //!
 //! JSON has no NaN and no infinities; they are written as the strings `"NaN"`, `"inf"` and
-//! `"-inf"`. The keys `expert_load`, `kernel_launches`, `val_loss` and `val_bits_per_byte` are
+//! `"-inf"`. The keys `mfu`, `expert_load`, `kernel_launches`, `val_loss` and `val_bits_per_byte` are
 //! present only if they were measured, `skipped` only in a step that was skipped, `ranks`,
 //! `comm_bytes` and `comm_exposed_s` only on several ranks, `save_stall_s` only in the step after a
 //! save.
@@ -34,6 +34,11 @@ pub struct Record {
     /// Training tokens per second of this step.
     #[serde(with = "number")]
     pub tokens_per_s: f64,
+    /// Model FLOPs utilization: the share of the peak of all ranks' GPUs that the model's own operations
+    /// took ([`Model::flops_per_token`](meshgrad_models::Model::flops_per_token)). `None` where either
+    /// is unknown, and in other dtypes than bf16.
+    #[serde(with = "optional_number", default, skip_serializing_if = "Option::is_none")]
+    pub mfu: Option<f64>,
     /// Load of the busiest expert: its tokens over the mean tokens per expert, in the layer where
     /// this ratio is largest. 1 is perfectly balanced; `None` without experts.
     #[serde(with = "optional_number", default, skip_serializing_if = "Option::is_none")]

@@ -22,15 +22,16 @@ use meshgrad_comm::{
 use meshgrad_dist::parallel::ParallelConfig;
 use meshgrad_error::{FailedRank, error};
 use meshgrad_models::{Model, TokenBatch};
-use meshgrad_runtime::Pending;
+use meshgrad_runtime::{Pending, Tensor};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::config::Config;
+use crate::pipeline::Pipeline;
 use crate::{Error, Result};
 pub(crate) use batch_part::BatchPart;
 pub use checkpoint::checkpoint_ranks;
-use division::{Division, Staged};
+use division::Division;
 pub use equal::check_equal;
 pub(crate) use equal::weigh;
 
@@ -88,7 +89,7 @@ impl<'r> RunRanks<'r> {
     ///
     /// # Errors
     /// Those of `body`; as [`Redistributor::run_on`].
-    pub(crate) fn on_mesh<T>(&self, body: impl FnOnce() -> Result<T>) -> Result<T> {
+    pub fn on_mesh<T>(&self, body: impl FnOnce() -> Result<T>) -> Result<T> {
         match self.count() {
             1 => body(),
             _ => Redistributor::new(&*self.traced).run_on(self.division.mesh(), body),
@@ -121,7 +122,7 @@ impl<'r> RunRanks<'r> {
     ///
     /// # Errors
     /// When the model does not support the parallelism, or does not fit it.
-    pub(crate) fn divide<M>(&self, model: &M) -> Result<Option<Staged<M>>>
+    pub fn divide<M>(&self, model: &M) -> Result<Option<(M, Pipeline<M::Stream>)>>
     where
         M: Model<Batch = TokenBatch>,
     {
@@ -146,6 +147,14 @@ impl<'r> RunRanks<'r> {
     /// When the rows cannot be divided.
     pub(crate) fn part_of_batch(&self, rows: usize, seq_len: usize) -> Result<BatchPart> {
         self.division.part_of_batch(rows, seq_len)
+    }
+
+    /// This rank's part of `batch` [rows, tokens], which all ranks have whole.
+    ///
+    /// # Errors
+    /// When the rows cannot be divided.
+    pub fn own_part(&self, batch: &Tensor) -> Result<Tensor> {
+        self.part_of_batch(batch.shape()[0], batch.shape()[1])?.of_whole(batch)
     }
 
     /// The number of parts that a batch is divided into.

@@ -142,14 +142,15 @@ pub fn short_line(record: &Record, progress: &RunProgress) -> String {
     parts.join("  ")
 }
 
-/// The line of a step: [`short_line`], then `val 3.500  lr 9.8e-4  |g| 0.82  mem 412 MB`, and each
-/// expert's share of the tokens.
+/// The line of a step: [`short_line`], then `val 3.500  lr 9.8e-4  |g| 0.82  mem 412 MB`, what is known of
+/// the use of GPUs and of communication, and each expert's share of the tokens.
 pub fn line(record: &Record, progress: &RunProgress) -> String {
     let mut parts = vec![short_line(record, progress)];
     parts.extend(progress.val_loss.map(|loss| format!("val {loss:.3}")));
     parts.push(format!("lr {}", format::rate(record.lr)));
     parts.push(format!("|g| {:.2}", record.grad_norm));
     parts.push(format!("mem {}", format::bytes(progress.memory)));
+    parts.extend(record.mfu.map(|mfu| format!("mfu {:.1}%", 100.0 * mfu)));
     parts.extend(communication(record));
     if !record.expert_shares.is_empty() {
         parts.push(format!("experts {}", format::shares(&record.expert_shares)));
@@ -294,6 +295,7 @@ mod tests {
             lr: 9.8e-4,
             grad_norm: 0.8211,
             tokens_per_s: 9812.2,
+            mfu: Some(0.4123),
             expert_shares: vec![0.4, 0.6],
             ..Record::default()
         };
@@ -304,7 +306,7 @@ mod tests {
             eta: Some(Duration::from_secs(101)),
         };
         let short = "step  120/1600  loss 3.412  9,812 tok/s  eta 1m41s";
-        let rest = "  val 3.500  lr 9.8e-4  |g| 0.82  mem 412 MB  experts [40 60]%";
+        let rest = "  val 3.500  lr 9.8e-4  |g| 0.82  mem 412 MB  mfu 41.2%  experts [40 60]%";
         assert_eq!(line(&record, &progress), format!("{short}{rest}"));
         assert_eq!(short_line(&record, &progress), short);
     }

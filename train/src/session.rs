@@ -8,6 +8,7 @@ mod resume;
 mod run;
 mod saving;
 mod start;
+mod utilization;
 
 use std::fmt;
 use std::fs;
@@ -271,9 +272,9 @@ impl<'a> Session<'a> {
         settings.insert("stop_after".into(), last.to_string().into());
         settings.insert("has_own_optimizer".into(), has_own_optimizer.into());
         if let ScheduleChoice::File(path) = self.config.pipeline.choice()? {
-            // An error of reading it is reported where it is used.
+            // Where it is may differ. An error of reading it is reported where it is used.
             let digest = XxHash3_64::oneshot(&fs::read(&path).unwrap_or_default());
-            settings.insert("digest of pipeline.schedule".into(), format!("{digest:x}").into());
+            settings["pipeline"]["schedule"] = format!("a file with digest {digest:016x}").into();
         }
         weigh(check_equal(rank, &settings)?, self.config.train.reduction)
     }

@@ -306,9 +306,12 @@ fn published_models_have_their_published_sizes() {
     assert_eq!(qwen3_30b_a3b.total(), 30_532_122_624);
     assert_eq!(qwen3_30b_a3b.active(), 3_353_032_704);
 
-    let tiny = tiny().parameter_count();
-    assert_eq!(tiny.total(), 9_185_792);
-    assert_eq!(tiny.active_in_matmuls(), 3_418_624);
+    let (tiny, tokens) = (tiny(), 256.0);
+    let count = tiny.parameter_count();
+    assert_eq!(count.total(), 9_185_792);
+    assert_eq!(count.active_in_matmuls(), 3_418_624);
+    let features = (tiny.num_attention_heads * tiny.head_dim() * tiny.num_hidden_layers) as f64;
+    assert_eq!(tiny.flops_per_token(256), 6.0 * 3_418_624.0 + 6.0 * features * tokens);
 }
 
 #[test]

@@ -34,6 +34,20 @@ pub struct GpuProperties {
 }
 
 impl GpuProperties {
+    /// Dense bf16 floating-point operations per second by NVIDIA's data sheets; `None` for a model whose
+    /// data sheet is not known here. Versions of one chip differ, so that only whole names count.
+    pub fn peak_bf16_flops(&self) -> Option<f64> {
+        let tera = match self.model.as_str() {
+            "NVIDIA H200" | "NVIDIA H100 80GB HBM3" | "NVIDIA GH200 480GB" => 989.5,
+            "NVIDIA H200 NVL" | "NVIDIA H100 NVL" => 835.5,
+            "NVIDIA H100 PCIe" => 756.5,
+            "NVIDIA A100-SXM4-40GB" | "NVIDIA A100-SXM4-80GB" => 312.0,
+            "NVIDIA A100-PCIE-40GB" | "NVIDIA A100 80GB PCIe" => 312.0,
+            _ => return None,
+        };
+        Some(1e12 * tera)
+    }
+
     /// Whether it runs kernels for `sm_90a`, whose warpgroups multiply matrices.
     pub(crate) fn has_warpgroup_products(&self) -> bool {
         self.compute_capability == (9, 0)

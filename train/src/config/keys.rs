@@ -97,7 +97,8 @@ pub const KEYS: &[Meaning] = &[
          `interleaved_zb`, `zbv`, `dual_pipe_v`, `auto`, or a .csv file",
     ),
     ("pipeline.stages_per_rank", "stages of each rank; 0 for as many as the schedule needs"),
-    ("pipeline.split", "layers of each stage; empty for stages of about equally many FLOPs"),
+    ("pipeline.split", "layers of each stage; empty: as `pipeline.balance` says"),
+    ("pipeline.balance", "what stages have about equally many of: `flops` or `layers`"),
     (
         "pipeline.reshard",
         "whether `fsdp` frees gathered parameters between the passes of a stage; otherwise they are \

@@ -15,18 +15,36 @@ pub struct PipelineTable {
     pub schedule: String,
     /// The stages of each rank; 0 for as many as `schedule` needs.
     pub stages_per_rank: usize,
-    /// The layers of each stage. Empty: stages of about equally many FLOPs.
+    /// The layers of each stage. Empty: as `balance` says.
     pub split: Vec<usize>,
+    /// What stages have about equally many of.
+    pub balance: Balance,
     /// Whether `fsdp` frees gathered parameters of a stage between its passes, as
     /// `parallel.reshard_after_forward` says. Otherwise they stay from its first pass of a step to the
     /// last.
     pub reshard: bool,
 }
 
+/// `pipeline.balance`: what the stages of a model have about equally many of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Balance {
+    /// Floating-point operations of a forward pass.
+    Flops,
+    /// Layers.
+    Layers,
+}
+
 impl Default for PipelineTable {
     fn default() -> PipelineTable {
         let schedule = Named::OneFOneB.name().to_owned();
-        PipelineTable { schedule, stages_per_rank: 0, split: Vec::new(), reshard: false }
+        PipelineTable {
+            schedule,
+            stages_per_rank: 0,
+            split: Vec::new(),
+            balance: Balance::Flops,
+            reshard: false,
+        }
     }
 }
 

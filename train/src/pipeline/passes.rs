@@ -1,7 +1,7 @@
 //! The passes of a step: what interprets the actions of a program.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use meshgrad_autograd::{Grads, Param, ParamId, Tape, Var, Vars, WeightBackward};
 use meshgrad_collectives::redistribute;
@@ -30,6 +30,8 @@ pub(crate) struct Passes<'t, M: Model, B> {
     messages: BTreeMap<Message, Tensors>,
     /// Messages under way.
     sent: VecDeque<Sent>,
+    /// How long the action that runs has waited for messages.
+    waited: Duration,
     /// By parameter: the backward passes that follow before the gradients are read.
     left: HashMap<ParamId, usize>,
 }
@@ -76,6 +78,7 @@ impl<'t, M: Model, B: Iterator<Item = Result<M::Batch>>> Passes<'t, M, B> {
             later: BTreeMap::new(),
             messages: BTreeMap::new(),
             sent: VecDeque::new(),
+            waited: Duration::ZERO,
             left: HashMap::new(),
         }
     }
@@ -107,9 +110,15 @@ impl<'t, M: Model, B: Iterator<Item = Result<M::Batch>>> Passes<'t, M, B> {
     }
 
     /// That `action` of step `step` is done, which started at `started`.
-    pub(crate) fn finished(&self, step: u64, action: Action, started: Instant) -> Event<'static> {
+    pub(crate) fn finished(
+        &mut self,
+        step: u64,
+        action: Action,
+        started: Instant,
+    ) -> Event<'static> {
+        let waited = std::mem::take(&mut self.waited);
         let (live, pending) = (self.recorded.len(), self.later.len());
-        Event::ActionFinished { step, action, started, live, pending }
+        Event::ActionFinished { step, action, started, waited, live, pending }
     }
 
     /// Runs an action of a program of forward passes, without recording them. Returns the sums of a
@@ -194,8 +203,8 @@ impl<'t, M: Model, B: Iterator<Item = Result<M::Batch>>> Passes<'t, M, B> {
         let Some(message) = pass.input(self.pipeline.stages.len()) else {
             return Ok(None);
         };
+        let tensors = self.arrived(message, pass)?;
         let boundary = &self.pipeline.boundaries[message.boundary];
-        let tensors = self.messages.remove(&message).ok_or_else(|| too_early(pass))?.wait()?;
         let placed = tensors.into_iter().zip(&boundary.values);
         let placed: Vec<Tensor> = placed
             .map(|(tensor, like)| self::placed(tensor, like.sharding(), like))
@@ -219,7 +228,7 @@ impl<'t, M: Model, B: Iterator<Item = Result<M::Batch>>> Passes<'t, M, B> {
             let of_loss = of_loss.collect::<Result<_>>()?;
             return Ok((forward, tape, of_loss));
         };
-        let gradients = self.messages.remove(&message).ok_or_else(|| too_early(pass))?.wait()?;
+        let gradients = self.arrived(message, pass)?;
         let like = forward.outputs.iter().map(Var::value);
         let gradients = gradients.into_iter().zip(like);
         let gradients = gradients.map(|(gradient, like)| match like.sharding() {
@@ -247,6 +256,19 @@ impl<'t, M: Model, B: Iterator<Item = Result<M::Batch>>> Passes<'t, M, B> {
         Ok(())
     }
 
+    /// The tensors of a message that `pass` needs.
+    fn arrived(&mut self, message: Message, pass: Pass) -> Result<Vec<Tensor>> {
+        let tensors = self.messages.remove(&message).ok_or_else(|| too_early(pass))?;
+        self.waiting(|| tensors.wait())
+    }
+
+    fn waiting<T>(&mut self, wait: impl FnOnce() -> T) -> T {
+        let started = Instant::now();
+        let result = wait();
+        self.waited += started.elapsed();
+        result
+    }
+
     fn communicate(&mut self, action: Action) -> Result<()> {
         match action {
             Action::Send(message) => self.send(message),
@@ -264,7 +286,10 @@ impl<'t, M: Model, B: Iterator<Item = Result<M::Batch>>> Passes<'t, M, B> {
         let pending = links::send(cut, message, &tensors)?;
         self.sent.push_back(Sent { pending, _tensors: tensors });
         match self.sent.len() > MAX_SENT {
-            true => self.sent.pop_front().map_or(Ok(()), Sent::wait),
+            true => {
+                let first = self.sent.pop_front();
+                self.waiting(|| first.map_or(Ok(()), Sent::wait))
+            }
             false => Ok(()),
         }
     }

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use meshgrad_collectives::redistribute;
 use meshgrad_mesh::{Region, Sharding};
 use meshgrad_runtime::Tensor;
 
@@ -49,6 +50,14 @@ impl BatchPart {
             self.tokens.iter().flat_map(|range| row[range.clone()].to_vec()).collect()
         };
         values.chunks_exact(seq_len).flat_map(of_row).collect()
+    }
+
+    /// The part of a batch that all ranks have whole.
+    pub(crate) fn of_whole(&self, batch: &Tensor) -> Result<Tensor> {
+        match &self.sharding {
+            None => Ok(batch.clone()),
+            Some((sharding, _)) => redistribute(&batch.as_replicated()?, sharding.placements()),
+        }
     }
 
     /// States that `x`, of the part's shape, is this part of the batch.

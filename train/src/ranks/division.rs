@@ -13,7 +13,7 @@ use meshgrad_runtime::{DType, Device, Kind as TensorKind, Tensor};
 
 use super::BatchPart;
 use crate::config::{
-    Algorithm, Config, HomeChoice, ParallelTable, PipelineTable, ScheduleChoice, SumOrder,
+    Algorithm, Balance, Config, HomeChoice, ParallelTable, PipelineTable, ScheduleChoice, SumOrder,
     TrainConfig, Violation, Violations,
 };
 use crate::pipeline::{Cut, PassOrder, Pipeline, balanced, costs, flops};
@@ -21,9 +21,6 @@ use crate::{Error, Kind, Result, configured};
 
 /// The domain whose mesh the model computes on.
 const DOMAIN: &str = "regular";
-
-/// The part of a model that this rank has, and its pipeline.
-pub(crate) type Staged<M> = (M, Pipeline<<M as Model>::Stream>);
 
 /// The mesh of a run, and what its axes are for.
 #[derive(Clone)]
@@ -243,7 +240,11 @@ impl Division {
 
     /// Gives the parameters of `model` their shardings and homes. With a pipeline, returns the part of
     /// this rank's stages.
-    pub(super) fn divide<M>(&self, model: &M, rank: &dyn Rank) -> Result<Option<Staged<M>>>
+    pub(super) fn divide<M>(
+        &self,
+        model: &M,
+        rank: &dyn Rank,
+    ) -> Result<Option<(M, Pipeline<M::Stream>)>>
     where
         M: Model<Batch = TokenBatch>,
     {
@@ -290,9 +291,10 @@ impl Division {
         let compute = configured::compute(&self.train);
         let batch = |meta: &Device| self.batch_of_zeros(meta);
         let flops = || flops(model, rank, &self.mesh, compute, batch);
-        let sizes = match self.pipeline.split.is_empty() {
-            true => balanced(&flops()?, stages),
-            false => self.pipeline.split.clone(),
+        let sizes = match (&self.pipeline.split[..], self.pipeline.balance) {
+            ([], Balance::Flops) => balanced(&flops()?, stages),
+            ([], Balance::Layers) => balanced(&[&[0], &vec![1; layers][..], &[0]].concat(), stages),
+            (split, _) => split.to_vec(),
         };
         if sizes.iter().sum::<usize>() != layers {
             let problem = format!(

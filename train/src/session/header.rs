@@ -2,9 +2,10 @@
 
 use meshgrad_autograd::Param;
 use meshgrad_models::Model;
-use meshgrad_runtime::Properties;
+use meshgrad_runtime::{DType, Properties};
 
 use super::run::Run;
+use super::utilization::peak;
 use crate::report::Header;
 
 /// What the header says of a model, before it is divided over ranks.
@@ -32,7 +33,7 @@ impl<M: Model> Run<'_, M> {
         self.reporter.header(&Header {
             version: format!("meshgrad {}", env!("CARGO_PKG_VERSION")),
             device: self.device.to_string(),
-            hardware: hardware(self.device.properties()),
+            hardware: hardware(self.device.properties(), self.trainer.dtype()),
             dtype: self.config.train.dtype.name().into(),
             mesh: self.ranks.title(),
             stages: self.trainer.stages(),
@@ -59,11 +60,14 @@ impl<M: Model> Run<'_, M> {
     }
 }
 
-/// A device's threads and instruction sets, or the GPU's model and memory.
-fn hardware(properties: &Properties) -> String {
+/// A device's threads and instruction sets, or the GPU's model, memory and peak.
+fn hardware(properties: &Properties, dtype: DType) -> String {
     let Properties { threads, simd, native_bf16, gpu, .. } = properties;
+    let peak = peak(properties, dtype).map(|peak| format!(", {:.1} TFLOP/s", 1e-12 * peak));
     match gpu {
-        Some(gpu) => format!("{}, {} GiB", gpu.model, gpu.memory >> 30),
+        Some(gpu) => {
+            format!("{}, {} GiB{}", gpu.model, gpu.memory >> 30, peak.unwrap_or_default())
+        }
         None if *native_bf16 => format!("x{threads} {simd} bf16"),
         None => format!("x{threads} {simd}"),
     }

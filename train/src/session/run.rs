@@ -16,6 +16,7 @@ use super::Diverged;
 use super::header::WholeModel;
 use super::opened::Opened;
 use super::records::Records;
+use super::utilization::Utilization;
 use super::{Session, Summary};
 use crate::batches::TokenBatches;
 use crate::config::Config;
@@ -30,7 +31,7 @@ use crate::report::{self, Reporter, RunProgress};
 use crate::run_folder::RunFolder;
 use crate::sampler::{Order, Windows};
 use crate::trainer::{PendingStep, Trainer};
-use crate::{Error, Kind, Result, checkpoint, generate, memory, prompt};
+use crate::{Error, Kind, Result, checkpoint, configured, generate, memory, prompt};
 
 /// What a run is made of.
 pub(super) struct Parts<'a, M, I> {
@@ -76,6 +77,7 @@ pub(super) struct Run<'a, M: Model> {
     pub(super) model: WholeModel,
     pub(super) trainer: Trainer<M>,
     pub(super) ranks: RunRanks<'a>,
+    utilization: Option<Utilization>,
     order: Order,
     windows: Windows,
     validation: Option<Windows>,
@@ -120,6 +122,8 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
             memory::check(Some(&model), config, device, &ranks)?;
         }
         let whole = WholeModel::of(&model);
+        let (like, dtype) = (device.properties(), configured::dtype(config.train.dtype));
+        let utilization = Utilization::of(&model, like, dtype, ranks.count(), seq_len);
         let (model, pipeline) = match ranks.divide(&model)? {
             Some((part, pipeline)) => (part, Some(pipeline)),
             None => (model, None),
@@ -165,6 +169,7 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
             records,
             reporter,
             ranks,
+            utilization,
             order,
             last: stop_after.unwrap_or(steps).min(steps),
             stop,
@@ -289,6 +294,7 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
 
         let tokens = (self.config.train.batch_size * self.config.train.seq_len) as f64;
         record.tokens_per_s = tokens / duration.as_secs_f64();
+        record.mfu = self.utilization.map(|it| it.at(record.tokens_per_s));
         record.save_stall_s = self.save_stall.take().map(|it| it.as_secs_f64());
         if let Some(of_step) = communication {
             record.ranks = Some(self.ranks.count());

@@ -1,5 +1,7 @@
 //! What a pipeline runs, keeps and reports.
 
+mod torch;
+
 use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_pipeline::{Action, Costs, Named};
 use meshgrad_train::pipeline::Cut;

@@ -1,12 +1,12 @@
 //! The stages of a model, one after the other, compute what the whole model does.
 
 use meshgrad_autograd::{Module, Result};
-use meshgrad_models::{Flow, Loss, Model, Qwen3, Stage};
+use meshgrad_models::{Flow, Loss, Model, Qwen3, Stage, hf};
 use meshgrad_runtime::{Device, Tensor};
 
 use crate::sharded::cases::{CASES, Case};
 use crate::sharded::run::{Expected, Outcome, SEED, batch, gradients, outcome_of};
-use crate::small::BALANCING;
+use crate::small::{BALANCING, add_adapters};
 
 /// Three stages: the first layer, no layer, and all others.
 fn stages(case: &Case) -> Result<Vec<(Stage, Qwen3)>> {
@@ -83,6 +83,18 @@ fn stages_compute_what_the_model_does() {
         }
     }
     assert!(models.len() >= 3);
+}
+
+/// Any of them can write the folder of the whole model.
+#[test]
+fn parts_have_the_files_of_the_model() {
+    let mut model = Qwen3::new(&CASES[0].config()).unwrap();
+    add_adapters(&mut model);
+    let files = model.files().unwrap();
+    assert!(files.iter().any(|(name, _)| name == hf::ADAPTERS));
+    for stage in Stage::of_sizes(&[0, model.layers()]).unwrap() {
+        assert_eq!(model.part(&[stage]).unwrap().files().unwrap(), files);
+    }
 }
 
 #[test]

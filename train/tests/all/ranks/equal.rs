@@ -91,6 +91,25 @@ fn ranks_may_differ_in_paths_and_output() {
     train(configs, [place.path("run"), place.path("run")], [2, 2]).unwrap();
 }
 
+/// Of the file of a schedule, the content counts.
+#[test]
+fn ranks_with_different_schedules_are_refused() {
+    let place = Place::dense();
+    let config = |name: &str, text: &str| {
+        let file = place.path(name);
+        fs::write(&file, text).unwrap();
+        let schedule = format!("pipeline.schedule='{}'", file.display());
+        place.config(&TWO, &["parallel.pp=2", &schedule])
+    };
+    let run = |name: &str| [place.path(name), place.path(name)];
+    let (one, other) = ("0F0,0F1,0B1,0B0\n1F0,1F1,1B1,1B0\n", "0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n");
+    let error =
+        train([config("a.csv", one), config("b.csv", other)], run("refused"), [2, 2]).unwrap_err();
+    assert!(error.contains("pipeline.schedule: \"a file with digest "), "{error}");
+    assert!(!place.path("refused").exists());
+    train([config("a.csv", one), config("b.csv", one)], run("run"), [2, 2]).unwrap();
+}
+
 /// A rank whose folder has other tokens, or another tokenizer, than that of rank 0.
 #[test]
 fn ranks_with_different_data_are_refused() {

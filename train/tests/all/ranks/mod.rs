@@ -19,7 +19,7 @@ use meshgrad_train::checkpoint::{self, ReadOptions, SavedRun};
 use meshgrad_train::config::Config;
 use meshgrad_train::optimizer::Optimizer;
 use meshgrad_train::qwen3::{self, Tables};
-use meshgrad_train::ranks::checkpoint_ranks;
+use meshgrad_train::ranks::{RunRanks, checkpoint_ranks};
 use meshgrad_train::tokenizer::Tokenizer;
 
 use crate::on_disk::{Files, files};
@@ -279,6 +279,24 @@ fn any_mesh_samples_the_text_of_one_rank() {
         for (number, on) in MESHES.iter().enumerate() {
             assert_eq!(text(on, &format!("text-{number}")), one, "{:?}", on.sets);
         }
+    }
+}
+
+/// The head of a small model has more FLOPs than a layer.
+#[test]
+fn stages_have_equally_many_flops_or_layers() {
+    let place = Place::dense();
+    let cases = [("flops", [1, 2, 0]), ("layers", [1, 1, 1])];
+    for (balance, expected) in cases {
+        let set = format!("pipeline.balance={balance}");
+        let config = place.config(&On { ranks: 3, sets: &["parallel.pp=3"] }, &[&set]);
+        let layers = Local::run(3, |rank| {
+            let ranks = RunRanks::new(rank, &config)?;
+            let model = qwen3::model(&config, 257, None)?;
+            let (part, _) = ranks.on_mesh(|| ranks.divide(&model))?.unwrap();
+            Ok::<_, meshgrad_train::Error>(part.layers.len())
+        });
+        assert_eq!(layers.unwrap(), expected, "{balance}");
     }
 }
 
