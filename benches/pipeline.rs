@@ -139,7 +139,7 @@ fn torch(arguments: &Arguments, folder: &Path) -> anyhow::Result<Vec<Contestant>
 
 fn start_one(weights: Option<PathBuf>) -> Ranks {
     Ranks::start(1, move |inboxes| {
-        let (model, device) = (whole(weights.as_deref())?, Device::cpu_with_threads(RANKS));
+        let (model, device) = (whole(weights.as_deref())?, Device::cpu_with_threads(RANKS)?);
         fill(&model, weights.as_deref(), &device)?;
         let mut trainer = Trainer::new(model, &training()?, &device)?;
         serve(&mut trainer, &device, &inboxes[0], || Ok(()))

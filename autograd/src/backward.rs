@@ -3,15 +3,16 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fmt;
+use std::rc::Rc;
 
 use meshgrad_collectives::check_replicas;
 use meshgrad_error::error;
 use meshgrad_runtime::{Device, Kind, Shape, Tensor, ops};
 
-use crate::slot::{Dep, Edge, Pass, Phase, Slots, State, gradient_shape};
+use crate::slot::{Dep, Edge, Held, Pass, Phase, Slots, State, gradient_shape};
 use crate::tape::{Record, other_tape};
 use crate::var::{Node, ValueId};
-use crate::{Error, Grads, ParamId, Result, Tape, Var};
+use crate::{Error, Grads, ParamId, Result, Tape, Var, beside};
 
 /// The error for a root of this shape that does not depend on anything with a gradient.
 pub(crate) fn no_gradient(shape: &impl fmt::Display) -> Error {
@@ -23,7 +24,9 @@ pub(crate) struct Backward {
     records: Vec<Record>,
     edges: Vec<Edge>,
     deps: Vec<Dep>,
-    slots: Vec<Option<Tensor>>,
+    slots: Vec<Option<Held>>,
+    /// The records that the current phase has not reached.
+    left: usize,
     device: Device,
 }
 
@@ -49,15 +52,16 @@ impl Backward {
         roots: Vec<(ValueId, Tensor)>,
         device: &Device,
     ) -> Result<Backward> {
-        let mut slots: Vec<Option<Tensor>> = vec![None; tape.deps.len()];
+        let mut slots: Vec<Option<Held>> = tape.deps.iter().map(|_| None).collect();
         for (id, gradient) in roots {
             let slot = &mut slots[id.slot as usize];
-            *slot = Some(match slot.take() {
+            *slot = Some(Held::Here(match slot.take() {
                 None => gradient,
-                Some(other) => ops::add(&other, &gradient)?,
-            });
+                Some(other) => ops::add(&other.wait()?, &gradient)?,
+            }));
         }
         Ok(Backward {
+            left: tape.records.len(),
             records: tape.records,
             edges: tape.edges,
             deps: tape.deps,
@@ -69,6 +73,18 @@ impl Backward {
     /// Runs `phase` from the last record to the first. An `outermost` pass counts the completed
     /// uses of parameters in `grads`.
     pub(crate) fn run(&mut self, phase: Phase, grads: &mut Grads, outermost: bool) -> Result<()> {
+        self.left = self.records.len();
+        self.advance(phase, grads, outermost, |_| false)
+    }
+
+    /// Runs the records that are left, from the last to the first, until one of them `stops`.
+    fn advance(
+        &mut self,
+        phase: Phase,
+        grads: &mut Grads,
+        outermost: bool,
+        stops: impl Fn(&State) -> bool,
+    ) -> Result<()> {
         let pass = Pass {
             phase,
             deps: &self.deps,
@@ -76,22 +92,28 @@ impl Backward {
             device: &self.device,
             state: RefCell::new(State {
                 slots: std::mem::take(&mut self.slots),
+                started: false,
                 pending: false,
                 grads: std::mem::take(grads),
             }),
         };
         // Reused by all records.
         let mut dys = Vec::new();
-        let records = self.records.iter_mut().rev();
-        let result = records
-            .filter(|record| phase != Phase::Inputs || record.dep == Dep::Input)
-            .try_for_each(|record| {
-                pass.step(record, &mut dys)?;
-                match outermost && phase != Phase::Inputs {
-                    true => pass.uses_done(record),
-                    false => Ok(()),
-                }
-            });
+        let records = self.records[..self.left].iter_mut().rev();
+        let mut result = Ok(());
+        for record in records {
+            self.left -= 1;
+            if phase == Phase::Inputs && record.dep != Dep::Input {
+                continue;
+            }
+            result = pass.step(record, &mut dys);
+            if result.is_ok() && outermost && phase != Phase::Inputs {
+                result = pass.uses_done(record);
+            }
+            if result.is_err() || stops(&pass.state.borrow()) {
+                break;
+            }
+        }
 
         let state = pass.state.into_inner();
         self.slots = state.slots;
@@ -101,7 +123,7 @@ impl Backward {
 
     /// Takes the gradients of inputs with these ids.
     fn gradients(&mut self, inputs: &[&Var], ids: Vec<ValueId>) -> Result<Vec<Tensor>> {
-        let gradients = inputs.iter().zip(ids).map(|(input, id)| match self.take(id) {
+        let gradients = inputs.iter().zip(ids).map(|(input, id)| match self.take(id)? {
             Some(gradient) => Ok(gradient),
             None => {
                 let shape = input.value().sharded_shape();
@@ -112,8 +134,8 @@ impl Backward {
     }
 
     /// Takes the gradient of an input.
-    pub(crate) fn take(&mut self, id: ValueId) -> Option<Tensor> {
-        self.slots[id.slot as usize].take()
+    pub(crate) fn take(&mut self, id: ValueId) -> Result<Option<Tensor>> {
+        self.slots[id.slot as usize].take().map(Held::wait).transpose()
     }
 }
 
@@ -126,7 +148,7 @@ impl Pass<'_> {
                 runs &= record.deferred.is_some();
                 dys.extend(record.deferred.take().unwrap_or_default());
             }
-            false => self.take_gradients(record, dys),
+            false => self.take_gradients(record, dys)?,
         }
         runs |= dys.iter().any(Option::is_some);
         // Taking the closure frees what the op saved, unless its weight gradients are deferred.
@@ -145,10 +167,13 @@ impl Pass<'_> {
     }
 
     /// Takes the gradients of a record's outputs.
-    fn take_gradients(&self, record: &Record, dys: &mut Vec<Option<Tensor>>) {
+    fn take_gradients(&self, record: &Record, dys: &mut Vec<Option<Tensor>>) -> Result<()> {
         let slots = &mut self.state.borrow_mut().slots;
         let range = record.first_slot..record.first_slot + record.outputs;
-        dys.extend(slots[range].iter_mut().map(Option::take));
+        for slot in &mut slots[range] {
+            dys.push(slot.take().map(Held::wait).transpose()?);
+        }
+        Ok(())
     }
 
     fn uses_done(&self, record: &Record) -> Result<()> {
@@ -187,13 +212,44 @@ impl Tape {
         inputs: &[&Var],
         grads: &mut Grads,
     ) -> Result<Vec<Tensor>> {
+        let ((), gradients) = self.backward_beside(roots, inputs, grads, || Ok(()))?;
+        Ok(gradients)
+    }
+
+    /// As [`Tape::backward_with`], while `body` runs: whenever an op of `body` has started to
+    /// communicate, the pass goes on until it has, so that each communicates beside the computation
+    /// of the other. What is left runs after `body`, whose result is returned too. The gradients
+    /// have the same bits.
+    ///
+    /// All ranks make the same calls with the same ops, as their communication alternates.
+    ///
+    /// # Errors
+    /// Those of `body`, after which the gradients are incomplete; as [`Tape::backward`].
+    pub fn backward_beside<T>(
+        self,
+        roots: &[(&Var, Tensor)],
+        inputs: &[&Var],
+        grads: &mut Grads,
+        body: impl FnOnce() -> Result<T>,
+    ) -> Result<(T, Vec<Tensor>)> {
         let ids = self.ids_of(inputs)?;
         grads.begin(&self.uses)?;
         check_roots(roots)?;
-        let mut backward = Backward::new(self, roots)?;
-        backward.run(Phase::Full, grads, true)?;
+        let shared = Rc::new(RefCell::new((Backward::new(self, roots)?, std::mem::take(grads))));
+        let part = {
+            let shared = shared.clone();
+            move || {
+                let (backward, grads) = &mut *shared.borrow_mut();
+                backward.advance(Phase::Full, grads, true, |state| state.started)
+            }
+        };
+        let result = beside::with_work(part, body);
+        let (backward, own) = &mut *shared.borrow_mut();
+        *grads = std::mem::take(own);
+        let result = result?;
+        backward.advance(Phase::Full, grads, true, |_| false)?;
         grads.end()?;
-        backward.gradients(inputs, ids)
+        Ok((result, backward.gradients(inputs, ids)?))
     }
 
     /// Computes the gradients of `inputs` only, and defers those of the parameters to

@@ -28,6 +28,7 @@
 //! ```
 
 mod backward;
+mod beside;
 mod checkpoint;
 mod gathered;
 mod gradcheck;

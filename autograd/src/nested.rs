@@ -57,9 +57,11 @@ impl Started {
         self.backward.as_mut().map_or(Ok(()), run)
     }
 
-    fn take(&mut self, input: usize) -> Option<Tensor> {
-        let id = self.inputs[input]?;
-        self.backward.as_mut()?.take(id)
+    fn take(&mut self, input: usize) -> Result<Option<Tensor>> {
+        match (self.inputs[input], &mut self.backward) {
+            (Some(id), Some(backward)) => backward.take(id),
+            _ => Ok(None),
+        }
     }
 }
 
@@ -100,7 +102,7 @@ impl NestedBackward {
         for (at, slot) in slots.iter().enumerate() {
             // Other gradients are computed, or kept, until [`Phase::Weights`].
             if slot.due()
-                && let Some(gradient) = finish(at, started.take(at))?
+                && let Some(gradient) = finish(at, started.take(at)?)?
             {
                 slot.add(|| Ok(gradient))?;
             }

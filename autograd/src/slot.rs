@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use meshgrad_error::error;
-use meshgrad_runtime::{Accumulator, DType, Device, Kind, ShardedShape, Tensor, ops};
+use meshgrad_runtime::{Accumulator, DType, Device, Kind, Pending, ShardedShape, Tensor, ops};
 
 use crate::param::describe;
 use crate::var::{Node, ValueId};
@@ -59,10 +59,28 @@ pub(crate) struct Pass<'a> {
 
 pub(crate) struct State {
     /// The gradient of each value so far.
-    pub(crate) slots: Vec<Option<Tensor>>,
+    pub(crate) slots: Vec<Option<Held>>,
+    /// Whether the current record has started communication, for whose end nothing waits yet.
+    pub(crate) started: bool,
     /// Whether the current record has work for [`Phase::Weights`].
     pub(crate) pending: bool,
     pub(crate) grads: Grads,
+}
+
+/// The gradient of a value so far.
+pub(crate) enum Held {
+    Here(Tensor),
+    /// Of communication that has started.
+    Coming(Pending<Tensor>),
+}
+
+impl Held {
+    pub(crate) fn wait(self) -> Result<Tensor> {
+        match self {
+            Held::Here(gradient) => Ok(gradient),
+            Held::Coming(gradient) => gradient.wait(),
+        }
+    }
 }
 
 /// Takes the gradient of one input of an op.
@@ -124,13 +142,43 @@ impl Slot<'_> {
         if !self.due() {
             return Ok(());
         }
-        let gradient = gradient()?;
-        self.check(&gradient)?;
+        self.add_due(gradient()?)
+    }
 
+    /// As [`Slot::add`], of communication that has started. Where nothing was added before, what needs
+    /// the gradient waits for it.
+    ///
+    /// # Errors
+    /// As [`Slot::add`]; those of the communication may be returned later.
+    pub(crate) fn add_pending(
+        self,
+        gradient: impl FnOnce() -> Result<Pending<Tensor>>,
+    ) -> Result<()> {
+        if !self.due() {
+            return Ok(());
+        }
+        let gradient = gradient()?;
+        match &self.edge.node {
+            Node::Value(id) if self.dep() == Dep::Input && !self.has(*id) => {
+                let state = &mut *self.pass.state.borrow_mut();
+                state.slots[id.slot as usize] = Some(Held::Coming(gradient));
+                state.started = true;
+                Ok(())
+            }
+            _ => self.add_due(gradient.wait()?),
+        }
+    }
+
+    fn add_due(self, gradient: Tensor) -> Result<()> {
+        self.check(&gradient)?;
         match &self.edge.node {
             Node::Value(id) if self.dep() == Dep::Input => self.add_to_slot(*id, gradient),
             _ => self.accumulate_due(|sum| ops::add_into(&gradient, sum)),
         }
+    }
+
+    fn has(&self, id: ValueId) -> bool {
+        self.pass.state.borrow().slots[id.slot as usize].is_some()
     }
 
     /// Lets `op` write or add the gradient in place. `op` runs only if the gradient is needed in
@@ -167,10 +215,11 @@ impl Slot<'_> {
             }
             Node::Value(id) => {
                 let slot = &mut state.slots[id.slot as usize];
-                let mut sum = self.buffer(slot.take(), dtype)?;
+                let held = slot.take().map(Held::wait).transpose()?;
+                let mut sum = self.buffer(held, dtype)?;
                 op(&mut sum)?;
                 self.check_sum(&self.edge.shape, &sum)?;
-                *slot = Some(sum.total()?.clone());
+                *slot = Some(Held::Here(sum.total()?.clone()));
                 Ok(())
             }
         }
@@ -201,9 +250,9 @@ impl Slot<'_> {
         let held = self.pass.state.borrow_mut().slots[id.slot as usize].take();
         let sum = match held {
             None => gradient,
-            Some(held) => ops::add(&held, &gradient)?,
+            Some(held) => ops::add(&held.wait()?, &gradient)?,
         };
-        self.pass.state.borrow_mut().slots[id.slot as usize] = Some(sum);
+        self.pass.state.borrow_mut().slots[id.slot as usize] = Some(Held::Here(sum));
         Ok(())
     }
 

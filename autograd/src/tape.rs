@@ -138,6 +138,14 @@ fn with_recorder<T>(recorder: Recorder, body: impl FnOnce() -> T) -> (T, Recorde
     (result, recorder.unwrap_or_else(|| Recorder::with_id(id, true)))
 }
 
+/// Runs `body`, of which this thread's recorder sees nothing.
+pub(crate) fn unrecorded<T>(body: impl FnOnce() -> T) -> T {
+    let recorder = RECORDER.take();
+    let result = body();
+    RECORDER.set(recorder);
+    result
+}
+
 /// Runs `body` without recording it, and returns the effects of a record that runs it again.
 pub(crate) fn without_recording<T>(body: impl FnOnce() -> Result<T>) -> Result<(T, Effects)> {
     let (result, recorder) = with_recorder(Recorder::new(false), body);

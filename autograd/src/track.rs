@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use meshgrad_error::error;
 use meshgrad_mesh::{Reduction, Sharding};
-use meshgrad_runtime::{DType, Kind, Tensor, ops};
+use meshgrad_runtime::{DType, Kind, Pending, Tensor, ops};
 
 use smallvec::SmallVec;
 
@@ -218,7 +218,7 @@ pub fn tracked_list_linear<V: Operand>(
 pub(crate) fn tracked_collective<V: Operand>(
     y: Tensor,
     x: &V,
-    backward: impl Fn(&Tensor) -> Result<Tensor> + Send + 'static,
+    backward: impl Fn(&Tensor) -> Result<Pending<Tensor>> + Send + 'static,
 ) -> Result<V> {
     let Some(var) = x.as_var() else {
         return Ok(V::from_var(Var::constant(y)));
@@ -231,7 +231,7 @@ pub(crate) fn tracked_collective<V: Operand>(
             None => Tensor::zeros(device, shape, *dtype, Kind::Value)?,
         };
         let [dx] = slots.array();
-        dx.add(|| backward(&dy))
+        dx.add_pending(|| backward(&dy))
     });
     let effects = Effects { communicates: true, ..Effects::default() };
     let first = record_with(1, &[var], Dep::Nothing, effects, backward)?;

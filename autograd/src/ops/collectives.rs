@@ -10,10 +10,10 @@
 
 use meshgrad_collectives::{Collectives, Communicator, Reduction};
 use meshgrad_error::ensure;
-use meshgrad_runtime::Tensor;
+use meshgrad_runtime::{Pending, Tensor};
 
 use crate::track::tracked_collective;
-use crate::{Operand, Result};
+use crate::{Operand, Result, beside};
 
 /// Concatenates the tensors of all members along dim 0; member i has `rows[i]` rows. The gradient is
 /// [`reduce_scatter_rows`].
@@ -29,9 +29,9 @@ pub fn all_gather_rows<V: Operand>(
     rows: &[usize],
     group: &(impl Communicator + Clone + 'static),
 ) -> Result<V> {
-    let y = group.all_gather_rows(part(x, "all_gather_rows")?, rows)?.wait()?;
+    let y = beside::wait(group.all_gather_rows(part(x, "all_gather_rows")?, rows)?)?;
     let (group, rows) = (group.clone(), rows.to_vec());
-    tracked_collective(y, x, move |dy| group.reduce_scatter_rows(dy, &rows, Reduction::Sum)?.wait())
+    tracked_collective(y, x, move |dy| group.reduce_scatter_rows(dy, &rows, Reduction::Sum))
 }
 
 /// Sums the tensors of all members; member i gets `rows[i]` rows, after those of the members before
@@ -49,9 +49,9 @@ pub fn reduce_scatter_rows<V: Operand>(
     group: &(impl Communicator + Clone + 'static),
 ) -> Result<V> {
     let x_part = part(x, "reduce_scatter_rows")?;
-    let y = group.reduce_scatter_rows(x_part, rows, Reduction::Sum)?.wait()?;
+    let y = beside::wait(group.reduce_scatter_rows(x_part, rows, Reduction::Sum)?)?;
     let (group, rows) = (group.clone(), rows.to_vec());
-    tracked_collective(y, x, move |dy| group.all_gather_rows(dy, &rows)?.wait())
+    tracked_collective(y, x, move |dy| group.all_gather_rows(dy, &rows))
 }
 
 /// Sends `send[j]` rows of `x` to member j and receives `recv[j]` rows from it, both in the order of
@@ -69,9 +69,9 @@ pub fn all_to_all_rows<V: Operand>(
     recv: &[usize],
     group: &(impl Communicator + Clone + 'static),
 ) -> Result<V> {
-    let y = group.all_to_all_rows(part(x, "all_to_all_rows")?, send, recv)?.wait()?;
+    let y = beside::wait(group.all_to_all_rows(part(x, "all_to_all_rows")?, send, recv)?)?;
     let (group, send, recv) = (group.clone(), send.to_vec(), recv.to_vec());
-    tracked_collective(y, x, move |dy| group.all_to_all_rows(dy, &recv, &send)?.wait())
+    tracked_collective(y, x, move |dy| group.all_to_all_rows(dy, &recv, &send))
 }
 
 /// As [`all_to_all_rows`], with counts on the device: slot j of `x` has room for C rows, of which the
@@ -100,9 +100,9 @@ pub fn all_to_all_slots<V: Operand>(
     );
     let slots = group.all_to_all(slots)?;
     let counts = group.all_to_all(counts)?.wait()?;
-    let y = slots.wait()?;
+    let y = beside::wait(slots)?;
     let group = group.clone();
-    Ok((tracked_collective(y, x, move |dy| group.all_to_all(dy)?.wait())?, counts))
+    Ok((tracked_collective(y, x, move |dy| group.all_to_all(dy))?, counts))
 }
 
 /// Sends `x` to member `to` and returns the tensor that member `from` sends, such as to and from the
@@ -123,7 +123,7 @@ pub fn send_recv<V: Operand>(
 ) -> Result<V> {
     let sent = part(x, "send_recv")?;
     let back = sent.shape().to_vec();
-    let y = exchange(sent, [to, from], shape, group)?;
+    let y = beside::wait(exchange(sent, [to, from], shape, group)?)?;
     let group = group.clone();
     tracked_collective(y, x, move |dy| exchange(dy, [from, to], &back, &group))
 }
@@ -134,15 +134,19 @@ fn exchange(
     [to, from]: [usize; 2],
     shape: &[usize],
     group: &impl Communicator,
-) -> Result<Tensor> {
+) -> Result<Pending<Tensor>> {
     if group.size() == 1 {
         ensure!(x.shape()[..] == *shape, Invalid, "send_recv: {x} is not of shape {shape:?}");
-        return Ok(x.clone());
+        let x = x.clone();
+        return Ok(Pending::by_host(move || Ok(x)));
     }
     let sent = group.send(x, to)?;
-    let received = group.recv(shape, x.dtype(), from)?.wait()?;
-    sent.wait()?;
-    Ok(received)
+    let received = group.recv(shape, x.dtype(), from)?;
+    Ok(Pending::by_host(move || {
+        let received = received.wait()?;
+        sent.wait()?;
+        Ok(received)
+    }))
 }
 
 /// The value of `x`, which must be a part without a sharding.

@@ -4,7 +4,7 @@ use meshgrad_collectives::{self as collectives, current_redistribution};
 use meshgrad_mesh::{Placement, Sharding};
 
 use super::add;
-use crate::{Operand, Result, Track};
+use crate::{Operand, Result, Track, beside};
 
 /// `x` with these placements on the named axes of its mesh, and its own on all others; see
 /// [`meshgrad_collectives::redistribute`]. On a single rank, and without placements, it is the
@@ -25,7 +25,7 @@ pub fn redistribute<V: Operand, S: AsRef<str>>(
     if placements.is_empty() {
         return Ok(x.clone());
     }
-    let y = collectives::redistribute(x.value(), placements)?;
+    let y = beside::wait(collectives::start_redistribute(x.value(), placements)?)?;
     let Some(from) = x.value().sharding() else {
         return Ok(x.clone());
     };
@@ -33,7 +33,7 @@ pub fn redistribute<V: Operand, S: AsRef<str>>(
     let from = from.without_partials();
     let named: Vec<String> = placements.iter().map(|(axis, _)| axis.as_ref().into()).collect();
     y.tracked_linear([x], move |dy, [dx]| {
-        dx.add(|| redistribution.redistribute(dy, &back(dy.sharding(), &from, &named)?))
+        dx.add_pending(|| redistribution.start(dy, &back(dy.sharding(), &from, &named)?))
     })
 }
 

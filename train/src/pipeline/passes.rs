@@ -101,9 +101,7 @@ impl<'t, M: Model, B: Iterator<Item = Result<M::Batch>>> Passes<'t, M, B> {
     ) -> Result<Option<(Pass, StepSums)>> {
         let sums = match action {
             Action::Compute(pass) => self.compute(pass, grads),
-            Action::Overlapped(forward, backward) => {
-                self.compute(forward, grads).and_then(|_| self.compute(backward, grads))
-            }
+            Action::Overlapped(forward, backward) => self.pair(forward, backward, grads),
             _ => self.communicate(action).map(|()| None),
         };
         self.named(action, sums)
@@ -147,15 +145,7 @@ impl<'t, M: Model, B: Iterator<Item = Result<M::Batch>>> Passes<'t, M, B> {
                 self.recorded.insert(key, (forward, tape));
                 Ok(None)
             }
-            Op::Backward => {
-                let (Forward { inputs, outputs, sums }, tape, roots) = self.recorded(pass)?;
-                self.announce(pass.stage, grads);
-                let roots: Vec<_> = outputs.iter().zip(roots).collect();
-                let inputs: Vec<&Var> = inputs.iter().collect();
-                let gradients = tape.backward_with(&roots, &inputs, grads)?;
-                self.pass_back(pass, gradients)?;
-                Ok(Some((pass, sums)))
-            }
+            Op::Backward => self.backward(pass, grads, |_| Ok(())).map(|(sums, ())| sums),
             Op::BackwardInput => {
                 let (Forward { inputs, outputs, sums }, tape, roots) = self.recorded(pass)?;
                 let roots: Vec<_> = outputs.iter().zip(roots).collect();
@@ -172,6 +162,40 @@ impl<'t, M: Model, B: Iterator<Item = Result<M::Batch>>> Passes<'t, M, B> {
                 Ok(Some((pass, sums)))
             }
         }
+    }
+
+    /// A forward and a backward pass of which each communicates while the other computes.
+    fn pair(
+        &mut self,
+        forward: Pass,
+        backward: Pass,
+        grads: &mut Grads,
+    ) -> Result<Option<(Pass, StepSums)>> {
+        let [of_forward, of_backward] = [forward, backward].map(|it| (it.stage, it.microbatch));
+        if backward.op != Op::Backward || of_forward == of_backward {
+            self.compute(forward, grads)?;
+            return self.compute(backward, grads);
+        }
+        let record = |passes: &mut Self| Tape::record(|| passes.forward(forward));
+        let (sums, recorded) = self.backward(backward, grads, record)?;
+        self.recorded.insert(of_forward, recorded);
+        Ok(sums)
+    }
+
+    /// A backward pass, beside what `body` does.
+    fn backward<T>(
+        &mut self,
+        pass: Pass,
+        grads: &mut Grads,
+        body: impl FnOnce(&mut Self) -> Result<T>,
+    ) -> Result<(Option<(Pass, StepSums)>, T)> {
+        let (Forward { inputs, outputs, sums }, tape, roots) = self.recorded(pass)?;
+        self.announce(pass.stage, grads);
+        let roots: Vec<_> = outputs.iter().zip(roots).collect();
+        let inputs: Vec<&Var> = inputs.iter().collect();
+        let (result, gradients) = tape.backward_beside(&roots, &inputs, grads, || body(self))?;
+        self.pass_back(pass, gradients)?;
+        Ok((Some((pass, sums)), result))
     }
 
     fn forward(&mut self, pass: Pass) -> Result<Forward> {

@@ -64,7 +64,8 @@ mod tests {
 
     #[test]
     fn utilization_is_the_share_of_the_peak_of_all_ranks() {
-        let model = qwen3::model(&Config::default(), 300, None).unwrap();
+        let config = Config::parse::<qwen3::Tables>("", "the test", &[]).unwrap();
+        let model = qwen3::model(&config, 300, None).unwrap();
         let of = |like, ranks| Utilization::of(&model, &gpu(like), DType::BF16, ranks, 256);
         let two = of("NVIDIA H200", 2).unwrap();
         let per_token = model.flops_per_token(256).unwrap();

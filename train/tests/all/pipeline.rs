@@ -1,7 +1,11 @@
 //! What a pipeline runs, keeps and reports.
 
 mod torch;
+mod watched;
 
+use std::sync::Arc;
+
+use meshgrad_comm::conformance::RewiredRank;
 use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_pipeline::{Action, Costs, Named};
 use meshgrad_train::pipeline::Cut;
@@ -10,7 +14,8 @@ use crate::homes::step::Outcome;
 use crate::matrix::cases::{self, CASES, Case, MICROBATCHES};
 use crate::matrix::planted::Planted;
 use crate::matrix::{batch, divided, on, on_ranks};
-use crate::small::DENSE;
+use crate::small::{ALL_EXPERTS, Axes, DENSE};
+use watched::Watched;
 
 /// Norms and weights do not depend on the cut, since the norm has the order of the whole model.
 #[test]
@@ -45,6 +50,30 @@ fn ranks_run_the_schedule() {
             assert_eq!(peaks, expected, "{} rank {rank}", case.title());
         }
     }
+}
+
+/// In a pair, collectives of one pass are under way while the other computes, and starts its own.
+#[test]
+fn a_pair_communicates_beside_computation() {
+    const MESH: Axes = &[("pp", 2), ("tp", 2)];
+    let sizes: &[usize] = &[0, 1, 1, 0];
+    let most = [Named::DualPipeV, Named::Zbv].map(|schedule| {
+        let case = Case::new(ALL_EXPERTS, MESH, schedule, sizes);
+        let all = case.mesh();
+        let most = Local::new(all.len()).threads(1).launch(|rank| {
+            let watched = Arc::new(Watched::new(rank.connector()));
+            let rank = RewiredRank::new(rank, watched.clone());
+            let cut = Cut::new(&all, "pp", rank.rank(), schedule, sizes)?;
+            Redistributor::new(&rank).run_on(&cut.stage_mesh()?, || {
+                let mut trainer = divided(&case, &rank, &cut)?;
+                let batches = (0..MICROBATCHES).map(|at| batch(&case, rank.device(), at, true));
+                trainer.step(1, batches)?.wait(&trainer.model)?;
+                Ok::<_, meshgrad_train::Error>(watched.most())
+            })
+        });
+        most.unwrap()
+    });
+    assert_eq!(most, [vec![2; 4], vec![1; 4]]);
 }
 
 /// A rank that ends during a step is named with the action that waits for it.
