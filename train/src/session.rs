@@ -9,6 +9,7 @@ mod run;
 mod saving;
 mod start;
 mod utilization;
+mod whole_model;
 
 use std::fmt;
 use std::fs;

@@ -426,9 +426,9 @@ impl<M: Model> Trainer<M> {
         StagedText::new(&self.model, &self.pipeline)
     }
 
-    /// The stages of a pipeline, for people.
-    pub(crate) fn stages(&self) -> Option<String> {
-        self.pipeline.summary()
+    /// Of each stage of a pipeline: its layers, and its share of the FLOPs of a forward pass.
+    pub(crate) fn stages(&self) -> Option<Vec<(usize, f64)>> {
+        self.pipeline.balance()
     }
 
     /// Whether the model is a part, of which other ranks have the rest.

@@ -16,7 +16,6 @@ use super::cut::{Cut, evaluation};
 use super::norm::ParamsOfStages;
 use crate::Result;
 use crate::config::SumOrder;
-use crate::report::format;
 use crate::sums::{ReducedSums, StepSums, no_batch};
 
 /// The stages of a model on this rank, and what flows between them.
@@ -160,14 +159,12 @@ impl<S: Vars + Clone> Pipeline<S> {
         Ok(())
     }
 
-    /// The stages, for people: `4: layers 1 2 2 1, FLOPs [25 27 27 21]%`.
-    pub(crate) fn summary(&self) -> Option<String> {
+    /// Of each stage: its layers, and its share of the FLOPs of a forward pass.
+    pub(crate) fn balance(&self) -> Option<Vec<(usize, f64)>> {
         self.cut.as_ref()?;
-        let sizes: Vec<String> = self.stages.iter().map(|it| it.layers.len().to_string()).collect();
         let all = self.flops.iter().sum::<u64>().max(1) as f64;
-        let shares: Vec<f64> = self.flops.iter().map(|flops| *flops as f64 / all).collect();
-        let shares = format::shares(&shares);
-        Some(format!("{}: layers {}, FLOPs {shares}", sizes.len(), sizes.join(" ")))
+        let stages = self.stages.iter().zip(&self.flops);
+        Some(stages.map(|(stage, flops)| (stage.layers.len(), *flops as f64 / all)).collect())
     }
 
     /// The program of a training step.

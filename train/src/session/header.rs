@@ -1,30 +1,11 @@
 //! What a run prints before its first step.
 
-use meshgrad_autograd::Param;
 use meshgrad_models::Model;
 use meshgrad_runtime::{DType, Properties};
 
 use super::run::Run;
 use super::utilization::peak;
-use crate::report::Header;
-
-/// What the header says of a model, before it is divided over ranks.
-pub(super) struct WholeModel {
-    title: String,
-    parameters: u64,
-    active_parameters: u64,
-}
-
-impl WholeModel {
-    pub(super) fn of(model: &impl Model) -> WholeModel {
-        let elements = |param: &Param| param.shape().elements() as u64;
-        WholeModel {
-            title: model.title(),
-            parameters: model.params().iter().map(elements).sum(),
-            active_parameters: model.active_parameters(),
-        }
-    }
-}
+use crate::report::{Header, format};
 
 impl<M: Model> Run<'_, M> {
     pub(super) fn print_header(&self) {
@@ -36,7 +17,7 @@ impl<M: Model> Run<'_, M> {
             hardware: hardware(self.device.properties(), self.trainer.dtype()),
             dtype: self.config.train.dtype.name().into(),
             mesh: self.ranks.title(),
-            stages: self.trainer.stages(),
+            stages: self.trainer.stages().map(|stages| balance(&stages)),
             model: model.title.clone(),
             parameters: model.parameters,
             active_parameters: model.active_parameters,
@@ -71,4 +52,11 @@ fn hardware(properties: &Properties, dtype: DType) -> String {
         None if *native_bf16 => format!("x{threads} {simd} bf16"),
         None => format!("x{threads} {simd}"),
     }
+}
+
+/// `4: layers 1 2 2 1, FLOPs [25 27 27 21]%`.
+fn balance(stages: &[(usize, f64)]) -> String {
+    let layers: Vec<String> = stages.iter().map(|(layers, _)| layers.to_string()).collect();
+    let shares: Vec<f64> = stages.iter().map(|(_, share)| *share).collect();
+    format!("{}: layers {}, FLOPs {}", stages.len(), layers.join(" "), format::shares(&shares))
 }

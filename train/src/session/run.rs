@@ -13,10 +13,10 @@ use serde_json::json;
 use twox_hash::XxHash3_64;
 
 use super::Diverged;
-use super::header::WholeModel;
 use super::opened::Opened;
 use super::records::Records;
 use super::utilization::Utilization;
+use super::whole_model::WholeModel;
 use super::{Session, Summary};
 use crate::batches::TokenBatches;
 use crate::config::Config;
