@@ -249,7 +249,7 @@ fn batch(device: &Device, number: usize) -> Result<TokenBatch, Error> {
     let tensor = |shift: usize| {
         let first = number * count + shift;
         let tokens: Vec<i64> = (first..first + count).map(token).collect();
-        Tensor::from_slice(device, &[SEQUENCES, TOKENS], &tokens)
+        Tensor::from_slice(device, &[SEQUENCES, TOKENS], &tokens)?.as_replicated()
     };
     Ok(TokenBatch::new(&tensor(0)?, &tensor(1)?))
 }
