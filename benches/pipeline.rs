@@ -1,4 +1,4 @@
-//! Trains a dense Qwen3 of 6.3 M parameters on one rank of two threads and, on two ranks of one
+//! Trains a dense Qwen3 of 6.6 M parameters on one rank of two threads and, on two ranks of one
 //! thread, in a pipeline, beside torch on the same: one process, and its schedules on gloo, from the
 //! same weights and tokens. The contestants take turns of a few steps.
 //!
