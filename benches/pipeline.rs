@@ -169,7 +169,7 @@ fn train(
     let model = whole(weights)?;
     let compute = Compute { dtype: DType::F32, checkpointing: false };
     Redistributor::new(rank).run_on(&cut.stage_mesh()?, || -> anyhow::Result<()> {
-        let meta = |device: &Device| Ok(batch(device, 0)?);
+        let meta = |device: &Device| batch(device, 0);
         let pipeline = Pipeline::learn(&cut, rank, &model, compute, meta)?;
         let part = model.part(&cut.own_stages())?;
         DataParallel::of_stage(rank, &mesh, "pp", Strategy::replicate([""; 0]))?.apply(&part)?;
