@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use meshgrad_autograd::{Grads, Module, Param, end_pass};
+use meshgrad_autograd::{Grads, Module, Param, Vars, end_pass};
 use meshgrad_collectives::full_tensor;
 use meshgrad_error::{ensure, error};
 use meshgrad_runtime::ops::{self, StepScalars};
@@ -10,7 +10,7 @@ use meshgrad_runtime::{DType, Device, Kind, Tensor};
 
 use crate::config::OptimizerConfig;
 use crate::optim::{Ema, OptimizerPart, OptimizerState, UpdateRule, count_skipped, parts, unless};
-use crate::pipeline::ParamsOfStages;
+use crate::pipeline::{ParamsOfStages, Pipeline};
 use crate::{Result, configured, tree};
 
 /// Updates a model's parameters: gradients are divided by the weight of the loss, clipped by their
@@ -140,9 +140,13 @@ impl Optimizer {
         result
     }
 
-    /// Of a part of the parameters of `stages`, whose gradients have one norm.
-    pub(crate) fn part_of(self, stages: Option<ParamsOfStages>) -> Optimizer {
-        Optimizer { stages, ..self }
+    /// The optimizer of the stages that a rank of `pipeline` has: the gradients of all stages have one
+    /// norm. All ranks make this call.
+    ///
+    /// # Errors
+    /// Outside of a [`Redistributor`](meshgrad_comm::Redistributor)'s scope.
+    pub fn of_pipeline<S: Vars + Clone>(self, pipeline: &Pipeline<S>) -> Result<Optimizer> {
+        Ok(Optimizer { stages: pipeline.all_params()?, ..self })
     }
 
     /// The global norm of the gradients.

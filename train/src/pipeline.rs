@@ -1,5 +1,6 @@
 //! Pipelines: a model that is cut into stages, which run on the ranks along an axis of a mesh.
 //!
+//! - `accumulate.rs`: the gradients of a step.
 //! - `cut.rs`: which rank has which stage.
 //! - `pass_order.rs`: the schedule.
 //! - `learned.rs`: what flows between stages, learnt from a pass without data.
@@ -9,6 +10,7 @@
 //! - `text.rs`: text from all stages.
 //! - `passes.rs`: the passes of a step, which interpret the actions of a program.
 
+mod accumulate;
 mod cut;
 mod learned;
 mod links;
@@ -18,6 +20,7 @@ mod passes;
 mod split;
 mod text;
 
+pub use accumulate::Totals;
 pub use cut::Cut;
 pub use learned::Pipeline;
 pub(crate) use learned::flops;

@@ -99,7 +99,7 @@ impl ReducedSums {
 
     /// As the sums of `stage`, the only one of them.
     pub(crate) fn of_stage(self, stage: usize) -> Result<StepSums> {
-        let [sum, weight] = [ops::reshape(&self.flat.slice(0, 0..1)?, &[])?, self.weight()?];
+        let [sum, weight] = [self.loss()?, self.weight()?];
         let statistics = BTreeMap::from([(stage, self.statistics()?)]);
         Ok(StepSums { loss: Some([sum, weight]), statistics })
     }
@@ -131,6 +131,11 @@ impl ReducedSums {
     /// All values, f32 [n].
     pub(crate) fn flat(&self) -> &Tensor {
         &self.flat
+    }
+
+    /// The loss, a scalar.
+    pub(crate) fn loss(&self) -> Result<Tensor> {
+        ops::reshape(&self.flat.slice(0, 0..1)?, &[])
     }
 
     /// What the loss is divided by, a scalar.

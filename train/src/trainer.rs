@@ -128,7 +128,7 @@ impl<M: Model> TrainerBuilder<M> {
         };
         let pipeline = pipeline.unwrap_or_else(|| Pipeline::whole(&model));
         pipeline.check_reduction(config.train.reduction)?;
-        let optimizer = optimizer.part_of(pipeline.all_params()?);
+        let optimizer = optimizer.of_pipeline(&pipeline)?;
         let schedule = match schedule {
             Some(schedule) => schedule,
             None => Box::new(config.schedule.of_run(config.train.steps)?),
@@ -252,19 +252,13 @@ impl<M: Model> Trainer<M> {
         microbatches: impl ExactSizeIterator<Item = Result<M::Batch>>,
     ) -> Result<GradientsAndSums> {
         let (pipeline, count) = (&self.pipeline, microbatches.len());
-        let program = pipeline.program(count)?;
-        let mut passes = Passes::new(&self.model, pipeline, self.compute, microbatches);
-        passes.expect(count);
-        let (grads, mut sums) = (self.optimizer.grads(), StepSums::default());
-        for action in &program.ranks()[pipeline.own()] {
-            let started = Instant::now();
-            if let Some((_, of_batch)) = passes.apply(*action, grads)? {
-                sums.add(of_batch)?;
-            }
-            self.events.report(passes.finished(step, *action, started))?;
-        }
-        passes.finish()?;
-        Ok(GradientsAndSums { sums: pipeline.reduced(&sums, &self.device)?, gradients: None })
+        let passes = Passes::new(&self.model, pipeline, self.compute, microbatches);
+        let (grads, events) = (self.optimizer.grads(), &mut self.events);
+        let sums =
+            pipeline.run(passes, count, grads, &self.device, |passes, action, started| {
+                events.report(passes.finished(step, action, started))
+            })?;
+        Ok(GradientsAndSums { sums, gradients: None })
     }
 
     /// Adds the gradients of the microbatches in a tree for each stage. Each is reduced by itself.

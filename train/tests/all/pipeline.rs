@@ -5,16 +5,21 @@ mod watched;
 
 use std::sync::Arc;
 
+use meshgrad_autograd::Module;
 use meshgrad_comm::conformance::RewiredRank;
 use meshgrad_comm::{Local, Rank, Redistributor};
+use meshgrad_models::Model;
 use meshgrad_pipeline::{Action, Costs, Named};
+use meshgrad_runtime::Device;
+use meshgrad_train::optimizer::Optimizer;
 use meshgrad_train::pipeline::Cut;
+use meshgrad_train::schedule::Schedule;
 
 use crate::homes::step::Outcome;
 use crate::matrix::cases::{self, CASES, Case, MICROBATCHES};
 use crate::matrix::planted::Planted;
-use crate::matrix::{batch, divided, on, on_ranks};
-use crate::small::{ALL_EXPERTS, Axes, DENSE};
+use crate::matrix::{batch, divided, on, on_ranks, own_stages};
+use crate::small::{self, ALL_EXPERTS, Axes, DENSE};
 use watched::Watched;
 
 /// Norms and weights do not depend on the cut, since the norm has the order of the whole model.
@@ -116,4 +121,48 @@ fn any_order_of_ranks_has_the_same_bits() {
             assert!(outcome == expected, "{} with seed {seed}", case.title());
         }
     }
+}
+
+/// A loop of one's own, without a trainer, has the bits of a trainer.
+#[test]
+fn an_own_loop_trains_as_the_trainer() {
+    let case = &CASES[6];
+    let (all, config) = (case.mesh(), case.config());
+    let compute = small::compute(false, case.checkpointing);
+    let batches = |device: &Device, step: u64| {
+        let first = step as usize * MICROBATCHES;
+        let batch = |at| batch(case, device, first + at, true);
+        (0..MICROBATCHES).map(batch).collect::<Vec<_>>()
+    };
+    Local::new(all.len())
+        .threads(1)
+        .launch(|rank| {
+            let cut = Cut::new(&all, "pp", rank.rank(), case.schedule, case.sizes)?;
+            Redistributor::new(rank).run_on(&cut.stage_mesh()?, || {
+                let (device, mut trainer) = (rank.device(), divided(case, rank, &cut)?);
+                let (part, pipeline) = own_stages(case, rank, &cut)?;
+                let optimizer = Optimizer::new(&part, device, &config.optimizer, 1)?;
+                let mut optimizer = optimizer.of_pipeline(&pipeline)?;
+                let schedule = config.schedule.of_run(config.train.steps)?;
+                for step in 1..=3 {
+                    let done = trainer.step(step, batches(device, step))?.wait(&trainer.model)?;
+                    let microbatches = batches(device, step);
+                    let grads = optimizer.grads();
+                    let totals =
+                        pipeline.accumulate(&part, compute, microbatches, grads, device)?;
+                    let rate = config.optimizer.learning_rate * schedule.factor(step);
+                    let norm = optimizer.step(&totals.weight, step, rate)?;
+                    if let Some(scale) = optimizer.scale() {
+                        part.after_step(&totals.statistics, &scale.as_replicated()?)?;
+                    }
+                    assert_eq!(f64::from(norm.local().to_vec::<f32>()?[0]), done.grad_norm);
+                }
+                for (own, trained) in part.params().iter().zip(trainer.model.params()) {
+                    let [own, trained] = [own, &trained].map(|param| param.kept_value());
+                    assert_eq!(own?.local().to_vec::<f32>()?, trained?.local().to_vec::<f32>()?);
+                }
+                Ok::<_, meshgrad_train::Error>(())
+            })
+        })
+        .unwrap();
 }

@@ -12,7 +12,7 @@ use meshgrad_comm::conformance::RewiredRank;
 use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_data_parallel::DataParallel;
 use meshgrad_mesh::Placement;
-use meshgrad_models::{IGNORE_INDEX, Model, ModelParallelism, Qwen3, TokenBatch};
+use meshgrad_models::{IGNORE_INDEX, Model, ModelParallelism, Qwen3, Stream, TokenBatch};
 use meshgrad_pipeline::Action;
 use meshgrad_runtime::{Device, Tensor};
 use meshgrad_train::Result;
@@ -132,7 +132,17 @@ pub(crate) fn on_one_rank(case: &Case) -> Outcome {
 
 /// The trainer of a rank's stages.
 pub(crate) fn divided(case: &Case, rank: &dyn Rank, cut: &Cut) -> Result<Trainer<Qwen3>> {
-    let (config, stage_mesh) = (case.config(), cut.stage_mesh()?);
+    let (part, pipeline) = own_stages(case, rank, cut)?;
+    Trainer::of(part).pipeline(pipeline).build(&case.config(), rank.device())
+}
+
+/// A rank's stages, and what flows between all.
+pub(crate) fn own_stages(
+    case: &Case,
+    rank: &dyn Rank,
+    cut: &Cut,
+) -> Result<(Qwen3, Pipeline<Stream>)> {
+    let stage_mesh = cut.stage_mesh()?;
     let model = case.model()?;
     let has_tp = case.mesh.iter().any(|(name, _)| *name == "tp");
     let tensor: &[&str] = if has_tp { &["tp"] } else { &[] };
@@ -150,7 +160,7 @@ pub(crate) fn divided(case: &Case, rank: &dyn Rank, cut: &Cut) -> Result<Trainer
     }
     parallel.apply(&model)?;
     model.materialize(rank.device(), 5)?;
-    Trainer::of(model).pipeline(pipeline).build(&config, rank.device())
+    Ok((model, pipeline))
 }
 
 pub(crate) fn on_ranks(case: &Case, fault: Planted) -> std::result::Result<Outcome, String> {

@@ -43,7 +43,7 @@ fn folder() -> PathBuf {
 
 impl Fixture {
     fn open(schedule: Named) -> Fixture {
-        let file = TensorFile::open(&folder().join(format!("{schedule}.safetensors"))).unwrap();
+        let file = TensorFile::open(folder().join(format!("{schedule}.safetensors"))).unwrap();
         let metadata = |key: &str| file.metadata()[key].as_str();
         let tensors = file.tensors().iter().map(|info| {
             let bytes = file.read(&info.name).unwrap();
@@ -87,7 +87,7 @@ impl Fixture {
 
 /// All microbatches.
 fn batches(device: &Device) -> Result<Vec<TokenBatch>> {
-    let file = TensorFile::open(&folder().join("input.safetensors"))?;
+    let file = TensorFile::open(folder().join("input.safetensors"))?;
     let shape = file.tensors()[0].shape.clone();
     let values = |name: &str| -> Result<Vec<i64>> {
         let bytes = file.read(name)?;
