@@ -183,8 +183,12 @@ impl Division {
     fn shape(&self, stages: usize) -> Result<Shape> {
         let ranks = self.whole.len() / self.mesh.len();
         let microbatches = self.train.batch_size / self.train.rows_of_pass(self.batch_parts());
+        let key = match self.pipeline.split.is_empty() {
+            true => "pipeline.stages_per_rank",
+            false => "pipeline.split",
+        };
         let shape = Shape::new(ranks, stages, microbatches);
-        shape.map_err(|error| violation("pipeline.stages_per_rank", error.to_string()))
+        shape.map_err(|error| violation(key, error.to_string()))
     }
 
     /// The stages of all ranks of the pipeline.

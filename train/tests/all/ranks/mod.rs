@@ -217,7 +217,11 @@ fn save_again(
 #[test]
 fn degrees_that_do_not_fit_are_refused() {
     let place = Place::moe();
-    let cases: [(On, &str); 7] = [
+    let cases: [(On, &str); 8] = [
+        (
+            On { ranks: 2, sets: &["parallel.pp=2", "pipeline.split=[2]"] },
+            "pipeline.split: 1 stages do not fill 2 ranks: every rank needs at least one stage",
+        ),
         (
             On { ranks: 2, sets: &["parallel.pp=2", "pipeline.stages_per_rank=2"] },
             "pipeline.schedule: 1f1b needs one stage per rank, but got 4 stages on 2 ranks; use 2 \
