@@ -38,9 +38,13 @@ impl OnGpu {
         self.device.open(cpu)
     }
 
-    /// Ranks that are threads, on the devices of [`DeviceName::of_ranks`].
-    pub(crate) fn local(&self, ranks: usize, cpu: &Device) -> Result<Local, Error> {
-        Ok(local(ranks, self.device.of_ranks(ranks, cpu)?, cpu))
+    /// The devices of ranks: [`DeviceName::of_ranks`].
+    pub(crate) fn of_ranks(
+        &self,
+        ranks: usize,
+        cpu: &Device,
+    ) -> Result<Option<Vec<Device>>, Error> {
+        self.device.of_ranks(ranks, cpu)
     }
 }
 
@@ -121,6 +125,7 @@ impl DeviceName {
             DeviceName::Cuda(_) | DeviceName::Emulator(_) => Ok(false),
         }
     }
+
     fn open(self, cpu: &Device) -> Result<Device, Error> {
         match self {
             DeviceName::Cpu => Ok(cpu.clone()),

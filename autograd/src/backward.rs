@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use meshgrad_collectives::check_replicas;
 use meshgrad_error::error;
-use meshgrad_runtime::{Device, Kind, Shape, Tensor, ops};
+use meshgrad_runtime::{Device, Kind, RankScope, Shape, Tensor, ops};
 
 use crate::slot::{Dep, Edge, Held, Pass, Phase, Slots, State, gradient_shape};
 use crate::tape::{Record, other_tape};
@@ -216,12 +216,13 @@ impl Tape {
         Ok(gradients)
     }
 
-    /// As [`Tape::backward_with`], while `body` runs: whenever an op of `body` has started to
-    /// communicate, the pass goes on until it has, so that each communicates beside the computation
-    /// of the other. What is left runs after `body`, whose result is returned too. The gradients
-    /// have the same bits.
+    /// As [`Tape::backward_with`], while `body` runs. Whenever a redistribution or a collective with
+    /// gradients of `body` has started, the backward pass goes on until it has started one too. So each
+    /// communicates while the other computes. What is left runs after `body`, whose result is returned
+    /// too. The gradients have the same bits.
     ///
-    /// All ranks make the same calls with the same ops, as their communication alternates.
+    /// A block that is checkpointed, a [`local`](crate::local) and a product that overlaps with its own
+    /// communication are one op each. All ranks communicate by the same ops in the same order.
     ///
     /// # Errors
     /// Those of `body`, after which the gradients are incomplete; as [`Tape::backward`].
@@ -236,12 +237,12 @@ impl Tape {
         grads.begin(&self.uses)?;
         check_roots(roots)?;
         let shared = Rc::new(RefCell::new((Backward::new(self, roots)?, std::mem::take(grads))));
-        let part = {
-            let shared = shared.clone();
-            move || {
-                let (backward, grads) = &mut *shared.borrow_mut();
-                backward.advance(Phase::Full, grads, true, |state| state.started)
-            }
+        let (scope, own) = (RankScope::current(), shared.clone());
+        let part = move || {
+            let (backward, grads) = &mut *own.borrow_mut();
+            let part = || backward.advance(Phase::Full, grads, true, |state| state.started);
+            // Not in that of the op which communicates.
+            scope.clone().run(part)
         };
         let result = beside::with_work(part, body);
         let (backward, own) = &mut *shared.borrow_mut();

@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use meshgrad_runtime::Pending;
 
 use crate::Result;
+use crate::saved::without_packing;
 use crate::tape::unrecorded;
 
 type Work = Box<dyn FnMut() -> Result<()>>;
@@ -32,11 +33,11 @@ pub(crate) fn with_work<T>(
     body()
 }
 
-/// The result of communication. All ranks call it at the same places, so that their work
-/// communicates in the same order.
+/// The result of communication. All ranks call it at the same places, so that they communicate in the
+/// same order.
 pub(crate) fn wait<T>(pending: Pending<T>) -> Result<T> {
     if let Some(mut work) = WORK.take() {
-        let done = unrecorded(&mut work);
+        let done = unrecorded(|| without_packing(&mut work));
         WORK.set(Some(work));
         done?;
     }

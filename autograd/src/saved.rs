@@ -154,6 +154,14 @@ pub fn packing<T>(packing: Arc<dyn Packing>, body: impl FnOnce() -> T) -> T {
     body()
 }
 
+/// Calls `body` outside of all [`packing`].
+pub(crate) fn without_packing<T>(body: impl FnOnce() -> T) -> T {
+    let scopes = PACKING.take();
+    let result = body();
+    PACKING.set(scopes);
+    result
+}
+
 thread_local! {
     static PACKING: RefCell<Vec<Arc<dyn Packing>>> = const { RefCell::new(Vec::new()) };
 }

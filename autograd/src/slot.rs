@@ -60,7 +60,7 @@ pub(crate) struct Pass<'a> {
 pub(crate) struct State {
     /// The gradient of each value so far.
     pub(crate) slots: Vec<Option<Held>>,
-    /// Whether the current record has started communication, for whose end nothing waits yet.
+    /// Whether an op has started to communicate.
     pub(crate) started: bool,
     /// Whether the current record has work for [`Phase::Weights`].
     pub(crate) pending: bool,
@@ -158,11 +158,17 @@ impl Slot<'_> {
             return Ok(());
         }
         let gradient = gradient()?;
+        // Ranks may differ in what was added before, but not in where a pass stops.
+        self.pass.state.borrow_mut().started = true;
         match &self.edge.node {
             Node::Value(id) if self.dep() == Dep::Input && !self.has(*id) => {
-                let state = &mut *self.pass.state.borrow_mut();
-                state.slots[id.slot as usize] = Some(Held::Coming(gradient));
-                state.started = true;
+                let (shape, dtype) = (self.edge.shape.clone(), self.edge.dtype);
+                let checked = gradient.and_then(move |gradient| match shape.fits(&gradient) {
+                    true => Ok(gradient),
+                    false => Err(gradient_shape(&shape, dtype, &gradient)),
+                });
+                let slots = &mut self.pass.state.borrow_mut().slots;
+                slots[id.slot as usize] = Some(Held::Coming(checked));
                 Ok(())
             }
             _ => self.add_due(gradient.wait()?),

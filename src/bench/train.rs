@@ -1,13 +1,13 @@
 //! The training speed of whole models, interleaved with torch: tokens per second, memory and model
 //! FLOPs utilization (MFU).
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};
-use meshgrad::comm::Local;
 use meshgrad::models::config::Qwen3Config;
 use meshgrad::prelude::*;
-use meshgrad::train::config::{Config, NoTables, Override};
+use meshgrad::train::config::{ComputeDType, Config, NoTables, Override};
 use meshgrad_harness::{Options, Peer, PeerOptions, Spread, finish, numbers};
 use serde_json::{Value, json};
 
@@ -15,7 +15,7 @@ use super::divided;
 use super::shapes::{self, Section, Shapes};
 use super::torch::{start_torch, torch_name};
 use super::training::{LEARNING_RATE, TimedModel};
-use crate::device::OnGpu;
+use crate::device::{self, OnGpu};
 
 /// Time training steps of the models in benches/shapes.toml, compared with torch.
 #[derive(clap::Args)]
@@ -35,11 +35,11 @@ pub(crate) struct Train {
     /// Steps per measurement.
     #[arg(long, default_value_t = 3)]
     steps: usize,
-    /// Peak dense bf16 TFLOP/s of a GPU, if it is not an A100, H100 or H200.
+    /// Peak dense bf16 TFLOP/s of a GPU, if it is not an A100, H100, H200 or GH200.
     #[arg(long)]
     peak_tflops: Option<f64>,
     /// Train on N ranks that are threads, each with a GPU of its own if there are enough. Nothing is
-    /// compared with torch.
+    /// compared with torch. A step has one microbatch unless `--set train.micro_batch_size` says otherwise.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(2..))]
     ranks: Option<u16>,
     /// Set a key of the training on ranks, as in `--set parallel.pp=2`; may be repeated.
@@ -122,8 +122,7 @@ impl Train {
         let mut findings = Findings::default();
         for train in &shapes.train {
             if let Some(ranks) = self.ranks {
-                let local = self.device.local(usize::from(ranks), cpu)?;
-                findings.rows.push(self.on_ranks(local, usize::from(ranks), train, peak)?);
+                findings.rows.push(self.on_ranks(usize::from(ranks), cpu, train, peak)?);
                 continue;
             }
             // Implementations that do not fit into memory together are timed one after the other.
@@ -192,14 +191,18 @@ impl Train {
         Ok(())
     }
 
-    /// Times a model on ranks; `peak` is that of each.
+    /// Times a model on ranks; `peak` is that of a GPU.
     fn on_ranks(
         &self,
-        local: Local,
         ranks: usize,
+        cpu: &Device,
         train: &shapes::Train,
         peak: Option<f64>,
     ) -> anyhow::Result<Value> {
+        let devices = self.device.of_ranks(ranks, cpu)?;
+        let names = devices.iter().flatten().map(ToString::to_string);
+        let gpus = names.collect::<BTreeSet<String>>().len();
+        let local = device::local(ranks, devices, cpu);
         let sizes = format!(
             "train.batch_size={0} train.micro_batch_size={0} train.seq_len={1} train.dtype=bf16",
             train.batch, train.tokens
@@ -207,12 +210,20 @@ impl Train {
         let sets = sizes.split(' ').map(str::parse).chain(self.sets.iter().cloned().map(Ok));
         let sets: Vec<Override> = sets.collect::<Result<_, _>>()?;
         let config = Config::read::<NoTables>(None, &sets)?;
+        let (batch, tokens) = (config.train.batch_size, config.train.seq_len);
+        let train = shapes::Train { batch, tokens, ..train.clone() };
         let (model, (rounds, steps)) = (train.config()?, self.rounds_and_steps());
         let measured = divided::time(&config, &model, local, [WARM_UP, rounds, steps])?;
         let who = format!("{ranks} ranks");
         let largest = measured.peaks.iter().max();
         let row = Row { who: &who, times: &measured.times, peak_bytes: json!(largest) };
-        Ok(row.print(train, &model, peak.map(|peak| peak * ranks as f64)))
+        let peak = peak.filter(|_| config.train.dtype == ComputeDType::Bf16);
+        let mut row = row.print(&train, &model, peak.map(|peak| peak * gpus as f64));
+        row["ranks"] = ranks.into();
+        row["parallel"] = serde_json::to_value(&config.parallel)?;
+        row["pipeline"] = serde_json::to_value(&config.pipeline)?;
+        row["micro_batch_size"] = config.train.micro_batch_size.into();
+        Ok(row)
     }
 
     /// An implementation after its warm-up; `None` for torch if it is not requested.

@@ -68,7 +68,7 @@ impl TimedModel {
     }
 }
 
-/// Token ids of any kind, [rows, tokens].
+/// Arbitrary token ids, [rows, tokens].
 pub(crate) fn ids(device: &Device, shape: [usize; 2], vocabulary: usize) -> Result<Tensor, Error> {
     let id = |at: usize| ((at * 7919 + at / 3) % vocabulary) as i64;
     let ids: Vec<i64> = (0..shape[0] * shape[1]).map(id).collect();

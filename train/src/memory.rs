@@ -11,7 +11,8 @@ use meshgrad_runtime::Device;
 
 pub(crate) use self::predict::allocate_params;
 pub use self::predict::{Needed, predict, predict_rank};
-use self::share::{Free, Lacking, Share, host, lacking, total};
+pub(crate) use self::share::host;
+use self::share::{Free, Lacking, Share, lacking, total};
 use crate::config::Config;
 use crate::ranks::{RunRanks, check_ranks};
 use crate::report::format::bytes;

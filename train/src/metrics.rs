@@ -36,7 +36,7 @@ pub struct Record {
     pub tokens_per_s: f64,
     /// Model FLOPs utilization: the share of the peak of all ranks' GPUs that the model's own operations
     /// took ([`Model::flops_per_token`](meshgrad_models::Model::flops_per_token)). `None` where either
-    /// is unknown, and in other dtypes than bf16.
+    /// is unknown, in other dtypes than bf16, and if some parameters are not trained.
     #[serde(with = "optional_number", default, skip_serializing_if = "Option::is_none")]
     pub mfu: Option<f64>,
     /// Load of the busiest expert: its tokens over the mean tokens per expert, in the layer where

@@ -20,7 +20,7 @@ mod passes;
 mod split;
 mod text;
 
-pub use accumulate::Totals;
+pub use accumulate::StepTotals;
 pub use cut::Cut;
 pub use learned::Pipeline;
 pub(crate) use learned::flops;

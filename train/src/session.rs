@@ -272,10 +272,13 @@ impl<'a> Session<'a> {
         let has_own_optimizer = self.optimizer.is_some();
         settings.insert("stop_after".into(), last.to_string().into());
         settings.insert("has_own_optimizer".into(), has_own_optimizer.into());
-        if let ScheduleChoice::File(path) = self.config.pipeline.choice()? {
-            // Where it is may differ. An error of reading it is reported where it is used.
-            let digest = XxHash3_64::oneshot(&fs::read(&path).unwrap_or_default());
-            settings["pipeline"]["schedule"] = format!("a file with digest {digest:016x}").into();
+        if let Ok(ScheduleChoice::File(path)) = self.config.pipeline.choice() {
+            // Where it is may differ.
+            let content = match fs::read(&path) {
+                Ok(bytes) => format!("a file with digest {:016x}", XxHash3_64::oneshot(&bytes)),
+                Err(error) => format!("{}: {error}", path.display()),
+            };
+            settings["pipeline"]["schedule"] = content.into();
         }
         weigh(check_equal(rank, &settings)?, self.config.train.reduction)
     }

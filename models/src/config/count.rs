@@ -53,8 +53,9 @@ impl ParameterCount {
 
 impl Qwen3Config {
     /// Floating-point operations with which a step trains a token of sequences of `tokens` tokens,
-    /// without recomputation (Chowdhery et al. 2022, PaLM, appendix B): 6 per parameter that the token
-    /// is multiplied by, and 6 L H Q T for causal attention, with L layers and H heads of Q features.
+    /// without recomputation: 6 per parameter that the token is multiplied by, and 6 L H Q T for
+    /// attention, with L layers and H heads of Q features. That is the count of Chowdhery et al. (2022,
+    /// PaLM, appendix B) with half of its attention, because a mask is causal.
     pub fn flops_per_token(&self, tokens: usize) -> f64 {
         let products = 6.0 * self.parameter_count().active_in_matmuls() as f64;
         let features = (self.num_attention_heads * self.head_dim()) as f64;

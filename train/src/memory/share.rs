@@ -9,7 +9,7 @@ use super::Needed;
 use crate::Result;
 
 /// A name for this host that other hosts do not have.
-pub(super) fn host() -> String {
+pub(crate) fn host() -> String {
     fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default()
 }
 

@@ -13,8 +13,8 @@ use crate::Result;
 use crate::sums::{ReducedSums, StepSums, no_batch};
 
 /// What the microbatches of a step add up to, over all ranks and stages.
-pub struct Totals {
-    /// The loss, such as the cross-entropy in nats. A scalar, f32.
+pub struct StepTotals {
+    /// The summed loss, such as the cross-entropy in nats; the mean is `loss / weight`. A scalar, f32.
     pub loss: Tensor,
     /// What the loss and the gradients are divided by. A scalar, f32.
     pub weight: Tensor,
@@ -27,7 +27,7 @@ impl<S: Vars + Clone> Pipeline<S> {
     /// is the part of a loop of your own that [`Trainer::step`](crate::trainer::Trainer::step) does
     /// before the optimizer runs. `model` has the stages of this rank, and `grads` are those of its
     /// optimizer ([`Optimizer::of_pipeline`](crate::optimizer::Optimizer::of_pipeline)). All ranks make
-    /// this call, each with its own part of every microbatch.
+    /// this call once per step, each with its own part of every microbatch.
     ///
     /// # Errors
     /// Without microbatches, or for a number of them that the schedule does not support; errors of a
@@ -39,7 +39,7 @@ impl<S: Vars + Clone> Pipeline<S> {
         microbatches: impl IntoIterator<Item = Result<M::Batch>, IntoIter: ExactSizeIterator>,
         grads: &mut Grads,
         device: &Device,
-    ) -> Result<Totals> {
+    ) -> Result<StepTotals> {
         let microbatches = microbatches.into_iter();
         if microbatches.len() == 0 {
             return Err(no_batch());
@@ -47,7 +47,11 @@ impl<S: Vars + Clone> Pipeline<S> {
         let count = microbatches.len();
         let passes = Passes::new(model, self, compute, microbatches);
         let sums = self.run(passes, count, grads, device, |_, _, _| Ok(()))?;
-        Ok(Totals { loss: sums.loss()?, weight: sums.weight()?, statistics: sums.statistics()? })
+        Ok(StepTotals {
+            loss: sums.loss()?,
+            weight: sums.weight()?,
+            statistics: sums.statistics()?,
+        })
     }
 
     /// Runs the `passes` of a step of `count` microbatches. `finished` hears of each action, and when it

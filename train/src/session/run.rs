@@ -15,7 +15,7 @@ use twox_hash::XxHash3_64;
 use super::Diverged;
 use super::opened::Opened;
 use super::records::Records;
-use super::utilization::Utilization;
+use super::utilization::{Utilization, devices};
 use super::whole_model::WholeModel;
 use super::{Session, Summary};
 use crate::batches::TokenBatches;
@@ -123,7 +123,7 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
         }
         let whole = WholeModel::of(&model);
         let (like, dtype) = (device.properties(), configured::dtype(config.train.dtype));
-        let utilization = Utilization::of(&model, like, dtype, ranks.count(), seq_len);
+        let utilization = Utilization::of(&model, like, dtype, devices(&ranks, device)?, seq_len);
         let (model, pipeline) = match ranks.divide(&model)? {
             Some((part, pipeline)) => (part, Some(pipeline)),
             None => (model, None),

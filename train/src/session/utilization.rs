@@ -1,34 +1,50 @@
 //! How much of the peak of its GPUs a run uses.
 
+use std::collections::BTreeSet;
+
 use meshgrad_models::Model;
-use meshgrad_runtime::{DType, Properties};
+use meshgrad_runtime::{DType, Device, Properties};
+
+use crate::ranks::RunRanks;
+use crate::{Result, memory};
 
 /// What model FLOPs utilization (MFU) is measured by.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Utilization {
     flops_per_token: f64,
-    /// FLOP/s of all ranks.
+    /// FLOP/s of all GPUs.
     peak: f64,
 }
 
 impl Utilization {
-    /// Of `model` on ranks with devices like `like`, on sequences of `tokens` tokens; `None` where its
-    /// operations or the peak are not known.
+    /// Of `model` on `gpus` GPUs like `like`, on sequences of `tokens` tokens; `None` where its operations
+    /// or the peak are not known, or a part of the parameters is not trained.
     pub(super) fn of(
         model: &impl Model,
         like: &Properties,
         dtype: DType,
-        ranks: usize,
+        gpus: usize,
         tokens: usize,
     ) -> Option<Utilization> {
         let peak = peak(like, dtype)?;
-        let flops_per_token = model.flops_per_token(tokens)?;
-        Some(Utilization { flops_per_token, peak: peak * ranks as f64 })
+        let is_whole = model.trained().len() == model.params().len();
+        let flops_per_token = model.flops_per_token(tokens).filter(|_| is_whole)?;
+        Some(Utilization { flops_per_token, peak: peak * gpus as f64 })
     }
 
     pub(super) fn at(&self, tokens_per_s: f64) -> f64 {
         tokens_per_s * self.flops_per_token / self.peak
     }
+}
+
+/// The number of devices on which all ranks compute, which threads may share. All ranks make this call
+/// with their own.
+///
+/// # Errors
+/// When ranks cannot communicate.
+pub(super) fn devices(ranks: &RunRanks<'_>, own: &Device) -> Result<usize> {
+    let all = ranks.gather(&(memory::host(), own.to_string()))?;
+    Ok(all.into_iter().collect::<BTreeSet<(String, String)>>().len())
 }
 
 /// The FLOP/s of a device, if known.
@@ -39,6 +55,7 @@ pub(super) fn peak(properties: &Properties, dtype: DType) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
+    use meshgrad_autograd::Module;
     use meshgrad_runtime::GpuProperties;
 
     use super::*;
@@ -63,10 +80,10 @@ mod tests {
     }
 
     #[test]
-    fn utilization_is_the_share_of_the_peak_of_all_ranks() {
+    fn utilization_is_the_share_of_the_peak_of_all_gpus() {
         let config = Config::parse::<qwen3::Tables>("", "the test", &[]).unwrap();
         let model = qwen3::model(&config, 300, None).unwrap();
-        let of = |like, ranks| Utilization::of(&model, &gpu(like), DType::BF16, ranks, 256);
+        let of = |like, gpus| Utilization::of(&model, &gpu(like), DType::BF16, gpus, 256);
         let two = of("NVIDIA H200", 2).unwrap();
         let per_token = model.flops_per_token(256).unwrap();
         assert_eq!(two.at(0.5 * 2.0 * 989.5e12 / per_token), 0.5);
@@ -75,5 +92,7 @@ mod tests {
         assert_eq!(of("NVIDIA H200 (meshgrad emulator)", 1), None);
         let f32 = Utilization::of(&model, &gpu("NVIDIA H200"), DType::F32, 1, 256);
         assert_eq!(f32, None);
+        model.embedding.as_ref().unwrap().freeze();
+        assert_eq!(of("NVIDIA H200", 1), None);
     }
 }

@@ -185,6 +185,66 @@ fn holds(case: &Case, within: Within, fault: Fault, without: Option<usize>) -> b
     results.iter().zip(&y).all(|([actual, _], y)| actual == y) && sums.0 == sums.1
 }
 
+/// A chain of collectives, whose gradients have been added to already on rank 0 only.
+fn chain(rank: &dyn Rank, seed: usize) -> Result<([Var; 2], Tape)> {
+    let (group, own) = (rank.world()?, rank.rank());
+    Tape::record(|| {
+        let x = Var::input(tensor(rank.device(), &numbers(seed, ROWS[own]))?);
+        let mut y = x.clone();
+        for step in 0..3 {
+            let z = ops::affine(&y, 1.0 + step as f64, 0.5)?;
+            let sent = ops::all_to_all_rows(&z, &SENT[own], &received(own), &group)?;
+            let back = ops::all_to_all_rows(&sent, &received(own), &SENT[own], &group)?;
+            y = match own {
+                0 => ops::add(&back, &z)?,
+                _ => back,
+            };
+        }
+        Ok([x, y])
+    })
+}
+
+/// A backward pass beside a forward pass has the bits of the one after the other.
+#[test]
+fn a_backward_pass_beside_another_pass_has_the_same_bits() {
+    let of_ranks = Local::run(RANKS, |rank| {
+        let own = rank.rank();
+        let dy = || tensor(rank.device(), &numbers(9, ROWS[own]));
+        let outcome = |is_beside: bool| -> Result<[Plain; 3]> {
+            let ([x, y], tape) = chain(rank, 1)?;
+            let (grads, root) = (&mut Grads::new(&[])?, [(&y, dy()?)]);
+            let (([a, b], other), dx) = match is_beside {
+                true => tape.backward_beside(&root, &[&x], grads, || chain(rank, 2))?,
+                false => {
+                    let forward = chain(rank, 2)?;
+                    (forward, tape.backward_with(&root, &[&x], grads)?)
+                }
+            };
+            let da = other.backward_with(&[(&b, dy()?)], &[&a], grads)?;
+            Ok([plain(&dx[0])?, plain(b.value())?, plain(&da[0])?])
+        };
+        Ok::<_, meshgrad_comm::Error>((outcome(true)?, outcome(false)?))
+    });
+    for (beside, after) in of_ranks.unwrap() {
+        assert_eq!(beside, after);
+    }
+}
+
+/// After an error of the body, and with one in the backward pass, the gradients can be used again.
+#[test]
+fn errors_beside_a_backward_pass_are_returned() {
+    let of_ranks = Local::run(RANKS, |rank| {
+        let ([x, y], tape) = chain(rank, 1)?;
+        let (grads, root) = (&mut Grads::new(&[])?, y.value().clone());
+        let fails = || -> Result<()> { Err(meshgrad_error::error!(Invalid, "the body fails")) };
+        let failed = tape.backward_beside(&[(&y, root)], &[&x], grads, fails).err();
+        let ([x, y], tape) = chain(rank, 1)?;
+        tape.backward_with(&[(&y, y.value().clone())], &[&x], grads)?;
+        Ok::<_, meshgrad_comm::Error>(failed.map(|error| error.to_string()))
+    });
+    assert_eq!(of_ranks.unwrap(), vec![Some("the body fails".to_owned()); RANKS]);
+}
+
 #[test]
 fn backward_is_the_transpose_of_forward() {
     for case in &CASES {

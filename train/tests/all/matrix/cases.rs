@@ -189,7 +189,7 @@ impl Case {
 }
 
 /// Cases that all run.
-pub(crate) const CASES: [Case; 23] = [
+pub(crate) const CASES: [Case; 24] = [
     Case::new(DENSE, &[("pp", 3)], Named::Gpipe, &[1, 1, 1]),
     Case::new(DENSE, &[("pp", 3)], Named::OneFOneB, &[0, 2, 1]),
     Case::new(DENSE, &[("pp", 3)], Named::Zb1p, &[1, 1, 1]).checkpointed(),
@@ -217,6 +217,8 @@ pub(crate) const CASES: [Case; 23] = [
         .home(Home::Zero1),
     Case::new(ALL_EXPERTS, &[("pp", 2), ("dp", 2), ("tp", 2)], Named::Interleaved, &[1, 0, 1, 0]),
     Case::new(ALL_EXPERTS, &[("pp", 3), ("tp", 2)], Named::Zb1p, &[1, 0, 1]),
+    Case::new(ALL_EXPERTS, &[("pp", 2), ("dp", 2), ("tp", 2)], Named::DualPipeV, &[0, 1, 1, 0])
+        .home(Home::Fsdp),
 ];
 
 /// Every schedule on 2, 3 and 4 ranks of a pipeline, alone and with each other division.
