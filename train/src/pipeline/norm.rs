@@ -48,7 +48,9 @@ impl ParamsOfStages {
     /// # Errors
     /// Errors of the ops and of the communication.
     pub(crate) fn norm(&self, gradients: &[(Param, Tensor)], device: &Device) -> Result<Tensor> {
-        let squares = Tensor::zeros(device, &[self.rows.len()], DType::F64, Kind::Gradient)?;
+        // That of `sum_of_squares`.
+        let dtype = if device.is_gpu() { DType::F32 } else { DType::F64 };
+        let squares = Tensor::zeros(device, &[self.rows.len()], dtype, Kind::Gradient)?;
         for (param, gradient) in gradients.iter().filter(|(param, _)| param.kept().is_first_copy())
         {
             let at = self.rows.iter().position(|(name, _)| name == param.name());
