@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 from ranks import launch, serve_turns
+from tensor_parallel import write_once
 
 M, B, T = 8, 2, 128
 CONFIG = {
@@ -45,27 +46,12 @@ def main():
     launch(run, options)
 
 
-def export(folder: Path):
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(0)
-    folder.mkdir(parents=True, exist_ok=True)
-    Qwen3ForCausalLM(Qwen3Config(**CONFIG)).save_pretrained(folder)
-
-
 def run(rank: int, options):
     import tiny
     import torch
     import torch.distributed as dist
-    import transformers
 
-    transformers.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    if rank == 0 and not (options.folder / "config.json").exists():
-        export(options.folder)
-    if options.ranks > 1:
-        dist.barrier()
+    write_once(rank, options, CONFIG)
     parts = {stage: part(options, stage) for stage in own_stages(rank, options)}
     optimizer = tiny.adamw(parameter for it in parts.values() for parameter in it.parameters())
 

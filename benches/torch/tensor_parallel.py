@@ -40,13 +40,21 @@ def main():
     launch(run, parser.parse_args())
 
 
-def export(folder: Path):
+def write_once(rank: int, options, config: dict):
+    """The model of `config` with random weights in --folder, if no other process has written it."""
     import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    import torch.distributed as dist
+    import transformers
 
-    torch.manual_seed(0)
-    folder.mkdir(parents=True, exist_ok=True)
-    Qwen3ForCausalLM(Qwen3Config(**CONFIG)).save_pretrained(folder)
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    if rank == 0 and not (options.folder / "config.json").exists():
+        torch.manual_seed(0)
+        options.folder.mkdir(parents=True, exist_ok=True)
+        model = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**config))
+        model.save_pretrained(options.folder)
+    if options.ranks > 1:
+        dist.barrier()
 
 
 def run(rank: int, options):
@@ -56,12 +64,7 @@ def run(rank: int, options):
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import loss_parallel, parallelize_module
 
-    transformers.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    if rank == 0 and not (options.folder / "config.json").exists():
-        export(options.folder)
-    if options.ranks > 1:
-        dist.barrier()
+    write_once(rank, options, CONFIG)
     model = transformers.Qwen3ForCausalLM.from_pretrained(options.folder, dtype=torch.float32).train()
     if options.ranks > 1:
         mesh = init_device_mesh("cpu", (options.ranks,), mesh_dim_names=("tp",))

@@ -201,7 +201,7 @@ impl Train {
     ) -> anyhow::Result<Value> {
         let devices = self.device.of_ranks(ranks, cpu)?;
         let names = devices.iter().flatten().map(ToString::to_string);
-        let gpus = names.collect::<BTreeSet<String>>().len();
+        let gpus = names.collect::<BTreeSet<String>>().len().max(1);
         let local = device::local(ranks, devices, cpu);
         let sizes = format!(
             "train.batch_size={0} train.micro_batch_size={0} train.seq_len={1} train.dtype=bf16",

@@ -20,7 +20,7 @@ use meshgrad_comm::{
     CommStats, ControlChannel, Rank, Recording, Redistributor, TracedRank, Verdict,
 };
 use meshgrad_dist::parallel::ParallelConfig;
-use meshgrad_error::{FailedRank, error};
+use meshgrad_error::{FailedRank, bail, error};
 use meshgrad_models::{Model, TokenBatch};
 use meshgrad_runtime::{Pending, Tensor};
 use serde::Serialize;
@@ -152,9 +152,12 @@ impl<'r> RunRanks<'r> {
     /// This rank's part of `batch` [rows, tokens], which all ranks have whole.
     ///
     /// # Errors
-    /// When the rows cannot be divided.
+    /// For a tensor of other dims; when the rows cannot be divided.
     pub fn own_part(&self, batch: &Tensor) -> Result<Tensor> {
-        self.part_of_batch(batch.shape()[0], batch.shape()[1])?.of_whole(batch)
+        let [rows, tokens] = batch.shape()[..] else {
+            bail!(Invalid, "own_part: {batch} is no batch; pass [rows, tokens]");
+        };
+        self.part_of_batch(rows, tokens)?.of_whole(batch)
     }
 
     /// The number of parts that a batch is divided into.

@@ -422,7 +422,7 @@ impl<M: Model> Trainer<M> {
 
     /// Of each stage of a pipeline: its layers, and its share of the FLOPs of a forward pass.
     pub(crate) fn stages(&self) -> Option<Vec<(usize, f64)>> {
-        self.pipeline.balance()
+        self.pipeline.shares()
     }
 
     /// Whether the model is a part, of which other ranks have the rest.

@@ -160,7 +160,7 @@ impl<S: Vars + Clone> Pipeline<S> {
     }
 
     /// Of each stage: its layers, and its share of the FLOPs of a forward pass.
-    pub(crate) fn balance(&self) -> Option<Vec<(usize, f64)>> {
+    pub(crate) fn shares(&self) -> Option<Vec<(usize, f64)>> {
         self.cut.as_ref()?;
         let all = self.flops.iter().sum::<u64>().max(1) as f64;
         let stages = self.stages.iter().zip(&self.flops);

@@ -48,8 +48,8 @@ impl ParamsOfStages {
     /// # Errors
     /// Errors of the ops and of the communication.
     pub(crate) fn norm(&self, gradients: &[(Param, Tensor)], device: &Device) -> Result<Tensor> {
-        // That of `sum_of_squares`.
-        let dtype = if device.is_gpu() { DType::F32 } else { DType::F64 };
+        let nothing = Tensor::zeros(device, &[0], self.dtype, Kind::Gradient)?;
+        let dtype = ops::sum_of_squares(&[&nothing])?.dtype(); // of this device
         let squares = Tensor::zeros(device, &[self.rows.len()], dtype, Kind::Gradient)?;
         for (param, gradient) in gradients.iter().filter(|(param, _)| param.kept().is_first_copy())
         {

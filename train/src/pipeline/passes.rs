@@ -145,7 +145,10 @@ impl<'t, M: Model, B: Iterator<Item = Result<M::Batch>>> Passes<'t, M, B> {
                 self.recorded.insert(key, (forward, tape));
                 Ok(None)
             }
-            Op::Backward => self.backward(pass, grads, |_| Ok(())).map(|(sums, ())| sums),
+            Op::Backward => {
+                let (sums, ()) = self.backward(pass, grads, |_| Ok(()))?;
+                Ok(Some((pass, sums)))
+            }
             Op::BackwardInput => {
                 let (Forward { inputs, outputs, sums }, tape, roots) = self.recorded(pass)?;
                 let roots: Vec<_> = outputs.iter().zip(roots).collect();
@@ -179,23 +182,24 @@ impl<'t, M: Model, B: Iterator<Item = Result<M::Batch>>> Passes<'t, M, B> {
         let record = |passes: &mut Self| Tape::record(|| passes.forward(forward));
         let (sums, recorded) = self.backward(backward, grads, record)?;
         self.recorded.insert(of_forward, recorded);
-        Ok(sums)
+        Ok(Some((backward, sums)))
     }
 
-    /// A backward pass, beside what `body` does.
+    /// A backward pass, beside what `body` does. Returns the sums of the microbatch, and the result of
+    /// `body`.
     fn backward<T>(
         &mut self,
         pass: Pass,
         grads: &mut Grads,
         body: impl FnOnce(&mut Self) -> Result<T>,
-    ) -> Result<(Option<(Pass, StepSums)>, T)> {
+    ) -> Result<(StepSums, T)> {
         let (Forward { inputs, outputs, sums }, tape, roots) = self.recorded(pass)?;
         self.announce(pass.stage, grads);
         let roots: Vec<_> = outputs.iter().zip(roots).collect();
         let inputs: Vec<&Var> = inputs.iter().collect();
         let (result, gradients) = tape.backward_beside(&roots, &inputs, grads, || body(self))?;
         self.pass_back(pass, gradients)?;
-        Ok((Some((pass, sums)), result))
+        Ok((sums, result))
     }
 
     fn forward(&mut self, pass: Pass) -> Result<Forward> {

@@ -17,7 +17,7 @@ impl<M: Model> Run<'_, M> {
             hardware: hardware(self.device.properties(), self.trainer.dtype()),
             dtype: self.config.train.dtype.name().into(),
             mesh: self.ranks.title(),
-            stages: self.trainer.stages().map(|stages| balance(&stages)),
+            stages: self.trainer.stages().map(|shares| stages(&shares)),
             model: model.title.clone(),
             parameters: model.parameters,
             active_parameters: model.active_parameters,
@@ -55,8 +55,8 @@ fn hardware(properties: &Properties, dtype: DType) -> String {
 }
 
 /// `4: layers 1 2 2 1, FLOPs [25 27 27 21]%`.
-fn balance(stages: &[(usize, f64)]) -> String {
-    let layers: Vec<String> = stages.iter().map(|(layers, _)| layers.to_string()).collect();
-    let shares: Vec<f64> = stages.iter().map(|(_, share)| *share).collect();
-    format!("{}: layers {}, FLOPs {}", stages.len(), layers.join(" "), format::shares(&shares))
+fn stages(shares: &[(usize, f64)]) -> String {
+    let layers: Vec<String> = shares.iter().map(|(layers, _)| layers.to_string()).collect();
+    let shares: Vec<f64> = shares.iter().map(|(_, share)| *share).collect();
+    format!("{}: layers {}, FLOPs {}", layers.len(), layers.join(" "), format::shares(&shares))
 }
