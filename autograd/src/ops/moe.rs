@@ -36,22 +36,39 @@ pub fn router_top_k<V: Operand>(
 /// Gathers the rows of each expert, sorted by `order`.
 ///
 /// # Shapes
-/// `x` [N, H]; returns [N K, H]. Rows past the last offset are unspecified.
+/// `x` [N, H]; returns [C, H]. Rows without a slot are zero, and those past the last offset unspecified.
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::permute_tokens`].
 pub fn permute_tokens<V: Operand>(x: &V, order: &ExpertOrder) -> Result<V> {
-    let y = ops::permute_tokens(x.value(), &order.order, &order.offsets)?;
+    let top_k = order.row_of_slot.shape()[1];
+    let y = ops::permute_tokens(x.value(), &order.order, &order.offsets, top_k)?;
     let saved_rows = order.row_of_slot.save();
     y.tracked_linear([x], move |dy, [dx]| {
         dx.add(|| ops::permute_tokens_grad(dy, &saved_rows.get()?))
     })
 }
 
+/// Adds the rows of each token: the inverse of [`permute_tokens`] where a token has one row.
+///
+/// # Shapes
+/// `y` [C, H] sorted by `order`; returns [N, H].
+///
+/// # Errors
+/// As [`meshgrad_runtime::ops::permute_tokens_grad`].
+pub fn add_rows<V: Operand>(y: &V, order: &ExpertOrder) -> Result<V> {
+    let out = ops::permute_tokens_grad(y.value(), &order.row_of_slot)?;
+    let top_k = order.row_of_slot.shape()[1];
+    let (slots, offsets) = (order.order.save(), order.offsets.save());
+    out.tracked_linear([y], move |dout, [dy]| {
+        dy.add(|| ops::permute_tokens(dout, &slots.get()?, &offsets.get()?, top_k))
+    })
+}
+
 /// Combines the experts' results: each token is the weighted sum of its rows.
 ///
 /// # Shapes
-/// `y` [N K, H] sorted by `order`, `weights` [N, K] of any float dtype; returns [N, H].
+/// `y` [C, H] sorted by `order`, `weights` [N, K] of any float dtype; returns [N, H].
 ///
 /// # Errors
 /// As [`meshgrad_runtime::ops::unpermute_tokens`].

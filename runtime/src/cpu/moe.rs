@@ -121,7 +121,59 @@ pub(crate) fn expert_order<I: Element>(
     offsets[0] = 0;
 }
 
-/// `out[row] = x[order[row] / top_k]`; rows beyond `order` are zero.
+/// The result of [`expert_order`] for all experts.
+pub(crate) struct Sorted<'a> {
+    pub(crate) indices: &'a [i32],
+    pub(crate) order: &'a [i32],
+    pub(crate) offsets: &'a [i64],
+    pub(crate) row_of_slot: &'a [i32],
+}
+
+impl Sorted<'_> {
+    /// Checks that every slot has an expert and a row.
+    pub(crate) fn check(&self, op: &'static str) -> Result<()> {
+        let slots = self.indices.len();
+        check_indices(op, self.indices, self.offsets.len() - 1, false)?;
+        check_indices(op, self.order, slots, false)?;
+        check_indices(op, self.row_of_slot, slots, false)?;
+        check_offsets(op, self.offsets, self.order.len()).map(drop)
+    }
+}
+
+/// Gives each rank `capacity` places, for the slots of its `held` experts. A slot without a place gets
+/// -1, and so does a place without a slot, whose expert is `held`. `sorted` must have been checked.
+pub(crate) fn expert_places(
+    sorted: &Sorted<'_>,
+    [held, capacity]: [usize; 2],
+    slot_of_place: &mut [i32],
+    place_of_slot: &mut [i32],
+    expert_of_place: &mut [i32],
+) {
+    let first_row = |rank: usize| sorted.offsets[rank * held] as usize;
+    let places = slot_of_place.iter_mut().zip(expert_of_place);
+    for (at, (slot, expert)) in places.enumerate() {
+        let (rank, inside) = (at / capacity, at % capacity);
+        let row = first_row(rank) + inside;
+        (*slot, *expert) = match row < first_row(rank + 1) {
+            true => {
+                let slot = sorted.order[row];
+                (slot, sorted.indices[slot as usize] - (rank * held) as i32)
+            }
+            false => (-1, held as i32),
+        };
+    }
+    let slots = sorted.indices.iter().zip(sorted.row_of_slot);
+    for (place, (expert, row)) in place_of_slot.iter_mut().zip(slots) {
+        let rank = *expert as usize / held;
+        let inside = *row as usize - first_row(rank);
+        *place = match inside < capacity {
+            true => (rank * capacity + inside) as i32,
+            false => -1,
+        };
+    }
+}
+
+/// `out[row] = x[order[row] / top_k]`; rows beyond `order`, or of a negative slot, are zero.
 pub(crate) fn permute_tokens<T: Element>(
     x: &[T],
     width: usize,
@@ -129,13 +181,14 @@ pub(crate) fn permute_tokens<T: Element>(
     order: &[i32],
     out: &mut [T],
 ) {
-    copy_rows(out, width, |row, out| match order.get(row) {
-        Some(slot) => out.copy_from_slice(&x[*slot as usize / top_k * width..][..width]),
+    copy_rows(out, width, |row, out| match slot_of(order, row) {
+        Some(slot) => out.copy_from_slice(&x[slot / top_k * width..][..width]),
         None => out.fill(T::zeroed()),
     });
 }
 
-/// `out[row] = weights[order[row]] * x[order[row] / top_k]`; rows beyond `order` are zero.
+/// `out[row] = weights[order[row]] * x[order[row] / top_k]`; rows beyond `order`, or of a negative
+/// slot, are zero.
 pub(crate) fn permute_tokens_weighted<T: Float>(
     x: &[T],
     weights: &[T::Wide],
@@ -145,7 +198,7 @@ pub(crate) fn permute_tokens_weighted<T: Float>(
     out: &mut [T],
 ) {
     for_rows!(out, width, |row, out| {
-        let Some(slot) = order.get(row).map(|slot| *slot as usize) else {
+        let Some(slot) = slot_of(order, row) else {
             return out.fill(T::zeroed());
         };
         let from = &x[slot / top_k * width..][..width];
@@ -153,6 +206,11 @@ pub(crate) fn permute_tokens_weighted<T: Float>(
             *out = T::narrow(weights[slot] * value.wide());
         }
     });
+}
+
+/// The slot of a row, if it has one.
+fn slot_of(order: &[i32], row: usize) -> Option<usize> {
+    order.get(row).and_then(|slot| usize::try_from(*slot).ok())
 }
 
 /// `out[token] = sum_j weight(slot) * rows[row_of_slot[slot]]` with slot = token * top_k + j, in

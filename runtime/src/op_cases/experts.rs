@@ -68,8 +68,8 @@ pub fn permutation(
     let dout = source.numbers("dout", &[tokens, features])?;
     let y = source.numbers("y", &[tokens * count, features])?;
     Ok(vec![
-        case("permute_tokens", [&x, order, offsets], |[x, order, offsets]| {
-            ops::permute_tokens(x, order, offsets)
+        case("permute_tokens", [&x, order, offsets], move |[x, order, offsets]| {
+            ops::permute_tokens(x, order, offsets, count)
         }),
         case("permute_tokens_grad", [&y, row_of_slot], |[dy, row_of_slot]| {
             ops::permute_tokens_grad(dy, row_of_slot)

@@ -1,7 +1,7 @@
 //! Mixture-of-experts layers: routing tokens, sorting them by expert, permuting rows to the experts
 //! and back.
 //!
-//! Legend: N tokens, E experts, K experts per token, H features, C = N K capacity in rows.
+//! Legend: N tokens, E experts, K experts per token, H features, C capacity in rows: N K when sorted.
 //!
 //! Only the device knows how many tokens an expert gets. The sorted rows are therefore in a buffer
 //! of C rows, divided by a tensor of offsets: expert g has the rows `offsets[g]..offsets[g + 1]`. A
@@ -15,7 +15,7 @@ mod order;
 mod router;
 mod rows;
 
-pub use order::{ExpertOrder, expert_counts, expert_order};
+pub use order::{ExpertOrder, ExpertPlaces, expert_counts, expert_order, expert_places};
 pub use router::{router_top_k, router_top_k_grad};
 pub use rows::{
     permute_tokens, permute_tokens_grad, unpermute_tokens, unpermute_tokens_grad_input,
@@ -29,6 +29,7 @@ pub(super) static SIGNATURES: &[&Signature] = &[
     &router::ROUTER_TOP_K_BIASED,
     &router::ROUTER_TOP_K_GRAD,
     &order::EXPERT_ORDER,
+    &order::EXPERT_PLACES,
     &order::EXPERT_COUNTS,
     &rows::PERMUTE,
     &rows::PERMUTE_GRAD,

@@ -106,6 +106,18 @@ pub(crate) fn expert_order(
     gpu.run(&plan.scatter, &arguments)
 }
 
+/// The rank's places of slots, and the slots of places.
+pub(crate) fn expert_places(
+    gpu: &Launcher<'_>,
+    [indices, order, offsets, row_of_slot]: [&Tensor; 4],
+    [held, capacity]: [usize; 2],
+    [first, places, place_of_slot, experts]: [&UninitTensor; 4],
+) -> Result<()> {
+    let _ = (gpu, indices, order, offsets, row_of_slot, held, capacity);
+    let _ = (first, places, place_of_slot, experts);
+    meshgrad_error::bail!(Unsupported, "expert_places on a GPU") // TODO
+}
+
 /// The number of rows per expert.
 pub(crate) fn expert_counts(
     gpu: &Launcher<'_>,

@@ -2,15 +2,21 @@
 
 use meshgrad_error::{bail, ensure};
 
-use crate::cpu::moe as kernels;
+use crate::cpu::moe::{self as kernels, Sorted};
 use crate::cpu::rows::Flat;
 use crate::launch::moe as launch;
 use crate::ops::contiguous;
-use crate::{DType, Result, Signature, Tensor, for_index};
+use crate::{DType, Result, Signature, Tensor, UninitTensor, for_index};
 
 pub(super) static EXPERT_ORDER: Signature = Signature::new(
     "expert_order",
     "indices: I[n! k!] -> offsets: i64[g], order: i32[c], row_of_slot: i32[n k]",
+    0,
+);
+pub(super) static EXPERT_PLACES: Signature = Signature::new(
+    "expert_places",
+    "indices: i32[n! k!], offsets: i64[g!], order: i32[s!], row_of_slot: i32[n! k!] -> first: i64[p], \
+     places: i32[c], place_of_slot: i32[n k], experts: i32[c]",
     0,
 );
 pub(super) static EXPERT_COUNTS: Signature =
@@ -21,9 +27,9 @@ pub(super) static EXPERT_COUNTS: Signature =
 pub struct ExpertOrder {
     /// [local + 1] i64: local expert g has the rows `offsets[g]..offsets[g + 1]`.
     pub offsets: Tensor,
-    /// \[C\] i32: the slot of each row before the last offset; -1 after it.
+    /// \[C\] i32: the slot of each row; -1 for a row without one, such as those after the last offset.
     pub order: Tensor,
-    /// [N, K] i32: the row of each slot; -1 if its expert is not local.
+    /// [N, K] i32: the row of each slot; -1 if it has none, such as one whose expert is not local.
     pub row_of_slot: Tensor,
 }
 
@@ -90,6 +96,84 @@ pub fn expert_order(
     }?;
     let (offsets, order) = (offsets.finish(), order.finish());
     Ok(ExpertOrder { offsets, order, row_of_slot: row_of_slot.finish() })
+}
+
+/// Slots in places for the ranks that have their experts.
+#[derive(Clone, Debug)]
+pub struct ExpertPlaces {
+    /// Rank g has the rows `offsets[g]..offsets[g + 1]`, of which the last ones may have no slot. The
+    /// others are in expert order.
+    pub order: ExpertOrder,
+    /// \[C\] i32: the expert of each row, as one of those of its rank; `held` for a row without a slot.
+    pub experts: Tensor,
+}
+
+/// Gives each rank `capacity` rows for the slots of its experts: rank g has the `held` experts from
+/// `g held` on. So slots can be sent to ranks in tensors whose extents do not depend on data. Slots
+/// beyond the capacity of a rank, the last ones in expert order, get no row.
+///
+/// # Shapes
+/// `indices` [N, K] i32, of E experts; `sorted` is their [`expert_order`] for all experts. Returns C =
+/// E / `held` `capacity` rows.
+///
+/// # Errors
+/// When `held` is zero or does not divide the experts; when `indices` is sharded; for more than 2^31 - 1
+/// rows.
+pub fn expert_places(
+    indices: &Tensor,
+    sorted: &ExpertOrder,
+    held: usize,
+    capacity: usize,
+) -> Result<ExpertPlaces> {
+    let ExpertOrder { offsets, order, row_of_slot } = sorted;
+    let mut call = EXPERT_PLACES.call(&[indices, offsets, order, row_of_slot])?;
+    let op = call.name();
+    let experts = offsets.elements().saturating_sub(1);
+    ensure!(
+        held > 0 && experts.is_multiple_of(held),
+        Invalid,
+        "{op}: {experts} experts cannot be divided into ranks of {held}"
+    );
+    let ranks = experts / held;
+    let rows = capacity.saturating_mul(ranks);
+    ensure!(rows <= i32::MAX as usize, Invalid, "{op}: {rows} rows are more than 2^31 - 1");
+
+    call.set_extent("p", ranks + 1);
+    call.set_extent("c", rows);
+    let mut results = [call.output(0)?, call.output(1)?, call.output(2)?, call.output(3)?];
+    let operands = [contiguous(indices)?, contiguous(order)?, contiguous(row_of_slot)?];
+    let offsets = contiguous(offsets)?;
+    match call.device().is_gpu() {
+        true => call.launch(|gpu| {
+            let [indices, order, row_of_slot] = &operands;
+            let operands = [indices, order, &offsets, row_of_slot];
+            launch::expert_places(gpu, operands, [held, capacity], results.each_ref())
+        }),
+        false => call.compute(|| {
+            let [indices, order, row_of_slot] = operands.each_ref().map(Flat::<i32>::new);
+            let sorted = Sorted {
+                indices: &indices?,
+                order: &order?,
+                offsets: &Flat::new(&offsets)?,
+                row_of_slot: &row_of_slot?,
+            };
+            sorted.check(op)?;
+            let [first, places, place_of_slot, experts] = &mut results;
+            for (first, rank) in first.slice()?.iter_mut().zip(0i64..) {
+                *first = rank * capacity as i64;
+            }
+            kernels::expert_places(
+                &sorted,
+                [held, capacity],
+                places.slice()?,
+                place_of_slot.slice()?,
+                experts.slice()?,
+            );
+            Ok(())
+        }),
+    }?;
+    let [offsets, order, row_of_slot, experts] = results.map(UninitTensor::finish);
+    Ok(ExpertPlaces { order: ExpertOrder { offsets, order, row_of_slot }, experts })
 }
 
 /// The number of rows of each local expert, for load statistics.

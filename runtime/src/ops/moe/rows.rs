@@ -36,20 +36,23 @@ pub(super) static UNPERMUTE_GRAD_WEIGHTS: Signature = Signature::new(
 )
 .linear_in(&["dout", "y"]);
 
-/// Copies each token to the rows of its experts: y_r = x_{order_r / K}.
+/// Copies each token to the rows of its experts: y_r = x_{order_r / K}. A row without a slot is zero.
 ///
 /// # Shapes
-/// `x` [N, H], `order` \[C\] and `offsets` of an [`ExpertOrder`](super::ExpertOrder) with C = N K;
-/// returns [C, H]. Rows after the last offset are unspecified.
+/// `x` [N, H], `order` \[C\] and `offsets` of an [`ExpertOrder`](super::ExpertOrder) of `top_k`, K,
+/// slots per token; returns [C, H]. Rows after the last offset are unspecified.
 ///
 /// # Errors
 /// When an index is out of range; for offsets that do not start at 0, decrease or exceed the rows.
 /// A GPU checks only the last offset, and reports what is out of range at the next synchronization.
-pub fn permute_tokens(x: &Tensor, order: &Tensor, offsets: &Tensor) -> Result<Tensor> {
-    let operands = [x, order, offsets];
-    let mut call = PERMUTE.call(&operands)?;
-    let top_k = slots_a_token(&PERMUTE, &operands, call.extent("c"), call.extent("n"))?;
-    let width = call.extent("h");
+pub fn permute_tokens(
+    x: &Tensor,
+    order: &Tensor,
+    offsets: &Tensor,
+    top_k: usize,
+) -> Result<Tensor> {
+    let mut call = PERMUTE.call(&[x, order, offsets])?;
+    let (width, slots) = (call.extent("h"), call.extent("n") * top_k);
     let mut y = call.output(0)?;
 
     let (x, rows) = (contiguous(x)?, Rows::new(order, offsets)?);
@@ -59,7 +62,7 @@ pub fn permute_tokens(x: &Tensor, order: &Tensor, offsets: &Tensor) -> Result<Te
             launch::permute_tokens(gpu, &x, None, rows, top_k, &y)
         }),
         false => call.compute(|| {
-            rows.read(&call, |order| {
+            rows.read(&call, slots, |order| {
                 for_float!(x.dtype(), T => {
                     kernels::permute_tokens::<T>(&Flat::new(&x)?, width, top_k, order, y.slice()?);
                     Ok(())
@@ -132,7 +135,7 @@ pub fn unpermute_tokens(y: &Tensor, weights: &Tensor, row_of_slot: &Tensor) -> R
 }
 
 /// The gradient of [`unpermute_tokens`] with respect to `y`:
-/// `dy[r] = weights[order[r]] * dout[order[r] / K]`.
+/// `dy[r] = weights[order[r]] * dout[order[r] / K]`, or zero for a row without a slot.
 ///
 /// # Shapes
 /// `dout` [N, H], `weights` [N, K], `order` \[C\] and `offsets` of an
@@ -147,16 +150,9 @@ pub fn unpermute_tokens_grad_input(
     order: &Tensor,
     offsets: &Tensor,
 ) -> Result<Tensor> {
-    let operands = [dout, weights, order, offsets];
-    let call = UNPERMUTE_GRAD_INPUT.call(&operands)?;
-    let (width, top_k) = (call.extent("h"), call.extent("k"));
-    let capacity = call.extent("c");
-    if weights.elements() != capacity {
-        let problem = format!("`order` needs {} elements, one per weight", weights.elements());
-        return Err(UNPERMUTE_GRAD_INPUT.error(&operands, problem));
-    }
-
-    let mut call = call.with_flops((capacity * width) as u64);
+    let call = UNPERMUTE_GRAD_INPUT.call(&[dout, weights, order, offsets])?;
+    let (width, top_k, slots) = (call.extent("h"), call.extent("k"), weights.elements());
+    let mut call = call.with_flops((slots * width) as u64);
     let mut dy = call.output(0)?;
     let (dout, weights) = (contiguous(dout)?, widened(weights, dout.dtype())?);
     let rows = Rows::new(order, offsets)?;
@@ -166,7 +162,7 @@ pub fn unpermute_tokens_grad_input(
             launch::permute_tokens(gpu, &dout, Some(&weights), rows, top_k, &dy)
         }),
         false => call.compute(|| {
-            rows.read(&call, |order| {
+            rows.read(&call, slots, |order| {
                 for_float!(dout.dtype(), T => {
                     let (x, weights) = (Flat::<T>::new(&dout)?, Flat::new(&weights)?);
                     let dy = dy.slice()?;
@@ -212,20 +208,6 @@ pub fn unpermute_tokens_grad_weights(
     Ok(dweights.finish())
 }
 
-/// K, from C = N K.
-fn slots_a_token(
-    signature: &Signature,
-    operands: &[&Tensor],
-    capacity: usize,
-    tokens: usize,
-) -> Result<usize> {
-    if capacity.is_multiple_of(tokens) {
-        return Ok(capacity.checked_div(tokens).unwrap_or(0));
-    }
-    let problem = format!("the length of `order` must be a multiple of the {tokens} tokens");
-    Err(signature.error(operands, problem))
-}
-
 /// Contiguous weights in the accumulator dtype of `dtype`.
 fn widened(weights: &Tensor, dtype: DType) -> Result<Tensor> {
     contiguous(&cast(weights, dtype.accumulator())?)
@@ -261,14 +243,15 @@ impl Rows {
         }
     }
 
-    /// Calls `f` with the slots of the rows before the last offset, after checking them.
-    fn read(&self, call: &Call, f: impl FnOnce(&[i32]) -> Result<()>) -> Result<()> {
+    /// Calls `f` with the slots of the rows before the last offset, after checking that each is one of
+    /// `slots` or absent.
+    fn read(&self, call: &Call, slots: usize, f: impl FnOnce(&[i32]) -> Result<()>) -> Result<()> {
         let order = Flat::<i32>::new(&self.order)?;
         let offsets = Flat::<i64>::new(&self.offsets)?;
         let used = kernels::check_offsets(call.name(), &offsets, order.len())?;
 
         let order = &order[..used];
-        kernels::check_indices(call.name(), order, self.order.elements(), false)?;
+        kernels::check_indices(call.name(), order, slots, true)?;
         f(order)
     }
 }

@@ -157,7 +157,7 @@ fn layer(x: &Tensor, p: &Tensor, w: &Tensor, k: usize, held: (usize, usize)) -> 
     let experts = p.extent(1).unwrap();
     let (weights, chosen) = router_top_k(p, k, true, None).unwrap();
     let sorted = expert_order(&chosen, experts, held.0, held.1).unwrap();
-    let rows = permute_tokens(x, &sorted.order, &sorted.offsets).unwrap();
+    let rows = permute_tokens(x, &sorted.order, &sorted.offsets, k).unwrap();
     let w = w.slice(0, held.0..held.0 + held.1).unwrap();
     let y = ops::grouped_matmul_nt(&rows, &w, &sorted.offsets).unwrap();
     unpermute_tokens(&y, &weights, &sorted.row_of_slot).unwrap()
@@ -268,7 +268,7 @@ fn gradients_are_adjoints() {
             let z = numbered(&device, &[n * k, h], 0.7, DType::F64);
             let weights = numbered(&device, &[n, k], 1.1, DType::F64);
 
-            let there = dot(&cut(&permute_tokens(&x, order, offsets).unwrap()), &cut(&z));
+            let there = dot(&cut(&permute_tokens(&x, order, offsets, k).unwrap()), &cut(&z));
             let back = dot(&x, &permute_tokens_grad(&z, row_of_slot).unwrap());
             assert_close(&[there], &[back], 1e-11);
 
@@ -355,18 +355,27 @@ fn mismatched_operands_are_rejected() {
     let order = scalar_list(&device, &[0i32, 1, 2, 4]);
     let offsets = |ends: &[i64]| scalar_list(&device, ends);
     // Slot 4 does not exist, which is an error only if its row is before the last offset.
-    assert!(permute_tokens(&x, &order, &offsets(&[0, 3])).is_ok());
-    let error = permute_tokens(&x, &order, &offsets(&[0, 4])).unwrap_err();
+    assert!(permute_tokens(&x, &order, &offsets(&[0, 3]), 2).is_ok());
+    let error = permute_tokens(&x, &order, &offsets(&[0, 4]), 2).unwrap_err();
     assert_eq!(error.to_string(), "permute_tokens: index 4 at position 3 is outside of 0..4");
     let expected =
         IndexOutOfRange { op: "permute_tokens", index: 4, position: Some(3), extent: 4, gpu: None };
     assert_eq!(error.details(), Some(&expected));
     for ends in [&[][..], &[1, 2], &[0, 2, 1], &[0, 5]] {
         let expected = format!("permute_tokens: offsets {ends:?} must start with 0");
-        assert_error(permute_tokens(&x, &order, &offsets(ends)), &expected);
+        assert_error(permute_tokens(&x, &order, &offsets(ends), 2), &expected);
     }
-    let odd = scalar_list(&device, &[0i32, 1, 2]);
-    assert_error(permute_tokens(&x, &odd, &offsets(&[0, 3])), "; the op is `");
+    // A row without a slot is zero.
+    let absent = scalar_list(&device, &[3i32, -1]);
+    let y = permute_tokens(&x, &absent, &offsets(&[0, 2]), 2).unwrap();
+    assert_eq!(values(&y)[3..], [0.0; 3]);
+
+    let sorted = expert_order(&chosen, 4, 0, 4).unwrap();
+    for held in [0, 3] {
+        let expected = format!("expert_places: 4 experts cannot be divided into ranks of {held}");
+        assert_error(expert_places(&chosen, &sorted, held, 2), &expected);
+    }
+    assert_error(expert_places(&chosen, &sorted, 2, 1 << 31), "are more than 2^31 - 1");
 
     let row_of_slot = indices(&device, &[2, 2], |at| at + 1);
     let y = numbered(&device, &[4, 3], 0.3, DType::F32);

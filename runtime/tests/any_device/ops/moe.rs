@@ -65,6 +65,70 @@ fn check_order(indices: &Tensor, [tokens, k, experts, first, held]: [usize; 5]) 
     assert_eq!(ints(&counted), counts);
 }
 
+/// Each rank gets the slots of its experts in expert order, up to its capacity. Permuting to the places
+/// and back is as for any other order: rows without a slot are zero, and slots without a row add nothing.
+#[test]
+fn places_are_in_expert_order_and_have_gaps() {
+    for device in devices() {
+        for (case, held) in [(CASES[0], 2), (CASES[1], 1), (CASES[2], 7), (CASES[5], 32)] {
+            for capacity in [0, 1, 3, 200] {
+                check_places(&device, case, held, capacity);
+            }
+        }
+    }
+}
+
+fn check_places(device: &Device, case: [usize; 5], held: usize, capacity: usize) {
+    let [tokens, k, experts, ..] = case;
+    let indices = indices(device, case, DType::I32);
+    let sorted = ops::expert_order(&indices, experts, 0, experts).unwrap();
+    let places = ops::expert_places(&indices, &sorted, held, capacity).unwrap();
+
+    let (chosen, ranks) = (ints(&indices), experts / held);
+    let (mut order, mut experts) =
+        (vec![-1; ranks * capacity], vec![held as i64; ranks * capacity]);
+    let (mut row_of_slot, mut used) = (vec![-1; chosen.len()], vec![0; ranks]);
+    for slot in ints(&sorted.order) {
+        let expert = chosen[slot as usize];
+        let rank = expert as usize / held;
+        if used[rank] < capacity {
+            let row = rank * capacity + used[rank];
+            (order[row], experts[row]) = (slot, expert % held as i64);
+            row_of_slot[slot as usize] = row as i64;
+        }
+        used[rank] += 1;
+    }
+    let ends: Vec<i64> = (0..=ranks as i64).map(|rank| rank * capacity as i64).collect();
+    assert_eq!(ints(&places.order.offsets), ends);
+    assert_eq!(ints(&places.order.order), order);
+    assert_eq!(ints(&places.order.row_of_slot), row_of_slot);
+    assert_eq!(ints(&places.experts), experts);
+
+    let x = numbered(device, &[tokens, 7], DType::F32, 2.0);
+    let weights = numbered(device, &[tokens, k], DType::F32, 1.0);
+    let order = &places.order;
+    let rows = [
+        ops::permute_tokens(&x, &order.order, &order.offsets, k).unwrap(),
+        ops::unpermute_tokens_grad_input(&x, &weights, &order.order, &order.offsets).unwrap(),
+    ];
+    let (x, weights) = (floats(&x), floats(&weights));
+    for (rows, is_weighted) in rows.iter().zip([false, true]) {
+        let expected =
+            ints(&order.order).into_iter().flat_map(|slot| match usize::try_from(slot) {
+                Err(_) => vec![0.0; 7],
+                Ok(slot) => {
+                    let weight = if is_weighted { weights[slot] } else { 1.0 };
+                    x[slot / k * 7..][..7].iter().map(|value| weight * value).collect()
+                }
+            });
+        assert_eq!(floats(rows), expected.collect::<Vec<f32>>());
+    }
+}
+
+fn floats(x: &Tensor) -> Vec<f32> {
+    ops::to_device(x, reference()).unwrap().to_vec().unwrap()
+}
+
 /// Permute, unpermute and all gradients, for rows that are whole vectors or not, of one element and
 /// of none.
 #[test]
@@ -101,8 +165,8 @@ fn check_rows(x: &Tensor, case: [usize; 5]) {
     let used = *ints(&sorted.offsets).last().unwrap() as usize;
     let in_use = |rows: &Tensor| rows.slice(0, 0..used).unwrap();
 
-    let y = ops::permute_tokens(x, &sorted.order, &sorted.offsets).unwrap();
-    let exact_y = ops::permute_tokens(&exact(x), &expected.order, &expected.offsets).unwrap();
+    let y = ops::permute_tokens(x, &sorted.order, &sorted.offsets, k).unwrap();
+    let exact_y = ops::permute_tokens(&exact(x), &expected.order, &expected.offsets, k).unwrap();
     assert_close(&in_use(&y), &in_use(&exact_y), 0.0, 1.0);
 
     let out = ops::unpermute_tokens(&y, &weights, &sorted.row_of_slot).unwrap();
@@ -136,7 +200,7 @@ fn missing_offsets_are_an_error() {
         let indices = indices(&device, [2, 2, 3, 0, 3], DType::I32);
         let sorted = ops::expert_order(&indices, 3, 0, 3).unwrap();
         let none = sorted.offsets.slice(0, 0..0).unwrap();
-        assert!(ops::permute_tokens(&x, &sorted.order, &none).is_err());
+        assert!(ops::permute_tokens(&x, &sorted.order, &none, 2).is_err());
         assert!(ops::expert_counts(&none).is_err());
     }
 }
@@ -229,7 +293,7 @@ fn out_of_range_indices_are_errors() {
         };
         let sorted = ops::expert_order(&ids(&[0, 1, 2, 0]), 3, 0, 3).unwrap();
         let (weights, rows) = (numbered(&device, &[2, 2], DType::F32, 1.0), ids(&[0, 1, 4, 2]));
-        let y = ops::permute_tokens(&x, &sorted.order, &sorted.offsets).unwrap();
+        let y = ops::permute_tokens(&x, &sorted.order, &sorted.offsets, 2).unwrap();
 
         let fails = |work: &dyn Fn() -> Result<Tensor>| {
             let error = work().and_then(|result| ops::to_device(&result, reference()));
@@ -241,8 +305,8 @@ fn out_of_range_indices_are_errors() {
         fails(&|| ops::unpermute_tokens(&y, &weights, &rows));
         fails(&|| ops::unpermute_tokens_grad_weights(&x, &y, &rows));
         fails(&|| ops::router_top_k_grad(&x, &ids(&[0, 8, 1, 2]), &weights, true));
-        let order = Tensor::from_slice(&device, &[4], &[0i32, 3, -1, 1]).unwrap();
-        fails(&|| ops::permute_tokens(&x, &order, &sorted.offsets));
+        let order = Tensor::from_slice(&device, &[4], &[0i32, 3, -2, 1]).unwrap();
+        fails(&|| ops::permute_tokens(&x, &order, &sorted.offsets, 2));
     }
 }
 
@@ -311,7 +375,7 @@ impl Layer {
         let (order, offsets, row_of_slot) = (&sorted.order, &sorted.offsets, &sorted.row_of_slot);
 
         let (w_in, w_out) = (self.gate_up.slice(0, held.clone())?, self.down.slice(0, held)?);
-        let rows = ops::permute_tokens(&self.x, order, offsets)?;
+        let rows = ops::permute_tokens(&self.x, order, offsets, 2)?;
         let gate_up = ops::grouped_matmul_nt(&rows, &w_in, offsets)?;
         let flat = *gate_up.shape();
         let gate_up = ops::reshape(&gate_up, &[flat[0], 2, flat[1] / 2])?;
