@@ -4,7 +4,6 @@
 //! computes logits or a loss.
 
 pub mod attention;
-pub mod balance;
 mod cache;
 pub mod config;
 pub mod ends;

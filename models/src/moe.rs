@@ -1,19 +1,35 @@
 //! Mixture of experts: each token is routed to the `top_k` experts with the highest scores (Shazeer
 //! et al. 2017).
 //!
+//! - `moe.rs`: the block.
+//! - `dispatch.rs`: how tokens reach their experts; `all_gather.rs` and `all_to_all.rs` between ranks.
+//! - `balance.rs`: what keeps the load of experts even.
+//!
 //! Legend: n tokens, d hidden size, e experts, k experts per token, f inner features of an expert,
 //! c = n k rows of (token, expert) pairs sorted by expert.
+
+mod all_gather;
+mod all_to_all;
+pub mod balance;
+mod dispatch;
+
+use std::sync::Arc;
 
 use meshgrad_autograd::{
     Buffer, Init, LocalOperand, LocalResult, Module, ModulePath, Param, Result, Seam, Var, Vars,
     local, ops,
 };
+use meshgrad_collectives::communicator;
+use meshgrad_error::ensure;
 use meshgrad_mesh::{Placement, Reduction, Sharding};
 use meshgrad_runtime::{DType, Tensor};
 
 use crate::config::Qwen3Config;
+use dispatch::{AnyDispatcher, in_place};
+pub use dispatch::{Dispatch, Dispatcher, ExpertPeers, ExpertRows, RoutedTokens};
 
-/// The feed-forward block of a sparse layer. It holds all experts or a contiguous range of them.
+/// The feed-forward block of a sparse layer. Over ranks, each has all experts, some inner features of
+/// all, or some experts, to which the tokens of all ranks are dispatched.
 #[derive(Clone, Module)]
 #[module(crate = meshgrad_autograd)]
 pub struct Moe {
@@ -27,16 +43,23 @@ pub struct Moe {
     pub down_proj: Param,
     /// After the experts.
     pub output: Seam,
-    /// The router's index of the first held expert.
-    pub first_expert: usize,
     /// k.
     pub top_k: usize,
     /// Whether the weights of a token's experts are divided by their sum.
     pub normalize: bool,
     /// Added to the probabilities only to choose the experts, \[e\] f32. It shifts the choice
-    /// towards experts with few tokens; [`update_router_bias`](crate::balance::update_router_bias)
+    /// towards experts with few tokens; [`update_router_bias`](balance::update_router_bias)
     /// changes it.
     pub router_bias: Option<Buffer>,
+    #[module(skip)]
+    dispatcher: Choice,
+}
+
+/// What dispatches tokens to experts on other ranks.
+#[derive(Clone)]
+enum Choice {
+    BuiltIn(Dispatch),
+    Own(Arc<dyn AnyDispatcher>),
 }
 
 /// How a layer routed its tokens.
@@ -46,7 +69,7 @@ pub struct Routing {
     pub logits_ne: Var,
     /// Their softmax; tracked.
     pub probabilities_ne: Var,
-    /// Tokens per held expert, \[held\] f32.
+    /// Tokens per expert, \[e\] f32: with sharded tokens, partial sums.
     pub counts: Tensor,
 }
 
@@ -68,11 +91,21 @@ impl Moe {
             gate_up_proj: Param::new(at.sub("experts.gate_up_proj"), [e, 2, f, d], init),
             down_proj: Param::new(at.sub("experts.down_proj"), [e, d, f], init),
             output: Seam::new(at.sub("experts.output")),
-            first_expert: 0,
             top_k: config.num_experts_per_tok,
             normalize: config.norm_topk_prob,
             router_bias: None,
+            dispatcher: Choice::BuiltIn(Dispatch::default()),
         }
+    }
+
+    /// Sets how tokens are dispatched to experts on other ranks. Clones made before keep theirs.
+    pub fn dispatch_by(&mut self, dispatch: Dispatch) {
+        self.dispatcher = Choice::BuiltIn(dispatch);
+    }
+
+    /// As [`Moe::dispatch_by`], with a dispatcher of your own.
+    pub fn dispatch_with(&mut self, dispatcher: impl Dispatcher + 'static) {
+        self.dispatcher = Choice::Own(Arc::new(dispatcher));
     }
 
     /// Adds a bias to the router, zero at first, under its name in DeepSeek-V3. Clones made before
@@ -95,64 +128,158 @@ impl Moe {
         let probabilities_ne = ops::softmax(&logits_ne)?;
 
         let x_nd = self.input.redistribute(&x_nd)?;
-        let (y_nd, counts) = self.dispatch(&x_nd, &self.input.redistribute(&probabilities_ne)?)?;
+        let p_ne = self.input.redistribute(&probabilities_ne)?;
+        let (y_nd, counts) = self.apply_experts(&x_nd, &p_ne)?;
         let y = ops::reshape(&y_nd, &x.global_shape())?;
         let routing = Routing { logits_ne, probabilities_ne, counts };
         Ok((self.output.redistribute(&y)?, routing))
     }
 
-    /// Applies the experts to this rank's tokens. Each rank has all experts, or some inner features
-    /// of all; the result is then a partial sum. Also returns the number of tokens per expert.
-    fn dispatch(&self, x_nd: &Var, probabilities_ne: &Var) -> Result<(Var, Tensor)> {
+    /// The results of the experts for each token, and the number of tokens per expert.
+    fn apply_experts(&self, x_nd: &Var, probabilities_ne: &Var) -> Result<(Var, Tensor)> {
         let gate_up = self.gate_up_proj.var_as(x_nd.dtype())?;
         let down = self.down_proj.var_as(x_nd.dtype())?;
-        let operands = [x_nd, probabilities_ne, &gate_up, &down];
-        let (Some(tokens), Some(experts)) = (x_nd.value().sharding(), gate_up.value().sharding())
-        else {
-            let [y_nd, counts] = self.apply_experts(operands.map(Var::clone))?;
-            return Ok((y_nd, counts.value().clone()));
-        };
+        let weights = [&gate_up, &down];
+        match (x_nd.value().sharding(), gate_up.value().sharding()) {
+            (Some(tokens), Some(experts)) if tokens.mesh() == experts.mesh() => {
+                self.apply_own(x_nd, probabilities_ne, weights, [tokens, experts])
+            }
+            (Some(tokens), Some(_)) => self.apply_anywhere(x_nd, probabilities_ne, weights, tokens),
+            _ => {
+                let operands = [x_nd, probabilities_ne, &gate_up, &down].map(Var::clone);
+                let [y_nd, counts] = self.on_rank(operands, None)?;
+                Ok((y_nd, counts.value().clone()))
+            }
+        }
+    }
 
+    /// As [`Moe::apply_experts`], where each rank has all experts, or some inner features of all; the
+    /// result is then a partial sum.
+    fn apply_own(
+        &self,
+        x_nd: &Var,
+        probabilities_ne: &Var,
+        [gate_up, down]: [&Var; 2],
+        [tokens, experts]: [&Sharding; 2],
+    ) -> Result<(Var, Tensor)> {
         let (mesh, rows, features) = (tokens.mesh(), Shards::of(tokens, 0), Shards::of(experts, 2));
-        let (shape, held) = (x_nd.global_shape(), [self.down_proj.shape()[0]]);
-        let x_nd = LocalOperand::new(x_nd, mesh, &rows.0);
-        let probabilities_ne = LocalOperand::new(probabilities_ne, mesh, &rows.0);
-        let gate_up = LocalOperand::new(&gate_up, mesh, &features.0);
-        let down = LocalOperand::new(&down, mesh, &features.0);
         let operands = [
-            features.partial_gradient(x_nd),
-            features.partial_gradient(probabilities_ne),
-            rows.partial_gradient(gate_up),
-            rows.partial_gradient(down),
+            features.partial_gradient(LocalOperand::new(x_nd, mesh, &rows.0)),
+            features.partial_gradient(LocalOperand::new(probabilities_ne, mesh, &rows.0)),
+            rows.partial_gradient(LocalOperand::new(gate_up, mesh, &features.0)),
+            rows.partial_gradient(LocalOperand::new(down, mesh, &features.0)),
         ];
+        let (shape, experts) = (x_nd.global_shape(), [self.gate.shape()[0]]);
         let y_nd = LocalResult::new(mesh, [&rows.0[..], &features.partial()].concat(), &shape);
-        let counts = LocalResult::new(mesh, rows.partial(), &held);
-        let body = |operands| self.apply_experts(operands);
-        let [y_nd, counts] = local(operands, [y_nd, counts], body)?;
+        let counts = LocalResult::new(mesh, rows.partial(), &experts);
+        let [y_nd, counts] =
+            local(operands, [y_nd, counts], |operands| self.on_rank(operands, None))?;
         Ok((y_nd, counts.value().clone()))
     }
 
-    /// As [`Moe::dispatch`], with the tokens and experts of one rank.
-    fn apply_experts(&self, [x_nd, probabilities_ne, gate_up, down]: [Var; 4]) -> Result<[Var; 2]> {
+    /// As [`Moe::apply_experts`], where each rank has some experts, or some inner features of them, on
+    /// a mesh of their own. Each token is dispatched by one rank: those that are on several ranks are
+    /// divided between them before, and gathered after.
+    fn apply_anywhere(
+        &self,
+        x_nd: &Var,
+        probabilities_ne: &Var,
+        [gate_up, down]: [&Var; 2],
+        tokens: &Sharding,
+    ) -> Result<(Var, Tensor)> {
+        let axes = tokens.mesh().axes().iter().map(|axis| axis.name());
+        let copies: Vec<&str> = axes.filter(|axis| !tokens.axes_of_dim(0).contains(axis)).collect();
+        let on_copies =
+            |at: &Placement| -> Vec<_> { copies.iter().map(|axis| (*axis, at.clone())).collect() };
+        let x_nd = ops::redistribute(x_nd, on_copies(&Placement::shard(0)))?;
+        let probabilities_ne =
+            ops::redistribute(probabilities_ne, on_copies(&Placement::shard(0)))?;
+
+        let [tokens, up, out] = [&x_nd, gate_up, down].map(|it| it.value().sharding());
+        let (Some(tokens), Some(up), Some(out)) = (tokens, up, out) else {
+            unreachable!("a redistribution keeps a sharding, and so does a cast")
+        };
+        let peers = self.peers(tokens, up)?;
+        let (mesh, rows) = (tokens.mesh(), Shards::of(tokens, 0));
+        let operands = [
+            LocalOperand::new(&x_nd, mesh, &rows.0),
+            LocalOperand::new(&probabilities_ne, mesh, &rows.0),
+            of_other_tokens(gate_up, up),
+            of_other_tokens(down, out),
+        ];
+        let (shape, experts) = (x_nd.global_shape(), [self.gate.shape()[0]]);
+        let y_nd = LocalResult::new(mesh, &rows.0, &shape);
+        let counts = LocalResult::new(mesh, rows.partial(), &experts);
+        let body = |operands| self.on_rank(operands, Some(&peers));
+        let [y_nd, counts] = local(operands, [y_nd, counts], body)?;
+        let y_nd = ops::redistribute(&y_nd, on_copies(&Placement::Replicate))?;
+        Ok((y_nd, counts.value().clone()))
+    }
+
+    /// The ranks among which tokens are exchanged: those that differ in their experts, or in their inner
+    /// features of them.
+    fn peers(&self, tokens: &Sharding, experts: &Sharding) -> Result<ExpertPeers> {
+        let mesh = experts.mesh();
+        let (by_expert, by_feature) = (experts.axes_of_dim(0), experts.axes_of_dim(2));
+        let sizes = |axes: &[&str]| {
+            axes.iter().map(|axis| mesh.size(axis)).product::<meshgrad_mesh::Result<usize>>()
+        };
+        let (ranks, shards) = (sizes(&by_expert)?, sizes(&by_feature)?);
+        let all = self.gate.shape()[0];
+        ensure!(
+            all.is_multiple_of(ranks),
+            Invalid,
+            "`{}`: {all} experts cannot be divided over {ranks} ranks",
+            self.gate_up_proj.name()
+        );
+        let group = communicator(mesh, [by_expert, by_feature].concat())?;
+        let members = group.group().ranks().iter();
+        let of_rank = |rank: &usize| tokens.local_shape(*rank).map_or(0, |shape| shape[0]);
+        Ok(ExpertPeers { tokens: members.map(of_rank).collect(), shards, held: all / ranks, group })
+    }
+
+    /// As [`Moe::apply_experts`], with the tokens and experts of one rank.
+    fn on_rank(
+        &self,
+        [x_nd, probabilities_ne, gate_up, down]: [Var; 4],
+        peers: Option<&ExpertPeers>,
+    ) -> Result<[Var; 2]> {
         let bias = self.router_bias.as_ref().map(Buffer::value).transpose()?;
         let bias = bias.as_ref().map(Tensor::local);
         let (weights_nk, experts_nk) =
             ops::router_top_k(&probabilities_ne, self.top_k, self.normalize, bias.as_ref())?;
-
-        let (held, all) = (self.down_proj.shape()[0], self.gate.shape()[0]);
-        let order = ops::expert_order(&experts_nk, all, self.first_expert, held)?;
-        let x_cd = ops::permute_tokens(&x_nd, &order)?;
-
-        let (features, inputs) = (gate_up.global_shape()[2], gate_up.global_shape()[3]);
-        let gate_up = ops::reshape(&gate_up, &[held, 2 * features, inputs])?;
-        let inside_c2f = ops::grouped_matmul(&x_cd, &gate_up, &order.offsets)?;
-        let inside_cf = ops::swiglu(&ops::chunk(&inside_c2f, 2)?)?;
-        let y_cd = ops::grouped_matmul(&inside_cf, &down, &order.offsets)?;
-
-        let y_nd = ops::unpermute_tokens(&y_cd, &weights_nk, &order)?;
+        let all = self.gate.shape()[0];
+        let order = ops::expert_order(&experts_nk, all, 0, all)?;
         let counts = ops::expert_counts(&order.offsets)?;
+
+        let experts = |rows: &ExpertRows| {
+            let [held, _, features, inputs] = gate_up.global_shape()[..] else {
+                unreachable!("a gate_up_proj has four dims")
+            };
+            let gate_up = ops::reshape(&gate_up, &[held, 2 * features, inputs])?;
+            let inside_c2f = ops::grouped_matmul(&rows.x_cd, &gate_up, &rows.offsets)?;
+            let inside_cf = ops::swiglu(&ops::chunk(&inside_c2f, 2)?)?;
+            ops::grouped_matmul(&inside_cf, &down, &rows.offsets)
+        };
+        let tokens = RoutedTokens { x_nd, weights_nk, experts_nk, order };
+        let y_nd = match (peers, &self.dispatcher) {
+            (None, _) => in_place(&tokens, experts)?,
+            (Some(peers), Choice::Own(dispatcher)) => dispatcher.apply(tokens, peers, &experts)?,
+            (Some(peers), Choice::BuiltIn(dispatch)) => {
+                dispatch.dispatcher(self.top_k, peers).apply(tokens, peers, &experts)?
+            }
+        };
         Ok([y_nd, Var::constant(counts)])
     }
+}
+
+/// An operand whose gradient is a sum over the axes of its mesh that do not shard it: their ranks have
+/// other tokens.
+fn of_other_tokens<'a>(weight: &'a Var, sharding: &'a Sharding) -> LocalOperand<'a> {
+    let placements = sharding.placements();
+    let others = placements.iter().filter(|(_, at)| at.dim().is_none()).map(|(axis, _)| *axis);
+    let operand = LocalOperand::new(weight, sharding.mesh(), &placements);
+    others.fold(operand, |operand, axis| operand.partial_gradient(axis))
 }
 
 /// The axes that shard a dim, with their placements.

@@ -22,8 +22,12 @@ pub struct ModelParallelism {
     pub sequence_parallel: bool,
     /// Whether the vocabulary is sharded, in the embedding and in the loss.
     pub loss_parallel: bool,
-    /// Whether the inner features of each expert are sharded; otherwise experts are replicated.
+    /// Whether tensor parallelism shards the inner features of each expert; otherwise experts are
+    /// replicated, unless they are on a mesh of their own.
     pub shard_experts: bool,
+    /// A mesh of the same ranks for the parameters of experts, with the placements of dim 0 (experts)
+    /// and of inner features on its axes.
+    pub(crate) experts: Option<(Mesh, [Vec<String>; 2])>,
     /// The chunks in which communication overlaps with matrix products; 1 for no overlap.
     pub overlap_chunks: usize,
 }
@@ -41,6 +45,7 @@ impl ModelParallelism {
             sequence_parallel: false,
             loss_parallel: true,
             shard_experts: false,
+            experts: None,
             overlap_chunks: 1,
         }
     }
@@ -81,6 +86,24 @@ impl ModelParallelism {
         self
     }
 
+    /// Expert parallelism: experts are sharded over the axes `experts` of `mesh`, and their inner
+    /// features over its axes `features`. The mesh has the same ranks as that of the model; along its
+    /// other axes, experts are replicated.
+    ///
+    /// # Errors
+    /// When `mesh` does not have an axis.
+    pub fn experts<S: AsRef<str>, R: AsRef<str>>(
+        mut self,
+        mesh: &Mesh,
+        experts: impl AsRef<[S]>,
+        features: impl AsRef<[R]>,
+    ) -> meshgrad_mesh::Result<ModelParallelism> {
+        let axes = [names(experts.as_ref()), names(features.as_ref())];
+        axes.iter().flatten().try_for_each(|axis| mesh.axis(axis).map(drop))?;
+        self.experts = Some((mesh.clone(), axes));
+        Ok(self)
+    }
+
     /// Sets the chunks of rows in which a redistribution before or after a matrix product runs:
     /// one chunk is communicated while another is multiplied. Results do not depend on it; 1 is no
     /// overlap.
@@ -109,6 +132,10 @@ impl ModelParallelism {
         let axes = self.tensor.iter();
         axes.map(|(axis, _)| (axis.clone(), placement.clone())).collect()
     }
+}
+
+fn names<S: AsRef<str>>(axes: &[S]) -> Vec<String> {
+    axes.iter().map(|axis| axis.as_ref().to_owned()).collect()
 }
 
 /// Shards `dim`, which has `units` units of `length` indices, over `axes` without dividing a unit.

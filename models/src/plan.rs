@@ -33,6 +33,8 @@ pub struct ModelPlan {
 #[derive(Clone, Debug)]
 struct Row {
     names: String,
+    /// Of parameters and buffers that are not on the plan's mesh.
+    mesh: Option<Mesh>,
     placements: Vec<(String, Placement)>,
 }
 
@@ -46,13 +48,34 @@ impl ModelPlan {
     /// characters and `?` one. The order of axes that shard one dim counts, the outermost first.
     #[must_use]
     pub fn place<S: AsRef<str>>(
-        mut self,
+        self,
         names: &str,
         placements: impl AsRef<[(S, Placement)]>,
     ) -> ModelPlan {
-        let placements = placements.as_ref().iter();
+        self.add(names, None, placements.as_ref())
+    }
+
+    /// As [`ModelPlan::place`], for parameters and buffers on another mesh of the same ranks, such as
+    /// experts.
+    #[must_use]
+    pub fn place_on<S: AsRef<str>>(
+        self,
+        mesh: &Mesh,
+        names: &str,
+        placements: impl AsRef<[(S, Placement)]>,
+    ) -> ModelPlan {
+        self.add(names, Some(mesh.clone()), placements.as_ref())
+    }
+
+    fn add<S: AsRef<str>>(
+        mut self,
+        names: &str,
+        mesh: Option<Mesh>,
+        placements: &[(S, Placement)],
+    ) -> ModelPlan {
+        let placements = placements.iter();
         let placements = placements.map(|(axis, at)| (axis.as_ref().to_owned(), at.clone()));
-        self.rows.push(Row { names: names.to_owned(), placements: placements.collect() });
+        self.rows.push(Row { names: names.to_owned(), mesh, placements: placements.collect() });
         self
     }
 
@@ -119,7 +142,8 @@ impl ModelPlan {
     }
 
     fn place_seam(&self, seam: &Seam) {
-        seam.place(self.placements(seam.name()).unwrap_or(&[]));
+        let row = self.row(seam.name()).ok().flatten();
+        seam.place(row.map_or(&[][..], |row| &row.placements));
         seam.overlap(self.chunks);
     }
 
@@ -157,7 +181,9 @@ impl ModelPlan {
 
     /// The sharding of a parameter or buffer; `None` for a seam, whose axes are checked.
     fn sharding(&self, named: &Named) -> Result<Option<Sharding>, String> {
-        let placements = self.placements(named.name())?;
+        let row = self.row(named.name())?;
+        let placements = row.map_or(&[][..], |row| &row.placements);
+        let mesh = row.and_then(|row| row.mesh.as_ref()).unwrap_or(&self.mesh);
         let problem = |cause: Error| {
             let shape = named.extents().map(|shape| format!(" {shape:?}")).unwrap_or_default();
             let placements = text(placements);
@@ -165,11 +191,11 @@ impl ModelPlan {
         };
         let Some(shape) = named.extents() else {
             let axes = placements.iter();
-            let known = axes.map(|(axis, _)| self.mesh.axis(axis).map(drop));
+            let known = axes.map(|(axis, _)| mesh.axis(axis).map(drop));
             let known: Result<()> = known.collect();
             return known.map(|()| None).map_err(&problem);
         };
-        let sharding = Sharding::new(&self.mesh, placements, shape).map_err(problem)?;
+        let sharding = Sharding::new(mesh, placements, shape).map_err(problem)?;
         match sharding.partials().first() {
             None => Ok(Some(sharding)),
             Some((axis, _)) => Err(format!(
@@ -179,14 +205,16 @@ impl ModelPlan {
         }
     }
 
-    /// The placements of the one row that matches `name`.
-    fn placements(&self, name: &str) -> Result<&[(String, Placement)], String> {
+    /// The one row that matches `name`.
+    fn row(&self, name: &str) -> Result<Option<&Row>, String> {
         let matches = |row: &&Row| Pattern::new(&row.names).is_ok_and(|names| names.matches(name));
         let mut rows = self.rows.iter().filter(matches);
-        match (rows.next(), rows.next()) {
-            (None, _) => Ok(&[]),
-            (Some(row), None) => Ok(&row.placements),
-            (Some(first), Some(second)) => Err(format!(
+        let Some(first) = rows.next() else {
+            return Ok(None);
+        };
+        match rows.next() {
+            None => Ok(Some(first)),
+            Some(second) => Err(format!(
                 "`{name}` matches two rows, `{}` and `{}`: keep one",
                 first.names, second.names
             )),

@@ -15,8 +15,6 @@ use meshgrad_runtime::ops::AttentionSequences;
 use meshgrad_runtime::{DType, Device, Tensor};
 
 use crate::attention::{Positions, Rotary};
-pub use crate::balance::Balancing;
-use crate::balance::{PooledRouting, expert_metrics, update_router_bias};
 use crate::cache::Cache;
 use crate::config::Qwen3Config;
 use crate::ends::{Embedding, Head, sharded_like};
@@ -24,7 +22,9 @@ use crate::hf::{self, Experts, adapters};
 use crate::layer::{FeedForward, Layer};
 use crate::layers::{Linear, RmsNorm};
 use crate::model::{Compute, Decoded, Flow, Generate, Loss, Metrics, Model, TokenBatch};
-use crate::moe::Moe;
+pub use crate::moe::balance::Balancing;
+use crate::moe::balance::{PooledRouting, expert_metrics, update_router_bias};
+use crate::moe::{Dispatch, Moe};
 use crate::residual::Residual;
 use crate::stage::Stage;
 use crate::{ModelParallelism, ModelPlan};
@@ -145,6 +145,15 @@ impl Qwen3 {
         for layer in &mut self.layers {
             if let FeedForward::Sparse(moe) = &mut layer.mlp {
                 moe.add_router_bias();
+            }
+        }
+    }
+
+    /// Sets how tokens are dispatched to experts on other ranks, as [`Moe::dispatch_by`].
+    pub fn dispatch_experts_by(&mut self, dispatch: Dispatch) {
+        for layer in &mut self.layers {
+            if let FeedForward::Sparse(moe) = &mut layer.mlp {
+                moe.dispatch_by(dispatch);
             }
         }
     }

@@ -7,11 +7,12 @@ use meshgrad_autograd::Module;
 use meshgrad_ckpt::Committed;
 use meshgrad_error::error;
 use meshgrad_models::config::Qwen3Config;
+use meshgrad_models::moe::Dispatch;
 use meshgrad_models::{Balancing, Qwen3, hf};
 use meshgrad_runtime::Device;
 use toml::Value;
 
-use crate::config::{Config, TokenizerChoice};
+use crate::config::{Config, DispatchChoice, TokenizerChoice};
 use crate::generate::check_vocabulary;
 use crate::session::{Session, Summary};
 use crate::tokenizer::Tokenizer;
@@ -116,6 +117,11 @@ pub fn model(config: &Config, vocab_size: usize, from: Option<&Committed>) -> Re
         auxiliary: shapes.router_aux_loss_coef,
         z: balancing.z_loss_coef,
         bias_update_rate: balancing.bias_update_rate,
+    });
+    model.dispatch_experts_by(match config.parallel.dispatch {
+        DispatchChoice::Auto => Dispatch::Cheapest,
+        DispatchChoice::AllGather => Dispatch::AllGather,
+        DispatchChoice::AllToAll => Dispatch::AllToAll,
     });
     // A checkpoint has the files that its run started with.
     let verify = config.checkpoint.verify;

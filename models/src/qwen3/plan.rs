@@ -14,8 +14,11 @@ use crate::{ModelParallelism, ModelPlan};
 ///
 /// Norms, routers and, unless they are sharded, experts are replicated. So are the biases of
 /// row-parallel projections, which count once.
+///
+/// Experts may be on a mesh of their own, where the block divides tokens between ranks itself.
 pub(super) fn plan(model: &Qwen3, parallelism: &ModelParallelism) -> Result<ModelPlan> {
     let plan = ModelPlan::new(&parallelism.mesh).overlap(parallelism.overlap_chunks);
+    let plan = with_experts(plan, model, parallelism)?;
     if parallelism.tensor_ranks() == 1 {
         return Ok(plan);
     }
@@ -64,6 +67,41 @@ pub(super) fn plan(model: &Qwen3, parallelism: &ModelParallelism) -> Result<Mode
     let add =
         |plan: ModelPlan, (names, placements): (&str, Placements)| plan.place(names, placements);
     Ok(rows.into_iter().fold(plan, add).matching(model))
+}
+
+/// `plan` with the placements of experts on their own mesh, if they have one.
+fn with_experts(
+    plan: ModelPlan,
+    model: &Qwen3,
+    parallelism: &ModelParallelism,
+) -> Result<ModelPlan> {
+    let Some((mesh, [experts, features])) = &parallelism.experts else {
+        return Ok(plan);
+    };
+    let of_axes = |axes: &[String], dim| -> Placements {
+        axes.iter().map(|axis| (axis.clone(), Placement::shard(dim))).collect()
+    };
+    let sizes = experts.iter().map(|axis| mesh.size(axis));
+    let ranks: usize = sizes.product::<meshgrad_mesh::Result<usize>>()?;
+    let (count, shard_by_tensor) = (model.config.num_experts, parallelism.shard_experts);
+    let problem = match model.sparse_blocks().next() {
+        None => "the model has no experts, which are to be on ranks of their own".to_owned(),
+        Some(_) if !count.is_multiple_of(ranks) => format!(
+            "{count} experts cannot be divided over {ranks} ranks of expert parallelism; use a divisor \
+             of {count}"
+        ),
+        Some(_) if shard_by_tensor => {
+            "experts are sharded by tensor parallelism or are on a mesh of their own, not both"
+                .to_owned()
+        }
+        Some(_) => {
+            let placements = [of_axes(experts, 0), of_axes(features, 2)].concat();
+            let rows = ["*.mlp.experts.gate_up_proj", "*.mlp.experts.down_proj"];
+            let place = |plan: ModelPlan, names| plan.place_on(mesh, names, &placements);
+            return Ok(rows.into_iter().fold(plan, place));
+        }
+    };
+    Err(does_not_fit(&[problem]))
 }
 
 /// How query and key-value heads are sharded: in proportion, without dividing a head. Axes on which

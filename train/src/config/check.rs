@@ -121,8 +121,8 @@ impl Config {
             };
             found.unless(false, &format!("parallel.{}", kind.name()), || {
                 format!(
-                    "{degree}; training does not support it yet, so it must be 1 (pp, dp_replicate, \
-                     dp_shard and tp are supported)"
+                    "{degree}; training does not support it yet, so it must be 1 (cp and sp are not \
+                     supported)"
                 )
             });
         }

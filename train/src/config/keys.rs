@@ -64,8 +64,17 @@ pub const KEYS: &[Meaning] = &[
     ("parallel.cp_shard", "context parallelism; only 1 is supported yet"),
     ("parallel.cp_replicate", "context parallelism; only 1 is supported yet"),
     ("parallel.sp", "sequence parallelism by heads; only 1 is supported yet"),
-    ("parallel.ep", "expert parallelism; only 1 is supported yet"),
-    ("parallel.etp", "only 1 is supported yet; see `parallel.shard_experts`"),
+    (
+        "parallel.ep",
+        "expert parallelism: the experts are divided over this many of the ranks that the other degrees \
+         give, and tokens are sent to them",
+    ),
+    ("parallel.etp", "shards of each expert's inner features, on ranks as for `ep`"),
+    (
+        "parallel.dispatch",
+        "how tokens are sent to experts on other ranks: `all_gather`, `all_to_all`, or `auto`, which sends \
+         fewer bytes",
+    ),
     ("parallel.order", "order of ranks, fastest first, such as `tp-dp`; empty for the default"),
     (
         "parallel.home",

@@ -24,10 +24,13 @@ pub struct ParallelTable {
     pub sp: Degree,
     /// Tensor parallelism: shards of each matrix.
     pub tp: Degree,
-    /// Expert parallelism; only 1 is supported.
+    /// Expert parallelism: experts are divided over this many of the ranks that the other degrees give,
+    /// and tokens are sent to them.
     pub ep: Degree,
-    /// Shards of each expert; only 1 is supported, see `shard_experts`.
+    /// Shards of the inner features of each expert, on ranks as for `ep`.
     pub etp: Degree,
+    /// How `ep` and `etp` send tokens to experts.
+    pub dispatch: DispatchChoice,
     /// The order of ranks, fastest first, such as `tp-dp`; empty for the default.
     pub order: String,
     /// How the parameters of `dp_shard` are divided.
@@ -69,6 +72,18 @@ pub enum HomeChoice {
     Zero1,
 }
 
+/// `parallel.dispatch`: how tokens reach experts on other ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DispatchChoice {
+    /// The one that sends fewer bytes.
+    Auto,
+    /// All ranks get all tokens of those that have the experts between them.
+    AllGather,
+    /// Each token is sent to the ranks of its experts.
+    AllToAll,
+}
+
 impl HomeChoice {
     /// Its name in a configuration.
     pub fn name(self) -> &'static str {
@@ -92,6 +107,7 @@ impl Default for ParallelTable {
             tp: one,
             ep: one,
             etp: one,
+            dispatch: DispatchChoice::Auto,
             order: String::new(),
             home: HomeChoice::Fsdp,
             reshard_after_forward: true,
@@ -107,8 +123,14 @@ impl Default for ParallelTable {
 
 impl ParallelTable {
     /// The degrees that training supports. The others must be 1.
-    const SUPPORTED: [Parallelism; 4] =
-        [Parallelism::Pp, Parallelism::DpReplicate, Parallelism::DpShard, Parallelism::Tp];
+    const SUPPORTED: [Parallelism; 6] = [
+        Parallelism::Pp,
+        Parallelism::DpReplicate,
+        Parallelism::DpShard,
+        Parallelism::Tp,
+        Parallelism::Ep,
+        Parallelism::Etp,
+    ];
 
     /// All degrees.
     fn degrees(&self) -> [(Parallelism, Degree); 9] {

@@ -6,7 +6,7 @@ use meshgrad_ckpt::io_error;
 use meshgrad_comm::Rank;
 use meshgrad_data_parallel::{DataParallel, Reshard, Strategy};
 use meshgrad_dist::parallel::{ParallelConfig, ParallelState};
-use meshgrad_mesh::{Mesh, Placement, Sharding};
+use meshgrad_mesh::{Mesh, Placement, Sharding, Size};
 use meshgrad_models::{Model, ModelParallelism, ModelPlan, TokenBatch};
 use meshgrad_pipeline::{Auto, Schedule, Shape};
 use meshgrad_runtime::{DType, Device, Kind as TensorKind, Tensor};
@@ -42,9 +42,24 @@ pub(super) struct Division {
     replicate: Vec<String>,
     /// The axes of tensor parallelism.
     tensor: Vec<String>,
+    experts: Option<ExpertAxes>,
     rank: usize,
     /// Whether the optimizer updates whole matrices.
     whole_matrices: bool,
+}
+
+/// The mesh of experts, and what its axes are for.
+#[derive(Clone)]
+struct ExpertAxes {
+    mesh: Mesh,
+    /// The axes whose ranks have different experts.
+    experts: Vec<String>,
+    /// The axes whose ranks have different inner features of the same experts.
+    features: Vec<String>,
+    /// The axes whose ranks share one copy of the parameters.
+    shard: Vec<String>,
+    /// The axes whose ranks have copies.
+    replicate: Vec<String>,
 }
 
 impl Division {
@@ -64,7 +79,7 @@ impl Division {
             None => whole.clone(),
         };
         let is_muon = matches!(config.optimizer.algorithm, Algorithm::Muon(_));
-        let division = Division {
+        let mut division = Division {
             table: config.parallel.clone(),
             train: config.train.clone(),
             pipeline: config.pipeline.clone(),
@@ -75,12 +90,19 @@ impl Division {
             shard,
             replicate,
             tensor: axes("tp")?,
+            experts: None,
             rank,
             whole_matrices: config.parallel.whole_matrices || is_muon,
         };
+        division.experts = division.expert_axes(&state)?;
         if is_muon && !division.tensor.is_empty() {
             let problem = "muon updates whole matrices, which parallel.tp divides; use another \
                            optimizer, or parallel.tp = 1";
+            return Err(violation("optimizer.name", problem.to_owned()));
+        }
+        if is_muon && division.experts.as_ref().is_some_and(|axes| !axes.features.is_empty()) {
+            let problem = "muon updates whole matrices, which parallel.etp divides; use another \
+                           optimizer, or parallel.etp = 1";
             return Err(violation("optimizer.name", problem.to_owned()));
         }
         division.check_batch(config.train.micro_batch_size)?;
@@ -91,6 +113,44 @@ impl Division {
             division.check_pipeline()?;
         }
         Ok(division)
+    }
+
+    /// The mesh of experts on this rank's stage, if they are on one of their own. FSDP divides them over
+    /// the ranks that are left of those that it divides other parameters over.
+    fn expert_axes(&self, state: &ParallelState) -> Result<Option<ExpertAxes>> {
+        let mut mesh = state.mesh("expert")?.clone();
+        if let Some(axis) = &self.stages {
+            mesh = mesh.at(axis, mesh.local_rank(axis, self.rank)?.unwrap_or_default())?;
+        }
+        let divided = mesh.size("ep_shard")? * mesh.size("etp")?;
+        if divided == 1 {
+            return Ok(None);
+        }
+        let copies: usize = self
+            .replicate
+            .iter()
+            .map(|axis| self.mesh.size(axis))
+            .product::<meshgrad_mesh::Result<_>>()?;
+        let inside = self.mesh.len() / copies;
+        let shards = match self.shard.is_empty() {
+            true => 1,
+            false => inside / gcd(inside, divided),
+        };
+        let parts = [("ep_replicate", Size::Auto), ("ep_fsdp", Size::Ranks(shards))];
+        let mesh = mesh.split("ep_replicate", &parts)?;
+        let axes = mesh.axes().iter().filter(|axis| axis.size() > 1).map(|axis| axis.name());
+        let mesh = mesh.select(axes.collect::<Vec<_>>())?;
+        let named = |name: &str| -> Vec<String> {
+            let axes = mesh.axes().iter().filter(|axis| axis.name() == name);
+            axes.map(|axis| axis.name().to_owned()).collect()
+        };
+        Ok(Some(ExpertAxes {
+            experts: named("ep_shard"),
+            features: named("etp"),
+            shard: named("ep_fsdp"),
+            replicate: named("ep_replicate"),
+            mesh,
+        }))
     }
 
     pub(super) fn mesh(&self) -> &Mesh {
@@ -108,7 +168,12 @@ impl Division {
             }
             name => format!("{} {name}", axis.size()),
         });
-        axes.collect::<Vec<_>>().join(" x ")
+        let all = axes.collect::<Vec<_>>().join(" x ");
+        let Some(ExpertAxes { mesh, .. }) = &self.experts else {
+            return all;
+        };
+        let axes = mesh.axes().iter().map(|axis| format!("{} {}", axis.size(), axis.name()));
+        format!("{all}, experts {}", axes.collect::<Vec<_>>().join(" x "))
     }
 
     /// The number of parts that a batch is divided into.
@@ -150,6 +215,7 @@ impl Division {
         let parts = self.batch_parts();
         let problem = match () {
             () if !self.tensor.is_empty() => "does not support parallel.tp".to_owned(),
+            () if self.experts.is_some() => "does not support parallel.ep and etp".to_owned(),
             () if !parts.is_power_of_two() => {
                 format!("needs a power of two of data-parallel ranks, not {parts}")
             }
@@ -223,6 +289,10 @@ impl Division {
             .loss_parallel(self.table.loss_parallel)
             .shard_experts(self.table.shard_experts)
             .overlap_chunks(self.table.overlap_chunks);
+        let parallelism = match &self.experts {
+            Some(axes) => parallelism.experts(&axes.mesh, &axes.experts, &axes.features)?,
+            None => parallelism,
+        };
         model.plan(&parallelism)
     }
 
@@ -326,6 +396,9 @@ impl Division {
         M: Model<Batch = TokenBatch>,
     {
         let mut parallel = parallel.prefetch(self.table.prefetch);
+        if let Some(ExpertAxes { mesh, shard, replicate, .. }) = &self.experts {
+            parallel = parallel.mesh(mesh, shard, replicate);
+        }
         for unit in model.units() {
             parallel = parallel.unit(&unit, self.strategy());
         }
@@ -375,6 +448,14 @@ impl Division {
             true => strategy.whole_matrices(),
             false => strategy,
         }
+    }
+}
+
+/// The greatest common divisor (Euclid).
+fn gcd(a: usize, b: usize) -> usize {
+    match b {
+        0 => a,
+        _ => gcd(b, a % b),
     }
 }
 

@@ -2,8 +2,8 @@
 
 use approx::assert_relative_eq;
 use meshgrad_autograd::{Module, Var};
-use meshgrad_models::balance::update_router_bias;
 use meshgrad_models::moe::Moe;
+use meshgrad_models::moe::balance::update_router_bias;
 use meshgrad_models::{Balancing, Compute, Qwen3};
 use meshgrad_runtime::{DType, Device, Key, Tensor, ops};
 

@@ -4,6 +4,7 @@ use std::fmt;
 
 use meshgrad_mesh::Mesh;
 use meshgrad_models::config::Qwen3Config;
+use meshgrad_models::moe::Dispatch::{self, AllGather, AllToAll};
 use meshgrad_models::{Compute, ModelParallelism};
 
 use crate::small::{self, ALL_EXPERTS, Axes, DENSE, EXPERTS, TIED};
@@ -23,6 +24,8 @@ pub(crate) struct Case {
     pub(crate) rows: usize,
     /// Whether the projections have low-rank adapters.
     pub(crate) lora: bool,
+    /// The mesh of experts: along `ep` they are sharded, along `etp` their inner features.
+    pub(crate) apart: Option<(Axes, Dispatch)>,
 }
 
 impl Case {
@@ -37,7 +40,16 @@ impl Case {
             bf16: false,
             rows: 3,
             lora: false,
+            apart: None,
         }
+    }
+
+    const fn apart(self, axes: Axes, dispatch: Dispatch) -> Case {
+        Case { apart: Some((axes, dispatch)), ..self }
+    }
+
+    const fn rows(self, rows: usize) -> Case {
+        Case { rows, ..self }
     }
 
     const fn sequence(self) -> Case {
@@ -75,12 +87,24 @@ impl Case {
     pub(crate) fn parallelism(&self, mesh: &Mesh) -> ModelParallelism {
         let axes = self.mesh.iter().map(|(name, _)| *name);
         let tensor: Vec<&str> = axes.filter(|name| *name != "dp").collect();
-        ModelParallelism::new(mesh)
+        let parallelism = ModelParallelism::new(mesh)
             .tensor(tensor)
             .unwrap()
             .sequence_parallel(self.sequence)
             .loss_parallel(self.loss)
-            .shard_experts(self.experts)
+            .shard_experts(self.experts);
+        let Some((axes, _)) = self.apart else {
+            return parallelism;
+        };
+        let named = |wanted: &str| -> Vec<&str> {
+            axes.iter().map(|(axis, _)| *axis).filter(|axis| *axis == wanted).collect()
+        };
+        let [experts, features] = ["ep", "etp"].map(named);
+        parallelism.experts(&small::mesh(axes), experts, features).unwrap()
+    }
+
+    pub(crate) fn dispatch(&self) -> Dispatch {
+        self.apart.map_or(Dispatch::Cheapest, |(_, dispatch)| dispatch)
     }
 
     pub(crate) fn is_tensor_parallel(&self) -> bool {
@@ -93,8 +117,10 @@ impl Case {
         axes.map(|(_, ranks)| ranks).product()
     }
 
+    /// Whether some ranks are exchanged with others when two of a group change places.
     pub(crate) fn has_three_ranks(&self) -> bool {
-        self.mesh.iter().any(|(_, ranks)| *ranks >= 3)
+        let (axes, _) = self.apart.unwrap_or((self.mesh, Dispatch::Cheapest));
+        axes.iter().any(|(axis, ranks)| *axis != "copies" && *ranks >= 3)
     }
 
     pub(crate) fn compute(&self) -> Compute {
@@ -118,6 +144,9 @@ impl fmt::Display for Case {
             (self.bf16, "bf16"),
             (self.lora, "adapters"),
         ];
+        if let Some((axes, dispatch)) = self.apart {
+            write!(f, ", experts {axes:?} by {dispatch:?}")?;
+        }
         for (_, option) in options.into_iter().filter(|(is_set, _)| *is_set) {
             write!(f, ", {option}")?;
         }
@@ -134,6 +163,28 @@ const DP2: Axes = &[("dp", 2)];
 const DP_TP: Axes = &[("dp", 2), ("tp", 2)];
 const TP_DP: Axes = &[("tp", 3), ("dp", 2)];
 
+const DP3: Axes = &[("dp", 3)];
+const DP4: Axes = &[("dp", 4)];
+const DP4_TP2: Axes = &[("dp", 4), ("tp", 2)];
+
+/// Experts of which a rank has 1 to 12; three per token.
+const MANY_EXPERTS: &str = r#"
+    model_type = "qwen3_moe"
+    vocab_size = 53
+    hidden_size = 12
+    intermediate_size = 20
+    num_hidden_layers = 3
+    num_attention_heads = 4
+    num_key_value_heads = 4
+    head_dim = 4
+    num_experts = 24
+    num_experts_per_tok = 3
+    moe_intermediate_size = 7
+    mlp_only_layers = [1]
+    norm_topk_prob = true
+    initializer_range = 0.2
+"#;
+
 /// Five key-value heads: of four ranks, two have two heads, one has one, and the last has none.
 const FIVE_HEADS: &str = r#"
     model_type = "qwen3"
@@ -147,12 +198,13 @@ const FIVE_HEADS: &str = r#"
     initializer_range = 0.2
 "#;
 
-const MODELS: [(&str, &str); 5] = [
+const MODELS: [(&str, &str); 6] = [
     ("dense", DENSE),
     ("five heads", FIVE_HEADS),
     ("tied", TIED),
     ("experts", EXPERTS),
     ("all experts", ALL_EXPERTS),
+    ("many experts", MANY_EXPERTS),
 ];
 
 pub(crate) const CASES: &[Case] = &[
@@ -186,4 +238,24 @@ pub(crate) const CASES: &[Case] = &[
     Case::new(EXPERTS, DP_TP).sequence().sharded_experts().whole_vocabulary(),
     Case::new(ALL_EXPERTS, DP2).bf16(),
     Case::new(ALL_EXPERTS, TP3).sequence().sharded_experts().bf16(),
+    Case::new(MANY_EXPERTS, DP2).apart(&[("ep", 2)], AllGather),
+    Case::new(MANY_EXPERTS, DP2).apart(&[("ep", 2)], AllToAll).checkpointed(),
+    Case::new(MANY_EXPERTS, DP3).apart(&[("ep", 3)], AllGather).checkpointed(),
+    Case::new(MANY_EXPERTS, DP3).apart(&[("ep", 3)], AllToAll),
+    Case::new(MANY_EXPERTS, DP3).apart(&[("etp", 3)], AllToAll),
+    // A rank without tokens.
+    Case::new(MANY_EXPERTS, DP4).apart(&[("ep", 4)], AllGather),
+    Case::new(MANY_EXPERTS, DP4).apart(&[("ep", 4)], AllToAll).rows(2),
+    Case::new(MANY_EXPERTS, DP4).apart(&[("copies", 2), ("ep", 2)], AllToAll),
+    Case::new(MANY_EXPERTS, DP4).apart(&[("ep", 2), ("etp", 2)], AllGather),
+    Case::new(MANY_EXPERTS, DP4).apart(&[("ep", 2), ("etp", 2)], AllToAll).checkpointed(),
+    // Tokens that tensor parallelism replicates, or shards, are on one rank each.
+    Case::new(MANY_EXPERTS, DP_TP).apart(&[("ep", 4)], AllToAll),
+    Case::new(MANY_EXPERTS, TP3).apart(&[("ep", 3)], AllGather),
+    Case::new(MANY_EXPERTS, DP_TP).apart(&[("copies", 2), ("ep", 2)], AllGather).sequence(),
+    Case::new(MANY_EXPERTS, TP_DP).apart(&[("ep", 3), ("etp", 2)], AllToAll).sequence(),
+    Case::new(MANY_EXPERTS, DP4_TP2).apart(&[("ep", 8)], AllToAll).sequence().rows(5),
+    Case::new(MANY_EXPERTS, DP4_TP2).apart(&[("copies", 2), ("ep", 2), ("etp", 2)], AllToAll),
+    Case::new(ALL_EXPERTS, DP3).apart(&[("ep", 3)], AllToAll).bf16(),
+    Case::new(ALL_EXPERTS, DP3).apart(&[("ep", 3)], AllGather).bf16(),
 ];

@@ -65,7 +65,7 @@ fn planted_faults_are_found() {
 #[test]
 fn a_deleted_seam_is_an_error_or_changes_nothing() {
     let mut effects: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for case in CASES.iter().filter(|case| !case.bf16) {
+    for case in CASES.iter().filter(|case| !case.bf16 && case.apart.is_none()) {
         let model = Qwen3::new(&case.config()).unwrap();
         let plan = model.plan(&case.parallelism(&case.mesh())).unwrap();
         let is_seam = |names: &&str| ["input", "output"].iter().any(|it| names.ends_with(it));

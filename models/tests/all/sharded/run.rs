@@ -82,6 +82,7 @@ pub(crate) fn outcome_of(loss: &Loss, grads: &mut Grads, buffers: &[Buffer]) -> 
 pub(crate) fn model(case: &Case) -> Result<Qwen3> {
     let mut model = Qwen3::new(&case.config())?;
     model.add_router_biases();
+    model.dispatch_experts_by(case.dispatch());
     if case.lora {
         add_adapters(&mut model);
     }

@@ -1,0 +1,47 @@
+//! Dispatch by gathering all tokens.
+
+use meshgrad_autograd::{Result, Var, ops};
+use meshgrad_collectives::Collectives;
+use meshgrad_runtime::ops::{ExpertOrder, expert_order};
+
+use super::dispatch::{Dispatcher, ExpertPeers, ExpertRows, RoutedTokens};
+
+/// Every rank of the group gets all tokens and takes those of its experts. Results are summed over the
+/// group. Everything that is sent has a known size.
+///
+/// Each rank sends its tokens to each other rank, and a partial result for each token of the other: 2 (g
+/// - 1) n d elements in a group of g.
+pub(super) struct AllGather;
+
+/// What [`AllGather`] needs to combine.
+pub(super) struct Gathered {
+    /// Of the tokens of all ranks.
+    weights_nk: Var,
+    order: ExpertOrder,
+}
+
+impl Dispatcher for AllGather {
+    type Sent = Gathered;
+
+    fn dispatch(
+        &self,
+        tokens: RoutedTokens,
+        peers: &ExpertPeers,
+    ) -> Result<(ExpertRows, Gathered)> {
+        let (group, rows) = (&peers.group, &peers.tokens[..]);
+        let experts_nk = group.all_gather_rows(&tokens.experts_nk, rows)?;
+        let x_nd = ops::all_gather_rows(&tokens.x_nd, rows, group)?;
+        let weights_nk = ops::all_gather_rows(&tokens.weights_nk, rows, group)?;
+
+        let experts_nk = experts_nk.wait()?;
+        let order = expert_order(&experts_nk, peers.experts(), peers.first_expert(), peers.held)?;
+        let x_cd = ops::permute_tokens(&x_nd, &order)?;
+        let rows = ExpertRows { x_cd, offsets: order.offsets.clone() };
+        Ok((rows, Gathered { weights_nk, order }))
+    }
+
+    fn combine(&self, y_cd: &Var, sent: Gathered, peers: &ExpertPeers) -> Result<Var> {
+        let y_nd = ops::unpermute_tokens(y_cd, &sent.weights_nk, &sent.order)?;
+        ops::reduce_scatter_rows(&y_nd, &peers.tokens, &peers.group)
+    }
+}

@@ -1,0 +1,93 @@
+//! Dispatch by sending each row to its expert.
+
+use meshgrad_autograd::{Operand, Result, Var, ops};
+use meshgrad_collectives::Collectives;
+use meshgrad_runtime::ops::{ExpertOrder, expert_order, expert_places, reshape};
+
+use super::dispatch::{Dispatcher, ExpertPeers, ExpertRows, RoutedTokens};
+
+/// Each rank sends every other rank the rows of its experts, in slots whose number does not depend on
+/// data, and gets the results in the same slots. Rows inside an expert are in the order of (source rank,
+/// token). Weights stay at the source, where a token's rows are added in the order of its choices, in
+/// f32.
+///
+/// Legend: p = ranks x slots rows, of which those without a token are zero; s shards of an expert.
+///
+/// A rank sends 2 (g - 1) slots d elements in a group of g.
+pub(super) struct AllToAll;
+
+impl AllToAll {
+    /// The slots for each rank: enough for all tokens to choose its experts.
+    pub(super) fn slots(top_k: usize, peers: &ExpertPeers) -> usize {
+        peers.most_tokens() * top_k.min(peers.held)
+    }
+}
+
+/// What [`AllToAll`] needs to combine.
+pub(super) struct Exchanged {
+    weights_nk: Var,
+    /// Of this rank's tokens in the slots.
+    there: ExpertOrder,
+    /// Of the rows that arrived.
+    here: ExpertOrder,
+    slots: usize,
+}
+
+impl Dispatcher for AllToAll {
+    type Sent = Exchanged;
+
+    fn dispatch(
+        &self,
+        tokens: RoutedTokens,
+        peers: &ExpertPeers,
+    ) -> Result<(ExpertRows, Exchanged)> {
+        let RoutedTokens { x_nd, weights_nk, experts_nk, order } = tokens;
+        let (group, held) = (&peers.group, peers.held);
+        let slots = AllToAll::slots(experts_nk.shape()[1], peers);
+        let places = expert_places(&experts_nk, &order, held, slots)?;
+        let x_pd = ops::permute_tokens(&x_nd, &places.order)?;
+
+        let experts_p1 = reshape(&places.experts, &[places.experts.elements(), 1])?;
+        let rows = vec![slots; group.size()];
+        let experts_p1 = for_shards(&experts_p1, slots, peers)?;
+        let experts_p1 = group.all_to_all_rows(&experts_p1, &rows, &rows)?;
+        let x_pd = ops::all_to_all_rows(&for_shards(&x_pd, slots, peers)?, &rows, &rows, group)?;
+
+        // What has no token has the expert after those held, and gets no row.
+        let here = expert_order(&experts_p1.wait()?, held + 1, 0, held)?;
+        let x_cd = ops::permute_tokens(&x_pd, &here)?;
+        let rows = ExpertRows { x_cd, offsets: here.offsets.clone() };
+        Ok((rows, Exchanged { weights_nk, there: places.order, here, slots }))
+    }
+
+    fn combine(&self, y_cd: &Var, sent: Exchanged, peers: &ExpertPeers) -> Result<Var> {
+        let Exchanged { weights_nk, there, here, slots } = sent;
+        let rows = vec![slots; peers.group.size()];
+        let y_pd = ops::add_rows(y_cd, &here)?;
+        let y_pd = ops::all_to_all_rows(&y_pd, &rows, &rows, &peers.group)?;
+        ops::unpermute_tokens(&of_shards(&y_pd, slots, peers)?, &weights_nk, &there)
+    }
+}
+
+/// The slots for each rank, from those for each set of experts: its shards get the same rows.
+fn for_shards<V: Operand>(x_pd: &V, slots: usize, peers: &ExpertPeers) -> Result<V> {
+    let (shards, width) = (peers.shards, x_pd.value().shape()[1]);
+    if shards == 1 {
+        return Ok(x_pd.clone());
+    }
+    let ranks = peers.group.size() / shards;
+    let x = ops::reshape(x_pd, &[ranks, 1, slots, width])?;
+    let x = ops::broadcast_to(&x, &[ranks, shards, slots, width])?;
+    ops::reshape(&x, &[ranks * shards * slots, width])
+}
+
+/// The sums over the shards.
+fn of_shards(y_pd: &Var, slots: usize, peers: &ExpertPeers) -> Result<Var> {
+    let (shards, width) = (peers.shards, y_pd.shape()[1]);
+    if shards == 1 {
+        return Ok(y_pd.clone());
+    }
+    let ranks = peers.group.size() / shards;
+    let y = ops::sum(&ops::reshape(y_pd, &[ranks, shards, slots, width])?, &[1])?;
+    ops::reshape(&y, &[ranks * slots, width])
+}

@@ -1,0 +1,152 @@
+//! How tokens reach their experts and come back.
+
+use std::sync::Arc;
+
+use meshgrad_autograd::{Result, Var, ops};
+use meshgrad_collectives::Communicator;
+use meshgrad_runtime::Tensor;
+use meshgrad_runtime::ops::ExpertOrder;
+
+use super::all_gather::AllGather;
+use super::all_to_all::AllToAll;
+
+/// This rank's tokens and their experts.
+#[derive(Clone)]
+pub struct RoutedTokens {
+    /// [n, d].
+    pub x_nd: Var,
+    /// The weight of each expert of a token, [n, k].
+    pub weights_nk: Var,
+    /// The experts of each token, [n, k] i32, of all experts.
+    pub experts_nk: Tensor,
+    /// Their order by expert, for all experts.
+    pub order: ExpertOrder,
+}
+
+/// The rows of the experts that a rank holds.
+pub struct ExpertRows {
+    /// Sorted by expert, [c, d].
+    pub x_cd: Var,
+    /// Expert g of those held has the rows `offsets[g]..offsets[g + 1]`: [held + 1] i64.
+    pub offsets: Tensor,
+}
+
+/// The ranks that have the experts between them.
+pub struct ExpertPeers {
+    /// They, in the order of their experts. The ranks that share experts follow each other.
+    pub group: Arc<dyn Communicator>,
+    /// The number of ranks that share each expert: each has some of its inner features.
+    pub shards: usize,
+    /// The number of tokens of each rank of the group.
+    pub tokens: Vec<usize>,
+    /// The number of experts that this rank holds, as each of the group does.
+    pub held: usize,
+}
+
+impl ExpertPeers {
+    /// The number of all experts.
+    pub fn experts(&self) -> usize {
+        self.group.size() / self.shards * self.held
+    }
+
+    /// The first expert that this rank holds.
+    pub fn first_expert(&self) -> usize {
+        self.group.index() / self.shards * self.held
+    }
+
+    /// The largest number of tokens of a rank.
+    pub fn most_tokens(&self) -> usize {
+        self.tokens.iter().copied().max().unwrap_or(0)
+    }
+}
+
+/// Brings tokens to the ranks that have their experts, and the experts' results back.
+///
+/// All ranks of the group make the same calls, also a rank without tokens: what a dispatcher
+/// communicates must not depend on data. It runs inside of [`local`](meshgrad_autograd::local), so its
+/// values have no sharding; [`meshgrad_autograd::ops`] has collectives with gradients.
+pub trait Dispatcher: Send + Sync {
+    /// What [`Dispatcher::combine`] needs of a dispatch.
+    type Sent;
+
+    /// The rows of this rank's experts, from the tokens of all ranks of the group. With several shards
+    /// of an expert, each gets the same rows.
+    ///
+    /// # Errors
+    /// Errors of ops and of the communication.
+    fn dispatch(
+        &self,
+        tokens: RoutedTokens,
+        peers: &ExpertPeers,
+    ) -> Result<(ExpertRows, Self::Sent)>;
+
+    /// For each token of this rank, the sum of its experts' results, weighted: [n, d]. `y_cd` are those
+    /// of this rank's experts; with several shards of an expert, its result is the sum of theirs.
+    ///
+    /// # Errors
+    /// Errors of ops and of the communication.
+    fn combine(&self, y_cd: &Var, sent: Self::Sent, peers: &ExpertPeers) -> Result<Var>;
+}
+
+/// How tokens are dispatched to experts on other ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Dispatch {
+    /// The one that sends fewer bytes.
+    #[default]
+    Cheapest,
+    /// Every rank gets all tokens of the group, and results are summed over the group. Sends fewer bytes
+    /// than `AllToAll` if a token has as many experts as there are ranks. The sum over ranks rounds.
+    AllGather,
+    /// Each row is sent to the ranks that have its expert, and comes back to be added at its source. The
+    /// result has the same bits as on one rank.
+    AllToAll,
+}
+
+impl Dispatch {
+    /// The dispatcher for tokens with `top_k` experts each. The choice is the same on all ranks.
+    pub(super) fn dispatcher(self, top_k: usize, peers: &ExpertPeers) -> Arc<dyn AnyDispatcher> {
+        match self {
+            Dispatch::AllGather => Arc::new(AllGather),
+            Dispatch::AllToAll => Arc::new(AllToAll),
+            // Both send as many rows to each other rank of the group, and get as many back.
+            Dispatch::Cheapest => match AllToAll::slots(top_k, peers) < peers.most_tokens() {
+                true => Arc::new(AllToAll),
+                false => Arc::new(AllGather),
+            },
+        }
+    }
+}
+
+/// A [`Dispatcher`] of any type.
+pub(super) trait AnyDispatcher: Send + Sync {
+    /// The results of `experts` for each token.
+    fn apply(
+        &self,
+        tokens: RoutedTokens,
+        peers: &ExpertPeers,
+        experts: &dyn Fn(&ExpertRows) -> Result<Var>,
+    ) -> Result<Var>;
+}
+
+impl<D: Dispatcher> AnyDispatcher for D {
+    fn apply(
+        &self,
+        tokens: RoutedTokens,
+        peers: &ExpertPeers,
+        experts: &dyn Fn(&ExpertRows) -> Result<Var>,
+    ) -> Result<Var> {
+        let (rows, sent) = self.dispatch(tokens, peers)?;
+        self.combine(&experts(&rows)?, sent, peers)
+    }
+}
+
+/// Without communication: this rank has all experts of its tokens.
+pub(super) fn in_place(
+    tokens: &RoutedTokens,
+    experts: impl Fn(&ExpertRows) -> Result<Var>,
+) -> Result<Var> {
+    let order = &tokens.order;
+    let x_cd = ops::permute_tokens(&tokens.x_nd, order)?;
+    let y_cd = experts(&ExpertRows { x_cd, offsets: order.offsets.clone() })?;
+    ops::unpermute_tokens(&y_cd, &tokens.weights_nk, order)
+}
