@@ -72,6 +72,20 @@ pub(crate) const ALL_EXPERTS: &str = r#"
     initializer_range = 0.2
 "#;
 
+/// As [`ALL_EXPERTS`], with experts that two or four ranks share.
+pub(crate) const FOUR_EXPERTS: &str = r#"
+    model_type = "qwen3_moe"
+    vocab_size = 53
+    hidden_size = 16
+    num_hidden_layers = 2
+    num_attention_heads = 4
+    num_key_value_heads = 4
+    num_experts = 4
+    num_experts_per_tok = 4
+    moe_intermediate_size = 9
+    initializer_range = 0.2
+"#;
+
 pub(crate) const BALANCING: Balancing =
     Balancing { auxiliary: 0.1, z: 0.01, bias_update_rate: 0.001 };
 

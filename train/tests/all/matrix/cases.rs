@@ -10,7 +10,9 @@ use meshgrad_pipeline::{Named, Op, Program, Shape};
 use meshgrad_train::Result;
 use meshgrad_train::config::{Config, NoTables};
 
-use crate::small::{self, ALL_EXPERTS, Axes, BALANCING, DENSE, EXPERTS, TIED, add_adapters};
+use crate::small::{
+    self, ALL_EXPERTS, Axes, BALANCING, DENSE, EXPERTS, FOUR_EXPERTS, TIED, add_adapters,
+};
 
 pub(crate) const MICROBATCHES: usize = 8;
 
@@ -25,6 +27,9 @@ pub(crate) struct Case {
     pub(crate) home: Home,
     pub(crate) checkpointing: bool,
     pub(crate) extra: Extra,
+    /// The mesh of the experts of a stage: sharded along `ep`, their inner features along `etp`, their
+    /// rows along `rows`, and copied along `copies`.
+    pub(crate) apart: Axes,
 }
 
 /// How data-parallel ranks share parameters.
@@ -65,7 +70,12 @@ impl Case {
             home: Home::Replicated,
             checkpointing: false,
             extra: Extra::Nothing,
+            apart: &[],
         }
+    }
+
+    const fn apart(self, apart: Axes) -> Case {
+        Case { apart, ..self }
     }
 
     const fn home(self, home: Home) -> Case {
@@ -81,11 +91,11 @@ impl Case {
     }
 
     pub(crate) fn title(&self) -> String {
-        let Case { mesh, schedule, sizes, home, checkpointing, extra, .. } = self;
+        let Case { mesh, schedule, sizes, home, checkpointing, extra, apart, .. } = self;
         let model = small::config(self.model);
         format!(
             "{} layers, {} experts, tied {}: {mesh:?} {schedule} {sizes:?} {home:?} {extra:?}, \
-             checkpointing {checkpointing}",
+             experts on {apart:?}, checkpointing {checkpointing}",
             model.num_hidden_layers, model.num_experts, model.tie_word_embeddings
         )
     }
@@ -124,6 +134,18 @@ impl Case {
 
     pub(crate) fn mesh(&self) -> Mesh {
         small::mesh(self.mesh)
+    }
+
+    /// The mesh of experts on a stage.
+    pub(crate) fn mesh_of_experts(&self, stage: usize) -> Option<Mesh> {
+        let axes = [&[("pp", self.ranks())], self.apart].concat();
+        (!self.apart.is_empty()).then(|| small::mesh(axes.leak()).at("pp", stage).unwrap())
+    }
+
+    /// Those of the axes of the mesh of experts.
+    pub(crate) fn expert_axes(&self, named: &'static str) -> Vec<&'static str> {
+        let axes = self.apart.iter().map(|(axis, _)| *axis);
+        axes.filter(|axis| *axis == named).collect()
     }
 
     /// The axes that the batch is divided over.
@@ -189,7 +211,7 @@ impl Case {
 }
 
 /// Cases that all run.
-pub(crate) const CASES: [Case; 24] = [
+pub(crate) const CASES: [Case; 33] = [
     Case::new(DENSE, &[("pp", 3)], Named::Gpipe, &[1, 1, 1]),
     Case::new(DENSE, &[("pp", 3)], Named::OneFOneB, &[0, 2, 1]),
     Case::new(DENSE, &[("pp", 3)], Named::Zb1p, &[1, 1, 1]).checkpointed(),
@@ -219,6 +241,34 @@ pub(crate) const CASES: [Case; 24] = [
     Case::new(ALL_EXPERTS, &[("pp", 3), ("tp", 2)], Named::Zb1p, &[1, 0, 1]),
     Case::new(ALL_EXPERTS, &[("pp", 2), ("dp", 2), ("tp", 2)], Named::DualPipeV, &[0, 1, 1, 0])
         .home(Home::Fsdp),
+    // Experts on a mesh of their own.
+    Case::new(FOUR_EXPERTS, &[("pp", 2), ("dp", 2)], Named::OneFOneB, &[1, 1])
+        .apart(&[("ep", 2)])
+        .home(Home::Fsdp),
+    Case::new(ALL_EXPERTS, &[("pp", 2), ("dp", 3)], Named::Gpipe, &[1, 1])
+        .apart(&[("ep", 3)])
+        .extra(Extra::Muon),
+    Case::new(FOUR_EXPERTS, &[("pp", 3), ("dp", 2)], Named::Zb1p, &[1, 0, 1]).apart(&[("etp", 2)]),
+    Case::new(FOUR_EXPERTS, &[("pp", 2), ("dp", 4)], Named::Zbv, &[1, 0, 1, 0])
+        .apart(&[("rows", 2), ("ep", 2)])
+        .home(Home::Fsdp)
+        .checkpointed(),
+    Case::new(FOUR_EXPERTS, &[("pp", 2), ("rep", 2), ("dp", 2)], Named::Interleaved, &[1, 0, 1, 0])
+        .apart(&[("copies", 2), ("ep", 2)])
+        .home(Home::Hsdp)
+        .extra(Extra::Naps),
+    Case::new(FOUR_EXPERTS, &[("pp", 2), ("dp", 2), ("tp", 2)], Named::OneFOneB, &[1, 1])
+        .apart(&[("ep", 4)])
+        .extra(Extra::Averages),
+    Case::new(FOUR_EXPERTS, &[("pp", 2), ("dp", 2), ("tp", 2)], Named::DualPipeV, &[0, 1, 1, 0])
+        .apart(&[("rows", 2), ("ep", 2)])
+        .home(Home::Zero1),
+    Case::new(FOUR_EXPERTS, &[("pp", 2), ("dp", 4)], Named::InterleavedZb, &[0, 1, 0, 1])
+        .apart(&[("ep", 2), ("etp", 2)])
+        .home(Home::Fsdp),
+    Case::new(FOUR_EXPERTS, &[("pp", 2), ("dp", 4)], Named::LoopedBfs, &[1, 0, 0, 1])
+        .apart(&[("ep", 4)])
+        .extra(Extra::Frozen),
 ];
 
 /// Every schedule on 2, 3 and 4 ranks of a pipeline, alone and with each other division.

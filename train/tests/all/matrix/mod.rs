@@ -147,7 +147,13 @@ pub(crate) fn own_stages(
     let has_tp = case.mesh.iter().any(|(name, _)| *name == "tp");
     let tensor: &[&str] = if has_tp { &["tp"] } else { &[] };
     let parallelism = ModelParallelism::new(&stage_mesh).tensor(tensor)?;
-    let parallelism = parallelism.sequence_parallel(true).loss_parallel(true);
+    let mut parallelism = parallelism.sequence_parallel(true).loss_parallel(true);
+    let stage = case.mesh().local_rank("pp", rank.rank())?.unwrap();
+    let experts = case.mesh_of_experts(stage);
+    if let Some(mesh) = &experts {
+        let axes = ["ep", "etp"].map(|axis| case.expert_axes(axis));
+        parallelism = parallelism.experts(mesh, &axes[0], &axes[1])?;
+    }
     model.plan(&parallelism)?.apply(&model, rank.rank())?;
     let compute = small::compute(false, case.checkpointing);
     let batch = |meta: &Device| batch(case, meta, 0, true);
@@ -157,6 +163,9 @@ pub(crate) fn own_stages(
     let mut parallel = DataParallel::of_stage(rank, &case.mesh(), "pp", strategy.clone())?;
     if !case.tied().is_empty() {
         parallel = parallel.tied("model.embed_tokens", strategy.clone(), &case.tied());
+    }
+    if let Some(mesh) = &experts {
+        parallel = parallel.mesh(mesh, case.expert_axes("rows"), case.expert_axes("copies"));
     }
     parallel.apply(&model)?;
     model.materialize(rank.device(), 5)?;

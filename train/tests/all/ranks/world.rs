@@ -81,8 +81,9 @@ pub(crate) struct On {
 
 pub(crate) const ONE: On = On { ranks: 1, sets: &[] };
 
-/// Each home, uneven microbatches, tensor parallelism alone and inside, and pipelines.
-pub(crate) const MESHES: [On; 10] = [
+/// Each home, uneven microbatches, tensor parallelism alone and inside, pipelines, and experts on other
+/// ranks.
+pub(crate) const MESHES: [On; 14] = [
     On { ranks: 2, sets: &["parallel.dp_replicate=2"] },
     On { ranks: 3, sets: &[] },
     On { ranks: 4, sets: &["parallel.home=zero1"] },
@@ -121,6 +122,30 @@ pub(crate) const MESHES: [On; 10] = [
             "parallel.sequence_parallel=true",
             "pipeline.schedule='interleaved_zb'",
             "pipeline.stages_per_rank=2",
+        ],
+    },
+    On { ranks: 4, sets: &["parallel.ep=4"] },
+    On {
+        ranks: 4,
+        sets: &["parallel.ep=2", "parallel.dp_replicate=2", "parallel.dispatch='all_to_all'"],
+    },
+    On {
+        ranks: 4,
+        sets: &[
+            "parallel.tp=2",
+            "parallel.sequence_parallel=true",
+            "parallel.ep=2",
+            "parallel.etp=2",
+            "train.activation_checkpointing=true",
+        ],
+    },
+    On {
+        ranks: 8,
+        sets: &[
+            "parallel.pp=2",
+            "parallel.ep=2",
+            "parallel.home=zero1",
+            "parallel.dispatch='all_to_all'",
         ],
     },
 ];
