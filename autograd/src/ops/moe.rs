@@ -96,7 +96,7 @@ mod tests {
     use meshgrad_runtime::{DType, Device};
 
     use super::*;
-    use crate::ops::grouped_matmul;
+    use crate::ops::{concat, grouped_matmul, slice};
     use crate::{Tolerance, Var, gradcheck};
 
     fn numbered(device: &Device, shape: &[usize], step: f64) -> Tensor {
@@ -105,8 +105,8 @@ mod tests {
         Tensor::from_slice(device, shape, &values).unwrap()
     }
 
-    /// The gradients of a whole layer (tokens, probabilities, experts' weights) are correct,
-    /// whether it holds all experts or some.
+    /// The gradients of a whole layer (tokens, probabilities, experts' weights) are correct, whether it
+    /// holds all experts or some, and whether or not its rows pass through places for ranks.
     #[test]
     fn gradients_of_an_expert_layer() {
         let device = Device::cpu();
@@ -124,7 +124,7 @@ mod tests {
                     };
                     let (weights, chosen) = router_top_k(probabilities, k, renormalize, None)?;
                     let order = ops::expert_order(&chosen, e, first, held)?;
-                    let w = crate::ops::slice(w, 0, first..first + held)?;
+                    let w = slice(w, 0, first..first + held)?;
                     let rows = permute_tokens(x, &order)?;
                     let y = grouped_matmul(&rows, &w, &order.offsets)?;
                     Ok(vec![unpermute_tokens(&y, &weights, &order)?])
@@ -132,6 +132,61 @@ mod tests {
                 gradcheck(layer, &inputs, Tolerance::default()).unwrap();
             }
         }
+
+        // All slots have places, or only some. Without places the rows add nothing.
+        for (held, capacity) in [(e, n * k), (1, n * k), (e, 7), (1, 2)] {
+            let layer = |inputs: &[Var]| {
+                let [x, probabilities, w] = inputs else {
+                    return Ok(Vec::new());
+                };
+                let (weights, chosen) = router_top_k(probabilities, k, true, None)?;
+                Ok(vec![layer_over_ranks([x, &weights, w], &chosen, [held, capacity])?])
+            };
+            gradcheck(layer, &inputs, Tolerance::default()).unwrap();
+        }
+    }
+
+    /// With places for all slots, ranks compute what one rank computes without places.
+    #[test]
+    fn layers_over_ranks_compute_the_layer_of_one_rank() {
+        let device = Device::cpu();
+        let (n, h, o, e, k) = (6, 3, 2, 5, 2);
+        let [x, w] = [numbered(&device, &[n, h], 0.9), numbered(&device, &[e, o, h], 2.3)];
+        let probabilities = numbered(&device, &[n, e], 1.7);
+        let (weights, chosen) = router_top_k(&probabilities, k, true, None).unwrap();
+        let order = ops::expert_order(&chosen, e, 0, e).unwrap();
+        let rows = permute_tokens(&x, &order).unwrap();
+        let y = grouped_matmul(&rows, &w, &order.offsets).unwrap();
+        let whole = unpermute_tokens(&y, &weights, &order).unwrap();
+        for held in [1, e] {
+            let y = layer_over_ranks([&x, &weights, &w], &chosen, [held, n * k]).unwrap();
+            assert_eq!(y.to_vec::<f64>().unwrap(), whole.to_vec::<f64>().unwrap());
+        }
+    }
+
+    /// An expert layer in which each rank with `held` experts has `capacity` places for slots.
+    fn layer_over_ranks<V: Operand>(
+        [x, weights, w]: [&V; 3],
+        chosen: &Tensor,
+        [held, capacity]: [usize; 2],
+    ) -> Result<V> {
+        let experts = w.value().shape()[0];
+        let sorted = ops::expert_order(chosen, experts, 0, experts)?;
+        let places = ops::expert_places(chosen, &sorted, held, capacity)?;
+        let sent = permute_tokens(x, &places.order)?;
+
+        let on_rank = |rank: usize| {
+            let rows = rank * capacity..(rank + 1) * capacity;
+            let received = slice(&sent, 0, rows.clone())?;
+            let of_rows = ops::reshape(&places.experts.slice(0, rows)?, &[capacity, 1])?;
+            let order = ops::expert_order(&of_rows, held + 1, 0, held)?;
+            let w = slice(w, 0, rank * held..(rank + 1) * held)?;
+            let y = grouped_matmul(&permute_tokens(&received, &order)?, &w, &order.offsets)?;
+            add_rows(&y, &order)
+        };
+        let returned: Result<Vec<V>> = (0..experts / held).map(on_rank).collect();
+        let returned = concat(&returned?.iter().collect::<Vec<_>>(), 0)?;
+        unpermute_tokens(&returned, weights, &places.order)
     }
 
     /// With weights in f32 and rows in bf16 each gradient has the dtype of its operand.

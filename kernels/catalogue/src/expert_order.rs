@@ -3,11 +3,13 @@
 use super::Family;
 use meshgrad_kernels::Variant;
 use meshgrad_kernels::expert_order::{
-    ExpertCounts, ExpertHistogram, ExpertOffsets, ExpertScatter, ExpertStarts, IndexFormat,
+    ExpertCounts, ExpertHistogram, ExpertOffsets, ExpertPlaces, ExpertScatter, ExpertStarts,
+    IndexFormat,
 };
 
 pub(super) fn expert_order() -> Family {
-    let mut kernels = vec![ExpertStarts.ptx(), ExpertOffsets.ptx(), ExpertCounts.ptx()];
+    let mut kernels =
+        vec![ExpertStarts.ptx(), ExpertOffsets.ptx(), ExpertCounts.ptx(), ExpertPlaces.ptx()];
     for index in IndexFormat::ALL {
         for held in HELD_EXPERTS {
             kernels.push(ExpertHistogram::new(index, held).ptx());

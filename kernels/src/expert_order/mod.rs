@@ -1,6 +1,6 @@
 //! Sorting slots by expert: a stable counting sort with the same bits in every run.
 //!
-//! Legend: S slots (token * K + choice), G local experts, B blocks of slots.
+//! Legend: S slots (token * K + choice), G local experts, B blocks of slots, P ranks.
 //!
 //! ```text
 //! histogram   counts[g, b]       = number of slots of block b that chose expert g
@@ -8,6 +8,8 @@
 //! offsets     offsets[g]         = sum of totals[..g], as i64
 //! scatter     row_of_slot[slot]  = offsets[g] + starts[g, b] + rank of slot within (g, b)
 //!             order[row]         = the inverse of row_of_slot
+//! places      place[slot]        = rank * capacity + row_of_slot[slot] - first row of the rank
+//!             slot[place]        = the inverse of place
 //! ```
 //!
 //! The launch geometries depend only on S and G, because only the device knows how many slots each
@@ -21,6 +23,7 @@
 mod histogram;
 mod index;
 mod offsets;
+mod places;
 mod scatter;
 
 pub use histogram::{ExpertHistogram, ExpertHistogramArguments};
@@ -29,6 +32,7 @@ pub use offsets::{
     ExpertCounts, ExpertCountsArguments, ExpertOffsets, ExpertOffsetsArguments, ExpertStarts,
     ExpertStartsArguments,
 };
+pub use places::{ExpertPlaces, ExpertPlacesArguments};
 pub use scatter::{ExpertScatter, ExpertScatterArguments};
 
 use crate::assembler::{Kernel, Launch, Pred, U32, U64};
@@ -50,6 +54,9 @@ pub const MAX_BLOCKS: u32 = THREADS;
 
 /// Maximum number of experts that a CTA counts. If there are more, each block has several CTAs.
 const MAX_EXPERTS: u32 = 1024;
+
+/// The row or place of a slot that has none, and the slot of a row or place without one.
+const ABSENT: u32 = u32::MAX;
 
 /// The division of slots into blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! The kernel that assigns a row to each slot.
 
 use super::index::groups;
-use super::{Blocks, IndexFormat, Parts, SLOTS_IN_FLIGHT, Share, THREADS, TILE, WARPS};
+use super::{ABSENT, Blocks, IndexFormat, Parts, SLOTS_IN_FLIGHT, Share, THREADS, TILE, WARPS};
 use crate::assembler::{
     GlobalAddress, In, Kernel, Launch, Out, Ptx, SharedAddress, Target, U32, Variant,
 };
@@ -70,7 +70,7 @@ impl Variant for ExpertScatter {
 
         let (held, order, row_of_slot) = (call.held, call.order, call.row_of_slot);
         let used = call.offsets.element::<u64>(held).load::<u64>().low();
-        let (first_part, absent) = (k.cta_y().equals(0), k.constant(u32::MAX));
+        let (first_part, absent) = (k.cta_y().equals(0), k.constant(ABSENT));
         k.for_range(share.first, share.end, TILE, |tile| {
             let slots = share.slots(tile);
             let loaded = self.index.load(call.indices, &slots);

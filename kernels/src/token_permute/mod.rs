@@ -1,7 +1,7 @@
 //! Permuting token rows into expert order and back.
 //!
-//! Legend: N tokens, K slots per token, C = N K rows of which the last few may be unused, H
-//! features.
+//! Legend: N tokens, K slots per token, C rows of which the last few may be unused, H features. C is
+//! N K for rows sorted by expert, but any number for places.
 //!
 //! ```text
 //! permute       y_r    = [w_slot] x_token           slot = order_r, token = slot / K
@@ -15,7 +15,8 @@
 //! moved element by element. Each row is read and written once. Values that a group reads again
 //! (an index, the row of dout) come from the caches.
 //!
-//! Out-of-range rows and slots count as absent: they read nothing and are reported to the host.
+//! A slot may have no row, and a row no slot. These count as zero. Out-of-range rows and slots count as
+//! absent: they read nothing and are reported to the host.
 
 mod grad_weights;
 mod permute;
@@ -28,7 +29,7 @@ pub use unpermute::{UnpermuteTokens, UnpermuteTokensArguments};
 use crate::dtype::Loaded;
 use crate::lane_group::{Group, IN_FLIGHT, Tile};
 
-/// `row_of_slot` of a slot without a row.
+/// `row_of_slot` of a slot without a row, and `order` of a row without a slot.
 const ABSENT: u32 = u32::MAX;
 
 /// The part of a kernel's name that marks weighted rows.

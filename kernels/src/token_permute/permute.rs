@@ -1,13 +1,13 @@
 //! Permute: copies token rows into expert order.
 
-use super::{Group, IN_FLIGHT, Tile, weighted_name};
+use super::{ABSENT, Group, IN_FLIGHT, Tile, weighted_name};
 use crate::assembler::{F32, GlobalAddress, In, Launch, Out, Pred, Ptx, U32, Variant};
 use crate::dtype::Dtype;
 use crate::faults::FaultSite;
 use crate::params;
 
 /// Row r of y is the row of x for the token that has slot order_r, times the slot's weight if
-/// weighted. Rows past the last offset are zero.
+/// weighted. Rows without a slot, and rows past the last offset, are zero.
 ///
 /// **The rows of x come from the L2 cache.** A token has a row in several experts, and the rows of an
 /// expert are in the order of tokens. So the rows of y are divided into as many segments as there are
@@ -49,12 +49,16 @@ params! {
         rows: u32,
         /// The number of segments of y, at least 1. Results do not depend on it.
         segments: u32,
+        /// N K.
+        slots: u32,
         /// K.
         top_k: u32,
         /// H.
         features: u32,
         /// The fault site for out-of-range slots.
         faults: FaultSite,
+        /// The fault site for an end beyond the rows.
+        end_faults: FaultSite,
     }
 }
 
@@ -63,19 +67,20 @@ impl Variant for PermuteTokens {
 
     fn ptx(&self) -> Ptx {
         let k = &self.tile.kernel(self.entry());
-        let Call { x, weights, order, end, y, rows, segments, top_k, features, faults } =
-            self.parameters(k);
-        let group = Group::new(k, self.tile, rows.wide(), features).in_segments(rows, segments);
+        let call = self.parameters(k);
+        let Call { x, weights, order, end, y, rows, slots, top_k, .. } = call;
+        let group = Group::new(k, self.tile, rows.wide(), call.features);
+        let group = group.in_segments(rows, call.segments);
         let leads = group.exists & group.lane.equals(0);
         let end = end.load::<i64>();
         let wild_end = end.unsigned().gt(rows.wide());
-        faults.report(leads & group.row.equals(0) & wild_end, end);
+        call.end_faults.report(leads & group.row.equals(0) & wild_end, end);
 
         let used = group.exists & group.row.signed().lt(end);
         let slot = order.element_wide::<u32>(group.row).load_if::<u32>(used);
-        let wild = used & slot.ge(rows);
-        faults.report(leads & wild, slot.signed().wide());
-        let used = used & !wild;
+        let wild = slot.ge(slots) & slot.differs(ABSENT);
+        call.faults.report(leads & used & wild, slot.signed().wide());
+        let used = used & slot.lt(slots);
         let weight = self.weighted.then(|| {
             let weight = weights.element::<f32>(slot);
             weight.load_if::<f32>(used)

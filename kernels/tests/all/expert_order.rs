@@ -1,11 +1,13 @@
 //! Compares the counting sort by expert with a stable sort on the host.
 
+use std::collections::BTreeSet;
+
 use meshgrad_emulator::Counters;
 use meshgrad_kernel_catalogue::HELD_EXPERTS;
 use meshgrad_kernels::expert_order::{
     Blocks, ExpertCounts, ExpertCountsArguments, ExpertHistogram, ExpertHistogramArguments,
-    ExpertOffsets, ExpertOffsetsArguments, ExpertScatter, ExpertScatterArguments, ExpertStarts,
-    ExpertStartsArguments, IndexFormat,
+    ExpertOffsets, ExpertOffsetsArguments, ExpertPlaces, ExpertPlacesArguments, ExpertScatter,
+    ExpertScatterArguments, ExpertStarts, ExpertStartsArguments, IndexFormat,
 };
 use meshgrad_kernels::{In, Out};
 
@@ -161,10 +163,8 @@ impl Problem {
 
         let [order, row_of_slot] =
             [order, row_of_slot].map(|from| i32s(&device.bytes(from, 4 * slots)));
-        let offsets_bytes = device.bytes(offsets, 8 * (held + 1));
-        let (offsets_values, _) = offsets_bytes.as_chunks();
         let sorted = Sorted {
-            offsets: offsets_values.iter().map(|it| i64::from_le_bytes(*it)).collect(),
+            offsets: i64s(&device.bytes(offsets, 8 * (held + 1))),
             order,
             row_of_slot,
             counts: self.counts(device, offsets),
@@ -199,6 +199,99 @@ impl Problem {
 
 fn i32s(bytes: &[u8]) -> Vec<i32> {
     bytes.as_chunks().0.iter().map(|it| i32::from_le_bytes(*it)).collect()
+}
+
+fn i64s(bytes: &[u8]) -> Vec<i64> {
+    bytes.as_chunks().0.iter().map(|it| i64::from_le_bytes(*it)).collect()
+}
+
+/// The results of [`ExpertPlaces`].
+#[derive(Debug, PartialEq)]
+struct Places {
+    first: Vec<i64>,
+    slot_of_place: Vec<i32>,
+    place_of_slot: Vec<i32>,
+    expert_of_place: Vec<i32>,
+}
+
+impl Problem {
+    /// `capacity` places for each rank of `each` experts.
+    fn expected_places(&self, [each, capacity]: [usize; 2]) -> Places {
+        let ranks = self.experts as usize / each;
+        let mut places = Places {
+            first: (0..=ranks).map(|rank| (rank * capacity) as i64).collect(),
+            slot_of_place: vec![-1; ranks * capacity],
+            place_of_slot: vec![-1; self.indices.len()],
+            expert_of_place: vec![each as i32; ranks * capacity],
+        };
+        for rank in 0..ranks {
+            let of_rank = |slot: &usize| self.indices[*slot].div_euclid(each as i64) == rank as i64;
+            let mut slots: Vec<usize> = (0..self.indices.len()).filter(of_rank).collect();
+            slots.sort_by_key(|slot| self.indices[*slot]);
+            for (place, slot) in (rank * capacity..(rank + 1) * capacity).zip(slots) {
+                places.slot_of_place[place] = slot as i32;
+                places.place_of_slot[slot] = place as i32;
+                places.expert_of_place[place] = (self.indices[slot] % each as i64) as i32;
+            }
+        }
+        places
+    }
+
+    /// Gives places to the sorted slots.
+    fn places(&self, device: &Device, sorted: &Sorted, [each, capacity]: [usize; 2]) -> Places {
+        let (slots, ranks) = (self.indices.len(), self.experts as usize / each);
+        let all = ranks * capacity;
+        let ints = |values: &[i32]| {
+            let bytes: Vec<u8> = values.iter().flat_map(|it| it.to_le_bytes()).collect();
+            device.put(&bytes)
+        };
+        let offsets: Vec<u8> = sorted.offsets.iter().flat_map(|it| it.to_le_bytes()).collect();
+        let first = device.room(8 * (ranks + 1));
+        let [slot_of_place, expert_of_place] = [(); 2].map(|()| device.room(4 * all));
+        let place_of_slot = device.room(4 * slots);
+        let arguments = ExpertPlacesArguments {
+            indices: In(self.indices_on(device)),
+            order: In(ints(&sorted.order)),
+            offsets: In(device.put(&offsets)),
+            row_of_slot: In(ints(&sorted.row_of_slot)),
+            first: Out(first),
+            slot_of_place: Out(slot_of_place),
+            place_of_slot: Out(place_of_slot),
+            expert_of_place: Out(expert_of_place),
+            ranks: ranks as u32,
+            held: each as u32,
+            capacity: capacity as u32,
+            slots: slots as u32,
+        };
+        let launch = ExpertPlaces.launch([ranks as u32, capacity as u32], slots as u32).unwrap();
+        let counters = device.run(&ExpertPlaces, launch, &arguments);
+        let places = Places {
+            first: i64s(&device.bytes(first, 8 * (ranks + 1))),
+            slot_of_place: i32s(&device.bytes(slot_of_place, 4 * all)),
+            place_of_slot: i32s(&device.bytes(place_of_slot, 4 * slots)),
+            expert_of_place: i32s(&device.bytes(expert_of_place, 4 * all)),
+        };
+        if *sorted == self.expected() {
+            self.assert_places_moved(&counters, each, &places);
+        }
+        places
+    }
+
+    /// A place reads two offsets, and the slot and expert if it has a slot. A slot reads its expert and
+    /// its row, and one offset if it has a row. All are different, except that offsets and experts are shared.
+    #[track_caller]
+    fn assert_places_moved(&self, counters: &Counters, each: usize, places: &Places) {
+        let (slots, all) = (self.indices.len(), places.slot_of_place.len());
+        let filled = places.slot_of_place.iter().filter(|slot| **slot >= 0).count();
+        let experts = self.indices.iter().filter(|it| (0..i64::from(self.experts)).contains(it));
+        let ranks: Vec<i64> = experts.map(|it| it / each as i64).collect();
+        let different_ranks: BTreeSet<&i64> = ranks.iter().collect();
+        let offsets = if all == 0 { different_ranks.len() } else { places.first.len() };
+        let read = 16 * all + 8 * filled + 8 * slots + 8 * ranks.len();
+        let different = 4 * filled + 8 * slots + 8 * offsets;
+        let written = 8 * places.first.len() + 8 * all + 4 * slots;
+        assert_moved(counters, [read, written], [different, written]);
+    }
 }
 
 /// Covers no slots, few, and several blocks; all, some and none of the experts on this rank; a
@@ -258,6 +351,60 @@ fn out_of_range_indices_get_no_row() {
     }
 }
 
+/// Covers no capacity, too little, and more than needed; ranks of one expert, of some and of all; no
+/// slots; no experts.
+#[test]
+fn ranks_get_places_in_expert_order() {
+    let device = Device::plain();
+    for (slots, experts, each) in
+        [(0, 4, 2), (0, 0, 1), (1, 1, 1), (77, 8, 1), (77, 8, 4), (900, 96, 96), (300, 600, 2)]
+    {
+        let problem = Problem::new(IndexFormat::I32, slots, [experts, 0, experts]);
+        let sorted = problem.expected();
+        for capacity in [0, 1, 9, 301] {
+            let places = problem.places(&device, &sorted, [each, capacity]);
+            let expected = problem.expected_places([each, capacity]);
+            assert_eq!(places, expected, "{slots} {experts} {each} {capacity}");
+        }
+    }
+}
+
+/// A slot whose index is out of range has no row, so it gets no place.
+#[test]
+fn out_of_range_indices_get_no_place() {
+    let device = Device::plain();
+    let mut problem = Problem::new(IndexFormat::I32, 50, [6, 0, 6]);
+    problem.indices.extend([-1, 6, i64::from(i32::MIN), i64::from(i32::MAX)]);
+    let places = problem.places(&device, &problem.expected(), [3, 20]);
+    let expected = problem.expected_places([3, 20]);
+    assert_eq!(places, expected);
+}
+
+/// Operands that are not a sort give places and slots without each other; the emulator stops a kernel
+/// that reads outside of its operands.
+#[test]
+fn operands_that_are_not_sorted_are_not_followed() {
+    let device = Device::plain();
+    let problem = Problem::new(IndexFormat::I32, 6, [4, 0, 4]);
+    let wild = |value: i32| vec![value; 6];
+    for value in [-1, 6, i32::MIN, i32::MAX] {
+        let sorted = Sorted {
+            offsets: vec![0, 2, 3, 5, 6],
+            order: wild(value),
+            row_of_slot: wild(value),
+            counts: Vec::new(),
+        };
+        let places = problem.places(&device, &sorted, [2, 3]);
+        assert_eq!(places.slot_of_place, wild(-1));
+        assert_eq!(places.place_of_slot, wild(-1));
+        assert_eq!(places.expert_of_place, wild(2));
+    }
+    for offsets in [[0, 1, 9, 1 << 40, 1 << 40], [-9, 0, -1, 0, i64::MAX], [i64::MIN; 5]] {
+        let sorted = Sorted { offsets: offsets.to_vec(), ..problem.expected() };
+        problem.places(&device, &sorted, [2, 3]);
+    }
+}
+
 /// Runs every kernel of the catalogue on two blocks, with out-of-range indices in each round.
 pub(crate) fn exercise(device: &Device) -> Vec<u8> {
     let mut bits = Vec::new();
@@ -271,6 +418,12 @@ pub(crate) fn exercise(device: &Device) -> Vec<u8> {
             bits.extend(sorted.row_of_slot.iter().flat_map(|row| row.to_le_bytes()));
             bits.extend(sorted.order.iter().flat_map(|slot| slot.to_le_bytes()));
         }
+    }
+    let problem = Problem::new(IndexFormat::I32, 2100, [24, 0, 24]);
+    for capacity in [0, 100, 600] {
+        let places = problem.places(device, &problem.expected(), [4, capacity]);
+        let ints = [places.slot_of_place, places.place_of_slot, places.expert_of_place].concat();
+        bits.extend(ints.iter().flat_map(|it| it.to_le_bytes()));
     }
     bits
 }

@@ -248,7 +248,6 @@ fn tokens(sides: &Sides) {
         let order = [last as u32, 0, 0, last as u32].map(u32::to_le_bytes);
         let order = order.concat();
         let variant = PermuteTokens::new(Dtype::Bf16, features as u32, true, false);
-        // The launch covers only four of the rows, which are one CTA.
         let to = device.room(4 * line);
         let arguments = PermuteTokensArguments {
             x: In(x.address),
@@ -256,11 +255,13 @@ fn tokens(sides: &Sides) {
             order: In(device.put(&order)),
             end: In(device.put(&4u64.to_le_bytes())),
             y: Out(to),
-            rows: last as u32 + 1,
+            rows: 4,
             segments: 1,
+            slots: last as u32 + 1,
             top_k: 1,
             features: features as u32,
             faults: FaultSite::new(device.put(&[0; 8]), 1),
+            end_faults: FaultSite::new(device.put(&[0; 8]), 1),
         };
         sides.run(&variant, variant.launch(4, 1), &arguments);
         device.write(y.address, &device.bytes(to, line));

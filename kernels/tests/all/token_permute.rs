@@ -16,7 +16,7 @@ use crate::traffic::{assert_moved, assert_whole_sectors_of};
 /// Segments of permuted rows: uneven for most numbers of rows.
 const SEGMENTS: u32 = 5;
 
-/// [tokens, slots per token, rows in use, features]: rows that are whole vectors and rows that are
+/// [tokens, slots per token, rows with a slot, features]: rows that are whole vectors and rows that are
 /// not, fewer rows than slots, more slots than are in flight, no rows.
 const EXTENTS: [[usize; 4]; 6] =
     [[5, 2, 10, 64], [9, 3, 20, 24], [3, 6, 11, 520], [4, 2, 5, 7], [2, 1, 0, 8], [1, 1, 1, 1]];
@@ -27,8 +27,12 @@ struct Problem {
     tokens: usize,
     top_k: usize,
     features: usize,
+    /// The slot of each row, or -1.
     order: Vec<i32>,
-    used: usize,
+    /// Rows with a slot.
+    filled: usize,
+    /// The first row after those in use.
+    end: usize,
     x: Vec<f32>,
     on_device: OnDevice,
     /// Whether indices are out of range, so that traffic is not checked.
@@ -47,14 +51,23 @@ struct OnDevice {
 }
 
 impl Problem {
-    /// The last `used` slots have rows, in rotated order; the others have none.
-    fn new(device: &Device, dtype: Dtype, [tokens, top_k, used, features]: [usize; 4]) -> Problem {
+    /// The last `filled` slots have rows, in rotated order; the others have none. The first rows have
+    /// slots, as after a sort. With `gaps` every second row has one, and there may be more rows than
+    /// slots.
+    fn new(
+        device: &Device,
+        dtype: Dtype,
+        [tokens, top_k, filled, features]: [usize; 4],
+        gaps: bool,
+    ) -> Problem {
         let slots = tokens * top_k;
-        let (mut order, mut row_of_slot) = (vec![-1; slots], vec![-1; slots]);
-        // A permutation of the last `used` slots.
-        let mut taken: Vec<usize> = (slots - used..slots).collect();
-        taken.rotate_left(used / 3);
-        for (row, slot) in taken.into_iter().enumerate() {
+        let (rows, end) = if gaps { (2 * filled + 3, 2 * filled + 1) } else { (slots, filled) };
+        let (mut order, mut row_of_slot) = (vec![-1; rows], vec![-1; slots]);
+        // A permutation of the last `filled` slots.
+        let mut taken: Vec<usize> = (slots - filled..slots).collect();
+        taken.rotate_left(filled / 3);
+        for (at, slot) in taken.into_iter().enumerate() {
+            let row = if gaps { 2 * at + 1 } else { at };
             order[row] = slot as i32;
             row_of_slot[slot] = row as i32;
         }
@@ -65,17 +78,21 @@ impl Problem {
         };
         let on_device = OnDevice {
             x: device.put_floats(dtype, &x),
-            y: device.put_floats(dtype, &values(dtype, slots * features, 2)),
+            y: device.put_floats(dtype, &values(dtype, rows * features, 2)),
             weights: device.put_floats(Dtype::F32, &values(Dtype::F32, slots, 3)),
             order: ints(&order),
             row_of_slot: ints(&row_of_slot),
-            end: device.put(&(used as i64).to_le_bytes()),
+            end: device.put(&(end as i64).to_le_bytes()),
             word: device.put(&[0; 8]),
         };
-        Problem { dtype, tokens, top_k, features, order, used, x, on_device, wild: false }
+        Problem { dtype, tokens, top_k, features, order, filled, end, x, on_device, wild: false }
     }
 
     fn slots(&self) -> usize {
+        self.tokens * self.top_k
+    }
+
+    fn rows(&self) -> usize {
         self.order.len()
     }
 
@@ -85,19 +102,25 @@ impl Problem {
 
     /// The number of tokens that have a row.
     fn tokens_in_use(&self) -> usize {
-        let mut tokens: Vec<usize> = (0..self.used).map(|row| self.token(row)).collect();
+        let slots = self.order.iter().filter_map(|slot| usize::try_from(*slot).ok());
+        let mut tokens: Vec<usize> = slots.map(|slot| slot / self.top_k).collect();
         tokens.sort_unstable();
         tokens.dedup();
         tokens.len()
     }
 
-    fn token(&self, row: usize) -> usize {
-        self.order[row] as usize / self.top_k
+    /// The permuted rows without weights.
+    fn permuted(&self) -> Vec<f32> {
+        let row = |slot: &i32| match usize::try_from(*slot) {
+            Ok(slot) => self.x[slot / self.top_k * self.features..][..self.features].to_vec(),
+            Err(_) => vec![0.0; self.features],
+        };
+        self.order.iter().flat_map(row).collect()
     }
 
     fn permute(&self, device: &Device, weighted: bool) -> Vec<f32> {
-        let rows = self.slots() as u32;
-        let y = device.room(self.bytes(self.slots()) as usize);
+        let rows = self.rows() as u32;
+        let y = device.room(self.bytes(self.rows()) as usize);
         let variant = PermuteTokens::new(self.dtype, self.features as u32, true, weighted);
         let arguments = PermuteTokensArguments {
             x: In(self.on_device.x),
@@ -107,20 +130,23 @@ impl Problem {
             y: Out(y),
             rows,
             segments: SEGMENTS,
+            slots: self.slots() as u32,
             top_k: self.top_k as u32,
             features: self.features as u32,
             faults: FaultSite::new(self.on_device.word, 2),
+            end_faults: FaultSite::new(self.on_device.word, 3),
         };
         let launch = variant.launch(rows, SEGMENTS).unwrap();
         let counters = device.run(&variant, launch, &arguments);
-        // All threads read the end. Each lane of a used row reads the row's slot and weight.
-        let of_row = if weighted { 8 } else { 4 };
-        let (used, lanes) = (self.used as u64, lanes_of(&counters));
-        let read = self.bytes(self.tokens_in_use()) + 8 + of_row * used;
+        // All threads read the end. Each lane of a row in use reads the row's slot, and the weight if
+        // there is a slot.
+        let weights = if weighted { 4 * self.filled as u64 } else { 0 };
+        let small = 4 * self.end as u64 + weights;
+        let read = self.bytes(self.tokens_in_use()) + 8 + small;
         let threads = u64::from(launch.grid[0]) * u64::from(launch.block[0]);
-        let all = self.bytes(self.used) + lanes * of_row * used + 8 * threads;
-        self.assert_traffic(&counters, [all, read, self.bytes(self.slots())]);
-        device.floats(self.dtype, y, self.slots() * self.features)
+        let all = self.bytes(self.filled) + lanes_of(&counters) * small + 8 * threads;
+        self.assert_traffic(&counters, [all, read, self.bytes(self.rows())]);
+        device.floats(self.dtype, y, self.rows() * self.features)
     }
 
     fn collect(&self, device: &Device, weighted: bool) -> Vec<f32> {
@@ -132,7 +158,7 @@ impl Problem {
             row_of_slot: In(self.on_device.row_of_slot),
             out: Out(out),
             tokens: self.tokens as u64,
-            rows: self.slots() as u32,
+            rows: self.rows() as u32,
             top_k: self.top_k as u32,
             features: self.features as u32,
             faults: FaultSite::new(self.on_device.word, 2),
@@ -140,11 +166,11 @@ impl Problem {
         let launch = variant.launch(self.tokens as u64).unwrap();
         let counters = device.run(&variant, launch, &arguments);
         // Each access to a row reads the row's index and weight.
-        let weights = if weighted { 4 * self.used as u64 } else { 0 };
+        let weights = if weighted { 4 * self.filled as u64 } else { 0 };
         let small = 4 * self.slots() as u64 + weights;
         let accesses = self.bytes(1)
             / if counters.kernel.contains("_w1_") { self.dtype.size().into() } else { 16 };
-        let [all, read] = [accesses, 1].map(|times| self.bytes(self.used) + times * small);
+        let [all, read] = [accesses, 1].map(|times| self.bytes(self.filled) + times * small);
         self.assert_traffic(&counters, [all, read, self.bytes(self.tokens)]);
         device.floats(self.dtype, out, self.tokens * self.features)
     }
@@ -159,7 +185,7 @@ impl Problem {
             row_of_slot: In(self.on_device.row_of_slot),
             dweights: Out(dweights),
             slots,
-            rows: slots,
+            rows: self.rows() as u32,
             top_k: self.top_k as u32,
             features: self.features as u32,
             faults: FaultSite::new(self.on_device.word, 2),
@@ -167,9 +193,9 @@ impl Problem {
         let launch = variant.launch(slots).unwrap();
         let counters = device.run(&variant, launch, &arguments);
         // Each lane of a slot reads the index of the slot's row.
-        let rows = self.bytes(self.tokens_in_use()) + self.bytes(self.used);
+        let rows = self.bytes(self.tokens_in_use()) + self.bytes(self.filled);
         let written = 4 * u64::from(slots);
-        let all = 2 * self.bytes(self.used) + lanes_of(&counters) * written;
+        let all = 2 * self.bytes(self.filled) + lanes_of(&counters) * written;
         self.assert_traffic(&counters, [all, rows + written, written]);
         device.floats(Dtype::F32, dweights, self.slots())
     }
@@ -223,9 +249,23 @@ fn rows_are_read_once() {
     let device = Device::plain();
     for dtype in Dtype::ALL {
         for extents in EXTENTS {
-            let problem = Problem::new(&device, dtype, extents);
-            problem.all(&device);
-            assert_eq!(device.fault(problem.on_device.word), None);
+            for gaps in [false, true] {
+                let problem = Problem::new(&device, dtype, extents, gaps);
+                problem.all(&device);
+                assert_eq!(device.fault(problem.on_device.word), None);
+            }
+        }
+    }
+}
+
+/// A row without a slot is zero, before the end and after it. The number of rows is not that of slots.
+#[test]
+fn rows_without_a_slot_are_zero() {
+    let device = Device::plain();
+    for dtype in Dtype::ALL {
+        for extents in EXTENTS {
+            let problem = Problem::new(&device, dtype, extents, true);
+            assert_eq!(problem.permute(&device, false), problem.permuted(), "{extents:?}");
         }
     }
 }
@@ -234,18 +274,24 @@ fn rows_are_read_once() {
 #[test]
 fn out_of_range_slots_and_rows_are_absent() {
     let device = Device::plain();
-    let mut problem = Problem::new(&device, Dtype::F32, [3, 2, 6, 8]);
+    let mut problem = Problem::new(&device, Dtype::F32, [3, 2, 6, 8], false);
     let ints =
         |values: &[i32]| -> Vec<u8> { values.iter().flat_map(|it| it.to_le_bytes()).collect() };
-    let wild = [6, -2, i32::MIN, i32::MAX, 1, 0];
+    // There are six slots, one less than rows.
+    let wild = [6, -2, i32::MIN, i32::MAX, -1, 1, 0];
     problem.on_device.order = device.put(&ints(&wild));
     problem.on_device.row_of_slot = problem.on_device.order;
-    let ends = [-1, 6, 1 << 40];
+    let (of_slot, of_end) = (2, 3);
+    let faults = [
+        (-1, Fault { site: of_end, index: -1 }),
+        (7, Fault { site: of_slot, index: -2 }),
+        (8, Fault { site: of_end, index: 8 }),
+    ];
 
-    for end in ends {
+    for (end, fault) in faults {
         let word = device.put(&[0; 8]);
         problem.on_device.end = device.put(&i64::to_le_bytes(end));
-        let y = device.room(4 * 48);
+        let y = device.room(4 * 56);
         let variant = PermuteTokens::new(Dtype::F32, 8, true, false);
         let arguments = PermuteTokensArguments {
             x: In(problem.on_device.x),
@@ -253,19 +299,20 @@ fn out_of_range_slots_and_rows_are_absent() {
             order: In(problem.on_device.order),
             end: In(problem.on_device.end),
             y: Out(y),
-            rows: 6,
+            rows: 7,
             segments: SEGMENTS,
+            slots: 6,
             top_k: 2,
             features: 8,
-            faults: FaultSite::new(word, 2),
+            faults: FaultSite::new(word, of_slot),
+            end_faults: FaultSite::new(word, of_end),
         };
-        device.run(&variant, variant.launch(6, SEGMENTS).unwrap(), &arguments);
-        let index = if end == -1 { -1 } else { -2 };
-        assert_eq!(device.fault(word), Some(Fault { site: 2, index }));
-        let rows = device.floats(Dtype::F32, y, 48);
-        assert!(rows[..32].iter().all(|value| *value == 0.0), "{end}");
+        device.run(&variant, variant.launch(7, SEGMENTS).unwrap(), &arguments);
+        assert_eq!(device.fault(word), Some(fault));
+        let rows = device.floats(Dtype::F32, y, 56);
+        assert!(rows[..40].iter().all(|value| *value == 0.0), "{end}");
         let last = if end < 0 { vec![0.0; 8] } else { problem.x[..8].to_vec() };
-        assert_eq!(rows[40..], last, "{end}");
+        assert_eq!(rows[40..], [&last[..], &last].concat(), "{end}");
     }
 
     let word = device.put(&[0; 8]);
@@ -285,7 +332,7 @@ fn out_of_range_slots_and_rows_are_absent() {
     device.run(&variant, variant.launch(6).unwrap(), &arguments);
     assert_eq!(device.fault(word), Some(Fault { site: 2, index: -2 }));
     let found = device.floats(Dtype::F32, dweights, 6);
-    assert!(found[..4].iter().all(|value| *value == 0.0) && found[5] != 0.0);
+    assert!(found[..5].iter().all(|value| *value == 0.0) && found[5] != 0.0);
 }
 
 /// Runs every kernel of the catalogue, with valid operands and with out-of-range values.
@@ -293,7 +340,8 @@ pub(crate) fn exercise(device: &Device) -> Vec<u8> {
     let mut bits = Vec::new();
     for dtype in Dtype::ALL {
         for features in TOKEN_FEATURES {
-            let mut problem = Problem::new(device, dtype, [3, 5, 11, features as usize]);
+            let extents = [3, 5, 11, features as usize];
+            let mut problem = Problem::new(device, dtype, extents, false);
             bits.extend(problem.all(device));
             problem.be_wild(device);
             bits.extend(problem.all(device));

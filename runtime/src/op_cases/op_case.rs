@@ -165,6 +165,12 @@ impl Results for (Tensor, Tensor, Tensor) {
     }
 }
 
+impl Results for (Tensor, Tensor, Tensor, Tensor) {
+    fn list(self) -> Vec<Tensor> {
+        vec![self.0, self.1, self.2, self.3]
+    }
+}
+
 /// A case of an op that only reads its operands.
 pub(super) fn case<const N: usize, R: Results>(
     op: &'static str,

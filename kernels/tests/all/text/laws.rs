@@ -46,7 +46,7 @@ const NARROW: &[(&str, &[&str], &str)] = &[
     ("row_map", &["given0", "numbers0", "numbers1"], "one per row"),
     ("column_sums", &["numbers0", "numbers1"], "one per row"),
     ("", &["ids", "order", "row_of_slot", "starts", "keys", "positions"], "indices"),
-    ("", &["weights", "end", "faults_word"], "one per row, or a single value"),
+    ("", &["weights", "end", "faults_word", "end_faults_word"], "one per row, or a single value"),
     ("", &["to_keys", "to_values", "to_indices"], "scattered by index"),
     ("reduce", &["y"], "one per row, or four columns"),
     ("sum_squares", &["partials"], "one per CTA"),

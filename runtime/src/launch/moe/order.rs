@@ -2,8 +2,8 @@
 
 use meshgrad_kernels::expert_order::{
     Blocks, ExpertCounts, ExpertCountsArguments, ExpertHistogram, ExpertHistogramArguments,
-    ExpertOffsets, ExpertOffsetsArguments, ExpertScatter, ExpertScatterArguments, ExpertStarts,
-    ExpertStartsArguments, IndexFormat,
+    ExpertOffsets, ExpertOffsetsArguments, ExpertPlaces, ExpertPlacesArguments, ExpertScatter,
+    ExpertScatterArguments, ExpertStarts, ExpertStartsArguments, IndexFormat,
 };
 
 use super::FAMILY;
@@ -106,16 +106,54 @@ pub(crate) fn expert_order(
     gpu.run(&plan.scatter, &arguments)
 }
 
-/// The rank's places of slots, and the slots of places.
+/// The plan of giving ranks places.
+#[derive(Debug)]
+struct Places {
+    kernel: Plan<ExpertPlaces>,
+    ranks: u32,
+    held: u32,
+    capacity: u32,
+    slots: u32,
+}
+
+impl Places {
+    /// Gives each of `ranks` `capacity` places, for the slots of its `held` experts.
+    fn plan(slots: usize, ranks: usize, [held, capacity]: [usize; 2]) -> Result<Places, PlanError> {
+        let fits = |what, value| extent(FAMILY, what, value, i32::MAX as u32);
+        fits("experts", ranks.saturating_mul(held))?;
+        fits("places", ranks.saturating_mul(capacity))?;
+        let (slots, ranks) = (fits("slots", slots)?, fits("ranks", ranks)?);
+        let (held, capacity) = (fits("experts of a rank", held)?, fits("capacity", capacity)?);
+        let launch = ExpertPlaces.launch([ranks, capacity], slots);
+        Ok(Places { kernel: Plan::new(launch, ExpertPlaces), ranks, held, capacity, slots })
+    }
+}
+
+/// The first place of each rank, the slot of each place, the place of each slot, and the expert of each
+/// place.
 pub(crate) fn expert_places(
     gpu: &Launcher<'_>,
     [indices, order, offsets, row_of_slot]: [&Tensor; 4],
     [held, capacity]: [usize; 2],
     [first, places, place_of_slot, experts]: [&UninitTensor; 4],
 ) -> Result<()> {
-    let _ = (gpu, indices, order, offsets, row_of_slot, held, capacity);
-    let _ = (first, places, place_of_slot, experts);
-    meshgrad_error::bail!(Unsupported, "expert_places on a GPU") // TODO
+    let ranks = first.shape().elements() - 1;
+    let plan = gpu.planned(Places::plan(indices.elements(), ranks, [held, capacity]))?;
+    let arguments = ExpertPlacesArguments {
+        indices: gpu.ptr(indices)?,
+        order: gpu.ptr(order)?,
+        offsets: gpu.ptr(offsets)?,
+        row_of_slot: gpu.ptr(row_of_slot)?,
+        first: gpu.uninit_ptr(first)?,
+        slot_of_place: gpu.uninit_ptr(places)?,
+        place_of_slot: gpu.uninit_ptr(place_of_slot)?,
+        expert_of_place: gpu.uninit_ptr(experts)?,
+        ranks: plan.ranks,
+        held: plan.held,
+        capacity: plan.capacity,
+        slots: plan.slots,
+    };
+    gpu.run(&plan.kernel, &arguments)
 }
 
 /// The number of rows per expert.
@@ -151,5 +189,20 @@ mod tests {
         let refused = Sort::plan(DType::F32, 4, 0, 2).err();
         assert_eq!(refused, Some(PlanError::DType(DType::F32)));
         assert!(Sort::plan(DType::I32, 4, 1 << 40, 2).is_err());
+    }
+
+    /// There is a thread for each place, slot and offset, also without places.
+    #[test]
+    fn places_fit_in_32_bits() {
+        let ctas = |slots, ranks, held_and_capacity| {
+            let plan = Places::plan(slots, ranks, held_and_capacity).unwrap();
+            plan.kernel.launch.unwrap().grid[0]
+        };
+        assert_eq!(ctas(0, 0, [1, 0]), 1);
+        assert_eq!(ctas(1000, 8, [4, 100]), 4);
+        assert_eq!(ctas(1000, 8, [4, 1000]), 32);
+        assert_eq!(ctas(1, 512, [1, 0]), 3);
+        assert!(Places::plan(1, 1 << 16, [1 << 16, 1]).is_err());
+        assert!(Places::plan(1, 1 << 16, [1, 1 << 16]).is_err());
     }
 }

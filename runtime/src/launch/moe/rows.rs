@@ -11,7 +11,7 @@ use crate::launch::{Launcher, Operand, Plan, PlanError, aligned, extent, float};
 use crate::{Result, Tensor, UninitTensor};
 
 /// y\[r\] = weights\[s\] x\[s / top_k\] with slot s = order\[r\]; without `weights`, the factor is
-/// 1. Rows from the last offset on are zero. `offsets` is not empty.
+/// 1. Rows without a slot, and those from the last offset on, are zero. `offsets` is not empty.
 pub(crate) fn permute_tokens(
     gpu: &Launcher<'_>,
     x: &Tensor,
@@ -24,6 +24,7 @@ pub(crate) fn permute_tokens(
     let segments = u32::try_from(last).unwrap_or(u32::MAX).clamp(1, MAX_SEGMENTS);
     let plan = permute(&Operand::of(x), [y.shape()[0], top_k], segments, weights.is_some());
     let plan = gpu.planned(plan)?;
+    let slots = x.shape()[0] * top_k; // the plan checked that they fit
     let arguments = PermuteTokensArguments {
         x: gpu.ptr(x)?,
         weights: weights.map_or(Ok(In(0)), |weights| gpu.ptr(weights))?,
@@ -32,9 +33,12 @@ pub(crate) fn permute_tokens(
         y: gpu.uninit_ptr(y)?,
         rows: plan.rows,
         segments,
+        slots: slots as u32,
         top_k: plan.top_k,
         features: plan.features,
-        faults: gpu.fault_site(plan.rows as usize),
+        faults: gpu.fault_site(slots),
+        // The end may equal the number of rows.
+        end_faults: gpu.fault_site(plan.rows as usize + 1),
     };
     gpu.run(&plan.kernel, &arguments)
 }
@@ -113,6 +117,7 @@ fn permute(
 ) -> Result<Moved<PermuteTokens>, PlanError> {
     let features = features_of(x)?;
     let rows = extent(FAMILY, "rows", rows, MAX_EXTENT)?;
+    extent(FAMILY, "slots", x.layout.shape()[0].saturating_mul(top_k), MAX_EXTENT)?;
     let variant = PermuteTokens::new(float(x.dtype)?, features, aligned(&[x]), weighted);
     Ok(Moved {
         kernel: Plan::new(variant.launch(rows, segments), variant),
@@ -181,5 +186,6 @@ mod tests {
         assert_eq!(unpermute_grad_weights(&[none, none, row_of_slot]).unwrap().kernel.launch, None);
         let refused = permute(&operand(DType::F64, &[1, 8], 0), [2, 2], 3, true);
         assert_eq!(refused.err(), Some(PlanError::DType(DType::F64)));
+        assert!(permute(&operand(DType::F32, &[2, 8], 0), [2, 1 << 30], 3, true).is_err());
     }
 }

@@ -118,7 +118,8 @@ pub struct ExpertPlaces {
 ///
 /// # Errors
 /// When `held` is zero or does not divide the experts; when `indices` is sharded; for more than 2^31 - 1
-/// rows.
+/// rows. On the CPU also when a slot has no expert or no row. On a GPU such a slot gets no row;
+/// [`expert_order`] has reported it.
 pub fn expert_places(
     indices: &Tensor,
     sorted: &ExpertOrder,

@@ -52,7 +52,7 @@ pub fn permute_tokens(
     top_k: usize,
 ) -> Result<Tensor> {
     let mut call = PERMUTE.call(&[x, order, offsets])?;
-    let (width, slots) = (call.extent("h"), call.extent("n") * top_k);
+    let (width, slots) = (call.extent("h"), call.extent("n").saturating_mul(top_k));
     let mut y = call.output(0)?;
 
     let (x, rows) = (contiguous(x)?, Rows::new(order, offsets)?);
