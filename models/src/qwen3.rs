@@ -202,7 +202,10 @@ impl Qwen3 {
                 false => layer.forward(&stream.x, at, cache)?,
             };
             if let Some(routing) = routing {
-                stream.pooled.add(&routing, &self.balancing)?;
+                // Decoding has no loss, but its stream has the tensors of one that has.
+                if cache.is_none() || stream.pooled.is_empty() {
+                    stream.pooled.add(&routing, &self.balancing)?;
+                }
                 counts.push(routing.counts);
             }
         }

@@ -43,6 +43,11 @@ impl Vars for PooledRouting {
 }
 
 impl PooledRouting {
+    /// Whether no layer was added.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.layers == 0
+    }
+
     /// Adds a layer, for the terms that `balancing` has.
     ///
     /// # Errors

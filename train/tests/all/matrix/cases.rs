@@ -268,7 +268,7 @@ pub(crate) const CASES: [Case; 33] = [
         .home(Home::Fsdp),
     Case::new(FOUR_EXPERTS, &[("pp", 2), ("dp", 4)], Named::LoopedBfs, &[1, 0, 0, 1])
         .apart(&[("ep", 4)])
-        .extra(Extra::Frozen),
+        .checkpointed(),
 ];
 
 /// Every schedule on 2, 3 and 4 ranks of a pipeline, alone and with each other division.
