@@ -1,101 +1,78 @@
-//! A mixture of experts over ranks: each rank has some of the experts and some of the tokens. Tokens travel to their
-//! experts and back, and so do gradients. They equal those of one rank.
+//! A mixture of experts over ranks: each of four ranks has two of eight experts and a part of the batch, and tokens
+//! travel to their experts and back. The losses are those of one rank.
 //!
 //! `cargo run --example 15-experts-over-ranks`
 
-use std::ops::Range;
-use std::sync::Arc;
-
-use meshgrad::comm::{Collectives, Communicator, Local, Rank};
+use meshgrad::comm::{Local, Rank, Redistributor};
+use meshgrad::data_parallel::{DataParallel, Strategy};
+use meshgrad::mesh::{Mesh, Placement};
+use meshgrad::models::config::Qwen3Config;
+use meshgrad::models::moe::Dispatch;
+use meshgrad::models::{ModelParallelism, Qwen3, TokenBatch};
 use meshgrad::prelude::*;
-use meshgrad::runtime::Key;
-use meshgrad::runtime::ops::normal;
+use meshgrad::train::config::Config;
+use meshgrad::train::trainer::Trainer;
 
-const TOKENS: [usize; 3] = [5, 0, 8];
-const EXPERTS_PER_RANK: usize = 2;
-const EXPERTS: usize = 3 * EXPERTS_PER_RANK;
-const FEATURES: usize = 4;
+type AnyError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Each token's most probable expert, weighted by its probability. `w` has the experts of this rank, which follow
-/// those of the ranks before it.
-fn experts([x, w, gate]: [&Var; 3], group: Option<&Arc<dyn Communicator>>) -> Result<Var> {
-    let held = w.value().shape()[0];
-    let probabilities = ops::softmax(&ops::linear(x, gate)?)?;
-    let (weights, chosen) = ops::router_top_k(&probabilities, 1, false, None)?;
-    let order = ops::expert_order(&chosen, EXPERTS, 0, EXPERTS)?;
-    let sorted = ops::permute_tokens(x, &order)?;
-    let Some(group) = group else {
-        return ops::unpermute_tokens(
-            &ops::grouped_matmul(&sorted, w, &order.offsets)?,
-            &weights,
-            &order,
-        );
+const RANKS: usize = 4;
+const STEPS: u64 = 5;
+const CONFIG: &str = r#"
+    model_type = "qwen3_moe"
+    vocab_size = 64
+    hidden_size = 32
+    num_hidden_layers = 2
+    num_attention_heads = 4
+    num_key_value_heads = 2
+    num_experts = 8
+    num_experts_per_tok = 2
+    moe_intermediate_size = 24
+"#;
+
+/// This rank's rows of a batch; on one rank, all.
+fn batch(device: &Device, step: u64) -> Result<TokenBatch> {
+    let id = |at: u64| ((at * at * 7 + at * 3 + step) % 64) as i64;
+    let rows = |shift: u64| {
+        let ids: Vec<i64> = (0..8 * 16).map(|at| id(at + shift)).collect();
+        let whole = Tensor::from_slice(device, &[8, 16], &ids)?.as_replicated()?;
+        ops::redistribute(&whole, [("dp", Placement::shard(0))])
     };
-
-    let ends: Vec<usize> = order.offsets.to_vec::<i64>()?.iter().map(|end| *end as usize).collect();
-    let sent: Vec<usize> =
-        (0..group.size()).map(|rank| ends[(rank + 1) * held] - ends[rank * held]).collect();
-    let counts: Vec<i64> = sent.iter().map(|rows| *rows as i64).collect();
-    let counts = Tensor::from_slice(x.value().device(), &[sent.len()], &counts)?;
-    let counts = group.all_to_all(&counts)?.wait()?.to_vec::<i64>()?;
-    let received: Vec<usize> = counts.iter().map(|rows| *rows as usize).collect();
-
-    let arrived = ops::all_to_all_rows(&sorted, &sent, &received, group)?;
-    let experts: Vec<i32> = ends
-        .windows(2)
-        .zip(0..)
-        .flat_map(|(ends, expert)| vec![expert; ends[1] - ends[0]])
-        .collect();
-    let experts = Tensor::from_slice(x.value().device(), &[experts.len(), 1], &experts)?;
-    let experts = ops::all_to_all_rows(&experts, &sent, &received, group)?;
-    let here = ops::expert_order(&experts, EXPERTS, group.index() * held, held)?;
-    let y = ops::grouped_matmul(&ops::permute_tokens(&arrived, &here)?, w, &here.offsets)?;
-    let ones = ops::full(y.value().device(), &[y.value().shape()[0], 1], DType::F64, 1.0)?;
-    let y = ops::unpermute_tokens(&y, &Var::constant(ones), &here)?;
-    let back = ops::all_to_all_rows(&y, &received, &sent, group)?;
-    ops::unpermute_tokens(&back, &weights, &order)
+    Ok(TokenBatch::new(&rows(0)?, &rows(1)?))
 }
 
-/// The gradients of the tokens `rows`, the experts `held` and the router for dy = y, and y: their elements.
-fn gradients(
-    device: &Device,
-    [rows, held]: [Range<usize>; 2],
-    group: Option<&Arc<dyn Communicator>>,
-) -> Result<Vec<Vec<f64>>> {
-    let random =
-        |shape: &[usize], seed| normal(device, shape, DType::F64, Key::new(seed), 0.0, 1.0);
-    let x = random(&[TOKENS.iter().sum(), FEATURES], 1)?.slice(0, rows)?;
-    let w = random(&[EXPERTS, FEATURES, FEATURES], 2)?.slice(0, held)?;
-    let gate = random(&[EXPERTS, FEATURES], 3)?;
-    let ((inputs, y), tape) = Tape::record(|| {
-        let inputs = [x, w, gate].map(Var::input);
-        let y = experts(inputs.each_ref(), group)?;
-        Ok((inputs, y))
-    })?;
-    let (mut results, _) = tape.backward_inputs(&[(&y, y.value().clone())], &inputs.each_ref())?;
-    results.push(y.into_value());
-    results.iter().map(Tensor::to_vec).collect()
+/// The losses of some steps.
+fn losses(model: Qwen3, device: &Device) -> std::result::Result<Vec<f64>, AnyError> {
+    model.materialize(device, 1)?;
+    let mut trainer = Trainer::new(model, &Config::default(), device)?;
+    let step = |step| -> std::result::Result<f64, AnyError> {
+        Ok(trainer.step(step, [batch(device, step)])?.wait(&trainer.model)?.loss)
+    };
+    (1..=STEPS).map(step).collect()
 }
 
-fn main() -> Result<()> {
-    let one = gradients(&Device::cpu(), [0..TOKENS.iter().sum(), 0..EXPERTS], None)?;
-    let ranks = Local::run(TOKENS.len(), |rank| {
-        let (own, start) = (rank.rank(), TOKENS[..rank.rank()].iter().sum::<usize>());
-        let held = own * EXPERTS_PER_RANK..(own + 1) * EXPERTS_PER_RANK;
-        gradients(rank.device(), [start..start + TOKENS[own], held], Some(&rank.world()?))
-    })?;
-    for (at, name) in ["dx", "dw", "dgate", "y"].into_iter().enumerate() {
-        let parts = ranks.iter().map(|results| results[at].clone());
-        let whole: Vec<f64> = match name {
-            // All ranks have the router, so its gradient is the sum of theirs.
-            "dgate" => {
-                (0..one[at].len()).map(|i| parts.clone().map(|part| part[i]).sum()).collect()
-            }
-            _ => parts.flatten().collect(),
-        };
-        let largest = one[at].iter().zip(&whole).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
-        println!("{name}: three ranks differ from one by {largest:.1e}");
-        assert!(one[at].len() == whole.len() && largest < 1e-12, "{name}");
+fn on_rank(rank: &dyn Rank) -> std::result::Result<Vec<f64>, AnyError> {
+    let mut model = Qwen3::new(&toml::from_str::<Qwen3Config>(CONFIG)?)?;
+    model.dispatch_experts_by(Dispatch::AllToAll);
+    // The same ranks twice: for experts, and for all else, which is sharded over the ranks.
+    let (mesh, experts) = (Mesh::new(&[RANKS], &["dp"])?, Mesh::new(&[RANKS], &["ep"])?);
+    let none: [&str; 0] = [];
+    Redistributor::new(rank).run_on(&mesh, || {
+        let parallelism = ModelParallelism::new(&mesh).experts(&experts, ["ep"], none)?;
+        model.plan(&parallelism)?.apply(&model, rank.rank())?;
+        let homes = DataParallel::new(rank, &mesh, Strategy::fsdp(["dp"]));
+        homes.mesh(&experts, none, none).apply(&model)?;
+        let held = model.sparse_blocks().next().map(|moe| moe.down_proj.sharded_shape());
+        println!("rank {}: down_proj {:?}", rank.rank(), held.map(|shape| shape.local().to_vec()));
+        losses(model, rank.device())
+    })
+}
+
+fn main() -> std::result::Result<(), AnyError> {
+    let one = losses(Qwen3::new(&toml::from_str::<Qwen3Config>(CONFIG)?)?, &Device::cpu())?;
+    let ranks = Local::run(RANKS, |rank| on_rank(rank))?;
+    for (step, (one, ranks)) in one.iter().zip(&ranks[0]).enumerate() {
+        println!("step {}: one rank {one:.6}, {RANKS} ranks {ranks:.6}", step + 1);
+        assert!((one - ranks).abs() < 1e-4);
     }
     Ok(())
 }

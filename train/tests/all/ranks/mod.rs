@@ -23,7 +23,7 @@ use meshgrad_train::ranks::{RunRanks, checkpoint_ranks};
 use meshgrad_train::tokenizer::Tokenizer;
 
 use crate::on_disk::{Files, files};
-use crate::ranks::world::{MESHES, ONE, On, Place, STEPS};
+use crate::ranks::world::{MESHES, ONE, On, Place, STEPS, meshes};
 
 /// The largest relative difference of a loss or norm from that of one rank, in f32.
 const TOLERANCE: f64 = 1e-3;
@@ -32,7 +32,7 @@ const TOLERANCE: f64 = 1e-3;
 fn any_mesh_has_the_losses_of_one_rank() {
     for (name, place) in [("moe", Place::moe()), ("dense", Place::dense())] {
         place.train_alone("alone", &[]);
-        for (number, on) in MESHES.iter().enumerate() {
+        for (number, on) in meshes(name == "moe").enumerate() {
             let run = format!("{number}");
             let summary = place.train(&run, on, &[]);
             assert_eq!(summary.step, STEPS);
@@ -123,7 +123,7 @@ fn a_run_resumes_on_any_mesh() {
     for (from, name) in sources {
         let stopped = place.train_with(name, (from, &[]), |_, session| session.stop_after(10));
         assert_eq!(stopped.unwrap()[0].step, 10);
-        for (number, on) in MESHES.iter().chain([&ONE]).enumerate() {
+        for (number, on) in meshes(true).chain([&ONE]).enumerate() {
             let run = format!("{name}-{number}");
             copy(&place.path(name), &place.path(&run));
             assert_eq!(place.train(&run, on, &[]).step, STEPS);
@@ -217,7 +217,7 @@ fn save_again(
 #[test]
 fn degrees_that_do_not_fit_are_refused() {
     let place = Place::moe();
-    let cases: [(On, &str); 8] = [
+    let cases: [(On, &str); 10] = [
         (
             On { ranks: 2, sets: &["parallel.pp=2", "pipeline.split=[2]"] },
             "pipeline.split: 1 stages do not fill 2 ranks: every rank needs at least one stage",
@@ -236,6 +236,14 @@ fn degrees_that_do_not_fit_are_refused() {
             On { ranks: 2, sets: &["parallel.pp=2", "pipeline.split=[2, 1]"] },
             "pipeline.split: [2, 1] are not the 2 layers of the model; give each of the stages its \
              layers, or leave it empty",
+        ),
+        (
+            On { ranks: 3, sets: &["parallel.ep=3", "train.micro_batch_size=8"] },
+            "4 experts cannot be divided over 3 ranks of expert parallelism; use a divisor of 4",
+        ),
+        (
+            On { ranks: 2, sets: &["parallel.etp=2", "optimizer.name='muon'"] },
+            "optimizer.name: muon updates whole matrices, which parallel.etp divides",
         ),
         (On { ranks: 3, sets: &["parallel.tp=2"] }, "[parallel]: "),
         (On { ranks: 2, sets: &["parallel.dp_shard=4"] }, "[parallel]: "),
@@ -261,7 +269,7 @@ fn degrees_that_do_not_fit_are_refused() {
 /// Text that is sampled during training is that of one rank.
 #[test]
 fn any_mesh_samples_the_text_of_one_rank() {
-    for place in [Place::moe(), Place::dense()] {
+    for (has_experts, place) in [(true, Place::moe()), (false, Place::dense())] {
         let sets = ["train.steps=4", "sample.every=2", "sample.tokens=12", "log.val_every=0"];
         let text = |on: &On, name: &str| {
             let text = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
@@ -280,7 +288,7 @@ fn any_mesh_samples_the_text_of_one_rank() {
         };
         let one = text(&ONE, "one");
         assert_eq!(one.len(), 2);
-        for (number, on) in MESHES.iter().enumerate() {
+        for (number, on) in meshes(has_experts).enumerate() {
             assert_eq!(text(on, &format!("text-{number}")), one, "{:?}", on.sets);
         }
     }

@@ -81,9 +81,8 @@ pub(crate) struct On {
 
 pub(crate) const ONE: On = On { ranks: 1, sets: &[] };
 
-/// Each home, uneven microbatches, tensor parallelism alone and inside, pipelines, and experts on other
-/// ranks.
-pub(crate) const MESHES: [On; 14] = [
+/// Each home, uneven microbatches, tensor parallelism alone and inside, and pipelines.
+pub(crate) const MESHES: [On; 10] = [
     On { ranks: 2, sets: &["parallel.dp_replicate=2"] },
     On { ranks: 3, sets: &[] },
     On { ranks: 4, sets: &["parallel.home=zero1"] },
@@ -124,6 +123,10 @@ pub(crate) const MESHES: [On; 14] = [
             "pipeline.stages_per_rank=2",
         ],
     },
+];
+
+/// Experts on other ranks.
+pub(crate) const EXPERT_MESHES: [On; 4] = [
     On { ranks: 4, sets: &["parallel.ep=4"] },
     On {
         ranks: 4,
@@ -149,6 +152,12 @@ pub(crate) const MESHES: [On; 14] = [
         ],
     },
 ];
+
+/// The meshes that a model can be trained on.
+pub(crate) fn meshes(has_experts: bool) -> impl Iterator<Item = &'static On> {
+    let of_experts = EXPERT_MESHES.iter().filter(move |_| has_experts);
+    MESHES.iter().chain(of_experts)
+}
 
 /// A text, and a folder for runs.
 pub(crate) struct Place {
