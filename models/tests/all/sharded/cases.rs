@@ -7,7 +7,7 @@ use meshgrad_models::config::Qwen3Config;
 use meshgrad_models::moe::Dispatch::{self, AllGather, AllToAll};
 use meshgrad_models::{Compute, ModelParallelism};
 
-use crate::small::{self, ALL_EXPERTS, Axes, DENSE, EXPERTS, TIED};
+use crate::small::{self, ALL_EXPERTS, Axes, DENSE, EXPERTS, FOUR_EXPERTS, TIED};
 
 /// A model on a mesh.
 #[derive(Clone, Copy)]
@@ -198,13 +198,14 @@ const FIVE_HEADS: &str = r#"
     initializer_range = 0.2
 "#;
 
-const MODELS: [(&str, &str); 6] = [
+const MODELS: [(&str, &str); 7] = [
     ("dense", DENSE),
     ("five heads", FIVE_HEADS),
     ("tied", TIED),
     ("experts", EXPERTS),
     ("all experts", ALL_EXPERTS),
     ("many experts", MANY_EXPERTS),
+    ("four experts", FOUR_EXPERTS),
 ];
 
 pub(crate) const CASES: &[Case] = &[
@@ -258,4 +259,5 @@ pub(crate) const CASES: &[Case] = &[
     Case::new(MANY_EXPERTS, DP4_TP2).apart(&[("copies", 2), ("ep", 2), ("etp", 2)], AllToAll),
     Case::new(ALL_EXPERTS, DP3).apart(&[("ep", 3)], AllToAll).bf16(),
     Case::new(ALL_EXPERTS, DP3).apart(&[("ep", 3)], AllGather).bf16(),
+    Case::new(FOUR_EXPERTS, DP_TP).apart(&[("ep", 2), ("etp", 2)], AllGather).sequence().bf16(),
 ];
