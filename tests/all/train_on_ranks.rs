@@ -148,15 +148,19 @@ fn bad_input_is_one_error() {
     let large = large.iter().flat_map(|set| ["--set", *set]);
     let more = ["--set", "model.num_hidden_layers=80", "--set", "model.num_attention_heads=64"];
     let large: Vec<&str> = ["--ranks", "8"].into_iter().chain(large).chain(more).collect();
-    let cases: [(&[&str], &str); 7] = [
+    let cases: [(&[&str], &str); 8] = [
         (&large, "are free on cpu for 8 ranks; not even train.micro_batch_size=1"),
         (
             &["--set", "parallel.tp=2"],
             "the world 1 (the number of ranks) is not a multiple of 2, the product of",
         ),
         (
+            &["--ranks", "2", "--set", "parallel.cp_shard=2"],
+            "parallel.cp_shard: 2; training does not support it yet, so it must be 1",
+        ),
+        (
             &["--ranks", "2", "--set", "parallel.ep=2"],
-            "parallel.ep: 2; training does not support it yet, so it must be 1",
+            "the model has no experts to divide over ranks: expert parallelism must be 1",
         ),
         (
             &["--ranks", "2", "--set", "parallel.pp=2", "--set", "pipeline.schedule=zb2p"],

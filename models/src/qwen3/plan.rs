@@ -85,7 +85,9 @@ fn with_experts(
     let ranks: usize = sizes.product::<meshgrad_mesh::Result<usize>>()?;
     let (count, shard_by_tensor) = (model.config.num_experts, parallelism.shard_experts);
     let problem = match model.sparse_blocks().next() {
-        None => "the model has no experts, which are to be on ranks of their own".to_owned(),
+        None => {
+            "the model has no experts to divide over ranks: expert parallelism must be 1".to_owned()
+        }
         Some(_) if !count.is_multiple_of(ranks) => format!(
             "{count} experts cannot be divided over {ranks} ranks of expert parallelism; use a divisor \
              of {count}"
