@@ -7,9 +7,6 @@ use meshgrad_collectives::Communicator;
 use meshgrad_runtime::Tensor;
 use meshgrad_runtime::ops::ExpertOrder;
 
-use super::all_gather::AllGather;
-use super::all_to_all::AllToAll;
-
 /// This rank's tokens and their experts.
 #[derive(Clone)]
 pub struct RoutedTokens {
@@ -41,6 +38,8 @@ pub struct ExpertPeers {
     pub tokens: Vec<usize>,
     /// The number of experts that this rank holds, as each of the group does.
     pub held: usize,
+    /// The rows that a rank can send to each set of experts. More are lost, and the step is repeated.
+    pub slots: usize,
 }
 
 impl ExpertPeers {
@@ -103,16 +102,14 @@ pub enum Dispatch {
 }
 
 impl Dispatch {
-    /// The dispatcher for tokens with `top_k` experts each. The choice is the same on all ranks.
-    pub(super) fn dispatcher(self, top_k: usize, peers: &ExpertPeers) -> Arc<dyn AnyDispatcher> {
+    /// The dispatcher that is not `Cheapest`, for slots of `slots_per_token` x tokens. The choice is the
+    /// same on all ranks and for all steps, so that a run that resumes has the bits of one that does not.
+    pub(super) fn chosen(self, slots_per_token: f64) -> Dispatch {
         match self {
-            Dispatch::AllGather => Arc::new(AllGather),
-            Dispatch::AllToAll => Arc::new(AllToAll),
             // Both send as many rows to each other rank of the group, and get as many back.
-            Dispatch::Cheapest => match AllToAll::slots(top_k, peers) < peers.most_tokens() {
-                true => Arc::new(AllToAll),
-                false => Arc::new(AllGather),
-            },
+            Dispatch::Cheapest if slots_per_token < 1.0 => Dispatch::AllToAll,
+            Dispatch::Cheapest => Dispatch::AllGather,
+            chosen => chosen,
         }
     }
 }
