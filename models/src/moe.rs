@@ -242,10 +242,7 @@ impl Moe {
         ];
         let shape = x_nd.global_shape();
         let y_nd = LocalResult::new(mesh, &rows.0, &shape);
-        let needs = match self.counts_needs(self.gate.shape()[0] / peers.held) {
-            true => slots::COUNTED,
-            false => 0,
-        };
+        let needs = if peers.counts_needs { slots::COUNTED } else { 0 };
         let statistics = [self.gate.shape()[0] + needs];
         let counts = LocalResult::new(mesh, rows.partial(), &statistics);
         let body = |operands| self.on_rank(operands, Some(&peers));
@@ -275,11 +272,12 @@ impl Moe {
         let of_rank = |rank: &usize| tokens.local_shape(*rank).map_or(0, |shape| shape[0]);
         let (tokens, held) = (members.map(of_rank).collect::<Vec<usize>>(), all / ranks);
         let worst = tokens.iter().copied().max().unwrap_or(0) * self.top_k.min(held);
-        let slots = match precedes_backward() && self.counts_needs(ranks) {
+        let counts_needs = self.counts_needs(ranks);
+        let slots = match precedes_backward() && counts_needs {
             true => self.slots.in_training(worst),
             false => worst,
         };
-        Ok(ExpertPeers { group, shards, tokens, held, slots })
+        Ok(ExpertPeers { group, shards, tokens, held, slots, counts_needs })
     }
 
     /// What a built-in dispatch between `ranks` sets of experts is.
@@ -288,7 +286,8 @@ impl Moe {
         dispatch.chosen(self.slots.per_token(self.top_k, ranks, held))
     }
 
-    /// Whether the statistics say how many slots are needed between `ranks` sets of experts.
+    /// Whether the statistics say how many slots are needed between `ranks` sets of experts: only those
+    /// of slots that adapt are too few.
     fn counts_needs(&self, ranks: usize) -> bool {
         match self.dispatcher {
             Choice::BuiltIn(dispatch) => {
@@ -326,16 +325,15 @@ impl Moe {
             (None, _) => in_place(&tokens, experts)?,
             (Some(peers), Choice::Own(dispatcher)) => dispatcher.apply(tokens, peers, &experts)?,
             (Some(peers), Choice::BuiltIn(dispatch)) => {
-                match self.built_in(*dispatch, all / peers.held) {
+                match self.built_in(*dispatch, peers.ranks()) {
                     Dispatch::AllToAll => AllToAll.apply(tokens, peers, &experts)?,
                     _ => AllGather.apply(tokens, peers, &experts)?,
                 }
             }
         };
-        let counted = peers.filter(|peers| self.counts_needs(all / peers.held));
-        let statistics = match counted {
+        let statistics = match peers.filter(|peers| peers.counts_needs) {
             Some(peers) => {
-                let by_rank = ops::reshape(&counts, &[all / peers.held, peers.held])?;
+                let by_rank = ops::reshape(&counts, &[peers.ranks(), peers.held])?;
                 ops::concat(&[&counts, &self.slots.needs(&by_rank, peers.slots)?], 0)?
             }
             None => counts,

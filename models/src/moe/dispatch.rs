@@ -40,22 +40,24 @@ pub struct ExpertPeers {
     pub held: usize,
     /// The rows that a rank can send to each set of experts. More are lost, and the step is repeated.
     pub slots: usize,
+    /// Whether the statistics of the dispatch say how many are needed.
+    pub(super) counts_needs: bool,
 }
 
 impl ExpertPeers {
+    /// The number of sets of experts.
+    pub fn ranks(&self) -> usize {
+        self.group.size() / self.shards
+    }
+
     /// The number of all experts.
     pub fn experts(&self) -> usize {
-        self.group.size() / self.shards * self.held
+        self.ranks() * self.held
     }
 
     /// The first expert that this rank holds.
     pub fn first_expert(&self) -> usize {
         self.group.index() / self.shards * self.held
-    }
-
-    /// The largest number of tokens of a rank.
-    pub fn most_tokens(&self) -> usize {
-        self.tokens.iter().copied().max().unwrap_or(0)
     }
 }
 
