@@ -68,7 +68,7 @@ pub use saved::{Packed, Packing, Save, Saved, ToBf16, ToDevice, packing};
 pub use seam::Seam;
 pub use slot::Slot;
 pub use spec::{Init, ParamId, Spec};
-pub use tape::{Tape, is_recording};
+pub use tape::{Tape, is_recording, precedes_backward};
 pub use track::{Track, tracked_list_linear, tracked_many};
 pub use values::Values;
 pub use var::Var;

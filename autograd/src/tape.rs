@@ -169,6 +169,12 @@ pub(crate) fn record_local<T>(body: impl FnOnce() -> Result<T>) -> Result<(T, Ta
     Ok((result?, tape))
 }
 
+/// Whether a backward pass may follow what this thread computes: a tape records, or will when a
+/// checkpoint runs again. Not so in evaluation.
+pub fn precedes_backward() -> bool {
+    current(|_| Some(())).is_some()
+}
+
 /// Whether a tape records on this thread.
 pub fn is_recording() -> bool {
     current(|recorder| Some(recorder.keeps_records)).unwrap_or(false)

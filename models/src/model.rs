@@ -70,6 +70,23 @@ pub trait Model: Module {
         Ok(())
     }
 
+    /// How often the passes of a step could not hold their data, a scalar f32, from the sums of
+    /// [`Loss::statistics`] of all stages; `None` if they always can. If it is not zero, the step must
+    /// change nothing, and is repeated after [`Model::follow`].
+    ///
+    /// # Errors
+    /// When an op fails.
+    fn overflow(&self, statistics: &[Tensor]) -> Result<Option<Tensor>> {
+        let _ = statistics;
+        Ok(None)
+    }
+
+    /// Prepares for further steps by the values of the sums of [`Loss::statistics`] of this rank's stages
+    /// over a step, which are equal on all ranks. Called once the host has them, for each step in order.
+    fn follow(&self, statistics: &[Vec<f32>]) {
+        let _ = statistics;
+    }
+
     /// The placements of its parameters and seams, for [`ModelPlan::apply`]. By default it replicates
     /// all parameters, for data parallelism only.
     ///

@@ -3,6 +3,7 @@
 //!
 //! - `moe.rs`: the block.
 //! - `dispatch.rs`: how tokens reach their experts; `all_gather.rs` and `all_to_all.rs` between ranks.
+//! - `slots.rs`: the slots for tokens that are sent.
 //! - `balance.rs`: what keeps the load of experts even.
 //!
 //! Legend: n tokens, d hidden size, e experts, k experts per token, f inner features of an expert,
@@ -12,12 +13,13 @@ mod all_gather;
 mod all_to_all;
 pub mod balance;
 mod dispatch;
+mod slots;
 
 use std::sync::Arc;
 
 use meshgrad_autograd::{
     Buffer, Init, LocalOperand, LocalResult, Module, ModulePath, Param, Result, Seam, Var, Vars,
-    local, ops,
+    local, ops, precedes_backward,
 };
 use meshgrad_collectives::communicator;
 use meshgrad_error::ensure;
@@ -25,8 +27,11 @@ use meshgrad_mesh::{Placement, Reduction, Sharding};
 use meshgrad_runtime::{DType, Tensor};
 
 use crate::config::Qwen3Config;
+use all_gather::AllGather;
+use all_to_all::AllToAll;
 use dispatch::{AnyDispatcher, in_place};
 pub use dispatch::{Dispatch, Dispatcher, ExpertPeers, ExpertRows, RoutedTokens};
+use slots::Slots;
 
 /// The feed-forward block of a sparse layer. Over ranks, each has all experts, some inner features of
 /// all, or some experts, to which the tokens of all ranks are dispatched.
@@ -53,6 +58,8 @@ pub struct Moe {
     pub router_bias: Option<Buffer>,
     #[module(skip)]
     dispatcher: Choice,
+    #[module(skip)]
+    slots: Slots,
 }
 
 /// What dispatches tokens to experts on other ranks.
@@ -71,6 +78,9 @@ pub struct Routing {
     pub probabilities_ne: Var,
     /// Tokens per expert, \[e\] f32: with sharded tokens, partial sums.
     pub counts: Tensor,
+    /// What the step must know of the dispatch: `counts`, and if slots adapt, what is needed of them.
+    /// f32, summed over microbatches and ranks for [`Moe::follow`].
+    pub statistics: Tensor,
 }
 
 impl Vars for Routing {
@@ -95,6 +105,7 @@ impl Moe {
             normalize: config.norm_topk_prob,
             router_bias: None,
             dispatcher: Choice::BuiltIn(Dispatch::default()),
+            slots: Slots::default(),
         }
     }
 
@@ -129,13 +140,35 @@ impl Moe {
 
         let x_nd = self.input.redistribute(&x_nd)?;
         let p_ne = self.input.redistribute(&probabilities_ne)?;
-        let (y_nd, counts) = self.apply_experts(&x_nd, &p_ne)?;
+        let (y_nd, statistics) = self.apply_experts(&x_nd, &p_ne)?;
         let y = ops::reshape(&y_nd, &x.global_shape())?;
-        let routing = Routing { logits_ne, probabilities_ne, counts };
+        let counts = statistics.slice(0, 0..self.gate.shape()[0])?;
+        let routing = Routing { logits_ne, probabilities_ne, counts, statistics };
         Ok((self.output.redistribute(&y)?, routing))
     }
 
-    /// The results of the experts for each token, and the number of tokens per expert.
+    /// Lets the slots of tokens that are sent to experts on other ranks follow what the last steps needed,
+    /// in place of the most that can be needed. Steps in which they were too few must be repeated:
+    /// [`Model::overflow`](crate::Model::overflow).
+    pub fn adapt_slots(&self, adapts: bool) {
+        self.slots.adapt(adapts);
+    }
+
+    /// Sets the slots of training passes until the next step has been followed, such as to those that an
+    /// earlier run needed: at least `slots`. Slots that do not adapt stay.
+    pub fn set_slots(&self, slots: usize) {
+        self.slots.set(slots);
+    }
+
+    /// Lets slots follow the sums of [`Routing::statistics`] over a step. All ranks pass the same.
+    pub fn follow(&self, statistics: &[f32]) {
+        let needs = statistics.get(self.gate.shape()[0]..).unwrap_or_default();
+        if !needs.is_empty() {
+            self.slots.follow(needs);
+        }
+    }
+
+    /// The results of the experts for each token, and the statistics of the dispatch.
     fn apply_experts(&self, x_nd: &Var, probabilities_ne: &Var) -> Result<(Var, Tensor)> {
         let gate_up = self.gate_up_proj.var_as(x_nd.dtype())?;
         let down = self.down_proj.var_as(x_nd.dtype())?;
@@ -207,9 +240,11 @@ impl Moe {
             of_other_tokens(gate_up, up),
             of_other_tokens(down, out),
         ];
-        let (shape, experts) = (x_nd.global_shape(), [self.gate.shape()[0]]);
+        let shape = x_nd.global_shape();
         let y_nd = LocalResult::new(mesh, &rows.0, &shape);
-        let counts = LocalResult::new(mesh, rows.partial(), &experts);
+        let needs = if peers.counts_needs { slots::COUNTED } else { 0 };
+        let statistics = [self.gate.shape()[0] + needs];
+        let counts = LocalResult::new(mesh, rows.partial(), &statistics);
         let body = |operands| self.on_rank(operands, Some(&peers));
         let [y_nd, counts] = local(operands, [y_nd, counts], body)?;
         let y_nd = ops::redistribute(&y_nd, on_copies(&Placement::Replicate))?;
@@ -235,7 +270,31 @@ impl Moe {
         let group = communicator(mesh, [by_expert, by_feature].concat())?;
         let members = group.group().ranks().iter();
         let of_rank = |rank: &usize| tokens.local_shape(*rank).map_or(0, |shape| shape[0]);
-        Ok(ExpertPeers { tokens: members.map(of_rank).collect(), shards, held: all / ranks, group })
+        let (tokens, held) = (members.map(of_rank).collect::<Vec<usize>>(), all / ranks);
+        let worst = tokens.iter().copied().max().unwrap_or(0) * self.top_k.min(held);
+        let counts_needs = self.counts_needs(ranks);
+        let slots = match precedes_backward() && counts_needs {
+            true => self.slots.in_training(worst),
+            false => worst,
+        };
+        Ok(ExpertPeers { group, shards, tokens, held, slots, counts_needs })
+    }
+
+    /// What a built-in dispatch between `ranks` sets of experts is.
+    fn built_in(&self, dispatch: Dispatch, ranks: usize) -> Dispatch {
+        let held = self.gate.shape()[0] / ranks;
+        dispatch.chosen(self.slots.per_token(self.top_k, ranks, held))
+    }
+
+    /// Whether the statistics say how many slots are needed between `ranks` sets of experts: only those
+    /// of slots that adapt are too few.
+    fn counts_needs(&self, ranks: usize) -> bool {
+        match self.dispatcher {
+            Choice::BuiltIn(dispatch) => {
+                self.slots.adapts() && self.built_in(dispatch, ranks) == Dispatch::AllToAll
+            }
+            Choice::Own(_) => false,
+        }
     }
 
     /// As [`Moe::apply_experts`], with the tokens and experts of one rank.
@@ -266,10 +325,32 @@ impl Moe {
             (None, _) => in_place(&tokens, experts)?,
             (Some(peers), Choice::Own(dispatcher)) => dispatcher.apply(tokens, peers, &experts)?,
             (Some(peers), Choice::BuiltIn(dispatch)) => {
-                dispatch.dispatcher(self.top_k, peers).apply(tokens, peers, &experts)?
+                match self.built_in(*dispatch, peers.ranks()) {
+                    Dispatch::AllToAll => AllToAll.apply(tokens, peers, &experts)?,
+                    _ => AllGather.apply(tokens, peers, &experts)?,
+                }
             }
         };
-        Ok([y_nd, Var::constant(counts)])
+        let statistics = match peers.filter(|peers| peers.counts_needs) {
+            Some(peers) => {
+                let by_rank = ops::reshape(&counts, &[peers.ranks(), peers.held])?;
+                ops::concat(&[&counts, &self.slots.needs(&by_rank, peers.slots)?], 0)?
+            }
+            None => counts,
+        };
+        Ok([y_nd, Var::constant(statistics)])
+    }
+}
+
+/// The number of dispatches that lost rows, a scalar f32, from the sums of [`Routing::statistics`] of
+/// layers with so many experts; `None` if their slots do not adapt.
+pub(crate) fn overflow(statistics: &[Tensor], experts: usize) -> Result<Option<Tensor>> {
+    let of_layers = statistics.iter().filter(|of_layer| of_layer.elements() > experts);
+    let lost = of_layers.map(|of_layer| of_layer.slice(0, experts..experts + 1));
+    let lost: Vec<Tensor> = lost.collect::<Result<_>>()?;
+    match lost.is_empty() {
+        true => Ok(None),
+        false => Ok(Some(ops::sum(&ops::concat(&lost.iter().collect::<Vec<_>>(), 0)?, &[0])?)),
     }
 }
 

@@ -24,7 +24,7 @@ use crate::layers::{Linear, RmsNorm};
 use crate::model::{Compute, Decoded, Flow, Generate, Loss, Metrics, Model, TokenBatch};
 pub use crate::moe::balance::Balancing;
 use crate::moe::balance::{PooledRouting, expert_metrics, update_router_bias};
-use crate::moe::{Dispatch, Moe};
+use crate::moe::{Dispatch, Moe, overflow};
 use crate::residual::Residual;
 use crate::stage::Stage;
 use crate::{ModelParallelism, ModelPlan};
@@ -158,6 +158,11 @@ impl Qwen3 {
         }
     }
 
+    /// Lets the slots of dispatches adapt, as [`Moe::adapt_slots`].
+    pub fn adapt_expert_slots(&self, adapts: bool) {
+        self.sparse_blocks().for_each(|moe| moe.adapt_slots(adapts));
+    }
+
     /// The stream before the first layer, for `ids_bt` i64 [b, t].
     ///
     /// # Errors
@@ -170,8 +175,9 @@ impl Qwen3 {
         Ok(Stream { x: Residual::new(x_btd), pooled: PooledRouting::default() })
     }
 
-    /// The stream after all layers, for tokens at the positions `at`, and the tokens per expert of
-    /// each sparse layer, \[experts\] f32.
+    /// The stream after all layers, for tokens at the positions `at`, and the
+    /// [statistics](crate::moe::Routing::statistics) of each sparse layer, which begin with its tokens
+    /// per expert, f32.
     ///
     /// # Errors
     /// When shapes do not match.
@@ -193,7 +199,7 @@ impl Qwen3 {
         compute: Compute,
         cache: Option<&Cache>,
     ) -> Result<(Stream, Vec<Tensor>)> {
-        let mut counts = Vec::new();
+        let mut statistics = Vec::new();
         for (index, layer) in self.layers[places].iter().enumerate() {
             let cache = cache.and_then(|cache| cache.layer(index));
             let routing;
@@ -206,10 +212,10 @@ impl Qwen3 {
                 if cache.is_none() || stream.pooled.is_empty() {
                     stream.pooled.add(&routing, &self.balancing)?;
                 }
-                counts.push(routing.counts);
+                statistics.push(routing.statistics);
             }
         }
-        Ok((stream, counts))
+        Ok((stream, statistics))
     }
 
     /// The loss of the stream after the last layer, for `labels_bt` i64 [b, t], without statistics.
@@ -341,7 +347,7 @@ impl Model for Qwen3 {
     type Stream = Stream;
 
     /// Cross-entropy; `total` also has the losses of [`Qwen3::balancing`] times the weight. The
-    /// statistics are the tokens per expert of each sparse layer, \[experts\] f32.
+    /// statistics are those of each sparse layer, which begin with its tokens per expert, f32.
     fn loss(&self, batch: &TokenBatch, compute: Compute) -> Result<Loss> {
         match self.forward(&Stage::whole(self.layers()), None, batch, compute)? {
             Flow::Loss(loss) => Ok(*loss),
@@ -399,20 +405,33 @@ impl Model for Qwen3 {
     }
 
     /// Updates the router biases.
-    fn after_step(&self, expert_counts: &[Tensor], scale: &Tensor) -> Result<()> {
+    fn after_step(&self, statistics: &[Tensor], scale: &Tensor) -> Result<()> {
         let rate = self.balancing.bias_update_rate;
         if rate > 0.0 {
-            for (moe, counts) in self.sparse_blocks().zip(expert_counts) {
+            for (moe, of_layer) in self.sparse_blocks().zip(statistics) {
                 if let Some(bias) = &moe.router_bias {
-                    update_router_bias(&bias.value()?, counts, rate, scale)?;
+                    let counts = of_layer.slice(0, 0..self.config.num_experts)?;
+                    update_router_bias(&bias.value()?, &counts, rate, scale)?;
                 }
             }
         }
         Ok(())
     }
 
-    fn metrics(&self, expert_counts: &[Vec<f32>]) -> Metrics {
-        expert_metrics(expert_counts)
+    fn overflow(&self, statistics: &[Tensor]) -> Result<Option<Tensor>> {
+        overflow(statistics, self.config.num_experts)
+    }
+
+    fn follow(&self, statistics: &[Vec<f32>]) {
+        for (moe, of_layer) in self.sparse_blocks().zip(statistics) {
+            moe.follow(of_layer);
+        }
+    }
+
+    fn metrics(&self, statistics: &[Vec<f32>]) -> Metrics {
+        let experts = self.config.num_experts;
+        let counts = statistics.iter().map(|of_layer| of_layer[..experts].to_vec());
+        expert_metrics(&counts.collect::<Vec<_>>())
     }
 
     /// Under Hugging Face names, one tensor per expert.

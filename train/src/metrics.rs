@@ -47,6 +47,10 @@ pub struct Record {
     /// stored.
     #[serde(skip)]
     pub expert_shares: Vec<f64>,
+    /// Whether the step changed nothing and must be repeated; see
+    /// [`PendingStep::wait`](crate::trainer::PendingStep::wait). Not stored.
+    #[serde(skip)]
+    pub overflowed: bool,
     /// Kernels that the step launched; `None` on a CPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel_launches: Option<u64>,

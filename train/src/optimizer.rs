@@ -277,8 +277,10 @@ impl Optimizer {
         let gradients: Vec<Tensor> = gradients.map(Tensor::local).collect();
         let weight = whole(weight)?;
         let (scale, norm) = ops::clip_scale(norm, &weight, self.max_grad_norm)?;
-        let scale = match skip {
-            Some(skip) => unless(&scale, &whole(skip)?)?,
+        let skip = skip.map(whole).transpose()?;
+        let unskipped = scale.clone();
+        let scale = match &skip {
+            Some(skip) => unless(&scale, skip)?,
             None => scale,
         };
         let (learning_rate, step) = (&self.learning_rate, &self.step);
@@ -288,7 +290,9 @@ impl Optimizer {
             ema.update(&scale)?;
         }
         if let Some(skipped) = &self.skipped {
-            count_skipped(skipped, &scale)?;
+            let never = || ops::full(scale.device(), &[], scale.dtype(), 0.0);
+            let skip = skip.map_or_else(never, Ok)?.local();
+            count_skipped(skipped, &unskipped, &skip)?;
         }
         self.scale = Some(scale);
         Ok(norm)

@@ -12,7 +12,7 @@ use meshgrad_models::{Balancing, Qwen3, hf};
 use meshgrad_runtime::Device;
 use toml::Value;
 
-use crate::config::{Config, DispatchChoice, TokenizerChoice};
+use crate::config::{CapacityChoice, Config, DispatchChoice, TokenizerChoice};
 use crate::generate::check_vocabulary;
 use crate::session::{Session, Summary};
 use crate::tokenizer::Tokenizer;
@@ -123,6 +123,7 @@ pub fn model(config: &Config, vocab_size: usize, from: Option<&Committed>) -> Re
         DispatchChoice::AllGather => Dispatch::AllGather,
         DispatchChoice::AllToAll => Dispatch::AllToAll,
     });
+    model.adapt_expert_slots(config.parallel.capacity == CapacityChoice::Auto);
     // A checkpoint has the files that its run started with.
     let verify = config.checkpoint.verify;
     let origin = || {

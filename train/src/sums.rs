@@ -31,7 +31,31 @@ pub(crate) struct ReducedSums {
 /// Sums that are on their way to the host.
 pub(crate) struct PendingSums {
     flat: AsyncRead<f32>,
-    shapes: Vec<Shape>,
+    /// Of the statistics, by stage.
+    shapes: Vec<Vec<Shape>>,
+    own: Vec<usize>,
+}
+
+/// The values of sums.
+pub(crate) struct Sums {
+    pub(crate) loss: f32,
+    pub(crate) weight: f32,
+    /// The statistics of each stage.
+    stages: Vec<Vec<Vec<f32>>>,
+    own: Vec<usize>,
+}
+
+impl Sums {
+    /// The statistics of all stages.
+    pub(crate) fn statistics(&self) -> Vec<Vec<f32>> {
+        self.stages.concat()
+    }
+
+    /// Those of this rank's stages.
+    pub(crate) fn own_statistics(&self) -> Vec<Vec<f32>> {
+        let own = self.stages.iter().enumerate().filter(|(stage, _)| self.own.contains(stage));
+        own.flat_map(|(_, statistics)| statistics.clone()).collect()
+    }
 }
 
 impl StepSums {
@@ -145,32 +169,40 @@ impl ReducedSums {
 
     /// The statistics of this rank's stages.
     pub(crate) fn statistics(&self) -> Result<Vec<Tensor>> {
-        let (mut start, mut own) = (2, Vec::new());
+        self.statistics_of(|stage| self.own.contains(&stage))
+    }
+
+    /// The statistics of some stages.
+    pub(crate) fn statistics_of(&self, includes: impl Fn(usize) -> bool) -> Result<Vec<Tensor>> {
+        let (mut start, mut found) = (2, Vec::new());
         for (stage, shapes) in self.shapes.iter().enumerate() {
             for shape in shapes {
                 let range = start..start + shape.elements();
                 start = range.end;
-                if self.own.contains(&stage) {
-                    own.push(ops::reshape(&self.flat.slice(0, range)?, shape)?);
+                if includes(stage) {
+                    found.push(ops::reshape(&self.flat.slice(0, range)?, shape)?);
                 }
             }
         }
-        Ok(own)
+        Ok(found)
     }
 
     /// Starts to read them.
     pub(crate) fn read_async(self) -> Result<PendingSums> {
-        Ok(PendingSums { flat: self.flat.read_async()?, shapes: self.shapes.concat() })
+        Ok(PendingSums { flat: self.flat.read_async()?, shapes: self.shapes, own: self.own })
     }
 }
 
 impl PendingSums {
-    /// The loss, its weight, and the statistics of all stages.
-    pub(crate) fn wait(self) -> Result<(f32, f32, Vec<Vec<f32>>)> {
+    pub(crate) fn wait(self) -> Result<Sums> {
         let mut values = self.flat.wait()?.into_iter();
         let mut take = |elements| values.by_ref().take(elements).collect::<Vec<f32>>();
         let (loss, weight) = (take(1).into_iter().sum(), take(1).into_iter().sum());
-        Ok((loss, weight, self.shapes.iter().map(|shape| take(shape.elements())).collect()))
+        let mut of_stage = |shapes: &Vec<Shape>| -> Vec<Vec<f32>> {
+            shapes.iter().map(|shape| take(shape.elements())).collect()
+        };
+        let stages = self.shapes.iter().map(&mut of_stage).collect();
+        Ok(Sums { loss, weight, stages, own: self.own })
     }
 }
 
@@ -202,6 +234,8 @@ mod tests {
         let statistics = reduced.statistics().unwrap();
         assert_eq!(statistics[0].shape()[..], [2, 1]);
         let read = reduced.read_async().unwrap().wait().unwrap();
-        assert_eq!(read, (12.0, 8.0, vec![vec![2.0, 4.0], vec![]]));
+        assert_eq!((read.loss, read.weight), (12.0, 8.0));
+        assert_eq!(read.statistics(), [vec![2.0, 4.0], vec![]]);
+        assert_eq!(read.own_statistics(), read.statistics());
     }
 }

@@ -6,7 +6,7 @@ use std::time::Instant;
 use meshgrad_autograd::Param;
 use meshgrad_error::{bail, ensure};
 use meshgrad_models::{Compute, Model};
-use meshgrad_runtime::{AsyncRead, DType, Device, Tensor};
+use meshgrad_runtime::{AsyncRead, DType, Device, Kind, Tensor, ops};
 
 use crate::config::{Config, SumOrder};
 use crate::events::{Event, Events};
@@ -35,6 +35,9 @@ pub struct Trainer<M: Model> {
     device: Device,
     /// What may sleep.
     asleep: Vec<Kept>,
+    /// Once a step has overflowed ([`Model::overflow`]), it is not zero until
+    /// [`Trainer::clear_overflow`]: a scalar, f32.
+    overflow: Option<Tensor>,
 }
 
 /// A [`Trainer`] that is being built.
@@ -60,6 +63,7 @@ pub struct PendingStep {
     sums: PendingSums,
     /// The global norm of the gradient before clipping.
     grad_norm: AsyncRead<f32>,
+    overflow: Option<AsyncRead<f32>>,
     /// When the host started the step.
     pub started: Instant,
     /// When the host had enqueued all of it. A GPU may still be working.
@@ -71,15 +75,25 @@ impl PendingStep {
     /// Waits for this step, but not for later ones, and returns its metrics, some of which `model`
     /// computes. The caller adds the rate and the validation loss.
     ///
+    /// A step that has [overflowed](Record::overflowed) changed nothing, and neither did those after it:
+    /// drop those, call [`Trainer::clear_overflow`] and repeat all of them, in their order. `model` has
+    /// been [prepared](Model::follow) for that.
+    ///
     /// # Errors
     /// When the step's work failed on the device.
     pub fn wait(self, model: &impl Model) -> Result<Record> {
-        let (loss, weight, statistics) = self.sums.wait()?;
-        let metrics = model.metrics(&statistics);
+        let sums = self.sums.wait()?;
+        let overflowed = match self.overflow {
+            Some(overflow) => scalar(overflow)? != 0.0,
+            None => false,
+        };
+        model.follow(&sums.own_statistics());
+        let metrics = model.metrics(&sums.statistics());
         let extra = metrics.extra.into_iter();
         Ok(Record {
             step: self.step,
-            loss: f64::from(loss) / f64::from(weight),
+            loss: f64::from(sums.loss) / f64::from(sums.weight),
+            overflowed,
             lr: self.learning_rate,
             grad_norm: scalar(self.grad_norm)?,
             expert_load: metrics.expert_load,
@@ -144,6 +158,7 @@ impl<M: Model> TrainerBuilder<M> {
             reduction: config.train.reduction,
             device: device.clone(),
             asleep: Vec::new(),
+            overflow: None,
         })
     }
 }
@@ -197,7 +212,9 @@ impl<M: Model> Trainer<M> {
 
         let GradientsAndSums { sums, gradients } = self.forward_backward(step, microbatches)?;
         let learning_rate = self.learning_rate * self.schedule.factor(step);
-        let grad_norm = self.update(step, gradients, &sums.weight()?, learning_rate)?;
+        let overflow = self.add_overflow(&sums)?;
+        let skip = overflow.as_ref();
+        let grad_norm = self.update(step, gradients, &sums.weight()?, skip, learning_rate)?;
         if let Some(scale) = self.optimizer.scale() {
             self.model.after_step(&sums.statistics()?, &scale.as_replicated()?)?;
         }
@@ -210,10 +227,35 @@ impl<M: Model> Trainer<M> {
             learning_rate,
             sums: sums.read_async()?,
             grad_norm: grad_norm.read_async()?,
+            overflow: overflow.map(|overflow| overflow.read_async()).transpose()?,
             started,
             enqueued: Instant::now(),
             kernel_launches: self.device.is_gpu().then_some(launches),
         })
+    }
+
+    /// The sum of the overflows of all steps since [`Trainer::clear_overflow`], with that of this step.
+    fn add_overflow(&mut self, sums: &ReducedSums) -> Result<Option<Tensor>> {
+        let Some(of_step) = self.model.overflow(&sums.statistics_of(|_| true)?)? else {
+            return Ok(None);
+        };
+        let of_all = match &self.overflow {
+            Some(of_all) => of_all,
+            None => {
+                let zero = Tensor::zeros(&self.device, &[], DType::F32, Kind::OptimizerState)?;
+                self.overflow.insert(zero.local())
+            }
+        };
+        ops::copy_into(&ops::add(of_all, &of_step.local())?, of_all)?;
+        Ok(Some(of_all.clone()))
+    }
+
+    /// Lets steps change something again after one has overflowed ([`PendingStep::wait`]).
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn clear_overflow(&self) -> Result<()> {
+        self.overflow.as_ref().map_or(Ok(()), |overflow| Ok(ops::fill_into(overflow, 0.0)?))
     }
 
     /// Computes the gradients of all microbatches.
@@ -299,13 +341,15 @@ impl<M: Model> Trainer<M> {
         step: u64,
         gradients: Option<Vec<(Param, Tensor)>>,
         weight: &Tensor,
+        skip: Option<&Tensor>,
         learning_rate: f64,
     ) -> Result<Tensor> {
         self.events.report(Event::OptimizerStarted { step, learning_rate })?;
         self.optimizer.begin(step, learning_rate)?;
-        let grad_norm = match gradients {
-            None => self.optimizer.apply(weight)?,
-            Some(gradients) => self.optimizer.apply_in_tree_order(gradients, weight)?,
+        let grad_norm = match (gradients, skip) {
+            (None, None) => self.optimizer.apply(weight)?,
+            (None, Some(skip)) => self.optimizer.apply_unless(skip, weight)?,
+            (Some(gradients), _) => self.optimizer.apply_in_tree_order(gradients, weight)?,
         };
         self.events.report(Event::OptimizerFinished { step, grad_norm: &grad_norm })?;
         Ok(grad_norm)
@@ -321,7 +365,8 @@ impl<M: Model> Trainer<M> {
     ) -> Result<()> {
         for step in 1..=2 {
             let passes = self.forward_backward(step, (0..count).map(|_| microbatch()))?;
-            self.update(step, passes.gradients, &passes.sums.weight()?, 0.0)?;
+            let skip = self.add_overflow(&passes.sums)?;
+            self.update(step, passes.gradients, &passes.sums.weight()?, skip.as_ref(), 0.0)?;
         }
         let compute = self.without_checkpointing();
         self.optimizer.averaged(|| self.evaluate(microbatch(), compute))?;
@@ -456,9 +501,9 @@ pub(crate) fn sums_of<M: Model>(
 pub(crate) fn mean_of(sums: Vec<PendingSums>, reduction: SumOrder) -> Result<f64> {
     let (mut losses, mut weights) = (Vec::new(), Vec::new());
     for sums in sums {
-        let (loss, weight, _) = sums.wait()?;
-        losses.push(loss);
-        weights.push(weight);
+        let sums = sums.wait()?;
+        losses.push(sums.loss);
+        weights.push(sums.weight);
     }
     let sum = |values: &[f32]| match reduction {
         SumOrder::Sum => values.iter().copied().map(f64::from).sum(),

@@ -16,13 +16,6 @@ use super::dispatch::{Dispatcher, ExpertPeers, ExpertRows, RoutedTokens};
 /// A rank sends 2 (g - 1) slots d elements in a group of g.
 pub(super) struct AllToAll;
 
-impl AllToAll {
-    /// The slots for each rank: enough for all tokens to choose its experts.
-    pub(super) fn slots(top_k: usize, peers: &ExpertPeers) -> usize {
-        peers.most_tokens() * top_k.min(peers.held)
-    }
-}
-
 /// What [`AllToAll`] needs to combine.
 pub(super) struct Exchanged {
     weights_nk: Var,
@@ -30,7 +23,6 @@ pub(super) struct Exchanged {
     there: ExpertOrder,
     /// Of the rows that arrived.
     here: ExpertOrder,
-    slots: usize,
 }
 
 impl Dispatcher for AllToAll {
@@ -42,52 +34,52 @@ impl Dispatcher for AllToAll {
         peers: &ExpertPeers,
     ) -> Result<(ExpertRows, Exchanged)> {
         let RoutedTokens { x_nd, weights_nk, experts_nk, order } = tokens;
-        let (group, held) = (&peers.group, peers.held);
-        let slots = AllToAll::slots(experts_nk.shape()[1], peers);
+        let ExpertPeers { group, held, slots, .. } = peers;
+        let (held, slots) = (*held, *slots);
         let places = expert_places(&experts_nk, &order, held, slots)?;
         let x_pd = ops::permute_tokens(&x_nd, &places.order)?;
 
         let experts_p1 = reshape(&places.experts, &[places.experts.elements(), 1])?;
         let rows = vec![slots; group.size()];
-        let experts_p1 = for_shards(&experts_p1, slots, peers)?;
+        let experts_p1 = for_shards(&experts_p1, peers)?;
         let experts_p1 = group.all_to_all_rows(&experts_p1, &rows, &rows)?;
-        let x_pd = ops::all_to_all_rows(&for_shards(&x_pd, slots, peers)?, &rows, &rows, group)?;
+        let x_pd = ops::all_to_all_rows(&for_shards(&x_pd, peers)?, &rows, &rows, group)?;
 
         // What has no token has the expert after those held, and gets no row.
         let here = expert_order(&experts_p1.wait()?, held + 1, 0, held)?;
         let x_cd = ops::permute_tokens(&x_pd, &here)?;
         let rows = ExpertRows { x_cd, offsets: here.offsets.clone() };
-        Ok((rows, Exchanged { weights_nk, there: places.order, here, slots }))
+        Ok((rows, Exchanged { weights_nk, there: places.order, here }))
     }
 
     fn combine(&self, y_cd: &Var, sent: Exchanged, peers: &ExpertPeers) -> Result<Var> {
-        let Exchanged { weights_nk, there, here, slots } = sent;
-        let rows = vec![slots; peers.group.size()];
+        let Exchanged { weights_nk, there, here } = sent;
+        let rows = vec![peers.slots; peers.group.size()];
         let y_pd = ops::add_rows(y_cd, &here)?;
         let y_pd = ops::all_to_all_rows(&y_pd, &rows, &rows, &peers.group)?;
-        ops::unpermute_tokens(&of_shards(&y_pd, slots, peers)?, &weights_nk, &there)
+        ops::unpermute_tokens(&of_shards(&y_pd, peers)?, &weights_nk, &there)
     }
 }
 
 /// The slots for each rank, from those for each set of experts: its shards get the same rows.
-fn for_shards<V: Operand>(x_pd: &V, slots: usize, peers: &ExpertPeers) -> Result<V> {
-    let (shards, width) = (peers.shards, x_pd.value().shape()[1]);
+fn for_shards<V: Operand>(x_pd: &V, peers: &ExpertPeers) -> Result<V> {
+    let (shards, slots, width) = (peers.shards, peers.slots, x_pd.value().shape()[1]);
     if shards == 1 {
         return Ok(x_pd.clone());
     }
-    let ranks = peers.group.size() / shards;
+    let ranks = peers.ranks();
     let x = ops::reshape(x_pd, &[ranks, 1, slots, width])?;
     let x = ops::broadcast_to(&x, &[ranks, shards, slots, width])?;
     ops::reshape(&x, &[ranks * shards * slots, width])
 }
 
 /// The sums over the shards.
-fn of_shards(y_pd: &Var, slots: usize, peers: &ExpertPeers) -> Result<Var> {
-    let (shards, width) = (peers.shards, y_pd.shape()[1]);
+fn of_shards(y_pd: &Var, peers: &ExpertPeers) -> Result<Var> {
+    let (shards, slots, width) = (peers.shards, peers.slots, y_pd.shape()[1]);
     if shards == 1 {
         return Ok(y_pd.clone());
     }
-    let ranks = peers.group.size() / shards;
+    let ranks = peers.ranks();
     let y = ops::sum(&ops::reshape(y_pd, &[ranks, shards, slots, width])?, &[1])?;
     ops::reshape(&y, &[ranks * slots, width])
 }

@@ -7,9 +7,6 @@ use meshgrad_collectives::Communicator;
 use meshgrad_runtime::Tensor;
 use meshgrad_runtime::ops::ExpertOrder;
 
-use super::all_gather::AllGather;
-use super::all_to_all::AllToAll;
-
 /// This rank's tokens and their experts.
 #[derive(Clone)]
 pub struct RoutedTokens {
@@ -41,22 +38,26 @@ pub struct ExpertPeers {
     pub tokens: Vec<usize>,
     /// The number of experts that this rank holds, as each of the group does.
     pub held: usize,
+    /// The rows that a rank can send to each set of experts. More are lost, and the step is repeated.
+    pub slots: usize,
+    /// Whether the statistics of the dispatch say how many are needed.
+    pub(super) counts_needs: bool,
 }
 
 impl ExpertPeers {
+    /// The number of sets of experts.
+    pub fn ranks(&self) -> usize {
+        self.group.size() / self.shards
+    }
+
     /// The number of all experts.
     pub fn experts(&self) -> usize {
-        self.group.size() / self.shards * self.held
+        self.ranks() * self.held
     }
 
     /// The first expert that this rank holds.
     pub fn first_expert(&self) -> usize {
         self.group.index() / self.shards * self.held
-    }
-
-    /// The largest number of tokens of a rank.
-    pub fn most_tokens(&self) -> usize {
-        self.tokens.iter().copied().max().unwrap_or(0)
     }
 }
 
@@ -103,16 +104,14 @@ pub enum Dispatch {
 }
 
 impl Dispatch {
-    /// The dispatcher for tokens with `top_k` experts each. The choice is the same on all ranks.
-    pub(super) fn dispatcher(self, top_k: usize, peers: &ExpertPeers) -> Arc<dyn AnyDispatcher> {
+    /// The dispatcher that is not `Cheapest`, for slots of `slots_per_token` x tokens. The choice is the
+    /// same on all ranks and for all steps, so that a run that resumes has the bits of one that does not.
+    pub(super) fn chosen(self, slots_per_token: f64) -> Dispatch {
         match self {
-            Dispatch::AllGather => Arc::new(AllGather),
-            Dispatch::AllToAll => Arc::new(AllToAll),
             // Both send as many rows to each other rank of the group, and get as many back.
-            Dispatch::Cheapest => match AllToAll::slots(top_k, peers) < peers.most_tokens() {
-                true => Arc::new(AllToAll),
-                false => Arc::new(AllGather),
-            },
+            Dispatch::Cheapest if slots_per_token < 1.0 => Dispatch::AllToAll,
+            Dispatch::Cheapest => Dispatch::AllGather,
+            chosen => chosen,
         }
     }
 }

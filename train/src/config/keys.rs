@@ -75,6 +75,11 @@ pub const KEYS: &[Meaning] = &[
         "how tokens are sent to experts on other ranks: `all_gather`, `all_to_all`, or `auto`, which sends \
          fewer bytes",
     ),
+    (
+        "parallel.capacity",
+        "how many tokens `all_to_all` has room for: `auto`, as the last steps needed, where a step that \
+         needs more is repeated; or `worst`, for all tokens to choose the experts of one rank",
+    ),
     ("parallel.order", "order of ranks, fastest first, such as `tp-dp`; empty for the default"),
     (
         "parallel.home",

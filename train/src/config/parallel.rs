@@ -31,6 +31,8 @@ pub struct ParallelTable {
     pub etp: Degree,
     /// How `ep` and `etp` send tokens to experts.
     pub dispatch: DispatchChoice,
+    /// How many tokens `all_to_all` keeps room for.
+    pub capacity: CapacityChoice,
     /// The order of ranks, fastest first, such as `tp-dp`; empty for the default.
     pub order: String,
     /// How the parameters of `dp_shard` are divided.
@@ -84,6 +86,16 @@ pub enum DispatchChoice {
     AllToAll,
 }
 
+/// `parallel.capacity`: how many tokens `all_to_all` keeps room for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CapacityChoice {
+    /// As the last steps needed. A step that needs more is repeated with more.
+    Auto,
+    /// For all tokens to choose the experts of one rank.
+    Worst,
+}
+
 impl HomeChoice {
     /// Its name in a configuration.
     pub fn name(self) -> &'static str {
@@ -108,6 +120,7 @@ impl Default for ParallelTable {
             ep: one,
             etp: one,
             dispatch: DispatchChoice::Auto,
+            capacity: CapacityChoice::Auto,
             order: String::new(),
             home: HomeChoice::Fsdp,
             reshard_after_forward: true,

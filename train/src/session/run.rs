@@ -97,6 +97,8 @@ pub(super) struct Run<'a, M: Model> {
     pub(super) saver: Saver,
     /// The step that was saved last.
     pub(super) saved_step: Option<u64>,
+    /// How often the step that comes next was repeated.
+    repeats: u64,
     /// How long the last save held up training, until a record has it.
     pub(super) save_stall: Option<Duration>,
 }
@@ -187,6 +189,7 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
             last_read: None,
             saved_step: None,
             save_stall: None,
+            repeats: 0,
         })
     }
 
@@ -214,14 +217,20 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
             let signals = self.signals()?;
             let enqueued = self.step(step)?;
             // Metrics are read one step late, so that a GPU always has work enqueued.
-            if let Some(previous) = pending.replace(enqueued) {
-                self.finish_step(previous, started)?;
+            if let Some(previous) = pending.replace(enqueued)
+                && !self.finish_step(previous, started)?
+            {
+                (pending, step) = (None, step - 2);
+                continue;
             }
 
             let stopping = self.stopping(signals)?;
             if stopping || step == self.last || self.is_pause(step) {
-                if let Some(last) = pending.take() {
-                    self.finish_step(last, started)?;
+                if let Some(last) = pending.take()
+                    && !self.finish_step(last, started)?
+                {
+                    step -= 1;
+                    continue;
                 }
                 self.pause(step, stopping)?;
             }
@@ -268,13 +277,22 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
             || due(self.config.log.val_every)
     }
 
-    /// Waits for a step, records and shows its metrics, and fails if they are not finite.
-    fn finish_step(&mut self, enqueued: Enqueued, training_started: Instant) -> Result<()> {
+    /// Waits for a step, records and shows its metrics, and fails if they are not finite. Returns whether
+    /// the step is done; otherwise it and those after it, which changed nothing, must be repeated.
+    fn finish_step(&mut self, enqueued: Enqueued, training_started: Instant) -> Result<bool> {
         let Enqueued { pending, communication } = enqueued;
         let (started, enqueued) = (pending.started, pending.enqueued);
         let mut record = pending.wait(&self.trainer.model)?;
         let duration = self.step_duration(started, enqueued);
         let step = record.step;
+        if record.overflowed {
+            self.trainer.clear_overflow()?;
+            self.repeats += 1;
+            return Ok(false);
+        }
+        if self.repeats > 0 {
+            record.extra.insert("repeats".to_owned(), std::mem::take(&mut self.repeats).into());
+        }
         let is_skipped = self.config.optimizer.skip_nonfinite && !record.grad_norm.is_finite();
         if is_skipped {
             record.extra.insert("skipped".to_owned(), 1.into());
@@ -322,8 +340,8 @@ impl<'a, M: Model<Batch = TokenBatch> + Generate> Run<'a, M> {
         };
         self.reporter.step(&record, &progress);
         match self.validates(step) {
-            true => self.or_save(step, validated),
-            false => Ok(()),
+            true => self.or_save(step, validated).map(|()| true),
+            false => Ok(true),
         }
     }
 

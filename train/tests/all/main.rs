@@ -20,6 +20,7 @@ mod ranks;
 mod resume;
 mod sampling;
 mod sleep;
+mod slots;
 #[path = "../../../models/tests/all/small.rs"]
 mod small;
 mod small_moe;

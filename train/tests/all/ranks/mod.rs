@@ -15,6 +15,7 @@ use meshgrad_comm::conformance::Fault;
 use meshgrad_comm::{Local, Rank, Redistributor};
 use meshgrad_data_parallel::{DataParallel, Strategy};
 use meshgrad_mesh::Mesh;
+use meshgrad_models::{Model, ModelParallelism};
 use meshgrad_train::checkpoint::{self, ReadOptions, SavedRun};
 use meshgrad_train::config::Config;
 use meshgrad_train::optimizer::Optimizer;
@@ -144,7 +145,7 @@ fn copy(from: &Path, to: &Path) {
 /// A checkpoint that ranks load and save again has the bytes of the one that one rank saved.
 #[test]
 fn ranks_save_the_files_of_one_rank() {
-    for place in [Place::moe(), Place::dense()] {
+    for (has_experts, place) in [(true, Place::moe()), (false, Place::dense())] {
         let summary = place.train_alone("alone", &["optimizer.ema_decay=0.9", "train.steps=3"]);
         let expected = files(&summary.checkpoint);
         let homes: [Named; 4] = [
@@ -153,13 +154,19 @@ fn ranks_save_the_files_of_one_rank() {
             ("fsdp", || Strategy::fsdp(["dp"])),
             ("whole", || Strategy::fsdp(["dp"]).whole_matrices()),
         ];
-        for (ranks, (name, home)) in homes.iter().flat_map(|home| [(2, home), (3, home)]) {
+        let of_experts = [("2 experts", 4, 2), ("1 expert", 4, 4)];
+        let of_experts = of_experts.iter().filter(|_| has_experts);
+        let cases =
+            homes.iter().flat_map(|(name, home)| [(*name, 2, 1, home), (*name, 3, 1, home)]);
+        let of_experts = of_experts.map(|(name, ranks, ep)| (*name, *ranks, *ep, &homes[2].1));
+        for (name, ranks, ep, home) in cases.chain(of_experts) {
             let run = place.path(&format!("{name}-{ranks}"));
             fs::create_dir(&run).unwrap();
             let mesh = Mesh::new(&[ranks], &["dp"]).unwrap();
             let saved = Local::new(ranks).threads(1).launch(|rank| {
-                Redistributor::new(rank)
-                    .run_on(&mesh, || save_again(&summary.checkpoint, &run, home(), &mesh, rank))
+                Redistributor::new(rank).run_on(&mesh, || {
+                    save_again(&summary.checkpoint, &run, home(), (&mesh, ep), rank)
+                })
             });
             saved.unwrap();
             let found = files(&run.join("step-000003"));
@@ -185,14 +192,21 @@ fn save_again(
     from: &Path,
     run: &Path,
     home: Strategy,
-    mesh: &Mesh,
+    (mesh, ep): (&Mesh, usize),
     rank: &meshgrad_comm::LocalRank,
 ) -> meshgrad_train::Result<()> {
     let saved = Committed::open(from)?;
     let config = Config::read::<Tables>(Some(&from.join("trainer/config.toml")), &[])?;
     let tokenizer = Tokenizer::from_file(&from.join("tokenizer.json"))?;
     let model = qwen3::model(&config, tokenizer.vocab_size(), Some(&saved))?;
-    DataParallel::new(rank, mesh, home.clone()).unit("model.layers.*", home).apply(&model)?;
+    let mut homes = DataParallel::new(rank, mesh, home.clone()).unit("model.layers.*", home);
+    if ep > 1 {
+        let experts = Mesh::new(&[mesh.len() / ep, ep], &["rows", "ep"])?;
+        let parallelism = ModelParallelism::new(mesh).experts(&experts, ["ep"], [""; 0])?;
+        model.plan(&parallelism)?.apply(&model, rank.rank())?;
+        homes = homes.mesh(&experts, ["rows"], [""; 0]);
+    }
+    homes.apply(&model)?;
     let (device, options) = (rank.device(), ReadOptions::default());
     checkpoint::load_params(&saved, &model, device, options)?;
     meshgrad_autograd::Module::materialize_missing(&model, device, 0)?;
