@@ -403,7 +403,7 @@ impl Model for Qwen3 {
         let rate = self.balancing.bias_update_rate;
         if rate > 0.0 {
             for (moe, counts) in self.sparse_blocks().zip(expert_counts) {
-                if let Some(bias) = &moe.router_bias {
+                if let Some(bias) = &moe.router.bias {
                     update_router_bias(&bias.value()?, counts, rate, scale)?;
                 }
             }
